@@ -1,0 +1,217 @@
+// A DeepSpeed-style JSON file as a typed, validated configuration.
+//
+// parse_config reads everything that is valid, also what this release cannot run, so that a report can explain a
+// whole file. check_supported is the second gate, used where something is about to be created from a configuration.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/status.h"
+
+namespace sotto {
+
+enum class OptimizerKind : int32_t {
+  kNone = 0,  // the file has no "optimizer"
+  kSgd = 1,
+  kAdam = 2,
+  kAdamW = 3,
+  kLamb = 4,
+  kOneBitAdam = 5,
+  kZeroOneAdam = 6,
+  kOneBitLamb = 7,
+};
+// The name as DeepSpeed writes it ("OneBitLamb"); "none" for kNone.
+std::string_view optimizer_kind_name(OptimizerKind kind);
+// OneBitAdam, ZeroOneAdam, OneBitLamb: the types whose later steps send compressed data.
+bool optimizer_is_one_bit(OptimizerKind kind);
+
+// Hyper-parameters in force, defaults filled in. A field that the type does not have keeps the value below and is
+// read by nobody.
+struct OptimizerParams {
+  double lr = 1e-3;  // >= 0; a scheduler overrides it
+  double beta1 = 0.9;
+  double beta2 = 0.999;       // betas in [0, 1)
+  double eps = 1e-8;          // >= 0
+  double weight_decay = 0.0;  // >= 0
+  bool bias_correction = true;   // always false for the 1-bit types, whatever the file says
+  bool eps_inside_sqrt = false;  // acted on by Lamb alone
+  bool adam_w_mode = true;       // Adam, AdamW: decay in the update (true) or added to the gradient (false)
+
+  // Lamb, OneBitLamb: bounds of the trust ratio, min_coeff <= max_coeff.
+  double max_coeff = 10.0;
+  double min_coeff = 0.01;
+
+  // OneBitAdam, OneBitLamb: the state step whose update is the last one in full precision, >= 1.
+  uint64_t freeze_step = 100000;
+
+  // OneBitLamb.
+  double coeff_beta = 0.9;  // [0, 1)
+  double factor_max = 4.0;  // factor_min <= factor_max
+  double factor_min = 0.5;
+  double factor_threshold = 0.1;  // (0, 1)
+
+  // ZeroOneAdam; all >= 1.
+  uint64_t var_freeze_step = 100000;
+  uint64_t var_update_scaler = 16;
+  uint64_t local_step_scaler = 32678;
+  uint64_t local_step_clipper = 16;
+
+  // SGD.
+  double momentum = 0.0;
+  double dampening = 0.0;
+  bool nesterov = false;
+};
+
+struct OptimizerConfig {
+  OptimizerKind kind = OptimizerKind::kNone;
+  OptimizerParams params;
+  std::string comm_backend_name = "nccl";  // 1-bit types: nccl | mpi | compressed
+  bool cuda_aware = false;
+};
+
+enum class SchedulerKind : int32_t {
+  kNone = 0,
+  kWarmupLR = 1,
+  kWarmupDecayLR = 2,
+  kWarmupCosineLR = 3,
+  kOneCycle = 4,
+  kLRRangeTest = 5,
+};
+std::string_view scheduler_kind_name(SchedulerKind kind);
+
+enum class WarmupType : int32_t { kLog = 1, kLinear = 2 };
+
+struct SchedulerConfig {
+  SchedulerKind kind = SchedulerKind::kNone;
+
+  // WarmupLR, WarmupDecayLR: one value for all groups, or one per group.
+  std::vector<double> warmup_min_lr = {0.0};
+  std::vector<double> warmup_max_lr = {1e-3};
+  // WarmupLR, WarmupDecayLR, WarmupCosineLR.
+  uint64_t warmup_num_steps = 1000;  // >= 2 after parsing
+  WarmupType warmup_type = WarmupType::kLog;
+  uint64_t total_num_steps = 0;  // WarmupDecayLR, WarmupCosineLR: required there
+
+  // WarmupCosineLR.
+  double warmup_min_ratio = 0.0;
+  double cos_min_ratio = 1e-4;
+
+  // OneCycle.
+  double cycle_min_lr = 0.0;
+  double cycle_max_lr = 0.0;
+  double decay_lr_rate = 0.0;
+  uint64_t cycle_first_step_size = 2000;
+  uint64_t cycle_second_step_size = 2000;  // = first unless given
+  uint64_t decay_step_size = 0;
+  bool cycle_momentum = true;
+  double cycle_min_mom = 0.8;
+  double cycle_max_mom = 0.9;
+  double decay_mom_rate = 0.0;
+
+  // LRRangeTest.
+  std::vector<double> lr_range_test_min_lr = {1e-3};
+  uint64_t lr_range_test_step_size = 2000;
+  double lr_range_test_step_rate = 1.0;
+  bool lr_range_test_staircase = false;
+};
+
+struct Fp16Config {
+  bool enabled = false;
+  double loss_scale = 0.0;  // 0: dynamic
+  uint64_t initial_scale_power = 16;
+  uint64_t loss_scale_window = 1000;
+  uint64_t hysteresis = 2;
+  bool consecutive_hysteresis = false;
+  double min_loss_scale = 1.0;
+  bool auto_cast = false;
+};
+
+// Hyper-parameters that one group sets for itself ("sotto": {"param_groups": [...]}); the rest is optimizer.params.
+struct GroupOverride {
+  std::optional<double> lr, beta1, beta2, eps, weight_decay, max_coeff, min_coeff;
+};
+
+enum class Mode : int32_t { kStrict = 1, kCompat = 2 };
+enum class ScaleKind : int32_t { kL2 = 1, kL1 = 2 };
+enum class Granularity : int32_t { kFlat = 1, kTensor = 2, kBucket = 3 };
+enum class ZeroVariancePolicy : int32_t { kMask = 1, kEps = 2, kError = 3 };
+
+// The product's own section.
+struct SottoConfig {
+  Mode mode = Mode::kStrict;
+  std::string transport = "auto";  // auto | inproc | tcp
+  ScaleKind scale = ScaleKind::kL2;
+  Granularity granularity = Granularity::kFlat;
+  uint64_t chunk_align = 512;  // elements, a positive multiple of 8
+  uint32_t step_offset = 1;    // 0 or 1; only the 1-bit types have one
+  ZeroVariancePolicy zero_variance_policy = ZeroVariancePolicy::kMask;
+  bool coeff_debias = false;
+  std::vector<GroupOverride> param_groups;
+};
+
+struct BatchNumbers {
+  uint64_t train = 0;  // samples per update over all ranks = micro * gas * dp_world
+  uint64_t micro = 0;  // samples per rank and backward pass
+  uint64_t gas = 0;    // backward passes per update
+};
+
+// What one key of the file does here; the rows of the report.
+struct KeyNote {
+  std::string path;         // "optimizer.params.lr"
+  std::string value;        // as JSON text
+  std::string disposition;  // acts | checked | host | ignored | unsupported | unknown
+  std::string reason;
+};
+
+struct Config {
+  std::optional<uint64_t> train_batch_size;
+  std::optional<uint64_t> train_micro_batch_size_per_gpu;
+  std::optional<uint64_t> gradient_accumulation_steps;
+
+  OptimizerConfig optimizer;
+  SchedulerConfig scheduler;
+  double gradient_clipping = 0.0;  // 0: off
+  Fp16Config fp16;
+  bool bf16_enabled = false;
+  std::optional<Dtype> grad_accum_dtype;         // data_types.grad_accum_dtype
+  std::optional<Dtype> communication_data_type;  // nothing: the gradients' own type
+  bool prescale_gradients = false;
+  double gradient_predivide_factor = 1.0;
+  bool sparse_gradients = false;
+  uint32_t zero_stage = 0;
+  SottoConfig sotto;
+
+  std::vector<std::string> warnings;  // each names its key; to be logged once
+  std::vector<KeyNote> keys;          // every key of the file, in the order of the text's sections
+
+  // Hyper-parameters of groups 0 .. n_groups-1. INVALID_ARGUMENT if the file overrides more groups than exist, or a
+  // group's values contradict each other.
+  Result<std::vector<OptimizerParams>> resolve_groups(uint64_t n_groups) const;
+
+  // Batch arithmetic for dp_world data-parallel ranks (>= 1). Nothing if the file has no batch key at all;
+  // INVALID_ARGUMENT if the keys contradict each other or dp_world.
+  Result<std::optional<BatchNumbers>> resolve_batch(uint64_t dp_world) const;
+
+  // Updates in full precision before the first compressed one; UINT64_MAX for types without compression.
+  uint64_t full_precision_updates() const;
+};
+
+// INVALID_ARGUMENT names line and column or the key, what was found, what is allowed and, where there is one, a remedy.
+Result<Config> parse_config(std::string_view text);
+
+// OK if this release can run the configuration. Else UNSUPPORTED with every key that stands in the way, its value and
+// what is supported; INVALID_ARGUMENT if there is no optimizer.
+Status check_supported(const Config& config);
+
+// The same as a list, one text per obstacle; empty if there is none.
+std::vector<std::string> unsupported_reasons(const Config& config);
+
+// What a file will do, as JSON. world_size and n_params 0: unknown, and what depends on them is null.
+Result<std::string> config_report(std::string_view text, uint64_t world_size, uint64_t n_params);
+
+}  // namespace sotto
