@@ -1,0 +1,38 @@
+#include "core/iface/kernels.h"
+
+namespace sotto {
+
+const char* kernel_name(KernelId id) {
+  switch (id) {
+    case KernelId::kFill: return "fill";
+    case KernelId::kPack: return "pack";
+    case KernelId::kUnpack: return "unpack";
+    case KernelId::kReduce: return "reduce";
+    case KernelId::kOnebitEncode: return "onebit_encode";
+    case KernelId::kOnebitEncodeUndo: return "onebit_encode_undo";
+    case KernelId::kOnebitLambFront: return "onebit_lamb_front";
+    case KernelId::kOnebitLambFrontUndo: return "onebit_lamb_front_undo";
+    case KernelId::kNormFinish: return "norm_finish";
+    case KernelId::kOnebitServer: return "onebit_server";
+    case KernelId::kOnebitDecode: return "onebit_decode";
+    case KernelId::kGate: return "gate";
+    case KernelId::kSumSquares: return "sum_squares";
+    case KernelId::kNormMessage: return "norm_message";
+    case KernelId::kClipCoefficient: return "clip_coefficient";
+    case KernelId::kAdam: return "adam";
+    case KernelId::kLambMoments: return "lamb_moments";
+    case KernelId::kLambScalars: return "lamb_scalars";
+    case KernelId::kLambUpdate: return "lamb_update";
+    case KernelId::kOnebitLambPrepare: return "onebit_lamb_prepare";
+    case KernelId::kCountValid: return "count_valid";
+    case KernelId::kOnebitLambScaling: return "onebit_lamb_scaling";
+    case KernelId::kOnebitLambFactor: return "onebit_lamb_factor";
+    case KernelId::kOnebitLambScalars: return "onebit_lamb_scalars";
+    case KernelId::kOnebitLambUpdate: return "onebit_lamb_update";
+    case KernelId::kMomentumFromBits: return "momentum_from_bits";
+    case KernelId::kCount: break;
+  }
+  return "unknown";
+}
+
+}  // namespace sotto
