@@ -1,0 +1,56 @@
+#include "core/iface/transport.h"
+
+#include "core/base/dtype.h"
+#include "core/iface/kernels.h"
+
+namespace sotto {
+namespace {
+
+const char* kind_name(OpKind kind) {
+  switch (kind) {
+    case OpKind::kBarrier: return "barrier";
+    case OpKind::kBroadcast: return "broadcast";
+    case OpKind::kAllGather: return "all_gather";
+    case OpKind::kReduceScatter: return "reduce_scatter";
+    case OpKind::kAllReduce: return "all_reduce";
+    case OpKind::kSendRecv: return "send/recv";
+    case OpKind::kGroup: return "group";
+    case OpKind::kOptimStep: return "optimizer step";
+    case OpKind::kSetup: return "set-up exchange";
+  }
+  return "unknown operation";
+}
+
+const char* reduce_name(uint16_t reduce) {
+  switch (static_cast<ReduceOp>(reduce)) {
+    case ReduceOp::kSum: return "sum, ";
+    case ReduceOp::kMean: return "mean, ";
+    case ReduceOp::kMin: return "min, ";
+    case ReduceOp::kMax: return "max, ";
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string describe(const OpSignature& s) {
+  if (s.kind == OpKind::kBarrier) return fmt::format("barrier(tag {})", s.tag);
+  const std::string_view dtype = s.dtype == 0 ? "mixed" : dtype_name(static_cast<Dtype>(s.dtype));
+  const std::string root = s.root >= 0 ? fmt::format("root {}, ", s.root) : "";
+  return fmt::format("{}({}{}{}, {} elements, tag {}, layout {:08x})", kind_name(s.kind), reduce_name(s.reduce), root,
+                     dtype, s.count, s.tag, s.detail);
+}
+
+TransferCounters& TransferCounters::operator+=(const TransferCounters& o) {
+  payload_bytes_sent += o.payload_bytes_sent;
+  payload_bytes_received += o.payload_bytes_received;
+  header_bytes_sent += o.header_bytes_sent;
+  header_bytes_received += o.header_bytes_received;
+  service_bytes_sent += o.service_bytes_sent;
+  service_bytes_received += o.service_bytes_received;
+  messages_sent += o.messages_sent;
+  messages_received += o.messages_received;
+  return *this;
+}
+
+}  // namespace sotto
