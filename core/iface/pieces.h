@@ -1,0 +1,36 @@
+// Cutting piece tables: over calls (lowering) and over threads (devices), without changing a bit of
+// the result.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "core/iface/kernels.h"
+
+namespace sotto {
+
+// The part of one piece that starts `first` elements after its start and has `count` elements:
+// flat, offset, target, block and lane advance with it. first + count <= piece.count.
+Piece sub_piece(const Piece& piece, uint64_t first, uint64_t count);
+
+// Elements of all pieces, padding included.
+uint64_t piece_elements(std::span<const Piece> pieces);
+
+// Whether a call of this kernel may be cut by cut_pieces. Not kCountValid, whose Piece::block is an
+// index of counters, and not the kernels that have no pieces.
+bool kernel_cuts(KernelId id);
+
+// Cuts a table into tables of at most `max_elements` elements (at least kNormBlock; a multiple of
+// it gives even cuts). A cut lies where a norm block starts: inside a piece only where (lane + j) %
+// kNormBlock == 0, between pieces only where the next one starts in another block. Order is kept,
+// pieces without elements are dropped.
+std::vector<std::vector<Piece>> cut_pieces(std::span<const Piece> pieces, uint64_t max_elements);
+
+// The same for a fixed number of equal shares: appends share `index` of `shares` to `out`. The
+// shares of 0 .. shares - 1 are disjoint, in order, and make up the table. Shares may be empty.
+// Allocates only where `out` has no capacity left.
+void share_of_pieces(std::span<const Piece> pieces, uint32_t index, uint32_t shares,
+                     std::vector<Piece>* out);
+
+}  // namespace sotto
