@@ -1,0 +1,148 @@
+#!/usr/bin/env bash
+# Installs what Sotto needs to be built, run and tested. The one place that lists packages.
+set -euo pipefail
+# shellcheck source=integration/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+usage() {
+  cat <<'END'
+usage: integration/setup.sh [run|test] [--dry-run] [-h|--help]
+
+Installs missing Debian packages (needs root); a second run installs nothing.
+  run        what the library, its tools and the quickstart need
+  test       that, and what the tests need (default)
+  --dry-run  only says what would be installed
+Without root or apt it prints what to install by hand, and fails only if something is really missing.
+Nothing from PyPI is needed.
+END
+}
+
+# package | how to see, without a package database, that the thing is there
+RUN_PACKAGES='
+g++                | command g++
+gcc                | command gcc
+cmake              | cmake
+ninja-build        | ninja
+ccache             | command ccache
+pkg-config         | command pkg-config
+libhwy-dev         | header hwy/highway.h
+libboost-dev       | header boost/asio/version.hpp
+nlohmann-json3-dev | header nlohmann/json.hpp
+libcli11-dev       | header CLI/CLI.hpp
+libxxhash-dev      | header xxhash.h
+libfmt-dev         | header fmt/format.h
+libopenblas-dev    | header cblas.h
+python3            | command python3
+python3-matplotlib | python matplotlib
+python3-numpy      | python numpy
+iproute2           | command tc
+git                | command git
+'
+TEST_PACKAGES='
+libgtest-dev       | header gtest/gtest.h
+libgmock-dev       | header gmock/gmock.h
+clang-14           | command clang-14
+libclang-rt-14-dev | fuzzer
+clang-format-14    | command clang-format-14
+abigail-tools      | command abidiff
+'
+
+# Sbin directories are where ip and tc live, and are not on every user's PATH.
+PATH=$PATH:/usr/sbin:/sbin
+
+# probe KIND [NAME]: is it there, whoever installed it?
+probe() {
+  case $1 in
+    command) command -v "$2" >/dev/null 2>&1 ;;
+    header) printf '#include <%s>\n' "$2" | g++ -std=c++20 -M -x c++ - >/dev/null 2>&1 ;;
+    python) /usr/bin/python3 -c "import $2" >/dev/null 2>&1 || python3 -c "import $2" >/dev/null 2>&1 ;;
+    cmake) find_cmake >/dev/null ;;
+    ninja) find_ninja >/dev/null ;;
+    fuzzer) printf 'extern "C" int LLVMFuzzerTestOneInput(const unsigned char*, unsigned long) { return 0; }\n' |
+      clang++-14 -fsanitize=fuzzer -x c++ - -o /dev/null >/dev/null 2>&1 ;;
+  esac
+}
+
+installed_by_dpkg() {
+  [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# missing_packages LIST CHECK: CHECK is dpkg (what apt would install) or probe (what is really not there).
+missing_packages() {
+  local package how
+  while IFS='|' read -r package how; do
+    package=${package// /}
+    [ -n "$package" ] || continue
+    if command -v dpkg-query >/dev/null 2>&1 && installed_by_dpkg "$package"; then continue; fi
+    # shellcheck disable=SC2086  # KIND and NAME are two words
+    if [ "$2" = probe ] && probe $how; then continue; fi
+    printf '%s\n' "$package"
+  done <<<"$1"
+}
+
+can_install() { [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; }
+
+why_not_install() {
+  if ! command -v apt-get >/dev/null 2>&1; then echo "there is no apt here"; else echo "this is not root"; fi
+}
+
+# An index that knows every package spares the slow apt-get update.
+index_knows() {
+  local package
+  for package in "$@"; do
+    apt-cache show --no-all-versions "$package" >/dev/null 2>&1 || return 1
+  done
+}
+
+apt_install() {
+  local -a options=(-y -q -o DPkg::Lock::Timeout=300 --no-install-recommends)
+  export DEBIAN_FRONTEND=noninteractive
+  if index_knows "$@" && apt-get install "${options[@]}" "$@"; then return 0; fi
+  say "setup: refreshing the package index"
+  apt-get update -q
+  apt-get install "${options[@]}" "$@"
+}
+
+# by_hand PACKAGE...: for those who cannot install from here.
+by_hand() {
+  say "setup: cannot install ($(why_not_install)). On Debian 12 or later, as root:"
+  say "    apt-get install $*"
+  say "Elsewhere install what these packages hold (compiler, cmake >= 3.25, ninja, headers, Python modules)."
+}
+
+parse() {
+  group=test dry_run=no
+  local argument
+  for argument in "$@"; do
+    case $argument in
+      run | test) group=$argument ;;
+      --dry-run) dry_run=yes ;;
+      -h | --help) usage && exit 0 ;;
+      *) usage_error "unknown argument '$argument'" ;;
+    esac
+  done
+}
+
+main() {
+  parse "$@"
+  local list=$RUN_PACKAGES
+  [ "$group" = test ] && list+=$TEST_PACKAGES
+  local -a missing
+  mapfile -t missing < <(missing_packages "$list" dpkg)
+  if [ ${#missing[@]} -gt 0 ] && ! can_install; then
+    mapfile -t missing < <(missing_packages "$list" probe)
+    [ ${#missing[@]} -eq 0 ] || { by_hand "${missing[@]}" && exit 1; }
+  fi
+  if [ ${#missing[@]} -eq 0 ]; then
+    say "setup: everything for '$group' is installed"
+    return
+  fi
+  say "setup: ${#missing[@]} Debian packages to install (one to three minutes): ${missing[*]}"
+  [ "$dry_run" = no ] || return 0
+  apt_install "${missing[@]}"
+  mapfile -t missing < <(missing_packages "$list" dpkg)
+  [ ${#missing[@]} -eq 0 ] || die "still missing after the installation: ${missing[*]}"
+  say "setup: done"
+}
+
+main "$@"

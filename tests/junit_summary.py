@@ -1,0 +1,80 @@
+"""Adds up the JUnit files of several ctest runs.
+
+Prints failed and skipped cases with their reasons, then one plain line "N passed, N failed, N skipped".
+Exit code: 0 if something ran and nothing failed, else 1.
+"""
+
+import re
+import sys
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+
+class Totals:
+    def __init__(self):
+        self.passed = 0
+        self.failed = []  # (run, case)
+        self.skipped = []  # (run, case, reason)
+
+
+def skip_reason(case):
+    """The text that the test gave (gtest's or unittest's), else what ctest says."""
+    output = case.findtext("system-out") or ""
+    gtest = re.search(r": Skipped\n(.*?)\n\s*(?:\n|\[  SKIPPED)", output, re.S)
+    if gtest and gtest.group(1).strip():
+        return " ".join(gtest.group(1).split())
+    plain = re.search(r"^(?:SKIP|SKIPPED|skipped)[:\s]+(.+)$", output, re.M)
+    if plain:
+        return plain.group(1).strip()
+    element = case.find("skipped")
+    message = element.get("message", "") if element is not None else ""
+    return message or case.get("status", "no reason given")
+
+
+def was_skipped(case):
+    """Skipped on purpose. ctest also writes "notrun" for a program that is missing: that is a failure."""
+    element = case.find("skipped")
+    asked = element is not None and element.get("message", "").startswith("SKIP_")
+    return asked or case.get("status") == "disabled"
+
+
+def add_file(totals, path):
+    run = path.stem
+    for case in ElementTree.parse(path).getroot().iter("testcase"):
+        name = case.get("name", "?")
+        if was_skipped(case):
+            totals.skipped.append((run, name, skip_reason(case)))
+        elif case.get("status") == "run" and case.find("failure") is None and case.find("error") is None:
+            totals.passed += 1
+        else:
+            totals.failed.append((run, name))
+
+
+def print_totals(totals):
+    if totals.skipped:
+        print("Skipped:")
+        for run, name, reason in totals.skipped:
+            print(f"  {run}: {name}: {reason}")
+    if totals.failed:
+        print("Failed:")
+        for run, name in totals.failed:
+            print(f"  {run}: {name}")
+    print(f"{totals.passed} passed, {len(totals.failed)} failed, {len(totals.skipped)} skipped")
+
+
+def main(arguments):
+    totals = Totals()
+    for argument in arguments:
+        try:
+            add_file(totals, Path(argument))
+        except (OSError, ElementTree.ParseError) as error:
+            print(f"{argument}: not a readable JUnit file: {error}")
+            totals.failed.append((Path(argument).stem, "(no result file)"))
+    print_totals(totals)
+    if not totals.passed and not totals.failed:
+        print("No test ran.", file=sys.stderr)
+    return 0 if totals.passed and not totals.failed else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,108 @@
+#!/usr/bin/env bash
+# Builds Sotto and runs its tests: optimised, then under the sanitizers.
+set -euo pipefail
+# shellcheck source=integration/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/../integration/common.sh"
+
+# What runs under which sanitizer. Labels are the folders of tests/. Cases labelled no_sanitizer measure time or
+# start programs that are not ours.
+ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz)$'
+TSAN_LABELS='^(unit|conformance|multirank|fault)$'
+
+usage() {
+  cat <<'END'
+usage: tests/run.sh [options]
+
+Installs what is missing, builds, runs all tests: optimised (preset dev), with AddressSanitizer and
+UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
+  --no-sanitizers  only the optimised build
+  --sanitizers     all three (default)
+  --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, lint,
+                   report, perf
+  --fresh          configure the build folders anew
+  -h, --help       this text
+The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.
+END
+}
+
+parse() {
+  sanitizers=yes label='' fresh=no
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --sanitizers) sanitizers=yes ;;
+      --no-sanitizers) sanitizers=no ;;
+      --label)
+        [ $# -ge 2 ] || usage_error "--label needs a regular expression"
+        label=$2 && shift ;;
+      --fresh) fresh=yes ;;
+      -h | --help) usage && exit 0 ;;
+      *) usage_error "unknown option '$1'" ;;
+    esac
+    shift
+  done
+}
+
+build() {
+  local preset=$1
+  local -a configure=(--preset "$preset" "-DCMAKE_MAKE_PROGRAM=$NINJA")
+  [ "$fresh" = no ] || configure+=(--fresh)
+  say "== $preset: configure and build ($(elapsed))"
+  "$CMAKE" "${configure[@]}" >"$results/$preset.configure.log" 2>&1 || {
+    cat "$results/$preset.configure.log"
+    die "configuring $preset failed"
+  }
+  "$CMAKE" --build "build/$preset" -j "$(cores)" || die "building $preset failed"
+}
+
+# ctest_part NAME PRESET CTEST_OPTIONS...: failures are counted from the result file, not from the exit code.
+ctest_part() {
+  local name=$1 preset=$2
+  shift 2
+  [ -z "$label" ] || set -- "$@" -L "$label"
+  "$CTEST" --test-dir "build/$preset" --output-on-failure --no-tests=ignore \
+    --output-junit "$results/$name.xml" "$@" || true
+  junit+=("$results/$name.xml")
+}
+
+# run_tests PRESET [LABELS]: most cases side by side; those labelled serial (timing, many processes) one at a time.
+run_tests() {
+  local preset=$1 not='^$'
+  local -a only=()
+  [ $# -lt 2 ] || only=(-L "$2") not='^no_sanitizer$'
+  say "== $preset: tests ($(elapsed))"
+  # One expression: ctest excludes a case only if every -LE matches.
+  ctest_part "$preset" "$preset" -j "$(cores)" -LE "^serial$|$not" "${only[@]}"
+  ctest_part "$preset-serial" "$preset" -j 1 -L '^serial$' -LE "$not" "${only[@]}"
+}
+
+announce() {
+  say "Sotto's tests. This installs missing Debian packages, builds into build/, and runs everything that matches."
+  if [ "$sanitizers" = yes ]; then
+    say "Three builds (dev, asan, tsan): up to 40 minutes on 2 cores the first time, less with a warm compiler cache."
+  else
+    say "One build (dev): about 10 minutes on 2 cores the first time."
+  fi
+}
+
+main() {
+  parse "$@"
+  cd "$SOTTO_ROOT"
+  announce
+  integration/setup.sh test
+  need_tools
+  results=$SOTTO_ROOT/build/test-results
+  junit=()
+  rm -rf "$results" && mkdir -p "$results"
+  # OpenBLAS starts a thread per core in every process; ranks share the cores already.
+  export OPENBLAS_NUM_THREADS=1 ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1} \
+    UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1}
+  build dev && run_tests dev
+  if [ "$sanitizers" = yes ]; then
+    build asan && run_tests asan "$ASAN_LABELS"
+    build tsan && run_tests tsan "$TSAN_LABELS"
+  fi
+  say "== summary ($(elapsed))"
+  "$PYTHON" tests/junit_summary.py "${junit[@]}"
+}
+
+main "$@"
