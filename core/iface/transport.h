@@ -65,6 +65,9 @@ struct OpSignature {
 };
 static_assert(sizeof(OpSignature) == 40);
 std::string describe(const OpSignature& signature);  // "all_reduce(sum, fp32, 1000 elements, tag 0)"
+// The text of a PROTOCOL error: two ranks gave one key to different operations.
+std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a, int32_t rank_b,
+                              const OpSignature& b);
 
 struct OpPosting {
   OpKey key;
