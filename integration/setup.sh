@@ -45,6 +45,7 @@ clang-14           | command clang-14
 libclang-rt-14-dev | fuzzer
 clang-format-14    | command clang-format-14
 abigail-tools      | command abidiff
+universal-ctags    | command ctags
 '
 
 # Sbin directories are where ip and tc live, and are not on every user's PATH.

@@ -1,0 +1,149 @@
+"""Holds the direction of includes between the rooms of the tree.
+
+Inside core: base <- iface <- wire, codec, cpu <- plan <- engine <- group <- optim <- state; config sees base alone.
+transports see core/base, core/iface, core/wire. capi sees core. capi/src/backends.cc alone also sees transports.
+integration and bindings see the public headers alone. The public headers see the C library alone.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from sources import C_SUFFIXES, project_files, report
+
+INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
+TOP_FOLDERS = ("core", "capi", "transports", "cuda", "bindings", "integration", "tests")
+
+_TIERS = [("base",), ("iface",), ("wire", "codec", "cpu"), ("plan",), ("engine",), ("group",), ("optim",), ("state",)]
+
+
+def _core_rules():
+    """For each room of core the rooms that it may include, itself among them."""
+    rules = {"config": {"config", "base"}}
+    below = set()
+    for tier in _TIERS:
+        for room in tier:
+            rules[room] = below | {room}
+        below |= set(tier)
+    for room in ("optim", "state"):
+        rules[room] |= {"config"}
+    return {f"core/{room}": {f"core/{name}" for name in names} for room, names in rules.items()}
+
+
+CORE_RULES = _core_rules()
+FOR_TRANSPORTS = {"core/base", "core/iface", "core/wire"}
+PUBLIC_HEADERS = "capi/include"
+PUBLIC_MAY_INCLUDE = {"stddef.h", "stdint.h"}
+
+
+def room_of(path):
+    """core/plan for core/plan/x.h; capi, integration and the like for everything below them."""
+    parts = Path(path).parts
+    if len(parts) > 2 and parts[0] in ("core", "transports"):
+        return "/".join(parts[:2])
+    if parts[:2] == ("capi", "include") or parts[0] == "sotto":
+        return PUBLIC_HEADERS
+    return parts[0]
+
+
+def allowed_rooms(path):
+    """Rooms that the file at `path` may include; None means all."""
+    room = room_of(path)
+    if room in CORE_RULES:
+        return CORE_RULES[room]
+    if room.startswith("core/"):
+        return set()
+    if room.startswith("transports/"):
+        return FOR_TRANSPORTS | {room}
+    if room == "cuda":
+        return FOR_TRANSPORTS | {room}
+    if room == "capi":
+        allowed = set(CORE_RULES) | {"capi", PUBLIC_HEADERS}
+        return None if path.as_posix() == "capi/src/backends.cc" else allowed
+    if room in ("integration", "bindings"):
+        return {room, PUBLIC_HEADERS}
+    return None
+
+
+def includes_of(text):
+    """(line number, quote, included path) of every include."""
+    return [(text.count("\n", 0, m.start(2)) + 1, m.group(1), m.group(2)) for m in INCLUDE.finditer(text)]
+
+
+def resolve(root, path, quote, name):
+    """The included file's path below root, or None for a file that is not the project's."""
+    if name.split("/")[0] in TOP_FOLDERS or name.startswith("sotto/"):
+        return Path(name)
+    beside = path.parent / name
+    if quote == '"' and (root / beside).is_file():
+        return Path(*_normal(beside.parts))
+    return None
+
+
+def _normal(parts):
+    out = []
+    for part in parts:
+        if part == ".." and out:
+            out.pop()
+        else:
+            out.append(part)
+    return out
+
+
+def _check_public_header(path, number, name):
+    if name in PUBLIC_MAY_INCLUDE or name.startswith("sotto/"):
+        return []
+    return [f"{path}:{number}: public header includes '{name}'; only stddef.h, stdint.h and sotto/*.h are allowed"]
+
+
+def check_file(root, path, text):
+    problems = []
+    allowed = allowed_rooms(path)
+    room = room_of(path)
+    if room.startswith("core/") and room not in CORE_RULES:
+        return [f"{path}:1: room {room} has no rule in tests/lint/check_includes.py: give it its place in the order"]
+    for number, quote, name in includes_of(text):
+        if room == PUBLIC_HEADERS:
+            problems += _check_public_header(path, number, name)
+            continue
+        target = resolve(root, path, quote, name)
+        if target is None:
+            if quote == '"':
+                problems.append(f"{path}:{number}: \"{name}\" is not a file of the project: write <{name}>, or the "
+                                "path from the repository root")
+            continue
+        if allowed is not None and room_of(target) not in allowed:
+            problems.append(f"{path}:{number}: {room} must not include {room_of(target)} ({name}); allowed: "
+                            f"{', '.join(sorted(allowed))}")
+    return problems
+
+
+def check_asio_wrapper(texts):
+    """Asio needs a definition before its first include: one wrapper header has it, everybody includes that."""
+    users = sorted(path.as_posix() for path, text in texts.items()
+                   if any(name.startswith("boost/asio") for _, _, name in includes_of(text)))
+    if len(users) <= 1:
+        return []
+    return [f"{user}:1: includes Boost.Asio directly; one wrapper header alone may (now: {', '.join(users)})"
+            for user in users]
+
+
+def check(root):
+    root = Path(root)
+    texts = {path: (root / path).read_text(encoding="utf-8", errors="replace")
+             for path in project_files(root, C_SUFFIXES)}
+    problems = []
+    for path, text in texts.items():
+        problems += check_file(root, path, text)
+    return problems + check_asio_wrapper(texts), len(texts)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", default=Path(__file__).resolve().parents[2])
+    return report(*check(parser.parse_args().root))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

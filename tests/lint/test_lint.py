@@ -1,0 +1,169 @@
+"""The lint checks find planted violations and accept what is right."""
+
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+sys.path.insert(0, str(HERE))
+
+import check_includes  # noqa: E402
+import check_length  # noqa: E402
+
+
+class Tree:
+    """A small project in a temporary folder."""
+
+    def __init__(self, files):
+        self._folder = tempfile.TemporaryDirectory()
+        self.root = Path(self._folder.name)
+        for name, text in files.items():
+            path = self.root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._folder.cleanup()
+
+
+def include_problems(name, line, others=()):
+    files = {name: f"{line}\n"}
+    files.update({other: "\n" for other in others})
+    with Tree(files) as tree:
+        return check_includes.check(tree.root)[0]
+
+
+class Includes(unittest.TestCase):
+    def assert_allowed(self, name, included):
+        self.assertEqual(include_problems(name, f'#include "{included}"'), [])
+
+    def assert_caught(self, name, included, word):
+        problems = include_problems(name, f'#include "{included}"')
+        self.assertEqual(len(problems), 1, problems)
+        self.assertTrue(problems[0].startswith(f"{name}:1:"), problems)
+        self.assertIn(word, problems[0])
+
+    def test_core_points_one_way(self):
+        order = ["base", "iface", "wire", "plan", "engine", "group", "optim", "state"]
+        for low, lower in enumerate(order):
+            for higher in order[low + 1:]:
+                self.assert_allowed(f"core/{higher}/a.cc", f"core/{lower}/b.h")
+                self.assert_caught(f"core/{lower}/a.cc", f"core/{higher}/b.h", f"core/{higher}")
+
+    def test_rooms_of_one_tier_do_not_see_each_other(self):
+        self.assert_caught("core/wire/a.cc", "core/codec/b.h", "core/codec")
+        self.assert_caught("core/cpu/a.h", "core/wire/b.h", "core/wire")
+
+    def test_config_sees_base_and_is_seen_by_optim_and_state(self):
+        self.assert_allowed("core/config/a.cc", "core/base/b.h")
+        self.assert_caught("core/config/a.cc", "core/iface/b.h", "core/iface")
+        self.assert_allowed("core/optim/a.cc", "core/config/b.h")
+        self.assert_allowed("core/state/a.cc", "core/config/b.h")
+        self.assert_caught("core/plan/a.cc", "core/config/b.h", "core/config")
+
+    def test_core_sees_nothing_outside(self):
+        for included in ("capi/src/guard.h", "transports/tcp/tcp.h", "sotto/sotto.h", "integration/cli/a.h"):
+            self.assert_caught("core/engine/a.cc", included, "must not include")
+
+    def test_a_new_room_of_core_needs_a_rule(self):
+        self.assertIn("no rule", include_problems("core/novel/a.cc", "#include <vector>")[0])
+
+    def test_transports(self):
+        for room in ("base", "iface", "wire"):
+            self.assert_allowed("transports/tcp/a.cc", f"core/{room}/b.h")
+        self.assert_allowed("transports/tcp/a.cc", "transports/tcp/b.h")
+        self.assert_caught("transports/tcp/a.cc", "core/engine/b.h", "core/engine")
+        self.assert_caught("transports/tcp/a.cc", "transports/inproc/b.h", "transports/inproc")
+
+    def test_backends_alone_sees_transports(self):
+        self.assert_allowed("capi/src/backends.cc", "transports/tcp/b.h")
+        self.assert_caught("capi/src/comm.cc", "transports/tcp/b.h", "transports/tcp")
+        self.assert_allowed("capi/src/comm.cc", "core/group/b.h")
+
+    def test_integration_sees_public_headers_alone(self):
+        self.assert_allowed("integration/c_trainer/a.c", "sotto/sotto.h")
+        self.assert_caught("integration/c_trainer/a.c", "core/base/b.h", "core/base")
+        self.assert_caught("integration/cli/a.cc", "capi/src/guard.h", "capi")
+        self.assertEqual(include_problems("integration/c_trainer/a.c", '#include "b.h"', ["integration/c_trainer/b.h"]), [])
+
+    def test_angle_brackets_and_spaces_do_not_hide_an_include(self):
+        self.assertEqual(len(include_problems("core/base/a.cc", "  #  include <core/engine/b.h>")), 1)
+
+    def test_a_relative_path_does_not_hide_an_include(self):
+        problems = include_problems("core/base/a.cc", '#include "../engine/b.h"', ["core/engine/b.h"])
+        self.assertEqual(len(problems), 1, problems)
+        self.assertIn("core/engine", problems[0])
+
+    def test_a_quoted_name_that_does_not_exist(self):
+        self.assertIn("not a file", include_problems("core/base/a.cc", '#include "nowhere.h"')[0])
+
+    def test_public_header(self):
+        self.assertEqual(include_problems("capi/include/sotto/sotto.h", "#include <stdint.h>"), [])
+        self.assertEqual(len(include_problems("capi/include/sotto/sotto.h", "#include <stdbool.h>")), 1)
+        self.assertEqual(len(include_problems("capi/include/sotto/sotto.h", '#include "core/base/b.h"')), 1)
+
+    def test_asio_comes_through_one_header(self):
+        line = "#include <boost/asio/ip/tcp.hpp>\n"
+        with Tree({"transports/tcp/asio.h": line}) as tree:
+            self.assertEqual(check_includes.check(tree.root)[0], [])
+        with Tree({"transports/tcp/asio.h": line, "transports/tcp/b.cc": line}) as tree:
+            self.assertEqual(len(check_includes.check(tree.root)[0]), 2)
+
+
+class Length(unittest.TestCase):
+    def problems(self, name, text):
+        with Tree({name: text}) as tree:
+            return check_length.check(tree.root)[0]
+
+    @staticmethod
+    def function(lines):
+        return "int f(int x) {\n" + "  x += 1;\n" * (lines - 3) + "  return x;\n}\n"
+
+    def test_files(self):
+        self.assertEqual(self.problems("core/base/a.py", "x = 1\n" * 600), [])
+        self.assertIn("601 lines", self.problems("core/base/a.py", "x = 1\n" * 601)[0])
+
+    def test_functions(self):
+        self.assertEqual(self.problems("core/plan/a.cc", self.function(100)), [])
+        self.assertIn("function f", self.problems("core/plan/a.cc", self.function(101))[0])
+
+    def test_kernels_may_be_longer(self):
+        self.assertEqual(self.problems("core/cpu/a.cc", self.function(150)), [])
+        self.assertEqual(len(self.problems("core/cpu/a.cc", self.function(151))), 1)
+
+
+class Programs(unittest.TestCase):
+    """The checks as ctest starts them: exit codes."""
+
+    def run_check(self, name, root):
+        return subprocess.run([sys.executable, str(HERE / name), "--root", str(root)], capture_output=True, text=True,
+                              check=False)
+
+    def test_format(self):
+        style = (ROOT / ".clang-format").read_text(encoding="utf-8")
+        with Tree({".clang-format": style, "core/base/a.cc": "int f() { return 1; }\n"}) as tree:
+            run = self.run_check("check_format.py", tree.root)
+            self.assertEqual(run.returncode, 0, run.stdout)
+        with Tree({".clang-format": style, "core/base/a.cc": "int f( ) {return 1;}\n"}) as tree:
+            run = self.run_check("check_format.py", tree.root)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("core/base/a.cc:1", run.stdout)
+
+    def test_a_violation_is_an_exit_code(self):
+        with Tree({"core/base/a.cc": '#include "core/plan/b.h"\n'}) as tree:
+            self.assertEqual(self.run_check("check_includes.py", tree.root).returncode, 1)
+
+    def test_an_empty_tree_is_no_success(self):
+        with Tree({}) as tree:
+            for name in ("check_includes.py", "check_format.py", "check_length.py"):
+                self.assertEqual(self.run_check(name, tree.root).returncode, 1, name)
+
+
+if __name__ == "__main__":
+    unittest.main()
