@@ -12,7 +12,10 @@
 //    norm blocks, over threads or into several calls, without changing a bit.
 //  - Norms: blocks of kNormBlock elements; inside a block, lane (position % 64) adds fl(x*x) (l1: |x|) in float32 in
 //    ascending position; lanes are folded by halves 32, 16, .. 1 (lane j += lane j + h); the block's sum is a float32.
-//    Blocks are then added in float64 in ascending order. Elements that take no part (masked, padding) add nothing.
+//    Blocks are then added in float64 in ascending order. Elements that take no part (masked, padding) add nothing; every
+//    block that a piece touches, a padding piece too, gets its sum (or maximum), so the arrays have room for all of them.
+//  - Where a kernel writes bits, norm blocks start at multiples of 8 bits (chunks do): calls and threads share no byte.
+//  - A NaN is a NaN: its sign and payload are not specified, except in results of kReduce.
 //  - A kernel with a predicate runs only if *predicate == expect when the device reaches it.
 //  - "list" operands are arrays of pointers, one per tensor, indexed by Piece::tensor. "flat" operands are contiguous
 //    and indexed by Piece::flat minus the base given in the arguments. An optional operand may be null.
@@ -103,8 +106,8 @@ enum class KernelId : uint16_t {
   // tensors[target] <- flat.  [0] r flat  [1] w list.  PackArgs
   kUnpack,
   // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16 bits: acc is float32 and is
-  // rounded once at the end. mean: acc / world at the end. min and max: NaN if any rank has one; of +0 and -0 the first
-  // met stays. Integers wrap around.
+  // rounded once at the end. mean: acc / world at the end (integers: towards 0). min and max: NaN if any rank has one; of +0
+  // and -0 the first met stays. A NaN result is the positive quiet NaN without payload. Integers wrap around.
   // [0] r own (list or flat)  [1] r rows: row s at s * row_stride elements, row `own_rank` unused  [2] w out (list at
   // `target`, or flat)  [3] rw flags, optional: uint32 |= kFlagNonfinite if a result is not finite.  ReduceArgs
   kReduce,
@@ -121,8 +124,8 @@ enum class KernelId : uint16_t {
   // Encoder of 1-bit LAMB: x = ((b1*m + (1-b1)*g') * s), g' = g * clip (clip null: g), s = float(scaling_coeff); then as
   // kOnebitEncode. m comes from floats ([1]) or from bits ([2], [3]): m = bit ? M : -M, M = R / s, R the float32 of this
   // instance in message `chunk` of [3]. Masked elements have m = 0.
-  // identity = 1 (one rank): nothing is encoded; [4] receives x / s (0 where masked; non-finite raises the flag and is
-  // stored as 0); [5] - [7] are null.
+  // identity = 1 (one rank): nothing is encoded; [4] receives x / s (0 where masked; a result that is not finite raises the
+  // flag and is stored as 0); [5] - [7] are null.
   // [0] r g (list)  [1] r m (flat), optional  [2] r old bits (flat, base 0), optional  [3] r old scale messages, optional
   // [4] rw c (flat)  [5] r S_old  [6] w bits  [7] w block sums  [8] r valid, optional  [9] rw flags
   // [10] r GroupScalars[]  [11] r TensorState[]  [12] r clip coefficient (float32), optional.  EncodeArgs
@@ -130,7 +133,7 @@ enum class KernelId : uint16_t {
   // As kOnebitEncodeUndo, x as in kOnebitLambFront, whose operands and arguments it has.
   kOnebitLambFrontUndo,
   // Scales from block sums: l2: float(sqrt(sum / n)), l1: float(sum / n); 0 if n = 0. A scale that is not finite raises
-  // the flag (and is sent as 0). Writes the scales and this rank's scale message with the flags.
+  // the flag and is 0 in both outputs. Writes the scales and this rank's scale message with the flags.
   // [0] r block sums  [1] r valid count per range (uint64)  [2] w scales (float32 per range)  [3] w message
   // [4] rw flags.  NormArgs
   kNormFinish,
@@ -158,7 +161,7 @@ enum class KernelId : uint16_t {
   // [0] r messages (16 bytes each)  [1] w coefficient (float32)  [2] w norm (double)  [3] w word.  ClipArgs
   kClipCoefficient,
 
-  // Adam and AdamW (specification section 3). g' = g * clip, 0 where masked; decoupled = 0: g' = g' + wd*p;
+  // Adam and AdamW (specification section 3). g' = g * clip, 0 where masked; decoupled = 0: g' = g' + wd*p (if wd != 0);
   //   m = b1*m + (1-b1)*g';  v = b2*v + ((1-b2)*g')*g';  u = (m/c1) / (sqrt(v/c2) + eps);  decoupled: u = u + wd*p
   //   (if wd != 0);  p = p - float(lr)*u.
   // [0] r g (list or flat)  [1] rw m (flat)  [2] rw v (flat)  [3] rw p (list)  [4] r GroupScalars[]
@@ -166,7 +169,7 @@ enum class KernelId : uint16_t {
   kAdam,
   // LAMB pass 1 (section 4; warm-up of section 7): m and v as in kAdam (no weight decay in g');
   //   den = eps_inside_sqrt ? sqrt(v + eps) : sqrt(v) + eps;  u = m / den, then u = u + wd*p if wd != 0;
-  //   block sums of p*p and u*u.
+  //   block sums of p*p and u*u (masked elements count in both: weight decay moves them).
   // [0] r g (list or flat)  [1] rw m  [2] rw v  [3] r p (list)  [4] w block sums of p  [5] w block sums of u
   // [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.  SourceArgs
   kLambMoments,
@@ -182,7 +185,8 @@ enum class KernelId : uint16_t {
   // block sums of m*m (per tensor; 0 for elements that are masked now).
   // [0] r m  [1] r v  [2] w vf  [3] w den  [4] rw valid, optional  [5] w block sums  [6] r GroupScalars[].  PrepareArgs
   kOnebitLambPrepare,
-  // counts[i] = valid elements of pieces with `block` == i (Piece::block is an index into counts here); valid null: all.
+  // counts[i] += valid elements of pieces with `block` == i (Piece::block is an index into counts here, so a call is never
+  // cut); valid null: all.
   // [0] r valid, optional  [1] rw counts (uint64, zero before).  no arguments
   kCountValid,
   // s_l = ||m_l|| / sqrt(count_l); united = mean of s_l over tensors with count and s_l not 0; scaling_coeff = united / s_l,
@@ -192,8 +196,8 @@ enum class KernelId : uint16_t {
   // Pass A of the compressed step (section 7.4), M as in kOnebitLambFront with the messages named:
   //   m = new momentum, o = old momentum (floats, or bits and messages; 0 where masked);
   //   gr = (m - b1*o) / (1-b1);  vf = b2*vf + ((1-b2)*gr)*gr;  u0 = m/den;  u = u0 + wd*p (wd != 0);
-  //   block sums of u0*u0 and u*u (only where wd != 0); block maximum of den / (sqrt(vf) + eps). Masked: vf as it is, no
-  //   part in the maximum (an all-masked block has maximum 0), u0 = 0.
+  //   block sums of u0*u0 and u*u (0 in groups with wd = 0); block maximum of den / (sqrt(vf) + eps). Masked: vf as it is,
+  //   no part in the maximum (an all-masked block has maximum 0), u0 = 0, u = wd*p.
   // [0] r new m (flat), optional  [1] r new bits, optional  [2] r new messages, optional  [3] r old m, optional
   // [4] r old bits, optional  [5] r old messages, optional  [6] rw vf  [7] r den  [8] r p (list)  [9] r valid, optional
   // [10] w block sums u0  [11] w block sums u  [12] w block maxima (float32)  [13] r GroupScalars[]
@@ -201,11 +205,11 @@ enum class KernelId : uint16_t {
   kOnebitLambFactor,
   // Per tensor: factor = max of block maxima; wd != 0: q = min(1, ||u0|| / ||u||) (1 if ||u|| = 0), factor = factor*q +
   // (1-q); then min factor_max, max factor_min, min last*(1+threshold), max last*(1-threshold); last_factor = factor;
-  // step_size = float(lr * (c_avg * factor)).  A tensor without valid elements keeps its factor at last_factor.
+  // step_size = float(lr * (c_avg * factor)).  A tensor without valid elements (maximum 0) keeps its factor at last_factor.
   // [0] r block sums u0  [1] r block sums u  [2] r block maxima  [3] r GroupScalars[]  [4] rw TensorState[]
   // [5] w TensorStep[].  TensorArgs
   kOnebitLambScalars,
-  // Pass B: p = p - step_size * u, u0 = m/den, u = u0 + wd*p (wd != 0); m = 0 where masked.
+  // Pass B: p = p - step_size * u, u0 = m/den, u = u0 + wd*p (wd != 0); u0 = 0 where masked.
   // [0] r m (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] r den  [4] rw p (list)
   // [5] r valid, optional  [6] r GroupScalars[]  [7] r TensorStep[]  [8] r TensorState[].  MomentumArgs
   kOnebitLambUpdate,

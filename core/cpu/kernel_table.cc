@@ -1,0 +1,44 @@
+#include "core/cpu/kernel_table.h"
+
+namespace sotto {
+namespace {
+
+KernelTable make_scalar_kernels() {
+  KernelTable t{};
+  kernel_entry(t, KernelId::kFill) = scalar::fill;
+  kernel_entry(t, KernelId::kPack) = scalar::pack;
+  kernel_entry(t, KernelId::kUnpack) = scalar::unpack;
+  kernel_entry(t, KernelId::kReduce) = scalar::reduce;
+  kernel_entry(t, KernelId::kOnebitEncode) = scalar::onebit_encode;
+  kernel_entry(t, KernelId::kOnebitEncodeUndo) = scalar::onebit_encode_undo;
+  kernel_entry(t, KernelId::kOnebitLambFront) = scalar::onebit_lamb_front;
+  kernel_entry(t, KernelId::kOnebitLambFrontUndo) = scalar::onebit_lamb_front_undo;
+  kernel_entry(t, KernelId::kNormFinish) = scalar::norm_finish;
+  kernel_entry(t, KernelId::kOnebitServer) = scalar::onebit_server;
+  kernel_entry(t, KernelId::kOnebitDecode) = scalar::onebit_decode;
+  kernel_entry(t, KernelId::kGate) = scalar::gate;
+  kernel_entry(t, KernelId::kSumSquares) = scalar::sum_squares;
+  kernel_entry(t, KernelId::kNormMessage) = scalar::norm_message;
+  kernel_entry(t, KernelId::kClipCoefficient) = scalar::clip_coefficient;
+  kernel_entry(t, KernelId::kAdam) = scalar::adam;
+  kernel_entry(t, KernelId::kLambMoments) = scalar::lamb_moments;
+  kernel_entry(t, KernelId::kLambScalars) = scalar::lamb_scalars;
+  kernel_entry(t, KernelId::kLambUpdate) = scalar::lamb_update;
+  kernel_entry(t, KernelId::kOnebitLambPrepare) = scalar::onebit_lamb_prepare;
+  kernel_entry(t, KernelId::kCountValid) = scalar::count_valid;
+  kernel_entry(t, KernelId::kOnebitLambScaling) = scalar::onebit_lamb_scaling;
+  kernel_entry(t, KernelId::kOnebitLambFactor) = scalar::onebit_lamb_factor;
+  kernel_entry(t, KernelId::kOnebitLambScalars) = scalar::onebit_lamb_scalars;
+  kernel_entry(t, KernelId::kOnebitLambUpdate) = scalar::onebit_lamb_update;
+  kernel_entry(t, KernelId::kMomentumFromBits) = scalar::momentum_from_bits;
+  return t;
+}
+
+}  // namespace
+
+const KernelTable& scalar_kernels() {
+  static const KernelTable table = make_scalar_kernels();
+  return table;
+}
+
+}  // namespace sotto

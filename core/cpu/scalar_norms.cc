@@ -1,0 +1,70 @@
+// Norms of gradients, clipping, counts of valid elements.
+#include <cmath>
+
+#include "core/cpu/elements.h"
+#include "core/cpu/kernel_table.h"
+#include "core/cpu/norm_blocks.h"
+
+namespace sotto::scalar {
+namespace {
+
+struct NormMessage {
+  double norm;
+  uint32_t flags;
+  uint32_t reserved;
+};
+static_assert(sizeof(NormMessage) == 16);
+
+}  // namespace
+
+void sum_squares(const KernelCall& call) {
+  const auto& a = call.arguments<SourceArgs>();
+  const Source source{&call.operands[0], a.flat_base, a.flat};
+  NormBlocks sums(call.operands[1].flat<float>());
+  for_each_run(call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
+    float* lanes = sums.open(block);
+    if (p.tensor == kNoTensor) return;
+    const float* x = source.of(p) + first;
+    for (uint64_t i = 0; i < count; ++i) lanes[(p.lane + first + i) % kNormLanes] += x[i] * x[i];
+  });
+  sums.finish();
+}
+
+void norm_message(const KernelCall& call) {
+  const uint32_t* flags = call.operands[1].flat<const uint32_t>();
+  NormMessage message{};
+  message.norm = std::sqrt(
+      add_blocks(call.operands[0].flat<const float>(), 0, call.arguments<BlocksArgs>().blocks));
+  message.flags = flags != nullptr ? *flags : 0;
+  if (!std::isfinite(message.norm)) message.flags |= kFlagNonfinite;
+  std::memcpy(call.operands[2].data, &message, sizeof message);
+}
+
+void clip_coefficient(const KernelCall& call) {
+  const auto& a = call.arguments<ClipArgs>();
+  const uint8_t* messages = call.operands[0].flat<const uint8_t>();
+  double norm = 0;
+  uint32_t flags = 0;
+  for (uint32_t r = 0; r < a.world; ++r) {
+    NormMessage message;
+    std::memcpy(&message, messages + r * sizeof message, sizeof message);
+    norm += message.norm;
+    flags |= message.flags;
+  }
+  norm /= a.world;
+  const double ratio = a.clip / (norm + 1e-6);
+  *call.operands[1].flat<float>() = a.clip != 0 && ratio < 1 ? static_cast<float>(ratio) : 1.0f;
+  *call.operands[2].flat<double>() = norm;
+  *call.operands[3].flat<uint32_t>() = flags != 0 ? a.fail_word : kCommit;
+}
+
+void count_valid(const KernelCall& call) {
+  const uint8_t* valid = call.operands[0].flat<const uint8_t>();
+  uint64_t* counts = call.operands[1].flat<uint64_t>();
+  for (const Piece& p : call.pieces) {
+    if (p.tensor == kNoTensor) continue;
+    counts[p.block] += valid == nullptr ? p.count : count_bits(valid, p.flat, p.count);
+  }
+}
+
+}  // namespace sotto::scalar
