@@ -1,0 +1,396 @@
+/* main.c - trains a small masked language model on several ranks.
+ *
+ * What a trainer on Sotto has to do:
+ *   1. join the other ranks                          ranks_join
+ *   2. register parameter and gradient buffers       create_optimizer
+ *   3. per step: compute the local gradient, start the optimizer's step, wait for it train_step
+ *   4. save and restore the optimizer's state, which holds the parameters                   save,
+ * resume Averaging, compression, clipping, learning rate and update happen inside sotto_optim_step,
+ * as the configuration file says. The rest of this program is the model, its data, and the figures
+ * it reports.
+ */
+#include <errno.h>
+#include <inttypes.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "blas.h"
+#include "checkpoint.h"
+#include "common.h"
+#include "data.h"
+#include "log.h"
+#include "model.h"
+#include "options.h"
+#include "ranks.h"
+#include "totals.h"
+
+typedef struct Trainer {
+  Options options;
+  Ranks ranks;
+  Data data;
+  Model* model;
+  Batch batch;
+  sotto_optim* optim;
+  sotto_optim_info info;      /* before the next step */
+  sotto_comm_counters before; /* of ranks.comm, before the next step */
+  Totals totals;
+  Log log; /* rank 0 */
+  RunKey key;
+  Latest latest;      /* checkpoint that "latest" points at */
+  int64_t started_ns; /* when the clock was last started */
+  int64_t last_ns;    /* end of the last step, or the clock's start */
+} Trainer;
+
+static uint64_t samples_per_step(const Trainer* t) {
+  return (uint64_t)t->ranks.size * (uint64_t)(t->options.micro_batch * t->options.accumulation);
+}
+
+/* ---- setting up ---- */
+
+static char* read_text(const char* path) {
+  FILE* file = fopen(path, "rb");
+  if (!file) die("--config: cannot open \"%s\": %s", path, strerror(errno));
+  size_t n = 0, capacity = 1 << 16;
+  char* text = malloc(capacity);
+  while (text && (n += fread(text + n, 1, capacity - n - 1, file)) == capacity - 1) {
+    text = realloc(text, capacity *= 2);
+  }
+  if (!text || ferror(file)) die("--config: cannot read \"%s\": %s", path, strerror(errno));
+  fclose(file);
+  text[n] = '\0';
+  return text;
+}
+
+static void create_model(Trainer* t) {
+  const Options* o = &t->options;
+  const ModelShape shape = {.vocab = t->data.vocab,
+                            .width = (int)o->width,
+                            .layers = (int)o->layers,
+                            .heads = (int)o->heads,
+                            .mlp = (int)o->mlp,
+                            .positions = (int)o->positions,
+                            .masked = (int)o->masked,
+                            .max_sequences = (int)o->micro_batch};
+  t->model = model_create(&shape);
+  if (!t->model || !batch_alloc(&t->batch, &shape, shape.max_sequences))
+    die("out of memory for the model");
+  model_init(t->model, (uint64_t)o->seed);
+}
+
+/* The parameters must start equal on all ranks; rank 0's are used, so that two machines whose
+ * libraries round a logarithm differently do not diverge. The data must be the same files
+ * everywhere. */
+static void agree_on_start(Trainer* t) {
+  uint64_t* hashes = calloc((size_t)t->ranks.size, sizeof *hashes);
+  if (!hashes) die("out of memory");
+  ranks_gather(&t->ranks, &t->data.hash, 1, SOTTO_INT64, hashes);
+  for (int r = 1; r < t->ranks.size; ++r) {
+    if (hashes[r] != hashes[0]) die("--data: the files of rank %d differ from those of rank 0", r);
+  }
+  free(hashes);
+  ranks_broadcast(&t->ranks, t->model->params, t->model->n_params, SOTTO_FLOAT32);
+}
+
+/* Group 0: matrices, with the configuration's weight decay. Group 1: gains and distance biases,
+ * whose weight decay the configuration sets to 0 ("sotto": {"param_groups": [{}, {"weight_decay":
+ * 0.0}]}). */
+static void create_optimizer(Trainer* t, const char* config) {
+  Model* model = t->model;
+  sotto_param* params = calloc((size_t)model->n_tensors, sizeof *params);
+  if (!params) die("out of memory");
+  for (int i = 0; i < model->n_tensors; ++i) {
+    const Tensor* tensor = &model->tensors[i];
+    params[i].struct_size = sizeof *params;
+    params[i].name = tensor->name;
+    params[i].group = tensor->decay ? 0 : 1;
+    params[i].param = buffer_of(model->params + tensor->offset, tensor->count, SOTTO_FLOAT32);
+    params[i].grad = buffer_of(model->grads + tensor->offset, tensor->count, SOTTO_FLOAT32);
+  }
+  check(sotto_optim_create(t->ranks.comm, config, params, (uint64_t)model->n_tensors, &t->optim),
+        "sotto_optim_create");
+  free(params); /* the structs are copied; the buffers they name are borrowed */
+}
+
+static void read_optimizer_info(Trainer* t) {
+  t->info.struct_size = sizeof t->info;
+  check(sotto_optim_get_info(t->optim, &t->info), "sotto_optim_get_info");
+  t->before.struct_size = sizeof t->before;
+  check(sotto_comm_get_counters(t->ranks.comm, &t->before), "sotto_comm_get_counters");
+}
+
+/* ---- the clock ---- */
+
+static void clock_start(Trainer* t) {
+  ranks_barrier(&t->ranks);
+  t->started_ns = t->last_ns = now_ns();
+}
+
+/* Ends behind a barrier too, which counts as time in Sotto's calls. */
+static void clock_stop(Trainer* t) {
+  const int64_t before = now_ns();
+  t->totals.running_ns += before - t->last_ns;
+  ranks_barrier(&t->ranks);
+  const int64_t waited = now_ns() - before;
+  t->totals.sotto_ns += waited;
+  t->totals.running_ns += waited;
+}
+
+/* ---- training ---- */
+
+/* Gradient of the mean loss over this rank's samples of the step; returns that loss. */
+static double compute_gradient(Trainer* t) {
+  const Options* o = &t->options;
+  Model* model = t->model;
+  const double scale = 1.0 / (double)(o->micro_batch * o->accumulation * o->masked);
+  double loss = 0;
+  memset(model->grads, 0, model->n_params * sizeof *model->grads);
+  t->batch.sequences = (int)o->micro_batch;
+  for (int64_t i = 0; i < o->accumulation; ++i) {
+    const uint64_t number = t->totals.step * (uint64_t)o->accumulation + (uint64_t)i;
+    data_train_batch(&t->data, &model->shape, (uint64_t)o->seed, number, t->ranks.rank, &t->batch);
+    loss += model_forward(model, &t->batch);
+    model_backward(model, &t->batch, (real)scale);
+  }
+  return loss * scale;
+}
+
+/* Adds the step's times and bytes to the totals and completes the record. */
+static void account(Trainer* t, const sotto_op_stats* stats, int64_t computed_ns,
+                    StepRecord* record) {
+  const sotto_comm_counters before = t->before;
+  Totals* totals = &t->totals;
+  read_optimizer_info(t);
+  const int64_t end = now_ns(), step_ns = end - t->last_ns, sotto_ns = end - computed_ns;
+  const int64_t kernel_ns = (int64_t)stats->kernel_ns;
+  ++totals->step;
+  totals->running_ns += step_ns;
+  totals->sotto_ns += sotto_ns;
+  totals->kernel_ns += kernel_ns;
+  totals->payload_sent += t->before.payload_bytes_sent - before.payload_bytes_sent;
+  totals->header_sent += t->before.header_bytes_sent - before.header_bytes_sent;
+  totals->payload_planned += stats->payload_bytes_planned;
+  ++totals->stage_steps[record->stage];
+  totals->stage_ns[record->stage] += step_ns;
+  record->step_ms = (double)step_ns / 1e6;
+  record->compute_ms = (double)(step_ns - sotto_ns) / 1e6;
+  record->codec_ms = (double)kernel_ns / 1e6;
+  record->comm_ms = (double)(sotto_ns - kernel_ns) / 1e6;
+  record->payload_bytes = t->before.payload_bytes_sent - before.payload_bytes_sent;
+  record->grad_norm = t->info.grad_norm;
+  record->batch = samples_per_step(t);
+  record->samples = totals->step * record->batch;
+  t->last_ns = end;
+}
+
+static void train_step(Trainer* t) {
+  StepRecord record = {.lr = t->info.lr, .stage = t->info.stage != 0};
+  sotto_op_stats stats;
+  sotto_op* op = NULL;
+  record.loss = compute_gradient(t);
+  const int64_t computed_ns = now_ns();
+  check(sotto_optim_step(t->optim, NULL, &op), "sotto_optim_step");
+  finish_op(op, &stats, "sotto_optim_step");
+  account(t, &stats, computed_ns, &record);
+  if (t->ranks.rank == 0) log_step(&t->log, &t->totals, &record);
+}
+
+/* ---- evaluation ---- */
+
+/* Mean loss over n fixed held-out sequences, which the ranks share out. */
+static double evaluate(Trainer* t, int which, size_t n) {
+  const ModelShape* shape = &t->model->shape;
+  double sums[2] = {0, 0}; /* loss, masked tokens */
+  t->batch.sequences = 0;
+  for (size_t i = (size_t)t->ranks.rank; i < n; i += (size_t)t->ranks.size) {
+    data_eval_sequence(&t->data, shape, which, i, &t->batch, t->batch.sequences++);
+    if (t->batch.sequences < shape->max_sequences && i + (size_t)t->ranks.size < n) continue;
+    sums[0] += model_forward(t->model, &t->batch);
+    sums[1] += (double)t->batch.sequences * shape->masked;
+    t->batch.sequences = 0;
+  }
+  ranks_sum(&t->ranks, sums, 2);
+  return sums[0] / sums[1];
+}
+
+static void evaluate_subset(Trainer* t) {
+  t->totals.eval_loss = evaluate(t, EVAL_SUBSET, (size_t)t->options.eval_sequences);
+  if (t->ranks.rank == 0) log_eval(&t->log, &t->totals, t->totals.step * samples_per_step(t));
+}
+
+/* ---- checkpoints ---- */
+
+/* Ends the program on all ranks if one of them failed; the one that did says why. */
+static void agree(const Trainer* t, int ok, const char* what, const Failure* failure) {
+  if (ranks_all(&t->ranks, ok)) return;
+  die("%s: %s", what, ok ? "another rank failed; its message says why" : failure->text);
+}
+
+static void save(Trainer* t) {
+  const char* directory = t->options.save;
+  Failure failure;
+  uint64_t n = 0;
+  check(sotto_optim_state_export(t->optim, SOTTO_STATE_EXACT, NULL, 0, &n),
+        "sotto_optim_state_export");
+  void* state = malloc(n ? n : 1);
+  if (!state) die("checkpoint: out of memory for %" PRIu64 " bytes", n);
+  check(sotto_optim_state_export(t->optim, SOTTO_STATE_EXACT, state, n, &n),
+        "sotto_optim_state_export");
+  if (t->ranks.rank == 0) t->totals.log_bytes = log_flush(&t->log);
+  const Latest next = {(int64_t)t->totals.step, 1 - t->latest.slot};
+  int ok = checkpoint_write(directory, next.slot, &t->key, &t->totals, state, n, &failure);
+  free(state);
+  agree(t, ok, "checkpoint", &failure);
+  if (t->ranks.rank == 0) ok = latest_write(directory, &next, &failure);
+  agree(t, ok, "checkpoint", &failure);
+  t->latest = next;
+}
+
+/* Finds out which checkpoint is the latest; rank 0's directory decides. */
+static void prepare_checkpoints(Trainer* t) {
+  Failure failure;
+  int ok = checkpoint_prepare(t->options.save, &failure);
+  if (ok && t->ranks.rank == 0) ok = latest_read(t->options.save, &t->latest, &failure);
+  agree(t, ok, "checkpoint", &failure);
+  ranks_broadcast(&t->ranks, &t->latest, 2, SOTTO_INT64);
+}
+
+static void resume(Trainer* t) {
+  Failure failure;
+  void* state = NULL;
+  uint64_t n = 0;
+  if (t->latest.step < 0) die("--resume: no complete checkpoint in \"%s\"", t->options.save);
+  if (t->latest.step > t->options.steps) {
+    die("--resume: the checkpoint is of step %" PRId64 ", --steps is %" PRId64, t->latest.step,
+        t->options.steps);
+  }
+  int ok =
+      checkpoint_read(t->options.save, t->latest.slot, &t->key, &t->totals, &state, &n, &failure);
+  if (ok && (int64_t)t->totals.step != t->latest.step) {
+    ok = 0;
+    snprintf(failure.text, sizeof failure.text,
+             "the file is of step %" PRIu64 " instead of %" PRId64, t->totals.step, t->latest.step);
+  }
+  agree(t, ok, "--resume", &failure);
+  check(sotto_optim_state_import(t->optim, SOTTO_STATE_EXACT, state, n),
+        "sotto_optim_state_import");
+  free(state);
+}
+
+static RunKey run_key(const Trainer* t) {
+  const Options* o = &t->options;
+  const RunKey key = {t->ranks.size,   t->ranks.rank, o->seed,   o->micro_batch,
+                      o->accumulation, o->width,      o->layers, o->heads,
+                      o->mlp,          o->positions,  o->masked, t->data.hash};
+  return key;
+}
+
+/* ---- the run ---- */
+
+static void train(Trainer* t) {
+  const Options* o = &t->options;
+  const uint64_t steps = (uint64_t)o->steps;
+  if (t->totals.step < steps) clock_start(t);
+  while (t->totals.step < steps) {
+    train_step(t);
+    const int last = t->totals.step == steps;
+    const int eval = last || t->totals.step % (uint64_t)o->eval_every == 0;
+    const int checkpoint =
+        o->save && (last || (o->save_every && t->totals.step % (uint64_t)o->save_every == 0));
+    if (!eval && !checkpoint) continue;
+    clock_stop(t);
+    if (eval) evaluate_subset(t);
+    if (checkpoint) save(t);
+    if (!last) clock_start(t);
+  }
+}
+
+enum { N_TIMES = 3, N_BYTES = 3 };
+
+/* Gathers the ranks' figures and writes the summary. */
+static void report(Trainer* t, double val_loss, size_t windows) {
+  const Totals* totals = &t->totals;
+  const size_t world = (size_t)t->ranks.size;
+  double times[N_TIMES] = {(double)(totals->running_ns - totals->sotto_ns) / 1e9,
+                           (double)totals->kernel_ns / 1e9,
+                           (double)(totals->sotto_ns - totals->kernel_ns) / 1e9};
+  int64_t* bytes = calloc(N_BYTES * world, sizeof *bytes);
+  if (!bytes) die("out of memory");
+  ranks_sum(&t->ranks, times, N_TIMES);
+  ranks_gather(&t->ranks, &totals->payload_sent, 1, SOTTO_INT64, bytes);
+  ranks_gather(&t->ranks, &totals->payload_planned, 1, SOTTO_INT64, bytes + world);
+  ranks_gather(&t->ranks, &totals->header_sent, 1, SOTTO_INT64, bytes + 2 * world);
+  const Summary summary = {.val_loss = val_loss,
+                           .eval_loss = totals->eval_loss,
+                           .unigram_entropy = t->data.entropy,
+                           .wall_s = (double)totals->running_ns / 1e9,
+                           .compute_s = times[0] / (double)world,
+                           .codec_s = times[1] / (double)world,
+                           .exposed_comm_s = times[2] / (double)world,
+                           .payload_sent = bytes,
+                           .payload_planned = bytes + world,
+                           .header_sent = bytes + 2 * world,
+                           .held_out_sequences = windows,
+                           .params_hash = hash_bytes(HASH_START, t->model->params,
+                                                     t->model->n_params * sizeof *t->model->params),
+                           .n_params = (int64_t)t->model->n_params,
+                           .batch = (int64_t)samples_per_step(t),
+                           .world = t->ranks.size,
+                           .totals = totals};
+  if (t->ranks.rank == 0) {
+    char text[256];
+    snprintf(text, sizeof text,
+             "held-out loss %.4f nats (unigram entropy %.3f) after %.1f s on the clock", val_loss,
+             t->data.entropy, summary.wall_s);
+    log_note(&t->log, text);
+    log_summary(&t->options, &summary);
+  }
+  free(bytes);
+}
+
+static void set_up(Trainer* t) {
+  Options* o = &t->options;
+  ranks_join(&t->ranks);
+  char* config = read_text(o->config);
+  if (!o->micro_batch) o->micro_batch = 6;
+  if (!o->accumulation) o->accumulation = 1;
+  data_load(&t->data, o->data, o->n_data, t->ranks.rank == 0);
+  create_model(t);
+  agree_on_start(t);
+  create_optimizer(t, config);
+  free(config);
+  t->key = run_key(t);
+  t->latest.step = -1;
+  t->latest.slot = 1;
+  t->totals.eval_loss = NAN;
+  if (o->save) prepare_checkpoints(t);
+  if (o->resume) resume(t);
+  read_optimizer_info(t);
+}
+
+int main(int argc, char** argv) {
+  Trainer trainer = {0}, *t = &trainer;
+  blas_prepare(argv);
+  options_parse(&t->options, argc, argv);
+  set_up(t);
+  if (t->ranks.rank == 0) {
+    char text[256];
+    log_open(&t->log, &t->options, t->options.resume ? &t->totals : NULL);
+    snprintf(
+        text, sizeof text,
+        "%zu parameters, %d ranks, %" PRIu64 " samples a step, from step %" PRIu64 ", BLAS: %s",
+        t->model->n_params, t->ranks.size, samples_per_step(t), t->totals.step, blas_kernels());
+    log_note(&t->log, text);
+  }
+  train(t);
+  const size_t windows = data_held_out_windows(&t->data, &t->model->shape);
+  report(t, evaluate(t, EVAL_ALL, windows), windows);
+  if (t->ranks.rank == 0) log_close(&t->log);
+  check(sotto_optim_destroy(t->optim), "sotto_optim_destroy");
+  ranks_leave(&t->ranks);
+  batch_free(&t->batch);
+  model_destroy(t->model);
+  data_free(&t->data);
+  return 0;
+}
