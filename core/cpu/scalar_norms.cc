@@ -3,7 +3,7 @@
 
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
-#include "core/cpu/norm_blocks.h"
+#include "core/cpu/ops_adam.h"
 
 namespace sotto::scalar {
 namespace {
@@ -17,18 +17,7 @@ static_assert(sizeof(NormMessage) == 16);
 
 }  // namespace
 
-void sum_squares(const KernelCall& call) {
-  const auto& a = call.arguments<SourceArgs>();
-  const Source source{&call.operands[0], a.flat_base, a.flat};
-  NormBlocks sums(call.operands[1].flat<float>());
-  for_each_run(call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
-    float* lanes = sums.open(block);
-    if (p.tensor == kNoTensor) return;
-    const float* x = source.of(p) + first;
-    for (uint64_t i = 0; i < count; ++i) lanes[(p.lane + first + i) % kNormLanes] += x[i] * x[i];
-  });
-  sums.finish();
-}
+void sum_squares(const KernelCall& call) { run_elements<SumSquaresOp>(call); }
 
 void norm_message(const KernelCall& call) {
   const uint32_t* flags = call.operands[1].flat<const uint32_t>();

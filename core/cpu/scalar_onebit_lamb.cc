@@ -3,118 +3,41 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
-#include "core/cpu/norm_blocks.h"
+#include "core/cpu/ops_onebit_lamb.h"
 
 namespace sotto::scalar {
 namespace {
 
-// Operands that the front and its undo read.
-struct Front {
-  explicit Front(const KernelCall& call)
-      : gradients(&call.operands[0]),
-        momentum{call.operands[1].flat<const float>(), call.operands[2].flat<const uint8_t>(),
-                 call.operands[3].flat<const uint8_t>(), call.arguments<EncodeArgs>().instances},
-        c(call.operands[4].flat<float>()),
-        old_scales(call.operands[5].flat<const float>()),
-        valid(call.operands[8].flat<const uint8_t>()),
-        groups(call.operands[10].flat<const GroupScalars>()),
-        states(call.operands[11].flat<const TensorState>()),
-        clip(call.operands[12].flat<const float>()) {}
-
-  float scaling(const Piece& p) const { return static_cast<float>(states[p.tensor].scaling_coeff); }
-  bool masked(uint64_t flat) const { return valid != nullptr && !get_bit(valid, flat); }
-  // x of element j of a piece; not for masked elements.
-  float input(const Piece& p, uint64_t j, float s, float magnitude) const {
-    const float g = gradients->list<const float>(p.tensor)[p.offset + j];
-    return front_input(groups[p.group], momentum.at(p.flat + j, magnitude),
-                       clip != nullptr ? g * *clip : g, s);
-  }
-
-  const Operand* gradients;
-  Momentum momentum;
-  float* c;
-  const float* old_scales;
-  const uint8_t* valid;
-  const GroupScalars* groups;
-  const TensorState* states;
-  const float* clip;
-};
-
 // One rank: the momentum itself, after the multiplication and division that more ranks would do.
-void front_identity(const KernelCall& call, const Front& front) {
-  uint32_t flags = 0;
+void front_identity(const KernelCall& call) {
+  FrontOp front(call);
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float s = front.scaling(p);
+    const float s = scaling_of(front.states, p);
     const float magnitude = front.momentum.magnitude(p, s);
     for (uint64_t i = 0; i < p.count; ++i) {
       front.c[p.flat + i] = front.masked(p.flat + i)
                                 ? 0.0f
-                                : guard_finite(front.input(p, i, s, magnitude) / s, &flags);
+                                : guard_finite(front.input(p, i, s, magnitude) / s, &front.flags);
     }
   }
-  raise_flags(call.operands[9].flat<uint32_t>(), flags);
+  front.finish();
 }
-
-// Operands of pass A.
-struct Factor {
-  explicit Factor(const KernelCall& call)
-      : fresh{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-              call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
-        old{call.operands[3].flat<const float>(), call.operands[4].flat<const uint8_t>(),
-            call.operands[5].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
-        vf(call.operands[6].flat<float>()),
-        den(call.operands[7].flat<const float>()),
-        valid(call.operands[9].flat<const uint8_t>()),
-        groups(call.operands[13].flat<const GroupScalars>()),
-        states(call.operands[14].flat<const TensorState>()) {}
-
-  Momentum fresh, old;
-  float* vf;
-  const float* den;
-  const uint8_t* valid;
-  const GroupScalars* groups;
-  const TensorState* states;
-};
 
 }  // namespace
 
 void onebit_lamb_front(const KernelCall& call) {
-  const auto& a = call.arguments<EncodeArgs>();
-  const Front front(call);
-  if (a.identity) return front_identity(call, front);
-  uint8_t* bits = call.operands[6].flat<uint8_t>();
-  NormBlocks sums(call.operands[7].flat<float>());
-  uint32_t flags = 0;
-  for_each_run(call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
-    float* lanes = sums.open(block);
-    if (p.tensor == kNoTensor) return set_bits(bits, p.flat + first - a.bits_base, count);
-    const float s = front.scaling(p);
-    const float magnitude = front.momentum.magnitude(p, s);
-    for (uint64_t j = first; j < first + count; ++j) {
-      const uint64_t flat = p.flat + j;
-      float value = 0.0f;
-      if (!front.masked(flat)) {
-        const float x = guard_finite(front.input(p, j, s, magnitude), &flags);
-        value = x + residual_of(front.c[flat], front.old_scales[p.scale]);
-        lanes[(p.lane + j) % kNormLanes] += norm_term(a.scale, value);
-      }
-      front.c[flat] = value;
-      set_bit(bits, flat - a.bits_base, value >= 0.0f);
-    }
-  });
-  sums.finish();
-  raise_flags(call.operands[9].flat<uint32_t>(), flags);
+  if (call.arguments<EncodeArgs>().identity) return front_identity(call);
+  run_elements<FrontOp>(call);
 }
 
 void onebit_lamb_front_undo(const KernelCall& call) {
-  const Front front(call);
+  FrontOp front(call);
   uint32_t unused = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float s = front.scaling(p);
+    const float s = scaling_of(front.states, p);
     const float magnitude = front.momentum.magnitude(p, s);
     for (uint64_t i = 0; i < p.count; ++i) {
       float& value = front.c[p.flat + i];
@@ -128,31 +51,9 @@ void onebit_lamb_front_undo(const KernelCall& call) {
   }
 }
 
-void onebit_lamb_prepare(const KernelCall& call) {
-  const bool mask_zero = call.arguments<PrepareArgs>().mask_zero_variance;
-  const float* m = call.operands[0].flat<const float>();
-  const float* v = call.operands[1].flat<const float>();
-  float* vf = call.operands[2].flat<float>();
-  float* den = call.operands[3].flat<float>();
-  uint8_t* valid = call.operands[4].flat<uint8_t>();
-  NormBlocks sums(call.operands[5].flat<float>());
-  for_each_run(call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
-    float* lanes = sums.open(block);
-    if (p.tensor == kNoTensor) return;
-    const GroupScalars& s = call.operands[6].flat<const GroupScalars>()[p.group];
-    for (uint64_t j = first; j < first + count; ++j) {
-      const uint64_t flat = p.flat + j;
-      vf[flat] = v[flat];
-      den[flat] = std::sqrt(v[flat]) + s.eps;
-      // Tensors start at any bit, so threads of one call may share a byte.
-      if (valid != nullptr && mask_zero && v[flat] == 0.0f) clear_bit_shared(valid, flat);
-      if (valid == nullptr || get_bit_shared(valid, flat)) {
-        lanes[(p.lane + j) % kNormLanes] += m[flat] * m[flat];
-      }
-    }
-  });
-  sums.finish();
-}
+void onebit_lamb_prepare(const KernelCall& call) { run_elements<PrepareOp>(call); }
+void onebit_lamb_factor(const KernelCall& call) { run_elements<FactorOp>(call); }
+void onebit_lamb_update(const KernelCall& call) { run_elements<OnebitUpdateOp>(call); }
 
 void onebit_lamb_scaling(const KernelCall& call) {
   const auto& a = call.arguments<ScalingArgs>();
@@ -179,42 +80,6 @@ void onebit_lamb_scaling(const KernelCall& call) {
     state.last_factor = 1;
     if (a.debias > 0) state.c_avg /= a.debias;
   }
-}
-
-void onebit_lamb_factor(const KernelCall& call) {
-  const Factor f(call);
-  NormBlocks u0_sums(call.operands[10].flat<float>());
-  NormBlocks u_sums(call.operands[11].flat<float>());
-  BlockMaxima maxima(call.operands[12].flat<float>());
-  for_each_run(call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
-    float* u0_lanes = u0_sums.open(block);
-    float* u_lanes = u_sums.open(block);
-    float* best = maxima.open(block);
-    if (p.tensor == kNoTensor) return;
-    const GroupScalars& s = f.groups[p.group];
-    const float scaling = static_cast<float>(f.states[p.tensor].scaling_coeff);
-    const float new_magnitude = f.fresh.magnitude(p, scaling);
-    const float old_magnitude = f.old.magnitude(p, scaling);
-    const float* parameters = call.operands[8].list<const float>(p.tensor) + p.offset;
-    for (uint64_t j = first; j < first + count; ++j) {
-      const uint64_t flat = p.flat + j;
-      float u0 = 0.0f;
-      if (f.valid == nullptr || get_bit(f.valid, flat)) {
-        const float m = f.fresh.at(flat, new_magnitude);
-        f.vf[flat] = fresh_variance(s, m, f.old.at(flat, old_magnitude), f.vf[flat]);
-        const float ratio = f.den[flat] / (std::sqrt(f.vf[flat]) + s.eps);
-        if (ratio > *best) *best = ratio;
-        u0 = m / f.den[flat];
-      }
-      if (s.weight_decay == 0.0f) continue;
-      const float u = with_decay(s, u0, parameters[j]);
-      u0_lanes[(p.lane + j) % kNormLanes] += u0 * u0;
-      u_lanes[(p.lane + j) % kNormLanes] += u * u;
-    }
-  });
-  u0_sums.finish();
-  u_sums.finish();
-  maxima.finish();
 }
 
 void onebit_lamb_scalars(const KernelCall& call) {
@@ -253,29 +118,6 @@ void onebit_lamb_scalars(const KernelCall& call) {
     step.step_size = static_cast<float>(s.lr * step.trust_ratio);
     step.factor = factor;
     steps[range.tensor] = step;
-  }
-}
-
-void onebit_lamb_update(const KernelCall& call) {
-  const Momentum momentum{
-      call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-      call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances};
-  const float* den = call.operands[3].flat<const float>();
-  const uint8_t* valid = call.operands[5].flat<const uint8_t>();
-  for (const Piece& piece : call.pieces) {
-    if (piece.tensor == kNoTensor) continue;
-    const GroupScalars& s = call.operands[6].flat<const GroupScalars>()[piece.group];
-    const float step = call.operands[7].flat<const TensorStep>()[piece.tensor].step_size;
-    const float magnitude = momentum.magnitude(
-        piece,
-        static_cast<float>(call.operands[8].flat<const TensorState>()[piece.tensor].scaling_coeff));
-    float* p = call.operands[4].list<float>(piece.tensor) + piece.offset;
-    for (uint64_t i = 0; i < piece.count; ++i) {
-      const uint64_t flat = piece.flat + i;
-      const bool masked = valid != nullptr && !get_bit(valid, flat);
-      const float u0 = masked ? 0.0f : momentum.at(flat, magnitude) / den[flat];
-      p[i] = p[i] - step * with_decay(s, u0, p[i]);
-    }
   }
 }
 

@@ -1,0 +1,152 @@
+// Ops of Adam, LAMB and norms of gradients.
+#pragma once
+
+#include "core/cpu/elements.h"
+#include "core/cpu/ops.h"
+
+namespace sotto {
+
+struct SumSquaresOp : OpBase {
+  explicit SumSquaresOp(const KernelCall& call)
+      : source{&call.operands[0], call.arguments<SourceArgs>().flat_base,
+               call.arguments<SourceArgs>().flat},
+        sums(call.operands[1].flat<float>()) {}
+
+  void open(uint64_t block) { lanes = sums.open(block); }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    const float* x = source.of(p);
+    for (uint64_t j = first; j < first + count; ++j) {
+      lanes[(p.lane + j) % kNormLanes] += x[j] * x[j];
+    }
+  }
+  void finish() { sums.finish(); }
+
+  Source source;
+  NormBlocks sums;
+  float* lanes = nullptr;
+};
+
+// A gradient as the optimizers see it: clipped, 0 where masked.
+struct Gradients {
+  Source source;
+  const float* clip;
+  const uint8_t* valid;
+
+  bool masked(uint64_t flat) const { return valid != nullptr && !get_bit(valid, flat); }
+  float at(const float* g, uint64_t j, uint64_t flat) const {
+    if (masked(flat)) return 0.0f;
+    return clip != nullptr ? g[j] * *clip : g[j];
+  }
+};
+
+struct AdamOp : OpBase {
+  explicit AdamOp(const KernelCall& call)
+      : gradients{{&call.operands[0], call.arguments<SourceArgs>().flat_base,
+                   call.arguments<SourceArgs>().flat},
+                  call.operands[5].flat<const float>(),
+                  call.operands[6].flat<const uint8_t>()},
+        m(call.operands[1].flat<float>()),
+        v(call.operands[2].flat<float>()),
+        parameters(&call.operands[3]),
+        groups(call.operands[4].flat<const GroupScalars>()) {}
+
+  float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float lr = static_cast<float>(s.lr);
+    const float* g = gradients.source.of(piece);
+    float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      float gradient = gradients.at(g, j, flat);
+      if (s.decoupled == 0) gradient = with_decay(s, gradient, p[j]);
+      const Moments next = adam_moments(s, m[flat], v[flat], gradient);
+      m[flat] = next.m;
+      v[flat] = next.v;
+      p[j] = adam_parameter(s, next.m, next.v, p[j], lr);
+    }
+  }
+
+  Gradients gradients;
+  float* m;
+  float* v;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+struct LambMomentsOp : OpBase {
+  explicit LambMomentsOp(const KernelCall& call)
+      : gradients{{&call.operands[0], call.arguments<SourceArgs>().flat_base,
+                   call.arguments<SourceArgs>().flat},
+                  call.operands[7].flat<const float>(),
+                  call.operands[8].flat<const uint8_t>()},
+        m(call.operands[1].flat<float>()),
+        v(call.operands[2].flat<float>()),
+        parameters(&call.operands[3]),
+        groups(call.operands[6].flat<const GroupScalars>()),
+        p_sums(call.operands[4].flat<float>()),
+        u_sums(call.operands[5].flat<float>()) {}
+
+  const float* parameter(const Piece& p) const {
+    return parameters->list<const float>(p.tensor) + p.offset;
+  }
+  void open(uint64_t block) {
+    p_lanes = p_sums.open(block);
+    u_lanes = u_sums.open(block);
+  }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float* g = gradients.source.of(piece);
+    const float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      const Moments next = adam_moments(s, m[flat], v[flat], gradients.at(g, j, flat));
+      m[flat] = next.m;
+      v[flat] = next.v;
+      const float u = lamb_direction(s, next.m, next.v, p[j]);
+      const uint64_t lane = (piece.lane + j) % kNormLanes;
+      p_lanes[lane] += p[j] * p[j];
+      u_lanes[lane] += u * u;
+    }
+  }
+  void finish() {
+    p_sums.finish();
+    u_sums.finish();
+  }
+
+  Gradients gradients;
+  float* m;
+  float* v;
+  const Operand* parameters;
+  const GroupScalars* groups;
+  NormBlocks p_sums, u_sums;
+  float* p_lanes = nullptr;
+  float* u_lanes = nullptr;
+};
+
+struct LambUpdateOp : OpBase {
+  explicit LambUpdateOp(const KernelCall& call)
+      : m(call.operands[0].flat<const float>()),
+        v(call.operands[1].flat<const float>()),
+        parameters(&call.operands[2]),
+        groups(call.operands[3].flat<const GroupScalars>()),
+        steps(call.operands[4].flat<const TensorStep>()) {}
+
+  float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float step = steps[piece.tensor].step_size;
+    float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      p[j] = p[j] - step * lamb_direction(s, m[piece.flat + j], v[piece.flat + j], p[j]);
+    }
+  }
+
+  const float* m;
+  const float* v;
+  const Operand* parameters;
+  const GroupScalars* groups;
+  const TensorStep* steps;
+};
+
+}  // namespace sotto

@@ -1,0 +1,141 @@
+// Ops of the 1-bit codec.
+#pragma once
+
+#include "core/cpu/elements.h"
+#include "core/cpu/ops.h"
+
+namespace sotto {
+
+struct EncodeOp : OpBase {
+  explicit EncodeOp(const KernelCall& call)
+      : args(call.arguments<EncodeArgs>()),
+        inputs(&call.operands[0]),
+        c(call.operands[1].flat<float>()),
+        old_scales(call.operands[2].flat<const float>()),
+        bits(call.operands[3].flat<uint8_t>()),
+        valid(call.operands[5].flat<const uint8_t>()),
+        flags_out(call.operands[6].flat<uint32_t>()),
+        sums(call.operands[4].flat<float>()) {}
+
+  const float* input(const Piece& p) const {
+    return inputs->list<const float>(p.tensor) + p.offset;
+  }
+  void open(uint64_t block) { lanes = sums.open(block); }
+  void pad(const Piece& p, uint64_t first, uint64_t count) {
+    set_bits(bits, p.flat + first - args.bits_base, count);
+  }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    const float* x = input(p);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = p.flat + j;
+      float value = 0.0f;
+      if (valid == nullptr || get_bit(valid, flat)) {
+        value = guard_finite(x[j], &flags) + residual_of(c[flat], old_scales[p.scale]);
+        lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
+      }
+      c[flat] = value;
+      set_bit(bits, flat - args.bits_base, value >= 0.0f);
+    }
+  }
+  void finish() {
+    sums.finish();
+    raise_flags(flags_out, flags);
+  }
+
+  const EncodeArgs& args;
+  const Operand* inputs;
+  float* c;
+  const float* old_scales;
+  uint8_t* bits;
+  const uint8_t* valid;
+  uint32_t* flags_out;
+  NormBlocks sums;
+  float* lanes = nullptr;
+  uint32_t flags = 0;
+};
+
+struct ServerOp : OpBase {
+  explicit ServerOp(const KernelCall& call)
+      : args(call.arguments<ServerArgs>()),
+        part(1.0f / static_cast<float>(args.world)),
+        rows(call.operands[0].flat<const uint8_t>()),
+        messages(call.operands[1].flat<const uint8_t>()),
+        c(call.operands[2].flat<float>()),
+        old_scales(call.operands[3].flat<const float>()),
+        bits(call.operands[4].flat<uint8_t>()),
+        valid(call.operands[6].flat<const uint8_t>()),
+        sums(call.operands[5].flat<float>()) {}
+
+  // What a bit of rank r counts: fl(S_r * fl(1/W)).
+  float term(uint32_t r, const Piece& p) const {
+    return message_scale(messages, r, args.instances, p.scale) * part;
+  }
+  // Sum over ranks: groups of 8, each from 0 in ascending order.
+  float sum(const Piece& p, uint64_t flat) const {
+    float total = 0.0f;
+    for (uint32_t group = 0; group < args.world; group += 8) {
+      float partial = 0.0f;
+      for (uint32_t r = group; r < args.world && r < group + 8; ++r) {
+        partial += plus_minus(get_bit(rows + r * args.row_bytes, flat), term(r, p));
+      }
+      total += partial;
+    }
+    return total;
+  }
+  void open(uint64_t block) { lanes = sums.open(block); }
+  void pad(const Piece& p, uint64_t first, uint64_t count) {
+    set_bits(bits, p.flat + first, count);
+  }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = p.flat + j;
+      float value = 0.0f;
+      if (valid == nullptr || get_bit(valid, flat + args.valid_base)) {
+        value = sum(p, flat) + residual_of(c[flat], old_scales[p.scale]);
+        lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
+      }
+      c[flat] = value;
+      set_bit(bits, flat, value >= 0.0f);
+    }
+  }
+  void finish() { sums.finish(); }
+
+  const ServerArgs& args;
+  const float part;
+  const uint8_t* rows;
+  const uint8_t* messages;
+  float* c;
+  const float* old_scales;
+  uint8_t* bits;
+  const uint8_t* valid;
+  NormBlocks sums;
+  float* lanes = nullptr;
+};
+
+struct DecodeOp : OpBase {
+  explicit DecodeOp(const KernelCall& call)
+      : instances(call.arguments<DecodeArgs>().instances),
+        bits(call.operands[0].flat<const uint8_t>()),
+        messages(call.operands[1].flat<const uint8_t>()),
+        outputs(&call.operands[2]),
+        valid(call.operands[3].flat<const uint8_t>()) {}
+
+  float scale(const Piece& p) const { return message_scale(messages, p.chunk, instances, p.scale); }
+  float* output(const Piece& p) const { return outputs->list<float>(p.tensor) + p.target; }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    const float magnitude = scale(p);
+    float* y = output(p);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const bool masked = valid != nullptr && !get_bit(valid, p.flat + j);
+      y[j] = masked ? 0.0f : plus_minus(get_bit(bits, p.flat + j), magnitude);
+    }
+  }
+
+  const uint64_t instances;
+  const uint8_t* bits;
+  const uint8_t* messages;
+  const Operand* outputs;
+  const uint8_t* valid;
+};
+
+}  // namespace sotto

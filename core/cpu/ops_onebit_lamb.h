@@ -1,0 +1,220 @@
+// Ops of 1-bit LAMB.
+#pragma once
+
+#include "core/cpu/elements.h"
+#include "core/cpu/ops.h"
+
+namespace sotto {
+
+inline float scaling_of(const TensorState* states, const Piece& p) {
+  return static_cast<float>(states[p.tensor].scaling_coeff);
+}
+
+// What the front and its undo read.
+struct FrontOp : OpBase {
+  explicit FrontOp(const KernelCall& call)
+      : args(call.arguments<EncodeArgs>()),
+        gradients(&call.operands[0]),
+        momentum{call.operands[1].flat<const float>(), call.operands[2].flat<const uint8_t>(),
+                 call.operands[3].flat<const uint8_t>(), args.instances},
+        c(call.operands[4].flat<float>()),
+        old_scales(call.operands[5].flat<const float>()),
+        bits(call.operands[6].flat<uint8_t>()),
+        valid(call.operands[8].flat<const uint8_t>()),
+        flags_out(call.operands[9].flat<uint32_t>()),
+        groups(call.operands[10].flat<const GroupScalars>()),
+        states(call.operands[11].flat<const TensorState>()),
+        clip(call.operands[12].flat<const float>()),
+        sums(call.operands[7].flat<float>()) {}
+
+  bool masked(uint64_t flat) const { return valid != nullptr && !get_bit(valid, flat); }
+  const float* gradient(const Piece& p) const {
+    return gradients->list<const float>(p.tensor) + p.offset;
+  }
+  // x of element j of a piece; not for masked elements.
+  float input(const Piece& p, uint64_t j, float scaling, float magnitude) const {
+    const float g = gradient(p)[j];
+    return front_input(groups[p.group], momentum.at(p.flat + j, magnitude),
+                       clip != nullptr ? g * *clip : g, scaling);
+  }
+  void open(uint64_t block) { lanes = sums.open(block); }
+  void pad(const Piece& p, uint64_t first, uint64_t count) {
+    set_bits(bits, p.flat + first - args.bits_base, count);
+  }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    const float scaling = scaling_of(states, p);
+    const float magnitude = momentum.magnitude(p, scaling);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = p.flat + j;
+      float value = 0.0f;
+      if (!masked(flat)) {
+        const float x = guard_finite(input(p, j, scaling, magnitude), &flags);
+        value = x + residual_of(c[flat], old_scales[p.scale]);
+        lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
+      }
+      c[flat] = value;
+      set_bit(bits, flat - args.bits_base, value >= 0.0f);
+    }
+  }
+  void finish() {
+    sums.finish();
+    raise_flags(flags_out, flags);
+  }
+
+  const EncodeArgs& args;
+  const Operand* gradients;
+  Momentum momentum;
+  float* c;
+  const float* old_scales;
+  uint8_t* bits;
+  const uint8_t* valid;
+  uint32_t* flags_out;
+  const GroupScalars* groups;
+  const TensorState* states;
+  const float* clip;
+  NormBlocks sums;
+  float* lanes = nullptr;
+  uint32_t flags = 0;
+};
+
+struct PrepareOp : OpBase {
+  explicit PrepareOp(const KernelCall& call)
+      : mask_zero(call.arguments<PrepareArgs>().mask_zero_variance),
+        m(call.operands[0].flat<const float>()),
+        v(call.operands[1].flat<const float>()),
+        vf(call.operands[2].flat<float>()),
+        den(call.operands[3].flat<float>()),
+        valid(call.operands[4].flat<uint8_t>()),
+        groups(call.operands[6].flat<const GroupScalars>()),
+        sums(call.operands[5].flat<float>()) {}
+
+  void open(uint64_t block) { lanes = sums.open(block); }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[p.group];
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = p.flat + j;
+      vf[flat] = v[flat];
+      den[flat] = std::sqrt(v[flat]) + s.eps;
+      // Tensors start at any bit, so threads of one call may share a byte.
+      if (valid != nullptr && mask_zero && v[flat] == 0.0f) clear_bit_shared(valid, flat);
+      if (valid == nullptr || get_bit_shared(valid, flat)) {
+        lanes[(p.lane + j) % kNormLanes] += m[flat] * m[flat];
+      }
+    }
+  }
+  void finish() { sums.finish(); }
+
+  const bool mask_zero;
+  const float* m;
+  const float* v;
+  float* vf;
+  float* den;
+  uint8_t* valid;
+  const GroupScalars* groups;
+  NormBlocks sums;
+  float* lanes = nullptr;
+};
+
+// Pass A.
+struct FactorOp : OpBase {
+  explicit FactorOp(const KernelCall& call)
+      : fresh{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
+              call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+        old{call.operands[3].flat<const float>(), call.operands[4].flat<const uint8_t>(),
+            call.operands[5].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+        vf(call.operands[6].flat<float>()),
+        den(call.operands[7].flat<const float>()),
+        parameters(&call.operands[8]),
+        valid(call.operands[9].flat<const uint8_t>()),
+        groups(call.operands[13].flat<const GroupScalars>()),
+        states(call.operands[14].flat<const TensorState>()),
+        u0_sums(call.operands[10].flat<float>()),
+        u_sums(call.operands[11].flat<float>()),
+        maxima(call.operands[12].flat<float>()) {}
+
+  const float* parameter(const Piece& p) const {
+    return parameters->list<const float>(p.tensor) + p.offset;
+  }
+  void open(uint64_t block) {
+    u0_lanes = u0_sums.open(block);
+    u_lanes = u_sums.open(block);
+    best = maxima.open(block);
+  }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float scaling = scaling_of(states, piece);
+    const float new_magnitude = fresh.magnitude(piece, scaling);
+    const float old_magnitude = old.magnitude(piece, scaling);
+    const float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      float u0 = 0.0f;
+      if (valid == nullptr || get_bit(valid, flat)) {
+        const float m = fresh.at(flat, new_magnitude);
+        vf[flat] = fresh_variance(s, m, old.at(flat, old_magnitude), vf[flat]);
+        const float ratio = den[flat] / (std::sqrt(vf[flat]) + s.eps);
+        if (ratio > *best) *best = ratio;
+        u0 = m / den[flat];
+      }
+      if (s.weight_decay == 0.0f) continue;
+      const float u = with_decay(s, u0, p[j]);
+      u0_lanes[(piece.lane + j) % kNormLanes] += u0 * u0;
+      u_lanes[(piece.lane + j) % kNormLanes] += u * u;
+    }
+  }
+  void finish() {
+    u0_sums.finish();
+    u_sums.finish();
+    maxima.finish();
+  }
+
+  Momentum fresh, old;
+  float* vf;
+  const float* den;
+  const Operand* parameters;
+  const uint8_t* valid;
+  const GroupScalars* groups;
+  const TensorState* states;
+  NormBlocks u0_sums, u_sums;
+  BlockMaxima maxima;
+  float* u0_lanes = nullptr;
+  float* u_lanes = nullptr;
+  float* best = nullptr;
+};
+
+// Pass B.
+struct OnebitUpdateOp : OpBase {
+  explicit OnebitUpdateOp(const KernelCall& call)
+      : momentum{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
+                 call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+        den(call.operands[3].flat<const float>()),
+        parameters(&call.operands[4]),
+        valid(call.operands[5].flat<const uint8_t>()),
+        groups(call.operands[6].flat<const GroupScalars>()),
+        steps(call.operands[7].flat<const TensorStep>()),
+        states(call.operands[8].flat<const TensorState>()) {}
+
+  float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float step = steps[piece.tensor].step_size;
+    const float magnitude = momentum.magnitude(piece, scaling_of(states, piece));
+    float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      const bool masked = valid != nullptr && !get_bit(valid, flat);
+      const float u0 = masked ? 0.0f : momentum.at(flat, magnitude) / den[flat];
+      p[j] = p[j] - step * with_decay(s, u0, p[j]);
+    }
+  }
+
+  Momentum momentum;
+  const float* den;
+  const Operand* parameters;
+  const uint8_t* valid;
+  const GroupScalars* groups;
+  const TensorStep* steps;
+  const TensorState* states;
+};
+
+}  // namespace sotto
