@@ -41,8 +41,8 @@ T get(const UniqueId& id, size_t at) {
 
 Result<UniqueId> encode_unique_id(const UniqueIdFields& fields) {
   if (fields.addresses.size() > kUniqueIdTextBytes) {
-    return invalid_argument("unique id: the addresses \"{}\" take {} bytes, at most {} fit", fields.addresses,
-                            fields.addresses.size(), kUniqueIdTextBytes);
+    return invalid_argument("unique id: the addresses \"{}\" take {} bytes, at most {} fit",
+                            fields.addresses, fields.addresses.size(), kUniqueIdTextBytes);
   }
   UniqueId id{};
   std::copy_n(kMagic, kMagicBytes, id.begin());
@@ -59,10 +59,12 @@ Result<UniqueId> encode_unique_id(const UniqueIdFields& fields) {
 
 Result<UniqueIdFields> decode_unique_id(const UniqueId& id) {
   if (!std::equal(kMagic, kMagic + kMagicBytes, id.begin())) {
-    return invalid_argument("the {} bytes are not a unique id (made by sotto_unique_id_create)", id.size());
+    return invalid_argument("the {} bytes are not a unique id (made by sotto_unique_id_create)",
+                            id.size());
   }
   if (const auto version = get<uint16_t>(id, kVersionAt); version != kUniqueIdVersion) {
-    return error(Code::kProtocol, "unique id of version {}, this library reads version {}", version, kUniqueIdVersion);
+    return error(Code::kProtocol, "unique id of version {}, this library reads version {}", version,
+                 kUniqueIdVersion);
   }
   if (get<uint64_t>(id, kChecksumAt) != hash64(id.data(), kChecksumAt)) {
     return invalid_argument("the unique id was damaged on its way: its checksum does not fit");
@@ -74,9 +76,11 @@ Result<UniqueIdFields> decode_unique_id(const UniqueId& id) {
   fields.process_token = get<uint64_t>(id, kProcessAt);
   const size_t text = get<uint16_t>(id, kTextBytesAt);
   if (text > kUniqueIdTextBytes) {
-    return invalid_argument("unique id: address text of {} bytes, at most {} fit", text, kUniqueIdTextBytes);
+    return invalid_argument("unique id: address text of {} bytes, at most {} fit", text,
+                            kUniqueIdTextBytes);
   }
-  fields.addresses.assign(id.begin() + kTextAt, id.begin() + kTextAt + static_cast<ptrdiff_t>(text));
+  fields.addresses.assign(id.begin() + kTextAt,
+                          id.begin() + kTextAt + static_cast<ptrdiff_t>(text));
   return fields;
 }
 
@@ -85,7 +89,8 @@ uint64_t random_token() {
   while (token == 0) {
     const ssize_t n = getrandom(&token, sizeof token, 0);
     if (n == sizeof token || (n < 0 && errno == EINTR)) continue;
-    token = (uint64_t{std::random_device()()} << 32) | std::random_device()();  // a kernel without getrandom
+    token = (uint64_t{std::random_device()()} << 32) |
+            std::random_device()();  // a kernel without getrandom
   }
   return token;
 }

@@ -32,18 +32,20 @@ struct UniqueIdFields {
   uint16_t port = 0;
   uint64_t token = 0;
   uint64_t process_token = 0;
-  std::string addresses;  // where the maker listens, separated by commas; at most kUniqueIdTextBytes bytes
+  std::string
+      addresses;  // where the maker listens, separated by commas; at most kUniqueIdTextBytes bytes
 };
 
 // INVALID_ARGUMENT if the addresses are too long.
 Result<UniqueId> encode_unique_id(const UniqueIdFields& fields);
-// INVALID_ARGUMENT if the bytes are no unique id or were damaged on their way; PROTOCOL if another version made it. A
-// kind that this build does not know is passed on: Backend::knows decides.
+// INVALID_ARGUMENT if the bytes are no unique id or were damaged on their way; PROTOCOL if another
+// version made it. A kind that this build does not know is passed on: Backend::knows decides.
 Result<UniqueIdFields> decode_unique_id(const UniqueId& id);
 
 // 64 bits from the system's random source, never 0.
 uint64_t random_token();
-// The same number in the whole process, another one in every other process (a forked child included). Never 0.
+// The same number in the whole process, another one in every other process (a forked child
+// included). Never 0.
 uint64_t process_token();
 
 }  // namespace sotto

@@ -1,0 +1,220 @@
+#include "transports/inproc/hub.h"
+
+#include <unordered_map>
+
+#include "core/iface/unique_id.h"
+
+namespace sotto::inproc {
+namespace {
+
+constexpr size_t kBlobBytes = size_t{1} << 20;
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<uint64_t, std::weak_ptr<Hub>> hubs;
+};
+
+Registry& registry() {
+  static Registry* const the_registry =
+      new Registry;  // never destroyed: threads may still leave at exit
+  return *the_registry;
+}
+
+}  // namespace
+
+std::shared_ptr<Hub> Hub::make() {
+  std::shared_ptr<Hub> hub(new Hub(random_token()));
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  r.hubs[hub->token()] = hub;
+  return hub;
+}
+
+std::shared_ptr<Hub> Hub::find(uint64_t token) {
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  const auto it = r.hubs.find(token);
+  return it == r.hubs.end() ? nullptr : it->second.lock();
+}
+
+Hub::~Hub() {
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  r.hubs.erase(token_);
+}
+
+Status Hub::arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox) {
+  std::lock_guard lock(mutex_);
+  if (!refused_.ok()) return refused_;
+  const bool complete = size_ > 0 && arrived_ == static_cast<size_t>(size_);
+  if (size_ == 0) {
+    size_ = size;
+    size_said_by_ = rank;
+    members_.resize(static_cast<size_t>(size));
+  }
+  Status wrong;
+  if (size != size_) {
+    wrong = invalid_argument("rendezvous: rank {} says that there are {} ranks, rank {} says {}",
+                             rank, size, size_said_by_, size_);
+  } else if (members_[static_cast<size_t>(rank)].here) {
+    wrong = invalid_argument("rendezvous: two callers came as rank {} of {}", rank, size);
+  }
+  if (!wrong.ok()) {
+    if (!complete) refused_ = wrong;  // a complete group does not suffer from a latecomer
+    wake_all();
+    return wrong;
+  }
+  members_[static_cast<size_t>(rank)] = {std::move(mailbox), true, false};
+  if (++arrived_ == static_cast<size_t>(size_)) {
+    for (int32_t i = 0; i < size_; ++i)
+      inboxes_.push_back(std::make_unique<Inbox>(i, static_cast<size_t>(size_)));
+    wake_all();
+  }
+  return ok_status();
+}
+
+void Hub::refuse(const Status& status) {
+  std::lock_guard lock(mutex_);
+  if (!inboxes_.empty() || !refused_.ok()) return;
+  refused_ = status;
+  wake_all();
+}
+
+bool Hub::met() const {
+  std::lock_guard lock(mutex_);
+  return !inboxes_.empty();
+}
+
+bool Hub::settled() const {
+  std::lock_guard lock(mutex_);
+  return !inboxes_.empty() || !refused_.ok();
+}
+
+Status Hub::conclude(int32_t rank) {
+  std::lock_guard lock(mutex_);
+  if (!inboxes_.empty()) return ok_status();
+  if (refused_.ok()) {
+    std::vector<bool> here;
+    for (const Member& m : members_) here.push_back(m.here);
+    refused_ = error(Code::kTimeout,
+                     "rendezvous: {} of {} did not come before the deadline of rank {} passed",
+                     missing(here), size_, rank);
+    wake_all();
+  }
+  return refused_;
+}
+
+void Hub::contribute(uint64_t round, std::string_view what, int32_t rank, std::string_view blob) {
+  std::lock_guard lock(mutex_);
+  Gather& g = gather(round);
+  if (g.first_rank < 0) {
+    g.what = what;
+    g.first_rank = rank;
+  }
+  if (!g.failure.ok()) return;
+  if (g.what != what) {
+    g.failure =
+        error(Code::kProtocol, "set-up exchange {}: rank {} is at \"{}\", rank {} at \"{}\"", round,
+              g.first_rank, g.what, rank, what);
+  } else if (blob.size() > kBlobBytes) {
+    g.failure = invalid_argument("{}: rank {} gives {} bytes, at most {} are allowed", what, rank,
+                                 blob.size(), kBlobBytes);
+  } else {
+    g.blobs[static_cast<size_t>(rank)] = blob;
+    g.here[static_cast<size_t>(rank)] = true;
+    ++g.count;
+  }
+  if (!g.failure.ok() || g.count == g.blobs.size()) wake_all();
+}
+
+bool Hub::gathered(uint64_t round) const {
+  std::lock_guard lock(mutex_);
+  const Gather& g = gathers_.at(round);
+  return g.count == g.blobs.size() || !g.failure.ok() || cause_.has_value();
+}
+
+Result<std::vector<std::string>> Hub::collect(uint64_t round, int32_t rank) {
+  std::lock_guard lock(mutex_);
+  Gather& g = gather(round);
+  if (g.count < g.blobs.size() && g.failure.ok()) {
+    if (cause_) {
+      g.failure = error(cause_->code, "{}: the group has failed: {}", g.what, cause_->text);
+    } else {
+      g.failure =
+          error(Code::kTimeout, "{}: {} of {} did not come before the deadline of rank {} passed",
+                g.what, missing(g.here), size_, rank);
+    }
+    wake_all();
+  }
+  Result<std::vector<std::string>> result =
+      g.failure.ok() ? Result(g.blobs) : Result<std::vector<std::string>>(g.failure);
+  if (++g.readers == g.blobs.size()) gathers_.erase(round);
+  return result;
+}
+
+void Hub::fail(const FailureCause& cause) {
+  std::lock_guard lock(mutex_);
+  if (cause_) return;
+  cause_ = cause;
+  failed_.store(true, std::memory_order_release);
+  wake_all();
+}
+
+std::optional<FailureCause> Hub::cause() const {
+  std::lock_guard lock(mutex_);
+  return cause_;
+}
+
+void Hub::leave(int32_t rank) {
+  std::lock_guard lock(mutex_);
+  Member& m = members_[static_cast<size_t>(rank)];
+  m.left = true;
+  m.mailbox.reset();
+  fail_gathers_without(rank, error(Code::kPeerLost, "rank {} has left the group", rank));
+  wake_all();
+}
+
+void Hub::lost(int32_t rank) {
+  fail({Code::kPeerLost, rank,
+        fmt::format("rank {} went away without leaving the group: its context was destroyed",
+                    rank)});
+  leave(rank);
+}
+
+void Hub::wake_all() {
+  for (const Member& m : members_) {
+    if (m.mailbox) m.mailbox->wake();
+  }
+}
+
+std::string Hub::missing(const std::vector<bool>& here) const {
+  std::string list;
+  int n = 0;
+  for (size_t i = 0; i < here.size(); ++i) {
+    if (here[i]) continue;
+    list += fmt::format("{}{}", n++ == 0 ? "" : ", ", i);
+  }
+  return fmt::format("{} {}", n == 1 ? "rank" : "ranks", list);
+}
+
+Hub::Gather& Hub::gather(uint64_t round) {
+  const auto [it, is_new] = gathers_.try_emplace(round);
+  Gather& g = it->second;
+  if (is_new) {
+    g.blobs.resize(members_.size());
+    g.here.resize(members_.size());
+    for (size_t i = 0; i < members_.size(); ++i) {
+      if (members_[i].left) g.failure = error(Code::kPeerLost, "rank {} has left the group", i);
+    }
+  }
+  return g;
+}
+
+void Hub::fail_gathers_without(int32_t rank, const Status& status) {
+  for (auto& [round, g] : gathers_) {
+    if (!g.here[static_cast<size_t>(rank)] && g.failure.ok())
+      g.failure = status.with_prefix(g.what);
+  }
+}
+
+}  // namespace sotto::inproc

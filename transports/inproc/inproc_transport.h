@@ -1,0 +1,71 @@
+// Messages between ranks that are threads of one process: by key, one copy, no bytes besides the
+// data.
+//
+// There are no frames, so header_bytes is 0 and READY costs nothing; metadata messages count as
+// header bytes as everywhere.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "core/iface/transport.h"
+#include "transports/inproc/hub.h"
+#include "transports/inproc/mailbox.h"
+
+namespace sotto::inproc {
+
+class InprocTransport final : public Transport, private PollSource {
+ public:
+  InprocTransport(std::shared_ptr<Hub> hub, std::shared_ptr<Mailbox> mailbox, int32_t rank,
+                  int32_t size, TransferSink& sink);
+  // Takes back every transfer; peers that wait for one are told.
+  ~InprocTransport() override;
+
+  const TransportCaps& caps() const override;
+  uint64_t header_bytes(uint64_t) const override { return 0; }
+  Status post_op(const OpPosting& op) override;
+  void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) override;
+  void retire(const OpPosting& op) override;
+  void cancel(const OpPosting& op) override;
+  void send(Transfer& transfer) override;
+  void recv(Transfer& transfer) override;
+  Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
+  std::string route(int32_t peer) const override;
+  TransferCounters counters(uint64_t comm, int32_t peer) const override;
+  void close(Deadline deadline) override;
+
+ private:
+  bool run() override;
+  bool run_failure();
+  bool run_done();
+  bool run_ready();
+  bool run_closings(uint32_t seen);
+  bool accept(Transfer& transfer);
+  void copy(Transfer& recv, Transfer& send);
+  void mismatch(int32_t peer, const Status& status);
+  void count(const Transfer& transfer);
+  void drop(const OpKey* key);  // null: everything
+  void drop_received(const OpKey* key);
+  void drop_sent(const OpKey* key);
+  void forget(const Transfer& transfer) { --open_[static_cast<size_t>(transfer.peer)]; }
+
+  const std::shared_ptr<Hub> hub_;
+  const std::shared_ptr<Mailbox> mailbox_;
+  const int32_t rank_;
+  const int32_t size_;
+  TransferSink& sink_;
+  Inbox& inbox_;
+  std::vector<uint64_t> open_;  // per peer: transfers handed over and not completed; driving thread
+  std::vector<bool> told_closed_;  // per peer
+  uint32_t seen_closings_ = 0;
+  bool closed_ = false;
+
+  mutable std::mutex counters_mutex_;
+  std::unordered_map<uint64_t, std::vector<TransferCounters>>
+      counters_;  // by comm epoch, then peer
+};
+
+}  // namespace sotto::inproc

@@ -1,0 +1,80 @@
+#include "transports/inproc/mailbox.h"
+
+#include <time.h>
+
+#include <algorithm>
+
+namespace sotto::inproc {
+namespace {
+
+// A longer wait ends early, which poll allows.
+constexpr int64_t kLongestWaitUs = 3'600'000'000;
+
+}  // namespace
+
+Mailbox::Mailbox() {
+  pthread_mutex_init(&mutex_, nullptr);
+  pthread_condattr_t attributes;
+  pthread_condattr_init(&attributes);
+  pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+  pthread_cond_init(&condition_, &attributes);
+  pthread_condattr_destroy(&attributes);
+}
+
+Mailbox::~Mailbox() {
+  pthread_cond_destroy(&condition_);
+  pthread_mutex_destroy(&mutex_);
+}
+
+bool Mailbox::poll(int64_t wait_us) {
+  if (!pending_.load(std::memory_order_acquire)) {
+    if (wait_us <= 0) return false;
+    wait(wait_us);
+  }
+  return run_sources();
+}
+
+void Mailbox::wake() {
+  // Whoever clears pending_ looks at the sources afterwards, so a wake that finds it set has
+  // nothing to add. An exchange and not a load: it orders this thread's work before the poller's
+  // look.
+  if (pending_.exchange(true, std::memory_order_acq_rel)) return;
+  pthread_mutex_lock(&mutex_);  // the poller is either before its check or inside the wait
+  pthread_cond_signal(&condition_);
+  pthread_mutex_unlock(&mutex_);
+}
+
+void Mailbox::add(PollSource* source) {
+  sources_.push_back(source);
+  wake();  // it may have work that came before it was added
+}
+
+void Mailbox::remove(PollSource* source) {
+  sources_.erase(std::remove(sources_.begin(), sources_.end(), source), sources_.end());
+}
+
+bool Mailbox::run_sources() {
+  if (!pending_.exchange(false, std::memory_order_acq_rel)) return false;
+  bool ran = false;
+  for (PollSource* source : sources_) ran |= source->run();
+  return ran;
+}
+
+void Mailbox::wait(int64_t wait_us) {
+  timespec until{};
+  clock_gettime(CLOCK_MONOTONIC, &until);
+  wait_us = std::min(wait_us, kLongestWaitUs);
+  until.tv_sec += static_cast<time_t>(wait_us / 1'000'000);
+  until.tv_nsec += static_cast<long>(wait_us % 1'000'000) * 1000;
+  if (until.tv_nsec >= 1'000'000'000) {
+    until.tv_nsec -= 1'000'000'000;
+    ++until.tv_sec;
+  }
+  pthread_mutex_lock(&mutex_);
+  while (!pending_.load(std::memory_order_acquire)) {
+    if (pthread_cond_timedwait(&condition_, &mutex_, &until) != 0) break;
+  }
+  pthread_mutex_unlock(&mutex_);
+}
+
+}  // namespace sotto::inproc

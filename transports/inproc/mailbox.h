@@ -1,0 +1,51 @@
+// The poller of a context whose ranks are threads: other threads leave work with a source and wake
+// its owner.
+#pragma once
+
+#include <pthread.h>
+
+#include <atomic>
+#include <vector>
+
+#include "core/iface/transport.h"
+
+namespace sotto::inproc {
+
+// Has work that is done inside poll.
+class PollSource {
+ public:
+  // True if anything was done.
+  virtual bool run() = 0;
+
+ protected:
+  ~PollSource() = default;
+};
+
+class Mailbox final : public Poller {
+ public:
+  Mailbox();
+  ~Mailbox() override;
+  Mailbox(const Mailbox&) = delete;
+  Mailbox& operator=(const Mailbox&) = delete;
+
+  // Runs the sources if wake() was called since the last poll; waits for that if it was not.
+  bool poll(int64_t wait_us) override;
+  void wake() override;
+
+  // Driving thread, not from inside poll.
+  void add(PollSource* source);
+  void remove(PollSource* source);
+
+ private:
+  bool run_sources();
+  void wait(int64_t wait_us);
+
+  // std::condition_variable waits with pthread_cond_clockwait, which the thread sanitizer of GCC 12
+  // does not know.
+  pthread_mutex_t mutex_;
+  pthread_cond_t condition_;
+  std::atomic<bool> pending_{false};
+  std::vector<PollSource*> sources_;
+};
+
+}  // namespace sotto::inproc
