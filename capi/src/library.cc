@@ -1,0 +1,77 @@
+// Functions that need no handle: versions, names, error text, log.
+#include <atomic>
+#include <string>
+
+#include "capi/src/guard.h"
+#include "capi/src/log_level.h"
+#include "core/base/log.h"
+#include "core/base/params.h"
+
+namespace sotto::capi {
+namespace {
+
+// Set while a call of sotto_set_log has fixed the level.
+std::atomic<bool> g_level_is_fixed{false};
+
+LogLevel level_of(std::string_view word) {
+  if (word == "error") return LogLevel::kError;
+  if (word == "info") return LogLevel::kInfo;
+  if (word == "debug") return LogLevel::kDebug;
+  if (word == "trace") return LogLevel::kTrace;
+  return LogLevel::kWarn;
+}
+
+// SOTTO_LOG alone: a bad value of another variable is no matter of the log.
+Result<LogLevel> level_from_environment() {
+  const Environment process = process_environment();
+  Environment only_log;
+  only_log.get = [&process](const std::string& name) {
+    return name == "SOTTO_LOG" ? process.get(name) : std::nullopt;
+  };
+  only_log.names = [] { return std::vector<std::string>{"SOTTO_LOG"}; };
+  SOTTO_ASSIGN(const Params params, Params::read(only_log));
+  return level_of(params.log);
+}
+
+Status set_log_checked(sotto_log_fn fn, void* user, int32_t level) {
+  if (level < 0 || level > 5) {
+    return invalid_argument("level is {}, allowed 0 (SOTTO_LOG decides) to 5 (trace)", level);
+  }
+  LogLevel chosen = static_cast<LogLevel>(level);
+  if (level == 0) {
+    SOTTO_ASSIGN(chosen, level_from_environment());
+  }
+  g_level_is_fixed.store(level != 0);
+  set_log(fn, user);
+  set_log_level(chosen);
+  return ok_status();
+}
+
+}  // namespace
+
+void apply_log_parameter(std::string_view value) {
+  if (!g_level_is_fixed.load()) set_log_level(level_of(value));
+}
+
+}  // namespace sotto::capi
+
+using namespace sotto;        // NOLINT: the definitions below are the border itself
+using namespace sotto::capi;  // NOLINT
+
+extern "C" {
+
+uint32_t sotto_abi_version(void) { return SOTTO_ABI_VERSION; }
+
+const char* sotto_version_string(void) { return SOTTO_VERSION; }
+
+const char* sotto_status_name(sotto_status status) {
+  return code_name(static_cast<Code>(status)).data();  // views of literals: zero-terminated
+}
+
+const char* sotto_last_error(void) { return last_error_text(); }
+
+sotto_status sotto_set_log(sotto_log_fn fn, void* user, int32_t level) {
+  return guarded("sotto_set_log", [&] { return set_log_checked(fn, user, level); });
+}
+
+}  // extern "C"
