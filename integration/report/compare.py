@@ -1,0 +1,86 @@
+"""A baseline run against a compressed one: the figures of summary.json."""
+
+from .logs import NUMBERS, PER_RANK, ReportError
+
+# The clock's parts must add up to it within this share.
+CLOCK_TOLERANCE = 0.02
+
+
+def first_at_or_below(evaluations, loss):
+    """The first evaluation with at most this loss, or None."""
+    return next((e for e in evaluations if e.loss <= loss), None)
+
+
+def ratios(baseline, compressed):
+    """How the compressed run compares; above 1 is in its favour, except for val_loss."""
+    base, comp = baseline.summary, compressed.summary
+    wall = base["wall_s"] / comp["wall_s"]
+    reached = first_at_or_below(baseline.evaluations, compressed.evaluations[-1].loss)
+    sent = sum(comp["payload_bytes_sent"])
+    if sent <= 0:
+        raise ReportError(f"{compressed.name}: no payload was sent; a comparison needs at least two ranks")
+    volume = sum(base["payload_bytes_sent"]) * comp["steps"] / base["steps"] / sent
+    return {
+        "wall": wall,
+        "time_to_same_loss": reached.clock_s / comp["wall_s"] if reached else wall,
+        "same_loss_reached": reached is not None,
+        "val_loss": comp["val_loss"] / base["val_loss"],
+        "volume_vs_fp32": volume,
+        "volume_vs_16bit": volume / 2,
+    }
+
+
+def figures_of(run):
+    return {key: run.summary[key] for key in NUMBERS + PER_RANK}
+
+
+def compare(baseline, compressed):
+    """unigram_entropy, lamb, onebit_lamb and ratios of one seed."""
+    entropy = baseline.summary["unigram_entropy"]
+    if entropy != compressed.summary["unigram_entropy"]:
+        raise ReportError(f"the two runs saw different data: unigram entropy {entropy} and "
+                          f"{compressed.summary['unigram_entropy']}")
+    return {
+        "unigram_entropy": entropy,
+        "lamb": figures_of(baseline),
+        "onebit_lamb": figures_of(compressed),
+        "ratios": ratios(baseline, compressed),
+    }
+
+
+def mean(values):
+    """Mean of numbers, of lists entry by entry, of objects key by key; of truths: whether all are true."""
+    first = values[0]
+    if isinstance(first, bool):
+        return all(values)
+    if isinstance(first, dict):
+        return {key: mean([value[key] for value in values]) for key in first}
+    if isinstance(first, list):
+        return [mean(list(entries)) for entries in zip(*values)]
+    total = sum(values)
+    whole = isinstance(total, int) and total % len(values) == 0
+    return total // len(values) if whole else total / len(values)
+
+
+def summary_of(links_mbit, isolation, pairs, seeds=None):
+    """The content of summary.json. pairs: (baseline, compressed) per seed; seeds: given if they were asked for."""
+    compared = [compare(*pair) for pair in pairs]
+    summary = {"links_mbit": links_mbit, "isolation": isolation, **mean(compared)}
+    if seeds is not None:
+        summary["seeds"] = [{"seed": seed, **one} for seed, one in zip(seeds, compared)]
+    return summary
+
+
+def broken_checks(runs):
+    """What must hold in every run and does not, as sentences."""
+    problems = []
+    for run in runs:
+        s = run.summary
+        if s["payload_bytes_sent"] != s["payload_bytes_planned"]:
+            problems.append(f"{run.name}: payload bytes sent {s['payload_bytes_sent']} differ from those planned "
+                            f"{s['payload_bytes_planned']}")
+        parts = s["compute_s"] + s["codec_s"] + s["exposed_comm_s"]
+        if abs(parts - s["wall_s"]) > CLOCK_TOLERANCE * s["wall_s"]:
+            problems.append(f"{run.name}: compute + codec + exposed communication = {parts:.2f} s, but the clock says "
+                            f"{s['wall_s']:.2f} s")
+    return problems

@@ -1,0 +1,50 @@
+"""Runs as the trainer writes them, made up: known figures for the tests of the report."""
+
+import json
+import math
+from pathlib import Path
+
+ENTROPY = 3.16
+PARAMETERS = 155_000
+FULL_BYTES = 6 * PARAMETERS  # 2 (W - 1) / W * 4 bytes per parameter at W = 4
+ONE_BIT_BYTES = FULL_BYTES // 32
+
+
+def loss_at(step, floor, scale=600.0):
+    return floor + (5.2 - floor) * math.exp(-step / scale)
+
+
+def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every=40, sent_off_by=0, seed=1):
+    """Writes stem.jsonl and stem.summary.json. freeze: the first step, from 1, whose payload is compressed."""
+    clock, total, lines = 0.0, 0, []
+    parts = {"compute_s": 0.0, "codec_s": 0.0, "exposed_comm_s": 0.0}
+    for step in range(1, steps + 1):
+        compressed = freeze is not None and step > freeze
+        cost = {"compute_s": 0.015, "codec_s": 0.001 if compressed else 0.0005,
+                "exposed_comm_s": 0.0025 if compressed else 0.0745}
+        sent = ONE_BIT_BYTES if compressed else FULL_BYTES
+        clock += sum(cost.values())
+        total += sent
+        for key, value in cost.items():
+            parts[key] += value
+        noise = 0.2 * math.sin(step * 12.9898 + seed)
+        lines.append({"step": step, "samples": 24 * step, "loss": loss_at(step, floor) + noise,
+                      "stage": "compressed" if compressed else "full precision", "clock_s": clock,
+                      "payload_bytes": sent, "compute_ms": cost["compute_s"] * 1e3, "codec_ms": cost["codec_s"] * 1e3,
+                      "comm_ms": cost["exposed_comm_s"] * 1e3})
+        if step % evaluate_every == 0 or step == steps:
+            lines.append({"step": step, "samples": 24 * step, "clock_s": clock, "eval_loss": loss_at(step, floor)})
+    Path(folder, f"{stem}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
+    summary = {"name": stem, "val_loss": loss_at(steps, floor), "wall_s": clock, "steps": steps, **parts,
+               "payload_bytes_sent": [total + sent_off_by] + [total] * 3, "payload_bytes_planned": [total] * 4,
+               "header_bytes_sent": [steps * 400] * 4, "unigram_entropy": ENTROPY, "parameters": PARAMETERS}
+    Path(folder, f"{stem}.summary.json").write_text(json.dumps(summary), encoding="utf-8")
+    return summary
+
+
+def write_pair(folder, suffix="", **options):
+    """LAMB and 1-bit LAMB; the second ends a little higher and freezes after a fifth."""
+    steps = options.pop("steps", 400)
+    base = write_run(folder, f"lamb{suffix}", steps=steps, **options)
+    comp = write_run(folder, f"onebit_lamb{suffix}", steps=steps, freeze=steps // 5, **{**options, "floor": 1.25})
+    return base, comp
