@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
+#include <unistd.h>
 
 int trainer_rank = -1;
 
@@ -14,6 +15,7 @@ void die(const char* format, ...) {
   vsnprintf(text, sizeof text, format, args);
   va_end(args);
   fflush(stdout);
+  if (isatty(STDERR_FILENO)) fputc('\n', stderr); /* a progress line may stand there */
   if (trainer_rank >= 0) {
     fprintf(stderr, "c-trainer: rank %d: %s\n", trainer_rank, text);
   } else {

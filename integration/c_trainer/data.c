@@ -120,8 +120,10 @@ static void append_file(Text* text, const char* path) {
 static void append_list(Text* text, const FileList* list, const char* label, int verbose) {
   const size_t before = text->n;
   for (size_t i = 0; i < list->n; ++i) append_file(text, list->paths[i]);
-  if (verbose)
-    printf("data: %s: %zu files, %.2f MB\n", label, list->n, (double)(text->n - before) / 1e6);
+  if (verbose) {
+    printf("data: %s: %zu files, %.2f MB\n", label, list->n, list->n == 1 ? "" : "s",
+           (double)(text->n - before) / 1e6);
+  }
 }
 
 /* ---- tokens ---- */
@@ -174,8 +176,8 @@ void data_load(Data* data, char* const* paths, int n, int verbose) {
     list_free(&list);
   }
   if (text.n < BYTES_MIN) {
-    die("--data: %d files hold %zu bytes; at least %d are needed to train on", data->files, text.n,
-        BYTES_MIN);
+    die("--data: %zu bytes in %d file(s); at least %d bytes are needed to train on", text.n,
+        data->files, BYTES_MIN);
   }
   if (text.n > UINT32_MAX)
     die("--data: %zu bytes; at most %lu can be used", text.n, (unsigned long)UINT32_MAX);

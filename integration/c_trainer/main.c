@@ -9,7 +9,6 @@
  * as the configuration file says. The rest of this program is the model, its data, and the figures
  * it reports.
  */
-#include <errno.h>
 #include <inttypes.h>
 #include <math.h>
 #include <stdio.h>
@@ -19,6 +18,7 @@
 #include "blas.h"
 #include "checkpoint.h"
 #include "common.h"
+#include "config.h"
 #include "data.h"
 #include "log.h"
 #include "model.h"
@@ -38,9 +38,8 @@ typedef struct Trainer {
   Totals totals;
   Log log; /* rank 0 */
   RunKey key;
-  Latest latest;      /* checkpoint that "latest" points at */
-  int64_t started_ns; /* when the clock was last started */
-  int64_t last_ns;    /* end of the last step, or the clock's start */
+  Latest latest;   /* checkpoint that "latest" points at */
+  int64_t last_ns; /* end of the last step, or the clock's start */
 } Trainer;
 
 static uint64_t samples_per_step(const Trainer* t) {
@@ -48,20 +47,6 @@ static uint64_t samples_per_step(const Trainer* t) {
 }
 
 /* ---- setting up ---- */
-
-static char* read_text(const char* path) {
-  FILE* file = fopen(path, "rb");
-  if (!file) die("--config: cannot open \"%s\": %s", path, strerror(errno));
-  size_t n = 0, capacity = 1 << 16;
-  char* text = malloc(capacity);
-  while (text && (n += fread(text + n, 1, capacity - n - 1, file)) == capacity - 1) {
-    text = realloc(text, capacity *= 2);
-  }
-  if (!text || ferror(file)) die("--config: cannot read \"%s\": %s", path, strerror(errno));
-  fclose(file);
-  text[n] = '\0';
-  return text;
-}
 
 static void create_model(Trainer* t) {
   const Options* o = &t->options;
@@ -124,7 +109,7 @@ static void read_optimizer_info(Trainer* t) {
 
 static void clock_start(Trainer* t) {
   ranks_barrier(&t->ranks);
-  t->started_ns = t->last_ns = now_ns();
+  t->last_ns = now_ns();
 }
 
 /* Ends behind a barrier too, which counts as time in Sotto's calls. */
@@ -352,9 +337,8 @@ static void report(Trainer* t, double val_loss, size_t windows) {
 static void set_up(Trainer* t) {
   Options* o = &t->options;
   ranks_join(&t->ranks);
-  char* config = read_text(o->config);
-  if (!o->micro_batch) o->micro_batch = 6;
-  if (!o->accumulation) o->accumulation = 1;
+  char* config = config_read(o->config);
+  config_batch(o, config, t->ranks.size);
   data_load(&t->data, o->data, o->n_data, t->ranks.rank == 0);
   create_model(t);
   agree_on_start(t);

@@ -1,0 +1,67 @@
+#include "config.h"
+
+#include <errno.h>
+#include <sotto/sotto.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common.h"
+#include "ranks.h"
+
+char* config_read(const char* path) {
+  FILE* file = fopen(path, "rb");
+  if (!file) die("--config: cannot open \"%s\": %s", path, strerror(errno));
+  size_t n = 0, capacity = 1 << 16;
+  char* text = malloc(capacity);
+  while (text && (n += fread(text + n, 1, capacity - n - 1, file)) == capacity - 1) {
+    text = realloc(text, capacity *= 2);
+  }
+  if (!text || ferror(file)) die("--config: cannot read \"%s\": %s", path, strerror(errno));
+  fclose(file);
+  text[n] = '\0';
+  return text;
+}
+
+/* Start of the value of the first `key` at or after `json`; NULL if there is none. Enough for a
+ * report of the library, whose strings never hold `"key":` with the quotes unescaped. */
+static const char* value_of(const char* json, const char* key) {
+  char quoted[64];
+  const int n = snprintf(quoted, sizeof quoted, "\"%s\"", key);
+  for (const char* p = json; p && (p = strstr(p, quoted)) != NULL;) {
+    p += n;
+    p += strspn(p, " \t\r\n");
+    if (*p == ':') return p + 1 + strspn(p + 1, " \t\r\n");
+  }
+  return NULL;
+}
+
+/* Positive number `key` in the report's object "batch"; 0 if the configuration leaves it open. */
+static int64_t batch_number(const char* report, const char* key) {
+  const char* batch = value_of(report, "batch");
+  if (!batch || *batch != '{') return 0;
+  const char* number = value_of(batch, key);
+  return number && number < strchr(batch, '}') ? strtoll(number, NULL, 10) : 0;
+}
+
+static int64_t choose(const char* flag, int64_t given, int64_t configured, int64_t otherwise) {
+  if (given && configured && given != configured) {
+    die("%s %lld contradicts the configuration, which says %lld", flag, (long long)given,
+        (long long)configured);
+  }
+  if (given) return given;
+  return configured ? configured : otherwise;
+}
+
+void config_batch(Options* options, const char* text, int world) {
+  uint64_t n = 0;
+  check(sotto_config_report(text, world, 0, NULL, 0, &n), options->config);
+  char* report = malloc(n + 1);
+  if (!report) die("--config: out of memory");
+  check(sotto_config_report(text, world, 0, report, n + 1, &n), options->config);
+  options->micro_batch =
+      choose("--micro-batch", options->micro_batch, batch_number(report, "micro"), 6);
+  options->accumulation =
+      choose("--accumulation", options->accumulation, batch_number(report, "gas"), 1);
+  free(report);
+}
