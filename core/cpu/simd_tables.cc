@@ -1,9 +1,58 @@
 #include "core/cpu/simd_tables.h"
 
+#include "core/cpu/simd_targets.h"
+
 namespace sotto {
 
-const KernelTable* sse4_kernels() { return nullptr; }
-const KernelTable* avx2_kernels() { return nullptr; }
-const KernelTable* avx512_kernels() { return nullptr; }
+// Every file of vector kernels puts its own into a table, once per target (hence the namespaces,
+// which are Highway's).
+#define SOTTO_DECLARE_TARGET(target)             \
+  namespace target {                             \
+  void install_onebit(KernelTable& table);       \
+  }                                              \
+  namespace {                                    \
+  [[maybe_unused]] KernelTable make_##target() { \
+    KernelTable table = scalar_kernels();        \
+    target::install_onebit(table);               \
+    return table;                                \
+  }                                              \
+  }
+
+#if HWY_TARGETS & HWY_SSE4
+SOTTO_DECLARE_TARGET(N_SSE4)
+#endif
+#if HWY_TARGETS & HWY_AVX2
+SOTTO_DECLARE_TARGET(N_AVX2)
+#endif
+#if HWY_TARGETS & HWY_AVX3
+SOTTO_DECLARE_TARGET(N_AVX3)
+#endif
+
+const KernelTable* sse4_kernels() {
+#if HWY_TARGETS & HWY_SSE4
+  static const KernelTable table = make_N_SSE4();
+  return &table;
+#else
+  return nullptr;
+#endif
+}
+
+const KernelTable* avx2_kernels() {
+#if HWY_TARGETS & HWY_AVX2
+  static const KernelTable table = make_N_AVX2();
+  return &table;
+#else
+  return nullptr;
+#endif
+}
+
+const KernelTable* avx512_kernels() {
+#if HWY_TARGETS & HWY_AVX3
+  static const KernelTable table = make_N_AVX3();
+  return &table;
+#else
+  return nullptr;
+#endif
+}
 
 }  // namespace sotto

@@ -1,0 +1,129 @@
+// Parts of the vector kernels. Included once per target from files that foreach_target.h includes
+// again and again, hence no include guard of the usual kind.
+//
+// The unit of work is a group of 64 elements: one norm lane each, one 64-bit word of a bit array.
+// Arithmetic is Mul, Add, Sub, Div and Sqrt, which round once each; MulAdd is fused on some targets
+// and is not used.
+#if defined(SOTTO_CORE_CPU_SIMD_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef SOTTO_CORE_CPU_SIMD_INL_H_
+#undef SOTTO_CORE_CPU_SIMD_INL_H_
+#else
+#define SOTTO_CORE_CPU_SIMD_INL_H_
+#endif
+
+#include <hwy/cache_control.h>
+#include <hwy/highway.h>
+
+#include "core/cpu/bits.h"
+#include "core/cpu/elements.h"
+#include "core/cpu/kernel_table.h"
+#include "core/cpu/ops.h"
+
+// The scalar table takes the place of Highway's own fallbacks.
+#undef SOTTO_SIMD_TARGET
+#if HWY_TARGET != HWY_SCALAR && HWY_TARGET != HWY_EMU128
+#define SOTTO_SIMD_TARGET 1
+#else
+#define SOTTO_SIMD_TARGET 0
+#endif
+
+#if SOTTO_SIMD_TARGET
+
+HWY_BEFORE_NAMESPACE();
+namespace sotto {
+namespace HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+using DF = HWY_FULL(float);
+using DU = hn::RebindToUnsigned<DF>;
+using DI = hn::RebindToSigned<DF>;
+using VF = hn::Vec<DF>;
+using VU = hn::Vec<DU>;
+using MF = hn::Mask<DF>;
+
+constexpr size_t kN = hn::MaxLanes(DF());     // float32 per vector: 4, 8 or 16
+constexpr size_t kVectors = kNormLanes / kN;  // vectors per group
+constexpr size_t kAhead = 1024;               // prefetch distance in floats
+static_assert(kN == 4 || kN == 8 || kN == 16);
+
+// Calls f(k, offset in elements) for every vector of a group, unrolled.
+#define SOTTO_FOR_VECTORS(k) HWY_UNROLL(16) for (size_t k = 0; k < kVectors; ++k)
+
+HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
+HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, DF(), p); }
+HWY_INLINE VF set(float x) { return hn::Set(DF(), x); }
+
+// Fetches the lines of the group that is kAhead floats after p.
+HWY_INLINE void prefetch_group(const float* p) {
+  for (size_t line = 0; line < kNormLanes; line += 16) hwy::Prefetch(p + kAhead + line);
+}
+
+// 64 bits of a bit array as lane masks. Word: element i is bit 63 - i, as load_bits64 gives.
+class WordMasks {
+ public:
+  HWY_INLINE explicit WordMasks(uint64_t word)
+      : half_{hn::Set(DU(), static_cast<uint32_t>(word >> 32)),
+              hn::Set(DU(), static_cast<uint32_t>(word))} {}
+  // Elements k * kN .. of the group.
+  HWY_INLINE MF operator[](size_t k) const {
+    const VU bits = hn::Load(DU(), kBits + k * kN % 32);
+    return hn::RebindMask(DF(), hn::TestBit(half_[k * kN / 32], bits));
+  }
+
+ private:
+  // Bit of element i of a half word.
+  alignas(64) static constexpr uint32_t kBits[32] = {
+      1u << 31, 1u << 30, 1u << 29, 1u << 28, 1u << 27, 1u << 26, 1u << 25, 1u << 24,
+      1u << 23, 1u << 22, 1u << 21, 1u << 20, 1u << 19, 1u << 18, 1u << 17, 1u << 16,
+      1u << 15, 1u << 14, 1u << 13, 1u << 12, 1u << 11, 1u << 10, 1u << 9,  1u << 8,
+      1u << 7,  1u << 6,  1u << 5,  1u << 4,  1u << 3,  1u << 2,  1u << 1,  1u << 0};
+  VU half_[2];
+};
+
+// The opposite: collects lane masks in ascending k and writes 8 bytes.
+class WordBuilder {
+ public:
+  HWY_INLINE void add(size_t k, MF mask) {
+    alignas(8) uint8_t bits[8] = {};
+    hn::StoreMaskBits(DF(), mask, bits);
+    uint64_t lanes;
+    std::memcpy(&lanes, bits, 8);
+    word_ |= lanes << (k * kN);
+  }
+  // Element i is bit i here, and bit 7 - i % 8 of its byte in the array.
+  HWY_INLINE void store(uint8_t* bytes) const {
+    uint64_t w = word_;
+    w = (w >> 1 & 0x5555555555555555u) | (w & 0x5555555555555555u) << 1;
+    w = (w >> 2 & 0x3333333333333333u) | (w & 0x3333333333333333u) << 2;
+    w = (w >> 4 & 0x0f0f0f0f0f0f0f0fu) | (w & 0x0f0f0f0f0f0f0f0fu) << 4;
+    std::memcpy(bytes, &w, 8);
+  }
+
+ private:
+  uint64_t word_ = 0;
+};
+
+HWY_INLINE MF finite(VF x) {
+  const auto magnitude = hn::And(hn::BitCast(DI(), x), hn::Set(DI(), 0x7fffffff));
+  return hn::RebindMask(DF(), hn::Lt(magnitude, hn::Set(DI(), 0x7f800000)));
+}
+
+HWY_INLINE MF not_negative(VF c) { return hn::Ge(c, hn::Zero(DF())); }
+
+// Lanes of a norm block in memory.
+HWY_INLINE void add_lanes(float* lanes, size_t k, VF term) {
+  hn::Store(hn::Add(hn::Load(DF(), lanes + k * kN), term), DF(), lanes + k * kN);
+}
+
+template <bool kL1>
+HWY_INLINE VF norm_terms(VF c) {
+  if constexpr (kL1) return hn::Abs(c);
+  return hn::Mul(c, c);
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sotto
+HWY_AFTER_NAMESPACE();
+
+#endif  // SOTTO_SIMD_TARGET
+#endif  // per-target guard
