@@ -121,7 +121,7 @@ static void append_list(Text* text, const FileList* list, const char* label, int
   const size_t before = text->n;
   for (size_t i = 0; i < list->n; ++i) append_file(text, list->paths[i]);
   if (verbose) {
-    printf("data: %s: %zu files, %.2f MB\n", label, list->n, list->n == 1 ? "" : "s",
+    printf("data: %s: %zu file%s, %.2f MB\n", label, list->n, list->n == 1 ? "" : "s",
            (double)(text->n - before) / 1e6);
   }
 }
