@@ -32,10 +32,12 @@ struct Params {
   std::vector<std::string> warnings;
   std::vector<std::string> from_env;  // variables that were set, by name
 
-  // INVALID_ARGUMENT names the variable, its value and what is allowed. An empty value counts as unset.
+  // INVALID_ARGUMENT names the variable, its value and what is allowed. An empty value counts as
+  // unset.
   static Result<Params> read(const Environment& environment);
 
-  // [{"name", "value", "default", "source": "env" | "default", "text"}, ...] in the order of params.def.
+  // [{"name", "value", "default", "source": "env" | "default", "text"}, ...] in the order of
+  // params.def.
   std::string to_json() const;
 };
 

@@ -1,7 +1,8 @@
 // A DeepSpeed-style JSON file as a typed, validated configuration.
 //
-// parse_config reads everything that is valid, also what this release cannot run, so that a report can explain a
-// whole file. check_supported is the second gate, used where something is about to be created from a configuration.
+// parse_config reads everything that is valid, also what this release cannot run, so that a report
+// can explain a whole file. check_supported is the second gate, used where something is about to be
+// created from a configuration.
 #pragma once
 
 #include <cstdint>
@@ -30,17 +31,18 @@ std::string_view optimizer_kind_name(OptimizerKind kind);
 // OneBitAdam, ZeroOneAdam, OneBitLamb: the types whose later steps send compressed data.
 bool optimizer_is_one_bit(OptimizerKind kind);
 
-// Hyper-parameters in force, defaults filled in. A field that the type does not have keeps the value below and is
-// read by nobody.
+// Hyper-parameters in force, defaults filled in. A field that the type does not have keeps the
+// value below and is read by nobody.
 struct OptimizerParams {
   double lr = 1e-3;  // >= 0; a scheduler overrides it
   double beta1 = 0.9;
-  double beta2 = 0.999;       // betas in [0, 1)
-  double eps = 1e-8;          // >= 0
-  double weight_decay = 0.0;  // >= 0
+  double beta2 = 0.999;          // betas in [0, 1)
+  double eps = 1e-8;             // >= 0
+  double weight_decay = 0.0;     // >= 0
   bool bias_correction = true;   // always false for the 1-bit types, whatever the file says
   bool eps_inside_sqrt = false;  // acted on by Lamb alone
-  bool adam_w_mode = true;       // Adam, AdamW: decay in the update (true) or added to the gradient (false)
+  bool adam_w_mode =
+      true;  // Adam, AdamW: decay in the update (true) or added to the gradient (false)
 
   // Lamb, OneBitLamb: bounds of the trust ratio, min_coeff <= max_coeff.
   double max_coeff = 10.0;
@@ -131,13 +133,14 @@ struct Fp16Config {
   bool auto_cast = false;
 };
 
-// Hyper-parameters that one group sets for itself ("sotto": {"param_groups": [...]}); the rest is optimizer.params.
+// Hyper-parameters that one group sets for itself ("sotto": {"param_groups": [...]}); the rest is
+// optimizer.params.
 struct GroupOverride {
   std::optional<double> lr, beta1, beta2, eps, weight_decay, max_coeff, min_coeff;
 };
 
 enum class Mode : int32_t { kStrict = 1, kCompat = 2 };
-enum class ScaleKind : int32_t { kL2 = 1, kL1 = 2 };
+enum class CompressionScale : int32_t { kL2 = 1, kL1 = 2 };
 enum class Granularity : int32_t { kFlat = 1, kTensor = 2, kBucket = 3 };
 enum class ZeroVariancePolicy : int32_t { kMask = 1, kEps = 2, kError = 3 };
 
@@ -145,7 +148,7 @@ enum class ZeroVariancePolicy : int32_t { kMask = 1, kEps = 2, kError = 3 };
 struct SottoConfig {
   Mode mode = Mode::kStrict;
   std::string transport = "auto";  // auto | inproc | tcp
-  ScaleKind scale = ScaleKind::kL2;
+  CompressionScale scale = CompressionScale::kL2;
   Granularity granularity = Granularity::kFlat;
   uint64_t chunk_align = 512;  // elements, a positive multiple of 8
   uint32_t step_offset = 1;    // 0 or 1; only the 1-bit types have one
@@ -187,31 +190,34 @@ struct Config {
   SottoConfig sotto;
 
   std::vector<std::string> warnings;  // each names its key; to be logged once
-  std::vector<KeyNote> keys;          // every key of the file, in the order of the text's sections
+  std::vector<KeyNote> keys;          // every key of the file, section by section
 
-  // Hyper-parameters of groups 0 .. n_groups-1. INVALID_ARGUMENT if the file overrides more groups than exist, or a
-  // group's values contradict each other.
+  // Hyper-parameters of groups 0 .. n_groups-1. INVALID_ARGUMENT if the file overrides more groups
+  // than exist, or a group's values contradict each other.
   Result<std::vector<OptimizerParams>> resolve_groups(uint64_t n_groups) const;
 
-  // Batch arithmetic for dp_world data-parallel ranks (>= 1). Nothing if the file has no batch key at all;
-  // INVALID_ARGUMENT if the keys contradict each other or dp_world.
+  // Batch arithmetic for dp_world data-parallel ranks (>= 1). Nothing if the file has no batch key
+  // at all; INVALID_ARGUMENT if the keys contradict each other or dp_world.
   Result<std::optional<BatchNumbers>> resolve_batch(uint64_t dp_world) const;
 
-  // Updates in full precision before the first compressed one; UINT64_MAX for types without compression.
+  // Updates in full precision before the first compressed one; UINT64_MAX for types without
+  // compression.
   uint64_t full_precision_updates() const;
 };
 
-// INVALID_ARGUMENT names line and column or the key, what was found, what is allowed and, where there is one, a remedy.
+// INVALID_ARGUMENT names line and column or the key, what was found, what is allowed and, where
+// there is one, a remedy.
 Result<Config> parse_config(std::string_view text);
 
-// OK if this release can run the configuration. Else UNSUPPORTED with every key that stands in the way, its value and
-// what is supported; INVALID_ARGUMENT if there is no optimizer.
+// OK if this release can run the configuration. Else UNSUPPORTED with every key that stands in the
+// way, its value and what is supported; INVALID_ARGUMENT if there is no optimizer.
 Status check_supported(const Config& config);
 
 // The same as a list, one text per obstacle; empty if there is none.
 std::vector<std::string> unsupported_reasons(const Config& config);
 
-// What a file will do, as JSON. world_size and n_params 0: unknown, and what depends on them is null.
+// What a file will do, as JSON. world_size and n_params 0: unknown, and what depends on them is
+// null.
 Result<std::string> config_report(std::string_view text, uint64_t world_size, uint64_t n_params);
 
 }  // namespace sotto

@@ -9,13 +9,13 @@
 
 namespace sotto {
 
-// The learning rate of every group for update k = 1, 2, ... Built: no scheduler (each group's own lr), WarmupLR and
-// WarmupDecayLR. Like DeepSpeed's, a scheduler steps after each update, so update k uses iteration i = k - 2 and updates
-// 1 and 2 both use warmup_min_lr.
+// The learning rate of every group for update k = 1, 2, ... Built: no scheduler (each group's own
+// lr), WarmupLR and WarmupDecayLR. Like DeepSpeed's, a scheduler steps after each update, so update
+// k uses iteration i = k - 2 and updates 1 and 2 both use warmup_min_lr.
 class LrSchedule {
  public:
-  // base_lr: optimizer lr of each group, at least one. UNSUPPORTED for a scheduler that is not built; INVALID_ARGUMENT
-  // if a list of the file has neither one value nor one per group.
+  // base_lr: optimizer lr of each group, at least one. UNSUPPORTED for a scheduler that is not
+  // built; INVALID_ARGUMENT if a list of the file has neither one value nor one per group.
   static Result<LrSchedule> create(const SchedulerConfig& config, std::vector<double> base_lr);
 
   uint64_t groups() const { return base_lr_.size(); }

@@ -1,0 +1,22 @@
+// Words in error messages: near misses and safe quoting.
+#pragma once
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace sotto {
+
+// Insertions, deletions and replacements of one byte that turn a into b. Case counts.
+size_t edit_distance(std::string_view a, std::string_view b);
+
+// The candidate with the smallest distance to word, the first of several; empty if there are no
+// candidates.
+std::string_view nearest_word(std::string_view word, std::span<const std::string_view> candidates);
+
+// The text fit for one line of a message: control characters and bytes that are not UTF-8 as \xNN,
+// cut after max_bytes bytes of input with "..." behind.
+std::string printable(std::string_view text, size_t max_bytes = 80);
+
+}  // namespace sotto

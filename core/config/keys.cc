@@ -1,0 +1,244 @@
+#include "core/config/keys.h"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+namespace sotto {
+namespace {
+
+using enum Section;
+using enum KeyType;
+using enum Disposition;
+
+constexpr uint32_t kAll = ~0u;
+constexpr double kInf = std::numeric_limits<double>::infinity();
+constexpr double kMaxInt = 9007199254740992.0;  // 2^53: every whole number up to here is a double
+
+constexpr Range kNoRange{-kInf, kInf};
+constexpr Range kNotNegative{0, kInf};
+constexpr Range kPositive{0, kInf, true};
+constexpr Range kUnit{0, 1, false, true};
+constexpr Range kOpenUnit{0, 1, true, true};
+constexpr Range kCount{0, kMaxInt};
+constexpr Range kAtLeastOne{1, kMaxInt};
+
+constexpr uint32_t kSgd = kind_bit(OptimizerKind::kSgd);
+constexpr uint32_t kAdams = kind_bit(OptimizerKind::kAdam) | kind_bit(OptimizerKind::kAdamW);
+constexpr uint32_t kLamb = kind_bit(OptimizerKind::kLamb);
+constexpr uint32_t kOneBitAdam = kind_bit(OptimizerKind::kOneBitAdam);
+constexpr uint32_t kZeroOne = kind_bit(OptimizerKind::kZeroOneAdam);
+constexpr uint32_t kOneBitLamb = kind_bit(OptimizerKind::kOneBitLamb);
+constexpr uint32_t kOneBit = kOneBitAdam | kZeroOne | kOneBitLamb;
+
+constexpr uint32_t kDecay = kind_bit(SchedulerKind::kWarmupDecayLR);
+constexpr uint32_t kCosine = kind_bit(SchedulerKind::kWarmupCosineLR);
+constexpr uint32_t kWarmups = kind_bit(SchedulerKind::kWarmupLR) | kDecay;
+constexpr uint32_t kCycle = kind_bit(SchedulerKind::kOneCycle);
+constexpr uint32_t kRangeTest = kind_bit(SchedulerKind::kLRRangeTest);
+
+constexpr std::string_view kDtypes = "fp32|fp16|bf16";
+constexpr std::string_view kBatch = "batch arithmetic; the training program forms the batches";
+constexpr std::string_view kReporting = "logging of the training program";
+constexpr std::string_view kFramework = "a feature of the host framework; nothing here reads it";
+constexpr std::string_view kFp16Only = "loss scaling, which acts only together with fp16.enabled";
+constexpr std::string_view kTransportHint =
+    "host memory uses the CPU transports; sotto.transport names one";
+
+// clang-format off
+constexpr KeySpec kTable[] = {
+    {kTop, "train_batch_size", kAll, kInt, true, kAtLeastOne, "", kChecked, kBatch},
+    {kTop, "train_micro_batch_size_per_gpu", kAll, kInt, true, kAtLeastOne, "", kChecked, kBatch},
+    {kTop, "gradient_accumulation_steps", kAll, kInt, true, kAtLeastOne, "", kChecked,
+     "batch arithmetic; the training program averages over its micro-batches before each step"},
+    {kTop, "optimizer", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
+    {kTop, "scheduler", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
+    {kTop, "gradient_clipping", kAll, kNumber, false, kNotNegative, "", kActs,
+     "limit of the gradients' global norm inside each step; 0 is off"},
+    {kTop, "fp16", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
+    {kTop, "bf16", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
+    {kTop, "bfloat16", kAll, kObject, false, kNoRange, "", kActs, "old name of bf16"},
+    {kTop, "amp", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
+    {kTop, "data_types", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
+    {kTop, "zero_optimization", kAll, kObjectOrBool, false, kNoRange, "", kActs, "see its keys"},
+    {kTop, "communication_data_type", kAll, kText, true, kNoRange, kDtypes, kActs,
+     "type of full-precision averages on the wire; compressed steps do not use it"},
+    {kTop, "prescale_gradients", kAll, kBool, false, kNoRange, "", kActs, "gradients are divided before they are summed"},
+    {kTop, "gradient_predivide_factor", kAll, kNumber, false, kPositive, "", kActs, "division before the sum of gradients"},
+    {kTop, "sparse_gradients", kAll, kBool, false, kNoRange, "", kActs, "gradients here are dense buffers"},
+    {kTop, "sotto", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
+    {kTop, "zero_allow_untested_optimizer", kAll, kBool, false, kNoRange, "", kIgnored, "only matters for ZeRO stages above 0"},
+    {kTop, "zero_force_ds_cpu_optimizer", kAll, kBool, false, kNoRange, "", kIgnored, "only matters for ZeRO stages above 0"},
+    {kTop, "steps_per_print", kAll, kInt, true, kCount, "", kHost, kReporting},
+    {kTop, "wall_clock_breakdown", kAll, kBool, false, kNoRange, "", kIgnored, kReporting},
+    {kTop, "dump_state", kAll, kBool, false, kNoRange, "", kIgnored, kReporting},
+    {kTop, "memory_breakdown", kAll, kBool, false, kNoRange, "", kIgnored, kReporting},
+    {kTop, "activation_checkpointing", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "aio", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "autotuning", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "checkpoint", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "comet", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "comms_logger", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "compile", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "compression_training", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "csv_monitor", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "curriculum_learning", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "data_efficiency", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "dataloader_drop_last", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "disable_allgather", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "eigenvalue", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "elasticity", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "flops_profiler", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "graph_harvesting", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "hybrid_engine", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "load_universal_checkpoint", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "monitor_config", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "nebula", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "pipeline", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "progressive_layer_drop", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "seq_parallel_communication_data_type", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "sparse_attention", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "tensor_parallel", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "tensorboard", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "timers", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "use_data_before_expert_parallelism", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "use_node_local_storage", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "wandb", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+    {kTop, "weight_quantization", kAll, kAny, true, kNoRange, "", kHost, kFramework},
+
+    {kOptimizer, "type", kAll, kText, false, kNoRange, "", kActs, "the optimizer; case does not matter"},
+    {kOptimizer, "params", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
+    {kOptimizer, "legacy_fusion", kAll, kBool, false, kNoRange, "", kIgnored, "there is one implementation"},
+
+    {kOptimizerParams, "lr", kAll, kNumber, false, kNotNegative, "", kActs, "learning rate; a scheduler overrides it"},
+    {kOptimizerParams, "weight_decay", kAll, kNumber, false, kNotNegative, "", kActs, "weight decay"},
+    {kOptimizerParams, "betas", kAll & ~kSgd, kBetas, false, kUnit, "", kActs, "decay of momentum and variance"},
+    {kOptimizerParams, "eps", kAll & ~kSgd, kNumber, false, kNotNegative, "", kActs, "added to the square root of the variance"},
+    {kOptimizerParams, "bias_correction", kAdams | kLamb, kBool, false, kNoRange, "", kActs, "bias correction of both moments"},
+    {kOptimizerParams, "bias_correction", kOneBit, kBool, false, kNoRange, "", kIgnored, "the 1-bit optimizers never correct bias"},
+    {kOptimizerParams, "amsgrad", kAll & ~kSgd, kBool, false, kNoRange, "", kChecked, "has to be false"},
+    {kOptimizerParams, "adam_w_mode", kAdams, kBool, false, kNoRange, "", kActs, "decay in the update instead of the gradient"},
+    {kOptimizerParams, "torch_adam", kAdams, kBool, false, kNoRange, "", kIgnored, "there is one implementation"},
+    {kOptimizerParams, "set_grad_none", kAll & ~kSgd, kBool, false, kNoRange, "", kIgnored, "the training program clears its gradients"},
+    {kOptimizerParams, "eps_inside_sqrt", kLamb, kBool, false, kNoRange, "", kActs, "eps is added to the variance instead"},
+    {kOptimizerParams, "eps_inside_sqrt", kOneBit, kBool, false, kNoRange, "", kIgnored, "the 1-bit optimizers add eps outside the root"},
+    {kOptimizerParams, "max_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "upper bound of the trust ratio"},
+    {kOptimizerParams, "min_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "lower bound of the trust ratio"},
+    {kOptimizerParams, "freeze_step", kOneBitAdam | kOneBitLamb, kInt, false, kAtLeastOne, "", kActs,
+     "state step of the last update in full precision"},
+    {kOptimizerParams, "coeff_beta", kOneBitLamb, kNumber, false, kUnit, "", kActs, "decay of the average trust ratio"},
+    {kOptimizerParams, "factor_max", kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "upper bound of the factor in compressed steps"},
+    {kOptimizerParams, "factor_min", kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "lower bound of the factor in compressed steps"},
+    {kOptimizerParams, "factor_threshold", kOneBitLamb, kNumber, false, kOpenUnit, "", kActs, "bound of the factor's change per step"},
+    {kOptimizerParams, "var_freeze_step", kZeroOne, kInt, false, kAtLeastOne, "", kActs, "updates before the variance is frozen"},
+    {kOptimizerParams, "var_update_scaler", kZeroOne, kInt, false, kAtLeastOne, "", kActs, "variance updates per interval length"},
+    {kOptimizerParams, "local_step_scaler", kZeroOne, kInt, false, kAtLeastOne, "", kActs, "steps per length of the local interval"},
+    {kOptimizerParams, "local_step_clipper", kZeroOne, kInt, false, kAtLeastOne, "", kActs, "longest local interval"},
+    {kOptimizerParams, "cuda_aware", kOneBit, kBool, false, kNoRange, "", kIgnored, kTransportHint},
+    {kOptimizerParams, "comm_backend_name", kOneBit, kText, false, kNoRange, "", kIgnored, kTransportHint},
+    {kOptimizerParams, "momentum", kSgd, kNumber, false, kNotNegative, "", kActs, "momentum"},
+    {kOptimizerParams, "dampening", kSgd, kNumber, false, kNotNegative, "", kActs, "dampening of the momentum"},
+    {kOptimizerParams, "nesterov", kSgd, kBool, false, kNoRange, "", kActs, "Nesterov's momentum"},
+
+    {kScheduler, "type", kAll, kText, true, kNoRange, "", kActs, "the learning-rate schedule; case matters"},
+    {kScheduler, "params", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
+
+    {kSchedulerParams, "warmup_min_lr", kWarmups, kNumberOrList, false, kNotNegative, "", kActs, "rate of the first two updates"},
+    {kSchedulerParams, "warmup_max_lr", kWarmups, kNumberOrList, false, kNotNegative, "", kActs, "rate at the end of the warm-up"},
+    {kSchedulerParams, "warmup_num_steps", kWarmups | kCosine, kInt, false, kCount, "", kActs, "length of the warm-up"},
+    {kSchedulerParams, "warmup_type", kWarmups | kCosine, kText, false, kNoRange, "", kActs, "shape of the warm-up"},
+    {kSchedulerParams, "total_num_steps", kDecay | kCosine, kInt, false, kAtLeastOne, "", kActs, "length of the schedule"},
+    {kSchedulerParams, "warmup_min_ratio", kCosine, kNumber, false, kNotNegative, "", kActs, "rate at the start, as part of lr"},
+    {kSchedulerParams, "cos_min_ratio", kCosine, kNumber, false, kNotNegative, "", kActs, "rate at the end, as part of lr"},
+    {kSchedulerParams, "cycle_min_lr", kCycle, kNumber, false, kNotNegative, "", kActs, "rate at both ends of the cycle"},
+    {kSchedulerParams, "cycle_max_lr", kCycle, kNumber, false, kNotNegative, "", kActs, "rate at the peak of the cycle"},
+    {kSchedulerParams, "decay_lr_rate", kCycle, kNumber, false, kNotNegative, "", kActs, "decay after the cycle"},
+    {kSchedulerParams, "cycle_first_step_size", kCycle, kInt, false, kAtLeastOne, "", kActs, "updates up to the peak"},
+    {kSchedulerParams, "cycle_second_step_size", kCycle, kInt, true, kAtLeastOne, "", kActs, "updates behind the peak"},
+    {kSchedulerParams, "cycle_first_stair_count", kCycle, kInt, true, kCount, "", kIgnored, "DeepSpeed never uses it"},
+    {kSchedulerParams, "cycle_second_stair_count", kCycle, kInt, true, kCount, "", kIgnored, "DeepSpeed never uses it"},
+    {kSchedulerParams, "decay_step_size", kCycle, kInt, false, kCount, "", kActs, "length of one step of the decay; 0: none"},
+    {kSchedulerParams, "cycle_momentum", kCycle, kBool, false, kNoRange, "", kActs, "the betas follow the cycle"},
+    {kSchedulerParams, "cycle_min_mom", kCycle, kNumber, false, kUnit, "", kActs, "beta1 at the peak"},
+    {kSchedulerParams, "cycle_max_mom", kCycle, kNumber, false, kUnit, "", kActs, "beta1 at the ends"},
+    {kSchedulerParams, "decay_mom_rate", kCycle, kNumber, false, kNotNegative, "", kActs, "growth of beta1 after the cycle"},
+    {kSchedulerParams, "lr_range_test_min_lr", kRangeTest, kNumberOrList, false, kNotNegative, "", kActs, "rate at the start"},
+    {kSchedulerParams, "lr_range_test_step_size", kRangeTest, kInt, false, kAtLeastOne, "", kActs, "updates per unit of growth"},
+    {kSchedulerParams, "lr_range_test_step_rate", kRangeTest, kNumber, false, kNotNegative, "", kActs, "growth per step size"},
+    {kSchedulerParams, "lr_range_test_staircase", kRangeTest, kBool, false, kNoRange, "", kActs, "growth in stairs"},
+
+    {kFp16, "enabled", kAll, kBool, false, kNoRange, "", kActs, "16-bit gradients and loss scaling"},
+    {kFp16, "auto_cast", kAll, kBool, false, kNoRange, "", kHost, "the training program casts its inputs"},
+    {kFp16, "loss_scale", kAll, kNumber, false, kNotNegative, "", kIgnored, kFp16Only},
+    {kFp16, "initial_scale_power", kAll, kInt, false, Range{0, 127}, "", kIgnored, kFp16Only},
+    {kFp16, "loss_scale_window", kAll, kInt, false, kAtLeastOne, "", kIgnored, kFp16Only},
+    {kFp16, "hysteresis", kAll, kInt, false, kCount, "", kIgnored, "the wrappers that serve these optimizers do not use it"},
+    {kFp16, "consecutive_hysteresis", kAll, kBool, false, kNoRange, "", kIgnored, "the wrappers that serve these optimizers do not use it"},
+    {kFp16, "min_loss_scale", kAll, kNumber, false, kNotNegative, "", kIgnored, kFp16Only},
+    {kFp16, "fp16_master_weights_and_grads", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
+
+    {kBf16, "enabled", kAll, kBool, false, kNoRange, "", kActs, "16-bit gradients"},
+    {kBf16, "immediate_grad_update", kAll, kBool, false, kNoRange, "", kIgnored, "gradients are read once, in the step"},
+    {kAmp, "enabled", kAll, kBool, false, kNoRange, "", kChecked, "has to be false"},
+    {kDataTypes, "grad_accum_dtype", kAll, kText, true, kNoRange, kDtypes, kActs, "type of the gradients that a step receives"},
+    {kZero, "stage", kAll, kInt, false, Range{0, 3}, "", kActs, "0: every rank holds the whole optimizer state"},
+
+    {kSotto, "mode", kAll, kText, false, kNoRange, "strict|compat", kActs, "arithmetic of the 1-bit collectives and optimizers"},
+    {kSotto, "transport", kAll, kText, false, kNoRange, "auto|inproc|tcp", kActs, "how ranks talk; wins over comm_backend_name"},
+    {kSotto, "scale", kAll, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
+    {kSotto, "granularity", kAll, kText, false, kNoRange, "flat|tensor|bucket", kActs, "how many elements share a scale"},
+    {kSotto, "chunk_align", kAll, kInt, false, Range{8, 1073741824}, "", kActs, "elements; chunks are multiples of it"},
+    {kSotto, "step_offset", kAll, kInt, false, Range{0, 1}, "", kActs, "state step of update k is k + step_offset (1-bit types)"},
+    {kSotto, "zero_variance_policy", kAll, kText, false, kNoRange, "mask|eps|error", kActs,
+     "elements without variance when compression starts"},
+    {kSotto, "coeff_debias", kAll, kBool, false, kNoRange, "", kActs, "corrects the frozen average trust ratio for its start at 0"},
+    {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
+
+    {kGroup, "lr", kAll, kNumber, false, kNotNegative, "", kActs, "this group's learning rate; a scheduler overrides it"},
+    {kGroup, "betas", kAll & ~kSgd, kBetas, false, kUnit, "", kActs, "for this group"},
+    {kGroup, "eps", kAll & ~kSgd, kNumber, false, kNotNegative, "", kActs, "for this group"},
+    {kGroup, "weight_decay", kAll, kNumber, false, kNotNegative, "", kActs, "for this group"},
+    {kGroup, "max_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "for this group"},
+    {kGroup, "min_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "for this group"},
+};
+// clang-format on
+
+}  // namespace
+
+std::string_view disposition_name(Disposition disposition) {
+  switch (disposition) {
+    case kActs: return "acts";
+    case kChecked: return "checked";
+    case kHost: return "host";
+    case kIgnored: return "ignored";
+  }
+  return "?";
+}
+
+bool Range::contains(double value) const {
+  return (lo_open ? value > lo : value >= lo) && (hi_open ? value < hi : value <= hi);
+}
+
+std::string Range::text() const {
+  if (hi == kInf || hi == kMaxInt) return fmt::format("{} {}", lo_open ? ">" : ">=", lo);
+  return fmt::format("in {}{}, {}{}", lo_open ? '(' : '[', lo, hi, hi_open ? ')' : ']');
+}
+
+std::span<const KeySpec> key_table() { return kTable; }
+
+const KeySpec* find_key(Section section, std::string_view key, uint32_t kind_bits) {
+  for (const KeySpec& spec : kTable) {
+    if (spec.section == section && spec.key == key && (spec.kinds & kind_bits) != 0) return &spec;
+  }
+  return nullptr;
+}
+
+std::vector<std::string_view> keys_of(Section section, uint32_t kind_bits) {
+  std::vector<std::string_view> keys;
+  for (const KeySpec& spec : kTable) {
+    if (spec.section == section && (spec.kinds & kind_bits) != 0) keys.push_back(spec.key);
+  }
+  return keys;
+}
+
+}  // namespace sotto

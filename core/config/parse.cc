@@ -1,0 +1,233 @@
+// parse_config: text -> JSON -> Config.
+#include <set>
+
+#include "core/base/text.h"
+#include "core/config/filter.h"
+#include "core/config/sections.h"
+
+namespace sotto {
+namespace {
+
+// Follows the parser through the objects and remembers the first key that one of them has twice.
+class DuplicateFinder {
+ public:
+  bool operator()(int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) levels_.emplace_back();
+    if (event == Json::parse_event_t::object_end) levels_.pop_back();
+    if (event == Json::parse_event_t::key) add(parsed.get_ref<const std::string&>());
+    return true;
+  }
+  // Names of the objects around the key and the key itself; empty: no key was there twice.
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Level {
+    std::set<std::string> keys;
+    std::string current;
+  };
+
+  void add(const std::string& key) {
+    levels_.back().current = key;
+    if (levels_.back().keys.insert(key).second || !path_.empty()) return;
+    for (const Level& level : levels_)
+      path_ += (path_.empty() ? "" : ".") + printable(level.current);
+  }
+
+  std::vector<Level> levels_;
+  std::string path_;
+};
+
+std::string at(const TextPosition& position) {
+  return fmt::format("configuration: line {}, column {}", position.line, position.column);
+}
+
+// The parser's own words, without the class name in front, with line and column in our form.
+Status syntax_error(const Json::exception& failure, std::string_view text) {
+  std::string_view what = failure.what();
+  if (const size_t end = what.find("] "); end != std::string_view::npos)
+    what.remove_prefix(end + 2);
+  const auto* syntax = dynamic_cast<const Json::parse_error*>(&failure);
+  if (syntax == nullptr) return invalid_argument("configuration: {}", printable(what, 300));
+  if (const size_t end = what.find(": "); end != std::string_view::npos)
+    what.remove_prefix(end + 2);
+  const size_t offset = syntax->byte > 0 ? syntax->byte - 1 : 0;
+  return invalid_argument("{}: {}", at(position_of_offset(text, offset)), printable(what, 300));
+}
+
+Result<Json> parse_json(const std::string& text) {
+  DuplicateFinder duplicates;
+  Json json;
+  try {
+    json = Json::parse(text, std::ref(duplicates));
+  } catch (const Json::exception& failure) {
+    return syntax_error(failure, text);
+  }
+  if (!duplicates.path().empty()) {
+    const TextPosition position = position_of_path(text, duplicates.path(), 1);
+    return invalid_argument("{}: the key {} is there twice; leave one of them out",
+                            position.line == 0 ? "configuration" : at(position), duplicates.path());
+  }
+  if (!json.is_object()) {
+    return invalid_argument("configuration: found {}, expected an object {{...}}", json_text(json));
+  }
+  return json;
+}
+
+Status read_fp16(const Json& object, Config& config, Findings& findings) {
+  SOTTO_ASSIGN(const ObjectReader reader,
+               ObjectReader::open(object, Section::kFp16, ~0u, "fp16", findings));
+  Fp16Config& fp16 = config.fp16;
+  reader.get("enabled", fp16.enabled);
+  reader.get("auto_cast", fp16.auto_cast);
+  reader.get("loss_scale", fp16.loss_scale);
+  reader.get("initial_scale_power", fp16.initial_scale_power);
+  reader.get("loss_scale_window", fp16.loss_scale_window);
+  reader.get("hysteresis", fp16.hysteresis);
+  reader.get("consecutive_hysteresis", fp16.consecutive_hysteresis);
+  reader.get("min_loss_scale", fp16.min_loss_scale);
+  bool masters = false;
+  reader.get("fp16_master_weights_and_grads", masters);
+  if (!masters) return ok_status();
+  return findings.fail(
+      reader.path_of("fp16_master_weights_and_grads"),
+      "found true, which needs ZeRO stage 2; set it to false: masters are fp32 here");
+}
+
+Status read_bf16(const ObjectReader& top, Config& config, Findings& findings) {
+  if (top.has("bf16") && top.has("bfloat16")) {
+    return findings.fail("bfloat16",
+                         "the old name of bf16, which is there as well; leave bfloat16 out");
+  }
+  const std::string name = top.has("bfloat16") ? "bfloat16" : "bf16";
+  const Json* object = top.find(name);
+  if (object == nullptr) return ok_status();
+  SOTTO_ASSIGN(const ObjectReader reader,
+               ObjectReader::open(*object, Section::kBf16, ~0u, name, findings));
+  reader.get("enabled", config.bf16_enabled);
+  if (config.bf16_enabled && config.fp16.enabled) {
+    return findings.fail(name + ".enabled",
+                         "true together with fp16.enabled; switch one of them off");
+  }
+  return ok_status();
+}
+
+Status read_amp(const Json& object, Findings& findings) {
+  SOTTO_ASSIGN(const ObjectReader reader,
+               ObjectReader::open(object, Section::kAmp, ~0u, "amp", findings));
+  bool enabled = false;
+  reader.get("enabled", enabled);
+  if (!enabled) return ok_status();
+  return findings.fail(reader.path_of("enabled"),
+                       "found true; apex AMP is not supported, leave the section out");
+}
+
+std::optional<Dtype> dtype_of_word(std::optional<uint32_t> word) {
+  constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kF16, Dtype::kBF16};
+  if (!word) return std::nullopt;
+  return kTypes[*word];
+}
+
+Status read_data_types(const Json& object, Config& config, Findings& findings) {
+  SOTTO_ASSIGN(const ObjectReader reader,
+               ObjectReader::open(object, Section::kDataTypes, ~0u, "data_types", findings));
+  config.grad_accum_dtype = dtype_of_word(reader.word("grad_accum_dtype"));
+  return ok_status();
+}
+
+Status read_zero(const Json& value, Config& config, Findings& findings) {
+  if (value.is_boolean()) {
+    config.zero_stage = value.get<bool>() ? 1 : 0;
+    findings.warn("zero_optimization", fmt::format("{} is the old form of {{\"stage\": {}}}",
+                                                   value.dump(), config.zero_stage));
+    return ok_status();
+  }
+  SOTTO_ASSIGN(const ObjectReader reader,
+               ObjectReader::open(value, Section::kZero, ~0u, "zero_optimization", findings));
+  uint64_t stage = 0;
+  reader.get("stage", stage);
+  config.zero_stage = static_cast<uint32_t>(stage);
+  return ok_status();
+}
+
+Status read_sections(const ObjectReader& top, Config& config, Findings& findings) {
+  if (const Json* o = top.find("optimizer")) SOTTO_TRY(read_optimizer(*o, config, findings));
+  if (const Json* o = top.find("scheduler")) SOTTO_TRY(read_scheduler(*o, config, findings));
+  if (const Json* o = top.find("fp16")) SOTTO_TRY(read_fp16(*o, config, findings));
+  SOTTO_TRY(read_bf16(top, config, findings));
+  if (const Json* o = top.find("amp")) SOTTO_TRY(read_amp(*o, findings));
+  if (const Json* o = top.find("data_types")) SOTTO_TRY(read_data_types(*o, config, findings));
+  if (const Json* o = top.find("zero_optimization")) SOTTO_TRY(read_zero(*o, config, findings));
+  if (const Json* o = top.find("sotto")) SOTTO_TRY(read_sotto(*o, config, findings));
+  return ok_status();
+}
+
+// What only the whole file shows.
+Status check_together(const ObjectReader& top, const Config& config, Findings& findings) {
+  const OptimizerKind kind = config.optimizer.kind;
+  if (optimizer_is_one_bit(kind) && config.zero_stage > 0) {
+    const Json* zero = top.find("zero_optimization");
+    return findings.fail(zero->is_object() ? "zero_optimization.stage" : "zero_optimization",
+                         fmt::format("stage {} cannot be combined with {}, which keeps its whole "
+                                     "state on every rank; set stage 0",
+                                     config.zero_stage, optimizer_kind_name(kind)));
+  }
+  if (optimizer_is_one_bit(kind) && config.sparse_gradients) {
+    return findings.fail(
+        "sparse_gradients",
+        fmt::format("true cannot be combined with {}; set it to false", optimizer_kind_name(kind)));
+  }
+  for (size_t i = 0; i < config.sotto.param_groups.size(); ++i) {
+    const Result<OptimizerParams> group = resolve_group(config, i);
+    if (group.ok()) continue;
+    findings.error_path = fmt::format("sotto.param_groups[{}]", i);
+    return group.status();
+  }
+  return ok_status();
+}
+
+void warn_together(const Config& config, Findings& findings) {
+  const bool overridden = config.scheduler.kind != SchedulerKind::kNone &&
+                          config.scheduler.kind != SchedulerKind::kWarmupCosineLR;
+  for (size_t i = 0; overridden && i < config.sotto.param_groups.size(); ++i) {
+    if (!config.sotto.param_groups[i].lr) continue;
+    findings.warn(
+        fmt::format("sotto.param_groups[{}].lr", i),
+        fmt::format("no effect: scheduler {} sets the rate of every group; give it a list instead",
+                    scheduler_kind_name(config.scheduler.kind)));
+  }
+}
+
+Status read_config(const Json& json, Config& config, Findings& findings) {
+  SOTTO_ASSIGN(const ObjectReader top, ObjectReader::open(json, Section::kTop, ~0u, "", findings));
+  top.get("train_batch_size", config.train_batch_size);
+  top.get("train_micro_batch_size_per_gpu", config.train_micro_batch_size_per_gpu);
+  top.get("gradient_accumulation_steps", config.gradient_accumulation_steps);
+  top.get("gradient_clipping", config.gradient_clipping);
+  config.communication_data_type = dtype_of_word(top.word("communication_data_type"));
+  top.get("prescale_gradients", config.prescale_gradients);
+  top.get("gradient_predivide_factor", config.gradient_predivide_factor);
+  top.get("sparse_gradients", config.sparse_gradients);
+  SOTTO_TRY(read_sections(top, config, findings));
+  SOTTO_TRY(check_together(top, config, findings));
+  warn_together(config, findings);
+  return ok_status();
+}
+
+}  // namespace
+
+Result<Config> parse_config(std::string_view text) {
+  SOTTO_ASSIGN(const std::string plain, blank_comments(text));
+  SOTTO_ASSIGN(const Json json, parse_json(plain));
+  Config config;
+  Findings findings;
+  const Status status = read_config(json, config, findings);
+  if (!status.ok()) {
+    const TextPosition position = position_of_path(plain, findings.error_path, 0);
+    return status.with_prefix(position.line == 0 ? "configuration" : at(position));
+  }
+  config.warnings = std::move(findings.warnings);
+  config.keys = std::move(findings.keys);
+  return config;
+}
+
+}  // namespace sotto

@@ -1,0 +1,229 @@
+#include "core/config/reader.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "core/base/text.h"
+
+namespace sotto {
+namespace {
+
+constexpr double kMaxInt = 9007199254740992.0;  // 2^53
+constexpr size_t kNearMiss = 2;                 // edits
+
+std::string lower(std::string_view text) {
+  std::string out(text);
+  for (char& c : out) {
+    if (c >= 'A' && c <= 'Z') c = static_cast<char>(c - 'A' + 'a');
+  }
+  return out;
+}
+
+// Position of `text` in "a|b|c" without regard to case.
+std::optional<uint32_t> word_position(std::string_view words, std::string_view text) {
+  const std::string wanted = lower(text);
+  for (uint32_t i = 0; !words.empty(); ++i) {
+    const std::string_view word = words.substr(0, words.find('|'));
+    if (word == wanted) return i;
+    words.remove_prefix(std::min(words.size(), word.size() + 1));
+  }
+  return std::nullopt;
+}
+
+std::string_view type_text(KeyType type) {
+  switch (type) {
+    case KeyType::kInt: return "a whole number";
+    case KeyType::kNumber: return "a number";
+    case KeyType::kNumberOrList: return "a number, or a list with one number per parameter group";
+    case KeyType::kBool: return "true or false";
+    case KeyType::kText: return "a text";
+    case KeyType::kBetas: return "a list of two numbers";
+    case KeyType::kObject: return "an object";
+    case KeyType::kObjectOrBool: return "an object";
+    case KeyType::kObjectList: return "a list of objects";
+    case KeyType::kAny: return "anything";
+  }
+  return "?";
+}
+
+bool all_of_list(const Json& value, bool (Json::*is)() const noexcept) {
+  return value.is_array() &&
+         std::all_of(value.begin(), value.end(), [&](const Json& v) { return (v.*is)(); });
+}
+
+bool has_type(const Json& value, KeyType type) {
+  switch (type) {
+    case KeyType::kInt:
+      return value.is_number() && std::trunc(value.get<double>()) == value.get<double>();
+    case KeyType::kNumber: return value.is_number();
+    case KeyType::kNumberOrList:
+      return value.is_number() || (!value.empty() && all_of_list(value, &Json::is_number));
+    case KeyType::kBool: return value.is_boolean();
+    case KeyType::kText: return value.is_string();
+    case KeyType::kBetas: return value.size() == 2 && all_of_list(value, &Json::is_number);
+    case KeyType::kObject: return value.is_object();
+    case KeyType::kObjectOrBool: return value.is_object() || value.is_boolean();
+    case KeyType::kObjectList: return all_of_list(value, &Json::is_object);
+    case KeyType::kAny: return true;
+  }
+  return false;
+}
+
+bool is_numeric(KeyType type) {
+  return type == KeyType::kInt || type == KeyType::kNumber || type == KeyType::kNumberOrList ||
+         type == KeyType::kBetas;
+}
+
+bool in_range(const Json& value, const KeySpec& spec) {
+  if (value.is_array()) {
+    return std::all_of(value.begin(), value.end(),
+                       [&](const Json& v) { return spec.range.contains(v.get<double>()); });
+  }
+  const auto number = value.get<double>();
+  return spec.range.contains(number) && (spec.type != KeyType::kInt || std::abs(number) <= kMaxInt);
+}
+
+// Whether the text is a number in quotes, which deserves its own advice.
+bool is_quoted_number(const Json& value) {
+  if (!value.is_string()) return false;
+  const Json number = Json::parse(value.get_ref<const std::string&>(), nullptr, false);
+  return number.is_number();
+}
+
+bool near(std::string_view key, std::string_view candidate) {
+  return !candidate.empty() && edit_distance(key, candidate) <= kNearMiss;
+}
+
+}  // namespace
+
+Status Findings::fail(std::string_view path, std::string_view text) {
+  error_path = path;
+  return invalid_argument("{}: {}", path, text);
+}
+
+std::string json_text(const Json& value) {
+  return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+std::string word_list(const std::vector<std::string_view>& words) {
+  return fmt::format("{}", fmt::join(words, ", "));
+}
+
+Result<ObjectReader> ObjectReader::open(const Json& object, Section section, uint32_t kind_bits,
+                                        std::string path, Findings& findings) {
+  ObjectReader reader(object, section, kind_bits, std::move(path));
+  for (const auto& [key, value] : object.items()) SOTTO_TRY(reader.check(key, value, findings));
+  return reader;
+}
+
+Status ObjectReader::check(std::string_view key, const Json& value, Findings& findings) const {
+  const KeySpec* spec = find_key(section_, key, kind_bits_);
+  if (spec == nullptr) return check_unknown(key, value, findings);
+  const std::string path = path_of(key);
+  const std::string allowed =
+      std::string(type_text(spec->type)) + (is_numeric(spec->type) && !std::isinf(spec->range.lo)
+                                                ? " " + spec->range.text()
+                                                : std::string());
+  if (value.is_null() && spec->nullable) {
+    findings.keys.push_back({path, "null", "ignored", "null is the same as leaving the key out"});
+    return ok_status();
+  }
+  if (value == "auto" && spec->type != KeyType::kAny) {
+    return findings.fail(path,
+                         fmt::format("found \"auto\", which the training program has to replace "
+                                     "before; allowed is {}",
+                                     allowed));
+  }
+  if (!has_type(value, spec->type)) {
+    const bool quoted = is_numeric(spec->type) && is_quoted_number(value);
+    return findings.fail(path, fmt::format("found {}, allowed is {}{}", json_text(value), allowed,
+                                           quoted ? "; write the number without quotes" : ""));
+  }
+  if (is_numeric(spec->type) && !in_range(value, *spec)) {
+    return findings.fail(path, fmt::format("found {}, allowed is {}", json_text(value), allowed));
+  }
+  if (!spec->words.empty() && !word_position(spec->words, value.get_ref<const std::string&>())) {
+    return findings.fail(
+        path, fmt::format("found {}, allowed is one of {}", json_text(value), spec->words));
+  }
+  const bool has_own_keys = value.is_object() && spec->type != KeyType::kAny;
+  if (!has_own_keys && spec->type != KeyType::kObjectList) {
+    findings.keys.push_back({path, json_text(value),
+                             std::string(disposition_name(spec->disposition)),
+                             std::string(spec->reason)});
+  }
+  return ok_status();
+}
+
+Status ObjectReader::check_unknown(std::string_view key, const Json& value,
+                                   Findings& findings) const {
+  const std::vector<std::string_view> known = keys_of(section_, kind_bits_);
+  const std::string_view nearest = nearest_word(key, known);
+  const std::string shown = printable(key);
+  const std::string path = path_of(shown);
+  const bool strict = section_ == Section::kOptimizerParams ||
+                      section_ == Section::kSchedulerParams || section_ == Section::kSotto ||
+                      section_ == Section::kGroup;
+  if (strict) {
+    return findings.fail(path, fmt::format("unknown key; the nearest one is {}, allowed are {}",
+                                           nearest, word_list(known)));
+  }
+  if (near(key, nearest)) {
+    return findings.fail(path, fmt::format("unknown key; is {} meant?", nearest));
+  }
+  // Everything else of these two belongs to parts that are switched off whenever a file is
+  // accepted.
+  const bool silent = section_ == Section::kZero || section_ == Section::kAmp;
+  const std::string_view reason = section_ == Section::kZero ? "nothing reads it at ZeRO stage 0"
+                                  : section_ == Section::kAmp
+                                      ? "no effect while amp.enabled is false"
+                                      : "unknown key; it has no effect";
+  if (!silent) findings.warn(path, reason);
+  findings.keys.push_back(
+      {path, json_text(value), silent ? "ignored" : "unknown", std::string(reason)});
+  return ok_status();
+}
+
+const Json* ObjectReader::find(std::string_view key) const {
+  const auto it = object_->find(key);
+  return it == object_->end() || it->is_null() ? nullptr : &*it;
+}
+
+void ObjectReader::get(std::string_view key, double& out) const {
+  if (const Json* value = find(key)) out = value->get<double>();
+}
+
+void ObjectReader::get(std::string_view key, uint64_t& out) const {
+  if (const Json* value = find(key)) out = static_cast<uint64_t>(value->get<double>());
+}
+
+void ObjectReader::get(std::string_view key, std::optional<uint64_t>& out) const {
+  if (const Json* value = find(key)) out = static_cast<uint64_t>(value->get<double>());
+}
+
+void ObjectReader::get(std::string_view key, bool& out) const {
+  if (const Json* value = find(key)) out = value->get<bool>();
+}
+
+void ObjectReader::get(std::string_view key, std::string& out) const {
+  if (const Json* value = find(key)) out = value->get<std::string>();
+}
+
+void ObjectReader::get(std::string_view key, std::vector<double>& out) const {
+  const Json* value = find(key);
+  if (value == nullptr) return;
+  if (value->is_number()) {
+    out = {value->get<double>()};
+  } else {
+    out = value->get<std::vector<double>>();
+  }
+}
+
+std::optional<uint32_t> ObjectReader::word(std::string_view key) const {
+  const Json* value = find(key);
+  const KeySpec* spec = find_key(section_, key, kind_bits_);
+  if (value == nullptr || spec == nullptr) return std::nullopt;
+  return word_position(spec->words, value->get_ref<const std::string&>());
+}
+
+}  // namespace sotto

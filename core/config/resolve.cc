@@ -1,0 +1,169 @@
+// What follows from a configuration: batch numbers, lengths of stages, and what stands in its way.
+#include <algorithm>
+
+#include "core/config/sections.h"
+
+namespace sotto {
+namespace {
+
+// micro * gas * world, or nothing if it does not fit.
+std::optional<uint64_t> batch_product(uint64_t micro, uint64_t gas, uint64_t world) {
+  uint64_t product = 0;
+  if (__builtin_mul_overflow(micro, gas, &product) ||
+      __builtin_mul_overflow(product, world, &product)) {
+    return std::nullopt;
+  }
+  return product;
+}
+
+// The batch numbers with the missing one derived by integer division.
+BatchNumbers complete(const Config& c, uint64_t world) {
+  BatchNumbers b;
+  b.train = c.train_batch_size.value_or(0);
+  b.micro = c.train_micro_batch_size_per_gpu.value_or(0);
+  b.gas = c.gradient_accumulation_steps.value_or(0);
+  if (b.gas == 0) b.gas = b.train != 0 && b.micro != 0 ? b.train / b.micro / world : 1;
+  if (b.micro == 0) b.micro = b.train / world / b.gas;
+  if (b.train == 0) b.train = batch_product(b.micro, b.gas, world).value_or(0);
+  return b;
+}
+
+// Which keys were written and with what value, for messages.
+std::string given(const Config& c) {
+  std::string out;
+  const auto add = [&](std::string_view key, const std::optional<uint64_t>& value) {
+    if (value) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", key, *value);
+  };
+  add("train_batch_size", c.train_batch_size);
+  add("train_micro_batch_size_per_gpu", c.train_micro_batch_size_per_gpu);
+  add("gradient_accumulation_steps", c.gradient_accumulation_steps);
+  return out;
+}
+
+void add_optimizer_obstacles(const Config& c, std::vector<Obstacle>& out) {
+  const OptimizerKind kind = c.optimizer.kind;
+  if (kind == OptimizerKind::kSgd || kind == OptimizerKind::kOneBitAdam ||
+      kind == OptimizerKind::kZeroOneAdam) {
+    out.push_back({"optimizer.type", std::string(optimizer_kind_name(kind)),
+                   "supported are Adam, AdamW, Lamb, OneBitLamb"});
+  }
+  const SchedulerKind scheduler = c.scheduler.kind;
+  if (scheduler != SchedulerKind::kNone && scheduler != SchedulerKind::kWarmupLR &&
+      scheduler != SchedulerKind::kWarmupDecayLR) {
+    out.push_back({"scheduler.type", std::string(scheduler_kind_name(scheduler)),
+                   "supported are WarmupLR, WarmupDecayLR, or no scheduler"});
+  }
+}
+
+void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
+  const auto dtype = [&](const char* path, const std::optional<Dtype>& value) {
+    if (value && *value != Dtype::kF32) {
+      out.push_back(
+          {path, std::string(dtype_name(*value)), "supported is fp32, or leaving the key out"});
+    }
+  };
+  if (c.fp16.enabled)
+    out.push_back({"fp16.enabled", "true", "supported is false: gradients are fp32"});
+  if (c.bf16_enabled)
+    out.push_back({"bf16.enabled", "true", "supported is false: gradients are fp32"});
+  dtype("data_types.grad_accum_dtype", c.grad_accum_dtype);
+  dtype("communication_data_type", c.communication_data_type);
+  if (c.prescale_gradients) out.push_back({"prescale_gradients", "true", "supported is false"});
+  if (c.gradient_predivide_factor != 1.0) {
+    out.push_back({"gradient_predivide_factor", fmt::format("{}", c.gradient_predivide_factor),
+                   "supported is 1"});
+  }
+  if (c.sparse_gradients) {
+    out.push_back({"sparse_gradients", "true", "supported is false: gradients are dense buffers"});
+  }
+  if (c.zero_stage != 0) {
+    out.push_back({"zero_optimization.stage", fmt::format("{}", c.zero_stage), "supported is 0"});
+  }
+}
+
+void add_sotto_obstacles(const Config& c, std::vector<Obstacle>& out) {
+  if (c.sotto.mode != Mode::kStrict) {
+    out.push_back({"sotto.mode", std::string(mode_name(c.sotto.mode)), "supported is strict"});
+  }
+  if (c.sotto.granularity == Granularity::kBucket) {
+    out.push_back({"sotto.granularity", "bucket", "supported are flat, tensor"});
+  }
+}
+
+}  // namespace
+
+Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) const {
+  if (dp_world == 0)
+    return invalid_argument("batch arithmetic needs at least one data-parallel rank");
+  if (!train_batch_size && !train_micro_batch_size_per_gpu) {
+    if (!gradient_accumulation_steps) return std::optional<BatchNumbers>();
+    return invalid_argument(
+        "gradient_accumulation_steps {} alone does not give the batch; add train_batch_size or "
+        "train_micro_batch_size_per_gpu",
+        *gradient_accumulation_steps);
+  }
+  const BatchNumbers b = complete(*this, dp_world);
+  if (b.train == 0 || b.micro == 0 || b.gas == 0 ||
+      batch_product(b.micro, b.gas, dp_world) != b.train) {
+    return invalid_argument(
+        "train_batch_size has to equal train_micro_batch_size_per_gpu * "
+        "gradient_accumulation_steps * {} data-parallel "
+        "rank(s); found {}, which gives {} against {} * {} * {}",
+        dp_world, given(*this), b.train, b.micro, b.gas, dp_world);
+  }
+  return std::optional<BatchNumbers>(b);
+}
+
+uint64_t Config::full_precision_updates() const {
+  const OptimizerParams& p = optimizer.params;
+  const uint64_t offset = sotto.step_offset;
+  switch (optimizer.kind) {
+    case OptimizerKind::kOneBitAdam:
+    case OptimizerKind::kOneBitLamb: return p.freeze_step > offset ? p.freeze_step - offset : 1;
+    case OptimizerKind::kZeroOneAdam: {
+      // Interval 1 lasts var_update_scaler updates; then every even state step is one in full
+      // precision.
+      const uint64_t phase_a = std::max<uint64_t>(p.var_freeze_step + 1 - offset, 1);
+      const uint64_t n = std::min(p.var_update_scaler, phase_a);
+      return n < phase_a && (n + 1 + offset) % 2 == 0 ? n + 1 : n;
+    }
+    case OptimizerKind::kNone:
+    case OptimizerKind::kSgd:
+    case OptimizerKind::kAdam:
+    case OptimizerKind::kAdamW:
+    case OptimizerKind::kLamb: break;
+  }
+  return UINT64_MAX;
+}
+
+std::string Obstacle::text() const { return fmt::format("{} {} ({})", path, value, supported); }
+
+std::vector<Obstacle> find_obstacles(const Config& config) {
+  std::vector<Obstacle> out;
+  add_optimizer_obstacles(config, out);
+  add_gradient_obstacles(config, out);
+  add_sotto_obstacles(config, out);
+  return out;
+}
+
+std::vector<std::string> unsupported_reasons(const Config& config) {
+  std::vector<std::string> texts;
+  for (const Obstacle& obstacle : find_obstacles(config)) texts.push_back(obstacle.text());
+  return texts;
+}
+
+Status check_supported(const Config& config) {
+  const std::vector<std::string> reasons = unsupported_reasons(config);
+  if (!reasons.empty()) {
+    return unsupported("configuration: not supported in this release: {}",
+                       fmt::join(reasons, "; "));
+  }
+  if (config.optimizer.kind == OptimizerKind::kNone) {
+    return invalid_argument(
+        "configuration: the key optimizer is missing; add {{\"optimizer\": {{\"type\": "
+        "\"Adam\"}}}} or another type");
+  }
+  return ok_status();
+}
+
+}  // namespace sotto

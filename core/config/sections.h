@@ -1,0 +1,34 @@
+// Between the source files of this folder: readers of single sections, and what stands in the way
+// of a configuration.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "core/config/config.h"
+#include "core/config/reader.h"
+
+namespace sotto {
+
+// Each reads one object of the file into `config`.
+Status read_optimizer(const Json& object, Config& config, Findings& findings);
+Status read_scheduler(const Json& object, Config& config, Findings& findings);
+Status read_sotto(const Json& object, Config& config, Findings& findings);
+
+// Group `index` of resolve_groups; the status has the path of the group in front.
+Result<OptimizerParams> resolve_group(const Config& config, uint64_t index);
+
+struct Obstacle {
+  std::string path;
+  std::string value;
+  std::string supported;
+  std::string text() const;
+};
+std::vector<Obstacle> find_obstacles(const Config& config);
+
+std::string_view mode_name(Mode mode);
+std::string_view scale_name(CompressionScale scale);
+std::string_view granularity_name(Granularity granularity);
+std::string_view zero_variance_policy_name(ZeroVariancePolicy policy);
+
+}  // namespace sotto
