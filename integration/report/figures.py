@@ -95,7 +95,7 @@ def _loss_axes(axes, pairs, entropy, x_label):
     axes.annotate("entropy of single bytes", (1, entropy), xycoords=("axes fraction", "data"), xytext=(0, 3),
                   textcoords="offset points", ha="right", fontsize=8.5, color="#475569")
     # The first steps, from ln(alphabet) down, would take most of the height: what matters is below.
-    axes.set_ylim(lowest - 0.12, min(highest + 0.1, 1.3 * entropy))
+    axes.set_ylim(min(lowest, entropy) - 0.12, min(highest + 0.1, max(lowest + 1, 1.3 * entropy)))
     axes.set_xlim(left=0)
     axes.set_xlabel(x_label)
     axes.set_ylabel("loss (nats per masked byte)")

@@ -1,0 +1,288 @@
+#!/usr/bin/env bash
+# A newcomer's first ten minutes: builds Sotto, trains a small language model with LAMB and with 1-bit LAMB on four
+# ranks over a slow network, and writes a report that compares them.
+set -euo pipefail
+# shellcheck source=integration/common.sh
+. "$(dirname "${BASH_SOURCE[0]}")/common.sh"
+
+RANKS=4
+FULL_STEPS=3600
+QUICK_STEPS=500
+BUILD=$SOTTO_ROOT/build/quickstart
+LAB=$SOTTO_ROOT/integration/netns/lab.sh
+
+usage() {
+  cat <<END
+usage: integration/quickstart.sh [options]
+
+Installs what is missing (Debian, root), builds, trains with LAMB and with 1-bit LAMB on $RANKS ranks, every link at
+100 Mbit/s, and writes lamb.jsonl, onebit_lamb.jsonl, summary.json and report.html.
+  --quick          90 seconds instead of 8 minutes; its losses mean little
+  --steps N        optimizer steps per run ($FULL_STEPS); the schedule is scaled to them
+  --seeds S,S,..   repeat with these seeds; summary.json then has each of them, and means (default: one run, seed 1)
+  --data PATH...   text files, or directories searched for .py files (default: this machine's Python library)
+  --links MBIT     rate of every link in Mbit/s (100)
+  --isolation HOW  netns: a network namespace per rank; rate_limiter: Sotto's own limit on each rank's sending and
+                   receiving, over loopback; auto: netns where permitted (default)
+  --out DIR        where the results go (./quickstart-out); results of an earlier quickstart there are replaced
+  -h, --help       this text
+END
+}
+
+# ---- options ----
+
+is_value() { [ -n "$1" ] && [ "${1#--}" = "$1" ]; }
+
+positive() {
+  [[ $2 =~ ^[1-9][0-9]{0,8}$ ]] || usage_error "$1: '$2' is not a whole number above 0"
+  [ "$2" -le "$3" ] || usage_error "$1: $2 is more than $3"
+}
+
+parse_seeds() {
+  [[ $1 =~ ^[0-9]{1,9}(,[0-9]{1,9})*$ ]] || usage_error "--seeds: '$1' is not a list of numbers like 1,2,3"
+  IFS=, read -r -a seeds <<<"$1"
+  [ "$(printf '%s\n' "${seeds[@]}" | sort -u | wc -l)" -eq ${#seeds[@]} ] || usage_error "--seeds: '$1' has a seed twice"
+  list_seeds=yes
+}
+
+parse() {
+  quick=no steps='' seeds=(1) list_seeds=no data=() links=100 isolation=auto out=./quickstart-out
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --quick) quick=yes && shift && continue ;;
+      -h | --help) usage && exit 0 ;;
+      --steps | --seeds | --data | --links | --isolation | --out)
+        is_value "${2:-}" || usage_error "$1 needs a value" ;;
+      *) usage_error "unknown option '$1'" ;;
+    esac
+    case $1 in
+      --steps) positive --steps "$2" 1000000 && steps=$2 ;;
+      --seeds) parse_seeds "$2" ;;
+      --links) positive --links "$2" 100000 && links=$2 ;;
+      --isolation) isolation=$2 ;;
+      --out) out=$2 ;;
+      --data)
+        shift
+        while is_value "${1:-}"; do data+=("$1") && shift; done
+        continue ;;
+    esac
+    shift 2
+  done
+  case $isolation in auto | netns | rate_limiter) ;; *) usage_error "--isolation: '$isolation' is not auto, netns or rate_limiter" ;; esac
+  if [ -z "$steps" ]; then
+    if [ $quick = yes ]; then steps=$QUICK_STEPS; else steps=$FULL_STEPS; fi
+  fi
+}
+
+# Results of an earlier quickstart are replaced; anything else is not ours to delete.
+check_out() {
+  local entry
+  [ -e "$out" ] || return 0
+  [ -d "$out" ] || die "--out: '$out' is not a directory"
+  for entry in "$out"/* "$out"/.[!.]*; do
+    [ -e "$entry" ] || continue
+    case ${entry##*/} in
+      lamb.jsonl | lamb-seed*.jsonl | onebit_lamb.jsonl | onebit_lamb-seed*.jsonl | summary.json | report.html) ;;
+      *) die "--out: '$out' holds '${entry##*/}', which is no quickstart's: choose an empty or a new directory" ;;
+    esac
+  done
+}
+
+check_data() {
+  local path
+  for path in "${data[@]}"; do [ -r "$path" ] || die "--data: '$path' does not exist or cannot be read"; done
+}
+
+# ---- what will happen ----
+
+# Rough seconds of training: a step computes for 20 ms and sends 7.4 Mbit per rank at full precision, 0.25 Mbit
+# compressed; 1-bit LAMB is at full precision for the first fifth. Evaluations add about a tenth.
+estimated_seconds() {
+  local full=$((20000 + 7440000 / links)) small=$((20000 + 250000 / links))
+  echo $((${#seeds[@]} * steps * (full * 12 + small * 8) * 11 / 100000000 + 5))
+}
+
+duration() { if [ "$1" -lt 120 ]; then echo "$1 seconds"; else echo "$((($1 + 30) / 60)) minutes"; fi; }
+
+announce() {
+  say "Sotto quickstart. It will"
+  say "  1. install missing Debian packages (1 to 3 minutes, once), and build into build/quickstart (2 minutes, once);"
+  say "  2. train a byte-level masked language model with LAMB, then with 1-bit LAMB: $RANKS ranks, $steps steps each,"
+  say "     every link at $links Mbit/s, seed ${seeds[*]}: about $(duration "$(estimated_seconds)") on 2 cores;"
+  say "  3. write logs, summary.json and report.html into $out."
+  if [ $quick = yes ]; then say "This is a quick run: its losses mean little."; fi
+}
+
+# ---- build ----
+
+build() {
+  local log=$BUILD/build.log
+  mkdir -p "$BUILD"
+  say "quickstart: building (log: build/quickstart/build.log)"
+  {
+    "$CMAKE" -S "$SOTTO_ROOT" -B "$BUILD" -G Ninja "-DCMAKE_MAKE_PROGRAM=$NINJA" -DCMAKE_BUILD_TYPE=Release \
+      -DSOTTO_BUILD_TESTS=OFF -DSOTTO_BUILD_TOOLS=ON &&
+      "$CMAKE" --build "$BUILD" -j "$(cores)"
+  } >"$log" 2>&1 || {
+    tail -n 30 "$log" >&2
+    die "the build failed"
+  }
+}
+
+# ---- network ----
+
+# Sets isolation to netns or rate_limiter. Where only a user namespace permits it, this script goes on inside one.
+choose_isolation() {
+  local how
+  [ "$isolation" != rate_limiter ] || return 0
+  if how=$("$LAB" check); then
+    isolation=netns
+    [ "$how" = root ] || exec env QUICKSTART_INSIDE=yes "$LAB" enter "$0" "$@"
+  elif [ "$isolation" = netns ]; then
+    die "network namespaces are not possible here: $how"
+  else
+    isolation=rate_limiter
+    say "quickstart: network namespaces are not possible here ($how)"
+  fi
+}
+
+# Labs whose quickstart was killed before it could tidy up.
+remove_stale_labs() {
+  local name pid
+  for name in $(ip netns list 2>/dev/null | sed -n 's/^\(sotto-quickstart-[0-9]*\)-bridge.*/\1/p'); do
+    pid=${name##*-}
+    [ -d "/proc/$pid" ] || NETLAB=$name "$LAB" down
+  done
+}
+
+start_network() {
+  if [ "$isolation" = netns ]; then
+    PATH=$PATH:/usr/sbin:/sbin remove_stale_labs
+    export NETLAB=sotto-quickstart-$$
+    lab_is_up=yes
+    "$LAB" up $RANKS "${links}mbit"
+    network=$("$LAB" describe)
+    say "quickstart: isolation netns: each rank in its own network namespace, both directions of every link at $links Mbit/s"
+    say "quickstart: $network"
+  else
+    export SOTTO_RATE_LIMIT_MBIT=$links
+    network="Sotto's rate limiter (SOTTO_RATE_LIMIT_MBIT=$links) on loopback TCP; kernel $(uname -r)"
+    say "quickstart: isolation rate_limiter: Sotto itself holds each rank's sending and receiving to $links Mbit/s"
+  fi
+}
+
+# ---- runs ----
+
+# shellcheck disable=SC2317  # called by traps
+tidy_up() {
+  if [ -n "${launcher:-}" ] && kill -TERM "$launcher" 2>/dev/null; then
+    for _ in $(seq 50); do kill -0 "$launcher" 2>/dev/null && sleep 0.1; done
+    kill -KILL "$launcher" 2>/dev/null || true
+  fi
+  if [ -n "${lab_is_up:-}" ]; then "$LAB" down || true; fi
+  if [ -n "${work:-}" ]; then rm -rf "$work"; fi
+}
+
+# shellcheck disable=SC2317
+interrupted() {
+  trap '' INT TERM HUP
+  say ""
+  warn "quickstart: interrupted; ending the ranks and removing what was begun"
+  exit 130
+}
+
+# train NAME SEED FILE_STEM: in the background, so that a signal to this script ends it at once.
+train() {
+  local name=$1 seed=$2 stem=$3 status=0
+  local -a launch=("$BUILD/bin/sotto-run" -n "$RANKS") program=("$BUILD/bin/sotto-c-trainer")
+  if [ "$isolation" = netns ]; then
+    launch+=(--rendezvous "tcp://$("$LAB" address 1):$((29400 + runs))" --wrapper "$LAB wrap")
+  fi
+  program+=(--config "$work/config/$name.json" --name "$stem" --steps "$steps" --seed "$seed"
+    --log "$work/$stem.jsonl" --summary "$work/$stem.summary.json")
+  [ ${#data[@]} -eq 0 ] || program+=(--data "${data[@]}")
+  runs=$((runs + 1))
+  say "quickstart: run $runs of $((2 * ${#seeds[@]})): $name, seed $seed"
+  "${launch[@]}" -- "${program[@]}" </dev/null &
+  launcher=$!
+  wait $launcher || status=$?
+  launcher=''
+  [ $status = 0 ] || die "the $name run failed (exit code $status); the first failing rank's message is above"
+}
+
+report() { PYTHONPATH=$SOTTO_ROOT/integration PYTHONDONTWRITEBYTECODE=1 MPLCONFIGDIR=$BUILD/matplotlib "$PYTHON" -m report.quickstart "$@"; }
+
+prepare() {
+  local parent name
+  parent=$(dirname "$out")
+  mkdir -p "$parent" || die "--out: cannot create '$parent'"
+  work=$(mktemp -d "$parent/.quickstart-out.XXXXXX") || die "--out: cannot write to '$parent'"
+  chmod 755 "$work"
+  mkdir -p "$work/config" "$BUILD/matplotlib"
+  for name in lamb onebit_lamb; do
+    report scale "$SOTTO_ROOT/integration/configs/$name.json" "$work/config/$name.json" --steps "$steps"
+  done
+}
+
+train_all() {
+  local seed suffix=''
+  runs=0
+  for seed in "${seeds[@]}"; do
+    [ $runs = 0 ] || suffix=-seed$seed
+    train lamb "$seed" "lamb$suffix"
+    train onebit_lamb "$seed" "onebit_lamb$suffix"
+  done
+}
+
+# publish: the finished directory takes the place of the old one.
+publish() {
+  rm -rf "$work"/*.summary.json "$work/config"
+  if [ -e "$out" ]; then
+    mv -T "$out" "$work.old"
+    mv -T "$work" "$out" || { mv -T "$work.old" "$out" && die "--out: cannot replace '$out'"; }
+    rm -rf "$work.old"
+  else
+    mv -T "$work" "$out"
+  fi
+  work=''
+}
+
+finish() {
+  local status=0
+  local -a options=(--links "$links" --isolation "$isolation" --network "$network" --seeds "$(IFS=, && echo "${seeds[*]}")")
+  [ $list_seeds = no ] || options+=(--list-seeds)
+  [ $quick = no ] || options+=(--quick)
+  say ""
+  report finish --dir "$work" --root "$SOTTO_ROOT" --command "integration/quickstart.sh $command_line" \
+    --configs "$work/config/lamb.json" "$work/config/onebit_lamb.json" "${options[@]}" || status=$?
+  [ $status = 0 ] || [ $status = 3 ] || die "no report could be made"
+  publish
+  if [ $quick = yes ]; then say "(A quick run: the losses mean little.)"; fi
+  say "Report: $out/report.html   (figures: $out/summary.json; finished after $(elapsed))"
+  exit $status
+}
+
+main() {
+  command_line="$*"
+  parse "$@"
+  check_out
+  check_data
+  if [ "${QUICKSTART_INSIDE:-}" != yes ]; then
+    announce
+    "$SOTTO_ROOT/integration/setup.sh" run
+    need_tools
+    build
+  else
+    need_tools
+  fi
+  choose_isolation "$@"
+  trap tidy_up EXIT
+  trap interrupted INT TERM HUP
+  export OPENBLAS_NUM_THREADS=1 # the ranks share the cores already
+  prepare
+  start_network
+  train_all
+  finish
+}
+
+main "$@"
