@@ -59,9 +59,9 @@ void config_batch(Options* options, const char* text, int world) {
   char* report = malloc(n + 1);
   if (!report) die("--config: out of memory");
   check(sotto_config_report(text, world, 0, report, n + 1, &n), options->config);
-  options->micro_batch =
-      choose("--micro-batch", options->micro_batch, batch_number(report, "micro"), 6);
-  options->accumulation =
-      choose("--accumulation", options->accumulation, batch_number(report, "gas"), 1);
+  options->micro_batch = choose("--micro-batch", options->micro_batch,
+                                batch_number(report, "train_micro_batch_size_per_gpu"), 6);
+  options->accumulation = choose("--accumulation", options->accumulation,
+                                 batch_number(report, "gradient_accumulation_steps"), 1);
   free(report);
 }
