@@ -176,7 +176,7 @@ start_network() {
 # shellcheck disable=SC2317  # called by traps
 tidy_up() {
   if [ -n "${launcher:-}" ] && kill -TERM "$launcher" 2>/dev/null; then
-    for _ in $(seq 50); do kill -0 "$launcher" 2>/dev/null && sleep 0.1; done
+    for _ in $(seq 120); do kill -0 "$launcher" 2>/dev/null && sleep 0.1; done
     kill -KILL "$launcher" 2>/dev/null || true
   fi
   if [ -n "${lab_is_up:-}" ]; then "$LAB" down || true; fi
@@ -196,7 +196,7 @@ train() {
   local name=$1 seed=$2 stem=$3 status=0
   local -a launch=("$BUILD/bin/sotto-run" -n "$RANKS") program=("$BUILD/bin/sotto-c-trainer")
   if [ "$isolation" = netns ]; then
-    launch+=(--rendezvous "tcp://$("$LAB" address 1):$((29400 + runs))" --wrapper "$LAB wrap")
+    launch+=(--rendezvous "tcp://$("$LAB" address 1):$((29400 + runs))" --wrapper "'$LAB' wrap")
   fi
   program+=(--config "$work/config/$name.json" --name "$stem" --steps "$steps" --seed "$seed"
     --log "$work/$stem.jsonl" --summary "$work/$stem.summary.json")

@@ -4,9 +4,9 @@ set -euo pipefail
 # shellcheck source=integration/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../integration/common.sh"
 
-# What runs under which sanitizer. Labels are the folders of tests/. Cases labelled no_sanitizer measure time or
+# What runs under which sanitizer. Labels are the folders of tests/, and cli. Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz)$'
+ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli)$'
 TSAN_LABELS='^(unit|conformance|multirank|fault)$'
 
 usage() {
@@ -17,8 +17,8 @@ Installs what is missing, builds, runs all tests: optimised (preset dev), with A
 UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --no-sanitizers  only the optimised build
   --sanitizers     all three (default)
-  --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, lint,
-                   readme, report, perf
+  --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
+                   lint, readme, report, perf
   --fresh          configure the build folders anew
   -h, --help       this text
 The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.

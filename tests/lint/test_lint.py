@@ -106,6 +106,9 @@ class Includes(unittest.TestCase):
     def test_public_header(self):
         self.assertEqual(include_problems("capi/include/sotto/sotto.h", "#include <stdint.h>"), [])
         self.assertEqual(len(include_problems("capi/include/sotto/sotto.h", "#include <stdbool.h>")), 1)
+        other = "capi/include/sotto/sotto_dlpack.h"
+        self.assertEqual(include_problems(other, '#include <string.h>\n#include "sotto.h"', ["capi/include/sotto/sotto.h"]), [])
+        self.assertEqual(len(include_problems(other, "#include <vector>")), 1)
         self.assertEqual(len(include_problems("capi/include/sotto/sotto.h", '#include "core/base/b.h"')), 1)
 
     def test_asio_comes_through_one_header(self):
