@@ -1,0 +1,179 @@
+// One suite for every backend that matches messages by key. A transport instantiates it in a file
+// of its own:
+//
+//   INSTANTIATE_TEST_SUITE_P(Inproc, TransportSuite, testing::Values(TransportCase{"inproc",
+//   [](const Clock& clock) {...}}),
+//                            case_name);
+//
+// All ranks are threads of the test, each with a backend of its own.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/iface/rendezvous.h"
+#include "core/iface/transport.h"
+#include "tests/support/poll_driver.h"
+#include "tests/support/ranks.h"
+
+namespace sotto::test {
+
+struct TransportCase {
+  std::string name;
+  std::function<Result<std::unique_ptr<Backend>>(const Clock&)> make;
+  bool joins_by_exchange = true;
+};
+inline std::string case_name(const testing::TestParamInfo<TransportCase>& info) {
+  return info.param.name;
+}
+
+class TransportSuite : public testing::TestWithParam<TransportCase> {};
+
+class RecordingSink final : public TransferSink {
+ public:
+  struct Done {
+    Transfer* transfer;
+    Status status;
+  };
+  struct Failure {
+    int32_t peer;
+    Status status;
+  };
+  void on_transfer(Transfer& transfer, Status status) noexcept override {
+    done.push_back({&transfer, status});
+  }
+  void on_failure(int32_t peer, Status status) noexcept override {
+    failures.push_back({peer, status});
+  }
+  std::vector<Done> done;
+  std::vector<Failure> failures;
+};
+
+class RecordingListener final : public ControlListener {
+ public:
+  void on_control_failure(const FailureCause& cause) noexcept override { causes.push_back(cause); }
+  std::vector<FailureCause> causes;
+};
+
+// One operation of one rank with its transfers. Addresses stay as they are.
+struct TestOp {
+  OpPosting posting;
+  std::deque<Transfer> transfers;
+
+  TestOp(uint64_t comm, uint64_t number, uint64_t tag = 0) {
+    posting.key = {comm, number};
+    posting.signature.kind = OpKind::kAllReduce;
+    posting.signature.reduce = 1;
+    posting.signature.count = 100;
+    posting.signature.tag = tag;
+    posting.signature.chain = number * 77 + tag;
+  }
+  Transfer& add(bool is_send, int32_t peer, uint32_t round, uint32_t segment, void* data,
+                uint64_t bytes) {
+    Transfer& t = transfers.emplace_back();
+    t.op = &posting;
+    t.peer = peer;
+    t.round = round;
+    t.segment = segment;
+    t.is_send = is_send;
+    t.data = data;
+    t.bytes = bytes;
+    return t;
+  }
+};
+
+// Everything one rank owns. Members end in the right order: transport, control, backend.
+class RankKit {
+ public:
+  RankKit(const TransportCase& which, int32_t rank_number, int32_t ranks)
+      : rank(rank_number),
+        size(ranks),
+        backend(check(which.make(Clock::monotonic()), "make backend")),
+        driver(backend->poller()) {}
+  ~RankKit() {
+    if (control) control->set_listener(nullptr);
+  }
+
+  void join(const UniqueId& id, int64_t timeout_us = 20'000'000) {
+    JoinRequest request;
+    request.rank = rank;
+    request.size = size;
+    request.id = id;
+    request.deadline = in(timeout_us);
+    control = check(backend->join(request, driver), "join");
+    control->set_listener(&listener);
+  }
+  void connect() {
+    transport = check(backend->connect(*control, sink, driver, in(20'000'000)), "connect");
+  }
+  void barrier() {
+    check(control->all_gather("test barrier", "", driver, in(20'000'000)), "barrier");
+  }
+  // Leaves as a comm does that is destroyed: everything has been received.
+  void finish() {
+    barrier();
+    transport->close(in(5'000'000));
+    control->leave(in(5'000'000));
+    require(sink.failures.empty(), sink.failures.empty() ? "" : sink.failures[0].status.text());
+    require(listener.causes.empty(), listener.causes.empty() ? "" : listener.causes[0].text);
+  }
+  bool drive(const std::function<bool()>& done, int64_t timeout_us = 20'000'000) {
+    return driver.run_until(done, in(timeout_us));
+  }
+  // Waits until the sink has heard of `count` transfers in all.
+  void await_transfers(size_t count) {
+    const bool came = drive([&] { return sink.done.size() >= count || !sink.failures.empty(); });
+    require(sink.failures.empty(), sink.failures.empty() ? "" : sink.failures[0].status.text());
+    require(came, fmt::format("only {} of {} transfers were completed", sink.done.size(), count));
+    for (const auto& d : sink.done) check(d.status, "transfer");
+  }
+  void start(Transfer& t) { t.is_send ? transport->send(t) : transport->recv(t); }
+  Deadline in(int64_t us) const { return Deadline::in_us(Clock::monotonic(), us); }
+
+  const int32_t rank;
+  const int32_t size;
+  std::unique_ptr<Backend> backend;
+  PollDriver driver;
+  RecordingSink sink;
+  RecordingListener listener;
+  std::unique_ptr<ControlPlane> control;
+  std::unique_ptr<Transport> transport;
+};
+
+// Rank 0's unique id for everybody.
+class IdBoard {
+ public:
+  explicit IdBoard(int size) : meeting_(size) {}
+  UniqueId share(RankKit& kit) {
+    if (kit.rank == 0) id_ = check(kit.backend->make_unique_id(), "make_unique_id");
+    meeting_.wait();
+    return id_;
+  }
+  void wait() { meeting_.wait(); }
+
+ private:
+  Meeting meeting_;
+  UniqueId id_{};
+};
+
+// Runs body on every rank of a joined and connected group. "" or the first failure.
+[[nodiscard]] inline std::string run_group(const TransportCase& which, int size,
+                                           const std::function<void(RankKit&)>& body) {
+  IdBoard board(size);
+  return run_ranks(size, [&](int rank) {
+    RankKit kit(which, rank, size);
+    kit.join(board.share(kit));
+    kit.connect();
+    body(kit);
+    board.wait();  // nobody goes away while others still look at what happened
+  });
+}
+
+}  // namespace sotto::test

@@ -1,0 +1,61 @@
+#include "tests/support/core_ranks.h"
+
+#include <thread>
+#include <vector>
+
+#include "core/cpu/cpu_device.h"
+#include "transports/inproc/inproc_backend.h"
+
+namespace sotto::test {
+
+std::map<std::string, BackendFactory> standard_backends() {
+  std::map<std::string, BackendFactory> backends;
+  backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
+                        false};
+  return backends;
+}
+
+namespace {
+
+std::shared_ptr<Context> make_context(const WorldOptions& options, int32_t rank) {
+  ContextOptions context;
+  context.params = options.params;
+  context.params.transport = options.transport;
+  context.environment = process_environment();
+  context.device =
+      options.device ? options.device(rank) : std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
+  context.device_text = "test";
+  context.backends = options.backends.empty() ? standard_backends() : options.backends;
+  context.progress_thread = options.progress_thread;
+  return std::make_shared<Context>(std::move(context));
+}
+
+}  // namespace
+
+Status run_world(const WorldOptions& options,
+                 const std::function<Status(const std::shared_ptr<Comm>&)>& body) {
+  std::vector<std::shared_ptr<Context>> contexts;
+  for (int32_t r = 0; r < options.size; ++r) contexts.push_back(make_context(options, r));
+  SOTTO_ASSIGN(const UniqueId id, contexts[0]->make_unique_id());
+  std::vector<Status> results(static_cast<size_t>(options.size));
+  std::vector<std::thread> threads;
+  for (int32_t r = 0; r < options.size; ++r) {
+    threads.emplace_back([&, r] {
+      CommConfig config;
+      config.rank = r;
+      config.size = options.size;
+      config.id = id;
+      config.timeout_us = options.timeout_us;
+      Result<std::shared_ptr<Comm>> comm = Comm::create(contexts[static_cast<size_t>(r)], config);
+      results[static_cast<size_t>(r)] = comm.ok() ? body(*comm) : comm.status();
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  for (int32_t r = 0; r < options.size; ++r) {
+    const Status& status = results[static_cast<size_t>(r)];
+    if (!status.ok()) return status.with_prefix(fmt::format("rank {}", r));
+  }
+  return ok_status();
+}
+
+}  // namespace sotto::test
