@@ -16,7 +16,8 @@ std::atomic<uint32_t> g_fork_generation{0};
 
 void count_fork() noexcept { g_fork_generation.fetch_add(1, std::memory_order_relaxed); }
 
-// Registered when the first context is made: loading the library alone has no effect on the process.
+// Registered when the first context is made: loading the library alone has no effect on the
+// process.
 bool register_fork_handler() noexcept { return pthread_atfork(nullptr, nullptr, count_fork) == 0; }
 
 // Longest prefix of at most `room` bytes that does not end inside a UTF-8 character.
@@ -57,7 +58,9 @@ bool CallbackScope::inside() noexcept { return t_callback_depth != 0; }
 
 Status CallbackScope::refuse_inside() {
   if (!inside()) return ok_status();
-  return invalid_state("called from inside a callback of this library, where only sotto_op_error and sotto_op_test are allowed");
+  return invalid_state(
+      "called from inside a callback of this library, where only sotto_op_error and sotto_op_test "
+      "are allowed");
 }
 
 uint32_t fork_generation() noexcept {
@@ -69,7 +72,8 @@ uint32_t fork_generation() noexcept {
 Status check_not_forked(uint32_t generation_of_handle) {
   if (generation_of_handle == fork_generation()) return ok_status();
   return invalid_state(
-      "the handle was made before fork(); its threads and connections belong to the parent process, which alone may "
+      "the handle was made before fork(); its threads and connections belong to the parent "
+      "process, which alone may "
       "use it");
 }
 

@@ -1,5 +1,6 @@
-// The border between C++ and C: every exported function that returns a sotto_status runs its body in guarded(), which
-// clears this thread's error text, turns a Status into its code and text, and lets no exception out.
+// The border between C++ and C: every exported function that returns a sotto_status runs its body
+// in guarded(), which clears this thread's error text, turns a Status into its code and text, and
+// lets no exception out.
 #pragma once
 
 #include <exception>
@@ -12,8 +13,9 @@
 
 namespace sotto::capi {
 
-// Text of this thread's last failed call (sotto_last_error). A fixed array: writing it cannot fail and ending a thread
-// runs no destructor. Longer texts are cut at a character border and end with "...".
+// Text of this thread's last failed call (sotto_last_error). A fixed array: writing it cannot fail
+// and ending a thread runs no destructor. Longer texts are cut at a character border and end with
+// "...".
 inline constexpr size_t kLastErrorBytes = 4096;
 const char* last_error_text() noexcept;
 void clear_last_error() noexcept;
@@ -31,8 +33,9 @@ class CallbackScope {
   static bool inside() noexcept;
 };
 
-// How often this process is a forked child of one that had loaded the library; handles remember the number of their
-// making and are refused when it differs, since threads and sockets stay with the parent.
+// How often this process is a forked child of one that had loaded the library; handles remember the
+// number of their making and are refused when it differs, since threads and sockets stay with the
+// parent.
 uint32_t fork_generation() noexcept;
 Status check_not_forked(uint32_t generation_of_handle);
 

@@ -1,9 +1,10 @@
-// Handles that can be checked: a process-wide pool of slots that are never freed, so that a stale or foreign handle is
-// recognised instead of followed.
+// Handles that can be checked: a process-wide pool of slots that are never freed, so that a stale
+// or foreign handle is recognised instead of followed.
 //
-// A handle is the address of a 64-byte aligned slot plus the slot's generation modulo 64 in the low bits. Free slots
-// are reused first in, first out. A stale handle is thus mistaken for a live one only after its slot has been reused a
-// multiple of 64 times, which takes at least 64 * kSlotsPerSlab insertions.
+// A handle is the address of a 64-byte aligned slot plus the slot's generation modulo 64 in the low
+// bits. Free slots are reused first in, first out. A stale handle is thus mistaken for a live one
+// only after its slot has been reused a multiple of 64 times, which takes at least 64 *
+// kSlotsPerSlab insertions.
 #pragma once
 
 #include <array>
@@ -18,7 +19,8 @@
 
 namespace sotto::capi {
 
-// T: default-constructible, copyable; a default-constructed T holds no resources (a shared_ptr). Threads: any.
+// T: default-constructible, copyable; a default-constructed T holds no resources (a shared_ptr).
+// Threads: any.
 template <class T>
 class HandlePool {
  public:
@@ -38,7 +40,8 @@ class HandlePool {
     std::lock_guard lock(slot->mutex);
     slot->live = true;
     slot->value = std::move(value);
-    return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slot) | (slot->generation & kTagMask));
+    return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slot) |
+                                   (slot->generation & kTagMask));
   }
 
   // A copy of what the handle stands for. INVALID_ARGUMENT: NULL, never a handle, or released.
@@ -96,8 +99,8 @@ class HandlePool {
   Status grow() {
     const size_t n = n_slabs_.load(std::memory_order_relaxed);
     if (n == kMaxSlabs) {
-      return error(Code::kOutOfMemory, "{} {} handles are in use; release those that are done", kMaxSlabs * kSlotsPerSlab,
-                   what_);
+      return error(Code::kOutOfMemory, "{} {} handles are in use; release those that are done",
+                   kMaxSlabs * kSlotsPerSlab, what_);
     }
     Slab* slab = new Slab;
     for (size_t i = 0; i + 1 < slab->size(); ++i) (*slab)[i].next_free = &(*slab)[i + 1];
@@ -123,7 +126,8 @@ class HandlePool {
   }
 
   Status check_live(const Slot& slot, const void* handle) const {
-    if (slot.live && (slot.generation & kTagMask) == (reinterpret_cast<uintptr_t>(handle) & kTagMask)) {
+    if (slot.live &&
+        (slot.generation & kTagMask) == (reinterpret_cast<uintptr_t>(handle) & kTagMask)) {
       return ok_status();
     }
     return invalid_argument("{} {} has been released before", what_, handle);

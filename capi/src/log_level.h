@@ -1,4 +1,5 @@
-// Who decides how much is logged: sotto_set_log with a level, else SOTTO_LOG as read when a context is created.
+// Who decides how much is logged: sotto_set_log with a level, else SOTTO_LOG as read when a context
+// is created.
 #pragma once
 
 #include <string_view>

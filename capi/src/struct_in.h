@@ -1,8 +1,9 @@
 // How structs that may grow cross the border, in the one place that knows the rule.
 //
-// In: the caller states its size of the struct. Fields that an older caller does not have read as zero, which means
-// their default. A newer caller may pass a larger struct as long as what this library does not know is zero.
-// Out: the caller states its size; it gets what it has room for, and zero in what this library does not know.
+// In: the caller states its size of the struct. Fields that an older caller does not have read as
+// zero, which means their default. A newer caller may pass a larger struct as long as what this
+// library does not know is zero. Out: the caller states its size; it gets what it has room for, and
+// zero in what this library does not know.
 #pragma once
 
 #include <algorithm>
@@ -25,15 +26,16 @@ inline bool any_nonzero(const void* data, size_t from, size_t to) {
   return false;
 }
 
-// v1_size: size of the struct when it was first released; nobody can have a smaller one. `name` is the argument's.
+// v1_size: size of the struct when it was first released; nobody can have a smaller one. `name` is
+// the argument's.
 template <class T>
 Status check_struct_size(const T* in, uint32_t v1_size, std::string_view name, uint32_t* size) {
   static_assert(std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T>);
   if (in == nullptr) return invalid_argument("{} is NULL", name);
   std::memcpy(size, in, sizeof *size);
   if (*size >= v1_size && *size <= kMaxStructBytes) return ok_status();
-  return invalid_argument("{}.struct_size is {}, allowed {} to {}: set it to sizeof of the struct", name, *size, v1_size,
-                          kMaxStructBytes);
+  return invalid_argument("{}.struct_size is {}, allowed {} to {}: set it to sizeof of the struct",
+                          name, *size, v1_size, kMaxStructBytes);
 }
 
 template <class T>
@@ -45,13 +47,15 @@ Status take(const T* in, T& out, uint32_t v1_size, std::string_view name) {
   std::memcpy(&out, in, known);
   if (any_nonzero(in, known, size)) {
     return unsupported(
-        "{} has a field behind byte {} that this version of the library does not know, and it is not zero", name,
-        sizeof(T));
+        "{} has a field behind byte {} that this version of the library does not know, and it is "
+        "not zero",
+        name, sizeof(T));
   }
   return ok_status();
 }
 
-// Writes `value` (whose struct_size does not matter) to the caller's struct, which keeps its own struct_size.
+// Writes `value` (whose struct_size does not matter) to the caller's struct, which keeps its own
+// struct_size.
 template <class T>
 Status put(const T& value, T* out, uint32_t v1_size, std::string_view name) {
   uint32_t size = 0;

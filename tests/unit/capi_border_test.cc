@@ -1,4 +1,5 @@
-// The pieces of the C ABI's border that can be tested without a context: growing structs, checked handles, guard.
+// The pieces of the C ABI's border that can be tested without a context: growing structs, checked
+// handles, guard.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -50,7 +51,8 @@ TEST(StructIn, NewerClientIsAcceptedWhileItsTailIsZero) {
   client.c = uint64_t{1} << 63;  // the last byte
   const Status status = take_from(&client, got);
   EXPECT_EQ(status.code(), Code::kUnsupported);
-  EXPECT_NE(status.text().find("config has a field behind byte 16"), std::string::npos) << status.text();
+  EXPECT_NE(status.text().find("config has a field behind byte 16"), std::string::npos)
+      << status.text();
 }
 
 TEST(StructIn, SizesOutOfRangeAreRefused) {
@@ -102,7 +104,8 @@ TEST(HandlePool, StaleAndForeignHandlesAreRecognised) {
   int local = 0;
   EXPECT_EQ(pool.get(&local).status().code(), Code::kInvalidArgument);
   EXPECT_EQ(pool.get(nullptr).status().text(), "operation is NULL");
-  EXPECT_EQ(pool.get(reinterpret_cast<void*>(~uintptr_t{0})).status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(pool.get(reinterpret_cast<void*>(~uintptr_t{0})).status().code(),
+            Code::kInvalidArgument);
   // An address inside a slot that no handle has.
   EXPECT_EQ(pool.get(static_cast<char*>(handle) + 64).status().code(), Code::kInvalidArgument);
 }
@@ -123,7 +126,8 @@ TEST(HandlePool, ManyLiveHandlesAreDistinctAndValuesDieWithRemoval) {
   Pool& pool = *new Pool("operation");
   const auto value = std::make_shared<int>(3);
   std::set<void*> handles;
-  for (size_t i = 0; i < 3 * Pool::kSlotsPerSlab + 1; ++i) handles.insert(pool.insert(value).take());
+  for (size_t i = 0; i < 3 * Pool::kSlotsPerSlab + 1; ++i)
+    handles.insert(pool.insert(value).take());
   EXPECT_EQ(handles.size(), 3 * Pool::kSlotsPerSlab + 1);
   for (void* handle : handles) ASSERT_TRUE(pool.remove(handle).ok());
   EXPECT_EQ(value.use_count(), 1);

@@ -1,0 +1,85 @@
+#include "integration/cli/output.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <utility>
+
+namespace sotto_cli {
+namespace {
+
+constexpr size_t kRememberedLines = 20;
+constexpr size_t kLongestLine = size_t{1} << 20;  // bytes; a longer one is written in parts
+
+}  // namespace
+
+void write_all(int fd, std::string_view text) {
+  while (!text.empty()) {
+    const ssize_t n = write(fd, text.data(), text.size());
+    if (n > 0) {
+      text.remove_prefix(static_cast<size_t>(n));
+    } else if (n < 0 && errno == EAGAIN) {
+      pollfd waits{fd, POLLOUT, 0};
+      poll(&waits, 1, -1);
+    } else if (n < 0 && errno != EINTR) {
+      return;
+    }
+  }
+}
+
+Relay::Relay(int source, int sink, std::string prefix, bool raw)
+    : source_(source), sink_(sink), prefix_(std::move(prefix)), raw_(raw) {
+  fcntl(source_, F_SETFL, fcntl(source_, F_GETFL) | O_NONBLOCK);
+}
+
+Relay::~Relay() {
+  if (source_ >= 0) ::close(source_);
+}
+
+void Relay::pump() {
+  char buffer[65536];
+  while (source_ >= 0) {
+    const ssize_t n = read(source_, buffer, sizeof buffer);
+    if (n > 0) {
+      take(std::string_view(buffer, static_cast<size_t>(n)));
+      if (static_cast<size_t>(n) < sizeof buffer) return;  // the other streams get their turn
+    } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+      close();
+    } else if (errno == EAGAIN) {
+      return;
+    }
+  }
+}
+
+void Relay::close() {
+  if (source_ < 0) return;
+  ::close(source_);
+  source_ = -1;
+  if (!line_.empty()) finish_line();
+}
+
+void Relay::take(std::string_view bytes) {
+  if (raw_) write_all(sink_, bytes);
+  while (!bytes.empty()) {
+    const size_t end = bytes.find('\n');
+    line_ += bytes.substr(0, end);
+    if (end == std::string_view::npos && line_.size() < kLongestLine) return;
+    finish_line();
+    bytes.remove_prefix(end == std::string_view::npos ? bytes.size() : end + 1);
+  }
+}
+
+void Relay::finish_line() {
+  std::string line = std::exchange(line_, {});
+  // As on a terminal, what stands before a carriage return has been overwritten.
+  while (!line.empty() && line.back() == '\r') line.pop_back();
+  const size_t overwritten = line.rfind('\r');
+  if (overwritten != std::string::npos) line.erase(0, overwritten + 1);
+  if (!raw_) write_all(sink_, prefix_ + line + '\n');
+  last_lines_.push_back(std::move(line));
+  if (last_lines_.size() > kRememberedLines) last_lines_.pop_front();
+}
+
+}  // namespace sotto_cli

@@ -1,0 +1,284 @@
+#!/usr/bin/python3
+"""sotto-run with real processes: run_test.py PATH-OF-SOTTO-RUN"""
+
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import unittest
+
+SOTTO_RUN = ""
+SHOW = "echo r=$SOTTO_RANK/$SOTTO_WORLD_SIZE l=$SOTTO_LOCAL_RANK/$SOTTO_LOCAL_SIZE; echo err-$SOTTO_RANK >&2"
+
+
+def run(*args, **kwargs):
+    kwargs.setdefault("timeout", 60)
+    return subprocess.run([SOTTO_RUN, *args], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **kwargs)
+
+
+def sh(ranks, script, *options, **kwargs):
+    return run("-n", str(ranks), *options, "--", "sh", "-c", script, **kwargs)
+
+
+def alive(pid):
+    """A process that exists and is not a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as f:
+            return f.read().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds=20):
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+class PidFiles:
+    """Ranks write the numbers of their processes here."""
+
+    def __init__(self):
+        self.folder = tempfile.TemporaryDirectory()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *unused):
+        self.folder.cleanup()
+
+    def pids(self):
+        found = []
+        for name in os.listdir(self.folder.name):
+            if not name.endswith(".tmp"):
+                with open(os.path.join(self.folder.name, name), encoding="ascii") as f:
+                    found += [int(word) for word in f.read().split()]
+        return found
+
+    def script(self, rest):
+        """Writes the numbers of the rank and of a child that would outlive it."""
+        file = f"{self.folder.name}/$SOTTO_RANK"
+        return f"sleep 1000 & echo $$ $! > {file}.tmp; mv {file}.tmp {file}; {rest}"
+
+
+class Output(unittest.TestCase):
+    def test_prefix_and_environment(self):
+        done = sh(3, SHOW)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(sorted(done.stdout.splitlines()), [f"[{r}] r={r}/3 l={r}/3" for r in range(3)])
+        self.assertEqual(sorted(done.stderr.splitlines()), [f"[{r}] err-{r}" for r in range(3)])
+
+    def test_rendezvous_is_one_free_loopback_port(self):
+        done = sh(3, "echo $SOTTO_RENDEZVOUS")
+        addresses = {line.split()[1] for line in done.stdout.splitlines()}
+        self.assertEqual(len(addresses), 1)
+        self.assertRegex(addresses.pop(), r"^tcp://127\.0\.0\.1:[0-9]+$")
+        done = sh(1, "echo $SOTTO_RENDEZVOUS", "--rendezvous", "tcp://10.0.0.1:7000")
+        self.assertEqual(done.stdout, "[0] tcp://10.0.0.1:7000\n")
+        self.assertEqual(run("-n", "1", "--rendezvous", "host:1", "--", "true").returncode, 125)
+
+    def test_variables_replace_inherited_ones(self):
+        done = sh(1, "env | grep ^SOTTO_RANK=", env={**os.environ, "SOTTO_RANK": "77"})
+        self.assertEqual(done.stdout, "[0] SOTTO_RANK=0\n")
+
+    def test_long_lines_stay_whole_and_the_last_needs_no_newline(self):
+        done = sh(4, "for i in 1 2 3 4 5; do head -c 100000 /dev/zero | tr '\\0' $SOTTO_RANK; echo; done; printf end")
+        self.assertEqual(done.returncode, 0)
+        lines = done.stdout.splitlines()
+        self.assertEqual(len(lines), 4 * 6)
+        for rank in "0123":
+            self.assertEqual(lines.count(f"[{rank}] " + rank * 100000), 5)
+            self.assertEqual(lines.count(f"[{rank}] end"), 1)
+
+    def test_overwritten_text_is_dropped(self):
+        self.assertEqual(sh(1, r"printf 'one\rtwo\r\nthree\n'").stdout, "[0] two\n[0] three\n")
+
+    def test_raw_rank_is_untouched(self):
+        done = subprocess.run([SOTTO_RUN, "-n", "2", "--raw-rank", "1", "--", "sh", "-c", r"printf 'a\rb'; printf 'c\rd' >&2"],
+                              stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=60)
+        self.assertIn(done.stdout, (b"a\rb[0] b\n", b"[0] b\na\rb"))
+        self.assertIn(b"c\rd", done.stderr)
+
+    def test_rank_0_draws_on_the_terminal(self):
+        master, slave = pty.openpty()
+        process = subprocess.Popen([SOTTO_RUN, "-n", "2", "--", "sh", "-c", "[ -t 1 ] && echo tty-$SOTTO_RANK || echo no-$SOTTO_RANK"],
+                                   stdin=slave, stdout=slave, stderr=slave)
+        os.close(slave)
+        text = b""
+        try:
+            while True:
+                text += os.read(master, 4096)
+        except OSError:
+            pass  # the terminal's other end is closed
+        os.close(master)
+        self.assertEqual(process.wait(60), 0)
+        self.assertIn(b"tty-0", text)
+        self.assertNotIn(b"[0]", text)
+        self.assertIn(b"\r\x1b[K[1] no-1", text)
+
+    def test_standard_input_is_empty(self):
+        self.assertEqual(sh(2, "wc -c", stdin=subprocess.DEVNULL).stdout.split().count("0"), 2)
+
+    def test_a_daemon_that_holds_the_output_does_not_hold_up_the_run(self):
+        begin = time.monotonic()
+        with PidFiles() as files:
+            done = sh(1, f"setsid sh -c 'echo $$ > {files.folder.name}/0; exec sleep 30' & "
+                         f"while [ ! -s {files.folder.name}/0 ]; do sleep 0.01; done; echo out")
+            for pid in files.pids():
+                os.kill(pid, signal.SIGKILL)
+        self.assertEqual((done.returncode, done.stdout), (0, "[0] out\n"))
+        self.assertLess(time.monotonic() - begin, 15)
+
+
+class ExitCodes(unittest.TestCase):
+    def test_passed_on(self):
+        for code in (1, 7, 255):
+            self.assertEqual(sh(2, f"[ $SOTTO_RANK = 0 ] || exit {code}").returncode, code)
+
+    def test_signal_of_a_rank(self):
+        done = sh(2, "[ $SOTTO_RANK = 0 ] || kill -KILL $$")
+        self.assertEqual(done.returncode, 128 + 9)
+        self.assertIn("rank 1 failed first, with signal 9 (Killed); it printed nothing", done.stderr)
+
+    def test_unknown_program(self):
+        done = run("-n", "2", "--", "no-such-program-here")
+        self.assertEqual(done.returncode, 127)
+        self.assertEqual(done.stderr, "sotto-run: cannot start rank 0: no-such-program-here: No such file or directory\n")
+        done = run("-n", "2", "--", "/etc/passwd")
+        self.assertEqual(done.returncode, 126)
+        self.assertIn("Permission denied", done.stderr)
+
+    def test_usage(self):
+        for args, word in (((), "--ranks"), (("-n", "0", "--", "true"), "ranks"), (("-n", "x", "--", "true"), "ranks"),
+                           (("-n", "1"), "no program given"), (("-n", "1", "--"), "no program given"),
+                           (("-n", "2", "--raw-rank", "2", "--", "true"), "--raw-rank is 2, allowed 0 to 1"),
+                           (("-n", "1", "--wrapper", "a 'b", "--", "true"), "open quote"),
+                           (("-n", "1", "--bogus", "1", "--", "true"), "unknown option --bogus"),
+                           (("-n", "1", "--timeout", "-1", "--", "true"), "timeout")):
+            done = run(*args)
+            self.assertEqual(done.returncode, 125, args)
+            self.assertIn(word, done.stderr)
+        self.assertEqual(run("--help").returncode, 0)
+        self.assertIn("Exit code", run("--help").stdout)
+
+    def test_options_of_the_program_are_its_own(self):
+        for border in ((), ("--",)):
+            done = run("-n", "1", *border, "printf", "%s,", "-n", "--timeout", "--help", "--")
+            self.assertEqual(done.stdout, "[0] -n,--timeout,--help,--,\n", border)
+
+    def test_wrapper(self):
+        done = run("-n", "2", "--wrapper", "env 'A=b c' sh -c 'echo $SOTTO_RANK:$A:\"$@\"' x", "--", "p", "q")
+        self.assertEqual(sorted(done.stdout.splitlines()), ["[0] 0:b c:p q", "[1] 1:b c:p q"])
+
+
+class Failure(unittest.TestCase):
+    def test_first_failing_message_is_last(self):
+        # The others notice a moment later, fail too and say more.
+        done = sh(4, "case $SOTTO_RANK in 2) echo real reason >&2; exit 3;; "
+                     "*) sleep 0.5; echo lost rank 2 >&2; exit 9;; esac")
+        self.assertEqual(done.returncode, 3)
+        self.assertTrue(done.stderr.endswith(
+            "sotto-run: rank 2 failed first, with exit code 3; its last messages:\n[2] real reason\n"), done.stderr)
+
+    def test_standard_output_counts_when_nothing_is_on_standard_error(self):
+        done = sh(2, "[ $SOTTO_RANK = 1 ] && { seq 1 30; exit 4; }; exit 0")
+        self.assertTrue(done.stderr.endswith("messages:\n" + "".join(f"[1] {i}\n" for i in range(11, 31))), done.stderr)
+
+    def test_others_get_the_grace_period(self):
+        done = sh(2, "[ $SOTTO_RANK = 1 ] && exit 5; sleep 0.3; echo finished")
+        self.assertEqual((done.returncode, done.stdout), (5, "[0] finished\n"))
+
+    def test_then_sigterm(self):
+        begin = time.monotonic()
+        done = sh(2, "[ $SOTTO_RANK = 1 ] && exit 5; trap 'echo told; exit 0' TERM; sleep 60 & wait", "--grace", "0.2")
+        self.assertEqual((done.returncode, done.stdout), (5, "[0] told\n"))
+        self.assertLess(time.monotonic() - begin, 30)
+        self.assertIn("sotto-run: ending rank 0\n", done.stderr)
+
+    def test_then_sigkill(self):
+        begin = time.monotonic()
+        done = sh(2, "[ $SOTTO_RANK = 1 ] && { sleep 0.3; exit 5; }; trap '' TERM; while :; do sleep 1; done", "--grace", "0.1")
+        self.assertEqual(done.returncode, 5)
+        self.assertGreater(time.monotonic() - begin, 4)
+        self.assertLess(time.monotonic() - begin, 40)
+
+    def test_time_limit(self):
+        done = sh(2, "[ $SOTTO_RANK = 1 ] || sleep 60", "--timeout", "0.5")
+        self.assertEqual(done.returncode, 124)
+        self.assertIn("the time limit of 0.5 s is over; rank 0 was still running", done.stderr)
+
+
+class NoOrphans(unittest.TestCase):
+    def start(self, files, rest="wait", *options):
+        process = subprocess.Popen([SOTTO_RUN, "-n", "2", *options, "--", "sh", "-c", files.script(rest)],
+                                   stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        self.assertTrue(wait_until(lambda: len(files.pids()) == 4))
+        return process
+
+    def check_gone(self, pids):
+        self.assertTrue(wait_until(lambda: not any(alive(pid) for pid in pids)), pids)
+
+    def test_signals_end_all_ranks(self):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            with PidFiles() as files:
+                process = self.start(files)
+                pids = files.pids()
+                process.send_signal(number)
+                error = process.communicate(timeout=60)[1]
+                self.assertEqual(process.returncode, 128 + number)
+                self.assertIn(f"sotto-run: ended by signal {int(number)} (", error)
+                self.check_gone(pids)
+
+    def test_second_signal_kills_at_once(self):
+        with PidFiles() as files:
+            process = self.start(files, "trap '' INT; while :; do sleep 1; done", "--grace", "1000")
+            pids = files.pids()
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.3)
+            self.assertIsNone(process.poll())
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=60)
+            self.assertEqual(process.returncode, 130)
+            self.check_gone(pids)
+
+    def test_children_of_a_rank_end_with_it(self):
+        with PidFiles() as files:
+            done = sh(2, files.script("exit 0"))
+            self.assertEqual(done.returncode, 0)
+            self.assertEqual(len(files.pids()), 4)
+            self.check_gone(files.pids())
+
+    def test_killed_sotto_run_leaves_nothing(self):
+        with PidFiles() as files:
+            process = self.start(files)
+            pids = files.pids()
+            process.kill()
+            process.communicate(timeout=60)
+            self.check_gone(pids)
+
+    def test_ctrl_c_on_a_terminal(self):
+        with PidFiles() as files:
+            master, slave = pty.openpty()
+            process = subprocess.Popen([SOTTO_RUN, "-n", "2", "--", "sh", "-c", files.script("wait")], stdin=slave, stdout=slave,
+                                       stderr=slave, start_new_session=True,
+                                       preexec_fn=lambda: __import__("fcntl").ioctl(0, __import__("termios").TIOCSCTTY, 0))
+            os.close(slave)
+            self.assertTrue(wait_until(lambda: len(files.pids()) == 4))
+            pids = files.pids()
+            os.write(master, b"\x03")
+            self.assertEqual(process.wait(60), 130)
+            os.close(master)
+            self.check_gone(pids)
+
+
+if __name__ == "__main__":
+    SOTTO_RUN = os.path.abspath(sys.argv.pop(1))
+    assert re.search("sotto-run$", SOTTO_RUN)
+    unittest.main()
