@@ -108,7 +108,7 @@ Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) con
     return invalid_argument(
         "train_batch_size has to equal train_micro_batch_size_per_gpu * "
         "gradient_accumulation_steps * {} data-parallel "
-        "rank(s); found {}, which gives {} against {} * {} * {}",
+        "rank(s); found {}, which gives {} against {} * {} * {}; change one of them",
         dp_world, given(*this), b.train, b.micro, b.gas, dp_world);
   }
   return std::optional<BatchNumbers>(b);
