@@ -4,6 +4,7 @@
 #include <inttypes.h>
 #include <math.h>
 #include <string.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include "blas.h"
@@ -68,20 +69,32 @@ static void check_written(Log* log) {
 
 /* ---- progress ---- */
 
+/* Columns that a redrawn line may fill: one that wraps cannot be redrawn. */
+static size_t line_width(void) {
+  struct winsize size;
+  const int known = ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  return known ? (size_t)size.ws_col - 1 : 79;
+}
+
 static void show_progress(Log* log, const Totals* totals, const StepRecord* r) {
+  char text[512];
   const int64_t steps = log->options->steps, now = now_ns();
   const double left_s = (double)(steps - (int64_t)totals->step) * log->step_ns / 1e9;
   const int last = (int64_t)totals->step == steps;
   const int64_t pause = log->redraw == 1 ? 200000000 : INT64_C(10000000000);
   if (log->redraw < 0 || (!last && now - log->shown_ns < pause)) return;
   log->shown_ns = now;
-  printf("%s%s: step %" PRIu64 "/%" PRId64
-         ", loss %.3f, %.0f samples/s, %.1f MB sent, %s, %d:%02d left%s",
-         log->redraw == 1 ? "\r" : "", log->options->name, totals->step, steps, r->loss,
-         (double)r->batch * 1e9 / log->step_ns, (double)totals->payload_sent / 1e6,
-         kStageNames[r->stage], (int)left_s / 60, (int)left_s % 60,
-         log->redraw == 1 ? "\x1b[K" : "\n");
-  if (last && log->redraw == 1) putchar('\n');
+  snprintf(text, sizeof text,
+           "%s: step %" PRIu64 "/%" PRId64
+           ", loss %.3f, %.0f samples/s, %.1f MB sent, %s, %d:%02d left",
+           log->options->name, totals->step, steps, r->loss, (double)r->batch * 1e9 / log->step_ns,
+           (double)totals->payload_sent / 1e6, kStageNames[r->stage], (int)left_s / 60,
+           (int)left_s % 60);
+  if (log->redraw == 1) {
+    printf("\r%.*s\x1b[K%s", (int)line_width(), text, last ? "\n" : "");
+  } else {
+    printf("%s\n", text);
+  }
   fflush(stdout);
 }
 

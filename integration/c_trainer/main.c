@@ -11,6 +11,7 @@
  */
 #include <inttypes.h>
 #include <math.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -356,6 +357,8 @@ static void set_up(Trainer* t) {
 int main(int argc, char** argv) {
   Trainer trainer = {0}, *t = &trainer;
   blas_prepare(argv);
+  signal(SIGXFSZ,
+         SIG_IGN); /* a file size limit is an error of write(), not the end of the process */
   options_parse(&t->options, argc, argv);
   set_up(t);
   if (t->ranks.rank == 0) {
