@@ -104,9 +104,14 @@ inline float front_input(const GroupScalars& s, float m, float g, float scaling)
   return (s.b1 * m + s.one_minus_b1 * g) * scaling;
 }
 
-inline float fresh_variance(const GroupScalars& s, float m, float old, float vf) {
+// (1-b2)*gr*gr, gr the gradient that momentum `m` after `old` implies.
+inline float fresh_square(const GroupScalars& s, float m, float old) {
   const float g = (m - s.b1 * old) / s.one_minus_b1;
-  return s.b2 * vf + (s.one_minus_b2 * g) * g;
+  return (s.one_minus_b2 * g) * g;
+}
+
+inline float fresh_variance(const GroupScalars& s, float m, float old, float vf) {
+  return s.b2 * vf + fresh_square(s, m, old);
 }
 
 inline float with_decay(const GroupScalars& s, float u, float p) {

@@ -1,5 +1,6 @@
 // Vector kernels of the 1-bit codec. Bytes per element: encode 12.125, server 8.125 + W / 8,
-// decode 4.125.
+// decode 4.125, front 12.25
+// (momentum as bits) or 16.125.
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -7,6 +8,7 @@
 #include <hwy/foreach_target.h>
 
 #include "core/cpu/ops_onebit.h"
+#include "core/cpu/ops_onebit_lamb.h"
 #include "core/cpu/simd-inl.h"
 
 #if SOTTO_SIMD_TARGET
@@ -15,29 +17,39 @@ namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
 
-// One group. masks: valid elements (kMasked). Returns whether every valid input is finite.
+// Everything after the input of the encoder: residual, new c, bits, norm. Returns c.
 template <bool kMasked, bool kL1>
-HWY_INLINE MF encode_group(const float* x, float* c, VF scale, VF minus_scale,
-                           const WordMasks& masks, uint8_t* bits, float* lanes, MF all_finite) {
+HWY_INLINE VF accumulate(VF input, VF old, VF scale, VF minus_scale, MF valid, size_t k, float* c,
+                         WordBuilder* word, float* lanes) {
+  VF value = hn::Add(input, hn::Sub(old, hn::IfThenElse(not_negative(old), scale, minus_scale)));
+  if constexpr (kMasked) value = hn::IfThenElseZero(valid, value);
+  store(value, c + k * kN);
+  word->add(k, not_negative(value));
+  add_lanes(lanes, k, norm_terms<kL1>(value));
+  return value;
+}
+
+// Valid elements of a group.
+HWY_INLINE uint64_t valid_word(const uint8_t* valid, uint64_t bit) {
+  return valid != nullptr ? load_bits64(valid, bit) : ~uint64_t{0};
+}
+
+// One group. Returns `bad` with the lanes that met a valid input that is not finite.
+template <bool kMasked, bool kL1>
+HWY_INLINE MF encode_group(const float* x, float* c, VF scale, VF minus_scale, uint64_t valid,
+                           uint8_t* bits, float* lanes, MF bad) {
   WordBuilder word;
+  const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const VF input = load(x + k * kN);
-    const VF old = load(c + k * kN);
-    MF good = finite(input);
-    VF value = hn::Add(hn::IfThenElseZero(good, input),
-                       hn::Sub(old, hn::IfThenElse(not_negative(old), scale, minus_scale)));
-    if constexpr (kMasked) {
-      const MF valid = masks[k];
-      value = hn::IfThenElseZero(valid, value);
-      good = hn::Or(good, hn::Not(valid));
-    }
-    all_finite = hn::And(all_finite, good);
-    store(value, c + k * kN);
-    word.add(k, not_negative(value));
-    add_lanes(lanes, k, norm_terms<kL1>(value));
+    const MF good = finite(input);
+    const MF used = kMasked ? masks[k] : good;
+    accumulate<kMasked, kL1>(hn::IfThenElseZero(good, input), load(c + k * kN), scale, minus_scale,
+                             used, k, c, &word, lanes);
+    bad = hn::Or(bad, kMasked ? hn::AndNot(good, used) : hn::Not(good));
   }
   word.store(bits);
-  return all_finite;
+  return bad;
 }
 
 template <bool kL1>
@@ -48,19 +60,16 @@ void encode_groups(EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
   uint64_t flat = p.flat + first;
   float* c = op.c + flat;
   uint8_t* bits = op.bits + (flat - op.args.bits_base) / 8;
-  MF all_finite = hn::Eq(scale, scale);
-  all_finite = hn::Or(all_finite, hn::Not(all_finite));
+  MF bad = no_lanes();
   for (; n != 0; --n, x += kNormLanes, c += kNormLanes, flat += kNormLanes, bits += 8) {
     prefetch_group(x);
     prefetch_group(c);
-    const uint64_t valid = op.valid != nullptr ? load_bits64(op.valid, flat) : ~uint64_t{0};
-    const WordMasks masks(valid);
-    all_finite =
-        ~valid == 0
-            ? encode_group<false, kL1>(x, c, scale, minus_scale, masks, bits, op.lanes, all_finite)
-            : encode_group<true, kL1>(x, c, scale, minus_scale, masks, bits, op.lanes, all_finite);
+    const uint64_t valid = valid_word(op.valid, flat);
+    bad = ~valid == 0
+              ? encode_group<false, kL1>(x, c, scale, minus_scale, valid, bits, op.lanes, bad)
+              : encode_group<true, kL1>(x, c, scale, minus_scale, valid, bits, op.lanes, bad);
   }
-  if (!hn::AllTrue(DF(), all_finite)) op.flags |= kFlagNonfinite;
+  if (!hn::AllFalse(DF(), bad)) op.flags |= kFlagNonfinite;
 }
 
 void onebit_encode(const KernelCall& call) {
@@ -75,10 +84,213 @@ void onebit_encode(const KernelCall& call) {
   }
 }
 
+// Constants of the front for one piece. Magnitude and m are alternatives.
+struct FrontConstants {
+  VF b1, one_minus_b1, clip, scaling, magnitude, minus_magnitude, scale, minus_scale;
+};
+
+// One group of the front of 1-bit LAMB: the encoder with x computed from gradient and momentum.
+template <bool kBits, bool kMasked, bool kL1>
+HWY_INLINE MF front_group(const FrontConstants& s, const float* g, const float* m, uint64_t m_bits,
+                          float* c, uint64_t valid, uint8_t* bits, float* lanes, MF bad) {
+  WordBuilder word;
+  const WordMasks masks(valid);
+  const WordMasks momentum(m_bits);
+  SOTTO_FOR_VECTORS(k) {
+    const VF old = kBits ? select(momentum, k, s.magnitude, s.minus_magnitude) : load(m + k * kN);
+    const VF gradient = hn::Mul(s.one_minus_b1, hn::Mul(load(g + k * kN), s.clip));
+    const VF input = hn::Mul(hn::Add(hn::Mul(s.b1, old), gradient), s.scaling);
+    const MF good = finite(input);
+    const MF used = kMasked ? masks[k] : good;
+    accumulate<kMasked, kL1>(hn::IfThenElseZero(good, input), load(c + k * kN), s.scale,
+                             s.minus_scale, used, k, c, &word, lanes);
+    bad = hn::Or(bad, kMasked ? hn::AndNot(good, used) : hn::Not(good));
+  }
+  word.store(bits);
+  return bad;
+}
+
+template <bool kBits, bool kL1>
+void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
+  const float scaling = scaling_of(op.states, p);
+  const float magnitude = op.momentum.magnitude(p, scaling);
+  const GroupScalars& group = op.groups[p.group];
+  const float scale = op.old_scales[p.scale];
+  const FrontConstants s{set(group.b1),
+                         set(group.one_minus_b1),
+                         set(op.clip != nullptr ? *op.clip : 1.0f),
+                         set(scaling),
+                         set(magnitude),
+                         set(-magnitude),
+                         set(scale),
+                         set(-scale)};
+  const float* g = op.gradient(p) + first;
+  uint64_t flat = p.flat + first;
+  float* c = op.c + flat;
+  uint8_t* bits = op.bits + (flat - op.args.bits_base) / 8;
+  const float* m = kBits ? c : op.momentum.floats + flat;
+  MF bad = no_lanes();
+  for (; n != 0;
+       --n, g += kNormLanes, m += kNormLanes, c += kNormLanes, flat += kNormLanes, bits += 8) {
+    prefetch_group(g);
+    prefetch_group(c);
+    const uint64_t m_bits = kBits ? load_bits64(op.momentum.bits, flat) : 0;
+    const uint64_t valid = valid_word(op.valid, flat);
+    bad = ~valid == 0
+              ? front_group<kBits, false, kL1>(s, g, m, m_bits, c, valid, bits, op.lanes, bad)
+              : front_group<kBits, true, kL1>(s, g, m, m_bits, c, valid, bits, op.lanes, bad);
+  }
+  if (!hn::AllFalse(DF(), bad)) op.flags |= kFlagNonfinite;
+}
+
+template <bool kBits, bool kL1>
+void front_as(const KernelCall& call) {
+  run_groups<FrontOp>(call, [](FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    front_groups<kBits, kL1>(op, p, first, n);
+  });
+}
+
+void onebit_lamb_front(const KernelCall& call) {
+  const auto& args = call.arguments<EncodeArgs>();
+  if (args.identity) return scalar::onebit_lamb_front(call);
+  const bool bits = call.operands[2].data != nullptr;
+  if (args.scale == ScaleKind::kL1)
+    return bits ? front_as<true, true>(call) : front_as<false, true>(call);
+  return bits ? front_as<true, false>(call) : front_as<false, false>(call);
+}
+
+// Sum over ranks for the 32 elements from byte `byte` of every row, in the order of ServerOp::sum.
+HWY_INLINE void server_sum(const uint8_t* rows, uint64_t row_bytes, uint64_t byte,
+                           const float* terms, uint32_t world, float* total) {
+  constexpr size_t kHalf = 32 / kN;
+  for (uint32_t group = 0; group < world; group += 8) {
+    VF sum[kHalf];
+    HWY_UNROLL(8) for (size_t k = 0; k < kHalf; ++k) sum[k] = hn::Zero(DF());
+    const uint32_t end = world - group < 8 ? world : group + 8;
+    for (uint32_t r = group; r < end; ++r) {
+      uint32_t word;
+      std::memcpy(&word, rows + r * row_bytes + byte, 4);
+      const VU bits = hn::Set(DU(), word);
+      const VF term = set(terms[r]);
+      const VF minus = hn::Neg(term);
+      HWY_UNROLL(8) for (size_t k = 0; k < kHalf; ++k) {
+        sum[k] = hn::Add(sum[k], select_row(bits, k, term, minus));
+      }
+    }
+    HWY_UNROLL(8) for (size_t k = 0; k < kHalf; ++k) {
+      float* t = total + k * kN;
+      hn::Store(group == 0 ? sum[k] : hn::Add(hn::Load(DF(), t), sum[k]), DF(), t);
+    }
+  }
+}
+
+template <bool kMasked, bool kL1>
+HWY_INLINE void server_group(const float* sums, float* c, VF scale, VF minus_scale, uint64_t valid,
+                             uint8_t* bits, float* lanes) {
+  WordBuilder word;
+  const WordMasks masks(valid);
+  SOTTO_FOR_VECTORS(k) {
+    const MF used = kMasked ? masks[k] : no_lanes();
+    accumulate<kMasked, kL1>(hn::Load(DF(), sums + k * kN), load(c + k * kN), scale, minus_scale,
+                             used, k, c, &word, lanes);
+  }
+  word.store(bits);
+}
+
+constexpr uint32_t kMaxTerms = 4096;  // ranks; more are left to the reference
+
+template <bool kL1>
+void server_groups(ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
+  if (op.args.world > kMaxTerms) return op.elements(p, first, n * kNormLanes);
+  float terms[kMaxTerms];
+  for (uint32_t r = 0; r < op.args.world; ++r) terms[r] = op.term(r, p);
+  const VF scale = set(op.old_scales[p.scale]);
+  const VF minus_scale = hn::Neg(scale);
+  uint64_t flat = p.flat + first;
+  float* c = op.c + flat;
+  HWY_ALIGN float sums[kNormLanes];
+  for (; n != 0; --n, flat += kNormLanes, c += kNormLanes) {
+    prefetch_group(c);
+    server_sum(op.rows, op.args.row_bytes, flat / 8, terms, op.args.world, sums);
+    server_sum(op.rows, op.args.row_bytes, flat / 8 + 4, terms, op.args.world, sums + 32);
+    const uint64_t valid = valid_word(op.valid, flat + op.args.valid_base);
+    uint8_t* bits = op.bits + flat / 8;
+    if (~valid == 0) {
+      server_group<false, kL1>(sums, c, scale, minus_scale, valid, bits, op.lanes);
+    } else {
+      server_group<true, kL1>(sums, c, scale, minus_scale, valid, bits, op.lanes);
+    }
+  }
+}
+
+void onebit_server(const KernelCall& call) {
+  if (call.arguments<ServerArgs>().scale == ScaleKind::kL2) {
+    run_groups<ServerOp>(call, [](ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
+      server_groups<false>(op, p, first, n);
+    });
+  } else {
+    run_groups<ServerOp>(call, [](ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
+      server_groups<true>(op, p, first, n);
+    });
+  }
+}
+
+// Outputs of calls of this size are larger than what the reader of y finds in L2, so they go past
+// the caches.
+constexpr uint64_t kStreamElements = 32768;
+
+// n groups from element `first`, whose address is a multiple of 64 bytes.
+template <bool kStream>
+void decode_groups(const DecodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
+  const VF scale = set(op.scale(p));
+  const VF minus = hn::Neg(scale);
+  float* y = op.output(p) + first;
+  uint64_t flat = p.flat + first;
+  for (; n != 0; --n, y += kNormLanes, flat += kNormLanes) {
+    const WordMasks bits(load_bits64(op.bits, flat));
+    const uint64_t valid = valid_word(op.valid, flat);
+    const WordMasks masks(valid);
+    SOTTO_FOR_VECTORS(k) {
+      VF value = select(bits, k, scale, minus);
+      if (~valid != 0) value = hn::IfThenElseZero(masks[k], value);
+      if constexpr (kStream) {
+        hn::Stream(value, DF(), y + k * kN);
+      } else {
+        hn::Store(value, DF(), y + k * kN);
+      }
+    }
+  }
+}
+
+void onebit_decode(const KernelCall& call) {
+  DecodeOp op(call);
+  uint64_t total = 0;
+  for (const Piece& p : call.pieces) total += p.count;
+  const bool stream = total >= kStreamElements;
+  for (const Piece& p : call.pieces) {
+    if (p.tensor == kNoTensor) continue;
+    const uint64_t line = reinterpret_cast<uintptr_t>(op.output(p)) / sizeof(float) % 16;
+    const uint64_t head = std::min<uint64_t>(p.count, (16 - line) % 16);
+    const uint64_t n = (p.count - head) / kNormLanes;
+    op.elements(p, 0, head);
+    if (stream) {
+      decode_groups<true>(op, p, head, n);
+    } else {
+      decode_groups<false>(op, p, head, n);
+    }
+    const uint64_t done = head + n * kNormLanes;
+    op.elements(p, done, p.count - done);
+  }
+  if (stream) hwy::FlushStream();
+}
+
 }  // namespace
 
 void install_onebit(KernelTable& table) {
   kernel_entry(table, KernelId::kOnebitEncode) = onebit_encode;
+  kernel_entry(table, KernelId::kOnebitLambFront) = onebit_lamb_front;
+  kernel_entry(table, KernelId::kOnebitServer) = onebit_server;
+  kernel_entry(table, KernelId::kOnebitDecode) = onebit_decode;
 }
 
 }  // namespace HWY_NAMESPACE

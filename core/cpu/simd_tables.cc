@@ -8,12 +8,18 @@ namespace sotto {
 // which are Highway's).
 #define SOTTO_DECLARE_TARGET(target)             \
   namespace target {                             \
+  void install_reduce(KernelTable& table);       \
   void install_onebit(KernelTable& table);       \
+  void install_adam(KernelTable& table);         \
+  void install_onebit_lamb(KernelTable& table);  \
   }                                              \
   namespace {                                    \
   [[maybe_unused]] KernelTable make_##target() { \
     KernelTable table = scalar_kernels();        \
+    target::install_reduce(table);               \
     target::install_onebit(table);               \
+    target::install_adam(table);                 \
+    target::install_onebit_lamb(table);          \
     return table;                                \
   }                                              \
   }

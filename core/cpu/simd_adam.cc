@@ -1,0 +1,233 @@
+// Vector kernels of Adam, LAMB and sums of squares. Bytes per element: sum of squares 4, Adam 28,
+// LAMB moments 24, LAMB update 16 (of which L2 serves what the moments of a small tensor left
+// there).
+#include "core/cpu/simd_targets.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "core/cpu/simd_adam.cc"
+#include <hwy/foreach_target.h>
+
+#include "core/cpu/ops_adam.h"
+#include "core/cpu/simd-inl.h"
+
+#if SOTTO_SIMD_TARGET
+HWY_BEFORE_NAMESPACE();
+namespace sotto {
+namespace HWY_NAMESPACE {
+namespace {
+
+void sum_squares(const KernelCall& call) {
+  run_groups<SumSquaresOp>(call, [](SumSquaresOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    const float* x = op.source.of(p) + first;
+    for (; n != 0; --n, x += kNormLanes) {
+      prefetch_group(x);
+      SOTTO_FOR_VECTORS(k) {
+        const VF value = load(x + k * kN);
+        add_lanes(op.lanes, k, hn::Mul(value, value));
+      }
+    }
+  });
+}
+
+// Numbers of a parameter group, in all lanes.
+struct Group {
+  HWY_INLINE Group(const GroupScalars& s, const float* clip_coefficient)
+      : b1(set(s.b1)),
+        one_minus_b1(set(s.one_minus_b1)),
+        b2(set(s.b2)),
+        one_minus_b2(set(s.one_minus_b2)),
+        eps(set(s.eps)),
+        wd(set(s.weight_decay)),
+        clip(set(clip_coefficient != nullptr ? *clip_coefficient : 1.0f)) {}
+  VF b1, one_minus_b1, b2, one_minus_b2, eps, wd;
+  VF clip;  // 1 without clipping: a product with 1 is exact
+};
+
+// New moments of a vector; m and v are written.
+HWY_INLINE void moments(const Group& s, VF g, float* m, float* v, VF* new_m, VF* new_v) {
+  *new_m = hn::Add(hn::Mul(s.b1, load(m)), hn::Mul(s.one_minus_b1, g));
+  *new_v = hn::Add(hn::Mul(s.b2, load(v)), hn::Mul(hn::Mul(s.one_minus_b2, g), g));
+  store(*new_m, m);
+  store(*new_v, v);
+}
+
+template <bool kMasked>
+HWY_INLINE VF gradient(const Group& s, const float* g, const WordMasks& masks, size_t k) {
+  const VF value = hn::Mul(load(g + k * kN), s.clip);
+  return kMasked ? hn::IfThenElseZero(masks[k], value) : value;
+}
+
+enum class Decay { kNone, kL2, kDecoupled };
+
+template <Decay kDecay, bool kCorrected, bool kMasked>
+HWY_INLINE void adam_group(const Group& s, VF c1, VF c2, VF lr, const float* g, float* m, float* v,
+                           float* p, uint64_t valid) {
+  const WordMasks masks(valid);
+  SOTTO_FOR_VECTORS(k) {
+    const VF old = load(p + k * kN);
+    VF gr = gradient<kMasked>(s, g, masks, k);
+    if constexpr (kDecay == Decay::kL2) gr = hn::Add(gr, hn::Mul(s.wd, old));
+    VF new_m, new_v;
+    moments(s, gr, m + k * kN, v + k * kN, &new_m, &new_v);
+    if constexpr (kCorrected) {
+      new_m = hn::Div(new_m, c1);
+      new_v = hn::Div(new_v, c2);
+    }
+    VF u = hn::Div(new_m, hn::Add(hn::Sqrt(new_v), s.eps));
+    if constexpr (kDecay == Decay::kDecoupled) u = hn::Add(u, hn::Mul(s.wd, old));
+    store(hn::Sub(old, hn::Mul(lr, u)), p + k * kN);
+  }
+}
+
+template <Decay kDecay, bool kCorrected>
+void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+  const GroupScalars& scalars = op.groups[piece.group];
+  const Group s(scalars, op.gradients.clip);
+  const VF c1 = set(scalars.c1);
+  const VF c2 = set(scalars.c2);
+  const VF lr = set(static_cast<float>(scalars.lr));
+  const uint8_t* valid = op.gradients.valid;
+  uint64_t flat = piece.flat + first;
+  const float* g = op.gradients.source.of(piece) + first;
+  float* p = op.parameter(piece) + first;
+  for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
+    float* m = op.m + flat;
+    float* v = op.v + flat;
+    prefetch_group(g);
+    prefetch_group(m);
+    prefetch_group(v);
+    prefetch_group(p);
+    if (valid == nullptr) {
+      adam_group<kDecay, kCorrected, false>(s, c1, c2, lr, g, m, v, p, 0);
+    } else {
+      adam_group<kDecay, kCorrected, true>(s, c1, c2, lr, g, m, v, p, load_bits64(valid, flat));
+    }
+  }
+}
+
+void adam(const KernelCall& call) {
+  run_groups<AdamOp>(call, [](AdamOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    const GroupScalars& s = op.groups[p.group];
+    const Decay decay = s.weight_decay == 0.0f ? Decay::kNone
+                        : s.decoupled != 0     ? Decay::kDecoupled
+                                               : Decay::kL2;
+    const bool corrected = s.c1 != 1.0f || s.c2 != 1.0f;  // a quotient by 1 is exact
+    switch (decay) {
+      case Decay::kNone:
+        return corrected ? adam_groups<Decay::kNone, true>(op, p, first, n)
+                         : adam_groups<Decay::kNone, false>(op, p, first, n);
+      case Decay::kL2:
+        return corrected ? adam_groups<Decay::kL2, true>(op, p, first, n)
+                         : adam_groups<Decay::kL2, false>(op, p, first, n);
+      case Decay::kDecoupled:
+        return corrected ? adam_groups<Decay::kDecoupled, true>(op, p, first, n)
+                         : adam_groups<Decay::kDecoupled, false>(op, p, first, n);
+    }
+  });
+}
+
+// Direction of LAMB from moments and parameter.
+template <bool kInside, bool kDecay>
+HWY_INLINE VF direction(VF eps, VF wd, VF m, VF v, VF p) {
+  const VF den = kInside ? hn::Sqrt(hn::Add(v, eps)) : hn::Add(hn::Sqrt(v), eps);
+  const VF u = hn::Div(m, den);
+  return kDecay ? hn::Add(u, hn::Mul(wd, p)) : u;
+}
+
+template <bool kInside, bool kDecay, bool kMasked>
+HWY_INLINE void moments_group(const Group& s, const float* g, float* m, float* v, const float* p,
+                              uint64_t valid, float* p_lanes, float* u_lanes) {
+  const WordMasks masks(valid);
+  SOTTO_FOR_VECTORS(k) {
+    const VF parameter = load(p + k * kN);
+    VF new_m, new_v;
+    moments(s, gradient<kMasked>(s, g, masks, k), m + k * kN, v + k * kN, &new_m, &new_v);
+    const VF u = direction<kInside, kDecay>(s.eps, s.wd, new_m, new_v, parameter);
+    add_lanes(p_lanes, k, hn::Mul(parameter, parameter));
+    add_lanes(u_lanes, k, hn::Mul(u, u));
+  }
+}
+
+template <bool kInside, bool kDecay>
+void moments_groups(LambMomentsOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+  const Group s(op.groups[piece.group], op.gradients.clip);
+  const uint8_t* valid = op.gradients.valid;
+  uint64_t flat = piece.flat + first;
+  const float* g = op.gradients.source.of(piece) + first;
+  const float* p = op.parameter(piece) + first;
+  for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
+    float* m = op.m + flat;
+    float* v = op.v + flat;
+    prefetch_group(g);
+    prefetch_group(m);
+    prefetch_group(v);
+    prefetch_group(p);
+    if (valid == nullptr) {
+      moments_group<kInside, kDecay, false>(s, g, m, v, p, 0, op.p_lanes, op.u_lanes);
+    } else {
+      moments_group<kInside, kDecay, true>(s, g, m, v, p, load_bits64(valid, flat), op.p_lanes,
+                                           op.u_lanes);
+    }
+  }
+}
+
+void lamb_moments(const KernelCall& call) {
+  run_groups<LambMomentsOp>(call,
+                            [](LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n) {
+                              const GroupScalars& s = op.groups[p.group];
+                              const bool decay = s.weight_decay != 0.0f;
+                              if (s.eps_inside_sqrt != 0) {
+                                return decay ? moments_groups<true, true>(op, p, first, n)
+                                             : moments_groups<true, false>(op, p, first, n);
+                              }
+                              return decay ? moments_groups<false, true>(op, p, first, n)
+                                           : moments_groups<false, false>(op, p, first, n);
+                            });
+}
+
+template <bool kInside, bool kDecay>
+void update_groups(LambUpdateOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+  const VF eps = set(op.groups[piece.group].eps);
+  const VF wd = set(op.groups[piece.group].weight_decay);
+  const VF step = set(op.steps[piece.tensor].step_size);
+  const float* m = op.m + piece.flat + first;
+  const float* v = op.v + piece.flat + first;
+  float* p = op.parameter(piece) + first;
+  for (; n != 0; --n, m += kNormLanes, v += kNormLanes, p += kNormLanes) {
+    prefetch_group(m);
+    prefetch_group(v);
+    prefetch_group(p);
+    SOTTO_FOR_VECTORS(k) {
+      const VF old = load(p + k * kN);
+      const VF u = direction<kInside, kDecay>(eps, wd, load(m + k * kN), load(v + k * kN), old);
+      store(hn::Sub(old, hn::Mul(step, u)), p + k * kN);
+    }
+  }
+}
+
+void lamb_update(const KernelCall& call) {
+  run_groups<LambUpdateOp>(call, [](LambUpdateOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    const GroupScalars& s = op.groups[p.group];
+    const bool decay = s.weight_decay != 0.0f;
+    if (s.eps_inside_sqrt != 0) {
+      return decay ? update_groups<true, true>(op, p, first, n)
+                   : update_groups<true, false>(op, p, first, n);
+    }
+    return decay ? update_groups<false, true>(op, p, first, n)
+                 : update_groups<false, false>(op, p, first, n);
+  });
+}
+
+}  // namespace
+
+void install_adam(KernelTable& table) {
+  kernel_entry(table, KernelId::kSumSquares) = sum_squares;
+  kernel_entry(table, KernelId::kAdam) = adam;
+  kernel_entry(table, KernelId::kLambMoments) = lamb_moments;
+  kernel_entry(table, KernelId::kLambUpdate) = lamb_update;
+}
+
+}  // namespace HWY_NAMESPACE
+}  // namespace sotto
+HWY_AFTER_NAMESPACE();
+#endif  // SOTTO_SIMD_TARGET

@@ -1,0 +1,23 @@
+// The benchmarks: rows of the table of targets that need no network.
+#pragma once
+
+#include <vector>
+
+#include "tests/perf/harness.h"
+
+namespace sotto::perf {
+
+// Each runs its cases and appends the measurements. Names as in names().
+using Benchmark = void (*)(const Options& options, std::vector<Measurement>* out);
+
+void codec_encode(const Options& options, std::vector<Measurement>* out);
+void codec_decode(const Options& options, std::vector<Measurement>* out);
+void codec_server(const Options& options, std::vector<Measurement>* out);
+void optim_adam(const Options& options, std::vector<Measurement>* out);
+void optim_lamb(const Options& options, std::vector<Measurement>* out);
+void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out);
+
+// Measures unless the case carries an error.
+void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out);
+
+}  // namespace sotto::perf

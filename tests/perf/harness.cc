@@ -1,0 +1,122 @@
+#include "tests/perf/harness.h"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "core/base/clock.h"
+
+namespace sotto::perf {
+namespace {
+
+double milliseconds(const std::function<void()>& work) {
+  const int64_t start = Clock::monotonic().now_ns();
+  work();
+  return static_cast<double>(Clock::monotonic().now_ns() - start) * 1e-6;
+}
+
+// q in [0, 1], between neighbours by their distance.
+double quantile(std::vector<double> values, double q) {
+  std::sort(values.begin(), values.end());
+  const double at = q * static_cast<double>(values.size() - 1);
+  const size_t low = static_cast<size_t>(at);
+  const size_t high = std::min(low + 1, values.size() - 1);
+  return values[low] + (at - static_cast<double>(low)) * (values[high] - values[low]);
+}
+
+std::string processor_name() {
+  std::ifstream info("/proc/cpuinfo");
+  for (std::string line; std::getline(info, line);) {
+    if (line.rfind("model name", 0) == 0) return line.substr(line.find(':') + 2);
+  }
+  return "unknown";
+}
+
+std::string kernel_release() {
+  utsname name{};
+  return uname(&name) == 0 ? name.release : "unknown";
+}
+
+}  // namespace
+
+Measurement measure(const Case& work, uint32_t pairs) {
+  Measurement m;
+  m.info = work;
+  m.pairs = pairs;
+  std::vector<double> ours, yardstick, ratios;
+  for (uint32_t i = 0; i <= pairs; ++i) {
+    const double a = milliseconds(work.ours);
+    const double b = milliseconds(work.yardstick);
+    if (i == 0) continue;  // warm-up
+    ours.push_back(a);
+    yardstick.push_back(b);
+    ratios.push_back(a / (work.share * b));
+  }
+  m.ours_ms = quantile(ours, 0.5);
+  m.ours_p99_ms = quantile(ours, 0.99);
+  m.yardstick_ms = quantile(yardstick, 0.5);
+  m.ratio = quantile(ratios, 0.5);
+  m.ratio_iqr = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / m.ratio;
+  m.gb_per_s = work.bytes_per_element * static_cast<double>(work.n) / (m.ours_ms * 1e6);
+  return m;
+}
+
+std::string json_line(const Measurement& m, const Options& options) {
+  static const std::string processor = processor_name();
+  static const std::string kernel = kernel_release();
+  nlohmann::ordered_json line = {
+      {"row", m.info.row},
+      {"benchmark", m.info.benchmark},
+      {"variant", m.info.variant},
+      {"yardstick", m.info.yardstick_name},
+      {"n", m.info.n},
+      {"dtype", "fp32"},
+      {"threads", options.threads},
+      {"simd", simd_in_use(options.simd)},
+      {"bytes_per_element", m.info.bytes_per_element},
+      {"pairs", m.pairs},
+      {"ours_ms_p50", m.ours_ms},
+      {"ours_ms_p99", m.ours_p99_ms},
+      {"yardstick_ms_p50", m.yardstick_ms},
+      {"gb_per_s", m.gb_per_s},
+      {"ratio", m.ratio},
+      {"ratio_iqr", m.ratio_iqr},
+      {"target", m.info.target},
+      {"reached", m.info.error.empty() && m.reached()},
+      {"error", m.info.error},
+      {"version", SOTTO_PERF_VERSION},
+      {"build", SOTTO_PERF_BUILD},
+      {"processor", processor},
+      {"kernel", kernel},
+  };
+  return line.dump();
+}
+
+std::string table(const std::vector<Measurement>& all, const Options& options) {
+  std::string text = fmt::format(
+      "processor {}, {} thread(s), {}\nratio = time / (share x yardstick), median of {} pairs "
+      "after one warm-up pair\n\n"
+      "{:<4}{:<17}{:<16}{:<12}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}  {}\n",
+      processor_name(), options.threads, simd_in_use(options.simd), options.pairs, "row",
+      "benchmark", "variant", "yardstick", "n", "B/elem", "ours ms", "yard ms", "GB/s", "ratio",
+      "target", "IQR, verdict");
+  for (const Measurement& m : all) {
+    if (!m.info.error.empty()) {
+      text += fmt::format("{:<4}{:<17}{:<16}WRONG RESULT: {}\n", m.info.row, m.info.benchmark,
+                          m.info.variant, m.info.error);
+      continue;
+    }
+    text += fmt::format(
+        "{:<4}{:<17}{:<16}{:<12}{:>9}{:>9.3f}{:>9.2f}{:>9.2f}{:>8.1f}{:>8.3f}{:>8.2f}  {:.1f} % "
+        "{}\n",
+        m.info.row, m.info.benchmark, m.info.variant, m.info.yardstick_name, m.info.n,
+        m.info.bytes_per_element, m.ours_ms, m.yardstick_ms, m.gb_per_s, m.ratio, m.info.target,
+        100 * m.ratio_iqr, m.reached() ? "reached" : "not reached");
+  }
+  return text;
+}
+
+}  // namespace sotto::perf

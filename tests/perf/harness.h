@@ -1,0 +1,57 @@
+// How a benchmark is measured: the work under test and a yardstick with the same traffic alternate
+// in one process, and the median of the pairwise ratios counts.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/cpu/cpu_device.h"
+
+namespace sotto::perf {
+
+struct Options {
+  uint64_t n = 25'000'000;  // elements
+  uint32_t pairs = 9;       // A B pairs after the warm-up pair, at least 7
+  uint32_t threads = 1;
+  SimdLevel simd = SimdLevel::kAuto;
+};
+
+// One comparison. ours and yardstick do the whole work once per call.
+struct Case {
+  int row = 0;            // row of the table of targets
+  std::string benchmark;  // codec_encode, ...
+  std::string variant;    // W=4, large, ...
+  std::string yardstick_name;
+  uint64_t n = 0;
+  double bytes_per_element = 0;  // traffic of ours, each array once per read and once per write
+  double share = 1;              // ratio = ours / (share * yardstick)
+  double target = 0;             // ratio is to be at most this
+  std::function<void()> ours;
+  std::function<void()> yardstick;
+  std::string error;  // not empty: the result was wrong and nothing was timed
+};
+
+struct Measurement {
+  Case info;
+  uint32_t pairs = 0;
+  double ours_ms = 0;       // median
+  double yardstick_ms = 0;  // median
+  double ours_p99_ms = 0;
+  double ratio = 0;      // median of pairwise ratios
+  double ratio_iqr = 0;  // interquartile range over median
+  double gb_per_s = 0;   // of ours
+
+  // The median meets the target and the spread is below 10 %.
+  bool reached() const { return ratio <= info.target && ratio_iqr < 0.10; }
+};
+
+Measurement measure(const Case& work, uint32_t pairs);
+
+// One JSON object per measurement and line, columns fixed; machine and build in every line.
+std::string json_line(const Measurement& m, const Options& options);
+// Everything as a table for people.
+std::string table(const std::vector<Measurement>& all, const Options& options);
+
+}  // namespace sotto::perf

@@ -1,0 +1,95 @@
+// sotto-perf: runs the benchmarks and prints a table; `sotto bench` starts it.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <fstream>
+#include <map>
+
+#include "tests/perf/benchmarks.h"
+
+namespace sotto::perf {
+
+void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out) {
+  if (!work.error.empty()) {
+    Measurement wrong;
+    wrong.info = work;
+    out->push_back(wrong);
+    return;
+  }
+  out->push_back(measure(work, options.pairs));
+}
+
+namespace {
+
+const std::map<std::string, Benchmark>& benchmarks() {
+  static const std::map<std::string, Benchmark> all = {{"codec_encode", codec_encode},
+                                                       {"codec_decode", codec_decode},
+                                                       {"codec_server", codec_server}};
+  return all;
+}
+
+int run(int argc, char** argv) {
+  CLI::App app("Benchmarks of Sotto's kernels: ratios to yardsticks with the same memory traffic");
+  Options options;
+  std::vector<std::string> names;
+  std::string simd = "auto", json;
+  double floor = 0;
+  std::vector<std::string> known;
+  for (const auto& [name, unused] : benchmarks()) known.push_back(name);
+  app.add_option("benchmark", names, "which to run (default: all)")->check(CLI::IsMember(known));
+  app.add_option("--n", options.n, "elements")
+      ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 33))
+      ->capture_default_str();
+  app.add_option("--pairs", options.pairs, "measured pairs")
+      ->check(CLI::Range(7, 1001))
+      ->capture_default_str();
+  app.add_option("--threads", options.threads, "threads for kernels and yardsticks")
+      ->check(CLI::Range(1, 4096))
+      ->capture_default_str();
+  app.add_option("--simd", simd, "upper limit of vector instructions")
+      ->check(CLI::IsMember({"auto", "scalar", "sse4", "avx2", "avx512"}))
+      ->capture_default_str();
+  app.add_option("--json", json, "append one JSON line per measurement to this file");
+  app.add_option("--fail-above", floor,
+                 "exit 1 if a ratio exceeds its target by more than this factor (1.25: 80 % of the "
+                 "target speed)")
+      ->check(CLI::Range(1.0, 1000.0));
+  CLI11_PARSE(app, argc, argv);
+  options.simd = *simd_level_from_name(simd);
+  if (names.empty()) names = known;
+
+  std::ofstream lines;
+  if (!json.empty()) {
+    lines.open(json, std::ios::app);
+    if (!lines) {
+      std::fprintf(stderr, "sotto-perf: cannot write %s\n", json.c_str());
+      return 2;
+    }
+  }
+  std::vector<Measurement> all;
+  for (const std::string& name : names) benchmarks().at(name)(options, &all);
+  bool failed = false;
+  for (const Measurement& m : all) {
+    if (lines.is_open()) lines << json_line(m, options) << '\n';
+    failed |= !m.info.error.empty() || (floor != 0 && m.ratio > floor * m.info.target);
+  }
+  lines.flush();
+  if (!json.empty() && !lines) {
+    std::fprintf(stderr, "sotto-perf: writing %s failed\n", json.c_str());
+    return 2;
+  }
+  std::fputs(table(all, options).c_str(), stdout);
+  return failed ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace sotto::perf
+
+int main(int argc, char** argv) {
+  try {
+    return sotto::perf::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "sotto-perf: %s\n", e.what());
+    return 2;
+  }
+}
