@@ -106,7 +106,7 @@ duration() { if [ "$1" -lt 120 ]; then echo "$1 seconds"; else echo "$((($1 + 30
 
 announce() {
   say "Sotto quickstart. It will"
-  say "  1. install missing Debian packages (1 to 3 minutes, once), and build into build/quickstart (2 minutes, once);"
+  say "  1. install missing Debian packages (1 to 6 minutes, once), and build into build/quickstart (2 minutes, once);"
   say "  2. train a byte-level masked language model with LAMB, then with 1-bit LAMB: $RANKS ranks, $steps steps each,"
   say "     every link at $links Mbit/s, seed ${seeds[*]}: about $(duration "$(estimated_seconds)") on 2 cores;"
   say "  3. write logs, summary.json and report.html into $out."

@@ -138,7 +138,7 @@ main() {
     say "setup: everything for '$group' is installed"
     return
   fi
-  say "setup: ${#missing[@]} Debian packages to install (one to three minutes): ${missing[*]}"
+  say "setup: ${#missing[@]} Debian packages to install (one to six minutes, as the network is): ${missing[*]}"
   [ "$dry_run" = no ] || return 0
   apt_install "${missing[@]}"
   mapfile -t missing < <(missing_packages "$list" dpkg)
