@@ -1,0 +1,317 @@
+#include "tests/support/kernel_cases.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <limits>
+#include <memory>
+
+#include "core/cpu/bits.h"
+
+namespace sotto::test {
+namespace {
+
+constexpr uint64_t kGuard = 128;  // bytes before and after each memory
+constexpr uint8_t kGuardByte = 0xa5;
+
+// A copy of a Memory between guards.
+class Guarded {
+ public:
+  explicit Guarded(const Memory& m)
+      : size_(m.bytes.size()), total_(size_ + m.misalign + 2 * kGuard) {
+    base_.reset(static_cast<uint8_t*>(std::aligned_alloc(64, (total_ + 63) / 64 * 64)));
+    std::memset(base_.get(), kGuardByte, total_);
+    data_ = base_.get() + kGuard + m.misalign;
+    if (size_ != 0) std::memcpy(data_, m.bytes.data(), size_);
+  }
+  uint8_t* data() const { return data_; }
+  std::vector<uint8_t> bytes() const { return {data_, data_ + size_}; }
+  bool intact() const {
+    const auto guard = [](uint8_t b) { return b == kGuardByte; };
+    return std::all_of(base_.get(), data_, guard) &&
+           std::all_of(data_ + size_, base_.get() + total_, guard);
+  }
+
+ private:
+  struct Free {
+    void operator()(uint8_t* p) const { std::free(p); }
+  };
+  uint64_t size_, total_;
+  std::unique_ptr<uint8_t, Free> base_;
+  uint8_t* data_;
+};
+
+bool same_value(const Memory& m, const std::vector<uint8_t>& a, const std::vector<uint8_t>& b,
+                uint64_t i) {
+  if (a[i] == b[i]) return true;
+  if (!m.floats) return false;
+  float x, y;
+  std::memcpy(&x, a.data() + i / 4 * 4, 4);
+  std::memcpy(&y, b.data() + i / 4 * 4, 4);
+  return std::isnan(x) && std::isnan(y);
+}
+
+std::string first_difference(const KernelCase& work, const Outcome& expected,
+                             const Outcome& found) {
+  if (!found.error.empty()) return found.error;
+  for (size_t m = 0; m < work.memory.size(); ++m) {
+    for (uint64_t i = 0; i < expected.memory[m].size(); ++i) {
+      if (same_value(work.memory[m], expected.memory[m], found.memory[m], i)) continue;
+      const uint64_t unit = work.memory[m].floats ? 4 : 1;
+      float a = expected.memory[m][i], b = found.memory[m][i];
+      if (unit == 4) {
+        std::memcpy(&a, expected.memory[m].data() + i / 4 * 4, 4);
+        std::memcpy(&b, found.memory[m].data() + i / 4 * 4, 4);
+      }
+      return fmt::format("memory {} element {}: reference {:g}, here {:g}", m, i / unit, a, b);
+    }
+  }
+  return "";
+}
+
+struct Target {
+  std::string name;
+  std::unique_ptr<Device> device;
+};
+
+std::vector<Target>& targets() {
+  static std::vector<Target> all = [] {
+    std::vector<Target> made;
+    for (const std::string& level : simd_levels_available()) {
+      for (const unsigned threads : {1u, 3u}) {
+        made.push_back({fmt::format("{}, {} threads", level, threads),
+                        make_cpu_device(threads, *simd_level_from_name(level)).take()});
+      }
+    }
+    return made;
+  }();
+  return all;
+}
+
+}  // namespace
+
+size_t KernelCase::add_null() {
+  operands.push_back({});
+  return ~size_t{0};
+}
+
+Outcome execute(const KernelCase& work, Device& device, uint64_t max_elements) {
+  std::vector<Guarded> copies;
+  copies.reserve(work.memory.size());
+  for (const Memory& m : work.memory) copies.emplace_back(m);
+  std::vector<std::vector<void*>> lists(work.operands.size());
+  std::vector<Operand> operands(work.operands.size());
+  for (size_t k = 0; k < work.operands.size(); ++k) {
+    const OperandSpec& spec = work.operands[k];
+    if (spec.binding == Binding::kFlat) operands[k].data = copies[spec.memory[0]].data();
+    if (spec.binding == Binding::kList) {
+      for (const size_t m : spec.memory) lists[k].push_back(copies[m].data());
+      operands[k].data = lists[k].data();
+    }
+  }
+  KernelCall call;
+  call.id = work.id;
+  call.operands = operands;
+  call.args = work.args.data();
+  call.bytes = work.bytes;
+  call.paired_ran = work.paired_ran;
+  std::vector<std::vector<Piece>> tables = {work.pieces};
+  if (max_elements != 0) tables = cut_pieces(work.pieces, max_elements);
+  Outcome outcome;
+  for (const std::vector<Piece>& table : tables) {
+    call.pieces = table;
+    const Status status = device.launch(0, call, {});
+    if (!status.ok()) outcome.error = status.text();
+  }
+  for (size_t m = 0; m < copies.size(); ++m) {
+    outcome.memory.push_back(copies[m].bytes());
+    if (!copies[m].intact()) outcome.error = fmt::format("bytes around memory {} were written", m);
+  }
+  return outcome;
+}
+
+Outcome execute_reference(const KernelCase& work) {
+  static const std::unique_ptr<Device> device = make_cpu_device(1, SimdLevel::kScalar).take();
+  return execute(work, *device, 0);
+}
+
+std::string compare_on_all_targets(const KernelCase& work) {
+  const Outcome expected = execute_reference(work);
+  if (!expected.error.empty()) return "reference: " + expected.error;
+  for (Target& target : targets()) {
+    for (const uint64_t cut : {uint64_t{0}, kNormBlock, 3 * kNormBlock}) {
+      if (cut != 0 && !kernel_cuts(work.id)) continue;
+      const std::string e = first_difference(work, expected, execute(work, *target.device, cut));
+      if (!e.empty())
+        return fmt::format("{} on {}, cut {}: {}", kernel_name(work.id), target.name, cut, e);
+    }
+  }
+  return "";
+}
+
+uint64_t Layout::elements() const {
+  uint64_t sum = 0;
+  for (const uint64_t size : sizes) sum += size;
+  return sum;
+}
+
+std::vector<Piece> Layout::of_server(uint64_t rank) const {
+  std::vector<Piece> own;
+  for (Piece p : by_chunk) {
+    if (p.chunk != rank) continue;
+    p.flat -= rank * chunk;
+    p.block -= chunk_ranges[rank].first_block;
+    own.push_back(p);
+  }
+  return own;
+}
+
+Layout make_layout(const std::vector<uint64_t>& sizes, uint64_t world, uint64_t align,
+                   uint32_t groups) {
+  Layout out;
+  out.sizes = sizes;
+  out.world = world;
+  const uint64_t n = out.elements();
+  out.chunk = (n + align * world - 1) / (align * world) * align;
+  out.padded = out.chunk * world;
+  const uint64_t blocks = (out.chunk + kNormBlock - 1) / kNormBlock;  // of one chunk
+  out.chunk_blocks = blocks * world;
+  uint64_t flat = 0;
+  // A piece for [flat, flat + count) of one chunk.
+  const auto add_by_chunk = [&](Piece p, uint64_t count) {
+    const uint64_t inside = p.flat % out.chunk;
+    p.count = count;
+    p.chunk = static_cast<uint32_t>(p.flat / out.chunk);
+    p.block = p.chunk * blocks + inside / kNormBlock;
+    p.lane = static_cast<uint32_t>(inside % kNormBlock);
+    out.by_chunk.push_back(p);
+  };
+  for (size_t t = 0; t < sizes.size(); ++t) {
+    out.starts.push_back(flat);
+    NormRange range;
+    range.first_block = out.tensor_blocks;
+    range.blocks = (sizes[t] + kNormBlock - 1) / kNormBlock;
+    range.count = sizes[t];
+    range.group = static_cast<uint32_t>(t % groups);
+    range.tensor = static_cast<uint32_t>(t);
+    for (uint64_t done = 0; done < sizes[t];) {
+      const uint64_t count = std::min(sizes[t] - done, out.chunk - flat % out.chunk);
+      Piece p;
+      p.flat = flat;
+      p.offset = p.target = done;
+      p.tensor = static_cast<uint32_t>(t);
+      p.group = range.group;
+      add_by_chunk(p, count);
+      p.count = count;
+      p.chunk = static_cast<uint32_t>(flat / out.chunk);
+      p.block = range.first_block + done / kNormBlock;
+      p.lane = static_cast<uint32_t>(done % kNormBlock);
+      out.by_tensor.push_back(p);
+      done += count;
+      flat += count;
+    }
+    out.tensor_blocks += range.blocks;
+    out.tensor_ranges.push_back(range);
+  }
+  while (flat < out.padded) {
+    const uint64_t count = out.chunk - flat % out.chunk;
+    Piece p;
+    p.flat = flat;
+    p.tensor = kNoTensor;
+    add_by_chunk(p, count);
+    flat += count;
+  }
+  for (uint64_t r = 0; r < world; ++r) {
+    NormRange range;
+    range.first_block = r * blocks;
+    range.blocks = blocks;
+    range.count = std::min(out.chunk, n - std::min(n, r * out.chunk));
+    out.chunk_ranges.push_back(range);
+  }
+  return out;
+}
+
+std::vector<Layout> all_layouts() {
+  std::vector<Layout> all;
+  for (const uint64_t n : {0, 1, 7, 8, 9, 63, 64, 65, 1023, 1025, 8191, 8192, 8193, 100003}) {
+    all.push_back(make_layout({n}, 1, 8));
+  }
+  all.push_back(make_layout({100003}, 3, 512));
+  all.push_back(make_layout({7, 0, 65, 1, 8193, 130, 9000, 63}, 2, 8, 3));
+  all.push_back(make_layout({5, 20000, 3, 16384, 77, 70001}, 4, 512, 2));
+  return all;
+}
+
+std::vector<float> Random::normal(uint64_t n, float sigma) {
+  std::normal_distribution<float> distribution(0.0f, sigma);
+  std::vector<float> values(n);
+  for (float& v : values) v = distribution(engine_);
+  return values;
+}
+
+std::vector<float> Random::positive(uint64_t n, float sigma, float low) {
+  std::vector<float> values = normal(n, sigma);
+  for (float& v : values) v = std::fabs(v) + low;
+  return values;
+}
+
+std::vector<uint8_t> Random::bytes(uint64_t n) {
+  std::vector<uint8_t> values(n);
+  for (uint8_t& v : values) v = static_cast<uint8_t>(engine_());
+  return values;
+}
+
+std::vector<uint8_t> Random::mask(uint64_t n) {
+  std::vector<uint8_t> bits((n + 7) / 8, 0xff);
+  for (uint64_t i = 0; i < n;) {
+    const uint64_t run = 1 + below(400);
+    const uint32_t kind = below(6);  // 0: masked, 1: mixed, else valid
+    for (uint64_t j = i; j < std::min(n, i + run); ++j) {
+      if (kind == 0 || (kind == 1 && below(2) == 0)) set_bit(bits.data(), j, false);
+    }
+    i += run;
+  }
+  return bits;
+}
+
+uint32_t Random::below(uint32_t limit) { return static_cast<uint32_t>(engine_() % limit); }
+
+void Random::sprinkle(std::vector<float>* values) {
+  using Limits = std::numeric_limits<float>;
+  const float specials[] = {Limits::quiet_NaN(),
+                            Limits::infinity(),
+                            -Limits::infinity(),
+                            0.0f,
+                            -0.0f,
+                            Limits::denorm_min(),
+                            -Limits::denorm_min(),
+                            3 * Limits::denorm_min(),
+                            Limits::min(),
+                            Limits::max(),
+                            -Limits::max(),
+                            1e-20f,
+                            -1e20f};
+  for (float& v : *values) {
+    if (below(16) == 0) v = specials[below(std::size(specials))];
+  }
+}
+
+std::vector<std::vector<float>> Random::tensors(const std::vector<uint64_t>& sizes, float sigma) {
+  std::vector<std::vector<float>> all;
+  for (const uint64_t size : sizes) all.push_back(normal(size, sigma));
+  return all;
+}
+
+std::vector<uint8_t> make_messages(const std::vector<std::vector<float>>& scales) {
+  std::vector<uint8_t> area;
+  for (const std::vector<float>& message : scales) {
+    const size_t at = area.size();
+    area.resize(at + scale_message_bytes(message.size()));
+    std::memcpy(area.data() + at, message.data(), 4 * message.size());
+  }
+  return area;
+}
+
+}  // namespace sotto::test
