@@ -1,4 +1,5 @@
-// Monotonic time in nanoseconds. Everything that waits or measures takes a Clock, so that tests can inject time.
+// Monotonic time in nanoseconds. Everything that waits or measures takes a Clock, so that tests can
+// inject time.
 #pragma once
 
 #include <cstdint>

@@ -47,10 +47,13 @@ uint16_t f32_to_f16(float f) {
   const uint32_t u = std::bit_cast<uint32_t>(f);
   const uint16_t sign = static_cast<uint16_t>((u >> 16) & 0x8000u);
   const uint32_t magnitude = u & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
-  if (magnitude >= 0x47800000u) return static_cast<uint16_t>(sign | 0x7c00u);  // 2^16 and more, and infinity
-  if (magnitude < 0x38800000u) {                                              // below 2^-14: subnormal result
-    // Adding 0.5 puts the rounding position of a binary16 subnormal (2^-24) at the last bit of the float32 sum.
+  if (magnitude > 0x7f800000u)
+    return static_cast<uint16_t>(sign | 0x7e00u | ((magnitude >> 13) & 0x3ffu));
+  if (magnitude >= 0x47800000u)
+    return static_cast<uint16_t>(sign | 0x7c00u);  // 2^16 and more, and infinity
+  if (magnitude < 0x38800000u) {                   // below 2^-14: subnormal result
+    // Adding 0.5 puts the rounding position of a binary16 subnormal (2^-24) at the last bit of the
+    // float32 sum.
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;
     return static_cast<uint16_t>(sign | (std::bit_cast<uint32_t>(shifted) - 0x3f000000u));
   }

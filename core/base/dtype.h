@@ -21,14 +21,18 @@ enum class Dtype : uint32_t {
 // True for the types above; every other number is refused at the C ABI.
 bool dtype_known(uint32_t code);
 std::string_view dtype_name(Dtype dtype);
-constexpr uint64_t dtype_bytes(Dtype dtype) { return ((static_cast<uint32_t>(dtype) >> 8) & 0xff) / 8; }
+constexpr uint64_t dtype_bytes(Dtype dtype) {
+  return ((static_cast<uint32_t>(dtype) >> 8) & 0xff) / 8;
+}
 constexpr bool dtype_is_float(Dtype d) {
   return d == Dtype::kF16 || d == Dtype::kF32 || d == Dtype::kF64 || d == Dtype::kBF16;
 }
 
-// bfloat16 and binary16 as bit patterns. Conversions round to nearest even, keep subnormals, infinities and NaN
-// (NaNs become quiet).
-inline float bf16_to_f32(uint16_t h) { return std::bit_cast<float>(static_cast<uint32_t>(h) << 16); }
+// bfloat16 and binary16 as bit patterns. Conversions round to nearest even, keep subnormals,
+// infinities and NaN (NaNs become quiet).
+inline float bf16_to_f32(uint16_t h) {
+  return std::bit_cast<float>(static_cast<uint32_t>(h) << 16);
+}
 inline uint16_t f32_to_bf16(float f) {
   const uint32_t u = std::bit_cast<uint32_t>(f);
   if ((u & 0x7fffffffu) > 0x7f800000u) return static_cast<uint16_t>((u >> 16) | 0x0040u);

@@ -8,7 +8,9 @@
 namespace sotto {
 
 uint64_t hash64(const void* data, size_t bytes, uint64_t seed = 0);
-inline uint64_t hash64(std::string_view text, uint64_t seed = 0) { return hash64(text.data(), text.size(), seed); }
+inline uint64_t hash64(std::string_view text, uint64_t seed = 0) {
+  return hash64(text.data(), text.size(), seed);
+}
 
 // The same hash over data that arrives in pieces.
 class Hasher64 {

@@ -41,7 +41,9 @@ void set_log(LogFn fn, void* user) {
   sink().user = user;
 }
 
-void set_log_level(LogLevel level) { g_level.store(static_cast<int32_t>(level), std::memory_order_relaxed); }
+void set_log_level(LogLevel level) {
+  g_level.store(static_cast<int32_t>(level), std::memory_order_relaxed);
+}
 
 bool log_enabled(LogLevel level) {
   return static_cast<int32_t>(level) <= g_level.load(std::memory_order_relaxed);
@@ -51,7 +53,8 @@ void log_message(LogLevel level, std::string_view message) {
   LogFn fn = nullptr;
   void* user = nullptr;
   {
-    std::lock_guard lock(sink().mutex);  // released before the call: no lock is held across a callback
+    std::lock_guard lock(
+        sink().mutex);  // released before the call: no lock is held across a callback
     fn = sink().fn;
     user = sink().user;
   }

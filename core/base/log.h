@@ -1,4 +1,5 @@
-// One log sink per process (sotto_set_log); default: standard error at WARN and above. Silence on success.
+// One log sink per process (sotto_set_log); default: standard error at WARN and above. Silence on
+// success.
 #pragma once
 
 #include <fmt/format.h>
@@ -13,7 +14,8 @@ enum class LogLevel : int32_t { kError = 1, kWarn = 2, kInfo = 3, kDebug = 4, kT
 
 using LogFn = void (*)(void* user, int32_t level, const char* message);
 
-// fn null: standard error. May be called from any thread; a call in progress finishes with the old sink.
+// fn null: standard error. May be called from any thread; a call in progress finishes with the old
+// sink.
 void set_log(LogFn fn, void* user);
 // Messages above this level are dropped. Set from SOTTO_LOG when a context is created.
 void set_log_level(LogLevel level);

@@ -1,8 +1,9 @@
 // Status and Result<T>: how expected failures travel inside the library.
 //
-// Codes are the ones of the C ABI (sotto.h, sotto_status) and say what the caller can do next. Texts name rank,
-// peer, operation, key or argument, what was found and what is allowed. Exceptions are for programming errors and
-// allocation failure only; they end at the C ABI (capi/src/guard.h) and at every thread's entry function.
+// Codes are the ones of the C ABI (sotto.h, sotto_status) and say what the caller can do next.
+// Texts name rank, peer, operation, key or argument, what was found and what is allowed. Exceptions
+// are for programming errors and allocation failure only; they end at the C ABI (capi/src/guard.h)
+// and at every thread's entry function.
 #pragma once
 
 #include <fmt/format.h>
@@ -35,7 +36,8 @@ enum class Code : int32_t {
   kCancelled = -14,
 };
 
-// The word of the C header for a code, without prefix: "OK", "PEER_LOST". "UNKNOWN" for any other number.
+// The word of the C header for a code, without prefix: "OK", "PEER_LOST". "UNKNOWN" for any other
+// number.
 std::string_view code_name(Code code);
 
 // A code and, unless it is kOk, a text. Copies share the text. An OK status allocates nothing.
@@ -79,8 +81,8 @@ Status unsupported(fmt::format_string<Args...> text, Args&&... args) {
 template <class T>
 class [[nodiscard]] Result {
  public:
-  Result(T value) : value_(std::move(value)) {}                // NOLINT: implicit on purpose
-  Result(Status status) : status_(std::move(status)) {}        // NOLINT: implicit on purpose
+  Result(T value) : value_(std::move(value)) {}          // NOLINT: implicit on purpose
+  Result(Status status) : status_(std::move(status)) {}  // NOLINT: implicit on purpose
 
   bool ok() const { return value_.has_value(); }
   const Status& status() const { return status_; }
@@ -98,17 +100,19 @@ class [[nodiscard]] Result {
 }  // namespace sotto
 
 // Returns the status of `expr` from the enclosing function unless it is OK.
-#define SOTTO_TRY(expr)                             \
-  do {                                              \
-    ::sotto::Status sotto_try_status_ = (expr);     \
+#define SOTTO_TRY(expr)                                    \
+  do {                                                     \
+    ::sotto::Status sotto_try_status_ = (expr);            \
     if (!sotto_try_status_.ok()) return sotto_try_status_; \
   } while (false)
 
 #define SOTTO_CONCAT_INNER(a, b) a##b
 #define SOTTO_CONCAT(a, b) SOTTO_CONCAT_INNER(a, b)
 
-// SOTTO_ASSIGN(auto x, f()): x is the value of the Result f() returns, or its status leaves the function.
-#define SOTTO_ASSIGN(declaration, expr) SOTTO_ASSIGN_INNER(SOTTO_CONCAT(sotto_result_, __LINE__), declaration, expr)
+// SOTTO_ASSIGN(auto x, f()): x is the value of the Result f() returns, or its status leaves the
+// function.
+#define SOTTO_ASSIGN(declaration, expr) \
+  SOTTO_ASSIGN_INNER(SOTTO_CONCAT(sotto_result_, __LINE__), declaration, expr)
 #define SOTTO_ASSIGN_INNER(name, declaration, expr) \
   auto name = (expr);                               \
   if (!name.ok()) return name.status();             \

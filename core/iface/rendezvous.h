@@ -1,5 +1,5 @@
-// How ranks find each other, and the control mesh that every root comm keeps beside its data connections: set-up
-// exchange, first cause of failure, heartbeats.
+// How ranks find each other, and the control mesh that every root comm keeps beside its data
+// connections: set-up exchange, first cause of failure, heartbeats.
 //
 // Threads: everything is called by the thread that drives the engine unless said otherwise.
 #pragma once
@@ -21,7 +21,8 @@ namespace sotto {
 
 using UniqueId = std::array<uint8_t, 128>;
 
-// Lets blocking set-up code make progress on everything else meanwhile. Valid only on the thread that was given it.
+// Lets blocking set-up code make progress on everything else meanwhile. Valid only on the thread
+// that was given it.
 class Driver {
  public:
   virtual ~Driver() = default;
@@ -32,8 +33,8 @@ class Driver {
 
 struct FailureCause {
   Code code = Code::kOk;
-  int32_t rank = -1;   // who failed or aborted; -1: not known
-  std::string text;    // names rank, operation and cause
+  int32_t rank = -1;  // who failed or aborted; -1: not known
+  std::string text;   // names rank, operation and cause
 };
 
 class ControlListener {
@@ -52,10 +53,10 @@ class ControlPlane {
   // A number that is the same on all ranks and differs between root comms.
   virtual uint64_t token() const = 0;
 
-  // Gathers one blob (at most 1 MiB) of every rank, in rank order. Collective, called in the same order everywhere; `what`
-  // names it in errors. TIMEOUT names the ranks that are missing.
-  virtual Result<std::vector<std::string>> all_gather(std::string_view what, std::string_view mine, Driver& driver,
-                                                      Deadline deadline) = 0;
+  // Gathers one blob (at most 1 MiB) of every rank, in rank order. Collective, called in the same
+  // order everywhere; `what` names it in errors. TIMEOUT names the ranks that are missing.
+  virtual Result<std::vector<std::string>> all_gather(std::string_view what, std::string_view mine,
+                                                      Driver& driver, Deadline deadline) = 0;
 
   // Makes `cause` the comm's first cause on every rank, unless there is one already.
   virtual void fail(const FailureCause& cause) = 0;
@@ -75,9 +76,9 @@ using ExchangeFn = std::function<Status(const void* in, uint64_t bytes, void* ou
 struct JoinRequest {
   int32_t rank = 0;
   int32_t size = 1;
-  std::optional<UniqueId> id;   // made by make_unique_id of one of the ranks
-  std::string address;          // tcp://host:port of rank 0, when there is no id
-  ExchangeFn exchange;          // used instead of both if set
+  std::optional<UniqueId> id;  // made by make_unique_id of one of the ranks
+  std::string address;         // tcp://host:port of rank 0, when there is no id
+  ExchangeFn exchange;         // used instead of both if set
   Deadline deadline;
 };
 
@@ -93,10 +94,12 @@ class Backend {
   // True if this backend can join with the id (made by its kind; inproc: in this process).
   virtual bool knows(const UniqueId& id) const = 0;
   // Meets the other ranks. Errors name who is missing, who came twice, which sizes differ.
-  virtual Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) = 0;
-  // Connects every rank with every other. Collective over the control plane. The sink outlives the transport.
-  virtual Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink, Driver& driver,
-                                                     Deadline deadline) = 0;
+  virtual Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request,
+                                                     Driver& driver) = 0;
+  // Connects every rank with every other. Collective over the control plane. The sink outlives the
+  // transport.
+  virtual Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
+                                                     Driver& driver, Deadline deadline) = 0;
 };
 
 }  // namespace sotto

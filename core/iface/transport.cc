@@ -37,22 +37,23 @@ std::string describe(const OpSignature& s) {
   if (s.kind == OpKind::kBarrier) return fmt::format("barrier(tag {})", s.tag);
   const std::string_view dtype = s.dtype == 0 ? "mixed" : dtype_name(static_cast<Dtype>(s.dtype));
   const std::string root = s.root >= 0 ? fmt::format("root {}, ", s.root) : "";
-  return fmt::format("{}({}{}{}, {} elements, tag {}, layout {:08x})", kind_name(s.kind), reduce_name(s.reduce), root,
-                     dtype, s.count, s.tag, s.detail);
+  return fmt::format("{}({}{}{}, {} elements, tag {}, layout {:08x})", kind_name(s.kind),
+                     reduce_name(s.reduce), root, dtype, s.count, s.tag, s.detail);
 }
 
-std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a, int32_t rank_b,
-                              const OpSignature& b) {
+std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a,
+                              int32_t rank_b, const OpSignature& b) {
   const bool p2p = (key.number >> 63) != 0;
   const std::string which =
-      p2p ? fmt::format("send/recv {} from rank {} to rank {}", key.number & 0x7fffffffu, (key.number >> 47) & 0xffffu,
-                        (key.number >> 31) & 0xffffu)
+      p2p ? fmt::format("send/recv {} from rank {} to rank {}", key.number & 0x7fffffffu,
+                        (key.number >> 47) & 0xffffu, (key.number >> 31) & 0xffffu)
           : fmt::format("operation {}", key.number);
   OpSignature unchained = a;
   unchained.chain = b.chain;
   const char* why = unchained == b ? "; the same call, so an operation before it differs" : "";
-  return fmt::format("ranks do not agree on {} of comm {:x}: rank {} called {}, rank {} called {}{}", which, key.comm,
-                     rank_a, describe(a), rank_b, describe(b), why);
+  return fmt::format(
+      "ranks do not agree on {} of comm {:x}: rank {} called {}, rank {} called {}{}", which,
+      key.comm, rank_a, describe(a), rank_b, describe(b), why);
 }
 
 TransferCounters& TransferCounters::operator+=(const TransferCounters& o) {

@@ -1,12 +1,14 @@
-// A transport moves messages between the ranks of one root comm. Plans say what is sent and received; the engine calls
-// the transport; splits of a comm share their root's transport.
+// A transport moves messages between the ranks of one root comm. Plans say what is sent and
+// received; the engine calls the transport; splits of a comm share their root's transport.
 //
 // How messages find their receive is declared in the capabilities:
-//   by_key    messages carry their match key (inproc, tcp, ucx): send and recv may be called in any order.
-//   by_order  messages of a pair of ranks match in the order of issue (nccl): the engine issues whole rounds, one group
+//   by_key    messages carry their match key (inproc, tcp, ucx): send and recv may be called in any
+//   order. by_order  messages of a pair of ranks match in the order of issue (nccl): the engine
+//   issues whole rounds, one group
 //             each, in the same order on every rank.
 //
-// Threads: everything is called by the thread that drives the engine (one at a time) unless said otherwise.
+// Threads: everything is called by the thread that drives the engine (one at a time) unless said
+// otherwise.
 #pragma once
 
 #include <cstdint>
@@ -27,47 +29,60 @@ enum class Matching : uint8_t { kByKey, kByOrder };
 struct TransportCaps {
   const char* name = "";
   Matching matching = Matching::kByKey;
-  // Sends and receives are queued on a device lane and complete there, as kernels do (nccl). Only with kByOrder.
+  // Sends and receives are queued on a device lane and complete there, as kernels do (nccl). Only
+  // with kByOrder.
   bool stream_ordered = false;
   // Host memory only: buffers of other devices are staged by the lowering pass.
   bool host_memory_only = true;
 };
 
-// Names an operation on all ranks alike. `comm` is the epoch of the comm, unique among the comms of a root; `number`
-// counts its collectives from 0. Point-to-point operations have a number space of their own per ordered pair.
+// Names an operation on all ranks alike. `comm` is the epoch of the comm, unique among the comms of
+// a root; `number` counts its collectives from 0. Point-to-point operations have a number space of
+// their own per ordered pair.
 struct OpKey {
   uint64_t comm = 0;
   uint64_t number = 0;
   bool operator==(const OpKey&) const = default;
 };
-// Point-to-point numbers: bit 63 set, then source (16 bits), destination (16 bits), counter (31 bits).
+// Point-to-point numbers: bit 63 set, then source (16 bits), destination (16 bits), counter (31
+// bits).
 constexpr uint64_t p2p_number(uint32_t source, uint32_t destination, uint32_t counter) {
-  return (uint64_t{1} << 63) | (uint64_t{source & 0xffffu} << 47) | (uint64_t{destination & 0xffffu} << 31) |
-         (counter & 0x7fffffffu);
+  return (uint64_t{1} << 63) | (uint64_t{source & 0xffffu} << 47) |
+         (uint64_t{destination & 0xffffu} << 31) | (counter & 0x7fffffffu);
 }
 
 // What an operation is, for mismatch reports. Fixed layout: it crosses the network.
 enum class OpKind : uint16_t {
-  kBarrier = 1, kBroadcast, kAllGather, kReduceScatter, kAllReduce, kSendRecv, kGroup, kOptimStep, kSetup
+  kBarrier = 1,
+  kBroadcast,
+  kAllGather,
+  kReduceScatter,
+  kAllReduce,
+  kSendRecv,
+  kGroup,
+  kOptimStep,
+  kSetup
 };
 struct OpSignature {
   OpKind kind = OpKind::kBarrier;
-  uint16_t reduce = 0;    // ReduceOp, 0: none
-  uint32_t dtype = 0;     // 0: none or mixed
-  uint64_t count = 0;     // elements, all tensors together
+  uint16_t reduce = 0;  // ReduceOp, 0: none
+  uint32_t dtype = 0;   // 0: none or mixed
+  uint64_t count = 0;   // elements, all tensors together
   uint64_t tag = 0;
   int32_t root = -1;
-  uint32_t detail = 0;    // hash of everything else that ranks must agree on (counts, codec, plan parameters)
-  // Hash over this and all earlier collectives of the comm: a difference in an operation without messages shows in the
-  // next one with messages. Point-to-point: over the tag, dtype and counts.
+  uint32_t detail =
+      0;  // hash of everything else that ranks must agree on (counts, codec, plan parameters)
+  // Hash over this and all earlier collectives of the comm: a difference in an operation without
+  // messages shows in the next one with messages. Point-to-point: over the tag, dtype and counts.
   uint64_t chain = 0;
   bool operator==(const OpSignature&) const = default;
 };
 static_assert(sizeof(OpSignature) == 40);
-std::string describe(const OpSignature& signature);  // "all_reduce(sum, fp32, 1000 elements, tag 0)"
+std::string describe(
+    const OpSignature& signature);  // "all_reduce(sum, fp32, 1000 elements, tag 0)"
 // The text of a PROTOCOL error: two ranks gave one key to different operations.
-std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a, int32_t rank_b,
-                              const OpSignature& b);
+std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a,
+                              int32_t rank_b, const OpSignature& b);
 
 struct OpPosting {
   OpKey key;
@@ -80,17 +95,18 @@ enum class MessageClass : uint8_t {
   kMetadata,  // scales, flags, norms: counted as header bytes
 };
 
-// One message. Owned by the engine; `data` and the Transfer stay valid and unmoved until it is completed or its operation
-// is cancelled.
+// One message. Owned by the engine; `data` and the Transfer stay valid and unmoved until it is
+// completed or its operation is cancelled.
 struct Transfer {
   const OpPosting* op = nullptr;
-  int32_t peer = -1;        // rank in the root comm
-  uint32_t round = 0;       // with `segment`: identifies the message within the operation for one (source, destination)
+  int32_t peer = -1;   // rank in the root comm
+  uint32_t round = 0;  // with `segment`: identifies the message within the operation for one
+                       // (source, destination)
   uint32_t segment = 0;
   bool is_send = false;
   MessageClass message_class = MessageClass::kPayload;
   void* data = nullptr;
-  uint64_t bytes = 0;       // may be 0
+  uint64_t bytes = 0;  // may be 0
   // Engine's own.
   void* owner = nullptr;
   uint32_t step = 0;
@@ -99,25 +115,28 @@ struct Transfer {
   uint64_t scratch[4] = {};
 };
 
-// Bytes and messages of one peer and one comm epoch, as they crossed the transport. A message counts when it has been
-// handed to (or taken from) the network completely.
+// Bytes and messages of one peer and one comm epoch, as they crossed the transport. A message
+// counts when it has been handed to (or taken from) the network completely.
 struct TransferCounters {
   uint64_t payload_bytes_sent = 0, payload_bytes_received = 0;
-  uint64_t header_bytes_sent = 0, header_bytes_received = 0;  // frame headers, trailers and metadata messages
-  uint64_t service_bytes_sent = 0, service_bytes_received = 0;  // flow control; not attributed to an epoch: epoch 0
+  uint64_t header_bytes_sent = 0,
+           header_bytes_received = 0;  // frame headers, trailers and metadata messages
+  uint64_t service_bytes_sent = 0,
+           service_bytes_received = 0;  // flow control; not attributed to an epoch: epoch 0
   uint64_t messages_sent = 0, messages_received = 0;
   TransferCounters& operator+=(const TransferCounters& o);
 };
 
-// What the engine hears. Called on the driving thread from inside poll, send, recv or issue; the engine only records it.
+// What the engine hears. Called on the driving thread from inside poll, send, recv or issue; the
+// engine only records it.
 class TransferSink {
  public:
   virtual ~TransferSink() = default;
-  // The transfer is finished; the transport no longer touches it or its memory. PROTOCOL: signature, size or checksum
-  // does not fit.
+  // The transfer is finished; the transport no longer touches it or its memory. PROTOCOL:
+  // signature, size or checksum does not fit.
   virtual void on_transfer(Transfer& transfer, Status status) noexcept = 0;
-  // The transport can no longer reach a peer (PEER_LOST), met a broken frame (PROTOCOL) or a local fault (TRANSPORT):
-  // the root comm fails.
+  // The transport can no longer reach a peer (PEER_LOST), met a broken frame (PROTOCOL) or a local
+  // fault (TRANSPORT): the root comm fails.
   virtual void on_failure(int32_t peer, Status status) noexcept = 0;
 };
 
@@ -129,32 +148,33 @@ class Transport {
   // Bytes that one message costs beside its data: frame header and trailer.
   virtual uint64_t header_bytes(uint64_t message_bytes) const = 0;
 
-  // This rank has reached the operation: messages and READY frames of it may be matched. A peer's message or READY for
-  // the same key with another signature fails the root comm as PROTOCOL, with both sides described, even if no receive
-  // is posted. `op` stays valid until retire or cancel.
+  // This rank has reached the operation: messages and READY frames of it may be matched. A peer's
+  // message or READY for the same key with another signature fails the root comm as PROTOCOL, with
+  // both sides described, even if no receive is posted. `op` stays valid until retire or cancel.
   virtual Status post_op(const OpPosting& op) = 0;
-  // All receives from `peer` up to and including `last_round` of the operation have been posted with recv and have
-  // their memory: bulk senders may start. `largest` is the largest of these messages in bytes, so that a transport can
-  // leave out READY frames that nobody waits for.
+  // All receives from `peer` up to and including `last_round` of the operation have been posted
+  // with recv and have their memory: bulk senders may start. `largest` is the largest of these
+  // messages in bytes, so that a transport can leave out READY frames that nobody waits for.
   virtual void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) = 0;
   // The operation has completed on this rank.
   virtual void retire(const OpPosting& op) = 0;
-  // Drops every unfinished transfer of the operation, without on_transfer. On return none is touched any more. Used only
-  // when the root comm has failed; messages may be left half sent.
+  // Drops every unfinished transfer of the operation, without on_transfer. On return none is
+  // touched any more. Used only when the root comm has failed; messages may be left half sent.
   virtual void cancel(const OpPosting& op) = 0;
 
   // by_key. Errors arrive through the sink.
   virtual void send(Transfer& transfer) = 0;
   virtual void recv(Transfer& transfer) = 0;
-  // by_order: sends and receives of one round, all at once. stream_ordered: queued on `lane` of `device`; the engine
-  // records an event behind them and on_transfer is not used.
+  // by_order: sends and receives of one round, all at once. stream_ordered: queued on `lane` of
+  // `device`; the engine records an event behind them and on_transfer is not used.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
 
   // One line per peer for reports: "tcp 127.0.0.1:4242".
   virtual std::string route(int32_t peer) const = 0;
   // Counters per comm epoch and peer. Threads: any.
   virtual TransferCounters counters(uint64_t comm, int32_t peer) const = 0;
-  // Orderly end: pending writes are flushed until the deadline, peers learn that the end is intended.
+  // Orderly end: pending writes are flushed until the deadline, peers learn that the end is
+  // intended.
   virtual void close(Deadline deadline) = 0;
 };
 
@@ -162,10 +182,15 @@ class Transport {
 class Poller {
  public:
   virtual ~Poller() = default;
-  // Runs what is ready; if nothing is, waits at most wait_us for something (0: not at all). True if anything ran.
+  // Runs what is ready; if nothing is, waits at most wait_us for something (0: not at all). True if
+  // anything ran.
   virtual bool poll(int64_t wait_us) = 0;
   // Ends a poll that waits, or the next one. Threads: any.
   virtual void wake() = 0;
+  // From now on whatever ends a waiting poll here (wake, and messages that other threads put into
+  // mailboxes) also wakes `other`, on which the engine waits. Pollers whose events come from
+  // sockets alone need nothing.
+  virtual void forward_wakes(Poller* other) { (void)other; }
 };
 
 }  // namespace sotto

@@ -1,0 +1,390 @@
+// Who drives, waiting, progress.
+#include "core/engine/engine.h"
+
+#include <algorithm>
+
+namespace sotto {
+namespace {
+
+constexpr int64_t kNever = INT64_MAX;
+constexpr int64_t kIdleBlockUs =
+    200'000;  // nobody waits: wake-ups come from sockets and submissions
+constexpr int64_t kDeviceBlockUs =
+    20;  // work is queued on a device that tells nobody when it is done
+constexpr int64_t kDeadlineCheckNs = 5'000'000;
+constexpr int64_t kPollEveryNs = 50'000;  // sockets are served at least so often between kernels
+
+}  // namespace
+
+Status Op::status() const {
+  if (!done()) return Status(Code::kInProgress, "the operation has not completed");
+  return result_;
+}
+
+OpStats Op::stats() const {
+  if (done()) return stats_;
+  OpStats early;
+  early.launch_ns = stats_.launch_ns;
+  early.payload_bytes_planned = stats_.payload_bytes_planned;
+  early.header_bytes_planned = stats_.header_bytes_planned;
+  return early;
+}
+
+Engine::Engine(EngineOptions options)
+    : options_(std::move(options)), async_device_(!options_.device->caps().synchronous) {
+  lanes_.resize(options_.device->caps().lanes);
+  if (options_.progress_thread) thread_ = std::thread([this] { progress_thread_main(); });
+}
+
+Engine::~Engine() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  changed_.notify_all();
+  wake();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Engine::add_backend(std::unique_ptr<Backend> backend, bool blocking) {
+  Poller* poller = &backend->poller();
+  if (blocking || blocking_ == nullptr) {
+    for (const auto& other : backends_) other->poller().forward_wakes(poller);
+    std::lock_guard lock(mutex_);
+    blocking_ = poller;
+  } else {
+    poller->forward_wakes(blocking_);
+  }
+  backends_.push_back(std::move(backend));
+}
+
+void Engine::add_channel(Channel* channel) { channels_.push_back(channel); }
+
+void Engine::remove_channel(Channel* channel) { std::erase(channels_, channel); }
+
+// ---- the driver's role ----
+
+Engine::RoleLock::RoleLock(Engine& engine) : engine_(engine) {
+  std::unique_lock lock(engine_.mutex_);
+  if (engine_.driving_ && engine_.driver_ == std::this_thread::get_id()) {
+    nested_ = true;
+    return;
+  }
+  ++engine_.claims_;
+  ++engine_.waiters_;
+  while (engine_.driving_) {
+    lock.unlock();
+    engine_.wake();
+    lock.lock();
+    if (engine_.driving_) engine_.changed_.wait(lock);
+  }
+  engine_.driving_ = true;
+  engine_.driver_ = std::this_thread::get_id();
+  --engine_.claims_;
+}
+
+Engine::RoleLock::~RoleLock() {
+  if (nested_) return;
+  {
+    std::lock_guard lock(engine_.mutex_);
+    engine_.driving_ = false;
+    --engine_.waiters_;
+  }
+  engine_.changed_.notify_all();
+}
+
+void Engine::wake() {
+  Poller* poller = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    poller = blocking_;
+  }
+  if (poller != nullptr) poller->wake();
+}
+
+bool Engine::run_until(const std::function<bool()>& done, Deadline deadline) {
+  while (!done()) {
+    if (deadline.passed(clock())) return false;
+    if (!progress()) block(std::min<int64_t>(deadline.left_us(clock()), kIdleBlockUs));
+  }
+  return true;
+}
+
+bool Engine::wait_until(const std::function<bool()>& done, int64_t timeout_us) {
+  const Deadline deadline = Deadline::in_us(clock(), timeout_us);
+  std::unique_lock lock(mutex_);
+  ++waiters_;
+  bool result = true;
+  while (!done()) {
+    if (deadline.passed(clock())) {
+      result = false;
+      break;
+    }
+    if (driving_ || claims_ > 0) {
+      // Somebody else works; sleep until an operation ends or the role is free.
+      if (driving_) {
+        lock.unlock();
+        wake();  // a progress thread that sleeps in a poller hands the role over
+        lock.lock();
+      }
+      if (!done() && (driving_ || claims_ > 0)) {
+        const int64_t left = std::min<int64_t>(deadline.left_us(clock()), 50'000);
+        changed_.wait_for(lock, std::chrono::microseconds(left));
+      }
+      continue;
+    }
+    driving_ = true;
+    driver_ = std::this_thread::get_id();
+    while (claims_ == 0) {
+      lock.unlock();
+      bool finished = done() || deadline.passed(clock());
+      if (!finished && !progress())
+        block(std::min<int64_t>(deadline.left_us(clock()), kIdleBlockUs));
+      lock.lock();
+      if (finished) break;
+    }
+    driving_ = false;
+    changed_.notify_all();
+  }
+  --waiters_;
+  lock.unlock();
+  changed_.notify_all();
+  return result;
+}
+
+void Engine::progress_thread_main() noexcept {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (driving_ || waiters_ > 0) {
+      changed_.wait(lock);
+      continue;
+    }
+    if (blocking_ == nullptr) {
+      changed_.wait_for(lock, std::chrono::milliseconds(100));
+      continue;
+    }
+    driving_ = true;
+    driver_ = std::this_thread::get_id();
+    while (!stop_ && waiters_ == 0) {
+      lock.unlock();
+      if (!progress()) block(kIdleBlockUs);
+      lock.lock();
+    }
+    driving_ = false;
+    changed_.notify_all();
+  }
+}
+
+Status Engine::test(const OpRef& op) {
+  if (!op->done()) {
+    bool mine = false;
+    {
+      std::lock_guard lock(mutex_);
+      if (!driving_ && claims_ == 0) {
+        driving_ = mine = true;
+        driver_ = std::this_thread::get_id();
+      }
+    }
+    if (mine) {
+      for (int i = 0; i < 64 && !op->done() && progress(); ++i) {
+      }
+      {
+        std::lock_guard lock(mutex_);
+        driving_ = false;
+      }
+      changed_.notify_all();
+    }
+  }
+  run_callbacks();
+  return op->status();
+}
+
+Status Engine::wait(const OpRef& op, int64_t timeout_us) {
+  if (!op->done()) wait_until([&] { return op->done(); }, timeout_us);
+  run_callbacks();
+  return op->status();
+}
+
+Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) {
+  size_t found = ops.size();
+  const auto any = [&] {
+    for (size_t i = 0; i < ops.size(); ++i) {
+      if (ops[i] != nullptr && ops[i]->done()) {
+        found = i;
+        return true;
+      }
+    }
+    return false;
+  };
+  wait_until(any, timeout_us);
+  run_callbacks();
+  if (found == ops.size()) return Status(Code::kInProgress, "none of the operations has completed");
+  return found;
+}
+
+void Engine::poll(int64_t timeout_us) {
+  {
+    RoleLock role(*this);
+    if (!progress() && timeout_us > 0) {
+      block(timeout_us);
+      progress();
+    }
+    for (int i = 0; i < 64 && progress(); ++i) {
+    }
+  }
+  run_callbacks();
+}
+
+void Engine::run_on_driver(std::function<void()> f) {
+  std::atomic<bool> ran{false};
+  {
+    std::lock_guard lock(mutex_);
+    tasks_.push_back([&] {
+      f();
+      ran.store(true, std::memory_order_release);
+    });
+    inbox_.store(true, std::memory_order_release);
+  }
+  wake();
+  wait_until([&] { return ran.load(std::memory_order_acquire); }, -1);
+}
+
+void Engine::run_callbacks() {
+  std::vector<OpRef> due;
+  {
+    std::lock_guard lock(mutex_);
+    if (callbacks_.empty()) return;
+    due.swap(callbacks_);
+  }
+  for (const OpRef& op : due) {
+    op->request_.on_done(op->request_.user, static_cast<int32_t>(op->result_.code()));
+  }
+}
+
+// ---- starting ----
+
+Result<OpRef> Engine::start(OpRequest request, bool may_block) {
+  if (const Status failed = request.channel->failure(); !failed.ok()) return failed;
+  const auto room = [&] {
+    std::lock_guard lock(mutex_);
+    return ops_in_flight_ < options_.max_ops;
+  };
+  if (!room()) {
+    const auto full = [&] {
+      return error(Code::kBusy, "{} operations are in flight, the limit of this context",
+                   options_.max_ops);
+    };
+    if (!may_block) return full();
+    const Deadline deadline = Deadline::in_us(clock(), request.timeout_us);
+    while (!room()) {
+      if (deadline.passed(clock())) return full();
+      poll(1000);
+    }
+  }
+  auto op = std::make_shared<Op>();
+  op->self_ = op;
+  op->stats_.launch_ns = clock().now_ns();
+  const PeerTraffic& total = request.plan->plan().total;
+  op->stats_.payload_bytes_planned = total.payload_bytes_sent;
+  op->stats_.header_bytes_planned = total.header_bytes_sent + total.metadata_bytes_sent;
+  request.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
+  op->request_ = std::move(request);
+  {
+    std::lock_guard lock(mutex_);
+    ++ops_in_flight_;
+    submitted_.push_back(op);
+    inbox_.store(true, std::memory_order_release);
+  }
+  wake();
+  return op;
+}
+
+// ---- progress (driver) ----
+
+bool Engine::take_submissions() {
+  if (!inbox_.load(std::memory_order_acquire)) return false;
+  std::vector<OpRef> ops;
+  std::vector<std::function<void()>> tasks;
+  {
+    std::lock_guard lock(mutex_);
+    ops.swap(submitted_);
+    tasks.swap(tasks_);
+    inbox_.store(false, std::memory_order_release);
+  }
+  for (const OpRef& op : ops) admit(op);
+  for (auto& task : tasks) task();
+  if (!tasks.empty()) changed_.notify_all();
+  return true;
+}
+
+bool Engine::serve_pollers() {
+  last_poll_ns_ = clock().now_ns();
+  bool any = false;
+  for (const auto& backend : backends_) any |= backend->poller().poll(0);
+  return any;
+}
+
+bool Engine::progress() {
+  bool any = take_submissions();
+  const bool due = ready_.empty() || clock().now_ns() - last_poll_ns_ >= kPollEveryNs;
+  if (due) any |= serve_pollers();
+  any |= take_completions();
+  any |= channels_failed();
+  if (async_device_) any |= poll_events();
+  any |= run_ready();
+  any |= take_completions();
+  check_deadlines();
+  return any;
+}
+
+void Engine::block(int64_t wait_us) {
+  bool device_busy = false;
+  for (const auto& lane : lanes_) device_busy |= !lane.empty();
+  if (device_busy) wait_us = std::min(wait_us, kDeviceBlockUs);
+  for (const Channel* channel : channels_) {
+    if (!channel->ops_.empty())
+      wait_us = std::min<int64_t>(wait_us, 20'000);  // deadlines are looked at
+  }
+  if (blocking_ == nullptr) {
+    std::this_thread::yield();
+    return;
+  }
+  blocking_->poll(std::max<int64_t>(wait_us, 0));
+  last_poll_ns_ = clock().now_ns();
+}
+
+void Engine::check_deadlines() {
+  const int64_t now = clock().now_ns();
+  if (now < next_deadline_check_ns_) return;
+  next_deadline_check_ns_ = now + kDeadlineCheckNs;
+  for (Channel* channel : channels_) {
+    int64_t ahead = 0;  // latest progress of this or an earlier operation
+    for (size_t i = 0; i < channel->ops_.size(); ++i) {
+      Op& op = *channel->ops_[i];
+      ahead = std::max(ahead, op.last_progress_ns_);
+      if (op.state_ != Op::State::kRunning || op.request_.timeout_us < 0) continue;
+      const int64_t stalled = now - ahead;
+      if (stalled / 1000 < op.request_.timeout_us) continue;
+      FailureCause cause;
+      cause.code = Code::kTimeout;
+      cause.text = stall_text(op, stalled, &cause.rank);
+      fail_channel(*channel, cause, true);
+      break;
+    }
+  }
+}
+
+bool Engine::channels_failed() {
+  bool any = false;
+  for (Channel* channel : std::vector<Channel*>(channels_)) {
+    auto failures = std::move(channel->pending_failures_);
+    channel->pending_failures_.clear();
+    for (const auto& [cause, tell] : failures) {
+      fail_channel(*channel, cause, tell);
+      any = true;
+    }
+  }
+  return any;
+}
+
+}  // namespace sotto

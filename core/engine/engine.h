@@ -1,0 +1,306 @@
+// Runs plans. One engine per context (rank). Steps run as soon as their predecessors are done;
+// sends and receives go to the transport, kernels and copies to the device.
+//
+// Who drives: exactly one thread at a time holds the driver's role and does all the work. A thread
+// that waits for an operation takes the role itself; the context's progress thread has it only
+// while nobody waits. Everything that is marked "driver" below runs under that role, so engine,
+// transports and control planes need no locks of their own.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <queue>
+#include <span>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/engine/run.h"
+#include "core/iface/device.h"
+#include "core/iface/rendezvous.h"
+#include "core/iface/transport.h"
+
+namespace sotto {
+
+class Channel;
+class Engine;
+
+// Figures that a comm sums over its operations. Threads: any.
+struct OpTotals {
+  std::atomic<uint64_t> payload_bytes_planned{0};
+  std::atomic<uint64_t> header_bytes_planned{0};  // frame headers, trailers and metadata messages
+  std::atomic<uint64_t> kernel_ns{0};
+  std::atomic<uint64_t> completed{0};
+  std::atomic<uint32_t> in_flight{0};
+};
+
+// What an operation's owner does when it has completed: on the driver, before waiters learn of it.
+class OpHooks {
+ public:
+  virtual ~OpHooks() = default;
+  // `status`: OK, NONFINITE (the plan's verdict was not to commit) or the failure; may be given a
+  // better text. `verdict`: the bytes of the plan's verdict slot, empty if it has none or the
+  // operation failed.
+  virtual void on_complete(Status& status, std::span<const std::byte> verdict) noexcept = 0;
+};
+
+using DoneFn = void (*)(void* user, int32_t status);
+
+struct OpRequest {
+  std::shared_ptr<PreparedPlan> plan;
+  std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
+  std::shared_ptr<Channel> channel;
+  std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
+  std::shared_ptr<OpTotals> totals;
+  std::shared_ptr<OpHooks> hooks;  // may be null
+  int64_t timeout_us = -1;         // without progress; negative: never
+  int32_t priority = 0;
+  DoneFn on_done = nullptr;
+  void* user = nullptr;
+  bool done_any_thread = false;
+};
+
+struct OpStats {
+  int64_t launch_ns = 0;
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+  uint64_t kernel_ns = 0;
+  uint64_t payload_bytes_planned = 0;
+  uint64_t header_bytes_planned = 0;
+};
+
+// One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.
+class Op {
+ public:
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // The result; IN_PROGRESS before completion.
+  Status status() const;
+  OpStats stats() const;
+
+ private:
+  friend class Engine;
+  friend class Channel;
+  enum class State : uint8_t { kQueued, kRunning, kFailing, kUndoing };
+
+  OpRequest request_;
+  uint64_t sequence_ = 0;  // order of start in the engine
+  State state_ = State::kQueued;
+  bool committing_ = false;
+  bool any_step_ran_ = false;
+  Status failure_;
+  int64_t last_progress_ns_ = 0;
+  EventId undo_event_ = 0;
+  OpStats stats_;
+  Status result_;  // written before done_
+  std::atomic<bool> done_{false};
+  std::weak_ptr<Op> self_;
+};
+using OpRef = std::shared_ptr<Op>;
+
+struct EngineOptions {
+  const Clock* clock = &Clock::monotonic();
+  std::shared_ptr<Device> device;
+  uint32_t max_ops = 1024;
+  bool progress_thread = true;
+};
+
+class Engine final : public Driver {
+ public:
+  explicit Engine(EngineOptions options);
+  ~Engine() override;
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Clock& clock() const override { return *options_.clock; }
+  const std::shared_ptr<Device>& device() const { return options_.device; }
+
+  // Takes a backend, which lives as long as the engine, and serves its poller. The poller of the
+  // backend added last with `blocking` is the one that is waited on. Driver.
+  void add_backend(std::unique_ptr<Backend> backend, bool blocking);
+
+  // Runs f as the driver. Threads: any; at once if this thread is the driver.
+  template <class F>
+  auto drive(F&& f) {
+    RoleLock role(*this);
+    return f(static_cast<Driver&>(*this));
+  }
+  // Only inside drive.
+  bool run_until(const std::function<bool()>& done, Deadline deadline) override;
+
+  // Starts an operation. BUSY if max_ops are in flight and `may_block` is false or the request's
+  // time is over. Threads: any. Operations of one channel start in the order of these calls.
+  Result<OpRef> start(OpRequest request, bool may_block);
+
+  // IN_PROGRESS, or the operation's result. test makes some progress if nobody drives.
+  Status test(const OpRef& op);
+  Status wait(const OpRef& op, int64_t timeout_us);
+  // Index of the lowest completed op, null entries skipped; IN_PROGRESS when the time is over.
+  Result<size_t> wait_any(std::span<const OpRef> ops, int64_t timeout_us);
+  // Some progress, waiting at most timeout_us for something to happen; runs callbacks that are due.
+  void poll(int64_t timeout_us);
+  // Waits until done() holds; it is evaluated with and without locks held, so it only reads
+  // atomics.
+  bool wait_until(const std::function<bool()>& done, int64_t timeout_us);
+
+  // Runs f on the driver soon, and returns when it has run. Threads: any.
+  void run_on_driver(std::function<void()> f);
+
+  void add_channel(Channel* channel);     // driver
+  void remove_channel(Channel* channel);  // driver
+
+ private:
+  friend class Channel;
+
+  struct Ready {
+    int32_t priority;
+    uint64_t sequence;
+    uint32_t step;
+    Op* op;
+    bool operator<(const Ready& o) const {  // std heap: greatest first
+      if (priority != o.priority) return priority < o.priority;
+      if (sequence != o.sequence) return sequence > o.sequence;
+      return step > o.step;
+    }
+  };
+  struct InFlight {
+    Op* op;
+    uint32_t step;  // kNoStep: the operation's undo kernels
+    EventId event;
+  };
+  struct Completion {
+    Transfer* transfer;
+    Status status;
+  };
+
+  // Holds the driver's role for its lifetime.
+  class RoleLock {
+   public:
+    explicit RoleLock(Engine& engine);
+    ~RoleLock();
+
+   private:
+    Engine& engine_;
+    bool nested_ = false;  // this thread had the role before
+  };
+
+  // Driving (engine.cc).
+  bool progress();
+  void block(int64_t wait_us);
+  void wake();
+  bool take_submissions();
+  bool serve_pollers();
+  void progress_thread_main() noexcept;
+  void run_callbacks();
+  void check_deadlines();
+  bool channels_failed();
+
+  // Executing (execute.cc), driver.
+  void admit(const OpRef& op);
+  void announce_receives(Op& op);
+  void make_ready(Op& op, uint32_t step);
+  void post_transfer(Op& op, uint32_t step);
+  void issue_groups(Channel& channel);
+  bool run_ready();
+  void execute(Op& op, uint32_t step);
+  Status launch(Op& op, const Step& step, bool paired_ran);
+  Status wait_for_other_lanes(Op& op, uint32_t step);
+  void after_issue(Op& op, uint32_t step);
+  void step_done(Op& op, uint32_t step);
+  void release(Op& op, uint32_t step, bool device_edges);
+  bool take_completions();
+  bool poll_events();
+
+  // Ending (finish.cc), driver.
+  void finish(Op& op);
+  void start_undo(Op& op, bool all_ran);
+  void complete(Op& op, Status status);
+  void fail_channel(Channel& channel, const FailureCause& cause, bool tell_others);
+  void fail_op(Op& op, const Status& status);
+  void settle_failed(Op& op);
+  void finish_committing(Op& op);
+  std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;
+  void drop_ready(const Op& op);
+
+  EngineOptions options_;
+  bool async_device_;
+  std::vector<std::unique_ptr<Backend>> backends_;
+  Poller* blocking_ = nullptr;  // also under mutex_
+  std::vector<Channel*> channels_;
+  std::vector<Ready> ready_;                 // heap
+  std::vector<std::deque<InFlight>> lanes_;  // asynchronous devices
+  std::vector<Completion> completions_, completions_now_;
+  uint64_t next_sequence_ = 0;
+  int64_t last_poll_ns_ = 0;
+  int64_t next_deadline_check_ns_ = 0;
+
+  // Shared by threads, under mutex_.
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool driving_ = false;
+  std::thread::id driver_;  // who, while driving_
+  uint32_t waiters_ = 0;    // threads that want the role or sleep until an operation ends
+  uint32_t claims_ = 0;     // threads that want the role for something else than waiting
+  bool stop_ = false;
+  uint32_t ops_in_flight_ = 0;
+  std::vector<OpRef> submitted_;
+  std::vector<std::function<void()>> tasks_;
+  std::vector<OpRef> callbacks_;
+  std::atomic<bool> inbox_{false};  // submitted_ or tasks_ is not empty
+  std::thread thread_;
+};
+
+// The engine's side of a root comm: its transport and control plane, its operations, its first
+// failure.
+class Channel final : public TransferSink,
+                      public ControlListener,
+                      public std::enable_shared_from_this<Channel> {
+ public:
+  explicit Channel(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  ~Channel() override;
+
+  // Driver; once.
+  void attach(std::unique_ptr<ControlPlane> control);
+  void attach(std::unique_ptr<Transport> transport);
+  Transport* transport() const { return transport_.get(); }
+  ControlPlane* control() const { return control_.get(); }
+  Engine& engine() const { return *engine_; }
+
+  // The first cause; OK while healthy. Threads: any.
+  Status failure() const;
+  FailureCause failure_cause() const;
+
+  // Fails the root comm on all ranks. Threads: any; returns when this rank's operations have ended.
+  void abort(const FailureCause& cause);
+  // Ends connections in order. Threads: any, once, with no operation in flight.
+  void close(int64_t timeout_us);
+
+  // TransferSink, ControlListener: driver.
+  void on_transfer(Transfer& transfer, Status status) noexcept override;
+  void on_failure(int32_t peer, Status status) noexcept override;
+  void on_control_failure(const FailureCause& cause) noexcept override;
+
+ private:
+  friend class Engine;
+  struct Group {
+    Op* op;
+    uint32_t index;
+  };
+
+  std::shared_ptr<Engine> engine_;
+  std::unique_ptr<ControlPlane> control_;
+  std::unique_ptr<Transport> transport_;
+  std::vector<OpRef> ops_;    // in flight, in order of start
+  std::deque<Group> groups_;  // by_order: groups not yet issued, in order
+  std::vector<std::pair<FailureCause, bool>> pending_failures_;  // bool: tell the others
+  mutable std::mutex mutex_;                                     // guards failure_
+  FailureCause failure_;
+};
+
+}  // namespace sotto

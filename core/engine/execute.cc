@@ -1,0 +1,340 @@
+// Running steps. Everything here is done by the driver.
+#include <algorithm>
+#include <array>
+
+#include "core/engine/engine.h"
+
+namespace sotto {
+namespace {
+
+constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
+constexpr size_t kMaxOperands = 16;
+
+}  // namespace
+
+void Engine::admit(const OpRef& ref) {
+  Op& op = *ref;
+  Channel& channel = *op.request_.channel;
+  op.sequence_ = next_sequence_++;
+  op.last_progress_ns_ = op.stats_.start_ns = clock().now_ns();
+  channel.ops_.push_back(ref);
+  if (const Status failed = channel.failure(); !failed.ok()) {
+    complete(op, failed);
+    return;
+  }
+  op.state_ = Op::State::kRunning;
+  Run& run = *op.request_.run;
+  if (channel.transport_ != nullptr) {
+    for (const OpPosting& posting : run.postings) {
+      if (const Status status = channel.transport_->post_op(posting); !status.ok()) {
+        channel.pending_failures_.push_back({{status.code(), -1, status.text()}, true});
+        return;
+      }
+    }
+  }
+  const Plan& plan = *run.plan;
+  if (plan.by_order) {
+    for (uint32_t g = 0; g < plan.groups.size(); ++g) {
+      if (!plan.groups[g].empty()) channel.groups_.push_back({&op, g});
+    }
+  }
+  if (plan.steps.empty()) {
+    finish(op);
+    return;
+  }
+  for (uint32_t i = 0; i < plan.steps.size(); ++i) {
+    if (plan.preds(i).empty()) make_ready(op, i);
+  }
+  announce_receives(op);
+  if (plan.by_order) issue_groups(channel);
+}
+
+void Engine::make_ready(Op& op, uint32_t step) {
+  Run& run = *op.request_.run;
+  const Step& s = run.plan->steps[step];
+  run.progress[step] = StepProgress::kReady;
+  if (on_device(s)) {
+    ready_.push_back({op.request_.priority, op.sequence_, step, &op});
+    std::push_heap(ready_.begin(), ready_.end());
+  } else if (run.plan->by_order) {
+    --run.group_pending[s.issue_round];
+  } else {
+    post_transfer(op, step);
+  }
+}
+
+// Fills in the transfer of a channel step and, for by_key transports, hands it over.
+void Engine::post_transfer(Op& op, uint32_t step) {
+  Run& run = *op.request_.run;
+  const Plan& plan = *run.plan;
+  const Step& s = plan.steps[step];
+  Transfer& t = run.transfers[plan.transfer_index[step]];
+  t = Transfer{};
+  t.op = &run.postings[s.posting];
+  t.peer = (*op.request_.ranks)[s.peer];
+  t.round = s.round;
+  t.segment = s.segment;
+  t.is_send = s.kind == StepKind::kSend;
+  t.message_class = s.message_class;
+  t.data = run.at(s.data);
+  t.bytes = s.data.bytes;
+  t.owner = &op;
+  t.step = step;
+  run.progress[step] = StepProgress::kIssued;
+  op.any_step_ran_ = true;
+  if (plan.by_order) return;
+  Transport& transport = *op.request_.channel->transport_;
+  if (t.is_send) {
+    transport.send(t);
+    return;
+  }
+  const size_t index = static_cast<size_t>(s.posting) * plan.comm_size + s.peer;
+  const auto& rounds = plan.receives[index];
+  const auto it =
+      std::lower_bound(rounds.begin(), rounds.end(), s.round,
+                       [](const RoundReceives& r, uint32_t round) { return r.round < round; });
+  run.receives_posted = true;
+  ++run.announce[index].posted[static_cast<size_t>(it - rounds.begin())];
+  transport.recv(t);
+}
+
+// Tells peers for which rounds all receives are posted now.
+void Engine::announce_receives(Op& op) {
+  Run& run = *op.request_.run;
+  const Plan& plan = *run.plan;
+  if (!run.receives_posted) return;
+  run.receives_posted = false;
+  for (size_t index = 0; index < plan.receives.size(); ++index) {
+    const auto& rounds = plan.receives[index];
+    Run::Announce& a = run.announce[index];
+    uint64_t largest = 0;
+    bool advanced = false;
+    while (a.round_index < rounds.size() &&
+           a.posted[a.round_index] == rounds[a.round_index].count) {
+      largest = std::max(largest, rounds[a.round_index].largest);
+      ++a.round_index;
+      advanced = true;
+    }
+    if (!advanced) continue;
+    const size_t posting = index / plan.comm_size;
+    op.request_.channel->transport_->ready((*op.request_.ranks)[index % plan.comm_size],
+                                           run.postings[posting], rounds[a.round_index - 1].round,
+                                           largest);
+  }
+}
+
+// by_order: issues whole groups, in order, as long as the first in line is ready.
+void Engine::issue_groups(Channel& channel) {
+  while (!channel.groups_.empty()) {
+    const auto [op, index] = channel.groups_.front();
+    Run& run = *op->request_.run;
+    if (run.group_pending[index] != 0) return;
+    channel.groups_.pop_front();
+    std::vector<Transfer*> group;
+    for (uint32_t step : run.plan->groups[index]) {
+      post_transfer(*op, step);
+      group.push_back(&run.transfers[run.plan->transfer_index[step]]);
+    }
+    const Status status = channel.transport_->issue(group, options_.device.get(), 0);
+    if (!status.ok()) {
+      channel.pending_failures_.push_back({{status.code(), -1, status.text()}, true});
+      return;
+    }
+  }
+}
+
+bool Engine::run_ready() {
+  if (ready_.empty()) return false;
+  const int64_t until = clock().now_ns() + kRunBudgetNs;
+  do {
+    std::pop_heap(ready_.begin(), ready_.end());
+    const Ready next = ready_.back();
+    ready_.pop_back();
+    execute(*next.op, next.step);
+  } while (!ready_.empty() && clock().now_ns() < until);
+  return true;
+}
+
+void Engine::execute(Op& op, uint32_t step) {
+  Run& run = *op.request_.run;
+  const Step& s = run.plan->steps[step];
+  op.any_step_ran_ = true;
+  if (s.phase == Phase::kCommitting) op.committing_ = true;
+  Status status = async_device_ ? wait_for_other_lanes(op, step) : ok_status();
+  if (status.ok()) {
+    const uint64_t before = options_.device->busy_ns();
+    status = launch(op, s, true);
+    if (!async_device_) op.stats_.kernel_ns += options_.device->busy_ns() - before;
+  }
+  if (!status.ok()) {
+    op.request_.channel->pending_failures_.push_back(
+        {{Code::kDevice, op.request_.channel->control()->rank(), status.text()}, true});
+    return;
+  }
+  run.progress[step] = StepProgress::kIssued;
+  if (async_device_) {
+    after_issue(op, step);
+  } else {
+    step_done(op, step);
+  }
+}
+
+Status Engine::launch(Op& op, const Step& s, bool paired_ran) {
+  const Run& run = *op.request_.run;
+  const uint32_t* predicate = nullptr;
+  if (s.predicate.slot != kNoSlot) {
+    predicate = static_cast<const uint32_t*>(run.at({s.predicate.slot, s.predicate.offset, 4}));
+  }
+  if (s.kind == StepKind::kCopy) {
+    return options_.device->copy(s.lane, run.at(s.destination), run.at(s.source), s.source.bytes,
+                                 predicate, s.predicate.expect);
+  }
+  std::array<Operand, kMaxOperands> operands;
+  for (size_t i = 0; i < s.operands.size(); ++i) {
+    const OperandRef& ref = s.operands[i];
+    if (ref.slot == kNoSlot) {
+      operands[i].data = nullptr;
+    } else if (ref.footprint == Footprint::kList || ref.footprint == Footprint::kTarget) {
+      operands[i].data = const_cast<void**>(&run.bases[ref.slot]);
+    } else {
+      operands[i].data = run.at({ref.slot, ref.offset, 0});
+    }
+  }
+  KernelCall call;
+  call.id = s.kernel;
+  call.operands = std::span<const Operand>(operands.data(), s.operands.size());
+  call.pieces = s.pieces;
+  call.args = s.args;
+  call.bytes = s.fill_bytes;
+  call.predicate = predicate;
+  call.expect = s.predicate.expect;
+  call.paired_ran = paired_ran;
+  if (!options_.device->caps().wants_fresh) return options_.device->launch(s.lane, call, {});
+  std::vector<Use> uses;
+  std::vector<FreshRange> fresh;
+  if (predicate == nullptr) {  // a predicated kernel may leave its output as it was
+    collect_uses(run.plan->slots, s, &uses);
+    for (const Use& use : uses) {
+      if (use.access == Access::kWrite) fresh.push_back({run.at(use.region), use.region.bytes});
+    }
+  }
+  return options_.device->launch(s.lane, call, fresh);
+}
+
+// Asynchronous devices: the step's lane waits for predecessors that were issued to other lanes.
+Status Engine::wait_for_other_lanes(Op& op, uint32_t step) {
+  Run& run = *op.request_.run;
+  const Step& s = run.plan->steps[step];
+  for (uint32_t p : run.plan->preds(step)) {
+    const Step& before = run.plan->steps[p];
+    if (!on_device(before) || before.lane == s.lane || run.progress[p] == StepProgress::kDone)
+      continue;
+    SOTTO_TRY(options_.device->wait(s.lane, run.events[p]));
+  }
+  return ok_status();
+}
+
+// Asynchronous devices: successors on the device may be queued behind the step at once.
+void Engine::after_issue(Op& op, uint32_t step) {
+  Run& run = *op.request_.run;
+  const Step& s = run.plan->steps[step];
+  EventId event = 0;
+  if (run.plan->needs_event[step]) {
+    Result<EventId> recorded = options_.device->record(s.lane);
+    if (!recorded.ok()) {
+      op.request_.channel->pending_failures_.push_back(
+          {{Code::kDevice, op.request_.channel->control()->rank(), recorded.status().text()},
+           true});
+      return;
+    }
+    event = *recorded;
+    run.events[step] = event;
+  }
+  lanes_[s.lane].push_back({&op, step, event});
+  ++run.device_steps_in_flight;
+  release(op, step, true);
+}
+
+// Satisfies edges to successors: those between device steps when the step is issued, the others
+// when it is done.
+void Engine::release(Op& op, uint32_t step, bool device_edges) {
+  Run& run = *op.request_.run;
+  const Plan& plan = *run.plan;
+  for (uint32_t next : plan.succs(step)) {
+    const bool device_edge =
+        async_device_ && on_device(plan.steps[step]) && on_device(plan.steps[next]);
+    if (device_edge != device_edges) continue;
+    if (--run.pending[next] == 0) make_ready(op, next);
+  }
+}
+
+void Engine::step_done(Op& op, uint32_t step) {
+  Run& run = *op.request_.run;
+  run.progress[step] = StepProgress::kDone;
+  ++run.done_steps;
+  op.last_progress_ns_ = clock().now_ns();
+  if (op.state_ != Op::State::kRunning) return;
+  release(op, step, false);
+  if (run.done_steps == run.plan->steps.size()) {
+    finish(op);
+    return;
+  }
+  announce_receives(op);
+  if (run.plan->by_order) issue_groups(*op.request_.channel);
+}
+
+bool Engine::take_completions() {
+  if (completions_.empty()) return false;
+  while (!completions_.empty()) {
+    completions_now_.swap(completions_);
+    for (Completion& c : completions_now_) {
+      if (c.transfer == nullptr) continue;  // its operation was cancelled meanwhile
+      Op& op = *static_cast<Op*>(c.transfer->owner);
+      if (c.status.ok()) {
+        step_done(op, c.transfer->step);
+      } else {
+        op.request_.channel->pending_failures_.push_back(
+            {{c.status.code(), c.transfer->peer, c.status.text()}, true});
+      }
+    }
+    completions_now_.clear();
+  }
+  return true;
+}
+
+bool Engine::poll_events() {
+  bool any = false;
+  for (auto& lane : lanes_) {
+    while (true) {
+      const auto marked =
+          std::find_if(lane.begin(), lane.end(), [](const InFlight& f) { return f.event != 0; });
+      if (marked == lane.end()) break;
+      const Result<bool> ready = options_.device->query(marked->event);
+      if (ready.ok() && !*ready) break;
+      const size_t count = static_cast<size_t>(marked - lane.begin()) + 1;
+      for (size_t i = 0; i < count; ++i) {
+        const InFlight f = lane.front();
+        lane.pop_front();
+        if (f.event != 0) options_.device->release(f.event);
+        any = true;
+        Op& op = *f.op;
+        const OpRef keep = op.self_.lock();
+        if (!ready.ok()) {
+          op.request_.channel->pending_failures_.push_back(
+              {{Code::kDevice, op.request_.channel->control()->rank(), ready.status().text()},
+               true});
+        }
+        if (f.step == kNoStep) {
+          complete(op, op.failure_);
+          continue;
+        }
+        --op.request_.run->device_steps_in_flight;
+        step_done(op, f.step);
+        if (op.state_ == Op::State::kFailing && !op.done()) settle_failed(op);
+      }
+    }
+  }
+  return any;
+}
+
+}  // namespace sotto

@@ -1,0 +1,255 @@
+// How operations and channels end. Everything here is done by the driver unless said otherwise.
+#include <algorithm>
+#include <cstring>
+
+#include "core/base/log.h"
+#include "core/engine/engine.h"
+
+namespace sotto {
+
+// All steps are done.
+void Engine::finish(Op& op) {
+  const Run& run = *op.request_.run;
+  if (run.plan->verdict_slot != kNoSlot) {
+    uint32_t word = 0;
+    std::memcpy(&word, run.bases[run.plan->verdict_slot], 4);
+    if (word != kCommit) {
+      op.failure_ = error(Code::kNonfinite, "a NaN or Inf was met; nothing was updated");
+      start_undo(op, true);
+      return;
+    }
+  }
+  complete(op, ok_status());
+}
+
+// Takes back what the operation had written, then completes it with failure_.
+void Engine::start_undo(Op& op, bool all_ran) {
+  Run& run = *op.request_.run;
+  op.state_ = Op::State::kUndoing;
+  bool launched = false;
+  for (const UndoStep& undo : run.plan->undo) {
+    bool ran = all_ran && undo.pair_first != kNoStep;
+    for (uint32_t s = undo.pair_first; !ran && s != kNoStep && s <= undo.pair_last; ++s) {
+      ran = run.progress[s] >= StepProgress::kIssued;
+    }
+    if (undo.only_if_paired_ran && !ran) continue;
+    const Status status = launch(op, undo.step, ran);
+    if (!status.ok())
+      log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
+    launched = true;
+  }
+  if (async_device_ && launched) {
+    const Result<EventId> event = options_.device->record(0);
+    if (event.ok()) {
+      lanes_[0].push_back({&op, kNoStep, *event});
+      return;
+    }
+    log(LogLevel::kError, "the residual could not be recovered: {}", event.status().text());
+  }
+  complete(op, op.failure_);
+}
+
+void Engine::complete(Op& op, Status status) {
+  const OpRef keep = op.self_.lock();
+  OpRequest& request = op.request_;
+  Channel& channel = *request.channel;
+  Run& run = *request.run;
+  const bool started = op.state_ != Op::State::kQueued;
+  if (started && channel.transport_ != nullptr && channel.failure().ok()) {
+    for (const OpPosting& posting : run.postings) channel.transport_->retire(posting);
+  }
+  std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
+  op.stats_.end_ns = clock().now_ns();
+  if (request.hooks != nullptr) {
+    std::span<const std::byte> verdict;
+    const uint32_t slot = run.plan->verdict_slot;
+    if (slot != kNoSlot && (status.ok() || status.code() == Code::kNonfinite)) {
+      verdict =
+          std::span(static_cast<const std::byte*>(run.bases[slot]), run.plan->slots[slot].bytes);
+    }
+    request.hooks->on_complete(status, verdict);
+  }
+  OpTotals& totals = *request.totals;
+  if (status.ok() || status.code() == Code::kNonfinite) {
+    totals.payload_bytes_planned.fetch_add(op.stats_.payload_bytes_planned,
+                                           std::memory_order_relaxed);
+    totals.header_bytes_planned.fetch_add(op.stats_.header_bytes_planned,
+                                          std::memory_order_relaxed);
+  }
+  totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
+  totals.completed.fetch_add(1, std::memory_order_relaxed);
+  request.plan->give_back(std::move(request.run));
+  request.hooks.reset();
+  op.result_ = std::move(status);
+  if (request.on_done != nullptr && request.done_any_thread) {
+    op.done_.store(true, std::memory_order_release);
+    request.on_done(request.user, static_cast<int32_t>(op.result_.code()));
+  }
+  {
+    std::lock_guard lock(mutex_);
+    --ops_in_flight_;
+    if (request.on_done != nullptr && !request.done_any_thread) callbacks_.push_back(keep);
+    totals.in_flight.fetch_sub(1, std::memory_order_acq_rel);
+    op.done_.store(true, std::memory_order_release);
+  }
+  changed_.notify_all();
+}
+
+void Engine::drop_ready(const Op& op) {
+  std::erase_if(ready_, [&](const Ready& r) { return r.op == &op; });
+  std::make_heap(ready_.begin(), ready_.end());
+  for (auto* list : {&completions_, &completions_now_}) {
+    for (Completion& c : *list) {
+      if (c.transfer != nullptr && c.transfer->owner == &op) c.transfer = nullptr;
+    }
+  }
+}
+
+void Engine::fail_channel(Channel& channel, const FailureCause& cause, bool tell_others) {
+  {
+    std::lock_guard lock(channel.mutex_);
+    if (channel.failure_.code != Code::kOk) return;
+    channel.failure_ = cause;
+  }
+  log(LogLevel::kInfo, "rank {}: the group has failed: {}",
+      channel.control_ ? channel.control_->rank() : -1, cause.text);
+  if (tell_others && channel.control_ != nullptr) {
+    channel.control_->fail(cause);
+    // Another rank may have been first: everybody reports the same cause.
+    if (channel.control_->failure().has_value()) {
+      std::lock_guard lock(channel.mutex_);
+      channel.failure_ = *channel.control_->failure();
+    }
+  }
+  channel.groups_.clear();
+  const Status status = channel.failure();
+  for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
+}
+
+void Engine::fail_op(Op& op, const Status& status) {
+  if (op.done() || op.state_ == Op::State::kUndoing || op.state_ == Op::State::kFailing) return;
+  Run& run = *op.request_.run;
+  if (op.state_ == Op::State::kRunning && op.request_.channel->transport_ != nullptr) {
+    for (const OpPosting& posting : run.postings) op.request_.channel->transport_->cancel(posting);
+  }
+  if (op.committing_) {
+    finish_committing(op);
+    return;
+  }
+  drop_ready(op);
+  op.state_ = Op::State::kFailing;
+  op.failure_ = status;
+  settle_failed(op);
+}
+
+// Everything has arrived and verified on this rank, and parameters are being written: the step is
+// finished. Only sends to others may have been cut off.
+void Engine::finish_committing(Op& op) {
+  for (auto* list : {&completions_, &completions_now_}) {
+    for (Completion& c : *list) {
+      if (c.transfer != nullptr && c.transfer->owner == &op) c.transfer = nullptr;
+    }
+  }
+  const OpRef keep = op.self_.lock();
+  Run& run = *op.request_.run;
+  for (uint32_t i = 0; i < run.plan->steps.size() && !op.done() && op.state_ == Op::State::kRunning;
+       ++i) {
+    if (on_device(run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
+    run.progress[i] = StepProgress::kDone;
+    step_done(op, i);
+  }
+}
+
+// A failed operation completes when the device no longer works for it.
+void Engine::settle_failed(Op& op) {
+  if (op.request_.run->device_steps_in_flight > 0) return;
+  if (op.any_step_ran_ && !op.request_.run->plan->undo.empty()) {
+    start_undo(op, false);
+  } else {
+    complete(op, op.failure_);
+  }
+}
+
+std::string Engine::stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const {
+  const Run& run = *op.request_.run;
+  const OpPosting& posting = run.postings[0];
+  std::string waits;
+  *peer = -1;
+  const ControlPlane* control = op.request_.channel->control();
+  for (int32_t p = 0; p < run.plan->comm_size; ++p) {
+    uint32_t sends = 0, receives = 0;
+    for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
+      const Step& s = run.plan->steps[i];
+      if (on_device(s) || s.peer != p || run.progress[i] == StepProgress::kDone) continue;
+      ++(s.kind == StepKind::kSend ? sends : receives);
+    }
+    if (sends + receives == 0) continue;
+    const int32_t root_rank = (*op.request_.ranks)[p];
+    if (*peer < 0 && receives > 0) *peer = root_rank;
+    waits += fmt::format("{}rank {} ({} messages from it, {} to it, last heard from {} ms ago)",
+                         waits.empty() ? "" : ", ", root_rank, receives, sends,
+                         control != nullptr ? control->silent_ms(root_rank) : 0);
+  }
+  if (waits.empty()) waits = "the local device";
+  return fmt::format(
+      "rank {}: operation {} {} made no progress for {:.1f} s (limit {:.1f} s); waiting for {}",
+      control != nullptr ? control->rank() : -1, posting.key.number & ~(uint64_t{1} << 63),
+      describe(posting.signature), static_cast<double>(stalled_ns) * 1e-9,
+      static_cast<double>(op.request_.timeout_us) * 1e-6, waits);
+}
+
+// ---- Channel ----
+
+Channel::~Channel() {
+  engine_->drive([&](Driver&) {
+    engine_->remove_channel(this);
+    if (control_ != nullptr) control_->set_listener(nullptr);
+    transport_.reset();
+    control_.reset();
+  });
+}
+
+void Channel::attach(std::unique_ptr<ControlPlane> control) {
+  control_ = std::move(control);
+  control_->set_listener(this);
+  engine_->add_channel(this);
+}
+
+void Channel::attach(std::unique_ptr<Transport> transport) { transport_ = std::move(transport); }
+
+FailureCause Channel::failure_cause() const {
+  std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+Status Channel::failure() const {
+  std::lock_guard lock(mutex_);
+  return failure_.code == Code::kOk ? ok_status() : Status(failure_.code, failure_.text);
+}
+
+void Channel::abort(const FailureCause& cause) {
+  engine_->run_on_driver([&] { engine_->fail_channel(*this, cause, true); });
+}
+
+void Channel::close(int64_t timeout_us) {
+  engine_->drive([&](Driver& driver) {
+    const Deadline deadline = Deadline::in_us(driver.clock(), timeout_us);
+    if (control_ != nullptr) control_->set_listener(nullptr);
+    if (transport_ != nullptr) transport_->close(deadline);
+    if (control_ != nullptr) control_->leave(deadline);
+  });
+}
+
+void Channel::on_transfer(Transfer& transfer, Status status) noexcept {
+  engine_->completions_.push_back({&transfer, std::move(status)});
+}
+
+void Channel::on_failure(int32_t peer, Status status) noexcept {
+  pending_failures_.push_back({{status.code(), peer, status.text()}, true});
+}
+
+void Channel::on_control_failure(const FailureCause& cause) noexcept {
+  pending_failures_.push_back({cause, false});
+}
+
+}  // namespace sotto

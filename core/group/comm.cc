@@ -1,0 +1,318 @@
+#include "core/group/comm.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include <nlohmann/json.hpp>
+
+#include "core/base/hash.h"
+#include "core/base/log.h"
+
+namespace sotto {
+namespace {
+
+constexpr size_t kCachedPlans = 64;
+
+uint64_t hash_values(std::span<const uint64_t> values, uint64_t seed) {
+  return hash64(values.data(), values.size_bytes(), seed);
+}
+
+uint64_t chain_of(const OpSignature& s, uint64_t before) {
+  OpSignature plain = s;
+  plain.chain = 0;
+  return hash64(&plain, sizeof plain, before);
+}
+
+}  // namespace
+
+OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
+  OpSignature s;
+  s.kind = r.kind;
+  s.tag = tag;
+  const bool reduces = r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter;
+  s.reduce = reduces ? static_cast<uint16_t>(r.reduce) : uint16_t{0};
+  s.root = r.kind == OpKind::kBroadcast ? r.root : -1;
+  std::vector<uint64_t> shape{r.segment_bytes};
+  for (size_t i = 0; i < r.counts.size(); ++i) {
+    const auto dtype = static_cast<uint32_t>(r.dtypes[i]);
+    s.dtype = i == 0 || s.dtype == dtype ? dtype : 0;
+    s.count += r.counts[i];
+    shape.push_back(r.counts[i]);
+    shape.push_back(dtype);
+  }
+  s.detail = static_cast<uint32_t>(hash_values(shape, 0));
+  return s;
+}
+
+RootComm::~RootComm() {
+  if (channel != nullptr)
+    channel->close(std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000));
+}
+
+Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch)
+    : root_(std::move(root)),
+      ranks_(std::make_shared<const std::vector<int32_t>>(std::move(ranks))),
+      rank_(rank),
+      epoch_(epoch),
+      chain_(epoch) {}
+
+Comm::~Comm() {
+  if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
+}
+
+// ---- starting operations ----
+
+OpPosting Comm::next_posting(OpSignature signature, int32_t priority) {
+  chain_ = chain_of(signature, chain_);
+  signature.chain = chain_;
+  return {{epoch_, next_number_++}, signature, priority};
+}
+
+OpPosting Comm::point_to_point_posting(const CollectiveRequest& r, OpSignature signature,
+                                       int32_t priority) {
+  uint32_t& counter = r.is_send ? sent_to_[r.peer] : received_from_[r.peer];
+  const auto source = static_cast<uint32_t>(r.is_send ? rank_ : r.peer);
+  const auto destination = static_cast<uint32_t>(r.is_send ? r.peer : rank_);
+  signature.chain = chain_of(signature, epoch_);
+  return {{epoch_, p2p_number(source, destination, counter++)}, signature, priority};
+}
+
+Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical) const {
+  const Transport* transport = root_->channel->transport();
+  LoweringTarget target;
+  target.device = &context()->device()->caps();
+  target.transport = &transport->caps();
+  target.headers = transport;
+  target.comm_size = size();
+  SOTTO_ASSIGN(std::shared_ptr<const Plan> plan, lower(std::move(logical), target));
+  return std::make_shared<PreparedPlan>(std::move(plan), context()->device());
+}
+
+Result<std::shared_ptr<PreparedPlan>> Comm::prepare(
+    const std::vector<CollectiveRequest>& requests) {
+  for (auto it = cache_.begin(); it != cache_.end(); ++it) {
+    if (it->requests != requests) continue;
+    cache_.splice(cache_.begin(), cache_, it);
+    return it->plan;
+  }
+  PlanBuilder builder;
+  bool point_to_point_before = false;
+  for (size_t i = 0; i < requests.size(); ++i) {
+    const bool point_to_point = requests[i].kind == OpKind::kSendRecv;
+    if (i > 0)
+      builder.begin_posting(static_cast<uint16_t>(i), point_to_point && point_to_point_before);
+    point_to_point_before = point_to_point;
+    SOTTO_ASSIGN([[maybe_unused]] const CollectiveSlots slots,
+                 emit_collective(builder, requests[i]));
+  }
+  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(builder.take()));
+  cache_.push_front({requests, plan});
+  if (cache_.size() > kCachedPlans) cache_.pop_back();
+  return plan;
+}
+
+Result<OpRef> Comm::start(Call call, const CallOptions& options) {
+  call.tag = options.tag;
+  std::vector<Call> calls;
+  calls.push_back(std::move(call));
+  return start_group(std::move(calls), options);
+}
+
+Result<OpRef> Comm::start_group(std::vector<Call> calls, const CallOptions& options) {
+  SOTTO_TRY(failure());
+  std::vector<CollectiveRequest> requests;
+  for (Call& call : calls) {
+    call.request.segment_bytes = segment_bytes();
+    requests.push_back(call.request);
+  }
+  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(requests));
+  SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
+  // Every collective adds its input and output slots first, so the bound slots are found by walking
+  // along.
+  size_t slot = 0;
+  const auto bind = [&](void* memory) {
+    while (plan->plan().slots[slot].kind != SlotKind::kBound) ++slot;
+    run->bases[slot++] = memory;
+  };
+  for (size_t i = 0; i < calls.size(); ++i) {
+    for (void* memory : calls[i].in) bind(memory);
+    for (void* memory : calls[i].out) bind(memory);
+    const OpSignature signature = signature_of(calls[i].request, calls[i].tag);
+    run->postings[i] = calls[i].request.kind == OpKind::kSendRecv
+                           ? point_to_point_posting(calls[i].request, signature, options.priority)
+                           : next_posting(signature, options.priority);
+  }
+  bind_aliases(*run);
+  return submit(std::move(plan), std::move(run), nullptr, options);
+}
+
+Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
+                           const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
+                           const CallOptions& options) {
+  SOTTO_TRY(failure());
+  SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
+  bind(*run);
+  bind_aliases(*run);
+  run->postings[0] = next_posting(signature, options.priority);
+  return submit(std::move(plan), std::move(run), std::move(hooks), options);
+}
+
+Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
+                           std::shared_ptr<OpHooks> hooks, const CallOptions& options) {
+  OpRequest request;
+  request.plan = std::move(plan);
+  request.run = std::move(run);
+  request.channel = root_->channel;
+  request.ranks = ranks_;
+  request.totals = totals_;
+  request.hooks = std::move(hooks);
+  request.timeout_us = options.timeout_us == 0 ? timeout_us() : options.timeout_us;
+  request.priority = options.priority;
+  request.on_done = options.on_done;
+  request.user = options.user;
+  request.done_any_thread = options.done_any_thread;
+  return engine().start(std::move(request), !options.no_block);
+}
+
+Status Comm::finish(const Result<OpRef>& op) {
+  if (!op.ok()) return op.status();
+  return engine().wait(*op, -1);
+}
+
+Result<std::vector<std::string>> Comm::exchange(const std::string& mine) {
+  std::string all(mine.size() * static_cast<size_t>(size()), '\0');
+  Call call;
+  call.request.kind = OpKind::kAllGather;
+  call.request.rank = rank_;
+  call.request.size = size();
+  call.request.counts = {mine.size()};
+  call.request.dtypes = {Dtype::kU8};
+  call.request.in_place = {0};
+  call.in = {const_cast<char*>(mine.data())};
+  call.out = {all.data()};
+  SOTTO_TRY(finish(start(std::move(call), {})));
+  std::vector<std::string> out;
+  for (int32_t r = 0; r < size(); ++r)
+    out.push_back(all.substr(static_cast<size_t>(r) * mine.size(), mine.size()));
+  return out;
+}
+
+Status Comm::barrier() {
+  Call call;
+  call.request.kind = OpKind::kBarrier;
+  call.request.rank = rank_;
+  call.request.size = size();
+  return finish(start(std::move(call), {}));
+}
+
+// ---- splitting ----
+
+Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
+  if (color < -1)
+    return invalid_argument("color is {}; allowed: 0 and above, or -1 for no comm", color);
+  std::string mine(8, '\0');
+  std::memcpy(mine.data(), &color, 4);
+  std::memcpy(mine.data() + 4, &key, 4);
+  const uint32_t split_number = splits_++;
+  SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine));
+  struct Member {
+    int32_t key;
+    int32_t rank;
+  };
+  std::vector<Member> members;
+  for (int32_t r = 0; r < size(); ++r) {
+    int32_t their_color = 0, their_key = 0;
+    std::memcpy(&their_color, all[static_cast<size_t>(r)].data(), 4);
+    std::memcpy(&their_key, all[static_cast<size_t>(r)].data() + 4, 4);
+    if (their_color == color && color >= 0) members.push_back({their_key, r});
+  }
+  if (color < 0) return std::shared_ptr<Comm>();
+  std::stable_sort(members.begin(), members.end(),
+                   [](const Member& a, const Member& b) { return a.key < b.key; });
+  std::vector<int32_t> ranks;
+  int32_t my_rank = -1;
+  for (const Member& m : members) {
+    if (m.rank == rank_) my_rank = static_cast<int32_t>(ranks.size());
+    ranks.push_back((*ranks_)[static_cast<size_t>(m.rank)]);
+  }
+  const uint64_t values[] = {split_number, static_cast<uint64_t>(color)};
+  return std::shared_ptr<Comm>(
+      new Comm(root_, std::move(ranks), my_rank, hash_values(values, epoch_)));
+}
+
+// ---- end and reports ----
+
+void Comm::abort(const std::string& reason) {
+  const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
+  root_->channel->abort(
+      {Code::kAborted, me, fmt::format("rank {} aborted the group: {}", me, reason)});
+}
+
+Status Comm::drain() {
+  const auto idle = [&] { return totals_->in_flight.load(std::memory_order_acquire) == 0; };
+  if (engine().wait_until(idle, timeout_us())) return failure();
+  const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
+  root_->channel->abort(
+      {Code::kTimeout, me,
+       fmt::format("rank {}: operations were still in flight {:.1f} s after the comm was destroyed",
+                   me, static_cast<double>(timeout_us()) * 1e-6)});
+  engine().wait_until(idle, -1);
+  return failure();
+}
+
+CommCounters Comm::counters() const {
+  CommCounters c;
+  const Transport* transport = root_->channel->transport();
+  for (int32_t r = 0; r < size(); ++r) {
+    if (r != rank_) c.moved += transport->counters(epoch_, (*ranks_)[static_cast<size_t>(r)]);
+  }
+  c.payload_bytes_planned = totals_->payload_bytes_planned.load(std::memory_order_relaxed);
+  c.header_bytes_planned = totals_->header_bytes_planned.load(std::memory_order_relaxed);
+  c.kernel_ns = totals_->kernel_ns.load(std::memory_order_relaxed);
+  c.ops_completed = totals_->completed.load(std::memory_order_relaxed);
+  return c;
+}
+
+std::string Comm::report_json(const std::string& kind) const {
+  nlohmann::ordered_json report;
+  const bool all = kind == "all";
+  if (all) {
+    report["rank"] = rank_;
+    report["size"] = size();
+    report["transport"] = root_->transport;
+    report["segment_bytes"] = segment_bytes();
+    report["timeout_us"] = timeout_us();
+    const Status status = failure();
+    report["status"] = code_name(status.code());
+    report["cause"] = status.text();
+  }
+  const Transport* transport = root_->channel->transport();
+  nlohmann::ordered_json peers = nlohmann::ordered_json::array();
+  for (int32_t r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    const int32_t root_rank = (*ranks_)[static_cast<size_t>(r)];
+    nlohmann::ordered_json peer{{"rank", r}};
+    if (all || kind == "routes") peer["route"] = transport->route(root_rank);
+    if (all || kind == "waiting")
+      peer["silent_ms"] = root_->channel->control()->silent_ms(root_rank);
+    if (all || kind == "counters") {
+      const TransferCounters c = transport->counters(epoch_, root_rank);
+      peer["payload_bytes_sent"] = c.payload_bytes_sent;
+      peer["payload_bytes_received"] = c.payload_bytes_received;
+      peer["header_bytes_sent"] = c.header_bytes_sent;
+      peer["header_bytes_received"] = c.header_bytes_received;
+      peer["messages_sent"] = c.messages_sent;
+      peer["messages_received"] = c.messages_received;
+      const TransferCounters service = transport->counters(0, root_rank);
+      peer["service_bytes_sent"] = service.service_bytes_sent;
+      peer["service_bytes_received"] = service.service_bytes_received;
+    }
+    peers.push_back(peer);
+  }
+  report["peers"] = peers;
+  if (all || kind == "waiting")
+    report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
+  return report.dump();
+}
+
+}  // namespace sotto

@@ -1,0 +1,148 @@
+// A comm: an ordered set of ranks, and the operations on it.
+//
+// Threads: create, split, start and exchange are called by one thread at a time per comm; the rest
+// by any.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <list>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "core/engine/engine.h"
+#include "core/group/context.h"
+#include "core/iface/rendezvous.h"
+#include "core/plan/collectives.h"
+
+namespace sotto {
+
+struct CommConfig {
+  int32_t rank = 0;
+  int32_t size = 0;  // 0: rank and size from the environment
+  std::optional<UniqueId> id;
+  std::string transport;   // empty or "auto": SOTTO_TRANSPORT
+  int64_t timeout_us = 0;  // 0: SOTTO_TIMEOUT_US
+  ExchangeFn exchange;     // the caller's all-gather, instead of an id
+};
+
+struct CallOptions {
+  uint64_t tag = 0;
+  int64_t timeout_us = 0;  // 0: the comm's; negative: never
+  int32_t priority = 0;
+  bool no_block = false;
+  DoneFn on_done = nullptr;
+  void* user = nullptr;
+  bool done_any_thread = false;
+};
+
+// One collective or point-to-point call: request and memory. in and out have request.counts.size()
+// entries.
+struct Call {
+  CollectiveRequest request;
+  std::vector<void*> in, out;
+  uint64_t tag = 0;
+};
+
+struct CommCounters {
+  TransferCounters moved;
+  uint64_t payload_bytes_planned = 0;
+  uint64_t header_bytes_planned = 0;
+  uint64_t kernel_ns = 0;
+  uint64_t ops_completed = 0;
+};
+
+// What a root comm and its splits share. The connections end when the last of them is gone.
+struct RootComm {
+  std::shared_ptr<Context> context;
+  std::shared_ptr<Channel> channel;
+  std::string transport;
+  uint64_t segment_bytes = 0;  // agreed by all ranks
+  int64_t timeout_us = 0;
+  ~RootComm();
+};
+
+class Comm : public std::enable_shared_from_this<Comm> {
+ public:
+  static Result<std::shared_ptr<Comm>> create(const std::shared_ptr<Context>& context,
+                                              CommConfig config);
+  ~Comm();
+
+  int32_t rank() const { return rank_; }
+  int32_t size() const { return static_cast<int32_t>(ranks_->size()); }
+  uint64_t epoch() const { return epoch_; }
+  int64_t timeout_us() const { return root_->timeout_us; }
+  uint64_t segment_bytes() const { return root_->segment_bytes; }
+  const std::shared_ptr<Context>& context() const { return root_->context; }
+  Engine& engine() const { return *root_->context->engine(); }
+
+  // color < 0: no comm for this rank (null).
+  Result<std::shared_ptr<Comm>> split(int32_t color, int32_t key);
+
+  // Starts one call, or all calls of a group as one operation.
+  Result<OpRef> start(Call call, const CallOptions& options);
+  Result<OpRef> start_group(std::vector<Call> calls, const CallOptions& options);
+
+  // The executable plan of calls, from a cache. Nothing is sent.
+  Result<std::shared_ptr<PreparedPlan>> prepare(const std::vector<CollectiveRequest>& requests);
+  // Lowers any plan for this comm's device and transport.
+  Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan) const;
+
+  // Starts a prepared plan of one posting as the next collective of this comm. `bind` fills the
+  // bound slots. The signature's chain is filled in here.
+  Result<OpRef> launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
+                       const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
+                       const CallOptions& options);
+
+  // Waits for an operation to its end. A rank's own error, or the operation's.
+  Status finish(const Result<OpRef>& op);
+  // All-gather of equally long blobs, in rank order; an ordinary collective.
+  Result<std::vector<std::string>> exchange(const std::string& mine);
+  Status barrier();
+
+  // Fails the root comm with ABORTED on every rank.
+  void abort(const std::string& reason);
+  Status failure() const { return root_->channel->failure(); }
+  // Waits for operations in flight, at most the comm's timeout; fails those left. Returns the first
+  // error.
+  Status drain();
+
+  CommCounters counters() const;
+  std::string report_json(const std::string& kind) const;  // "all", "counters", "routes", "waiting"
+
+ private:
+  Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch);
+
+  struct CachedPlan {
+    std::vector<CollectiveRequest> requests;
+    std::shared_ptr<PreparedPlan> plan;
+  };
+
+  OpPosting next_posting(OpSignature signature, int32_t priority);
+  OpPosting point_to_point_posting(const CollectiveRequest& request, OpSignature signature,
+                                   int32_t priority);
+  Result<OpRef> submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
+                       std::shared_ptr<OpHooks> hooks, const CallOptions& options);
+
+  std::shared_ptr<RootComm> root_;
+  std::shared_ptr<const std::vector<int32_t>> ranks_;  // rank here -> rank in the root comm
+  int32_t rank_;
+  uint64_t epoch_;
+  std::shared_ptr<OpTotals> totals_ = std::make_shared<OpTotals>();
+
+  uint64_t next_number_ = 0;
+  uint64_t chain_ = 0;
+  uint32_t splits_ = 0;
+  std::map<int32_t, uint32_t> sent_to_, received_from_;  // point-to-point operations per peer
+  std::list<CachedPlan> cache_;                          // most recent first
+};
+
+// Signature of a request, without chain.
+OpSignature signature_of(const CollectiveRequest& request, uint64_t tag);
+
+}  // namespace sotto

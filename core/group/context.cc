@@ -1,0 +1,59 @@
+#include "core/group/context.h"
+
+#include <nlohmann/json.hpp>
+
+namespace sotto {
+
+Context::Context(ContextOptions options) : options_(std::move(options)) {
+  EngineOptions engine;
+  engine.device = options_.device;
+  engine.max_ops = options_.max_ops;
+  engine.progress_thread = options_.progress_thread;
+  engine_ = std::make_shared<Engine>(std::move(engine));
+}
+
+Result<Backend*> Context::backend(const std::string& name) {
+  std::lock_guard lock(mutex_);
+  if (const auto it = backends_.find(name); it != backends_.end()) return it->second;
+  const auto factory = options_.backends.find(name);
+  if (factory == options_.backends.end()) {
+    std::string known;
+    for (const auto& [known_name, unused] : options_.backends)
+      known += (known.empty() ? "" : ", ") + known_name;
+    return unsupported("transport \"{}\" is not compiled in; there are: {}", name, known);
+  }
+  SOTTO_ASSIGN(std::unique_ptr<Backend> made, factory->second.make(options_.params));
+  Backend* backend = made.get();
+  engine_->drive([&](Driver&) { engine_->add_backend(std::move(made), factory->second.blocking); });
+  backends_.emplace(name, backend);
+  return backend;
+}
+
+Result<UniqueId> Context::make_unique_id() {
+  const std::string name = params().transport == "auto" ? "tcp" : params().transport;
+  SOTTO_ASSIGN(Backend * backend_of_id, backend(name));
+  return engine_->drive([&](Driver&) { return backend_of_id->make_unique_id(); });
+}
+
+Result<Backend*> Context::backend_for(const UniqueId& id) {
+  for (const auto& [name, unused] : options_.backends) {
+    SOTTO_ASSIGN(Backend * candidate, backend(name));
+    if (candidate->knows(id)) return candidate;
+  }
+  return invalid_argument(
+      "the unique id was not made by a transport of this build, or was damaged on its way");
+}
+
+std::string Context::report_json() const {
+  nlohmann::ordered_json report;
+  report["device"] = options_.device_text;
+  nlohmann::ordered_json transports = nlohmann::ordered_json::array();
+  for (const auto& [name, unused] : options_.backends) transports.push_back(name);
+  report["transports"] = transports;
+  report["max_ops"] = options_.max_ops;
+  report["progress_thread"] = options_.progress_thread;
+  report["parameters"] = nlohmann::ordered_json::parse(params().to_json());
+  return report.dump();
+}
+
+}  // namespace sotto

@@ -1,0 +1,61 @@
+// One rank's context: parameters, device, engine and the backends of its transports.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "core/base/params.h"
+#include "core/base/status.h"
+#include "core/engine/engine.h"
+#include "core/iface/device.h"
+#include "core/iface/rendezvous.h"
+
+namespace sotto {
+
+// How to make a backend. `blocking`: its poller serves sockets, so it is the one to wait on.
+struct BackendFactory {
+  std::function<Result<std::unique_ptr<Backend>>(const Params&)> make;
+  bool blocking = false;
+};
+
+struct ContextOptions {
+  Params params;
+  Environment environment;
+  std::shared_ptr<Device> device;
+  std::string device_text;  // for reports: "cpu (avx2, 1 thread)"
+  std::map<std::string, BackendFactory> backends;
+  uint32_t max_ops = 1024;
+  bool progress_thread = true;
+};
+
+class Context : public std::enable_shared_from_this<Context> {
+ public:
+  explicit Context(ContextOptions options);
+
+  const Params& params() const { return options_.params; }
+  const Environment& environment() const { return options_.environment; }
+  const std::shared_ptr<Engine>& engine() const { return engine_; }
+  const std::shared_ptr<Device>& device() const { return options_.device; }
+
+  // The backend of a name, made at first use; it lives as long as the engine. UNSUPPORTED names
+  // what exists.
+  Result<Backend*> backend(const std::string& name);
+  // An id of the transport in force (SOTTO_TRANSPORT; auto: tcp).
+  Result<UniqueId> make_unique_id();
+  // The existing or new backend that can join with the id.
+  Result<Backend*> backend_for(const UniqueId& id);
+
+  std::string report_json() const;
+
+ private:
+  ContextOptions options_;
+  std::shared_ptr<Engine> engine_;
+  std::mutex mutex_;
+  std::map<std::string, Backend*> backends_;
+};
+
+}  // namespace sotto

@@ -1,0 +1,137 @@
+#include "core/plan/builder.h"
+
+#include <algorithm>
+
+namespace sotto {
+
+OperandRef whole(uint32_t slot, Access access, uint64_t offset, uint64_t bytes) {
+  OperandRef op;
+  op.slot = slot;
+  op.access = access;
+  op.offset = offset;
+  op.bytes = bytes;
+  return op;
+}
+
+OperandRef flat(uint32_t slot, Access access, uint32_t unit_bits, uint64_t base, uint64_t offset) {
+  OperandRef op;
+  op.slot = slot;
+  op.access = access;
+  op.footprint = Footprint::kFlat;
+  op.unit_bits = unit_bits;
+  op.base = base;
+  op.offset = offset;
+  return op;
+}
+
+OperandRef list(uint32_t first_slot, Access access, uint32_t unit_bits) {
+  OperandRef op;
+  op.slot = first_slot;
+  op.access = access;
+  op.footprint = Footprint::kList;
+  op.unit_bits = unit_bits;
+  return op;
+}
+
+OperandRef target(uint32_t first_slot, Access access, uint32_t unit_bits) {
+  OperandRef op = list(first_slot, access, unit_bits);
+  op.footprint = Footprint::kTarget;
+  return op;
+}
+
+OperandRef blocks(uint32_t slot, Access access, uint32_t unit_bits) {
+  OperandRef op;
+  op.slot = slot;
+  op.access = access;
+  op.footprint = Footprint::kBlocks;
+  op.unit_bits = unit_bits;
+  return op;
+}
+
+OperandRef absent() { return {}; }
+
+uint32_t PlanBuilder::bound_list(std::span<const uint64_t> bytes) {
+  const auto first = static_cast<uint32_t>(plan_.slots.size());
+  for (uint64_t b : bytes) bound(b);
+  return first;
+}
+
+void PlanBuilder::alias(uint32_t slot, uint32_t of, uint64_t offset) {
+  plan_.slots[slot].alias_of = of;
+  plan_.slots[slot].alias_offset = offset;
+}
+
+uint32_t PlanBuilder::fill(Region region, uint8_t value, KernelOptions options) {
+  const uint32_t id =
+      kernel(KernelId::kFill, {whole(region.slot, Access::kWrite, region.offset, region.bytes)}, {},
+             FillArgs{value}, std::move(options));
+  plan_.steps[id].fill_bytes = region.bytes;
+  return id;
+}
+
+uint32_t PlanBuilder::copy(Region destination, Region source, KernelOptions options) {
+  Step step;
+  step.kind = StepKind::kCopy;
+  step.phase = options.phase;
+  step.lane = options.lane;
+  step.predicate = options.predicate;
+  step.after = std::move(options.after);
+  step.source = source;
+  step.destination = destination;
+  plan_.steps.push_back(std::move(step));
+  return steps() - 1;
+}
+
+void PlanBuilder::send(int32_t peer, Region data, uint32_t round, MessageClass message_class) {
+  add_channel(StepKind::kSend, peer, data, round, message_class);
+}
+
+void PlanBuilder::recv(int32_t peer, Region data, uint32_t round, MessageClass message_class) {
+  receives_.push_back(steps());
+  add_channel(StepKind::kRecv, peer, data, round, message_class);
+}
+
+void PlanBuilder::begin_posting(uint16_t index, bool together) {
+  if (!together) issue_base_ += next_round_;
+  next_round_ = 0;
+  posting_ = index;
+  plan_.postings = std::max<uint16_t>(plan_.postings, static_cast<uint16_t>(index + 1));
+}
+
+uint32_t PlanBuilder::add_slot(Slot slot) {
+  plan_.slots.push_back(slot);
+  return static_cast<uint32_t>(plan_.slots.size() - 1);
+}
+
+uint32_t PlanBuilder::add_kernel(KernelId id, std::vector<OperandRef> operands,
+                                 std::vector<Piece> pieces, const void* args,
+                                 KernelOptions options) {
+  Step step;
+  step.kernel = id;
+  step.operands = std::move(operands);
+  step.pieces = std::move(pieces);
+  step.args = args;
+  step.phase = options.phase;
+  step.predicate = options.predicate;
+  step.lane = options.lane;
+  step.after = std::move(options.after);
+  plan_.steps.push_back(std::move(step));
+  return steps() - 1;
+}
+
+void PlanBuilder::add_channel(StepKind kind, int32_t peer, Region data, uint32_t round,
+                              MessageClass message_class) {
+  Step step;
+  step.kind = kind;
+  step.peer = peer;
+  step.data = data;
+  step.round = round;
+  step.issue_round = issue_base_ + round;
+  step.posting = posting_;
+  step.message_class = message_class;
+  step.segment = segments_[{posting_, round, peer, kind}]++;
+  next_round_ = std::max(next_round_, round + 1);
+  plan_.steps.push_back(std::move(step));
+}
+
+}  // namespace sotto

@@ -1,0 +1,108 @@
+// Emits steps into a LogicalPlan. Rounds are given by the caller and must be the same at both ends
+// of a message; the segment number counts the messages of one (posting, round, peer, direction) in
+// emission order, so both ends must emit the messages of a pair in the same order.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "core/plan/plan.h"
+
+namespace sotto {
+
+// Operand shorthands.
+OperandRef whole(uint32_t slot, Access access, uint64_t offset, uint64_t bytes);
+OperandRef flat(uint32_t slot, Access access, uint32_t unit_bits, uint64_t base = 0,
+                uint64_t offset = 0);
+OperandRef list(uint32_t first_slot, Access access, uint32_t unit_bits);
+OperandRef target(uint32_t first_slot, Access access, uint32_t unit_bits);
+OperandRef blocks(uint32_t slot, Access access, uint32_t unit_bits = 32);
+OperandRef absent();
+
+struct KernelOptions {
+  Phase phase = Phase::kBody;
+  Predicate predicate;
+  uint16_t lane = 0;
+  std::vector<uint32_t> after;
+};
+
+class PlanBuilder {
+ public:
+  uint32_t bound(uint64_t bytes) { return add_slot({SlotKind::kBound, bytes, kNoSlot, 0, 0}); }
+  // One slot per tensor, numbered consecutively; returns the first.
+  uint32_t bound_list(std::span<const uint64_t> bytes);
+  uint32_t scratch(uint64_t bytes) { return add_slot({SlotKind::kScratch, bytes, kNoSlot, 0, 0}); }
+  uint32_t host(uint64_t bytes) { return add_slot({SlotKind::kHost, bytes, kNoSlot, 0, 0}); }
+  // Declares that a bound slot is the same memory as another, from `offset` on.
+  void alias(uint32_t slot, uint32_t of, uint64_t offset);
+
+  template <class Args>
+  uint32_t kernel(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
+                  const Args& args, KernelOptions options = {}) {
+    return add_kernel(id, std::move(operands), std::move(pieces), plan_.keep(args),
+                      std::move(options));
+  }
+  uint32_t fill(Region region, uint8_t value, KernelOptions options = {});
+  uint32_t copy(Region destination, Region source, KernelOptions options = {});
+  void send(int32_t peer, Region data, uint32_t round,
+            MessageClass message_class = MessageClass::kPayload);
+  void recv(int32_t peer, Region data, uint32_t round,
+            MessageClass message_class = MessageClass::kPayload);
+
+  // Step `later` waits for step `earlier` although no region says so.
+  void order(uint32_t later, uint32_t earlier) { plan_.steps[later].after.push_back(earlier); }
+
+  // Undo of steps [first, last]; see UndoStep.
+  void undo(UndoStep step) { plan_.undo.push_back(std::move(step)); }
+  // A kernel step that is not part of the plan's order.
+  template <class Args>
+  Step detached(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
+                const Args& args) {
+    Step step;
+    step.kernel = id;
+    step.operands = std::move(operands);
+    step.pieces = std::move(pieces);
+    step.args = plan_.keep(args);
+    return step;
+  }
+
+  // All receives emitted so far: a step that is `after` them runs only when every message has
+  // arrived and verified.
+  const std::vector<uint32_t>& receives() const { return receives_; }
+  uint32_t steps() const { return static_cast<uint32_t>(plan_.steps.size()); }
+  // Rounds below are taken; the next section of the plan starts here.
+  uint32_t next_round() const { return next_round_; }
+  // Messages emitted from now on belong to posting `index`, with rounds counted from 0 again.
+  // `together`: on by_order transports its rounds are issued with those of the previous posting
+  // instead of after them.
+  void begin_posting(uint16_t index, bool together);
+
+  template <class T>
+  const T* keep_array(std::span<const T> values) {
+    return plan_.keep_array(values);
+  }
+  void set_verdict(uint32_t host_slot) { plan_.verdict_slot = host_slot; }
+  const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
+
+  LogicalPlan take() { return std::move(plan_); }
+
+ private:
+  uint32_t add_slot(Slot slot);
+  uint32_t add_kernel(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
+                      const void* args, KernelOptions options);
+  void add_channel(StepKind kind, int32_t peer, Region data, uint32_t round,
+                   MessageClass message_class);
+
+  LogicalPlan plan_;
+  std::map<std::tuple<uint16_t, uint32_t, int32_t, StepKind>, uint32_t> segments_;
+  std::vector<uint32_t> receives_;
+  uint32_t next_round_ = 0;
+  uint32_t issue_base_ = 0;
+  uint16_t posting_ = 0;
+};
+
+}  // namespace sotto

@@ -1,0 +1,408 @@
+#include "core/plan/collectives.h"
+
+#include <bit>
+#include <map>
+
+namespace sotto {
+namespace {
+
+constexpr uint64_t kOneHopBytes = 64 * 1024;
+constexpr uint64_t kTreeBytes = 256 * 1024;
+
+// What the sections of one dtype share.
+struct Section {
+  PlanBuilder& b;
+  const CollectiveRequest& request;
+  CollectiveSlots slots;
+  FlatLayout layout;
+  Dtype dtype;
+  uint64_t element;  // bytes
+  uint64_t segment;  // elements
+  uint32_t round;    // first round of the section
+
+  auto ranks() const { return static_cast<uint32_t>(request.size); }
+  auto me() const { return static_cast<uint32_t>(request.rank); }
+  // The peers in the order in which this rank serves them: the next rank first, so that nobody is
+  // hit by all at once.
+  std::vector<int32_t> peers() const {
+    std::vector<int32_t> out;
+    for (int32_t i = 1; i < request.size; ++i) out.push_back((request.rank + i) % request.size);
+    return out;
+  }
+  std::vector<Piece> pieces(Range range, uint64_t origin) const {
+    return layout.pieces(range, origin);
+  }
+  uint32_t bits() const { return static_cast<uint32_t>(element * 8); }
+};
+
+// Memory that holds a range of the layout in one piece: the tensor itself, or a packed copy of it.
+Region gather(Section& s, uint32_t list_slot, Range range, bool use_target) {
+  if (const FlatLayout::Span* span = s.layout.single(range)) {
+    const uint64_t first = (use_target ? span->target : span->offset) + (range.begin - span->flat);
+    return {list_slot + span->tensor, first * s.element, range.count * s.element};
+  }
+  const uint32_t packed = s.b.scratch(range.count * s.element);
+  std::vector<Piece> pieces = s.pieces(range, range.begin);
+  if (use_target) {
+    for (Piece& piece : pieces) piece.offset = piece.target;
+  }
+  s.b.kernel(KernelId::kPack,
+             {list(list_slot, Access::kRead, s.bits()),
+              flat(packed, Access::kWrite, s.bits(), range.begin)},
+             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
+  return {packed, 0, range.count * s.element};
+}
+
+// Receives a range of the layout into the tensors of `list_slot`.
+void receive(Section& s, int32_t peer, uint32_t list_slot, Range range, bool use_target,
+             uint32_t round) {
+  if (const FlatLayout::Span* span = s.layout.single(range)) {
+    const uint64_t first = (use_target ? span->target : span->offset) + (range.begin - span->flat);
+    s.b.recv(peer, {list_slot + span->tensor, first * s.element, range.count * s.element}, round);
+    return;
+  }
+  const uint32_t packed = s.b.scratch(range.count * s.element);
+  s.b.recv(peer, {packed, 0, range.count * s.element}, round);
+  std::vector<Piece> pieces = s.pieces(range, range.begin);
+  for (Piece& piece : pieces) {
+    if (!use_target) piece.target = piece.offset;
+  }
+  s.b.kernel(KernelId::kUnpack,
+             {flat(packed, Access::kRead, s.bits(), range.begin),
+              target(list_slot, Access::kWrite, s.bits())},
+             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
+}
+
+void copy_tensors(Section& s, Range range) {
+  for (const Piece& piece : s.pieces(range, range.begin)) {
+    if (s.request.in_place[piece.tensor]) continue;
+    s.b.copy({s.slots.out + piece.tensor, piece.target * s.element, piece.count * s.element},
+             {s.slots.in + piece.tensor, piece.offset * s.element, piece.count * s.element});
+  }
+}
+
+// Reduces one segment of this rank's chunk from its own data and the rows of the others, into the
+// output tensors.
+void reduce_segment(Section& s, Range segment, Range chunk, uint32_t rows, uint64_t row_elements) {
+  ReduceArgs args{row_elements, chunk.begin,      0,     0,    s.dtype, s.ranks(),
+                  s.me(),       s.request.reduce, false, false};
+  OperandRef row_ref = flat(rows, Access::kRead, s.bits(), chunk.begin);
+  row_ref.footprint = Footprint::kRows;
+  row_ref.rows = s.ranks();
+  row_ref.row_bytes = row_elements * s.element;
+  s.b.kernel(KernelId::kReduce,
+             {list(s.slots.in, Access::kRead, s.bits()), row_ref,
+              target(s.slots.out, Access::kWrite, s.bits()), absent()},
+             s.pieces(segment, chunk.begin), args);
+}
+
+// Every rank's part of `chunk` lands in rows; this rank reduces it.
+uint32_t receive_rows(Section& s, Range chunk) {
+  const uint32_t rows = s.b.scratch(std::max<uint64_t>(1, s.ranks() * chunk.count * s.element));
+  for (int32_t peer : s.peers()) {
+    for (Range segment : segments_of(chunk, s.segment)) {
+      const uint64_t at = peer * chunk.count + (segment.begin - chunk.begin);
+      s.b.recv(peer, {rows, at * s.element, segment.count * s.element}, s.round);
+    }
+  }
+  return rows;
+}
+
+void emit_one_hop_all_reduce(Section& s) {
+  const Range all{0, s.layout.size()};
+  const Region own = gather(s, s.slots.in, all, false);
+  for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
+  Section one_message = s;
+  one_message.segment = std::max<uint64_t>(1, all.count);
+  const uint32_t rows = receive_rows(one_message, all);
+  reduce_segment(s, all, all, rows, all.count);
+}
+
+void emit_direct_all_reduce(Section& s) {
+  const auto chunk_of = [&](int32_t k) {
+    return share_of(s.layout.size(), s.ranks(), static_cast<uint32_t>(k), kDenseChunkAlign);
+  };
+  for (int32_t peer : s.peers()) {
+    for (Range segment : segments_of(chunk_of(peer), s.segment)) {
+      s.b.send(peer, gather(s, s.slots.in, segment, false), s.round);
+    }
+  }
+  const Range mine = chunk_of(s.request.rank);
+  const uint32_t rows = receive_rows(s, mine);
+  for (Range segment : segments_of(mine, s.segment)) {
+    reduce_segment(s, segment, mine, rows, mine.count);
+    const Region reduced = gather(s, s.slots.out, segment, true);
+    for (int32_t peer : s.peers()) s.b.send(peer, reduced, s.round + 1);
+  }
+  for (int32_t peer : s.peers()) {
+    for (Range segment : segments_of(chunk_of(peer), s.segment))
+      receive(s, peer, s.slots.out, segment, true, s.round + 1);
+  }
+}
+
+void emit_all_reduce(Section& s) {
+  const uint64_t bytes = s.layout.size() * s.element;
+  if (s.request.size == 1) {
+    copy_tensors(s, {0, s.layout.size()});
+  } else if (bytes * (s.ranks() - 1) <= kOneHopBytes) {
+    emit_one_hop_all_reduce(s);
+  } else {
+    emit_direct_all_reduce(s);
+  }
+}
+
+// layout: by_rank over parts.
+void emit_reduce_scatter(Section& s) {
+  const uint64_t part = s.layout.size() / s.ranks();
+  if (s.request.size == 1) {
+    copy_tensors(s, {0, part});
+    return;
+  }
+  for (int32_t peer : s.peers()) {
+    for (Range segment : segments_of({peer * part, part}, s.segment)) {
+      s.b.send(peer, gather(s, s.slots.in, segment, false), s.round);
+    }
+  }
+  const Range mine{s.me() * part, part};
+  const uint32_t rows = receive_rows(s, mine);
+  for (Range segment : segments_of(mine, s.segment)) reduce_segment(s, segment, mine, rows, part);
+}
+
+// layout: by_rank over parts; `offset` addresses the gathered tensor, `target` the part.
+void emit_all_gather(Section& s) {
+  const uint64_t part = s.layout.size() / s.ranks();
+  const Range mine{s.me() * part, part};
+  for (Range segment : segments_of(mine, s.segment)) {
+    const Region own = gather(s, s.slots.in, segment, true);
+    for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
+  }
+  for (int32_t peer : s.peers()) {
+    for (Range segment : segments_of({peer * part, part}, s.segment)) {
+      receive(s, peer, s.slots.out, segment, false, s.round);
+    }
+  }
+  for (const Piece& piece : s.pieces(mine, mine.begin)) {
+    if (s.request.in_place[piece.tensor]) continue;
+    s.b.copy({s.slots.out + piece.tensor, piece.offset * s.element, piece.count * s.element},
+             {s.slots.in + piece.tensor, piece.target * s.element, piece.count * s.element});
+  }
+}
+
+// Binomial tree: relative rank v receives from v with its lowest set bit cleared, then serves v +
+// bit for lower bits. A message over edge `bit` has round log2(width / bit): parents send before
+// children pass on.
+void emit_tree_broadcast(Section& s) {
+  const int32_t size = s.request.size;
+  const int32_t v = (s.request.rank - s.request.root + size) % size;
+  const auto absolute = [&](int32_t relative) { return (relative + s.request.root) % size; };
+  const auto width = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(size)));
+  const auto round_of = [&](int32_t bit) {
+    return s.round + static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(width / bit)));
+  };
+  const Range all{0, s.layout.size()};
+  const int32_t lowest = v == 0 ? width : v & -v;
+  for (Range segment : segments_of(all, s.segment)) {
+    if (v != 0) receive(s, absolute(v - lowest), s.slots.out, segment, true, round_of(lowest));
+    if (lowest == 1) continue;
+    const Region data = gather(s, v == 0 ? s.slots.in : s.slots.out, segment, false);
+    for (int32_t bit = lowest / 2; bit > 0; bit /= 2) {
+      if (v + bit < size) s.b.send(absolute(v + bit), data, round_of(bit));
+    }
+  }
+}
+
+void emit_scatter_broadcast(Section& s) {
+  const int32_t root = s.request.root;
+  const auto chunk_of = [&](int32_t k) {
+    return share_of(s.layout.size(), s.ranks(), static_cast<uint32_t>(k), kDenseChunkAlign);
+  };
+  const bool is_root = s.request.rank == root;
+  if (is_root) {
+    for (int32_t peer : s.peers()) {
+      for (Range segment : segments_of(chunk_of(peer), s.segment)) {
+        s.b.send(peer, gather(s, s.slots.in, segment, false), s.round);
+      }
+    }
+  } else {
+    for (Range segment : segments_of(chunk_of(s.request.rank), s.segment)) {
+      receive(s, root, s.slots.out, segment, true, s.round);
+    }
+  }
+  for (Range segment : segments_of(chunk_of(s.request.rank), s.segment)) {
+    const Region data = gather(s, is_root ? s.slots.in : s.slots.out, segment, false);
+    for (int32_t peer : s.peers()) {
+      if (peer != root) s.b.send(peer, data, s.round + 1);
+    }
+  }
+  if (is_root) return;
+  for (int32_t peer : s.peers()) {
+    for (Range segment : segments_of(chunk_of(peer), s.segment))
+      receive(s, peer, s.slots.out, segment, true, s.round + 1);
+  }
+}
+
+void emit_broadcast(Section& s) {
+  if (s.request.size > 1) {
+    const bool small = s.layout.size() * s.element <= kTreeBytes || s.request.size == 2;
+    small ? emit_tree_broadcast(s) : emit_scatter_broadcast(s);
+  }
+  if (s.request.rank == s.request.root) copy_tensors(s, {0, s.layout.size()});
+}
+
+void emit_point_to_point(Section& s) {
+  for (Range segment : segments_of({0, s.layout.size()}, s.segment)) {
+    if (s.request.is_send) {
+      s.b.send(s.request.peer, gather(s, s.slots.in, segment, false), s.round);
+    } else {
+      receive(s, s.request.peer, s.slots.out, segment, true, s.round);
+    }
+  }
+}
+
+void emit_barrier(PlanBuilder& b, const CollectiveRequest& request) {
+  const uint32_t nothing = b.scratch(0);
+  uint32_t round = 0;
+  uint32_t last_receive = kNoStep;
+  for (int32_t step = 1; step < request.size; step *= 2, ++round) {
+    const uint32_t send = b.steps();
+    b.send((request.rank + step) % request.size, {nothing, 0, 0}, round, MessageClass::kMetadata);
+    if (last_receive != kNoStep) b.order(send, last_receive);
+    last_receive = b.steps();
+    b.recv((request.rank - step + request.size) % request.size, {nothing, 0, 0}, round,
+           MessageClass::kMetadata);
+  }
+}
+
+CollectiveSlots add_slots(PlanBuilder& b, const CollectiveRequest& r) {
+  std::vector<uint64_t> in, out;
+  for (size_t i = 0; i < r.counts.size(); ++i) {
+    const uint64_t bytes = r.counts[i] * dtype_bytes(r.dtypes[i]);
+    in.push_back(r.kind == OpKind::kReduceScatter ? bytes * r.size : bytes);
+    out.push_back(r.kind == OpKind::kAllGather ? bytes * r.size : bytes);
+  }
+  CollectiveSlots slots{b.bound_list(in), b.bound_list(out)};
+  for (uint32_t i = 0; i < r.counts.size(); ++i) {
+    if (!r.in_place[i]) continue;
+    const uint64_t part = r.counts[i] * dtype_bytes(r.dtypes[i]) * r.rank;
+    switch (r.kind) {
+      case OpKind::kReduceScatter: b.alias(slots.out + i, slots.in + i, part); break;
+      case OpKind::kAllGather: b.alias(slots.in + i, slots.out + i, part); break;
+      default: b.alias(slots.in + i, slots.out + i, 0); break;
+    }
+  }
+  return slots;
+}
+
+}  // namespace
+
+Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest& request) {
+  const CollectiveSlots slots = add_slots(b, request);
+  if (request.kind == OpKind::kBarrier) {
+    emit_barrier(b, request);
+    return slots;
+  }
+  std::map<Dtype, std::vector<uint32_t>> by_dtype;
+  for (uint32_t i = 0; i < request.counts.size(); ++i) by_dtype[request.dtypes[i]].push_back(i);
+  const uint32_t first_round = b.next_round();
+  for (const auto& [dtype, tensors] : by_dtype) {
+    const bool by_rank =
+        request.kind == OpKind::kReduceScatter || request.kind == OpKind::kAllGather;
+    FlatLayout layout =
+        by_rank ? FlatLayout::by_rank(request.counts, tensors, static_cast<uint32_t>(request.size))
+                : FlatLayout::concatenated(request.counts, tensors);
+    if (layout.size() == 0) continue;
+    const uint64_t element = dtype_bytes(dtype);
+    // Sections share rounds, except where a later round of one would have to come before an earlier
+    // one of the next.
+    Section s{b,
+              request,
+              slots,
+              std::move(layout),
+              dtype,
+              element,
+              segment_elements(request.segment_bytes, static_cast<uint32_t>(element * 8)),
+              request.kind == OpKind::kSendRecv ? first_round : b.next_round()};
+    switch (request.kind) {
+      case OpKind::kAllReduce: emit_all_reduce(s); break;
+      case OpKind::kReduceScatter: emit_reduce_scatter(s); break;
+      case OpKind::kAllGather: emit_all_gather(s); break;
+      case OpKind::kBroadcast: emit_broadcast(s); break;
+      case OpKind::kSendRecv: emit_point_to_point(s); break;
+      default:
+        return error(Code::kInternal, "operation kind {} has no builder",
+                     static_cast<int>(request.kind));
+    }
+  }
+  return slots;
+}
+
+void emit_flat_all_reduce(PlanBuilder& b, const FlatReduceRequest& r) {
+  const uint64_t element = dtype_bytes(r.dtype);
+  const auto bits = static_cast<uint32_t>(element * 8);
+  const auto ranks = static_cast<uint32_t>(r.size);
+  const uint64_t n = r.layout->size();
+  const uint64_t segment = segment_elements(r.segment_bytes, bits);
+  const Range mine = share_of(n, ranks, static_cast<uint32_t>(r.rank), kDenseChunkAlign);
+  const uint32_t rows = b.scratch(std::max<uint64_t>(1, ranks * mine.count * element));
+  for (int32_t i = 1; i < r.size; ++i) {
+    const int32_t peer = (r.rank + i) % r.size;
+    for (Range s :
+         segments_of(share_of(n, ranks, static_cast<uint32_t>(peer), kDenseChunkAlign), segment)) {
+      const FlatLayout::Span* span = r.layout->single(s);
+      if (span != nullptr) {
+        b.send(peer,
+               {r.in_list + span->tensor, (span->offset + s.begin - span->flat) * element,
+                s.count * element},
+               r.round);
+        continue;
+      }
+      const uint32_t packed = b.scratch(s.count * element);
+      b.kernel(KernelId::kPack,
+               {list(r.in_list, Access::kRead, bits), flat(packed, Access::kWrite, bits, s.begin)},
+               r.layout->pieces(s, s.begin), PackArgs{s.begin, static_cast<uint32_t>(element)});
+      b.send(peer, {packed, 0, s.count * element}, r.round);
+    }
+    for (Range s : segments_of(mine, segment)) {
+      const uint64_t at = peer * mine.count + (s.begin - mine.begin);
+      b.recv(peer, {rows, at * element, s.count * element}, r.round);
+    }
+  }
+  for (Range s : segments_of(mine, segment)) {
+    OperandRef row_ref = flat(rows, Access::kRead, bits, mine.begin);
+    row_ref.footprint = Footprint::kRows;
+    row_ref.rows = ranks;
+    row_ref.row_bytes = mine.count * element;
+    const OperandRef flags =
+        r.flags == kNoSlot ? absent() : whole(r.flags, Access::kReadWrite, 0, 4);
+    b.kernel(KernelId::kReduce,
+             {list(r.in_list, Access::kRead, bits), row_ref, flat(r.out_flat, Access::kWrite, bits),
+              flags},
+             r.layout->pieces(s, mine.begin),
+             ReduceArgs{mine.count, mine.begin, 0, 0, r.dtype, ranks, static_cast<uint32_t>(r.rank),
+                        r.op, false, true});
+    for (int32_t i = 1; i < r.size; ++i) {
+      b.send((r.rank + i) % r.size, {r.out_flat, s.begin * element, s.count * element},
+             r.round + 1);
+    }
+  }
+  for (int32_t i = 1; i < r.size; ++i) {
+    const int32_t peer = (r.rank + i) % r.size;
+    for (Range s :
+         segments_of(share_of(n, ranks, static_cast<uint32_t>(peer), kDenseChunkAlign), segment)) {
+      b.recv(peer, {r.out_flat, s.begin * element, s.count * element}, r.round + 1);
+    }
+  }
+}
+
+void emit_message_exchange(PlanBuilder& b, int32_t rank, int32_t size, uint32_t rows,
+                           uint64_t message_bytes, uint32_t round) {
+  const Region own{rows, static_cast<uint64_t>(rank) * message_bytes, message_bytes};
+  for (int32_t i = 1; i < size; ++i) b.send((rank + i) % size, own, round, MessageClass::kMetadata);
+  for (int32_t i = 1; i < size; ++i) {
+    const int32_t peer = (rank + i) % size;
+    b.recv(peer, {rows, static_cast<uint64_t>(peer) * message_bytes, message_bytes}, round,
+           MessageClass::kMetadata);
+  }
+}
+
+}  // namespace sotto

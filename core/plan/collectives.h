@@ -1,0 +1,78 @@
+// Builders of the uncompressed collectives. They do no I/O; what they emit can be looked at.
+//
+// Algorithms (W ranks, n bytes per rank):
+//  - all_reduce: if (W - 1) * n is at most 64 KiB, every rank sends everything to every other and
+//  adds up itself (one
+//    hop); else every rank reduces its chunk (direct reduce-scatter) and sends the result to all
+//    (direct all-gather): 2 (W-1)/W * n sent per rank. Sums run over ranks in ascending order in
+//    both.
+//  - reduce_scatter, all_gather: direct exchange, (W-1)/W of the larger buffer sent per rank.
+//  - broadcast: binomial tree up to 256 KiB; above, the root scatters chunks and every rank passes
+//  its chunk on.
+//  - barrier: dissemination, ceil(log2 W) rounds of empty messages.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/base/dtype.h"
+#include "core/base/status.h"
+#include "core/iface/transport.h"
+#include "core/plan/builder.h"
+#include "core/plan/layout.h"
+
+namespace sotto {
+
+struct CollectiveRequest {
+  OpKind kind = OpKind::kBarrier;
+  int32_t rank = 0;
+  int32_t size = 1;
+  ReduceOp reduce = ReduceOp::kSum;
+  int32_t root = 0;      // broadcast
+  int32_t peer = -1;     // kSendRecv
+  bool is_send = false;  // kSendRecv
+  // Per tensor. all_gather: elements of `in`; reduce_scatter: elements of `out`; others: elements
+  // of both.
+  std::vector<uint64_t> counts;
+  std::vector<Dtype> dtypes;
+  std::vector<uint8_t> in_place;
+  uint64_t segment_bytes = 256 * 1024;
+  bool operator==(const CollectiveRequest&) const = default;
+};
+
+// Slots that a run binds: inputs [in, in + n), outputs [out, out + n). Where a side has no meaning
+// (the input of a broadcast on a rank that is not the root, the output of a send) its slots exist
+// and may be bound to null.
+struct CollectiveSlots {
+  uint32_t in = kNoSlot;
+  uint32_t out = kNoSlot;
+};
+
+// Appends one collective to the builder, with rounds from 0 in the current posting.
+Result<CollectiveSlots> emit_collective(PlanBuilder& builder, const CollectiveRequest& request);
+
+// Direct reduce-scatter and all-gather of the tensors of `layout`, for optimizers: the result goes
+// to one flat buffer.
+struct FlatReduceRequest {
+  int32_t rank = 0;
+  int32_t size = 1;
+  const FlatLayout* layout = nullptr;  // concatenated
+  Dtype dtype = Dtype::kF32;
+  ReduceOp op = ReduceOp::kMean;
+  uint32_t in_list = kNoSlot;   // first slot of the tensors
+  uint32_t out_flat = kNoSlot;  // layout->size() elements
+  uint32_t flags = kNoSlot;     // uint32 that is or-ed with kFlagNonfinite, kNoSlot: none
+  uint32_t round = 0;           // uses rounds round and round + 1
+  uint64_t segment_bytes = 256 * 1024;
+};
+void emit_flat_all_reduce(PlanBuilder& builder, const FlatReduceRequest& request);
+
+// Every rank sends its row of `rows` (message r at r * message_bytes) to all others: an all-gather
+// of small messages. The caller has written this rank's row.
+void emit_message_exchange(PlanBuilder& builder, int32_t rank, int32_t size, uint32_t rows,
+                           uint64_t message_bytes, uint32_t round);
+
+// Elements to which chunks of uncompressed collectives are aligned.
+inline constexpr uint64_t kDenseChunkAlign = 16;
+
+}  // namespace sotto

@@ -1,0 +1,363 @@
+#include <algorithm>
+
+#include "core/iface/pieces.h"
+#include "core/plan/hazards.h"
+#include "core/plan/plan.h"
+
+namespace sotto {
+namespace {
+
+constexpr uint64_t kArenaAlignment = 128;
+
+uint64_t align_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
+
+Region resolve(std::span<const Slot> slots, Region region) {
+  while (slots[region.slot].alias_of != kNoSlot) {
+    region.offset += slots[region.slot].alias_offset;
+    region.slot = slots[region.slot].alias_of;
+  }
+  return region;
+}
+
+// Appends a region, merged with the previous one if they touch.
+void add_use(std::span<const Slot> slots, Region region, Access access, std::vector<Use>* uses) {
+  if (region.bytes == 0) return;
+  region = resolve(slots, region);
+  if (!uses->empty()) {
+    Use& last = uses->back();
+    if (last.access == access && last.region.slot == region.slot &&
+        last.region.offset + last.region.bytes == region.offset) {
+      last.region.bytes += region.bytes;
+      return;
+    }
+  }
+  uses->push_back({region, access});
+}
+
+Region unit_range(uint32_t slot, uint64_t offset, uint64_t first, uint64_t count,
+                  uint32_t unit_bits) {
+  const uint64_t begin = first * unit_bits / 8;
+  const uint64_t end = ((first + count) * unit_bits + 7) / 8;
+  return {slot, offset + begin, end - begin};
+}
+
+void piece_uses(std::span<const Slot> slots, const OperandRef& op, const Piece& piece,
+                std::vector<Use>* uses) {
+  switch (op.footprint) {
+    case Footprint::kWhole: break;
+    case Footprint::kFlat:
+      add_use(slots,
+              unit_range(op.slot, op.offset, piece.flat - op.base, piece.count, op.unit_bits),
+              op.access, uses);
+      break;
+    case Footprint::kRows:
+      for (uint32_t row = 0; row < op.rows; ++row) {
+        add_use(slots,
+                unit_range(op.slot, op.offset + row * op.row_bytes, piece.flat - op.base,
+                           piece.count, op.unit_bits),
+                op.access, uses);
+      }
+      break;
+    case Footprint::kList:
+    case Footprint::kTarget: {
+      if (piece.tensor == kNoTensor) break;
+      const uint64_t first = op.footprint == Footprint::kList ? piece.offset : piece.target;
+      add_use(slots,
+              unit_range(op.slot + piece.tensor, op.offset, first, piece.count, op.unit_bits),
+              op.access, uses);
+      break;
+    }
+    case Footprint::kBlocks: {
+      const uint64_t blocks = (piece.lane + piece.count + kNormBlock - 1) / kNormBlock;
+      add_use(slots, unit_range(op.slot, op.offset, piece.block, blocks, op.unit_bits), op.access,
+              uses);
+      break;
+    }
+  }
+}
+
+// One logical plan on its way to an executable one.
+class Lowering {
+ public:
+  Lowering(LogicalPlan logical, const LoweringTarget& target)
+      : in_(std::move(logical)), target_(target), plan_(std::make_shared<Plan>()) {}
+
+  Result<std::shared_ptr<const Plan>> run() {
+    plan_->slots = in_.slots;
+    plan_->verdict_slot = in_.verdict_slot;
+    plan_->postings = in_.postings;
+    plan_->storage = in_.storage;
+    plan_->comm_size = target_.comm_size;
+    plan_->by_order = target_.transport->matching == Matching::kByOrder;
+    first_.resize(in_.steps.size() + 1);
+    for (size_t i = 0; i < in_.steps.size(); ++i) {
+      first_[i] = static_cast<uint32_t>(plan_->steps.size());
+      emit(in_.steps[i]);
+    }
+    first_[in_.steps.size()] = static_cast<uint32_t>(plan_->steps.size());
+    lower_undo();
+    place_slots();
+    SOTTO_TRY(derive_order());
+    index_channels();
+    return std::shared_ptr<const Plan>(plan_);
+  }
+
+ private:
+  void emit(Step& step) {
+    step.lane = static_cast<uint16_t>(step.lane % target_.device->lanes);
+    std::vector<uint32_t> after;
+    for (uint32_t logical : step.after) {
+      for (uint32_t s = first_[logical]; s < first_[logical + 1]; ++s) after.push_back(s);
+    }
+    step.after = std::move(after);
+    switch (step.kind) {
+      case StepKind::kKernel: emit_kernel(step); break;
+      case StepKind::kCopy: plan_->steps.push_back(std::move(step)); break;
+      case StepKind::kSend:
+      case StepKind::kRecv: emit_channel(step); break;
+    }
+  }
+
+  void emit_kernel(Step& step) {
+    const uint64_t limit = target_.device->split_elements;
+    if (limit == 0 || !kernel_cuts(step.kernel) || piece_elements(step.pieces) <= limit) {
+      plan_->steps.push_back(std::move(step));
+      return;
+    }
+    for (std::vector<Piece>& part : cut_pieces(step.pieces, limit)) {
+      Step piece_step = step;
+      piece_step.pieces = std::move(part);
+      plan_->steps.push_back(std::move(piece_step));
+    }
+  }
+
+  bool needs_staging(const Step& step) const {
+    return !target_.device->host_memory && target_.transport->host_memory_only &&
+           plan_->slots[resolve(plan_->slots, step.data).slot].kind != SlotKind::kHost &&
+           step.data.bytes > 0;
+  }
+
+  void emit_channel(Step& step) {
+    if (!needs_staging(step)) {
+      plan_->steps.push_back(std::move(step));
+      return;
+    }
+    const auto host = static_cast<uint32_t>(plan_->slots.size());
+    plan_->slots.push_back({SlotKind::kHost, step.data.bytes, kNoSlot, 0, 0});
+    const Region staged{host, 0, step.data.bytes};
+    Step copy;
+    copy.kind = StepKind::kCopy;
+    copy.lane = static_cast<uint16_t>(target_.device->lanes - 1);
+    if (step.kind == StepKind::kSend) {
+      copy.source = step.data;
+      copy.destination = staged;
+      copy.after = std::move(step.after);
+      step.after.clear();
+      step.data = staged;
+      plan_->steps.push_back(std::move(copy));
+      plan_->steps.push_back(std::move(step));
+    } else {
+      copy.source = staged;
+      copy.destination = step.data;
+      step.data = staged;
+      plan_->steps.push_back(std::move(step));
+      plan_->steps.push_back(std::move(copy));
+    }
+  }
+
+  // Undo kernels are cut exactly like the step they take back, so that each part knows whether its
+  // own part ran.
+  void lower_undo() {
+    for (UndoStep& undo : in_.undo) {
+      const uint32_t first = undo.pair_first == kNoStep ? kNoStep : first_[undo.pair_first];
+      const uint32_t last = undo.pair_last == kNoStep ? kNoStep : first_[undo.pair_last + 1] - 1;
+      const bool parallel = undo.pair_first != kNoStep && undo.pair_first == undo.pair_last &&
+                            !undo.step.pieces.empty();
+      if (!parallel) {
+        plan_->undo.push_back({std::move(undo.step), first, last, undo.only_if_paired_ran});
+        continue;
+      }
+      for (uint32_t s = first; s <= last; ++s) {
+        Step part = undo.step;
+        part.pieces = plan_->steps[s].pieces;
+        plan_->undo.push_back({std::move(part), s, s, undo.only_if_paired_ran});
+      }
+    }
+  }
+
+  void place_slots() {
+    for (Slot& slot : plan_->slots) {
+      uint64_t* arena = slot.kind == SlotKind::kScratch ? &plan_->scratch_bytes
+                        : slot.kind == SlotKind::kHost  ? &plan_->host_bytes
+                                                        : nullptr;
+      if (arena == nullptr || slot.alias_of != kNoSlot) continue;
+      slot.arena_offset = *arena;
+      *arena = align_up(*arena + std::max<uint64_t>(slot.bytes, 1), kArenaAlignment);
+    }
+  }
+
+  Status derive_order() {
+    const auto n = static_cast<uint32_t>(plan_->steps.size());
+    Hazards hazards(plan_->slots.size());
+    std::vector<std::vector<uint32_t>> waits(n);
+    std::vector<Use> uses;
+    for (uint32_t i = 0; i < n; ++i) {
+      uses.clear();
+      collect_uses(plan_->slots, plan_->steps[i], &uses);
+      for (const Use& use : uses) {
+        if (use.region.offset + use.region.bytes > plan_->slots[use.region.slot].bytes) {
+          return error(Code::kInternal,
+                       "step {} ({}) touches bytes {}..{} of slot {}, which has {}", i,
+                       step_name(i), use.region.offset, use.region.offset + use.region.bytes,
+                       use.region.slot, plan_->slots[use.region.slot].bytes);
+        }
+        hazards.touch(i, use, &waits[i]);
+      }
+      waits[i].insert(waits[i].end(), plan_->steps[i].after.begin(), plan_->steps[i].after.end());
+      std::sort(waits[i].begin(), waits[i].end());
+      waits[i].erase(std::unique(waits[i].begin(), waits[i].end()), waits[i].end());
+    }
+    store_order(waits);
+    return ok_status();
+  }
+
+  std::string step_name(uint32_t i) const {
+    const Step& step = plan_->steps[i];
+    switch (step.kind) {
+      case StepKind::kKernel: return kernel_name(step.kernel);
+      case StepKind::kCopy: return "copy";
+      case StepKind::kSend: return fmt::format("send to {}", step.peer);
+      case StepKind::kRecv: return fmt::format("receive from {}", step.peer);
+    }
+    return "?";
+  }
+
+  void store_order(const std::vector<std::vector<uint32_t>>& waits) {
+    const size_t n = waits.size();
+    plan_->pred_begin.assign(n + 1, 0);
+    plan_->succ_begin.assign(n + 1, 0);
+    for (size_t i = 0; i < n; ++i) {
+      plan_->pred_begin[i + 1] = plan_->pred_begin[i] + static_cast<uint32_t>(waits[i].size());
+      for (uint32_t w : waits[i]) {
+        plan_->predecessors.push_back(w);
+        ++plan_->succ_begin[w + 1];
+      }
+    }
+    for (size_t i = 0; i < n; ++i) plan_->succ_begin[i + 1] += plan_->succ_begin[i];
+    plan_->successors.resize(plan_->predecessors.size());
+    std::vector<uint32_t> at(plan_->succ_begin.begin(), plan_->succ_begin.end() - 1);
+    for (uint32_t i = 0; i < n; ++i) {
+      for (uint32_t w : waits[i]) plan_->successors[at[w]++] = i;
+    }
+    plan_->needs_event.assign(n, 0);
+    for (uint32_t i = 0; i < n; ++i) plan_->needs_event[i] = observed_outside_lane(i);
+  }
+
+  // True if something other than later work of the same lane waits for the step, or nothing does
+  // (then the run's end does).
+  bool observed_outside_lane(uint32_t i) const {
+    const Step& step = plan_->steps[i];
+    if (!on_device(step)) return false;
+    if (plan_->succs(i).empty()) return true;
+    for (uint32_t s : plan_->succs(i)) {
+      const Step& next = plan_->steps[s];
+      if (!on_device(next) || next.lane != step.lane) return true;
+    }
+    return false;
+  }
+
+  void index_channels() {
+    const size_t n = plan_->steps.size();
+    plan_->transfer_index.assign(n, kNoStep);
+    plan_->receives.resize(static_cast<size_t>(plan_->postings) * plan_->comm_size);
+    plan_->traffic.resize(plan_->comm_size);
+    for (uint32_t i = 0; i < n; ++i) {
+      const Step& step = plan_->steps[i];
+      if (on_device(step)) continue;
+      plan_->transfer_index[i] = plan_->transfers++;
+      if (plan_->groups.size() <= step.issue_round) plan_->groups.resize(step.issue_round + 1);
+      plan_->groups[step.issue_round].push_back(i);
+      count_traffic(step);
+      if (step.kind == StepKind::kRecv) note_receive(step);
+    }
+    for (auto& rounds : plan_->receives) {
+      std::sort(rounds.begin(), rounds.end(),
+                [](const auto& a, const auto& b) { return a.round < b.round; });
+    }
+    for (const PeerTraffic& t : plan_->traffic) add(&plan_->total, t);
+  }
+
+  void note_receive(const Step& step) {
+    auto& rounds =
+        plan_->receives[static_cast<size_t>(step.posting) * plan_->comm_size + step.peer];
+    auto it = std::find_if(rounds.begin(), rounds.end(),
+                           [&](const auto& r) { return r.round == step.round; });
+    if (it == rounds.end()) it = rounds.insert(rounds.end(), RoundReceives{step.round, 0, 0});
+    ++it->count;
+    it->largest = std::max(it->largest, step.data.bytes);
+  }
+
+  void count_traffic(const Step& step) {
+    PeerTraffic& t = plan_->traffic[step.peer];
+    const uint64_t header =
+        target_.headers != nullptr ? target_.headers->header_bytes(step.data.bytes) : 0;
+    const bool payload = step.message_class == MessageClass::kPayload;
+    if (step.kind == StepKind::kSend) {
+      (payload ? t.payload_bytes_sent : t.metadata_bytes_sent) += step.data.bytes;
+      t.header_bytes_sent += header;
+      ++t.messages_sent;
+    } else {
+      (payload ? t.payload_bytes_received : t.metadata_bytes_received) += step.data.bytes;
+      t.header_bytes_received += header;
+      ++t.messages_received;
+    }
+  }
+
+  static void add(PeerTraffic* sum, const PeerTraffic& t) {
+    sum->payload_bytes_sent += t.payload_bytes_sent;
+    sum->payload_bytes_received += t.payload_bytes_received;
+    sum->metadata_bytes_sent += t.metadata_bytes_sent;
+    sum->metadata_bytes_received += t.metadata_bytes_received;
+    sum->header_bytes_sent += t.header_bytes_sent;
+    sum->header_bytes_received += t.header_bytes_received;
+    sum->messages_sent += t.messages_sent;
+    sum->messages_received += t.messages_received;
+  }
+
+  LogicalPlan in_;
+  LoweringTarget target_;
+  std::shared_ptr<Plan> plan_;
+  std::vector<uint32_t> first_;  // first lowered step of each logical step
+};
+
+}  // namespace
+
+void collect_uses(std::span<const Slot> slots, const Step& step, std::vector<Use>* uses) {
+  switch (step.kind) {
+    case StepKind::kSend: add_use(slots, step.data, Access::kRead, uses); return;
+    case StepKind::kRecv: add_use(slots, step.data, Access::kWrite, uses); return;
+    case StepKind::kCopy:
+      add_use(slots, step.source, Access::kRead, uses);
+      add_use(slots, step.destination, Access::kWrite, uses);
+      break;
+    case StepKind::kKernel:
+      for (const OperandRef& op : step.operands) {
+        if (op.slot == kNoSlot) continue;
+        if (op.footprint == Footprint::kWhole) {
+          add_use(slots, {op.slot, op.offset, op.bytes}, op.access, uses);
+        } else {
+          for (const Piece& piece : step.pieces) piece_uses(slots, op, piece, uses);
+        }
+      }
+      break;
+  }
+  if (step.predicate.slot != kNoSlot) {
+    add_use(slots, {step.predicate.slot, step.predicate.offset, 4}, Access::kRead, uses);
+  }
+}
+
+Result<std::shared_ptr<const Plan>> lower(LogicalPlan logical, const LoweringTarget& target) {
+  return Lowering(std::move(logical), target).run();
+}
+
+}  // namespace sotto

@@ -1,0 +1,224 @@
+// A plan: steps over buffer regions, with their order derived from what they read and write.
+// Builders emit steps in program order; lower() turns them into an executable Plan for one device
+// and transport; the engine runs it.
+//
+// A plan is immutable and may run many times, also at once: a run binds pointers to its slots.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <memory>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/iface/device.h"
+#include "core/iface/kernels.h"
+#include "core/iface/transport.h"
+
+namespace sotto {
+
+inline constexpr uint32_t kNoSlot = 0xffffffffu;
+inline constexpr uint32_t kNoStep = 0xffffffffu;
+
+enum class SlotKind : uint8_t {
+  kBound,    // memory of the caller or of a long-lived object, bound at every run
+  kScratch,  // device memory of the run
+  kHost,     // host memory of the run: what the host writes before or reads after the steps
+};
+
+struct Slot {
+  SlotKind kind = SlotKind::kBound;
+  uint64_t bytes = 0;
+  uint32_t alias_of =
+      kNoSlot;  // the same memory as another slot, from alias_offset on (in-place operations)
+  uint64_t alias_offset = 0;
+  uint64_t arena_offset = 0;  // kScratch and kHost: place in the run's arena; set by lower()
+};
+
+struct Region {
+  uint32_t slot = kNoSlot;
+  uint64_t offset = 0;
+  uint64_t bytes = 0;
+};
+
+enum class Access : uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
+
+// How much of an operand a call touches.
+enum class Footprint : uint8_t {
+  kWhole,   // `bytes` from `offset`
+  kFlat,    // per piece: elements flat - base ..., `unit_bits` each, from `offset`
+  kRows,    // as kFlat, in each of `rows` rows `row_bytes` apart
+  kList,    // per piece: tensor slot `slot + piece.tensor`, elements piece.offset ...
+  kTarget,  // as kList at piece.target
+  kBlocks,  // per piece: one unit for each norm block it touches
+};
+
+struct OperandRef {
+  uint32_t slot = kNoSlot;  // kNoSlot: optional operand left out
+  uint64_t offset = 0;
+  Access access = Access::kRead;
+  Footprint footprint = Footprint::kWhole;
+  uint32_t unit_bits = 32;
+  uint64_t base = 0;
+  uint64_t bytes = 0;
+  uint64_t row_bytes = 0;
+  uint32_t rows = 0;
+};
+
+enum class StepKind : uint8_t { kKernel, kCopy, kSend, kRecv };
+enum class Phase : uint8_t {
+  kBody,
+  kCommitting,  // writes parameters or optimizer state; once one has been issued, the operation is
+                // finished, not undone
+};
+
+// A word of memory that decides whether a step has an effect (KernelCall::predicate).
+struct Predicate {
+  uint32_t slot = kNoSlot;
+  uint64_t offset = 0;
+  uint32_t expect = 0;
+};
+
+struct Step {
+  StepKind kind = StepKind::kKernel;
+  Phase phase = Phase::kBody;
+  uint16_t lane = 0;
+  // kKernel
+  KernelId kernel = KernelId::kFill;
+  std::vector<OperandRef> operands;
+  std::vector<Piece> pieces;
+  const void* args = nullptr;  // owned by the plan
+  uint64_t fill_bytes = 0;
+  Predicate predicate;  // kernels and copies
+  // kCopy
+  Region source, destination;
+  // kSend, kRecv
+  int32_t peer = -1;         // rank in the comm
+  uint32_t round = 0;        // part of the match key, equal at both ends
+  uint32_t segment = 0;      // counts the messages of (posting, round, source, destination)
+  uint32_t issue_round = 0;  // by_order transports: rounds of the whole operation, ascending
+  uint16_t posting = 0;      // which of the operation's postings the message belongs to
+  MessageClass message_class = MessageClass::kPayload;
+  Region data;
+  // Steps that come before this one although no region says so.
+  std::vector<uint32_t> after;
+};
+
+inline bool on_device(const Step& step) {
+  return step.kind == StepKind::kKernel || step.kind == StepKind::kCopy;
+}
+
+// Runs when an operation that had started does not commit: in order, one after the other, after
+// everything else.
+struct UndoStep {
+  Step step;                      // a kernel
+  uint32_t pair_first = kNoStep;  // the steps that it takes back, [pair_first, pair_last]
+  uint32_t pair_last = kNoStep;
+  bool only_if_paired_ran = false;
+};
+
+// The steps of one rank before lowering.
+struct LogicalPlan {
+  std::vector<Slot> slots;
+  std::vector<Step> steps;
+  std::vector<UndoStep> undo;
+  // Where the decision of all ranks ends up (a kHost slot of 4 bytes, kCommit or another word);
+  // kNoSlot: no decision.
+  uint32_t verdict_slot = kNoSlot;
+  uint16_t postings = 1;
+  // Owns argument structs and tables that steps point to.
+  std::shared_ptr<std::deque<std::vector<std::byte>>> storage =
+      std::make_shared<std::deque<std::vector<std::byte>>>();
+
+  template <class T>
+  const T* keep(const T& value) {
+    return keep_array(std::span<const T>(&value, 1));
+  }
+  template <class T>
+  const T* keep_array(std::span<const T> values) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    auto& bytes = storage->emplace_back(values.size_bytes() + 1);
+    if (!values.empty()) std::memcpy(bytes.data(), values.data(), values.size_bytes());
+    return reinterpret_cast<const T*>(bytes.data());
+  }
+};
+
+// What a plan makes this rank send to and receive from one peer.
+struct PeerTraffic {
+  uint64_t payload_bytes_sent = 0, payload_bytes_received = 0;
+  uint64_t metadata_bytes_sent = 0, metadata_bytes_received = 0;
+  uint64_t header_bytes_sent = 0, header_bytes_received = 0;  // frame overhead only
+  uint64_t messages_sent = 0, messages_received = 0;
+};
+
+// Receives of one round from one peer: what a READY frame vouches for.
+struct RoundReceives {
+  uint32_t round = 0;
+  uint32_t count = 0;
+  uint64_t largest = 0;
+};
+
+// An executable plan. Everything is precomputed; the engine allocates nothing to run it.
+struct Plan {
+  std::vector<Slot> slots;
+  std::vector<Step> steps;
+  std::vector<UndoStep> undo;
+  uint32_t verdict_slot = kNoSlot;
+  uint16_t postings = 1;
+  std::shared_ptr<const void> storage;
+
+  // Order: step i waits for predecessors[pred_begin[i] .. pred_begin[i+1]) and releases successors
+  // likewise.
+  std::vector<uint32_t> pred_begin, predecessors;
+  std::vector<uint32_t> succ_begin, successors;
+  // Asynchronous devices: an event is recorded behind the step (something outside its lane waits
+  // for it).
+  std::vector<uint8_t> needs_event;
+  // Channel steps: index into the run's array of transfers; others kNoStep.
+  std::vector<uint32_t> transfer_index;
+  uint32_t transfers = 0;
+  // by_order transports: channel steps of each issue round, ascending.
+  std::vector<std::vector<uint32_t>> groups;
+  bool by_order = false;
+  // Receives per posting, peer (indices into the vectors below are posting * comm_size + peer).
+  int32_t comm_size = 1;
+  std::vector<std::vector<RoundReceives>> receives;
+  std::vector<PeerTraffic> traffic;  // per peer
+  PeerTraffic total;
+  uint64_t scratch_bytes = 0;  // device arena of a run
+  uint64_t host_bytes = 0;     // host arena of a run
+
+  std::span<const uint32_t> preds(uint32_t step) const {
+    return std::span(predecessors)
+        .subspan(pred_begin[step], pred_begin[step + 1] - pred_begin[step]);
+  }
+  std::span<const uint32_t> succs(uint32_t step) const {
+    return std::span(successors).subspan(succ_begin[step], succ_begin[step + 1] - succ_begin[step]);
+  }
+};
+
+// Byte ranges that a kernel or copy step touches, by slot (aliases resolved).
+struct Use {
+  Region region;
+  Access access = Access::kRead;
+};
+void collect_uses(std::span<const Slot> slots, const Step& step, std::vector<Use>* uses);
+
+struct LoweringTarget {
+  const DeviceCaps* device = nullptr;
+  const TransportCaps* transport = nullptr;
+  const Transport* headers = nullptr;  // prices frame headers; null: 0
+  int32_t comm_size = 1;
+};
+
+// Cuts long kernels, stages messages where the transport cannot reach the device's memory, derives
+// the order of steps from their regions, groups rounds, predicts bytes. INTERNAL if the plan is
+// inconsistent.
+Result<std::shared_ptr<const Plan>> lower(LogicalPlan logical, const LoweringTarget& target);
+
+}  // namespace sotto
