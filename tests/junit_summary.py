@@ -15,6 +15,7 @@ class Totals:
         self.passed = 0
         self.failed = []  # (run, case)
         self.skipped = []  # (run, case, reason)
+        self.inside = []  # the same for parts of cases that passed; not counted
 
 
 def skip_reason(case):
@@ -38,6 +39,11 @@ def was_skipped(case):
     return asked or case.get("status") == "disabled"
 
 
+def skipped_inside(case):
+    """(test, reason) of tests that were skipped inside a case that passed: a whole unittest file is one case."""
+    return re.findall(r"^(\w+) \(.*\.\.\. skipped ['\"](.*)['\"]$", case.findtext("system-out") or "", re.M)
+
+
 def add_file(totals, path):
     run = path.stem
     for case in ElementTree.parse(path).getroot().iter("testcase"):
@@ -46,14 +52,16 @@ def add_file(totals, path):
             totals.skipped.append((run, name, skip_reason(case)))
         elif case.get("status") == "run" and case.find("failure") is None and case.find("error") is None:
             totals.passed += 1
+            totals.inside += [(run, f"{name}: {test}", reason) for test, reason in skipped_inside(case)]
         else:
             totals.failed.append((run, name))
 
 
 def print_totals(totals):
-    if totals.skipped:
-        print("Skipped:")
-        for run, name, reason in totals.skipped:
+    for title, entries in (("Skipped:", totals.skipped), ("Skipped inside cases that passed:", totals.inside)):
+        if entries:
+            print(title)
+        for run, name, reason in entries:
             print(f"  {run}: {name}: {reason}")
     if totals.failed:
         print("Failed:")

@@ -18,7 +18,7 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --no-sanitizers  only the optimised build
   --sanitizers     all three (default)
   --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
-                   lint, readme, report, perf
+                   lint, readme, report, scripts, perf
   --fresh          configure the build folders anew
   -h, --help       this text
 The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.
@@ -59,8 +59,8 @@ ctest_part() {
   local name=$1 preset=$2
   shift 2
   [ -z "$label" ] || set -- "$@" -L "$label"
-  "$CTEST" --test-dir "build/$preset" --output-on-failure --no-tests=ignore \
-    --output-junit "$results/$name.xml" "$@" || true
+  "$CTEST" --test-dir "build/$preset" --output-on-failure --no-tests=ignore --test-output-size-passed 65536 \
+    --test-output-size-failed 1000000 --output-junit "$results/$name.xml" "$@" || true
   junit+=("$results/$name.xml")
 }
 

@@ -49,6 +49,13 @@ class Summary(unittest.TestCase):
         self.assertIn("run0: gpu: no GPU here", summarise(PASSED + GTEST_SKIP)[1])
         self.assertIn("run0: off: disabled", summarise(PASSED + DISABLED)[1])
 
+    def test_skips_inside_a_case_are_listed_but_not_counted(self):
+        inside = ("<testcase name='file' status='run'><system-out>test_a (x.Y.test_a) ... ok\n"
+                  "test_b (x.Y.test_b) ... skipped 'no namespaces: denied'\nOK (skipped=1)</system-out></testcase>")
+        code, text = summarise(inside)
+        self.assertEqual((code, self.last_line(text)), (0, "1 passed, 0 failed, 0 skipped"))
+        self.assertIn("run0: file: test_b: no namespaces: denied", text)
+
     def test_a_failure_is_an_exit_code(self):
         code, text = summarise(PASSED + FAILED)
         self.assertEqual((code, self.last_line(text)), (1, "1 passed, 1 failed, 0 skipped"))
