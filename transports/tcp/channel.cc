@@ -1,0 +1,413 @@
+#include "transports/tcp/channel.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace sotto::tcp {
+namespace {
+
+// A lost connection is often only the echo of a failure elsewhere: the control mesh gets this long to name that first.
+constexpr int64_t kGraceNs = 200'000'000;
+// A message that has waited this long for its READY is announced.
+constexpr int64_t kAnnounceNs = 100'000'000;
+// Transfer::scratch[0] of a send: the flags of its frame.
+constexpr size_t kFlagsSlot = 0;
+
+bool names(const Transfer& t, uint32_t round, uint32_t segment) { return t.round == round && t.segment == segment; }
+
+}  // namespace
+
+void FrameRing::push(const wire::FrameHeader& frame) {
+  if (count_ == frames_.size()) {
+    std::rotate(frames_.begin(), frames_.begin() + static_cast<ptrdiff_t>(first_), frames_.end());
+    first_ = 0;
+    frames_.resize(std::max<size_t>(16, 2 * frames_.size()));
+  }
+  frames_[(first_ + count_++) % frames_.size()] = frame;
+}
+
+void FrameRing::pop() {
+  first_ = (first_ + 1) % frames_.size();
+  --count_;
+}
+
+Channel::Channel(TransportCore& core, int32_t peer, std::unique_ptr<FrameStream> stream, std::string name)
+    : core_(core),
+      peer_(peer),
+      name_(std::move(name)),
+      stream_(std::move(stream)),
+      service_counters_(core.counters.at(0, peer)),
+      credit_(core.limits.credit_bytes) {
+  stream_->set_owner(*this);
+  stream_->resume();
+}
+
+Flow& Channel::flow(const OpKey& op) {
+  Flow& f = core_.ops.flow(op, peer_);
+  if (f.counters == nullptr) f.counters = &core_.counters.at(op.comm, peer_);
+  return f;
+}
+
+// ---- sending
+
+void Channel::send(Transfer& t) {
+  Flow& f = flow(t.op->key);
+  if (admit(f, t)) {
+    queue_.push(t);
+    stream_->flush();
+  } else {
+    if (f.waiting.empty()) {
+      f.waiting_since_ns = core_.reactor.now_ns();
+      ++waiting_flows_;
+    }
+    f.waiting.push(t);
+  }
+  fail_if_needed();
+}
+
+// Whether a message may go, and on whose account.
+bool Channel::admit(const Flow& f, Transfer& t) {
+  t.scratch[kFlagsSlot] = 0;
+  if (f.peer_ready && t.round <= *f.peer_ready) return true;
+  const uint64_t cost = wire::frame_bytes(t.bytes);
+  if (t.bytes > core_.limits.eager_bytes || cost > credit_) return false;
+  credit_ -= cost;
+  t.scratch[kFlagsSlot] = wire::kFlagCredited;
+  return true;
+}
+
+void Channel::release_waiting(Flow& f) {
+  if (f.waiting.empty()) return;
+  while (Transfer* t = f.waiting.take_first([&](Transfer& w) { return admit(f, w); })) queue_.push(*t);
+  if (f.waiting.empty()) --waiting_flows_;
+}
+
+void Channel::release_all_waiting() {
+  if (waiting_flows_ == 0) return;
+  for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) release_waiting(*f);
+}
+
+void Channel::say(const wire::FrameHeader& frame) {
+  service_.push(frame);
+  stream_->flush();
+}
+
+bool Channel::next_frame(FrameStream& /*stream*/, OutFrame& out) {
+  out = OutFrame{};
+  if (!service_.empty()) {
+    out.header = service_.front();
+    service_.pop();
+    return true;
+  }
+  Transfer* t = queue_.pop();
+  if (t == nullptr) return false;
+  out.header.kind = wire::FrameKind::kData;
+  out.header.message_class = t->message_class;
+  out.header.flags = static_cast<uint32_t>(t->scratch[kFlagsSlot]);
+  out.header.key = t->op->key;
+  out.header.signature = t->op->signature;
+  out.header.round = t->round;
+  out.header.segment = t->segment;
+  out.header.payload_bytes = t->bytes;
+  out.payload = static_cast<const uint8_t*>(t->data);
+  out.cookie = t;
+  return true;
+}
+
+void Channel::on_sent(FrameStream& /*stream*/, const OutFrame& out) {
+  if (out.cookie == nullptr) {
+    service_counters_.service_sent(wire::frame_bytes(out.header.payload_bytes));
+    return;
+  }
+  auto& t = *static_cast<Transfer*>(out.cookie);
+  if (const Flow* f = core_.ops.find(out.header.key, peer_)) f->counters->message_sent(out.header);
+  core_.sink.on_transfer(t, {});
+}
+
+// ---- receiving
+
+void Channel::recv(Transfer& t) {
+  Flow& f = flow(t.op->key);
+  ++f.receives_open;
+  for (Unexpected** at = &f.unexpected; *at != nullptr; at = &(*at)->next) {
+    if ((*at)->round != t.round || (*at)->segment != t.segment) continue;
+    Unexpected* message = *at;
+    *at = message->next;
+    deliver(f, t, *message);
+    return;
+  }
+  f.receives.push(t);
+  fail_if_needed();
+}
+
+// A message that had come before its receive.
+void Channel::deliver(Flow& f, Transfer& t, Unexpected& message) {
+  const uint64_t bytes = message.bytes;
+  const bool fits = bytes == t.bytes;
+  if (fits && bytes > 0) std::memcpy(t.data, message.data(), bytes);
+  const uint64_t cost = message.cost;
+  core_.ops.free_unexpected(&message);
+  return_credit(cost);
+  if (!fits) {
+    fail(error(Code::kProtocol, "{}, round {}, segment {}: {} sent {} bytes, rank {} expects {}", wire::describe(t.op->key), t.round,
+               t.segment, name_, bytes, core_.rank, t.bytes));
+    return;
+  }
+  complete(f, t);
+}
+
+void Channel::complete(Flow& f, Transfer& t) {
+  --f.receives_open;
+  core_.sink.on_transfer(t, {});
+}
+
+void Channel::ready(const OpPosting& op, uint32_t last_round, uint64_t largest) {
+  Flow& f = flow(op.key);
+  f.own_ready = std::max(f.own_ready.value_or(0), last_round);
+  if (largest > core_.limits.eager_bytes || sender_may_be_dry()) send_ready(f);
+}
+
+void Channel::send_ready(Flow& f) {
+  if (f.receives_open == 0 || !f.own_ready || (f.own_ready_sent && *f.own_ready_sent >= *f.own_ready)) return;
+  f.own_ready_sent = f.own_ready;
+  wire::FrameHeader frame;
+  frame.kind = wire::FrameKind::kReady;
+  frame.key = f.op->key;
+  frame.signature = f.op->posting->signature;
+  frame.round = *f.own_ready;
+  say(frame);
+}
+
+Status Channel::agree(const OpKey& op, const OpSignature& own, const OpSignature& theirs) const {
+  if (own == theirs) return {};
+  return Status(Code::kProtocol, describe_mismatch(op, core_.rank, own, peer_, theirs));
+}
+
+void Channel::check_posted(Flow& f) {
+  if (!f.peer_signature) return;
+  if (Status status = agree(f.op->key, f.op->posting->signature, *f.peer_signature); !status.ok()) fail(std::move(status));
+}
+
+// The flow that a frame belongs to; null: the operation is over here and the frame came late.
+Result<Flow*> Channel::flow_of_frame(const wire::FrameHeader& h) {
+  Flow* known = core_.ops.find(h.key, peer_);
+  OpState* op = known != nullptr ? known->op : core_.ops.find_op(h.key);
+  if (op == nullptr) {
+    if (core_.ops.done(h.key)) {
+      if (const auto own = core_.ops.recent(h.key)) SOTTO_TRY(agree(h.key, *own, h.signature));
+      return nullptr;
+    }
+    if (core_.ops.unposted() >= OpTable::kMaxUnposted) {
+      return error(Code::kProtocol, "{} is ahead of rank {} by more than {} operations", name_, core_.rank,
+                   OpTable::kMaxUnposted);
+    }
+  }
+  if (op != nullptr && op->posting != nullptr) SOTTO_TRY(agree(h.key, op->posting->signature, h.signature));
+  Flow& f = known != nullptr ? *known : flow(h.key);
+  if (f.peer_signature && !(*f.peer_signature == h.signature)) {
+    return error(Code::kProtocol, "{} calls {} both {} and {}", name_, wire::describe(h.key), describe(*f.peer_signature),
+                 describe(h.signature));
+  }
+  f.peer_signature = h.signature;
+  return &f;
+}
+
+Result<void*> Channel::on_header(FrameStream& /*stream*/, const wire::FrameHeader& h) {
+  if (h.kind == wire::FrameKind::kData) return begin_message(h);
+  if (h.kind > wire::FrameKind::kAnnounce && h.kind != wire::FrameKind::kBye) {
+    return error(Code::kProtocol, "{} on the data connection from {}", describe(h), name_);
+  }
+  return nullptr;
+}
+
+Status Channel::take_credit(const wire::FrameHeader& h) {
+  if ((h.flags & wire::kFlagCredited) == 0) return {};
+  const uint64_t cost = wire::frame_bytes(h.payload_bytes);
+  if (h.payload_bytes > core_.limits.eager_bytes || cost > core_.limits.credit_bytes - credit_out_) {
+    return error(Code::kProtocol, "{} exceeds its credit: {} of {} bytes are in use and it sent a {}", name_, credit_out_,
+                 core_.limits.credit_bytes, describe(h));
+  }
+  const bool was_dry = sender_may_be_dry();
+  credit_out_ += cost;
+  if (was_dry || !sender_may_be_dry()) return {};
+  for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) send_ready(*f);
+  return {};
+}
+
+void Channel::return_credit(uint64_t cost) {
+  credit_consumed_ += cost;
+  if (credit_consumed_ < core_.limits.credit_bytes / 4) return;
+  wire::FrameHeader frame;
+  frame.kind = wire::FrameKind::kCredit;
+  frame.key.number = credit_consumed_;
+  credit_out_ -= credit_consumed_;
+  credit_consumed_ = 0;
+  say(frame);
+}
+
+Result<void*> Channel::begin_message(const wire::FrameHeader& h) {
+  SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
+  if (f == nullptr) return error(Code::kProtocol, "{} sent a {}, which is complete on rank {}", name_, describe(h), core_.rank);
+  SOTTO_TRY(take_credit(h));
+  in_flow_ = f;
+  return place_message(*f, h);
+}
+
+Result<void*> Channel::place_message(Flow& f, const wire::FrameHeader& h) {
+  in_transfer_ = f.receives.take_first([&](const Transfer& t) { return names(t, h.round, h.segment); });
+  if (in_transfer_ != nullptr) {
+    if (in_transfer_->bytes == h.payload_bytes) return in_transfer_->data;
+    const uint64_t expected = in_transfer_->bytes;
+    f.receives.push(*std::exchange(in_transfer_, nullptr));
+    return error(Code::kProtocol, "{} sent a {}; rank {} expects {} bytes", name_, describe(h), core_.rank, expected);
+  }
+  if ((h.flags & wire::kFlagCredited) == 0) {
+    return error(Code::kProtocol, "{} sent a {}, for which rank {} has no receive", name_, describe(h), core_.rank);
+  }
+  for (const Unexpected* u = f.unexpected; u != nullptr; u = u->next) {
+    if (u->round == h.round && u->segment == h.segment) {
+      return error(Code::kProtocol, "{} sent a {} twice", name_, describe(h));
+    }
+  }
+  in_unexpected_ = core_.ops.make_unexpected(h.payload_bytes);
+  in_unexpected_->round = h.round;
+  in_unexpected_->segment = h.segment;
+  in_unexpected_->cost = wire::frame_bytes(h.payload_bytes);
+  return in_unexpected_->data();
+}
+
+Status Channel::on_frame(FrameStream& /*stream*/, const wire::FrameHeader& h) {
+  if (h.kind == wire::FrameKind::kData) return end_message(h);
+  service_counters_.service_received(wire::frame_bytes(h.payload_bytes));
+  switch (h.kind) {
+    case wire::FrameKind::kReady: return on_ready(h);
+    case wire::FrameKind::kCredit: return on_credit(h);
+    case wire::FrameKind::kAnnounce: return on_announce(h);
+    default: bye_heard_ = true; return {};
+  }
+}
+
+Status Channel::end_message(const wire::FrameHeader& h) {
+  Flow* f = std::exchange(in_flow_, nullptr);
+  Transfer* t = std::exchange(in_transfer_, nullptr);
+  Unexpected* message = std::exchange(in_unexpected_, nullptr);
+  if (f == nullptr) return {};  // cancelled while it arrived
+  f->counters->message_received(h);
+  if (t != nullptr) {
+    if ((h.flags & wire::kFlagCredited) != 0) return_credit(wire::frame_bytes(h.payload_bytes));
+    complete(*f, *t);
+    return {};
+  }
+  // The receive may have been posted while the message arrived.
+  t = f->receives.take_first([&](const Transfer& r) { return names(r, h.round, h.segment); });
+  if (t != nullptr) {
+    deliver(*f, *t, *message);
+  } else {
+    message->next = std::exchange(f->unexpected, message);
+  }
+  return {};
+}
+
+Status Channel::on_ready(const wire::FrameHeader& h) {
+  SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
+  if (f == nullptr) return {};  // everything was sent before the peer said so
+  f->peer_ready = std::max(f->peer_ready.value_or(0), h.round);
+  release_waiting(*f);
+  stream_->flush();
+  return {};
+}
+
+Status Channel::on_credit(const wire::FrameHeader& h) {
+  if (h.key.number > core_.limits.credit_bytes - credit_) {
+    return error(Code::kProtocol, "{} gives back {} bytes of credit; {} of {} are in use", name_, h.key.number,
+                 core_.limits.credit_bytes - credit_, core_.limits.credit_bytes);
+  }
+  credit_ += h.key.number;
+  release_all_waiting();
+  stream_->flush();
+  return {};
+}
+
+Status Channel::on_announce(const wire::FrameHeader& h) {
+  SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
+  if (f == nullptr) {
+    return error(Code::kProtocol, "{} waits to send a message of {}, {}, which is complete on rank {}", name_,
+                 wire::describe(h.key), describe(h.signature), core_.rank);
+  }
+  if (f->op->posting != nullptr) send_ready(*f);
+  return {};
+}
+
+// ---- end and failure
+
+void Channel::cancel(OpState& op) {
+  for (Flow* f = op.flows; f != nullptr; f = f->next_of_op) {
+    if (f->peer != peer_) continue;
+    if (!f->waiting.empty()) --waiting_flows_;
+    if (in_flow_ == f) {
+      stream_->discard_in();
+      if (in_unexpected_ != nullptr) core_.ops.free_unexpected(in_unexpected_);
+      in_flow_ = nullptr;
+      in_transfer_ = nullptr;
+      in_unexpected_ = nullptr;
+    }
+  }
+  if (op.posting == nullptr) return;
+  queue_.remove(*op.posting);
+  const auto* sending = static_cast<const Transfer*>(stream_->sending());
+  if (sending != nullptr && sending->op == op.posting) stream_->drop_out(sending);
+}
+
+void Channel::say_bye() {
+  if (std::exchange(bye_said_, true)) return;
+  wire::FrameHeader frame;
+  frame.kind = wire::FrameKind::kBye;
+  say(frame);
+}
+
+void Channel::fail(Status why) {
+  if (std::exchange(failed_, true)) return;
+  core_.sink.on_failure(peer_, std::move(why));
+}
+
+void Channel::on_broken(FrameStream& /*stream*/, Status why) {
+  if (bye_said_ || failed_) return;
+  if (why.code() != Code::kPeerLost) {
+    fail(std::move(why));
+    return;
+  }
+  if (bye_heard_) {
+    fail_if_needed();
+    return;
+  }
+  lost_ = why.with_prefix(name_);
+  lost_ns_ = core_.reactor.now_ns();
+}
+
+// After an orderly end of the peer only those who still need it fail.
+void Channel::fail_if_needed() {
+  if (!bye_heard_ || stream_->open() || failed_) return;
+  for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
+    if (f->receives_open == 0 && f->waiting.empty() && queue_.empty()) continue;
+    fail(error(Code::kPeerLost, "{} has left the group; rank {} still needs it in {}", name_, core_.rank, wire::describe(f->op->key)));
+    return;
+  }
+}
+
+void Channel::tick(int64_t now_ns) {
+  if (lost_ && now_ns - lost_ns_ >= kGraceNs) fail(*lost_);
+  if (waiting_flows_ == 0) return;
+  for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
+    if (f->waiting.empty() || f->announced || now_ns - f->waiting_since_ns < kAnnounceNs) continue;
+    f->announced = true;
+    wire::FrameHeader frame;
+    frame.kind = wire::FrameKind::kAnnounce;
+    frame.key = f->op->key;
+    frame.signature = f->waiting.head->op->signature;
+    frame.round = f->waiting.head->round;
+    frame.segment = f->waiting.head->segment;
+    say(frame);
+  }
+}
+
+}  // namespace sotto::tcp

@@ -1,0 +1,137 @@
+// The data connection to one peer: which message goes next, credit and READY, where an arriving message belongs.
+//
+// Flow control. A message of at most eager_bytes is sent at once while its frame fits into the credit that the receiver
+// has granted; the receiver gives credit back in portions as messages leave for their receives. Any other message waits
+// until the receiver has said READY for its operation and round; then its receive is posted and no credit is needed. The
+// receiver says READY when messages above eager_bytes are expected, and for everything while so much credit is out
+// that the sender may have run dry. A sender that waits for a READY for long announces its operation, so that a receiver
+// that calls it something else notices.
+//
+// Memory per peer: the credit, for messages that came before their receive, and the small frames of flow control (at most
+// one READY and one announcement per operation and peer, one credit frame per quarter of the credit).
+//
+// Threads: the driving thread.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/iface/transport.h"
+#include "transports/tcp/counters.h"
+#include "transports/tcp/op_table.h"
+#include "transports/tcp/send_queue.h"
+#include "transports/tcp/stream.h"
+
+namespace sotto::tcp {
+
+struct FlowLimits {
+  uint64_t eager_bytes = 65536;       // equal on all ranks of a group
+  uint64_t credit_bytes = 1u << 20;  // of whole frames
+};
+
+// What the channels of one transport share.
+struct TransportCore {
+  TransportCore(int32_t rank_number, int32_t ranks, TransferSink& s, FlowLimits l, Reactor& r)
+      : rank(rank_number), sink(s), limits(l), reactor(r), counters(ranks) {
+    ops.set_peers(ranks);
+  }
+  int32_t rank;
+  TransferSink& sink;
+  FlowLimits limits;
+  Reactor& reactor;
+  CounterTable counters;
+  OpTable ops;
+};
+
+// First in, first out, in memory that only grows to what was needed once.
+class FrameRing {
+ public:
+  bool empty() const { return count_ == 0; }
+  void push(const wire::FrameHeader& frame);
+  const wire::FrameHeader& front() const { return frames_[first_]; }
+  void pop();
+
+ private:
+  std::vector<wire::FrameHeader> frames_;
+  size_t first_ = 0, count_ = 0;
+};
+
+class Channel final : public StreamOwner {
+ public:
+  // stream: connected and greeted. name: of the peer, for errors.
+  Channel(TransportCore& core, int32_t peer, std::unique_ptr<FrameStream> stream, std::string name);
+
+  void send(Transfer& transfer);
+  void recv(Transfer& transfer);
+  void ready(const OpPosting& op, uint32_t last_round, uint64_t largest);
+  // Compares what the peer has called the operation with the posting.
+  void check_posted(Flow& flow);
+  void cancel(OpState& op);
+  void say_bye();
+
+  // Reports a loss whose cause nobody else has named, announces operations that wait for long.
+  void tick(int64_t now_ns);
+
+  bool drained() const { return queue_.empty() && service_.empty() && stream_->idle(); }
+  bool delivered() const { return !stream_->open() || (drained() && stream_->delivered()); }
+  void shutdown() { stream_->shutdown_send(); }
+  void close() { stream_->close(); }
+  const std::string& address() const { return stream_->name(); }
+
+ private:
+  Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
+  Status on_frame(FrameStream& stream, const wire::FrameHeader& header) override;
+  bool next_frame(FrameStream& stream, OutFrame& out) override;
+  void on_sent(FrameStream& stream, const OutFrame& out) override;
+  void on_broken(FrameStream& stream, Status why) override;
+
+  Result<void*> begin_message(const wire::FrameHeader& header);
+  Result<void*> place_message(Flow& flow, const wire::FrameHeader& header);
+  Status end_message(const wire::FrameHeader& header);
+  Status on_ready(const wire::FrameHeader& header);
+  Status on_credit(const wire::FrameHeader& header);
+  Status on_announce(const wire::FrameHeader& header);
+  Result<Flow*> flow_of_frame(const wire::FrameHeader& header);
+  Status agree(const OpKey& op, const OpSignature& own, const OpSignature& theirs) const;
+
+  Flow& flow(const OpKey& op);
+  bool admit(const Flow& flow, Transfer& t);
+  void release_waiting(Flow& flow);
+  void release_all_waiting();
+  void send_ready(Flow& flow);
+  void say(const wire::FrameHeader& frame);
+  Status take_credit(const wire::FrameHeader& header);
+  void return_credit(uint64_t cost);
+  bool sender_may_be_dry() const { return credit_out_ >= core_.limits.credit_bytes / 8 * 3; }
+  void deliver(Flow& flow, Transfer& t, Unexpected& message);
+  void complete(Flow& flow, Transfer& t);
+  void fail(Status why);
+  void fail_if_needed();
+
+  TransportCore& core_;
+  const int32_t peer_;
+  const std::string name_;
+  std::unique_ptr<FrameStream> stream_;
+  PeerCounters& service_counters_;
+
+  SendQueue queue_;
+  FrameRing service_;
+  uint64_t credit_;               // what this rank may still send
+  size_t waiting_flows_ = 0;      // flows with sends that wait
+  uint64_t credit_out_ = 0;       // what the peer has used and not got back
+  uint64_t credit_consumed_ = 0;  // of it: messages that have left for their receive
+
+  Flow* in_flow_ = nullptr;  // of the message that is arriving, while its operation is not cancelled
+  Transfer* in_transfer_ = nullptr;
+  Unexpected* in_unexpected_ = nullptr;
+
+  bool bye_said_ = false, bye_heard_ = false;
+  bool failed_ = false;
+  std::optional<Status> lost_;  // PEER_LOST that is held back for a moment
+  int64_t lost_ns_ = 0;
+};
+
+}  // namespace sotto::tcp

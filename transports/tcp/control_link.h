@@ -1,0 +1,77 @@
+// One control connection: whole messages out of and into a FrameStream.
+//
+// Threads: the driving thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <string>
+
+#include "core/wire/control.h"
+#include "core/wire/frame.h"
+#include "transports/tcp/stream.h"
+
+namespace sotto::tcp {
+
+class ControlLink;
+
+// Bytes of whole frames on one connection. Threads: any may read.
+struct LinkBytes {
+  std::atomic<uint64_t> sent{0}, received{0};
+};
+
+class ControlLinkOwner {
+ public:
+  virtual ~ControlLinkOwner() = default;
+  // An error makes on_lost follow with it. Neither may destroy the link.
+  virtual Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) = 0;
+  // Closed, reset, or something that is no control frame came. Called once, not after a bye of the other side.
+  virtual void on_lost(ControlLink& link, const Status& why) = 0;
+};
+
+class ControlLink final : public StreamOwner {
+ public:
+  // Takes the descriptor. Messages of more than max_payload bytes are refused.
+  static Result<std::unique_ptr<ControlLink>> make(Reactor& reactor, int fd, std::string name, ControlLinkOwner& owner,
+                                                   uint64_t max_payload);
+  ~ControlLink() override;
+
+  void set_owner(ControlLinkOwner& owner) { owner_ = &owner; }
+  void set_max_payload(uint64_t bytes) { max_payload_ = bytes; }
+  void send(wire::FrameKind kind, std::string payload);
+  // Everything was handed to the network / has arrived at the other side's kernel.
+  bool flushed() const { return outbox_.empty() && stream_->idle(); }
+  bool delivered() const { return !stream_->open() || (outbox_.empty() && stream_->delivered()); }
+  bool open() const { return stream_->open(); }
+  bool bye_received() const { return bye_received_; }
+  void close() { stream_->close(); }
+  const std::string& name() const { return stream_->name(); }
+  int64_t last_heard_ns() const { return stream_->last_heard_ns(); }
+  std::shared_ptr<const LinkBytes> bytes() const { return bytes_; }
+
+  int32_t rank = -1;  // the owner's: who is at the other end
+
+ private:
+  ControlLink(ControlLinkOwner& owner, uint64_t max_payload) : owner_(&owner), max_payload_(max_payload) {}
+  Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
+  Status on_frame(FrameStream& stream, const wire::FrameHeader& header) override;
+  bool next_frame(FrameStream& stream, OutFrame& out) override;
+  void on_sent(FrameStream& stream, const OutFrame& out) override;
+  void on_broken(FrameStream& stream, Status why) override;
+
+  struct Message {
+    wire::FrameKind kind;
+    std::string payload;
+  };
+  ControlLinkOwner* owner_;
+  uint64_t max_payload_;
+  std::unique_ptr<FrameStream> stream_;
+  std::deque<Message> outbox_;  // the first one is being sent
+  std::string inbox_;
+  bool bye_received_ = false;
+  std::shared_ptr<LinkBytes> bytes_ = std::make_shared<LinkBytes>();
+};
+
+}  // namespace sotto::tcp

@@ -1,0 +1,305 @@
+#include "transports/tcp/control_plane.h"
+
+#include <algorithm>
+
+namespace sotto::tcp {
+namespace {
+
+constexpr int64_t kTickMs = 50;
+
+int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
+
+}  // namespace
+
+TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership, int64_t heartbeat_ms)
+    : reactor_owner_(std::move(reactor)),
+      reactor_(*reactor_owner_),
+      group_(std::move(membership)),
+      heartbeat_ms_(heartbeat_ms),
+      bye_(static_cast<size_t>(group_.size())),
+      last_heartbeat_ns_(reactor_.now_ns()) {
+  const auto size = static_cast<uint64_t>(group_.size());
+  exchange_.blobs.resize(size);
+  for (const auto& link : group_.links) {
+    if (!link) continue;
+    link->set_owner(*this);
+    // From members one blob; from the coordinator all of them.
+    link->set_max_payload((coordinates() ? 1 : size) * (wire::kMaxBlobBytes + 64) + 4 * wire::kMaxTextBytes);
+  }
+  if (size > 1) ticker_ = reactor_.every(std::min(kTickMs, heartbeat_ms_), [this] { tick(); });
+}
+
+TcpControl::~TcpControl() = default;
+
+ControlLink* TcpControl::link_of(int32_t rank) const {
+  if (coordinates()) return group_.links[static_cast<size_t>(rank)].get();
+  return rank == group_.coordinator && !group_.links.empty() ? group_.links[0].get() : nullptr;
+}
+
+std::string TcpControl::describe_rank(int32_t rank) const {
+  return member_text(rank, group_.members[static_cast<size_t>(rank)]);
+}
+
+std::string TcpControl::coordinator_address() const { return coordinates() ? "" : group_.links[0]->name(); }
+
+std::shared_ptr<const LinkBytes> TcpControl::link_bytes(int32_t rank) const {
+  const ControlLink* link = link_of(rank);
+  return link != nullptr ? link->bytes() : nullptr;
+}
+
+// ---- all-gather
+
+Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what, std::string_view mine, Driver& driver,
+                                                        Deadline deadline) {
+  if (mine.size() > wire::kMaxBlobBytes) {
+    return invalid_argument("rank {}: {} bytes for the exchange \"{}\"; at most {} are allowed", rank(), mine.size(), what,
+                            wire::kMaxBlobBytes);
+  }
+  if (left_) return invalid_state("rank {} has left the group and cannot take part in \"{}\"", rank(), what);
+  gathered_.reset();
+  waiting_.clear();
+  const uint64_t sequence = sequence_;
+  if (coordinates()) {
+    contribute(rank(), sequence, std::string(what), std::string(mine));
+  } else if (!failure_) {
+    group_.links[0]->send(wire::FrameKind::kGather,
+                          wire::Gather{sequence, std::string(what), std::string(mine)}.encode());
+  }
+  const auto abandoned = [this] { return !coordinates() && bye_[static_cast<size_t>(group_.coordinator)]; };
+  const bool in_time = driver.run_until([&] { return failure_ || gathered_ || abandoned(); }, deadline);
+  if (gathered_) return std::exchange(gathered_, std::nullopt).value();
+  if (!failure_ && abandoned()) {
+    return error(Code::kPeerLost, "exchange \"{}\": the coordinator, {}, has left the group", what,
+                 describe_rank(group_.coordinator));
+  }
+  if (in_time) return failure_status().with_prefix(fmt::format("exchange \"{}\"", what));
+  const std::string missing = coordinates() ? missing_text() : waiting_;
+  return error(Code::kTimeout, "rank {}: the exchange \"{}\" is not complete in time: {}", rank(), what,
+               missing.empty() ? fmt::format("no answer from the coordinator, {}", describe_rank(group_.coordinator))
+                               : missing + " did not come");
+}
+
+std::string TcpControl::missing_text() const {
+  std::vector<int32_t> ranks;
+  for (int32_t r = 0; r < size(); ++r) {
+    if (!exchange_.blobs[static_cast<size_t>(r)]) ranks.push_back(r);
+  }
+  return ranks.empty() ? "" : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
+}
+
+void TcpControl::contribute(int32_t from, uint64_t sequence, std::string what, std::string blob) {
+  auto& place = exchange_.blobs[static_cast<size_t>(from)];
+  if (place || sequence != sequence_) {
+    decide({Code::kProtocol, from, fmt::format("{} is at exchange {} (\"{}\"), the group is at {}", describe_rank(from),
+                                               sequence, what, sequence_)});
+    return;
+  }
+  if (exchange_.present == 0) {
+    exchange_.what = what;
+    exchange_.what_rank = from;
+  } else if (exchange_.what != what) {
+    decide({Code::kProtocol, from,
+            fmt::format("ranks do not agree on exchange {}: rank {} came for \"{}\", rank {} for \"{}\"", sequence,
+                        exchange_.what_rank, exchange_.what, from, what)});
+    return;
+  }
+  place = std::move(blob);
+  if (++exchange_.present == size()) complete_exchange();
+}
+
+void TcpControl::complete_exchange() {
+  wire::Gathered all{sequence_++, {}};
+  for (auto& blob : exchange_.blobs) all.data.push_back(std::exchange(blob, std::nullopt).value());
+  exchange_.present = 0;
+  noted_.clear();
+  if (size() > 1) {
+    const std::string text = all.encode();
+    for (const auto& link : group_.links) {
+      if (link) link->send(wire::FrameKind::kGathered, text);
+    }
+  }
+  gathered_ = std::move(all.data);
+}
+
+// ---- messages
+
+Status TcpControl::on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) {
+  switch (kind) {
+    case wire::FrameKind::kGather:
+      if (coordinates()) return on_gather(link, payload);
+      break;
+    case wire::FrameKind::kGathered:
+      if (!coordinates()) return on_gathered(payload);
+      break;
+    case wire::FrameKind::kHeartbeat: return on_heartbeat(payload);
+    case wire::FrameKind::kFailure: return on_failure(payload);
+    case wire::FrameKind::kBye: on_bye(link); return {};
+    default: break;
+  }
+  return error(Code::kProtocol, "{} frame from {} to rank {}", wire::kind_name(kind), describe_rank(link.rank), rank());
+}
+
+Status TcpControl::on_gather(ControlLink& link, wire::Bytes payload) {
+  auto gather = wire::Gather::decode(payload);
+  if (!gather.ok()) return gather.status();
+  contribute(link.rank, gather->sequence, std::move(gather->what), std::move(gather->data));
+  return {};
+}
+
+Status TcpControl::on_gathered(wire::Bytes payload) {
+  auto all = wire::Gathered::decode(payload);
+  if (!all.ok()) return all.status();
+  if (all->sequence != sequence_ || all->data.size() != static_cast<size_t>(size())) {
+    return error(Code::kProtocol, "answer to exchange {} with {} parts; rank {} is at exchange {} of {} ranks",
+                 all->sequence, all->data.size(), rank(), sequence_, size());
+  }
+  ++sequence_;
+  gathered_ = std::move(all->data);
+  return {};
+}
+
+Status TcpControl::on_heartbeat(wire::Bytes payload) {
+  auto beat = wire::Heartbeat::decode(payload);
+  if (!beat.ok() || coordinates()) return beat.status();
+  waiting_ = std::move(beat->waiting);
+  if (beat->silent_ms.size() == static_cast<size_t>(size())) {
+    silent_ms_ = std::move(beat->silent_ms);
+    silent_at_ns_ = reactor_.now_ns();
+  }
+  return {};
+}
+
+Status TcpControl::on_failure(wire::Bytes payload) {
+  auto failure = wire::Failure::decode(payload);
+  if (!failure.ok()) return failure.status();
+  FailureCause cause{static_cast<Code>(failure->code), failure->rank, std::move(failure->text)};
+  if (coordinates()) {
+    decide(std::move(cause));
+  } else {
+    adopt(std::move(cause));
+  }
+  return {};
+}
+
+void TcpControl::on_bye(ControlLink& link) {
+  bye_[static_cast<size_t>(link.rank)] = true;
+  if (coordinates() && exchange_.present > 0 && !exchange_.blobs[static_cast<size_t>(link.rank)]) {
+    decide({Code::kPeerLost, link.rank,
+            fmt::format("{} has left the group during the exchange \"{}\"", describe_rank(link.rank), exchange_.what)});
+  }
+}
+
+void TcpControl::on_lost(ControlLink& link, const Status& why) {
+  if (left_) return;
+  FailureCause cause{why.code(), link.rank, fmt::format("{} is lost: {}", describe_rank(link.rank), why.text())};
+  if (coordinates()) {
+    decide(std::move(cause));
+  } else {
+    adopt(reported_ ? *reported_ : std::move(cause));
+  }
+}
+
+// ---- failure
+
+Status TcpControl::failure_status() const { return Status(failure_->code, failure_->text); }
+
+void TcpControl::fail(const FailureCause& cause) {
+  if (failure_ || reported_) return;
+  if (coordinates()) {
+    decide(cause);
+    return;
+  }
+  ControlLink& link = *group_.links[0];
+  if (left_ || !link.open() || bye_[static_cast<size_t>(group_.coordinator)]) {
+    adopt(cause);
+    return;
+  }
+  reported_ = cause;
+  reported_ns_ = reactor_.now_ns();
+  link.send(wire::FrameKind::kFailure, wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
+}
+
+// The coordinator's word: the first cause that it hears of is the group's.
+void TcpControl::decide(FailureCause cause) {
+  if (failure_) return;
+  const std::string text = wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode();
+  adopt(std::move(cause));
+  for (const auto& link : group_.links) {
+    if (link && !bye_[static_cast<size_t>(link->rank)]) link->send(wire::FrameKind::kFailure, text);
+  }
+}
+
+void TcpControl::adopt(FailureCause cause) {
+  if (failure_) return;
+  failure_ = std::move(cause);
+  asio::post(reactor_.io(), [this, alive = std::weak_ptr<bool>(alive_)] {
+    if (!alive.expired() && listener_ != nullptr) listener_->on_control_failure(*failure_);
+  });
+}
+
+// ---- signs of life
+
+void TcpControl::tick() {
+  const int64_t now = reactor_.now_ns();
+  if (reported_ && !failure_ && ms_between(reported_ns_, now) >= kDecisionMs) adopt(*reported_);
+  if (left_) return;
+  if (ms_between(last_heartbeat_ns_, now) >= heartbeat_ms_) {
+    last_heartbeat_ns_ = now;
+    send_heartbeats();
+  } else if (coordinates() && exchange_.present > 0) {
+    send_note();
+  }
+}
+
+void TcpControl::send_heartbeats() {
+  wire::Heartbeat beat;
+  if (coordinates()) {
+    if (exchange_.present > 0) beat.waiting = missing_text();
+    for (int32_t r = 0; r < size(); ++r) beat.silent_ms.push_back(static_cast<uint32_t>(silent_ms(r)));
+  }
+  const std::string text = beat.encode();
+  for (const auto& link : group_.links) {
+    // A peer that does not read must not make the queue grow.
+    if (link && link->flushed()) link->send(wire::FrameKind::kHeartbeat, text);
+  }
+}
+
+// Tells those who are there whom the exchange waits for.
+void TcpControl::send_note() {
+  const std::string missing = missing_text();
+  if (missing == noted_) return;
+  noted_ = missing;
+  const std::string text = wire::Heartbeat{missing, {}}.encode();
+  for (const auto& link : group_.links) {
+    const bool there = link && exchange_.blobs[static_cast<size_t>(link->rank)].has_value();
+    if (there && link->flushed()) link->send(wire::FrameKind::kHeartbeat, text);
+  }
+}
+
+int64_t TcpControl::silent_ms(int32_t rank) const {
+  if (rank == group_.rank) return 0;
+  const int64_t now = reactor_.now_ns();
+  if (const ControlLink* link = link_of(rank)) return std::max<int64_t>(0, ms_between(link->last_heard_ns(), now));
+  if (silent_ms_.empty()) return 0;
+  return silent_ms_[static_cast<size_t>(rank)] + ms_between(silent_at_ns_, now);
+}
+
+// ---- end
+
+void TcpControl::leave(Deadline deadline) {
+  if (left_) return;
+  left_ = true;
+  for (const auto& link : group_.links) {
+    if (link) link->send(wire::FrameKind::kBye, "");
+  }
+  const auto told = [this] {
+    return std::all_of(group_.links.begin(), group_.links.end(), [](const auto& l) { return !l || l->delivered(); });
+  };
+  while (!told() && !deadline.passed(reactor_.clock())) reactor_.poll(std::min<int64_t>(1000, deadline.left_us(reactor_.clock())));
+  for (const auto& link : group_.links) {
+    if (link) link->close();
+  }
+  group_.lobby.reset();
+}
+
+}  // namespace sotto::tcp

@@ -1,0 +1,78 @@
+// Counters per comm epoch and peer. Written by the driving thread, read by any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "core/iface/transport.h"
+#include "core/wire/frame.h"
+
+namespace sotto::tcp {
+
+class PeerCounters {
+ public:
+  void message_sent(const wire::FrameHeader& h) { count(sent_, h); }
+  void message_received(const wire::FrameHeader& h) { count(received_, h); }
+  void service_sent(uint64_t bytes) { add(sent_.service, bytes); }
+  void service_received(uint64_t bytes) { add(received_.service, bytes); }
+
+  TransferCounters read() const {
+    TransferCounters c;
+    c.payload_bytes_sent = sent_.payload.load(std::memory_order_relaxed);
+    c.header_bytes_sent = sent_.header.load(std::memory_order_relaxed);
+    c.service_bytes_sent = sent_.service.load(std::memory_order_relaxed);
+    c.messages_sent = sent_.messages.load(std::memory_order_relaxed);
+    c.payload_bytes_received = received_.payload.load(std::memory_order_relaxed);
+    c.header_bytes_received = received_.header.load(std::memory_order_relaxed);
+    c.service_bytes_received = received_.service.load(std::memory_order_relaxed);
+    c.messages_received = received_.messages.load(std::memory_order_relaxed);
+    return c;
+  }
+
+ private:
+  struct Direction {
+    std::atomic<uint64_t> payload{0}, header{0}, service{0}, messages{0};
+  };
+  // One writer: no need for an atomic addition.
+  static void add(std::atomic<uint64_t>& to, uint64_t n) {
+    to.store(to.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
+  }
+  static void count(Direction& d, const wire::FrameHeader& h) {
+    const bool payload = h.message_class == MessageClass::kPayload;
+    add(d.payload, payload ? h.payload_bytes : 0);
+    add(d.header, wire::frame_bytes(h.payload_bytes) - (payload ? h.payload_bytes : 0));
+    add(d.messages, 1);
+  }
+
+  Direction sent_, received_;
+};
+
+// Entries live as long as the table: the counters of a comm stay readable after its end (W entries of 64 bytes a comm).
+class CounterTable {
+ public:
+  explicit CounterTable(int32_t peers) : peers_(static_cast<size_t>(peers)) {}
+
+  PeerCounters& at(uint64_t comm, int32_t peer) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto& row = table_[comm];
+    if (!row) row = std::make_unique<PeerCounters[]>(peers_);
+    return row[static_cast<size_t>(peer)];
+  }
+  TransferCounters read(uint64_t comm, int32_t peer) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto found = table_.find(comm);
+    if (found == table_.end() || peer < 0 || static_cast<size_t>(peer) >= peers_) return {};
+    return found->second[static_cast<size_t>(peer)].read();
+  }
+
+ private:
+  size_t peers_;
+  mutable std::mutex mutex_;
+  std::map<uint64_t, std::unique_ptr<PeerCounters[]>> table_;
+};
+
+}  // namespace sotto::tcp

@@ -1,0 +1,267 @@
+#include "transports/tcp/mesh.h"
+
+#include <algorithm>
+#include <optional>
+
+#include "core/base/log.h"
+#include "core/wire/bytes.h"
+
+namespace sotto::tcp {
+namespace {
+
+constexpr uint64_t kMaxHelloBytes = 64;
+constexpr uint32_t kMaxAddresses = 64;
+
+// What a rank tells the others before they connect.
+struct Card {
+  uint16_t port = 0;
+  FlowLimits limits;
+  std::vector<Address> addresses;
+
+  std::string encode() const {
+    wire::Writer out;
+    out.number(port);
+    out.number(limits.eager_bytes);
+    out.number(limits.credit_bytes);
+    out.number(static_cast<uint32_t>(addresses.size()));
+    for (const Address& a : addresses) out.text(a.to_string());
+    return out.take();
+  }
+  static Result<Card> decode(const std::string& text) {
+    wire::Reader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+    Card card;
+    card.port = in.number<uint16_t>();
+    card.limits.eager_bytes = in.number<uint64_t>();
+    card.limits.credit_bytes = in.number<uint64_t>();
+    const uint32_t count = std::min(in.number<uint32_t>(), kMaxAddresses);
+    for (uint32_t i = 0; i < count && in.ok(); ++i) {
+      error_code failed;
+      const Address address = asio::ip::make_address(std::string(in.text()), failed);
+      if (failed) return error(Code::kProtocol, "malformed address of a data connection");
+      card.addresses.push_back(address);
+    }
+    if (!in.finished() || card.addresses.empty()) return error(Code::kProtocol, "malformed addresses of data connections");
+    return card;
+  }
+};
+
+class Mesh;
+
+// A connection that has not greeted yet.
+class Greeting final : public StreamOwner {
+ public:
+  Greeting(Mesh& mesh, int32_t peer) : mesh_(mesh), peer_(peer) {}
+  std::unique_ptr<FrameStream> stream;
+  int32_t peer() const { return peer_; }
+  bool greeted() const { return greeted_; }
+  void say_hello() {
+    to_send_ = true;
+    stream->flush();
+  }
+
+ private:
+  Result<void*> on_header(FrameStream& s, const wire::FrameHeader& header) override {
+    if (header.kind != wire::FrameKind::kHello || header.payload_bytes > kMaxHelloBytes || greeted_) {
+      return error(Code::kProtocol, "{} from {} instead of a hello", describe(header), s.name());
+    }
+    inbox_.resize(header.payload_bytes);
+    return static_cast<void*>(inbox_.data());
+  }
+  Status on_frame(FrameStream& s, const wire::FrameHeader& header) override;
+  bool next_frame(FrameStream& s, OutFrame& out) override;
+  void on_sent(FrameStream&, const OutFrame&) override {}
+  void on_broken(FrameStream& s, Status why) override;
+
+  Mesh& mesh_;
+  int32_t peer_;  // -1: not known yet
+  bool greeted_ = false, to_send_ = false;
+  std::string inbox_, outbox_;
+};
+
+class Mesh {
+ public:
+  Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control) : reactor_(std::move(reactor)), control_(control) {
+    peers_.resize(static_cast<size_t>(control.size()));
+  }
+
+  Status listen(const ListenPlace& place) {
+    SOTTO_ASSIGN(listener_, Listener::open(*reactor_, Endpoint(place.bind, 0), [this](int fd, std::string name) {
+                   adopt(fd, std::move(name), -1);
+                 }));
+    return {};
+  }
+  uint16_t port() const { return listener_->port(); }
+
+  Status connect(const std::vector<std::string>& cards, FlowLimits& limits) {
+    for (int32_t r = 0; r < control_.size(); ++r) {
+      SOTTO_ASSIGN(const Card card, Card::decode(cards[static_cast<size_t>(r)]));
+      // What one may send the other has to be ready for: the smallest wish counts.
+      limits.eager_bytes = std::min(limits.eager_bytes, card.limits.eager_bytes);
+      limits.credit_bytes = std::min(limits.credit_bytes, card.limits.credit_bytes);
+      if (r > control_.rank()) start_connecting(r, card);
+    }
+    return {};
+  }
+
+  // All peers have greeted, or one of them cannot be reached.
+  bool settled() const { return failure_.has_value() || control_.failure().has_value() || missing().empty(); }
+  std::vector<int32_t> missing() const {
+    std::vector<int32_t> ranks;
+    for (int32_t r = 0; r < control_.size(); ++r) {
+      if (r != control_.rank() && !peers_[static_cast<size_t>(r)]) ranks.push_back(r);
+    }
+    return ranks;
+  }
+  const std::optional<FailureCause>& failure() const { return failure_; }
+
+  std::vector<MeshPeer> take() {
+    std::vector<MeshPeer> out;
+    for (int32_t r = 0; r < control_.size(); ++r) {
+      MeshPeer peer;
+      if (peers_[static_cast<size_t>(r)]) peer.stream = std::move(peers_[static_cast<size_t>(r)]->stream);
+      peer.name = control_.describe_rank(r);
+      peer.control_bytes = control_.link_bytes(r);
+      out.push_back(std::move(peer));
+    }
+    return out;
+  }
+
+  wire::Hello own_hello() const { return {control_.token(), control_.rank(), control_.size()}; }
+
+  // Only from inside the stream of `g`, which therefore is not destroyed here.
+  Status greeted(Greeting& g, const wire::Hello& hello) {
+    const bool expected = g.peer() < 0 ? hello.rank >= 0 && hello.rank < control_.rank() : hello.rank == g.peer();
+    if (hello.token != control_.token() || hello.size != control_.size() || !expected) {
+      return error(Code::kProtocol, "{} greets as rank {} of {} with {} token", g.stream->name(), hello.rank, hello.size,
+                   hello.token == control_.token() ? "the right" : "another");
+    }
+    auto& place = peers_[static_cast<size_t>(hello.rank)];
+    if (place) return error(Code::kProtocol, "{} greets as rank {}, which is connected already", g.stream->name(), hello.rank);
+    const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const auto& p) { return p.get() == &g; });
+    place = std::move(*found);
+    pending_.erase(found);
+    if (g.peer() < 0) g.say_hello();
+    // A peer that gets through set-up first may send messages before there is a transport here to take them.
+    g.stream->pause();
+    return {};
+  }
+
+  void broken(Greeting& g, const Status& why) {
+    int32_t rank = g.peer();
+    for (int32_t r = 0; r < control_.size() && rank < 0; ++r) {
+      if (peers_[static_cast<size_t>(r)].get() == &g) rank = r;
+    }
+    if (rank < 0) {  // a stranger
+      log(LogLevel::kWarn, "rank {}: connection refused: {}", control_.rank(), why.text());
+      return;
+    }
+    fail(rank, why);
+  }
+
+ private:
+  void start_connecting(int32_t peer, const Card& card) {
+    std::vector<Endpoint> endpoints;
+    // The address at which the coordinator was found is known to work.
+    if (peer == control_.coordinator()) {
+      if (const auto known = coordinator_address(card)) endpoints.emplace_back(*known, card.port);
+    }
+    for (const Address& a : card.addresses) endpoints.emplace_back(a, card.port);
+    connectors_.push_back(std::make_unique<Connector>(
+        *reactor_, std::move(endpoints), false, [this, peer](int fd, std::string name) { adopt(fd, std::move(name), peer); },
+        [this, peer](const Status& why) { fail(peer, why); }));
+  }
+
+  std::optional<Address> coordinator_address(const Card& card) const {
+    if (card.addresses.size() < 2) return {};
+    const std::string name = control_.coordinator_address();
+    error_code failed;
+    std::string host = name.substr(0, name.rfind(':'));
+    if (host.size() > 2 && host.front() == '[') host = host.substr(1, host.size() - 2);
+    const Address address = asio::ip::make_address(host, failed);
+    if (failed) return {};
+    return address;
+  }
+
+  void adopt(int fd, std::string name, int32_t peer) {
+    std::erase_if(pending_, [](const auto& g) { return !g->stream->open(); });
+    auto greeting = std::make_unique<Greeting>(*this, peer);
+    auto stream = FrameStream::make(*reactor_, fd, std::move(name), *greeting);
+    if (!stream.ok()) {
+      fail(peer, stream.status());
+      return;
+    }
+    greeting->stream = stream.take();
+    pending_.push_back(std::move(greeting));
+    if (peer >= 0) pending_.back()->say_hello();
+  }
+
+  void fail(int32_t peer, const Status& why) {
+    if (failure_) return;
+    const std::string to = peer < 0 ? "" : " to " + control_.describe_rank(peer);
+    failure_ = FailureCause{why.code(), peer, fmt::format("rank {}: data connection{}: {}", control_.rank(), to, why.text())};
+  }
+
+  std::shared_ptr<Reactor> reactor_;
+  TcpControl& control_;
+  std::unique_ptr<Listener> listener_;
+  std::vector<std::unique_ptr<Connector>> connectors_;
+  std::vector<std::unique_ptr<Greeting>> pending_;
+  std::vector<std::unique_ptr<Greeting>> peers_;  // by rank
+  std::optional<FailureCause> failure_;
+};
+
+Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& /*header*/) {
+  auto hello = wire::Hello::decode({reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
+  if (!hello.ok()) return hello.status();
+  greeted_ = true;
+  return mesh_.greeted(*this, *hello);
+}
+
+bool Greeting::next_frame(FrameStream& /*s*/, OutFrame& out) {
+  if (!to_send_) return false;
+  to_send_ = false;
+  outbox_ = mesh_.own_hello().encode();
+  out = OutFrame{};
+  out.header.kind = wire::FrameKind::kHello;
+  out.header.payload_bytes = outbox_.size();
+  out.payload = reinterpret_cast<const uint8_t*>(outbox_.data());
+  return true;
+}
+
+void Greeting::on_broken(FrameStream& /*s*/, Status why) { mesh_.broken(*this, why); }
+
+Status tell_everyone(TcpControl& control, Driver& driver, FailureCause cause) {
+  control.fail(cause);
+  driver.run_until([&] { return control.failure().has_value(); }, Deadline::in_us(driver.clock(), 2 * kDecisionMs * 1000));
+  if (control.failure()) cause = *control.failure();
+  return Status(cause.code, cause.text);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor, const ListenPlace& place,
+                                                FlowLimits limits, TcpControl& control, TransferSink& sink, Driver& driver,
+                                                Deadline deadline) {
+  Mesh mesh(reactor, control);
+  if (control.size() > 1) {
+    SOTTO_TRY(mesh.listen(place));
+    const Card own{mesh.port(), limits, place.published};
+    SOTTO_ASSIGN(const auto cards, control.all_gather("addresses of data connections", own.encode(), driver, deadline));
+    SOTTO_TRY(mesh.connect(cards, limits));
+    const bool in_time = driver.run_until([&] { return mesh.settled(); }, deadline);
+    if (mesh.failure()) return tell_everyone(control, driver, *mesh.failure());
+    if (control.failure()) return Status(control.failure()->code, control.failure()->text);
+    if (!in_time) {
+      return tell_everyone(control, driver,
+                           {Code::kTimeout, mesh.missing().front(),
+                            fmt::format("rank {}: data connections to rank(s) {} were not made in time", control.rank(),
+                                        rank_list(mesh.missing()))});
+    }
+    // Nobody goes on before all connections of all ranks are there.
+    SOTTO_TRY(control.all_gather("data connections are made", "", driver, deadline).status());
+  }
+  return std::unique_ptr<Transport>(
+      std::make_unique<TcpTransport>(reactor, control.rank(), mesh.take(), sink, limits));
+}
+
+}  // namespace sotto::tcp

@@ -1,0 +1,279 @@
+#include "transports/tcp/net.h"
+
+#include <ifaddrs.h>
+#include <net/if.h>
+#include <netinet/in.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <chrono>
+#include <cstring>
+
+#include "core/base/log.h"
+
+namespace sotto::tcp {
+namespace {
+
+constexpr int kBacklog = 1024;
+// An address that does not answer is left for the next one after this time.
+constexpr auto kAttempt = std::chrono::seconds(2);
+constexpr auto kFirstPause = std::chrono::milliseconds(10);
+constexpr auto kLongestPause = std::chrono::milliseconds(200);
+
+struct Interface {
+  std::string name;
+  Address address;
+};
+
+// Addresses of interfaces that are up, IPv4 first; no link-local IPv6, which means nothing to others.
+std::vector<Interface> interfaces() {
+  std::vector<Interface> v4, v6;
+  ifaddrs* list = nullptr;
+  if (::getifaddrs(&list) != 0) return {};
+  for (const ifaddrs* i = list; i != nullptr; i = i->ifa_next) {
+    if (i->ifa_addr == nullptr || (i->ifa_flags & IFF_UP) == 0) continue;
+    if (i->ifa_addr->sa_family == AF_INET) {
+      sockaddr_in in;
+      std::memcpy(&in, i->ifa_addr, sizeof in);
+      v4.push_back({i->ifa_name, asio::ip::address_v4(ntohl(in.sin_addr.s_addr))});
+    } else if (i->ifa_addr->sa_family == AF_INET6) {
+      sockaddr_in6 in;
+      std::memcpy(&in, i->ifa_addr, sizeof in);
+      asio::ip::address_v6::bytes_type bytes;
+      std::memcpy(bytes.data(), &in.sin6_addr, bytes.size());
+      const asio::ip::address_v6 address(bytes);
+      if (!address.is_link_local()) v6.push_back({i->ifa_name, address});
+    }
+  }
+  ::freeifaddrs(list);
+  v4.insert(v4.end(), v6.begin(), v6.end());
+  return v4;
+}
+
+ListenPlace any_place() {
+  ListenPlace place;
+  place.bind = asio::ip::address_v4::any();
+  for (const Interface& i : interfaces()) {
+    if (i.address.is_loopback()) continue;
+    if (i.address.is_v6()) place.bind = asio::ip::address_v6::any();  // serves both
+    place.published.push_back(i.address);
+  }
+  if (place.published.empty()) place.published.push_back(asio::ip::address_v4::loopback());
+  return place;
+}
+
+Address unmapped(const Address& address) {
+  if (!address.is_v6() || !address.to_v6().is_v4_mapped()) return address;
+  return asio::ip::make_address_v4(asio::ip::v4_mapped, address.to_v6());
+}
+
+}  // namespace
+
+std::string endpoint_text(const Endpoint& endpoint) {
+  const Address address = unmapped(endpoint.address());
+  return address.is_v6() ? fmt::format("[{}]:{}", address.to_string(), endpoint.port())
+                         : fmt::format("{}:{}", address.to_string(), endpoint.port());
+}
+
+Result<ListenPlace> listen_place(const std::string& listen) {
+  if (listen.empty()) {
+    const Address loopback = asio::ip::address_v4::loopback();
+    return ListenPlace{loopback, {loopback}};
+  }
+  if (listen == "any") return any_place();
+  std::string names;
+  for (const Interface& i : interfaces()) {
+    if (i.name == listen) return ListenPlace{i.address, {i.address}};
+    if (names.find(i.name) == std::string::npos) names += (names.empty() ? "" : ", ") + i.name;
+  }
+  error_code failed;
+  const Address address = asio::ip::make_address(listen, failed);
+  if (failed) {
+    return invalid_argument("SOTTO_LISTEN is \"{}\"; allowed are any, an address, or an interface of this machine ({})",
+                            listen, names);
+  }
+  return ListenPlace{address, {address}};
+}
+
+Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& reactor) {
+  const std::string_view prefix = "tcp://";
+  const size_t colon = url.rfind(':');
+  uint16_t port = 0;
+  std::string host;
+  bool valid = url.compare(0, prefix.size(), prefix) == 0 && colon != std::string::npos && colon > prefix.size();
+  if (valid) {
+    host = url.substr(prefix.size(), colon - prefix.size());
+    const char* end = url.data() + url.size();
+    const auto [stop, failed] = std::from_chars(url.data() + colon + 1, end, port);
+    valid = failed == std::errc() && stop == end && port != 0;
+    if (host.size() > 2 && host.front() == '[' && host.back() == ']') {
+      host = host.substr(1, host.size() - 2);
+    } else {
+      valid = valid && host.find_first_of(":[]/") == std::string::npos;
+    }
+  }
+  if (!valid) {
+    return invalid_argument("rendezvous address \"{}\"; it has to be tcp://host:port with a port from 1 to 65535", url);
+  }
+  asio::ip::tcp::resolver resolver(reactor.io());
+  error_code failed;
+  const auto found = resolver.resolve(host, std::to_string(port), asio::ip::tcp::resolver::numeric_service, failed);
+  if (failed) return error(Code::kTransport, "rendezvous address {}: cannot resolve {}: {}", url, host, failed.message());
+  std::vector<Endpoint> endpoints;
+  for (const auto& entry : found) {
+    if (std::find(endpoints.begin(), endpoints.end(), entry.endpoint()) == endpoints.end()) {
+      endpoints.push_back(entry.endpoint());
+    }
+  }
+  std::stable_partition(endpoints.begin(), endpoints.end(), [](const Endpoint& e) { return e.address().is_v4(); });
+  return endpoints;
+}
+
+// ---- accepting
+
+struct Listener::State {
+  State(asio::io_context& io, SocketFn fn) : acceptor(io), pause(io), accepted(std::move(fn)) {}
+  asio::ip::tcp::acceptor acceptor;
+  asio::steady_timer pause;
+  SocketFn accepted;
+
+  static void accept(const std::shared_ptr<State>& self) {
+    self->acceptor.async_accept([weak = std::weak_ptr<State>(self)](const error_code& failed, asio::ip::tcp::socket s) {
+      const std::shared_ptr<State> state = weak.lock();
+      if (!state || !state->acceptor.is_open()) return;
+      if (failed) {
+        retry_later(state, failed);
+        return;
+      }
+      error_code ignored;
+      const std::string name = endpoint_text(s.remote_endpoint(ignored));
+      const int fd = s.release(ignored);
+      accept(state);
+      if (!ignored) state->accepted(fd, name);
+    });
+  }
+  // Out of descriptors, say: accepting again at once would spin.
+  static void retry_later(const std::shared_ptr<State>& self, const error_code& why) {
+    log(LogLevel::kWarn, "accepting a connection: {}", why.message());
+    self->pause.expires_after(kLongestPause);
+    self->pause.async_wait([weak = std::weak_ptr<State>(self)](const error_code&) {
+      const std::shared_ptr<State> state = weak.lock();
+      if (state && state->acceptor.is_open()) accept(state);
+    });
+  }
+};
+
+Result<std::unique_ptr<Listener>> Listener::open(Reactor& reactor, const Endpoint& at, SocketFn accepted) {
+  auto state = std::make_shared<State>(reactor.io(), std::move(accepted));
+  error_code failed;
+  auto& acceptor = state->acceptor;
+  const auto cannot = [&](const char* what) {
+    return error(Code::kTransport, "cannot listen at {}: {}: {}", endpoint_text(at), what, failed.message());
+  };
+  if (acceptor.open(at.protocol(), failed); failed) return cannot("socket");
+  acceptor.set_option(asio::ip::tcp::acceptor::reuse_address(true), failed);
+  if (at.address().is_v6() && at.address().is_unspecified()) {
+    acceptor.set_option(asio::ip::v6_only(false), failed);
+  }
+  if (acceptor.bind(at, failed); failed) return cannot("bind");
+  if (acceptor.listen(kBacklog, failed); failed) return cannot("listen");
+  const Endpoint bound = acceptor.local_endpoint(failed);
+  if (failed) return cannot("getsockname");
+  State::accept(state);
+  std::unique_ptr<Listener> listener(new Listener);
+  listener->state_ = std::move(state);
+  listener->port_ = bound.port();
+  return listener;
+}
+
+Listener::~Listener() {
+  error_code ignored;
+  state_->acceptor.close(ignored);
+}
+
+// ---- connecting
+
+struct Connector::State {
+  State(Reactor& r, std::vector<Endpoint> e, bool again, SocketFn c, FailedFn f)
+      : reactor(r), endpoints(std::move(e)), retry(again), connected(std::move(c)), failed(std::move(f)), socket(r.io()),
+        timer(r.io()) {}
+  Reactor& reactor;
+  std::vector<Endpoint> endpoints;
+  bool retry;
+  SocketFn connected;
+  FailedFn failed;
+  asio::ip::tcp::socket socket;
+  asio::steady_timer timer;
+  size_t next = 0;
+  uint64_t attempt = 0;  // tells a timer or an answer that belongs to an attempt given up
+  bool stopped = false;
+  std::chrono::milliseconds pause = kFirstPause;
+  std::string last_error;
+
+  static void start(const std::shared_ptr<State>& self) {
+    const Endpoint to = self->endpoints[self->next];
+    const uint64_t attempt = ++self->attempt;
+    error_code ignored;
+    self->socket.close(ignored);
+    self->socket.async_connect(to, [weak = std::weak_ptr<State>(self), to, attempt](const error_code& failed) {
+      const std::shared_ptr<State> state = weak.lock();
+      if (!state || state->stopped || state->attempt != attempt) return;
+      if (failed) {
+        refused(state, to, failed.message());
+      } else {
+        done(state, to);
+      }
+    });
+    if (!self->retry && self->next + 1 == self->endpoints.size()) {
+      self->timer.cancel();
+      return;  // the last chance: as long as the system tries
+    }
+    self->timer.expires_after(kAttempt);
+    self->timer.async_wait([weak = std::weak_ptr<State>(self), to, attempt](const error_code& cancelled) {
+      const std::shared_ptr<State> state = weak.lock();
+      if (cancelled || !state || state->stopped || state->attempt != attempt) return;
+      refused(state, to, "no answer");
+    });
+  }
+
+  static void done(const std::shared_ptr<State>& self, const Endpoint& to) {
+    self->stopped = true;
+    self->timer.cancel();
+    error_code ignored;
+    const int fd = self->socket.release(ignored);
+    if (!ignored) self->connected(fd, endpoint_text(to));
+  }
+
+  static void refused(const std::shared_ptr<State>& self, const Endpoint& to, const std::string& why) {
+    self->last_error = fmt::format("{}: {}", endpoint_text(to), why);
+    if (++self->next < self->endpoints.size()) {
+      start(self);
+      return;
+    }
+    self->next = 0;
+    if (!self->retry) {
+      self->stopped = true;
+      self->failed(error(Code::kTransport, "cannot connect to {}", self->last_error));
+      return;
+    }
+    const uint64_t attempt = ++self->attempt;
+    self->timer.expires_after(self->pause);
+    self->pause = std::min<std::chrono::milliseconds>(self->pause * 2, kLongestPause);
+    self->timer.async_wait([weak = std::weak_ptr<State>(self), attempt](const error_code& cancelled) {
+      const std::shared_ptr<State> state = weak.lock();
+      if (!cancelled && state && !state->stopped && state->attempt == attempt) start(state);
+    });
+  }
+};
+
+Connector::Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool retry, SocketFn connected, FailedFn failed)
+    : state_(std::make_shared<State>(reactor, std::move(endpoints), retry, std::move(connected), std::move(failed))) {
+  State::start(state_);
+}
+
+Connector::~Connector() { state_->stopped = true; }
+
+std::string Connector::last_error() const { return state_->last_error; }
+
+}  // namespace sotto::tcp

@@ -1,0 +1,68 @@
+// Addresses, accepting and connecting.
+//
+// Threads: the driving thread.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/base/status.h"
+#include "transports/tcp/asio.h"
+#include "transports/tcp/reactor.h"
+
+namespace sotto::tcp {
+
+using Address = asio::ip::address;
+
+// "127.0.0.1:80", "[::1]:80"; addresses of IPv4 behind an IPv6 socket are written as IPv4.
+std::string endpoint_text(const Endpoint& endpoint);
+
+// Where this rank listens: what the socket is bound to, and the addresses that others are told.
+struct ListenPlace {
+  Address bind;
+  std::vector<Address> published;  // at least one
+};
+// listen: empty = loopback, "any", an address, or the name of an interface. INVALID_ARGUMENT names what there is.
+Result<ListenPlace> listen_place(const std::string& listen);
+
+// tcp://host:port, host a name, an IPv4 address or [IPv6]. Name resolution may block in the system's resolver.
+// INVALID_ARGUMENT: no such form. TRANSPORT: the name is not known.
+Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& reactor);
+
+// Takes an accepted or connected socket; `name` is the other side's address.
+using SocketFn = std::function<void(int fd, std::string name)>;
+
+class Listener {
+ public:
+  // Port 0: any. TRANSPORT names address and cause.
+  static Result<std::unique_ptr<Listener>> open(Reactor& reactor, const Endpoint& at, SocketFn accepted);
+  ~Listener();
+  uint16_t port() const { return port_; }
+
+ private:
+  struct State;
+  Listener() = default;
+  std::shared_ptr<State> state_;
+  uint16_t port_ = 0;
+};
+
+// Connects to the first of several addresses that answers. Destroying it gives up.
+class Connector {
+ public:
+  using FailedFn = std::function<void(Status why)>;
+  // retry: begin again after a pause when no address has answered, for ever. Otherwise failed is called once, TRANSPORT.
+  Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool retry, SocketFn connected, FailedFn failed);
+  ~Connector();
+  // The last attempt that failed: "127.0.0.1:80: Connection refused"; empty before the first.
+  std::string last_error() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+}  // namespace sotto::tcp

@@ -1,0 +1,165 @@
+// What the transport knows of the operations in flight: per operation its posting here, per operation and peer (a flow)
+// the receives that wait for messages, the sends that wait for permission, and messages that came before their receive.
+//
+// Memory: maps and buffers come from one pool that keeps what it once had, so that a steady state allocates nothing. The
+// pool is bounded by the operations in flight, kMaxUnposted operations of which only peers have spoken so far, and the
+// credit of every peer (unexpected messages).
+//
+// Threads: the driving thread.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory_resource>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "core/base/hash.h"
+#include "core/iface/transport.h"
+
+namespace sotto::tcp {
+
+class PeerCounters;
+struct OpState;
+
+// Singly linked through Transfer::next, in order of arrival.
+struct TransferList {
+  Transfer* head = nullptr;
+  Transfer* tail = nullptr;
+
+  bool empty() const { return head == nullptr; }
+  void push(Transfer& t) {
+    t.next = nullptr;
+    (head == nullptr ? head : tail->next) = &t;
+    tail = &t;
+  }
+  // Unlinks and returns the first one that fits; null: none.
+  template <class Fits>
+  Transfer* take_first(Fits fits) {
+    Transfer* before = nullptr;
+    for (Transfer* t = head; t != nullptr; before = t, t = t->next) {
+      if (!fits(*t)) continue;
+      (before == nullptr ? head : before->next) = t->next;
+      if (tail == t) tail = before;
+      t->next = nullptr;
+      return t;
+    }
+    return nullptr;
+  }
+};
+
+// A message that came before its receive was posted. Its bytes lie behind it in the same block.
+struct Unexpected {
+  Unexpected* next = nullptr;
+  uint32_t round = 0;
+  uint32_t segment = 0;
+  uint64_t bytes = 0;
+  uint64_t cost = 0;  // credit
+  uint8_t* data() { return reinterpret_cast<uint8_t*>(this + 1); }
+};
+
+struct FlowKey {
+  OpKey op;
+  int32_t peer = 0;
+  bool operator==(const FlowKey&) const = default;
+};
+
+struct Flow {
+  OpState* op = nullptr;
+  int32_t peer = -1;
+  Flow* next_of_op = nullptr;
+  Flow* previous_of_peer = nullptr;
+  Flow* next_of_peer = nullptr;
+  PeerCounters* counters = nullptr;
+
+  TransferList receives;
+  uint32_t receives_open = 0;  // posted and not complete
+  TransferList waiting;        // sends without READY or credit
+  Unexpected* unexpected = nullptr;
+
+  std::optional<OpSignature> peer_signature;  // what the peer calls the operation
+  std::optional<uint32_t> peer_ready;         // the peer's receives up to this round are posted
+  std::optional<uint32_t> own_ready;          // ours are
+  std::optional<uint32_t> own_ready_sent;
+  int64_t waiting_since_ns = 0;
+  bool announced = false;
+};
+
+struct OpState {
+  OpKey key;
+  const OpPosting* posting = nullptr;  // null: not reached here yet
+  Flow* flows = nullptr;
+};
+
+// Numbers of one space of one comm that are done, as disjoint intervals: operations end in nearly ascending order.
+class NumberSet {
+ public:
+  bool contains(uint64_t number) const;
+  void insert(uint64_t number);
+  void clear() { intervals_.clear(); }
+
+ private:
+  struct Interval {
+    uint64_t begin, end;
+  };
+  std::vector<Interval> intervals_;  // ascending
+};
+
+class OpTable {
+ public:
+  static constexpr size_t kMaxUnposted = 65536;
+
+  OpTable();
+  OpTable(const OpTable&) = delete;
+  OpTable& operator=(const OpTable&) = delete;
+  ~OpTable();
+
+  // All flows of one peer, linked by next_of_peer.
+  void set_peers(int32_t peers) { by_peer_.assign(static_cast<size_t>(peers), nullptr); }
+  Flow* flows_of(int32_t peer) const { return by_peer_[static_cast<size_t>(peer)]; }
+
+  Flow* find(const OpKey& op, int32_t peer);
+  // Finds or makes it; a new one has no counters yet.
+  Flow& flow(const OpKey& op, int32_t peer);
+  OpState* find_op(const OpKey& op);
+  OpState& post(const OpPosting& op);
+  // Forgets the operation and frees its messages; done: as completed, so that late frames of it are recognised.
+  void erase(OpState& op, bool done);
+  bool done(const OpKey& op) const;
+  // The signature of an operation that completed here a short time ago.
+  std::optional<OpSignature> recent(const OpKey& op) const;
+  size_t unposted() const { return ops_.size() - posted_; }
+
+  Unexpected* make_unexpected(uint64_t bytes);
+  void free_unexpected(Unexpected* message);
+
+ private:
+  struct Hash {
+    size_t operator()(const OpKey& k) const { return hash64(&k, sizeof k); }
+    size_t operator()(const FlowKey& k) const { return Hash{}(k.op) ^ (static_cast<uint64_t>(k.peer) * 0x9e3779b97f4a7c15u); }
+  };
+  struct Space {
+    uint64_t comm, space;
+    auto operator<=>(const Space&) const = default;
+  };
+  struct Recent {
+    OpKey key;
+    OpSignature signature;
+  };
+  static constexpr size_t kRecent = 64;
+  static Space space_of(const OpKey& op);
+  static uint64_t number_of(const OpKey& op);
+  OpState& op_state(const OpKey& op);
+
+  std::pmr::unsynchronized_pool_resource pool_;
+  std::pmr::unordered_map<OpKey, OpState, Hash> ops_;
+  std::pmr::unordered_map<FlowKey, Flow, Hash> flows_;
+  size_t posted_ = 0;
+  std::vector<Flow*> by_peer_;
+  std::map<Space, NumberSet> done_;
+  std::vector<Recent> recent_;
+  size_t recent_at_ = 0;
+};
+
+}  // namespace sotto::tcp

@@ -1,0 +1,55 @@
+// A token bucket in bytes. Not thread-safe: driving thread only.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace sotto::tcp {
+
+class RateLimiter {
+ public:
+  // mbit: 10^6 bit/s; 0: no limit.
+  void set_rate(double mbit, int64_t now_ns) {
+    bytes_per_ns_ = mbit * 1e6 / 8 / 1e9;
+    burst_ = std::max(kBurstBytes, bytes_per_ns_ * kBurstNs);
+    tokens_ = burst_;
+    last_ns_ = now_ns;
+  }
+  bool limited() const { return bytes_per_ns_ > 0; }
+
+  // Bytes that may pass now.
+  uint64_t available(int64_t now_ns) {
+    if (!limited()) return UINT64_MAX;
+    refill(now_ns);
+    return tokens_ < 1 ? 0 : static_cast<uint64_t>(tokens_);
+  }
+  // May go below zero: what has passed has passed.
+  void take(uint64_t bytes) {
+    if (limited()) tokens_ -= static_cast<double>(bytes);
+  }
+  // When `bytes` (at most the burst) may pass.
+  int64_t when_ns(uint64_t bytes, int64_t now_ns) {
+    refill(now_ns);
+    const double missing = std::min(static_cast<double>(bytes), burst_) - tokens_;
+    return missing <= 0 ? now_ns : now_ns + static_cast<int64_t>(missing / bytes_per_ns_) + 1;
+  }
+
+ private:
+  // Saved-up bytes: enough that a timer that fires some milliseconds late loses nothing, few enough that a message is not
+  // for free.
+  static constexpr double kBurstBytes = 64 * 1024;
+  static constexpr double kBurstNs = 4e6;
+
+  void refill(int64_t now_ns) {
+    if (now_ns <= last_ns_) return;
+    tokens_ = std::min(burst_, tokens_ + static_cast<double>(now_ns - last_ns_) * bytes_per_ns_);
+    last_ns_ = now_ns;
+  }
+
+  double bytes_per_ns_ = 0;
+  double burst_ = 0;
+  double tokens_ = 0;
+  int64_t last_ns_ = 0;
+};
+
+}  // namespace sotto::tcp

@@ -1,0 +1,111 @@
+// Serves the sockets and timers of one backend inside poll(); there is no thread of its own.
+//
+// Connected sockets are in an edge-triggered epoll set of ours, which costs one system call for a pass over all of
+// them; that set is itself a descriptor of Asio, so that one wait in Asio covers sockets, accepts, connects and timers.
+//
+// Threads: the driving thread; wake() from any.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/base/status.h"
+#include "core/iface/transport.h"
+#include "transports/tcp/asio.h"
+#include "transports/tcp/rate_limiter.h"
+
+namespace sotto::tcp {
+
+class Reactor;
+
+// Something with a descriptor that wants turns. Unregister before destruction.
+class Pollable {
+ public:
+  virtual ~Pollable() = default;
+  // events: of epoll (EPOLLIN, EPOLLOUT, ...), 0: only another turn. True: there is more to do at once.
+  virtual bool serve(uint32_t events) = 0;
+
+ private:
+  friend class Reactor;
+  uint32_t events_ = 0;
+  bool queued_ = false;
+  bool registered_ = false;
+};
+
+struct ReactorOptions {
+  double rate_limit_mbit = 0;
+  int64_t spin_us = 30;
+  const Clock* clock = nullptr;
+};
+
+class Reactor final : public Poller {
+ public:
+  // TRANSPORT: no descriptors left.
+  static Result<std::unique_ptr<Reactor>> make(const ReactorOptions& options);
+  ~Reactor() override;
+  Reactor(const Reactor&) = delete;
+  Reactor& operator=(const Reactor&) = delete;
+
+  bool poll(int64_t wait_us) override;
+  void wake() override;
+
+  Status add(int fd, Pollable& pollable);
+  void remove(int fd, Pollable& pollable);
+  // Another turn for `pollable` in the next pass.
+  void want_turn(Pollable& pollable);
+  // A turn when the rate limiter allows some bytes again.
+  void want_turn_at(Pollable& pollable, int64_t at_ns);
+
+  // Calls `tick` about every `period_ms` from poll, until the returned handle is destroyed.
+  std::shared_ptr<void> every(int64_t period_ms, std::function<void()> tick);
+  // Destroys an object between two passes, when nobody is inside it.
+  void bury(std::unique_ptr<Pollable> pollable);
+
+  asio::io_context& io() { return io_; }
+  RateLimiter& egress() { return egress_; }
+  RateLimiter& ingress() { return ingress_; }
+  const Clock& clock() const { return *clock_; }
+  int64_t now_ns() const { return clock_->now_ns(); }
+
+ private:
+  class Waker;
+  struct Ticker;
+
+  explicit Reactor(const ReactorOptions& options);
+  Status open();
+  bool pass(bool with_asio);
+  bool collect();
+  bool serve_turns();
+  bool run_asio();
+  void block(int64_t wait_us);
+  void arm_epoll();
+  void arm_turn_timer();
+  void release_delayed();
+
+  const Clock* clock_;
+  int64_t spin_us_;
+  RateLimiter egress_, ingress_;
+  asio::io_context io_{1};
+  asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
+  asio::posix::stream_descriptor epoll_in_asio_{io_};
+  asio::steady_timer turn_timer_{io_};
+  int epoll_fd_ = -1;
+  bool epoll_armed_ = false;
+  int64_t turn_timer_at_ = INT64_MAX;
+  int64_t last_asio_ns_ = 0;
+  std::atomic<bool> wake_requested_{false};
+  std::unique_ptr<Waker> waker_;
+  struct Delayed {
+    Pollable* pollable;
+    int64_t at_ns;
+  };
+  std::vector<Pollable*> turns_, serving_;
+  std::vector<Delayed> delayed_;
+  std::vector<std::unique_ptr<Pollable>> graveyard_;
+};
+
+}  // namespace sotto::tcp

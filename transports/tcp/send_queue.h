@@ -1,0 +1,61 @@
+// The order in which messages to one peer go out: small ones and metadata before bulk, then higher priority first, then
+// first come, first served. A queue of pointers: payloads stay where they are.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "core/iface/transport.h"
+#include "transports/tcp/op_table.h"
+
+namespace sotto::tcp {
+
+class SendQueue {
+ public:
+  // Messages up to this many bytes overtake bulk: they cost it next to nothing.
+  static constexpr uint64_t kSmallBytes = 4096;
+
+  void push(Transfer& t) {
+    const bool small = t.message_class == MessageClass::kMetadata || t.bytes <= kSmallBytes;
+    auto& buckets = small ? small_ : bulk_;
+    const int32_t priority = t.op->priority;
+    auto at = std::find_if(buckets.begin(), buckets.end(), [&](const Bucket& b) { return b.priority <= priority; });
+    if (at == buckets.end() || at->priority != priority) at = buckets.insert(at, Bucket{priority, {}});
+    at->list.push(t);
+  }
+
+  Transfer* pop() {
+    Transfer* t = pop_from(small_);
+    return t != nullptr ? t : pop_from(bulk_);
+  }
+
+  bool empty() const { return small_.empty() && bulk_.empty(); }
+
+  void remove(const OpPosting& op) {
+    for (auto* buckets : {&small_, &bulk_}) {
+      for (Bucket& b : *buckets) {
+        while (b.list.take_first([&](const Transfer& t) { return t.op == &op; }) != nullptr) {
+        }
+      }
+      std::erase_if(*buckets, [](const Bucket& b) { return b.list.empty(); });
+    }
+  }
+
+ private:
+  struct Bucket {
+    int32_t priority;
+    TransferList list;  // never empty
+  };
+
+  static Transfer* pop_from(std::vector<Bucket>& buckets) {
+    if (buckets.empty()) return nullptr;
+    Transfer* t = buckets.front().list.take_first([](const Transfer&) { return true; });
+    if (buckets.front().list.empty()) buckets.erase(buckets.begin());
+    return t;
+  }
+
+  std::vector<Bucket> small_, bulk_;  // highest priority first
+};
+
+}  // namespace sotto::tcp

@@ -1,0 +1,125 @@
+// A connected socket that carries frames: parses and checks what arrives, receives payloads into the place that the
+// owner names, and sends the frames that the owner hands out, one after the other, from the place where they are.
+//
+// Threads: the driving thread.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "core/base/hash.h"
+#include "core/base/status.h"
+#include "core/wire/frame.h"
+#include "transports/tcp/reactor.h"
+
+namespace sotto::tcp {
+
+class FrameStream;
+
+// A frame on its way out. The payload stays where it is until on_sent.
+struct OutFrame {
+  wire::FrameHeader header;
+  const uint8_t* payload = nullptr;
+  void* cookie = nullptr;  // the owner's
+};
+
+// What a stream asks of and tells its owner. An owner may call close() inside any of these, but not destroy the stream:
+// Reactor::bury does that later.
+class StreamOwner {
+ public:
+  virtual ~StreamOwner() = default;
+  // A frame begins: where its payload goes (payload_bytes bytes). An error is reported through on_broken.
+  virtual Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) = 0;
+  // The frame is complete and its checksum right.
+  virtual Status on_frame(FrameStream& stream, const wire::FrameHeader& header) = 0;
+  // The next frame to send, if there is one.
+  virtual bool next_frame(FrameStream& stream, OutFrame& out) = 0;
+  virtual void on_sent(FrameStream& stream, const OutFrame& out) = 0;
+  // The connection is of no use any more: PROTOCOL (what arrived), PEER_LOST (closed or reset). Called once.
+  virtual void on_broken(FrameStream& stream, Status why) = 0;
+};
+
+class FrameStream final : public Pollable {
+ public:
+  // Takes the descriptor of a connected socket. `name` is the peer's address, for errors.
+  static Result<std::unique_ptr<FrameStream>> make(Reactor& reactor, int fd, std::string name, StreamOwner& owner);
+  ~FrameStream() override;
+
+  // Sends what the owner has as far as the socket takes it.
+  void flush();
+  void set_owner(StreamOwner& owner) { owner_ = &owner; }
+  // Reads and hands out nothing more until resume; legal inside a callback.
+  void pause() { paused_ = true; }
+  void resume();
+  void close();
+  // No more frames will be sent; what was sent still arrives.
+  void shutdown_send();
+  // Forgets a frame that is being sent or received: the rest of it will not be read from (or written to) its memory. A
+  // frame that was half sent leaves the connection of no use.
+  void drop_out(const void* cookie);
+  void discard_in() { in_payload_ = nullptr; }
+  const void* sending() const { return out_busy_ ? out_.cookie : nullptr; }
+
+  bool open() const { return fd_ >= 0; }
+  bool idle() const { return !out_busy_; }
+  // The peer's kernel has everything that was sent.
+  bool delivered() const;
+  const std::string& name() const { return name_; }
+  int64_t last_heard_ns() const { return last_heard_ns_; }
+  const wire::FrameHeader* receiving() const { return in_stage_ == Stage::kHeader ? nullptr : &in_header_; }
+
+  bool serve(uint32_t events) override;
+
+ private:
+  enum class Stage : uint8_t { kHeader, kPayload, kTrailer };
+  static constexpr size_t kInBufferBytes = 8192;
+  static constexpr uint64_t kChunkBytes = 128 * 1024;
+
+  FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner& owner);
+  bool receive();
+  uint64_t receive_once(uint64_t allowed);
+  bool parse();
+  bool begin_frame();
+  bool take_payload();
+  void take_direct(uint64_t bytes);
+  bool end_payload();
+  bool finish_frame();
+  bool send();
+  bool begin_out();
+  void hash_ahead();
+  int64_t send_once(uint64_t allowed);
+  void fail(Status why);
+  void fail_errno(const char* call, int number);
+
+  Reactor& reactor_;
+  int fd_;
+  std::string name_;
+  StreamOwner* owner_;
+  bool readable_ = false, writable_ = true;
+  bool hung_up_ = false;   // the end of the stream is behind what can be read
+  bool out_dead_ = false;  // nothing can be sent any more
+  bool in_send_ = false;
+  bool paused_ = false;
+  int64_t last_heard_ns_;
+
+  Stage in_stage_ = Stage::kHeader;
+  wire::FrameHeader in_header_;
+  uint8_t* in_payload_ = nullptr;  // null: discard
+  uint64_t in_done_ = 0;
+  bool in_streamed_ = false;       // the hash is being made in pieces
+  uint64_t in_hash_ = 0;
+  Hasher64 in_hasher_;
+  size_t in_begin_ = 0, in_end_ = 0;  // bytes of in_buffer_ that are not consumed
+  std::array<uint8_t, kInBufferBytes> in_buffer_;
+
+  bool out_busy_ = false;
+  OutFrame out_;
+  wire::HeaderBytes out_header_;
+  wire::TrailerBytes out_trailer_;
+  uint64_t out_sent_ = 0, out_hashed_ = 0;
+  Hasher64 out_hasher_;
+};
+
+}  // namespace sotto::tcp

@@ -1,0 +1,56 @@
+// The data plane of a group: one channel per peer.
+//
+// Threads: the driving thread; counters from any.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "core/iface/transport.h"
+#include "transports/tcp/channel.h"
+#include "transports/tcp/control_link.h"
+#include "transports/tcp/reactor.h"
+
+namespace sotto::tcp {
+
+// A peer that is connected and has greeted.
+struct MeshPeer {
+  std::unique_ptr<FrameStream> stream;  // null: this rank itself
+  std::string name;                     // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
+  std::shared_ptr<const LinkBytes> control_bytes;  // null: no control connection to this peer
+};
+
+class TcpTransport final : public Transport {
+ public:
+  // peers: by rank.
+  TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank, std::vector<MeshPeer> peers, TransferSink& sink,
+               FlowLimits limits);
+  ~TcpTransport() override;
+
+  const TransportCaps& caps() const override;
+  uint64_t header_bytes(uint64_t message_bytes) const override;
+  Status post_op(const OpPosting& op) override;
+  void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) override;
+  void retire(const OpPosting& op) override;
+  void cancel(const OpPosting& op) override;
+  void send(Transfer& transfer) override;
+  void recv(Transfer& transfer) override;
+  Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
+  std::string route(int32_t peer) const override;
+  TransferCounters counters(uint64_t comm, int32_t peer) const override;
+  void close(Deadline deadline) override;
+
+ private:
+  Channel* channel(int32_t peer) const;
+  void tick();
+
+  std::shared_ptr<Reactor> reactor_;
+  std::vector<std::shared_ptr<const LinkBytes>> control_bytes_;
+  TransportCore core_;
+  std::vector<std::unique_ptr<Channel>> channels_;  // by rank; null: itself
+  std::shared_ptr<void> ticker_;
+  bool closed_ = false;
+};
+
+}  // namespace sotto::tcp
