@@ -46,6 +46,7 @@ libclang-rt-14-dev | fuzzer
 clang-format-14    | command clang-format-14
 abigail-tools      | command abidiff
 universal-ctags    | command ctags
+shellcheck         | command shellcheck
 '
 
 # Sbin directories are where ip and tc live, and are not on every user's PATH.

@@ -1,4 +1,7 @@
-"""Files of at most 600 lines; functions of at most 100 lines, kernels (core/cpu, cuda) of at most 150."""
+"""Files of at most 600 lines; functions of at most 100 lines, kernels (core/cpu, cuda) of at most 150.
+
+The public header is one file by rule, comments included, and so are its frozen copies.
+"""
 
 import argparse
 import shutil
@@ -12,6 +15,7 @@ FILE_LIMIT = 600
 FUNCTION_LIMIT = 100
 KERNEL_LIMIT = 150
 KERNEL_ROOMS = ("core/cpu/", "cuda/")
+PUBLIC_HEADER = "sotto.h"
 TEXT_SUFFIXES = C_SUFFIXES | {".py", ".sh"}
 
 
@@ -19,7 +23,7 @@ def long_files(root, files):
     problems = []
     for path in files:
         lines = len((root / path).read_text(encoding="utf-8", errors="replace").splitlines())
-        if lines > FILE_LIMIT:
+        if lines > FILE_LIMIT and path.name != PUBLIC_HEADER:
             problems.append(f"{path}: {lines} lines; at most {FILE_LIMIT}: split it by concept")
     return problems
 

@@ -131,6 +131,7 @@ class Length(unittest.TestCase):
     def test_files(self):
         self.assertEqual(self.problems("core/base/a.py", "x = 1\n" * 600), [])
         self.assertIn("601 lines", self.problems("core/base/a.py", "x = 1\n" * 601)[0])
+        self.assertEqual(self.problems("capi/include/sotto/sotto.h", "int x;\n" * 601), [])
 
     def test_functions(self):
         self.assertEqual(self.problems("core/plan/a.cc", self.function(100)), [])
@@ -158,13 +159,22 @@ class Programs(unittest.TestCase):
             self.assertEqual(run.returncode, 1)
             self.assertIn("core/base/a.cc:1", run.stdout)
 
+    def test_shell(self):
+        with Tree({"a.sh": "#!/bin/bash\necho \"$1\"\n"}) as tree:
+            run = self.run_check("check_shell.py", tree.root)
+            self.assertEqual(run.returncode, 0, run.stdout)
+        with Tree({"a.sh": "#!/bin/bash\ncd $1\nrm -rf \"$1/\"*\nfor x in `ls`; do local y=$x; done\n"}) as tree:
+            run = self.run_check("check_shell.py", tree.root)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("a.sh:", run.stdout)
+
     def test_a_violation_is_an_exit_code(self):
         with Tree({"core/base/a.cc": '#include "core/plan/b.h"\n'}) as tree:
             self.assertEqual(self.run_check("check_includes.py", tree.root).returncode, 1)
 
     def test_an_empty_tree_is_no_success(self):
         with Tree({}) as tree:
-            for name in ("check_includes.py", "check_format.py", "check_length.py"):
+            for name in ("check_includes.py", "check_format.py", "check_length.py", "check_shell.py"):
                 self.assertEqual(self.run_check(name, tree.root).returncode, 1, name)
 
 
