@@ -42,6 +42,7 @@ void Mailbox::wake() {
   pthread_mutex_lock(&mutex_);  // the poller is either before its check or inside the wait
   pthread_cond_signal(&condition_);
   pthread_mutex_unlock(&mutex_);
+  if (Poller* other = forward_.load(std::memory_order_acquire)) other->wake();
 }
 
 void Mailbox::add(PollSource* source) {
