@@ -66,12 +66,15 @@ struct Half {
 #define SOTTO_SIMD_HALF 0
 #endif
 
+// Ne is an ordered comparison on some targets.
+HWY_INLINE MF is_nan(VF x) { return hn::Not(hn::Eq(x, x)); }
+
 template <ReduceOp kOp>
 HWY_INLINE VF combine(VF acc, VF x) {
   if constexpr (kOp == ReduceOp::kMin) {
-    return hn::IfThenElse(hn::Or(hn::Lt(x, acc), hn::Ne(x, x)), x, acc);
+    return hn::IfThenElse(hn::Or(hn::Lt(x, acc), is_nan(x)), x, acc);
   } else if constexpr (kOp == ReduceOp::kMax) {
-    return hn::IfThenElse(hn::Or(hn::Gt(x, acc), hn::Ne(x, x)), x, acc);
+    return hn::IfThenElse(hn::Or(hn::Gt(x, acc), is_nan(x)), x, acc);
   } else {
     return hn::Add(acc, x);
   }
