@@ -61,10 +61,10 @@ struct Exit {
 };
 
 struct ProcessOptions {
-  std::string argument;
-  std::vector<std::string> environment;  // "NAME=value", besides this process's own
-  std::vector<std::string> stop_at;      // "rank:point"
-  int64_t timeout_ms = 60'000;           // of everything together
+  std::string argument = {};
+  std::vector<std::string> environment = {};  // "NAME=value", besides this process's own
+  std::vector<std::string> stop_at = {};      // "rank:point"
+  int64_t timeout_ms = 60'000;                // of everything together
 };
 
 class Processes {

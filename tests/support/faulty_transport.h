@@ -1,0 +1,52 @@
+// A backend whose transport does what a network may do, scripted by a seed: messages and
+// completions that come late and in another order, messages that never arrive or arrive damaged,
+// peers that are lost.
+//
+// Damage is done to the bytes of a message before the wrapped transport gets them, so a transport
+// with checksums does not notice it (FaultyProxy damages what is below a checksum). It shows
+// whether a test would notice wrong data.
+//
+// Threads: as Backend; FaultState from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "core/iface/rendezvous.h"
+
+namespace sotto::test {
+
+enum class FaultKind : uint8_t {
+  kDrop,      // never sent; the send never completes
+  kFlipBit,   // one bit of the data, chosen by the seed; messages without data are passed on
+  kTruncate,  // the last byte is missing
+  kLosePeer,  // on_failure(PEER_LOST) with the destination instead of the message
+};
+
+struct FaultScript {
+  uint64_t seed = 1;
+  // Sends and completions are held back for up to this many polls and leave in random order; 0: not
+  // at all.
+  uint32_t max_delay_polls = 0;
+  struct Fault {
+    FaultKind kind;
+    uint64_t which;  // sends of this rank, counted from 0
+  };
+  std::vector<Fault> faults = {};
+};
+
+// What has happened so far on one rank.
+struct FaultState {
+  std::atomic<uint64_t> sends{0};
+  std::atomic<uint64_t> faults{0};
+};
+
+// `state` may be null. Works around transports that match by key; around others only completions
+// are held back.
+std::unique_ptr<Backend> make_faulty_backend(std::unique_ptr<Backend> base,
+                                             const FaultScript& script,
+                                             std::shared_ptr<FaultState> state = nullptr);
+
+}  // namespace sotto::test
