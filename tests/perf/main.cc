@@ -22,9 +22,10 @@ void measure_into(const Case& work, const Options& options, std::vector<Measurem
 namespace {
 
 const std::map<std::string, Benchmark>& benchmarks() {
-  static const std::map<std::string, Benchmark> all = {{"codec_encode", codec_encode},
-                                                       {"codec_decode", codec_decode},
-                                                       {"codec_server", codec_server}};
+  static const std::map<std::string, Benchmark> all = {
+      {"codec_encode", codec_encode}, {"codec_decode", codec_decode},
+      {"codec_server", codec_server}, {"optim_adam", optim_adam},
+      {"optim_lamb", optim_lamb},     {"optim_1bit_lamb", optim_onebit_lamb}};
   return all;
 }
 

@@ -37,6 +37,8 @@ class Workload {
   // the tensor's start, cut for the device.
   std::vector<std::vector<Piece>> pieces(uint64_t n, uint64_t chunk) const;
 
+  uint64_t split_elements() const { return device_.caps().split_elements; }
+
   // Launches one call per table.
   void run(KernelId id, std::initializer_list<void*> operands, const void* args,
            const std::vector<std::vector<Piece>>& tables);

@@ -1,0 +1,310 @@
+// Rows 5, 7 and 9: Adam, LAMB, 1-bit LAMB.
+#include <fmt/format.h>
+
+#include <cstring>
+
+#include "tests/perf/benchmarks.h"
+#include "tests/perf/workload.h"
+#include "tests/perf/yardsticks.h"
+
+namespace sotto::perf {
+namespace {
+
+constexpr uint64_t kCheckElements = (1 << 20) + 13;
+// Four arrays of a tensor of this size are 1 MiB: they stay in L2 between the passes.
+constexpr uint64_t kTile = 65536;
+
+uint64_t blocks_of(uint64_t n) { return (n + kNormBlock - 1) / kNormBlock; }
+
+GroupScalars group_scalars() {
+  GroupScalars s;
+  s.lr = s.lamb_lr = 1e-4;
+  s.max_coeff = 10;
+  s.min_coeff = 0.01;
+  s.coeff_beta = 0.9;
+  s.factor_max = 4;
+  s.factor_min = 0.5;
+  s.factor_threshold = 0.1;
+  s.b1 = 0.9f;
+  s.one_minus_b1 = static_cast<float>(1 - 0.9);
+  s.b2 = 0.999f;
+  s.one_minus_b2 = static_cast<float>(1 - 0.999);
+  s.eps = 1e-8f;
+  s.weight_decay = 0.01f;
+  s.c1 = 0.4f;
+  s.c2 = 0.005f;
+  return s;
+}
+
+// State of an optimizer over n elements, in tensors of `tensor` elements that follow each other in
+// memory.
+struct Model {
+  Model(const Options& options, SimdLevel level, uint64_t count, uint64_t tensor_size)
+      : work(options, level),
+        n(count),
+        tensor(std::min(tensor_size, count)),
+        g(work.random(n, 11)),
+        p(work.random(n, 12)),
+        m(work.random(n, 13, 0.1f)),
+        v(work.positive(n, 14, 0.01f, 1e-4f)),
+        scalars(work.zeros<GroupScalars>(1)),
+        states(work.zeros<TensorState>(tensors())),
+        steps(work.zeros<TensorStep>(tensors())),
+        sums_a(work.zeros<float>(blocks_of(tensor))),
+        sums_b(work.zeros<float>(blocks_of(tensor))),
+        maxima(work.zeros<float>(blocks_of(tensor))) {
+    *scalars = group_scalars();
+    for (uint64_t t = 0; t < tensors(); ++t) {
+      states[t] = {0.2, 1.0, 1.0};
+      const uint64_t size = std::min(tensor, n - t * tensor);
+      std::vector<std::vector<Piece>> cut = work.pieces(size, size);
+      for (std::vector<Piece>& table : cut) {
+        for (Piece& piece : table) piece.flat += t * tensor, piece.offset += t * tensor;
+      }
+      tables.push_back(cut);
+    }
+    p_list = work.list_of(p);
+    g_list = work.list_of(g);
+    // Tensors share one list entry; the numbers of each are at the start of what its kernels see.
+    range.blocks = blocks_of(tensor);
+    tensor_args.ranges = &range;
+    tensor_args.n = 1;
+  }
+  uint64_t tensors() const { return (n + tensor - 1) / tensor; }
+
+  void adam() {
+    for (const auto& t : tables) {
+      work.run(KernelId::kAdam, {g_list, m, v, p_list, scalars, nullptr, nullptr}, &source, t);
+    }
+  }
+  void lamb() {
+    for (uint64_t t = 0; t < tensors(); ++t) {
+      range.blocks = blocks_of(std::min(tensor, n - t * tensor));
+      work.run(KernelId::kLambMoments,
+               {g_list, m, v, p_list, sums_a, sums_b, scalars, nullptr, nullptr}, &source,
+               tables[t]);
+      work.run(KernelId::kLambScalars, {sums_a, sums_b, scalars, states + t, steps + t},
+               &tensor_args);
+      work.run(KernelId::kLambUpdate, {m, v, p_list, scalars, steps + t}, nullptr, tables[t]);
+    }
+  }
+
+  Workload work;
+  uint64_t n, tensor;
+  float *g, *p, *m, *v;
+  GroupScalars* scalars;
+  TensorState* states;
+  TensorStep* steps;
+  float *sums_a, *sums_b, *maxima;
+  void* p_list = nullptr;
+  void* g_list = nullptr;
+  std::vector<std::vector<std::vector<Piece>>> tables;  // of each tensor
+  SourceArgs source{};
+  NormRange range;
+  TensorArgs tensor_args{};
+};
+
+template <class Step>
+std::string check_model(const Options& options, uint64_t tensor, const Step& step) {
+  Model ours(options, options.simd, kCheckElements, tensor);
+  Model reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, tensor);
+  for (int i = 0; i < 2; ++i) {
+    step(ours);
+    step(reference);
+  }
+  std::string e = difference("p", ours.p, reference.p, 4 * ours.n);
+  if (e.empty()) e = difference("m", ours.m, reference.m, 4 * ours.n);
+  if (e.empty()) e = difference("v", ours.v, reference.v, 4 * ours.n);
+  return e;
+}
+
+// The local work of one compressed step of 1-bit LAMB with W = 4: the front over everything, the
+// server over a quarter, both passes over everything, momentum as bits. Bits of old and new
+// momentum change places from step to step.
+struct CompressedModel : Model {
+  static constexpr uint32_t kWorld = 4;
+
+  CompressedModel(const Options& options, SimdLevel level, uint64_t count, uint64_t tensor_size)
+      : Model(options, level, count, tensor_size),
+        chunk((n + kWorld * 512 - 1) / (kWorld * 512) * 512),
+        c(work.random(n, 15, 0.1f)),
+        den(work.positive(n, 16, 0.1f, 0.01f)),
+        server_c(work.random(chunk, 17, 0.1f)),
+        worker_bits(work.zeros<uint8_t>(chunk * kWorld / 8 + 8)),
+        rows(work.random_bits(kWorld * (chunk / 8 + 8), 18)),
+        server_bits(work.zeros<uint8_t>(chunk / 8 + 8)),
+        worker_scale(work.zeros<float>(1)),
+        server_scale(work.zeros<float>(1)),
+        worker_sums(work.zeros<float>(kWorld * blocks_of(chunk))),
+        server_sums(work.zeros<float>(blocks_of(chunk))),
+        flags(work.zeros<uint32_t>(1)),
+        counts(work.zeros<uint64_t>(2)),
+        messages(work.zeros<uint8_t>(kWorld * scale_message_bytes(1))),
+        message(work.zeros<uint8_t>(scale_message_bytes(1))) {
+    for (int k = 0; k < 2; ++k)
+      bits[k] = work.random_bits(chunk * kWorld / 8 + 8, 19 + static_cast<uint64_t>(k));
+    *worker_scale = *server_scale = 0.05f;
+    counts[0] = n;
+    counts[1] = std::min(chunk, n);
+    for (uint32_t r = 0; r < kWorld; ++r) {
+      const float s = 0.05f + 0.001f * static_cast<float>(r);
+      std::memcpy(messages + r * scale_message_bytes(1), &s, 4);
+    }
+    by_chunk = work.pieces(n, chunk);
+    server_pieces = work.pieces(std::min(chunk, n), chunk);
+    for (uint64_t t = 0; t < tensors(); ++t) by_tensor.push_back(tensor_pieces(t));
+    encode.instances = momentum.instances = server.instances = 1;
+    encode.scale = server.scale = ScaleKind::kL2;
+    server.row_bytes = chunk / 8 + 8;
+    server.world = kWorld;
+    worker_range.blocks = blocks_of(n);
+    server_range.blocks = blocks_of(std::min(chunk, n));
+  }
+
+  // Pieces of tensor t, cut at chunk borders too, blocks counted from the tensor's start.
+  std::vector<std::vector<Piece>> tensor_pieces(uint64_t t) const {
+    std::vector<Piece> all;
+    const uint64_t begin = t * tensor, end = std::min(n, begin + tensor);
+    for (uint64_t at = begin; at < end;) {
+      Piece piece;
+      piece.flat = piece.offset = at;
+      piece.count = std::min(end - at, chunk - at % chunk);
+      piece.chunk = static_cast<uint32_t>(at / chunk);
+      piece.block = (at - begin) / kNormBlock;
+      piece.lane = static_cast<uint32_t>((at - begin) % kNormBlock);
+      all.push_back(piece);
+      at += piece.count;
+    }
+    return cut_pieces(all, work.split_elements());
+  }
+
+  void step() {
+    uint8_t* old_bits = bits[turn];
+    uint8_t* new_bits = bits[1 - turn];
+    turn = 1 - turn;
+    work.run(KernelId::kOnebitLambFront,
+             {g_list, nullptr, old_bits, messages, c, worker_scale, worker_bits, worker_sums,
+              nullptr, flags, scalars, states, nullptr},
+             &encode, by_chunk);
+    finish(&worker_range, worker_sums, counts, worker_scale);
+    work.run(KernelId::kOnebitServer,
+             {rows, messages, server_c, server_scale, server_bits, server_sums, nullptr}, &server,
+             server_pieces);
+    finish(&server_range, server_sums, counts + 1, server_scale);
+    for (uint64_t t = 0; t < tensors(); ++t) {
+      range.blocks = blocks_of(std::min(tensor, n - t * tensor));
+      work.run(KernelId::kOnebitLambFactor,
+               {nullptr, new_bits, messages, nullptr, old_bits, messages, v, den, p_list, nullptr,
+                sums_a, sums_b, maxima, scalars, states + t},
+               &momentum, by_tensor[t]);
+      work.run(KernelId::kOnebitLambScalars,
+               {sums_a, sums_b, maxima, scalars, states + t, steps + t}, &tensor_args);
+      work.run(KernelId::kOnebitLambUpdate,
+               {nullptr, new_bits, messages, den, p_list, nullptr, scalars, steps + t, states + t},
+               &momentum, by_tensor[t]);
+    }
+  }
+  void finish(NormRange* over, float* sums, uint64_t* count, float* scale) {
+    NormArgs norm{};
+    norm.ranges = over;
+    norm.n = 1;
+    norm.scale = ScaleKind::kL2;
+    work.run(KernelId::kNormFinish, {sums, count, scale, message, flags}, &norm);
+  }
+
+  uint64_t chunk;
+  float *c, *den, *server_c;
+  uint8_t *worker_bits, *rows, *server_bits;
+  float *worker_scale, *server_scale, *worker_sums, *server_sums;
+  uint32_t* flags;
+  uint64_t* counts;
+  uint8_t *messages, *message;
+  uint8_t* bits[2] = {};
+  int turn = 0;
+  std::vector<std::vector<Piece>> by_chunk, server_pieces;
+  std::vector<std::vector<std::vector<Piece>>> by_tensor;
+  EncodeArgs encode{};
+  ServerArgs server{};
+  MomentumArgs momentum{};
+  NormRange worker_range, server_range;
+};
+
+std::string check_compressed(const Options& options, uint64_t tensor) {
+  CompressedModel ours(options, options.simd, kCheckElements, tensor);
+  CompressedModel reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, tensor);
+  for (int i = 0; i < 2; ++i) {
+    ours.step();
+    reference.step();
+  }
+  std::string e = difference("p", ours.p, reference.p, 4 * ours.n);
+  if (e.empty()) e = difference("vf", ours.v, reference.v, 4 * ours.n);
+  if (e.empty()) e = difference("c", ours.c, reference.c, 4 * ours.n);
+  if (e.empty()) e = difference("server c", ours.server_c, reference.server_c, 4 * ours.chunk);
+  return e;
+}
+
+}  // namespace
+
+void optim_adam(const Options& options, std::vector<Measurement>* out) {
+  Model ours(options, options.simd, options.n, options.n);
+  Model other(options, options.simd, options.n, options.n);
+  Case work;
+  work.row = 5;
+  work.benchmark = "optim_adam";
+  work.variant = "AdamW fp32";
+  work.yardstick_name = "4 in 3 out";
+  work.n = options.n;
+  work.bytes_per_element = 28;
+  work.target = 1.03;
+  work.ours = [&] { ours.adam(); };
+  work.yardstick = [&] {
+    in_shares(options, other.n, [&](uint64_t i, uint64_t n) {
+      four_loads_three_stores(other.g + i, other.m + i, other.v + i, other.p + i, n);
+    });
+  };
+  work.error = check_model(options, kCheckElements, [](Model& model) { model.adam(); });
+  measure_into(work, options, out);
+}
+
+void optim_lamb(const Options& options, std::vector<Measurement>* out) {
+  for (const bool tiled : {true, false}) {
+    const uint64_t tensor = tiled ? kTile : options.n;
+    Model ours(options, options.simd, options.n, tensor);
+    Model other(options, options.simd, options.n, tensor);
+    Case work;
+    work.row = 7;
+    work.benchmark = "optim_lamb";
+    work.variant = tiled ? "tile-resident" : "large";
+    work.yardstick_name = "our Adam";
+    work.n = options.n;
+    work.bytes_per_element = tiled ? 28 : 40;
+    work.target = tiled ? 1.10 : 1.45;
+    work.ours = [&] { ours.lamb(); };
+    work.yardstick = [&] { other.adam(); };
+    work.error =
+        check_model(options, tiled ? kTile : kCheckElements, [](Model& model) { model.lamb(); });
+    measure_into(work, options, out);
+  }
+}
+
+void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out) {
+  for (const bool tiled : {false, true}) {
+    const uint64_t tensor = tiled ? kTile : options.n;
+    CompressedModel ours(options, options.simd, options.n, tensor);
+    Model other(options, options.simd, options.n, tensor);
+    Case work;
+    work.row = 9;
+    work.benchmark = "optim_1bit_lamb";
+    work.variant = tiled ? "tile-resident" : "large";
+    work.yardstick_name = "our LAMB";
+    work.n = options.n;
+    work.bytes_per_element = 12.25 + (8.125 + 4 / 8.0) / 4 + (tiled ? 20.25 : 28.375);
+    work.target = tiled ? 1.30 : 1.10;
+    work.ours = [&] { ours.step(); };
+    work.yardstick = [&] { other.lamb(); };
+    work.error = check_compressed(options, tensor);
+    measure_into(work, options, out);
+  }
+}
+
+}  // namespace sotto::perf
