@@ -76,6 +76,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   int32_t rank() const { return rank_; }
   int32_t size() const { return static_cast<int32_t>(ranks_->size()); }
   uint64_t epoch() const { return epoch_; }
+  const std::string& transport() const { return root_->transport; }
   int64_t timeout_us() const { return root_->timeout_us; }
   uint64_t segment_bytes() const { return root_->segment_bytes; }
   const std::shared_ptr<Context>& context() const { return root_->context; }

@@ -1,0 +1,69 @@
+// The stand-alone error-compensated 1-bit all-reduce of a fixed set of float32 tensors, with its
+// residuals.
+//
+// Threads: one at a time per codec.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string_view>
+#include <vector>
+
+#include "core/group/comm.h"
+#include "core/group/onebit_state.h"
+
+namespace sotto {
+
+class OnebitCodec : public std::enable_shared_from_this<OnebitCodec> {
+ public:
+  // json: {"type": "1bit", "scale": "l2" | "l1", "granularity": "flat" | "tensor", "chunk_align":
+  // 512}
+  static Result<std::shared_ptr<OnebitCodec>> create(std::shared_ptr<Comm> comm,
+                                                     std::string_view json,
+                                                     std::vector<uint64_t> counts,
+                                                     const std::vector<Dtype>& dtypes);
+
+  // out = compressed mean of in over ranks; both have one pointer per tensor, equal ones mean in
+  // place. BUSY while an all-reduce of this codec is in flight.
+  Result<OpRef> all_reduce(const std::vector<void*>& in, const std::vector<void*>& out,
+                           const CallOptions& options);
+  const std::vector<uint64_t>& counts() const { return counts_; }
+  const std::shared_ptr<Comm>& comm() const { return comm_; }
+  // What an all-reduce will do; nothing is sent.
+  Result<std::shared_ptr<PreparedPlan>> plan(const std::vector<uint8_t>& in_place);
+
+  struct Snapshot {
+    std::vector<uint64_t> counts;
+    OnebitResidual residual;
+  };
+  Result<Snapshot> snapshot();
+  // with_residual = false: residuals become 0. Nothing changes on error.
+  Status restore(const Snapshot& snapshot, bool with_residual);
+
+  bool busy() const { return in_flight_.load(std::memory_order_acquire); }
+
+ private:
+  class Hooks;
+  struct Prepared {
+    std::vector<uint8_t> in_place;
+    std::shared_ptr<PreparedPlan> plan;
+    OnebitCollective collective;
+  };
+
+  OnebitCodec(std::shared_ptr<Comm> comm, OnebitSettings settings, std::vector<uint64_t> counts);
+  Result<Prepared*> prepared(const std::vector<uint8_t>& in_place);
+  Result<OpRef> copy_alone(const std::vector<void*>& in, const std::vector<void*>& out,
+                           const CallOptions& options);
+  Status describe_failure(const Status& status, std::span<const std::byte> verdict) const;
+
+  std::shared_ptr<Comm> comm_;
+  OnebitSettings settings_;
+  std::vector<uint64_t> counts_;
+  OnebitLayout layout_;
+  OnebitState state_;
+  std::vector<Prepared> prepared_;
+  std::atomic<bool> in_flight_{false};
+};
+
+}  // namespace sotto

@@ -1,0 +1,70 @@
+#include <nlohmann/json.hpp>
+
+#include "core/optim/optimizer.h"
+
+namespace sotto {
+namespace {
+
+nlohmann::ordered_json group_json(const OptimizerParams& p, double lr) {
+  return {{"lr", lr},
+          {"betas", {p.beta1, p.beta2}},
+          {"eps", p.eps},
+          {"weight_decay", p.weight_decay},
+          {"max_coeff", p.max_coeff},
+          {"min_coeff", p.min_coeff}};
+}
+
+}  // namespace
+
+Result<std::string> Optimizer::report_json(std::string_view kind) {
+  const bool all = kind == "all";
+  if (!all && kind != "config" && kind != "groups" && kind != "tensors") {
+    return invalid_argument("report kind \"{}\" is unknown; allowed: all, config, groups, tensors",
+                            kind);
+  }
+  if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  nlohmann::ordered_json report;
+  if (all || kind == "config") {
+    report["type"] = optimizer_kind_name(config_.optimizer.kind);
+    report["stage"] = compressed_ ? "compressed" : "full precision";
+    report["step"] = step_;
+    report["gradient_clipping"] = config_.gradient_clipping;
+    report["scheduler"] = scheduler_kind_name(config_.scheduler.kind);
+    if (onebit()) {
+      report["freeze_step"] = groups_[0].freeze_step;
+      report["granularity"] =
+          onebit_settings_.granularity == OnebitGranularity::kTensor ? "tensor" : "flat";
+      report["scale"] = onebit_settings_.scale == ScaleKind::kL1 ? "l1" : "l2";
+      report["chunk_align"] = config_.sotto.chunk_align;
+      report["chunk_elements"] = layout_->chunk_elements();
+    }
+  }
+  if (all || kind == "groups") {
+    report["groups"] = nlohmann::ordered_json::array();
+    for (size_t g = 0; g < groups_.size(); ++g)
+      report["groups"].push_back(group_json(groups_[g], lr_of(g)));
+  }
+  if (all || kind == "tensors") {
+    SOTTO_ASSIGN(
+        const std::vector<TensorState> states,
+        download<TensorState>(comm_->engine(), memory_.tensor_states.data(), params_.size()));
+    report["tensors"] = nlohmann::ordered_json::array();
+    for (size_t t = 0; t < params_.size(); ++t) {
+      nlohmann::ordered_json tensor{
+          {"name", params_[t].name}, {"count", params_[t].count}, {"group", params_[t].group}};
+      if (t < last_steps_.size()) {
+        tensor["trust_ratio"] = last_steps_[t].trust_ratio;
+        if (compressed_) tensor["factor"] = last_steps_[t].factor;
+      }
+      if (onebit()) {
+        tensor["c_avg"] = states[t].c_avg;
+        tensor["last_factor"] = states[t].last_factor;
+        tensor["scaling_coeff"] = states[t].scaling_coeff;
+      }
+      report["tensors"].push_back(tensor);
+    }
+  }
+  return report.dump();
+}
+
+}  // namespace sotto

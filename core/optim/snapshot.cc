@@ -1,0 +1,185 @@
+// Optimizer state in and out, in the order of the tensors and without padding.
+#include <cmath>
+#include <cstring>
+
+#include "core/base/text.h"
+#include "core/optim/optimizer.h"
+#include "core/optim/step_frame.h"
+
+namespace sotto {
+namespace {
+
+template <class T>
+Status check_size(const char* what, const std::vector<T>& values, uint64_t want) {
+  if (values.size() == want) return ok_status();
+  return invalid_argument("the state has {} values of {}, this optimizer {}", values.size(), what,
+                          want);
+}
+
+}  // namespace
+
+// m from {bits, messages, scaling coefficients}: the same values, so the next step gives the same
+// bits.
+Status Optimizer::momentum_to_floats() {
+  const std::vector<Piece> pieces = all_tensor_pieces(*layout_);
+  const Operand operands[] = {{onebit_state_.current_bits().data()},
+                              {onebit_state_.current_messages().data()},
+                              {memory_.tensor_states.data()},
+                              {memory_.m.data()},
+                              {masked_ ? memory_.valid.data() : nullptr}};
+  const MomentumArgs args{layout_->instances()};
+  KernelCall call;
+  call.id = KernelId::kMomentumFromBits;
+  call.operands = operands;
+  call.pieces = pieces;
+  call.args = &args;
+  return run_and_wait(comm_->engine(), call);
+}
+
+Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
+  if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  Engine& engine = comm_->engine();
+  OptimSnapshot s;
+  s.algorithm = std::string(optimizer_kind_name(config_.optimizer.kind));
+  s.step = step_;
+  s.step_offset = onebit() ? config_.sotto.step_offset : 0;
+  s.compressed = compressed_;
+  s.stage_started = stage_started_;
+  s.scheduler_iteration = schedule_.last_batch_iteration();
+  for (const ParamSpec& p : params_) {
+    s.names.push_back(p.name);
+    s.counts.push_back(p.count);
+    SOTTO_ASSIGN(const std::vector<float> values, download<float>(engine, p.param, p.count));
+    s.params.insert(s.params.end(), values.begin(), values.end());
+  }
+  if (momentum_bits_) SOTTO_TRY(momentum_to_floats());
+  const auto state = [&](const DeviceArray& array, std::vector<float>* out) -> Status {
+    SOTTO_ASSIGN(const std::vector<float> flat,
+                 download<float>(engine, array.data(), layout_->flat_elements()));
+    *out = to_tensors(*layout_, flat);
+    return ok_status();
+  };
+  SOTTO_TRY(state(memory_.m, &s.m));
+  SOTTO_TRY(state(memory_.v, &s.v));
+  if (onebit()) {
+    if (stage_started_) SOTTO_TRY(state(memory_.vf, &s.vf));
+    SOTTO_ASSIGN(s.tensor_states,
+                 download<TensorState>(engine, memory_.tensor_states.data(), params_.size()));
+    if (with_residual && comm_->size() > 1) {
+      SOTTO_ASSIGN(s.residual, onebit_state_.residual(engine));
+    }
+  }
+  return s;
+}
+
+Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) const {
+  const std::string_view mine = optimizer_kind_name(config_.optimizer.kind);
+  if (s.algorithm != mine) {
+    return invalid_argument("the state is of optimizer \"{}\", this one is \"{}\"",
+                            printable(s.algorithm), mine);
+  }
+  if (s.names.size() != params_.size() || s.counts.size() != params_.size()) {
+    return invalid_argument("the state has {} parameters, this optimizer {}", s.names.size(),
+                            params_.size());
+  }
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (s.names[i] != params_[i].name || s.counts[i] != params_[i].count) {
+      return invalid_argument(
+          "parameter {} of the state is \"{}\" with {} elements, here it is \"{}\" with {}", i,
+          printable(s.names[i]), s.counts[i], params_[i].name, params_[i].count);
+    }
+  }
+  const uint64_t n = layout_->elements();
+  SOTTO_TRY(check_size("parameters", s.params, n));
+  SOTTO_TRY(check_size("m", s.m, n));
+  SOTTO_TRY(check_size("v", s.v, n));
+  if (s.scheduler_iteration < -1)
+    return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
+  if (!onebit()) return ok_status();
+  SOTTO_TRY(check_size("per-tensor state", s.tensor_states, params_.size()));
+  if (s.stage_started) SOTTO_TRY(check_size("vf", s.vf, n));
+  if (s.stage_started && !s.compressed)
+    return invalid_argument("the state's stage flags contradict each other");
+  if (s.step_offset != config_.sotto.step_offset) {
+    return invalid_argument("the state has step_offset {}, this configuration {}", s.step_offset,
+                            config_.sotto.step_offset);
+  }
+  if (!with_residual || comm_->size() == 1) return ok_status();
+  if (!s.residual) {
+    return invalid_argument(
+        "the state has no error feedback (it was exported in mode reset, or on one rank); import "
+        "it in mode reset");
+  }
+  return onebit_state_.check(*s.residual);
+}
+
+Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
+  if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  SOTTO_TRY(check_snapshot(s, with_residual));
+  Engine& engine = comm_->engine();
+  // freeze_step counts on from the state's step, and this configuration's may be another one.
+  const uint64_t t = s.step + (onebit() ? config_.sotto.step_offset : 0);
+  const bool compressed = onebit() && t >= groups_[0].freeze_step && s.step > 0;
+  const bool keep_stage = compressed && s.stage_started;
+  std::vector<TensorState> states(params_.size());
+  if (onebit()) {
+    states = s.tensor_states;
+    // Back in warm-up after a compressed stage: its coefficients start again.
+    if (s.compressed && !compressed) states.assign(params_.size(), TensorState{});
+  }
+  uint64_t first = 0;
+  for (const ParamSpec& p : params_) {
+    SOTTO_TRY(copy_and_wait(engine, p.param, s.params.data() + first, p.count * 4));
+    first += p.count;
+  }
+  const auto put = [&](DeviceArray& array, const std::vector<float>& by_tensor) {
+    const std::vector<float> flat = to_flat(*layout_, by_tensor);
+    return upload(engine, array.data(), std::span<const float>(flat));
+  };
+  SOTTO_TRY(put(memory_.m, s.m));
+  SOTTO_TRY(put(memory_.v, s.v));
+  SOTTO_TRY(upload(engine, memory_.tensor_states.data(), std::span<const TensorState>(states)));
+  SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance() ? &s.v : nullptr));
+  if (onebit()) {
+    if (keep_stage) SOTTO_TRY(restore_stage(s));
+    SOTTO_TRY(onebit_state_.restore(engine, with_residual && s.residual ? &*s.residual : nullptr));
+  }
+  step_ = s.step;
+  compressed_ = compressed;
+  stage_started_ = keep_stage;
+  momentum_bits_ = false;
+  prepared_.erase(Variant::kFirstCompressed);
+  grad_norm_ = std::numeric_limits<double>::quiet_NaN();
+  return schedule_.restore(s.scheduler_iteration);
+}
+
+// vf, den and the counts of valid elements of a compressed stage that goes on.
+Status Optimizer::restore_stage(const OptimSnapshot& s) {
+  Engine& engine = comm_->engine();
+  std::vector<float> den(layout_->elements());
+  uint64_t first = 0;
+  for (const ParamSpec& p : params_) {
+    const auto eps = static_cast<float>(groups_[p.group].eps);
+    for (uint64_t i = first; i < first + p.count; ++i) den[i] = std::sqrt(s.v[i]) + eps;
+    first += p.count;
+  }
+  const std::vector<float> den_flat = to_flat(*layout_, den);
+  const std::vector<float> vf_flat = to_flat(*layout_, s.vf);
+  SOTTO_TRY(upload(engine, memory_.den.data(), std::span<const float>(den_flat)));
+  SOTTO_TRY(upload(engine, memory_.vf.data(), std::span<const float>(vf_flat)));
+  std::vector<uint8_t> bits(layout_->flat_elements() / 8, 0xff);
+  if (masked_) {
+    SOTTO_ASSIGN(bits, download<uint8_t>(engine, memory_.valid.data(), bits.size()));
+  }
+  std::vector<uint64_t> tensors(params_.size());
+  for (uint32_t t = 0; t < params_.size(); ++t) {
+    for (const Piece& p : layout_->tensor_pieces(t)) {
+      for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
+        tensors[t] += (bits[f / 8] >> (7 - f % 8)) & 1u;
+    }
+  }
+  SOTTO_TRY(upload(engine, memory_.tensor_counts.data(), std::span<const uint64_t>(tensors)));
+  return onebit_state_.set_counts(engine, bits);
+}
+
+}  // namespace sotto

@@ -1,0 +1,197 @@
+#include "core/optim/step_frame.h"
+
+#include <numeric>
+
+#include "core/plan/collectives.h"
+#include "core/plan/layout.h"
+
+namespace sotto {
+namespace {
+
+constexpr uint64_t kNormMessageBytes = 16;
+
+std::vector<uint64_t> counts_of(const OnebitLayout& layout) {
+  std::vector<uint64_t> counts;
+  for (const OnebitTensor& t : layout.tensors()) counts.push_back(t.count);
+  return counts;
+}
+
+}  // namespace
+
+std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout) {
+  std::vector<Piece> out;
+  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+    const std::vector<Piece> pieces = layout.tensor_pieces(t);
+    out.insert(out.end(), pieces.begin(), pieces.end());
+  }
+  return out;
+}
+
+StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
+  const OnebitLayout& layout = *shape.layout;
+  std::vector<uint64_t> bytes;
+  for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * 4);
+  StepSlots& s = out_.slots;
+  s.params = b_.bound_list(bytes);
+  s.grads = b_.bound_list(bytes);
+  s.m = b_.bound(layout.flat_elements() * 4);
+  s.v = b_.bound(layout.flat_elements() * 4);
+  s.tensor_states = b_.bound(tensors() * sizeof(TensorState));
+  if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
+  const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars);
+  s.scalars = b_.host(scalar_bytes);
+  scalars_ = b_.scratch(scalar_bytes);
+  b_.copy({scalars_, 0, scalar_bytes}, {s.scalars, 0, scalar_bytes});
+  tensor_steps_ = b_.scratch(tensors() * sizeof(TensorStep));
+}
+
+OperandRef StepFrame::scalars_operand() const {
+  return whole(scalars_, Access::kRead, 0, shape_.groups * sizeof(GroupScalars));
+}
+
+OperandRef StepFrame::valid_operand(Access access) const {
+  if (!shape_.masked) return absent();
+  return whole(out_.slots.valid, access, 0, shape_.layout->flat_elements() / 8);
+}
+
+OperandRef StepFrame::coefficient_operand(const GradientStage& stage) const {
+  return stage.coefficient == kNoSlot ? absent() : whole(stage.coefficient, Access::kRead, 0, 4);
+}
+
+OperandRef StepFrame::states_operand(Access access) const {
+  return whole(out_.slots.tensor_states, access, 0, tensors() * sizeof(TensorState));
+}
+
+OperandRef StepFrame::steps_operand(Access access) const {
+  return whole(tensor_steps_, access, 0, tensors() * sizeof(TensorStep));
+}
+
+KernelOptions StepFrame::committing(uint32_t word) {
+  KernelOptions options;
+  options.phase = Phase::kCommitting;
+  options.predicate = {word, 0, kCommit};
+  return options;
+}
+
+// Norm of the gradients (`norm`), or only the flags; shared with the other ranks (`exchange`); clip
+// coefficient and word.
+GradientStage StepFrame::clip_and_decide(uint32_t list_slot, bool exchange, bool norm,
+                                         uint32_t flags) {
+  const OnebitLayout& layout = *shape_.layout;
+  const uint64_t n_blocks = norm ? layout.tensor_blocks() : 0;
+  const uint32_t block_sums = b_.scratch(std::max<uint64_t>(1, n_blocks) * 4);
+  if (norm) {
+    b_.kernel(KernelId::kSumSquares,
+              {list(list_slot, Access::kRead, 32), blocks(block_sums, Access::kWrite)},
+              all_tensor_pieces(layout), SourceArgs{0, false});
+  }
+  const uint32_t world = exchange ? static_cast<uint32_t>(shape_.size) : 1;
+  const uint64_t own = exchange ? static_cast<uint64_t>(shape_.rank) : 0;
+  norm_messages_ = b_.scratch(world * kNormMessageBytes);
+  norm_message_count_ = world;
+  b_.kernel(KernelId::kNormMessage,
+            {whole(block_sums, Access::kRead, 0, n_blocks * 4),
+             flags == kNoSlot ? absent() : whole(flags, Access::kRead, 0, 4),
+             whole(norm_messages_, Access::kWrite, own * kNormMessageBytes, kNormMessageBytes)},
+            {}, BlocksArgs{n_blocks});
+  if (exchange) {
+    emit_message_exchange(b_, shape_.rank, shape_.size, norm_messages_, kNormMessageBytes,
+                          b_.next_round());
+  }
+  GradientStage stage;
+  stage.list = list_slot;
+  const uint32_t coefficient = b_.scratch(4);
+  const uint32_t norm_value = b_.scratch(8);
+  stage.word = b_.scratch(4);
+  b_.kernel(KernelId::kClipCoefficient,
+            {whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
+             whole(coefficient, Access::kWrite, 0, 4), whole(norm_value, Access::kWrite, 0, 8),
+             whole(stage.word, Access::kWrite, 0, 4)},
+            {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
+  if (shape_.clip > 0) stage.coefficient = coefficient;
+  if (norm) norm_ = norm_value;
+  return stage;
+}
+
+GradientStage StepFrame::average_gradients() {
+  // Every rank holds the whole average: if its norm is wanted, a NaN shows in it on all ranks
+  // alike, and nothing has to be exchanged. Otherwise the rank that reduces a chunk flags it, and
+  // the flags are exchanged.
+  const bool norm = shape_.clip > 0 || shape_.size == 1;
+  if (shape_.size == 1) return clip_and_decide(out_.slots.grads, false, true, kNoSlot);
+  const OnebitLayout& layout = *shape_.layout;
+  const std::vector<uint64_t> counts = counts_of(layout);
+  std::vector<uint32_t> order(counts.size());
+  std::iota(order.begin(), order.end(), 0u);
+  const FlatLayout dense = FlatLayout::concatenated(counts, order);
+  const uint32_t average = b_.scratch(std::max<uint64_t>(1, dense.size() * 4));
+  std::vector<uint64_t> bytes;
+  for (uint64_t count : counts) bytes.push_back(count * 4);
+  const uint32_t averages = b_.bound_list(bytes);
+  uint64_t offset = 0;
+  for (uint32_t t = 0; t < counts.size(); ++t) {
+    b_.alias(averages + t, average, offset);
+    offset += counts[t] * 4;
+  }
+  uint32_t flags = kNoSlot;
+  if (!norm) {
+    flags = b_.scratch(4);
+    b_.fill({flags, 0, 4}, 0);
+  }
+  FlatReduceRequest reduce;
+  reduce.rank = shape_.rank;
+  reduce.size = shape_.size;
+  reduce.layout = &dense;
+  reduce.in_list = out_.slots.grads;
+  reduce.out_flat = average;
+  reduce.flags = flags;
+  reduce.round = b_.next_round();
+  reduce.segment_bytes = shape_.segment_bytes;
+  emit_flat_all_reduce(b_, reduce);
+  return clip_and_decide(averages, !norm, norm, flags);
+}
+
+GradientStage StepFrame::local_gradients() {
+  if (shape_.clip > 0) return clip_and_decide(out_.slots.grads, shape_.size > 1, true, kNoSlot);
+  GradientStage stage;
+  stage.list = out_.slots.grads;
+  return stage;
+}
+
+StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_steps) {
+  StepVerdict& v = out_.verdict;
+  uint64_t at = 16;
+  v.norm_messages = at;
+  v.norm_message_count = norm_message_count_;
+  at += norm_message_count_ * kNormMessageBytes;
+  v.worker_messages = at;
+  v.worker_message_count = worker_messages.slot == kNoSlot ? 0 : static_cast<uint32_t>(shape_.size);
+  if (worker_messages.slot != kNoSlot) at += (worker_messages.bytes + 7) / 8 * 8;
+  v.tensor_steps = at;
+  v.tensor_step_count = tensor_steps ? tensors() : 0;
+  at += v.tensor_step_count * sizeof(TensorStep);
+  v.bytes = at;
+  const uint32_t host = b_.host(at);
+  b_.copy({host, 0, 4}, {word, 0, 4});
+  if (norm_ != kNoSlot) {
+    b_.copy({host, v.norm, 8}, {norm_, 0, 8});
+  } else {
+    v.norm = 0;
+  }
+  if (norm_message_count_ > 0) {
+    const uint64_t bytes = norm_message_count_ * kNormMessageBytes;
+    b_.copy({host, v.norm_messages, bytes}, {norm_messages_, 0, bytes});
+  }
+  if (worker_messages.slot != kNoSlot) {
+    b_.copy({host, v.worker_messages, worker_messages.bytes}, worker_messages);
+  }
+  if (tensor_steps && tensors() > 0) {
+    const uint64_t bytes = tensors() * sizeof(TensorStep);
+    b_.copy({host, v.tensor_steps, bytes}, {tensor_steps_, 0, bytes});
+  }
+  b_.set_verdict(host);
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+}  // namespace sotto

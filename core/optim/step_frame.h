@@ -1,0 +1,63 @@
+// What the plans of all optimizer steps have in common: bound slots, scalars, gradient norm and
+// clipping, the verdict.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "core/optim/step_plan.h"
+
+namespace sotto {
+
+// Gradients ready for the update, and the decision so far.
+struct GradientStage {
+  uint32_t list = kNoSlot;         // first of the tensors' slots
+  uint32_t coefficient = kNoSlot;  // clip coefficient; kNoSlot: none
+  uint32_t word = kNoSlot;         // kCommit if all gradients are finite; kNoSlot: not known yet
+};
+
+class StepFrame {
+ public:
+  explicit StepFrame(const StepShape& shape);
+
+  PlanBuilder& builder() { return b_; }
+  StepSlots& slots() { return out_.slots; }
+  uint32_t scalars() const { return scalars_; }  // scratch copy of GroupScalars
+  const StepShape& shape() const { return shape_; }
+  uint64_t tensors() const { return shape_.layout->tensors().size(); }
+
+  // Averages gradients over ranks in full precision; clips; decides.
+  GradientStage average_gradients();
+  // Compressed steps: mean over ranks of the norms of local gradients, if clipping is on.
+  GradientStage local_gradients();
+
+  // Operands that many kernels share.
+  OperandRef scalars_operand() const;
+  OperandRef valid_operand(Access access = Access::kRead) const;
+  OperandRef coefficient_operand(const GradientStage& stage) const;
+  OperandRef states_operand(Access access) const;
+  OperandRef steps_operand(Access access) const;
+
+  // Kernels that write parameters or state: only if `word` says so.
+  static KernelOptions committing(uint32_t word);
+
+  // Ends the plan with the decision in `word`. Regions with no bytes are left out of the verdict.
+  StepPlan finish(uint32_t word, Region worker_messages, bool tensor_steps);
+
+ private:
+  GradientStage clip_and_decide(uint32_t list, bool exchange, bool norm, uint32_t flags);
+
+  StepShape shape_;
+  PlanBuilder b_;
+  StepPlan out_;
+  uint32_t scalars_ = kNoSlot;
+  uint32_t tensor_steps_ = kNoSlot;
+  uint32_t norm_ = kNoSlot;  // double
+  uint32_t norm_messages_ = kNoSlot;
+  uint32_t norm_message_count_ = 0;
+};
+
+// Pieces of all tensors, in order.
+std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout);
+
+}  // namespace sotto

@@ -1,0 +1,29 @@
+// Optimizer and codec state as blobs.
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/group/onebit_codec.h"
+#include "core/optim/optimizer.h"
+#include "core/state/blob.h"
+
+namespace sotto {
+
+// exact: everything, continues bit for bit on the same ranks. reset: without error feedback, any
+// number of ranks.
+enum class StateMode : int32_t { kExact = 1, kReset = 2 };
+
+std::vector<std::byte> encode_optim(const OptimSnapshot& snapshot);
+// INVALID_ARGUMENT or UNSUPPORTED on any blob that encode_optim cannot have made; never reads out
+// of bounds.
+Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes);
+
+Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode);
+Status import_state(Optimizer& optimizer, StateMode mode, std::span<const std::byte> bytes);
+
+Result<std::vector<std::byte>> export_state(OnebitCodec& codec, StateMode mode);
+Status import_state(OnebitCodec& codec, StateMode mode, std::span<const std::byte> bytes);
+
+}  // namespace sotto
