@@ -9,8 +9,8 @@ Status malformed(const char* kind, uint64_t bytes) {
   return error(Code::kProtocol, "malformed {} frame of {} bytes", kind, bytes);
 }
 
-// Reads a list whose entries take at least `entry_bytes` each: a count that cannot fit is refused before anything is
-// allocated for it.
+// Reads a list whose entries take at least `entry_bytes` each: a count that cannot fit is refused
+// before anything is allocated for it.
 template <class Entry, class Read>
 bool read_list(Reader& in, uint64_t entry_bytes, std::vector<Entry>& out, Read read) {
   const uint32_t count = in.number<uint32_t>();
@@ -124,7 +124,8 @@ Result<Failure> Failure::decode(Bytes bytes) {
   m.text = in.text();
   // Only codes of this library that are failures.
   const bool known = m.code < 0 && code_name(static_cast<Code>(m.code)) != "UNKNOWN";
-  if (!in.finished() || !known) return malformed("failure", bytes.size());
+  if (!in.finished() || !known || m.text.size() > kMaxTextBytes)
+    return malformed("failure", bytes.size());
   return m;
 }
 
@@ -141,7 +142,8 @@ Result<Heartbeat> Heartbeat::decode(Bytes bytes) {
   Heartbeat m;
   m.waiting = in.text();
   const bool read = read_list(in, 4, m.silent_ms, [](Reader& r) { return r.number<uint32_t>(); });
-  if (!read || !in.finished()) return malformed("heartbeat", bytes.size());
+  if (!read || !in.finished() || m.waiting.size() > kMaxTextBytes)
+    return malformed("heartbeat", bytes.size());
   return m;
 }
 

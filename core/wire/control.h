@@ -1,5 +1,5 @@
-// Payloads of the control frames (FORMAT.md, section 3). Decoders read untrusted bytes: they never read out of bounds and
-// allocate at most in proportion to what has arrived.
+// Payloads of the control frames (FORMAT.md, section 3). Decoders read untrusted bytes: they never
+// read out of bounds and allocate at most in proportion to what has arrived.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +36,7 @@ struct Members {
     std::string address;  // as the coordinator sees it; may be empty for itself
   };
   int32_t coordinator = 0;
-  uint64_t token = 0;  // of the group
+  uint64_t token = 0;           // of the group
   std::vector<Member> members;  // in rank order
   std::string encode() const;
   static Result<Members> decode(Bytes bytes);
@@ -67,7 +67,7 @@ struct Failure {
 
 // A sign of life. The coordinator adds what it knows of the others.
 struct Heartbeat {
-  std::string waiting;              // whom the set-up or exchange in progress waits for; empty: nobody
+  std::string waiting;  // whom the set-up or exchange in progress waits for; empty: nobody
   std::vector<uint32_t> silent_ms;  // per rank; empty from members
   std::string encode() const;
   static Result<Heartbeat> decode(Bytes bytes);

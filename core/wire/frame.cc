@@ -47,8 +47,10 @@ OpSignature get_signature(const uint8_t* in) {
 }
 
 bool kind_known(uint8_t kind) {
-  return (kind >= static_cast<uint8_t>(FrameKind::kData) && kind <= static_cast<uint8_t>(FrameKind::kHello)) ||
-         (kind >= static_cast<uint8_t>(FrameKind::kJoin) && kind <= static_cast<uint8_t>(FrameKind::kBye));
+  return (kind >= static_cast<uint8_t>(FrameKind::kData) &&
+          kind <= static_cast<uint8_t>(FrameKind::kHello)) ||
+         (kind >= static_cast<uint8_t>(FrameKind::kJoin) &&
+          kind <= static_cast<uint8_t>(FrameKind::kBye));
 }
 
 bool has_payload(FrameKind kind) {
@@ -59,14 +61,17 @@ bool has_payload(FrameKind kind) {
 Status check_fields(const FrameHeader& h, uint8_t message_class, uint32_t reserved) {
   const uint32_t flags_allowed = h.kind == FrameKind::kData ? kFlagCredited : 0;
   if ((h.flags & ~flags_allowed) != 0 || reserved != 0) {
-    return error(Code::kProtocol, "{} frame with unknown flags {:#x}, reserved {:#x}", kind_name(h.kind), h.flags,
-                 reserved);
+    return error(Code::kProtocol, "{} frame with unknown flags {:#x}, reserved {:#x}",
+                 kind_name(h.kind), h.flags, reserved);
   }
-  if (message_class > static_cast<uint8_t>(MessageClass::kMetadata)) {
-    return error(Code::kProtocol, "{} frame with unknown message class {}", kind_name(h.kind), message_class);
+  if (message_class > static_cast<uint8_t>(h.kind == FrameKind::kData ? MessageClass::kMetadata
+                                                                      : MessageClass::kPayload)) {
+    return error(Code::kProtocol, "{} frame with unknown message class {}", kind_name(h.kind),
+                 message_class);
   }
   if (h.payload_bytes > kMaxPayloadBytes || (h.payload_bytes > 0 && !has_payload(h.kind))) {
-    return error(Code::kProtocol, "{} frame that announces a payload of {} bytes; at most {} are allowed",
+    return error(Code::kProtocol,
+                 "{} frame that announces a payload of {} bytes; at most {} are allowed",
                  kind_name(h.kind), h.payload_bytes, has_payload(h.kind) ? kMaxPayloadBytes : 0);
   }
   return {};
@@ -112,19 +117,23 @@ HeaderBytes encode_header(const FrameHeader& h) {
 
 Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes) {
   const uint8_t* p = bytes.data();
-  // Magic and version come first and stay where they are in all versions, so that the text can name both sides.
+  // Magic and version come first and stay where they are in all versions, so that the text can name
+  // both sides.
   if (const auto magic = get_at<uint32_t>(p + kMagicAt); magic != kMagic) {
-    return error(Code::kProtocol, "not a frame: it starts with {:#010x}, this library's frames with {:#010x}", magic,
+    return error(Code::kProtocol,
+                 "not a frame: it starts with {:#010x}, this library's frames with {:#010x}", magic,
                  kMagic);
   }
   if (const auto version = get_at<uint16_t>(p + kVersionAt); version != kVersion) {
-    return error(Code::kProtocol, "frame of format version {}, this library speaks version {}", version, kVersion);
+    return error(Code::kProtocol, "frame of format version {}, this library speaks version {}",
+                 version, kVersion);
   }
   if (const auto sum = get_at<uint64_t>(p + kChecksumAt); sum != hash64(p, kChecksumAt)) {
     return error(Code::kProtocol, "frame header with checksum {:016x}, its bytes have {:016x}", sum,
                  hash64(p, kChecksumAt));
   }
-  if (!kind_known(p[kKindAt])) return error(Code::kProtocol, "frame of unknown kind {}", p[kKindAt]);
+  if (!kind_known(p[kKindAt]))
+    return error(Code::kProtocol, "frame of unknown kind {}", p[kKindAt]);
   FrameHeader h;
   h.kind = static_cast<FrameKind>(p[kKindAt]);
   h.message_class = static_cast<MessageClass>(p[kClassAt]);
@@ -144,20 +153,24 @@ TrailerBytes encode_trailer(uint64_t payload_hash) {
   return out;
 }
 
-uint64_t decode_trailer(std::span<const uint8_t, kTrailerBytes> bytes) { return get_at<uint64_t>(bytes.data()); }
+uint64_t decode_trailer(std::span<const uint8_t, kTrailerBytes> bytes) {
+  return get_at<uint64_t>(bytes.data());
+}
 
 std::string describe(const OpKey& key) {
-  if ((key.number >> 63) == 0) return fmt::format("operation {} of comm {:x}", key.number, key.comm);
+  if ((key.number >> 63) == 0)
+    return fmt::format("operation {} of comm {:x}", key.number, key.comm);
   return fmt::format("send/recv {} from rank {} to rank {} of comm {:x}", key.number & 0x7fffffffu,
                      (key.number >> 47) & 0xffffu, (key.number >> 31) & 0xffffu, key.comm);
 }
 
 std::string describe(const FrameHeader& h) {
   if (h.kind == FrameKind::kCredit) return "credit frame";
-  if (h.kind >= FrameKind::kHello) return fmt::format("{} frame of {} bytes", kind_name(h.kind), h.payload_bytes);
+  if (h.kind >= FrameKind::kHello)
+    return fmt::format("{} frame of {} bytes", kind_name(h.kind), h.payload_bytes);
   const std::string_view what = h.kind == FrameKind::kData ? "message" : kind_name(h.kind);
-  return fmt::format("{} of {}, {}, round {}, segment {}, {} bytes", what, describe(h.key), describe(h.signature),
-                     h.round, h.segment, h.payload_bytes);
+  return fmt::format("{} of {}, {}, round {}, segment {}, {} bytes", what, describe(h.key),
+                     describe(h.signature), h.round, h.segment, h.payload_bytes);
 }
 
 }  // namespace sotto::wire

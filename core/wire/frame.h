@@ -1,5 +1,6 @@
-// Frames: the unit of everything that ranks say to each other over a byte stream. FORMAT.md beside this file is the
-// document of the format; the golden frames in tests/golden/frames hold it in place.
+// Frames: the unit of everything that ranks say to each other over a byte stream. FORMAT.md beside
+// this file is the document of the format; the golden frames in tests/golden/frames hold it in
+// place.
 //
 // Threads: any; nothing here keeps state.
 #pragma once
@@ -41,7 +42,8 @@ enum class FrameKind : uint8_t {
 };
 std::string_view kind_name(FrameKind kind);  // "data", "ready", ...
 
-// kData only: the message was sent without a READY and takes its frame's bytes from the credit of the connection.
+// kData only: the message was sent without a READY and takes its frame's bytes from the credit of
+// the connection.
 inline constexpr uint32_t kFlagCredited = 1;
 
 struct FrameHeader {
@@ -65,14 +67,15 @@ using HeaderBytes = std::array<uint8_t, kHeaderBytes>;
 using TrailerBytes = std::array<uint8_t, kTrailerBytes>;
 
 HeaderBytes encode_header(const FrameHeader& header);
-// PROTOCOL names what does not fit: magic and version with both sides' numbers, checksum, unknown kind, flag or class,
-// payload where the kind has none.
+// PROTOCOL names what does not fit: magic and version with both sides' numbers, checksum, unknown
+// kind, flag or class, payload where the kind has none.
 Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes);
 
 TrailerBytes encode_trailer(uint64_t payload_hash);
 uint64_t decode_trailer(std::span<const uint8_t, kTrailerBytes> bytes);
 
-// For errors: "operation 17 of comm 1"; "message of operation 17 of comm 1, barrier(tag 0), round 2, segment 3, 0 bytes".
+// For errors: "operation 17 of comm 1"; "message of operation 17 of comm 1, barrier(tag 0), round
+// 2, segment 3, 0 bytes".
 std::string describe(const OpKey& key);
 std::string describe(const FrameHeader& header);
 

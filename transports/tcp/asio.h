@@ -1,6 +1,6 @@
-// The only place that includes Boost.Asio. Asio owns accepting, connecting, name resolution, timers and the blocking
-// wait; connected sockets are served with sendmsg and recvmsg (stream.h). Error-code overloads only: nothing throws
-// but the constructor of an io_context.
+// The only place that includes Boost.Asio. Asio owns accepting, connecting, name resolution, timers
+// and the blocking wait; connected sockets are served with sendmsg and recvmsg (stream.h).
+// Error-code overloads only: nothing throws but the constructor of an io_context.
 #pragma once
 
 #include <utility>  // Asio 1.74 in C++20 needs it before its own headers
@@ -15,8 +15,8 @@
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
 #include <boost/asio/ip/v6_only.hpp>
-#include <boost/asio/post.hpp>
 #include <boost/asio/posix/stream_descriptor.hpp>
+#include <boost/asio/post.hpp>
 #include <boost/asio/steady_timer.hpp>
 #pragma GCC diagnostic pop
 

@@ -6,14 +6,17 @@
 namespace sotto::tcp {
 namespace {
 
-// A lost connection is often only the echo of a failure elsewhere: the control mesh gets this long to name that first.
+// A lost connection is often only the echo of a failure elsewhere: the control mesh gets this long
+// to name that first.
 constexpr int64_t kGraceNs = 200'000'000;
 // A message that has waited this long for its READY is announced.
 constexpr int64_t kAnnounceNs = 100'000'000;
 // Transfer::scratch[0] of a send: the flags of its frame.
 constexpr size_t kFlagsSlot = 0;
 
-bool names(const Transfer& t, uint32_t round, uint32_t segment) { return t.round == round && t.segment == segment; }
+bool names(const Transfer& t, uint32_t round, uint32_t segment) {
+  return t.round == round && t.segment == segment;
+}
 
 }  // namespace
 
@@ -31,7 +34,8 @@ void FrameRing::pop() {
   --count_;
 }
 
-Channel::Channel(TransportCore& core, int32_t peer, std::unique_ptr<FrameStream> stream, std::string name)
+Channel::Channel(TransportCore& core, int32_t peer, std::unique_ptr<FrameStream> stream,
+                 std::string name)
     : core_(core),
       peer_(peer),
       name_(std::move(name)),
@@ -78,7 +82,8 @@ bool Channel::admit(const Flow& f, Transfer& t) {
 
 void Channel::release_waiting(Flow& f) {
   if (f.waiting.empty()) return;
-  while (Transfer* t = f.waiting.take_first([&](Transfer& w) { return admit(f, w); })) queue_.push(*t);
+  while (Transfer* t = f.waiting.take_first([&](Transfer& w) { return admit(f, w); }))
+    queue_.push(*t);
   if (f.waiting.empty()) --waiting_flows_;
 }
 
@@ -149,8 +154,8 @@ void Channel::deliver(Flow& f, Transfer& t, Unexpected& message) {
   core_.ops.free_unexpected(&message);
   return_credit(cost);
   if (!fits) {
-    fail(error(Code::kProtocol, "{}, round {}, segment {}: {} sent {} bytes, rank {} expects {}", wire::describe(t.op->key), t.round,
-               t.segment, name_, bytes, core_.rank, t.bytes));
+    fail(error(Code::kProtocol, "{}, round {}, segment {}: {} sent {} bytes, rank {} expects {}",
+               wire::describe(t.op->key), t.round, t.segment, name_, bytes, core_.rank, t.bytes));
     return;
   }
   complete(f, t);
@@ -168,7 +173,9 @@ void Channel::ready(const OpPosting& op, uint32_t last_round, uint64_t largest) 
 }
 
 void Channel::send_ready(Flow& f) {
-  if (f.receives_open == 0 || !f.own_ready || (f.own_ready_sent && *f.own_ready_sent >= *f.own_ready)) return;
+  if (f.receives_open == 0 || !f.own_ready ||
+      (f.own_ready_sent && *f.own_ready_sent >= *f.own_ready))
+    return;
   f.own_ready_sent = f.own_ready;
   wire::FrameHeader frame;
   frame.kind = wire::FrameKind::kReady;
@@ -185,7 +192,8 @@ Status Channel::agree(const OpKey& op, const OpSignature& own, const OpSignature
 
 void Channel::check_posted(Flow& f) {
   if (!f.peer_signature) return;
-  if (Status status = agree(f.op->key, f.op->posting->signature, *f.peer_signature); !status.ok()) fail(std::move(status));
+  if (Status status = agree(f.op->key, f.op->posting->signature, *f.peer_signature); !status.ok())
+    fail(std::move(status));
 }
 
 // The flow that a frame belongs to; null: the operation is over here and the frame came late.
@@ -198,15 +206,16 @@ Result<Flow*> Channel::flow_of_frame(const wire::FrameHeader& h) {
       return nullptr;
     }
     if (core_.ops.unposted() >= OpTable::kMaxUnposted) {
-      return error(Code::kProtocol, "{} is ahead of rank {} by more than {} operations", name_, core_.rank,
-                   OpTable::kMaxUnposted);
+      return error(Code::kProtocol, "{} is ahead of rank {} by more than {} operations", name_,
+                   core_.rank, OpTable::kMaxUnposted);
     }
   }
-  if (op != nullptr && op->posting != nullptr) SOTTO_TRY(agree(h.key, op->posting->signature, h.signature));
+  if (op != nullptr && op->posting != nullptr)
+    SOTTO_TRY(agree(h.key, op->posting->signature, h.signature));
   Flow& f = known != nullptr ? *known : flow(h.key);
   if (f.peer_signature && !(*f.peer_signature == h.signature)) {
-    return error(Code::kProtocol, "{} calls {} both {} and {}", name_, wire::describe(h.key), describe(*f.peer_signature),
-                 describe(h.signature));
+    return error(Code::kProtocol, "{} calls {} both {} and {}", name_, wire::describe(h.key),
+                 describe(*f.peer_signature), describe(h.signature));
   }
   f.peer_signature = h.signature;
   return &f;
@@ -223,9 +232,11 @@ Result<void*> Channel::on_header(FrameStream& /*stream*/, const wire::FrameHeade
 Status Channel::take_credit(const wire::FrameHeader& h) {
   if ((h.flags & wire::kFlagCredited) == 0) return {};
   const uint64_t cost = wire::frame_bytes(h.payload_bytes);
-  if (h.payload_bytes > core_.limits.eager_bytes || cost > core_.limits.credit_bytes - credit_out_) {
-    return error(Code::kProtocol, "{} exceeds its credit: {} of {} bytes are in use and it sent a {}", name_, credit_out_,
-                 core_.limits.credit_bytes, describe(h));
+  if (h.payload_bytes > core_.limits.eager_bytes ||
+      cost > core_.limits.credit_bytes - credit_out_) {
+    return error(Code::kProtocol,
+                 "{} exceeds its credit: {} of {} bytes are in use and it sent a {}", name_,
+                 credit_out_, core_.limits.credit_bytes, describe(h));
   }
   const bool was_dry = sender_may_be_dry();
   credit_out_ += cost;
@@ -247,22 +258,27 @@ void Channel::return_credit(uint64_t cost) {
 
 Result<void*> Channel::begin_message(const wire::FrameHeader& h) {
   SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
-  if (f == nullptr) return error(Code::kProtocol, "{} sent a {}, which is complete on rank {}", name_, describe(h), core_.rank);
+  if (f == nullptr)
+    return error(Code::kProtocol, "{} sent a {}, which is complete on rank {}", name_, describe(h),
+                 core_.rank);
   SOTTO_TRY(take_credit(h));
   in_flow_ = f;
   return place_message(*f, h);
 }
 
 Result<void*> Channel::place_message(Flow& f, const wire::FrameHeader& h) {
-  in_transfer_ = f.receives.take_first([&](const Transfer& t) { return names(t, h.round, h.segment); });
+  in_transfer_ =
+      f.receives.take_first([&](const Transfer& t) { return names(t, h.round, h.segment); });
   if (in_transfer_ != nullptr) {
     if (in_transfer_->bytes == h.payload_bytes) return in_transfer_->data;
     const uint64_t expected = in_transfer_->bytes;
     f.receives.push(*std::exchange(in_transfer_, nullptr));
-    return error(Code::kProtocol, "{} sent a {}; rank {} expects {} bytes", name_, describe(h), core_.rank, expected);
+    return error(Code::kProtocol, "{} sent a {}; rank {} expects {} bytes", name_, describe(h),
+                 core_.rank, expected);
   }
   if ((h.flags & wire::kFlagCredited) == 0) {
-    return error(Code::kProtocol, "{} sent a {}, for which rank {} has no receive", name_, describe(h), core_.rank);
+    return error(Code::kProtocol, "{} sent a {}, for which rank {} has no receive", name_,
+                 describe(h), core_.rank);
   }
   for (const Unexpected* u = f.unexpected; u != nullptr; u = u->next) {
     if (u->round == h.round && u->segment == h.segment) {
@@ -319,8 +335,8 @@ Status Channel::on_ready(const wire::FrameHeader& h) {
 
 Status Channel::on_credit(const wire::FrameHeader& h) {
   if (h.key.number > core_.limits.credit_bytes - credit_) {
-    return error(Code::kProtocol, "{} gives back {} bytes of credit; {} of {} are in use", name_, h.key.number,
-                 core_.limits.credit_bytes - credit_, core_.limits.credit_bytes);
+    return error(Code::kProtocol, "{} gives back {} bytes of credit; {} of {} are in use", name_,
+                 h.key.number, core_.limits.credit_bytes - credit_, core_.limits.credit_bytes);
   }
   credit_ += h.key.number;
   release_all_waiting();
@@ -331,7 +347,8 @@ Status Channel::on_credit(const wire::FrameHeader& h) {
 Status Channel::on_announce(const wire::FrameHeader& h) {
   SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
   if (f == nullptr) {
-    return error(Code::kProtocol, "{} waits to send a message of {}, {}, which is complete on rank {}", name_,
+    return error(Code::kProtocol,
+                 "{} waits to send a message of {}, {}, which is complete on rank {}", name_,
                  wire::describe(h.key), describe(h.signature), core_.rank);
   }
   if (f->op->posting != nullptr) send_ready(*f);
@@ -389,7 +406,8 @@ void Channel::fail_if_needed() {
   if (!bye_heard_ || stream_->open() || failed_) return;
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
     if (f->receives_open == 0 && f->waiting.empty() && queue_.empty()) continue;
-    fail(error(Code::kPeerLost, "{} has left the group; rank {} still needs it in {}", name_, core_.rank, wire::describe(f->op->key)));
+    fail(error(Code::kPeerLost, "{} has left the group; rank {} still needs it in {}", name_,
+               core_.rank, wire::describe(f->op->key)));
     return;
   }
 }

@@ -1,14 +1,17 @@
-// The data connection to one peer: which message goes next, credit and READY, where an arriving message belongs.
+// The data connection to one peer: which message goes next, credit and READY, where an arriving
+// message belongs.
 //
-// Flow control. A message of at most eager_bytes is sent at once while its frame fits into the credit that the receiver
-// has granted; the receiver gives credit back in portions as messages leave for their receives. Any other message waits
-// until the receiver has said READY for its operation and round; then its receive is posted and no credit is needed. The
-// receiver says READY when messages above eager_bytes are expected, and for everything while so much credit is out
-// that the sender may have run dry. A sender that waits for a READY for long announces its operation, so that a receiver
-// that calls it something else notices.
+// Flow control. A message of at most eager_bytes is sent at once while its frame fits into the
+// credit that the receiver has granted; the receiver gives credit back in portions as messages
+// leave for their receives. Any other message waits until the receiver has said READY for its
+// operation and round; then its receive is posted and no credit is needed. The receiver says READY
+// when messages above eager_bytes are expected, and for everything while so much credit is out that
+// the sender may have run dry. A sender that waits for a READY for long announces its operation, so
+// that a receiver that calls it something else notices.
 //
-// Memory per peer: the credit, for messages that came before their receive, and the small frames of flow control (at most
-// one READY and one announcement per operation and peer, one credit frame per quarter of the credit).
+// Memory per peer: the credit, for messages that came before their receive, and the small frames of
+// flow control (at most one READY and one announcement per operation and peer, one credit frame per
+// quarter of the credit).
 //
 // Threads: the driving thread.
 #pragma once
@@ -28,7 +31,7 @@
 namespace sotto::tcp {
 
 struct FlowLimits {
-  uint64_t eager_bytes = 65536;       // equal on all ranks of a group
+  uint64_t eager_bytes = 65536;      // equal on all ranks of a group
   uint64_t credit_bytes = 1u << 20;  // of whole frames
 };
 
@@ -124,7 +127,8 @@ class Channel final : public StreamOwner {
   uint64_t credit_out_ = 0;       // what the peer has used and not got back
   uint64_t credit_consumed_ = 0;  // of it: messages that have left for their receive
 
-  Flow* in_flow_ = nullptr;  // of the message that is arriving, while its operation is not cancelled
+  Flow* in_flow_ =
+      nullptr;  // of the message that is arriving, while its operation is not cancelled
   Transfer* in_transfer_ = nullptr;
   Unexpected* in_unexpected_ = nullptr;
 

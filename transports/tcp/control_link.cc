@@ -3,7 +3,8 @@
 namespace sotto::tcp {
 
 Result<std::unique_ptr<ControlLink>> ControlLink::make(Reactor& reactor, int fd, std::string name,
-                                                       ControlLinkOwner& owner, uint64_t max_payload) {
+                                                       ControlLinkOwner& owner,
+                                                       uint64_t max_payload) {
   std::unique_ptr<ControlLink> link(new ControlLink(owner, max_payload));
   SOTTO_ASSIGN(link->stream_, FrameStream::make(reactor, fd, std::move(name), *link));
   return link;
@@ -19,8 +20,9 @@ void ControlLink::send(wire::FrameKind kind, std::string payload) {
 
 Result<void*> ControlLink::on_header(FrameStream& /*stream*/, const wire::FrameHeader& header) {
   if (header.kind < wire::FrameKind::kJoin || header.payload_bytes > max_payload_) {
-    return error(Code::kProtocol, "{} on a control connection from {}; at most {} bytes are allowed", describe(header),
-                 name(), max_payload_);
+    return error(Code::kProtocol,
+                 "{} on a control connection from {}; at most {} bytes are allowed",
+                 describe(header), name(), max_payload_);
   }
   inbox_.resize(header.payload_bytes);
   return static_cast<void*>(inbox_.data());
@@ -29,7 +31,8 @@ Result<void*> ControlLink::on_header(FrameStream& /*stream*/, const wire::FrameH
 Status ControlLink::on_frame(FrameStream& /*stream*/, const wire::FrameHeader& header) {
   bytes_->received.fetch_add(wire::frame_bytes(header.payload_bytes), std::memory_order_relaxed);
   if (header.kind == wire::FrameKind::kBye) bye_received_ = true;
-  return owner_->on_message(*this, header.kind, {reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
+  return owner_->on_message(*this, header.kind,
+                            {reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
 }
 
 bool ControlLink::next_frame(FrameStream& /*stream*/, OutFrame& out) {

@@ -27,15 +27,16 @@ class ControlLinkOwner {
   virtual ~ControlLinkOwner() = default;
   // An error makes on_lost follow with it. Neither may destroy the link.
   virtual Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) = 0;
-  // Closed, reset, or something that is no control frame came. Called once, not after a bye of the other side.
+  // Closed, reset, or something that is no control frame came. Called once, not after a bye of the
+  // other side.
   virtual void on_lost(ControlLink& link, const Status& why) = 0;
 };
 
 class ControlLink final : public StreamOwner {
  public:
   // Takes the descriptor. Messages of more than max_payload bytes are refused.
-  static Result<std::unique_ptr<ControlLink>> make(Reactor& reactor, int fd, std::string name, ControlLinkOwner& owner,
-                                                   uint64_t max_payload);
+  static Result<std::unique_ptr<ControlLink>> make(Reactor& reactor, int fd, std::string name,
+                                                   ControlLinkOwner& owner, uint64_t max_payload);
   ~ControlLink() override;
 
   void set_owner(ControlLinkOwner& owner) { owner_ = &owner; }
@@ -54,7 +55,8 @@ class ControlLink final : public StreamOwner {
   int32_t rank = -1;  // the owner's: who is at the other end
 
  private:
-  ControlLink(ControlLinkOwner& owner, uint64_t max_payload) : owner_(&owner), max_payload_(max_payload) {}
+  ControlLink(ControlLinkOwner& owner, uint64_t max_payload)
+      : owner_(&owner), max_payload_(max_payload) {}
   Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
   Status on_frame(FrameStream& stream, const wire::FrameHeader& header) override;
   bool next_frame(FrameStream& stream, OutFrame& out) override;

@@ -11,7 +11,8 @@ int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 
 
 }  // namespace
 
-TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership, int64_t heartbeat_ms)
+TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
+                       int64_t heartbeat_ms)
     : reactor_owner_(std::move(reactor)),
       reactor_(*reactor_owner_),
       group_(std::move(membership)),
@@ -24,7 +25,8 @@ TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership, 
     if (!link) continue;
     link->set_owner(*this);
     // From members one blob; from the coordinator all of them.
-    link->set_max_payload((coordinates() ? 1 : size) * (wire::kMaxBlobBytes + 64) + 4 * wire::kMaxTextBytes);
+    link->set_max_payload((coordinates() ? 1 : size) * (wire::kMaxBlobBytes + 64) +
+                          4 * wire::kMaxTextBytes);
   }
   if (size > 1) ticker_ = reactor_.every(std::min(kTickMs, heartbeat_ms_), [this] { tick(); });
 }
@@ -40,7 +42,9 @@ std::string TcpControl::describe_rank(int32_t rank) const {
   return member_text(rank, group_.members[static_cast<size_t>(rank)]);
 }
 
-std::string TcpControl::coordinator_address() const { return coordinates() ? "" : group_.links[0]->name(); }
+std::string TcpControl::coordinator_address() const {
+  return coordinates() ? "" : group_.links[0]->name();
+}
 
 std::shared_ptr<const LinkBytes> TcpControl::link_bytes(int32_t rank) const {
   const ControlLink* link = link_of(rank);
@@ -49,13 +53,19 @@ std::shared_ptr<const LinkBytes> TcpControl::link_bytes(int32_t rank) const {
 
 // ---- all-gather
 
-Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what, std::string_view mine, Driver& driver,
+Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
+                                                        std::string_view mine, Driver& driver,
                                                         Deadline deadline) {
   if (mine.size() > wire::kMaxBlobBytes) {
-    return invalid_argument("rank {}: {} bytes for the exchange \"{}\"; at most {} are allowed", rank(), mine.size(), what,
-                            wire::kMaxBlobBytes);
+    // The others wait for this part: they fail, too.
+    const Status status =
+        invalid_argument("rank {}: {} bytes for the exchange \"{}\"; at most {} are allowed",
+                         rank(), mine.size(), what, wire::kMaxBlobBytes);
+    fail({status.code(), rank(), status.text()});
+    return status;
   }
-  if (left_) return invalid_state("rank {} has left the group and cannot take part in \"{}\"", rank(), what);
+  if (left_)
+    return invalid_state("rank {} has left the group and cannot take part in \"{}\"", rank(), what);
   gathered_.reset();
   waiting_.clear();
   const uint64_t sequence = sequence_;
@@ -65,8 +75,11 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what, s
     group_.links[0]->send(wire::FrameKind::kGather,
                           wire::Gather{sequence, std::string(what), std::string(mine)}.encode());
   }
-  const auto abandoned = [this] { return !coordinates() && bye_[static_cast<size_t>(group_.coordinator)]; };
-  const bool in_time = driver.run_until([&] { return failure_ || gathered_ || abandoned(); }, deadline);
+  const auto abandoned = [this] {
+    return !coordinates() && bye_[static_cast<size_t>(group_.coordinator)];
+  };
+  const bool in_time =
+      driver.run_until([&] { return failure_ || gathered_ || abandoned(); }, deadline);
   if (gathered_) return std::exchange(gathered_, std::nullopt).value();
   if (!failure_ && abandoned()) {
     return error(Code::kPeerLost, "exchange \"{}\": the coordinator, {}, has left the group", what,
@@ -74,9 +87,11 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what, s
   }
   if (in_time) return failure_status().with_prefix(fmt::format("exchange \"{}\"", what));
   const std::string missing = coordinates() ? missing_text() : waiting_;
-  return error(Code::kTimeout, "rank {}: the exchange \"{}\" is not complete in time: {}", rank(), what,
-               missing.empty() ? fmt::format("no answer from the coordinator, {}", describe_rank(group_.coordinator))
-                               : missing + " did not come");
+  return error(
+      Code::kTimeout, "rank {}: the exchange \"{}\" is not complete in time: {}", rank(), what,
+      missing.empty()
+          ? fmt::format("no answer from the coordinator, {}", describe_rank(group_.coordinator))
+          : missing + " did not come");
 }
 
 std::string TcpControl::missing_text() const {
@@ -84,14 +99,16 @@ std::string TcpControl::missing_text() const {
   for (int32_t r = 0; r < size(); ++r) {
     if (!exchange_.blobs[static_cast<size_t>(r)]) ranks.push_back(r);
   }
-  return ranks.empty() ? "" : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
+  return ranks.empty() ? ""
+                       : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
 }
 
 void TcpControl::contribute(int32_t from, uint64_t sequence, std::string what, std::string blob) {
   auto& place = exchange_.blobs[static_cast<size_t>(from)];
   if (place || sequence != sequence_) {
-    decide({Code::kProtocol, from, fmt::format("{} is at exchange {} (\"{}\"), the group is at {}", describe_rank(from),
-                                               sequence, what, sequence_)});
+    decide({Code::kProtocol, from,
+            fmt::format("{} is at exchange {} (\"{}\"), the group is at {}", describe_rank(from),
+                        sequence, what, sequence_)});
     return;
   }
   if (exchange_.present == 0) {
@@ -99,8 +116,9 @@ void TcpControl::contribute(int32_t from, uint64_t sequence, std::string what, s
     exchange_.what_rank = from;
   } else if (exchange_.what != what) {
     decide({Code::kProtocol, from,
-            fmt::format("ranks do not agree on exchange {}: rank {} came for \"{}\", rank {} for \"{}\"", sequence,
-                        exchange_.what_rank, exchange_.what, from, what)});
+            fmt::format(
+                "ranks do not agree on exchange {}: rank {} came for \"{}\", rank {} for \"{}\"",
+                sequence, exchange_.what_rank, exchange_.what, from, what)});
     return;
   }
   place = std::move(blob);
@@ -136,7 +154,8 @@ Status TcpControl::on_message(ControlLink& link, wire::FrameKind kind, wire::Byt
     case wire::FrameKind::kBye: on_bye(link); return {};
     default: break;
   }
-  return error(Code::kProtocol, "{} frame from {} to rank {}", wire::kind_name(kind), describe_rank(link.rank), rank());
+  return error(Code::kProtocol, "{} frame from {} to rank {}", wire::kind_name(kind),
+               describe_rank(link.rank), rank());
 }
 
 Status TcpControl::on_gather(ControlLink& link, wire::Bytes payload) {
@@ -150,7 +169,8 @@ Status TcpControl::on_gathered(wire::Bytes payload) {
   auto all = wire::Gathered::decode(payload);
   if (!all.ok()) return all.status();
   if (all->sequence != sequence_ || all->data.size() != static_cast<size_t>(size())) {
-    return error(Code::kProtocol, "answer to exchange {} with {} parts; rank {} is at exchange {} of {} ranks",
+    return error(Code::kProtocol,
+                 "answer to exchange {} with {} parts; rank {} is at exchange {} of {} ranks",
                  all->sequence, all->data.size(), rank(), sequence_, size());
   }
   ++sequence_;
@@ -185,13 +205,15 @@ void TcpControl::on_bye(ControlLink& link) {
   bye_[static_cast<size_t>(link.rank)] = true;
   if (coordinates() && exchange_.present > 0 && !exchange_.blobs[static_cast<size_t>(link.rank)]) {
     decide({Code::kPeerLost, link.rank,
-            fmt::format("{} has left the group during the exchange \"{}\"", describe_rank(link.rank), exchange_.what)});
+            fmt::format("{} has left the group during the exchange \"{}\"",
+                        describe_rank(link.rank), exchange_.what)});
   }
 }
 
 void TcpControl::on_lost(ControlLink& link, const Status& why) {
   if (left_) return;
-  FailureCause cause{why.code(), link.rank, fmt::format("{} is lost: {}", describe_rank(link.rank), why.text())};
+  FailureCause cause{why.code(), link.rank,
+                     fmt::format("{} is lost: {}", describe_rank(link.rank), why.text())};
   if (coordinates()) {
     decide(std::move(cause));
   } else {
@@ -216,13 +238,15 @@ void TcpControl::fail(const FailureCause& cause) {
   }
   reported_ = cause;
   reported_ns_ = reactor_.now_ns();
-  link.send(wire::FrameKind::kFailure, wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
+  link.send(wire::FrameKind::kFailure,
+            wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
 }
 
 // The coordinator's word: the first cause that it hears of is the group's.
 void TcpControl::decide(FailureCause cause) {
   if (failure_) return;
-  const std::string text = wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode();
+  const std::string text =
+      wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode();
   adopt(std::move(cause));
   for (const auto& link : group_.links) {
     if (link && !bye_[static_cast<size_t>(link->rank)]) link->send(wire::FrameKind::kFailure, text);
@@ -255,7 +279,8 @@ void TcpControl::send_heartbeats() {
   wire::Heartbeat beat;
   if (coordinates()) {
     if (exchange_.present > 0) beat.waiting = missing_text();
-    for (int32_t r = 0; r < size(); ++r) beat.silent_ms.push_back(static_cast<uint32_t>(silent_ms(r)));
+    for (int32_t r = 0; r < size(); ++r)
+      beat.silent_ms.push_back(static_cast<uint32_t>(silent_ms(r)));
   }
   const std::string text = beat.encode();
   for (const auto& link : group_.links) {
@@ -279,7 +304,8 @@ void TcpControl::send_note() {
 int64_t TcpControl::silent_ms(int32_t rank) const {
   if (rank == group_.rank) return 0;
   const int64_t now = reactor_.now_ns();
-  if (const ControlLink* link = link_of(rank)) return std::max<int64_t>(0, ms_between(link->last_heard_ns(), now));
+  if (const ControlLink* link = link_of(rank))
+    return std::max<int64_t>(0, ms_between(link->last_heard_ns(), now));
   if (silent_ms_.empty()) return 0;
   return silent_ms_[static_cast<size_t>(rank)] + ms_between(silent_at_ns_, now);
 }
@@ -293,9 +319,11 @@ void TcpControl::leave(Deadline deadline) {
     if (link) link->send(wire::FrameKind::kBye, "");
   }
   const auto told = [this] {
-    return std::all_of(group_.links.begin(), group_.links.end(), [](const auto& l) { return !l || l->delivered(); });
+    return std::all_of(group_.links.begin(), group_.links.end(),
+                       [](const auto& l) { return !l || l->delivered(); });
   };
-  while (!told() && !deadline.passed(reactor_.clock())) reactor_.poll(std::min<int64_t>(1000, deadline.left_us(reactor_.clock())));
+  while (!told() && !deadline.passed(reactor_.clock()))
+    reactor_.poll(std::min<int64_t>(1000, deadline.left_us(reactor_.clock())));
   for (const auto& link : group_.links) {
     if (link) link->close();
   }

@@ -1,8 +1,8 @@
-// The control mesh of a group: a star around the coordinator, over the connections of the rendezvous. The coordinator
-// decides the first cause and tells everyone; members report to it.
+// The control mesh of a group: a star around the coordinator, over the connections of the
+// rendezvous. The coordinator decides the first cause and tells everyone; members report to it.
 //
-// A member that reports a failure waits for the decision, at most kDecisionMs, so that all ranks name one cause; then
-// its own counts. Listeners are called from poll, never from inside fail.
+// A member that reports a failure waits for the decision, at most kDecisionMs, so that all ranks
+// name one cause; then its own counts. Listeners are called from poll, never from inside fail.
 //
 // Threads: the driving thread.
 #pragma once
@@ -29,8 +29,8 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   int32_t rank() const override { return group_.rank; }
   int32_t size() const override { return group_.size(); }
   uint64_t token() const override { return group_.token; }
-  Result<std::vector<std::string>> all_gather(std::string_view what, std::string_view mine, Driver& driver,
-                                              Deadline deadline) override;
+  Result<std::vector<std::string>> all_gather(std::string_view what, std::string_view mine,
+                                              Driver& driver, Deadline deadline) override;
   void fail(const FailureCause& cause) override;
   const std::optional<FailureCause>& failure() const override { return failure_; }
   void set_listener(ControlListener* listener) override { listener_ = listener; }
@@ -88,8 +88,8 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   uint64_t sequence_ = 0;  // of the next all-gather
   Exchange exchange_;      // coordinator: the one in progress
   std::optional<std::vector<std::string>> gathered_;
-  std::string waiting_;    // member: whom the coordinator waits for
-  std::string noted_;      // coordinator: what it has told about that
+  std::string waiting_;  // member: whom the coordinator waits for
+  std::string noted_;    // coordinator: what it has told about that
   int64_t last_heartbeat_ns_;
   std::vector<uint32_t> silent_ms_;  // member: as the coordinator reported
   int64_t silent_at_ns_ = 0;

@@ -51,7 +51,8 @@ class PeerCounters {
   Direction sent_, received_;
 };
 
-// Entries live as long as the table: the counters of a comm stay readable after its end (W entries of 64 bytes a comm).
+// Entries live as long as the table: the counters of a comm stay readable after its end (W entries
+// of 64 bytes a comm).
 class CounterTable {
  public:
   explicit CounterTable(int32_t peers) : peers_(static_cast<size_t>(peers)) {}

@@ -28,7 +28,8 @@ std::string host_name() {
 }
 
 std::string member_text(int32_t rank, const wire::Members::Member& m) {
-  return fmt::format("rank {} (pid {} on {}{}{})", rank, m.pid, m.host, m.address.empty() ? "" : ", ", m.address);
+  return fmt::format("rank {} (pid {} on {}{}{})", rank, m.pid, m.host,
+                     m.address.empty() ? "" : ", ", m.address);
 }
 
 std::string rank_list(const std::vector<int32_t>& ranks) {
@@ -37,7 +38,8 @@ std::string rank_list(const std::vector<int32_t>& ranks) {
     size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
     text += text.empty() ? "" : ", ";
-    text += last > i + 1 ? fmt::format("{} to {}", ranks[i], ranks[last]) : fmt::format("{}", ranks[i]);
+    text +=
+        last > i + 1 ? fmt::format("{} to {}", ranks[i], ranks[last]) : fmt::format("{}", ranks[i]);
     i = last > i + 1 ? last + 1 : i + 1;
   }
   return text;
@@ -48,7 +50,8 @@ Lobby::~Lobby() = default;
 
 Result<std::unique_ptr<Lobby>> Lobby::open(Reactor& reactor, uint64_t token, const Endpoint& at) {
   std::unique_ptr<Lobby> lobby(new Lobby(reactor, token));
-  SOTTO_ASSIGN(lobby->listener_, Listener::open(reactor, at, [self = lobby.get()](int fd, std::string name) {
+  SOTTO_ASSIGN(lobby->listener_,
+               Listener::open(reactor, at, [self = lobby.get()](int fd, std::string name) {
                  self->accepted(fd, std::move(name));
                }));
   return lobby;
@@ -56,10 +59,13 @@ Result<std::unique_ptr<Lobby>> Lobby::open(Reactor& reactor, uint64_t token, con
 
 void Lobby::accepted(int fd, std::string name) {
   // Nobody is inside a link here, so those that are done with can go.
-  std::erase_if(guests_, [](const auto& g) { return !g->link->open() && (g->rejected || !g->join); });
-  const auto strangers = std::count_if(guests_.begin(), guests_.end(), [](const auto& g) { return !g->join; });
+  std::erase_if(guests_,
+                [](const auto& g) { return !g->link->open() && (g->rejected || !g->join); });
+  const auto strangers =
+      std::count_if(guests_.begin(), guests_.end(), [](const auto& g) { return !g->join; });
   if (static_cast<size_t>(strangers) >= kMaxStrangers) {
-    guests_.erase(std::find_if(guests_.begin(), guests_.end(), [](const auto& g) { return !g->join; }));
+    guests_.erase(
+        std::find_if(guests_.begin(), guests_.end(), [](const auto& g) { return !g->join; }));
   }
   auto link = ControlLink::make(reactor_, fd, std::move(name), *this, kMaxJoinBytes);
   if (!link.ok()) {
@@ -89,14 +95,16 @@ Status Lobby::on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes pa
     return {};
   }
   if (kind != wire::FrameKind::kJoin || guest->join) {
-    return error(Code::kProtocol, "{} frame from {} during the rendezvous", wire::kind_name(kind), link.name());
+    return error(Code::kProtocol, "{} frame from {} during the rendezvous", wire::kind_name(kind),
+                 link.name());
   }
   auto join = wire::Join::decode(payload);
   if (!join.ok()) return join.status();
   if (join->token != token_) {
     turned_away_ = fmt::format("{} came with the token of another group", link.name());
     reject(*guest, {Code::kProtocol, -1,
-                    fmt::format("rank {} came with the token of another group: its unique id is not the one of the rank "
+                    fmt::format("rank {} came with the token of another group: its unique id is "
+                                "not the one of the rank "
                                 "that listens at this port",
                                 join->rank)});
     return {};
@@ -120,14 +128,16 @@ void Lobby::on_lost(ControlLink& link, const Status& why) {
   }
   if (own_ && !complete_) {
     const std::string who = guest_text(guest->join->rank, *guest->join, link.name());
-    fail({Code::kPeerLost, guest->join->rank, fmt::format("{} was lost during the rendezvous: {}", who, why.text())});
+    fail({Code::kPeerLost, guest->join->rank,
+          fmt::format("{} was lost during the rendezvous: {}", who, why.text())});
   }
 }
 
 void Lobby::reject(Guest& guest, const FailureCause& cause) {
   guest.rejected = true;
-  guest.link->send(wire::FrameKind::kFailure,
-                   wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
+  guest.link->send(
+      wire::FrameKind::kFailure,
+      wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
 }
 
 void Lobby::check_all() {
@@ -148,9 +158,12 @@ void Lobby::check(Guest& guest) {
   if (complete_) {
     const bool taken = join.rank >= 0 && join.rank < own_->size;
     const std::string there =
-        taken ? fmt::format("; its number belongs to {}", member_text(join.rank, members_[static_cast<size_t>(join.rank)])) : "";
+        taken ? fmt::format("; its number belongs to {}",
+                            member_text(join.rank, members_[static_cast<size_t>(join.rank)]))
+              : "";
     reject(guest, {Code::kInvalidArgument, join.rank,
-                   fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size, there)});
+                   fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size,
+                               there)});
     return;
   }
   if (failure_) {
@@ -159,18 +172,21 @@ void Lobby::check(Guest& guest) {
   }
   if (join.size != own_->size) {
     fail({Code::kInvalidArgument, join.rank,
-          fmt::format("sizes differ: {} says {} ranks, {} says {}", coordinator, own_->size, who, join.size)});
+          fmt::format("sizes differ: {} says {} ranks, {} says {}", coordinator, own_->size, who,
+                      join.size)});
     return;
   }
   if (join.rank < 0 || join.rank >= own_->size) {
-    fail({Code::kInvalidArgument, join.rank, fmt::format("{} is out of range: the group has {} ranks", who, own_->size)});
+    fail({Code::kInvalidArgument, join.rank,
+          fmt::format("{} is out of range: the group has {} ranks", who, own_->size)});
     return;
   }
   const Guest* other = by_rank_[static_cast<size_t>(join.rank)];
   if (other != nullptr || join.rank == own_->rank) {
     const std::string first =
         other != nullptr ? guest_text(join.rank, *other->join, other->link->name()) : coordinator;
-    fail({Code::kInvalidArgument, join.rank, fmt::format("two ranks with the number {}: {} and {}", join.rank, first, who)});
+    fail({Code::kInvalidArgument, join.rank,
+          fmt::format("two ranks with the number {}: {} and {}", join.rank, first, who)});
     return;
   }
   by_rank_[static_cast<size_t>(join.rank)] = &guest;
@@ -194,7 +210,8 @@ std::vector<int32_t> Lobby::missing() const {
 
 std::string Lobby::missing_text() const {
   const std::vector<int32_t> ranks = missing();
-  return ranks.empty() ? "" : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
+  return ranks.empty() ? ""
+                       : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
 }
 
 // Tells those who are there whom they wait for, so that their own time-outs can name them.
@@ -205,7 +222,8 @@ void Lobby::send_note() {
   noted_ = text;
   const std::string note = wire::Heartbeat{text, {}}.encode();
   for (Guest* guest : by_rank_) {
-    if (guest != nullptr && guest->link->flushed()) guest->link->send(wire::FrameKind::kHeartbeat, note);
+    if (guest != nullptr && guest->link->flushed())
+      guest->link->send(wire::FrameKind::kHeartbeat, note);
   }
 }
 
@@ -239,23 +257,31 @@ Membership Lobby::finish() {
 // Gives the refused a moment to read why.
 void Lobby::drain(Driver& driver) {
   const auto told = [this] {
-    return std::all_of(guests_.begin(), guests_.end(), [](const auto& g) { return g->link->delivered(); });
+    return std::all_of(guests_.begin(), guests_.end(),
+                       [](const auto& g) { return g->link->delivered(); });
   };
   driver.run_until(told, Deadline::in_us(driver.clock(), kLastWordsUs));
 }
 
-Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& own, Driver& driver, Deadline deadline) {
+Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& own, Driver& driver,
+                               Deadline deadline) {
   Lobby& self = *lobby;
   self.own_ = own;
-  self.by_rank_.assign(static_cast<size_t>(own.size), nullptr);
+  self.by_rank_.assign(static_cast<size_t>(std::max(own.size, 0)), nullptr);
+  if (own.rank < 0 || own.rank >= own.size) {
+    self.fail({Code::kInvalidArgument, own.rank,
+               fmt::format("{} is out of range: the group has {} ranks",
+                           member_text(own.rank, {own.pid, own.host, ""}), own.size)});
+  }
   self.ticker_ = self.reactor_.every(kNoteEveryMs, [&self] { self.send_note(); });
   self.check_all();
   const auto done = [&self] { return self.failure_.has_value() || self.missing().empty(); };
   if (!driver.run_until(done, deadline)) {
-    const std::string hint = self.turned_away_.empty() ? "" : fmt::format(" (turned away: {})", self.turned_away_);
+    const std::string hint =
+        self.turned_away_.empty() ? "" : fmt::format(" (turned away: {})", self.turned_away_);
     self.fail({Code::kTimeout, -1,
-               fmt::format("rendezvous of {} ranks is not complete in time: {} did not come{}", own.size,
-                           self.missing_text(), hint)});
+               fmt::format("rendezvous of {} ranks is not complete in time: {} did not come{}",
+                           own.size, self.missing_text(), hint)});
   }
   if (self.failure_) {
     self.drain(driver);
@@ -279,14 +305,16 @@ class Visitor final : public ControlLinkOwner {
 
   Result<Membership> run(Driver& driver, Deadline deadline) {
     for (;;) {
-      const bool in_time = driver.run_until([this] { return again_ || result_ || failure_; }, deadline);
+      const bool in_time =
+          driver.run_until([this] { return again_ || result_ || failure_; }, deadline);
       if (!in_time) {
         give_up(driver);
         return late();
       }
       if (failure_) return *failure_;
       if (result_) return take();
-      // The coordinator of an address closed before it answered: another group was there, or it starts again.
+      // The coordinator of an address closed before it answered: another group was there, or it
+      // starts again.
       again_ = false;
       link_.reset();
       driver.run_until([] { return false; }, Deadline::in_us(driver.clock(), kComeBackUs));
@@ -297,9 +325,11 @@ class Visitor final : public ControlLinkOwner {
  private:
   void connect() {
     connector_ = std::make_unique<Connector>(
-        reactor_, endpoints_, at_address_, [this](int fd, std::string name) { connected(fd, std::move(name)); },
+        reactor_, endpoints_, at_address_,
+        [this](int fd, std::string name) { connected(fd, std::move(name)); },
         [this](Status why) {
-          failure_ = why.with_prefix(fmt::format("rank {}: the rank that made the unique id is not reachable", own_.rank));
+          failure_ = why.with_prefix(
+              fmt::format("rank {}: the rank that made the unique id is not reachable", own_.rank));
         });
   }
 
@@ -325,13 +355,15 @@ class Visitor final : public ControlLinkOwner {
       return failure.status();
     }
     if (kind != wire::FrameKind::kMembers) {
-      return error(Code::kProtocol, "{} frame from {} during the rendezvous", wire::kind_name(kind), link.name());
+      return error(Code::kProtocol, "{} frame from {} during the rendezvous", wire::kind_name(kind),
+                   link.name());
     }
     auto members = wire::Members::decode(payload);
     if (!members.ok()) return members.status();
     if (members->members.size() != static_cast<size_t>(own_.size) || members->coordinator < 0 ||
         members->coordinator >= own_.size || members->coordinator == own_.rank) {
-      return error(Code::kProtocol, "{} answered with {} members and coordinator {} to rank {} of {}", link.name(),
+      return error(Code::kProtocol,
+                   "{} answered with {} members and coordinator {} to rank {} of {}", link.name(),
                    members->members.size(), members->coordinator, own_.rank, own_.size);
     }
     result_ = members.take();
@@ -343,32 +375,38 @@ class Visitor final : public ControlLinkOwner {
     if (why.code() == Code::kPeerLost && at_address_) {
       again_ = true;
     } else {
-      failure_ = why.with_prefix(fmt::format("rank {}: rendezvous with {}", own_.rank, link.name()));
+      failure_ =
+          why.with_prefix(fmt::format("rank {}: rendezvous with {}", own_.rank, link.name()));
     }
   }
 
   // The coordinator would otherwise take the closing connection for a loss.
   void give_up(Driver& driver) {
     if (!link_) return;
-    const std::string text = fmt::format("rank {} (pid {} on {}) gave up waiting at the rendezvous{}{}", own_.rank, own_.pid,
-                                         own_.host, missing_.empty() ? "" : " for ", missing_);
+    const std::string text =
+        fmt::format("rank {} (pid {} on {}) gave up waiting at the rendezvous{}{}", own_.rank,
+                    own_.pid, own_.host, missing_.empty() ? "" : " for ", missing_);
     link_->send(wire::FrameKind::kFailure,
                 wire::Failure{static_cast<int32_t>(Code::kTimeout), own_.rank, text}.encode());
-    driver.run_until([this] { return link_->delivered(); }, Deadline::in_us(driver.clock(), kLastWordsUs));
+    driver.run_until([this] { return link_->delivered(); },
+                     Deadline::in_us(driver.clock(), kLastWordsUs));
   }
 
   Status late() const {
     if (link_ && !missing_.empty()) {
-      return error(Code::kTimeout, "rank {}: rendezvous of {} ranks is not complete in time: {} did not come", own_.rank,
-                   own_.size, missing_);
+      return error(Code::kTimeout,
+                   "rank {}: rendezvous of {} ranks is not complete in time: {} did not come",
+                   own_.rank, own_.size, missing_);
     }
     if (link_) {
-      return error(Code::kTimeout, "rank {}: rendezvous of {} ranks: the coordinator at {} did not answer in time",
+      return error(Code::kTimeout,
+                   "rank {}: rendezvous of {} ranks: the coordinator at {} did not answer in time",
                    own_.rank, own_.size, link_->name());
     }
     const std::string why = connector_->last_error();
-    return error(Code::kTransport, "rank {}: rendezvous at {}: not reachable in time{}{}", own_.rank,
-                 endpoint_text(endpoints_.front()), why.empty() ? "" : ": last attempt: ", why);
+    return error(Code::kTransport, "rank {}: rendezvous at {}: not reachable in time{}{}",
+                 own_.rank, endpoint_text(endpoints_.front()),
+                 why.empty() ? "" : ": last attempt: ", why);
   }
 
   Membership take() {
@@ -397,8 +435,8 @@ class Visitor final : public ControlLinkOwner {
 
 }  // namespace
 
-Result<Membership> join_lobby(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address, const wire::Join& own,
-                              Driver& driver, Deadline deadline) {
+Result<Membership> join_lobby(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address,
+                              const wire::Join& own, Driver& driver, Deadline deadline) {
   return Visitor(reactor, std::move(endpoints), at_address, own).run(driver, deadline);
 }
 

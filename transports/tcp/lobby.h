@@ -1,5 +1,6 @@
-// How the ranks of a group meet: one of them, the coordinator, keeps a lobby where the others present themselves; when
-// everybody is there it tells everyone who the members are. The connections become the control mesh.
+// How the ranks of a group meet: one of them, the coordinator, keeps a lobby where the others
+// present themselves; when everybody is there it tells everyone who the members are. The
+// connections become the control mesh.
 //
 // Threads: the driving thread.
 #pragma once
@@ -47,10 +48,10 @@ class Lobby final : public ControlLinkOwner {
   ~Lobby() override;
   uint16_t port() const { return listener_->port(); }
 
-  // Waits for all ranks. On failure everybody who is there is told the cause. A lobby is used once; with an id it then
-  // belongs to the membership, otherwise it closes.
-  static Result<Membership> meet(std::unique_ptr<Lobby> lobby, const wire::Join& own, Driver& driver,
-                                 Deadline deadline);
+  // Waits for all ranks. On failure everybody who is there is told the cause. A lobby is used once;
+  // with an id it then belongs to the membership, otherwise it closes.
+  static Result<Membership> meet(std::unique_ptr<Lobby> lobby, const wire::Join& own,
+                                 Driver& driver, Deadline deadline);
 
  private:
   struct Guest {
@@ -85,14 +86,14 @@ class Lobby final : public ControlLinkOwner {
   std::optional<FailureCause> failure_;
   bool complete_ = false;
   std::vector<wire::Members::Member> members_;  // once complete
-  std::string noted_;                           // what the guests were last told about who is missing
-  std::string turned_away_;                     // the last one who came with another token or version
+  std::string noted_;        // what the guests were last told about who is missing
+  std::string turned_away_;  // the last one who came with another token or version
 };
 
-// The other ranks' side: finds the coordinator at one of the endpoints and presents itself. at_address: the coordinator
-// may not be there yet, so connecting is tried until the deadline.
-Result<Membership> join_lobby(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address, const wire::Join& own,
-                              Driver& driver, Deadline deadline);
+// The other ranks' side: finds the coordinator at one of the endpoints and presents itself.
+// at_address: the coordinator may not be there yet, so connecting is tried until the deadline.
+Result<Membership> join_lobby(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address,
+                              const wire::Join& own, Driver& driver, Deadline deadline);
 
 // How long a failing rank waits for its last words to arrive.
 inline constexpr int64_t kLastWordsUs = 200'000;

@@ -40,7 +40,8 @@ struct Card {
       if (failed) return error(Code::kProtocol, "malformed address of a data connection");
       card.addresses.push_back(address);
     }
-    if (!in.finished() || card.addresses.empty()) return error(Code::kProtocol, "malformed addresses of data connections");
+    if (!in.finished() || card.addresses.empty())
+      return error(Code::kProtocol, "malformed addresses of data connections");
     return card;
   }
 };
@@ -61,7 +62,8 @@ class Greeting final : public StreamOwner {
 
  private:
   Result<void*> on_header(FrameStream& s, const wire::FrameHeader& header) override {
-    if (header.kind != wire::FrameKind::kHello || header.payload_bytes > kMaxHelloBytes || greeted_) {
+    if (header.kind != wire::FrameKind::kHello || header.payload_bytes > kMaxHelloBytes ||
+        greeted_) {
       return error(Code::kProtocol, "{} from {} instead of a hello", describe(header), s.name());
     }
     inbox_.resize(header.payload_bytes);
@@ -80,14 +82,16 @@ class Greeting final : public StreamOwner {
 
 class Mesh {
  public:
-  Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control) : reactor_(std::move(reactor)), control_(control) {
+  Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control)
+      : reactor_(std::move(reactor)), control_(control) {
     peers_.resize(static_cast<size_t>(control.size()));
   }
 
   Status listen(const ListenPlace& place) {
-    SOTTO_ASSIGN(listener_, Listener::open(*reactor_, Endpoint(place.bind, 0), [this](int fd, std::string name) {
-                   adopt(fd, std::move(name), -1);
-                 }));
+    SOTTO_ASSIGN(listener_, Listener::open(*reactor_, Endpoint(place.bind, 0),
+                                           [this](int fd, std::string name) {
+                                             adopt(fd, std::move(name), -1);
+                                           }));
     return {};
   }
   uint16_t port() const { return listener_->port(); }
@@ -104,7 +108,9 @@ class Mesh {
   }
 
   // All peers have greeted, or one of them cannot be reached.
-  bool settled() const { return failure_.has_value() || control_.failure().has_value() || missing().empty(); }
+  bool settled() const {
+    return failure_.has_value() || control_.failure().has_value() || missing().empty();
+  }
   std::vector<int32_t> missing() const {
     std::vector<int32_t> ranks;
     for (int32_t r = 0; r < control_.size(); ++r) {
@@ -118,7 +124,8 @@ class Mesh {
     std::vector<MeshPeer> out;
     for (int32_t r = 0; r < control_.size(); ++r) {
       MeshPeer peer;
-      if (peers_[static_cast<size_t>(r)]) peer.stream = std::move(peers_[static_cast<size_t>(r)]->stream);
+      if (peers_[static_cast<size_t>(r)])
+        peer.stream = std::move(peers_[static_cast<size_t>(r)]->stream);
       peer.name = control_.describe_rank(r);
       peer.control_bytes = control_.link_bytes(r);
       out.push_back(std::move(peer));
@@ -130,18 +137,24 @@ class Mesh {
 
   // Only from inside the stream of `g`, which therefore is not destroyed here.
   Status greeted(Greeting& g, const wire::Hello& hello) {
-    const bool expected = g.peer() < 0 ? hello.rank >= 0 && hello.rank < control_.rank() : hello.rank == g.peer();
+    const bool expected =
+        g.peer() < 0 ? hello.rank >= 0 && hello.rank < control_.rank() : hello.rank == g.peer();
     if (hello.token != control_.token() || hello.size != control_.size() || !expected) {
-      return error(Code::kProtocol, "{} greets as rank {} of {} with {} token", g.stream->name(), hello.rank, hello.size,
+      return error(Code::kProtocol, "{} greets as rank {} of {} with {} token", g.stream->name(),
+                   hello.rank, hello.size,
                    hello.token == control_.token() ? "the right" : "another");
     }
     auto& place = peers_[static_cast<size_t>(hello.rank)];
-    if (place) return error(Code::kProtocol, "{} greets as rank {}, which is connected already", g.stream->name(), hello.rank);
-    const auto found = std::find_if(pending_.begin(), pending_.end(), [&](const auto& p) { return p.get() == &g; });
+    if (place)
+      return error(Code::kProtocol, "{} greets as rank {}, which is connected already",
+                   g.stream->name(), hello.rank);
+    const auto found = std::find_if(pending_.begin(), pending_.end(),
+                                    [&](const auto& p) { return p.get() == &g; });
     place = std::move(*found);
     pending_.erase(found);
     if (g.peer() < 0) g.say_hello();
-    // A peer that gets through set-up first may send messages before there is a transport here to take them.
+    // A peer that gets through set-up first may send messages before there is a transport here to
+    // take them.
     g.stream->pause();
     return {};
   }
@@ -167,7 +180,8 @@ class Mesh {
     }
     for (const Address& a : card.addresses) endpoints.emplace_back(a, card.port);
     connectors_.push_back(std::make_unique<Connector>(
-        *reactor_, std::move(endpoints), false, [this, peer](int fd, std::string name) { adopt(fd, std::move(name), peer); },
+        *reactor_, std::move(endpoints), false,
+        [this, peer](int fd, std::string name) { adopt(fd, std::move(name), peer); },
         [this, peer](const Status& why) { fail(peer, why); }));
   }
 
@@ -198,7 +212,9 @@ class Mesh {
   void fail(int32_t peer, const Status& why) {
     if (failure_) return;
     const std::string to = peer < 0 ? "" : " to " + control_.describe_rank(peer);
-    failure_ = FailureCause{why.code(), peer, fmt::format("rank {}: data connection{}: {}", control_.rank(), to, why.text())};
+    failure_ = FailureCause{
+        why.code(), peer,
+        fmt::format("rank {}: data connection{}: {}", control_.rank(), to, why.text())};
   }
 
   std::shared_ptr<Reactor> reactor_;
@@ -211,7 +227,8 @@ class Mesh {
 };
 
 Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& /*header*/) {
-  auto hello = wire::Hello::decode({reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
+  auto hello =
+      wire::Hello::decode({reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
   if (!hello.ok()) return hello.status();
   greeted_ = true;
   return mesh_.greeted(*this, *hello);
@@ -232,30 +249,34 @@ void Greeting::on_broken(FrameStream& /*s*/, Status why) { mesh_.broken(*this, w
 
 Status tell_everyone(TcpControl& control, Driver& driver, FailureCause cause) {
   control.fail(cause);
-  driver.run_until([&] { return control.failure().has_value(); }, Deadline::in_us(driver.clock(), 2 * kDecisionMs * 1000));
+  driver.run_until([&] { return control.failure().has_value(); },
+                   Deadline::in_us(driver.clock(), 2 * kDecisionMs * 1000));
   if (control.failure()) cause = *control.failure();
   return Status(cause.code, cause.text);
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor, const ListenPlace& place,
-                                                FlowLimits limits, TcpControl& control, TransferSink& sink, Driver& driver,
-                                                Deadline deadline) {
+Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor,
+                                                const ListenPlace& place, FlowLimits limits,
+                                                TcpControl& control, TransferSink& sink,
+                                                Driver& driver, Deadline deadline) {
   Mesh mesh(reactor, control);
   if (control.size() > 1) {
     SOTTO_TRY(mesh.listen(place));
     const Card own{mesh.port(), limits, place.published};
-    SOTTO_ASSIGN(const auto cards, control.all_gather("addresses of data connections", own.encode(), driver, deadline));
+    SOTTO_ASSIGN(const auto cards, control.all_gather("addresses of data connections", own.encode(),
+                                                      driver, deadline));
     SOTTO_TRY(mesh.connect(cards, limits));
     const bool in_time = driver.run_until([&] { return mesh.settled(); }, deadline);
     if (mesh.failure()) return tell_everyone(control, driver, *mesh.failure());
     if (control.failure()) return Status(control.failure()->code, control.failure()->text);
     if (!in_time) {
-      return tell_everyone(control, driver,
-                           {Code::kTimeout, mesh.missing().front(),
-                            fmt::format("rank {}: data connections to rank(s) {} were not made in time", control.rank(),
-                                        rank_list(mesh.missing()))});
+      return tell_everyone(
+          control, driver,
+          {Code::kTimeout, mesh.missing().front(),
+           fmt::format("rank {}: data connections to rank(s) {} were not made in time",
+                       control.rank(), rank_list(mesh.missing()))});
     }
     // Nobody goes on before all connections of all ranks are there.
     SOTTO_TRY(control.all_gather("data connections are made", "", driver, deadline).status());

@@ -1,5 +1,5 @@
-// Connects every rank of a group with every other: each listens, addresses are exchanged over the control plane, the
-// lower rank connects, both sides say hello with the group's token.
+// Connects every rank of a group with every other: each listens, addresses are exchanged over the
+// control plane, the lower rank connects, both sides say hello with the group's token.
 #pragma once
 
 #include <memory>
@@ -13,8 +13,9 @@
 
 namespace sotto::tcp {
 
-Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor, const ListenPlace& place,
-                                                FlowLimits limits, TcpControl& control, TransferSink& sink, Driver& driver,
-                                                Deadline deadline);
+Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor,
+                                                const ListenPlace& place, FlowLimits limits,
+                                                TcpControl& control, TransferSink& sink,
+                                                Driver& driver, Deadline deadline);
 
 }  // namespace sotto::tcp

@@ -26,7 +26,8 @@ struct Interface {
   Address address;
 };
 
-// Addresses of interfaces that are up, IPv4 first; no link-local IPv6, which means nothing to others.
+// Addresses of interfaces that are up, IPv4 first; no link-local IPv6, which means nothing to
+// others.
 std::vector<Interface> interfaces() {
   std::vector<Interface> v4, v6;
   ifaddrs* list = nullptr;
@@ -90,8 +91,9 @@ Result<ListenPlace> listen_place(const std::string& listen) {
   error_code failed;
   const Address address = asio::ip::make_address(listen, failed);
   if (failed) {
-    return invalid_argument("SOTTO_LISTEN is \"{}\"; allowed are any, an address, or an interface of this machine ({})",
-                            listen, names);
+    return invalid_argument(
+        "SOTTO_LISTEN is \"{}\"; allowed are any, an address, or an interface of this machine ({})",
+        listen, names);
   }
   return ListenPlace{address, {address}};
 }
@@ -101,7 +103,8 @@ Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& react
   const size_t colon = url.rfind(':');
   uint16_t port = 0;
   std::string host;
-  bool valid = url.compare(0, prefix.size(), prefix) == 0 && colon != std::string::npos && colon > prefix.size();
+  bool valid = url.compare(0, prefix.size(), prefix) == 0 && colon != std::string::npos &&
+               colon > prefix.size();
   if (valid) {
     host = url.substr(prefix.size(), colon - prefix.size());
     const char* end = url.data() + url.size();
@@ -114,19 +117,24 @@ Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& react
     }
   }
   if (!valid) {
-    return invalid_argument("rendezvous address \"{}\"; it has to be tcp://host:port with a port from 1 to 65535", url);
+    return invalid_argument(
+        "rendezvous address \"{}\"; it has to be tcp://host:port with a port from 1 to 65535", url);
   }
   asio::ip::tcp::resolver resolver(reactor.io());
   error_code failed;
-  const auto found = resolver.resolve(host, std::to_string(port), asio::ip::tcp::resolver::numeric_service, failed);
-  if (failed) return error(Code::kTransport, "rendezvous address {}: cannot resolve {}: {}", url, host, failed.message());
+  const auto found = resolver.resolve(host, std::to_string(port),
+                                      asio::ip::tcp::resolver::numeric_service, failed);
+  if (failed)
+    return error(Code::kTransport, "rendezvous address {}: cannot resolve {}: {}", url, host,
+                 failed.message());
   std::vector<Endpoint> endpoints;
   for (const auto& entry : found) {
     if (std::find(endpoints.begin(), endpoints.end(), entry.endpoint()) == endpoints.end()) {
       endpoints.push_back(entry.endpoint());
     }
   }
-  std::stable_partition(endpoints.begin(), endpoints.end(), [](const Endpoint& e) { return e.address().is_v4(); });
+  std::stable_partition(endpoints.begin(), endpoints.end(),
+                        [](const Endpoint& e) { return e.address().is_v4(); });
   return endpoints;
 }
 
@@ -139,19 +147,20 @@ struct Listener::State {
   SocketFn accepted;
 
   static void accept(const std::shared_ptr<State>& self) {
-    self->acceptor.async_accept([weak = std::weak_ptr<State>(self)](const error_code& failed, asio::ip::tcp::socket s) {
-      const std::shared_ptr<State> state = weak.lock();
-      if (!state || !state->acceptor.is_open()) return;
-      if (failed) {
-        retry_later(state, failed);
-        return;
-      }
-      error_code ignored;
-      const std::string name = endpoint_text(s.remote_endpoint(ignored));
-      const int fd = s.release(ignored);
-      accept(state);
-      if (!ignored) state->accepted(fd, name);
-    });
+    self->acceptor.async_accept(
+        [weak = std::weak_ptr<State>(self)](const error_code& failed, asio::ip::tcp::socket s) {
+          const std::shared_ptr<State> state = weak.lock();
+          if (!state || !state->acceptor.is_open()) return;
+          if (failed) {
+            retry_later(state, failed);
+            return;
+          }
+          error_code ignored;
+          const std::string name = endpoint_text(s.remote_endpoint(ignored));
+          const int fd = s.release(ignored);
+          accept(state);
+          if (!ignored) state->accepted(fd, name);
+        });
   }
   // Out of descriptors, say: accepting again at once would spin.
   static void retry_later(const std::shared_ptr<State>& self, const error_code& why) {
@@ -164,12 +173,14 @@ struct Listener::State {
   }
 };
 
-Result<std::unique_ptr<Listener>> Listener::open(Reactor& reactor, const Endpoint& at, SocketFn accepted) {
+Result<std::unique_ptr<Listener>> Listener::open(Reactor& reactor, const Endpoint& at,
+                                                 SocketFn accepted) {
   auto state = std::make_shared<State>(reactor.io(), std::move(accepted));
   error_code failed;
   auto& acceptor = state->acceptor;
   const auto cannot = [&](const char* what) {
-    return error(Code::kTransport, "cannot listen at {}: {}: {}", endpoint_text(at), what, failed.message());
+    return error(Code::kTransport, "cannot listen at {}: {}: {}", endpoint_text(at), what,
+                 failed.message());
   };
   if (acceptor.open(at.protocol(), failed); failed) return cannot("socket");
   acceptor.set_option(asio::ip::tcp::acceptor::reuse_address(true), failed);
@@ -196,7 +207,12 @@ Listener::~Listener() {
 
 struct Connector::State {
   State(Reactor& r, std::vector<Endpoint> e, bool again, SocketFn c, FailedFn f)
-      : reactor(r), endpoints(std::move(e)), retry(again), connected(std::move(c)), failed(std::move(f)), socket(r.io()),
+      : reactor(r),
+        endpoints(std::move(e)),
+        retry(again),
+        connected(std::move(c)),
+        failed(std::move(f)),
+        socket(r.io()),
         timer(r.io()) {}
   Reactor& reactor;
   std::vector<Endpoint> endpoints;
@@ -216,25 +232,27 @@ struct Connector::State {
     const uint64_t attempt = ++self->attempt;
     error_code ignored;
     self->socket.close(ignored);
-    self->socket.async_connect(to, [weak = std::weak_ptr<State>(self), to, attempt](const error_code& failed) {
-      const std::shared_ptr<State> state = weak.lock();
-      if (!state || state->stopped || state->attempt != attempt) return;
-      if (failed) {
-        refused(state, to, failed.message());
-      } else {
-        done(state, to);
-      }
-    });
+    self->socket.async_connect(
+        to, [weak = std::weak_ptr<State>(self), to, attempt](const error_code& failed) {
+          const std::shared_ptr<State> state = weak.lock();
+          if (!state || state->stopped || state->attempt != attempt) return;
+          if (failed) {
+            refused(state, to, failed.message());
+          } else {
+            done(state, to);
+          }
+        });
     if (!self->retry && self->next + 1 == self->endpoints.size()) {
       self->timer.cancel();
       return;  // the last chance: as long as the system tries
     }
     self->timer.expires_after(kAttempt);
-    self->timer.async_wait([weak = std::weak_ptr<State>(self), to, attempt](const error_code& cancelled) {
-      const std::shared_ptr<State> state = weak.lock();
-      if (cancelled || !state || state->stopped || state->attempt != attempt) return;
-      refused(state, to, "no answer");
-    });
+    self->timer.async_wait(
+        [weak = std::weak_ptr<State>(self), to, attempt](const error_code& cancelled) {
+          const std::shared_ptr<State> state = weak.lock();
+          if (cancelled || !state || state->stopped || state->attempt != attempt) return;
+          refused(state, to, "no answer");
+        });
   }
 
   static void done(const std::shared_ptr<State>& self, const Endpoint& to) {
@@ -245,7 +263,8 @@ struct Connector::State {
     if (!ignored) self->connected(fd, endpoint_text(to));
   }
 
-  static void refused(const std::shared_ptr<State>& self, const Endpoint& to, const std::string& why) {
+  static void refused(const std::shared_ptr<State>& self, const Endpoint& to,
+                      const std::string& why) {
     self->last_error = fmt::format("{}: {}", endpoint_text(to), why);
     if (++self->next < self->endpoints.size()) {
       start(self);
@@ -260,15 +279,18 @@ struct Connector::State {
     const uint64_t attempt = ++self->attempt;
     self->timer.expires_after(self->pause);
     self->pause = std::min<std::chrono::milliseconds>(self->pause * 2, kLongestPause);
-    self->timer.async_wait([weak = std::weak_ptr<State>(self), attempt](const error_code& cancelled) {
-      const std::shared_ptr<State> state = weak.lock();
-      if (!cancelled && state && !state->stopped && state->attempt == attempt) start(state);
-    });
+    self->timer.async_wait(
+        [weak = std::weak_ptr<State>(self), attempt](const error_code& cancelled) {
+          const std::shared_ptr<State> state = weak.lock();
+          if (!cancelled && state && !state->stopped && state->attempt == attempt) start(state);
+        });
   }
 };
 
-Connector::Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool retry, SocketFn connected, FailedFn failed)
-    : state_(std::make_shared<State>(reactor, std::move(endpoints), retry, std::move(connected), std::move(failed))) {
+Connector::Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool retry,
+                     SocketFn connected, FailedFn failed)
+    : state_(std::make_shared<State>(reactor, std::move(endpoints), retry, std::move(connected),
+                                     std::move(failed))) {
   State::start(state_);
 }
 

@@ -26,11 +26,12 @@ struct ListenPlace {
   Address bind;
   std::vector<Address> published;  // at least one
 };
-// listen: empty = loopback, "any", an address, or the name of an interface. INVALID_ARGUMENT names what there is.
+// listen: empty = loopback, "any", an address, or the name of an interface. INVALID_ARGUMENT names
+// what there is.
 Result<ListenPlace> listen_place(const std::string& listen);
 
-// tcp://host:port, host a name, an IPv4 address or [IPv6]. Name resolution may block in the system's resolver.
-// INVALID_ARGUMENT: no such form. TRANSPORT: the name is not known.
+// tcp://host:port, host a name, an IPv4 address or [IPv6]. Name resolution may block in the
+// system's resolver. INVALID_ARGUMENT: no such form. TRANSPORT: the name is not known.
 Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& reactor);
 
 // Takes an accepted or connected socket; `name` is the other side's address.
@@ -39,7 +40,8 @@ using SocketFn = std::function<void(int fd, std::string name)>;
 class Listener {
  public:
   // Port 0: any. TRANSPORT names address and cause.
-  static Result<std::unique_ptr<Listener>> open(Reactor& reactor, const Endpoint& at, SocketFn accepted);
+  static Result<std::unique_ptr<Listener>> open(Reactor& reactor, const Endpoint& at,
+                                                SocketFn accepted);
   ~Listener();
   uint16_t port() const { return port_; }
 
@@ -54,8 +56,10 @@ class Listener {
 class Connector {
  public:
   using FailedFn = std::function<void(Status why)>;
-  // retry: begin again after a pause when no address has answered, for ever. Otherwise failed is called once, TRANSPORT.
-  Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool retry, SocketFn connected, FailedFn failed);
+  // retry: begin again after a pause when no address has answered, for ever. Otherwise failed is
+  // called once, TRANSPORT.
+  Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool retry, SocketFn connected,
+            FailedFn failed);
   ~Connector();
   // The last attempt that failed: "127.0.0.1:80: Connection refused"; empty before the first.
   std::string last_error() const;

@@ -6,7 +6,8 @@
 namespace sotto::tcp {
 namespace {
 
-// Blocks up to this size are kept by the pool; larger ones (unexpected messages of a large eager limit) go back at once.
+// Blocks up to this size are kept by the pool; larger ones (unexpected messages of a large eager
+// limit) go back at once.
 constexpr size_t kLargestPooled = 128 * 1024;
 constexpr uint64_t kP2pBit = uint64_t{1} << 63;
 constexpr uint64_t kP2pCounterMask = 0x7fffffffu;
@@ -39,7 +40,8 @@ void NumberSet::insert(uint64_t number) {
   }
 }
 
-OpTable::OpTable() : pool_(std::pmr::pool_options{0, kLargestPooled}), ops_(&pool_), flows_(&pool_) {
+OpTable::OpTable()
+    : pool_(std::pmr::pool_options{0, kLargestPooled}), ops_(&pool_), flows_(&pool_) {
   recent_.reserve(kRecent);
 }
 
@@ -117,8 +119,10 @@ void OpTable::erase(OpState& op, bool done) {
       free_unexpected(message);
     }
     Flow*& first = by_peer_[static_cast<size_t>(flow->peer)];
-    (flow->previous_of_peer != nullptr ? flow->previous_of_peer->next_of_peer : first) = flow->next_of_peer;
-    if (flow->next_of_peer != nullptr) flow->next_of_peer->previous_of_peer = flow->previous_of_peer;
+    (flow->previous_of_peer != nullptr ? flow->previous_of_peer->next_of_peer : first) =
+        flow->next_of_peer;
+    if (flow->next_of_peer != nullptr)
+      flow->next_of_peer->previous_of_peer = flow->previous_of_peer;
     flows_.erase(FlowKey{op.key, flow->peer});
     flow = next;
   }

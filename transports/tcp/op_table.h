@@ -1,9 +1,10 @@
-// What the transport knows of the operations in flight: per operation its posting here, per operation and peer (a flow)
-// the receives that wait for messages, the sends that wait for permission, and messages that came before their receive.
+// What the transport knows of the operations in flight: per operation its posting here, per
+// operation and peer (a flow) the receives that wait for messages, the sends that wait for
+// permission, and messages that came before their receive.
 //
-// Memory: maps and buffers come from one pool that keeps what it once had, so that a steady state allocates nothing. The
-// pool is bounded by the operations in flight, kMaxUnposted operations of which only peers have spoken so far, and the
-// credit of every peer (unexpected messages).
+// Memory: maps and buffers come from one pool that keeps what it once had, so that a steady state
+// allocates nothing. The pool is bounded by the operations in flight, kMaxUnposted operations of
+// which only peers have spoken so far, and the credit of every peer (unexpected messages).
 //
 // Threads: the driving thread.
 #pragma once
@@ -92,7 +93,8 @@ struct OpState {
   Flow* flows = nullptr;
 };
 
-// Numbers of one space of one comm that are done, as disjoint intervals: operations end in nearly ascending order.
+// Numbers of one space of one comm that are done, as disjoint intervals: operations end in nearly
+// ascending order.
 class NumberSet {
  public:
   bool contains(uint64_t number) const;
@@ -124,7 +126,8 @@ class OpTable {
   Flow& flow(const OpKey& op, int32_t peer);
   OpState* find_op(const OpKey& op);
   OpState& post(const OpPosting& op);
-  // Forgets the operation and frees its messages; done: as completed, so that late frames of it are recognised.
+  // Forgets the operation and frees its messages; done: as completed, so that late frames of it are
+  // recognised.
   void erase(OpState& op, bool done);
   bool done(const OpKey& op) const;
   // The signature of an operation that completed here a short time ago.
@@ -137,7 +140,9 @@ class OpTable {
  private:
   struct Hash {
     size_t operator()(const OpKey& k) const { return hash64(&k, sizeof k); }
-    size_t operator()(const FlowKey& k) const { return Hash{}(k.op) ^ (static_cast<uint64_t>(k.peer) * 0x9e3779b97f4a7c15u); }
+    size_t operator()(const FlowKey& k) const {
+      return Hash{}(k.op) ^ (static_cast<uint64_t>(k.peer) * 0x9e3779b97f4a7c15u);
+    }
   };
   struct Space {
     uint64_t comm, space;

@@ -35,8 +35,8 @@ class RateLimiter {
   }
 
  private:
-  // Saved-up bytes: enough that a timer that fires some milliseconds late loses nothing, few enough that a message is not
-  // for free.
+  // Saved-up bytes: enough that a timer that fires some milliseconds late loses nothing, few enough
+  // that a message is not for free.
   static constexpr double kBurstBytes = 64 * 1024;
   static constexpr double kBurstNs = 4e6;
 

@@ -40,7 +40,8 @@ class Reactor::Waker final : public Pollable {
 };
 
 struct Reactor::Ticker {
-  Ticker(asio::io_context& io, int64_t ms, std::function<void()> f) : timer(io), period_ms(ms), tick(std::move(f)) {}
+  Ticker(asio::io_context& io, int64_t ms, std::function<void()> f)
+      : timer(io), period_ms(ms), tick(std::move(f)) {}
   asio::steady_timer timer;
   int64_t period_ms;
   std::function<void()> tick;
@@ -57,7 +58,8 @@ struct Reactor::Ticker {
 };
 
 Reactor::Reactor(const ReactorOptions& options)
-    : clock_(options.clock != nullptr ? options.clock : &Clock::monotonic()), spin_us_(options.spin_us) {
+    : clock_(options.clock != nullptr ? options.clock : &Clock::monotonic()),
+      spin_us_(options.spin_us) {
   egress_.set_rate(options.rate_limit_mbit, now_ns());
   ingress_.set_rate(options.rate_limit_mbit, now_ns());
 }
@@ -143,7 +145,9 @@ std::shared_ptr<void> Reactor::every(int64_t period_ms, std::function<void()> ti
   return ticker;
 }
 
-void Reactor::bury(std::unique_ptr<Pollable> pollable) { graveyard_.push_back(std::move(pollable)); }
+void Reactor::bury(std::unique_ptr<Pollable> pollable) {
+  graveyard_.push_back(std::move(pollable));
+}
 
 void Reactor::wake() {
   if (!wake_requested_.exchange(true, std::memory_order_acq_rel)) waker_->ring();

@@ -1,7 +1,8 @@
 // Serves the sockets and timers of one backend inside poll(); there is no thread of its own.
 //
-// Connected sockets are in an edge-triggered epoll set of ours, which costs one system call for a pass over all of
-// them; that set is itself a descriptor of Asio, so that one wait in Asio covers sockets, accepts, connects and timers.
+// Connected sockets are in an edge-triggered epoll set of ours, which costs one system call for a
+// pass over all of them; that set is itself a descriptor of Asio, so that one wait in Asio covers
+// sockets, accepts, connects and timers.
 //
 // Threads: the driving thread; wake() from any.
 #pragma once
@@ -26,7 +27,8 @@ class Reactor;
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  // events: of epoll (EPOLLIN, EPOLLOUT, ...), 0: only another turn. True: there is more to do at once.
+  // events: of epoll (EPOLLIN, EPOLLOUT, ...), 0: only another turn. True: there is more to do at
+  // once.
   virtual bool serve(uint32_t events) = 0;
 
  private:

@@ -1,5 +1,5 @@
-// The order in which messages to one peer go out: small ones and metadata before bulk, then higher priority first, then
-// first come, first served. A queue of pointers: payloads stay where they are.
+// The order in which messages to one peer go out: small ones and metadata before bulk, then higher
+// priority first, then first come, first served. A queue of pointers: payloads stay where they are.
 #pragma once
 
 #include <algorithm>
@@ -20,8 +20,10 @@ class SendQueue {
     const bool small = t.message_class == MessageClass::kMetadata || t.bytes <= kSmallBytes;
     auto& buckets = small ? small_ : bulk_;
     const int32_t priority = t.op->priority;
-    auto at = std::find_if(buckets.begin(), buckets.end(), [&](const Bucket& b) { return b.priority <= priority; });
-    if (at == buckets.end() || at->priority != priority) at = buckets.insert(at, Bucket{priority, {}});
+    auto at = std::find_if(buckets.begin(), buckets.end(),
+                           [&](const Bucket& b) { return b.priority <= priority; });
+    if (at == buckets.end() || at->priority != priority)
+      at = buckets.insert(at, Bucket{priority, {}});
     at->list.push(t);
   }
 

@@ -16,18 +16,22 @@
 namespace sotto::tcp {
 namespace {
 
-// Bytes of one turn, so that one busy connection does not keep the others waiting; with a rate limit connections share
-// the bucket in small portions.
+// Bytes of one turn, so that one busy connection does not keep the others waiting; with a rate
+// limit connections share the bucket in small portions.
 constexpr uint64_t kTurnBytes = 1 << 20;
 constexpr uint64_t kLimitedTurnBytes = 16 * 1024;
-// The kernel takes no more than this beyond what the network takes, so that an urgent frame is not stuck behind
-// megabytes that were handed over long ago.
+// The kernel takes no more than this beyond what the network takes, so that an urgent frame is not
+// stuck behind megabytes that were handed over long ago.
 constexpr int kUnsentBytes = 256 * 1024;
 
 }  // namespace
 
 FrameStream::FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner& owner)
-    : reactor_(reactor), fd_(fd), name_(std::move(name)), owner_(&owner), last_heard_ns_(reactor.now_ns()) {}
+    : reactor_(reactor),
+      fd_(fd),
+      name_(std::move(name)),
+      owner_(&owner),
+      last_heard_ns_(reactor.now_ns()) {}
 
 Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd, std::string name,
                                                        StreamOwner& owner) {
@@ -38,7 +42,8 @@ Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd,
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
-    return error(Code::kTransport, "fcntl of the connection to {}: {}", stream->name_, std::strerror(errno));
+    return error(Code::kTransport, "fcntl of the connection to {}: {}", stream->name_,
+                 std::strerror(errno));
   }
   SOTTO_TRY(reactor.add(fd, *stream));
   return stream;
@@ -76,12 +81,14 @@ void FrameStream::fail(Status why) {
 }
 
 void FrameStream::fail_errno(const char* call, int number) {
-  const std::string where =
-      in_stage_ == Stage::kHeader && in_begin_ == in_end_ ? "" : fmt::format(" in the middle of a {}", describe(in_header_));
+  const std::string where = in_stage_ == Stage::kHeader && in_begin_ == in_end_
+                                ? ""
+                                : fmt::format(" in the middle of a {}", describe(in_header_));
   if (number == 0) {
     fail(error(Code::kPeerLost, "{} closed the connection{}", name_, where));
   } else {
-    fail(error(Code::kPeerLost, "connection to {}: {}: {}{}", name_, call, std::strerror(number), where));
+    fail(error(Code::kPeerLost, "connection to {}: {}: {}{}", name_, call, std::strerror(number),
+               where));
   }
 }
 
@@ -156,7 +163,8 @@ uint64_t FrameStream::receive_once(uint64_t allowed) {
     return 0;
   }
   const auto bytes = static_cast<uint64_t>(n);
-  if (bytes < direct + room && !hung_up_) readable_ = false;  // the socket is empty; its next bytes make an event
+  if (bytes < direct + room && !hung_up_)
+    readable_ = false;  // the socket is empty; its next bytes make an event
   last_heard_ns_ = reactor_.now_ns();
   reactor_.ingress().take(bytes);
   if (direct > 0) take_direct(std::min(bytes, direct));
@@ -191,8 +199,8 @@ bool FrameStream::parse() {
 }
 
 bool FrameStream::begin_frame() {
-  auto header = wire::decode_header(
-      std::span<const uint8_t, wire::kHeaderBytes>(in_buffer_.data() + in_begin_, wire::kHeaderBytes));
+  auto header = wire::decode_header(std::span<const uint8_t, wire::kHeaderBytes>(
+      in_buffer_.data() + in_begin_, wire::kHeaderBytes));
   if (!header.ok()) {
     fail(header.status().with_prefix(fmt::format("from {}", name_)));
     return false;
@@ -216,7 +224,8 @@ bool FrameStream::begin_frame() {
 
 // True when the payload is complete.
 bool FrameStream::take_payload() {
-  const uint64_t bytes = std::min<uint64_t>(in_end_ - in_begin_, in_header_.payload_bytes - in_done_);
+  const uint64_t bytes =
+      std::min<uint64_t>(in_end_ - in_begin_, in_header_.payload_bytes - in_done_);
   if (bytes > 0) {
     const uint8_t* from = in_buffer_.data() + in_begin_;
     if (in_payload_ != nullptr) std::memcpy(in_payload_ + in_done_, from, bytes);
@@ -230,14 +239,15 @@ bool FrameStream::take_payload() {
 }
 
 bool FrameStream::end_payload() {
-  const uint64_t sent = wire::decode_trailer(
-      std::span<const uint8_t, wire::kTrailerBytes>(in_buffer_.data() + in_begin_, wire::kTrailerBytes));
+  const uint64_t sent = wire::decode_trailer(std::span<const uint8_t, wire::kTrailerBytes>(
+      in_buffer_.data() + in_begin_, wire::kTrailerBytes));
   in_begin_ += wire::kTrailerBytes;
   if (in_payload_ != nullptr) {  // nobody reads a discarded payload
-    const uint64_t found = in_streamed_ ? in_hasher_.digest() : hash64(in_payload_, in_header_.payload_bytes);
+    const uint64_t found =
+        in_streamed_ ? in_hasher_.digest() : hash64(in_payload_, in_header_.payload_bytes);
     if (found != sent) {
-      fail(error(Code::kProtocol, "{} from {} has checksum {:016x}, its bytes have {:016x}", describe(in_header_), name_,
-                 sent, found));
+      fail(error(Code::kProtocol, "{} from {} has checksum {:016x}, its bytes have {:016x}",
+                 describe(in_header_), name_, sent, found));
       return false;
     }
   }
@@ -306,7 +316,8 @@ bool FrameStream::begin_out() {
   return true;
 }
 
-// A long payload is hashed just before it is sent, a chunk at a time, so that it is read from memory once.
+// A long payload is hashed just before it is sent, a chunk at a time, so that it is read from
+// memory once.
 void FrameStream::hash_ahead() {
   const uint64_t bytes = out_.header.payload_bytes;
   const uint64_t done = out_sent_ > wire::kHeaderBytes ? out_sent_ - wire::kHeaderBytes : 0;
@@ -345,7 +356,8 @@ int64_t FrameStream::send_once(uint64_t allowed) {
   if (n < 0) {
     writable_ = false;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
-      // What the peer said before it went may still be in the socket: the receiving side finds the end and reports it.
+      // What the peer said before it went may still be in the socket: the receiving side finds the
+      // end and reports it.
       out_dead_ = readable_ = hung_up_ = true;
       reactor_.want_turn(*this);
     }

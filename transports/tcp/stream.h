@@ -1,5 +1,6 @@
-// A connected socket that carries frames: parses and checks what arrives, receives payloads into the place that the
-// owner names, and sends the frames that the owner hands out, one after the other, from the place where they are.
+// A connected socket that carries frames: parses and checks what arrives, receives payloads into
+// the place that the owner names, and sends the frames that the owner hands out, one after the
+// other, from the place where they are.
 //
 // Threads: the driving thread.
 #pragma once
@@ -25,26 +26,29 @@ struct OutFrame {
   void* cookie = nullptr;  // the owner's
 };
 
-// What a stream asks of and tells its owner. An owner may call close() inside any of these, but not destroy the stream:
-// Reactor::bury does that later.
+// What a stream asks of and tells its owner. An owner may call close() inside any of these, but not
+// destroy the stream: Reactor::bury does that later.
 class StreamOwner {
  public:
   virtual ~StreamOwner() = default;
-  // A frame begins: where its payload goes (payload_bytes bytes). An error is reported through on_broken.
+  // A frame begins: where its payload goes (payload_bytes bytes). An error is reported through
+  // on_broken.
   virtual Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) = 0;
   // The frame is complete and its checksum right.
   virtual Status on_frame(FrameStream& stream, const wire::FrameHeader& header) = 0;
   // The next frame to send, if there is one.
   virtual bool next_frame(FrameStream& stream, OutFrame& out) = 0;
   virtual void on_sent(FrameStream& stream, const OutFrame& out) = 0;
-  // The connection is of no use any more: PROTOCOL (what arrived), PEER_LOST (closed or reset). Called once.
+  // The connection is of no use any more: PROTOCOL (what arrived), PEER_LOST (closed or reset).
+  // Called once.
   virtual void on_broken(FrameStream& stream, Status why) = 0;
 };
 
 class FrameStream final : public Pollable {
  public:
   // Takes the descriptor of a connected socket. `name` is the peer's address, for errors.
-  static Result<std::unique_ptr<FrameStream>> make(Reactor& reactor, int fd, std::string name, StreamOwner& owner);
+  static Result<std::unique_ptr<FrameStream>> make(Reactor& reactor, int fd, std::string name,
+                                                   StreamOwner& owner);
   ~FrameStream() override;
 
   // Sends what the owner has as far as the socket takes it.
@@ -56,8 +60,8 @@ class FrameStream final : public Pollable {
   void close();
   // No more frames will be sent; what was sent still arrives.
   void shutdown_send();
-  // Forgets a frame that is being sent or received: the rest of it will not be read from (or written to) its memory. A
-  // frame that was half sent leaves the connection of no use.
+  // Forgets a frame that is being sent or received: the rest of it will not be read from (or
+  // written to) its memory. A frame that was half sent leaves the connection of no use.
   void drop_out(const void* cookie);
   void discard_in() { in_payload_ = nullptr; }
   const void* sending() const { return out_busy_ ? out_.cookie : nullptr; }
@@ -68,7 +72,9 @@ class FrameStream final : public Pollable {
   bool delivered() const;
   const std::string& name() const { return name_; }
   int64_t last_heard_ns() const { return last_heard_ns_; }
-  const wire::FrameHeader* receiving() const { return in_stage_ == Stage::kHeader ? nullptr : &in_header_; }
+  const wire::FrameHeader* receiving() const {
+    return in_stage_ == Stage::kHeader ? nullptr : &in_header_;
+  }
 
   bool serve(uint32_t events) override;
 
@@ -108,7 +114,7 @@ class FrameStream final : public Pollable {
   wire::FrameHeader in_header_;
   uint8_t* in_payload_ = nullptr;  // null: discard
   uint64_t in_done_ = 0;
-  bool in_streamed_ = false;       // the hash is being made in pieces
+  bool in_streamed_ = false;  // the hash is being made in pieces
   uint64_t in_hash_ = 0;
   Hasher64 in_hasher_;
   size_t in_begin_ = 0, in_end_ = 0;  // bytes of in_buffer_ that are not consumed

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/base/log.h"
 #include "core/iface/unique_id.h"
 #include "transports/tcp/control_plane.h"
 #include "transports/tcp/lobby.h"
@@ -13,6 +14,8 @@
 
 namespace sotto::tcp {
 namespace {
+
+constexpr int64_t kRefusalUs = 1'000'000;
 
 class TcpBackend final : public Backend {
  public:
@@ -44,23 +47,39 @@ class TcpBackend final : public Backend {
   }
 
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
-    if (request.size < 1 || request.rank < 0 || request.rank >= request.size) {
-      return invalid_argument("rank {} of {} ranks; the rank has to be from 0 to size - 1", request.rank, request.size);
-    }
+    if (request.size < 1 || request.rank < 0 || request.rank >= request.size)
+      return refuse(request, driver);
     SOTTO_ASSIGN(Membership group, meet(request, driver));
     return std::unique_ptr<ControlPlane>(
         std::make_unique<TcpControl>(reactor_, std::move(group), options_.heartbeat_ms));
   }
 
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink, Driver& driver,
-                                             Deadline deadline) override {
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
+                                             Driver& driver, Deadline deadline) override {
     auto* own = dynamic_cast<TcpControl*>(&control);
-    if (own == nullptr) return invalid_argument("the control plane was not made by the tcp backend");
-    const FlowLimits limits{std::min(options_.eager_bytes, options_.credit_bytes / 4), options_.credit_bytes};
+    if (own == nullptr)
+      return invalid_argument("the control plane was not made by the tcp backend");
+    const FlowLimits limits{std::min(options_.eager_bytes, options_.credit_bytes / 4),
+                            options_.credit_bytes};
     return connect_mesh(reactor_, place_, limits, *own, sink, driver, deadline);
   }
 
  private:
+  // A rank that is out of range, which the others should hear of: it presents itself nevertheless,
+  // for a short time.
+  Status refuse(const JoinRequest& request, Driver& driver) {
+    const Status status = invalid_argument(
+        "rank {} of {} ranks; the rank has to be from 0 to size - 1", request.rank, request.size);
+    const bool elsewhere = request.exchange == nullptr && (request.id || request.rank != 0);
+    if (elsewhere && request.deadline.left_us(driver.clock()) > 0) {
+      JoinRequest shown = request;
+      shown.deadline = Deadline::in_us(
+          driver.clock(), std::min(request.deadline.left_us(driver.clock()), kRefusalUs));
+      log(LogLevel::kDebug, "{}", meet(shown, driver).status().text());
+    }
+    return status;
+  }
+
   Result<Membership> meet(const JoinRequest& request, Driver& driver) {
     wire::Join own;
     own.rank = request.rank;
@@ -70,12 +89,16 @@ class TcpBackend final : public Backend {
     if (request.exchange) return meet_by_exchange(request, own, driver);
     if (request.id) return meet_by_id(*request.id, own, driver, request.deadline);
     if (!request.address.empty()) return meet_at_address(request, own, driver);
-    return invalid_argument("rank {}: nothing says where the ranks meet: no unique id, no rendezvous address", request.rank);
+    return invalid_argument(
+        "rank {}: nothing says where the ranks meet: no unique id, no rendezvous address",
+        request.rank);
   }
 
-  Result<Membership> meet_by_id(const UniqueId& id, wire::Join own, Driver& driver, Deadline deadline) {
+  Result<Membership> meet_by_id(const UniqueId& id, wire::Join own, Driver& driver,
+                                Deadline deadline) {
     SOTTO_ASSIGN(const UniqueIdFields fields, decode_unique_id(id));
-    if (fields.kind != IdKind::kTcp) return invalid_argument("the unique id was not made by the tcp backend");
+    if (fields.kind != IdKind::kTcp)
+      return invalid_argument("the unique id was not made by the tcp backend");
     own.token = fields.token;
     if (const auto made_here = lobbies_.find(fields.token); made_here != lobbies_.end()) {
       auto lobby = std::move(made_here->second);
@@ -90,33 +113,40 @@ class TcpBackend final : public Backend {
       if (!failed) endpoints.emplace_back(address, fields.port);
       at = end + 1;
     }
-    if (endpoints.empty()) return invalid_argument("the unique id has no address: \"{}\"", fields.addresses);
+    if (endpoints.empty())
+      return invalid_argument("the unique id has no address: \"{}\"", fields.addresses);
     return join_lobby(*reactor_, std::move(endpoints), false, own, driver, deadline);
   }
 
-  Result<Membership> meet_at_address(const JoinRequest& request, const wire::Join& own, Driver& driver) {
+  Result<Membership> meet_at_address(const JoinRequest& request, const wire::Join& own,
+                                     Driver& driver) {
     SOTTO_ASSIGN(std::vector<Endpoint> endpoints, resolve_url(request.address, *reactor_));
-    if (own.rank != 0) return join_lobby(*reactor_, std::move(endpoints), true, own, driver, request.deadline);
+    if (own.rank != 0)
+      return join_lobby(*reactor_, std::move(endpoints), true, own, driver, request.deadline);
     SOTTO_ASSIGN(const Endpoint at, rendezvous_endpoint(request.address, endpoints));
     SOTTO_ASSIGN(auto lobby, Lobby::open(*reactor_, 0, at));
     return Lobby::meet(std::move(lobby), own, driver, request.deadline);
   }
 
   // Where rank 0 listens: nothing but loopback unless listening elsewhere was asked for.
-  Result<Endpoint> rendezvous_endpoint(const std::string& url, const std::vector<Endpoint>& found) const {
+  Result<Endpoint> rendezvous_endpoint(const std::string& url,
+                                       const std::vector<Endpoint>& found) const {
     const Endpoint& at = found.front();
     if (at.address().is_loopback()) return at;
     if (options_.listen.empty()) {
-      return invalid_argument("the rendezvous address {} is {}, but only loopback is listened on; set SOTTO_LISTEN to an "
-                              "interface, an address or any",
-                              url, endpoint_text(at));
+      return invalid_argument(
+          "the rendezvous address {} is {}, but only loopback is listened on; set SOTTO_LISTEN to "
+          "an "
+          "interface, an address or any",
+          url, endpoint_text(at));
     }
     if (options_.listen == "any") return Endpoint(place_.bind, at.port());
     return at;
   }
 
   // The caller's all-gather carries the unique id of rank 0.
-  Result<Membership> meet_by_exchange(const JoinRequest& request, const wire::Join& own, Driver& driver) {
+  Result<Membership> meet_by_exchange(const JoinRequest& request, const wire::Join& own,
+                                      Driver& driver) {
     UniqueId mine{};
     if (own.rank == 0) {
       SOTTO_ASSIGN(mine, make_unique_id());
@@ -131,7 +161,8 @@ class TcpBackend final : public Backend {
   TcpOptions options_;
   std::shared_ptr<Reactor> reactor_;
   ListenPlace place_;
-  std::map<uint64_t, std::unique_ptr<Lobby>> lobbies_;  // of ids made here and not used yet, by token
+  std::map<uint64_t, std::unique_ptr<Lobby>>
+      lobbies_;  // of ids made here and not used yet, by token
 };
 
 }  // namespace
@@ -143,7 +174,8 @@ Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options) {
   SOTTO_ASSIGN(tcp::ListenPlace place, tcp::listen_place(options.listen));
   SOTTO_ASSIGN(std::shared_ptr<tcp::Reactor> reactor,
                tcp::Reactor::make({options.rate_limit_mbit, options.spin_us, options.clock}));
-  return std::unique_ptr<Backend>(std::make_unique<tcp::TcpBackend>(options, std::move(reactor), std::move(place)));
+  return std::unique_ptr<Backend>(
+      std::make_unique<tcp::TcpBackend>(options, std::move(reactor), std::move(place)));
 }
 
 }  // namespace sotto

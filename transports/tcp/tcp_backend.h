@@ -11,13 +11,15 @@
 namespace sotto {
 
 struct TcpOptions {
-  // Where to accept connections: empty = loopback only, "any", an address, or the name of an interface.
+  // Where to accept connections: empty = loopback only, "any", an address, or the name of an
+  // interface.
   std::string listen;
-  // Limit of what this rank sends, and of what it receives, in 10^6 bit/s over all peers, headers included; 0: none.
+  // Limit of what this rank sends, and of what it receives, in 10^6 bit/s over all peers, headers
+  // included; 0: none.
   double rate_limit_mbit = 0;
-  // Messages up to this size are sent without waiting for the receiver, within the credit that it grants each peer (its
-  // memory for messages that nobody expects yet). At most a quarter of the credit counts. Ranks that differ use the
-  // smallest values among them.
+  // Messages up to this size are sent without waiting for the receiver, within the credit that it
+  // grants each peer (its memory for messages that nobody expects yet). At most a quarter of the
+  // credit counts. Ranks that differ use the smallest values among them.
   uint64_t eager_bytes = 65536;
   uint64_t credit_bytes = uint64_t{1} << 20;
   int64_t heartbeat_ms = 1000;
@@ -26,8 +28,8 @@ struct TcpOptions {
   const Clock* clock = nullptr;  // null: monotonic
 };
 
-// One per context; has no thread: everything happens inside poller().poll. INVALID_ARGUMENT: listen. TRANSPORT: no
-// descriptors left. Control planes and transports may outlive it.
+// One per context; has no thread: everything happens inside poller().poll. INVALID_ARGUMENT:
+// listen. TRANSPORT: no descriptors left. Control planes and transports may outlive it.
 Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options);
 
 }  // namespace sotto

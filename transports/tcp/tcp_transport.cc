@@ -10,15 +10,17 @@ constexpr int64_t kCloseSliceUs = 1000;
 
 }  // namespace
 
-TcpTransport::TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank, std::vector<MeshPeer> peers, TransferSink& sink,
-                           FlowLimits limits)
-    : reactor_(std::move(reactor)), core_(rank, static_cast<int32_t>(peers.size()), sink, limits, *reactor_) {
+TcpTransport::TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank,
+                           std::vector<MeshPeer> peers, TransferSink& sink, FlowLimits limits)
+    : reactor_(std::move(reactor)),
+      core_(rank, static_cast<int32_t>(peers.size()), sink, limits, *reactor_) {
   for (size_t r = 0; r < peers.size(); ++r) {
     MeshPeer& peer = peers[r];
     control_bytes_.push_back(peer.control_bytes);
-    channels_.push_back(peer.stream == nullptr ? nullptr
-                                               : std::make_unique<Channel>(core_, static_cast<int32_t>(r),
-                                                                           std::move(peer.stream), peer.name));
+    channels_.push_back(peer.stream == nullptr
+                            ? nullptr
+                            : std::make_unique<Channel>(core_, static_cast<int32_t>(r),
+                                                        std::move(peer.stream), peer.name));
   }
   if (peers.size() > 1) ticker_ = reactor_->every(kTickMs, [this] { tick(); });
 }
@@ -26,7 +28,10 @@ TcpTransport::TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank, std::
 TcpTransport::~TcpTransport() = default;
 
 const TransportCaps& TcpTransport::caps() const {
-  static const TransportCaps caps{.name = "tcp", .matching = Matching::kByKey, .stream_ordered = false, .host_memory_only = true};
+  static const TransportCaps caps{.name = "tcp",
+                                  .matching = Matching::kByKey,
+                                  .stream_ordered = false,
+                                  .host_memory_only = true};
   return caps;
 }
 
@@ -35,13 +40,16 @@ uint64_t TcpTransport::header_bytes(uint64_t message_bytes) const {
 }
 
 Channel* TcpTransport::channel(int32_t peer) const {
-  return peer < 0 || static_cast<size_t>(peer) >= channels_.size() ? nullptr : channels_[static_cast<size_t>(peer)].get();
+  return peer < 0 || static_cast<size_t>(peer) >= channels_.size()
+             ? nullptr
+             : channels_[static_cast<size_t>(peer)].get();
 }
 
 Status TcpTransport::post_op(const OpPosting& op) {
   const OpState* known = core_.ops.find_op(op.key);
   if (known != nullptr && known->posting != nullptr) {
-    return error(Code::kInternal, "{} is posted twice on rank {}", wire::describe(op.key), core_.rank);
+    return error(Code::kInternal, "{} is posted twice on rank {}", wire::describe(op.key),
+                 core_.rank);
   }
   OpState& state = core_.ops.post(op);
   for (Flow* f = state.flows; f != nullptr; f = f->next_of_op) channel(f->peer)->check_posted(*f);
@@ -57,10 +65,12 @@ void TcpTransport::retire(const OpPosting& op) {
   if (state == nullptr || state->posting == nullptr) return;
   for (const Flow* f = state->flows; f != nullptr; f = f->next_of_op) {
     if (f->unexpected == nullptr) continue;
-    core_.sink.on_failure(f->peer, error(Code::kProtocol, "rank {} sent a message for round {}, segment {} of {}, {}, that "
-                                                          "rank {} did not expect",
-                                         f->peer, f->unexpected->round, f->unexpected->segment, wire::describe(op.key),
-                                         describe(op.signature), core_.rank));
+    core_.sink.on_failure(f->peer,
+                          error(Code::kProtocol,
+                                "rank {} sent a message for round {}, segment {} of {}, {}, that "
+                                "rank {} did not expect",
+                                f->peer, f->unexpected->round, f->unexpected->segment,
+                                wire::describe(op.key), describe(op.signature), core_.rank));
   }
   core_.ops.erase(*state, true);
 }
@@ -78,8 +88,10 @@ void TcpTransport::send(Transfer& transfer) {
   if (Channel* c = channel(transfer.peer)) {
     c->send(transfer);
   } else {
-    core_.sink.on_transfer(transfer, error(Code::kInternal, "message of {} from rank {} to rank {} of {}",
-                                           wire::describe(transfer.op->key), core_.rank, transfer.peer, channels_.size()));
+    core_.sink.on_transfer(
+        transfer,
+        error(Code::kInternal, "message of {} from rank {} to rank {} of {}",
+              wire::describe(transfer.op->key), core_.rank, transfer.peer, channels_.size()));
   }
 }
 
@@ -87,13 +99,17 @@ void TcpTransport::recv(Transfer& transfer) {
   if (Channel* c = channel(transfer.peer)) {
     c->recv(transfer);
   } else {
-    core_.sink.on_transfer(transfer, error(Code::kInternal, "message of {} from rank {} of {} to rank {}",
-                                           wire::describe(transfer.op->key), transfer.peer, channels_.size(), core_.rank));
+    core_.sink.on_transfer(
+        transfer,
+        error(Code::kInternal, "message of {} from rank {} of {} to rank {}",
+              wire::describe(transfer.op->key), transfer.peer, channels_.size(), core_.rank));
   }
 }
 
-Status TcpTransport::issue(std::span<Transfer* const> /*group*/, Device* /*device*/, uint32_t /*lane*/) {
-  return unsupported("the tcp transport matches messages by key; issue is for transports that match by order");
+Status TcpTransport::issue(std::span<Transfer* const> /*group*/, Device* /*device*/,
+                           uint32_t /*lane*/) {
+  return unsupported(
+      "the tcp transport matches messages by key; issue is for transports that match by order");
 }
 
 std::string TcpTransport::route(int32_t peer) const {
@@ -123,7 +139,8 @@ void TcpTransport::close(Deadline deadline) {
   if (std::exchange(closed_, true)) return;
   const auto until = [&](bool (Channel::*done)() const) {
     const auto all = [&] {
-      return std::all_of(channels_.begin(), channels_.end(), [&](const auto& c) { return !c || (c.get()->*done)(); });
+      return std::all_of(channels_.begin(), channels_.end(),
+                         [&](const auto& c) { return !c || (c.get()->*done)(); });
     };
     while (!all() && !deadline.passed(reactor_->clock())) {
       reactor_->poll(std::min(kCloseSliceUs, deadline.left_us(reactor_->clock())));

@@ -1,0 +1,550 @@
+// What only the TCP backend has: addresses, strangers at the door, flow control over a real
+// connection, the rate limiter.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "core/base/hash.h"
+#include "core/iface/unique_id.h"
+#include "core/wire/control.h"
+#include "core/wire/frame.h"
+#include "tests/conformance/transport_suite.h"
+#include "transports/tcp/tcp_backend.h"
+
+namespace sotto::test {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+TransportCase with(const std::function<void(TcpOptions&)>& change) {
+  return {"tcp", [change](const Clock& clock) {
+            TcpOptions options;
+            options.clock = &clock;
+            options.heartbeat_ms = 3'600'000;
+            change(options);
+            return make_tcp_backend(options);
+          }};
+}
+TransportCase plain() {
+  return with([](TcpOptions&) {});
+}
+
+int connect_to(uint16_t port) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in to{};
+  to.sin_family = AF_INET;
+  to.sin_port = htons(port);
+  to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  require(::connect(fd, reinterpret_cast<sockaddr*>(&to), sizeof to) == 0, "connect");
+  return fd;
+}
+
+// A port that nobody listens at: bound by the system, then given back. SO_REUSEADDR lets rank 0
+// have it.
+uint16_t free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof at;
+  require(::bind(fd, reinterpret_cast<sockaddr*>(&at), bytes) == 0, "bind");
+  require(::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &bytes) == 0, "getsockname");
+  ::close(fd);
+  return ntohs(at.sin_port);
+}
+
+Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 20'000'000) {
+  JoinRequest request;
+  request.rank = kit.rank;
+  request.size = kit.size;
+  request.address = address;
+  request.deadline = kit.in(timeout_us);
+  auto joined = kit.backend->join(request, kit.driver);
+  if (joined.ok()) kit.control = joined.take();
+  return joined.status();
+}
+
+Status join_with(RankKit& kit, const UniqueId& id, int64_t timeout_us = 20'000'000) {
+  JoinRequest request;
+  request.rank = kit.rank;
+  request.size = kit.size;
+  request.id = id;
+  request.deadline = kit.in(timeout_us);
+  auto joined = kit.backend->join(request, kit.driver);
+  if (joined.ok()) kit.control = joined.take();
+  return joined.status();
+}
+
+// ---- rendezvous
+
+TEST(Tcp, MeetAtAnAddressWhateverComesFirst) {
+  for (const bool first_is_early : {true, false}) {
+    const std::string address = fmt::format("tcp://127.0.0.1:{}", free_port());
+    EXPECT_EQ(run_ranks(3,
+                        [&](int rank) {
+                          RankKit kit(plain(), rank, 3);
+                          if ((rank == 0) != first_is_early) {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(100));
+                          }
+                          check(join_at(kit, address));
+                          kit.connect();
+                          kit.finish();
+                        }),
+              "");
+  }
+}
+
+TEST(Tcp, TheSameAddressServesOneGroupAfterTheOther) {
+  const std::string address = fmt::format("tcp://localhost:{}", free_port());
+  EXPECT_EQ(run_ranks(2,
+                      [&](int rank) {
+                        for (int i = 0; i < 5; ++i) {
+                          RankKit kit(plain(), rank, 2);
+                          check(join_at(kit, address));
+                          kit.connect();
+                          if (i % 2 == 0) kit.finish();
+                        }
+                      }),
+            "");
+}
+
+TEST(Tcp, AnAddressThatNobodyListensAtIsNamed) {
+  RankKit kit(plain(), 1, 2);
+  const uint16_t port = free_port();
+  const Status status = join_at(kit, fmt::format("tcp://127.0.0.1:{}", port), 300'000);
+  EXPECT_EQ(status.code(), Code::kTransport);
+  EXPECT_THAT(status.text(), AllOf(HasSubstr(fmt::format("127.0.0.1:{}", port)),
+                                   HasSubstr("Connection refused"), HasSubstr("rank 1")));
+}
+
+TEST(Tcp, AnAddressInUseIsNamed) {
+  RankKit holder(plain(), 0, 2);
+  const UniqueId id = check(holder.backend->make_unique_id());
+  const uint16_t port = check(decode_unique_id(id)).port;
+  RankKit kit(plain(), 0, 2);
+  const Status status = join_at(kit, fmt::format("tcp://127.0.0.1:{}", port), 300'000);
+  EXPECT_EQ(status.code(), Code::kTransport);
+  EXPECT_THAT(status.text(), HasSubstr("in use"));
+}
+
+TEST(Tcp, AddressesThatAreNone) {
+  for (const char* address : {"127.0.0.1:80", "tcp://127.0.0.1", "tcp://:80", "tcp://h:0",
+                              "tcp://h:65536", "tcp://h:1x", "tcp://a:b:1", "udp://h:1"}) {
+    RankKit kit(plain(), 1, 2);
+    const Status status = join_at(kit, address, 100'000);
+    EXPECT_EQ(status.code(), Code::kInvalidArgument) << address;
+    EXPECT_THAT(status.text(), AllOf(HasSubstr(address), HasSubstr("tcp://host:port")));
+  }
+}
+
+TEST(Tcp, NothingButLoopbackIsListenedOnUnlessAsked) {
+  RankKit kit(plain(), 0, 2);
+  const Status status = join_at(kit, "tcp://192.0.2.1:4242", 100'000);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.text(), AllOf(HasSubstr("192.0.2.1:4242"), HasSubstr("SOTTO_LISTEN")));
+}
+
+TEST(Tcp, ListenNamesWhatThereIs) {
+  const auto made = make_tcp_backend({.listen = "no-such-interface"});
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(made.status().text(), AllOf(HasSubstr("no-such-interface"), HasSubstr("lo")));
+}
+
+TEST(Tcp, ListenOnAnInterfaceAnAddressOrAny) {
+  for (const char* listen : {"lo", "127.0.0.1", "::1", "any"}) {
+    const auto which = with([&](TcpOptions& o) { o.listen = listen; });
+    EXPECT_EQ(run_group(which, 2, [](RankKit& kit) { kit.finish(); }), "") << listen;
+  }
+}
+
+TEST(Tcp, TheIdMayBeMadeByAnyRank) {
+  Meeting meeting(4);
+  UniqueId id{};
+  EXPECT_EQ(run_ranks(4,
+                      [&](int rank) {
+                        RankKit kit(plain(), rank, 4);
+                        if (rank == 2) id = check(kit.backend->make_unique_id());
+                        meeting.wait();
+                        check(join_with(kit, id));
+                        kit.connect();
+                        kit.finish();
+                      }),
+            "");
+}
+
+TEST(Tcp, AnIdWhoseMakerIsGone) {
+  UniqueId id;
+  {
+    RankKit maker(plain(), 0, 2);
+    id = check(maker.backend->make_unique_id());
+  }
+  RankKit kit(plain(), 1, 2);
+  const Status status = join_with(kit, id);
+  EXPECT_EQ(status.code(), Code::kTransport);
+  EXPECT_THAT(status.text(), AllOf(HasSubstr("127.0.0.1"), HasSubstr("Connection refused")));
+}
+
+TEST(Tcp, AnotherTokenIsTurnedAwayAndTheGroupForms) {
+  Meeting meeting(3), turned_away(2);
+  UniqueId id{};
+  EXPECT_EQ(run_ranks(3,
+                      [&](int rank) {
+                        RankKit kit(plain(), std::min(rank, 1), 2);
+                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        meeting.wait();
+                        if (rank != 2) {
+                          if (rank == 1) turned_away.wait();
+                          check(join_with(kit, id));
+                          return;
+                        }
+                        UniqueIdFields fields = check(decode_unique_id(id));
+                        fields.token ^= 1;
+                        const Status status = join_with(kit, check(encode_unique_id(fields)));
+                        EXPECT_EQ(status.code(), Code::kProtocol);
+                        EXPECT_THAT(status.text(), HasSubstr("token of another group"));
+                        turned_away.wait();
+                      }),
+            "");
+}
+
+TEST(Tcp, WhoComesLateIsToldSo) {
+  Meeting meeting(3);
+  UniqueId id{};
+  EXPECT_EQ(run_ranks(3,
+                      [&](int rank) {
+                        RankKit kit(plain(), std::min(rank, 1), 2);
+                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        meeting.wait();
+                        if (rank < 2) check(join_with(kit, id));
+                        meeting.wait();
+                        bool told = false;
+                        if (rank == 2) {
+                          const Status status = join_with(kit, id);
+                          EXPECT_EQ(status.code(), Code::kInvalidArgument);
+                          EXPECT_THAT(status.text(),
+                                      AllOf(HasSubstr("complete"), HasSubstr("rank 1 (pid")));
+                          told = true;
+                        }
+                        if (rank == 0) kit.drive([] { return false; }, 500'000);
+                        EXPECT_EQ(told, rank == 2);
+                        meeting.wait();
+                      }),
+            "");
+}
+
+void join_as_version_2(uint16_t port) {
+  const int fd = connect_to(port);
+  wire::FrameHeader header;
+  header.kind = wire::FrameKind::kJoin;
+  auto bytes = wire::encode_header(header);
+  bytes[4] = 2;
+  EXPECT_EQ(::send(fd, bytes.data(), bytes.size(), MSG_NOSIGNAL),
+            static_cast<ssize_t>(bytes.size()));
+  ::close(fd);
+}
+
+TEST(Tcp, ARankOfAnotherVersionFailsEverybody) {
+  Meeting meeting(3);
+  UniqueId id{};
+  EXPECT_EQ(run_ranks(3,
+                      [&](int rank) {
+                        RankKit kit(plain(), rank, 3);
+                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        meeting.wait();
+                        if (rank == 2) {
+                          join_as_version_2(check(decode_unique_id(id)).port);
+                          return;
+                        }
+                        const Status status = join_with(kit, id);
+                        EXPECT_EQ(status.code(), Code::kProtocol);
+                        EXPECT_THAT(status.text(),
+                                    AllOf(HasSubstr("version 2"), HasSubstr("version 1")));
+                      }),
+            "");
+}
+
+TEST(Tcp, StrangersDoNoHarm) {
+  Meeting meeting(2);
+  UniqueId id{};
+  EXPECT_EQ(run_ranks(2,
+                      [&](int rank) {
+                        RankKit kit(plain(), rank, 2);
+                        std::vector<int> strangers;
+                        if (rank == 0) {
+                          id = check(kit.backend->make_unique_id());
+                          const uint16_t port = check(decode_unique_id(id)).port;
+                          const std::string text = "GET / HTTP/1.0\r\n\r\n" + std::string(200, 'x');
+                          for (int i = 0; i < 20; ++i) {
+                            strangers.push_back(connect_to(port));
+                            if (i % 2 == 0) ::send(strangers.back(), text.data(), text.size(), 0);
+                          }
+                        }
+                        meeting.wait();
+                        check(join_with(kit, id));
+                        kit.connect();
+                        kit.finish();
+                        for (const int fd : strangers) ::close(fd);
+                      }),
+            "");
+}
+
+// ---- flow control
+
+// One rank's side of `count` messages from rank 0 to rank 1 in one operation.
+struct Stream {
+  TestOp op;
+  std::vector<std::vector<uint8_t>> memory;
+  std::vector<Transfer*> transfers;
+
+  Stream(RankKit& kit, uint64_t number, int count, uint64_t bytes, int32_t priority = 0)
+      : op(7, number) {
+    op.posting.priority = priority;
+    for (int i = 0; i < count; ++i) {
+      memory.emplace_back(bytes, static_cast<uint8_t>(kit.rank == 0 ? i + 1 : 0));
+      transfers.push_back(&op.add(kit.rank == 0, 1 - kit.rank, 0, static_cast<uint32_t>(i),
+                                  memory.back().data(), bytes));
+    }
+  }
+  void start(RankKit& kit) {
+    check(kit.transport->post_op(op.posting));
+    for (Transfer* t : transfers) kit.start(*t);
+    if (kit.rank == 1) kit.transport->ready(0, op.posting, 0, transfers[0]->bytes);
+  }
+  void verify() const {
+    for (size_t i = 0; i < memory.size(); ++i) {
+      for (const uint8_t byte : memory[i]) {
+        if (byte != static_cast<uint8_t>(i + 1)) {
+          ADD_FAILURE() << "message " << i << " has wrong bytes";
+          return;
+        }
+      }
+    }
+  }
+};
+
+TEST(Tcp, WithoutReceivesNoMoreThanTheCreditIsSent) {
+  Meeting meeting(2);
+  EXPECT_EQ(run_group(plain(), 2,
+                      [&](RankKit& kit) {
+                        constexpr int kCount = 100;
+                        constexpr uint64_t kBytes = 30'000;
+                        Stream s(kit, 0, kCount, kBytes);
+                        if (kit.rank == 0) s.start(kit);
+                        kit.drive([] { return false; }, 300'000);
+                        meeting.wait();
+                        if (kit.rank == 0) {
+                          const auto c = kit.transport->counters(7, 1);
+                          EXPECT_EQ(c.messages_sent, (1u << 20) / (kBytes + 104));
+                          meeting.wait();
+                        } else {
+                          meeting.wait();
+                          s.start(kit);
+                        }
+                        kit.await_transfers(kCount);
+                        s.verify();
+                        kit.transport->retire(s.op.posting);
+                        kit.finish();
+                      }),
+            "");
+}
+
+TEST(Tcp, LongMessagesWaitForTheirReceiver) {
+  Meeting meeting(2);
+  EXPECT_EQ(run_group(plain(), 2,
+                      [&](RankKit& kit) {
+                        Stream s(kit, 0, 3, 1'000'003);
+                        if (kit.rank == 0) s.start(kit);
+                        kit.drive([] { return false; }, 250'000);
+                        EXPECT_EQ(kit.transport->counters(7, 1 - kit.rank).messages_sent, 0u);
+                        EXPECT_EQ(kit.transport->counters(7, 1 - kit.rank).messages_received, 0u);
+                        meeting.wait();
+                        if (kit.rank == 1) s.start(kit);
+                        kit.await_transfers(3);
+                        s.verify();
+                        kit.transport->retire(s.op.posting);
+                        kit.finish();
+                      }),
+            "");
+}
+
+TEST(Tcp, SmallMessagesCostOneFrameEach) {
+  EXPECT_EQ(run_group(plain(), 2,
+                      [&](RankKit& kit) {
+                        const auto before = kit.transport->counters(0, 1 - kit.rank);
+                        for (uint64_t i = 0; i < 100; ++i) {
+                          Stream s(kit, i, 1, 4);
+                          s.start(kit);
+                          kit.await_transfers(i + 1);
+                          kit.transport->retire(s.op.posting);
+                        }
+                        const auto after = kit.transport->counters(0, 1 - kit.rank);
+                        EXPECT_EQ(after.service_bytes_sent, before.service_bytes_sent);
+                        EXPECT_EQ(after.service_bytes_received, before.service_bytes_received);
+                        kit.finish();
+                      }),
+            "");
+}
+
+TEST(Tcp, ALongMessageForACallThatExpectsAShortOneIsAMismatch) {
+  EXPECT_EQ(run_group(plain(), 2,
+                      [&](RankKit& kit) {
+                        TestOp op(7, 0);
+                        op.posting.signature.count = kit.rank == 0 ? 250'000 : 1;
+                        std::vector<uint8_t> memory(kit.rank == 0 ? 1'000'000 : 4);
+                        check(kit.transport->post_op(op.posting));
+                        kit.start(op.add(kit.rank == 0, 1 - kit.rank, 0, 0, memory.data(),
+                                         memory.size()));
+                        if (kit.rank == 1) kit.transport->ready(0, op.posting, 0, 4);
+                        if (kit.rank == 1) {
+                          require(kit.drive([&] { return !kit.sink.failures.empty(); }, 5'000'000),
+                                  "the mismatch was not noticed");
+                          EXPECT_THAT(kit.sink.failures[0].status.text(),
+                                      AllOf(HasSubstr("250000 elements"), HasSubstr(" 1 elements"),
+                                            HasSubstr("rank 0")));
+                        }
+                        kit.barrier();
+                        kit.transport->cancel(op.posting);
+                      }),
+            "");
+}
+
+TEST(Tcp, AnEagerLimitBeyondTheCreditIsCutAndRanksMayDiffer) {
+  EXPECT_EQ(run_ranks(2,
+                      [meeting = std::make_shared<IdBoard>(2)](int rank) {
+                        const auto which = with([&](TcpOptions& o) {
+                          o.eager_bytes = rank == 0 ? 1u << 24 : 100'000;
+                          o.credit_bytes = rank == 0 ? 1u << 20 : 1u << 17;
+                        });
+                        RankKit kit(which, rank, 2);
+                        kit.join(meeting->share(kit));
+                        kit.connect();
+                        for (uint64_t i = 0; i < 3; ++i) {
+                          Stream s(kit, i, 20, 30'000 + 3000 * i);
+                          s.start(kit);
+                          kit.await_transfers(20 * (i + 1));
+                          s.verify();
+                          kit.transport->retire(s.op.posting);
+                        }
+                        kit.finish();
+                      }),
+            "");
+}
+
+// ---- rate limit, priorities
+
+TEST(Tcp, TheRateLimitBoundsBothDirections) {
+  constexpr double kMbit = 200;
+  constexpr int kCount = 16;
+  constexpr uint64_t kBytes = 250'000;
+  const auto which = with([](TcpOptions& o) { o.rate_limit_mbit = kMbit; });
+  EXPECT_EQ(run_group(which, 2,
+                      [&](RankKit& kit) {
+                        Stream s(kit, 0, kCount, kBytes);
+                        kit.barrier();
+                        const int64_t begin = Clock::monotonic().now_ns();
+                        s.start(kit);
+                        kit.await_transfers(kCount);
+                        const double seconds =
+                            static_cast<double>(Clock::monotonic().now_ns() - begin) * 1e-9;
+                        const double bits = 8.0 * (kCount * kBytes - 2 * 131072);
+                        EXPECT_GE(seconds, bits / (kMbit * 1e6)) << "faster than the limit";
+                        s.verify();
+                        kit.transport->retire(s.op.posting);
+                        kit.finish();
+                      }),
+            "");
+}
+
+// Two senders of 50 Mbit/s each do not make a receiver of 50 Mbit/s faster.
+TEST(Tcp, AReceiverIsLimitedOverAllItsPeers) {
+  constexpr double kMbit = 100;
+  constexpr uint64_t kBytes = 600'000;
+  const auto which = with([](TcpOptions& o) { o.rate_limit_mbit = kMbit; });
+  EXPECT_EQ(run_group(which, 3,
+                      [&](RankKit& kit) {
+                        TestOp op(7, 0);
+                        std::vector<uint8_t> memory(2 * kBytes);
+                        check(kit.transport->post_op(op.posting));
+                        kit.barrier();
+                        const int64_t begin = Clock::monotonic().now_ns();
+                        if (kit.rank != 0) {
+                          kit.start(op.add(true, 0, 0, 0, memory.data(), kBytes));
+                          kit.await_transfers(1);
+                        } else {
+                          for (int32_t peer : {1, 2}) {
+                            kit.start(op.add(
+                                false, peer, 0, 0,
+                                memory.data() + kBytes * static_cast<uint64_t>(peer - 1), kBytes));
+                            kit.transport->ready(peer, op.posting, 0, kBytes);
+                          }
+                          kit.await_transfers(2);
+                          const double seconds =
+                              static_cast<double>(Clock::monotonic().now_ns() - begin) * 1e-9;
+                          EXPECT_GE(seconds, 8.0 * (2 * kBytes - 131072) / (kMbit * 1e6));
+                        }
+                        kit.transport->retire(op.posting);
+                        kit.finish();
+                      }),
+            "");
+}
+
+TEST(Tcp, UrgentMessagesOvertakeBulk) {
+  const auto which = with([](TcpOptions& o) { o.rate_limit_mbit = 200; });
+  EXPECT_EQ(run_group(which, 2,
+                      [&](RankKit& kit) {
+                        Stream bulk(kit, 0, 8, 250'000, 0), urgent(kit, 1, 1, 250'000, 7);
+                        Stream scales(kit, 2, 1, 16, -5);
+                        scales.transfers[0]->message_class = MessageClass::kMetadata;
+                        bulk.start(kit);
+                        if (kit.rank == 0) kit.drive([&] { return !kit.sink.done.empty(); });
+                        urgent.start(kit);
+                        scales.start(kit);
+                        kit.await_transfers(10);
+                        std::vector<size_t> place(3);
+                        for (size_t i = 0; i < kit.sink.done.size(); ++i) {
+                          place[kit.sink.done[i].transfer->op->key.number] = i;
+                        }
+                        // One bulk message was on its way, perhaps a second one.
+                        EXPECT_LE(place[2], 3u);
+                        EXPECT_LE(place[1], 4u);
+                        EXPECT_EQ(place[0], 9u);
+                        for (Stream* s : {&bulk, &urgent, &scales}) {
+                          kit.transport->retire(s->op.posting);
+                        }
+                        kit.finish();
+                      }),
+            "");
+}
+
+// ---- failure
+
+TEST(Tcp, SilenceIsMeasuredBetweenAllRanks) {
+  const auto which = with([](TcpOptions& o) { o.heartbeat_ms = 20; });
+  EXPECT_EQ(
+      run_group(
+          which, 3,
+          [&](RankKit& kit) {
+            kit.barrier();
+            if (kit.rank == 1) {  // does not drive anything
+              std::this_thread::sleep_for(std::chrono::milliseconds(700));
+            } else {
+              EXPECT_TRUE(kit.drive([&] { return kit.control->silent_ms(1) >= 200; }, 5'000'000));
+              EXPECT_LT(kit.control->silent_ms(kit.rank == 0 ? 2 : 0), kit.control->silent_ms(1));
+            }
+            kit.barrier();
+            EXPECT_TRUE(kit.drive([&] { return kit.control->silent_ms(1) < 200; }, 5'000'000));
+            kit.finish();
+          }),
+      "");
+}
+
+}  // namespace
+}  // namespace sotto::test

@@ -1,0 +1,159 @@
+#include "core/wire/frame.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/hash.h"
+#include "core/wire/bytes.h"
+#include "core/wire/control.h"
+
+namespace sotto {
+namespace {
+
+using testing::HasSubstr;
+using wire::FrameHeader;
+using wire::FrameKind;
+using wire::HeaderBytes;
+
+FrameHeader example() {
+  FrameHeader h;
+  h.key = {3, 17};
+  h.round = 1;
+  h.segment = 9;
+  h.flags = wire::kFlagCredited;
+  h.signature.kind = OpKind::kAllReduce;
+  h.signature.reduce = 1;
+  h.signature.dtype = 0x00012002;
+  h.signature.count = 1000;
+  h.payload_bytes = 4000;
+  return h;
+}
+
+// A header whose checksum fits although `change` was made.
+template <class Change>
+HeaderBytes changed(const FrameHeader& h, Change change) {
+  HeaderBytes bytes = wire::encode_header(h);
+  change(bytes.data());
+  wire::put_at<uint64_t>(bytes.data() + wire::kHeaderBytes - 8,
+                         hash64(bytes.data(), wire::kHeaderBytes - 8));
+  return bytes;
+}
+
+std::string refused(const HeaderBytes& bytes) {
+  const auto header = wire::decode_header(bytes);
+  if (header.ok()) return "accepted";
+  EXPECT_EQ(header.status().code(), Code::kProtocol);
+  return header.status().text();
+}
+
+TEST(Frame, RoundTrip) {
+  const auto back = wire::decode_header(wire::encode_header(example()));
+  ASSERT_TRUE(back.ok()) << back.status().text();
+  EXPECT_EQ(*back, example());
+}
+
+TEST(Frame, EveryFlippedBitOfAHeaderIsNoticed) {
+  const HeaderBytes good = wire::encode_header(example());
+  for (size_t bit = 0; bit < good.size() * 8; ++bit) {
+    HeaderBytes bad = good;
+    bad[bit / 8] ^= static_cast<uint8_t>(1u << (bit % 8));
+    EXPECT_FALSE(wire::decode_header(bad).ok()) << "bit " << bit;
+  }
+}
+
+TEST(Frame, AnotherVersionNamesBothSides) {
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[4] = 7; })),
+              testing::AllOf(HasSubstr("version 7"), HasSubstr("version 1")));
+}
+
+TEST(Frame, AnotherMagicNamesBothSides) {
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[0] = 'G'; })),
+              testing::AllOf(HasSubstr("0x4f544f47"), HasSubstr("0x4f544f53")));
+}
+
+TEST(Frame, RefusesWhatItDoesNotKnow) {
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[6] = 6; })), HasSubstr("kind 6"));
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[6] = 23; })), HasSubstr("kind 23"));
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[7] = 2; })), HasSubstr("class 2"));
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[8] = 3; })), HasSubstr("flags 0x3"));
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[12] = 1; })), HasSubstr("reserved"));
+  FrameHeader ready = example();
+  ready.kind = FrameKind::kReady;
+  ready.flags = 0;
+  EXPECT_THAT(refused(wire::encode_header(ready)), HasSubstr("payload of 4000"));
+  ready.payload_bytes = 0;
+  EXPECT_EQ(refused(wire::encode_header(ready)), "accepted");
+  EXPECT_THAT(refused(changed(ready, [](uint8_t* p) { p[7] = 1; })), HasSubstr("class 1"));
+  EXPECT_THAT(refused(changed(ready, [](uint8_t* p) { p[8] = 1; })), HasSubstr("flags 0x1"));
+}
+
+TEST(Frame, APayloadHasALimit) {
+  FrameHeader h = example();
+  h.payload_bytes = wire::kMaxPayloadBytes;
+  EXPECT_EQ(refused(wire::encode_header(h)), "accepted");
+  ++h.payload_bytes;
+  EXPECT_THAT(refused(wire::encode_header(h)), HasSubstr("at most 1099511627776"));
+}
+
+TEST(Frame, SizeHasATrailerOnlyWithAPayload) {
+  EXPECT_EQ(wire::frame_bytes(0), 96u);
+  EXPECT_EQ(wire::frame_bytes(1), 105u);
+  EXPECT_EQ(wire::frame_bytes(262144), 262144u + 104u);
+}
+
+TEST(Frame, Descriptions) {
+  EXPECT_THAT(describe(example()), testing::AllOf(HasSubstr("operation 17"),
+                                                  HasSubstr("all_reduce"), HasSubstr("round 1"),
+                                                  HasSubstr("segment 9"), HasSubstr("4000 bytes")));
+  EXPECT_EQ(wire::describe(OpKey{2, p2p_number(4, 6, 8)}),
+            "send/recv 8 from rank 4 to rank 6 of comm 2");
+}
+
+wire::Bytes view(const std::string& s) {
+  return {reinterpret_cast<const uint8_t*>(s.data()), s.size()};
+}
+
+// Every shorter payload and every longer one is refused.
+template <class Message>
+void expect_strict(const Message& message) {
+  const std::string bytes = message.encode();
+  ASSERT_TRUE(Message::decode(view(bytes)).ok());
+  EXPECT_EQ(Message::decode(view(bytes))->encode(), bytes);
+  for (size_t n = 0; n < bytes.size(); ++n) {
+    EXPECT_EQ(Message::decode(view(bytes.substr(0, n))).status().code(), Code::kProtocol) << n;
+  }
+  EXPECT_FALSE(Message::decode(view(bytes + '\0')).ok());
+}
+
+TEST(ControlPayload, TruncatedAndLongerOnesAreRefused) {
+  expect_strict(wire::Join{1, 2, 3, 4, "host"});
+  expect_strict(wire::Members{1, 2, {{3, "a", ""}, {4, "b", "1.2.3.4:5"}}});
+  expect_strict(wire::Gather{1, "what", "data"});
+  expect_strict(wire::Gathered{1, {"a", "", "ccc"}});
+  expect_strict(wire::Failure{-6, -1, "late"});
+  expect_strict(wire::Heartbeat{"rank 3", {1, 2, 3}});
+  expect_strict(wire::Hello{1, 2, 3});
+}
+
+TEST(ControlPayload, ACountThatCannotBeIsRefusedBeforeMemoryIsTaken) {
+  wire::Writer out;
+  out.number(uint64_t{1});
+  out.number(uint32_t{0xffffffff});
+  EXPECT_FALSE(wire::Gathered::decode(view(out.take())).ok());
+}
+
+TEST(ControlPayload, AFailureHasACodeOfAFailure) {
+  for (const int32_t code : {0, 1, 5, -15, -1000}) {
+    EXPECT_FALSE(wire::Failure::decode(view(wire::Failure{code, 0, "x"}.encode())).ok()) << code;
+  }
+}
+
+TEST(ControlPayload, LongTextsAreCut) {
+  const std::string text(wire::kMaxTextBytes + 5, 'x');
+  const auto back = wire::Failure::decode(view(wire::Failure{-9, 1, text}.encode()));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->text.size(), wire::kMaxTextBytes);
+}
+
+}  // namespace
+}  // namespace sotto
