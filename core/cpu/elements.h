@@ -88,7 +88,7 @@ inline Moments adam_moments(const GroupScalars& s, float m, float v, float g) {
 }
 
 inline float adam_parameter(const GroupScalars& s, float m, float v, float p, float lr) {
-  float u = (m / s.c1) / (std::sqrt(v / s.c2) + s.eps);
+  float u = (m * (1.0f / s.c1)) / (std::sqrt(v * (1.0f / s.c2)) + s.eps);
   if (s.decoupled != 0 && s.weight_decay != 0.0f) u = u + s.weight_decay * p;
   return p - lr * u;
 }

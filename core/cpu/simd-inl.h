@@ -85,18 +85,6 @@ HWY_INLINE VF select(const WordMasks& masks, size_t k, VF yes, VF no) {
   return hn::IfThenElse(masks[k], yes, no);
 }
 
-// The same for 32 bits as they lie in memory, from a byte border: element i is bit 7 - i % 8 of
-// byte i / 8 of the word.
-HWY_INLINE VF select_row(VU bytes, size_t k, VF yes, VF no) {
-  alignas(64) static constexpr uint32_t kBits[32] = {
-      1u << 7,  1u << 6,  1u << 5,  1u << 4,  1u << 3,  1u << 2,  1u << 1,  1u << 0,
-      1u << 15, 1u << 14, 1u << 13, 1u << 12, 1u << 11, 1u << 10, 1u << 9,  1u << 8,
-      1u << 23, 1u << 22, 1u << 21, 1u << 20, 1u << 19, 1u << 18, 1u << 17, 1u << 16,
-      1u << 31, 1u << 30, 1u << 29, 1u << 28, 1u << 27, 1u << 26, 1u << 25, 1u << 24};
-  return hn::IfThenElse(hn::RebindMask(DF(), hn::TestBit(bytes, hn::Load(DU(), kBits + k * kN))),
-                        yes, no);
-}
-
 // The opposite: collects lane masks in ascending k and writes 8 bytes.
 class WordBuilder {
  public:
@@ -138,6 +126,23 @@ template <bool kL1>
 HWY_INLINE VF norm_terms(VF c) {
   if constexpr (kL1) return hn::Abs(c);
   return hn::Mul(c, c);
+}
+
+// Everything after the input of the encoder: residual, new c, bits, norm. Returns c.
+template <bool kMasked, bool kL1>
+HWY_INLINE VF accumulate(VF input, VF old, VF scale, VF minus_scale, MF valid, size_t k, float* c,
+                         WordBuilder* word, float* lanes) {
+  VF value = hn::Add(input, hn::Sub(old, hn::IfThenElse(not_negative(old), scale, minus_scale)));
+  if constexpr (kMasked) value = hn::IfThenElseZero(valid, value);
+  store(value, c + k * kN);
+  word->add(k, not_negative(value));
+  add_lanes(lanes, k, norm_terms<kL1>(value));
+  return value;
+}
+
+// Valid elements of a group.
+HWY_INLINE uint64_t valid_word(const uint8_t* valid, uint64_t bit) {
+  return valid != nullptr ? load_bits64(valid, bit) : ~uint64_t{0};
 }
 
 }  // namespace HWY_NAMESPACE

@@ -60,8 +60,8 @@ HWY_INLINE VF gradient(const Group& s, const float* g, const WordMasks& masks, s
 enum class Decay { kNone, kL2, kDecoupled };
 
 template <Decay kDecay, bool kCorrected, bool kMasked>
-HWY_INLINE void adam_group(const Group& s, VF c1, VF c2, VF lr, const float* g, float* m, float* v,
-                           float* p, uint64_t valid) {
+HWY_INLINE void adam_group(const Group& s, VF correct_m, VF correct_v, VF lr, const float* g,
+                           float* m, float* v, float* p, uint64_t valid) {
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const VF old = load(p + k * kN);
@@ -70,8 +70,8 @@ HWY_INLINE void adam_group(const Group& s, VF c1, VF c2, VF lr, const float* g, 
     VF new_m, new_v;
     moments(s, gr, m + k * kN, v + k * kN, &new_m, &new_v);
     if constexpr (kCorrected) {
-      new_m = hn::Div(new_m, c1);
-      new_v = hn::Div(new_v, c2);
+      new_m = hn::Mul(new_m, correct_m);
+      new_v = hn::Mul(new_v, correct_v);
     }
     VF u = hn::Div(new_m, hn::Add(hn::Sqrt(new_v), s.eps));
     if constexpr (kDecay == Decay::kDecoupled) u = hn::Add(u, hn::Mul(s.wd, old));
@@ -83,8 +83,8 @@ template <Decay kDecay, bool kCorrected>
 void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const GroupScalars& scalars = op.groups[piece.group];
   const Group s(scalars, op.gradients.clip);
-  const VF c1 = set(scalars.c1);
-  const VF c2 = set(scalars.c2);
+  const VF correct_m = set(1.0f / scalars.c1);
+  const VF correct_v = set(1.0f / scalars.c2);
   const VF lr = set(static_cast<float>(scalars.lr));
   const uint8_t* valid = op.gradients.valid;
   uint64_t flat = piece.flat + first;
@@ -98,9 +98,10 @@ void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
     prefetch_group(v);
     prefetch_group(p);
     if (valid == nullptr) {
-      adam_group<kDecay, kCorrected, false>(s, c1, c2, lr, g, m, v, p, 0);
+      adam_group<kDecay, kCorrected, false>(s, correct_m, correct_v, lr, g, m, v, p, 0);
     } else {
-      adam_group<kDecay, kCorrected, true>(s, c1, c2, lr, g, m, v, p, load_bits64(valid, flat));
+      adam_group<kDecay, kCorrected, true>(s, correct_m, correct_v, lr, g, m, v, p,
+                                           load_bits64(valid, flat));
     }
   }
 }
@@ -111,7 +112,7 @@ void adam(const KernelCall& call) {
     const Decay decay = s.weight_decay == 0.0f ? Decay::kNone
                         : s.decoupled != 0     ? Decay::kDecoupled
                                                : Decay::kL2;
-    const bool corrected = s.c1 != 1.0f || s.c2 != 1.0f;  // a quotient by 1 is exact
+    const bool corrected = s.c1 != 1.0f || s.c2 != 1.0f;  // a product with 1 is exact
     switch (decay) {
       case Decay::kNone:
         return corrected ? adam_groups<Decay::kNone, true>(op, p, first, n)

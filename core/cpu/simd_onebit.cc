@@ -1,6 +1,5 @@
-// Vector kernels of the 1-bit codec. Bytes per element: encode 12.125, server 8.125 + W / 8,
-// decode 4.125, front 12.25
-// (momentum as bits) or 16.125.
+// Vector encoders and decoder of the 1-bit codec. Bytes per element: encode 12.125, front of 1-bit
+// LAMB 12.25 (momentum as bits) or 16.125, decode 4.125.
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -16,23 +15,6 @@ HWY_BEFORE_NAMESPACE();
 namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
-
-// Everything after the input of the encoder: residual, new c, bits, norm. Returns c.
-template <bool kMasked, bool kL1>
-HWY_INLINE VF accumulate(VF input, VF old, VF scale, VF minus_scale, MF valid, size_t k, float* c,
-                         WordBuilder* word, float* lanes) {
-  VF value = hn::Add(input, hn::Sub(old, hn::IfThenElse(not_negative(old), scale, minus_scale)));
-  if constexpr (kMasked) value = hn::IfThenElseZero(valid, value);
-  store(value, c + k * kN);
-  word->add(k, not_negative(value));
-  add_lanes(lanes, k, norm_terms<kL1>(value));
-  return value;
-}
-
-// Valid elements of a group.
-HWY_INLINE uint64_t valid_word(const uint8_t* valid, uint64_t bit) {
-  return valid != nullptr ? load_bits64(valid, bit) : ~uint64_t{0};
-}
 
 // One group. Returns `bad` with the lanes that met a valid input that is not finite.
 template <bool kMasked, bool kL1>
@@ -159,82 +141,6 @@ void onebit_lamb_front(const KernelCall& call) {
   return bits ? front_as<true, false>(call) : front_as<false, false>(call);
 }
 
-// Sum over ranks for the 32 elements from byte `byte` of every row, in the order of ServerOp::sum.
-HWY_INLINE void server_sum(const uint8_t* rows, uint64_t row_bytes, uint64_t byte,
-                           const float* terms, uint32_t world, float* total) {
-  constexpr size_t kHalf = 32 / kN;
-  for (uint32_t group = 0; group < world; group += 8) {
-    VF sum[kHalf];
-    HWY_UNROLL(8) for (size_t k = 0; k < kHalf; ++k) sum[k] = hn::Zero(DF());
-    const uint32_t end = world - group < 8 ? world : group + 8;
-    for (uint32_t r = group; r < end; ++r) {
-      uint32_t word;
-      std::memcpy(&word, rows + r * row_bytes + byte, 4);
-      const VU bits = hn::Set(DU(), word);
-      const VF term = set(terms[r]);
-      const VF minus = hn::Neg(term);
-      HWY_UNROLL(8) for (size_t k = 0; k < kHalf; ++k) {
-        sum[k] = hn::Add(sum[k], select_row(bits, k, term, minus));
-      }
-    }
-    HWY_UNROLL(8) for (size_t k = 0; k < kHalf; ++k) {
-      float* t = total + k * kN;
-      hn::Store(group == 0 ? sum[k] : hn::Add(hn::Load(DF(), t), sum[k]), DF(), t);
-    }
-  }
-}
-
-template <bool kMasked, bool kL1>
-HWY_INLINE void server_group(const float* sums, float* c, VF scale, VF minus_scale, uint64_t valid,
-                             uint8_t* bits, float* lanes) {
-  WordBuilder word;
-  const WordMasks masks(valid);
-  SOTTO_FOR_VECTORS(k) {
-    const MF used = kMasked ? masks[k] : no_lanes();
-    accumulate<kMasked, kL1>(hn::Load(DF(), sums + k * kN), load(c + k * kN), scale, minus_scale,
-                             used, k, c, &word, lanes);
-  }
-  word.store(bits);
-}
-
-constexpr uint32_t kMaxTerms = 4096;  // ranks; more are left to the reference
-
-template <bool kL1>
-void server_groups(ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
-  if (op.args.world > kMaxTerms) return op.elements(p, first, n * kNormLanes);
-  float terms[kMaxTerms];
-  for (uint32_t r = 0; r < op.args.world; ++r) terms[r] = op.term(r, p);
-  const VF scale = set(op.old_scales[p.scale]);
-  const VF minus_scale = hn::Neg(scale);
-  uint64_t flat = p.flat + first;
-  float* c = op.c + flat;
-  HWY_ALIGN float sums[kNormLanes];
-  for (; n != 0; --n, flat += kNormLanes, c += kNormLanes) {
-    prefetch_group(c);
-    server_sum(op.rows, op.args.row_bytes, flat / 8, terms, op.args.world, sums);
-    server_sum(op.rows, op.args.row_bytes, flat / 8 + 4, terms, op.args.world, sums + 32);
-    const uint64_t valid = valid_word(op.valid, flat + op.args.valid_base);
-    uint8_t* bits = op.bits + flat / 8;
-    if (~valid == 0) {
-      server_group<false, kL1>(sums, c, scale, minus_scale, valid, bits, op.lanes);
-    } else {
-      server_group<true, kL1>(sums, c, scale, minus_scale, valid, bits, op.lanes);
-    }
-  }
-}
-
-void onebit_server(const KernelCall& call) {
-  if (call.arguments<ServerArgs>().scale == ScaleKind::kL2) {
-    run_groups<ServerOp>(call, [](ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      server_groups<false>(op, p, first, n);
-    });
-  } else {
-    run_groups<ServerOp>(call, [](ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      server_groups<true>(op, p, first, n);
-    });
-  }
-}
-
 // Outputs of calls of this size are larger than what the reader of y finds in L2, so they go past
 // the caches.
 constexpr uint64_t kStreamElements = 32768;
@@ -289,7 +195,6 @@ void onebit_decode(const KernelCall& call) {
 void install_onebit(KernelTable& table) {
   kernel_entry(table, KernelId::kOnebitEncode) = onebit_encode;
   kernel_entry(table, KernelId::kOnebitLambFront) = onebit_lamb_front;
-  kernel_entry(table, KernelId::kOnebitServer) = onebit_server;
   kernel_entry(table, KernelId::kOnebitDecode) = onebit_decode;
 }
 

@@ -10,6 +10,7 @@ namespace sotto {
   namespace target {                             \
   void install_reduce(KernelTable& table);       \
   void install_onebit(KernelTable& table);       \
+  void install_server(KernelTable& table);       \
   void install_adam(KernelTable& table);         \
   void install_onebit_lamb(KernelTable& table);  \
   }                                              \
@@ -18,6 +19,7 @@ namespace sotto {
     KernelTable table = scalar_kernels();        \
     target::install_reduce(table);               \
     target::install_onebit(table);               \
+    target::install_server(table);               \
     target::install_adam(table);                 \
     target::install_onebit_lamb(table);          \
     return table;                                \

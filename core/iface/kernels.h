@@ -162,7 +162,7 @@ enum class KernelId : uint16_t {
   kClipCoefficient,
 
   // Adam and AdamW (specification section 3). g' = g * clip, 0 where masked; decoupled = 0: g' = g' + wd*p (if wd != 0);
-  //   m = b1*m + (1-b1)*g';  v = b2*v + ((1-b2)*g')*g';  u = (m/c1) / (sqrt(v/c2) + eps);  decoupled: u = u + wd*p
+  //   m = b1*m + (1-b1)*g';  v = b2*v + ((1-b2)*g')*g';  u = (m*fl(1/c1)) / (sqrt(v*fl(1/c2)) + eps);  decoupled: u = u + wd*p
   //   (if wd != 0);  p = p - float(lr)*u.
   // [0] r g (list or flat)  [1] rw m (flat)  [2] rw v (flat)  [3] rw p (list)  [4] r GroupScalars[]
   // [5] r clip, optional  [6] r valid, optional.  SourceArgs

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 #include <sys/utsname.h>
+#include <time.h>
 
 #include <algorithm>
 #include <fstream>
@@ -12,10 +13,17 @@
 namespace sotto::perf {
 namespace {
 
-double milliseconds(const std::function<void()>& work) {
-  const int64_t start = Clock::monotonic().now_ns();
+int64_t clock_ns(bool cpu) {
+  if (!cpu) return Clock::monotonic().now_ns();
+  timespec now{};
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return now.tv_sec * int64_t{1'000'000'000} + now.tv_nsec;
+}
+
+double milliseconds(const std::function<void()>& work, bool cpu) {
+  const int64_t start = clock_ns(cpu);
   work();
-  return static_cast<double>(Clock::monotonic().now_ns() - start) * 1e-6;
+  return static_cast<double>(clock_ns(cpu) - start) * 1e-6;
 }
 
 // q in [0, 1], between neighbours by their distance.
@@ -42,14 +50,14 @@ std::string kernel_release() {
 
 }  // namespace
 
-Measurement measure(const Case& work, uint32_t pairs) {
+Measurement measure(const Case& work, const Options& options) {
   Measurement m;
   m.info = work;
-  m.pairs = pairs;
+  m.pairs = options.pairs;
   std::vector<double> ours, yardstick, ratios;
-  for (uint32_t i = 0; i <= pairs; ++i) {
-    const double a = milliseconds(work.ours);
-    const double b = milliseconds(work.yardstick);
+  for (uint32_t i = 0; i <= options.pairs; ++i) {
+    const double a = milliseconds(work.ours, options.cpu_clock);
+    const double b = milliseconds(work.yardstick, options.cpu_clock);
     if (i == 0) continue;  // warm-up
     ours.push_back(a);
     yardstick.push_back(b);
@@ -76,6 +84,7 @@ std::string json_line(const Measurement& m, const Options& options) {
       {"dtype", "fp32"},
       {"threads", options.threads},
       {"simd", simd_in_use(options.simd)},
+      {"clock", options.cpu_clock ? "cpu" : "wall"},
       {"bytes_per_element", m.info.bytes_per_element},
       {"pairs", m.pairs},
       {"ours_ms_p50", m.ours_ms},
@@ -97,12 +106,13 @@ std::string json_line(const Measurement& m, const Options& options) {
 
 std::string table(const std::vector<Measurement>& all, const Options& options) {
   std::string text = fmt::format(
-      "processor {}, {} thread(s), {}\nratio = time / (share x yardstick), median of {} pairs "
+      "processor {}, {} thread(s), {}, {} clock\nratio = time / (share x yardstick), median of {} "
+      "pairs "
       "after one warm-up pair\n\n"
       "{:<4}{:<17}{:<16}{:<12}{:>9}{:>9}{:>9}{:>9}{:>8}{:>8}{:>8}  {}\n",
-      processor_name(), options.threads, simd_in_use(options.simd), options.pairs, "row",
-      "benchmark", "variant", "yardstick", "n", "B/elem", "ours ms", "yard ms", "GB/s", "ratio",
-      "target", "IQR, verdict");
+      processor_name(), options.threads, simd_in_use(options.simd),
+      options.cpu_clock ? "cpu" : "wall", options.pairs, "row", "benchmark", "variant", "yardstick",
+      "n", "B/elem", "ours ms", "yard ms", "GB/s", "ratio", "target", "IQR, verdict");
   for (const Measurement& m : all) {
     if (!m.info.error.empty()) {
       text += fmt::format("{:<4}{:<17}{:<16}WRONG RESULT: {}\n", m.info.row, m.info.benchmark,

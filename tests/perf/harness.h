@@ -16,6 +16,8 @@ struct Options {
   uint32_t pairs = 9;       // A B pairs after the warm-up pair, at least 7
   uint32_t threads = 1;
   SimdLevel simd = SimdLevel::kAuto;
+  bool cpu_clock = false;  // processor time of the process instead of wall time: for machines that
+                           // others use too
 };
 
 // One comparison. ours and yardstick do the whole work once per call.
@@ -47,7 +49,7 @@ struct Measurement {
   bool reached() const { return ratio <= info.target && ratio_iqr < 0.10; }
 };
 
-Measurement measure(const Case& work, uint32_t pairs);
+Measurement measure(const Case& work, const Options& options);
 
 // One JSON object per measurement and line, columns fixed; machine and build in every line.
 std::string json_line(const Measurement& m, const Options& options);

@@ -16,7 +16,7 @@ void measure_into(const Case& work, const Options& options, std::vector<Measurem
     out->push_back(wrong);
     return;
   }
-  out->push_back(measure(work, options.pairs));
+  out->push_back(measure(work, options));
 }
 
 namespace {
@@ -50,6 +50,8 @@ int run(int argc, char** argv) {
   app.add_option("--simd", simd, "upper limit of vector instructions")
       ->check(CLI::IsMember({"auto", "scalar", "sse4", "avx2", "avx512"}))
       ->capture_default_str();
+  app.add_flag("--cpu-clock", options.cpu_clock,
+               "processor time instead of wall time, for busy machines");
   app.add_option("--json", json, "append one JSON line per measurement to this file");
   app.add_option("--fail-above", floor,
                  "exit 1 if a ratio exceeds its target by more than this factor (1.25: 80 % of the "
