@@ -44,6 +44,7 @@ Engine::~Engine() {
   changed_.notify_all();
   wake();
   if (thread_.joinable()) thread_.join();
+  for (const auto& backend : backends_) backend->poller().forward_wakes(nullptr);
 }
 
 void Engine::add_backend(std::unique_ptr<Backend> backend, bool blocking) {

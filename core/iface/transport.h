@@ -188,8 +188,9 @@ class Poller {
   // Ends a poll that waits, or the next one. Threads: any.
   virtual void wake() = 0;
   // From now on whatever ends a waiting poll here (wake, and messages that other threads put into
-  // mailboxes) also wakes `other`, on which the engine waits. Pollers whose events come from
-  // sockets alone need nothing.
+  // mailboxes) also wakes `other`, on which the engine waits; null: no longer, and no
+  // wake of the old one is under way on return. Pollers whose events come from sockets alone need
+  // nothing.
   virtual void forward_wakes(Poller* other) { (void)other; }
 };
 

@@ -10,10 +10,13 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstring>
 #include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <random>
 #include <string>
 #include <vector>
 
@@ -174,6 +177,77 @@ class IdBoard {
     body(kit);
     board.wait();  // nobody goes away while others still look at what happened
   });
+}
+
+// Bytes that name their message.
+inline void fill_message(std::vector<uint8_t>& data, uint32_t source, uint32_t destination,
+                         uint32_t round, uint32_t segment) {
+  uint32_t state = source * 0x9e3779b9u ^ destination * 0x85ebca6bu ^ round * 0xc2b2ae35u ^
+                   segment * 0x27d4eb2fu;
+  for (uint8_t& byte : data) {
+    state = state * 1664525u + 1013904223u;
+    byte = static_cast<uint8_t>(state >> 24);
+  }
+}
+
+struct Message {
+  uint64_t op;
+  uint32_t source, destination, round, segment;
+  uint64_t bytes;
+};
+
+// Runs the messages on all ranks: each rank posts its operations and starts its transfers in an
+// order drawn from the seed, then checks what came.
+inline void run_messages(RankKit& kit, const std::vector<Message>& messages, uint64_t ops,
+                         uint64_t seed, uint64_t comm = 7) {
+  std::mt19937_64 random(seed * 1000 + static_cast<uint64_t>(kit.rank));
+  std::deque<TestOp> my_ops;
+  for (uint64_t i = 0; i < ops; ++i) my_ops.emplace_back(comm, i);
+  std::deque<std::vector<uint8_t>> memory;
+  std::vector<std::pair<const Message*, Transfer*>> mine;
+  for (const Message& m : messages) {
+    for (const bool is_send : {true, false}) {
+      if (static_cast<uint32_t>(kit.rank) != (is_send ? m.source : m.destination)) continue;
+      auto& data = memory.emplace_back(m.bytes);
+      if (is_send) fill_message(data, m.source, m.destination, m.round, m.segment);
+      const auto peer = static_cast<int32_t>(is_send ? m.destination : m.source);
+      mine.emplace_back(&m,
+                        &my_ops[m.op].add(is_send, peer, m.round, m.segment, data.data(), m.bytes));
+    }
+  }
+  const size_t before = kit.sink.done.size();
+  for (TestOp& op : my_ops) check(kit.transport->post_op(op.posting), "post_op");
+  std::vector<Transfer*> order;
+  for (auto& [m, t] : mine) order.push_back(t);
+  std::shuffle(order.begin(), order.end(), random);
+  for (Transfer* t : order) {
+    kit.start(*t);
+    if (random() % 8 == 0) kit.backend->poller().poll(0);
+  }
+  for (TestOp& op : my_ops) {
+    for (int32_t peer = 0; peer < kit.size; ++peer) {
+      uint32_t last = 0;
+      uint64_t largest = 0;
+      bool any = false;
+      for (const Transfer& t : op.transfers) {
+        if (t.is_send || t.peer != peer) continue;
+        any = true;
+        last = std::max(last, t.round);
+        largest = std::max(largest, t.bytes);
+      }
+      if (any) kit.transport->ready(peer, op.posting, last, largest);
+    }
+  }
+  kit.await_transfers(before + mine.size());
+  for (TestOp& op : my_ops) kit.transport->retire(op.posting);
+  for (const auto& [m, t] : mine) {
+    if (t->is_send) continue;
+    std::vector<uint8_t> expected(m->bytes);
+    fill_message(expected, m->source, m->destination, m->round, m->segment);
+    require(m->bytes == 0 || std::memcmp(expected.data(), t->data, m->bytes) == 0,
+            fmt::format("message {} -> {}, round {}, segment {}: wrong bytes", m->source,
+                        m->destination, m->round, m->segment));
+  }
 }
 
 }  // namespace sotto::test

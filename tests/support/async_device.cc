@@ -106,8 +106,7 @@ AsyncDevice::~AsyncDevice() {
   }
 }
 
-// ---- Memory
-// ---------------------------------------------------------------------------------------------------------
+// ---- Memory ----
 
 Result<void*> AsyncDevice::alloc(uint64_t bytes) {
   const uint64_t page = static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
@@ -179,8 +178,7 @@ uint64_t AsyncDevice::live_bytes() const {
   return bytes;
 }
 
-// ---- Queueing
-// -------------------------------------------------------------------------------------------------------
+// ---- Queueing ----
 
 bool AsyncDevice::count_fault(Fault fault) {
   const auto kind = static_cast<size_t>(fault);
@@ -247,8 +245,7 @@ Status AsyncDevice::copy(uint32_t lane, void* dst, const void* src, uint64_t byt
   return enqueue(lane, std::move(item));
 }
 
-// ---- Events
-// ---------------------------------------------------------------------------------------------------------
+// ---- Events ----
 
 Result<EventId> AsyncDevice::record(uint32_t lane) {
   if (lane >= lanes_.size())
@@ -307,8 +304,7 @@ uint64_t AsyncDevice::busy_ns() const {
   return ns;
 }
 
-// ---- Executing
-// ------------------------------------------------------------------------------------------------------
+// ---- Executing ----
 
 void AsyncDevice::hold(uint32_t lane) {
   std::lock_guard lock(mutex_);

@@ -29,6 +29,8 @@ static_assert(sizeof(Card) == 24);
 class InprocBackend final : public Backend {
  public:
   InprocBackend() : mailbox_(std::make_shared<Mailbox>()) {}
+  // Other ranks may still hold the mailbox, and wake it.
+  ~InprocBackend() override { mailbox_->forward_wakes(nullptr); }
 
   const char* name() const override { return "inproc"; }
   Poller& poller() override { return *mailbox_; }

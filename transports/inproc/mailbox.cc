@@ -42,7 +42,15 @@ void Mailbox::wake() {
   pthread_mutex_lock(&mutex_);  // the poller is either before its check or inside the wait
   pthread_cond_signal(&condition_);
   pthread_mutex_unlock(&mutex_);
-  if (Poller* other = forward_.load(std::memory_order_acquire)) other->wake();
+  if (!forwards_.load(std::memory_order_acquire)) return;
+  std::lock_guard lock(forward_mutex_);
+  if (forward_ != nullptr) forward_->wake();
+}
+
+void Mailbox::forward_wakes(Poller* other) {
+  std::lock_guard lock(forward_mutex_);
+  forward_ = other;
+  forwards_.store(other != nullptr, std::memory_order_release);
 }
 
 void Mailbox::add(PollSource* source) {

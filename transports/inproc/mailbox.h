@@ -5,6 +5,7 @@
 #include <pthread.h>
 
 #include <atomic>
+#include <mutex>
 #include <vector>
 
 #include "core/iface/transport.h"
@@ -31,7 +32,7 @@ class Mailbox final : public Poller {
   // Runs the sources if wake() was called since the last poll; waits for that if it was not.
   bool poll(int64_t wait_us) override;
   void wake() override;
-  void forward_wakes(Poller* other) override { forward_.store(other, std::memory_order_release); }
+  void forward_wakes(Poller* other) override;
 
   // Driving thread, not from inside poll.
   void add(PollSource* source);
@@ -46,7 +47,9 @@ class Mailbox final : public Poller {
   pthread_mutex_t mutex_;
   pthread_cond_t condition_;
   std::atomic<bool> pending_{false};
-  std::atomic<Poller*> forward_{nullptr};
+  std::atomic<bool> forwards_{false};
+  std::mutex forward_mutex_;  // held while the other poller is woken: it may go away afterwards
+  Poller* forward_ = nullptr;
   std::vector<PollSource*> sources_;
 };
 
