@@ -16,13 +16,9 @@ float value(int32_t rank, uint64_t i) {
   return static_cast<float>((i * 7 + static_cast<uint64_t>(rank) * 13) % 101) - 50;
 }
 
-class Collectives : public ::testing::TestWithParam<int32_t> {
+class Collectives : public ::testing::TestWithParam<std::tuple<std::string, int32_t>> {
  protected:
-  WorldOptions world() const {
-    WorldOptions options;
-    options.size = GetParam();
-    return options;
-  }
+  WorldOptions world() const { return world_of(std::get<0>(GetParam()), std::get<1>(GetParam())); }
 };
 
 Call make_call(const Comm& comm, OpKind kind, std::vector<uint64_t> counts) {
@@ -188,7 +184,11 @@ TEST_P(Collectives, GroupedRingExchange) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Collectives, ::testing::Values(1, 2, 3, 4, 7, 8));
+INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
+                         ::testing::Combine(::testing::ValuesIn(world_kinds()), ::testing::Values(1, 2, 3, 4, 7, 8)),
+                         [](const auto& p) {
+                           return std::get<0>(p.param) + "_" + std::to_string(std::get<1>(p.param));
+                         });
 
 }  // namespace
 }  // namespace sotto::test

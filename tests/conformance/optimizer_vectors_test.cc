@@ -89,10 +89,10 @@ float gradient(uint64_t i, uint64_t k, uint64_t rank) {
   return (static_cast<float>((5 * i + 4 * k + 8 * rank) % 12) - 5.5f) / 8.0f;
 }
 
-TEST(OptimizerVectors, OnebitLamb) {
-  WorldOptions world;
-  world.size = 2;
-  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+class OptimizerVectorsOnAll : public ::testing::TestWithParam<std::string> {};
+
+TEST_P(OptimizerVectorsOnAll, OnebitLamb) {
+  const Status status = run_world(world_of(GetParam(), 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
     std::vector<float> p(16), g(16);
     for (uint64_t i = 0; i < 16; ++i) p[i] = start_value(i);
     SOTTO_ASSIGN(
@@ -141,6 +141,9 @@ TEST(OptimizerVectors, OnebitLamb) {
   });
   EXPECT_TRUE(status.ok()) << status.text();
 }
+
+INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerVectorsOnAll, ::testing::ValuesIn(world_kinds()),
+                         [](const auto& p) { return p.param; });
 
 }  // namespace
 }  // namespace sotto::test

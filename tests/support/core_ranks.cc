@@ -4,7 +4,10 @@
 #include <vector>
 
 #include "core/cpu/cpu_device.h"
+#include "tests/support/async_device.h"
+#include "tests/support/ordered_transport.h"
 #include "transports/inproc/inproc_backend.h"
+#include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
 
@@ -12,7 +15,41 @@ std::map<std::string, BackendFactory> standard_backends() {
   std::map<std::string, BackendFactory> backends;
   backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
                         false};
+  backends["tcp"] = {[](const Params& params) {
+                       TcpOptions tcp;
+                       tcp.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
+                       return make_tcp_backend(tcp);
+                     },
+                     true};
   return backends;
+}
+
+std::vector<std::string> world_kinds() {
+  return {"inproc", "tcp", "async", "device_memory", "ordered", "ordered_async"};
+}
+
+WorldOptions world_of(const std::string& kind, int32_t size) {
+  WorldOptions world;
+  world.size = size;
+  if (kind == "tcp") world.transport = "tcp";
+  if (kind == "async" || kind == "device_memory" || kind == "ordered_async") {
+    world.device = [kind](int32_t rank) -> std::shared_ptr<Device> {
+      AsyncDeviceOptions options;
+      options.seed = static_cast<uint64_t>(rank) + 1;
+      options.host_memory = kind != "device_memory";
+      options.split_elements = 4 * kNormBlock;
+      options.max_delay_us = 20;
+      return std::make_shared<AsyncDevice>(options);
+    };
+  }
+  if (kind == "ordered" || kind == "ordered_async") {
+    world.backends["inproc"] = {[](const Params&) -> Result<std::unique_ptr<Backend>> {
+                                  SOTTO_ASSIGN(std::unique_ptr<Backend> base, make_inproc_backend(Clock::monotonic()));
+                                  return make_ordered_backend(std::move(base), 7);
+                                },
+                                false};
+  }
+  return world;
 }
 
 namespace {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "core/group/comm.h"
 
@@ -26,5 +27,15 @@ Status run_world(const WorldOptions& options,
                  const std::function<Status(const std::shared_ptr<Comm>&)>& body);
 
 std::map<std::string, BackendFactory> standard_backends();
+
+// Kinds of world on which every collective and optimizer has to give the same results:
+//   inproc         CPU device, in-process transport
+//   tcp            CPU device, sockets
+//   async          kernels complete later (AsyncDevice), in-process transport
+//   device_memory  the same, and the host cannot touch the device's memory: messages are staged
+//   ordered        a transport without match keys
+//   ordered_async  both
+std::vector<std::string> world_kinds();
+WorldOptions world_of(const std::string& kind, int32_t size);
 
 }  // namespace sotto::test
