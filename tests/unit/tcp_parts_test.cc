@@ -32,6 +32,16 @@ TEST(RateLimiter, BoundsWhatPassesInAnyTime) {
   EXPECT_NEAR(static_cast<double>(passed), 12.5e6, 0.01 * 12.5e6);
 }
 
+TEST(RateLimiter, TimeIsNotLostWhileBytesWait) {
+  RateLimiter limiter;
+  limiter.set_rate(100, 0);
+  limiter.take(limiter.available(0));
+  limiter.when_ns(1000, 0);
+  EXPECT_EQ(limiter.available(20'000'000), 250'000u) << "20 ms of a busy link";
+  limiter.take(200'000);
+  EXPECT_EQ(limiter.available(900'000'000), 65536u) << "then it was idle";
+}
+
 TEST(RateLimiter, DebtIsPaidBack) {
   RateLimiter limiter;
   limiter.set_rate(8, 0);  // a byte in a microsecond

@@ -1,4 +1,10 @@
-// A token bucket in bytes. Not thread-safe: driving thread only.
+// A token bucket in bytes: in T seconds no more than T x rate plus the burst passes.
+//
+// It stands for a slow link with buffers in front of it: while bytes wait, the link is busy even if
+// this process does not run, so that time is never lost; only an idle link saves up no more than
+// the burst.
+//
+// Threads: the driving thread.
 #pragma once
 
 #include <algorithm>
@@ -27,29 +33,37 @@ class RateLimiter {
   void take(uint64_t bytes) {
     if (limited()) tokens_ -= static_cast<double>(bytes);
   }
-  // When `bytes` (at most the burst) may pass.
+  // For bytes that have to wait: when `bytes` (at most the burst) may pass.
   int64_t when_ns(uint64_t bytes, int64_t now_ns) {
     refill(now_ns);
+    waiting_ = true;
     const double missing = std::min(static_cast<double>(bytes), burst_) - tokens_;
     return missing <= 0 ? now_ns : now_ns + static_cast<int64_t>(missing / bytes_per_ns_) + 1;
   }
 
  private:
-  // Saved-up bytes: enough that a timer that fires some milliseconds late loses nothing, few enough
-  // that a message is not for free.
+  // What an idle link saves up: enough that a timer that fires late loses nothing, few enough that
+  // a message is not for free.
   static constexpr double kBurstBytes = 64 * 1024;
   static constexpr double kBurstNs = 4e6;
+  // Time that a busy link can go on by itself: some megabytes of buffers at the rates that are
+  // worth limiting.
+  static constexpr double kBufferNs = 200e6;
 
   void refill(int64_t now_ns) {
     if (now_ns <= last_ns_) return;
-    tokens_ = std::min(burst_, tokens_ + static_cast<double>(now_ns - last_ns_) * bytes_per_ns_);
+    const double limit =
+        waiting_ ? std::max(burst_, bytes_per_ns_ * kBufferNs) : std::max(burst_, tokens_);
+    tokens_ = std::min(limit, tokens_ + static_cast<double>(now_ns - last_ns_) * bytes_per_ns_);
     last_ns_ = now_ns;
+    waiting_ = false;
   }
 
   double bytes_per_ns_ = 0;
   double burst_ = 0;
   double tokens_ = 0;
   int64_t last_ns_ = 0;
+  bool waiting_ = false;  // since last_ns_
 };
 
 }  // namespace sotto::tcp
