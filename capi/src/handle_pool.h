@@ -52,6 +52,15 @@ class HandlePool {
     return T(slot->value);
   }
 
+  // Gives a live handle another value.
+  Status replace(const void* handle, T value) {
+    SOTTO_ASSIGN(Slot * slot, find(handle));
+    std::lock_guard lock(slot->mutex);
+    SOTTO_TRY(check_live(*slot, handle));
+    std::swap(slot->value, value);
+    return ok_status();
+  }
+
   // Makes the handle invalid and gives back what it stood for.
   Result<T> remove(const void* handle) {
     SOTTO_ASSIGN(Slot * slot, find(handle));

@@ -65,6 +65,8 @@ Outcome convert(const void* tensor) {
   return outcome;
 }
 
+Outcome convert(const Tensor& tensor) { return convert(&tensor.dl); }
+
 TEST(Dlpack, ContiguousTensor) {
   Tensor t({2, 3, 4}, {12, 4, 1});
   t.dl.byte_offset = 16;
@@ -102,10 +104,10 @@ TEST(Dlpack, DeviceIsPassedOn) {
 }
 
 TEST(Dlpack, StridesThatDoNotMatterAreAccepted) {
-  EXPECT_EQ(convert(&Tensor({2, 3}, {}).dl).buffer.count, 6u);       // none: compact
-  EXPECT_EQ(convert(&Tensor({1, 5}, {77, 1}).dl).status, SOTTO_OK);  // dimension of one element
-  EXPECT_EQ(convert(&Tensor({4, 0, 2}, {9, 9, 9}).dl).status, SOTTO_OK);  // no elements
-  EXPECT_EQ(convert(&Tensor({4, 0, 2}, {9, 9, 9}).dl).buffer.count, 0u);
+  EXPECT_EQ(convert(Tensor({2, 3}, {})).buffer.count, 6u);            // none: compact
+  EXPECT_EQ(convert(Tensor({1, 5}, {77, 1})).status, SOTTO_OK);       // dimension of one element
+  EXPECT_EQ(convert(Tensor({4, 0, 2}, {9, 9, 9})).status, SOTTO_OK);  // no elements
+  EXPECT_EQ(convert(Tensor({4, 0, 2}, {9, 9, 9})).buffer.count, 0u);
   Tensor scalar({}, {});
   EXPECT_EQ(convert(&scalar.dl).buffer.count, 1u);
   Tensor empty({0}, {});

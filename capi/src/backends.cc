@@ -1,0 +1,117 @@
+// Composition root: the one file that sees every transport and device.
+#include "capi/src/backends.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "core/config/config.h"
+#include "core/cpu/cpu_device.h"
+#include "sotto/sotto.h"
+#include "transports/inproc/inproc_backend.h"
+#include "transports/tcp/tcp_backend.h"
+
+namespace sotto::capi {
+namespace {
+
+constexpr uint32_t kDefaultMaxOps = 1024;
+
+uint32_t usable_cores() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
+  return std::max(1u, static_cast<uint32_t>(CPU_COUNT(&set)));
+}
+
+// Ranks on this machine, as the launcher says; 1 if none does. Only a hint for the number of
+// threads.
+uint32_t local_ranks(const Params& params, const Environment& environment) {
+  if (params.local_size > 0) return static_cast<uint32_t>(params.local_size);
+  for (const char* name : {"LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS",
+                           "SLURM_NTASKS_PER_NODE"}) {
+    const std::optional<std::string> text = environment.get(name);
+    uint32_t value = 0;
+    if (text.has_value() &&
+        std::from_chars(text->data(), text->data() + text->size(), value).ec == std::errc() &&
+        value > 0) {
+      return value;
+    }
+  }
+  return 1;
+}
+
+uint32_t choose_threads(const Params& params, const Environment& environment, uint32_t asked) {
+  if (asked != 0) return asked;
+  if (params.cpu_threads > 0) return static_cast<uint32_t>(params.cpu_threads);
+  return std::max(1u, usable_cores() / local_ranks(params, environment));
+}
+
+std::map<std::string, BackendFactory> all_backends() {
+  std::map<std::string, BackendFactory> backends;
+  backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
+                        false};
+  backends["tcp"] = {[](const Params& params) {
+                       TcpOptions options;
+                       options.listen = params.listen;
+                       options.rate_limit_mbit = params.rate_limit_mbit;
+                       options.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
+                       options.heartbeat_ms = params.heartbeat_ms;
+                       options.spin_us = params.spin_us;
+                       return make_tcp_backend(options);
+                     },
+                     true};
+  return backends;
+}
+
+std::string make_build_info() {
+  using Json = nlohmann::ordered_json;
+  Json info;
+  info["version"] = SOTTO_VERSION;
+  info["abi"] = fmt::format("{}.{}", SOTTO_ABI_MAJOR, SOTTO_ABI_MINOR);
+  info["devices"] = Json::array({"cpu"});
+  Json transports = Json::array();
+  for (const auto& [name, factory] : all_backends()) transports.push_back(name);
+  info["transports"] = transports;
+  info["codecs"] = Json::array({"1bit"});
+  Json optimizers = Json::array();
+  for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW,
+                                   OptimizerKind::kLamb, OptimizerKind::kOneBitLamb}) {
+    optimizers.push_back(optimizer_kind_name(kind));
+  }
+  info["optimizers"] = optimizers;
+  info["dtypes"] = Json::array({"int32", "int64", "uint8", "fp16", "fp32", "fp64", "bf16"});
+  info["simd"] = simd_levels_available();
+  info["compiler"] = __VERSION__;
+  info["build_type"] = SOTTO_BUILD_TYPE;
+  if (*SOTTO_SANITIZE != '\0') info["sanitizers"] = SOTTO_SANITIZE;
+  return info.dump();
+}
+
+}  // namespace
+
+Result<std::shared_ptr<Context>> make_context(const Params& params, const Environment& environment,
+                                              const ContextChoices& choices) {
+  SOTTO_ASSIGN(const SimdLevel limit, simd_level_from_name(params.simd));
+  const uint32_t threads = choose_threads(params, environment, choices.cpu_threads);
+  SOTTO_ASSIGN(std::unique_ptr<Device> device, make_cpu_device(threads, limit));
+  ContextOptions options;
+  options.params = params;
+  options.environment = environment;
+  options.device = std::move(device);
+  options.device_text =
+      fmt::format("cpu ({}, {} thread{})", simd_in_use(limit), threads, threads == 1 ? "" : "s");
+  options.backends = all_backends();
+  options.max_ops = choices.max_ops == 0 ? kDefaultMaxOps : choices.max_ops;
+  options.progress_thread = choices.progress_thread;
+  return std::make_shared<Context>(std::move(options));
+}
+
+const std::string& build_info() {
+  static const std::string* const text = new std::string(make_build_info());  // never destroyed
+  return *text;
+}
+
+}  // namespace sotto::capi

@@ -1,0 +1,24 @@
+// What this build consists of: the device, the transports, and how a context is made of them. Only
+// backends.cc sees the implementations.
+#pragma once
+
+#include <string>
+
+#include "core/base/params.h"
+#include "core/base/status.h"
+#include "core/group/context.h"
+
+namespace sotto::capi {
+
+struct ContextChoices {
+  uint32_t cpu_threads = 0;  // 0: SOTTO_CPU_THREADS, else cores / local ranks
+  uint32_t max_ops = 0;      // 0: 1024
+  bool progress_thread = true;
+};
+Result<std::shared_ptr<Context>> make_context(const Params& params, const Environment& environment,
+                                              const ContextChoices& choices);
+
+// JSON; made at the first call, lives as long as the process.
+const std::string& build_info();
+
+}  // namespace sotto::capi

@@ -1,0 +1,85 @@
+// sotto_codec_*
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "capi/src/convert.h"
+#include "capi/src/handles.h"
+#include "capi/src/state_mode.h"
+#include "core/state/optim_state.h"
+
+using namespace sotto;        // NOLINT: the definitions below are the border itself
+using namespace sotto::capi;  // NOLINT
+
+namespace {
+
+Status create(sotto_comm* comm, const char* json, const sotto_buffer* like, uint64_t n,
+              sotto_codec** out_codec) {
+  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(check_pointer(json, "json"));
+  SOTTO_TRY(check_pointer(out_codec, "out_codec"));
+  if (n == 0) return invalid_argument("n is 0; a codec needs at least one tensor");
+  SOTTO_ASSIGN(const std::vector<Buffer> tensors, take_buffers(like, n, "like", false));
+  std::vector<uint64_t> counts;
+  std::vector<Dtype> dtypes;
+  for (const Buffer& tensor : tensors) {
+    counts.push_back(tensor.count);
+    dtypes.push_back(tensor.dtype);
+  }
+  auto handle = std::make_unique<sotto_codec>();
+  handle->comm = comm->state;
+  handle->fork_generation = comm->fork_generation;
+  SOTTO_ASSIGN(handle->core,
+               OnebitCodec::create(comm->state->core, json, std::move(counts), dtypes));
+  *out_codec = handle.release();
+  return ok_status();
+}
+
+Status destroy(sotto_codec* codec) {
+  if (codec == nullptr) return ok_status();
+  SOTTO_TRY(check_handle_outside(codec, "codec"));
+  delete codec;
+  return ok_status();
+}
+
+Status state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf, uint64_t cap,
+                    uint64_t* out_len) {
+  SOTTO_TRY(check_handle(codec, "codec"));
+  SOTTO_TRY(check_pointer(out_len, "out_len"));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*codec->core, checked));
+  return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
+}
+
+Status state_import(sotto_codec* codec, sotto_state_mode mode, const void* buf, uint64_t len) {
+  SOTTO_TRY(check_handle(codec, "codec"));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
+  return import_state(*codec->core, checked, blob);
+}
+
+}  // namespace
+
+extern "C" {
+
+sotto_status sotto_codec_create(sotto_comm* comm, const char* json, const sotto_buffer* like,
+                                uint64_t n, sotto_codec** out_codec) {
+  return guarded("sotto_codec_create", [&] { return create(comm, json, like, n, out_codec); });
+}
+
+sotto_status sotto_codec_destroy(sotto_codec* codec) {
+  return guarded("sotto_codec_destroy", [&] { return destroy(codec); });
+}
+
+sotto_status sotto_codec_state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf,
+                                      uint64_t cap, uint64_t* out_len) {
+  return guarded("sotto_codec_state_export",
+                 [&] { return state_export(codec, mode, buf, cap, out_len); });
+}
+
+sotto_status sotto_codec_state_import(sotto_codec* codec, sotto_state_mode mode, const void* buf,
+                                      uint64_t len) {
+  return guarded("sotto_codec_state_import", [&] { return state_import(codec, mode, buf, len); });
+}
+
+}  // extern "C"

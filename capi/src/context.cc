@@ -1,0 +1,157 @@
+// sotto_context_*, sotto_unique_id_create, sotto_build_info
+#include <atomic>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "capi/src/backends.h"
+#include "capi/src/convert.h"
+#include "capi/src/handles.h"
+#include "capi/src/log_level.h"
+#include "capi/src/struct_in.h"
+#include "core/base/log.h"
+
+using namespace sotto;        // NOLINT: the definitions below are the border itself
+using namespace sotto::capi;  // NOLINT
+
+namespace {
+
+constexpr uint32_t kMaxThreads = 4096;
+constexpr uint32_t kMaxMaxOps = 1u << 20;
+
+// Contexts of this process, and those that a parent process had when it forked this one: their
+// locks may be held by threads that do not exist here.
+std::atomic<uint32_t> g_contexts{0};
+std::atomic<uint32_t> g_generation_of_contexts{0};
+
+Status check_version(uint32_t client) {
+  constexpr uint32_t ours = SOTTO_ABI_VERSION;
+  if (client >> 16 == ours >> 16 && (client & 0xffffu) <= (ours & 0xffffu)) return ok_status();
+  return unsupported(
+      "the program was compiled with sotto.h of ABI {}.{}, the library that it loaded (version {}) "
+      "has ABI {}.{}; the major "
+      "versions must be equal and the library's minor version not lower",
+      client >> 16, client & 0xffffu, SOTTO_VERSION, ours >> 16, ours & 0xffffu);
+}
+
+Status check_no_context_of_a_parent() {
+  const uint32_t generation = fork_generation();
+  if (g_contexts.load() != 0 && g_generation_of_contexts.load() != generation) {
+    return invalid_state(
+        "this process was forked from one that had a context; start ranks with exec (or "
+        "sotto-run), or fork before the "
+        "first context is created");
+  }
+  return ok_status();
+}
+
+Status check_config(const sotto_context_config& c) {
+  if (c.no_progress_thread > 1) {
+    return invalid_argument("config.no_progress_thread is {}; allowed: 0 or 1",
+                            c.no_progress_thread);
+  }
+  if (c.cpu_threads > kMaxThreads) {
+    return invalid_argument("config.cpu_threads is {}; allowed: 0 to {}", c.cpu_threads,
+                            kMaxThreads);
+  }
+  if (c.max_ops > kMaxMaxOps)
+    return invalid_argument("config.max_ops is {}; allowed: 0 to {}", c.max_ops, kMaxMaxOps);
+  return ok_status();
+}
+
+Status create(uint32_t abi_version, const sotto_context_config* config,
+              sotto_context** out_context) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_version(abi_version));
+  SOTTO_TRY(check_no_context_of_a_parent());
+  SOTTO_TRY(check_pointer(out_context, "out_context"));
+  sotto_context_config c = SOTTO_CONTEXT_CONFIG_INIT;
+  if (config != nullptr) SOTTO_TRY(take(config, c, sizeof(sotto_context_config), "config"));
+  SOTTO_TRY(check_config(c));
+
+  const Environment environment = process_environment();
+  SOTTO_ASSIGN(const Params params, Params::read(environment));
+  apply_log_parameter(params.log);
+  for (const std::string& warning : params.warnings) log(LogLevel::kWarn, "{}", warning);
+  auto handle = std::make_unique<sotto_context>();
+  handle->fork_generation = fork_generation();
+  SOTTO_ASSIGN(handle->core, make_context(params, environment,
+                                          {c.cpu_threads, c.max_ops, c.no_progress_thread == 0}));
+  g_generation_of_contexts.store(handle->fork_generation);
+  g_contexts.fetch_add(1);
+  *out_context = handle.release();
+  return ok_status();
+}
+
+Status destroy(sotto_context* context) {
+  if (context == nullptr) return ok_status();
+  SOTTO_TRY(check_handle_outside(context, "context"));
+  g_contexts.fetch_sub(1);
+  delete context;
+  return ok_status();
+}
+
+Status poll(sotto_context* context, int64_t timeout_us) {
+  SOTTO_TRY(check_handle_outside(context, "context"));
+  if (timeout_us < 0) return invalid_argument("timeout_us is {}; allowed: 0 and more", timeout_us);
+  context->core->engine()->poll(timeout_us);
+  return ok_status();
+}
+
+Status report(const sotto_context* context, const char* kind, char* buf, uint64_t cap,
+              uint64_t* out_len) {
+  SOTTO_TRY(check_handle(context, "context"));
+  const std::string_view word = kind == nullptr ? "all" : kind;
+  if (word != "all") return invalid_argument("kind is \"{}\"; known: \"all\" (or NULL)", word);
+  nlohmann::ordered_json json;
+  json["version"] = SOTTO_VERSION;
+  json["abi"] = fmt::format("{}.{}", SOTTO_ABI_MAJOR, SOTTO_ABI_MINOR);
+  json.update(nlohmann::ordered_json::parse(context->core->report_json()));
+  return write_text(json.dump(), buf, cap, out_len);
+}
+
+Status make_id(sotto_context* context, sotto_unique_id* out_id) {
+  SOTTO_TRY(check_handle_outside(context, "context"));
+  SOTTO_TRY(check_pointer(out_id, "out_id"));
+  SOTTO_ASSIGN(const UniqueId id, context->core->make_unique_id());
+  static_assert(sizeof(id) == sizeof(out_id->bytes));
+  std::memcpy(out_id->bytes, id.data(), id.size());
+  return ok_status();
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* sotto_build_info(void) {
+  try {
+    return build_info().c_str();
+  } catch (...) {  // out of memory: the function has no status to tell it with
+    return "{}";
+  }
+}
+
+sotto_status sotto_context_create_v(uint32_t abi_version, const sotto_context_config* config,
+                                    sotto_context** out_context) {
+  return guarded("sotto_context_create", [&] { return create(abi_version, config, out_context); });
+}
+
+sotto_status sotto_context_destroy(sotto_context* context) {
+  return guarded("sotto_context_destroy", [&] { return destroy(context); });
+}
+
+sotto_status sotto_context_poll(sotto_context* context, int64_t timeout_us) {
+  return guarded("sotto_context_poll", [&] { return poll(context, timeout_us); });
+}
+
+sotto_status sotto_context_report(const sotto_context* context, const char* kind, char* buf,
+                                  uint64_t cap, uint64_t* out_len) {
+  return guarded("sotto_context_report", [&] { return report(context, kind, buf, cap, out_len); });
+}
+
+sotto_status sotto_unique_id_create(sotto_context* context, sotto_unique_id* out_id) {
+  return guarded("sotto_unique_id_create", [&] { return make_id(context, out_id); });
+}
+
+}  // extern "C"

@@ -1,0 +1,191 @@
+#include "capi/src/convert.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "capi/src/struct_in.h"
+
+namespace sotto::capi {
+namespace {
+
+// So that sizes of concatenations and byte offsets stay within 63 bits.
+constexpr uint64_t kMaxBytes = uint64_t{1} << 48;
+constexpr uint64_t kMaxBuffers = uint64_t{1} << 20;
+constexpr uint32_t kKnownFlags = SOTTO_CALL_DONE_ANY_THREAD | SOTTO_CALL_NO_BLOCK;
+
+Status check_dtype_and_place(const sotto_buffer& b, std::string_view name) {
+  if (!dtype_known(b.dtype)) {
+    return unsupported(
+        "{}.dtype is {:#010x}; known: int32, int64, uint8, fp16, fp32, fp64, bf16 (SOTTO_INT32, "
+        "...)",
+        name, b.dtype);
+  }
+  if (b.device_type != 0 && b.device_type != SOTTO_DEVICE_CPU) {
+    return unsupported("{}.device_type is {}; this build knows the CPU ({}) only", name,
+                       b.device_type, SOTTO_DEVICE_CPU);
+  }
+  if (b.device_id != 0)
+    return invalid_argument("{}.device_id is {}; the CPU has number 0", name, b.device_id);
+  if (b.flags != 0) return unsupported("{}.flags is {:#x}; this version knows none", name, b.flags);
+  return ok_status();
+}
+
+struct Placed {
+  uintptr_t begin;
+  uintptr_t end;
+  const MemoryRange* range;
+};
+
+std::string label(const MemoryRange& range) {
+  return fmt::format("{}[{}]", range.name, range.index);
+}
+
+}  // namespace
+
+Result<Buffer> take_buffer(const sotto_buffer& b, std::string_view name, bool need_data) {
+  SOTTO_TRY(check_dtype_and_place(b, name));
+  Buffer out{b.data, b.count, static_cast<Dtype>(b.dtype)};
+  const uint64_t element = dtype_bytes(out.dtype);
+  if (b.count > kMaxBytes / element) {
+    return invalid_argument("{}.count is {}; allowed: at most {} elements of {}", name, b.count,
+                            kMaxBytes / element, dtype_name(out.dtype));
+  }
+  if (!need_data) return out;
+  if (b.data == nullptr && b.count != 0)
+    return invalid_argument("{}.data is NULL but its count is {}", name, b.count);
+  if (reinterpret_cast<uintptr_t>(b.data) % element != 0) {
+    return invalid_argument("{}.data {} is not aligned to {}, the size of {}", name, b.data,
+                            element, dtype_name(out.dtype));
+  }
+  return out;
+}
+
+Result<std::vector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n,
+                                         std::string_view name, bool need_data) {
+  if (n > kMaxBuffers)
+    return invalid_argument("n is {}; allowed: at most {} buffers", n, kMaxBuffers);
+  if (buffers == nullptr && n != 0) return invalid_argument("{} is NULL but n is {}", name, n);
+  std::vector<Buffer> out;
+  out.reserve(n);
+  for (uint64_t i = 0; i < n; ++i) {
+    Result<Buffer> buffer = take_buffer(buffers[i], name, need_data);
+    // The index is put in on failure only: names are not made for every buffer of every call.
+    if (!buffer.ok())
+      return take_buffer(buffers[i], fmt::format("{}[{}]", name, i), need_data).status();
+    out.push_back(*buffer);
+  }
+  return out;
+}
+
+Status check_overlap(std::vector<MemoryRange> ranges) {
+  std::vector<Placed> placed;
+  placed.reserve(ranges.size());
+  for (const MemoryRange& range : ranges) {
+    const auto begin = reinterpret_cast<uintptr_t>(range.data);
+    if (range.bytes != 0) placed.push_back({begin, begin + range.bytes, &range});
+  }
+  std::sort(placed.begin(), placed.end(),
+            [](const Placed& a, const Placed& b) { return a.begin < b.begin; });
+  // Of the ranges that begin before: the one that reaches farthest, and of the written ones.
+  const Placed* farthest = nullptr;
+  const Placed* farthest_written = nullptr;
+  for (const Placed& p : placed) {
+    const Placed* other = p.range->written ? farthest : farthest_written;
+    if (other != nullptr && other->end > p.begin) {
+      return invalid_argument(
+          "{} ({} bytes at {}) and {} ({} bytes at {}) overlap, and not as in-place operations may",
+          label(*other->range), other->range->bytes, other->range->data, label(*p.range),
+          p.range->bytes, p.range->data);
+    }
+    if (farthest == nullptr || p.end > farthest->end) farthest = &p;
+    if (p.range->written && (farthest_written == nullptr || p.end > farthest_written->end))
+      farthest_written = &p;
+  }
+  return ok_status();
+}
+
+Result<CallIn> take_call(const sotto_call* call) {
+  CallIn out;
+  if (call == nullptr) return out;
+  sotto_call c;
+  SOTTO_TRY(take(call, c, sizeof(sotto_call), "call"));
+  if ((c.flags & ~kKnownFlags) != 0) {
+    return unsupported("call.flags is {:#x}; this version knows {:#x}", c.flags, kKnownFlags);
+  }
+  if (c.reduce < SOTTO_REDUCE_DEFAULT || c.reduce > SOTTO_REDUCE_MAX) {
+    return invalid_argument("call.reduce is {}; allowed: {} to {}", c.reduce, SOTTO_REDUCE_DEFAULT,
+                            SOTTO_REDUCE_MAX);
+  }
+  out.options.tag = c.tag;
+  out.options.timeout_us = c.timeout_us;
+  out.options.priority = c.priority;
+  out.options.no_block = (c.flags & SOTTO_CALL_NO_BLOCK) != 0;
+  out.options.done_any_thread = (c.flags & SOTTO_CALL_DONE_ANY_THREAD) != 0;
+  out.on_done = c.on_done;
+  out.user = c.user;
+  out.reduce = c.reduce;
+  out.codec = c.codec;
+  return out;
+}
+
+Status refuse_reduce_and_codec(const CallIn& call) {
+  if (call.reduce != SOTTO_REDUCE_DEFAULT) {
+    return invalid_argument("call.reduce is {}; this operation reduces nothing: it must be 0",
+                            call.reduce);
+  }
+  if (call.codec != nullptr)
+    return invalid_argument("call.codec must be NULL: only sotto_all_reduce takes a codec");
+  return ok_status();
+}
+
+Status refuse_all_but_tag_and_reduce(const CallIn& call) {
+  const CallOptions& o = call.options;
+  std::string_view field;
+  if (o.timeout_us != 0) field = "timeout_us";
+  if (o.priority != 0) field = "priority";
+  if (o.no_block || o.done_any_thread) field = "flags";
+  if (call.on_done != nullptr) field = "on_done";
+  if (!field.empty()) {
+    return invalid_argument(
+        "call.{} is set inside a group; give it to sotto_group_end, for the whole operation",
+        field);
+  }
+  if (call.codec != nullptr)
+    return unsupported("call.codec is set inside a group; compressed calls cannot be grouped");
+  return ok_status();
+}
+
+Result<ReduceOp> take_reduce(sotto_reduce reduce, const std::vector<Buffer>& buffers) {
+  switch (reduce) {
+    case SOTTO_REDUCE_MIN: return ReduceOp::kMin;
+    case SOTTO_REDUCE_MAX: return ReduceOp::kMax;
+    case SOTTO_REDUCE_MEAN: break;
+    default: return ReduceOp::kSum;
+  }
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    if (dtype_is_float(buffers[i].dtype)) continue;
+    return invalid_argument(
+        "call.reduce is SOTTO_REDUCE_MEAN, which needs floating point, but in[{}] is {}", i,
+        dtype_name(buffers[i].dtype));
+  }
+  return ReduceOp::kMean;
+}
+
+Status write_text(std::string_view text, char* buf, uint64_t cap, uint64_t* out_len) {
+  if (out_len == nullptr) return invalid_argument("out_len is NULL");
+  if (buf != nullptr && cap > text.size()) {
+    std::memcpy(buf, text.data(), text.size());
+    buf[text.size()] = '\0';
+  }
+  *out_len = text.size();
+  return ok_status();
+}
+
+Status write_bytes(const void* data, uint64_t bytes, void* buf, uint64_t cap, uint64_t* out_len) {
+  if (out_len == nullptr) return invalid_argument("out_len is NULL");
+  if (buf != nullptr && cap >= bytes && bytes != 0) std::memcpy(buf, data, bytes);
+  *out_len = bytes;
+  return ok_status();
+}
+
+}  // namespace sotto::capi

@@ -1,0 +1,111 @@
+// sotto_op_*
+#include <vector>
+
+#include "capi/src/guard.h"
+#include "capi/src/handles.h"
+#include "capi/src/op_handles.h"
+#include "capi/src/struct_in.h"
+
+using namespace sotto;        // NOLINT: the definitions below are the border itself
+using namespace sotto::capi;  // NOLINT
+
+namespace {
+
+Status test(sotto_op* op) {
+  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  // Inside a callback only the state is told: making progress could run another callback.
+  return CallbackScope::inside() ? body.op->status() : body.engine->test(body.op);
+}
+
+Status wait(sotto_op* op, int64_t timeout_us) {
+  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  return body.engine->wait(body.op, timeout_us);
+}
+
+Status wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us, uint64_t* out_index) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_pointer(ops, "ops"));
+  SOTTO_TRY(check_pointer(out_index, "out_index"));
+  std::vector<OpRef> refs(n);
+  std::shared_ptr<Engine> engine;
+  for (uint64_t i = 0; i < n; ++i) {
+    if (ops[i] == nullptr) continue;
+    Result<OpBody> body = op_of(ops[i]);
+    if (!body.ok()) return body.status().with_prefix(fmt::format("ops[{}]", i));
+    if (engine != nullptr && engine != body->engine) {
+      return invalid_argument("ops[{}] belongs to another context than the operations before it",
+                              i);
+    }
+    engine = body->engine;
+    refs[i] = body->op;
+  }
+  if (engine == nullptr) return invalid_argument("all {} operations are NULL", n);
+  SOTTO_ASSIGN(const size_t index, engine->wait_any(refs, timeout_us));
+  *out_index = index;
+  return ok_status();
+}
+
+Status stream_wait(sotto_op* op) {
+  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  return unsupported(
+      "the operation works on host memory; there is no stream to order. Use sotto_op_wait");
+}
+
+Status own_error(const sotto_op* op, const char** out_text) {
+  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  // The text lives in the operation, which the handle keeps.
+  Status status = body.op->status();
+  const bool failed = static_cast<int32_t>(status.code()) < 0;
+  if (out_text != nullptr) *out_text = failed ? status.text().c_str() : "";
+  return status;
+}
+
+Status report(const sotto_op* op, sotto_op_stats* out_stats) {
+  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  const OpStats s = body.op->stats();
+  const sotto_op_stats out = {0,
+                              0,
+                              s.launch_ns,
+                              s.start_ns,
+                              s.end_ns,
+                              s.kernel_ns,
+                              s.payload_bytes_planned,
+                              s.header_bytes_planned};
+  return put(out, out_stats, sizeof(sotto_op_stats), "out_stats");
+}
+
+}  // namespace
+
+extern "C" {
+
+sotto_status sotto_op_test(sotto_op* op) {
+  return guarded("sotto_op_test", [&] { return test(op); });
+}
+
+sotto_status sotto_op_wait(sotto_op* op, int64_t timeout_us) {
+  return guarded("sotto_op_wait", [&] { return wait(op, timeout_us); });
+}
+
+sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us,
+                               uint64_t* out_index) {
+  return guarded("sotto_op_wait_any", [&] { return wait_any(ops, n, timeout_us, out_index); });
+}
+
+sotto_status sotto_op_stream_wait(sotto_op* op, void*) {
+  return guarded("sotto_op_stream_wait", [&] { return stream_wait(op); });
+}
+
+sotto_status sotto_op_error(const sotto_op* op, const char** out_text) {
+  return guarded("sotto_op_error", [&] { return own_error(op, out_text); });
+}
+
+sotto_status sotto_op_report(const sotto_op* op, sotto_op_stats* out_stats) {
+  return guarded("sotto_op_report", [&] { return report(op, out_stats); });
+}
+
+sotto_status sotto_op_release(sotto_op* op) {
+  return guarded("sotto_op_release", [&] { return release_op(op); });
+}
+
+}  // extern "C"

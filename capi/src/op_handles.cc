@@ -1,0 +1,78 @@
+#include "capi/src/op_handles.h"
+
+#include <utility>
+
+#include "capi/src/guard.h"
+#include "capi/src/handle_pool.h"
+#include "core/base/log.h"
+
+namespace sotto::capi {
+namespace {
+
+HandlePool<OpBody>& pool() {
+  static auto* const instance = new HandlePool<OpBody>("operation");  // never destroyed
+  return *instance;
+}
+
+// Carries the caller's callback through core, so that the library knows when it is inside of one.
+// Deletes itself.
+struct DoneRelay {
+  sotto_done_fn fn;
+  void* user;
+
+  static void run(void* self, int32_t status) {
+    const std::unique_ptr<DoneRelay> relay(static_cast<DoneRelay*>(self));
+    const CallbackScope scope;
+    try {
+      relay->fn(relay->user, status);
+    } catch (...) {
+      log(LogLevel::kError, "a callback (on_done) ended with an exception, which was dropped");
+    }
+  }
+};
+
+}  // namespace
+
+Result<OpBody> op_of(const sotto_op* op) {
+  SOTTO_ASSIGN(OpBody body, pool().get(op));
+  SOTTO_TRY(check_not_forked(body.fork_generation));
+  return body;
+}
+
+Status release_op(sotto_op* op) {
+  if (op == nullptr) return ok_status();
+  SOTTO_ASSIGN(const OpBody checked, op_of(op));
+  SOTTO_ASSIGN(const OpBody removed, pool().remove(op));
+  return ok_status();
+}
+
+Status run_operation(const Comm& comm, const CallIn& call, sotto_op** out_op,
+                     const std::function<Result<OpRef>(const CallOptions&)>& start) {
+  CallOptions options = call.options;
+  std::unique_ptr<DoneRelay> relay;
+  if (call.on_done != nullptr) {
+    relay = std::make_unique<DoneRelay>(DoneRelay{call.on_done, call.user});
+    options.on_done = DoneRelay::run;
+    options.user = relay.get();
+  }
+  OpBody body{comm.context()->engine(), nullptr, fork_generation()};
+  if (out_op == nullptr) {
+    SOTTO_ASSIGN(body.op, start(options));
+    (void)relay.release();  // the callback runs once and deletes it
+    return body.engine->wait(body.op, -1);
+  }
+  // The handle first: once the operation runs, nothing may fail any more.
+  SOTTO_ASSIGN(void* const handle, pool().insert(body));
+  Result<OpRef> op = start(options);
+  if (!op.ok()) {
+    (void)pool().remove(handle);
+    return op.status();
+  }
+  (void)relay.release();
+  body.op = op.take();
+  SOTTO_TRY(pool().replace(handle, std::move(body)));
+  *out_op = static_cast<sotto_op*>(handle);
+  return ok_status();
+}
+
+}  // namespace sotto::capi

@@ -1,0 +1,213 @@
+// sotto_optim_*
+#include <cstring>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "capi/src/convert.h"
+#include "capi/src/handles.h"
+#include "capi/src/op_handles.h"
+#include "capi/src/state_mode.h"
+#include "capi/src/struct_in.h"
+
+using namespace sotto;        // NOLINT: the definitions below are the border itself
+using namespace sotto::capi;  // NOLINT
+
+namespace {
+
+constexpr uint64_t kMaxParams = uint64_t{1} << 24;
+
+Status check_like(const Buffer& b, const Buffer& param, Dtype dtype, std::string_view name) {
+  if (b.dtype != dtype) {
+    return unsupported("{} is {}; this version takes {}", name, dtype_name(b.dtype),
+                       dtype_name(dtype));
+  }
+  if (b.count != param.count) {
+    return invalid_argument("{}.count is {} but its parameter has {} elements", name, b.count,
+                            param.count);
+  }
+  return ok_status();
+}
+
+Result<ParamSpec> take_param(const sotto_param& p, uint64_t index,
+                             std::vector<MemoryRange>* ranges) {
+  const std::string name = fmt::format("params[{}]", index);
+  if (p.models > 1)
+    return unsupported("{}.models is {}; fused arrays are not built: it must be 0 or 1", name,
+                       p.models);
+  if (p.model_copy.count != 0) {
+    return unsupported(
+        "{}.model_copy has {} elements; model copies are not built: its count must be 0", name,
+        p.model_copy.count);
+  }
+  ParamSpec spec;
+  spec.name = p.name == nullptr ? fmt::format("param{}", index) : p.name;
+  spec.group = p.group;
+  SOTTO_ASSIGN(const Buffer param, take_buffer(p.param, name + ".param"));
+  SOTTO_TRY(check_like(param, param, Dtype::kF32, name + ".param"));
+  SOTTO_ASSIGN(const Buffer grad, take_buffer(p.grad, name + ".grad"));
+  SOTTO_TRY(check_like(grad, param, Dtype::kF32, name + ".grad"));
+  spec.count = param.count;
+  spec.param = static_cast<float*>(param.data);
+  spec.grad = static_cast<const float*>(grad.data);
+  ranges->push_back({param.data, param.bytes(), true, "params.param", index});
+  ranges->push_back({grad.data, grad.bytes(), false, "params.grad", index});
+  if (p.mask.count != 0) {
+    SOTTO_ASSIGN(const Buffer mask, take_buffer(p.mask, name + ".mask"));
+    SOTTO_TRY(check_like(mask, param, Dtype::kU8, name + ".mask"));
+    spec.mask = static_cast<const uint8_t*>(mask.data);
+    ranges->push_back({mask.data, mask.bytes(), false, "params.mask", index});
+  }
+  return spec;
+}
+
+Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n) {
+  if (n == 0 || n > kMaxParams)
+    return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
+  uint32_t stride = 0;
+  SOTTO_TRY(check_struct_size(params, sizeof(sotto_param), "params[0]", &stride));
+  std::vector<ParamSpec> specs;
+  std::vector<MemoryRange> ranges;
+  for (uint64_t i = 0; i < n; ++i) {
+    const auto* at = reinterpret_cast<const sotto_param*>(
+        reinterpret_cast<const unsigned char*>(params) + i * stride);
+    uint32_t size = 0;
+    std::memcpy(&size, at, sizeof size);
+    if (size != stride) {
+      return invalid_argument(
+          "params[{}].struct_size is {} but that of params[0], the stride of the array, is {}", i,
+          size, stride);
+    }
+    sotto_param p;
+    SOTTO_TRY(take(at, p, sizeof(sotto_param), fmt::format("params[{}]", i)));
+    SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, &ranges));
+    specs.push_back(std::move(spec));
+  }
+  SOTTO_TRY(check_overlap(std::move(ranges)));
+  return specs;
+}
+
+Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
+              sotto_optim** out_optim) {
+  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(check_no_group(*comm->state));
+  SOTTO_TRY(check_pointer(json, "json"));
+  SOTTO_TRY(check_pointer(out_optim, "out_optim"));
+  SOTTO_ASSIGN(std::vector<ParamSpec> specs, take_params(params, n));
+  auto handle = std::make_unique<sotto_optim>();
+  handle->comm = comm->state;
+  handle->fork_generation = comm->fork_generation;
+  SOTTO_ASSIGN(handle->core, Optimizer::create(comm->state->core, json, std::move(specs)));
+  *out_optim = handle.release();
+  return ok_status();
+}
+
+Status step(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
+  SOTTO_TRY(check_handle_outside(optim, "optim"));
+  SOTTO_TRY(check_no_group(*optim->comm));
+  SOTTO_ASSIGN(const CallIn options, take_call(call));
+  SOTTO_TRY(refuse_reduce_and_codec(options));
+  return run_operation(*optim->comm->core, options, out_op,
+                       [&](const CallOptions& o) { return optim->core->step(o); });
+}
+
+Status set(sotto_optim* optim, const char* name, int32_t group, double value) {
+  SOTTO_TRY(check_handle(optim, "optim"));
+  SOTTO_TRY(check_pointer(name, "name"));
+  return optim->core->set(name, group, value);
+}
+
+Status get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
+  SOTTO_TRY(check_handle(optim, "optim"));
+  SOTTO_ASSIGN(const OptimInfo i, optim->core->info());
+  sotto_optim_info out = {};
+  out.stage = i.stage;
+  out.step = i.step;
+  out.state_step = i.state_step;
+  out.lr = i.lr;
+  out.grad_norm = i.grad_norm;
+  out.payload_bytes_next_step = i.payload_bytes_next_step;
+  out.header_bytes_next_step = i.header_bytes_next_step;
+  out.state_bytes = i.state_bytes;
+  out.skipped_steps = i.skipped_steps;
+  return put(out, out_info, sizeof(sotto_optim_info), "out_info");
+}
+
+Status report(const sotto_optim* optim, const char* kind, char* buf, uint64_t cap,
+              uint64_t* out_len) {
+  SOTTO_TRY(check_handle(optim, "optim"));
+  SOTTO_ASSIGN(const std::string text, optim->core->report_json(kind == nullptr ? "all" : kind));
+  return write_text(text, buf, cap, out_len);
+}
+
+Status state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf, uint64_t cap,
+                    uint64_t* out_len) {
+  SOTTO_TRY(check_handle(optim, "optim"));
+  SOTTO_TRY(check_pointer(out_len, "out_len"));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*optim->core, checked));
+  return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
+}
+
+Status state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf, uint64_t len) {
+  SOTTO_TRY(check_handle(optim, "optim"));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
+  return import_state(*optim->core, checked, blob);
+}
+
+Status destroy(sotto_optim* optim) {
+  if (optim == nullptr) return ok_status();
+  SOTTO_TRY(check_handle_outside(optim, "optim"));
+  // The step in flight reads and writes the caller's parameters, which are free after this call.
+  // Its own deadline ends it; the other operations of the comm go on.
+  const std::unique_ptr<sotto_optim> handle(optim);
+  Optimizer& core = *handle->core;
+  core.comm()->engine().wait_until([&] { return !core.busy(); }, -1);
+  return ok_status();
+}
+
+}  // namespace
+
+extern "C" {
+
+sotto_status sotto_optim_create(sotto_comm* comm, const char* json, const sotto_param* params,
+                                uint64_t n, sotto_optim** out_optim) {
+  return guarded("sotto_optim_create", [&] { return create(comm, json, params, n, out_optim); });
+}
+
+sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
+  return guarded("sotto_optim_step", [&] { return step(optim, call, out_op); });
+}
+
+sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group, double value) {
+  return guarded("sotto_optim_set", [&] { return set(optim, name, group, value); });
+}
+
+sotto_status sotto_optim_get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
+  return guarded("sotto_optim_get_info", [&] { return get_info(optim, out_info); });
+}
+
+sotto_status sotto_optim_report(const sotto_optim* optim, const char* kind, char* buf, uint64_t cap,
+                                uint64_t* out_len) {
+  return guarded("sotto_optim_report", [&] { return report(optim, kind, buf, cap, out_len); });
+}
+
+sotto_status sotto_optim_state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf,
+                                      uint64_t cap, uint64_t* out_len) {
+  return guarded("sotto_optim_state_export",
+                 [&] { return state_export(optim, mode, buf, cap, out_len); });
+}
+
+sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf,
+                                      uint64_t len) {
+  return guarded("sotto_optim_state_import", [&] { return state_import(optim, mode, buf, len); });
+}
+
+sotto_status sotto_optim_destroy(sotto_optim* optim) {
+  return guarded("sotto_optim_destroy", [&] { return destroy(optim); });
+}
+
+}  // extern "C"

@@ -1,0 +1,31 @@
+// The commands of `sotto`; each returns the program's exit code.
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+namespace sotto_cli {
+
+// Ends a command with the text on standard error.
+class CommandError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+int run_info(bool json);
+
+struct ConfigArguments {
+  std::string file;        // "-": standard input
+  int32_t world_size = 0;  // 0: unknown
+  uint64_t n_params = 0;   // 0: unknown
+  bool json = false;
+};
+// 0 if the file can run here, 1 if not (the report says why) or if it is in error.
+int run_config(const ConfigArguments& arguments);
+
+// Replaces this process by sotto-perf, which lies beside this program or in PATH.
+int run_bench(const std::vector<std::string>& arguments);
+
+}  // namespace sotto_cli

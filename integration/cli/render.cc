@@ -1,0 +1,54 @@
+#include "integration/cli/render.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "integration/cli/commands.h"
+#include "sotto/sotto.h"
+
+namespace sotto_cli {
+
+std::string read_report(const std::function<int32_t(char*, uint64_t, uint64_t*)>& call) {
+  std::string text;
+  uint64_t length = 0;
+  // Twice: for the size, then for the text. What grew in between is asked for again.
+  for (;;) {
+    const uint64_t cap = text.size();
+    if (call(cap == 0 ? nullptr : text.data(), cap, &length) != SOTTO_OK)
+      throw CommandError(sotto_last_error());
+    if (cap > length) break;
+    text.resize(length + 1);
+  }
+  text.resize(length);
+  return text;
+}
+
+std::string plain(const Json& value) {
+  if (value.is_null()) return "-";
+  if (value.is_string()) return value.get<std::string>();
+  if (!value.is_array()) return value.dump();
+  std::string text;
+  for (const Json& item : value) text += (text.empty() ? "" : ", ") + plain(item);
+  return text.empty() ? "-" : text;
+}
+
+std::string table(const std::vector<std::vector<std::string>>& rows, const std::string& indent) {
+  std::vector<size_t> widths;
+  for (const auto& row : rows) {
+    widths.resize(std::max(widths.size(), row.size()));
+    for (size_t i = 0; i + 1 < row.size(); ++i) widths[i] = std::max(widths[i], row[i].size());
+  }
+  std::string text;
+  for (const auto& row : rows) {
+    std::string line = indent;
+    for (size_t i = 0; i < row.size(); ++i) {
+      line += row[i];
+      if (i + 1 < row.size()) line.append(widths[i] - row[i].size() + 2, ' ');
+    }
+    line.erase(line.find_last_not_of(' ') + 1);
+    text += line + "\n";
+  }
+  return text;
+}
+
+}  // namespace sotto_cli

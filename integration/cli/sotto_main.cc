@@ -1,0 +1,68 @@
+// sotto: looks at the library and at configuration files, and starts the benchmarks.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "integration/cli/commands.h"
+#include "sotto/sotto.h"
+
+namespace {
+
+using sotto_cli::ConfigArguments;
+
+// As for sotto-run: what the program itself cannot do.
+constexpr int kUsageError = 125;
+
+int dispatch(int argc, char** argv) {
+  CLI::App app(
+      "Looks at the Sotto library: what it is, what a configuration will do, how fast it is.",
+      "sotto");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", std::string("sotto ") + sotto_version_string());
+
+  bool info_json = false;
+  CLI::App* info =
+      app.add_subcommand("info", "Version, ABI, devices, transports, SIMD, parameters in force");
+  info->add_flag("--json", info_json, "As JSON");
+
+  ConfigArguments arguments;
+  CLI::App* config =
+      app.add_subcommand("config", "What a DeepSpeed configuration file will do here, key by key");
+  config->add_option("FILE", arguments.file, "The file; - is standard input")->required();
+  config
+      ->add_option("--world-size", arguments.world_size,
+                   "Data-parallel ranks, for batch sizes and bytes")
+      ->check(CLI::Range(1, 1 << 20));
+  config->add_option("--params", arguments.n_params,
+                     "Parameters of the model, for memory and bytes");
+  config->add_flag("--json", arguments.json, "As JSON");
+  config->footer("Exit code: 0 if the configuration can run here, else 1.");
+
+  CLI::App* bench =
+      app.add_subcommand("bench", "Benchmarks; all further arguments go to sotto-perf");
+  bench->prefix_command();
+  bench->set_help_flag();  // --help is sotto-perf's
+
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& e) {
+    return app.exit(e);
+  } catch (const CLI::ParseError& e) {
+    std::fprintf(stderr, "sotto: %s\nTry sotto --help.\n", e.what());
+    return kUsageError;
+  }
+  if (info->parsed()) return sotto_cli::run_info(info_json);
+  if (config->parsed()) return sotto_cli::run_config(arguments);
+  return sotto_cli::run_bench(bench->remaining());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return dispatch(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "sotto: %s\n", e.what());
+    return 1;
+  }
+}
