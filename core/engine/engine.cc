@@ -14,6 +14,13 @@ constexpr int64_t kDeviceBlockUs =
 constexpr int64_t kDeadlineCheckNs = 5'000'000;
 constexpr int64_t kPollEveryNs = 50'000;  // sockets are served at least so often between kernels
 
+// Deadlines of short waits. On the system clock, because thread sanitizers know the wait on it and
+// not the one on the steady clock; a clock that is set makes one such wait shorter or longer.
+template <class Duration>
+auto soon(Duration wait) {
+  return std::chrono::system_clock::now() + wait;
+}
+
 }  // namespace
 
 Status Op::status() const {
@@ -130,7 +137,7 @@ bool Engine::wait_until(const std::function<bool()>& done, int64_t timeout_us) {
       }
       if (!done() && (driving_ || claims_ > 0)) {
         const int64_t left = std::min<int64_t>(deadline.left_us(clock()), 50'000);
-        changed_.wait_for(lock, std::chrono::microseconds(left));
+        changed_.wait_until(lock, soon(std::chrono::microseconds(left)));
       }
       continue;
     }
@@ -161,7 +168,7 @@ void Engine::progress_thread_main() noexcept {
       continue;
     }
     if (blocking_ == nullptr) {
-      changed_.wait_for(lock, std::chrono::milliseconds(100));
+      changed_.wait_until(lock, soon(std::chrono::milliseconds(100)));
       continue;
     }
     driving_ = true;

@@ -185,7 +185,8 @@ TEST_P(Collectives, GroupedRingExchange) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, Collectives,
-                         ::testing::Combine(::testing::ValuesIn(world_kinds()), ::testing::Values(1, 2, 3, 4, 7, 8)),
+                         ::testing::Combine(::testing::ValuesIn(world_kinds()),
+                                            ::testing::Values(1, 2, 3, 4, 7, 8)),
                          [](const auto& p) {
                            return std::get<0>(p.param) + "_" + std::to_string(std::get<1>(p.param));
                          });

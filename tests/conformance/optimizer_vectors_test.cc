@@ -92,53 +92,55 @@ float gradient(uint64_t i, uint64_t k, uint64_t rank) {
 class OptimizerVectorsOnAll : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(OptimizerVectorsOnAll, OnebitLamb) {
-  const Status status = run_world(world_of(GetParam(), 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
-    std::vector<float> p(16), g(16);
-    for (uint64_t i = 0; i < 16; ++i) p[i] = start_value(i);
-    SOTTO_ASSIGN(
-        const std::shared_ptr<Optimizer> optimizer,
-        Optimizer::create(
-            comm,
-            R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "weight_decay": 0.01,
+  const Status status =
+      run_world(world_of(GetParam(), 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
+        std::vector<float> p(16), g(16);
+        for (uint64_t i = 0; i < 16; ++i) p[i] = start_value(i);
+        SOTTO_ASSIGN(
+            const std::shared_ptr<Optimizer> optimizer,
+            Optimizer::create(
+                comm,
+                R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "weight_decay": 0.01,
                                        "max_coeff": 0.3, "freeze_step": 4}}, "sotto": {"chunk_align": 8}})",
-            {{"a", 10, 0, p.data(), g.data(), nullptr},
-             {"b", 6, 0, p.data() + 10, g.data() + 10, nullptr}}));
-    for (uint64_t k = 1; k <= 10; ++k) {
-      for (uint64_t i = 0; i < 16; ++i) g[i] = gradient(i, k, static_cast<uint64_t>(comm->rank()));
-      SOTTO_TRY(do_step(*optimizer));
-      if (k == 3) {
-        SOTTO_TRY(all_near("p after 3", p,
-                           {-1.4736601, -0.0090225004, 1.4916911, -0.50914299, 1.0310326,
-                            -0.98421085, 0.47710204, -1.5249903}));
-      }
-      if (k == 4) {
-        SOTTO_TRY(all_near("p after 4", p,
-                           {-1.4707819, -0.0053030923, 1.4879601, -0.51200402, 1.0338898,
-                            -0.98048145, 0.47337714, -1.5278424}));
-      }
-    }
-    SOTTO_TRY(all_near("p after 10", p,
-                       {-1.4483747, 0.0050536226, 1.4589055, -0.53431809, 1.0561848, -0.97007751,
-                        0.4443489, -1.5501074, 0.033046484, 1.5506736, -0.52341032, 0.94749314,
-                        -0.95147604, 0.50367135, -1.5369331, -0.032556154}));
-    SOTTO_ASSIGN(const OptimSnapshot s, optimizer->snapshot(true));
-    for (size_t i = 0; i < 16; ++i) {
-      const double magnitude = i < 8 ? 0.09068732 : i < 10 ? 0.099724039 : 0.097444154;
-      SOTTO_TRY(near("|m|", i, std::abs(s.m[i]), magnitude));
-    }
-    SOTTO_TRY(all_near("vf", s.vf, {3.6022672e-4, 8.5869972e-3, 3.8862418e-4, 3.5387685e-4}));
-    SOTTO_TRY(near("scaling_coeff", 0, s.tensor_states[0].scaling_coeff, 0.98856903));
-    SOTTO_TRY(near("scaling_coeff", 1, s.tensor_states[1].scaling_coeff, 1.0116984));
-    SOTTO_TRY(near("c_avg", 0, s.tensor_states[0].c_avg, 0.0813));
-    SOTTO_TRY(near("c_avg", 1, s.tensor_states[1].c_avg, 0.079772596));
-    SOTTO_TRY(near("factor", 0, s.tensor_states[0].last_factor, 0.80704564));
-    SOTTO_TRY(near("factor", 1, s.tensor_states[1].last_factor, 0.73975861));
-    if (comm->rank() == 0) {
-      SOTTO_TRY(all_near("es_0", s.residual->server,
-                         {-0.025038458, 0.068628281, -0.033380605, 0.025038458}));
-    }
-    return ok_status();
-  });
+                {{"a", 10, 0, p.data(), g.data(), nullptr},
+                 {"b", 6, 0, p.data() + 10, g.data() + 10, nullptr}}));
+        for (uint64_t k = 1; k <= 10; ++k) {
+          for (uint64_t i = 0; i < 16; ++i)
+            g[i] = gradient(i, k, static_cast<uint64_t>(comm->rank()));
+          SOTTO_TRY(do_step(*optimizer));
+          if (k == 3) {
+            SOTTO_TRY(all_near("p after 3", p,
+                               {-1.4736601, -0.0090225004, 1.4916911, -0.50914299, 1.0310326,
+                                -0.98421085, 0.47710204, -1.5249903}));
+          }
+          if (k == 4) {
+            SOTTO_TRY(all_near("p after 4", p,
+                               {-1.4707819, -0.0053030923, 1.4879601, -0.51200402, 1.0338898,
+                                -0.98048145, 0.47337714, -1.5278424}));
+          }
+        }
+        SOTTO_TRY(all_near("p after 10", p,
+                           {-1.4483747, 0.0050536226, 1.4589055, -0.53431809, 1.0561848,
+                            -0.97007751, 0.4443489, -1.5501074, 0.033046484, 1.5506736, -0.52341032,
+                            0.94749314, -0.95147604, 0.50367135, -1.5369331, -0.032556154}));
+        SOTTO_ASSIGN(const OptimSnapshot s, optimizer->snapshot(true));
+        for (size_t i = 0; i < 16; ++i) {
+          const double magnitude = i < 8 ? 0.09068732 : i < 10 ? 0.099724039 : 0.097444154;
+          SOTTO_TRY(near("|m|", i, std::abs(s.m[i]), magnitude));
+        }
+        SOTTO_TRY(all_near("vf", s.vf, {3.6022672e-4, 8.5869972e-3, 3.8862418e-4, 3.5387685e-4}));
+        SOTTO_TRY(near("scaling_coeff", 0, s.tensor_states[0].scaling_coeff, 0.98856903));
+        SOTTO_TRY(near("scaling_coeff", 1, s.tensor_states[1].scaling_coeff, 1.0116984));
+        SOTTO_TRY(near("c_avg", 0, s.tensor_states[0].c_avg, 0.0813));
+        SOTTO_TRY(near("c_avg", 1, s.tensor_states[1].c_avg, 0.079772596));
+        SOTTO_TRY(near("factor", 0, s.tensor_states[0].last_factor, 0.80704564));
+        SOTTO_TRY(near("factor", 1, s.tensor_states[1].last_factor, 0.73975861));
+        if (comm->rank() == 0) {
+          SOTTO_TRY(all_near("es_0", s.residual->server,
+                             {-0.025038458, 0.068628281, -0.033380605, 0.025038458}));
+        }
+        return ok_status();
+      });
   EXPECT_TRUE(status.ok()) << status.text();
 }
 

@@ -292,6 +292,26 @@ TEST_F(TcpWire, AMessageOfAnOperationThatIsOverIsRefused) {
   expect_failure(Code::kProtocol, HasSubstr("complete"));
 }
 
+TEST_F(TcpWire, AnOperationMayNotEndWhileAMessageOfItArrives) {
+  TestOp op(7, 4);
+  check(transport_->post_op(op.posting));
+  const std::string bytes = frame(data_header(op, 0), std::string(3000, 'x'));
+  say(bytes.substr(0, 1500));
+  EXPECT_TRUE(sink_.failures.empty());
+  transport_->retire(op.posting);
+  expect_failure(Code::kProtocol, AllOf(HasSubstr("operation 4"), HasSubstr("did not expect")));
+  say(bytes.substr(1500));
+}
+
+TEST_F(TcpWire, AMessageThatNobodyReceivedIsNamedAtTheEnd) {
+  TestOp op(7, 4);
+  check(transport_->post_op(op.posting));
+  say(frame(data_header(op, 0, 9), "x"));
+  EXPECT_TRUE(sink_.failures.empty());
+  transport_->retire(op.posting);
+  expect_failure(Code::kProtocol, AllOf(HasSubstr("operation 4"), HasSubstr("segment 9")));
+}
+
 TEST_F(TcpWire, AReadyOfAnOperationThatIsOverIsLate) {
   TestOp op(7, 0);
   check(transport_->post_op(op.posting));

@@ -43,11 +43,13 @@ WorldOptions world_of(const std::string& kind, int32_t size) {
     };
   }
   if (kind == "ordered" || kind == "ordered_async") {
-    world.backends["inproc"] = {[](const Params&) -> Result<std::unique_ptr<Backend>> {
-                                  SOTTO_ASSIGN(std::unique_ptr<Backend> base, make_inproc_backend(Clock::monotonic()));
-                                  return make_ordered_backend(std::move(base), 7);
-                                },
-                                false};
+    world.transport = "ordered";
+    world.backends["ordered"] = {[](const Params&) -> Result<std::unique_ptr<Backend>> {
+                                   SOTTO_ASSIGN(std::unique_ptr<Backend> base,
+                                                make_inproc_backend(Clock::monotonic()));
+                                   return make_ordered_backend(std::move(base), 7);
+                                 },
+                                 false};
   }
   return world;
 }
