@@ -43,7 +43,6 @@ using MF = hn::Mask<DF>;
 
 constexpr size_t kN = hn::MaxLanes(DF());     // float32 per vector: 4, 8 or 16
 constexpr size_t kVectors = kNormLanes / kN;  // vectors per group
-constexpr size_t kAhead = 1024;               // prefetch distance in floats
 static_assert(kN == 4 || kN == 8 || kN == 16);
 
 // Calls f(k, offset in elements) for every vector of a group, unrolled.
@@ -52,11 +51,6 @@ static_assert(kN == 4 || kN == 8 || kN == 16);
 HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
 HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, DF(), p); }
 HWY_INLINE VF set(float x) { return hn::Set(DF(), x); }
-
-// Fetches the lines of the group that is kAhead floats after p.
-HWY_INLINE void prefetch_group(const float* p) {
-  for (size_t line = 0; line < kNormLanes; line += 16) hwy::Prefetch(p + kAhead + line);
-}
 
 // 64 bits of a bit array as lane masks. Word: element i is bit 63 - i, as load_bits64 gives.
 class WordMasks {
@@ -85,9 +79,43 @@ HWY_INLINE VF select(const WordMasks& masks, size_t k, VF yes, VF no) {
   return hn::IfThenElse(masks[k], yes, no);
 }
 
-// The opposite: collects lane masks in ascending k and writes 8 bytes.
+// The opposite: collects the lane masks of a group in ascending k and writes them to 8 bytes.
+#if HWY_TARGET == HWY_AVX2
+// Highway has no demotion of masks; packing 32 lanes to bytes takes the mask of all of them, bits
+// reversed, at once.
 class WordBuilder {
  public:
+  HWY_INLINE explicit WordBuilder(uint8_t* bytes) : bytes_(bytes) {}
+  HWY_INLINE void add(size_t k, MF mask) {
+    const __m256i lanes = hn::BitCast(DI(), hn::VecFromMask(DF(), mask)).raw;
+    if (k % 2 == 0) {
+      even_ = lanes;
+      return;
+    }
+    const __m256i words = _mm256_packs_epi32(even_, lanes);
+    if (k % 4 == 1) {
+      low_ = words;
+      return;
+    }
+    // Vectors a, b, c, d: a0-3 b0-3 c0-3 d0-3 in the lower half, a4-7 .. in the upper. Wanted: a7
+    // .. a0, b7 .. b0, ...
+    const __m256i order = _mm256_setr_epi32(4, 0, 5, 1, 6, 2, 7, 3);
+    const __m256i reverse = _mm256_setr_epi8(3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 15, 14, 13, 12,
+                                             3, 2, 1, 0, 7, 6, 5, 4, 11, 10, 9, 8, 15, 14, 13, 12);
+    const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low_, words), order);
+    const int bits = _mm256_movemask_epi8(_mm256_shuffle_epi8(packed, reverse));
+    std::memcpy(bytes_ + k / 4 * 4, &bits, 4);
+  }
+  HWY_INLINE void store() const {}
+
+ private:
+  uint8_t* bytes_;
+  __m256i even_, low_;
+};
+#else
+class WordBuilder {
+ public:
+  HWY_INLINE explicit WordBuilder(uint8_t* bytes) : bytes_(bytes) {}
   HWY_INLINE void add(size_t k, MF mask) {
     alignas(8) uint8_t bits[8] = {};
     hn::StoreMaskBits(DF(), mask, bits);
@@ -96,17 +124,19 @@ class WordBuilder {
     word_ |= lanes << (k * kN);
   }
   // Element i is bit i here, and bit 7 - i % 8 of its byte in the array.
-  HWY_INLINE void store(uint8_t* bytes) const {
+  HWY_INLINE void store() const {
     uint64_t w = word_;
     w = (w >> 1 & 0x5555555555555555u) | (w & 0x5555555555555555u) << 1;
     w = (w >> 2 & 0x3333333333333333u) | (w & 0x3333333333333333u) << 2;
     w = (w >> 4 & 0x0f0f0f0f0f0f0f0fu) | (w & 0x0f0f0f0f0f0f0f0fu) << 4;
-    std::memcpy(bytes, &w, 8);
+    std::memcpy(bytes_, &w, 8);
   }
 
  private:
+  uint8_t* bytes_;
   uint64_t word_ = 0;
 };
+#endif
 
 HWY_INLINE MF finite(VF x) {
   const auto magnitude = hn::And(hn::BitCast(DI(), x), hn::Set(DI(), 0x7fffffff));

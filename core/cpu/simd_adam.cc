@@ -20,7 +20,6 @@ void sum_squares(const KernelCall& call) {
   run_groups<SumSquaresOp>(call, [](SumSquaresOp& op, const Piece& p, uint64_t first, uint64_t n) {
     const float* x = op.source.of(p) + first;
     for (; n != 0; --n, x += kNormLanes) {
-      prefetch_group(x);
       SOTTO_FOR_VECTORS(k) {
         const VF value = load(x + k * kN);
         add_lanes(op.lanes, k, hn::Mul(value, value));
@@ -93,10 +92,6 @@ void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
     float* m = op.m + flat;
     float* v = op.v + flat;
-    prefetch_group(g);
-    prefetch_group(m);
-    prefetch_group(v);
-    prefetch_group(p);
     if (valid == nullptr) {
       adam_group<kDecay, kCorrected, false>(s, correct_m, correct_v, lr, g, m, v, p, 0);
     } else {
@@ -159,10 +154,6 @@ void moments_groups(LambMomentsOp& op, const Piece& piece, uint64_t first, uint6
   for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
     float* m = op.m + flat;
     float* v = op.v + flat;
-    prefetch_group(g);
-    prefetch_group(m);
-    prefetch_group(v);
-    prefetch_group(p);
     if (valid == nullptr) {
       moments_group<kInside, kDecay, false>(s, g, m, v, p, 0, op.p_lanes, op.u_lanes);
     } else {
@@ -195,9 +186,6 @@ void update_groups(LambUpdateOp& op, const Piece& piece, uint64_t first, uint64_
   const float* v = op.v + piece.flat + first;
   float* p = op.parameter(piece) + first;
   for (; n != 0; --n, m += kNormLanes, v += kNormLanes, p += kNormLanes) {
-    prefetch_group(m);
-    prefetch_group(v);
-    prefetch_group(p);
     SOTTO_FOR_VECTORS(k) {
       const VF old = load(p + k * kN);
       const VF u = direction<kInside, kDecay>(eps, wd, load(m + k * kN), load(v + k * kN), old);

@@ -20,7 +20,7 @@ namespace {
 template <bool kMasked, bool kL1>
 HWY_INLINE MF encode_group(const float* x, float* c, VF scale, VF minus_scale, uint64_t valid,
                            uint8_t* bits, float* lanes, MF bad) {
-  WordBuilder word;
+  WordBuilder word(bits);
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const VF input = load(x + k * kN);
@@ -30,7 +30,7 @@ HWY_INLINE MF encode_group(const float* x, float* c, VF scale, VF minus_scale, u
                              used, k, c, &word, lanes);
     bad = hn::Or(bad, kMasked ? hn::AndNot(good, used) : hn::Not(good));
   }
-  word.store(bits);
+  word.store();
   return bad;
 }
 
@@ -44,8 +44,6 @@ void encode_groups(EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
   uint8_t* bits = op.bits + (flat - op.args.bits_base) / 8;
   MF bad = no_lanes();
   for (; n != 0; --n, x += kNormLanes, c += kNormLanes, flat += kNormLanes, bits += 8) {
-    prefetch_group(x);
-    prefetch_group(c);
     const uint64_t valid = valid_word(op.valid, flat);
     bad = ~valid == 0
               ? encode_group<false, kL1>(x, c, scale, minus_scale, valid, bits, op.lanes, bad)
@@ -75,7 +73,7 @@ struct FrontConstants {
 template <bool kBits, bool kMasked, bool kL1>
 HWY_INLINE MF front_group(const FrontConstants& s, const float* g, const float* m, uint64_t m_bits,
                           float* c, uint64_t valid, uint8_t* bits, float* lanes, MF bad) {
-  WordBuilder word;
+  WordBuilder word(bits);
   const WordMasks masks(valid);
   const WordMasks momentum(m_bits);
   SOTTO_FOR_VECTORS(k) {
@@ -88,7 +86,7 @@ HWY_INLINE MF front_group(const FrontConstants& s, const float* g, const float* 
                              s.minus_scale, used, k, c, &word, lanes);
     bad = hn::Or(bad, kMasked ? hn::AndNot(good, used) : hn::Not(good));
   }
-  word.store(bits);
+  word.store();
   return bad;
 }
 
@@ -114,8 +112,6 @@ void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
   MF bad = no_lanes();
   for (; n != 0;
        --n, g += kNormLanes, m += kNormLanes, c += kNormLanes, flat += kNormLanes, bits += 8) {
-    prefetch_group(g);
-    prefetch_group(c);
     const uint64_t m_bits = kBits ? load_bits64(op.momentum.bits, flat) : 0;
     const uint64_t valid = valid_word(op.valid, flat);
     bad = ~valid == 0

@@ -134,9 +134,6 @@ void factor_groups(FactorOp& op, const Piece& piece, uint64_t first, uint64_t n)
     g.den = op.den + flat;
     g.p = p;
     g.valid = op.valid != nullptr ? load_bits64(op.valid, flat) : ~uint64_t{0};
-    prefetch_group(g.vf);
-    prefetch_group(g.den);
-    if (kDecay) prefetch_group(g.p);
     best =
         ~g.valid == 0
             ? factor_group<kFreshBits, kOldBits, false, kDecay>(s, g, op.u0_lanes, op.u_lanes, best)
@@ -176,8 +173,6 @@ void update_groups(OnebitUpdateOp& op, const Piece& piece, uint64_t first, uint6
   float* p = op.parameter(piece) + first;
   for (; n != 0; --n, flat += kNormLanes, p += kNormLanes) {
     const float* den = op.den + flat;
-    prefetch_group(den);
-    prefetch_group(p);
     const WordMasks bits(kBits ? load_bits64(op.momentum.bits, flat) : 0);
     const uint64_t valid = op.valid != nullptr ? load_bits64(op.valid, flat) : ~uint64_t{0};
     const WordMasks masks(valid);

@@ -96,62 +96,61 @@ HWY_NOINLINE void gather_nibbles(const uint8_t* const* rows, uint64_t n, uint32_
 
 alignas(32) constexpr uint32_t kNibbleShift[8] = {28, 20, 12, 4, 24, 16, 8, 0};
 
+// Indices of a lookup in 8 lanes: the lower 3 bits count, whatever is above them (so does the
+// instruction have it; Highway's own conversion wants the others to be 0).
+HWY_INLINE hn::Indices256<float> lookup_index(VU8 nibbles) {
+  return hn::Indices256<float>{nibbles.raw};
+}
+
 // Lane i: yes or no by bit 3 of its nibble, which a shift brings to the sign.
 HWY_INLINE V8 by_bit_3(VU8 nibbles, V8 yes, V8 no) {
   return hn::IfThenElse(hn::MaskFromVec(hn::BitCast(D8(), hn::ShiftLeft<28>(nibbles))), yes, no);
 }
 
-// Adds one group of ranks to the sums of n groups of elements; kSecond: ranks after the fourth.
-template <uint32_t kSecond, bool kFirst>
-HWY_NOINLINE void add_ranks(const RankGroup& g, const uint32_t* first, const uint32_t* second,
-                            uint64_t n, float* sums) {
-  const D8 d;
-  const DU8 du;
-  const VU8 shift = hn::Load(du, kNibbleShift);
-  const VU8 seven = hn::Set(du, 7);
-  const V8 low = hn::Load(d, g.low);
-  const V8 high = hn::Load(d, g.high);
-  const V8 term4 = hn::Load(d, g.terms[0]);
-  const V8 term5 = hn::Load(d, g.terms[1]);
-  const V8 term6 = hn::Load(d, g.terms[2]);
-  const V8 last = hn::Set(d, g.last);
-  const V8 minus_last = hn::Neg(last);
-  for (uint64_t k = 0; k < 8 * n; ++k) {
-    const VU8 nibble = hn::Shr(hn::Set(du, first[k]), shift);
-    const auto index = hn::IndicesFromVec(d, hn::And(nibble, seven));
-    V8 sum = by_bit_3(nibble, hn::TableLookupLanes(high, index), hn::TableLookupLanes(low, index));
-    if constexpr (kSecond > 0) {
-      const VU8 more = hn::Shr(hn::Set(du, second[k]), shift);
-      const auto bits = hn::IndicesFromVec(d, hn::And(more, seven));
-      sum = hn::Add(sum, hn::TableLookupLanes(term4, bits));
-      if constexpr (kSecond > 1) sum = hn::Add(sum, hn::TableLookupLanes(term5, bits));
-      if constexpr (kSecond > 2) sum = hn::Add(sum, hn::TableLookupLanes(term6, bits));
-      if constexpr (kSecond > 3) sum = hn::Add(sum, by_bit_3(more, last, minus_last));
+// One group of ranks, ready to be summed over: tables in registers where there are enough. kLong:
+// more than four ranks. A term that is 0 because its rank does not exist changes no sum: none of
+// them is ever -0.
+template <bool kLong>
+class GroupSums {
+ public:
+  HWY_INLINE GroupSums(const RankGroup& g, const uint32_t* first, const uint32_t* second)
+      : first_(first),
+        second_(second),
+        shift_(hn::Load(DU8(), kNibbleShift)),
+        low_(hn::Load(D8(), g.low)),
+        high_(hn::Load(D8(), g.high)),
+        term4_(hn::Load(D8(), g.terms[0])),
+        term5_(hn::Load(D8(), g.terms[1])),
+        term6_(hn::Load(D8(), g.terms[2])),
+        last_(hn::Set(D8(), g.last)),
+        minus_last_(hn::Neg(last_)) {}
+
+  // Elements 8 * k .. 8 * k + 7.
+  HWY_INLINE V8 operator()(uint64_t k) const {
+    const VU8 nibble = hn::Shr(hn::Set(DU8(), first_[k]), shift_);
+    const auto index = lookup_index(nibble);
+    V8 sum =
+        by_bit_3(nibble, hn::TableLookupLanes(high_, index), hn::TableLookupLanes(low_, index));
+    if constexpr (kLong) {
+      const VU8 more = hn::Shr(hn::Set(DU8(), second_[k]), shift_);
+      const auto bits = lookup_index(more);
+      sum = hn::Add(sum, hn::TableLookupLanes(term4_, bits));
+      sum = hn::Add(sum, hn::TableLookupLanes(term5_, bits));
+      sum = hn::Add(sum, hn::TableLookupLanes(term6_, bits));
+      sum = hn::Add(sum, by_bit_3(more, last_, minus_last_));
     }
-    float* total = sums + 8 * k;
-    hn::Store(kFirst ? sum : hn::Add(hn::Load(d, total), sum), d, total);
+    return sum;
   }
-}
 
-template <bool kFirst>
-void add_group(const RankGroup& g, const uint8_t* rows, uint64_t row_bytes, uint64_t n,
-               float* sums) {
-  alignas(32) uint32_t first[kBlockElements / 8], second[kBlockElements / 8];
-  // Rows that are not there: any will do, their bits choose among equal sums.
-  const uint8_t* row[kGroupRanks];
-  for (uint32_t r = 0; r < kGroupRanks; ++r) row[r] = rows + (r < g.ranks ? r : 0) * row_bytes;
-  gather_nibbles(row, n, first);
-  if (g.ranks > 4) gather_nibbles(row + 4, n, second);
-  switch (g.ranks) {
-    case 5: return add_ranks<1, kFirst>(g, first, second, n, sums);
-    case 6: return add_ranks<2, kFirst>(g, first, second, n, sums);
-    case 7: return add_ranks<3, kFirst>(g, first, second, n, sums);
-    case 8: return add_ranks<4, kFirst>(g, first, second, n, sums);
-    default: return add_ranks<0, kFirst>(g, first, second, n, sums);
-  }
-}
+ private:
+  const uint32_t* first_;
+  const uint32_t* second_;
+  VU8 shift_;
+  V8 low_, high_, term4_, term5_, term6_, last_, minus_last_;
+};
 
-// Sums over ranks for whole groups of elements of one piece.
+// Sums over ranks for a block of elements at a time. All groups of ranks but the last are summed
+// ahead; the last one, often the only one, while the vector is used.
 class RankSums {
  public:
   RankSums(const ServerOp& op, const Piece& p)
@@ -160,22 +159,58 @@ class RankSums {
         count_((op.args.world + kGroupRanks - 1) / kGroupRanks) {
     for (uint32_t g = 0; g < count_; ++g) fill_group(op, p, g * kGroupRanks, &groups_[g]);
   }
-  // n groups from bit 8 * byte of every row.
-  void operator()(uint64_t byte, uint64_t n, float* sums) const {
-    const uint8_t* rows = rows_ + byte;
-    add_group<true>(groups_[0], rows, row_bytes_, n, sums);
-    for (uint32_t g = 1; g < count_; ++g) {
-      rows += kGroupRanks * row_bytes_;
-      add_group<false>(groups_[g], rows, row_bytes_, n, sums);
+  bool single() const { return count_ == 1; }
+  bool last_is_long() const { return groups_[count_ - 1].ranks > 4; }
+
+  // n groups of 64 elements from bit 8 * byte of every row.
+  void start(uint64_t byte, uint64_t n) {
+    for (uint32_t g = 0; g < count_; ++g) {
+      gather(g, byte, n);
+      if (g + 1 == count_) return;
+      const GroupSums<true> group(groups_[g], first_, second_);
+      for (uint64_t k = 0; k < 8 * n; ++k) {
+        const V8 before = g == 0 ? hn::Zero(D8()) : hn::Load(D8(), ahead_ + 8 * k);
+        hn::Store(hn::Add(before, group(k)), D8(), ahead_ + 8 * k);
+      }
     }
   }
+  template <bool kLong>
+  HWY_INLINE GroupSums<kLong> last() const {
+    return GroupSums<kLong>(groups_[count_ - 1], first_, second_);
+  }
+  // Sums of the groups of ranks before the last.
+  const float* ahead() const { return ahead_; }
 
  private:
+  void gather(uint32_t g, uint64_t byte, uint64_t n) {
+    const uint8_t* rows = rows_ + uint64_t{g} * kGroupRanks * row_bytes_ + byte;
+    // Rows that are not there: any will do, their bits choose among equal sums.
+    const uint8_t* row[kGroupRanks];
+    for (uint32_t r = 0; r < kGroupRanks; ++r)
+      row[r] = rows + (r < groups_[g].ranks ? r : 0) * row_bytes_;
+    gather_nibbles(row, n, first_);
+    if (groups_[g].ranks > 4) gather_nibbles(row + 4, n, second_);
+  }
+
   const uint8_t* rows_;
   uint64_t row_bytes_;
   uint32_t count_;
+  alignas(64) uint32_t first_[kBlockElements / 8];
+  alignas(64) uint32_t second_[kBlockElements / 8];
+  alignas(64) float ahead_[kBlockElements];
   RankGroup groups_[kMaxRanks / kGroupRanks];
 };
+
+// The vector k of a block from the sums of eight lanes.
+template <bool kLong, bool kSingle>
+HWY_INLINE VF block_sum(const GroupSums<kLong>& last, const float* ahead, uint64_t k) {
+#if HWY_TARGET == HWY_AVX2
+  const VF sum = last(k);
+#else
+  const VF sum = hn::Combine(DF(), last(2 * k + 1), last(2 * k));
+#endif
+  return kSingle ? sum : hn::Add(hn::Load(DF(), ahead + k * kN), sum);
+}
 
 #else  // no lookups: a choice and an addition per rank
 
@@ -197,9 +232,12 @@ class RankSums {
       : rows_(op.rows), row_bytes_(op.args.row_bytes), world_(op.args.world) {
     for (uint32_t r = 0; r < world_; ++r) terms_[r] = op.term(r, p);
   }
-  void operator()(uint64_t byte, uint64_t n, float* sums) const {
-    for (uint64_t h = 0; h < 2 * n; ++h) half(byte + 4 * h, sums + 32 * h);
+  bool single() const { return true; }
+  bool last_is_long() const { return false; }
+  void start(uint64_t byte, uint64_t n) {
+    for (uint64_t h = 0; h < 2 * n; ++h) half(byte + 4 * h, ahead_ + 32 * h);
   }
+  const float* ahead() const { return ahead_; }
 
  private:
   // 32 elements.
@@ -229,48 +267,70 @@ class RankSums {
   const uint8_t* rows_;
   uint64_t row_bytes_;
   uint32_t world_;
+  alignas(64) float ahead_[kBlockElements];
   float terms_[kMaxRanks];
 };
 
 #endif  // SOTTO_SIMD_LOOKUP
 
-template <bool kMasked, bool kL1>
-HWY_INLINE void server_group(const float* sums, float* c, VF scale, VF minus_scale, uint64_t valid,
+// One group of elements; sum(k): vector k of the sums over ranks.
+template <bool kMasked, bool kL1, class Sum>
+HWY_INLINE void server_group(const Sum& sum, float* c, VF scale, VF minus_scale, uint64_t valid,
                              uint8_t* bits, float* lanes) {
-  WordBuilder word;
+  WordBuilder word(bits);
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const MF used = kMasked ? masks[k] : no_lanes();
-    accumulate<kMasked, kL1>(hn::Load(DF(), sums + k * kN), load(c + k * kN), scale, minus_scale,
-                             used, k, c, &word, lanes);
+    accumulate<kMasked, kL1>(sum(k), load(c + k * kN), scale, minus_scale, used, k, c, &word,
+                             lanes);
   }
-  word.store(bits);
+  word.store();
+}
+
+// n groups of elements of a block, from position `first` of the piece.
+template <bool kL1, bool kLong, bool kSingle>
+HWY_NOINLINE void server_block(ServerOp& op, const Piece& p, uint64_t first, uint64_t n,
+                               const RankSums& sums) {
+  const VF scale = set(op.old_scales[p.scale]);
+  const VF minus_scale = hn::Neg(scale);
+  uint64_t flat = p.flat + first;
+#if SOTTO_SIMD_LOOKUP
+  const auto last = sums.last<kLong>();
+#endif
+  for (uint64_t g = 0; g < n; ++g, flat += kNormLanes) {
+    const auto sum = [&](size_t k) HWY_ATTR {
+#if SOTTO_SIMD_LOOKUP
+      return block_sum<kLong, kSingle>(last, sums.ahead(), g * kVectors + k);
+#else
+      return hn::Load(DF(), sums.ahead() + g * kNormLanes + k * kN);
+#endif
+    };
+    const uint64_t valid = valid_word(op.valid, flat + op.args.valid_base);
+    float* c = op.c + flat;
+    uint8_t* bits = op.bits + flat / 8;
+    if (~valid == 0) {
+      server_group<false, kL1>(sum, c, scale, minus_scale, valid, bits, op.lanes);
+    } else {
+      server_group<true, kL1>(sum, c, scale, minus_scale, valid, bits, op.lanes);
+    }
+  }
 }
 
 template <bool kL1>
 void server_groups(ServerOp& op, const Piece& p, uint64_t first, uint64_t n) {
   if (op.args.world > kMaxRanks) return op.elements(p, first, n * kNormLanes);
-  const RankSums rank_sums(op, p);
-  const VF scale = set(op.old_scales[p.scale]);
-  const VF minus_scale = hn::Neg(scale);
-  uint64_t flat = p.flat + first;
-  float* c = op.c + flat;
-  alignas(64) float sums[kBlockElements];
+  RankSums sums(op, p);
+  const auto block =
+      !SOTTO_SIMD_LOOKUP || sums.single()
+          ? (sums.last_is_long() ? server_block<kL1, true, true> : server_block<kL1, false, true>)
+          : (sums.last_is_long() ? server_block<kL1, true, false>
+                                 : server_block<kL1, false, false>);
   while (n != 0) {
-    const uint64_t block = std::min(n, kBlockElements / kNormLanes);
-    rank_sums(flat / 8, block, sums);
-    for (uint64_t g = 0; g < block; ++g, flat += kNormLanes, c += kNormLanes) {
-      prefetch_group(c);
-      const uint64_t valid = valid_word(op.valid, flat + op.args.valid_base);
-      const float* sum = sums + g * kNormLanes;
-      uint8_t* bits = op.bits + flat / 8;
-      if (~valid == 0) {
-        server_group<false, kL1>(sum, c, scale, minus_scale, valid, bits, op.lanes);
-      } else {
-        server_group<true, kL1>(sum, c, scale, minus_scale, valid, bits, op.lanes);
-      }
-    }
-    n -= block;
+    const uint64_t groups = std::min(n, kBlockElements / kNormLanes);
+    sums.start((p.flat + first) / 8, groups);
+    block(op, p, first, groups, sums);
+    first += groups * kNormLanes;
+    n -= groups;
   }
 }
 
