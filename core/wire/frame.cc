@@ -22,6 +22,8 @@ constexpr size_t kPayloadBytesAt = 80;
 constexpr size_t kChecksumAt = 88;
 static_assert(kChecksumAt + 8 == kHeaderBytes);
 
+constexpr std::string_view kVersionText = "frame of format version";
+
 void put_signature(uint8_t* out, const OpSignature& s) {
   put_at<uint16_t>(out, static_cast<uint16_t>(s.kind));
   put_at<uint16_t>(out + 2, s.reduce);
@@ -145,6 +147,10 @@ Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes) 
   h.payload_bytes = get_at<uint64_t>(p + kPayloadBytesAt);
   SOTTO_TRY(check_fields(h, p[kClassAt], get_at<uint32_t>(p + kReservedAt)));
   return h;
+}
+
+bool is_version_mismatch(const Status& status) {
+  return status.code() == Code::kProtocol && status.text().find(kVersionText) != std::string::npos;
 }
 
 TrailerBytes encode_trailer(uint64_t payload_hash) {

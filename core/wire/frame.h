@@ -71,6 +71,10 @@ HeaderBytes encode_header(const FrameHeader& header);
 // kind, flag or class, payload where the kind has none.
 Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes);
 
+// Whether decode_header has refused a frame for its version: the other side is one of ours, of
+// another release.
+bool is_version_mismatch(const Status& status);
+
 TrailerBytes encode_trailer(uint64_t payload_hash);
 uint64_t decode_trailer(std::span<const uint8_t, kTrailerBytes> bytes);
 

@@ -361,18 +361,28 @@ void Channel::cancel(OpState& op) {
   for (Flow* f = op.flows; f != nullptr; f = f->next_of_op) {
     if (f->peer != peer_) continue;
     if (!f->waiting.empty()) --waiting_flows_;
-    if (in_flow_ == f) {
-      stream_->discard_in();
-      if (in_unexpected_ != nullptr) core_.ops.free_unexpected(in_unexpected_);
-      in_flow_ = nullptr;
-      in_transfer_ = nullptr;
-      in_unexpected_ = nullptr;
-    }
+    if (in_flow_ == f) drop_incoming();
   }
   if (op.posting == nullptr) return;
   queue_.remove(*op.posting);
   const auto* sending = static_cast<const Transfer*>(stream_->sending());
   if (sending != nullptr && sending->op == op.posting) stream_->drop_out(sending);
+}
+
+// The rest of the message that is arriving is read over.
+void Channel::drop_incoming() {
+  stream_->discard_in();
+  if (in_unexpected_ != nullptr) core_.ops.free_unexpected(in_unexpected_);
+  in_flow_ = nullptr;
+  in_transfer_ = nullptr;
+  in_unexpected_ = nullptr;
+}
+
+void Channel::retire(const OpState& op) {
+  if (in_flow_ == nullptr || in_flow_->op != &op) return;
+  drop_incoming();
+  fail(error(Code::kProtocol, "{} sends a message of {}, {}, that rank {} did not expect", name_,
+             wire::describe(op.key), describe(op.posting->signature), core_.rank));
 }
 
 void Channel::say_bye() {

@@ -73,6 +73,8 @@ class Channel final : public StreamOwner {
   // Compares what the peer has called the operation with the posting.
   void check_posted(Flow& flow);
   void cancel(OpState& op);
+  // The operation is complete: nothing of it may be arriving.
+  void retire(const OpState& op);
   void say_bye();
 
   // Reports a loss whose cause nobody else has named, announces operations that wait for long.
@@ -111,6 +113,7 @@ class Channel final : public StreamOwner {
   bool sender_may_be_dry() const { return credit_out_ >= core_.limits.credit_bytes / 8 * 3; }
   void deliver(Flow& flow, Transfer& t, Unexpected& message);
   void complete(Flow& flow, Transfer& t);
+  void drop_incoming();
   void fail(Status why);
   void fail_if_needed();
 

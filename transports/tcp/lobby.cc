@@ -121,7 +121,7 @@ void Lobby::on_lost(ControlLink& link, const Status& why) {
     guest->rejected = true;
     turned_away_ = why.text();
     // Somebody who speaks frames, but of another version, is one of ours.
-    if (own_ && !complete_ && why.text().find("format version") != std::string::npos) {
+    if (own_ && !complete_ && wire::is_version_mismatch(why)) {
       fail({Code::kProtocol, -1, why.text()});
     }
     return;

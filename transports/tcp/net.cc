@@ -1,5 +1,6 @@
 #include "transports/tcp/net.h"
 
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
@@ -183,6 +184,7 @@ Result<std::unique_ptr<Listener>> Listener::open(Reactor& reactor, const Endpoin
                  failed.message());
   };
   if (acceptor.open(at.protocol(), failed); failed) return cannot("socket");
+  ::fcntl(acceptor.native_handle(), F_SETFD, FD_CLOEXEC);
   acceptor.set_option(asio::ip::tcp::acceptor::reuse_address(true), failed);
   if (at.address().is_v6() && at.address().is_unspecified()) {
     acceptor.set_option(asio::ip::v6_only(false), failed);

@@ -89,7 +89,6 @@ Status Reactor::open() {
 
 Reactor::~Reactor() {
   if (waker_) remove(waker_->fd(), *waker_);
-  graveyard_.clear();
 }
 
 Status Reactor::add(int fd, Pollable& pollable) {
@@ -145,10 +144,6 @@ std::shared_ptr<void> Reactor::every(int64_t period_ms, std::function<void()> ti
   return ticker;
 }
 
-void Reactor::bury(std::unique_ptr<Pollable> pollable) {
-  graveyard_.push_back(std::move(pollable));
-}
-
 void Reactor::wake() {
   if (!wake_requested_.exchange(true, std::memory_order_acq_rel)) waker_->ring();
 }
@@ -189,7 +184,6 @@ bool Reactor::pass(bool with_asio) {
   collect();
   bool ran = serve_turns();
   if (with_asio || now_ns() - last_asio_ns_ > kAsioEveryNs) ran = run_asio() || ran;
-  graveyard_.clear();
   return ran;
 }
 

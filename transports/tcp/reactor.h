@@ -64,9 +64,6 @@ class Reactor final : public Poller {
 
   // Calls `tick` about every `period_ms` from poll, until the returned handle is destroyed.
   std::shared_ptr<void> every(int64_t period_ms, std::function<void()> tick);
-  // Destroys an object between two passes, when nobody is inside it.
-  void bury(std::unique_ptr<Pollable> pollable);
-
   asio::io_context& io() { return io_; }
   RateLimiter& egress() { return egress_; }
   RateLimiter& ingress() { return ingress_; }
@@ -107,7 +104,6 @@ class Reactor final : public Poller {
   };
   std::vector<Pollable*> turns_, serving_;
   std::vector<Delayed> delayed_;
-  std::vector<std::unique_ptr<Pollable>> graveyard_;
 };
 
 }  // namespace sotto::tcp

@@ -40,6 +40,8 @@ Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd,
   // Failures of these only cost speed.
   ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
   ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
+  // A child process that inherits the socket would keep it open when this process dies.
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const int flags = ::fcntl(fd, F_GETFL);
   if (flags < 0 || ::fcntl(fd, F_SETFL, flags | O_NONBLOCK) != 0) {
     return error(Code::kTransport, "fcntl of the connection to {}: {}", stream->name_,
@@ -198,10 +200,20 @@ bool FrameStream::parse() {
   return true;
 }
 
+// Any frame tells the other side which version is spoken here.
+void FrameStream::show_version() {
+  wire::FrameHeader bye;
+  bye.kind = wire::FrameKind::kBye;
+  const wire::HeaderBytes bytes = wire::encode_header(bye);
+  [[maybe_unused]] const ssize_t n =
+      ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
 bool FrameStream::begin_frame() {
   auto header = wire::decode_header(std::span<const uint8_t, wire::kHeaderBytes>(
       in_buffer_.data() + in_begin_, wire::kHeaderBytes));
   if (!header.ok()) {
+    if (wire::is_version_mismatch(header.status())) show_version();
     fail(header.status().with_prefix(fmt::format("from {}", name_)));
     return false;
   }

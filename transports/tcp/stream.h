@@ -27,7 +27,7 @@ struct OutFrame {
 };
 
 // What a stream asks of and tells its owner. An owner may call close() inside any of these, but not
-// destroy the stream: Reactor::bury does that later.
+// destroy the stream.
 class StreamOwner {
  public:
   virtual ~StreamOwner() = default;
@@ -87,6 +87,7 @@ class FrameStream final : public Pollable {
   bool receive();
   uint64_t receive_once(uint64_t allowed);
   bool parse();
+  void show_version();
   bool begin_frame();
   bool take_payload();
   void take_direct(uint64_t bytes);

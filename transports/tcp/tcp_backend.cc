@@ -16,6 +16,8 @@ namespace sotto::tcp {
 namespace {
 
 constexpr int64_t kRefusalUs = 1'000'000;
+constexpr uint64_t kMostEagerBytes = uint64_t{1} << 30;
+constexpr uint64_t kLeastCreditBytes = 4096;  // some empty messages
 
 class TcpBackend final : public Backend {
  public:
@@ -59,8 +61,8 @@ class TcpBackend final : public Backend {
     auto* own = dynamic_cast<TcpControl*>(&control);
     if (own == nullptr)
       return invalid_argument("the control plane was not made by the tcp backend");
-    const FlowLimits limits{std::min(options_.eager_bytes, options_.credit_bytes / 4),
-                            options_.credit_bytes};
+    const uint64_t eager = std::min(options_.eager_bytes, kMostEagerBytes);
+    const FlowLimits limits{eager, std::max({options_.credit_bytes, 4 * eager, kLeastCreditBytes})};
     return connect_mesh(reactor_, place_, limits, *own, sink, driver, deadline);
   }
 

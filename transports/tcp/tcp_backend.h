@@ -18,8 +18,8 @@ struct TcpOptions {
   // included; 0: none.
   double rate_limit_mbit = 0;
   // Messages up to this size are sent without waiting for the receiver, within the credit that it
-  // grants each peer (its memory for messages that nobody expects yet). At most a quarter of the
-  // credit counts. Ranks that differ use the smallest values among them.
+  // grants each peer (its memory for messages that nobody expects yet; at least four times
+  // eager_bytes). Ranks that differ use the smallest values among them.
   uint64_t eager_bytes = 65536;
   uint64_t credit_bytes = uint64_t{1} << 20;
   int64_t heartbeat_ms = 1000;

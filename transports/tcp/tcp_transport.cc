@@ -64,6 +64,7 @@ void TcpTransport::retire(const OpPosting& op) {
   OpState* state = core_.ops.find_op(op.key);
   if (state == nullptr || state->posting == nullptr) return;
   for (const Flow* f = state->flows; f != nullptr; f = f->next_of_op) {
+    channel(f->peer)->retire(*state);
     if (f->unexpected == nullptr) continue;
     core_.sink.on_failure(f->peer,
                           error(Code::kProtocol,
