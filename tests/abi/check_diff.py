@@ -18,7 +18,7 @@ SKIPPED = 77
 
 def differences(suppressions, include, old, new):
     """abidiff's report, empty if there is nothing to report. Types outside of the public headers are left out."""
-    command = ["abidiff", "--suppressions", suppressions, "--headers-dir1", include, "--headers-dir2", include, old, new]
+    command = ["abidiff", "--exported-interfaces-only", "--drop-private-types", "--suppressions", suppressions, "--headers-dir1", include, "--headers-dir2", include, old, new]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=300, check=False)
     if done.returncode == 0:
         return ""
