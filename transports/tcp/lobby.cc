@@ -14,6 +14,7 @@ constexpr uint64_t kMaxJoinBytes = 4096;
 constexpr uint64_t kMaxMembersBytes = uint64_t{1} << 30;
 constexpr size_t kMaxStrangers = 4096;  // connections that have not presented themselves
 constexpr int64_t kNoteEveryMs = 50;
+constexpr int64_t kLateComersUs = 1'000'000;
 constexpr int64_t kComeBackUs = 20'000;  // pause before an address that has closed is tried again
 
 std::string guest_text(int32_t rank, const wire::Join& join, const std::string& address) {
@@ -91,6 +92,7 @@ Status Lobby::on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes pa
     auto failure = wire::Failure::decode(payload);
     if (!failure.ok()) return failure.status();
     guest->rejected = true;
+    ++told_;
     if (own_ && !complete_) fail({static_cast<Code>(failure->code), failure->rank, failure->text});
     return {};
   }
@@ -122,11 +124,13 @@ void Lobby::on_lost(ControlLink& link, const Status& why) {
     turned_away_ = why.text();
     // Somebody who speaks frames, but of another version, is one of ours.
     if (own_ && !complete_ && wire::is_version_mismatch(why)) {
+      ++told_;
       fail({Code::kProtocol, -1, why.text()});
     }
     return;
   }
   if (own_ && !complete_) {
+    ++told_;
     const std::string who = guest_text(guest->join->rank, *guest->join, link.name());
     fail({Code::kPeerLost, guest->join->rank,
           fmt::format("{} was lost during the rendezvous: {}", who, why.text())});
@@ -135,6 +139,7 @@ void Lobby::on_lost(ControlLink& link, const Status& why) {
 
 void Lobby::reject(Guest& guest, const FailureCause& cause) {
   guest.rejected = true;
+  if (failure_) ++told_;
   guest.link->send(
       wire::FrameKind::kFailure,
       wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
@@ -254,13 +259,16 @@ Membership Lobby::finish() {
   return out;
 }
 
-// Gives the refused a moment to read why.
+// Those who are there get a moment to read why, those who are still on their way a little more to
+// come and hear it; when the time is over nobody is on the way.
 void Lobby::drain(Driver& driver) {
-  const auto told = [this] {
-    return std::all_of(guests_.begin(), guests_.end(),
+  const auto done = [this] {
+    return (failure_->code == Code::kTimeout || told_ + 1 >= static_cast<size_t>(own_->size)) &&
+           std::all_of(guests_.begin(), guests_.end(),
                        [](const auto& g) { return g->link->delivered(); });
   };
-  driver.run_until(told, Deadline::in_us(driver.clock(), kLastWordsUs));
+  const bool late = failure_->code == Code::kTimeout || own_->size < 1;
+  driver.run_until(done, Deadline::in_us(driver.clock(), late ? kLastWordsUs : kLateComersUs));
 }
 
 Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& own, Driver& driver,
@@ -383,9 +391,11 @@ class Visitor final : public ControlLinkOwner {
   // The coordinator would otherwise take the closing connection for a loss.
   void give_up(Driver& driver) {
     if (!link_) return;
+    const std::string why =
+        missing_.empty() ? "the coordinator did not answer in time" : missing_ + " did not come";
     const std::string text =
-        fmt::format("rank {} (pid {} on {}) gave up waiting at the rendezvous{}{}", own_.rank,
-                    own_.pid, own_.host, missing_.empty() ? "" : " for ", missing_);
+        fmt::format("rank {} (pid {} on {}) gave up waiting at the rendezvous: {}", own_.rank,
+                    own_.pid, own_.host, why);
     link_->send(wire::FrameKind::kFailure,
                 wire::Failure{static_cast<int32_t>(Code::kTimeout), own_.rank, text}.encode());
     driver.run_until([this] { return link_->delivered(); },

@@ -84,6 +84,7 @@ class Lobby final : public ControlLinkOwner {
   std::optional<wire::Join> own_;
   std::vector<Guest*> by_rank_;  // null: missing
   std::optional<FailureCause> failure_;
+  size_t told_ = 0;  // guests who know of the failure, or were its cause
   bool complete_ = false;
   std::vector<wire::Members::Member> members_;  // once complete
   std::string noted_;        // what the guests were last told about who is missing
