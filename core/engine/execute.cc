@@ -215,7 +215,15 @@ Status Engine::launch(Op& op, const Step& s, bool paired_ran) {
   if (predicate == nullptr) {  // a predicated kernel may leave its output as it was
     collect_uses(run.plan->slots, s, &uses);
     for (const Use& use : uses) {
-      if (use.access == Access::kWrite) fresh.push_back({run.at(use.region), use.region.bytes});
+      // In place: what the call also reads is not overwritten blindly.
+      const auto also_read = [&](const Use& other) {
+        return other.access != Access::kWrite && other.region.slot == use.region.slot &&
+               other.region.offset < use.region.offset + use.region.bytes &&
+               use.region.offset < other.region.offset + other.region.bytes;
+      };
+      if (use.access != Access::kWrite || std::any_of(uses.begin(), uses.end(), also_read))
+        continue;
+      fresh.push_back({run.at(use.region), use.region.bytes});
     }
   }
   return options_.device->launch(s.lane, call, fresh);

@@ -200,7 +200,7 @@ Result<OnebitCodec::Snapshot> OnebitCodec::snapshot() {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   Snapshot s;
   s.counts = counts_;
-  SOTTO_ASSIGN(s.residual, state_.residual(comm_->engine()));
+  SOTTO_ASSIGN(s.residual, state_.residual(comm_->engine(), nullptr));
   return s;
 }
 

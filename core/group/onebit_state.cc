@@ -95,7 +95,11 @@ Status OnebitState::set_counts(Engine& engine, const std::vector<uint8_t>& valid
   return upload(engine, server_counts_.data(), std::span<const uint64_t>(server));
 }
 
-Result<OnebitResidual> OnebitState::residual(Engine& engine) const {
+Result<OnebitResidual> OnebitState::residual(Engine& engine,
+                                             const std::vector<uint8_t>* valid_bits) const {
+  const auto is_valid = [&](uint64_t f) {
+    return valid_bits == nullptr || ((*valid_bits)[f / 8] >> (7 - f % 8) & 1u) != 0;
+  };
   OnebitResidual r;
   r.rank = settings_.rank;
   r.size = settings_.size;
@@ -111,15 +115,17 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine) const {
   SOTTO_ASSIGN(const std::vector<float> server_scales,
                download<float>(engine, server_scale_.data(), instances));
   for_each_run(*layout_, [&](const Piece& p, uint64_t) {
-    for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
-      worker[f] = residual_of(worker[f], scales[p.scale]);
+    for (uint64_t f = p.flat; f < p.flat + p.count; ++f) {
+      worker[f] = is_valid(f) ? residual_of(worker[f], scales[p.scale]) : 0.0f;
+    }
   });
   r.worker = to_tensors(*layout_, worker);
   const auto me = static_cast<uint32_t>(settings_.rank);
   const OnebitSegment chunk{me * layout_->chunk_elements(), layout_->chunk_elements()};
   for (const Piece& p : layout_->server_pieces(me, chunk)) {
     for (uint64_t f = p.flat; f < p.flat + p.count; ++f) {
-      r.server[f] = p.tensor == kNoTensor ? 0.0f : residual_of(r.server[f], server_scales[p.scale]);
+      const bool real = p.tensor != kNoTensor && is_valid(chunk.begin + f);
+      r.server[f] = real ? residual_of(r.server[f], server_scales[p.scale]) : 0.0f;
     }
   }
   return r;

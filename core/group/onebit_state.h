@@ -55,7 +55,8 @@ class OnebitState {
   // Counts of valid elements, from the valid bits (all 1: no mask).
   Status set_counts(Engine& engine, const std::vector<uint8_t>& valid_bits);
 
-  Result<OnebitResidual> residual(Engine& engine) const;
+  // valid_bits: null if nothing is masked; masked elements have no error.
+  Result<OnebitResidual> residual(Engine& engine, const std::vector<uint8_t>* valid_bits) const;
   // INVALID_ARGUMENT if it does not fit this rank and these settings.
   Status check(const OnebitResidual& residual) const;
   // null: zero.

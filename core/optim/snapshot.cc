@@ -66,7 +66,12 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
     SOTTO_ASSIGN(s.tensor_states,
                  download<TensorState>(engine, memory_.tensor_states.data(), params_.size()));
     if (with_residual && comm_->size() > 1) {
-      SOTTO_ASSIGN(s.residual, onebit_state_.residual(engine));
+      std::vector<uint8_t> valid;
+      if (masked_) {
+        SOTTO_ASSIGN(valid,
+                     download<uint8_t>(engine, memory_.valid.data(), layout_->flat_elements() / 8));
+      }
+      SOTTO_ASSIGN(s.residual, onebit_state_.residual(engine, masked_ ? &valid : nullptr));
     }
   }
   return s;

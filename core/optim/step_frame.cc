@@ -36,7 +36,7 @@ StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
   s.grads = b_.bound_list(bytes);
   s.m = b_.bound(layout.flat_elements() * 4);
   s.v = b_.bound(layout.flat_elements() * 4);
-  s.tensor_states = b_.bound(tensors() * sizeof(TensorState));
+  s.tensor_states = states_ = b_.bound(tensors() * sizeof(TensorState));
   if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
   const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars);
   s.scalars = b_.host(scalar_bytes);
@@ -59,11 +59,22 @@ OperandRef StepFrame::coefficient_operand(const GradientStage& stage) const {
 }
 
 OperandRef StepFrame::states_operand(Access access) const {
-  return whole(out_.slots.tensor_states, access, 0, tensors() * sizeof(TensorState));
+  return whole(states_, access, 0, tensors() * sizeof(TensorState));
 }
 
 OperandRef StepFrame::steps_operand(Access access) const {
   return whole(tensor_steps_, access, 0, tensors() * sizeof(TensorStep));
+}
+
+void StepFrame::copy_states() {
+  const uint64_t bytes = tensors() * sizeof(TensorState);
+  states_ = b_.scratch(bytes);
+  b_.copy({states_, 0, bytes}, {out_.slots.tensor_states, 0, bytes});
+}
+
+void StepFrame::keep_states(uint32_t word) {
+  const uint64_t bytes = tensors() * sizeof(TensorState);
+  b_.copy({out_.slots.tensor_states, 0, bytes}, {states_, 0, bytes}, committing(word));
 }
 
 KernelOptions StepFrame::committing(uint32_t word) {

@@ -38,6 +38,11 @@ class StepFrame {
   OperandRef states_operand(Access access) const;
   OperandRef steps_operand(Access access) const;
 
+  // From now on kernels work on a copy of the per-tensor state, which keep_states writes back if
+  // `word` says so: for steps that change it before the decision.
+  void copy_states();
+  void keep_states(uint32_t word);
+
   // Kernels that write parameters or state: only if `word` says so.
   static KernelOptions committing(uint32_t word);
 
@@ -52,7 +57,8 @@ class StepFrame {
   StepPlan out_;
   uint32_t scalars_ = kNoSlot;
   uint32_t tensor_steps_ = kNoSlot;
-  uint32_t norm_ = kNoSlot;  // double
+  uint32_t states_ = kNoSlot;  // what kernels use: the bound slot or its copy
+  uint32_t norm_ = kNoSlot;    // double
   uint32_t norm_messages_ = kNoSlot;
   uint32_t norm_message_count_ = 0;
 };

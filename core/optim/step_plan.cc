@@ -74,19 +74,24 @@ class OnebitLambStep {
       s_.onebit = add_onebit_slots(b_, layout_, false);
       s_.onebit.valid = s_.valid;
     }
-    if (r_.first) start_stage(alone);
+    if (r_.first) {
+      frame_.copy_states();
+      start_stage(alone);
+    }
     gradient_ = frame_.local_gradients();
     if (alone) {
       const uint32_t word = local_momentum();
       update(word);
       b_.copy({s_.m, 0, layout_.flat_elements() * 4}, {new_m_, 0, layout_.flat_elements() * 4},
               StepFrame::committing(word));
+      if (r_.first) frame_.keep_states(word);
       return frame_.finish(word, {}, true);
     }
     const OnebitRequest exchange = exchange_request();
     const OnebitResult result = emit_onebit_all_reduce(b_, exchange);
     emit_onebit_scale_undo(b_, exchange);
     update(result.gate);
+    if (r_.first) frame_.keep_states(result.gate);
     return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, true);
   }
 

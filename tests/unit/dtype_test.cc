@@ -9,8 +9,8 @@
 namespace sotto {
 namespace {
 
-// The 16-bit value nearest to f, ties to even, found by search over all finite values with the decoder under test
-// replaced by exact arithmetic in double.
+// The 16-bit value nearest to f, ties to even, found by search over all finite values with the
+// decoder under test replaced by exact arithmetic in double.
 double f16_value(uint16_t h) {
   const double sign = (h & 0x8000) ? -1.0 : 1.0;
   const int exponent = (h >> 10) & 31;
