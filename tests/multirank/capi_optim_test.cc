@@ -1,0 +1,337 @@
+// Codecs, optimizers and plans at the C ABI: what is refused and how, and that states survive a
+// round trip.
+#include <cmath>
+#include <string>
+#include <vector>
+
+#include "tests/multirank/capi_support.h"
+
+namespace sotto::test {
+namespace {
+
+constexpr const char* kOneBitLamb =
+    R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}})";
+constexpr const char* kLamb = R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}})";
+const WorldOptions kDefault;
+
+// Two tensors and their gradients, different on every rank in the gradients only.
+struct Model {
+  std::vector<float> weights[2], gradients[2];
+  std::vector<sotto_param> params;
+
+  explicit Model(int32_t rank, std::vector<size_t> counts = {1000, 37}) {
+    static const char* const kNames[] = {"w", "b"};
+    for (size_t t = 0; t < 2; ++t) {
+      for (size_t i = 0; i < counts[t]; ++i) {
+        weights[t].push_back(0.5f + 0.01f * static_cast<float>(i % 9));
+        gradients[t].push_back(std::sin(static_cast<float>(1 + i + 7 * static_cast<size_t>(rank))));
+      }
+      sotto_param p = {};
+      p.struct_size = sizeof p;
+      p.name = kNames[t];
+      p.param = buffer(weights[t]);
+      p.grad = buffer(gradients[t]);
+      params.push_back(p);
+    }
+  }
+};
+
+sotto_optim* new_optim(const Member& self, const char* json, const Model& model) {
+  sotto_optim* optim = nullptr;
+  OK(sotto_optim_create(self.comm, json, model.params.data(), model.params.size(), &optim));
+  return optim;
+}
+
+std::string export_of(const sotto_optim* optim, sotto_state_mode mode) {
+  uint64_t length = 0;
+  OK(sotto_optim_state_export(optim, mode, nullptr, 0, &length));
+  std::string blob(length, '\0');
+  OK(sotto_optim_state_export(optim, mode, blob.data(), blob.size(), &length));
+  require(length == blob.size(), "length of an export");
+  return blob;
+}
+
+sotto_status import_to(sotto_optim* optim, const std::string& blob,
+                       sotto_state_mode mode = SOTTO_STATE_EXACT) {
+  return sotto_optim_state_import(optim, mode, blob.data(), blob.size());
+}
+
+TEST(CapiOptim, ParametersThatAreRefused) {
+  EXPECT_EQ(
+      run_world(1, kDefault,
+                [](Member& self) {
+                  std::vector<uint8_t> mask(36, 1);
+                  const auto with =
+                      [&](const std::function<void(std::vector<sotto_param>&)>& change) {
+                        Model model(0);
+                        change(model.params);
+                        sotto_optim* optim = nullptr;
+                        return sotto_optim_create(self.comm, kLamb, model.params.data(),
+                                                  model.params.size(), &optim);
+                      };
+                  FAILS(with([](auto& p) { p[0].struct_size = 12; }), SOTTO_E_INVALID_ARGUMENT,
+                        "params[0].struct_size is 12");
+                  FAILS(with([](auto& p) { p[1].struct_size = 160; }), SOTTO_E_INVALID_ARGUMENT,
+                        "params[1].struct_size is 160", "152");
+                  FAILS(with([](auto& p) { p[1].grad.count = 36; }), SOTTO_E_INVALID_ARGUMENT,
+                        "params[1].grad.count is 36", "37");
+                  FAILS(with([](auto& p) { p[0].param.dtype = p[0].grad.dtype = SOTTO_BFLOAT16; }),
+                        SOTTO_E_UNSUPPORTED, "params[0].param is bf16");
+                  FAILS(with([](auto& p) { p[0].param.device_type = 2; }), SOTTO_E_UNSUPPORTED,
+                        "params[0].param.device_type");
+                  FAILS(with([](auto& p) { p[1].grad = p[1].param; }), SOTTO_E_INVALID_ARGUMENT,
+                        "overlap");
+                  FAILS(with([](auto& p) { p[1].name = "w"; }), SOTTO_E_INVALID_ARGUMENT, "\"w\"",
+                        "twice");
+                  FAILS(with([](auto& p) { p[1].models = 2; }), SOTTO_E_UNSUPPORTED,
+                        "params[1].models is 2");
+                  FAILS(with([](auto& p) { p[1].model_copy = p[1].param; }), SOTTO_E_UNSUPPORTED,
+                        "params[1].model_copy");
+                  FAILS(with([&](auto& p) { p[1].mask = buffer(mask); }), SOTTO_E_INVALID_ARGUMENT,
+                        "params[1].mask.count is 36");
+                  FAILS(with([](auto& p) { p.clear(); }), SOTTO_E_INVALID_ARGUMENT, "n is 0");
+                  OK(sotto_barrier(self.comm, nullptr, nullptr));
+                }),
+      "");
+}
+
+TEST(CapiOptim, ConfigurationsThatAreRefused) {
+  EXPECT_EQ(
+      run_world(1, kDefault,
+                [](Member& self) {
+                  const Model model(0);
+                  const auto with = [&](const char* json) {
+                    sotto_optim* optim = nullptr;
+                    return sotto_optim_create(self.comm, json, model.params.data(),
+                                              model.params.size(), &optim);
+                  };
+                  FAILS(with("{"), SOTTO_E_INVALID_ARGUMENT, "line 1");
+                  FAILS(with(R"({"optimizer": {"type": "Lamb", "params": {"max_cooeff": 1}}})"),
+                        SOTTO_E_INVALID_ARGUMENT, "max_cooeff", "max_coeff");
+                  FAILS(with(R"({"optimiser": {"type": "Lamb"}})"), SOTTO_E_INVALID_ARGUMENT,
+                        "optimiser", "optimizer");
+                  FAILS(with(R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.1}}})"),
+                        SOTTO_E_UNSUPPORTED, "OneBitAdam");
+                  FAILS(with(R"({"optimizer": {"type": "Lamb"}, "fp16": {"enabled": true}})"),
+                        SOTTO_E_UNSUPPORTED, "fp16.enabled");
+                  FAILS(with("{}"), SOTTO_E_INVALID_ARGUMENT, "optimizer");
+                }),
+      "");
+}
+
+TEST(CapiOptim, RanksThatRegisterDifferentTensors) {
+  EXPECT_EQ(
+      run_world(2, kDefault,
+                [](Member& self) {
+                  const Model model(self.rank, {1000, self.rank == 0 ? size_t{37} : size_t{38}});
+                  sotto_optim* optim = nullptr;
+                  FAILS(sotto_optim_create(self.comm, kLamb, model.params.data(),
+                                           model.params.size(), &optim),
+                        SOTTO_E_PROTOCOL, "1037", "1038");
+                }),
+      "");
+}
+
+TEST(CapiOptim, SettersAndInfo) {
+  EXPECT_EQ(
+      run_world(
+          2, kDefault,
+          [](Member& self) {
+            Model model(self.rank);
+            sotto_optim* optim = new_optim(self, kLamb, model);
+            FAILS(sotto_optim_set(optim, "momentum", -1, 0.5), SOTTO_E_INVALID_ARGUMENT,
+                  "momentum");
+            FAILS(sotto_optim_set(optim, "lr", 4, 0.5), SOTTO_E_INVALID_ARGUMENT, "4");
+            FAILS(sotto_optim_set(optim, "lr", -1, -0.5), SOTTO_E_INVALID_ARGUMENT, "-0.5");
+            FAILS(sotto_optim_set(optim, nullptr, -1, 0.5), SOTTO_E_INVALID_ARGUMENT,
+                  "name is NULL");
+            OK(sotto_optim_set(optim, "lr", -1, 0.25));
+            sotto_optim_info info = {};
+            FAILS(sotto_optim_get_info(optim, &info), SOTTO_E_INVALID_ARGUMENT,
+                  "out_info.struct_size is 0");
+            info.struct_size = sizeof info;
+            OK(sotto_optim_get_info(optim, &info));
+            require(info.lr == 0.25 && info.step == 0 && info.stage == 0, "info");
+            const sotto_call mean = call_with([](auto& c) { c.reduce = SOTTO_REDUCE_MEAN; });
+            FAILS(sotto_optim_step(optim, &mean, nullptr), SOTTO_E_INVALID_ARGUMENT, "call.reduce");
+            OK(sotto_group_begin(self.comm));
+            FAILS(sotto_optim_step(optim, nullptr, nullptr), SOTTO_E_INVALID_STATE, "open group");
+            OK(sotto_group_end(self.comm, nullptr, nullptr));
+            const uint64_t planned = info.payload_bytes_next_step;
+            sotto_comm_counters before = {}, after = {};
+            before.struct_size = after.struct_size = sizeof before;
+            OK(sotto_comm_get_counters(self.comm, &before));
+            OK(sotto_optim_step(optim, nullptr, nullptr));
+            OK(sotto_comm_get_counters(self.comm, &after));
+            require(after.payload_bytes_sent - before.payload_bytes_sent == planned,
+                    "bytes of a step");
+            uint64_t length = 0;
+            FAILS(sotto_optim_report(optim, "everything", nullptr, 0, &length),
+                  SOTTO_E_INVALID_ARGUMENT, "everything");
+            OK(sotto_optim_destroy(optim));
+          }),
+      "");
+}
+
+TEST(CapiOptim, NonfiniteGradientChangesNothing) {
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* optim = new_optim(self, kOneBitLamb, model);
+                        for (int step = 0; step < 5; ++step) {
+                          const std::vector<float> before = model.weights[0];
+                          const float kept = model.gradients[0][3];
+                          if (self.rank == 1) model.gradients[0][3] = INFINITY;
+                          FAILS(sotto_optim_step(optim, nullptr, nullptr), SOTTO_E_NONFINITE);
+                          require(model.weights[0] == before, "nothing was updated");
+                          model.gradients[0][3] = kept;
+                          OK(sotto_optim_step(optim, nullptr, nullptr));
+                          require(model.weights[0] != before, "the next step updates");
+                        }
+                        sotto_optim_info info = {};
+                        info.struct_size = sizeof info;
+                        OK(sotto_optim_get_info(optim, &info));
+                        require(info.step == 5 && info.skipped_steps == 5 && info.stage == 1,
+                                "counters");
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+}
+
+TEST(CapiOptim, StateGoesOnBitForBitAndBadBlobsHarmNothing) {
+  EXPECT_EQ(
+      run_world(2, kDefault,
+                [](Member& self) {
+                  Model model(self.rank), other(self.rank, {1000, 36});
+                  sotto_optim* optim = new_optim(self, kOneBitLamb, model);
+                  for (int step = 0; step < 5; ++step)
+                    OK(sotto_optim_step(optim, nullptr, nullptr));
+                  const std::string blob = export_of(optim, SOTTO_STATE_EXACT);
+
+                  uint64_t length = 0;
+                  FAILS(sotto_optim_state_export(optim, 9, nullptr, 0, &length),
+                        SOTTO_E_INVALID_ARGUMENT, "mode is 9");
+                  FAILS(sotto_optim_state_import(optim, SOTTO_STATE_EXACT, nullptr, 5),
+                        SOTTO_E_INVALID_ARGUMENT, "buf is NULL");
+                  for (const size_t cut :
+                       {size_t{0}, size_t{7}, size_t{24}, blob.size() / 2, blob.size() - 1}) {
+                    FAILS(import_to(optim, blob.substr(0, cut)), SOTTO_E_INVALID_ARGUMENT);
+                  }
+                  std::string damaged = blob;
+                  damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
+                  FAILS(import_to(optim, damaged), SOTTO_E_INVALID_ARGUMENT);
+                  sotto_optim* smaller = new_optim(self, kOneBitLamb, other);
+                  FAILS(import_to(smaller, blob), SOTTO_E_INVALID_ARGUMENT, "b", "37", "36");
+                  sotto_optim* lamb = new_optim(self, kLamb, other);
+                  FAILS(import_to(lamb, blob), SOTTO_E_INVALID_ARGUMENT, "OneBitLamb");
+                  require(export_of(optim, SOTTO_STATE_EXACT) == blob,
+                          "failed imports change nothing");
+
+                  for (int step = 0; step < 3; ++step)
+                    OK(sotto_optim_step(optim, nullptr, nullptr));
+                  const std::vector<float> straight = model.weights[0];
+                  OK(import_to(optim, blob));
+                  require(model.weights[0] != straight, "the import restores the parameters");
+                  for (int step = 0; step < 3; ++step)
+                    OK(sotto_optim_step(optim, nullptr, nullptr));
+                  require(model.weights[0] == straight, "a restored run is bit-identical");
+                  OK(import_to(optim, export_of(optim, SOTTO_STATE_RESET), SOTTO_STATE_RESET));
+                  for (sotto_optim* o : {optim, smaller, lamb}) OK(sotto_optim_destroy(o));
+                }),
+      "");
+}
+
+TEST(CapiCodec, WhatIsRefused) {
+  EXPECT_EQ(
+      run_world(2, kDefault,
+                [](Member& self) {
+                  std::vector<float> a(100), b(50);
+                  std::vector<double> d(100);
+                  const sotto_buffer like = buffer(a), other = buffer(b), wide = buffer(d);
+                  sotto_call call = SOTTO_CALL_INIT;
+                  const auto make = [&](const char* json, const sotto_buffer& tensor) {
+                    return sotto_codec_create(self.comm, json, &tensor, 1, &call.codec);
+                  };
+                  FAILS(make("[]", like), SOTTO_E_INVALID_ARGUMENT);
+                  FAILS(make(R"({"type": "2bit"})", like), SOTTO_E_UNSUPPORTED, "2bit");
+                  FAILS(make(R"({"type": "1bit", "skale": "l1"})", like), SOTTO_E_INVALID_ARGUMENT,
+                        "skale");
+                  FAILS(make(R"({"type": "1bit"})", wide), SOTTO_E_UNSUPPORTED, "fp64");
+                  FAILS(sotto_codec_create(self.comm, R"({"type": "1bit"})", &like, 0, &call.codec),
+                        SOTTO_E_INVALID_ARGUMENT, "n is 0");
+                  OK(make(R"({"type": "1bit"})", like));
+                  FAILS(sotto_all_reduce(self.comm, &other, &other, 1, &call, nullptr),
+                        SOTTO_E_INVALID_ARGUMENT, "50", "100");
+                  FAILS(sotto_all_reduce(self.comm, &wide, &wide, 1, &call, nullptr),
+                        SOTTO_E_INVALID_ARGUMENT, "fp64");
+                  call.reduce = SOTTO_REDUCE_MAX;
+                  FAILS(sotto_all_reduce(self.comm, &like, &like, 1, &call, nullptr),
+                        SOTTO_E_INVALID_ARGUMENT, "call.reduce is 4");
+                  call.reduce = SOTTO_REDUCE_MEAN;
+                  FAILS(sotto_barrier(self.comm, &call, nullptr), SOTTO_E_INVALID_ARGUMENT,
+                        "call.reduce");
+                  OK(sotto_all_reduce(self.comm, &like, &like, 1, &call, nullptr));
+                  OK(sotto_codec_destroy(call.codec));
+                }),
+      "");
+}
+
+TEST(CapiPlan, RequestsAndWhatIsSent) {
+  EXPECT_EQ(
+      run_world(3, kDefault,
+                [](Member& self) {
+                  const auto plan = [&](const std::string& request) {
+                    return read_all([&](char* buf, uint64_t cap, uint64_t* out_len) {
+                      return sotto_plan_report(self.comm, request.c_str(), buf, cap, out_len);
+                    });
+                  };
+                  uint64_t length = 0;
+                  const auto bad = [&](const char* request) {
+                    return sotto_plan_report(self.comm, request, nullptr, 0, &length);
+                  };
+                  FAILS(bad("no json"), SOTTO_E_INVALID_ARGUMENT, "not a JSON object");
+                  FAILS(bad("{}"), SOTTO_E_INVALID_ARGUMENT, "request.kind is missing");
+                  FAILS(bad(R"({"kind": "reduce"})"), SOTTO_E_INVALID_ARGUMENT, "request.kind",
+                        "all_reduce");
+                  FAILS(bad(R"({"kind": "all_reduce", "count": [1]})"), SOTTO_E_INVALID_ARGUMENT,
+                        "\"count\"", "\"counts\"");
+                  FAILS(bad(R"({"kind": "all_reduce", "counts": [-1]})"), SOTTO_E_INVALID_ARGUMENT,
+                        "request.counts");
+                  FAILS(bad(R"({"kind": "all_reduce", "counts": [1], "dtype": "fp8"})"),
+                        SOTTO_E_INVALID_ARGUMENT, "fp8", "fp16");
+                  FAILS(bad(R"({"kind": "broadcast", "counts": [1], "root": 3})"),
+                        SOTTO_E_INVALID_ARGUMENT, "request.root is 3");
+                  FAILS(bad(R"({"kind": "send", "counts": [1]})"), SOTTO_E_INVALID_ARGUMENT,
+                        "request.peer");
+                  FAILS(bad(R"({"kind": "barrier", "codec": {"type": "1bit"}})"),
+                        SOTTO_E_INVALID_ARGUMENT, "codec");
+
+                  // The prediction is what the operation then sends.
+                  std::vector<float> a(30000);
+                  const sotto_buffer b = buffer(a);
+                  sotto_call call = SOTTO_CALL_INIT;
+                  sotto_comm_counters before = {}, after = {};
+                  before.struct_size = after.struct_size = sizeof before;
+                  for (const bool compressed : {false, true}) {
+                    if (compressed)
+                      OK(sotto_codec_create(self.comm, R"({"type": "1bit"})", &b, 1, &call.codec));
+                    const std::string report =
+                        plan(std::string(
+                                 R"({"kind": "all_reduce", "counts": [30000], "in_place": true)") +
+                             (compressed ? R"(, "codec": {"type": "1bit"}})" : "}"));
+                    OK(sotto_comm_get_counters(self.comm, &before));
+                    OK(sotto_all_reduce(self.comm, &b, &b, 1, &call, nullptr));
+                    OK(sotto_comm_get_counters(self.comm, &after));
+                    const std::string expected =
+                        "\"payload_bytes_sent\":" +
+                        std::to_string(after.payload_bytes_sent - before.payload_bytes_sent) + ",";
+                    require(report.find(expected) != std::string::npos,
+                            expected + " is not in " + report);
+                  }
+                  OK(sotto_codec_destroy(call.codec));
+                }),
+      "");
+}
+
+}  // namespace
+}  // namespace sotto::test
