@@ -37,7 +37,9 @@ void read_word(const ObjectReader& reader, std::string_view key, Enum& out) {
 }  // namespace
 
 std::string_view mode_name(Mode mode) { return mode == Mode::kStrict ? "strict" : "compat"; }
-std::string_view scale_name(CompressionScale scale) { return scale == CompressionScale::kL2 ? "l2" : "l1"; }
+std::string_view scale_name(CompressionScale scale) {
+  return scale == CompressionScale::kL2 ? "l2" : "l1";
+}
 std::string_view granularity_name(Granularity granularity) {
   switch (granularity) {
     case Granularity::kFlat: return "flat";

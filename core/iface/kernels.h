@@ -1,24 +1,35 @@
-// The kernel table: every computation that a plan may contain, named by id, with its operands, arguments and exact
-// arithmetic. A device supplies the kernels (core/cpu for the CPU); builders and optimizers are written once, as
-// sequences of these. Nobody above this file asks which device runs them.
+// The kernel table: every computation that a plan may contain, named by id, with its operands,
+// arguments and exact arithmetic. A device supplies the kernels (core/cpu for the CPU); builders
+// and optimizers are written once, as sequences of these. Nobody above this file asks which device
+// runs them.
 //
 // Common rules
-//  - float32 element arithmetic, one rounding per written operation, no fused multiply-add, subnormals kept. The order
-//    of operations is the one written here; every device, SIMD target, thread count and segment size gives the same bits.
-//  - sgn(x) = +1 if x >= 0 else -1 (so -0 is +). Bits are packed most significant first: element i of a bit array is
+//  - float32 element arithmetic, one rounding per written operation, no fused multiply-add,
+//  subnormals kept. The order
+//    of operations is the one written here; every device, SIMD target, thread count and segment
+//    size gives the same bits.
+//  - sgn(x) = +1 if x >= 0 else -1 (so -0 is +). Bits are packed most significant first: element i
+//  of a bit array is
 //    byte i / 8, bit 7 - i % 8. Bit 1 means +scale.
-//  - Bulk kernels work on pieces (below). Distinct pieces of one call never overlap in their outputs, are sorted by
-//    `block` where block sums are made, and a norm block never spans two calls. A call may therefore be cut between
-//    norm blocks, over threads or into several calls, without changing a bit.
-//  - Norms: blocks of kNormBlock elements; inside a block, lane (position % 64) adds fl(x*x) (l1: |x|) in float32 in
-//    ascending position; lanes are folded by halves 32, 16, .. 1 (lane j += lane j + h); the block's sum is a float32.
-//    Blocks are then added in float64 in ascending order. Elements that take no part (masked, padding) add nothing; every
-//    block that a piece touches, a padding piece too, gets its sum (or maximum), so the arrays have room for all of them.
-//  - Where a kernel writes bits, norm blocks start at multiples of 8 bits (chunks do): calls and threads share no byte.
+//  - Bulk kernels work on pieces (below). Distinct pieces of one call never overlap in their
+//  outputs, are sorted by
+//    `block` where block sums are made, and a norm block never spans two calls. A call may
+//    therefore be cut between norm blocks, over threads or into several calls, without changing a
+//    bit.
+//  - Norms: blocks of kNormBlock elements; inside a block, lane (position % 64) adds fl(x*x) (l1:
+//  |x|) in float32 in
+//    ascending position; lanes are folded by halves 32, 16, .. 1 (lane j += lane j + h); the
+//    block's sum is a float32. Blocks are then added in float64 in ascending order. Elements that
+//    take no part (masked, padding) add nothing; every block that a piece touches, a padding piece
+//    too, gets its sum (or maximum), so the arrays have room for all of them.
+//  - Where a kernel writes bits, norm blocks start at multiples of 8 bits (chunks do): calls and
+//  threads share no byte.
 //  - A NaN is a NaN: its sign and payload are not specified, except in results of kReduce.
 //  - A kernel with a predicate runs only if *predicate == expect when the device reaches it.
-//  - "list" operands are arrays of pointers, one per tensor, indexed by Piece::tensor. "flat" operands are contiguous
-//    and indexed by Piece::flat minus the base given in the arguments. An optional operand may be null.
+//  - "list" operands are arrays of pointers, one per tensor, indexed by Piece::tensor. "flat"
+//  operands are contiguous
+//    and indexed by Piece::flat minus the base given in the arguments. An optional operand may be
+//    null.
 #pragma once
 
 #include <cstddef>
@@ -40,43 +51,49 @@ enum class ScaleKind : uint8_t { kL2 = 1, kL1 = 2 };
 struct Piece {
   uint64_t flat = 0;    // index of the first element in the flat space of the buffer
   uint64_t offset = 0;  // index of the first element in its tensor
-  uint64_t target = 0;  // index in the output tensor; differs from offset in reduce-scatter and all-gather only
-  uint64_t count = 0;   // elements
-  uint64_t block = 0;   // norm block that holds the first element: index into the array of block sums
-  uint32_t lane = 0;    // position of the first element in that block, 0 .. kNormBlock - 1
-  uint32_t tensor = 0;  // index into list operands; kNoTensor: padding (bits become 1, nothing else is touched)
-  uint32_t scale = 0;   // compression instance: index of the worker scale, and of the scale in a scale message
-  uint32_t chunk = 0;   // server that owns the elements: index of its scale message
-  uint32_t group = 0;   // parameter group: index into GroupScalars
+  uint64_t target =
+      0;  // index in the output tensor; differs from offset in reduce-scatter and all-gather only
+  uint64_t count = 0;  // elements
+  uint64_t block =
+      0;              // norm block that holds the first element: index into the array of block sums
+  uint32_t lane = 0;  // position of the first element in that block, 0 .. kNormBlock - 1
+  uint32_t tensor =
+      0;  // index into list operands; kNoTensor: padding (bits become 1, nothing else is touched)
+  uint32_t scale =
+      0;  // compression instance: index of the worker scale, and of the scale in a scale message
+  uint32_t chunk = 0;  // server that owns the elements: index of its scale message
+  uint32_t group = 0;  // parameter group: index into GroupScalars
   uint32_t reserved = 0;
 };
 
-// A scale message, one per rank: float32 scale of every instance, then one uint32 of flags. Messages of all ranks lie
-// `scale_message_bytes` apart.
+// A scale message, one per rank: float32 scale of every instance, then one uint32 of flags.
+// Messages of all ranks lie `scale_message_bytes` apart.
 inline constexpr uint32_t kFlagNonfinite = 1;
 constexpr uint64_t scale_message_bytes(uint64_t instances) { return 4 * instances + 4; }
 
-// Numbers of one parameter group in one step; written by the host before the step starts, read by kernels.
+// Numbers of one parameter group in one step; written by the host before the step starts, read by
+// kernels.
 struct GroupScalars {
-  double lr = 0;               // learning rate of this step
-  double lamb_lr = 0;          // LAMB: lr, times sqrt(1 - b2^t) / (1 - b1^t) with bias correction
-  double max_coeff = 0;        // LAMB trust ratio bounds
+  double lr = 0;         // learning rate of this step
+  double lamb_lr = 0;    // LAMB: lr, times sqrt(1 - b2^t) / (1 - b1^t) with bias correction
+  double max_coeff = 0;  // LAMB trust ratio bounds
   double min_coeff = 0;
-  double coeff_beta = 0;       // 1-bit LAMB
+  double coeff_beta = 0;  // 1-bit LAMB
   double factor_max = 0;
   double factor_min = 0;
   double factor_threshold = 0;
   float b1 = 0, one_minus_b1 = 0, b2 = 0, one_minus_b2 = 0;
   float eps = 0;
-  float weight_decay = 0;      // 0: none
-  float c1 = 1, c2 = 1;        // Adam bias corrections 1 - b1^t, 1 - b2^t (1 without)
+  float weight_decay = 0;  // 0: none
+  float c1 = 1, c2 = 1;    // Adam bias corrections 1 - b1^t, 1 - b2^t (1 without)
   uint32_t eps_inside_sqrt = 0;
-  uint32_t decoupled = 1;      // Adam: 1 = weight decay in the update (AdamW), 0 = added to the gradient (L2)
+  uint32_t decoupled =
+      1;  // Adam: 1 = weight decay in the update (AdamW), 0 = added to the gradient (L2)
 };
 
 // Per-tensor numbers of 1-bit LAMB that live across steps.
 struct TensorState {
-  double c_avg = 0;          // moving average of the trust ratio
+  double c_avg = 0;  // moving average of the trust ratio
   double last_factor = 1;
   double scaling_coeff = 1;
 };
@@ -93,9 +110,9 @@ struct TensorStep {
 struct NormRange {
   uint64_t first_block = 0;
   uint64_t blocks = 0;
-  uint64_t count = 0;    // elements when nothing is masked
-  uint32_t group = 0;    // per-tensor ranges: parameter group
-  uint32_t tensor = 0;   // per-tensor ranges: index into TensorState and TensorStep
+  uint64_t count = 0;   // elements when nothing is masked
+  uint32_t group = 0;   // per-tensor ranges: parameter group
+  uint32_t tensor = 0;  // per-tensor ranges: index into TensorState and TensorStep
 };
 
 enum class KernelId : uint16_t {
@@ -105,127 +122,185 @@ enum class KernelId : uint16_t {
   kPack,
   // tensors[target] <- flat.  [0] r flat  [1] w list.  PackArgs
   kUnpack,
-  // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16 bits: acc is float32 and is
-  // rounded once at the end. mean: acc / world at the end (integers: towards 0). min and max: NaN if any rank has one; of +0
-  // and -0 the first met stays. A NaN result is the positive quiet NaN without payload. Integers wrap around.
-  // [0] r own (list or flat)  [1] r rows: row s at s * row_stride elements, row `own_rank` unused  [2] w out (list at
-  // `target`, or flat)  [3] rw flags, optional: uint32 |= kFlagNonfinite if a result is not finite.  ReduceArgs
+  // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16
+  // bits: acc is float32 and is
+  // rounded once at the end. mean: acc / world at the end (integers: towards 0). min and max: NaN
+  // if any rank has one; of +0
+  // and -0 the first met stays. A NaN result is the positive quiet NaN without payload. Integers
+  // wrap around.
+  // [0] r own (list or flat)  [1] r rows: row s at s * row_stride elements, row `own_rank` unused
+  // [2] w out (list at
+  // `target`, or flat)  [3] rw flags, optional: uint32 |= kFlagNonfinite if a result is not finite.
+  // ReduceArgs
   kReduce,
 
-  // 1-bit encoder (specification 1.1 steps 1-4), residual deferred: c holds what was encoded, S_old its scale.
-  //   x' = isfinite(x) ? x : 0 (and flags |= kFlagNonfinite);  e = c - (c >= 0 ? S_old : -S_old);  c = x' + e;
+  // 1-bit encoder (specification 1.1 steps 1-4), residual deferred: c holds what was encoded, S_old
+  // its scale.
+  //   x' = isfinite(x) ? x : 0 (and flags |= kFlagNonfinite);  e = c - (c >= 0 ? S_old : -S_old);
+  //   c = x' + e;
   //   bit = c >= 0; block sum += c*c (l1: |c|).   Masked: c = 0, bit 1.   Padding: bit 1.
-  // [0] r x (list float32)  [1] rw c (flat)  [2] r S_old (float32 per instance)  [3] w bits (bit piece.flat - bits_base)
-  // [4] w block sums (float32)  [5] r valid bits (flat, base 0), optional  [6] rw flags (uint32).  EncodeArgs
+  // [0] r x (list float32)  [1] rw c (flat)  [2] r S_old (float32 per instance)  [3] w bits (bit
+  // piece.flat - bits_base)
+  // [4] w block sums (float32)  [5] r valid bits (flat, base 0), optional  [6] rw flags (uint32).
+  // EncodeArgs
   kOnebitEncode,
-  // Takes an encoding back. call.paired_ran (this range was encoded): c = isfinite(c) ? c - x' : 0, else c = e as
-  // above. Masked: c = 0. Operands and arguments of kOnebitEncode; [3], [4] and [6] are not touched.
+  // Takes an encoding back. call.paired_ran (this range was encoded): c = isfinite(c) ? c - x' : 0,
+  // else c = e as
+  // above. Masked: c = 0. Operands and arguments of kOnebitEncode; [3], [4] and [6] are not
+  // touched.
   kOnebitEncodeUndo,
-  // Encoder of 1-bit LAMB: x = ((b1*m + (1-b1)*g') * s), g' = g * clip (clip null: g), s = float(scaling_coeff); then as
-  // kOnebitEncode. m comes from floats ([1]) or from bits ([2], [3]): m = bit ? M : -M, M = R / s, R the float32 of this
+  // Encoder of 1-bit LAMB: x = ((b1*m + (1-b1)*g') * s), g' = g * clip (clip null: g), s =
+  // float(scaling_coeff); then as
+  // kOnebitEncode. m comes from floats ([1]) or from bits ([2], [3]): m = bit ? M : -M, M = R / s,
+  // R the float32 of this
   // instance in message `chunk` of [3]. Masked elements have m = 0.
-  // identity = 1 (one rank): nothing is encoded; [4] receives x / s (0 where masked; a result that is not finite raises the
+  // identity = 1 (one rank): nothing is encoded; [4] receives x / s (0 where masked; a result that
+  // is not finite raises the
   // flag and is stored as 0); [5] - [7] are null.
-  // [0] r g (list)  [1] r m (flat), optional  [2] r old bits (flat, base 0), optional  [3] r old scale messages, optional
+  // [0] r g (list)  [1] r m (flat), optional  [2] r old bits (flat, base 0), optional  [3] r old
+  // scale messages, optional
   // [4] rw c (flat)  [5] r S_old  [6] w bits  [7] w block sums  [8] r valid, optional  [9] rw flags
-  // [10] r GroupScalars[]  [11] r TensorState[]  [12] r clip coefficient (float32), optional.  EncodeArgs
+  // [10] r GroupScalars[]  [11] r TensorState[]  [12] r clip coefficient (float32), optional.
+  // EncodeArgs
   kOnebitLambFront,
   // As kOnebitEncodeUndo, x as in kOnebitLambFront, whose operands and arguments it has.
   kOnebitLambFrontUndo,
-  // Scales from block sums: l2: float(sqrt(sum / n)), l1: float(sum / n); 0 if n = 0. A scale that is not finite raises
-  // the flag and is 0 in both outputs. Writes the scales and this rank's scale message with the flags.
-  // [0] r block sums  [1] r valid count per range (uint64)  [2] w scales (float32 per range)  [3] w message
+  // Scales from block sums: l2: float(sqrt(sum / n)), l1: float(sum / n); 0 if n = 0. A scale that
+  // is not finite raises
+  // the flag and is 0 in both outputs. Writes the scales and this rank's scale message with the
+  // flags.
+  // [0] r block sums  [1] r valid count per range (uint64)  [2] w scales (float32 per range)  [3] w
+  // message
   // [4] rw flags.  NormArgs
   kNormFinish,
-  // Server (specification 1.1 steps 5-8, order of 1.6): t_r = fl(S_r * fl(1/W)); a = sum of +-t_r in groups of 8 ranks;
-  //   a = a + (c - (c >= 0 ? R_old : -R_old));  c = a;  bit = a >= 0;  block sum += a*a (l1: |a|). Masked: c = 0, bit 1.
+  // Server (specification 1.1 steps 5-8, order of 1.6): t_r = fl(S_r * fl(1/W)); a = sum of +-t_r
+  // in groups of 8 ranks;
+  //   a = a + (c - (c >= 0 ? R_old : -R_old));  c = a;  bit = a >= 0;  block sum += a*a (l1: |a|).
+  //   Masked: c = 0, bit 1.
   // Piece::flat counts from the start of this rank's chunk.
-  // [0] r rows of bits: row r at r * row_bytes  [1] r scale messages of all ranks  [2] rw c (flat)  [3] r R_old
+  // [0] r rows of bits: row r at r * row_bytes  [1] r scale messages of all ranks  [2] rw c (flat)
+  // [3] r R_old
   // [4] w bits  [5] w block sums  [6] r valid (bit piece.flat + valid_base), optional.  ServerArgs
   kOnebitServer,
   // y = bit ? R : -R, 0 where masked (step 10).  R from message `chunk`, instance `scale`.
-  // [0] r bits (flat, base 0)  [1] r scale messages  [2] w y (list float32 at `target`)  [3] r valid, optional. DecodeArgs
+  // [0] r bits (flat, base 0)  [1] r scale messages  [2] w y (list float32 at `target`)  [3] r
+  // valid, optional. DecodeArgs
   kOnebitDecode,
-  // Decision that all ranks take alike. word = prior == kCommit (or no prior) and no message carries a flag ? kCommit :
+  // Decision that all ranks take alike. word = prior == kCommit (or no prior) and no message
+  // carries a flag ? kCommit :
   // (prior not kCommit ? prior : fail_word).
   // [0] r scale messages of all ranks  [1] r prior word (uint32), optional  [2] w word.  GateArgs
   kGate,
 
   // Block sums of x*x.  [0] r x (list or flat float32)  [1] w block sums.  SourceArgs
   kSumSquares,
-  // Norm of this rank's gradient: norm = sqrt(float64 sum of all blocks); message {double norm; uint32 flags; uint32 0},
-  // flags |= kFlagNonfinite if norm is not finite.  [0] r block sums  [1] r flags, optional  [2] w message. BlocksArgs
+  // Norm of this rank's gradient: norm = sqrt(float64 sum of all blocks); message {double norm;
+  // uint32 flags; uint32 0},
+  // flags |= kFlagNonfinite if norm is not finite.  [0] r block sums  [1] r flags, optional  [2] w
+  // message. BlocksArgs
   kNormMessage,
-  // mean of the norms of `world` messages (added in rank order, then divided); coefficient = clip / (norm + 1e-6) if that
-  // is < 1 else 1, rounded to float32; clip = 0: coefficient 1. word = any flag ? fail_word : kCommit.
-  // [0] r messages (16 bytes each)  [1] w coefficient (float32)  [2] w norm (double)  [3] w word.  ClipArgs
+  // mean of the norms of `world` messages (added in rank order, then divided); coefficient = clip /
+  // (norm + 1e-6) if that
+  // is < 1 else 1, rounded to float32; clip = 0: coefficient 1. word = any flag ? fail_word :
+  // kCommit.
+  // [0] r messages (16 bytes each)  [1] w coefficient (float32)  [2] w norm (double)  [3] w word.
+  // ClipArgs
   kClipCoefficient,
 
-  // Adam and AdamW (specification section 3). g' = g * clip, 0 where masked; decoupled = 0: g' = g' + wd*p (if wd != 0);
-  //   m = b1*m + (1-b1)*g';  v = b2*v + ((1-b2)*g')*g';  u = (m*fl(1/c1)) / (sqrt(v*fl(1/c2)) + eps);  decoupled: u = u + wd*p
+  // Adam and AdamW (specification section 3). g' = g * clip, 0 where masked; decoupled = 0: g' = g'
+  // + wd*p (if wd != 0);
+  //   m = b1*m + (1-b1)*g';  v = b2*v + ((1-b2)*g')*g';  u = (m*fl(1/c1)) / (sqrt(v*fl(1/c2)) +
+  //   eps);  decoupled: u = u + wd*p
   //   (if wd != 0);  p = p - float(lr)*u.
   // [0] r g (list or flat)  [1] rw m (flat)  [2] rw v (flat)  [3] rw p (list)  [4] r GroupScalars[]
   // [5] r clip, optional  [6] r valid, optional.  SourceArgs
   kAdam,
   // LAMB pass 1 (section 4; warm-up of section 7): m and v as in kAdam (no weight decay in g');
-  //   den = eps_inside_sqrt ? sqrt(v + eps) : sqrt(v) + eps;  u = m / den, then u = u + wd*p if wd != 0;
+  //   den = eps_inside_sqrt ? sqrt(v + eps) : sqrt(v) + eps;  u = m / den, then u = u + wd*p if wd
+  //   != 0;
   //   block sums of p*p and u*u (masked elements count in both: weight decay moves them).
-  // [0] r g (list or flat)  [1] rw m  [2] rw v  [3] r p (list)  [4] w block sums of p  [5] w block sums of u
+  // [0] r g (list or flat)  [1] rw m  [2] rw v  [3] r p (list)  [4] w block sums of p  [5] w block
+  // sums of u
   // [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.  SourceArgs
   kLambMoments,
-  // Per tensor: wn, un = norms; c = 1; if both are not 0: c = wn/un, bounded above by max_coeff, then below by min_coeff.
-  // average = 1 and c != 1: c_avg = coeff_beta*c_avg + (1-coeff_beta)*c.  step_size = float(lamb_lr * c).
-  // [0] r block sums of p  [1] r block sums of u  [2] r GroupScalars[]  [3] rw TensorState[]  [4] w TensorStep[]. TensorArgs
+  // Per tensor: wn, un = norms; c = 1; if both are not 0: c = wn/un, bounded above by max_coeff,
+  // then below by min_coeff.
+  // average = 1 and c != 1: c_avg = coeff_beta*c_avg + (1-coeff_beta)*c.  step_size = float(lamb_lr
+  // * c).
+  // [0] r block sums of p  [1] r block sums of u  [2] r GroupScalars[]  [3] rw TensorState[]  [4] w
+  // TensorStep[]. TensorArgs
   kLambScalars,
   // p = p - step_size * u, u as in kLambMoments.
   // [0] r m  [1] r v  [2] rw p (list)  [3] r GroupScalars[]  [4] r TensorStep[].  no arguments
   kLambUpdate,
 
-  // Switch to the compressed stage: vf = v; den = sqrt(v) + eps; mask_zero_variance: valid bit cleared where v == 0;
+  // Switch to the compressed stage: vf = v; den = sqrt(v) + eps; mask_zero_variance: valid bit
+  // cleared where v == 0;
   // block sums of m*m (per tensor; 0 for elements that are masked now).
-  // [0] r m  [1] r v  [2] w vf  [3] w den  [4] rw valid, optional  [5] w block sums  [6] r GroupScalars[].  PrepareArgs
+  // [0] r m  [1] r v  [2] w vf  [3] w den  [4] rw valid, optional  [5] w block sums  [6] r
+  // GroupScalars[].  PrepareArgs
   kOnebitLambPrepare,
-  // counts[i] += valid elements of pieces with `block` == i (Piece::block is an index into counts here, so a call is never
+  // counts[i] += valid elements of pieces with `block` == i (Piece::block is an index into counts
+  // here, so a call is never
   // cut); valid null: all.
   // [0] r valid, optional  [1] rw counts (uint64, zero before).  no arguments
   kCountValid,
-  // s_l = ||m_l|| / sqrt(count_l); united = mean of s_l over tensors with count and s_l not 0; scaling_coeff = united / s_l,
+  // s_l = ||m_l|| / sqrt(count_l); united = mean of s_l over tensors with count and s_l not 0;
+  // scaling_coeff = united / s_l,
   // 1 for the others; last_factor = 1. debias > 0: c_avg = c_avg / debias.
   // [0] r block sums  [1] r counts per tensor (uint64)  [2] rw TensorState[].  ScalingArgs
   kOnebitLambScaling,
   // Pass A of the compressed step (section 7.4), M as in kOnebitLambFront with the messages named:
   //   m = new momentum, o = old momentum (floats, or bits and messages; 0 where masked);
-  //   gr = (m - b1*o) / (1-b1);  vf = b2*vf + ((1-b2)*gr)*gr;  u0 = m/den;  u = u0 + wd*p (wd != 0);
-  //   block sums of u0*u0 and u*u (0 in groups with wd = 0); block maximum of den / (sqrt(vf) + eps). Masked: vf as it is,
+  //   gr = (m - b1*o) / (1-b1);  vf = b2*vf + ((1-b2)*gr)*gr;  u0 = m/den;  u = u0 + wd*p (wd !=
+  //   0);
+  //   block sums of u0*u0 and u*u (0 in groups with wd = 0); block maximum of den / (sqrt(vf) +
+  //   eps). Masked: vf as it is,
   //   no part in the maximum (an all-masked block has maximum 0), u0 = 0, u = wd*p.
-  // [0] r new m (flat), optional  [1] r new bits, optional  [2] r new messages, optional  [3] r old m, optional
-  // [4] r old bits, optional  [5] r old messages, optional  [6] rw vf  [7] r den  [8] r p (list)  [9] r valid, optional
+  // [0] r new m (flat), optional  [1] r new bits, optional  [2] r new messages, optional  [3] r old
+  // m, optional
+  // [4] r old bits, optional  [5] r old messages, optional  [6] rw vf  [7] r den  [8] r p (list)
+  // [9] r valid, optional
   // [10] w block sums u0  [11] w block sums u  [12] w block maxima (float32)  [13] r GroupScalars[]
   // [14] r TensorState[].  MomentumArgs
   kOnebitLambFactor,
-  // Per tensor: factor = max of block maxima; wd != 0: q = min(1, ||u0|| / ||u||) (1 if ||u|| = 0), factor = factor*q +
-  // (1-q); then min factor_max, max factor_min, min last*(1+threshold), max last*(1-threshold); last_factor = factor;
-  // step_size = float(lr * (c_avg * factor)).  A tensor without valid elements (maximum 0) keeps its factor at last_factor.
-  // [0] r block sums u0  [1] r block sums u  [2] r block maxima  [3] r GroupScalars[]  [4] rw TensorState[]
+  // Per tensor: factor = max of block maxima; wd != 0: q = min(1, ||u0|| / ||u||) (1 if ||u|| = 0),
+  // factor = factor*q +
+  // (1-q); then min factor_max, max factor_min, min last*(1+threshold), max last*(1-threshold);
+  // last_factor = factor;
+  // step_size = float(lr * (c_avg * factor)).  A tensor without valid elements (maximum 0) keeps
+  // its factor at last_factor.
+  // [0] r block sums u0  [1] r block sums u  [2] r block maxima  [3] r GroupScalars[]  [4] rw
+  // TensorState[]
   // [5] w TensorStep[].  TensorArgs
   kOnebitLambScalars,
   // Pass B: p = p - step_size * u, u0 = m/den, u = u0 + wd*p (wd != 0); u0 = 0 where masked.
-  // [0] r m (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] r den  [4] rw p (list)
-  // [5] r valid, optional  [6] r GroupScalars[]  [7] r TensorStep[]  [8] r TensorState[].  MomentumArgs
+  // [0] r m (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] r den  [4] rw p
+  // (list)
+  // [5] r valid, optional  [6] r GroupScalars[]  [7] r TensorStep[]  [8] r TensorState[].
+  // MomentumArgs
   kOnebitLambUpdate,
   // m as floats from bits: m = bit ? M : -M, M = R / float(scaling_coeff); 0 where masked.
-  // [0] r bits  [1] r messages  [2] r TensorState[]  [3] w m (flat)  [4] r valid, optional.  MomentumArgs
+  // [0] r bits  [1] r messages  [2] r TensorState[]  [3] w m (flat)  [4] r valid, optional.
+  // MomentumArgs
   kMomentumFromBits,
   kCount,
 };
 
 // Words of kGate and kClipCoefficient; also values of predicates.
-inline constexpr uint32_t kCommit = 1;             // every rank commits
-inline constexpr uint32_t kSkipNonfinite = 2;      // a worker met a non-finite value: nothing is written
-inline constexpr uint32_t kSkipServer = 3;         // a server scale is not finite: nothing is written, server state resets
+inline constexpr uint32_t kCommit = 1;  // every rank commits
+inline constexpr uint32_t kSkipNonfinite =
+    2;  // a worker met a non-finite value: nothing is written
+inline constexpr uint32_t kSkipServer =
+    3;  // a server scale is not finite: nothing is written, server state resets
 
-struct FillArgs { uint8_t value; };
-struct PackArgs { uint64_t flat_base; uint32_t element_bytes; };
+struct FillArgs {
+  uint8_t value;
+};
+struct PackArgs {
+  uint64_t flat_base;
+  uint32_t element_bytes;
+};
 struct ReduceArgs {
   uint64_t row_stride;  // elements
   uint64_t row_base;    // flat index of element 0 of a row
@@ -239,7 +314,7 @@ struct ReduceArgs {
   bool out_flat;
 };
 struct EncodeArgs {
-  uint64_t bits_base;   // flat index of bit 0 of `bits`
+  uint64_t bits_base;  // flat index of bit 0 of `bits`
   uint64_t instances;
   ScaleKind scale;
   bool identity;
@@ -256,7 +331,9 @@ struct ServerArgs {
   uint32_t world;
   ScaleKind scale;
 };
-struct DecodeArgs { uint64_t instances; };
+struct DecodeArgs {
+  uint64_t instances;
+};
 struct GateArgs {
   uint64_t message_bytes;  // distance of messages; the flags are the last 4 bytes of each
   uint32_t world;
@@ -266,7 +343,9 @@ struct SourceArgs {
   uint64_t flat_base;  // of a flat source
   bool flat;           // source is flat, else a list
 };
-struct BlocksArgs { uint64_t blocks; };
+struct BlocksArgs {
+  uint64_t blocks;
+};
 struct ClipArgs {
   double clip;
   uint32_t world;
@@ -277,19 +356,29 @@ struct TensorArgs {
   uint64_t n;
   bool average;
 };
-struct PrepareArgs { bool mask_zero_variance; };
+struct PrepareArgs {
+  bool mask_zero_variance;
+};
 struct ScalingArgs {
   const NormRange* ranges;  // one per tensor
   uint64_t n;
-  double debias;            // 0: off
+  double debias;  // 0: off
 };
-struct MomentumArgs { uint64_t instances; };
+struct MomentumArgs {
+  uint64_t instances;
+};
 
 // A bound operand: flat memory, or (list) an array of tensor pointers.
 struct Operand {
   void* data = nullptr;
-  template <class T> T* flat() const { return static_cast<T*>(data); }
-  template <class T> T* list(uint32_t tensor) const { return static_cast<T*>(static_cast<void* const*>(data)[tensor]); }
+  template <class T>
+  T* flat() const {
+    return static_cast<T*>(data);
+  }
+  template <class T>
+  T* list(uint32_t tensor) const {
+    return static_cast<T*>(static_cast<void* const*>(data)[tensor]);
+  }
 };
 
 struct KernelCall {
@@ -300,9 +389,12 @@ struct KernelCall {
   uint64_t bytes = 0;          // kFill: length of operand 0
   const uint32_t* predicate = nullptr;
   uint32_t expect = 0;
-  bool paired_ran = false;     // undo kernels only
+  bool paired_ran = false;  // undo kernels only
 
-  template <class T> const T& arguments() const { return *static_cast<const T*>(args); }
+  template <class T>
+  const T& arguments() const {
+    return *static_cast<const T*>(args);
+  }
 };
 
 const char* kernel_name(KernelId id);

@@ -1,5 +1,6 @@
-// State import: any bytes are either a snapshot that can be written again, or an error with a text. The bytes are tried as
-// they are, and with length and checksum repaired, so that what lies behind the checksum is reached.
+// State import: any bytes are either a snapshot that can be written again, or an error with a text.
+// The bytes are tried as they are, and with length and checksum repaired, so that what lies behind
+// the checksum is reached.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

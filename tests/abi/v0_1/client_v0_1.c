@@ -12,9 +12,10 @@
 
 #define SYMBOLS(X)                                                                                 \
   X(abi_version)                                                                                   \
-  X(version_string) X(build_info) X(status_name) X(last_error) X(set_log) X(context_create_v)      \
-      X(context_destroy) X(context_poll) X(context_report) X(unique_id_create) X(comm_create)      \
-          X(comm_split) X(comm_rank) X(comm_size) X(comm_abort) X(comm_error) X(comm_report)       \
+  X(version_string)                                                                                \
+  X(build_info) X(status_name) X(last_error) X(set_log) X(context_create_v) X(context_destroy)     \
+      X(context_poll) X(context_report) X(unique_id_create) X(comm_create) X(comm_split)           \
+          X(comm_rank) X(comm_size) X(comm_abort) X(comm_error) X(comm_report)                     \
               X(comm_get_counters) X(comm_destroy) X(op_test) X(op_wait) X(op_wait_any)            \
                   X(op_stream_wait) X(op_error) X(op_report) X(op_release) X(barrier) X(broadcast) \
                       X(all_gather) X(reduce_scatter) X(all_reduce) X(send) X(recv) X(group_begin) \
