@@ -553,7 +553,8 @@ SOTTO_API sotto_status sotto_all_reduce(sotto_comm* comm, const sotto_buffer* in
 SOTTO_API sotto_status sotto_send(sotto_comm* comm, const sotto_buffer* in, uint64_t n,
                                   int32_t peer, const sotto_call* call, sotto_op** out_op);
 
-/* Receives n buffers from a rank.
+/* Receives n buffers from a rank. With no elements to move, send and receive do not wait for each
+ * other.
  *   comm   [in]
  *   out    [in]  n buffers, written; dtypes and counts must equal the sender's
  *   n      [in]
