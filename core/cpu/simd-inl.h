@@ -64,7 +64,23 @@ class WordMasks {
     return hn::RebindMask(DF(), hn::TestBit(half_[k * kN / 32], bits));
   }
 
+  // yes where the element's bit is 1, else no.
+  HWY_INLINE VF choose(size_t k, VF yes, VF no) const {
+#if HWY_TARGET == HWY_AVX2  // blends look at the sign, so a shift makes the mask
+    const VU place = hn::Load(DU(), kPlaces + k * kN % 32);
+    const VF sign = hn::BitCast(DF(), hn::Shl(half_[k * kN / 32], place));
+    return hn::IfThenElse(hn::MaskFromVec(sign), yes, no);
+#else
+    return hn::IfThenElse((*this)[k], yes, no);
+#endif
+  }
+
  private:
+#if HWY_TARGET == HWY_AVX2
+  alignas(64) static constexpr uint32_t kPlaces[32] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10,
+                                                       11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21,
+                                                       22, 23, 24, 25, 26, 27, 28, 29, 30, 31};
+#endif
   // Bit of element i of a half word.
   alignas(64) static constexpr uint32_t kBits[32] = {
       1u << 31, 1u << 30, 1u << 29, 1u << 28, 1u << 27, 1u << 26, 1u << 25, 1u << 24,
@@ -73,11 +89,6 @@ class WordMasks {
       1u << 7,  1u << 6,  1u << 5,  1u << 4,  1u << 3,  1u << 2,  1u << 1,  1u << 0};
   VU half_[2];
 };
-
-// yes where the element's bit is 1, else no. As masks[k] ? yes : no, with fewer instructions.
-HWY_INLINE VF select(const WordMasks& masks, size_t k, VF yes, VF no) {
-  return hn::IfThenElse(masks[k], yes, no);
-}
 
 // The opposite: collects the lane masks of a group in ascending k and writes them to 8 bytes.
 #if HWY_TARGET == HWY_AVX2

@@ -64,9 +64,9 @@ void onebit_encode(const KernelCall& call) {
   }
 }
 
-// Constants of the front for one piece. Magnitude and m are alternatives.
+// Constants of the front for one piece. kept: b1 * m where m comes from bits.
 struct FrontConstants {
-  VF b1, one_minus_b1, clip, scaling, magnitude, minus_magnitude, scale, minus_scale;
+  VF b1, one_minus_b1, clip, scaling, kept, minus_kept, scale, minus_scale;
 };
 
 // One group of the front of 1-bit LAMB: the encoder with x computed from gradient and momentum.
@@ -77,9 +77,10 @@ HWY_INLINE MF front_group(const FrontConstants& s, const float* g, const float* 
   const WordMasks masks(valid);
   const WordMasks momentum(m_bits);
   SOTTO_FOR_VECTORS(k) {
-    const VF old = kBits ? select(momentum, k, s.magnitude, s.minus_magnitude) : load(m + k * kN);
+    const VF kept =
+        kBits ? momentum.choose(k, s.kept, s.minus_kept) : hn::Mul(s.b1, load(m + k * kN));
     const VF gradient = hn::Mul(s.one_minus_b1, hn::Mul(load(g + k * kN), s.clip));
-    const VF input = hn::Mul(hn::Add(hn::Mul(s.b1, old), gradient), s.scaling);
+    const VF input = hn::Mul(hn::Add(kept, gradient), s.scaling);
     const MF good = finite(input);
     const MF used = kMasked ? masks[k] : good;
     accumulate<kMasked, kL1>(hn::IfThenElseZero(good, input), load(c + k * kN), s.scale,
@@ -100,8 +101,8 @@ void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
                          set(group.one_minus_b1),
                          set(op.clip != nullptr ? *op.clip : 1.0f),
                          set(scaling),
-                         set(magnitude),
-                         set(-magnitude),
+                         set(group.b1 * magnitude),
+                         set(-(group.b1 * magnitude)),
                          set(scale),
                          set(-scale)};
   const float* g = op.gradient(p) + first;
@@ -153,7 +154,7 @@ void decode_groups(const DecodeOp& op, const Piece& p, uint64_t first, uint64_t 
     const uint64_t valid = valid_word(op.valid, flat);
     const WordMasks masks(valid);
     SOTTO_FOR_VECTORS(k) {
-      VF value = select(bits, k, scale, minus);
+      VF value = bits.choose(k, scale, minus);
       if (~valid != 0) value = hn::IfThenElseZero(masks[k], value);
       if constexpr (kStream) {
         hn::Stream(value, DF(), y + k * kN);

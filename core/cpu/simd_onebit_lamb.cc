@@ -59,36 +59,77 @@ struct FactorGroup {
   uint64_t valid;
 };
 
-// One group of pass A. Returns the lanes of the maximum.
+// The largest ratio den / (sqrt(vf) + eps) of a block so far. Square root and division of the exact
+// ratio are needed only where it may be larger; that is seen without them: ratio > best means y =
+// den / best - eps > sqrt(vf), so y * y > vf. A margin of 2^-18 on den / best is far above all
+// rounding errors of ratio and test, and y is raised to 2^-50 so that the square is a normal
+// number; where vf is below 2^-100 the test then always says "may be larger".
+class LargestRatio {
+ public:
+  HWY_INLINE LargestRatio(float best, VF eps) : eps_(eps) { raise(best); }
+  HWY_INLINE float best() const { return best_; }
+
+  // Lanes whose ratio is surely not above the best.
+  HWY_INLINE MF below(VF den, VF vf) const {
+    const VF y = hn::Max(hn::Sub(hn::Mul(den, per_best_), eps_), set(0x1p-50f));
+    return hn::Le(hn::Mul(y, y), vf);
+  }
+  // The exact ratios of a group. valid: as WordMasks.
+  HWY_NOINLINE void update(const float* den, const float* vf, uint64_t valid) {
+    const WordMasks masks(valid);
+    VF largest = set(best_);
+    SOTTO_FOR_VECTORS(k) {
+      VF ratio = hn::Div(load(den + k * kN), hn::Add(hn::Sqrt(load(vf + k * kN)), eps_));
+      ratio = hn::IfThenElseZero(masks[k], ratio);
+      largest = hn::IfThenElse(hn::Gt(ratio, largest), ratio, largest);
+    }
+    HWY_ALIGN float lanes[kN];
+    hn::Store(largest, DF(), lanes);
+    raise(*std::max_element(lanes, lanes + kN));
+  }
+
+ private:
+  static constexpr float kMargin = 1 + 0x1p-18f;
+  HWY_INLINE void raise(float best) {
+    best_ = best;
+    per_best_ = set((1.0f / best) * kMargin);
+  }
+
+  VF eps_, per_best_;
+  float best_;
+};
+
+// One group of pass A but for its maximum. Returns the lanes whose ratio is surely not a new
+// maximum.
 template <bool kFreshBits, bool kOldBits, bool kMasked, bool kDecay>
-HWY_INLINE VF factor_group(const FactorConstants& s, const FactorGroup& g, float* u0_lanes,
-                           float* u_lanes, VF best) {
+HWY_INLINE MF factor_group(const FactorConstants& s, const FactorGroup& g, float* u0_lanes,
+                           float* u_lanes, const LargestRatio& largest) {
   const WordMasks fresh_bits(g.fresh_bits);
   const WordMasks old_bits(g.old_bits);
   const WordMasks change(g.fresh_bits ^ g.old_bits);
   const WordMasks masks(g.valid);
+  MF all_below = hn::Not(no_lanes());
   SOTTO_FOR_VECTORS(k) {
     const MF valid = kMasked ? masks[k] : no_lanes();
     const VF den = load(g.den + k * kN);
     const VF vf = load(g.vf + k * kN);
-    const VF m =
-        kFreshBits ? select(fresh_bits, k, s.fresh, s.minus_fresh) : load(g.fresh + k * kN);
+    const VF m = kFreshBits ? fresh_bits.choose(k, s.fresh, s.minus_fresh) : load(g.fresh + k * kN);
     VF square;
     if constexpr (kFreshBits && kOldBits) {
-      square = select(change, k, s.different, s.same);
+      square = change.choose(k, s.different, s.same);
     } else {
-      const VF o = kOldBits ? select(old_bits, k, s.old, s.minus_old) : load(g.old + k * kN);
+      const VF o = kOldBits ? old_bits.choose(k, s.old, s.minus_old) : load(g.old + k * kN);
       const VF gr = hn::Div(hn::Sub(m, hn::Mul(s.b1, o)), s.one_minus_b1);
       square = hn::Mul(hn::Mul(s.one_minus_b2, gr), gr);
     }
     VF new_vf = hn::Add(hn::Mul(s.b2, vf), square);
-    VF ratio = hn::Div(den, hn::Add(hn::Sqrt(new_vf), s.eps));
+    MF below = largest.below(den, new_vf);
     if constexpr (kMasked) {
       new_vf = hn::IfThenElse(valid, new_vf, vf);
-      ratio = hn::IfThenElseZero(valid, ratio);
+      below = hn::Or(below, hn::Not(valid));
     }
+    all_below = hn::And(all_below, below);
     store(new_vf, g.vf + k * kN);
-    best = hn::IfThenElse(hn::Gt(ratio, best), ratio, best);
     if constexpr (kDecay) {
       VF u0 = hn::Div(m, den);
       if constexpr (kMasked) u0 = hn::IfThenElseZero(valid, u0);
@@ -97,7 +138,7 @@ HWY_INLINE VF factor_group(const FactorConstants& s, const FactorGroup& g, float
       add_lanes(u_lanes, k, hn::Mul(u, u));
     }
   }
-  return best;
+  return all_below;
 }
 
 template <bool kFreshBits, bool kOldBits, bool kDecay>
@@ -117,7 +158,7 @@ void factor_groups(FactorOp& op, const Piece& piece, uint64_t first, uint64_t n)
                           set(same),      set(different)};
   uint64_t flat = piece.flat + first;
   const float* p = op.parameter(piece) + first;
-  VF best = hn::Zero(DF());
+  LargestRatio largest(*op.best, s.eps);
   for (; n != 0; --n, flat += kNormLanes, p += kNormLanes) {
     FactorGroup g{};
     if constexpr (kFreshBits) {
@@ -134,14 +175,13 @@ void factor_groups(FactorOp& op, const Piece& piece, uint64_t first, uint64_t n)
     g.den = op.den + flat;
     g.p = p;
     g.valid = op.valid != nullptr ? load_bits64(op.valid, flat) : ~uint64_t{0};
-    best =
-        ~g.valid == 0
-            ? factor_group<kFreshBits, kOldBits, false, kDecay>(s, g, op.u0_lanes, op.u_lanes, best)
-            : factor_group<kFreshBits, kOldBits, true, kDecay>(s, g, op.u0_lanes, op.u_lanes, best);
+    const MF below = ~g.valid == 0 ? factor_group<kFreshBits, kOldBits, false, kDecay>(
+                                         s, g, op.u0_lanes, op.u_lanes, largest)
+                                   : factor_group<kFreshBits, kOldBits, true, kDecay>(
+                                         s, g, op.u0_lanes, op.u_lanes, largest);
+    if (!hn::AllTrue(DF(), below)) largest.update(g.den, g.vf, g.valid);
   }
-  HWY_ALIGN float lanes[kN];
-  hn::Store(best, DF(), lanes);
-  for (const float lane : lanes) *op.best = lane > *op.best ? lane : *op.best;
+  *op.best = largest.best();
 }
 
 template <bool kFreshBits, bool kOldBits>
@@ -178,7 +218,7 @@ void update_groups(OnebitUpdateOp& op, const Piece& piece, uint64_t first, uint6
     const WordMasks masks(valid);
     SOTTO_FOR_VECTORS(k) {
       const VF old = load(p + k * kN);
-      const VF m = kBits ? select(bits, k, plus, minus) : load(op.momentum.floats + flat + k * kN);
+      const VF m = kBits ? bits.choose(k, plus, minus) : load(op.momentum.floats + flat + k * kN);
       VF u = hn::Div(m, load(den + k * kN));
       if (~valid != 0) u = hn::IfThenElseZero(masks[k], u);
       if constexpr (kDecay) u = hn::Add(u, hn::Mul(wd, old));

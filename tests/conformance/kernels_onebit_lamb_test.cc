@@ -259,6 +259,33 @@ TEST(KernelsOnebitLamb, FactorFollowsTheFormulas) {
   }
 }
 
+// Ratios that differ by a few units in the last place, at all magnitudes of the variance: the
+// largest has to be found exactly, however a target looks for it.
+TEST(KernelsOnebitLamb, FactorFindsTheLargestOfNearTies) {
+  Random random(38);
+  const Layout layout = make_layout({100003}, 1, 512);
+  for (const float ratio : {1e-3f, 0.97f, 1.0f, 1234.5f}) {
+    for (const float eps : {0.0f, 1e-8f, 1e-2f}) {
+      SCOPED_TRACE(std::to_string(ratio) + " eps " + std::to_string(eps));
+      Stage s(layout, &random, false, false);
+      for (GroupScalars& g : s.groups) g.eps = eps, g.b2 = 1.0f, g.one_minus_b2 = 0.0f;  // vf stays
+      for (uint64_t i = 0; i < layout.padded; ++i) {
+        s.vf[i] = std::ldexp(1.0f + s.vf[i], static_cast<int>(random.below(200)) - 140);
+        s.den[i] = ratio * (std::sqrt(s.vf[i]) + eps);
+        for (uint32_t step = random.below(4); step != 0; --step)
+          s.den[i] = std::nextafter(s.den[i], 1e30f);
+      }
+      FactorCase factor(s, true, true);
+      EXPECT_EQ(compare_on_all_targets(factor.work), "");
+      float best = 0;
+      for (uint64_t i = 0; i < layout.elements(); ++i)
+        best = std::max(best, s.den[i] / (std::sqrt(s.vf[i]) + eps));
+      const std::vector<float> maxima = execute_reference(factor.work).as<float>(factor.max_at);
+      EXPECT_EQ(*std::max_element(maxima.begin(), maxima.end()), best);
+    }
+  }
+}
+
 TEST(KernelsOnebitLamb, UpdateAndExpansionEqualTheReferenceOnEveryTarget) {
   Random random(35);
   for (const Layout& layout : all_layouts()) {
