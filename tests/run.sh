@@ -42,8 +42,9 @@ parse() {
   done
 }
 
+# build PRESET TARGET
 build() {
-  local preset=$1
+  local preset=$1 target=$2
   local -a configure=(--preset "$preset" "-DCMAKE_MAKE_PROGRAM=$NINJA")
   [ "$fresh" = no ] || configure+=(--fresh)
   say "== $preset: configure and build ($(elapsed))"
@@ -51,7 +52,7 @@ build() {
     cat "$results/$preset.configure.log"
     die "configuring $preset failed"
   }
-  "$CMAKE" --build "build/$preset" -j "$(cores)" || die "building $preset failed"
+  "$CMAKE" --build "build/$preset" --target "$target" -j "$(cores)" || die "building $preset failed"
 }
 
 # ctest_part NAME PRESET CTEST_OPTIONS...: failures are counted from the result file, not from the exit code.
@@ -96,10 +97,10 @@ main() {
   # OpenBLAS starts a thread per core in every process; ranks share the cores already.
   export OPENBLAS_NUM_THREADS=1 ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1} \
     UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1}
-  build dev && run_tests dev
+  build dev all && run_tests dev
   if [ "$sanitizers" = yes ]; then
-    build asan && run_tests asan "$ASAN_LABELS"
-    build tsan && run_tests tsan "$TSAN_LABELS"
+    build asan sotto_sanitized && run_tests asan "$ASAN_LABELS"
+    build tsan sotto_sanitized && run_tests tsan "$TSAN_LABELS"
   fi
   say "== summary ($(elapsed))"
   "$PYTHON" tests/junit_summary.py "${junit[@]}"

@@ -18,6 +18,7 @@ std::map<std::string, BackendFactory> standard_backends() {
   backends["tcp"] = {[](const Params& params) {
                        TcpOptions tcp;
                        tcp.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
+                       tcp.heartbeat_ms = params.heartbeat_ms;
                        return make_tcp_backend(tcp);
                      },
                      true};
