@@ -9,11 +9,12 @@
 #include "client_support.h"
 #include "sotto/sotto.h"
 
-#define SYMBOLS(X)                                                                             \
-  X(last_error)                                                                                \
-  X(context_create_v)                                                                          \
-  X(context_destroy) X(comm_create) X(comm_destroy) X(comm_get_counters) X(barrier) X(op_wait) \
-      X(op_report) X(op_release) X(optim_create) X(optim_get_info) X(optim_destroy)
+#define SYMBOLS(X)                                                                       \
+  X(last_error)                                                                          \
+  X(context_create_v)                                                                    \
+  X(context_destroy)                                                                     \
+  X(comm_create) X(comm_destroy) X(comm_get_counters) X(barrier) X(op_wait) X(op_report) \
+      X(op_release) X(optim_create) X(optim_get_info) X(optim_destroy)
 
 static struct { SYMBOLS(DECLARE_SYMBOL) } api;
 
