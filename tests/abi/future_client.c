@@ -9,12 +9,12 @@
 #include "client_support.h"
 #include "sotto/sotto.h"
 
-#define SYMBOLS(X)                                                                       \
-  X(last_error)                                                                          \
-  X(context_create_v)                                                                    \
-  X(context_destroy)                                                                     \
-  X(comm_create) X(comm_destroy) X(comm_get_counters) X(barrier) X(op_wait) X(op_report) \
-      X(op_release) X(optim_create) X(optim_get_info) X(optim_destroy)
+/* clang-format off */
+#define SYMBOLS(X) \
+  X(last_error) X(context_create_v) X(context_destroy) X(comm_create) X(comm_destroy) \
+  X(comm_get_counters) X(barrier) X(op_wait) X(op_report) X(op_release) X(optim_create) \
+  X(optim_get_info) X(optim_destroy)
+/* clang-format on */
 
 static struct { SYMBOLS(DECLARE_SYMBOL) } api;
 

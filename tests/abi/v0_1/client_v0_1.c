@@ -10,20 +10,18 @@
 #include "../client_support.h"
 #include "sotto.h"
 
-#define SYMBOLS(X)                                                                                 \
-  X(abi_version)                                                                                   \
-  X(version_string)                                                                                \
-  X(build_info)                                                                                    \
-  X(status_name) X(last_error) X(set_log) X(context_create_v) X(context_destroy) X(context_poll)   \
-      X(context_report) X(unique_id_create) X(comm_create) X(comm_split) X(comm_rank) X(comm_size) \
-          X(comm_abort) X(comm_error) X(comm_report) X(comm_get_counters) X(comm_destroy)          \
-              X(op_test) X(op_wait) X(op_wait_any) X(op_stream_wait) X(op_error) X(op_report)      \
-                  X(op_release) X(barrier) X(broadcast) X(all_gather) X(reduce_scatter)            \
-                      X(all_reduce) X(send) X(recv) X(group_begin) X(group_end) X(codec_create)    \
-                          X(codec_destroy) X(codec_state_export) X(codec_state_import)             \
-                              X(plan_report) X(config_report) X(optim_create) X(optim_step)        \
-                                  X(optim_set) X(optim_get_info) X(optim_report)                   \
-                                      X(optim_state_export) X(optim_state_import) X(optim_destroy)
+/* clang-format off */
+#define SYMBOLS(X) \
+  X(abi_version) X(version_string) X(build_info) X(status_name) X(last_error) X(set_log) \
+  X(context_create_v) X(context_destroy) X(context_poll) X(context_report) X(unique_id_create) \
+  X(comm_create) X(comm_split) X(comm_rank) X(comm_size) X(comm_abort) X(comm_error) \
+  X(comm_report) X(comm_get_counters) X(comm_destroy) X(op_test) X(op_wait) X(op_wait_any) \
+  X(op_stream_wait) X(op_error) X(op_report) X(op_release) X(barrier) X(broadcast) X(all_gather) \
+  X(reduce_scatter) X(all_reduce) X(send) X(recv) X(group_begin) X(group_end) X(codec_create) \
+  X(codec_destroy) X(codec_state_export) X(codec_state_import) X(plan_report) X(config_report) \
+  X(optim_create) X(optim_step) X(optim_set) X(optim_get_info) X(optim_report) \
+  X(optim_state_export) X(optim_state_import) X(optim_destroy)
+/* clang-format on */
 
 static struct { SYMBOLS(DECLARE_SYMBOL) } api;
 
