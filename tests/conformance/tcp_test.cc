@@ -1,5 +1,4 @@
-// What only the TCP backend has: addresses, strangers at the door, flow control over a real
-// connection, the rate limiter.
+// What only the TCP backend has: addresses, strangers, flow control on sockets, the rate limiter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
