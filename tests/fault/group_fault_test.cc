@@ -27,6 +27,18 @@ constexpr const char* kJson =
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 4}},
                                   "gradient_clipping": 1.0})";
 
+// Time without progress after which a rank gives up, and how many seeded cases there are per phase:
+// sanitizers make everything slower.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+constexpr int64_t kTimeoutUs = 10'000'000;
+constexpr uint32_t kKills = 4;
+constexpr uint32_t kStops = 1;
+#else
+constexpr int64_t kTimeoutUs = 3'000'000;
+constexpr uint32_t kKills = 20;
+constexpr uint32_t kStops = 5;
+#endif
+
 std::string hex(const UniqueId& id) {
   std::string out;
   for (uint8_t byte : id) out += fmt::format("{:02x}", byte);
@@ -144,7 +156,7 @@ SOTTO_RANK_MAIN(group_fault) {
   Work work;
   Status status;
   {
-    Result<std::shared_ptr<Comm>> comm = meet(context, self, file, 1'500'000);
+    Result<std::shared_ptr<Comm>> comm = meet(context, self, file, kTimeoutUs);
     status = comm.ok() ? work_until_failure(*comm, self, what, work) : comm.status();
     if (comm.ok() && (*comm)->failure().ok())
       status = error(Code::kInternal, "the comm does not know its failure");
@@ -210,7 +222,7 @@ class GroupFault : public ::testing::TestWithParam<Fault> {};
 
 TEST_P(GroupFault, SurvivorsNameTheRankAndLiveOn) {
   const bool stop = GetParam().signal == SIGSTOP;
-  for (uint32_t seed = 1; seed <= (stop ? 5u : 20u); ++seed) run_case(GetParam(), seed);
+  for (uint32_t seed = 1; seed <= (stop ? kStops : kKills); ++seed) run_case(GetParam(), seed);
 }
 
 INSTANTIATE_TEST_SUITE_P(Phases, GroupFault,
