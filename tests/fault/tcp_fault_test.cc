@@ -112,6 +112,7 @@ SOTTO_RANK_MAIN(tcp_gather) {
     if (kit.control->silent_ms(r) > kit.control->silent_ms(longest)) longest = r;
   }
   self.say(one_line(gathered.status()) + fmt::format("; silent:{}; longest: {}", silent, longest));
+  kit.drive([] { return false; }, 1'000'000);  // the others' time is over a little later
   return 0;
 }
 
@@ -152,7 +153,7 @@ TEST_F(TcpFault, TheCoordinatorKilledAtTheRendezvous) {
   ranks.go(2);
   // Its port is closed, or closes while this rank connects.
   EXPECT_THAT(ranks.message(2),
-              AnyOf(AllOf(StartsWith("TRANSPORT"), HasSubstr("Connection refused")),
+              AnyOf(AllOf(StartsWith("TRANSPORT"), HasSubstr("Connection re")),  // refused or reset
                     StartsWith("PEER_LOST: rank 2: rendezvous with 127.0.0.1")));
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
