@@ -72,7 +72,7 @@ TEST(ThreadPool, EveryShareRunsOnceInEveryRun) {
   for (const uint32_t threads : {1u, 2u, 5u}) {
     ThreadPool pool(threads);
     std::vector<std::atomic<int>> counts(threads);
-    for (int run = 0; run < 200; ++run) {
+    for (int run = 0; run < 40; ++run) {
       pool.run([](void* c, uint32_t i) { (*static_cast<std::vector<std::atomic<int>>*>(c))[i]++; },
                &counts);
       for (const auto& count : counts) ASSERT_EQ(count.load(), run + 1);
