@@ -191,6 +191,17 @@ std::string Engine::stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) 
                          control != nullptr ? control->silent_ms(root_rank) : 0);
   }
   if (waits.empty()) waits = "the local device";
+  // The peer that is waited for may itself wait for another: the one that has gone silent is the
+  // cause.
+  int32_t silent = -1;
+  for (int32_t r = 0; control != nullptr && r < control->size(); ++r) {
+    const int64_t ms = control->silent_ms(r);
+    if (ms * 2'000'000 > stalled_ns && (silent < 0 || ms > control->silent_ms(silent))) silent = r;
+  }
+  if (silent >= 0) {
+    waits += fmt::format("; rank {} has been silent for {} ms", silent, control->silent_ms(silent));
+    *peer = silent;
+  }
   return fmt::format(
       "rank {}: operation {} {} made no progress for {:.1f} s (limit {:.1f} s); waiting for {}",
       control != nullptr ? control->rank() : -1, posting.key.number & ~(uint64_t{1} << 63),
