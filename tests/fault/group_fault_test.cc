@@ -211,7 +211,7 @@ void run_case(const Fault& fault, uint32_t seed) {
     }
     EXPECT_THAT(text,
                 testing::AnyOf(testing::StartsWith("PEER_LOST"), testing::StartsWith("TIMEOUT")));
-    EXPECT_THAT(text, testing::ContainsRegex(fmt::format("ranks? [0-9, ]*{}", victim)));
+    EXPECT_THAT(text, testing::ContainsRegex(fmt::format("rank(s|[(]s[)])? [0-9, ]*{}", victim)));
   }
   if (fault.signal == SIGSTOP) ranks.kill(victim, SIGKILL);
   ranks.wait_all();
