@@ -256,7 +256,8 @@ TEST_P(TransportSuite, AnExchangeThatFailsIsNamed) {
   request.exchange = [](const void*, uint64_t, void*) {
     return error(Code::kTransport, "the store is gone");
   };
-  if (!GetParam().joins_by_exchange) GTEST_SKIP();
+  if (!GetParam().joins_by_exchange)
+    GTEST_SKIP() << GetParam().name << " does not join by exchange";
   const Status status = kit.backend->join(request, kit.driver).status();
   EXPECT_NE(status.text().find("the store is gone"), std::string::npos) << status.text();
 }
