@@ -376,7 +376,7 @@ void Engine::check_deadlines() {
       FailureCause cause;
       cause.code = Code::kTimeout;
       cause.text = stall_text(op, stalled, &cause.rank);
-      fail_channel(*channel, cause, true);
+      propose_failure(*channel, cause);
       break;
     }
   }
@@ -387,8 +387,8 @@ bool Engine::channels_failed() {
   for (Channel* channel : std::vector<Channel*>(channels_)) {
     auto failures = std::move(channel->pending_failures_);
     channel->pending_failures_.clear();
-    for (const auto& [cause, tell] : failures) {
-      fail_channel(*channel, cause, tell);
+    for (const auto& [cause, decided] : failures) {
+      decided ? fail_channel(*channel, cause) : propose_failure(*channel, cause);
       any = true;
     }
   }

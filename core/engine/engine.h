@@ -221,7 +221,8 @@ class Engine final : public Driver {
   void finish(Op& op);
   void start_undo(Op& op, bool all_ran);
   void complete(Op& op, Status status);
-  void fail_channel(Channel& channel, const FailureCause& cause, bool tell_others);
+  void propose_failure(Channel& channel, const FailureCause& cause);
+  void fail_channel(Channel& channel, const FailureCause& cause);
   void fail_op(Op& op, const Status& status);
   void settle_failed(Op& op);
   void finish_committing(Op& op);
@@ -274,9 +275,10 @@ class Channel final : public TransferSink,
 
   // The first cause; OK while healthy. Threads: any.
   Status failure() const;
-  FailureCause failure_cause() const;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
 
-  // Fails the root comm on all ranks. Threads: any; returns when this rank's operations have ended.
+  // Fails the root comm on all ranks. Threads: any; returns when the first cause is known here,
+  // which takes the control plane a fraction of a second at most.
   void abort(const FailureCause& cause);
   // Ends connections in order. Threads: any, once, with no operation in flight.
   void close(int64_t timeout_us);
@@ -298,7 +300,8 @@ class Channel final : public TransferSink,
   std::unique_ptr<Transport> transport_;
   std::vector<OpRef> ops_;    // in flight, in order of start
   std::deque<Group> groups_;  // by_order: groups not yet issued, in order
-  std::vector<std::pair<FailureCause, bool>> pending_failures_;  // bool: tell the others
+  std::vector<std::pair<FailureCause, bool>> pending_failures_;  // bool: decided for all ranks
+  std::atomic<bool> failed_{false};                              // failure_ has been written
   mutable std::mutex mutex_;                                     // guards failure_
   FailureCause failure_;
 };

@@ -27,7 +27,7 @@ void Engine::admit(const OpRef& ref) {
   if (channel.transport_ != nullptr) {
     for (const OpPosting& posting : run.postings) {
       if (const Status status = channel.transport_->post_op(posting); !status.ok()) {
-        channel.pending_failures_.push_back({{status.code(), -1, status.text()}, true});
+        channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
         return;
       }
     }
@@ -137,7 +137,7 @@ void Engine::issue_groups(Channel& channel) {
     }
     const Status status = channel.transport_->issue(group, options_.device.get(), 0);
     if (!status.ok()) {
-      channel.pending_failures_.push_back({{status.code(), -1, status.text()}, true});
+      channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
       return;
     }
   }
@@ -168,7 +168,7 @@ void Engine::execute(Op& op, uint32_t step) {
   }
   if (!status.ok()) {
     op.request_.channel->pending_failures_.push_back(
-        {{Code::kDevice, op.request_.channel->control()->rank(), status.text()}, true});
+        {{Code::kDevice, op.request_.channel->control()->rank(), status.text()}, false});
     return;
   }
   run.progress[step] = StepProgress::kIssued;
@@ -252,7 +252,7 @@ void Engine::after_issue(Op& op, uint32_t step) {
     if (!recorded.ok()) {
       op.request_.channel->pending_failures_.push_back(
           {{Code::kDevice, op.request_.channel->control()->rank(), recorded.status().text()},
-           true});
+           false});
       return;
     }
     event = *recorded;
@@ -302,7 +302,7 @@ bool Engine::take_completions() {
         step_done(op, c.transfer->step);
       } else {
         op.request_.channel->pending_failures_.push_back(
-            {{c.status.code(), c.transfer->peer, c.status.text()}, true});
+            {{c.status.code(), c.transfer->peer, c.status.text()}, false});
       }
     }
     completions_now_.clear();
@@ -330,7 +330,7 @@ bool Engine::poll_events() {
         if (!ready.ok()) {
           op.request_.channel->pending_failures_.push_back(
               {{Code::kDevice, op.request_.channel->control()->rank(), ready.status().text()},
-               true});
+               false});
         }
         if (f.step == kNoStep) {
           complete(op, op.failure_);

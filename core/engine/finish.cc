@@ -6,6 +6,12 @@
 #include "core/engine/engine.h"
 
 namespace sotto {
+namespace {
+
+// How long abort waits for the control plane's word on the first cause.
+constexpr int64_t kDecisionLimitUs = 2'000'000;
+
+}  // namespace
 
 // All steps are done.
 void Engine::finish(Op& op) {
@@ -105,22 +111,27 @@ void Engine::drop_ready(const Op& op) {
   }
 }
 
-void Engine::fail_channel(Channel& channel, const FailureCause& cause, bool tell_others) {
+// What this rank has found is a proposal: the control plane decides which cause was first, so that
+// all ranks report the same one, and answers through on_control_failure within its own short time.
+void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
+  if (channel.failed()) return;
+  if (channel.control_ == nullptr) {
+    fail_channel(channel, cause);
+    return;
+  }
+  channel.control_->fail(cause);
+  if (channel.control_->failure().has_value()) fail_channel(channel, *channel.control_->failure());
+}
+
+void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
+  if (channel.failed()) return;
   {
     std::lock_guard lock(channel.mutex_);
-    if (channel.failure_.code != Code::kOk) return;
     channel.failure_ = cause;
   }
+  channel.failed_.store(true, std::memory_order_release);
   log(LogLevel::kInfo, "rank {}: the group has failed: {}",
       channel.control_ ? channel.control_->rank() : -1, cause.text);
-  if (tell_others && channel.control_ != nullptr) {
-    channel.control_->fail(cause);
-    // Another rank may have been first: everybody reports the same cause.
-    if (channel.control_->failure().has_value()) {
-      std::lock_guard lock(channel.mutex_);
-      channel.failure_ = *channel.control_->failure();
-    }
-  }
   channel.groups_.clear();
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
@@ -228,18 +239,16 @@ void Channel::attach(std::unique_ptr<ControlPlane> control) {
 
 void Channel::attach(std::unique_ptr<Transport> transport) { transport_ = std::move(transport); }
 
-FailureCause Channel::failure_cause() const {
-  std::lock_guard lock(mutex_);
-  return failure_;
-}
-
 Status Channel::failure() const {
+  if (!failed()) return ok_status();
   std::lock_guard lock(mutex_);
-  return failure_.code == Code::kOk ? ok_status() : Status(failure_.code, failure_.text);
+  return Status(failure_.code, failure_.text);
 }
 
 void Channel::abort(const FailureCause& cause) {
-  engine_->run_on_driver([&] { engine_->fail_channel(*this, cause, true); });
+  engine_->run_on_driver([&] { engine_->propose_failure(*this, cause); });
+  if (engine_->wait_until([this] { return failed(); }, kDecisionLimitUs)) return;
+  engine_->run_on_driver([&] { engine_->fail_channel(*this, cause); });
 }
 
 void Channel::close(int64_t timeout_us) {
@@ -256,11 +265,11 @@ void Channel::on_transfer(Transfer& transfer, Status status) noexcept {
 }
 
 void Channel::on_failure(int32_t peer, Status status) noexcept {
-  pending_failures_.push_back({{status.code(), peer, status.text()}, true});
+  pending_failures_.push_back({{status.code(), peer, status.text()}, false});
 }
 
 void Channel::on_control_failure(const FailureCause& cause) noexcept {
-  pending_failures_.push_back({cause, false});
+  pending_failures_.push_back({cause, true});
 }
 
 }  // namespace sotto

@@ -2,6 +2,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <barrier>
+#include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -374,6 +377,34 @@ TEST(CapiErrors, CountMismatchIsProtocolOnEveryRank) {
                         }),
               "")
         << transport;
+  }
+}
+
+TEST(CapiErrors, RanksThatFailTogetherReportOneCause) {
+  for (const char* transport : {"inproc", "tcp"}) {
+    std::barrier together(4);
+    std::mutex mutex;
+    std::set<std::string> causes;
+    const WorldOptions options{.transport = transport};
+    EXPECT_EQ(run_world(4, options,
+                        [&](Member& self) {
+                          OK(sotto_barrier(self.comm, nullptr, nullptr));
+                          together.arrive_and_wait();
+                          if (self.rank > 0)
+                            OK(sotto_comm_abort(self.comm, std::to_string(self.rank).c_str()));
+                          FAILS(sotto_barrier(self.comm, nullptr, nullptr), SOTTO_E_ABORTED,
+                                "aborted the group");
+                          const char* cause = nullptr;
+                          FAILS(sotto_comm_error(self.comm, &cause), SOTTO_E_ABORTED, "aborted");
+                          {
+                            std::lock_guard lock(mutex);
+                            causes.insert(cause);
+                          }
+                          together.arrive_and_wait();
+                        }),
+              "")
+        << transport;
+    EXPECT_EQ(causes.size(), 1u) << transport << ": " << testing::PrintToString(causes);
   }
 }
 

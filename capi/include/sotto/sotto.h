@@ -326,11 +326,11 @@ SOTTO_API sotto_status sotto_comm_rank(const sotto_comm* comm, int32_t* out_rank
 SOTTO_API sotto_status sotto_comm_size(const sotto_comm* comm, int32_t* out_size);
 
 /* Fails the comm and all comms of its root on every rank: operations in flight end with ABORTED.
- * Waits only until kernels that already write parameters are finished.
+ * All ranks report the same cause: of several ranks that fail at the same time, the first.
  *   comm   [in]
  *   reason [in] text that every rank will read; may be NULL
- * Threads: any, not from callbacks. Blocks: no. Errors: INVALID_STATE (fork, callback). Since:
- * 0.1 */
+ * Threads: any, not from callbacks. Blocks: until this rank knows the cause that counts, a fraction
+ * of a second. Errors: INVALID_STATE (fork, callback). Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_abort(sotto_comm* comm, const char* reason);
 
 /* The first cause of failure: SOTTO_OK while the comm is healthy. The return value is the state of
