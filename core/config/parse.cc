@@ -190,10 +190,12 @@ void warn_together(const Config& config, Findings& findings) {
                           config.scheduler.kind != SchedulerKind::kWarmupCosineLR;
   for (size_t i = 0; overridden && i < config.sotto.param_groups.size(); ++i) {
     if (!config.sotto.param_groups[i].lr) continue;
+    const bool has_lists = config.scheduler.kind != SchedulerKind::kOneCycle;
     findings.warn(
         fmt::format("sotto.param_groups[{}].lr", i),
-        fmt::format("no effect: scheduler {} sets the rate of every group; give it a list instead",
-                    scheduler_kind_name(config.scheduler.kind)));
+        fmt::format("no effect: scheduler {} sets {}", scheduler_kind_name(config.scheduler.kind),
+                    has_lists ? "the rate of every group; give it a list instead"
+                              : "one rate for all groups"));
   }
 }
 

@@ -89,7 +89,8 @@ Json params_json(OptimizerKind kind, const OptimizerParams& p) {
 // optimizer.params.
 uint64_t groups_named(const Config& config) {
   return std::max({config.scheduler.warmup_min_lr.size(), config.scheduler.warmup_max_lr.size(),
-                   config.sotto.param_groups.size(), size_t{1}});
+                   config.scheduler.lr_range_test_min_lr.size(), config.sotto.param_groups.size(),
+                   size_t{1}});
 }
 
 Result<Json> optimizer_json(const Config& config) {
@@ -128,13 +129,12 @@ Result<Json> schedule_json(const Config& config) {
   SOTTO_ASSIGN(const auto groups, config.resolve_groups(n_groups));
   std::vector<double> base;
   for (const OptimizerParams& group : groups) base.push_back(group.lr);
-  Result<LrSchedule> schedule = LrSchedule::create(config.scheduler, base);
-  if (!schedule.ok() && schedule.status().code() == Code::kUnsupported) return out;
-  if (!schedule.ok()) return schedule.status();
+  SOTTO_ASSIGN(const LrSchedule schedule,
+               LrSchedule::create(config.scheduler, base, config.sotto.mode));
   Json samples = Json::array();
   for (const uint64_t k : sample_updates(config)) {
     Json rates = Json::array();
-    for (uint64_t g = 0; g < n_groups; ++g) rates.push_back(schedule->lr_of_update(k, g));
+    for (uint64_t g = 0; g < n_groups; ++g) rates.push_back(schedule.lr_of_update(k, g));
     samples.push_back({{"update", k}, {"groups", std::move(rates)}});
   }
   out["lr"] = std::move(samples);

@@ -40,21 +40,6 @@ std::string given(const Config& c) {
   return out;
 }
 
-void add_optimizer_obstacles(const Config& c, std::vector<Obstacle>& out) {
-  const OptimizerKind kind = c.optimizer.kind;
-  if (kind == OptimizerKind::kSgd || kind == OptimizerKind::kOneBitAdam ||
-      kind == OptimizerKind::kZeroOneAdam) {
-    out.push_back({"optimizer.type", std::string(optimizer_kind_name(kind)),
-                   "supported are Adam, AdamW, Lamb, OneBitLamb"});
-  }
-  const SchedulerKind scheduler = c.scheduler.kind;
-  if (scheduler != SchedulerKind::kNone && scheduler != SchedulerKind::kWarmupLR &&
-      scheduler != SchedulerKind::kWarmupDecayLR) {
-    out.push_back({"scheduler.type", std::string(scheduler_kind_name(scheduler)),
-                   "supported are WarmupLR, WarmupDecayLR, or no scheduler"});
-  }
-}
-
 void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
   const auto dtype = [&](const char* path, const std::optional<Dtype>& value) {
     if (value && *value != Dtype::kF32) {
@@ -140,7 +125,6 @@ std::string Obstacle::text() const { return fmt::format("{} {} ({})", path, valu
 
 std::vector<Obstacle> find_obstacles(const Config& config) {
   std::vector<Obstacle> out;
-  add_optimizer_obstacles(config, out);
   add_gradient_obstacles(config, out);
   add_sotto_obstacles(config, out);
   return out;

@@ -2,10 +2,13 @@
 
 #include <algorithm>
 #include <cmath>
-#include <utility>
+#include <limits>
+#include <numbers>
 
 namespace sotto {
 namespace {
+
+constexpr double kCycleBeta2 = 0.99;  // what DeepSpeed's OneCycle sets
 
 // One value for all groups, or one per group.
 Status spread(std::vector<double>& values, const char* key, uint64_t groups) {
@@ -21,53 +24,124 @@ Status spread(std::vector<double>& values, const char* key, uint64_t groups) {
 
 }  // namespace
 
-LrSchedule::LrSchedule(const SchedulerConfig& config, std::vector<double> base_lr)
-    : kind_(config.kind),
-      warmup_type_(config.warmup_type),
-      warmup_num_steps_(std::max<uint64_t>(config.warmup_num_steps, 2)),
-      total_num_steps_(config.total_num_steps),
-      min_lr_(config.warmup_min_lr),
-      max_lr_(config.warmup_max_lr),
-      base_lr_(std::move(base_lr)) {}
-
-Result<LrSchedule> LrSchedule::create(const SchedulerConfig& config, std::vector<double> base_lr) {
+Result<LrSchedule> LrSchedule::create(const SchedulerConfig& config, std::vector<double> base_lr,
+                                      Mode mode) {
   if (base_lr.empty()) return invalid_argument("a schedule needs at least one parameter group");
-  LrSchedule schedule(config, std::move(base_lr));
+  LrSchedule schedule(config, std::move(base_lr), mode);
+  SchedulerConfig& c = schedule.config_;
+  c.warmup_num_steps = std::max<uint64_t>(c.warmup_num_steps, 2);
+  const uint64_t groups = schedule.groups();
   switch (config.kind) {
-    case SchedulerKind::kNone: return schedule;
     case SchedulerKind::kWarmupLR:
     case SchedulerKind::kWarmupDecayLR:
-      SOTTO_TRY(spread(schedule.min_lr_, "warmup_min_lr", schedule.groups()));
-      SOTTO_TRY(spread(schedule.max_lr_, "warmup_max_lr", schedule.groups()));
-      return schedule;
+      SOTTO_TRY(spread(c.warmup_min_lr, "warmup_min_lr", groups));
+      SOTTO_TRY(spread(c.warmup_max_lr, "warmup_max_lr", groups));
+      break;
+    case SchedulerKind::kLRRangeTest:
+      SOTTO_TRY(spread(c.lr_range_test_min_lr, "lr_range_test_min_lr", groups));
+      break;
+    case SchedulerKind::kNone:
     case SchedulerKind::kWarmupCosineLR:
-    case SchedulerKind::kOneCycle:
-    case SchedulerKind::kLRRangeTest: break;
+    case SchedulerKind::kOneCycle: break;
   }
-  return unsupported("scheduler.type {}: supported are WarmupLR and WarmupDecayLR",
-                     scheduler_kind_name(config.kind));
+  return schedule;
 }
 
-double LrSchedule::gamma(int64_t i) const {
-  if (i < 0) return 0.0;
-  const auto w = static_cast<double>(warmup_num_steps_);
-  if (static_cast<uint64_t>(i) < warmup_num_steps_) {
-    const auto x = static_cast<double>(i);
-    return warmup_type_ == WarmupType::kLog ? std::log(x + 1.0) / std::log(w) : x / w;
-  }
-  if (kind_ == SchedulerKind::kWarmupLR) return 1.0;
-  const auto total = static_cast<double>(total_num_steps_);
+// The part of the way to the peak that iteration i < warmup_num_steps has gone.
+double LrSchedule::warmup(uint64_t i) const {
+  const auto x = static_cast<double>(i);
+  const auto w = static_cast<double>(config_.warmup_num_steps);
+  return config_.warmup_type == WarmupType::kLog ? std::log(x + 1.0) / std::log(w) : x / w;
+}
+
+// WarmupLR stays at the peak, WarmupDecayLR falls to 0 at total_num_steps.
+double LrSchedule::linear_decay(uint64_t i) const {
+  if (config_.kind == SchedulerKind::kWarmupLR) return 1.0;
+  const auto total = static_cast<double>(config_.total_num_steps);
+  const auto w = static_cast<double>(config_.warmup_num_steps);
   return std::max(0.0, (total - static_cast<double>(i)) / std::max(1.0, total - w));
 }
 
-double LrSchedule::lr_of_update(uint64_t k, uint64_t group) const {
-  if (kind_ == SchedulerKind::kNone) return base_lr_[group];
-  const double lo = min_lr_[group];
-  return lo + (max_lr_[group] - lo) * gamma(static_cast<int64_t>(k) - 2);
+double LrSchedule::cosine_ratio(uint64_t i) const {
+  const SchedulerConfig& c = config_;
+  if (i < c.warmup_num_steps) return c.warmup_min_ratio + (1.0 - c.warmup_min_ratio) * warmup(i);
+  // The reference divides by 0 or by a negative length here; the end of the schedule is meant.
+  if (c.total_num_steps <= c.warmup_num_steps) return c.cos_min_ratio;
+  const auto length = static_cast<double>(c.total_num_steps - c.warmup_num_steps);
+  const double x = static_cast<double>(i - c.warmup_num_steps + 1) / length;
+  if (mode_ == Mode::kStrict && x >= 1.0) return c.cos_min_ratio;
+  const double fall = (1.0 + std::cos(std::numbers::pi * x)) / 2.0;
+  return std::max(0.0, c.cos_min_ratio + (1.0 - c.cos_min_ratio) * fall);
 }
 
-double LrSchedule::lr(uint64_t group) const {
-  return lr_of_update(static_cast<uint64_t>(last_batch_iteration_ + 2), group);
+// Height within the cycle, 0 at its ends and 1 at its peak. In whole numbers, so that both are met
+// exactly.
+double LrSchedule::cycle_scale(uint64_t i) const {
+  const uint64_t first = config_.cycle_first_step_size;
+  const uint64_t second = config_.cycle_second_step_size;
+  const uint64_t at = (i + 1) % (first + second);
+  return at <= first ? static_cast<double>(at) / static_cast<double>(first)
+                     : static_cast<double>(first + second - at) / static_cast<double>(second);
+}
+
+double LrSchedule::cycle_rate(uint64_t i) const {
+  const SchedulerConfig& c = config_;
+  const uint64_t cycle = c.cycle_first_step_size + c.cycle_second_step_size;
+  if (i < cycle) return c.cycle_min_lr + (c.cycle_max_lr - c.cycle_min_lr) * cycle_scale(i);
+  if (c.decay_lr_rate == 0 || c.decay_step_size == 0) return c.cycle_min_lr;
+  const double steps = static_cast<double>(i - cycle + 1) / static_cast<double>(c.decay_step_size);
+  return c.cycle_min_lr / (1.0 + c.decay_lr_rate * steps);
+}
+
+double LrSchedule::range_test_growth(uint64_t i) const {
+  const double steps =
+      static_cast<double>(i + 1) / static_cast<double>(config_.lr_range_test_step_size);
+  return config_.lr_range_test_step_rate *
+         (config_.lr_range_test_staircase ? std::floor(steps) : steps);
+}
+
+double LrSchedule::rate(uint64_t k, uint64_t group) const {
+  const SchedulerConfig& c = config_;
+  const bool initial = k < 2;
+  const uint64_t i = initial ? 0 : k - 2;
+  switch (c.kind) {
+    case SchedulerKind::kNone: return base_lr_[group];
+    case SchedulerKind::kWarmupLR:
+    case SchedulerKind::kWarmupDecayLR: {
+      const double lo = c.warmup_min_lr[group];
+      if (initial) return lo;
+      return lo +
+             (c.warmup_max_lr[group] - lo) * (i < c.warmup_num_steps ? warmup(i) : linear_decay(i));
+    }
+    case SchedulerKind::kWarmupCosineLR:
+      if (initial) return mode_ == Mode::kCompat && group > 0 ? base_lr_[group] : 0.0;
+      return base_lr_[group] * cosine_ratio(i);
+    case SchedulerKind::kOneCycle: return initial ? c.cycle_min_lr : cycle_rate(i);
+    case SchedulerKind::kLRRangeTest: {
+      const double lo = c.lr_range_test_min_lr[group];
+      // A rate of 0 stays 0, however large the growth.
+      return initial || lo == 0 ? lo : lo + lo * range_test_growth(i);
+    }
+  }
+  return base_lr_[group];
+}
+
+double LrSchedule::lr_of_update(uint64_t k, uint64_t group) const {
+  return std::min(rate(k, group), std::numeric_limits<double>::max());
+}
+
+std::optional<Betas> LrSchedule::betas_of_update(uint64_t k) const {
+  const SchedulerConfig& c = config_;
+  if (c.kind != SchedulerKind::kOneCycle || !c.cycle_momentum) return std::nullopt;
+  if (k < 2) return Betas{c.cycle_min_mom, kCycleBeta2};
+  const uint64_t i = k - 2;
+  const uint64_t cycle = c.cycle_first_step_size + c.cycle_second_step_size;
+  const double span = c.cycle_max_mom - c.cycle_min_mom;
+  if (i < cycle) return Betas{c.cycle_max_mom - span * cycle_scale(i), kCycleBeta2};
+  if (c.decay_mom_rate == 0 || c.decay_step_size == 0) return Betas{c.cycle_max_mom, kCycleBeta2};
+  const double steps = static_cast<double>(i - cycle + 1) / static_cast<double>(c.decay_step_size);
+  const double grown = c.cycle_max_mom * (1.0 + c.decay_mom_rate * steps);
+  return Betas{std::min(grown, std::max(c.cycle_max_mom, kLargestGrownBeta1)), kCycleBeta2};
 }
 
 Status LrSchedule::restore(int64_t iteration) {

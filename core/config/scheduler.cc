@@ -1,5 +1,8 @@
 // "scheduler" of a configuration file.
+#include <algorithm>
+
 #include "core/base/text.h"
+#include "core/config/schedule.h"
 #include "core/config/sections.h"
 
 namespace sotto {
@@ -65,16 +68,36 @@ Status read_warmup(const ObjectReader& reader, SchedulerConfig& s, Findings& fin
   if (s.kind == SchedulerKind::kWarmupLR) return ok_status();
   SOTTO_TRY(require(reader, "total_num_steps", s.kind, findings));
   reader.get("total_num_steps", s.total_num_steps);
-  if (s.total_num_steps < s.warmup_num_steps) {
-    findings.warn(
-        reader.path_of("total_num_steps"),
-        fmt::format("{} is below warmup_num_steps {}; the warm-up will not be reached in full",
-                    s.total_num_steps, s.warmup_num_steps));
+  if (s.total_num_steps <= s.warmup_num_steps) {
+    findings.warn(reader.path_of("total_num_steps"),
+                  fmt::format("{} is not above warmup_num_steps {}; the rate falls to its end "
+                              "right behind the warm-up",
+                              s.total_num_steps, s.warmup_num_steps));
   }
   return ok_status();
 }
 
-Status read_cycle(const ObjectReader& reader, SchedulerConfig& s, Findings& findings) {
+// What OneCycle does to the betas.
+void warn_of_momentum(const ObjectReader& reader, const SchedulerConfig& s, OptimizerKind kind,
+                      Findings& findings) {
+  if (!s.cycle_momentum) return;
+  const std::string path = reader.path_of("cycle_momentum");
+  if (kind == OptimizerKind::kSgd) {
+    return findings.warn(path, "true (the default) has no effect: SGD has no betas");
+  }
+  findings.warn(path,
+                "true (the default) overwrites the optimizer's betas: beta1 follows the cycle, "
+                "beta2 becomes 0.99");
+  if (s.decay_mom_rate > 0 && s.decay_step_size > 0) {
+    findings.warn(reader.path_of("decay_mom_rate"),
+                  fmt::format("beta1 grows after the cycle and stays at {}, where DeepSpeed's "
+                              "passes 1",
+                              std::max(kLargestGrownBeta1, s.cycle_max_mom)));
+  }
+}
+
+Status read_cycle(const ObjectReader& reader, OptimizerKind kind, SchedulerConfig& s,
+                  Findings& findings) {
   SOTTO_TRY(require(reader, "cycle_min_lr", s.kind, findings));
   SOTTO_TRY(require(reader, "cycle_max_lr", s.kind, findings));
   reader.get("cycle_min_lr", s.cycle_min_lr);
@@ -88,11 +111,7 @@ Status read_cycle(const ObjectReader& reader, SchedulerConfig& s, Findings& find
   reader.get("cycle_min_mom", s.cycle_min_mom);
   reader.get("cycle_max_mom", s.cycle_max_mom);
   reader.get("decay_mom_rate", s.decay_mom_rate);
-  if (s.cycle_momentum) {
-    findings.warn(reader.path_of("cycle_momentum"),
-                  "true (the default) overwrites the optimizer's betas: beta1 follows the cycle, "
-                  "beta2 becomes 0.99");
-  }
+  warn_of_momentum(reader, s, kind, findings);
   return ok_status();
 }
 
@@ -135,7 +154,8 @@ Status read_scheduler(const Json& object, Config& config, Findings& findings) {
     case SchedulerKind::kWarmupLR:
     case SchedulerKind::kWarmupDecayLR:
     case SchedulerKind::kWarmupCosineLR: return read_warmup(values, scheduler, findings);
-    case SchedulerKind::kOneCycle: return read_cycle(values, scheduler, findings);
+    case SchedulerKind::kOneCycle:
+      return read_cycle(values, config.optimizer.kind, scheduler, findings);
     case SchedulerKind::kLRRangeTest: read_range_test(values, scheduler); return ok_status();
   }
   return ok_status();

@@ -302,8 +302,14 @@ TEST(Config, EverySchedulerFieldIsRead) {
   EXPECT_EQ(o.cycle_second_step_size, 7u);
   EXPECT_EQ(o.decay_step_size, 4u);
   EXPECT_TRUE(o.cycle_momentum);
-  ASSERT_EQ(cycle.warnings.size(), 1u);
+  ASSERT_EQ(cycle.warnings.size(), 2u);
   EXPECT_THAT(cycle.warnings[0], HasSubstr("beta2 becomes 0.99"));
+  EXPECT_THAT(cycle.warnings[1], HasSubstr("decay_mom_rate: beta1 grows after the cycle and stays "
+                                           "at 0.999"));
+  EXPECT_THAT(parse(R"({"optimizer": {"type": "SGD"}, "scheduler": {"type": "OneCycle", "params":
+      {"cycle_min_lr": 1, "cycle_max_lr": 2}}})")
+                  .warnings,
+              ElementsAre(HasSubstr("no effect: SGD has no betas")));
 
   const SchedulerConfig r =
       parse(R"({"scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": [1, 2],
@@ -445,7 +451,10 @@ TEST(Config, WhatIsBuiltIsSupported) {
   for (const char* type : {"Adam", "AdamW", "Lamb", "OneBitLamb"}) {
     for (const char* scheduler :
          {R"({"type": "WarmupLR"})",
-          R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}})", "null"}) {
+          R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}})",
+          R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}})",
+          R"({"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}})",
+          R"({"type": "LRRangeTest"})", "null"}) {
       for (const char* granularity : {"flat", "tensor"}) {
         const std::string text = fmt::format(
             R"({{"optimizer": {{"type": "{}"}}, "scheduler": {}, "gradient_clipping": 1, "communication_data_type": "fp32",
@@ -463,8 +472,7 @@ TEST(Config, EachObstacleIsUnsupportedByItself) {
         R"("prescale_gradients": true)", R"("gradient_predivide_factor": 2)",
         R"("communication_data_type": "bf16")", R"("data_types": {"grad_accum_dtype": "fp16"})",
         R"("sparse_gradients": true)", R"("zero_optimization": {"stage": 1})",
-        R"("sotto": {"mode": "compat"})", R"("sotto": {"granularity": "bucket"})",
-        R"("scheduler": {"type": "LRRangeTest"})"}) {
+        R"("sotto": {"mode": "compat"})", R"("sotto": {"granularity": "bucket"})"}) {
     const Config config = parse(fmt::format(R"({{"optimizer": {{"type": "Lamb"}}, {}}})", part));
     EXPECT_EQ(check_supported(config).code(), Code::kUnsupported) << part;
     EXPECT_EQ(unsupported_reasons(config).size(), 1u) << part;

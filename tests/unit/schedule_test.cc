@@ -3,6 +3,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <iterator>
+#include <limits>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace sotto {
@@ -121,32 +125,192 @@ TEST(Schedule, NoGroupsAreRefused) {
   EXPECT_EQ(LrSchedule::create(SchedulerConfig(), {}).status().code(), Code::kInvalidArgument);
 }
 
-class ScheduleNotBuilt : public testing::TestWithParam<SchedulerKind> {};
-
-TEST_P(ScheduleNotBuilt, IsUnsupportedByName) {
-  SchedulerConfig config;
-  config.kind = GetParam();
-  const Result<LrSchedule> schedule = LrSchedule::create(config, {1});
-  ASSERT_FALSE(schedule.ok());
-  EXPECT_EQ(schedule.status().code(), Code::kUnsupported);
-  EXPECT_THAT(schedule.status().text(), HasSubstr(std::string(scheduler_kind_name(GetParam()))));
+SchedulerConfig cosine(double cos_min_ratio) {
+  SchedulerConfig config = warmup(SchedulerKind::kWarmupCosineLR, WarmupType::kLinear);
+  config.cos_min_ratio = cos_min_ratio;
+  return config;
 }
 
-INSTANTIATE_TEST_SUITE_P(, ScheduleNotBuilt,
-                         testing::Values(SchedulerKind::kWarmupCosineLR, SchedulerKind::kOneCycle,
-                                         SchedulerKind::kLRRangeTest));
+TEST(Schedule, WarmupCosine) {
+  const LrSchedule schedule = make(cosine(0.1), {1e-3});
+  for (const auto& [update, rate] : std::vector<std::pair<uint64_t, double>>{{1, 0},
+                                                                             {2, 0},
+                                                                             {3, 1e-4},
+                                                                             {11, 9e-4},
+                                                                             {12, 9.77975432e-4},
+                                                                             {13, 9.14057647e-4},
+                                                                             {16, 5.5e-4},
+                                                                             {21, 1e-4},
+                                                                             {22, 1e-4},
+                                                                             {31, 1e-4},
+                                                                             {1000000, 1e-4}}) {
+    EXPECT_NEAR(schedule.lr_of_update(update, 0), rate, 1e-12) << "update " << update;
+  }
+  EXPECT_EQ(schedule.lr_of_update(22, 0), 1e-3 * 0.1);  // exactly, for ever
+}
+
+TEST(Schedule, WarmupCosineCompatRisesAgain) {
+  Result<LrSchedule> compat = LrSchedule::create(cosine(0.1), {1e-3, 2e-3}, Mode::kCompat);
+  ASSERT_TRUE(compat.ok());
+  const LrSchedule strict = make(cosine(0.1), {1e-3, 2e-3});
+  for (uint64_t k = 2; k <= 21; ++k) {
+    for (const uint64_t g : {0u, 1u})
+      EXPECT_EQ(compat->lr_of_update(k, g), strict.lr_of_update(k, g)) << "update " << k;
+  }
+  EXPECT_NEAR(compat->lr_of_update(22, 0), 1.22024568e-4, 1e-12);
+  EXPECT_NEAR(compat->lr_of_update(31, 0), 1e-3, 1e-12);  // the top of the next wave
+  // Update 1: the reference zeroes the first group alone.
+  EXPECT_EQ(compat->lr_of_update(1, 0), 0.0);
+  EXPECT_EQ(compat->lr_of_update(1, 1), 2e-3);
+  EXPECT_EQ(strict.lr_of_update(1, 1), 0.0);
+}
+
+TEST(Schedule, WarmupCosineUsesEachGroupsOwnRate) {
+  SchedulerConfig config = cosine(0.5);
+  config.warmup_min_ratio = 0.25;
+  const LrSchedule schedule = make(config, {1e-3, 4e-3});
+  EXPECT_NEAR(schedule.lr_of_update(2, 0), 0.25e-3, kTolerance);
+  EXPECT_NEAR(schedule.lr_of_update(7, 1), 4e-3 * (0.25 + 0.75 * 0.5), kTolerance);
+  EXPECT_NEAR(schedule.lr_of_update(16, 1), 4e-3 * 0.75, kTolerance);
+}
+
+TEST(Schedule, WarmupCosineLog) {
+  SchedulerConfig config = cosine(0.1);
+  config.warmup_type = WarmupType::kLog;
+  const LrSchedule log = make(config, {1e-3});
+  const LrSchedule plain = make(warmup(SchedulerKind::kWarmupLR, WarmupType::kLog));
+  for (uint64_t k = 2; k <= 11; ++k)
+    EXPECT_NEAR(log.lr_of_update(k, 0), plain.lr_of_update(k, 0), kTolerance) << k;
+}
+
+TEST(Schedule, WarmupCosineWithoutRoomForTheCosineEndsAtOnce) {
+  for (const uint64_t total : {5u, 10u}) {
+    for (const Mode mode : {Mode::kStrict, Mode::kCompat}) {
+      SchedulerConfig config = cosine(0.1);
+      config.total_num_steps = total;
+      Result<LrSchedule> schedule = LrSchedule::create(config, {1e-3}, mode);
+      ASSERT_TRUE(schedule.ok());
+      EXPECT_NEAR(schedule->lr_of_update(11, 0), 9e-4, kTolerance);
+      for (const uint64_t k : {12u, 13u, 100u}) EXPECT_EQ(schedule->lr_of_update(k, 0), 1e-3 * 0.1);
+    }
+  }
+}
+
+SchedulerConfig one_cycle() {
+  SchedulerConfig config;
+  config.kind = SchedulerKind::kOneCycle;
+  config.cycle_min_lr = 1e-4;
+  config.cycle_max_lr = 1e-3;
+  config.cycle_first_step_size = config.cycle_second_step_size = 4;
+  config.decay_lr_rate = 0.5;
+  config.decay_step_size = 2;
+  return config;
+}
+
+TEST(Schedule, OneCycle) {
+  const LrSchedule schedule = make(one_cycle());
+  expect_rates(schedule, {1e-4, 3.25e-4, 5.5e-4, 7.75e-4, 1e-3, 7.75e-4, 5.5e-4, 3.25e-4, 1e-4,
+                          8e-5, 1e-4 / 1.5, 1e-4 / 1.75, 5e-5});
+  const double beta1[] = {0.8, 0.875, 0.85, 0.825, 0.8, 0.825, 0.85, 0.875, 0.9, 0.9, 0.9, 0.9};
+  for (size_t i = 0; i < std::size(beta1); ++i) {
+    const std::optional<Betas> betas = schedule.betas_of_update(i + 1);
+    ASSERT_TRUE(betas);
+    EXPECT_NEAR(betas->beta1, beta1[i], kTolerance) << "update " << i + 1;
+    EXPECT_EQ(betas->beta2, 0.99);
+  }
+}
+
+TEST(Schedule, OneCycleWithAShorterSecondHalf) {
+  SchedulerConfig config = one_cycle();
+  config.cycle_second_step_size = 2;
+  config.decay_lr_rate = 0;
+  expect_rates(make(config), {1e-4, 3.25e-4, 5.5e-4, 7.75e-4, 1e-3, 5.5e-4, 1e-4, 1e-4, 1e-4});
+  config.decay_lr_rate = 0.5;
+  config.decay_step_size = 0;  // no decay either
+  expect_rates(make(config), {1e-4, 3.25e-4, 5.5e-4, 7.75e-4, 1e-3, 5.5e-4, 1e-4, 1e-4, 1e-4});
+}
+
+TEST(Schedule, OneCycleMomentumGrowsAfterTheCycleAndStaysBelowOne) {
+  SchedulerConfig config = one_cycle();
+  config.decay_mom_rate = 0.05;
+  const LrSchedule schedule = make(config);
+  EXPECT_NEAR(schedule.betas_of_update(9)->beta1, 0.9, kTolerance);
+  EXPECT_NEAR(schedule.betas_of_update(10)->beta1, 0.9 * 1.025, kTolerance);
+  EXPECT_NEAR(schedule.betas_of_update(11)->beta1, 0.9 * 1.05, kTolerance);
+  EXPECT_EQ(schedule.betas_of_update(1000)->beta1, kLargestGrownBeta1);
+  config.cycle_max_mom = 0.9995;
+  EXPECT_EQ(make(config).betas_of_update(1000)->beta1, 0.9995);
+}
+
+TEST(Schedule, OnlyOneCycleWithMomentumHasBetas) {
+  SchedulerConfig config = one_cycle();
+  config.cycle_momentum = false;
+  EXPECT_FALSE(make(config).betas());
+  EXPECT_FALSE(make(SchedulerConfig()).betas());
+  EXPECT_FALSE(make(cosine(0.1)).betas());
+}
+
+TEST(Schedule, LrRangeTest) {
+  SchedulerConfig config;
+  config.kind = SchedulerKind::kLRRangeTest;
+  config.lr_range_test_step_size = 2;
+  expect_rates(make(config), {1e-3, 1.5e-3, 2e-3, 2.5e-3, 3e-3});
+  config.lr_range_test_staircase = true;
+  expect_rates(make(config), {1e-3, 1e-3, 2e-3, 2e-3, 3e-3});
+  config.lr_range_test_step_rate = 2;
+  config.lr_range_test_min_lr = {1e-3, 2e-3};
+  const LrSchedule two = make(config, {1, 1});
+  EXPECT_NEAR(two.lr_of_update(3, 0), 3e-3, kTolerance);
+  EXPECT_NEAR(two.lr_of_update(3, 1), 6e-3, kTolerance);
+  const Result<LrSchedule> three = LrSchedule::create(config, {1, 1, 1});
+  ASSERT_FALSE(three.ok());
+  EXPECT_THAT(three.status().text(), HasSubstr("scheduler.params.lr_range_test_min_lr: 2 values"));
+}
+
+TEST(Schedule, RatesAreAlwaysNumbers) {
+  constexpr double kHuge = 1e308;
+  SchedulerConfig range;
+  range.kind = SchedulerKind::kLRRangeTest;
+  range.lr_range_test_step_rate = kHuge;
+  SchedulerConfig zero = range;
+  zero.lr_range_test_min_lr = {0.0};
+  SchedulerConfig cycle = one_cycle();
+  cycle.cycle_max_lr = cycle.decay_lr_rate = cycle.decay_mom_rate = kHuge;
+  SchedulerConfig waves = cosine(kHuge);
+  for (const SchedulerConfig& config : {range, zero, cycle, waves}) {
+    Result<LrSchedule> schedule = LrSchedule::create(config, {kHuge, 0.0}, Mode::kCompat);
+    ASSERT_TRUE(schedule.ok());
+    for (const uint64_t k : {1u, 2u, 3u, 9u, 10u, 15u, 1000000000u}) {
+      for (const uint64_t g : {0u, 1u}) {
+        EXPECT_GE(schedule->lr_of_update(k, g), 0.0);
+        EXPECT_LE(schedule->lr_of_update(k, g), std::numeric_limits<double>::max());
+      }
+      if (const auto betas = schedule->betas_of_update(k)) {
+        EXPECT_LT(betas->beta1, 1.0);
+      }
+    }
+  }
+  EXPECT_EQ(make(zero).lr_of_update(100, 0), 0.0);
+}
 
 TEST(Schedule, StateIsTheIterationAlone) {
-  const SchedulerConfig config = warmup(SchedulerKind::kWarmupDecayLR, WarmupType::kLinear);
-  LrSchedule schedule = make(config);
-  EXPECT_EQ(schedule.last_batch_iteration(), -1);
-  for (uint64_t k = 1; k <= 30; ++k) {
-    EXPECT_EQ(schedule.lr(0), schedule.lr_of_update(k, 0)) << "update " << k;
-    LrSchedule resumed = make(config);
-    ASSERT_TRUE(resumed.restore(schedule.last_batch_iteration()).ok());
-    EXPECT_EQ(resumed.lr(0), schedule.lr(0)) << "update " << k;
-    schedule.advance();
-    EXPECT_EQ(schedule.last_batch_iteration(), static_cast<int64_t>(k) - 1);
+  SchedulerConfig range;
+  range.kind = SchedulerKind::kLRRangeTest;
+  for (const SchedulerConfig& config : {warmup(SchedulerKind::kWarmupDecayLR, WarmupType::kLinear),
+                                        cosine(0.1), one_cycle(), range}) {
+    LrSchedule schedule = make(config);
+    EXPECT_EQ(schedule.last_batch_iteration(), -1);
+    for (uint64_t k = 1; k <= 30; ++k) {
+      EXPECT_EQ(schedule.lr(0), schedule.lr_of_update(k, 0)) << "update " << k;
+      LrSchedule resumed = make(config);
+      ASSERT_TRUE(resumed.restore(schedule.last_batch_iteration()).ok());
+      EXPECT_EQ(resumed.lr(0), schedule.lr(0)) << "update " << k;
+      if (const auto betas = schedule.betas()) {
+        EXPECT_EQ(resumed.betas()->beta1, betas->beta1) << "update " << k;
+      }
+      schedule.advance();
+      EXPECT_EQ(schedule.last_batch_iteration(), static_cast<int64_t>(k) - 1);
+    }
   }
 }
 
