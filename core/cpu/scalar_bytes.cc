@@ -45,29 +45,44 @@ struct Brain {
   static bool finite(uint16_t x) { return (x & 0x7f80u) != 0x7f80u; }
 };
 
+// Unsigned arithmetic wraps around; signed overflow would be undefined. At least unsigned int, so
+// that promotion does not make it signed again.
 template <class T>
-T wrapping_add(T a, T b) {
-  if constexpr (std::is_floating_point_v<T>) {
-    return a + b;
+using Wrapping = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
+
+template <ReduceOp kOp, class T>
+T combine(T acc, T x) {
+  if constexpr (kOp == ReduceOp::kBitOr) {
+    return static_cast<T>(acc | x);
+  } else if constexpr (kOp == ReduceOp::kMin || kOp == ReduceOp::kMax) {
+    if constexpr (std::is_floating_point_v<T>) {
+      if (std::isnan(acc)) return acc;
+      if (std::isnan(x)) return x;
+    }
+    return (kOp == ReduceOp::kMin ? x < acc : x > acc) ? x : acc;
+  } else if constexpr (std::is_floating_point_v<T>) {
+    return kOp == ReduceOp::kProd ? acc * x : acc + x;
   } else {
-    using U = std::make_unsigned_t<T>;
-    return static_cast<T>(static_cast<U>(static_cast<U>(a) + static_cast<U>(b)));
+    const auto a = static_cast<Wrapping<T>>(acc);
+    const auto b = static_cast<Wrapping<T>>(x);
+    return static_cast<T>(kOp == ReduceOp::kProd ? a * b : a + b);
   }
 }
 
+// In 64 bits: the number of ranks may be out of range for a narrow integer.
 template <class T>
-T combine(ReduceOp op, T acc, T x) {
-  if (op == ReduceOp::kSum || op == ReduceOp::kMean) return wrapping_add(acc, x);
+T divide(T sum, uint32_t world) {
   if constexpr (std::is_floating_point_v<T>) {
-    if (std::isnan(acc)) return acc;
-    if (std::isnan(x)) return x;
+    return sum / static_cast<T>(world);
+  } else if constexpr (std::is_signed_v<T>) {
+    return static_cast<T>(int64_t{sum} / int64_t{world});
+  } else {
+    return static_cast<T>(uint64_t{sum} / uint64_t{world});
   }
-  if (op == ReduceOp::kMin) return x < acc ? x : acc;
-  return x > acc ? x : acc;
 }
 
 // One piece. own and out: element 0 of the piece; rows: element 0 of the piece in row 0.
-template <class Type>
+template <class Type, ReduceOp kOp>
 uint32_t reduce_piece(const ReduceArgs& a, const typename Type::Stored* own,
                       const typename Type::Stored* rows, typename Type::Stored* out,
                       uint64_t count) {
@@ -77,16 +92,16 @@ uint32_t reduce_piece(const ReduceArgs& a, const typename Type::Stored* own,
     Wide acc{};
     for (uint32_t r = 0; r < a.world; ++r) {
       const Wide x = Type::widen(r == a.own_rank ? own[i] : rows[r * a.row_stride + i]);
-      acc = r == 0 ? x : combine(a.op, acc, x);
+      acc = r == 0 ? x : combine<kOp>(acc, x);
     }
-    if (a.op == ReduceOp::kMean) acc = static_cast<Wide>(acc / static_cast<Wide>(a.world));
+    if constexpr (kOp == ReduceOp::kMean) acc = divide(acc, a.world);
     out[i] = Type::narrow(acc);
     if (!Type::finite(out[i])) flags = kFlagNonfinite;
   }
   return flags;
 }
 
-template <class Type>
+template <class Type, ReduceOp kOp>
 void reduce_as(const KernelCall& call) {
   using Stored = typename Type::Stored;
   const auto& a = call.arguments<ReduceArgs>();
@@ -101,9 +116,24 @@ void reduce_as(const KernelCall& call) {
                             : out.list<Stored>(p.tensor) + p.target;
     const Stored* rows = call.operands[1].flat<const Stored>();
     if (a.world > 1) rows += p.flat - a.row_base;
-    flags |= reduce_piece<Type>(a, from, rows, to, p.count);
+    flags |= reduce_piece<Type, kOp>(a, from, rows, to, p.count);
   }
   if (call.operands[3].data != nullptr) raise_flags(call.operands[3].flat<uint32_t>(), flags);
+}
+
+template <class Type>
+void reduce_type(const KernelCall& call) {
+  switch (call.arguments<ReduceArgs>().op) {
+    case ReduceOp::kSum: return reduce_as<Type, ReduceOp::kSum>(call);
+    case ReduceOp::kMean: return reduce_as<Type, ReduceOp::kMean>(call);
+    case ReduceOp::kMin: return reduce_as<Type, ReduceOp::kMin>(call);
+    case ReduceOp::kMax: return reduce_as<Type, ReduceOp::kMax>(call);
+    case ReduceOp::kProd: return reduce_as<Type, ReduceOp::kProd>(call);
+    case ReduceOp::kBitOr:
+      if constexpr (std::is_integral_v<typename Type::Wide>)
+        return reduce_as<Type, ReduceOp::kBitOr>(call);
+      return;  // refused at the C ABI
+  }
 }
 
 }  // namespace
@@ -136,13 +166,16 @@ void unpack(const KernelCall& call) {
 
 void reduce(const KernelCall& call) {
   switch (call.arguments<ReduceArgs>().dtype) {
-    case Dtype::kF32: return reduce_as<Plain<float>>(call);
-    case Dtype::kF64: return reduce_as<Plain<double>>(call);
-    case Dtype::kF16: return reduce_as<Half>(call);
-    case Dtype::kBF16: return reduce_as<Brain>(call);
-    case Dtype::kI32: return reduce_as<Plain<int32_t>>(call);
-    case Dtype::kI64: return reduce_as<Plain<int64_t>>(call);
-    case Dtype::kU8: return reduce_as<Plain<uint8_t>>(call);
+    case Dtype::kF32: return reduce_type<Plain<float>>(call);
+    case Dtype::kF64: return reduce_type<Plain<double>>(call);
+    case Dtype::kF16: return reduce_type<Half>(call);
+    case Dtype::kBF16: return reduce_type<Brain>(call);
+    case Dtype::kI8: return reduce_type<Plain<int8_t>>(call);
+    case Dtype::kI32: return reduce_type<Plain<int32_t>>(call);
+    case Dtype::kI64: return reduce_type<Plain<int64_t>>(call);
+    case Dtype::kU8: return reduce_type<Plain<uint8_t>>(call);
+    case Dtype::kU32: return reduce_type<Plain<uint32_t>>(call);
+    case Dtype::kU64: return reduce_type<Plain<uint64_t>>(call);
   }
 }
 

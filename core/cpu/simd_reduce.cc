@@ -1,5 +1,9 @@
-// Vector kernel of the reduction over ranks for float32 and, where the target converts them
-// exactly, 16-bit floats. Bytes per element: (world + 1) times the size of the dtype.
+// Vector kernel of the reduction over ranks. Left to the scalar kernel: float16 where the target
+// does not convert it exactly, the mean of integers, and products of 8- and 64-bit integers, for
+// which there are no instructions. Bytes per element: (world + 1) times the size of the dtype.
+#include <limits>
+#include <type_traits>
+
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -75,6 +79,8 @@ HWY_INLINE VF combine(VF acc, VF x) {
     return hn::IfThenElse(hn::Or(hn::Lt(x, acc), is_nan(x)), x, acc);
   } else if constexpr (kOp == ReduceOp::kMax) {
     return hn::IfThenElse(hn::Or(hn::Gt(x, acc), is_nan(x)), x, acc);
+  } else if constexpr (kOp == ReduceOp::kProd) {
+    return hn::Mul(acc, x);
   } else {
     return hn::Add(acc, x);
   }
@@ -105,15 +111,79 @@ uint32_t reduce_groups(const ReduceArgs& a, const typename Type::Stored* own,
   return hn::AllFalse(DF(), bad) ? 0 : kFlagNonfinite;
 }
 
-template <class Type, ReduceOp kOp>
-void reduce_as(const KernelCall& call) {
-  using Stored = typename Type::Stored;
+// Types that are combined as they are stored: float64 and integers.
+template <class T, ReduceOp kOp>
+struct PlainLoop {
+  using D = HWY_FULL(T);
+  using V = hn::Vec<D>;
+  static constexpr size_t kLanes = hn::MaxLanes(D());
+  static constexpr size_t kAtOnce = 4;
+  static constexpr uint64_t kGroup = kAtOnce * kLanes;
+  static constexpr bool kFloat = std::is_floating_point_v<T>;
+
+  static HWY_INLINE V combine(V acc, V x) {
+    if constexpr (kOp == ReduceOp::kBitOr) {
+      return hn::Or(acc, x);
+    } else if constexpr (kOp == ReduceOp::kProd) {
+      return hn::Mul(acc, x);
+    } else if constexpr (kOp != ReduceOp::kMin && kOp != ReduceOp::kMax) {
+      return hn::Add(acc, x);
+    } else if constexpr (kFloat) {
+      const auto better = kOp == ReduceOp::kMin ? hn::Lt(x, acc) : hn::Gt(x, acc);
+      return hn::IfThenElse(hn::Or(better, hn::Not(hn::Eq(x, x))), x, acc);
+    } else {
+      return kOp == ReduceOp::kMin ? hn::Min(acc, x) : hn::Max(acc, x);
+    }
+  }
+
+  // Stores, and returns whether all lanes are finite.
+  static HWY_INLINE bool finish(V x, V world, T* out) {
+    if constexpr (kFloat) {
+      if constexpr (kOp == ReduceOp::kMean) x = hn::Div(x, world);
+      const V nan = hn::Set(D(), std::numeric_limits<T>::quiet_NaN());
+      x = hn::IfThenElse(hn::Eq(x, x), x, nan);
+      hn::StoreU(x, D(), out);
+      return hn::AllTrue(D(), hn::Lt(hn::Abs(x), hn::Set(D(), std::numeric_limits<T>::infinity())));
+    } else {
+      hn::StoreU(x, D(), out);
+      return true;
+    }
+  }
+
+  // As reduce_groups, in groups of kGroup elements.
+  static uint32_t run(const ReduceArgs& a, const T* own, const T* rows, T* out, uint64_t n) {
+    const V world = hn::Set(D(), static_cast<T>(a.world));
+    bool all_finite = true;
+    for (; n != 0; --n, own += kGroup, rows += kGroup, out += kGroup) {
+      V acc[kAtOnce];
+      for (uint32_t r = 0; r < a.world; ++r) {
+        const T* x = r == a.own_rank ? own : rows + r * a.row_stride;
+        hwy::Prefetch(x + 2 * kGroup);
+        if (r == 0) {
+          HWY_UNROLL(4)
+          for (size_t k = 0; k < kAtOnce; ++k) acc[k] = hn::LoadU(D(), x + k * kLanes);
+        } else {
+          HWY_UNROLL(4)
+          for (size_t k = 0; k < kAtOnce; ++k)
+            acc[k] = combine(acc[k], hn::LoadU(D(), x + k * kLanes));
+        }
+      }
+      HWY_UNROLL(4)
+      for (size_t k = 0; k < kAtOnce; ++k) all_finite &= finish(acc[k], world, out + k * kLanes);
+    }
+    return all_finite ? 0 : kFlagNonfinite;
+  }
+};
+
+// group: elements of one group. run(own, rows, out, n): n groups, returns flags.
+template <class Stored, class Run>
+void reduce_pieces(const KernelCall& call, uint64_t group, Run&& run) {
   const auto& a = call.arguments<ReduceArgs>();
   const Operand& own = call.operands[0];
   const Operand& out = call.operands[2];
   uint32_t flags = 0;
   for (const Piece& p : call.pieces) {
-    const uint64_t n = p.count / kNormLanes;
+    const uint64_t n = p.count / group;
     if (p.tensor == kNoTensor) continue;
     const Stored* from = a.own_flat ? own.flat<const Stored>() + (p.flat - a.own_base)
                                     : own.list<const Stored>(p.tensor) + p.offset;
@@ -121,14 +191,33 @@ void reduce_as(const KernelCall& call) {
                             : out.list<Stored>(p.tensor) + p.target;
     const Stored* rows = call.operands[1].flat<const Stored>();
     if (a.world > 1) rows += p.flat - a.row_base;
-    flags |= reduce_groups<Type, kOp>(a, from, rows, to, n);
-    if (p.count % kNormLanes == 0) continue;
-    const Piece rest = sub_piece(p, n * kNormLanes, p.count % kNormLanes);
+    flags |= run(from, rows, to, n);
+    if (p.count % group == 0) continue;
+    const Piece rest = sub_piece(p, n * group, p.count % group);
     KernelCall tail = call;
     tail.pieces = std::span(&rest, 1);
     scalar::reduce(tail);
   }
   if (call.operands[3].data != nullptr) raise_flags(call.operands[3].flat<uint32_t>(), flags);
+}
+
+template <class Type, ReduceOp kOp>
+void reduce_as(const KernelCall& call) {
+  using Stored = typename Type::Stored;
+  const auto& a = call.arguments<ReduceArgs>();
+  reduce_pieces<Stored>(call, kNormLanes,
+                        [&](const auto* own, const auto* rows, auto* out, auto n) {
+                          return reduce_groups<Type, kOp>(a, own, rows, out, n);
+                        });
+}
+
+template <class T, ReduceOp kOp>
+void reduce_plain(const KernelCall& call) {
+  using Loop = PlainLoop<T, kOp>;
+  const auto& a = call.arguments<ReduceArgs>();
+  reduce_pieces<T>(call, Loop::kGroup, [&](const T* own, const T* rows, T* out, uint64_t n) {
+    return Loop::run(a, own, rows, out, n);
+  });
 }
 
 template <class Type>
@@ -138,6 +227,33 @@ void reduce_type(const KernelCall& call) {
     case ReduceOp::kMean: return reduce_as<Type, ReduceOp::kMean>(call);
     case ReduceOp::kMin: return reduce_as<Type, ReduceOp::kMin>(call);
     case ReduceOp::kMax: return reduce_as<Type, ReduceOp::kMax>(call);
+    case ReduceOp::kProd: return reduce_as<Type, ReduceOp::kProd>(call);
+    case ReduceOp::kBitOr: return scalar::reduce(call);
+  }
+}
+
+template <class T>
+void reduce_integers(const KernelCall& call) {
+  switch (call.arguments<ReduceArgs>().op) {
+    case ReduceOp::kSum: return reduce_plain<T, ReduceOp::kSum>(call);
+    case ReduceOp::kMean: return scalar::reduce(call);
+    case ReduceOp::kMin: return reduce_plain<T, ReduceOp::kMin>(call);
+    case ReduceOp::kMax: return reduce_plain<T, ReduceOp::kMax>(call);
+    case ReduceOp::kProd:
+      if constexpr (sizeof(T) == 4) return reduce_plain<T, ReduceOp::kProd>(call);
+      return scalar::reduce(call);
+    case ReduceOp::kBitOr: return reduce_plain<T, ReduceOp::kBitOr>(call);
+  }
+}
+
+void reduce_doubles(const KernelCall& call) {
+  switch (call.arguments<ReduceArgs>().op) {
+    case ReduceOp::kSum: return reduce_plain<double, ReduceOp::kSum>(call);
+    case ReduceOp::kMean: return reduce_plain<double, ReduceOp::kMean>(call);
+    case ReduceOp::kMin: return reduce_plain<double, ReduceOp::kMin>(call);
+    case ReduceOp::kMax: return reduce_plain<double, ReduceOp::kMax>(call);
+    case ReduceOp::kProd: return reduce_plain<double, ReduceOp::kProd>(call);
+    case ReduceOp::kBitOr: return scalar::reduce(call);
   }
 }
 
@@ -147,8 +263,16 @@ void reduce(const KernelCall& call) {
     case Dtype::kBF16: return reduce_type<Brain>(call);
 #if SOTTO_SIMD_HALF
     case Dtype::kF16: return reduce_type<Half>(call);
+#else
+    case Dtype::kF16: return scalar::reduce(call);
 #endif
-    default: return scalar::reduce(call);
+    case Dtype::kF64: return reduce_doubles(call);
+    case Dtype::kI8: return reduce_integers<int8_t>(call);
+    case Dtype::kU8: return reduce_integers<uint8_t>(call);
+    case Dtype::kI32: return reduce_integers<int32_t>(call);
+    case Dtype::kU32: return reduce_integers<uint32_t>(call);
+    case Dtype::kI64: return reduce_integers<int64_t>(call);
+    case Dtype::kU64: return reduce_integers<uint64_t>(call);
   }
 }
 

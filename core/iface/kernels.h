@@ -44,7 +44,7 @@ inline constexpr uint64_t kNormBlock = 8192;  // elements
 inline constexpr uint64_t kNormLanes = 64;
 inline constexpr uint32_t kNoTensor = 0xffffffffu;
 
-enum class ReduceOp : uint8_t { kSum = 1, kMean = 2, kMin = 3, kMax = 4 };
+enum class ReduceOp : uint8_t { kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProd = 5, kBitOr = 6 };
 enum class ScaleKind : uint8_t { kL2 = 1, kL1 = 2 };
 
 // A run of consecutive elements of one tensor, inside one chunk of one compression instance.
@@ -124,10 +124,10 @@ enum class KernelId : uint16_t {
   kUnpack,
   // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16
   // bits: acc is float32 and is
-  // rounded once at the end. mean: acc / world at the end (integers: towards 0). min and max: NaN
-  // if any rank has one; of +0
-  // and -0 the first met stays. A NaN result is the positive quiet NaN without payload. Integers
-  // wrap around.
+  // rounded once at the end. mean: the sum / world at the end (integers: towards 0). min and max:
+  // NaN if any rank has one; of +0
+  // and -0 the first met stays. A NaN result is the positive quiet NaN without payload. Sums and
+  // products of integers wrap around. bit_or: integers only.
   // [0] r own (list or flat)  [1] r rows: row s at s * row_stride elements, row `own_rank` unused
   // [2] w out (list at
   // `target`, or flat)  [3] rw flags, optional: uint32 |= kFlagNonfinite if a result is not finite.

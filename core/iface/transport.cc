@@ -17,6 +17,10 @@ const char* kind_name(OpKind kind) {
     case OpKind::kGroup: return "group";
     case OpKind::kOptimStep: return "optimizer step";
     case OpKind::kSetup: return "set-up exchange";
+    case OpKind::kAllToAll: return "all_to_all";
+    case OpKind::kAllToAllParts: return "all_to_all with parts";
+    case OpKind::kGather: return "gather";
+    case OpKind::kScatter: return "scatter";
   }
   return "unknown operation";
 }
@@ -27,6 +31,8 @@ const char* reduce_name(uint16_t reduce) {
     case ReduceOp::kMean: return "mean, ";
     case ReduceOp::kMin: return "min, ";
     case ReduceOp::kMax: return "max, ";
+    case ReduceOp::kProd: return "prod, ";
+    case ReduceOp::kBitOr: return "bit-or, ";
   }
   return "";
 }
@@ -37,8 +43,10 @@ std::string describe(const OpSignature& s) {
   if (s.kind == OpKind::kBarrier) return fmt::format("barrier(tag {})", s.tag);
   const std::string_view dtype = s.dtype == 0 ? "mixed" : dtype_name(static_cast<Dtype>(s.dtype));
   const std::string root = s.root >= 0 ? fmt::format("root {}, ", s.root) : "";
-  return fmt::format("{}({}{}{}, {} elements, tag {}, layout {:08x})", kind_name(s.kind),
-                     reduce_name(s.reduce), root, dtype, s.count, s.tag, s.detail);
+  const std::string count =
+      s.kind == OpKind::kAllToAllParts ? "" : fmt::format("{} elements, ", s.count);
+  return fmt::format("{}({}{}{}, {}tag {}, layout {:08x})", kind_name(s.kind),
+                     reduce_name(s.reduce), root, dtype, count, s.tag, s.detail);
 }
 
 std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a,

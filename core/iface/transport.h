@@ -61,7 +61,11 @@ enum class OpKind : uint16_t {
   kSendRecv,
   kGroup,
   kOptimStep,
-  kSetup
+  kSetup,
+  kAllToAll,
+  kAllToAllParts,  // counts differ from pair to pair: not in the signature, compared by the plan
+  kGather,
+  kScatter
 };
 struct OpSignature {
   OpKind kind = OpKind::kBarrier;

@@ -10,9 +10,10 @@
 namespace sotto::test {
 namespace {
 
-constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kF16, Dtype::kBF16,
-                             Dtype::kI32, Dtype::kI64, Dtype::kU8};
-constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax};
+constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kF16, Dtype::kBF16, Dtype::kI8,
+                             Dtype::kI32, Dtype::kI64, Dtype::kU8,  Dtype::kU32,  Dtype::kU64};
+constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin,
+                             ReduceOp::kMax, ReduceOp::kProd, ReduceOp::kBitOr};
 
 TEST(KernelsBytes, FillSetsEveryByte) {
   for (const uint64_t n : {0, 1, 63, 4097}) {
@@ -130,6 +131,7 @@ TEST(KernelsReduce, EveryTargetEqualsTheReference) {
   Random random(2);
   for (const Dtype dtype : kDtypes) {
     for (const ReduceOp op : kOps) {
+      if (op == ReduceOp::kBitOr && dtype_is_float(dtype)) continue;
       for (const uint32_t world : {1u, 2u, 5u}) {
         const ReduceSetup setup{dtype, op, world, world / 2, world == 2};
         for (const Layout& layout :
@@ -239,6 +241,36 @@ TEST(KernelsReduce, IntegersWrapAroundAndMeansGoTowardsZero) {
   EXPECT_EQ(reduce_one<int32_t>(Dtype::kI32, ReduceOp::kMean, {-3, 0}), -1);
   EXPECT_EQ(reduce_one<int32_t>(Dtype::kI32, ReduceOp::kMin, {-3, 2}), -3);
   EXPECT_EQ(reduce_one<uint8_t>(Dtype::kU8, ReduceOp::kMax, {200, 100}), 200);
+  EXPECT_EQ(reduce_one<int8_t>(Dtype::kI8, ReduceOp::kSum, {127, 2}), -127);
+  EXPECT_EQ(reduce_one<int8_t>(Dtype::kI8, ReduceOp::kMin, {127, -128}), -128);
+  EXPECT_EQ(reduce_one<uint32_t>(Dtype::kU32, ReduceOp::kMax, {1, 0x80000000u}), 0x80000000u);
+  EXPECT_EQ(reduce_one<uint64_t>(Dtype::kU64, ReduceOp::kMean, {L::max(), 1}), uint64_t{1} << 62);
+  // More ranks than an int8 can count.
+  EXPECT_EQ(reduce_one<int8_t>(Dtype::kI8, ReduceOp::kMean, std::vector<int8_t>(200, 1)), 0);
+  EXPECT_EQ(reduce_one<uint8_t>(Dtype::kU8, ReduceOp::kMean, std::vector<uint8_t>(256, 1)), 0);
+}
+
+TEST(KernelsReduce, ProductsAndBitOr) {
+  EXPECT_EQ(reduce_one<float>(Dtype::kF32, ReduceOp::kProd, {3, -2, 0.5f}), -3.0f);
+  // (2^120 * 2^120) is infinite and stays so; the other way round the product is finite.
+  const float big = 0x1p120f;
+  EXPECT_EQ(reduce_one<float>(Dtype::kF32, ReduceOp::kProd, {big, big, 1 / big}),
+            std::numeric_limits<float>::infinity());
+  EXPECT_EQ(reduce_one<float>(Dtype::kF32, ReduceOp::kProd, {big, 1 / big, big}), big);
+  // Beyond float16 in between, rounded once at the end.
+  EXPECT_EQ(reduce_one<uint16_t>(Dtype::kF16, ReduceOp::kProd,
+                                 {f32_to_f16(60000), f32_to_f16(4), f32_to_f16(0.25f)}),
+            f32_to_f16(60000));
+  const float inf = std::numeric_limits<float>::infinity();
+  EXPECT_EQ(std::bit_cast<uint32_t>(reduce_one<float>(Dtype::kF32, ReduceOp::kProd, {0, -inf})),
+            0x7fc00000u);
+  EXPECT_EQ(reduce_one<int8_t>(Dtype::kI8, ReduceOp::kProd, {-128, -1}), -128);
+  EXPECT_EQ(reduce_one<int32_t>(Dtype::kI32, ReduceOp::kProd, {1 << 20, 1 << 12}), 0);
+  EXPECT_EQ(reduce_one<int64_t>(Dtype::kI64, ReduceOp::kProd, {INT64_MAX, 2}), -2);
+  EXPECT_EQ(reduce_one<uint64_t>(Dtype::kU64, ReduceOp::kProd, {uint64_t{1} << 63, 3}),
+            uint64_t{1} << 63);
+  EXPECT_EQ(reduce_one<uint8_t>(Dtype::kU8, ReduceOp::kBitOr, {1, 0x80, 4}), 0x85);
+  EXPECT_EQ(reduce_one<int64_t>(Dtype::kI64, ReduceOp::kBitOr, {INT64_MIN, 1}), INT64_MIN + 1);
 }
 
 }  // namespace
