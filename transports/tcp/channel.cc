@@ -11,6 +11,8 @@ namespace {
 constexpr int64_t kGraceNs = 200'000'000;
 // A message that has waited this long for its READY is announced.
 constexpr int64_t kAnnounceNs = 100'000'000;
+// Receives of small messages that are open for so long are made known like those of large ones.
+constexpr int64_t kRemindNs = 500'000'000;
 // Transfer::scratch[0] of a send: the flags of its frame.
 constexpr size_t kFlagsSlot = 0;
 
@@ -169,6 +171,7 @@ void Channel::complete(Flow& f, Transfer& t) {
 void Channel::ready(const OpPosting& op, uint32_t last_round, uint64_t largest) {
   Flow& f = flow(op.key);
   f.own_ready = std::max(f.own_ready.value_or(0), last_round);
+  f.own_ready_ns = core_.reactor.now_ns();
   if (largest > core_.limits.eager_bytes || sender_may_be_dry()) send_ready(f);
 }
 
@@ -424,8 +427,9 @@ void Channel::fail_if_needed() {
 
 void Channel::tick(int64_t now_ns) {
   if (lost_ && now_ns - lost_ns_ >= kGraceNs) fail(*lost_);
-  if (waiting_flows_ == 0) return;
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
+    // The peer may have called something in which it sends nothing here: the signature tells it.
+    if (now_ns - f->own_ready_ns >= kRemindNs) send_ready(*f);
     if (f->waiting.empty() || f->announced || now_ns - f->waiting_since_ns < kAnnounceNs) continue;
     f->announced = true;
     wire::FrameHeader frame;

@@ -83,6 +83,7 @@ struct Flow {
   std::optional<uint32_t> peer_ready;         // the peer's receives up to this round are posted
   std::optional<uint32_t> own_ready;          // ours are
   std::optional<uint32_t> own_ready_sent;
+  int64_t own_ready_ns = 0;  // when own_ready was last raised
   int64_t waiting_since_ns = 0;
   bool announced = false;
 };
