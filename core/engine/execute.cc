@@ -10,6 +10,15 @@ namespace {
 constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
 constexpr size_t kMaxOperands = 16;
 
+// PROTOCOL if a message that has arrived is not what its step expects.
+Status check_message(const Run& run, uint32_t step) {
+  const Step& s = run.plan->steps[step];
+  if (s.expected == nullptr) return ok_status();
+  const std::span got(static_cast<const std::byte*>(run.at(s.data)), s.data.bytes);
+  if (std::ranges::equal(got, s.expected->bytes)) return ok_status();
+  return Status(Code::kProtocol, s.expected->explain(got));
+}
+
 }  // namespace
 
 void Engine::admit(const OpRef& ref) {
@@ -298,6 +307,7 @@ bool Engine::take_completions() {
     for (Completion& c : completions_now_) {
       if (c.transfer == nullptr) continue;  // its operation was cancelled meanwhile
       Op& op = *static_cast<Op*>(c.transfer->owner);
+      if (c.status.ok()) c.status = check_message(*op.request_.run, c.transfer->step);
       if (c.status.ok()) {
         step_done(op, c.transfer->step);
       } else {

@@ -55,6 +55,7 @@ Result<std::unique_ptr<Run>> PreparedPlan::make() {
     if (slot.kind == SlotKind::kScratch)
       run->bases[s] = static_cast<std::byte*>(run->scratch) + slot.arena_offset;
     if (slot.kind == SlotKind::kHost) run->bases[s] = run->host_base + slot.arena_offset;
+    if (slot.kind == SlotKind::kConstant) run->bases[s] = const_cast<void*>(slot.constant);
   }
   run->pending.resize(p.steps.size());
   run->progress.resize(p.steps.size());

@@ -31,7 +31,9 @@ OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
   s.tag = tag;
   const bool reduces = r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter;
   s.reduce = reduces ? static_cast<uint16_t>(r.reduce) : uint16_t{0};
-  s.root = r.kind == OpKind::kBroadcast ? r.root : -1;
+  const bool rooted =
+      r.kind == OpKind::kBroadcast || r.kind == OpKind::kGather || r.kind == OpKind::kScatter;
+  s.root = rooted ? r.root : -1;
   std::vector<uint64_t> shape{r.segment_bytes};
   for (size_t i = 0; i < r.counts.size(); ++i) {
     const auto dtype = static_cast<uint32_t>(r.dtypes[i]);

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -36,6 +37,10 @@ class PlanBuilder {
   // One slot per tensor, numbered consecutively; returns the first.
   uint32_t bound_list(std::span<const uint64_t> bytes);
   uint32_t scratch(uint64_t bytes) { return add_slot({SlotKind::kScratch, bytes, kNoSlot, 0, 0}); }
+  // `bytes` is copied.
+  uint32_t constant(std::span<const std::byte> bytes) {
+    return add_slot({SlotKind::kConstant, bytes.size(), kNoSlot, 0, 0, plan_.keep_array(bytes)});
+  }
   uint32_t host(uint64_t bytes) { return add_slot({SlotKind::kHost, bytes, kNoSlot, 0, 0}); }
   // Declares that a bound slot is the same memory as another, from `offset` on.
   void alias(uint32_t slot, uint32_t of, uint64_t offset);
@@ -52,6 +57,11 @@ class PlanBuilder {
             MessageClass message_class = MessageClass::kPayload);
   void recv(int32_t peer, Region data, uint32_t round,
             MessageClass message_class = MessageClass::kPayload);
+
+  // The last step, a receive into a host slot, has to bring these bytes.
+  void expect(Expectation expected) {
+    plan_.steps.back().expected = std::make_shared<const Expectation>(std::move(expected));
+  }
 
   // Step `later` waits for step `earlier` although no region says so.
   void order(uint32_t later, uint32_t earlier) { plan_.steps[later].after.push_back(earlier); }

@@ -1,77 +1,17 @@
 #include "core/plan/collectives.h"
 
+#include <algorithm>
 #include <bit>
 #include <map>
+
+#include "core/plan/exchange.h"
+#include "core/plan/section.h"
 
 namespace sotto {
 namespace {
 
 constexpr uint64_t kOneHopBytes = 64 * 1024;
 constexpr uint64_t kTreeBytes = 256 * 1024;
-
-// What the sections of one dtype share.
-struct Section {
-  PlanBuilder& b;
-  const CollectiveRequest& request;
-  CollectiveSlots slots;
-  FlatLayout layout;
-  Dtype dtype;
-  uint64_t element;  // bytes
-  uint64_t segment;  // elements
-  uint32_t round;    // first round of the section
-
-  auto ranks() const { return static_cast<uint32_t>(request.size); }
-  auto me() const { return static_cast<uint32_t>(request.rank); }
-  // The peers in the order in which this rank serves them: the next rank first, so that nobody is
-  // hit by all at once.
-  std::vector<int32_t> peers() const {
-    std::vector<int32_t> out;
-    for (int32_t i = 1; i < request.size; ++i) out.push_back((request.rank + i) % request.size);
-    return out;
-  }
-  std::vector<Piece> pieces(Range range, uint64_t origin) const {
-    return layout.pieces(range, origin);
-  }
-  uint32_t bits() const { return static_cast<uint32_t>(element * 8); }
-};
-
-// Memory that holds a range of the layout in one piece: the tensor itself, or a packed copy of it.
-Region gather(Section& s, uint32_t list_slot, Range range, bool use_target) {
-  if (const FlatLayout::Span* span = s.layout.single(range)) {
-    const uint64_t first = (use_target ? span->target : span->offset) + (range.begin - span->flat);
-    return {list_slot + span->tensor, first * s.element, range.count * s.element};
-  }
-  const uint32_t packed = s.b.scratch(range.count * s.element);
-  std::vector<Piece> pieces = s.pieces(range, range.begin);
-  if (use_target) {
-    for (Piece& piece : pieces) piece.offset = piece.target;
-  }
-  s.b.kernel(KernelId::kPack,
-             {list(list_slot, Access::kRead, s.bits()),
-              flat(packed, Access::kWrite, s.bits(), range.begin)},
-             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
-  return {packed, 0, range.count * s.element};
-}
-
-// Receives a range of the layout into the tensors of `list_slot`.
-void receive(Section& s, int32_t peer, uint32_t list_slot, Range range, bool use_target,
-             uint32_t round) {
-  if (const FlatLayout::Span* span = s.layout.single(range)) {
-    const uint64_t first = (use_target ? span->target : span->offset) + (range.begin - span->flat);
-    s.b.recv(peer, {list_slot + span->tensor, first * s.element, range.count * s.element}, round);
-    return;
-  }
-  const uint32_t packed = s.b.scratch(range.count * s.element);
-  s.b.recv(peer, {packed, 0, range.count * s.element}, round);
-  std::vector<Piece> pieces = s.pieces(range, range.begin);
-  for (Piece& piece : pieces) {
-    if (!use_target) piece.target = piece.offset;
-  }
-  s.b.kernel(KernelId::kUnpack,
-             {flat(packed, Access::kRead, s.bits(), range.begin),
-              target(list_slot, Access::kWrite, s.bits())},
-             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
-}
 
 void copy_tensors(Section& s, Range range) {
   for (const Piece& piece : s.pieces(range, range.begin)) {
@@ -110,7 +50,7 @@ uint32_t receive_rows(Section& s, Range chunk) {
 
 void emit_one_hop_all_reduce(Section& s) {
   const Range all{0, s.layout.size()};
-  const Region own = gather(s, s.slots.in, all, false);
+  const Region own = contiguous(s, s.slots.in, all, false);
   for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
   Section one_message = s;
   one_message.segment = std::max<uint64_t>(1, all.count);
@@ -124,19 +64,19 @@ void emit_direct_all_reduce(Section& s) {
   };
   for (int32_t peer : s.peers()) {
     for (Range segment : segments_of(chunk_of(peer), s.segment)) {
-      s.b.send(peer, gather(s, s.slots.in, segment, false), s.round);
+      s.b.send(peer, contiguous(s, s.slots.in, segment, false), s.round);
     }
   }
   const Range mine = chunk_of(s.request.rank);
   const uint32_t rows = receive_rows(s, mine);
   for (Range segment : segments_of(mine, s.segment)) {
     reduce_segment(s, segment, mine, rows, mine.count);
-    const Region reduced = gather(s, s.slots.out, segment, true);
+    const Region reduced = contiguous(s, s.slots.out, segment, true);
     for (int32_t peer : s.peers()) s.b.send(peer, reduced, s.round + 1);
   }
   for (int32_t peer : s.peers()) {
     for (Range segment : segments_of(chunk_of(peer), s.segment))
-      receive(s, peer, s.slots.out, segment, true, s.round + 1);
+      receive_range(s, peer, s.slots.out, segment, true, s.round + 1);
   }
 }
 
@@ -160,7 +100,7 @@ void emit_reduce_scatter(Section& s) {
   }
   for (int32_t peer : s.peers()) {
     for (Range segment : segments_of({peer * part, part}, s.segment)) {
-      s.b.send(peer, gather(s, s.slots.in, segment, false), s.round);
+      s.b.send(peer, contiguous(s, s.slots.in, segment, false), s.round);
     }
   }
   const Range mine{s.me() * part, part};
@@ -173,12 +113,12 @@ void emit_all_gather(Section& s) {
   const uint64_t part = s.layout.size() / s.ranks();
   const Range mine{s.me() * part, part};
   for (Range segment : segments_of(mine, s.segment)) {
-    const Region own = gather(s, s.slots.in, segment, true);
+    const Region own = contiguous(s, s.slots.in, segment, true);
     for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
   }
   for (int32_t peer : s.peers()) {
     for (Range segment : segments_of({peer * part, part}, s.segment)) {
-      receive(s, peer, s.slots.out, segment, false, s.round);
+      receive_range(s, peer, s.slots.out, segment, false, s.round);
     }
   }
   for (const Piece& piece : s.pieces(mine, mine.begin)) {
@@ -202,9 +142,10 @@ void emit_tree_broadcast(Section& s) {
   const Range all{0, s.layout.size()};
   const int32_t lowest = v == 0 ? width : v & -v;
   for (Range segment : segments_of(all, s.segment)) {
-    if (v != 0) receive(s, absolute(v - lowest), s.slots.out, segment, true, round_of(lowest));
+    if (v != 0)
+      receive_range(s, absolute(v - lowest), s.slots.out, segment, true, round_of(lowest));
     if (lowest == 1) continue;
-    const Region data = gather(s, v == 0 ? s.slots.in : s.slots.out, segment, false);
+    const Region data = contiguous(s, v == 0 ? s.slots.in : s.slots.out, segment, false);
     for (int32_t bit = lowest / 2; bit > 0; bit /= 2) {
       if (v + bit < size) s.b.send(absolute(v + bit), data, round_of(bit));
     }
@@ -220,16 +161,16 @@ void emit_scatter_broadcast(Section& s) {
   if (is_root) {
     for (int32_t peer : s.peers()) {
       for (Range segment : segments_of(chunk_of(peer), s.segment)) {
-        s.b.send(peer, gather(s, s.slots.in, segment, false), s.round);
+        s.b.send(peer, contiguous(s, s.slots.in, segment, false), s.round);
       }
     }
   } else {
     for (Range segment : segments_of(chunk_of(s.request.rank), s.segment)) {
-      receive(s, root, s.slots.out, segment, true, s.round);
+      receive_range(s, root, s.slots.out, segment, true, s.round);
     }
   }
   for (Range segment : segments_of(chunk_of(s.request.rank), s.segment)) {
-    const Region data = gather(s, is_root ? s.slots.in : s.slots.out, segment, false);
+    const Region data = contiguous(s, is_root ? s.slots.in : s.slots.out, segment, false);
     for (int32_t peer : s.peers()) {
       if (peer != root) s.b.send(peer, data, s.round + 1);
     }
@@ -237,7 +178,7 @@ void emit_scatter_broadcast(Section& s) {
   if (is_root) return;
   for (int32_t peer : s.peers()) {
     for (Range segment : segments_of(chunk_of(peer), s.segment))
-      receive(s, peer, s.slots.out, segment, true, s.round + 1);
+      receive_range(s, peer, s.slots.out, segment, true, s.round + 1);
   }
 }
 
@@ -252,9 +193,9 @@ void emit_broadcast(Section& s) {
 void emit_point_to_point(Section& s) {
   for (Range segment : segments_of({0, s.layout.size()}, s.segment)) {
     if (s.request.is_send) {
-      s.b.send(s.request.peer, gather(s, s.slots.in, segment, false), s.round);
+      s.b.send(s.request.peer, contiguous(s, s.slots.in, segment, false), s.round);
     } else {
-      receive(s, s.request.peer, s.slots.out, segment, true, s.round);
+      receive_range(s, s.request.peer, s.slots.out, segment, true, s.round);
     }
   }
 }
@@ -273,24 +214,71 @@ void emit_barrier(PlanBuilder& b, const CollectiveRequest& request) {
   }
 }
 
+// Elements of a tensor that the parts of all ranks reach to.
+uint64_t reach_of(const std::vector<Range>& parts, size_t tensor, size_t ranks) {
+  uint64_t end = 0;
+  for (size_t k = 0; k < ranks; ++k) {
+    const Range& part = parts[tensor * ranks + k];
+    if (part.count != 0) end = std::max(end, part.end());
+  }
+  return end;
+}
+
+// Elements of `in` and `out` of a tensor on this rank.
+std::pair<uint64_t, uint64_t> elements_of(const CollectiveRequest& r, size_t t) {
+  const auto size = static_cast<uint64_t>(r.size);
+  const uint64_t part = r.counts[t];
+  const uint64_t at_root = r.rank == r.root ? part * size : 0;
+  switch (r.kind) {
+    case OpKind::kReduceScatter: return {part * size, part};
+    case OpKind::kAllGather: return {part, part * size};
+    case OpKind::kGather: return {part, at_root};
+    case OpKind::kScatter: return {at_root, part};
+    case OpKind::kAllToAll: return {part * size, part * size};
+    case OpKind::kAllToAllParts:
+      return {reach_of(r.in_parts, t, size), reach_of(r.out_parts, t, size)};
+    default: return {part, part};
+  }
+}
+
+// This rank has the input (gather) or the output (scatter) alone.
+bool one_sided(const CollectiveRequest& r) {
+  return (r.kind == OpKind::kGather || r.kind == OpKind::kScatter) && r.rank != r.root;
+}
+
 CollectiveSlots add_slots(PlanBuilder& b, const CollectiveRequest& r) {
   std::vector<uint64_t> in, out;
   for (size_t i = 0; i < r.counts.size(); ++i) {
-    const uint64_t bytes = r.counts[i] * dtype_bytes(r.dtypes[i]);
-    in.push_back(r.kind == OpKind::kReduceScatter ? bytes * r.size : bytes);
-    out.push_back(r.kind == OpKind::kAllGather ? bytes * r.size : bytes);
+    const auto [in_count, out_count] = elements_of(r, i);
+    in.push_back(in_count * dtype_bytes(r.dtypes[i]));
+    out.push_back(out_count * dtype_bytes(r.dtypes[i]));
   }
   CollectiveSlots slots{b.bound_list(in), b.bound_list(out)};
   for (uint32_t i = 0; i < r.counts.size(); ++i) {
-    if (!r.in_place[i]) continue;
+    if (!r.in_place[i] || one_sided(r)) continue;
     const uint64_t part = r.counts[i] * dtype_bytes(r.dtypes[i]) * r.rank;
     switch (r.kind) {
+      case OpKind::kScatter:
       case OpKind::kReduceScatter: b.alias(slots.out + i, slots.in + i, part); break;
+      case OpKind::kGather:
       case OpKind::kAllGather: b.alias(slots.in + i, slots.out + i, part); break;
       default: b.alias(slots.in + i, slots.out + i, 0); break;
     }
   }
   return slots;
+}
+
+// Operations of one round: their sections share it.
+bool shares_round(OpKind kind) {
+  return kind == OpKind::kSendRecv || kind == OpKind::kGather || kind == OpKind::kScatter;
+}
+
+FlatLayout layout_of(const CollectiveRequest& r, const std::vector<uint32_t>& tensors) {
+  const bool by_rank =
+      r.kind == OpKind::kReduceScatter || r.kind == OpKind::kAllGather ||
+      ((r.kind == OpKind::kGather || r.kind == OpKind::kScatter) && r.rank == r.root);
+  return by_rank ? FlatLayout::by_rank(r.counts, tensors, static_cast<uint32_t>(r.size))
+                 : FlatLayout::concatenated(r.counts, tensors);
 }
 
 }  // namespace
@@ -303,13 +291,13 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
   }
   std::map<Dtype, std::vector<uint32_t>> by_dtype;
   for (uint32_t i = 0; i < request.counts.size(); ++i) by_dtype[request.dtypes[i]].push_back(i);
+  if (request.kind == OpKind::kAllToAll || request.kind == OpKind::kAllToAllParts) {
+    emit_all_to_all(b, request, slots, by_dtype);
+    return slots;
+  }
   const uint32_t first_round = b.next_round();
   for (const auto& [dtype, tensors] : by_dtype) {
-    const bool by_rank =
-        request.kind == OpKind::kReduceScatter || request.kind == OpKind::kAllGather;
-    FlatLayout layout =
-        by_rank ? FlatLayout::by_rank(request.counts, tensors, static_cast<uint32_t>(request.size))
-                : FlatLayout::concatenated(request.counts, tensors);
+    FlatLayout layout = layout_of(request, tensors);
     if (layout.size() == 0) continue;
     const uint64_t element = dtype_bytes(dtype);
     // Sections share rounds, except where a later round of one would have to come before an earlier
@@ -321,13 +309,15 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
               dtype,
               element,
               segment_elements(request.segment_bytes, static_cast<uint32_t>(element * 8)),
-              request.kind == OpKind::kSendRecv ? first_round : b.next_round()};
+              shares_round(request.kind) ? first_round : b.next_round()};
     switch (request.kind) {
       case OpKind::kAllReduce: emit_all_reduce(s); break;
       case OpKind::kReduceScatter: emit_reduce_scatter(s); break;
       case OpKind::kAllGather: emit_all_gather(s); break;
       case OpKind::kBroadcast: emit_broadcast(s); break;
       case OpKind::kSendRecv: emit_point_to_point(s); break;
+      case OpKind::kGather: emit_gather(s); break;
+      case OpKind::kScatter: emit_scatter(s); break;
       default:
         return error(Code::kInternal, "operation kind {} has no builder",
                      static_cast<int>(request.kind));

@@ -9,6 +9,11 @@
 //  - reduce_scatter, all_gather: direct exchange, (W-1)/W of the larger buffer sent per rank.
 //  - broadcast: binomial tree up to 256 KiB; above, the root scatters chunks and every rank passes
 //  its chunk on.
+//  - gather, scatter: one message stream between the root and every other rank.
+//  - all_to_all: direct exchange. In place, what is sent is copied first, because no rank could
+//  receive before it has sent. With parts that differ from pair to pair, the two ranks of every
+//  pair first tell each other how much they send and expect (metadata, two numbers per tensor);
+//  payload moves between them only if they agree, PROTOCOL otherwise.
 //  - barrier: dissemination, ceil(log2 W) rounds of empty messages.
 #pragma once
 
@@ -28,14 +33,18 @@ struct CollectiveRequest {
   int32_t rank = 0;
   int32_t size = 1;
   ReduceOp reduce = ReduceOp::kSum;
-  int32_t root = 0;      // broadcast
+  int32_t root = 0;      // broadcast, gather, scatter
   int32_t peer = -1;     // kSendRecv
   bool is_send = false;  // kSendRecv
-  // Per tensor. all_gather: elements of `in`; reduce_scatter: elements of `out`; others: elements
-  // of both.
+  // Per tensor. all_gather, gather: elements of `in`; reduce_scatter, scatter: elements of `out`;
+  // all_to_all: elements for one rank; others: elements of both.
   std::vector<uint64_t> counts;
   std::vector<Dtype> dtypes;
   std::vector<uint8_t> in_place;
+  // kAllToAllParts alone: what of tensor t goes to rank k and what comes from it, at
+  // [t * size + k]; counts are not used. Parts of the output do not overlap; this rank's own parts
+  // have equal counts; with in_place all parts of both sides are equal.
+  std::vector<Range> in_parts, out_parts;
   uint64_t segment_bytes = 256 * 1024;
   bool operator==(const CollectiveRequest&) const = default;
 };

@@ -26,6 +26,18 @@ FlatLayout FlatLayout::by_rank(std::span<const uint64_t> part_counts,
   return layout;
 }
 
+FlatLayout FlatLayout::by_parts(std::span<const Range> parts, std::span<const uint32_t> tensors,
+                                uint32_t ranks) {
+  FlatLayout layout;
+  for (uint32_t k = 0; k < ranks; ++k) {
+    for (uint32_t t : tensors) {
+      const Range& part = parts[uint64_t{t} * ranks + k];
+      layout.append(t, part.begin, part.begin, part.count);
+    }
+  }
+  return layout;
+}
+
 size_t FlatLayout::span_at(uint64_t flat) const {
   const auto it = std::upper_bound(spans_.begin(), spans_.end(), flat,
                                    [](uint64_t f, const Span& span) { return f < span.flat; });

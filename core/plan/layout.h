@@ -14,6 +14,7 @@ struct Range {
   uint64_t begin = 0;
   uint64_t count = 0;
   uint64_t end() const { return begin + count; }
+  bool operator==(const Range&) const = default;
 };
 
 class FlatLayout {
@@ -33,6 +34,10 @@ class FlatLayout {
   // has its part k at k * part_counts[t]. target is the index within the part.
   static FlatLayout by_rank(std::span<const uint64_t> part_counts,
                             std::span<const uint32_t> tensors, uint32_t ranks);
+
+  // For every rank k in turn, its part of every tensor: parts[t * ranks + k]. target is offset.
+  static FlatLayout by_parts(std::span<const Range> parts, std::span<const uint32_t> tensors,
+                             uint32_t ranks);
 
   uint64_t size() const { return size_; }
   const std::vector<Span>& spans() const { return spans_; }

@@ -131,9 +131,13 @@ class Lowering {
     }
   }
 
+  static bool in_host_memory(const Slot& slot) {
+    return slot.kind == SlotKind::kHost || slot.kind == SlotKind::kConstant;
+  }
+
   bool needs_staging(const Step& step) const {
     return !target_.device->host_memory && target_.transport->host_memory_only &&
-           plan_->slots[resolve(plan_->slots, step.data).slot].kind != SlotKind::kHost &&
+           !in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]) &&
            step.data.bytes > 0;
   }
 

@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstring>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -26,9 +27,10 @@ inline constexpr uint32_t kNoSlot = 0xffffffffu;
 inline constexpr uint32_t kNoStep = 0xffffffffu;
 
 enum class SlotKind : uint8_t {
-  kBound,    // memory of the caller or of a long-lived object, bound at every run
-  kScratch,  // device memory of the run
-  kHost,     // host memory of the run: what the host writes before or reads after the steps
+  kBound,     // memory of the caller or of a long-lived object, bound at every run
+  kScratch,   // device memory of the run
+  kHost,      // host memory of the run: what the host writes before or reads after the steps
+  kConstant,  // host memory of the plan, never written: small messages known in advance
 };
 
 struct Slot {
@@ -37,7 +39,8 @@ struct Slot {
   uint32_t alias_of =
       kNoSlot;  // the same memory as another slot, from alias_offset on (in-place operations)
   uint64_t alias_offset = 0;
-  uint64_t arena_offset = 0;  // kScratch and kHost: place in the run's arena; set by lower()
+  uint64_t arena_offset = 0;       // kScratch and kHost: place in the run's arena; set by lower()
+  const void* constant = nullptr;  // kConstant: owned by the plan
 };
 
 struct Region {
@@ -68,6 +71,13 @@ struct OperandRef {
   uint64_t bytes = 0;
   uint64_t row_bytes = 0;
   uint32_t rows = 0;
+};
+
+// What a message has to say. A message that says something else fails the operation as PROTOCOL.
+struct Expectation {
+  std::vector<std::byte> bytes;
+  // Text of the error; the span has as many bytes.
+  std::function<std::string(std::span<const std::byte>)> explain;
 };
 
 enum class StepKind : uint8_t { kKernel, kCopy, kSend, kRecv };
@@ -105,6 +115,7 @@ struct Step {
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
   Region data;
+  std::shared_ptr<const Expectation> expected;  // kRecv into a kHost slot, or null
   // Steps that come before this one although no region says so.
   std::vector<uint32_t> after;
 };

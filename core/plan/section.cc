@@ -1,0 +1,44 @@
+#include "core/plan/section.h"
+
+#include <utility>
+
+namespace sotto {
+
+Region contiguous(Section& s, uint32_t list_slot, Range range, bool use_target, bool copied) {
+  const FlatLayout::Span* span = s.layout.single(range);
+  if (span != nullptr && !copied) {
+    const uint64_t first = (use_target ? span->target : span->offset) + (range.begin - span->flat);
+    return {list_slot + span->tensor, first * s.element, range.count * s.element};
+  }
+  const uint32_t packed = s.b.scratch(range.count * s.element);
+  std::vector<Piece> pieces = s.pieces(range, range.begin);
+  if (use_target) {
+    for (Piece& piece : pieces) piece.offset = piece.target;
+  }
+  s.b.kernel(KernelId::kPack,
+             {list(list_slot, Access::kRead, s.bits()),
+              flat(packed, Access::kWrite, s.bits(), range.begin)},
+             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
+  return {packed, 0, range.count * s.element};
+}
+
+void receive_range(Section& s, int32_t peer, uint32_t list_slot, Range range, bool use_target,
+                   uint32_t round) {
+  if (const FlatLayout::Span* span = s.layout.single(range)) {
+    const uint64_t first = (use_target ? span->target : span->offset) + (range.begin - span->flat);
+    s.b.recv(peer, {list_slot + span->tensor, first * s.element, range.count * s.element}, round);
+    return;
+  }
+  const uint32_t packed = s.b.scratch(range.count * s.element);
+  s.b.recv(peer, {packed, 0, range.count * s.element}, round);
+  std::vector<Piece> pieces = s.pieces(range, range.begin);
+  for (Piece& piece : pieces) {
+    if (!use_target) piece.target = piece.offset;
+  }
+  s.b.kernel(KernelId::kUnpack,
+             {flat(packed, Access::kRead, s.bits(), range.begin),
+              target(list_slot, Access::kWrite, s.bits())},
+             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
+}
+
+}  // namespace sotto
