@@ -56,6 +56,8 @@ std::map<std::string, BackendFactory> all_backends() {
   backends["tcp"] = {[](const Params& params) {
                        TcpOptions options;
                        options.listen = params.listen;
+                       options.listen_port = static_cast<uint16_t>(params.listen_port);
+                       options.advertise = params.advertise;
                        options.rate_limit_mbit = params.rate_limit_mbit;
                        options.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
                        options.heartbeat_ms = params.heartbeat_ms;

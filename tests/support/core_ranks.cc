@@ -17,6 +17,8 @@ std::map<std::string, BackendFactory> standard_backends() {
                         false};
   backends["tcp"] = {[](const Params& params) {
                        TcpOptions tcp;
+                       tcp.listen_port = static_cast<uint16_t>(params.listen_port);
+                       tcp.advertise = params.advertise;
                        tcp.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
                        tcp.heartbeat_ms = params.heartbeat_ms;
                        return make_tcp_backend(tcp);

@@ -45,6 +45,8 @@ TEST(Params, DefaultsOfAnEmptyEnvironment) {
   EXPECT_EQ(p->segment_bytes, 262144);
   EXPECT_EQ(p->rate_limit_mbit, 0.0);
   EXPECT_EQ(p->listen, "");
+  EXPECT_EQ(p->listen_port, 0);
+  EXPECT_EQ(p->advertise, "");
   EXPECT_EQ(p->rendezvous, "");
   EXPECT_EQ(p->rank, -1);
   EXPECT_EQ(p->world_size, 0);
@@ -66,6 +68,8 @@ TEST(Params, EveryVariableReachesItsField) {
                                  {"SOTTO_SEGMENT_BYTES", "8192"},
                                  {"SOTTO_RATE_LIMIT_MBIT", "12.5"},
                                  {"SOTTO_LISTEN", "any"},
+                                 {"SOTTO_LISTEN_PORT", "4001"},
+                                 {"SOTTO_ADVERTISE", "203.0.113.5:4002"},
                                  {"SOTTO_RENDEZVOUS", "tcp://127.0.0.1:4000"},
                                  {"SOTTO_RANK", "2"},
                                  {"SOTTO_WORLD_SIZE", "4"},
@@ -83,6 +87,8 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p->segment_bytes, 8192);
   EXPECT_EQ(p->rate_limit_mbit, 12.5);
   EXPECT_EQ(p->listen, "any");
+  EXPECT_EQ(p->listen_port, 4001);
+  EXPECT_EQ(p->advertise, "203.0.113.5:4002");
   EXPECT_EQ(p->rendezvous, "tcp://127.0.0.1:4000");
   EXPECT_EQ(p->rank, 2);
   EXPECT_EQ(p->world_size, 4);
@@ -91,7 +97,7 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p->heartbeat_ms, 250);
   EXPECT_EQ(p->spin_us, 0);
   EXPECT_EQ(p->eager_bytes, 0);
-  EXPECT_EQ(p->from_env.size(), 16u);
+  EXPECT_EQ(p->from_env.size(), 18u);
 }
 
 TEST(Params, EmptyValueCountsAsUnset) {
@@ -137,7 +143,9 @@ INSTANTIATE_TEST_SUITE_P(
                     BadValue{"SOTTO_RATE_LIMIT_MBIT", "nan", "a number from 0 to 1000000000"},
                     BadValue{"SOTTO_RATE_LIMIT_MBIT", "-1", "a number from 0 to 1000000000"},
                     BadValue{"SOTTO_RATE_LIMIT_MBIT", "fast", "a number from 0 to 1000000000"},
-                    BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"}));
+                    BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"},
+                    BadValue{"SOTTO_LISTEN_PORT", "65536", "a whole number from 0 to 65535"},
+                    BadValue{"SOTTO_ADVERTISE", "10.0.0.1\t", "printable ASCII text"}));
 
 TEST(Params, UnknownNamesWarnWithTheNearestKnownOne) {
   const Result<Params> p =
@@ -154,7 +162,7 @@ TEST(Params, ListingIsJsonWithSourceAndEscapes) {
   const Result<Params> p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
   ASSERT_TRUE(p.ok());
   const auto json = nlohmann::json::parse(p->to_json());
-  ASSERT_EQ(json.size(), 16u);
+  ASSERT_EQ(json.size(), 18u);
   std::map<std::string, nlohmann::json> rows;
   for (const auto& row : json) rows[row["name"]] = row;
   EXPECT_EQ(rows["SOTTO_LISTEN"]["value"], "a\"b\\c");

@@ -44,7 +44,7 @@ Channel::Channel(TransportCore& core, int32_t peer, std::unique_ptr<FrameStream>
       stream_(std::move(stream)),
       service_counters_(core.counters.at(0, peer)),
       credit_(core.limits.credit_bytes) {
-  stream_->set_owner(*this);
+  stream_->set_owner(*this, name_);
   stream_->resume();
 }
 

@@ -87,14 +87,22 @@ class Mesh {
     peers_.resize(static_cast<size_t>(control.size()));
   }
 
+  // Nobody connects to rank 0.
   Status listen(const ListenPlace& place) {
-    SOTTO_ASSIGN(listener_, Listener::open(*reactor_, Endpoint(place.bind, 0),
-                                           [this](int fd, std::string name) {
-                                             adopt(fd, std::move(name), -1);
-                                           }));
+    if (control_.rank() == 0) return {};
+    auto opened =
+        Listener::open(*reactor_, Endpoint(place.bind, place.port),
+                       [this](int fd, std::string name) { adopt(fd, std::move(name), -1); });
+    if (!opened.ok())
+      return opened.status().with_prefix(fmt::format("rank {}: data connections", control_.rank()));
+    listener_ = opened.take();
     return {};
   }
-  uint16_t port() const { return listener_->port(); }
+  // The port that others are told.
+  uint16_t port(const ListenPlace& place) const {
+    if (!listener_) return 0;
+    return place.published_port != 0 ? place.published_port : listener_->port();
+  }
 
   Status connect(const std::vector<std::string>& cards, FlowLimits& limits) {
     for (int32_t r = 0; r < control_.size(); ++r) {
@@ -263,8 +271,10 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
                                                 Driver& driver, Deadline deadline) {
   Mesh mesh(reactor, control);
   if (control.size() > 1) {
-    SOTTO_TRY(mesh.listen(place));
-    const Card own{mesh.port(), limits, place.published};
+    if (Status status = mesh.listen(place); !status.ok()) {
+      return tell_everyone(control, driver, {status.code(), control.rank(), status.text()});
+    }
+    const Card own{mesh.port(place), limits, place.published};
     SOTTO_ASSIGN(const auto cards, control.all_gather("addresses of data connections", own.encode(),
                                                       driver, deadline));
     SOTTO_TRY(mesh.connect(cards, limits));

@@ -10,6 +10,7 @@
 #include <charconv>
 #include <chrono>
 #include <cstring>
+#include <optional>
 
 #include "core/base/log.h"
 
@@ -81,12 +82,12 @@ std::string endpoint_text(const Endpoint& endpoint) {
 Result<ListenPlace> listen_place(const std::string& listen) {
   if (listen.empty()) {
     const Address loopback = asio::ip::address_v4::loopback();
-    return ListenPlace{loopback, {loopback}};
+    return ListenPlace{loopback, {loopback}, 0, 0};
   }
   if (listen == "any") return any_place();
   std::string names;
   for (const Interface& i : interfaces()) {
-    if (i.name == listen) return ListenPlace{i.address, {i.address}};
+    if (i.name == listen) return ListenPlace{i.address, {i.address}, 0, 0};
     if (names.find(i.name) == std::string::npos) names += (names.empty() ? "" : ", ") + i.name;
   }
   error_code failed;
@@ -96,7 +97,39 @@ Result<ListenPlace> listen_place(const std::string& listen) {
         "SOTTO_LISTEN is \"{}\"; allowed are any, an address, or an interface of this machine ({})",
         listen, names);
   }
-  return ListenPlace{address, {address}};
+  return ListenPlace{address, {address}, 0, 0};
+}
+
+Status advertise(const std::string& text, ListenPlace& place) {
+  if (text.empty()) return {};
+  const auto address_of = [](std::string name) {
+    if (name.size() > 2 && name.front() == '[' && name.back() == ']')
+      name = name.substr(1, name.size() - 2);
+    error_code failed;
+    const Address address = asio::ip::make_address(name, failed);
+    return failed ? std::optional<Address>() : address;
+  };
+  std::optional<Address> address = address_of(text);
+  uint16_t port = 0;
+  bool valid = address.has_value();
+  if (const size_t colon = text.rfind(':'); !valid && colon != std::string::npos) {
+    const std::string host = text.substr(0, colon);
+    const char* end = text.data() + text.size();
+    const auto [stop, failed] = std::from_chars(text.data() + colon + 1, end, port);
+    if (!host.empty()) address = address_of(host);
+    // Of an IPv6 address without brackets nobody could say where it ends.
+    const bool clear = host.find(':') == std::string::npos || host.front() == '[';
+    valid = (host.empty() || address) && clear && failed == std::errc() && stop == end && port != 0;
+  }
+  if (!valid || (address && address->is_unspecified())) {
+    return invalid_argument(
+        "SOTTO_ADVERTISE is \"{}\"; allowed are an address, address:port or :port, with IPv6 in "
+        "brackets and a port from 1 to 65535",
+        text);
+  }
+  if (address) place.published = {*address};
+  place.published_port = port;
+  return {};
 }
 
 Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& reactor) {

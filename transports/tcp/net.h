@@ -21,14 +21,18 @@ using Address = asio::ip::address;
 // "127.0.0.1:80", "[::1]:80"; addresses of IPv4 behind an IPv6 socket are written as IPv4.
 std::string endpoint_text(const Endpoint& endpoint);
 
-// Where this rank listens: what the socket is bound to, and the addresses that others are told.
+// Where this rank listens: what sockets are bound to, and what others are told.
 struct ListenPlace {
   Address bind;
   std::vector<Address> published;  // at least one
+  uint16_t port = 0;               // of data connections; 0: any
+  uint16_t published_port = 0;     // of data connections; 0: the one that is bound
 };
 // listen: empty = loopback, "any", an address, or the name of an interface. INVALID_ARGUMENT names
 // what there is.
 Result<ListenPlace> listen_place(const std::string& listen);
+// Replaces what others are told: TcpOptions::advertise. INVALID_ARGUMENT names the forms.
+Status advertise(const std::string& text, ListenPlace& place);
 
 // tcp://host:port, host a name, an IPv4 address or [IPv6]. Name resolution may block in the
 // system's resolver. INVALID_ARGUMENT: no such form. TRANSPORT: the name is not known.

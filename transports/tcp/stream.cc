@@ -30,6 +30,7 @@ FrameStream::FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner
     : reactor_(reactor),
       fd_(fd),
       name_(std::move(name)),
+      peer_(name_),
       owner_(&owner),
       last_heard_ns_(reactor.now_ns()) {}
 
@@ -214,7 +215,7 @@ bool FrameStream::begin_frame() {
       in_buffer_.data() + in_begin_, wire::kHeaderBytes));
   if (!header.ok()) {
     if (wire::is_version_mismatch(header.status())) show_version();
-    fail(header.status().with_prefix(fmt::format("from {}", name_)));
+    fail(header.status().with_prefix(fmt::format("from {}", peer_)));
     return false;
   }
   in_begin_ += wire::kHeaderBytes;
@@ -259,7 +260,7 @@ bool FrameStream::end_payload() {
         in_streamed_ ? in_hasher_.digest() : hash64(in_payload_, in_header_.payload_bytes);
     if (found != sent) {
       fail(error(Code::kProtocol, "{} from {} has checksum {:016x}, its bytes have {:016x}",
-                 describe(in_header_), name_, sent, found));
+                 describe(in_header_), peer_, sent, found));
       return false;
     }
   }

@@ -53,7 +53,11 @@ class FrameStream final : public Pollable {
 
   // Sends what the owner has as far as the socket takes it.
   void flush();
-  void set_owner(StreamOwner& owner) { owner_ = &owner; }
+  // peer: who the other side is, for errors about what it sent; until then its address.
+  void set_owner(StreamOwner& owner, std::string peer) {
+    owner_ = &owner;
+    peer_ = std::move(peer);
+  }
   // Reads and hands out nothing more until resume; legal inside a callback.
   void pause() { paused_ = true; }
   void resume();
@@ -103,6 +107,7 @@ class FrameStream final : public Pollable {
   Reactor& reactor_;
   int fd_;
   std::string name_;
+  std::string peer_;  // in errors about what came
   StreamOwner* owner_;
   bool readable_ = false, writable_ = true;
   bool hung_up_ = false;   // the end of the stream is behind what can be read

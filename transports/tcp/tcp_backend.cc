@@ -174,6 +174,8 @@ namespace sotto {
 
 Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options) {
   SOTTO_ASSIGN(tcp::ListenPlace place, tcp::listen_place(options.listen));
+  SOTTO_TRY(tcp::advertise(options.advertise, place));
+  place.port = options.listen_port;
   SOTTO_ASSIGN(std::shared_ptr<tcp::Reactor> reactor,
                tcp::Reactor::make({options.rate_limit_mbit, options.spin_us, options.clock}));
   return std::unique_ptr<Backend>(

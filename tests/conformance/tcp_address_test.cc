@@ -1,0 +1,121 @@
+// Ranks that are not reached where they listen: a fixed port, and something in between that
+// forwards another one to it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/iface/unique_id.h"
+#include "tests/conformance/transport_suite.h"
+#include "tests/support/faulty_proxy.h"
+#include "tests/support/reserved_port.h"
+#include "transports/tcp/tcp_backend.h"
+
+namespace sotto::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+TransportCase with(const std::function<void(TcpOptions&)>& change) {
+  return {"tcp", [change](const Clock& clock) {
+            TcpOptions options;
+            options.clock = &clock;
+            change(options);
+            return make_tcp_backend(options);
+          }};
+}
+
+// Every rank sends `data` to the next one.
+void pass_on(RankKit& kit, uint64_t number, std::vector<uint8_t> data) {
+  TestOp op(7, number);
+  std::vector<uint8_t> got(data.size());
+  check(kit.transport->post_op(op.posting));
+  const int32_t next = (kit.rank + 1) % kit.size;
+  const int32_t last = (kit.rank + kit.size - 1) % kit.size;
+  kit.start(op.add(true, next, 0, 0, data.data(), data.size()));
+  kit.start(op.add(false, last, 0, 0, got.data(), got.size()));
+  kit.transport->ready(last, op.posting, 0, got.size());
+  kit.drive([&] { return kit.sink.done.size() >= 2 * (number + 1); }, 20'000'000);
+  kit.transport->retire(op.posting);
+  require(got == data, "what was sent arrives");
+}
+
+TEST(TcpAddress, DataConnectionsGoThroughAForwardedPort) {
+  constexpr int kSize = 3;
+  const std::vector<uint8_t> data(200'000, 7);
+  ReservedPort ports[kSize];
+  std::vector<std::unique_ptr<FaultyProxy>> forwards;
+  for (const ReservedPort& port : ports)
+    forwards.push_back(std::make_unique<FaultyProxy>(ProxyOptions{.target_port = port.number()}));
+  UniqueId id{};
+  Meeting meeting(kSize);
+  EXPECT_EQ(run_ranks(kSize,
+                      [&](int rank) {
+                        const auto at = static_cast<size_t>(rank);
+                        const auto which = with([&](TcpOptions& o) {
+                          o.listen_port = ports[at].number();
+                          o.advertise = fmt::format("127.0.0.1:{}", forwards[at]->port());
+                        });
+                        RankKit kit(which, rank, kSize);
+                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        meeting.wait();
+                        kit.join(id);
+                        kit.connect();
+                        pass_on(kit, 0, data);
+                        kit.finish();
+                      }),
+            "");
+  // The lower rank connects.
+  for (int r = 0; r < kSize; ++r) EXPECT_EQ(forwards[static_cast<size_t>(r)]->connections(), r);
+  EXPECT_EQ(forwards[0]->bytes_passed(), 0u);
+  EXPECT_GT(forwards[1]->bytes_passed() + forwards[2]->bytes_passed(), 3 * data.size());
+}
+
+TEST(TcpAddress, APortThatIsTakenIsNamedOnEveryRank) {
+  const ReservedPort port;
+  UniqueId id{};
+  Meeting meeting(3);
+  EXPECT_EQ(run_ranks(3,
+                      [&](int rank) {
+                        // Rank 1 and rank 2 want the same one.
+                        const auto which =
+                            with([&](TcpOptions& o) { o.listen_port = port.number(); });
+                        RankKit kit(which, rank, 3);
+                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        meeting.wait();
+                        kit.join(id);
+                        const auto connected = kit.backend->connect(*kit.control, kit.sink,
+                                                                    kit.driver, kit.in(10'000'000));
+                        require(!connected.ok(), "connecting fails");
+                        const std::string& text = connected.status().text();
+                        require(connected.status().code() == Code::kTransport, text);
+                        for (const std::string& word :
+                             {fmt::format("127.0.0.1:{}", port.number()), std::string("in use"),
+                              std::string("data connections")}) {
+                          require(text.find(word) != std::string::npos, text);
+                        }
+                      }),
+            "");
+}
+
+TEST(TcpAddress, AnIdCarriesTheAdvertisedAddress) {
+  TcpOptions options;
+  options.advertise = "203.0.113.5:4000";
+  const auto backend = check(make_tcp_backend(options));
+  const UniqueIdFields fields = check(decode_unique_id(check(backend->make_unique_id())));
+  EXPECT_EQ(fields.addresses, "203.0.113.5");
+  EXPECT_NE(fields.port, 0);
+  EXPECT_NE(fields.port, 4000) << "that port is forwarded to the data connections";
+}
+
+TEST(TcpAddress, AnAddressThatIsNone) {
+  TcpOptions options;
+  options.advertise = "no.such.address:1";
+  const auto made = make_tcp_backend(options);
+  ASSERT_FALSE(made.ok());
+  EXPECT_EQ(made.status().code(), Code::kInvalidArgument);
+  EXPECT_THAT(made.status().text(),
+              AllOf(HasSubstr("no.such.address:1"), HasSubstr("SOTTO_ADVERTISE")));
+}
+
+}  // namespace
+}  // namespace sotto::test

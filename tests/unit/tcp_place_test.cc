@@ -1,0 +1,70 @@
+// What a rank tells others about where it is reached.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "transports/tcp/net.h"
+
+namespace sotto::tcp {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+ListenPlace place() {
+  ListenPlace out;
+  out.bind = asio::ip::make_address("10.0.0.1");
+  out.published = {out.bind, asio::ip::make_address("10.0.1.1")};
+  return out;
+}
+
+struct Advertised {
+  const char* text;
+  const char* address;  // null: the two of place()
+  uint16_t port;
+};
+
+class Advertise : public testing::TestWithParam<Advertised> {};
+
+TEST_P(Advertise, ReplacesWhatIsTold) {
+  ListenPlace at = place();
+  const Status status = advertise(GetParam().text, at);
+  ASSERT_TRUE(status.ok()) << status.text();
+  EXPECT_EQ(at.bind, place().bind);
+  EXPECT_EQ(at.port, 0);
+  EXPECT_EQ(at.published_port, GetParam().port);
+  if (GetParam().address == nullptr) {
+    EXPECT_EQ(at.published, place().published);
+  } else {
+    EXPECT_EQ(at.published, std::vector<Address>{asio::ip::make_address(GetParam().address)});
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(, Advertise,
+                         testing::Values(Advertised{"", nullptr, 0},
+                                         Advertised{":4000", nullptr, 4000},
+                                         Advertised{"203.0.113.5", "203.0.113.5", 0},
+                                         Advertised{"203.0.113.5:65535", "203.0.113.5", 65535},
+                                         Advertised{"2001:db8::5", "2001:db8::5", 0},
+                                         Advertised{"[2001:db8::5]", "2001:db8::5", 0},
+                                         Advertised{"[2001:db8::5]:1", "2001:db8::5", 1}));
+
+class AdvertiseRefused : public testing::TestWithParam<const char*> {};
+
+TEST_P(AdvertiseRefused, NamesTheTextAndTheForms) {
+  ListenPlace at = place();
+  const Status status = advertise(GetParam(), at);
+  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+  EXPECT_THAT(status.text(), AllOf(HasSubstr("SOTTO_ADVERTISE"), HasSubstr(GetParam()),
+                                   HasSubstr("address:port or :port")));
+  EXPECT_EQ(at.published, place().published);
+  EXPECT_EQ(at.published_port, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(, AdvertiseRefused,
+                         testing::Values(":", ":0", ":65536", ":-1", ":80x", "host", "host:80",
+                                         "203.0.113.5:", "203.0.113.5:0", "203.0.113.256:80",
+                                         "[2001:db8::5", "[]:80", "2001:db8:0:0:0:0:0:5:80",
+                                         "0.0.0.0", "0.0.0.0:80", "::", "[::]:80"));
+
+}  // namespace
+}  // namespace sotto::tcp
