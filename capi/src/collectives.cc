@@ -6,6 +6,7 @@
 #include "capi/src/convert.h"
 #include "capi/src/handles.h"
 #include "capi/src/op_handles.h"
+#include "capi/src/parts.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -204,6 +205,83 @@ Status reduce_scatter(sotto_comm* comm, const sotto_buffer* in, const sotto_buff
   return submit(std::move(s), out_op);
 }
 
+Status gather(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
+              int32_t root, const sotto_call* call, sotto_op** out_op) {
+  Submission s;
+  SOTTO_TRY(begin(comm, call, OpKind::kGather, &s));
+  SOTTO_TRY(refuse_reduce_and_codec(s.options));
+  SOTTO_TRY(check_rank_argument(*s.comm, root, "root"));
+  s.call.request.root = root;
+  if (s.comm->rank() == root) {
+    SOTTO_TRY(take_pairs(&s, in, out, n, Sides::kInIsPart));
+  } else {
+    SOTTO_TRY(take_one_side(&s, in, n, true));
+  }
+  return submit(std::move(s), out_op);
+}
+
+Status scatter(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
+               int32_t root, const sotto_call* call, sotto_op** out_op) {
+  Submission s;
+  SOTTO_TRY(begin(comm, call, OpKind::kScatter, &s));
+  SOTTO_TRY(refuse_reduce_and_codec(s.options));
+  SOTTO_TRY(check_rank_argument(*s.comm, root, "root"));
+  s.call.request.root = root;
+  if (s.comm->rank() == root) {
+    SOTTO_TRY(take_pairs(&s, in, out, n, Sides::kOutIsPart));
+  } else {
+    SOTTO_TRY(take_one_side(&s, out, n, false));
+  }
+  return submit(std::move(s), out_op);
+}
+
+// The counts of the request are those of one part.
+Status divide_counts(CollectiveRequest* r) {
+  const auto size = static_cast<uint64_t>(r->size);
+  for (size_t i = 0; i < r->counts.size(); ++i) {
+    if (r->counts[i] % size != 0) {
+      return invalid_argument(
+          "in[{}].count is {}, no multiple of the {} ranks; parts of different sizes need `parts`",
+          i, r->counts[i], size);
+    }
+    r->counts[i] /= size;
+  }
+  return ok_status();
+}
+
+// Buffers of an all-to-all whose parts the caller states.
+Status take_uneven(Submission* s, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
+                   const sotto_parts* parts) {
+  CollectiveRequest& request = s->call.request;
+  SOTTO_ASSIGN(const std::vector<Buffer> inputs, take_buffers(in, n, "in"));
+  SOTTO_ASSIGN(const std::vector<Buffer> outputs, take_buffers(out, n, "out"));
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    if (inputs[i].dtype == outputs[i].dtype) continue;
+    return invalid_argument("in[{}] is {} but out[{}] is {}", i, dtype_name(inputs[i].dtype), i,
+                            dtype_name(outputs[i].dtype));
+  }
+  SOTTO_TRY(take_parts(parts, inputs, outputs, &request));
+  add_ranges(inputs, outputs, request.in_place, &s->ranges);
+  SOTTO_TRY(check_overlap(s->ranges));
+  add_buffers(inputs, inputs, outputs, &s->call);
+  request.counts.assign(inputs.size(), 0);
+  return ok_status();
+}
+
+Status all_to_all(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
+                  const sotto_parts* parts, const sotto_call* call, sotto_op** out_op) {
+  Submission s;
+  SOTTO_TRY(begin(comm, call, parts == nullptr ? OpKind::kAllToAll : OpKind::kAllToAllParts, &s));
+  SOTTO_TRY(refuse_reduce_and_codec(s.options));
+  if (parts != nullptr) {
+    SOTTO_TRY(take_uneven(&s, in, out, n, parts));
+  } else {
+    SOTTO_TRY(take_pairs(&s, in, out, n, Sides::kEqual));
+    SOTTO_TRY(divide_counts(&s.call.request));
+  }
+  return submit(std::move(s), out_op);
+}
+
 Status compressed_all_reduce(Submission s, sotto_op** out_op) {
   sotto_codec* codec = s.options.codec;
   SOTTO_TRY(check_handle(codec, "call.codec"));
@@ -308,6 +386,25 @@ sotto_status sotto_all_reduce(sotto_comm* comm, const sotto_buffer* in, const so
                               uint64_t n, const sotto_call* call, sotto_op** out_op) {
   return collective("sotto_all_reduce", comm,
                     [&] { return all_reduce(comm, in, out, n, call, out_op); });
+}
+
+sotto_status sotto_gather(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
+                          uint64_t n, int32_t root, const sotto_call* call, sotto_op** out_op) {
+  return collective("sotto_gather", comm,
+                    [&] { return gather(comm, in, out, n, root, call, out_op); });
+}
+
+sotto_status sotto_scatter(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
+                           uint64_t n, int32_t root, const sotto_call* call, sotto_op** out_op) {
+  return collective("sotto_scatter", comm,
+                    [&] { return scatter(comm, in, out, n, root, call, out_op); });
+}
+
+sotto_status sotto_all_to_all(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
+                              uint64_t n, const sotto_parts* parts, const sotto_call* call,
+                              sotto_op** out_op) {
+  return collective("sotto_all_to_all", comm,
+                    [&] { return all_to_all(comm, in, out, n, parts, call, out_op); });
 }
 
 sotto_status sotto_send(sotto_comm* comm, const sotto_buffer* in, uint64_t n, int32_t peer,

@@ -16,8 +16,8 @@ constexpr uint32_t kKnownFlags = SOTTO_CALL_DONE_ANY_THREAD | SOTTO_CALL_NO_BLOC
 Status check_dtype_and_place(const sotto_buffer& b, std::string_view name) {
   if (!dtype_known(b.dtype)) {
     return unsupported(
-        "{}.dtype is {:#010x}; known: int32, int64, uint8, fp16, fp32, fp64, bf16 (SOTTO_INT32, "
-        "...)",
+        "{}.dtype is {:#010x}; known: int8, int32, int64, uint8, uint32, uint64, fp16, fp32, fp64, "
+        "bf16 (SOTTO_INT8, ...)",
         name, b.dtype);
   }
   if (b.device_type != 0 && b.device_type != SOTTO_DEVICE_CPU) {
@@ -112,9 +112,9 @@ Result<CallIn> take_call(const sotto_call* call) {
   if ((c.flags & ~kKnownFlags) != 0) {
     return unsupported("call.flags is {:#x}; this version knows {:#x}", c.flags, kKnownFlags);
   }
-  if (c.reduce < SOTTO_REDUCE_DEFAULT || c.reduce > SOTTO_REDUCE_MAX) {
+  if (c.reduce < SOTTO_REDUCE_DEFAULT || c.reduce > SOTTO_REDUCE_BIT_OR) {
     return invalid_argument("call.reduce is {}; allowed: {} to {}", c.reduce, SOTTO_REDUCE_DEFAULT,
-                            SOTTO_REDUCE_MAX);
+                            SOTTO_REDUCE_BIT_OR);
   }
   out.options.tag = c.tag;
   out.options.timeout_us = c.timeout_us;
@@ -159,16 +159,18 @@ Result<ReduceOp> take_reduce(sotto_reduce reduce, const std::vector<Buffer>& buf
   switch (reduce) {
     case SOTTO_REDUCE_MIN: return ReduceOp::kMin;
     case SOTTO_REDUCE_MAX: return ReduceOp::kMax;
-    case SOTTO_REDUCE_MEAN: break;
+    case SOTTO_REDUCE_MEAN: return ReduceOp::kMean;
+    case SOTTO_REDUCE_PROD: return ReduceOp::kProd;
+    case SOTTO_REDUCE_BIT_OR: break;
     default: return ReduceOp::kSum;
   }
   for (size_t i = 0; i < buffers.size(); ++i) {
-    if (dtype_is_float(buffers[i].dtype)) continue;
+    if (!dtype_is_float(buffers[i].dtype)) continue;
     return invalid_argument(
-        "call.reduce is SOTTO_REDUCE_MEAN, which needs floating point, but in[{}] is {}", i,
+        "call.reduce is SOTTO_REDUCE_BIT_OR, which needs integers, but in[{}] is {}", i,
         dtype_name(buffers[i].dtype));
   }
-  return ReduceOp::kMean;
+  return ReduceOp::kBitOr;
 }
 
 Status write_text(std::string_view text, char* buf, uint64_t cap, uint64_t* out_len) {

@@ -53,7 +53,7 @@ Result<CallIn> take_call(const sotto_call* call);
 Status refuse_reduce_and_codec(const CallIn& call);
 // For calls inside a group: the operation's options are those of sotto_group_end.
 Status refuse_all_but_tag_and_reduce(const CallIn& call);
-// The reduction of the buffers; mean needs floating point.
+// The reduction of the buffers; bit-or needs integers.
 Result<ReduceOp> take_reduce(sotto_reduce reduce, const std::vector<Buffer>& buffers);
 
 // Reports and states: writes what fits, as sotto.h says. `text` ends with a zero byte in buf.

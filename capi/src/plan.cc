@@ -17,17 +17,20 @@ namespace {
 using Json = nlohmann::json;
 using OrderedJson = nlohmann::ordered_json;
 
-constexpr std::string_view kKeys[] = {"kind", "dtype", "counts",   "reduce",
-                                      "root", "peer",  "in_place", "codec"};
+constexpr std::string_view kKeys[] = {"kind", "dtype",    "counts", "in_counts", "out_counts",
+                                      "root", "in_place", "reduce", "peer",      "codec"};
 constexpr std::string_view kKinds[] = {"barrier",    "broadcast", "all_gather", "reduce_scatter",
-                                       "all_reduce", "send",      "recv"};
+                                       "all_reduce", "send",      "recv",       "gather",
+                                       "scatter",    "all_to_all"};
 constexpr OpKind kOpKinds[] = {OpKind::kBarrier,       OpKind::kBroadcast, OpKind::kAllGather,
                                OpKind::kReduceScatter, OpKind::kAllReduce, OpKind::kSendRecv,
-                               OpKind::kSendRecv};
-constexpr std::string_view kReductions[] = {"sum", "mean", "min", "max"};
-constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin, ReduceOp::kMax};
-constexpr Dtype kDtypes[] = {Dtype::kI32, Dtype::kI64, Dtype::kU8,  Dtype::kF16,
-                             Dtype::kF32, Dtype::kF64, Dtype::kBF16};
+                               OpKind::kSendRecv,      OpKind::kGather,    OpKind::kScatter,
+                               OpKind::kAllToAll};
+constexpr std::string_view kReductions[] = {"sum", "mean", "min", "max", "prod", "bit_or"};
+constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin,
+                                   ReduceOp::kMax, ReduceOp::kProd, ReduceOp::kBitOr};
+constexpr Dtype kDtypes[] = {Dtype::kI32, Dtype::kI64,  Dtype::kU8, Dtype::kF16, Dtype::kF32,
+                             Dtype::kF64, Dtype::kBF16, Dtype::kI8, Dtype::kU32, Dtype::kU64};
 constexpr uint64_t kMaxElements = uint64_t{1}
                                   << 45;  // so that their bytes fit as those of a buffer do
 
@@ -88,9 +91,13 @@ Status take_counts(const Json& json, CollectiveRequest* r) {
 }
 
 // Counts in a request are those of `in`, as a caller of the collective states them; a
-// reduce-scatter is planned by those of `out`.
+// reduce-scatter and a scatter (root's `in`) are planned by those of `out`, an all-to-all by those
+// of a part.
 Status settle_counts(CollectiveRequest* r) {
-  if (r->kind != OpKind::kReduceScatter) return ok_status();
+  if (r->kind != OpKind::kReduceScatter && r->kind != OpKind::kScatter &&
+      r->kind != OpKind::kAllToAll) {
+    return ok_status();
+  }
   const auto size = static_cast<uint64_t>(r->size);
   for (uint64_t& count : r->counts) {
     if (count % size != 0)
@@ -100,19 +107,81 @@ Status settle_counts(CollectiveRequest* r) {
   return ok_status();
 }
 
+// Elements of every buffer for or from every rank, one list per buffer: parts one behind the other,
+// which does not matter to the messages.
+Status take_part_counts(const Json& json, const char* key, const CollectiveRequest& r,
+                        std::vector<Range>* parts) {
+  const Json lists = json.value(key, Json());
+  if (!lists.is_array())
+    return invalid_argument("request.{} is {}; needed: a list of {} counts for every buffer", key,
+                            lists.dump(), r.size);
+  for (const Json& counts : lists) {
+    if (!counts.is_array() || counts.size() != static_cast<size_t>(r.size)) {
+      return invalid_argument("request.{} has {}; needed: a list of {} counts, one for every rank",
+                              key, counts.dump(), r.size);
+    }
+    uint64_t at = 0;
+    for (const Json& count : counts) {
+      if (!count.is_number_unsigned() || count.get<uint64_t>() > kMaxElements - at) {
+        return invalid_argument("request.{} has {}; allowed: whole numbers, together 0 to {}", key,
+                                count.dump(), kMaxElements);
+      }
+      parts->push_back({at, count.get<uint64_t>()});
+      at += count.get<uint64_t>();
+    }
+  }
+  return ok_status();
+}
+
+// An all-to-all with parts.
+Status take_uneven(const Json& json, CollectiveRequest* r) {
+  if (r->kind != OpKind::kAllToAll) {
+    return invalid_argument("request has in_counts or out_counts, but only all_to_all takes them");
+  }
+  if (json.contains("counts"))
+    return invalid_argument("request has counts beside in_counts or out_counts: leave it out");
+  r->kind = OpKind::kAllToAllParts;
+  SOTTO_TRY(take_part_counts(json, "in_counts", *r, &r->in_parts));
+  SOTTO_TRY(take_part_counts(json, "out_counts", *r, &r->out_parts));
+  const auto size = static_cast<size_t>(r->size);
+  if (r->in_parts.size() != r->out_parts.size()) {
+    return invalid_argument("request.in_counts has {} buffers and request.out_counts has {}",
+                            r->in_parts.size() / size, r->out_parts.size() / size);
+  }
+  for (size_t at = static_cast<size_t>(r->rank); at < r->in_parts.size(); at += size) {
+    if (r->in_parts[at].count == r->out_parts[at].count) continue;
+    return invalid_argument(
+        "request.in_counts has {} for this rank, {}, itself, but request.out_counts has {}",
+        r->in_parts[at].count, r->rank, r->out_parts[at].count);
+  }
+  r->counts.assign(r->in_parts.size() / size, 0);
+  return ok_status();
+}
+
+// How many elements of what every buffer has.
+Status take_sizes(const Json& json, CollectiveRequest* r) {
+  if (json.contains("in_counts") || json.contains("out_counts")) return take_uneven(json, r);
+  SOTTO_TRY(take_counts(json, r));
+  return settle_counts(r);
+}
+
+Status check_in_place(const CollectiveRequest& r, bool in_place) {
+  if (!in_place || r.in_parts == r.out_parts) return ok_status();
+  return invalid_argument("request.in_place needs in_counts and out_counts that are equal");
+}
+
 Status take_shape(const Json& json, Request* request) {
   CollectiveRequest& r = request->collective;
   std::vector<std::string_view> dtype_words;
   for (const Dtype dtype : kDtypes) dtype_words.push_back(dtype_name(dtype));
-  SOTTO_TRY(take_counts(json, &r));
-  SOTTO_TRY(settle_counts(&r));
+  SOTTO_TRY(take_sizes(json, &r));
   SOTTO_ASSIGN(const size_t dtype, take_word(json, "dtype", dtype_words, 4));
   SOTTO_ASSIGN(const size_t reduction,
                take_word(json, "reduce", kReductions, json.contains("codec") ? 1 : 0));
   r.reduce = kReduceOps[reduction];
-  if (r.reduce == ReduceOp::kMean && !dtype_is_float(kDtypes[dtype])) {
+  if (r.reduce == ReduceOp::kBitOr && dtype_is_float(kDtypes[dtype])) {
     return invalid_argument(
-        "request.reduce is \"mean\", which needs floating point, but request.dtype is \"{}\"",
+        "request.reduce is \"bit_or\", which needs integers, but request.dtype is \"{}\"",
         dtype_words[dtype]);
   }
   const auto in_place = json.find("in_place");
@@ -120,6 +189,7 @@ Status take_shape(const Json& json, Request* request) {
     return invalid_argument("request.in_place is {}; allowed: true, false", in_place->dump());
   }
   r.dtypes.assign(r.counts.size(), kDtypes[dtype]);
+  SOTTO_TRY(check_in_place(r, in_place != json.end() && in_place->get<bool>()));
   r.in_place.assign(r.counts.size(), in_place != json.end() && in_place->get<bool>() ? 1 : 0);
   return ok_status();
 }

@@ -60,6 +60,15 @@ AT(sotto_call, codec, 40);
 AT(sotto_call, on_done, 48);
 AT(sotto_call, user, 56);
 
+SIZE(sotto_parts, 40);
+NO_PADDING(sotto_parts);
+AT(sotto_parts, struct_size, 0);
+AT(sotto_parts, reserved, 4);
+AT(sotto_parts, in_counts, 8);
+AT(sotto_parts, in_offsets, 16);
+AT(sotto_parts, out_counts, 24);
+AT(sotto_parts, out_offsets, 32);
+
 SIZE(sotto_param, 152);
 NO_PADDING(sotto_param);
 AT(sotto_param, struct_size, 0);

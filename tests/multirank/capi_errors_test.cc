@@ -273,8 +273,13 @@ TEST(CapiErrors, CallOptions) {
                               "call.flags is 0x8");
                         FAILS(with([](auto& c) { c.reduce = 9; }), SOTTO_E_INVALID_ARGUMENT,
                               "call.reduce is 9");
-                        FAILS(with([](auto& c) { c.reduce = SOTTO_REDUCE_MEAN; }),
-                              SOTTO_E_INVALID_ARGUMENT, "MEAN", "in[0] is int32");
+                        OK(with([](auto& c) { c.reduce = SOTTO_REDUCE_BIT_OR; }));
+                        std::vector<float> floats(4);
+                        const sotto_buffer f = buffer(floats);
+                        const sotto_call bit_or =
+                            call_with([](auto& c) { c.reduce = SOTTO_REDUCE_BIT_OR; });
+                        FAILS(sotto_all_reduce(self.comm, &f, &f, 1, &bit_or, nullptr),
+                              SOTTO_E_INVALID_ARGUMENT, "SOTTO_REDUCE_BIT_OR", "in[0] is fp32");
                         const sotto_call max =
                             call_with([](auto& c) { c.reduce = SOTTO_REDUCE_MAX; });
                         FAILS(sotto_barrier(self.comm, &max, nullptr), SOTTO_E_INVALID_ARGUMENT,

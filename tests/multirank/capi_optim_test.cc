@@ -301,6 +301,8 @@ TEST(CapiPlan, RequestsAndWhatIsSent) {
                         SOTTO_E_INVALID_ARGUMENT, "fp8", "fp16");
                   FAILS(bad(R"({"kind": "broadcast", "counts": [1], "root": 3})"),
                         SOTTO_E_INVALID_ARGUMENT, "request.root is 3");
+                  FAILS(bad(R"({"kind": "all_reduce", "counts": [1], "reduce": "bit_or"})"),
+                        SOTTO_E_INVALID_ARGUMENT, "bit_or", "fp32");
                   FAILS(bad(R"({"kind": "send", "counts": [1]})"), SOTTO_E_INVALID_ARGUMENT,
                         "request.peer");
                   FAILS(bad(R"({"kind": "barrier", "codec": {"type": "1bit"}})"),

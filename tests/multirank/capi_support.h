@@ -51,8 +51,24 @@ inline sotto_dtype dtype_of<int32_t>() {
   return SOTTO_INT32;
 }
 template <>
+inline sotto_dtype dtype_of<int64_t>() {
+  return SOTTO_INT64;
+}
+template <>
 inline sotto_dtype dtype_of<uint8_t>() {
   return SOTTO_UINT8;
+}
+template <>
+inline sotto_dtype dtype_of<int8_t>() {
+  return SOTTO_INT8;
+}
+template <>
+inline sotto_dtype dtype_of<uint32_t>() {
+  return SOTTO_UINT32;
+}
+template <>
+inline sotto_dtype dtype_of<uint64_t>() {
+  return SOTTO_UINT64;
 }
 
 template <class T>

@@ -75,9 +75,12 @@ typedef int32_t sotto_status;
 /* ---- dtypes, devices, reductions ------------------------------------------------------------ */
 
 typedef uint32_t sotto_dtype; /* DLPack: code | bits << 8 | lanes << 16 */
+#define SOTTO_INT8 0x00010800u
 #define SOTTO_INT32 0x00012000u
 #define SOTTO_INT64 0x00014000u
 #define SOTTO_UINT8 0x00010801u
+#define SOTTO_UINT32 0x00012001u
+#define SOTTO_UINT64 0x00014001u
 #define SOTTO_FLOAT16 0x00011002u
 #define SOTTO_FLOAT32 0x00012002u
 #define SOTTO_FLOAT64 0x00014002u
@@ -88,10 +91,12 @@ typedef int32_t sotto_device_type; /* DLPack's numbers */
 
 typedef int32_t sotto_reduce;
 #define SOTTO_REDUCE_DEFAULT 0 /* sum */
-#define SOTTO_REDUCE_SUM 1
-#define SOTTO_REDUCE_MEAN 2 /* floating-point dtypes only: sum, then divided by size */
-#define SOTTO_REDUCE_MIN 3  /* NaN if any rank has one */
-#define SOTTO_REDUCE_MAX 4  /* NaN if any rank has one */
+#define SOTTO_REDUCE_SUM 1     /* integers wrap around */
+#define SOTTO_REDUCE_MEAN 2    /* sum, then divided by size; integers: towards zero, as in C */
+#define SOTTO_REDUCE_MIN 3     /* NaN if any rank has one */
+#define SOTTO_REDUCE_MAX 4     /* NaN if any rank has one */
+#define SOTTO_REDUCE_PROD 5    /* integers wrap around */
+#define SOTTO_REDUCE_BIT_OR 6  /* integers only */
 
 /* ---- handles -------------------------------------------------------------------------------- */
 
@@ -154,6 +159,20 @@ typedef void (*sotto_done_fn)(void* user, sotto_status status);
 
 #define SOTTO_CALL_DONE_ANY_THREAD 1u /* on_done may run on the library's own thread */
 #define SOTTO_CALL_NO_BLOCK 2u        /* BUSY instead of waiting for a free operation slot */
+
+/* The parts of one tensor in sotto_all_to_all: what goes to each rank, and where lies what comes
+ * from it. Every array has one number per rank of the comm, in elements, and is read during the
+ * call only. In an array of structs the stride is the first element's struct_size. */
+typedef struct sotto_parts {
+  uint32_t struct_size;
+  uint32_t reserved;           /* must be 0 */
+  const uint64_t* in_counts;   /* elements that go to each rank; 0 is allowed; not NULL */
+  const uint64_t* in_offsets;  /* where they begin in `in`; NULL: one behind the other, from 0 */
+  const uint64_t* out_counts;  /* elements that come from each rank; 0 is allowed; not NULL */
+  const uint64_t* out_offsets; /* where they begin in `out`; NULL: one behind the other, from 0 */
+} sotto_parts;
+#define SOTTO_PARTS_INIT \
+  { sizeof(sotto_parts), 0, NULL, NULL, NULL, NULL }
 
 /* What may vary per call. NULL or all zero: defaults. */
 typedef struct sotto_call {
@@ -460,9 +479,10 @@ SOTTO_API sotto_status sotto_op_release(sotto_op* op);
 
 /* ---- collectives ---------------------------------------------------------------------------- */
 /* All ranks of the comm call the same collectives in the same order with the same dtypes, counts,
- * reduction, root and tag: a difference is PROTOCOL on every rank, with both sides named. `in` and
- * `out` are arrays of n buffers handled as one operation; in[i].data == out[i].data means in place,
- * any other overlap with a buffer that is written is INVALID_ARGUMENT. Counts and n may be 0.
+ * reduction, root and tag (with sotto_parts counts may differ, but fit in pairs): a difference is
+ * PROTOCOL on every rank, with both sides named. `in` and `out` are arrays of n buffers handled as
+ * one operation; in[i].data == out[i].data means in place, any other overlap with a buffer that is
+ * written is INVALID_ARGUMENT. Counts and n may be 0.
  *
  * The same for all of them, "the common errors": INVALID_ARGUMENT (buffers, counts, root, peer,
  * call), UNSUPPORTED (dtype, device, newer field of call), BUSY (SOTTO_CALL_NO_BLOCK; with it unset
@@ -522,14 +542,15 @@ SOTTO_API sotto_status sotto_reduce_scatter(sotto_comm* comm, const sotto_buffer
                                             const sotto_buffer* out, uint64_t n,
                                             const sotto_call* call, sotto_op** out_op);
 
-/* out[i] = reduction of in[i] over ranks, bit-identical on all ranks. 16-bit floats are summed in
- * fp32 in rank order and rounded once. With call->codec the result is the error-compensated
- * compressed mean.
+/* out[i] = reduction of in[i] over ranks, in rank order, bit-identical on all ranks. 16-bit floats
+ * are added, or multiplied, in fp32 and rounded once. With call->codec the result is the
+ * error-compensated compressed mean.
  *   comm   [in]
  *   in     [in]  n buffers
  *   out    [in]  n buffers of the same dtypes and counts, written; out[i].data may be in[i].data
  *   n      [in]
- *   call   [in]  may be NULL; reduce: SOTTO_REDUCE_...; codec: made for these dtypes and counts
+ *   call   [in]  may be NULL; reduce: SOTTO_REDUCE_..., each with every dtype, but BIT_OR with
+ *                integers only; codec: made for these dtypes and counts
  *   out_op [out] owned by the caller: sotto_op_release; may be NULL
  * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
  * out_op until completion. Stream: reads after work queued on call->stream. Errors: the common
@@ -537,6 +558,67 @@ SOTTO_API sotto_status sotto_reduce_scatter(sotto_comm* comm, const sotto_buffer
  * Since: 0.1 */
 SOTTO_API sotto_status sotto_all_reduce(sotto_comm* comm, const sotto_buffer* in,
                                         const sotto_buffer* out, uint64_t n, const sotto_call* call,
+                                        sotto_op** out_op);
+
+/* out[i] on the root = concatenation of in[i] over ranks.
+ *   comm   [in]
+ *   in     [in]  n buffers, with the same dtypes and counts on all ranks. In place: on the root
+ *                in[i].data is the root's part of out[i]
+ *   out    [in]  n buffers, written on the root alone: out[i].count = size * in[i].count. Not read
+ *                elsewhere: may be NULL there
+ *   n      [in]
+ *   root   [in]  rank, 0 .. size-1
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] owned by the caller: sotto_op_release; may be NULL
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads after work queued on call->stream. Errors: the common
+ * errors. Since: 0.1 */
+SOTTO_API sotto_status sotto_gather(sotto_comm* comm, const sotto_buffer* in,
+                                    const sotto_buffer* out, uint64_t n, int32_t root,
+                                    const sotto_call* call, sotto_op** out_op);
+
+/* out[i] = this rank's part of in[i] on the root.
+ *   comm   [in]
+ *   in     [in]  n buffers, read on the root alone: in[i].count = size * out[i].count. May be NULL
+ *                elsewhere
+ *   out    [in]  n buffers, written, with the same dtypes and counts on all ranks. In place: on the
+ *                root out[i].data is the root's part of in[i]
+ *   n      [in]
+ *   root   [in]  rank, 0 .. size-1
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] owned by the caller: sotto_op_release; may be NULL
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads after work queued on call->stream. Errors: the common
+ * errors. Since: 0.1 */
+SOTTO_API sotto_status sotto_scatter(sotto_comm* comm, const sotto_buffer* in,
+                                     const sotto_buffer* out, uint64_t n, int32_t root,
+                                     const sotto_call* call, sotto_op** out_op);
+
+/* Every rank sends a part of in[i] to every rank: part r of in[i] goes to rank r, part r of out[i]
+ * comes from rank r, a rank's own part is copied. Without `parts` all parts are equal: part r is
+ * the r-th of `size` equal pieces. With `parts` they are what the caller states, and what a rank
+ * sends to another has to be what that one expects from it. Two ranks compare this before anything
+ * else moves between them (one small message each way). Where they differ the operation ends with
+ * PROTOCOL; the text names both ranks and both numbers. On a rank that had completed by then, the
+ * next call ends with it.
+ *   comm   [in]
+ *   in     [in]  n buffers. In place: in[i].data is out[i].data, and with `parts` counts and
+ *                offsets are the same on both sides. What is sent is then copied first, to scratch
+ *                memory
+ *   out    [in]  n buffers of the same dtypes, written. Without `parts`: of the same counts, which
+ *                are multiples of size. What lies between parts is not touched
+ *   n      [in]
+ *   parts  [in]  n structs, or NULL: equal parts; NULL on all ranks or on none. The parts of an
+ *                out[i] do not overlap
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] owned by the caller: sotto_op_release; may be NULL
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads after work queued on call->stream. Errors: the common
+ * errors; INVALID_ARGUMENT also for parts that leave their buffer, overlap in `out`, or are not the
+ * same on both sides for this rank itself. Since: 0.1 */
+SOTTO_API sotto_status sotto_all_to_all(sotto_comm* comm, const sotto_buffer* in,
+                                        const sotto_buffer* out, uint64_t n,
+                                        const sotto_parts* parts, const sotto_call* call,
                                         sotto_op** out_op);
 
 /* Sends n buffers to a rank. Matched with sotto_recv in call order per (source, destination); tags
@@ -641,7 +723,9 @@ SOTTO_API sotto_status sotto_codec_state_import(sotto_codec* codec, sotto_state_
  *   comm    [in]
  *   request [in]  {"kind": "all_reduce", "dtype": "fp32", "counts": [n, ...], "reduce": "sum",
  *                 "root": 0, "peer": 0, "in_place": false, "codec": {...} or absent}; all keys but
- *                 kind may be absent where they have no meaning
+ *                 kind may be absent where they have no meaning. "counts" are those of `in` (of a
+ *                 scatter: the root's). An all_to_all with parts has "in_counts" and "out_counts"
+ *                 instead: for every buffer a list with a number for every rank
  *   buf     [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed, without the final zero

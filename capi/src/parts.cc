@@ -1,0 +1,105 @@
+#include "capi/src/parts.h"
+
+#include <algorithm>
+#include <cstring>
+#include <string_view>
+
+#include "capi/src/struct_in.h"
+
+namespace sotto::capi {
+namespace {
+
+// One side of one tensor; `index` is the tensor's, `side` "in" or "out".
+struct Side {
+  const uint64_t* counts;
+  const uint64_t* offsets;
+  const Buffer& buffer;
+  std::string_view side;
+  uint64_t index;
+};
+
+Result<std::vector<Range>> take_side(const Side& s, int32_t size) {
+  if (s.counts == nullptr) return invalid_argument("parts[{}].{}_counts is NULL", s.index, s.side);
+  std::vector<Range> ranges;
+  uint64_t behind = 0;  // the end of the part before
+  for (int32_t r = 0; r < size; ++r) {
+    const Range part{s.offsets != nullptr ? s.offsets[r] : behind, s.counts[r]};
+    if (part.begin > s.buffer.count || part.count > s.buffer.count - part.begin) {
+      return invalid_argument(
+          "parts[{0}].{1}_counts[{2}] is {3} at offset {4}, but {1}[{0}] has {5} elements", s.index,
+          s.side, r, part.count, part.begin, s.buffer.count);
+    }
+    behind = part.end();
+    ranges.push_back(part);
+  }
+  return ranges;
+}
+
+// Parts that are written must not overlap.
+Status check_disjoint(const std::vector<Range>& parts, uint64_t index) {
+  std::vector<size_t> order;
+  for (size_t r = 0; r < parts.size(); ++r) {
+    if (parts[r].count != 0) order.push_back(r);
+  }
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return parts[a].begin < parts[b].begin; });
+  for (size_t i = 1; i < order.size(); ++i) {
+    const Range& a = parts[order[i - 1]];
+    const Range& b = parts[order[i]];
+    if (a.end() <= b.begin) continue;
+    return invalid_argument(
+        "parts[{0}]: the parts of out[{0}] from rank {1} (elements {2} to {3}) and from rank {4} "
+        "({5} to {6}) overlap",
+        index, order[i - 1], a.begin, a.end(), order[i], b.begin, b.end());
+  }
+  return ok_status();
+}
+
+// The struct of a tensor; the stride is the first one's size.
+Result<sotto_parts> take_struct(const sotto_parts* parts, uint64_t index, uint32_t stride) {
+  const auto* at = reinterpret_cast<const sotto_parts*>(
+      reinterpret_cast<const unsigned char*>(parts) + index * stride);
+  uint32_t size = 0;
+  std::memcpy(&size, at, sizeof size);
+  if (size != stride) {
+    return invalid_argument(
+        "parts[{}].struct_size is {} but that of parts[0], the stride of the array, is {}", index,
+        size, stride);
+  }
+  sotto_parts out;
+  SOTTO_TRY(take(at, out, sizeof(sotto_parts), fmt::format("parts[{}]", index)));
+  if (out.reserved != 0) {
+    return unsupported("parts[{}].reserved is {}; this version needs 0", index, out.reserved);
+  }
+  return out;
+}
+
+}  // namespace
+
+Status take_parts(const sotto_parts* parts, const std::vector<Buffer>& in,
+                  const std::vector<Buffer>& out, CollectiveRequest* r) {
+  uint32_t stride = 0;
+  if (!in.empty()) SOTTO_TRY(check_struct_size(parts, sizeof(sotto_parts), "parts[0]", &stride));
+  for (uint64_t i = 0; i < in.size(); ++i) {
+    SOTTO_ASSIGN(const sotto_parts p, take_struct(parts, i, stride));
+    SOTTO_ASSIGN(const std::vector<Range> from,
+                 take_side({p.in_counts, p.in_offsets, in[i], "in", i}, r->size));
+    SOTTO_ASSIGN(const std::vector<Range> to,
+                 take_side({p.out_counts, p.out_offsets, out[i], "out", i}, r->size));
+    SOTTO_TRY(check_disjoint(to, i));
+    const auto me = static_cast<size_t>(r->rank);
+    if (from[me].count != to[me].count) {
+      return invalid_argument(
+          "parts[{0}].in_counts[{1}] is {2} and parts[{0}].out_counts[{1}] is {3}: what this rank, "
+          "{1}, sends to itself is what it gets from itself",
+          i, r->rank, from[me].count, to[me].count);
+    }
+    const bool in_place = in[i].data == out[i].data && in[i].count != 0 && from == to;
+    r->in_place.push_back(in_place ? 1 : 0);
+    r->in_parts.insert(r->in_parts.end(), from.begin(), from.end());
+    r->out_parts.insert(r->out_parts.end(), to.begin(), to.end());
+  }
+  return ok_status();
+}
+
+}  // namespace sotto::capi
