@@ -63,6 +63,10 @@ struct OptimizerParams {
   uint64_t local_step_scaler = 32678;
   uint64_t local_step_clipper = 16;
 
+  // OneBitAdam: keeps full-precision averages and goes on updating the variance in the compressed
+  // stage. Set per group only.
+  bool non_freeze = false;
+
   // SGD.
   double momentum = 0.0;
   double dampening = 0.0;
@@ -122,14 +126,15 @@ struct SchedulerConfig {
   bool lr_range_test_staircase = false;
 };
 
+// Loss scaling, read by nobody unless enabled.
 struct Fp16Config {
   bool enabled = false;
-  double loss_scale = 0.0;  // 0: dynamic
-  uint64_t initial_scale_power = 16;
-  uint64_t loss_scale_window = 1000;
-  uint64_t hysteresis = 2;
+  double loss_scale = 0.0;            // > 0: static, in [0, 2^127]; 0: dynamic
+  uint64_t initial_scale_power = 16;  // dynamic: the first scale is 2^k
+  uint64_t loss_scale_window = 1000;  // updates without overflow before the scale doubles
+  uint64_t hysteresis = 2;            // not used, as the following
   bool consecutive_hysteresis = false;
-  double min_loss_scale = 1.0;
+  double min_loss_scale = 1.0;  // > 0; halving stops here
   bool auto_cast = false;
 };
 
@@ -137,12 +142,15 @@ struct Fp16Config {
 // optimizer.params.
 struct GroupOverride {
   std::optional<double> lr, beta1, beta2, eps, weight_decay, max_coeff, min_coeff;
+  std::optional<bool> non_freeze;
 };
 
 enum class Mode : int32_t { kStrict = 1, kCompat = 2 };
 enum class CompressionScale : int32_t { kL2 = 1, kL1 = 2 };
 enum class Granularity : int32_t { kFlat = 1, kTensor = 2, kBucket = 3 };
 enum class ZeroVariancePolicy : int32_t { kMask = 1, kEps = 2, kError = 3 };
+// What becomes of error feedback in an export that leaves the choice to the configuration.
+enum class CheckpointErrors : int32_t { kExact = 1, kMean = 2, kReset = 3 };
 
 // The product's own section.
 struct SottoConfig {
@@ -150,10 +158,14 @@ struct SottoConfig {
   std::string transport = "auto";  // auto | inproc | tcp
   CompressionScale scale = CompressionScale::kL2;
   Granularity granularity = Granularity::kFlat;
-  uint64_t chunk_align = 512;  // elements, a positive multiple of 8
-  uint32_t step_offset = 1;    // 0 or 1; only the 1-bit types have one
+  uint64_t bucket_elements = uint64_t{1} << 22;  // granularity bucket: >= 8192, multiple of 512
+  uint64_t chunk_align = 512;                    // elements, a positive multiple of 8
+  uint32_t step_offset = 1;                      // 0 or 1; only the 1-bit types have one
   ZeroVariancePolicy zero_variance_policy = ZeroVariancePolicy::kMask;
   bool coeff_debias = false;
+  CheckpointErrors checkpoint = CheckpointErrors::kMean;
+  std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
+  uint64_t max_consecutive_skips = 100;  // overflows in a row before a step fails for good; >= 1
   std::vector<GroupOverride> param_groups;
 };
 
@@ -205,8 +217,9 @@ struct Config {
   uint64_t full_precision_updates() const;
 };
 
-// INVALID_ARGUMENT names line and column or the key, what was found, what is allowed and, where
-// there is one, a remedy.
+// text: what a file holds, or the same as one base64url word, as DeepSpeed takes it on a command
+// line. Files are read by the callers. INVALID_ARGUMENT names line and column or the key, what was
+// found, what is allowed and, where there is one, a remedy.
 Result<Config> parse_config(std::string_view text);
 
 // OK if this release can run the configuration. Else UNSUPPORTED with every key that stands in the

@@ -34,9 +34,10 @@ Status read_type(const ObjectReader& reader, OptimizerKind& kind, Findings& find
     return findings.fail(reader.path_of("type"),
                          fmt::format("missing; write one of {}", word_list(names)));
   }
-  return findings.fail(reader.path_of("type"),
-                       fmt::format("unknown type \"{}\"; the nearest one is {}, known are {}",
-                                   printable(type), nearest_word(type, names), word_list(names)));
+  return findings.fail(
+      reader.path_of("type"),
+      fmt::format("unknown type \"{}\"; the nearest one is {}, known are {}{}", printable(type),
+                  nearest_word(type, names), word_list(names), placeholder_hint(type)));
 }
 
 // Keys with advice of their own, before the general check of unknown keys.

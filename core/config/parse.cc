@@ -4,6 +4,7 @@
 #include "core/base/text.h"
 #include "core/config/filter.h"
 #include "core/config/sections.h"
+#include "core/config/source.h"
 
 namespace sotto {
 namespace {
@@ -51,6 +52,9 @@ Status syntax_error(const Json::exception& failure, std::string_view text) {
   if (const size_t end = what.find(": "); end != std::string_view::npos)
     what.remove_prefix(end + 2);
   const size_t offset = syntax->byte > 0 ? syntax->byte - 1 : 0;
+  const SyntaxAdvice advice = explain_syntax(text, offset, what);
+  if (!advice.text.empty())
+    return invalid_argument("{}: {}", at(position_of_offset(text, advice.offset)), advice.text);
   return invalid_argument("{}: {}", at(position_of_offset(text, offset)), printable(what, 300));
 }
 
@@ -85,6 +89,14 @@ Status read_fp16(const Json& object, Config& config, Findings& findings) {
   reader.get("hysteresis", fp16.hysteresis);
   reader.get("consecutive_hysteresis", fp16.consecutive_hysteresis);
   reader.get("min_loss_scale", fp16.min_loss_scale);
+  for (const char* key :
+       {"loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale"}) {
+    if (!fp16.enabled) {
+      findings.idle(reader.path_of(key), "loss scaling, which acts together with fp16.enabled");
+    } else if (fp16.loss_scale > 0 && std::string_view(key) != "loss_scale") {
+      findings.idle(reader.path_of(key), "the loss scale is static: fp16.loss_scale is not 0");
+    }
+  }
   bool masters = false;
   reader.get("fp16_master_weights_and_grads", masters);
   if (!masters) return ok_status();
@@ -134,6 +146,18 @@ Status read_data_types(const Json& object, Config& config, Findings& findings) {
   return ok_status();
 }
 
+// Who asks for offloading expects memory to be saved.
+void warn_of_offload(const ObjectReader& zero, Findings& findings) {
+  for (const char* key : {"offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_params",
+                          "cpu_offload_param"}) {
+    const Json* value = zero.find(key);
+    if (value == nullptr || !is_active(*value)) continue;
+    if (value->is_object() && value->value("device", Json("none")) == "none") continue;
+    findings.warn(zero.path_of(key),
+                  "no effect at ZeRO stage 0: the optimizer state lies where the gradients lie");
+  }
+}
+
 Status read_zero(const Json& value, Config& config, Findings& findings) {
   if (value.is_boolean()) {
     config.zero_stage = value.get<bool>() ? 1 : 0;
@@ -146,6 +170,7 @@ Status read_zero(const Json& value, Config& config, Findings& findings) {
   uint64_t stage = 0;
   reader.get("stage", stage);
   config.zero_stage = static_cast<uint32_t>(stage);
+  if (stage == 0) warn_of_offload(reader, findings);
   return ok_status();
 }
 
@@ -215,9 +240,7 @@ Status read_config(const Json& json, Config& config, Findings& findings) {
   return ok_status();
 }
 
-}  // namespace
-
-Result<Config> parse_config(std::string_view text) {
+Result<Config> parse_text(std::string_view text) {
   SOTTO_ASSIGN(const std::string plain, blank_comments(text));
   SOTTO_ASSIGN(const Json json, parse_json(plain));
   Config config;
@@ -230,6 +253,19 @@ Result<Config> parse_config(std::string_view text) {
   config.warnings = std::move(findings.warnings);
   config.keys = std::move(findings.keys);
   return config;
+}
+
+}  // namespace
+
+Result<Config> parse_config(std::string_view text) {
+  SOTTO_ASSIGN(const std::optional<std::string> decoded, decode_base64_config(text));
+  if (!decoded) return parse_text(text);
+  Result<Config> config = parse_text(*decoded);
+  if (config.ok()) return config;
+  // Line and column are those of the decoded text.
+  constexpr std::string_view kPrefix = "configuration";
+  return invalid_argument("{} (decoded from base64url){}", kPrefix,
+                          std::string_view(config.status().text()).substr(kPrefix.size()));
 }
 
 }  // namespace sotto

@@ -90,11 +90,27 @@ bool is_quoted_number(const Json& value) {
   return number.is_number();
 }
 
+// What a key may hold, for messages.
+std::string allowed_text(const KeySpec& spec) {
+  if (!spec.words.empty()) return fmt::format("one of {}", spec.words);
+  const bool bounded = is_numeric(spec.type) && !std::isinf(spec.range.lo);
+  return fmt::format("{}{}{}", type_text(spec.type), bounded ? " " : "",
+                     bounded ? spec.range.text() : "");
+}
+
 bool near(std::string_view key, std::string_view candidate) {
   return !candidate.empty() && edit_distance(key, candidate) <= kNearMiss;
 }
 
 }  // namespace
+
+void Findings::idle(std::string_view path, std::string_view reason) {
+  for (KeyNote& note : keys) {
+    if (note.path != path) continue;
+    note.disposition = disposition_name(Disposition::kIgnored);
+    note.reason = reason;
+  }
+}
 
 Status Findings::fail(std::string_view path, std::string_view text) {
   error_path = path;
@@ -103,6 +119,20 @@ Status Findings::fail(std::string_view path, std::string_view text) {
 
 std::string json_text(const Json& value) {
   return printable(value.dump(-1, ' ', false, Json::error_handler_t::replace));
+}
+
+bool is_active(const Json& value) {
+  if (value.is_null() || value == false || (value.is_object() && value.empty())) return false;
+  return !value.is_object() || value.value("enabled", Json(true)) != false;
+}
+
+std::string placeholder_hint(std::string_view text) {
+  for (const std::string_view mark : {"${", "{{", "{%", "<%", "$(", "%("}) {
+    if (text.find(mark) == std::string_view::npos) continue;
+    return fmt::format("; {} looks like a template's placeholder: fill the template in first",
+                       printable(text));
+  }
+  return "";
 }
 
 std::string word_list(const std::vector<std::string_view>& words) {
@@ -120,10 +150,7 @@ Status ObjectReader::check(std::string_view key, const Json& value, Findings& fi
   const KeySpec* spec = find_key(section_, key, kind_bits_);
   if (spec == nullptr) return check_unknown(key, value, findings);
   const std::string path = path_of(key);
-  const std::string allowed =
-      std::string(type_text(spec->type)) + (is_numeric(spec->type) && !std::isinf(spec->range.lo)
-                                                ? " " + spec->range.text()
-                                                : std::string());
+  const std::string allowed = allowed_text(*spec);
   if (value.is_null() && spec->nullable) {
     findings.keys.push_back({path, "null", "ignored", "null is the same as leaving the key out"});
     return ok_status();
@@ -131,26 +158,32 @@ Status ObjectReader::check(std::string_view key, const Json& value, Findings& fi
   if (value == "auto" && spec->type != KeyType::kAny) {
     return findings.fail(path,
                          fmt::format("found \"auto\", which the training program has to replace "
-                                     "before; allowed is {}",
+                                     "before; put {} there",
                                      allowed));
   }
   if (!has_type(value, spec->type)) {
     const bool quoted = is_numeric(spec->type) && is_quoted_number(value);
-    return findings.fail(path, fmt::format("found {}, allowed is {}{}", json_text(value), allowed,
-                                           quoted ? "; write the number without quotes" : ""));
+    const std::string hint = quoted              ? "; write the number without quotes"
+                             : value.is_string() ? placeholder_hint(value.get<std::string>())
+                                                 : "";
+    return findings.fail(path,
+                         fmt::format("found {}, allowed is {}{}", json_text(value), allowed, hint));
   }
   if (is_numeric(spec->type) && !in_range(value, *spec)) {
     return findings.fail(path, fmt::format("found {}, allowed is {}", json_text(value), allowed));
   }
   if (!spec->words.empty() && !word_position(spec->words, value.get_ref<const std::string&>())) {
-    return findings.fail(
-        path, fmt::format("found {}, allowed is one of {}", json_text(value), spec->words));
+    return findings.fail(path, fmt::format("found {}, allowed is {}{}", json_text(value), allowed,
+                                           placeholder_hint(value.get<std::string>())));
   }
   const bool has_own_keys = value.is_object() && spec->type != KeyType::kAny;
   if (!has_own_keys && spec->type != KeyType::kObjectList) {
     findings.keys.push_back({path, json_text(value),
                              std::string(disposition_name(spec->disposition)),
                              std::string(spec->reason)});
+  }
+  if (spec->type == KeyType::kAny && spec->disposition == Disposition::kHost && is_active(value)) {
+    findings.warn(path, fmt::format("left to the host framework: {}", spec->reason));
   }
   return ok_status();
 }

@@ -25,12 +25,20 @@ struct Findings {
   void warn(std::string_view path, std::string_view text) {
     warnings.push_back(fmt::format("{}: {}", path, text));
   }
+  // The key at `path`, if it is there, has no effect, for this reason.
+  void idle(std::string_view path, std::string_view reason);
   // INVALID_ARGUMENT with `path: ` before the text.
   Status fail(std::string_view path, std::string_view text);
 };
 
 // The value as one line for messages and reports, cut when long.
 std::string json_text(const Json& value);
+
+// Whether a section or switch asks for anything: not null, false, empty or {"enabled": false}.
+bool is_active(const Json& value);
+
+// "; ${LR} looks like ..." if the text has a template's placeholder in it, else empty.
+std::string placeholder_hint(std::string_view text);
 
 // A list of words for messages: "a, b, c".
 std::string word_list(const std::vector<std::string_view>& words);

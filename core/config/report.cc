@@ -70,6 +70,7 @@ Json params_json(OptimizerKind kind, const OptimizerParams& p) {
   }
   if (kind == OptimizerKind::kOneBitAdam || kind == OptimizerKind::kOneBitLamb)
     out["freeze_step"] = p.freeze_step;
+  if (p.non_freeze) out["non_freeze"] = true;
   if (kind == OptimizerKind::kOneBitLamb) {
     out["coeff_beta"] = p.coeff_beta;
     out["factor_max"] = p.factor_max;
@@ -217,10 +218,14 @@ Json sotto_json(const SottoConfig& s) {
           {"transport", s.transport},
           {"scale", scale_name(s.scale)},
           {"granularity", granularity_name(s.granularity)},
+          {"bucket_elements", s.bucket_elements},
           {"chunk_align", s.chunk_align},
           {"step_offset", s.step_offset},
           {"zero_variance_policy", zero_variance_policy_name(s.zero_variance_policy)},
-          {"coeff_debias", s.coeff_debias}};
+          {"coeff_debias", s.coeff_debias},
+          {"checkpoint", checkpoint_name(s.checkpoint)},
+          {"timeout_ms", s.timeout_ms ? Json(*s.timeout_ms) : Json(nullptr)},
+          {"max_consecutive_skips", s.max_consecutive_skips}};
 }
 
 bool is_about(const KeyNote& note, const Obstacle& obstacle) {

@@ -40,6 +40,17 @@ std::string given(const Config& c) {
   return out;
 }
 
+// The train_batch_size nearest to what was written that the other keys divide; 0 if there is none.
+uint64_t fitting_batch(const Config& c, uint64_t world) {
+  const auto& micro = c.train_micro_batch_size_per_gpu;
+  const auto& gas = c.gradient_accumulation_steps;
+  const uint64_t unit = batch_product(micro.value_or(1), gas.value_or(1), world).value_or(0);
+  if (unit == 0 || (micro && gas)) return unit;
+  const uint64_t train = c.train_batch_size.value_or(0);
+  const uint64_t below = train / unit * unit;
+  return below == 0 || train - below > below + unit - train ? below + unit : below;
+}
+
 void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
   const auto dtype = [&](const char* path, const std::optional<Dtype>& value) {
     if (value && *value != Dtype::kF32) {
@@ -62,7 +73,9 @@ void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
     out.push_back({"sparse_gradients", "true", "supported is false: gradients are dense buffers"});
   }
   if (c.zero_stage != 0) {
-    out.push_back({"zero_optimization.stage", fmt::format("{}", c.zero_stage), "supported is 0"});
+    out.push_back({"zero_optimization.stage", fmt::format("{}", c.zero_stage),
+                   "supported is 0: every rank holds the whole optimizer state; sharding it is "
+                   "the host framework's"});
   }
 }
 
@@ -90,11 +103,13 @@ Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) con
   const BatchNumbers b = complete(*this, dp_world);
   if (b.train == 0 || b.micro == 0 || b.gas == 0 ||
       batch_product(b.micro, b.gas, dp_world) != b.train) {
+    const uint64_t fits = fitting_batch(*this, dp_world);
     return invalid_argument(
         "train_batch_size has to equal train_micro_batch_size_per_gpu * "
         "gradient_accumulation_steps * {} data-parallel "
-        "rank(s); found {}, which gives {} against {} * {} * {}; change one of them",
-        dp_world, given(*this), b.train, b.micro, b.gas, dp_world);
+        "rank(s); found {}, which gives {} against {} * {} * {}; {}",
+        dp_world, given(*this), b.train, b.micro, b.gas, dp_world,
+        fits == 0 ? "make them smaller" : fmt::format("train_batch_size {} would fit", fits));
   }
   return std::optional<BatchNumbers>(b);
 }

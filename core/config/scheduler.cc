@@ -27,8 +27,9 @@ Status read_type(const ObjectReader& reader, SchedulerKind& kind, Findings& find
   }
   return findings.fail(
       reader.path_of("type"),
-      fmt::format("unknown type \"{}\"; the nearest one is {}, known are {} (case matters)",
-                  printable(type), nearest_word(type, names), word_list(names)));
+      fmt::format("unknown type \"{}\"; the nearest one is {}, known are {} (case matters){}",
+                  printable(type), nearest_word(type, names), word_list(names),
+                  placeholder_hint(type)));
 }
 
 Status require(const ObjectReader& reader, std::string_view key, SchedulerKind kind,

@@ -30,5 +30,6 @@ std::string_view mode_name(Mode mode);
 std::string_view scale_name(CompressionScale scale);
 std::string_view granularity_name(Granularity granularity);
 std::string_view zero_variance_policy_name(ZeroVariancePolicy policy);
+std::string_view checkpoint_name(CheckpointErrors checkpoint);
 
 }  // namespace sotto

@@ -19,6 +19,7 @@ Status read_group(const Json& object, const std::string& path, OptimizerKind kin
   get("weight_decay", group.weight_decay);
   get("max_coeff", group.max_coeff);
   get("min_coeff", group.min_coeff);
+  if (reader.has("non_freeze")) reader.get("non_freeze", group.non_freeze.emplace());
   std::vector<double> betas;
   reader.get("betas", betas);
   if (betas.size() == 2) {
@@ -57,6 +58,68 @@ std::string_view zero_variance_policy_name(ZeroVariancePolicy policy) {
   return "?";
 }
 
+std::string_view checkpoint_name(CheckpointErrors checkpoint) {
+  switch (checkpoint) {
+    case CheckpointErrors::kExact: return "exact";
+    case CheckpointErrors::kMean: return "mean";
+    case CheckpointErrors::kReset: return "reset";
+  }
+  return "?";
+}
+
+namespace {
+
+// Lengths in elements.
+Status read_sizes(const ObjectReader& reader, SottoConfig& sotto, Findings& findings) {
+  reader.get("chunk_align", sotto.chunk_align);
+  if (sotto.chunk_align % 8 != 0) {
+    return findings.fail(
+        reader.path_of("chunk_align"),
+        fmt::format("found {}, allowed is a multiple of 8: chunks are whole bytes of bits",
+                    sotto.chunk_align));
+  }
+  const std::string path = reader.path_of("bucket_elements");
+  reader.get("bucket_elements", sotto.bucket_elements);
+  if (sotto.bucket_elements % 512 != 0) {
+    return findings.fail(
+        path, fmt::format("found {}, allowed is a multiple of 512; {} would fit",
+                          sotto.bucket_elements, (sotto.bucket_elements / 512 + 1) * 512));
+  }
+  if (reader.has("bucket_elements") && sotto.granularity != Granularity::kBucket) {
+    findings.warn(path, "no effect: it acts with sotto.granularity \"bucket\" alone");
+    findings.idle(path, "acts with sotto.granularity \"bucket\" alone");
+  }
+  return ok_status();
+}
+
+// Policies that depend on what else the file says.
+void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Findings& findings) {
+  const OptimizerKind kind = config.optimizer.kind;
+  const auto idle = [&](std::string_view key, std::string_view why) {
+    if (!reader.has(key)) return;
+    findings.warn(reader.path_of(key), fmt::format("no effect: {}", why));
+    findings.idle(reader.path_of(key), why);
+  };
+  if (!config.fp16.enabled) {
+    idle("max_consecutive_skips", "steps are skipped by loss scaling alone, and fp16 is off");
+  }
+  if (kind == OptimizerKind::kNone) return;
+  if (!optimizer_is_one_bit(kind)) {
+    const std::string why = fmt::format("{} compresses nothing", optimizer_kind_name(kind));
+    for (const std::string_view key : {"mode", "scale", "granularity", "chunk_align", "step_offset",
+                                       "zero_variance_policy", "checkpoint"}) {
+      const bool schedule =
+          key == "mode" && config.scheduler.kind == SchedulerKind::kWarmupCosineLR;
+      if (!schedule) idle(key, why);
+    }
+  }
+  if (kind != OptimizerKind::kOneBitLamb) {
+    idle("coeff_debias", fmt::format("{} has no average trust ratio", optimizer_kind_name(kind)));
+  }
+}
+
+}  // namespace
+
 Status read_sotto(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
                ObjectReader::open(object, Section::kSotto, ~0u, "sotto", findings));
@@ -67,17 +130,15 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   read_word(reader, "zero_variance_policy", sotto.zero_variance_policy);
   constexpr std::string_view kTransports[] = {"auto", "inproc", "tcp"};
   if (const auto word = reader.word("transport")) sotto.transport = kTransports[*word];
-  reader.get("chunk_align", sotto.chunk_align);
-  if (sotto.chunk_align % 8 != 0) {
-    return findings.fail(
-        reader.path_of("chunk_align"),
-        fmt::format("found {}, allowed is a multiple of 8: chunks are whole bytes of bits",
-                    sotto.chunk_align));
-  }
+  SOTTO_TRY(read_sizes(reader, sotto, findings));
   uint64_t step_offset = sotto.step_offset;
   reader.get("step_offset", step_offset);
   sotto.step_offset = static_cast<uint32_t>(step_offset);
   reader.get("coeff_debias", sotto.coeff_debias);
+  read_word(reader, "checkpoint", sotto.checkpoint);
+  reader.get("timeout_ms", sotto.timeout_ms);
+  reader.get("max_consecutive_skips", sotto.max_consecutive_skips);
+  warn_of_idle_keys(reader, config, findings);
   const Json* groups = reader.find("param_groups");
   for (size_t i = 0; groups != nullptr && i < groups->size(); ++i) {
     const std::string path = fmt::format("sotto.param_groups[{}]", i);
@@ -98,6 +159,7 @@ Result<OptimizerParams> resolve_group(const Config& config, uint64_t index) {
   p.weight_decay = group.weight_decay.value_or(p.weight_decay);
   p.max_coeff = group.max_coeff.value_or(p.max_coeff);
   p.min_coeff = group.min_coeff.value_or(p.min_coeff);
+  p.non_freeze = group.non_freeze.value_or(p.non_freeze);
   if (p.min_coeff > p.max_coeff) {
     return invalid_argument(
         "sotto.param_groups[{}]: min_coeff {} is above max_coeff {} for this group; min_coeff has "

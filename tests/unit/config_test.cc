@@ -5,7 +5,6 @@
 
 #include <nlohmann/json.hpp>
 
-#include "core/config/filter.h"
 #include "core/config/keys.h"
 
 namespace sotto {
@@ -27,92 +26,6 @@ std::string error_of(std::string_view text) {
   if (config.ok()) return "";
   EXPECT_EQ(config.status().code(), Code::kInvalidArgument);
   return config.status().text();
-}
-
-std::string filtered(std::string_view text) {
-  const Result<std::string> out = blank_comments(text);
-  EXPECT_TRUE(out.ok());
-  return out.ok() ? *out : "";
-}
-
-// ---- filter
-
-TEST(ConfigFilter, BlanksCommentsAndTrailingCommas) {
-  EXPECT_EQ(filtered("1 // x\n2"), "1     \n2");
-  EXPECT_EQ(filtered("1 # x\r\n2"), "1    \r\n2");
-  EXPECT_EQ(filtered("1/*x\ny*/2"), "1   \n   2");
-  EXPECT_EQ(filtered("[1,]"), "[1 ]");
-  EXPECT_EQ(filtered("{\"a\":1, /* , */ \n}"), "{\"a\":1          \n}");
-}
-
-TEST(ConfigFilter, LeavesStringsAlone) {
-  for (const char* text : {R"(["a // b", "# c", "/* d */"])", R"(["\" // no", 1])",
-                           R"(["\\", "#"])", R"(["x,]"])", R"({",}": "]"})"}) {
-    EXPECT_EQ(filtered(text), text);
-  }
-}
-
-TEST(ConfigFilter, OnlyACommaBehindAValueIsTrailing) {
-  for (const char* text : {"[,]", "{,}", "[1,,2]", ",", "[1],"}) EXPECT_EQ(filtered(text), text);
-  EXPECT_EQ(filtered("[1,,]"), "[1,,]");
-  EXPECT_THAT(error_of("{\"betas\": [,]}"), HasSubstr("line 1, column 12"));
-  EXPECT_THAT(error_of("{,}"), HasSubstr("line 1, column 2"));
-}
-
-TEST(ConfigFilter, DepthIsLimited) {
-  EXPECT_TRUE(blank_comments(std::string(64, '[') + std::string(64, ']')).ok());
-  EXPECT_EQ(blank_comments(std::string(65, '[')).status().text(),
-            "configuration: line 1, column 65: nested more than 64 levels deep");
-  EXPECT_TRUE(blank_comments("\"" + std::string(1000, '[') + "\"").ok());
-  std::string flat = "[";
-  for (int i = 0; i < 1000; ++i) flat += "[],";
-  EXPECT_TRUE(blank_comments(flat + "]").ok());
-}
-
-TEST(ConfigFilter, PositionOfAPath) {
-  const std::string text = "{\n \"a\": {\"b\": [1, {\"c\": \"x\"}]},\n \"d\": 2}";
-  const auto at = [&](const char* path) {
-    const TextPosition p = position_of_path(text, path, 0);
-    return std::pair<size_t, size_t>(p.line, p.column);
-  };
-  EXPECT_EQ(at("a"), std::pair(size_t{2}, size_t{7}));
-  EXPECT_EQ(at("a.b[0]"), std::pair(size_t{2}, size_t{14}));
-  EXPECT_EQ(at("a.b[1].c"), std::pair(size_t{2}, size_t{23}));
-  EXPECT_EQ(at("d"), std::pair(size_t{3}, size_t{7}));
-  EXPECT_EQ(at("e"), std::pair(size_t{0}, size_t{0}));
-  EXPECT_EQ(at(""), std::pair(size_t{0}, size_t{0}));
-}
-
-// ---- syntax
-
-TEST(Config, SyntaxErrorsNameLineAndColumn) {
-  EXPECT_THAT(error_of(""), HasSubstr("line 1, column 1"));
-  EXPECT_THAT(error_of("# nothing\n\n"), HasSubstr("configuration: line 3, column 1"));
-  EXPECT_THAT(error_of("{\n  // a comment\n  \"a\" 1\n}"),
-              HasSubstr("configuration: line 3, column 7"));
-  EXPECT_THAT(error_of("{} {}"), HasSubstr("line 1, column 4"));
-  EXPECT_THAT(error_of("{\"gradient_clipping\": NaN}"), HasSubstr("line 1, column 23"));
-  EXPECT_THAT(error_of("{\"gradient_clipping\": .5}"), HasSubstr("line 1, column 23"));
-}
-
-TEST(Config, ErrorsAreOnePlainLine) {
-  for (const std::string& text :
-       {std::string("{\"a\xff\": 1}"), std::string("{\"gradient_clippin\\u0000\": 1}"),
-        std::string("{\"optimizer\": \0}", 16),
-        std::string("{\"optimizer\": {\"type\": \"a\\nb\"}}")}) {
-    for (const char c : error_of(text)) EXPECT_TRUE(c >= 0x20 && c < 0x7f) << static_cast<int>(c);
-  }
-}
-
-TEST(Config, DuplicateKeysAtEveryLevel) {
-  EXPECT_EQ(error_of("{\"fp16\": {},\n\"fp16\": {}}"),
-            "configuration: line 2, column 9: the key fp16 is there twice; leave one of them out");
-  EXPECT_THAT(error_of(R"({"wandb": {"x": {"y": 1, "y": 1}}})"),
-              HasSubstr("the key wandb.x.y is there twice"));
-  EXPECT_THAT(error_of(R"({"wandb": [{"y": 1}, {"y": 1, "y": 2}]})"),
-              HasSubstr("the key wandb.y is there twice"));
-  parse(R"({"wandb": [{"y": 1}, {"y": 1}], "comet": {"y": {"y": 1}}})");  // the same name elsewhere
-                                                                          // is fine
 }
 
 // ---- the table of keys
@@ -187,6 +100,14 @@ TEST(ConfigKeys, Ranges) {
        {"[]", "[1, -2]", "[[1]]", "-1"}},
       {R"({"zero_optimization": {"stage": )", "}}", {"0", "3"}, {"4", "-1", "true"}},
       {R"({"fp16": {"initial_scale_power": )", "}}", {"0", "16"}, {"-1", "128"}},
+      {R"({"fp16": {"loss_scale": )", "}}", {"0", "128", "1.7e38"}, {"-1", "1e39", "\"128\""}},
+      {R"({"fp16": {"min_loss_scale": )", "}}", {"1e-3", "1"}, {"0", "-1"}},
+      {R"({"sotto": {"bucket_elements": )",
+       "}}",
+       {"8192", "4194304"},
+       {"4096", "8200", "0", "1e14"}},
+      {R"({"sotto": {"timeout_ms": )", "}}", {"1", "86400000"}, {"0", "86400001", "0.5"}},
+      {R"({"sotto": {"max_consecutive_skips": )", "}}", {"1"}, {"0", "-1"}},
       {R"({"sotto": {"chunk_align": )", "}}", {"8", "512"}, {"0", "4", "12", "1073741832"}},
       {R"({"sotto": {"step_offset": )", "}}", {"0", "1"}, {"2", "true"}},
       {R"({"sotto": {"param_groups": )", "}}", {"[]", "[{}]"}, {"{}", "[1]", "1"}},
@@ -348,6 +269,95 @@ TEST(Config, Fp16FieldsAreRead) {
   EXPECT_EQ(f.min_loss_scale, 0.5);
 }
 
+std::string disposition_of(const Config& config, std::string_view path) {
+  for (const KeyNote& note : config.keys) {
+    if (note.path == path) return note.disposition;
+  }
+  return "absent";
+}
+
+TEST(Config, LossScalingActsOnlyWhereItIsUsed) {
+  const char* keys = R"("loss_scale_window": 5, "min_loss_scale": 2, "hysteresis": 3)";
+  const Config dynamic = parse(fmt::format(R"({{"fp16": {{"enabled": true, {}}}}})", keys));
+  EXPECT_EQ(disposition_of(dynamic, "fp16.loss_scale_window"), "acts");
+  EXPECT_EQ(disposition_of(dynamic, "fp16.hysteresis"), "ignored");
+  const Config fixed =
+      parse(fmt::format(R"({{"fp16": {{"enabled": true, "loss_scale": 8, {}}}}})", keys));
+  EXPECT_EQ(disposition_of(fixed, "fp16.loss_scale"), "acts");
+  EXPECT_EQ(disposition_of(fixed, "fp16.loss_scale_window"), "ignored");
+  const Config off = parse(fmt::format(R"({{"fp16": {{"loss_scale": 8, {}}}}})", keys));
+  EXPECT_EQ(disposition_of(off, "fp16.loss_scale"), "ignored");
+  EXPECT_EQ(disposition_of(off, "fp16.min_loss_scale"), "ignored");
+}
+
+TEST(Config, SottoPoliciesAreRead) {
+  const SottoConfig defaults = parse("{}").sotto;
+  EXPECT_EQ(defaults.bucket_elements, uint64_t{1} << 22);
+  EXPECT_EQ(defaults.checkpoint, CheckpointErrors::kMean);
+  EXPECT_FALSE(defaults.timeout_ms);
+  EXPECT_EQ(defaults.max_consecutive_skips, 100u);
+  const Config config = parse(R"({"optimizer": {"type": "OneBitAdam"}, "fp16": {"enabled": true},
+      "sotto": {"granularity": "bucket", "bucket_elements": 8704, "checkpoint": "exact",
+      "timeout_ms": 2500, "max_consecutive_skips": 7, "param_groups": [{}, {"non_freeze": true}]}})");
+  EXPECT_EQ(config.sotto.bucket_elements, 8704u);
+  EXPECT_EQ(config.sotto.checkpoint, CheckpointErrors::kExact);
+  EXPECT_EQ(config.sotto.timeout_ms, 2500u);
+  EXPECT_EQ(config.sotto.max_consecutive_skips, 7u);
+  EXPECT_THAT(config.warnings, IsEmpty());
+  const auto groups = config.resolve_groups(2);
+  ASSERT_TRUE(groups.ok());
+  EXPECT_FALSE((*groups)[0].non_freeze);
+  EXPECT_TRUE((*groups)[1].non_freeze);
+  EXPECT_THAT(error_of(R"({"sotto": {"bucket_elements": 10000}})"), HasSubstr("10240 would fit"));
+  EXPECT_THAT(error_of(R"({"optimizer": {"type": "OneBitLamb"}, "sotto": {"param_groups":
+      [{"non_freeze": true}]}})"),
+              HasSubstr("sotto.param_groups[0].non_freeze: unknown key"));
+}
+
+TEST(Config, SottoKeysWithoutEffectAreNamed) {
+  const Config config = parse(R"({"optimizer": {"type": "AdamW"}, "sotto": {"mode": "compat",
+      "bucket_elements": 8192, "coeff_debias": true, "max_consecutive_skips": 3}})");
+  EXPECT_THAT(
+      config.warnings,
+      ElementsAre(
+          "sotto.bucket_elements: no effect: it acts with sotto.granularity \"bucket\" alone",
+          "sotto.max_consecutive_skips: no effect: steps are skipped by loss scaling alone, "
+          "and fp16 is off",
+          "sotto.mode: no effect: AdamW compresses nothing",
+          "sotto.coeff_debias: no effect: AdamW has no average trust ratio"));
+  for (const char* key : {"mode", "bucket_elements", "coeff_debias", "max_consecutive_skips"})
+    EXPECT_EQ(disposition_of(config, fmt::format("sotto.{}", key)), "ignored") << key;
+  // The cosine's end is what the mode of an uncompressed optimizer still decides.
+  EXPECT_THAT(parse(R"({"optimizer": {"type": "AdamW"}, "sotto": {"mode": "compat"}, "scheduler":
+      {"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}}})")
+                  .warnings,
+              IsEmpty());
+}
+
+TEST(Config, WhatIsLeftToTheHostIsWarnedOfWhenItIsOn) {
+  EXPECT_THAT(parse(R"({"compression_training": {"weight_quantization": {}}})").warnings,
+              ElementsAre(HasSubstr("compression_training: left to the host framework: compression "
+                                    "of the model's weights")));
+  EXPECT_THAT(parse(R"({"compression_training": {}, "elasticity": {"enabled": false, "x": 1},
+      "pipeline": null, "dataloader_drop_last": false, "steps_per_print": 5})")
+                  .warnings,
+              IsEmpty());
+  EXPECT_THAT(
+      parse(R"({"zero_optimization": {"stage": 0, "offload_optimizer": {"device": "cpu"},
+      "offload_param": {"device": "none"}, "cpu_offload": true}})")
+          .warnings,
+      ElementsAre(HasSubstr("zero_optimization.offload_optimizer: no effect at ZeRO stage 0"),
+                  HasSubstr("zero_optimization.cpu_offload: no effect")));
+}
+
+TEST(Config, PlaceholdersInTextsAreNamed) {
+  for (const char* text :
+       {R"({"train_batch_size": "${BATCH}"})", R"({"optimizer": {"type": "{{ opt }}"}})",
+        R"({"scheduler": {"type": "<%= s %>"}})", R"({"communication_data_type": "${TYPE}"})"}) {
+    EXPECT_THAT(error_of(text), HasSubstr("looks like a template's placeholder")) << text;
+  }
+}
+
 TEST(Config, RefusedByName) {
   EXPECT_THAT(error_of(R"({"fp16": {"fp16_master_weights_and_grads": true}})"),
               HasSubstr("ZeRO stage 2"));
@@ -425,6 +435,16 @@ TEST(Config, BatchArithmetic) {
     EXPECT_EQ((*batch)->micro, c.expected->micro);
     EXPECT_EQ((*batch)->gas, c.expected->gas);
   }
+  const auto remedy = [](const char* text) { return parse(text).resolve_batch(8).status().text(); };
+  EXPECT_THAT(remedy(R"({"train_batch_size": 65})"), HasSubstr("train_batch_size 64 would fit"));
+  EXPECT_THAT(remedy(R"({"train_batch_size": 3})"), HasSubstr("train_batch_size 8 would fit"));
+  EXPECT_THAT(remedy(R"({"train_batch_size": 90, "gradient_accumulation_steps": 3})"),
+              HasSubstr("train_batch_size 96 would fit"));
+  EXPECT_THAT(remedy(R"({"train_batch_size": 1, "train_micro_batch_size_per_gpu": 4,
+                        "gradient_accumulation_steps": 3})"),
+              HasSubstr("found train_batch_size 1, train_micro_batch_size_per_gpu 4, "
+                        "gradient_accumulation_steps 3, which gives 1 against 4 * 3 * 8; "
+                        "train_batch_size 96 would fit"));
   EXPECT_FALSE(Config().resolve_batch(1)->has_value());
   EXPECT_FALSE(Config().resolve_batch(0).ok());
 }
