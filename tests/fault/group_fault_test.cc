@@ -1,23 +1,15 @@
 // Ranks as processes over TCP, one of them killed or stopped at a seeded moment of rendezvous,
 // collectives, optimizer steps or state export. The others must end every operation with an error
 // that names it, keep their parameters as the last committed step left them, and be able to make a
-// new comm in the same process.
-#include <gmock/gmock.h>
+// new comm with each other in the same processes.
 #include <gtest/gtest.h>
-
 #include <signal.h>
-#include <unistd.h>
-
-#include <chrono>
-#include <cstdlib>
-#include <random>
-#include <thread>
 
 #include "core/base/hash.h"
 #include "core/cpu/cpu_device.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
-#include "tests/support/processes.h"
+#include "tests/support/kill_campaign.h"
 
 namespace sotto::test {
 namespace {
@@ -27,30 +19,14 @@ constexpr const char* kJson =
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 4}},
                                   "gradient_clipping": 1.0})";
 
-// Time without progress after which a rank gives up, and how many seeded cases there are per phase:
-// sanitizers make everything slower.
+// Seeded cases per phase. Sanitizers make everything slower.
 #if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kTimeoutUs = 10'000'000;
 constexpr uint32_t kKills = 4;
 constexpr uint32_t kStops = 1;
 #else
-constexpr int64_t kTimeoutUs = 3'000'000;
 constexpr uint32_t kKills = 20;
 constexpr uint32_t kStops = 5;
 #endif
-
-std::string hex(const UniqueId& id) {
-  std::string out;
-  for (uint8_t byte : id) out += fmt::format("{:02x}", byte);
-  return out;
-}
-
-UniqueId unhex(const std::string& text) {
-  UniqueId id{};
-  for (size_t i = 0; i < id.size(); ++i)
-    id[i] = static_cast<uint8_t>(std::stoul(text.substr(2 * i, 2), nullptr, 16));
-  return id;
-}
 
 std::shared_ptr<Context> make_context() {
   ContextOptions options;
@@ -62,32 +38,21 @@ std::shared_ptr<Context> make_context() {
   return std::make_shared<Context>(std::move(options));
 }
 
-// Rank 0 makes the id and tells the others through the parent's file system.
-Result<std::shared_ptr<Comm>> meet(const std::shared_ptr<Context>& context, const ProcessRank& self,
+// Rank 0 makes the id and tells the others through the file system.
+Result<std::shared_ptr<Comm>> meet(const std::shared_ptr<Context>& context, int rank, int size,
                                    const std::string& file, int64_t timeout_us) {
   CommConfig config;
-  config.rank = self.rank;
-  config.size = self.size;
+  config.rank = rank;
+  config.size = size;
   config.timeout_us = timeout_us;
-  if (self.rank == 0) {
-    SOTTO_ASSIGN(config.id, context->make_unique_id());
-    const std::string temporary = file + ".new";
-    FILE* out = std::fopen(temporary.c_str(), "w");
-    std::fputs(hex(*config.id).c_str(), out);
-    std::fclose(out);
-    std::rename(temporary.c_str(), file.c_str());
-  } else {
-    FILE* in = nullptr;
-    for (int i = 0; i < 300 && (in = std::fopen(file.c_str(), "r")) == nullptr; ++i) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
-    }
-    if (in == nullptr) return error(Code::kTimeout, "no id");
-    char text[257] = {};
-    const size_t got = std::fread(text, 1, 256, in);
-    std::fclose(in);
-    if (got != 256) return error(Code::kInternal, "short id");
-    config.id = unhex(text);
+  UniqueId id{};
+  if (rank == 0) {
+    SOTTO_ASSIGN(id, context->make_unique_id());
+    publish(file, id.data(), id.size());
+  } else if (!await_published(file, id.data(), id.size(), timeout_us / 1000)) {
+    return error(Code::kTimeout, "no id");
   }
+  config.id = id;
   return Comm::create(context, config);
 }
 
@@ -146,18 +111,29 @@ Status work_until_failure(const std::shared_ptr<Comm>& comm, const ProcessRank& 
   }
 }
 
-// argument: file|what
+// The process lives on: a comm of the survivors works.
+Status work_again(const std::shared_ptr<Context>& context, const ProcessRank& self,
+                  const KillTask& task) {
+  SOTTO_ASSIGN(
+      const std::shared_ptr<Comm> comm,
+      meet(context, task.next_rank(self.rank), self.size - 1, task.next_id_file(), kNextTimeoutUs));
+  std::vector<float> data(1000, 1.0f);
+  SOTTO_TRY(all_reduce_once(comm, data));
+  if (data != std::vector<float>(1000, static_cast<float>(comm->size())))
+    return error(Code::kInternal, "the result is wrong");
+  return comm->barrier();
+}
+
 SOTTO_RANK_MAIN(group_fault) {
-  const size_t bar = self.argument.find('|');
-  const std::string file = self.argument.substr(0, bar);
-  const std::string what = self.argument.substr(bar + 1);
+  const KillTask task = KillTask::parse(self);
   const std::shared_ptr<Context> context = make_context();
   self.at("started");
   Work work;
   Status status;
   {
-    Result<std::shared_ptr<Comm>> comm = meet(context, self, file, kTimeoutUs);
-    status = comm.ok() ? work_until_failure(*comm, self, what, work) : comm.status();
+    Result<std::shared_ptr<Comm>> comm =
+        meet(context, self.rank, self.size, task.id_file, kKillTimeoutUs);
+    status = comm.ok() ? work_until_failure(*comm, self, task.what, work) : comm.status();
     if (comm.ok() && (*comm)->failure().ok())
       status = error(Code::kInternal, "the comm does not know its failure");
     if (work.optimizer != nullptr && work.committed != hash64(work.p.data(), work.p.size() * 4)) {
@@ -165,14 +141,9 @@ SOTTO_RANK_MAIN(group_fault) {
     }
     work.optimizer.reset();
   }
-  // The process lives on: a comm of its own works.
-  CommConfig alone;
-  alone.size = 1;
-  alone.transport = "inproc";
-  const Result<std::shared_ptr<Comm>> again = Comm::create(context, alone);
-  std::vector<float> data(10, 1.0f);
-  if (!again.ok() || !all_reduce_once(*again, data).ok())
-    status = error(Code::kInternal, "no new comm after the failure");
+  const Status again = work_again(context, self, task);
+  if (!again.ok())
+    status = error(Code::kInternal, "a new comm after the failure: {}", again.text());
   self.say(fmt::format("{} {}", code_name(status.code()), status.text()));
   return 0;
 }
@@ -182,48 +153,17 @@ struct Fault {
   int signal;
 };
 
-void run_case(const Fault& fault, uint32_t seed) {
-  SCOPED_TRACE(fmt::format("{} signal {} seed {}", fault.what, fault.signal, seed));
-  std::mt19937 random(seed);
-  const int size = 2 + static_cast<int>(random() % 3);
-  const int victim = static_cast<int>(random() % static_cast<uint32_t>(size));
-  const auto delay = std::chrono::microseconds(random() % 8000);
-  const std::string file = fmt::format("{}sotto-fault-{}-{}-{}-{}", testing::TempDir(), getpid(),
-                                       fault.what, fault.signal, seed);
-  const bool rendezvous = std::string_view(fault.what) == "rendezvous";
-  ProcessOptions options;
-  options.argument = file + "|" + (rendezvous ? "collective" : fault.what);
-  if (rendezvous) options.stop_at = {fmt::format("{}:started", victim)};
-  Processes ranks("group_fault", size, options);
-  ranks.await(victim, rendezvous ? "started" : "working");
-  if (rendezvous) ranks.go(victim);
-  std::this_thread::sleep_for(delay);
-  ranks.kill(victim, fault.signal);
-  for (int r = 0; r < size; ++r) {
-    if (r == victim) continue;
-    const std::string text = ranks.message(r);
-    // Rank 0 is where the others meet: without it they know its address, or not even that.
-    if (rendezvous && victim == 0 &&
-        (text == "TIMEOUT no id" || text.find("not reachable") != std::string::npos ||
-         text.find("the coordinator at") != std::string::npos ||
-         text.find("rendezvous with") != std::string::npos)) {
-      continue;
-    }
-    EXPECT_THAT(text,
-                testing::AnyOf(testing::StartsWith("PEER_LOST"), testing::StartsWith("TIMEOUT")));
-    EXPECT_THAT(text, testing::ContainsRegex(fmt::format("rank(s|[(]s[)])? [0-9, ]*{}", victim)));
-  }
-  if (fault.signal == SIGSTOP) ranks.kill(victim, SIGKILL);
-  ranks.wait_all();
-  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
-  std::remove(file.c_str());
-}
-
 class GroupFault : public ::testing::TestWithParam<Fault> {};
 
 TEST_P(GroupFault, SurvivorsNameTheRankAndLiveOn) {
   const bool stop = GetParam().signal == SIGSTOP;
-  for (uint32_t seed = 1; seed <= (stop ? kStops : kKills); ++seed) run_case(GetParam(), seed);
+  const std::string what = GetParam().what;
+  for (uint32_t seed = 1; seed <= (stop ? kStops : kKills); ++seed) {
+    KillCase c{.rank_main = "group_fault", .what = what, .signal = GetParam().signal, .seed = seed};
+    c.while_they_meet = what == "rendezvous";
+    if (c.while_they_meet) c.what = "collective";
+    run_kill_case(c);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Phases, GroupFault,

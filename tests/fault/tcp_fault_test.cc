@@ -7,11 +7,10 @@
 
 #include <chrono>
 #include <filesystem>
-#include <fstream>
 #include <thread>
 
 #include "tests/conformance/transport_suite.h"
-#include "tests/support/processes.h"
+#include "tests/support/kill_campaign.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
@@ -33,19 +32,15 @@ TransportCase tcp_case() {
           }};
 }
 
-// Carries rank 0's id to the others through a file that appears as a whole.
+// Carries rank 0's id to the others.
 UniqueId share_id(RankKit& kit, const std::string& path) {
   UniqueId id{};
   if (kit.rank == 0) {
     id = check(kit.backend->make_unique_id());
-    std::ofstream(path + ".new", std::ios::binary)
-        .write(reinterpret_cast<const char*>(id.data()), static_cast<std::streamsize>(id.size()));
-    std::filesystem::rename(path + ".new", path);
-    return id;
+    publish(path, id.data(), id.size());
+  } else {
+    require(await_published(path, id.data(), id.size(), 30'000), "rank 0's id");
   }
-  while (!std::filesystem::exists(path)) std::this_thread::sleep_for(std::chrono::milliseconds(5));
-  std::ifstream(path, std::ios::binary)
-      .read(reinterpret_cast<char*>(id.data()), static_cast<std::streamsize>(id.size()));
   return id;
 }
 
