@@ -1,4 +1,4 @@
-// Creation and steps. What goes in and out as a snapshot is in snapshot.cc, reports are in
+// Creation and settings. Steps are in optimizer_step.cc, snapshots in snapshot.cc, reports in
 // report.cc.
 #include "core/optim/optimizer.h"
 
@@ -11,22 +11,6 @@
 
 namespace sotto {
 
-class Optimizer::StepHooks final : public OpHooks {
- public:
-  StepHooks(std::shared_ptr<Optimizer> optimizer, Variant variant, const StepVerdict& verdict)
-      : optimizer_(std::move(optimizer)), variant_(variant), verdict_(verdict) {}
-  void on_complete(Status& status, std::span<const std::byte> bytes) noexcept override {
-    optimizer_->completed(variant_, verdict_, status, bytes);
-  }
-
- private:
-  std::shared_ptr<Optimizer> optimizer_;
-  Variant variant_;
-  StepVerdict verdict_;
-};
-
-// ---- creation ----
-
 Optimizer::Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<OptimizerParams> groups,
                      LrSchedule schedule, std::vector<ParamSpec> params)
     : comm_(std::move(comm)),
@@ -34,7 +18,10 @@ Optimizer::Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<Opti
       groups_(std::move(groups)),
       lr_override_(groups_.size(), std::numeric_limits<double>::quiet_NaN()),
       schedule_(std::move(schedule)),
-      params_(std::move(params)) {}
+      params_(std::move(params)),
+      zeroone_(groups_[0]),
+      lr_sums_(groups_.size(), 0.0),
+      anchor_decays_(groups_.size(), 1.0) {}
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
                                                      std::string_view config_text,
@@ -56,7 +43,8 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
   SOTTO_ASSIGN(std::vector<OptimizerParams> groups, config.resolve_groups(n_groups));
   std::vector<double> base_lr;
   for (const OptimizerParams& g : groups) base_lr.push_back(g.lr);
-  SOTTO_ASSIGN(LrSchedule schedule, LrSchedule::create(config.scheduler, std::move(base_lr)));
+  SOTTO_ASSIGN(LrSchedule schedule,
+               LrSchedule::create(config.scheduler, std::move(base_lr), config.sotto.mode));
   std::shared_ptr<Optimizer> optimizer(new Optimizer(std::move(comm), std::move(config),
                                                      std::move(groups), std::move(schedule),
                                                      std::move(params)));
@@ -103,12 +91,16 @@ Status Optimizer::compare_with_others() const {
     elements += p.count;
   }
   const OptimizerParams& g = groups_[0];
-  const double numbers[] = {static_cast<double>(config_.optimizer.kind),
+  const double numbers[] = {static_cast<double>(kind()),
                             static_cast<double>(config_.sotto.chunk_align),
                             static_cast<double>(config_.sotto.granularity),
                             static_cast<double>(config_.sotto.scale),
                             static_cast<double>(config_.sotto.step_offset),
                             static_cast<double>(g.freeze_step),
+                            static_cast<double>(g.var_freeze_step),
+                            static_cast<double>(g.var_update_scaler),
+                            static_cast<double>(g.local_step_scaler),
+                            static_cast<double>(g.local_step_clipper),
                             config_.gradient_clipping,
                             g.beta1,
                             g.beta2,
@@ -140,6 +132,10 @@ Status Optimizer::compare_with_others() const {
   return ok_status();
 }
 
+bool Optimizer::has_momentum() const {
+  return kind() != OptimizerKind::kSgd || groups_[0].momentum != 0;
+}
+
 bool Optimizer::may_mask_zero_variance() const {
   return onebit() && config_.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
 }
@@ -165,20 +161,33 @@ Status Optimizer::allocate() {
     return ok_status();
   };
   const uint64_t flat = layout_->flat_elements() * 4;
-  SOTTO_TRY(take(memory_.m, flat));
-  SOTTO_TRY(take(memory_.v, flat));
+  if (has_momentum()) SOTTO_TRY(take(memory_.m, flat));
+  if (kind() != OptimizerKind::kSgd) SOTTO_TRY(take(memory_.v, flat));
   SOTTO_TRY(take(memory_.tensor_states, params_.size() * sizeof(TensorState)));
   const std::vector<TensorState> states(params_.size());
   SOTTO_TRY(
       upload(comm_->engine(), memory_.tensor_states.data(), std::span<const TensorState>(states)));
   if (masked_) SOTTO_TRY(take(memory_.valid, layout_->flat_elements() / 8));
-  if (onebit()) {
+  if (onebit_lamb()) {
     SOTTO_TRY(take(memory_.vf, flat));
-    SOTTO_TRY(take(memory_.den, flat));
     SOTTO_TRY(take(memory_.tensor_counts, params_.size() * 8));
+  }
+  if (zeroone()) {
+    SOTTO_TRY(take(memory_.local_sum, flat));
+    SOTTO_TRY(take(memory_.anchor, flat));
+  }
+  if (onebit()) {
+    SOTTO_TRY(take(memory_.den, flat));
     SOTTO_ASSIGN(onebit_state_, OnebitState::make(comm_->engine(), *layout_, onebit_settings_));
   }
-  return write_valid_bits(nullptr);
+  SOTTO_TRY(write_valid_bits(nullptr));
+  const bool own_masks = std::any_of(params_.begin(), params_.end(),
+                                     [](const ParamSpec& p) { return p.mask != nullptr; });
+  if (!zeroone() || !own_masks) return ok_status();
+  SOTTO_TRY(take(memory_.base_valid, memory_.valid.bytes()));
+  SOTTO_ASSIGN(const std::vector<uint8_t> bits,
+               download<uint8_t>(comm_->engine(), memory_.valid.data(), memory_.valid.bytes()));
+  return upload(comm_->engine(), memory_.base_valid.data(), std::span<const uint8_t>(bits));
 }
 
 // Valid bits from the callers' masks and, in the compressed stage, from the frozen variance; and
@@ -200,228 +209,7 @@ Status Optimizer::write_valid_bits(const std::vector<float>* frozen_v) {
     }
     first += params_[t].count;
   }
-  SOTTO_TRY(upload(comm_->engine(), memory_.valid.data(), std::span<const uint8_t>(bits)));
-  return ok_status();
-}
-
-// ---- steps ----
-
-Optimizer::Variant Optimizer::next_variant() const {
-  if (!compressed_) return Variant::kFull;
-  if (!stage_started_) return Variant::kFirstCompressed;
-  return momentum_bits_ ? Variant::kCompressedBits : Variant::kCompressedFloats;
-}
-
-double Optimizer::lr_of(uint64_t group) const {
-  return std::isnan(lr_override_[group]) ? schedule_.lr(group) : lr_override_[group];
-}
-
-Result<Optimizer::Prepared*> Optimizer::prepared(Variant variant) {
-  if (const auto it = prepared_.find(variant); it != prepared_.end()) return &it->second;
-  StepShape shape;
-  shape.rank = comm_->rank();
-  shape.size = comm_->size();
-  shape.layout = layout_.get();
-  shape.groups = groups_.size();
-  shape.clip = config_.gradient_clipping;
-  shape.masked = masked_;
-  shape.segment_bytes = comm_->segment_bytes();
-  StepPlan step;
-  if (variant == Variant::kFull) {
-    const bool lamb = onebit() || config_.optimizer.kind == OptimizerKind::kLamb;
-    step = build_full_step({shape, lamb, onebit()});
-  } else {
-    OnebitLambRequest request;
-    request.shape = shape;
-    request.scale = onebit_settings_.scale;
-    request.momentum_bits = variant == Variant::kCompressedBits;
-    request.first = variant == Variant::kFirstCompressed;
-    request.mask_zero_variance = may_mask_zero_variance();
-    if (request.first && config_.sotto.coeff_debias) {
-      request.debias = 1.0 - std::pow(groups_[0].coeff_beta, static_cast<double>(step_));
-    }
-    step = build_onebit_lamb_step(request);
-  }
-  Prepared p;
-  p.slots = step.slots;
-  p.verdict = step.verdict;
-  SOTTO_ASSIGN(p.plan, comm_->prepare(std::move(step.plan)));
-  return &prepared_.insert_or_assign(variant, std::move(p)).first->second;
-}
-
-std::vector<GroupScalars> Optimizer::scalars_of_next_step() const {
-  std::vector<GroupScalars> out;
-  const auto t = static_cast<double>(next_t());
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    const OptimizerParams& p = groups_[g];
-    GroupScalars s;
-    s.lr = lr_of(g);
-    const double correction1 = p.bias_correction ? 1.0 - std::pow(p.beta1, t) : 1.0;
-    const double correction2 = p.bias_correction ? 1.0 - std::pow(p.beta2, t) : 1.0;
-    s.lamb_lr = s.lr * (p.bias_correction ? std::sqrt(correction2) / correction1 : 1.0);
-    s.max_coeff = p.max_coeff;
-    s.min_coeff = p.min_coeff;
-    s.coeff_beta = p.coeff_beta;
-    s.factor_max = p.factor_max;
-    s.factor_min = p.factor_min;
-    s.factor_threshold = p.factor_threshold;
-    s.b1 = static_cast<float>(p.beta1);
-    s.one_minus_b1 = static_cast<float>(1.0 - p.beta1);
-    s.b2 = static_cast<float>(p.beta2);
-    s.one_minus_b2 = static_cast<float>(1.0 - p.beta2);
-    s.eps = static_cast<float>(p.eps);
-    s.weight_decay = static_cast<float>(p.weight_decay);
-    s.c1 = static_cast<float>(correction1);
-    s.c2 = static_cast<float>(correction2);
-    s.eps_inside_sqrt = config_.optimizer.kind == OptimizerKind::kLamb && p.eps_inside_sqrt;
-    s.decoupled = p.adam_w_mode;
-    out.push_back(s);
-  }
-  return out;
-}
-
-void Optimizer::bind(Run& run, const Prepared& p) const {
-  const auto set = [&](uint32_t slot, const DeviceArray& array) {
-    if (slot != kNoSlot) run.bases[slot] = array.data();
-  };
-  for (uint32_t t = 0; t < params_.size(); ++t) {
-    run.bases[p.slots.params + t] = params_[t].param;
-    run.bases[p.slots.grads + t] = const_cast<float*>(params_[t].grad);
-  }
-  const StepSlots& s = p.slots;
-  set(s.m, memory_.m);
-  set(s.v, memory_.v);
-  set(s.valid, memory_.valid);
-  set(s.tensor_states, memory_.tensor_states);
-  set(s.vf, memory_.vf);
-  set(s.den, memory_.den);
-  set(s.tensor_counts, memory_.tensor_counts);
-  if (s.onebit.worker != kNoSlot) onebit_state_.bind(run, s.onebit);
-  if (s.old_bits != kNoSlot) onebit_state_.bind_current(run, s.old_bits, s.old_messages);
-  const std::vector<GroupScalars> scalars = scalars_of_next_step();
-  std::memcpy(run.bases[s.scalars], scalars.data(), scalars.size() * sizeof(GroupScalars));
-}
-
-OpSignature Optimizer::signature(Variant variant) const {
-  OpSignature s;
-  s.kind = OpKind::kOptimStep;
-  s.dtype = static_cast<uint32_t>(Dtype::kF32);
-  s.count = layout_->elements();
-  // Ranks that are at different steps or stages must not mix.
-  const uint64_t values[] = {next_t(), variant == Variant::kFull ? 0u : 1u,
-                             static_cast<uint64_t>(config_.optimizer.kind), comm_->segment_bytes()};
-  s.detail = static_cast<uint32_t>(hash64(values, sizeof values));
-  return s;
-}
-
-Result<OpRef> Optimizer::step(const CallOptions& options) {
-  if (busy())
-    return error(Code::kBusy,
-                 "the previous step of this optimizer is still in flight; wait for it first");
-  const Variant variant = next_variant();
-  if (variant == Variant::kFirstCompressed) SOTTO_TRY(check_zero_variance());
-  SOTTO_ASSIGN(Prepared * p, prepared(variant));
-  OpSignature s = signature(variant);
-  s.tag = options.tag;
-  in_flight_.store(true, std::memory_order_release);
-  auto hooks = std::make_shared<StepHooks>(shared_from_this(), variant, p->verdict);
-  Result<OpRef> op = comm_->launch(
-      p->plan, s, [&](Run& run) { bind(run, *p); }, std::move(hooks), options);
-  if (!op.ok()) in_flight_.store(false, std::memory_order_release);
-  return op;
-}
-
-// zero_variance_policy "error": the stage does not start with elements that have never had a
-// gradient. v is the same on all ranks, so all of them stop here.
-Status Optimizer::check_zero_variance() {
-  if (config_.sotto.zero_variance_policy != ZeroVariancePolicy::kError) return ok_status();
-  SOTTO_ASSIGN(const std::vector<float> v,
-               download<float>(comm_->engine(), memory_.v.data(), layout_->flat_elements()));
-  for (uint32_t t = 0; t < params_.size(); ++t) {
-    for (const Piece& p : layout_->tensor_pieces(t)) {
-      for (uint64_t j = 0; j < p.count; ++j) {
-        if (v[p.flat + j] != 0.0f ||
-            (params_[t].mask != nullptr && params_[t].mask[p.offset + j] == 0))
-          continue;
-        return invalid_state(
-            "the compressed stage cannot start: element {} of \"{}\" has variance 0 (its gradient "
-            "was always 0); mask it, or set "
-            "sotto.zero_variance_policy to \"mask\" or \"eps\"",
-            p.offset + j, params_[t].name);
-      }
-    }
-  }
-  return ok_status();
-}
-
-// On the driver, before anybody learns that the step has ended.
-void Optimizer::completed(Variant variant, const StepVerdict& verdict, Status& status,
-                          std::span<const std::byte> bytes) {
-  if (!bytes.empty() && verdict.norm != 0) std::memcpy(&grad_norm_, bytes.data() + verdict.norm, 8);
-  if (status.ok()) {
-    const uint64_t t = next_t();
-    last_steps_.resize(verdict.tensor_step_count);
-    if (verdict.tensor_step_count > 0) {
-      std::memcpy(last_steps_.data(), bytes.data() + verdict.tensor_steps,
-                  last_steps_.size() * sizeof(TensorStep));
-    }
-    ++step_;
-    schedule_.advance();
-    if (variant != Variant::kFull) {
-      stage_started_ = true;
-      if (comm_->size() > 1) {
-        onebit_state_.flip();
-        momentum_bits_ = true;
-      }
-    } else if (onebit() && t >= groups_[0].freeze_step) {
-      compressed_ = true;
-      stage_started_ = false;
-      momentum_bits_ = false;
-    }
-  } else {
-    // The residual, if there is one, was taken back to S = 0; a server residual may have been
-    // reset.
-    if (status.code() == Code::kNonfinite) {
-      ++skipped_;
-      status = Status(Code::kNonfinite, nonfinite_text(verdict, bytes));
-    }
-  }
-  in_flight_.store(false, std::memory_order_release);
-}
-
-std::string Optimizer::first_nonfinite_gradient() const {
-  if (!comm_->context()->device()->caps().host_memory) return "";
-  for (const ParamSpec& p : params_) {
-    for (uint64_t i = 0; i < p.count; ++i) {
-      if (!std::isfinite(p.grad[i]))
-        return fmt::format("; here: gradient of \"{}\", element {} is {}", p.name, i, p.grad[i]);
-    }
-  }
-  return "";
-}
-
-std::string Optimizer::nonfinite_text(const StepVerdict& verdict,
-                                      std::span<const std::byte> bytes) const {
-  std::set<uint32_t> ranks;
-  const auto flagged = [&](uint64_t first, uint32_t count, uint64_t stride, uint64_t at) {
-    for (uint32_t r = 0; r < count; ++r) {
-      uint32_t flags = 0;
-      std::memcpy(&flags, bytes.data() + first + r * stride + at, 4);
-      if (flags != 0) ranks.insert(r);
-    }
-  };
-  if (!bytes.empty()) {
-    if (verdict.norm_message_count > 1)
-      flagged(verdict.norm_messages, verdict.norm_message_count, 16, 8);
-    const uint64_t stride = scale_message_bytes(layout_->instances());
-    flagged(verdict.worker_messages, verdict.worker_message_count, stride, stride - 4);
-  }
-  std::string who;
-  for (uint32_t r : ranks) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
-  const bool averaged = ranks.empty();
-  return fmt::format("optimizer step {}: NaN or Inf {}{}{}; nothing was updated", step_ + 1,
-                     averaged ? "in the averaged gradient" : "met by rank ", who,
-                     first_nonfinite_gradient());
+  return upload(comm_->engine(), memory_.valid.data(), std::span<const uint8_t>(bits));
 }
 
 Status Optimizer::set(std::string_view name, int32_t group, double value) {
@@ -448,7 +236,7 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
 Result<OptimInfo> Optimizer::info() {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
   OptimInfo info;
-  info.stage = compressed_ ? 1 : 0;
+  info.stage = compressed_ || zeroone_.counters().frozen ? 1 : 0;
   info.step = step_;
   info.state_step = step_ + (onebit() ? config_.sotto.step_offset : 0);
   info.lr = lr_of(0);
@@ -458,11 +246,7 @@ Result<OptimInfo> Optimizer::info() {
   const PeerTraffic& total = p->plan->plan().total;
   info.payload_bytes_next_step = total.payload_bytes_sent;
   info.header_bytes_next_step = total.header_bytes_sent + total.metadata_bytes_sent;
-  const Memory& m = memory_;
-  for (const DeviceArray* a :
-       {&m.m, &m.v, &m.tensor_states, &m.valid, &m.vf, &m.den, &m.tensor_counts}) {
-    info.state_bytes += a->bytes();
-  }
+  for (const DeviceArray* array : memory_.all()) info.state_bytes += array->bytes();
   info.state_bytes += onebit_state_.bytes();
   for (const auto& [variant, plan] : prepared_) info.state_bytes += plan.plan->held_bytes();
   return info;

@@ -1,6 +1,6 @@
-// An optimizer over registered parameters: Adam, AdamW, LAMB, 1-bit LAMB. One step is one
-// operation: gradients are averaged (or the compressed momentum is), clipped, applied; either all
-// of it happens or nothing.
+// An optimizer over registered parameters: SGD, Adam, AdamW, LAMB, 1-bit Adam, 0/1 Adam, 1-bit
+// LAMB. One step is one operation: gradients are averaged (or what the compressed stages average
+// is), clipped, applied; either all of it happens or nothing.
 //
 // Threads: one at a time per optimizer. While a step is in flight everything but step's own
 // operation answers BUSY.
@@ -36,7 +36,7 @@ struct ParamSpec {
 };
 
 struct OptimInfo {
-  int32_t stage = 0;        // 0: full precision, 1: compressed
+  int32_t stage = 0;        // 0: full precision, 1: compressed (0/1 Adam: variance frozen)
   uint64_t step = 0;        // updates done
   uint64_t state_step = 0;  // step + step_offset for the 1-bit types
   double lr = 0;            // of group 0 in the next step
@@ -60,6 +60,11 @@ struct OptimSnapshot {
   std::vector<uint64_t> counts;
   std::vector<float> params, m, v, vf;
   std::vector<TensorState> tensor_states;
+  // 0/1 Adam. With a frozen variance, of this rank: params are what the last synchronisation gave
+  // plus the sum of local updates.
+  ZeroOneCounters zeroone;
+  std::vector<double> lr_sums, anchor_decays;  // per group
+  std::vector<float> local_sum, anchor;
   std::optional<OnebitResidual> residual;  // error feedback of this rank; empty: none stored
 };
 
@@ -77,6 +82,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // kind: "all", "config", "groups", "tensors".
   Result<std::string> report_json(std::string_view kind);
 
+  // 0/1 Adam with a frozen variance: averages what ranks have summed up since the last
+  // synchronisation, so that all have the same parameters. Collective; nothing for other types.
+  Status synchronise();
   Result<OptimSnapshot> snapshot(bool with_residual);
   // Checks everything first; on error nothing has changed. with_residual: error feedback must be
   // there and fit this rank.
@@ -87,7 +95,20 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
 
  private:
   class StepHooks;
-  enum class Variant : uint8_t { kFull, kFirstCompressed, kCompressedFloats, kCompressedBits };
+  // What kind of step a plan is for.
+  enum class Variant : uint8_t {
+    kFull,
+    kFirstCompressed,  // 1-bit Adam, 1-bit LAMB
+    kCompressedFloats,
+    kCompressedBits,
+    kGradient,  // 0/1 Adam: compressed gradient
+    kGradientNewMask,
+    kLocal,
+    kFirstLocal,
+    kSync,
+    kFirstSync,
+    kForcedSync,  // between steps, without a gradient
+  };
   struct Prepared {
     std::shared_ptr<PreparedPlan> plan;
     StepSlots slots;
@@ -95,7 +116,13 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   };
   struct Memory {
     DeviceArray m, v, tensor_states, valid;
-    DeviceArray vf, den, tensor_counts;  // 1-bit LAMB
+    DeviceArray den;                            // 1-bit types
+    DeviceArray vf, tensor_counts;              // 1-bit LAMB
+    DeviceArray local_sum, anchor, base_valid;  // 0/1 Adam
+    std::vector<const DeviceArray*> all() const {
+      return {&m,         &v,      &tensor_states, &valid, &den, &vf, &tensor_counts,
+              &local_sum, &anchor, &base_valid};
+    }
   };
 
   Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<OptimizerParams> groups,
@@ -105,19 +132,36 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status allocate();
   Status write_valid_bits(const std::vector<float>* frozen_v);
 
-  bool onebit() const { return config_.optimizer.kind == OptimizerKind::kOneBitLamb; }
+  OptimizerKind kind() const { return config_.optimizer.kind; }
+  bool onebit() const { return optimizer_is_one_bit(kind()); }
+  bool onebit_lamb() const { return kind() == OptimizerKind::kOneBitLamb; }
+  bool zeroone() const { return kind() == OptimizerKind::kZeroOneAdam; }
+  bool has_momentum() const;
   bool may_mask_zero_variance() const;
   uint64_t next_t() const { return step_ + 1 + (onebit() ? config_.sotto.step_offset : 0); }
   Variant next_variant() const;
+  Variant next_zeroone_variant() const;
+  // 0/1 Adam: this step's learning rates and decays added to those since the last synchronisation.
+  double next_lr_sum(uint64_t group) const { return lr_sums_[group] + lr_of(group); }
+  double next_anchor_decay(uint64_t group) const;
+  StepPlan build(Variant variant) const;
+  void advance(Variant variant);
+  void advance_zeroone(Variant variant);
   Result<Prepared*> prepared(Variant variant);
-  std::vector<GroupScalars> scalars_of_next_step() const;
-  void bind(Run& run, const Prepared& prepared) const;
+  static uint64_t traffic_of(Variant variant);
+  static bool starts_compression(Variant variant);
+  bool silent(Variant variant) const;
+  Result<OpRef> launch(Variant variant, const CallOptions& options);
+  std::vector<GroupScalars> scalars_of(Variant variant) const;
+  void bind(Run& run, const Prepared& prepared, Variant variant) const;
   OpSignature signature(Variant variant) const;
   void completed(Variant variant, const StepVerdict& verdict, Status& status,
                  std::span<const std::byte> bytes);
-  std::string nonfinite_text(const StepVerdict& verdict, std::span<const std::byte> bytes) const;
+  std::string nonfinite_text(Variant variant, std::span<const std::byte> bytes,
+                             const StepVerdict& verdict) const;
   std::string first_nonfinite_gradient() const;
   Status check_snapshot(const OptimSnapshot& s, bool with_residual) const;
+  Status check_zeroone(const OptimSnapshot& s, bool with_residual) const;
   Status momentum_to_floats();
   Status check_zero_variance();
   Status restore_stage(const OptimSnapshot& s);
@@ -140,6 +184,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool compressed_ = false;
   bool stage_started_ = false;
   bool momentum_bits_ = false;
+  // 0/1 Adam.
+  ZeroOneSchedule zeroone_;
+  std::vector<double> lr_sums_, anchor_decays_;  // per group, since the last synchronisation
+  bool mask_is_old_ = true;                      // v has changed since the mask was made
   double grad_norm_ = std::numeric_limits<double>::quiet_NaN();
   uint64_t skipped_ = 0;
   std::vector<TensorStep> last_steps_;

@@ -1,4 +1,5 @@
 // Optimizer state in and out, in the order of the tensors and without padding.
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -59,10 +60,19 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
     *out = to_tensors(*layout_, flat);
     return ok_status();
   };
-  SOTTO_TRY(state(memory_.m, &s.m));
-  SOTTO_TRY(state(memory_.v, &s.v));
+  if (has_momentum()) SOTTO_TRY(state(memory_.m, &s.m));
+  if (kind() != OptimizerKind::kSgd) SOTTO_TRY(state(memory_.v, &s.v));
+  if (zeroone()) {
+    s.zeroone = zeroone_.counters();
+    s.lr_sums = lr_sums_;
+    s.anchor_decays = anchor_decays_;
+    if (stage_started_) {
+      SOTTO_TRY(state(memory_.local_sum, &s.local_sum));
+      SOTTO_TRY(state(memory_.anchor, &s.anchor));
+    }
+  }
   if (onebit()) {
-    if (stage_started_) SOTTO_TRY(state(memory_.vf, &s.vf));
+    if (onebit_lamb() && stage_started_) SOTTO_TRY(state(memory_.vf, &s.vf));
     SOTTO_ASSIGN(s.tensor_states,
                  download<TensorState>(engine, memory_.tensor_states.data(), params_.size()));
     if (with_residual && comm_->size() > 1) {
@@ -96,15 +106,16 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
   }
   const uint64_t n = layout_->elements();
   SOTTO_TRY(check_size("parameters", s.params, n));
-  SOTTO_TRY(check_size("m", s.m, n));
-  SOTTO_TRY(check_size("v", s.v, n));
+  SOTTO_TRY(check_size("m", s.m, has_momentum() ? n : 0));
+  SOTTO_TRY(check_size("v", s.v, kind() == OptimizerKind::kSgd ? 0 : n));
   if (s.scheduler_iteration < -1)
     return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
   if (!onebit()) return ok_status();
   SOTTO_TRY(check_size("per-tensor state", s.tensor_states, params_.size()));
-  if (s.stage_started) SOTTO_TRY(check_size("vf", s.vf, n));
-  if (s.stage_started && !s.compressed)
+  if (s.stage_started && onebit_lamb()) SOTTO_TRY(check_size("vf", s.vf, n));
+  if (s.stage_started && !(zeroone() ? s.zeroone.frozen : s.compressed))
     return invalid_argument("the state's stage flags contradict each other");
+  if (zeroone()) SOTTO_TRY(check_zeroone(s, with_residual));
   if (s.step_offset != config_.sotto.step_offset) {
     return invalid_argument("the state has step_offset {}, this configuration {}", s.step_offset,
                             config_.sotto.step_offset);
@@ -118,14 +129,32 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
   return onebit_state_.check(*s.residual);
 }
 
+Status Optimizer::check_zeroone(const OptimSnapshot& s, bool with_residual) const {
+  ZeroOneSchedule schedule(groups_[0]);
+  SOTTO_TRY(schedule.restore(s.zeroone));
+  SOTTO_TRY(check_size("learning-rate sums", s.lr_sums, groups_.size()));
+  SOTTO_TRY(check_size("anchor decays", s.anchor_decays, groups_.size()));
+  if (!s.stage_started) return ok_status();
+  SOTTO_TRY(check_size("the anchor", s.anchor, layout_->elements()));
+  SOTTO_TRY(check_size("local updates", s.local_sum, layout_->elements()));
+  const bool moved =
+      std::any_of(s.lr_sums.begin(), s.lr_sums.end(), [](double sum) { return sum > 0; });
+  if (with_residual || !moved) return ok_status();
+  return invalid_argument(
+      "the state holds local updates of one rank since the last synchronisation; import it in mode "
+      "exact on that rank, or export it in another mode, which synchronises first");
+}
+
 Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
   SOTTO_TRY(check_snapshot(s, with_residual));
   Engine& engine = comm_->engine();
-  // freeze_step counts on from the state's step, and this configuration's may be another one.
+  // freeze_step and var_freeze_step count on from the state's step, and this configuration's may be
+  // others.
   const uint64_t t = s.step + (onebit() ? config_.sotto.step_offset : 0);
-  const bool compressed = onebit() && t >= groups_[0].freeze_step && s.step > 0;
-  const bool keep_stage = compressed && s.stage_started;
+  const bool compressed = onebit() && !zeroone() && t >= groups_[0].freeze_step && s.step > 0;
+  const bool frozen = zeroone() && t > groups_[0].var_freeze_step && s.step > 0;
+  const bool keep_stage = (compressed || frozen) && s.stage_started;
   std::vector<TensorState> states(params_.size());
   if (onebit()) {
     states = s.tensor_states;
@@ -141,13 +170,22 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
     const std::vector<float> flat = to_flat(*layout_, by_tensor);
     return upload(engine, array.data(), std::span<const float>(flat));
   };
-  SOTTO_TRY(put(memory_.m, s.m));
-  SOTTO_TRY(put(memory_.v, s.v));
+  if (has_momentum()) SOTTO_TRY(put(memory_.m, s.m));
+  if (kind() != OptimizerKind::kSgd) SOTTO_TRY(put(memory_.v, s.v));
   SOTTO_TRY(upload(engine, memory_.tensor_states.data(), std::span<const TensorState>(states)));
   SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance() ? &s.v : nullptr));
   if (onebit()) {
     if (keep_stage) SOTTO_TRY(restore_stage(s));
     SOTTO_TRY(onebit_state_.restore(engine, with_residual && s.residual ? &*s.residual : nullptr));
+  }
+  if (zeroone()) {
+    ZeroOneCounters counters = s.zeroone;
+    counters.frozen = frozen;
+    SOTTO_TRY(zeroone_.restore(counters));
+    const std::vector<double> none(groups_.size(), 0.0), whole(groups_.size(), 1.0);
+    lr_sums_ = keep_stage ? s.lr_sums : none;
+    anchor_decays_ = keep_stage ? s.anchor_decays : whole;
+    mask_is_old_ = true;
   }
   step_ = s.step;
   compressed_ = compressed;
@@ -158,7 +196,7 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   return schedule_.restore(s.scheduler_iteration);
 }
 
-// vf, den and the counts of valid elements of a compressed stage that goes on.
+// What a compressed stage that goes on has beside m and v, and its counts of valid elements.
 Status Optimizer::restore_stage(const OptimSnapshot& s) {
   Engine& engine = comm_->engine();
   std::vector<float> den(layout_->elements());
@@ -169,21 +207,30 @@ Status Optimizer::restore_stage(const OptimSnapshot& s) {
     first += p.count;
   }
   const std::vector<float> den_flat = to_flat(*layout_, den);
-  const std::vector<float> vf_flat = to_flat(*layout_, s.vf);
   SOTTO_TRY(upload(engine, memory_.den.data(), std::span<const float>(den_flat)));
-  SOTTO_TRY(upload(engine, memory_.vf.data(), std::span<const float>(vf_flat)));
+  const auto put = [&](DeviceArray& array, const std::vector<float>& values) {
+    const std::vector<float> flat = to_flat(*layout_, values);
+    return upload(engine, array.data(), std::span<const float>(flat));
+  };
+  if (onebit_lamb()) SOTTO_TRY(put(memory_.vf, s.vf));
+  if (zeroone()) {
+    SOTTO_TRY(put(memory_.local_sum, s.local_sum));
+    SOTTO_TRY(put(memory_.anchor, s.anchor));
+  }
   std::vector<uint8_t> bits(layout_->flat_elements() / 8, 0xff);
   if (masked_) {
     SOTTO_ASSIGN(bits, download<uint8_t>(engine, memory_.valid.data(), bits.size()));
   }
-  std::vector<uint64_t> tensors(params_.size());
-  for (uint32_t t = 0; t < params_.size(); ++t) {
-    for (const Piece& p : layout_->tensor_pieces(t)) {
-      for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
-        tensors[t] += (bits[f / 8] >> (7 - f % 8)) & 1u;
+  if (onebit_lamb()) {
+    std::vector<uint64_t> tensors(params_.size());
+    for (uint32_t t = 0; t < params_.size(); ++t) {
+      for (const Piece& p : layout_->tensor_pieces(t)) {
+        for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
+          tensors[t] += (bits[f / 8] >> (7 - f % 8)) & 1u;
+      }
     }
+    SOTTO_TRY(upload(engine, memory_.tensor_counts.data(), std::span<const uint64_t>(tensors)));
   }
-  SOTTO_TRY(upload(engine, memory_.tensor_counts.data(), std::span<const uint64_t>(tensors)));
   return onebit_state_.set_counts(engine, bits);
 }
 

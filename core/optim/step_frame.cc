@@ -159,14 +159,58 @@ GradientStage StepFrame::average_gradients() {
   reduce.round = b_.next_round();
   reduce.segment_bytes = shape_.segment_bytes;
   emit_flat_all_reduce(b_, reduce);
-  return clip_and_decide(averages, !norm, norm, flags);
+  GradientStage stage = clip_and_decide(averages, !norm, norm, flags);
+  stage.own = true;
+  return stage;
 }
 
-GradientStage StepFrame::local_gradients() {
-  if (shape_.clip > 0) return clip_and_decide(out_.slots.grads, shape_.size > 1, true, kNoSlot);
+GradientStage StepFrame::local_gradients(Decide decide) {
+  const bool together = shape_.clip > 0;
+  if (together || decide == Decide::kAlways)
+    return clip_and_decide(out_.slots.grads, together && shape_.size > 1, true, kNoSlot);
   GradientStage stage;
   stage.list = out_.slots.grads;
   return stage;
+}
+
+uint32_t StepFrame::decide_alone(uint32_t flags, uint32_t prior) {
+  const uint32_t nothing = b_.scratch(1);
+  const uint32_t message = b_.scratch(4);
+  b_.kernel(KernelId::kNormFinish,
+            {whole(nothing, Access::kRead, 0, 0), whole(nothing, Access::kRead, 0, 0),
+             whole(nothing, Access::kWrite, 0, 0), whole(message, Access::kWrite, 0, 4),
+             whole(flags, Access::kReadWrite, 0, 4)},
+            {}, NormArgs{nullptr, 0, ScaleKind::kL2});
+  const uint32_t word = b_.scratch(4);
+  b_.kernel(KernelId::kGate,
+            {whole(message, Access::kRead, 0, 4),
+             prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4),
+             whole(word, Access::kWrite, 0, 4)},
+            {}, GateArgs{4, 1, kSkipNonfinite});
+  return word;
+}
+
+void StepFrame::count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces) {
+  b_.fill({counts, 0, n * 8}, 0);
+  b_.kernel(KernelId::kCountValid, {valid_operand(), whole(counts, Access::kReadWrite, 0, n * 8)},
+            std::move(pieces), MomentumArgs{0});
+}
+
+void StepFrame::count_valid_of_instances() {
+  const OnebitLayout& layout = *shape_.layout;
+  const auto of_chunk = [&](uint32_t chunk, std::vector<Piece>* out) {
+    for (Piece& piece :
+         layout.worker_pieces(chunk)) {
+      if (piece.tensor == kNoTensor) continue;
+      piece.block = piece.scale;
+      out->push_back(piece);
+    }
+  };
+  std::vector<Piece> worker, server;
+  for (uint32_t k = 0; k < layout.ranks(); ++k) of_chunk(k, &worker);
+  of_chunk(static_cast<uint32_t>(shape_.rank), &server);
+  count_valid(out_.slots.onebit.worker_counts, layout.instances(), std::move(worker));
+  count_valid(out_.slots.onebit.server_counts, layout.instances(), std::move(server));
 }
 
 StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_steps) {

@@ -12,8 +12,15 @@ namespace sotto {
 // Gradients ready for the update, and the decision so far.
 struct GradientStage {
   uint32_t list = kNoSlot;         // first of the tensors' slots
+  bool own = false;                // memory of the run, which a step may overwrite
   uint32_t coefficient = kNoSlot;  // clip coefficient; kNoSlot: none
   uint32_t word = kNoSlot;         // kCommit if all gradients are finite; kNoSlot: not known yet
+};
+
+// Whether a step needs a decision before it encodes.
+enum class Decide : uint8_t {
+  kIfNeeded,  // only for clipping; the encoder flags what is not finite
+  kAlways,
 };
 
 class StepFrame {
@@ -28,8 +35,16 @@ class StepFrame {
 
   // Averages gradients over ranks in full precision; clips; decides.
   GradientStage average_gradients();
-  // Compressed steps: mean over ranks of the norms of local gradients, if clipping is on.
-  GradientStage local_gradients();
+  // Steps without a full-precision average: the mean over ranks of the norms of local gradients, if
+  // clipping is on. Otherwise ranks that have to decide do so alone.
+  GradientStage local_gradients(Decide decide);
+  // One rank: the word from the flags that an encoder raised and an earlier word (kNoSlot: none).
+  uint32_t decide_alone(uint32_t flags, uint32_t prior);
+
+  // counts[i] = valid elements of the pieces with `block` == i, i < n.
+  void count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces);
+  // Worker and server counts of the compressor, whose slots are there.
+  void count_valid_of_instances();
 
   // Operands that many kernels share.
   OperandRef scalars_operand() const;

@@ -5,6 +5,33 @@
 namespace sotto {
 namespace {
 
+// Up to this size (256 KiB of float32) the direction of a tensor is kept in a buffer that tensors
+// share: it stays in the cache from one tensor to the next and never meets memory.
+constexpr uint64_t kSharedDirection = 65536;
+
+// Where LAMB's first pass leaves the direction of each tensor for the second: one slot per tensor;
+// returns the first. Averages of larger tensors are overwritten, which saves a third array. The
+// caller's gradients are only read, so the buffer then has room for the largest tensor.
+uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
+  PlanBuilder& b = frame.builder();
+  const std::vector<OnebitTensor>& tensors = frame.shape().layout->tensors();
+  const auto in_place = [&](const OnebitTensor& t) {
+    return gradient.own && t.count > kSharedDirection;
+  };
+  uint64_t largest = 1;
+  std::vector<uint64_t> bytes;
+  for (const OnebitTensor& t : tensors) {
+    bytes.push_back(t.count * 4);
+    if (!in_place(t)) largest = std::max(largest, t.count);
+  }
+  const uint32_t shared = b.scratch(largest * 4);
+  const uint32_t first = b.bound_list(bytes);
+  for (uint32_t t = 0; t < tensors.size(); ++t) {
+    b.alias(first + t, in_place(tensors[t]) ? gradient.list + t : shared, 0);
+  }
+  return first;
+}
+
 // LAMB tensor after tensor, so that the second pass finds small tensors in the cache.
 void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   PlanBuilder& b = frame.builder();
@@ -13,6 +40,7 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   const uint64_t block_bytes = std::max<uint64_t>(1, layout.tensor_blocks()) * 4;
   const uint32_t p_blocks = b.scratch(block_bytes);
   const uint32_t u_blocks = b.scratch(block_bytes);
+  const uint32_t directions = direction_list(frame, gradient);
   const std::vector<NormRange> ranges = layout.tensor_ranges();
   const KernelOptions commit = StepFrame::committing(gradient.word);
   for (uint32_t t = 0; t < ranges.size(); ++t) {
@@ -22,7 +50,8 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
              {list(gradient.list, Access::kRead, 32), flat(s.m, Access::kReadWrite, 32),
               flat(s.v, Access::kReadWrite, 32), list(s.params, Access::kRead, 32),
               blocks(p_blocks, Access::kWrite), blocks(u_blocks, Access::kWrite),
-              frame.scalars_operand(), frame.coefficient_operand(gradient), frame.valid_operand()},
+              frame.scalars_operand(), frame.coefficient_operand(gradient), frame.valid_operand(),
+              list(directions, Access::kWrite, 32)},
              pieces, SourceArgs{0, false}, commit);
     const TensorArgs args{b.keep_array(std::span<const NormRange>(&ranges[t], 1)), 1, average};
     b.kernel(KernelId::kLambScalars,
@@ -31,8 +60,7 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
               frame.states_operand(Access::kReadWrite), frame.steps_operand(Access::kReadWrite)},
              {}, args, commit);
     b.kernel(KernelId::kLambUpdate,
-             {flat(s.m, Access::kRead, 32), flat(s.v, Access::kRead, 32),
-              list(s.params, Access::kReadWrite, 32), frame.scalars_operand(),
+             {list(directions, Access::kRead, 32), list(s.params, Access::kReadWrite, 32),
               frame.steps_operand(Access::kRead)},
              std::move(pieces), MomentumArgs{0}, commit);
   }
@@ -49,244 +77,33 @@ void emit_adam(StepFrame& frame, const GradientStage& gradient) {
       StepFrame::committing(gradient.word));
 }
 
-// A compressed step of 1-bit LAMB, part by part.
-class OnebitLambStep {
- public:
-  explicit OnebitLambStep(const OnebitLambRequest& request)
-      : r_(request),
-        frame_(request.shape),
-        b_(frame_.builder()),
-        layout_(*request.shape.layout),
-        s_(frame_.slots()) {
-    s_.vf = b_.bound(layout_.flat_elements() * 4);
-    s_.den = b_.bound(layout_.flat_elements() * 4);
-    s_.tensor_counts = b_.bound(frame_.tensors() * 8);
-    messages_ = scale_message_bytes(layout_.instances()) * layout_.ranks();
-    if (r_.momentum_bits) {
-      s_.old_bits = b_.bound(layout_.flat_elements() / 8);
-      s_.old_messages = b_.bound(messages_);
-    }
-  }
-
-  StepPlan build() {
-    const bool alone = r_.shape.size == 1;
-    if (!alone) {
-      s_.onebit = add_onebit_slots(b_, layout_, false);
-      s_.onebit.valid = s_.valid;
-    }
-    if (r_.first) {
-      frame_.copy_states();
-      start_stage(alone);
-    }
-    gradient_ = frame_.local_gradients();
-    if (alone) {
-      const uint32_t word = local_momentum();
-      update(word);
-      b_.copy({s_.m, 0, layout_.flat_elements() * 4}, {new_m_, 0, layout_.flat_elements() * 4},
-              StepFrame::committing(word));
-      if (r_.first) frame_.keep_states(word);
-      return frame_.finish(word, {}, true);
-    }
-    const OnebitRequest exchange = exchange_request();
-    const OnebitResult result = emit_onebit_all_reduce(b_, exchange);
-    emit_onebit_scale_undo(b_, exchange);
-    update(result.gate);
-    if (r_.first) frame_.keep_states(result.gate);
-    return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, true);
-  }
-
- private:
-  // First compressed step: everything that depends on the state at the switch. Doing it again
-  // changes nothing.
-  void start_stage(bool alone) {
-    const uint64_t block_bytes = std::max<uint64_t>(1, layout_.tensor_blocks()) * 4;
-    const uint32_t m_blocks = b_.scratch(block_bytes);
-    b_.kernel(KernelId::kOnebitLambPrepare,
-              {flat(s_.m, Access::kRead, 32), flat(s_.v, Access::kRead, 32),
-               flat(s_.vf, Access::kWrite, 32), flat(s_.den, Access::kWrite, 32),
-               frame_.valid_operand(Access::kReadWrite), blocks(m_blocks, Access::kWrite),
-               frame_.scalars_operand()},
-              all_tensor_pieces(layout_), PrepareArgs{r_.mask_zero_variance});
-    std::vector<Piece> by_tensor = all_tensor_pieces(layout_);
-    for (Piece& piece : by_tensor) piece.block = piece.tensor;
-    count_valid(s_.tensor_counts, frame_.tensors(), std::move(by_tensor));
-    if (!alone) count_instances();
-    const std::vector<NormRange> ranges = layout_.tensor_ranges();
-    b_.kernel(
-        KernelId::kOnebitLambScaling,
-        {whole(m_blocks, Access::kRead, 0, block_bytes),
-         whole(s_.tensor_counts, Access::kRead, 0, frame_.tensors() * 8),
-         frame_.states_operand(Access::kReadWrite)},
-        {},
-        ScalingArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), r_.debias});
-  }
-
-  void count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces) {
-    b_.fill({counts, 0, n * 8}, 0);
-    b_.kernel(KernelId::kCountValid,
-              {frame_.valid_operand(), whole(counts, Access::kReadWrite, 0, n * 8)},
-              std::move(pieces), MomentumArgs{0});
-  }
-
-  void count_instances() {
-    const auto of_chunk = [&](uint32_t chunk, std::vector<Piece>* out) {
-      for (Piece& piece : layout_.worker_pieces(
-               chunk, {chunk * layout_.chunk_elements(), layout_.chunk_elements()})) {
-        if (piece.tensor == kNoTensor) continue;
-        piece.block = piece.scale;
-        out->push_back(piece);
-      }
-    };
-    std::vector<Piece> worker, server;
-    for (uint32_t k = 0; k < layout_.ranks(); ++k) of_chunk(k, &worker);
-    of_chunk(static_cast<uint32_t>(r_.shape.rank), &server);
-    count_valid(s_.onebit.worker_counts, layout_.instances(), std::move(worker));
-    count_valid(s_.onebit.server_counts, layout_.instances(), std::move(server));
-  }
-
-  OperandRef old_m() const { return r_.momentum_bits ? absent() : flat(s_.m, Access::kRead, 32); }
-  OperandRef old_bits() const {
-    return r_.momentum_bits ? whole(s_.old_bits, Access::kRead, 0, layout_.flat_elements() / 8)
-                            : absent();
-  }
-  OperandRef old_messages() const {
-    return r_.momentum_bits ? whole(s_.old_messages, Access::kRead, 0, messages_) : absent();
-  }
-
-  OnebitRequest exchange_request() {
-    OnebitRequest e;
-    e.rank = r_.shape.rank;
-    e.layout = &layout_;
-    e.scale = r_.scale;
-    e.slots = s_.onebit;
-    if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
-    e.segment_bytes = r_.shape.segment_bytes;
-    e.encode = [this](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-      const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
-      const std::vector<OperandRef> operands{
-          list(gradient_.list, Access::kRead, 32),
-          old_m(),
-          old_bits(),
-          old_messages(),
-          flat(s_.onebit.worker, Access::kReadWrite, 32),
-          whole(s_.onebit.worker_scale, Access::kRead, 0, layout_.instances() * 4),
-          flat(to.bits, Access::kWrite, 1, to.bits_base),
-          blocks(to.blocks, Access::kWrite),
-          frame_.valid_operand(),
-          whole(to.flags, Access::kReadWrite, 0, 4),
-          frame_.scalars_operand(),
-          frame_.states_operand(Access::kRead),
-          frame_.coefficient_operand(gradient_)};
-      UndoStep undo;
-      undo.step = b_.detached(KernelId::kOnebitLambFrontUndo, operands, pieces, args);
-      undo.pair_first = undo.pair_last =
-          b_.kernel(KernelId::kOnebitLambFront, operands, std::move(pieces), args);
-      b_.undo(std::move(undo));
-    };
-    return e;
-  }
-
-  // One rank: the momentum itself, and the decision.
-  uint32_t local_momentum() {
-    new_m_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
-    const uint32_t flags = b_.scratch(4);
-    b_.fill({flags, 0, 4}, 0);
-    b_.kernel(
-        KernelId::kOnebitLambFront,
-        {list(gradient_.list, Access::kRead, 32), old_m(), absent(), absent(),
-         flat(new_m_, Access::kWrite, 32), absent(), absent(), absent(), frame_.valid_operand(),
-         whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
-         frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
-        all_tensor_pieces(layout_), EncodeArgs{0, layout_.instances(), r_.scale, true});
-    const uint32_t nothing = b_.scratch(1);
-    const uint32_t message = b_.scratch(4);
-    b_.kernel(KernelId::kNormFinish,
-              {whole(nothing, Access::kRead, 0, 0), whole(nothing, Access::kRead, 0, 0),
-               whole(nothing, Access::kWrite, 0, 0), whole(message, Access::kWrite, 0, 4),
-               whole(flags, Access::kReadWrite, 0, 4)},
-              {}, NormArgs{nullptr, 0, r_.scale});
-    const uint32_t word = b_.scratch(4);
-    b_.kernel(KernelId::kGate,
-              {whole(message, Access::kRead, 0, 4),
-               gradient_.word == kNoSlot ? absent() : whole(gradient_.word, Access::kRead, 0, 4),
-               whole(word, Access::kWrite, 0, 4)},
-              {}, GateArgs{4, 1, kSkipNonfinite});
-    return word;
-  }
-
-  OperandRef new_m() const {
-    return new_m_ == kNoSlot ? absent() : flat(new_m_, Access::kRead, 32);
-  }
-  OperandRef new_bits() const {
-    return new_m_ != kNoSlot ? absent()
-                             : whole(s_.onebit.bits, Access::kRead, 0, layout_.flat_elements() / 8);
-  }
-  OperandRef new_messages() const {
-    return new_m_ != kNoSlot ? absent() : whole(s_.onebit.messages, Access::kRead, 0, messages_);
-  }
-
-  // Passes A and B, tensor after tensor.
-  void update(uint32_t word) {
-    const uint64_t block_bytes = std::max<uint64_t>(1, layout_.tensor_blocks()) * 4;
-    const uint32_t u0_blocks = b_.scratch(block_bytes);
-    const uint32_t u_blocks = b_.scratch(block_bytes);
-    const uint32_t maxima = b_.scratch(block_bytes);
-    const std::vector<NormRange> ranges = layout_.tensor_ranges();
-    const KernelOptions commit = StepFrame::committing(word);
-    const MomentumArgs args{layout_.instances()};
-    for (uint32_t t = 0; t < ranges.size(); ++t) {
-      if (ranges[t].count == 0) continue;
-      std::vector<Piece> pieces = layout_.tensor_pieces(t);
-      b_.kernel(KernelId::kOnebitLambFactor,
-                {new_m(), new_bits(), new_messages(), old_m(), old_bits(), old_messages(),
-                 flat(s_.vf, Access::kReadWrite, 32), flat(s_.den, Access::kRead, 32),
-                 list(s_.params, Access::kRead, 32), frame_.valid_operand(),
-                 blocks(u0_blocks, Access::kWrite), blocks(u_blocks, Access::kWrite),
-                 blocks(maxima, Access::kWrite), frame_.scalars_operand(),
-                 frame_.states_operand(Access::kRead)},
-                pieces, args, commit);
-      b_.kernel(
-          KernelId::kOnebitLambScalars,
-          {whole(u0_blocks, Access::kRead, 0, block_bytes),
-           whole(u_blocks, Access::kRead, 0, block_bytes),
-           whole(maxima, Access::kRead, 0, block_bytes), frame_.scalars_operand(),
-           frame_.states_operand(Access::kReadWrite), frame_.steps_operand(Access::kReadWrite)},
-          {}, TensorArgs{b_.keep_array(std::span<const NormRange>(&ranges[t], 1)), 1, false},
-          commit);
-      b_.kernel(KernelId::kOnebitLambUpdate,
-                {new_m(), new_bits(), new_messages(), flat(s_.den, Access::kRead, 32),
-                 list(s_.params, Access::kReadWrite, 32), frame_.valid_operand(),
-                 frame_.scalars_operand(), frame_.steps_operand(Access::kRead),
-                 frame_.states_operand(Access::kRead)},
-                std::move(pieces), args, commit);
-    }
-  }
-
-  OnebitLambRequest r_;
-  StepFrame frame_;
-  PlanBuilder& b_;
-  const OnebitLayout& layout_;
-  StepSlots& s_;
-  GradientStage gradient_;
-  uint64_t messages_ = 0;
-  uint32_t new_m_ = kNoSlot;  // one rank: the new momentum as floats
-};
+void emit_sgd(StepFrame& frame, const GradientStage& gradient, const FullStepRequest& r) {
+  const StepSlots& s = frame.slots();
+  frame.builder().kernel(KernelId::kSgd,
+                         {list(gradient.list, Access::kRead, 32),
+                          r.momentum ? flat(s.m, Access::kReadWrite, 32) : absent(),
+                          list(s.params, Access::kReadWrite, 32), frame.scalars_operand(),
+                          frame.coefficient_operand(gradient), frame.valid_operand()},
+                         all_tensor_pieces(*frame.shape().layout), SgdArgs{{0, false}, r.nesterov},
+                         StepFrame::committing(gradient.word));
+}
 
 }  // namespace
 
 StepPlan build_full_step(const FullStepRequest& request) {
   StepFrame frame(request.shape);
   const GradientStage gradient = frame.average_gradients();
-  if (request.lamb) {
-    emit_lamb(frame, gradient, request.average);
-  } else {
-    emit_adam(frame, gradient);
+  bool tensor_steps = false;
+  switch (request.update) {
+    case DenseUpdate::kAdam: emit_adam(frame, gradient); break;
+    case DenseUpdate::kSgd: emit_sgd(frame, gradient, request); break;
+    case DenseUpdate::kLamb:
+    case DenseUpdate::kLambAverage:
+      emit_lamb(frame, gradient, request.update == DenseUpdate::kLambAverage);
+      tensor_steps = true;
+      break;
   }
-  return frame.finish(gradient.word, {}, request.lamb);
-}
-
-StepPlan build_onebit_lamb_step(const OnebitLambRequest& request) {
-  return OnebitLambStep(request).build();
+  return frame.finish(gradient.word, {}, tensor_steps);
 }
 
 }  // namespace sotto

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/codec/onebit_layout.h"
+#include "core/optim/zeroone_schedule.h"
 #include "core/plan/builder.h"
 #include "core/plan/onebit.h"
 
@@ -31,10 +32,13 @@ struct StepSlots {
   uint32_t valid = kNoSlot;          // flat bits
   uint32_t tensor_states = kNoSlot;  // TensorState per tensor
   uint32_t scalars = kNoSlot;        // host: GroupScalars per group, written before the start
-  // Compressed steps of 1-bit LAMB.
-  uint32_t vf = kNoSlot, den = kNoSlot;
-  uint32_t old_bits = kNoSlot, old_messages = kNoSlot;
-  uint32_t tensor_counts = kNoSlot;  // uint64 per tensor
+  // Compressed steps.
+  uint32_t den = kNoSlot;                               // flat: sqrt(v) + eps
+  uint32_t old_bits = kNoSlot, old_messages = kNoSlot;  // momentum as bits
+  uint32_t vf = kNoSlot;                                // 1-bit LAMB: flat
+  uint32_t tensor_counts = kNoSlot;                     // 1-bit LAMB: uint64 per tensor
+  uint32_t local_sum = kNoSlot, anchor = kNoSlot;       // 0/1 Adam: flat
+  uint32_t base_valid = kNoSlot;                        // 0/1 Adam: the callers' masks as bits
   OnebitSlots onebit;
 };
 
@@ -57,23 +61,45 @@ struct StepPlan {
   StepVerdict verdict;
 };
 
-// Adam, AdamW, LAMB, and the warm-up of 1-bit LAMB (`average`: c_avg is updated).
+// Steps whose gradient is averaged in full precision.
+enum class DenseUpdate : uint8_t {
+  kAdam,  // Adam, AdamW, the warm-up of 1-bit Adam, variance steps of 0/1 Adam
+  kLamb,
+  kLambAverage,  // the warm-up of 1-bit LAMB: c_avg is updated
+  kSgd,
+};
 struct FullStepRequest {
   StepShape shape;
-  bool lamb = false;
-  bool average = false;
+  DenseUpdate update = DenseUpdate::kAdam;
+  bool momentum = true;   // SGD: m exists
+  bool nesterov = false;  // SGD
 };
 StepPlan build_full_step(const FullStepRequest& request);
 
-// A compressed step of 1-bit LAMB (specification 7.4).
-struct OnebitLambRequest {
+// A compressed step of 1-bit Adam (specification 5.3) or 1-bit LAMB (7.4).
+struct CompressedStepRequest {
   StepShape shape;
   ScaleKind scale = ScaleKind::kL2;
+  bool lamb = false;
   bool momentum_bits = false;  // m is {old_bits, old_messages, TensorState}; else floats in m
-  bool first = false;  // the stage starts: vf, den, mask and scaling coefficients are made first
+  bool first = false;  // the stage starts: den, mask and, for LAMB, vf and scaling coefficients are
+                       // made first
   bool mask_zero_variance = false;  // first: elements with v = 0 leave the valid bits
-  double debias = 0;                // first: c_avg is divided by it; 0: off
+  double debias = 0;                // LAMB, first: c_avg is divided by it; 0: off
 };
-StepPlan build_onebit_lamb_step(const OnebitLambRequest& request);
+StepPlan build_compressed_step(const CompressedStepRequest& request);
+
+// A step of 0/1 Adam that is no variance step (specification 6.3, 6.4).
+struct ZeroOneRequest {
+  StepShape shape;
+  ScaleKind scale = ScaleKind::kL2;
+  ZeroOneUpdate kind = ZeroOneUpdate::kCompressed;  // not kVariance
+  bool refresh_mask = false;  // v has changed: elements with v = 0 leave the valid bits
+  bool begin = false;  // the variance is frozen from now on: den, anchor and an empty sum are made,
+                       // error feedback starts again
+  bool own_masks = false;  // base_valid is bound; else every element is valid in it
+  bool gradients = true;   // kSync: false: only what has been summed up
+};
+StepPlan build_zeroone_step(const ZeroOneRequest& request);
 
 }  // namespace sotto

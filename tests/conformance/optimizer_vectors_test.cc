@@ -1,9 +1,9 @@
-// Test vectors 13.1, 13.2, 13.5, 13.7 and 13.8 of the specification, through plans, engine and
+// Test vectors 13.1, 13.2, 13.4 to 13.8 of the specification, through plans, engine and
 // transport.
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <mutex>
+#include <functional>
 
 #include "core/optim/optimizer.h"
 #include "tests/support/core_ranks.h"
@@ -141,6 +141,133 @@ TEST_P(OptimizerVectorsOnAll, OnebitLamb) {
         }
         return ok_status();
       });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
+// One tensor of 16 elements on two ranks; `check` is called after every update.
+using Check = std::function<Status(uint64_t k, const std::vector<float>& p, Optimizer& optimizer)>;
+Status run_sixteen(const std::string& world, const std::string& json, uint64_t updates,
+                   const Check& check) {
+  return run_world(world_of(world, 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
+    std::vector<float> p(16), g(16);
+    for (uint64_t i = 0; i < 16; ++i) p[i] = start_value(i);
+    SOTTO_ASSIGN(const std::shared_ptr<Optimizer> optimizer,
+                 Optimizer::create(comm, json, {{"p", 16, 0, p.data(), g.data(), nullptr}}));
+    for (uint64_t k = 1; k <= updates; ++k) {
+      for (uint64_t i = 0; i < 16; ++i) g[i] = gradient(i, k, static_cast<uint64_t>(comm->rank()));
+      SOTTO_TRY(do_step(*optimizer));
+      SOTTO_TRY(check(k, p, *optimizer).with_prefix(fmt::format("update {}", k)));
+    }
+    return ok_status();
+  });
+}
+
+double sum(const std::vector<float>& values) {
+  double total = 0;
+  for (float v : values) total += v;
+  return total;
+}
+
+TEST_P(OptimizerVectorsOnAll, OnebitAdam) {
+  const char* json =
+      R"({{"optimizer": {{"type": "OneBitAdam", "params": {{"lr": 0.01, "freeze_step": 4,
+          "weight_decay": {}}}}}, "sotto": {{"chunk_align": 8}}}})";
+  const auto check = [](uint64_t k, const std::vector<float>& p, Optimizer& optimizer) -> Status {
+    if (k == 3) {
+      return all_near("p", p,
+                      {-1.4126478, -0.030077409, 1.4727521, -0.53062552, 1.1037449, -0.94766748,
+                       0.42382056, -1.5837535});
+    }
+    if (k == 4) {
+      return all_near("p", p,
+                      {-1.377459, 0.015583999, 1.4270959, -0.56579995, 1.1389241, -0.90197992,
+                       0.37813824, -1.6189184});
+    }
+    if (k == 5) {
+      return all_near("p", p,
+                      {-1.335217, -0.039229862, 1.3722883, -0.60802484, 1.1811547, -0.95682514,
+                       0.32329932, -1.6611319});
+    }
+    if (k < 10) return ok_status();
+    SOTTO_TRY(all_near("p", p,
+                       {-1.061151, 0.16996789, 1.0166973, -0.88197935, 1.4551463, -0.74750769,
+                        -0.032494992, -1.9350121, 0.37901896, 1.9644313, -0.88122571, 0.54605031,
+                        -0.55934674, 0.66277134, -1.9856439, -0.38378292}));
+    SOTTO_ASSIGN(const OptimSnapshot s, optimizer.snapshot(true));
+    for (size_t i = 0; i < 16; ++i) {
+      const double sign = i % 4 < 2 ? -1 : 1;
+      SOTTO_TRY(near("m", i, s.m[i], sign * (i < 8 ? 0.089922413 : 0.09889219)));
+    }
+    SOTTO_TRY(all_near("v", s.v, {2.3008224e-4, 1.3664456e-4, 1.3667579e-4, 2.3026955e-4}));
+    const bool first = s.residual->rank == 0;
+    SOTTO_TRY(all_near(
+        "ew", s.residual->worker,
+        first ? std::vector<double>{-0.0052444711, -0.070201725, -0.041400697, 0.0092944801}
+              : std::vector<double>{-0.075937428, 0.064999178, -0.037775047, -0.020012558}));
+    SOTTO_TRY(all_near(
+        "es", s.residual->server,
+        first ? std::vector<double>{-0.025118411, 0.068647027, -0.033415258, 0.025118411}
+              : std::vector<double>{-0.022381522, 0.035976671, -0.035976671, 0.022381522}));
+    return near("sum of p", 0, sum(p), -2.274061);
+  };
+  const Status status = run_sixteen(GetParam(), fmt::format(fmt::runtime(json), 0), 10, check);
+  EXPECT_TRUE(status.ok()) << status.text();
+  const auto decayed = [](uint64_t k, const std::vector<float>& p, Optimizer&) -> Status {
+    if (k < 10) return ok_status();
+    SOTTO_TRY(all_near("p", p, {-1.059815, 0.16996005, 1.0153424, -0.88136846}));
+    return near("sum of p", 0, sum(p), -2.272309);
+  };
+  const Status with_decay =
+      run_sixteen(GetParam(), fmt::format(fmt::runtime(json), 0.01), 10, decayed);
+  EXPECT_TRUE(with_decay.ok()) << with_decay.text();
+}
+
+TEST_P(OptimizerVectorsOnAll, ZeroOneAdam) {
+  const char* json =
+      R"({"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 6,
+          "var_update_scaler": 2, "local_step_scaler": 3, "local_step_clipper": 4}},
+          "sotto": {"chunk_align": 8}})";
+  const auto check = [](uint64_t k, const std::vector<float>& p, Optimizer& optimizer) -> Status {
+    if (k == 3) {
+      return all_near("p", p,
+                      {-1.4126478, -0.030077409, 1.4727521, -0.53062552, 1.1037449, -0.94766748,
+                       0.42382056, -1.5837535});
+    }
+    if (k == 4) {
+      return all_near("p", p,
+                      {-1.3666198, 0.00895755, 1.4354538, -0.54488945, 1.1151931, -0.91400272,
+                       0.39208534, -1.6325667});
+    }
+    if (k == 5) {
+      return all_near("p", p,
+                      {-1.3296095, 0.04888864, 1.419813, -0.57568979, 1.1441214, -0.90129131,
+                       0.35863325, -1.6720672});
+    }
+    if (k < 15) return ok_status();
+    const double want[] = {-0.7062633,  0.84612885, 0.71726894, -1.0428425, 1.6096216,  -0.32162639,
+                           -0.43311447, -2.297261,  0.7141797,  2.0978325,  -1.0230440, 0.22530469,
+                           -0.22472447, 1.3222862,  -2.260779,  -0.5425293};
+    for (size_t i = 0; i < 16; ++i) {  // absolute tolerance of the specification
+      if (std::abs(p[i] - want[i]) > 1e-6 + 2e-6 * std::abs(want[i]))
+        return error(Code::kInternal, "p[{}] is {:.9g}, want {:.9g}", i, p[i], want[i]);
+    }
+    SOTTO_ASSIGN(const OptimSnapshot s, optimizer.snapshot(true));
+    for (size_t i = 0; i < 16; ++i) {
+      const double sign = i % 4 < 2 ? -1 : 1;
+      SOTTO_TRY(near("m", i, s.m[i], sign * (i < 8 ? 0.10693057 : 0.10678596)));
+      if (s.anchor[i] != p[i] || s.local_sum[i] != 0)
+        return error(Code::kInternal, "element {} is not synchronised", i);
+    }
+    SOTTO_TRY(all_near("v", s.v, {2.337584e-4, 1.4041417e-4, 1.7169537e-4, 4.2144553e-4}));
+    if (s.residual->rank == 0) {
+      SOTTO_TRY(all_near("es", s.residual->server,
+                         {1.2975931e-4, 1.2975931e-4, 6.6211866e-4, -1.2975931e-4}));
+    }
+    return std::abs(sum(p) + 1.319562) < 5e-6
+               ? ok_status()
+               : error(Code::kInternal, "sum of p is {:.9g}", sum(p));
+  };
+  const Status status = run_sixteen(GetParam(), json, 15, check);
   EXPECT_TRUE(status.ok()) << status.text();
 }
 

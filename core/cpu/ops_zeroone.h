@@ -1,0 +1,193 @@
+// Ops of 0/1 Adam.
+#pragma once
+
+#include "core/cpu/elements.h"
+#include "core/cpu/ops.h"
+#include "core/cpu/ops_adam.h"
+
+namespace sotto {
+
+struct FrozenAdamOp : OpBase {
+  explicit FrozenAdamOp(const KernelCall& call)
+      : gradients{{&call.operands[0], 0, false},
+                  call.operands[7].flat<const float>(),
+                  call.operands[8].flat<const uint8_t>()},
+        mean{nullptr, call.operands[1].flat<const uint8_t>(),
+             call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+        m(call.operands[3].flat<float>()),
+        v(call.operands[4].flat<const float>()),
+        parameters(&call.operands[5]),
+        groups(call.operands[6].flat<const GroupScalars>()) {}
+
+  float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float lr = static_cast<float>(s.lr);
+    const float magnitude = mean.magnitude(piece, 1.0f);
+    const float* g = mean.bits != nullptr ? nullptr : gradients.source.of(piece);
+    float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      float gradient = 0.0f;
+      if (g != nullptr) {
+        gradient = gradients.at(g, j, flat);
+      } else if (!gradients.masked(flat)) {
+        gradient = mean.at(flat, magnitude);
+      }
+      m[flat] = s.b1 * m[flat] + s.one_minus_b1 * gradient;
+      const float u = m[flat] / (std::sqrt(v[flat]) + s.eps);
+      p[j] = p[j] - lr * with_decay(s, u, p[j]);
+    }
+  }
+
+  Gradients gradients;
+  Momentum mean;  // the averaged gradient as bits
+  float* m;
+  const float* v;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+struct LocalMomentumOp : OpBase {
+  explicit LocalMomentumOp(const KernelCall& call)
+      : gradients{{&call.operands[0], 0, false},
+                  call.operands[7].flat<const float>(),
+                  call.operands[8].flat<const uint8_t>()},
+        m(call.operands[1].flat<float>()),
+        b(call.operands[2].flat<float>()),
+        den(call.operands[3].flat<const float>()),
+        anchor(call.operands[4].flat<const float>()),
+        parameters(&call.operands[5]),
+        groups(call.operands[6].flat<const GroupScalars>()) {}
+
+  float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float lr = static_cast<float>(s.lr);
+    const float* g = gradients.source.of(piece);
+    float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      if (gradients.masked(flat)) {
+        m[flat] = b[flat] = 0.0f;
+        p[j] = s.anchor_decay * anchor[flat];
+        continue;
+      }
+      m[flat] = s.b1 * m[flat] + s.one_minus_b1 * gradients.at(g, j, flat);
+      b[flat] = b[flat] - lr * m[flat];
+      p[j] = s.anchor_decay * anchor[flat] + b[flat] / den[flat];
+    }
+  }
+
+  Gradients gradients;
+  float* m;
+  float* b;
+  const float* den;
+  const float* anchor;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+// What the front of a synchronisation and its undo read.
+struct LocalFrontOp : OpBase {
+  explicit LocalFrontOp(const KernelCall& call)
+      : args(call.arguments<EncodeArgs>()),
+        gradients{{&call.operands[0], 0, false},
+                  call.operands[10].flat<const float>(),
+                  call.operands[7].flat<const uint8_t>()},
+        m(call.operands[1].flat<const float>()),
+        b(call.operands[2].flat<const float>()),
+        c(call.operands[3].flat<float>()),
+        old_scales(call.operands[4].flat<const float>()),
+        bits(call.operands[5].flat<uint8_t>()),
+        flags_out(call.operands[8].flat<uint32_t>()),
+        groups(call.operands[9].flat<const GroupScalars>()),
+        sums(call.operands[6].flat<float>()) {}
+
+  // x of element j of a piece.
+  float input(const Piece& p, uint64_t j) const {
+    const GroupScalars& s = groups[p.group];
+    const uint64_t flat = p.flat + j;
+    if (gradients.source.operand->data == nullptr) return b[flat];
+    const float gradient = gradients.at(gradients.source.of(p), j, flat);
+    const float momentum = s.b1 * m[flat] + s.one_minus_b1 * gradient;
+    return b[flat] - static_cast<float>(s.lr) * momentum;
+  }
+  void open(uint64_t block) { lanes = sums.open(block); }
+  void pad(const Piece& p, uint64_t first, uint64_t count) {
+    set_bits(bits, p.flat + first - args.bits_base, count);
+  }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = p.flat + j;
+      float value = 0.0f;
+      if (!gradients.masked(flat)) {
+        value = guard_finite(input(p, j), &flags) + residual_of(c[flat], old_scales[p.scale]);
+        lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
+      }
+      c[flat] = value;
+      set_bit(bits, flat - args.bits_base, value >= 0.0f);
+    }
+  }
+  void finish() {
+    sums.finish();
+    raise_flags(flags_out, flags);
+  }
+
+  const EncodeArgs& args;
+  Gradients gradients;
+  const float* m;
+  const float* b;
+  float* c;
+  const float* old_scales;
+  uint8_t* bits;
+  uint32_t* flags_out;
+  const GroupScalars* groups;
+  NormBlocks sums;
+  float* lanes = nullptr;
+  uint32_t flags = 0;
+};
+
+struct LocalSyncOp : OpBase {
+  explicit LocalSyncOp(const KernelCall& call)
+      : mean{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
+             call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+        m(call.operands[3].flat<float>()),
+        b(call.operands[4].flat<float>()),
+        den(call.operands[5].flat<const float>()),
+        anchor(call.operands[6].flat<float>()),
+        parameters(&call.operands[7]),
+        groups(call.operands[8].flat<const GroupScalars>()),
+        valid(call.operands[9].flat<const uint8_t>()) {}
+
+  float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void elements(const Piece& piece, uint64_t first, uint64_t count) {
+    const GroupScalars& s = groups[piece.group];
+    const float magnitude = mean.magnitude(piece, 1.0f);
+    float* p = parameter(piece);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      float step = 0.0f;
+      if (valid != nullptr && !get_bit(valid, flat)) {
+        m[flat] = 0.0f;
+      } else {
+        const float x = mean.at(flat, magnitude);
+        step = x / den[flat];
+        if (s.lr_sum != 0.0f) m[flat] = -x / s.lr_sum;
+      }
+      b[flat] = 0.0f;
+      anchor[flat] = p[j] = s.anchor_decay * anchor[flat] + step;
+    }
+  }
+
+  Momentum mean;  // what was averaged
+  float* m;
+  float* b;
+  const float* den;
+  float* anchor;
+  const Operand* parameters;
+  const GroupScalars* groups;
+  const uint8_t* valid;
+};
+
+}  // namespace sotto

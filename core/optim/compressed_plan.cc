@@ -1,0 +1,219 @@
+// Compressed steps of 1-bit Adam (specification 5.3) and 1-bit LAMB (7.4).
+#include "core/optim/step_frame.h"
+#include "core/optim/step_plan.h"
+
+namespace sotto {
+namespace {
+
+// The step, part by part.
+class CompressedStep {
+ public:
+  explicit CompressedStep(const CompressedStepRequest& request)
+      : r_(request),
+        frame_(request.shape),
+        b_(frame_.builder()),
+        layout_(*request.shape.layout),
+        s_(frame_.slots()) {
+    s_.den = b_.bound(layout_.flat_elements() * 4);
+    if (r_.lamb) {
+      s_.vf = b_.bound(layout_.flat_elements() * 4);
+      s_.tensor_counts = b_.bound(frame_.tensors() * 8);
+    }
+    messages_ = layout_.message_bytes();
+    if (r_.momentum_bits) {
+      s_.old_bits = b_.bound(layout_.flat_elements() / 8);
+      s_.old_messages = b_.bound(messages_);
+    }
+  }
+
+  StepPlan build() {
+    const bool alone = r_.shape.size == 1;
+    if (!alone) {
+      s_.onebit = add_onebit_slots(b_, layout_, false);
+      s_.onebit.valid = s_.valid;
+    }
+    if (r_.first) {
+      frame_.copy_states();
+      start_stage(alone);
+    }
+    gradient_ = frame_.local_gradients(Decide::kIfNeeded);
+    if (alone) {
+      const uint32_t word = local_momentum();
+      update(word);
+      b_.copy({s_.m, 0, layout_.flat_elements() * 4}, {new_m_, 0, layout_.flat_elements() * 4},
+              StepFrame::committing(word));
+      if (r_.first) frame_.keep_states(word);
+      return frame_.finish(word, {}, true);
+    }
+    const OnebitRequest exchange = exchange_request();
+    const OnebitResult result = emit_onebit_all_reduce(b_, exchange);
+    emit_onebit_scale_undo(b_, exchange);
+    update(result.gate);
+    if (r_.first) frame_.keep_states(result.gate);
+    return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, true);
+  }
+
+ private:
+  // First compressed step: everything that depends on the state at the switch. Doing it again
+  // changes nothing.
+  void start_stage(bool alone) {
+    const uint64_t block_bytes = std::max<uint64_t>(1, layout_.tensor_blocks()) * 4;
+    const uint32_t m_blocks = r_.lamb ? b_.scratch(block_bytes) : kNoSlot;
+    b_.kernel(KernelId::kOnebitLambPrepare,
+              {r_.lamb ? flat(s_.m, Access::kRead, 32) : absent(), flat(s_.v, Access::kRead, 32),
+               r_.lamb ? flat(s_.vf, Access::kWrite, 32) : absent(),
+               flat(s_.den, Access::kWrite, 32), frame_.valid_operand(Access::kReadWrite),
+               r_.lamb ? blocks(m_blocks, Access::kWrite) : absent(), frame_.scalars_operand()},
+              all_tensor_pieces(layout_), PrepareArgs{r_.mask_zero_variance});
+    if (!alone) frame_.count_valid_of_instances();
+    if (!r_.lamb) return;
+    std::vector<Piece> by_tensor = all_tensor_pieces(layout_);
+    for (Piece& piece : by_tensor) piece.block = piece.tensor;
+    frame_.count_valid(s_.tensor_counts, frame_.tensors(), std::move(by_tensor));
+    const std::vector<NormRange> ranges = layout_.tensor_ranges();
+    b_.kernel(
+        KernelId::kOnebitLambScaling,
+        {whole(m_blocks, Access::kRead, 0, block_bytes),
+         whole(s_.tensor_counts, Access::kRead, 0, frame_.tensors() * 8),
+         frame_.states_operand(Access::kReadWrite)},
+        {},
+        ScalingArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), r_.debias});
+  }
+
+  OperandRef old_m() const { return r_.momentum_bits ? absent() : flat(s_.m, Access::kRead, 32); }
+  OperandRef old_bits() const {
+    return r_.momentum_bits ? whole(s_.old_bits, Access::kRead, 0, layout_.flat_elements() / 8)
+                            : absent();
+  }
+  OperandRef old_messages() const {
+    return r_.momentum_bits ? whole(s_.old_messages, Access::kRead, 0, messages_) : absent();
+  }
+
+  OnebitRequest exchange_request() {
+    OnebitRequest e;
+    e.rank = r_.shape.rank;
+    e.layout = &layout_;
+    e.scale = r_.scale;
+    e.slots = s_.onebit;
+    if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
+    e.segment_bytes = r_.shape.segment_bytes;
+    e.encode = [this](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+      const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
+      const std::vector<OperandRef> operands{
+          list(gradient_.list, Access::kRead, 32),
+          old_m(),
+          old_bits(),
+          old_messages(),
+          flat(s_.onebit.worker, Access::kReadWrite, 32),
+          scales(s_.onebit.worker_scale, Access::kRead),
+          flat(to.bits, Access::kWrite, 1, to.bits_base),
+          blocks(to.blocks, Access::kWrite),
+          frame_.valid_operand(),
+          whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
+          frame_.scalars_operand(),
+          frame_.states_operand(Access::kRead),
+          frame_.coefficient_operand(gradient_)};
+      UndoStep undo;
+      undo.step = b_.detached(KernelId::kOnebitLambFrontUndo, operands, pieces, args);
+      undo.pair_first = undo.pair_last =
+          b_.kernel(KernelId::kOnebitLambFront, operands, std::move(pieces), args);
+      b_.undo(std::move(undo));
+    };
+    return e;
+  }
+
+  // One rank: the momentum itself, and the decision.
+  uint32_t local_momentum() {
+    new_m_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+    const uint32_t flags = b_.scratch(4);
+    b_.fill({flags, 0, 4}, 0);
+    b_.kernel(
+        KernelId::kOnebitLambFront,
+        {list(gradient_.list, Access::kRead, 32), old_m(), absent(), absent(),
+         flat(new_m_, Access::kWrite, 32), absent(), absent(), absent(), frame_.valid_operand(),
+         whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
+         frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
+        all_tensor_pieces(layout_), EncodeArgs{0, layout_.instances(), r_.scale, true});
+    return frame_.decide_alone(flags, gradient_.word);
+  }
+
+  OperandRef new_m() const {
+    return new_m_ == kNoSlot ? absent() : flat(new_m_, Access::kRead, 32);
+  }
+  OperandRef new_bits() const {
+    return new_m_ != kNoSlot ? absent()
+                             : whole(s_.onebit.bits, Access::kRead, 0, layout_.flat_elements() / 8);
+  }
+  OperandRef new_messages() const {
+    return new_m_ != kNoSlot ? absent() : whole(s_.onebit.messages, Access::kRead, 0, messages_);
+  }
+
+  void update(uint32_t word) { r_.lamb ? update_lamb(word) : update_adam(word); }
+
+  // One pass over all tensors with the group's learning rate as step size.
+  void update_adam(uint32_t word) {
+    const std::vector<NormRange> ranges = layout_.tensor_ranges();
+    b_.kernel(KernelId::kStepSizes,
+              {frame_.scalars_operand(), frame_.steps_operand(Access::kWrite)}, {},
+              TensorArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), false});
+    emit_update(all_tensor_pieces(layout_), word);
+  }
+
+  void emit_update(std::vector<Piece> pieces, uint32_t word) {
+    b_.kernel(
+        KernelId::kOnebitLambUpdate,
+        {new_m(), new_bits(), new_messages(), flat(s_.den, Access::kRead, 32),
+         list(s_.params, Access::kReadWrite, 32), frame_.valid_operand(), frame_.scalars_operand(),
+         frame_.steps_operand(Access::kRead), frame_.states_operand(Access::kRead)},
+        std::move(pieces), MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+  }
+
+  // Passes A and B, tensor after tensor.
+  void update_lamb(uint32_t word) {
+    const uint64_t block_bytes = std::max<uint64_t>(1, layout_.tensor_blocks()) * 4;
+    const uint32_t u0_blocks = b_.scratch(block_bytes);
+    const uint32_t u_blocks = b_.scratch(block_bytes);
+    const uint32_t maxima = b_.scratch(block_bytes);
+    const std::vector<NormRange> ranges = layout_.tensor_ranges();
+    const KernelOptions commit = StepFrame::committing(word);
+    const MomentumArgs args{layout_.instances()};
+    for (uint32_t t = 0; t < ranges.size(); ++t) {
+      if (ranges[t].count == 0) continue;
+      std::vector<Piece> pieces = layout_.tensor_pieces(t);
+      b_.kernel(KernelId::kOnebitLambFactor,
+                {new_m(), new_bits(), new_messages(), old_m(), old_bits(), old_messages(),
+                 flat(s_.vf, Access::kReadWrite, 32), flat(s_.den, Access::kRead, 32),
+                 list(s_.params, Access::kRead, 32), frame_.valid_operand(),
+                 blocks(u0_blocks, Access::kWrite), blocks(u_blocks, Access::kWrite),
+                 blocks(maxima, Access::kWrite), frame_.scalars_operand(),
+                 frame_.states_operand(Access::kRead)},
+                pieces, args, commit);
+      b_.kernel(
+          KernelId::kOnebitLambScalars,
+          {whole(u0_blocks, Access::kRead, 0, block_bytes),
+           whole(u_blocks, Access::kRead, 0, block_bytes),
+           whole(maxima, Access::kRead, 0, block_bytes), frame_.scalars_operand(),
+           frame_.states_operand(Access::kReadWrite), frame_.steps_operand(Access::kReadWrite)},
+          {}, TensorArgs{b_.keep_array(std::span<const NormRange>(&ranges[t], 1)), 1, false},
+          commit);
+      emit_update(std::move(pieces), word);
+    }
+  }
+
+  CompressedStepRequest r_;
+  StepFrame frame_;
+  PlanBuilder& b_;
+  const OnebitLayout& layout_;
+  StepSlots& s_;
+  GradientStage gradient_;
+  uint64_t messages_ = 0;
+  uint32_t new_m_ = kNoSlot;  // one rank: the new momentum as floats
+};
+
+}  // namespace
+
+StepPlan build_compressed_step(const CompressedStepRequest& request) {
+  return CompressedStep(request).build();
+}
+
+}  // namespace sotto

@@ -1,0 +1,196 @@
+// Steps of 0/1 Adam that are not variance steps (specification 6.3, 6.4).
+#include "core/optim/step_frame.h"
+#include "core/optim/step_plan.h"
+
+namespace sotto {
+namespace {
+
+class ZeroOneStep {
+ public:
+  explicit ZeroOneStep(const ZeroOneRequest& request)
+      : r_(request),
+        frame_(request.shape),
+        b_(frame_.builder()),
+        layout_(*request.shape.layout),
+        s_(frame_.slots()),
+        pieces_(all_tensor_pieces(layout_)),
+        messages_(layout_.message_bytes()) {
+    if (!alone()) {
+      s_.onebit = add_onebit_slots(b_, layout_, false);
+      s_.onebit.valid = s_.valid;
+    }
+    if (r_.own_masks) s_.base_valid = b_.bound(layout_.flat_elements() / 8);
+    if (r_.kind == ZeroOneUpdate::kCompressed) return;
+    s_.local_sum = b_.bound(layout_.flat_elements() * 4);
+    s_.den = b_.bound(layout_.flat_elements() * 4);
+    s_.anchor = b_.bound(layout_.flat_elements() * 4);
+  }
+
+  StepPlan build() {
+    if (r_.begin) begin();
+    if (r_.refresh_mask || r_.begin) prepare();
+    if (r_.kind == ZeroOneUpdate::kLocal) return local();
+    const bool sync = r_.kind == ZeroOneUpdate::kSync;
+    if (alone()) return sync ? sync_alone() : compressed_alone();
+    gradient_ = frame_.local_gradients(Decide::kIfNeeded);
+    OnebitRequest e;
+    e.rank = r_.shape.rank;
+    e.layout = &layout_;
+    e.scale = r_.scale;
+    e.slots = s_.onebit;
+    if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
+    e.segment_bytes = r_.shape.segment_bytes;
+    e.encode = [this, sync](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+      sync ? encode_sync(std::move(pieces), to) : encode_gradient(std::move(pieces), to);
+    };
+    const OnebitResult result = emit_onebit_all_reduce(b_, e);
+    emit_onebit_scale_undo(b_, e);
+    sync ? update_sync(result.gate) : update_compressed(result.gate);
+    return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, false);
+  }
+
+ private:
+  OperandRef state(uint32_t slot, Access access) const { return flat(slot, access, 32); }
+  OperandRef gradients() const {
+    return r_.gradients ? list(gradient_.list, Access::kRead, 32) : absent();
+  }
+  OperandRef coefficient() const { return frame_.coefficient_operand(gradient_); }
+  OperandRef bits() const {
+    return alone() ? absent()
+                   : whole(s_.onebit.bits, Access::kRead, 0, layout_.flat_elements() / 8);
+  }
+  OperandRef messages() const {
+    return alone() ? absent() : whole(s_.onebit.messages, Access::kRead, 0, messages_);
+  }
+  bool alone() const { return r_.shape.size == 1; }
+
+  // What the state at the switch gives. Doing it again changes nothing.
+  void begin() {
+    const uint64_t flat_bytes = layout_.flat_elements() * 4;
+    b_.fill({s_.local_sum, 0, flat_bytes}, 0);
+    b_.kernel(KernelId::kPack,
+              {list(s_.params, Access::kRead, 32), state(s_.anchor, Access::kWrite)}, pieces_,
+              PackArgs{0, 4});
+    if (alone()) return;
+    b_.fill({s_.onebit.worker, 0, flat_bytes}, 0);
+    b_.fill({s_.onebit.worker_scale, 0, layout_.instances() * 4}, 0);
+    b_.fill({s_.onebit.server, 0, layout_.chunk_elements() * 4}, 0);
+    b_.fill({s_.onebit.server_scale, 0, layout_.instances() * 4}, 0);
+  }
+
+  // The mask, and the denominator where the variance is frozen.
+  void prepare() {
+    const bool frozen = r_.kind != ZeroOneUpdate::kCompressed;
+    if (r_.shape.masked) {
+      const Region valid{s_.valid, 0, layout_.flat_elements() / 8};
+      r_.own_masks ? b_.copy(valid, {s_.base_valid, 0, valid.bytes}) : b_.fill(valid, 0xff);
+    }
+    b_.kernel(KernelId::kOnebitLambPrepare,
+              {absent(), state(s_.v, Access::kRead), absent(),
+               frozen ? state(s_.den, Access::kWrite) : absent(),
+               frame_.valid_operand(Access::kReadWrite), absent(), frame_.scalars_operand()},
+              pieces_, PrepareArgs{r_.shape.masked});
+    if (r_.shape.masked && !alone()) frame_.count_valid_of_instances();
+  }
+
+  void encode_gradient(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
+    emit_with_undo(
+        KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
+        {gradients(), state(s_.onebit.worker, Access::kReadWrite),
+         scales(s_.onebit.worker_scale, Access::kRead),
+         flat(to.bits, Access::kWrite, 1, to.bits_base), blocks(to.blocks, Access::kWrite),
+         frame_.valid_operand(), whole(to.flags, Access::kReadWrite, to.flags_offset, 4), coefficient()},
+        std::move(pieces), args);
+  }
+
+  void encode_sync(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
+    emit_with_undo(
+        KernelId::kLocalFront, KernelId::kLocalFrontUndo,
+        {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
+         state(s_.onebit.worker, Access::kReadWrite),
+         scales(s_.onebit.worker_scale, Access::kRead),
+         flat(to.bits, Access::kWrite, 1, to.bits_base), blocks(to.blocks, Access::kWrite),
+         frame_.valid_operand(), whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
+         frame_.scalars_operand(), coefficient()},
+        std::move(pieces), args);
+  }
+
+  void emit_with_undo(KernelId kernel, KernelId undo_kernel, std::vector<OperandRef> operands,
+                      std::vector<Piece> pieces, const EncodeArgs& args) {
+    UndoStep undo;
+    undo.step = b_.detached(undo_kernel, operands, pieces, args);
+    undo.pair_first = undo.pair_last =
+        b_.kernel(kernel, std::move(operands), std::move(pieces), args);
+    b_.undo(std::move(undo));
+  }
+
+  // The averaged gradient is in the bits, or, on one rank, the gradient itself.
+  void update_compressed(uint32_t word) {
+    b_.kernel(
+        KernelId::kFrozenAdam,
+        {alone() ? gradients() : absent(), bits(), messages(), state(s_.m, Access::kReadWrite),
+         state(s_.v, Access::kRead), list(s_.params, Access::kReadWrite, 32),
+         frame_.scalars_operand(), alone() ? coefficient() : absent(), frame_.valid_operand()},
+        pieces_, MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+  }
+
+  void update_sync(uint32_t word) {
+    b_.kernel(
+        KernelId::kLocalSync,
+        {sum_ == kNoSlot ? absent() : state(sum_, Access::kRead), bits(), messages(),
+         state(s_.m, Access::kReadWrite), state(s_.local_sum, Access::kWrite),
+         state(s_.den, Access::kRead), state(s_.anchor, Access::kReadWrite),
+         list(s_.params, Access::kWrite, 32), frame_.scalars_operand(), frame_.valid_operand()},
+        pieces_, MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+  }
+
+  StepPlan compressed_alone() {
+    gradient_ = frame_.local_gradients(Decide::kAlways);
+    update_compressed(gradient_.word);
+    return frame_.finish(gradient_.word, {}, false);
+  }
+
+  StepPlan sync_alone() {
+    gradient_ = frame_.local_gradients(Decide::kIfNeeded);
+    sum_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+    const uint32_t flags = b_.scratch(4);
+    b_.fill({flags, 0, 4}, 0);
+    b_.kernel(KernelId::kLocalFront,
+              {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
+               state(sum_, Access::kWrite), absent(), absent(), absent(), frame_.valid_operand(),
+               whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(), coefficient()},
+              pieces_, EncodeArgs{0, layout_.instances(), r_.scale, true});
+    const uint32_t word = frame_.decide_alone(flags, gradient_.word);
+    update_sync(word);
+    return frame_.finish(word, {}, false);
+  }
+
+  StepPlan local() {
+    gradient_ = frame_.local_gradients(Decide::kAlways);
+    b_.kernel(KernelId::kLocalMomentum,
+              {gradients(), state(s_.m, Access::kReadWrite),
+               state(s_.local_sum, Access::kReadWrite), state(s_.den, Access::kRead),
+               state(s_.anchor, Access::kRead), list(s_.params, Access::kWrite, 32),
+               frame_.scalars_operand(), coefficient(), frame_.valid_operand()},
+              pieces_, MomentumArgs{0}, StepFrame::committing(gradient_.word));
+    return frame_.finish(gradient_.word, {}, false);
+  }
+
+  ZeroOneRequest r_;
+  StepFrame frame_;
+  PlanBuilder& b_;
+  const OnebitLayout& layout_;
+  StepSlots& s_;
+  std::vector<Piece> pieces_;
+  uint64_t messages_;
+  GradientStage gradient_;
+  uint32_t sum_ = kNoSlot;  // one rank: what would be averaged
+};
+
+}  // namespace
+
+StepPlan build_zeroone_step(const ZeroOneRequest& request) { return ZeroOneStep(request).build(); }
+
+}  // namespace sotto

@@ -1,0 +1,278 @@
+// Kernels of 0/1 Adam and of SGD.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "core/cpu/bits.h"
+#include "tests/support/kernel_cases.h"
+
+namespace sotto::test {
+namespace {
+
+GroupScalars scalars(float wd) {
+  GroupScalars s;
+  s.lr = 0.02;
+  s.b1 = 0.9f;
+  s.one_minus_b1 = static_cast<float>(1 - 0.9);
+  s.eps = 1e-6f;
+  s.weight_decay = wd;
+  s.lr_sum = 0.06f;
+  s.anchor_decay = 0.998f;
+  return s;
+}
+
+// Memory that the kernels share, and one kernel call on it. Members are filled in the order of the
+// operands that kernels.h gives.
+struct State {
+  State(const Layout& l, Random* random, bool specials, bool masks) : layout(l), use_masks(masks) {
+    groups = {scalars(0.0f), scalars(0.01f), scalars(0.1f)};
+    groups[1].lr_sum = 0;
+    g = random->tensors(layout.sizes);
+    p = random->tensors(layout.sizes);
+    m = random->normal(layout.padded, 0.1f);
+    b = random->normal(layout.padded, 0.1f);
+    c = random->normal(layout.padded, 0.1f);
+    v = random->positive(layout.padded, 0.01f, 1e-8f);
+    den = random->positive(layout.padded, 0.1f, 1e-4f);
+    anchor = random->normal(layout.padded);
+    if (specials) {
+      for (auto& tensor : g) random->sprinkle(&tensor);
+      for (auto* values : {&m, &b, &c, &v, &den, &anchor}) random->sprinkle(values);
+    }
+    bits = random->bytes(layout.padded / 8 + 1);
+    valid = random->mask(layout.padded);
+    for (uint64_t r = 0; r < layout.world; ++r) scales.push_back(random->positive(1, 0.1f, 0.05f));
+  }
+  bool masked(uint64_t flat) const { return use_masks && !get_bit(valid.data(), flat); }
+  double from_bits(uint64_t flat) const {
+    const float magnitude = scales[flat / layout.chunk][0];
+    return get_bit(bits.data(), flat) ? magnitude : -magnitude;
+  }
+  const GroupScalars& group(size_t tensor) const { return groups[tensor % groups.size()]; }
+
+  Layout layout;
+  bool use_masks;
+  std::vector<GroupScalars> groups;
+  std::vector<std::vector<float>> g, p;
+  std::vector<float> m, b, c, v, den, anchor;
+  std::vector<uint8_t> bits, valid;
+  std::vector<std::vector<float>> scales;
+};
+
+struct Call {
+  Call(KernelId id, const State& state, bool by_chunk) : s(state), work(id) {
+    work.pieces = by_chunk ? s.layout.by_chunk : s.layout.by_tensor;
+  }
+  void bits(bool present) {
+    if (present) {
+      work.add_flat(s.bits);
+      work.add_flat(make_messages(s.scales));
+    } else {
+      work.add_null();
+      work.add_null();
+    }
+  }
+  void optional(bool present, const std::vector<uint8_t>& values) {
+    present ? work.add_flat(values) : work.add_null();
+  }
+  void coefficient(const float* value) {
+    value != nullptr ? work.add_flat(std::vector<float>{*value}) : work.add_null();
+  }
+  const State& s;
+  KernelCase work;
+  size_t m_at = 0, b_at = 0, p_at = 0, c_at = 0, anchor_at = 0;
+};
+
+Call frozen_adam(const State& s, bool as_bits, const float* clip) {
+  Call call(KernelId::kFrozenAdam, s, false);
+  call.work.set_args(MomentumArgs{});
+  as_bits ? call.work.add_null() : call.work.add_list(s.g);
+  call.bits(as_bits);
+  call.m_at = call.work.add_flat(s.m);
+  call.work.add_flat(s.v);
+  call.p_at = call.work.add_list(s.p);
+  call.work.add_flat(s.groups);
+  call.coefficient(clip);
+  call.optional(s.use_masks, s.valid);
+  return call;
+}
+
+Call local_momentum(const State& s, const float* clip) {
+  Call call(KernelId::kLocalMomentum, s, false);
+  call.work.set_args(MomentumArgs{});
+  call.work.add_list(s.g);
+  call.m_at = call.work.add_flat(s.m);
+  call.b_at = call.work.add_flat(s.b);
+  call.work.add_flat(s.den);
+  call.work.add_flat(s.anchor);
+  call.p_at = call.work.add_list(s.p);
+  call.work.add_flat(s.groups);
+  call.coefficient(clip);
+  call.optional(s.use_masks, s.valid);
+  return call;
+}
+
+Call local_front(const State& s, ScaleKind kind, bool identity, bool gradients, const float* clip) {
+  Call call(KernelId::kLocalFront, s, true);
+  EncodeArgs args{};
+  args.instances = 1;
+  args.scale = kind;
+  args.identity = identity;
+  call.work.set_args(args);
+  gradients ? call.work.add_list(s.g) : call.work.add_null();
+  call.work.add_flat(s.m);
+  call.work.add_flat(s.b);
+  call.c_at = call.work.add_flat(s.c);
+  if (identity) {
+    for (int i = 0; i < 3; ++i) call.work.add_null();
+  } else {
+    call.work.add_flat(std::vector<float>{0.08f});
+    call.work.add_flat(std::vector<uint8_t>(s.layout.padded / 8));
+    call.work.add_flat(std::vector<float>(s.layout.chunk_blocks, -1.0f));
+  }
+  call.optional(s.use_masks, s.valid);
+  call.work.add_flat(std::vector<uint32_t>{0});
+  call.work.add_flat(s.groups);
+  call.coefficient(clip);
+  return call;
+}
+
+Call local_sync(const State& s, bool as_bits) {
+  Call call(KernelId::kLocalSync, s, false);
+  call.work.set_args(MomentumArgs{});
+  as_bits ? call.work.add_null() : call.work.add_flat(s.c);
+  call.bits(as_bits);
+  call.m_at = call.work.add_flat(s.m);
+  call.b_at = call.work.add_flat(s.b);
+  call.work.add_flat(s.den);
+  call.anchor_at = call.work.add_flat(s.anchor);
+  call.p_at = call.work.add_list(s.p);
+  call.work.add_flat(s.groups);
+  call.optional(s.use_masks, s.valid);
+  return call;
+}
+
+Call sgd(const State& s, bool momentum, bool nesterov, const float* clip) {
+  Call call(KernelId::kSgd, s, false);
+  call.work.set_args(SgdArgs{{0, false}, nesterov});
+  call.work.add_list(s.g);
+  call.m_at = momentum ? call.work.add_flat(s.m) : call.work.add_null();
+  call.p_at = call.work.add_list(s.p);
+  call.work.add_flat(s.groups);
+  call.coefficient(clip);
+  call.optional(s.use_masks, s.valid);
+  return call;
+}
+
+TEST(KernelsZeroOne, EqualTheReferenceOnEveryTarget) {
+  Random random(50);
+  const float clip = 0.8f;
+  for (const Layout& layout : all_layouts()) {
+    for (const int variant : {0, 1, 2, 3}) {
+      SCOPED_TRACE(std::to_string(layout.elements()) + " variant " + std::to_string(variant));
+      const State s(layout, &random, variant & 1, variant & 2);
+      const float* factor = variant & 2 ? &clip : nullptr;
+      const ScaleKind kind = variant & 1 ? ScaleKind::kL1 : ScaleKind::kL2;
+      EXPECT_EQ(compare_on_all_targets(frozen_adam(s, false, factor).work), "");
+      EXPECT_EQ(compare_on_all_targets(frozen_adam(s, true, nullptr).work), "");
+      EXPECT_EQ(compare_on_all_targets(local_momentum(s, factor).work), "");
+      EXPECT_EQ(compare_on_all_targets(local_front(s, kind, true, true, factor).work), "");
+      for (const bool gradients : {false, true}) {
+        Call front = local_front(s, kind, false, gradients, factor);
+        EXPECT_EQ(compare_on_all_targets(front.work), "");
+        front.work.id = KernelId::kLocalFrontUndo;
+        front.work.paired_ran = variant & 1;
+        EXPECT_EQ(compare_on_all_targets(front.work), "");
+      }
+      EXPECT_EQ(compare_on_all_targets(local_sync(s, true).work), "");
+      EXPECT_EQ(compare_on_all_targets(local_sync(s, false).work), "");
+      EXPECT_EQ(compare_on_all_targets(sgd(s, false, false, factor).work), "");
+      EXPECT_EQ(compare_on_all_targets(sgd(s, true, variant & 1, factor).work), "");
+    }
+  }
+}
+
+// Calls f(tensor, element, flat index).
+template <class F>
+void for_each_element(const State& s, F&& f) {
+  for (size_t t = 0; t < s.g.size(); ++t) {
+    for (uint64_t i = 0; i < s.g[t].size(); ++i) f(t, i, s.layout.starts[t] + i);
+  }
+}
+
+TEST(KernelsZeroOne, FollowTheFormulas) {
+  Random random(51);
+  const float clip = 0.8f;
+  const State s(make_layout({7, 0, 65, 1, 8193}, 2, 512, 3), &random, false, true);
+  const Call frozen = frozen_adam(s, true, nullptr), local = local_momentum(s, &clip),
+             sync = local_sync(s, true), front = local_front(s, ScaleKind::kL2, true, true, &clip);
+  const Outcome after_frozen = execute_reference(frozen.work);
+  const Outcome after_local = execute_reference(local.work);
+  const Outcome after_sync = execute_reference(sync.work);
+  const std::vector<float> x = execute_reference(front.work).as<float>(front.c_at);
+  for_each_element(s, [&](size_t t, uint64_t i, uint64_t flat) {
+    const GroupScalars& k = s.group(t);
+    const double g = s.masked(flat) ? 0 : s.g[t][i] * 0.8;
+    const double p = s.p[t][i];
+    const auto at = [&](const Outcome& o, size_t index) { return o.as<float>(index + t)[i]; };
+    const double mean = s.masked(flat) ? 0 : s.from_bits(flat);
+    const double frozen_m = 0.9 * s.m[flat] + 0.1 * mean;
+    const double u = frozen_m / (std::sqrt(s.v[flat]) + 1e-6) + k.weight_decay * p;
+    ASSERT_NEAR(at(after_frozen, frozen.p_at), p - 0.02 * u, 2e-6 * (1 + std::abs(u)));
+    const double m = s.masked(flat) ? 0 : 0.9 * s.m[flat] + 0.1 * g;
+    const double b = s.masked(flat) ? 0 : s.b[flat] - 0.02 * m;
+    const double moved = k.anchor_decay * s.anchor[flat] + b / s.den[flat];
+    ASSERT_NEAR(at(after_local, local.p_at), moved, 2e-6 * (1 + std::abs(b / s.den[flat])));
+    ASSERT_NEAR(x[flat], b, 1e-6);
+    const double synced = k.anchor_decay * s.anchor[flat] + mean / s.den[flat];
+    ASSERT_NEAR(at(after_sync, sync.p_at), synced, 2e-6 * (1 + std::abs(mean / s.den[flat])));
+  });
+  const std::vector<float> m = after_sync.as<float>(sync.m_at);
+  const std::vector<float> b = after_sync.as<float>(sync.b_at);
+  for_each_element(s, [&](size_t t, uint64_t, uint64_t flat) {
+    const GroupScalars& k = s.group(t);
+    const double mean = s.from_bits(flat);
+    const double want = s.masked(flat) ? 0 : k.lr_sum == 0 ? s.m[flat] : -mean / k.lr_sum;
+    ASSERT_NEAR(m[flat], want, 1e-6);
+    ASSERT_EQ(b[flat], 0.0f);
+  });
+}
+
+TEST(KernelsSgd, FollowsTheFormulas) {
+  Random random(52);
+  const float clip = 0.8f;
+  const State s(make_layout({7, 0, 65, 8193}, 1, 512, 3), &random, false, true);
+  for (const int variant : {0, 1, 2}) {  // none, momentum, Nesterov
+    const Call call = sgd(s, variant > 0, variant == 2, &clip);
+    const Outcome after = execute_reference(call.work);
+    for_each_element(s, [&](size_t t, uint64_t i, uint64_t flat) {
+      const double p = s.p[t][i];
+      const double g = (s.masked(flat) ? 0 : s.g[t][i] * 0.8) + s.group(t).weight_decay * p;
+      const double m = 0.9 * s.m[flat] + 0.1 * g;
+      const double direction = variant == 0 ? g : variant == 1 ? m : g + 0.9 * m;
+      ASSERT_NEAR(after.as<float>(call.p_at + t)[i], p - 0.02 * direction, 1e-6);
+    });
+  }
+}
+
+// The undo gives the residual back that was there before, up to one rounding.
+TEST(KernelsZeroOne, UndoTakesTheEncodingBack) {
+  Random random(53);
+  State s(make_layout({8193}, 1, 512), &random, false, false);
+  Call front = local_front(s, ScaleKind::kL2, false, true, nullptr);
+  const std::vector<float> before = s.c;
+  const std::vector<float> encoded = execute_reference(front.work).as<float>(front.c_at);
+  State after = s;
+  after.c = encoded;
+  Call undo = local_front(after, ScaleKind::kL2, false, true, nullptr);
+  undo.work.id = KernelId::kLocalFrontUndo;
+  undo.work.paired_ran = true;
+  const std::vector<float> back = execute_reference(undo.work).as<float>(undo.c_at);
+  for (uint64_t i = 0; i < 8193; ++i) {
+    const float e = before[i] - (before[i] >= 0 ? 0.08f : -0.08f);
+    ASSERT_NEAR(back[i], e, 1e-6);
+  }
+}
+
+}  // namespace
+}  // namespace sotto::test

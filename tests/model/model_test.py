@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Runs libsotto and the numpy model side by side; parameters have to be equal bit for bit after every step.
+
+usage: model_test.py LIBSOTTO
+"""
+import json
+import sys
+
+import numpy as np
+
+import model
+from sotto_library import Library
+
+f32 = np.float32
+SIZES = [37, 1, 0, 1000, 129, 8193, 7]
+STEPS = 48
+
+CASES = {
+    "OneBitAdam": (model.OnebitAdam, {"freeze_step": 6}),
+    "OneBitLamb": (model.OnebitLamb, {"freeze_step": 6, "max_coeff": 0.3, "min_coeff": 0.01, "coeff_beta": 0.9,
+                                      "factor_max": 4.0, "factor_min": 0.5, "factor_threshold": 0.1}),
+    "ZeroOneAdam": (model.ZeroOneAdam, {"var_freeze_step": 12, "var_update_scaler": 3, "local_step_scaler": 8,
+                                        "local_step_clipper": 4}),
+}
+
+
+def start_values():
+    rng = np.random.default_rng(7)
+    return rng.standard_normal(sum(SIZES)).astype(f32)
+
+
+def gradients(step, rank, params):
+    rng = np.random.default_rng(1000 * step + rank)
+    g = f32(0.1) * params + f32(0.05) * rng.standard_normal(len(params)).astype(f32)
+    g[40:60] = 0  # never has a gradient: variance 0
+    return g
+
+
+def compare(library, kind, world, weight_decay):
+    maker, own = CASES[kind]
+    hyper = {"lr": 0.01, "b1": 0.9, "b2": 0.99, "eps": 1e-6, "wd": weight_decay, "chunk_align": 64, **own}
+    start = start_values()
+    reference = maker(start, SIZES, world, hyper)
+    wanted, fed = [], []
+    for step in range(STEPS):
+        of_rank = [reference.params_of(r) if hasattr(reference, "params_of") else reference.p for r in range(world)]
+        fed.append([gradients(step, r, of_rank[r]) for r in range(world)])
+        reference.step(fed[-1])
+        wanted.append([(reference.params_of(r) if hasattr(reference, "params_of") else reference.p).copy()
+                       for r in range(world)])
+    config = json.dumps({"optimizer": {"type": kind, "params": {
+        "lr": hyper["lr"], "betas": [hyper["b1"], hyper["b2"]], "eps": hyper["eps"], "weight_decay": weight_decay, **own}},
+        "sotto": {"chunk_align": hyper["chunk_align"]}})
+
+    def body(comm, rank):
+        p, g = start.copy(), np.zeros_like(start)
+        tensors, at = [], 0
+        for i, size in enumerate(SIZES):
+            tensors.append((f"t{i}", p[at:at + size], g[at:at + size]))
+            at += size
+        optimizer = library.optimizer(comm, config, tensors)
+        for step in range(STEPS):
+            g[:] = fed[step][rank]
+            library.step(optimizer)
+            differ = np.flatnonzero(p.view(np.uint32) != wanted[step][rank].view(np.uint32))
+            if differ.size:
+                i = differ[0]
+                raise AssertionError(f"step {step}: {differ.size} parameters differ, the first is [{i}]: library {p[i]!r}, "
+                                     f"model {wanted[step][rank][i]!r}")
+        library.destroy(optimizer)
+
+    library.run(world, body)
+
+
+def main():
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
+    library = Library(sys.argv[1])
+    failed = 0
+    for kind in CASES:
+        for world in (1, 2, 3, 4, 5, 8):
+            for weight_decay in (0.0, 0.01):
+                name = f"{kind}, {world} ranks, weight decay {weight_decay}"
+                try:
+                    compare(library, kind, world, weight_decay)
+                    print(f"ok      {name}: {STEPS} steps")
+                except (AssertionError, RuntimeError) as error:
+                    failed += 1
+                    print(f"FAILED  {name}: {error}")
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Ranks as threads on libsotto, through ctypes: just what model_test.py needs."""
+import ctypes as c
+import threading
+
+FLOAT32, CPU = 0x00012002, 1
+
+
+class Buffer(c.Structure):
+    _fields_ = [("data", c.c_void_p), ("count", c.c_uint64), ("dtype", c.c_uint32), ("device_type", c.c_int32),
+                ("device_id", c.c_int32), ("flags", c.c_uint32)]
+
+
+class CommConfig(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("rank", c.c_int32), ("size", c.c_int32), ("reserved", c.c_uint32),
+                ("id", c.c_void_p), ("transport", c.c_char_p), ("timeout_us", c.c_int64), ("all_gather", c.c_void_p),
+                ("user", c.c_void_p)]
+
+
+class ContextConfig(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("no_progress_thread", c.c_uint32), ("cpu_threads", c.c_uint32),
+                ("max_ops", c.c_uint32)]
+
+
+class Param(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("group", c.c_uint32), ("name", c.c_char_p), ("param", Buffer),
+                ("grad", Buffer), ("model_copy", Buffer), ("mask", Buffer), ("models", c.c_uint64)]
+
+
+def buffer(array):
+    return Buffer(array.ctypes.data, array.size, FLOAT32, CPU, 0, 0)
+
+
+class Library:
+    def __init__(self, path):
+        self.lib = c.CDLL(path)
+        self.lib.sotto_last_error.restype = c.c_char_p
+        self.abi = self.lib.sotto_abi_version()
+
+    def call(self, name, *arguments):
+        status = getattr(self.lib, name)(*arguments)
+        if status != 0:
+            raise RuntimeError(f"{name}: {status}: {self.lib.sotto_last_error().decode()}")
+
+    def context(self):
+        handle = c.c_void_p()
+        config = ContextConfig(c.sizeof(ContextConfig), 0, 1, 0)
+        self.call("sotto_context_create_v", self.abi, c.byref(config), c.byref(handle))
+        return handle
+
+    def run(self, world, body):
+        """body(comm, rank) on every rank; raises what the first rank raised."""
+        first = self.context()
+        unique_id = (c.c_uint8 * 128)()
+        self.call("sotto_unique_id_create", first, unique_id)
+        errors = []
+
+        def rank_main(rank):
+            try:
+                context = first if rank == 0 else self.context()
+                comm = c.c_void_p()
+                config = CommConfig(c.sizeof(CommConfig), rank, world, 0, c.addressof(unique_id), None, 60_000_000, None,
+                                    None)
+                self.call("sotto_comm_create", context, c.byref(config), c.byref(comm))
+                body(comm, rank)
+                self.call("sotto_comm_destroy", comm)
+                self.call("sotto_context_destroy", context)
+            except Exception as error:  # pylint: disable=broad-except
+                errors.append(f"rank {rank}: {error}")
+
+        threads = [threading.Thread(target=rank_main, args=(rank,)) for rank in range(world)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        if errors:
+            raise RuntimeError("; ".join(errors))
+
+    def optimizer(self, comm, json, tensors):
+        """tensors: (name, parameters, gradients), numpy float32 that outlive the optimizer."""
+        params = (Param * len(tensors))()
+        for param, (name, p, g) in zip(params, tensors):
+            param.struct_size = c.sizeof(Param)
+            param.name = name.encode()
+            param.param, param.grad = buffer(p), buffer(g)
+        handle = c.c_void_p()
+        self.call("sotto_optim_create", comm, json.encode(), params, c.c_uint64(len(tensors)), c.byref(handle))
+        return handle
+
+    def step(self, optimizer):
+        self.call("sotto_optim_step", optimizer, None, None)
+
+    def destroy(self, optimizer):
+        self.call("sotto_optim_destroy", optimizer)

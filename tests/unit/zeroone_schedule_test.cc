@@ -1,0 +1,82 @@
+// When 0/1 Adam updates its variance, compresses, stays silent and synchronises.
+#include "core/optim/zeroone_schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace sotto {
+namespace {
+
+OptimizerParams params(uint64_t freeze, uint64_t kappa, uint64_t scaler, uint64_t clipper) {
+  OptimizerParams p;
+  p.var_freeze_step = freeze;
+  p.var_update_scaler = kappa;
+  p.local_step_scaler = scaler;
+  p.local_step_clipper = clipper;
+  return p;
+}
+
+// v: variance, 1: compressed gradient, -: local, s: synchronisation.
+std::string events(const OptimizerParams& p, uint64_t updates, uint64_t offset = 1) {
+  ZeroOneSchedule schedule(p);
+  std::string out;
+  for (uint64_t t = 1 + offset; t <= updates + offset; ++t) {
+    out += "v1-s"[static_cast<size_t>(schedule.kind(t, true))];
+    schedule.advance(t);
+  }
+  return out;
+}
+
+TEST(ZeroOneSchedule, EventsOfTheSpecification) {
+  EXPECT_EQ(events(params(6, 2, 3, 4), 15), "vvv1v1sss-s---s");  // 13.6
+}
+
+TEST(ZeroOneSchedule, BertLargeExample) {
+  // Specification 6.5: 152 511 steps, var_freeze_step 12 500.
+  const std::string all = events(params(12'500, 16, 32'678, 16), 152'511);
+  const auto count = [&](char kind) { return std::count(all.begin(), all.end(), kind); };
+  EXPECT_EQ(count('v'), 153);
+  EXPECT_EQ(count('1') + count('s'), 74'200);
+  EXPECT_EQ(count('-'), 78'158);
+}
+
+TEST(ZeroOneSchedule, FreezesAfterVarFreezeStepUpdates) {
+  ZeroOneSchedule schedule(params(5, 100, 1, 1));
+  for (uint64_t t = 2; t <= 5; ++t) EXPECT_FALSE(schedule.advance(t));
+  EXPECT_TRUE(schedule.advance(6));
+  EXPECT_TRUE(schedule.counters().frozen);
+  EXPECT_FALSE(schedule.advance(7));
+}
+
+TEST(ZeroOneSchedule, NoSynchronisationWhereNothingMoved) {
+  ZeroOneSchedule schedule(params(1, 1, 10, 4));
+  schedule.advance(2);
+  EXPECT_EQ(schedule.kind(3, false), ZeroOneUpdate::kLocal);
+  EXPECT_EQ(schedule.kind(3, true), ZeroOneUpdate::kSync);
+}
+
+TEST(ZeroOneSchedule, RestoresWhatItWas) {
+  const OptimizerParams p = params(40, 3, 7, 6);
+  ZeroOneSchedule one(p);
+  for (uint64_t t = 2; t < 100; ++t) {
+    ZeroOneSchedule other(p);
+    ASSERT_TRUE(other.restore(one.counters()).ok());
+    ASSERT_EQ(other.kind(t, true), one.kind(t, true));
+    ASSERT_EQ(other.counters(), one.counters());
+    one.advance(t);
+  }
+}
+
+TEST(ZeroOneSchedule, RefusesCountersOfNoSchedule) {
+  ZeroOneSchedule schedule(params(40, 3, 7, 6));
+  EXPECT_FALSE(schedule.restore({3, 0, 1, 0, false}).ok());
+  EXPECT_FALSE(schedule.restore({0, 0, 1, 0, false}).ok());
+  EXPECT_FALSE(schedule.restore({2, 3, 1, 0, false}).ok());
+  EXPECT_FALSE(schedule.restore({2, 0, 7, 0, true}).ok());
+  EXPECT_FALSE(schedule.restore({2, 0, 0, 0, true}).ok());
+  EXPECT_FALSE(schedule.restore({2, 0, 1, 7, true}).ok());
+}
+
+}  // namespace
+}  // namespace sotto
