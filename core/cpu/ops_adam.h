@@ -84,12 +84,15 @@ struct LambMomentsOp : OpBase {
         v(call.operands[2].flat<float>()),
         parameters(&call.operands[3]),
         groups(call.operands[6].flat<const GroupScalars>()),
+        directions(&call.operands[9]),
         p_sums(call.operands[4].flat<float>()),
         u_sums(call.operands[5].flat<float>()) {}
 
   const float* parameter(const Piece& p) const {
     return parameters->list<const float>(p.tensor) + p.offset;
   }
+  // u; may be the gradient's memory.
+  float* direction(const Piece& p) const { return directions->list<float>(p.tensor) + p.offset; }
   void open(uint64_t block) {
     p_lanes = p_sums.open(block);
     u_lanes = u_sums.open(block);
@@ -98,12 +101,14 @@ struct LambMomentsOp : OpBase {
     const GroupScalars& s = groups[piece.group];
     const float* g = gradients.source.of(piece);
     const float* p = parameter(piece);
+    float* out = direction(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
       const Moments next = adam_moments(s, m[flat], v[flat], gradients.at(g, j, flat));
       m[flat] = next.m;
       v[flat] = next.v;
       const float u = lamb_direction(s, next.m, next.v, p[j]);
+      out[j] = u;
       const uint64_t lane = (piece.lane + j) % kNormLanes;
       p_lanes[lane] += p[j] * p[j];
       u_lanes[lane] += u * u;
@@ -119,6 +124,7 @@ struct LambMomentsOp : OpBase {
   float* v;
   const Operand* parameters;
   const GroupScalars* groups;
+  const Operand* directions;
   NormBlocks p_sums, u_sums;
   float* p_lanes = nullptr;
   float* u_lanes = nullptr;
@@ -126,26 +132,23 @@ struct LambMomentsOp : OpBase {
 
 struct LambUpdateOp : OpBase {
   explicit LambUpdateOp(const KernelCall& call)
-      : m(call.operands[0].flat<const float>()),
-        v(call.operands[1].flat<const float>()),
-        parameters(&call.operands[2]),
-        groups(call.operands[3].flat<const GroupScalars>()),
-        steps(call.operands[4].flat<const TensorStep>()) {}
+      : directions(&call.operands[0]),
+        parameters(&call.operands[1]),
+        steps(call.operands[2].flat<const TensorStep>()) {}
 
+  const float* direction(const Piece& p) const {
+    return directions->list<const float>(p.tensor) + p.offset;
+  }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
-    const GroupScalars& s = groups[piece.group];
     const float step = steps[piece.tensor].step_size;
+    const float* u = direction(piece);
     float* p = parameter(piece);
-    for (uint64_t j = first; j < first + count; ++j) {
-      p[j] = p[j] - step * lamb_direction(s, m[piece.flat + j], v[piece.flat + j], p[j]);
-    }
+    for (uint64_t j = first; j < first + count; ++j) p[j] = p[j] - step * u[j];
   }
 
-  const float* m;
-  const float* v;
+  const Operand* directions;
   const Operand* parameters;
-  const GroupScalars* groups;
   const TensorStep* steps;
 };
 

@@ -1,6 +1,6 @@
 // Vector kernels of Adam, LAMB and sums of squares. Bytes per element: sum of squares 4, Adam 28,
-// LAMB moments 24, LAMB update 16 (of which L2 serves what the moments of a small tensor left
-// there).
+// LAMB moments 28, LAMB update 12 (of which the cache serves what the moments of a small tensor
+// left there).
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -9,6 +9,7 @@
 
 #include "core/cpu/ops_adam.h"
 #include "core/cpu/simd-inl.h"
+#include "core/iface/pieces.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -130,81 +131,88 @@ HWY_INLINE VF direction(VF eps, VF wd, VF m, VF v, VF p) {
   return kDecay ? hn::Add(u, hn::Mul(wd, p)) : u;
 }
 
-template <bool kInside, bool kDecay, bool kMasked>
+// Calls of this length belong to large tensors: a direction that does not lie where the gradient
+// was, and is in the cache anyway, goes to memory directly.
+constexpr uint64_t kStreamElements = 32768;
+
+template <bool kInside, bool kDecay, bool kMasked, bool kStream>
 HWY_INLINE void moments_group(const Group& s, const float* g, float* m, float* v, const float* p,
-                              uint64_t valid, float* p_lanes, float* u_lanes) {
+                              float* direction_out, uint64_t valid, float* p_lanes,
+                              float* u_lanes) {
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const VF parameter = load(p + k * kN);
     VF new_m, new_v;
     moments(s, gradient<kMasked>(s, g, masks, k), m + k * kN, v + k * kN, &new_m, &new_v);
     const VF u = direction<kInside, kDecay>(s.eps, s.wd, new_m, new_v, parameter);
+    if constexpr (kStream) {
+      hn::Stream(u, DF(), direction_out + k * kN);
+    } else {
+      store(u, direction_out + k * kN);
+    }
     add_lanes(p_lanes, k, hn::Mul(parameter, parameter));
     add_lanes(u_lanes, k, hn::Mul(u, u));
   }
 }
 
-template <bool kInside, bool kDecay>
+template <bool kInside, bool kDecay, bool kStream>
 void moments_groups(LambMomentsOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const Group s(op.groups[piece.group], op.gradients.clip);
   const uint8_t* valid = op.gradients.valid;
   uint64_t flat = piece.flat + first;
   const float* g = op.gradients.source.of(piece) + first;
   const float* p = op.parameter(piece) + first;
-  for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
+  float* u = op.direction(piece) + first;
+  for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes, u += kNormLanes) {
     float* m = op.m + flat;
     float* v = op.v + flat;
     if (valid == nullptr) {
-      moments_group<kInside, kDecay, false>(s, g, m, v, p, 0, op.p_lanes, op.u_lanes);
+      moments_group<kInside, kDecay, false, kStream>(s, g, m, v, p, u, 0, op.p_lanes, op.u_lanes);
     } else {
-      moments_group<kInside, kDecay, true>(s, g, m, v, p, load_bits64(valid, flat), op.p_lanes,
-                                           op.u_lanes);
+      moments_group<kInside, kDecay, true, kStream>(s, g, m, v, p, u, load_bits64(valid, flat),
+                                                    op.p_lanes, op.u_lanes);
     }
   }
+}
+
+template <bool kStream>
+void moments_as(LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n) {
+  const GroupScalars& s = op.groups[p.group];
+  const bool decay = s.weight_decay != 0.0f;
+  if (s.eps_inside_sqrt != 0) {
+    return decay ? moments_groups<true, true, kStream>(op, p, first, n)
+                 : moments_groups<true, false, kStream>(op, p, first, n);
+  }
+  return decay ? moments_groups<false, true, kStream>(op, p, first, n)
+               : moments_groups<false, false, kStream>(op, p, first, n);
 }
 
 void lamb_moments(const KernelCall& call) {
-  run_groups<LambMomentsOp>(call,
-                            [](LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n) {
-                              const GroupScalars& s = op.groups[p.group];
-                              const bool decay = s.weight_decay != 0.0f;
-                              if (s.eps_inside_sqrt != 0) {
-                                return decay ? moments_groups<true, true>(op, p, first, n)
-                                             : moments_groups<true, false>(op, p, first, n);
-                              }
-                              return decay ? moments_groups<false, true>(op, p, first, n)
-                                           : moments_groups<false, false>(op, p, first, n);
-                            });
-}
-
-template <bool kInside, bool kDecay>
-void update_groups(LambUpdateOp& op, const Piece& piece, uint64_t first, uint64_t n) {
-  const VF eps = set(op.groups[piece.group].eps);
-  const VF wd = set(op.groups[piece.group].weight_decay);
-  const VF step = set(op.steps[piece.tensor].step_size);
-  const float* m = op.m + piece.flat + first;
-  const float* v = op.v + piece.flat + first;
-  float* p = op.parameter(piece) + first;
-  for (; n != 0; --n, m += kNormLanes, v += kNormLanes, p += kNormLanes) {
-    SOTTO_FOR_VECTORS(k) {
-      const VF old = load(p + k * kN);
-      const VF u = direction<kInside, kDecay>(eps, wd, load(m + k * kN), load(v + k * kN), old);
-      store(hn::Sub(old, hn::Mul(step, u)), p + k * kN);
-    }
-  }
+  const bool large = piece_elements(call.pieces) >= kStreamElements;
+  bool streamed = false;
+  run_groups<LambMomentsOp>(
+      call, [&](LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n) {
+        const float* u = op.direction(p) + first;
+        const bool stream = large && u != op.gradients.source.of(p) + first &&
+                            reinterpret_cast<uintptr_t>(u) % 64 == 0;
+        streamed |= stream;
+        return stream ? moments_as<true>(op, p, first, n) : moments_as<false>(op, p, first, n);
+      });
+  if (streamed) hwy::FlushStream();
 }
 
 void lamb_update(const KernelCall& call) {
-  run_groups<LambUpdateOp>(call, [](LambUpdateOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    const GroupScalars& s = op.groups[p.group];
-    const bool decay = s.weight_decay != 0.0f;
-    if (s.eps_inside_sqrt != 0) {
-      return decay ? update_groups<true, true>(op, p, first, n)
-                   : update_groups<true, false>(op, p, first, n);
-    }
-    return decay ? update_groups<false, true>(op, p, first, n)
-                 : update_groups<false, false>(op, p, first, n);
-  });
+  run_groups<LambUpdateOp>(
+      call, [](LambUpdateOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+        const VF step = set(op.steps[piece.tensor].step_size);
+        const float* u = op.direction(piece) + first;
+        float* p = op.parameter(piece) + first;
+        for (; n != 0; --n, u += kNormLanes, p += kNormLanes) {
+          SOTTO_FOR_VECTORS(k) {
+            store(hn::Sub(load(p + k * kN), hn::Mul(step, load(u + k * kN))), p + k * kN);
+          }
+        }
+      });
 }
 
 }  // namespace

@@ -218,10 +218,11 @@ enum class KernelId : uint16_t {
   // LAMB pass 1 (section 4; warm-up of section 7): m and v as in kAdam (no weight decay in g');
   //   den = eps_inside_sqrt ? sqrt(v + eps) : sqrt(v) + eps;  u = m / den, then u = u + wd*p if wd
   //   != 0;
-  //   block sums of p*p and u*u (masked elements count in both: weight decay moves them).
+  //   block sums of p*p and u*u (masked elements count in both: weight decay moves them). u is kept
+  //   for kLambUpdate; it may lie exactly where g lies (g is then gone).
   // [0] r g (list or flat)  [1] rw m  [2] rw v  [3] r p (list)  [4] w block sums of p  [5] w block
   // sums of u
-  // [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.  SourceArgs
+  // [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional  [9] w u (list).  SourceArgs
   kLambMoments,
   // Per tensor: wn, un = norms; c = 1; if both are not 0: c = wn/un, bounded above by max_coeff,
   // then below by min_coeff.
@@ -230,8 +231,8 @@ enum class KernelId : uint16_t {
   // [0] r block sums of p  [1] r block sums of u  [2] r GroupScalars[]  [3] rw TensorState[]  [4] w
   // TensorStep[]. TensorArgs
   kLambScalars,
-  // p = p - step_size * u, u as in kLambMoments.
-  // [0] r m  [1] r v  [2] rw p (list)  [3] r GroupScalars[]  [4] r TensorStep[].  no arguments
+  // LAMB pass 2: p = p - step_size * u, u from kLambMoments.
+  // [0] r u (list)  [1] rw p (list)  [2] r TensorStep[].  no arguments
   kLambUpdate,
 
   // Switch to the compressed stage: vf = v; den = sqrt(v) + eps; mask_zero_variance: valid bit

@@ -5,30 +5,21 @@
 namespace sotto {
 namespace {
 
-// Up to this size (256 KiB of float32) the direction of a tensor is kept in a buffer that tensors
-// share: it stays in the cache from one tensor to the next and never meets memory.
-constexpr uint64_t kSharedDirection = 65536;
-
 // Where LAMB's first pass leaves the direction of each tensor for the second: one slot per tensor;
-// returns the first. Averages of larger tensors are overwritten, which saves a third array. The
-// caller's gradients are only read, so the buffer then has room for the largest tensor.
+// returns the first. Averages of this run are overwritten. The caller's gradients are only read;
+// then tensors share a buffer with room for the largest.
 uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
+  if (gradient.own) return gradient.list;
   PlanBuilder& b = frame.builder();
-  const std::vector<OnebitTensor>& tensors = frame.shape().layout->tensors();
-  const auto in_place = [&](const OnebitTensor& t) {
-    return gradient.own && t.count > kSharedDirection;
-  };
-  uint64_t largest = 1;
+  uint64_t largest = 4;
   std::vector<uint64_t> bytes;
-  for (const OnebitTensor& t : tensors) {
+  for (const OnebitTensor& t : frame.shape().layout->tensors()) {
     bytes.push_back(t.count * 4);
-    if (!in_place(t)) largest = std::max(largest, t.count);
+    largest = std::max(largest, t.count * 4);
   }
-  const uint32_t shared = b.scratch(largest * 4);
+  const uint32_t shared = b.scratch(largest);
   const uint32_t first = b.bound_list(bytes);
-  for (uint32_t t = 0; t < tensors.size(); ++t) {
-    b.alias(first + t, in_place(tensors[t]) ? gradient.list + t : shared, 0);
-  }
+  for (uint32_t t = 0; t < bytes.size(); ++t) b.alias(first + t, shared, 0);
   return first;
 }
 

@@ -198,11 +198,16 @@ struct MomentsCase {
     } else {
       work.add_null();
     }
+    std::vector<std::vector<float>> directions;
+    for (uint64_t size : layout.sizes) directions.emplace_back(size, -1.0f);
+    u_at = work.add_list(directions);
   }
+  // Directions take the gradients' place.
+  void in_place() { work.operands[9].memory = work.operands[0].memory; }
   KernelCase work;
   std::vector<std::vector<float>> g, p;
   std::vector<float> m, v;
-  size_t m_at = 0, v_at = 0, p_sums = 0, u_sums = 0;
+  size_t m_at = 0, v_at = 0, p_sums = 0, u_sums = 0, u_at = 0;
 };
 
 std::vector<GroupScalars> lamb_groups() {
@@ -224,12 +229,16 @@ TEST(KernelsLamb, EveryTargetEqualsTheReference) {
       MomentsCase moments(layout, lamb_groups(), &random, variant & 1,
                           variant & 1 ? &clip : nullptr, variant & 4 ? &valid : nullptr);
       EXPECT_EQ(compare_on_all_targets(moments.work), "");
+      moments.in_place();
+      EXPECT_EQ(compare_on_all_targets(moments.work), "");
       KernelCase update(KernelId::kLambUpdate);
       update.pieces = layout.by_tensor;
-      update.add_flat(moments.m);
-      update.add_flat(moments.v);
+      std::vector<std::vector<float>> directions = random.tensors(layout.sizes);
+      if (variant & 1) {
+        for (auto& tensor : directions) random.sprinkle(&tensor);
+      }
+      update.add_list(directions);
       update.add_list(moments.p);
-      update.add_flat(lamb_groups());
       std::vector<TensorStep> steps(layout.sizes.size());
       for (size_t t = 0; t < steps.size(); ++t)
         steps[t].step_size = 0.01f * static_cast<float>(t + 1);
@@ -251,6 +260,7 @@ TEST(KernelsLamb, FollowsTheFormulas) {
                            u_sums = out.as<float>(moments.u_sums);
   for (size_t t = 0; t < layout.sizes.size(); ++t) {
     const GroupScalars& s = groups[t % 4];
+    const std::vector<float> directions = out.as<float>(moments.u_at + t);
     double p_norm = 0, u_norm = 0, p_found = 0, u_found = 0;
     for (uint64_t i = 0; i < layout.sizes[t]; ++i) {
       const uint64_t flat = layout.starts[t] + i;
@@ -262,6 +272,7 @@ TEST(KernelsLamb, FollowsTheFormulas) {
       const double den =
           s.eps_inside_sqrt != 0 ? std::sqrt(v[flat] + 1e-6) : std::sqrt(v[flat]) + 1e-6;
       const double u = m[flat] / den + s.weight_decay * moments.p[t][i];
+      ASSERT_NEAR(directions[i], u, 1e-6 + 1e-6 * std::fabs(u));
       p_norm += std::pow(moments.p[t][i], 2);
       u_norm += u * u;
     }
@@ -295,6 +306,7 @@ struct Lamb {
     moments.add_flat(std::vector<GroupScalars>{s});
     moments.add_null();
     moments.add_null();
+    const size_t u_at = moments.add_list(std::vector<std::vector<float>>{{0, 0}});
     const Outcome out = execute_reference(moments);
     m = out.as<float>(m_at);
     v = out.as<float>(v_at);
@@ -319,14 +331,32 @@ struct Lamb {
 
     KernelCase update(KernelId::kLambUpdate);
     update.pieces = {piece};
-    update.add_flat(m);
-    update.add_flat(v);
+    update.add_list(std::vector<std::vector<float>>{out.as<float>(u_at)});
     const size_t p_at = update.add_list(std::vector<std::vector<float>>{p});
-    update.add_flat(std::vector<GroupScalars>{s});
     update.add_flat(std::vector<TensorStep>{last});
     p = execute_reference(update).as<float>(p_at);
   }
 };
+
+// The direction may replace the gradient: the same numbers, and nothing else changes.
+TEST(KernelsLamb, DirectionMayTakeTheGradientsPlace) {
+  Random random(25);
+  for (const Layout& layout : all_layouts()) {
+    SCOPED_TRACE(layout.elements());
+    MomentsCase moments(layout, lamb_groups(), &random, false, nullptr, nullptr);
+    const Outcome apart = execute_reference(moments.work);
+    moments.in_place();
+    const Outcome together = execute_reference(moments.work);
+    ASSERT_EQ(together.error, "");
+    for (const size_t at : {moments.m_at, moments.v_at, moments.p_sums, moments.u_sums}) {
+      EXPECT_EQ(apart.memory[at], together.memory[at]);
+    }
+    for (size_t t = 0; t < layout.sizes.size(); ++t) {
+      EXPECT_EQ(apart.as<float>(t), moments.g[t]);  // gradients are the first memory of the case
+      EXPECT_EQ(apart.memory[moments.u_at + t], together.memory[t]);
+    }
+  }
+}
 
 TEST(KernelsLamb, VectorsOfTheSpecification) {
   struct Expected {

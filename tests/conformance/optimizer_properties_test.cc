@@ -78,7 +78,10 @@ Status do_step(Optimizer& optimizer) {
 Status train(Optimizer& optimizer, Model& model, uint64_t from, uint64_t to) {
   for (uint64_t k = from; k < to; ++k) {
     model.gradients(k);
+    const std::vector<float> gradients = model.g;
     SOTTO_TRY(do_step(optimizer).with_prefix(fmt::format("step {}", k)));
+    if (std::memcmp(model.g.data(), gradients.data(), 4 * gradients.size()) != 0)
+      return error(Code::kInternal, "step {} wrote the caller's gradients", k);
   }
   return ok_status();
 }

@@ -23,7 +23,7 @@ struct Encoder {
       : work(options, level),
         n(count),
         x(work.random(n, 1)),
-        list(work.list_of(x)),
+        list(work.list_of({x})),
         c(work.random(n, 2)),
         scale(work.zeros<float>(1)),
         bits(work.zeros<uint8_t>(n / 8 + 1)),
@@ -133,7 +133,7 @@ struct Decoder {
         bits(work.random_bits(n / 8 + 1, 5)),
         messages(work.zeros<uint8_t>(4 * scale_message_bytes(1))),
         y(work.zeros<float>(n)),
-        list(work.list_of(y)),
+        list(work.list_of({y})),
         tables(work.pieces(n, (n / 4 + 511) / 512 * 512)) {
     args.instances = 1;
     for (uint32_t r = 0; r < 4; ++r) {

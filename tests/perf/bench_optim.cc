@@ -11,7 +11,7 @@ namespace sotto::perf {
 namespace {
 
 constexpr uint64_t kCheckElements = (1 << 20) + 13;
-// Four arrays of a tensor of this size are 1 MiB: they stay in L2 between the passes.
+// Parameters and direction of a tensor of this size stay in a cache between the passes of LAMB.
 constexpr uint64_t kTile = 65536;
 
 uint64_t blocks_of(uint64_t n) { return (n + kNormBlock - 1) / kNormBlock; }
@@ -59,33 +59,40 @@ struct Model {
       const uint64_t size = std::min(tensor, n - t * tensor);
       std::vector<std::vector<Piece>> cut = work.pieces(size, size);
       for (std::vector<Piece>& table : cut) {
-        for (Piece& piece : table) piece.flat += t * tensor, piece.offset += t * tensor;
+        for (Piece& piece : table) {
+          piece.flat += t * tensor;
+          piece.tensor = static_cast<uint32_t>(t);
+        }
       }
       tables.push_back(cut);
     }
-    p_list = work.list_of(p);
-    g_list = work.list_of(g);
-    // Tensors share one list entry; the numbers of each are at the start of what its kernels see.
-    range.blocks = blocks_of(tensor);
+    p_list = work.list_of(tensors_of(p));
+    g_list = work.list_of(tensors_of(g));
     tensor_args.ranges = &range;
     tensor_args.n = 1;
   }
   uint64_t tensors() const { return (n + tensor - 1) / tensor; }
+  std::vector<void*> tensors_of(float* array) const {
+    std::vector<void*> out;
+    for (uint64_t t = 0; t < tensors(); ++t) out.push_back(array + t * tensor);
+    return out;
+  }
 
   void adam() {
     for (const auto& t : tables) {
       work.run(KernelId::kAdam, {g_list, m, v, p_list, scalars, nullptr, nullptr}, &source, t);
     }
   }
+  // Directions take the place of gradients, as in a step that has averaged them itself.
   void lamb() {
     for (uint64_t t = 0; t < tensors(); ++t) {
       range.blocks = blocks_of(std::min(tensor, n - t * tensor));
+      range.tensor = static_cast<uint32_t>(t);
       work.run(KernelId::kLambMoments,
-               {g_list, m, v, p_list, sums_a, sums_b, scalars, nullptr, nullptr}, &source,
+               {g_list, m, v, p_list, sums_a, sums_b, scalars, nullptr, nullptr, g_list}, &source,
                tables[t]);
-      work.run(KernelId::kLambScalars, {sums_a, sums_b, scalars, states + t, steps + t},
-               &tensor_args);
-      work.run(KernelId::kLambUpdate, {m, v, p_list, scalars, steps + t}, nullptr, tables[t]);
+      work.run(KernelId::kLambScalars, {sums_a, sums_b, scalars, states, steps}, &tensor_args);
+      work.run(KernelId::kLambUpdate, {g_list, p_list, steps}, nullptr, tables[t]);
     }
   }
 
@@ -192,6 +199,8 @@ struct CompressedModel : Model {
              server_pieces);
     finish(&server_range, server_sums, counts + 1, server_scale);
     for (uint64_t t = 0; t < tensors(); ++t) {
+      // Here all tensors share one list entry, and the numbers of each are at the start of what its
+      // kernels see.
       range.blocks = blocks_of(std::min(tensor, n - t * tensor));
       work.run(KernelId::kOnebitLambFactor,
                {nullptr, new_bits, messages, nullptr, old_bits, messages, v, den, p_list, nullptr,

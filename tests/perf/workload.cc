@@ -61,9 +61,9 @@ uint8_t* Workload::random_bits(uint64_t bytes, uint64_t seed) {
   return bits;
 }
 
-void* Workload::list_of(void* tensor) {
-  lists_.push_back(std::make_unique<void*>(tensor));
-  return lists_.back().get();
+void* Workload::list_of(std::vector<void*> tensors) {
+  lists_.push_back(std::make_unique<std::vector<void*>>(std::move(tensors)));
+  return lists_.back()->data();
 }
 
 std::vector<std::vector<Piece>> Workload::pieces(uint64_t n, uint64_t chunk) const {

@@ -30,8 +30,8 @@ class Workload {
   // |random| + low.
   float* positive(uint64_t count, uint64_t seed, float sigma, float low);
   uint8_t* random_bits(uint64_t bytes, uint64_t seed);
-  // A list operand of one tensor.
-  void* list_of(void* tensor);
+  // A list operand.
+  void* list_of(std::vector<void*> tensors);
 
   // Pieces of one tensor of n elements in chunks of `chunk` elements, block and lane counted from
   // the tensor's start, cut for the device.
@@ -56,7 +56,7 @@ class Workload {
   };
   CpuDevice device_;
   std::vector<Block> blocks_;
-  std::vector<std::unique_ptr<void*>> lists_;
+  std::vector<std::unique_ptr<std::vector<void*>>> lists_;
 };
 
 // Calls f(first, count) for equal shares of 0 .. n on `options.threads` threads, as the yardsticks

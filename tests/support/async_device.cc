@@ -36,10 +36,10 @@ uint32_t list_operands(const KernelCall& call) {
     case KernelId::kOnebitLambFrontUndo: return 1u << 0;
     case KernelId::kOnebitDecode: return 1u << 2;
     case KernelId::kSumSquares: return call.arguments<SourceArgs>().flat ? 0u : 1u << 0;
-    case KernelId::kAdam:
+    case KernelId::kAdam: return (call.arguments<SourceArgs>().flat ? 0u : 1u << 0) | 1u << 3;
     case KernelId::kLambMoments:
-      return (call.arguments<SourceArgs>().flat ? 0u : 1u << 0) | 1u << 3;
-    case KernelId::kLambUpdate: return 1u << 2;
+      return (call.arguments<SourceArgs>().flat ? 0u : 1u << 0) | 1u << 3 | 1u << 9;
+    case KernelId::kLambUpdate: return 1u << 0 | 1u << 1;
     case KernelId::kOnebitLambFactor: return 1u << 8;
     case KernelId::kOnebitLambUpdate: return 1u << 4;
     default: return 0;
