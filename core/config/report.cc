@@ -1,54 +1,18 @@
 // config_report: what a file will do, as JSON.
 #include <algorithm>
+#include <cmath>
+#include <optional>
+#include <utility>
 
 #include "core/config/schedule.h"
 #include "core/config/sections.h"
+#include "core/config/volume.h"
 
 namespace sotto {
 namespace {
 
 constexpr uint64_t kMaxWorld = uint64_t{1} << 20;
 constexpr uint64_t kMaxParams = uint64_t{1} << 53;
-
-// Bytes that one rank sends to average n elements in full precision: 2 (W-1)/W n, rounded up.
-uint64_t full_precision_bytes(uint64_t n, uint64_t w, uint64_t element_bytes) {
-  const uint64_t factor = 2 * element_bytes * (w - 1);
-  return n / w * factor + (n % w * factor + w - 1) / w;
-}
-
-// Sizes of one error-compensated 1-bit all-reduce of n elements (chunk length K, padded length N =
-// K W).
-struct OneBitSizes {
-  uint64_t chunk = 0;    // K, elements
-  uint64_t payload = 0;  // sent by one rank
-  uint64_t errors = 0;   // residuals held, bytes
-  uint64_t scratch = 0;
-};
-
-OneBitSizes one_bit_sizes(uint64_t n, uint64_t w, uint64_t align) {
-  OneBitSizes s;
-  if (w == 1 || n == 0) return s;  // the identity: nothing is sent, no residuals
-  s.chunk = align * ((n + align * w - 1) / (align * w));
-  s.payload = 2 * (w - 1) * (s.chunk / 8);
-  s.errors = 4 * n + 4 * s.chunk;
-  s.scratch = 3 * (s.chunk * w / 8) + s.chunk / 8 + 8 * w + 4 * s.chunk;
-  return s;
-}
-
-// Bytes of moments and the like per element, without residuals.
-uint64_t moment_bytes(const Config& config) {
-  switch (config.optimizer.kind) {
-    case OptimizerKind::kNone: return 0;
-    case OptimizerKind::kSgd: return config.optimizer.params.momentum > 0 ? 4 : 0;
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kAdamW:
-    case OptimizerKind::kLamb:
-    case OptimizerKind::kOneBitAdam: return 8;
-    case OptimizerKind::kZeroOneAdam:
-    case OptimizerKind::kOneBitLamb: return 12;
-  }
-  return 0;
-}
 
 Json params_json(OptimizerKind kind, const OptimizerParams& p) {
   Json out = {{"lr", p.lr}, {"weight_decay", p.weight_decay}};
@@ -106,12 +70,31 @@ Result<Json> optimizer_json(const Config& config) {
   return out;
 }
 
+// Length of the run as far as the file says; 0: it does not.
+uint64_t run_updates(const Config& config) { return config.scheduler.total_num_steps; }
+
+// The update with the highest rate; nothing if there is none.
+std::optional<uint64_t> peak_update(const SchedulerConfig& s) {
+  switch (s.kind) {
+    case SchedulerKind::kNone:
+    case SchedulerKind::kLRRangeTest: return std::nullopt;  // constant; growing for ever
+    case SchedulerKind::kWarmupLR:
+    case SchedulerKind::kWarmupDecayLR:
+    case SchedulerKind::kWarmupCosineLR: return s.warmup_num_steps + 2;
+    case SchedulerKind::kOneCycle: return s.cycle_first_step_size + 1;
+  }
+  return std::nullopt;
+}
+
 // Updates at which the report shows the rate: round numbers and the corners of the schedule and of
 // the stages.
 std::vector<uint64_t> sample_updates(const Config& config) {
   std::vector<uint64_t> updates = {1, 2, 3, 10, 100, 1000, 10000};
   const SchedulerConfig& s = config.scheduler;
-  if (s.kind != SchedulerKind::kNone) updates.push_back(s.warmup_num_steps + 2);
+  if (const std::optional<uint64_t> peak = peak_update(s)) updates.push_back(*peak);
+  if (s.kind == SchedulerKind::kOneCycle)
+    updates.push_back(s.cycle_first_step_size + s.cycle_second_step_size + 1);
+  if (s.kind == SchedulerKind::kLRRangeTest) updates.push_back(s.lr_range_test_step_size + 1);
   if (s.total_num_steps > 0) {
     updates.push_back(std::max<uint64_t>(s.total_num_steps / 2, 1));
     updates.push_back(s.total_num_steps);
@@ -136,9 +119,16 @@ Result<Json> schedule_json(const Config& config) {
   for (const uint64_t k : sample_updates(config)) {
     Json rates = Json::array();
     for (uint64_t g = 0; g < n_groups; ++g) rates.push_back(schedule.lr_of_update(k, g));
-    samples.push_back({{"update", k}, {"groups", std::move(rates)}});
+    Json sample = {{"update", k}, {"groups", std::move(rates)}};
+    if (const auto betas = schedule.betas_of_update(k)) {
+      sample["betas"] = {betas->beta1, betas->beta2};
+    }
+    samples.push_back(std::move(sample));
   }
   out["lr"] = std::move(samples);
+  const auto peak = peak_update(config.scheduler);
+  out["peak_update"] = peak ? Json(*peak) : Json(nullptr);
+  out["end_update"] = run_updates(config) == 0 ? Json(nullptr) : Json(run_updates(config));
   return out;
 }
 
@@ -155,16 +145,31 @@ Json stage(std::string_view name, uint64_t first, Json last, Json bytes) {
           {"payload_bytes_per_update", std::move(bytes)}};
 }
 
+// 0/1 Adam mixes full precision and 1 bit until its variance is frozen; then it sends at every 1st,
+// 2nd, 4th, ... update.
+Json zero_one_stages(const Config& config, const Json& full, const Json& one_bit) {
+  const uint64_t phase_a = variance_phase_updates(config);
+  const UpdateCounts a = count_updates(config, phase_a);
+  Json variance =
+      stage("variance", 1, phase_a, {{"variance_update", full}, {"other_update", one_bit}});
+  variance["updates"] = {{"variance", a.full_precision}, {"other", a.compressed}};
+  Json local =
+      stage("local", phase_a + 1, nullptr, {{"synchronisation", one_bit}, {"other_update", 0}});
+  local["longest_interval"] = config.optimizer.params.local_step_clipper;
+  if (const uint64_t updates = run_updates(config); updates > phase_a) {
+    const UpdateCounts all = count_updates(config, updates);
+    local["updates"] = {{"synchronisation", all.sync}, {"other", all.local}};
+  }
+  return Json::array({std::move(variance), std::move(local)});
+}
+
 Json stages_json(const Config& config, const Request& request) {
-  const bool half = config.fp16.enabled || config.bf16_enabled;
-  const Dtype dtype = config.communication_data_type.value_or(half ? Dtype::kF16 : Dtype::kF32);
   Json full = nullptr;
   Json one_bit = nullptr;
   if (request.known()) {
-    full = full_precision_bytes(request.n_params, request.world, dtype_bytes(dtype));
-    one_bit = one_bit_sizes(request.n_params, request.world, config.sotto.chunk_align).payload;
+    full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
+    one_bit = one_bit_sizes(config.sotto, request.n_params, request.world).payload;
   }
-  const OptimizerParams& p = config.optimizer.params;
   const uint64_t updates = config.full_precision_updates();
   switch (config.optimizer.kind) {
     case OptimizerKind::kNone: return Json::array();
@@ -176,31 +181,49 @@ Json stages_json(const Config& config, const Request& request) {
     case OptimizerKind::kOneBitLamb:
       return Json::array({stage("full_precision", 1, updates, full),
                           stage("compressed", updates + 1, nullptr, one_bit)});
-    case OptimizerKind::kZeroOneAdam: break;
+    case OptimizerKind::kZeroOneAdam: return zero_one_stages(config, full, one_bit);
   }
-  // Phase A of 0/1 Adam mixes both kinds of steps; phase B sends every 1, 2, 4, ... updates.
-  const uint64_t phase_a = std::max<uint64_t>(p.var_freeze_step + 1 - config.sotto.step_offset, 1);
-  const Json mixed = {{"variance_update", full}, {"other_update", one_bit}};
-  const Json local = {{"synchronisation", one_bit},
-                      {"other_update", 0},
-                      {"longest_interval", p.local_step_clipper}};
-  return Json::array(
-      {stage("variance", 1, phase_a, mixed), stage("local", phase_a + 1, nullptr, local)});
+  return Json::array();
+}
+
+// The whole run, where the schedule tells how long it is. Bits are those of one round per
+// parameter: a rank sends 2 (W-1)/W times as many.
+Json run_json(const Config& config) {
+  const uint64_t updates = run_updates(config);
+  if (updates == 0 || config.optimizer.kind == OptimizerKind::kNone) return nullptr;
+  const UpdateCounts c = count_updates(config, updates);
+  const double full_bits = 8.0 * static_cast<double>(communication_bytes(config));
+  const double bits = full_bits * static_cast<double>(c.full_precision) +
+                      static_cast<double>(c.compressed + c.sync);
+  return {{"updates", updates},
+          {"full_precision_updates", c.full_precision},
+          {"compressed_updates", c.compressed + c.sync},
+          {"silent_updates", c.local},
+          {"bits_per_parameter_and_update", bits / static_cast<double>(updates)},
+          {"part_of_full_precision", bits / static_cast<double>(updates) / full_bits}};
 }
 
 Json memory_json(const Config& config, const Request& request) {
   if (!request.known()) return nullptr;
-  OneBitSizes one_bit;
-  if (optimizer_is_one_bit(config.optimizer.kind)) {
-    one_bit = one_bit_sizes(request.n_params, request.world, config.sotto.chunk_align);
+  const MemoryBytes b = memory_bytes(config, request.world, request.n_params);
+  Json out = Json::object();
+  const std::pair<const char*, uint64_t> items[] = {{"parameters", b.parameters},
+                                                    {"model_copy", b.model_copy},
+                                                    {"gradients", b.gradients},
+                                                    {"m", b.m},
+                                                    {"v", b.v},
+                                                    {"vf", b.vf},
+                                                    {"den", b.den},
+                                                    {"local_sum", b.local_sum},
+                                                    {"anchor", b.anchor},
+                                                    {"residuals", b.residuals},
+                                                    {"bits", b.bits},
+                                                    {"codec_scratch", b.scratch}};
+  for (const auto& [name, bytes] : items) {
+    if (bytes != 0) out[name] = bytes;
   }
-  const uint64_t moments = moment_bytes(config) * request.n_params;
-  return {{"parameters", 4 * request.n_params},
-          {"gradients", 4 * request.n_params},
-          {"moments", moments},
-          {"residuals", one_bit.errors},
-          {"codec_scratch", one_bit.scratch},
-          {"state", moments + one_bit.errors}};
+  out["state"] = b.state();
+  return out;
 }
 
 Result<Json> batch_json(const Config& config, const Request& request) {
@@ -211,6 +234,16 @@ Result<Json> batch_json(const Config& config, const Request& request) {
               {"train_micro_batch_size_per_gpu", batch->micro},
               {"gradient_accumulation_steps", batch->gas},
               {"data_parallel_ranks", request.world}};
+}
+
+Json loss_scale_json(const Config& config) {
+  const Fp16Config& f = config.fp16;
+  if (!f.enabled) return nullptr;
+  if (f.loss_scale > 0) return {{"kind", "static"}, {"scale", f.loss_scale}};
+  return {{"kind", "dynamic"},
+          {"first_scale", std::ldexp(1.0, static_cast<int>(f.initial_scale_power))},
+          {"window", f.loss_scale_window},
+          {"smallest_scale", f.min_loss_scale}};
 }
 
 Json sotto_json(const SottoConfig& s) {
@@ -250,6 +283,18 @@ Json keys_json(const Config& config, const std::vector<Obstacle>& obstacles) {
   return out;
 }
 
+// What the batch keys say as long as the number of ranks is unknown.
+std::string batch_note(const Config& c) {
+  const uint64_t train = c.train_batch_size.value_or(0);
+  const uint64_t micro = c.train_micro_batch_size_per_gpu.value_or(0);
+  const uint64_t gas = c.gradient_accumulation_steps.value_or(0);
+  std::string text = "the batch keys were not checked: the number of ranks is unknown";
+  if (train == 0 || micro == 0 || gas == 0) return text;
+  const bool fits = train % micro == 0 && train / micro % gas == 0;
+  return fits ? fmt::format("{}; they fit {} data-parallel ranks", text, train / micro / gas)
+              : text + "; they fit no number of ranks";
+}
+
 Json notes_json(const Config& config, const Request& request) {
   Json notes = Json::array();
   notes.push_back(
@@ -265,7 +310,7 @@ Json notes_json(const Config& config, const Request& request) {
     notes.push_back(
         "no batch size is given, which DeepSpeed demands and this library does not need");
   } else if (request.world == 0) {
-    notes.push_back("the batch keys were not checked: the number of ranks is unknown");
+    notes.push_back(batch_note(config));
   }
   return notes;
 }
@@ -293,8 +338,10 @@ Result<std::string> config_report(std::string_view text, uint64_t world_size, ui
   SOTTO_ASSIGN(out["optimizer"], optimizer_json(config));
   SOTTO_ASSIGN(out["schedule"], schedule_json(config));
   out["gradient_clipping"] = config.gradient_clipping;
+  out["loss_scale"] = loss_scale_json(config);
   out["sotto"] = sotto_json(config.sotto);
   out["stages"] = stages_json(config, request);
+  out["run"] = run_json(config);
   out["memory_bytes"] = memory_json(config, request);
   out["keys"] = keys_json(config, obstacles);
   out["warnings"] = config.warnings;

@@ -1,0 +1,136 @@
+#include "core/config/volume.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace sotto {
+namespace {
+
+// Chunk length in elements of n elements that share a scale.
+uint64_t chunk_of(uint64_t n, uint64_t w, uint64_t align) {
+  return align * ((n + align * w - 1) / (align * w));
+}
+
+// Elements with padding, as far as sums of their bytes stay in 64 bits. Only a chunk_align out of
+// all proportion to the tensors comes near.
+constexpr uint64_t kMaxFlat = uint64_t{1} << 57;
+
+uint64_t bounded_product(uint64_t a, uint64_t b) {
+  uint64_t product = 0;
+  return __builtin_mul_overflow(a, b, &product) ? kMaxFlat : std::min(product, kMaxFlat);
+}
+
+// Multiples of `step` in (after, last].
+uint64_t multiples(uint64_t after, uint64_t last, uint64_t step) {
+  return last / step - after / step;
+}
+
+// Variance updates among the state steps first .. last: var_update_scaler at multiples of 1, then
+// as many at multiples of 2, of 4, ...
+uint64_t variance_updates(const OptimizerParams& p, uint64_t first, uint64_t last) {
+  uint64_t found = 0;
+  uint64_t after = first - 1;
+  for (uint64_t interval = 1; after < last; interval *= 2) {
+    const uint64_t here = multiples(after, last, interval);
+    if (here < p.var_update_scaler) return found + here;
+    found += p.var_update_scaler;
+    after = (after / interval + p.var_update_scaler) * interval;
+  }
+  return found;
+}
+
+// Synchronisations among the state steps after + 1 .. last, all behind the switch.
+uint64_t synchronisations(const OptimizerParams& p, uint64_t after, uint64_t last) {
+  uint64_t found = 0;
+  for (uint64_t interval = 1; after < last;
+       interval = std::min(p.local_step_clipper, 2 * interval)) {
+    const bool longest = interval == p.local_step_clipper;
+    const uint64_t end = longest ? last : std::min(last, after + p.local_step_scaler);
+    found += multiples(after, end, interval);
+    after = end;
+  }
+  return found;
+}
+
+bool is_16_bit(const Config& config) { return config.fp16.enabled || config.bf16_enabled; }
+
+}  // namespace
+
+uint64_t full_precision_bytes(uint64_t n, uint64_t w, uint64_t element_bytes) {
+  const uint64_t factor = 2 * element_bytes * (w - 1);
+  return n / w * factor + (n % w * factor + w - 1) / w;
+}
+
+OneBitSizes one_bit_sizes(const SottoConfig& sotto, uint64_t n, uint64_t w) {
+  // compat pads to the reference's multiple.
+  const uint64_t align = sotto.mode == Mode::kCompat ? std::lcm(w, uint64_t{8}) : sotto.chunk_align;
+  OneBitSizes s;
+  if (sotto.granularity == Granularity::kBucket) {
+    const uint64_t bucket = sotto.bucket_elements;
+    s.chunk =
+        bounded_product(n / bucket, chunk_of(bucket, w, align)) + chunk_of(n % bucket, w, align);
+  } else {
+    s.chunk = chunk_of(n, w, align);
+  }
+  s.chunk = std::min(s.chunk, kMaxFlat / w);
+  s.flat = s.chunk * w;
+  s.payload = 2 * (w - 1) * (s.chunk / 8);
+  return s;
+}
+
+uint64_t gradient_bytes(const Config& config) {
+  if (config.grad_accum_dtype) return dtype_bytes(*config.grad_accum_dtype);
+  return config.fp16.enabled ? 2 : 4;  // DeepSpeed accumulates the gradients of bf16 models in fp32
+}
+
+uint64_t communication_bytes(const Config& config) {
+  if (config.communication_data_type) return dtype_bytes(*config.communication_data_type);
+  return is_16_bit(config) ? 2 : 4;
+}
+
+uint64_t variance_phase_updates(const Config& config) {
+  const uint64_t offset = config.sotto.step_offset;
+  return std::max<uint64_t>(config.optimizer.params.var_freeze_step + 1 - offset, 1);
+}
+
+UpdateCounts count_updates(const Config& config, uint64_t updates) {
+  UpdateCounts c;
+  const OptimizerParams& p = config.optimizer.params;
+  if (config.optimizer.kind != OptimizerKind::kZeroOneAdam) {
+    c.full_precision = std::min(updates, config.full_precision_updates());
+    c.compressed = updates - c.full_precision;
+    return c;
+  }
+  const uint64_t offset = config.sotto.step_offset;
+  const uint64_t before = std::min(updates, variance_phase_updates(config));
+  c.full_precision = variance_updates(p, offset + 1, offset + before);
+  c.compressed = before - c.full_precision;
+  c.sync = synchronisations(p, offset + before, offset + updates);
+  c.local = updates - before - c.sync;
+  return c;
+}
+
+MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params) {
+  const OptimizerKind kind = config.optimizer.kind;
+  MemoryBytes b;
+  b.parameters = 4 * n_params;
+  b.model_copy = is_16_bit(config) ? 2 * n_params : 0;
+  b.gradients = gradient_bytes(config) * n_params;
+  if (kind == OptimizerKind::kNone) return b;
+  const bool one_bit = optimizer_is_one_bit(kind);
+  const OneBitSizes sizes = one_bit_sizes(config.sotto, n_params, one_bit ? world : 1);
+  const uint64_t floats = 4 * sizes.flat;
+  if (kind != OptimizerKind::kSgd) b.v = floats;
+  if (kind != OptimizerKind::kSgd || config.optimizer.params.momentum > 0) b.m = floats;
+  if (!one_bit) return b;
+  b.den = floats;
+  if (kind == OptimizerKind::kOneBitLamb) b.vf = floats;
+  if (kind == OptimizerKind::kZeroOneAdam) b.local_sum = b.anchor = floats;
+  b.residuals = floats + 4 * sizes.chunk;
+  const bool masks = config.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
+  b.bits = (masks ? 3 : 2) * (sizes.flat / 8);
+  if (world > 1) b.scratch = 2 * (sizes.flat / 8) + sizes.chunk / 8 + 4 * sizes.chunk;
+  return b;
+}
+
+}  // namespace sotto

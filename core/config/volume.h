@@ -1,0 +1,64 @@
+// What a configuration costs: updates of each kind, bytes on the wire, bytes of memory; closed
+// formulas, nothing is built or run.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "core/config/config.h"
+
+namespace sotto {
+
+// Bytes that one rank sends to average n elements in full precision: 2 (W-1)/W n, rounded up.
+uint64_t full_precision_bytes(uint64_t n, uint64_t w, uint64_t element_bytes);
+
+// One error-compensated 1-bit all-reduce of n elements over w ranks.
+struct OneBitSizes {
+  uint64_t flat = 0;     // N: elements with padding
+  uint64_t chunk = 0;    // K = N / w
+  uint64_t payload = 0;  // bytes of bits that one rank sends
+};
+OneBitSizes one_bit_sizes(const SottoConfig& sotto, uint64_t n, uint64_t w);
+
+// Bytes of one element of a gradient as the training program holds it, and as a full-precision
+// average sends it.
+uint64_t gradient_bytes(const Config& config);
+uint64_t communication_bytes(const Config& config);
+
+// How many of a run's updates are of each kind.
+struct UpdateCounts {
+  uint64_t full_precision = 0;  // 0/1 Adam: those that update the variance
+  uint64_t compressed = 0;      // 0/1 Adam: compressed gradients, before the variance is frozen
+  uint64_t sync = 0;            // 0/1 Adam: compressed sums of momentum
+  uint64_t local = 0;           // 0/1 Adam: nothing is sent
+  uint64_t total() const { return full_precision + compressed + sync + local; }
+};
+// updates: length of the run, at most 2^53.
+UpdateCounts count_updates(const Config& config, uint64_t updates);
+
+// 0/1 Adam: updates before the variance is frozen.
+uint64_t variance_phase_updates(const Config& config);
+
+// Bytes on one rank; 0: not there.
+struct MemoryBytes {
+  uint64_t parameters = 0;  // fp32, of the training program, as the following two
+  uint64_t model_copy = 0;  // 16-bit
+  uint64_t gradients = 0;
+  uint64_t m = 0;
+  uint64_t v = 0;
+  uint64_t vf = 0;         // 1-bit LAMB: variance that goes on
+  uint64_t den = 0;        // 1-bit types: sqrt(v) + eps while v is frozen
+  uint64_t local_sum = 0;  // 0/1 Adam: updates since the last synchronisation
+  uint64_t anchor = 0;     // 0/1 Adam: parameters at the last synchronisation
+  uint64_t residuals = 0;
+  uint64_t bits = 0;     // packed signs that stay: of the momentum, and of valid elements
+  uint64_t scratch = 0;  // of one compressed step
+  // What the library holds.
+  uint64_t state() const {
+    return m + v + vf + den + local_sum + anchor + residuals + bits + scratch;
+  }
+};
+// world >= 1.
+MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params);
+
+}  // namespace sotto
