@@ -1,6 +1,7 @@
 #include "core/codec/onebit_layout.h"
 
 #include <algorithm>
+#include <cstring>
 
 namespace sotto {
 namespace {
@@ -10,33 +11,97 @@ uint64_t blocks_of(uint64_t elements) { return (elements + kNormBlock - 1) / kNo
 }  // namespace
 
 OnebitLayout::OnebitLayout(std::vector<OnebitTensor> tensors, uint32_t ranks, uint64_t align,
-                           OnebitGranularity granularity)
+                           OnebitGranularity granularity, uint64_t bucket, bool scales)
     : tensors_(std::move(tensors)), ranks_(ranks) {
-  instance_of_.resize(tensors_.size());
-  start_of_.resize(tensors_.size());
-  for (uint32_t t = 0; t < tensors_.size(); ++t) {
+  order_tensors();
+  cut_instances(granularity, bucket);
+  place_instances(align, granularity == OnebitGranularity::kBucket, scales);
+}
+
+void OnebitLayout::order_tensors() {
+  std::vector<uint32_t> order(tensors_.size());
+  for (uint32_t t = 0; t < order.size(); ++t) {
+    order[t] = t;
     first_block_of_.push_back(tensor_blocks_);
     tensor_blocks_ += blocks_of(tensors_[t].count);
-    elements_ += tensors_[t].count;
-    if (tensors_[t].count == 0) continue;
-    if (instances_.empty() || granularity == OnebitGranularity::kTensor) instances_.emplace_back();
-    Instance& instance = instances_.back();
-    instance_of_[t] = static_cast<uint32_t>(instances_.size() - 1);
-    start_of_[t] = instance.count;
-    instance.tensors.push_back(t);
-    instance.starts.push_back(instance.count);
-    instance.count += tensors_[t].count;
   }
-  for (Instance& instance : instances_) {
+  std::stable_sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
+    return tensors_[a].group < tensors_[b].group;
+  });
+  begin_of_.resize(tensors_.size());
+  for (const uint32_t t : order) {
+    begin_of_[t] = elements_;
+    if (tensors_[t].count != 0) spans_.push_back({elements_, t});
+    elements_ += tensors_[t].count;
+  }
+}
+
+void OnebitLayout::cut_instances(OnebitGranularity granularity, uint64_t bucket) {
+  const auto add = [this](uint64_t begin, uint64_t end) {
+    instances_.emplace_back();
+    instances_.back().begin = begin;
+    instances_.back().count = end - begin;
+  };
+  if (granularity == OnebitGranularity::kFlat) bucket = elements_;
+  if (granularity == OnebitGranularity::kFlat || granularity == OnebitGranularity::kBucket) {
+    for (uint64_t at = 0; at < elements_; at += bucket) add(at, std::min(elements_, at + bucket));
+    return;
+  }
+  for (size_t i = 0; i < spans_.size(); ++i) {
+    const OnebitTensor& tensor = tensors_[spans_[i].tensor];
+    const bool joins = granularity == OnebitGranularity::kGroup && i > 0 &&
+                       tensors_[spans_[i - 1].tensor].group == tensor.group;
+    if (joins) {
+      instances_.back().count += tensor.count;
+    } else {
+      add(spans_[i].begin, spans_[i].begin + tensor.count);
+    }
+  }
+}
+
+// sections: every instance is one.
+void OnebitLayout::place_instances(uint64_t align, bool sections, bool scales) {
+  for (size_t i = 0; i < instances_.size(); ++i) {
+    if (i == 0 || sections) {
+      OnebitSection section;
+      section.first_instance = i;
+      section.flat_begin = chunk_ * ranks_;
+      section.server_begin = chunk_;
+      sections_.push_back(section);
+    }
+    OnebitSection& section = sections_.back();
+    Instance& instance = instances_[i];
     const uint64_t unit = align * ranks_;
+    instance.section = static_cast<uint32_t>(sections_.size() - 1);
     instance.chunk = align * ((instance.count + unit - 1) / unit);
-    instance.chunk_begin = chunk_;
+    instance.chunk_begin = section.chunk;
     instance.worker_first_block = worker_blocks_;
     instance.server_first_block = server_blocks_;
+    ++section.instances;
+    section.chunk += instance.chunk;
     chunk_ += instance.chunk;
     worker_blocks_ += blocks_of(instance.chunk) * ranks_;
     server_blocks_ += blocks_of(instance.chunk);
   }
+  for (OnebitSection& section : sections_) {
+    section.message_offset = message_bytes_;
+    section.message_bytes = scale_message_bytes(scales ? section.instances : 0);
+    message_bytes_ += section.message_bytes * ranks_;
+  }
+}
+
+std::vector<uint32_t> OnebitLayout::flagged_ranks(std::span<const std::byte> area) const {
+  std::vector<uint32_t> out;
+  for (uint32_t r = 0; r < ranks_; ++r) {
+    uint32_t flags = 0;
+    for (const OnebitSection& s : sections_) {
+      uint32_t word = 0;
+      std::memcpy(&word, &area[s.message_offset + (r + 1) * s.message_bytes - 4], 4);
+      flags |= word;
+    }
+    if (flags != 0) out.push_back(r);
+  }
+  return out;
 }
 
 uint64_t OnebitLayout::valid(const Instance& instance, uint32_t chunk) const {
@@ -44,19 +109,29 @@ uint64_t OnebitLayout::valid(const Instance& instance, uint32_t chunk) const {
   return begin >= instance.count ? 0 : std::min(instance.chunk, instance.count - begin);
 }
 
-size_t OnebitLayout::instance_at(uint64_t within_chunk) const {
+size_t OnebitLayout::instance_at(const OnebitSection& section, uint64_t within_chunk) const {
+  const auto first = instances_.begin() + static_cast<ptrdiff_t>(section.first_instance);
   const auto it =
-      std::upper_bound(instances_.begin(), instances_.end(), within_chunk,
+      std::upper_bound(first, first + static_cast<ptrdiff_t>(section.instances), within_chunk,
                        [](uint64_t at, const Instance& i) { return at < i.chunk_begin; });
   return static_cast<size_t>(it - instances_.begin()) - 1;
 }
 
-std::vector<OnebitSegment> OnebitLayout::segments(uint32_t chunk, uint64_t elements) const {
+// Where the scale of an instance stands in the message of a chunk's owner, in the message area.
+uint32_t OnebitLayout::message_word(const Instance& instance, size_t index, uint32_t chunk) const {
+  const OnebitSection& s = sections_[instance.section];
+  return static_cast<uint32_t>((s.message_offset + chunk * s.message_bytes) / 4 + index -
+                               s.first_instance);
+}
+
+std::vector<OnebitSegment> OnebitLayout::segments(uint32_t section, uint32_t chunk,
+                                                  uint64_t elements) const {
   const uint64_t limit = std::max(kNormBlock, elements / kNormBlock * kNormBlock);
   std::vector<OnebitSegment> out;
-  const uint64_t base = chunk * chunk_;
-  OnebitSegment current{base, 0};
-  for (const Instance& instance : instances_) {
+  const OnebitSection& s = sections_[section];
+  OnebitSegment current{chunk_begin(s, chunk), 0, section};
+  for (size_t i = s.first_instance; i < s.first_instance + s.instances; ++i) {
+    const Instance& instance = instances_[i];
     uint64_t done = 0;
     while (done < instance.chunk) {
       // Up to the limit, but inside an instance only whole norm blocks.
@@ -67,7 +142,7 @@ std::vector<OnebitSegment> OnebitLayout::segments(uint32_t chunk, uint64_t eleme
       done += take;
       if (done < instance.chunk || current.count >= limit) {
         if (current.count > 0) out.push_back(current);
-        current = {current.begin + current.count, 0};
+        current = {current.begin + current.count, 0, section};
       }
     }
   }
@@ -77,10 +152,12 @@ std::vector<OnebitSegment> OnebitLayout::segments(uint32_t chunk, uint64_t eleme
 
 void OnebitLayout::append_pieces(uint32_t chunk, const OnebitSegment& segment, bool server,
                                  std::vector<Piece>* out) const {
-  const uint64_t base = chunk * chunk_;
+  const OnebitSection& section = sections_[segment.section];
+  const uint64_t base = chunk_begin(section, chunk);
   uint64_t at = segment.begin - base;  // within the chunk
   const uint64_t end = at + segment.count;
-  for (size_t i = instance_at(at); i < instances_.size() && at < end; ++i) {
+  const uint64_t flat_base = server ? section.server_begin : base;
+  for (size_t i = instance_at(section, at); at < end; ++i) {
     const Instance& instance = instances_[i];
     const uint64_t first_block =
         server ? instance.server_first_block
@@ -90,24 +167,26 @@ void OnebitLayout::append_pieces(uint32_t chunk, const OnebitSegment& segment, b
     const uint64_t real = valid(instance, chunk);
     while (local < stop) {
       Piece piece;
-      piece.flat = (server ? 0 : base) + instance.chunk_begin + local;
+      piece.flat = flat_base + instance.chunk_begin + local;
       piece.block = first_block + local / kNormBlock;
       piece.lane = static_cast<uint32_t>(local % kNormBlock);
       piece.scale = static_cast<uint32_t>(i);
       piece.chunk = chunk;
+      piece.message = server ? static_cast<uint32_t>(i - section.first_instance)
+                             : message_word(instance, i, chunk);
       if (local >= real) {
         piece.tensor = kNoTensor;
         piece.count = stop - local;
       } else {
-        const uint64_t in_instance = chunk * instance.chunk + local;
-        const auto it =
-            std::upper_bound(instance.starts.begin(), instance.starts.end(), in_instance) - 1;
-        const size_t index = static_cast<size_t>(it - instance.starts.begin());
-        piece.tensor = instance.tensors[index];
-        piece.group = tensors_[piece.tensor].group;
-        piece.offset = piece.target = in_instance - *it;
-        piece.count =
-            std::min({tensors_[piece.tensor].count - piece.offset, real - local, stop - local});
+        const uint64_t position = instance.begin + chunk * instance.chunk + local;
+        const auto span = std::upper_bound(spans_.begin(), spans_.end(), position,
+                                           [](uint64_t p, const Span& s) { return p < s.begin; }) -
+                          1;
+        const OnebitTensor& tensor = tensors_[span->tensor];
+        piece.tensor = span->tensor;
+        piece.group = tensor.group;
+        piece.offset = piece.target = position - span->begin;
+        piece.count = std::min({tensor.count - piece.offset, real - local, stop - local});
       }
       local += piece.count;
       out->push_back(piece);
@@ -128,23 +207,49 @@ std::vector<Piece> OnebitLayout::server_pieces(uint32_t chunk, const OnebitSegme
   return out;
 }
 
+std::vector<Piece> OnebitLayout::worker_pieces(uint32_t chunk) const {
+  std::vector<Piece> out;
+  for (uint32_t s = 0; s < sections_.size(); ++s) {
+    append_pieces(chunk, {chunk_begin(sections_[s], chunk), sections_[s].chunk, s}, false, &out);
+  }
+  return out;
+}
+
+std::vector<Piece> OnebitLayout::server_pieces(uint32_t chunk) const {
+  std::vector<Piece> out;
+  for (uint32_t s = 0; s < sections_.size(); ++s) {
+    append_pieces(chunk, {chunk_begin(sections_[s], chunk), sections_[s].chunk, s}, true, &out);
+  }
+  return out;
+}
+
 std::vector<Piece> OnebitLayout::tensor_pieces(uint32_t tensor) const {
   std::vector<Piece> out;
   const uint64_t count = tensors_[tensor].count;
   if (count == 0) return out;
-  const Instance& instance = instances_[instance_of_[tensor]];
+  const uint64_t begin = begin_of_[tensor];
+  auto instance = std::upper_bound(instances_.begin(), instances_.end(), begin,
+                                   [](uint64_t p, const Instance& i) { return p < i.begin; }) -
+                  1;
   for (uint64_t done = 0; done < count;) {
-    const uint64_t in_instance = start_of_[tensor] + done;
+    uint64_t in_instance = begin + done - instance->begin;
+    if (in_instance == instance->count) {
+      ++instance;
+      in_instance = 0;
+    }
+    const auto index = static_cast<size_t>(instance - instances_.begin());
+    const uint64_t local = in_instance % instance->chunk;
     Piece piece;
-    piece.chunk = static_cast<uint32_t>(in_instance / instance.chunk);
-    const uint64_t local = in_instance % instance.chunk;
-    piece.flat = piece.chunk * chunk_ + instance.chunk_begin + local;
+    piece.chunk = static_cast<uint32_t>(in_instance / instance->chunk);
+    piece.flat =
+        chunk_begin(sections_[instance->section], piece.chunk) + instance->chunk_begin + local;
     piece.offset = piece.target = done;
-    piece.count = std::min(count - done, instance.chunk - local);
+    piece.count = std::min({count - done, instance->chunk - local, instance->count - in_instance});
     piece.block = first_block_of_[tensor] + done / kNormBlock;
     piece.lane = static_cast<uint32_t>(done % kNormBlock);
     piece.tensor = tensor;
-    piece.scale = instance_of_[tensor];
+    piece.scale = static_cast<uint32_t>(index);
+    piece.message = message_word(*instance, index, piece.chunk);
     piece.group = tensors_[tensor].group;
     out.push_back(piece);
     done += piece.count;

@@ -1,10 +1,18 @@
 // How the tensors of one compressed call lie in its flat space (specification 1.1, 1.4, 1.10).
 //
-// A compression instance is what has scales of its own: everything together (`flat`) or each tensor
-// (`tensor`). Instance i with n_i elements has chunks of K_i = align * ceil(n_i / (align * W))
-// elements, one per rank. The flat space is ordered by destination, so that what one rank receives
-// is contiguous: chunk 0 of all instances, chunk 1 of all instances, ... With one instance it is
-// the concatenation of the tensors followed by padding.
+// The tensors, by parameter group and then in the order of registration, are one sequence of
+// elements; tensors without elements take no part. A compression instance is a range of it that
+// has scales of its own. Instance i with n_i elements has chunks of K_i = align * ceil(n_i / (align
+// * W)) elements, one per rank.
+//
+// A section is a run of instances with rounds and scale messages of its own, so that one can be
+// encoded while another travels. The flat space has section after section; inside a section it is
+// ordered by destination, so that what one rank receives is contiguous: chunk 0 of all instances,
+// chunk 1 of all instances, ... With one section and one instance it is the sequence followed by
+// padding.
+//
+// Scale messages of all ranks (the message area) lie section after section, in each one message per
+// rank. A server's flat space has its own chunk of every section.
 #pragma once
 
 #include <cstdint>
@@ -15,24 +23,38 @@
 
 namespace sotto {
 
-enum class OnebitGranularity : uint8_t { kFlat = 1, kTensor = 2 };
+// What an instance is: everything, the tensors of a parameter group, a tensor, or
+// `bucket` elements (the last may have less). Buckets are sections; else there is one.
+enum class OnebitGranularity : uint8_t { kFlat = 1, kTensor = 2, kBucket = 3, kGroup = 4 };
 
 struct OnebitTensor {
   uint64_t count = 0;
   uint32_t group = 0;
 };
 
+struct OnebitSection {
+  uint64_t first_instance = 0;
+  uint64_t instances = 0;
+  uint64_t flat_begin = 0;
+  uint64_t chunk = 0;           // elements of all its instances per rank
+  uint64_t server_begin = 0;    // in a server's flat space
+  uint64_t message_offset = 0;  // bytes, in the message area
+  uint64_t message_bytes = 0;   // of one rank's message
+};
+
 // A run of flat elements handed to one kernel and sent as one message.
 struct OnebitSegment {
   uint64_t begin = 0;  // flat
   uint64_t count = 0;  // a multiple of 8
+  uint32_t section = 0;
 };
 
 class OnebitLayout {
  public:
-  // align: a positive multiple of 8.
+  // align: a positive multiple of 8. bucket: elements, for kBucket. scales: scale messages have
+  // scales; else flags only.
   OnebitLayout(std::vector<OnebitTensor> tensors, uint32_t ranks, uint64_t align,
-               OnebitGranularity granularity);
+               OnebitGranularity granularity, uint64_t bucket = 0, bool scales = true);
 
   uint32_t ranks() const { return ranks_; }
   uint64_t instances() const { return instances_.size(); }
@@ -40,15 +62,26 @@ class OnebitLayout {
   uint64_t chunk_elements() const { return chunk_; }  // of all instances, per rank
   uint64_t flat_elements() const { return chunk_ * ranks_; }
   const std::vector<OnebitTensor>& tensors() const { return tensors_; }
+  const std::vector<OnebitSection>& sections() const { return sections_; }
+  uint64_t message_bytes() const { return message_bytes_; }  // of the message area
+  // Ranks whose messages carry a flag, ascending. area: message_bytes() bytes.
+  std::vector<uint32_t> flagged_ranks(std::span<const std::byte> area) const;
+  // First flat element of chunk k of a section.
+  uint64_t chunk_begin(const OnebitSection& s, uint32_t chunk) const {
+    return s.flat_begin + chunk * s.chunk;
+  }
 
-  // Cuts chunk k into runs of about `elements`; cuts lie where norm blocks start.
-  std::vector<OnebitSegment> segments(uint32_t chunk, uint64_t elements) const;
+  // Cuts chunk k of a section into runs of about `elements`; cuts lie where norm blocks start.
+  std::vector<OnebitSegment> segments(uint32_t section, uint32_t chunk, uint64_t elements) const;
   // Pieces of a segment of chunk k, padding included, for the worker side: flat indices, worker
   // norm blocks.
   std::vector<Piece> worker_pieces(uint32_t chunk, const OnebitSegment& segment) const;
-  // The same for the server side: flat counts from the start of the chunk, server norm blocks of
-  // this chunk.
+  // The same for the server side: flat counts in the server's own flat space, norm blocks are this
+  // chunk's, `message` is the index of the scale inside one message of the section.
   std::vector<Piece> server_pieces(uint32_t chunk, const OnebitSegment& segment) const;
+  // Whole chunk k of every section, for the worker and for the server side.
+  std::vector<Piece> worker_pieces(uint32_t chunk) const;
+  std::vector<Piece> server_pieces(uint32_t chunk) const;
   // Pieces of one tensor in its own order; norm blocks count from the tensor's start, first
   // tensor_range(t).first_block.
   std::vector<Piece> tensor_pieces(uint32_t tensor) const;
@@ -64,28 +97,40 @@ class OnebitLayout {
 
  private:
   struct Instance {
-    uint64_t count = 0;        // n_i
+    uint64_t begin = 0;  // in the sequence of all elements
+    uint64_t count = 0;  // n_i
+    uint32_t section = 0;
     uint64_t chunk = 0;        // K_i
-    uint64_t chunk_begin = 0;  // within a rank's chunk of the flat space
+    uint64_t chunk_begin = 0;  // within its section's chunk
     uint64_t worker_first_block = 0;
     uint64_t server_first_block = 0;  // within a chunk's blocks
-    std::vector<uint32_t> tensors;
-    std::vector<uint64_t> starts;  // of each tensor within the instance
+  };
+  // A tensor that takes part.
+  struct Span {
+    uint64_t begin = 0;  // in the sequence
+    uint32_t tensor = 0;
   };
 
+  void order_tensors();
+  void cut_instances(OnebitGranularity granularity, uint64_t bucket);
+  void place_instances(uint64_t align, bool sections, bool scales);
   uint64_t valid(const Instance& instance, uint32_t chunk) const;
-  size_t instance_at(uint64_t within_chunk) const;
+  // Index of the instance of a section that holds an element of its chunk.
+  size_t instance_at(const OnebitSection& section, uint64_t within_chunk) const;
+  uint32_t message_word(const Instance& instance, size_t index, uint32_t chunk) const;
   void append_pieces(uint32_t chunk, const OnebitSegment& segment, bool server,
                      std::vector<Piece>* out) const;
 
   std::vector<OnebitTensor> tensors_;
+  std::vector<Span> spans_;
+  std::vector<uint64_t> begin_of_;  // per tensor: start in the sequence
   std::vector<Instance> instances_;
-  std::vector<uint32_t> instance_of_;     // per tensor
-  std::vector<uint64_t> start_of_;        // per tensor: start within its instance
+  std::vector<OnebitSection> sections_;
   std::vector<uint64_t> first_block_of_;  // per tensor
   uint32_t ranks_;
   uint64_t elements_ = 0;
   uint64_t chunk_ = 0;
+  uint64_t message_bytes_ = 0;
   uint64_t worker_blocks_ = 0, server_blocks_ = 0, tensor_blocks_ = 0;
 };
 

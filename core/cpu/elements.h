@@ -35,11 +35,10 @@ inline void raise_flags(uint32_t* target, uint32_t flags) {
   if (flags != 0) std::atomic_ref<uint32_t>(*target).fetch_or(flags, std::memory_order_relaxed);
 }
 
-inline float message_scale(const uint8_t* messages, uint64_t rank, uint64_t instances,
-                           uint64_t instance) {
+// Number `index` of messages, counted in float32.
+inline float message_scale(const uint8_t* messages, uint64_t index) {
   float scale;
-  std::memcpy(&scale, messages + rank * scale_message_bytes(instances) + 4 * instance,
-              sizeof scale);
+  std::memcpy(&scale, messages + 4 * index, sizeof scale);
   return scale;
 }
 
@@ -70,8 +69,7 @@ struct Momentum {
   uint64_t instances;
 
   float magnitude(const Piece& piece, float scaling) const {
-    return bits == nullptr ? 0.0f
-                           : message_scale(messages, piece.chunk, instances, piece.scale) / scaling;
+    return bits == nullptr ? 0.0f : message_scale(messages, piece.message) / scaling;
   }
   float at(uint64_t flat, float magnitude) const {
     return bits == nullptr ? floats[flat] : plus_minus(get_bit(bits, flat), magnitude);

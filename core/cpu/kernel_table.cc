@@ -8,6 +8,7 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kFill) = scalar::fill;
   kernel_entry(t, KernelId::kPack) = scalar::pack;
   kernel_entry(t, KernelId::kUnpack) = scalar::unpack;
+  kernel_entry(t, KernelId::kConvert) = scalar::convert;
   kernel_entry(t, KernelId::kReduce) = scalar::reduce;
   kernel_entry(t, KernelId::kOnebitEncode) = scalar::onebit_encode;
   kernel_entry(t, KernelId::kOnebitEncodeUndo) = scalar::onebit_encode_undo;
@@ -16,6 +17,10 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kNormFinish) = scalar::norm_finish;
   kernel_entry(t, KernelId::kOnebitServer) = scalar::onebit_server;
   kernel_entry(t, KernelId::kOnebitDecode) = scalar::onebit_decode;
+  kernel_entry(t, KernelId::kQuantEncode) = scalar::quant_encode;
+  kernel_entry(t, KernelId::kQuantEncodeUndo) = scalar::quant_encode_undo;
+  kernel_entry(t, KernelId::kQuantServer) = scalar::quant_server;
+  kernel_entry(t, KernelId::kQuantDecode) = scalar::quant_decode;
   kernel_entry(t, KernelId::kGate) = scalar::gate;
   kernel_entry(t, KernelId::kSumSquares) = scalar::sum_squares;
   kernel_entry(t, KernelId::kNormMessage) = scalar::norm_message;
@@ -31,6 +36,13 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kOnebitLambScalars) = scalar::onebit_lamb_scalars;
   kernel_entry(t, KernelId::kOnebitLambUpdate) = scalar::onebit_lamb_update;
   kernel_entry(t, KernelId::kMomentumFromBits) = scalar::momentum_from_bits;
+  kernel_entry(t, KernelId::kStepSizes) = scalar::step_sizes;
+  kernel_entry(t, KernelId::kSgd) = scalar::sgd;
+  kernel_entry(t, KernelId::kFrozenAdam) = scalar::frozen_adam;
+  kernel_entry(t, KernelId::kLocalMomentum) = scalar::local_momentum;
+  kernel_entry(t, KernelId::kLocalFront) = scalar::local_front;
+  kernel_entry(t, KernelId::kLocalFrontUndo) = scalar::local_front_undo;
+  kernel_entry(t, KernelId::kLocalSync) = scalar::local_sync;
   return t;
 }
 

@@ -27,6 +27,7 @@ namespace scalar {
 void fill(const KernelCall& call);
 void pack(const KernelCall& call);
 void unpack(const KernelCall& call);
+void convert(const KernelCall& call);
 void reduce(const KernelCall& call);
 
 void onebit_encode(const KernelCall& call);
@@ -35,6 +36,11 @@ void onebit_server(const KernelCall& call);
 void onebit_decode(const KernelCall& call);
 void norm_finish(const KernelCall& call);
 void gate(const KernelCall& call);
+
+void quant_encode(const KernelCall& call);
+void quant_encode_undo(const KernelCall& call);
+void quant_server(const KernelCall& call);
+void quant_decode(const KernelCall& call);
 
 void sum_squares(const KernelCall& call);
 void norm_message(const KernelCall& call);
@@ -54,6 +60,15 @@ void onebit_lamb_factor(const KernelCall& call);
 void onebit_lamb_scalars(const KernelCall& call);
 void onebit_lamb_update(const KernelCall& call);
 void momentum_from_bits(const KernelCall& call);
+
+void step_sizes(const KernelCall& call);
+void sgd(const KernelCall& call);
+
+void frozen_adam(const KernelCall& call);
+void local_momentum(const KernelCall& call);
+void local_front(const KernelCall& call);
+void local_front_undo(const KernelCall& call);
+void local_sync(const KernelCall& call);
 }  // namespace scalar
 
 }  // namespace sotto

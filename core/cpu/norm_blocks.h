@@ -30,6 +30,7 @@ void for_each_run(std::span<const Piece> pieces, Visit&& visit) {
 // added.
 class NormBlocks {
  public:
+  // sums null: nothing is kept.
   explicit NormBlocks(float* sums) : sums_(sums) {}
 
   // The lanes of `block`; finishes the block before it unless it is the same. Add element at
@@ -48,7 +49,7 @@ class NormBlocks {
     for (uint64_t half = kNormLanes / 2; half != 0; half /= 2) {
       for (uint64_t j = 0; j < half; ++j) lanes_[j] += lanes_[j + half];
     }
-    sums_[block_] = lanes_[0];
+    if (sums_ != nullptr) sums_[block_] = lanes_[0];
     open_ = false;
   }
 

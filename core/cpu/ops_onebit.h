@@ -15,8 +15,10 @@ struct EncodeOp : OpBase {
         bits(call.operands[3].flat<uint8_t>()),
         valid(call.operands[5].flat<const uint8_t>()),
         flags_out(call.operands[6].flat<uint32_t>()),
+        coefficient(call.operands.size() > 7 ? call.operands[7].flat<const float>() : nullptr),
         sums(call.operands[4].flat<float>()) {}
 
+  float factor() const { return coefficient != nullptr ? *coefficient : 1.0f; }
   const float* input(const Piece& p) const {
     return inputs->list<const float>(p.tensor) + p.offset;
   }
@@ -26,11 +28,12 @@ struct EncodeOp : OpBase {
   }
   void elements(const Piece& p, uint64_t first, uint64_t count) {
     const float* x = input(p);
+    const float by = factor();  // a product with 1 is exact
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = p.flat + j;
       float value = 0.0f;
       if (valid == nullptr || get_bit(valid, flat)) {
-        value = guard_finite(x[j], &flags) + residual_of(c[flat], old_scales[p.scale]);
+        value = guard_finite(x[j] * by, &flags) + residual_of(c[flat], old_scales[p.scale]);
         lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
       }
       c[flat] = value;
@@ -49,6 +52,7 @@ struct EncodeOp : OpBase {
   uint8_t* bits;
   const uint8_t* valid;
   uint32_t* flags_out;
+  const float* coefficient;
   NormBlocks sums;
   float* lanes = nullptr;
   uint32_t flags = 0;
@@ -60,15 +64,16 @@ struct ServerOp : OpBase {
         part(1.0f / static_cast<float>(args.world)),
         rows(call.operands[0].flat<const uint8_t>()),
         messages(call.operands[1].flat<const uint8_t>()),
-        c(call.operands[2].flat<float>()),
+        c(call.operands[2].flat<const float>()),
         old_scales(call.operands[3].flat<const float>()),
         bits(call.operands[4].flat<uint8_t>()),
         valid(call.operands[6].flat<const uint8_t>()),
+        new_c(call.operands[7].flat<float>()),
         sums(call.operands[5].flat<float>()) {}
 
   // What a bit of rank r counts: fl(S_r * fl(1/W)).
   float term(uint32_t r, const Piece& p) const {
-    return message_scale(messages, r, args.instances, p.scale) * part;
+    return message_scale(messages, r * (args.instances + 1) + p.message) * part;
   }
   // Sum over ranks: groups of 8, each from 0 in ascending order.
   float sum(const Piece& p, uint64_t flat) const {
@@ -94,7 +99,7 @@ struct ServerOp : OpBase {
         value = sum(p, flat) + residual_of(c[flat], old_scales[p.scale]);
         lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
       }
-      c[flat] = value;
+      new_c[flat] = value;
       set_bit(bits, flat, value >= 0.0f);
     }
   }
@@ -104,23 +109,23 @@ struct ServerOp : OpBase {
   const float part;
   const uint8_t* rows;
   const uint8_t* messages;
-  float* c;
+  const float* c;
   const float* old_scales;
   uint8_t* bits;
   const uint8_t* valid;
+  float* new_c;
   NormBlocks sums;
   float* lanes = nullptr;
 };
 
 struct DecodeOp : OpBase {
   explicit DecodeOp(const KernelCall& call)
-      : instances(call.arguments<DecodeArgs>().instances),
-        bits(call.operands[0].flat<const uint8_t>()),
+      : bits(call.operands[0].flat<const uint8_t>()),
         messages(call.operands[1].flat<const uint8_t>()),
         outputs(&call.operands[2]),
         valid(call.operands[3].flat<const uint8_t>()) {}
 
-  float scale(const Piece& p) const { return message_scale(messages, p.chunk, instances, p.scale); }
+  float scale(const Piece& p) const { return message_scale(messages, p.message); }
   float* output(const Piece& p) const { return outputs->list<float>(p.tensor) + p.target; }
   void elements(const Piece& p, uint64_t first, uint64_t count) {
     const float magnitude = scale(p);
@@ -131,7 +136,6 @@ struct DecodeOp : OpBase {
     }
   }
 
-  const uint64_t instances;
   const uint8_t* bits;
   const uint8_t* messages;
   const Operand* outputs;

@@ -93,11 +93,11 @@ struct PrepareOp : OpBase {
     const GroupScalars& s = groups[p.group];
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = p.flat + j;
-      vf[flat] = v[flat];
-      den[flat] = std::sqrt(v[flat]) + s.eps;
+      if (vf != nullptr) vf[flat] = v[flat];
+      if (den != nullptr) den[flat] = std::sqrt(v[flat]) + s.eps;
       // Tensors start at any bit, so threads of one call may share a byte.
       if (valid != nullptr && mask_zero && v[flat] == 0.0f) clear_bit_shared(valid, flat);
-      if (valid == nullptr || get_bit_shared(valid, flat)) {
+      if (m != nullptr && (valid == nullptr || get_bit_shared(valid, flat))) {
         lanes[(p.lane + j) % kNormLanes] += m[flat] * m[flat];
       }
     }

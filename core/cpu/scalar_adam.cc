@@ -1,13 +1,15 @@
-// Adam, AdamW and LAMB.
+// Adam, AdamW, LAMB and SGD.
 #include <algorithm>
 #include <cmath>
 
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_adam.h"
+#include "core/cpu/ops_sgd.h"
 
 namespace sotto::scalar {
 
 void adam(const KernelCall& call) { run_elements<AdamOp>(call); }
+void sgd(const KernelCall& call) { run_elements<SgdOp>(call); }
 void lamb_moments(const KernelCall& call) { run_elements<LambMomentsOp>(call); }
 void lamb_update(const KernelCall& call) { run_elements<LambUpdateOp>(call); }
 
@@ -37,6 +39,18 @@ void lamb_scalars(const KernelCall& call) {
     step.step_size = static_cast<float>(s.lamb_lr * c);
     step.trust_ratio = c;
     steps[range.tensor] = step;
+  }
+}
+
+void step_sizes(const KernelCall& call) {
+  const auto& a = call.arguments<TensorArgs>();
+  const GroupScalars* groups = call.operands[0].flat<const GroupScalars>();
+  TensorStep* steps = call.operands[1].flat<TensorStep>();
+  for (uint64_t k = 0; k < a.n; ++k) {
+    TensorStep step;
+    step.step_size = static_cast<float>(groups[a.ranges[k].group].lr);
+    step.trust_ratio = 1;
+    steps[a.ranges[k].tensor] = step;
   }
 }
 

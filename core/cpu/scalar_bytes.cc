@@ -5,6 +5,7 @@
 
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
+#include "core/cpu/ops_convert.h"
 
 namespace sotto::scalar {
 namespace {
@@ -163,6 +164,8 @@ void unpack(const KernelCall& call) {
                 p.count * a.element_bytes);
   }
 }
+
+void convert(const KernelCall& call) { run_elements<ConvertOp>(call); }
 
 void reduce(const KernelCall& call) {
   switch (call.arguments<ReduceArgs>().dtype) {

@@ -40,9 +40,12 @@ void clip_coefficient(const KernelCall& call) {
     norm += message.norm;
     flags |= message.flags;
   }
-  norm /= a.world;
+  const double* given = call.operands.size() > 4 ? call.operands[4].flat<const double>() : nullptr;
+  const double unscale = given != nullptr ? *given : 1.0;
+  norm = norm / a.world * unscale;
   const double ratio = a.clip / (norm + 1e-6);
-  *call.operands[1].flat<float>() = a.clip != 0 && ratio < 1 ? static_cast<float>(ratio) : 1.0f;
+  *call.operands[1].flat<float>() =
+      static_cast<float>((a.clip != 0 && ratio < 1 ? ratio : 1.0) * unscale);
   *call.operands[2].flat<double>() = norm;
   *call.operands[3].flat<uint32_t>() = flags != 0 ? a.fail_word : kCommit;
 }

@@ -14,6 +14,9 @@ void onebit_encode_undo(const KernelCall& call) {
   float* c = call.operands[1].flat<float>();
   const float* old_scales = call.operands[2].flat<const float>();
   const uint8_t* valid = call.operands[5].flat<const uint8_t>();
+  const float* coefficient =
+      call.operands.size() > 7 ? call.operands[7].flat<const float>() : nullptr;
+  const float by = coefficient != nullptr ? *coefficient : 1.0f;
   uint32_t unused = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
@@ -22,7 +25,7 @@ void onebit_encode_undo(const KernelCall& call) {
       float& value = c[p.flat + i];
       value = valid != nullptr && !get_bit(valid, p.flat + i)
                   ? 0.0f
-                  : undo_encode(value, guard_finite(x[i], &unused), old_scales[p.scale],
+                  : undo_encode(value, guard_finite(x[i] * by, &unused), old_scales[p.scale],
                                 call.paired_ran);
     }
   }
@@ -56,11 +59,16 @@ void gate(const KernelCall& call) {
   const uint8_t* messages = call.operands[0].flat<const uint8_t>();
   const uint32_t* prior = call.operands[1].flat<const uint32_t>();
   uint32_t flags = 0;
-  for (uint32_t r = 0; r < a.world; ++r) {
-    uint32_t word;
-    std::memcpy(&word, messages + (r + uint64_t{1}) * a.message_bytes - 4, 4);
-    flags |= word;
-  }
+  const auto section = [&](uint64_t bytes) {
+    for (uint32_t r = 0; r < a.world; ++r) {
+      uint32_t word;
+      messages += bytes;
+      std::memcpy(&word, messages - 4, 4);
+      flags |= word;
+    }
+  };
+  if (a.n_sections == 0) section(a.message_bytes);
+  for (uint64_t s = 0; s < a.n_sections; ++s) section(a.sections[s]);
   uint32_t decision = flags == 0 ? kCommit : a.fail_word;
   if (prior != nullptr && *prior != kCommit) decision = *prior;
   *call.operands[2].flat<uint32_t>() = decision;

@@ -18,12 +18,12 @@ namespace {
 
 // One group. Returns `bad` with the lanes that met a valid input that is not finite.
 template <bool kMasked, bool kL1>
-HWY_INLINE MF encode_group(const float* x, float* c, VF scale, VF minus_scale, uint64_t valid,
+HWY_INLINE MF encode_group(const float* x, VF by, float* c, VF scale, VF minus_scale, uint64_t valid,
                            uint8_t* bits, float* lanes, MF bad) {
   WordBuilder word(bits);
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
-    const VF input = load(x + k * kN);
+    const VF input = hn::Mul(load(x + k * kN), by);
     const MF good = finite(input);
     const MF used = kMasked ? masks[k] : good;
     accumulate<kMasked, kL1>(hn::IfThenElseZero(good, input), load(c + k * kN), scale, minus_scale,
@@ -38,6 +38,7 @@ template <bool kL1>
 void encode_groups(EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
   const VF scale = set(op.old_scales[p.scale]);
   const VF minus_scale = hn::Neg(scale);
+  const VF by = set(op.factor());
   const float* x = op.input(p) + first;
   uint64_t flat = p.flat + first;
   float* c = op.c + flat;
@@ -46,8 +47,8 @@ void encode_groups(EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
   for (; n != 0; --n, x += kNormLanes, c += kNormLanes, flat += kNormLanes, bits += 8) {
     const uint64_t valid = valid_word(op.valid, flat);
     bad = ~valid == 0
-              ? encode_group<false, kL1>(x, c, scale, minus_scale, valid, bits, op.lanes, bad)
-              : encode_group<true, kL1>(x, c, scale, minus_scale, valid, bits, op.lanes, bad);
+              ? encode_group<false, kL1>(x, by, c, scale, minus_scale, valid, bits, op.lanes, bad)
+              : encode_group<true, kL1>(x, by, c, scale, minus_scale, valid, bits, op.lanes, bad);
   }
   if (!hn::AllFalse(DF(), bad)) op.flags |= kFlagNonfinite;
 }

@@ -31,9 +31,10 @@ void prepare(const KernelCall& call) {
       }
       SOTTO_FOR_VECTORS(k) {
         const VF variance = load(v + k * kN);
+        if (op.vf != nullptr) store(variance, op.vf + flat + k * kN);
+        if (op.den != nullptr) store(hn::Add(hn::Sqrt(variance), eps), op.den + flat + k * kN);
+        if (op.m == nullptr) continue;
         const VF m = load(op.m + flat + k * kN);
-        store(variance, op.vf + flat + k * kN);
-        store(hn::Add(hn::Sqrt(variance), eps), op.den + flat + k * kN);
         add_lanes(op.lanes, k, hn::Mul(m, m));
       }
     }

@@ -11,6 +11,7 @@
 #include <hwy/foreach_target.h>
 
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_types-inl.h"
 #include "core/iface/pieces.h"
 
 #if SOTTO_SIMD_TARGET
@@ -18,57 +19,6 @@ HWY_BEFORE_NAMESPACE();
 namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
-
-// Loads and stores of a dtype as float32 vectors. A NaN becomes the one that kReduce names; `bad`
-// gets the lanes whose stored value is not finite.
-struct Float {
-  using Stored = float;
-  static HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
-  static HWY_INLINE MF store(VF x, float* p, MF bad) {
-    const VF nan = hn::BitCast(DF(), hn::Set(DU(), 0x7fc00000u));
-    x = hn::IfThenElse(hn::Eq(x, x), x, nan);
-    hn::StoreU(x, DF(), p);
-    return hn::Or(bad, hn::Not(finite(x)));
-  }
-};
-
-struct Brain {
-  using Stored = uint16_t;
-  using D16 = hn::Rebind<uint16_t, DF>;
-  static HWY_INLINE VF load(const uint16_t* p) {
-    return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), hn::LoadU(D16(), p))));
-  }
-  static HWY_INLINE MF store(VF x, uint16_t* p, MF bad) {
-    const VU bits = hn::BitCast(DU(), x);
-    const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(DU(), 1));
-    const VU rounded = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(DU(), 0x7fff))));
-    const auto good = hn::RebindMask(DU(), hn::Eq(x, x));
-    const VU result = hn::IfThenElse(good, rounded, hn::Set(DU(), 0x7fc0));
-    hn::StoreU(hn::DemoteTo(D16(), hn::BitCast(DI(), result)), D16(), p);
-    return hn::Or(bad, hn::Not(finite(hn::BitCast(DF(), hn::ShiftLeft<16>(result)))));
-  }
-};
-
-#if HWY_TARGET <= HWY_AVX2  // conversions in hardware; better targets have smaller numbers
-#define SOTTO_SIMD_HALF 1
-struct Half {
-  using Stored = uint16_t;
-  using D16 = hn::Rebind<hwy::float16_t, DF>;
-  using DU16 = hn::Rebind<uint16_t, DF>;
-  static HWY_INLINE VF load(const uint16_t* p) {
-    return hn::PromoteTo(DF(), hn::BitCast(D16(), hn::LoadU(DU16(), p)));
-  }
-  static HWY_INLINE MF store(VF x, uint16_t* p, MF bad) {
-    const VF nan = hn::BitCast(DF(), hn::Set(DU(), 0x7fc00000u));
-    x = hn::IfThenElse(hn::Eq(x, x), x, nan);
-    const auto half = hn::DemoteTo(D16(), x);
-    hn::StoreU(hn::BitCast(DU16(), half), DU16(), p);
-    return hn::Or(bad, hn::Not(finite(hn::PromoteTo(DF(), half))));
-  }
-};
-#else
-#define SOTTO_SIMD_HALF 0
-#endif
 
 // Ne is an ordered comparison on some targets.
 HWY_INLINE MF is_nan(VF x) { return hn::Not(hn::Eq(x, x)); }

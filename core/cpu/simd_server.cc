@@ -275,13 +275,13 @@ class RankSums {
 
 // One group of elements; sum(k): vector k of the sums over ranks.
 template <bool kMasked, bool kL1, class Sum>
-HWY_INLINE void server_group(const Sum& sum, float* c, VF scale, VF minus_scale, uint64_t valid,
-                             uint8_t* bits, float* lanes) {
+HWY_INLINE void server_group(const Sum& sum, const float* c, float* new_c, VF scale, VF minus_scale,
+                             uint64_t valid, uint8_t* bits, float* lanes) {
   WordBuilder word(bits);
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const MF used = kMasked ? masks[k] : no_lanes();
-    accumulate<kMasked, kL1>(sum(k), load(c + k * kN), scale, minus_scale, used, k, c, &word,
+    accumulate<kMasked, kL1>(sum(k), load(c + k * kN), scale, minus_scale, used, k, new_c, &word,
                              lanes);
   }
   word.store();
@@ -306,12 +306,13 @@ HWY_NOINLINE void server_block(ServerOp& op, const Piece& p, uint64_t first, uin
 #endif
     };
     const uint64_t valid = valid_word(op.valid, flat + op.args.valid_base);
-    float* c = op.c + flat;
+    const float* c = op.c + flat;
+    float* new_c = op.new_c + flat;
     uint8_t* bits = op.bits + flat / 8;
     if (~valid == 0) {
-      server_group<false, kL1>(sum, c, scale, minus_scale, valid, bits, op.lanes);
+      server_group<false, kL1>(sum, c, new_c, scale, minus_scale, valid, bits, op.lanes);
     } else {
-      server_group<true, kL1>(sum, c, scale, minus_scale, valid, bits, op.lanes);
+      server_group<true, kL1>(sum, c, new_c, scale, minus_scale, valid, bits, op.lanes);
     }
   }
 }

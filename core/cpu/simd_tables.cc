@@ -11,8 +11,12 @@ namespace sotto {
   void install_reduce(KernelTable& table);       \
   void install_onebit(KernelTable& table);       \
   void install_server(KernelTable& table);       \
+  void install_quant(KernelTable& table);        \
   void install_adam(KernelTable& table);         \
   void install_onebit_lamb(KernelTable& table);  \
+  void install_convert(KernelTable& table);      \
+  void install_sgd(KernelTable& table);          \
+  void install_zeroone(KernelTable& table);      \
   }                                              \
   namespace {                                    \
   [[maybe_unused]] KernelTable make_##target() { \
@@ -20,8 +24,12 @@ namespace sotto {
     target::install_reduce(table);               \
     target::install_onebit(table);               \
     target::install_server(table);               \
+    target::install_quant(table);                \
     target::install_adam(table);                 \
     target::install_onebit_lamb(table);          \
+    target::install_convert(table);              \
+    target::install_sgd(table);                  \
+    target::install_zeroone(table);              \
     return table;                                \
   }                                              \
   }

@@ -2,10 +2,8 @@
 
 #include <cstring>
 
-#include <nlohmann/json.hpp>
-
 #include "core/base/hash.h"
-#include "core/base/text.h"
+#include "core/group/codec_settings.h"
 
 namespace sotto {
 namespace {
@@ -16,61 +14,13 @@ std::vector<OnebitTensor> tensors_of(const std::vector<uint64_t>& counts) {
   return out;
 }
 
-Status word(const nlohmann::json& value, const char* key,
-            std::initializer_list<const char*> allowed, size_t* index) {
-  std::string list;
-  size_t i = 0;
-  for (const char* name : allowed) {
-    if (value.is_string() && value.get<std::string>() == name) {
-      *index = i;
-      return ok_status();
-    }
-    list += fmt::format("{}\"{}\"", i++ == 0 ? "" : ", ", name);
-  }
-  return invalid_argument("codec: \"{}\" is {}; allowed: {}", key, printable(value.dump()), list);
-}
-
-Status parse(std::string_view text, OnebitSettings* settings) {
-  const nlohmann::json json = nlohmann::json::parse(text, nullptr, false);
-  if (!json.is_object()) return invalid_argument("codec: the description is no JSON object");
-  if (!json.contains("type"))
-    return invalid_argument("codec: the key \"type\" is missing; allowed: \"1bit\"");
-  for (const auto& [key, value] : json.items()) {
-    size_t index = 0;
-    if (key == "type") {
-      if (!value.is_string() || value != "1bit") {
-        return unsupported("codec: \"type\" is {}; there is \"1bit\"", printable(value.dump()));
-      }
-    } else if (key == "scale") {
-      SOTTO_TRY(word(value, "scale", {"l2", "l1"}, &index));
-      settings->scale = index == 0 ? ScaleKind::kL2 : ScaleKind::kL1;
-    } else if (key == "granularity") {
-      SOTTO_TRY(word(value, "granularity", {"flat", "tensor"}, &index));
-      settings->granularity = index == 0 ? OnebitGranularity::kFlat : OnebitGranularity::kTensor;
-    } else if (key == "chunk_align") {
-      if (!value.is_number_unsigned() || value.get<uint64_t>() == 0 ||
-          value.get<uint64_t>() % 8 != 0 || value.get<uint64_t>() > (1u << 30)) {
-        return invalid_argument(
-            "codec: \"chunk_align\" is {}; allowed: a positive multiple of 8 up to 2^30",
-            printable(value.dump()));
-      }
-      settings->chunk_align = value.get<uint64_t>();
-    } else {
-      constexpr std::string_view kKeys[] = {"type", "scale", "granularity", "chunk_align"};
-      const std::string_view near = nearest_word(key, kKeys);
-      return invalid_argument("codec: unknown key \"{}\"; the nearest known one is \"{}\"",
-                              printable(key), near);
-    }
-  }
-  return ok_status();
-}
-
 }  // namespace
 
 class OnebitCodec::Hooks final : public OpHooks {
  public:
   explicit Hooks(std::shared_ptr<OnebitCodec> codec) : codec_(std::move(codec)) {}
   void on_complete(Status& status, std::span<const std::byte> verdict) noexcept override {
+    if (status.ok()) codec_->state_.flip();
     if (status.code() == Code::kNonfinite) status = codec_->describe_failure(status, verdict);
     codec_->in_flight_.store(false, std::memory_order_release);
   }
@@ -85,20 +35,19 @@ OnebitCodec::OnebitCodec(std::shared_ptr<Comm> comm, OnebitSettings settings,
       settings_(settings),
       counts_(std::move(counts)),
       layout_(tensors_of(counts_), static_cast<uint32_t>(settings.size), settings.chunk_align,
-              settings.granularity) {}
+              settings.granularity, settings.bucket_elements, settings.kind == CodecKind::kOnebit) {
+}
 
 Result<std::shared_ptr<OnebitCodec>> OnebitCodec::create(std::shared_ptr<Comm> comm,
                                                          std::string_view json,
                                                          std::vector<uint64_t> counts,
                                                          const std::vector<Dtype>& dtypes) {
-  OnebitSettings settings;
+  SOTTO_ASSIGN(OnebitSettings settings, parse_codec(json));
   settings.rank = comm->rank();
   settings.size = comm->size();
-  SOTTO_TRY(parse(json, &settings));
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (dtypes[i] != Dtype::kF32) {
-      return unsupported("codec: tensor {} is {}; the 1-bit codec takes fp32", i,
-                         dtype_name(dtypes[i]));
+      return unsupported("codec: tensor {} is {}; codecs take fp32", i, dtype_name(dtypes[i]));
     }
   }
   std::shared_ptr<OnebitCodec> codec(new OnebitCodec(std::move(comm), settings, std::move(counts)));
@@ -113,7 +62,8 @@ Result<OnebitCodec::Prepared*> OnebitCodec::prepared(const std::vector<uint8_t>&
   PlanBuilder builder;
   Prepared p;
   p.in_place = in_place;
-  p.collective = emit_onebit_collective(builder, comm_->rank(), layout_, settings_.scale, in_place,
+  const OnebitCoding coding{settings_.kind, settings_.scale, settings_.block, settings_.residual};
+  p.collective = emit_onebit_collective(builder, comm_->rank(), layout_, coding, in_place,
                                         comm_->segment_bytes());
   SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take()));
   prepared_.push_back(std::move(p));
@@ -145,8 +95,10 @@ Result<OpRef> OnebitCodec::all_reduce(const std::vector<void*>& in, const std::v
   signature.tag = options.tag;
   std::vector<uint64_t> agreed(counts_);
   agreed.insert(agreed.end(),
-                {uint64_t{1}, settings_.chunk_align, static_cast<uint64_t>(settings_.granularity),
-                 static_cast<uint64_t>(settings_.scale), comm_->segment_bytes()});
+                {static_cast<uint64_t>(settings_.kind), settings_.chunk_align,
+                 static_cast<uint64_t>(settings_.granularity), settings_.bucket_elements,
+                 static_cast<uint64_t>(settings_.scale), uint64_t{settings_.block},
+                 uint64_t{settings_.residual}, comm_->segment_bytes()});
   signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   const auto bind = [&](Run& run) {
     for (size_t i = 0; i < in.size(); ++i) {
@@ -179,21 +131,28 @@ Result<OpRef> OnebitCodec::copy_alone(const std::vector<void*>& in, const std::v
 
 Status OnebitCodec::describe_failure(const Status& status,
                                      std::span<const std::byte> verdict) const {
+  if (verdict.empty()) return status;
+  uint32_t word = 0;
+  std::memcpy(&word, verdict.data(), 4);
+  const uint64_t area = layout_.message_bytes();
+  const bool server = word == kSkipServer;
   std::string who;
-  const uint64_t stride = scale_message_bytes(layout_.instances());
-  for (uint32_t r = 0; !verdict.empty() && r < layout_.ranks(); ++r) {
-    uint32_t flags = 0;
-    std::memcpy(&flags, verdict.data() + 8 + (r + 1) * stride - 4, 4);
-    if (flags != 0) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
+  for (const uint32_t r : layout_.flagged_ranks(verdict.subspan(server ? 8 + area : 8, area)))
+    who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
+  const char* range =
+      settings_.kind == CodecKind::kOnebit ? "" : ", or a value that the codec has no number for,";
+  if (!server) {
+    return Status(status.code(),
+                  fmt::format("compressed all-reduce: NaN or Inf{} in the input of rank {}; "
+                              "nothing was written",
+                              range, who));
   }
-  if (who.empty())
-    return Status(
-        status.code(),
-        "compressed all-reduce: a sum is not finite; the residuals of the servers were reset");
   return Status(
       status.code(),
-      fmt::format("compressed all-reduce: NaN or Inf in the input of rank {}; nothing was written",
-                  who));
+      fmt::format("compressed all-reduce: NaN or Inf{} in the sums at rank {}; nothing "
+                  "was written{}",
+                  range, who,
+                  settings_.residual ? ", the error feedback of all sums starts at 0 again" : ""));
 }
 
 Result<OnebitCodec::Snapshot> OnebitCodec::snapshot() {
@@ -211,6 +170,19 @@ Status OnebitCodec::restore(const Snapshot& s, bool with_residual) {
                             s.counts.size(), counts_.size());
   if (with_residual) SOTTO_TRY(state_.check(s.residual));
   return state_.restore(comm_->engine(), with_residual ? &s.residual : nullptr);
+}
+
+Result<OnebitMean> OnebitCodec::mean() {
+  if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
+  return state_.mean(*comm_, nullptr);
+}
+
+Status OnebitCodec::restore_mean(const std::vector<uint64_t>& counts, const OnebitMean& mean) {
+  if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
+  if (counts != counts_)
+    return invalid_argument("the state is of {} tensors with other sizes than the {} of this codec",
+                            counts.size(), counts_.size());
+  return state_.restore_mean(comm_->engine(), mean);
 }
 
 }  // namespace sotto

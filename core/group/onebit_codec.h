@@ -1,5 +1,4 @@
-// The stand-alone error-compensated 1-bit all-reduce of a fixed set of float32 tensors, with its
-// residuals.
+// The stand-alone compressed all-reduce of a fixed set of float32 tensors, with its residuals.
 //
 // Threads: one at a time per codec.
 #pragma once
@@ -17,8 +16,7 @@ namespace sotto {
 
 class OnebitCodec : public std::enable_shared_from_this<OnebitCodec> {
  public:
-  // json: {"type": "1bit", "scale": "l2" | "l1", "granularity": "flat" | "tensor", "chunk_align":
-  // 512}
+  // json: see parse_codec.
   static Result<std::shared_ptr<OnebitCodec>> create(std::shared_ptr<Comm> comm,
                                                      std::string_view json,
                                                      std::vector<uint64_t> counts,
@@ -41,6 +39,11 @@ class OnebitCodec : public std::enable_shared_from_this<OnebitCodec> {
   // with_residual = false: residuals become 0. Nothing changes on error.
   Status restore(const Snapshot& snapshot, bool with_residual);
 
+  // A collective: the error feedback of all ranks. Zeros if this codec keeps none.
+  Result<OnebitMean> mean();
+  Status restore_mean(const std::vector<uint64_t>& counts, const OnebitMean& mean);
+
+  uint64_t elements() const { return layout_.elements(); }
   bool busy() const { return in_flight_.load(std::memory_order_acquire); }
 
  private:

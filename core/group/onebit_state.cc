@@ -1,5 +1,6 @@
 #include "core/group/onebit_state.h"
 
+#include <cmath>
 #include <cstring>
 
 #include "core/base/text.h"
@@ -11,9 +12,26 @@ namespace {
 float residual_of(float c, float scale) { return c - (c >= 0 ? scale : -scale); }
 
 const char* name_of(OnebitGranularity g) {
-  return g == OnebitGranularity::kTensor ? "tensor" : "flat";
+  switch (g) {
+    case OnebitGranularity::kFlat: return "flat";
+    case OnebitGranularity::kTensor: return "tensor";
+    case OnebitGranularity::kBucket: return "bucket";
+    case OnebitGranularity::kGroup: return "group";
+  }
+  return "";
 }
-const char* name_of(ScaleKind s) { return s == ScaleKind::kL1 ? "l1" : "l2"; }
+
+// What a residual is the residual of.
+std::string scale_name(const OnebitSettings& s) {
+  switch (s.kind) {
+    case CodecKind::kOnebit: return s.scale == ScaleKind::kL1 ? "l1" : "l2";
+    case CodecKind::kBf16: return "bf16";
+    case CodecKind::kFp16: return "fp16";
+    case CodecKind::kInt8: return fmt::format("int8/{}", s.block);
+    case CodecKind::kInt4: return fmt::format("int4/{}", s.block);
+  }
+  return "";
+}
 
 template <class F>
 void for_each_run(const OnebitLayout& layout, F&& f) {
@@ -47,34 +65,43 @@ Result<OnebitState> OnebitState::make(Engine& engine, const OnebitLayout& layout
   OnebitState s;
   s.layout_ = &layout;
   s.settings_ = settings;
+  if (!settings.residual) return s;
   const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
     SOTTO_ASSIGN(array, DeviceArray::make(engine.device(), bytes));
     return ok_status();
   };
   const uint64_t instances = layout.instances();
   SOTTO_TRY(take(s.worker_, layout.flat_elements() * 4));
+  for (DeviceArray& server : s.server_) SOTTO_TRY(take(server, layout.chunk_elements() * 4));
+  if (!s.onebit()) return s;
   SOTTO_TRY(take(s.worker_scale_, instances * 4));
-  SOTTO_TRY(take(s.server_, layout.chunk_elements() * 4));
-  SOTTO_TRY(take(s.server_scale_, instances * 4));
   SOTTO_TRY(take(s.worker_counts_, instances * 8));
   SOTTO_TRY(take(s.server_counts_, instances * 8));
   for (int i = 0; i < 2; ++i) {
+    SOTTO_TRY(take(s.server_scale_[i], instances * 4));
     SOTTO_TRY(take(s.bits_[i], layout.flat_elements() / 8));
-    SOTTO_TRY(take(s.messages_[i], scale_message_bytes(instances) * layout.ranks()));
+    SOTTO_TRY(take(s.messages_[i], layout.message_bytes()));
   }
   SOTTO_TRY(s.set_counts(engine, std::vector<uint8_t>(layout.flat_elements() / 8, 0xff)));
   return s;
 }
 
 void OnebitState::bind(Run& run, const OnebitSlots& slots) const {
-  run.bases[slots.worker] = worker_.data();
-  run.bases[slots.worker_scale] = worker_scale_.data();
-  run.bases[slots.server] = server_.data();
-  run.bases[slots.server_scale] = server_scale_.data();
-  run.bases[slots.worker_counts] = worker_counts_.data();
-  run.bases[slots.server_counts] = server_counts_.data();
-  run.bases[slots.bits] = bits_[1 - current_].data();
-  run.bases[slots.messages] = messages_[1 - current_].data();
+  const int next = 1 - current_;
+  const auto set = [&run](uint32_t slot, const DeviceArray& array) {
+    if (slot != kNoSlot) run.bases[slot] = array.data();
+  };
+  set(slots.worker, worker_);
+  set(slots.server, server_[current_]);
+  set(slots.server_next, server_[next]);
+  if (!onebit()) return;
+  set(slots.worker_scale, worker_scale_);
+  set(slots.server_scale, server_scale_[current_]);
+  set(slots.server_scale_next, server_scale_[next]);
+  set(slots.worker_counts, worker_counts_);
+  set(slots.server_counts, server_counts_);
+  set(slots.bits, bits_[next]);
+  set(slots.messages, messages_[next]);
 }
 
 void OnebitState::bind_current(Run& run, uint32_t bits_slot, uint32_t messages_slot) const {
@@ -105,15 +132,20 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine,
   r.size = settings_.size;
   r.chunk_align = settings_.chunk_align;
   r.granularity = name_of(settings_.granularity);
-  r.scale = name_of(settings_.scale);
+  r.bucket_elements = settings_.bucket_elements;
+  r.scale = scale_name(settings_);
+  if (!settings_.residual) return r;
   const uint64_t instances = layout_->instances();
+  std::vector<float> scales(instances), server_scales(instances);
   SOTTO_ASSIGN(std::vector<float> worker,
                download<float>(engine, worker_.data(), layout_->flat_elements()));
-  SOTTO_ASSIGN(const std::vector<float> scales,
-               download<float>(engine, worker_scale_.data(), instances));
-  SOTTO_ASSIGN(r.server, download<float>(engine, server_.data(), layout_->chunk_elements()));
-  SOTTO_ASSIGN(const std::vector<float> server_scales,
-               download<float>(engine, server_scale_.data(), instances));
+  SOTTO_ASSIGN(r.server,
+               download<float>(engine, server_[current_].data(), layout_->chunk_elements()));
+  if (onebit()) {
+    SOTTO_ASSIGN(scales, download<float>(engine, worker_scale_.data(), instances));
+    SOTTO_ASSIGN(server_scales, download<float>(engine, server_scale_[current_].data(), instances));
+  }
+  // With scale 0, and so for every codec but 1 bit, what is stored is the error.
   for_each_run(*layout_, [&](const Piece& p, uint64_t) {
     for (uint64_t f = p.flat; f < p.flat + p.count; ++f) {
       worker[f] = is_valid(f) ? residual_of(worker[f], scales[p.scale]) : 0.0f;
@@ -121,11 +153,14 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine,
   });
   r.worker = to_tensors(*layout_, worker);
   const auto me = static_cast<uint32_t>(settings_.rank);
-  const OnebitSegment chunk{me * layout_->chunk_elements(), layout_->chunk_elements()};
-  for (const Piece& p : layout_->server_pieces(me, chunk)) {
-    for (uint64_t f = p.flat; f < p.flat + p.count; ++f) {
-      const bool real = p.tensor != kNoTensor && is_valid(chunk.begin + f);
-      r.server[f] = real ? residual_of(r.server[f], server_scales[p.scale]) : 0.0f;
+  const std::vector<Piece> pieces = layout_->server_pieces(me);
+  const std::vector<Piece> places = layout_->worker_pieces(me);  // of the same elements
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const Piece& p = pieces[i];
+    for (uint64_t j = 0; j < p.count; ++j) {
+      float& e = r.server[p.flat + j];
+      const bool real = p.tensor != kNoTensor && is_valid(places[i].flat + j);
+      e = real ? residual_of(e, server_scales[p.scale]) : 0.0f;
     }
   }
   return r;
@@ -138,41 +173,105 @@ Status OnebitState::check(const OnebitResidual& r) const {
         r.rank, r.size, settings_.rank, settings_.size);
   }
   const char* granularity = name_of(settings_.granularity);
-  const char* scale = name_of(settings_.scale);
-  if (r.chunk_align != settings_.chunk_align || r.granularity != granularity || r.scale != scale) {
+  const std::string scale = scale_name(settings_);
+  if (r.chunk_align != settings_.chunk_align || r.granularity != granularity ||
+      r.bucket_elements != settings_.bucket_elements || r.scale != scale) {
     return invalid_argument(
-        "the error feedback has chunk_align {}, granularity {}, scale {}; here they are {}, {}, "
-        "{}; import it in mode reset",
-        r.chunk_align, printable(r.granularity), printable(r.scale), settings_.chunk_align,
-        granularity, scale);
+        "the error feedback has chunk_align {}, granularity {}, bucket_elements {}, scale {}; here "
+        "they are {}, {}, {}, {}; import it in mode reset",
+        r.chunk_align, printable(r.granularity), r.bucket_elements, printable(r.scale),
+        settings_.chunk_align, granularity, settings_.bucket_elements, scale);
   }
-  if (r.worker.size() != layout_->elements() || r.server.size() != layout_->chunk_elements()) {
+  const uint64_t worker = settings_.residual ? layout_->elements() : 0;
+  const uint64_t server = settings_.residual ? layout_->chunk_elements() : 0;
+  if (r.worker.size() != worker || r.server.size() != server) {
     return invalid_argument(
         "the error feedback has {} worker and {} server values, here are {} and {}",
-        r.worker.size(), r.server.size(), layout_->elements(), layout_->chunk_elements());
+        r.worker.size(), r.server.size(), worker, server);
+  }
+  for (const std::vector<float>* values : {&r.worker, &r.server}) {
+    for (const float e : *values) {
+      if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
+    }
   }
   return ok_status();
 }
 
 Status OnebitState::restore(Engine& engine, const OnebitResidual* r) {
+  if (!settings_.residual) return ok_status();
   const std::vector<float> worker = r != nullptr
                                         ? to_flat(*layout_, r->worker)
                                         : std::vector<float>(layout_->flat_elements(), 0.0f);
   const std::vector<float> server =
       r != nullptr ? r->server : std::vector<float>(layout_->chunk_elements(), 0.0f);
-  const std::vector<float> zero(layout_->instances(), 0.0f);
   SOTTO_TRY(upload(engine, worker_.data(), std::span<const float>(worker)));
-  SOTTO_TRY(upload(engine, server_.data(), std::span<const float>(server)));
+  SOTTO_TRY(upload(engine, server_[current_].data(), std::span<const float>(server)));
+  if (!onebit()) return ok_status();
+  const std::vector<float> zero(layout_->instances(), 0.0f);
   SOTTO_TRY(upload(engine, worker_scale_.data(), std::span<const float>(zero)));
-  return upload(engine, server_scale_.data(), std::span<const float>(zero));
+  return upload(engine, server_scale_[current_].data(), std::span<const float>(zero));
+}
+
+Result<OnebitMean> OnebitState::mean(Comm& comm, const std::vector<uint8_t>* valid_bits) const {
+  OnebitMean mean;
+  mean.worker.assign(layout_->elements(), 0.0f);
+  mean.server.assign(layout_->elements(), 0.0f);
+  if (!settings_.residual) return mean;
+  SOTTO_ASSIGN(const OnebitResidual own, residual(comm.engine(), valid_bits));
+  Call call;
+  call.request.kind = OpKind::kAllReduce;
+  call.request.reduce = ReduceOp::kMean;
+  call.request.rank = comm.rank();
+  call.request.size = comm.size();
+  call.request.counts = {own.worker.size()};
+  call.request.dtypes = {Dtype::kF32};
+  call.request.in_place = {0};
+  call.in = {const_cast<float*>(own.worker.data())};
+  call.out = {mean.worker.data()};
+  SOTTO_TRY(comm.finish(comm.start(std::move(call), {})));
+  SOTTO_ASSIGN(const std::vector<std::string> servers,
+               comm.exchange(std::string(reinterpret_cast<const char*>(own.server.data()),
+                                         own.server.size() * 4)));
+  std::vector<float> flat(layout_->flat_elements(), 0.0f);
+  for (uint32_t k = 0; k < layout_->ranks(); ++k) {
+    const std::vector<Piece> from = layout_->server_pieces(k);
+    const std::vector<Piece> to = layout_->worker_pieces(k);
+    for (size_t i = 0; i < from.size(); ++i)
+      std::memcpy(&flat[to[i].flat], servers[k].data() + from[i].flat * 4, from[i].count * 4);
+  }
+  mean.server = to_tensors(*layout_, flat);
+  return mean;
+}
+
+Status OnebitState::restore_mean(Engine& engine, const OnebitMean& mean) {
+  if (!settings_.residual)
+    return invalid_argument("this codec keeps no error feedback; import the state in mode reset");
+  const std::vector<float> flat = mean.server.size() == layout_->elements()
+                                      ? to_flat(*layout_, mean.server)
+                                      : std::vector<float>();
+  OnebitResidual own;
+  own.rank = settings_.rank;
+  own.size = settings_.size;
+  own.chunk_align = settings_.chunk_align;
+  own.granularity = name_of(settings_.granularity);
+  own.bucket_elements = settings_.bucket_elements;
+  own.scale = scale_name(settings_);
+  own.worker = mean.worker;
+  if (!flat.empty() || layout_->elements() == 0) own.server.resize(layout_->chunk_elements());
+  const auto me = static_cast<uint32_t>(settings_.rank);
+  const std::vector<Piece> to = layout_->server_pieces(me);
+  const std::vector<Piece> from = layout_->worker_pieces(me);
+  for (size_t i = 0; i < to.size() && !flat.empty(); ++i)
+    std::memcpy(&own.server[to[i].flat], &flat[from[i].flat], from[i].count * 4);
+  SOTTO_TRY(check(own));
+  return restore(engine, &own);
 }
 
 uint64_t OnebitState::bytes() const {
-  uint64_t sum = 0;
-  for (const DeviceArray* a :
-       {&worker_, &worker_scale_, &server_, &server_scale_, &worker_counts_, &server_counts_,
-        &bits_[0], &bits_[1], &messages_[0], &messages_[1]}) {
-    sum += a->bytes();
+  uint64_t sum =
+      worker_.bytes() + worker_scale_.bytes() + worker_counts_.bytes() + server_counts_.bytes();
+  for (int i = 0; i < 2; ++i) {
+    sum += server_[i].bytes() + server_scale_[i].bytes() + bits_[i].bytes() + messages_[i].bytes();
   }
   return sum;
 }

@@ -6,6 +6,7 @@ const char* kernel_name(KernelId id) {
   switch (id) {
     case KernelId::kFill: return "fill";
     case KernelId::kPack: return "pack";
+    case KernelId::kConvert: return "convert";
     case KernelId::kUnpack: return "unpack";
     case KernelId::kReduce: return "reduce";
     case KernelId::kOnebitEncode: return "onebit_encode";
@@ -15,6 +16,10 @@ const char* kernel_name(KernelId id) {
     case KernelId::kNormFinish: return "norm_finish";
     case KernelId::kOnebitServer: return "onebit_server";
     case KernelId::kOnebitDecode: return "onebit_decode";
+    case KernelId::kQuantEncode: return "quant_encode";
+    case KernelId::kQuantEncodeUndo: return "quant_encode_undo";
+    case KernelId::kQuantServer: return "quant_server";
+    case KernelId::kQuantDecode: return "quant_decode";
     case KernelId::kGate: return "gate";
     case KernelId::kSumSquares: return "sum_squares";
     case KernelId::kNormMessage: return "norm_message";
@@ -29,6 +34,13 @@ const char* kernel_name(KernelId id) {
     case KernelId::kOnebitLambFactor: return "onebit_lamb_factor";
     case KernelId::kOnebitLambScalars: return "onebit_lamb_scalars";
     case KernelId::kOnebitLambUpdate: return "onebit_lamb_update";
+    case KernelId::kStepSizes: return "step_sizes";
+    case KernelId::kSgd: return "sgd";
+    case KernelId::kFrozenAdam: return "frozen_adam";
+    case KernelId::kLocalMomentum: return "local_momentum";
+    case KernelId::kLocalFront: return "local_front";
+    case KernelId::kLocalFrontUndo: return "local_front_undo";
+    case KernelId::kLocalSync: return "local_sync";
     case KernelId::kMomentumFromBits: return "momentum_from_bits";
     case KernelId::kCount: break;
   }

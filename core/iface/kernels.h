@@ -47,6 +47,34 @@ inline constexpr uint32_t kNoTensor = 0xffffffffu;
 enum class ReduceOp : uint8_t { kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProd = 5, kBitOr = 6 };
 enum class ScaleKind : uint8_t { kL2 = 1, kL1 = 2 };
 
+// What a compressed element is on the wire. The payload of a run of elements is a sequence of
+// units: 8 signs (1 byte), a bfloat16 or binary16 (2 bytes), or a block of int8 or int4 codes and
+// its float32 scale. All are little-endian; of two int4 codes the first is the high nibble.
+enum class CodecKind : uint8_t { kOnebit = 1, kBf16 = 2, kFp16 = 3, kInt8 = 4, kInt4 = 5 };
+
+constexpr bool codec_has_blocks(CodecKind kind) {
+  return kind == CodecKind::kInt8 || kind == CodecKind::kInt4;
+}
+
+struct PayloadUnit {
+  uint32_t elements = 8;
+  uint32_t bytes = 1;
+  constexpr uint64_t bytes_of(uint64_t n) const { return n / elements * bytes; }
+};
+
+// block: elements per scale of int8 and int4, a power of two from 32 to kMaxQuantBlock.
+inline constexpr uint32_t kMaxQuantBlock = 512;
+constexpr PayloadUnit payload_unit(CodecKind kind, uint32_t block) {
+  switch (kind) {
+    case CodecKind::kOnebit: return {8, 1};
+    case CodecKind::kBf16:
+    case CodecKind::kFp16: return {1, 2};
+    case CodecKind::kInt8: return {block, block + 4};
+    case CodecKind::kInt4: return {block, block / 2 + 4};
+  }
+  return {};
+}
+
 // A run of consecutive elements of one tensor, inside one chunk of one compression instance.
 struct Piece {
   uint64_t flat = 0;    // index of the first element in the flat space of the buffer
@@ -59,15 +87,17 @@ struct Piece {
   uint32_t lane = 0;  // position of the first element in that block, 0 .. kNormBlock - 1
   uint32_t tensor =
       0;  // index into list operands; kNoTensor: padding (bits become 1, nothing else is touched)
-  uint32_t scale =
-      0;  // compression instance: index of the worker scale, and of the scale in a scale message
-  uint32_t chunk = 0;  // server that owns the elements: index of its scale message
+  uint32_t scale = 0;  // compression instance: index of the worker scale and the server scale
+  uint32_t chunk = 0;  // server that owns the elements
   uint32_t group = 0;  // parameter group: index into GroupScalars
-  uint32_t reserved = 0;
+  // Where the scale of the elements stands: for a server the index in one message of its section,
+  // else the index in the message area, of the scale that `chunk` sends.
+  uint32_t message = 0;
 };
 
-// A scale message, one per rank: float32 scale of every instance, then one uint32 of flags.
-// Messages of all ranks lie `scale_message_bytes` apart.
+// A scale message, one per rank: float32 scale of every instance of a section, then one uint32 of
+// flags. The messages of all ranks lie one after the other; those of all sections are the message
+// area.
 inline constexpr uint32_t kFlagNonfinite = 1;
 constexpr uint64_t scale_message_bytes(uint64_t instances) { return 4 * instances + 4; }
 
@@ -86,6 +116,8 @@ struct GroupScalars {
   float eps = 0;
   float weight_decay = 0;  // 0: none
   float c1 = 1, c2 = 1;    // Adam bias corrections 1 - b1^t, 1 - b2^t (1 without)
+  float lr_sum = 0;        // 0/1 Adam: learning rates since the last synchronisation, this one's too
+  float anchor_decay = 1;  // 0/1 Adam: product of 1 - lr * wd over the same steps
   uint32_t eps_inside_sqrt = 0;
   uint32_t decoupled =
       1;  // Adam: 1 = weight decay in the update (AdamW), 0 = added to the gradient (L2)
@@ -122,6 +154,10 @@ enum class KernelId : uint16_t {
   kPack,
   // tensors[target] <- flat.  [0] r flat  [1] w list.  PackArgs
   kUnpack,
+  // y = narrow(widen(x) * factor): the product in float32, one rounding to a 16-bit `to` (nearest
+  // even; a NaN stays one). `from` and `to` are float32, float16 or bfloat16.
+  // [0] r x (list, or flat)  [1] w y (list).  ConvertArgs
+  kConvert,
   // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16
   // bits: acc is float32 and is
   // rounded once at the end. mean: the sum / world at the end (integers: towards 0). min and max:
@@ -141,8 +177,8 @@ enum class KernelId : uint16_t {
   //   bit = c >= 0; block sum += c*c (l1: |c|).   Masked: c = 0, bit 1.   Padding: bit 1.
   // [0] r x (list float32)  [1] rw c (flat)  [2] r S_old (float32 per instance)  [3] w bits (bit
   // piece.flat - bits_base)
-  // [4] w block sums (float32)  [5] r valid bits (flat, base 0), optional  [6] rw flags (uint32).
-  // EncodeArgs
+  // [4] w block sums (float32)  [5] r valid bits (flat, base 0), optional  [6] rw flags (uint32)
+  // [7] r coefficient (float32, x counts times it), optional.  EncodeArgs
   kOnebitEncode,
   // Takes an encoding back. call.paired_ran (this range was encoded): c = isfinite(c) ? c - x' : 0,
   // else c = e as
@@ -152,8 +188,8 @@ enum class KernelId : uint16_t {
   // Encoder of 1-bit LAMB: x = ((b1*m + (1-b1)*g') * s), g' = g * clip (clip null: g), s =
   // float(scaling_coeff); then as
   // kOnebitEncode. m comes from floats ([1]) or from bits ([2], [3]): m = bit ? M : -M, M = R / s,
-  // R the float32 of this
-  // instance in message `chunk` of [3]. Masked elements have m = 0.
+  // R number
+  // `message` of [3]. Masked elements have m = 0.
   // identity = 1 (one rank): nothing is encoded; [4] receives x / s (0 where masked; a result that
   // is not finite raises the
   // flag and is stored as 0); [5] - [7] are null.
@@ -178,18 +214,43 @@ enum class KernelId : uint16_t {
   //   a = a + (c - (c >= 0 ? R_old : -R_old));  c = a;  bit = a >= 0;  block sum += a*a (l1: |a|).
   //   Masked: c = 0, bit 1.
   // Piece::flat counts from the start of this rank's chunk.
-  // [0] r rows of bits: row r at r * row_bytes  [1] r scale messages of all ranks  [2] rw c (flat)
-  // [3] r R_old
-  // [4] w bits  [5] w block sums  [6] r valid (bit piece.flat + valid_base), optional.  ServerArgs
+  // [0] r rows of bits: row r at r * row_bytes  [1] r scale messages of all ranks for the section
+  // [2] r c (flat)  [3] r R_old  [4] w bits  [5] w block sums  [6] r valid (bit piece.flat +
+  // valid_base), optional  [7] w the new c (flat), which may be [2].  ServerArgs
   kOnebitServer,
-  // y = bit ? R : -R, 0 where masked (step 10).  R from message `chunk`, instance `scale`.
-  // [0] r bits (flat, base 0)  [1] r scale messages  [2] w y (list float32 at `target`)  [3] r
-  // valid, optional. DecodeArgs
+  // y = bit ? R : -R, 0 where masked (step 10).  R is number `message` of [1].
+  // [0] r bits (flat, base 0)  [1] r message area  [2] w y (list float32 at `target`)  [3] r
+  // valid, optional. No arguments
   kOnebitDecode,
+  // Encoder of casts and of blocks. x' = isfinite(x) ? x : 0 (and flags |= kFlagNonfinite);
+  // c = x' + e (without residual: x'; padding: 0); code and value v of c as below; e = c - v.
+  //   bf16, fp16: c rounded to nearest even; if that is not finite: flag, code 0.
+  //   int8 (L = 127), int4 (L = 7), by blocks of the flat space: a = max |c|; a block with a <
+  //   2^-120 has scale and codes 0, so has one where fl(s*L) is not finite, which raises the flag;
+  //   else s = fl(a * fl(1/L)), code q = c * fl(L/a) rounded to nearest even, within +-L,
+  //   v = fl(q*s). A unit is the codes and then s.
+  // A call has whole blocks; where a block has several pieces they lie one after the other.
+  // [0] r x (list float32)  [1] rw e (flat), null without residual  [2] w payload (unit of flat
+  // element QuantArgs::base first)  [3] rw flags.  QuantArgs
+  kQuantEncode,
+  // Takes an encoding back if call.paired_ran: c = e + v; e = isfinite(c) ? c - x' : 0.
+  // [0] r x (list)  [1] rw e (flat)  [2] r payload  [3] not touched.  QuantArgs
+  kQuantEncodeUndo,
+  // Server of the same: t_r = fl(v_r * fl(1/W)) (int8, int4: fl(q_r * fl(s_r * fl(1/W)))), added in
+  // groups of 8 ranks as in kOnebitServer; c = sum + e; then as in kQuantEncode. A sum that is not
+  // finite raises the flag and counts as 0. Rows may hold any bytes; padding in them is not read.
+  // [0] r rows of payloads: row r at r * row_bytes, flat counts from the start of this rank's chunk
+  // [1] r e (flat), null without residual  [2] w the new e (flat), null likewise  [3] w payload
+  // [4] rw flags.  QuantArgs
+  kQuantServer,
+  // y = v. Any bytes may be decoded; a scale that is not finite counts as 0.
+  // [0] r payload (of flat element 0 first)  [1] w y (list float32 at `target`).  QuantArgs
+  kQuantDecode,
   // Decision that all ranks take alike. word = prior == kCommit (or no prior) and no message
   // carries a flag ? kCommit :
   // (prior not kCommit ? prior : fail_word).
-  // [0] r scale messages of all ranks  [1] r prior word (uint32), optional  [2] w word.  GateArgs
+  // [0] r scale messages of all ranks, of one section or (GateArgs::sections) the message area
+  // [1] r prior word (uint32), optional  [2] w word.  GateArgs
   kGate,
 
   // Block sums of x*x.  [0] r x (list or flat float32)  [1] w block sums.  SourceArgs
@@ -199,12 +260,11 @@ enum class KernelId : uint16_t {
   // flags |= kFlagNonfinite if norm is not finite.  [0] r block sums  [1] r flags, optional  [2] w
   // message. BlocksArgs
   kNormMessage,
-  // mean of the norms of `world` messages (added in rank order, then divided); coefficient = clip /
-  // (norm + 1e-6) if that
-  // is < 1 else 1, rounded to float32; clip = 0: coefficient 1. word = any flag ? fail_word :
-  // kCommit.
-  // [0] r messages (16 bytes each)  [1] w coefficient (float32)  [2] w norm (double)  [3] w word.
-  // ClipArgs
+  // norm = mean of the norms of `world` messages (added in rank order, then divided), times unscale;
+  // coefficient = (clip / (norm + 1e-6) if that is < 1 else 1; clip = 0: 1) times unscale, rounded
+  // to float32 once. word = any flag ? fail_word : kCommit.
+  // [0] r messages (16 bytes each)  [1] w coefficient (float32)  [2] w norm (double)  [3] w word
+  // [4] r unscale (double), optional: 1.  ClipArgs
   kClipCoefficient,
 
   // Adam and AdamW (specification section 3). g' = g * clip, 0 where masked; decoupled = 0: g' = g'
@@ -238,8 +298,8 @@ enum class KernelId : uint16_t {
   // Switch to the compressed stage: vf = v; den = sqrt(v) + eps; mask_zero_variance: valid bit
   // cleared where v == 0;
   // block sums of m*m (per tensor; 0 for elements that are masked now).
-  // [0] r m  [1] r v  [2] w vf  [3] w den  [4] rw valid, optional  [5] w block sums  [6] r
-  // GroupScalars[].  PrepareArgs
+  // [0] r m, optional with [5]  [1] r v  [2] w vf, optional  [3] w den, optional  [4] rw valid,
+  // optional  [5] w block sums  [6] r GroupScalars[].  PrepareArgs
   kOnebitLambPrepare,
   // counts[i] += valid elements of pieces with `block` == i (Piece::block is an index into counts
   // here, so a call is never
@@ -285,6 +345,47 @@ enum class KernelId : uint16_t {
   // [0] r bits  [1] r messages  [2] r TensorState[]  [3] w m (flat)  [4] r valid, optional.
   // MomentumArgs
   kMomentumFromBits,
+
+  // step_size = float(lr) of every tensor; trust_ratio and factor 1.
+  // [0] r GroupScalars[]  [1] w TensorStep[].  TensorArgs
+  kStepSizes,
+
+  // SGD. g' = g * clip, 0 where masked; g' = g' + wd*p (wd != 0). With momentum: m = b1*m +
+  // (1-b1)*g', (1-b1) standing for 1 - dampening (1 in the first step), direction m, or g' + b1*m
+  // with Nesterov's momentum; else direction g'. p = p - float(lr)*direction.
+  // [0] r g (list or flat)  [1] rw m (flat), optional  [2] rw p (list)  [3] r GroupScalars[]
+  // [4] r clip, optional  [5] r valid, optional.  SgdArgs
+  kSgd,
+
+  // 0/1 Adam, averaged gradient with the variance as it is (specification 6.3): g' = g * clip, or
+  // +-R from bits; 0 where masked. m = b1*m + (1-b1)*g';  u = m / (sqrt(v) + eps) [+ wd*p];
+  // p = p - float(lr)*u.
+  // [0] r g (list), optional  [1] r bits, optional  [2] r messages, optional  [3] rw m (flat)
+  // [4] r v (flat)  [5] rw p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid,
+  // optional.  MomentumArgs
+  kFrozenAdam,
+  // 0/1 Adam between synchronisations (6.4): m = b1*m + (1-b1)*g';  b = b - float(lr)*m;
+  // p = anchor_decay*anchor + b / den.  Masked: m = b = 0, p = anchor_decay*anchor.
+  // [0] r g (list)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] r anchor (flat)
+  // [5] w p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.  no arguments
+  kLocalMomentum,
+  // Encoder of a synchronisation: x = b - float(lr)*(b1*m + (1-b1)*g'), x = b without [0]; then as
+  // kOnebitEncode.
+  // identity = 1 (one rank): nothing is encoded; [3] receives x (0 where masked; not finite: flag
+  // and 0), [4] - [6] are null.
+  // [0] r g (list), optional  [1] r m (flat)  [2] r b (flat)  [3] rw c (flat)  [4] r S_old  [5] w bits
+  // [6] w block sums  [7] r valid, optional  [8] rw flags  [9] r GroupScalars[]  [10] r clip,
+  // optional.  EncodeArgs
+  kLocalFront,
+  // As kOnebitEncodeUndo, x as in kLocalFront, whose operands and arguments it has.
+  kLocalFrontUndo,
+  // Synchronisation: x as floats ([0]) or +-R from bits, 0 where masked; anchor = p =
+  // anchor_decay*anchor + x / den;  m = -x / lr_sum (as it is if lr_sum is 0; 0 where masked);
+  // b = 0.
+  // [0] r x (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] rw m (flat)
+  // [4] w b (flat)  [5] r den (flat)  [6] rw anchor (flat)  [7] w p (list)  [8] r GroupScalars[]
+  // [9] r valid, optional.  MomentumArgs
+  kLocalSync,
   kCount,
 };
 
@@ -293,7 +394,7 @@ inline constexpr uint32_t kCommit = 1;  // every rank commits
 inline constexpr uint32_t kSkipNonfinite =
     2;  // a worker met a non-finite value: nothing is written
 inline constexpr uint32_t kSkipServer =
-    3;  // a server scale is not finite: nothing is written, server state resets
+    3;  // a server met a sum that is not finite: nothing is written, server residuals become 0
 
 struct FillArgs {
   uint8_t value;
@@ -301,6 +402,15 @@ struct FillArgs {
 struct PackArgs {
   uint64_t flat_base;
   uint32_t element_bytes;
+};
+struct SourceArgs {
+  uint64_t flat_base;  // of a flat source
+  bool flat;           // source is flat, else a list
+};
+struct ConvertArgs {
+  SourceArgs source;
+  Dtype from, to;
+  float factor;
 };
 struct ReduceArgs {
   uint64_t row_stride;  // elements
@@ -332,17 +442,19 @@ struct ServerArgs {
   uint32_t world;
   ScaleKind scale;
 };
-struct DecodeArgs {
-  uint64_t instances;
+struct QuantArgs {
+  uint64_t base;       // encoder and undo: flat index of the payload's first element
+  uint64_t row_bytes;  // server
+  uint32_t block;      // int8 and int4: elements per scale
+  uint32_t world;      // server
+  CodecKind kind;
 };
 struct GateArgs {
-  uint64_t message_bytes;  // distance of messages; the flags are the last 4 bytes of each
+  uint64_t message_bytes;  // of one message; the flags are its last 4 bytes
   uint32_t world;
   uint32_t fail_word;
-};
-struct SourceArgs {
-  uint64_t flat_base;  // of a flat source
-  bool flat;           // source is flat, else a list
+  const uint64_t* sections = nullptr;  // owned by the plan: message_bytes of every section
+  uint64_t n_sections = 0;             // 0: one, of message_bytes
 };
 struct BlocksArgs {
   uint64_t blocks;
@@ -367,6 +479,10 @@ struct ScalingArgs {
 };
 struct MomentumArgs {
   uint64_t instances;
+};
+struct SgdArgs {
+  SourceArgs source;
+  bool nesterov;
 };
 
 // A bound operand: flat memory, or (list) an array of tensor pointers.

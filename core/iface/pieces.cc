@@ -55,6 +55,7 @@ bool kernel_cuts(KernelId id) {
   switch (id) {
     case KernelId::kPack:
     case KernelId::kUnpack:
+    case KernelId::kConvert:
     case KernelId::kReduce:
     case KernelId::kOnebitEncode:
     case KernelId::kOnebitEncodeUndo:
@@ -62,6 +63,10 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kOnebitLambFrontUndo:
     case KernelId::kOnebitServer:
     case KernelId::kOnebitDecode:
+    case KernelId::kQuantEncode:
+    case KernelId::kQuantEncodeUndo:
+    case KernelId::kQuantServer:
+    case KernelId::kQuantDecode:
     case KernelId::kSumSquares:
     case KernelId::kAdam:
     case KernelId::kLambMoments:
@@ -69,6 +74,12 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kOnebitLambPrepare:
     case KernelId::kOnebitLambFactor:
     case KernelId::kOnebitLambUpdate:
+    case KernelId::kSgd:
+    case KernelId::kFrozenAdam:
+    case KernelId::kLocalMomentum:
+    case KernelId::kLocalFront:
+    case KernelId::kLocalFrontUndo:
+    case KernelId::kLocalSync:
     case KernelId::kMomentumFromBits: return true;
     case KernelId::kFill:
     case KernelId::kNormFinish:
@@ -79,6 +90,7 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kCountValid:
     case KernelId::kOnebitLambScaling:
     case KernelId::kOnebitLambScalars:
+    case KernelId::kStepSizes:
     case KernelId::kCount: return false;
   }
   return false;

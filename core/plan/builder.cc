@@ -48,6 +48,20 @@ OperandRef blocks(uint32_t slot, Access access, uint32_t unit_bits) {
   return op;
 }
 
+OperandRef scales(uint32_t slot, Access access) {
+  OperandRef op;
+  op.slot = slot;
+  op.access = access;
+  op.footprint = Footprint::kScale;
+  return op;
+}
+
+OperandRef message_scales(uint32_t slot, Access access) {
+  OperandRef op = scales(slot, access);
+  op.footprint = Footprint::kMessage;
+  return op;
+}
+
 OperandRef absent() { return {}; }
 
 uint32_t PlanBuilder::bound_list(std::span<const uint64_t> bytes) {

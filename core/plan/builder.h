@@ -22,6 +22,8 @@ OperandRef flat(uint32_t slot, Access access, uint32_t unit_bits, uint64_t base 
 OperandRef list(uint32_t first_slot, Access access, uint32_t unit_bits);
 OperandRef target(uint32_t first_slot, Access access, uint32_t unit_bits);
 OperandRef blocks(uint32_t slot, Access access, uint32_t unit_bits = 32);
+OperandRef scales(uint32_t slot, Access access);          // float32 per compression instance
+OperandRef message_scales(uint32_t slot, Access access);  // a message area
 OperandRef absent();
 
 struct KernelOptions {

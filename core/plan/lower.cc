@@ -41,21 +41,21 @@ Region unit_range(uint32_t slot, uint64_t offset, uint64_t first, uint64_t count
   return {slot, offset + begin, end - begin};
 }
 
+Region flat_range(const OperandRef& op, uint64_t offset, const Piece& piece) {
+  const uint64_t first = (piece.flat - op.base) / op.unit_elements;
+  const uint64_t end =
+      (piece.flat - op.base + piece.count + op.unit_elements - 1) / op.unit_elements;
+  return unit_range(op.slot, offset, first, end - first, op.unit_bits);
+}
+
 void piece_uses(std::span<const Slot> slots, const OperandRef& op, const Piece& piece,
                 std::vector<Use>* uses) {
   switch (op.footprint) {
     case Footprint::kWhole: break;
-    case Footprint::kFlat:
-      add_use(slots,
-              unit_range(op.slot, op.offset, piece.flat - op.base, piece.count, op.unit_bits),
-              op.access, uses);
-      break;
+    case Footprint::kFlat: add_use(slots, flat_range(op, op.offset, piece), op.access, uses); break;
     case Footprint::kRows:
       for (uint32_t row = 0; row < op.rows; ++row) {
-        add_use(slots,
-                unit_range(op.slot, op.offset + row * op.row_bytes, piece.flat - op.base,
-                           piece.count, op.unit_bits),
-                op.access, uses);
+        add_use(slots, flat_range(op, op.offset + row * op.row_bytes, piece), op.access, uses);
       }
       break;
     case Footprint::kList:
@@ -73,6 +73,13 @@ void piece_uses(std::span<const Slot> slots, const OperandRef& op, const Piece& 
               uses);
       break;
     }
+    case Footprint::kScale:
+      add_use(slots, unit_range(op.slot, op.offset, piece.scale, 1, op.unit_bits), op.access, uses);
+      break;
+    case Footprint::kMessage:
+      add_use(slots, unit_range(op.slot, op.offset, piece.message, 1, op.unit_bits), op.access,
+              uses);
+      break;
   }
 }
 

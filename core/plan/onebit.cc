@@ -1,138 +1,259 @@
 #include "core/plan/onebit.h"
 
+#include <algorithm>
+
 #include "core/plan/collectives.h"
 #include "core/plan/layout.h"
 
 namespace sotto {
 namespace {
 
+// What follows on the arrival of messages has a lane of its own (if the device has a second), so
+// that it does not queue behind the encoders of later sections.
+constexpr uint16_t kServerLane = 1;
+
 uint64_t at_least_one(uint64_t bytes) { return bytes == 0 ? 1 : bytes; }
 
-// What the parts of one compressed all-reduce share.
+// Footprint of a payload, by flat elements.
+OperandRef payload(uint32_t slot, Access access, PayloadUnit unit, uint64_t base, uint64_t offset) {
+  OperandRef op = flat(slot, access, unit.bytes * 8, base, offset);
+  op.unit_elements = unit.elements;
+  return op;
+}
+
+// What the sections of one compressed all-reduce share.
 struct Exchange {
   PlanBuilder& b;
   const OnebitRequest& r;
   const OnebitLayout& layout;
+  PayloadUnit unit;
   uint32_t ranks;
   uint32_t me;
-  uint64_t instances;
-  uint64_t chunk_bytes;  // packed bits of one chunk
-  uint64_t message_bytes;
   uint64_t segment;  // elements
-  uint32_t round;
+  // Scratch of all sections. rows: of each section the own chunk's payloads of all ranks, in rank
+  // order, where the section lies in the flat space.
+  uint32_t outgoing, rows, worker_messages, worker_blocks, server_blocks;
+  uint32_t worker_flags, server_flags;  // a word per section
 
-  int32_t peer(uint32_t i) const { return static_cast<int32_t>((me + i) % ranks); }
-  // Bytes of a segment's bits within the packed flat space.
-  Region bits_of(uint32_t slot, const OnebitSegment& s, uint64_t base) const {
-    return {slot, (s.begin - base) / 8, s.count / 8};
+  uint32_t peer(uint32_t i) const { return (me + i) % ranks; }
+  bool onebit() const { return r.kind == CodecKind::kOnebit; }
+  Region payload_of(uint32_t slot, const OnebitSegment& s) const {
+    return {slot, unit.bytes_of(s.begin), unit.bytes_of(s.count)};
+  }
+};
+
+// One section on its way.
+struct Section {
+  Exchange& x;
+  uint32_t index;
+  const OnebitSection& at;
+  uint32_t round1, round2;
+
+  uint64_t scales() const { return at.message_bytes / 4 - 1; }
+  std::vector<OnebitSegment> segments(uint32_t chunk) const {
+    return x.layout.segments(index, chunk, x.segment);
+  }
+  OperandRef flags(uint32_t slot) const { return whole(slot, Access::kReadWrite, 4 * index, 4); }
+  OperandRef messages(uint32_t slot) const {
+    return whole(slot, Access::kRead, at.message_offset, at.message_bytes * x.ranks);
   }
 };
 
 // Encodes all chunks, the next rank's first and the own one last, and sends each run as soon as it
-// is encoded. `rows` takes the own bits and those of the other ranks for the own chunk.
-void encode_and_send(Exchange& x, uint32_t rows, uint32_t blocks_slot, uint32_t flags) {
-  const uint32_t outgoing = x.b.scratch(at_least_one(x.chunk_bytes * x.ranks));
+// is encoded.
+void encode_and_send(Section& s) {
+  Exchange& x = s.x;
   for (uint32_t i = 1; i <= x.ranks; ++i) {
-    const auto k = static_cast<uint32_t>(x.peer(i));
-    for (const OnebitSegment& s : x.layout.segments(k, x.segment)) {
-      std::vector<Piece> pieces = x.layout.worker_pieces(k, s);
-      if (k == x.me) {  // row `me` of rows lies where the chunk lies in the flat space
-        x.r.encode(std::move(pieces), {rows, 0, blocks_slot, flags});
-        continue;
-      }
-      x.r.encode(std::move(pieces), {outgoing, 0, blocks_slot, flags});
-      x.b.send(static_cast<int32_t>(k), x.bits_of(outgoing, s, 0), x.round);
+    const uint32_t k = x.peer(i);
+    for (const OnebitSegment& segment : s.segments(k)) {
+      // Row `me` of rows lies where the own chunk lies in the flat space.
+      const uint32_t to = k == x.me ? x.rows : x.outgoing;
+      x.r.encode(x.layout.worker_pieces(k, segment),
+                 {to, 0, x.worker_blocks, x.worker_flags, uint64_t{4} * s.index});
+      if (k != x.me) x.b.send(static_cast<int32_t>(k), x.payload_of(x.outgoing, segment), s.round1);
     }
   }
   for (uint32_t i = 1; i < x.ranks; ++i) {
-    const int32_t from = x.peer(i);
-    for (const OnebitSegment& s : x.layout.segments(x.me, x.segment)) {
-      Region region = x.bits_of(rows, s, x.me * x.layout.chunk_elements());
-      region.offset += static_cast<uint64_t>(from) * x.chunk_bytes;
-      x.b.recv(from, region, x.round);
+    const uint32_t from = x.peer(i);
+    for (OnebitSegment segment : s.segments(x.me)) {
+      segment.begin += x.layout.chunk_begin(s.at, from) - x.layout.chunk_begin(s.at, x.me);
+      x.b.recv(static_cast<int32_t>(from), x.payload_of(x.rows, segment), s.round1);
     }
   }
 }
 
-// Scales from block sums into state and into this rank's message, then the messages of all ranks.
-void finish_scales(Exchange& x, uint32_t blocks_slot, uint64_t n_blocks, uint32_t counts,
-                   std::vector<NormRange> ranges, uint32_t scale, uint32_t messages, uint32_t flags,
-                   Predicate predicate, uint32_t round) {
-  const NormArgs args{x.b.keep_array(std::span<const NormRange>(ranges)), x.instances, x.r.scale};
-  KernelOptions options;
-  options.predicate = predicate;
+// Where a section's scales come from and go to.
+struct ScaleSlots {
+  uint32_t blocks, counts, scale, messages, flags;
+};
+
+// Scales from block sums into state and into this rank's message, with the flags; then the messages
+// of all ranks. all: norm ranges of every instance.
+void exchange_scales(Section& s, const ScaleSlots& slots, const std::vector<NormRange>& all,
+                     const KernelOptions& options, uint32_t round) {
+  Exchange& x = s.x;
+  const auto own_offset = [&](uint32_t rank) {
+    return s.at.message_offset + rank * s.at.message_bytes;
+  };
+  std::vector<NormRange> ranges;
+  if (s.scales() != 0) {
+    const auto first = all.begin() + static_cast<ptrdiff_t>(s.at.first_instance);
+    ranges.assign(first, first + static_cast<ptrdiff_t>(s.at.instances));
+  }
+  OperandRef sums = absent(), counts = absent(), scale = absent();
+  if (!ranges.empty()) {
+    const uint64_t first = ranges.front().first_block;
+    const uint64_t end = ranges.back().first_block + ranges.back().blocks;
+    for (NormRange& range : ranges) range.first_block -= first;
+    sums = whole(slots.blocks, Access::kRead, first * 4, (end - first) * 4);
+    counts = whole(slots.counts, Access::kRead, s.at.first_instance * 8, ranges.size() * 8);
+    scale = whole(slots.scale, Access::kWrite, s.at.first_instance * 4, ranges.size() * 4);
+  }
   x.b.kernel(KernelId::kNormFinish,
-             {whole(blocks_slot, Access::kRead, 0, n_blocks * 4),
-              whole(counts, Access::kRead, 0, x.instances * 8),
-              whole(scale, Access::kWrite, 0, x.instances * 4),
-              whole(messages, Access::kWrite, x.me * x.message_bytes, x.message_bytes),
-              whole(flags, Access::kReadWrite, 0, 4)},
-             {}, args, options);
-  emit_message_exchange(x.b, x.r.rank, static_cast<int32_t>(x.ranks), messages, x.message_bytes,
-                        round);
+             {sums, counts, scale,
+              whole(slots.messages, Access::kWrite, own_offset(x.me), s.at.message_bytes),
+              s.flags(slots.flags)},
+             {},
+             NormArgs{x.b.keep_array(std::span<const NormRange>(ranges)), ranges.size(), x.r.scale},
+             options);
+  for (uint32_t i = 1; i < x.ranks; ++i) {
+    x.b.send(static_cast<int32_t>(x.peer(i)),
+             {slots.messages, own_offset(x.me), s.at.message_bytes}, round,
+             MessageClass::kMetadata);
+  }
+  for (uint32_t i = 1; i < x.ranks; ++i) {
+    const uint32_t from = x.peer(i);
+    x.b.recv(static_cast<int32_t>(from), {slots.messages, own_offset(from), s.at.message_bytes},
+             round, MessageClass::kMetadata);
+  }
 }
 
-uint32_t emit_gate(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail_word,
+// A decision over the messages of one section (args without sections) or of all.
+uint32_t emit_gate(PlanBuilder& b, OperandRef messages, Predicate prior, const GateArgs& args,
                    std::vector<uint32_t> after) {
-  const uint32_t word = x.b.scratch(4);
+  const uint32_t word = b.scratch(4);
   const OperandRef before =
       prior.slot == kNoSlot ? absent() : whole(prior.slot, Access::kRead, prior.offset, 4);
   KernelOptions options;
+  options.lane = kServerLane;
   options.after = std::move(after);
-  x.b.kernel(KernelId::kGate,
-             {whole(messages, Access::kRead, 0, x.message_bytes * x.ranks), before,
-              whole(word, Access::kWrite, 0, 4)},
-             {}, GateArgs{x.message_bytes, x.ranks, fail_word}, options);
+  b.kernel(KernelId::kGate, {messages, before, whole(word, Access::kWrite, 0, 4)}, {}, args,
+           options);
   return word;
 }
 
+uint32_t gate_all(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail_word,
+                  std::vector<uint32_t> after) {
+  std::vector<uint64_t> sections;
+  for (const OnebitSection& s : x.layout.sections()) sections.push_back(s.message_bytes);
+  const GateArgs args{0, x.ranks, fail_word, x.b.keep_array(std::span<const uint64_t>(sections)),
+                      sections.size()};
+  return emit_gate(x.b, whole(messages, Access::kRead, 0, x.layout.message_bytes()), prior, args,
+                   std::move(after));
+}
+
+// Rows of the section's own chunk, by the server's flat elements.
+OperandRef rows_operand(const Section& s, uint32_t unit_bits, uint32_t unit_elements) {
+  const Exchange& x = s.x;
+  OperandRef op = flat(x.rows, Access::kRead, unit_bits, 0,
+                       x.unit.bytes_of(s.at.flat_begin - s.at.server_begin));
+  op.unit_elements = unit_elements;
+  op.footprint = Footprint::kRows;
+  op.rows = x.ranks;
+  op.row_bytes = x.unit.bytes_of(s.at.chunk);
+  return op;
+}
+
+void emit_onebit_server(const Section& s, const OnebitSegment& segment,
+                        const KernelOptions& options) {
+  const Exchange& x = s.x;
+  const OnebitSlots& slots = x.r.slots;
+  // From the server's flat space to the whole one.
+  const uint64_t shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin;
+  const ServerArgs args{s.at.chunk / 8, shift, s.scales(), x.ranks, x.r.scale};
+  OperandRef valid = absent();
+  if (slots.valid != kNoSlot)
+    valid = whole(slots.valid, Access::kRead, 0, x.layout.flat_elements() / 8);
+  x.b.kernel(
+      KernelId::kOnebitServer,
+      {rows_operand(s, 1, 1), s.messages(x.worker_messages), flat(slots.server, Access::kRead, 32),
+       scales(slots.server_scale, Access::kRead), flat(slots.bits, Access::kWrite, 1, 0, shift / 8),
+       blocks(x.server_blocks, Access::kWrite), valid, flat(slots.server_next, Access::kWrite, 32)},
+      x.layout.server_pieces(x.me, segment), args, options);
+}
+
+// Needs no scales but those in the payload, so it waits for its rows only.
+void emit_quant_server(const Section& s, const OnebitSegment& segment,
+                       const KernelOptions& options) {
+  const Exchange& x = s.x;
+  const OnebitSlots& slots = x.r.slots;
+  const uint64_t shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin;
+  const QuantArgs args{0, x.unit.bytes_of(s.at.chunk), x.r.block, x.ranks, x.r.kind};
+  const bool residual = slots.server != kNoSlot;
+  x.b.kernel(KernelId::kQuantServer,
+             {rows_operand(s, x.unit.bytes * 8, x.unit.elements),
+              residual ? flat(slots.server, Access::kRead, 32) : absent(),
+              residual ? flat(slots.server_next, Access::kWrite, 32) : absent(),
+              payload(slots.bits, Access::kWrite, x.unit, 0, x.unit.bytes_of(shift)),
+              s.flags(x.server_flags)},
+             x.layout.server_pieces(x.me, segment), args, options);
+}
+
 // Sums the rows, re-encodes, sends the own chunk's result to everybody and receives theirs.
-void serve(Exchange& x, uint32_t rows, uint32_t worker_messages, uint32_t blocks_slot,
-           Predicate go) {
-  const OnebitSlots& s = x.r.slots;
-  const uint64_t base = x.me * x.layout.chunk_elements();
-  const ServerArgs args{x.chunk_bytes, base, x.instances, x.ranks, x.r.scale};
-  const uint32_t first = x.b.steps();
-  uint32_t last = kNoStep;
-  for (const OnebitSegment& segment : x.layout.segments(x.me, x.segment)) {
-    OperandRef row_ref = flat(rows, Access::kRead, 1);
-    row_ref.footprint = Footprint::kRows;
-    row_ref.rows = x.ranks;
-    row_ref.row_bytes = x.chunk_bytes;
-    OperandRef valid = absent();
-    if (s.valid != kNoSlot) valid = whole(s.valid, Access::kRead, 0, x.layout.flat_elements() / 8);
-    KernelOptions options;
-    options.predicate = go;
-    last = x.b.kernel(KernelId::kOnebitServer,
-                      {row_ref, whole(worker_messages, Access::kRead, 0, x.message_bytes * x.ranks),
-                       flat(s.server, Access::kReadWrite, 32),
-                       whole(s.server_scale, Access::kRead, 0, x.instances * 4),
-                       flat(s.bits, Access::kWrite, 1, 0, x.me * x.chunk_bytes),
-                       blocks(blocks_slot, Access::kWrite), valid},
-                      x.layout.server_pieces(x.me, segment), args, options);
-    for (uint32_t i = 1; i < x.ranks; ++i)
-      x.b.send(x.peer(i), x.bits_of(s.bits, segment, 0), x.round + 1);
-  }
-  if (last != kNoStep) {
-    for (const uint32_t slot : {s.server, s.server_scale}) {
-      UndoStep undo;
-      const uint64_t bytes = slot == s.server ? x.layout.chunk_elements() * 4 : x.instances * 4;
-      undo.step =
-          x.b.detached(KernelId::kFill, {whole(slot, Access::kWrite, 0, bytes)}, {}, FillArgs{0});
-      undo.step.fill_bytes = bytes;
-      undo.step.predicate = go;
-      undo.pair_first = first;
-      undo.pair_last = last;
-      undo.only_if_paired_ran = true;
-      x.b.undo(std::move(undo));
+void serve(Section& s, const KernelOptions& options) {
+  Exchange& x = s.x;
+  const uint32_t bits = x.r.slots.bits;
+  for (const OnebitSegment& segment : s.segments(x.me)) {
+    if (x.onebit()) {
+      emit_onebit_server(s, segment, options);
+    } else {
+      emit_quant_server(s, segment, options);
     }
+    for (uint32_t i = 1; i < x.ranks; ++i)
+      x.b.send(static_cast<int32_t>(x.peer(i)), x.payload_of(bits, segment), s.round2);
   }
   for (uint32_t i = 1; i < x.ranks; ++i) {
-    const auto from = static_cast<uint32_t>(x.peer(i));
-    for (const OnebitSegment& segment : x.layout.segments(from, x.segment)) {
-      x.b.recv(static_cast<int32_t>(from), x.bits_of(s.bits, segment, 0), x.round + 1);
-    }
+    const uint32_t from = x.peer(i);
+    for (const OnebitSegment& segment : s.segments(from))
+      x.b.recv(static_cast<int32_t>(from), x.payload_of(bits, segment), s.round2);
   }
+}
+
+// Every rank drops its server residual when the sums of one were not finite.
+void emit_server_reset(Exchange& x, uint32_t gate) {
+  const auto reset = [&](uint32_t slot, uint64_t bytes) {
+    if (slot == kNoSlot) return;
+    UndoStep undo;
+    undo.step =
+        x.b.detached(KernelId::kFill, {whole(slot, Access::kWrite, 0, bytes)}, {}, FillArgs{0});
+    undo.step.fill_bytes = bytes;
+    undo.step.predicate = {gate, 0, kSkipServer};
+    undo.pair_first = undo.pair_last = x.b.steps() - 1;
+    undo.only_if_paired_ran = true;
+    x.b.undo(std::move(undo));
+  };
+  reset(x.r.slots.server, x.layout.chunk_elements() * 4);
+  reset(x.r.slots.server_scale, x.layout.instances() * 4);
+}
+
+Exchange make_exchange(PlanBuilder& b, const OnebitRequest& r) {
+  const OnebitLayout& layout = *r.layout;
+  const PayloadUnit unit = payload_unit(r.kind, r.block);
+  Exchange x{b,
+             r,
+             layout,
+             unit,
+             layout.ranks(),
+             static_cast<uint32_t>(r.rank),
+             segment_elements(r.segment_bytes, std::max(1u, unit.bytes * 8 / unit.elements)),
+             b.scratch(at_least_one(unit.bytes_of(layout.flat_elements()))),
+             b.scratch(at_least_one(unit.bytes_of(layout.flat_elements()))),
+             b.scratch(at_least_one(layout.message_bytes())),
+             b.scratch(at_least_one(layout.worker_blocks() * 4)),
+             b.scratch(at_least_one(layout.server_blocks() * 4)),
+             b.scratch(at_least_one(layout.sections().size() * 4)),
+             b.scratch(at_least_one(layout.sections().size() * 4))};
+  return x;
 }
 
 }  // namespace
@@ -143,47 +264,55 @@ OnebitSlots add_onebit_slots(PlanBuilder& b, const OnebitLayout& layout, bool ma
   s.worker_scale = b.bound(layout.instances() * 4);
   s.server = b.bound(layout.chunk_elements() * 4);
   s.server_scale = b.bound(layout.instances() * 4);
+  s.server_next = b.bound(layout.chunk_elements() * 4);
+  s.server_scale_next = b.bound(layout.instances() * 4);
   s.worker_counts = b.bound(layout.instances() * 8);
   s.server_counts = b.bound(layout.instances() * 8);
   s.bits = b.bound(layout.flat_elements() / 8);
-  s.messages = b.bound(scale_message_bytes(layout.instances()) * layout.ranks());
+  s.messages = b.bound(layout.message_bytes());
   if (masked) s.valid = b.bound(layout.flat_elements() / 8);
   return s;
 }
 
 OnebitResult emit_onebit_all_reduce(PlanBuilder& b, const OnebitRequest& r) {
-  const OnebitLayout& layout = *r.layout;
-  Exchange x{b,
-             r,
-             layout,
-             layout.ranks(),
-             static_cast<uint32_t>(r.rank),
-             layout.instances(),
-             layout.chunk_elements() / 8,
-             scale_message_bytes(layout.instances()),
-             segment_elements(r.segment_bytes, 1),
-             b.next_round()};
+  Exchange x = make_exchange(b, r);
+  const auto n = static_cast<uint32_t>(x.layout.sections().size());
+  const uint32_t first_round = b.next_round();
+  b.fill({x.worker_flags, 0, uint64_t{4} * n}, 0);
+  b.fill({x.server_flags, 0, uint64_t{4} * n}, 0);
+  const std::vector<NormRange> worker_ranges = x.layout.worker_ranges();
+  const std::vector<NormRange> server_ranges = x.layout.server_ranges(x.me);
+  const OnebitSlots& slots = r.slots;
   OnebitResult result;
-  result.worker_messages = b.scratch(x.message_bytes * x.ranks);
-  const uint32_t rows = b.scratch(at_least_one(x.chunk_bytes * x.ranks));
-  const uint32_t worker_blocks = b.scratch(at_least_one(layout.worker_blocks() * 4));
-  const uint32_t server_blocks = b.scratch(at_least_one(layout.server_blocks() * 4));
-  const uint32_t worker_flags = b.scratch(4);
-  const uint32_t server_flags = b.scratch(4);
-  b.fill({worker_flags, 0, 4}, 0);
-  b.fill({server_flags, 0, 4}, 0);
-
-  encode_and_send(x, rows, worker_blocks, worker_flags);
-  finish_scales(x, worker_blocks, layout.worker_blocks(), r.slots.worker_counts,
-                layout.worker_ranges(), r.slots.worker_scale, result.worker_messages, worker_flags,
-                {}, x.round);
-  result.gate_workers = emit_gate(x, result.worker_messages, r.prior, kSkipNonfinite, {});
-  const Predicate go{result.gate_workers, 0, kCommit};
-  serve(x, rows, result.worker_messages, server_blocks, go);
-  finish_scales(x, server_blocks, layout.server_blocks(), r.slots.server_counts,
-                layout.server_ranges(x.me), r.slots.server_scale, r.slots.messages, server_flags,
-                go, x.round + 1);
-  result.gate = emit_gate(x, r.slots.messages, go, kSkipServer, b.receives());
+  result.worker_messages = x.worker_messages;
+  for (uint32_t i = 0; i < n; ++i) {
+    // On transports that match by order the first exchange of a section comes before the second of
+    // the section before it.
+    Section s{x, i, x.layout.sections()[i], first_round + (i == 0 ? 0 : 2 * i - 1),
+              first_round + std::min(2 * i + 2, 2 * n - 1)};
+    encode_and_send(s);
+    exchange_scales(s,
+                    {x.worker_blocks, slots.worker_counts, slots.worker_scale, x.worker_messages,
+                     x.worker_flags},
+                    worker_ranges, {}, s.round1);
+    KernelOptions server;
+    server.lane = kServerLane;
+    if (x.onebit()) {
+      const GateArgs args{s.at.message_bytes, x.ranks, kSkipNonfinite};
+      result.gate_workers = emit_gate(b, s.messages(x.worker_messages), r.prior, args, {});
+      server.predicate = {result.gate_workers, 0, kCommit};
+    }
+    serve(s, server);
+    exchange_scales(s,
+                    {x.server_blocks, slots.server_counts, slots.server_scale_next, slots.messages,
+                     x.server_flags},
+                    server_ranges, server, s.round2);
+  }
+  if (n != 1 || !x.onebit())
+    result.gate_workers = gate_all(x, x.worker_messages, r.prior, kSkipNonfinite, {});
+  result.gate =
+      gate_all(x, slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer, b.receives());
+  emit_server_reset(x, result.gate);
   return result;
 }
 
@@ -194,66 +323,6 @@ void emit_onebit_scale_undo(PlanBuilder& b, const OnebitRequest& r) {
                          {}, FillArgs{0});
   undo.step.fill_bytes = bytes;
   b.undo(std::move(undo));
-}
-
-OnebitCollective emit_onebit_collective(PlanBuilder& b, int32_t rank, const OnebitLayout& layout,
-                                        ScaleKind scale, const std::vector<uint8_t>& in_place,
-                                        uint64_t segment_bytes) {
-  OnebitCollective c;
-  std::vector<uint64_t> bytes;
-  for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * 4);
-  c.in = b.bound_list(bytes);
-  c.out = b.bound_list(bytes);
-  for (uint32_t i = 0; i < bytes.size(); ++i) {
-    if (in_place[i]) b.alias(c.in + i, c.out + i, 0);
-  }
-  c.slots = add_onebit_slots(b, layout, false);
-  OnebitRequest r;
-  r.rank = rank;
-  r.layout = &layout;
-  r.scale = scale;
-  r.slots = c.slots;
-  r.segment_bytes = segment_bytes;
-  r.encode = [&](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, layout.instances(), scale, false};
-    const std::vector<OperandRef> operands{
-        list(c.in, Access::kRead, 32),
-        flat(c.slots.worker, Access::kReadWrite, 32),
-        whole(c.slots.worker_scale, Access::kRead, 0, layout.instances() * 4),
-        flat(to.bits, Access::kWrite, 1, to.bits_base),
-        blocks(to.blocks, Access::kWrite),
-        absent(),
-        whole(to.flags, Access::kReadWrite, 0, 4)};
-    UndoStep undo;
-    undo.step = b.detached(KernelId::kOnebitEncodeUndo, operands, pieces, args);
-    undo.pair_first = undo.pair_last =
-        b.kernel(KernelId::kOnebitEncode, operands, std::move(pieces), args);
-    b.undo(std::move(undo));
-  };
-  const OnebitResult result = emit_onebit_all_reduce(b, r);
-  emit_onebit_scale_undo(b, r);
-  const uint64_t messages = scale_message_bytes(layout.instances()) * layout.ranks();
-  KernelOptions decode;
-  decode.predicate = {result.gate, 0, kCommit};
-  decode.phase = Phase::kCommitting;
-  const uint64_t segment = segment_elements(segment_bytes, 1);
-  for (uint32_t k = 0; k < layout.ranks(); ++k) {
-    for (const OnebitSegment& s : layout.segments(k, segment)) {
-      std::vector<Piece> pieces = layout.worker_pieces(k, s);
-      std::erase_if(pieces, [](const Piece& p) { return p.tensor == kNoTensor; });
-      b.kernel(KernelId::kOnebitDecode,
-               {flat(c.slots.bits, Access::kRead, 1),
-                whole(c.slots.messages, Access::kRead, 0, messages),
-                target(c.out, Access::kWrite, 32), absent()},
-               std::move(pieces), DecodeArgs{layout.instances()}, decode);
-    }
-  }
-  c.verdict = b.host(8 + 2 * messages);
-  b.copy({c.verdict, 0, 4}, {result.gate, 0, 4});
-  b.copy({c.verdict, 8, messages}, {result.worker_messages, 0, messages});
-  b.copy({c.verdict, 8 + messages, messages}, {c.slots.messages, 0, messages});
-  b.set_verdict(c.verdict);
-  return c;
 }
 
 }  // namespace sotto

@@ -53,12 +53,14 @@ enum class Access : uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
 
 // How much of an operand a call touches.
 enum class Footprint : uint8_t {
-  kWhole,   // `bytes` from `offset`
-  kFlat,    // per piece: elements flat - base ..., `unit_bits` each, from `offset`
-  kRows,    // as kFlat, in each of `rows` rows `row_bytes` apart
-  kList,    // per piece: tensor slot `slot + piece.tensor`, elements piece.offset ...
-  kTarget,  // as kList at piece.target
-  kBlocks,  // per piece: one unit for each norm block it touches
+  kWhole,    // `bytes` from `offset`
+  kFlat,     // per piece: elements flat - base ..., `unit_bits` each, from `offset`
+  kRows,     // as kFlat, in each of `rows` rows `row_bytes` apart
+  kList,     // per piece: tensor slot `slot + piece.tensor`, elements piece.offset ...
+  kTarget,   // as kList at piece.target
+  kBlocks,   // per piece: one unit for each norm block it touches
+  kScale,    // per piece: the unit with index piece.scale
+  kMessage,  // per piece: the unit with index piece.message
 };
 
 struct OperandRef {
@@ -67,6 +69,7 @@ struct OperandRef {
   Access access = Access::kRead;
   Footprint footprint = Footprint::kWhole;
   uint32_t unit_bits = 32;
+  uint32_t unit_elements = 1;  // kFlat, kRows: elements that share a unit
   uint64_t base = 0;
   uint64_t bytes = 0;
   uint64_t row_bytes = 0;

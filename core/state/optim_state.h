@@ -12,8 +12,8 @@
 namespace sotto {
 
 // exact: everything, continues bit for bit on the same ranks. reset: without error feedback, any
-// number of ranks.
-enum class StateMode : int32_t { kExact = 1, kReset = 2 };
+// number of ranks. mean (codecs): error feedback averaged over ranks, any number of ranks.
+enum class StateMode : int32_t { kExact = 1, kReset = 2, kMean = 3 };
 
 std::vector<std::byte> encode_optim(const OptimSnapshot& snapshot);
 // INVALID_ARGUMENT or UNSUPPORTED on any blob that encode_optim cannot have made; never reads out
@@ -23,7 +23,9 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes);
 Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode);
 Status import_state(Optimizer& optimizer, StateMode mode, std::span<const std::byte> bytes);
 
+// kMean: a collective of the codec's comm, and equal on all ranks.
 Result<std::vector<std::byte>> export_state(OnebitCodec& codec, StateMode mode);
+uint64_t mean_state_bytes(const OnebitCodec& codec);
 Status import_state(OnebitCodec& codec, StateMode mode, std::span<const std::byte> bytes);
 
 }  // namespace sotto

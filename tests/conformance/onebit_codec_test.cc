@@ -243,7 +243,7 @@ TEST(OnebitCodecConfig, NamesWhatIsWrong) {
         EXPECT_NE(text(R"({"type": "1bit", "scales": "l2"})").find("\"scale\""), std::string::npos);
         EXPECT_NE(text(R"({"type": "1bit", "chunk_align": 12})").find("multiple of 8"),
                   std::string::npos);
-        EXPECT_NE(text(R"({"type": "int8"})").find("1bit"), std::string::npos);
+        EXPECT_NE(text(R"({"type": "2bit"})").find("onebit"), std::string::npos);
         return ok_status();
       });
   EXPECT_TRUE(status.ok()) << status.text();

@@ -167,6 +167,7 @@ std::vector<Piece> Layout::of_server(uint64_t rank) const {
     if (p.chunk != rank) continue;
     p.flat -= rank * chunk;
     p.block -= chunk_ranges[rank].first_block;
+    p.message = 0;
     own.push_back(p);
   }
   return own;
@@ -190,6 +191,7 @@ Layout make_layout(const std::vector<uint64_t>& sizes, uint64_t world, uint64_t 
     p.chunk = static_cast<uint32_t>(p.flat / out.chunk);
     p.block = p.chunk * blocks + inside / kNormBlock;
     p.lane = static_cast<uint32_t>(inside % kNormBlock);
+    p.message = 2 * p.chunk;
     out.by_chunk.push_back(p);
   };
   for (size_t t = 0; t < sizes.size(); ++t) {
@@ -210,6 +212,7 @@ Layout make_layout(const std::vector<uint64_t>& sizes, uint64_t world, uint64_t 
       add_by_chunk(p, count);
       p.count = count;
       p.chunk = static_cast<uint32_t>(flat / out.chunk);
+      p.message = 2 * p.chunk;
       p.block = range.first_block + done / kNormBlock;
       p.lane = static_cast<uint32_t>(done % kNormBlock);
       out.by_tensor.push_back(p);

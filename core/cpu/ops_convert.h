@@ -1,0 +1,58 @@
+// Op of conversions between float types.
+#pragma once
+
+#include <cmath>
+
+#include "core/base/dtype.h"
+#include "core/cpu/elements.h"
+#include "core/cpu/ops.h"
+
+namespace sotto {
+
+inline float widen(Dtype type, const void* values, uint64_t i) {
+  switch (type) {
+    case Dtype::kBF16: return bf16_to_f32(static_cast<const uint16_t*>(values)[i]);
+    case Dtype::kF16: return f16_to_f32(static_cast<const uint16_t*>(values)[i]);
+    default: return static_cast<const float*>(values)[i];
+  }
+}
+
+inline void narrow(Dtype type, float x, void* values, uint64_t i) {
+  switch (type) {
+    case Dtype::kBF16:
+      static_cast<uint16_t*>(values)[i] = std::isnan(x) ? 0x7fc0u : f32_to_bf16(x);
+      return;
+    case Dtype::kF16:
+      static_cast<uint16_t*>(values)[i] = std::isnan(x) ? 0x7e00u : f32_to_f16(x);
+      return;
+    default: static_cast<float*>(values)[i] = x;
+  }
+}
+
+struct ConvertOp : OpBase {
+  explicit ConvertOp(const KernelCall& call)
+      : args(call.arguments<ConvertArgs>()), from(&call.operands[0]), to(&call.operands[1]) {}
+
+  // First element of the piece.
+  const uint8_t* source(const Piece& p) const {
+    const uint64_t element = dtype_bytes(args.from);
+    return args.source.flat
+               ? from->flat<const uint8_t>() + (p.flat - args.source.flat_base) * element
+               : from->list<const uint8_t>(p.tensor) + p.offset * element;
+  }
+  uint8_t* target(const Piece& p) const {
+    return to->list<uint8_t>(p.tensor) + p.offset * dtype_bytes(args.to);
+  }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    const uint8_t* x = source(p);
+    uint8_t* y = target(p);
+    for (uint64_t j = first; j < first + count; ++j)
+      narrow(args.to, widen(args.from, x, j) * args.factor, y, j);
+  }
+
+  const ConvertArgs& args;
+  const Operand* from;
+  const Operand* to;
+};
+
+}  // namespace sotto

@@ -1,0 +1,292 @@
+// Casts and blockwise integers. The arithmetic of an element and the walk over pieces and blocks
+// are here; a Math class does runs of elements, plainly (ScalarQuant) or with vectors.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+#include "core/base/dtype.h"
+#include "core/cpu/elements.h"
+
+namespace sotto {
+
+// Blocks whose largest magnitude is below this have scale 0: 127 / amax would come near overflow.
+inline constexpr float kSmallestQuantMax = 0x1p-120f;
+
+constexpr float quant_limit(CodecKind kind) { return kind == CodecKind::kInt8 ? 127.0f : 7.0f; }
+
+struct QuantScale {
+  float scale = 0;    // of codes
+  float inverse = 0;  // c * inverse is rounded to the code; at most the limit for |c| <= amax
+};
+
+// max_bits: the largest |c| of a block, as its bits (so infinities and NaN are the largest).
+inline QuantScale quant_scale(CodecKind kind, uint32_t max_bits, uint32_t* flags) {
+  const float amax = std::bit_cast<float>(max_bits);
+  const float limit = quant_limit(kind);
+  if (amax < kSmallestQuantMax) return {};
+  const float scale = amax * (1.0f / limit);
+  if (!is_finite(scale * limit)) {
+    *flags |= kFlagNonfinite;
+    return {};
+  }
+  return {scale, limit / amax};
+}
+
+// To nearest even, for |x| < 2^22.
+inline float round_even(float x) {
+  constexpr float kShift = 0x1.8p23f;
+  return (x + kShift) - kShift;
+}
+
+inline float half_value(CodecKind kind, uint16_t code) {
+  return kind == CodecKind::kBf16 ? bf16_to_f32(code) : f16_to_f32(code);
+}
+inline uint16_t half_code(CodecKind kind, float x) {
+  return kind == CodecKind::kBf16 ? f32_to_bf16(x) : f32_to_f16(x);
+}
+
+// Code of element i of a block.
+inline int32_t quant_code(CodecKind kind, const uint8_t* unit, uint32_t i) {
+  if (kind == CodecKind::kInt8) return static_cast<int8_t>(unit[i]);
+  const int32_t nibble = i % 2 == 0 ? unit[i / 2] >> 4 : unit[i / 2] & 15;
+  return (nibble ^ 8) - 8;
+}
+
+// The scale behind the codes of a unit, whatever its bytes are.
+inline float stored_scale(const uint8_t* unit, PayloadUnit size) {
+  float scale;
+  std::memcpy(&scale, unit + size.bytes - 4, 4);
+  return scale;
+}
+inline float decoded_scale(const uint8_t* unit, PayloadUnit size) {
+  const float scale = stored_scale(unit, size);
+  return is_finite(scale) ? scale : 0.0f;
+}
+
+struct ScalarQuant {
+  // c = x' + e (e null: x'); flags; the bits of the largest |c|. c may be e.
+  static uint32_t add(const float* x, const float* e, float* c, uint64_t n, uint32_t* flags) {
+    uint32_t max_bits = 0;
+    for (uint64_t i = 0; i < n; ++i) {
+      const float in = guard_finite(x[i], flags);
+      c[i] = e != nullptr ? in + e[i] : in;
+      max_bits = std::max(max_bits, std::bit_cast<uint32_t>(c[i]) & 0x7fffffffu);
+    }
+    return max_bits;
+  }
+  // 16-bit codes of c, which becomes the error.
+  static void pack_half(CodecKind kind, float* c, uint64_t n, uint8_t* out, uint32_t* flags) {
+    for (uint64_t i = 0; i < n; ++i) {
+      uint16_t code = half_code(kind, c[i]);
+      if (!is_finite(half_value(kind, code))) {
+        *flags |= kFlagNonfinite;
+        code = 0;
+      }
+      std::memcpy(out + 2 * i, &code, 2);
+      c[i] = c[i] - half_value(kind, code);
+    }
+  }
+  // Codes of a block; c becomes the error.
+  static void pack_block(CodecKind kind, QuantScale s, float* c, uint32_t block, uint8_t* out) {
+    for (uint32_t i = 0; i < block; ++i) {
+      const float code = s.scale != 0.0f ? round_even(c[i] * s.inverse) : 0.0f;
+      const auto byte = static_cast<uint8_t>(static_cast<int32_t>(code));
+      if (kind == CodecKind::kInt8) {
+        out[i] = byte;
+      } else if (i % 2 == 0) {
+        out[i / 2] = static_cast<uint8_t>(byte << 4);
+      } else {
+        out[i / 2] = static_cast<uint8_t>(out[i / 2] | (byte & 15));
+      }
+      c[i] = c[i] - code * s.scale;
+    }
+  }
+  // Sums over ranks of n 16-bit values or of a block; rows: the first unit in row 0.
+  static void sum_half(const QuantArgs& a, const uint8_t* rows, uint64_t n, float* sums) {
+    const float part = 1.0f / static_cast<float>(a.world);
+    for (uint64_t i = 0; i < n; ++i) {
+      sums[i] = sum_of(a.world, [&](uint32_t r) {
+        uint16_t code;
+        std::memcpy(&code, rows + r * a.row_bytes + 2 * i, 2);
+        return half_value(a.kind, code) * part;
+      });
+    }
+  }
+  static void sum_block(const QuantArgs& a, const uint8_t* rows, float* sums) {
+    const float part = 1.0f / static_cast<float>(a.world);
+    const PayloadUnit unit = payload_unit(a.kind, a.block);
+    for (uint32_t i = 0; i < a.block; ++i) {
+      sums[i] = sum_of(a.world, [&](uint32_t r) {
+        const uint8_t* row = rows + r * a.row_bytes;
+        return static_cast<float>(quant_code(a.kind, row, i)) * (stored_scale(row, unit) * part);
+      });
+    }
+  }
+  static void decode_half(CodecKind kind, const uint8_t* codes, uint64_t n, float* y) {
+    for (uint64_t i = 0; i < n; ++i) {
+      uint16_t code;
+      std::memcpy(&code, codes + 2 * i, 2);
+      y[i] = half_value(kind, code);
+    }
+  }
+  // Elements [first, first + n) of a block.
+  static void decode_block(CodecKind kind, const uint8_t* unit, float scale, uint32_t first,
+                           uint64_t n, float* y) {
+    for (uint32_t i = 0; i < n; ++i)
+      y[i] = static_cast<float>(quant_code(kind, unit, first + i)) * scale;
+  }
+
+ private:
+  // Groups of 8 ranks, each from 0 in ascending order.
+  template <class Term>
+  static float sum_of(uint32_t world, Term&& term) {
+    float total = 0.0f;
+    for (uint32_t group = 0; group < world; group += 8) {
+      float partial = 0.0f;
+      for (uint32_t r = group; r < world && r < group + 8; ++r) partial += term(r);
+      total += partial;
+    }
+    return total;
+  }
+};
+
+// Turns c of consecutive flat elements into a payload. c is made in the residual's memory, where
+// the error replaces it, or in a buffer.
+template <class Math>
+class QuantWriter {
+ public:
+  // base: flat index of the payload's first element; a multiple of the block.
+  QuantWriter(const QuantArgs& args, uint64_t base, float* residual, uint8_t* payload)
+      : kind_(args.kind),
+        block_(codec_has_blocks(args.kind) ? args.block : kMaxQuantBlock),
+        unit_(payload_unit(args.kind, args.block)),
+        base_(base),
+        residual_(residual),
+        payload_(payload) {}
+
+  // Elements from `flat` on that can be written at once, of `left`.
+  uint64_t run(uint64_t flat, uint64_t left) const {
+    return std::min<uint64_t>(left, block_ - flat % block_);
+  }
+  float* at(uint64_t flat) {
+    return residual_ != nullptr ? residual_ + flat : buffer_ + flat % block_;
+  }
+  // at(flat) has c of n elements with the largest magnitude max_bits.
+  void wrote(uint64_t flat, uint64_t n, uint32_t max_bits, uint32_t* flags) {
+    if (!codec_has_blocks(kind_)) {
+      Math::pack_half(kind_, at(flat), n, payload_ + 2 * (flat - base_), flags);
+      return;
+    }
+    max_bits_ = std::max(max_bits_, max_bits);
+    if ((flat + n) % block_ != 0) return;
+    const uint64_t first = flat + n - block_;
+    uint8_t* out = payload_ + unit_.bytes_of(first - base_);
+    const QuantScale s = quant_scale(kind_, max_bits_, flags);
+    Math::pack_block(kind_, s, at(first), block_, out);
+    std::memcpy(out + unit_.bytes - 4, &s.scale, 4);
+    max_bits_ = 0;
+  }
+
+ private:
+  const CodecKind kind_;
+  const uint32_t block_;
+  const PayloadUnit unit_;
+  const uint64_t base_;
+  float* residual_;
+  uint8_t* payload_;
+  uint32_t max_bits_ = 0;
+  alignas(64) float buffer_[kMaxQuantBlock];
+};
+
+template <class Math>
+void run_quant_encode(const KernelCall& call) {
+  const auto& a = call.arguments<QuantArgs>();
+  float* e = call.operands[1].flat<float>();
+  QuantWriter<Math> writer(a, a.base, e, call.operands[2].flat<uint8_t>());
+  uint32_t flags = 0;
+  for (const Piece& p : call.pieces) {
+    for (uint64_t first = 0; first < p.count;) {
+      const uint64_t flat = p.flat + first;
+      const uint64_t n = writer.run(flat, p.count - first);
+      float* c = writer.at(flat);
+      uint32_t max_bits = 0;
+      if (p.tensor == kNoTensor) {
+        std::memset(c, 0, 4 * n);
+      } else {
+        const float* x = call.operands[0].list<const float>(p.tensor) + p.offset + first;
+        max_bits = Math::add(x, e != nullptr ? e + flat : nullptr, c, n, &flags);
+      }
+      writer.wrote(flat, n, max_bits, &flags);
+      first += n;
+    }
+  }
+  raise_flags(call.operands[3].flat<uint32_t>(), flags);
+}
+
+template <class Math>
+void run_quant_server(const KernelCall& call) {
+  const auto& a = call.arguments<QuantArgs>();
+  const uint8_t* rows = call.operands[0].flat<const uint8_t>();
+  const float* old_e = call.operands[1].flat<const float>();
+  const PayloadUnit unit = payload_unit(a.kind, a.block);
+  QuantWriter<Math> writer(a, 0, call.operands[2].flat<float>(), call.operands[3].flat<uint8_t>());
+  alignas(64) float sums[kMaxQuantBlock];
+  uint32_t flags = 0;
+  for (const Piece& p : call.pieces) {
+    for (uint64_t first = 0; first < p.count;) {
+      const uint64_t flat = p.flat + first;
+      const uint64_t n = writer.run(flat, p.count - first);
+      float* c = writer.at(flat);
+      uint32_t max_bits = 0;
+      if (p.tensor == kNoTensor) {
+        std::memset(c, 0, 4 * n);
+      } else {
+        const float* sum = sums;
+        if (codec_has_blocks(a.kind)) {
+          Math::sum_block(a, rows + unit.bytes_of(flat), sums);
+          sum += flat % a.block;
+        } else {
+          Math::sum_half(a, rows + 2 * flat, n, sums);
+        }
+        max_bits = Math::add(sum, old_e != nullptr ? old_e + flat : nullptr, c, n, &flags);
+      }
+      writer.wrote(flat, n, max_bits, &flags);
+      first += n;
+    }
+  }
+  raise_flags(call.operands[4].flat<uint32_t>(), flags);
+}
+
+// y = v for every run of elements of one block (or of any elements of a cast).
+template <class Math>
+void decode_run(const QuantArgs& a, const uint8_t* payload, uint64_t flat, uint64_t n, float* y) {
+  if (!codec_has_blocks(a.kind)) {
+    Math::decode_half(a.kind, payload + 2 * flat, n, y);
+    return;
+  }
+  const PayloadUnit unit = payload_unit(a.kind, a.block);
+  const uint8_t* at = payload + unit.bytes_of(flat);
+  Math::decode_block(a.kind, at, decoded_scale(at, unit), static_cast<uint32_t>(flat % a.block), n,
+                     y);
+}
+
+template <class Math>
+void run_quant_decode(const KernelCall& call) {
+  const auto& a = call.arguments<QuantArgs>();
+  const uint8_t* payload = call.operands[0].flat<const uint8_t>();
+  const uint64_t block = codec_has_blocks(a.kind) ? a.block : kMaxQuantBlock;
+  for (const Piece& p : call.pieces) {
+    if (p.tensor == kNoTensor) continue;
+    float* y = call.operands[1].list<float>(p.tensor) + p.target;
+    for (uint64_t first = 0; first < p.count;) {
+      const uint64_t flat = p.flat + first;
+      const uint64_t n = std::min(p.count - first, block - flat % block);
+      decode_run<Math>(a, payload, flat, n, y + first);
+      first += n;
+    }
+  }
+}
+
+}  // namespace sotto

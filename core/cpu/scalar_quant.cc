@@ -1,0 +1,35 @@
+// Casts and blockwise integers: the reference.
+#include "core/cpu/kernel_table.h"
+#include "core/cpu/ops_quant.h"
+
+namespace sotto::scalar {
+
+void quant_encode(const KernelCall& call) { run_quant_encode<ScalarQuant>(call); }
+void quant_server(const KernelCall& call) { run_quant_server<ScalarQuant>(call); }
+void quant_decode(const KernelCall& call) { run_quant_decode<ScalarQuant>(call); }
+
+void quant_encode_undo(const KernelCall& call) {
+  if (!call.paired_ran) return;
+  const auto& a = call.arguments<QuantArgs>();
+  float* e = call.operands[1].flat<float>();
+  const uint8_t* payload = call.operands[2].flat<const uint8_t>();
+  const uint64_t block = codec_has_blocks(a.kind) ? a.block : kMaxQuantBlock;
+  float values[kMaxQuantBlock];
+  uint32_t unused = 0;
+  for (const Piece& p : call.pieces) {
+    if (p.tensor == kNoTensor) continue;
+    const float* x = call.operands[0].list<const float>(p.tensor) + p.offset;
+    for (uint64_t first = 0; first < p.count;) {
+      const uint64_t flat = p.flat + first;
+      const uint64_t n = std::min(p.count - first, block - flat % block);
+      decode_run<ScalarQuant>(a, payload, flat - a.base, n, values);
+      for (uint64_t i = 0; i < n; ++i) {
+        const float c = e[flat + i] + values[i];
+        e[flat + i] = is_finite(c) ? c - guard_finite(x[first + i], &unused) : 0.0f;
+      }
+      first += n;
+    }
+  }
+}
+
+}  // namespace sotto::scalar

@@ -1,0 +1,167 @@
+// The flat space of compressed calls: every granularity covers every element once, and everything
+// that has an index stays inside its array.
+#include "core/codec/onebit_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace sotto::test {
+namespace {
+
+struct Shape {
+  std::vector<OnebitTensor> tensors;
+  uint32_t ranks;
+  uint64_t align;
+  OnebitGranularity granularity;
+  uint64_t bucket;
+};
+
+std::vector<Shape> shapes() {
+  const std::vector<std::vector<OnebitTensor>> sets = {
+      {{1, 0}},
+      {{0, 0}, {0, 0}},
+      {{70001, 0}},
+      {{7, 1}, {0, 0}, {9000, 0}, {1025, 1}, {3, 2}, {30001, 0}},
+  };
+  std::vector<Shape> out;
+  for (const auto& tensors : sets) {
+    for (const uint32_t ranks : {1u, 2u, 3u, 8u}) {
+      for (const uint64_t align : {8u, 512u}) {
+        out.push_back({tensors, ranks, align, OnebitGranularity::kFlat, 0});
+        out.push_back({tensors, ranks, align, OnebitGranularity::kGroup, 0});
+        out.push_back({tensors, ranks, align, OnebitGranularity::kTensor, 0});
+        out.push_back({tensors, ranks, align, OnebitGranularity::kBucket, 8192});
+        out.push_back({tensors, ranks, align, OnebitGranularity::kBucket, 101});
+      }
+    }
+  }
+  return out;
+}
+
+OnebitLayout layout_of(const Shape& s) {
+  return OnebitLayout(s.tensors, s.ranks, s.align, s.granularity, s.bucket);
+}
+
+// Where the elements of each tensor lie, from its own pieces.
+std::vector<std::vector<uint64_t>> places(const OnebitLayout& layout) {
+  std::vector<std::vector<uint64_t>> out(layout.tensors().size());
+  for (uint32_t t = 0; t < out.size(); ++t) {
+    out[t].assign(layout.tensors()[t].count, ~uint64_t{0});
+    for (const Piece& p : layout.tensor_pieces(t)) {
+      for (uint64_t j = 0; j < p.count; ++j) out[t][p.offset + j] = p.flat + j;
+    }
+  }
+  return out;
+}
+
+TEST(OnebitLayout, SegmentsCoverEveryElementOnceOnBothSides) {
+  for (const Shape& shape : shapes()) {
+    const OnebitLayout layout = layout_of(shape);
+    const auto where = places(layout);
+    std::vector<int> seen(layout.flat_elements());
+    uint64_t real = 0;
+    for (uint32_t k = 0; k < shape.ranks; ++k) {
+      uint64_t server_at = 0;
+      for (uint32_t s = 0; s < layout.sections().size(); ++s) {
+        for (const OnebitSegment& segment : layout.segments(s, k, 3 * kNormBlock)) {
+          const std::vector<Piece> worker = layout.worker_pieces(k, segment);
+          const std::vector<Piece> server = layout.server_pieces(k, segment);
+          ASSERT_EQ(worker.size(), server.size());
+          uint64_t at = segment.begin;
+          for (size_t i = 0; i < worker.size(); ++i) {
+            const Piece& p = worker[i];
+            ASSERT_EQ(p.flat, at);
+            ASSERT_EQ(server[i].flat, server_at);
+            ASSERT_EQ(server[i].count, p.count);
+            ASSERT_LT(p.block, layout.worker_blocks());
+            ASSERT_LT(server[i].block, layout.server_blocks());
+            ASSERT_LT(p.scale, layout.instances());
+            ASSERT_LE(4 * (uint64_t{p.message} + 2), layout.message_bytes());
+            for (uint64_t j = 0; j < p.count; ++j) {
+              ++seen[at + j];
+              if (p.tensor == kNoTensor) continue;
+              ASSERT_EQ(where[p.tensor][p.offset + j], at + j);
+            }
+            real += p.tensor != kNoTensor ? p.count : 0;
+            at += p.count;
+            server_at += p.count;
+          }
+          ASSERT_EQ(at, segment.begin + segment.count);
+        }
+      }
+      ASSERT_EQ(server_at, layout.chunk_elements());
+    }
+    EXPECT_EQ(real, layout.elements());
+    for (const int times : seen) ASSERT_EQ(times, 1);
+  }
+}
+
+TEST(OnebitLayout, ScalesOfTensorPiecesAreThoseOfTheChunk) {
+  for (const Shape& shape : shapes()) {
+    const OnebitLayout layout = layout_of(shape);
+    std::vector<const Piece*> of_element(layout.flat_elements());
+    std::vector<Piece> all;
+    for (uint32_t k = 0; k < shape.ranks; ++k) {
+      for (const Piece& p : layout.worker_pieces(k)) all.push_back(p);
+    }
+    for (const Piece& p : all) {
+      for (uint64_t j = 0; j < p.count; ++j) of_element[p.flat + j] = &p;
+    }
+    for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+      for (const Piece& p : layout.tensor_pieces(t)) {
+        for (const uint64_t f : {p.flat, p.flat + p.count - 1}) {
+          const Piece& other = *of_element[f];
+          ASSERT_EQ(p.scale, other.scale);
+          ASSERT_EQ(p.message, other.message);
+          ASSERT_EQ(p.chunk, other.chunk);
+          ASSERT_EQ(p.group, other.group);
+        }
+      }
+    }
+  }
+}
+
+TEST(OnebitLayout, InstancesFollowTheGranularityInGroupOrder) {
+  const std::vector<OnebitTensor> tensors = {{7, 1}, {0, 0}, {9000, 0}, {1025, 1}, {3, 2}};
+  const auto counts = [&](OnebitGranularity g, uint64_t bucket) {
+    std::vector<uint64_t> out;
+    for (const NormRange& r : OnebitLayout(tensors, 2, 8, g, bucket).worker_ranges())
+      out.push_back(r.count);
+    return out;
+  };
+  EXPECT_EQ(counts(OnebitGranularity::kFlat, 0), (std::vector<uint64_t>{10035}));
+  EXPECT_EQ(counts(OnebitGranularity::kGroup, 0), (std::vector<uint64_t>{9000, 1032, 3}));
+  EXPECT_EQ(counts(OnebitGranularity::kTensor, 0), (std::vector<uint64_t>{9000, 7, 1025, 3}));
+  EXPECT_EQ(counts(OnebitGranularity::kBucket, 4000), (std::vector<uint64_t>{4000, 4000, 2035}));
+  // One rank: the order of the flat space is that of the groups.
+  const OnebitLayout flat(tensors, 1, 8, OnebitGranularity::kFlat);
+  EXPECT_EQ(flat.tensor_pieces(2)[0].flat, 0u);
+  EXPECT_EQ(flat.tensor_pieces(0)[0].flat, 9000u);
+  EXPECT_EQ(flat.tensor_pieces(3)[0].flat, 9007u);
+  EXPECT_EQ(flat.tensor_pieces(4)[0].flat, 10032u);
+}
+
+TEST(OnebitLayout, SectionsAreBucketsAndHaveMessagesOfTheirOwn) {
+  const OnebitLayout buckets({{20000, 0}}, 3, 8, OnebitGranularity::kBucket, 8192);
+  ASSERT_EQ(buckets.sections().size(), 3u);
+  uint64_t chunk = 0, messages = 0;
+  for (const OnebitSection& s : buckets.sections()) {
+    EXPECT_EQ(s.flat_begin, 3 * chunk);
+    EXPECT_EQ(s.server_begin, chunk);
+    EXPECT_EQ(s.message_offset, messages);
+    EXPECT_EQ(s.message_bytes, 8u);
+    chunk += s.chunk;
+    messages += 3 * s.message_bytes;
+  }
+  EXPECT_EQ(buckets.message_bytes(), messages);
+  std::vector<std::byte> area(messages);
+  EXPECT_TRUE(buckets.flagged_ranks(area).empty());
+  area[24 + 2 * 8 + 4] = std::byte{1};  // the last message of the second section
+  area[4] = std::byte{1};               // the first of the first
+  EXPECT_EQ(buckets.flagged_ranks(area), (std::vector<uint32_t>{0, 2}));
+  EXPECT_EQ(OnebitLayout({{5, 0}, {6, 0}}, 3, 8, OnebitGranularity::kTensor).sections().size(), 1u);
+}
+
+}  // namespace
+}  // namespace sotto::test

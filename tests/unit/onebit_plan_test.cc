@@ -1,0 +1,149 @@
+// The order inside a compressed all-reduce with several sections: what encodes one waits for
+// nothing of another and for no message.
+#include "core/plan/onebit.h"
+
+#include <gtest/gtest.h>
+
+#include <functional>
+
+namespace sotto::test {
+namespace {
+
+std::shared_ptr<const Plan> plan_of(const OnebitLayout& layout, const OnebitCoding& coding,
+                                    Matching matching) {
+  PlanBuilder builder;
+  emit_onebit_collective(builder, 1, layout, coding,
+                         std::vector<uint8_t>(layout.tensors().size(), 0), 256 * 1024);
+  DeviceCaps device;
+  device.lanes = 2;
+  TransportCaps transport;
+  transport.matching = matching;
+  LoweringTarget target;
+  target.device = &device;
+  target.transport = &transport;
+  target.comm_size = static_cast<int32_t>(layout.ranks());
+  return lower(builder.take(), target).take();
+}
+
+// Everything that a step waits for, directly or not.
+std::vector<uint8_t> ancestors(const Plan& plan, uint32_t step) {
+  std::vector<uint8_t> seen(plan.steps.size());
+  const std::function<void(uint32_t)> visit = [&](uint32_t s) {
+    for (const uint32_t before : plan.preds(s)) {
+      if (seen[before]) continue;
+      seen[before] = 1;
+      visit(before);
+    }
+  };
+  visit(step);
+  return seen;
+}
+
+TEST(OnebitPlan, EncodersWaitForNothingOfOtherSections) {
+  const OnebitLayout layout({{40000, 0}, {3, 0}, {9000, 1}}, 3, 8, OnebitGranularity::kBucket,
+                            9001);
+  ASSERT_EQ(layout.sections().size(), 6u);
+  for (const Matching matching : {Matching::kByKey, Matching::kByOrder}) {
+    const auto plan = plan_of(layout, {}, matching);
+    uint32_t encoders = 0;
+    for (uint32_t i = 0; i < plan->steps.size(); ++i) {
+      const Step& step = plan->steps[i];
+      if (step.kind != StepKind::kKernel || step.kernel != KernelId::kOnebitEncode) continue;
+      ++encoders;
+      const uint32_t section = step.pieces.front().scale;
+      const std::vector<uint8_t> before = ancestors(*plan, i);
+      for (uint32_t b = 0; b < before.size(); ++b) {
+        if (!before[b]) continue;
+        const Step& other = plan->steps[b];
+        ASSERT_TRUE(on_device(other)) << "an encoder waits for a message";
+        if (other.kernel == KernelId::kFill) continue;
+        ASSERT_EQ(other.kernel, KernelId::kOnebitEncode);
+        ASSERT_EQ(other.pieces.front().scale, section);
+      }
+    }
+    EXPECT_GE(encoders, 18u);
+  }
+}
+
+TEST(OnebitPlan, ServersOfASectionWaitForNoOtherSection) {
+  const OnebitLayout layout({{40000, 0}}, 2, 8, OnebitGranularity::kBucket, 9001);
+  const auto plan = plan_of(layout, {}, Matching::kByKey);
+  uint32_t servers = 0;
+  for (uint32_t i = 0; i < plan->steps.size(); ++i) {
+    const Step& step = plan->steps[i];
+    if (step.kind != StepKind::kKernel || step.kernel != KernelId::kOnebitServer) continue;
+    ++servers;
+    const std::vector<uint8_t> before = ancestors(*plan, i);
+    for (uint32_t b = 0; b < before.size(); ++b) {
+      if (!before[b] || plan->steps[b].pieces.empty()) continue;
+      ASSERT_EQ(plan->steps[b].pieces.front().scale, step.pieces.front().scale);
+    }
+  }
+  EXPECT_EQ(servers, layout.sections().size());
+}
+
+TEST(OnebitPlan, ServersOfBlocksWaitForTheirRowsOnly) {
+  const OnebitLayout layout({{200000, 0}}, 2, 512, OnebitGranularity::kFlat, 0, false);
+  PlanBuilder builder;
+  OnebitCoding coding;
+  coding.kind = CodecKind::kInt8;
+  coding.block = 256;
+  emit_onebit_collective(builder, 0, layout, coding, {0}, 16384);
+  DeviceCaps device;
+  TransportCaps transport;
+  LoweringTarget target;
+  target.device = &device;
+  target.transport = &transport;
+  target.comm_size = 2;
+  const auto plan = lower(builder.take(), target).take();
+  uint32_t servers = 0;
+  for (uint32_t i = 0; i < plan->steps.size(); ++i) {
+    const Step& step = plan->steps[i];
+    if (step.kind != StepKind::kKernel || step.kernel != KernelId::kQuantServer) continue;
+    ++servers;
+    uint32_t receives = 0;
+    for (const uint32_t b : plan->preds(i)) receives += plan->steps[b].kind == StepKind::kRecv;
+    EXPECT_EQ(receives, 1u);
+  }
+  EXPECT_GT(servers, 3u);
+}
+
+// Transports that match by order issue rounds in ascending order: the first exchange of a section
+// must not stand behind the second one of the section before it.
+TEST(OnebitPlan, RoundsInterleaveSections) {
+  for (const uint64_t elements : {5000u, 18000u, 40000u}) {
+    const OnebitLayout layout({{elements, 0}}, 2, 8, OnebitGranularity::kBucket, 9001);
+    const auto plan = plan_of(layout, {}, Matching::kByOrder);
+    const auto n = static_cast<uint32_t>(layout.sections().size());
+    for (const auto& group : plan->groups) EXPECT_FALSE(group.empty());
+    EXPECT_EQ(plan->groups.size(), 2 * n);
+    // Section i's payload of the first exchange leaves in a group before its own second one and
+    // before the second one of section i - 1.
+    const auto group_of = [&](KernelId producer, uint32_t section) {
+      for (uint32_t i = 0; i < plan->steps.size(); ++i) {
+        const Step& step = plan->steps[i];
+        if (step.kind != StepKind::kSend) continue;
+        for (const uint32_t b : plan->preds(i)) {
+          const Step& before = plan->steps[b];
+          if (on_device(before) && before.kernel == producer && !before.pieces.empty() &&
+              before.pieces.front().scale == section)
+            return step.issue_round;
+        }
+      }
+      return ~0u;
+    };
+    for (uint32_t s = 0; s < n; ++s) {
+      const uint32_t first = group_of(KernelId::kOnebitEncode, s);
+      const uint32_t second = group_of(KernelId::kOnebitServer, s);
+      ASSERT_NE(first, ~0u);
+      ASSERT_NE(second, ~0u);
+      EXPECT_LT(first, second);
+      if (s > 0) {
+        EXPECT_LT(first, group_of(KernelId::kOnebitServer, s - 1));
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sotto::test
