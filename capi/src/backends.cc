@@ -77,7 +77,7 @@ std::string make_build_info() {
   Json transports = Json::array();
   for (const auto& [name, factory] : all_backends()) transports.push_back(name);
   info["transports"] = transports;
-  info["codecs"] = Json::array({"1bit"});
+  info["codecs"] = Json::array({"onebit", "bf16", "fp16", "int8", "int4"});
   Json optimizers = Json::array();
   for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW,
                                    OptimizerKind::kLamb, OptimizerKind::kOneBitLamb}) {

@@ -18,8 +18,8 @@ namespace {
 
 // One group. Returns `bad` with the lanes that met a valid input that is not finite.
 template <bool kMasked, bool kL1>
-HWY_INLINE MF encode_group(const float* x, VF by, float* c, VF scale, VF minus_scale, uint64_t valid,
-                           uint8_t* bits, float* lanes, MF bad) {
+HWY_INLINE MF encode_group(const float* x, VF by, float* c, VF scale, VF minus_scale,
+                           uint64_t valid, uint8_t* bits, float* lanes, MF bad) {
   WordBuilder word(bits);
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {

@@ -283,8 +283,8 @@ struct VectorQuant {
           const int8_t* codes = codes_at<kInt4>(row[r], i, buffer);
           const VF term = set(terms[r]);
           HWY_UNROLL(8)
-          for (uint32_t k = 0; k < kGroupVectors; ++k) sum[k] =
-              hn::Add(sum[k], hn::Mul(load_codes(codes + k * kN), term));
+          for (uint32_t k = 0; k < kGroupVectors; ++k)
+            sum[k] = hn::Add(sum[k], hn::Mul(load_codes(codes + k * kN), term));
         }
         HWY_UNROLL(8) for (uint32_t k = 0; k < kGroupVectors; ++k) {
           float* at = sums + i + k * kN;
@@ -302,7 +302,7 @@ struct VectorQuant {
       const int8_t* codes = codes_at<kInt4>(unit, i, buffer);
       HWY_UNROLL(8)
       for (uint32_t k = 0; k < kGroupVectors; ++k)
-          store(hn::Mul(load_codes(codes + k * kN), scale), y + k * kN);
+        store(hn::Mul(load_codes(codes + k * kN), scale), y + k * kN);
     }
   }
 };

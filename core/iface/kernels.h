@@ -116,7 +116,7 @@ struct GroupScalars {
   float eps = 0;
   float weight_decay = 0;  // 0: none
   float c1 = 1, c2 = 1;    // Adam bias corrections 1 - b1^t, 1 - b2^t (1 without)
-  float lr_sum = 0;        // 0/1 Adam: learning rates since the last synchronisation, this one's too
+  float lr_sum = 0;  // 0/1 Adam: learning rates since the last synchronisation, this one's too
   float anchor_decay = 1;  // 0/1 Adam: product of 1 - lr * wd over the same steps
   uint32_t eps_inside_sqrt = 0;
   uint32_t decoupled =
@@ -260,7 +260,8 @@ enum class KernelId : uint16_t {
   // flags |= kFlagNonfinite if norm is not finite.  [0] r block sums  [1] r flags, optional  [2] w
   // message. BlocksArgs
   kNormMessage,
-  // norm = mean of the norms of `world` messages (added in rank order, then divided), times unscale;
+  // norm = mean of the norms of `world` messages (added in rank order, then divided), times
+  // unscale;
   // coefficient = (clip / (norm + 1e-6) if that is < 1 else 1; clip = 0: 1) times unscale, rounded
   // to float32 once. word = any flag ? fail_word : kCommit.
   // [0] r messages (16 bytes each)  [1] w coefficient (float32)  [2] w norm (double)  [3] w word
@@ -367,13 +368,15 @@ enum class KernelId : uint16_t {
   // 0/1 Adam between synchronisations (6.4): m = b1*m + (1-b1)*g';  b = b - float(lr)*m;
   // p = anchor_decay*anchor + b / den.  Masked: m = b = 0, p = anchor_decay*anchor.
   // [0] r g (list)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] r anchor (flat)
-  // [5] w p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.  no arguments
+  // [5] w p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.  no
+  // arguments
   kLocalMomentum,
   // Encoder of a synchronisation: x = b - float(lr)*(b1*m + (1-b1)*g'), x = b without [0]; then as
   // kOnebitEncode.
   // identity = 1 (one rank): nothing is encoded; [3] receives x (0 where masked; not finite: flag
   // and 0), [4] - [6] are null.
-  // [0] r g (list), optional  [1] r m (flat)  [2] r b (flat)  [3] rw c (flat)  [4] r S_old  [5] w bits
+  // [0] r g (list), optional  [1] r m (flat)  [2] r b (flat)  [3] rw c (flat)  [4] r S_old  [5] w
+  // bits
   // [6] w block sums  [7] r valid, optional  [8] rw flags  [9] r GroupScalars[]  [10] r clip,
   // optional.  EncodeArgs
   kLocalFront,

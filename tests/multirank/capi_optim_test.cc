@@ -276,6 +276,45 @@ TEST(CapiCodec, WhatIsRefused) {
       "");
 }
 
+// Three ranks export their mean, a codec of another type takes it; sizes are asked without a word
+// to the others.
+TEST(CapiCodec, TheMeanStateIsACollective) {
+  EXPECT_EQ(
+      run_world(3, kDefault,
+                [](Member& self) {
+                  std::vector<float> x(5000), y(5000);
+                  for (size_t i = 0; i < x.size(); ++i)
+                    x[i] = static_cast<float>((i * 7 + static_cast<size_t>(self.rank) * 3) % 11);
+                  const sotto_buffer in = buffer(x), out = buffer(y);
+                  sotto_call call = SOTTO_CALL_INIT;
+                  sotto_codec* other = nullptr;
+                  OK(sotto_codec_create(self.comm, R"({"type": "int4"})", &in, 1, &call.codec));
+                  OK(sotto_codec_create(self.comm, R"({"type": "onebit"})", &in, 1, &other));
+                  OK(sotto_all_reduce(self.comm, &in, &out, 1, &call, nullptr));
+                  uint64_t length = 0;
+                  if (self.rank == 1) {
+                    OK(sotto_codec_state_export(call.codec, SOTTO_STATE_MEAN, nullptr, 0, &length));
+                  }
+                  std::vector<char> blob(60000), again(60000);
+                  uint64_t written = 0;
+                  OK(sotto_codec_state_export(call.codec, SOTTO_STATE_MEAN, blob.data(),
+                                              blob.size(), &written));
+                  require(self.rank != 1 || written == length, "the length is known before");
+                  require(written > 40000 && written < 41000, "8 bytes per element");
+                  FAILS(sotto_codec_state_import(other, SOTTO_STATE_EXACT, blob.data(), written),
+                        SOTTO_E_INVALID_ARGUMENT, "mean");
+                  FAILS(sotto_codec_state_import(other, 4, blob.data(), written),
+                        SOTTO_E_INVALID_ARGUMENT, "SOTTO_STATE_MEAN");
+                  OK(sotto_codec_state_import(other, SOTTO_STATE_MEAN, blob.data(), written));
+                  OK(sotto_codec_state_export(other, SOTTO_STATE_MEAN, again.data(), again.size(),
+                                              &length));
+                  require(length == written, "the mean of another codec has the same size");
+                  OK(sotto_codec_destroy(call.codec));
+                  OK(sotto_codec_destroy(other));
+                }),
+      "");
+}
+
 TEST(CapiPlan, RequestsAndWhatIsSent) {
   EXPECT_EQ(
       run_world(3, kDefault,
@@ -314,13 +353,17 @@ TEST(CapiPlan, RequestsAndWhatIsSent) {
                   sotto_call call = SOTTO_CALL_INIT;
                   sotto_comm_counters before = {}, after = {};
                   before.struct_size = after.struct_size = sizeof before;
-                  for (const bool compressed : {false, true}) {
-                    if (compressed)
-                      OK(sotto_codec_create(self.comm, R"({"type": "1bit"})", &b, 1, &call.codec));
+                  for (const std::string codec :
+                       {"", R"({"type": "1bit"})",
+                        R"({"type": "onebit", "granularity": "bucket",)"
+                        R"( "bucket_elements": 8192})",
+                        R"({"type": "bf16"})", R"({"type": "int8"})", R"({"type": "int4"})"}) {
+                    if (!codec.empty())
+                      OK(sotto_codec_create(self.comm, codec.c_str(), &b, 1, &call.codec));
                     const std::string report =
                         plan(std::string(
                                  R"({"kind": "all_reduce", "counts": [30000], "in_place": true)") +
-                             (compressed ? R"(, "codec": {"type": "1bit"}})" : "}"));
+                             (codec.empty() ? "}" : R"(, "codec": )" + codec + "}"));
                     OK(sotto_comm_get_counters(self.comm, &before));
                     OK(sotto_all_reduce(self.comm, &b, &b, 1, &call, nullptr));
                     OK(sotto_comm_get_counters(self.comm, &after));
@@ -329,8 +372,9 @@ TEST(CapiPlan, RequestsAndWhatIsSent) {
                         std::to_string(after.payload_bytes_sent - before.payload_bytes_sent) + ",";
                     require(report.find(expected) != std::string::npos,
                             expected + " is not in " + report);
+                    OK(sotto_codec_destroy(call.codec));
+                    call.codec = nullptr;
                   }
-                  OK(sotto_codec_destroy(call.codec));
                 }),
       "");
 }

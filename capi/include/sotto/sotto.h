@@ -669,11 +669,41 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
 
 /* ---- codec ---------------------------------------------------------------------------------- */
 
-/* Creates a codec with the residual state of n tensors, for sotto_all_reduce.
+/* Creates a codec with the residual state of n tensors, for sotto_all_reduce. The same codec, made
+ * for the same counts, on all ranks; a difference is PROTOCOL on every rank at the first call.
+ *
+ * json: {"type": ..., ...}; all keys but type may be absent, a key that the type does not have is an
+ * error.
+ *   type             "onebit" (or "1bit"), "bf16", "fp16", "int8", "int4"
+ *   chunk_align      512; elements, a multiple of 8: what the part of a rank is padded to. int8 and
+ *                    int4: a multiple of block too
+ *   onebit:
+ *   scale            "l2" (default) or "l1"
+ *   granularity      what has a scale of its own: "flat" (default: everything), "tensor", "bucket"
+ *   bucket_elements  4194304; 8192 to 2^40, only with "bucket". A bucket travels while the next is
+ *                    encoded
+ *   int8, int4:
+ *   block            elements per scale: 32, 64, 128, 256 or 512; 256 for int8, 128 for int4
+ *   bf16, fp16, int8, int4:
+ *   residual         whether what one call loses is added to the next (4 bytes per element, and 8 / W
+ *                    of a server); true for int8 and int4, false for the casts. onebit always has it
+ *
+ * Every rank sends 2 (W - 1) P bytes of payload per call, P = the payload of ceil(n / (align W))
+ * align elements (onebit: per tensor or bucket): 1/8 byte per element, 2, (block + 4) / block or
+ * (block / 2 + 4) / block. An element is encoded twice: by its sender, and as mean by its server.
+ * One encoding of c is off by at most
+ *   bf16  2^-8 |c|, at least 2^-134     fp16  2^-11 |c|, at least 2^-25
+ *   int8  a / 254 (1 + 2^-12)           int4  a / 14 (1 + 2^-12)
+ * where a is the largest |c| of the block; a block with a < 2^-120 becomes 0. So without residual a
+ * result is off by at most twice the largest such error of its ranks and its server, and rounding.
+ * With residual the sum of the results of T calls is off the sum of the means by the errors of the
+ * last call only. onebit has no bound per element: see the residual.
+ * NaN, Inf, and what the type has no number for (fp16: from 65520 on) give NONFINITE on every rank:
+ * nothing is written, the residuals are what they were (the worker's to one rounding). Where sums
+ * of finite values overflow, the server residuals of all ranks start at 0 again.
  *   comm      [in]  stays alive until the codec is destroyed
- *   json      [in]  {"type": "1bit", "scale": "l2" | "l1", "granularity": "flat" | "tensor",
- *                   "chunk_align": 512}; all keys but type may be absent
- *   like      [in]  n buffers: dtype and count of the tensors; data is not read
+ *   json      [in]  as above
+ *   like      [in]  n buffers: dtype (SOTTO_FLOAT32) and count of the tensors; data is not read
  *   n         [in]  > 0
  *   out_codec [out] owned by the caller: sotto_codec_destroy
  * Threads: one per comm, not from callbacks. Blocks: no. Errors: INVALID_ARGUMENT (names the key or
@@ -689,30 +719,34 @@ SOTTO_API sotto_status sotto_codec_create(sotto_comm* comm, const char* json,
 SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
 
 /* What an export holds. exact: everything, continues bit for bit on the same number of ranks.
- * reset: error feedback is left out and starts at zero again. */
+ * reset: error feedback is left out and starts at zero again. mean (codecs): error feedback averaged
+ * over the ranks, 8 bytes per element; restores on any number of ranks and in any codec that has a
+ * residual, and loses nothing of the sum of the results. */
 typedef int32_t sotto_state_mode;
 #define SOTTO_STATE_EXACT 1
 #define SOTTO_STATE_RESET 2
+#define SOTTO_STATE_MEAN 3
 
-/* Exports this rank's residuals.
+/* Exports this rank's residuals; in mode mean those of all ranks, equal on all of them.
  *   codec   [in]
- *   mode    [in]  SOTTO_STATE_EXACT or SOTTO_STATE_RESET
+ *   mode    [in]  SOTTO_STATE_EXACT, SOTTO_STATE_RESET or SOTTO_STATE_MEAN
  *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed
- * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (mode), BUSY (in use by an
- * operation), INVALID_STATE (fork). Since: 0.1 */
+ * Threads: one per handle; mean: not from callbacks. Blocks: mean with a large enough buf is a
+ * collective, at most the comm's timeout; else no. Errors: INVALID_ARGUMENT (mode), BUSY (in use by
+ * an operation), INVALID_STATE (fork), mean: the comm's own. Since: 0.1 */
 SOTTO_API sotto_status sotto_codec_state_export(const sotto_codec* codec, sotto_state_mode mode,
                                                 void* buf, uint64_t cap, uint64_t* out_len);
 
 /* Replaces this rank's residuals. Nothing changes on error.
  *   codec [in]
- *   mode  [in] SOTTO_STATE_EXACT or SOTTO_STATE_RESET
+ *   mode  [in] SOTTO_STATE_EXACT or SOTTO_STATE_MEAN, as exported, or SOTTO_STATE_RESET
  *   buf   [in] what an export wrote; may be NULL if len is 0
  *   len   [in] bytes of buf
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (truncated, damaged, of other
- * tensors, other world size or rank), BUSY (in use by an operation), UNSUPPORTED (newer format),
- * INVALID_STATE (fork). Since: 0.1 */
+ * tensors, of another mode; exact: of another codec, world size or rank), BUSY (in use by an
+ * operation), UNSUPPORTED (newer format), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_codec_state_import(sotto_codec* codec, sotto_state_mode mode,
                                                 const void* buf, uint64_t len);
 
@@ -735,7 +769,8 @@ SOTTO_API sotto_status sotto_plan_report(const sotto_comm* comm, const char* req
                                          uint64_t cap, uint64_t* out_len);
 
 /* What a DeepSpeed configuration file will do here, key by key, as JSON; or its error.
- *   json       [in]  the text of the file
+ *   json       [in]  the text of the file, or the same as one base64url word, as DeepSpeed takes
+ *                    it on a command line; files are read by the caller
  *   world_size [in]  data-parallel ranks, for the batch arithmetic; 0: unknown
  *   n_params   [in]  parameters, for memory and bytes per step; 0: unknown
  *   buf        [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written
@@ -751,8 +786,9 @@ SOTTO_API sotto_status sotto_config_report(const char* json, int32_t world_size,
  * by hash). Collective. Parameter values must be equal on all ranks at the first step; the library
  * does not broadcast them.
  *   comm      [in]  stays alive until the optimizer is destroyed
- *   json      [in]  a whole DeepSpeed file, or just {"optimizer": {...}}. "scheduler" and
- *                   "gradient_clipping" act inside sotto_optim_step. Batch keys are checked when
+ *   json      [in]  the text of a whole DeepSpeed file, or just {"optimizer": {...}}; either may
+ *                   come as one base64url word. "scheduler" and "gradient_clipping" act inside
+ *                   sotto_optim_step. Batch keys are checked when
  *                   present. All params use optimizer.params; "sotto": {"param_groups": [{...},
  *                   ...]} overrides hyper-parameters for group 0, 1, ...
  *   params    [in]  n structs; their buffers are borrowed until the optimizer is destroyed
