@@ -13,13 +13,13 @@ namespace sotto {
 struct TcpOptions {
   // Where to accept connections: empty = loopback only, "any", an address, or the name of an
   // interface.
-  std::string listen;
+  std::string listen = {};
   // Port of data connections; 0: any. One comm at a time can be made in a process that fixes it.
   uint16_t listen_port = 0;
   // What other ranks are told instead of where this one listens, when something in between forwards
   // to it: an address ("203.0.113.5", "[2001:db8::5]"), address:port, or :port. The port is that of
   // data connections; a unique id made here carries the address only. Empty: nothing else.
-  std::string advertise;
+  std::string advertise = {};
   // Limit of what this rank sends, and of what it receives, in 10^6 bit/s over all peers, headers
   // included; 0: none.
   double rate_limit_mbit = 0;
