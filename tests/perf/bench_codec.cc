@@ -84,6 +84,7 @@ struct Server {
         rows(work.random_bits(w * row_bytes, 3)),
         messages(work.zeros<uint8_t>(w * scale_message_bytes(1))),
         c(work.random(n, 4)),
+        new_c(work.zeros<float>(n)),
         old_scale(work.zeros<float>(1)),
         bits(work.zeros<uint8_t>(row_bytes)),
         sums(work.zeros<float>(blocks_of(n))),
@@ -99,8 +100,8 @@ struct Server {
     }
   }
   void run() {
-    work.run(KernelId::kOnebitServer, {rows, messages, c, old_scale, bits, sums, nullptr}, &args,
-             tables);
+    work.run(KernelId::kOnebitServer,
+             {rows, messages, c, old_scale, bits, sums, nullptr, new_c}, &args, tables);
   }
 
   Workload work;
@@ -108,6 +109,7 @@ struct Server {
   uint8_t* rows;
   uint8_t* messages;
   float* c;
+  float* new_c;
   float* old_scale;
   uint8_t* bits;
   float* sums;
@@ -120,7 +122,7 @@ std::string check_server(const Options& options, uint32_t w) {
   Server reference({.threads = 1}, SimdLevel::kScalar, w, kCheckElements);
   ours.run();
   reference.run();
-  std::string e = difference("c", ours.c, reference.c, 4 * ours.n);
+  std::string e = difference("c", ours.new_c, reference.new_c, 4 * ours.n);
   if (e.empty()) e = difference("bits", ours.bits, reference.bits, ours.n / 8);
   if (e.empty()) e = difference("sums", ours.sums, reference.sums, 4 * blocks_of(ours.n));
   return e;
@@ -135,7 +137,9 @@ struct Decoder {
         y(work.zeros<float>(n)),
         list(work.list_of({y})),
         tables(work.pieces(n, (n / 4 + 511) / 512 * 512)) {
-    args.instances = 1;
+    for (auto& table : tables) {
+      for (Piece& p : table) p.message = 2 * p.chunk;
+    }
     for (uint32_t r = 0; r < 4; ++r) {
       const float s = 1.0f + 0.1f * static_cast<float>(r);
       std::memcpy(messages + r * scale_message_bytes(1), &s, 4);
@@ -150,7 +154,7 @@ struct Decoder {
   float* y;
   void* list;
   std::vector<std::vector<Piece>> tables;
-  DecodeArgs args{};
+  MomentumArgs args{};
 };
 
 std::string check_decoder(const Options& options) {
