@@ -1,5 +1,7 @@
 // sotto_optim_*
+#include <algorithm>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -19,10 +21,13 @@ namespace {
 
 constexpr uint64_t kMaxParams = uint64_t{1} << 24;
 
-Status check_like(const Buffer& b, const Buffer& param, Dtype dtype, std::string_view name) {
-  if (b.dtype != dtype) {
-    return unsupported("{} is {}; this version takes {}", name, dtype_name(b.dtype),
-                       dtype_name(dtype));
+Status check_like(const Buffer& b, const Buffer& param, std::initializer_list<Dtype> allowed,
+                  std::string_view name) {
+  if (std::find(allowed.begin(), allowed.end(), b.dtype) == allowed.end()) {
+    std::string names;
+    for (const Dtype d : allowed)
+      names += fmt::format("{}{}", names.empty() ? "" : ", ", dtype_name(d));
+    return unsupported("{} is {}; allowed: {}", name, dtype_name(b.dtype), names);
   }
   if (b.count != param.count) {
     return invalid_argument("{}.count is {} but its parameter has {} elements", name, b.count,
@@ -37,26 +42,29 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index,
   if (p.models > 1)
     return unsupported("{}.models is {}; fused arrays are not built: it must be 0 or 1", name,
                        p.models);
-  if (p.model_copy.count != 0) {
-    return unsupported(
-        "{}.model_copy has {} elements; model copies are not built: its count must be 0", name,
-        p.model_copy.count);
-  }
   ParamSpec spec;
   spec.name = p.name == nullptr ? fmt::format("param{}", index) : p.name;
   spec.group = p.group;
   SOTTO_ASSIGN(const Buffer param, take_buffer(p.param, name + ".param"));
-  SOTTO_TRY(check_like(param, param, Dtype::kF32, name + ".param"));
+  SOTTO_TRY(check_like(param, param, {Dtype::kF32}, name + ".param"));
   SOTTO_ASSIGN(const Buffer grad, take_buffer(p.grad, name + ".grad"));
-  SOTTO_TRY(check_like(grad, param, Dtype::kF32, name + ".grad"));
+  SOTTO_TRY(check_like(grad, param, {Dtype::kF32, Dtype::kF16, Dtype::kBF16}, name + ".grad"));
   spec.count = param.count;
   spec.param = static_cast<float*>(param.data);
-  spec.grad = static_cast<const float*>(grad.data);
+  spec.grad = grad.data;
+  spec.grad_dtype = grad.dtype;
   ranges->push_back({param.data, param.bytes(), true, "params.param", index});
   ranges->push_back({grad.data, grad.bytes(), false, "params.grad", index});
+  if (p.model_copy.count != 0) {
+    SOTTO_ASSIGN(const Buffer copy, take_buffer(p.model_copy, name + ".model_copy"));
+    SOTTO_TRY(check_like(copy, param, {Dtype::kF16, Dtype::kBF16}, name + ".model_copy"));
+    spec.copy = copy.data;
+    spec.copy_dtype = copy.dtype;
+    ranges->push_back({copy.data, copy.bytes(), true, "params.model_copy", index});
+  }
   if (p.mask.count != 0) {
     SOTTO_ASSIGN(const Buffer mask, take_buffer(p.mask, name + ".mask"));
-    SOTTO_TRY(check_like(mask, param, Dtype::kU8, name + ".mask"));
+    SOTTO_TRY(check_like(mask, param, {Dtype::kU8}, name + ".mask"));
     spec.mask = static_cast<const uint8_t*>(mask.data);
     ranges->push_back({mask.data, mask.bytes(), false, "params.mask", index});
   }
@@ -132,6 +140,7 @@ Status get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
   out.header_bytes_next_step = i.header_bytes_next_step;
   out.state_bytes = i.state_bytes;
   out.skipped_steps = i.skipped_steps;
+  out.loss_scale = i.loss_scale;
   return put(out, out_info, sizeof(sotto_optim_info), "out_info");
 }
 

@@ -44,4 +44,13 @@ inline uint16_t f32_to_bf16(float f) {
 float f16_to_f32(uint16_t h);
 uint16_t f32_to_f16(float f);
 
+// Element i of an array of float32, float16 or bfloat16.
+inline float float_at(Dtype type, const void* values, uint64_t i) {
+  switch (type) {
+    case Dtype::kBF16: return bf16_to_f32(static_cast<const uint16_t*>(values)[i]);
+    case Dtype::kF16: return f16_to_f32(static_cast<const uint16_t*>(values)[i]);
+    default: return static_cast<const float*>(values)[i];
+  }
+}
+
 }  // namespace sotto

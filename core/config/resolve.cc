@@ -52,23 +52,6 @@ uint64_t fitting_batch(const Config& c, uint64_t world) {
 }
 
 void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
-  const auto dtype = [&](const char* path, const std::optional<Dtype>& value) {
-    if (value && *value != Dtype::kF32) {
-      out.push_back(
-          {path, std::string(dtype_name(*value)), "supported is fp32, or leaving the key out"});
-    }
-  };
-  if (c.fp16.enabled)
-    out.push_back({"fp16.enabled", "true", "supported is false: gradients are fp32"});
-  if (c.bf16_enabled)
-    out.push_back({"bf16.enabled", "true", "supported is false: gradients are fp32"});
-  dtype("data_types.grad_accum_dtype", c.grad_accum_dtype);
-  dtype("communication_data_type", c.communication_data_type);
-  if (c.prescale_gradients) out.push_back({"prescale_gradients", "true", "supported is false"});
-  if (c.gradient_predivide_factor != 1.0) {
-    out.push_back({"gradient_predivide_factor", fmt::format("{}", c.gradient_predivide_factor),
-                   "supported is 1"});
-  }
   if (c.sparse_gradients) {
     out.push_back({"sparse_gradients", "true", "supported is false: gradients are dense buffers"});
   }

@@ -9,14 +9,6 @@
 
 namespace sotto {
 
-inline float widen(Dtype type, const void* values, uint64_t i) {
-  switch (type) {
-    case Dtype::kBF16: return bf16_to_f32(static_cast<const uint16_t*>(values)[i]);
-    case Dtype::kF16: return f16_to_f32(static_cast<const uint16_t*>(values)[i]);
-    default: return static_cast<const float*>(values)[i];
-  }
-}
-
 inline void narrow(Dtype type, float x, void* values, uint64_t i) {
   switch (type) {
     case Dtype::kBF16:
@@ -47,7 +39,7 @@ struct ConvertOp : OpBase {
     const uint8_t* x = source(p);
     uint8_t* y = target(p);
     for (uint64_t j = first; j < first + count; ++j)
-      narrow(args.to, widen(args.from, x, j) * args.factor, y, j);
+      narrow(args.to, float_at(args.from, x, j) * args.factor, y, j);
   }
 
   const ConvertArgs& args;

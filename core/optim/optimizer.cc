@@ -21,7 +21,8 @@ Optimizer::Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<Opti
       params_(std::move(params)),
       zeroone_(groups_[0]),
       lr_sums_(groups_.size(), 0.0),
-      anchor_decays_(groups_.size(), 1.0) {}
+      anchor_decays_(groups_.size(), 1.0),
+      loss_scaler_(config_.fp16) {}
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
                                                      std::string_view config_text,
@@ -76,6 +77,35 @@ Status Optimizer::check_params() const {
       }
     }
   }
+  return check_dtypes();
+}
+
+Status Optimizer::check_dtypes() const {
+  const Dtype gradients = params_[0].grad_dtype;
+  const ParamSpec* copied = nullptr;
+  for (const ParamSpec& p : params_) {
+    if (p.grad_dtype != gradients) {
+      return invalid_argument(
+          "parameter \"{}\" has {} gradients, parameter \"{}\" {}; all gradients of an optimizer "
+          "have to be of one type",
+          p.name, dtype_name(p.grad_dtype), params_[0].name, dtype_name(gradients));
+    }
+    if (p.copy == nullptr) continue;
+    if (copied != nullptr && p.copy_dtype != copied->copy_dtype) {
+      return invalid_argument(
+          "parameter \"{}\" has a model copy of {}, parameter \"{}\" one of {}; all model copies "
+          "of "
+          "an optimizer have to be of one type",
+          p.name, dtype_name(p.copy_dtype), copied->name, dtype_name(copied->copy_dtype));
+    }
+    copied = &p;
+  }
+  if (const auto& wanted = config_.grad_accum_dtype; wanted && *wanted != gradients) {
+    return invalid_argument(
+        "data_types.grad_accum_dtype is {}, but the gradients that are registered are {}; change "
+        "the key or the buffers",
+        dtype_name(*wanted), dtype_name(gradients));
+  }
   return ok_status();
 }
 
@@ -91,20 +121,27 @@ Status Optimizer::compare_with_others() const {
     elements += p.count;
   }
   const OptimizerParams& g = groups_[0];
-  const double numbers[] = {static_cast<double>(kind()),
-                            static_cast<double>(config_.sotto.chunk_align),
-                            static_cast<double>(config_.sotto.granularity),
-                            static_cast<double>(config_.sotto.scale),
-                            static_cast<double>(config_.sotto.step_offset),
-                            static_cast<double>(g.freeze_step),
-                            static_cast<double>(g.var_freeze_step),
-                            static_cast<double>(g.var_update_scaler),
-                            static_cast<double>(g.local_step_scaler),
-                            static_cast<double>(g.local_step_clipper),
-                            config_.gradient_clipping,
-                            g.beta1,
-                            g.beta2,
-                            g.eps};
+  const double numbers[] = {
+      static_cast<double>(kind()),
+      static_cast<double>(config_.sotto.chunk_align),
+      static_cast<double>(config_.sotto.granularity),
+      static_cast<double>(config_.sotto.scale),
+      static_cast<double>(config_.sotto.step_offset),
+      static_cast<double>(g.freeze_step),
+      static_cast<double>(g.var_freeze_step),
+      static_cast<double>(g.var_update_scaler),
+      static_cast<double>(g.local_step_scaler),
+      static_cast<double>(g.local_step_clipper),
+      config_.gradient_clipping,
+      static_cast<double>(params_.empty() ? 0 : static_cast<uint32_t>(params_[0].grad_dtype)),
+      static_cast<double>(config_.communication_data_type.value_or(Dtype::kU8)),
+      config_.gradient_predivide_factor,
+      static_cast<double>(config_.prescale_gradients),
+      loss_scaler_.scale(),
+      static_cast<double>(loss_scaler_.dynamic()),
+      g.beta1,
+      g.beta2,
+      g.eps};
   const uint64_t mine[] = {params_.size(), elements, hasher.digest(),
                            hash64(numbers, sizeof numbers)};
   SOTTO_ASSIGN(const std::vector<std::string> all,
@@ -217,9 +254,19 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
   const auto n = static_cast<int32_t>(groups_.size());
   if (group < -1 || group >= n)
     return invalid_argument("group is {}; allowed: -1 (all) to {}", group, n - 1);
+  if (name == "loss_scale") {
+    if (!loss_scaler_.enabled())
+      return invalid_argument("loss_scale cannot be set: fp16.enabled is false");
+    if (group != -1) return invalid_argument("group is {}; loss_scale is one for all: -1", group);
+    if (!std::isfinite(value) || value <= 0)
+      return invalid_argument("loss_scale is {}; allowed: a finite number above 0", value);
+    loss_scaler_.set(value);
+    return ok_status();
+  }
   const bool is_lr = name == "lr";
   if (!is_lr && name != "weight_decay") {
-    return invalid_argument("\"{}\" cannot be set; allowed: \"lr\", \"weight_decay\"", name);
+    return invalid_argument(
+        "\"{}\" cannot be set; allowed: \"lr\", \"weight_decay\", \"loss_scale\"", name);
   }
   const bool reset = is_lr && std::isnan(value);
   if (!reset && !(std::isfinite(value) && value >= 0)) {
@@ -242,6 +289,7 @@ Result<OptimInfo> Optimizer::info() {
   info.lr = lr_of(0);
   info.grad_norm = grad_norm_;
   info.skipped_steps = skipped_;
+  info.loss_scale = loss_scaler_.scale();
   SOTTO_ASSIGN(const Prepared* p, prepared(next_variant()));
   const PeerTraffic& total = p->plan->plan().total;
   info.payload_bytes_next_step = total.payload_bytes_sent;

@@ -22,6 +22,7 @@
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
 #include "core/group/onebit_state.h"
+#include "core/optim/loss_scale.h"
 #include "core/optim/step_plan.h"
 
 namespace sotto {
@@ -31,8 +32,11 @@ struct ParamSpec {
   uint64_t count = 0;
   uint32_t group = 0;
   float* param = nullptr;  // borrowed, as the following
-  const float* grad = nullptr;
-  const uint8_t* mask = nullptr;  // count values of 0 or 1, read at creation; null: no mask
+  const void* grad = nullptr;
+  const uint8_t* mask = nullptr;   // count values of 0 or 1, read at creation; null: no mask
+  Dtype grad_dtype = Dtype::kF32;  // float32, float16 or bfloat16; the same for all parameters
+  void* copy = nullptr;            // the model's own parameter, written after each step; null: none
+  Dtype copy_dtype = Dtype::kF16;  // float16 or bfloat16; the same for all that have a copy
 };
 
 struct OptimInfo {
@@ -45,6 +49,7 @@ struct OptimInfo {
   uint64_t header_bytes_next_step = 0;
   uint64_t state_bytes = 0;
   uint64_t skipped_steps = 0;
+  double loss_scale = 1;  // what the gradients of the next step have to be multiplied with
 };
 
 // Everything that a run must keep, on the host, independent of how it lies in memory. Vectors hold
@@ -56,6 +61,7 @@ struct OptimSnapshot {
   bool compressed = false;
   bool stage_started = false;  // the compressed stage has vf and scaling coefficients
   int64_t scheduler_iteration = -1;
+  LossScale loss_scale;
   std::vector<std::string> names;
   std::vector<uint64_t> counts;
   std::vector<float> params, m, v, vf;
@@ -76,7 +82,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
                                                    std::vector<ParamSpec> params);
 
   Result<OpRef> step(const CallOptions& options);
-  // "lr" (NaN: the schedule again) or "weight_decay"; group -1: all.
+  // "lr" (NaN: the schedule again) or "weight_decay", group -1: all; "loss_scale", group -1.
   Status set(std::string_view name, int32_t group, double value);
   Result<OptimInfo> info();
   // kind: "all", "config", "groups", "tensors".
@@ -128,6 +134,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<OptimizerParams> groups,
             LrSchedule schedule, std::vector<ParamSpec> params);
   Status check_params() const;
+  Status check_dtypes() const;
+  StepShape shape() const;
   Status compare_with_others() const;
   Status allocate();
   Status write_valid_bits(const std::vector<float>* frozen_v);
@@ -151,6 +159,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   static uint64_t traffic_of(Variant variant);
   static bool starts_compression(Variant variant);
   bool silent(Variant variant) const;
+  void overflowed(Status& status);
   Result<OpRef> launch(Variant variant, const CallOptions& options);
   std::vector<GroupScalars> scalars_of(Variant variant) const;
   void bind(Run& run, const Prepared& prepared, Variant variant) const;
@@ -190,6 +199,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool mask_is_old_ = true;                      // v has changed since the mask was made
   double grad_norm_ = std::numeric_limits<double>::quiet_NaN();
   uint64_t skipped_ = 0;
+  LossScaler loss_scaler_;
+  uint64_t skipped_in_a_row_ = 0;
   std::vector<TensorStep> last_steps_;
   std::atomic<bool> in_flight_{false};
 };

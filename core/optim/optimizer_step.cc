@@ -1,10 +1,12 @@
 // Steps: which kind comes next, its plan, and what its end changes.
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <set>
 
 #include "core/base/hash.h"
+#include "core/base/log.h"
 #include "core/optim/optimizer.h"
 
 namespace sotto {
@@ -51,15 +53,36 @@ double Optimizer::next_anchor_decay(uint64_t group) const {
   return anchor_decays_[group] * (1 - lr_of(group) * groups_[group].weight_decay);
 }
 
-StepPlan Optimizer::build(Variant variant) const {
+StepShape Optimizer::shape() const {
   StepShape shape;
   shape.rank = comm_->rank();
   shape.size = comm_->size();
   shape.layout = layout_.get();
   shape.groups = groups_.size();
   shape.clip = config_.gradient_clipping;
+  shape.gradients = params_[0].grad_dtype;
+  shape.wire = config_.communication_data_type.value_or(shape.gradients);
+  // Specification 11.2.
+  const double world = comm_->size();
+  if (config_.prescale_gradients) {
+    shape.prescale = static_cast<float>(1 / world);
+  } else if (const double factor = config_.gradient_predivide_factor; factor != 1) {
+    shape.prescale = static_cast<float>(1 / factor);
+    shape.postscale = static_cast<float>(factor / world);
+  }
+  shape.loss_scaled = loss_scaler_.enabled();
+  for (uint32_t t = 0; t < params_.size(); ++t) {
+    if (params_[t].copy == nullptr) continue;
+    shape.copied.push_back(t);
+    shape.copies = params_[t].copy_dtype;
+  }
   shape.masked = masked_;
   shape.segment_bytes = comm_->segment_bytes();
+  return shape;
+}
+
+StepPlan Optimizer::build(Variant variant) const {
+  const StepShape shape = this->shape();
   const auto zeroone_step = [&](ZeroOneUpdate update, bool refresh, bool begin) {
     return build_zeroone_step(
         {shape, onebit_settings_.scale, update, refresh, begin, memory_.base_valid.bytes() != 0});
@@ -97,6 +120,8 @@ StepPlan Optimizer::build(Variant variant) const {
     case Variant::kForcedSync: {
       ZeroOneRequest request{shape, onebit_settings_.scale, ZeroOneUpdate::kSync};
       request.shape.clip = 0;
+      request.shape.loss_scaled = false;
+      request.shape.gradients = Dtype::kF32;  // they are not read
       request.gradients = false;
       return build_zeroone_step(request);
     }
@@ -162,7 +187,8 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   };
   for (uint32_t t = 0; t < params_.size(); ++t) {
     run.bases[p.slots.params + t] = params_[t].param;
-    run.bases[p.slots.grads + t] = const_cast<float*>(params_[t].grad);
+    run.bases[p.slots.grads + t] = const_cast<void*>(params_[t].grad);
+    if (p.slots.copies != kNoSlot) run.bases[p.slots.copies + t] = params_[t].copy;
   }
   const StepSlots& s = p.slots;
   set(s.m, memory_.m);
@@ -178,7 +204,10 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   if (s.onebit.worker != kNoSlot) onebit_state_.bind(run, s.onebit);
   if (s.old_bits != kNoSlot) onebit_state_.bind_current(run, s.old_bits, s.old_messages);
   const std::vector<GroupScalars> scalars = scalars_of(variant);
-  std::memcpy(run.bases[s.scalars], scalars.data(), scalars.size() * sizeof(GroupScalars));
+  const uint64_t bytes = scalars.size() * sizeof(GroupScalars);
+  const double unscale = 1 / loss_scaler_.scale();
+  std::memcpy(run.bases[s.scalars], scalars.data(), bytes);
+  std::memcpy(static_cast<std::byte*>(run.bases[s.scalars]) + bytes, &unscale, sizeof unscale);
 }
 
 OpSignature Optimizer::signature(Variant variant) const {
@@ -188,7 +217,7 @@ OpSignature Optimizer::signature(Variant variant) const {
   s.count = layout_->elements();
   // Ranks that are at different steps or stages must not mix.
   const uint64_t values[] = {next_t(), traffic_of(variant), static_cast<uint64_t>(kind()),
-                             comm_->segment_bytes()};
+                             comm_->segment_bytes(), std::bit_cast<uint64_t>(loss_scaler_.scale())};
   s.detail = static_cast<uint32_t>(hash64(values, sizeof values));
   return s;
 }
@@ -316,6 +345,8 @@ void Optimizer::completed(Variant variant, const StepVerdict& verdict, Status& s
                   last_steps_.size() * sizeof(TensorStep));
     }
     advance(variant);
+    skipped_in_a_row_ = 0;
+    if (variant != Variant::kForcedSync) loss_scaler_.advance(false);
   } else {
     // The residual, if there is one, was taken back to S = 0; a server residual may have been
     // reset.
@@ -324,6 +355,7 @@ void Optimizer::completed(Variant variant, const StepVerdict& verdict, Status& s
       status = Status(Code::kNonfinite, nonfinite_text(variant, bytes, verdict));
       // The other ranks know nothing of it and go on.
       if (silent(variant)) advance(variant);
+      if (loss_scaler_.enabled()) overflowed(status);
     }
   }
   in_flight_.store(false, std::memory_order_release);
@@ -333,17 +365,36 @@ std::string Optimizer::first_nonfinite_gradient() const {
   if (!comm_->context()->device()->caps().host_memory) return "";
   for (const ParamSpec& p : params_) {
     for (uint64_t i = 0; i < p.count; ++i) {
-      if (!std::isfinite(p.grad[i]))
-        return fmt::format("; here: gradient of \"{}\", element {} is {}", p.name, i, p.grad[i]);
+      const float g = float_at(p.grad_dtype, p.grad, i);
+      if (!std::isfinite(g))
+        return fmt::format("; here: gradient of \"{}\", element {} is {}", p.name, i, g);
     }
   }
   return "";
 }
 
+// With a dynamic loss scale an overflow is no error: the scale is halved and the step left out, a
+// limited number of times in a row.
+void Optimizer::overflowed(Status& status) {
+  const double used = loss_scaler_.scale();
+  loss_scaler_.advance(true);
+  if (!loss_scaler_.dynamic()) return;
+  const uint64_t limit = config_.sotto.max_consecutive_skips;
+  if (++skipped_in_a_row_ < limit) {
+    log(LogLevel::kInfo, "{}; loss scale {} -> {}", status.text(), used, loss_scaler_.scale());
+    status = ok_status();
+    return;
+  }
+  status = error(Code::kNonfinite,
+                 "{}; {} steps in a row have overflowed (sotto.max_consecutive_skips), the loss "
+                 "scale is down to {}: the gradients themselves are not finite",
+                 status.text(), skipped_in_a_row_, loss_scaler_.scale());
+}
+
 // Ranks decide about such a step alone, without a message.
 bool Optimizer::silent(Variant variant) const {
   return traffic_of(variant) == traffic_of(Variant::kLocal) && comm_->size() > 1 &&
-         config_.gradient_clipping == 0;
+         config_.gradient_clipping == 0 && !loss_scaler_.enabled();
 }
 
 std::string Optimizer::nonfinite_text(Variant variant, std::span<const std::byte> bytes,
@@ -366,8 +417,8 @@ std::string Optimizer::nonfinite_text(Variant variant, std::span<const std::byte
     if (verdict.norm_message_count > 1)
       flagged(verdict.norm_messages, verdict.norm_message_count, 16, 8);
     if (verdict.worker_message_count != 0) {
-      for (const uint32_t r : layout_->flagged_ranks(
-               bytes.subspan(verdict.worker_messages, layout_->message_bytes())))
+      for (const uint32_t r :
+           layout_->flagged_ranks(bytes.subspan(verdict.worker_messages, layout_->message_bytes())))
         ranks.insert(r);
     }
   }

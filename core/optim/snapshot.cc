@@ -47,6 +47,7 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   s.compressed = compressed_;
   s.stage_started = stage_started_;
   s.scheduler_iteration = schedule_.last_batch_iteration();
+  s.loss_scale = loss_scaler_.state();
   for (const ParamSpec& p : params_) {
     s.names.push_back(p.name);
     s.counts.push_back(p.count);
@@ -108,6 +109,8 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
   SOTTO_TRY(check_size("parameters", s.params, n));
   SOTTO_TRY(check_size("m", s.m, has_momentum() ? n : 0));
   SOTTO_TRY(check_size("v", s.v, kind() == OptimizerKind::kSgd ? 0 : n));
+  if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
+    return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
   if (s.scheduler_iteration < -1)
     return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
   if (!onebit()) return ok_status();
@@ -193,6 +196,9 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   momentum_bits_ = false;
   prepared_.erase(Variant::kFirstCompressed);
   grad_norm_ = std::numeric_limits<double>::quiet_NaN();
+  skipped_in_a_row_ = 0;
+  // A static scale is the configuration's.
+  if (loss_scaler_.dynamic()) loss_scaler_.restore(s.loss_scale);
   return schedule_.restore(s.scheduler_iteration);
 }
 

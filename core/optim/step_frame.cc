@@ -29,16 +29,20 @@ std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout) {
 
 StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
   const OnebitLayout& layout = *shape.layout;
-  std::vector<uint64_t> bytes;
-  for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * 4);
+  const auto bytes_of = [&](Dtype type) {
+    std::vector<uint64_t> bytes;
+    for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * dtype_bytes(type));
+    return bytes;
+  };
   StepSlots& s = out_.slots;
-  s.params = b_.bound_list(bytes);
-  s.grads = b_.bound_list(bytes);
+  s.params = b_.bound_list(bytes_of(Dtype::kF32));
+  s.grads = b_.bound_list(bytes_of(shape.gradients));
+  if (!shape.copied.empty()) s.copies = b_.bound_list(bytes_of(shape.copies));
   s.m = b_.bound(layout.flat_elements() * 4);
   s.v = b_.bound(layout.flat_elements() * 4);
   s.tensor_states = states_ = b_.bound(tensors() * sizeof(TensorState));
   if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
-  const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars);
+  const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars) + sizeof(double);
   s.scalars = b_.host(scalar_bytes);
   scalars_ = b_.scratch(scalar_bytes);
   b_.copy({scalars_, 0, scalar_bytes}, {s.scalars, 0, scalar_bytes});
@@ -114,14 +118,48 @@ GradientStage StepFrame::clip_and_decide(uint32_t list_slot, bool exchange, bool
   const uint32_t coefficient = b_.scratch(4);
   const uint32_t norm_value = b_.scratch(8);
   stage.word = b_.scratch(4);
-  b_.kernel(KernelId::kClipCoefficient,
-            {whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
-             whole(coefficient, Access::kWrite, 0, 4), whole(norm_value, Access::kWrite, 0, 8),
-             whole(stage.word, Access::kWrite, 0, 4)},
-            {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
-  if (shape_.clip > 0) stage.coefficient = coefficient;
+  b_.kernel(
+      KernelId::kClipCoefficient,
+      {whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
+       whole(coefficient, Access::kWrite, 0, 4), whole(norm_value, Access::kWrite, 0, 8),
+       whole(stage.word, Access::kWrite, 0, 4),
+       shape_.loss_scaled ? whole(scalars_, Access::kRead, shape_.groups * sizeof(GroupScalars), 8)
+                          : absent()},
+      {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
+  if (shape_.clip > 0 || shape_.loss_scaled) stage.coefficient = coefficient;
   if (norm) norm_ = norm_value;
   return stage;
+}
+
+uint32_t StepFrame::scratch_list(Dtype type, uint32_t* flat) {
+  const std::vector<uint64_t> counts = counts_of(*shape_.layout);
+  const uint64_t element = dtype_bytes(type);
+  *flat = b_.scratch(std::max<uint64_t>(1, shape_.layout->elements() * element));
+  std::vector<uint64_t> bytes;
+  for (uint64_t count : counts) bytes.push_back(count * element);
+  const uint32_t list = b_.bound_list(bytes);
+  uint64_t offset = 0;
+  for (uint32_t t = 0; t < counts.size(); ++t) {
+    b_.alias(list + t, *flat, offset);
+    offset += bytes[t];
+  }
+  return list;
+}
+
+void StepFrame::convert(uint32_t from, Dtype from_type, uint32_t to, Dtype to_type, float factor) {
+  b_.kernel(KernelId::kConvert,
+            {list(from, Access::kRead, static_cast<uint32_t>(dtype_bytes(from_type) * 8)),
+             list(to, Access::kWrite, static_cast<uint32_t>(dtype_bytes(to_type) * 8))},
+            all_tensor_pieces(*shape_.layout), ConvertArgs{{0, false}, from_type, to_type, factor});
+}
+
+// This rank's gradients as float32: the caller's memory, or a copy.
+uint32_t StepFrame::local_floats() {
+  if (shape_.gradients == Dtype::kF32) return out_.slots.grads;
+  uint32_t flat = kNoSlot;
+  const uint32_t floats = scratch_list(Dtype::kF32, &flat);
+  convert(out_.slots.grads, shape_.gradients, floats, Dtype::kF32, 1);
+  return floats;
 }
 
 GradientStage StepFrame::average_gradients() {
@@ -129,21 +167,20 @@ GradientStage StepFrame::average_gradients() {
   // alike, and nothing has to be exchanged. Otherwise the rank that reduces a chunk flags it, and
   // the flags are exchanged.
   const bool norm = shape_.clip > 0 || shape_.size == 1;
-  if (shape_.size == 1) return clip_and_decide(out_.slots.grads, false, true, kNoSlot);
-  const OnebitLayout& layout = *shape_.layout;
-  const std::vector<uint64_t> counts = counts_of(layout);
+  if (shape_.size == 1) return clip_and_decide(local_floats(), false, true, kNoSlot);
+  const std::vector<uint64_t> counts = counts_of(*shape_.layout);
   std::vector<uint32_t> order(counts.size());
   std::iota(order.begin(), order.end(), 0u);
   const FlatLayout dense = FlatLayout::concatenated(counts, order);
-  const uint32_t average = b_.scratch(std::max<uint64_t>(1, dense.size() * 4));
-  std::vector<uint64_t> bytes;
-  for (uint64_t count : counts) bytes.push_back(count * 4);
-  const uint32_t averages = b_.bound_list(bytes);
-  uint64_t offset = 0;
-  for (uint32_t t = 0; t < counts.size(); ++t) {
-    b_.alias(averages + t, average, offset);
-    offset += counts[t] * 4;
+  const bool scaled = shape_.prescale != 1 || shape_.postscale != 1;
+  uint32_t summands = out_.slots.grads;
+  if (shape_.gradients != shape_.wire || shape_.prescale != 1) {
+    uint32_t flat = kNoSlot;
+    summands = scratch_list(shape_.wire, &flat);
+    convert(out_.slots.grads, shape_.gradients, summands, shape_.wire, shape_.prescale);
   }
+  uint32_t average = kNoSlot;
+  uint32_t averages = scratch_list(shape_.wire, &average);
   uint32_t flags = kNoSlot;
   if (!norm) {
     flags = b_.scratch(4);
@@ -153,24 +190,49 @@ GradientStage StepFrame::average_gradients() {
   reduce.rank = shape_.rank;
   reduce.size = shape_.size;
   reduce.layout = &dense;
-  reduce.in_list = out_.slots.grads;
+  reduce.dtype = shape_.wire;
+  reduce.op = scaled ? ReduceOp::kSum : ReduceOp::kMean;
+  reduce.in_list = summands;
   reduce.out_flat = average;
   reduce.flags = flags;
   reduce.round = b_.next_round();
   reduce.segment_bytes = shape_.segment_bytes;
   emit_flat_all_reduce(b_, reduce);
+  if (shape_.wire != Dtype::kF32 || shape_.postscale != 1) {
+    uint32_t flat = kNoSlot;
+    const uint32_t floats = scratch_list(Dtype::kF32, &flat);
+    convert(averages, shape_.wire, floats, Dtype::kF32, shape_.postscale);
+    averages = floats;
+  }
   GradientStage stage = clip_and_decide(averages, !norm, norm, flags);
   stage.own = true;
   return stage;
 }
 
 GradientStage StepFrame::local_gradients(Decide decide) {
-  const bool together = shape_.clip > 0;
+  const bool together = shape_.clip > 0 || shape_.loss_scaled;
+  const uint32_t floats = local_floats();
   if (together || decide == Decide::kAlways)
-    return clip_and_decide(out_.slots.grads, together && shape_.size > 1, true, kNoSlot);
+    return clip_and_decide(floats, together && shape_.size > 1, true, kNoSlot);
   GradientStage stage;
-  stage.list = out_.slots.grads;
+  stage.list = floats;
   return stage;
+}
+
+// 16-bit copies of the parameters for the model, at the end of the step.
+void StepFrame::write_copies(uint32_t word) {
+  if (shape_.copied.empty()) return;
+  std::vector<Piece> pieces;
+  for (const uint32_t t : shape_.copied) {
+    const std::vector<Piece> of_tensor = shape_.layout->tensor_pieces(t);
+    pieces.insert(pieces.end(), of_tensor.begin(), of_tensor.end());
+  }
+  b_.kernel(KernelId::kConvert,
+            {list(out_.slots.params, Access::kRead, 32),
+             list(out_.slots.copies, Access::kWrite,
+                  static_cast<uint32_t>(dtype_bytes(shape_.copies) * 8))},
+            std::move(pieces), ConvertArgs{{0, false}, Dtype::kF32, shape_.copies, 1},
+            committing(word));
 }
 
 uint32_t StepFrame::decide_alone(uint32_t flags, uint32_t prior) {
@@ -199,8 +261,7 @@ void StepFrame::count_valid(uint32_t counts, uint64_t n, std::vector<Piece> piec
 void StepFrame::count_valid_of_instances() {
   const OnebitLayout& layout = *shape_.layout;
   const auto of_chunk = [&](uint32_t chunk, std::vector<Piece>* out) {
-    for (Piece& piece :
-         layout.worker_pieces(chunk)) {
+    for (Piece& piece : layout.worker_pieces(chunk)) {
       if (piece.tensor == kNoTensor) continue;
       piece.block = piece.scale;
       out->push_back(piece);
@@ -214,6 +275,7 @@ void StepFrame::count_valid_of_instances() {
 }
 
 StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_steps) {
+  write_copies(word);
   StepVerdict& v = out_.verdict;
   uint64_t at = 16;
   v.norm_messages = at;

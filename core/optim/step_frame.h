@@ -66,6 +66,11 @@ class StepFrame {
 
  private:
   GradientStage clip_and_decide(uint32_t list, bool exchange, bool norm, uint32_t flags);
+  // A list of scratch memory for all tensors.
+  uint32_t scratch_list(Dtype type, uint32_t* flat);
+  void convert(uint32_t from, Dtype from_type, uint32_t to, Dtype to_type, float factor);
+  uint32_t local_floats();
+  void write_copies(uint32_t word);
 
   StepShape shape_;
   PlanBuilder b_;

@@ -18,20 +18,30 @@ struct StepShape {
   int32_t size = 1;
   const OnebitLayout* layout = nullptr;  // flat space of m, v and, if compressed, of the bits
   uint64_t groups = 1;
-  double clip = 0;      // 0: off
-  bool masked = false;  // a mask of valid elements is bound
+  double clip = 0;                // 0: off
+  Dtype gradients = Dtype::kF32;  // of all tensors; float32, float16 or bfloat16
+  Dtype wire = Dtype::kF32;       // of full-precision averages
+  // Full-precision averages: gradients times prescale (in float32, then rounded to `wire`), sum,
+  // times postscale. Both 1: sum divided by the number of ranks.
+  float prescale = 1, postscale = 1;
+  bool loss_scaled = false;      // the host gives a factor for all gradients (unscale)
+  Dtype copies = Dtype::kF32;    // of model copies
+  std::vector<uint32_t> copied;  // tensors that have a model copy
+  bool masked = false;           // a mask of valid elements is bound
   uint64_t segment_bytes = 256 * 1024;
 };
 
 // Slots that a run binds. Lists have one slot per tensor. kNoSlot: the plan does not use it.
 struct StepSlots {
   uint32_t params = kNoSlot;         // list, float32
-  uint32_t grads = kNoSlot;          // list, float32
+  uint32_t grads = kNoSlot;          // list
+  uint32_t copies = kNoSlot;         // list; tensors without a copy have no bytes
   uint32_t m = kNoSlot;              // flat
   uint32_t v = kNoSlot;              // flat
   uint32_t valid = kNoSlot;          // flat bits
   uint32_t tensor_states = kNoSlot;  // TensorState per tensor
-  uint32_t scalars = kNoSlot;        // host: GroupScalars per group, written before the start
+  // Host, written before the start: GroupScalars per group, then a double: unscale.
+  uint32_t scalars = kNoSlot;
   // Compressed steps.
   uint32_t den = kNoSlot;                               // flat: sqrt(v) + eps
   uint32_t old_bits = kNoSlot, old_messages = kNoSlot;  // momentum as bits

@@ -95,13 +95,13 @@ class ZeroOneStep {
 
   void encode_gradient(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
     const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
-    emit_with_undo(
-        KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
-        {gradients(), state(s_.onebit.worker, Access::kReadWrite),
-         scales(s_.onebit.worker_scale, Access::kRead),
-         flat(to.bits, Access::kWrite, 1, to.bits_base), blocks(to.blocks, Access::kWrite),
-         frame_.valid_operand(), whole(to.flags, Access::kReadWrite, to.flags_offset, 4), coefficient()},
-        std::move(pieces), args);
+    emit_with_undo(KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
+                   {gradients(), state(s_.onebit.worker, Access::kReadWrite),
+                    scales(s_.onebit.worker_scale, Access::kRead),
+                    flat(to.bits, Access::kWrite, 1, to.bits_base),
+                    blocks(to.blocks, Access::kWrite), frame_.valid_operand(),
+                    whole(to.flags, Access::kReadWrite, to.flags_offset, 4), coefficient()},
+                   std::move(pieces), args);
   }
 
   void encode_sync(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
@@ -109,8 +109,7 @@ class ZeroOneStep {
     emit_with_undo(
         KernelId::kLocalFront, KernelId::kLocalFrontUndo,
         {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
-         state(s_.onebit.worker, Access::kReadWrite),
-         scales(s_.onebit.worker_scale, Access::kRead),
+         state(s_.onebit.worker, Access::kReadWrite), scales(s_.onebit.worker_scale, Access::kRead),
          flat(to.bits, Access::kWrite, 1, to.bits_base), blocks(to.blocks, Access::kWrite),
          frame_.valid_operand(), whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
          frame_.scalars_operand(), coefficient()},

@@ -19,6 +19,7 @@ Status read_key(const StateJson& meta, const char* key, T* out) {
   const auto it = meta.find(key);
   const bool fits = it != meta.end() && (std::is_same_v<T, std::string> ? it->is_string()
                                          : std::is_same_v<T, bool>      ? it->is_boolean()
+                                         : std::is_same_v<T, double>    ? it->is_number()
                                          : std::is_same_v<T, int64_t> || std::is_same_v<T, int32_t>
                                              ? it->is_number_integer()
                                              : it->is_number_unsigned());

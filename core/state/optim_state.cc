@@ -18,6 +18,10 @@ std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
                  {"compressed", s.compressed},
                  {"stage_started", s.stage_started},
                  {"scheduler_iteration", s.scheduler_iteration},
+                 {"loss_scale",
+                  {{"scale", s.loss_scale.scale},
+                   {"iteration", s.loss_scale.iteration},
+                   {"last_overflow", s.loss_scale.last_overflow}}},
                  {"names", s.names}};
   if (s.residual) meta["residual"] = residual_meta(*s.residual);
   if (!s.lr_sums.empty()) {
@@ -56,6 +60,12 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
   SOTTO_TRY(read_key(meta, "compressed", &s.compressed));
   SOTTO_TRY(read_key(meta, "stage_started", &s.stage_started));
   SOTTO_TRY(read_key(meta, "scheduler_iteration", &s.scheduler_iteration));
+  const auto loss_scale = meta.find("loss_scale");
+  if (loss_scale == meta.end() || !loss_scale->is_object())
+    return invalid_argument("the state's description has no valid \"loss_scale\"");
+  SOTTO_TRY(read_key(*loss_scale, "scale", &s.loss_scale.scale));
+  SOTTO_TRY(read_key(*loss_scale, "iteration", &s.loss_scale.iteration));
+  SOTTO_TRY(read_key(*loss_scale, "last_overflow", &s.loss_scale.last_overflow));
   const auto names = meta.find("names");
   if (names == meta.end() || !names->is_array())
     return invalid_argument("the state's description has no valid \"names\"");

@@ -196,8 +196,10 @@ typedef struct sotto_param {
   uint32_t group;          /* index into the optimizer's parameter groups (sotto_optim_create) */
   const char* name;        /* unique, at most 255 bytes; NULL: "param<index>" */
   sotto_buffer param;      /* fp32 master, updated in place */
-  sotto_buffer grad;       /* fp32, same count: mean over this rank's samples; never written */
-  sotto_buffer model_copy; /* count 0: none */
+  sotto_buffer grad;       /* fp32, fp16 or bf16 (all params alike), same count; never written: mean
+                              over this rank's samples, times the loss scale if there is one */
+  sotto_buffer model_copy; /* fp16 or bf16 (all alike), same count: written at the end of each step
+                              that updates, rounded to nearest even; count 0: none */
   sotto_buffer mask;       /* uint8, same count, 0 or 1: 0 takes no part; count 0: none */
   uint64_t models;         /* 0 or 1 */
 } sotto_param;
@@ -804,6 +806,11 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
 /* One optimizer step with the gradients now in the parameters' grad buffers: averages them (full
  * precision, or the compressed momentum), clips, updates the parameters, advances step and
  * learning-rate schedule. Collective. If the operation ends with an error nothing was updated.
+ * With fp16.enabled gradients are divided by the loss scale. With a dynamic scale a step whose
+ * gradients overflow on any rank updates nothing on any, halves the scale and is no error
+ * (skipped_steps counts it), until sotto.max_consecutive_skips of them in a row are: NONFINITE.
+ * 0/1 Adam, steps that send nothing (no clipping, no loss scaling): a rank that meets NaN or Inf
+ * ends with NONFINITE alone, takes no part in this step and stays in step with the others.
  *   optim  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] owned by the caller: sotto_op_release; may be NULL: the call waits for completion
@@ -815,11 +822,11 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
                                         sotto_op** out_op);
 
 /* Sets a number that changes during training: "lr" (overrides the schedule until "lr" is set to
- * NaN), "weight_decay".
+ * NaN), "weight_decay", "loss_scale" (on all ranks alike; a dynamic scale goes on from it).
  *   optim [in]
- *   name  [in] "lr" or "weight_decay"
- *   group [in] group index, or -1: all groups
- *   value [in] >= 0 and finite
+ *   name  [in] "lr", "weight_decay", or with fp16.enabled "loss_scale"
+ *   group [in] group index, or -1: all groups; loss_scale: -1
+ *   value [in] >= 0 and finite; loss_scale: > 0
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, group or value),
  * BUSY (step in flight), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group,
@@ -836,7 +843,8 @@ typedef struct sotto_optim_info {
   uint64_t payload_bytes_next_step; /* what this rank will send in the next step */
   uint64_t header_bytes_next_step;
   uint64_t state_bytes;   /* memory held */
-  uint64_t skipped_steps; /* steps that ended with NONFINITE */
+  uint64_t skipped_steps; /* steps that updated nothing: NONFINITE, or left out by loss scaling */
+  double loss_scale; /* gradients of the next step have to be multiplied with it; 1: none */
 } sotto_optim_info;
 
 /* Reads the hot figures.

@@ -1,0 +1,79 @@
+// Conversions between float types.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+
+#include "core/base/dtype.h"
+#include "tests/support/kernel_cases.h"
+
+namespace sotto::test {
+namespace {
+
+std::vector<uint8_t> bytes_as(Dtype type, const std::vector<float>& values) {
+  std::vector<uint8_t> out(values.size() * dtype_bytes(type));
+  for (size_t i = 0; i < values.size(); ++i) {
+    if (type == Dtype::kF32) {
+      std::memcpy(&out[4 * i], &values[i], 4);
+      continue;
+    }
+    const uint16_t half = type == Dtype::kF16 ? f32_to_f16(values[i]) : f32_to_bf16(values[i]);
+    std::memcpy(&out[2 * i], &half, 2);
+  }
+  return out;
+}
+
+constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kF16, Dtype::kBF16};
+
+KernelCase convert_case(const Layout& layout, Random* random, Dtype from, Dtype to, float factor,
+                        bool specials) {
+  KernelCase work(KernelId::kConvert);
+  work.set_args(ConvertArgs{{0, false}, from, to, factor});
+  work.pieces = layout.by_tensor;
+  std::vector<std::vector<uint8_t>> sources, targets;
+  for (const uint64_t size : layout.sizes) {
+    std::vector<float> values = random->normal(size, 300.0f);
+    if (specials) random->sprinkle(&values);
+    sources.push_back(bytes_as(from, values));
+    targets.emplace_back(size * dtype_bytes(to), uint8_t{0xaa});
+  }
+  work.add_list(sources);
+  work.add_list(targets);
+  return work;
+}
+
+TEST(KernelsConvert, EqualsTheReferenceOnEveryTarget) {
+  Random random(60);
+  for (const Layout& layout : all_layouts()) {
+    for (const Dtype from : kTypes) {
+      for (const Dtype to : kTypes) {
+        for (const float factor : {1.0f, 0.3f}) {
+          SCOPED_TRACE(std::string(dtype_name(from)) + " to " + std::string(dtype_name(to)));
+          // A NaN of float32 has no sign and payload of its own.
+          const bool specials = to != Dtype::kF32;
+          EXPECT_EQ(
+              compare_on_all_targets(convert_case(layout, &random, from, to, factor, specials)),
+              "");
+        }
+      }
+    }
+  }
+}
+
+TEST(KernelsConvert, RoundsOnceToTheNearest) {
+  Random random(61);
+  const Layout layout = make_layout({1000}, 1, 512);
+  for (const Dtype to : {Dtype::kF16, Dtype::kBF16}) {
+    KernelCase work = convert_case(layout, &random, Dtype::kF32, to, 0.7f, false);
+    const std::vector<uint8_t> source = work.memory[0].bytes,
+                               got = execute_reference(work).memory[1];
+    const double unit = to == Dtype::kF16 ? 0x1p-11 : 0x1p-8;
+    for (uint64_t i = 0; i < 1000; ++i) {
+      const double exact = double{float_at(Dtype::kF32, source.data(), i)} * 0.7f;
+      ASSERT_NEAR(float_at(to, got.data(), i), exact, unit * std::abs(exact) * 1.001);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sotto::test
