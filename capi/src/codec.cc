@@ -46,7 +46,7 @@ Status state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf, 
                     uint64_t* out_len) {
   SOTTO_TRY(check_handle(codec, "codec"));
   SOTTO_TRY(check_pointer(out_len, "out_len"));
-  SOTTO_ASSIGN(const StateMode checked, take_codec_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
   if (checked == StateMode::kMean) {
     // Other ranks are asked only when the result has a place.
     SOTTO_TRY(check_handle_outside(codec, "codec"));
@@ -59,7 +59,7 @@ Status state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf, 
 
 Status state_import(sotto_codec* codec, sotto_state_mode mode, const void* buf, uint64_t len) {
   SOTTO_TRY(check_handle(codec, "codec"));
-  SOTTO_ASSIGN(const StateMode checked, take_codec_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   return import_state(*codec->core, checked, blob);
 }

@@ -155,14 +155,20 @@ Status state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf, 
                     uint64_t* out_len) {
   SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_TRY(check_pointer(out_len, "out_len"));
-  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
+  if (checked != StateMode::kExact) {
+    // Other ranks are asked only when the result has a place.
+    SOTTO_TRY(check_handle_outside(optim, "optim"));
+    SOTTO_ASSIGN(*out_len, state_bytes(*optim->core, checked));
+    if (buf == nullptr || cap < *out_len) return ok_status();
+  }
   SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*optim->core, checked));
   return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
 }
 
 Status state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf, uint64_t len) {
   SOTTO_TRY(check_handle(optim, "optim"));
-  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   return import_state(*optim->core, checked, blob);
 }

@@ -12,19 +12,26 @@
 namespace sotto::capi {
 
 inline Result<StateMode> take_mode(sotto_state_mode mode) {
-  if (mode == SOTTO_STATE_EXACT) return StateMode::kExact;
-  if (mode == SOTTO_STATE_RESET) return StateMode::kReset;
-  return invalid_argument("mode is {}; allowed: {} (SOTTO_STATE_EXACT), {} (SOTTO_STATE_RESET)",
-                          mode, SOTTO_STATE_EXACT, SOTTO_STATE_RESET);
-}
-
-// Of a codec, which has one mode more.
-inline Result<StateMode> take_codec_mode(sotto_state_mode mode) {
-  if (mode == SOTTO_STATE_MEAN) return StateMode::kMean;
-  if (const Result<StateMode> common = take_mode(mode); common.ok()) return common;
+  switch (mode) {
+    case SOTTO_STATE_EXACT: return StateMode::kExact;
+    case SOTTO_STATE_RESET: return StateMode::kReset;
+    case SOTTO_STATE_MEAN: return StateMode::kMean;
+    default: break;
+  }
   return invalid_argument(
       "mode is {}; allowed: {} (SOTTO_STATE_EXACT), {} (SOTTO_STATE_RESET), {} (SOTTO_STATE_MEAN)",
       mode, SOTTO_STATE_EXACT, SOTTO_STATE_RESET, SOTTO_STATE_MEAN);
+}
+
+// Of an optimizer, whose configuration names one.
+inline Result<StateMode> take_optim_mode(const Optimizer& optimizer, sotto_state_mode mode) {
+  if (mode != SOTTO_STATE_CONFIGURED) return take_mode(mode);
+  switch (optimizer.checkpoint_policy()) {
+    case CheckpointErrors::kExact: return StateMode::kExact;
+    case CheckpointErrors::kMean: return StateMode::kMean;
+    case CheckpointErrors::kReset: break;
+  }
+  return StateMode::kReset;
 }
 
 inline Result<std::span<const std::byte>> take_blob(const void* buf, uint64_t len) {

@@ -66,8 +66,10 @@ void add_sotto_obstacles(const Config& c, std::vector<Obstacle>& out) {
   if (c.sotto.mode != Mode::kStrict) {
     out.push_back({"sotto.mode", std::string(mode_name(c.sotto.mode)), "supported is strict"});
   }
-  if (c.sotto.granularity == Granularity::kBucket) {
-    out.push_back({"sotto.granularity", "bucket", "supported are flat, tensor"});
+  for (size_t i = 0; i < c.sotto.param_groups.size(); ++i) {
+    if (!c.sotto.param_groups[i].non_freeze.value_or(false)) continue;
+    out.push_back({fmt::format("sotto.param_groups[{}].non_freeze", i), "true",
+                   "supported is false: all groups are compressed after freeze_step"});
   }
 }
 

@@ -125,6 +125,7 @@ Status Optimizer::compare_with_others() const {
       static_cast<double>(kind()),
       static_cast<double>(config_.sotto.chunk_align),
       static_cast<double>(config_.sotto.granularity),
+      static_cast<double>(config_.sotto.bucket_elements),
       static_cast<double>(config_.sotto.scale),
       static_cast<double>(config_.sotto.step_offset),
       static_cast<double>(g.freeze_step),
@@ -177,6 +178,17 @@ bool Optimizer::may_mask_zero_variance() const {
   return onebit() && config_.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
 }
 
+// What shares a scale. "flat" is a parameter group for the Adams, everything for 1-bit LAMB
+// (specification 1.10).
+OnebitGranularity Optimizer::granularity() const {
+  switch (config_.sotto.granularity) {
+    case Granularity::kTensor: return OnebitGranularity::kTensor;
+    case Granularity::kBucket: return OnebitGranularity::kBucket;
+    case Granularity::kFlat: break;
+  }
+  return onebit_lamb() ? OnebitGranularity::kFlat : OnebitGranularity::kGroup;
+}
+
 Status Optimizer::allocate() {
   std::vector<OnebitTensor> tensors;
   for (const ParamSpec& p : params_) {
@@ -187,11 +199,13 @@ Status Optimizer::allocate() {
   o.rank = comm_->rank();
   o.size = comm_->size();
   o.chunk_align = config_.sotto.chunk_align;
-  o.granularity = config_.sotto.granularity == Granularity::kTensor ? OnebitGranularity::kTensor
-                                                                    : OnebitGranularity::kFlat;
+  o.granularity = granularity();
+  if (o.granularity == OnebitGranularity::kBucket)
+    o.bucket_elements = config_.sotto.bucket_elements;
   o.scale = config_.sotto.scale == CompressionScale::kL1 ? ScaleKind::kL1 : ScaleKind::kL2;
   const auto ranks = onebit() ? static_cast<uint32_t>(comm_->size()) : 1u;
-  layout_ = std::make_unique<OnebitLayout>(std::move(tensors), ranks, o.chunk_align, o.granularity);
+  layout_ = std::make_unique<OnebitLayout>(std::move(tensors), ranks, o.chunk_align, o.granularity,
+                                           o.bucket_elements);
   masked_ = masked_ || may_mask_zero_variance();
   const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
     SOTTO_ASSIGN(array, DeviceArray::make(comm_->context()->device(), bytes));

@@ -72,6 +72,7 @@ struct OptimSnapshot {
   std::vector<double> lr_sums, anchor_decays;  // per group
   std::vector<float> local_sum, anchor;
   std::optional<OnebitResidual> residual;  // error feedback of this rank; empty: none stored
+  std::optional<OnebitMean> mean;          // error feedback of all ranks; empty: none stored
 };
 
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
@@ -92,9 +93,16 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // synchronisation, so that all have the same parameters. Collective; nothing for other types.
   Status synchronise();
   Result<OptimSnapshot> snapshot(bool with_residual);
+  // Adds the error feedback of all ranks to a snapshot (nothing for types without). Collective.
+  Status add_mean(OptimSnapshot* snapshot);
   // Checks everything first; on error nothing has changed. with_residual: error feedback must be
   // there and fit this rank.
   Status restore(const OptimSnapshot& snapshot, bool with_residual);
+  // The same with the error feedback of all ranks, on any number of ranks.
+  Status restore_with_mean(const OptimSnapshot& snapshot);
+  // sotto.checkpoint.
+  CheckpointErrors checkpoint_policy() const { return config_.sotto.checkpoint; }
+  bool compresses() const { return onebit(); }
 
   bool busy() const { return in_flight_.load(std::memory_order_acquire); }
   const std::shared_ptr<Comm>& comm() const { return comm_; }
@@ -137,6 +145,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_dtypes() const;
   StepShape shape() const;
   Status compare_with_others() const;
+  OnebitGranularity granularity() const;
   Status allocate();
   Status write_valid_bits(const std::vector<float>* frozen_v);
 
@@ -160,7 +169,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   static bool starts_compression(Variant variant);
   bool silent(Variant variant) const;
   void overflowed(Status& status);
-  Result<OpRef> launch(Variant variant, const CallOptions& options);
+  Result<OpRef> launch(Variant variant, CallOptions options);
   std::vector<GroupScalars> scalars_of(Variant variant) const;
   void bind(Run& run, const Prepared& prepared, Variant variant) const;
   OpSignature signature(Variant variant) const;
@@ -172,6 +181,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_snapshot(const OptimSnapshot& s, bool with_residual) const;
   Status check_zeroone(const OptimSnapshot& s, bool with_residual) const;
   Status momentum_to_floats();
+  Result<std::vector<uint8_t>> valid_bits() const;
   Status check_zero_variance();
   Status restore_stage(const OptimSnapshot& s);
   double lr_of(uint64_t group) const;

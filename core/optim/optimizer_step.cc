@@ -263,7 +263,9 @@ Status Optimizer::synchronise() {
   return comm_->engine().wait(op, -1);
 }
 
-Result<OpRef> Optimizer::launch(Variant variant, const CallOptions& options) {
+Result<OpRef> Optimizer::launch(Variant variant, CallOptions options) {
+  if (options.timeout_us == 0 && config_.sotto.timeout_ms)
+    options.timeout_us = static_cast<int64_t>(*config_.sotto.timeout_ms) * 1000;
   SOTTO_ASSIGN(Prepared * p, prepared(variant));
   OpSignature s = signature(variant);
   s.tag = options.tag;

@@ -77,15 +77,45 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
     SOTTO_ASSIGN(s.tensor_states,
                  download<TensorState>(engine, memory_.tensor_states.data(), params_.size()));
     if (with_residual && comm_->size() > 1) {
-      std::vector<uint8_t> valid;
-      if (masked_) {
-        SOTTO_ASSIGN(valid,
-                     download<uint8_t>(engine, memory_.valid.data(), layout_->flat_elements() / 8));
-      }
+      SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
       SOTTO_ASSIGN(s.residual, onebit_state_.residual(engine, masked_ ? &valid : nullptr));
     }
   }
   return s;
+}
+
+// Empty without a mask.
+Result<std::vector<uint8_t>> Optimizer::valid_bits() const {
+  if (!masked_) return std::vector<uint8_t>();
+  return download<uint8_t>(comm_->engine(), memory_.valid.data(), layout_->flat_elements() / 8);
+}
+
+Status Optimizer::add_mean(OptimSnapshot* s) {
+  if (!onebit()) return ok_status();
+  if (comm_->size() == 1) {
+    const std::vector<float> none(layout_->elements(), 0.0f);
+    s->mean = OnebitMean{none, none};
+    return ok_status();
+  }
+  SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
+  SOTTO_ASSIGN(s->mean, onebit_state_.mean(*comm_, masked_ ? &valid : nullptr));
+  return ok_status();
+}
+
+Status Optimizer::restore_with_mean(const OptimSnapshot& s) {
+  if (onebit()) {
+    if (!s.mean) {
+      return invalid_argument(
+          "the state has no error feedback of all ranks (it was exported in another mode); import "
+          "it "
+          "in that mode, or in mode reset");
+    }
+    SOTTO_TRY(check_size("mean worker errors", s.mean->worker, layout_->elements()));
+    SOTTO_TRY(check_size("server errors", s.mean->server, layout_->elements()));
+  }
+  SOTTO_TRY(restore(s, false));
+  if (!onebit() || comm_->size() == 1) return ok_status();
+  return onebit_state_.restore_mean(comm_->engine(), *s.mean);
 }
 
 Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) const {

@@ -4,12 +4,6 @@
 #include "core/state/meta.h"
 
 namespace sotto {
-namespace {
-
-Status no_mean() { return unsupported("the state of an optimizer has no mode mean; use reset"); }
-
-}  // namespace
-
 std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
   StateJson meta{{"kind", "optimizer"},
                  {"algorithm", s.algorithm},
@@ -47,6 +41,10 @@ std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
     writer.add("anchor", s.anchor);
   }
   if (s.residual) add_residual(*s.residual, &writer);
+  if (s.mean) {
+    writer.add("mean_worker_error", s.mean->worker);
+    writer.add("mean_server_error", s.mean->server);
+  }
   return std::move(writer).finish();
 }
 
@@ -96,20 +94,34 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
   if (meta.contains("residual")) {
     SOTTO_ASSIGN(s.residual, read_residual(reader, meta));
   }
+  if (reader.has("mean_worker_error")) {
+    s.mean.emplace();
+    SOTTO_ASSIGN(s.mean->worker, reader.values<float>("mean_worker_error"));
+    SOTTO_ASSIGN(s.mean->server, reader.values<float>("mean_server_error"));
+  }
   return s;
 }
 
 Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode) {
-  if (mode == StateMode::kMean) return no_mean();
   // A state for any ranks holds nothing that only this rank has.
   if (mode != StateMode::kExact) SOTTO_TRY(optimizer.synchronise());
-  SOTTO_ASSIGN(const OptimSnapshot snapshot, optimizer.snapshot(mode == StateMode::kExact));
+  SOTTO_ASSIGN(OptimSnapshot snapshot, optimizer.snapshot(mode == StateMode::kExact));
+  if (mode == StateMode::kMean) SOTTO_TRY(optimizer.add_mean(&snapshot));
   return encode_optim(snapshot);
 }
 
+Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode) {
+  SOTTO_ASSIGN(OptimSnapshot snapshot, optimizer.snapshot(mode == StateMode::kExact));
+  if (mode == StateMode::kMean && optimizer.compresses()) {
+    const std::vector<float> values(snapshot.params.size());
+    snapshot.mean = OnebitMean{values, values};
+  }
+  return encode_optim(snapshot).size();
+}
+
 Status import_state(Optimizer& optimizer, StateMode mode, std::span<const std::byte> bytes) {
-  if (mode == StateMode::kMean) return no_mean();
   SOTTO_ASSIGN(const OptimSnapshot snapshot, decode_optim(bytes));
+  if (mode == StateMode::kMean) return optimizer.restore_with_mean(snapshot);
   return optimizer.restore(snapshot, mode == StateMode::kExact);
 }
 

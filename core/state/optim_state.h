@@ -12,7 +12,7 @@
 namespace sotto {
 
 // exact: everything, continues bit for bit on the same ranks. reset: without error feedback, any
-// number of ranks. mean (codecs): error feedback averaged over ranks, any number of ranks.
+// number of ranks. mean: error feedback averaged over ranks, any number of ranks.
 enum class StateMode : int32_t { kExact = 1, kReset = 2, kMean = 3 };
 
 std::vector<std::byte> encode_optim(const OptimSnapshot& snapshot);
@@ -20,7 +20,10 @@ std::vector<std::byte> encode_optim(const OptimSnapshot& snapshot);
 // of bounds.
 Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes);
 
+// kMean is a collective; so is kReset with 0/1 Adam, which is synchronised first.
 Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode);
+// Bytes of what export_state would give now. Local.
+Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode);
 Status import_state(Optimizer& optimizer, StateMode mode, std::span<const std::byte> bytes);
 
 // kMean: a collective of the codec's comm, and equal on all ranks.

@@ -721,10 +721,12 @@ SOTTO_API sotto_status sotto_codec_create(sotto_comm* comm, const char* json,
 SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
 
 /* What an export holds. exact: everything, continues bit for bit on the same number of ranks.
- * reset: error feedback is left out and starts at zero again. mean (codecs): error feedback averaged
- * over the ranks, 8 bytes per element; restores on any number of ranks and in any codec that has a
- * residual, and loses nothing of the sum of the results. */
+ * reset: error feedback is left out and starts at zero again. mean: error feedback averaged over the
+ * ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has a
+ * residual) and loses nothing of the sum of the results. configured (optimizers): what
+ * "sotto": {"checkpoint"} says, mean unless set. */
 typedef int32_t sotto_state_mode;
+#define SOTTO_STATE_CONFIGURED 0
 #define SOTTO_STATE_EXACT 1
 #define SOTTO_STATE_RESET 2
 #define SOTTO_STATE_MEAN 3
@@ -866,21 +868,24 @@ SOTTO_API sotto_status sotto_optim_get_info(const sotto_optim* optim, sotto_opti
 SOTTO_API sotto_status sotto_optim_report(const sotto_optim* optim, const char* kind, char* buf,
                                           uint64_t cap, uint64_t* out_len);
 
-/* Exports this rank's state, parameters included.
+/* Exports this rank's state, parameters included. In modes mean and reset 0/1 Adam is synchronised
+ * first, so that parameters and momentum are the same on all ranks.
  *   optim   [in]
- *   mode    [in]  SOTTO_STATE_EXACT or SOTTO_STATE_RESET
+ *   mode    [in]  SOTTO_STATE_...
  *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed
- * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (mode), BUSY (step in flight),
- * INVALID_STATE (fork). Since: 0.1 */
+ * Threads: one per handle; mean and reset: not from callbacks. Blocks: with a large enough buf mean
+ * is a collective (of the 1-bit types), and so is reset of 0/1 Adam, at most the comm's timeout;
+ * else no. Errors: INVALID_ARGUMENT (mode), BUSY (step in flight), INVALID_STATE (fork), of
+ * collectives: the comm's own. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_state_export(const sotto_optim* optim, sotto_state_mode mode,
                                                 void* buf, uint64_t cap, uint64_t* out_len);
 
 /* Replaces this rank's state, parameters included; nothing changes on error. Stage and counters
  * come from the blob, unless freeze_step of this configuration says otherwise.
  *   optim [in]
- *   mode  [in] SOTTO_STATE_EXACT or SOTTO_STATE_RESET
+ *   mode  [in] as exported; RESET takes any export but one of 0/1 Adam between synchronisations
  *   buf   [in] what an export wrote; may be NULL if len is 0
  *   len   [in] bytes of buf
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (truncated, damaged, other tensors,
