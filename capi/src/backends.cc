@@ -79,8 +79,9 @@ std::string make_build_info() {
   info["transports"] = transports;
   info["codecs"] = Json::array({"onebit", "bf16", "fp16", "int8", "int4"});
   Json optimizers = Json::array();
-  for (const OptimizerKind kind : {OptimizerKind::kAdam, OptimizerKind::kAdamW,
-                                   OptimizerKind::kLamb, OptimizerKind::kOneBitLamb}) {
+  for (const OptimizerKind kind :
+       {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLamb,
+        OptimizerKind::kOneBitAdam, OptimizerKind::kZeroOneAdam, OptimizerKind::kOneBitLamb}) {
     optimizers.push_back(optimizer_kind_name(kind));
   }
   info["optimizers"] = optimizers;
