@@ -85,7 +85,8 @@ std::string make_build_info() {
     optimizers.push_back(optimizer_kind_name(kind));
   }
   info["optimizers"] = optimizers;
-  info["dtypes"] = Json::array({"int32", "int64", "uint8", "fp16", "fp32", "fp64", "bf16"});
+  info["dtypes"] = Json::array(
+      {"int8", "uint8", "int32", "uint32", "int64", "uint64", "fp16", "bf16", "fp32", "fp64"});
   info["simd"] = simd_levels_available();
   info["compiler"] = __VERSION__;
   info["build_type"] = SOTTO_BUILD_TYPE;
