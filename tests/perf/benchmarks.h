@@ -1,4 +1,4 @@
-// The benchmarks: rows of the table of targets that need no network.
+// The benchmarks: rows of the table of targets that need one process only.
 #pragma once
 
 #include <vector>
@@ -13,9 +13,12 @@ using Benchmark = void (*)(const Options& options, std::vector<Measurement>* out
 void codec_encode(const Options& options, std::vector<Measurement>* out);
 void codec_decode(const Options& options, std::vector<Measurement>* out);
 void codec_server(const Options& options, std::vector<Measurement>* out);
+void codec_blocks(const Options& options, std::vector<Measurement>* out);
 void optim_adam(const Options& options, std::vector<Measurement>* out);
 void optim_lamb(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out);
+// Counts bytes; sizes of its own, none of the options.
+void wire_bytes(const Options& options, std::vector<Measurement>* out);
 
 // Measures unless the case carries an error.
 void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out);

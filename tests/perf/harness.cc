@@ -72,9 +72,101 @@ Measurement measure(const Case& work, const Options& options) {
   return m;
 }
 
-std::string json_line(const Measurement& m, const Options& options) {
+namespace {
+
+void add_machine(nlohmann::ordered_json* line) {
   static const std::string processor = processor_name();
   static const std::string kernel = kernel_release();
+  (*line)["version"] = SOTTO_PERF_VERSION;
+  (*line)["build"] = SOTTO_PERF_BUILD;
+  (*line)["processor"] = processor;
+  (*line)["kernel"] = kernel;
+}
+
+std::string wire_json_line(const Measurement& m) {
+  const WireFigures& w = *m.wire;
+  nlohmann::ordered_json line = {
+      {"row", m.info.row},
+      {"benchmark", m.info.benchmark},
+      {"variant", m.info.variant},
+      {"n", m.info.n},
+      {"ranks", w.ranks},
+      {"operations", w.operations},
+      {"payload_bytes", w.payload_bytes},
+      {"header_bytes", w.header_bytes},
+      {"service_bytes", w.service_bytes},
+      {"interface_bytes", w.interface_bytes},
+      {"interface_packets", w.interface_packets},
+      {"framing_bytes", w.framing_bytes},
+      {"resent_segments", w.resent_segments},
+      {"ratio", m.ratio},
+      {"target", m.info.target},
+      {"reached", nullptr},
+      {"skipped", w.skipped},
+      {"error", m.info.error},
+  };
+  if (m.info.target != 0 && w.skipped.empty())
+    line["reached"] = m.info.error.empty() && m.reached();
+  add_machine(&line);
+  return line.dump();
+}
+
+std::string wire_table(const std::vector<Measurement>& all) {
+  std::string text, reason;
+  size_t skipped = 0, others = 0;
+  for (const Measurement& m : all) {
+    if (!m.wire) continue;
+    if (text.empty()) {
+      text = fmt::format(
+          "\nbytes of all ranks per operation; ratio = (interface - framing) / (payload + "
+          "headers), "
+          "framing = packets x (IP + TCP header)\n\n{:<4}{:<12}{:<32}{:>9}{:>12}{:>10}{:>10}{:>12}"
+          "{:>9}{:>10}{:>9}  {}\n",
+          "row", "benchmark", "variant", "n", "payload", "headers", "service", "interface",
+          "packets", "framing", "ratio", "target, verdict");
+    }
+    const WireFigures& w = *m.wire;
+    if (!w.skipped.empty()) {
+      reason = w.skipped;
+      ++skipped;
+    }
+    if (m.info.target == 0 && m.info.error.empty()) {
+      ++others;
+      continue;
+    }
+    text += fmt::format("{:<4}{:<12}{:<32}{:>9}", m.info.row, m.info.benchmark, m.info.variant,
+                        m.info.n);
+    if (!m.info.error.empty()) {
+      text += fmt::format("  WRONG: {}\n", m.info.error);
+      continue;
+    }
+    const auto each = [&](uint64_t sum) { return static_cast<double>(sum) / w.operations; };
+    text += fmt::format("{:>12.0f}{:>10.0f}{:>10.0f}", each(w.payload_bytes), each(w.header_bytes),
+                        each(w.service_bytes));
+    if (w.skipped.empty()) {
+      text += fmt::format("{:>12.0f}{:>9.1f}{:>10.0f}{:>9.5f}  {:.3f} {}{}\n",
+                          each(w.interface_bytes), each(w.interface_packets), each(w.framing_bytes),
+                          m.ratio, m.info.target, m.reached() ? "reached" : "not reached",
+                          w.resent_segments == 0
+                              ? ""
+                              : fmt::format(" (TCP sent {} segments again)", w.resent_segments));
+    } else {
+      text += "  as planned; interface not read\n";
+    }
+  }
+  if (others > 0) {
+    text +=
+        fmt::format("and {} rows of other sizes, bytes as planned and by the formula\n", others);
+  }
+  if (skipped > 0)
+    text += fmt::format("skipped: interface bytes of {} rows: {}\n", skipped, reason);
+  return text;
+}
+
+}  // namespace
+
+std::string json_line(const Measurement& m, const Options& options) {
+  if (m.wire) return wire_json_line(m);
   nlohmann::ordered_json line = {
       {"row", m.info.row},
       {"benchmark", m.info.benchmark},
@@ -96,15 +188,14 @@ std::string json_line(const Measurement& m, const Options& options) {
       {"target", m.info.target},
       {"reached", m.info.error.empty() && m.reached()},
       {"error", m.info.error},
-      {"version", SOTTO_PERF_VERSION},
-      {"build", SOTTO_PERF_BUILD},
-      {"processor", processor},
-      {"kernel", kernel},
   };
+  add_machine(&line);
   return line.dump();
 }
 
 std::string table(const std::vector<Measurement>& all, const Options& options) {
+  if (std::all_of(all.begin(), all.end(), [](const Measurement& m) { return m.wire.has_value(); }))
+    return wire_table(all);
   std::string text = fmt::format(
       "processor {}, {} thread(s), {}, {} clock\nratio = time / (share x yardstick), median of {} "
       "pairs "
@@ -114,6 +205,7 @@ std::string table(const std::vector<Measurement>& all, const Options& options) {
       options.cpu_clock ? "cpu" : "wall", options.pairs, "row", "benchmark", "variant", "yardstick",
       "n", "B/elem", "ours ms", "yard ms", "GB/s", "ratio", "target", "IQR, verdict");
   for (const Measurement& m : all) {
+    if (m.wire) continue;
     if (!m.info.error.empty()) {
       text += fmt::format("{:<4}{:<17}{:<16}WRONG RESULT: {}\n", m.info.row, m.info.benchmark,
                           m.info.variant, m.info.error);
@@ -126,7 +218,7 @@ std::string table(const std::vector<Measurement>& all, const Options& options) {
         m.info.bytes_per_element, m.ours_ms, m.yardstick_ms, m.gb_per_s, m.ratio, m.info.target,
         100 * m.ratio_iqr, m.reached() ? "reached" : "not reached");
   }
-  return text;
+  return text + wire_table(all);
 }
 
 }  // namespace sotto::perf

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +36,22 @@ struct Case {
   std::string error;  // not empty: the result was wrong and nothing was timed
 };
 
+// What a row of bytes has counted, all ranks together. The row is not timed: its ratio is
+// (interface - framing) / (payload + headers). A row without a target (0) is there for the equality
+// of its bytes alone: of a few bytes, flow control is a large part.
+struct WireFigures {
+  int32_t ranks = 0;
+  uint32_t operations = 0;
+  uint64_t payload_bytes = 0;  // by the counters; equal to plan and formula, or there is an error
+  uint64_t header_bytes = 0;   // frame headers, trailers and metadata messages
+  uint64_t service_bytes = 0;  // flow control and control connections
+  uint64_t interface_bytes = 0;
+  uint64_t interface_packets = 0;
+  uint64_t framing_bytes = 0;    // IP and TCP headers of these packets
+  uint64_t resent_segments = 0;  // by TCP: on the interface, but not in the formulas
+  std::string skipped;           // why the interface was not read
+};
+
 struct Measurement {
   Case info;
   uint32_t pairs = 0;
@@ -44,6 +61,7 @@ struct Measurement {
   double ratio = 0;      // median of pairwise ratios
   double ratio_iqr = 0;  // interquartile range over median
   double gb_per_s = 0;   // of ours
+  std::optional<WireFigures> wire;
 
   // The median meets the target and the spread is below 10 %.
   bool reached() const { return ratio <= info.target && ratio_iqr < 0.10; }
