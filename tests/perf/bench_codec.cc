@@ -100,8 +100,8 @@ struct Server {
     }
   }
   void run() {
-    work.run(KernelId::kOnebitServer,
-             {rows, messages, c, old_scale, bits, sums, nullptr, new_c}, &args, tables);
+    work.run(KernelId::kOnebitServer, {rows, messages, c, old_scale, bits, sums, nullptr, new_c},
+             &args, tables);
   }
 
   Workload work;

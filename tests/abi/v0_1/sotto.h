@@ -674,21 +674,15 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
 /* Creates a codec with the residual state of n tensors, for sotto_all_reduce. The same codec, made
  * for the same counts, on all ranks; a difference is PROTOCOL on every rank at the first call.
  *
- * json: {"type": ..., ...}; all keys but type may be absent, a key that the type does not have is an
- * error.
- *   type             "onebit" (or "1bit"), "bf16", "fp16", "int8", "int4"
- *   chunk_align      512; elements, a multiple of 8: what the part of a rank is padded to. int8 and
- *                    int4: a multiple of block too
- *   onebit:
- *   scale            "l2" (default) or "l1"
- *   granularity      what has a scale of its own: "flat" (default: everything), "tensor", "bucket"
- *   bucket_elements  4194304; 8192 to 2^40, only with "bucket". A bucket travels while the next is
- *                    encoded
- *   int8, int4:
- *   block            elements per scale: 32, 64, 128, 256 or 512; 256 for int8, 128 for int4
- *   bf16, fp16, int8, int4:
- *   residual         whether what one call loses is added to the next (4 bytes per element, and 8 / W
- *                    of a server); true for int8 and int4, false for the casts. onebit always has it
+ * json: {"type": ..., ...}; all keys but type may be absent, a key that the type does not have is
+ * an error. type             "onebit" (or "1bit"), "bf16", "fp16", "int8", "int4" chunk_align 512;
+ * elements, a multiple of 8: what the part of a rank is padded to. int8 and int4: a multiple of
+ * block too onebit: scale            "l2" (default) or "l1" granularity      what has a scale of
+ * its own: "flat" (default: everything), "tensor", "bucket" bucket_elements  4194304; 8192 to 2^40,
+ * only with "bucket". A bucket travels while the next is encoded int8, int4: block elements per
+ * scale: 32, 64, 128, 256 or 512; 256 for int8, 128 for int4 bf16, fp16, int8, int4: residual
+ * whether what one call loses is added to the next (4 bytes per element, and 8 / W of a server);
+ * true for int8 and int4, false for the casts. onebit always has it
  *
  * Every rank sends 2 (W - 1) P bytes of payload per call, P = the payload of ceil(n / (align W))
  * align elements (onebit: per tensor or bucket): 1/8 byte per element, 2, (block + 4) / block or
@@ -721,10 +715,10 @@ SOTTO_API sotto_status sotto_codec_create(sotto_comm* comm, const char* json,
 SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
 
 /* What an export holds. exact: everything, continues bit for bit on the same number of ranks.
- * reset: error feedback is left out and starts at zero again. mean: error feedback averaged over the
- * ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has a
- * residual) and loses nothing of the sum of the results. configured (optimizers): what
- * "sotto": {"checkpoint"} says, mean unless set. */
+ * reset: error feedback is left out and starts at zero again. mean: error feedback averaged over
+ * the ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has
+ * a residual) and loses nothing of the sum of the results. configured (optimizers): what "sotto":
+ * {"checkpoint"} says, mean unless set. */
 typedef int32_t sotto_state_mode;
 #define SOTTO_STATE_CONFIGURED 0
 #define SOTTO_STATE_EXACT 1
@@ -846,7 +840,7 @@ typedef struct sotto_optim_info {
   uint64_t header_bytes_next_step;
   uint64_t state_bytes;   /* memory held */
   uint64_t skipped_steps; /* steps that updated nothing: NONFINITE, or left out by loss scaling */
-  double loss_scale; /* gradients of the next step have to be multiplied with it; 1: none */
+  double loss_scale;      /* gradients of the next step have to be multiplied with it; 1: none */
 } sotto_optim_info;
 
 /* Reads the hot figures.
