@@ -129,7 +129,7 @@ struct SchedulerConfig {
 // Loss scaling, read by nobody unless enabled.
 struct Fp16Config {
   bool enabled = false;
-  double loss_scale = 0.0;            // > 0: static, in [0, 2^127]; 0: dynamic
+  double loss_scale = 0.0;            // > 0: static, at most 1e38; 0: dynamic
   uint64_t initial_scale_power = 16;  // dynamic: the first scale is 2^k
   uint64_t loss_scale_window = 1000;  // updates without overflow before the scale doubles
   uint64_t hysteresis = 2;            // not used, as the following

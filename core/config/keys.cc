@@ -15,7 +15,7 @@ constexpr uint32_t kAll = ~0u;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 constexpr double kMaxInt = 9007199254740992.0;  // 2^53: every whole number up to here is a double
 
-constexpr double kLargestLossScale = 0x1p127;  // the largest power of two of a float
+constexpr double kLargestLossScale = 1e38;  // in the range of a float
 
 constexpr Range kNoRange{-kInf, kInf};
 constexpr Range kNotNegative{0, kInf};

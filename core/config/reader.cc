@@ -98,6 +98,20 @@ std::string allowed_text(const KeySpec& spec) {
                      bounded ? spec.range.text() : "");
 }
 
+// The types that have the key in their params: "OneBitAdam, OneBitLamb"; empty if none has.
+std::string kinds_with_key(Section section, std::string_view key) {
+  std::vector<std::string_view> names;
+  for (uint32_t bit = 1; bit < 32; ++bit) {
+    if (find_key(section, key, 1u << bit) == nullptr) continue;
+    if (section == Section::kOptimizerParams)
+      names.push_back(optimizer_kind_name(static_cast<OptimizerKind>(bit)));
+    if (section == Section::kSchedulerParams)
+      names.push_back(scheduler_kind_name(static_cast<SchedulerKind>(bit)));
+  }
+  std::erase(names, "?");
+  return word_list(names);
+}
+
 bool near(std::string_view key, std::string_view candidate) {
   return !candidate.empty() && edit_distance(key, candidate) <= kNearMiss;
 }
@@ -197,6 +211,10 @@ Status ObjectReader::check_unknown(std::string_view key, const Json& value,
   const bool strict = section_ == Section::kOptimizerParams ||
                       section_ == Section::kSchedulerParams || section_ == Section::kSotto ||
                       section_ == Section::kGroup;
+  if (const std::string owners = kinds_with_key(section_, key); strict && !owners.empty()) {
+    return findings.fail(path,
+                         fmt::format("a key of {}; allowed here are {}", owners, word_list(known)));
+  }
   if (strict) {
     return findings.fail(path, fmt::format("unknown key; the nearest one is {}, allowed are {}",
                                            nearest, word_list(known)));

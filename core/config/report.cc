@@ -301,10 +301,11 @@ Json notes_json(const Config& config, const Request& request) {
       "payload bytes are what one rank sends for the parameters by closed formula; headers, scales "
       "and the small sum "
       "for clipping are counted apart");
-  if (config.sotto.granularity != Granularity::kFlat &&
+  if (config.sotto.granularity == Granularity::kTensor &&
       optimizer_is_one_bit(config.optimizer.kind)) {
     notes.push_back(
-        "sotto.granularity pads every tensor, so compressed updates send at least these bytes");
+        "sotto.granularity tensor pads every tensor, so compressed updates send at least these "
+        "bytes");
   }
   if (!config.train_batch_size && !config.train_micro_batch_size_per_gpu) {
     notes.push_back(

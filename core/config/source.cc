@@ -111,19 +111,22 @@ size_t string_begin(std::string_view text, size_t end) {
   return begin;
 }
 
-std::string explain_placeholder(std::string_view text, const Token& token, size_t offset) {
+SyntaxAdvice explain_placeholder(std::string_view text, const Token& token, size_t offset) {
+  const auto advice = [](size_t at, std::string_view shown) {
+    return SyntaxAdvice{
+        at, fmt::format("{} looks like a template's placeholder: fill the template in first",
+                        printable(shown, 40))};
+  };
   for (const std::string_view mark : {"${", "{{", "{%", "<%", "$("}) {
     const size_t first = offset > 1 ? offset - 1 : 0;
     const size_t found = text.substr(0, std::min(offset + 2, text.size())).find(mark, first);
     if (found == std::string_view::npos) continue;
     const size_t end = std::min(text.find_first_of("\n,", found), text.size());
-    return fmt::format("{} looks like a template's placeholder: fill the template in first",
-                       printable(trimmed(text.substr(found, end - found)), 40));
+    return advice(found, trimmed(text.substr(found, end - found)));
   }
   if (!token.text.empty() && std::string_view("$<@%").find(token.text[0]) != std::string_view::npos)
-    return fmt::format("{} looks like a template's placeholder: fill the template in first",
-                       printable(token.text, 40));
-  return "";
+    return advice(token.begin, token.text);
+  return {};
 }
 
 // What Python and JavaScript call it, and JSON.
@@ -199,8 +202,8 @@ SyntaxAdvice explain_syntax(std::string_view text, size_t offset, std::string_vi
   };
   const char c = offset < text.size() ? text[offset] : '\0';
   const Token token = token_at(text, offset);
-  if (std::string advice = explain_placeholder(text, token, offset); !advice.empty())
-    return {std::min(offset, token.begin), advice};
+  if (const SyntaxAdvice advice = explain_placeholder(text, token, offset); !advice.text.empty())
+    return advice;
   if (c == '\'' || (offset > 0 && offset < text.size() && text[offset - 1] == '\'')) {
     return {offset,
             "a text in single quotes is no JSON; write it in double quotes (a Python dictionary "
@@ -215,6 +218,11 @@ SyntaxAdvice explain_syntax(std::string_view text, size_t offset, std::string_vi
   if (says("unexpected string literal")) {
     const size_t begin = string_begin(text, offset);
     return {begin, explain_string(text.substr(begin, offset + 1 - begin), words)};
+  }
+  if (token.begin == text.find_first_not_of(" \t\r\n") && is_word(token.text)) {
+    return {token.begin,
+            fmt::format("the text begins with {}; a configuration is an object: {{...}}",
+                        printable(token.text, 40))};
   }
   if (says("invalid") || (says("unexpected") && says("literal")))
     return {token.begin, explain_token(token.text, words)};

@@ -126,7 +126,7 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   b.den = floats;
   if (kind == OptimizerKind::kOneBitLamb) b.vf = floats;
   if (kind == OptimizerKind::kZeroOneAdam) b.local_sum = b.anchor = floats;
-  b.residuals = floats + 4 * sizes.chunk;
+  b.residuals = floats + 2 * 4 * sizes.chunk;  // the server's before and after a step
   const bool masks = config.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
   b.bits = (masks ? 3 : 2) * (sizes.flat / 8);
   if (world > 1) b.scratch = 2 * (sizes.flat / 8) + sizes.chunk / 8 + 4 * sizes.chunk;

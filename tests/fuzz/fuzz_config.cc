@@ -1,9 +1,11 @@
 // Any text as a configuration file: an error with a text, or a configuration whose parts agree with
 // each other.
+#include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <string>
 #include <string_view>
 
 #include "core/config/config.h"
@@ -43,11 +45,35 @@ void check_schedule(const sotto::Config& config) {
             "betas in [0, 1)");
     base.push_back(group.lr);
   }
-  const auto schedule = sotto::LrSchedule::create(config.scheduler, base);
-  if (!schedule.ok()) return;
-  for (const uint64_t k : {uint64_t{1}, uint64_t{2}, uint64_t{3}, uint64_t{1000000}}) {
-    require(schedule->lr_of_update(k, 0) >= 0, "a rate is a number and not negative");
+  for (const sotto::Mode mode : {sotto::Mode::kStrict, sotto::Mode::kCompat}) {
+    const auto schedule = sotto::LrSchedule::create(config.scheduler, base, mode);
+    if (!schedule.ok()) return;
+    for (const uint64_t k : {uint64_t{1}, uint64_t{2}, uint64_t{3}, uint64_t{1000000}}) {
+      const double rate = schedule->lr_of_update(k, 0);
+      require(rate >= 0 && std::isfinite(rate), "a rate is a number and not negative");
+      const auto betas = schedule->betas_of_update(k);
+      require(!betas || (betas->beta1 >= 0 && betas->beta1 < 1), "a scheduled beta is in [0, 1)");
+    }
   }
+}
+
+std::string base64url(std::string_view text) {
+  constexpr char kDigits[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+  std::string out;
+  uint32_t bits = 0;
+  int held = 0;
+  for (const char c : text) {
+    bits = bits << 8 | static_cast<uint8_t>(c);
+    for (held += 8; held >= 6; held -= 6) out += kDigits[bits >> (held - 6) & 63];
+  }
+  if (held > 0) out += kDigits[bits << (6 - held) & 63];
+  return out;
+}
+
+// An object means the same in both forms.
+void check_base64(std::string_view text, bool ok) {
+  if (!text.starts_with('{')) return;
+  require(sotto::parse_config(base64url(text)).ok() == ok, "base64url changes nothing");
 }
 
 void check_report(std::string_view text, uint64_t world_size, uint64_t n_params, bool supported) {
@@ -68,6 +94,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view text(reinterpret_cast<const char*>(data), size);
   check_filter(text);
   const auto config = sotto::parse_config(text);
+  check_base64(text, config.ok());
   if (!config.ok()) {
     require(config.status().code() == sotto::Code::kInvalidArgument,
             "a bad file is INVALID_ARGUMENT");

@@ -100,7 +100,7 @@ TEST(ConfigKeys, Ranges) {
        {"[]", "[1, -2]", "[[1]]", "-1"}},
       {R"({"zero_optimization": {"stage": )", "}}", {"0", "3"}, {"4", "-1", "true"}},
       {R"({"fp16": {"initial_scale_power": )", "}}", {"0", "16"}, {"-1", "128"}},
-      {R"({"fp16": {"loss_scale": )", "}}", {"0", "128", "1.7e38"}, {"-1", "1e39", "\"128\""}},
+      {R"({"fp16": {"loss_scale": )", "}}", {"0", "128", "1e38"}, {"-1", "1e39", "\"128\""}},
       {R"({"fp16": {"min_loss_scale": )", "}}", {"1e-3", "1"}, {"0", "-1"}},
       {R"({"sotto": {"bucket_elements": )",
        "}}",
@@ -134,13 +134,15 @@ TEST(ConfigKeys, NearMissesAreErrorsAndStrangersAreWarnings) {
               ElementsAre("fp16.quite_something_else: unknown key; it has no effect"));
 }
 
-TEST(ConfigKeys, KeysOfAnotherTypeAreUnknown) {
+TEST(ConfigKeys, KeysOfAnotherTypeAreNamedAsTheirs) {
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "Adam", "params": {"freeze_step": 5}}})"),
-              HasSubstr("unknown key"));
+              HasSubstr("freeze_step: a key of OneBitAdam, OneBitLamb; allowed here are lr, "));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "SGD", "params": {"eps": 5}}})"),
-              HasSubstr("unknown key"));
+              HasSubstr("a key of Adam, AdamW, Lamb, OneBitAdam, ZeroOneAdam, OneBitLamb;"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "OneBitAdam", "params": {"max_coeff": 5}}})"),
-              HasSubstr("unknown key"));
+              HasSubstr("a key of Lamb, OneBitLamb;"));
+  EXPECT_THAT(error_of(R"({"scheduler": {"type": "WarmupLR", "params": {"total_num_steps": 5}}})"),
+              HasSubstr("a key of WarmupDecayLR, WarmupCosineLR;"));
 }
 
 // ---- values
@@ -468,14 +470,15 @@ TEST(Config, FullPrecisionUpdates) {
 // ---- what can be run
 
 TEST(Config, WhatIsBuiltIsSupported) {
-  for (const char* type : {"Adam", "AdamW", "Lamb", "OneBitLamb"}) {
+  for (const char* type :
+       {"SGD", "Adam", "AdamW", "Lamb", "OneBitAdam", "ZeroOneAdam", "OneBitLamb"}) {
     for (const char* scheduler :
          {R"({"type": "WarmupLR"})",
           R"({"type": "WarmupDecayLR", "params": {"total_num_steps": 5000}})",
           R"({"type": "WarmupCosineLR", "params": {"total_num_steps": 5000}})",
           R"({"type": "OneCycle", "params": {"cycle_min_lr": 0, "cycle_max_lr": 1}})",
           R"({"type": "LRRangeTest"})", "null"}) {
-      for (const char* granularity : {"flat", "tensor"}) {
+      for (const char* granularity : {"flat", "tensor", "bucket"}) {
         const std::string text = fmt::format(
             R"({{"optimizer": {{"type": "{}"}}, "scheduler": {}, "gradient_clipping": 1, "communication_data_type": "fp32",
                 "sotto": {{"granularity": "{}"}}}})",
@@ -486,13 +489,21 @@ TEST(Config, WhatIsBuiltIsSupported) {
   }
 }
 
-TEST(Config, EachObstacleIsUnsupportedByItself) {
+TEST(Config, SixteenBitsAndScalingsAreSupported) {
   for (const char* part :
        {R"("fp16": {"enabled": true})", R"("bf16": {"enabled": true})",
-        R"("prescale_gradients": true)", R"("gradient_predivide_factor": 2)",
-        R"("communication_data_type": "bf16")", R"("data_types": {"grad_accum_dtype": "fp16"})",
-        R"("sparse_gradients": true)", R"("zero_optimization": {"stage": 1})",
-        R"("sotto": {"mode": "compat"})", R"("sotto": {"granularity": "bucket"})"}) {
+        R"("fp16": {"enabled": true, "loss_scale": 128})", R"("prescale_gradients": true)",
+        R"("gradient_predivide_factor": 2)", R"("communication_data_type": "bf16")",
+        R"("data_types": {"grad_accum_dtype": "fp16"})"}) {
+    const Config config = parse(fmt::format(R"({{"optimizer": {{"type": "Lamb"}}, {}}})", part));
+    EXPECT_TRUE(check_supported(config).ok()) << check_supported(config).text();
+  }
+}
+
+TEST(Config, EachObstacleIsUnsupportedByItself) {
+  for (const char* part :
+       {R"("sparse_gradients": true)", R"("zero_optimization": {"stage": 1})",
+        R"("zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}})"}) {
     const Config config = parse(fmt::format(R"({{"optimizer": {{"type": "Lamb"}}, {}}})", part));
     EXPECT_EQ(check_supported(config).code(), Code::kUnsupported) << part;
     EXPECT_EQ(unsupported_reasons(config).size(), 1u) << part;

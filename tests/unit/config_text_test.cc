@@ -150,14 +150,19 @@ TEST(ConfigSyntax, SaysWhatIsMeant) {
       {"{\"a\": \"b,\n\"c\": 1}",
        "line 1, column 10: the text before has no closing quote on its line"},
       {"{\"a\": {\"b\": 1}", "line 1, column 15: the text ends before everything is closed"},
+      {"ds_config = {\"x\": 1}",
+       "line 1, column 1: the text begins with ds_config; a configuration is an object: {...}"},
+      {"train_batch_size: 8\n",
+       "line 1, column 1: the text begins with train_batch_size; a configuration is an object: "
+       "{...}"},
       {"{} {}", "line 1, column 4: text follows behind the end of the object"},
       {"{\"lr\": ${LR}}",
        "line 1, column 8: ${LR}} looks like a template's placeholder: fill the template in first"},
       {"{\"lr\": {{ lr }}, \"x\": 1}",
-       "line 1, column 9: {{ lr }} looks like a template's placeholder: fill the template in "
+       "line 1, column 8: {{ lr }} looks like a template's placeholder: fill the template in "
        "first"},
       {"{{\n \"train_batch_size\": 1}}",
-       "line 1, column 2: {{ looks like a template's placeholder: fill the template in first"},
+       "line 1, column 1: {{ looks like a template's placeholder: fill the template in first"},
       {"{\"lr\": @LR@}",
        "line 1, column 8: @LR@ looks like a template's placeholder: fill the template in first"},
   };

@@ -136,7 +136,7 @@ TEST(ConfigVolume, MemoryByOptimizer) {
   EXPECT_EQ(of(OptimizerKind::kSgd).state(), 0u);
   const MemoryBytes lamb = of(OptimizerKind::kOneBitLamb);
   EXPECT_EQ(lamb.m + lamb.v + lamb.vf + lamb.den, 16 * kN);
-  EXPECT_EQ(lamb.residuals, 5 * kN);  // 4 of the worker, 4 / W of the server
+  EXPECT_EQ(lamb.residuals, 6 * kN);  // 4 of the worker, twice 4 / W of the server
   EXPECT_EQ(lamb.bits, 3 * kN / 8);
   const MemoryBytes zero_one = of(OptimizerKind::kZeroOneAdam);
   EXPECT_EQ(zero_one.vf, 0u);
