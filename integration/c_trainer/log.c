@@ -10,7 +10,7 @@
 #include "blas.h"
 #include "common.h"
 
-const char* const kStageNames[N_STAGES] = {"full precision", "compressed"};
+const char* const kStageNames[N_STAGES] = {"full precision", "compressed", "local", "skipped"};
 
 /* JSON has no NaN and no infinity. */
 static void put_number(FILE* file, const char* name, double value) {
@@ -77,18 +77,19 @@ static size_t line_width(void) {
 }
 
 static void show_progress(Log* log, const Totals* totals, const StepRecord* r) {
-  char text[512];
+  char text[512], skipped[48] = "";
   const int64_t steps = log->options->steps, now = now_ns();
   const double left_s = (double)(steps - (int64_t)totals->step) * log->step_ns / 1e9;
   const int last = (int64_t)totals->step == steps;
   const int64_t pause = log->redraw == 1 ? 200000000 : INT64_C(10000000000);
   if (log->redraw < 0 || (!last && now - log->shown_ns < pause)) return;
   log->shown_ns = now;
+  if (totals->skipped) snprintf(skipped, sizeof skipped, " (%" PRIu64 " skipped)", totals->skipped);
   snprintf(text, sizeof text,
            "%s: step %" PRIu64 "/%" PRId64
-           ", loss %.3f, %.0f samples/s, %.1f MB sent, %s, %d:%02d left",
+           ", loss %.3f, %.0f samples/s, %.1f MB sent, %s%s, %d:%02d left",
            log->options->name, totals->step, steps, r->loss, (double)r->batch * 1e9 / log->step_ns,
-           (double)totals->payload_sent / 1e6, kStageNames[r->stage], (int)left_s / 60,
+           (double)totals->payload_sent / 1e6, kStageNames[r->stage], skipped, (int)left_s / 60,
            (int)left_s % 60);
   if (log->redraw == 1) {
     printf("\r%.*s\x1b[K%s", (int)line_width(), text, last ? "\n" : "");
@@ -115,6 +116,8 @@ void log_step(Log* log, const Totals* totals, const StepRecord* r) {
   put_number(file, "loss", r->loss);
   put_number(file, "lr", r->lr);
   fprintf(file, ", \"stage\": \"%s\"", kStageNames[r->stage]);
+  if (r->stage == SKIPPED) fputs(", \"skipped\": true", file);
+  put_number(file, "loss_scale", r->loss_scale);
   put_number(file, "clock_s", (double)totals->running_ns / 1e9);
   put_number(file, "step_ms", r->step_ms);
   put_number(file, "compute_ms", r->compute_ms);
@@ -161,8 +164,10 @@ static void put_stages(FILE* file, const Totals* totals) {
 static void put_summary(FILE* file, const Options* options, const Summary* s) {
   fputs("{\n  \"name\": ", file);
   put_text(file, options->name);
-  fprintf(file, ", \"seed\": %" PRId64 ", \"steps\": %" PRIu64 ", \"ranks\": %d", options->seed,
-          s->totals->step, s->world);
+  fprintf(file,
+          ", \"seed\": %" PRId64 ", \"steps\": %" PRIu64 ", \"skipped_steps\": %" PRIu64
+          ", \"ranks\": %d",
+          options->seed, s->totals->step, s->totals->skipped, s->world);
   fprintf(file, ",\n  \"parameters\": %" PRId64 ", \"samples_per_step\": %" PRId64, s->n_params,
           s->batch);
   put_number(file, "val_loss", s->val_loss);

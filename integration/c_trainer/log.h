@@ -20,7 +20,8 @@ typedef struct Log {
 typedef struct StepRecord {
   double loss; /* of rank 0's own samples, before the update, nats per masked token */
   double lr, grad_norm;
-  int stage;      /* 0 full precision, 1 compressed */
+  double loss_scale; /* of this step's gradients; the loss is without it */
+  Stage stage;
   double step_ms; /* = compute_ms + codec_ms + comm_ms */
   double compute_ms, codec_ms, comm_ms;
   uint64_t payload_bytes;

@@ -125,7 +125,22 @@ static void clock_stop(Trainer* t) {
 
 /* ---- training ---- */
 
-/* Gradient of the mean loss over this rank's samples of the step; returns that loss. */
+/* Batches drawn so far: a step that a dynamic loss scale leaves out has used one too. */
+static uint64_t batches(const Totals* totals) { return totals->step + totals->skipped; }
+
+/* What the next step will do, told by what it will send: full precision is at least 2 bytes per
+ * parameter, each way to W - 1 of W ranks; compressed is one bit; between two synchronisations 0/1
+ * Adam sends nothing, or a few bytes to decide on clipping and overflow together. */
+static Stage next_stage(const Trainer* t) {
+  const double ways = 2.0 * (t->ranks.size - 1) / t->ranks.size;
+  const double bytes = (double)t->info.payload_bytes_next_step;
+  const double each = ways > 0 ? bytes / (ways * (double)t->model->n_params) : 0;
+  if (ways > 0 && t->info.stage != 0 && each < 1.0 / 16) return LOCAL;
+  return t->info.stage != 0 || (ways > 0 && each < 1.5) ? COMPRESSED : FULL_PRECISION;
+}
+
+/* Gradient of the mean loss over this rank's samples of the step, times the loss scale that the
+ * optimizer divides by (1 without fp16); returns that loss, without the scale. */
 static double compute_gradient(Trainer* t) {
   const Options* o = &t->options;
   Model* model = t->model;
@@ -134,23 +149,31 @@ static double compute_gradient(Trainer* t) {
   memset(model->grads, 0, model->n_params * sizeof *model->grads);
   t->batch.sequences = (int)o->micro_batch;
   for (int64_t i = 0; i < o->accumulation; ++i) {
-    const uint64_t number = t->totals.step * (uint64_t)o->accumulation + (uint64_t)i;
+    const uint64_t number = batches(&t->totals) * (uint64_t)o->accumulation + (uint64_t)i;
     data_train_batch(&t->data, &model->shape, (uint64_t)o->seed, number, t->ranks.rank, &t->batch);
     loss += model_forward(model, &t->batch);
-    model_backward(model, &t->batch, (real)scale);
+    model_backward(model, &t->batch, (real)(scale * t->info.loss_scale));
   }
   return loss * scale;
 }
 
-/* Adds the step's times and bytes to the totals and completes the record. */
+/* Adds the step's times and bytes to the totals and completes the record. The optimizer says
+ * whether the step was an update: one that a dynamic loss scale left out has used time, bytes and a
+ * batch, but is not counted as a step. */
 static void account(Trainer* t, const sotto_op_stats* stats, int64_t computed_ns,
                     StepRecord* record) {
   const sotto_comm_counters before = t->before;
+  const uint64_t updates = t->info.step;
   Totals* totals = &t->totals;
   read_optimizer_info(t);
   const int64_t end = now_ns(), step_ns = end - t->last_ns, sotto_ns = end - computed_ns;
   const int64_t kernel_ns = (int64_t)stats->kernel_ns;
-  ++totals->step;
+  if (t->info.step == updates) {
+    record->stage = SKIPPED;
+    ++totals->skipped;
+  } else {
+    ++totals->step;
+  }
   totals->running_ns += step_ns;
   totals->sotto_ns += sotto_ns;
   totals->kernel_ns += kernel_ns;
@@ -166,12 +189,13 @@ static void account(Trainer* t, const sotto_op_stats* stats, int64_t computed_ns
   record->payload_bytes = t->before.payload_bytes_sent - before.payload_bytes_sent;
   record->grad_norm = t->info.grad_norm;
   record->batch = samples_per_step(t);
-  record->samples = totals->step * record->batch;
+  record->samples = batches(totals) * record->batch;
   t->last_ns = end;
 }
 
-static void train_step(Trainer* t) {
-  StepRecord record = {.lr = t->info.lr, .stage = t->info.stage != 0};
+/* Returns whether the parameters were updated. */
+static int train_step(Trainer* t) {
+  StepRecord record = {.lr = t->info.lr, .loss_scale = t->info.loss_scale, .stage = next_stage(t)};
   sotto_op_stats stats;
   sotto_op* op = NULL;
   record.loss = compute_gradient(t);
@@ -180,6 +204,7 @@ static void train_step(Trainer* t) {
   finish_op(op, &stats, "sotto_optim_step");
   account(t, &stats, computed_ns, &record);
   if (t->ranks.rank == 0) log_step(&t->log, &t->totals, &record);
+  return record.stage != SKIPPED;
 }
 
 /* ---- evaluation ---- */
@@ -202,7 +227,7 @@ static double evaluate(Trainer* t, int which, size_t n) {
 
 static void evaluate_subset(Trainer* t) {
   t->totals.eval_loss = evaluate(t, EVAL_SUBSET, (size_t)t->options.eval_sequences);
-  if (t->ranks.rank == 0) log_eval(&t->log, &t->totals, t->totals.step * samples_per_step(t));
+  if (t->ranks.rank == 0) log_eval(&t->log, &t->totals, batches(&t->totals) * samples_per_step(t));
 }
 
 /* ---- checkpoints ---- */
@@ -262,6 +287,13 @@ static void resume(Trainer* t) {
   check(sotto_optim_state_import(t->optim, SOTTO_STATE_EXACT, state, n),
         "sotto_optim_state_import");
   free(state);
+  read_optimizer_info(t);
+  if (t->info.step != t->totals.step) {
+    die("--resume: the optimizer's state is of step %" PRIu64
+        ", the checkpoint's counts of step "
+        "%" PRIu64,
+        t->info.step, t->totals.step);
+  }
 }
 
 static RunKey run_key(const Trainer* t) {
@@ -279,7 +311,7 @@ static void train(Trainer* t) {
   const uint64_t steps = (uint64_t)o->steps;
   if (t->totals.step < steps) clock_start(t);
   while (t->totals.step < steps) {
-    train_step(t);
+    if (!train_step(t)) continue;
     const int last = t->totals.step == steps;
     const int eval = last || t->totals.step % (uint64_t)o->eval_every == 0;
     const int checkpoint =

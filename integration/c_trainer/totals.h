@@ -5,12 +5,14 @@
 
 #include <stdint.h>
 
-enum { N_STAGES = 2 }; /* full precision, compressed */
+/* What a step did. Skipped: a dynamic loss scale left it out, nothing was updated. */
+typedef enum Stage { FULL_PRECISION, COMPRESSED, LOCAL, SKIPPED, N_STAGES } Stage;
 
 /* Only 8-byte fields: written to checkpoints as it is. Bytes are what this rank sent in optimizer
  * steps. */
 typedef struct Totals {
   uint64_t step;            /* updates done */
+  uint64_t skipped;         /* steps that updated nothing; each had a batch of its own */
   int64_t running_ns;       /* clock: barrier to barrier, evaluation and checkpoints left out */
   int64_t sotto_ns;         /* of it inside Sotto's calls */
   int64_t kernel_ns;        /* of that in Sotto's kernels */

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Tests the trainer as its users run it: a killed run continues bit for bit, a full disk keeps the old checkpoint, and bad
-# input gets a clear error.
+# Tests the trainer as its users run it: a killed run continues bit for bit, a full disk keeps the old checkpoint, steps that
+# a loss scale leaves out are no updates, and bad input gets a clear error.
 # usage: trainer_test.sh SOTTO_RUN SOTTO_C_TRAINER CONFIG
 set -euo pipefail
 launcher=$1 trainer=$2 config=$3
@@ -41,19 +41,24 @@ run_well() {
 latest_step() { sed -n 's/.*"step": \([0-9]*\).*/\1/p' "$1/latest" 2>/dev/null || true; }
 hash_of() { grep -o '"params_hash": "[0-9a-f]*"' "$work/$1.json"; }
 losses_of() { grep -oE '"(step|loss|eval_loss|lr|stage)": [^,}]*' "$work/$1.jsonl"; }
+steps_of() { grep -v eval_loss "$work/$1.jsonl" | grep -oE '"(step|loss|lr|stage)": [^,}]*'; }
 
 same_run() {
   [ "$(hash_of "$1")" = "$(hash_of "$2")" ] || fail "parameters of $2 differ from those of $1"
   diff <(losses_of "$1") <(losses_of "$2") >"$work/diff" || fail "logged losses of $2 differ from those of $1: $(head -n 6 "$work/diff")"
 }
 
+bytes_as_planned() {
+  local sent planned
+  sent=$(grep -o '"payload_bytes_sent": \[.*\]' "$work/$1.json" | grep -o '\[.*\]')
+  planned=$(grep -o '"payload_bytes_planned": \[.*\]' "$work/$1.json" | grep -o '\[.*\]')
+  [ "$sent" = "$planned" ] || fail "$1: bytes sent $sent are not the bytes planned $planned"
+}
+
 test_figures() {
   run_well whole --save "$work/whole.d" --save-every 1000
   [ "$(wc -l <"$work/whole.jsonl")" = 63 ] || fail "60 steps and 3 evaluations should be 63 lines"
-  local sent planned
-  sent=$(grep -o '"payload_bytes_sent": \[.*\]' "$work/whole.json" | grep -o '\[.*\]')
-  planned=$(grep -o '"payload_bytes_planned": \[.*\]' "$work/whole.json" | grep -o '\[.*\]')
-  [ "$sent" = "$planned" ] || fail "bytes sent $sent are not the bytes planned $planned"
+  bytes_as_planned whole
   run_well again
   same_run whole again
   run_well other --seed 2
@@ -97,6 +102,64 @@ test_resume() {
   expect_error "is of step $((step + 20)), --steps is 10" short --save "$work/broken.d" --resume --steps 10
 }
 
+# Every type trains; the 1-bit ones leave full precision after freeze_step, in tensors and in buckets too.
+test_optimizers() {
+  local name type params sections expected
+  while read -r name type params sections expected; do
+    printf '{"optimizer": {"type": "%s", "params": {"lr": 0.002%s}}%s}' "$type" "${params/-/}" "${sections/-/}" \
+      >"$work/$name"
+    run_well "$name" --config "$work/$name" --steps 6
+    bytes_as_planned "$name"
+    [ "$(stage_of "$name" 6)" = "$expected" ] || fail "$name: step 6 is logged as $(stage_of "$name" 6)"
+  done <<'END'
+sgd SGD ,"momentum":0.9 - full precision
+adam Adam - - full precision
+adamw AdamW ,"weight_decay":0.1 - full precision
+lamb Lamb - - full precision
+onebit_adam OneBitAdam ,"freeze_step":3 - compressed
+tensors OneBitLamb ,"freeze_step":3 ,"fp16":{"enabled":true},"sotto":{"granularity":"tensor"} compressed
+buckets OneBitLamb ,"freeze_step":3 ,"sotto":{"granularity":"bucket","bucket_elements":8192} compressed
+END
+}
+
+# stage_of NAME STEP: what the log says that step did.
+stage_of() { sed -n "s/^{\"step\": $2, .*\"stage\": \"\([a-z ]*\)\".*/\1/p" "$work/$1.jsonl"; }
+
+# Between two synchronisations the ranks of 0/1 Adam have different parameters: a checkpoint holds each rank's own.
+test_resume_between_synchronisations() {
+  cat >"$work/zeroone_config" <<'END'
+{"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.002, "var_freeze_step": 8, "var_update_scaler": 2,
+  "local_step_scaler": 4, "local_step_clipper": 4}}}
+END
+  run_well zeroone --config "$work/zeroone_config" --steps 24 --eval-every 5000
+  run_well cut --config "$work/zeroone_config" --steps 17 --eval-every 5000 --save "$work/cut.d"
+  [ "$(stage_of cut 17)" = local ] || fail "step 17 should lie between synchronisations, not be $(stage_of cut 17)"
+  run_well cut --config "$work/zeroone_config" --steps 24 --eval-every 5000 --save "$work/cut.d" --resume
+  [ "$(hash_of zeroone)" = "$(hash_of cut)" ] || fail "parameters differ after a restart between synchronisations"
+  diff <(steps_of zeroone) <(steps_of cut) >"$work/diff" ||
+    fail "losses differ after a restart between synchronisations: $(head -n 6 "$work/diff")"
+}
+
+# scaled NAME FP16: ten steps of Adam whose gradients travel as 32-bit, or with 16 bits if FP16 says so.
+scaled() {
+  printf '{"optimizer": {"type": "Adam", "params": {"lr": 0.002}}%s}' "$2" >"$work/$1_config"
+  run_well "$1" --config "$work/$1_config" --steps 10
+}
+
+# A static scale of a power of two changes nothing, neither parameters nor reported losses. A dynamic one that is too large
+# at first leaves steps out, which are logged and not counted.
+test_loss_scale() {
+  local skipped
+  scaled unscaled ''
+  scaled static ', "fp16": {"enabled": true, "loss_scale": 1024}, "communication_data_type": "fp32"'
+  same_run unscaled static
+  scaled dynamic ', "fp16": {"enabled": true, "initial_scale_power": 24}, "communication_data_type": "fp16"'
+  skipped=$(grep -c '"stage": "skipped", "skipped": true' "$work/dynamic.jsonl") || fail "a scale of 2^24 left no step out"
+  grep -q "\"steps\": 10, \"skipped_steps\": $skipped," "$work/dynamic.json" || fail "the summary does not say 10 steps, $skipped skipped"
+  [ "$(wc -l <"$work/dynamic.jsonl")" = $((10 + skipped + 1)) ] || fail "10 steps, $skipped skipped and 1 evaluation expected"
+  [ "$(stage_of dynamic 10)" = "full precision" ] || fail "step 10 is logged as $(stage_of dynamic 10)"
+}
+
 # A file size limit stands in for a full disk: the checkpoint does not fit, the log does.
 test_disk_full() {
   local before=$work/whole.d
@@ -122,7 +185,7 @@ test_bad_input() {
 }
 
 seq 1 400000 >"$work/text"
-for test in test_figures test_resume test_disk_full test_bad_input; do
+for test in test_figures test_resume test_optimizers test_resume_between_synchronisations test_loss_scale test_disk_full test_bad_input; do
   printf '%s\n' "$test"
   $test
 done
