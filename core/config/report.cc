@@ -80,7 +80,9 @@ std::optional<uint64_t> peak_update(const SchedulerConfig& s) {
     case SchedulerKind::kLRRangeTest: return std::nullopt;  // constant; growing for ever
     case SchedulerKind::kWarmupLR:
     case SchedulerKind::kWarmupDecayLR:
-    case SchedulerKind::kWarmupCosineLR: return s.warmup_num_steps + 2;
+    case SchedulerKind::kWarmupCosineLR:
+      // The logarithm is 1 in the last iteration of the warm-up, the straight line behind it.
+      return s.warmup_num_steps + (s.warmup_type == WarmupType::kLog ? 1 : 2);
     case SchedulerKind::kOneCycle: return s.cycle_first_step_size + 1;
   }
   return std::nullopt;

@@ -17,12 +17,13 @@ class CommandError : public std::runtime_error {
 int run_info(bool json);
 
 struct ConfigArguments {
-  std::string file;        // "-": standard input
+  std::string file;        // "-": standard input; or one base64url word
   int32_t world_size = 0;  // 0: unknown
   uint64_t n_params = 0;   // 0: unknown
   bool json = false;
 };
-// 0 if the file can run here, 1 if not (the report says why) or if it is in error.
+// 0 if the file can run here. Else a CommandError: the file is in error, or (after the report) what
+// stands in its way.
 int run_config(const ConfigArguments& arguments);
 
 // Replaces this process by sotto-perf, which lies beside this program or in PATH.

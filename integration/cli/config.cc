@@ -1,4 +1,6 @@
 // sotto config: what a DeepSpeed configuration file will do.
+#include <algorithm>
+#include <cctype>
 #include <cstdio>
 #include <fstream>
 #include <iostream>
@@ -11,9 +13,19 @@
 namespace sotto_cli {
 namespace {
 
+// A word that can hold at least "{}", and no name of a file that anybody would use: base64url of an
+// object begins with "e".
+bool is_base64_word(const std::string& word) {
+  return word.size() >= 16 && word.front() == 'e' &&
+         std::all_of(word.begin(), word.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '=';
+         });
+}
+
 std::string read_file(const std::string& name) {
   if (name == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
   std::ifstream file(name, std::ios::binary);
+  if (!file && is_base64_word(name)) return name;
   if (!file) throw CommandError("cannot open " + name);
   std::string text{std::istreambuf_iterator<char>(file), {}};
   if (file.bad() || text.empty()) throw CommandError(name + " is empty or cannot be read");
@@ -48,11 +60,32 @@ std::string optimizer(const Json& report) {
 std::string schedule(const Json& report) {
   const Json& s = report.at("schedule");
   std::string text = "\nLearning rate (scheduler: " + plain(s.at("type")) + "):\n";
-  if (s.at("lr").is_null()) return text + "  not computed: this scheduler is not built\n";
   std::vector<std::vector<std::string>> rows;
-  for (const Json& sample : s.at("lr"))
-    rows.push_back({"update " + plain(sample.at("update")), plain(sample.at("groups"))});
+  for (const Json& sample : s.at("lr")) {
+    const Json& update = sample.at("update");
+    std::string remark;
+    if (update == s.at("peak_update")) remark = "(peak)";
+    if (update == s.at("end_update")) remark = "(end)";
+    if (sample.contains("betas")) {
+      remark += (remark.empty() ? "betas " : " betas ") + plain(sample.at("betas"));
+    }
+    rows.push_back({"update " + plain(update), plain(sample.at("groups")), remark});
+  }
   return text + table(rows, "  ");
+}
+
+std::string loss_scale(const Json& report) {
+  const Json& scale = report.at("loss_scale");
+  return scale.is_null() ? "" : members(scale, "Loss scale");
+}
+
+// "name value, name value" of an object, else the value.
+std::string on_one_line(const Json& value) {
+  if (!value.is_object()) return plain(value);
+  std::string text;
+  for (const auto& [key, item] : value.items())
+    text += (text.empty() ? "" : ", ") + key + " " + plain(item);
+  return text;
 }
 
 std::string stages(const Json& report) {
@@ -61,19 +94,45 @@ std::string stages(const Json& report) {
       {"stage", "updates", "payload bytes sent per rank and update"}};
   for (const Json& stage : report.at("stages")) {
     const Json& bytes = stage.at("payload_bytes_per_update");
-    std::string amount = plain(bytes);
-    if (bytes.is_object()) {
-      amount.clear();
-      for (const auto& [key, value] : bytes.items())
-        amount += (amount.empty() ? "" : ", ") + key + " " + plain(value);
-    }
+    const std::string amount = report.at("world_size").is_null() || report.at("n_params").is_null()
+                                   ? "- (needs --world-size and --params)"
+                                   : on_one_line(bytes);
     const Json& last = stage.at("last_update");
     rows.push_back(
         {plain(stage.at("name")),
          plain(stage.at("first_update")) + " to " + (last.is_null() ? "the end" : plain(last)),
-         bytes.is_null() ? "- (needs --world-size and --params)" : amount});
+         amount});
   }
-  return "\n" + table(rows, "");
+  std::string text = "\n" + table(rows, "");
+  for (const Json& stage : report.at("stages")) {
+    if (!stage.contains("updates")) continue;
+    text += "  updates of stage " + plain(stage.at("name")) + ": " +
+            on_one_line(stage.at("updates")) + "\n";
+  }
+  return text;
+}
+
+// Bytes, and bytes per parameter of the model.
+std::string memory(const Json& report) {
+  const Json& bytes = report.at("memory_bytes");
+  if (!bytes.is_object()) return "";
+  const double n = report.at("n_params").get<double>();
+  std::vector<std::vector<std::string>> rows = {{"", "bytes", "per parameter"}};
+  for (const auto& [key, value] : bytes.items()) {
+    char each[32];
+    std::snprintf(each, sizeof each, "%.3g", value.get<double>() / n);
+    rows.push_back({key == "state" ? "held by the library" : key, plain(value), each});
+  }
+  return "\nMemory per rank:\n" + table(rows, "  ");
+}
+
+std::string left_to_host(const Json& report) {
+  std::vector<std::vector<std::string>> rows;
+  for (const Json& key : report.at("keys")) {
+    if (key.at("disposition") != "host") continue;
+    rows.push_back({plain(key.at("key")), plain(key.at("reason"))});
+  }
+  return rows.empty() ? "" : "\nLeft to the host framework:\n" + table(rows, "  ");
 }
 
 std::string keys(const Json& report) {
@@ -93,9 +152,9 @@ std::string render(const Json& report) {
   text += "\nGradient clipping: " +
           (report.at("gradient_clipping") == 0.0 ? "off" : plain(report.at("gradient_clipping"))) +
           "\n";
-  text += members(report.at("batch"), "Batch") + stages(report);
-  text += members(report.at("memory_bytes"), "Memory per rank, bytes") +
-          members(report.at("sotto"), "sotto") + keys(report);
+  text += loss_scale(report) + members(report.at("batch"), "Batch") + stages(report);
+  text += members(report.at("run"), "Whole run") + memory(report);
+  text += members(report.at("sotto"), "sotto") + left_to_host(report) + keys(report);
   return text + lines(report.at("warnings"), "Warnings") + lines(report.at("notes"), "Notes");
 }
 
@@ -114,7 +173,11 @@ int run_config(const ConfigArguments& arguments) {
   }
   const Json report = Json::parse(text);
   std::fputs(arguments.json ? (text + "\n").c_str() : render(report).c_str(), stdout);
-  return report.at("can_run").get<bool>() ? 0 : 1;
+  if (report.at("can_run").get<bool>()) return 0;
+  std::string reasons;
+  for (const Json& reason : report.at("reasons"))
+    reasons += (reasons.empty() ? "" : "; ") + plain(reason);
+  throw CommandError(arguments.file + ": cannot run here: " + reasons);
 }
 
 }  // namespace sotto_cli

@@ -10,8 +10,7 @@ namespace {
 
 using sotto_cli::ConfigArguments;
 
-// As for sotto-run: what the program itself cannot do.
-constexpr int kUsageError = 125;
+constexpr int kUsageError = 2;
 
 int dispatch(int argc, char** argv) {
   CLI::App app(
@@ -28,7 +27,11 @@ int dispatch(int argc, char** argv) {
   ConfigArguments arguments;
   CLI::App* config =
       app.add_subcommand("config", "What a DeepSpeed configuration file will do here, key by key");
-  config->add_option("FILE", arguments.file, "The file; - is standard input")->required();
+  config
+      ->add_option("FILE", arguments.file,
+                   "The file; - is standard input; or the JSON as one base64url word, as DeepSpeed "
+                   "takes it")
+      ->required();
   config
       ->add_option("--world-size", arguments.world_size,
                    "Data-parallel ranks, for batch sizes and bytes")
@@ -36,7 +39,9 @@ int dispatch(int argc, char** argv) {
   config->add_option("--params", arguments.n_params,
                      "Parameters of the model, for memory and bytes");
   config->add_flag("--json", arguments.json, "As JSON");
-  config->footer("Exit code: 0 if the configuration can run here, else 1.");
+  config->footer(
+      "Exit code: 0 if the configuration can run here, else 1 with the error on standard error; 2 "
+      "for wrong arguments.");
 
   CLI::App* bench =
       app.add_subcommand("bench", "Benchmarks; all further arguments go to sotto-perf");

@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """sotto info, config and bench: sotto_test.py PATH-OF-SOTTO"""
 
+import base64
 import json
 import os
 import shutil
@@ -10,6 +11,11 @@ import tempfile
 import unittest
 
 SOTTO = ""
+ZERO_ONE = """{"train_micro_batch_size_per_gpu": 8, "gradient_accumulation_steps": 4,
+  "optimizer": {"type": "ZeroOneAdam", "params": {"lr": 1.5e-4, "var_freeze_step": 3000, "var_update_scaler": 16,
+    "local_step_scaler": 20000, "local_step_clipper": 8}},
+  "scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 300000, "warmup_num_steps": 3000, "cos_min_ratio": 0.1}},
+  "pipeline": {"stages": 2}}"""
 LAMB = '{"train_batch_size": 8, "optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 5}}}'
 
 
@@ -22,7 +28,7 @@ class Info(unittest.TestCase):
     def test_text(self):
         done = sotto("info", env={**os.environ, "SOTTO_SPIN_US": "77"})
         self.assertEqual(done.returncode, 0, done.stderr)
-        for word in ("version", "ABI", "cpu", "inproc, tcp", "1bit", "OneBitLamb", "scalar"):
+        for word in ("version", "ABI", "cpu", "inproc, tcp", "onebit", "OneBitLamb", "scalar"):
             self.assertIn(word, done.stdout)
         # A variable that is set is marked and has its value.
         line = [line for line in done.stdout.splitlines() if "SOTTO_SPIN_US" in line]
@@ -67,10 +73,48 @@ class Config(unittest.TestCase):
         self.assertGreater(full, 20 * compressed)
 
     def test_what_cannot_run(self):
-        done = self.config('{"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01}}, "fp16": {"enabled": true}}')
+        done = self.config('{"optimizer": {"type": "Adam", "params": {"lr": 0.01}}, "zero_optimization": {"stage": 1}}')
         self.assertEqual(done.returncode, 1)
         self.assertIn("cannot run here", done.stdout)
-        self.assertIn("fp16.enabled", done.stdout)
+        self.assertIn("zero_optimization.stage 1", done.stdout)
+        self.assertIn("zero_optimization.stage 1", done.stderr)
+
+    def test_schedule_stages_memory_and_host(self):
+        done = self.config(ZERO_ONE, "--world-size", "4", "--params", "1048576")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        for line in ("update 1 0", "update 3001 0.00015 (peak)", "update 300000 1.50000", "(end)",
+                     "full_precision_updates 120", "compressed_updates 67505", "silent_updates 232375",
+                     "updates of stage variance: other 2880, variance 120",
+                     "updates of stage local: other 232375, synchronisation 64625",
+                     "variance 1 to 3000 other_update 196608, variance_update 6291456",
+                     "m 4194304 4", "anchor 4194304 4", "residuals 6291456 6",
+                     "train_batch_size 128"):
+            self.assertTrue(any(line in found for found in lines), f"{line}\nin\n{done.stdout}")
+        self.assertIn("Left to the host framework:\n  pipeline", done.stdout)
+
+    def test_one_cycle_shows_betas(self):
+        done = self.config('{"optimizer": {"type": "Adam"}, "scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 0.1, '
+                           '"cycle_max_lr": 1, "cycle_first_step_size": 99}}}')
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"update 100 +1\.0 +\(peak\) betas 0\.8, 0\.99\n")
+
+    def test_batch_equation(self):
+        self.assertEqual(self.config('{"train_batch_size": 8, "optimizer": {"type": "Adam"}}', "--world-size", "4").returncode, 0)
+        done = self.config('{"train_batch_size": 9, "optimizer": {"type": "Adam"}}', "--world-size", "4")
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("train_batch_size 8 would fit", done.stderr)
+
+    def test_base64(self):
+        word = base64.urlsafe_b64encode(LAMB.encode()).decode()
+        for done in (sotto("config", word), self.config(word)):
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertIn("Optimizer OneBitLamb", done.stdout)
+        bad = base64.urlsafe_b64encode(LAMB.replace("freeze_step", "freeze_stop").encode()).decode()
+        done = sotto("config", bad)
+        self.assertEqual(done.returncode, 1)
+        self.assertIn("decoded from base64url", done.stderr)
+        self.assertIn("freeze_step", done.stderr)
 
     def test_error_names_the_key(self):
         done = self.config('{"optimizer": {"type": "Lamb", "params": {"lr": 0.01, "weight_decai": 0.1}}}')
@@ -107,7 +151,7 @@ class Others(unittest.TestCase):
     def test_usage(self):
         for args in ((), ("nothing",), ("config",), ("config", "x", "--world-size", "0"), ("info", "--yaml")):
             done = sotto(*args)
-            self.assertEqual(done.returncode, 125, args)
+            self.assertEqual(done.returncode, 2, args)
             self.assertIn("Try sotto --help", done.stderr)
         self.assertIn("config", sotto("--help").stdout)
         self.assertRegex(sotto("--version").stdout, r"^sotto [0-9]+\.[0-9]+\.[0-9]+\n$")
