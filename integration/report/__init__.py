@@ -1,7 +1,8 @@
 """Turns what runs wrote (JSON lines, one summary per run) into figures and self-contained HTML reports.
 
   logs     reads and checks the files of one run
-  compare  merges two runs into the figures of a comparison
+  config   reads configuration files and scales their schedules
+  compare  merges runs into the figures of a comparison
   figures  draws, returns SVG text
   page     puts text, tables and figures into one HTML file
   machine  says what the figures were measured on

@@ -1,4 +1,4 @@
-"""A baseline run against a compressed one: the figures of summary.json."""
+"""A baseline run against a compressed one, and against one more: the figures of summary.json."""
 
 from .logs import NUMBERS, PER_RANK, ReportError
 
@@ -30,22 +30,34 @@ def ratios(baseline, compressed):
     }
 
 
-def figures_of(run):
-    return {key: run.summary[key] for key in NUMBERS + PER_RANK}
+def figures_of(run, more=()):
+    return {key: run.summary[key] for key in NUMBERS + PER_RANK + tuple(more)}
 
 
-def compare(baseline, compressed):
-    """unigram_entropy, lamb, onebit_lamb and ratios of one seed."""
+def ratios_key(name):
+    """Where summary.json has the ratios of the additional run."""
+    return f"ratios_{name}"
+
+
+def compare(runs, extra=None):
+    """unigram_entropy, lamb, onebit_lamb and ratios of one seed; with a third run, named extra, that one's too."""
+    baseline, compressed = runs[:2]
     entropy = baseline.summary["unigram_entropy"]
-    if entropy != compressed.summary["unigram_entropy"]:
-        raise ReportError(f"the two runs saw different data: unigram entropy {entropy} and "
-                          f"{compressed.summary['unigram_entropy']}")
-    return {
+    for run in runs[1:]:
+        if entropy != run.summary["unigram_entropy"]:
+            raise ReportError(f"{baseline.name} and {run.name} saw different data: unigram entropy {entropy} and "
+                              f"{run.summary['unigram_entropy']}")
+    figures = {
         "unigram_entropy": entropy,
         "lamb": figures_of(baseline),
         "onebit_lamb": figures_of(compressed),
-        "ratios": ratios(baseline, compressed),
     }
+    if extra:
+        figures[extra] = figures_of(runs[2], ("skipped_steps",))
+    figures["ratios"] = ratios(baseline, compressed)
+    if extra:
+        figures[ratios_key(extra)] = ratios(baseline, runs[2])
+    return figures
 
 
 def mean(values):
@@ -62,9 +74,10 @@ def mean(values):
     return total // len(values) if whole else total / len(values)
 
 
-def summary_of(links_mbit, isolation, pairs, seeds=None):
-    """The content of summary.json. pairs: (baseline, compressed) per seed; seeds: given if they were asked for."""
-    compared = [compare(*pair) for pair in pairs]
+def summary_of(links_mbit, isolation, groups, seeds=None, extra=None):
+    """The content of summary.json. groups: (baseline, compressed) per seed, and the run named extra if there is one;
+    seeds: given if they were asked for."""
+    compared = [compare(runs, extra) for runs in groups]
     summary = {"links_mbit": links_mbit, "isolation": isolation, **mean(compared)}
     if seeds is not None:
         summary["seeds"] = [{"seed": seed, **one} for seed, one in zip(seeds, compared)]

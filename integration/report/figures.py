@@ -1,4 +1,7 @@
-"""Figures as SVG text, all in one style. Each function draws one figure."""
+"""Figures as SVG text, all in one style. Each function draws one figure.
+
+groups: the runs to compare, a tuple per seed, in the order of COLOURS; the first two are the baseline and the compressed run.
+"""
 
 import io
 import re
@@ -10,12 +13,13 @@ import matplotlib.pyplot as pyplot  # noqa: E402
 import numpy  # noqa: E402
 from matplotlib.ticker import FuncFormatter  # noqa: E402
 
-BASELINE, COMPRESSED = "#64748b", "#d9480f"
+COLOURS = ("#64748b", "#d9480f", "#2563eb")  # baseline, compressed, one more
 PARTS = (("compute_ms", "compute", "#94a3b8"), ("codec_ms", "kernels of Sotto", "#0d9488"),
          ("comm_ms", "waiting for the network", "#f59e0b"))
 INK, FAINT = "#1e293b", "#e2e8f0"
 MAX_POINTS = 500
 MAX_MARKS = 30
+MAX_CHANGES = 20  # of the bytes from step to step, beyond which a running mean is drawn
 
 _STYLE = {
     "font.family": "DejaVu Sans", "font.size": 9.5, "text.color": INK, "axes.labelcolor": INK, "axes.edgecolor": "#94a3b8",
@@ -69,15 +73,10 @@ def thin(x, y, points=MAX_POINTS):
     return x[pick], y[pick]
 
 
-def _colour(run, pairs):
-    return COMPRESSED if any(run is compressed for _, compressed in pairs) else BASELINE
-
-
-def _draw_loss(axes, pairs, column, attribute):
+def _draw_loss(axes, groups, column, attribute):
     """Held-out losses with a mark per evaluation; the training loss behind them. The first seed stands out."""
-    for number, pair in enumerate(pairs):
-        for run in pair:
-            colour = _colour(run, pairs)
+    for number, runs in enumerate(groups):
+        for run, colour in zip(runs, COLOURS):
             first = number == 0
             x = [getattr(e, attribute) for e in run.evaluations]
             y = [e.loss for e in run.evaluations]
@@ -88,9 +87,9 @@ def _draw_loss(axes, pairs, column, attribute):
                       marker="o" if first and len(x) <= MAX_MARKS else "", markersize=3, linewidth=1.8 if first else 1)
 
 
-def _loss_axes(axes, pairs, entropy, x_label):
-    lowest = min(e.loss for pair in pairs for run in pair for e in run.evaluations)
-    highest = max(entropy + 0.3, *(run.evaluations[0].loss for pair in pairs for run in pair))
+def _loss_axes(axes, groups, entropy, x_label):
+    lowest = min(e.loss for runs in groups for run in runs for e in run.evaluations)
+    highest = max(entropy + 0.3, *(run.evaluations[0].loss for runs in groups for run in runs))
     axes.axhline(entropy, color="#475569", linewidth=1, linestyle=(0, (4, 3)))
     axes.annotate("entropy of single bytes", (1, entropy), xycoords=("axes fraction", "data"), xytext=(0, 3),
                   textcoords="offset points", ha="right", fontsize=8.5, color="#475569")
@@ -102,20 +101,20 @@ def _loss_axes(axes, pairs, entropy, x_label):
     axes.legend(loc="upper right", bbox_to_anchor=(1, 0.72))
 
 
-def loss_against_samples(pairs, entropy):
+def loss_against_samples(groups, entropy):
     figure, axes = _start()
-    _draw_loss(axes, pairs, "samples", "samples")
-    _loss_axes(axes, pairs, entropy, "sequences seen")
+    _draw_loss(axes, groups, "samples", "samples")
+    _loss_axes(axes, groups, entropy, "sequences seen")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
     return to_svg(figure)
 
 
-def loss_against_time(pairs, entropy, reached):
+def loss_against_time(groups, entropy, reached):
     """reached: the baseline's first evaluation at or below the other's last, or None."""
     figure, axes = _start()
-    _draw_loss(axes, pairs, "clock_s", "clock_s")
-    _loss_axes(axes, pairs, entropy, "seconds of training")
-    last = pairs[0][1].evaluations[-1]
+    _draw_loss(axes, groups, "clock_s", "clock_s")
+    _loss_axes(axes, groups, entropy, "seconds of training")
+    last = groups[0][1].evaluations[-1]
     if reached:
         axes.annotate("", (reached.clock_s, last.loss), xytext=(last.clock_s, last.loss),
                       arrowprops={"arrowstyle": "<->", "color": INK, "linewidth": 1, "shrinkA": 3, "shrinkB": 3})
@@ -127,19 +126,27 @@ def loss_against_time(pairs, entropy, reached):
     return to_svg(figure)
 
 
-def bytes_per_step(pairs):
+def sent_per_step(run):
+    """(bytes that rank 0 sent in each step, whether they are a running mean). Stages that alternate, as 0/1 Adam's do, would
+    only blacken the figure."""
+    sent = run.columns["payload_bytes"]
+    if numpy.count_nonzero(numpy.diff(sent)) <= MAX_CHANGES:
+        return sent, False
+    return smooth(sent, len(sent) // 40), True
+
+
+def bytes_per_step(groups):
     """What rank 0 sends in each step; a logarithmic axis, since the stages differ by a factor of 30."""
     figure, axes = _start()
-    for run in pairs[0]:
-        sent = run.columns["payload_bytes"]
-        colour = _colour(run, pairs)
+    drawn = [sent_per_step(run)[0] for run in groups[0]]
+    highest = max(sent.max() for sent in drawn)
+    lowest = min(sent[sent > 0].min() for sent in drawn if (sent > 0).any())
+    for run, sent, colour in zip(groups[0], drawn, COLOURS):
         axes.step(run.columns["step"], sent, where="mid", color=colour, label=run.name)
-        axes.annotate(bytes_text(sent[-1]), (run.columns["step"][-1], sent[-1]), xytext=(-2, 5),
+        axes.annotate(bytes_text(sent[-1]), (run.columns["step"][-1], max(sent[-1], lowest)), xytext=(-2, 5),
                       textcoords="offset points", ha="right", fontsize=8.5, color=colour, fontweight="bold")
-    highest = max(run.columns["payload_bytes"].max() for run in pairs[0])
-    lowest = min(run.columns["payload_bytes"].min() for run in pairs[0])
     axes.set_yscale("log")
-    axes.set_ylim(max(lowest, 1) / 2, highest * 3)
+    axes.set_ylim(lowest / 2, highest * 3)
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: bytes_text(value)))
     axes.yaxis.set_minor_formatter(FuncFormatter(lambda value, _: ""))
     axes.set_xlim(left=0)
@@ -161,9 +168,9 @@ def stage_means(run):
     return out
 
 
-def time_of_a_step(pairs):
+def time_of_a_step(groups):
     """Stacked bars: where the mean step of each stage spends its time on rank 0."""
-    bars = [bar for run in pairs[0] for bar in stage_means(run)]
+    bars = [bar for run in groups[0] for bar in stage_means(run)]
     figure, axes = _start(1.5 + 0.55 * len(bars))
     labels = [f"{label}\n({steps} steps)" for label, _, steps in bars]
     left = numpy.zeros(len(bars))

@@ -38,7 +38,8 @@ def read_summary(path):
     summary = read_json(path)
     if not isinstance(summary, dict):
         raise ReportError(f"{path}: expected an object")
-    for key in NUMBERS + ("unigram_entropy", "parameters"):
+    summary.setdefault("skipped_steps", 0)
+    for key in NUMBERS + ("unigram_entropy", "parameters", "skipped_steps"):
         if not _is_number(summary.get(key)):
             raise ReportError(f"{path}: '{key}' is {summary.get(key)!r}, expected a finite number")
     ranks = None
@@ -68,7 +69,8 @@ class Evaluation:
 class Run:
     """One training run.
 
-    columns: a numpy array per field of STEP_FIELDS, one entry per step. stages: the text of each step's stage.
+    columns: a numpy array per field of STEP_FIELDS, one entry per step. stages: the text of each step's stage. Steps that a
+    dynamic loss scale left out are in neither: summary["skipped_steps"] counts them.
     """
 
     name: str
@@ -107,9 +109,10 @@ def _read_lines(path):
 
 
 def read_log(path):
-    """(columns, stages, evaluations) of a log."""
+    """(columns, stages, evaluations, number of skipped steps) of a log."""
     records = _read_lines(path)
-    steps = [r for r in records if "eval_loss" not in r]
+    skipped = sum(r.get("skipped") is True for r in records)
+    steps = [r for r in records if "eval_loss" not in r and r.get("skipped") is not True]
     if not steps:
         raise ReportError(f"{path}: no step in it")
     columns = {key: numpy.array([r[key] for r in steps], dtype=float) for key in STEP_FIELDS}
@@ -119,12 +122,14 @@ def read_log(path):
                    for r in records if "eval_loss" in r]
     if not evaluations:
         raise ReportError(f"{path}: no evaluation in it (a line with 'eval_loss')")
-    return columns, [r["stage"] for r in steps], evaluations
+    return columns, [r["stage"] for r in steps], evaluations, skipped
 
 
 def read_run(name, log_path, summary_path):
-    columns, stages, evaluations = read_log(log_path)
+    columns, stages, evaluations, skipped = read_log(log_path)
     summary = read_summary(summary_path)
     if len(stages) != summary["steps"]:
         raise ReportError(f"{log_path}: {len(stages)} steps, but {summary_path} says {summary['steps']}")
+    if skipped != summary["skipped_steps"]:
+        raise ReportError(f"{log_path}: {skipped} skipped steps, but {summary_path} says {summary['skipped_steps']}")
     return Run(name, columns, stages, evaluations, summary)

@@ -1,38 +1,24 @@
-"""The quickstart's figures and report: LAMB against 1-bit LAMB.
+"""The quickstart's figures and report: LAMB against 1-bit LAMB, and one more configuration where that is wanted.
 
   python3 -m report.quickstart scale IN.json OUT.json --steps N
   python3 -m report.quickstart finish --dir DIR --links 100 --isolation netns --network TEXT --command TEXT ...
 
-`finish` reads lamb.jsonl, lamb.summary.json and the same for onebit_lamb from DIR (for a further seed S:
-lamb-seedS.jsonl, ...), writes summary.json and report.html there, and prints the headline.
+`finish` reads lamb.jsonl, lamb.summary.json and the same for onebit_lamb and for --extra NAME from DIR (for a further
+seed S: lamb-seedS.jsonl, ...), writes summary.json and report.html there, and prints the headline.
 """
 
 import argparse
 import json
+import re
 import sys
 from pathlib import Path
 
-from . import compare, figures, machine, page
-from .logs import ReportError, read_json, read_run
+from . import compare, config, figures, machine, page
+from .logs import ReportError, read_run
 
 NAMES = {"lamb": "LAMB", "onebit_lamb": "1-bit LAMB"}
+MEAN = "mean"  # of the seeds, as the label of a row
 EXIT_BAD_INPUT, EXIT_CHECK_FAILED = 1, 3
-
-
-def scale_config(config, steps):
-    """The same schedule on another number of steps: everything that is counted in steps keeps its share."""
-    try:
-        scheduler = config["scheduler"]["params"]
-        params = config["optimizer"]["params"]
-        share = steps / scheduler["total_num_steps"]
-    except (KeyError, TypeError, ZeroDivisionError) as error:
-        raise ReportError("a configuration whose schedule is to be scaled needs optimizer.params and "
-                          "scheduler.params.total_num_steps") from error
-    scheduler["total_num_steps"] = steps
-    for place, key in ((scheduler, "warmup_num_steps"), (params, "freeze_step")):
-        if key in place:
-            place[key] = max(1, round(place[key] * share))
-    return config
 
 
 def stem(run, seed, first_seed):
@@ -40,17 +26,32 @@ def stem(run, seed, first_seed):
     return run if seed == first_seed else f"{run}-seed{seed}"
 
 
-def read_pairs(folder, seeds):
-    pairs = []
+def names_of(extra):
+    """File name and title of every run of a seed, in order."""
+    return {**NAMES, extra: extra} if extra else NAMES
+
+
+def read_runs(folder, seeds, names):
+    """A tuple of runs per seed."""
+    groups = []
     for seed in seeds:
-        names = {run: stem(run, seed, seeds[0]) for run in NAMES}
-        pairs.append(tuple(read_run(NAMES[run], folder / f"{name}.jsonl", folder / f"{name}.summary.json")
-                           for run, name in names.items()))
-    return pairs
+        stems = {run: stem(run, seed, seeds[0]) for run in names}
+        groups.append(tuple(read_run(names[run], folder / f"{name}.jsonl", folder / f"{name}.summary.json")
+                            for run, name in stems.items()))
+    return groups
 
 
 def percent(ratio):
     return f"{(ratio - 1) * 100:+.1f} %"
+
+
+def extra_headline(summary, extra):
+    """How the additional run compares with LAMB, in a sentence of its own."""
+    r, one = summary[compare.ratios_key(extra)], summary[extra]
+    reached = f"; LAMB needed {r['time_to_same_loss']:.2f} times as long to reach its last evaluation loss"
+    return (f"{extra}: {one['wall_s']:.0f} s (LAMB / {extra} {r['wall']:.2f}), held-out loss {one['val_loss']:.3f} nats "
+            f"({percent(r['val_loss'])} against LAMB), {r['volume_vs_fp32']:.1f} times fewer bytes than 32-bit gradients"
+            f"{reached if r['same_loss_reached'] else ''}.")
 
 
 def headline(summary):
@@ -78,20 +79,26 @@ def tiles(summary):
     ])
 
 
-def plots(pairs, summary):
-    reached = compare.first_at_or_below(pairs[0][0].evaluations, pairs[0][1].evaluations[-1].loss)
+def bytes_caption(groups):
+    text = ("Payload that rank 0 sends in each step (logarithmic). 1-bit LAMB sends full-precision gradients until its "
+            "freeze_step, then one bit per parameter and direction.")
+    means = [run.name for run in groups[0] if figures.sent_per_step(run)[1]]
+    return text + (f" {' and '.join(means)}: a running mean, since the bytes change from step to step." if means else "")
+
+
+def plots(groups, summary):
+    reached = compare.first_at_or_below(groups[0][0].evaluations, groups[0][1].evaluations[-1].loss)
     entropy = summary["unigram_entropy"]
-    others = " Pale lines: the other seeds." if len(pairs) > 1 else ""
+    others = " Pale lines: the other seeds." if len(groups) > 1 else ""
     return page.figures([
-        ("Loss against samples", figures.loss_against_samples(pairs, entropy),
+        ("Loss against samples", figures.loss_against_samples(groups, entropy),
          "What compression costs: loss on the fixed held-out subset after equally many sequences. Pale and unmarked: "
          f"training loss, smoothed.{others}"),
-        ("Loss against time", figures.loss_against_time(pairs, entropy, reached),
+        ("Loss against time", figures.loss_against_time(groups, entropy, reached),
          f"What compression gains: the same losses over the clock of the training, evaluations left out.{others}"),
-        ("Bytes per step", figures.bytes_per_step(pairs),
-         "Payload that rank 0 sends in each step (logarithmic). 1-bit LAMB sends full-precision gradients until its "
-         "freeze_step, then one bit per parameter and direction."),
-        ("Where a step's time goes", figures.time_of_a_step(pairs),
+        ("Bytes per step", figures.bytes_per_step(groups),
+         bytes_caption(groups)),
+        ("Where a step's time goes", figures.time_of_a_step(groups),
          "Rank 0, mean over the steps of a stage. Waiting is what is left of Sotto's calls after its own kernels; it "
          "includes waiting for slower ranks."),
     ])
@@ -103,19 +110,28 @@ def whole(values):
     return figures.bytes_text(low) if low == high else f"{figures.bytes_text(low)} to {figures.bytes_text(high)}"
 
 
-def result_table(summary):
-    base, comp, r = summary["lamb"], summary["onebit_lamb"], summary["ratios"]
+def result_table(summary, extra):
+    """A column per run; behind each but LAMB, what LAMB has divided by it."""
+    base, others = summary["lamb"], [("1-bit LAMB", "1-bit", summary["onebit_lamb"])]
+    if extra:
+        others.append((extra, extra, summary[extra]))
+
+    def row(label, key, show, amount=lambda value: value, digits=2):
+        cells = [label, show(base[key])]
+        for _, _, one in others:
+            value = amount(one[key])
+            cells += [show(one[key]), f"{amount(base[key]) / value:.{digits}f}" if value else ""]
+        return tuple(cells)
 
     def seconds(label, key):
-        return (label, f"{base[key]:.1f} s", f"{comp[key]:.1f} s", f"{base[key] / comp[key]:.2f}" if comp[key] else "")
+        return row(label, key, lambda value: f"{value:.1f} s")
 
     def payload(label, key):
-        return (label, whole(base[key]), whole(comp[key]), f"{sum(base[key]) / sum(comp[key]):.2f}" if sum(comp[key]) else "")
+        return row(label, key, whole, sum)
 
-    return page.table(("", "LAMB", "1-bit LAMB", "LAMB / 1-bit"), [
-        ("Steps", f"{base['steps']:,}", f"{comp['steps']:,}", ""),
-        ("Held-out loss, nats per masked byte", f"{base['val_loss']:.4f}", f"{comp['val_loss']:.4f}",
-         f"{1 / r['val_loss']:.3f}"),
+    rows = [
+        row("Steps", "steps", lambda value: f"{value:,}", lambda _: 0),
+        row("Held-out loss, nats per masked byte", "val_loss", lambda value: f"{value:.4f}", digits=3),
         seconds("Clock of the whole run", "wall_s"),
         seconds("— compute, outside Sotto", "compute_s"),
         seconds("— Sotto's kernels", "codec_s"),
@@ -123,20 +139,30 @@ def result_table(summary):
         payload("Payload sent, per rank", "payload_bytes_sent"),
         payload("Payload planned, per rank", "payload_bytes_planned"),
         payload("Headers sent, per rank", "header_bytes_sent"),
-    ])
+    ]
+    if extra and summary[extra]["skipped_steps"]:
+        rows.insert(1, ("— and left out by loss scaling", "", "", "", f"{summary[extra]['skipped_steps']:g}", ""))
+    header = ["", "LAMB"] + [cell for name, short, _ in others for cell in (name, f"LAMB / {short}")]
+    return page.table(header, rows)
 
 
-def seeds_table(summary):
-    rows = []
-    for one in summary["seeds"]:
-        r = one["ratios"]
-        reached = "" if r["same_loss_reached"] else " (not reached: whole run)"
-        rows.append((str(one["seed"]), f"{one['lamb']['val_loss']:.4f}", f"{one['onebit_lamb']['val_loss']:.4f}",
-                     percent(r["val_loss"]), f"{r['wall']:.2f}", f"{r['time_to_same_loss']:.2f}{reached}"))
-    r = summary["ratios"]
-    rows.append(("mean", f"{summary['lamb']['val_loss']:.4f}", f"{summary['onebit_lamb']['val_loss']:.4f}",
-                 percent(r["val_loss"]), f"{r['wall']:.2f}", f"{r['time_to_same_loss']:.2f}"))
-    return page.table(("Seed", "LAMB loss", "1-bit loss", "difference", "time ratio, whole run", "time ratio, same loss"), rows)
+def seeds_row(label, one, extra):
+    """One seed, or the means over them."""
+    cells = [label, f"{one['lamb']['val_loss']:.4f}"]
+    for name, key in [("onebit_lamb", "ratios")] + ([(extra, compare.ratios_key(extra))] if extra else []):
+        r = one[key]
+        reached = "" if r["same_loss_reached"] or label == MEAN else " (not reached: whole run)"
+        cells += [f"{one[name]['val_loss']:.4f}", percent(r["val_loss"]), f"{r['wall']:.2f}",
+                  f"{r['time_to_same_loss']:.2f}{reached}"]
+    return tuple(cells)
+
+
+def seeds_table(summary, extra):
+    header = ["Seed", "LAMB loss"]
+    for name in ["1-bit"] + ([extra] if extra else []):
+        header += [f"{name} loss", "difference", "time ratio, whole run", "time ratio, same loss"]
+    rows = [seeds_row(str(one["seed"]), one, extra) for one in summary["seeds"]]
+    return page.table(header, rows + [seeds_row(MEAN, summary, extra)])
 
 
 def links_text(links_mbit, isolation, ranks):
@@ -149,22 +175,36 @@ def links_text(links_mbit, isolation, ranks):
             "link to fill and no packet to lose: treat the times as a close estimate.")
 
 
-def method(arguments, pairs):
-    run = pairs[0][0]
-    sequences = int(run.columns["samples"][0] / run.columns["step"][0])
+def sequences_per_step(run):
+    return int(run.columns["samples"][-1] / (run.summary["steps"] + run.summary["skipped_steps"]))
+
+
+def what_differs(groups, extra):
+    """What distinguishes the runs, as sentences."""
+    pair = "They differ in the optimizer alone. "
+    if not extra:
+        return pair
+    here, usual = sequences_per_step(groups[0][2]), sequences_per_step(groups[0][0])
+    batch = f" and has {here} sequences a step" if here != usual else ""
+    return f"LAMB and 1-bit LAMB differ in the optimizer alone; {extra} has a configuration of its own{batch}. "
+
+
+def method(arguments, groups):
+    run, extra = groups[0][0], arguments.extra
+    sequences = sequences_per_step(run)
     return [
         page.heading("What was measured, and how"),
         page.paragraph(
-            f"Two runs, one after the other, train the same masked language model ({run.summary['parameters']:,} parameters) "
-            f"with the same seed, data and batches ({sequences} sequences a step over all ranks). They differ in the "
-            "optimizer alone. " + links_text(arguments.links, arguments.isolation, run.ranks)),
+            f"{'Three' if extra else 'Two'} runs, one after the other, train the same masked language model ({run.summary['parameters']:,} parameters) "
+            f"with the same seed, data and batches ({sequences} sequences a step over all ranks). "
+            + what_differs(groups, extra) + links_text(arguments.links, arguments.isolation, run.ranks)),
         page.bullets([
             "Clock: rank 0's monotonic clock, started at a barrier before the first step, stopped between barriers during "
             "evaluations and checkpoints.",
             "Evaluation: a fixed subset of the held-out data with fixed masks; the held-out loss in the table is over all "
             "held-out data, once at the end.",
-            "Time to the same loss: the clock of LAMB's first evaluation at or below 1-bit LAMB's last one, divided by the "
-            "whole run of 1-bit LAMB.",
+            "Time to the same loss: the clock of LAMB's first evaluation at or below the last one of the run that it is "
+            "compared with, divided by the whole clock of that run.",
             "Compute, kernels and waiting are means over the ranks and add up to the clock. The ranks share this machine's "
             "cores, so compute is slower than on a machine of their own.",
             "Bytes are counted at the transport and compared with the plan's prediction. The comparison with 32 bits is "
@@ -172,8 +212,8 @@ def method(arguments, pairs):
             "Losses differ by a few percent from seed to seed: one seed is an example, not a proof.",
         ]),
         page.pairs([("Network", arguments.network), ("Command", arguments.command)] + machine.describe(arguments.root)),
-    ] + [page.folded(f"Configuration of {NAMES[name]}", Path(path).read_text(encoding="utf-8"))
-         for name, path in zip(NAMES, arguments.configs)]
+    ] + [page.folded(f"Configuration of {title}", Path(path).read_text(encoding="utf-8"))
+         for title, path in zip(names_of(extra).values(), arguments.configs)]
 
 
 def checks_section(problems):
@@ -184,32 +224,38 @@ def checks_section(problems):
         "In every run compute, kernels and waiting add up to the clock within 2 %."])]
 
 
-def write_report(path, arguments, pairs, summary, problems):
-    seeds = f"{len(pairs)} seeds" if len(pairs) > 1 else f"seed {arguments.seeds[0]}"
-    parts = ["<h1>LAMB and 1-bit LAMB on a slow network</h1>",
-             page.paragraph(f"Sotto quickstart · {pairs[0][0].ranks} ranks · every link at {arguments.links:g} Mbit/s · "
+def write_report(path, arguments, groups, summary, problems):
+    seeds = f"{len(groups)} seeds" if len(groups) > 1 else f"seed {arguments.seeds[0]}"
+    extra = arguments.extra
+    title = f"LAMB, 1-bit LAMB and {extra}" if extra else "LAMB and 1-bit LAMB"
+    parts = [f"<h1>{title} on a slow network</h1>",
+             page.paragraph(f"Sotto quickstart · {groups[0][0].ranks} ranks · every link at {arguments.links:g} Mbit/s · "
                             f"{seeds}", "subtitle"),
              page.paragraph(headline(summary), "lead")]
+    if extra:
+        parts.append(page.paragraph(extra_headline(summary, extra)))
     if arguments.quick:
         parts.append(page.note("Quick run: far too few steps for the losses to mean much. It shows that everything works, "
                                "and the times and bytes of a step."))
-    parts += [tiles(summary), plots(pairs, summary),
-              page.heading("Figures" + (" (means over the seeds)" if len(pairs) > 1 else "")), result_table(summary)]
-    if len(pairs) > 1:
-        parts += [page.heading("Seed by seed"), seeds_table(summary)]
-    parts += checks_section(problems) + method(arguments, pairs)
-    path.write_text(page.document("Sotto: LAMB and 1-bit LAMB", parts), encoding="utf-8")
+    parts += [tiles(summary), plots(groups, summary),
+              page.heading("Figures" + (" (means over the seeds)" if len(groups) > 1 else "")), result_table(summary, extra)]
+    if len(groups) > 1:
+        parts += [page.heading("Seed by seed"), seeds_table(summary, extra)]
+    parts += checks_section(problems) + method(arguments, groups)
+    path.write_text(page.document(f"Sotto: {title}", parts), encoding="utf-8")
 
 
 def finish(arguments):
     folder = Path(arguments.dir)
-    pairs = read_pairs(folder, arguments.seeds)
-    summary = compare.summary_of(arguments.links, arguments.isolation, pairs,
-                                 arguments.seeds if arguments.list_seeds else None)
-    problems = compare.broken_checks([run for pair in pairs for run in pair])
+    groups = read_runs(folder, arguments.seeds, names_of(arguments.extra))
+    summary = compare.summary_of(arguments.links, arguments.isolation, groups,
+                                 arguments.seeds if arguments.list_seeds else None, arguments.extra)
+    problems = compare.broken_checks([run for runs in groups for run in runs])
     (folder / "summary.json").write_text(json.dumps(summary, indent=2) + "\n", encoding="utf-8")
-    write_report(folder / "report.html", arguments, pairs, summary, problems)
+    write_report(folder / "report.html", arguments, groups, summary, problems)
     print(headline(summary))
+    if arguments.extra:
+        print(extra_headline(summary, arguments.extra))
     for problem in problems:
         print(f"CHECK FAILED: {problem}")
     return EXIT_CHECK_FAILED if problems else 0
@@ -227,6 +273,14 @@ def seed_list(text):
     return seeds
 
 
+def run_name(text):
+    """A word that can be a file's name and a key of summary.json next to the others."""
+    taken = (*NAMES, "links_mbit", "isolation", "unigram_entropy", "seeds")
+    if not re.fullmatch("[A-Za-z][A-Za-z0-9_]{0,39}", text) or text in taken or text.startswith("ratios"):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a word of letters, digits and _, or is taken")
+    return text
+
+
 def parse(words):
     parser = argparse.ArgumentParser(prog="report.quickstart", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -235,6 +289,8 @@ def parse(words):
     scale.add_argument("source")
     scale.add_argument("target")
     scale.add_argument("--steps", type=int, required=True)
+    scale.add_argument("--if-it-has-a-length", action="store_true",
+                       help="a configuration without scheduler.params.total_num_steps stays as it is, and that is said")
     done = commands.add_parser("finish", help="summary.json, report.html and the headline")
     done.add_argument("--dir", required=True, help="holds the runs' files; the results go there")
     done.add_argument("--root", required=True, help="of the repository")
@@ -242,11 +298,25 @@ def parse(words):
     done.add_argument("--isolation", choices=("netns", "rate_limiter"), required=True)
     done.add_argument("--network", required=True, help="how the links were made, for the report")
     done.add_argument("--command", required=True, help="what was started, for the report")
-    done.add_argument("--configs", nargs=2, required=True, help="of lamb and onebit_lamb")
+    done.add_argument("--configs", nargs="+", required=True, help="of lamb, onebit_lamb and the additional run")
+    done.add_argument("--extra", type=run_name, help="name of an additional run")
     done.add_argument("--seeds", type=seed_list, default=[1])
     done.add_argument("--list-seeds", action="store_true", help="seeds and means in summary.json")
     done.add_argument("--quick", action="store_true")
-    return parser.parse_args(words)
+    arguments = parser.parse_args(words)
+    if arguments.action == "finish" and len(arguments.configs) != len(names_of(arguments.extra)):
+        parser.error(f"--configs: {len(arguments.configs)} files for {len(names_of(arguments.extra))} runs")
+    return arguments
+
+
+def scale_file(source, target, steps, if_it_has_a_length):
+    """Writes the configuration for that number of steps."""
+    content = config.read_config(source)
+    if if_it_has_a_length and not config.has_length(content):
+        print(f"report: {Path(source).name} has no scheduler.params.total_num_steps: it is not scaled to {steps} steps")
+    else:
+        config.scale_config(content, steps)
+    Path(target).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def main(words=None):
@@ -254,8 +324,7 @@ def main(words=None):
     try:
         if arguments.action == "finish":
             return finish(arguments)
-        config = scale_config(read_json(arguments.source), arguments.steps)
-        Path(arguments.target).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+        scale_file(arguments.source, arguments.target, arguments.steps, arguments.if_it_has_a_length)
         return 0
     except (ReportError, OSError) as error:
         print(f"report: {error}", file=sys.stderr)

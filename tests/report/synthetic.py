@@ -14,11 +14,12 @@ def loss_at(step, floor, scale=600.0):
     return floor + (5.2 - floor) * math.exp(-step / scale)
 
 
-def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every=40, sent_off_by=0, seed=1):
-    """Writes stem.jsonl and stem.summary.json. freeze: the first step, from 1, whose payload is compressed."""
+def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every=40, sent_off_by=0, seed=1, skipped=0):
+    """Writes stem.jsonl and stem.summary.json. freeze: the first step, from 1, whose payload is compressed. skipped: steps that
+    a loss scale leaves out at the start; each costs as much as one at full precision."""
     clock, total, lines = 0.0, 0, []
     parts = {"compute_s": 0.0, "codec_s": 0.0, "exposed_comm_s": 0.0}
-    for step in range(1, steps + 1):
+    for step in range(1 - skipped, steps + 1):
         compressed = freeze is not None and step > freeze
         cost = {"compute_s": 0.015, "codec_s": 0.001 if compressed else 0.0005,
                 "exposed_comm_s": 0.0025 if compressed else 0.0745}
@@ -28,14 +29,16 @@ def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every
         for key, value in cost.items():
             parts[key] += value
         noise = 0.2 * math.sin(step * 12.9898 + seed)
-        lines.append({"step": step, "samples": 24 * step, "loss": loss_at(step, floor) + noise,
-                      "stage": "compressed" if compressed else "full precision", "clock_s": clock,
+        stage = "skipped" if step < 1 else "compressed" if compressed else "full precision"
+        lines.append({"step": max(step, 0), "samples": 24 * (step + skipped), "loss": loss_at(step, floor) + noise,
+                      "stage": stage, **({"skipped": True} if step < 1 else {}), "clock_s": clock,
                       "payload_bytes": sent, "compute_ms": cost["compute_s"] * 1e3, "codec_ms": cost["codec_s"] * 1e3,
                       "comm_ms": cost["exposed_comm_s"] * 1e3})
-        if step % evaluate_every == 0 or step == steps:
-            lines.append({"step": step, "samples": 24 * step, "clock_s": clock, "eval_loss": loss_at(step, floor)})
+        if step > 0 and (step % evaluate_every == 0 or step == steps):
+            lines.append({"step": step, "samples": 24 * (step + skipped), "clock_s": clock, "eval_loss": loss_at(step, floor)})
     Path(folder, f"{stem}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), encoding="utf-8")
-    summary = {"name": stem, "val_loss": loss_at(steps, floor), "wall_s": clock, "steps": steps, **parts,
+    summary = {"name": stem, "val_loss": loss_at(steps, floor), "wall_s": clock, "steps": steps,
+               "skipped_steps": skipped, **parts,
                "payload_bytes_sent": [total + sent_off_by] + [total] * 3, "payload_bytes_planned": [total] * 4,
                "header_bytes_sent": [steps * 400] * 4, "unigram_entropy": ENTROPY, "parameters": PARAMETERS}
     Path(folder, f"{stem}.summary.json").write_text(json.dumps(summary), encoding="utf-8")

@@ -1,5 +1,6 @@
 """The report: figures of the comparison from known runs, clear errors for bad files, a page that needs nothing else."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -15,7 +16,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "integration")]
 
 import synthetic  # noqa: E402
-from report import compare, figures, logs, page, quickstart  # noqa: E402
+from report import compare, config, figures, logs, page, quickstart  # noqa: E402
 
 CONFIGS = [str(ROOT / "integration/configs" / name) for name in ("lamb.json", "onebit_lamb.json")]
 
@@ -109,6 +110,88 @@ class Comparison(InFolder):
         code, _, err = self.finish()
         self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
         self.assertIn("different data", err)
+
+
+class OneMore(InFolder):
+    """An additional run next to the two."""
+
+    def finish(self, *more):
+        path = self.folder / "mine.json"
+        path.write_text('{"mine": "configuration of its own"}', encoding="utf-8")
+        return super().finish(str(path), "--extra", "mine", *more)
+
+    def setUp(self):
+        super().setUp()
+        synthetic.write_pair(self.folder)
+
+    def page(self):
+        return (self.folder / "report.html").read_text(encoding="utf-8")
+
+    def test_figures_stand_next_to_the_two(self):
+        self.assertEqual(super().finish()[0], 0)
+        alone = self.summary()
+        one = synthetic.write_run(self.folder, "mine", freeze=40, floor=1.22)
+        code, out, err = self.finish()
+        self.assertEqual(code, 0, err)
+        summary = self.summary()
+        self.assertEqual(list(summary), ["links_mbit", "isolation", "unigram_entropy", "lamb", "onebit_lamb", "mine",
+                                         "ratios", "ratios_mine"])
+        self.assertEqual({key: summary[key] for key in alone}, alone)
+        r = summary["ratios_mine"]
+        self.assertAlmostEqual(r["wall"], 90 / (0.1 * 90 + 0.9 * 18.5), places=6)
+        self.assertAlmostEqual(r["val_loss"], one["val_loss"] / summary["lamb"]["val_loss"], places=12)
+        self.assertIn(f"mine: {one['wall_s']:.0f} s (LAMB / mine {r['wall']:.2f})", out)
+        text = self.page()
+        for part in ("LAMB, 1-bit LAMB and mine on a slow network", "<th>LAMB / mine</th>", "Configuration of mine",
+                     "configuration of its own", "Three runs", f"<td>{one['val_loss']:.4f}</td>"):
+            self.assertIn(part, text)
+        self.assertEqual(len(re.findall("<svg", text)), 4)
+        self.assertNotIn("left out by loss scaling", text)
+
+    def test_every_figure_draws_it(self):
+        synthetic.write_run(self.folder, "mine")
+        self.assertEqual(self.finish()[0], 0)
+        self.assertEqual([svg.count(figures.COLOURS[2]) > 0 for svg in re.findall("<svg.*?</svg>", self.page(), re.DOTALL)[:3]],
+                         [True] * 3)
+
+    def test_skipped_steps_are_told_and_checked(self):
+        synthetic.write_run(self.folder, "mine", skipped=7)
+        code, _, err = self.finish()
+        self.assertEqual(code, 0, err)
+        self.assertEqual(self.summary()["mine"]["skipped_steps"], 7)
+        self.assertEqual(self.summary()["mine"]["steps"], 400)
+        self.assertIn("left out by loss scaling</td><td></td><td></td><td></td><td>7</td>", self.page())
+        path = self.folder / "mine.jsonl"
+        path.write_text("".join(path.read_text(encoding="utf-8").splitlines(True)[1:]), encoding="utf-8")
+        code, _, err = self.finish()
+        self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
+        self.assertIn("6 skipped steps", err)
+
+    def test_seeds_and_means(self):
+        synthetic.write_pair(self.folder, "-seed7", floor=1.1)
+        synthetic.write_run(self.folder, "mine", floor=1.3)
+        synthetic.write_run(self.folder, "mine-seed7", floor=1.4)
+        code, _, err = self.finish("--seeds", "3,7", "--list-seeds")
+        self.assertEqual(code, 0, err)
+        summary = self.summary()
+        losses = [one["mine"]["val_loss"] for one in summary["seeds"]]
+        self.assertNotEqual(*losses)
+        self.assertAlmostEqual(summary["mine"]["val_loss"], sum(losses) / 2, places=12)
+        self.assertEqual(self.page().count("<th>difference</th>"), 2)
+
+    def test_its_broken_checks_fail_too(self):
+        synthetic.write_run(self.folder, "mine", sent_off_by=1)
+        code, out, _ = self.finish()
+        self.assertEqual(code, quickstart.EXIT_CHECK_FAILED)
+        self.assertIn("CHECK FAILED: mine: payload bytes sent", out)
+
+    def test_a_run_on_other_data_is_not_compared(self):
+        synthetic.write_run(self.folder, "mine")
+        path = self.folder / "mine.summary.json"
+        path.write_text(path.read_text(encoding="utf-8").replace("3.16", "3.17"), encoding="utf-8")
+        code, _, err = self.finish()
+        self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
+        self.assertIn("LAMB and mine saw different data", err)
 
 
 class BadFiles(InFolder):
@@ -226,6 +309,18 @@ class Pieces(unittest.TestCase):
             self.assertEqual(list(figures.smooth([2.0] * 7, window)), [2.0] * 7)
         self.assertAlmostEqual(figures.smooth([0.0, 3.0, 6.0], 3)[1], 3.0)
 
+    def test_bytes_that_alternate_are_drawn_as_a_mean(self):
+        with tempfile.TemporaryDirectory() as folder:
+            synthetic.write_pair(folder)
+            run = logs.read_run("run", Path(folder, "onebit_lamb.jsonl"), Path(folder, "onebit_lamb.summary.json"))
+        self.assertFalse(figures.sent_per_step(run)[1])
+        sent = run.columns["payload_bytes"]
+        sent[:] = 0
+        sent[::4] = 4000
+        drawn, is_mean = figures.sent_per_step(run)
+        self.assertTrue(is_mean)
+        self.assertEqual((len(drawn), float(drawn[200])), (len(sent), 1200.0))  # 3 of the 10 steps around it send
+
     def test_stage_means(self):
         with tempfile.TemporaryDirectory() as folder:
             synthetic.write_pair(folder)
@@ -240,13 +335,38 @@ class Pieces(unittest.TestCase):
                          {"a": 1.5, "b": [2, 3], "c": False})
 
     def test_scaled_configuration(self):
-        config = quickstart.scale_config(json.loads(Path(CONFIGS[1]).read_text(encoding="utf-8")), 360)
-        self.assertEqual(config["scheduler"]["params"]["total_num_steps"], 360)
-        self.assertEqual(config["scheduler"]["params"]["warmup_num_steps"], 8)
-        self.assertEqual(config["optimizer"]["params"]["freeze_step"], 72)
-        self.assertEqual(config["optimizer"]["params"]["lr"], 0.02)
-        with self.assertRaises(logs.ReportError):
-            quickstart.scale_config({"optimizer": {"params": {}}}, 360)
+        scaled = config.scale_config(config.read_config(CONFIGS[1]), 360)
+        self.assertEqual(scaled["scheduler"]["params"]["total_num_steps"], 360)
+        self.assertEqual(scaled["scheduler"]["params"]["warmup_num_steps"], 8)
+        self.assertEqual(scaled["optimizer"]["params"]["freeze_step"], 72)
+        self.assertEqual(scaled["optimizer"]["params"]["lr"], 0.02)
+        for bad in ({"optimizer": {"params": {}}}, {"scheduler": {"params": {"total_num_steps": "3600"}}},
+                    {"scheduler": {"params": {"total_num_steps": 0}}}):
+            with self.assertRaises(logs.ReportError):
+                config.scale_config(bad, 360)
+
+    def test_scaled_zero_one_adam(self):
+        source = {"scheduler": {"params": {"total_num_steps": 3.6e3}},
+                  "optimizer": {"params": {"var_freeze_step": 700, "var_update_scaler": 16, "local_step_scaler": 300,
+                                           "local_step_clipper": 16}}}
+        self.assertEqual(config.scale_config(source, 360)["optimizer"]["params"], {
+            "var_freeze_step": 70, "var_update_scaler": 2, "local_step_scaler": 30, "local_step_clipper": 16})
+
+    def test_comments_and_trailing_commas(self):
+        text = '{ // a\n "a": "// no comment, ]", # b\n /* c\n, } */ "b": [1, 2, ], "c": "\\"#", }'
+        self.assertEqual(json.loads(config.plain_json(text)), {"a": "// no comment, ]", "b": [1, 2], "c": '"#'})
+        self.assertEqual(config.plain_json(text).count("\n"), text.count("\n"))
+
+    def test_configurations_of_the_folder_are_read_and_scaled(self):
+        for path in sorted((ROOT / "integration/configs").glob("*.json")):
+            scaled = config.scale_config(config.read_config(path), 360)
+            self.assertEqual(scaled["scheduler"]["params"]["total_num_steps"], 360, path)
+            self.assertEqual(quickstart.run_name("x" + path.stem), "x" + path.stem)
+
+    def test_names_of_additional_runs(self):
+        for name in ("lamb", "onebit_lamb", "seeds", "ratios", "ratios_x", "a-b", "a b", "1x", "", "a.b", "x" * 41):
+            with self.assertRaises(argparse.ArgumentTypeError, msg=name):
+                quickstart.run_name(name)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,65 @@
+"""Configuration files: read as the library reads them, and scaled to another number of steps."""
+
+import json
+import re
+from pathlib import Path
+
+from .logs import ReportError
+
+# What is counted in optimizer steps, so that a shorter run keeps its shape: where the schedule turns, where a stage
+# begins, and after how many steps the intervals of 0/1 Adam double. The longest interval (local_step_clipper) is a
+# property of the method and stays.
+SCHEDULER_STEPS = ("warmup_num_steps",)
+OPTIMIZER_STEPS = ("freeze_step", "var_freeze_step", "var_update_scaler", "local_step_scaler")
+
+_TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
+_TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
+
+
+def plain_json(text):
+    """The text without comments (//, #, /* */) and trailing commas, line by line as before."""
+    def keep_strings(match):
+        token = match.group()
+        return token if token.startswith('"') else re.sub(r"[^\n]", " ", token)
+
+    return _TRAILING_COMMA.sub(lambda match: match.group(1) or " ", _TOKEN.sub(keep_strings, text))
+
+
+def read_config(path):
+    try:
+        config = json.loads(plain_json(Path(path).read_text(encoding="utf-8-sig")))
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}") from error
+    except ValueError as error:
+        raise ReportError(f"{path}: not JSON: {error}") from error
+    if not isinstance(config, dict):
+        raise ReportError(f"{path}: expected an object")
+    return config
+
+
+def _params(config, section):
+    """The section's params, which may be absent."""
+    value = config.get(section)
+    params = value.get("params") if isinstance(value, dict) else None
+    return params if isinstance(params, dict) else {}
+
+
+def has_length(config):
+    """Whether the schedule says how many steps it is made for."""
+    return "total_num_steps" in _params(config, "scheduler")
+
+
+def scale_config(config, steps):
+    """The same schedule on another number of steps: everything that is counted in steps keeps its share."""
+    scheduler, params = _params(config, "scheduler"), _params(config, "optimizer")
+    try:
+        share = steps / scheduler["total_num_steps"]
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ReportError("a configuration whose schedule is to be scaled needs scheduler.params.total_num_steps, a "
+                          "number above 0") from error
+    scheduler["total_num_steps"] = steps
+    for place, keys in ((scheduler, SCHEDULER_STEPS), (params, OPTIMIZER_STEPS)):
+        for key in keys:
+            if key in place:
+                place[key] = max(1, round(place[key] * share))
+    return config
