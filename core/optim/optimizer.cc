@@ -109,6 +109,77 @@ Status Optimizer::check_dtypes() const {
   return ok_status();
 }
 
+// Over everything in the configuration that changes what a step does.
+uint64_t Optimizer::settings_hash() const {
+  const SottoConfig& own = config_.sotto;
+  const SchedulerConfig& c = config_.scheduler;
+  const auto number = [](auto value) { return static_cast<double>(value); };
+  std::vector<double> all = {number(kind()),
+                             number(own.chunk_align),
+                             number(own.granularity),
+                             number(own.bucket_elements),
+                             number(own.scale),
+                             number(own.step_offset),
+                             number(own.zero_variance_policy),
+                             number(own.coeff_debias),
+                             number(own.max_consecutive_skips),
+                             config_.gradient_clipping,
+                             number(params_.empty() ? Dtype::kF32 : params_[0].grad_dtype),
+                             number(config_.communication_data_type.value_or(Dtype::kU8)),
+                             config_.gradient_predivide_factor,
+                             number(config_.prescale_gradients),
+                             loss_scaler_.scale(),
+                             number(loss_scaler_.dynamic()),
+                             number(config_.fp16.loss_scale_window),
+                             config_.fp16.min_loss_scale,
+                             number(c.kind),
+                             number(c.warmup_num_steps),
+                             number(c.warmup_type),
+                             number(c.total_num_steps),
+                             c.warmup_min_ratio,
+                             c.cos_min_ratio,
+                             c.cycle_min_lr,
+                             c.cycle_max_lr,
+                             c.decay_lr_rate,
+                             number(c.cycle_first_step_size),
+                             number(c.cycle_second_step_size),
+                             number(c.decay_step_size),
+                             number(c.cycle_momentum),
+                             c.cycle_min_mom,
+                             c.cycle_max_mom,
+                             c.decay_mom_rate,
+                             number(c.lr_range_test_step_size),
+                             c.lr_range_test_step_rate,
+                             number(c.lr_range_test_staircase)};
+  for (const auto* list : {&c.warmup_min_lr, &c.warmup_max_lr, &c.lr_range_test_min_lr})
+    all.insert(all.end(), list->begin(), list->end());
+  for (const OptimizerParams& g : groups_) {
+    all.insert(all.end(), {g.lr,
+                           g.beta1,
+                           g.beta2,
+                           g.eps,
+                           g.weight_decay,
+                           number(g.bias_correction),
+                           number(g.eps_inside_sqrt),
+                           number(g.adam_w_mode),
+                           g.max_coeff,
+                           g.min_coeff,
+                           number(g.freeze_step),
+                           g.coeff_beta,
+                           g.factor_max,
+                           g.factor_min,
+                           g.factor_threshold,
+                           number(g.var_freeze_step),
+                           number(g.var_update_scaler),
+                           number(g.local_step_scaler),
+                           number(g.local_step_clipper),
+                           g.momentum,
+                           g.dampening,
+                           number(g.nesterov)});
+  }
+  return hash64(all.data(), all.size() * sizeof(double));
+}
+
 Status Optimizer::compare_with_others() const {
   Hasher64 hasher;
   uint64_t elements = 0;
@@ -120,31 +191,7 @@ Status Optimizer::compare_with_others() const {
     hasher.update(&mask, sizeof mask);
     elements += p.count;
   }
-  const OptimizerParams& g = groups_[0];
-  const double numbers[] = {
-      static_cast<double>(kind()),
-      static_cast<double>(config_.sotto.chunk_align),
-      static_cast<double>(config_.sotto.granularity),
-      static_cast<double>(config_.sotto.bucket_elements),
-      static_cast<double>(config_.sotto.scale),
-      static_cast<double>(config_.sotto.step_offset),
-      static_cast<double>(g.freeze_step),
-      static_cast<double>(g.var_freeze_step),
-      static_cast<double>(g.var_update_scaler),
-      static_cast<double>(g.local_step_scaler),
-      static_cast<double>(g.local_step_clipper),
-      config_.gradient_clipping,
-      static_cast<double>(params_.empty() ? 0 : static_cast<uint32_t>(params_[0].grad_dtype)),
-      static_cast<double>(config_.communication_data_type.value_or(Dtype::kU8)),
-      config_.gradient_predivide_factor,
-      static_cast<double>(config_.prescale_gradients),
-      loss_scaler_.scale(),
-      static_cast<double>(loss_scaler_.dynamic()),
-      g.beta1,
-      g.beta2,
-      g.eps};
-  const uint64_t mine[] = {params_.size(), elements, hasher.digest(),
-                           hash64(numbers, sizeof numbers)};
+  const uint64_t mine[] = {params_.size(), elements, hasher.digest(), settings_hash()};
   SOTTO_ASSIGN(const std::vector<std::string> all,
                comm_->exchange(std::string(reinterpret_cast<const char*>(mine), sizeof mine)));
   for (size_t r = 0; r < all.size(); ++r) {

@@ -144,6 +144,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_params() const;
   Status check_dtypes() const;
   StepShape shape() const;
+  uint64_t settings_hash() const;
   Status compare_with_others() const;
   OnebitGranularity granularity() const;
   Status allocate();

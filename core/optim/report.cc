@@ -30,10 +30,19 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
     report["step"] = step_;
     report["gradient_clipping"] = config_.gradient_clipping;
     report["scheduler"] = scheduler_kind_name(config_.scheduler.kind);
-    if (onebit()) {
+    if (loss_scaler_.enabled()) report["loss_scale"] = loss_scaler_.scale();
+    if (zeroone()) {
+      const ZeroOneCounters& c = zeroone_.counters();
+      report["stage"] = c.frozen ? "local steps" : "variance updates";
+      report["var_freeze_step"] = groups_[0].var_freeze_step;
+      report["var_interval"] = c.var_interval;
+      report["local_interval"] = c.local_interval;
+    } else if (onebit()) {
       report["freeze_step"] = groups_[0].freeze_step;
-      report["granularity"] =
-          onebit_settings_.granularity == OnebitGranularity::kTensor ? "tensor" : "flat";
+    }
+    if (onebit()) {
+      constexpr const char* kNames[] = {"flat", "tensor", "bucket", "group"};
+      report["granularity"] = kNames[static_cast<size_t>(onebit_settings_.granularity) - 1];
       report["scale"] = onebit_settings_.scale == ScaleKind::kL1 ? "l1" : "l2";
       report["chunk_align"] = config_.sotto.chunk_align;
       report["chunk_elements"] = layout_->chunk_elements();
@@ -41,8 +50,14 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
   }
   if (all || kind == "groups") {
     report["groups"] = nlohmann::ordered_json::array();
-    for (size_t g = 0; g < groups_.size(); ++g)
-      report["groups"].push_back(group_json(groups_[g], lr_of(g)));
+    for (size_t g = 0; g < groups_.size(); ++g) {
+      OptimizerParams params = groups_[g];
+      if (const auto betas = schedule_.betas()) {
+        params.beta1 = betas->beta1;
+        params.beta2 = betas->beta2;
+      }
+      report["groups"].push_back(group_json(params, lr_of(g)));
+    }
   }
   if (all || kind == "tensors") {
     SOTTO_ASSIGN(

@@ -167,7 +167,11 @@ GradientStage StepFrame::average_gradients() {
   // alike, and nothing has to be exchanged. Otherwise the rank that reduces a chunk flags it, and
   // the flags are exchanged.
   const bool norm = shape_.clip > 0 || shape_.size == 1;
-  if (shape_.size == 1) return clip_and_decide(local_floats(), false, true, kNoSlot);
+  if (shape_.size == 1) {
+    GradientStage stage = clip_and_decide(local_floats(), false, true, kNoSlot);
+    stage.own = shape_.gradients != Dtype::kF32;
+    return stage;
+  }
   const std::vector<uint64_t> counts = counts_of(*shape_.layout);
   std::vector<uint32_t> order(counts.size());
   std::iota(order.begin(), order.end(), 0u);

@@ -514,6 +514,18 @@ TEST(OptimizerErrors, NameWhatIsWrong) {
         if (comm->rank() == 1) other[3].name = "renamed";
         const Status differs = Optimizer::create(comm, kOnebitJson, other).status();
         EXPECT_EQ(differs.code(), Code::kProtocol) << differs.text();
+        for (const char* more :
+             {R"(, "sotto": {"param_groups": [{}, {"lr": %g}]})",
+              R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": %g}})",
+              R"(, "gradient_clipping": %g)"}) {
+          char rest[256];
+          std::snprintf(rest, sizeof rest, more, comm->rank() == 1 ? 0.5 : 0.25);
+          const Status met =
+              Optimizer::create(comm, fmt::format(R"({{"optimizer": {{"type": "Adam"}}{}}})", rest),
+                                model.specs())
+                  .status();
+          EXPECT_EQ(met.code(), Code::kProtocol) << rest << ": " << met.text();
+        }
         SOTTO_ASSIGN(const std::shared_ptr<Optimizer> good,
                      Optimizer::create(comm, kOnebitJson, model.specs()));
         SOTTO_TRY(train(*good, model, 0, 6));
