@@ -195,8 +195,8 @@ struct CompressedModel : Model {
              &encode, by_chunk);
     finish(&worker_range, worker_sums, counts, worker_scale);
     work.run(KernelId::kOnebitServer,
-             {rows, messages, server_c, server_scale, server_bits, server_sums, nullptr}, &server,
-             server_pieces);
+             {rows, messages, server_c, server_scale, server_bits, server_sums, nullptr, server_c},
+             &server, server_pieces);
     finish(&server_range, server_sums, counts + 1, server_scale);
     for (uint64_t t = 0; t < tensors(); ++t) {
       // Here all tensors share one list entry, and the numbers of each are at the start of what its
