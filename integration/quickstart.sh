@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # A newcomer's first ten minutes: builds Sotto, trains a small language model with LAMB and with 1-bit LAMB on four
-# ranks over a slow network, and writes a report that compares them.
+# ranks over a slow network, and writes a report that compares them; with one more configuration, if given.
 set -euo pipefail
 # shellcheck source=integration/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/common.sh"
@@ -20,6 +20,9 @@ Installs what is missing (Debian, root), builds, trains with LAMB and with 1-bit
   --quick          90 seconds instead of 8 minutes; its losses mean little
   --steps N        optimizer steps per run ($FULL_STEPS); the schedule is scaled to them
   --seeds S,S,..   repeat with these seeds; summary.json then has each of them, and means (default: one run, seed 1)
+  --config FILE    train with this configuration too (a DeepSpeed file NAME.json); the report and summary.json then have
+                   NAME next to the two, and its log is NAME.jsonl. Its schedule is scaled like theirs, if it has a
+                   scheduler with total_num_steps. Examples: integration/configs/onebit_adam.json, zeroone_adam.json
   --data PATH...   text files, or directories searched for .py files (default: this machine's Python library)
   --links MBIT     rate of every link in Mbit/s (100)
   --isolation HOW  netns: a network namespace per rank; rate_limiter: Sotto's own limit on each rank's sending and
@@ -45,19 +48,35 @@ parse_seeds() {
   list_seeds=yes
 }
 
+# Names of an additional run: files and keys of summary.json that a quickstart has anyway are taken.
+is_run_name() {
+  [[ $1 =~ ^[A-Za-z][A-Za-z0-9_]{0,39}$ ]] || return 1 # as run_name in report/quickstart.py
+  case $1 in lamb | onebit_lamb | links_mbit | isolation | unigram_entropy | seeds | ratios*) return 1 ;; esac
+}
+
+# Sets config, and extra to the name of its run.
+parse_config() {
+  config=$1 extra=${1##*/}
+  extra=${extra%.json}
+  is_run_name "$extra" || usage_error "--config: '$1' gives its run the name '$extra'; it has to be a word of letters, \
+digits and _ (at most 40, the first a letter), and neither lamb nor onebit_lamb nor a key of summary.json: copy the file to another name"
+  case $config in -*) config=./$config ;; esac
+}
+
 parse() {
-  quick=no steps='' seeds=(1) list_seeds=no data=() links=100 isolation=auto out=./quickstart-out
+  quick=no steps='' config='' extra='' seeds=(1) list_seeds=no data=() links=100 isolation=auto out=./quickstart-out
   while [ $# -gt 0 ]; do
     case $1 in
       --quick) quick=yes && shift && continue ;;
       -h | --help) usage && exit 0 ;;
-      --steps | --seeds | --data | --links | --isolation | --out)
+      --steps | --seeds | --config | --data | --links | --isolation | --out)
         is_value "${2:-}" || usage_error "$1 needs a value" ;;
       *) usage_error "unknown option '$1'" ;;
     esac
     case $1 in
       --steps) positive --steps "$2" 1000000 && steps=$2 ;;
       --seeds) parse_seeds "$2" ;;
+      --config) parse_config "$2" ;;
       --links) positive --links "$2" 100000 && links=$2 ;;
       --isolation) isolation=$2 ;;
       --out) out=$2 ;;
@@ -74,6 +93,15 @@ parse() {
   fi
 }
 
+# is_extra_log FILE: whether an earlier quickstart made it for an additional run, which is what its summary.json tells.
+is_extra_log() {
+  local name=$1
+  [ "${name%.jsonl}" != "$name" ] || return 1
+  name=${name%.jsonl}
+  name=${name%-seed*}
+  is_run_name "$name" && grep -qxF "  \"ratios_$name\": {" "$out/summary.json" 2>/dev/null
+}
+
 # Results of an earlier quickstart are replaced; anything else is not ours to delete.
 check_out() {
   local entry
@@ -83,23 +111,26 @@ check_out() {
     [ -e "$entry" ] || continue
     case ${entry##*/} in
       lamb.jsonl | lamb-seed*.jsonl | onebit_lamb.jsonl | onebit_lamb-seed*.jsonl | summary.json | report.html) ;;
-      *) die "--out: '$out' holds '${entry##*/}', which is no quickstart's: choose an empty or a new directory" ;;
+      *) is_extra_log "${entry##*/}" || die "--out: '$out' holds '${entry##*/}', which is no quickstart's: choose an empty or a new directory" ;;
     esac
   done
 }
 
-check_data() {
+check_paths() {
   local path
+  [ -z "$config" ] || { [ -f "$config" ] && [ -r "$config" ]; } || die "--config: '$config' does not exist or cannot be read"
   for path in "${data[@]}"; do [ -r "$path" ] || die "--data: '$path' does not exist or cannot be read"; done
 }
 
 # ---- what will happen ----
 
 # Rough seconds of training: a step computes for 20 ms and sends 7.4 Mbit per rank at full precision, 0.25 Mbit
-# compressed; 1-bit LAMB is at full precision for the first fifth. Evaluations add about a tenth.
+# compressed; 1-bit LAMB is at full precision for the first fifth. An additional run is taken to be at full precision.
+# Evaluations add about a tenth.
 estimated_seconds() {
-  local full=$((20000 + 7440000 / links)) small=$((20000 + 250000 / links))
-  echo $((${#seeds[@]} * steps * (full * 12 + small * 8) * 11 / 100000000 + 5))
+  local full=$((20000 + 7440000 / links)) small=$((20000 + 250000 / links)) tenths=12
+  [ -z "$extra" ] || tenths=22
+  echo $((${#seeds[@]} * steps * (full * tenths + small * 8) * 11 / 100000000 + 5))
 }
 
 duration() { if [ "$1" -lt 120 ]; then echo "$1 seconds"; else echo "$((($1 + 30) / 60)) minutes"; fi; }
@@ -109,6 +140,7 @@ announce() {
   say "  1. install missing Debian packages (1 to 6 minutes, once), and build into build/quickstart (2 minutes, once);"
   say "  2. train a byte-level masked language model with LAMB, then with 1-bit LAMB: $RANKS ranks, $steps steps each,"
   say "     every link at $links Mbit/s, seed ${seeds[*]}: about $(duration "$(estimated_seconds)") on 2 cores;"
+  if [ -n "$extra" ]; then say "     a third run, $extra, is as $config says;"; fi
   say "  3. write logs, summary.json and report.html into $out."
   if [ $quick = yes ]; then say "This is a quick run: its losses mean little."; fi
 }
@@ -127,6 +159,13 @@ build() {
     tail -n 30 "$log" >&2
     die "the build failed"
   }
+}
+
+# The library says whether it can run the additional configuration, before anything is trained.
+check_config() {
+  local text
+  [ -n "$config" ] || return 0
+  text=$("$BUILD/bin/sotto" config "$config" --world-size "$RANKS" 2>&1 >/dev/null) || die "--config: $text"
 }
 
 # ---- network ----
@@ -202,7 +241,7 @@ train() {
     --log "$work/$stem.jsonl" --summary "$work/$stem.summary.json")
   [ ${#data[@]} -eq 0 ] || program+=(--data "${data[@]}")
   runs=$((runs + 1))
-  say "quickstart: run $runs of $((2 * ${#seeds[@]})): $name, seed $seed"
+  say "quickstart: run $runs of $(((extra_runs + 2) * ${#seeds[@]})): $name, seed $seed"
   "${launch[@]}" -- "${program[@]}" </dev/null &
   launcher=$!
   wait $launcher || status=$?
@@ -222,15 +261,18 @@ prepare() {
   for name in lamb onebit_lamb; do
     report scale "$SOTTO_ROOT/integration/configs/$name.json" "$work/config/$name.json" --steps "$steps"
   done
+  [ -z "$extra" ] || report scale "$config" "$work/config/$extra.json" --steps "$steps" --if-it-has-a-length
 }
 
 train_all() {
-  local seed suffix=''
+  local seed suffix='' extra_runs=0
   runs=0
+  [ -z "$extra" ] || extra_runs=1
   for seed in "${seeds[@]}"; do
     [ $runs = 0 ] || suffix=-seed$seed
     train lamb "$seed" "lamb$suffix"
     train onebit_lamb "$seed" "onebit_lamb$suffix"
+    [ -z "$extra" ] || train "$extra" "$seed" "$extra$suffix"
   done
 }
 
@@ -249,12 +291,13 @@ publish() {
 
 finish() {
   local status=0
-  local -a options=(--links "$links" --isolation "$isolation" --network "$network" --seeds "$(IFS=, && echo "${seeds[*]}")")
+  local -a configs=("$work/config/lamb.json" "$work/config/onebit_lamb.json") options=(--links "$links" --isolation "$isolation" --network "$network" --seeds "$(IFS=, && echo "${seeds[*]}")")
   [ $list_seeds = no ] || options+=(--list-seeds)
   [ $quick = no ] || options+=(--quick)
+  if [ -n "$extra" ]; then configs+=("$work/config/$extra.json") && options+=(--extra "$extra"); fi
   say ""
   report finish --dir "$work" --root "$SOTTO_ROOT" --command "integration/quickstart.sh $command_line" \
-    --configs "$work/config/lamb.json" "$work/config/onebit_lamb.json" "${options[@]}" || status=$?
+    --configs "${configs[@]}" "${options[@]}" || status=$?
   [ $status = 0 ] || [ $status = 3 ] || die "no report could be made"
   publish
   if [ $quick = yes ]; then say "(A quick run: the losses mean little.)"; fi
@@ -266,7 +309,7 @@ main() {
   command_line="$*"
   parse "$@"
   check_out
-  check_data
+  check_paths
   if [ "${QUICKSTART_INSIDE:-}" != yes ]; then
     announce
     "$SOTTO_ROOT/integration/setup.sh" run
@@ -275,6 +318,7 @@ main() {
   else
     need_tools
   fi
+  check_config
   choose_isolation "$@"
   trap tidy_up EXIT
   trap interrupted INT TERM HUP

@@ -7,10 +7,11 @@ from pathlib import Path
 from .logs import ReportError
 
 # What is counted in optimizer steps, so that a shorter run keeps its shape: where the schedule turns, where a stage
-# begins, and after how many steps the intervals of 0/1 Adam double. The longest interval (local_step_clipper) is a
-# property of the method and stays.
+# begins, and after how many steps 0/1 Adam doubles the distance of its synchronisations. What stays is that distance's limit
+# (local_step_clipper) and what is counted in updates of the variance (var_update_scaler): it needs as many of them whatever
+# the length of a run.
 SCHEDULER_STEPS = ("warmup_num_steps",)
-OPTIMIZER_STEPS = ("freeze_step", "var_freeze_step", "var_update_scaler", "local_step_scaler")
+OPTIMIZER_STEPS = ("freeze_step", "var_freeze_step", "local_step_scaler")
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)

@@ -350,7 +350,7 @@ class Pieces(unittest.TestCase):
                   "optimizer": {"params": {"var_freeze_step": 700, "var_update_scaler": 16, "local_step_scaler": 300,
                                            "local_step_clipper": 16}}}
         self.assertEqual(config.scale_config(source, 360)["optimizer"]["params"], {
-            "var_freeze_step": 70, "var_update_scaler": 2, "local_step_scaler": 30, "local_step_clipper": 16})
+            "var_freeze_step": 70, "var_update_scaler": 16, "local_step_scaler": 30, "local_step_clipper": 16})
 
     def test_comments_and_trailing_commas(self):
         text = '{ // a\n "a": "// no comment, ]", # b\n /* c\n, } */ "b": [1, 2, ], "c": "\\"#", }'

@@ -50,6 +50,21 @@ synthetic.write_run(log.parent, log.stem, steps=steps, floor=1.25 if onebit else
                     freeze=steps // 5 if onebit else None, sent_off_by=int(os.environ.get("TEST_OFF", "0")))
 """
 
+# Says yes to every configuration but one that asks for a refusal; told of each in TEST_SEEN.
+TOOL = """#!/usr/bin/env python3
+import json, os, pathlib, sys
+pathlib.Path(os.environ["TEST_SEEN"], "sotto").write_text(json.dumps(sys.argv[1:]))
+print("This configuration ...")
+if "refuse me" in pathlib.Path(sys.argv[2]).read_text():
+    sys.exit(f"sotto: {sys.argv[2]}: cannot run here: no such optimizer")
+"""
+
+MINE = """{ // a configuration of one's own
+  "optimizer": {"type": "Adam", "params": {"lr": 0.001}},
+  "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_num_steps": 100, "total_num_steps": 1000,}}
+}
+"""
+
 
 def lab_reason():
     """None where network namespaces can be made, else why not."""
@@ -68,7 +83,7 @@ class Quickstart(unittest.TestCase):
         shutil.copytree(ROOT / "integration", self.root / "integration", ignore=shutil.ignore_patterns("__pycache__"))
         programs = self.root / "build/quickstart/bin"
         programs.mkdir(parents=True)
-        for name, text in (("sotto-run", LAUNCHER), ("sotto-c-trainer", TRAINER)):
+        for name, text in (("sotto-run", LAUNCHER), ("sotto-c-trainer", TRAINER), ("sotto", TOOL)):
             (programs / name).write_text(text, encoding="utf-8")
             (programs / name).chmod(0o755)
         self.seen = self.folder / "seen"
@@ -128,6 +143,70 @@ class Quickstart(unittest.TestCase):
         words = self.what_rank_saw("lamb")["words"]
         self.assertEqual(words[words.index("--data") + 1:][:2], list(map(str, paths)))
 
+    def write_config(self, name, text=MINE):
+        path = self.folder / "checkout" / name
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    def out_files(self):
+        return sorted(p.name for p in self.out.iterdir())
+
+    def test_one_more_configuration(self):
+        config = self.write_config("mine.json")
+        run = self.run_it("--steps", "40", "--config", str(config))
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(self.out_files(), ["lamb.jsonl", "mine.jsonl", "onebit_lamb.jsonl", "report.html", "summary.json"])
+        summary = json.loads((self.out / "summary.json").read_text(encoding="utf-8"))
+        self.assertEqual(summary["mine"]["steps"], 40)
+        self.assertEqual(set(summary["ratios_mine"]), set(summary["ratios"]))
+        self.assertEqual(json.loads((self.seen / "sotto").read_text(encoding="utf-8")),
+                         ["config", str(config), "--world-size", "4"])
+        seen, lamb = self.what_rank_saw("mine", 3), self.what_rank_saw("lamb", 3)
+        self.assertEqual(seen["config"]["scheduler"]["params"], {"warmup_num_steps": 4, "total_num_steps": 40})
+        for option in ("--seed", "--steps"):
+            self.assertEqual(*(words[words.index(option) + 1] for words in (seen["words"], lamb["words"])))
+        self.assertIn("run 3 of 3: mine, seed 1", run.stdout)
+        self.assertIn("mine: ", run.stdout)
+        self.assertEqual(self.left_behind(), [])
+
+    def test_results_with_one_more_are_replaced(self):
+        config = str(self.write_config("mine.json"))
+        self.assertEqual(self.run_it("--steps", "40", "--seeds", "1,2", "--config", config).returncode, 0)
+        self.assertIn("mine-seed2.jsonl", self.out_files())
+        other = str(self.write_config("other.json"))
+        run = self.run_it("--steps", "40", "--config", other)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(self.out_files(), ["lamb.jsonl", "onebit_lamb.jsonl", "other.jsonl", "report.html", "summary.json"])
+        (self.out / "mine.jsonl").write_text("not the quickstart's any more", encoding="utf-8")
+        run = self.run_it("--steps", "40")
+        self.assertEqual(run.returncode, 1)
+        self.assertIn("mine.jsonl", run.stderr)
+        self.assertIn("other.jsonl", self.out_files())
+
+    def test_a_configuration_without_length_is_used_as_it_is(self):
+        config = self.write_config("plain.json", '{"optimizer": {"type": "OneBitAdam", "params": {"freeze_step": 30}}}')
+        run = self.run_it("--steps", "40", "--config", str(config))
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertEqual(self.what_rank_saw("plain")["config"]["optimizer"]["params"]["freeze_step"], 30)
+        self.assertIn("plain.json has no scheduler.params.total_num_steps", run.stdout)
+
+    def test_an_unsupported_configuration_fails_before_training(self):
+        config = self.write_config("mine.json", "refuse me")
+        run = self.run_it("--steps", "40", "--config", str(config))
+        self.assertEqual(run.returncode, 1)
+        self.assertIn(f"--config: sotto: {config}: cannot run here: no such optimizer", run.stderr)
+        self.assertEqual([p.name for p in self.seen.iterdir()], ["sotto"])
+        self.assertFalse(self.out.exists())
+        self.assertEqual(self.left_behind(), [])
+
+    def test_names_that_are_taken_or_no_words(self):
+        for name in ("lamb.json", "onebit_lamb.json", "ratios.json", "ratios_x.json", "seeds.json", "a-seed2.json", "a b.json",
+                     "1x.json", "mine.hjson", "x" * 41 + ".json"):
+            config = self.write_config(name)
+            run = self.run_it("--config", str(config))
+            self.assertEqual(run.returncode, 2, name)
+            self.assertIn(f"'{name.removesuffix('.json')}'", run.stderr)
+
     def test_a_failed_run_keeps_the_old_results(self):
         self.assertEqual(self.run_it("--steps", "40").returncode, 0)
         before = (self.out / "summary.json").read_text(encoding="utf-8")
@@ -156,7 +235,8 @@ class Quickstart(unittest.TestCase):
         cases = [(["--fast"], "unknown option '--fast'"), (["--steps"], "--steps needs a value"),
                  (["--steps", "0"], "'0'"), (["--steps", "many"], "'many'"), (["--seeds", "1,,2"], "'1,,2'"),
                  (["--seeds", "2,2"], "twice"), (["--links", "-5"], "'-5'"), (["--isolation", "vm"], "'vm'"),
-                 (["--data", "/no/such/file"], "/no/such/file")]
+                 (["--data", "/no/such/file"], "/no/such/file"), (["--config"], "--config needs a value"),
+                 (["--config", "/no/such/file.json"], "/no/such/file.json"), (["--config", "/usr"], "'/usr' does not")]
         for options, message in cases:
             run = subprocess.run(self.command(*options), env=self.environment(), capture_output=True, text=True,
                                  timeout=DEADLINE_S, check=False)
@@ -167,7 +247,7 @@ class Quickstart(unittest.TestCase):
     def test_help(self):
         run = subprocess.run(self.command("--help"), capture_output=True, text=True, timeout=DEADLINE_S, check=False)
         self.assertEqual(run.returncode, 0)
-        for option in ("--quick", "--steps", "--seeds", "--data", "--links", "--isolation", "--out"):
+        for option in ("--quick", "--steps", "--seeds", "--config", "--data", "--links", "--isolation", "--out"):
             self.assertIn(option, run.stdout)
 
     def wait_for(self, condition, what):
