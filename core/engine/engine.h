@@ -224,6 +224,7 @@ class Engine final : public Driver {
   void propose_failure(Channel& channel, const FailureCause& cause);
   void fail_channel(Channel& channel, const FailureCause& cause);
   void fail_op(Op& op, const Status& status);
+  void mark_lanes();
   void settle_failed(Op& op);
   void finish_committing(Op& op);
   std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;

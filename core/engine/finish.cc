@@ -150,7 +150,26 @@ void Engine::fail_op(Op& op, const Status& status) {
   drop_ready(op);
   op.state_ = Op::State::kFailing;
   op.failure_ = status;
+  mark_lanes();
   settle_failed(op);
+}
+
+// A step without an event of its own is seen to be done by the event of a later one, which a failed
+// operation may never issue.
+void Engine::mark_lanes() {
+  for (uint32_t i = 0; i < lanes_.size(); ++i) {
+    std::deque<InFlight>& lane = lanes_[i];
+    if (lane.empty() || lane.back().event != 0) continue;
+    const Result<EventId> event = options_.device->record(i);
+    if (event.ok()) {
+      lane.back().event = *event;
+      continue;
+    }
+    log(LogLevel::kError, "the device cannot be waited for: {}", event.status().text());
+    for (; !lane.empty() && lane.back().event == 0; lane.pop_back()) {
+      if (lane.back().step != kNoStep) --lane.back().op->request_.run->device_steps_in_flight;
+    }
+  }
 }
 
 // Everything has arrived and verified on this rank, and parameters are being written: the step is
