@@ -76,8 +76,16 @@ struct ScalarQuant {
     }
     return max_bits;
   }
-  // 16-bit codes of c, which becomes the error.
-  static void pack_half(CodecKind kind, float* c, uint64_t n, uint8_t* out, uint32_t* flags) {
+  // The bits of the largest |x|.
+  static uint32_t largest(const float* x, uint64_t n) {
+    uint32_t max_bits = 0;
+    for (uint64_t i = 0; i < n; ++i)
+      max_bits = std::max(max_bits, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+    return max_bits;
+  }
+  // 16-bit codes of c, and the error, unless null. error may be c.
+  static void pack_half(CodecKind kind, const float* c, float* error, uint64_t n, uint8_t* out,
+                        uint32_t* flags) {
     for (uint64_t i = 0; i < n; ++i) {
       uint16_t code = half_code(kind, c[i]);
       if (!is_finite(half_value(kind, code))) {
@@ -85,11 +93,12 @@ struct ScalarQuant {
         code = 0;
       }
       std::memcpy(out + 2 * i, &code, 2);
-      c[i] = c[i] - half_value(kind, code);
+      if (error != nullptr) error[i] = c[i] - half_value(kind, code);
     }
   }
-  // Codes of a block; c becomes the error.
-  static void pack_block(CodecKind kind, QuantScale s, float* c, uint32_t block, uint8_t* out) {
+  // Codes of a block, and the error, unless null. error may be c.
+  static void pack_block(CodecKind kind, QuantScale s, const float* c, float* error, uint32_t block,
+                         uint8_t* out) {
     for (uint32_t i = 0; i < block; ++i) {
       const float code = s.scale != 0.0f ? round_even(c[i] * s.inverse) : 0.0f;
       const auto byte = static_cast<uint8_t>(static_cast<int32_t>(code));
@@ -100,7 +109,7 @@ struct ScalarQuant {
       } else {
         out[i / 2] = static_cast<uint8_t>(out[i / 2] | (byte & 15));
       }
-      c[i] = c[i] - code * s.scale;
+      if (error != nullptr) error[i] = c[i] - code * s.scale;
     }
   }
   // Sums over ranks of n 16-bit values or of a block; rows: the first unit in row 0.
@@ -124,7 +133,9 @@ struct ScalarQuant {
       });
     }
   }
-  static void decode_half(CodecKind kind, const uint8_t* codes, uint64_t n, float* y) {
+  // stream: y is not read again soon.
+  static void decode_half(CodecKind kind, const uint8_t* codes, uint64_t n, float* y,
+                          bool /*stream*/) {
     for (uint64_t i = 0; i < n; ++i) {
       uint16_t code;
       std::memcpy(&code, codes + 2 * i, 2);
@@ -133,10 +144,11 @@ struct ScalarQuant {
   }
   // Elements [first, first + n) of a block.
   static void decode_block(CodecKind kind, const uint8_t* unit, float scale, uint32_t first,
-                           uint64_t n, float* y) {
+                           uint64_t n, float* y, bool /*stream*/) {
     for (uint32_t i = 0; i < n; ++i)
       y[i] = static_cast<float>(quant_code(kind, unit, first + i)) * scale;
   }
+  static void finish_streams() {}
 
  private:
   // Groups of 8 ranks, each from 0 in ascending order.
@@ -176,20 +188,42 @@ class QuantWriter {
   // at(flat) has c of n elements with the largest magnitude max_bits.
   void wrote(uint64_t flat, uint64_t n, uint32_t max_bits, uint32_t* flags) {
     if (!codec_has_blocks(kind_)) {
-      Math::pack_half(kind_, at(flat), n, payload_ + 2 * (flat - base_), flags);
+      pack_half(at(flat), flat, n, flags);
       return;
     }
     max_bits_ = std::max(max_bits_, max_bits);
     if ((flat + n) % block_ != 0) return;
     const uint64_t first = flat + n - block_;
-    uint8_t* out = payload_ + unit_.bytes_of(first - base_);
-    const QuantScale s = quant_scale(kind_, max_bits_, flags);
-    Math::pack_block(kind_, s, at(first), block_, out);
-    std::memcpy(out + unit_.bytes - 4, &s.scale, 4);
+    pack_block(at(first), first, max_bits_, flags);
     max_bits_ = 0;
+  }
+  // Without residual: the same from x itself, where that can be done.
+  bool direct(const float* x, uint64_t flat, uint64_t n, uint32_t* flags) {
+    if (residual_ != nullptr) return false;
+    if (!codec_has_blocks(kind_)) {
+      pack_half(x, flat, n, flags);
+      return true;
+    }
+    if (n != block_) return false;
+    const uint32_t max_bits = Math::largest(x, n);
+    if (max_bits >= 0x7f800000u) return false;
+    pack_block(x, flat, max_bits, flags);
+    return true;
   }
 
  private:
+  void pack_half(const float* c, uint64_t flat, uint64_t n, uint32_t* flags) {
+    float* error = residual_ != nullptr ? residual_ + flat : nullptr;
+    Math::pack_half(kind_, c, error, n, payload_ + 2 * (flat - base_), flags);
+  }
+  void pack_block(const float* c, uint64_t flat, uint32_t max_bits, uint32_t* flags) {
+    uint8_t* out = payload_ + unit_.bytes_of(flat - base_);
+    const QuantScale s = quant_scale(kind_, max_bits, flags);
+    float* error = residual_ != nullptr ? residual_ + flat : nullptr;
+    Math::pack_block(kind_, s, c, error, block_, out);
+    std::memcpy(out + unit_.bytes - 4, &s.scale, 4);
+  }
+
   const CodecKind kind_;
   const uint32_t block_;
   const PayloadUnit unit_;
@@ -216,6 +250,10 @@ void run_quant_encode(const KernelCall& call) {
         std::memset(c, 0, 4 * n);
       } else {
         const float* x = call.operands[0].list<const float>(p.tensor) + p.offset + first;
+        if (writer.direct(x, flat, n, &flags)) {
+          first += n;
+          continue;
+        }
         max_bits = Math::add(x, e != nullptr ? e + flat : nullptr, c, n, &flags);
       }
       writer.wrote(flat, n, max_bits, &flags);
@@ -261,32 +299,40 @@ void run_quant_server(const KernelCall& call) {
 
 // y = v for every run of elements of one block (or of any elements of a cast).
 template <class Math>
-void decode_run(const QuantArgs& a, const uint8_t* payload, uint64_t flat, uint64_t n, float* y) {
+void decode_run(const QuantArgs& a, const uint8_t* payload, uint64_t flat, uint64_t n, float* y,
+                bool stream) {
   if (!codec_has_blocks(a.kind)) {
-    Math::decode_half(a.kind, payload + 2 * flat, n, y);
+    Math::decode_half(a.kind, payload + 2 * flat, n, y, stream);
     return;
   }
   const PayloadUnit unit = payload_unit(a.kind, a.block);
   const uint8_t* at = payload + unit.bytes_of(flat);
   Math::decode_block(a.kind, at, decoded_scale(at, unit), static_cast<uint32_t>(flat % a.block), n,
-                     y);
+                     y, stream);
 }
+
+// Outputs of calls of this size are larger than what their reader finds in L2.
+inline constexpr uint64_t kStreamElements = 32768;
 
 template <class Math>
 void run_quant_decode(const KernelCall& call) {
   const auto& a = call.arguments<QuantArgs>();
   const uint8_t* payload = call.operands[0].flat<const uint8_t>();
   const uint64_t block = codec_has_blocks(a.kind) ? a.block : kMaxQuantBlock;
+  uint64_t total = 0;
+  for (const Piece& p : call.pieces) total += p.count;
+  const bool stream = total >= kStreamElements;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
     float* y = call.operands[1].list<float>(p.tensor) + p.target;
     for (uint64_t first = 0; first < p.count;) {
       const uint64_t flat = p.flat + first;
       const uint64_t n = std::min(p.count - first, block - flat % block);
-      decode_run<Math>(a, payload, flat, n, y + first);
+      decode_run<Math>(a, payload, flat, n, y + first, stream);
       first += n;
     }
   }
+  if (stream) Math::finish_streams();
 }
 
 }  // namespace sotto

@@ -22,7 +22,7 @@ void quant_encode_undo(const KernelCall& call) {
     for (uint64_t first = 0; first < p.count;) {
       const uint64_t flat = p.flat + first;
       const uint64_t n = std::min(p.count - first, block - flat % block);
-      decode_run<ScalarQuant>(a, payload, flat - a.base, n, values);
+      decode_run<ScalarQuant>(a, payload, flat - a.base, n, values, false);
       for (uint64_t i = 0; i < n; ++i) {
         const float c = e[flat + i] + values[i];
         e[flat + i] = is_finite(c) ? c - guard_finite(x[first + i], &unused) : 0.0f;

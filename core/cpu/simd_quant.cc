@@ -25,6 +25,15 @@ HWY_INLINE VI magnitude_bits(VF c) {
   return hn::And(hn::BitCast(DI(), c), hn::Set(DI(), 0x7fffffff));
 }
 
+// To nearest even, for small x. Highway's own looks at values that no int32 holds.
+HWY_INLINE VI nearest(VF x) {
+#if HWY_TARGET == HWY_AVX2
+  return VI{_mm256_cvtps_epi32(x.raw)};
+#else
+  return hn::NearestInt(x);
+#endif
+}
+
 // 16-bit codes and their values.
 struct Brain {
   using D16 = hn::Rebind<uint16_t, DF>;
@@ -32,13 +41,13 @@ struct Brain {
     const auto codes = hn::LoadU(D16(), reinterpret_cast<const uint16_t*>(p));
     return hn::BitCast(DF(), hn::ShiftLeft<16>(hn::PromoteTo(DU(), codes)));
   }
-  // c is no NaN. Returns the value; not finite: code and value 0, and a lane of bad.
+  // Returns the value; not finite: code and value 0, and a lane of bad.
   static HWY_INLINE VF store(VF c, uint8_t* p, MF* bad) {
     const VU bits = hn::BitCast(DU(), c);
     const VU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(DU(), 1));
     const VU code = hn::ShiftRight<16>(hn::Add(bits, hn::Add(odd, hn::Set(DU(), 0x7fff))));
     VF value = hn::BitCast(DF(), hn::ShiftLeft<16>(code));
-    const MF good = finite(value);
+    const MF good = hn::And(finite(value), hn::Eq(c, c));
     *bad = hn::Or(*bad, hn::Not(good));
     value = hn::IfThenElseZero(good, value);
     const VU kept = hn::ShiftRight<16>(hn::BitCast(DU(), value));
@@ -111,6 +120,30 @@ HWY_INLINE void store_codes(const VI* q, int8_t* out) {
 #endif
 }
 
+// 32 codes as nibbles.
+HWY_INLINE void store_nibbles(const VI* q, uint8_t* out) {
+#if HWY_TARGET == HWY_AVX2
+  // Of each pair of 16-bit codes 16 * first + (second & 15), whose low byte is the pair of nibbles.
+  const __m256i second = _mm256_set1_epi32(0x000fffff);
+  const __m256i weights = _mm256_set1_epi32(0x00010010);
+  const __m256i byte = _mm256_set1_epi32(0xff);
+  const auto pairs = [&](VI a, VI b) HWY_ATTR {
+    const __m256i codes = _mm256_and_si256(_mm256_packs_epi32(a.raw, b.raw), second);
+    return _mm256_and_si256(_mm256_madd_epi16(codes, weights), byte);
+  };
+  const __m256i words = _mm256_packus_epi32(pairs(q[0], q[1]), pairs(q[2], q[3]));
+  const __m256i bytes = _mm256_packus_epi16(words, words);
+  // Two codes of every quarter of a vector: 0a 1a 2a 3a ... in the lower half, 0b 1b ... above.
+  const __m128i low = _mm256_castsi256_si128(bytes);
+  const __m128i high = _mm256_extracti128_si256(bytes, 1);
+  _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_unpacklo_epi16(low, high));
+#else
+  alignas(64) int8_t codes[kGroup];
+  store_codes(q, codes);
+  pack_nibbles(codes, out);
+#endif
+}
+
 HWY_INLINE VF load_codes(const int8_t* codes) {
   return hn::ConvertTo(DF(), hn::PromoteTo(DI(), hn::LoadU(D8(), codes)));
 }
@@ -133,40 +166,41 @@ struct VectorQuant {
                                            n - whole, flags));
   }
 
-  static HWY_NOINLINE void pack_half(CodecKind kind, float* c, uint64_t n, uint8_t* out,
-                                     uint32_t* flags) {
-    if (kind == CodecKind::kBf16) return pack_as<Brain>(kind, c, n, out, flags);
+  static HWY_NOINLINE uint32_t largest(const float* x, uint64_t n) {
+    VI most[2] = {hn::Zero(DI()), hn::Zero(DI())};
+    const uint64_t whole = n / (2 * kN) * (2 * kN);
+    for (uint64_t i = 0; i < whole; i += 2 * kN) {
+      most[0] = hn::Max(most[0], magnitude_bits(load(x + i)));
+      most[1] = hn::Max(most[1], magnitude_bits(load(x + i + kN)));
+    }
+    const VI bits = hn::MaxOfLanes(DI(), hn::Max(most[0], most[1]));
+    return std::max(static_cast<uint32_t>(hn::GetLane(bits)),
+                    ScalarQuant::largest(x + whole, n - whole));
+  }
+
+  static HWY_NOINLINE void pack_half(CodecKind kind, const float* c, float* error, uint64_t n,
+                                     uint8_t* out, uint32_t* flags) {
+    if (kind == CodecKind::kBf16) return pack_as<Brain>(kind, c, error, n, out, flags);
 #if SOTTO_QUANT_HALF
-    pack_as<Half>(kind, c, n, out, flags);
+    pack_as<Half>(kind, c, error, n, out, flags);
 #else
-    ScalarQuant::pack_half(kind, c, n, out, flags);
+    ScalarQuant::pack_half(kind, c, error, n, out, flags);
 #endif
   }
 
-  static HWY_NOINLINE void pack_block(CodecKind kind, QuantScale s, float* c, uint32_t block,
-                                      uint8_t* out) {
+  static HWY_NOINLINE void pack_block(CodecKind kind, QuantScale s, const float* c, float* error,
+                                      uint32_t block, uint8_t* out) {
     if (s.scale == 0.0f) {
       std::memset(out, 0, kind == CodecKind::kInt8 ? block : block / 2);
+      if (error != nullptr && error != c) std::memcpy(error, c, 4 * uint64_t{block});
       return;
     }
-    const VF scale = set(s.scale);
-    const VF inverse = set(s.inverse);
-    alignas(64) int8_t buffer[kGroup];
-    for (uint32_t i = 0; i < block; i += kGroup) {
-      VI q[kGroupVectors];
-      HWY_UNROLL(8) for (uint32_t k = 0; k < kGroupVectors; ++k) {
-        float* at = c + i + k * kN;
-        const VF value = load(at);
-        q[k] = hn::NearestInt(hn::Mul(value, inverse));
-        store(hn::Sub(value, hn::Mul(hn::ConvertTo(DF(), q[k]), scale)), at);
-      }
-      if (kind == CodecKind::kInt8) {
-        store_codes(q, reinterpret_cast<int8_t*>(out) + i);
-      } else {
-        store_codes(q, buffer);
-        pack_nibbles(buffer, out + i / 2);
-      }
+    if (kind == CodecKind::kInt8) {
+      return error != nullptr ? pack_codes<false, true>(s, c, error, block, out)
+                              : pack_codes<false, false>(s, c, error, block, out);
     }
+    return error != nullptr ? pack_codes<true, true>(s, c, error, block, out)
+                            : pack_codes<true, false>(s, c, error, block, out);
   }
 
   static HWY_NOINLINE void sum_half(const QuantArgs& a, const uint8_t* rows, uint64_t n,
@@ -184,29 +218,68 @@ struct VectorQuant {
     sum_codes<true>(a, rows, sums);
   }
 
-  static HWY_NOINLINE void decode_half(CodecKind kind, const uint8_t* codes, uint64_t n, float* y) {
-    if (kind == CodecKind::kBf16) return decode_as<Brain>(kind, codes, n, y);
+  static HWY_NOINLINE void decode_half(CodecKind kind, const uint8_t* codes, uint64_t n, float* y,
+                                       bool stream) {
+    if (kind == CodecKind::kBf16) return decode_as<Brain>(kind, codes, n, y, stream);
 #if SOTTO_QUANT_HALF
-    decode_as<Half>(kind, codes, n, y);
+    decode_as<Half>(kind, codes, n, y, stream);
 #else
-    ScalarQuant::decode_half(kind, codes, n, y);
+    ScalarQuant::decode_half(kind, codes, n, y, stream);
 #endif
   }
 
   static HWY_NOINLINE void decode_block(CodecKind kind, const uint8_t* unit, float scale,
-                                        uint32_t first, uint64_t n, float* y) {
+                                        uint32_t first, uint64_t n, float* y, bool stream) {
     // Whole groups from the run's start, which must be a group's.
     const uint64_t groups = first % kGroup == 0 ? n / kGroup * kGroup : 0;
     const auto end = static_cast<uint32_t>(first + groups);
+    stream = stream && aligned(y);
     if (kind == CodecKind::kInt8) {
-      decode_groups<false>(unit, set(scale), first, end, y);
+      stream ? decode_groups<false, true>(unit, set(scale), first, end, y)
+             : decode_groups<false, false>(unit, set(scale), first, end, y);
     } else {
-      decode_groups<true>(unit, set(scale), first, end, y);
+      stream ? decode_groups<true, true>(unit, set(scale), first, end, y)
+             : decode_groups<true, false>(unit, set(scale), first, end, y);
     }
-    ScalarQuant::decode_block(kind, unit, scale, end, n - groups, y + groups);
+    ScalarQuant::decode_block(kind, unit, scale, end, n - groups, y + groups, false);
   }
+  static void finish_streams() { hwy::FlushStream(); }
 
  private:
+  static bool aligned(const float* y) {
+    return reinterpret_cast<uintptr_t>(y) % (kN * sizeof(float)) == 0;
+  }
+  template <bool kStream>
+  static HWY_INLINE void put(VF v, float* y) {
+    if constexpr (kStream) {
+      hn::Stream(v, DF(), y);
+    } else {
+      store(v, y);
+    }
+  }
+
+  template <bool kInt4, bool kError>
+  static HWY_INLINE void pack_codes(QuantScale s, const float* c, float* error, uint32_t block,
+                                    uint8_t* out) {
+    const VF scale = set(s.scale);
+    const VF inverse = set(s.inverse);
+    for (uint32_t i = 0; i < block; i += kGroup) {
+      VI q[kGroupVectors];
+      HWY_UNROLL(8) for (uint32_t k = 0; k < kGroupVectors; ++k) {
+        const VF value = load(c + i + k * kN);
+        q[k] = nearest(hn::Mul(value, inverse));
+        if constexpr (kError) {
+          store(hn::Sub(value, hn::Mul(hn::ConvertTo(DF(), q[k]), scale)), error + i + k * kN);
+        }
+      }
+      if constexpr (kInt4) {
+        store_nibbles(q, out + i / 2);
+      } else {
+        store_codes(q, reinterpret_cast<int8_t*>(out) + i);
+      }
+    }
+  }
+
   template <bool kError>
   static HWY_INLINE uint32_t add_vectors(const float* x, const float* e, float* c, uint64_t n,
                                          uint32_t* flags) {
@@ -226,16 +299,19 @@ struct VectorQuant {
   }
 
   template <class Type>
-  static HWY_INLINE void pack_as(CodecKind kind, float* c, uint64_t n, uint8_t* out,
-                                 uint32_t* flags) {
+  static HWY_INLINE void pack_as(CodecKind kind, const float* c, float* error, uint64_t n,
+                                 uint8_t* out, uint32_t* flags) {
     MF bad = no_lanes();
     uint64_t i = 0;
     for (; i + kN <= n; i += kN) {
       const VF value = load(c + i);
-      store(hn::Sub(value, Type::store(value, out + 2 * i, &bad)), c + i);
+      const VF kept = Type::store(value, out + 2 * i, &bad);
+      if (error != nullptr) store(hn::Sub(value, kept), error + i);
     }
     if (!hn::AllFalse(DF(), bad)) *flags |= kFlagNonfinite;
-    if (i != n) ScalarQuant::pack_half(kind, c + i, n - i, out + 2 * i, flags);
+    if (i == n) return;
+    ScalarQuant::pack_half(kind, c + i, error != nullptr ? error + i : nullptr, n - i, out + 2 * i,
+                           flags);
   }
 
   template <class Type>
@@ -257,10 +333,15 @@ struct VectorQuant {
   }
 
   template <class Type>
-  static HWY_INLINE void decode_as(CodecKind kind, const uint8_t* codes, uint64_t n, float* y) {
+  static HWY_INLINE void decode_as(CodecKind kind, const uint8_t* codes, uint64_t n, float* y,
+                                   bool stream) {
     uint64_t i = 0;
-    for (; i + kN <= n; i += kN) store(Type::load(codes + 2 * i), y + i);
-    if (i != n) ScalarQuant::decode_half(kind, codes + 2 * i, n - i, y + i);
+    if (stream && aligned(y)) {
+      for (; i + kN <= n; i += kN) put<true>(Type::load(codes + 2 * i), y + i);
+    } else {
+      for (; i + kN <= n; i += kN) put<false>(Type::load(codes + 2 * i), y + i);
+    }
+    if (i != n) ScalarQuant::decode_half(kind, codes + 2 * i, n - i, y + i, false);
   }
 
   template <bool kInt4>
@@ -294,7 +375,7 @@ struct VectorQuant {
     }
   }
 
-  template <bool kInt4>
+  template <bool kInt4, bool kStream>
   static HWY_INLINE void decode_groups(const uint8_t* unit, VF scale, uint32_t first, uint32_t end,
                                        float* y) {
     alignas(64) int8_t buffer[kGroup];
@@ -302,7 +383,7 @@ struct VectorQuant {
       const int8_t* codes = codes_at<kInt4>(unit, i, buffer);
       HWY_UNROLL(8)
       for (uint32_t k = 0; k < kGroupVectors; ++k)
-        store(hn::Mul(load_codes(codes + k * kN), scale), y + k * kN);
+        put<kStream>(hn::Mul(load_codes(codes + k * kN), scale), y + k * kN);
     }
   }
 };
