@@ -97,26 +97,71 @@ TEST(CapiOptim, ParametersThatAreRefused) {
 
 TEST(CapiOptim, ConfigurationsThatAreRefused) {
   EXPECT_EQ(
-      run_world(1, kDefault,
-                [](Member& self) {
-                  const Model model(0);
-                  const auto with = [&](const char* json) {
-                    sotto_optim* optim = nullptr;
-                    return sotto_optim_create(self.comm, json, model.params.data(),
-                                              model.params.size(), &optim);
-                  };
-                  FAILS(with("{"), SOTTO_E_INVALID_ARGUMENT, "line 1");
-                  FAILS(with(R"({"optimizer": {"type": "Lamb", "params": {"max_cooeff": 1}}})"),
-                        SOTTO_E_INVALID_ARGUMENT, "max_cooeff", "max_coeff");
-                  FAILS(with(R"({"optimiser": {"type": "Lamb"}})"), SOTTO_E_INVALID_ARGUMENT,
-                        "optimiser", "optimizer");
-                  FAILS(with(R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.1}}})"),
-                        SOTTO_E_UNSUPPORTED, "OneBitAdam");
-                  FAILS(with(R"({"optimizer": {"type": "Lamb"}, "fp16": {"enabled": true}})"),
-                        SOTTO_E_UNSUPPORTED, "fp16.enabled");
-                  FAILS(with("{}"), SOTTO_E_INVALID_ARGUMENT, "optimizer");
-                }),
+      run_world(
+          1, kDefault,
+          [](Member& self) {
+            const Model model(0);
+            const auto with = [&](const char* json) {
+              sotto_optim* optim = nullptr;
+              return sotto_optim_create(self.comm, json, model.params.data(), model.params.size(),
+                                        &optim);
+            };
+            FAILS(with("{"), SOTTO_E_INVALID_ARGUMENT, "line 1");
+            FAILS(with(R"({"optimizer": {"type": "Lamb", "params": {"max_cooeff": 1}}})"),
+                  SOTTO_E_INVALID_ARGUMENT, "max_cooeff", "max_coeff");
+            FAILS(with(R"({"optimiser": {"type": "Lamb"}})"), SOTTO_E_INVALID_ARGUMENT, "optimiser",
+                  "optimizer");
+            FAILS(with(R"({"optimizer": {"type": "OneBitAdam"}, "sotto": {"mode": "compat"}})"),
+                  SOTTO_E_UNSUPPORTED, "sotto.mode");
+            FAILS(with(R"({"optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 1}})"),
+                  SOTTO_E_UNSUPPORTED, "zero_optimization.stage");
+            FAILS(with(R"({"optimizer": {"type": "Lamb"}, "fp16": {"enabled": true},
+                             "bf16": {"enabled": true}})"),
+                  SOTTO_E_INVALID_ARGUMENT, "fp16", "bf16");
+            FAILS(with("{}"), SOTTO_E_INVALID_ARGUMENT, "optimizer");
+          }),
       "");
+}
+
+// bf16 gradients times the loss scale, and bf16 copies of the parameters.
+TEST(CapiOptim, HalfGradientsAndModelCopies) {
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        Model model(self.rank);
+                        std::vector<uint16_t> gradients[2], copies[2];
+                        for (size_t t = 0; t < 2; ++t) {
+                          gradients[t].assign(model.weights[t].size(), 0x4180);  // 16 = scale * 1
+                          copies[t].assign(model.weights[t].size(), 0);
+                          model.params[t].grad = buffer(gradients[t]);
+                          model.params[t].model_copy = buffer(copies[t]);
+                        }
+                        sotto_optim* optim = new_optim(
+                            self, R"({"optimizer": {"type": "SGD", "params": {"lr": 0.25}}, "fp16":
+                               {"enabled": true, "initial_scale_power": 4}})",
+                            model);
+                        sotto_optim_info info = {};
+                        info.struct_size = sizeof info;
+                        OK(sotto_optim_get_info(optim, &info));
+                        require(info.loss_scale == 16, "loss scale");
+                        const std::vector<float> before = model.weights[0];
+                        OK(sotto_optim_step(optim, nullptr, nullptr));
+                        for (size_t i = 0; i < before.size(); ++i) {
+                          require(model.weights[0][i] == before[i] - 0.25f, "parameter");
+                          uint32_t bits = 0;
+                          std::memcpy(&bits, &model.weights[0][i], 4);
+                          bits += 0x7fffu + ((bits >> 16) & 1u);
+                          require(copies[0][i] == bits >> 16, "model copy");
+                        }
+                        gradients[1][3] = 0x7f80;  // infinity: the step is left out, on both ranks
+                        const std::vector<float> stepped = model.weights[0];
+                        OK(sotto_optim_step(optim, nullptr, nullptr));
+                        OK(sotto_optim_get_info(optim, &info));
+                        require(info.loss_scale == 8 && info.step == 1 && info.skipped_steps == 1,
+                                "overflow");
+                        require(model.weights[0] == stepped, "nothing is updated");
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
 }
 
 TEST(CapiOptim, RanksThatRegisterDifferentTensors) {

@@ -71,6 +71,12 @@ inline sotto_dtype dtype_of<uint64_t>() {
   return SOTTO_UINT64;
 }
 
+// Bit patterns.
+template <>
+inline sotto_dtype dtype_of<uint16_t>() {
+  return SOTTO_BFLOAT16;
+}
+
 template <class T>
 sotto_buffer buffer(T* data, uint64_t count) {
   return {data, count, dtype_of<T>(), SOTTO_DEVICE_CPU, 0, 0};
