@@ -114,14 +114,14 @@ KernelCase reduce_case(Random* random, const Layout& layout, const ReduceSetup& 
   } else {
     for (const uint64_t size : layout.sizes)
       own.push_back(reduce_values(random, setup.dtype, size, specials));
-    work.add_list(own);
+    work.add_list(own, dtype_bytes(setup.dtype));
   }
   work.add_flat(reduce_values(random, setup.dtype, setup.world * args.row_stride, specials));
   if (setup.flat) {
     work.operands.push_back(work.operands[0]);  // in place
   } else {
     for (const uint64_t size : layout.sizes) out.emplace_back(size * dtype_bytes(setup.dtype));
-    work.add_list(out);
+    work.add_list(out, dtype_bytes(setup.dtype));
   }
   work.add_flat(std::vector<uint32_t>{0});
   return work;

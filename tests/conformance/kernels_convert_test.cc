@@ -37,8 +37,8 @@ KernelCase convert_case(const Layout& layout, Random* random, Dtype from, Dtype 
     sources.push_back(bytes_as(from, values));
     targets.emplace_back(size * dtype_bytes(to), uint8_t{0xaa});
   }
-  work.add_list(sources);
-  work.add_list(targets);
+  work.add_list(sources, dtype_bytes(from));
+  work.add_list(targets, dtype_bytes(to));
   return work;
 }
 

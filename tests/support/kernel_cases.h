@@ -45,13 +45,13 @@ class KernelCase {
     operands.push_back({Binding::kFlat, {add_memory(values, 0)}});
     return memory.size() - 1;
   }
-  // One tensor per entry, each with another alignment.
+  // One tensor per entry, each with another alignment, a multiple of `element` bytes.
   template <class T>
-  size_t add_list(const std::vector<std::vector<T>>& tensors) {
+  size_t add_list(const std::vector<std::vector<T>>& tensors, uint64_t element = sizeof(T)) {
     OperandSpec spec{Binding::kList, {}};
     const size_t first = memory.size();
     for (size_t t = 0; t < tensors.size(); ++t) {
-      spec.memory.push_back(add_memory(tensors[t], static_cast<uint32_t>(t * 5 % 16 * sizeof(T))));
+      spec.memory.push_back(add_memory(tensors[t], static_cast<uint32_t>(t * 5 % 16 * element)));
     }
     operands.push_back(spec);
     return first;
