@@ -46,10 +46,8 @@ struct RankGroup {
   uint32_t ranks;
 };
 
-// Terms of ranks first .. first + ranks - 1. Not checked for shifts: g++ 12.2 with -fsanitize=shift
-// -O1 makes wrong tables of it, without a report (kernels_onebit_test shows it).
-__attribute__((no_sanitize("shift"))) void fill_group(const ServerOp& op, const Piece& p,
-                                                      uint32_t first, RankGroup* out) {
+// Terms of ranks first .. first + ranks - 1.
+void fill_group(const ServerOp& op, const Piece& p, uint32_t first, RankGroup* out) {
   out->ranks = std::min(op.args.world - first, kGroupRanks);
   float t[kGroupRanks] = {};
   for (uint32_t r = 0; r < out->ranks; ++r) t[r] = op.term(first + r, p);
@@ -57,7 +55,10 @@ __attribute__((no_sanitize("shift"))) void fill_group(const ServerOp& op, const 
     float sum = 0.0f;
     for (uint32_t r = 0; r < std::min(out->ranks, 4u); ++r)
       sum += plus_minus(nibble >> r & 1, t[r]);
-    (nibble < 8 ? out->low : out->high)[nibble % 8] = sum;
+    // A pointer of its own: an index into a choice of two arrays is wrong code with g++ 12.2's
+    // checks for undefined behaviour.
+    float* const table = nibble < 8 ? out->low : out->high;
+    table[nibble % 8] = sum;
   }
   for (uint32_t r = 0; r < 3; ++r) {
     for (uint32_t nibble = 0; nibble < 8; ++nibble) {
