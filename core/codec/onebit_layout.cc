@@ -11,10 +11,12 @@ uint64_t blocks_of(uint64_t elements) { return (elements + kNormBlock - 1) / kNo
 }  // namespace
 
 OnebitLayout::OnebitLayout(std::vector<OnebitTensor> tensors, uint32_t ranks, uint64_t align,
-                           OnebitGranularity granularity, uint64_t bucket, bool scales)
+                           OnebitGranularity granularity, uint64_t bucket, bool scales,
+                           std::optional<uint32_t> padding_group)
     : tensors_(std::move(tensors)), ranks_(ranks) {
   order_tensors();
   cut_instances(granularity, bucket);
+  if (padding_group) append_padding(align * ranks, *padding_group);
   place_instances(align, granularity == OnebitGranularity::kBucket, scales);
 }
 
@@ -57,6 +59,31 @@ void OnebitLayout::cut_instances(OnebitGranularity granularity, uint64_t bucket)
       add(spans_[i].begin, spans_[i].begin + tensor.count);
     }
   }
+}
+
+// Makes every instance a multiple of `unit` elements long. No tensor lies in two instances.
+void OnebitLayout::append_padding(uint64_t unit, uint32_t group) {
+  std::vector<Span> spans;
+  size_t next = 0;
+  for (Instance& instance : instances_) {
+    const uint64_t end = instance.begin + instance.count;
+    for (; next < spans_.size() && spans_[next].begin < end; ++next) {
+      const Span span{spans_[next].begin + padding_elements_, spans_[next].tensor};
+      begin_of_[span.tensor] = span.begin;
+      spans.push_back(span);
+    }
+    instance.begin += padding_elements_;
+    const uint64_t missing = (unit - instance.count % unit) % unit;
+    if (missing == 0) continue;
+    spans.push_back({instance.begin + instance.count,
+                     static_cast<uint32_t>(tensors_.size() + padding_.size())});
+    begin_of_.push_back(spans.back().begin);
+    first_block_of_.push_back(tensor_blocks_);
+    padding_.push_back({missing, group});
+    instance.count += missing;
+    padding_elements_ += missing;
+  }
+  spans_ = std::move(spans);
 }
 
 // sections: every instance is one.
@@ -182,7 +209,7 @@ void OnebitLayout::append_pieces(uint32_t chunk, const OnebitSegment& segment, b
         const auto span = std::upper_bound(spans_.begin(), spans_.end(), position,
                                            [](uint64_t p, const Span& s) { return p < s.begin; }) -
                           1;
-        const OnebitTensor& tensor = tensors_[span->tensor];
+        const OnebitTensor& tensor = this->tensor(span->tensor);
         piece.tensor = span->tensor;
         piece.group = tensor.group;
         piece.offset = piece.target = position - span->begin;
@@ -225,7 +252,7 @@ std::vector<Piece> OnebitLayout::server_pieces(uint32_t chunk) const {
 
 std::vector<Piece> OnebitLayout::tensor_pieces(uint32_t tensor) const {
   std::vector<Piece> out;
-  const uint64_t count = tensors_[tensor].count;
+  const uint64_t count = this->tensor(tensor).count;
   if (count == 0) return out;
   const uint64_t begin = begin_of_[tensor];
   auto instance = std::upper_bound(instances_.begin(), instances_.end(), begin,
@@ -250,7 +277,7 @@ std::vector<Piece> OnebitLayout::tensor_pieces(uint32_t tensor) const {
     piece.tensor = tensor;
     piece.scale = static_cast<uint32_t>(index);
     piece.message = message_word(*instance, index, piece.chunk);
-    piece.group = tensors_[tensor].group;
+    piece.group = this->tensor(tensor).group;
     out.push_back(piece);
     done += piece.count;
   }

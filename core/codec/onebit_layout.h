@@ -11,11 +11,17 @@
 // chunk 1 of all instances, ... With one section and one instance it is the sequence followed by
 // padding.
 //
+// Padding normally is no data: nobody reads it. Where it is (`padding_group`), every instance ends
+// with a tensor of its own that fills its last chunks; these tensors have the numbers after the
+// registered ones and appear in pieces, but in no norm, average or update of tensors.
+//
 // Scale messages of all ranks (the message area) lie section after section, in each one message per
 // rank. A server's flat space has its own chunk of every section.
 #pragma once
 
 #include <cstdint>
+#include <numeric>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -49,12 +55,16 @@ struct OnebitSegment {
   uint32_t section = 0;
 };
 
+// chunk_align of the published arithmetic (mode compat): padded to a multiple of W * lcm(W, 8).
+inline uint64_t compat_chunk_align(uint64_t ranks) { return std::lcm(ranks, uint64_t{8}); }
+
 class OnebitLayout {
  public:
   // align: a positive multiple of 8. bucket: elements, for kBucket. scales: scale messages have
-  // scales; else flags only.
+  // scales; else flags only. padding_group: padding is data of this group; not with kBucket.
   OnebitLayout(std::vector<OnebitTensor> tensors, uint32_t ranks, uint64_t align,
-               OnebitGranularity granularity, uint64_t bucket = 0, bool scales = true);
+               OnebitGranularity granularity, uint64_t bucket = 0, bool scales = true,
+               std::optional<uint32_t> padding_group = std::nullopt);
 
   uint32_t ranks() const { return ranks_; }
   uint64_t instances() const { return instances_.size(); }
@@ -62,6 +72,9 @@ class OnebitLayout {
   uint64_t chunk_elements() const { return chunk_; }  // of all instances, per rank
   uint64_t flat_elements() const { return chunk_ * ranks_; }
   const std::vector<OnebitTensor>& tensors() const { return tensors_; }
+  // Padding that is data: tensor tensors().size() + i. Empty if padding is no data.
+  const std::vector<OnebitTensor>& padding() const { return padding_; }
+  uint64_t elements_with_padding() const { return elements_ + padding_elements_; }
   const std::vector<OnebitSection>& sections() const { return sections_; }
   uint64_t message_bytes() const { return message_bytes_; }  // of the message area
   // Ranks whose messages carry a flag, ascending. area: message_bytes() bytes.
@@ -82,8 +95,8 @@ class OnebitLayout {
   // Whole chunk k of every section, for the worker and for the server side.
   std::vector<Piece> worker_pieces(uint32_t chunk) const;
   std::vector<Piece> server_pieces(uint32_t chunk) const;
-  // Pieces of one tensor in its own order; norm blocks count from the tensor's start, first
-  // tensor_range(t).first_block.
+  // Pieces of one tensor (or padding) in its own order; norm blocks count from the tensor's start,
+  // first tensor_range(t).first_block.
   std::vector<Piece> tensor_pieces(uint32_t tensor) const;
 
   // Norm ranges: worker scale of every instance, server scale of every instance in chunk k, norm of
@@ -113,6 +126,10 @@ class OnebitLayout {
 
   void order_tensors();
   void cut_instances(OnebitGranularity granularity, uint64_t bucket);
+  void append_padding(uint64_t unit, uint32_t group);
+  const OnebitTensor& tensor(uint32_t t) const {
+    return t < tensors_.size() ? tensors_[t] : padding_[t - tensors_.size()];
+  }
   void place_instances(uint64_t align, bool sections, bool scales);
   uint64_t valid(const Instance& instance, uint32_t chunk) const;
   // Index of the instance of a section that holds an element of its chunk.
@@ -121,14 +138,14 @@ class OnebitLayout {
   void append_pieces(uint32_t chunk, const OnebitSegment& segment, bool server,
                      std::vector<Piece>* out) const;
 
-  std::vector<OnebitTensor> tensors_;
+  std::vector<OnebitTensor> tensors_, padding_;
   std::vector<Span> spans_;
   std::vector<uint64_t> begin_of_;  // per tensor: start in the sequence
   std::vector<Instance> instances_;
   std::vector<OnebitSection> sections_;
   std::vector<uint64_t> first_block_of_;  // per tensor
   uint32_t ranks_;
-  uint64_t elements_ = 0;
+  uint64_t elements_ = 0, padding_elements_ = 0;
   uint64_t chunk_ = 0;
   uint64_t message_bytes_ = 0;
   uint64_t worker_blocks_ = 0, server_blocks_ = 0, tensor_blocks_ = 0;

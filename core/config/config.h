@@ -146,6 +146,7 @@ struct GroupOverride {
 };
 
 enum class Mode : int32_t { kStrict = 1, kCompat = 2 };
+std::string_view mode_name(Mode mode);
 enum class CompressionScale : int32_t { kL2 = 1, kL1 = 2 };
 enum class Granularity : int32_t { kFlat = 1, kTensor = 2, kBucket = 3 };
 enum class ZeroVariancePolicy : int32_t { kMask = 1, kEps = 2, kError = 3 };

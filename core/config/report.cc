@@ -254,7 +254,7 @@ Json sotto_json(const SottoConfig& s) {
           {"scale", scale_name(s.scale)},
           {"granularity", granularity_name(s.granularity)},
           {"bucket_elements", s.bucket_elements},
-          {"chunk_align", s.chunk_align},
+          {"chunk_align", s.mode == Mode::kCompat ? Json("lcm(ranks, 8)") : Json(s.chunk_align)},
           {"step_offset", s.step_offset},
           {"zero_variance_policy", zero_variance_policy_name(s.zero_variance_policy)},
           {"coeff_debias", s.coeff_debias},

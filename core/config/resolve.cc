@@ -63,9 +63,6 @@ void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
 }
 
 void add_sotto_obstacles(const Config& c, std::vector<Obstacle>& out) {
-  if (c.sotto.mode != Mode::kStrict) {
-    out.push_back({"sotto.mode", std::string(mode_name(c.sotto.mode)), "supported is strict"});
-  }
   for (size_t i = 0; i < c.sotto.param_groups.size(); ++i) {
     if (!c.sotto.param_groups[i].non_freeze.value_or(false)) continue;
     out.push_back({fmt::format("sotto.param_groups[{}].non_freeze", i), "true",

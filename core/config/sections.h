@@ -26,7 +26,6 @@ struct Obstacle {
 };
 std::vector<Obstacle> find_obstacles(const Config& config);
 
-std::string_view mode_name(Mode mode);
 std::string_view scale_name(CompressionScale scale);
 std::string_view granularity_name(Granularity granularity);
 std::string_view zero_variance_policy_name(ZeroVariancePolicy policy);

@@ -92,6 +92,25 @@ Status read_sizes(const ObjectReader& reader, SottoConfig& sotto, Findings& find
   return ok_status();
 }
 
+// Mode compat has the layout, the masks and the granularities of the published arithmetic.
+Status read_mode(const ObjectReader& reader, Config& config, Findings& findings) {
+  SottoConfig& sotto = config.sotto;
+  read_word(reader, "mode", sotto.mode);
+  const OptimizerKind kind = config.optimizer.kind;
+  if (sotto.mode != Mode::kCompat || !optimizer_is_one_bit(kind)) return ok_status();
+  const auto refuse = [&](std::string_view key, std::string_view text) {
+    return findings.fail(reader.path_of(key), fmt::format("in sotto.mode compat: {}", text));
+  };
+  if (sotto.granularity == Granularity::kBucket)
+    return refuse("granularity", "found bucket, allowed is flat, tensor");
+  if (reader.has("chunk_align"))
+    return refuse("chunk_align", "it is lcm(number of ranks, 8), remove the key");
+  if (!reader.has("zero_variance_policy")) sotto.zero_variance_policy = ZeroVariancePolicy::kEps;
+  if (sotto.zero_variance_policy == ZeroVariancePolicy::kMask)
+    return refuse("zero_variance_policy", "found mask, allowed is eps, error");
+  return ok_status();
+}
+
 // Policies that depend on what else the file says.
 void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Findings& findings) {
   const OptimizerKind kind = config.optimizer.kind;
@@ -124,10 +143,10 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
                ObjectReader::open(object, Section::kSotto, ~0u, "sotto", findings));
   SottoConfig& sotto = config.sotto;
-  read_word(reader, "mode", sotto.mode);
   read_word(reader, "scale", sotto.scale);
   read_word(reader, "granularity", sotto.granularity);
   read_word(reader, "zero_variance_policy", sotto.zero_variance_policy);
+  SOTTO_TRY(read_mode(reader, config, findings));
   constexpr std::string_view kTransports[] = {"auto", "inproc", "tcp"};
   if (const auto word = reader.word("transport")) sotto.transport = kTransports[*word];
   SOTTO_TRY(read_sizes(reader, sotto, findings));

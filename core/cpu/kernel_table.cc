@@ -43,6 +43,9 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kLocalFront) = scalar::local_front;
   kernel_entry(t, KernelId::kLocalFrontUndo) = scalar::local_front_undo;
   kernel_entry(t, KernelId::kLocalSync) = scalar::local_sync;
+  kernel_entry(t, KernelId::kInPlaceLocal) = scalar::in_place_local;
+  kernel_entry(t, KernelId::kInPlaceSum) = scalar::in_place_sum;
+  kernel_entry(t, KernelId::kInPlaceSync) = scalar::in_place_sync;
   return t;
 }
 

@@ -69,6 +69,9 @@ void local_momentum(const KernelCall& call);
 void local_front(const KernelCall& call);
 void local_front_undo(const KernelCall& call);
 void local_sync(const KernelCall& call);
+void in_place_local(const KernelCall& call);
+void in_place_sum(const KernelCall& call);
+void in_place_sync(const KernelCall& call);
 }  // namespace scalar
 
 }  // namespace sotto

@@ -27,13 +27,10 @@ struct Key {
   bool onebit, casts, blocks;
 };
 constexpr Key kKeys[] = {
-    {"type", true, true, true},
-    {"chunk_align", true, true, true},
-    {"scale", true, false, false},
-    {"granularity", true, false, false},
-    {"bucket_elements", true, false, false},
-    {"block", false, false, true},
-    {"residual", false, true, true},
+    {"type", true, true, true},          {"chunk_align", true, true, true},
+    {"mode", true, false, false},        {"scale", true, false, false},
+    {"granularity", true, false, false}, {"bucket_elements", true, false, false},
+    {"block", false, false, true},       {"residual", false, true, true},
 };
 
 bool applies(const Key& key, CodecKind kind) {
@@ -107,6 +104,22 @@ Status check_keys(const Json& json, CodecKind kind) {
   return ok_status();
 }
 
+Status take_mode(const Json& json, OnebitSettings* s) {
+  constexpr std::string_view kModes[] = {"strict", "compat"};
+  SOTTO_ASSIGN(const size_t mode, take_word(json, "mode", kModes, 0));
+  s->compat = mode == 1;
+  if (!s->compat) return ok_status();
+  if (s->granularity == OnebitGranularity::kBucket)
+    return invalid_argument(
+        "codec: \"mode\" is \"compat\", whose arithmetic has no \"granularity\" \"bucket\"; "
+        "allowed: \"flat\", \"tensor\"");
+  if (json.contains("chunk_align"))
+    return invalid_argument(
+        "codec: \"chunk_align\" is set, but in \"mode\" \"compat\" it is lcm(number of ranks, 8); "
+        "remove it");
+  return ok_status();
+}
+
 Status take_onebit(const Json& json, OnebitSettings* s) {
   constexpr std::string_view kScales[] = {"l2", "l1"};
   constexpr std::string_view kGranularities[] = {"flat", "tensor", "bucket"};
@@ -116,6 +129,7 @@ Status take_onebit(const Json& json, OnebitSettings* s) {
   SOTTO_ASSIGN(const size_t granularity, take_word(json, "granularity", kGranularities, 0));
   s->scale = scale == 0 ? ScaleKind::kL2 : ScaleKind::kL1;
   s->granularity = kValues[granularity];
+  SOTTO_TRY(take_mode(json, s));
   if (s->granularity != OnebitGranularity::kBucket) {
     if (!json.contains("bucket_elements")) return ok_status();
     return invalid_argument(

@@ -35,8 +35,8 @@ OnebitCodec::OnebitCodec(std::shared_ptr<Comm> comm, OnebitSettings settings,
       settings_(settings),
       counts_(std::move(counts)),
       layout_(tensors_of(counts_), static_cast<uint32_t>(settings.size), settings.chunk_align,
-              settings.granularity, settings.bucket_elements, settings.kind == CodecKind::kOnebit) {
-}
+              settings.granularity, settings.bucket_elements, settings.kind == CodecKind::kOnebit,
+              settings.compat ? std::optional<uint32_t>(0) : std::nullopt) {}
 
 Result<std::shared_ptr<OnebitCodec>> OnebitCodec::create(std::shared_ptr<Comm> comm,
                                                          std::string_view json,
@@ -45,6 +45,8 @@ Result<std::shared_ptr<OnebitCodec>> OnebitCodec::create(std::shared_ptr<Comm> c
   SOTTO_ASSIGN(OnebitSettings settings, parse_codec(json));
   settings.rank = comm->rank();
   settings.size = comm->size();
+  if (settings.compat)
+    settings.chunk_align = compat_chunk_align(static_cast<uint64_t>(settings.size));
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (dtypes[i] != Dtype::kF32) {
       return unsupported("codec: tensor {} is {}; codecs take fp32", i, dtype_name(dtypes[i]));
@@ -98,7 +100,7 @@ Result<OpRef> OnebitCodec::all_reduce(const std::vector<void*>& in, const std::v
                 {static_cast<uint64_t>(settings_.kind), settings_.chunk_align,
                  static_cast<uint64_t>(settings_.granularity), settings_.bucket_elements,
                  static_cast<uint64_t>(settings_.scale), uint64_t{settings_.block},
-                 uint64_t{settings_.residual}, comm_->segment_bytes()});
+                 uint64_t{settings_.residual}, uint64_t{settings_.compat}, comm_->segment_bytes()});
   signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   const auto bind = [&](Run& run) {
     for (size_t i = 0; i < in.size(); ++i) {

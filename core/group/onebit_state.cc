@@ -33,12 +33,17 @@ std::string scale_name(const OnebitSettings& s) {
   return "";
 }
 
+// The tensors one after the other, then padding that is data.
 template <class F>
 void for_each_run(const OnebitLayout& layout, F&& f) {
   uint64_t first = 0;
-  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
-    for (const Piece& piece : layout.tensor_pieces(t)) f(piece, first + piece.offset);
-    first += layout.tensors()[t].count;
+  uint32_t t = 0;
+  for (const auto* list : {&layout.tensors(), &layout.padding()}) {
+    for (const OnebitTensor& tensor : *list) {
+      for (const Piece& piece : layout.tensor_pieces(t)) f(piece, first + piece.offset);
+      first += tensor.count;
+      ++t;
+    }
   }
 }
 
@@ -47,15 +52,16 @@ void for_each_run(const OnebitLayout& layout, F&& f) {
 std::vector<float> to_flat(const OnebitLayout& layout, const std::vector<float>& by_tensor) {
   std::vector<float> flat(layout.flat_elements(), 0.0f);
   for_each_run(layout, [&](const Piece& p, uint64_t at) {
-    std::memcpy(&flat[p.flat], &by_tensor[at], p.count * 4);
+    if (at < by_tensor.size()) std::memcpy(&flat[p.flat], &by_tensor[at], p.count * 4);
   });
   return flat;
 }
 
-std::vector<float> to_tensors(const OnebitLayout& layout, const std::vector<float>& flat) {
-  std::vector<float> out(layout.elements());
+std::vector<float> to_tensors(const OnebitLayout& layout, const std::vector<float>& flat,
+                              bool padding) {
+  std::vector<float> out(padding ? layout.elements_with_padding() : layout.elements());
   for_each_run(layout, [&](const Piece& p, uint64_t at) {
-    std::memcpy(&out[at], &flat[p.flat], p.count * 4);
+    if (at < out.size()) std::memcpy(&out[at], &flat[p.flat], p.count * 4);
   });
   return out;
 }
@@ -151,7 +157,7 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine,
       worker[f] = is_valid(f) ? residual_of(worker[f], scales[p.scale]) : 0.0f;
     }
   });
-  r.worker = to_tensors(*layout_, worker);
+  r.worker = to_tensors(*layout_, worker, true);
   const auto me = static_cast<uint32_t>(settings_.rank);
   const std::vector<Piece> pieces = layout_->server_pieces(me);
   const std::vector<Piece> places = layout_->worker_pieces(me);  // of the same elements
@@ -182,7 +188,7 @@ Status OnebitState::check(const OnebitResidual& r) const {
         r.chunk_align, printable(r.granularity), r.bucket_elements, printable(r.scale),
         settings_.chunk_align, granularity, settings_.bucket_elements, scale);
   }
-  const uint64_t worker = settings_.residual ? layout_->elements() : 0;
+  const uint64_t worker = settings_.residual ? layout_->elements_with_padding() : 0;
   const uint64_t server = settings_.residual ? layout_->chunk_elements() : 0;
   if (r.worker.size() != worker || r.server.size() != server) {
     return invalid_argument(
@@ -217,7 +223,8 @@ Result<OnebitMean> OnebitState::mean(Comm& comm, const std::vector<uint8_t>* val
   mean.worker.assign(layout_->elements(), 0.0f);
   mean.server.assign(layout_->elements(), 0.0f);
   if (!settings_.residual) return mean;
-  SOTTO_ASSIGN(const OnebitResidual own, residual(comm.engine(), valid_bits));
+  SOTTO_ASSIGN(OnebitResidual own, residual(comm.engine(), valid_bits));
+  own.worker.resize(layout_->elements());
   Call call;
   call.request.kind = OpKind::kAllReduce;
   call.request.reduce = ReduceOp::kMean;
@@ -226,7 +233,7 @@ Result<OnebitMean> OnebitState::mean(Comm& comm, const std::vector<uint8_t>* val
   call.request.counts = {own.worker.size()};
   call.request.dtypes = {Dtype::kF32};
   call.request.in_place = {0};
-  call.in = {const_cast<float*>(own.worker.data())};
+  call.in = {own.worker.data()};
   call.out = {mean.worker.data()};
   SOTTO_TRY(comm.finish(comm.start(std::move(call), {})));
   SOTTO_ASSIGN(const std::vector<std::string> servers,
@@ -257,6 +264,7 @@ Status OnebitState::restore_mean(Engine& engine, const OnebitMean& mean) {
   own.bucket_elements = settings_.bucket_elements;
   own.scale = scale_name(settings_);
   own.worker = mean.worker;
+  if (own.worker.size() == layout_->elements()) own.worker.resize(layout_->elements_with_padding());
   if (!flat.empty() || layout_->elements() == 0) own.server.resize(layout_->chunk_elements());
   const auto me = static_cast<uint32_t>(settings_.rank);
   const std::vector<Piece> to = layout_->server_pieces(me);

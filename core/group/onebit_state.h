@@ -24,7 +24,8 @@ struct OnebitResidual {
   std::string granularity;       // "flat", "group", "tensor" or "bucket"
   uint64_t bucket_elements = 0;  // "bucket"
   std::string scale;             // "l2" or "l1"; other codecs: "bf16", "int8/256", ...
-  std::vector<float> worker;     // e of every element, the tensors one after the other
+  std::vector<float> worker;     // e of every element, the tensors one after the other, then
+                                 // padding that is data
   std::vector<float> server;     // e of the own chunk, in the chunk's order
 };
 
@@ -45,11 +46,15 @@ struct OnebitSettings {
   CodecKind kind = CodecKind::kOnebit;
   uint32_t block = 0;    // int8 and int4
   bool residual = true;  // false: no state at all; 1 bit always has one
+  // 1 bit, mode compat: padding is data, has error feedback and counts in the scales.
+  bool compat = false;
 };
 
-// Between the order of the tensors and the flat space (padding is 0).
+// Between the order of the tensors and the flat space. by_tensor: elements() values, and padding is
+// 0, or elements_with_padding(). padding: with padding that is data.
 std::vector<float> to_flat(const OnebitLayout& layout, const std::vector<float>& by_tensor);
-std::vector<float> to_tensors(const OnebitLayout& layout, const std::vector<float>& flat);
+std::vector<float> to_tensors(const OnebitLayout& layout, const std::vector<float>& flat,
+                              bool padding = false);
 
 class OnebitState {
  public:

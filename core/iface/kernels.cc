@@ -41,6 +41,9 @@ const char* kernel_name(KernelId id) {
     case KernelId::kLocalFront: return "local_front";
     case KernelId::kLocalFrontUndo: return "local_front_undo";
     case KernelId::kLocalSync: return "local_sync";
+    case KernelId::kInPlaceLocal: return "in_place_local";
+    case KernelId::kInPlaceSum: return "in_place_sum";
+    case KernelId::kInPlaceSync: return "in_place_sync";
     case KernelId::kMomentumFromBits: return "momentum_from_bits";
     case KernelId::kCount: break;
   }

@@ -389,6 +389,26 @@ enum class KernelId : uint16_t {
   // [4] w b (flat)  [5] r den (flat)  [6] rw anchor (flat)  [7] w p (list)  [8] r GroupScalars[]
   // [9] r valid, optional.  MomentumArgs
   kLocalSync,
+
+  // 0/1 Adam as published (6.4, mode compat): parameters are updated in place.
+  // Between synchronisations: m = b1*m + (1-b1)*g';  step = float(lr)*(m / den [+ wd*p]);
+  // p = p - step;  b = b - step.  Nobody is masked.
+  // [0] r g (list)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
+  // [5] r GroupScalars[]  [6] r clip, optional.  no arguments
+  kInPlaceLocal,
+  // What a synchronisation averages: x = b * den, with b as kInPlaceLocal would leave it, or as it
+  // is without [0]. A value that is not finite raises the flag.
+  // [0] r g (list), optional  [1] r m (flat)  [2] r b (flat)  [3] r den (flat)  [4] r p (list)
+  // [5] r GroupScalars[]  [6] r clip, optional  [7] w x (list)  [8] rw flags, optional.
+  // no arguments
+  kInPlaceSum,
+  // The synchronisation: m, p, b as kInPlaceLocal would leave them, or as they are without [0];
+  // x from floats, or +-R from bits, 0 where masked;  p = (p - b) + x / den;  m = -x / lr_sum (as
+  // it is if lr_sum is 0);  b = 0.
+  // [0] r g (list), optional  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
+  // [5] r GroupScalars[]  [6] r clip, optional  [7] r x (list), optional  [8] r bits, optional
+  // [9] r messages, optional  [10] r valid, optional.  MomentumArgs
+  kInPlaceSync,
   kCount,
 };
 

@@ -80,6 +80,9 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kLocalFront:
     case KernelId::kLocalFrontUndo:
     case KernelId::kLocalSync:
+    case KernelId::kInPlaceLocal:
+    case KernelId::kInPlaceSum:
+    case KernelId::kInPlaceSync:
     case KernelId::kMomentumFromBits: return true;
     case KernelId::kFill:
     case KernelId::kNormFinish:

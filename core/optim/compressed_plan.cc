@@ -30,7 +30,7 @@ class CompressedStep {
     const bool alone = r_.shape.size == 1;
     if (!alone) {
       s_.onebit = add_onebit_slots(b_, layout_, false);
-      s_.onebit.valid = s_.valid;
+      if (!r_.shape.compat) s_.onebit.valid = s_.valid;
     }
     if (r_.first) {
       frame_.copy_states();
@@ -40,15 +40,16 @@ class CompressedStep {
     if (alone) {
       const uint32_t word = local_momentum();
       update(word);
-      b_.copy({s_.m, 0, layout_.flat_elements() * 4}, {new_m_, 0, layout_.flat_elements() * 4},
-              StepFrame::committing(word));
+      keep_momentum(word);
       if (r_.first) frame_.keep_states(word);
       return frame_.finish(word, {}, true);
     }
     const OnebitRequest exchange = exchange_request();
     const OnebitResult result = emit_onebit_all_reduce(b_, exchange);
     emit_onebit_scale_undo(b_, exchange);
+    if (r_.shape.compat) masked_momentum();
     update(result.gate);
+    if (r_.shape.compat) keep_momentum(result.gate);
     if (r_.first) frame_.keep_states(result.gate);
     return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, true);
   }
@@ -65,7 +66,7 @@ class CompressedStep {
                flat(s_.den, Access::kWrite, 32), frame_.valid_operand(Access::kReadWrite),
                r_.lamb ? blocks(m_blocks, Access::kWrite) : absent(), frame_.scalars_operand()},
               all_tensor_pieces(layout_), PrepareArgs{r_.mask_zero_variance});
-    if (!alone) frame_.count_valid_of_instances();
+    if (!alone && !r_.shape.compat) frame_.count_valid_of_instances();
     if (!r_.lamb) return;
     std::vector<Piece> by_tensor = all_tensor_pieces(layout_);
     for (Piece& piece : by_tensor) piece.block = piece.tensor;
@@ -130,11 +131,27 @@ class CompressedStep {
     b_.kernel(
         KernelId::kOnebitLambFront,
         {list(gradient_.list, Access::kRead, 32), old_m(), absent(), absent(),
-         flat(new_m_, Access::kWrite, 32), absent(), absent(), absent(), frame_.valid_operand(),
+         flat(new_m_, Access::kWrite, 32), absent(), absent(), absent(), frame_.mask_operand(),
          whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
          frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
         all_tensor_pieces(layout_), EncodeArgs{0, layout_.instances(), r_.scale, true});
     return frame_.decide_alone(flags, gradient_.word);
+  }
+
+  // Mode compat: masks are applied here, and then all elements take part again, so the momentum
+  // cannot stay bits.
+  void masked_momentum() {
+    const uint32_t floats = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+    b_.kernel(KernelId::kMomentumFromBits,
+              {new_bits(), new_messages(), frame_.states_operand(Access::kRead),
+               flat(floats, Access::kWrite, 32), frame_.mask_operand()},
+              all_tensor_pieces(layout_, true), MomentumArgs{layout_.instances()});
+    new_m_ = floats;
+  }
+
+  void keep_momentum(uint32_t word) {
+    b_.copy({s_.m, 0, layout_.flat_elements() * 4}, {new_m_, 0, layout_.flat_elements() * 4},
+            StepFrame::committing(word));
   }
 
   OperandRef new_m() const {
@@ -207,7 +224,7 @@ class CompressedStep {
   StepSlots& s_;
   GradientStage gradient_;
   uint64_t messages_ = 0;
-  uint32_t new_m_ = kNoSlot;  // one rank: the new momentum as floats
+  uint32_t new_m_ = kNoSlot;  // one rank, compat: the new momentum as floats
 };
 
 }  // namespace

@@ -115,6 +115,7 @@ uint64_t Optimizer::settings_hash() const {
   const SchedulerConfig& c = config_.scheduler;
   const auto number = [](auto value) { return static_cast<double>(value); };
   std::vector<double> all = {number(kind()),
+                             number(own.mode),
                              number(own.chunk_align),
                              number(own.granularity),
                              number(own.bucket_elements),
@@ -222,7 +223,7 @@ bool Optimizer::has_momentum() const {
 }
 
 bool Optimizer::may_mask_zero_variance() const {
-  return onebit() && config_.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
+  return onebit() && !compat() && config_.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
 }
 
 // What shares a scale. "flat" is a parameter group for the Adams, everything for 1-bit LAMB
@@ -245,14 +246,19 @@ Status Optimizer::allocate() {
   OnebitSettings& o = onebit_settings_;
   o.rank = comm_->rank();
   o.size = comm_->size();
-  o.chunk_align = config_.sotto.chunk_align;
+  o.compat = compat();
+  o.chunk_align =
+      compat() ? compat_chunk_align(static_cast<uint64_t>(o.size)) : config_.sotto.chunk_align;
   o.granularity = granularity();
   if (o.granularity == OnebitGranularity::kBucket)
     o.bucket_elements = config_.sotto.bucket_elements;
   o.scale = config_.sotto.scale == CompressionScale::kL1 ? ScaleKind::kL1 : ScaleKind::kL2;
   const auto ranks = onebit() ? static_cast<uint32_t>(comm_->size()) : 1u;
+  // One rank averages nothing and needs no padding.
+  std::optional<uint32_t> padding_group;
+  if (compat() && o.size > 1) padding_group = static_cast<uint32_t>(groups_.size());
   layout_ = std::make_unique<OnebitLayout>(std::move(tensors), ranks, o.chunk_align, o.granularity,
-                                           o.bucket_elements);
+                                           o.bucket_elements, true, padding_group);
   masked_ = masked_ || may_mask_zero_variance();
   const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
     SOTTO_ASSIGN(array, DeviceArray::make(comm_->context()->device(), bytes));
@@ -261,8 +267,8 @@ Status Optimizer::allocate() {
   const uint64_t flat = layout_->flat_elements() * 4;
   if (has_momentum()) SOTTO_TRY(take(memory_.m, flat));
   if (kind() != OptimizerKind::kSgd) SOTTO_TRY(take(memory_.v, flat));
-  SOTTO_TRY(take(memory_.tensor_states, params_.size() * sizeof(TensorState)));
-  const std::vector<TensorState> states(params_.size());
+  const std::vector<TensorState> states(params_.size() + layout_->padding().size());
+  SOTTO_TRY(take(memory_.tensor_states, states.size() * sizeof(TensorState)));
   SOTTO_TRY(
       upload(comm_->engine(), memory_.tensor_states.data(), std::span<const TensorState>(states)));
   if (masked_) SOTTO_TRY(take(memory_.valid, layout_->flat_elements() / 8));
@@ -272,7 +278,7 @@ Status Optimizer::allocate() {
   }
   if (zeroone()) {
     SOTTO_TRY(take(memory_.local_sum, flat));
-    SOTTO_TRY(take(memory_.anchor, flat));
+    if (!compat()) SOTTO_TRY(take(memory_.anchor, flat));
   }
   if (onebit()) {
     SOTTO_TRY(take(memory_.den, flat));
@@ -293,6 +299,9 @@ Status Optimizer::allocate() {
 Status Optimizer::write_valid_bits(const std::vector<float>* frozen_v) {
   if (!masked_) return ok_status();
   std::vector<uint8_t> bits(layout_->flat_elements() / 8, 0);
+  const auto set = [&bits](uint64_t f) {
+    bits[f / 8] = static_cast<uint8_t>(bits[f / 8] | (0x80u >> (f % 8)));
+  };
   uint64_t first = 0;
   for (uint32_t t = 0; t < params_.size(); ++t) {
     for (const Piece& piece : layout_->tensor_pieces(t)) {
@@ -301,11 +310,16 @@ Status Optimizer::write_valid_bits(const std::vector<float>* frozen_v) {
             frozen_v != nullptr && (*frozen_v)[first + piece.offset + j] == 0.0f;
         const bool valid = (params_[t].mask == nullptr || params_[t].mask[piece.offset + j] != 0) &&
                            !zero_variance;
-        const uint64_t f = piece.flat + j;
-        if (valid) bits[f / 8] = static_cast<uint8_t>(bits[f / 8] | (0x80u >> (f % 8)));
+        if (valid) set(piece.flat + j);
       }
     }
     first += params_[t].count;
+  }
+  for (uint32_t t = 0; t < layout_->padding().size(); ++t) {
+    const auto tensor = static_cast<uint32_t>(params_.size()) + t;
+    for (const Piece& piece : layout_->tensor_pieces(tensor)) {
+      for (uint64_t j = 0; j < piece.count; ++j) set(piece.flat + j);
+    }
   }
   return upload(comm_->engine(), memory_.valid.data(), std::span<const uint8_t>(bits));
 }

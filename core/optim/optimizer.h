@@ -55,7 +55,8 @@ struct OptimInfo {
 // Everything that a run must keep, on the host, independent of how it lies in memory. Vectors hold
 // the tensors one after the other in order of registration.
 struct OptimSnapshot {
-  std::string algorithm;  // "Adam", "AdamW", "Lamb", "OneBitLamb"
+  std::string algorithm;        // "Adam", "AdamW", "Lamb", "OneBitLamb"
+  std::string mode = "strict";  // or "compat"
   uint64_t step = 0;
   uint32_t step_offset = 0;
   bool compressed = false;
@@ -71,6 +72,7 @@ struct OptimSnapshot {
   ZeroOneCounters zeroone;
   std::vector<double> lr_sums, anchor_decays;  // per group
   std::vector<float> local_sum, anchor;
+  std::vector<float> padding_m;            // 1-bit LAMB in mode compat, on the same number of ranks
   std::optional<OnebitResidual> residual;  // error feedback of this rank; empty: none stored
   std::optional<OnebitMean> mean;          // error feedback of all ranks; empty: none stored
 };
@@ -155,6 +157,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool onebit_lamb() const { return kind() == OptimizerKind::kOneBitLamb; }
   bool zeroone() const { return kind() == OptimizerKind::kZeroOneAdam; }
   bool has_momentum() const;
+  // The published arithmetic; for other types both modes are the same.
+  bool compat() const { return onebit() && config_.sotto.mode == Mode::kCompat; }
   bool may_mask_zero_variance() const;
   uint64_t next_t() const { return step_ + 1 + (onebit() ? config_.sotto.step_offset : 0); }
   Variant next_variant() const;

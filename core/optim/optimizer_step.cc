@@ -38,7 +38,7 @@ Optimizer::Variant Optimizer::next_zeroone_variant() const {
   switch (zeroone_.kind(next_t(), moved)) {
     case ZeroOneUpdate::kVariance: return Variant::kFull;
     case ZeroOneUpdate::kCompressed:
-      return mask_is_old_ ? Variant::kGradientNewMask : Variant::kGradient;
+      return mask_is_old_ && !compat() ? Variant::kGradientNewMask : Variant::kGradient;
     case ZeroOneUpdate::kLocal: return stage_started_ ? Variant::kLocal : Variant::kFirstLocal;
     case ZeroOneUpdate::kSync: return stage_started_ ? Variant::kSync : Variant::kFirstSync;
   }
@@ -58,7 +58,8 @@ StepShape Optimizer::shape() const {
   shape.rank = comm_->rank();
   shape.size = comm_->size();
   shape.layout = layout_.get();
-  shape.groups = groups_.size();
+  shape.compat = compat();
+  shape.groups = groups_.size() + (layout_->padding().empty() ? 0 : 1);
   shape.clip = config_.gradient_clipping;
   shape.gradients = params_[0].grad_dtype;
   shape.wire = config_.communication_data_type.value_or(shape.gradients);
@@ -84,8 +85,8 @@ StepShape Optimizer::shape() const {
 StepPlan Optimizer::build(Variant variant) const {
   const StepShape shape = this->shape();
   const auto zeroone_step = [&](ZeroOneUpdate update, bool refresh, bool begin) {
-    return build_zeroone_step(
-        {shape, onebit_settings_.scale, update, refresh, begin, memory_.base_valid.bytes() != 0});
+    return build_zeroone_step({shape, onebit_settings_.scale, update, refresh,
+                               may_mask_zero_variance(), begin, memory_.base_valid.bytes() != 0});
   };
   const auto compressed_step = [&](bool bits, bool first) {
     CompressedStepRequest request;
@@ -176,6 +177,19 @@ std::vector<GroupScalars> Optimizer::scalars_of(Variant variant) const {
       s.b1 = static_cast<float>(p.momentum);
       s.one_minus_b1 = step_ == 0 ? 1.0f : static_cast<float>(1.0 - p.dampening);
     }
+    // As published, one rank leaves such a gradient out.
+    if (compat() && comm_->size() == 1 && variant == Variant::kGradient) {
+      s.b1 = 1;
+      s.one_minus_b1 = 0;
+    }
+    out.push_back(s);
+  }
+  if (!layout_->padding().empty()) {
+    // 1-bit LAMB keeps in the padding of its momentum what it averaged there; the others average
+    // zeros.
+    GroupScalars s;
+    s.b1 = onebit_lamb() ? 1.0f : 0.0f;
+    s.one_minus_b1 = 1.0f - s.b1;
     out.push_back(s);
   }
   return out;
@@ -325,7 +339,7 @@ void Optimizer::advance(Variant variant) {
     stage_started_ = true;
     if (comm_->size() > 1) {
       onebit_state_.flip();
-      momentum_bits_ = true;
+      momentum_bits_ = !compat();
     }
   } else if (onebit() && t >= groups_[0].freeze_step) {
     compressed_ = true;

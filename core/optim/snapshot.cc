@@ -42,6 +42,7 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   Engine& engine = comm_->engine();
   OptimSnapshot s;
   s.algorithm = std::string(optimizer_kind_name(config_.optimizer.kind));
+  s.mode = std::string(mode_name(compat() ? Mode::kCompat : Mode::kStrict));
   s.step = step_;
   s.step_offset = onebit() ? config_.sotto.step_offset : 0;
   s.compressed = compressed_;
@@ -69,7 +70,7 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
     s.anchor_decays = anchor_decays_;
     if (stage_started_) {
       SOTTO_TRY(state(memory_.local_sum, &s.local_sum));
-      SOTTO_TRY(state(memory_.anchor, &s.anchor));
+      if (!compat()) SOTTO_TRY(state(memory_.anchor, &s.anchor));
     }
   }
   if (onebit()) {
@@ -78,15 +79,21 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
                  download<TensorState>(engine, memory_.tensor_states.data(), params_.size()));
     if (with_residual && comm_->size() > 1) {
       SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
-      SOTTO_ASSIGN(s.residual, onebit_state_.residual(engine, masked_ ? &valid : nullptr));
+      SOTTO_ASSIGN(s.residual, onebit_state_.residual(engine, valid.empty() ? nullptr : &valid));
+      if (onebit_lamb()) {
+        SOTTO_ASSIGN(const std::vector<float> m,
+                     download<float>(engine, memory_.m.data(), layout_->flat_elements()));
+        const std::vector<float> all = to_tensors(*layout_, m, true);
+        s.padding_m.assign(all.begin() + static_cast<ptrdiff_t>(s.m.size()), all.end());
+      }
     }
   }
   return s;
 }
 
-// Empty without a mask.
+// Elements that have error feedback; empty: all.
 Result<std::vector<uint8_t>> Optimizer::valid_bits() const {
-  if (!masked_) return std::vector<uint8_t>();
+  if (!masked_ || compat()) return std::vector<uint8_t>();
   return download<uint8_t>(comm_->engine(), memory_.valid.data(), layout_->flat_elements() / 8);
 }
 
@@ -98,7 +105,7 @@ Status Optimizer::add_mean(OptimSnapshot* s) {
     return ok_status();
   }
   SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
-  SOTTO_ASSIGN(s->mean, onebit_state_.mean(*comm_, masked_ ? &valid : nullptr));
+  SOTTO_ASSIGN(s->mean, onebit_state_.mean(*comm_, valid.empty() ? nullptr : &valid));
   return ok_status();
 }
 
@@ -123,6 +130,11 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
   if (s.algorithm != mine) {
     return invalid_argument("the state is of optimizer \"{}\", this one is \"{}\"",
                             printable(s.algorithm), mine);
+  }
+  if (const std::string_view mode = mode_name(compat() ? Mode::kCompat : Mode::kStrict);
+      s.mode != mode) {
+    return invalid_argument("the state was made in sotto.mode \"{}\", this optimizer is in \"{}\"",
+                            printable(s.mode), mode);
   }
   if (s.names.size() != params_.size() || s.counts.size() != params_.size()) {
     return invalid_argument("the state has {} parameters, this optimizer {}", s.names.size(),
@@ -159,6 +171,9 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
         "the state has no error feedback (it was exported in mode reset, or on one rank); import "
         "it in mode reset");
   }
+  if (onebit_lamb())
+    SOTTO_TRY(check_size("the momentum's padding", s.padding_m,
+                         layout_->elements_with_padding() - layout_->elements()));
   return onebit_state_.check(*s.residual);
 }
 
@@ -168,7 +183,7 @@ Status Optimizer::check_zeroone(const OptimSnapshot& s, bool with_residual) cons
   SOTTO_TRY(check_size("learning-rate sums", s.lr_sums, groups_.size()));
   SOTTO_TRY(check_size("anchor decays", s.anchor_decays, groups_.size()));
   if (!s.stage_started) return ok_status();
-  SOTTO_TRY(check_size("the anchor", s.anchor, layout_->elements()));
+  SOTTO_TRY(check_size("the anchor", s.anchor, compat() ? 0 : layout_->elements()));
   SOTTO_TRY(check_size("local updates", s.local_sum, layout_->elements()));
   const bool moved =
       std::any_of(s.lr_sums.begin(), s.lr_sums.end(), [](double sum) { return sum > 0; });
@@ -203,7 +218,11 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
     const std::vector<float> flat = to_flat(*layout_, by_tensor);
     return upload(engine, array.data(), std::span<const float>(flat));
   };
-  if (has_momentum()) SOTTO_TRY(put(memory_.m, s.m));
+  if (has_momentum()) {
+    std::vector<float> m = s.m;
+    if (with_residual) m.insert(m.end(), s.padding_m.begin(), s.padding_m.end());
+    SOTTO_TRY(put(memory_.m, m));
+  }
   if (kind() != OptimizerKind::kSgd) SOTTO_TRY(put(memory_.v, s.v));
   SOTTO_TRY(upload(engine, memory_.tensor_states.data(), std::span<const TensorState>(states)));
   SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance() ? &s.v : nullptr));
@@ -251,10 +270,10 @@ Status Optimizer::restore_stage(const OptimSnapshot& s) {
   if (onebit_lamb()) SOTTO_TRY(put(memory_.vf, s.vf));
   if (zeroone()) {
     SOTTO_TRY(put(memory_.local_sum, s.local_sum));
-    SOTTO_TRY(put(memory_.anchor, s.anchor));
+    if (!compat()) SOTTO_TRY(put(memory_.anchor, s.anchor));
   }
   std::vector<uint8_t> bits(layout_->flat_elements() / 8, 0xff);
-  if (masked_) {
+  if (masked_ && !compat()) {
     SOTTO_ASSIGN(bits, download<uint8_t>(engine, memory_.valid.data(), bits.size()));
   }
   if (onebit_lamb()) {

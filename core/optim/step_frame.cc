@@ -18,9 +18,10 @@ std::vector<uint64_t> counts_of(const OnebitLayout& layout) {
 
 }  // namespace
 
-std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout) {
+std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout, bool padding) {
   std::vector<Piece> out;
-  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
+  const size_t n = layout.tensors().size() + (padding ? layout.padding().size() : 0);
+  for (uint32_t t = 0; t < n; ++t) {
     const std::vector<Piece> pieces = layout.tensor_pieces(t);
     out.insert(out.end(), pieces.begin(), pieces.end());
   }
@@ -36,11 +37,11 @@ StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
   };
   StepSlots& s = out_.slots;
   s.params = b_.bound_list(bytes_of(Dtype::kF32));
-  s.grads = b_.bound_list(bytes_of(shape.gradients));
+  s.grads = add_padded_list(b_, layout, shape.gradients);
   if (!shape.copied.empty()) s.copies = b_.bound_list(bytes_of(shape.copies));
   s.m = b_.bound(layout.flat_elements() * 4);
   s.v = b_.bound(layout.flat_elements() * 4);
-  s.tensor_states = states_ = b_.bound(tensors() * sizeof(TensorState));
+  s.tensor_states = states_ = b_.bound(state_bytes());
   if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
   const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars) + sizeof(double);
   s.scalars = b_.host(scalar_bytes);
@@ -54,8 +55,17 @@ OperandRef StepFrame::scalars_operand() const {
 }
 
 OperandRef StepFrame::valid_operand(Access access) const {
-  if (!shape_.masked) return absent();
+  if (!shape_.masked || shape_.compat) return absent();
   return whole(out_.slots.valid, access, 0, shape_.layout->flat_elements() / 8);
+}
+
+OperandRef StepFrame::mask_operand() const {
+  if (!shape_.masked) return absent();
+  return whole(out_.slots.valid, Access::kRead, 0, shape_.layout->flat_elements() / 8);
+}
+
+uint64_t StepFrame::state_bytes() const {
+  return (tensors() + shape_.layout->padding().size()) * sizeof(TensorState);
 }
 
 OperandRef StepFrame::coefficient_operand(const GradientStage& stage) const {
@@ -63,7 +73,7 @@ OperandRef StepFrame::coefficient_operand(const GradientStage& stage) const {
 }
 
 OperandRef StepFrame::states_operand(Access access) const {
-  return whole(states_, access, 0, tensors() * sizeof(TensorState));
+  return whole(states_, access, 0, state_bytes());
 }
 
 OperandRef StepFrame::steps_operand(Access access) const {
@@ -71,13 +81,13 @@ OperandRef StepFrame::steps_operand(Access access) const {
 }
 
 void StepFrame::copy_states() {
-  const uint64_t bytes = tensors() * sizeof(TensorState);
+  const uint64_t bytes = state_bytes();
   states_ = b_.scratch(bytes);
   b_.copy({states_, 0, bytes}, {out_.slots.tensor_states, 0, bytes});
 }
 
 void StepFrame::keep_states(uint32_t word) {
-  const uint64_t bytes = tensors() * sizeof(TensorState);
+  const uint64_t bytes = state_bytes();
   b_.copy({out_.slots.tensor_states, 0, bytes}, {states_, 0, bytes}, committing(word));
 }
 
@@ -135,13 +145,11 @@ uint32_t StepFrame::scratch_list(Dtype type, uint32_t* flat) {
   const std::vector<uint64_t> counts = counts_of(*shape_.layout);
   const uint64_t element = dtype_bytes(type);
   *flat = b_.scratch(std::max<uint64_t>(1, shape_.layout->elements() * element));
-  std::vector<uint64_t> bytes;
-  for (uint64_t count : counts) bytes.push_back(count * element);
-  const uint32_t list = b_.bound_list(bytes);
+  const uint32_t list = add_padded_list(b_, *shape_.layout, type);
   uint64_t offset = 0;
   for (uint32_t t = 0; t < counts.size(); ++t) {
     b_.alias(list + t, *flat, offset);
-    offset += bytes[t];
+    offset += counts[t] * element;
   }
   return list;
 }

@@ -43,12 +43,18 @@ class StepFrame {
 
   // counts[i] = valid elements of the pieces with `block` == i, i < n.
   void count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces);
+  // A list of scratch memory for all tensors, one after the other in `flat`.
+  uint32_t scratch_list(Dtype type, uint32_t* flat);
+
   // Worker and server counts of the compressor, whose slots are there.
   void count_valid_of_instances();
 
   // Operands that many kernels share.
   OperandRef scalars_operand() const;
+  // Elements that take part; absent: all of them, which is so in mode compat.
   OperandRef valid_operand(Access access = Access::kRead) const;
+  // What an average is multiplied with before it is used, in either mode.
+  OperandRef mask_operand() const;
   OperandRef coefficient_operand(const GradientStage& stage) const;
   OperandRef states_operand(Access access) const;
   OperandRef steps_operand(Access access) const;
@@ -66,10 +72,9 @@ class StepFrame {
 
  private:
   GradientStage clip_and_decide(uint32_t list, bool exchange, bool norm, uint32_t flags);
-  // A list of scratch memory for all tensors.
-  uint32_t scratch_list(Dtype type, uint32_t* flat);
   void convert(uint32_t from, Dtype from_type, uint32_t to, Dtype to_type, float factor);
   uint32_t local_floats();
+  uint64_t state_bytes() const;  // TensorStates, those of padding too
   void write_copies(uint32_t word);
 
   StepShape shape_;
@@ -83,7 +88,7 @@ class StepFrame {
   uint32_t norm_message_count_ = 0;
 };
 
-// Pieces of all tensors, in order.
-std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout);
+// Pieces of all tensors, in order; padding: then of padding that is data.
+std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout, bool padding = false);
 
 }  // namespace sotto

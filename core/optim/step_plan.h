@@ -28,6 +28,9 @@ struct StepShape {
   Dtype copies = Dtype::kF32;    // of model copies
   std::vector<uint32_t> copied;  // tensors that have a model copy
   bool masked = false;           // a mask of valid elements is bound
+  // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
+  // on what was averaged and nowhere else. There is a last group for padding.
+  bool compat = false;
   uint64_t segment_bytes = 256 * 1024;
 };
 
@@ -47,7 +50,7 @@ struct StepSlots {
   uint32_t old_bits = kNoSlot, old_messages = kNoSlot;  // momentum as bits
   uint32_t vf = kNoSlot;                                // 1-bit LAMB: flat
   uint32_t tensor_counts = kNoSlot;                     // 1-bit LAMB: uint64 per tensor
-  uint32_t local_sum = kNoSlot, anchor = kNoSlot;       // 0/1 Adam: flat
+  uint32_t local_sum = kNoSlot, anchor = kNoSlot;       // 0/1 Adam: flat (compat: no anchor)
   uint32_t base_valid = kNoSlot;                        // 0/1 Adam: the callers' masks as bits
   OnebitSlots onebit;
 };
@@ -104,7 +107,8 @@ struct ZeroOneRequest {
   StepShape shape;
   ScaleKind scale = ScaleKind::kL2;
   ZeroOneUpdate kind = ZeroOneUpdate::kCompressed;  // not kVariance
-  bool refresh_mask = false;  // v has changed: elements with v = 0 leave the valid bits
+  bool refresh_mask = false;                        // v has changed: the mask is made anew
+  bool mask_zero_variance = false;                  // elements with v = 0 leave it
   bool begin = false;  // the variance is frozen from now on: den, anchor and an empty sum are made,
                        // error feedback starts again
   bool own_masks = false;  // base_valid is bound; else every element is valid in it

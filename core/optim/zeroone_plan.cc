@@ -17,13 +17,13 @@ class ZeroOneStep {
         messages_(layout_.message_bytes()) {
     if (!alone()) {
       s_.onebit = add_onebit_slots(b_, layout_, false);
-      s_.onebit.valid = s_.valid;
+      if (!compat()) s_.onebit.valid = s_.valid;
     }
     if (r_.own_masks) s_.base_valid = b_.bound(layout_.flat_elements() / 8);
     if (r_.kind == ZeroOneUpdate::kCompressed) return;
     s_.local_sum = b_.bound(layout_.flat_elements() * 4);
     s_.den = b_.bound(layout_.flat_elements() * 4);
-    s_.anchor = b_.bound(layout_.flat_elements() * 4);
+    if (!compat()) s_.anchor = b_.bound(layout_.flat_elements() * 4);
   }
 
   StepPlan build() {
@@ -33,6 +33,7 @@ class ZeroOneStep {
     const bool sync = r_.kind == ZeroOneUpdate::kSync;
     if (alone()) return sync ? sync_alone() : compressed_alone();
     gradient_ = frame_.local_gradients(Decide::kIfNeeded);
+    if (sync && compat()) sum_in_place(kNoSlot);
     OnebitRequest e;
     e.rank = r_.shape.rank;
     e.layout = &layout_;
@@ -41,7 +42,13 @@ class ZeroOneStep {
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.segment_bytes;
     e.encode = [this, sync](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-      sync ? encode_sync(std::move(pieces), to) : encode_gradient(std::move(pieces), to);
+      if (!sync) {
+        encode(gradients(), coefficient(), std::move(pieces), to);
+      } else if (compat()) {
+        encode(sums(), absent(), std::move(pieces), to);
+      } else {
+        encode_sync(std::move(pieces), to);
+      }
     };
     const OnebitResult result = emit_onebit_all_reduce(b_, e);
     emit_onebit_scale_undo(b_, e);
@@ -63,14 +70,17 @@ class ZeroOneStep {
     return alone() ? absent() : whole(s_.onebit.messages, Access::kRead, 0, messages_);
   }
   bool alone() const { return r_.shape.size == 1; }
+  bool compat() const { return r_.shape.compat; }
 
   // What the state at the switch gives. Doing it again changes nothing.
   void begin() {
     const uint64_t flat_bytes = layout_.flat_elements() * 4;
     b_.fill({s_.local_sum, 0, flat_bytes}, 0);
-    b_.kernel(KernelId::kPack,
-              {list(s_.params, Access::kRead, 32), state(s_.anchor, Access::kWrite)}, pieces_,
-              PackArgs{0, 4});
+    if (!compat()) {
+      b_.kernel(KernelId::kPack,
+                {list(s_.params, Access::kRead, 32), state(s_.anchor, Access::kWrite)}, pieces_,
+                PackArgs{0, 4});
+    }
     if (alone()) return;
     b_.fill({s_.onebit.worker, 0, flat_bytes}, 0);
     b_.fill({s_.onebit.worker_scale, 0, layout_.instances() * 4}, 0);
@@ -81,7 +91,8 @@ class ZeroOneStep {
   // The mask, and the denominator where the variance is frozen.
   void prepare() {
     const bool frozen = r_.kind != ZeroOneUpdate::kCompressed;
-    if (r_.shape.masked) {
+    const bool renew = r_.shape.masked && !compat();
+    if (renew) {
       const Region valid{s_.valid, 0, layout_.flat_elements() / 8};
       r_.own_masks ? b_.copy(valid, {s_.base_valid, 0, valid.bytes}) : b_.fill(valid, 0xff);
     }
@@ -89,18 +100,19 @@ class ZeroOneStep {
               {absent(), state(s_.v, Access::kRead), absent(),
                frozen ? state(s_.den, Access::kWrite) : absent(),
                frame_.valid_operand(Access::kReadWrite), absent(), frame_.scalars_operand()},
-              pieces_, PrepareArgs{r_.shape.masked});
-    if (r_.shape.masked && !alone()) frame_.count_valid_of_instances();
+              pieces_, PrepareArgs{r_.mask_zero_variance});
+    if (renew && !alone()) frame_.count_valid_of_instances();
   }
 
-  void encode_gradient(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+  void encode(OperandRef x, OperandRef coefficient, std::vector<Piece> pieces,
+              const OnebitEncodeTarget& to) {
     const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
     emit_with_undo(KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
-                   {gradients(), state(s_.onebit.worker, Access::kReadWrite),
+                   {x, state(s_.onebit.worker, Access::kReadWrite),
                     scales(s_.onebit.worker_scale, Access::kRead),
                     flat(to.bits, Access::kWrite, 1, to.bits_base),
                     blocks(to.blocks, Access::kWrite), frame_.valid_operand(),
-                    whole(to.flags, Access::kReadWrite, to.flags_offset, 4), coefficient()},
+                    whole(to.flags, Access::kReadWrite, to.flags_offset, 4), coefficient},
                    std::move(pieces), args);
   }
 
@@ -131,11 +143,13 @@ class ZeroOneStep {
         KernelId::kFrozenAdam,
         {alone() ? gradients() : absent(), bits(), messages(), state(s_.m, Access::kReadWrite),
          state(s_.v, Access::kRead), list(s_.params, Access::kReadWrite, 32),
-         frame_.scalars_operand(), alone() ? coefficient() : absent(), frame_.valid_operand()},
+         frame_.scalars_operand(), alone() ? coefficient() : absent(),
+         alone() ? frame_.valid_operand() : frame_.mask_operand()},
         pieces_, MomentumArgs{layout_.instances()}, StepFrame::committing(word));
   }
 
   void update_sync(uint32_t word) {
+    if (compat()) return sync_in_place(word);
     b_.kernel(
         KernelId::kLocalSync,
         {sum_ == kNoSlot ? absent() : state(sum_, Access::kRead), bits(), messages(),
@@ -153,21 +167,59 @@ class ZeroOneStep {
 
   StepPlan sync_alone() {
     gradient_ = frame_.local_gradients(Decide::kIfNeeded);
-    sum_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
     const uint32_t flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
-    b_.kernel(KernelId::kLocalFront,
-              {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
-               state(sum_, Access::kWrite), absent(), absent(), absent(), frame_.valid_operand(),
-               whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(), coefficient()},
-              pieces_, EncodeArgs{0, layout_.instances(), r_.scale, true});
+    compat() ? sum_in_place(flags) : sum_alone(flags);
     const uint32_t word = frame_.decide_alone(flags, gradient_.word);
     update_sync(word);
     return frame_.finish(word, {}, false);
   }
 
+  void sum_alone(uint32_t flags) {
+    sum_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+    b_.kernel(KernelId::kLocalFront,
+              {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
+               state(sum_, Access::kWrite), absent(), absent(), absent(), frame_.valid_operand(),
+               whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(), coefficient()},
+              pieces_, EncodeArgs{0, layout_.instances(), r_.scale, true});
+  }
+
+  // Operands 0 to 6 of the kernels that update in place.
+  std::vector<OperandRef> in_place(Access access) const {
+    return {gradients(),
+            state(s_.m, access),
+            state(s_.local_sum, access),
+            state(s_.den, Access::kRead),
+            list(s_.params, access, 32),
+            frame_.scalars_operand(),
+            coefficient()};
+  }
+  OperandRef sums() const { return list(sum_, Access::kRead, 32); }
+
+  void sum_in_place(uint32_t flags) {
+    uint32_t unused = kNoSlot;
+    sum_ = frame_.scratch_list(Dtype::kF32, &unused);
+    std::vector<OperandRef> operands = in_place(Access::kRead);
+    operands.push_back(list(sum_, Access::kWrite, 32));
+    operands.push_back(flags == kNoSlot ? absent() : whole(flags, Access::kReadWrite, 0, 4));
+    b_.kernel(KernelId::kInPlaceSum, std::move(operands), pieces_, MomentumArgs{0});
+  }
+
+  void sync_in_place(uint32_t word) {
+    std::vector<OperandRef> operands = in_place(Access::kReadWrite);
+    operands.insert(operands.end(), {alone() ? sums() : absent(), bits(), messages(),
+                                     alone() ? absent() : frame_.mask_operand()});
+    b_.kernel(KernelId::kInPlaceSync, std::move(operands), pieces_,
+              MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+  }
+
   StepPlan local() {
     gradient_ = frame_.local_gradients(Decide::kAlways);
+    if (compat()) {
+      b_.kernel(KernelId::kInPlaceLocal, in_place(Access::kReadWrite), pieces_, MomentumArgs{0},
+                StepFrame::committing(gradient_.word));
+      return frame_.finish(gradient_.word, {}, false);
+    }
     b_.kernel(KernelId::kLocalMomentum,
               {gradients(), state(s_.m, Access::kReadWrite),
                state(s_.local_sum, Access::kReadWrite), state(s_.den, Access::kRead),
@@ -185,7 +237,7 @@ class ZeroOneStep {
   std::vector<Piece> pieces_;
   uint64_t messages_;
   GradientStage gradient_;
-  uint32_t sum_ = kNoSlot;  // one rank: what would be averaged
+  uint32_t sum_ = kNoSlot;  // what is averaged, or on one rank would be: flat; compat: a list
 };
 
 }  // namespace

@@ -258,6 +258,24 @@ Exchange make_exchange(PlanBuilder& b, const OnebitRequest& r) {
 
 }  // namespace
 
+uint32_t add_padded_list(PlanBuilder& b, const OnebitLayout& layout, Dtype type) {
+  const uint64_t element = dtype_bytes(type);
+  std::vector<uint64_t> bytes;
+  for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * element);
+  uint64_t longest = 0;
+  for (const OnebitTensor& t : layout.padding()) {
+    bytes.push_back(t.count * element);
+    longest = std::max(longest, bytes.back());
+  }
+  const uint32_t first = b.bound_list(bytes);
+  if (longest == 0) return first;
+  const uint32_t zeros = b.scratch(longest);
+  b.fill({zeros, 0, longest}, 0);
+  for (auto t = static_cast<uint32_t>(layout.tensors().size()); t < bytes.size(); ++t)
+    b.alias(first + t, zeros, 0);
+  return first;
+}
+
 OnebitSlots add_onebit_slots(PlanBuilder& b, const OnebitLayout& layout, bool masked) {
   OnebitSlots s;
   s.worker = b.bound(layout.flat_elements() * 4);

@@ -89,6 +89,9 @@ OnebitCollective emit_onebit_collective(PlanBuilder& builder, int32_t rank,
                                         const std::vector<uint8_t>& in_place,
                                         uint64_t segment_bytes);
 
+// A list of bound slots for the tensors of a layout, followed by zeros for padding that is data.
+uint32_t add_padded_list(PlanBuilder& builder, const OnebitLayout& layout, Dtype type);
+
 // Adds the bound slots of the 1-bit codec for a layout.
 OnebitSlots add_onebit_slots(PlanBuilder& builder, const OnebitLayout& layout, bool masked);
 

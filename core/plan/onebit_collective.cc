@@ -87,7 +87,9 @@ struct Builder {
       for (uint32_t k = 0; k < layout.ranks(); ++k) {
         for (const OnebitSegment& run : layout.segments(s, k, segment)) {
           std::vector<Piece> pieces = layout.worker_pieces(k, run);
-          std::erase_if(pieces, [](const Piece& p) { return p.tensor == kNoTensor; });
+          // Neither padding nor padding that is data.
+          std::erase_if(pieces,
+                        [&](const Piece& p) { return p.tensor >= layout.tensors().size(); });
           decode(std::move(pieces), options);
         }
       }
@@ -105,7 +107,7 @@ OnebitCollective emit_onebit_collective(PlanBuilder& b, int32_t rank, const Oneb
   Builder builder{b, layout, coding, c};
   std::vector<uint64_t> bytes;
   for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * 4);
-  c.in = b.bound_list(bytes);
+  c.in = add_padded_list(b, layout, Dtype::kF32);
   c.out = b.bound_list(bytes);
   for (uint32_t i = 0; i < bytes.size(); ++i) {
     if (in_place[i]) b.alias(c.in + i, c.out + i, 0);

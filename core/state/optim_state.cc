@@ -7,6 +7,7 @@ namespace sotto {
 std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
   StateJson meta{{"kind", "optimizer"},
                  {"algorithm", s.algorithm},
+                 {"mode", s.mode},
                  {"step", s.step},
                  {"step_offset", s.step_offset},
                  {"compressed", s.compressed},
@@ -34,6 +35,7 @@ std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
   writer.add("v", s.v);
   writer.add("vf", s.vf);
   writer.add("tensor_states", s.tensor_states);
+  if (!s.padding_m.empty()) writer.add("padding_m", s.padding_m);
   if (!s.lr_sums.empty()) {
     writer.add("lr_sums", s.lr_sums);
     writer.add("anchor_decays", s.anchor_decays);
@@ -53,6 +55,7 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
   SOTTO_ASSIGN(const StateJson meta, meta_of(reader, "optimizer"));
   OptimSnapshot s;
   SOTTO_TRY(read_key(meta, "algorithm", &s.algorithm));
+  SOTTO_TRY(read_key(meta, "mode", &s.mode));
   SOTTO_TRY(read_key(meta, "step", &s.step));
   SOTTO_TRY(read_key(meta, "step_offset", &s.step_offset));
   SOTTO_TRY(read_key(meta, "compressed", &s.compressed));
@@ -78,6 +81,9 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
   SOTTO_ASSIGN(s.v, reader.values<float>("v"));
   SOTTO_ASSIGN(s.vf, reader.values<float>("vf"));
   SOTTO_ASSIGN(s.tensor_states, reader.values<TensorState>("tensor_states"));
+  if (reader.has("padding_m")) {
+    SOTTO_ASSIGN(s.padding_m, reader.values<float>("padding_m"));
+  }
   if (const auto zeroone = meta.find("zeroone"); zeroone != meta.end()) {
     if (!zeroone->is_object())
       return invalid_argument("the state's description has no valid \"zeroone\"");

@@ -152,6 +152,35 @@ Call local_sync(const State& s, bool as_bits) {
   return call;
 }
 
+// The operands that the kernels of mode compat share.
+Call in_place(KernelId id, const State& s, bool gradients, const float* clip) {
+  Call call(id, s, false);
+  call.work.set_args(MomentumArgs{});
+  gradients ? call.work.add_list(s.g) : call.work.add_null();
+  call.m_at = call.work.add_flat(s.m);
+  call.b_at = call.work.add_flat(s.b);
+  call.work.add_flat(s.den);
+  call.p_at = call.work.add_list(s.p);
+  call.work.add_flat(s.groups);
+  call.coefficient(clip);
+  return call;
+}
+
+Call in_place_sum(const State& s, bool gradients, const float* clip) {
+  Call call = in_place(KernelId::kInPlaceSum, s, gradients, clip);
+  call.c_at = call.work.add_list(s.p);
+  call.work.add_flat(std::vector<uint32_t>{0});
+  return call;
+}
+
+Call in_place_sync(const State& s, bool gradients, const float* clip) {
+  Call call = in_place(KernelId::kInPlaceSync, s, gradients, clip);
+  call.work.add_null();
+  call.bits(true);
+  call.optional(s.use_masks, s.valid);
+  return call;
+}
+
 Call sgd(const State& s, bool momentum, bool nesterov, const float* clip) {
   Call call(KernelId::kSgd, s, false);
   call.work.set_args(SgdArgs{{0, false}, nesterov});
@@ -236,6 +265,37 @@ TEST(KernelsZeroOne, FollowTheFormulas) {
     ASSERT_NEAR(m[flat], want, 1e-6);
     ASSERT_EQ(b[flat], 0.0f);
   });
+}
+
+TEST(KernelsZeroOne, InPlaceFollowsTheFormulas) {
+  Random random(54);
+  const float clip = 0.8f;
+  const State s(make_layout({7, 0, 65, 1, 8193}, 2, 512, 3), &random, false, true);
+  for (const bool gradients : {true, false}) {
+    const Call local = in_place(KernelId::kInPlaceLocal, s, gradients, &clip),
+               sum = in_place_sum(s, gradients, &clip), sync = in_place_sync(s, gradients, &clip);
+    const Outcome after_local = execute_reference(local.work);
+    const Outcome after_sum = execute_reference(sum.work);
+    const Outcome after_sync = execute_reference(sync.work);
+    const std::vector<float> m = after_sync.as<float>(sync.m_at);
+    for_each_element(s, [&](size_t t, uint64_t i, uint64_t flat) {
+      const GroupScalars& k = s.group(t);
+      const double p = s.p[t][i];
+      const double new_m = 0.9 * s.m[flat] + 0.1 * 0.8 * s.g[t][i];
+      const double step = gradients ? 0.02 * (new_m / s.den[flat] + k.weight_decay * p) : 0;
+      const double b = s.b[flat] - step;
+      const double tolerance = 4e-6 * (1 + std::abs(step));
+      ASSERT_NEAR(after_local.as<float>(local.p_at + t)[i], p - step, tolerance);
+      ASSERT_NEAR(after_local.as<float>(local.b_at)[flat], b, tolerance);
+      ASSERT_NEAR(after_sum.as<float>(sum.c_at + t)[i], b * s.den[flat], tolerance);
+      const double mean = s.masked(flat) ? 0 : s.from_bits(flat);
+      ASSERT_NEAR(after_sync.as<float>(sync.p_at + t)[i], p - step - b + mean / s.den[flat],
+                  4e-6 * (1 + std::abs(step) + std::abs(mean / s.den[flat])));
+      const double kept = gradients ? new_m : s.m[flat];
+      ASSERT_NEAR(m[flat], k.lr_sum == 0 ? kept : -mean / k.lr_sum, 1e-6);
+      ASSERT_EQ(after_sync.as<float>(sync.b_at)[flat], 0.0f);
+    });
+  }
 }
 
 TEST(KernelsSgd, FollowsTheFormulas) {

@@ -89,6 +89,48 @@ TEST_P(OnebitCodecTest, Vector132) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
+// The same in mode compat: padding has error feedback and counts in the scales.
+TEST_P(OnebitCodecTest, Vector132Compat) {
+  const Status status =
+      run_world(world_of(GetParam(), 2), [](const std::shared_ptr<Comm>& comm) -> Status {
+        SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
+                     OnebitCodec::create(comm, R"({"type": "onebit", "mode": "compat"})", {5},
+                                         {Dtype::kF32}));
+        const bool first = comm->rank() == 0;
+        std::vector<float> x =
+            first ? std::vector<float>{1, -2, 3, -4, 0} : std::vector<float>{2, 2, -1, -1, 1};
+        std::vector<float> y(5);
+        SOTTO_TRY(reduce(*codec, x, y));
+        const double sign1[] = {1, -1, 1, -1, 1};
+        const double sign2[] = {1, 1, -1, -1, -1};
+        const double worker[] = {-0.3693064, -0.6306936, 1.6306936, -2.6306936, -1.3693064};
+        const double server[] = {0.1377391, 0.6914171, -0.6914171, -0.1377391,
+                                 0.1377391, 0.1377391, 0.1377391,  0.1377391};
+        SOTTO_ASSIGN(const OnebitCodec::Snapshot s, codec->snapshot());
+        if (s.residual.worker.size() != 16)
+          return error(Code::kInternal, "{} worker errors", s.residual.worker.size());
+        for (size_t i = 0; i < 5; ++i) SOTTO_TRY(expect_near("y 1", y[i], 0.9614922 * sign1[i]));
+        for (size_t i = 0; i < 16; ++i) {
+          const float e = s.residual.worker[i];
+          if (first) SOTTO_TRY(expect_near("ew", e, worker[std::min<size_t>(i, 4)]));
+          if (!first && i >= 5) SOTTO_TRY(expect_near("ew", e, -0.8291562));
+        }
+        // Chunk 1 is padding: the same value everywhere is sent without an error.
+        for (size_t i = 0; i < 8; ++i)
+          SOTTO_TRY(expect_near("es", s.residual.server[i], first ? server[i] : 0.0));
+        SOTTO_TRY(reduce(*codec, x, y));
+        for (size_t i = 0; i < 5; ++i) SOTTO_TRY(expect_near("y 2", y[i], 1.5119597 * sign2[i]));
+        // A saved codec goes on bit for bit, padding included.
+        SOTTO_ASSIGN(const OnebitCodec::Snapshot saved, codec->snapshot());
+        std::vector<float> want(5), got(5);
+        SOTTO_TRY(reduce(*codec, x, want));
+        SOTTO_TRY(codec->restore(saved, true));
+        SOTTO_TRY(reduce(*codec, x, got));
+        return got == want ? ok_status() : error(Code::kInternal, "restored: another result");
+      });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
 // Telescoping (I5), equal results on all ranks (I2), W magnitudes (I3), over odd sizes and several
 // tensors.
 Status telescoping(const std::shared_ptr<Comm>& comm, const char* json,
@@ -165,6 +207,9 @@ TEST_P(OnebitCodecTest, TelescopesAtOddSizes) {
           SOTTO_TRY(telescoping(comm, R"({"type": "1bit"})", {1}));
           SOTTO_TRY(telescoping(comm, R"({"type": "1bit", "chunk_align": 8})", {7, 0, 1025, 9}));
           SOTTO_TRY(telescoping(comm, R"({"type": "1bit", "scale": "l1"})", {70001}));
+          SOTTO_TRY(telescoping(comm, R"({"type": "onebit", "mode": "compat"})", {7, 0, 1025, 9}));
+          SOTTO_TRY(telescoping(
+              comm, R"({"type": "onebit", "mode": "compat", "granularity": "tensor"})", {7, 1025}));
           return telescoping(comm, R"({"type": "1bit", "granularity": "tensor", "chunk_align": 8})",
                              {7, 9000, 1025, 3, 30001});
         });
@@ -242,6 +287,13 @@ TEST(OnebitCodecConfig, NamesWhatIsWrong) {
         EXPECT_NE(text("{}").find("\"type\""), std::string::npos);
         EXPECT_NE(text(R"({"type": "1bit", "scales": "l2"})").find("\"scale\""), std::string::npos);
         EXPECT_NE(text(R"({"type": "1bit", "chunk_align": 12})").find("multiple of 8"),
+                  std::string::npos);
+        EXPECT_NE(text(R"({"type": "onebit", "mode": "compat", "chunk_align": 8})").find("lcm"),
+                  std::string::npos);
+        EXPECT_NE(text(R"({"type": "onebit", "mode": "compat", "granularity": "bucket"})")
+                      .find("\"tensor\""),
+                  std::string::npos);
+        EXPECT_NE(text(R"({"type": "onebit", "mode": "published"})").find("\"compat\""),
                   std::string::npos);
         EXPECT_NE(text(R"({"type": "2bit"})").find("onebit"), std::string::npos);
         return ok_status();

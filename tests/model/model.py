@@ -51,6 +51,10 @@ class Compressor:
     def __init__(self, n, world, align):
         self.n, self.world = n, world
         self.chunk = align * -(-n // (align * world))
+        self.reset()
+
+    def reset(self):
+        n, world = self.n, self.world
         self.worker = [np.zeros(n, f32) for _ in range(world)]
         self.server = [np.zeros(self.count(k), f32) for k in range(world)]
 
@@ -91,6 +95,25 @@ class Compressor:
         return out
 
 
+class PaddedCompressor(Compressor):
+    """The same in mode compat: n is rounded up to a multiple of world * lcm(world, 8), and the padding is data."""
+
+    def __init__(self, n, world):
+        unit = world * math.lcm(world, 8)
+        self.real = n
+        super().__init__(unit * -(-n // unit), world, math.lcm(world, 8))
+
+    def all_reduce(self, inputs, valid, padding=None):
+        """valid is a mask for the result only. padding: what lies there on every rank; None: zeros."""
+        if self.world == 1:
+            return np.where(valid, inputs[0], f32(0))
+        extra = np.zeros(self.n - self.real, f32) if padding is None else padding
+        out = super().all_reduce([np.concatenate([x, extra]).astype(f32) for x in inputs], np.ones(self.n, bool))
+        if padding is not None:
+            padding[:] = out[self.real:]
+        return np.where(valid, out[: self.real], f32(0))
+
+
 class Base:
     """State that all optimizers have. Tensors are slices of one vector, in order of registration."""
 
@@ -100,8 +123,13 @@ class Base:
         self.m = np.zeros(len(params), f32)
         self.v = np.zeros(len(params), f32)
         self.t = hyper.get("step_offset", 1)
-        self.compressor = Compressor(len(params), world, hyper["chunk_align"])
-        self.valid = np.ones(len(params), bool)
+        self.compat = hyper.get("mode") == "compat"
+        n = len(params)
+        self.compressor = PaddedCompressor(n, world) if self.compat else Compressor(n, world, hyper["chunk_align"])
+        # Elements that take part; in mode compat what averages are multiplied with.
+        self.valid = np.ones(n, bool)
+        if self.compat and "mask" in hyper:
+            self.valid = hyper["mask"].copy()
         starts = np.cumsum([0] + list(sizes))
         self.tensors = [slice(starts[i], starts[i + 1]) for i in range(len(sizes)) if sizes[i]]
 
@@ -130,7 +158,8 @@ class Base:
         return u + f32(wd) * p if wd > 0 else u
 
     def mask_zero_variance(self):
-        self.valid = self.v != 0
+        if not self.compat:
+            self.valid = self.v != 0
 
 
 class OnebitAdam(Base):
@@ -147,7 +176,7 @@ class OnebitAdam(Base):
         else:
             locals_ = [self.ema(self.m, h["b1"], g) for g in gradients]
             self.m = np.where(self.valid, self.compressor.all_reduce(locals_, self.valid), f32(0))
-            u = np.where(self.valid, self.m / self.den(), f32(0))
+            u = self.m / self.den()
         self.p = self.p - f32(h["lr"]) * self.decayed(u, self.p)
         if not self.compressed and self.t >= h["freeze_step"]:
             self.compressed = True
@@ -163,6 +192,8 @@ class OnebitLamb(Base):
         super().__init__(params, sizes, world, hyper)
         n = len(self.tensors)
         self.c_avg, self.last, self.scaling = [0.0] * n, [1.0] * n, [1.0] * n
+        # Part of the fused momentum: keeps what is averaged there.
+        self.padding = np.zeros(self.compressor.n - len(params), f32) if self.compat else None
 
     def norm(self, x):
         return math.sqrt(sum_of_squares([x]))
@@ -180,13 +211,18 @@ class OnebitLamb(Base):
                 self.c_avg[i] = h["coeff_beta"] * self.c_avg[i] + (1 - h["coeff_beta"]) * c
             self.p[s] = self.p[s] - f32(h["lr"] * c) * u[s]
 
+    def counted(self):
+        """Elements that count in norms, maxima and the fresh variance."""
+        return np.ones(len(self.p), bool) if self.compat else self.valid
+
     def start(self):
         self.mask_zero_variance()
         self.vf, self.frozen_den = self.v.copy(), self.den()
         scales = []
+        counted = self.counted()
         for s in self.tensors:
-            count = int(self.valid[s].sum())
-            m = np.where(self.valid[s], self.m[s], f32(0))
+            count = int(counted[s].sum())
+            m = np.where(counted[s], self.m[s], f32(0))
             scales.append(self.norm(m) / math.sqrt(count) if count else 0.0)
         used = [s for s in scales if s != 0]
         united = 0.0
@@ -204,18 +240,19 @@ class OnebitLamb(Base):
             if self.t >= h["freeze_step"]:
                 self.start()
             return
-        old = np.where(self.valid, self.m, f32(0))
+        old = np.where(self.counted(), self.m, f32(0))
         locals_ = [self.ema(old, h["b1"], g) for g in gradients]
         for x in locals_:
             for i, s in enumerate(self.tensors):
                 x[s] = x[s] * f32(self.scaling[i])
-        common = self.compressor.all_reduce(locals_, self.valid)
+        padding = () if self.padding is None else (self.padding,)
+        common = self.compressor.all_reduce(locals_, self.valid, *padding)
         for i, s in enumerate(self.tensors):
             self.tensor_step(i, s, old, common)
 
     def tensor_step(self, i, s, old, common):
-        h, valid, den = self.h, self.valid[s], self.frozen_den[s]
-        m = np.where(valid, common[s] / f32(self.scaling[i]), f32(0))
+        h, valid, den = self.h, self.counted()[s], self.frozen_den[s]
+        m = np.where(self.valid[s], common[s] / f32(self.scaling[i]), f32(0))
         self.m[s] = m
         g = (m - f32(h["b1"]) * old[s]) / f32(1 - h["b1"])
         self.vf[s] = np.where(valid, self.square_ema(self.vf[s], h["b2"], g), self.vf[s])
@@ -236,7 +273,7 @@ class OnebitLamb(Base):
 
 
 class ZeroOneAdam(Base):
-    """Section 6, anchor form. One entry of `locals` per rank once the variance is frozen."""
+    """Section 6, anchor form; mode compat: in place. One entry of `locals` per rank once the variance is frozen."""
 
     def __init__(self, params, sizes, world, hyper):
         super().__init__(params, sizes, world, hyper)
@@ -253,8 +290,9 @@ class ZeroOneAdam(Base):
             u = self.m / self.den()
         else:
             self.mask_zero_variance()
-            g = self.compressor.all_reduce([x.astype(f32) for x in gradients], self.valid)
-            self.m = self.ema(self.m, h["b1"], np.where(self.valid, g, f32(0)))
+            if not self.compat or self.world > 1:  # as published, one rank leaves this gradient out
+                g = self.compressor.all_reduce([x.astype(f32) for x in gradients], self.valid)
+                self.m = self.ema(self.m, h["b1"], np.where(self.valid, g, f32(0)))
             u = self.m / self.den()
         self.p = self.p - f32(h["lr"]) * self.decayed(u, self.p)
         if full:
@@ -270,7 +308,7 @@ class ZeroOneAdam(Base):
         self.frozen_den = self.den()
         self.anchor = self.p.copy()
         n = len(self.p)
-        self.compressor = Compressor(n, self.world, self.h["chunk_align"])
+        self.compressor.reset()
         self.ms = [self.m.copy() for _ in range(self.world)]
         self.sums = [np.zeros(n, f32) for _ in range(self.world)]
         self.ps = [self.p.copy() for _ in range(self.world)]
@@ -278,6 +316,27 @@ class ZeroOneAdam(Base):
     def working(self, total):
         step = np.where(self.valid, total / self.frozen_den, f32(0))
         return f32(self.d) * self.anchor + step
+
+    def synchronised(self, m, p):
+        """After a synchronisation all ranks start from the same momentum; parameters are given per rank."""
+        self.ms = [m.copy() for _ in range(self.world)]
+        self.sums = [np.zeros_like(m) for _ in range(self.world)]
+        self.ps = p
+        self.lr_sum, self.d = 0.0, 1.0
+
+    def phase_b_in_place(self, gradients):
+        """Mode compat: weight decay is part of what is summed up, and p goes back by that sum."""
+        lr, den = f32(self.h["lr"]), self.frozen_den
+        self.lr_sum += self.h["lr"]
+        for r in range(self.world):
+            self.ms[r] = self.ema(self.ms[r], self.h["b1"], gradients[r])
+            step = lr * self.decayed(self.ms[r] / den, self.ps[r])
+            self.ps[r], self.sums[r] = self.ps[r] - step, self.sums[r] - step
+        if self.t % self.local_interval or self.lr_sum <= 0:
+            return
+        everything = np.ones(len(self.p), bool)
+        y = self.compressor.all_reduce([b * den for b in self.sums], everything if self.world == 1 else self.valid)
+        self.synchronised(-y / f32(self.lr_sum), [(p - b) + y / den for p, b in zip(self.ps, self.sums)])
 
     def phase_b(self, gradients):
         h = self.h
@@ -292,15 +351,15 @@ class ZeroOneAdam(Base):
             y = self.compressor.all_reduce([b for _, b in moved], self.valid)
             self.anchor = self.working(y)
             m = np.where(self.valid, -y / f32(self.lr_sum), f32(0))
-            self.ms = [m.copy() for _ in range(self.world)]
-            self.sums = [np.zeros_like(y) for _ in range(self.world)]
-            self.ps = [self.anchor.copy() for _ in range(self.world)]
-            self.lr_sum, self.d = 0.0, 1.0
+            self.synchronised(m, [self.anchor.copy() for _ in range(self.world)])
         else:
             for r, (m, b) in enumerate(moved):
                 self.ms[r] = np.where(self.valid, m, f32(0))
                 self.sums[r] = np.where(self.valid, b, f32(0))
                 self.ps[r] = self.working(self.sums[r])
+
+    def count_local(self):
+        h = self.h
         self.local_counter += 1
         if self.local_counter == h["local_step_scaler"]:
             self.local_counter = 0
@@ -308,7 +367,10 @@ class ZeroOneAdam(Base):
 
     def step(self, gradients):
         self.t += 1
-        self.phase_b(gradients) if self.frozen else self.phase_a(gradients)
+        if not self.frozen:
+            return self.phase_a(gradients)
+        self.phase_b_in_place(gradients) if self.compat else self.phase_b(gradients)
+        self.count_local()
 
     def params_of(self, rank):
         return self.ps[rank] if self.frozen else self.p

@@ -3,6 +3,7 @@
 
 usage: model_test.py LIBSOTTO
 """
+import itertools
 import json
 import sys
 
@@ -29,34 +30,46 @@ def start_values():
     return rng.standard_normal(sum(SIZES)).astype(f32)
 
 
-def gradients(step, rank, params):
+UNUSED = slice(40, 60)  # of elements that never have a gradient, as position embeddings beyond the sequence
+
+
+def gradients(step, rank, params, unused):
     rng = np.random.default_rng(1000 * step + rank)
     g = f32(0.1) * params + f32(0.05) * rng.standard_normal(len(params)).astype(f32)
-    g[40:60] = 0  # never has a gradient: variance 0
+    if unused:
+        g[UNUSED] = 0
     return g
 
 
-def compare(library, kind, world, weight_decay):
+def compare(library, kind, world, weight_decay, variant):
     maker, own = CASES[kind]
+    compat, unused = variant != "strict", variant != "compat"
     hyper = {"lr": 0.01, "b1": 0.9, "b2": 0.99, "eps": 1e-6, "wd": weight_decay, "chunk_align": 64, **own}
+    own_keys = {"mode": "compat"} if compat else {"chunk_align": hyper["chunk_align"]}
+    mask = None
+    if variant == "compat, masked":
+        hyper["mask"] = mask = np.ones(sum(SIZES), bool)
+        mask[UNUSED] = False
+    hyper.update(own_keys)
     start = start_values()
     reference = maker(start, SIZES, world, hyper)
     wanted, fed = [], []
     for step in range(STEPS):
         of_rank = [reference.params_of(r) if hasattr(reference, "params_of") else reference.p for r in range(world)]
-        fed.append([gradients(step, r, of_rank[r]) for r in range(world)])
+        fed.append([gradients(step, r, of_rank[r], unused) for r in range(world)])
         reference.step(fed[-1])
         wanted.append([(reference.params_of(r) if hasattr(reference, "params_of") else reference.p).copy()
                        for r in range(world)])
     config = json.dumps({"optimizer": {"type": kind, "params": {
         "lr": hyper["lr"], "betas": [hyper["b1"], hyper["b2"]], "eps": hyper["eps"], "weight_decay": weight_decay, **own}},
-        "sotto": {"chunk_align": hyper["chunk_align"]}})
+        "sotto": own_keys})
 
     def body(comm, rank):
         p, g = start.copy(), np.zeros_like(start)
         tensors, at = [], 0
         for i, size in enumerate(SIZES):
-            tensors.append((f"t{i}", p[at:at + size], g[at:at + size]))
+            of_tensor = slice(at, at + size)
+            tensors.append((f"t{i}", p[of_tensor], g[of_tensor], None if mask is None else mask[of_tensor]))
             at += size
         optimizer = library.optimizer(comm, config, tensors)
         for step in range(STEPS):
@@ -79,14 +92,14 @@ def main():
     failed = 0
     for kind in CASES:
         for world in (1, 2, 3, 4, 5, 8):
-            for weight_decay in (0.0, 0.01):
-                name = f"{kind}, {world} ranks, weight decay {weight_decay}"
+            for weight_decay, variant in itertools.product((0.0, 0.01), ("strict", "compat", "compat, masked")):
+                name = f"{kind}, {variant}, {world} ranks, weight decay {weight_decay}"
                 try:
-                    compare(library, kind, world, weight_decay)
-                    print(f"ok      {name}: {STEPS} steps")
+                    compare(library, kind, world, weight_decay, variant)
+                    print(f"ok      {name}: {STEPS} steps", flush=True)
                 except (AssertionError, RuntimeError) as error:
                     failed += 1
-                    print(f"FAILED  {name}: {error}")
+                    print(f"FAILED  {name}: {error}", flush=True)
     sys.exit(1 if failed else 0)
 
 

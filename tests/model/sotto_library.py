@@ -2,7 +2,7 @@
 import ctypes as c
 import threading
 
-FLOAT32, CPU = 0x00012002, 1
+FLOAT32, UINT8, CPU = 0x00012002, 0x00010801, 1
 
 
 class Buffer(c.Structure):
@@ -26,8 +26,8 @@ class Param(c.Structure):
                 ("grad", Buffer), ("model_copy", Buffer), ("mask", Buffer), ("models", c.c_uint64)]
 
 
-def buffer(array):
-    return Buffer(array.ctypes.data, array.size, FLOAT32, CPU, 0, 0)
+def buffer(array, dtype=FLOAT32):
+    return Buffer(array.ctypes.data, array.size, dtype, CPU, 0, 0)
 
 
 class Library:
@@ -76,12 +76,14 @@ class Library:
             raise RuntimeError("; ".join(errors))
 
     def optimizer(self, comm, json, tensors):
-        """tensors: (name, parameters, gradients), numpy float32 that outlive the optimizer."""
+        """tensors: (name, parameters, gradients, mask), float32 that outlives the optimizer, and bool or None."""
         params = (Param * len(tensors))()
-        for param, (name, p, g) in zip(params, tensors):
+        for param, (name, p, g, mask) in zip(params, tensors):
             param.struct_size = c.sizeof(Param)
             param.name = name.encode()
             param.param, param.grad = buffer(p), buffer(g)
+            if mask is not None:
+                param.mask = buffer(mask, UINT8)
         handle = c.c_void_p()
         self.call("sotto_optim_create", comm, json.encode(), params, c.c_uint64(len(tensors)), c.byref(handle))
         return handle

@@ -142,10 +142,13 @@ inline std::string run_world(int32_t size, const WorldOptions& options,
 
 // JSON or blob of a report or an export.
 inline std::string read_all(const std::function<sotto_status(char*, uint64_t, uint64_t*)>& call) {
+  std::string text;
   uint64_t length = 0;
-  OK(call(nullptr, 0, &length));
-  std::string text(length + 1, '\0');
-  OK(call(text.data(), text.size(), &length));
+  // Counters go on, so a report may have grown since it was measured.
+  while (length + 1 > text.size()) {
+    text.assign(length + 1, '\0');
+    OK(call(text.data(), text.size(), &length));
+  }
   text.resize(length);
   return text;
 }

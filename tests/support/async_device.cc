@@ -53,6 +53,9 @@ uint32_t list_operands(const KernelCall& call) {
     case KernelId::kLocalFront:
     case KernelId::kLocalFrontUndo: return 1u << 0;
     case KernelId::kLocalSync: return 1u << 7;
+    case KernelId::kInPlaceLocal: return 1u << 0 | 1u << 4;
+    case KernelId::kInPlaceSum:
+    case KernelId::kInPlaceSync: return 1u << 0 | 1u << 4 | 1u << 7;
     default: return 0;
   }
 }

@@ -163,5 +163,37 @@ TEST(OnebitLayout, SectionsAreBucketsAndHaveMessagesOfTheirOwn) {
   EXPECT_EQ(OnebitLayout({{5, 0}, {6, 0}}, 3, 8, OnebitGranularity::kTensor).sections().size(), 1u);
 }
 
+// Padding that is data: no element of the flat space is without a tensor, and a tensor's own pieces
+// and those of the chunks agree about padding too.
+TEST(OnebitLayout, PaddingThatIsDataFillsTheChunks) {
+  for (const Shape& s : shapes()) {
+    if (s.granularity == OnebitGranularity::kBucket) continue;
+    const OnebitLayout layout(s.tensors, s.ranks, s.align, s.granularity, 0, true, 7u);
+    ASSERT_EQ(layout.elements_with_padding(), layout.flat_elements());
+    ASSERT_EQ(layout.flat_elements(), layout_of(s).flat_elements());
+    const size_t registered = layout.tensors().size();
+    std::vector<std::pair<uint32_t, uint64_t>> owner(layout.flat_elements(), {kNoTensor, 0});
+    for (uint32_t k = 0; k < layout.ranks(); ++k) {
+      for (const Piece& p : layout.worker_pieces(k)) {
+        ASSERT_NE(p.tensor, kNoTensor);
+        ASSERT_EQ(p.group == 7, p.tensor >= registered);
+        for (uint64_t j = 0; j < p.count; ++j) owner[p.flat + j] = {p.tensor, p.offset + j};
+      }
+    }
+    uint64_t seen = 0;
+    for (uint32_t t = 0; t < registered + layout.padding().size(); ++t) {
+      for (const Piece& p : layout.tensor_pieces(t)) {
+        for (uint64_t j = 0; j < p.count; ++j)
+          ASSERT_EQ(owner[p.flat + j], std::make_pair(t, p.offset + j));
+        seen += p.count;
+      }
+    }
+    ASSERT_EQ(seen, layout.flat_elements());
+    ASSERT_LE(layout.padding().size(), layout.instances());
+    for (const OnebitTensor& padding : layout.padding())
+      ASSERT_LT(padding.count, s.align * s.ranks);
+  }
+}
+
 }  // namespace
 }  // namespace sotto::test

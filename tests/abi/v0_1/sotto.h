@@ -367,7 +367,8 @@ SOTTO_API sotto_status sotto_comm_error(const sotto_comm* comm, const char** out
  *                 waits for whom)
  *   buf     [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
- *   out_len [out] bytes needed, without the final zero
+ *   out_len [out] bytes needed, without the final zero; counters go on, so it may be more in the
+ *                 next call: ask until cap is larger
  * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (unknown kind), INVALID_STATE (fork).
  * Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_report(const sotto_comm* comm, const char* kind, char* buf,
@@ -675,14 +676,22 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  * for the same counts, on all ranks; a difference is PROTOCOL on every rank at the first call.
  *
  * json: {"type": ..., ...}; all keys but type may be absent, a key that the type does not have is
- * an error. type             "onebit" (or "1bit"), "bf16", "fp16", "int8", "int4" chunk_align 512;
- * elements, a multiple of 8: what the part of a rank is padded to. int8 and int4: a multiple of
- * block too onebit: scale            "l2" (default) or "l1" granularity      what has a scale of
- * its own: "flat" (default: everything), "tensor", "bucket" bucket_elements  4194304; 8192 to 2^40,
- * only with "bucket". A bucket travels while the next is encoded int8, int4: block elements per
- * scale: 32, 64, 128, 256 or 512; 256 for int8, 128 for int4 bf16, fp16, int8, int4: residual
- * whether what one call loses is added to the next (4 bytes per element, and 8 / W of a server);
- * true for int8 and int4, false for the casts. onebit always has it
+ * an error.
+ *  - type: "onebit" (or "1bit"), "bf16", "fp16", "int8", "int4"
+ *  - chunk_align: 512; elements, a multiple of 8: what the part of a rank is padded to. int8 and
+ *    int4: a multiple of block too
+ *  - scale (onebit): "l2" (default) or "l1"
+ *  - granularity (onebit): what has a scale of its own: "flat" (default: everything), "tensor",
+ *    "bucket"
+ *  - bucket_elements (onebit): 4194304; 8192 to 2^40, only with "bucket". A bucket travels while
+ *    the next is encoded
+ *  - mode (onebit): "strict" (default), or "compat", the arithmetic as published, for comparison:
+ *    chunk_align is lcm(W, 8), and padding has error feedback and counts in the scales; not with
+ *    "bucket"
+ *  - block (int8, int4): elements per scale: 32, 64, 128, 256 or 512; 256 for int8, 128 for int4
+ *  - residual (bf16, fp16, int8, int4): whether what one call loses is added to the next (4 bytes
+ *    per element, and 8 / W of a server); true for int8 and int4, false for the casts; onebit
+ *    always has it
  *
  * Every rank sends 2 (W - 1) P bytes of payload per call, P = the payload of ceil(n / (align W))
  * align elements (onebit: per tensor or bucket): 1/8 byte per element, 2, (block + 4) / block or

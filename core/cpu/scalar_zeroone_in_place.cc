@@ -1,0 +1,98 @@
+// 0/1 Adam as published: for comparison, so there are no vector kernels of these.
+#include "core/cpu/elements.h"
+#include "core/cpu/kernel_table.h"
+#include "core/cpu/ops_adam.h"
+
+namespace sotto::scalar {
+namespace {
+
+// Operands 0 to 6, which the three kernels share.
+struct InPlace {
+  explicit InPlace(const KernelCall& call)
+      : gradients{{&call.operands[0], 0, false}, call.operands[6].flat<const float>(), nullptr},
+        m(call.operands[1].flat<float>()),
+        b(call.operands[2].flat<float>()),
+        den(call.operands[3].flat<const float>()),
+        parameters(&call.operands[4]),
+        groups(call.operands[5].flat<const GroupScalars>()) {}
+
+  struct Values {
+    float m, b, p;
+  };
+  // Element j of a piece after a local update; without gradients as it is.
+  Values updated(const Piece& piece, uint64_t j) const {
+    const GroupScalars& s = groups[piece.group];
+    const uint64_t flat = piece.flat + j;
+    Values now{m[flat], b[flat], parameter(piece)[j]};
+    if (gradients.source.operand->data == nullptr) return now;
+    const float g = gradients.at(gradients.source.of(piece), j, flat);
+    now.m = s.b1 * now.m + s.one_minus_b1 * g;
+    const float step = static_cast<float>(s.lr) * with_decay(s, now.m / den[flat], now.p);
+    now.p = now.p - step;
+    now.b = now.b - step;
+    return now;
+  }
+  float* parameter(const Piece& piece) const {
+    return parameters->list<float>(piece.tensor) + piece.offset;
+  }
+
+  Gradients gradients;
+  float* m;
+  float* b;
+  const float* den;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+}  // namespace
+
+void in_place_local(const KernelCall& call) {
+  const InPlace at(call);
+  for (const Piece& piece : call.pieces) {
+    for (uint64_t j = 0; j < piece.count; ++j) {
+      const InPlace::Values now = at.updated(piece, j);
+      at.m[piece.flat + j] = now.m;
+      at.b[piece.flat + j] = now.b;
+      at.parameter(piece)[j] = now.p;
+    }
+  }
+}
+
+void in_place_sum(const KernelCall& call) {
+  const InPlace at(call);
+  uint32_t flags = 0;
+  for (const Piece& piece : call.pieces) {
+    float* x = call.operands[7].list<float>(piece.tensor) + piece.offset;
+    for (uint64_t j = 0; j < piece.count; ++j) {
+      x[j] = at.updated(piece, j).b * at.den[piece.flat + j];
+      guard_finite(x[j], &flags);
+    }
+  }
+  if (uint32_t* out = call.operands[8].flat<uint32_t>(); out != nullptr) raise_flags(out, flags);
+}
+
+void in_place_sync(const KernelCall& call) {
+  const InPlace at(call);
+  const Operand& floats = call.operands[7];
+  const Momentum mean{nullptr, call.operands[8].flat<const uint8_t>(),
+                      call.operands[9].flat<const uint8_t>(),
+                      call.arguments<MomentumArgs>().instances};
+  const uint8_t* valid = call.operands[10].flat<const uint8_t>();
+  for (const Piece& piece : call.pieces) {
+    const GroupScalars& s = at.groups[piece.group];
+    const float* x =
+        floats.data == nullptr ? nullptr : floats.list<const float>(piece.tensor) + piece.offset;
+    const float magnitude = mean.magnitude(piece, 1.0f);
+    for (uint64_t j = 0; j < piece.count; ++j) {
+      const uint64_t flat = piece.flat + j;
+      const InPlace::Values now = at.updated(piece, j);
+      float sum = x != nullptr ? x[j] : mean.at(flat, magnitude);
+      if (valid != nullptr && !get_bit(valid, flat)) sum = 0.0f;
+      at.parameter(piece)[j] = (now.p - now.b) + sum / at.den[flat];
+      at.m[flat] = s.lr_sum != 0.0f ? -sum / s.lr_sum : now.m;
+      at.b[flat] = 0.0f;
+    }
+  }
+}
+
+}  // namespace sotto::scalar
