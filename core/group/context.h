@@ -44,6 +44,7 @@ class Context : public std::enable_shared_from_this<Context> {
   // The backend of a name, made at first use; it lives as long as the engine. UNSUPPORTED names
   // what exists.
   Result<Backend*> backend(const std::string& name);
+  bool has_backend(const std::string& name) const { return options_.backends.count(name) != 0; }
   // An id of the transport in force (SOTTO_TRANSPORT; auto: tcp).
   Result<UniqueId> make_unique_id();
   // The existing or new backend that can join with the id.

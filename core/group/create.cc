@@ -4,22 +4,31 @@
 #include "core/base/hash.h"
 #include "core/group/comm.h"
 #include "core/group/launcher.h"
+#include "core/iface/unique_id.h"
 
 namespace sotto {
 namespace {
 
 // What every rank tells the others before data connections are made.
 struct Hello {
-  uint32_t version = 1;
+  uint32_t version = 2;
   uint32_t reserved = 0;
   uint64_t segment_bytes = 0;
+  uint64_t process_token = 0;  // 0: does not want to move to the transport inside a process
   char transport[16] = {};
+  UniqueId inside = {};  // rank 0: where its process would meet
 };
 
 struct Meeting {
   Backend* backend = nullptr;
+  Backend* inside = nullptr;  // transport "auto": for ranks that turn out to be in one process
   std::string transport;
   JoinRequest request;
+};
+
+struct Agreement {
+  uint64_t segment_bytes = 0;
+  std::optional<UniqueId> inside;  // all ranks are in one process and meet here
 };
 
 Status check_rank(int32_t rank, int32_t size) {
@@ -61,6 +70,11 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
   meeting.transport = config.transport.empty() || config.transport == "auto"
                           ? context.params().transport
                           : config.transport;
+  // A limited rate is one of sockets.
+  if (meeting.transport == "auto" && meeting.request.size > 1 &&
+      context.params().rate_limit_mbit == 0 && context.has_backend("inproc")) {
+    SOTTO_ASSIGN(meeting.inside, context.backend("inproc"));
+  }
   if (meeting.request.id.has_value()) {
     SOTTO_ASSIGN(meeting.backend, context.backend_for(*meeting.request.id));
     if (meeting.transport == "auto") meeting.transport = meeting.backend->name();
@@ -78,16 +92,28 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
   return meeting;
 }
 
-// Versions must be equal; the smallest segment size wins.
-Result<uint64_t> agree(ControlPlane& control, const std::string& transport, uint64_t segment_bytes,
-                       Driver& driver, Deadline deadline) {
+Result<Hello> greeting(const Meeting& meeting, uint64_t segment_bytes) {
   Hello mine;
   mine.segment_bytes = segment_bytes;
-  transport.copy(mine.transport, sizeof mine.transport - 1);
+  meeting.transport.copy(mine.transport, sizeof mine.transport - 1);
+  if (meeting.inside == nullptr) return mine;
+  mine.process_token = process_token();
+  if (meeting.request.rank == 0) {
+    SOTTO_ASSIGN(mine.inside, meeting.inside->make_unique_id());
+  }
+  return mine;
+}
+
+// Versions must be equal; the smallest segment size wins.
+Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t segment_bytes,
+                        Driver& driver) {
+  SOTTO_ASSIGN(const Hello mine, greeting(meeting, segment_bytes));
   const std::string blob(reinterpret_cast<const char*>(&mine), sizeof mine);
   SOTTO_ASSIGN(const std::vector<std::string> all,
-               control.all_gather("agreement", blob, driver, deadline));
-  uint64_t segment = segment_bytes;
+               control.all_gather("agreement", blob, driver, meeting.request.deadline));
+  Agreement agreement;
+  agreement.segment_bytes = segment_bytes;
+  bool together = mine.process_token != 0;
   for (size_t r = 0; r < all.size(); ++r) {
     Hello hello;
     if (all[r].size() != sizeof hello) {
@@ -103,20 +129,56 @@ Result<uint64_t> agree(ControlPlane& control, const std::string& transport, uint
     }
     if (std::memcmp(hello.transport, mine.transport, sizeof mine.transport) != 0) {
       return error(Code::kProtocol, "rank {} wants transport \"{:.15}\", rank {} \"{}\"", r,
-                   hello.transport, control.rank(), transport);
+                   hello.transport, control.rank(), meeting.transport);
     }
-    segment = std::min(segment, hello.segment_bytes);
+    agreement.segment_bytes = std::min(agreement.segment_bytes, hello.segment_bytes);
+    together = together && hello.process_token == mine.process_token;
+    if (r == 0) agreement.inside = hello.inside;
   }
-  return segment;
+  if (!together) agreement.inside.reset();
+  return agreement;
 }
 
-Status connect(Context& context, const Meeting& meeting, RootComm& root, Driver& driver) {
-  ControlPlane& control = *root.channel->control();
-  SOTTO_ASSIGN(root.segment_bytes, agree(control, meeting.transport,
-                                         static_cast<uint64_t>(context.params().segment_bytes),
-                                         driver, meeting.request.deadline));
+// All ranks are threads of one process: they go on through its memory and leave the sockets.
+Status move_inside(Meeting& meeting, const UniqueId& id, std::unique_ptr<ControlPlane>& control,
+                   Driver& driver) {
+  meeting.backend = meeting.inside;
+  meeting.transport = meeting.inside->name();
+  meeting.request.id = id;
+  meeting.request.exchange = nullptr;
+  meeting.request.address.clear();
+  SOTTO_ASSIGN(std::unique_ptr<ControlPlane> inside,
+               meeting.backend->join(meeting.request, driver));
+  control->leave(meeting.request.deadline);
+  control = std::move(inside);
+  return ok_status();
+}
+
+// The others wait for this rank: they learn why it does not come.
+Status tell(ControlPlane& control, const Status& status) {
+  if (!status.ok()) control.fail({status.code(), control.rank(), status.text()});
+  return status;
+}
+
+// Rendezvous, agreement, control plane of the comm.
+Result<std::unique_ptr<ControlPlane>> meet(Context& context, Meeting& meeting, RootComm& root,
+                                           Driver& driver) {
+  SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control,
+               meeting.backend->join(meeting.request, driver));
+  const auto segment_bytes = static_cast<uint64_t>(context.params().segment_bytes);
+  Result<Agreement> agreement = agree(*control, meeting, segment_bytes, driver);
+  SOTTO_TRY(tell(*control, agreement.status()));
+  root.segment_bytes = agreement->segment_bytes;
+  if (agreement->inside)
+    SOTTO_TRY(tell(*control, move_inside(meeting, *agreement->inside, control, driver)));
+  root.transport = meeting.transport;
+  return control;
+}
+
+Status connect(const Meeting& meeting, RootComm& root, Driver& driver) {
   SOTTO_ASSIGN(std::unique_ptr<Transport> transport,
-               meeting.backend->connect(control, *root.channel, driver, meeting.request.deadline));
+               meeting.backend->connect(*root.channel->control(), *root.channel, driver,
+                                        meeting.request.deadline));
   root.channel->attach(std::move(transport));
   return ok_status();
 }
@@ -131,18 +193,11 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   SOTTO_ASSIGN(Meeting meeting, plan_meeting(*context, config));
   Engine& engine = *context->engine();
   meeting.request.deadline = Deadline::in_us(engine.clock(), root->timeout_us);
-  root->transport = meeting.transport;
   SOTTO_TRY(engine.drive([&](Driver& driver) -> Status {
-    SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control,
-                 meeting.backend->join(meeting.request, driver));
+    SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, meet(*context, meeting, *root, driver));
     root->channel = std::make_shared<Channel>(context->engine());
     root->channel->attach(std::move(control));
-    const Status status = connect(*context, meeting, *root, driver);
-    // The others wait for this rank: they learn why it does not come.
-    if (!status.ok())
-      root->channel->control()->fail(
-          {status.code(), root->channel->control()->rank(), status.text()});
-    return status;
+    return tell(*root->channel->control(), connect(meeting, *root, driver));
   }));
   const ControlPlane& control = *root->channel->control();
   std::vector<int32_t> ranks(static_cast<size_t>(control.size()));

@@ -248,6 +248,37 @@ TEST(CapiBootstrap, CallersAllGather) {
             "");
 }
 
+// Ranks that name no transport meet by TCP, and leave it if all of them are in one process. One
+// that names tcp, or whose rate is limited, keeps all of them there; so would one in another
+// process.
+TEST(CapiBootstrap, AutoMovesInsideOneProcess) {
+  struct Case {
+    const char* transport_of_rank_1;
+    const char* rate_limit;
+    const char* want;
+  };
+  for (const Case& c :
+       {Case{"auto", "0", "inproc"}, Case{"tcp", "0", "tcp"}, Case{"auto", "10000", "tcp"}}) {
+    setenv("SOTTO_RATE_LIMIT_MBIT", c.rate_limit, 1);
+    EXPECT_EQ(run_world(3, {.transport = "auto", .transport_of_rank_1 = c.transport_of_rank_1},
+                        [&](Member& self) {
+                          std::vector<float> a(5000, 1.0f);
+                          const sotto_buffer b = buffer(a);
+                          OK(sotto_all_reduce(self.comm, &b, &b, 1, nullptr, nullptr));
+                          require(a[4999] == 3.0f, "sum");
+                          const std::string report =
+                              read_all([&](char* buf, uint64_t cap, uint64_t* out_len) {
+                                return sotto_comm_report(self.comm, nullptr, buf, cap, out_len);
+                              });
+                          const std::string want = fmt::format("\"transport\":\"{}\"", c.want);
+                          require(report.find(want) != std::string::npos, report);
+                        }),
+              "")
+        << c.want;
+    unsetenv("SOTTO_RATE_LIMIT_MBIT");
+  }
+}
+
 TEST(CapiBootstrap, CallersAllGatherThatFails) {
   sotto_context* context = new_context();
   sotto_comm* comm = nullptr;

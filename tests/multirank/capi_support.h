@@ -112,6 +112,7 @@ struct WorldOptions {
   const char* transport = "inproc";
   int64_t timeout_us = 30'000'000;
   bool progress_thread = true;
+  const char* transport_of_rank_1 = nullptr;
   bool destroy = true;  // comms and contexts at the end of the body; false: the body does it
 };
 
@@ -132,6 +133,7 @@ inline std::string run_world(int32_t size, const WorldOptions& options,
     config.size = size;
     config.id = &id;
     config.timeout_us = options.timeout_us;
+    if (rank == 1) config.transport = options.transport_of_rank_1;
     OK(sotto_comm_create(self.context, &config, &self.comm));
     body(self);
     if (!options.destroy) return;

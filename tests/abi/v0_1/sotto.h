@@ -144,7 +144,7 @@ typedef struct sotto_comm_config {
   int32_t size;              /* ranks; 0: rank and size from the launcher's environment */
   uint32_t reserved;         /* must be 0 */
   const sotto_unique_id* id; /* NULL: SOTTO_RENDEZVOUS or the launcher's environment */
-  const char* transport;     /* "auto" (NULL), "inproc", "tcp" */
+  const char* transport;     /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp" */
   int64_t timeout_us;        /* of set-up; default of operations; 0: SOTTO_TIMEOUT_US (300 s) */
   sotto_all_gather_fn all_gather; /* NULL: own rendezvous; else used in place of `id` */
   void* user;                     /* passed to all_gather */
@@ -298,8 +298,8 @@ SOTTO_API sotto_status sotto_context_report(const sotto_context* context, const 
 /* Makes an id with which ranks find each other, and listens for them: call it on one rank, carry
  * the 128 bytes to the others by any means, and let every rank pass them to sotto_comm_create. One
  * id makes one comm. The rank that made the id must become a member (any rank number). Listens on
- * loopback unless SOTTO_LISTEN says otherwise. SOTTO_TRANSPORT decides for which transport it is
- * (auto: tcp).
+ * loopback unless SOTTO_LISTEN says otherwise. SOTTO_TRANSPORT decides for which transport it is;
+ * with auto ranks meet by TCP and stay there, unless all turn out to be threads of one process.
  *   context [in]  keeps listening until the comm is made or the context is destroyed
  *   out_id  [out] 128 bytes without pointers; may be copied freely
  * Threads: any, not from callbacks. Blocks: no. Errors: TRANSPORT (cannot listen), INVALID_STATE
