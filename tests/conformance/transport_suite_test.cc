@@ -10,7 +10,7 @@ namespace sotto::test {
 namespace {
 
 TEST_P(TransportSuite, MessagesOfEverySizeBetweenAllPairs) {
-  for (const int size : {1, 2, 3, 4, 7}) {
+  for (const int size : {1, 2, 3, 4, 7, 8}) {
     std::vector<Message> messages;
     for (uint32_t s = 0; s < static_cast<uint32_t>(size); ++s) {
       for (uint32_t d = 0; d < static_cast<uint32_t>(size); ++d) {

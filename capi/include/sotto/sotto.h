@@ -458,10 +458,10 @@ SOTTO_API sotto_status sotto_op_error(const sotto_op* op, const char** out_text)
 typedef struct sotto_op_stats {
   uint32_t struct_size;
   uint32_t reserved;
-  int64_t launch_ns;              /* monotonic clock at the call */
-  int64_t start_ns;               /* first step ran; 0 before */
-  int64_t end_ns;                 /* completed; 0 before */
-  uint64_t kernel_ns;             /* in kernels of this operation */
+  int64_t launch_ns;  /* monotonic clock at the call */
+  int64_t start_ns;   /* first step ran; 0 before */
+  int64_t end_ns;     /* completed; 0 before */
+  uint64_t kernel_ns; /* in kernels of this operation, on a device that runs them at once */
   uint64_t payload_bytes_planned; /* what this rank sends in this operation */
   uint64_t header_bytes_planned;
 } sotto_op_stats;
