@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/base/dtype.h"
 #include "core/cpu/bits.h"
 #include "core/iface/kernels.h"
 
@@ -48,16 +49,22 @@ inline float undo_encode(float c, float x, float scale, bool paired_ran) {
   return is_finite(c) ? c - x : 0.0f;
 }
 
-// Where a kernel takes a float32 gradient from: tensors or a flat buffer.
+// Elements of a float type, read as float32.
+struct Floats {
+  const uint8_t* data;
+  Dtype type;
+
+  float operator[](uint64_t i) const { return float_at(type, data, i); }
+};
+
+// A source operand.
 struct Source {
   const Operand* operand;
-  uint64_t flat_base;
-  bool flat;
+  Dtype type;
 
-  // Element 0 of the piece.
-  const float* of(const Piece& piece) const {
-    return flat ? operand->flat<const float>() + (piece.flat - flat_base)
-                : operand->list<const float>(piece.tensor) + piece.offset;
+  // Element 0 of the piece is the first.
+  Floats of(const Piece& piece) const {
+    return {operand->list<const uint8_t>(piece.tensor) + piece.offset * dtype_bytes(type), type};
   }
 };
 
@@ -66,7 +73,6 @@ struct Momentum {
   const float* floats;
   const uint8_t* bits;
   const uint8_t* messages;
-  uint64_t instances;
 
   float magnitude(const Piece& piece, float scaling) const {
     return bits == nullptr ? 0.0f : message_scale(messages, piece.message) / scaling;

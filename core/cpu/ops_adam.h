@@ -8,20 +8,20 @@ namespace sotto {
 
 struct SumSquaresOp : OpBase {
   explicit SumSquaresOp(const KernelCall& call)
-      : source{&call.operands[0], call.arguments<SourceArgs>().flat_base,
-               call.arguments<SourceArgs>().flat},
+      : input{&call.operands[0], call.arguments<SourceArgs>().source},
         sums(call.operands[1].flat<float>()) {}
 
+  Floats source(const Piece& p) const { return input.of(p); }
   void open(uint64_t block) { lanes = sums.open(block); }
   void elements(const Piece& p, uint64_t first, uint64_t count) {
-    const float* x = source.of(p);
+    const Floats x = source(p);
     for (uint64_t j = first; j < first + count; ++j) {
       lanes[(p.lane + j) % kNormLanes] += x[j] * x[j];
     }
   }
   void finish() { sums.finish(); }
 
-  Source source;
+  Source input;
   NormBlocks sums;
   float* lanes = nullptr;
 };
@@ -33,7 +33,7 @@ struct Gradients {
   const uint8_t* valid;
 
   bool masked(uint64_t flat) const { return valid != nullptr && !get_bit(valid, flat); }
-  float at(const float* g, uint64_t j, uint64_t flat) const {
+  float at(const Floats& g, uint64_t j, uint64_t flat) const {
     if (masked(flat)) return 0.0f;
     return clip != nullptr ? g[j] * *clip : g[j];
   }
@@ -41,8 +41,7 @@ struct Gradients {
 
 struct AdamOp : OpBase {
   explicit AdamOp(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().flat_base,
-                   call.arguments<SourceArgs>().flat},
+      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
                   call.operands[5].flat<const float>(),
                   call.operands[6].flat<const uint8_t>()},
         m(call.operands[1].flat<float>()),
@@ -50,11 +49,12 @@ struct AdamOp : OpBase {
         parameters(&call.operands[3]),
         groups(call.operands[4].flat<const GroupScalars>()) {}
 
+  Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
     const GroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
-    const float* g = gradients.source.of(piece);
+    const Floats g = source(piece);
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
@@ -76,8 +76,7 @@ struct AdamOp : OpBase {
 
 struct LambMomentsOp : OpBase {
   explicit LambMomentsOp(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().flat_base,
-                   call.arguments<SourceArgs>().flat},
+      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
                   call.operands[7].flat<const float>(),
                   call.operands[8].flat<const uint8_t>()},
         m(call.operands[1].flat<float>()),
@@ -88,10 +87,11 @@ struct LambMomentsOp : OpBase {
         p_sums(call.operands[4].flat<float>()),
         u_sums(call.operands[5].flat<float>()) {}
 
+  Floats source(const Piece& p) const { return gradients.source.of(p); }
   const float* parameter(const Piece& p) const {
     return parameters->list<const float>(p.tensor) + p.offset;
   }
-  // u; may be the gradient's memory.
+  // u; may be the memory of a float32 gradient.
   float* direction(const Piece& p) const { return directions->list<float>(p.tensor) + p.offset; }
   void open(uint64_t block) {
     p_lanes = p_sums.open(block);
@@ -99,7 +99,7 @@ struct LambMomentsOp : OpBase {
   }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
     const GroupScalars& s = groups[piece.group];
-    const float* g = gradients.source.of(piece);
+    const Floats g = source(piece);
     const float* p = parameter(piece);
     float* out = direction(piece);
     for (uint64_t j = first; j < first + count; ++j) {

@@ -23,27 +23,22 @@ inline void narrow(Dtype type, float x, void* values, uint64_t i) {
 
 struct ConvertOp : OpBase {
   explicit ConvertOp(const KernelCall& call)
-      : args(call.arguments<ConvertArgs>()), from(&call.operands[0]), to(&call.operands[1]) {}
+      : args(call.arguments<ConvertArgs>()),
+        from{&call.operands[0], args.from},
+        to(&call.operands[1]) {}
 
   // First element of the piece.
-  const uint8_t* source(const Piece& p) const {
-    const uint64_t element = dtype_bytes(args.from);
-    return args.source.flat
-               ? from->flat<const uint8_t>() + (p.flat - args.source.flat_base) * element
-               : from->list<const uint8_t>(p.tensor) + p.offset * element;
-  }
   uint8_t* target(const Piece& p) const {
     return to->list<uint8_t>(p.tensor) + p.offset * dtype_bytes(args.to);
   }
   void elements(const Piece& p, uint64_t first, uint64_t count) {
-    const uint8_t* x = source(p);
+    const Floats x = from.of(p);
     uint8_t* y = target(p);
-    for (uint64_t j = first; j < first + count; ++j)
-      narrow(args.to, float_at(args.from, x, j) * args.factor, y, j);
+    for (uint64_t j = first; j < first + count; ++j) narrow(args.to, x[j] * args.factor, y, j);
   }
 
   const ConvertArgs& args;
-  const Operand* from;
+  Source from;
   const Operand* to;
 };
 

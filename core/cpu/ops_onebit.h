@@ -9,7 +9,7 @@ namespace sotto {
 struct EncodeOp : OpBase {
   explicit EncodeOp(const KernelCall& call)
       : args(call.arguments<EncodeArgs>()),
-        inputs(&call.operands[0]),
+        input{&call.operands[0], args.source},
         c(call.operands[1].flat<float>()),
         old_scales(call.operands[2].flat<const float>()),
         bits(call.operands[3].flat<uint8_t>()),
@@ -19,15 +19,13 @@ struct EncodeOp : OpBase {
         sums(call.operands[4].flat<float>()) {}
 
   float factor() const { return coefficient != nullptr ? *coefficient : 1.0f; }
-  const float* input(const Piece& p) const {
-    return inputs->list<const float>(p.tensor) + p.offset;
-  }
+  Floats source(const Piece& p) const { return input.of(p); }
   void open(uint64_t block) { lanes = sums.open(block); }
   void pad(const Piece& p, uint64_t first, uint64_t count) {
     set_bits(bits, p.flat + first - args.bits_base, count);
   }
   void elements(const Piece& p, uint64_t first, uint64_t count) {
-    const float* x = input(p);
+    const Floats x = source(p);
     const float by = factor();  // a product with 1 is exact
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = p.flat + j;
@@ -46,7 +44,7 @@ struct EncodeOp : OpBase {
   }
 
   const EncodeArgs& args;
-  const Operand* inputs;
+  Source input;
   float* c;
   const float* old_scales;
   uint8_t* bits;

@@ -14,9 +14,9 @@ inline float scaling_of(const TensorState* states, const Piece& p) {
 struct FrontOp : OpBase {
   explicit FrontOp(const KernelCall& call)
       : args(call.arguments<EncodeArgs>()),
-        gradients(&call.operands[0]),
+        gradients{&call.operands[0], args.source},
         momentum{call.operands[1].flat<const float>(), call.operands[2].flat<const uint8_t>(),
-                 call.operands[3].flat<const uint8_t>(), args.instances},
+                 call.operands[3].flat<const uint8_t>()},
         c(call.operands[4].flat<float>()),
         old_scales(call.operands[5].flat<const float>()),
         bits(call.operands[6].flat<uint8_t>()),
@@ -28,12 +28,10 @@ struct FrontOp : OpBase {
         sums(call.operands[7].flat<float>()) {}
 
   bool masked(uint64_t flat) const { return valid != nullptr && !get_bit(valid, flat); }
-  const float* gradient(const Piece& p) const {
-    return gradients->list<const float>(p.tensor) + p.offset;
-  }
+  Floats source(const Piece& p) const { return gradients.of(p); }
   // x of element j of a piece; not for masked elements.
   float input(const Piece& p, uint64_t j, float scaling, float magnitude) const {
-    const float g = gradient(p)[j];
+    const float g = source(p)[j];
     return front_input(groups[p.group], momentum.at(p.flat + j, magnitude),
                        clip != nullptr ? g * *clip : g, scaling);
   }
@@ -62,7 +60,7 @@ struct FrontOp : OpBase {
   }
 
   const EncodeArgs& args;
-  const Operand* gradients;
+  Source gradients;
   Momentum momentum;
   float* c;
   const float* old_scales;
@@ -119,9 +117,9 @@ struct PrepareOp : OpBase {
 struct FactorOp : OpBase {
   explicit FactorOp(const KernelCall& call)
       : fresh{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-              call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+              call.operands[2].flat<const uint8_t>()},
         old{call.operands[3].flat<const float>(), call.operands[4].flat<const uint8_t>(),
-            call.operands[5].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+            call.operands[5].flat<const uint8_t>()},
         vf(call.operands[6].flat<float>()),
         den(call.operands[7].flat<const float>()),
         parameters(&call.operands[8]),
@@ -186,7 +184,7 @@ struct FactorOp : OpBase {
 struct OnebitUpdateOp : OpBase {
   explicit OnebitUpdateOp(const KernelCall& call)
       : momentum{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-                 call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+                 call.operands[2].flat<const uint8_t>()},
         den(call.operands[3].flat<const float>()),
         parameters(&call.operands[4]),
         valid(call.operands[5].flat<const uint8_t>()),

@@ -10,18 +10,19 @@ namespace sotto {
 struct SgdOp : OpBase {
   explicit SgdOp(const KernelCall& call)
       : args(call.arguments<SgdArgs>()),
-        gradients{{&call.operands[0], args.source.flat_base, args.source.flat},
+        gradients{{&call.operands[0], args.source},
                   call.operands[4].flat<const float>(),
                   call.operands[5].flat<const uint8_t>()},
         m(call.operands[1].flat<float>()),
         parameters(&call.operands[2]),
         groups(call.operands[3].flat<const GroupScalars>()) {}
 
+  Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
     const GroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
-    const float* g = gradients.source.of(piece);
+    const Floats g = source(piece);
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;

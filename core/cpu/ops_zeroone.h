@@ -9,27 +9,28 @@ namespace sotto {
 
 struct FrozenAdamOp : OpBase {
   explicit FrozenAdamOp(const KernelCall& call)
-      : gradients{{&call.operands[0], 0, false},
+      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
                   call.operands[7].flat<const float>(),
                   call.operands[8].flat<const uint8_t>()},
         mean{nullptr, call.operands[1].flat<const uint8_t>(),
-             call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+             call.operands[2].flat<const uint8_t>()},
         m(call.operands[3].flat<float>()),
         v(call.operands[4].flat<const float>()),
         parameters(&call.operands[5]),
         groups(call.operands[6].flat<const GroupScalars>()) {}
 
+  Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
     const GroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const float magnitude = mean.magnitude(piece, 1.0f);
-    const float* g = mean.bits != nullptr ? nullptr : gradients.source.of(piece);
+    const Floats g = mean.bits != nullptr ? Floats{} : source(piece);
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
       float gradient = 0.0f;
-      if (g != nullptr) {
+      if (mean.bits == nullptr) {
         gradient = gradients.at(g, j, flat);
       } else if (!gradients.masked(flat)) {
         gradient = mean.at(flat, magnitude);
@@ -50,7 +51,7 @@ struct FrozenAdamOp : OpBase {
 
 struct LocalMomentumOp : OpBase {
   explicit LocalMomentumOp(const KernelCall& call)
-      : gradients{{&call.operands[0], 0, false},
+      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
                   call.operands[7].flat<const float>(),
                   call.operands[8].flat<const uint8_t>()},
         m(call.operands[1].flat<float>()),
@@ -60,11 +61,12 @@ struct LocalMomentumOp : OpBase {
         parameters(&call.operands[5]),
         groups(call.operands[6].flat<const GroupScalars>()) {}
 
+  Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
     const GroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
-    const float* g = gradients.source.of(piece);
+    const Floats g = source(piece);
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
@@ -92,7 +94,7 @@ struct LocalMomentumOp : OpBase {
 struct LocalFrontOp : OpBase {
   explicit LocalFrontOp(const KernelCall& call)
       : args(call.arguments<EncodeArgs>()),
-        gradients{{&call.operands[0], 0, false},
+        gradients{{&call.operands[0], args.source},
                   call.operands[10].flat<const float>(),
                   call.operands[7].flat<const uint8_t>()},
         m(call.operands[1].flat<const float>()),
@@ -104,12 +106,13 @@ struct LocalFrontOp : OpBase {
         groups(call.operands[9].flat<const GroupScalars>()),
         sums(call.operands[6].flat<float>()) {}
 
+  Floats source(const Piece& p) const { return gradients.source.of(p); }
   // x of element j of a piece.
   float input(const Piece& p, uint64_t j) const {
     const GroupScalars& s = groups[p.group];
     const uint64_t flat = p.flat + j;
     if (gradients.source.operand->data == nullptr) return b[flat];
-    const float gradient = gradients.at(gradients.source.of(p), j, flat);
+    const float gradient = gradients.at(source(p), j, flat);
     const float momentum = s.b1 * m[flat] + s.one_minus_b1 * gradient;
     return b[flat] - static_cast<float>(s.lr) * momentum;
   }
@@ -151,7 +154,7 @@ struct LocalFrontOp : OpBase {
 struct LocalSyncOp : OpBase {
   explicit LocalSyncOp(const KernelCall& call)
       : mean{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-             call.operands[2].flat<const uint8_t>(), call.arguments<MomentumArgs>().instances},
+             call.operands[2].flat<const uint8_t>()},
         m(call.operands[3].flat<float>()),
         b(call.operands[4].flat<float>()),
         den(call.operands[5].flat<const float>()),

@@ -11,21 +11,17 @@ namespace sotto::scalar {
 void onebit_encode(const KernelCall& call) { run_elements<EncodeOp>(call); }
 
 void onebit_encode_undo(const KernelCall& call) {
-  float* c = call.operands[1].flat<float>();
-  const float* old_scales = call.operands[2].flat<const float>();
-  const uint8_t* valid = call.operands[5].flat<const uint8_t>();
-  const float* coefficient =
-      call.operands.size() > 7 ? call.operands[7].flat<const float>() : nullptr;
-  const float by = coefficient != nullptr ? *coefficient : 1.0f;
+  const EncodeOp encode(call);
+  const float by = encode.factor();
   uint32_t unused = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float* x = call.operands[0].list<const float>(p.tensor) + p.offset;
+    const Floats x = encode.source(p);
     for (uint64_t i = 0; i < p.count; ++i) {
-      float& value = c[p.flat + i];
-      value = valid != nullptr && !get_bit(valid, p.flat + i)
+      float& value = encode.c[p.flat + i];
+      value = encode.valid != nullptr && !get_bit(encode.valid, p.flat + i)
                   ? 0.0f
-                  : undo_encode(value, guard_finite(x[i] * by, &unused), old_scales[p.scale],
+                  : undo_encode(value, guard_finite(x[i] * by, &unused), encode.old_scales[p.scale],
                                 call.paired_ran);
     }
   }

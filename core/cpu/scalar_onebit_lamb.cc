@@ -123,8 +123,7 @@ void onebit_lamb_scalars(const KernelCall& call) {
 
 void momentum_from_bits(const KernelCall& call) {
   const Momentum momentum{nullptr, call.operands[0].flat<const uint8_t>(),
-                          call.operands[1].flat<const uint8_t>(),
-                          call.arguments<MomentumArgs>().instances};
+                          call.operands[1].flat<const uint8_t>()};
   const TensorState* states = call.operands[2].flat<const TensorState>();
   float* m = call.operands[3].flat<float>();
   const uint8_t* valid = call.operands[4].flat<const uint8_t>();

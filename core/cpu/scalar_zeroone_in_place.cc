@@ -9,7 +9,9 @@ namespace {
 // Operands 0 to 6, which the three kernels share.
 struct InPlace {
   explicit InPlace(const KernelCall& call)
-      : gradients{{&call.operands[0], 0, false}, call.operands[6].flat<const float>(), nullptr},
+      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
+                  call.operands[6].flat<const float>(),
+                  nullptr},
         m(call.operands[1].flat<float>()),
         b(call.operands[2].flat<float>()),
         den(call.operands[3].flat<const float>()),
@@ -75,8 +77,7 @@ void in_place_sync(const KernelCall& call) {
   const InPlace at(call);
   const Operand& floats = call.operands[7];
   const Momentum mean{nullptr, call.operands[8].flat<const uint8_t>(),
-                      call.operands[9].flat<const uint8_t>(),
-                      call.arguments<MomentumArgs>().instances};
+                      call.operands[9].flat<const uint8_t>()};
   const uint8_t* valid = call.operands[10].flat<const uint8_t>();
   for (const Piece& piece : call.pieces) {
     const GroupScalars& s = at.groups[piece.group];

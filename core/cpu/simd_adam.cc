@@ -9,6 +9,7 @@
 
 #include "core/cpu/ops_adam.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_types-inl.h"
 #include "core/iface/pieces.h"
 
 #if SOTTO_SIMD_TARGET
@@ -18,15 +19,15 @@ namespace HWY_NAMESPACE {
 namespace {
 
 void sum_squares(const KernelCall& call) {
-  run_groups<SumSquaresOp>(call, [](SumSquaresOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    const float* x = op.source.of(p) + first;
-    for (; n != 0; --n, x += kNormLanes) {
-      SOTTO_FOR_VECTORS(k) {
-        const VF value = load(x + k * kN);
-        add_lanes(op.lanes, k, hn::Mul(value, value));
-      }
-    }
-  });
+  run_source_groups<SumSquaresOp>(
+      call, [](SumSquaresOp& op, const Piece&, uint64_t, uint64_t n, const float* x) {
+        for (; n != 0; --n, x += kNormLanes) {
+          SOTTO_FOR_VECTORS(k) {
+            const VF value = load(x + k * kN);
+            add_lanes(op.lanes, k, hn::Mul(value, value));
+          }
+        }
+      });
 }
 
 // Numbers of a parameter group, in all lanes.
@@ -80,7 +81,7 @@ HWY_INLINE void adam_group(const Group& s, VF correct_m, VF correct_v, VF lr, co
 }
 
 template <Decay kDecay, bool kCorrected>
-void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n, const float* g) {
   const GroupScalars& scalars = op.groups[piece.group];
   const Group s(scalars, op.gradients.clip);
   const VF correct_m = set(1.0f / scalars.c1);
@@ -88,7 +89,6 @@ void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const VF lr = set(static_cast<float>(scalars.lr));
   const uint8_t* valid = op.gradients.valid;
   uint64_t flat = piece.flat + first;
-  const float* g = op.gradients.source.of(piece) + first;
   float* p = op.parameter(piece) + first;
   for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
     float* m = op.m + flat;
@@ -102,26 +102,26 @@ void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   }
 }
 
-void adam(const KernelCall& call) {
-  run_groups<AdamOp>(call, [](AdamOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    const GroupScalars& s = op.groups[p.group];
-    const Decay decay = s.weight_decay == 0.0f ? Decay::kNone
-                        : s.decoupled != 0     ? Decay::kDecoupled
-                                               : Decay::kL2;
-    const bool corrected = s.c1 != 1.0f || s.c2 != 1.0f;  // a product with 1 is exact
-    switch (decay) {
-      case Decay::kNone:
-        return corrected ? adam_groups<Decay::kNone, true>(op, p, first, n)
-                         : adam_groups<Decay::kNone, false>(op, p, first, n);
-      case Decay::kL2:
-        return corrected ? adam_groups<Decay::kL2, true>(op, p, first, n)
-                         : adam_groups<Decay::kL2, false>(op, p, first, n);
-      case Decay::kDecoupled:
-        return corrected ? adam_groups<Decay::kDecoupled, true>(op, p, first, n)
-                         : adam_groups<Decay::kDecoupled, false>(op, p, first, n);
-    }
-  });
+void adam_as(AdamOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
+  const GroupScalars& s = op.groups[p.group];
+  const Decay decay = s.weight_decay == 0.0f ? Decay::kNone
+                      : s.decoupled != 0     ? Decay::kDecoupled
+                                             : Decay::kL2;
+  const bool corrected = s.c1 != 1.0f || s.c2 != 1.0f;  // a product with 1 is exact
+  switch (decay) {
+    case Decay::kNone:
+      return corrected ? adam_groups<Decay::kNone, true>(op, p, first, n, g)
+                       : adam_groups<Decay::kNone, false>(op, p, first, n, g);
+    case Decay::kL2:
+      return corrected ? adam_groups<Decay::kL2, true>(op, p, first, n, g)
+                       : adam_groups<Decay::kL2, false>(op, p, first, n, g);
+    case Decay::kDecoupled:
+      return corrected ? adam_groups<Decay::kDecoupled, true>(op, p, first, n, g)
+                       : adam_groups<Decay::kDecoupled, false>(op, p, first, n, g);
+  }
 }
+
+void adam(const KernelCall& call) { run_source_groups<AdamOp>(call, adam_as); }
 
 // Direction of LAMB from moments and parameter.
 template <bool kInside, bool kDecay>
@@ -156,11 +156,11 @@ HWY_INLINE void moments_group(const Group& s, const float* g, float* m, float* v
 }
 
 template <bool kInside, bool kDecay, bool kStream>
-void moments_groups(LambMomentsOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void moments_groups(LambMomentsOp& op, const Piece& piece, uint64_t first, uint64_t n,
+                    const float* g) {
   const Group s(op.groups[piece.group], op.gradients.clip);
   const uint8_t* valid = op.gradients.valid;
   uint64_t flat = piece.flat + first;
-  const float* g = op.gradients.source.of(piece) + first;
   const float* p = op.parameter(piece) + first;
   float* u = op.direction(piece) + first;
   for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes, u += kNormLanes) {
@@ -176,28 +176,27 @@ void moments_groups(LambMomentsOp& op, const Piece& piece, uint64_t first, uint6
 }
 
 template <bool kStream>
-void moments_as(LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n) {
+void moments_as(LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
   const GroupScalars& s = op.groups[p.group];
   const bool decay = s.weight_decay != 0.0f;
   if (s.eps_inside_sqrt != 0) {
-    return decay ? moments_groups<true, true, kStream>(op, p, first, n)
-                 : moments_groups<true, false, kStream>(op, p, first, n);
+    return decay ? moments_groups<true, true, kStream>(op, p, first, n, g)
+                 : moments_groups<true, false, kStream>(op, p, first, n, g);
   }
-  return decay ? moments_groups<false, true, kStream>(op, p, first, n)
-               : moments_groups<false, false, kStream>(op, p, first, n);
+  return decay ? moments_groups<false, true, kStream>(op, p, first, n, g)
+               : moments_groups<false, false, kStream>(op, p, first, n, g);
 }
 
 void lamb_moments(const KernelCall& call) {
   const bool large = piece_elements(call.pieces) >= kStreamElements;
   bool streamed = false;
-  run_groups<LambMomentsOp>(
-      call, [&](LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n) {
-        const float* u = op.direction(p) + first;
-        const bool stream = large && u != op.gradients.source.of(p) + first &&
-                            reinterpret_cast<uintptr_t>(u) % 64 == 0;
-        streamed |= stream;
-        return stream ? moments_as<true>(op, p, first, n) : moments_as<false>(op, p, first, n);
-      });
+  run_source_groups<LambMomentsOp>(call, [&](LambMomentsOp& op, const Piece& p, uint64_t first,
+                                             uint64_t n, const float* g) {
+    const float* u = op.direction(p) + first;
+    const bool stream = large && u != g && reinterpret_cast<uintptr_t>(u) % 64 == 0;
+    streamed |= stream;
+    return stream ? moments_as<true>(op, p, first, n, g) : moments_as<false>(op, p, first, n, g);
+  });
   if (streamed) hwy::FlushStream();
 }
 

@@ -18,7 +18,7 @@ namespace {
 template <class From, class To>
 void convert_as(const KernelCall& call) {
   run_groups<ConvertOp>(call, [](ConvertOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    const auto* x = reinterpret_cast<const typename From::Stored*>(op.source(p)) + first;
+    const auto* x = reinterpret_cast<const typename From::Stored*>(op.from.of(p).data) + first;
     auto* y = reinterpret_cast<typename To::Stored*>(op.target(p)) + first;
     const VF factor = set(op.args.factor);
     for (; n != 0; --n, x += kNormLanes, y += kNormLanes) {

@@ -9,6 +9,7 @@
 #include "core/cpu/ops_onebit.h"
 #include "core/cpu/ops_onebit_lamb.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_types-inl.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -35,11 +36,10 @@ HWY_INLINE MF encode_group(const float* x, VF by, float* c, VF scale, VF minus_s
 }
 
 template <bool kL1>
-void encode_groups(EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
+void encode_groups(EncodeOp& op, const Piece& p, uint64_t first, uint64_t n, const float* x) {
   const VF scale = set(op.old_scales[p.scale]);
   const VF minus_scale = hn::Neg(scale);
   const VF by = set(op.factor());
-  const float* x = op.input(p) + first;
   uint64_t flat = p.flat + first;
   float* c = op.c + flat;
   uint8_t* bits = op.bits + (flat - op.args.bits_base) / 8;
@@ -54,15 +54,9 @@ void encode_groups(EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
 }
 
 void onebit_encode(const KernelCall& call) {
-  if (call.arguments<EncodeArgs>().scale == ScaleKind::kL2) {
-    run_groups<EncodeOp>(call, [](EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      encode_groups<false>(op, p, first, n);
-    });
-  } else {
-    run_groups<EncodeOp>(call, [](EncodeOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      encode_groups<true>(op, p, first, n);
-    });
-  }
+  return call.arguments<EncodeArgs>().scale == ScaleKind::kL2
+             ? run_source_groups<EncodeOp>(call, encode_groups<false>)
+             : run_source_groups<EncodeOp>(call, encode_groups<true>);
 }
 
 // Constants of the front for one piece. kept: b1 * m where m comes from bits.
@@ -93,7 +87,7 @@ HWY_INLINE MF front_group(const FrontConstants& s, const float* g, const float* 
 }
 
 template <bool kBits, bool kL1>
-void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
+void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
   const float scaling = scaling_of(op.states, p);
   const float magnitude = op.momentum.magnitude(p, scaling);
   const GroupScalars& group = op.groups[p.group];
@@ -106,7 +100,6 @@ void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
                          set(-(group.b1 * magnitude)),
                          set(scale),
                          set(-scale)};
-  const float* g = op.gradient(p) + first;
   uint64_t flat = p.flat + first;
   float* c = op.c + flat;
   uint8_t* bits = op.bits + (flat - op.args.bits_base) / 8;
@@ -123,20 +116,15 @@ void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
   if (!hn::AllFalse(DF(), bad)) op.flags |= kFlagNonfinite;
 }
 
-template <bool kBits, bool kL1>
-void front_as(const KernelCall& call) {
-  run_groups<FrontOp>(call, [](FrontOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    front_groups<kBits, kL1>(op, p, first, n);
-  });
-}
-
 void onebit_lamb_front(const KernelCall& call) {
   const auto& args = call.arguments<EncodeArgs>();
   if (args.identity) return scalar::onebit_lamb_front(call);
   const bool bits = call.operands[2].data != nullptr;
   if (args.scale == ScaleKind::kL1)
-    return bits ? front_as<true, true>(call) : front_as<false, true>(call);
-  return bits ? front_as<true, false>(call) : front_as<false, false>(call);
+    return bits ? run_source_groups<FrontOp>(call, front_groups<true, true>)
+                : run_source_groups<FrontOp>(call, front_groups<false, true>);
+  return bits ? run_source_groups<FrontOp>(call, front_groups<true, false>)
+              : run_source_groups<FrontOp>(call, front_groups<false, false>);
 }
 
 // Outputs of calls of this size are larger than what the reader of y finds in L2, so they go past

@@ -7,6 +7,7 @@
 
 #include "core/cpu/ops_sgd.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_types-inl.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -15,7 +16,7 @@ namespace HWY_NAMESPACE {
 namespace {
 
 template <bool kMomentum, bool kNesterov>
-void sgd_groups(SgdOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void sgd_groups(SgdOp& op, const Piece& piece, uint64_t first, uint64_t n, const float* g) {
   const GroupScalars& s = op.groups[piece.group];
   const bool decay = s.weight_decay != 0.0f;
   const VF momentum = set(s.b1);
@@ -24,7 +25,6 @@ void sgd_groups(SgdOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const VF lr = set(static_cast<float>(s.lr));
   const VF clip = set(op.gradients.clip != nullptr ? *op.gradients.clip : 1.0f);
   uint64_t flat = piece.flat + first;
-  const float* g = op.gradients.source.of(piece) + first;
   float* p = op.parameter(piece) + first;
   for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
     const uint64_t valid = valid_word(op.gradients.valid, flat);
@@ -46,13 +46,13 @@ void sgd_groups(SgdOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   }
 }
 
-void sgd(const KernelCall& call) {
-  run_groups<SgdOp>(call, [](SgdOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    if (op.m == nullptr) return sgd_groups<false, false>(op, p, first, n);
-    return op.args.nesterov ? sgd_groups<true, true>(op, p, first, n)
-                            : sgd_groups<true, false>(op, p, first, n);
-  });
+void sgd_as(SgdOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
+  if (op.m == nullptr) return sgd_groups<false, false>(op, p, first, n, g);
+  return op.args.nesterov ? sgd_groups<true, true>(op, p, first, n, g)
+                          : sgd_groups<true, false>(op, p, first, n, g);
 }
+
+void sgd(const KernelCall& call) { run_source_groups<SgdOp>(call, sgd_as); }
 
 }  // namespace
 

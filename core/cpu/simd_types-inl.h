@@ -1,4 +1,5 @@
-// Loads and stores of float types as vectors of float32. Included once per target, like simd-inl.h.
+// Loads and stores of float types as vectors of float32, and kernels over sources. Included once
+// per target, like simd-inl.h.
 #if defined(SOTTO_CORE_CPU_SIMD_TYPES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef SOTTO_CORE_CPU_SIMD_TYPES_INL_H_
 #undef SOTTO_CORE_CPU_SIMD_TYPES_INL_H_
@@ -65,6 +66,52 @@ struct Half {
 #undef SOTTO_SIMD_HALF
 #define SOTTO_SIMD_HALF 0
 #endif
+
+// Groups that are widened at a time: few enough that they stay in the first cache.
+constexpr uint64_t kWideGroups = 8;
+
+// n groups of 16-bit elements as float32.
+template <class Type>
+HWY_NOINLINE void widen_as(const uint8_t* data, uint64_t n, float* out) {
+  const auto* x = reinterpret_cast<const typename Type::Stored*>(data);
+  for (; n != 0; --n, x += kNormLanes, out += kNormLanes) {
+    SOTTO_FOR_VECTORS(k) store(Type::load(x + k * kN), out + k * kN);
+  }
+}
+
+// The same from element `first` of a source.
+HWY_INLINE void widen(const Floats& source, uint64_t first, uint64_t n, float* out) {
+  const uint8_t* data = source.data + 2 * first;
+  if (source.type == Dtype::kBF16) return widen_as<Brain>(data, n, out);
+#if SOTTO_SIMD_HALF
+  widen_as<Half>(data, n, out);
+#else
+  for (uint64_t i = 0; i < n * kNormLanes; ++i) out[i] = source[first + i];
+#endif
+}
+
+// run_groups for ops with a source: groups(op, piece, first, n, g), g being the n groups of the
+// source as float32: its own memory, or widened, so that one loop serves all types.
+template <class Op, class Groups>
+void run_source_groups(const KernelCall& call, Groups&& groups) {
+  run_groups<Op>(call, [&](Op& op, const Piece& p, uint64_t first, uint64_t n) {
+    const Floats source = op.source(p);
+    const bool widens = source.type != Dtype::kF32;
+    HWY_ALIGN float wide[kWideGroups * kNormLanes];
+    while (n != 0) {
+      const uint64_t some = widens ? std::min(n, kWideGroups) : n;
+      const float* g = wide;
+      if (widens) {
+        widen(source, first, some, wide);
+      } else {
+        g = reinterpret_cast<const float*>(source.data) + first;
+      }
+      groups(op, p, first, some, g);
+      first += some * kNormLanes;
+      n -= some;
+    }
+  });
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sotto

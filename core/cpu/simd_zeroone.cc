@@ -8,6 +8,7 @@
 
 #include "core/cpu/ops_zeroone.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_types-inl.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -30,13 +31,13 @@ struct ZeroOneGroup {
 };
 
 template <bool kBits, bool kDecay>
-void frozen_groups(FrozenAdamOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void frozen_groups(FrozenAdamOp& op, const Piece& piece, uint64_t first, uint64_t n,
+                   const float* g) {
   const ZeroOneGroup s(op.groups[piece.group], op.gradients.clip);
   const float magnitude = op.mean.magnitude(piece, 1.0f);
   const VF plus = set(magnitude);
   const VF minus = set(-magnitude);
   uint64_t flat = piece.flat + first;
-  const float* g = kBits ? nullptr : op.gradients.source.of(piece) + first;
   float* p = op.parameter(piece) + first;
   for (; n != 0; --n, flat += kNormLanes, p += kNormLanes) {
     const WordMasks bits(kBits ? load_bits64(op.mean.bits, flat) : 0);
@@ -59,46 +60,47 @@ void frozen_groups(FrozenAdamOp& op, const Piece& piece, uint64_t first, uint64_
 }
 
 template <bool kBits>
-void frozen_as(const KernelCall& call) {
-  run_groups<FrozenAdamOp>(call, [](FrozenAdamOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    return op.groups[p.group].weight_decay != 0.0f ? frozen_groups<kBits, true>(op, p, first, n)
-                                                   : frozen_groups<kBits, false>(op, p, first, n);
-  });
+void frozen_as(FrozenAdamOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
+  return op.groups[p.group].weight_decay != 0.0f ? frozen_groups<kBits, true>(op, p, first, n, g)
+                                                 : frozen_groups<kBits, false>(op, p, first, n, g);
 }
 
 void frozen_adam(const KernelCall& call) {
-  return call.operands[1].data != nullptr ? frozen_as<true>(call) : frozen_as<false>(call);
+  if (call.operands[1].data == nullptr)
+    return run_source_groups<FrozenAdamOp>(call, frozen_as<false>);
+  run_groups<FrozenAdamOp>(call, [](FrozenAdamOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    frozen_as<true>(op, p, first, n, nullptr);
+  });
 }
 
 void local_momentum(const KernelCall& call) {
-  run_groups<LocalMomentumOp>(
-      call, [](LocalMomentumOp& op, const Piece& piece, uint64_t first, uint64_t n) {
-        const ZeroOneGroup s(op.groups[piece.group], op.gradients.clip);
-        uint64_t flat = piece.flat + first;
-        const float* g = op.gradients.source.of(piece) + first;
-        float* p = op.parameter(piece) + first;
-        for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
-          const uint64_t valid = valid_word(op.gradients.valid, flat);
-          const WordMasks masks(valid);
-          SOTTO_FOR_VECTORS(k) {
-            const uint64_t at = flat + k * kN;
-            VF m = hn::Add(hn::Mul(s.b1, load(op.m + at)),
-                           hn::Mul(s.one_minus_b1, hn::Mul(load(g + k * kN), s.clip)));
-            VF b = hn::Sub(load(op.b + at), hn::Mul(s.lr, m));
-            VF step = hn::Div(b, load(op.den + at));
-            const VF anchored = hn::Mul(s.anchor_decay, load(op.anchor + at));
-            VF parameter = hn::Add(anchored, step);
-            if (~valid != 0) {
-              m = hn::IfThenElseZero(masks[k], m);
-              b = hn::IfThenElseZero(masks[k], b);
-              parameter = hn::IfThenElse(masks[k], parameter, anchored);
-            }
-            store(m, op.m + at);
-            store(b, op.b + at);
-            store(parameter, p + k * kN);
-          }
+  run_source_groups<LocalMomentumOp>(call, [](LocalMomentumOp& op, const Piece& piece,
+                                              uint64_t first, uint64_t n, const float* g) {
+    const ZeroOneGroup s(op.groups[piece.group], op.gradients.clip);
+    uint64_t flat = piece.flat + first;
+    float* p = op.parameter(piece) + first;
+    for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
+      const uint64_t valid = valid_word(op.gradients.valid, flat);
+      const WordMasks masks(valid);
+      SOTTO_FOR_VECTORS(k) {
+        const uint64_t at = flat + k * kN;
+        VF m = hn::Add(hn::Mul(s.b1, load(op.m + at)),
+                       hn::Mul(s.one_minus_b1, hn::Mul(load(g + k * kN), s.clip)));
+        VF b = hn::Sub(load(op.b + at), hn::Mul(s.lr, m));
+        VF step = hn::Div(b, load(op.den + at));
+        const VF anchored = hn::Mul(s.anchor_decay, load(op.anchor + at));
+        VF parameter = hn::Add(anchored, step);
+        if (~valid != 0) {
+          m = hn::IfThenElseZero(masks[k], m);
+          b = hn::IfThenElseZero(masks[k], b);
+          parameter = hn::IfThenElse(masks[k], parameter, anchored);
         }
-      });
+        store(m, op.m + at);
+        store(b, op.b + at);
+        store(parameter, p + k * kN);
+      }
+    }
+  });
 }
 
 // One group of the front: the encoder with x = b - lr * (b1 * m + (1-b1) * g).
@@ -123,12 +125,12 @@ HWY_INLINE MF front_group(const LocalFrontOp& op, const ZeroOneGroup& s, const f
 }
 
 template <bool kL1>
-void front_groups(LocalFrontOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void front_groups(LocalFrontOp& op, const Piece& piece, uint64_t first, uint64_t n,
+                  const float* g) {
   const ZeroOneGroup s(op.groups[piece.group], op.gradients.clip);
   const VF scale = set(op.old_scales[piece.scale]);
   const VF minus_scale = hn::Neg(scale);
   uint64_t flat = piece.flat + first;
-  const float* g = op.gradients.source.of(piece) + first;
   uint8_t* bits = op.bits + (flat - op.args.bits_base) / 8;
   MF bad = no_lanes();
   for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, bits += 8) {
@@ -143,13 +145,8 @@ void front_groups(LocalFrontOp& op, const Piece& piece, uint64_t first, uint64_t
 void local_front(const KernelCall& call) {
   const auto& args = call.arguments<EncodeArgs>();
   if (args.identity || call.operands[0].data == nullptr) return scalar::local_front(call);
-  if (args.scale == ScaleKind::kL2) {
-    run_groups<LocalFrontOp>(call, [](LocalFrontOp& op, const Piece& p, uint64_t first,
-                                      uint64_t n) { front_groups<false>(op, p, first, n); });
-  } else {
-    run_groups<LocalFrontOp>(call, [](LocalFrontOp& op, const Piece& p, uint64_t first,
-                                      uint64_t n) { front_groups<true>(op, p, first, n); });
-  }
+  return args.scale == ScaleKind::kL2 ? run_source_groups<LocalFrontOp>(call, front_groups<false>)
+                                      : run_source_groups<LocalFrontOp>(call, front_groups<true>);
 }
 
 template <bool kBits>

@@ -30,6 +30,8 @@
 //  operands are contiguous
 //    and indexed by Piece::flat minus the base given in the arguments. An optional operand may be
 //    null.
+//  - "source" operands are lists of float32, float16 or bfloat16, as `source` in the arguments
+//  says. Elements of 16 bits are widened, which is exact; then everything is float32.
 #pragma once
 
 #include <cstddef>
@@ -156,7 +158,7 @@ enum class KernelId : uint16_t {
   kUnpack,
   // y = narrow(widen(x) * factor): the product in float32, one rounding to a 16-bit `to` (nearest
   // even; a NaN stays one). `from` and `to` are float32, float16 or bfloat16.
-  // [0] r x (list, or flat)  [1] w y (list).  ConvertArgs
+  // [0] r x (list)  [1] w y (list).  ConvertArgs
   kConvert,
   // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16
   // bits: acc is float32 and is
@@ -175,7 +177,7 @@ enum class KernelId : uint16_t {
   //   x' = isfinite(x) ? x : 0 (and flags |= kFlagNonfinite);  e = c - (c >= 0 ? S_old : -S_old);
   //   c = x' + e;
   //   bit = c >= 0; block sum += c*c (l1: |c|).   Masked: c = 0, bit 1.   Padding: bit 1.
-  // [0] r x (list float32)  [1] rw c (flat)  [2] r S_old (float32 per instance)  [3] w bits (bit
+  // [0] r x (source)  [1] rw c (flat)  [2] r S_old (float32 per instance)  [3] w bits (bit
   // piece.flat - bits_base)
   // [4] w block sums (float32)  [5] r valid bits (flat, base 0), optional  [6] rw flags (uint32)
   // [7] r coefficient (float32, x counts times it), optional.  EncodeArgs
@@ -193,7 +195,7 @@ enum class KernelId : uint16_t {
   // identity = 1 (one rank): nothing is encoded; [4] receives x / s (0 where masked; a result that
   // is not finite raises the
   // flag and is stored as 0); [5] - [7] are null.
-  // [0] r g (list)  [1] r m (flat), optional  [2] r old bits (flat, base 0), optional  [3] r old
+  // [0] r g (source)  [1] r m (flat), optional  [2] r old bits (flat, base 0), optional  [3] r old
   // scale messages, optional
   // [4] rw c (flat)  [5] r S_old  [6] w bits  [7] w block sums  [8] r valid, optional  [9] rw flags
   // [10] r GroupScalars[]  [11] r TensorState[]  [12] r clip coefficient (float32), optional.
@@ -253,7 +255,7 @@ enum class KernelId : uint16_t {
   // [1] r prior word (uint32), optional  [2] w word.  GateArgs
   kGate,
 
-  // Block sums of x*x.  [0] r x (list or flat float32)  [1] w block sums.  SourceArgs
+  // Block sums of x*x.  [0] r x (source)  [1] w block sums.  SourceArgs
   kSumSquares,
   // Norm of this rank's gradient: norm = sqrt(float64 sum of all blocks); message {double norm;
   // uint32 flags; uint32 0},
@@ -273,15 +275,15 @@ enum class KernelId : uint16_t {
   //   m = b1*m + (1-b1)*g';  v = b2*v + ((1-b2)*g')*g';  u = (m*fl(1/c1)) / (sqrt(v*fl(1/c2)) +
   //   eps);  decoupled: u = u + wd*p
   //   (if wd != 0);  p = p - float(lr)*u.
-  // [0] r g (list or flat)  [1] rw m (flat)  [2] rw v (flat)  [3] rw p (list)  [4] r GroupScalars[]
+  // [0] r g (source)  [1] rw m (flat)  [2] rw v (flat)  [3] rw p (list)  [4] r GroupScalars[]
   // [5] r clip, optional  [6] r valid, optional.  SourceArgs
   kAdam,
   // LAMB pass 1 (section 4; warm-up of section 7): m and v as in kAdam (no weight decay in g');
   //   den = eps_inside_sqrt ? sqrt(v + eps) : sqrt(v) + eps;  u = m / den, then u = u + wd*p if wd
   //   != 0;
   //   block sums of p*p and u*u (masked elements count in both: weight decay moves them). u is kept
-  //   for kLambUpdate; it may lie exactly where g lies (g is then gone).
-  // [0] r g (list or flat)  [1] rw m  [2] rw v  [3] r p (list)  [4] w block sums of p  [5] w block
+  //   for kLambUpdate; it may lie exactly where a g of float32 lies (g is then gone).
+  // [0] r g (source)  [1] rw m  [2] rw v  [3] r p (list)  [4] w block sums of p  [5] w block
   // sums of u
   // [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional  [9] w u (list).  SourceArgs
   kLambMoments,
@@ -354,28 +356,28 @@ enum class KernelId : uint16_t {
   // SGD. g' = g * clip, 0 where masked; g' = g' + wd*p (wd != 0). With momentum: m = b1*m +
   // (1-b1)*g', (1-b1) standing for 1 - dampening (1 in the first step), direction m, or g' + b1*m
   // with Nesterov's momentum; else direction g'. p = p - float(lr)*direction.
-  // [0] r g (list or flat)  [1] rw m (flat), optional  [2] rw p (list)  [3] r GroupScalars[]
+  // [0] r g (source)  [1] rw m (flat), optional  [2] rw p (list)  [3] r GroupScalars[]
   // [4] r clip, optional  [5] r valid, optional.  SgdArgs
   kSgd,
 
   // 0/1 Adam, averaged gradient with the variance as it is (specification 6.3): g' = g * clip, or
   // +-R from bits; 0 where masked. m = b1*m + (1-b1)*g';  u = m / (sqrt(v) + eps) [+ wd*p];
   // p = p - float(lr)*u.
-  // [0] r g (list), optional  [1] r bits, optional  [2] r messages, optional  [3] rw m (flat)
+  // [0] r g (source), optional  [1] r bits, optional  [2] r messages, optional  [3] rw m (flat)
   // [4] r v (flat)  [5] rw p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid,
-  // optional.  MomentumArgs
+  // optional.  SourceArgs
   kFrozenAdam,
   // 0/1 Adam between synchronisations (6.4): m = b1*m + (1-b1)*g';  b = b - float(lr)*m;
   // p = anchor_decay*anchor + b / den.  Masked: m = b = 0, p = anchor_decay*anchor.
-  // [0] r g (list)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] r anchor (flat)
-  // [5] w p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.  no
-  // arguments
+  // [0] r g (source)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] r anchor (flat)
+  // [5] w p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.
+  // SourceArgs
   kLocalMomentum,
   // Encoder of a synchronisation: x = b - float(lr)*(b1*m + (1-b1)*g'), x = b without [0]; then as
   // kOnebitEncode.
   // identity = 1 (one rank): nothing is encoded; [3] receives x (0 where masked; not finite: flag
   // and 0), [4] - [6] are null.
-  // [0] r g (list), optional  [1] r m (flat)  [2] r b (flat)  [3] rw c (flat)  [4] r S_old  [5] w
+  // [0] r g (source), optional  [1] r m (flat)  [2] r b (flat)  [3] rw c (flat)  [4] r S_old  [5] w
   // bits
   // [6] w block sums  [7] r valid, optional  [8] rw flags  [9] r GroupScalars[]  [10] r clip,
   // optional.  EncodeArgs
@@ -393,21 +395,21 @@ enum class KernelId : uint16_t {
   // 0/1 Adam as published (6.4, mode compat): parameters are updated in place.
   // Between synchronisations: m = b1*m + (1-b1)*g';  step = float(lr)*(m / den [+ wd*p]);
   // p = p - step;  b = b - step.  Nobody is masked.
-  // [0] r g (list)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
-  // [5] r GroupScalars[]  [6] r clip, optional.  no arguments
+  // [0] r g (source)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
+  // [5] r GroupScalars[]  [6] r clip, optional.  SourceArgs
   kInPlaceLocal,
   // What a synchronisation averages: x = b * den, with b as kInPlaceLocal would leave it, or as it
   // is without [0]. A value that is not finite raises the flag.
-  // [0] r g (list), optional  [1] r m (flat)  [2] r b (flat)  [3] r den (flat)  [4] r p (list)
+  // [0] r g (source), optional  [1] r m (flat)  [2] r b (flat)  [3] r den (flat)  [4] r p (list)
   // [5] r GroupScalars[]  [6] r clip, optional  [7] w x (list)  [8] rw flags, optional.
-  // no arguments
+  // SourceArgs
   kInPlaceSum,
   // The synchronisation: m, p, b as kInPlaceLocal would leave them, or as they are without [0];
   // x from floats, or +-R from bits, 0 where masked;  p = (p - b) + x / den;  m = -x / lr_sum (as
   // it is if lr_sum is 0);  b = 0.
-  // [0] r g (list), optional  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
+  // [0] r g (source), optional  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
   // [5] r GroupScalars[]  [6] r clip, optional  [7] r x (list), optional  [8] r bits, optional
-  // [9] r messages, optional  [10] r valid, optional.  MomentumArgs
+  // [9] r messages, optional  [10] r valid, optional.  SourceArgs
   kInPlaceSync,
   kCount,
 };
@@ -427,11 +429,9 @@ struct PackArgs {
   uint32_t element_bytes;
 };
 struct SourceArgs {
-  uint64_t flat_base;  // of a flat source
-  bool flat;           // source is flat, else a list
+  Dtype source = Dtype::kF32;
 };
 struct ConvertArgs {
-  SourceArgs source;
   Dtype from, to;
   float factor;
 };
@@ -452,6 +452,7 @@ struct EncodeArgs {
   uint64_t instances;
   ScaleKind scale;
   bool identity;
+  Dtype source = Dtype::kF32;
 };
 struct NormArgs {
   const NormRange* ranges;  // owned by the plan; one per instance
@@ -504,8 +505,8 @@ struct MomentumArgs {
   uint64_t instances;
 };
 struct SgdArgs {
-  SourceArgs source;
   bool nesterov;
+  Dtype source = Dtype::kF32;
 };
 
 // A bound operand: flat memory, or (list) an array of tensor pointers.

@@ -99,9 +99,9 @@ class CompressedStep {
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.segment_bytes;
     e.encode = [this](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-      const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
+      const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false, gradient_.type};
       const std::vector<OperandRef> operands{
-          list(gradient_.list, Access::kRead, 32),
+          gradient_.operand(),
           old_m(),
           old_bits(),
           old_messages(),
@@ -128,13 +128,13 @@ class CompressedStep {
     new_m_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
     const uint32_t flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
-    b_.kernel(
-        KernelId::kOnebitLambFront,
-        {list(gradient_.list, Access::kRead, 32), old_m(), absent(), absent(),
-         flat(new_m_, Access::kWrite, 32), absent(), absent(), absent(), frame_.mask_operand(),
-         whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
-         frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
-        all_tensor_pieces(layout_), EncodeArgs{0, layout_.instances(), r_.scale, true});
+    b_.kernel(KernelId::kOnebitLambFront,
+              {gradient_.operand(), old_m(), absent(), absent(), flat(new_m_, Access::kWrite, 32),
+               absent(), absent(), absent(), frame_.mask_operand(),
+               whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
+               frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
+              all_tensor_pieces(layout_),
+              EncodeArgs{0, layout_.instances(), r_.scale, true, gradient_.type});
     return frame_.decide_alone(flags, gradient_.word);
   }
 

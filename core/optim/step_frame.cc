@@ -100,15 +100,14 @@ KernelOptions StepFrame::committing(uint32_t word) {
 
 // Norm of the gradients (`norm`), or only the flags; shared with the other ranks (`exchange`); clip
 // coefficient and word.
-GradientStage StepFrame::clip_and_decide(uint32_t list_slot, bool exchange, bool norm,
+GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, bool norm,
                                          uint32_t flags) {
   const OnebitLayout& layout = *shape_.layout;
   const uint64_t n_blocks = norm ? layout.tensor_blocks() : 0;
   const uint32_t block_sums = b_.scratch(std::max<uint64_t>(1, n_blocks) * 4);
   if (norm) {
-    b_.kernel(KernelId::kSumSquares,
-              {list(list_slot, Access::kRead, 32), blocks(block_sums, Access::kWrite)},
-              all_tensor_pieces(layout), SourceArgs{0, false});
+    b_.kernel(KernelId::kSumSquares, {stage.operand(), blocks(block_sums, Access::kWrite)},
+              all_tensor_pieces(layout), SourceArgs{stage.type});
   }
   const uint32_t world = exchange ? static_cast<uint32_t>(shape_.size) : 1;
   const uint64_t own = exchange ? static_cast<uint64_t>(shape_.rank) : 0;
@@ -123,8 +122,6 @@ GradientStage StepFrame::clip_and_decide(uint32_t list_slot, bool exchange, bool
     emit_message_exchange(b_, shape_.rank, shape_.size, norm_messages_, kNormMessageBytes,
                           b_.next_round());
   }
-  GradientStage stage;
-  stage.list = list_slot;
   const uint32_t coefficient = b_.scratch(4);
   const uint32_t norm_value = b_.scratch(8);
   stage.word = b_.scratch(4);
@@ -158,16 +155,15 @@ void StepFrame::convert(uint32_t from, Dtype from_type, uint32_t to, Dtype to_ty
   b_.kernel(KernelId::kConvert,
             {list(from, Access::kRead, static_cast<uint32_t>(dtype_bytes(from_type) * 8)),
              list(to, Access::kWrite, static_cast<uint32_t>(dtype_bytes(to_type) * 8))},
-            all_tensor_pieces(*shape_.layout), ConvertArgs{{0, false}, from_type, to_type, factor});
+            all_tensor_pieces(*shape_.layout), ConvertArgs{from_type, to_type, factor});
 }
 
-// This rank's gradients as float32: the caller's memory, or a copy.
-uint32_t StepFrame::local_floats() {
-  if (shape_.gradients == Dtype::kF32) return out_.slots.grads;
-  uint32_t flat = kNoSlot;
-  const uint32_t floats = scratch_list(Dtype::kF32, &flat);
-  convert(out_.slots.grads, shape_.gradients, floats, Dtype::kF32, 1);
-  return floats;
+// This rank's gradients where the caller has them.
+GradientStage StepFrame::local_stage() const {
+  GradientStage stage;
+  stage.list = out_.slots.grads;
+  stage.type = shape_.gradients;
+  return stage;
 }
 
 GradientStage StepFrame::average_gradients() {
@@ -175,11 +171,7 @@ GradientStage StepFrame::average_gradients() {
   // alike, and nothing has to be exchanged. Otherwise the rank that reduces a chunk flags it, and
   // the flags are exchanged.
   const bool norm = shape_.clip > 0 || shape_.size == 1;
-  if (shape_.size == 1) {
-    GradientStage stage = clip_and_decide(local_floats(), false, true, kNoSlot);
-    stage.own = shape_.gradients != Dtype::kF32;
-    return stage;
-  }
+  if (shape_.size == 1) return clip_and_decide(local_stage(), false, true, kNoSlot);
   const std::vector<uint64_t> counts = counts_of(*shape_.layout);
   std::vector<uint32_t> order(counts.size());
   std::iota(order.begin(), order.end(), 0u);
@@ -192,7 +184,7 @@ GradientStage StepFrame::average_gradients() {
     convert(out_.slots.grads, shape_.gradients, summands, shape_.wire, shape_.prescale);
   }
   uint32_t average = kNoSlot;
-  uint32_t averages = scratch_list(shape_.wire, &average);
+  const uint32_t averages = scratch_list(shape_.wire, &average);
   uint32_t flags = kNoSlot;
   if (!norm) {
     flags = b_.scratch(4);
@@ -210,25 +202,24 @@ GradientStage StepFrame::average_gradients() {
   reduce.round = b_.next_round();
   reduce.segment_bytes = shape_.segment_bytes;
   emit_flat_all_reduce(b_, reduce);
-  if (shape_.wire != Dtype::kF32 || shape_.postscale != 1) {
+  GradientStage stage;
+  stage.list = averages;
+  stage.type = shape_.wire;
+  if (shape_.postscale != 1) {  // the product is not rounded to 16 bits again
     uint32_t flat = kNoSlot;
-    const uint32_t floats = scratch_list(Dtype::kF32, &flat);
-    convert(averages, shape_.wire, floats, Dtype::kF32, shape_.postscale);
-    averages = floats;
+    stage.list = scratch_list(Dtype::kF32, &flat);
+    stage.type = Dtype::kF32;
+    convert(averages, shape_.wire, stage.list, stage.type, shape_.postscale);
   }
-  GradientStage stage = clip_and_decide(averages, !norm, norm, flags);
-  stage.own = true;
-  return stage;
+  stage.own = stage.type == Dtype::kF32;
+  return clip_and_decide(stage, !norm, norm, flags);
 }
 
 GradientStage StepFrame::local_gradients(Decide decide) {
   const bool together = shape_.clip > 0 || shape_.loss_scaled;
-  const uint32_t floats = local_floats();
   if (together || decide == Decide::kAlways)
-    return clip_and_decide(floats, together && shape_.size > 1, true, kNoSlot);
-  GradientStage stage;
-  stage.list = floats;
-  return stage;
+    return clip_and_decide(local_stage(), together && shape_.size > 1, true, kNoSlot);
+  return local_stage();
 }
 
 // 16-bit copies of the parameters for the model, at the end of the step.
@@ -243,8 +234,7 @@ void StepFrame::write_copies(uint32_t word) {
             {list(out_.slots.params, Access::kRead, 32),
              list(out_.slots.copies, Access::kWrite,
                   static_cast<uint32_t>(dtype_bytes(shape_.copies) * 8))},
-            std::move(pieces), ConvertArgs{{0, false}, Dtype::kF32, shape_.copies, 1},
-            committing(word));
+            std::move(pieces), ConvertArgs{Dtype::kF32, shape_.copies, 1}, committing(word));
 }
 
 uint32_t StepFrame::decide_alone(uint32_t flags, uint32_t prior) {

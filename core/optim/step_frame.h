@@ -11,10 +11,16 @@ namespace sotto {
 
 // Gradients ready for the update, and the decision so far.
 struct GradientStage {
-  uint32_t list = kNoSlot;         // first of the tensors' slots
-  bool own = false;                // memory of the run, which a step may overwrite
+  uint32_t list = kNoSlot;  // first of the tensors' slots
+  Dtype type = Dtype::kF32;
+  bool own = false;                // float32 in memory of the run, which a step may overwrite
   uint32_t coefficient = kNoSlot;  // clip coefficient; kNoSlot: none
   uint32_t word = kNoSlot;         // kCommit if all gradients are finite; kNoSlot: not known yet
+
+  // As the source operand of a kernel.
+  OperandRef operand() const {
+    return sotto::list(list, Access::kRead, static_cast<uint32_t>(dtype_bytes(type) * 8));
+  }
 };
 
 // Whether a step needs a decision before it encodes.
@@ -71,9 +77,9 @@ class StepFrame {
   StepPlan finish(uint32_t word, Region worker_messages, bool tensor_steps);
 
  private:
-  GradientStage clip_and_decide(uint32_t list, bool exchange, bool norm, uint32_t flags);
+  GradientStage local_stage() const;
+  GradientStage clip_and_decide(GradientStage stage, bool exchange, bool norm, uint32_t flags);
   void convert(uint32_t from, Dtype from_type, uint32_t to, Dtype to_type, float factor);
-  uint32_t local_floats();
   uint64_t state_bytes() const;  // TensorStates, those of padding too
   void write_copies(uint32_t word);
 

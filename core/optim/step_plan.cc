@@ -6,8 +6,8 @@ namespace sotto {
 namespace {
 
 // Where LAMB's first pass leaves the direction of each tensor for the second: one slot per tensor;
-// returns the first. Averages of this run are overwritten. The caller's gradients are only read;
-// then tensors share a buffer with room for the largest.
+// returns the first. Averages of this run are overwritten, if they are float32. Otherwise tensors
+// share a buffer with room for the largest; the caller's gradients are only read.
 uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
   if (gradient.own) return gradient.list;
   PlanBuilder& b = frame.builder();
@@ -38,12 +38,12 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
     if (ranges[t].count == 0) continue;
     std::vector<Piece> pieces = layout.tensor_pieces(t);
     b.kernel(KernelId::kLambMoments,
-             {list(gradient.list, Access::kRead, 32), flat(s.m, Access::kReadWrite, 32),
+             {gradient.operand(), flat(s.m, Access::kReadWrite, 32),
               flat(s.v, Access::kReadWrite, 32), list(s.params, Access::kRead, 32),
               blocks(p_blocks, Access::kWrite), blocks(u_blocks, Access::kWrite),
               frame.scalars_operand(), frame.coefficient_operand(gradient), frame.valid_operand(),
               list(directions, Access::kWrite, 32)},
-             pieces, SourceArgs{0, false}, commit);
+             pieces, SourceArgs{gradient.type}, commit);
     const TensorArgs args{b.keep_array(std::span<const NormRange>(&ranges[t], 1)), 1, average};
     b.kernel(KernelId::kLambScalars,
              {whole(p_blocks, Access::kRead, 0, block_bytes),
@@ -61,22 +61,22 @@ void emit_adam(StepFrame& frame, const GradientStage& gradient) {
   const StepSlots& s = frame.slots();
   frame.builder().kernel(
       KernelId::kAdam,
-      {list(gradient.list, Access::kRead, 32), flat(s.m, Access::kReadWrite, 32),
-       flat(s.v, Access::kReadWrite, 32), list(s.params, Access::kReadWrite, 32),
-       frame.scalars_operand(), frame.coefficient_operand(gradient), frame.valid_operand()},
-      all_tensor_pieces(*frame.shape().layout), SourceArgs{0, false},
+      {gradient.operand(), flat(s.m, Access::kReadWrite, 32), flat(s.v, Access::kReadWrite, 32),
+       list(s.params, Access::kReadWrite, 32), frame.scalars_operand(),
+       frame.coefficient_operand(gradient), frame.valid_operand()},
+      all_tensor_pieces(*frame.shape().layout), SourceArgs{gradient.type},
       StepFrame::committing(gradient.word));
 }
 
 void emit_sgd(StepFrame& frame, const GradientStage& gradient, const FullStepRequest& r) {
   const StepSlots& s = frame.slots();
-  frame.builder().kernel(KernelId::kSgd,
-                         {list(gradient.list, Access::kRead, 32),
-                          r.momentum ? flat(s.m, Access::kReadWrite, 32) : absent(),
-                          list(s.params, Access::kReadWrite, 32), frame.scalars_operand(),
-                          frame.coefficient_operand(gradient), frame.valid_operand()},
-                         all_tensor_pieces(*frame.shape().layout), SgdArgs{{0, false}, r.nesterov},
-                         StepFrame::committing(gradient.word));
+  frame.builder().kernel(
+      KernelId::kSgd,
+      {gradient.operand(), r.momentum ? flat(s.m, Access::kReadWrite, 32) : absent(),
+       list(s.params, Access::kReadWrite, 32), frame.scalars_operand(),
+       frame.coefficient_operand(gradient), frame.valid_operand()},
+      all_tensor_pieces(*frame.shape().layout), SgdArgs{r.nesterov, gradient.type},
+      StepFrame::committing(gradient.word));
 }
 
 }  // namespace

@@ -43,9 +43,9 @@ class ZeroOneStep {
     e.segment_bytes = r_.shape.segment_bytes;
     e.encode = [this, sync](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
       if (!sync) {
-        encode(gradients(), coefficient(), std::move(pieces), to);
+        encode(gradients(), gradient_.type, coefficient(), std::move(pieces), to);
       } else if (compat()) {
-        encode(sums(), absent(), std::move(pieces), to);
+        encode(sums(), Dtype::kF32, absent(), std::move(pieces), to);
       } else {
         encode_sync(std::move(pieces), to);
       }
@@ -58,9 +58,7 @@ class ZeroOneStep {
 
  private:
   OperandRef state(uint32_t slot, Access access) const { return flat(slot, access, 32); }
-  OperandRef gradients() const {
-    return r_.gradients ? list(gradient_.list, Access::kRead, 32) : absent();
-  }
+  OperandRef gradients() const { return r_.gradients ? gradient_.operand() : absent(); }
   OperandRef coefficient() const { return frame_.coefficient_operand(gradient_); }
   OperandRef bits() const {
     return alone() ? absent()
@@ -104,9 +102,10 @@ class ZeroOneStep {
     if (renew && !alone()) frame_.count_valid_of_instances();
   }
 
-  void encode(OperandRef x, OperandRef coefficient, std::vector<Piece> pieces,
+  // x: list of source elements of type `type`.
+  void encode(OperandRef x, Dtype type, OperandRef coefficient, std::vector<Piece> pieces,
               const OnebitEncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
+    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false, type};
     emit_with_undo(KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
                    {x, state(s_.onebit.worker, Access::kReadWrite),
                     scales(s_.onebit.worker_scale, Access::kRead),
@@ -117,7 +116,7 @@ class ZeroOneStep {
   }
 
   void encode_sync(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false};
+    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false, gradient_.type};
     emit_with_undo(
         KernelId::kLocalFront, KernelId::kLocalFrontUndo,
         {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
@@ -145,7 +144,7 @@ class ZeroOneStep {
          state(s_.v, Access::kRead), list(s_.params, Access::kReadWrite, 32),
          frame_.scalars_operand(), alone() ? coefficient() : absent(),
          alone() ? frame_.valid_operand() : frame_.mask_operand()},
-        pieces_, MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+        pieces_, SourceArgs{gradient_.type}, StepFrame::committing(word));
   }
 
   void update_sync(uint32_t word) {
@@ -181,7 +180,7 @@ class ZeroOneStep {
               {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
                state(sum_, Access::kWrite), absent(), absent(), absent(), frame_.valid_operand(),
                whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(), coefficient()},
-              pieces_, EncodeArgs{0, layout_.instances(), r_.scale, true});
+              pieces_, EncodeArgs{0, layout_.instances(), r_.scale, true, gradient_.type});
   }
 
   // Operands 0 to 6 of the kernels that update in place.
@@ -202,22 +201,22 @@ class ZeroOneStep {
     std::vector<OperandRef> operands = in_place(Access::kRead);
     operands.push_back(list(sum_, Access::kWrite, 32));
     operands.push_back(flags == kNoSlot ? absent() : whole(flags, Access::kReadWrite, 0, 4));
-    b_.kernel(KernelId::kInPlaceSum, std::move(operands), pieces_, MomentumArgs{0});
+    b_.kernel(KernelId::kInPlaceSum, std::move(operands), pieces_, SourceArgs{gradient_.type});
   }
 
   void sync_in_place(uint32_t word) {
     std::vector<OperandRef> operands = in_place(Access::kReadWrite);
     operands.insert(operands.end(), {alone() ? sums() : absent(), bits(), messages(),
                                      alone() ? absent() : frame_.mask_operand()});
-    b_.kernel(KernelId::kInPlaceSync, std::move(operands), pieces_,
-              MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+    b_.kernel(KernelId::kInPlaceSync, std::move(operands), pieces_, SourceArgs{gradient_.type},
+              StepFrame::committing(word));
   }
 
   StepPlan local() {
     gradient_ = frame_.local_gradients(Decide::kAlways);
     if (compat()) {
-      b_.kernel(KernelId::kInPlaceLocal, in_place(Access::kReadWrite), pieces_, MomentumArgs{0},
-                StepFrame::committing(gradient_.word));
+      b_.kernel(KernelId::kInPlaceLocal, in_place(Access::kReadWrite), pieces_,
+                SourceArgs{gradient_.type}, StepFrame::committing(gradient_.word));
       return frame_.finish(gradient_.word, {}, false);
     }
     b_.kernel(KernelId::kLocalMomentum,
@@ -225,7 +224,7 @@ class ZeroOneStep {
                state(s_.local_sum, Access::kReadWrite), state(s_.den, Access::kRead),
                state(s_.anchor, Access::kRead), list(s_.params, Access::kWrite, 32),
                frame_.scalars_operand(), coefficient(), frame_.valid_operand()},
-              pieces_, MomentumArgs{0}, StepFrame::committing(gradient_.word));
+              pieces_, SourceArgs{gradient_.type}, StepFrame::committing(gradient_.word));
     return frame_.finish(gradient_.word, {}, false);
   }
 

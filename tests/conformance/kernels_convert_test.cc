@@ -28,7 +28,7 @@ constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kF16, Dtype::kBF16};
 KernelCase convert_case(const Layout& layout, Random* random, Dtype from, Dtype to, float factor,
                         bool specials) {
   KernelCase work(KernelId::kConvert);
-  work.set_args(ConvertArgs{{0, false}, from, to, factor});
+  work.set_args(ConvertArgs{from, to, factor});
   work.pieces = layout.by_tensor;
   std::vector<std::vector<uint8_t>> sources, targets;
   for (const uint64_t size : layout.sizes) {

@@ -137,10 +137,14 @@ TEST(KernelsOnebitLamb, FrontEqualsTheReferenceOnEveryTarget) {
       const ScaleKind kind = variant & 1 ? ScaleKind::kL1 : ScaleKind::kL2;
       FrontCase front(stage, variant & 4, kind, false, variant & 2 ? &clip : nullptr);
       EXPECT_EQ(compare_on_all_targets(front.work), "");
+      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(front.work), "");
       front.work.id = KernelId::kOnebitLambFrontUndo;
       front.work.paired_ran = variant & 1;
       EXPECT_EQ(compare_on_all_targets(front.work), "");
-      EXPECT_EQ(compare_on_all_targets(FrontCase(stage, false, kind, true, &clip).work), "");
+      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(front.work), "");
+      const FrontCase identity(stage, false, kind, true, &clip);
+      EXPECT_EQ(compare_on_all_targets(identity.work), "");
+      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(identity.work), "");
     }
   }
 }

@@ -58,11 +58,15 @@ TEST(KernelsOnebit, EncodeEqualsTheReferenceOnEveryTarget) {
         const std::vector<uint8_t> valid = random.mask(layout.padded);
         EncodeCase encode(layout, kind, x, c, 0.7f, variant & 2 ? &valid : nullptr);
         EXPECT_EQ(compare_on_all_targets(encode.work), "");
+        encode.work.add_flat(std::vector<float>{0.8f});  // the coefficient
+        EXPECT_EQ(compare_on_all_targets(encode.work), "");
+        EXPECT_EQ(compare_narrow_sources<EncodeArgs>(encode.work), "");
         for (const bool ran : {false, true}) {
           KernelCase undo = encode.work;
           undo.id = KernelId::kOnebitEncodeUndo;
           undo.paired_ran = ran;
           EXPECT_EQ(compare_on_all_targets(undo), "");
+          EXPECT_EQ(compare_narrow_sources<EncodeArgs>(undo), "");
         }
       }
     }

@@ -85,7 +85,7 @@ struct Call {
 
 Call frozen_adam(const State& s, bool as_bits, const float* clip) {
   Call call(KernelId::kFrozenAdam, s, false);
-  call.work.set_args(MomentumArgs{});
+  call.work.set_args(SourceArgs{});
   as_bits ? call.work.add_null() : call.work.add_list(s.g);
   call.bits(as_bits);
   call.m_at = call.work.add_flat(s.m);
@@ -99,7 +99,7 @@ Call frozen_adam(const State& s, bool as_bits, const float* clip) {
 
 Call local_momentum(const State& s, const float* clip) {
   Call call(KernelId::kLocalMomentum, s, false);
-  call.work.set_args(MomentumArgs{});
+  call.work.set_args(SourceArgs{});
   call.work.add_list(s.g);
   call.m_at = call.work.add_flat(s.m);
   call.b_at = call.work.add_flat(s.b);
@@ -155,7 +155,7 @@ Call local_sync(const State& s, bool as_bits) {
 // The operands that the kernels of mode compat share.
 Call in_place(KernelId id, const State& s, bool gradients, const float* clip) {
   Call call(id, s, false);
-  call.work.set_args(MomentumArgs{});
+  call.work.set_args(SourceArgs{});
   gradients ? call.work.add_list(s.g) : call.work.add_null();
   call.m_at = call.work.add_flat(s.m);
   call.b_at = call.work.add_flat(s.b);
@@ -183,7 +183,7 @@ Call in_place_sync(const State& s, bool gradients, const float* clip) {
 
 Call sgd(const State& s, bool momentum, bool nesterov, const float* clip) {
   Call call(KernelId::kSgd, s, false);
-  call.work.set_args(SgdArgs{{0, false}, nesterov});
+  call.work.set_args(SgdArgs{nesterov});
   call.work.add_list(s.g);
   call.m_at = momentum ? call.work.add_flat(s.m) : call.work.add_null();
   call.p_at = call.work.add_list(s.p);
@@ -191,6 +191,13 @@ Call sgd(const State& s, bool momentum, bool nesterov, const float* clip) {
   call.coefficient(clip);
   call.optional(s.use_masks, s.valid);
   return call;
+}
+
+// With sources of all types.
+template <class Args>
+void expect_equal(const KernelCase& work) {
+  EXPECT_EQ(compare_on_all_targets(work), "");
+  EXPECT_EQ(compare_narrow_sources<Args>(work), "");
 }
 
 TEST(KernelsZeroOne, EqualTheReferenceOnEveryTarget) {
@@ -202,21 +209,21 @@ TEST(KernelsZeroOne, EqualTheReferenceOnEveryTarget) {
       const State s(layout, &random, variant & 1, variant & 2);
       const float* factor = variant & 2 ? &clip : nullptr;
       const ScaleKind kind = variant & 1 ? ScaleKind::kL1 : ScaleKind::kL2;
-      EXPECT_EQ(compare_on_all_targets(frozen_adam(s, false, factor).work), "");
+      expect_equal<SourceArgs>(frozen_adam(s, false, factor).work);
       EXPECT_EQ(compare_on_all_targets(frozen_adam(s, true, nullptr).work), "");
-      EXPECT_EQ(compare_on_all_targets(local_momentum(s, factor).work), "");
-      EXPECT_EQ(compare_on_all_targets(local_front(s, kind, true, true, factor).work), "");
+      expect_equal<SourceArgs>(local_momentum(s, factor).work);
+      expect_equal<EncodeArgs>(local_front(s, kind, true, true, factor).work);
       for (const bool gradients : {false, true}) {
         Call front = local_front(s, kind, false, gradients, factor);
-        EXPECT_EQ(compare_on_all_targets(front.work), "");
+        expect_equal<EncodeArgs>(front.work);
         front.work.id = KernelId::kLocalFrontUndo;
         front.work.paired_ran = variant & 1;
-        EXPECT_EQ(compare_on_all_targets(front.work), "");
+        expect_equal<EncodeArgs>(front.work);
       }
       EXPECT_EQ(compare_on_all_targets(local_sync(s, true).work), "");
       EXPECT_EQ(compare_on_all_targets(local_sync(s, false).work), "");
-      EXPECT_EQ(compare_on_all_targets(sgd(s, false, false, factor).work), "");
-      EXPECT_EQ(compare_on_all_targets(sgd(s, true, variant & 1, factor).work), "");
+      expect_equal<SgdArgs>(sgd(s, false, false, factor).work);
+      expect_equal<SgdArgs>(sgd(s, true, variant & 1, factor).work);
     }
   }
 }

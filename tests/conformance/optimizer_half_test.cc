@@ -92,9 +92,10 @@ class OptimizerHalf : public ::testing::TestWithParam<std::string> {};
 // made in float32.
 TEST_P(OptimizerHalf, SameAsFloatGradientsOfTheSameValues) {
   for (const char* optimizer : kOptimizers) {
-    for (const Dtype type : {Dtype::kF16, Dtype::kBF16}) {
+    for (const auto& [type, size] :
+         {std::pair(Dtype::kF16, 2), {Dtype::kBF16, 2}, {Dtype::kF16, 1}, {Dtype::kBF16, 1}}) {
       const Status status =
-          run_world(world_of(GetParam(), 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
+          run_world(world_of(GetParam(), size), [&](const std::shared_ptr<Comm>& comm) -> Status {
             Model a(comm->rank()), b(comm->rank());
             const std::string rest =
                 R"(, "gradient_clipping": 0.5, "communication_data_type": "fp32")";
@@ -115,7 +116,35 @@ TEST_P(OptimizerHalf, SameAsFloatGradientsOfTheSameValues) {
             }
             return ok_status();
           });
-      EXPECT_TRUE(status.ok()) << optimizer << " " << dtype_name(type) << ": " << status.text();
+      EXPECT_TRUE(status.ok()) << optimizer << " " << dtype_name(type) << ", " << size
+                               << " ranks: " << status.text();
+    }
+  }
+}
+
+// Averages of 16 bits that are read where they lie give the same bits as those that a factor has
+// made float32: with two ranks, divided by 4 before and multiplied by 2 afterwards, nothing is
+// rounded in another way.
+TEST_P(OptimizerHalf, AveragesOf16BitsAreWidenedExactly) {
+  for (const char* optimizer : kOptimizers) {
+    for (const char* clip : {"", R"(, "gradient_clipping": 0.5)"}) {
+      const Status status =
+          run_world(world_of(GetParam(), 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
+            Model a(comm->rank()), b(comm->rank());
+            const std::string factor = R"(, "gradient_predivide_factor": 4.0)";
+            SOTTO_ASSIGN(const auto widened, make(comm, a, optimizer, factor + clip, Dtype::kBF16));
+            SOTTO_ASSIGN(const auto narrow, make(comm, b, optimizer, clip, Dtype::kBF16));
+            for (uint64_t k = 0; k < 6; ++k) {
+              a.gradients(k, Dtype::kBF16);
+              b.gradients(k, Dtype::kBF16);
+              SOTTO_TRY(do_step(*widened));
+              SOTTO_TRY(do_step(*narrow));
+              if (bytes_of(a.p) != bytes_of(b.p))
+                return error(Code::kInternal, "step {}: parameters differ", k);
+            }
+            return ok_status();
+          });
+      EXPECT_TRUE(status.ok()) << optimizer << clip << ": " << status.text();
     }
   }
 }

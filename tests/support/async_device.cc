@@ -38,16 +38,14 @@ uint32_t list_operands(const KernelCall& call) {
     case KernelId::kQuantEncodeUndo: return 1u << 0;
     case KernelId::kQuantDecode: return 1u << 1;
     case KernelId::kOnebitDecode: return 1u << 2;
-    case KernelId::kSumSquares: return call.arguments<SourceArgs>().flat ? 0u : 1u << 0;
-    case KernelId::kAdam: return (call.arguments<SourceArgs>().flat ? 0u : 1u << 0) | 1u << 3;
-    case KernelId::kLambMoments:
-      return (call.arguments<SourceArgs>().flat ? 0u : 1u << 0) | 1u << 3 | 1u << 9;
+    case KernelId::kSumSquares: return 1u << 0;
+    case KernelId::kAdam: return 1u << 0 | 1u << 3;
+    case KernelId::kLambMoments: return 1u << 0 | 1u << 3 | 1u << 9;
     case KernelId::kLambUpdate: return 1u << 0 | 1u << 1;
     case KernelId::kOnebitLambFactor: return 1u << 8;
     case KernelId::kOnebitLambUpdate: return 1u << 4;
-    case KernelId::kConvert:
-      return (call.arguments<ConvertArgs>().source.flat ? 0u : 1u << 0) | 1u << 1;
-    case KernelId::kSgd: return (call.arguments<SgdArgs>().source.flat ? 0u : 1u << 0) | 1u << 2;
+    case KernelId::kConvert: return 1u << 0 | 1u << 1;
+    case KernelId::kSgd: return 1u << 0 | 1u << 2;
     case KernelId::kFrozenAdam:
     case KernelId::kLocalMomentum: return 1u << 0 | 1u << 5;
     case KernelId::kLocalFront:

@@ -155,6 +155,45 @@ std::string compare_on_all_targets(const KernelCase& work) {
   return "";
 }
 
+KernelCase with_narrow_source(const KernelCase& work, Dtype type) {
+  const uint16_t mantissa = type == Dtype::kF16 ? 0x3ff : 0x7f;
+  const uint16_t infinity = static_cast<uint16_t>(0x7fff & ~mantissa);
+  KernelCase narrow = work;
+  for (const size_t m : work.operands[0].memory) {
+    const uint8_t* from = work.memory[m].bytes.data();
+    std::vector<uint16_t> values(work.memory[m].bytes.size() / 4);
+    for (size_t i = 0; i < values.size(); ++i) {
+      const float x = float_at(Dtype::kF32, from, i);
+      values[i] = type == Dtype::kF16 ? f32_to_f16(x) : f32_to_bf16(x);
+      if (std::isnan(x) && i % 2 == 0) values[i] = infinity | 1;  // signalling
+      if (i % 19 == 3) values[i] = static_cast<uint16_t>((i % 2 << 15) | (1 + i % mantissa));
+    }
+    Memory& to = narrow.memory[m];
+    to.floats = false;
+    to.misalign /= 2;
+    to.bytes.resize(2 * values.size());
+    if (!values.empty()) std::memcpy(to.bytes.data(), values.data(), to.bytes.size());
+  }
+  return narrow;
+}
+
+std::string compare_with_wide(const KernelCase& work, const KernelCase& narrow, Dtype type) {
+  std::string e = compare_on_all_targets(narrow);
+  KernelCase wide = work;
+  for (const size_t m : work.operands[0].memory) {
+    std::vector<uint8_t>& bytes = wide.memory[m].bytes;
+    for (size_t i = 0; i < bytes.size() / 4; ++i) {
+      const float x = float_at(type, narrow.memory[m].bytes.data(), i);
+      std::memcpy(&bytes[4 * i], &x, 4);
+    }
+  }
+  const Outcome expected = execute_reference(wide);
+  Outcome found = execute_reference(narrow);
+  for (const size_t m : work.operands[0].memory) found.memory[m] = expected.memory[m];
+  if (e.empty()) e = first_difference(wide, expected, found);
+  return e.empty() ? "" : fmt::format("{} source: {}", dtype_name(type), e);
+}
+
 uint64_t Layout::elements() const {
   uint64_t sum = 0;
   for (const uint64_t size : sizes) sum += size;
