@@ -32,10 +32,13 @@ void OnebitLayout::order_tensors() {
   });
   begin_of_.resize(tensors_.size());
   for (const uint32_t t : order) {
-    begin_of_[t] = elements_;
-    if (tensors_[t].count != 0) spans_.push_back({elements_, t});
     elements_ += tensors_[t].count;
+    uint64_t& end = tensors_[t].compressed ? sequence_ : uncompressed_;
+    begin_of_[t] = end;
+    if (tensors_[t].compressed && tensors_[t].count != 0) spans_.push_back({end, t});
+    end += tensors_[t].count;
   }
+  uncompressed_ = (uncompressed_ + 7) / 8 * 8;
 }
 
 void OnebitLayout::cut_instances(OnebitGranularity granularity, uint64_t bucket) {
@@ -44,9 +47,9 @@ void OnebitLayout::cut_instances(OnebitGranularity granularity, uint64_t bucket)
     instances_.back().begin = begin;
     instances_.back().count = end - begin;
   };
-  if (granularity == OnebitGranularity::kFlat) bucket = elements_;
+  if (granularity == OnebitGranularity::kFlat) bucket = sequence_;
   if (granularity == OnebitGranularity::kFlat || granularity == OnebitGranularity::kBucket) {
-    for (uint64_t at = 0; at < elements_; at += bucket) add(at, std::min(elements_, at + bucket));
+    for (uint64_t at = 0; at < sequence_; at += bucket) add(at, std::min(sequence_, at + bucket));
     return;
   }
   for (size_t i = 0; i < spans_.size(); ++i) {
@@ -250,10 +253,22 @@ std::vector<Piece> OnebitLayout::server_pieces(uint32_t chunk) const {
   return out;
 }
 
+// Behind the chunks: one run, which has no chunk and no scale.
+std::vector<Piece> OnebitLayout::uncompressed_pieces(uint32_t tensor) const {
+  Piece piece;
+  piece.flat = compressed_elements() + begin_of_[tensor];
+  piece.count = tensors_[tensor].count;
+  piece.block = first_block_of_[tensor];
+  piece.tensor = tensor;
+  piece.group = tensors_[tensor].group;
+  return {piece};
+}
+
 std::vector<Piece> OnebitLayout::tensor_pieces(uint32_t tensor) const {
   std::vector<Piece> out;
   const uint64_t count = this->tensor(tensor).count;
   if (count == 0) return out;
+  if (!this->tensor(tensor).compressed) return uncompressed_pieces(tensor);
   const uint64_t begin = begin_of_[tensor];
   auto instance = std::upper_bound(instances_.begin(), instances_.end(), begin,
                                    [](uint64_t p, const Instance& i) { return p < i.begin; }) -

@@ -1,7 +1,8 @@
 // How the tensors of one compressed call lie in its flat space (specification 1.1, 1.4, 1.10).
 //
 // The tensors, by parameter group and then in the order of registration, are one sequence of
-// elements; tensors without elements take no part. A compression instance is a range of it that
+// elements; tensors without elements take no part, nor do those that are never compressed, which
+// lie behind the chunks. A compression instance is a range of it that
 // has scales of its own. Instance i with n_i elements has chunks of K_i = align * ceil(n_i / (align
 // * W)) elements, one per rank.
 //
@@ -36,6 +37,7 @@ enum class OnebitGranularity : uint8_t { kFlat = 1, kTensor = 2, kBucket = 3, kG
 struct OnebitTensor {
   uint64_t count = 0;
   uint32_t group = 0;
+  bool compressed = true;
 };
 
 struct OnebitSection {
@@ -70,10 +72,13 @@ class OnebitLayout {
   uint64_t instances() const { return instances_.size(); }
   uint64_t elements() const { return elements_; }     // real elements of all tensors
   uint64_t chunk_elements() const { return chunk_; }  // of all instances, per rank
-  uint64_t flat_elements() const { return chunk_ * ranks_; }
+  uint64_t compressed_elements() const { return chunk_ * ranks_; }
+  uint64_t flat_elements() const { return compressed_elements() + uncompressed_; }
   const std::vector<OnebitTensor>& tensors() const { return tensors_; }
   // Padding that is data: tensor tensors().size() + i. Empty if padding is no data.
   const std::vector<OnebitTensor>& padding() const { return padding_; }
+  // Of a tensor or of padding.
+  bool compressed(uint32_t tensor) const { return this->tensor(tensor).compressed; }
   uint64_t elements_with_padding() const { return elements_ + padding_elements_; }
   const std::vector<OnebitSection>& sections() const { return sections_; }
   uint64_t message_bytes() const { return message_bytes_; }  // of the message area
@@ -126,6 +131,7 @@ class OnebitLayout {
 
   void order_tensors();
   void cut_instances(OnebitGranularity granularity, uint64_t bucket);
+  std::vector<Piece> uncompressed_pieces(uint32_t tensor) const;
   void append_padding(uint64_t unit, uint32_t group);
   const OnebitTensor& tensor(uint32_t t) const {
     return t < tensors_.size() ? tensors_[t] : padding_[t - tensors_.size()];
@@ -146,7 +152,9 @@ class OnebitLayout {
   std::vector<uint64_t> first_block_of_;  // per tensor
   uint32_t ranks_;
   uint64_t elements_ = 0, padding_elements_ = 0;
+  uint64_t sequence_ = 0;  // length of the sequence, without padding
   uint64_t chunk_ = 0;
+  uint64_t uncompressed_ = 0;  // elements, a multiple of 8
   uint64_t message_bytes_ = 0;
   uint64_t worker_blocks_ = 0, server_blocks_ = 0, tensor_blocks_ = 0;
 };

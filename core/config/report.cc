@@ -165,12 +165,20 @@ Json zero_one_stages(const Config& config, const Json& full, const Json& one_bit
   return Json::array({std::move(variance), std::move(local)});
 }
 
+// Some parameters are never compressed, and how many is not known.
+bool partly_compressed(const Config& config) {
+  const auto& groups = config.sotto.param_groups;
+  return std::any_of(groups.begin(), groups.end(),
+                     [](const GroupOverride& g) { return g.non_freeze.value_or(false); });
+}
+
 Json stages_json(const Config& config, const Request& request) {
   Json full = nullptr;
   Json one_bit = nullptr;
   if (request.known()) {
     full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
-    one_bit = one_bit_sizes(config.sotto, request.n_params, request.world).payload;
+    if (!partly_compressed(config))
+      one_bit = one_bit_sizes(config.sotto, request.n_params, request.world).payload;
   }
   const uint64_t updates = config.full_precision_updates();
   switch (config.optimizer.kind) {
@@ -192,7 +200,8 @@ Json stages_json(const Config& config, const Request& request) {
 // parameter: a rank sends 2 (W-1)/W times as many.
 Json run_json(const Config& config) {
   const uint64_t updates = run_updates(config);
-  if (updates == 0 || config.optimizer.kind == OptimizerKind::kNone) return nullptr;
+  if (updates == 0 || config.optimizer.kind == OptimizerKind::kNone || partly_compressed(config))
+    return nullptr;
   const UpdateCounts c = count_updates(config, updates);
   const double full_bits = 8.0 * static_cast<double>(communication_bytes(config));
   const double bits = full_bits * static_cast<double>(c.full_precision) +
@@ -308,6 +317,11 @@ Json notes_json(const Config& config, const Request& request) {
     notes.push_back(
         "sotto.granularity tensor pads every tensor, so compressed updates send at least these "
         "bytes");
+  }
+  if (partly_compressed(config)) {
+    notes.push_back(
+        "compressed updates send the parameters of groups with non_freeze in full precision; how "
+        "many bytes that is depends on how many they are");
   }
   if (!config.train_batch_size && !config.train_micro_batch_size_per_gpu) {
     notes.push_back(

@@ -62,14 +62,6 @@ void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
   }
 }
 
-void add_sotto_obstacles(const Config& c, std::vector<Obstacle>& out) {
-  for (size_t i = 0; i < c.sotto.param_groups.size(); ++i) {
-    if (!c.sotto.param_groups[i].non_freeze.value_or(false)) continue;
-    out.push_back({fmt::format("sotto.param_groups[{}].non_freeze", i), "true",
-                   "supported is false: all groups are compressed after freeze_step"});
-  }
-}
-
 }  // namespace
 
 Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) const {
@@ -123,7 +115,6 @@ std::string Obstacle::text() const { return fmt::format("{} {} ({})", path, valu
 std::vector<Obstacle> find_obstacles(const Config& config) {
   std::vector<Obstacle> out;
   add_gradient_obstacles(config, out);
-  add_sotto_obstacles(config, out);
   return out;
 }
 

@@ -77,7 +77,7 @@ Result<OnebitState> OnebitState::make(Engine& engine, const OnebitLayout& layout
     return ok_status();
   };
   const uint64_t instances = layout.instances();
-  SOTTO_TRY(take(s.worker_, layout.flat_elements() * 4));
+  SOTTO_TRY(take(s.worker_, layout.compressed_elements() * 4));
   for (DeviceArray& server : s.server_) SOTTO_TRY(take(server, layout.chunk_elements() * 4));
   if (!s.onebit()) return s;
   SOTTO_TRY(take(s.worker_scale_, instances * 4));
@@ -85,7 +85,7 @@ Result<OnebitState> OnebitState::make(Engine& engine, const OnebitLayout& layout
   SOTTO_TRY(take(s.server_counts_, instances * 8));
   for (int i = 0; i < 2; ++i) {
     SOTTO_TRY(take(s.server_scale_[i], instances * 4));
-    SOTTO_TRY(take(s.bits_[i], layout.flat_elements() / 8));
+    SOTTO_TRY(take(s.bits_[i], layout.compressed_elements() / 8));
     SOTTO_TRY(take(s.messages_[i], layout.message_bytes()));
   }
   SOTTO_TRY(s.set_counts(engine, std::vector<uint8_t>(layout.flat_elements() / 8, 0xff)));
@@ -118,6 +118,7 @@ void OnebitState::bind_current(Run& run, uint32_t bits_slot, uint32_t messages_s
 Status OnebitState::set_counts(Engine& engine, const std::vector<uint8_t>& valid_bits) {
   std::vector<uint64_t> worker(layout_->instances()), server(layout_->instances());
   for_each_run(*layout_, [&](const Piece& p, uint64_t) {
+    if (!layout_->compressed(p.tensor)) return;
     uint64_t valid = 0;
     for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
       valid += (valid_bits[f / 8] >> (7 - f % 8)) & 1u;
@@ -144,7 +145,8 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine,
   const uint64_t instances = layout_->instances();
   std::vector<float> scales(instances), server_scales(instances);
   SOTTO_ASSIGN(std::vector<float> worker,
-               download<float>(engine, worker_.data(), layout_->flat_elements()));
+               download<float>(engine, worker_.data(), layout_->compressed_elements()));
+  worker.resize(layout_->flat_elements());
   SOTTO_ASSIGN(r.server,
                download<float>(engine, server_[current_].data(), layout_->chunk_elements()));
   if (onebit()) {
@@ -153,6 +155,7 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine,
   }
   // With scale 0, and so for every codec but 1 bit, what is stored is the error.
   for_each_run(*layout_, [&](const Piece& p, uint64_t) {
+    if (!layout_->compressed(p.tensor)) return;
     for (uint64_t f = p.flat; f < p.flat + p.count; ++f) {
       worker[f] = is_valid(f) ? residual_of(worker[f], scales[p.scale]) : 0.0f;
     }
@@ -210,7 +213,8 @@ Status OnebitState::restore(Engine& engine, const OnebitResidual* r) {
                                         : std::vector<float>(layout_->flat_elements(), 0.0f);
   const std::vector<float> server =
       r != nullptr ? r->server : std::vector<float>(layout_->chunk_elements(), 0.0f);
-  SOTTO_TRY(upload(engine, worker_.data(), std::span<const float>(worker)));
+  SOTTO_TRY(upload(engine, worker_.data(),
+                   std::span<const float>(worker).first(layout_->compressed_elements())));
   SOTTO_TRY(upload(engine, server_[current_].data(), std::span<const float>(server)));
   if (!onebit()) return ok_status();
   const std::vector<float> zero(layout_->instances(), 0.0f);

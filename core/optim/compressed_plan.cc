@@ -19,9 +19,12 @@ class CompressedStep {
       s_.vf = b_.bound(layout_.flat_elements() * 4);
       s_.tensor_counts = b_.bound(frame_.tensors() * 8);
     }
+    for (uint32_t t = 0; t < frame_.tensors(); ++t) {
+      if (!layout_.compressed(t) && layout_.tensors()[t].count != 0) uncompressed_.push_back(t);
+    }
     messages_ = layout_.message_bytes();
     if (r_.momentum_bits) {
-      s_.old_bits = b_.bound(layout_.flat_elements() / 8);
+      s_.old_bits = b_.bound(layout_.compressed_elements() / 8);
       s_.old_messages = b_.bound(messages_);
     }
   }
@@ -36,19 +39,28 @@ class CompressedStep {
       frame_.copy_states();
       start_stage(alone);
     }
-    gradient_ = frame_.local_gradients(Decide::kIfNeeded);
+    gradient_ =
+        frame_.local_gradients(uncompressed_.empty() ? Decide::kIfNeeded : Decide::kTogether);
     if (alone) {
       const uint32_t word = local_momentum();
       update(word);
+      update_uncompressed(gradient_, word);
       keep_momentum(word);
       if (r_.first) frame_.keep_states(word);
       return frame_.finish(word, {}, true);
     }
-    const OnebitRequest exchange = exchange_request();
+    OnebitRequest exchange = exchange_request();
+    GradientStage average;
+    if (!uncompressed_.empty()) {
+      exchange.worker_flags = add_worker_flags(b_, layout_);
+      average = frame_.average(uncompressed_, exchange.worker_flags);
+      average.coefficient = gradient_.coefficient;
+    }
     const OnebitResult result = emit_onebit_all_reduce(b_, exchange);
     emit_onebit_scale_undo(b_, exchange);
     if (r_.shape.compat) masked_momentum();
     update(result.gate);
+    update_uncompressed(average, result.gate);
     if (r_.shape.compat) keep_momentum(result.gate);
     if (r_.first) frame_.keep_states(result.gate);
     return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, true);
@@ -65,7 +77,7 @@ class CompressedStep {
                r_.lamb ? flat(s_.vf, Access::kWrite, 32) : absent(),
                flat(s_.den, Access::kWrite, 32), frame_.valid_operand(Access::kReadWrite),
                r_.lamb ? blocks(m_blocks, Access::kWrite) : absent(), frame_.scalars_operand()},
-              all_tensor_pieces(layout_), PrepareArgs{r_.mask_zero_variance});
+              compressed_pieces(layout_), PrepareArgs{r_.mask_zero_variance});
     if (!alone && !r_.shape.compat) frame_.count_valid_of_instances();
     if (!r_.lamb) return;
     std::vector<Piece> by_tensor = all_tensor_pieces(layout_);
@@ -83,8 +95,9 @@ class CompressedStep {
 
   OperandRef old_m() const { return r_.momentum_bits ? absent() : flat(s_.m, Access::kRead, 32); }
   OperandRef old_bits() const {
-    return r_.momentum_bits ? whole(s_.old_bits, Access::kRead, 0, layout_.flat_elements() / 8)
-                            : absent();
+    return r_.momentum_bits
+               ? whole(s_.old_bits, Access::kRead, 0, layout_.compressed_elements() / 8)
+               : absent();
   }
   OperandRef old_messages() const {
     return r_.momentum_bits ? whole(s_.old_messages, Access::kRead, 0, messages_) : absent();
@@ -125,7 +138,7 @@ class CompressedStep {
 
   // One rank: the momentum itself, and the decision.
   uint32_t local_momentum() {
-    new_m_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+    new_m_ = b_.scratch(std::max<uint64_t>(1, layout_.compressed_elements() * 4));
     const uint32_t flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
     b_.kernel(KernelId::kOnebitLambFront,
@@ -133,7 +146,7 @@ class CompressedStep {
                absent(), absent(), absent(), frame_.mask_operand(),
                whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
                frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
-              all_tensor_pieces(layout_),
+              compressed_pieces(layout_),
               EncodeArgs{0, layout_.instances(), r_.scale, true, gradient_.type});
     return frame_.decide_alone(flags, gradient_.word);
   }
@@ -141,25 +154,26 @@ class CompressedStep {
   // Mode compat: masks are applied here, and then all elements take part again, so the momentum
   // cannot stay bits.
   void masked_momentum() {
-    const uint32_t floats = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
+    const uint32_t floats = b_.scratch(std::max<uint64_t>(1, layout_.compressed_elements() * 4));
     b_.kernel(KernelId::kMomentumFromBits,
               {new_bits(), new_messages(), frame_.states_operand(Access::kRead),
                flat(floats, Access::kWrite, 32), frame_.mask_operand()},
-              all_tensor_pieces(layout_, true), MomentumArgs{layout_.instances()});
+              compressed_pieces(layout_, true), MomentumArgs{layout_.instances()});
     new_m_ = floats;
   }
 
   void keep_momentum(uint32_t word) {
-    b_.copy({s_.m, 0, layout_.flat_elements() * 4}, {new_m_, 0, layout_.flat_elements() * 4},
-            StepFrame::committing(word));
+    const uint64_t bytes = layout_.compressed_elements() * 4;
+    b_.copy({s_.m, 0, bytes}, {new_m_, 0, bytes}, StepFrame::committing(word));
   }
 
   OperandRef new_m() const {
     return new_m_ == kNoSlot ? absent() : flat(new_m_, Access::kRead, 32);
   }
   OperandRef new_bits() const {
-    return new_m_ != kNoSlot ? absent()
-                             : whole(s_.onebit.bits, Access::kRead, 0, layout_.flat_elements() / 8);
+    return new_m_ != kNoSlot
+               ? absent()
+               : whole(s_.onebit.bits, Access::kRead, 0, layout_.compressed_elements() / 8);
   }
   OperandRef new_messages() const {
     return new_m_ != kNoSlot ? absent() : whole(s_.onebit.messages, Access::kRead, 0, messages_);
@@ -173,7 +187,13 @@ class CompressedStep {
     b_.kernel(KernelId::kStepSizes,
               {frame_.scalars_operand(), frame_.steps_operand(Access::kWrite)}, {},
               TensorArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), false});
-    emit_update(all_tensor_pieces(layout_), word);
+    emit_update(compressed_pieces(layout_), word);
+  }
+
+  // Groups whose variance is never frozen.
+  void update_uncompressed(const GradientStage& average, uint32_t word) {
+    if (uncompressed_.empty()) return;
+    frame_.adam_update(average, pieces_of(layout_, uncompressed_), word);
   }
 
   void emit_update(std::vector<Piece> pieces, uint32_t word) {
@@ -223,6 +243,7 @@ class CompressedStep {
   const OnebitLayout& layout_;
   StepSlots& s_;
   GradientStage gradient_;
+  std::vector<uint32_t> uncompressed_;  // tensors
   uint64_t messages_ = 0;
   uint32_t new_m_ = kNoSlot;  // one rank, compat: the new momentum as floats
 };

@@ -166,6 +166,7 @@ uint64_t Optimizer::settings_hash() const {
                            g.max_coeff,
                            g.min_coeff,
                            number(g.freeze_step),
+                           number(g.non_freeze),
                            g.coeff_beta,
                            g.factor_max,
                            g.factor_min,
@@ -240,7 +241,7 @@ OnebitGranularity Optimizer::granularity() const {
 Status Optimizer::allocate() {
   std::vector<OnebitTensor> tensors;
   for (const ParamSpec& p : params_) {
-    tensors.push_back({p.count, p.group});
+    tensors.push_back({p.count, p.group, !onebit() || !groups_[p.group].non_freeze});
     masked_ = masked_ || p.mask != nullptr;
   }
   OnebitSettings& o = onebit_settings_;
@@ -306,8 +307,8 @@ Status Optimizer::write_valid_bits(const std::vector<float>* frozen_v) {
   for (uint32_t t = 0; t < params_.size(); ++t) {
     for (const Piece& piece : layout_->tensor_pieces(t)) {
       for (uint64_t j = 0; j < piece.count; ++j) {
-        const bool zero_variance =
-            frozen_v != nullptr && (*frozen_v)[first + piece.offset + j] == 0.0f;
+        const bool zero_variance = frozen_v != nullptr && layout_->compressed(t) &&
+                                   (*frozen_v)[first + piece.offset + j] == 0.0f;
         const bool valid = (params_[t].mask == nullptr || params_[t].mask[piece.offset + j] != 0) &&
                            !zero_variance;
         if (valid) set(piece.flat + j);

@@ -298,6 +298,7 @@ Status Optimizer::check_zero_variance() {
   SOTTO_ASSIGN(const std::vector<float> v,
                download<float>(comm_->engine(), memory_.v.data(), layout_->flat_elements()));
   for (uint32_t t = 0; t < params_.size(); ++t) {
+    if (!layout_->compressed(t)) continue;
     for (const Piece& p : layout_->tensor_pieces(t)) {
       for (uint64_t j = 0; j < p.count; ++j) {
         if (v[p.flat + j] != 0.0f ||
@@ -341,7 +342,7 @@ void Optimizer::advance(Variant variant) {
       onebit_state_.flip();
       momentum_bits_ = !compat();
     }
-  } else if (onebit() && t >= groups_[0].freeze_step) {
+  } else if (onebit() && t >= groups_[0].freeze_step && layout_->instances() > 0) {
     compressed_ = true;
     stage_started_ = false;
     momentum_bits_ = false;
@@ -432,7 +433,8 @@ std::string Optimizer::nonfinite_text(Variant variant, std::span<const std::byte
   if (!bytes.empty()) {
     if (verdict.norm_message_count > 1)
       flagged(verdict.norm_messages, verdict.norm_message_count, 16, 8);
-    if (verdict.worker_message_count != 0) {
+    // Whose gradients they are, if that was exchanged; else who met them first.
+    if (ranks.empty() && verdict.worker_message_count != 0) {
       for (const uint32_t r :
            layout_->flagged_ranks(bytes.subspan(verdict.worker_messages, layout_->message_bytes())))
         ranks.insert(r);

@@ -22,7 +22,7 @@ Status check_size(const char* what, const std::vector<T>& values, uint64_t want)
 // m from {bits, messages, scaling coefficients}: the same values, so the next step gives the same
 // bits.
 Status Optimizer::momentum_to_floats() {
-  const std::vector<Piece> pieces = all_tensor_pieces(*layout_);
+  const std::vector<Piece> pieces = compressed_pieces(*layout_);
   const Operand operands[] = {{onebit_state_.current_bits().data()},
                               {onebit_state_.current_messages().data()},
                               {memory_.tensor_states.data()},
@@ -200,7 +200,8 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   // freeze_step and var_freeze_step count on from the state's step, and this configuration's may be
   // others.
   const uint64_t t = s.step + (onebit() ? config_.sotto.step_offset : 0);
-  const bool compressed = onebit() && !zeroone() && t >= groups_[0].freeze_step && s.step > 0;
+  const bool compressed = onebit() && !zeroone() && t >= groups_[0].freeze_step && s.step > 0 &&
+                          layout_->instances() > 0;
   const bool frozen = zeroone() && t > groups_[0].var_freeze_step && s.step > 0;
   const bool keep_stage = (compressed || frozen) && s.stage_started;
   std::vector<TensorState> states(params_.size());

@@ -16,16 +16,33 @@ std::vector<uint64_t> counts_of(const OnebitLayout& layout) {
   return counts;
 }
 
+// 0 .. n - 1.
+std::vector<uint32_t> numbers(size_t n) {
+  std::vector<uint32_t> out(n);
+  std::iota(out.begin(), out.end(), 0u);
+  return out;
+}
+
 }  // namespace
 
-std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout, bool padding) {
+std::vector<Piece> pieces_of(const OnebitLayout& layout, std::span<const uint32_t> tensors) {
   std::vector<Piece> out;
-  const size_t n = layout.tensors().size() + (padding ? layout.padding().size() : 0);
-  for (uint32_t t = 0; t < n; ++t) {
+  for (const uint32_t t : tensors) {
     const std::vector<Piece> pieces = layout.tensor_pieces(t);
     out.insert(out.end(), pieces.begin(), pieces.end());
   }
   return out;
+}
+
+std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout) {
+  return pieces_of(layout, numbers(layout.tensors().size()));
+}
+
+std::vector<Piece> compressed_pieces(const OnebitLayout& layout, bool padding) {
+  std::vector<uint32_t> tensors =
+      numbers(layout.tensors().size() + (padding ? layout.padding().size() : 0));
+  std::erase_if(tensors, [&](uint32_t t) { return !layout.compressed(t); });
+  return pieces_of(layout, tensors);
 }
 
 StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
@@ -138,24 +155,30 @@ GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, boo
   return stage;
 }
 
-uint32_t StepFrame::scratch_list(Dtype type, uint32_t* flat) {
-  const std::vector<uint64_t> counts = counts_of(*shape_.layout);
+StepFrame::ScratchList StepFrame::scratch_list(Dtype type, std::span<const uint32_t> tensors) {
+  const std::vector<OnebitTensor>& all = shape_.layout->tensors();
   const uint64_t element = dtype_bytes(type);
-  *flat = b_.scratch(std::max<uint64_t>(1, shape_.layout->elements() * element));
-  const uint32_t list = add_padded_list(b_, *shape_.layout, type);
+  uint64_t bytes = 0;
+  for (const uint32_t t : tensors) bytes += all[t].count * element;
+  ScratchList out;
+  out.flat = b_.scratch(std::max<uint64_t>(1, bytes));
+  out.list = add_padded_list(b_, *shape_.layout, type);
   uint64_t offset = 0;
-  for (uint32_t t = 0; t < counts.size(); ++t) {
-    b_.alias(list + t, *flat, offset);
-    offset += counts[t] * element;
+  for (const uint32_t t : tensors) {
+    b_.alias(out.list + t, out.flat, offset);
+    offset += all[t].count * element;
   }
-  return list;
+  return out;
 }
 
-void StepFrame::convert(uint32_t from, Dtype from_type, uint32_t to, Dtype to_type, float factor) {
+uint32_t StepFrame::scratch_list(Dtype type) { return scratch_list(type, numbers(tensors())).list; }
+
+void StepFrame::convert(uint32_t from, uint32_t to, const ConvertArgs& args,
+                        std::span<const uint32_t> tensors, const KernelOptions& options) {
+  const auto bits = [](Dtype type) { return static_cast<uint32_t>(dtype_bytes(type) * 8); };
   b_.kernel(KernelId::kConvert,
-            {list(from, Access::kRead, static_cast<uint32_t>(dtype_bytes(from_type) * 8)),
-             list(to, Access::kWrite, static_cast<uint32_t>(dtype_bytes(to_type) * 8))},
-            all_tensor_pieces(*shape_.layout), ConvertArgs{from_type, to_type, factor});
+            {list(from, Access::kRead, bits(args.from)), list(to, Access::kWrite, bits(args.to))},
+            pieces_of(*shape_.layout, tensors), args, options);
 }
 
 // This rank's gradients where the caller has them.
@@ -172,24 +195,23 @@ GradientStage StepFrame::average_gradients() {
   // the flags are exchanged.
   const bool norm = shape_.clip > 0 || shape_.size == 1;
   if (shape_.size == 1) return clip_and_decide(local_stage(), false, true, kNoSlot);
-  const std::vector<uint64_t> counts = counts_of(*shape_.layout);
-  std::vector<uint32_t> order(counts.size());
-  std::iota(order.begin(), order.end(), 0u);
-  const FlatLayout dense = FlatLayout::concatenated(counts, order);
-  const bool scaled = shape_.prescale != 1 || shape_.postscale != 1;
-  uint32_t summands = out_.slots.grads;
-  if (shape_.gradients != shape_.wire || shape_.prescale != 1) {
-    uint32_t flat = kNoSlot;
-    summands = scratch_list(shape_.wire, &flat);
-    convert(out_.slots.grads, shape_.gradients, summands, shape_.wire, shape_.prescale);
-  }
-  uint32_t average = kNoSlot;
-  const uint32_t averages = scratch_list(shape_.wire, &average);
   uint32_t flags = kNoSlot;
   if (!norm) {
     flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
   }
+  return clip_and_decide(average(numbers(tensors()), flags), !norm, norm, flags);
+}
+
+GradientStage StepFrame::average(const std::vector<uint32_t>& tensors, uint32_t flags) {
+  const FlatLayout dense = FlatLayout::concatenated(counts_of(*shape_.layout), tensors);
+  const bool scaled = shape_.prescale != 1 || shape_.postscale != 1;
+  uint32_t summands = out_.slots.grads;
+  if (shape_.gradients != shape_.wire || shape_.prescale != 1) {
+    summands = scratch_list(shape_.wire, tensors).list;
+    convert(out_.slots.grads, summands, {shape_.gradients, shape_.wire, shape_.prescale}, tensors);
+  }
+  const ScratchList averages = scratch_list(shape_.wire, tensors);
   FlatReduceRequest reduce;
   reduce.rank = shape_.rank;
   reduce.size = shape_.size;
@@ -197,26 +219,35 @@ GradientStage StepFrame::average_gradients() {
   reduce.dtype = shape_.wire;
   reduce.op = scaled ? ReduceOp::kSum : ReduceOp::kMean;
   reduce.in_list = summands;
-  reduce.out_flat = average;
+  reduce.out_flat = averages.flat;
   reduce.flags = flags;
   reduce.round = b_.next_round();
   reduce.segment_bytes = shape_.segment_bytes;
   emit_flat_all_reduce(b_, reduce);
   GradientStage stage;
-  stage.list = averages;
+  stage.list = averages.list;
   stage.type = shape_.wire;
   if (shape_.postscale != 1) {  // the product is not rounded to 16 bits again
-    uint32_t flat = kNoSlot;
-    stage.list = scratch_list(Dtype::kF32, &flat);
+    stage.list = scratch_list(Dtype::kF32, tensors).list;
     stage.type = Dtype::kF32;
-    convert(averages, shape_.wire, stage.list, stage.type, shape_.postscale);
+    convert(averages.list, stage.list, {shape_.wire, stage.type, shape_.postscale}, tensors);
   }
   stage.own = stage.type == Dtype::kF32;
-  return clip_and_decide(stage, !norm, norm, flags);
+  return stage;
+}
+
+void StepFrame::adam_update(const GradientStage& gradient, std::vector<Piece> pieces,
+                            uint32_t word) {
+  const StepSlots& s = out_.slots;
+  b_.kernel(KernelId::kAdam,
+            {gradient.operand(), flat(s.m, Access::kReadWrite, 32),
+             flat(s.v, Access::kReadWrite, 32), list(s.params, Access::kReadWrite, 32),
+             scalars_operand(), coefficient_operand(gradient), valid_operand()},
+            std::move(pieces), SourceArgs{gradient.type}, committing(word));
 }
 
 GradientStage StepFrame::local_gradients(Decide decide) {
-  const bool together = shape_.clip > 0 || shape_.loss_scaled;
+  const bool together = shape_.clip > 0 || shape_.loss_scaled || decide == Decide::kTogether;
   if (together || decide == Decide::kAlways)
     return clip_and_decide(local_stage(), together && shape_.size > 1, true, kNoSlot);
   return local_stage();
@@ -225,16 +256,8 @@ GradientStage StepFrame::local_gradients(Decide decide) {
 // 16-bit copies of the parameters for the model, at the end of the step.
 void StepFrame::write_copies(uint32_t word) {
   if (shape_.copied.empty()) return;
-  std::vector<Piece> pieces;
-  for (const uint32_t t : shape_.copied) {
-    const std::vector<Piece> of_tensor = shape_.layout->tensor_pieces(t);
-    pieces.insert(pieces.end(), of_tensor.begin(), of_tensor.end());
-  }
-  b_.kernel(KernelId::kConvert,
-            {list(out_.slots.params, Access::kRead, 32),
-             list(out_.slots.copies, Access::kWrite,
-                  static_cast<uint32_t>(dtype_bytes(shape_.copies) * 8))},
-            std::move(pieces), ConvertArgs{Dtype::kF32, shape_.copies, 1}, committing(word));
+  convert(out_.slots.params, out_.slots.copies, {Dtype::kF32, shape_.copies, 1}, shape_.copied,
+          committing(word));
 }
 
 uint32_t StepFrame::decide_alone(uint32_t flags, uint32_t prior) {

@@ -27,6 +27,7 @@ struct GradientStage {
 enum class Decide : uint8_t {
   kIfNeeded,  // only for clipping; the encoder flags what is not finite
   kAlways,
+  kTogether,  // so that every rank knows who met what is not finite
 };
 
 class StepFrame {
@@ -41,6 +42,11 @@ class StepFrame {
 
   // Averages gradients over ranks in full precision; clips; decides.
   GradientStage average_gradients();
+  // Averages those of some tensors, more than one rank. flags: raised by the rank whose share of
+  // the sums is not finite; kNoSlot: nobody looks.
+  GradientStage average(const std::vector<uint32_t>& tensors, uint32_t flags);
+  // Adam's update of some tensors.
+  void adam_update(const GradientStage& gradient, std::vector<Piece> pieces, uint32_t word);
   // Steps without a full-precision average: the mean over ranks of the norms of local gradients, if
   // clipping is on. Otherwise ranks that have to decide do so alone.
   GradientStage local_gradients(Decide decide);
@@ -49,8 +55,8 @@ class StepFrame {
 
   // counts[i] = valid elements of the pieces with `block` == i, i < n.
   void count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces);
-  // A list of scratch memory for all tensors, one after the other in `flat`.
-  uint32_t scratch_list(Dtype type, uint32_t* flat);
+  // A list of scratch memory for all tensors.
+  uint32_t scratch_list(Dtype type);
 
   // Worker and server counts of the compressor, whose slots are there.
   void count_valid_of_instances();
@@ -79,7 +85,13 @@ class StepFrame {
  private:
   GradientStage local_stage() const;
   GradientStage clip_and_decide(GradientStage stage, bool exchange, bool norm, uint32_t flags);
-  void convert(uint32_t from, Dtype from_type, uint32_t to, Dtype to_type, float factor);
+  // Scratch memory for some tensors, one after the other.
+  struct ScratchList {
+    uint32_t list = kNoSlot, flat = kNoSlot;
+  };
+  ScratchList scratch_list(Dtype type, std::span<const uint32_t> tensors);
+  void convert(uint32_t from, uint32_t to, const ConvertArgs& args,
+               std::span<const uint32_t> tensors, const KernelOptions& options = {});
   uint64_t state_bytes() const;  // TensorStates, those of padding too
   void write_copies(uint32_t word);
 
@@ -94,7 +106,11 @@ class StepFrame {
   uint32_t norm_message_count_ = 0;
 };
 
-// Pieces of all tensors, in order; padding: then of padding that is data.
-std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout, bool padding = false);
+// Pieces of tensors, in the order given.
+std::vector<Piece> pieces_of(const OnebitLayout& layout, std::span<const uint32_t> tensors);
+// Of all tensors.
+std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout);
+// Of those that are compressed; padding: then of padding that is data.
+std::vector<Piece> compressed_pieces(const OnebitLayout& layout, bool padding = false);
 
 }  // namespace sotto

@@ -57,17 +57,6 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   }
 }
 
-void emit_adam(StepFrame& frame, const GradientStage& gradient) {
-  const StepSlots& s = frame.slots();
-  frame.builder().kernel(
-      KernelId::kAdam,
-      {gradient.operand(), flat(s.m, Access::kReadWrite, 32), flat(s.v, Access::kReadWrite, 32),
-       list(s.params, Access::kReadWrite, 32), frame.scalars_operand(),
-       frame.coefficient_operand(gradient), frame.valid_operand()},
-      all_tensor_pieces(*frame.shape().layout), SourceArgs{gradient.type},
-      StepFrame::committing(gradient.word));
-}
-
 void emit_sgd(StepFrame& frame, const GradientStage& gradient, const FullStepRequest& r) {
   const StepSlots& s = frame.slots();
   frame.builder().kernel(
@@ -86,7 +75,9 @@ StepPlan build_full_step(const FullStepRequest& request) {
   const GradientStage gradient = frame.average_gradients();
   bool tensor_steps = false;
   switch (request.update) {
-    case DenseUpdate::kAdam: emit_adam(frame, gradient); break;
+    case DenseUpdate::kAdam:
+      frame.adam_update(gradient, all_tensor_pieces(*request.shape.layout), gradient.word);
+      break;
     case DenseUpdate::kSgd: emit_sgd(frame, gradient, request); break;
     case DenseUpdate::kLamb:
     case DenseUpdate::kLambAverage:

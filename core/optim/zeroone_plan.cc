@@ -196,8 +196,7 @@ class ZeroOneStep {
   OperandRef sums() const { return list(sum_, Access::kRead, 32); }
 
   void sum_in_place(uint32_t flags) {
-    uint32_t unused = kNoSlot;
-    sum_ = frame_.scratch_list(Dtype::kF32, &unused);
+    sum_ = frame_.scratch_list(Dtype::kF32);
     std::vector<OperandRef> operands = in_place(Access::kRead);
     operands.push_back(list(sum_, Access::kWrite, 32));
     operands.push_back(flags == kNoSlot ? absent() : whole(flags, Access::kReadWrite, 0, 4));

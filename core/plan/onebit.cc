@@ -246,17 +246,24 @@ Exchange make_exchange(PlanBuilder& b, const OnebitRequest& r) {
              layout.ranks(),
              static_cast<uint32_t>(r.rank),
              segment_elements(r.segment_bytes, std::max(1u, unit.bytes * 8 / unit.elements)),
-             b.scratch(at_least_one(unit.bytes_of(layout.flat_elements()))),
-             b.scratch(at_least_one(unit.bytes_of(layout.flat_elements()))),
+             b.scratch(at_least_one(unit.bytes_of(layout.compressed_elements()))),
+             b.scratch(at_least_one(unit.bytes_of(layout.compressed_elements()))),
              b.scratch(at_least_one(layout.message_bytes())),
              b.scratch(at_least_one(layout.worker_blocks() * 4)),
              b.scratch(at_least_one(layout.server_blocks() * 4)),
-             b.scratch(at_least_one(layout.sections().size() * 4)),
+             r.worker_flags != kNoSlot ? r.worker_flags : add_worker_flags(b, layout),
              b.scratch(at_least_one(layout.sections().size() * 4))};
   return x;
 }
 
 }  // namespace
+
+uint32_t add_worker_flags(PlanBuilder& b, const OnebitLayout& layout) {
+  const uint64_t bytes = layout.sections().size() * 4;
+  const uint32_t flags = b.scratch(at_least_one(bytes));
+  b.fill({flags, 0, bytes}, 0);
+  return flags;
+}
 
 uint32_t add_padded_list(PlanBuilder& b, const OnebitLayout& layout, Dtype type) {
   const uint64_t element = dtype_bytes(type);
@@ -278,7 +285,7 @@ uint32_t add_padded_list(PlanBuilder& b, const OnebitLayout& layout, Dtype type)
 
 OnebitSlots add_onebit_slots(PlanBuilder& b, const OnebitLayout& layout, bool masked) {
   OnebitSlots s;
-  s.worker = b.bound(layout.flat_elements() * 4);
+  s.worker = b.bound(layout.compressed_elements() * 4);
   s.worker_scale = b.bound(layout.instances() * 4);
   s.server = b.bound(layout.chunk_elements() * 4);
   s.server_scale = b.bound(layout.instances() * 4);
@@ -286,7 +293,7 @@ OnebitSlots add_onebit_slots(PlanBuilder& b, const OnebitLayout& layout, bool ma
   s.server_scale_next = b.bound(layout.instances() * 4);
   s.worker_counts = b.bound(layout.instances() * 8);
   s.server_counts = b.bound(layout.instances() * 8);
-  s.bits = b.bound(layout.flat_elements() / 8);
+  s.bits = b.bound(layout.compressed_elements() / 8);
   s.messages = b.bound(layout.message_bytes());
   if (masked) s.valid = b.bound(layout.flat_elements() / 8);
   return s;
@@ -296,7 +303,6 @@ OnebitResult emit_onebit_all_reduce(PlanBuilder& b, const OnebitRequest& r) {
   Exchange x = make_exchange(b, r);
   const auto n = static_cast<uint32_t>(x.layout.sections().size());
   const uint32_t first_round = b.next_round();
-  b.fill({x.worker_flags, 0, uint64_t{4} * n}, 0);
   b.fill({x.server_flags, 0, uint64_t{4} * n}, 0);
   const std::vector<NormRange> worker_ranges = x.layout.worker_ranges();
   const std::vector<NormRange> server_ranges = x.layout.server_ranges(x.me);

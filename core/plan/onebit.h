@@ -48,6 +48,9 @@ struct OnebitRequest {
   const OnebitLayout* layout = nullptr;
   ScaleKind scale = ScaleKind::kL2;
   OnebitSlots slots;
+  // A word per section (add_worker_flags), in which this rank's other work of the operation raises
+  // kFlagNonfinite too; kNoSlot: there is none.
+  uint32_t worker_flags = kNoSlot;
   Predicate prior;  // an earlier decision that must be kCommit too; no slot: none
   uint64_t segment_bytes = 256 * 1024;
   CodecKind kind = CodecKind::kOnebit;
@@ -91,6 +94,9 @@ OnebitCollective emit_onebit_collective(PlanBuilder& builder, int32_t rank,
 
 // A list of bound slots for the tensors of a layout, followed by zeros for padding that is data.
 uint32_t add_padded_list(PlanBuilder& builder, const OnebitLayout& layout, Dtype type);
+
+// Scratch for OnebitRequest::worker_flags, 0.
+uint32_t add_worker_flags(PlanBuilder& builder, const OnebitLayout& layout);
 
 // Adds the bound slots of the 1-bit codec for a layout.
 OnebitSlots add_onebit_slots(PlanBuilder& builder, const OnebitLayout& layout, bool masked);

@@ -163,20 +163,35 @@ class Base:
 
 
 class OnebitAdam(Base):
-    """Section 5."""
+    """Section 5. hyper["non_freeze"]: tensors that are never compressed (2.8)."""
 
     compressed = False
 
+    def __init__(self, params, sizes, world, hyper):
+        super().__init__(params, sizes, world, hyper)
+        self.dense = np.zeros(len(params), bool)
+        starts = np.cumsum([0] + list(sizes))
+        for t in hyper.get("non_freeze", ()):
+            self.dense[starts[t]:starts[t + 1]] = True
+        if self.dense.any():
+            self.compressor = Compressor(int((~self.dense).sum()), world, hyper["chunk_align"])
+
+    def mask_zero_variance(self):
+        super().mask_zero_variance()
+        self.valid |= self.dense
+
     def step(self, gradients):
         self.t += 1
-        h = self.h
+        h, dense = self.h, self.dense
         if not self.compressed:
             self.moments(self.mean(gradients))
-            u = self.m / self.den()
         else:
-            locals_ = [self.ema(self.m, h["b1"], g) for g in gradients]
-            self.m = np.where(self.valid, self.compressor.all_reduce(locals_, self.valid), f32(0))
-            u = self.m / self.den()
+            locals_ = [self.ema(self.m, h["b1"], g)[~dense] for g in gradients]
+            self.m[~dense] = self.compressor.all_reduce(locals_, self.valid[~dense]) * self.valid[~dense]
+            g = self.mean(gradients)
+            self.m[dense] = self.ema(self.m, h["b1"], g)[dense]
+            self.v[dense] = self.square_ema(self.v, h["b2"], g)[dense]
+        u = self.m / self.den()
         self.p = self.p - f32(h["lr"]) * self.decayed(u, self.p)
         if not self.compressed and self.t >= h["freeze_step"]:
             self.compressed = True

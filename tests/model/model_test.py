@@ -30,6 +30,7 @@ def start_values():
     return rng.standard_normal(sum(SIZES)).astype(f32)
 
 
+NEVER_COMPRESSED = (1, 3, 6)  # tensors, in one variant of 1-bit Adam
 UNUSED = slice(40, 60)  # of elements that never have a gradient, as position embeddings beyond the sequence
 
 
@@ -43,9 +44,14 @@ def gradients(step, rank, params, unused):
 
 def compare(library, kind, world, weight_decay, variant):
     maker, own = CASES[kind]
-    compat, unused = variant != "strict", variant != "compat"
+    compat, unused = variant.startswith("compat"), variant != "compat"
     hyper = {"lr": 0.01, "b1": 0.9, "b2": 0.99, "eps": 1e-6, "wd": weight_decay, "chunk_align": 64, **own}
     own_keys = {"mode": "compat"} if compat else {"chunk_align": hyper["chunk_align"]}
+    groups = [0] * len(SIZES)
+    if variant == "partly compressed":
+        hyper["non_freeze"] = NEVER_COMPRESSED
+        own_keys["param_groups"] = [{}, {"non_freeze": True}]
+        groups = [int(t in NEVER_COMPRESSED) for t in range(len(SIZES))]
     mask = None
     if variant == "compat, masked":
         hyper["mask"] = mask = np.ones(sum(SIZES), bool)
@@ -69,7 +75,8 @@ def compare(library, kind, world, weight_decay, variant):
         tensors, at = [], 0
         for i, size in enumerate(SIZES):
             of_tensor = slice(at, at + size)
-            tensors.append((f"t{i}", p[of_tensor], g[of_tensor], None if mask is None else mask[of_tensor]))
+            of_mask = None if mask is None else mask[of_tensor]
+            tensors.append((f"t{i}", groups[i], p[of_tensor], g[of_tensor], of_mask))
             at += size
         optimizer = library.optimizer(comm, config, tensors)
         for step in range(STEPS):
@@ -92,7 +99,8 @@ def main():
     failed = 0
     for kind in CASES:
         for world in (1, 2, 3, 4, 5, 8):
-            for weight_decay, variant in itertools.product((0.0, 0.01), ("strict", "compat", "compat, masked")):
+            variants = ["strict", "compat", "compat, masked"] + ["partly compressed"] * (kind == "OneBitAdam")
+            for weight_decay, variant in itertools.product((0.0, 0.01), variants):
                 name = f"{kind}, {variant}, {world} ranks, weight decay {weight_decay}"
                 try:
                     compare(library, kind, world, weight_decay, variant)

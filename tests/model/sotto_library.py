@@ -76,11 +76,11 @@ class Library:
             raise RuntimeError("; ".join(errors))
 
     def optimizer(self, comm, json, tensors):
-        """tensors: (name, parameters, gradients, mask), float32 that outlives the optimizer, and bool or None."""
+        """tensors: (name, group, parameters, gradients, mask), float32 that outlives the optimizer; mask: bool or None."""
         params = (Param * len(tensors))()
-        for param, (name, p, g, mask) in zip(params, tensors):
+        for param, (name, group, p, g, mask) in zip(params, tensors):
             param.struct_size = c.sizeof(Param)
-            param.name = name.encode()
+            param.name, param.group = name.encode(), group
             param.param, param.grad = buffer(p), buffer(g)
             if mask is not None:
                 param.mask = buffer(mask, UINT8)
