@@ -112,13 +112,15 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   return ok_status();
 }
 
-Status step(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
+// start: Optimizer::step or Optimizer::accumulate.
+Status run(sotto_optim* optim, const sotto_call* call, sotto_op** out_op,
+           Result<OpRef> (Optimizer::*start)(const CallOptions&)) {
   SOTTO_TRY(check_handle_outside(optim, "optim"));
   SOTTO_TRY(check_no_group(*optim->comm));
   SOTTO_ASSIGN(const CallIn options, take_call(call));
   SOTTO_TRY(refuse_reduce_and_codec(options));
   return run_operation(*optim->comm->core, options, out_op,
-                       [&](const CallOptions& o) { return optim->core->step(o); });
+                       [&](const CallOptions& o) { return ((*optim->core).*start)(o); });
 }
 
 Status set(sotto_optim* optim, const char* name, int32_t group, double value) {
@@ -141,6 +143,7 @@ Status get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
   out.state_bytes = i.state_bytes;
   out.skipped_steps = i.skipped_steps;
   out.loss_scale = i.loss_scale;
+  out.micro_batches = i.micro_batches;
   return put(out, out_info, sizeof(sotto_optim_info), "out_info");
 }
 
@@ -194,7 +197,12 @@ sotto_status sotto_optim_create(sotto_comm* comm, const char* json, const sotto_
 }
 
 sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
-  return guarded("sotto_optim_step", [&] { return step(optim, call, out_op); });
+  return guarded("sotto_optim_step", [&] { return run(optim, call, out_op, &Optimizer::step); });
+}
+
+sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
+  return guarded("sotto_optim_accumulate",
+                 [&] { return run(optim, call, out_op, &Optimizer::accumulate); });
 }
 
 sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group, double value) {

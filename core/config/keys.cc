@@ -50,7 +50,8 @@ constexpr KeySpec kTable[] = {
     {kTop, "train_batch_size", kAll, kInt, true, kAtLeastOne, "", kChecked, kBatch},
     {kTop, "train_micro_batch_size_per_gpu", kAll, kInt, true, kAtLeastOne, "", kChecked, kBatch},
     {kTop, "gradient_accumulation_steps", kAll, kInt, true, kAtLeastOne, "", kChecked,
-     "batch arithmetic; the training program averages over its micro-batches before each step"},
+     "batch arithmetic; micro-batches before the last are given to sotto_optim_accumulate, or the training program "
+     "averages them itself"},
     {kTop, "optimizer", kAll, kObject, false, kNoRange, "", kActs, "see its keys"},
     {kTop, "scheduler", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kTop, "gradient_clipping", kAll, kNumber, false, kNotNegative, "", kActs,

@@ -9,6 +9,7 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kPack) = scalar::pack;
   kernel_entry(t, KernelId::kUnpack) = scalar::unpack;
   kernel_entry(t, KernelId::kConvert) = scalar::convert;
+  kernel_entry(t, KernelId::kAccumulate) = scalar::accumulate;
   kernel_entry(t, KernelId::kReduce) = scalar::reduce;
   kernel_entry(t, KernelId::kOnebitEncode) = scalar::onebit_encode;
   kernel_entry(t, KernelId::kOnebitEncodeUndo) = scalar::onebit_encode_undo;

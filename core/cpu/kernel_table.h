@@ -28,6 +28,7 @@ void fill(const KernelCall& call);
 void pack(const KernelCall& call);
 void unpack(const KernelCall& call);
 void convert(const KernelCall& call);
+void accumulate(const KernelCall& call);
 void reduce(const KernelCall& call);
 
 void onebit_encode(const KernelCall& call);

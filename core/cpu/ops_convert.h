@@ -1,4 +1,4 @@
-// Op of conversions between float types.
+// Ops of conversions between float types and of sums of micro-batches.
 #pragma once
 
 #include <cmath>
@@ -40,6 +40,30 @@ struct ConvertOp : OpBase {
   const ConvertArgs& args;
   Source from;
   const Operand* to;
+};
+
+struct AccumulateOp : OpBase {
+  explicit AccumulateOp(const KernelCall& call)
+      : first_one(call.arguments<AccumulateArgs>().first),
+        from{&call.operands[0], call.arguments<AccumulateArgs>().source},
+        sums(&call.operands[1]) {
+    if (const double* by = call.operands[2].flat<const double>(); by != nullptr)
+      factor = static_cast<float>(*by);
+  }
+
+  Floats source(const Piece& p) const { return from.of(p); }
+  float* sum(const Piece& p) const { return sums->list<float>(p.tensor) + p.offset; }
+  void elements(const Piece& p, uint64_t first, uint64_t count) {
+    const Floats x = source(p);
+    float* s = sum(p);
+    for (uint64_t j = first; j < first + count; ++j)
+      s[j] = (first_one ? x[j] : s[j] + x[j]) * factor;
+  }
+
+  const bool first_one;
+  Source from;
+  const Operand* sums;
+  float factor = 1.0f;
 };
 
 }  // namespace sotto

@@ -166,6 +166,7 @@ void unpack(const KernelCall& call) {
 }
 
 void convert(const KernelCall& call) { run_elements<ConvertOp>(call); }
+void accumulate(const KernelCall& call) { run_elements<AccumulateOp>(call); }
 
 void reduce(const KernelCall& call) {
   switch (call.arguments<ReduceArgs>().dtype) {

@@ -1,4 +1,5 @@
-// Vector kernel of conversions between float types. Bytes per element: those of both types.
+// Vector kernels of conversions between float types (bytes per element: those of both types) and of
+// sums of micro-batches (8, 4 for the first, and those of the source).
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -52,9 +53,27 @@ void convert(const KernelCall& call) {
   }
 }
 
+void accumulate(const KernelCall& call) {
+  run_source_groups<AccumulateOp>(
+      call, [](AccumulateOp& op, const Piece& p, uint64_t first, uint64_t n, const float* x) {
+        float* sum = op.sum(p) + first;
+        const VF factor = set(op.factor);
+        for (; n != 0; --n, x += kNormLanes, sum += kNormLanes) {
+          SOTTO_FOR_VECTORS(k) {
+            VF value = load(x + k * kN);
+            if (!op.first_one) value = hn::Add(load(sum + k * kN), value);
+            store(hn::Mul(value, factor), sum + k * kN);
+          }
+        }
+      });
+}
+
 }  // namespace
 
-void install_convert(KernelTable& table) { kernel_entry(table, KernelId::kConvert) = convert; }
+void install_convert(KernelTable& table) {
+  kernel_entry(table, KernelId::kConvert) = convert;
+  kernel_entry(table, KernelId::kAccumulate) = accumulate;
+}
 
 }  // namespace HWY_NAMESPACE
 }  // namespace sotto

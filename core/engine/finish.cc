@@ -202,7 +202,12 @@ void Engine::settle_failed(Op& op) {
 
 std::string Engine::stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const {
   const Run& run = *op.request_.run;
-  const OpPosting& posting = run.postings[0];
+  std::string what = "a local operation";
+  if (!run.postings.empty()) {
+    const OpPosting& posting = run.postings[0];
+    what = fmt::format("operation {} {}", posting.key.number & ~(uint64_t{1} << 63),
+                       describe(posting.signature));
+  }
   std::string waits;
   *peer = -1;
   const ControlPlane* control = op.request_.channel->control();
@@ -232,11 +237,10 @@ std::string Engine::stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) 
     waits += fmt::format("; rank {} has been silent for {} ms", silent, control->silent_ms(silent));
     *peer = silent;
   }
-  return fmt::format(
-      "rank {}: operation {} {} made no progress for {:.1f} s (limit {:.1f} s); waiting for {}",
-      control != nullptr ? control->rank() : -1, posting.key.number & ~(uint64_t{1} << 63),
-      describe(posting.signature), static_cast<double>(stalled_ns) * 1e-9,
-      static_cast<double>(op.request_.timeout_us) * 1e-6, waits);
+  return fmt::format("rank {}: {} made no progress for {:.1f} s (limit {:.1f} s); waiting for {}",
+                     control != nullptr ? control->rank() : -1, what,
+                     static_cast<double>(stalled_ns) * 1e-9,
+                     static_cast<double>(op.request_.timeout_us) * 1e-6, waits);
 }
 
 // ---- Channel ----

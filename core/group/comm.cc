@@ -159,6 +159,17 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
   return submit(std::move(plan), std::move(run), std::move(hooks), options);
 }
 
+Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
+                                 const std::function<void(Run&)>& bind,
+                                 std::shared_ptr<OpHooks> hooks, const CallOptions& options) {
+  SOTTO_TRY(failure());
+  SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
+  bind(*run);
+  bind_aliases(*run);
+  run->postings.clear();
+  return submit(std::move(plan), std::move(run), std::move(hooks), options);
+}
+
 Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
                            std::shared_ptr<OpHooks> hooks, const CallOptions& options) {
   OpRequest request;

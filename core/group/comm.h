@@ -100,6 +100,11 @@ class Comm : public std::enable_shared_from_this<Comm> {
                        const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
                        const CallOptions& options);
 
+  // Starts a plan without messages, of which other ranks learn nothing.
+  Result<OpRef> launch_local(std::shared_ptr<PreparedPlan> plan,
+                             const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
+                             const CallOptions& options);
+
   // Waits for an operation to its end. A rank's own error, or the operation's.
   Status finish(const Result<OpRef>& op);
   // All-gather of equally long blobs, in rank order; an ordinary collective.

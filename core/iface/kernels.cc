@@ -7,6 +7,7 @@ const char* kernel_name(KernelId id) {
     case KernelId::kFill: return "fill";
     case KernelId::kPack: return "pack";
     case KernelId::kConvert: return "convert";
+    case KernelId::kAccumulate: return "accumulate";
     case KernelId::kUnpack: return "unpack";
     case KernelId::kReduce: return "reduce";
     case KernelId::kOnebitEncode: return "onebit_encode";

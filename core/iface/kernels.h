@@ -160,6 +160,10 @@ enum class KernelId : uint16_t {
   // even; a NaN stays one). `from` and `to` are float32, float16 or bfloat16.
   // [0] r x (list)  [1] w y (list).  ConvertArgs
   kConvert,
+  // Gradients of one more micro-batch: sum = (sum + x) * factor, or x * factor if it is the first.
+  // [0] r x (source)  [1] rw sum (list float32)  [2] r factor (double, rounded to float32; optional:
+  // 1).  AccumulateArgs
+  kAccumulate,
   // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16
   // bits: acc is float32 and is
   // rounded once at the end. mean: the sum / world at the end (integers: towards 0). min and max:
@@ -434,6 +438,10 @@ struct SourceArgs {
 struct ConvertArgs {
   Dtype from, to;
   float factor;
+};
+struct AccumulateArgs {
+  Dtype source = Dtype::kF32;
+  bool first = false;
 };
 struct ReduceArgs {
   uint64_t row_stride;  // elements

@@ -56,6 +56,7 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kPack:
     case KernelId::kUnpack:
     case KernelId::kConvert:
+    case KernelId::kAccumulate:
     case KernelId::kReduce:
     case KernelId::kOnebitEncode:
     case KernelId::kOnebitEncodeUndo:

@@ -37,7 +37,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
         "transport",
         wanted, comm->transport());
   }
-  SOTTO_ASSIGN([[maybe_unused]] const auto batch,
+  SOTTO_ASSIGN(const std::optional<BatchNumbers> batch,
                config.resolve_batch(static_cast<uint64_t>(comm->size())));
   uint64_t n_groups = std::max<uint64_t>(1, config.sotto.param_groups.size());
   for (const ParamSpec& p : params) n_groups = std::max<uint64_t>(n_groups, uint64_t{p.group} + 1);
@@ -49,6 +49,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
   std::shared_ptr<Optimizer> optimizer(new Optimizer(std::move(comm), std::move(config),
                                                      std::move(groups), std::move(schedule),
                                                      std::move(params)));
+  if (batch) optimizer->accumulation_steps_ = batch->gas;
   // All ranks take part in the comparison, also one that found a fault of its own.
   const Status valid = optimizer->check_params();
   const Status same = optimizer->compare_with_others();
@@ -336,6 +337,7 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
     if (group != -1) return invalid_argument("group is {}; loss_scale is one for all: -1", group);
     if (!std::isfinite(value) || value <= 0)
       return invalid_argument("loss_scale is {}; allowed: a finite number above 0", value);
+    SOTTO_TRY(check_nothing_accumulated());
     loss_scaler_.set(value);
     return ok_status();
   }
@@ -366,6 +368,7 @@ Result<OptimInfo> Optimizer::info() {
   info.grad_norm = grad_norm_;
   info.skipped_steps = skipped_;
   info.loss_scale = loss_scaler_.scale();
+  info.micro_batches = micro_batches_;
   SOTTO_ASSIGN(const Prepared* p, prepared(next_variant()));
   const PeerTraffic& total = p->plan->plan().total;
   info.payload_bytes_next_step = total.payload_bytes_sent;

@@ -49,7 +49,8 @@ struct OptimInfo {
   uint64_t header_bytes_next_step = 0;
   uint64_t state_bytes = 0;
   uint64_t skipped_steps = 0;
-  double loss_scale = 1;  // what the gradients of the next step have to be multiplied with
+  double loss_scale = 1;       // what the gradients of the next step have to be multiplied with
+  uint64_t micro_batches = 0;  // accumulated for the next step
 };
 
 // Everything that a run must keep, on the host, independent of how it lies in memory. Vectors hold
@@ -84,6 +85,11 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
                                                    std::string_view config_text,
                                                    std::vector<ParamSpec> params);
 
+  // Adds the gradients of a micro-batch to those that the next step averages. INVALID_STATE if
+  // that would be more than gradient_accumulation_steps.
+  Result<OpRef> accumulate(const CallOptions& options);
+  // INVALID_STATE if micro-batches were accumulated, but not as many as
+  // gradient_accumulation_steps, this one included.
   Result<OpRef> step(const CallOptions& options);
   // "lr" (NaN: the schedule again) or "weight_decay", group -1: all; "loss_scale", group -1.
   Status set(std::string_view name, int32_t group, double value);
@@ -123,8 +129,13 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
     kFirstLocal,
     kSync,
     kFirstSync,
-    kForcedSync,  // between steps, without a gradient
+    kForcedSync,    // between steps, without a gradient
+    kAccumulation,  // no step: one more micro-batch
+    kFirstAccumulation,
   };
+  static bool accumulates(Variant variant) {
+    return variant == Variant::kAccumulation || variant == Variant::kFirstAccumulation;
+  }
   struct Prepared {
     std::shared_ptr<PreparedPlan> plan;
     StepSlots slots;
@@ -135,9 +146,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
     DeviceArray den;                            // 1-bit types
     DeviceArray vf, tensor_counts;              // 1-bit LAMB
     DeviceArray local_sum, anchor, base_valid;  // 0/1 Adam
+    DeviceArray micro_sums;                     // float32 per element, since the first accumulation
     std::vector<const DeviceArray*> all() const {
-      return {&m,         &v,      &tensor_states, &valid, &den, &vf, &tensor_counts,
-              &local_sum, &anchor, &base_valid};
+      return {&m,         &v,      &tensor_states, &valid,     &den, &vf, &tensor_counts,
+              &local_sum, &anchor, &base_valid,    &micro_sums};
     }
   };
 
@@ -166,9 +178,13 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // 0/1 Adam: this step's learning rates and decays added to those since the last synchronisation.
   double next_lr_sum(uint64_t group) const { return lr_sums_[group] + lr_of(group); }
   double next_anchor_decay(uint64_t group) const;
-  StepPlan build(Variant variant) const;
+  StepPlan build(Variant variant, bool accumulated) const;
   void advance(Variant variant);
   void advance_zeroone(Variant variant);
+  // Whether the variant averages micro-batches now.
+  bool accumulated(Variant variant) const {
+    return micro_batches_ > 0 && variant != Variant::kForcedSync && !accumulates(variant);
+  }
   Result<Prepared*> prepared(Variant variant);
   static uint64_t traffic_of(Variant variant);
   static bool starts_compression(Variant variant);
@@ -188,6 +204,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status momentum_to_floats();
   Result<std::vector<uint8_t>> valid_bits() const;
   Status check_zero_variance();
+  Status check_nothing_accumulated() const;
   Status restore_stage(const OptimSnapshot& s);
   double lr_of(uint64_t group) const;
 
@@ -202,7 +219,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   OnebitSettings onebit_settings_;
   OnebitState onebit_state_;  // 1-bit types
   bool masked_ = false;
-  std::map<Variant, Prepared> prepared_;
+  std::map<std::pair<Variant, bool>, Prepared> prepared_;  // bool: with micro-batches
+  uint64_t accumulation_steps_ = 0;  // gradient_accumulation_steps; 0: not given
+  uint64_t micro_batches_ = 0;       // in the sums
 
   uint64_t step_ = 0;
   bool compressed_ = false;

@@ -10,6 +10,12 @@
 #include "core/optim/optimizer.h"
 
 namespace sotto {
+namespace {
+
+constexpr char kStepInFlight[] =
+    "the previous step of this optimizer is still in flight; wait for it first";
+
+}  // namespace
 
 class Optimizer::StepHooks final : public OpHooks {
  public:
@@ -82,8 +88,9 @@ StepShape Optimizer::shape() const {
   return shape;
 }
 
-StepPlan Optimizer::build(Variant variant) const {
-  const StepShape shape = this->shape();
+StepPlan Optimizer::build(Variant variant, bool accumulated) const {
+  StepShape shape = this->shape();
+  shape.accumulated = accumulated;
   const auto zeroone_step = [&](ZeroOneUpdate update, bool refresh, bool begin) {
     return build_zeroone_step({shape, onebit_settings_.scale, update, refresh,
                                may_mask_zero_variance(), begin, memory_.base_valid.bytes() != 0});
@@ -126,18 +133,21 @@ StepPlan Optimizer::build(Variant variant) const {
       request.gradients = false;
       return build_zeroone_step(request);
     }
+    case Variant::kAccumulation: return build_accumulation(shape, false);
+    case Variant::kFirstAccumulation: return build_accumulation(shape, true);
   }
   return {};
 }
 
 Result<Optimizer::Prepared*> Optimizer::prepared(Variant variant) {
-  if (const auto it = prepared_.find(variant); it != prepared_.end()) return &it->second;
-  StepPlan step = build(variant);
+  const std::pair key(variant, accumulated(variant));
+  if (const auto it = prepared_.find(key); it != prepared_.end()) return &it->second;
+  StepPlan step = build(variant, key.second);
   Prepared p;
   p.slots = step.slots;
   p.verdict = step.verdict;
   SOTTO_ASSIGN(p.plan, comm_->prepare(std::move(step.plan)));
-  return &prepared_.insert_or_assign(variant, std::move(p)).first->second;
+  return &prepared_.insert_or_assign(key, std::move(p)).first->second;
 }
 
 std::vector<GroupScalars> Optimizer::scalars_of(Variant variant) const {
@@ -199,10 +209,13 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   const auto set = [&](uint32_t slot, const DeviceArray& array) {
     if (slot != kNoSlot) run.bases[slot] = array.data();
   };
+  auto* sums = static_cast<std::byte*>(memory_.micro_sums.data());
   for (uint32_t t = 0; t < params_.size(); ++t) {
     run.bases[p.slots.params + t] = params_[t].param;
     run.bases[p.slots.grads + t] = const_cast<void*>(params_[t].grad);
     if (p.slots.copies != kNoSlot) run.bases[p.slots.copies + t] = params_[t].copy;
+    if (p.slots.sums != kNoSlot) run.bases[p.slots.sums + t] = sums;
+    sums += params_[t].count * 4;
   }
   const StepSlots& s = p.slots;
   set(s.m, memory_.m);
@@ -219,9 +232,9 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   if (s.old_bits != kNoSlot) onebit_state_.bind_current(run, s.old_bits, s.old_messages);
   const std::vector<GroupScalars> scalars = scalars_of(variant);
   const uint64_t bytes = scalars.size() * sizeof(GroupScalars);
-  const double unscale = 1 / loss_scaler_.scale();
+  const StepScalars step{1 / loss_scaler_.scale(), 1 / static_cast<double>(micro_batches_ + 1)};
   std::memcpy(run.bases[s.scalars], scalars.data(), bytes);
-  std::memcpy(static_cast<std::byte*>(run.bases[s.scalars]) + bytes, &unscale, sizeof unscale);
+  std::memcpy(static_cast<std::byte*>(run.bases[s.scalars]) + bytes, &step, sizeof step);
 }
 
 OpSignature Optimizer::signature(Variant variant) const {
@@ -230,8 +243,12 @@ OpSignature Optimizer::signature(Variant variant) const {
   s.dtype = static_cast<uint32_t>(Dtype::kF32);
   s.count = layout_->elements();
   // Ranks that are at different steps or stages must not mix.
-  const uint64_t values[] = {next_t(), traffic_of(variant), static_cast<uint64_t>(kind()),
-                             comm_->segment_bytes(), std::bit_cast<uint64_t>(loss_scaler_.scale())};
+  const uint64_t values[] = {next_t(),
+                             traffic_of(variant),
+                             static_cast<uint64_t>(kind()),
+                             comm_->segment_bytes(),
+                             std::bit_cast<uint64_t>(loss_scaler_.scale()),
+                             micro_batches_};
   s.detail = static_cast<uint32_t>(hash64(values, sizeof values));
   return s;
 }
@@ -250,14 +267,45 @@ uint64_t Optimizer::traffic_of(Variant variant) {
     case Variant::kSync:
     case Variant::kFirstSync: return 4;
     case Variant::kForcedSync: return 5;
+    case Variant::kAccumulation:
+    case Variant::kFirstAccumulation: break;  // exchange nothing
   }
   return 0;
 }
 
+Result<OpRef> Optimizer::accumulate(const CallOptions& options) {
+  if (busy()) return error(Code::kBusy, kStepInFlight);
+  if (accumulation_steps_ != 0 && micro_batches_ + 1 >= accumulation_steps_) {
+    return invalid_state(
+        "{} micro-batches are accumulated, and gradient_accumulation_steps is {}: the gradients of "
+        "the last one are the step's",
+        micro_batches_, accumulation_steps_);
+  }
+  if (memory_.micro_sums.bytes() == 0) {
+    SOTTO_ASSIGN(memory_.micro_sums,
+                 DeviceArray::make(comm_->context()->device(),
+                                   std::max<uint64_t>(1, layout_->elements() * 4)));
+  }
+  return launch(micro_batches_ == 0 ? Variant::kFirstAccumulation : Variant::kAccumulation,
+                options);
+}
+
+// What has been accumulated belongs to the next step.
+Status Optimizer::check_nothing_accumulated() const {
+  if (micro_batches_ == 0) return ok_status();
+  return invalid_state("{} micro-batches are accumulated: possible after the step that takes them",
+                       micro_batches_);
+}
+
 Result<OpRef> Optimizer::step(const CallOptions& options) {
-  if (busy())
-    return error(Code::kBusy,
-                 "the previous step of this optimizer is still in flight; wait for it first");
+  if (busy()) return error(Code::kBusy, kStepInFlight);
+  if (micro_batches_ != 0 && accumulation_steps_ != 0 &&
+      micro_batches_ + 1 != accumulation_steps_) {
+    return invalid_state(
+        "gradient_accumulation_steps is {}, but the step has {} micro-batches: {} accumulated and "
+        "its own",
+        accumulation_steps_, micro_batches_ + 1, micro_batches_);
+  }
   const Variant variant = next_variant();
   if (starts_compression(variant)) SOTTO_TRY(check_zero_variance());
   return launch(variant, options);
@@ -271,6 +319,7 @@ bool Optimizer::starts_compression(Variant variant) {
 
 Status Optimizer::synchronise() {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  SOTTO_TRY(check_nothing_accumulated());
   const bool moved = std::any_of(lr_sums_.begin(), lr_sums_.end(), [](double s) { return s > 0; });
   if (!zeroone_.counters().frozen || !stage_started_ || !moved) return ok_status();
   SOTTO_ASSIGN(const OpRef op, launch(Variant::kForcedSync, CallOptions{}));
@@ -285,8 +334,10 @@ Result<OpRef> Optimizer::launch(Variant variant, CallOptions options) {
   s.tag = options.tag;
   in_flight_.store(true, std::memory_order_release);
   auto hooks = std::make_shared<StepHooks>(shared_from_this(), variant, p->verdict);
-  Result<OpRef> op = comm_->launch(
-      p->plan, s, [&](Run& run) { bind(run, *p, variant); }, std::move(hooks), options);
+  const auto bind_run = [&](Run& run) { bind(run, *p, variant); };
+  Result<OpRef> op = accumulates(variant)
+                         ? comm_->launch_local(p->plan, bind_run, std::move(hooks), options)
+                         : comm_->launch(p->plan, s, bind_run, std::move(hooks), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }
@@ -354,6 +405,12 @@ void Optimizer::advance(Variant variant) {
 // On the driver, before anybody learns that the step has ended.
 void Optimizer::completed(Variant variant, const StepVerdict& verdict, Status& status,
                           std::span<const std::byte> bytes) {
+  if (accumulates(variant)) {
+    micro_batches_ += status.ok();
+    return in_flight_.store(false, std::memory_order_release);
+  }
+  // Whatever has become of the step, its micro-batches are gone.
+  if (variant != Variant::kForcedSync) micro_batches_ = 0;
   if (!bytes.empty() && verdict.norm != 0) std::memcpy(&grad_norm_, bytes.data() + verdict.norm, 8);
   if (status.ok()) {
     last_steps_.resize(verdict.tensor_step_count);

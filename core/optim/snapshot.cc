@@ -39,6 +39,7 @@ Status Optimizer::momentum_to_floats() {
 
 Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  SOTTO_TRY(check_nothing_accumulated());
   Engine& engine = comm_->engine();
   OptimSnapshot s;
   s.algorithm = std::string(optimizer_kind_name(config_.optimizer.kind));
@@ -244,7 +245,9 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   compressed_ = compressed;
   stage_started_ = keep_stage;
   momentum_bits_ = false;
-  prepared_.erase(Variant::kFirstCompressed);
+  micro_batches_ = 0;
+  for (const bool accumulated : {false, true})
+    prepared_.erase({Variant::kFirstCompressed, accumulated});
   grad_norm_ = std::numeric_limits<double>::quiet_NaN();
   skipped_in_a_row_ = 0;
   // A static scale is the configuration's.

@@ -1,5 +1,6 @@
 #include "core/optim/step_frame.h"
 
+#include <cstddef>
 #include <numeric>
 
 #include "core/plan/collectives.h"
@@ -60,11 +61,24 @@ StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
   s.v = b_.bound(layout.flat_elements() * 4);
   s.tensor_states = states_ = b_.bound(state_bytes());
   if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
-  const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars) + sizeof(double);
+  const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars) + sizeof(StepScalars);
   s.scalars = b_.host(scalar_bytes);
   scalars_ = b_.scratch(scalar_bytes);
   b_.copy({scalars_, 0, scalar_bytes}, {s.scalars, 0, scalar_bytes});
   tensor_steps_ = b_.scratch(tensors() * sizeof(TensorStep));
+  if (shape.accumulated) accumulate(false, step_scalar(offsetof(StepScalars, micro_factor)));
+}
+
+OperandRef StepFrame::step_scalar(uint64_t offset) const {
+  return whole(scalars_, Access::kRead, shape_.groups * sizeof(GroupScalars) + offset, 8);
+}
+
+void StepFrame::accumulate(bool first, OperandRef factor) {
+  out_.slots.sums = add_padded_list(b_, *shape_.layout, Dtype::kF32);
+  const GradientStage given = caller_gradients();
+  b_.kernel(KernelId::kAccumulate,
+            {given.operand(), list(out_.slots.sums, Access::kReadWrite, 32), factor},
+            all_tensor_pieces(*shape_.layout), AccumulateArgs{given.type, first});
 }
 
 OperandRef StepFrame::scalars_operand() const {
@@ -142,14 +156,12 @@ GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, boo
   const uint32_t coefficient = b_.scratch(4);
   const uint32_t norm_value = b_.scratch(8);
   stage.word = b_.scratch(4);
-  b_.kernel(
-      KernelId::kClipCoefficient,
-      {whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
-       whole(coefficient, Access::kWrite, 0, 4), whole(norm_value, Access::kWrite, 0, 8),
-       whole(stage.word, Access::kWrite, 0, 4),
-       shape_.loss_scaled ? whole(scalars_, Access::kRead, shape_.groups * sizeof(GroupScalars), 8)
-                          : absent()},
-      {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
+  b_.kernel(KernelId::kClipCoefficient,
+            {whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
+             whole(coefficient, Access::kWrite, 0, 4), whole(norm_value, Access::kWrite, 0, 8),
+             whole(stage.word, Access::kWrite, 0, 4),
+             shape_.loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent()},
+            {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
   if (shape_.clip > 0 || shape_.loss_scaled) stage.coefficient = coefficient;
   if (norm) norm_ = norm_value;
   return stage;
@@ -181,11 +193,19 @@ void StepFrame::convert(uint32_t from, uint32_t to, const ConvertArgs& args,
             pieces_of(*shape_.layout, tensors), args, options);
 }
 
-// This rank's gradients where the caller has them.
-GradientStage StepFrame::local_stage() const {
+GradientStage StepFrame::caller_gradients() const {
   GradientStage stage;
   stage.list = out_.slots.grads;
   stage.type = shape_.gradients;
+  return stage;
+}
+
+// This rank's gradients where the caller has them, or their mean over micro-batches.
+GradientStage StepFrame::local_stage() const {
+  if (!shape_.accumulated) return caller_gradients();
+  GradientStage stage;
+  stage.list = out_.slots.sums;
+  stage.own = true;
   return stage;
 }
 
@@ -206,10 +226,11 @@ GradientStage StepFrame::average_gradients() {
 GradientStage StepFrame::average(const std::vector<uint32_t>& tensors, uint32_t flags) {
   const FlatLayout dense = FlatLayout::concatenated(counts_of(*shape_.layout), tensors);
   const bool scaled = shape_.prescale != 1 || shape_.postscale != 1;
-  uint32_t summands = out_.slots.grads;
-  if (shape_.gradients != shape_.wire || shape_.prescale != 1) {
+  const GradientStage local = local_stage();
+  uint32_t summands = local.list;
+  if (local.type != shape_.wire || shape_.prescale != 1) {
     summands = scratch_list(shape_.wire, tensors).list;
-    convert(out_.slots.grads, summands, {shape_.gradients, shape_.wire, shape_.prescale}, tensors);
+    convert(local.list, summands, {local.type, shape_.wire, shape_.prescale}, tensors);
   }
   const ScratchList averages = scratch_list(shape_.wire, tensors);
   FlatReduceRequest reduce;
@@ -299,6 +320,11 @@ void StepFrame::count_valid_of_instances() {
   count_valid(out_.slots.onebit.server_counts, layout.instances(), std::move(server));
 }
 
+StepPlan StepFrame::take() {
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
 StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_steps) {
   write_copies(word);
   StepVerdict& v = out_.verdict;
@@ -332,8 +358,7 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
     b_.copy({host, v.tensor_steps, bytes}, {tensor_steps_, 0, bytes});
   }
   b_.set_verdict(host);
-  out_.plan = b_.take();
-  return std::move(out_);
+  return take();
 }
 
 }  // namespace sotto

@@ -40,6 +40,9 @@ class StepFrame {
   const StepShape& shape() const { return shape_; }
   uint64_t tensors() const { return shape_.layout->tensors().size(); }
 
+  // The sums of micro-batches, with the gradients of this one.
+  void accumulate(bool first, OperandRef factor);
+
   // Averages gradients over ranks in full precision; clips; decides.
   GradientStage average_gradients();
   // Averages those of some tensors, more than one rank. flags: raised by the rank whose share of
@@ -81,9 +84,13 @@ class StepFrame {
 
   // Ends the plan with the decision in `word`. Regions with no bytes are left out of the verdict.
   StepPlan finish(uint32_t word, Region worker_messages, bool tensor_steps);
+  // The plan as it is, without a decision.
+  StepPlan take();
 
  private:
+  GradientStage caller_gradients() const;
   GradientStage local_stage() const;
+  OperandRef step_scalar(uint64_t offset) const;  // a member of StepScalars
   GradientStage clip_and_decide(GradientStage stage, bool exchange, bool norm, uint32_t flags);
   // Scratch memory for some tensors, one after the other.
   struct ScratchList {

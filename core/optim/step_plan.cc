@@ -70,6 +70,12 @@ void emit_sgd(StepFrame& frame, const GradientStage& gradient, const FullStepReq
 
 }  // namespace
 
+StepPlan build_accumulation(const StepShape& shape, bool first) {
+  StepFrame frame(shape);
+  frame.accumulate(first, absent());
+  return frame.take();
+}
+
 StepPlan build_full_step(const FullStepRequest& request) {
   StepFrame frame(request.shape);
   const GradientStage gradient = frame.average_gradients();

@@ -24,6 +24,8 @@ struct StepShape {
   // Full-precision averages: gradients times prescale (in float32, then rounded to `wire`), sum,
   // times postscale. Both 1: sum divided by the number of ranks.
   float prescale = 1, postscale = 1;
+  // Sums of earlier micro-batches are there: the step adds its gradients and takes the mean.
+  bool accumulated = false;
   bool loss_scaled = false;      // the host gives a factor for all gradients (unscale)
   Dtype copies = Dtype::kF32;    // of model copies
   std::vector<uint32_t> copied;  // tensors that have a model copy
@@ -34,16 +36,23 @@ struct StepShape {
   uint64_t segment_bytes = 256 * 1024;
 };
 
+// Numbers of a step that are not a group's.
+struct StepScalars {
+  double unscale = 1;       // inverse of the loss scale
+  double micro_factor = 1;  // inverse of the number of micro-batches
+};
+
 // Slots that a run binds. Lists have one slot per tensor. kNoSlot: the plan does not use it.
 struct StepSlots {
   uint32_t params = kNoSlot;         // list, float32
   uint32_t grads = kNoSlot;          // list
+  uint32_t sums = kNoSlot;           // list, float32: of earlier micro-batches
   uint32_t copies = kNoSlot;         // list; tensors without a copy have no bytes
   uint32_t m = kNoSlot;              // flat
   uint32_t v = kNoSlot;              // flat
   uint32_t valid = kNoSlot;          // flat bits
   uint32_t tensor_states = kNoSlot;  // TensorState per tensor
-  // Host, written before the start: GroupScalars per group, then a double: unscale.
+  // Host, written before the start: GroupScalars per group, then StepScalars.
   uint32_t scalars = kNoSlot;
   // Compressed steps.
   uint32_t den = kNoSlot;                               // flat: sqrt(v) + eps
@@ -73,6 +82,9 @@ struct StepPlan {
   StepSlots slots;
   StepVerdict verdict;
 };
+
+// Adds the gradients of one micro-batch to the sums; `first`: they become the sums.
+StepPlan build_accumulation(const StepShape& shape, bool first);
 
 // Steps whose gradient is averaged in full precision.
 enum class DenseUpdate : uint8_t {

@@ -106,7 +106,7 @@ AT(sotto_op_stats, kernel_ns, 32);
 AT(sotto_op_stats, payload_bytes_planned, 40);
 AT(sotto_op_stats, header_bytes_planned, 48);
 
-SIZE(sotto_optim_info, 80);
+SIZE(sotto_optim_info, 88);
 AT(sotto_optim_info, struct_size, 0);
 AT(sotto_optim_info, stage, 4);
 AT(sotto_optim_info, step, 8);
@@ -118,3 +118,4 @@ AT(sotto_optim_info, header_bytes_next_step, 48);
 AT(sotto_optim_info, state_bytes, 56);
 AT(sotto_optim_info, skipped_steps, 64);
 AT(sotto_optim_info, loss_scale, 72);
+AT(sotto_optim_info, micro_batches, 80);

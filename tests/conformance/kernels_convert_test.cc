@@ -1,4 +1,4 @@
-// Conversions between float types.
+// Conversions between float types, and sums of micro-batches.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -54,6 +54,34 @@ TEST(KernelsConvert, EqualsTheReferenceOnEveryTarget) {
           EXPECT_EQ(
               compare_on_all_targets(convert_case(layout, &random, from, to, factor, specials)),
               "");
+        }
+      }
+    }
+  }
+}
+
+TEST(KernelsConvert, AccumulationEqualsTheReferenceOnEveryTarget) {
+  Random random(62);
+  for (const Layout& layout : all_layouts()) {
+    for (const Dtype source : kTypes) {
+      for (const bool first : {true, false}) {
+        KernelCase work(KernelId::kAccumulate);
+        work.set_args(AccumulateArgs{source, first});
+        work.pieces = layout.by_tensor;
+        std::vector<std::vector<uint8_t>> sources;
+        for (const uint64_t size : layout.sizes)
+          sources.push_back(bytes_as(source, random.normal(size)));
+        const std::vector<std::vector<float>> sums = random.tensors(layout.sizes);
+        work.add_list(sources, dtype_bytes(source));
+        const size_t sums_at = work.add_list(sums);
+        work.add_flat(std::vector<double>{0.25});
+        EXPECT_EQ(compare_on_all_targets(work), "");
+        const Outcome after = execute_reference(work);
+        for (size_t t = 0; t < sums.size(); ++t) {
+          for (uint64_t i = 0; i < sums[t].size(); ++i) {
+            const float x = float_at(source, sources[t].data(), i);
+            ASSERT_EQ(after.as<float>(sums_at + t)[i], ((first ? 0.0f : sums[t][i]) + x) * 0.25f);
+          }
         }
       }
     }

@@ -44,6 +44,7 @@ uint32_t list_operands(const KernelCall& call) {
     case KernelId::kLambUpdate: return 1u << 0 | 1u << 1;
     case KernelId::kOnebitLambFactor: return 1u << 8;
     case KernelId::kOnebitLambUpdate: return 1u << 4;
+    case KernelId::kAccumulate:
     case KernelId::kConvert: return 1u << 0 | 1u << 1;
     case KernelId::kSgd: return 1u << 0 | 1u << 2;
     case KernelId::kFrozenAdam:

@@ -826,6 +826,21 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
 SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call,
                                         sotto_op** out_op);
 
+/* Gradient accumulation: adds the gradients now in the grad buffers, those of one micro-batch, to
+ * sums in float32 that the library keeps (4 bytes per element). The next sotto_optim_step takes the
+ * mean of these and of the gradients it finds itself: of k + 1 micro-batches after k calls, in
+ * every stage. Local: nothing is sent, but all ranks have to make the same number of calls. A
+ * trainer that averages micro-batches in its own buffers does not need it. The sums start anew
+ * after the step, whatever became of it. Until then the state cannot be exported nor the loss scale
+ * set. optim  [in] call   [in]  may be NULL; reduce and codec must be zero out_op [out] as for
+ * sotto_optim_step; the buffers are free again when it has completed Threads: one per handle, not
+ * from callbacks. Blocks: only for a free operation slot; without out_op until completion. Stream:
+ * reads after work queued on call->stream. Errors: BUSY (step in flight), INVALID_STATE (more than
+ * gradient_accumulation_steps, if the configuration has batch keys; sotto_optim_step gives it for
+ * less), the common errors of collectives. Since: 0.1 */
+SOTTO_API sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_call* call,
+                                              sotto_op** out_op);
+
 /* Sets a number that changes during training: "lr" (overrides the schedule until "lr" is set to
  * NaN), "weight_decay", "loss_scale" (on all ranks alike; a dynamic scale goes on from it).
  *   optim [in]
@@ -850,6 +865,7 @@ typedef struct sotto_optim_info {
   uint64_t state_bytes;   /* memory held */
   uint64_t skipped_steps; /* steps that updated nothing: NONFINITE, or left out by loss scaling */
   double loss_scale;      /* gradients of the next step have to be multiplied with it; 1: none */
+  uint64_t micro_batches; /* accumulated for the next step */
 } sotto_optim_info;
 
 /* Reads the hot figures.
