@@ -15,7 +15,7 @@ struct EncodeOp : OpBase {
         bits(call.operands[3].flat<uint8_t>()),
         valid(call.operands[5].flat<const uint8_t>()),
         flags_out(call.operands[6].flat<uint32_t>()),
-        coefficient(call.operands.size() > 7 ? call.operands[7].flat<const float>() : nullptr),
+        coefficient(call.operands[7].flat<const float>()),
         sums(call.operands[4].flat<float>()) {}
 
   float factor() const { return coefficient != nullptr ? *coefficient : 1.0f; }

@@ -40,7 +40,7 @@ void clip_coefficient(const KernelCall& call) {
     norm += message.norm;
     flags |= message.flags;
   }
-  const double* given = call.operands.size() > 4 ? call.operands[4].flat<const double>() : nullptr;
+  const double* given = call.operands[4].flat<const double>();
   const double unscale = given != nullptr ? *given : 1.0;
   norm = norm / a.world * unscale;
   const double ratio = a.clip / (norm + 1e-6);

@@ -34,7 +34,8 @@ struct Builder {
                                            flat(to.bits, Access::kWrite, 1, to.bits_base),
                                            blocks(to.blocks, Access::kWrite),
                                            absent(),
-                                           whole(to.flags, Access::kReadWrite, to.flags_offset, 4)};
+                                           whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
+                                           absent()};
     UndoStep undo;
     undo.step = b.detached(KernelId::kOnebitEncodeUndo, operands, pieces, args);
     undo.pair_first = undo.pair_last =

@@ -508,6 +508,7 @@ Clip clip_of(const std::vector<std::vector<float>>& block_sums, double clip, uin
   const size_t coefficient = work.add_flat(std::vector<float>(1));
   const size_t norm = work.add_flat(std::vector<double>(1));
   const size_t word = work.add_flat(std::vector<uint32_t>(1));
+  work.add_null();
   EXPECT_EQ(compare_on_all_targets(work), "");
   const Outcome out = execute_reference(work);
   return {out.as<float>(coefficient)[0], out.as<double>(norm)[0], out.as<uint32_t>(word)[0]};

@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/cpu/bits.h"
 #include "tests/support/kernel_cases.h"
@@ -13,7 +14,8 @@ namespace {
 // Encoder over a whole layout. Memory indices are kept for the checks.
 struct EncodeCase {
   EncodeCase(const Layout& layout, ScaleKind kind, const std::vector<std::vector<float>>& x,
-             const std::vector<float>& c, float old_scale, const std::vector<uint8_t>* valid)
+             const std::vector<float>& c, float old_scale, const std::vector<uint8_t>* valid,
+             std::optional<float> coefficient = std::nullopt)
       : work(KernelId::kOnebitEncode) {
     work.pieces = layout.by_chunk;
     EncodeArgs args{};
@@ -31,6 +33,7 @@ struct EncodeCase {
       work.add_null();
     }
     flags_at = work.add_flat(std::vector<uint32_t>{0});
+    coefficient ? work.add_flat(std::vector<float>{*coefficient}) : work.add_null();
   }
   KernelCase work;
   size_t c_at = 0, bits_at = 0, sums_at = 0, flags_at = 0;
@@ -56,9 +59,9 @@ TEST(KernelsOnebit, EncodeEqualsTheReferenceOnEveryTarget) {
           random.sprinkle(&c);
         }
         const std::vector<uint8_t> valid = random.mask(layout.padded);
-        EncodeCase encode(layout, kind, x, c, 0.7f, variant & 2 ? &valid : nullptr);
-        EXPECT_EQ(compare_on_all_targets(encode.work), "");
-        encode.work.add_flat(std::vector<float>{0.8f});  // the coefficient
+        const std::vector<uint8_t>* mask = variant & 2 ? &valid : nullptr;
+        EXPECT_EQ(compare_on_all_targets(EncodeCase(layout, kind, x, c, 0.7f, mask).work), "");
+        EncodeCase encode(layout, kind, x, c, 0.7f, mask, 0.8f);
         EXPECT_EQ(compare_on_all_targets(encode.work), "");
         EXPECT_EQ(compare_narrow_sources<EncodeArgs>(encode.work), "");
         for (const bool ran : {false, true}) {

@@ -2,65 +2,40 @@
 // mean, in every stage.
 #include <gtest/gtest.h>
 
-#include <cmath>
-#include <cstring>
 #include <random>
 
-#include "core/optim/optimizer.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/small_model.h"
 
 namespace sotto::test {
 namespace {
 
-constexpr uint64_t kCounts[] = {1000, 17, 0, 8193, 1};
-constexpr uint64_t kElements = 9211;
 constexpr uint64_t kMicroBatches = 4;
 
 // A model whose gradients are multiples of 2^-8 with 8 significant bits, so that sums of a few are
 // exact in float32 and each fits a bfloat16.
-struct Model {
-  Model(int32_t rank_in, Dtype type_in) : rank(rank_in), type(type_in) {
-    for (uint64_t i = 0; i < kElements; ++i) p[i] = std::sin(static_cast<float>(i) * 0.37f);
-  }
-  std::vector<ParamSpec> specs() {
-    std::vector<ParamSpec> out;
-    uint64_t at = 0;
-    for (size_t t = 0; t < std::size(kCounts); ++t) {
-      ParamSpec spec{fmt::format("t{}", t), kCounts[t],    static_cast<uint32_t>(t % 2),
-                     p.data() + at,         g.data() + at, nullptr};
-      if (type == Dtype::kBF16) {
-        spec.grad = half.data() + at;
-        spec.grad_dtype = type;
-      }
-      out.push_back(spec);
-      at += kCounts[t];
-    }
-    return out;
-  }
+struct Model : SmallModel {
+  explicit Model(int32_t rank_in, Dtype type_in = Dtype::kF32)
+      : SmallModel(rank_in), type(type_in) {}
   // The gradient of micro-batch `micro` of a step; kMicroBatches: their mean.
   void gradients(uint64_t step, uint64_t micro) {
     std::mt19937 random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
     std::uniform_int_distribution<int> mean(-96, 96), apart(0, 31);
     constexpr int kSigns[] = {1, -1, -1, 1, 0};
-    for (uint64_t i = 0; i < kElements; ++i) {
+    for (size_t i = 0; i < g.size(); ++i) {
       const int middle = mean(random), distance = apart(random);
       g[i] = static_cast<float>(middle + kSigns[micro] * distance) / 256.0f;
       half[i] = f32_to_bf16(g[i]);
     }
   }
-  int32_t rank;
-  Dtype type;
-  std::vector<float> p = std::vector<float>(kElements), g = std::vector<float>(kElements);
-  std::vector<uint16_t> half = std::vector<uint16_t>(kElements);
+  Dtype type;  // of the registered gradients
 };
 
-Status finish(Optimizer& optimizer, Result<OpRef> op) {
-  SOTTO_TRY(op.status());
-  return optimizer.comm()->engine().wait(*op, -1);
+Status accumulate(Optimizer& optimizer) {
+  SOTTO_ASSIGN(const OpRef op, optimizer.accumulate({}));
+  return optimizer.comm()->engine().wait(op, -1);
 }
-Status accumulate(Optimizer& optimizer) { return finish(optimizer, optimizer.accumulate({})); }
-Status step(Optimizer& optimizer) { return finish(optimizer, optimizer.step({})); }
 
 constexpr const char* kOptimizers[] = {
     R"({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}})",
@@ -74,7 +49,7 @@ constexpr const char* kOptimizers[] = {
 Result<std::shared_ptr<Optimizer>> make(const std::shared_ptr<Comm>& comm, Model& model,
                                         const char* optimizer, const std::string& rest) {
   return Optimizer::create(comm, fmt::format(R"({{"optimizer": {}{}}})", optimizer, rest),
-                           model.specs());
+                           model.specs({.gradients = model.type}));
 }
 
 class OptimizerAccumulate : public ::testing::TestWithParam<std::string> {};
@@ -85,7 +60,7 @@ TEST_P(OptimizerAccumulate, IsAStepWithTheMean) {
          {std::pair(Dtype::kF32, 3), {Dtype::kBF16, 2}, {Dtype::kF32, 1}, {Dtype::kBF16, 1}}) {
       const Status status =
           run_world(world_of(GetParam(), size), [&](const std::shared_ptr<Comm>& comm) -> Status {
-            Model whole(comm->rank(), Dtype::kF32), parts(comm->rank(), type);
+            Model whole(comm->rank()), parts(comm->rank(), type);
             const std::string rest =
                 R"(, "gradient_clipping": 0.5, "communication_data_type": "fp32")";
             SOTTO_ASSIGN(const auto a, make(comm, whole, optimizer, rest));
@@ -94,7 +69,7 @@ TEST_P(OptimizerAccumulate, IsAStepWithTheMean) {
                                                       "gradient_accumulation_steps": 4)"));
             for (uint64_t k = 0; k < 12; ++k) {
               whole.gradients(k, kMicroBatches);
-              SOTTO_TRY(step(*a));
+              SOTTO_TRY(do_step(*a));
               for (uint64_t micro = 0; micro + 1 < kMicroBatches; ++micro) {
                 parts.gradients(k, micro);
                 SOTTO_TRY(accumulate(*b));
@@ -103,8 +78,8 @@ TEST_P(OptimizerAccumulate, IsAStepWithTheMean) {
                   return error(Code::kInternal, "{} micro-batches", info.micro_batches);
               }
               parts.gradients(k, kMicroBatches - 1);
-              SOTTO_TRY(step(*b));
-              if (std::memcmp(whole.p.data(), parts.p.data(), kElements * 4) != 0)
+              SOTTO_TRY(do_step(*b));
+              if (bytes_of(whole.p) != bytes_of(parts.p))
                 return error(Code::kInternal, "step {}: parameters differ", k);
             }
             return ok_status();
@@ -118,19 +93,17 @@ TEST_P(OptimizerAccumulate, IsAStepWithTheMean) {
 INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerAccumulate, ::testing::ValuesIn(world_kinds()),
                          [](const auto& p) { return p.param; });
 
-std::string text_of(const Status& status) { return status.text(); }
-
 TEST(OptimizerAccumulateErrors, NameWhatIsWrong) {
   const Status status =
       run_world(world_of("inproc", 2), [](const std::shared_ptr<Comm>& comm) -> Status {
-        Model model(comm->rank(), Dtype::kF32);
+        Model model(comm->rank());
         model.gradients(0, 0);
         SOTTO_ASSIGN(const auto optimizer, make(comm, model, kOptimizers[3],
                                                 R"(, "train_micro_batch_size_per_gpu": 2,
                              "gradient_accumulation_steps": 3,
                              "fp16": {"enabled": true, "loss_scale": 2})"));
         SOTTO_TRY(accumulate(*optimizer));
-        EXPECT_NE(text_of(step(*optimizer)).find("is 3, but the step has 2"), std::string::npos);
+        EXPECT_NE(do_step(*optimizer).text().find("is 3, but the step has 2"), std::string::npos);
         EXPECT_EQ(export_state(*optimizer, StateMode::kExact).status().code(), Code::kInvalidState);
         EXPECT_EQ(export_state(*optimizer, StateMode::kReset).status().code(), Code::kInvalidState);
         EXPECT_EQ(optimizer->set("loss_scale", -1, 4).code(), Code::kInvalidState);
@@ -138,8 +111,8 @@ TEST(OptimizerAccumulateErrors, NameWhatIsWrong) {
         const Status more = accumulate(*optimizer);
         EXPECT_EQ(more.code(), Code::kInvalidState);
         EXPECT_NE(more.text().find("gradient_accumulation_steps is 3"), std::string::npos);
-        SOTTO_TRY(step(*optimizer));
-        SOTTO_TRY(step(*optimizer));  // averaged by the caller
+        SOTTO_TRY(do_step(*optimizer));
+        SOTTO_TRY(do_step(*optimizer));  // averaged by the caller
         return export_state(*optimizer, StateMode::kExact).status();
       });
   EXPECT_TRUE(status.ok()) << status.text();
@@ -150,7 +123,7 @@ TEST(OptimizerAccumulateErrors, NonfiniteMicroBatch) {
   for (const char* kind : kOptimizers) {
     const Status status =
         run_world(world_of("inproc", 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
-          Model model(comm->rank(), Dtype::kF32);
+          Model model(comm->rank());
           SOTTO_ASSIGN(const auto optimizer,
                        make(comm, model, kind, R"(, "gradient_clipping": 1)"));
           for (uint64_t k = 0; k < 8; ++k) {
@@ -160,7 +133,7 @@ TEST(OptimizerAccumulateErrors, NonfiniteMicroBatch) {
               if (bad && comm->rank() == 1) model.g[3] = std::numeric_limits<float>::quiet_NaN();
               SOTTO_TRY(accumulate(*optimizer));
               model.gradients(k, 1);
-              const Status met = step(*optimizer);
+              const Status met = do_step(*optimizer);
               if (met.code() != (bad ? Code::kNonfinite : Code::kOk))
                 return error(Code::kInternal, "step {}: {}", k, met.text());
               if (bad && model.p != before) return error(Code::kInternal, "step {} updated", k);
@@ -177,10 +150,10 @@ TEST(OptimizerAccumulateErrors, RanksWithOtherNumbersOfMicroBatches) {
   WorldOptions world = world_of("inproc", 2);
   world.timeout_us = 5'000'000;
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
-    Model model(comm->rank(), Dtype::kF32);
+    Model model(comm->rank());
     SOTTO_ASSIGN(const auto optimizer, make(comm, model, kOptimizers[1], ""));
     if (comm->rank() == 1) SOTTO_TRY(accumulate(*optimizer));
-    const Status met = step(*optimizer);
+    const Status met = do_step(*optimizer);
     return met.code() == Code::kProtocol ? ok_status() : error(Code::kInternal, "{}", met.text());
   });
   EXPECT_TRUE(status.ok()) << status.text();

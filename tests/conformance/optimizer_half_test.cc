@@ -9,11 +9,11 @@
 #include "core/optim/optimizer.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/small_model.h"
 
 namespace sotto::test {
 namespace {
 
-constexpr uint64_t kCounts[] = {1000, 17, 0, 8193, 1};
 constexpr uint64_t kElements = 9211;
 
 constexpr const char* kOptimizers[] = {
@@ -30,30 +30,9 @@ uint16_t half_of(Dtype type, float x) {
 }
 float float_of(Dtype type, uint16_t x) { return float_at(type, &x, 0); }
 
-// Parameters with gradients in float32 and, of the same values, in 16 bits.
-struct Model {
-  explicit Model(int32_t rank_in) : rank(rank_in) {
-    for (uint64_t i = 0; i < kElements; ++i) p[i] = std::sin(static_cast<float>(i) * 0.37f);
-  }
-  std::vector<ParamSpec> specs(Dtype type, bool copies) {
-    std::vector<ParamSpec> out;
-    uint64_t at = 0;
-    for (size_t t = 0; t < std::size(kCounts); ++t) {
-      ParamSpec spec{fmt::format("t{}", t), kCounts[t],    static_cast<uint32_t>(t % 2),
-                     p.data() + at,         g.data() + at, nullptr};
-      if (type != Dtype::kF32) {
-        spec.grad = half.data() + at;
-        spec.grad_dtype = type;
-      }
-      if (copies && t != 1) {  // not all tensors have one
-        spec.copy = copy.data() + at;
-        spec.copy_dtype = Dtype::kBF16;
-      }
-      out.push_back(spec);
-      at += kCounts[t];
-    }
-    return out;
-  }
+// Gradients in float32 and, of the same values, in 16 bits.
+struct Model : SmallModel {
+  using SmallModel::SmallModel;
   // Values of the 16-bit type `rounded`, times `scale`.
   void gradients(uint64_t step, Dtype rounded, float scale = 1) {
     std::mt19937 random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
@@ -64,26 +43,13 @@ struct Model {
       g[i] = float_of(rounded, half[i]);
     }
   }
-  int32_t rank;
-  std::vector<float> p = std::vector<float>(kElements), g = std::vector<float>(kElements);
-  std::vector<uint16_t> half = std::vector<uint16_t>(kElements),
-                        copy = std::vector<uint16_t>(kElements);
 };
-
-Status do_step(Optimizer& optimizer) {
-  SOTTO_ASSIGN(const OpRef op, optimizer.step({}));
-  return optimizer.comm()->engine().wait(op, -1);
-}
-
-std::string bytes_of(const std::vector<float>& v) {
-  return {reinterpret_cast<const char*>(v.data()), v.size() * 4};
-}
 
 Result<std::shared_ptr<Optimizer>> make(const std::shared_ptr<Comm>& comm, Model& model,
                                         const char* optimizer, const std::string& rest, Dtype type,
                                         bool copies = false) {
   return Optimizer::create(comm, fmt::format(R"({{"optimizer": {}{}}})", optimizer, rest),
-                           model.specs(type, copies));
+                           model.specs({.gradients = type, .copies = copies}));
 }
 
 class OptimizerHalf : public ::testing::TestWithParam<std::string> {};
@@ -308,14 +274,14 @@ TEST(OptimizerHalfErrors, NameWhatIsWrong) {
               .status()
               .text();
         };
-        auto mixed = model.specs(Dtype::kF32, false);
+        auto mixed = model.specs();
         mixed[3].grad_dtype = Dtype::kF16;
         EXPECT_NE(text(mixed, "").find("\"t3\""), std::string::npos) << text(mixed, "");
-        auto copies = model.specs(Dtype::kF32, true);
+        auto copies = model.specs({.copies = true});
         copies[3].copy_dtype = Dtype::kF16;
         EXPECT_NE(text(copies, "").find("model copy"), std::string::npos) << text(copies, "");
-        const std::string wanted = text(model.specs(Dtype::kF32, false),
-                                        R"(, "data_types": {"grad_accum_dtype": "bf16"})");
+        const std::string wanted =
+            text(model.specs(), R"(, "data_types": {"grad_accum_dtype": "bf16"})");
         EXPECT_NE(wanted.find("grad_accum_dtype"), std::string::npos) << wanted;
         SOTTO_ASSIGN(const auto plain, make(comm, model, adam, "", Dtype::kF32));
         EXPECT_NE(plain->set("loss_scale", -1, 2).text().find("fp16.enabled"), std::string::npos);

@@ -13,6 +13,7 @@
 #include "core/plan/layout.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/small_model.h"
 
 namespace sotto::test {
 namespace {
@@ -57,25 +58,8 @@ constexpr Subject kAdamPartly{"adam_partly", kAdam.optimizer, false,
                               R"("chunk_align": 64, "param_groups": [{}, {"non_freeze": true}])"};
 const std::string kOnebitJson = json_of(kLamb);
 
-// A small model with odd shapes, one empty tensor and deterministic gradients.
-struct Model {
-  explicit Model(int32_t rank_in) : rank(rank_in) {
-    uint64_t n = 0;
-    for (uint64_t c : counts) n += c;
-    p.resize(n);
-    g.resize(n);
-    for (uint64_t i = 0; i < n; ++i) p[i] = std::sin(static_cast<float>(i) * 0.37f);
-  }
-  std::vector<ParamSpec> specs(const uint8_t* mask = nullptr) {
-    std::vector<ParamSpec> out;
-    uint64_t at = 0;
-    for (size_t t = 0; t < counts.size(); ++t) {
-      out.push_back({fmt::format("t{}", t), counts[t], static_cast<uint32_t>(t % 2), p.data() + at,
-                     g.data() + at, t == 1 ? mask : nullptr});
-      at += counts[t];
-    }
-    return out;
-  }
+struct Model : SmallModel {
+  using SmallModel::SmallModel;
   void gradients(uint64_t step) {
     std::mt19937 random(static_cast<uint32_t>(step * 16 + static_cast<uint64_t>(rank)));
     std::normal_distribution<float> normal;
@@ -83,16 +67,8 @@ struct Model {
       g[i] = 0.1f * p[i] + 0.05f * normal(random) * (1 + static_cast<float>(i % 5));
     for (const size_t i : unused) g[i] = 0;
   }
-  int32_t rank;
-  std::vector<uint64_t> counts{1000, 17, 0, 8193, 1};
-  std::vector<float> p, g;
   std::vector<size_t> unused;  // never have a gradient
 };
-
-Status do_step(Optimizer& optimizer) {
-  SOTTO_ASSIGN(const OpRef op, optimizer.step({}));
-  return optimizer.comm()->engine().wait(op, -1);
-}
 
 Status train(Optimizer& optimizer, Model& model, uint64_t from, uint64_t to) {
   for (uint64_t k = from; k < to; ++k) {
@@ -103,10 +79,6 @@ Status train(Optimizer& optimizer, Model& model, uint64_t from, uint64_t to) {
       return error(Code::kInternal, "step {} wrote the caller's gradients", k);
   }
   return ok_status();
-}
-
-std::string bytes_of(const std::vector<float>& v) {
-  return {reinterpret_cast<const char*>(v.data()), v.size() * 4};
 }
 
 // 0/1 Adam: ranks have summed up updates of their own.
@@ -328,8 +300,9 @@ TEST(OptimizerZeroOne, PolicyEpsMasksNothing) {
           model.unused = {1005};
           std::vector<uint8_t> mask(17, 1);
           mask[3] = 0;
-          SOTTO_ASSIGN(const std::shared_ptr<Optimizer> optimizer,
-                       Optimizer::create(comm, json_of(subject), model.specs(mask.data())));
+          SOTTO_ASSIGN(
+              const std::shared_ptr<Optimizer> optimizer,
+              Optimizer::create(comm, json_of(subject), model.specs({.mask = mask.data()})));
           SOTTO_TRY(train(*optimizer, model, 0, 13));
           SOTTO_ASSIGN(const OptimSnapshot s, optimizer->snapshot(false));
           const bool masked = s.m[1005] == 0.0f;
@@ -383,7 +356,7 @@ TEST_P(OptimizerProperties, MaskedElementsTakeNoPart) {
     for (size_t at; (at = text.find("\"weight_decay\": 0.01")) != std::string::npos;)
       text.replace(at, 20, "\"weight_decay\": 0.0");
     SOTTO_ASSIGN(const std::shared_ptr<Optimizer> optimizer,
-                 Optimizer::create(comm, text, model.specs(mask.data())));
+                 Optimizer::create(comm, text, model.specs({.mask = mask.data()})));
     const std::vector<float> start = model.p;
     SOTTO_TRY(train(*optimizer, model, 0, 13));
     SOTTO_ASSIGN(const OptimSnapshot s, optimizer->snapshot(true));
@@ -545,56 +518,6 @@ INSTANTIATE_TEST_SUITE_P(Optimizers, OptimizerIdentity,
                                            kLambCompat, kZeroOneCompat, kAdamPartly, kSgd,
                                            kPlainLamb, kPlainAdam),
                          [](const auto& p) { return std::string(p.param.name); });
-
-TEST(OptimizerErrors, NameWhatIsWrong) {
-  const Status status =
-      run_world(world_of("inproc", 2), [](const std::shared_ptr<Comm>& comm) -> Status {
-        Model model(comm->rank());
-        const auto code = [&](const char* json) {
-          return Optimizer::create(comm, json, model.specs()).status();
-        };
-        EXPECT_EQ(
-            code(R"({"optimizer": {"type": "OneBitLamb", "params": {"freeze_stop": 4}}})").code(),
-            Code::kInvalidArgument);
-        EXPECT_EQ(code(R"({"optimizer": {"type": "OneBitAdam"},
-                           "sotto": {"mode": "compat", "granularity": "bucket"}})")
-                      .code(),
-                  Code::kInvalidArgument);
-        auto twice = model.specs();
-        twice[1].name = twice[0].name;
-        EXPECT_NE(Optimizer::create(comm, kOnebitJson, twice).status().text().find("used twice"),
-                  std::string::npos);
-        auto other = model.specs();
-        if (comm->rank() == 1) other[3].name = "renamed";
-        const Status differs = Optimizer::create(comm, kOnebitJson, other).status();
-        EXPECT_EQ(differs.code(), Code::kProtocol) << differs.text();
-        for (const char* more :
-             {R"(, "sotto": {"param_groups": [{}, {"lr": %g}]})",
-              R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": %g}})",
-              R"(, "gradient_clipping": %g)"}) {
-          char rest[256];
-          std::snprintf(rest, sizeof rest, more, comm->rank() == 1 ? 0.5 : 0.25);
-          const Status met =
-              Optimizer::create(comm, fmt::format(R"({{"optimizer": {{"type": "Adam"}}{}}})", rest),
-                                model.specs())
-                  .status();
-          EXPECT_EQ(met.code(), Code::kProtocol) << rest << ": " << met.text();
-        }
-        SOTTO_ASSIGN(const std::shared_ptr<Optimizer> good,
-                     Optimizer::create(comm, kOnebitJson, model.specs()));
-        SOTTO_TRY(train(*good, model, 0, 6));
-        SOTTO_ASSIGN(std::vector<std::byte> blob, export_state(*good, StateMode::kExact));
-        const std::vector<float> before = model.p;
-        for (size_t cut = 0; cut < blob.size(); cut += 997) {
-          EXPECT_FALSE(import_state(*good, StateMode::kExact, std::span(blob).first(cut)).ok());
-        }
-        blob[blob.size() / 2] ^= std::byte{4};
-        EXPECT_EQ(import_state(*good, StateMode::kExact, blob).code(), Code::kInvalidArgument);
-        EXPECT_EQ(bytes_of(model.p) == bytes_of(before), true);
-        return ok_status();
-      });
-  EXPECT_TRUE(status.ok()) << status.text();
-}
 
 }  // namespace
 }  // namespace sotto::test

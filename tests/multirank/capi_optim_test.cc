@@ -97,29 +97,30 @@ TEST(CapiOptim, ParametersThatAreRefused) {
 
 TEST(CapiOptim, ConfigurationsThatAreRefused) {
   EXPECT_EQ(
-      run_world(
-          1, kDefault,
-          [](Member& self) {
-            const Model model(0);
-            const auto with = [&](const char* json) {
-              sotto_optim* optim = nullptr;
-              return sotto_optim_create(self.comm, json, model.params.data(), model.params.size(),
-                                        &optim);
-            };
-            FAILS(with("{"), SOTTO_E_INVALID_ARGUMENT, "line 1");
-            FAILS(with(R"({"optimizer": {"type": "Lamb", "params": {"max_cooeff": 1}}})"),
-                  SOTTO_E_INVALID_ARGUMENT, "max_cooeff", "max_coeff");
-            FAILS(with(R"({"optimiser": {"type": "Lamb"}})"), SOTTO_E_INVALID_ARGUMENT, "optimiser",
-                  "optimizer");
-            FAILS(with(R"({"optimizer": {"type": "OneBitAdam"}, "sotto": {"mode": "compat"}})"),
-                  SOTTO_E_UNSUPPORTED, "sotto.mode");
-            FAILS(with(R"({"optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 1}})"),
-                  SOTTO_E_UNSUPPORTED, "zero_optimization.stage");
-            FAILS(with(R"({"optimizer": {"type": "Lamb"}, "fp16": {"enabled": true},
+      run_world(1, kDefault,
+                [](Member& self) {
+                  const Model model(0);
+                  const auto with = [&](const char* json) {
+                    sotto_optim* optim = nullptr;
+                    return sotto_optim_create(self.comm, json, model.params.data(),
+                                              model.params.size(), &optim);
+                  };
+                  FAILS(with("{"), SOTTO_E_INVALID_ARGUMENT, "line 1");
+                  FAILS(with(R"({"optimizer": {"type": "Lamb", "params": {"max_cooeff": 1}}})"),
+                        SOTTO_E_INVALID_ARGUMENT, "max_cooeff", "max_coeff");
+                  FAILS(with(R"({"optimiser": {"type": "Lamb"}})"), SOTTO_E_INVALID_ARGUMENT,
+                        "optimiser", "optimizer");
+                  FAILS(with(R"({"optimizer": {"type": "OneBitAdam"},
+                           "sotto": {"mode": "compat", "chunk_align": 512}})"),
+                        SOTTO_E_INVALID_ARGUMENT, "sotto.chunk_align", "compat");
+                  FAILS(
+                      with(R"({"optimizer": {"type": "Lamb"}, "zero_optimization": {"stage": 1}})"),
+                      SOTTO_E_UNSUPPORTED, "zero_optimization.stage");
+                  FAILS(with(R"({"optimizer": {"type": "Lamb"}, "fp16": {"enabled": true},
                              "bf16": {"enabled": true}})"),
-                  SOTTO_E_INVALID_ARGUMENT, "fp16", "bf16");
-            FAILS(with("{}"), SOTTO_E_INVALID_ARGUMENT, "optimizer");
-          }),
+                        SOTTO_E_INVALID_ARGUMENT, "fp16", "bf16");
+                  FAILS(with("{}"), SOTTO_E_INVALID_ARGUMENT, "optimizer");
+                }),
       "");
 }
 
@@ -160,6 +161,50 @@ TEST(CapiOptim, HalfGradientsAndModelCopies) {
                                 "overflow");
                         require(model.weights[0] == stepped, "nothing is updated");
                         OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+}
+
+// Two micro-batches are a step with their mean; what is in the way is said.
+TEST(CapiOptim, MicroBatches) {
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        Model whole(self.rank), parts(self.rank);
+                        for (size_t t = 0; t < 2; ++t) {
+                          for (float& g : whole.gradients[t]) g = std::round(g * 64) / 64;
+                          parts.gradients[t] = whole.gradients[t];
+                        }
+                        sotto_optim* const a = new_optim(self, kOneBitLamb, whole);
+                        sotto_optim* const b = new_optim(self, kOneBitLamb, parts);
+                        const auto move = [&](float by) {
+                          for (std::vector<float>& tensor : parts.gradients) {
+                            for (size_t i = 0; i < tensor.size(); ++i)
+                              tensor[i] += i % 2 == 0 ? by : -by;
+                          }
+                        };
+                        for (int k = 0; k < 6; ++k) {
+                          OK(sotto_optim_step(a, nullptr, nullptr));
+                          move(0.25f);
+                          sotto_op* op = nullptr;
+                          OK(sotto_optim_accumulate(b, nullptr, &op));
+                          OK(sotto_op_wait(op, -1));
+                          OK(sotto_op_release(op));
+                          sotto_optim_info info = {};
+                          info.struct_size = sizeof info;
+                          OK(sotto_optim_get_info(b, &info));
+                          require(info.micro_batches == 1 && info.step == static_cast<uint64_t>(k),
+                                  "one micro-batch");
+                          uint64_t length = 0;
+                          FAILS(sotto_optim_state_export(b, SOTTO_STATE_EXACT, nullptr, 0, &length),
+                                SOTTO_E_INVALID_STATE, "1 micro-batches are accumulated");
+                          move(-0.5f);
+                          OK(sotto_optim_step(b, nullptr, nullptr));
+                          move(0.25f);
+                          for (size_t t = 0; t < 2; ++t)
+                            require(whole.weights[t] == parts.weights[t], "equal parameters");
+                        }
+                        OK(sotto_optim_destroy(a));
+                        OK(sotto_optim_destroy(b));
                       }),
             "");
 }
