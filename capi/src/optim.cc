@@ -1,6 +1,5 @@
 // sotto_optim_*
 #include <algorithm>
-#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -74,22 +73,11 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index,
 Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n) {
   if (n == 0 || n > kMaxParams)
     return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
-  uint32_t stride = 0;
-  SOTTO_TRY(check_struct_size(params, sizeof(sotto_param), "params[0]", &stride));
   std::vector<ParamSpec> specs;
   std::vector<MemoryRange> ranges;
   for (uint64_t i = 0; i < n; ++i) {
-    const auto* at = reinterpret_cast<const sotto_param*>(
-        reinterpret_cast<const unsigned char*>(params) + i * stride);
-    uint32_t size = 0;
-    std::memcpy(&size, at, sizeof size);
-    if (size != stride) {
-      return invalid_argument(
-          "params[{}].struct_size is {} but that of params[0], the stride of the array, is {}", i,
-          size, stride);
-    }
     sotto_param p;
-    SOTTO_TRY(take(at, p, sizeof(sotto_param), fmt::format("params[{}]", i)));
+    SOTTO_TRY(take_element(params, i, sizeof(sotto_param), "params", p));
     SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, &ranges));
     specs.push_back(std::move(spec));
   }

@@ -1,7 +1,6 @@
 #include "capi/src/parts.h"
 
 #include <algorithm>
-#include <cstring>
 #include <string_view>
 
 #include "capi/src/struct_in.h"
@@ -55,19 +54,9 @@ Status check_disjoint(const std::vector<Range>& parts, uint64_t index) {
   return ok_status();
 }
 
-// The struct of a tensor; the stride is the first one's size.
-Result<sotto_parts> take_struct(const sotto_parts* parts, uint64_t index, uint32_t stride) {
-  const auto* at = reinterpret_cast<const sotto_parts*>(
-      reinterpret_cast<const unsigned char*>(parts) + index * stride);
-  uint32_t size = 0;
-  std::memcpy(&size, at, sizeof size);
-  if (size != stride) {
-    return invalid_argument(
-        "parts[{}].struct_size is {} but that of parts[0], the stride of the array, is {}", index,
-        size, stride);
-  }
+Result<sotto_parts> take_struct(const sotto_parts* parts, uint64_t index) {
   sotto_parts out;
-  SOTTO_TRY(take(at, out, sizeof(sotto_parts), fmt::format("parts[{}]", index)));
+  SOTTO_TRY(take_element(parts, index, sizeof(sotto_parts), "parts", out));
   if (out.reserved != 0) {
     return unsupported("parts[{}].reserved is {}; this version needs 0", index, out.reserved);
   }
@@ -78,10 +67,8 @@ Result<sotto_parts> take_struct(const sotto_parts* parts, uint64_t index, uint32
 
 Status take_parts(const sotto_parts* parts, const std::vector<Buffer>& in,
                   const std::vector<Buffer>& out, CollectiveRequest* r) {
-  uint32_t stride = 0;
-  if (!in.empty()) SOTTO_TRY(check_struct_size(parts, sizeof(sotto_parts), "parts[0]", &stride));
   for (uint64_t i = 0; i < in.size(); ++i) {
-    SOTTO_ASSIGN(const sotto_parts p, take_struct(parts, i, stride));
+    SOTTO_ASSIGN(const sotto_parts p, take_struct(parts, i));
     SOTTO_ASSIGN(const std::vector<Range> from,
                  take_side({p.in_counts, p.in_offsets, in[i], "in", i}, r->size));
     SOTTO_ASSIGN(const std::vector<Range> to,

@@ -54,6 +54,23 @@ Status take(const T* in, T& out, uint32_t v1_size, std::string_view name) {
   return ok_status();
 }
 
+// Element `index` of an array of structs whose stride is the struct_size of the first.
+template <class T>
+Status take_element(const T* first, uint64_t index, uint32_t v1_size, std::string_view name,
+                    T& out) {
+  uint32_t stride = 0, size = 0;
+  SOTTO_TRY(check_struct_size(first, v1_size, fmt::format("{}[0]", name), &stride));
+  const auto* at =
+      reinterpret_cast<const T*>(reinterpret_cast<const unsigned char*>(first) + index * stride);
+  std::memcpy(&size, at, sizeof size);
+  if (size != stride) {
+    return invalid_argument(
+        "{0}[{1}].struct_size is {2} but that of {0}[0], the stride of the array, is {3}", name,
+        index, size, stride);
+  }
+  return take(at, out, v1_size, fmt::format("{}[{}]", name, index));
+}
+
 // Writes `value` (whose struct_size does not matter) to the caller's struct, which keeps its own
 // struct_size.
 template <class T>
