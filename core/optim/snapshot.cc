@@ -17,6 +17,14 @@ Status check_size(const char* what, const std::vector<T>& values, uint64_t want)
                           want);
 }
 
+// The model's own parameter, as a step leaves it.
+Status write_copy(Engine& engine, const ParamSpec& p, std::span<const float> values) {
+  std::vector<uint16_t> copy(values.size());
+  std::transform(values.begin(), values.end(), copy.begin(),
+                 p.copy_dtype == Dtype::kBF16 ? f32_to_bf16 : f32_to_f16);
+  return upload(engine, p.copy, std::span<const uint16_t>(copy));
+}
+
 }  // namespace
 
 // m from {bits, messages, scaling coefficients}: the same values, so the next step gives the same
@@ -213,7 +221,9 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   }
   uint64_t first = 0;
   for (const ParamSpec& p : params_) {
-    SOTTO_TRY(copy_and_wait(engine, p.param, s.params.data() + first, p.count * 4));
+    const std::span<const float> values(s.params.data() + first, p.count);
+    SOTTO_TRY(upload(engine, p.param, values));
+    if (p.copy != nullptr) SOTTO_TRY(write_copy(engine, p, values));
     first += p.count;
   }
   const auto put = [&](DeviceArray& array, const std::vector<float>& by_tensor) {

@@ -160,6 +160,12 @@ TEST(CapiOptim, HalfGradientsAndModelCopies) {
                         require(info.loss_scale == 8 && info.step == 1 && info.skipped_steps == 1,
                                 "overflow");
                         require(model.weights[0] == stepped, "nothing is updated");
+                        // An import writes the copies too.
+                        const std::string state = export_of(optim, SOTTO_STATE_EXACT);
+                        const std::vector<uint16_t> copied = copies[0];
+                        copies[0].assign(copied.size(), 0);
+                        OK(import_to(optim, state));
+                        require(copies[0] == copied, "model copy after an import");
                         OK(sotto_optim_destroy(optim));
                       }),
             "");

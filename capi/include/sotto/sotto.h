@@ -901,8 +901,8 @@ SOTTO_API sotto_status sotto_optim_report(const sotto_optim* optim, const char* 
 SOTTO_API sotto_status sotto_optim_state_export(const sotto_optim* optim, sotto_state_mode mode,
                                                 void* buf, uint64_t cap, uint64_t* out_len);
 
-/* Replaces this rank's state, parameters included; nothing changes on error. Stage and counters
- * come from the blob, unless freeze_step of this configuration says otherwise.
+/* Replaces this rank's state, parameters and model copies included; nothing changes on error. Stage
+ * and counters come from the blob, unless freeze_step of this configuration says otherwise.
  *   optim [in]
  *   mode  [in] as exported; RESET takes any export but one of 0/1 Adam between synchronisations
  *   buf   [in] what an export wrote; may be NULL if len is 0
