@@ -12,6 +12,7 @@
 #include "capi/src/op_handles.h"
 #include "capi/src/state_mode.h"
 #include "capi/src/struct_in.h"
+#include "core/base/text.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -19,6 +20,8 @@ using namespace sotto::capi;  // NOLINT
 namespace {
 
 constexpr uint64_t kMaxParams = uint64_t{1} << 24;
+constexpr uint64_t kMaxArrays = kMaxParams * 16;
+constexpr size_t kMaxNameShown = 300;
 
 Status check_like(const Buffer& b, const Buffer& param, std::initializer_list<Dtype> allowed,
                   std::string_view name) {
@@ -83,6 +86,24 @@ Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n
   }
   SOTTO_TRY(check_overlap(std::move(ranges)));
   return specs;
+}
+
+Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* arrays, uint64_t n) {
+  if (n == 0 || n > kMaxArrays)
+    return invalid_argument("n is {}; allowed: 1 to {} arrays", n, kMaxArrays);
+  std::vector<NamedArray> out;
+  for (uint64_t i = 0; i < n; ++i) {
+    sotto_named_array a;
+    SOTTO_TRY(take_element(arrays, i, sizeof(sotto_named_array), "arrays", a));
+    if (a.reserved != 0)
+      return unsupported("arrays[{}].reserved is {}; this version needs 0", i, a.reserved);
+    if (a.name == nullptr) return invalid_argument("arrays[{}].name is NULL", i);
+    const std::string name =
+        fmt::format("arrays[{}] (\"{}\"): values", i, printable(a.name, kMaxNameShown));
+    SOTTO_ASSIGN(const Buffer values, take_buffer(a.values, name));
+    out.push_back({a.name, values.data, values.count, values.dtype});
+  }
+  return out;
 }
 
 Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
@@ -164,6 +185,12 @@ Status state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf, 
   return import_state(*optim->core, checked, blob);
 }
 
+Status state_import_arrays(sotto_optim* optim, const sotto_named_array* arrays, uint64_t n) {
+  SOTTO_TRY(check_handle_outside(optim, "optim"));
+  SOTTO_TRY(check_no_group(*optim->comm));
+  return optim->core->import_arrays(take_named_arrays(arrays, n));
+}
+
 Status destroy(sotto_optim* optim) {
   if (optim == nullptr) return ok_status();
   SOTTO_TRY(check_handle_outside(optim, "optim"));
@@ -215,6 +242,12 @@ sotto_status sotto_optim_state_export(const sotto_optim* optim, sotto_state_mode
 sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf,
                                       uint64_t len) {
   return guarded("sotto_optim_state_import", [&] { return state_import(optim, mode, buf, len); });
+}
+
+sotto_status sotto_optim_state_import_arrays(sotto_optim* optim, const sotto_named_array* arrays,
+                                             uint64_t n) {
+  return guarded("sotto_optim_state_import_arrays",
+                 [&] { return state_import_arrays(optim, arrays, n); });
 }
 
 sotto_status sotto_optim_destroy(sotto_optim* optim) {

@@ -27,6 +27,8 @@
 
 namespace sotto {
 
+class ArrayReader;
+
 struct ParamSpec {
   std::string name;
   uint64_t count = 0;
@@ -37,6 +39,14 @@ struct ParamSpec {
   Dtype grad_dtype = Dtype::kF32;  // float32, float16 or bfloat16; the same for all parameters
   void* copy = nullptr;            // the model's own parameter, written after each step; null: none
   Dtype copy_dtype = Dtype::kF16;  // float16 or bfloat16; the same for all that have a copy
+};
+
+// An array of a DeepSpeed checkpoint. Its name says what it is: see sotto.h.
+struct NamedArray {
+  std::string name;
+  const void* data = nullptr;  // host or device memory, borrowed
+  uint64_t count = 0;
+  Dtype dtype = Dtype::kF32;
 };
 
 struct OptimInfo {
@@ -74,6 +84,7 @@ struct OptimSnapshot {
   std::vector<double> lr_sums, anchor_decays;  // per group
   std::vector<float> local_sum, anchor;
   std::vector<float> padding_m;            // 1-bit LAMB in mode compat, on the same number of ranks
+  bool local_sum_is_common = false;        // all ranks have the same (never so in a blob)
   std::optional<OnebitResidual> residual;  // error feedback of this rank; empty: none stored
   std::optional<OnebitMean> mean;          // error feedback of all ranks; empty: none stored
 };
@@ -108,6 +119,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status restore(const OptimSnapshot& snapshot, bool with_residual);
   // The same with the error feedback of all ranks, on any number of ranks.
   Status restore_with_mean(const OptimSnapshot& snapshot);
+  // What a DeepSpeed checkpoint holds, the same on all ranks; error feedback starts at zero. An
+  // error in place of arrays is one that only this rank may have met. Collective: all ranks hear
+  // of a refusal and of a difference, and then nothing has changed on any.
+  Status import_arrays(const Result<std::vector<NamedArray>>& arrays);
   // sotto.checkpoint.
   CheckpointErrors checkpoint_policy() const { return config_.sotto.checkpoint; }
   bool compresses() const { return onebit(); }
@@ -201,6 +216,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::string first_nonfinite_gradient() const;
   Status check_snapshot(const OptimSnapshot& s, bool with_residual) const;
   Status check_zeroone(const OptimSnapshot& s, bool with_residual) const;
+  bool late_stage(uint64_t step) const;
+  Result<OptimSnapshot> read_arrays(std::span<const NamedArray> arrays) const;
+  Status read_onebit_lamb(const ArrayReader& reader, OptimSnapshot* s) const;
+  Status read_zeroone(const ArrayReader& reader, OptimSnapshot* s) const;
+  Status read_local_sum(const ArrayReader& reader, OptimSnapshot* s) const;
+  Status compare_import(const Result<OptimSnapshot>& mine) const;
   Status momentum_to_floats();
   Result<std::vector<uint8_t>> valid_bits() const;
   Status check_zero_variance();

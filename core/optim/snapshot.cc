@@ -196,23 +196,28 @@ Status Optimizer::check_zeroone(const OptimSnapshot& s, bool with_residual) cons
   SOTTO_TRY(check_size("local updates", s.local_sum, layout_->elements()));
   const bool moved =
       std::any_of(s.lr_sums.begin(), s.lr_sums.end(), [](double sum) { return sum > 0; });
-  if (with_residual || !moved) return ok_status();
+  if (with_residual || s.local_sum_is_common || !moved) return ok_status();
   return invalid_argument(
       "the state holds local updates of one rank since the last synchronisation; import it in mode "
       "exact on that rank, or export it in another mode, which synchronises first");
+}
+
+// Whether the next step after `step` updates is of the compressed stage (0/1 Adam: of the one with
+// a frozen variance). freeze_step and var_freeze_step count on from a state's step, and this
+// configuration's may be others than those that the state was made with.
+bool Optimizer::late_stage(uint64_t step) const {
+  if (!onebit() || step == 0 || layout_->instances() == 0) return false;
+  const uint64_t t = step + config_.sotto.step_offset;
+  return zeroone() ? t > groups_[0].var_freeze_step : t >= groups_[0].freeze_step;
 }
 
 Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
   SOTTO_TRY(check_snapshot(s, with_residual));
   Engine& engine = comm_->engine();
-  // freeze_step and var_freeze_step count on from the state's step, and this configuration's may be
-  // others.
-  const uint64_t t = s.step + (onebit() ? config_.sotto.step_offset : 0);
-  const bool compressed = onebit() && !zeroone() && t >= groups_[0].freeze_step && s.step > 0 &&
-                          layout_->instances() > 0;
-  const bool frozen = zeroone() && t > groups_[0].var_freeze_step && s.step > 0;
-  const bool keep_stage = (compressed || frozen) && s.stage_started;
+  const bool compressed = !zeroone() && late_stage(s.step);
+  const bool frozen = zeroone() && late_stage(s.step);
+  const bool keep_stage = late_stage(s.step) && s.stage_started;
   std::vector<TensorState> states(params_.size());
   if (onebit()) {
     states = s.tensor_states;

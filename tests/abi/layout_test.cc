@@ -80,6 +80,13 @@ AT(sotto_param, model_copy, 80);
 AT(sotto_param, mask, 112);
 AT(sotto_param, models, 144);
 
+SIZE(sotto_named_array, 48);
+NO_PADDING(sotto_named_array);
+AT(sotto_named_array, struct_size, 0);
+AT(sotto_named_array, reserved, 4);
+AT(sotto_named_array, name, 8);
+AT(sotto_named_array, values, 16);
+
 SIZE(sotto_comm_counters, 104);
 NO_PADDING(sotto_comm_counters);
 AT(sotto_comm_counters, struct_size, 0);

@@ -34,7 +34,7 @@ NEVER_COMPRESSED = (1, 3, 6)  # tensors, in one variant of 1-bit Adam
 UNUSED = slice(40, 60)  # of elements that never have a gradient, as position embeddings beyond the sequence
 
 
-def gradients(step, rank, params, unused):
+def gradients(step, rank, params, unused=True):
     rng = np.random.default_rng(1000 * step + rank)
     g = f32(0.1) * params + f32(0.05) * rng.standard_normal(len(params)).astype(f32)
     if unused:
@@ -42,21 +42,32 @@ def gradients(step, rank, params, unused):
     return g
 
 
+def hyper_of(kind, weight_decay):
+    return {"lr": 0.01, "b1": 0.9, "b2": 0.99, "eps": 1e-6, "wd": weight_decay, "chunk_align": 64, **CASES[kind][1]}
+
+
+def config_of(kind, hyper, section=None):
+    """The same as a DeepSpeed configuration. section: the library's own keys."""
+    own = {key: hyper[key] for key in CASES[kind][1]}
+    return json.dumps({"optimizer": {"type": kind, "params": {
+        "lr": hyper["lr"], "betas": [hyper["b1"], hyper["b2"]], "eps": hyper["eps"], "weight_decay": hyper["wd"], **own}},
+        "sotto": section or {"chunk_align": hyper["chunk_align"]}})
+
+
 def compare(library, kind, world, weight_decay, variant):
-    maker, own = CASES[kind]
+    maker, hyper = CASES[kind][0], hyper_of(kind, weight_decay)
     compat, unused = variant.startswith("compat"), variant != "compat"
-    hyper = {"lr": 0.01, "b1": 0.9, "b2": 0.99, "eps": 1e-6, "wd": weight_decay, "chunk_align": 64, **own}
-    own_keys = {"mode": "compat"} if compat else {"chunk_align": hyper["chunk_align"]}
+    section = {"mode": "compat"} if compat else {"chunk_align": hyper["chunk_align"]}
     groups = [0] * len(SIZES)
     if variant == "partly compressed":
         hyper["non_freeze"] = NEVER_COMPRESSED
-        own_keys["param_groups"] = [{}, {"non_freeze": True}]
+        section["param_groups"] = [{}, {"non_freeze": True}]
         groups = [int(t in NEVER_COMPRESSED) for t in range(len(SIZES))]
     mask = None
     if variant == "compat, masked":
         hyper["mask"] = mask = np.ones(sum(SIZES), bool)
         mask[UNUSED] = False
-    hyper.update(own_keys)
+    hyper.update(section)
     start = start_values()
     reference = maker(start, SIZES, world, hyper)
     wanted, fed = [], []
@@ -66,9 +77,7 @@ def compare(library, kind, world, weight_decay, variant):
         reference.step(fed[-1])
         wanted.append([(reference.params_of(r) if hasattr(reference, "params_of") else reference.p).copy()
                        for r in range(world)])
-    config = json.dumps({"optimizer": {"type": kind, "params": {
-        "lr": hyper["lr"], "betas": [hyper["b1"], hyper["b2"]], "eps": hyper["eps"], "weight_decay": weight_decay, **own}},
-        "sotto": own_keys})
+    config = config_of(kind, hyper, section)
 
     def body(comm, rank):
         p, g = start.copy(), np.zeros_like(start)

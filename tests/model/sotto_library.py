@@ -1,8 +1,10 @@
-"""Ranks as threads on libsotto, through ctypes: just what model_test.py needs."""
+"""Ranks as threads on libsotto, through ctypes: just what the tests of this folder need."""
 import ctypes as c
 import threading
 
-FLOAT32, UINT8, CPU = 0x00012002, 0x00010801, 1
+CPU = 1
+DTYPES = {"float32": 0x00012002, "float64": 0x00014002, "float16": 0x00011002, "int64": 0x00014000, "int32": 0x00012000,
+          "bool": 0x00010801}
 
 
 class Buffer(c.Structure):
@@ -26,8 +28,12 @@ class Param(c.Structure):
                 ("grad", Buffer), ("model_copy", Buffer), ("mask", Buffer), ("models", c.c_uint64)]
 
 
-def buffer(array, dtype=FLOAT32):
-    return Buffer(array.ctypes.data, array.size, dtype, CPU, 0, 0)
+class NamedArray(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("reserved", c.c_uint32), ("name", c.c_char_p), ("values", Buffer)]
+
+
+def buffer(array):
+    return Buffer(array.ctypes.data, array.size, DTYPES[array.dtype.name], CPU, 0, 0)
 
 
 class Library:
@@ -83,10 +89,19 @@ class Library:
             param.name, param.group = name.encode(), group
             param.param, param.grad = buffer(p), buffer(g)
             if mask is not None:
-                param.mask = buffer(mask, UINT8)
+                param.mask = buffer(mask)
         handle = c.c_void_p()
         self.call("sotto_optim_create", comm, json.encode(), params, c.c_uint64(len(tensors)), c.byref(handle))
         return handle
+
+    def import_arrays(self, optimizer, values):
+        """values: numpy arrays by name."""
+        arrays = (NamedArray * len(values))()
+        for array, (name, value) in zip(arrays, values.items()):
+            array.struct_size = c.sizeof(NamedArray)
+            array.name = name.encode()
+            array.values = buffer(value)
+        self.call("sotto_optim_state_import_arrays", optimizer, arrays, c.c_uint64(len(values)))
 
     def step(self, optimizer):
         self.call("sotto_optim_step", optimizer, None, None)

@@ -204,6 +204,15 @@ typedef struct sotto_param {
   uint64_t models;         /* 0 or 1 */
 } sotto_param;
 
+/* One array of a DeepSpeed checkpoint (sotto_optim_state_import_arrays). In an array of structs the
+ * stride is the first element's struct_size. */
+typedef struct sotto_named_array {
+  uint32_t struct_size;
+  uint32_t reserved;   /* must be 0 */
+  const char* name;    /* not NULL */
+  sotto_buffer values; /* only read; a single number is an array of one element */
+} sotto_named_array;
+
 /* ---- library -------------------------------------------------------------------------------- */
 
 /* ABI version of the loaded library: major << 16 | minor.
@@ -912,6 +921,45 @@ SOTTO_API sotto_status sotto_optim_state_export(const sotto_optim* optim, sotto_
  * flight), UNSUPPORTED (newer format), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_mode mode,
                                                 const void* buf, uint64_t len);
+
+/* Replaces the state by what a DeepSpeed checkpoint holds, array by array. Collective: every rank
+ * gives the same arrays; error feedback starts at zero. Nothing changes on error, on any rank.
+ *
+ * A name is "<parameter>/<key>", or "group:<i>/<key>" for all parameters of group i: their elements
+ * one after the other in order of registration, as DeepSpeed's fp16 wrapper flattens a group, or
+ * one number that all of them have. Keys are those of the checkpoint's "state":
+ *   all types   exp_avg, exp_avg_sq; step; fp32: the parameters themselves (fp32_groups_flat,
+ *               fp32_groups, or a float32 model), for all parameters or for none: then they stay as
+ *               they are and have to be the checkpoint's
+ *   OneBitLamb  of one parameter each: lamb_coeff_freeze, last_factor, scaling_coeff;
+ *               exp_avg_sq_fresh
+ *   ZeroOneAdam var_interval, var_counter, local_step_interval, local_step_counter; lrs and
+ *               momentum_accumulator, both or none: none makes what rank 0 had added since its last
+ *               synchronisation everybody's, as a synchronisation does
+ * and of the run:
+ *   scheduler/last_batch_iteration   with a scheduler; -1: the schedule starts again
+ *   loss_scaler/cur_scale, loss_scaler/cur_iter, loss_scaler/last_overflow_iter   with a dynamic
+ *               loss scale
+ * Elements are fp32, fp16, bf16 or fp64, as many as the parameter has, finite, rounded to fp32;
+ * numbers are int64, int32, fp64 or fp32. worker_error and server_error are refused: a checkpoint
+ * has only those of rank 0; so are tensor_size, corrected_tensor_size and server_chunk_size.
+ *
+ * The stage follows from step and from freeze_step or var_freeze_step of this configuration. 1-bit
+ * LAMB before freeze_step starts its coefficients again and needs none of them; at or behind it it
+ * needs lamb_coeff_freeze, and if there is a scaling_coeff, last_factor and exp_avg_sq_fresh too;
+ * without, the compressed stage begins with the next step. What the stage or the configuration has
+ * no use for may be absent; of what is there nevertheless only name, type and count are checked.
+ * Parameters without elements need nothing.
+ *   optim  [in]
+ *   arrays [in] n structs, in any order; read during the call only
+ *   n      [in] > 0
+ * Threads: one per handle, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
+ * INVALID_ARGUMENT (names the array; of unknown names the nearest; of absent ones the first few),
+ * UNSUPPORTED (dtype, device, SGD, newer field), BUSY (step in flight), PROTOCOL (another rank
+ * refuses its arrays, or has others), INVALID_STATE (fork, callback, open group), the comm's own.
+ * Since: 0.1 */
+SOTTO_API sotto_status sotto_optim_state_import_arrays(sotto_optim* optim,
+                                                       const sotto_named_array* arrays, uint64_t n);
 
 /* Destroys the optimizer. The handle is gone whatever is returned, except for INVALID_STATE.
  *   optim [in] NULL: nothing happens

@@ -1,0 +1,104 @@
+// The arrays of a DeepSpeed checkpoint by name: which parameter and which part of its state each
+// belongs to, and their values.
+//
+// A name is "<parameter>/<key>", "group:<index>/<key>" (elements of all parameters of that group,
+// one after the other in order of registration; or a number that all of them have) or one of a
+// few that belong to no parameter ("scheduler/last_batch_iteration").
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/optim/optimizer.h"
+
+namespace sotto {
+
+enum class ArrayKey : uint8_t {
+  // Elements, as many as the parameter has.
+  kFp32,
+  kExpAvg,
+  kExpAvgSq,
+  kExpAvgSqFresh,
+  kMomentumAccumulator,
+  // One number of a parameter.
+  kStep,
+  kLambCoeffFreeze,
+  kLastFactor,
+  kScalingCoeff,
+  kVarInterval,
+  kVarCounter,
+  kLocalStepInterval,
+  kLocalStepCounter,
+  kLrs,
+  // One number of the run.
+  kLastBatchIteration,
+  kCurScale,
+  kCurIter,
+  kLastOverflowIter,
+};
+inline constexpr size_t kArrayKeys = 18;
+
+class ArrayReader {
+ public:
+  // What it is given has to live as long as the reader.
+  ArrayReader(Engine& engine, std::span<const ParamSpec> params, OptimizerKind kind);
+
+  // Sorts arrays out by name. INVALID_ARGUMENT or UNSUPPORTED: an unknown name, with the nearest
+  // one that there is; an array given twice, or with a type or count that it cannot have; state
+  // that is not imported. No value is read.
+  Status take(std::span<const NamedArray> arrays);
+
+  // Whether an array of this key was given for any parameter.
+  bool has(ArrayKey key) const;
+  // INVALID_ARGUMENT with the names of what is not there. Parameters without elements need nothing.
+  Status need(std::span<const ArrayKey> keys) const;
+
+  // Of all parameters, one after the other in order of registration; 0 where nothing was given.
+  // INVALID_ARGUMENT unless all are finite as float32 and at least `least`.
+  Result<std::vector<float>> elements(ArrayKey key, float least) const;
+  // The number of one parameter, if it was given. INVALID_ARGUMENT unless it is finite as float32
+  // and at least `least`.
+  Result<std::optional<double>> number(ArrayKey key, uint64_t tensor, double least) const;
+  // The number of the run, or the one that is the same for all parameters, or for those of a group.
+  Result<std::optional<double>> common_number(ArrayKey key, double least,
+                                              std::optional<uint64_t> group = {}) const;
+  // The same of a whole number, of at most 2^53.
+  Result<std::optional<int64_t>> common_integer(ArrayKey key, int64_t least) const;
+
+  // The name that the array of a key has, or would have.
+  std::string name_of(ArrayKey key, uint64_t tensor) const;
+
+ private:
+  // Where the values of one parameter are.
+  struct Source {
+    const NamedArray* array = nullptr;  // null: not given
+    uint64_t first = 0;                 // element
+  };
+  // What a word before the last slash stands for.
+  struct Scope {
+    std::vector<uint32_t> tensors;
+    bool group = false;
+  };
+
+  std::vector<std::string_view> words_of(const Scope& scope) const;
+  std::string nearest_name(std::string_view scope, std::string_view word) const;
+  Status take_one(const NamedArray& array);
+  Status place(const NamedArray& array, ArrayKey key, std::span<const uint32_t> tensors);
+  std::string given_name(ArrayKey key) const;
+  Result<std::vector<double>> values(const Source& source, uint64_t count) const;
+
+  Engine& engine_;
+  std::span<const ParamSpec> params_;
+  OptimizerKind kind_;
+  std::map<std::string, Scope, std::less<>> scopes_;     // parameters and groups
+  std::array<std::vector<Source>, kArrayKeys> sources_;  // per parameter
+  std::vector<std::string> refused_;                     // names of what is never imported
+};
+
+}  // namespace sotto
