@@ -456,6 +456,30 @@ TEST(CapiImport, SchedulesThatAreRefused) {
       "");
 }
 
+// 0/1 Adam between synchronisations: an element whose variance is 0 takes no part in later updates,
+// whatever has been added to it.
+TEST(CapiImport, MaskedElementsKeepTheirValue) {
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* optim =
+                            new_optim(self, config("ZeroOneAdam", "\"var_freeze_step\": 3"), model);
+                        Checkpoint c = by_group(5, {"momentum_accumulator"});
+                        add_schedule(c, {"group:0", "group:1"});
+                        std::vector<float> variance = elements(1037);
+                        variance[3] = 0;
+                        OK(c.put("group:0/exp_avg_sq", variance).import_to(optim));
+                        const std::vector<float> start = model.weights[0];
+                        for (int step = 0; step < 3; ++step) {
+                          OK(sotto_optim_step(optim, nullptr, nullptr));
+                          require(model.weights[0][3] == start[3], "masked");
+                          require(model.weights[0][4] != start[4], "not masked");
+                        }
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+}
+
 TEST(CapiImport, ArgumentsThatAreRefused) {
   EXPECT_EQ(
       run_world(1, kDefault,
