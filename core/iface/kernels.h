@@ -161,7 +161,8 @@ enum class KernelId : uint16_t {
   // [0] r x (list)  [1] w y (list).  ConvertArgs
   kConvert,
   // Gradients of one more micro-batch: sum = (sum + x) * factor, or x * factor if it is the first.
-  // [0] r x (source)  [1] rw sum (list float32)  [2] r factor (double, rounded to float32; optional:
+  // [0] r x (source)  [1] rw sum (list float32)  [2] r factor (double, rounded to float32;
+  // optional:
   // 1).  AccumulateArgs
   kAccumulate,
   // Reduction over ranks in ascending rank order: acc = x_0; acc = acc op x_1; ... Floats of 16

@@ -41,7 +41,8 @@ struct Encoder {
     norm.scale = ScaleKind::kL2;
   }
   void run() {
-    work.run(KernelId::kOnebitEncode, {list, c, scale, bits, sums, nullptr, flags, nullptr}, &args, tables);
+    work.run(KernelId::kOnebitEncode, {list, c, scale, bits, sums, nullptr, flags, nullptr}, &args,
+             tables);
     work.run(KernelId::kNormFinish, {sums, valid_count, scale, message, flags}, &norm);
   }
 

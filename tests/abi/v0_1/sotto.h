@@ -838,15 +838,16 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
 /* Gradient accumulation: adds the gradients now in the grad buffers, those of one micro-batch, to
  * sums in float32 that the library keeps (4 bytes per element). The next sotto_optim_step takes the
  * mean of these and of the gradients it finds itself: of k + 1 micro-batches after k calls, in
- * every stage. Local: nothing is sent, but all ranks have to make the same number of calls. A
- * trainer that averages micro-batches in its own buffers does not need it. The sums start anew
- * after the step, whatever became of it. Until then the state cannot be exported nor the loss scale
- * set. optim  [in] call   [in]  may be NULL; reduce and codec must be zero out_op [out] as for
- * sotto_optim_step; the buffers are free again when it has completed Threads: one per handle, not
- * from callbacks. Blocks: only for a free operation slot; without out_op until completion. Stream:
- * reads after work queued on call->stream. Errors: BUSY (step in flight), INVALID_STATE (more than
- * gradient_accumulation_steps, if the configuration has batch keys; sotto_optim_step gives it for
- * less), the common errors of collectives. Since: 0.1 */
+ * every stage. Local: nothing is sent, but all ranks have to make the same number of calls. The
+ * sums start anew after the step, whatever became of it; until then the state cannot be exported
+ * nor the loss scale set. A trainer that averages micro-batches in its own buffers needs no call.
+ *   optim  [in]
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] as for sotto_optim_step; the buffers are free again when it has completed
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads after work queued on call->stream. Errors: BUSY (step in
+ * flight), INVALID_STATE (more than gradient_accumulation_steps, if the configuration has batch
+ * keys; sotto_optim_step gives it for less), the common errors of collectives. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_call* call,
                                               sotto_op** out_op);
 
