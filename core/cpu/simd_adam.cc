@@ -10,7 +10,6 @@
 #include "core/cpu/ops_adam.h"
 #include "core/cpu/simd-inl.h"
 #include "core/cpu/simd_types-inl.h"
-#include "core/iface/pieces.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -131,9 +130,9 @@ HWY_INLINE VF direction(VF eps, VF wd, VF m, VF v, VF p) {
   return kDecay ? hn::Add(u, hn::Mul(wd, p)) : u;
 }
 
-// Calls of this length belong to large tensors: a direction that does not lie where the gradient
-// was, and is in the cache anyway, goes to memory directly.
-constexpr uint64_t kStreamElements = 32768;
+// Directions that do not lie where the gradient was, and is in the cache anyway, go to memory
+// directly, but for those of the first elements of a tensor: small ones stay in the cache.
+constexpr uint64_t kCachedElements = 65536;
 
 template <bool kInside, bool kDecay, bool kMasked, bool kStream>
 HWY_INLINE void moments_group(const Group& s, const float* g, float* m, float* v, const float* p,
@@ -188,12 +187,12 @@ void moments_as(LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n, c
 }
 
 void lamb_moments(const KernelCall& call) {
-  const bool large = piece_elements(call.pieces) >= kStreamElements;
   bool streamed = false;
   run_source_groups<LambMomentsOp>(call, [&](LambMomentsOp& op, const Piece& p, uint64_t first,
                                              uint64_t n, const float* g) {
     const float* u = op.direction(p) + first;
-    const bool stream = large && u != g && reinterpret_cast<uintptr_t>(u) % 64 == 0;
+    const bool stream =
+        p.offset + first >= kCachedElements && u != g && reinterpret_cast<uintptr_t>(u) % 64 == 0;
     streamed |= stream;
     return stream ? moments_as<true>(op, p, first, n, g) : moments_as<false>(op, p, first, n, g);
   });

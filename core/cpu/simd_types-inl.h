@@ -68,7 +68,7 @@ struct Half {
 #endif
 
 // Groups that are widened at a time: few enough that they stay in the first cache.
-constexpr uint64_t kWideGroups = 8;
+constexpr uint64_t kWideGroups = 4;
 
 // n groups of 16-bit elements as float32.
 template <class Type>
