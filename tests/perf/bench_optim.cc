@@ -1,4 +1,5 @@
-// Rows 5, 7 and 9: Adam, LAMB, 1-bit LAMB.
+// Rows 5, 7, 8 and 9: Adam, LAMB, 1-bit Adam, 1-bit LAMB, each with float32 and with bfloat16
+// gradients. With the latter there is no table of its own: the same targets, bytes counted anew.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -36,10 +37,22 @@ GroupScalars group_scalars() {
   return s;
 }
 
+constexpr Dtype kGradients[] = {Dtype::kF32, Dtype::kBF16};
+
+// "AdamW", or "AdamW, bf16 g".
+std::string variant_of(const std::string& name, Dtype gradients) {
+  return gradients == Dtype::kF32 ? name : name + ", bf16 g";
+}
+// Traffic with float32 gradients less what narrower ones save.
+double bytes_with(Dtype gradients, double bytes) {
+  return bytes - 4 + static_cast<double>(dtype_bytes(gradients));
+}
+
 // State of an optimizer over n elements, in tensors of `tensor` elements that follow each other in
 // memory.
 struct Model {
-  Model(const Options& options, SimdLevel level, uint64_t count, uint64_t tensor_size)
+  Model(const Options& options, SimdLevel level, uint64_t count, uint64_t tensor_size,
+        Dtype gradients)
       : work(options, level),
         n(count),
         tensor(std::min(tensor_size, count)),
@@ -67,7 +80,8 @@ struct Model {
       tables.push_back(cut);
     }
     p_list = work.list_of(tensors_of(p));
-    g_list = work.list_of(tensors_of(g));
+    directions = g_list = work.list_of(tensors_of(g));
+    if (gradients == Dtype::kBF16) narrow_gradients();
     tensor_args.ranges = &range;
     tensor_args.n = 1;
   }
@@ -78,21 +92,33 @@ struct Model {
     return out;
   }
 
+  // As in a step: float32 directions find no place in 16 bits and get a buffer that all tensors
+  // share. It is where g was.
+  void narrow_gradients() {
+    source.source = Dtype::kBF16;
+    auto* narrow = work.zeros<uint16_t>(n);
+    for (uint64_t i = 0; i < n; ++i) narrow[i] = f32_to_bf16(g[i]);
+    std::vector<void*> lists;
+    for (uint64_t t = 0; t < tensors(); ++t) lists.push_back(narrow + t * tensor);
+    g_list = work.list_of(lists);
+    directions = work.list_of(std::vector<void*>(tensors(), g));
+  }
+
   void adam() {
     for (const auto& t : tables) {
       work.run(KernelId::kAdam, {g_list, m, v, p_list, scalars, nullptr, nullptr}, &source, t);
     }
   }
-  // Directions take the place of gradients, as in a step that has averaged them itself.
+  // Directions take the place of float32 gradients, as in a step that has averaged them itself.
   void lamb() {
     for (uint64_t t = 0; t < tensors(); ++t) {
       range.blocks = blocks_of(std::min(tensor, n - t * tensor));
       range.tensor = static_cast<uint32_t>(t);
       work.run(KernelId::kLambMoments,
-               {g_list, m, v, p_list, sums_a, sums_b, scalars, nullptr, nullptr, g_list}, &source,
-               tables[t]);
+               {g_list, m, v, p_list, sums_a, sums_b, scalars, nullptr, nullptr, directions},
+               &source, tables[t]);
       work.run(KernelId::kLambScalars, {sums_a, sums_b, scalars, states, steps}, &tensor_args);
-      work.run(KernelId::kLambUpdate, {g_list, p_list, steps}, nullptr, tables[t]);
+      work.run(KernelId::kLambUpdate, {directions, p_list, steps}, nullptr, tables[t]);
     }
   }
 
@@ -105,6 +131,7 @@ struct Model {
   float *sums_a, *sums_b, *maxima;
   void* p_list = nullptr;
   void* g_list = nullptr;
+  void* directions = nullptr;
   std::vector<std::vector<std::vector<Piece>>> tables;  // of each tensor
   SourceArgs source{};
   NormRange range;
@@ -112,9 +139,10 @@ struct Model {
 };
 
 template <class Step>
-std::string check_model(const Options& options, uint64_t tensor, const Step& step) {
-  Model ours(options, options.simd, kCheckElements, tensor);
-  Model reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, tensor);
+std::string check_model(const Options& options, uint64_t tensor, Dtype gradients,
+                        const Step& step) {
+  Model ours(options, options.simd, kCheckElements, tensor, gradients);
+  Model reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, tensor, gradients);
   for (int i = 0; i < 2; ++i) {
     step(ours);
     step(reference);
@@ -125,14 +153,15 @@ std::string check_model(const Options& options, uint64_t tensor, const Step& ste
   return e;
 }
 
-// The local work of one compressed step of 1-bit LAMB with W = 4: the front over everything, the
-// server over a quarter, both passes over everything, momentum as bits. Bits of old and new
-// momentum change places from step to step.
+// The local work of one compressed step of 1-bit LAMB or 1-bit Adam with W = 4: the front over
+// everything, the server over a quarter, both passes (Adam: the second) over everything, momentum
+// as bits. Bits of old and new momentum change places from step to step.
 struct CompressedModel : Model {
   static constexpr uint32_t kWorld = 4;
 
-  CompressedModel(const Options& options, SimdLevel level, uint64_t count, uint64_t tensor_size)
-      : Model(options, level, count, tensor_size),
+  CompressedModel(const Options& options, SimdLevel level, uint64_t count, uint64_t tensor_size,
+                  Dtype gradients)
+      : Model(options, level, count, tensor_size, gradients),
         chunk((n + kWorld * 512 - 1) / (kWorld * 512) * 512),
         c(work.random(n, 15, 0.1f)),
         den(work.positive(n, 16, 0.1f, 0.01f)),
@@ -162,6 +191,7 @@ struct CompressedModel : Model {
     for (uint64_t t = 0; t < tensors(); ++t) by_tensor.push_back(tensor_pieces(t));
     encode.instances = momentum.instances = server.instances = 1;
     encode.scale = server.scale = ScaleKind::kL2;
+    encode.source = gradients;
     server.row_bytes = chunk / 8 + 8;
     server.world = kWorld;
     worker_range.blocks = blocks_of(n);
@@ -185,10 +215,8 @@ struct CompressedModel : Model {
     return cut_pieces(all, work.split_elements());
   }
 
-  void step() {
-    uint8_t* old_bits = bits[turn];
-    uint8_t* new_bits = bits[1 - turn];
-    turn = 1 - turn;
+  // Up to what the ranks have averaged.
+  void exchange(uint8_t* old_bits) {
     work.run(KernelId::kOnebitLambFront,
              {g_list, nullptr, old_bits, messages, c, worker_scale, worker_bits, worker_sums,
               nullptr, flags, scalars, states, nullptr},
@@ -198,6 +226,18 @@ struct CompressedModel : Model {
              {rows, messages, server_c, server_scale, server_bits, server_sums, nullptr, server_c},
              &server, server_pieces);
     finish(&server_range, server_sums, counts + 1, server_scale);
+  }
+  void onebit_adam() {
+    exchange(bits[turn]);
+    turn = 1 - turn;
+    work.run(KernelId::kStepSizes, {scalars, steps}, &tensor_args);
+    update(bits[turn], 0);
+  }
+  void onebit_lamb() {
+    uint8_t* old_bits = bits[turn];
+    uint8_t* new_bits = bits[1 - turn];
+    turn = 1 - turn;
+    exchange(old_bits);
     for (uint64_t t = 0; t < tensors(); ++t) {
       // Here all tensors share one list entry, and the numbers of each are at the start of what its
       // kernels see.
@@ -208,10 +248,13 @@ struct CompressedModel : Model {
                &momentum, by_tensor[t]);
       work.run(KernelId::kOnebitLambScalars,
                {sums_a, sums_b, maxima, scalars, states + t, steps + t}, &tensor_args);
-      work.run(KernelId::kOnebitLambUpdate,
-               {nullptr, new_bits, messages, den, p_list, nullptr, scalars, steps + t, states + t},
-               &momentum, by_tensor[t]);
+      update(new_bits, t);
     }
+  }
+  void update(uint8_t* new_bits, uint64_t t) {
+    work.run(KernelId::kOnebitLambUpdate,
+             {nullptr, new_bits, messages, den, p_list, nullptr, scalars, steps + t, states + t},
+             &momentum, by_tensor[t]);
   }
   void finish(NormRange* over, float* sums, uint64_t* count, float* scale) {
     NormArgs norm{};
@@ -238,12 +281,14 @@ struct CompressedModel : Model {
   NormRange worker_range, server_range;
 };
 
-std::string check_compressed(const Options& options, uint64_t tensor) {
-  CompressedModel ours(options, options.simd, kCheckElements, tensor);
-  CompressedModel reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, tensor);
+template <class Step>
+std::string check_compressed(const Options& options, uint64_t tensor, Dtype gradients,
+                             const Step& step) {
+  CompressedModel ours(options, options.simd, kCheckElements, tensor, gradients);
+  CompressedModel reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, tensor, gradients);
   for (int i = 0; i < 2; ++i) {
-    ours.step();
-    reference.step();
+    step(ours);
+    step(reference);
   }
   std::string e = difference("p", ours.p, reference.p, 4 * ours.n);
   if (e.empty()) e = difference("vf", ours.v, reference.v, 4 * ours.n);
@@ -255,63 +300,100 @@ std::string check_compressed(const Options& options, uint64_t tensor) {
 }  // namespace
 
 void optim_adam(const Options& options, std::vector<Measurement>* out) {
-  Model ours(options, options.simd, options.n, options.n);
-  Model other(options, options.simd, options.n, options.n);
-  Case work;
-  work.row = 5;
-  work.benchmark = "optim_adam";
-  work.variant = "AdamW fp32";
-  work.yardstick_name = "4 in 3 out";
-  work.n = options.n;
-  work.bytes_per_element = 28;
-  work.target = 1.03;
-  work.ours = [&] { ours.adam(); };
-  work.yardstick = [&] {
-    in_shares(options, other.n, [&](uint64_t i, uint64_t n) {
-      four_loads_three_stores(other.g + i, other.m + i, other.v + i, other.p + i, n);
-    });
-  };
-  work.error = check_model(options, kCheckElements, [](Model& model) { model.adam(); });
-  measure_into(work, options, out);
+  for (const Dtype gradients : kGradients) {
+    Model ours(options, options.simd, options.n, options.n, gradients);
+    Model other(options, options.simd, options.n, options.n, Dtype::kF32);
+    Case work;
+    work.row = 5;
+    work.benchmark = "optim_adam";
+    work.variant = variant_of("AdamW", gradients);
+    work.dtype = dtype_name(gradients);
+    work.yardstick_name = "4 in 3 out";
+    work.n = options.n;
+    work.bytes_per_element = bytes_with(gradients, 28);
+    work.share = work.bytes_per_element / 28;
+    work.target = 1.03;
+    work.ours = [&] { ours.adam(); };
+    work.yardstick = [&] {
+      in_shares(options, other.n, [&](uint64_t i, uint64_t n) {
+        four_loads_three_stores(other.g + i, other.m + i, other.v + i, other.p + i, n);
+      });
+    };
+    work.error = check_model(options, kCheckElements, gradients, [](Model& m) { m.adam(); });
+    measure_into(work, options, out);
+  }
 }
 
 void optim_lamb(const Options& options, std::vector<Measurement>* out) {
-  for (const bool tiled : {true, false}) {
+  for (const auto& [tiled, gradients] : {std::pair(true, kGradients[0]),
+                                         {false, kGradients[0]},
+                                         {true, kGradients[1]},
+                                         {false, kGradients[1]}}) {
     const uint64_t tensor = tiled ? kTile : options.n;
-    Model ours(options, options.simd, options.n, tensor);
-    Model other(options, options.simd, options.n, tensor);
+    Model ours(options, options.simd, options.n, tensor, gradients);
+    Model other(options, options.simd, options.n, tensor, gradients);
     Case work;
     work.row = 7;
     work.benchmark = "optim_lamb";
-    work.variant = tiled ? "tile-resident" : "large";
+    work.variant = variant_of(tiled ? "tile" : "large", gradients);
+    work.dtype = dtype_name(gradients);
     work.yardstick_name = "our Adam";
     work.n = options.n;
-    work.bytes_per_element = tiled ? 32 : 40;
+    work.bytes_per_element = bytes_with(gradients, tiled ? 32 : 40);
     work.target = tiled ? 1.10 : 1.45;
     work.ours = [&] { ours.lamb(); };
     work.yardstick = [&] { other.adam(); };
     work.error =
-        check_model(options, tiled ? kTile : kCheckElements, [](Model& model) { model.lamb(); });
+        check_model(options, tiled ? kTile : kCheckElements, gradients, [](Model& m) { m.lamb(); });
+    measure_into(work, options, out);
+  }
+}
+
+// Front and server of a compressed step, bytes per element.
+constexpr double kExchangeBytes = 12.25 + (8.125 + 4 / 8.0) / 4;
+
+void optim_onebit_adam(const Options& options, std::vector<Measurement>* out) {
+  for (const Dtype gradients : kGradients) {
+    CompressedModel ours(options, options.simd, options.n, options.n, gradients);
+    Model other(options, options.simd, options.n, options.n, gradients);
+    Case work;
+    work.row = 8;
+    work.benchmark = "optim_1bit_adam";
+    work.variant = variant_of("local", gradients);
+    work.dtype = dtype_name(gradients);
+    work.yardstick_name = "our Adam";
+    work.n = options.n;
+    work.bytes_per_element = bytes_with(gradients, kExchangeBytes + 12.125);
+    work.target = 1.00;
+    work.ours = [&] { ours.onebit_adam(); };
+    work.yardstick = [&] { other.adam(); };
+    work.error = check_compressed(options, kCheckElements, gradients,
+                                  [](CompressedModel& m) { m.onebit_adam(); });
     measure_into(work, options, out);
   }
 }
 
 void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out) {
-  for (const bool tiled : {false, true}) {
+  for (const auto& [tiled, gradients] : {std::pair(false, kGradients[0]),
+                                         {true, kGradients[0]},
+                                         {false, kGradients[1]},
+                                         {true, kGradients[1]}}) {
     const uint64_t tensor = tiled ? kTile : options.n;
-    CompressedModel ours(options, options.simd, options.n, tensor);
-    Model other(options, options.simd, options.n, tensor);
+    CompressedModel ours(options, options.simd, options.n, tensor, gradients);
+    Model other(options, options.simd, options.n, tensor, gradients);
     Case work;
     work.row = 9;
     work.benchmark = "optim_1bit_lamb";
-    work.variant = tiled ? "tile-resident" : "large";
+    work.variant = variant_of(tiled ? "tile" : "large", gradients);
+    work.dtype = dtype_name(gradients);
     work.yardstick_name = "our LAMB";
     work.n = options.n;
-    work.bytes_per_element = 12.25 + (8.125 + 4 / 8.0) / 4 + (tiled ? 20.25 : 28.375);
+    work.bytes_per_element = bytes_with(gradients, kExchangeBytes + (tiled ? 20.25 : 28.375));
     work.target = tiled ? 1.30 : 1.10;
-    work.ours = [&] { ours.step(); };
+    work.ours = [&] { ours.onebit_lamb(); };
     work.yardstick = [&] { other.lamb(); };
-    work.error = check_compressed(options, tensor);
+    work.error =
+        check_compressed(options, tensor, gradients, [](CompressedModel& m) { m.onebit_lamb(); });
     measure_into(work, options, out);
   }
 }

@@ -16,9 +16,12 @@ void codec_server(const Options& options, std::vector<Measurement>* out);
 void codec_blocks(const Options& options, std::vector<Measurement>* out);
 void optim_adam(const Options& options, std::vector<Measurement>* out);
 void optim_lamb(const Options& options, std::vector<Measurement>* out);
+void optim_onebit_adam(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out);
 // Counts bytes; sizes of its own, none of the options.
 void wire_bytes(const Options& options, std::vector<Measurement>* out);
+// The same.
+void zeroone_bits(const Options& options, std::vector<Measurement>* out);
 
 // Measures unless the case carries an error.
 void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out);

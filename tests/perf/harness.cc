@@ -111,6 +111,55 @@ std::string wire_json_line(const Measurement& m) {
   return line.dump();
 }
 
+std::string schedule_json_line(const Measurement& m) {
+  const ScheduleFigures& s = *m.schedule;
+  nlohmann::ordered_json line = {
+      {"row", m.info.row},
+      {"benchmark", m.info.benchmark},
+      {"variant", m.info.variant},
+      {"n", m.info.n},
+      {"ranks", s.ranks},
+      {"variance_steps", s.variance},
+      {"compressed_steps", s.compressed},
+      {"sync_steps", s.sync},
+      {"local_steps", s.local},
+      {"payload_bytes", s.payload_bytes},
+      {"header_bytes", s.header_bytes},
+      {"ratio", m.ratio},
+      {"target", m.info.target},
+      {"reached", m.info.error.empty() && m.reached()},
+      {"error", m.info.error},
+  };
+  add_machine(&line);
+  return line.dump();
+}
+
+std::string schedule_table(const std::vector<Measurement>& all) {
+  std::string text;
+  for (const Measurement& m : all) {
+    if (!m.schedule) continue;
+    if (text.empty()) {
+      text = fmt::format(
+          "\nbytes of all ranks over a schedule; ratio = bits per parameter and step / (2 (W-1) / "
+          "W), headers included\n\n{:<4}{:<14}{:<20}{:>9}{:>10}{:>12}{:>8}{:>8}{:>16}{:>14}{:>9}"
+          "  {}\n",
+          "row", "benchmark", "variant", "n", "variance", "compressed", "sync", "local", "payload",
+          "headers", "ratio", "target, verdict");
+    }
+    const ScheduleFigures& s = *m.schedule;
+    text += fmt::format("{:<4}{:<14}{:<20}{:>9}", m.info.row, m.info.benchmark, m.info.variant,
+                        m.info.n);
+    if (!m.info.error.empty()) {
+      text += fmt::format("  WRONG: {}\n", m.info.error);
+      continue;
+    }
+    text += fmt::format("{:>10}{:>12}{:>8}{:>8}{:>16}{:>14}{:>9.4f}  {:.2f} {}\n", s.variance,
+                        s.compressed, s.sync, s.local, s.payload_bytes, s.header_bytes, m.ratio,
+                        m.info.target, m.reached() ? "reached" : "not reached");
+  }
+  return text;
+}
+
 std::string wire_table(const std::vector<Measurement>& all) {
   std::string text, reason;
   size_t skipped = 0, others = 0;
@@ -167,13 +216,14 @@ std::string wire_table(const std::vector<Measurement>& all) {
 
 std::string json_line(const Measurement& m, const Options& options) {
   if (m.wire) return wire_json_line(m);
+  if (m.schedule) return schedule_json_line(m);
   nlohmann::ordered_json line = {
       {"row", m.info.row},
       {"benchmark", m.info.benchmark},
       {"variant", m.info.variant},
       {"yardstick", m.info.yardstick_name},
       {"n", m.info.n},
-      {"dtype", "fp32"},
+      {"dtype", m.info.dtype},
       {"threads", options.threads},
       {"simd", simd_in_use(options.simd)},
       {"clock", options.cpu_clock ? "cpu" : "wall"},
@@ -194,8 +244,8 @@ std::string json_line(const Measurement& m, const Options& options) {
 }
 
 std::string table(const std::vector<Measurement>& all, const Options& options) {
-  if (std::all_of(all.begin(), all.end(), [](const Measurement& m) { return m.wire.has_value(); }))
-    return wire_table(all);
+  if (std::none_of(all.begin(), all.end(), [](const Measurement& m) { return m.timed(); }))
+    return wire_table(all) + schedule_table(all);
   std::string text = fmt::format(
       "processor {}, {} thread(s), {}, {} clock\nratio = time / (share x yardstick), median of {} "
       "pairs "
@@ -205,7 +255,7 @@ std::string table(const std::vector<Measurement>& all, const Options& options) {
       options.cpu_clock ? "cpu" : "wall", options.pairs, "row", "benchmark", "variant", "yardstick",
       "n", "B/elem", "ours ms", "yard ms", "GB/s", "ratio", "target", "IQR, verdict");
   for (const Measurement& m : all) {
-    if (m.wire) continue;
+    if (!m.timed()) continue;
     if (!m.info.error.empty()) {
       text += fmt::format("{:<4}{:<17}{:<16}WRONG RESULT: {}\n", m.info.row, m.info.benchmark,
                           m.info.variant, m.info.error);
@@ -218,7 +268,7 @@ std::string table(const std::vector<Measurement>& all, const Options& options) {
         m.info.bytes_per_element, m.ours_ms, m.yardstick_ms, m.gb_per_s, m.ratio, m.info.target,
         100 * m.ratio_iqr, m.reached() ? "reached" : "not reached");
   }
-  return text + wire_table(all);
+  return text + wire_table(all) + schedule_table(all);
 }
 
 }  // namespace sotto::perf

@@ -27,6 +27,7 @@ struct Case {
   std::string benchmark;  // codec_encode, ...
   std::string variant;    // W=4, large, ...
   std::string yardstick_name;
+  std::string dtype = "fp32";  // of the input
   uint64_t n = 0;
   double bytes_per_element = 0;  // traffic of ours, each array once per read and once per write
   double share = 1;              // ratio = ours / (share * yardstick)
@@ -52,6 +53,15 @@ struct WireFigures {
   std::string skipped;           // why the interface was not read
 };
 
+// What a schedule of steps sends, all ranks together. The ratio is bits per parameter and step,
+// divided by 2 (W-1) / W.
+struct ScheduleFigures {
+  int32_t ranks = 0;
+  uint64_t variance = 0, compressed = 0, sync = 0, local = 0;  // steps of each kind
+  uint64_t payload_bytes = 0;
+  uint64_t header_bytes = 0;
+};
+
 struct Measurement {
   Case info;
   uint32_t pairs = 0;
@@ -62,6 +72,8 @@ struct Measurement {
   double ratio_iqr = 0;  // interquartile range over median
   double gb_per_s = 0;   // of ours
   std::optional<WireFigures> wire;
+  std::optional<ScheduleFigures> schedule;
+  bool timed() const { return !wire && !schedule; }
 
   // The median meets the target and the spread is below 10 %.
   bool reached() const { return ratio <= info.target && ratio_iqr < 0.10; }
