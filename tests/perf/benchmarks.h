@@ -1,4 +1,4 @@
-// The benchmarks: rows of the table of targets that need one process only.
+// The benchmarks: rows of the table of targets.
 #pragma once
 
 #include <vector>
@@ -18,6 +18,8 @@ void optim_adam(const Options& options, std::vector<Measurement>* out);
 void optim_lamb(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_adam(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out);
+// This process is one rank of several; only the first has measurements.
+void allreduce_codecs(const Options& options, std::vector<Measurement>* out);
 // Counts bytes; sizes of its own, none of the options.
 void wire_bytes(const Options& options, std::vector<Measurement>* out);
 // The same.

@@ -51,18 +51,24 @@ std::string kernel_release() {
 }  // namespace
 
 Measurement measure(const Case& work, const Options& options) {
-  Measurement m;
-  m.info = work;
-  m.pairs = options.pairs;
-  std::vector<double> ours, yardstick, ratios;
+  std::vector<double> ours, yardstick;
   for (uint32_t i = 0; i <= options.pairs; ++i) {
     const double a = milliseconds(work.ours, options.cpu_clock);
     const double b = milliseconds(work.yardstick, options.cpu_clock);
     if (i == 0) continue;  // warm-up
     ours.push_back(a);
     yardstick.push_back(b);
-    ratios.push_back(a / (work.share * b));
   }
+  return summarize(work, ours, yardstick);
+}
+
+Measurement summarize(const Case& work, const std::vector<double>& ours,
+                      const std::vector<double>& yardstick) {
+  Measurement m;
+  m.info = work;
+  m.pairs = static_cast<uint32_t>(ours.size());
+  std::vector<double> ratios;
+  for (size_t i = 0; i < ours.size(); ++i) ratios.push_back(ours[i] / (work.share * yardstick[i]));
   m.ours_ms = quantile(ours, 0.5);
   m.ours_p99_ms = quantile(ours, 0.99);
   m.yardstick_ms = quantile(yardstick, 0.5);
@@ -73,6 +79,11 @@ Measurement measure(const Case& work, const Options& options) {
 }
 
 namespace {
+
+const char* verdict(const Measurement& m) {
+  if (m.info.target == 0) return "no target";
+  return m.reached() ? "reached" : "not reached";
+}
 
 void add_machine(nlohmann::ordered_json* line) {
   static const std::string processor = processor_name();
@@ -224,6 +235,7 @@ std::string json_line(const Measurement& m, const Options& options) {
       {"yardstick", m.info.yardstick_name},
       {"n", m.info.n},
       {"dtype", m.info.dtype},
+      {"link", options.link},
       {"threads", options.threads},
       {"simd", simd_in_use(options.simd)},
       {"clock", options.cpu_clock ? "cpu" : "wall"},
@@ -266,7 +278,7 @@ std::string table(const std::vector<Measurement>& all, const Options& options) {
         "{}\n",
         m.info.row, m.info.benchmark, m.info.variant, m.info.yardstick_name, m.info.n,
         m.info.bytes_per_element, m.ours_ms, m.yardstick_ms, m.gb_per_s, m.ratio, m.info.target,
-        100 * m.ratio_iqr, m.reached() ? "reached" : "not reached");
+        100 * m.ratio_iqr, verdict(m));
   }
   return text + wire_table(all) + schedule_table(all);
 }

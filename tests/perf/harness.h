@@ -19,6 +19,7 @@ struct Options {
   SimdLevel simd = SimdLevel::kAuto;
   bool cpu_clock = false;  // processor time of the process instead of wall time: for machines that
                            // others use too
+  std::string link = "none";  // the network between ranks, in words
 };
 
 // One comparison. ours and yardstick do the whole work once per call.
@@ -31,7 +32,7 @@ struct Case {
   uint64_t n = 0;
   double bytes_per_element = 0;  // traffic of ours, each array once per read and once per write
   double share = 1;              // ratio = ours / (share * yardstick)
-  double target = 0;             // ratio is to be at most this
+  double target = 0;             // ratio is to be at most this; 0: no target
   std::function<void()> ours;
   std::function<void()> yardstick;
   std::string error;  // not empty: the result was wrong and nothing was timed
@@ -80,6 +81,9 @@ struct Measurement {
 };
 
 Measurement measure(const Case& work, const Options& options);
+// Of times in milliseconds that were measured in pairs.
+Measurement summarize(const Case& work, const std::vector<double>& ours,
+                      const std::vector<double>& yardstick);
 
 // One JSON object per measurement and line, columns fixed; machine and build in every line.
 std::string json_line(const Measurement& m, const Options& options);
