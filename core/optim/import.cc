@@ -157,7 +157,10 @@ Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays)
 // Before freeze_step coefficients start again. Behind it they are the file's; without scaling
 // coefficients the compressed stage has not made a step yet, and begins with the next one.
 Status Optimizer::read_onebit_lamb(const ArrayReader& reader, OptimSnapshot* s) const {
-  if (!s->compressed) return ok_status();
+  if (!s->compressed) {
+    s->average_since = s->step;
+    return ok_status();
+  }
   std::vector<ArrayKey> needed{ArrayKey::kLambCoeffFreeze};
   s->stage_started = reader.has(ArrayKey::kScalingCoeff);
   if (s->stage_started) {

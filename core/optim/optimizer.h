@@ -83,8 +83,9 @@ struct OptimSnapshot {
   ZeroOneCounters zeroone;
   std::vector<double> lr_sums, anchor_decays;  // per group
   std::vector<float> local_sum, anchor;
-  std::vector<float> padding_m;            // 1-bit LAMB in mode compat, on the same number of ranks
-  bool local_sum_is_common = false;        // all ranks have the same (never so in a blob)
+  uint64_t average_since = 0;        // 1-bit LAMB: updates before the average trust ratios started
+  std::vector<float> padding_m;      // 1-bit LAMB in mode compat, on the same number of ranks
+  bool local_sum_is_common = false;  // all ranks have the same (never so in a blob)
   std::optional<OnebitResidual> residual;  // error feedback of this rank; empty: none stored
   std::optional<OnebitMean> mean;          // error feedback of all ranks; empty: none stored
 };
@@ -248,6 +249,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool compressed_ = false;
   bool stage_started_ = false;
   bool momentum_bits_ = false;
+  uint64_t average_since_ = 0;
   // 0/1 Adam.
   ZeroOneSchedule zeroone_;
   std::vector<double> lr_sums_, anchor_decays_;  // per group, since the last synchronisation

@@ -104,7 +104,8 @@ StepPlan Optimizer::build(Variant variant, bool accumulated) const {
     request.first = first;
     request.mask_zero_variance = may_mask_zero_variance();
     if (first && config_.sotto.coeff_debias) {
-      request.debias = 1.0 - std::pow(groups_[0].coeff_beta, static_cast<double>(step_));
+      request.debias =
+          1.0 - std::pow(groups_[0].coeff_beta, static_cast<double>(step_ - average_since_));
     }
     return build_compressed_step(request);
   };

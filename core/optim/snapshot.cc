@@ -54,6 +54,7 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   s.mode = std::string(mode_name(compat() ? Mode::kCompat : Mode::kStrict));
   s.step = step_;
   s.step_offset = onebit() ? config_.sotto.step_offset : 0;
+  s.average_since = average_since_;
   s.compressed = compressed_;
   s.stage_started = stage_started_;
   s.scheduler_iteration = schedule_.last_batch_iteration();
@@ -170,6 +171,10 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
   if (s.stage_started && !(zeroone() ? s.zeroone.frozen : s.compressed))
     return invalid_argument("the state's stage flags contradict each other");
   if (zeroone()) SOTTO_TRY(check_zeroone(s, with_residual));
+  // Before the switch there has to be an average to divide.
+  if (s.average_since > s.step || (s.average_since == s.step && s.step > 0 && late_stage(s.step)))
+    return invalid_argument("the state's average trust ratios start after {} of {} updates",
+                            s.average_since, s.step);
   if (s.step_offset != config_.sotto.step_offset) {
     return invalid_argument("the state has step_offset {}, this configuration {}", s.step_offset,
                             config_.sotto.step_offset);
@@ -219,10 +224,14 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   const bool frozen = zeroone() && late_stage(s.step);
   const bool keep_stage = late_stage(s.step) && s.stage_started;
   std::vector<TensorState> states(params_.size());
+  uint64_t average_since = s.average_since;
   if (onebit()) {
     states = s.tensor_states;
     // Back in warm-up after a compressed stage: its coefficients start again.
-    if (s.compressed && !compressed) states.assign(params_.size(), TensorState{});
+    if (s.compressed && !compressed) {
+      states.assign(params_.size(), TensorState{});
+      if (onebit_lamb()) average_since = s.step;
+    }
   }
   uint64_t first = 0;
   for (const ParamSpec& p : params_) {
@@ -257,6 +266,7 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
     mask_is_old_ = true;
   }
   step_ = s.step;
+  average_since_ = average_since;
   compressed_ = compressed;
   stage_started_ = keep_stage;
   momentum_bits_ = false;

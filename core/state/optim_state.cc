@@ -10,6 +10,7 @@ std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
                  {"mode", s.mode},
                  {"step", s.step},
                  {"step_offset", s.step_offset},
+                 {"average_since", s.average_since},
                  {"compressed", s.compressed},
                  {"stage_started", s.stage_started},
                  {"scheduler_iteration", s.scheduler_iteration},
@@ -58,6 +59,7 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
   SOTTO_TRY(read_key(meta, "mode", &s.mode));
   SOTTO_TRY(read_key(meta, "step", &s.step));
   SOTTO_TRY(read_key(meta, "step_offset", &s.step_offset));
+  SOTTO_TRY(read_key(meta, "average_since", &s.average_since));
   SOTTO_TRY(read_key(meta, "compressed", &s.compressed));
   SOTTO_TRY(read_key(meta, "stage_started", &s.stage_started));
   SOTTO_TRY(read_key(meta, "scheduler_iteration", &s.scheduler_iteration));

@@ -165,6 +165,38 @@ TEST_P(OptimizerProperties, ExactRestoreContinuesBitForBit) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
+// A second phase with a larger freeze_step starts the average trust ratios again, and they are
+// divided by what that many updates give.
+TEST(OptimizerPhases, AveragesStartAgain) {
+  const auto json = [](int freeze_step) {
+    return fmt::format(R"({{"optimizer": {{"type": "OneBitLamb", "params": {{"lr": 0.01,
+        "freeze_step": {}}}}}, "sotto": {{"coeff_debias": true}}}})",
+                       freeze_step);
+  };
+  const Status status =
+      run_world(world_of("inproc", 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
+        Model model(comm->rank());
+        SOTTO_ASSIGN(const auto first, Optimizer::create(comm, json(5), model.specs()));
+        SOTTO_TRY(train(*first, model, 0, 8));
+        SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*first, StateMode::kMean));
+        SOTTO_ASSIGN(const auto second, Optimizer::create(comm, json(14), model.specs()));
+        SOTTO_TRY(import_state(*second, StateMode::kMean, blob));
+        SOTTO_TRY(train(*second, model, 8, 13));  // state step 14: the last of the warm-up
+        SOTTO_ASSIGN(const OptimSnapshot before, second->snapshot(false));
+        SOTTO_TRY(train(*second, model, 13, 14));
+        SOTTO_ASSIGN(const OptimSnapshot after, second->snapshot(false));
+        const double divisor = 1 - std::pow(0.9, 5);
+        for (size_t t = 0; t < model.counts.size(); ++t) {
+          const double got = after.tensor_states[t].c_avg;
+          const double want = before.tensor_states[t].c_avg / divisor;
+          if (model.counts[t] != 0 && (want == 0 || std::abs(got - want) > 1e-12 * want))
+            return error(Code::kInternal, "tensor {}: {}, want {}", t, got, want);
+        }
+        return ok_status();
+      });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
 // P1: before freeze_step 1-bit LAMB is LAMB without bias correction.
 TEST(OptimizerWarmUp, OfOnebitLambIsLamb) {
   const Status status =
