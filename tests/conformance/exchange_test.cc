@@ -2,7 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "tests/support/core_ranks.h"
 
@@ -398,11 +400,13 @@ TEST(ExchangeMismatch, CountsOfAPairAreNamedOnEveryRank) {
   }
 }
 
-// Two ranks call something else: PROTOCOL on both, with the words of both calls.
+// Two ranks call something else: PROTOCOL on both, with the words of both calls. late: everything
+// that rank 0 sends, the barrier after its call too, is there before rank 1 calls.
 void expect_disagreement(const std::function<void(const Comm&, CollectiveRequest&)>& change,
-                         const std::vector<std::string>& words) {
+                         const std::vector<std::string>& words, bool late = false) {
   for (const char* kind : {"inproc", "tcp"}) {
     const Status status = run_world(world_of(kind, 2), [&](const auto& comm) -> Status {
+      if (late && comm->rank() == 1) std::this_thread::sleep_for(std::chrono::milliseconds(100));
       Bytes in(64), out(64);
       Call call = make_call(*comm, OpKind::kAllToAll, {Dtype::kU8});
       call.request.counts = {8};
@@ -443,11 +447,13 @@ TEST(ExchangeMismatch, OtherCallsAreNamed) {
         r.root = comm.rank();
       },
       {"gather(root 0", "gather(root 1"});
-  expect_disagreement(
-      [](const Comm& comm, CollectiveRequest& r) {
-        r.kind = comm.rank() == 0 ? OpKind::kScatter : OpKind::kGather;
-      },
-      {"scatter(root 0", "gather(root 0"});
+  for (const bool late : {false, true}) {
+    expect_disagreement(
+        [](const Comm& comm, CollectiveRequest& r) {
+          r.kind = comm.rank() == 0 ? OpKind::kScatter : OpKind::kGather;
+        },
+        {"scatter(root 0", "gather(root 0"}, late);
+  }
 }
 
 }  // namespace

@@ -136,7 +136,9 @@ void Channel::on_sent(FrameStream& /*stream*/, const OutFrame& out) {
 void Channel::recv(Transfer& t) {
   Flow& f = flow(t.op->key);
   ++f.receives_open;
-  for (Unexpected** at = &f.unexpected; *at != nullptr; at = &(*at)->next) {
+  // After a failure nothing is delivered any more: a later operation would take messages of a peer
+  // with which this rank does not agree.
+  for (Unexpected** at = &f.unexpected; !failed_ && *at != nullptr; at = &(*at)->next) {
     if ((*at)->round != t.round || (*at)->segment != t.segment) continue;
     Unexpected* message = *at;
     *at = message->next;
