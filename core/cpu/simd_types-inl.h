@@ -91,7 +91,8 @@ HWY_INLINE void widen(const Floats& source, uint64_t first, uint64_t n, float* o
 }
 
 // run_groups for ops with a source: groups(op, piece, first, n, g), g being the n groups of the
-// source as float32: its own memory, or widened, so that one loop serves all types.
+// source as float32: its own memory, or widened, so that one loop serves all types. Bytes per
+// element: 2 less than with float32.
 template <class Op, class Groups>
 void run_source_groups(const KernelCall& call, Groups&& groups) {
   run_groups<Op>(call, [&](Op& op, const Piece& p, uint64_t first, uint64_t n) {

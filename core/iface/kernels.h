@@ -227,7 +227,7 @@ enum class KernelId : uint16_t {
   kOnebitServer,
   // y = bit ? R : -R, 0 where masked (step 10).  R is number `message` of [1].
   // [0] r bits (flat, base 0)  [1] r message area  [2] w y (list float32 at `target`)  [3] r
-  // valid, optional. No arguments
+  // valid, optional.
   kOnebitDecode,
   // Encoder of casts and of blocks. x' = isfinite(x) ? x : 0 (and flags |= kFlagNonfinite);
   // c = x' + e (without residual: x'; padding: 0); code and value v of c as below; e = c - v.
@@ -300,7 +300,7 @@ enum class KernelId : uint16_t {
   // TensorStep[]. TensorArgs
   kLambScalars,
   // LAMB pass 2: p = p - step_size * u, u from kLambMoments.
-  // [0] r u (list)  [1] rw p (list)  [2] r TensorStep[].  no arguments
+  // [0] r u (list)  [1] rw p (list)  [2] r TensorStep[].
   kLambUpdate,
 
   // Switch to the compressed stage: vf = v; den = sqrt(v) + eps; mask_zero_variance: valid bit
@@ -312,7 +312,7 @@ enum class KernelId : uint16_t {
   // counts[i] += valid elements of pieces with `block` == i (Piece::block is an index into counts
   // here, so a call is never
   // cut); valid null: all.
-  // [0] r valid, optional  [1] rw counts (uint64, zero before).  no arguments
+  // [0] r valid, optional  [1] rw counts (uint64, zero before).
   kCountValid,
   // s_l = ||m_l|| / sqrt(count_l); united = mean of s_l over tensors with count and s_l not 0;
   // scaling_coeff = united / s_l,
@@ -331,7 +331,7 @@ enum class KernelId : uint16_t {
   // [4] r old bits, optional  [5] r old messages, optional  [6] rw vf  [7] r den  [8] r p (list)
   // [9] r valid, optional
   // [10] w block sums u0  [11] w block sums u  [12] w block maxima (float32)  [13] r GroupScalars[]
-  // [14] r TensorState[].  MomentumArgs
+  // [14] r TensorState[].
   kOnebitLambFactor,
   // Per tensor: factor = max of block maxima; wd != 0: q = min(1, ||u0|| / ||u||) (1 if ||u|| = 0),
   // factor = factor*q +
@@ -347,11 +347,9 @@ enum class KernelId : uint16_t {
   // [0] r m (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] r den  [4] rw p
   // (list)
   // [5] r valid, optional  [6] r GroupScalars[]  [7] r TensorStep[]  [8] r TensorState[].
-  // MomentumArgs
   kOnebitLambUpdate,
   // m as floats from bits: m = bit ? M : -M, M = R / float(scaling_coeff); 0 where masked.
   // [0] r bits  [1] r messages  [2] r TensorState[]  [3] w m (flat)  [4] r valid, optional.
-  // MomentumArgs
   kMomentumFromBits,
 
   // step_size = float(lr) of every tensor; trust_ratio and factor 1.
@@ -394,7 +392,7 @@ enum class KernelId : uint16_t {
   // b = 0.
   // [0] r x (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] rw m (flat)
   // [4] w b (flat)  [5] r den (flat)  [6] rw anchor (flat)  [7] w p (list)  [8] r GroupScalars[]
-  // [9] r valid, optional.  MomentumArgs
+  // [9] r valid, optional.
   kLocalSync,
 
   // 0/1 Adam as published (6.4, mode compat): parameters are updated in place.
@@ -458,7 +456,6 @@ struct ReduceArgs {
 };
 struct EncodeArgs {
   uint64_t bits_base;  // flat index of bit 0 of `bits`
-  uint64_t instances;
   ScaleKind scale;
   bool identity;
   Dtype source = Dtype::kF32;
@@ -510,9 +507,7 @@ struct ScalingArgs {
   uint64_t n;
   double debias;  // 0: off
 };
-struct MomentumArgs {
-  uint64_t instances;
-};
+struct NoArgs {};  // where none are named
 struct SgdArgs {
   bool nesterov;
   Dtype source = Dtype::kF32;

@@ -112,7 +112,7 @@ class CompressedStep {
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.segment_bytes;
     e.encode = [this](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-      const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false, gradient_.type};
+      const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
       const std::vector<OperandRef> operands{
           gradient_.operand(),
           old_m(),
@@ -146,8 +146,7 @@ class CompressedStep {
                absent(), absent(), absent(), frame_.mask_operand(),
                whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
                frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
-              compressed_pieces(layout_),
-              EncodeArgs{0, layout_.instances(), r_.scale, true, gradient_.type});
+              compressed_pieces(layout_), EncodeArgs{0, r_.scale, true, gradient_.type});
     return frame_.decide_alone(flags, gradient_.word);
   }
 
@@ -158,7 +157,7 @@ class CompressedStep {
     b_.kernel(KernelId::kMomentumFromBits,
               {new_bits(), new_messages(), frame_.states_operand(Access::kRead),
                flat(floats, Access::kWrite, 32), frame_.mask_operand()},
-              compressed_pieces(layout_, true), MomentumArgs{layout_.instances()});
+              compressed_pieces(layout_, true), NoArgs{});
     new_m_ = floats;
   }
 
@@ -202,7 +201,7 @@ class CompressedStep {
         {new_m(), new_bits(), new_messages(), flat(s_.den, Access::kRead, 32),
          list(s_.params, Access::kReadWrite, 32), frame_.valid_operand(), frame_.scalars_operand(),
          frame_.steps_operand(Access::kRead), frame_.states_operand(Access::kRead)},
-        std::move(pieces), MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+        std::move(pieces), NoArgs{}, StepFrame::committing(word));
   }
 
   // Passes A and B, tensor after tensor.
@@ -213,7 +212,6 @@ class CompressedStep {
     const uint32_t maxima = b_.scratch(block_bytes);
     const std::vector<NormRange> ranges = layout_.tensor_ranges();
     const KernelOptions commit = StepFrame::committing(word);
-    const MomentumArgs args{layout_.instances()};
     for (uint32_t t = 0; t < ranges.size(); ++t) {
       if (ranges[t].count == 0) continue;
       std::vector<Piece> pieces = layout_.tensor_pieces(t);
@@ -224,7 +222,7 @@ class CompressedStep {
                  blocks(u0_blocks, Access::kWrite), blocks(u_blocks, Access::kWrite),
                  blocks(maxima, Access::kWrite), frame_.scalars_operand(),
                  frame_.states_operand(Access::kRead)},
-                pieces, args, commit);
+                pieces, NoArgs{}, commit);
       b_.kernel(
           KernelId::kOnebitLambScalars,
           {whole(u0_blocks, Access::kRead, 0, block_bytes),

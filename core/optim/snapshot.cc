@@ -36,12 +36,10 @@ Status Optimizer::momentum_to_floats() {
                               {memory_.tensor_states.data()},
                               {memory_.m.data()},
                               {masked_ ? memory_.valid.data() : nullptr}};
-  const MomentumArgs args{layout_->instances()};
   KernelCall call;
   call.id = KernelId::kMomentumFromBits;
   call.operands = operands;
   call.pieces = pieces;
-  call.args = &args;
   return run_and_wait(comm_->engine(), call);
 }
 

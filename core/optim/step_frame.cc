@@ -301,7 +301,7 @@ uint32_t StepFrame::decide_alone(uint32_t flags, uint32_t prior) {
 void StepFrame::count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces) {
   b_.fill({counts, 0, n * 8}, 0);
   b_.kernel(KernelId::kCountValid, {valid_operand(), whole(counts, Access::kReadWrite, 0, n * 8)},
-            std::move(pieces), MomentumArgs{0});
+            std::move(pieces), NoArgs{});
 }
 
 void StepFrame::count_valid_of_instances() {

@@ -53,7 +53,7 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
     b.kernel(KernelId::kLambUpdate,
              {list(directions, Access::kRead, 32), list(s.params, Access::kReadWrite, 32),
               frame.steps_operand(Access::kRead)},
-             std::move(pieces), MomentumArgs{0}, commit);
+             std::move(pieces), NoArgs{}, commit);
   }
 }
 

@@ -105,7 +105,7 @@ class ZeroOneStep {
   // x: list of source elements of type `type`.
   void encode(OperandRef x, Dtype type, OperandRef coefficient, std::vector<Piece> pieces,
               const OnebitEncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false, type};
+    const EncodeArgs args{to.bits_base, r_.scale, false, type};
     emit_with_undo(KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
                    {x, state(s_.onebit.worker, Access::kReadWrite),
                     scales(s_.onebit.worker_scale, Access::kRead),
@@ -116,7 +116,7 @@ class ZeroOneStep {
   }
 
   void encode_sync(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, layout_.instances(), r_.scale, false, gradient_.type};
+    const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
     emit_with_undo(
         KernelId::kLocalFront, KernelId::kLocalFrontUndo,
         {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
@@ -155,7 +155,7 @@ class ZeroOneStep {
          state(s_.m, Access::kReadWrite), state(s_.local_sum, Access::kWrite),
          state(s_.den, Access::kRead), state(s_.anchor, Access::kReadWrite),
          list(s_.params, Access::kWrite, 32), frame_.scalars_operand(), frame_.valid_operand()},
-        pieces_, MomentumArgs{layout_.instances()}, StepFrame::committing(word));
+        pieces_, NoArgs{}, StepFrame::committing(word));
   }
 
   StepPlan compressed_alone() {
@@ -180,7 +180,7 @@ class ZeroOneStep {
               {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
                state(sum_, Access::kWrite), absent(), absent(), absent(), frame_.valid_operand(),
                whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(), coefficient()},
-              pieces_, EncodeArgs{0, layout_.instances(), r_.scale, true, gradient_.type});
+              pieces_, EncodeArgs{0, r_.scale, true, gradient_.type});
   }
 
   // Operands 0 to 6 of the kernels that update in place.

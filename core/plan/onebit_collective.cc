@@ -27,7 +27,7 @@ struct Builder {
   }
 
   void encode_onebit(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
-    const EncodeArgs args{to.bits_base, layout.instances(), coding.scale, false};
+    const EncodeArgs args{to.bits_base, coding.scale, false};
     const std::vector<OperandRef> operands{list(c.in, Access::kRead, 32),
                                            flat(c.slots.worker, Access::kReadWrite, 32),
                                            scales(c.slots.worker_scale, Access::kRead),
@@ -69,7 +69,7 @@ struct Builder {
       b.kernel(KernelId::kOnebitDecode,
                {flat(c.slots.bits, Access::kRead, 1),
                 message_scales(c.slots.messages, Access::kRead), y, absent()},
-               std::move(pieces), MomentumArgs{0}, options);
+               std::move(pieces), NoArgs{}, options);
       return;
     }
     OperandRef payload = flat(c.slots.bits, Access::kRead, unit.bytes * 8);

@@ -97,7 +97,6 @@ struct FrontCase {
       : work(KernelId::kOnebitLambFront) {
     work.pieces = s.layout.by_chunk;
     EncodeArgs args{};
-    args.instances = 1;
     args.scale = kind;
     args.identity = identity;
     work.set_args(args);
@@ -190,7 +189,6 @@ TEST(KernelsOnebitLamb, UndoTakesTheEncodingBack) {
 struct FactorCase {
   FactorCase(const Stage& s, bool new_bits, bool old_bits) : work(KernelId::kOnebitLambFactor) {
     work.pieces = s.layout.by_tensor;
-    work.set_args(MomentumArgs{1});
     s.add_momentum(&work, new_bits, false);
     s.add_momentum(&work, old_bits, true);
     vf_at = work.add_flat(s.vf);
@@ -303,7 +301,6 @@ TEST(KernelsOnebitLamb, UpdateAndExpansionEqualTheReferenceOnEveryTarget) {
         steps[t].step_size = 0.01f * static_cast<float>(t + 1);
       KernelCase update(KernelId::kOnebitLambUpdate);
       update.pieces = stage.layout.by_tensor;
-      update.set_args(MomentumArgs{1});
       stage.add_momentum(&update, variant & 4, false);
       update.add_flat(stage.den);
       const size_t p_at = update.add_list(stage.p);
@@ -315,7 +312,6 @@ TEST(KernelsOnebitLamb, UpdateAndExpansionEqualTheReferenceOnEveryTarget) {
 
       KernelCase expand(KernelId::kMomentumFromBits);
       expand.pieces = layout.by_tensor;
-      expand.set_args(MomentumArgs{1});
       expand.add_flat(stage.bits);
       expand.add_flat(make_messages(stage.scales));
       expand.add_flat(stage.states);

@@ -19,7 +19,6 @@ struct EncodeCase {
       : work(KernelId::kOnebitEncode) {
     work.pieces = layout.by_chunk;
     EncodeArgs args{};
-    args.instances = 1;
     args.scale = kind;
     work.set_args(args);
     work.add_list(x);
@@ -393,7 +392,6 @@ TEST(KernelsOnebit, DecodeEqualsTheReferenceAndTheRule) {
       SCOPED_TRACE(layout.elements());
       KernelCase work(KernelId::kOnebitDecode);
       work.pieces = layout.by_chunk;
-      work.set_args(MomentumArgs{0});
       const std::vector<uint8_t> bits = random.bytes(layout.padded / 8 + 1);
       const std::vector<uint8_t> valid = random.mask(layout.padded);
       std::vector<std::vector<float>> scales(layout.world);

@@ -115,7 +115,6 @@ Call local_momentum(const State& s, const float* clip) {
 Call local_front(const State& s, ScaleKind kind, bool identity, bool gradients, const float* clip) {
   Call call(KernelId::kLocalFront, s, true);
   EncodeArgs args{};
-  args.instances = 1;
   args.scale = kind;
   args.identity = identity;
   call.work.set_args(args);
@@ -139,7 +138,6 @@ Call local_front(const State& s, ScaleKind kind, bool identity, bool gradients, 
 
 Call local_sync(const State& s, bool as_bits) {
   Call call(KernelId::kLocalSync, s, false);
-  call.work.set_args(MomentumArgs{});
   as_bits ? call.work.add_null() : call.work.add_flat(s.c);
   call.bits(as_bits);
   call.m_at = call.work.add_flat(s.m);

@@ -33,7 +33,6 @@ struct Encoder {
         message(work.zeros<uint32_t>(2)),
         tables(work.pieces(n, n)) {
     args.scale = ScaleKind::kL2;
-    args.instances = 1;
     *valid_count = n;
     range.blocks = blocks_of(n);
     norm.ranges = &range;
@@ -146,7 +145,9 @@ struct Decoder {
       std::memcpy(messages + r * scale_message_bytes(1), &s, 4);
     }
   }
-  void run() { work.run(KernelId::kOnebitDecode, {bits, messages, list, nullptr}, &args, tables); }
+  void run() {
+    work.run(KernelId::kOnebitDecode, {bits, messages, list, nullptr}, nullptr, tables);
+  }
 
   Workload work;
   uint64_t n;
@@ -155,7 +156,6 @@ struct Decoder {
   float* y;
   void* list;
   std::vector<std::vector<Piece>> tables;
-  MomentumArgs args{};
 };
 
 std::string check_decoder(const Options& options) {

@@ -189,7 +189,7 @@ struct CompressedModel : Model {
     by_chunk = work.pieces(n, chunk);
     server_pieces = work.pieces(std::min(chunk, n), chunk);
     for (uint64_t t = 0; t < tensors(); ++t) by_tensor.push_back(tensor_pieces(t));
-    encode.instances = momentum.instances = server.instances = 1;
+    server.instances = 1;
     encode.scale = server.scale = ScaleKind::kL2;
     encode.source = gradients;
     server.row_bytes = chunk / 8 + 8;
@@ -245,7 +245,7 @@ struct CompressedModel : Model {
       work.run(KernelId::kOnebitLambFactor,
                {nullptr, new_bits, messages, nullptr, old_bits, messages, v, den, p_list, nullptr,
                 sums_a, sums_b, maxima, scalars, states + t},
-               &momentum, by_tensor[t]);
+               nullptr, by_tensor[t]);
       work.run(KernelId::kOnebitLambScalars,
                {sums_a, sums_b, maxima, scalars, states + t, steps + t}, &tensor_args);
       update(new_bits, t);
@@ -254,7 +254,7 @@ struct CompressedModel : Model {
   void update(uint8_t* new_bits, uint64_t t) {
     work.run(KernelId::kOnebitLambUpdate,
              {nullptr, new_bits, messages, den, p_list, nullptr, scalars, steps + t, states + t},
-             &momentum, by_tensor[t]);
+             nullptr, by_tensor[t]);
   }
   void finish(NormRange* over, float* sums, uint64_t* count, float* scale) {
     NormArgs norm{};
@@ -277,7 +277,6 @@ struct CompressedModel : Model {
   std::vector<std::vector<std::vector<Piece>>> by_tensor;
   EncodeArgs encode{};
   ServerArgs server{};
-  MomentumArgs momentum{};
   NormRange worker_range, server_range;
 };
 
