@@ -196,7 +196,7 @@ Status Optimizer::read_zeroone(const ArrayReader& reader, OptimSnapshot* s) cons
   SOTTO_TRY(counter(ArrayKey::kLocalStepInterval, 1, &s->zeroone.local_interval));
   SOTTO_TRY(counter(ArrayKey::kLocalStepCounter, 0, &s->zeroone.local_counter));
   ZeroOneSchedule schedule(groups_[0]);
-  SOTTO_TRY(schedule.restore(s->zeroone)
+  SOTTO_TRY(schedule.restore(s->zeroone, s->step, s->step + s->step_offset)
                 .with_prefix(
                     "arrays var_interval, var_counter, local_step_interval, local_step_counter"));
   s->lr_sums.assign(groups_.size(), 0.0);

@@ -191,7 +191,7 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
 
 Status Optimizer::check_zeroone(const OptimSnapshot& s, bool with_residual) const {
   ZeroOneSchedule schedule(groups_[0]);
-  SOTTO_TRY(schedule.restore(s.zeroone));
+  SOTTO_TRY(schedule.restore(s.zeroone, s.step, s.step + config_.sotto.step_offset));
   SOTTO_TRY(check_size("learning-rate sums", s.lr_sums, groups_.size()));
   SOTTO_TRY(check_size("anchor decays", s.anchor_decays, groups_.size()));
   if (!s.stage_started) return ok_status();
@@ -257,7 +257,7 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   if (zeroone()) {
     ZeroOneCounters counters = s.zeroone;
     counters.frozen = frozen;
-    SOTTO_TRY(zeroone_.restore(counters));
+    SOTTO_TRY(zeroone_.restore(counters, s.step, s.step + config_.sotto.step_offset));
     const std::vector<double> none(groups_.size(), 0.0), whole(groups_.size(), 1.0);
     lr_sums_ = keep_stage ? s.lr_sums : none;
     anchor_decays_ = keep_stage ? s.anchor_decays : whole;

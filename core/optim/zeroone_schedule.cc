@@ -30,7 +30,7 @@ bool ZeroOneSchedule::advance(uint64_t t) {
   return c.frozen;
 }
 
-Status ZeroOneSchedule::restore(const ZeroOneCounters& c) {
+Status ZeroOneSchedule::restore(const ZeroOneCounters& c, uint64_t updates, uint64_t t) {
   if (!std::has_single_bit(c.var_interval) || c.var_counter >= var_update_scaler_) {
     return invalid_argument(
         "the state's variance schedule is at interval {}, update {} of it; allowed: a power of "
@@ -43,6 +43,13 @@ Status ZeroOneSchedule::restore(const ZeroOneCounters& c) {
         "the state's local schedule is at interval {}, step {} of it; allowed: 1 to "
         "local_step_clipper {}, and less than local_step_scaler {}",
         c.local_interval, c.local_counter, local_step_clipper_, local_step_scaler_);
+  }
+  // An interval doubles at a multiple of itself; every counter counts updates.
+  if (c.var_interval / 2 > t || c.var_counter > updates || c.local_counter > updates) {
+    return invalid_argument(
+        "the state's schedule is of another step: {} updates do not lead to variance interval {}, "
+        "update {} of it, and local step {}",
+        updates, c.var_interval, c.var_counter, c.local_counter);
   }
   counters_ = c;
   return ok_status();

@@ -39,8 +39,9 @@ class ZeroOneSchedule {
   bool advance(uint64_t t);
 
   const ZeroOneCounters& counters() const { return counters_; }
-  // INVALID_ARGUMENT if the counters cannot have come from such a schedule.
-  Status restore(const ZeroOneCounters& counters);
+  // INVALID_ARGUMENT if the counters cannot have come from such a schedule, or, whatever its
+  // numbers were, not within `updates` updates that ended with state step `t`.
+  Status restore(const ZeroOneCounters& counters, uint64_t updates, uint64_t t);
 
  private:
   uint64_t var_freeze_step_, var_update_scaler_, local_step_scaler_, local_step_clipper_;

@@ -61,7 +61,7 @@ TEST(ZeroOneSchedule, RestoresWhatItWas) {
   ZeroOneSchedule one(p);
   for (uint64_t t = 2; t < 100; ++t) {
     ZeroOneSchedule other(p);
-    ASSERT_TRUE(other.restore(one.counters()).ok());
+    ASSERT_TRUE(other.restore(one.counters(), t - 2, t - 1).ok());
     ASSERT_EQ(other.kind(t, true), one.kind(t, true));
     ASSERT_EQ(other.counters(), one.counters());
     one.advance(t);
@@ -70,12 +70,24 @@ TEST(ZeroOneSchedule, RestoresWhatItWas) {
 
 TEST(ZeroOneSchedule, RefusesCountersOfNoSchedule) {
   ZeroOneSchedule schedule(params(40, 3, 7, 6));
-  EXPECT_FALSE(schedule.restore({3, 0, 1, 0, false}).ok());
-  EXPECT_FALSE(schedule.restore({0, 0, 1, 0, false}).ok());
-  EXPECT_FALSE(schedule.restore({2, 3, 1, 0, false}).ok());
-  EXPECT_FALSE(schedule.restore({2, 0, 7, 0, true}).ok());
-  EXPECT_FALSE(schedule.restore({2, 0, 0, 0, true}).ok());
-  EXPECT_FALSE(schedule.restore({2, 0, 1, 7, true}).ok());
+  EXPECT_FALSE(schedule.restore({3, 0, 1, 0, false}, 50, 51).ok());
+  EXPECT_FALSE(schedule.restore({0, 0, 1, 0, false}, 50, 51).ok());
+  EXPECT_FALSE(schedule.restore({2, 3, 1, 0, false}, 50, 51).ok());
+  EXPECT_FALSE(schedule.restore({2, 0, 7, 0, true}, 50, 51).ok());
+  EXPECT_FALSE(schedule.restore({2, 0, 0, 0, true}, 50, 51).ok());
+  EXPECT_FALSE(schedule.restore({2, 0, 1, 7, true}, 50, 51).ok());
+}
+
+// Counters that as many updates cannot have led to, whatever the scalers were.
+TEST(ZeroOneSchedule, RefusesCountersOfAnotherStep) {
+  ZeroOneSchedule schedule(params(40, 3, 7, 6));
+  EXPECT_TRUE(schedule.restore({8, 2, 1, 0, false}, 9, 10).ok());
+  const Status later = schedule.restore({64, 0, 1, 0, false}, 9, 10);
+  EXPECT_EQ(later.code(), Code::kInvalidArgument);
+  EXPECT_NE(later.text().find("9 updates do not lead to variance interval 64"), std::string::npos);
+  EXPECT_FALSE(schedule.restore({1, 2, 1, 0, false}, 1, 2).ok());
+  EXPECT_FALSE(schedule.restore({1, 0, 1, 3, true}, 2, 3).ok());
+  EXPECT_TRUE(schedule.restore({1, 0, 1, 0, false}, 0, 0).ok());
 }
 
 }  // namespace
