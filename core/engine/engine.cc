@@ -272,7 +272,11 @@ void Engine::run_callbacks() {
 // ---- starting ----
 
 Result<OpRef> Engine::start(OpRequest request, bool may_block) {
-  if (const Status failed = request.channel->failure(); !failed.ok()) return failed;
+  const auto refused = [&request](Status status) {
+    request.plan->give_back(std::move(request.run));
+    return status;
+  };
+  if (Status failed = request.channel->failure(); !failed.ok()) return refused(std::move(failed));
   const auto room = [&] {
     std::lock_guard lock(mutex_);
     return ops_in_flight_ < options_.max_ops;
@@ -282,10 +286,10 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
       return error(Code::kBusy, "{} operations are in flight, the limit of this context",
                    options_.max_ops);
     };
-    if (!may_block) return full();
+    if (!may_block) return refused(full());
     const Deadline deadline = Deadline::in_us(clock(), request.timeout_us);
     while (!room()) {
-      if (deadline.passed(clock())) return full();
+      if (deadline.passed(clock())) return refused(full());
       poll(1000);
     }
   }

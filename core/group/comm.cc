@@ -56,7 +56,7 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
       ranks_(std::make_shared<const std::vector<int32_t>>(std::move(ranks))),
       rank_(rank),
       epoch_(epoch),
-      chain_(epoch) {}
+      numbering_{0, epoch} {}
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
@@ -65,9 +65,9 @@ Comm::~Comm() {
 // ---- starting operations ----
 
 OpPosting Comm::next_posting(OpSignature signature, int32_t priority) {
-  chain_ = chain_of(signature, chain_);
-  signature.chain = chain_;
-  return {{epoch_, next_number_++}, signature, priority};
+  numbering_.chain = chain_of(signature, numbering_.chain);
+  signature.chain = numbering_.chain;
+  return {{epoch_, numbering_.next++}, signature, priority};
 }
 
 OpPosting Comm::point_to_point_posting(const CollectiveRequest& r, OpSignature signature,
@@ -129,6 +129,7 @@ Result<OpRef> Comm::start_group(std::vector<Call> calls, const CallOptions& opti
   }
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(requests));
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
+  const Numbering before = numbering_;
   // Every collective adds its input and output slots first, so the bound slots are found by walking
   // along.
   size_t slot = 0;
@@ -145,7 +146,14 @@ Result<OpRef> Comm::start_group(std::vector<Call> calls, const CallOptions& opti
                            : next_posting(signature, options.priority);
   }
   bind_aliases(*run);
-  return submit(std::move(plan), std::move(run), nullptr, options);
+  Result<OpRef> op = submit(std::move(plan), std::move(run), nullptr, options);
+  if (op.ok()) return op;
+  // It did not start, and the next call has its number.
+  numbering_ = before;
+  for (const CollectiveRequest& r : requests) {
+    if (r.kind == OpKind::kSendRecv) --(r.is_send ? sent_to_[r.peer] : received_from_[r.peer]);
+  }
+  return op;
 }
 
 Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
@@ -155,8 +163,11 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   bind(*run);
   bind_aliases(*run);
+  const Numbering before = numbering_;
   run->postings[0] = next_posting(signature, options.priority);
-  return submit(std::move(plan), std::move(run), std::move(hooks), options);
+  Result<OpRef> op = submit(std::move(plan), std::move(run), std::move(hooks), options);
+  if (!op.ok()) numbering_ = before;
+  return op;
 }
 
 Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,

@@ -141,8 +141,12 @@ class Comm : public std::enable_shared_from_this<Comm> {
   uint64_t epoch_;
   std::shared_ptr<OpTotals> totals_ = std::make_shared<OpTotals>();
 
-  uint64_t next_number_ = 0;
-  uint64_t chain_ = 0;
+  // Of the collectives so far; an operation that was refused is none.
+  struct Numbering {
+    uint64_t next = 0;
+    uint64_t chain = 0;
+  };
+  Numbering numbering_;
   uint32_t splits_ = 0;
   std::map<int32_t, uint32_t> sent_to_, received_from_;  // point-to-point operations per peer
   std::list<CachedPlan> cache_;                          // most recent first

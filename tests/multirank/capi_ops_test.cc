@@ -1,7 +1,9 @@
 // Operations and their life at the C ABI: waiting, callbacks, groups, splits, order of destruction,
 // without a thread of the library's own.
 #include <atomic>
+#include <chrono>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "tests/multirank/capi_support.h"
@@ -201,6 +203,57 @@ INSTANTIATE_TEST_SUITE_P(Worlds, CapiOps,
                            return std::string(s.transport) + std::to_string(s.size) +
                                   (s.progress_thread ? "" : "Polled");
                          });
+
+// A call that finds no free operation slot has done nothing: the ranks stay in step.
+TEST(CapiNoBlock, BusyIsNoCall) {
+  constexpr int kSize = 2;
+  unsetenv("SOTTO_TRANSPORT");
+  sotto_context_config small = SOTTO_CONTEXT_CONFIG_INIT;
+  small.cpu_threads = 1;
+  small.max_ops = 1;
+  sotto_context* first = nullptr;
+  OK(sotto_context_create(&small, &first));
+  sotto_unique_id id;
+  OK(sotto_unique_id_create(first, &id));
+  EXPECT_EQ(run_ranks(kSize,
+                      [&](int rank) {
+                        sotto_context* const context = rank == 0 ? first : new_context();
+                        sotto_comm* comm = nullptr;
+                        sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+                        config.rank = rank;
+                        config.size = kSize;
+                        config.id = &id;
+                        OK(sotto_comm_create(context, &config, &comm));
+                        std::vector<float> a(1000, 1.0f), b(10, 2.0f);
+                        const sotto_buffer all = buffer(a), part = buffer(b);
+                        if (rank == 0) {
+                          // Rank 1 sends only after the calls that find no slot.
+                          sotto_op *op = nullptr, *none = nullptr;
+                          OK(sotto_recv(comm, &part, 1, 1, nullptr, &op));
+                          sotto_call call = {};
+                          call.struct_size = sizeof call;
+                          call.flags = SOTTO_CALL_NO_BLOCK;
+                          for (int i = 0; i < 3; ++i) {
+                            FAILS(sotto_all_reduce(comm, &all, &all, 1, &call, &none), SOTTO_E_BUSY,
+                                  "1 operations are in flight");
+                            FAILS(sotto_send(comm, &part, 1, 1, &call, &none), SOTTO_E_BUSY,
+                                  "1 operations are in flight");
+                          }
+                          OK(sotto_op_wait(op, -1));
+                          OK(sotto_op_release(op));
+                        } else {
+                          std::this_thread::sleep_for(std::chrono::milliseconds(200));
+                          OK(sotto_send(comm, &part, 1, 0, nullptr, nullptr));
+                        }
+                        OK(sotto_all_reduce(comm, &all, &all, 1, nullptr, nullptr));
+                        require(a[999] == 2.0f, "sum");
+                        if (rank == 0) OK(sotto_send(comm, &part, 1, 1, nullptr, nullptr));
+                        if (rank == 1) OK(sotto_recv(comm, &part, 1, 0, nullptr, nullptr));
+                        OK(sotto_comm_destroy(comm));
+                        OK(sotto_context_destroy(context));
+                      }),
+            "");
+}
 
 // An all-gather of the caller's own in place of the library's rendezvous.
 struct Exchange {
