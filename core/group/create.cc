@@ -169,8 +169,10 @@ Result<std::unique_ptr<ControlPlane>> meet(Context& context, Meeting& meeting, R
   Result<Agreement> agreement = agree(*control, meeting, segment_bytes, driver);
   SOTTO_TRY(tell(*control, agreement.status()));
   root.segment_bytes = agreement->segment_bytes;
-  if (agreement->inside)
-    SOTTO_TRY(tell(*control, move_inside(meeting, *agreement->inside, control, driver)));
+  if (agreement->inside) {
+    const Status moved = move_inside(meeting, *agreement->inside, control, driver);
+    SOTTO_TRY(tell(*control, moved));
+  }
   root.transport = meeting.transport;
   return control;
 }

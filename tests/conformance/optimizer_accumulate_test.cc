@@ -37,15 +37,6 @@ Status accumulate(Optimizer& optimizer) {
   return optimizer.comm()->engine().wait(op, -1);
 }
 
-constexpr const char* kOptimizers[] = {
-    R"({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}})",
-    R"({"type": "AdamW", "params": {"lr": 0.01}})",
-    R"({"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.01}})",
-    R"({"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 4}})",
-    R"({"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 4}})",
-    R"({"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 5, "var_update_scaler": 2,
-        "local_step_scaler": 3, "local_step_clipper": 4}})"};
-
 Result<std::shared_ptr<Optimizer>> make(const std::shared_ptr<Comm>& comm, Model& model,
                                         const char* optimizer, const std::string& rest) {
   return Optimizer::create(comm, fmt::format(R"({{"optimizer": {}{}}})", optimizer, rest),

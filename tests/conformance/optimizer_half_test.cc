@@ -16,15 +16,6 @@ namespace {
 
 constexpr uint64_t kElements = 9211;
 
-constexpr const char* kOptimizers[] = {
-    R"({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}})",
-    R"({"type": "AdamW", "params": {"lr": 0.01}})",
-    R"({"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.01}})",
-    R"({"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 4}})",
-    R"({"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 4}})",
-    R"({"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 5, "var_update_scaler": 2,
-        "local_step_scaler": 3, "local_step_clipper": 4}})"};
-
 uint16_t half_of(Dtype type, float x) {
   return type == Dtype::kF16 ? f32_to_f16(x) : f32_to_bf16(x);
 }

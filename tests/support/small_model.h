@@ -48,6 +48,16 @@ struct SmallModel {
   std::vector<uint16_t> half = std::vector<uint16_t>(9211), copy = half;
 };
 
+// One of every kind, as "optimizer" sections; compressed stages start within a few updates.
+inline constexpr const char* kOptimizers[] = {
+    R"({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}})",
+    R"({"type": "AdamW", "params": {"lr": 0.01}})",
+    R"({"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.01}})",
+    R"({"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 4}})",
+    R"({"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 4}})",
+    R"({"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 5, "var_update_scaler": 2,
+        "local_step_scaler": 3, "local_step_clipper": 4}})"};
+
 inline Status do_step(Optimizer& optimizer) {
   SOTTO_ASSIGN(const OpRef op, optimizer.step({}));
   return optimizer.comm()->engine().wait(op, -1);
