@@ -53,17 +53,7 @@ std::map<std::string, BackendFactory> all_backends() {
   std::map<std::string, BackendFactory> backends;
   backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
                         false};
-  backends["tcp"] = {[](const Params& params) {
-                       TcpOptions options;
-                       options.listen = params.listen;
-                       options.listen_port = static_cast<uint16_t>(params.listen_port);
-                       options.advertise = params.advertise;
-                       options.rate_limit_mbit = params.rate_limit_mbit;
-                       options.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
-                       options.heartbeat_ms = params.heartbeat_ms;
-                       options.spin_us = params.spin_us;
-                       return make_tcp_backend(options);
-                     },
+  backends["tcp"] = {[](const Params& params) { return make_tcp_backend(tcp_options(params)); },
                      true};
   return backends;
 }

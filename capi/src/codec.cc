@@ -29,8 +29,7 @@ Status create(sotto_comm* comm, const char* json, const sotto_buffer* like, uint
   auto handle = std::make_unique<sotto_codec>();
   handle->comm = comm->state;
   handle->fork_generation = comm->fork_generation;
-  SOTTO_ASSIGN(handle->core,
-               OnebitCodec::create(comm->state->core, json, std::move(counts), dtypes));
+  SOTTO_ASSIGN(handle->core, Codec::create(comm->state->core, json, std::move(counts), dtypes));
   *out_codec = handle.release();
   return ok_status();
 }

@@ -11,9 +11,9 @@
 #include "capi/src/convert.h"
 #include "capi/src/guard.h"
 #include "core/base/status.h"
+#include "core/group/codec.h"
 #include "core/group/comm.h"
 #include "core/group/context.h"
-#include "core/group/onebit_codec.h"
 #include "core/optim/optimizer.h"
 #include "sotto/sotto.h"
 
@@ -50,7 +50,7 @@ struct sotto_comm {
 
 struct sotto_codec {
   std::shared_ptr<sotto::capi::CommState> comm;
-  std::shared_ptr<sotto::OnebitCodec> core;
+  std::shared_ptr<sotto::Codec> core;
   uint32_t fork_generation;
 };
 

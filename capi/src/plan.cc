@@ -240,8 +240,8 @@ Result<std::shared_ptr<PreparedPlan>> make_plan(const std::shared_ptr<Comm>& com
                                                 const Request& request) {
   const CollectiveRequest& r = request.collective;
   if (request.codec.empty()) return comm->prepare({r});
-  SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
-               OnebitCodec::create(comm, request.codec, r.counts, r.dtypes));
+  SOTTO_ASSIGN(const std::shared_ptr<Codec> codec,
+               Codec::create(comm, request.codec, r.counts, r.dtypes));
   return codec->plan(r.in_place);
 }
 

@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/codec.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
 
@@ -147,8 +148,6 @@ struct GroupOverride {
 
 enum class Mode : int32_t { kStrict = 1, kCompat = 2 };
 std::string_view mode_name(Mode mode);
-enum class CompressionScale : int32_t { kL2 = 1, kL1 = 2 };
-enum class Granularity : int32_t { kFlat = 1, kTensor = 2, kBucket = 3 };
 enum class ZeroVariancePolicy : int32_t { kMask = 1, kEps = 2, kError = 3 };
 // What becomes of error feedback in an export that leaves the choice to the configuration.
 enum class CheckpointErrors : int32_t { kExact = 1, kMean = 2, kReset = 3 };
@@ -157,7 +156,7 @@ enum class CheckpointErrors : int32_t { kExact = 1, kMean = 2, kReset = 3 };
 struct SottoConfig {
   Mode mode = Mode::kStrict;
   std::string transport = "auto";  // auto | inproc | tcp
-  CompressionScale scale = CompressionScale::kL2;
+  ScaleKind scale = ScaleKind::kL2;
   Granularity granularity = Granularity::kFlat;
   uint64_t bucket_elements = uint64_t{1} << 22;  // granularity bucket: >= 8192, multiple of 512
   uint64_t chunk_align = 512;                    // elements, a positive multiple of 8
@@ -167,6 +166,8 @@ struct SottoConfig {
   CheckpointErrors checkpoint = CheckpointErrors::kMean;
   std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
   uint64_t max_consecutive_skips = 100;  // overflows in a row before a step fails for good; >= 1
+  // Of the gradients' average of SGD, Adam, AdamW and Lamb; nothing: full precision.
+  std::optional<CodecSettings> gradient_codec;
   std::vector<GroupOverride> param_groups;
 };
 
@@ -212,6 +213,10 @@ struct Config {
   // Batch arithmetic for dp_world data-parallel ranks (>= 1). Nothing if the file has no batch key
   // at all; INVALID_ARGUMENT if the keys contradict each other or dp_world.
   Result<std::optional<BatchNumbers>> resolve_batch(uint64_t dp_world) const;
+
+  // What the later steps of a 1-bit type compress with over `world` ranks, or gradient_codec;
+  // nothing: all is sent in full precision.
+  std::optional<CodecSettings> compression(uint64_t world) const;
 
   // Updates in full precision before the first compressed one; UINT64_MAX for types without
   // compression.

@@ -39,6 +39,13 @@ constexpr uint32_t kWarmups = kind_bit(SchedulerKind::kWarmupLR) | kDecay;
 constexpr uint32_t kCycle = kind_bit(SchedulerKind::kOneCycle);
 constexpr uint32_t kRangeTest = kind_bit(SchedulerKind::kLRRangeTest);
 
+constexpr uint32_t kSigns = kind_bit(CodecKind::kOnebit);
+constexpr uint32_t kBlocks = kind_bit(CodecKind::kInt8) | kind_bit(CodecKind::kInt4);
+constexpr uint32_t kCasts = kind_bit(CodecKind::kBf16) | kind_bit(CodecKind::kFp16);
+
+constexpr Range kAlign{8, 1073741824};
+constexpr Range kBucket{8192, 1099511627776};
+
 constexpr std::string_view kDtypes = "fp32|fp16|bf16";
 constexpr std::string_view kBatch = "batch arithmetic; the training program forms the batches";
 constexpr std::string_view kReporting = "logging of the training program";
@@ -228,8 +235,8 @@ constexpr KeySpec kTable[] = {
     {kSotto, "transport", kAll, kText, false, kNoRange, "auto|inproc|tcp", kActs, "how ranks talk; wins over comm_backend_name"},
     {kSotto, "scale", kAll, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
     {kSotto, "granularity", kAll, kText, false, kNoRange, "flat|tensor|bucket", kActs, "how many elements share a scale"},
-    {kSotto, "bucket_elements", kAll, kInt, false, Range{8192, 1099511627776}, "", kActs, "elements that share a scale with granularity bucket"},
-    {kSotto, "chunk_align", kAll, kInt, false, Range{8, 1073741824}, "", kActs, "elements; chunks are multiples of it"},
+    {kSotto, "bucket_elements", kAll, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
+    {kSotto, "chunk_align", kAll, kInt, false, kAlign, "", kActs, "elements; chunks are multiples of it"},
     {kSotto, "step_offset", kAll, kInt, false, Range{0, 1}, "", kActs, "state step of update k is k + step_offset (1-bit types)"},
     {kSotto, "zero_variance_policy", kAll, kText, false, kNoRange, "mask|eps|error", kActs,
      "elements without variance when compression starts"},
@@ -239,6 +246,7 @@ constexpr KeySpec kTable[] = {
     {kSotto, "timeout_ms", kAll, kInt, false, Range{1, 86400000}, "", kActs, "deadline of a step that names none itself"},
     {kSotto, "max_consecutive_skips", kAll, kInt, false, kAtLeastOne, "", kActs,
      "steps skipped in a row by overflow before a step fails for good"},
+    {kSotto, "gradient_codec", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
 
     {kGroup, "lr", kAll, kNumber, false, kNotNegative, "", kActs, "this group's learning rate; a scheduler overrides it"},
@@ -248,6 +256,15 @@ constexpr KeySpec kTable[] = {
     {kGroup, "max_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "for this group"},
     {kGroup, "min_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "for this group"},
     {kGroup, "non_freeze", kOneBitAdam, kBool, false, kNoRange, "", kActs, "this group is never compressed and its variance never frozen"},
+
+    {kCodec, "type", kAll, kText, false, kNoRange, "onebit|1bit|bf16|fp16|int8|int4", kActs, "what an element is on the wire"},
+    {kCodec, "chunk_align", kAll, kInt, false, kAlign, "", kActs, "elements; chunks are multiples of it"},
+    {kCodec, "mode", kSigns, kText, false, kNoRange, "strict|compat", kActs, "arithmetic"},
+    {kCodec, "scale", kSigns, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
+    {kCodec, "granularity", kSigns, kText, false, kNoRange, "flat|tensor|bucket", kActs, "how many elements share a scale"},
+    {kCodec, "bucket_elements", kSigns, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
+    {kCodec, "block", kBlocks, kInt, false, Range{kMinQuantBlock, kMaxQuantBlock}, "", kActs, "elements that share a scale"},
+    {kCodec, "residual", kBlocks | kCasts, kBool, false, kNoRange, "", kActs, "error feedback"},
 };
 // clang-format on
 

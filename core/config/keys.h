@@ -25,6 +25,7 @@ enum class Section {
   kZero,
   kSotto,
   kGroup,
+  kCodec,
 };
 
 enum class KeyType {
@@ -61,7 +62,8 @@ struct Range {
 struct KeySpec {
   Section section;
   std::string_view key;
-  uint32_t kinds;  // params sections: one bit per OptimizerKind or SchedulerKind that has the key
+  uint32_t kinds;  // params sections and codecs: one bit per OptimizerKind, SchedulerKind or
+                   // CodecKind that has the key
   KeyType type;
   bool nullable;           // null counts as absent
   Range range;             // numbers
@@ -77,6 +79,7 @@ const KeySpec* find_key(Section section, std::string_view key, uint32_t kind_bit
 std::vector<std::string_view> keys_of(Section section, uint32_t kind_bits);
 
 constexpr uint32_t kind_bit(OptimizerKind kind) { return 1u << static_cast<uint32_t>(kind); }
+constexpr uint32_t kind_bit(CodecKind kind) { return 1u << static_cast<uint32_t>(kind); }
 constexpr uint32_t kind_bit(SchedulerKind kind) { return 1u << static_cast<uint32_t>(kind); }
 
 }  // namespace sotto

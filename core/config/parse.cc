@@ -1,4 +1,5 @@
 // parse_config: text -> JSON -> Config.
+#include <algorithm>
 #include <set>
 
 #include "core/base/text.h"
@@ -201,6 +202,11 @@ Status check_together(const ObjectReader& top, const Config& config, Findings& f
         "sparse_gradients",
         fmt::format("true cannot be combined with {}; set it to false", optimizer_kind_name(kind)));
   }
+  if (config.sotto.gradient_codec && config.communication_data_type) {
+    return findings.fail("communication_data_type",
+                         "sotto.gradient_codec says what gradients are on the wire; leave one of "
+                         "them out");
+  }
   for (size_t i = 0; i < config.sotto.param_groups.size(); ++i) {
     const Result<OptimizerParams> group = resolve_group(config, i);
     if (group.ok()) continue;
@@ -211,6 +217,14 @@ Status check_together(const ObjectReader& top, const Config& config, Findings& f
 }
 
 void warn_together(const Config& config, Findings& findings) {
+  for (const char* key : {"prescale_gradients", "gradient_predivide_factor"}) {
+    const bool given = std::any_of(findings.keys.begin(), findings.keys.end(),
+                                   [&](const KeyNote& note) { return note.path == key; });
+    if (!given || !config.sotto.gradient_codec) continue;
+    const std::string why = "sotto.gradient_codec averages in fp32, where nothing overflows";
+    findings.warn(key, fmt::format("no effect: {}", why));
+    findings.idle(key, why);
+  }
   const bool overridden = config.scheduler.kind != SchedulerKind::kNone &&
                           config.scheduler.kind != SchedulerKind::kWarmupCosineLR;
   for (size_t i = 0; overridden && i < config.sotto.param_groups.size(); ++i) {

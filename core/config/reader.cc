@@ -98,7 +98,7 @@ std::string allowed_text(const KeySpec& spec) {
                      bounded ? spec.range.text() : "");
 }
 
-// The types that have the key in their params: "OneBitAdam, OneBitLamb"; empty if none has.
+// The types that have the key: "OneBitAdam, OneBitLamb"; empty if none has.
 std::string kinds_with_key(Section section, std::string_view key) {
   std::vector<std::string_view> names;
   for (uint32_t bit = 1; bit < 32; ++bit) {
@@ -107,6 +107,7 @@ std::string kinds_with_key(Section section, std::string_view key) {
       names.push_back(optimizer_kind_name(static_cast<OptimizerKind>(bit)));
     if (section == Section::kSchedulerParams)
       names.push_back(scheduler_kind_name(static_cast<SchedulerKind>(bit)));
+    if (section == Section::kCodec) names.push_back(codec_name(static_cast<CodecKind>(bit)));
   }
   std::erase(names, "?");
   return word_list(names);
@@ -210,7 +211,7 @@ Status ObjectReader::check_unknown(std::string_view key, const Json& value,
   const std::string path = path_of(shown);
   const bool strict = section_ == Section::kOptimizerParams ||
                       section_ == Section::kSchedulerParams || section_ == Section::kSotto ||
-                      section_ == Section::kGroup;
+                      section_ == Section::kGroup || section_ == Section::kCodec;
   if (const std::string owners = kinds_with_key(section_, key); strict && !owners.empty()) {
     return findings.fail(path,
                          fmt::format("a key of {}; allowed here are {}", owners, word_list(known)));

@@ -174,11 +174,12 @@ bool partly_compressed(const Config& config) {
 
 Json stages_json(const Config& config, const Request& request) {
   Json full = nullptr;
-  Json one_bit = nullptr;
+  Json compressed = nullptr;
   if (request.known()) {
     full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
-    if (!partly_compressed(config))
-      one_bit = one_bit_sizes(config.sotto, request.n_params, request.world).payload;
+    const std::optional<CodecSettings> codec = config.compression(request.world);
+    if (codec && !partly_compressed(config))
+      compressed = compressed_sizes(*codec, request.n_params, request.world).payload;
   }
   const uint64_t updates = config.full_precision_updates();
   switch (config.optimizer.kind) {
@@ -186,12 +187,15 @@ Json stages_json(const Config& config, const Request& request) {
     case OptimizerKind::kSgd:
     case OptimizerKind::kAdam:
     case OptimizerKind::kAdamW:
-    case OptimizerKind::kLamb: return Json::array({stage("full_precision", 1, nullptr, full)});
+    case OptimizerKind::kLamb:
+      if (config.sotto.gradient_codec)
+        return Json::array({stage("compressed_gradients", 1, nullptr, compressed)});
+      return Json::array({stage("full_precision", 1, nullptr, full)});
     case OptimizerKind::kOneBitAdam:
     case OptimizerKind::kOneBitLamb:
       return Json::array({stage("full_precision", 1, updates, full),
-                          stage("compressed", updates + 1, nullptr, one_bit)});
-    case OptimizerKind::kZeroOneAdam: return zero_one_stages(config, full, one_bit);
+                          stage("compressed", updates + 1, nullptr, compressed)});
+    case OptimizerKind::kZeroOneAdam: return zero_one_stages(config, full, compressed);
   }
   return Json::array();
 }
@@ -204,8 +208,9 @@ Json run_json(const Config& config) {
     return nullptr;
   const UpdateCounts c = count_updates(config, updates);
   const double full_bits = 8.0 * static_cast<double>(communication_bytes(config));
+  const PayloadUnit unit = config.compression(1).value_or(CodecSettings{}).unit();
   const double bits = full_bits * static_cast<double>(c.full_precision) +
-                      static_cast<double>(c.compressed + c.sync);
+                      8.0 * unit.bytes / unit.elements * static_cast<double>(c.compressed + c.sync);
   return {{"updates", updates},
           {"full_precision_updates", c.full_precision},
           {"compressed_updates", c.compressed + c.sync},
@@ -257,6 +262,19 @@ Json loss_scale_json(const Config& config) {
           {"smallest_scale", f.min_loss_scale}};
 }
 
+Json codec_json(const CodecSettings& s) {
+  Json out = {{"type", codec_name(s.kind)}, {"chunk_align", s.chunk_align}};
+  if (s.kind == CodecKind::kOnebit) {
+    out["scale"] = scale_name(s.scale);
+    out["granularity"] = granularity_name(s.granularity);
+    if (s.granularity == Granularity::kBucket) out["bucket_elements"] = s.bucket_elements;
+    return out;
+  }
+  if (codec_has_blocks(s.kind)) out["block"] = s.block;
+  out["residual"] = s.residual;
+  return out;
+}
+
 Json sotto_json(const SottoConfig& s) {
   return {{"mode", mode_name(s.mode)},
           {"transport", s.transport},
@@ -269,7 +287,8 @@ Json sotto_json(const SottoConfig& s) {
           {"coeff_debias", s.coeff_debias},
           {"checkpoint", checkpoint_name(s.checkpoint)},
           {"timeout_ms", s.timeout_ms ? Json(*s.timeout_ms) : Json(nullptr)},
-          {"max_consecutive_skips", s.max_consecutive_skips}};
+          {"max_consecutive_skips", s.max_consecutive_skips},
+          {"gradient_codec", s.gradient_codec ? codec_json(*s.gradient_codec) : Json(nullptr)}};
 }
 
 bool is_about(const KeyNote& note, const Obstacle& obstacle) {

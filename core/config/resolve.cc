@@ -88,7 +88,22 @@ Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) con
   return std::optional<BatchNumbers>(b);
 }
 
+std::optional<CodecSettings> Config::compression(uint64_t world) const {
+  if (!optimizer_is_one_bit(optimizer.kind)) return sotto.gradient_codec;
+  CodecSettings s;
+  s.scale = sotto.scale;
+  s.granularity = sotto.granularity;
+  // "flat" is a parameter group for the Adams, everything for 1-bit LAMB (specification 1.10).
+  if (s.granularity == Granularity::kFlat && optimizer.kind != OptimizerKind::kOneBitLamb)
+    s.granularity = Granularity::kGroup;
+  if (s.granularity == Granularity::kBucket) s.bucket_elements = sotto.bucket_elements;
+  s.compat = sotto.mode == Mode::kCompat;
+  s.chunk_align = s.compat ? compat_chunk_align(world) : sotto.chunk_align;
+  return s;
+}
+
 uint64_t Config::full_precision_updates() const {
+  if (sotto.gradient_codec) return 0;
   const OptimizerParams& p = optimizer.params;
   const uint64_t offset = sotto.step_offset;
   switch (optimizer.kind) {

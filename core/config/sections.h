@@ -14,6 +14,16 @@ namespace sotto {
 Status read_optimizer(const Json& object, Config& config, Findings& findings);
 Status read_scheduler(const Json& object, Config& config, Findings& findings);
 Status read_sotto(const Json& object, Config& config, Findings& findings);
+Result<CodecSettings> read_codec(const Json& object, const std::string& path, Findings& findings);
+
+// Elements, of "sotto" and of a codec.
+Status read_chunk_align(const ObjectReader& reader, uint64_t& out, Findings& findings);
+
+// A word of the table, whose words are in the order of the enum, which starts at 1.
+template <class Enum>
+void read_word(const ObjectReader& reader, std::string_view key, Enum& out) {
+  if (const auto word = reader.word(key)) out = static_cast<Enum>(*word + 1);
+}
 
 // Group `index` of resolve_groups; the status has the path of the group in front.
 Result<OptimizerParams> resolve_group(const Config& config, uint64_t index);
@@ -26,8 +36,6 @@ struct Obstacle {
 };
 std::vector<Obstacle> find_obstacles(const Config& config);
 
-std::string_view scale_name(CompressionScale scale);
-std::string_view granularity_name(Granularity granularity);
 std::string_view zero_variance_policy_name(ZeroVariancePolicy policy);
 std::string_view checkpoint_name(CheckpointErrors checkpoint);
 

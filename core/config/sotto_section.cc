@@ -29,26 +29,9 @@ Status read_group(const Json& object, const std::string& path, OptimizerKind kin
   return ok_status();
 }
 
-template <class Enum>
-void read_word(const ObjectReader& reader, std::string_view key, Enum& out) {
-  // The words of the table are in the order of the enum, which starts at 1.
-  if (const auto word = reader.word(key)) out = static_cast<Enum>(*word + 1);
-}
-
 }  // namespace
 
 std::string_view mode_name(Mode mode) { return mode == Mode::kStrict ? "strict" : "compat"; }
-std::string_view scale_name(CompressionScale scale) {
-  return scale == CompressionScale::kL2 ? "l2" : "l1";
-}
-std::string_view granularity_name(Granularity granularity) {
-  switch (granularity) {
-    case Granularity::kFlat: return "flat";
-    case Granularity::kTensor: return "tensor";
-    case Granularity::kBucket: return "bucket";
-  }
-  return "?";
-}
 std::string_view zero_variance_policy_name(ZeroVariancePolicy policy) {
   switch (policy) {
     case ZeroVariancePolicy::kMask: return "mask";
@@ -69,15 +52,8 @@ std::string_view checkpoint_name(CheckpointErrors checkpoint) {
 
 namespace {
 
-// Lengths in elements.
 Status read_sizes(const ObjectReader& reader, SottoConfig& sotto, Findings& findings) {
-  reader.get("chunk_align", sotto.chunk_align);
-  if (sotto.chunk_align % 8 != 0) {
-    return findings.fail(
-        reader.path_of("chunk_align"),
-        fmt::format("found {}, allowed is a multiple of 8: chunks are whole bytes of bits",
-                    sotto.chunk_align));
-  }
+  SOTTO_TRY(read_chunk_align(reader, sotto.chunk_align, findings));
   const std::string path = reader.path_of("bucket_elements");
   reader.get("bucket_elements", sotto.bucket_elements);
   if (sotto.bucket_elements % 512 != 0) {
@@ -89,6 +65,27 @@ Status read_sizes(const ObjectReader& reader, SottoConfig& sotto, Findings& find
     findings.warn(path, "no effect: it acts with sotto.granularity \"bucket\" alone");
     findings.idle(path, "acts with sotto.granularity \"bucket\" alone");
   }
+  return ok_status();
+}
+
+// What compresses the gradients' average of the types that do not compress themselves.
+Status read_gradient_codec(const ObjectReader& reader, Config& config, Findings& findings) {
+  const Json* object = reader.find("gradient_codec");
+  if (object == nullptr) return ok_status();
+  const std::string path = reader.path_of("gradient_codec");
+  const OptimizerKind kind = config.optimizer.kind;
+  if (optimizer_is_one_bit(kind)) {
+    return findings.fail(path, fmt::format("found with {}, which compresses by itself; leave it "
+                                           "out, allowed is SGD, Adam, AdamW, Lamb",
+                                           optimizer_kind_name(kind)));
+  }
+  SOTTO_ASSIGN(const CodecSettings codec, read_codec(*object, path, findings));
+  if (codec.compat) {
+    return findings.fail(path + ".mode",
+                         "found compat, which is the 1-bit optimizers' published arithmetic; "
+                         "allowed here is strict");
+  }
+  config.sotto.gradient_codec = codec;
   return ok_status();
 }
 
@@ -124,12 +121,16 @@ void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Finding
   }
   if (kind == OptimizerKind::kNone) return;
   if (!optimizer_is_one_bit(kind)) {
-    const std::string why = fmt::format("{} compresses nothing", optimizer_kind_name(kind));
+    const std::string why =
+        config.sotto.gradient_codec
+            ? std::string("of the 1-bit types; sotto.gradient_codec has keys of its own")
+            : fmt::format("{} compresses nothing", optimizer_kind_name(kind));
     for (const std::string_view key : {"mode", "scale", "granularity", "chunk_align", "step_offset",
                                        "zero_variance_policy", "checkpoint"}) {
-      const bool schedule =
-          key == "mode" && config.scheduler.kind == SchedulerKind::kWarmupCosineLR;
-      if (!schedule) idle(key, why);
+      const bool acts =
+          (key == "mode" && config.scheduler.kind == SchedulerKind::kWarmupCosineLR) ||
+          (key == "checkpoint" && config.sotto.gradient_codec);
+      if (!acts) idle(key, why);
     }
   }
   if (kind != OptimizerKind::kOneBitLamb) {
@@ -138,6 +139,14 @@ void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Finding
 }
 
 }  // namespace
+
+Status read_chunk_align(const ObjectReader& reader, uint64_t& out, Findings& findings) {
+  reader.get("chunk_align", out);
+  if (out % 8 == 0) return ok_status();
+  return findings.fail(
+      reader.path_of("chunk_align"),
+      fmt::format("found {}, allowed is a multiple of 8: chunks are whole bytes of bits", out));
+}
 
 Status read_sotto(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
@@ -157,6 +166,7 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   read_word(reader, "checkpoint", sotto.checkpoint);
   reader.get("timeout_ms", sotto.timeout_ms);
   reader.get("max_consecutive_skips", sotto.max_consecutive_skips);
+  SOTTO_TRY(read_gradient_codec(reader, config, findings));
   warn_of_idle_keys(reader, config, findings);
   const Json* groups = reader.find("param_groups");
   for (size_t i = 0; groups != nullptr && i < groups->size(); ++i) {

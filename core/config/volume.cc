@@ -1,7 +1,6 @@
 #include "core/config/volume.h"
 
 #include <algorithm>
-#include <numeric>
 
 namespace sotto {
 namespace {
@@ -61,12 +60,11 @@ uint64_t full_precision_bytes(uint64_t n, uint64_t w, uint64_t element_bytes) {
   return n / w * factor + (n % w * factor + w - 1) / w;
 }
 
-OneBitSizes one_bit_sizes(const SottoConfig& sotto, uint64_t n, uint64_t w) {
-  // compat pads to the reference's multiple.
-  const uint64_t align = sotto.mode == Mode::kCompat ? std::lcm(w, uint64_t{8}) : sotto.chunk_align;
-  OneBitSizes s;
-  if (sotto.granularity == Granularity::kBucket) {
-    const uint64_t bucket = sotto.bucket_elements;
+CompressedSizes compressed_sizes(const CodecSettings& codec, uint64_t n, uint64_t w) {
+  CompressedSizes s;
+  const uint64_t align = codec.chunk_align;
+  if (codec.granularity == Granularity::kBucket) {
+    const uint64_t bucket = codec.bucket_elements;
     s.chunk =
         bounded_product(n / bucket, chunk_of(bucket, w, align)) + chunk_of(n % bucket, w, align);
   } else {
@@ -74,7 +72,7 @@ OneBitSizes one_bit_sizes(const SottoConfig& sotto, uint64_t n, uint64_t w) {
   }
   s.chunk = std::min(s.chunk, kMaxFlat / w);
   s.flat = s.chunk * w;
-  s.payload = 2 * (w - 1) * (s.chunk / 8);
+  s.payload = 2 * (w - 1) * codec.unit().bytes_of(s.chunk);
   return s;
 }
 
@@ -117,19 +115,31 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   b.model_copy = is_16_bit(config) ? 2 * n_params : 0;
   b.gradients = gradient_bytes(config) * n_params;
   if (kind == OptimizerKind::kNone) return b;
-  const bool one_bit = optimizer_is_one_bit(kind);
-  const OneBitSizes sizes = one_bit_sizes(config.sotto, n_params, one_bit ? world : 1);
+  const std::optional<CodecSettings> codec = config.compression(world);
+  const CompressedSizes sizes =
+      compressed_sizes(codec.value_or(CodecSettings{}), n_params, codec ? world : 1);
   const uint64_t floats = 4 * sizes.flat;
   if (kind != OptimizerKind::kSgd) b.v = floats;
   if (kind != OptimizerKind::kSgd || config.optimizer.params.momentum > 0) b.m = floats;
-  if (!one_bit) return b;
+  if (!codec) return b;
+  // The server's errors before and after a step.
+  if (codec->residual) b.residuals = floats + 2 * 4 * sizes.chunk;
+  const uint64_t payload = codec->unit().bytes_of(sizes.flat);
+  const bool signs = codec->kind == CodecKind::kOnebit;
+  if (signs) b.bits = 2 * payload;
+  if (world > 1) {
+    b.scratch = 2 * payload;
+    if (signs) b.scratch += payload / world + 4 * sizes.chunk;
+  }
+  if (!optimizer_is_one_bit(kind)) {
+    // Averages, and results that are no part of the state.
+    if (world > 1) b.scratch += 4 * n_params + (signs ? 0 : payload);
+    return b;
+  }
   b.den = floats;
   if (kind == OptimizerKind::kOneBitLamb) b.vf = floats;
   if (kind == OptimizerKind::kZeroOneAdam) b.local_sum = b.anchor = floats;
-  b.residuals = floats + 2 * 4 * sizes.chunk;  // the server's before and after a step
-  const bool masks = config.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
-  b.bits = (masks ? 3 : 2) * (sizes.flat / 8);
-  if (world > 1) b.scratch = 2 * (sizes.flat / 8) + sizes.chunk / 8 + 4 * sizes.chunk;
+  if (config.sotto.zero_variance_policy == ZeroVariancePolicy::kMask) b.bits += sizes.flat / 8;
   return b;
 }
 

@@ -12,13 +12,13 @@ namespace sotto {
 // Bytes that one rank sends to average n elements in full precision: 2 (W-1)/W n, rounded up.
 uint64_t full_precision_bytes(uint64_t n, uint64_t w, uint64_t element_bytes);
 
-// One error-compensated 1-bit all-reduce of n elements over w ranks.
-struct OneBitSizes {
+// One compressed all-reduce of n elements over w ranks, as if they were one tensor.
+struct CompressedSizes {
   uint64_t flat = 0;     // N: elements with padding
   uint64_t chunk = 0;    // K = N / w
-  uint64_t payload = 0;  // bytes of bits that one rank sends
+  uint64_t payload = 0;  // bytes that one rank sends, scales of 1 bit apart
 };
-OneBitSizes one_bit_sizes(const SottoConfig& sotto, uint64_t n, uint64_t w);
+CompressedSizes compressed_sizes(const CodecSettings& codec, uint64_t n, uint64_t w);
 
 // Bytes of one element of a gradient as the training program holds it, and as a full-precision
 // average sends it.

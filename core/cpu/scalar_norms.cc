@@ -47,7 +47,9 @@ void clip_coefficient(const KernelCall& call) {
   *call.operands[1].flat<float>() =
       static_cast<float>((a.clip != 0 && ratio < 1 ? ratio : 1.0) * unscale);
   *call.operands[2].flat<double>() = norm;
-  *call.operands[3].flat<uint32_t>() = flags != 0 ? a.fail_word : kCommit;
+  const uint32_t* prior = call.operands[5].flat<const uint32_t>();
+  const uint32_t before = prior != nullptr ? *prior : kCommit;
+  *call.operands[3].flat<uint32_t>() = before == kCommit && flags != 0 ? a.fail_word : before;
 }
 
 void count_valid(const KernelCall& call) {

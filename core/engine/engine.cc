@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "core/base/log.h"
+
 namespace sotto {
 namespace {
 
@@ -40,6 +42,7 @@ OpStats Op::stats() const {
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)), async_device_(!options_.device->caps().synchronous) {
   lanes_.resize(options_.device->caps().lanes);
+  if (!options_.trace.empty()) trace_ = std::make_unique<Trace>(options_.trace);
   if (options_.progress_thread) thread_ = std::thread([this] { progress_thread_main(); });
 }
 
@@ -52,6 +55,9 @@ Engine::~Engine() {
   wake();
   if (thread_.joinable()) thread_.join();
   for (const auto& backend : backends_) backend->poller().forward_wakes(nullptr);
+  if (trace_ == nullptr) return;
+  if (const Status written = trace_->write(); !written.ok())
+    log(LogLevel::kError, "{}", written.text());
 }
 
 void Engine::add_backend(std::unique_ptr<Backend> backend, bool blocking) {

@@ -23,6 +23,7 @@
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/engine/run.h"
+#include "core/engine/trace.h"
 #include "core/iface/device.h"
 #include "core/iface/rendezvous.h"
 #include "core/iface/transport.h"
@@ -109,6 +110,7 @@ struct EngineOptions {
   std::shared_ptr<Device> device;
   uint32_t max_ops = 1024;
   bool progress_thread = true;
+  std::string trace;  // where a time line is written, as Trace says; empty: nowhere
 };
 
 class Engine final : public Driver {
@@ -213,6 +215,7 @@ class Engine final : public Driver {
   Status wait_for_other_lanes(Op& op, uint32_t step);
   void after_issue(Op& op, uint32_t step);
   void step_done(Op& op, uint32_t step);
+  void note_issue(Run& run, uint32_t step);
   void release(Op& op, uint32_t step, bool device_edges);
   bool take_completions();
   bool poll_events();
@@ -231,6 +234,7 @@ class Engine final : public Driver {
   void drop_ready(const Op& op);
 
   EngineOptions options_;
+  std::unique_ptr<Trace> trace_;  // null: nobody wants one
   bool async_device_;
   std::vector<std::unique_ptr<Backend>> backends_;
   Poller* blocking_ = nullptr;  // also under mutex_
@@ -272,6 +276,7 @@ class Channel final : public TransferSink,
   void attach(std::unique_ptr<Transport> transport);
   Transport* transport() const { return transport_.get(); }
   ControlPlane* control() const { return control_.get(); }
+  int32_t rank() const { return control_ == nullptr ? 0 : control_->rank(); }  // in the root comm
   Engine& engine() const { return *engine_; }
 
   // The first cause; OK while healthy. Threads: any.

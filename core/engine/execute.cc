@@ -91,6 +91,7 @@ void Engine::post_transfer(Op& op, uint32_t step) {
   t.step = step;
   run.progress[step] = StepProgress::kIssued;
   op.any_step_ran_ = true;
+  note_issue(run, step);
   if (plan.by_order) return;
   Transport& transport = *op.request_.channel->transport_;
   if (t.is_send) {
@@ -169,6 +170,7 @@ void Engine::execute(Op& op, uint32_t step) {
   const Step& s = run.plan->steps[step];
   op.any_step_ran_ = true;
   if (s.phase == Phase::kCommitting) op.committing_ = true;
+  note_issue(run, step);
   Status status = async_device_ ? wait_for_other_lanes(op, step) : ok_status();
   if (status.ok()) {
     const uint64_t before = options_.device->busy_ns();
@@ -285,11 +287,23 @@ void Engine::release(Op& op, uint32_t step, bool device_edges) {
   }
 }
 
+void Engine::note_issue(Run& run, uint32_t step) {
+  if (trace_ == nullptr) return;
+  run.issued_ns.resize(run.plan->steps.size());
+  run.issued_ns[step] = clock().now_ns();
+}
+
 void Engine::step_done(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   run.progress[step] = StepProgress::kDone;
   ++run.done_steps;
   op.last_progress_ns_ = clock().now_ns();
+  if (trace_ != nullptr) {
+    const Step& s = run.plan->steps[step];
+    trace_->step(op.request_.channel->rank(), op.sequence_, s,
+                 on_device(s) ? -1 : (*op.request_.ranks)[s.peer], run.issued_ns[step],
+                 op.last_progress_ns_);
+  }
   if (op.state_ != Op::State::kRunning) return;
   release(op, step, false);
   if (run.done_steps == run.plan->steps.size()) {

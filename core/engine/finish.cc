@@ -66,6 +66,9 @@ void Engine::complete(Op& op, Status status) {
   }
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock().now_ns();
+  if (trace_ != nullptr && !run.postings.empty())
+    trace_->operation(channel.rank(), op.sequence_, describe(run.postings[0].signature),
+                      op.stats_.launch_ns, op.stats_.end_ns);
   if (request.hooks != nullptr) {
     std::span<const std::byte> verdict;
     const uint32_t slot = run.plan->verdict_slot;

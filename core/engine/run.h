@@ -34,7 +34,8 @@ struct Run {
     std::vector<uint32_t> posted;
   };
   std::vector<Announce> announce;
-  bool receives_posted = false;  // since receives were last announced
+  bool receives_posted = false;    // since receives were last announced
+  std::vector<int64_t> issued_ns;  // when a step was handed over; only with a trace
   uint32_t done_steps = 0;
   uint32_t device_steps_in_flight = 0;
 

@@ -310,6 +310,14 @@ std::string Comm::report_json(const std::string& kind) const {
     report["status"] = code_name(status.code());
     report["cause"] = status.text();
   }
+  const bool waiting = all || kind == "waiting";
+  std::vector<int64_t> silent(ranks_->size());
+  if (waiting) {
+    engine().drive([&](Driver&) {  // what was heard is the driver's
+      for (size_t r = 0; r < silent.size(); ++r)
+        silent[r] = root_->channel->control()->silent_ms((*ranks_)[r]);
+    });
+  }
   const Transport* transport = root_->channel->transport();
   nlohmann::ordered_json peers = nlohmann::ordered_json::array();
   for (int32_t r = 0; r < size(); ++r) {
@@ -317,8 +325,7 @@ std::string Comm::report_json(const std::string& kind) const {
     const int32_t root_rank = (*ranks_)[static_cast<size_t>(r)];
     nlohmann::ordered_json peer{{"rank", r}};
     if (all || kind == "routes") peer["route"] = transport->route(root_rank);
-    if (all || kind == "waiting")
-      peer["silent_ms"] = root_->channel->control()->silent_ms(root_rank);
+    if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
     if (all || kind == "counters") {
       const TransferCounters c = transport->counters(epoch_, root_rank);
       peer["payload_bytes_sent"] = c.payload_bytes_sent;
@@ -334,8 +341,7 @@ std::string Comm::report_json(const std::string& kind) const {
     peers.push_back(peer);
   }
   report["peers"] = peers;
-  if (all || kind == "waiting")
-    report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
+  if (waiting) report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
   return report.dump();
 }
 

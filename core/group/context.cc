@@ -9,6 +9,7 @@ Context::Context(ContextOptions options) : options_(std::move(options)) {
   engine.device = options_.device;
   engine.max_ops = options_.max_ops;
   engine.progress_thread = options_.progress_thread;
+  engine.trace = options_.params.trace;
   engine_ = std::make_shared<Engine>(std::move(engine));
 }
 

@@ -38,6 +38,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/base/codec.h"
 #include "core/base/dtype.h"
 
 namespace sotto {
@@ -47,35 +48,6 @@ inline constexpr uint64_t kNormLanes = 64;
 inline constexpr uint32_t kNoTensor = 0xffffffffu;
 
 enum class ReduceOp : uint8_t { kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProd = 5, kBitOr = 6 };
-enum class ScaleKind : uint8_t { kL2 = 1, kL1 = 2 };
-
-// What a compressed element is on the wire. The payload of a run of elements is a sequence of
-// units: 8 signs (1 byte), a bfloat16 or binary16 (2 bytes), or a block of int8 or int4 codes and
-// its float32 scale. All are little-endian; of two int4 codes the first is the high nibble.
-enum class CodecKind : uint8_t { kOnebit = 1, kBf16 = 2, kFp16 = 3, kInt8 = 4, kInt4 = 5 };
-
-constexpr bool codec_has_blocks(CodecKind kind) {
-  return kind == CodecKind::kInt8 || kind == CodecKind::kInt4;
-}
-
-struct PayloadUnit {
-  uint32_t elements = 8;
-  uint32_t bytes = 1;
-  constexpr uint64_t bytes_of(uint64_t n) const { return n / elements * bytes; }
-};
-
-// block: elements per scale of int8 and int4, a power of two from 32 to kMaxQuantBlock.
-inline constexpr uint32_t kMaxQuantBlock = 512;
-constexpr PayloadUnit payload_unit(CodecKind kind, uint32_t block) {
-  switch (kind) {
-    case CodecKind::kOnebit: return {8, 1};
-    case CodecKind::kBf16:
-    case CodecKind::kFp16: return {1, 2};
-    case CodecKind::kInt8: return {block, block + 4};
-    case CodecKind::kInt4: return {block, block / 2 + 4};
-  }
-  return {};
-}
 
 // A run of consecutive elements of one tensor, inside one chunk of one compression instance.
 struct Piece {
@@ -270,9 +242,9 @@ enum class KernelId : uint16_t {
   // norm = mean of the norms of `world` messages (added in rank order, then divided), times
   // unscale;
   // coefficient = (clip / (norm + 1e-6) if that is < 1 else 1; clip = 0: 1) times unscale, rounded
-  // to float32 once. word = any flag ? fail_word : kCommit.
+  // to float32 once. word = prior not kCommit ? prior : (any flag ? fail_word : kCommit).
   // [0] r messages (16 bytes each)  [1] w coefficient (float32)  [2] w norm (double)  [3] w word
-  // [4] r unscale (double), optional: 1.  ClipArgs
+  // [4] r unscale (double), optional: 1  [5] r prior word, optional: kCommit.  ClipArgs
   kClipCoefficient,
 
   // Adam and AdamW (specification section 3). g' = g * clip, 0 where masked; decoupled = 0: g' = g'

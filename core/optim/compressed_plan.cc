@@ -32,8 +32,8 @@ class CompressedStep {
   StepPlan build() {
     const bool alone = r_.shape.size == 1;
     if (!alone) {
-      s_.onebit = add_onebit_slots(b_, layout_, false);
-      if (!r_.shape.compat) s_.onebit.valid = s_.valid;
+      s_.codec = add_onebit_slots(b_, layout_);
+      if (!r_.shape.compat) s_.codec.valid = s_.valid;
     }
     if (r_.first) {
       frame_.copy_states();
@@ -49,14 +49,14 @@ class CompressedStep {
       if (r_.first) frame_.keep_states(word);
       return frame_.finish(word, {}, true);
     }
-    OnebitRequest exchange = exchange_request();
+    CompressedRequest exchange = exchange_request();
     GradientStage average;
     if (!uncompressed_.empty()) {
       exchange.worker_flags = add_worker_flags(b_, layout_);
       average = frame_.average(uncompressed_, exchange.worker_flags);
       average.coefficient = gradient_.coefficient;
     }
-    const OnebitResult result = emit_onebit_all_reduce(b_, exchange);
+    const CompressedResult result = emit_compressed_all_reduce(b_, exchange);
     emit_onebit_scale_undo(b_, exchange);
     if (r_.shape.compat) masked_momentum();
     update(result.gate);
@@ -103,23 +103,23 @@ class CompressedStep {
     return r_.momentum_bits ? whole(s_.old_messages, Access::kRead, 0, messages_) : absent();
   }
 
-  OnebitRequest exchange_request() {
-    OnebitRequest e;
+  CompressedRequest exchange_request() {
+    CompressedRequest e;
     e.rank = r_.shape.rank;
     e.layout = &layout_;
     e.scale = r_.scale;
-    e.slots = s_.onebit;
+    e.slots = s_.codec;
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.segment_bytes;
-    e.encode = [this](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+    e.encode = [this](std::vector<Piece> pieces, const EncodeTarget& to) {
       const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
       const std::vector<OperandRef> operands{
           gradient_.operand(),
           old_m(),
           old_bits(),
           old_messages(),
-          flat(s_.onebit.worker, Access::kReadWrite, 32),
-          scales(s_.onebit.worker_scale, Access::kRead),
+          flat(s_.codec.worker, Access::kReadWrite, 32),
+          scales(s_.codec.worker_scale, Access::kRead),
           flat(to.bits, Access::kWrite, 1, to.bits_base),
           blocks(to.blocks, Access::kWrite),
           frame_.valid_operand(),
@@ -172,10 +172,10 @@ class CompressedStep {
   OperandRef new_bits() const {
     return new_m_ != kNoSlot
                ? absent()
-               : whole(s_.onebit.bits, Access::kRead, 0, layout_.compressed_elements() / 8);
+               : whole(s_.codec.bits, Access::kRead, 0, layout_.compressed_elements() / 8);
   }
   OperandRef new_messages() const {
-    return new_m_ != kNoSlot ? absent() : whole(s_.onebit.messages, Access::kRead, 0, messages_);
+    return new_m_ != kNoSlot ? absent() : whole(s_.codec.messages, Access::kRead, 0, messages_);
   }
 
   void update(uint32_t word) { r_.lamb ? update_lamb(word) : update_adam(word); }
@@ -238,7 +238,7 @@ class CompressedStep {
   CompressedStepRequest r_;
   StepFrame frame_;
   PlanBuilder& b_;
-  const OnebitLayout& layout_;
+  const CompressedLayout& layout_;
   StepSlots& s_;
   GradientStage gradient_;
   std::vector<uint32_t> uncompressed_;  // tensors

@@ -153,6 +153,12 @@ uint64_t Optimizer::settings_hash() const {
                              number(c.lr_range_test_step_size),
                              c.lr_range_test_step_rate,
                              number(c.lr_range_test_staircase)};
+  const CodecSettings codec = own.gradient_codec.value_or(CodecSettings{});
+  for (const double value :
+       {number(own.gradient_codec.has_value()), number(codec.kind), number(codec.scale),
+        number(codec.granularity), number(codec.bucket_elements), number(codec.chunk_align),
+        number(codec.block), number(codec.residual)})
+    all.push_back(value);
   for (const auto* list : {&c.warmup_min_lr, &c.warmup_max_lr, &c.lr_range_test_min_lr})
     all.insert(all.end(), list->begin(), list->end());
   for (const OptimizerParams& g : groups_) {
@@ -228,39 +234,21 @@ bool Optimizer::may_mask_zero_variance() const {
   return onebit() && !compat() && config_.sotto.zero_variance_policy == ZeroVariancePolicy::kMask;
 }
 
-// What shares a scale. "flat" is a parameter group for the Adams, everything for 1-bit LAMB
-// (specification 1.10).
-OnebitGranularity Optimizer::granularity() const {
-  switch (config_.sotto.granularity) {
-    case Granularity::kTensor: return OnebitGranularity::kTensor;
-    case Granularity::kBucket: return OnebitGranularity::kBucket;
-    case Granularity::kFlat: break;
-  }
-  return onebit_lamb() ? OnebitGranularity::kFlat : OnebitGranularity::kGroup;
-}
-
 Status Optimizer::allocate() {
-  std::vector<OnebitTensor> tensors;
+  std::vector<LayoutTensor> tensors;
   for (const ParamSpec& p : params_) {
     tensors.push_back({p.count, p.group, !onebit() || !groups_[p.group].non_freeze});
     masked_ = masked_ || p.mask != nullptr;
   }
-  OnebitSettings& o = onebit_settings_;
-  o.rank = comm_->rank();
-  o.size = comm_->size();
-  o.compat = compat();
-  o.chunk_align =
-      compat() ? compat_chunk_align(static_cast<uint64_t>(o.size)) : config_.sotto.chunk_align;
-  o.granularity = granularity();
-  if (o.granularity == OnebitGranularity::kBucket)
-    o.bucket_elements = config_.sotto.bucket_elements;
-  o.scale = config_.sotto.scale == CompressionScale::kL1 ? ScaleKind::kL1 : ScaleKind::kL2;
-  const auto ranks = onebit() ? static_cast<uint32_t>(comm_->size()) : 1u;
+  const auto world = static_cast<uint32_t>(comm_->size());
+  codec_ = config_.compression(world);
+  const CodecSettings codec = codec_.value_or(CodecSettings{});
   // One rank averages nothing and needs no padding.
   std::optional<uint32_t> padding_group;
-  if (compat() && o.size > 1) padding_group = static_cast<uint32_t>(groups_.size());
-  layout_ = std::make_unique<OnebitLayout>(std::move(tensors), ranks, o.chunk_align, o.granularity,
-                                           o.bucket_elements, true, padding_group);
+  if (compat() && world > 1) padding_group = static_cast<uint32_t>(groups_.size());
+  layout_ = std::make_unique<CompressedLayout>(
+      std::move(tensors), codec_ ? world : 1, codec.chunk_align, codec.granularity,
+      codec.bucket_elements, codec.kind == CodecKind::kOnebit, padding_group);
   masked_ = masked_ || may_mask_zero_variance();
   const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
     SOTTO_ASSIGN(array, DeviceArray::make(comm_->context()->device(), bytes));
@@ -282,9 +270,9 @@ Status Optimizer::allocate() {
     SOTTO_TRY(take(memory_.local_sum, flat));
     if (!compat()) SOTTO_TRY(take(memory_.anchor, flat));
   }
-  if (onebit()) {
-    SOTTO_TRY(take(memory_.den, flat));
-    SOTTO_ASSIGN(onebit_state_, OnebitState::make(comm_->engine(), *layout_, onebit_settings_));
+  if (onebit()) SOTTO_TRY(take(memory_.den, flat));
+  if (codec_) {
+    SOTTO_ASSIGN(compressed_state_, CompressedState::make(*comm_, *layout_, *codec_));
   }
   SOTTO_TRY(write_valid_bits(nullptr));
   const bool own_masks = std::any_of(params_.begin(), params_.end(),
@@ -323,6 +311,8 @@ Status Optimizer::write_valid_bits(const std::vector<float>* frozen_v) {
       for (uint64_t j = 0; j < piece.count; ++j) set(piece.flat + j);
     }
   }
+  if (!onebit() && codec_ && codec_->kind == CodecKind::kOnebit)
+    SOTTO_TRY(compressed_state_.set_counts(comm_->engine(), bits));
   return upload(comm_->engine(), memory_.valid.data(), std::span<const uint8_t>(bits));
 }
 
@@ -374,7 +364,7 @@ Result<OptimInfo> Optimizer::info() {
   info.payload_bytes_next_step = total.payload_bytes_sent;
   info.header_bytes_next_step = total.header_bytes_sent + total.metadata_bytes_sent;
   for (const DeviceArray* array : memory_.all()) info.state_bytes += array->bytes();
-  info.state_bytes += onebit_state_.bytes();
+  info.state_bytes += compressed_state_.bytes();
   for (const auto& [variant, plan] : prepared_) info.state_bytes += plan.plan->held_bytes();
   return info;
 }

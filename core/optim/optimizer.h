@@ -21,7 +21,7 @@
 #include "core/config/schedule.h"
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
-#include "core/group/onebit_state.h"
+#include "core/group/compressed_state.h"
 #include "core/optim/loss_scale.h"
 #include "core/optim/step_plan.h"
 
@@ -86,8 +86,8 @@ struct OptimSnapshot {
   uint64_t average_since = 0;        // 1-bit LAMB: updates before the average trust ratios started
   std::vector<float> padding_m;      // 1-bit LAMB in mode compat, on the same number of ranks
   bool local_sum_is_common = false;  // all ranks have the same (never so in a blob)
-  std::optional<OnebitResidual> residual;  // error feedback of this rank; empty: none stored
-  std::optional<OnebitMean> mean;          // error feedback of all ranks; empty: none stored
+  std::optional<ErrorFeedback> residual;  // error feedback of this rank; empty: none stored
+  std::optional<MeanErrorFeedback> mean;  // error feedback of all ranks; empty: none stored
 };
 
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
@@ -126,7 +126,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status import_arrays(const Result<std::vector<NamedArray>>& arrays);
   // sotto.checkpoint.
   CheckpointErrors checkpoint_policy() const { return config_.sotto.checkpoint; }
-  bool compresses() const { return onebit(); }
+  // Whether a state has error feedback.
+  bool keeps_errors() const { return codec_ && codec_->residual; }
 
   bool busy() const { return in_flight_.load(std::memory_order_acquire); }
   const std::shared_ptr<Comm>& comm() const { return comm_; }
@@ -176,7 +177,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   StepShape shape() const;
   uint64_t settings_hash() const;
   Status compare_with_others() const;
-  OnebitGranularity granularity() const;
   Status allocate();
   Status write_valid_bits(const std::vector<float>* frozen_v);
 
@@ -216,6 +216,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
                              const StepVerdict& verdict) const;
   std::string first_nonfinite_gradient() const;
   Status check_snapshot(const OptimSnapshot& s, bool with_residual) const;
+  Status check_onebit(const OptimSnapshot& s, bool with_residual) const;
   Status check_zeroone(const OptimSnapshot& s, bool with_residual) const;
   bool late_stage(uint64_t step) const;
   Result<OptimSnapshot> read_arrays(std::span<const NamedArray> arrays) const;
@@ -236,10 +237,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::vector<double> lr_override_;  // NaN: none
   LrSchedule schedule_;
   std::vector<ParamSpec> params_;
-  std::unique_ptr<OnebitLayout> layout_;
+  std::unique_ptr<CompressedLayout> layout_;
   Memory memory_;
-  OnebitSettings onebit_settings_;
-  OnebitState onebit_state_;  // 1-bit types
+  std::optional<CodecSettings> codec_;  // of later steps (1-bit types), or of all averages
+  CompressedState compressed_state_;    // with codec_
   bool masked_ = false;
   std::map<std::pair<Variant, bool>, Prepared> prepared_;  // bool: with micro-batches
   uint64_t accumulation_steps_ = 0;  // gradient_accumulation_steps; 0: not given

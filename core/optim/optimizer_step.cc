@@ -84,6 +84,7 @@ StepShape Optimizer::shape() const {
     shape.copies = params_[t].copy_dtype;
   }
   shape.masked = masked_;
+  if (!onebit()) shape.codec = codec_;
   shape.segment_bytes = comm_->segment_bytes();
   return shape;
 }
@@ -92,13 +93,13 @@ StepPlan Optimizer::build(Variant variant, bool accumulated) const {
   StepShape shape = this->shape();
   shape.accumulated = accumulated;
   const auto zeroone_step = [&](ZeroOneUpdate update, bool refresh, bool begin) {
-    return build_zeroone_step({shape, onebit_settings_.scale, update, refresh,
-                               may_mask_zero_variance(), begin, memory_.base_valid.bytes() != 0});
+    return build_zeroone_step({shape, codec_->scale, update, refresh, may_mask_zero_variance(),
+                               begin, memory_.base_valid.bytes() != 0});
   };
   const auto compressed_step = [&](bool bits, bool first) {
     CompressedStepRequest request;
     request.shape = shape;
-    request.scale = onebit_settings_.scale;
+    request.scale = codec_->scale;
     request.lamb = onebit_lamb();
     request.momentum_bits = bits;
     request.first = first;
@@ -127,7 +128,7 @@ StepPlan Optimizer::build(Variant variant, bool accumulated) const {
     case Variant::kSync: return zeroone_step(ZeroOneUpdate::kSync, false, false);
     case Variant::kFirstSync: return zeroone_step(ZeroOneUpdate::kSync, true, true);
     case Variant::kForcedSync: {
-      ZeroOneRequest request{shape, onebit_settings_.scale, ZeroOneUpdate::kSync};
+      ZeroOneRequest request{shape, codec_->scale, ZeroOneUpdate::kSync};
       request.shape.clip = 0;
       request.shape.loss_scaled = false;
       request.shape.gradients = Dtype::kF32;  // they are not read
@@ -229,8 +230,8 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   set(s.local_sum, memory_.local_sum);
   set(s.anchor, memory_.anchor);
   set(s.base_valid, memory_.base_valid);
-  if (s.onebit.worker != kNoSlot) onebit_state_.bind(run, s.onebit);
-  if (s.old_bits != kNoSlot) onebit_state_.bind_current(run, s.old_bits, s.old_messages);
+  if (codec_) compressed_state_.bind(run, s.codec);
+  if (s.old_bits != kNoSlot) compressed_state_.bind_current(run, s.old_bits, s.old_messages);
   const std::vector<GroupScalars> scalars = scalars_of(variant);
   const uint64_t bytes = scalars.size() * sizeof(GroupScalars);
   const StepScalars step{1 / loss_scaler_.scale(), 1 / static_cast<double>(micro_batches_ + 1)};
@@ -375,7 +376,7 @@ void Optimizer::advance_zeroone(Variant variant) {
     lr_sums_[g] = sync ? 0.0 : next_lr_sum(g);
     anchor_decays_[g] = sync ? 1.0 : next_anchor_decay(g);
   }
-  if (sync || traffic == traffic_of(Variant::kGradient)) onebit_state_.flip();
+  if (sync || traffic == traffic_of(Variant::kGradient)) compressed_state_.flip();
   if (variant == Variant::kForcedSync) return;
   mask_is_old_ = variant == Variant::kFull;
   stage_started_ = frozen;
@@ -388,10 +389,12 @@ void Optimizer::advance(Variant variant) {
   if (zeroone()) {
     advance_zeroone(variant);
     if (variant == Variant::kForcedSync) return;
+  } else if (!onebit() && codec_) {
+    compressed_state_.flip();
   } else if (variant != Variant::kFull) {
     stage_started_ = true;
     if (comm_->size() > 1) {
-      onebit_state_.flip();
+      compressed_state_.flip();
       momentum_bits_ = !compat();
     }
   } else if (onebit() && t >= groups_[0].freeze_step && layout_->instances() > 0) {

@@ -40,11 +40,14 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
     } else if (onebit()) {
       report["freeze_step"] = groups_[0].freeze_step;
     }
-    if (onebit()) {
-      constexpr const char* kNames[] = {"flat", "tensor", "bucket", "group"};
-      report["granularity"] = kNames[static_cast<size_t>(onebit_settings_.granularity) - 1];
-      report["scale"] = onebit_settings_.scale == ScaleKind::kL1 ? "l1" : "l2";
-      report["chunk_align"] = config_.sotto.chunk_align;
+    if (codec_) {
+      report["codec"] = codec_name(codec_->kind);
+      if (codec_->kind == CodecKind::kOnebit) {
+        report["granularity"] = granularity_name(codec_->granularity);
+        report["scale"] = scale_name(codec_->scale);
+      }
+      if (codec_has_blocks(codec_->kind)) report["block"] = codec_->block;
+      report["chunk_align"] = codec_->chunk_align;
       report["chunk_elements"] = layout_->chunk_elements();
     }
   }

@@ -31,8 +31,8 @@ Status write_copy(Engine& engine, const ParamSpec& p, std::span<const float> val
 // bits.
 Status Optimizer::momentum_to_floats() {
   const std::vector<Piece> pieces = compressed_pieces(*layout_);
-  const Operand operands[] = {{onebit_state_.current_bits().data()},
-                              {onebit_state_.current_messages().data()},
+  const Operand operands[] = {{compressed_state_.current_bits().data()},
+                              {compressed_state_.current_messages().data()},
                               {memory_.tensor_states.data()},
                               {memory_.m.data()},
                               {masked_ ? memory_.valid.data() : nullptr}};
@@ -85,40 +85,40 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
     if (onebit_lamb() && stage_started_) SOTTO_TRY(state(memory_.vf, &s.vf));
     SOTTO_ASSIGN(s.tensor_states,
                  download<TensorState>(engine, memory_.tensor_states.data(), params_.size()));
-    if (with_residual && comm_->size() > 1) {
-      SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
-      SOTTO_ASSIGN(s.residual, onebit_state_.residual(engine, valid.empty() ? nullptr : &valid));
-      if (onebit_lamb()) {
-        SOTTO_ASSIGN(const std::vector<float> m,
-                     download<float>(engine, memory_.m.data(), layout_->flat_elements()));
-        const std::vector<float> all = to_tensors(*layout_, m, true);
-        s.padding_m.assign(all.begin() + static_cast<ptrdiff_t>(s.m.size()), all.end());
-      }
-    }
+  }
+  if (!codec_ || !with_residual || comm_->size() == 1) return s;
+  SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
+  SOTTO_ASSIGN(s.residual, compressed_state_.residual(engine, valid.empty() ? nullptr : &valid));
+  if (onebit_lamb()) {
+    SOTTO_ASSIGN(const std::vector<float> m,
+                 download<float>(engine, memory_.m.data(), layout_->flat_elements()));
+    const std::vector<float> all = to_tensors(*layout_, m, true);
+    s.padding_m.assign(all.begin() + static_cast<ptrdiff_t>(s.m.size()), all.end());
   }
   return s;
 }
 
 // Elements that have error feedback; empty: all.
 Result<std::vector<uint8_t>> Optimizer::valid_bits() const {
-  if (!masked_ || compat()) return std::vector<uint8_t>();
+  const bool signs = codec_ && codec_->kind == CodecKind::kOnebit;
+  if (!masked_ || compat() || !signs) return std::vector<uint8_t>();
   return download<uint8_t>(comm_->engine(), memory_.valid.data(), layout_->flat_elements() / 8);
 }
 
 Status Optimizer::add_mean(OptimSnapshot* s) {
-  if (!onebit()) return ok_status();
+  if (!keeps_errors()) return ok_status();
   if (comm_->size() == 1) {
     const std::vector<float> none(layout_->elements(), 0.0f);
-    s->mean = OnebitMean{none, none};
+    s->mean = MeanErrorFeedback{none, none};
     return ok_status();
   }
   SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
-  SOTTO_ASSIGN(s->mean, onebit_state_.mean(*comm_, valid.empty() ? nullptr : &valid));
+  SOTTO_ASSIGN(s->mean, compressed_state_.mean(*comm_, valid.empty() ? nullptr : &valid));
   return ok_status();
 }
 
 Status Optimizer::restore_with_mean(const OptimSnapshot& s) {
-  if (onebit()) {
+  if (keeps_errors()) {
     if (!s.mean) {
       return invalid_argument(
           "the state has no error feedback of all ranks (it was exported in another mode); import "
@@ -129,8 +129,8 @@ Status Optimizer::restore_with_mean(const OptimSnapshot& s) {
     SOTTO_TRY(check_size("server errors", s.mean->server, layout_->elements()));
   }
   SOTTO_TRY(restore(s, false));
-  if (!onebit() || comm_->size() == 1) return ok_status();
-  return onebit_state_.restore_mean(comm_->engine(), *s.mean);
+  if (!keeps_errors() || comm_->size() == 1) return ok_status();
+  return compressed_state_.restore_mean(comm_->engine(), *s.mean);
 }
 
 Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) const {
@@ -163,9 +163,22 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
     return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
   if (s.scheduler_iteration < -1)
     return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
-  if (!onebit()) return ok_status();
+  if (onebit()) SOTTO_TRY(check_onebit(s, with_residual));
+  if (!codec_ || !with_residual || comm_->size() == 1) return ok_status();
+  if (!s.residual) {
+    return invalid_argument(
+        "the state has no error feedback (it was exported in mode reset, or on one rank); import "
+        "it in mode reset");
+  }
+  if (onebit_lamb())
+    SOTTO_TRY(check_size("the momentum's padding", s.padding_m,
+                         layout_->elements_with_padding() - layout_->elements()));
+  return compressed_state_.check(*s.residual);
+}
+
+Status Optimizer::check_onebit(const OptimSnapshot& s, bool with_residual) const {
   SOTTO_TRY(check_size("per-tensor state", s.tensor_states, params_.size()));
-  if (s.stage_started && onebit_lamb()) SOTTO_TRY(check_size("vf", s.vf, n));
+  if (s.stage_started && onebit_lamb()) SOTTO_TRY(check_size("vf", s.vf, layout_->elements()));
   if (s.stage_started && !(zeroone() ? s.zeroone.frozen : s.compressed))
     return invalid_argument("the state's stage flags contradict each other");
   if (zeroone()) SOTTO_TRY(check_zeroone(s, with_residual));
@@ -177,16 +190,7 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
     return invalid_argument("the state has step_offset {}, this configuration {}", s.step_offset,
                             config_.sotto.step_offset);
   }
-  if (!with_residual || comm_->size() == 1) return ok_status();
-  if (!s.residual) {
-    return invalid_argument(
-        "the state has no error feedback (it was exported in mode reset, or on one rank); import "
-        "it in mode reset");
-  }
-  if (onebit_lamb())
-    SOTTO_TRY(check_size("the momentum's padding", s.padding_m,
-                         layout_->elements_with_padding() - layout_->elements()));
-  return onebit_state_.check(*s.residual);
+  return ok_status();
 }
 
 Status Optimizer::check_zeroone(const OptimSnapshot& s, bool with_residual) const {
@@ -250,10 +254,10 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   if (kind() != OptimizerKind::kSgd) SOTTO_TRY(put(memory_.v, s.v));
   SOTTO_TRY(upload(engine, memory_.tensor_states.data(), std::span<const TensorState>(states)));
   SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance() ? &s.v : nullptr));
-  if (onebit()) {
-    if (keep_stage) SOTTO_TRY(restore_stage(s));
-    SOTTO_TRY(onebit_state_.restore(engine, with_residual && s.residual ? &*s.residual : nullptr));
-  }
+  if (keep_stage) SOTTO_TRY(restore_stage(s));
+  if (codec_)
+    SOTTO_TRY(
+        compressed_state_.restore(engine, with_residual && s.residual ? &*s.residual : nullptr));
   if (zeroone()) {
     ZeroOneCounters counters = s.zeroone;
     counters.frozen = frozen;
@@ -313,7 +317,7 @@ Status Optimizer::restore_stage(const OptimSnapshot& s) {
     }
     SOTTO_TRY(upload(engine, memory_.tensor_counts.data(), std::span<const uint64_t>(tensors)));
   }
-  return onebit_state_.set_counts(engine, bits);
+  return compressed_state_.set_counts(engine, bits);
 }
 
 }  // namespace sotto

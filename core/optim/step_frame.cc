@@ -11,9 +11,9 @@ namespace {
 
 constexpr uint64_t kNormMessageBytes = 16;
 
-std::vector<uint64_t> counts_of(const OnebitLayout& layout) {
+std::vector<uint64_t> counts_of(const CompressedLayout& layout) {
   std::vector<uint64_t> counts;
-  for (const OnebitTensor& t : layout.tensors()) counts.push_back(t.count);
+  for (const LayoutTensor& t : layout.tensors()) counts.push_back(t.count);
   return counts;
 }
 
@@ -26,7 +26,7 @@ std::vector<uint32_t> numbers(size_t n) {
 
 }  // namespace
 
-std::vector<Piece> pieces_of(const OnebitLayout& layout, std::span<const uint32_t> tensors) {
+std::vector<Piece> pieces_of(const CompressedLayout& layout, std::span<const uint32_t> tensors) {
   std::vector<Piece> out;
   for (const uint32_t t : tensors) {
     const std::vector<Piece> pieces = layout.tensor_pieces(t);
@@ -35,11 +35,11 @@ std::vector<Piece> pieces_of(const OnebitLayout& layout, std::span<const uint32_
   return out;
 }
 
-std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout) {
+std::vector<Piece> all_tensor_pieces(const CompressedLayout& layout) {
   return pieces_of(layout, numbers(layout.tensors().size()));
 }
 
-std::vector<Piece> compressed_pieces(const OnebitLayout& layout, bool padding) {
+std::vector<Piece> compressed_pieces(const CompressedLayout& layout, bool padding) {
   std::vector<uint32_t> tensors =
       numbers(layout.tensors().size() + (padding ? layout.padding().size() : 0));
   std::erase_if(tensors, [&](uint32_t t) { return !layout.compressed(t); });
@@ -47,10 +47,10 @@ std::vector<Piece> compressed_pieces(const OnebitLayout& layout, bool padding) {
 }
 
 StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
-  const OnebitLayout& layout = *shape.layout;
+  const CompressedLayout& layout = *shape.layout;
   const auto bytes_of = [&](Dtype type) {
     std::vector<uint64_t> bytes;
-    for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * dtype_bytes(type));
+    for (const LayoutTensor& t : layout.tensors()) bytes.push_back(t.count * dtype_bytes(type));
     return bytes;
   };
   StepSlots& s = out_.slots;
@@ -130,10 +130,10 @@ KernelOptions StepFrame::committing(uint32_t word) {
 }
 
 // Norm of the gradients (`norm`), or only the flags; shared with the other ranks (`exchange`); clip
-// coefficient and word.
+// coefficient and word, which takes part in an earlier one.
 GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, bool norm,
                                          uint32_t flags) {
-  const OnebitLayout& layout = *shape_.layout;
+  const CompressedLayout& layout = *shape_.layout;
   const uint64_t n_blocks = norm ? layout.tensor_blocks() : 0;
   const uint32_t block_sums = b_.scratch(std::max<uint64_t>(1, n_blocks) * 4);
   if (norm) {
@@ -155,20 +155,23 @@ GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, boo
   }
   const uint32_t coefficient = b_.scratch(4);
   const uint32_t norm_value = b_.scratch(8);
+  const bool scaled = shape_.loss_scaled && !stage.unscaled;
+  const uint32_t prior = stage.word;
   stage.word = b_.scratch(4);
   b_.kernel(KernelId::kClipCoefficient,
             {whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
              whole(coefficient, Access::kWrite, 0, 4), whole(norm_value, Access::kWrite, 0, 8),
              whole(stage.word, Access::kWrite, 0, 4),
-             shape_.loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent()},
+             scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent(),
+             prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4)},
             {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
-  if (shape_.clip > 0 || shape_.loss_scaled) stage.coefficient = coefficient;
+  if (shape_.clip > 0 || scaled) stage.coefficient = coefficient;
   if (norm) norm_ = norm_value;
   return stage;
 }
 
 StepFrame::ScratchList StepFrame::scratch_list(Dtype type, std::span<const uint32_t> tensors) {
-  const std::vector<OnebitTensor>& all = shape_.layout->tensors();
+  const std::vector<LayoutTensor>& all = shape_.layout->tensors();
   const uint64_t element = dtype_bytes(type);
   uint64_t bytes = 0;
   for (const uint32_t t : tensors) bytes += all[t].count * element;
@@ -215,6 +218,10 @@ GradientStage StepFrame::average_gradients() {
   // the flags are exchanged.
   const bool norm = shape_.clip > 0 || shape_.size == 1;
   if (shape_.size == 1) return clip_and_decide(local_stage(), false, true, kNoSlot);
+  if (shape_.codec && shape_.layout->instances() > 0) {
+    const GradientStage stage = compressed_average();
+    return shape_.clip > 0 ? clip_and_decide(stage, false, true, kNoSlot) : stage;
+  }
   uint32_t flags = kNoSlot;
   if (!norm) {
     flags = b_.scratch(4);
@@ -254,6 +261,31 @@ GradientStage StepFrame::average(const std::vector<uint32_t>& tensors, uint32_t 
     convert(averages.list, stage.list, {shape_.wire, stage.type, shape_.postscale}, tensors);
   }
   stage.own = stage.type == Dtype::kF32;
+  return stage;
+}
+
+// Error feedback is in units of the gradients themselves, so that it outlives a change of the loss
+// scale.
+GradientStage StepFrame::compressed_average() {
+  const GradientStage local = local_stage();
+  GradientStage stage;
+  stage.own = stage.unscaled = true;
+  stage.list = scratch_list(Dtype::kF32);
+  uint32_t in = local.list;
+  if (local.type != Dtype::kF32 || shape_.loss_scaled) {
+    in = scratch_list(Dtype::kF32);  // not the averages: an undo reads it
+    b_.kernel(KernelId::kAccumulate,
+              {local.operand(), list(in, Access::kWrite, 32),
+               shape_.loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent()},
+              all_tensor_pieces(*shape_.layout), AccumulateArgs{local.type, true});
+  }
+  CompressedMeanRequest r{shape_.rank, shape_.layout, *shape_.codec, in, stage.list};
+  if (shape_.codec->kind == CodecKind::kOnebit) r.valid = out_.slots.valid;
+  r.segment_bytes = shape_.segment_bytes;
+  const CompressedMean mean = emit_compressed_mean(b_, r);
+  out_.slots.codec = mean.slots;
+  worker_messages_ = {mean.exchange.worker_messages, 0, shape_.layout->message_bytes()};
+  stage.word = mean.exchange.gate;
   return stage;
 }
 
@@ -305,7 +337,7 @@ void StepFrame::count_valid(uint32_t counts, uint64_t n, std::vector<Piece> piec
 }
 
 void StepFrame::count_valid_of_instances() {
-  const OnebitLayout& layout = *shape_.layout;
+  const CompressedLayout& layout = *shape_.layout;
   const auto of_chunk = [&](uint32_t chunk, std::vector<Piece>* out) {
     for (Piece& piece : layout.worker_pieces(chunk)) {
       if (piece.tensor == kNoTensor) continue;
@@ -316,8 +348,8 @@ void StepFrame::count_valid_of_instances() {
   std::vector<Piece> worker, server;
   for (uint32_t k = 0; k < layout.ranks(); ++k) of_chunk(k, &worker);
   of_chunk(static_cast<uint32_t>(shape_.rank), &server);
-  count_valid(out_.slots.onebit.worker_counts, layout.instances(), std::move(worker));
-  count_valid(out_.slots.onebit.server_counts, layout.instances(), std::move(server));
+  count_valid(out_.slots.codec.worker_counts, layout.instances(), std::move(worker));
+  count_valid(out_.slots.codec.server_counts, layout.instances(), std::move(server));
 }
 
 StepPlan StepFrame::take() {

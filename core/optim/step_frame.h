@@ -16,6 +16,7 @@ struct GradientStage {
   bool own = false;                // float32 in memory of the run, which a step may overwrite
   uint32_t coefficient = kNoSlot;  // clip coefficient; kNoSlot: none
   uint32_t word = kNoSlot;         // kCommit if all gradients are finite; kNoSlot: not known yet
+  bool unscaled = false;           // the loss scale is out of them already
 
   // As the source operand of a kernel.
   OperandRef operand() const {
@@ -43,8 +44,10 @@ class StepFrame {
   // The sums of micro-batches, with the gradients of this one.
   void accumulate(bool first, OperandRef factor);
 
-  // Averages gradients over ranks in full precision; clips; decides.
+  // Averages gradients over ranks, in full precision or with the shape's codec; clips; decides.
   GradientStage average_gradients();
+  // Who met what is not finite, if a codec averages; else no bytes.
+  Region worker_messages() const { return worker_messages_; }
   // Averages those of some tensors, more than one rank. flags: raised by the rank whose share of
   // the sums is not finite; kNoSlot: nobody looks.
   GradientStage average(const std::vector<uint32_t>& tensors, uint32_t flags);
@@ -89,6 +92,7 @@ class StepFrame {
 
  private:
   GradientStage caller_gradients() const;
+  GradientStage compressed_average();
   GradientStage local_stage() const;
   OperandRef step_scalar(uint64_t offset) const;  // a member of StepScalars
   GradientStage clip_and_decide(GradientStage stage, bool exchange, bool norm, uint32_t flags);
@@ -111,13 +115,14 @@ class StepFrame {
   uint32_t norm_ = kNoSlot;    // double
   uint32_t norm_messages_ = kNoSlot;
   uint32_t norm_message_count_ = 0;
+  Region worker_messages_;
 };
 
 // Pieces of tensors, in the order given.
-std::vector<Piece> pieces_of(const OnebitLayout& layout, std::span<const uint32_t> tensors);
+std::vector<Piece> pieces_of(const CompressedLayout& layout, std::span<const uint32_t> tensors);
 // Of all tensors.
-std::vector<Piece> all_tensor_pieces(const OnebitLayout& layout);
+std::vector<Piece> all_tensor_pieces(const CompressedLayout& layout);
 // Of those that are compressed; padding: then of padding that is data.
-std::vector<Piece> compressed_pieces(const OnebitLayout& layout, bool padding = false);
+std::vector<Piece> compressed_pieces(const CompressedLayout& layout, bool padding = false);
 
 }  // namespace sotto

@@ -13,7 +13,7 @@ uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
   PlanBuilder& b = frame.builder();
   uint64_t largest = 4;
   std::vector<uint64_t> bytes;
-  for (const OnebitTensor& t : frame.shape().layout->tensors()) {
+  for (const LayoutTensor& t : frame.shape().layout->tensors()) {
     bytes.push_back(t.count * 4);
     largest = std::max(largest, t.count * 4);
   }
@@ -26,7 +26,7 @@ uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
 // LAMB tensor after tensor, so that the second pass finds small tensors in the cache.
 void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   PlanBuilder& b = frame.builder();
-  const OnebitLayout& layout = *frame.shape().layout;
+  const CompressedLayout& layout = *frame.shape().layout;
   const StepSlots& s = frame.slots();
   const uint64_t block_bytes = std::max<uint64_t>(1, layout.tensor_blocks()) * 4;
   const uint32_t p_blocks = b.scratch(block_bytes);
@@ -91,7 +91,7 @@ StepPlan build_full_step(const FullStepRequest& request) {
       tensor_steps = true;
       break;
   }
-  return frame.finish(gradient.word, {}, tensor_steps);
+  return frame.finish(gradient.word, frame.worker_messages(), tensor_steps);
 }
 
 }  // namespace sotto

@@ -3,12 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
-#include "core/codec/onebit_layout.h"
+#include "core/codec/compressed_layout.h"
 #include "core/optim/zeroone_schedule.h"
 #include "core/plan/builder.h"
-#include "core/plan/onebit.h"
+#include "core/plan/compressed.h"
 
 namespace sotto {
 
@@ -16,7 +17,7 @@ namespace sotto {
 struct StepShape {
   int32_t rank = 0;
   int32_t size = 1;
-  const OnebitLayout* layout = nullptr;  // flat space of m, v and, if compressed, of the bits
+  const CompressedLayout* layout = nullptr;  // flat space of m, v and, if compressed, of the bits
   uint64_t groups = 1;
   double clip = 0;                // 0: off
   Dtype gradients = Dtype::kF32;  // of all tensors; float32, float16 or bfloat16
@@ -30,6 +31,9 @@ struct StepShape {
   Dtype copies = Dtype::kF32;    // of model copies
   std::vector<uint32_t> copied;  // tensors that have a model copy
   bool masked = false;           // a mask of valid elements is bound
+  // What averages are compressed with instead (SGD, Adam, AdamW, LAMB; layout is this codec's), if
+  // there is more than one rank.
+  std::optional<CodecSettings> codec;
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
@@ -61,7 +65,7 @@ struct StepSlots {
   uint32_t tensor_counts = kNoSlot;                     // 1-bit LAMB: uint64 per tensor
   uint32_t local_sum = kNoSlot, anchor = kNoSlot;       // 0/1 Adam: flat (compat: no anchor)
   uint32_t base_valid = kNoSlot;                        // 0/1 Adam: the callers' masks as bits
-  OnebitSlots onebit;
+  CompressedSlots codec;
 };
 
 // What the host finds in the verdict slot when the step has completed. Offsets in bytes; count 0:

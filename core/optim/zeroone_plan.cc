@@ -16,8 +16,8 @@ class ZeroOneStep {
         pieces_(all_tensor_pieces(layout_)),
         messages_(layout_.message_bytes()) {
     if (!alone()) {
-      s_.onebit = add_onebit_slots(b_, layout_, false);
-      if (!compat()) s_.onebit.valid = s_.valid;
+      s_.codec = add_onebit_slots(b_, layout_);
+      if (!compat()) s_.codec.valid = s_.valid;
     }
     if (r_.own_masks) s_.base_valid = b_.bound(layout_.flat_elements() / 8);
     if (r_.kind == ZeroOneUpdate::kCompressed) return;
@@ -34,14 +34,14 @@ class ZeroOneStep {
     if (alone()) return sync ? sync_alone() : compressed_alone();
     gradient_ = frame_.local_gradients(Decide::kIfNeeded);
     if (sync && compat()) sum_in_place(kNoSlot);
-    OnebitRequest e;
+    CompressedRequest e;
     e.rank = r_.shape.rank;
     e.layout = &layout_;
     e.scale = r_.scale;
-    e.slots = s_.onebit;
+    e.slots = s_.codec;
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.segment_bytes;
-    e.encode = [this, sync](std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+    e.encode = [this, sync](std::vector<Piece> pieces, const EncodeTarget& to) {
       if (!sync) {
         encode(gradients(), gradient_.type, coefficient(), std::move(pieces), to);
       } else if (compat()) {
@@ -50,7 +50,7 @@ class ZeroOneStep {
         encode_sync(std::move(pieces), to);
       }
     };
-    const OnebitResult result = emit_onebit_all_reduce(b_, e);
+    const CompressedResult result = emit_compressed_all_reduce(b_, e);
     emit_onebit_scale_undo(b_, e);
     sync ? update_sync(result.gate) : update_compressed(result.gate);
     return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, false);
@@ -61,11 +61,10 @@ class ZeroOneStep {
   OperandRef gradients() const { return r_.gradients ? gradient_.operand() : absent(); }
   OperandRef coefficient() const { return frame_.coefficient_operand(gradient_); }
   OperandRef bits() const {
-    return alone() ? absent()
-                   : whole(s_.onebit.bits, Access::kRead, 0, layout_.flat_elements() / 8);
+    return alone() ? absent() : whole(s_.codec.bits, Access::kRead, 0, layout_.flat_elements() / 8);
   }
   OperandRef messages() const {
-    return alone() ? absent() : whole(s_.onebit.messages, Access::kRead, 0, messages_);
+    return alone() ? absent() : whole(s_.codec.messages, Access::kRead, 0, messages_);
   }
   bool alone() const { return r_.shape.size == 1; }
   bool compat() const { return r_.shape.compat; }
@@ -80,10 +79,10 @@ class ZeroOneStep {
                 PackArgs{0, 4});
     }
     if (alone()) return;
-    b_.fill({s_.onebit.worker, 0, flat_bytes}, 0);
-    b_.fill({s_.onebit.worker_scale, 0, layout_.instances() * 4}, 0);
-    b_.fill({s_.onebit.server, 0, layout_.chunk_elements() * 4}, 0);
-    b_.fill({s_.onebit.server_scale, 0, layout_.instances() * 4}, 0);
+    b_.fill({s_.codec.worker, 0, flat_bytes}, 0);
+    b_.fill({s_.codec.worker_scale, 0, layout_.instances() * 4}, 0);
+    b_.fill({s_.codec.server, 0, layout_.chunk_elements() * 4}, 0);
+    b_.fill({s_.codec.server_scale, 0, layout_.instances() * 4}, 0);
   }
 
   // The mask, and the denominator where the variance is frozen.
@@ -104,23 +103,23 @@ class ZeroOneStep {
 
   // x: list of source elements of type `type`.
   void encode(OperandRef x, Dtype type, OperandRef coefficient, std::vector<Piece> pieces,
-              const OnebitEncodeTarget& to) {
+              const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, type};
     emit_with_undo(KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
-                   {x, state(s_.onebit.worker, Access::kReadWrite),
-                    scales(s_.onebit.worker_scale, Access::kRead),
+                   {x, state(s_.codec.worker, Access::kReadWrite),
+                    scales(s_.codec.worker_scale, Access::kRead),
                     flat(to.bits, Access::kWrite, 1, to.bits_base),
                     blocks(to.blocks, Access::kWrite), frame_.valid_operand(),
                     whole(to.flags, Access::kReadWrite, to.flags_offset, 4), coefficient},
                    std::move(pieces), args);
   }
 
-  void encode_sync(std::vector<Piece> pieces, const OnebitEncodeTarget& to) {
+  void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
     emit_with_undo(
         KernelId::kLocalFront, KernelId::kLocalFrontUndo,
         {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
-         state(s_.onebit.worker, Access::kReadWrite), scales(s_.onebit.worker_scale, Access::kRead),
+         state(s_.codec.worker, Access::kReadWrite), scales(s_.codec.worker_scale, Access::kRead),
          flat(to.bits, Access::kWrite, 1, to.bits_base), blocks(to.blocks, Access::kWrite),
          frame_.valid_operand(), whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
          frame_.scalars_operand(), coefficient()},
@@ -230,7 +229,7 @@ class ZeroOneStep {
   ZeroOneRequest r_;
   StepFrame frame_;
   PlanBuilder& b_;
-  const OnebitLayout& layout_;
+  const CompressedLayout& layout_;
   StepSlots& s_;
   std::vector<Piece> pieces_;
   uint64_t messages_;

@@ -9,7 +9,7 @@ constexpr const char* kModes[] = {"exact", "reset", "mean"};
 
 const char* name_of(StateMode mode) { return kModes[static_cast<int>(mode) - 1]; }
 
-std::vector<std::byte> encode(const OnebitCodec& codec, StateMode mode, const OnebitResidual& r) {
+std::vector<std::byte> encode(const Codec& codec, StateMode mode, const ErrorFeedback& r) {
   StateJson meta{{"kind", "codec"}, {"type", "codec"}, {"mode", name_of(mode)}};
   meta["residual"] = residual_meta(r);
   BlobWriter writer;
@@ -19,8 +19,8 @@ std::vector<std::byte> encode(const OnebitCodec& codec, StateMode mode, const On
   return std::move(writer).finish();
 }
 
-std::vector<std::byte> encode_mean(const OnebitCodec& codec, OnebitMean mean) {
-  OnebitResidual r;  // of no rank and no layout
+std::vector<std::byte> encode_mean(const Codec& codec, MeanErrorFeedback mean) {
+  ErrorFeedback r;  // of no rank and no layout
   r.size = 0;
   r.worker = std::move(mean.worker);
   r.server = std::move(mean.server);
@@ -29,17 +29,17 @@ std::vector<std::byte> encode_mean(const OnebitCodec& codec, OnebitMean mean) {
 
 }  // namespace
 
-uint64_t mean_state_bytes(const OnebitCodec& codec) {
+uint64_t mean_state_bytes(const Codec& codec) {
   const uint64_t n = codec.elements();
   return encode_mean(codec, {std::vector<float>(n), std::vector<float>(n)}).size();
 }
 
-Result<std::vector<std::byte>> export_state(OnebitCodec& codec, StateMode mode) {
+Result<std::vector<std::byte>> export_state(Codec& codec, StateMode mode) {
   if (mode == StateMode::kMean) {
-    SOTTO_ASSIGN(OnebitMean mean, codec.mean());
+    SOTTO_ASSIGN(MeanErrorFeedback mean, codec.mean());
     return encode_mean(codec, std::move(mean));
   }
-  SOTTO_ASSIGN(OnebitCodec::Snapshot s, codec.snapshot());
+  SOTTO_ASSIGN(Codec::Snapshot s, codec.snapshot());
   if (mode == StateMode::kReset) {
     s.residual.worker.clear();
     s.residual.server.clear();
@@ -47,10 +47,10 @@ Result<std::vector<std::byte>> export_state(OnebitCodec& codec, StateMode mode) 
   return encode(codec, mode, s.residual);
 }
 
-Status import_state(OnebitCodec& codec, StateMode mode, std::span<const std::byte> bytes) {
+Status import_state(Codec& codec, StateMode mode, std::span<const std::byte> bytes) {
   SOTTO_ASSIGN(const BlobReader reader, BlobReader::open(bytes));
   SOTTO_ASSIGN(const StateJson meta, meta_of(reader, "codec"));
-  OnebitCodec::Snapshot s;
+  Codec::Snapshot s;
   SOTTO_ASSIGN(s.residual, read_residual(reader, meta));
   SOTTO_ASSIGN(s.counts, reader.values<uint64_t>("counts"));
   if (mode == StateMode::kReset) return codec.restore(s, false);

@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/base/text.h"
-#include "core/group/onebit_state.h"
+#include "core/group/compressed_state.h"
 #include "core/state/blob.h"
 
 namespace sotto {
@@ -40,7 +40,7 @@ inline Result<StateJson> meta_of(const BlobReader& reader, const char* kind) {
   return meta;
 }
 
-inline StateJson residual_meta(const OnebitResidual& r) {
+inline StateJson residual_meta(const ErrorFeedback& r) {
   return {{"rank", r.rank},
           {"size", r.size},
           {"chunk_align", r.chunk_align},
@@ -49,13 +49,13 @@ inline StateJson residual_meta(const OnebitResidual& r) {
           {"scale", r.scale}};
 }
 
-inline void add_residual(const OnebitResidual& r, BlobWriter* writer) {
+inline void add_residual(const ErrorFeedback& r, BlobWriter* writer) {
   writer->add("worker_error", r.worker);
   writer->add("server_error", r.server);
 }
 
-inline Result<OnebitResidual> read_residual(const BlobReader& reader, const StateJson& meta) {
-  OnebitResidual r;
+inline Result<ErrorFeedback> read_residual(const BlobReader& reader, const StateJson& meta) {
+  ErrorFeedback r;
   const auto it = meta.find("residual");
   if (it == meta.end() || !it->is_object())
     return invalid_argument("the state's description has no valid \"residual\"");

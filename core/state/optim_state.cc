@@ -120,9 +120,9 @@ Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode
 
 Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode) {
   SOTTO_ASSIGN(OptimSnapshot snapshot, optimizer.snapshot(mode == StateMode::kExact));
-  if (mode == StateMode::kMean && optimizer.compresses()) {
+  if (mode == StateMode::kMean && optimizer.keeps_errors()) {
     const std::vector<float> values(snapshot.params.size());
-    snapshot.mean = OnebitMean{values, values};
+    snapshot.mean = MeanErrorFeedback{values, values};
   }
   return encode_optim(snapshot).size();
 }

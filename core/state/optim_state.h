@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 #include "core/optim/optimizer.h"
 #include "core/state/blob.h"
 
@@ -27,8 +27,8 @@ Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode);
 Status import_state(Optimizer& optimizer, StateMode mode, std::span<const std::byte> bytes);
 
 // kMean: a collective of the codec's comm, and equal on all ranks.
-Result<std::vector<std::byte>> export_state(OnebitCodec& codec, StateMode mode);
-uint64_t mean_state_bytes(const OnebitCodec& codec);
-Status import_state(OnebitCodec& codec, StateMode mode, std::span<const std::byte> bytes);
+Result<std::vector<std::byte>> export_state(Codec& codec, StateMode mode);
+uint64_t mean_state_bytes(const Codec& codec);
+Status import_state(Codec& codec, StateMode mode, std::span<const std::byte> bytes);
 
 }  // namespace sotto

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 #include "tests/support/core_ranks.h"
 
 namespace sotto::test {
@@ -40,16 +40,15 @@ std::vector<Form> forms() {
 
 struct Call {
   std::vector<float> y;
-  OnebitResidual after;
+  ErrorFeedback after;
 };
 
-Result<std::shared_ptr<OnebitCodec>> make(const std::shared_ptr<Comm>& comm, const Form& form) {
-  return OnebitCodec::create(comm, form.json, kCounts,
-                             std::vector<Dtype>(kCounts.size(), Dtype::kF32));
+Result<std::shared_ptr<Codec>> make(const std::shared_ptr<Comm>& comm, const Form& form) {
+  return Codec::create(comm, form.json, kCounts, std::vector<Dtype>(kCounts.size(), Dtype::kF32));
 }
 
 // x: all tensors, one after the other.
-Result<Call> all_reduce(OnebitCodec& codec, std::vector<float> x) {
+Result<Call> all_reduce(Codec& codec, std::vector<float> x) {
   Call call;
   call.y.resize(x.size());
   std::vector<void*> in, out;
@@ -61,7 +60,7 @@ Result<Call> all_reduce(OnebitCodec& codec, std::vector<float> x) {
   }
   SOTTO_ASSIGN(const OpRef op, codec.all_reduce(in, out, {}));
   SOTTO_TRY(codec.comm()->engine().wait(op, -1));
-  SOTTO_ASSIGN(const OnebitCodec::Snapshot s, codec.snapshot());
+  SOTTO_ASSIGN(const Codec::Snapshot s, codec.snapshot());
   call.after = s.residual;
   return call;
 }

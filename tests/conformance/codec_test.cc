@@ -12,9 +12,9 @@
 #include <random>
 #include <thread>
 
+#include "core/config/codec.h"
 #include "core/cpu/cpu_device.h"
-#include "core/group/codec_settings.h"
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 #include "core/state/optim_state.h"
 #include "tests/support/async_device.h"
 #include "tests/support/core_ranks.h"
@@ -62,13 +62,13 @@ struct Tensors {
   std::vector<void*> in, out;
 };
 
-Result<std::shared_ptr<OnebitCodec>> make_codec(const std::shared_ptr<Comm>& comm,
-                                                const std::string& json,
-                                                const std::vector<uint64_t>& counts) {
-  return OnebitCodec::create(comm, json, counts, std::vector<Dtype>(counts.size(), Dtype::kF32));
+Result<std::shared_ptr<Codec>> make_codec(const std::shared_ptr<Comm>& comm,
+                                          const std::string& json,
+                                          const std::vector<uint64_t>& counts) {
+  return Codec::create(comm, json, counts, std::vector<Dtype>(counts.size(), Dtype::kF32));
 }
 
-Status reduce(OnebitCodec& codec, Tensors& t) {
+Status reduce(Codec& codec, Tensors& t) {
   SOTTO_ASSIGN(const OpRef op, codec.all_reduce(t.in, t.out, {}));
   return codec.comm()->engine().wait(op, -1);
 }
@@ -106,7 +106,7 @@ Result<std::vector<double>> total(Comm& comm, const std::vector<float>& mine) {
 // I5: sum y + mean(ew) + es = sum mean(x), element by element. The mean state is (mean(ew), es).
 Status telescopes(const std::shared_ptr<Comm>& comm, const std::string& json,
                   const std::vector<uint64_t>& counts, int calls) {
-  SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec, make_codec(comm, json, counts));
+  SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, counts));
   Tensors t(counts);
   std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
   std::vector<double> want, got;
@@ -124,7 +124,7 @@ Status telescopes(const std::shared_ptr<Comm>& comm, const std::string& json,
     }
   }
   if (comm->size() > 1) {
-    SOTTO_ASSIGN(const OnebitMean mean, codec->mean());
+    SOTTO_ASSIGN(const MeanErrorFeedback mean, codec->mean());
     for (size_t i = 0; i < got.size(); ++i) got[i] += double{mean.worker[i]} + mean.server[i];
   }
   for (size_t i = 0; i < want.size(); ++i) {
@@ -180,7 +180,7 @@ Result<std::string> fingerprint(WorldOptions world, const std::string& json) {
   std::mutex mutex;
   std::map<int32_t, std::string> by_rank;
   const Status ran = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
-    SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec, make_codec(comm, json, counts));
+    SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, counts));
     Tensors t(counts);
     std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
     std::string all;
@@ -189,7 +189,7 @@ Result<std::string> fingerprint(WorldOptions world, const std::string& json) {
       SOTTO_TRY(reduce(*codec, t));
       all += bytes_of(Tensors::flat(t.y));
     }
-    SOTTO_ASSIGN(const OnebitCodec::Snapshot s, codec->snapshot());
+    SOTTO_ASSIGN(const Codec::Snapshot s, codec->snapshot());
     all += bytes_of(s.residual.worker) + bytes_of(s.residual.server);
     std::lock_guard lock(mutex);
     by_rank[comm->rank()] = all;
@@ -230,7 +230,7 @@ TEST(CodecBits, WithoutResidualCallsAreIndependentAndWithinTheBound) {
   const Status status =
       run_world(world_of("inproc", 4), [](const std::shared_ptr<Comm>& comm) -> Status {
         for (const std::string& json : {kCodecs[6], kCodecs[7], kCodecs[8]}) {
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec, make_codec(comm, json, {3001}));
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {3001}));
           Tensors t({3001});
           std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
           t.fill(&random);
@@ -274,7 +274,7 @@ TEST_P(CodecTest, BytesEqualTheFormulaAndThePlan) {
             {R"({"type": "int4", "residual": false})", chunk_of(n, 512, 4) / 128 * 68},
         };
         for (const auto& [json, chunk] : chunk_bytes) {
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec, make_codec(comm, json, {n}));
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {n}));
           Tensors t({n});
           SOTTO_TRY(comm->barrier());
           const CommCounters before = comm->counters();
@@ -303,13 +303,13 @@ TEST_P(CodecTest, NonfiniteInputChangesNothingAnywhere) {
       run_world(world_of(GetParam(), 3), [](const std::shared_ptr<Comm>& comm) -> Status {
         const uint64_t n = 25000;
         for (size_t k = 0; k < 6; ++k) {
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec, make_codec(comm, kCodecs[k], {n}));
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, kCodecs[k], {n}));
           Tensors t({n});
           std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
           t.fill(&random);
           SOTTO_TRY(reduce(*codec, t));
           for (const uint64_t at : {uint64_t{0}, n / 2, n - 1}) {
-            SOTTO_ASSIGN(const OnebitCodec::Snapshot before, codec->snapshot());
+            SOTTO_ASSIGN(const Codec::Snapshot before, codec->snapshot());
             const std::vector<float> y = t.y[0];
             t.fill(&random);
             if (comm->rank() == 1) t.x[0][at] = at == 0 ? std::nanf("") : -INFINITY;
@@ -317,7 +317,7 @@ TEST_P(CodecTest, NonfiniteInputChangesNothingAnywhere) {
             if (met.code() != Code::kNonfinite || met.text().find("rank 1") == std::string::npos)
               return error(Code::kInternal, "{}: status is {}", kCodecs[k], met.text());
             if (t.y[0] != y) return error(Code::kInternal, "{}: y was written", kCodecs[k]);
-            SOTTO_ASSIGN(const OnebitCodec::Snapshot after, codec->snapshot());
+            SOTTO_ASSIGN(const Codec::Snapshot after, codec->snapshot());
             if (after.residual.server != before.residual.server)
               return error(Code::kInternal, "{}: the server residual changed", kCodecs[k]);
             for (uint64_t i = 0; i < n; ++i) {
@@ -341,12 +341,12 @@ TEST_P(CodecTest, SumsThatOverflowResetTheServers) {
   const Status status =
       run_world(world_of(GetParam(), 2), [](const std::shared_ptr<Comm>& comm) -> Status {
         const std::string json = kCodecs[0];
-        SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec, make_codec(comm, json, {20000}));
+        SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {20000}));
         Tensors t({20000});
         std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
         t.fill(&random);
         SOTTO_TRY(reduce(*codec, t));
-        SOTTO_ASSIGN(OnebitCodec::Snapshot s, codec->snapshot());
+        SOTTO_ASSIGN(Codec::Snapshot s, codec->snapshot());
         const std::vector<float> worker = s.residual.worker;
         if (comm->rank() == 1) s.residual.server[3] = 1e30f;  // its square is no float
         SOTTO_TRY(codec->restore(s, true));
@@ -356,7 +356,7 @@ TEST_P(CodecTest, SumsThatOverflowResetTheServers) {
             met.text().find("sums at rank 1") == std::string::npos)
           return error(Code::kInternal, "status is {}", met.text());
         if (t.y[0] != y) return error(Code::kInternal, "y was written");
-        SOTTO_ASSIGN(const OnebitCodec::Snapshot after, codec->snapshot());
+        SOTTO_ASSIGN(const Codec::Snapshot after, codec->snapshot());
         for (const float e : after.residual.server) {
           if (e != 0) return error(Code::kInternal, "the server residual was kept");
         }
@@ -380,7 +380,7 @@ TEST_P(CodecTest, ADifferentCodecIsAProtocolErrorEverywhere) {
     std::atomic<int> protocol{0};
     const Status status =
         run_world(world_of(GetParam(), 3), [&](const std::shared_ptr<Comm>& comm) -> Status {
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> codec,
                        make_codec(comm, comm->rank() == 2 ? other : mine, {3000}));
           Tensors t({3000});
           if (reduce(*codec, t).code() == Code::kProtocol) ++protocol;
@@ -395,8 +395,8 @@ TEST(CodecState, ContinuesBitForBitAndRefusesWhatDoesNotFit) {
   const Status status =
       run_world(world_of("inproc", 3), [](const std::shared_ptr<Comm>& comm) -> Status {
         for (const std::string& json : kCodecs) {
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> one, make_codec(comm, json, {9001, 5}));
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> two, make_codec(comm, json, {9001, 5}));
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> one, make_codec(comm, json, {9001, 5}));
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> two, make_codec(comm, json, {9001, 5}));
           Tensors a({9001, 5}), b({9001, 5});
           std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
           for (int call = 0; call < 2; ++call) {
@@ -411,7 +411,7 @@ TEST(CodecState, ContinuesBitForBitAndRefusesWhatDoesNotFit) {
           SOTTO_TRY(reduce(*one, a));
           SOTTO_TRY(reduce(*two, b));
           if (a.y != b.y) return error(Code::kInternal, "{}: the copy goes another way", json);
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> other,
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> other,
                        make_codec(comm, R"({"type": "int8", "block": 32})", {9001, 5}));
           const Status refused = import_state(*other, StateMode::kExact, blob);
           if (refused.code() != Code::kInvalidArgument)
@@ -433,8 +433,7 @@ TEST(CodecState, TheMeanRestoresOnAnotherWorldSize) {
     std::vector<float> worker, server;
     Status status =
         run_world(world_of("inproc", before), [&](const std::shared_ptr<Comm>& comm) -> Status {
-          SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
-                       make_codec(comm, kCodecs[0], counts));
+          SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, kCodecs[0], counts));
           Tensors t(counts);
           std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 7);
           t.fill(&random);
@@ -442,7 +441,7 @@ TEST(CodecState, TheMeanRestoresOnAnotherWorldSize) {
           SOTTO_ASSIGN(const std::vector<std::byte> mine, export_state(*codec, StateMode::kMean));
           SOTTO_TRY(expect_same(
               *comm, std::string(reinterpret_cast<const char*>(mine.data()), mine.size())));
-          SOTTO_ASSIGN(const OnebitMean mean, codec->mean());
+          SOTTO_ASSIGN(const MeanErrorFeedback mean, codec->mean());
           if (comm->rank() != 0) return ok_status();
           blob = mine;
           worker = mean.worker;
@@ -452,9 +451,9 @@ TEST(CodecState, TheMeanRestoresOnAnotherWorldSize) {
     ASSERT_TRUE(status.ok()) << status.text();
     status = run_world(world_of("inproc", after), [&](const std::shared_ptr<Comm>& comm) -> Status {
       for (const std::string& json : {kCodecs[0], kCodecs[4]}) {
-        SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec, make_codec(comm, json, counts));
+        SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, counts));
         SOTTO_TRY(import_state(*codec, StateMode::kMean, blob));
-        SOTTO_ASSIGN(const OnebitMean mean, codec->mean());
+        SOTTO_ASSIGN(const MeanErrorFeedback mean, codec->mean());
         for (size_t i = 0; i < worker.size(); ++i) {
           if (std::abs(mean.worker[i] - worker[i]) > 1e-6 || mean.server[i] != server[i])
             return error(Code::kInternal, "element {} was not restored", i);
@@ -471,23 +470,27 @@ TEST(CodecState, TheMeanRestoresOnAnotherWorldSize) {
 TEST(CodecSettings, NamesWhatIsWrong) {
   const auto text = [](const char* json) { return parse_codec(json).status().text(); };
   const std::map<const char*, const char*> errors = {
-      {"[]", "no JSON object"},
-      {"{}", "\"type\" is missing"},
-      {R"({"type": "int9"})", "\"int8\""},
-      {R"({"type": 8})", "\"int8\""},
-      {R"({"type": "int8", "blocks": 64})", "nearest known one is \"block\""},
-      {R"({"type": "int8", "scale": "l2"})", "\"scale\" has no meaning for type \"int8\""},
-      {R"({"type": "int8", "block": 100})", "32, 64, 128, 256, 512"},
-      {R"({"type": "int8", "block": 1024})", "32, 64, 128, 256, 512"},
-      {R"({"type": "int4", "chunk_align": 64})", "multiple of \"block\", 128"},
-      {R"({"type": "int4", "residual": 1})", "true, false"},
-      {R"({"type": "bf16", "block": 64})", "\"block\" has no meaning"},
-      {R"({"type": "onebit", "residual": false})", "\"residual\" has no meaning"},
-      {R"({"type": "onebit", "granularity": "group"})", "\"bucket\""},
-      {R"({"type": "onebit", "bucket_elements": 9000})", "it belongs to \"bucket\""},
+      {"[", "no JSON"},
+      {"[]", "found [], allowed is an object"},
+      {"{}", "codec.type: missing; write one of onebit|1bit|bf16|fp16|int8|int4"},
+      {R"({"type": "int9"})", "codec.type: found \"int9\", allowed is one of onebit|"},
+      {R"({"type": 8})", "codec.type: found 8"},
+      {R"({"type": "int8", "blocks": 64})", "codec.blocks: unknown key; the nearest one is block"},
+      {R"({"type": "int8", "scale": "l2"})", "codec.scale: a key of onebit; allowed here are"},
+      {R"({"type": "int8", "block": 100})", "codec.block: found 100, allowed is 32, 64, 128"},
+      {R"({"type": "int8", "block": 1024})", "codec.block: found 1024"},
+      {R"({"type": "int4", "chunk_align": 64})", "codec.chunk_align: found 64, allowed is a mult"},
+      {R"({"type": "int4", "residual": 1})", "codec.residual: found 1, allowed is true or false"},
+      {R"({"type": "bf16", "block": 64})", "codec.block: a key of int8, int4"},
+      {R"({"type": "onebit", "residual": false})", "codec.residual: a key of bf16, fp16"},
+      {R"({"type": "onebit", "granularity": "group"})", "flat|tensor|bucket"},
+      {R"({"type": "onebit", "bucket_elements": 9216})", "belongs to granularity bucket"},
       {R"({"type": "onebit", "granularity": "bucket", "bucket_elements": 8})", "8192"},
       {R"({"type": "onebit", "chunk_align": 12})", "multiple of 8"},
-      {R"({"type": "onebit", "chunk_align": -8})", "multiple of 8"},
+      {R"({"type": "onebit", "chunk_align": -8})", "codec.chunk_align: found -8"},
+      {R"({"type": "onebit", "mode": "compat", "granularity": "bucket"})", "allowed is flat, tens"},
+      {R"({"type": "onebit", "mode": "compat", "chunk_align": 8})", "remove the key"},
+      {R"({"type": "onebit", "mode": "published"})", "allowed is one of strict|compat"},
   };
   for (const auto& [json, want] : errors)
     EXPECT_NE(text(json).find(want), std::string::npos) << json << ": " << text(json);
@@ -561,7 +564,7 @@ TEST(CodecOverlap, EarlierBucketsArriveBeforeTheLastIsEncoded) {
     const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
       const uint64_t n = 5 * 16384;
       SOTTO_ASSIGN(
-          const std::shared_ptr<OnebitCodec> codec,
+          const std::shared_ptr<Codec> codec,
           make_codec(comm,
                      R"({"type": "onebit", "granularity": "bucket", "bucket_elements": 16384})",
                      {n}));

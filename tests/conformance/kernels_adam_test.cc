@@ -3,6 +3,7 @@
 
 #include <cmath>
 #include <limits>
+#include <optional>
 
 #include "core/cpu/bits.h"
 #include "tests/support/kernel_cases.h"
@@ -486,7 +487,8 @@ struct Clip {
   uint32_t word;
 };
 
-Clip clip_of(const std::vector<std::vector<float>>& block_sums, double clip, uint32_t flags = 0) {
+Clip clip_of(const std::vector<std::vector<float>>& block_sums, double clip, uint32_t flags = 0,
+             std::optional<uint32_t> prior = std::nullopt) {
   std::vector<uint8_t> messages;
   for (const std::vector<float>& sums : block_sums) {
     KernelCase work(KernelId::kNormMessage);
@@ -509,6 +511,11 @@ Clip clip_of(const std::vector<std::vector<float>>& block_sums, double clip, uin
   const size_t norm = work.add_flat(std::vector<double>(1));
   const size_t word = work.add_flat(std::vector<uint32_t>(1));
   work.add_null();
+  if (prior) {
+    work.add_flat(std::vector<uint32_t>{*prior});
+  } else {
+    work.add_null();
+  }
   EXPECT_EQ(compare_on_all_targets(work), "");
   const Outcome out = execute_reference(work);
   return {out.as<float>(coefficient)[0], out.as<double>(norm)[0], out.as<uint32_t>(word)[0]};
@@ -524,6 +531,10 @@ TEST(KernelsNorms, ClipCoefficientIsCommon) {
   EXPECT_EQ(clip_of({{9}}, 1.0, kFlagNonfinite).word, kSkipNonfinite);
   EXPECT_EQ(clip_of({{9}, {std::numeric_limits<float>::infinity()}}, 1.0).word, kSkipNonfinite);
   EXPECT_EQ(clip_of({{std::numeric_limits<float>::quiet_NaN()}}, 1.0).word, kSkipNonfinite);
+  // An earlier decision stands.
+  EXPECT_EQ(clip_of({{9}}, 1.0, 0, kCommit).word, kCommit);
+  EXPECT_EQ(clip_of({{9}}, 1.0, kFlagNonfinite, kCommit).word, kSkipNonfinite);
+  EXPECT_EQ(clip_of({{9}}, 1.0, kFlagNonfinite, kSkipServer).word, kSkipServer);
 }
 
 }  // namespace

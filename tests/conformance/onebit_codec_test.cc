@@ -6,13 +6,13 @@
 #include <cstring>
 #include <random>
 
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 #include "tests/support/core_ranks.h"
 
 namespace sotto::test {
 namespace {
 
-Status reduce(OnebitCodec& codec, std::vector<float>& x, std::vector<float>& y) {
+Status reduce(Codec& codec, std::vector<float>& x, std::vector<float>& y) {
   SOTTO_ASSIGN(const OpRef op, codec.all_reduce({x.data()}, {y.data()}, {}));
   return codec.comm()->engine().wait(op, -1);
 }
@@ -27,9 +27,9 @@ class OnebitCodecTest : public ::testing::TestWithParam<std::string> {};
 TEST_P(OnebitCodecTest, Vector131) {
   const Status status =
       run_world(world_of(GetParam(), 2), [](const std::shared_ptr<Comm>& comm) -> Status {
-        SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
-                     OnebitCodec::create(comm, R"({"type": "1bit", "chunk_align": 8})", {16},
-                                         {Dtype::kF32}));
+        SOTTO_ASSIGN(
+            const std::shared_ptr<Codec> codec,
+            Codec::create(comm, R"({"type": "1bit", "chunk_align": 8})", {16}, {Dtype::kF32}));
         std::vector<float> x(16), y(16);
         for (size_t i = 0; i < 16; ++i)
           x[i] = comm->rank() == 0 ? (i < 8 ? 2.0f : -2.0f) : (i % 2 == 0 ? 1.0f : -1.0f);
@@ -45,7 +45,7 @@ TEST_P(OnebitCodecTest, Vector131) {
           for (size_t i = 0; i < 16; ++i) {
             SOTTO_TRY(expect_near("y", y[i], (i % 2 == 0 ? even : odd)[call][i / 8]));
           }
-          SOTTO_ASSIGN(const OnebitCodec::Snapshot s, codec->snapshot());
+          SOTTO_ASSIGN(const Codec::Snapshot s, codec->snapshot());
           for (size_t i = 0; i < 8; ++i) {
             SOTTO_TRY(expect_near("es", s.residual.server[i],
                                   server[call][comm->rank() * 2 + static_cast<int>(i % 2)]));
@@ -63,8 +63,8 @@ TEST_P(OnebitCodecTest, Vector132) {
   const Status status =
       run_world(world_of(GetParam(), 2), [](const std::shared_ptr<Comm>& comm) -> Status {
         SOTTO_ASSIGN(
-            const std::shared_ptr<OnebitCodec> codec,
-            OnebitCodec::create(comm, R"({"type": "1bit", "chunk_align": 8})", {5}, {Dtype::kF32}));
+            const std::shared_ptr<Codec> codec,
+            Codec::create(comm, R"({"type": "1bit", "chunk_align": 8})", {5}, {Dtype::kF32}));
         std::vector<float> x = comm->rank() == 0 ? std::vector<float>{1, -2, 3, -4, 0}
                                                  : std::vector<float>{2, 2, -1, -1, 1};
         std::vector<float> y(5);
@@ -74,7 +74,7 @@ TEST_P(OnebitCodecTest, Vector132) {
         const double worker[2][5] = {{-1.4494898, 0.4494898, 0.5505102, -1.5505102, -2.4494898},
                                      {0.5167603, 0.5167603, 0.4832397, 0.4832397, -0.4832397}};
         const double server[] = {0.412879, 1.0703607, -1.0703607, -0.412879, 0.412879, 0, 0, 0};
-        SOTTO_ASSIGN(const OnebitCodec::Snapshot s, codec->snapshot());
+        SOTTO_ASSIGN(const Codec::Snapshot s, codec->snapshot());
         for (size_t i = 0; i < 5; ++i) {
           SOTTO_TRY(expect_near("y 1", y[i], 1.5534858 * sign1[i]));
           SOTTO_TRY(expect_near("ew", s.residual.worker[i], worker[comm->rank()][i]));
@@ -93,9 +93,9 @@ TEST_P(OnebitCodecTest, Vector132) {
 TEST_P(OnebitCodecTest, Vector132Compat) {
   const Status status =
       run_world(world_of(GetParam(), 2), [](const std::shared_ptr<Comm>& comm) -> Status {
-        SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
-                     OnebitCodec::create(comm, R"({"type": "onebit", "mode": "compat"})", {5},
-                                         {Dtype::kF32}));
+        SOTTO_ASSIGN(
+            const std::shared_ptr<Codec> codec,
+            Codec::create(comm, R"({"type": "onebit", "mode": "compat"})", {5}, {Dtype::kF32}));
         const bool first = comm->rank() == 0;
         std::vector<float> x =
             first ? std::vector<float>{1, -2, 3, -4, 0} : std::vector<float>{2, 2, -1, -1, 1};
@@ -106,7 +106,7 @@ TEST_P(OnebitCodecTest, Vector132Compat) {
         const double worker[] = {-0.3693064, -0.6306936, 1.6306936, -2.6306936, -1.3693064};
         const double server[] = {0.1377391, 0.6914171, -0.6914171, -0.1377391,
                                  0.1377391, 0.1377391, 0.1377391,  0.1377391};
-        SOTTO_ASSIGN(const OnebitCodec::Snapshot s, codec->snapshot());
+        SOTTO_ASSIGN(const Codec::Snapshot s, codec->snapshot());
         if (s.residual.worker.size() != 16)
           return error(Code::kInternal, "{} worker errors", s.residual.worker.size());
         for (size_t i = 0; i < 5; ++i) SOTTO_TRY(expect_near("y 1", y[i], 0.9614922 * sign1[i]));
@@ -121,7 +121,7 @@ TEST_P(OnebitCodecTest, Vector132Compat) {
         SOTTO_TRY(reduce(*codec, x, y));
         for (size_t i = 0; i < 5; ++i) SOTTO_TRY(expect_near("y 2", y[i], 1.5119597 * sign2[i]));
         // A saved codec goes on bit for bit, padding included.
-        SOTTO_ASSIGN(const OnebitCodec::Snapshot saved, codec->snapshot());
+        SOTTO_ASSIGN(const Codec::Snapshot saved, codec->snapshot());
         std::vector<float> want(5), got(5);
         SOTTO_TRY(reduce(*codec, x, want));
         SOTTO_TRY(codec->restore(saved, true));
@@ -135,9 +135,8 @@ TEST_P(OnebitCodecTest, Vector132Compat) {
 // tensors.
 Status telescoping(const std::shared_ptr<Comm>& comm, const char* json,
                    const std::vector<uint64_t>& counts) {
-  SOTTO_ASSIGN(
-      const std::shared_ptr<OnebitCodec> codec,
-      OnebitCodec::create(comm, json, counts, std::vector<Dtype>(counts.size(), Dtype::kF32)));
+  SOTTO_ASSIGN(const std::shared_ptr<Codec> codec,
+               Codec::create(comm, json, counts, std::vector<Dtype>(counts.size(), Dtype::kF32)));
   std::mt19937 random(static_cast<uint32_t>(comm->rank()) + 1);
   std::normal_distribution<float> normal;
   std::vector<std::vector<float>> x, y;
@@ -173,7 +172,7 @@ Status telescoping(const std::shared_ptr<Comm>& comm, const char* json,
     }
   }
   // Everybody contributes sum_x + ... ; the sum over ranks needs one more exchange of doubles.
-  SOTTO_ASSIGN(const OnebitCodec::Snapshot s, codec->snapshot());
+  SOTTO_ASSIGN(const Codec::Snapshot s, codec->snapshot());
   std::vector<double> local(n);
   for (uint64_t i = 0; i < n; ++i) local[i] = (sum_x[i] - s.residual.worker[i]) / comm->size();
   std::vector<float> server(s.residual.server);
@@ -220,14 +219,14 @@ TEST_P(OnebitCodecTest, TelescopesAtOddSizes) {
 TEST_P(OnebitCodecTest, NonfiniteInputChangesNothingAnywhere) {
   const Status status =
       run_world(world_of(GetParam(), 3), [](const std::shared_ptr<Comm>& comm) -> Status {
-        SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
-                     OnebitCodec::create(comm, R"({"type": "1bit", "chunk_align": 8})", {1000},
-                                         {Dtype::kF32}));
+        SOTTO_ASSIGN(
+            const std::shared_ptr<Codec> codec,
+            Codec::create(comm, R"({"type": "1bit", "chunk_align": 8})", {1000}, {Dtype::kF32}));
         std::vector<float> x(1000), y(1000, 42.0f);
         for (size_t i = 0; i < x.size(); ++i)
           x[i] = static_cast<float>(i % 17) - 8 + static_cast<float>(comm->rank());
         SOTTO_TRY(reduce(*codec, x, y));
-        SOTTO_ASSIGN(const OnebitCodec::Snapshot before, codec->snapshot());
+        SOTTO_ASSIGN(const Codec::Snapshot before, codec->snapshot());
         const std::vector<float> y_before = y;
         if (comm->rank() == 1) x[501] = std::numeric_limits<float>::quiet_NaN();
         const Status met = reduce(*codec, x, y);
@@ -236,7 +235,7 @@ TEST_P(OnebitCodecTest, NonfiniteInputChangesNothingAnywhere) {
         if (met.text().find("rank 1") == std::string::npos)
           return error(Code::kInternal, "text: {}", met.text());
         if (y != y_before) return error(Code::kInternal, "y was written");
-        SOTTO_ASSIGN(const OnebitCodec::Snapshot after, codec->snapshot());
+        SOTTO_ASSIGN(const Codec::Snapshot after, codec->snapshot());
         if (after.residual.server != before.residual.server)
           return error(Code::kInternal, "server residual changed");
         for (size_t i = 0; i < x.size(); ++i) {
@@ -256,8 +255,8 @@ TEST_P(OnebitCodecTest, BytesEqualTheFormulaAndThePlan) {
   const Status status =
       run_world(world_of(GetParam(), 4), [](const std::shared_ptr<Comm>& comm) -> Status {
         const uint64_t n = 300001;
-        SOTTO_ASSIGN(const std::shared_ptr<OnebitCodec> codec,
-                     OnebitCodec::create(comm, R"({"type": "1bit"})", {n}, {Dtype::kF32}));
+        SOTTO_ASSIGN(const std::shared_ptr<Codec> codec,
+                     Codec::create(comm, R"({"type": "1bit"})", {n}, {Dtype::kF32}));
         std::vector<float> x(n, 1.0f), y(n);
         SOTTO_TRY(comm->barrier());
         const CommCounters before = comm->counters();
@@ -273,29 +272,6 @@ TEST_P(OnebitCodecTest, BytesEqualTheFormulaAndThePlan) {
         const uint64_t header_planned = after.header_bytes_planned - before.header_bytes_planned;
         if (header != header_planned)
           return error(Code::kInternal, "header bytes {}, planned {}", header, header_planned);
-        return ok_status();
-      });
-  EXPECT_TRUE(status.ok()) << status.text();
-}
-
-TEST(OnebitCodecConfig, NamesWhatIsWrong) {
-  const Status status =
-      run_world(world_of("inproc", 1), [](const std::shared_ptr<Comm>& comm) -> Status {
-        const auto text = [&](const char* json) {
-          return OnebitCodec::create(comm, json, {8}, {Dtype::kF32}).status().text();
-        };
-        EXPECT_NE(text("{}").find("\"type\""), std::string::npos);
-        EXPECT_NE(text(R"({"type": "1bit", "scales": "l2"})").find("\"scale\""), std::string::npos);
-        EXPECT_NE(text(R"({"type": "1bit", "chunk_align": 12})").find("multiple of 8"),
-                  std::string::npos);
-        EXPECT_NE(text(R"({"type": "onebit", "mode": "compat", "chunk_align": 8})").find("lcm"),
-                  std::string::npos);
-        EXPECT_NE(text(R"({"type": "onebit", "mode": "compat", "granularity": "bucket"})")
-                      .find("\"tensor\""),
-                  std::string::npos);
-        EXPECT_NE(text(R"({"type": "onebit", "mode": "published"})").find("\"compat\""),
-                  std::string::npos);
-        EXPECT_NE(text(R"({"type": "2bit"})").find("onebit"), std::string::npos);
         return ok_status();
       });
   EXPECT_TRUE(status.ok()) << status.text();

@@ -1,12 +1,13 @@
-// Ranks that are not reached where they listen: a fixed port, and something in between that
-// forwards another one to it.
+// Where ranks listen, and ranks that are not reached there: a fixed port, and something in between
+// that forwards another one to it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include "core/iface/unique_id.h"
-#include "tests/conformance/transport_suite.h"
+#include "tests/conformance/tcp_ranks.h"
 #include "tests/support/faulty_proxy.h"
 #include "tests/support/reserved_port.h"
+#include "transports/tcp/net.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
@@ -115,6 +116,42 @@ TEST(TcpAddress, AnAddressThatIsNone) {
   EXPECT_EQ(made.status().code(), Code::kInvalidArgument);
   EXPECT_THAT(made.status().text(),
               AllOf(HasSubstr("no.such.address:1"), HasSubstr("SOTTO_ADVERTISE")));
+}
+
+// A rank that was not told where to listen does so where the rendezvous leads.
+TEST(TcpAddress, ListensWhereTheRendezvousLeads) {
+  const auto place_of = [](const char* address) {
+    return tcp::place_towards({{boost::asio::ip::make_address(address), 4242}});
+  };
+  EXPECT_EQ(place_of("127.0.0.1").bind.to_string(), "127.0.0.1");
+  EXPECT_EQ(place_of("127.0.0.1").published.size(), 1u);
+  EXPECT_TRUE(tcp::is_own_address(boost::asio::ip::make_address("127.0.0.1")));
+  EXPECT_FALSE(tcp::is_own_address(boost::asio::ip::make_address("192.0.2.1")));
+  if (!has_ipv6_loopback()) return;
+  EXPECT_EQ(place_of("::1").bind.to_string(), "::1");
+  const std::string address = fmt::format("tcp://[::1]:{}", free_port());
+  EXPECT_EQ(run_ranks(2,
+                      [&](int rank) {
+                        RankKit kit(with([](TcpOptions&) {}), rank, 2);
+                        check(join_at(kit, address));
+                        kit.connect();
+                        const std::string route = kit.transport->route(1 - rank);
+                        require(route.find("[::1]:") != std::string::npos, route);
+                        kit.finish();
+                      }),
+            "");
+}
+
+TEST(TcpAddress, EveryAddressThatWasTriedIsNamed) {
+  UniqueIdFields fields;
+  fields.kind = IdKind::kTcp;
+  fields.port = free_port();
+  fields.token = 7;
+  fields.addresses = "127.0.0.1,127.0.0.2";
+  RankKit kit(with([](TcpOptions&) {}), 1, 2);
+  const Status status = join_with(kit, check(encode_unique_id(fields)), 2'000'000);
+  EXPECT_THAT(status.text(), AllOf(HasSubstr(fmt::format("127.0.0.1:{}: ", fields.port)),
+                                   HasSubstr(fmt::format("127.0.0.2:{}: ", fields.port))));
 }
 
 }  // namespace

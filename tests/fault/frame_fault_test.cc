@@ -76,7 +76,7 @@ struct Work {
   std::vector<float> g = std::vector<float>(kElements);
   std::vector<float> out = std::vector<float>(kElements);
   std::shared_ptr<Optimizer> optimizer;
-  std::shared_ptr<OnebitCodec> codec;
+  std::shared_ptr<Codec> codec;
   std::vector<uint64_t> results;  // of each operation, the same on all ranks
   uint64_t own = 0;               // of parameters and exported state after the last one
 
@@ -101,8 +101,7 @@ Status reduce_dense(const std::shared_ptr<Comm>& comm, std::vector<float>& in,
 
 Status Work::prepare(const std::shared_ptr<Comm>& comm, const std::string& what) {
   if (what == "onebit") {
-    SOTTO_ASSIGN(codec,
-                 OnebitCodec::create(comm, R"({"type": "1bit"})", {kElements}, {Dtype::kF32}));
+    SOTTO_ASSIGN(codec, Codec::create(comm, R"({"type": "1bit"})", {kElements}, {Dtype::kF32}));
   } else if (what != "all_reduce") {
     const char* type = what == "adam" ? "Adam" : what == "lamb" ? "Lamb" : "OneBitLamb";
     const std::string json =

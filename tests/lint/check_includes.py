@@ -1,6 +1,7 @@
 """Holds the direction of includes between the rooms of the tree.
 
-Inside core: base <- iface <- wire, codec, cpu <- plan <- engine <- group <- optim <- state; config sees base alone.
+Inside core: base <- iface <- wire, codec, cpu <- plan <- engine <- group <- optim <- state; config sees base alone,
+and group and what is above it see config.
 transports see core/base, core/iface, core/wire. capi sees core. capi/src/backends.cc alone also sees transports.
 integration and bindings see the public headers alone. The public headers see the C library alone.
 """
@@ -26,7 +27,7 @@ def _core_rules():
         for room in tier:
             rules[room] = below | {room}
         below |= set(tier)
-    for room in ("optim", "state"):
+    for room in ("group", "optim", "state"):
         rules[room] |= {"config"}
     return {f"core/{room}": {f"core/{name}" for name in names} for room, names in rules.items()}
 

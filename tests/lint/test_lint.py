@@ -60,9 +60,10 @@ class Includes(unittest.TestCase):
         self.assert_caught("core/wire/a.cc", "core/codec/b.h", "core/codec")
         self.assert_caught("core/cpu/a.h", "core/wire/b.h", "core/wire")
 
-    def test_config_sees_base_and_is_seen_by_optim_and_state(self):
+    def test_config_sees_base_and_is_seen_from_group_up(self):
         self.assert_allowed("core/config/a.cc", "core/base/b.h")
         self.assert_caught("core/config/a.cc", "core/iface/b.h", "core/iface")
+        self.assert_allowed("core/group/a.cc", "core/config/b.h")
         self.assert_allowed("core/optim/a.cc", "core/config/b.h")
         self.assert_allowed("core/state/a.cc", "core/config/b.h")
         self.assert_caught("core/plan/a.cc", "core/config/b.h", "core/config")

@@ -349,7 +349,8 @@ TEST(CapiCodec, WhatIsRefused) {
                     return sotto_codec_create(self.comm, json, &tensor, 1, &call.codec);
                   };
                   FAILS(make("[]", like), SOTTO_E_INVALID_ARGUMENT);
-                  FAILS(make(R"({"type": "2bit"})", like), SOTTO_E_UNSUPPORTED, "2bit");
+                  FAILS(make(R"({"type": "2bit"})", like), SOTTO_E_INVALID_ARGUMENT, "2bit",
+                        "onebit");
                   FAILS(make(R"({"type": "1bit", "skale": "l1"})", like), SOTTO_E_INVALID_ARGUMENT,
                         "skale");
                   FAILS(make(R"({"type": "1bit"})", wide), SOTTO_E_UNSUPPORTED, "fp64");

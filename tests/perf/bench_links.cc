@@ -9,7 +9,7 @@
 
 #include "core/base/hash.h"
 #include "core/cpu/cpu_device.h"
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 #include "tests/perf/benchmarks.h"
 #include "transports/tcp/tcp_backend.h"
 
@@ -22,12 +22,12 @@ constexpr uint32_t kDropped = 3, kCounted = 20;
 constexpr const char* kTargetLink = "100mbit";
 constexpr double kTarget = 1 / 0.97;  // of the ratio of bytes
 
-struct Codec {
+struct Coded {
   const char* name;
   const char* json;
   double bound;  // of the error of one operation, inputs being in [-1, 1]
 };
-constexpr Codec kCodecs[] = {{"bf16", R"({"type": "bf16"})", 1.0 / 100},
+constexpr Coded kCodecs[] = {{"bf16", R"({"type": "bf16"})", 1.0 / 100},
                              {"int8", R"({"type": "int8", "block": 256})", 1.0 / 100},
                              {"int4", R"({"type": "int4", "block": 128})", 1.0 / 6}};
 
@@ -69,9 +69,9 @@ class Ranks {
       const uint64_t code = i * 2654435761u + static_cast<uint64_t>(comm_->rank()) * 40503u;
       in_[i] = static_cast<float>(code % 65536) / 32768.0f - 1.0f;
     }
-    for (const Codec& codec : kCodecs) {
-      Result<std::shared_ptr<OnebitCodec>> made =
-          OnebitCodec::create(comm_, codec.json, {options.n}, {Dtype::kF32});
+    for (const Coded& codec : kCodecs) {
+      Result<std::shared_ptr<Codec>> made =
+          Codec::create(comm_, codec.json, {options.n}, {Dtype::kF32});
       must(made.status());
       codecs_.push_back(made.take());
     }
@@ -125,7 +125,7 @@ class Ranks {
     return static_cast<double>(comm_->counters().moved.payload_bytes_sent - before);
   }
   // "" or what is wrong with the codec's first result.
-  std::string check(const Codec& codec) const {
+  std::string check(const Coded& codec) const {
     double worst = 0;
     for (uint64_t i = 0; i < out_.size(); ++i)
       worst = std::max(worst, std::abs(double{out_[i]} - double{mean_[i]}));
@@ -148,7 +148,7 @@ class Ranks {
 
   std::shared_ptr<Comm> comm_;
   std::vector<float> in_, mean_, out_;
-  std::vector<std::shared_ptr<OnebitCodec>> codecs_;
+  std::vector<std::shared_ptr<Codec>> codecs_;
 };
 
 }  // namespace

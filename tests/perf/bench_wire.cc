@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 #include "core/optim/optimizer.h"
 #include "tests/perf/benchmarks.h"
 #include "tests/perf/wire_world.h"
@@ -191,8 +191,8 @@ class Compressed final : public Work {
         y_(x_) {}
 
   Status prepare() override {
-    SOTTO_ASSIGN(codec_, OnebitCodec::create(comm_, json_, counts_,
-                                             std::vector<Dtype>(counts_.size(), Dtype::kF32)));
+    SOTTO_ASSIGN(codec_, Codec::create(comm_, json_, counts_,
+                                       std::vector<Dtype>(counts_.size(), Dtype::kF32)));
     return ok_status();
   }
   Status run() override {
@@ -216,7 +216,7 @@ class Compressed final : public Work {
   bool by_tensor_;
   Counts counts_;
   std::vector<std::vector<float>> x_, y_;
-  std::shared_ptr<OnebitCodec> codec_;
+  std::shared_ptr<Codec> codec_;
 };
 
 class Step final : public Work {

@@ -140,14 +140,10 @@ WireWorld::WireWorld(int32_t size) : comms_(static_cast<size_t>(size)) {
     options.params.transport = "tcp";
     options.environment = process_environment();
     options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
-    options.backends["tcp"] = {[](const Params& params) {
-                                 TcpOptions tcp;
-                                 tcp.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
-                                 // Signs of life would come or not come during a measurement.
-                                 tcp.heartbeat_ms = kNoHeartbeatMs;
-                                 return make_tcp_backend(tcp);
-                               },
-                               true};
+    // Signs of life would come or not come during a measurement.
+    options.params.heartbeat_ms = kNoHeartbeatMs;
+    options.backends["tcp"] = {
+        [](const Params& params) { return make_tcp_backend(tcp_options(params)); }, true};
     contexts_.push_back(std::make_shared<Context>(std::move(options)));
   }
   const Result<UniqueId> id = contexts_[0]->make_unique_id();

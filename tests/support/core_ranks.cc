@@ -15,14 +15,7 @@ std::map<std::string, BackendFactory> standard_backends() {
   std::map<std::string, BackendFactory> backends;
   backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
                         false};
-  backends["tcp"] = {[](const Params& params) {
-                       TcpOptions tcp;
-                       tcp.listen_port = static_cast<uint16_t>(params.listen_port);
-                       tcp.advertise = params.advertise;
-                       tcp.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
-                       tcp.heartbeat_ms = params.heartbeat_ms;
-                       return make_tcp_backend(tcp);
-                     },
+  backends["tcp"] = {[](const Params& params) { return make_tcp_backend(tcp_options(params)); },
                      true};
   return backends;
 }

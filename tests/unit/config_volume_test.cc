@@ -97,30 +97,45 @@ TEST(ConfigVolume, FreezeStepSplitsTheRun) {
 
 TEST(ConfigVolume, TrafficOfTheSpecification) {
   constexpr uint64_t kBert = 340000000;
-  EXPECT_NEAR(static_cast<double>(one_bit_sizes(SottoConfig(), kBert, 64).payload), 83.7e6, 5e4);
+  EXPECT_NEAR(static_cast<double>(compressed_sizes(CodecSettings(), kBert, 64).payload), 83.7e6,
+              5e4);
   EXPECT_NEAR(static_cast<double>(full_precision_bytes(kBert, 64, 2)), 1338.8e6, 5e4);
   EXPECT_NEAR(static_cast<double>(full_precision_bytes(kBert, 64, 4)), 2677.5e6, 5e4);
-  EXPECT_EQ(one_bit_sizes(SottoConfig(), kBert, 1).payload, 0u);
+  EXPECT_EQ(compressed_sizes(CodecSettings(), kBert, 1).payload, 0u);
 }
 
 TEST(ConfigVolume, CompatPadsToTheReferencesMultiple) {
-  SottoConfig sotto;
-  sotto.mode = Mode::kCompat;
+  Config config;
+  config.optimizer.kind = OptimizerKind::kOneBitAdam;
+  config.sotto.mode = Mode::kCompat;
   const std::vector<std::pair<uint64_t, uint64_t>> table = {
       {2, 16}, {3, 72}, {4, 32}, {6, 144}, {7, 392}, {8, 64}, {100, 20000}, {127, 129032}};
   for (const auto& [world, multiple] : table) {
-    EXPECT_EQ(one_bit_sizes(sotto, 1, world).flat, multiple);
-    EXPECT_EQ(one_bit_sizes(sotto, multiple + 1, world).flat, 2 * multiple);
+    const CodecSettings codec = config.compression(world).value();
+    EXPECT_EQ(compressed_sizes(codec, 1, world).flat, multiple);
+    EXPECT_EQ(compressed_sizes(codec, multiple + 1, world).flat, 2 * multiple);
   }
 }
 
+TEST(ConfigVolume, BlocksAndCastsCarryTheirScales) {
+  CodecSettings codec;
+  codec.kind = CodecKind::kInt8;
+  codec.block = 256;
+  EXPECT_EQ(compressed_sizes(codec, 1 << 20, 4).payload, 6u * (1 << 18) / 256 * 260);
+  codec.kind = CodecKind::kInt4;
+  codec.block = 128;
+  EXPECT_EQ(compressed_sizes(codec, 1 << 20, 4).payload, 6u * (1 << 18) / 128 * 68);
+  codec.kind = CodecKind::kBf16;
+  EXPECT_EQ(compressed_sizes(codec, 1 << 20, 4).payload, 6u * (1 << 18) * 2);
+}
+
 TEST(ConfigVolume, EachBucketIsPadded) {
-  SottoConfig sotto;
-  sotto.granularity = Granularity::kBucket;
-  sotto.bucket_elements = 8192;
+  CodecSettings codec;
+  codec.granularity = Granularity::kBucket;
+  codec.bucket_elements = 8192;
   // Two buckets of 4 * 2048 and a rest of 1, which takes 4 * 512.
-  EXPECT_EQ(one_bit_sizes(sotto, 2 * 8192 + 1, 4).chunk, 2 * 2048u + 512u);
-  EXPECT_EQ(one_bit_sizes(sotto, 2 * 8192, 4).chunk, 2 * 2048u);
+  EXPECT_EQ(compressed_sizes(codec, 2 * 8192 + 1, 4).chunk, 2 * 2048u + 512u);
+  EXPECT_EQ(compressed_sizes(codec, 2 * 8192, 4).chunk, 2 * 2048u);
 }
 
 TEST(ConfigVolume, MemoryByOptimizer) {
@@ -142,6 +157,15 @@ TEST(ConfigVolume, MemoryByOptimizer) {
   EXPECT_EQ(zero_one.vf, 0u);
   EXPECT_EQ(zero_one.local_sum + zero_one.anchor, 8 * kN);
   EXPECT_EQ(of(OptimizerKind::kNone).state(), 0u);
+
+  Config coded;
+  coded.optimizer.kind = OptimizerKind::kAdamW;
+  coded.sotto.gradient_codec.emplace();
+  EXPECT_EQ(memory_bytes(coded, 4, kN).residuals, 6 * kN);
+  EXPECT_EQ(memory_bytes(coded, 4, kN).den, 0u);
+  coded.sotto.gradient_codec->kind = CodecKind::kBf16;
+  coded.sotto.gradient_codec->residual = false;
+  EXPECT_EQ(memory_bytes(coded, 4, kN).residuals, 0u);
 
   Config half;
   half.optimizer.kind = OptimizerKind::kAdam;

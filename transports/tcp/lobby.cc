@@ -413,10 +413,9 @@ class Visitor final : public ControlLinkOwner {
                    "rank {}: rendezvous of {} ranks: the coordinator at {} did not answer in time",
                    own_.rank, own_.size, link_->name());
     }
-    const std::string why = connector_->last_error();
+    const std::string why = connector_->tried();
     return error(Code::kTransport, "rank {}: rendezvous at {}: not reachable in time{}{}",
-                 own_.rank, endpoint_text(endpoints_.front()),
-                 why.empty() ? "" : ": last attempt: ", why);
+                 own_.rank, endpoint_text(endpoints_.front()), why.empty() ? "" : ": tried ", why);
   }
 
   Membership take() {

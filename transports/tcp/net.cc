@@ -79,6 +79,34 @@ std::string endpoint_text(const Endpoint& endpoint) {
                          : fmt::format("{}:{}", address.to_string(), endpoint.port());
 }
 
+std::string interface_list() {
+  std::string text;
+  for (const Interface& i : interfaces())
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", i.name, i.address.to_string());
+  return text;
+}
+
+bool is_own_address(const Address& address) {
+  const std::vector<Interface> all = interfaces();
+  return std::any_of(all.begin(), all.end(),
+                     [&](const Interface& i) { return i.address == unmapped(address); });
+}
+
+ListenPlace place_towards(const std::vector<Endpoint>& others) {
+  const auto at = [](const Address& address) { return ListenPlace{address, {address}, 0, 0}; };
+  for (const Endpoint& to : others) {
+    // Connecting a datagram socket sends nothing: it asks for the route.
+    asio::io_context io;
+    asio::ip::udp::socket socket(io);
+    error_code failed;
+    socket.connect({to.address(), to.port()}, failed);
+    if (failed) continue;
+    const Address own = socket.local_endpoint(failed).address();
+    if (!failed) return at(unmapped(own));
+  }
+  return at(asio::ip::address_v4::loopback());
+}
+
 Result<ListenPlace> listen_place(const std::string& listen) {
   if (listen.empty()) {
     const Address loopback = asio::ip::address_v4::loopback();
@@ -260,7 +288,14 @@ struct Connector::State {
   uint64_t attempt = 0;  // tells a timer or an answer that belongs to an attempt given up
   bool stopped = false;
   std::chrono::milliseconds pause = kFirstPause;
-  std::string last_error;
+  std::vector<std::string> answers;  // of each endpoint's last attempt
+
+  std::string tried() const {
+    std::string text;
+    for (const std::string& answer : answers)
+      text += (text.empty() || answer.empty() ? "" : ", ") + answer;
+    return text;
+  }
 
   static void start(const std::shared_ptr<State>& self) {
     const Endpoint to = self->endpoints[self->next];
@@ -300,7 +335,8 @@ struct Connector::State {
 
   static void refused(const std::shared_ptr<State>& self, const Endpoint& to,
                       const std::string& why) {
-    self->last_error = fmt::format("{}: {}", endpoint_text(to), why);
+    self->answers.resize(self->endpoints.size());
+    self->answers[self->next] = fmt::format("{}: {}", endpoint_text(to), why);
     if (++self->next < self->endpoints.size()) {
       start(self);
       return;
@@ -308,7 +344,7 @@ struct Connector::State {
     self->next = 0;
     if (!self->retry) {
       self->stopped = true;
-      self->failed(error(Code::kTransport, "cannot connect to {}", self->last_error));
+      self->failed(error(Code::kTransport, "cannot connect to {}", self->tried()));
       return;
     }
     const uint64_t attempt = ++self->attempt;
@@ -331,6 +367,6 @@ Connector::Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool ret
 
 Connector::~Connector() { state_->stopped = true; }
 
-std::string Connector::last_error() const { return state_->last_error; }
+std::string Connector::tried() const { return state_->tried(); }
 
 }  // namespace sotto::tcp

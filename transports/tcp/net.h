@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,6 +32,13 @@ struct ListenPlace {
 // listen: empty = loopback, "any", an address, or the name of an interface. INVALID_ARGUMENT names
 // what there is.
 Result<ListenPlace> listen_place(const std::string& listen);
+// Where a rank listens that was not told: at the address of this machine from which the first of
+// `others` that has a route is reached. With loopback or without any route: loopback.
+ListenPlace place_towards(const std::vector<Endpoint>& others);
+// Whether this machine has the address.
+bool is_own_address(const Address& address);
+// "lo 127.0.0.1, eth0 10.0.0.1", for messages.
+std::string interface_list();
 // Replaces what others are told: TcpOptions::advertise. INVALID_ARGUMENT names the forms.
 Status advertise(const std::string& text, ListenPlace& place);
 
@@ -65,8 +73,9 @@ class Connector {
   Connector(Reactor& reactor, std::vector<Endpoint> endpoints, bool retry, SocketFn connected,
             FailedFn failed);
   ~Connector();
-  // The last attempt that failed: "127.0.0.1:80: Connection refused"; empty before the first.
-  std::string last_error() const;
+  // What became of the addresses that were tried, each one's last attempt: "127.0.0.1:80:
+  // Connection refused, [::1]:80: no answer"; empty before the first has failed.
+  std::string tried() const;
 
  private:
   struct State;

@@ -59,7 +59,8 @@ struct Reactor::Ticker {
 
 Reactor::Reactor(const ReactorOptions& options)
     : clock_(options.clock != nullptr ? options.clock : &Clock::monotonic()),
-      spin_us_(options.spin_us) {
+      spin_us_(options.spin_us),
+      sockets_(options.sockets) {
   egress_.set_rate(options.rate_limit_mbit, now_ns());
   ingress_.set_rate(options.rate_limit_mbit, now_ns());
 }

@@ -18,6 +18,7 @@
 #include "core/iface/transport.h"
 #include "transports/tcp/asio.h"
 #include "transports/tcp/rate_limiter.h"
+#include "transports/tcp/socket_settings.h"
 
 namespace sotto::tcp {
 
@@ -42,6 +43,7 @@ struct ReactorOptions {
   double rate_limit_mbit = 0;
   int64_t spin_us = 30;
   const Clock* clock = nullptr;
+  SocketSettings sockets;  // of data connections
 };
 
 class Reactor final : public Poller {
@@ -67,6 +69,7 @@ class Reactor final : public Poller {
   asio::io_context& io() { return io_; }
   RateLimiter& egress() { return egress_; }
   RateLimiter& ingress() { return ingress_; }
+  const SocketSettings& sockets() const { return sockets_; }
   const Clock& clock() const { return *clock_; }
   int64_t now_ns() const { return clock_->now_ns(); }
 
@@ -88,6 +91,7 @@ class Reactor final : public Poller {
   const Clock* clock_;
   int64_t spin_us_;
   RateLimiter egress_, ingress_;
+  SocketSettings sockets_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
   asio::posix::stream_descriptor epoll_in_asio_{io_};

@@ -2,8 +2,6 @@
 
 #include <fcntl.h>
 #include <linux/sockios.h>
-#include <netinet/in.h>
-#include <netinet/tcp.h>
 #include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
@@ -20,9 +18,6 @@ namespace {
 // limit connections share the bucket in small portions.
 constexpr uint64_t kTurnBytes = 1 << 20;
 constexpr uint64_t kLimitedTurnBytes = 16 * 1024;
-// The kernel takes no more than this beyond what the network takes, so that an urgent frame is not
-// stuck behind megabytes that were handed over long ago.
-constexpr int kUnsentBytes = 256 * 1024;
 
 }  // namespace
 
@@ -37,10 +32,7 @@ FrameStream::FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner
 Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd, std::string name,
                                                        StreamOwner& owner) {
   std::unique_ptr<FrameStream> stream(new FrameStream(reactor, fd, std::move(name), owner));
-  const int one = 1;
-  // Failures of these only cost speed.
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof one);
-  ::setsockopt(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &kUnsentBytes, sizeof kUnsentBytes);
+  reactor.sockets().apply(fd);
   // A child process that inherits the socket would keep it open when this process dies.
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const int flags = ::fcntl(fd, F_GETFL);

@@ -115,6 +115,7 @@ class TcpBackend final : public Backend {
       if (!failed) endpoints.emplace_back(address, fields.port);
       at = end + 1;
     }
+    choose_place(endpoints);
     if (endpoints.empty())
       return invalid_argument("the unique id has no address: \"{}\"", fields.addresses);
     return join_lobby(*reactor_, std::move(endpoints), false, own, driver, deadline);
@@ -123,26 +124,39 @@ class TcpBackend final : public Backend {
   Result<Membership> meet_at_address(const JoinRequest& request, const wire::Join& own,
                                      Driver& driver) {
     SOTTO_ASSIGN(std::vector<Endpoint> endpoints, resolve_url(request.address, *reactor_));
-    if (own.rank != 0)
+    if (own.rank != 0) {
+      choose_place(endpoints);
       return join_lobby(*reactor_, std::move(endpoints), true, own, driver, request.deadline);
+    }
     SOTTO_ASSIGN(const Endpoint at, rendezvous_endpoint(request.address, endpoints));
     SOTTO_ASSIGN(auto lobby, Lobby::open(*reactor_, 0, at));
     return Lobby::meet(std::move(lobby), own, driver, request.deadline);
   }
 
-  // Where rank 0 listens: nothing but loopback unless listening elsewhere was asked for.
-  Result<Endpoint> rendezvous_endpoint(const std::string& url,
-                                       const std::vector<Endpoint>& found) const {
+  // A rank that was not told where to listen does so at the address that leads to the rendezvous.
+  void choose_place(const std::vector<Endpoint>& rendezvous) {
+    if (options_.listen.empty()) move_to(place_towards(rendezvous));
+  }
+  void move_to(ListenPlace place) {
+    if (!options_.advertise.empty()) place.published = place_.published;
+    place.published_port = place_.published_port;
+    place.port = place_.port;
+    place_ = std::move(place);
+  }
+
+  // Where rank 0 listens: at the rendezvous address, which is one of this machine.
+  Result<Endpoint> rendezvous_endpoint(const std::string& url, const std::vector<Endpoint>& found) {
     const Endpoint& at = found.front();
-    if (at.address().is_loopback()) return at;
-    if (options_.listen.empty()) {
-      return invalid_argument(
-          "the rendezvous address {} is {}, but only loopback is listened on; set SOTTO_LISTEN to "
-          "an "
-          "interface, an address or any",
-          url, endpoint_text(at));
-    }
     if (options_.listen == "any") return Endpoint(place_.bind, at.port());
+    if (at.address().is_loopback() || !options_.listen.empty()) return at;
+    if (!is_own_address(at.address())) {
+      return invalid_argument(
+          "rank 0 listens at the rendezvous address, but {} is {}, which this machine does not "
+          "have ({}); name one that it has, or set SOTTO_LISTEN to any where something forwards to "
+          "it",
+          url, endpoint_text(at), interface_list());
+    }
+    move_to({at.address(), {at.address()}, 0, 0});
     return at;
   }
 
@@ -172,12 +186,31 @@ class TcpBackend final : public Backend {
 
 namespace sotto {
 
+TcpOptions tcp_options(const Params& params) {
+  TcpOptions options;
+  options.listen = params.listen;
+  options.listen_port = static_cast<uint16_t>(params.listen_port);
+  options.advertise = params.advertise;
+  options.rate_limit_mbit = params.rate_limit_mbit;
+  options.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
+  options.send_buffer_bytes = static_cast<uint64_t>(params.send_buffer_bytes);
+  options.receive_buffer_bytes = static_cast<uint64_t>(params.receive_buffer_bytes);
+  options.congestion_control = params.congestion_control;
+  options.heartbeat_ms = params.heartbeat_ms;
+  options.spin_us = params.spin_us;
+  return options;
+}
+
 Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options) {
   SOTTO_ASSIGN(tcp::ListenPlace place, tcp::listen_place(options.listen));
   SOTTO_TRY(tcp::advertise(options.advertise, place));
   place.port = options.listen_port;
+  tcp::SocketSettings sockets{options.send_buffer_bytes, options.receive_buffer_bytes,
+                              options.congestion_control};
+  SOTTO_TRY(sockets.check());
   SOTTO_ASSIGN(std::shared_ptr<tcp::Reactor> reactor,
-               tcp::Reactor::make({options.rate_limit_mbit, options.spin_us, options.clock}));
+               tcp::Reactor::make(
+                   {options.rate_limit_mbit, options.spin_us, options.clock, std::move(sockets)}));
   return std::unique_ptr<Backend>(
       std::make_unique<tcp::TcpBackend>(options, std::move(reactor), std::move(place)));
 }

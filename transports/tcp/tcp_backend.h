@@ -6,13 +6,15 @@
 #include <string>
 
 #include "core/base/clock.h"
+#include "core/base/params.h"
 #include "core/iface/rendezvous.h"
 
 namespace sotto {
 
 struct TcpOptions {
-  // Where to accept connections: empty = loopback only, "any", an address, or the name of an
-  // interface.
+  // Where to accept connections: "any", an address, or the name of an interface. Empty: where the
+  // rendezvous leads, which is loopback unless its address is another machine's or another
+  // interface's; a unique id made here is for this machine alone.
   std::string listen = {};
   // Port of data connections; 0: any. One comm at a time can be made in a process that fixes it.
   uint16_t listen_port = 0;
@@ -28,14 +30,22 @@ struct TcpOptions {
   // eager_bytes). Ranks that differ use the smallest values among them.
   uint64_t eager_bytes = 65536;
   uint64_t credit_bytes = uint64_t{1} << 20;
+  // Of data connections: tcp::SocketSettings.
+  uint64_t send_buffer_bytes = 0;
+  uint64_t receive_buffer_bytes = 0;
+  std::string congestion_control = {};
   int64_t heartbeat_ms = 1000;
   // How long a poll that waits looks for work before it sleeps.
   int64_t spin_us = 30;
   const Clock* clock = nullptr;  // null: monotonic
 };
 
+// What the SOTTO_* variables say.
+TcpOptions tcp_options(const Params& params);
+
 // One per context; has no thread: everything happens inside poller().poll. INVALID_ARGUMENT:
-// listen, advertise. TRANSPORT: no descriptors left. Control planes and transports may outlive it.
+// listen, advertise, congestion_control. TRANSPORT: no descriptors left. Control planes and
+// transports may outlive it.
 Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options);
 
 }  // namespace sotto

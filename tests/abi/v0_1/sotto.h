@@ -721,7 +721,7 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *   n         [in]  > 0
  *   out_codec [out] owned by the caller: sotto_codec_destroy
  * Threads: one per comm, not from callbacks. Blocks: no. Errors: INVALID_ARGUMENT (names the key or
- * the tensor), UNSUPPORTED (type, dtype), INVALID_STATE (fork, callback). Since: 0.1 */
+ * the tensor), UNSUPPORTED (dtype), INVALID_STATE (fork, callback). Since: 0.1 */
 SOTTO_API sotto_status sotto_codec_create(sotto_comm* comm, const char* json,
                                           const sotto_buffer* like, uint64_t n,
                                           sotto_codec** out_codec);
@@ -806,7 +806,10 @@ SOTTO_API sotto_status sotto_config_report(const char* json, int32_t world_size,
  *                   come as one base64url word. "scheduler" and "gradient_clipping" act inside
  *                   sotto_optim_step. Batch keys are checked when
  *                   present. All params use optimizer.params; "sotto": {"param_groups": [{...},
- *                   ...]} overrides hyper-parameters for group 0, 1, ...
+ *                   ...]} overrides hyper-parameters for group 0, 1, ... SGD, Adam, AdamW and Lamb
+ *                   average gradients in full precision, or with the codec that
+ *                   "sotto": {"gradient_codec": {...}} describes as sotto_codec_create does (not
+ *                   in mode "compat"); its error feedback is a part of the state
  *   params    [in]  n structs; their buffers are borrowed until the optimizer is destroyed
  *   n         [in]  > 0
  *   out_optim [out] owned by the caller: sotto_optim_destroy
@@ -818,8 +821,9 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
                                           sotto_optim** out_optim);
 
 /* One optimizer step with the gradients now in the parameters' grad buffers: averages them (full
- * precision, or the compressed momentum), clips, updates the parameters, advances step and
- * learning-rate schedule. Collective. If the operation ends with an error nothing was updated.
+ * precision, sotto.gradient_codec, or the compressed momentum), clips, updates the parameters,
+ * advances step and learning-rate schedule. Collective. If the operation ends with an error nothing
+ * was updated.
  * With fp16.enabled gradients are divided by the loss scale. With a dynamic scale a step whose
  * gradients overflow on any rank updates nothing on any, halves the scale and is no error
  * (skipped_steps counts it), until sotto.max_consecutive_skips of them in a row are: NONFINITE.

@@ -1,4 +1,4 @@
-#include "core/group/onebit_state.h"
+#include "core/group/compressed_state.h"
 
 #include <cmath>
 #include <cstring>
@@ -11,35 +11,20 @@ namespace {
 // What the encoder starts from: c - (c >= 0 ? S : -S).
 float residual_of(float c, float scale) { return c - (c >= 0 ? scale : -scale); }
 
-const char* name_of(OnebitGranularity g) {
-  switch (g) {
-    case OnebitGranularity::kFlat: return "flat";
-    case OnebitGranularity::kTensor: return "tensor";
-    case OnebitGranularity::kBucket: return "bucket";
-    case OnebitGranularity::kGroup: return "group";
-  }
-  return "";
-}
-
 // What a residual is the residual of.
-std::string scale_name(const OnebitSettings& s) {
-  switch (s.kind) {
-    case CodecKind::kOnebit: return s.scale == ScaleKind::kL1 ? "l1" : "l2";
-    case CodecKind::kBf16: return "bf16";
-    case CodecKind::kFp16: return "fp16";
-    case CodecKind::kInt8: return fmt::format("int8/{}", s.block);
-    case CodecKind::kInt4: return fmt::format("int4/{}", s.block);
-  }
-  return "";
+std::string coding_name(const CodecSettings& s) {
+  if (s.kind == CodecKind::kOnebit) return std::string(scale_name(s.scale));
+  if (codec_has_blocks(s.kind)) return fmt::format("{}/{}", codec_name(s.kind), s.block);
+  return std::string(codec_name(s.kind));
 }
 
 // The tensors one after the other, then padding that is data.
 template <class F>
-void for_each_run(const OnebitLayout& layout, F&& f) {
+void for_each_run(const CompressedLayout& layout, F&& f) {
   uint64_t first = 0;
   uint32_t t = 0;
   for (const auto* list : {&layout.tensors(), &layout.padding()}) {
-    for (const OnebitTensor& tensor : *list) {
+    for (const LayoutTensor& tensor : *list) {
       for (const Piece& piece : layout.tensor_pieces(t)) f(piece, first + piece.offset);
       first += tensor.count;
       ++t;
@@ -49,7 +34,7 @@ void for_each_run(const OnebitLayout& layout, F&& f) {
 
 }  // namespace
 
-std::vector<float> to_flat(const OnebitLayout& layout, const std::vector<float>& by_tensor) {
+std::vector<float> to_flat(const CompressedLayout& layout, const std::vector<float>& by_tensor) {
   std::vector<float> flat(layout.flat_elements(), 0.0f);
   for_each_run(layout, [&](const Piece& p, uint64_t at) {
     if (at < by_tensor.size()) std::memcpy(&flat[p.flat], &by_tensor[at], p.count * 4);
@@ -57,7 +42,7 @@ std::vector<float> to_flat(const OnebitLayout& layout, const std::vector<float>&
   return flat;
 }
 
-std::vector<float> to_tensors(const OnebitLayout& layout, const std::vector<float>& flat,
+std::vector<float> to_tensors(const CompressedLayout& layout, const std::vector<float>& flat,
                               bool padding) {
   std::vector<float> out(padding ? layout.elements_with_padding() : layout.elements());
   for_each_run(layout, [&](const Piece& p, uint64_t at) {
@@ -66,11 +51,14 @@ std::vector<float> to_tensors(const OnebitLayout& layout, const std::vector<floa
   return out;
 }
 
-Result<OnebitState> OnebitState::make(Engine& engine, const OnebitLayout& layout,
-                                      const OnebitSettings& settings) {
-  OnebitState s;
+Result<CompressedState> CompressedState::make(const Comm& comm, const CompressedLayout& layout,
+                                              const CodecSettings& settings) {
+  Engine& engine = comm.engine();
+  CompressedState s;
   s.layout_ = &layout;
   s.settings_ = settings;
+  s.rank_ = comm.rank();
+  s.size_ = comm.size();
   if (!settings.residual) return s;
   const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
     SOTTO_ASSIGN(array, DeviceArray::make(engine.device(), bytes));
@@ -92,7 +80,7 @@ Result<OnebitState> OnebitState::make(Engine& engine, const OnebitLayout& layout
   return s;
 }
 
-void OnebitState::bind(Run& run, const OnebitSlots& slots) const {
+void CompressedState::bind(Run& run, const CompressedSlots& slots) const {
   const int next = 1 - current_;
   const auto set = [&run](uint32_t slot, const DeviceArray& array) {
     if (slot != kNoSlot) run.bases[slot] = array.data();
@@ -110,12 +98,12 @@ void OnebitState::bind(Run& run, const OnebitSlots& slots) const {
   set(slots.messages, messages_[next]);
 }
 
-void OnebitState::bind_current(Run& run, uint32_t bits_slot, uint32_t messages_slot) const {
+void CompressedState::bind_current(Run& run, uint32_t bits_slot, uint32_t messages_slot) const {
   run.bases[bits_slot] = bits_[current_].data();
   run.bases[messages_slot] = messages_[current_].data();
 }
 
-Status OnebitState::set_counts(Engine& engine, const std::vector<uint8_t>& valid_bits) {
+Status CompressedState::set_counts(Engine& engine, const std::vector<uint8_t>& valid_bits) {
   std::vector<uint64_t> worker(layout_->instances()), server(layout_->instances());
   for_each_run(*layout_, [&](const Piece& p, uint64_t) {
     if (!layout_->compressed(p.tensor)) return;
@@ -123,24 +111,24 @@ Status OnebitState::set_counts(Engine& engine, const std::vector<uint8_t>& valid
     for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
       valid += (valid_bits[f / 8] >> (7 - f % 8)) & 1u;
     worker[p.scale] += valid;
-    if (p.chunk == static_cast<uint32_t>(settings_.rank)) server[p.scale] += valid;
+    if (p.chunk == static_cast<uint32_t>(rank_)) server[p.scale] += valid;
   });
   SOTTO_TRY(upload(engine, worker_counts_.data(), std::span<const uint64_t>(worker)));
   return upload(engine, server_counts_.data(), std::span<const uint64_t>(server));
 }
 
-Result<OnebitResidual> OnebitState::residual(Engine& engine,
-                                             const std::vector<uint8_t>* valid_bits) const {
+Result<ErrorFeedback> CompressedState::residual(Engine& engine,
+                                                const std::vector<uint8_t>* valid_bits) const {
   const auto is_valid = [&](uint64_t f) {
     return valid_bits == nullptr || ((*valid_bits)[f / 8] >> (7 - f % 8) & 1u) != 0;
   };
-  OnebitResidual r;
-  r.rank = settings_.rank;
-  r.size = settings_.size;
+  ErrorFeedback r;
+  r.rank = rank_;
+  r.size = size_;
   r.chunk_align = settings_.chunk_align;
-  r.granularity = name_of(settings_.granularity);
+  r.granularity = granularity_name(settings_.granularity);
   r.bucket_elements = settings_.bucket_elements;
-  r.scale = scale_name(settings_);
+  r.scale = coding_name(settings_);
   if (!settings_.residual) return r;
   const uint64_t instances = layout_->instances();
   std::vector<float> scales(instances), server_scales(instances);
@@ -161,7 +149,7 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine,
     }
   });
   r.worker = to_tensors(*layout_, worker, true);
-  const auto me = static_cast<uint32_t>(settings_.rank);
+  const auto me = static_cast<uint32_t>(rank_);
   const std::vector<Piece> pieces = layout_->server_pieces(me);
   const std::vector<Piece> places = layout_->worker_pieces(me);  // of the same elements
   for (size_t i = 0; i < pieces.size(); ++i) {
@@ -175,14 +163,14 @@ Result<OnebitResidual> OnebitState::residual(Engine& engine,
   return r;
 }
 
-Status OnebitState::check(const OnebitResidual& r) const {
-  if (r.rank != settings_.rank || r.size != settings_.size) {
+Status CompressedState::check(const ErrorFeedback& r) const {
+  if (r.rank != rank_ || r.size != size_) {
     return invalid_argument(
         "the error feedback is of rank {} of {}, this is rank {} of {}; import it in mode reset",
-        r.rank, r.size, settings_.rank, settings_.size);
+        r.rank, r.size, rank_, size_);
   }
-  const char* granularity = name_of(settings_.granularity);
-  const std::string scale = scale_name(settings_);
+  const std::string_view granularity = granularity_name(settings_.granularity);
+  const std::string scale = coding_name(settings_);
   if (r.chunk_align != settings_.chunk_align || r.granularity != granularity ||
       r.bucket_elements != settings_.bucket_elements || r.scale != scale) {
     return invalid_argument(
@@ -206,7 +194,7 @@ Status OnebitState::check(const OnebitResidual& r) const {
   return ok_status();
 }
 
-Status OnebitState::restore(Engine& engine, const OnebitResidual* r) {
+Status CompressedState::restore(Engine& engine, const ErrorFeedback* r) {
   if (!settings_.residual) return ok_status();
   const std::vector<float> worker = r != nullptr
                                         ? to_flat(*layout_, r->worker)
@@ -222,12 +210,13 @@ Status OnebitState::restore(Engine& engine, const OnebitResidual* r) {
   return upload(engine, server_scale_[current_].data(), std::span<const float>(zero));
 }
 
-Result<OnebitMean> OnebitState::mean(Comm& comm, const std::vector<uint8_t>* valid_bits) const {
-  OnebitMean mean;
+Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
+                                                const std::vector<uint8_t>* valid_bits) const {
+  MeanErrorFeedback mean;
   mean.worker.assign(layout_->elements(), 0.0f);
   mean.server.assign(layout_->elements(), 0.0f);
   if (!settings_.residual) return mean;
-  SOTTO_ASSIGN(OnebitResidual own, residual(comm.engine(), valid_bits));
+  SOTTO_ASSIGN(ErrorFeedback own, residual(comm.engine(), valid_bits));
   own.worker.resize(layout_->elements());
   Call call;
   call.request.kind = OpKind::kAllReduce;
@@ -254,23 +243,23 @@ Result<OnebitMean> OnebitState::mean(Comm& comm, const std::vector<uint8_t>* val
   return mean;
 }
 
-Status OnebitState::restore_mean(Engine& engine, const OnebitMean& mean) {
+Status CompressedState::restore_mean(Engine& engine, const MeanErrorFeedback& mean) {
   if (!settings_.residual)
     return invalid_argument("this codec keeps no error feedback; import the state in mode reset");
   const std::vector<float> flat = mean.server.size() == layout_->elements()
                                       ? to_flat(*layout_, mean.server)
                                       : std::vector<float>();
-  OnebitResidual own;
-  own.rank = settings_.rank;
-  own.size = settings_.size;
+  ErrorFeedback own;
+  own.rank = rank_;
+  own.size = size_;
   own.chunk_align = settings_.chunk_align;
-  own.granularity = name_of(settings_.granularity);
+  own.granularity = granularity_name(settings_.granularity);
   own.bucket_elements = settings_.bucket_elements;
-  own.scale = scale_name(settings_);
+  own.scale = coding_name(settings_);
   own.worker = mean.worker;
   if (own.worker.size() == layout_->elements()) own.worker.resize(layout_->elements_with_padding());
   if (!flat.empty() || layout_->elements() == 0) own.server.resize(layout_->chunk_elements());
-  const auto me = static_cast<uint32_t>(settings_.rank);
+  const auto me = static_cast<uint32_t>(rank_);
   const std::vector<Piece> to = layout_->server_pieces(me);
   const std::vector<Piece> from = layout_->worker_pieces(me);
   for (size_t i = 0; i < to.size() && !flat.empty(); ++i)
@@ -279,7 +268,7 @@ Status OnebitState::restore_mean(Engine& engine, const OnebitMean& mean) {
   return restore(engine, &own);
 }
 
-uint64_t OnebitState::bytes() const {
+uint64_t CompressedState::bytes() const {
   uint64_t sum =
       worker_.bytes() + worker_scale_.bytes() + worker_counts_.bytes() + server_counts_.bytes();
   for (int i = 0; i < 2; ++i) {

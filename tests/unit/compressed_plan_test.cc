@@ -1,6 +1,6 @@
 // The order inside a compressed all-reduce with several sections: what encodes one waits for
 // nothing of another and for no message.
-#include "core/plan/onebit.h"
+#include "core/plan/compressed.h"
 
 #include <gtest/gtest.h>
 
@@ -9,11 +9,11 @@
 namespace sotto::test {
 namespace {
 
-std::shared_ptr<const Plan> plan_of(const OnebitLayout& layout, const OnebitCoding& coding,
+std::shared_ptr<const Plan> plan_of(const CompressedLayout& layout, const CodecSettings& coding,
                                     Matching matching) {
   PlanBuilder builder;
-  emit_onebit_collective(builder, 1, layout, coding,
-                         std::vector<uint8_t>(layout.tensors().size(), 0), 256 * 1024);
+  emit_compressed_collective(builder, 1, layout, coding,
+                             std::vector<uint8_t>(layout.tensors().size(), 0), 256 * 1024);
   DeviceCaps device;
   device.lanes = 2;
   TransportCaps transport;
@@ -39,9 +39,8 @@ std::vector<uint8_t> ancestors(const Plan& plan, uint32_t step) {
   return seen;
 }
 
-TEST(OnebitPlan, EncodersWaitForNothingOfOtherSections) {
-  const OnebitLayout layout({{40000, 0}, {3, 0}, {9000, 1}}, 3, 8, OnebitGranularity::kBucket,
-                            9001);
+TEST(CompressedPlan, EncodersWaitForNothingOfOtherSections) {
+  const CompressedLayout layout({{40000, 0}, {3, 0}, {9000, 1}}, 3, 8, Granularity::kBucket, 9001);
   ASSERT_EQ(layout.sections().size(), 6u);
   for (const Matching matching : {Matching::kByKey, Matching::kByOrder}) {
     const auto plan = plan_of(layout, {}, matching);
@@ -65,8 +64,8 @@ TEST(OnebitPlan, EncodersWaitForNothingOfOtherSections) {
   }
 }
 
-TEST(OnebitPlan, ServersOfASectionWaitForNoOtherSection) {
-  const OnebitLayout layout({{40000, 0}}, 2, 8, OnebitGranularity::kBucket, 9001);
+TEST(CompressedPlan, ServersOfASectionWaitForNoOtherSection) {
+  const CompressedLayout layout({{40000, 0}}, 2, 8, Granularity::kBucket, 9001);
   const auto plan = plan_of(layout, {}, Matching::kByKey);
   uint32_t servers = 0;
   for (uint32_t i = 0; i < plan->steps.size(); ++i) {
@@ -82,13 +81,13 @@ TEST(OnebitPlan, ServersOfASectionWaitForNoOtherSection) {
   EXPECT_EQ(servers, layout.sections().size());
 }
 
-TEST(OnebitPlan, ServersOfBlocksWaitForTheirRowsOnly) {
-  const OnebitLayout layout({{200000, 0}}, 2, 512, OnebitGranularity::kFlat, 0, false);
+TEST(CompressedPlan, ServersOfBlocksWaitForTheirRowsOnly) {
+  const CompressedLayout layout({{200000, 0}}, 2, 512, Granularity::kFlat, 0, false);
   PlanBuilder builder;
-  OnebitCoding coding;
+  CodecSettings coding;
   coding.kind = CodecKind::kInt8;
   coding.block = 256;
-  emit_onebit_collective(builder, 0, layout, coding, {0}, 16384);
+  emit_compressed_collective(builder, 0, layout, coding, {0}, 16384);
   DeviceCaps device;
   TransportCaps transport;
   LoweringTarget target;
@@ -110,9 +109,9 @@ TEST(OnebitPlan, ServersOfBlocksWaitForTheirRowsOnly) {
 
 // Transports that match by order issue rounds in ascending order: the first exchange of a section
 // must not stand behind the second one of the section before it.
-TEST(OnebitPlan, RoundsInterleaveSections) {
+TEST(CompressedPlan, RoundsInterleaveSections) {
   for (const uint64_t elements : {5000u, 18000u, 40000u}) {
-    const OnebitLayout layout({{elements, 0}}, 2, 8, OnebitGranularity::kBucket, 9001);
+    const CompressedLayout layout({{elements, 0}}, 2, 8, Granularity::kBucket, 9001);
     const auto plan = plan_of(layout, {}, Matching::kByOrder);
     const auto n = static_cast<uint32_t>(layout.sections().size());
     for (const auto& group : plan->groups) EXPECT_FALSE(group.empty());

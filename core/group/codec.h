@@ -10,17 +10,16 @@
 #include <vector>
 
 #include "core/group/comm.h"
-#include "core/group/onebit_state.h"
+#include "core/group/compressed_state.h"
 
 namespace sotto {
 
-class OnebitCodec : public std::enable_shared_from_this<OnebitCodec> {
+class Codec : public std::enable_shared_from_this<Codec> {
  public:
   // json: see parse_codec.
-  static Result<std::shared_ptr<OnebitCodec>> create(std::shared_ptr<Comm> comm,
-                                                     std::string_view json,
-                                                     std::vector<uint64_t> counts,
-                                                     const std::vector<Dtype>& dtypes);
+  static Result<std::shared_ptr<Codec>> create(std::shared_ptr<Comm> comm, std::string_view json,
+                                               std::vector<uint64_t> counts,
+                                               const std::vector<Dtype>& dtypes);
 
   // out = compressed mean of in over ranks; both have one pointer per tensor, equal ones mean in
   // place. BUSY while an all-reduce of this codec is in flight.
@@ -33,15 +32,15 @@ class OnebitCodec : public std::enable_shared_from_this<OnebitCodec> {
 
   struct Snapshot {
     std::vector<uint64_t> counts;
-    OnebitResidual residual;
+    ErrorFeedback residual;
   };
   Result<Snapshot> snapshot();
   // with_residual = false: residuals become 0. Nothing changes on error.
   Status restore(const Snapshot& snapshot, bool with_residual);
 
   // A collective: the error feedback of all ranks. Zeros if this codec keeps none.
-  Result<OnebitMean> mean();
-  Status restore_mean(const std::vector<uint64_t>& counts, const OnebitMean& mean);
+  Result<MeanErrorFeedback> mean();
+  Status restore_mean(const std::vector<uint64_t>& counts, const MeanErrorFeedback& mean);
 
   uint64_t elements() const { return layout_.elements(); }
   bool busy() const { return in_flight_.load(std::memory_order_acquire); }
@@ -51,20 +50,20 @@ class OnebitCodec : public std::enable_shared_from_this<OnebitCodec> {
   struct Prepared {
     std::vector<uint8_t> in_place;
     std::shared_ptr<PreparedPlan> plan;
-    OnebitCollective collective;
+    CompressedCollective collective;
   };
 
-  OnebitCodec(std::shared_ptr<Comm> comm, OnebitSettings settings, std::vector<uint64_t> counts);
+  Codec(std::shared_ptr<Comm> comm, const CodecSettings& settings, std::vector<uint64_t> counts);
   Result<Prepared*> prepared(const std::vector<uint8_t>& in_place);
   Result<OpRef> copy_alone(const std::vector<void*>& in, const std::vector<void*>& out,
                            const CallOptions& options);
   Status describe_failure(const Status& status, std::span<const std::byte> verdict) const;
 
   std::shared_ptr<Comm> comm_;
-  OnebitSettings settings_;
+  CodecSettings settings_;
   std::vector<uint64_t> counts_;
-  OnebitLayout layout_;
-  OnebitState state_;
+  CompressedLayout layout_;
+  CompressedState state_;
   std::vector<Prepared> prepared_;
   std::atomic<bool> in_flight_{false};
 };

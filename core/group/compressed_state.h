@@ -9,15 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "core/codec/onebit_layout.h"
+#include "core/codec/compressed_layout.h"
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
-#include "core/plan/onebit.h"
+#include "core/plan/compressed.h"
 
 namespace sotto {
 
 // Error feedback of one rank, on the host.
-struct OnebitResidual {
+struct ErrorFeedback {
   int32_t rank = 0;
   int32_t size = 1;
   uint64_t chunk_align = 0;
@@ -31,40 +31,26 @@ struct OnebitResidual {
 
 // Error feedback of all ranks in the order of the tensors, one after the other: what it adds to the
 // future results does not depend on the number of ranks (specification, I5 and section 12).
-struct OnebitMean {
+struct MeanErrorFeedback {
   std::vector<float> worker;  // mean over ranks of the workers' errors
   std::vector<float> server;  // errors of the servers
 };
 
-struct OnebitSettings {
-  int32_t rank = 0;
-  int32_t size = 1;
-  uint64_t chunk_align = 512;
-  OnebitGranularity granularity = OnebitGranularity::kFlat;
-  ScaleKind scale = ScaleKind::kL2;
-  uint64_t bucket_elements = 0;  // kBucket
-  CodecKind kind = CodecKind::kOnebit;
-  uint32_t block = 0;    // int8 and int4
-  bool residual = true;  // false: no state at all; 1 bit always has one
-  // 1 bit, mode compat: padding is data, has error feedback and counts in the scales.
-  bool compat = false;
-};
-
 // Between the order of the tensors and the flat space. by_tensor: elements() values, and padding is
 // 0, or elements_with_padding(). padding: with padding that is data.
-std::vector<float> to_flat(const OnebitLayout& layout, const std::vector<float>& by_tensor);
-std::vector<float> to_tensors(const OnebitLayout& layout, const std::vector<float>& flat,
+std::vector<float> to_flat(const CompressedLayout& layout, const std::vector<float>& by_tensor);
+std::vector<float> to_tensors(const CompressedLayout& layout, const std::vector<float>& flat,
                               bool padding = false);
 
-class OnebitState {
+class CompressedState {
  public:
-  OnebitState() = default;
+  CompressedState() = default;
   // The layout must outlive the state. Residuals are 0; counts are those of an unmasked layout.
-  static Result<OnebitState> make(Engine& engine, const OnebitLayout& layout,
-                                  const OnebitSettings& settings);
+  static Result<CompressedState> make(const Comm& comm, const CompressedLayout& layout,
+                                      const CodecSettings& settings);
 
   // Binds the slots; the result and the new server residual go to the buffers that are not current.
-  void bind(Run& run, const OnebitSlots& slots) const;
+  void bind(Run& run, const CompressedSlots& slots) const;
   void bind_current(Run& run, uint32_t bits_slot, uint32_t messages_slot) const;
   // What was bound as next becomes current: after a step that has committed, and only then.
   void flip() { current_ = 1 - current_; }
@@ -75,24 +61,25 @@ class OnebitState {
   Status set_counts(Engine& engine, const std::vector<uint8_t>& valid_bits);
 
   // valid_bits: null if nothing is masked; masked elements have no error.
-  Result<OnebitResidual> residual(Engine& engine, const std::vector<uint8_t>* valid_bits) const;
+  Result<ErrorFeedback> residual(Engine& engine, const std::vector<uint8_t>* valid_bits) const;
   // INVALID_ARGUMENT if it does not fit this rank and these settings.
-  Status check(const OnebitResidual& residual) const;
+  Status check(const ErrorFeedback& residual) const;
   // null: zero.
-  Status restore(Engine& engine, const OnebitResidual* residual);
+  Status restore(Engine& engine, const ErrorFeedback* residual);
 
   // A collective of `comm`: 8 bytes per element are exchanged. Zeros if there is no residual.
-  Result<OnebitMean> mean(Comm& comm, const std::vector<uint8_t>* valid_bits) const;
+  Result<MeanErrorFeedback> mean(Comm& comm, const std::vector<uint8_t>* valid_bits) const;
   // INVALID_ARGUMENT: other sizes, values that are not finite, or no residual to restore.
-  Status restore_mean(Engine& engine, const OnebitMean& mean);
+  Status restore_mean(Engine& engine, const MeanErrorFeedback& mean);
 
   uint64_t bytes() const;
 
  private:
   bool onebit() const { return settings_.kind == CodecKind::kOnebit; }
 
-  const OnebitLayout* layout_ = nullptr;
-  OnebitSettings settings_;
+  const CompressedLayout* layout_ = nullptr;
+  CodecSettings settings_;
+  int32_t rank_ = 0, size_ = 1;
   DeviceArray worker_, worker_scale_, worker_counts_, server_counts_;
   DeviceArray server_[2], server_scale_[2];
   DeviceArray bits_[2], messages_[2];

@@ -1,4 +1,4 @@
-#include "core/codec/onebit_layout.h"
+#include "core/codec/compressed_layout.h"
 
 #include <algorithm>
 #include <cstring>
@@ -10,17 +10,17 @@ uint64_t blocks_of(uint64_t elements) { return (elements + kNormBlock - 1) / kNo
 
 }  // namespace
 
-OnebitLayout::OnebitLayout(std::vector<OnebitTensor> tensors, uint32_t ranks, uint64_t align,
-                           OnebitGranularity granularity, uint64_t bucket, bool scales,
-                           std::optional<uint32_t> padding_group)
+CompressedLayout::CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t ranks,
+                                   uint64_t align, Granularity granularity, uint64_t bucket,
+                                   bool scales, std::optional<uint32_t> padding_group)
     : tensors_(std::move(tensors)), ranks_(ranks) {
   order_tensors();
   cut_instances(granularity, bucket);
   if (padding_group) append_padding(align * ranks, *padding_group);
-  place_instances(align, granularity == OnebitGranularity::kBucket, scales);
+  place_instances(align, granularity == Granularity::kBucket, scales);
 }
 
-void OnebitLayout::order_tensors() {
+void CompressedLayout::order_tensors() {
   std::vector<uint32_t> order(tensors_.size());
   for (uint32_t t = 0; t < order.size(); ++t) {
     order[t] = t;
@@ -41,20 +41,20 @@ void OnebitLayout::order_tensors() {
   uncompressed_ = (uncompressed_ + 7) / 8 * 8;
 }
 
-void OnebitLayout::cut_instances(OnebitGranularity granularity, uint64_t bucket) {
+void CompressedLayout::cut_instances(Granularity granularity, uint64_t bucket) {
   const auto add = [this](uint64_t begin, uint64_t end) {
     instances_.emplace_back();
     instances_.back().begin = begin;
     instances_.back().count = end - begin;
   };
-  if (granularity == OnebitGranularity::kFlat) bucket = sequence_;
-  if (granularity == OnebitGranularity::kFlat || granularity == OnebitGranularity::kBucket) {
+  if (granularity == Granularity::kFlat) bucket = sequence_;
+  if (granularity == Granularity::kFlat || granularity == Granularity::kBucket) {
     for (uint64_t at = 0; at < sequence_; at += bucket) add(at, std::min(sequence_, at + bucket));
     return;
   }
   for (size_t i = 0; i < spans_.size(); ++i) {
-    const OnebitTensor& tensor = tensors_[spans_[i].tensor];
-    const bool joins = granularity == OnebitGranularity::kGroup && i > 0 &&
+    const LayoutTensor& tensor = tensors_[spans_[i].tensor];
+    const bool joins = granularity == Granularity::kGroup && i > 0 &&
                        tensors_[spans_[i - 1].tensor].group == tensor.group;
     if (joins) {
       instances_.back().count += tensor.count;
@@ -65,7 +65,7 @@ void OnebitLayout::cut_instances(OnebitGranularity granularity, uint64_t bucket)
 }
 
 // Makes every instance a multiple of `unit` elements long. No tensor lies in two instances.
-void OnebitLayout::append_padding(uint64_t unit, uint32_t group) {
+void CompressedLayout::append_padding(uint64_t unit, uint32_t group) {
   std::vector<Span> spans;
   size_t next = 0;
   for (Instance& instance : instances_) {
@@ -90,16 +90,16 @@ void OnebitLayout::append_padding(uint64_t unit, uint32_t group) {
 }
 
 // sections: every instance is one.
-void OnebitLayout::place_instances(uint64_t align, bool sections, bool scales) {
+void CompressedLayout::place_instances(uint64_t align, bool sections, bool scales) {
   for (size_t i = 0; i < instances_.size(); ++i) {
     if (i == 0 || sections) {
-      OnebitSection section;
+      LayoutSection section;
       section.first_instance = i;
       section.flat_begin = chunk_ * ranks_;
       section.server_begin = chunk_;
       sections_.push_back(section);
     }
-    OnebitSection& section = sections_.back();
+    LayoutSection& section = sections_.back();
     Instance& instance = instances_[i];
     const uint64_t unit = align * ranks_;
     instance.section = static_cast<uint32_t>(sections_.size() - 1);
@@ -113,18 +113,18 @@ void OnebitLayout::place_instances(uint64_t align, bool sections, bool scales) {
     worker_blocks_ += blocks_of(instance.chunk) * ranks_;
     server_blocks_ += blocks_of(instance.chunk);
   }
-  for (OnebitSection& section : sections_) {
+  for (LayoutSection& section : sections_) {
     section.message_offset = message_bytes_;
     section.message_bytes = scale_message_bytes(scales ? section.instances : 0);
     message_bytes_ += section.message_bytes * ranks_;
   }
 }
 
-std::vector<uint32_t> OnebitLayout::flagged_ranks(std::span<const std::byte> area) const {
+std::vector<uint32_t> CompressedLayout::flagged_ranks(std::span<const std::byte> area) const {
   std::vector<uint32_t> out;
   for (uint32_t r = 0; r < ranks_; ++r) {
     uint32_t flags = 0;
-    for (const OnebitSection& s : sections_) {
+    for (const LayoutSection& s : sections_) {
       uint32_t word = 0;
       std::memcpy(&word, &area[s.message_offset + (r + 1) * s.message_bytes - 4], 4);
       flags |= word;
@@ -134,12 +134,12 @@ std::vector<uint32_t> OnebitLayout::flagged_ranks(std::span<const std::byte> are
   return out;
 }
 
-uint64_t OnebitLayout::valid(const Instance& instance, uint32_t chunk) const {
+uint64_t CompressedLayout::valid(const Instance& instance, uint32_t chunk) const {
   const uint64_t begin = chunk * instance.chunk;
   return begin >= instance.count ? 0 : std::min(instance.chunk, instance.count - begin);
 }
 
-size_t OnebitLayout::instance_at(const OnebitSection& section, uint64_t within_chunk) const {
+size_t CompressedLayout::instance_at(const LayoutSection& section, uint64_t within_chunk) const {
   const auto first = instances_.begin() + static_cast<ptrdiff_t>(section.first_instance);
   const auto it =
       std::upper_bound(first, first + static_cast<ptrdiff_t>(section.instances), within_chunk,
@@ -148,18 +148,19 @@ size_t OnebitLayout::instance_at(const OnebitSection& section, uint64_t within_c
 }
 
 // Where the scale of an instance stands in the message of a chunk's owner, in the message area.
-uint32_t OnebitLayout::message_word(const Instance& instance, size_t index, uint32_t chunk) const {
-  const OnebitSection& s = sections_[instance.section];
+uint32_t CompressedLayout::message_word(const Instance& instance, size_t index,
+                                        uint32_t chunk) const {
+  const LayoutSection& s = sections_[instance.section];
   return static_cast<uint32_t>((s.message_offset + chunk * s.message_bytes) / 4 + index -
                                s.first_instance);
 }
 
-std::vector<OnebitSegment> OnebitLayout::segments(uint32_t section, uint32_t chunk,
-                                                  uint64_t elements) const {
+std::vector<LayoutSegment> CompressedLayout::segments(uint32_t section, uint32_t chunk,
+                                                      uint64_t elements) const {
   const uint64_t limit = std::max(kNormBlock, elements / kNormBlock * kNormBlock);
-  std::vector<OnebitSegment> out;
-  const OnebitSection& s = sections_[section];
-  OnebitSegment current{chunk_begin(s, chunk), 0, section};
+  std::vector<LayoutSegment> out;
+  const LayoutSection& s = sections_[section];
+  LayoutSegment current{chunk_begin(s, chunk), 0, section};
   for (size_t i = s.first_instance; i < s.first_instance + s.instances; ++i) {
     const Instance& instance = instances_[i];
     uint64_t done = 0;
@@ -180,9 +181,9 @@ std::vector<OnebitSegment> OnebitLayout::segments(uint32_t section, uint32_t chu
   return out;
 }
 
-void OnebitLayout::append_pieces(uint32_t chunk, const OnebitSegment& segment, bool server,
-                                 std::vector<Piece>* out) const {
-  const OnebitSection& section = sections_[segment.section];
+void CompressedLayout::append_pieces(uint32_t chunk, const LayoutSegment& segment, bool server,
+                                     std::vector<Piece>* out) const {
+  const LayoutSection& section = sections_[segment.section];
   const uint64_t base = chunk_begin(section, chunk);
   uint64_t at = segment.begin - base;  // within the chunk
   const uint64_t end = at + segment.count;
@@ -212,7 +213,7 @@ void OnebitLayout::append_pieces(uint32_t chunk, const OnebitSegment& segment, b
         const auto span = std::upper_bound(spans_.begin(), spans_.end(), position,
                                            [](uint64_t p, const Span& s) { return p < s.begin; }) -
                           1;
-        const OnebitTensor& tensor = this->tensor(span->tensor);
+        const LayoutTensor& tensor = this->tensor(span->tensor);
         piece.tensor = span->tensor;
         piece.group = tensor.group;
         piece.offset = piece.target = position - span->begin;
@@ -225,19 +226,21 @@ void OnebitLayout::append_pieces(uint32_t chunk, const OnebitSegment& segment, b
   }
 }
 
-std::vector<Piece> OnebitLayout::worker_pieces(uint32_t chunk, const OnebitSegment& segment) const {
+std::vector<Piece> CompressedLayout::worker_pieces(uint32_t chunk,
+                                                   const LayoutSegment& segment) const {
   std::vector<Piece> out;
   append_pieces(chunk, segment, false, &out);
   return out;
 }
 
-std::vector<Piece> OnebitLayout::server_pieces(uint32_t chunk, const OnebitSegment& segment) const {
+std::vector<Piece> CompressedLayout::server_pieces(uint32_t chunk,
+                                                   const LayoutSegment& segment) const {
   std::vector<Piece> out;
   append_pieces(chunk, segment, true, &out);
   return out;
 }
 
-std::vector<Piece> OnebitLayout::worker_pieces(uint32_t chunk) const {
+std::vector<Piece> CompressedLayout::worker_pieces(uint32_t chunk) const {
   std::vector<Piece> out;
   for (uint32_t s = 0; s < sections_.size(); ++s) {
     append_pieces(chunk, {chunk_begin(sections_[s], chunk), sections_[s].chunk, s}, false, &out);
@@ -245,7 +248,7 @@ std::vector<Piece> OnebitLayout::worker_pieces(uint32_t chunk) const {
   return out;
 }
 
-std::vector<Piece> OnebitLayout::server_pieces(uint32_t chunk) const {
+std::vector<Piece> CompressedLayout::server_pieces(uint32_t chunk) const {
   std::vector<Piece> out;
   for (uint32_t s = 0; s < sections_.size(); ++s) {
     append_pieces(chunk, {chunk_begin(sections_[s], chunk), sections_[s].chunk, s}, true, &out);
@@ -254,7 +257,7 @@ std::vector<Piece> OnebitLayout::server_pieces(uint32_t chunk) const {
 }
 
 // Behind the chunks: one run, which has no chunk and no scale.
-std::vector<Piece> OnebitLayout::uncompressed_pieces(uint32_t tensor) const {
+std::vector<Piece> CompressedLayout::uncompressed_pieces(uint32_t tensor) const {
   Piece piece;
   piece.flat = compressed_elements() + begin_of_[tensor];
   piece.count = tensors_[tensor].count;
@@ -264,7 +267,7 @@ std::vector<Piece> OnebitLayout::uncompressed_pieces(uint32_t tensor) const {
   return {piece};
 }
 
-std::vector<Piece> OnebitLayout::tensor_pieces(uint32_t tensor) const {
+std::vector<Piece> CompressedLayout::tensor_pieces(uint32_t tensor) const {
   std::vector<Piece> out;
   const uint64_t count = this->tensor(tensor).count;
   if (count == 0) return out;
@@ -299,7 +302,7 @@ std::vector<Piece> OnebitLayout::tensor_pieces(uint32_t tensor) const {
   return out;
 }
 
-std::vector<NormRange> OnebitLayout::worker_ranges() const {
+std::vector<NormRange> CompressedLayout::worker_ranges() const {
   std::vector<NormRange> out;
   for (const Instance& i : instances_) {
     out.push_back({i.worker_first_block, blocks_of(i.chunk) * ranks_, i.count, 0, 0});
@@ -307,7 +310,7 @@ std::vector<NormRange> OnebitLayout::worker_ranges() const {
   return out;
 }
 
-std::vector<NormRange> OnebitLayout::server_ranges(uint32_t chunk) const {
+std::vector<NormRange> CompressedLayout::server_ranges(uint32_t chunk) const {
   std::vector<NormRange> out;
   for (const Instance& i : instances_) {
     out.push_back({i.server_first_block, blocks_of(i.chunk), valid(i, chunk), 0, 0});
@@ -315,7 +318,7 @@ std::vector<NormRange> OnebitLayout::server_ranges(uint32_t chunk) const {
   return out;
 }
 
-std::vector<NormRange> OnebitLayout::tensor_ranges() const {
+std::vector<NormRange> CompressedLayout::tensor_ranges() const {
   std::vector<NormRange> out;
   for (uint32_t t = 0; t < tensors_.size(); ++t) {
     out.push_back({first_block_of_[t], blocks_of(tensors_[t].count), tensors_[t].count,

@@ -1,4 +1,4 @@
-#include "core/plan/onebit.h"
+#include "core/plan/compressed.h"
 
 #include <algorithm>
 
@@ -24,8 +24,8 @@ OperandRef payload(uint32_t slot, Access access, PayloadUnit unit, uint64_t base
 // What the sections of one compressed all-reduce share.
 struct Exchange {
   PlanBuilder& b;
-  const OnebitRequest& r;
-  const OnebitLayout& layout;
+  const CompressedRequest& r;
+  const CompressedLayout& layout;
   PayloadUnit unit;
   uint32_t ranks;
   uint32_t me;
@@ -37,7 +37,7 @@ struct Exchange {
 
   uint32_t peer(uint32_t i) const { return (me + i) % ranks; }
   bool onebit() const { return r.kind == CodecKind::kOnebit; }
-  Region payload_of(uint32_t slot, const OnebitSegment& s) const {
+  Region payload_of(uint32_t slot, const LayoutSegment& s) const {
     return {slot, unit.bytes_of(s.begin), unit.bytes_of(s.count)};
   }
 };
@@ -46,11 +46,11 @@ struct Exchange {
 struct Section {
   Exchange& x;
   uint32_t index;
-  const OnebitSection& at;
+  const LayoutSection& at;
   uint32_t round1, round2;
 
   uint64_t scales() const { return at.message_bytes / 4 - 1; }
-  std::vector<OnebitSegment> segments(uint32_t chunk) const {
+  std::vector<LayoutSegment> segments(uint32_t chunk) const {
     return x.layout.segments(index, chunk, x.segment);
   }
   OperandRef flags(uint32_t slot) const { return whole(slot, Access::kReadWrite, 4 * index, 4); }
@@ -65,7 +65,7 @@ void encode_and_send(Section& s) {
   Exchange& x = s.x;
   for (uint32_t i = 1; i <= x.ranks; ++i) {
     const uint32_t k = x.peer(i);
-    for (const OnebitSegment& segment : s.segments(k)) {
+    for (const LayoutSegment& segment : s.segments(k)) {
       // Row `me` of rows lies where the own chunk lies in the flat space.
       const uint32_t to = k == x.me ? x.rows : x.outgoing;
       x.r.encode(x.layout.worker_pieces(k, segment),
@@ -75,7 +75,7 @@ void encode_and_send(Section& s) {
   }
   for (uint32_t i = 1; i < x.ranks; ++i) {
     const uint32_t from = x.peer(i);
-    for (OnebitSegment segment : s.segments(x.me)) {
+    for (LayoutSegment segment : s.segments(x.me)) {
       segment.begin += x.layout.chunk_begin(s.at, from) - x.layout.chunk_begin(s.at, x.me);
       x.b.recv(static_cast<int32_t>(from), x.payload_of(x.rows, segment), s.round1);
     }
@@ -145,7 +145,7 @@ uint32_t emit_gate(PlanBuilder& b, OperandRef messages, Predicate prior, const G
 uint32_t gate_all(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail_word,
                   std::vector<uint32_t> after) {
   std::vector<uint64_t> sections;
-  for (const OnebitSection& s : x.layout.sections()) sections.push_back(s.message_bytes);
+  for (const LayoutSection& s : x.layout.sections()) sections.push_back(s.message_bytes);
   const GateArgs args{0, x.ranks, fail_word, x.b.keep_array(std::span<const uint64_t>(sections)),
                       sections.size()};
   return emit_gate(x.b, whole(messages, Access::kRead, 0, x.layout.message_bytes()), prior, args,
@@ -164,10 +164,10 @@ OperandRef rows_operand(const Section& s, uint32_t unit_bits, uint32_t unit_elem
   return op;
 }
 
-void emit_onebit_server(const Section& s, const OnebitSegment& segment,
+void emit_onebit_server(const Section& s, const LayoutSegment& segment,
                         const KernelOptions& options) {
   const Exchange& x = s.x;
-  const OnebitSlots& slots = x.r.slots;
+  const CompressedSlots& slots = x.r.slots;
   // From the server's flat space to the whole one.
   const uint64_t shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin;
   const ServerArgs args{s.at.chunk / 8, shift, s.scales(), x.ranks, x.r.scale};
@@ -183,10 +183,10 @@ void emit_onebit_server(const Section& s, const OnebitSegment& segment,
 }
 
 // Needs no scales but those in the payload, so it waits for its rows only.
-void emit_quant_server(const Section& s, const OnebitSegment& segment,
+void emit_quant_server(const Section& s, const LayoutSegment& segment,
                        const KernelOptions& options) {
   const Exchange& x = s.x;
-  const OnebitSlots& slots = x.r.slots;
+  const CompressedSlots& slots = x.r.slots;
   const uint64_t shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin;
   const QuantArgs args{0, x.unit.bytes_of(s.at.chunk), x.r.block, x.ranks, x.r.kind};
   const bool residual = slots.server != kNoSlot;
@@ -203,7 +203,7 @@ void emit_quant_server(const Section& s, const OnebitSegment& segment,
 void serve(Section& s, const KernelOptions& options) {
   Exchange& x = s.x;
   const uint32_t bits = x.r.slots.bits;
-  for (const OnebitSegment& segment : s.segments(x.me)) {
+  for (const LayoutSegment& segment : s.segments(x.me)) {
     if (x.onebit()) {
       emit_onebit_server(s, segment, options);
     } else {
@@ -214,7 +214,7 @@ void serve(Section& s, const KernelOptions& options) {
   }
   for (uint32_t i = 1; i < x.ranks; ++i) {
     const uint32_t from = x.peer(i);
-    for (const OnebitSegment& segment : s.segments(from))
+    for (const LayoutSegment& segment : s.segments(from))
       x.b.recv(static_cast<int32_t>(from), x.payload_of(bits, segment), s.round2);
   }
 }
@@ -236,8 +236,8 @@ void emit_server_reset(Exchange& x, uint32_t gate) {
   reset(x.r.slots.server_scale, x.layout.instances() * 4);
 }
 
-Exchange make_exchange(PlanBuilder& b, const OnebitRequest& r) {
-  const OnebitLayout& layout = *r.layout;
+Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
+  const CompressedLayout& layout = *r.layout;
   const PayloadUnit unit = payload_unit(r.kind, r.block);
   Exchange x{b,
              r,
@@ -258,19 +258,19 @@ Exchange make_exchange(PlanBuilder& b, const OnebitRequest& r) {
 
 }  // namespace
 
-uint32_t add_worker_flags(PlanBuilder& b, const OnebitLayout& layout) {
+uint32_t add_worker_flags(PlanBuilder& b, const CompressedLayout& layout) {
   const uint64_t bytes = layout.sections().size() * 4;
   const uint32_t flags = b.scratch(at_least_one(bytes));
   b.fill({flags, 0, bytes}, 0);
   return flags;
 }
 
-uint32_t add_padded_list(PlanBuilder& b, const OnebitLayout& layout, Dtype type) {
+uint32_t add_padded_list(PlanBuilder& b, const CompressedLayout& layout, Dtype type) {
   const uint64_t element = dtype_bytes(type);
   std::vector<uint64_t> bytes;
-  for (const OnebitTensor& t : layout.tensors()) bytes.push_back(t.count * element);
+  for (const LayoutTensor& t : layout.tensors()) bytes.push_back(t.count * element);
   uint64_t longest = 0;
-  for (const OnebitTensor& t : layout.padding()) {
+  for (const LayoutTensor& t : layout.padding()) {
     bytes.push_back(t.count * element);
     longest = std::max(longest, bytes.back());
   }
@@ -283,8 +283,8 @@ uint32_t add_padded_list(PlanBuilder& b, const OnebitLayout& layout, Dtype type)
   return first;
 }
 
-OnebitSlots add_onebit_slots(PlanBuilder& b, const OnebitLayout& layout, bool masked) {
-  OnebitSlots s;
+CompressedSlots add_onebit_slots(PlanBuilder& b, const CompressedLayout& layout) {
+  CompressedSlots s;
   s.worker = b.bound(layout.compressed_elements() * 4);
   s.worker_scale = b.bound(layout.instances() * 4);
   s.server = b.bound(layout.chunk_elements() * 4);
@@ -295,19 +295,18 @@ OnebitSlots add_onebit_slots(PlanBuilder& b, const OnebitLayout& layout, bool ma
   s.server_counts = b.bound(layout.instances() * 8);
   s.bits = b.bound(layout.compressed_elements() / 8);
   s.messages = b.bound(layout.message_bytes());
-  if (masked) s.valid = b.bound(layout.flat_elements() / 8);
   return s;
 }
 
-OnebitResult emit_onebit_all_reduce(PlanBuilder& b, const OnebitRequest& r) {
+CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequest& r) {
   Exchange x = make_exchange(b, r);
   const auto n = static_cast<uint32_t>(x.layout.sections().size());
   const uint32_t first_round = b.next_round();
   b.fill({x.server_flags, 0, uint64_t{4} * n}, 0);
   const std::vector<NormRange> worker_ranges = x.layout.worker_ranges();
   const std::vector<NormRange> server_ranges = x.layout.server_ranges(x.me);
-  const OnebitSlots& slots = r.slots;
-  OnebitResult result;
+  const CompressedSlots& slots = r.slots;
+  CompressedResult result;
   result.worker_messages = x.worker_messages;
   for (uint32_t i = 0; i < n; ++i) {
     // On transports that match by order the first exchange of a section comes before the second of
@@ -340,7 +339,7 @@ OnebitResult emit_onebit_all_reduce(PlanBuilder& b, const OnebitRequest& r) {
   return result;
 }
 
-void emit_onebit_scale_undo(PlanBuilder& b, const OnebitRequest& r) {
+void emit_onebit_scale_undo(PlanBuilder& b, const CompressedRequest& r) {
   UndoStep undo;
   const uint64_t bytes = r.layout->instances() * 4;
   undo.step = b.detached(KernelId::kFill, {whole(r.slots.worker_scale, Access::kWrite, 0, bytes)},

@@ -21,26 +21,22 @@
 #pragma once
 
 #include <cstdint>
-#include <numeric>
 #include <optional>
 #include <span>
 #include <vector>
 
+#include "core/base/codec.h"
 #include "core/iface/kernels.h"
 
 namespace sotto {
 
-// What an instance is: everything, the tensors of a parameter group, a tensor, or
-// `bucket` elements (the last may have less). Buckets are sections; else there is one.
-enum class OnebitGranularity : uint8_t { kFlat = 1, kTensor = 2, kBucket = 3, kGroup = 4 };
-
-struct OnebitTensor {
+struct LayoutTensor {
   uint64_t count = 0;
   uint32_t group = 0;
   bool compressed = true;
 };
 
-struct OnebitSection {
+struct LayoutSection {
   uint64_t first_instance = 0;
   uint64_t instances = 0;
   uint64_t flat_begin = 0;
@@ -51,22 +47,19 @@ struct OnebitSection {
 };
 
 // A run of flat elements handed to one kernel and sent as one message.
-struct OnebitSegment {
+struct LayoutSegment {
   uint64_t begin = 0;  // flat
   uint64_t count = 0;  // a multiple of 8
   uint32_t section = 0;
 };
 
-// chunk_align of the published arithmetic (mode compat): padded to a multiple of W * lcm(W, 8).
-inline uint64_t compat_chunk_align(uint64_t ranks) { return std::lcm(ranks, uint64_t{8}); }
-
-class OnebitLayout {
+class CompressedLayout {
  public:
   // align: a positive multiple of 8. bucket: elements, for kBucket. scales: scale messages have
   // scales; else flags only. padding_group: padding is data of this group; not with kBucket.
-  OnebitLayout(std::vector<OnebitTensor> tensors, uint32_t ranks, uint64_t align,
-               OnebitGranularity granularity, uint64_t bucket = 0, bool scales = true,
-               std::optional<uint32_t> padding_group = std::nullopt);
+  CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t ranks, uint64_t align,
+                   Granularity granularity, uint64_t bucket = 0, bool scales = true,
+                   std::optional<uint32_t> padding_group = std::nullopt);
 
   uint32_t ranks() const { return ranks_; }
   uint64_t instances() const { return instances_.size(); }
@@ -74,29 +67,29 @@ class OnebitLayout {
   uint64_t chunk_elements() const { return chunk_; }  // of all instances, per rank
   uint64_t compressed_elements() const { return chunk_ * ranks_; }
   uint64_t flat_elements() const { return compressed_elements() + uncompressed_; }
-  const std::vector<OnebitTensor>& tensors() const { return tensors_; }
+  const std::vector<LayoutTensor>& tensors() const { return tensors_; }
   // Padding that is data: tensor tensors().size() + i. Empty if padding is no data.
-  const std::vector<OnebitTensor>& padding() const { return padding_; }
+  const std::vector<LayoutTensor>& padding() const { return padding_; }
   // Of a tensor or of padding.
   bool compressed(uint32_t tensor) const { return this->tensor(tensor).compressed; }
   uint64_t elements_with_padding() const { return elements_ + padding_elements_; }
-  const std::vector<OnebitSection>& sections() const { return sections_; }
+  const std::vector<LayoutSection>& sections() const { return sections_; }
   uint64_t message_bytes() const { return message_bytes_; }  // of the message area
   // Ranks whose messages carry a flag, ascending. area: message_bytes() bytes.
   std::vector<uint32_t> flagged_ranks(std::span<const std::byte> area) const;
   // First flat element of chunk k of a section.
-  uint64_t chunk_begin(const OnebitSection& s, uint32_t chunk) const {
+  uint64_t chunk_begin(const LayoutSection& s, uint32_t chunk) const {
     return s.flat_begin + chunk * s.chunk;
   }
 
   // Cuts chunk k of a section into runs of about `elements`; cuts lie where norm blocks start.
-  std::vector<OnebitSegment> segments(uint32_t section, uint32_t chunk, uint64_t elements) const;
+  std::vector<LayoutSegment> segments(uint32_t section, uint32_t chunk, uint64_t elements) const;
   // Pieces of a segment of chunk k, padding included, for the worker side: flat indices, worker
   // norm blocks.
-  std::vector<Piece> worker_pieces(uint32_t chunk, const OnebitSegment& segment) const;
+  std::vector<Piece> worker_pieces(uint32_t chunk, const LayoutSegment& segment) const;
   // The same for the server side: flat counts in the server's own flat space, norm blocks are this
   // chunk's, `message` is the index of the scale inside one message of the section.
-  std::vector<Piece> server_pieces(uint32_t chunk, const OnebitSegment& segment) const;
+  std::vector<Piece> server_pieces(uint32_t chunk, const LayoutSegment& segment) const;
   // Whole chunk k of every section, for the worker and for the server side.
   std::vector<Piece> worker_pieces(uint32_t chunk) const;
   std::vector<Piece> server_pieces(uint32_t chunk) const;
@@ -130,25 +123,25 @@ class OnebitLayout {
   };
 
   void order_tensors();
-  void cut_instances(OnebitGranularity granularity, uint64_t bucket);
+  void cut_instances(Granularity granularity, uint64_t bucket);
   std::vector<Piece> uncompressed_pieces(uint32_t tensor) const;
   void append_padding(uint64_t unit, uint32_t group);
-  const OnebitTensor& tensor(uint32_t t) const {
+  const LayoutTensor& tensor(uint32_t t) const {
     return t < tensors_.size() ? tensors_[t] : padding_[t - tensors_.size()];
   }
   void place_instances(uint64_t align, bool sections, bool scales);
   uint64_t valid(const Instance& instance, uint32_t chunk) const;
   // Index of the instance of a section that holds an element of its chunk.
-  size_t instance_at(const OnebitSection& section, uint64_t within_chunk) const;
+  size_t instance_at(const LayoutSection& section, uint64_t within_chunk) const;
   uint32_t message_word(const Instance& instance, size_t index, uint32_t chunk) const;
-  void append_pieces(uint32_t chunk, const OnebitSegment& segment, bool server,
+  void append_pieces(uint32_t chunk, const LayoutSegment& segment, bool server,
                      std::vector<Piece>* out) const;
 
-  std::vector<OnebitTensor> tensors_, padding_;
+  std::vector<LayoutTensor> tensors_, padding_;
   std::vector<Span> spans_;
   std::vector<uint64_t> begin_of_;  // per tensor: start in the sequence
   std::vector<Instance> instances_;
-  std::vector<OnebitSection> sections_;
+  std::vector<LayoutSection> sections_;
   std::vector<uint64_t> first_block_of_;  // per tensor
   uint32_t ranks_;
   uint64_t elements_ = 0, padding_elements_ = 0;

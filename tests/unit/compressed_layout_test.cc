@@ -1,6 +1,6 @@
 // The flat space of compressed calls: every granularity covers every element once, and everything
 // that has an index stays inside its array.
-#include "core/codec/onebit_layout.h"
+#include "core/codec/compressed_layout.h"
 
 #include <gtest/gtest.h>
 
@@ -10,15 +10,15 @@ namespace sotto::test {
 namespace {
 
 struct Shape {
-  std::vector<OnebitTensor> tensors;
+  std::vector<LayoutTensor> tensors;
   uint32_t ranks;
   uint64_t align;
-  OnebitGranularity granularity;
+  Granularity granularity;
   uint64_t bucket;
 };
 
 std::vector<Shape> shapes() {
-  const std::vector<std::vector<OnebitTensor>> sets = {
+  const std::vector<std::vector<LayoutTensor>> sets = {
       {{1, 0}},
       {{0, 0}, {0, 0}},
       {{70001, 0}},
@@ -28,23 +28,23 @@ std::vector<Shape> shapes() {
   for (const auto& tensors : sets) {
     for (const uint32_t ranks : {1u, 2u, 3u, 8u}) {
       for (const uint64_t align : {8u, 512u}) {
-        out.push_back({tensors, ranks, align, OnebitGranularity::kFlat, 0});
-        out.push_back({tensors, ranks, align, OnebitGranularity::kGroup, 0});
-        out.push_back({tensors, ranks, align, OnebitGranularity::kTensor, 0});
-        out.push_back({tensors, ranks, align, OnebitGranularity::kBucket, 8192});
-        out.push_back({tensors, ranks, align, OnebitGranularity::kBucket, 101});
+        out.push_back({tensors, ranks, align, Granularity::kFlat, 0});
+        out.push_back({tensors, ranks, align, Granularity::kGroup, 0});
+        out.push_back({tensors, ranks, align, Granularity::kTensor, 0});
+        out.push_back({tensors, ranks, align, Granularity::kBucket, 8192});
+        out.push_back({tensors, ranks, align, Granularity::kBucket, 101});
       }
     }
   }
   return out;
 }
 
-OnebitLayout layout_of(const Shape& s) {
-  return OnebitLayout(s.tensors, s.ranks, s.align, s.granularity, s.bucket);
+CompressedLayout layout_of(const Shape& s) {
+  return CompressedLayout(s.tensors, s.ranks, s.align, s.granularity, s.bucket);
 }
 
 // Where the elements of each tensor lie, from its own pieces.
-std::vector<std::vector<uint64_t>> places(const OnebitLayout& layout) {
+std::vector<std::vector<uint64_t>> places(const CompressedLayout& layout) {
   std::vector<std::vector<uint64_t>> out(layout.tensors().size());
   for (uint32_t t = 0; t < out.size(); ++t) {
     out[t].assign(layout.tensors()[t].count, ~uint64_t{0});
@@ -55,16 +55,16 @@ std::vector<std::vector<uint64_t>> places(const OnebitLayout& layout) {
   return out;
 }
 
-TEST(OnebitLayout, SegmentsCoverEveryElementOnceOnBothSides) {
+TEST(CompressedLayout, SegmentsCoverEveryElementOnceOnBothSides) {
   for (const Shape& shape : shapes()) {
-    const OnebitLayout layout = layout_of(shape);
+    const CompressedLayout layout = layout_of(shape);
     const auto where = places(layout);
     std::vector<int> seen(layout.flat_elements());
     uint64_t real = 0;
     for (uint32_t k = 0; k < shape.ranks; ++k) {
       uint64_t server_at = 0;
       for (uint32_t s = 0; s < layout.sections().size(); ++s) {
-        for (const OnebitSegment& segment : layout.segments(s, k, 3 * kNormBlock)) {
+        for (const LayoutSegment& segment : layout.segments(s, k, 3 * kNormBlock)) {
           const std::vector<Piece> worker = layout.worker_pieces(k, segment);
           const std::vector<Piece> server = layout.server_pieces(k, segment);
           ASSERT_EQ(worker.size(), server.size());
@@ -97,9 +97,9 @@ TEST(OnebitLayout, SegmentsCoverEveryElementOnceOnBothSides) {
   }
 }
 
-TEST(OnebitLayout, ScalesOfTensorPiecesAreThoseOfTheChunk) {
+TEST(CompressedLayout, ScalesOfTensorPiecesAreThoseOfTheChunk) {
   for (const Shape& shape : shapes()) {
-    const OnebitLayout layout = layout_of(shape);
+    const CompressedLayout layout = layout_of(shape);
     std::vector<const Piece*> of_element(layout.flat_elements());
     std::vector<Piece> all;
     for (uint32_t k = 0; k < shape.ranks; ++k) {
@@ -122,31 +122,31 @@ TEST(OnebitLayout, ScalesOfTensorPiecesAreThoseOfTheChunk) {
   }
 }
 
-TEST(OnebitLayout, InstancesFollowTheGranularityInGroupOrder) {
-  const std::vector<OnebitTensor> tensors = {{7, 1}, {0, 0}, {9000, 0}, {1025, 1}, {3, 2}};
-  const auto counts = [&](OnebitGranularity g, uint64_t bucket) {
+TEST(CompressedLayout, InstancesFollowTheGranularityInGroupOrder) {
+  const std::vector<LayoutTensor> tensors = {{7, 1}, {0, 0}, {9000, 0}, {1025, 1}, {3, 2}};
+  const auto counts = [&](Granularity g, uint64_t bucket) {
     std::vector<uint64_t> out;
-    for (const NormRange& r : OnebitLayout(tensors, 2, 8, g, bucket).worker_ranges())
+    for (const NormRange& r : CompressedLayout(tensors, 2, 8, g, bucket).worker_ranges())
       out.push_back(r.count);
     return out;
   };
-  EXPECT_EQ(counts(OnebitGranularity::kFlat, 0), (std::vector<uint64_t>{10035}));
-  EXPECT_EQ(counts(OnebitGranularity::kGroup, 0), (std::vector<uint64_t>{9000, 1032, 3}));
-  EXPECT_EQ(counts(OnebitGranularity::kTensor, 0), (std::vector<uint64_t>{9000, 7, 1025, 3}));
-  EXPECT_EQ(counts(OnebitGranularity::kBucket, 4000), (std::vector<uint64_t>{4000, 4000, 2035}));
+  EXPECT_EQ(counts(Granularity::kFlat, 0), (std::vector<uint64_t>{10035}));
+  EXPECT_EQ(counts(Granularity::kGroup, 0), (std::vector<uint64_t>{9000, 1032, 3}));
+  EXPECT_EQ(counts(Granularity::kTensor, 0), (std::vector<uint64_t>{9000, 7, 1025, 3}));
+  EXPECT_EQ(counts(Granularity::kBucket, 4000), (std::vector<uint64_t>{4000, 4000, 2035}));
   // One rank: the order of the flat space is that of the groups.
-  const OnebitLayout flat(tensors, 1, 8, OnebitGranularity::kFlat);
+  const CompressedLayout flat(tensors, 1, 8, Granularity::kFlat);
   EXPECT_EQ(flat.tensor_pieces(2)[0].flat, 0u);
   EXPECT_EQ(flat.tensor_pieces(0)[0].flat, 9000u);
   EXPECT_EQ(flat.tensor_pieces(3)[0].flat, 9007u);
   EXPECT_EQ(flat.tensor_pieces(4)[0].flat, 10032u);
 }
 
-TEST(OnebitLayout, SectionsAreBucketsAndHaveMessagesOfTheirOwn) {
-  const OnebitLayout buckets({{20000, 0}}, 3, 8, OnebitGranularity::kBucket, 8192);
+TEST(CompressedLayout, SectionsAreBucketsAndHaveMessagesOfTheirOwn) {
+  const CompressedLayout buckets({{20000, 0}}, 3, 8, Granularity::kBucket, 8192);
   ASSERT_EQ(buckets.sections().size(), 3u);
   uint64_t chunk = 0, messages = 0;
-  for (const OnebitSection& s : buckets.sections()) {
+  for (const LayoutSection& s : buckets.sections()) {
     EXPECT_EQ(s.flat_begin, 3 * chunk);
     EXPECT_EQ(s.server_begin, chunk);
     EXPECT_EQ(s.message_offset, messages);
@@ -160,15 +160,15 @@ TEST(OnebitLayout, SectionsAreBucketsAndHaveMessagesOfTheirOwn) {
   area[24 + 2 * 8 + 4] = std::byte{1};  // the last message of the second section
   area[4] = std::byte{1};               // the first of the first
   EXPECT_EQ(buckets.flagged_ranks(area), (std::vector<uint32_t>{0, 2}));
-  EXPECT_EQ(OnebitLayout({{5, 0}, {6, 0}}, 3, 8, OnebitGranularity::kTensor).sections().size(), 1u);
+  EXPECT_EQ(CompressedLayout({{5, 0}, {6, 0}}, 3, 8, Granularity::kTensor).sections().size(), 1u);
 }
 
 // Padding that is data: no element of the flat space is without a tensor, and a tensor's own pieces
 // and those of the chunks agree about padding too.
-TEST(OnebitLayout, PaddingThatIsDataFillsTheChunks) {
+TEST(CompressedLayout, PaddingThatIsDataFillsTheChunks) {
   for (const Shape& s : shapes()) {
-    if (s.granularity == OnebitGranularity::kBucket) continue;
-    const OnebitLayout layout(s.tensors, s.ranks, s.align, s.granularity, 0, true, 7u);
+    if (s.granularity == Granularity::kBucket) continue;
+    const CompressedLayout layout(s.tensors, s.ranks, s.align, s.granularity, 0, true, 7u);
     ASSERT_EQ(layout.elements_with_padding(), layout.flat_elements());
     ASSERT_EQ(layout.flat_elements(), layout_of(s).flat_elements());
     const size_t registered = layout.tensors().size();
@@ -190,7 +190,7 @@ TEST(OnebitLayout, PaddingThatIsDataFillsTheChunks) {
     }
     ASSERT_EQ(seen, layout.flat_elements());
     ASSERT_LE(layout.padding().size(), layout.instances());
-    for (const OnebitTensor& padding : layout.padding())
+    for (const LayoutTensor& padding : layout.padding())
       ASSERT_LT(padding.count, s.align * s.ranks);
   }
 }

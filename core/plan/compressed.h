@@ -14,13 +14,13 @@
 #include <functional>
 #include <vector>
 
-#include "core/codec/onebit_layout.h"
+#include "core/codec/compressed_layout.h"
 #include "core/plan/builder.h"
 
 namespace sotto {
 
 // Slots of the state and of the result. All are bound slots except where noted.
-struct OnebitSlots {
+struct CompressedSlots {
   uint32_t worker = kNoSlot;        // 1 bit: c, else e: flat_elements float32
   uint32_t worker_scale = kNoSlot;  // S: float32 per instance
   uint32_t server = kNoSlot;        // the same of the server: chunk_elements float32
@@ -35,7 +35,7 @@ struct OnebitSlots {
 };
 
 // Where an encoder is to put its output.
-struct OnebitEncodeTarget {
+struct EncodeTarget {
   uint32_t bits = kNoSlot;    // payload
   uint64_t bits_base = 0;     // flat index of its first element
   uint32_t blocks = kNoSlot;  // worker block sums
@@ -43,11 +43,11 @@ struct OnebitEncodeTarget {
   uint64_t flags_offset = 0;
 };
 
-struct OnebitRequest {
+struct CompressedRequest {
   int32_t rank = 0;
-  const OnebitLayout* layout = nullptr;
+  const CompressedLayout* layout = nullptr;
   ScaleKind scale = ScaleKind::kL2;
-  OnebitSlots slots;
+  CompressedSlots slots;
   // A word per section (add_worker_flags), in which this rank's other work of the operation raises
   // kFlagNonfinite too; kNoSlot: there is none.
   uint32_t worker_flags = kNoSlot;
@@ -56,10 +56,10 @@ struct OnebitRequest {
   CodecKind kind = CodecKind::kOnebit;
   uint32_t block = 0;  // int8 and int4
   // Emits the encoder of one run and its undo.
-  std::function<void(std::vector<Piece> pieces, const OnebitEncodeTarget& to)> encode;
+  std::function<void(std::vector<Piece> pieces, const EncodeTarget& to)> encode;
 };
 
-struct OnebitResult {
+struct CompressedResult {
   uint32_t worker_messages = kNoSlot;  // scratch: message area of all workers
   uint32_t gate_workers = kNoSlot;     // word: no worker met a non-finite value
   uint32_t gate =
@@ -67,38 +67,50 @@ struct OnebitResult {
 };
 
 // Uses rounds from builder.next_round() on, two per section.
-OnebitResult emit_onebit_all_reduce(PlanBuilder& builder, const OnebitRequest& request);
+CompressedResult emit_compressed_all_reduce(PlanBuilder& builder, const CompressedRequest& request);
 
 // Undo of the worker residual's new representation: S = 0. To be emitted after the encoders' undo
 // steps.
-void emit_onebit_scale_undo(PlanBuilder& builder, const OnebitRequest& request);
+void emit_onebit_scale_undo(PlanBuilder& builder, const CompressedRequest& request);
 
-// How the plain collective compresses.
-struct OnebitCoding {
-  CodecKind kind = CodecKind::kOnebit;
-  ScaleKind scale = ScaleKind::kL2;
-  uint32_t block = 0;
-  bool residual = true;  // 1 bit always has one
+// Encodes float32 tensors and decodes their mean, with every codec.
+struct CompressedMeanRequest {
+  int32_t rank = 0;
+  const CompressedLayout* layout = nullptr;
+  CodecSettings codec;
+  uint32_t in = kNoSlot, out = kNoSlot;  // lists of slots, one per tensor, which may be the same
+  // 1 bit: elements that take part, flat bits; the others are 0 in `out`. kNoSlot: all do.
+  uint32_t valid = kNoSlot;
+  // The result is the caller's memory and written only if all ranks may commit. Otherwise it is
+  // written as it arrives, and worth nothing unless CompressedResult::gate says kCommit.
+  bool commits = false;
+  uint64_t segment_bytes = 256 * 1024;
 };
+struct CompressedMean {
+  CompressedSlots slots;
+  CompressedResult exchange;
+};
+CompressedMean emit_compressed_mean(PlanBuilder& builder, const CompressedMeanRequest& request);
 
 // The plain collective: encodes the tensors of slots [in, in + n), decodes into [out, out + n).
-struct OnebitCollective {
-  OnebitSlots slots;
+struct CompressedCollective {
+  CompressedSlots slots;
   uint32_t in = kNoSlot, out = kNoSlot;
   uint32_t verdict = kNoSlot;  // host: word, then (at 8) worker message area, then that of servers
 };
-OnebitCollective emit_onebit_collective(PlanBuilder& builder, int32_t rank,
-                                        const OnebitLayout& layout, const OnebitCoding& coding,
-                                        const std::vector<uint8_t>& in_place,
-                                        uint64_t segment_bytes);
+CompressedCollective emit_compressed_collective(PlanBuilder& builder, int32_t rank,
+                                                const CompressedLayout& layout,
+                                                const CodecSettings& codec,
+                                                const std::vector<uint8_t>& in_place,
+                                                uint64_t segment_bytes);
 
 // A list of bound slots for the tensors of a layout, followed by zeros for padding that is data.
-uint32_t add_padded_list(PlanBuilder& builder, const OnebitLayout& layout, Dtype type);
+uint32_t add_padded_list(PlanBuilder& builder, const CompressedLayout& layout, Dtype type);
 
-// Scratch for OnebitRequest::worker_flags, 0.
-uint32_t add_worker_flags(PlanBuilder& builder, const OnebitLayout& layout);
+// Scratch for CompressedRequest::worker_flags, 0.
+uint32_t add_worker_flags(PlanBuilder& builder, const CompressedLayout& layout);
 
 // Adds the bound slots of the 1-bit codec for a layout.
-OnebitSlots add_onebit_slots(PlanBuilder& builder, const OnebitLayout& layout, bool masked);
+CompressedSlots add_onebit_slots(PlanBuilder& builder, const CompressedLayout& layout);
 
 }  // namespace sotto

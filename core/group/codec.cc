@@ -1,24 +1,24 @@
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 
 #include <cstring>
 
 #include "core/base/hash.h"
-#include "core/group/codec_settings.h"
+#include "core/config/codec.h"
 
 namespace sotto {
 namespace {
 
-std::vector<OnebitTensor> tensors_of(const std::vector<uint64_t>& counts) {
-  std::vector<OnebitTensor> out;
+std::vector<LayoutTensor> tensors_of(const std::vector<uint64_t>& counts) {
+  std::vector<LayoutTensor> out;
   for (uint64_t count : counts) out.push_back({count, 0});
   return out;
 }
 
 }  // namespace
 
-class OnebitCodec::Hooks final : public OpHooks {
+class Codec::Hooks final : public OpHooks {
  public:
-  explicit Hooks(std::shared_ptr<OnebitCodec> codec) : codec_(std::move(codec)) {}
+  explicit Hooks(std::shared_ptr<Codec> codec) : codec_(std::move(codec)) {}
   void on_complete(Status& status, std::span<const std::byte> verdict) noexcept override {
     if (status.ok()) codec_->state_.flip();
     if (status.code() == Code::kNonfinite) status = codec_->describe_failure(status, verdict);
@@ -26,53 +26,49 @@ class OnebitCodec::Hooks final : public OpHooks {
   }
 
  private:
-  std::shared_ptr<OnebitCodec> codec_;
+  std::shared_ptr<Codec> codec_;
 };
 
-OnebitCodec::OnebitCodec(std::shared_ptr<Comm> comm, OnebitSettings settings,
-                         std::vector<uint64_t> counts)
+Codec::Codec(std::shared_ptr<Comm> comm, const CodecSettings& settings,
+             std::vector<uint64_t> counts)
     : comm_(std::move(comm)),
       settings_(settings),
       counts_(std::move(counts)),
-      layout_(tensors_of(counts_), static_cast<uint32_t>(settings.size), settings.chunk_align,
+      layout_(tensors_of(counts_), static_cast<uint32_t>(comm_->size()), settings.chunk_align,
               settings.granularity, settings.bucket_elements, settings.kind == CodecKind::kOnebit,
               settings.compat ? std::optional<uint32_t>(0) : std::nullopt) {}
 
-Result<std::shared_ptr<OnebitCodec>> OnebitCodec::create(std::shared_ptr<Comm> comm,
-                                                         std::string_view json,
-                                                         std::vector<uint64_t> counts,
-                                                         const std::vector<Dtype>& dtypes) {
-  SOTTO_ASSIGN(OnebitSettings settings, parse_codec(json));
-  settings.rank = comm->rank();
-  settings.size = comm->size();
+Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::string_view json,
+                                             std::vector<uint64_t> counts,
+                                             const std::vector<Dtype>& dtypes) {
+  SOTTO_ASSIGN(CodecSettings settings, parse_codec(json));
   if (settings.compat)
-    settings.chunk_align = compat_chunk_align(static_cast<uint64_t>(settings.size));
+    settings.chunk_align = compat_chunk_align(static_cast<uint64_t>(comm->size()));
   for (size_t i = 0; i < dtypes.size(); ++i) {
     if (dtypes[i] != Dtype::kF32) {
       return unsupported("codec: tensor {} is {}; codecs take fp32", i, dtype_name(dtypes[i]));
     }
   }
-  std::shared_ptr<OnebitCodec> codec(new OnebitCodec(std::move(comm), settings, std::move(counts)));
-  SOTTO_ASSIGN(codec->state_, OnebitState::make(codec->comm_->engine(), codec->layout_, settings));
+  std::shared_ptr<Codec> codec(new Codec(std::move(comm), settings, std::move(counts)));
+  SOTTO_ASSIGN(codec->state_, CompressedState::make(*codec->comm_, codec->layout_, settings));
   return codec;
 }
 
-Result<OnebitCodec::Prepared*> OnebitCodec::prepared(const std::vector<uint8_t>& in_place) {
+Result<Codec::Prepared*> Codec::prepared(const std::vector<uint8_t>& in_place) {
   for (Prepared& p : prepared_) {
     if (p.in_place == in_place) return &p;
   }
   PlanBuilder builder;
   Prepared p;
   p.in_place = in_place;
-  const OnebitCoding coding{settings_.kind, settings_.scale, settings_.block, settings_.residual};
-  p.collective = emit_onebit_collective(builder, comm_->rank(), layout_, coding, in_place,
-                                        comm_->segment_bytes());
+  p.collective = emit_compressed_collective(builder, comm_->rank(), layout_, settings_, in_place,
+                                            comm_->segment_bytes());
   SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take()));
   prepared_.push_back(std::move(p));
   return &prepared_.back();
 }
 
-Result<std::shared_ptr<PreparedPlan>> OnebitCodec::plan(const std::vector<uint8_t>& in_place) {
+Result<std::shared_ptr<PreparedPlan>> Codec::plan(const std::vector<uint8_t>& in_place) {
   if (comm_->size() == 1 || layout_.elements() == 0) {
     PlanBuilder nothing;
     return comm_->prepare(nothing.take());
@@ -81,8 +77,8 @@ Result<std::shared_ptr<PreparedPlan>> OnebitCodec::plan(const std::vector<uint8_
   return p->plan;
 }
 
-Result<OpRef> OnebitCodec::all_reduce(const std::vector<void*>& in, const std::vector<void*>& out,
-                                      const CallOptions& options) {
+Result<OpRef> Codec::all_reduce(const std::vector<void*>& in, const std::vector<void*>& out,
+                                const CallOptions& options) {
   if (busy())
     return error(Code::kBusy, "an all-reduce of this codec is still in flight; wait for it first");
   if (comm_->size() == 1 || layout_.elements() == 0) return copy_alone(in, out, options);
@@ -117,8 +113,8 @@ Result<OpRef> OnebitCodec::all_reduce(const std::vector<void*>& in, const std::v
 }
 
 // One rank: the identity (specification 1.7).
-Result<OpRef> OnebitCodec::copy_alone(const std::vector<void*>& in, const std::vector<void*>& out,
-                                      const CallOptions& options) {
+Result<OpRef> Codec::copy_alone(const std::vector<void*>& in, const std::vector<void*>& out,
+                                const CallOptions& options) {
   Call call;
   call.request.kind = OpKind::kAllReduce;
   call.request.rank = comm_->rank();
@@ -131,8 +127,7 @@ Result<OpRef> OnebitCodec::copy_alone(const std::vector<void*>& in, const std::v
   return comm_->start(std::move(call), options);
 }
 
-Status OnebitCodec::describe_failure(const Status& status,
-                                     std::span<const std::byte> verdict) const {
+Status Codec::describe_failure(const Status& status, std::span<const std::byte> verdict) const {
   if (verdict.empty()) return status;
   uint32_t word = 0;
   std::memcpy(&word, verdict.data(), 4);
@@ -157,7 +152,7 @@ Status OnebitCodec::describe_failure(const Status& status,
                   settings_.residual ? ", the error feedback of all sums starts at 0 again" : ""));
 }
 
-Result<OnebitCodec::Snapshot> OnebitCodec::snapshot() {
+Result<Codec::Snapshot> Codec::snapshot() {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   Snapshot s;
   s.counts = counts_;
@@ -165,7 +160,7 @@ Result<OnebitCodec::Snapshot> OnebitCodec::snapshot() {
   return s;
 }
 
-Status OnebitCodec::restore(const Snapshot& s, bool with_residual) {
+Status Codec::restore(const Snapshot& s, bool with_residual) {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   if (s.counts != counts_)
     return invalid_argument("the state is of {} tensors with other sizes than the {} of this codec",
@@ -174,12 +169,12 @@ Status OnebitCodec::restore(const Snapshot& s, bool with_residual) {
   return state_.restore(comm_->engine(), with_residual ? &s.residual : nullptr);
 }
 
-Result<OnebitMean> OnebitCodec::mean() {
+Result<MeanErrorFeedback> Codec::mean() {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   return state_.mean(*comm_, nullptr);
 }
 
-Status OnebitCodec::restore_mean(const std::vector<uint64_t>& counts, const OnebitMean& mean) {
+Status Codec::restore_mean(const std::vector<uint64_t>& counts, const MeanErrorFeedback& mean) {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   if (counts != counts_)
     return invalid_argument("the state is of {} tensors with other sizes than the {} of this codec",

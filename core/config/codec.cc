@@ -1,0 +1,95 @@
+#include "core/config/codec.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "core/config/sections.h"
+
+namespace sotto {
+namespace {
+
+constexpr CodecKind kKinds[] = {CodecKind::kOnebit, CodecKind::kOnebit, CodecKind::kBf16,
+                                CodecKind::kFp16,   CodecKind::kInt8,   CodecKind::kInt4};
+constexpr uint64_t kDefaultBucket = uint64_t{1} << 22;
+constexpr uint64_t kDefaultInt8Block = 256, kDefaultInt4Block = 128;
+
+// The type comes first: it says which other keys there are.
+Result<CodecKind> read_type(const Json& object, const std::string& path, Findings& findings) {
+  const Json* type = object.contains("type") ? &object["type"] : nullptr;
+  const std::string type_path = path + ".type";
+  const Json only = type == nullptr ? Json::object() : Json{{"type", *type}};
+  Findings unused;
+  Result<ObjectReader> reader = ObjectReader::open(only, Section::kCodec, ~0u, path, unused);
+  if (!reader.ok()) {
+    findings.error_path = type_path;
+    return reader.status();
+  }
+  if (const auto word = reader->word("type")) return kKinds[*word];
+  return findings.fail(type_path, fmt::format("missing; write one of {}",
+                                              find_key(Section::kCodec, "type", ~0u)->words));
+}
+
+Status read_onebit(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
+  read_word(reader, "scale", s.scale);
+  read_word(reader, "granularity", s.granularity);
+  const bool buckets = s.granularity == Granularity::kBucket;
+  if (buckets) s.bucket_elements = kDefaultBucket;
+  reader.get("bucket_elements", s.bucket_elements);
+  if (!buckets && reader.has("bucket_elements")) {
+    return findings.fail(reader.path_of("bucket_elements"),
+                         fmt::format("belongs to granularity bucket, but granularity is {}; leave "
+                                     "it out",
+                                     granularity_name(s.granularity)));
+  }
+  Mode mode = Mode::kStrict;
+  read_word(reader, "mode", mode);
+  s.compat = mode == Mode::kCompat;
+  if (!s.compat) return ok_status();
+  if (buckets)
+    return findings.fail(reader.path_of("granularity"),
+                         "in mode compat: found bucket, allowed is flat, tensor");
+  if (!reader.has("chunk_align")) return ok_status();
+  return findings.fail(reader.path_of("chunk_align"),
+                       "in mode compat: it is lcm(number of ranks, 8), remove the key");
+}
+
+Status read_blocks(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
+  uint64_t block = s.kind == CodecKind::kInt8 ? kDefaultInt8Block : kDefaultInt4Block;
+  reader.get("block", block);
+  if (!std::has_single_bit(block)) {
+    return findings.fail(reader.path_of("block"),
+                         fmt::format("found {}, allowed is 32, 64, 128, 256, 512", block));
+  }
+  s.block = static_cast<uint32_t>(block);
+  if (s.chunk_align % block == 0) return ok_status();
+  return findings.fail(
+      reader.path_of("chunk_align"),
+      fmt::format("found {}, allowed is a multiple of block, {}", s.chunk_align, block));
+}
+
+}  // namespace
+
+Result<CodecSettings> read_codec(const Json& object, const std::string& path, Findings& findings) {
+  CodecSettings s;
+  SOTTO_ASSIGN(s.kind, read_type(object, path, findings));
+  SOTTO_ASSIGN(const ObjectReader reader,
+               ObjectReader::open(object, Section::kCodec, kind_bit(s.kind), path, findings));
+  SOTTO_TRY(read_chunk_align(reader, s.chunk_align, findings));
+  // Casts lose little, and a residual costs 4 bytes per element.
+  s.residual = s.kind == CodecKind::kOnebit || codec_has_blocks(s.kind);
+  reader.get("residual", s.residual);
+  if (s.kind == CodecKind::kOnebit) SOTTO_TRY(read_onebit(reader, s, findings));
+  if (codec_has_blocks(s.kind)) SOTTO_TRY(read_blocks(reader, s, findings));
+  return s;
+}
+
+Result<CodecSettings> parse_codec(std::string_view text) {
+  const Json json = Json::parse(text, nullptr, false);
+  if (json.is_discarded()) return invalid_argument("codec: the description is no JSON");
+  if (!json.is_object())
+    return invalid_argument("codec: found {}, allowed is an object", json_text(json));
+  Findings findings;
+  return read_codec(json, "codec", findings);
+}
+
+}  // namespace sotto

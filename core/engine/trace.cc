@@ -1,0 +1,106 @@
+#include "core/engine/trace.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <memory>
+#include <set>
+
+namespace sotto {
+namespace {
+
+// Rows of a rank's part of the picture.
+constexpr int32_t kOperations = 0, kLanes = 1, kPeers = 100;
+
+double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
+
+}  // namespace
+
+void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, int64_t begin,
+                 int64_t end) {
+  if (events_.size() >= kMaxEvents) {
+    ++dropped_;
+    return;
+  }
+  const uint64_t bytes = step.kind == StepKind::kCopy ? step.source.bytes : step.data.bytes;
+  events_.push_back(
+      {begin, end, op, bytes, rank, peer, step.kernel, step.kind, step.lane, step.round});
+}
+
+void Trace::operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end) {
+  if (operations_.size() < kMaxEvents)
+    operations_.push_back({begin, end, op, rank, std::move(text)});
+}
+
+std::string Trace::json(int32_t rank) const {
+  std::string out = "[\n";
+  std::map<int32_t, std::string> rows = {{kOperations, "operations"}};
+  std::map<int32_t, int64_t> busy_until;  // of messages
+  for (const Operation& o : operations_) {
+    if (o.rank != rank) continue;
+    for (const char* phase : {"b", "e"}) {
+      out += fmt::format(
+          R"({{"ph": "{}", "cat": "operation", "id": {}, "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}}},)"
+          "\n",
+          phase, o.op, o.text, rank, kOperations, microseconds(*phase == 'b' ? o.begin : o.end));
+    }
+  }
+  for (const Event& e : events_) {
+    if (e.rank != rank) continue;
+    const bool message = e.kind == StepKind::kSend || e.kind == StepKind::kRecv;
+    const bool sends = e.kind == StepKind::kSend;
+    const int32_t row = message ? kPeers + 2 * e.peer + (sends ? 0 : 1) : kLanes + e.lane;
+    const char* name = message                     ? (sends ? "send" : "recv")
+                       : e.kind == StepKind::kCopy ? "copy"
+                                                   : kernel_name(e.kernel);
+    if (rows.find(row) == rows.end()) {
+      rows[row] = message ? fmt::format("{} rank {}", sends ? "to" : "from", e.peer)
+                          : fmt::format("kernels, lane {}", e.lane);
+    }
+    const int64_t begin = message ? std::max(e.begin, busy_until[row]) : e.begin;
+    if (message) busy_until[row] = e.end;
+    out += fmt::format(
+        R"({{"ph": "X", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}, "args": {{"operation": {})",
+        name, rank, row, microseconds(begin), microseconds(e.end - begin), e.op);
+    if (e.bytes != 0) out += fmt::format(R"(, "bytes": {})", e.bytes);
+    if (message)
+      out += fmt::format(R"(, "round": {}, "waited_us": {:.3f})", e.round,
+                         microseconds(begin - e.begin));
+    out += "}},\n";
+  }
+  for (const auto& [row, name] : rows) {
+    out += fmt::format(
+        R"({{"ph": "M", "name": "thread_name", "pid": {0}, "tid": {1}, "args": {{"name": "{2}"}}}},)"
+        "\n"
+        R"({{"ph": "M", "name": "thread_sort_index", "pid": {0}, "tid": {1}, "args": {{"sort_index": {1}}}}},)"
+        "\n",
+        rank, row, name);
+  }
+  out += fmt::format(
+      R"({{"ph": "M", "name": "process_name", "pid": {}, "args": {{"name": "rank {}{}"}}}})"
+      "\n]\n",
+      rank, rank, dropped_ == 0 ? "" : fmt::format(" ({} later events left out)", dropped_));
+  return out;
+}
+
+Status Trace::write() const {
+  std::set<int32_t> ranks;
+  for (const Event& e : events_) ranks.insert(e.rank);
+  for (const Operation& o : operations_) ranks.insert(o.rank);
+  for (const int32_t rank : ranks) {
+    const std::string path = fmt::format("{}.rank{}.json", prefix_, rank);
+    const std::string text = json(rank);
+    std::FILE* file = std::fopen(path.c_str(), "w");
+    bool written = file != nullptr && std::fwrite(text.data(), 1, text.size(), file) == text.size();
+    if (file != nullptr) written = std::fclose(file) == 0 && written;
+    if (!written)
+      return error(Code::kTransport, "SOTTO_TRACE: cannot write {}: {}", path,
+                   std::strerror(errno));
+  }
+  return ok_status();
+}
+
+}  // namespace sotto

@@ -1,0 +1,60 @@
+// A time line of operations, kernels and messages, written as a Chrome trace (JSON, one file per
+// rank), which Perfetto and chrome://tracing open. Times are those of the engine's clock, so the
+// files of ranks on one machine fit together.
+//
+// Kernels of synchronous devices are shown as they execute, those of others from their issue to
+// their end. Messages of one peer and direction follow each other on the wire; a message is shown
+// from the end of the one before it, or from when the engine handed it over if that was later.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/plan/plan.h"
+
+namespace sotto {
+
+class Trace {
+ public:
+  // Files are <prefix>.rank<R>.json.
+  explicit Trace(std::string prefix) : prefix_(std::move(prefix)) {}
+
+  // A step of operation number `op` on `rank`, from begin to end in nanoseconds.
+  void step(int32_t rank, uint64_t op, const Step& step, int32_t peer, int64_t begin, int64_t end);
+  // A whole operation; text: what it is.
+  void operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end);
+
+  // One file per rank that something was recorded of.
+  Status write() const;
+
+ private:
+  // Beyond that events are counted and not kept: 48 MiB.
+  static constexpr size_t kMaxEvents = 1 << 20;
+
+  struct Event {
+    int64_t begin, end;
+    uint64_t op, bytes;
+    int32_t rank, peer;
+    KernelId kernel;
+    StepKind kind;
+    uint16_t lane;
+    uint32_t round;
+  };
+  struct Operation {
+    int64_t begin, end;
+    uint64_t op;
+    int32_t rank;
+    std::string text;
+  };
+  std::string json(int32_t rank) const;
+
+  std::string prefix_;
+  std::vector<Event> events_;
+  std::vector<Operation> operations_;
+  uint64_t dropped_ = 0;
+};
+
+}  // namespace sotto

@@ -1,0 +1,61 @@
+// What the tests of TCP's rendezvous and addresses share.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "core/iface/unique_id.h"
+#include "tests/conformance/transport_suite.h"
+
+namespace sotto::test {
+
+// A port that nobody listens at: bound by the system, then given back. SO_REUSEADDR lets rank 0
+// have it.
+inline uint16_t free_port() {
+  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
+  sockaddr_in at{};
+  at.sin_family = AF_INET;
+  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t bytes = sizeof at;
+  require(::bind(fd, reinterpret_cast<sockaddr*>(&at), bytes) == 0, "bind");
+  require(::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &bytes) == 0, "getsockname");
+  ::close(fd);
+  return ntohs(at.sin_port);
+}
+
+inline bool has_ipv6_loopback() {
+  const int fd = ::socket(AF_INET6, SOCK_STREAM, 0);
+  sockaddr_in6 at{};
+  at.sin6_family = AF_INET6;
+  at.sin6_addr = in6addr_loopback;
+  const bool has = fd >= 0 && ::bind(fd, reinterpret_cast<sockaddr*>(&at), sizeof at) == 0;
+  if (fd >= 0) ::close(fd);
+  return has;
+}
+
+inline Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 20'000'000) {
+  JoinRequest request;
+  request.rank = kit.rank;
+  request.size = kit.size;
+  request.address = address;
+  request.deadline = kit.in(timeout_us);
+  auto joined = kit.backend->join(request, kit.driver);
+  if (joined.ok()) kit.control = joined.take();
+  return joined.status();
+}
+
+inline Status join_with(RankKit& kit, const UniqueId& id, int64_t timeout_us = 20'000'000) {
+  JoinRequest request;
+  request.rank = kit.rank;
+  request.size = kit.size;
+  request.id = id;
+  request.deadline = kit.in(timeout_us);
+  auto joined = kit.backend->join(request, kit.driver);
+  if (joined.ok()) kit.control = joined.take();
+  return joined.status();
+}
+
+}  // namespace sotto::test

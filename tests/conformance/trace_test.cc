@@ -1,0 +1,93 @@
+// The time line that SOTTO_TRACE asks for.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "core/group/codec.h"
+#include "tests/support/core_ranks.h"
+
+namespace sotto::test {
+namespace {
+
+using Json = nlohmann::json;
+
+class TraceFiles : public ::testing::TestWithParam<std::string> {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/sotto-trace-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    directory_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string prefix() const { return directory_ + "/job"; }
+  Json read(int32_t rank) const {
+    std::ifstream file(fmt::format("{}.rank{}.json", prefix(), rank));
+    return Json::parse(file, nullptr, false);
+  }
+  std::string directory_;
+};
+
+// Every message and kernel of a rank is there once; what one peer sends or receives never overlaps;
+// nothing lies outside of its operation.
+TEST_P(TraceFiles, ShowEveryStep) {
+  constexpr uint64_t kElements = 300001;
+  WorldOptions world = world_of(GetParam(), 3);
+  world.params.trace = prefix();
+  std::map<int32_t, TransferCounters> moved;
+  std::mutex mutex;
+  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    std::vector<float> x(kElements, 1.0f);
+    SOTTO_ASSIGN(const auto codec,
+                 Codec::create(comm, R"({"type": "onebit"})", {kElements}, {Dtype::kF32}));
+    for (int i = 0; i < 2; ++i)
+      SOTTO_TRY(comm->finish(codec->all_reduce({x.data()}, {x.data()}, {})));
+    std::lock_guard lock(mutex);
+    moved[comm->rank()] = comm->counters().moved;
+    return ok_status();
+  });
+  ASSERT_TRUE(status.ok()) << status.text();
+  for (int32_t rank = 0; rank < 3; ++rank) {
+    const Json events = read(rank);
+    ASSERT_TRUE(events.is_array()) << rank;
+    std::map<std::string, uint64_t> count;
+    std::map<int, double> row_end;
+    std::map<uint64_t, std::pair<double, double>> operations;
+    uint64_t sent = 0;
+    for (const Json& e : events) {
+      if (e["ph"] == "b") operations[e["id"]].first = e["ts"];
+      if (e["ph"] == "e") operations[e["id"]].second = e["ts"];
+    }
+    for (const Json& e : events) {
+      if (e["ph"] != "X") continue;
+      EXPECT_EQ(e["pid"], rank);
+      const std::string name = e["name"];
+      ++count[name];
+      const double begin = e["ts"], end = begin + e["dur"].get<double>();
+      const auto operation = operations.find(e["args"]["operation"]);
+      ASSERT_NE(operation, operations.end());
+      EXPECT_GE(begin, operation->second.first);
+      EXPECT_LE(end, operation->second.second + 0.002);
+      if (name != "send" && name != "recv") continue;
+      EXPECT_GE(begin, row_end[e["tid"]] - 0.002);
+      row_end[e["tid"]] = end;
+      if (name == "send") sent += e["args"].value("bytes", uint64_t{0});
+    }
+    EXPECT_EQ(operations.size(), 2u);
+    EXPECT_GT(count["onebit_encode"], 0u);
+    EXPECT_GT(count["onebit_server"], 0u);
+    EXPECT_GT(count["onebit_decode"], 0u);
+    EXPECT_EQ(count["send"], moved[rank].messages_sent);
+    EXPECT_EQ(count["recv"], moved[rank].messages_received);
+    EXPECT_GE(sent, moved[rank].payload_bytes_sent);
+    EXPECT_LE(sent, moved[rank].payload_bytes_sent + moved[rank].header_bytes_sent);
+  }
+}
+INSTANTIATE_TEST_SUITE_P(Worlds, TraceFiles, ::testing::Values("tcp", "async", "ordered"),
+                         [](const auto& p) { return p.param; });
+
+}  // namespace
+}  // namespace sotto::test

@@ -1,0 +1,22 @@
+// What the kernel is told about the sockets of data connections.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace sotto::tcp {
+
+struct SocketSettings {
+  uint64_t send_buffer_bytes = 0;     // 0: the system tunes it
+  uint64_t receive_buffer_bytes = 0;  // 0: the system tunes it
+  std::string congestion_control;     // "cubic", "bbr", ...; empty: the system's or the route's
+
+  // INVALID_ARGUMENT if this machine cannot do that; names what it can.
+  Status check() const;
+  // On a connected socket. What fails costs only speed: check has found what can never work.
+  void apply(int fd) const;
+};
+
+}  // namespace sotto::tcp
