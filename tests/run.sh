@@ -8,9 +8,9 @@ set -euo pipefail
 # start programs that are not ours.
 ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli)$'
 TSAN_LABELS='^(unit|conformance|multirank|fault)$'
-# Not under ThreadSanitizer: each kernel alone, and optimizers that differ from others in their arithmetic only. Kernels run
-# there as part of everything else.
-TSAN_WITHOUT='Kernels[A-Z]|_compat|_partly|_buckets'
+# Not under ThreadSanitizer: each kernel alone, optimizers that differ from others in their arithmetic only, test parts that
+# combine two others, and more than 4 ranks. Kernels run there as part of everything else.
+TSAN_WITHOUT='Kernels[A-Z]|_compat|_partly|_buckets|device_memory|ordered_async|_7 |_8 '
 
 usage() {
   cat <<'END'

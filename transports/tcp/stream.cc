@@ -33,6 +33,7 @@ Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd,
                                                        StreamOwner& owner) {
   std::unique_ptr<FrameStream> stream(new FrameStream(reactor, fd, std::move(name), owner));
   reactor.sockets().apply(fd);
+  stream->window_.start(fd, reactor.sockets().send_buffer_bytes == 0);
   // A child process that inherits the socket would keep it open when this process dies.
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const int flags = ::fcntl(fd, F_GETFL);
@@ -370,6 +371,7 @@ int64_t FrameStream::send_once(uint64_t allowed) {
   }
   reactor_.egress().take(static_cast<uint64_t>(n));
   out_sent_ += static_cast<uint64_t>(n);
+  window_.sent(fd_, static_cast<uint64_t>(n), reactor_.now_ns());
   if (out_sent_ == total) {
     out_busy_ = false;
     const OutFrame sent = out_;

@@ -14,6 +14,7 @@
 #include "core/base/status.h"
 #include "core/wire/frame.h"
 #include "transports/tcp/reactor.h"
+#include "transports/tcp/send_window.h"
 
 namespace sotto::tcp {
 
@@ -131,6 +132,7 @@ class FrameStream final : public Pollable {
   wire::HeaderBytes out_header_;
   wire::TrailerBytes out_trailer_;
   uint64_t out_sent_ = 0, out_hashed_ = 0;
+  SendWindow window_;
   Hasher64 out_hasher_;
 };
 
