@@ -71,6 +71,36 @@ TEST(TcpAddress, DataConnectionsGoThroughAForwardedPort) {
   EXPECT_GT(forwards[1]->bytes_passed() + forwards[2]->bytes_passed(), 3 * data.size());
 }
 
+// Ranks that wish different numbers of connections use the smallest.
+TEST(TcpAddress, TheSmallestNumberOfConnectionsCounts) {
+  constexpr int kSize = 3;
+  const std::vector<uint8_t> data(3'000'000, 9);
+  ReservedPort ports[kSize];
+  std::vector<std::unique_ptr<FaultyProxy>> forwards;
+  for (const ReservedPort& port : ports)
+    forwards.push_back(std::make_unique<FaultyProxy>(ProxyOptions{.target_port = port.number()}));
+  UniqueId id{};
+  Meeting meeting(kSize);
+  EXPECT_EQ(run_ranks(kSize,
+                      [&](int rank) {
+                        const auto at = static_cast<size_t>(rank);
+                        const auto which = with([&](TcpOptions& o) {
+                          o.connections = static_cast<uint32_t>(4 - rank);
+                          o.listen_port = ports[at].number();
+                          o.advertise = fmt::format("127.0.0.1:{}", forwards[at]->port());
+                        });
+                        RankKit kit(which, rank, kSize);
+                        if (rank == 0) id = check(kit.backend->make_unique_id());
+                        meeting.wait();
+                        kit.join(id);
+                        kit.connect();
+                        for (uint64_t i = 0; i < 5; ++i) pass_on(kit, i, data);
+                        kit.finish();
+                      }),
+            "");
+  for (int r = 0; r < kSize; ++r) EXPECT_EQ(forwards[static_cast<size_t>(r)]->connections(), 2 * r);
+}
+
 TEST(TcpAddress, APortThatIsTakenIsNamedOnEveryRank) {
   const ReservedPort port;
   UniqueId id{};

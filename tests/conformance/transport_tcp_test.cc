@@ -4,15 +4,18 @@
 namespace sotto::test {
 namespace {
 
-Result<std::unique_ptr<Backend>> make_tcp(const Clock& clock) {
-  TcpOptions options;
-  options.clock = &clock;
-  options.heartbeat_ms = 50;
-  return make_tcp_backend(options);
+TransportCase over(const char* name, uint32_t connections) {
+  return {name, [connections](const Clock& clock) {
+            TcpOptions options;
+            options.clock = &clock;
+            options.heartbeat_ms = 50;
+            options.connections = connections;
+            return make_tcp_backend(options);
+          }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Tcp, TransportSuite, testing::Values(TransportCase{"tcp", make_tcp}),
-                         case_name);
+INSTANTIATE_TEST_SUITE_P(Tcp, TransportSuite,
+                         testing::Values(over("tcp", 1), over("tcp_3_connections", 3)), case_name);
 
 }  // namespace
 }  // namespace sotto::test

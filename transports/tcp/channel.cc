@@ -36,16 +36,48 @@ void FrameRing::pop() {
   --count_;
 }
 
-Channel::Channel(TransportCore& core, int32_t peer, std::unique_ptr<FrameStream> stream,
-                 std::string name)
+Channel::Channel(TransportCore& core, int32_t peer,
+                 std::vector<std::unique_ptr<FrameStream>> streams, std::string name)
     : core_(core),
       peer_(peer),
       name_(std::move(name)),
-      stream_(std::move(stream)),
       service_counters_(core.counters.at(0, peer)),
       credit_(core.limits.credit_bytes) {
-  stream_->set_owner(*this, name_);
-  stream_->resume();
+  for (auto& stream : streams) {
+    Line line;
+    line.stream = std::move(stream);
+    lines_.push_back(std::move(line));
+  }
+  for (const Line& line : lines_) {
+    line.stream->set_owner(*this, name_);
+    line.stream->resume();
+  }
+}
+
+Channel::Line& Channel::line_of(const FrameStream& stream) {
+  return *std::find_if(lines_.begin(), lines_.end(),
+                       [&](const Line& line) { return line.stream.get() == &stream; });
+}
+
+void Channel::flush() {
+  for (const Line& line : lines_) line.stream->flush();
+}
+
+bool Channel::any_open() const {
+  return std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return line.stream->open(); });
+}
+
+bool Channel::delivered() const {
+  if (!any_open()) return true;
+  return queue_.empty() && service_.empty() &&
+         std::all_of(lines_.begin(), lines_.end(), [](const Line& line) {
+           return !line.stream->open() || (!line.bye_due && line.stream->delivered());
+         });
+}
+
+void Channel::close() {
+  for (const Line& line : lines_) line.stream->close();
 }
 
 Flow& Channel::flow(const OpKey& op) {
@@ -60,7 +92,7 @@ void Channel::send(Transfer& t) {
   Flow& f = flow(t.op->key);
   if (admit(f, t)) {
     queue_.push(t);
-    stream_->flush();
+    flush();
   } else {
     if (f.waiting.empty()) {
       f.waiting_since_ns = core_.reactor.now_ns();
@@ -96,10 +128,10 @@ void Channel::release_all_waiting() {
 
 void Channel::say(const wire::FrameHeader& frame) {
   service_.push(frame);
-  stream_->flush();
+  flush();
 }
 
-bool Channel::next_frame(FrameStream& /*stream*/, OutFrame& out) {
+bool Channel::next_frame(FrameStream& stream, OutFrame& out) {
   out = OutFrame{};
   if (!service_.empty()) {
     out.header = service_.front();
@@ -107,7 +139,10 @@ bool Channel::next_frame(FrameStream& /*stream*/, OutFrame& out) {
     return true;
   }
   Transfer* t = queue_.pop();
-  if (t == nullptr) return false;
+  if (t == nullptr) {
+    out.header.kind = wire::FrameKind::kBye;
+    return std::exchange(line_of(stream).bye_due, false);
+  }
   out.header.kind = wire::FrameKind::kData;
   out.header.message_class = t->message_class;
   out.header.flags = static_cast<uint32_t>(t->scratch[kFlagsSlot]);
@@ -226,8 +261,8 @@ Result<Flow*> Channel::flow_of_frame(const wire::FrameHeader& h) {
   return &f;
 }
 
-Result<void*> Channel::on_header(FrameStream& /*stream*/, const wire::FrameHeader& h) {
-  if (h.kind == wire::FrameKind::kData) return begin_message(h);
+Result<void*> Channel::on_header(FrameStream& stream, const wire::FrameHeader& h) {
+  if (h.kind == wire::FrameKind::kData) return begin_message(line_of(stream), h);
   if (h.kind > wire::FrameKind::kAnnounce && h.kind != wire::FrameKind::kBye) {
     return error(Code::kProtocol, "{} on the data connection from {}", describe(h), name_);
   }
@@ -261,23 +296,24 @@ void Channel::return_credit(uint64_t cost) {
   say(frame);
 }
 
-Result<void*> Channel::begin_message(const wire::FrameHeader& h) {
+Result<void*> Channel::begin_message(Line& line, const wire::FrameHeader& h) {
   SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
   if (f == nullptr)
     return error(Code::kProtocol, "{} sent a {}, which is complete on rank {}", name_, describe(h),
                  core_.rank);
   SOTTO_TRY(take_credit(h));
-  in_flow_ = f;
-  return place_message(*f, h);
+  line.flow = f;
+  return place_message(line, h);
 }
 
-Result<void*> Channel::place_message(Flow& f, const wire::FrameHeader& h) {
-  in_transfer_ =
+Result<void*> Channel::place_message(Line& line, const wire::FrameHeader& h) {
+  Flow& f = *line.flow;
+  line.transfer =
       f.receives.take_first([&](const Transfer& t) { return names(t, h.round, h.segment); });
-  if (in_transfer_ != nullptr) {
-    if (in_transfer_->bytes == h.payload_bytes) return in_transfer_->data;
-    const uint64_t expected = in_transfer_->bytes;
-    f.receives.push(*std::exchange(in_transfer_, nullptr));
+  if (line.transfer != nullptr) {
+    if (line.transfer->bytes == h.payload_bytes) return line.transfer->data;
+    const uint64_t expected = line.transfer->bytes;
+    f.receives.push(*std::exchange(line.transfer, nullptr));
     return error(Code::kProtocol, "{} sent a {}; rank {} expects {} bytes", name_, describe(h),
                  core_.rank, expected);
   }
@@ -290,28 +326,28 @@ Result<void*> Channel::place_message(Flow& f, const wire::FrameHeader& h) {
       return error(Code::kProtocol, "{} sent a {} twice", name_, describe(h));
     }
   }
-  in_unexpected_ = core_.ops.make_unexpected(h.payload_bytes);
-  in_unexpected_->round = h.round;
-  in_unexpected_->segment = h.segment;
-  in_unexpected_->cost = wire::frame_bytes(h.payload_bytes);
-  return in_unexpected_->data();
+  line.unexpected = core_.ops.make_unexpected(h.payload_bytes);
+  line.unexpected->round = h.round;
+  line.unexpected->segment = h.segment;
+  line.unexpected->cost = wire::frame_bytes(h.payload_bytes);
+  return line.unexpected->data();
 }
 
-Status Channel::on_frame(FrameStream& /*stream*/, const wire::FrameHeader& h) {
-  if (h.kind == wire::FrameKind::kData) return end_message(h);
+Status Channel::on_frame(FrameStream& stream, const wire::FrameHeader& h) {
+  if (h.kind == wire::FrameKind::kData) return end_message(line_of(stream), h);
   service_counters_.service_received(wire::frame_bytes(h.payload_bytes));
   switch (h.kind) {
     case wire::FrameKind::kReady: return on_ready(h);
     case wire::FrameKind::kCredit: return on_credit(h);
     case wire::FrameKind::kAnnounce: return on_announce(h);
-    default: bye_heard_ = true; return {};
+    default: line_of(stream).bye_heard = true; return {};
   }
 }
 
-Status Channel::end_message(const wire::FrameHeader& h) {
-  Flow* f = std::exchange(in_flow_, nullptr);
-  Transfer* t = std::exchange(in_transfer_, nullptr);
-  Unexpected* message = std::exchange(in_unexpected_, nullptr);
+Status Channel::end_message(Line& line, const wire::FrameHeader& h) {
+  Flow* f = std::exchange(line.flow, nullptr);
+  Transfer* t = std::exchange(line.transfer, nullptr);
+  Unexpected* message = std::exchange(line.unexpected, nullptr);
   if (f == nullptr) return {};  // cancelled while it arrived
   f->counters->message_received(h);
   if (t != nullptr) {
@@ -334,7 +370,7 @@ Status Channel::on_ready(const wire::FrameHeader& h) {
   if (f == nullptr) return {};  // everything was sent before the peer said so
   f->peer_ready = std::max(f->peer_ready.value_or(0), h.round);
   release_waiting(*f);
-  stream_->flush();
+  flush();
   return {};
 }
 
@@ -345,7 +381,7 @@ Status Channel::on_credit(const wire::FrameHeader& h) {
   }
   credit_ += h.key.number;
   release_all_waiting();
-  stream_->flush();
+  flush();
   return {};
 }
 
@@ -366,35 +402,42 @@ void Channel::cancel(OpState& op) {
   for (Flow* f = op.flows; f != nullptr; f = f->next_of_op) {
     if (f->peer != peer_) continue;
     if (!f->waiting.empty()) --waiting_flows_;
-    if (in_flow_ == f) drop_incoming();
+    for (Line& line : lines_) {
+      if (line.flow == f) drop_incoming(line);
+    }
   }
   if (op.posting == nullptr) return;
   queue_.remove(*op.posting);
-  const auto* sending = static_cast<const Transfer*>(stream_->sending());
-  if (sending != nullptr && sending->op == op.posting) stream_->drop_out(sending);
+  for (const Line& line : lines_) {
+    const auto* sending = static_cast<const Transfer*>(line.stream->sending());
+    if (sending != nullptr && sending->op == op.posting) line.stream->drop_out(sending);
+  }
 }
 
 // The rest of the message that is arriving is read over.
-void Channel::drop_incoming() {
-  stream_->discard_in();
-  if (in_unexpected_ != nullptr) core_.ops.free_unexpected(in_unexpected_);
-  in_flow_ = nullptr;
-  in_transfer_ = nullptr;
-  in_unexpected_ = nullptr;
+void Channel::drop_incoming(Line& line) {
+  line.stream->discard_in();
+  if (line.unexpected != nullptr) core_.ops.free_unexpected(line.unexpected);
+  line.flow = nullptr;
+  line.transfer = nullptr;
+  line.unexpected = nullptr;
 }
 
 void Channel::retire(const OpState& op) {
-  if (in_flow_ == nullptr || in_flow_->op != &op) return;
-  drop_incoming();
+  const auto arriving = std::find_if(lines_.begin(), lines_.end(), [&](const Line& line) {
+    return line.flow != nullptr && line.flow->op == &op;
+  });
+  if (arriving == lines_.end()) return;
+  drop_incoming(*arriving);
   fail(error(Code::kProtocol, "{} sends a message of {}, {}, that rank {} did not expect", name_,
              wire::describe(op.key), describe(op.posting->signature), core_.rank));
 }
 
+// On every connection, behind everything else.
 void Channel::say_bye() {
   if (std::exchange(bye_said_, true)) return;
-  wire::FrameHeader frame;
-  frame.kind = wire::FrameKind::kBye;
-  say(frame);
+  for (Line& line : lines_) line.bye_due = true;
+  flush();
 }
 
 void Channel::fail(Status why) {
@@ -402,13 +445,13 @@ void Channel::fail(Status why) {
   core_.sink.on_failure(peer_, std::move(why));
 }
 
-void Channel::on_broken(FrameStream& /*stream*/, Status why) {
+void Channel::on_broken(FrameStream& stream, Status why) {
   if (bye_said_ || failed_) return;
   if (why.code() != Code::kPeerLost) {
     fail(std::move(why));
     return;
   }
-  if (bye_heard_) {
+  if (line_of(stream).bye_heard) {
     fail_if_needed();
     return;
   }
@@ -418,7 +461,7 @@ void Channel::on_broken(FrameStream& /*stream*/, Status why) {
 
 // After an orderly end of the peer only those who still need it fail.
 void Channel::fail_if_needed() {
-  if (!bye_heard_ || stream_->open() || failed_) return;
+  if (!lines_[0].bye_heard || any_open() || failed_) return;
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
     if (f->receives_open == 0 && f->waiting.empty() && queue_.empty()) continue;
     fail(error(Code::kPeerLost, "{} has left the group; rank {} still needs it in {}", name_,

@@ -1,5 +1,6 @@
-// The data connection to one peer: which message goes next, credit and READY, where an arriving
-// message belongs.
+// The data connections to one peer, most often one: which message goes next, credit and READY,
+// where an arriving message belongs. Messages name what they belong to, so it does not matter which
+// connection carries one: whichever has room takes the next.
 //
 // Flow control. A message of at most eager_bytes is sent at once while its frame fits into the
 // credit that the receiver has granted; the receiver gives credit back in portions as messages
@@ -33,6 +34,7 @@ namespace sotto::tcp {
 struct FlowLimits {
   uint64_t eager_bytes = 65536;      // equal on all ranks of a group
   uint64_t credit_bytes = 1u << 20;  // of whole frames
+  uint32_t connections = 1;          // to each peer; equal on all ranks of a group
 };
 
 // What the channels of one transport share.
@@ -64,8 +66,9 @@ class FrameRing {
 
 class Channel final : public StreamOwner {
  public:
-  // stream: connected and greeted. name: of the peer, for errors.
-  Channel(TransportCore& core, int32_t peer, std::unique_ptr<FrameStream> stream, std::string name);
+  // streams: connected and greeted, at least one. name: of the peer, for errors.
+  Channel(TransportCore& core, int32_t peer, std::vector<std::unique_ptr<FrameStream>> streams,
+          std::string name);
 
   void send(Transfer& transfer);
   void recv(Transfer& transfer);
@@ -80,22 +83,34 @@ class Channel final : public StreamOwner {
   // Reports a loss whose cause nobody else has named, announces operations that wait for long.
   void tick(int64_t now_ns);
 
-  bool drained() const { return queue_.empty() && service_.empty() && stream_->idle(); }
-  bool delivered() const { return !stream_->open() || (drained() && stream_->delivered()); }
-  void shutdown() { stream_->shutdown_send(); }
-  void close() { stream_->close(); }
-  const std::string& address() const { return stream_->name(); }
+  bool delivered() const;
+  void close();
+  // Of the first connection.
+  const std::string& address() const { return lines_[0].stream->name(); }
 
  private:
+  // One connection, and the message that arrives on it.
+  struct Line {
+    std::unique_ptr<FrameStream> stream;
+    Flow* flow = nullptr;  // while its operation is not cancelled
+    Transfer* transfer = nullptr;
+    Unexpected* unexpected = nullptr;
+    bool bye_due = false;    // said when there is nothing else to say
+    bool bye_heard = false;  // nothing comes any more
+  };
+
+  Line& line_of(const FrameStream& stream);
+  void flush();
+  bool any_open() const;
   Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
   Status on_frame(FrameStream& stream, const wire::FrameHeader& header) override;
   bool next_frame(FrameStream& stream, OutFrame& out) override;
   void on_sent(FrameStream& stream, const OutFrame& out) override;
   void on_broken(FrameStream& stream, Status why) override;
 
-  Result<void*> begin_message(const wire::FrameHeader& header);
-  Result<void*> place_message(Flow& flow, const wire::FrameHeader& header);
-  Status end_message(const wire::FrameHeader& header);
+  Result<void*> begin_message(Line& line, const wire::FrameHeader& header);
+  Result<void*> place_message(Line& line, const wire::FrameHeader& header);
+  Status end_message(Line& line, const wire::FrameHeader& header);
   Status on_ready(const wire::FrameHeader& header);
   Status on_credit(const wire::FrameHeader& header);
   Status on_announce(const wire::FrameHeader& header);
@@ -113,14 +128,14 @@ class Channel final : public StreamOwner {
   bool sender_may_be_dry() const { return credit_out_ >= core_.limits.credit_bytes / 8 * 3; }
   void deliver(Flow& flow, Transfer& t, Unexpected& message);
   void complete(Flow& flow, Transfer& t);
-  void drop_incoming();
+  void drop_incoming(Line& line);
   void fail(Status why);
   void fail_if_needed();
 
   TransportCore& core_;
   const int32_t peer_;
   const std::string name_;
-  std::unique_ptr<FrameStream> stream_;
+  std::vector<Line> lines_;
   PeerCounters& service_counters_;
 
   SendQueue queue_;
@@ -130,12 +145,7 @@ class Channel final : public StreamOwner {
   uint64_t credit_out_ = 0;       // what the peer has used and not got back
   uint64_t credit_consumed_ = 0;  // of it: messages that have left for their receive
 
-  Flow* in_flow_ =
-      nullptr;  // of the message that is arriving, while its operation is not cancelled
-  Transfer* in_transfer_ = nullptr;
-  Unexpected* in_unexpected_ = nullptr;
-
-  bool bye_said_ = false, bye_heard_ = false;
+  bool bye_said_ = false;
   bool failed_ = false;
   std::optional<Status> lost_;  // PEER_LOST that is held back for a moment
   int64_t lost_ns_ = 0;

@@ -11,6 +11,7 @@ namespace {
 
 constexpr uint64_t kMaxHelloBytes = 64;
 constexpr uint32_t kMaxAddresses = 64;
+constexpr uint32_t kMaxConnections = 64;
 
 // What a rank tells the others before they connect.
 struct Card {
@@ -23,6 +24,7 @@ struct Card {
     out.number(port);
     out.number(limits.eager_bytes);
     out.number(limits.credit_bytes);
+    out.number(limits.connections);
     out.number(static_cast<uint32_t>(addresses.size()));
     for (const Address& a : addresses) out.text(a.to_string());
     return out.take();
@@ -33,6 +35,7 @@ struct Card {
     card.port = in.number<uint16_t>();
     card.limits.eager_bytes = in.number<uint64_t>();
     card.limits.credit_bytes = in.number<uint64_t>();
+    card.limits.connections = std::clamp(in.number<uint32_t>(), 1u, kMaxConnections);
     const uint32_t count = std::min(in.number<uint32_t>(), kMaxAddresses);
     for (uint32_t i = 0; i < count && in.ok(); ++i) {
       error_code failed;
@@ -48,12 +51,14 @@ struct Card {
 
 class Mesh;
 
-// A connection that has not greeted yet.
+// A connection that has not greeted yet. Its number among those to a peer is the segment of its
+// hello.
 class Greeting final : public StreamOwner {
  public:
-  Greeting(Mesh& mesh, int32_t peer) : mesh_(mesh), peer_(peer) {}
+  Greeting(Mesh& mesh, int32_t peer, uint32_t number) : mesh_(mesh), peer_(peer), number_(number) {}
   std::unique_ptr<FrameStream> stream;
   int32_t peer() const { return peer_; }
+  uint32_t number() const { return number_; }
   bool greeted() const { return greeted_; }
   void say_hello() {
     to_send_ = true;
@@ -75,16 +80,21 @@ class Greeting final : public StreamOwner {
   void on_broken(FrameStream& s, Status why) override;
 
   Mesh& mesh_;
-  int32_t peer_;  // -1: not known yet
+  int32_t peer_;     // -1: not known yet
+  uint32_t number_;  // of those that were accepted: what the hello says
   bool greeted_ = false, to_send_ = false;
   std::string inbox_, outbox_;
 };
 
 class Mesh {
+  using Lines = std::vector<std::unique_ptr<Greeting>>;  // connections to one peer
+
  public:
-  Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control)
+  // connections: to each peer that this rank wishes; the smallest wish of all counts.
+  Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control, uint32_t connections)
       : reactor_(std::move(reactor)), control_(control) {
     peers_.resize(static_cast<size_t>(control.size()));
+    for (Lines& lines : peers_) lines.resize(connections);
   }
 
   // Nobody connects to rank 0.
@@ -92,7 +102,7 @@ class Mesh {
     if (control_.rank() == 0) return {};
     auto opened =
         Listener::open(*reactor_, Endpoint(place.bind, place.port),
-                       [this](int fd, std::string name) { adopt(fd, std::move(name), -1); });
+                       [this](int fd, std::string name) { adopt(fd, std::move(name), -1, 0); });
     if (!opened.ok())
       return opened.status().with_prefix(fmt::format("rank {}: data connections", control_.rank()));
     listener_ = opened.take();
@@ -105,12 +115,19 @@ class Mesh {
   }
 
   Status connect(const std::vector<std::string>& cards, FlowLimits& limits) {
+    std::vector<Card> known;
     for (int32_t r = 0; r < control_.size(); ++r) {
       SOTTO_ASSIGN(const Card card, Card::decode(cards[static_cast<size_t>(r)]));
       // What one may send the other has to be ready for: the smallest wish counts.
       limits.eager_bytes = std::min(limits.eager_bytes, card.limits.eager_bytes);
       limits.credit_bytes = std::min(limits.credit_bytes, card.limits.credit_bytes);
-      if (r > control_.rank()) start_connecting(r, card);
+      limits.connections = std::min(limits.connections, card.limits.connections);
+      known.push_back(card);
+    }
+    for (Lines& lines : peers_) lines.resize(limits.connections);
+    for (int32_t r = control_.rank() + 1; r < control_.size(); ++r) {
+      for (uint32_t i = 0; i < limits.connections; ++i)
+        start_connecting(r, i, known[static_cast<size_t>(r)]);
     }
     return {};
   }
@@ -122,7 +139,10 @@ class Mesh {
   std::vector<int32_t> missing() const {
     std::vector<int32_t> ranks;
     for (int32_t r = 0; r < control_.size(); ++r) {
-      if (r != control_.rank() && !peers_[static_cast<size_t>(r)]) ranks.push_back(r);
+      const Lines& lines = peers_[static_cast<size_t>(r)];
+      const bool all =
+          std::all_of(lines.begin(), lines.end(), [](const auto& g) { return g != nullptr; });
+      if (r != control_.rank() && !all) ranks.push_back(r);
     }
     return ranks;
   }
@@ -132,8 +152,9 @@ class Mesh {
     std::vector<MeshPeer> out;
     for (int32_t r = 0; r < control_.size(); ++r) {
       MeshPeer peer;
-      if (peers_[static_cast<size_t>(r)])
-        peer.stream = std::move(peers_[static_cast<size_t>(r)]->stream);
+      for (auto& greeting : peers_[static_cast<size_t>(r)]) {
+        if (greeting) peer.streams.push_back(std::move(greeting->stream));
+      }
       peer.name = control_.describe_rank(r);
       peer.control_bytes = control_.link_bytes(r);
       out.push_back(std::move(peer));
@@ -152,10 +173,14 @@ class Mesh {
                    hello.rank, hello.size,
                    hello.token == control_.token() ? "the right" : "another");
     }
-    auto& place = peers_[static_cast<size_t>(hello.rank)];
-    if (place)
-      return error(Code::kProtocol, "{} greets as rank {}, which is connected already",
-                   g.stream->name(), hello.rank);
+    Lines& lines = peers_[static_cast<size_t>(hello.rank)];
+    if (g.number() >= lines.size() || lines[g.number()]) {
+      return error(Code::kProtocol,
+                   "{} greets as connection {} of rank {}, which is connected already or has no "
+                   "such connection",
+                   g.stream->name(), g.number(), hello.rank);
+    }
+    auto& place = lines[g.number()];
     const auto found = std::find_if(pending_.begin(), pending_.end(),
                                     [&](const auto& p) { return p.get() == &g; });
     place = std::move(*found);
@@ -170,7 +195,9 @@ class Mesh {
   void broken(Greeting& g, const Status& why) {
     int32_t rank = g.peer();
     for (int32_t r = 0; r < control_.size() && rank < 0; ++r) {
-      if (peers_[static_cast<size_t>(r)].get() == &g) rank = r;
+      const Lines& lines = peers_[static_cast<size_t>(r)];
+      if (std::any_of(lines.begin(), lines.end(), [&](const auto& l) { return l.get() == &g; }))
+        rank = r;
     }
     if (rank < 0) {  // a stranger
       log(LogLevel::kWarn, "rank {}: connection refused: {}", control_.rank(), why.text());
@@ -180,7 +207,7 @@ class Mesh {
   }
 
  private:
-  void start_connecting(int32_t peer, const Card& card) {
+  void start_connecting(int32_t peer, uint32_t number, const Card& card) {
     std::vector<Endpoint> endpoints;
     // The address at which the coordinator was found is known to work.
     if (peer == control_.coordinator()) {
@@ -189,7 +216,9 @@ class Mesh {
     for (const Address& a : card.addresses) endpoints.emplace_back(a, card.port);
     connectors_.push_back(std::make_unique<Connector>(
         *reactor_, std::move(endpoints), false,
-        [this, peer](int fd, std::string name) { adopt(fd, std::move(name), peer); },
+        [this, peer, number](int fd, std::string name) {
+          adopt(fd, std::move(name), peer, number);
+        },
         [this, peer](const Status& why) { fail(peer, why); }));
   }
 
@@ -204,9 +233,9 @@ class Mesh {
     return address;
   }
 
-  void adopt(int fd, std::string name, int32_t peer) {
+  void adopt(int fd, std::string name, int32_t peer, uint32_t number) {
     std::erase_if(pending_, [](const auto& g) { return !g->stream->open(); });
-    auto greeting = std::make_unique<Greeting>(*this, peer);
+    auto greeting = std::make_unique<Greeting>(*this, peer, number);
     auto stream = FrameStream::make(*reactor_, fd, std::move(name), *greeting);
     if (!stream.ok()) {
       fail(peer, stream.status());
@@ -230,15 +259,16 @@ class Mesh {
   std::unique_ptr<Listener> listener_;
   std::vector<std::unique_ptr<Connector>> connectors_;
   std::vector<std::unique_ptr<Greeting>> pending_;
-  std::vector<std::unique_ptr<Greeting>> peers_;  // by rank
+  std::vector<Lines> peers_;  // by rank
   std::optional<FailureCause> failure_;
 };
 
-Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& /*header*/) {
+Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
   auto hello =
       wire::Hello::decode({reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
   if (!hello.ok()) return hello.status();
   greeted_ = true;
+  if (peer_ < 0) number_ = header.segment;
   return mesh_.greeted(*this, *hello);
 }
 
@@ -248,6 +278,7 @@ bool Greeting::next_frame(FrameStream& /*s*/, OutFrame& out) {
   outbox_ = mesh_.own_hello().encode();
   out = OutFrame{};
   out.header.kind = wire::FrameKind::kHello;
+  out.header.segment = number_;
   out.header.payload_bytes = outbox_.size();
   out.payload = reinterpret_cast<const uint8_t*>(outbox_.data());
   return true;
@@ -269,7 +300,7 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
                                                 const ListenPlace& place, FlowLimits limits,
                                                 TcpControl& control, TransferSink& sink,
                                                 Driver& driver, Deadline deadline) {
-  Mesh mesh(reactor, control);
+  Mesh mesh(reactor, control, limits.connections);
   if (control.size() > 1) {
     if (Status status = mesh.listen(place); !status.ok()) {
       return tell_everyone(control, driver, {status.code(), control.rank(), status.text()});

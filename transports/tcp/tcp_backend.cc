@@ -17,6 +17,7 @@ namespace {
 
 constexpr int64_t kRefusalUs = 1'000'000;
 constexpr uint64_t kMostEagerBytes = uint64_t{1} << 30;
+constexpr uint32_t kMostConnections = 64;
 constexpr uint64_t kLeastCreditBytes = 4096;  // some empty messages
 
 class TcpBackend final : public Backend {
@@ -62,7 +63,8 @@ class TcpBackend final : public Backend {
     if (own == nullptr)
       return invalid_argument("the control plane was not made by the tcp backend");
     const uint64_t eager = std::min(options_.eager_bytes, kMostEagerBytes);
-    const FlowLimits limits{eager, std::max({options_.credit_bytes, 4 * eager, kLeastCreditBytes})};
+    const FlowLimits limits{eager, std::max({options_.credit_bytes, 4 * eager, kLeastCreditBytes}),
+                            std::clamp(options_.connections, 1u, kMostConnections)};
     return connect_mesh(reactor_, place_, limits, *own, sink, driver, deadline);
   }
 
@@ -193,6 +195,7 @@ TcpOptions tcp_options(const Params& params) {
   options.advertise = params.advertise;
   options.rate_limit_mbit = params.rate_limit_mbit;
   options.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
+  options.connections = static_cast<uint32_t>(params.connections);
   options.send_buffer_bytes = static_cast<uint64_t>(params.send_buffer_bytes);
   options.receive_buffer_bytes = static_cast<uint64_t>(params.receive_buffer_bytes);
   options.congestion_control = params.congestion_control;

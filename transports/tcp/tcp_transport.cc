@@ -17,10 +17,10 @@ TcpTransport::TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank,
   for (size_t r = 0; r < peers.size(); ++r) {
     MeshPeer& peer = peers[r];
     control_bytes_.push_back(peer.control_bytes);
-    channels_.push_back(peer.stream == nullptr
+    channels_.push_back(peer.streams.empty()
                             ? nullptr
                             : std::make_unique<Channel>(core_, static_cast<int32_t>(r),
-                                                        std::move(peer.stream), peer.name));
+                                                        std::move(peer.streams), peer.name));
   }
   if (peers.size() > 1) ticker_ = reactor_->every(kTickMs, [this] { tick(); });
 }

@@ -16,9 +16,9 @@ namespace sotto::tcp {
 
 // A peer that is connected and has greeted.
 struct MeshPeer {
-  std::unique_ptr<FrameStream> stream;             // null: this rank itself
-  std::string name;                                // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
-  std::shared_ptr<const LinkBytes> control_bytes;  // null: no control connection to this peer
+  std::vector<std::unique_ptr<FrameStream>> streams;  // empty: this rank itself
+  std::string name;                                   // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
+  std::shared_ptr<const LinkBytes> control_bytes;     // null: no control connection to this peer
 };
 
 class TcpTransport final : public Transport {
