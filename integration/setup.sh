@@ -6,14 +6,16 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: integration/setup.sh [run|test] [--dry-run] [-h|--help]
+usage: integration/setup.sh [run|test|bench] [--dry-run] [-h|--help]
 
 Installs missing Debian packages (needs root); a second run installs nothing.
   run        what the library, its tools and the quickstart need
   test       that, and what the tests need (default)
+  bench      what run needs, and the libraries that sotto bench net compares with; of these torch comes from PyPI, into
+             the virtual environment .venv of this checkout (several gigabytes where pip's index has only its CUDA build)
   --dry-run  only says what would be installed
 Without root or apt it prints what to install by hand, and fails only if something is really missing.
-Nothing from PyPI is needed.
+Nothing from PyPI is needed but for bench.
 END
 }
 
@@ -48,6 +50,16 @@ abigail-tools      | command abidiff
 universal-ctags    | command ctags
 shellcheck         | command shellcheck
 '
+
+BENCH_PACKAGES='
+openmpi-bin        | command mpiexec.openmpi
+libopenmpi-dev     | command mpicc.openmpi
+mpich              | command mpiexec.mpich
+libmpich-dev       | command mpicc.mpich
+python3-venv       | python ensurepip
+'
+TORCH=torch==2.13.0
+VENV=$SOTTO_ROOT/.venv
 
 # Sbin directories are where ip and tc live, and are not on every user's PATH.
 PATH=$PATH:/usr/sbin:/sbin
@@ -117,7 +129,7 @@ parse() {
   local argument
   for argument in "$@"; do
     case $argument in
-      run | test) group=$argument ;;
+      run | test | bench) group=$argument ;;
       --dry-run) dry_run=yes ;;
       -h | --help) usage && exit 0 ;;
       *) usage_error "unknown argument '$argument'" ;;
@@ -125,10 +137,27 @@ parse() {
   done
 }
 
+has_torch() { [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import torch' >/dev/null 2>&1; }
+
+install_torch() {
+  if has_torch; then return 0; fi
+  say "setup: $TORCH to install from PyPI into .venv"
+  [ "$dry_run" = no ] || return 0
+  [ -x "$VENV/bin/pip" ] || /usr/bin/python3 -m venv "$VENV"
+  "$VENV/bin/pip" install -q "$TORCH"
+  has_torch || die "torch cannot be imported after the installation"
+}
+
 main() {
   parse "$@"
+  install_packages
+  [ "$group" != bench ] || install_torch
+}
+
+install_packages() {
   local list=$RUN_PACKAGES
-  [ "$group" = test ] && list+=$TEST_PACKAGES
+  [ "$group" != test ] || list+=$TEST_PACKAGES
+  [ "$group" != bench ] || list+=$BENCH_PACKAGES
   local -a missing
   mapfile -t missing < <(missing_packages "$list" dpkg)
   if [ ${#missing[@]} -gt 0 ] && ! can_install; then
@@ -136,7 +165,7 @@ main() {
     [ ${#missing[@]} -eq 0 ] || { by_hand "${missing[@]}" && exit 1; }
   fi
   if [ ${#missing[@]} -eq 0 ]; then
-    say "setup: everything for '$group' is installed"
+    say "setup: all Debian packages for '$group' are installed"
     return
   fi
   say "setup: ${#missing[@]} Debian packages to install (one to six minutes, as the network is): ${missing[*]}"

@@ -43,8 +43,9 @@ int dispatch(int argc, char** argv) {
       "Exit code: 0 if the configuration can run here, else 1 with the error on standard error; 2 "
       "for wrong arguments.");
 
-  CLI::App* bench =
-      app.add_subcommand("bench", "Benchmarks; all further arguments go to sotto-perf");
+  CLI::App* bench = app.add_subcommand("bench",
+                                       "Benchmarks; all further arguments go to sotto-perf. bench "
+                                       "net: over links of a given rate, next to other libraries");
   bench->prefix_command();
   bench->set_help_flag();  // --help is sotto-perf's
 

@@ -6,6 +6,7 @@
   figures  draws, returns SVG text
   page     puts text, tables and figures into one HTML file
   machine  says what the figures were measured on
+  net      draws what the network benchmarks measured
   quickstart  the report of the quickstart, and its command line
 
 Needs Python 3.9 with matplotlib and numpy, nothing else.

@@ -54,7 +54,8 @@ def to_svg(figure):
     return re.sub(r'(<svg[^>]*?) width="[^"]*"', r"\1", re.sub(r'(<svg[^>]*?) height="[^"]*"', r"\1", text, 1), 1)
 
 
-def _start(height=3.3):
+def start(height=3.3):
+    """(figure, axes) of the width that reports have."""
     return pyplot.subplots(figsize=(6.2, height), layout="constrained")
 
 
@@ -102,7 +103,7 @@ def _loss_axes(axes, groups, entropy, x_label):
 
 
 def loss_against_samples(groups, entropy):
-    figure, axes = _start()
+    figure, axes = start()
     _draw_loss(axes, groups, "samples", "samples")
     _loss_axes(axes, groups, entropy, "sequences seen")
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: count_text(value)))
@@ -111,7 +112,7 @@ def loss_against_samples(groups, entropy):
 
 def loss_against_time(groups, entropy, reached):
     """reached: the baseline's first evaluation at or below the other's last, or None."""
-    figure, axes = _start()
+    figure, axes = start()
     _draw_loss(axes, groups, "clock_s", "clock_s")
     _loss_axes(axes, groups, entropy, "seconds of training")
     last = groups[0][1].evaluations[-1]
@@ -137,7 +138,7 @@ def sent_per_step(run):
 
 def bytes_per_step(groups):
     """What rank 0 sends in each step; a logarithmic axis, since the stages differ by a factor of 30."""
-    figure, axes = _start()
+    figure, axes = start()
     drawn = [sent_per_step(run)[0] for run in groups[0]]
     highest = max(sent.max() for sent in drawn)
     lowest = min(sent[sent > 0].min() for sent in drawn if (sent > 0).any())
@@ -171,7 +172,7 @@ def stage_means(run):
 def time_of_a_step(groups):
     """Stacked bars: where the mean step of each stage spends its time on rank 0."""
     bars = [bar for run in groups[0] for bar in stage_means(run)]
-    figure, axes = _start(1.5 + 0.55 * len(bars))
+    figure, axes = start(1.5 + 0.55 * len(bars))
     labels = [f"{label}\n({steps} steps)" for label, _, steps in bars]
     left = numpy.zeros(len(bars))
     for key, name, colour in PARTS:

@@ -84,13 +84,27 @@ class Run:
         return len(self.summary["payload_bytes_sent"])
 
 
-def _parse_line(path, number, line):
+def read_records(path):
+    """(line number, object) of every line of a file of JSON lines that is not empty."""
     try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise ReportError(f"{path}:{number}: not JSON: {error}") from error
-    if not isinstance(record, dict):
-        raise ReportError(f"{path}:{number}: expected an object")
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ReportError(f"{path}: {error.strerror}") from error
+    records = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = json.loads(line)
+        except ValueError as error:
+            raise ReportError(f"{path}:{number}: not JSON: {error}") from error
+        if not isinstance(record, dict):
+            raise ReportError(f"{path}:{number}: expected an object")
+        records.append((number, record))
+    return records
+
+
+def _checked(path, number, record):
     is_evaluation = "eval_loss" in record
     for key in EVALUATION_FIELDS if is_evaluation else STEP_FIELDS:
         if not _is_number(record.get(key)):
@@ -100,17 +114,9 @@ def _parse_line(path, number, line):
     return record
 
 
-def _read_lines(path):
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ReportError(f"{path}: {error.strerror}") from error
-    return [_parse_line(path, number, line) for number, line in enumerate(lines, 1) if line.strip()]
-
-
 def read_log(path):
     """(columns, stages, evaluations, number of skipped steps) of a log."""
-    records = _read_lines(path)
+    records = [_checked(path, number, record) for number, record in read_records(path)]
     skipped = sum(r.get("skipped") is True for r in records)
     steps = [r for r in records if "eval_loss" not in r and r.get("skipped") is not True]
     if not steps:

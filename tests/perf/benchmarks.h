@@ -18,8 +18,6 @@ void optim_adam(const Options& options, std::vector<Measurement>* out);
 void optim_lamb(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_adam(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out);
-// This process is one rank of several; only the first has measurements.
-void allreduce_codecs(const Options& options, std::vector<Measurement>* out);
 // Counts bytes; sizes of its own, none of the options.
 void wire_bytes(const Options& options, std::vector<Measurement>* out);
 // The same.

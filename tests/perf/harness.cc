@@ -48,20 +48,7 @@ std::string kernel_release() {
   return uname(&name) == 0 ? name.release : "unknown";
 }
 
-}  // namespace
-
-Measurement measure(const Case& work, const Options& options) {
-  std::vector<double> ours, yardstick;
-  for (uint32_t i = 0; i <= options.pairs; ++i) {
-    const double a = milliseconds(work.ours, options.cpu_clock);
-    const double b = milliseconds(work.yardstick, options.cpu_clock);
-    if (i == 0) continue;  // warm-up
-    ours.push_back(a);
-    yardstick.push_back(b);
-  }
-  return summarize(work, ours, yardstick);
-}
-
+// Of times in milliseconds that were measured in pairs.
 Measurement summarize(const Case& work, const std::vector<double>& ours,
                       const std::vector<double>& yardstick) {
   Measurement m;
@@ -76,6 +63,20 @@ Measurement summarize(const Case& work, const std::vector<double>& ours,
   m.ratio_iqr = (quantile(ratios, 0.75) - quantile(ratios, 0.25)) / m.ratio;
   m.gb_per_s = work.bytes_per_element * static_cast<double>(work.n) / (m.ours_ms * 1e6);
   return m;
+}
+
+}  // namespace
+
+Measurement measure(const Case& work, const Options& options) {
+  std::vector<double> ours, yardstick;
+  for (uint32_t i = 0; i <= options.pairs; ++i) {
+    const double a = milliseconds(work.ours, options.cpu_clock);
+    const double b = milliseconds(work.yardstick, options.cpu_clock);
+    if (i == 0) continue;  // warm-up
+    ours.push_back(a);
+    yardstick.push_back(b);
+  }
+  return summarize(work, ours, yardstick);
 }
 
 namespace {
@@ -235,7 +236,6 @@ std::string json_line(const Measurement& m, const Options& options) {
       {"yardstick", m.info.yardstick_name},
       {"n", m.info.n},
       {"dtype", m.info.dtype},
-      {"link", options.link},
       {"threads", options.threads},
       {"simd", simd_in_use(options.simd)},
       {"clock", options.cpu_clock ? "cpu" : "wall"},

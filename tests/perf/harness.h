@@ -19,7 +19,6 @@ struct Options {
   SimdLevel simd = SimdLevel::kAuto;
   bool cpu_clock = false;  // processor time of the process instead of wall time: for machines that
                            // others use too
-  std::string link = "none";  // the network between ranks, in words
 };
 
 // One comparison. ours and yardstick do the whole work once per call.
@@ -81,9 +80,6 @@ struct Measurement {
 };
 
 Measurement measure(const Case& work, const Options& options);
-// Of times in milliseconds that were measured in pairs.
-Measurement summarize(const Case& work, const std::vector<double>& ours,
-                      const std::vector<double>& yardstick);
 
 // One JSON object per measurement and line, columns fixed; machine and build in every line.
 std::string json_line(const Measurement& m, const Options& options);

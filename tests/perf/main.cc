@@ -6,6 +6,7 @@
 #include <map>
 
 #include "tests/perf/benchmarks.h"
+#include "tests/perf/net.h"
 
 namespace sotto::perf {
 
@@ -30,7 +31,6 @@ const std::map<std::string, Benchmark>& benchmarks() {
                                                        {"optim_lamb", optim_lamb},
                                                        {"optim_1bit_adam", optim_onebit_adam},
                                                        {"optim_1bit_lamb", optim_onebit_lamb},
-                                                       {"allreduce_codecs", allreduce_codecs},
                                                        {"wire_bytes", wire_bytes},
                                                        {"zeroone_bits", zeroone_bits}};
   return all;
@@ -40,16 +40,16 @@ int run(int argc, char** argv) {
   CLI::App app(
       "Benchmarks of Sotto: kernels as ratios to yardsticks with the same memory traffic; "
       "wire_bytes and zeroone_bits count bytes on the network");
+  app.footer(
+      "sotto bench net: all-reduces over links of a given rate, next to other libraries; "
+      "has options of its own (sotto bench net --help).");
   Options options;
   std::vector<std::string> names;
   std::string simd = "auto", json;
   double floor = 0;
   std::vector<std::string> known;
   for (const auto& [name, unused] : benchmarks()) known.push_back(name);
-  app.add_option("benchmark", names,
-                 "which to run (default: all but allreduce_codecs, which needs ranks: "
-                 "tests/perf/links.sh)")
-      ->check(CLI::IsMember(known));
+  app.add_option("benchmark", names, "which to run (default: all)")->check(CLI::IsMember(known));
   app.add_option("--n", options.n, "elements")
       ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 33))
       ->capture_default_str();
@@ -64,9 +64,6 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_flag("--cpu-clock", options.cpu_clock,
                "processor time instead of wall time, for busy machines");
-  app.add_option("--link", options.link,
-                 "allreduce_codecs: the network, for the table (100mbit has targets)")
-      ->capture_default_str();
   app.add_option("--json", json, "append one JSON line per measurement to this file");
   app.add_option("--fail-above", floor,
                  "exit 1 if a ratio exceeds its target by more than this factor (1.25: 80 % of the "
@@ -74,10 +71,7 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1.0, 1000.0));
   CLI11_PARSE(app, argc, argv);
   options.simd = *simd_level_from_name(simd);
-  if (names.empty()) {
-    names = known;
-    std::erase(names, "allreduce_codecs");
-  }
+  if (names.empty()) names = known;
 
   std::ofstream lines;
   if (!json.empty()) {
@@ -116,7 +110,10 @@ int run(int argc, char** argv) {
 }  // namespace sotto::perf
 
 int main(int argc, char** argv) {
+  const std::vector<std::string> words(argv + 1, argv + argc);
   try {
+    if (!words.empty() && words[0] == "net") sotto::perf::run_net({words.begin() + 1, words.end()});
+    if (words.size() == 2 && words[0] == "net_rank") return sotto::perf::run_net_rank(words[1]);
     return sotto::perf::run(argc, argv);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "sotto-perf: %s\n", e.what());

@@ -38,7 +38,7 @@ class Setup(unittest.TestCase):
     def test_nothing_to_do_after_setup(self):
         answer = run("test")
         self.assertEqual(answer.returncode, 0, answer.stderr)
-        self.assertIn("is installed", answer.stdout)
+        self.assertIn("are installed", answer.stdout)
 
     def test_says_what_to_install_by_hand(self):
         with without_database() as path:

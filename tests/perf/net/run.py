@@ -1,0 +1,340 @@
+#!/usr/bin/env python3
+"""sotto bench net: all-reduces over links of a given rate, ours next to those of other libraries."""
+
+import argparse
+import os
+import platform
+import signal
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+import lab as labs  # noqa: E402
+import measure  # noqa: E402
+import output  # noqa: E402
+import rows as targets  # noqa: E402
+import sides  # noqa: E402
+
+ROOT = HERE.parents[2]
+INSIDE = "SOTTO_NET_INSIDE"
+SINGLES, SINGLES_S = 200, 2.0  # small all-reduces per pair, fewer where they take more than so many seconds
+
+# The short form: what a broken build would miss, and no more. (row, rate): the ratio has to be at least, or at most, this.
+SHORT_N, SHORT_PAIRS, SHORT_SERIES_S, SHORT_SINGLES, SHORT_SINGLES_S = 500_000, 3, 0.4, 50, 1.0
+SHORT_ROWS = {"100mbit": {10, 17}, "none": {13, 16, 19}}
+SHORT_SMALL = (4, 4096, 65536)
+ODD_SIZES = (1, 7, 511, 4097, 100_003)
+FLOORS = {10: 5.0, 13: 1.0, 16: 0.3}
+CEILINGS = {17: 3.0}
+SMALL_CEILING_MS = 30.0  # median of 4 bytes
+
+EPILOG = """\
+Rows of the table of targets:
+""" + "\n".join(f"  {row:<4}{what}; {where}" for row, (what, where) in targets.ROWS.items()) + """
+
+Method. All ranks run at once, each in a network namespace of its own behind links with token buckets at both ends
+(integration/netns/lab.sh). Sides take turns, one active at a time while the others sleep in read: a warm-up turn, then
+--pairs turns. A figure of a turn is one operation of a series back to back, after a barrier, on the slowest rank; 3, 1 or
+0 operations before it do not count, so that the burst that a bucket lets through at once does not. Series last 4 s
+or one operation. Ratios are those of the same turn; their median and interquartile range are shown, and a target counts as
+reached if the range is below 10 %. The best fp32 peer is what 1 bit is compared with. Peers run in their best setting:
+gloo and Open MPI on the right interface, Open MPI also with its ring, yielding when idle, not bound to cores; MPICH over
+UCX's TCP. Results are compared with the mean, element by element, and have to be equal on all ranks; bytes sent have to
+equal plan and formula; if not, the exit code is 1. Bound of row 14: max(encode, wire / 2) + max(server + decode, wire / 2),
+kernels by their processor time (times ranks / cores), wire = bytes / (0.956 x rate).
+
+Time: 25 000 000 elements, 4 ranks, all peers, 7 pairs: about 12 minutes at 100mbit, 2 hours at 10mbit, 6 minutes at 1gbit,
+5 without a limit, 2 to 4 of these for row 19. The estimate is printed first; a smaller --n shortens all but row 19.
+Peers: integration/setup.sh bench installs them. Those that are missing are skipped, with the reason.
+
+Examples:
+  sotto bench net --rate 100mbit --json net.jsonl
+  sotto bench net --rate 1gbit --delay 50ms --rows 28
+  sotto bench net --rate none --rows 19 --ranks 2
+  sotto bench net --plot net.svg --json net.jsonl
+"""
+
+
+def say(text):
+    print(text, flush=True)
+
+
+def a_rate(text):
+    try:
+        labs.bits_per_second(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def a_time(text):
+    try:
+        labs.seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def between(low, high, kind=int):
+    def parse(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a number from {low} to {high}")
+        return value
+    return parse
+
+
+def words_of(allowed, kind=str):
+    def parse(text):
+        found = [word for word in text.split(",") if word]
+        wrong = [word for word in found if word not in map(str, allowed)]
+        if wrong:
+            raise argparse.ArgumentTypeError(f"'{wrong[0]}' is not one of {', '.join(map(str, allowed))}")
+        return [kind(word) for word in found]
+    return parse
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="sotto bench net", description=__doc__.split(": ", 1)[1], epilog=EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=a_rate, default="100mbit", help="of every link, both directions: 10mbit, 100mbit, "
+                        "1gbit, 10gbit, none, .. (default: 100mbit)")
+    parser.add_argument("--ranks", type=between(2, 64), default=4, help="(default: 4)")
+    parser.add_argument("--n", type=between(1 << 16, 1 << 31), default=25_000_000,
+                        help="elements of the large all-reduces (default: 25000000)")
+    parser.add_argument("--delay", type=a_time, help="added round-trip time between any two hosts: 50ms, ..")
+    parser.add_argument("--loss", type=between(0.0, 50.0, float), help="packets lost, percent")
+    parser.add_argument("--peers", type=words_of(sides.PEERS), default=list(sides.PEERS),
+                        help="out of " + ",".join(sides.PEERS) + " (default: all that are installed; \"\": none)")
+    parser.add_argument("--rows", type=words_of(targets.ROWS, int), help="which rows (default: all that apply)")
+    parser.add_argument("--pairs", type=between(7, 1001), default=7, help="turns that count (default: 7)")
+    parser.add_argument("--cores", type=between(1, 4096), help="let all ranks use only so many cores (default: all)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per figure and row")
+    parser.add_argument("--short", action="store_true", help="for tests, one minute: small sizes at 100mbit and without a "
+                        "limit, odd sizes; exit code 1 below loose limits")
+    parser.add_argument("--plot", type=Path, metavar="SVG", help="measure nothing: draw the times in --json FILE against "
+                        "the links' rate")
+    parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
+    options = parser.parse_args(arguments)
+    if options.plot and not options.json:
+        parser.error("--plot draws what --json FILE has: name that too")
+    options.bits_per_second = labs.bits_per_second(options.rate)
+    options.delay_s = labs.seconds(options.delay) if options.delay else 0.0
+    if not options.short:
+        can = targets.applicable(options.bits_per_second, options.delay_s, options.peers)
+        for row in options.rows or []:
+            if row not in can:
+                parser.error(f"--rows: row {row} applies to {targets.ROWS[row][1]}; with these options there are rows "
+                             f"{', '.join(map(str, sorted(can)))}")
+        options.rows = set(options.rows or can)
+    return options
+
+
+def enter(options, arguments):
+    """"netns" or "loopback". Where only a user namespace permits hosts, this program starts again inside one."""
+    if os.environ.get(INSIDE):
+        return "netns"
+    how, reason = labs.permitted()
+    if how == "userns":
+        os.environ[INSIDE] = "1"
+        os.execv(labs.SCRIPT, [str(labs.SCRIPT), "enter", sys.executable, "-B", str(HERE / "run.py"), *arguments])
+    if how:
+        return "netns"
+    if options.delay or options.loss:
+        raise labs.LabError(f"--delay and --loss need network namespaces, which are not possible here: {reason}")
+    say(f"skipped: rows next to peers, and bytes of interfaces: network namespaces are not possible here ({reason}); our "
+        "ranks run over loopback, held to the rate by the TCP transport")
+    return "loopback"
+
+
+class Network:
+    """A lab, our ranks in it, and all peers that run here."""
+
+    def __init__(self, options, rate, isolation):
+        programs = Path(options.sotto_perf).resolve().parent
+        self.sides, self.skipped = [], {}
+        if isolation == "netns":
+            self.lab = labs.Lab(options.ranks, rate, programs, options.delay, options.loss)
+        else:
+            self.lab = labs.Loopback(rate)
+        try:
+            ours = sides.Ours(self.lab, options.ranks, options.sotto_perf)
+            ours.start()
+            self.sides.append(ours)
+            for name in options.peers if isolation == "netns" else ():
+                try:
+                    self.sides.append(sides.start_peer(name, self.lab, options.ranks, programs.parent / "net-peers"))
+                except sides.Missing as reason:
+                    self.skipped[name] = str(reason)
+            self.setting = self._setting(options, rate, isolation)
+            self._check_delay(options)
+        except BaseException:
+            self.close()
+            raise
+
+    def _setting(self, options, rate, isolation):
+        about, bits = self.sides[0].about, self.lab.bits_per_second
+        return output.Setting(bits, {
+            "rate": rate, "rate_mbit": None if bits is None else bits / 1e6,
+            "delay": options.delay, "loss": options.loss, "isolation": isolation, "ranks": options.ranks,
+            "cores": len(os.sched_getaffinity(0)), "network": self.lab.description, "version": about["version"],
+            "build": about["build"], "processor": processor(), "kernel": platform.release()})
+
+    def _check_delay(self, options):
+        """A small all-reduce takes a round trip at least, or the delay is not there."""
+        if not options.delay_s:
+            return
+        ours = self.sides[0]
+        ours.tell("size 1")
+        fastest = min(max(r["ns"][0] for r in ours.tell("singles fp32 1")) for _ in range(3)) * 1e-9
+        say(f"with a delay of {options.delay} a 4-byte all-reduce takes {fastest * 1e3:.1f} ms at least")
+        if fastest < 0.45 * options.delay_s:  # one way is what it needs
+            raise labs.LabError(f"links have no delay of {options.delay}: a 4-byte all-reduce took {fastest * 1e3:.1f} ms")
+
+    @property
+    def entries(self):
+        return [(side, method) for side in self.sides for method in side.methods]
+
+    def close(self):
+        for side in self.sides:
+            side.stop()
+        self.lab.close()
+
+
+def processor():
+    for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        if line.startswith("model name"):
+            return line.split(":", 1)[1].strip()
+    return "unknown"
+
+
+class Results:
+    """Of all networks of a run: lines for the file, and what was wrong."""
+
+    def __init__(self):
+        self.lines, self.wrong = [], []
+
+    def add(self, network, n, figures, latencies, rows):
+        setting = network.setting
+        best = targets.best_peer(figures) if figures else None
+        self.lines += [output.figure_line(f, n, best, setting) for f in figures.values()]
+        self.lines += [output.latency_line(x, setting) for x in latencies]
+        self.lines += [output.row_line(row, n, setting) for row in rows]
+        for what in (*figures.values(), *latencies):
+            self.wrong += [f"{what.side} {what.method}: {text}" for text in dict.fromkeys(what.wrong)]
+
+
+def announce(options, network, rate, wanted, n, pairs, series_s):
+    cores = len(os.sched_getaffinity(0))
+    say(f"\n== links of {rate}, {options.ranks} ranks on {cores} cores; {network.lab.description}")
+    for name, reason in network.skipped.items():
+        say(f"skipped: {name}: {reason}")
+    if options.peers and len(network.sides) == 1:
+        say("no peer runs here: ratios are to our own fp32")
+    if wanted - {19}:
+        guess = measure.guessed_seconds(n, options.ranks, network.entries, pairs, network.lab.bits_per_second, series_s)
+        say(f"large all-reduces, n = {n}, {', '.join(s.name for s in network.sides)}: about {measure.duration(guess)}")
+
+
+def run_rows(options, network, rate, wanted, short, results):
+    """Measures, prints and keeps the rows wanted on one network; returns them."""
+    n, pairs = (SHORT_N, SHORT_PAIRS) if short else (options.n, options.pairs)
+    series_s = SHORT_SERIES_S if short else measure.SERIES_S
+    announce(options, network, rate, wanted, n, pairs, series_s)
+    crowding = max(1.0, options.ranks / len(os.sched_getaffinity(0)))
+    figures, latencies, rows = {}, [], []
+    if wanted - {19}:
+        figures = measure.large(network.lab, network.sides, network.entries, n, pairs, series_s, say)
+        rows += targets.large_rows(figures, wanted, network.lab.bits_per_second, crowding)
+        say("\n" + output.large_table(figures, n, network.setting))
+    if 19 in wanted:
+        sizes, count, turn_s = (SHORT_SMALL, SHORT_SINGLES, SHORT_SINGLES_S) if short else (targets.SMALL, SINGLES, SINGLES_S)
+        latencies = measure.small(network.sides, network.entries, sizes, pairs, count, turn_s, say)
+        rows += targets.small_rows(latencies)
+        say("\n" + output.small_table(latencies))
+    if rows:
+        say(output.rows_table(rows))
+    results.add(network, n, figures, latencies, rows)
+    return rows, latencies
+
+
+def below_limits(rows, latencies):
+    """The short form's limits: texts of what missed them."""
+    missed = [f"row {r.row}, {r.what}: {r.ratio:.2f}, at least {FLOORS[r.row]}" for r in rows
+              if r.ratio < FLOORS.get(r.row, 0)]
+    missed += [f"row {r.row}, {r.what}: {r.ratio:.2f}, at most {CEILINGS[r.row]}" for r in rows
+               if r.ratio > CEILINGS.get(r.row, float("inf"))]
+    for x in latencies:
+        median = measure.quantile(x.all, 0.5)
+        if x.side == "sotto" and x.method == "fp32" and x.bytes == 4 and median > SMALL_CEILING_MS:
+            missed.append(f"row 19, 4 bytes: {median:.1f} ms, at most {SMALL_CEILING_MS}")
+    return missed
+
+
+def measure_all(options, isolation, results):
+    """Skipped peers, by name."""
+    skipped = {}
+    todo = SHORT_ROWS if options.short else {options.rate: options.rows}
+    for number, (rate, wanted) in enumerate(todo.items()):
+        network = Network(options, rate, isolation)
+        try:
+            skipped |= network.skipped
+            rows, latencies = run_rows(options, network, rate, wanted, options.short, results)
+            if options.short:
+                results.wrong += below_limits(rows, latencies)
+                if number == 0:
+                    results.wrong += measure.odd_sizes(network.sides, network.entries, ODD_SIZES, say)
+        finally:
+            network.close()
+    return skipped
+
+
+def draw(options):
+    sys.path.insert(0, str(ROOT / "integration"))
+    try:
+        from report import net  # pylint: disable=import-outside-toplevel
+    except ImportError as error:
+        say(f"--plot needs matplotlib and numpy: {error}")
+        return 1
+    try:
+        options.plot.write_text(net.time_against_rate(net.read_times(options.json)), encoding="utf-8")
+    except (OSError, net.ReportError) as error:
+        say(f"sotto bench net: {error}")
+        return 1
+    say(f"drawn: {options.plot}")
+    return 0
+
+
+def main(arguments):
+    options = parse(arguments)
+    if options.plot:
+        return draw(options)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    if options.cores:
+        os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:options.cores])
+    results = Results()
+    try:
+        isolation = enter(options, arguments)
+        skipped = measure_all(options, isolation, results)
+    except (labs.LabError, sides.SideError) as error:
+        say(f"sotto bench net: {error}")
+        return 1
+    except KeyboardInterrupt:
+        say("interrupted")
+        return 130
+    if options.json:
+        with open(options.json, "a", encoding="utf-8") as file:
+            file.write("".join(line + "\n" for line in results.lines))
+    for text in results.wrong:
+        say(f"WRONG: {text}")
+    say(f"{len(results.lines)} figures and rows, {len(results.wrong)} wrong, {len(skipped)} peers skipped")
+    return 1 if results.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,234 @@
+"""The network benchmarks without a network: formulas, ratios and verdicts, what counts as wrong, options, the figure."""
+
+import contextlib
+import io
+import json
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(ROOT / "integration")]
+
+import measure  # noqa: E402
+import output  # noqa: E402
+import rows  # noqa: E402
+import run  # noqa: E402
+import sides  # noqa: E402
+from report import net  # noqa: E402
+
+MILLION = 1 << 20
+RANK = """
+import json, socket, sys
+control = socket.socket(socket.AF_UNIX); control.connect(sys.argv[1])
+def write(reply): control.sendall(json.dumps(reply).encode() + b"\\n")
+write({"rank": int(sys.argv[2]), "pid": 1})
+for line in control.makefile():
+    if line.startswith("size"): write({})
+    elif line.startswith("series"): write({"ns": 1000 * (1 + int(sys.argv[2]))})
+    else:
+        print("on its log"); sys.stdout.flush(); write({"error": "no such thing"})
+"""
+
+
+class FakeSide:
+    """Answers every command with the same replies."""
+
+    def __init__(self, *replies):
+        self.name, self.ranks, self.replies = "sotto", len(replies), list(replies)
+
+    def tell(self, _command, _limit_s=0):
+        return self.replies
+
+
+def figure(side, method, *ms, **more):
+    return measure.Figure(side, method, ms=list(ms), payload=1000.0, headers=0.0, **more)
+
+
+class Formulas(unittest.TestCase):
+    def total(self, method, n, ranks):
+        return sum(measure.payload(method, n, ranks, rank) for rank in range(ranks))
+
+    def test_bytes_of_all_ranks(self):
+        for method, ranks, expected in (("fp32", 2, 8388608), ("fp32", 4, 25165824), ("1bit", 2, 262144), ("1bit", 4, 786432),
+                                        ("int8", 4, 6389760), ("int4", 4, 3342336), ("bf16", 4, 12582912)):
+            self.assertEqual(self.total(method, MILLION, ranks), expected, method)
+
+    def test_a_small_one_goes_to_everybody(self):
+        self.assertEqual(measure.payload("fp32", 1, 4, 2), 12)
+        self.assertEqual(measure.payload("fp32", 5461, 4, 0), 65532)
+        self.assertLess(measure.payload("fp32", 5462, 4, 0), 65532)
+
+    def test_a_compressed_one_is_padded(self):
+        self.assertEqual(measure.payload("1bit", 1, 4, 0), 2 * 3 * 64)
+
+    def test_dropped_operations_empty_the_bucket(self):
+        for bytes_ in (1000, 300_000, 2_000_000, 30_000_000):
+            carried = measure.drops(bytes_) * bytes_
+            self.assertTrue(carried >= measure.BURST or bytes_ < measure.BURST or bytes_ >= 100 * measure.BURST, bytes_)
+
+    def test_quantiles(self):
+        self.assertEqual(measure.quantile([3, 1, 2], 0.5), 2)
+        self.assertEqual(measure.quantile([1, 2], 0.25), 1.25)
+        self.assertEqual(measure.spread([1, 2, 3, 4, 5]), 2 / 3)
+
+
+class Wrong(unittest.TestCase):
+    def check(self, method, *replies):
+        return measure.check(FakeSide(*replies), method, 100_000, 1).wrong
+
+    def reply(self, **more):
+        return {"checksum": "a", "error_max": 0.0, "error_rms": 0.0, **more}
+
+    def test_right(self):
+        self.assertEqual(self.check("fp32", self.reply(), self.reply()), [])
+
+    def test_ranks_that_differ(self):
+        self.assertIn("differ between ranks", self.check("fp32", self.reply(), self.reply(checksum="b"))[0])
+
+    def test_an_element_that_is_off(self):
+        self.assertIn("off by 0.3", self.check("int4", self.reply(), self.reply(error_max=0.3))[0])
+        self.assertIn("off by nan", self.check("int4", self.reply(error_max=float("nan")))[0])
+
+    def test_one_bit_that_points_nowhere(self):
+        self.assertIn("relative error", self.check("1bit", self.reply(error_rms=1.0))[0])
+
+    def test_counters(self):
+        n, ranks = 100_000, 2
+        right = [{"payload": 3 * measure.payload("1bit", n, ranks, r), "header": 10} for r in range(ranks)]
+        for reply in right:
+            reply |= {"payload_planned": reply["payload"], "header_planned": 10}
+        for change in ({}, {"header": 11}, {"payload": 5}, {"payload": 5, "payload_planned": 5}):
+            subject = figure("sotto", "1bit", operations=3)
+            measure.compare_counters(subject, [right[0], {**right[1], **change}], n)
+            self.assertEqual(bool(subject.wrong), bool(change), change)
+
+
+class Rows(unittest.TestCase):
+    def setUp(self):
+        kernels = [(1.0, 1.0, 1.0)] * 3
+        self.figures = {(f.side, f.method): f for f in (
+            figure("sotto", "fp32", 40, 44, 40), figure("sotto", "bf16", 20, 20, 20), figure("sotto", "int8", 10, 10, 10),
+            figure("sotto", "int4", 5, 5, 5), figure("sotto", "1bit", 1.0, 1.1, 1.0, kernels=kernels),
+            figure("gloo", "fp32", 60, 66, 60), figure("mpich", "fp32", 32, 35.2, 32))}
+
+    def rows(self, wanted, bits):
+        return {(r.row, r.what): r for r in rows.large_rows(self.figures, wanted, bits, 2.0)}
+
+    def test_the_best_peer_counts(self):
+        row = self.rows({10}, 100e6)[10, "mpich fp32 / our 1bit"]
+        self.assertAlmostEqual(row.ratio, 32)
+        self.assertEqual(row.verdict, "reached")
+
+    def test_without_peers_there_is_no_target(self):
+        for side in ("gloo", "mpich"):
+            del self.figures[side, "fp32"]
+        row = self.rows({10}, 100e6)[10, "sotto fp32 / our 1bit"]
+        self.assertEqual(row.verdict, "no target")
+
+    def test_bound(self):
+        # Wire: 1000 bytes at 10 Mbit/s and 95.6 %: 0.837 ms, half of it below the kernels' 2 and 4 ms (2 ranks per core).
+        self.assertAlmostEqual(rows.bound_ms(self.figures["sotto", "1bit"], 0, 10e6, 2.0), 2 + 4)
+        self.assertAlmostEqual(rows.bound_ms(self.figures["sotto", "1bit"], 0, 0.1e6, 1.0), 80 / 0.956)
+
+    def test_verdicts(self):
+        self.assertEqual(rows.Row(14, "", 1.02, 0.01, 1.03, True).verdict, "reached")
+        self.assertEqual(rows.Row(14, "", 1.04, 0.01, 1.03, True).verdict, "not reached")
+        self.assertEqual(rows.Row(10, "", 30, 0.01, 31).verdict, "not reached")
+        self.assertIn("not settled", rows.Row(10, "", 32, 0.2, 31).verdict)
+
+    def test_small(self):
+        latencies = [measure.Latency(side, "fp32", 4, medians=medians, all=medians)
+                     for side, medians in (("sotto", [1, 1, 1]), ("openmpi", [2, 2, 2]), ("gloo", [20, 20, 20]))]
+        found = {r.what: r for r in rows.small_rows(latencies)}
+        self.assertAlmostEqual(found["4 B: our fp32 / openmpi"].ratio, 0.5)
+        self.assertEqual(found["4 B: gloo / our fp32"].verdict, "reached")
+        self.assertIn("gloo", output.small_table(latencies))
+
+    def test_lines_have_the_same_columns(self):
+        setting = output.Setting(100e6, {"rate": "100mbit"})
+        best = rows.best_peer(self.figures)
+        lines = [output.figure_line(f, 1000, best, setting) for f in self.figures.values()]
+        lines += [output.row_line(row, 1000, setting) for row in self.rows({10, 14, 16, 17}, 100e6).values()]
+        lines += [output.latency_line(measure.Latency("gloo", "fp32", 4, [1, 2], [1, 2]), setting)]
+        for line in lines:
+            self.assertEqual(tuple(json.loads(line)), output.COLUMNS)
+        self.assertIn("mpich fp32 / it", output.large_table(self.figures, 1000, setting))
+
+
+class Options(unittest.TestCase):
+    def parse(self, *words):
+        with contextlib.redirect_stderr(io.StringIO()) as err:
+            try:
+                return run.parse([*words, "--sotto-perf", "x"])
+            except SystemExit as end:
+                self.assertEqual(end.code, 2)
+                return err.getvalue()
+
+    def test_rows(self):
+        self.assertEqual(self.parse().rows, {10, 14, 16, 17, 19})
+        self.assertEqual(self.parse("--rate", "none", "--peers", "").rows, {13, 19})
+        self.assertEqual(self.parse("--rate", "1gbit", "--delay", "50ms", "--rows", "28,11").rows, {11, 28})
+
+    def test_errors(self):
+        for words, text in ((("--rate", "fast"), "'fast'"), (("--rate", "0mbit"), "'0mbit'"), (("--delay", "3"), "'3'"),
+                            (("--rows", "28"), "row 28 applies to"), (("--rows", "1"), "'1' is not one of"),
+                            (("--peers", "nccl"), "'nccl'"), (("--pairs", "6"), "from 7"), (("--ranks", "1"), "from 2"),
+                            (("--plot", "x.svg"), "--json")):
+            self.assertIn(text, self.parse(*words))
+
+
+class Processes(unittest.TestCase):
+    def start(self, code, ranks=2):
+        side = sides.Side("fake", ranks, [([sys.executable, "-c", code, "CONTROL", str(r)], None) for r in range(ranks)])
+        self.addCleanup(side.stop)
+        side.start()
+        return side
+
+    def test_commands(self):
+        side = self.start(RANK)
+        self.assertEqual([r["ns"] for r in side.tell("series fp32 0 1", 20)], [1000, 2000])
+        with self.assertRaisesRegex(sides.SideError, "(?s)fake: no such thing.*on its log"):
+            side.tell("check fp32", 20)
+
+    def test_a_rank_that_does_not_start(self):
+        with self.assertRaisesRegex(sides.SideError, "(?s)ended with an error.*so it goes"):
+            self.start("import sys; sys.exit('so it goes')")
+
+    def test_a_library_that_is_not_there(self):
+        with self.assertRaisesRegex(sides.Missing, "mpicc.nothing"):
+            sides._compiled("nothing", "/nonexistent")  # pylint: disable=protected-access
+
+
+class Figure(unittest.TestCase):
+    def lines(self, *records):
+        file = tempfile.NamedTemporaryFile("w", suffix=".jsonl")
+        self.addCleanup(file.close)
+        for side, method, rate, mbit, n, ms in records:
+            file.write(json.dumps({**dict.fromkeys(output.COLUMNS), "benchmark": "net", "kind": "time", "side": side,
+                                   "method": method, "rate": rate, "rate_mbit": mbit, "ranks": 4, "n": n, "ms_p50": ms}) + "\n")
+        file.flush()
+        return Path(file.name)
+
+    def test_drawn(self):
+        path = self.lines(("sotto", "1bit", "100mbit", 100, 9, 40), ("sotto", "1bit", "none", None, 9, 10),
+                          ("gloo", "fp32", "100mbit", 100, 9, 1255), ("gloo", "fp32", "100mbit", 100, 9, 1265))
+        times = net.read_times(path)
+        self.assertEqual(times[0]["gloo", "fp32"], {"100mbit": 1260})
+        self.assertTrue(net.time_against_rate(times).startswith("<svg"))
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+            out = Path(folder, "net.svg")
+            self.assertEqual(run.main(["--plot", str(out), "--json", str(path), "--sotto-perf", "x"]), 0)
+            self.assertIn("<svg", out.read_text(encoding="utf-8"))
+
+    def test_what_does_not_belong_together(self):
+        for records, text in (((), "no times"), ((("sotto", "1bit", "none", None, 9, 1), ("sotto", "1bit", "none", None, 8, 1)),
+                                                 "different runs")):
+            with self.assertRaisesRegex(net.ReportError, text):
+                net.read_times(self.lines(*records))
+
+
+if __name__ == "__main__":
+    unittest.main()

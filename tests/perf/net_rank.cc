@@ -1,0 +1,294 @@
+// One rank of the network benchmarks. tests/perf/net/sides.py starts it, describes what it is told,
+// and compares its results with those of other libraries.
+#include <fmt/format.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cmath>
+#include <cstring>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+#include <stdexcept>
+
+#include "core/base/hash.h"
+#include "core/group/onebit_codec.h"
+#include "tests/perf/net.h"
+#include "tests/perf/timed_device.h"
+#include "transports/tcp/tcp_backend.h"
+
+namespace sotto::perf {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using SteadyClock = std::chrono::steady_clock;
+
+constexpr const char* kDense = "fp32";
+const std::map<std::string, const char*> kCodecs = {
+    {"1bit", R"({"type": "onebit"})"},
+    {"int4", R"({"type": "int4", "block": 128})"},
+    {"int8", R"({"type": "int8", "block": 256})"},
+    {"bf16", R"({"type": "bf16"})"},
+};
+
+void must(const Status& status) {
+  if (!status.ok()) throw std::runtime_error(status.text());
+}
+
+std::runtime_error system_error(const std::string& what) {
+  return std::runtime_error(fmt::format("{}: {}", what, std::strerror(errno)));
+}
+
+// A stream of lines to and from the process that measures. Reading blocks without using the
+// processor.
+class Control {
+ public:
+  explicit Control(const std::string& path)
+      : fd_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
+    sockaddr_un address{};
+    address.sun_family = AF_UNIX;
+    if (path.size() >= sizeof address.sun_path)
+      throw std::runtime_error(
+          fmt::format("the path of the control socket has {} bytes; at most {}", path.size(),
+                      sizeof address.sun_path - 1));
+    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
+    if (fd_ < 0 || ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
+      throw system_error("cannot connect to the control socket " + path);
+  }
+  ~Control() { ::close(fd_); }
+  Control(const Control&) = delete;
+  Control& operator=(const Control&) = delete;
+
+  // False at the end.
+  bool read(std::string* line) {
+    for (;;) {
+      const size_t end = buffer_.find('\n');
+      if (end != std::string::npos) {
+        *line = buffer_.substr(0, end);
+        buffer_.erase(0, end + 1);
+        return true;
+      }
+      char part[512];
+      const ssize_t n = ::read(fd_, part, sizeof part);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) return false;
+      buffer_.append(part, static_cast<size_t>(n));
+    }
+  }
+  void write(const std::string& text) {
+    const std::string line = text + "\n";
+    for (size_t at = 0; at < line.size();) {
+      const ssize_t n = ::send(fd_, line.data() + at, line.size() - at, MSG_NOSIGNAL);
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) throw system_error("the control socket is gone");
+      at += static_cast<size_t>(n);
+    }
+  }
+
+ private:
+  int fd_;
+  std::string buffer_;
+};
+
+std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Params& params,
+                           const Environment& environment) {
+  ContextOptions context;
+  context.environment = environment;
+  context.params = params;
+  context.params.transport = "tcp";
+  context.device = device;
+  context.backends["tcp"] = {[](const Params& p) {
+                               TcpOptions tcp;
+                               tcp.listen = p.listen;
+                               tcp.eager_bytes = static_cast<uint64_t>(p.eager_bytes);
+                               tcp.rate_limit_mbit = p.rate_limit_mbit;
+                               tcp.heartbeat_ms = p.heartbeat_ms;
+                               tcp.spin_us = p.spin_us;
+                               return make_tcp_backend(tcp);
+                             },
+                             true};
+  Result<std::shared_ptr<Comm>> comm =
+      Comm::create(std::make_shared<Context>(std::move(context)), CommConfig{});
+  must(comm.status());
+  return comm.take();
+}
+
+// Element i of the input of rank r, in [-1, 1): a multiple of 2^-15, so that sums over up to 256
+// ranks are exact in float32. All sides use the same numbers.
+float input(uint64_t i, uint64_t r) {
+  const uint64_t code = i * 2654435761u + r * 40503u;
+  return static_cast<float>(code % 65536) / 32768.0f - 1.0f;
+}
+
+class Rank {
+ public:
+  Rank() {
+    const Environment environment = process_environment();
+    Result<Params> params = Params::read(environment);
+    must(params.status());
+    Result<SimdLevel> simd = simd_level_from_name(params->simd);
+    must(simd.status());
+    device_ = std::make_shared<TimedDevice>(*simd);
+    comm_ = join(device_, *params, environment);
+  }
+  int32_t rank() const { return comm_->rank(); }
+
+  // Makes memory for n elements and codecs without residuals.
+  Json size(uint64_t n) {
+    codecs_.clear();
+    in_.resize(n);
+    out_.assign(n, 0);
+    in_.shrink_to_fit();
+    out_.shrink_to_fit();
+    for (uint64_t i = 0; i < n; ++i) in_[i] = input(i, static_cast<uint64_t>(rank()));
+    return Json::object();
+  }
+
+  // One operation, and how its result differs from the mean: the largest difference, and the root
+  // of the mean square relative to that of the mean itself.
+  Json check(const std::string& method) {
+    codecs_.erase(method);  // without the residual of earlier operations
+    run(method);
+    double worst = 0, squares = 0, of_mean = 0;
+    for (uint64_t i = 0; i < out_.size(); ++i) {
+      double mean = 0;
+      for (int32_t r = 0; r < comm_->size(); ++r)
+        mean += double{input(i, static_cast<uint64_t>(r))};
+      mean /= comm_->size();
+      const double off = double{out_[i]} - mean;
+      worst = std::isfinite(off) ? std::max(worst, std::abs(off)) : HUGE_VAL;
+      squares += off * off;
+      of_mean += mean * mean;
+    }
+    Json reply;
+    reply["checksum"] = fmt::format("{:016x}", hash64(out_.data(), out_.size() * 4));
+    // JSON has no infinity.
+    reply["error_max"] = std::min(worst, 1e30);
+    reply["error_rms"] = of_mean == 0 ? 0 : std::min(std::sqrt(squares / of_mean), 1e30);
+    return reply;
+  }
+
+  // `dropped` operations, a barrier, and `counted` operations back to back, which are timed.
+  Json series(const std::string& method, uint32_t dropped, uint32_t counted) {
+    for (uint32_t i = 0; i < dropped; ++i) run(method);
+    must(comm_->barrier());
+    const CommCounters before = comm_->counters();
+    const uint64_t encode = cpu_ns({KernelId::kOnebitEncode, KernelId::kQuantEncode});
+    const uint64_t server = cpu_ns({KernelId::kOnebitServer, KernelId::kQuantServer});
+    const uint64_t decode = cpu_ns({KernelId::kOnebitDecode, KernelId::kQuantDecode});
+    const SteadyClock::time_point start = SteadyClock::now();
+    for (uint32_t i = 0; i < counted; ++i) run(method);
+    const std::chrono::nanoseconds passed = SteadyClock::now() - start;
+    const CommCounters after = comm_->counters();
+    Json reply;
+    reply["ns"] = passed.count();
+    reply["payload"] = after.moved.payload_bytes_sent - before.moved.payload_bytes_sent;
+    reply["payload_planned"] = after.payload_bytes_planned - before.payload_bytes_planned;
+    reply["header"] = after.moved.header_bytes_sent - before.moved.header_bytes_sent;
+    reply["header_planned"] = after.header_bytes_planned - before.header_bytes_planned;
+    reply["kernel_ns"] = after.kernel_ns - before.kernel_ns;
+    reply["encode_ns"] = cpu_ns({KernelId::kOnebitEncode, KernelId::kQuantEncode}) - encode;
+    reply["server_ns"] = cpu_ns({KernelId::kOnebitServer, KernelId::kQuantServer}) - server;
+    reply["decode_ns"] = cpu_ns({KernelId::kOnebitDecode, KernelId::kQuantDecode}) - decode;
+    return reply;
+  }
+
+  // Operations with a barrier before each; the time of each.
+  Json singles(const std::string& method, uint32_t counted) {
+    std::vector<int64_t> all;
+    for (uint32_t i = 0; i < counted; ++i) {
+      must(comm_->barrier());
+      const SteadyClock::time_point start = SteadyClock::now();
+      run(method);
+      const std::chrono::nanoseconds passed = SteadyClock::now() - start;
+      all.push_back(passed.count());
+    }
+    return {{"ns", all}};
+  }
+
+ private:
+  void run(const std::string& method) {
+    if (method == kDense) {
+      Call call;
+      call.request.kind = OpKind::kAllReduce;
+      call.request.reduce = ReduceOp::kMean;
+      call.request.rank = comm_->rank();
+      call.request.size = comm_->size();
+      call.request.counts = {in_.size()};
+      call.request.dtypes = {Dtype::kF32};
+      call.request.in_place = {0};
+      call.in = {in_.data()};
+      call.out = {out_.data()};
+      must(comm_->finish(comm_->start(call, {})));
+      return;
+    }
+    must(comm_->finish(codec(method)->all_reduce({in_.data()}, {out_.data()}, {})));
+  }
+
+  const std::shared_ptr<OnebitCodec>& codec(const std::string& method) {
+    std::shared_ptr<OnebitCodec>& codec = codecs_[method];
+    if (codec == nullptr) {
+      const auto json = kCodecs.find(method);
+      if (json == kCodecs.end()) throw std::runtime_error("no method '" + method + "'");
+      Result<std::shared_ptr<OnebitCodec>> made =
+          OnebitCodec::create(comm_, json->second, {in_.size()}, {Dtype::kF32});
+      must(made.status());
+      codec = made.take();
+    }
+    return codec;
+  }
+
+  uint64_t cpu_ns(std::initializer_list<KernelId> kernels) const {
+    uint64_t sum = 0;
+    for (const KernelId id : kernels) sum += device_->cpu_ns(id);
+    return sum;
+  }
+
+  std::shared_ptr<TimedDevice> device_;
+  std::shared_ptr<Comm> comm_;
+  std::vector<float> in_, out_;
+  std::map<std::string, std::shared_ptr<OnebitCodec>> codecs_;
+};
+
+Json obey(Rank* rank, const std::string& line) {
+  std::istringstream words(line);
+  std::string command, method;
+  words >> command;
+  if (command == "size") {
+    uint64_t n = 0;
+    if (words >> n && n > 0) return rank->size(n);
+  } else if (command == "check") {
+    if (words >> method) return rank->check(method);
+  } else if (command == "series") {
+    uint32_t dropped = 0, counted = 0;
+    if (words >> method >> dropped >> counted && counted > 0)
+      return rank->series(method, dropped, counted);
+  } else if (command == "singles") {
+    uint32_t counted = 0;
+    if (words >> method >> counted && counted > 0) return rank->singles(method, counted);
+  }
+  throw std::runtime_error("a command that this rank does not know: " + line);
+}
+
+}  // namespace
+
+int run_net_rank(const std::string& path) {
+  Control control(path);
+  try {
+    Rank rank;
+    control.write(Json{{"rank", rank.rank()},
+                       {"pid", ::getpid()},
+                       {"version", SOTTO_PERF_VERSION},
+                       {"build", SOTTO_PERF_BUILD}}
+                      .dump());
+    for (std::string line; control.read(&line);) control.write(obey(&rank, line).dump());
+    return 0;
+  } catch (const std::exception& e) {
+    control.write(Json{{"error", e.what()}}.dump());
+    return 1;
+  }
+}
+
+}  // namespace sotto::perf
