@@ -22,7 +22,7 @@ INSIDE = "SOTTO_NET_INSIDE"
 SINGLES, SINGLES_S = 200, 2.0  # small all-reduces per pair, fewer where they take more than so many seconds
 
 # The short form: what a broken build would miss, and no more. (row, rate): the ratio has to be at least, or at most, this.
-SHORT_N, SHORT_PAIRS, SHORT_SERIES_S, SHORT_SINGLES, SHORT_SINGLES_S = 500_000, 3, 0.4, 50, 1.0
+SHORT_N, SHORT_PAIRS, SHORT_SERIES_S, SHORT_SINGLES, SHORT_SINGLES_S = 300_000, 3, 0.4, 40, 0.6
 SHORT_ROWS = {"100mbit": {10, 17}, "none": {13, 16, 19}}
 SHORT_SMALL = (4, 4096, 65536)
 ODD_SIZES = (1, 7, 511, 4097, 100_003)
