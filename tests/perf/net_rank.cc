@@ -14,7 +14,7 @@
 #include <stdexcept>
 
 #include "core/base/hash.h"
-#include "core/group/onebit_codec.h"
+#include "core/group/codec.h"
 #include "tests/perf/net.h"
 #include "tests/perf/timed_device.h"
 #include "transports/tcp/tcp_backend.h"
@@ -99,15 +99,7 @@ std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Par
   context.params = params;
   context.params.transport = "tcp";
   context.device = device;
-  context.backends["tcp"] = {[](const Params& p) {
-                               TcpOptions tcp;
-                               tcp.listen = p.listen;
-                               tcp.eager_bytes = static_cast<uint64_t>(p.eager_bytes);
-                               tcp.rate_limit_mbit = p.rate_limit_mbit;
-                               tcp.heartbeat_ms = p.heartbeat_ms;
-                               tcp.spin_us = p.spin_us;
-                               return make_tcp_backend(tcp);
-                             },
+  context.backends["tcp"] = {[](const Params& p) { return make_tcp_backend(tcp_options(p)); },
                              true};
   Result<std::shared_ptr<Comm>> comm =
       Comm::create(std::make_shared<Context>(std::move(context)), CommConfig{});
@@ -227,13 +219,13 @@ class Rank {
     must(comm_->finish(codec(method)->all_reduce({in_.data()}, {out_.data()}, {})));
   }
 
-  const std::shared_ptr<OnebitCodec>& codec(const std::string& method) {
-    std::shared_ptr<OnebitCodec>& codec = codecs_[method];
+  const std::shared_ptr<Codec>& codec(const std::string& method) {
+    std::shared_ptr<Codec>& codec = codecs_[method];
     if (codec == nullptr) {
       const auto json = kCodecs.find(method);
       if (json == kCodecs.end()) throw std::runtime_error("no method '" + method + "'");
-      Result<std::shared_ptr<OnebitCodec>> made =
-          OnebitCodec::create(comm_, json->second, {in_.size()}, {Dtype::kF32});
+      Result<std::shared_ptr<Codec>> made =
+          Codec::create(comm_, json->second, {in_.size()}, {Dtype::kF32});
       must(made.status());
       codec = made.take();
     }
@@ -249,7 +241,7 @@ class Rank {
   std::shared_ptr<TimedDevice> device_;
   std::shared_ptr<Comm> comm_;
   std::vector<float> in_, out_;
-  std::map<std::string, std::shared_ptr<OnebitCodec>> codecs_;
+  std::map<std::string, std::shared_ptr<Codec>> codecs_;
 };
 
 Json obey(Rank* rank, const std::string& line) {
