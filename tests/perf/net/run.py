@@ -37,16 +37,16 @@ Rows of the table of targets:
 Method. All ranks run at once, each in a network namespace of its own behind links with token buckets at both ends
 (integration/netns/lab.sh). Sides take turns, one active at a time while the others sleep in read: a warm-up turn, then
 --pairs turns. A figure of a turn is one operation of a series back to back, after a barrier, on the slowest rank; 3, 1 or
-0 operations before it do not count, so that the burst that a bucket lets through at once does not. Series last 4 s
-or one operation. Ratios are those of the same turn; their median and interquartile range are shown, and a target counts as
+0 operations before it do not count, so that the burst that a bucket lets through at once does not. Series have 20
+operations, fewer if they would take more than 4 s, at least one. Ratios are those of the same turn; their median and interquartile range are shown, and a target counts as
 reached if the range is below 10 %. The best fp32 peer is what 1 bit is compared with. Peers run in their best setting:
 gloo and Open MPI on the right interface, Open MPI also with its ring, yielding when idle, not bound to cores; MPICH over
 UCX's TCP. Results are compared with the mean, element by element, and have to be equal on all ranks; bytes sent have to
 equal plan and formula; if not, the exit code is 1. Bound of row 14: max(encode, wire / 2) + max(server + decode, wire / 2),
 kernels by their processor time (times ranks / cores), wire = bytes / (0.956 x rate).
 
-Time: 25 000 000 elements, 4 ranks, all peers, 7 pairs: about 12 minutes at 100mbit, 2 hours at 10mbit, 6 minutes at 1gbit,
-5 without a limit, 2 to 4 of these for row 19. The estimate is printed first; a smaller --n shortens all but row 19.
+Time: 25 000 000 elements, 4 ranks, all peers, 7 pairs: about 13 minutes at 100mbit, 2 hours at 10mbit, 5 minutes at 1gbit
+and above; 3 to 5 minutes for row 19. The estimate is printed first; a smaller --n shortens all but row 19.
 Peers: integration/setup.sh bench installs them. Those that are missing are skipped, with the reason.
 
 Examples:
