@@ -110,8 +110,9 @@ std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Par
 // Element i of the input of rank r, in [-1, 1): a multiple of 2^-15, so that sums over up to 256
 // ranks are exact in float32. All sides use the same numbers.
 float input(uint64_t i, uint64_t r) {
-  const uint64_t code = i * 2654435761u + r * 40503u;
-  return static_cast<float>(code % 65536) / 32768.0f - 1.0f;
+  uint32_t code = static_cast<uint32_t>(i * 2654435761u + r * 2246822519u);
+  code = (code ^ code >> 15) * 3266489917u;
+  return static_cast<float>(code >> 16) / 32768.0f - 1.0f;
 }
 
 class Rank {

@@ -16,7 +16,9 @@ SLICE = 1 << 22  # elements of temporary arrays
 def values(first, last, rank):
     """Elements first .. last - 1 of a rank's input, float64."""
     index = torch.arange(first, last, dtype=torch.int64)
-    return ((index * 2654435761 + rank * 40503) % 65536).double() / 32768 - 1
+    code = (index * 2654435761 + rank * 2246822519) & 0xFFFFFFFF
+    code = ((code ^ code >> 15) * 3266489917) & 0xFFFFFFFF  # int64 wraps around, which its low bits do not see
+    return (code >> 16).double() / 32768 - 1
 
 
 def slices(n):

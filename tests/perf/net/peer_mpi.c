@@ -47,8 +47,9 @@ static void connect_control(const char* path) {
 }
 
 static float input(uint64_t i, int r) {
-  const uint64_t code = i * 2654435761u + (uint64_t)r * 40503u;
-  return (float)(code % 65536) / 32768.0f - 1.0f;
+  uint32_t code = (uint32_t)(i * 2654435761u + (uint64_t)r * 2246822519u);
+  code = (code ^ code >> 15) * 3266489917u;
+  return (float)(code >> 16) / 32768.0f - 1.0f;
 }
 
 static int64_t now_ns(void) {

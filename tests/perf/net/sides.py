@@ -3,7 +3,7 @@
 Every rank connects to the Unix socket of its side and writes {"rank": R, "pid": P}, ours also version and build. Then it does commands, one a line,
 together with the other ranks of its side, and writes an object for each (or {"error": "text"}, and ends):
 
-  size N             memory for N float32; element i of rank r is ((i * 2654435761 + r * 40503) mod 65536) / 32768 - 1
+  size N             memory for N float32: a hash of element and rank, the same on all sides, as multiples of 2^-15 in [-1, 1)
   check METHOD       one all-reduce. {"checksum": hash of the result, "error_max": largest difference from the mean over
                      ranks, "error_rms": root of the mean square difference, relative to the mean's}
   series METHOD D C  D all-reduces, a barrier, C all-reduces. {"ns": time of the C, and of ours counters}
