@@ -1,0 +1,263 @@
+"""Optimizers on plain buffers: what DeepSpeed's configuration describes, without a framework."""
+
+from __future__ import annotations
+
+import ctypes as c
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+from . import _abi as abi
+from ._buffers import Buffers, View, buffer_of, view_of
+from ._handle import HandleOwner
+from ._lib import interruptible, library
+from .codec import export_state, import_state, state_mode
+from .comm import Comm, call_options
+from .errors import InvalidArgumentError
+from .group import default_comm
+from .work import Work, orphans
+
+STATE_MODES = ("configured", "exact", "mean", "reset")
+
+
+class Param(NamedTuple):
+    """One tensor of an optimizer. The arrays have as many elements each.
+
+    param:      float32, updated in place by every step
+    grad:       float32, float16 or bfloat16 (all params alike); read by step() and accumulate():
+                mean over this rank's samples, times the loss scale if there is one
+    name:       unique; None: "param<index>"
+    group:      index into the parameter groups
+    model_copy: float16 or bfloat16 (all alike), or None: written at the end of every step
+    mask:       uint8 or bool, 0 or 1, or None: elements with 0 take no part
+    """
+
+    param: Any
+    grad: Any
+    name: str | None = None
+    group: int = 0
+    model_copy: Any = None
+    mask: Any = None
+
+
+class Info(NamedTuple):
+    """Hot figures of an optimizer."""
+
+    stage: int  # 0: full precision (warm-up), 1: compressed
+    step: int  # updates done
+    state_step: int  # step number of checkpoints and schedules
+    lr: float  # of group 0 in the next step
+    grad_norm: float  # last step, before clipping; NaN: not computed
+    payload_bytes_next_step: int
+    header_bytes_next_step: int
+    state_bytes: int
+    skipped_steps: int
+    loss_scale: float  # gradients of the next step have to be multiplied with it; 1: none
+    micro_batches: int  # accumulated for the next step
+
+
+def config_text(
+    config: Any = None, kind: str | None = None, hyper: Mapping[str, Any] | None = None
+) -> str:
+    """Configuration as JSON text.
+
+    config: a dict, JSON text, or a path (os.PathLike) of a file. Or kind with its hyper-parameters.
+    """
+    if kind is not None:
+        if config is not None:
+            raise InvalidArgumentError(
+                "config and kind are both given; an optimizer is described by one of them"
+            )
+        return json.dumps({"optimizer": {"type": kind, "params": dict(hyper or {})}})
+    if hyper:
+        raise InvalidArgumentError(
+            f"hyper-parameters ({', '.join(hyper)}) are given without kind; a "
+            "configuration has its own"
+        )
+    if config is None:
+        raise InvalidArgumentError("neither config nor kind is given")
+    if isinstance(config, os.PathLike):
+        with open(config, encoding="utf-8") as file:
+            return file.read()
+    return config if isinstance(config, str) else json.dumps(config)
+
+
+def config_report(config: Any, *, world_size: int = 0, n_params: int = 0) -> dict[str, Any]:
+    """What a DeepSpeed configuration will do here, key by key.
+
+    config: a dict, JSON text or a path. world_size: data-parallel ranks, 0: unknown. n_params:
+    parameters, 0: unknown. Errors: InvalidArgumentError (names the key and a remedy).
+    """
+    text = config_text(config).encode()
+    return cast(
+        "dict[str, Any]",
+        json.loads(library().text("sotto_config_report", text, world_size, n_params)),
+    )
+
+
+def _mask_view(mask: Any, what: str) -> View:
+    # bool arrays have bytes of 0 and 1; view() and cast make no copy.
+    if str(getattr(mask, "dtype", "")) in ("bool", "torch.bool"):
+        if type(mask).__module__.startswith("torch"):
+            import torch
+
+            mask = mask.view(torch.uint8)
+        else:
+            mask = mask.view("uint8")
+    return view_of(mask, what)
+
+
+class Optimizer(HandleOwner):
+    """An optimizer over registered buffers. Collective: all ranks make the same.
+
+    comm:   None: the default comm
+    params: Param, or tuples of the same order; the arrays are borrowed and kept alive until close()
+    config: a DeepSpeed configuration, whole or just {"optimizer": {...}}: dict, JSON text or path
+    kind:   in place of config: "SGD", "Adam", "AdamW", "Lamb", "OneBitAdam", "ZeroOneAdam",
+            "OneBitLamb", with hyper-parameters as keyword arguments: lr, betas, freeze_step, ...
+
+    Parameter values have to be equal on all ranks at the first step: comm.broadcast() makes them.
+    Errors: InvalidArgumentError (names the key or the parameter), UnsupportedError, ProtocolError
+    (ranks differ), the comm's own. Threads: one at a time.
+    """
+
+    _noun = "optimizer"
+    _destroy = "sotto_optim_destroy"
+    _blocks = True
+
+    def __init__(
+        self,
+        params: Sequence[Param | tuple[Any, ...]],
+        config: Any = None,
+        *,
+        comm: Comm | None = None,
+        kind: str | None = None,
+        **hyper: Any,
+    ) -> None:
+        comm = default_comm() if comm is None else comm
+        text = config_text(config, kind, hyper).encode()
+        lib, handle = comm._lib, comm._handle
+        self._keep: list[Any] = [comm]
+        structs = (abi.Param * len(params))()
+        for i, given in enumerate(params):
+            self._fill(structs[i], Param(*given), f"params[{i}]")
+        out = c.c_void_p()
+
+        def work() -> None:
+            with comm._lock:
+                comm._call("sotto_optim_create", handle, text, structs, len(params), c.byref(out))
+
+        interruptible(work, lambda: lib.functions.sotto_optim_destroy(out))
+        super().__init__(lib, out)
+        self._comm = comm
+
+    def _fill(self, struct: abi.Param, param: Param, what: str) -> None:
+        master = view_of(param.param, f"{what}.param")
+        copy = None if param.model_copy is None else view_of(param.model_copy, f"{what}.model_copy")
+        for view, name in ((master, "param"), (copy, "model_copy")):
+            if view is not None and not view.writable:
+                raise InvalidArgumentError(f"{what}.{name} is read-only; steps write it")
+        if param.group < 0:
+            raise InvalidArgumentError(f"{what}.group is {param.group}; allowed: from 0")
+        grad = view_of(param.grad, f"{what}.grad")
+        mask = None if param.mask is None else _mask_view(param.mask, f"{what}.mask")
+        self._keep.append((master, grad, copy, mask))
+        struct.struct_size = c.sizeof(abi.Param)
+        struct.group = param.group
+        struct.name = None if param.name is None else param.name.encode()
+        struct.param, struct.grad = buffer_of(master), buffer_of(grad)
+        struct.model_copy, struct.mask = buffer_of(copy), buffer_of(mask)
+
+    def __repr__(self) -> str:
+        return f"<sotto.optim.Optimizer on {self._comm!r}{', closed' if self.closed else ''}>"
+
+    def _start(self, name: str, timeout: float | None) -> Work:
+        op = c.c_void_p()
+        with self._comm._lock:
+            orphans.reap(self._lib)
+            self._comm._call(name, self._handle, call_options(timeout=timeout), c.byref(op))
+        return Work(self._comm, op.value, [self, self._keep], name.removeprefix("sotto_"))
+
+    def step(self, *, timeout: float | None = None) -> Work:
+        """One step with what is in the grad arrays now: averages, clips, updates the parameters.
+
+        Collective. If the Work ends with an error nothing was updated; NonfiniteError leaves the
+        group healthy. Errors: BusyError (previous step in flight), the comm's own.
+        """
+        return self._start("sotto_optim_step", timeout)
+
+    def accumulate(self, *, timeout: float | None = None) -> Work:
+        """Adds the gradients of one micro-batch to those that the next step takes the mean of.
+
+        Local, but all ranks have to make as many calls. The grad arrays are free again when the
+        Work has completed. Errors: BusyError, InvalidStateError (more than
+        gradient_accumulation_steps).
+        """
+        return self._start("sotto_optim_accumulate", timeout)
+
+    def set(self, name: str, value: float, group: int = -1) -> None:
+        """Sets "lr" (NaN: the schedule again), "weight_decay", or with fp16 "loss_scale".
+
+        group: index, -1: all. Errors: InvalidArgumentError, BusyError (step in flight).
+        """
+        self._lib.call("sotto_optim_set", self._handle, name.encode(), group, value)
+
+    def info(self) -> Info:
+        """Hot figures. Errors: BusyError (step in flight)."""
+        out = abi.OptimInfo()
+        self._lib.call("sotto_optim_get_info", self._handle, c.byref(out))
+        return Info(*(getattr(out, name) for name in Info._fields))
+
+    def report(self, kind: str = "all") -> dict[str, Any]:
+        """kind: "all", "config", "groups", "tensors". Errors: BusyError (step in flight)."""
+        text = self._lib.text("sotto_optim_report", self._handle, kind.encode())
+        return cast("dict[str, Any]", json.loads(text))
+
+    def export_state(self, mode: str = "configured") -> bytearray:
+        """This rank's state, parameters included.
+
+        mode: "exact" (continues bit for bit on the same ranks; not collective), "mean" (error
+        feedback averaged over ranks: restores on any number of them; collective for the 1-bit
+        types), "reset" (without error feedback; collective for 0/1 Adam), "configured": what
+        "sotto": {"checkpoint"} says, "mean" unless set.
+        Errors: BusyError (step in flight), the comm's own.
+        """
+        number = state_mode(mode, STATE_MODES)
+        return export_state(self._comm, "sotto_optim_state_export", self._handle, number)
+
+    def import_state(self, state: Any, mode: str = "configured") -> None:
+        """Replaces this rank's state by an export of the same mode. Nothing changes on error.
+
+        Errors: InvalidArgumentError (damaged, other parameters or algorithm; exact: other world
+        size or rank), BusyError (step in flight).
+        """
+        number = state_mode(mode, STATE_MODES)
+        import_state(self._lib, "sotto_optim_state_import", self._handle, number, state)
+
+    def import_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """Replaces the state by what a DeepSpeed checkpoint holds, array by array. Collective.
+
+        arrays: by name, "<parameter>/<key>" or "group:<i>/<key>"; the C header lists the keys. A
+        single number is an array of one element. Nothing changes on error, on any rank.
+        Errors: InvalidArgumentError (names the array), ProtocolError (ranks differ).
+        """
+        structs = (abi.NamedArray * len(arrays))()
+        keep = []
+        for struct, (name, values) in zip(structs, arrays.items()):
+            buffers = Buffers(values, f"arrays[{name!r}]", writable=False)
+            if buffers.n != 1:
+                raise InvalidArgumentError(
+                    f"arrays[{name!r}] is a list of {buffers.n} arrays; one is needed"
+                )
+            keep.append(buffers)
+            struct.struct_size = c.sizeof(abi.NamedArray)
+            struct.name = name.encode()
+            struct.values = buffers.array[0]
+        handle = self._handle
+
+        def work() -> None:
+            with self._comm._lock:
+                self._comm._call("sotto_optim_state_import_arrays", handle, structs, len(arrays))
+
+        interruptible(work)
