@@ -19,11 +19,14 @@ class Totals:
 
 
 def skip_reason(case):
-    """The text that the test gave (gtest's or unittest's), else what ctest says."""
+    """The text that the test gave (gtest's, pytest's or unittest's), else what ctest says."""
     output = case.findtext("system-out") or ""
     gtest = re.search(r": Skipped\n(.*?)\n\s*(?:\n|\[  SKIPPED)", output, re.S)
     if gtest and gtest.group(1).strip():
         return " ".join(gtest.group(1).split())
+    pytest = re.search(r"^SKIPPED \[\d+\] \S+: (.+)$", output, re.M)
+    if pytest:
+        return pytest.group(1).strip()
     plain = re.search(r"^(?:SKIP|SKIPPED|skipped)[:\s]+(.+)$", output, re.M)
     if plain:
         return plain.group(1).strip()
@@ -40,8 +43,10 @@ def was_skipped(case):
 
 
 def skipped_inside(case):
-    """(test, reason) of tests that were skipped inside a case that passed: a whole unittest file is one case."""
-    return re.findall(r"^(\w+) \(.*\.\.\. skipped ['\"](.*)['\"]$", case.findtext("system-out") or "", re.M)
+    """(test, reason) of tests that were skipped inside a case that passed: a whole unittest or pytest file is one case."""
+    output = case.findtext("system-out") or ""
+    unittest = re.findall(r"^(\w+) \(.*\.\.\. skipped ['\"](.*)['\"]$", output, re.M)
+    return unittest + re.findall(r"^SKIPPED \[\d+\] (\S+): (.+)$", output, re.M)
 
 
 def add_file(totals, path):

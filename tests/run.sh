@@ -4,7 +4,7 @@ set -euo pipefail
 # shellcheck source=integration/common.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../integration/common.sh"
 
-# What runs under which sanitizer. Labels are the folders of tests/, and cli. Cases labelled no_sanitizer measure time or
+# What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
 ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli)$'
 TSAN_LABELS='^(unit|conformance|multirank|fault)$'
@@ -21,7 +21,7 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --no-sanitizers  only the optimised build
   --sanitizers     all three (default)
   --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
-                   lint, model, readme, report, scripts, perf
+                   lint, model, python, readme, report, scripts, perf
   --fresh          configure the build folders anew
   -h, --help       this text
 The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.

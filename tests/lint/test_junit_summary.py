@@ -56,6 +56,14 @@ class Summary(unittest.TestCase):
         self.assertEqual((code, self.last_line(text)), (0, "1 passed, 0 failed, 0 skipped"))
         self.assertIn("run0: file: test_b: no namespaces: denied", text)
 
+    def test_reasons_of_pytest(self):
+        line = "SKIPPED [1] python/tests/test_torch.py:9: torch is not installed"
+        skipped = f'<testcase name="t" status="notrun"><skipped message="SKIP_RETURN_CODE=5"/><system-out>{line}\n</system-out></testcase>'
+        inside = f'<testcase name="t" status="run"><system-out>{line}\n1 passed, 1 skipped</system-out></testcase>'
+        self.assertIn("run0: t: torch is not installed", summarise(PASSED + skipped)[1])
+        self.assertEqual(self.last_line(summarise(PASSED + skipped)[1]), "1 passed, 0 failed, 1 skipped")
+        self.assertIn("run0: t: python/tests/test_torch.py:9: torch is not installed", summarise(inside)[1])
+
     def test_a_failure_is_an_exit_code(self):
         code, text = summarise(PASSED + FAILED)
         self.assertEqual((code, self.last_line(text)), (1, "1 passed, 1 failed, 0 skipped"))

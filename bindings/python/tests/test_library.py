@@ -1,0 +1,106 @@
+"""Finding, loading and refusing libraries."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+from ranks import ROOT
+
+import sotto
+from sotto import _abi, errors
+
+PRINT = "import sotto; print(sotto.library_path(), sotto.library_version())"
+
+
+def load(library, code=PRINT):
+    """Exit code and output of a fresh interpreter; library: value of SOTTO_LIBRARY, None: unset."""
+    env = {k: v for k, v in os.environ.items() if k not in ("SOTTO_LIBRARY", "LD_LIBRARY_PATH")}
+    if library is not None:
+        env["SOTTO_LIBRARY"] = str(library)
+    run = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False
+    )
+    return run.returncode, run.stdout + run.stderr
+
+
+def stub(tmp_path, source):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("no C compiler to make a stub library with")
+    (tmp_path / "stub.c").write_text(source)
+    out = tmp_path / "libstub.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", out, tmp_path / "stub.c"], check=True)
+    return out
+
+
+def test_the_named_library_is_loaded():
+    code, text = load(os.environ["SOTTO_LIBRARY"])
+    assert code == 0, text
+    assert text.startswith(os.environ["SOTTO_LIBRARY"])
+
+
+def test_a_named_library_that_is_missing_is_no_reason_to_take_another():
+    code, text = load("/nonexistent/libsotto.so")
+    assert code == 1
+    assert (
+        "LibraryLoadError: SOTTO_LIBRARY is set: /nonexistent/libsotto.so: cannot be loaded" in text
+    )
+
+
+def test_without_any_library_the_error_lists_where_it_was_looked_for():
+    code, text = load(None)
+    if code == 0:
+        pytest.skip("libsotto is installed in the system")
+    assert "libsotto was not found" in text
+    for place in ("SOTTO_LIBRARY", "lib/libsotto.so.0", "system's loader"):
+        assert place in text
+
+
+def test_importing_needs_no_library():
+    assert load("/nonexistent/libsotto.so", "import sotto, sotto.optim")[0] == 0
+
+
+def test_another_library_is_recognised(tmp_path):
+    code, text = load(stub(tmp_path, "int other(void) { return 0; }"))
+    assert code == 1
+    assert "has no function sotto_abi_version, so it is not libsotto" in text
+
+
+@pytest.mark.parametrize(("version", "shown"), [("1 << 16 | 1", "1.1"), ("0", "0.0")])
+def test_another_abi_version_is_refused_with_both_numbers(tmp_path, version, shown):
+    code, text = load(stub(tmp_path, f"unsigned sotto_abi_version(void) {{ return {version}; }}"))
+    assert code == 1
+    assert f"has ABI {shown}, this package was written for 0.1" in text
+
+
+def test_a_library_without_a_function_is_refused(tmp_path):
+    code, text = load(stub(tmp_path, "unsigned sotto_abi_version(void) { return 1; }"))
+    assert code == 1
+    assert "has no function sotto_" in text
+
+
+def test_versions_agree():
+    cmake = (ROOT / "CMakeLists.txt").read_text()
+    version = re.search(r"project\(sotto VERSION (\S+)", cmake)[1]
+    project = (ROOT / "bindings/python/pyproject.toml").read_text()
+    assert re.search(r'^version = "(.*)"', project, re.M)[1] == version
+    assert sotto.__version__ == version == sotto.library_version()
+
+
+def test_every_status_has_a_class_and_the_librarys_name():
+    lib = sotto._lib.library().functions
+    codes = [value for name, value in _abi.CONSTANTS.items() if name.startswith("SOTTO_E_")]
+    assert sorted(errors.BY_STATUS) == sorted(codes)
+    for code, cls in errors.BY_STATUS.items():
+        name = lib.sotto_status_name(code).decode().replace("_", "").lower()
+        assert cls.__name__.lower().replace("operation", "") == name + "error"
+        error = errors.error_of(code, "text")
+        assert isinstance(error, sotto.SottoError)
+        assert (error.status, str(error)) == (code, "text")
+
+
+def test_build_info_is_json():
+    assert "tcp" in str(sotto.build_info())

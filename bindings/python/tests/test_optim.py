@@ -1,0 +1,279 @@
+"""Optimizers on plain buffers."""
+
+import array
+import json
+import math
+
+import numpy as np
+import pytest
+from ranks import run_ranks, thread_ranks
+
+import sotto
+from sotto.optim import Optimizer, Param
+
+f32 = np.float32
+KINDS = {
+    "SGD": {"momentum": 0.9},
+    "Adam": {},
+    "AdamW": {"weight_decay": 0.01},
+    "Lamb": {},
+    "OneBitAdam": {"freeze_step": 4},
+    "ZeroOneAdam": {
+        "var_freeze_step": 5,
+        "var_update_scaler": 2,
+        "local_step_scaler": 4,
+        "local_step_clipper": 2,
+    },
+    "OneBitLamb": {"freeze_step": 4},
+}
+
+
+class Problem:
+    """Least squares towards a point that differs between ranks."""
+
+    def __init__(self, comm, kind="Adam", n=3000, config=None, **hyper):
+        rng = np.random.default_rng(1)
+        self.p = rng.standard_normal(n).astype(f32)
+        self.g = np.zeros_like(self.p)
+        self.target = rng.standard_normal(n).astype(f32) + comm.rank
+        params = [
+            Param(self.p[:1000], self.g[:1000], "first"),
+            (self.p[1000:], self.g[1000:], "second"),
+        ]
+        if config is None:
+            hyper = {"lr": 0.01, **KINDS[kind], **hyper}
+            self.optimizer = Optimizer(params, kind=kind, comm=comm, **hyper)
+        else:
+            self.optimizer = Optimizer(params, config, comm=comm)
+
+    def steps(self, n):
+        for _ in range(n):
+            self.g[:] = self.p - self.target
+            self.optimizer.step().wait()
+        return self
+
+    def close(self):
+        self.optimizer.close()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_alike_on_all_ranks(kind):
+    def body(comm):
+        problem = Problem(comm, kind)
+        start = problem.p.copy()
+        problem.steps(12)
+        info = problem.optimizer.info()
+        assert info.step == 12
+        assert info.stage == int(kind.startswith(("OneBit", "ZeroOne")))
+        if kind == "ZeroOneAdam":  # parameters meet again at synchronisations
+            problem.optimizer.export_state("mean")
+        problem.close()
+        return np.abs(problem.p - start).mean(), problem.p
+
+    results = thread_ranks(2, body)
+    assert results[0][0] > 0.01
+    np.testing.assert_array_equal(results[0][1], results[1][1])
+
+
+def test_adamw_is_the_known_formula():
+    def body(comm):
+        problem = Problem(comm, "AdamW")
+        p = problem.p.astype(np.float64)
+        m, v = np.zeros_like(p), np.zeros_like(p)
+        target = problem.target - comm.rank + 0.5
+        for t in range(1, 6):
+            g = p - target
+            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g * g
+            p -= 0.01 * (m / (1 - 0.9**t) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8) + 0.01 * p)
+        problem.steps(5).close()
+        np.testing.assert_allclose(problem.p, p, rtol=1e-5, atol=1e-5)
+
+    thread_ranks(2, body)
+
+
+CONFIG = {
+    "optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}},
+    "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.01, "warmup_num_steps": 4}},
+    "gradient_clipping": 1.0,
+    "sotto": {"param_groups": [{}]},
+}
+
+
+@pytest.mark.parametrize("form", ["dict", "text", "path"])
+def test_configurations(form, tmp_path):
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(CONFIG))
+    config = {"dict": CONFIG, "text": json.dumps(CONFIG), "path": path}[form]
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        problem = Problem(comm, config=config)
+        assert problem.optimizer.info().lr == 0
+        assert problem.steps(4).optimizer.info().lr > 0
+        assert problem.optimizer.report("config")
+        problem.close()
+    assert sotto.config_report(config, world_size=4, n_params=1000)
+
+
+@pytest.mark.parametrize("mode", ["exact", "mean", "reset"])
+@pytest.mark.parametrize("kind", ["Adam", "OneBitAdam", "ZeroOneAdam", "OneBitLamb"])
+def test_state_is_restored(kind, mode):
+    def body(comm):
+        problem = Problem(comm, kind).steps(6)
+        state = problem.optimizer.export_state(mode)
+        wanted = problem.steps(4).p.copy()
+        problem.close()
+        other = Problem(comm, kind)
+        other.optimizer.import_state(state, mode)
+        assert other.optimizer.info().step == 6
+        other.steps(4).close()
+        if mode == "exact" or kind == "Adam":
+            np.testing.assert_array_equal(other.p, wanted)
+        elif mode == "mean":
+            assert np.median(np.abs(other.p - wanted)) < 0.02
+        return bytes(state)
+
+    states = thread_ranks(2, body)
+    assert (states[0] == states[1]) == (mode != "exact" or kind == "Adam")
+
+
+def test_settings_during_training():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        problem = Problem(comm, "Adam")
+        problem.optimizer.set("lr", 0.5)
+        assert problem.optimizer.info().lr == 0.5
+        problem.optimizer.set("lr", math.nan)
+        assert problem.optimizer.info().lr == 0.01
+        with pytest.raises(sotto.InvalidArgumentError, match="colour"):
+            problem.optimizer.set("colour", 1)
+        problem.close()
+
+
+def test_accumulation_is_the_mean_of_micro_batches():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        one, two = Problem(comm, "SGD", momentum=0.0), Problem(comm, "SGD", momentum=0.0)
+        one.g[:] = 2
+        one.optimizer.step().wait()
+        two.g[:] = 1
+        two.optimizer.accumulate().wait()
+        assert two.optimizer.info().micro_batches == 1
+        two.g[:] = 3
+        two.optimizer.step().wait()
+        np.testing.assert_array_equal(one.p, two.p)
+        one.close()
+        two.close()
+
+
+def test_masks_copies_and_half_gradients():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        p, g = np.ones(16, f32), np.ones(16, np.float16)
+        copy, mask = np.zeros(16, np.float16), np.arange(16) % 2 == 0
+        with Optimizer(
+            [Param(p, g, model_copy=copy, mask=mask)], kind="OneBitAdam", lr=0.1, comm=comm
+        ) as optimizer:
+            optimizer.step().wait()
+        np.testing.assert_array_equal(copy, p.astype(np.float16))
+        assert (p != 1).any()
+
+
+def test_arrays_of_a_checkpoint():
+    def body(comm):
+        problem = Problem(comm, "Adam")
+        arrays = {"step": np.array([7])}
+        arrays |= {"exp_avg": np.full(3000, 0.5, f32), "exp_avg_sq": np.full(3000, 2.0, f32)}
+        problem.optimizer.import_arrays({f"group:0/{k}": v for k, v in arrays.items()})
+        assert problem.optimizer.info().step == 7
+        with pytest.raises(sotto.InvalidArgumentError, match="exp_avg"):
+            problem.optimizer.import_arrays({"group:0/exp_av": arrays["exp_avg"]})
+        problem.close()
+
+    thread_ranks(2, body)
+
+
+def test_nonfinite_gradients_change_nothing_and_leave_the_group_healthy():
+    def body(comm):
+        problem = Problem(comm, "Adam")
+        before = problem.p.copy()
+        problem.g[:] = np.nan if comm.rank else 1.0
+        with pytest.raises(sotto.NonfiniteError):
+            problem.optimizer.step().wait()
+        np.testing.assert_array_equal(problem.p, before)
+        problem.steps(1).close()
+        assert (problem.p != before).any()
+
+    thread_ranks(2, body)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({}, "neither config nor kind"),
+        ({"config": {}, "kind": "Adam"}, "both given"),
+        ({"config": {}, "lr": 1}, "hyper-parameters"),
+        ({"kind": "Adamm"}, "Adamm"),
+        ({"kind": "Adam", "learning_rate": 1}, "learning_rate"),
+        ({"kind": "OneBitAdam", "freeze_step": 0}, "freeze_step"),
+        ({"config": "{"}, "configuration"),
+    ],
+)
+def test_wrong_configurations(arguments, text):
+    p = np.zeros(4, f32)
+    comm = sotto.create_comm(world_size=1, cpu_threads=1)
+    with comm, pytest.raises(sotto.InvalidArgumentError, match=text):
+        Optimizer([(p, p.copy())], comm=comm, **arguments)
+
+
+def frozen(x):
+    x.flags.writeable = False
+    return x
+
+
+@pytest.mark.parametrize(
+    ("param", "error", "text"),
+    [
+        ((np.zeros(4), np.zeros(4, f32)), sotto.UnsupportedError, "param is fp64|param is float64"),
+        ((np.zeros(4, f32), np.zeros(5, f32)), sotto.InvalidArgumentError, "count is 5"),
+        (
+            (np.zeros(8, f32)[::2], np.zeros(4, f32)),
+            sotto.InvalidArgumentError,
+            r"params\[0\].param is not contiguous",
+        ),
+        ((frozen(np.zeros(4, f32)), np.zeros(4, f32)), sotto.InvalidArgumentError, "read-only"),
+        ((np.zeros(4, f32), np.zeros(4, f32), "a", -1), sotto.InvalidArgumentError, "group is -1"),
+    ],
+)
+def test_wrong_params(param, error, text):
+    comm = sotto.create_comm(world_size=1, cpu_threads=1)
+    with comm, pytest.raises(error, match=text):
+        Optimizer([param], kind="Adam", comm=comm)
+
+
+def test_ranks_that_differ_are_refused():
+    def body(comm):
+        p = np.zeros(4 + comm.rank, f32)
+        with pytest.raises(sotto.ProtocolError):
+            Optimizer([(p, p.copy())], kind="Adam", comm=comm)
+
+    thread_ranks(2, body)
+
+
+def test_arrays_stay_where_they_are():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        p, g = array.array("f", [1] * 8), array.array("f", [1] * 8)
+        with Optimizer([(p, g)], kind="SGD", lr=0.5, comm=comm) as optimizer:
+            optimizer.step().wait()
+            with pytest.raises(BufferError):
+                p.append(1)
+        assert p.tolist() == [0.5] * 8
+
+
+def rank_trains(comm):
+    problem = Problem(comm, "OneBitAdam").steps(20)
+    low, high = problem.p.copy(), problem.p.copy()
+    comm.all_reduce([low], op="min").wait()
+    comm.all_reduce([high], op="max").wait()
+    np.testing.assert_array_equal(low, high)
+    problem.close()
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_processes(size):
+    run_ranks(size, __file__, "rank_trains")

@@ -1,0 +1,300 @@
+"""Leaks, threads, forks, pickles, Ctrl-C: what Python programs do to a library."""
+
+import copy
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import threading
+import time
+import warnings
+import weakref
+
+import numpy as np
+import pytest
+from ranks import thread_ranks
+
+import sotto
+
+f32 = np.float32
+
+
+@pytest.fixture
+def comm():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        yield comm
+
+
+def resident_kb():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def cycle(n, comm):
+    x = np.zeros(4096, f32)
+    for _ in range(n):
+        with comm.codec("onebit", x) as codec:
+            comm.all_reduce(x, codec=codec).wait()
+        comm.split(0).close()
+        params = [sotto.optim.Param(x, np.zeros_like(x))]
+        with sotto.optim.Optimizer(params, kind="OneBitAdam", comm=comm, lr=0.1) as optimizer:
+            optimizer.step().wait()
+            optimizer.import_state(optimizer.export_state("exact"), "exact")
+
+
+def test_1000_cycles_leave_nothing_behind(comm):
+    cycle(300, comm)
+    gc.collect()
+    before = resident_kb()
+    cycle(1000, comm)
+    gc.collect()
+    grown = resident_kb() - before
+    assert grown < 1024, f"{grown} KiB more after 1000 cycles"
+
+
+def test_comms_and_contexts_leave_nothing_behind():
+    def some(n):
+        for _ in range(n):
+            with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+                comm.all_reduce(np.zeros(100, f32)).wait()
+            sotto.UniqueId(cpu_threads=1).close()
+
+    some(100)
+    before, threads = resident_kb(), threading.active_count()
+    files = len(os.listdir("/proc/self/fd"))
+    some(1000)
+    grown = resident_kb() - before
+    assert grown < 2048, f"{grown} KiB more after 1000 comms"
+    assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == (threads, files)
+
+
+def test_arrays_live_as_long_as_their_operation():
+    def body(comm):
+        if comm.rank == 1:
+            comm.recv(np.zeros(1, np.int8), 0).wait()
+            comm.send(np.ones(1000, f32), 0).wait()
+            return
+        x = np.zeros(1000, f32)
+        seen = weakref.ref(x)
+        work = comm.recv(x, 1)
+        del x
+        gc.collect()
+        assert seen() is not None
+        del work  # nobody waits any more: the library still writes
+        gc.collect()
+        assert seen() is not None
+        comm.send(np.zeros(1, np.int8), 1).wait()
+        deadline = time.monotonic() + 10
+        while seen() is not None and time.monotonic() < deadline:
+            comm.send(np.zeros(0, np.int8), 1).wait()  # every call looks after what was left alone
+        assert seen() is None
+
+    thread_ranks(2, body)
+
+
+def test_arrays_are_let_go_of_when_the_operation_has_ended(comm):
+    x = np.zeros(1000, f32)
+    seen = weakref.ref(x)
+    work = comm.all_reduce(x)
+    work.wait()
+    del x
+    gc.collect()
+    assert seen() is None
+    work.wait()
+
+
+def test_a_comm_that_is_forgotten_is_told_and_given_back():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        comm = sotto.create_comm(world_size=1, cpu_threads=1)
+        comm.all_reduce(np.zeros(10)).wait()
+        del comm
+        gc.collect()
+    assert [str(w.message) for w in caught] == ["<sotto.Comm rank 0 of 1> was not closed"]
+
+
+def test_waiting_leaves_the_interpreter_to_other_threads():
+    def body(comm):
+        if comm.rank == 1:
+            time.sleep(0.5)
+            comm.send(np.zeros(1, f32), 0).wait()
+            return None
+        work, counted = comm.recv(np.zeros(1, f32), 1), []
+        done = threading.Event()
+
+        def count():
+            while not done.is_set():
+                counted.append(1)
+                time.sleep(0.001)
+
+        thread = threading.Thread(target=count)
+        thread.start()
+        work.wait()
+        done.set()
+        thread.join()
+        return len(counted)
+
+    assert thread_ranks(2, body)[0] > 50
+
+
+def test_one_comm_from_several_threads(comm):
+    errors = []
+
+    def body():
+        try:
+            for _ in range(200):
+                x = np.ones(50, f32)
+                comm.all_reduce(x).wait()
+                comm.counters()
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=body) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert comm.counters().ops_completed == 800
+
+
+def objects_of(comm):
+    x = np.zeros(8, f32)
+    yield comm
+    yield comm.all_reduce(x)
+    with comm.codec("onebit", x) as codec:
+        yield codec
+    with sotto.optim.Optimizer([(x, x.copy())], kind="Adam", comm=comm) as optimizer:
+        yield optimizer
+    with sotto.UniqueId(cpu_threads=1) as unique_id:
+        yield unique_id
+
+
+def test_nothing_can_be_pickled_or_copied(comm):
+    for thing in objects_of(comm):
+        for way in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(TypeError, match="cannot be pickled or copied"):
+                way(thing)
+
+
+def in_child(body):
+    """What body() returned, or the error it raised, in a forked child."""
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            text = str(body())
+        except BaseException as error:
+            text = f"{type(error).__name__}: {error}"
+        os.write(write, text.encode())
+        os._exit(0)
+    os.close(write)
+    with os.fdopen(read) as file:
+        text = file.read()
+    assert os.waitpid(pid, 0)[1] == 0
+    return text
+
+
+def test_a_forked_child_is_told(comm):
+    x = np.zeros(8, f32)
+    work = comm.all_reduce(x)
+    work.wait()
+    other = comm.all_reduce(x)
+    for body in (
+        lambda: comm.barrier(),
+        lambda: comm.close(),
+        lambda: comm.split(0),
+        lambda: other.wait(),
+    ):
+        text = in_child(body)
+        assert text.startswith("InvalidStateError: this "), text
+        assert str(os.getpid()) in text
+    assert "forked" in in_child(lambda: sotto.create_comm(world_size=1))
+    other.wait()
+    comm.barrier().wait()  # the parent's works on
+
+
+def test_a_child_that_forgets_handles_does_no_harm(comm):
+    boxes = [comm.codec("onebit", np.zeros(8, f32))]
+
+    def forget():
+        boxes.clear()
+        gc.collect()
+        return "ended"
+
+    assert in_child(forget) == "ended"
+    boxes[0].close()
+
+
+def test_spawned_processes_start_anew():
+    code = (
+        "import multiprocessing as mp, sotto\n"
+        "def child(q):\n"
+        "    with sotto.create_comm(world_size=1) as comm: q.put(comm.size)\n"
+        "if __name__ == '__main__':\n"
+        "    with sotto.create_comm(world_size=1):\n"
+        "        q = mp.get_context('spawn').Queue()\n"
+        "        p = mp.get_context('spawn').Process(target=child, args=(q,)); p.start()\n"
+        "        print('size', q.get(timeout=60)); p.join()\n"
+    )
+    import tempfile
+
+    with tempfile.NamedTemporaryFile("w", suffix=".py") as file:
+        file.write(code)
+        file.flush()
+        run = subprocess.run(
+            [sys.executable, file.name], capture_output=True, text=True, timeout=90, check=False
+        )
+    assert run.stdout == "size 1\n", run.stderr
+
+
+INTERRUPTED = """
+import sys, time
+import numpy as np, sotto
+unique_id = sotto.UniqueId()
+def meet():
+    print('waiting', flush=True)
+    return sotto.create_comm(rank=0, world_size=2, unique_id=unique_id, timeout=60)
+def receive():
+    import threading
+    box = []
+    thread = threading.Thread(target=lambda: box.append(
+        sotto.create_comm(rank=1, world_size=2, unique_id=bytes(unique_id), timeout=60)))
+    thread.start()
+    comm = sotto.create_comm(rank=0, world_size=2, unique_id=unique_id, timeout=60)
+    thread.join()
+    work = comm.recv(np.zeros(1), 1)
+    print('waiting', flush=True)
+    try:
+        work.wait()
+    finally:
+        box[0].send(np.ones(1), 0).wait()
+        work.wait()  # it went on
+        print('completed', flush=True)
+try:
+    {what}()
+except KeyboardInterrupt:
+    print('interrupted', flush=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"), [("meet", "interrupted\n"), ("receive", "completed\ninterrupted\n")]
+)
+def test_ctrl_c_ends_a_wait(what, said):
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", INTERRUPTED.format(what=what)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout.readline() == "waiting\n"
+    time.sleep(0.3)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=50)
+    assert out == said, err
+    assert time.monotonic() - begin < 5
+    assert process.returncode == 0, err
