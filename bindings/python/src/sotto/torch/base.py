@@ -1,0 +1,414 @@
+"""The base of the optimizers for PyTorch: what they share, which is nearly everything."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NoReturn, Union, overload
+
+import torch
+
+from .. import optim as plain
+from ..comm import Comm
+from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..group import default_comm
+
+FORMAT = 1
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+ParamsT = Union[
+    Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]
+]
+
+
+class _Tensor:
+    """A registered parameter with its buffers."""
+
+    def __init__(self, name: str, group: int, p: torch.Tensor, grad_dtype: torch.dtype) -> None:
+        self.name = name
+        self.group = group
+        self.p = p
+        values = p.detach()
+        self.copy = None if p.dtype == torch.float32 else values
+        self.master = values if self.copy is None else values.float()
+        usable = (
+            p.grad is not None
+            and not p.grad.is_sparse
+            and p.grad.is_contiguous()
+            and p.grad.dtype == grad_dtype
+        )
+        # The gradient's own memory: a loop that zeroes gradients in place is spared a copy.
+        self.grad = (
+            p.grad.detach()
+            if usable and p.grad is not None
+            else torch.zeros_like(values, dtype=grad_dtype)
+        )
+
+    def take_gradient(self) -> None:
+        """Brings this step's gradient to where the library reads it; absent ones are zero."""
+        grad = self.p.grad
+        if grad is None:
+            self.grad.zero_()
+        elif grad.is_sparse:
+            raise UnsupportedError(
+                f'parameter "{self.name}" has a sparse gradient; gradients have to be dense'
+            )
+        elif grad.data_ptr() != self.grad.data_ptr():
+            self.grad.copy_(grad)
+
+    def registered(self) -> plain.Param:
+        return plain.Param(self.master, self.grad, self.name, self.group, self.copy)
+
+
+class SottoOptimizer(torch.optim.Optimizer):
+    """Base of the optimizers here: a torch.optim.Optimizer over :class:`sotto.optim.Optimizer`.
+
+    Arguments that all of them have, as keywords, beside DeepSpeed's own:
+
+    comm:              None: the default comm (sotto.init_process_group())
+    mode:              "strict", or "compat": the published arithmetic, for comparison (1-bit types)
+    gradient_clipping: limit of the gradients' global norm; 0: off. Clipping by other means before
+                       step() sees the gradient of one rank alone
+    loss_scale:        None: none; a number: static; "dynamic": steps whose gradients overflow on
+                       any rank are skipped on all. Multiply the loss with ``optimizer.loss_scale``
+    checkpoint:        what state_dict() keeps of the error feedback (1-bit types). "mean": averaged
+                       over ranks, the same on all, loads on any number of ranks: state_dict() is
+                       collective; "exact": this rank's, to be saved and loaded by every rank,
+                       continues bit for bit; "reset": none
+    sotto:             more keys of the section "sotto" of the configuration, as a dict
+
+    Parameters: float32 (updated in place), float16 or bfloat16 (with float32 masters), dense, in
+    host memory, equal on all ranks at the first step: see broadcast_parameters(). Groups may have
+    their own lr, betas, eps, weight_decay, and where the algorithm has them max_coeff, min_coeff,
+    non_freeze. lr and weight_decay may change between steps, on all ranks alike: torch's schedulers
+    work. A gradient that is None counts as zero.
+
+    The library's optimizer is made, collectively, at the first step or load_state_dict(); from then
+    on it borrows the parameters' memory, which must stay where it is.
+    """
+
+    _kind = ""
+    # Keys that DeepSpeed's constructors have and that change nothing here: passed on only if they
+    # are not the default, so that the configuration's report and warnings name them.
+    _quiet: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(
+        self,
+        params: ParamsT,
+        group_defaults: dict[str, Any],
+        fixed: dict[str, Any],
+        *,
+        comm: Comm | None,
+        mode: str,
+        gradient_clipping: float,
+        loss_scale: float | str | None,
+        checkpoint: str,
+        sotto: Mapping[str, Any] | None,
+        max_grad_norm: float,
+    ) -> None:
+        self._optim: plain.Optimizer | None = None
+        self._tensors: list[_Tensor] = []
+        self._sent: list[dict[str, Any]] = []
+        self._group_keys = tuple(group_defaults)  # torch adds some of its own to self.defaults
+        self._step_supports_amp_scaling = (
+            True  # GradScaler then leaves its verdict to step(), which refuses
+        )
+        if max_grad_norm:
+            raise InvalidArgumentError(
+                f"max_grad_norm is {max_grad_norm}; it has to be 0: use gradient_clipping"
+            )
+        if (
+            loss_scale is not None
+            and loss_scale != "dynamic"
+            and not isinstance(loss_scale, (int, float))
+        ):
+            raise InvalidArgumentError(
+                f"loss_scale is {loss_scale!r}; allowed: None, a number above 0, 'dynamic'"
+            )
+        self._comm = default_comm() if comm is None else comm
+        self._fixed = {
+            k: v for k, v in fixed.items() if k not in self._quiet or v != self._quiet[k]
+        }
+        self._clipping = gradient_clipping
+        self._loss_scale = loss_scale
+        section: dict[str, Any] = {}
+        if self._compresses:
+            section = {"mode": mode, "checkpoint": checkpoint}
+        elif mode not in ("strict", "compat"):
+            raise InvalidArgumentError(f"mode is {mode!r}; allowed: strict, compat")
+        self._section = {**section, **(sotto or {})}
+        super().__init__(params, group_defaults)
+        plain.config_report(self._config(), world_size=self._comm.size)  # tells wrong values now
+
+    @property
+    def _compresses(self) -> bool:
+        return self._kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
+
+    # ---- the library's optimizer ---------------------------------------------------------------
+
+    def _hyper(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """The values of a parameter group, as plain numbers."""
+        values = {key: group[key] for key in self._group_keys}
+        for key in ("lr", "eps", "weight_decay"):
+            values[key] = float(values[key])
+        values["betas"] = [float(beta) for beta in values["betas"]]
+        return values
+
+    def _config(self) -> dict[str, Any]:
+        groups = [self._hyper(group) for group in self.param_groups]
+        common = {
+            key: value for key, value in self._hyper(self.defaults).items() if key != "non_freeze"
+        }
+        config: dict[str, Any] = {
+            "optimizer": {"type": self._kind, "params": {**common, **self._fixed}},
+            "gradient_clipping": self._clipping,
+            "sotto": {**self._section, "param_groups": groups},
+        }
+        if self._loss_scale is not None:
+            scale = 0 if self._loss_scale == "dynamic" else self._loss_scale
+            config["fp16"] = {"enabled": True, "loss_scale": scale}
+        return config
+
+    def _names(self) -> list[list[str]]:
+        """A name for every parameter of every group."""
+        names, n = [], 0
+        for group in self.param_groups:
+            given = group.get("param_names")
+            names.append(
+                list(given) if given else [f"param{n + i}" for i in range(len(group["params"]))]
+            )
+            n += len(group["params"])
+        return names
+
+    def _check_param(self, name: str, p: torch.Tensor) -> None:
+        if p.device.type != "cpu":
+            raise UnsupportedError(
+                f'parameter "{name}" is on {p.device}; this version takes host memory (cpu) alone'
+            )
+        if p.layout != torch.strided or not p.is_contiguous():
+            raise UnsupportedError(f'parameter "{name}" is not dense and contiguous (C order)')
+        if p.dtype not in DTYPES:
+            raise UnsupportedError(
+                f'parameter "{name}" is {p.dtype}; allowed: float32, float16, bfloat16'
+            )
+
+    def _registered(self) -> list[tuple[str, int, torch.Tensor]]:
+        """Name, group and tensor of all parameters that are trained."""
+        return [
+            (name, index, p)
+            for index, (group, names) in enumerate(zip(self.param_groups, self._names()))
+            for name, p in zip(names, group["params"])
+            if p.requires_grad
+        ]
+
+    def _build(self) -> plain.Optimizer:
+        if self._optim is not None:
+            return self._optim
+        trained = self._registered()
+        for name, _, p in trained:
+            self._check_param(name, p)
+        dtypes = {p.dtype for _, _, p in trained}
+        grad_dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        self._tensors = [_Tensor(name, group, p, grad_dtype) for name, group, p in trained]
+        params = [tensor.registered() for tensor in self._tensors]
+        self._optim = plain.Optimizer(params, json.dumps(self._config()), comm=self._comm)
+        self._sent = [self._hyper(group) for group in self.param_groups]
+        return self._optim
+
+    def _drop(self) -> None:
+        if self._optim is not None:
+            self._optim.close()
+        self._optim, self._tensors = None, []
+
+    def _send_hyper(self, optim: plain.Optimizer) -> None:
+        """Tells the library what schedulers have changed in the parameter groups."""
+        for index, (group, sent) in enumerate(zip(self.param_groups, self._sent)):
+            for key, value in self._hyper(group).items():
+                if value == sent[key]:
+                    continue
+                if key not in ("lr", "weight_decay"):
+                    raise InvalidStateError(
+                        f"{key} of group {index} was changed from {sent[key]} to {value} after the "
+                        "first step; only lr and weight_decay may change"
+                    )
+                optim.set(key, value, index)
+                sent[key] = value
+
+    def _check_untrained(self) -> None:
+        known = {id(tensor.p) for tensor in self._tensors}
+        for group, names in zip(self.param_groups, self._names()):
+            for name, p in zip(names, group["params"]):
+                if p.grad is not None and id(p) not in known:
+                    raise InvalidStateError(
+                        f'parameter "{name}" has a gradient, but did not require one at the first '
+                        "step; make a new optimizer and load the state"
+                    )
+
+    # ---- torch.optim.Optimizer -----------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = ...) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Averages the gradients over the ranks, clips, updates the parameters. Collective; waits.
+
+        closure: evaluates the model again and returns the loss.
+        Errors: NonfiniteError (NaN or Inf; nothing was updated on any rank, the group is healthy),
+        ProtocolError (ranks differ), the comm's own.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        scaler = [self.__dict__.pop(name, None) for name in ("grad_scale", "found_inf")]
+        if any(value is not None for value in scaler):
+            raise UnsupportedError(
+                "GradScaler decides on every rank by itself whether to skip a step; use "
+                "loss_scale='dynamic' in its place"
+            )
+        optim = self._build()
+        self._send_hyper(optim)
+        self._check_untrained()
+        for tensor in self._tensors:
+            tensor.take_gradient()
+        optim.step().wait()
+        return loss
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Before the first step alone. Errors: InvalidStateError (after it)."""
+        if self._optim is not None:
+            if self._optim.info().step:
+                raise InvalidStateError(
+                    "parameters cannot be added after the first step; make a new optimizer"
+                )
+            self._drop()
+        super().add_param_group(param_group)
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step has to be multiplied with; 1 without loss scaling."""
+        if self._optim is not None:
+            return self._optim.info().loss_scale
+        if self._loss_scale is None:
+            return 1.0
+        return 2.0**16 if self._loss_scale == "dynamic" else float(self._loss_scale)
+
+    def info(self) -> plain.Info:
+        """Stage, step, bytes of the next step and the like. Collective if no step was made yet."""
+        return self._build().info()
+
+    def report(self, kind: str = "all") -> dict[str, Any]:
+        """As sotto.optim.Optimizer.report(). Collective if no step was made yet."""
+        return self._build().report(kind)
+
+    def close(self) -> None:
+        """Gives the library's optimizer back; call it before the comm's close()."""
+        self._drop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameter groups as in torch, and under "sotto" everything that the library keeps.
+
+        That is parameters (float32 masters), moments, error feedback, step, stage and schedules, as
+        one tensor of bytes. Collective with checkpoint="mean" (the default) in the 1-bit types.
+        """
+        state = super().state_dict()
+        trained = self._registered()
+        blob = None
+        if self._optim is not None:
+            blob = torch.frombuffer(self._optim.export_state(), dtype=torch.uint8)
+        state["sotto"] = {
+            "format": FORMAT,
+            "kind": self._kind,
+            "checkpoint": self._section.get("checkpoint", "mean"),
+            "names": [name for name, _, _ in trained],
+            "shapes": [list(p.shape) for _, _, p in trained],
+            "blob": blob,
+        }
+        return state
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes a state_dict(). Collective. Parameters become those of the state.
+
+        Hyper-parameters of the groups are the state's; freeze_step and other arguments of the
+        constructor stay this optimizer's, as in DeepSpeed. Nothing changes on error.
+        Errors: InvalidArgumentError (another optimizer or model: names what differs; "exact":
+        another rank or number of ranks).
+        """
+        saved = state_dict.get("sotto")
+        if saved is None:
+            raise InvalidArgumentError(
+                'the state has no entry "sotto": it was not made by an optimizer of sotto.torch'
+            )
+        self._check_saved(saved)
+        groups = copy.deepcopy(
+            [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
+        )
+        before = self._optim, self._tensors, self._sent
+        try:
+            super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+            if saved["blob"] is None:
+                self._drop()
+                return
+            if self._fixed_hyper_changed():
+                self._optim = (
+                    None  # made anew with the state's; the old one goes when that has worked
+                )
+            optim = self._build()
+            optim.import_state(saved["blob"].numpy(), saved["checkpoint"])
+        except BaseException:
+            if self._optim not in (None, before[0]):
+                self._drop()
+            self._optim, self._tensors, self._sent = before
+            for group, values in zip(self.param_groups, groups):
+                group.update(values)
+            raise
+        if before[0] not in (None, optim):
+            before[0].close()
+        self._sent = [self._hyper(group) for group in self.param_groups]
+        for index, sent in enumerate(self._sent):
+            for key in ("lr", "weight_decay"):
+                optim.set(key, sent[key], index)
+
+    def _fixed_hyper_changed(self) -> bool:
+        """Whether groups have other values than the library's optimizer was made with."""
+        return any(
+            value != sent[key] and key not in ("lr", "weight_decay")
+            for group, sent in zip(self.param_groups, self._sent)
+            for key, value in self._hyper(group).items()
+        )
+
+    def _check_saved(self, saved: Mapping[str, Any]) -> None:
+        if saved["format"] != FORMAT:
+            raise InvalidArgumentError(
+                f"the state has format {saved['format']}, this version knows {FORMAT}"
+            )
+        if saved["kind"] != self._kind:
+            raise InvalidArgumentError(
+                f"the state is of {saved['kind']}, this optimizer is {self._kind}"
+            )
+        mine = [(name, list(p.shape)) for name, _, p in self._registered()]
+        theirs = list(zip(saved["names"], saved["shapes"]))
+        differ = [
+            f'"{here[0]}" {here[1]} here, "{there[0]}" {list(there[1])} in the state'
+            for here, there in zip(mine, theirs)
+            if here[0] != there[0] or here[1] != list(there[1])
+        ]
+        if len(mine) != len(theirs):
+            longer, where = (
+                (mine, "only here") if len(mine) > len(theirs) else (theirs, "only in the state")
+            )
+            extra = longer[min(len(mine), len(theirs)) :]
+            differ += [f'"{name}" {list(shape)} {where}' for name, shape in extra]
+        if differ:
+            more = f"; and {len(differ) - 5} more" if len(differ) > 5 else ""
+            raise InvalidArgumentError(
+                "the state is of another model: " + "; ".join(differ[:5]) + more
+            )
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an optimizer of sotto.torch cannot be pickled or copied: save its state_dict()"
+        )

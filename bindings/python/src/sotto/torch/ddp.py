@@ -1,0 +1,161 @@
+"""A communication hook for DistributedDataParallel: gradients averaged by sotto, with any codec."""
+
+# Annotations are evaluated here: DDP compares those of a hook with its own classes.
+import warnings
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NoReturn, Optional
+
+import torch
+import torch.distributed as dist
+
+from ..codec import Codec
+from ..comm import Comm
+from ..errors import InvalidArgumentError
+from ..group import default_comm
+from ..work import Work
+
+FORMAT = 1
+
+
+class DDPState:
+    """What :func:`ddp_hook` keeps: a codec with its residuals for every bucket of gradients.
+
+    codec:   "onebit", "int4", "int8", "bf16", "fp16", or None: the plain mean
+    comm:    of the same ranks as DDP's process group; None: the default comm
+    options: the codec's own, as for sotto.Codec
+
+    The first step of every process is sent in full precision: DDP arranges its buckets anew after
+    it. Use it with one model, and close() it before the comm.
+    """
+
+    def __init__(
+        self, codec: Optional[str] = "onebit", *, comm: Optional[Comm] = None, **options: Any
+    ) -> None:
+        if codec is None and options:
+            raise InvalidArgumentError(f"options {', '.join(options)} are given without a codec")
+        self.comm = default_comm() if comm is None else comm
+        self.codec = codec
+        self.options = options
+        self.steps = 0  # of this process
+        self._codecs: dict[int, tuple[int, Codec]] = {}
+        self._loaded: dict[int, tuple[int, Any]] = {}
+        self._mode = "exact"
+        # One thread waits, in the order of submission, so that backward goes on meanwhile.
+        self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sotto-ddp")
+        if codec is not None:  # a wrong name or option is told here, not in the first backward
+            self.comm.codec(codec, torch.empty(1), **options).close()
+
+    def close(self) -> None:
+        """Gives the codecs back. A second call does nothing."""
+        self._waiter.shutdown()
+        for _, codec in self._codecs.values():
+            codec.close()
+        self._codecs.clear()
+
+    def state_dict(self, mode: str = "exact") -> dict[str, Any]:
+        """The residuals of all buckets.
+
+        mode: "exact": this rank's, to be saved by every rank and loaded by the same; "mean":
+        averaged over ranks, the same on all of them: collective, for any number of ranks.
+        """
+        buckets = {}
+        for index, (count, codec) in sorted(self._codecs.items()):
+            blob = codec.export_state(mode)
+            buckets[index] = {"count": count, "state": torch.frombuffer(blob, dtype=torch.uint8)}
+        for index, (count, state) in self._loaded.items():  # loaded, but not used yet
+            buckets.setdefault(index, {"count": count, "state": state})
+        return {
+            "format": FORMAT,
+            "codec": self.codec,
+            "options": dict(self.options),
+            "mode": self._mode if self._loaded else mode,
+            "buckets": buckets,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes the residuals of a state_dict; they act from the second step of this process on.
+
+        Errors: InvalidArgumentError (other format, codec or options); a bucket with another number
+        of elements, or damaged residuals, are told when the bucket is first used.
+        """
+        if state.get("format") != FORMAT:
+            raise InvalidArgumentError(
+                f"the state has format {state.get('format')}, this version knows {FORMAT}"
+            )
+        found = (state["codec"], dict(state["options"]))
+        if found != (self.codec, self.options):
+            raise InvalidArgumentError(
+                f"the state is of codec {found[0]} {found[1]}, this hook has {self.codec} "
+                f"{self.options}"
+            )
+        self._mode = state["mode"]
+        self._loaded = {int(i): (int(b["count"]), b["state"]) for i, b in state["buckets"].items()}
+        for _, codec in self._codecs.values():
+            codec.close()
+        self._codecs.clear()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "a DDPState cannot be pickled or copied: save its state_dict(), load it into a new one"
+        )
+
+    def _codec_for(self, index: int, values: torch.Tensor) -> Codec:
+        count, codec = self._codecs.get(index, (0, None))
+        if codec is not None and count == values.numel():
+            return codec
+        if codec is not None:
+            warnings.warn(
+                f"bucket {index} has {values.numel()} elements now and had {count}: its residual "
+                "starts anew",
+                stacklevel=2,
+            )
+            codec.close()
+        codec = self.comm.codec(str(self.codec), values, **self.options)
+        self._codecs[index] = (values.numel(), codec)
+        loaded = self._loaded.pop(index, None)
+        if loaded is not None:
+            if loaded[0] != values.numel():
+                raise InvalidArgumentError(
+                    f"the loaded residual of bucket {index} has {loaded[0]} elements, the bucket "
+                    f"{values.numel()}: the model or DDP's bucket_cap_mb differs"
+                )
+            codec.import_state(loaded[1].numpy(), self._mode)
+        return codec
+
+    def start(self, bucket: Any) -> torch.futures.Future[torch.Tensor]:
+        """Averages one bucket; the future has its buffer."""
+        values = sent = bucket.buffer()
+        codec = None
+        if self.codec is not None and self.steps > 0:
+            sent = values.float()  # what codecs take; float32 is itself
+            codec = self._codec_for(bucket.index(), sent)
+        work = self.comm.all_reduce(sent, op="mean", codec=codec)
+        if bucket.is_last():
+            self.steps += 1
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._waiter.submit(self._finish, work, sent, values, future)
+        return future
+
+    @staticmethod
+    def _finish(work: Work, sent: torch.Tensor, values: torch.Tensor, future: Any) -> None:
+        try:
+            work.wait()
+            if sent is not values:
+                values.copy_(sent)
+        except Exception as error:
+            future.set_exception(error)
+        else:
+            future.set_result(values)
+
+
+def ddp_hook(
+    state: DDPState,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]  # not in torch's own types
+) -> torch.futures.Future[torch.Tensor]:
+    """``ddp_model.register_comm_hook(DDPState("onebit"), ddp_hook)``
+
+    Every bucket of gradients is averaged over the ranks of the state's comm while backward goes on.
+    Errors come out of backward() as RuntimeError with sotto's text.
+    """
+    return state.start(bucket)

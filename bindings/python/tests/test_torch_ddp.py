@@ -1,0 +1,167 @@
+"""The communication hook for DistributedDataParallel."""
+
+import os
+import pickle
+import tempfile
+
+import pytest
+from ranks import run_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+import torch.distributed as dist  # noqa: E402
+from torch.nn.parallel import DistributedDataParallel  # noqa: E402
+
+import sotto  # noqa: E402
+import sotto.torch as st  # noqa: E402
+
+torch.set_num_threads(1)
+
+
+def gloo(comm):
+    """torch's own process group of the same ranks."""
+    store = (
+        os.environ["SOTTO_RENDEZVOUS"].removeprefix("tcp://").replace(":", "-").replace("/", "-")
+    )
+    path = os.path.join(tempfile.gettempdir(), f"sotto-ddp-test-{os.getuid()}-{store}")
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size
+    )
+
+
+def model(seed=0, dtype=torch.float32):
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(*[torch.nn.Linear(64, 64) for _ in range(6)]).to(dtype)
+
+
+def gradients(net, rank, step):
+    torch.manual_seed(1000 * step + rank)
+    net.zero_grad()
+    net(torch.randn(8, 64).to(next(net.parameters()).dtype)).square().mean().backward()
+    return torch.cat([p.grad.flatten() for p in net.parameters()]).float()
+
+
+def wrapped(dtype=torch.float32):
+    return DistributedDataParallel(model(dtype=dtype), bucket_cap_mb=0.02)
+
+
+def true_mean(comm, step, dtype=torch.float32):
+    net = model(dtype=dtype)
+    return torch.stack([gradients(net, r, step) for r in range(comm.size)]).mean(0)
+
+
+def rank_codecs(comm):
+    gloo(comm)
+    for dtype in (torch.float32, torch.bfloat16):
+        for codec in (None, "bf16", "int8", "int4", "onebit"):
+            state = st.DDPState(codec)
+            net = wrapped(dtype)
+            net.register_comm_hook(state, st.ddp_hook)
+            first, wanted = gradients(net, comm.rank, 0), true_mean(comm, 0, dtype)
+            torch.testing.assert_close(
+                first, wanted, rtol=2e-2, atol=2e-3 if dtype == torch.bfloat16 else 1e-6
+            )
+            total, sum_of_means = 0, 0
+            for step in range(1, 9):
+                total = total + gradients(net, comm.rank, step)
+                sum_of_means = sum_of_means + true_mean(comm, step, dtype)
+            error = (total - sum_of_means).norm() / sum_of_means.norm()
+            bound = {None: 0.01, "bf16": 0.01, "int8": 0.01, "int4": 0.1, "onebit": 0.8}[codec]
+            assert error < bound, (codec, dtype, error)
+            assert (len(state._codecs) > 1) == (codec is not None)
+            state.close()
+    dist.destroy_process_group()
+    print("compared")
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_gradients_are_the_mean_up_to_what_the_codec_leaves_over(size):
+    assert run_ranks(size, __file__, "rank_codecs", timeout=240).count("compared") == size
+
+
+def rank_resumes(comm):
+    gloo(comm)
+
+    def run(state, steps):
+        net = wrapped()
+        net.register_comm_hook(state, st.ddp_hook)
+        return [gradients(net, comm.rank, step) for step in steps]
+
+    def saved_after(steps, mode="exact"):
+        state = st.DDPState("onebit")
+        run(state, steps)
+        out = state.state_dict(mode)
+        state.close()
+        return out
+
+    halfway = saved_after(range(5))
+    assert len(halfway["buckets"]) > 1
+    state = st.DDPState("onebit")
+    wanted = run(state, range(8))
+    state.close()
+
+    resumed = st.DDPState("onebit")
+    resumed.load_state_dict(halfway)
+    assert resumed.state_dict()["buckets"].keys() == halfway["buckets"].keys()
+    got = run(
+        resumed, [0, 5, 6, 7]
+    )  # the first step of a process is exact and leaves residuals alone
+    assert all(torch.equal(a, b) for a, b in zip(got[1:], wanted[5:]))
+    resumed.close()
+
+    mean = saved_after(range(5), "mean")
+    other = st.DDPState("onebit")
+    other.load_state_dict(mean)
+    run(other, range(3))
+    other.close()
+
+    refused = st.DDPState("int8")
+    with pytest.raises(sotto.InvalidArgumentError, match="the state is of codec onebit"):
+        refused.load_state_dict(halfway)
+    refused.close()
+
+    wrong = st.DDPState("onebit")
+    halfway["buckets"][0]["count"] += 1
+    wrong.load_state_dict(halfway)
+    with pytest.raises(Exception, match="the loaded residual of bucket 0"):
+        run(wrong, range(2))
+    wrong.close()
+    dist.destroy_process_group()
+    print("resumed")
+
+
+def test_residuals_are_saved_and_loaded():
+    assert run_ranks(2, __file__, "rank_resumes").count("resumed") == 2
+
+
+def rank_comm_of_group(comm):
+    gloo(comm)
+    with st.comm_of_process_group(timeout=20) as other:
+        assert (other.rank, other.size) == (comm.rank, comm.size)
+        x = torch.ones(3)
+        other.all_reduce(x).wait()
+        assert (x == comm.size).all()
+    dist.destroy_process_group()
+
+
+def test_a_comm_of_torchs_process_group():
+    run_ranks(2, __file__, "rank_comm_of_group")
+
+
+def test_wrong_arguments():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        for make, text in (
+            (lambda: st.DDPState("zip", comm=comm), "zip"),
+            (lambda: st.DDPState(None, comm=comm, scale="l1"), "without a codec"),
+            (lambda: st.DDPState("onebit", comm=comm, colour=1), "colour"),
+        ):
+            with pytest.raises(sotto.SottoError, match=text):
+                make()
+        state = st.DDPState("onebit", comm=comm)
+        with pytest.raises(TypeError, match="save its state_dict"):
+            pickle.dumps(state)
+        with pytest.raises(sotto.InvalidArgumentError, match="format None"):
+            state.load_state_dict({})
+        state.close()
+    with pytest.raises(sotto.InvalidStateError, match="torch.distributed is not initialised"):
+        st.comm_of_process_group()
