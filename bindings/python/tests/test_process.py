@@ -14,7 +14,7 @@ import weakref
 
 import numpy as np
 import pytest
-from ranks import thread_ranks
+from ranks import sotto_run, thread_ranks
 
 import sotto
 
@@ -298,3 +298,36 @@ def test_ctrl_c_ends_a_wait(what, said):
     assert out == said, err
     assert time.monotonic() - begin < 5
     assert process.returncode == 0, err
+
+
+LOST = """
+import os, sys
+import numpy as np, sotto
+comm = sotto.init_process_group(timeout=30)
+comm.barrier().wait()
+if comm.rank == 1:
+    os._exit(3)
+try:
+    comm.all_reduce(np.zeros(10)).wait()
+except sotto.PeerLostError as error:
+    print("lost", isinstance(error, ConnectionError), "rank 1" in str(error), flush=True)
+try:
+    comm.barrier()
+except sotto.PeerLostError:
+    print("still lost", type(comm.error()).__name__, flush=True)
+comm.close()
+"""
+
+
+def test_a_rank_that_dies_is_told():
+    # sotto-run ends the ranks that are left, but not before 10 s.
+    run = subprocess.run(
+        [sotto_run(), "-n", "2", "--", sys.executable, "-c", LOST],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert "lost True True" in run.stdout, run.stdout + run.stderr
+    assert "still lost PeerLostError" in run.stdout
+    assert "rank 1 failed first, with exit code 3" in run.stderr
