@@ -141,6 +141,16 @@ def test_explicit_arguments_win(free_port):
         assert f"{r} 2 3.0 True" in process.communicate(timeout=60)[0]
 
 
+@pytest.mark.parametrize("left", ["", "work = comm.recv(x, 1 - comm.rank)"])
+def test_a_process_that_forgets_to_close_ends(free_port, left):
+    code = SUM.format(arguments="timeout=30").replace("comm.close()", left)
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "WORLD_SIZE": "2"}
+    ranks = [start(code, RANK=str(r), **place) for r in range(2)]
+    for r, process in enumerate(ranks):
+        assert f"{r} 2 3.0 True" in process.communicate(timeout=20)[0]
+        assert process.returncode == 0
+
+
 def test_a_group_of_one_needs_nothing():
     text, _ = start(SUM.format(arguments="world_size=1")).communicate(timeout=60)
     assert "0 1 1.0 True" in text

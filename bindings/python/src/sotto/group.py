@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import ctypes as c
 import os
 import threading
@@ -12,7 +14,7 @@ from . import _abi as abi
 from ._handle import HandleOwner
 from ._lib import Library, interruptible, library, microseconds
 from .comm import Comm
-from .errors import InvalidArgumentError, InvalidStateError
+from .errors import InvalidArgumentError, InvalidStateError, SottoError
 from .launch import Launch, detect, looked_for, rendezvous
 
 AllGather = Callable[[bytes], Sequence[bytes]]
@@ -225,6 +227,8 @@ def init_process_group(
 ) -> Comm:
     """Joins the other ranks; every rank calls it. The comm is also the default one from then on.
 
+    close() it at the end. At the end of the process it is closed if nothing is in flight then.
+
     Explicit arguments win. What is missing comes from the environment: rank and world_size from
     SOTTO_RANK and SOTTO_WORLD_SIZE (sotto-run), or torchrun's, Open MPI's, MPICH's or Slurm's
     variables; the place to meet from SOTTO_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT (one port
@@ -272,3 +276,14 @@ def default_comm() -> Comm:
         )
     _default._check_process()
     return _default
+
+
+@atexit.register
+def _leave() -> None:
+    """A process that just ends may cut off what the other ranks have not read yet."""
+    comm = _default
+    if comm is None or comm.closed or comm._pid != os.getpid():
+        return
+    with contextlib.suppress(SottoError):
+        if comm.report("waiting")["operations_in_flight"] == 0:
+            comm.close()
