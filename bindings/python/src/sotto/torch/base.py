@@ -256,8 +256,9 @@ class SottoOptimizer(torch.optim.Optimizer):
         """Averages the gradients over the ranks, clips, updates the parameters. Collective; waits.
 
         closure: evaluates the model again and returns the loss.
-        Errors: NonfiniteError (NaN or Inf; nothing was updated on any rank, the group is healthy),
-        ProtocolError (ranks differ), the comm's own.
+        Errors: NonfiniteError (NaN or Inf; nothing was updated on any rank, and in 0/1 Adam between
+        synchronisations on this one; the group is healthy), ProtocolError (ranks differ), the
+        comm's own.
         """
         loss = None
         if closure is not None:
