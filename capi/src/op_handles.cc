@@ -57,6 +57,7 @@ Status run_operation(const Comm& comm, const CallIn& call, sotto_op** out_op,
   }
   OpBody body{comm.context()->engine(), nullptr, fork_generation()};
   if (out_op == nullptr) {
+    options.waits = true;
     SOTTO_ASSIGN(body.op, start(options));
     (void)relay.release();  // the callback runs once and deletes it
     return body.engine->wait(body.op, -1);

@@ -14,6 +14,10 @@ constexpr int64_t kIdleBlockUs =
 constexpr int64_t kDeviceBlockUs =
     20;  // work is queued on a device that tells nobody when it is done
 constexpr int64_t kDeadlineCheckNs = 5'000'000;
+// How long the role stays free after its last holder when there is nothing in flight, and how often
+// the progress thread looks.
+constexpr int64_t kLingerNs = 5'000'000;
+constexpr auto kPark = std::chrono::milliseconds(10);
 constexpr int64_t kPollEveryNs = 50'000;  // sockets are served at least so often between kernels
 
 // Deadlines of short waits. On the system clock, because thread sanitizers know the wait on it and
@@ -52,6 +56,7 @@ Engine::~Engine() {
     stop_ = true;
   }
   changed_.notify_all();
+  parked_.notify_all();
   wake();
   if (thread_.joinable()) thread_.join();
   for (const auto& backend : backends_) backend->poller().forward_wakes(nullptr);
@@ -99,12 +104,24 @@ Engine::RoleLock::RoleLock(Engine& engine) : engine_(engine) {
 
 Engine::RoleLock::~RoleLock() {
   if (nested_) return;
-  {
-    std::lock_guard lock(engine_.mutex_);
-    engine_.driving_ = false;
-    --engine_.waiters_;
-  }
-  engine_.changed_.notify_all();
+  std::lock_guard lock(engine_.mutex_);
+  --engine_.waiters_;
+  engine_.leave_role();
+}
+
+// The progress thread takes over at once if there is work for it. Otherwise it leaves the role
+// alone for a moment: whoever comes next would have to get it back from a thread that sleeps in a
+// poller.
+void Engine::leave_role() {
+  driving_ = false;
+  left_ns_ = clock().now_ns();
+  changed_.notify_all();
+  if (waiters_ == 0 && ops_in_flight_ > 0) parked_.notify_one();
+}
+
+bool Engine::background_due() const {
+  if (driving_ || waiters_ > 0 || blocking_ == nullptr) return false;
+  return ops_in_flight_ > 0 || !tasks_.empty() || clock().now_ns() - left_ns_ >= kLingerNs;
 }
 
 void Engine::wake() {
@@ -157,24 +174,18 @@ bool Engine::wait_until(const std::function<bool()>& done, int64_t timeout_us) {
       lock.lock();
       if (finished) break;
     }
-    driving_ = false;
-    changed_.notify_all();
+    leave_role();
   }
   --waiters_;
-  lock.unlock();
-  changed_.notify_all();
+  if (waiters_ == 0 && !driving_ && ops_in_flight_ > 0) parked_.notify_one();
   return result;
 }
 
 void Engine::progress_thread_main() noexcept {
   std::unique_lock lock(mutex_);
   while (!stop_) {
-    if (driving_ || waiters_ > 0) {
-      changed_.wait(lock);
-      continue;
-    }
-    if (blocking_ == nullptr) {
-      changed_.wait_until(lock, soon(std::chrono::milliseconds(100)));
+    if (!background_due()) {
+      parked_.wait_until(lock, soon(kPark));
       continue;
     }
     driving_ = true;
@@ -202,11 +213,8 @@ Status Engine::test(const OpRef& op) {
     if (mine) {
       for (int i = 0; i < 64 && !op->done() && progress(); ++i) {
       }
-      {
-        std::lock_guard lock(mutex_);
-        driving_ = false;
-      }
-      changed_.notify_all();
+      std::lock_guard lock(mutex_);
+      leave_role();
     }
   }
   run_callbacks();
@@ -306,14 +314,21 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   op->stats_.payload_bytes_planned = total.payload_bytes_sent;
   op->stats_.header_bytes_planned = total.header_bytes_sent + total.metadata_bytes_sent;
   request.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
+  const bool waits = request.waits;
   op->request_ = std::move(request);
+  bool driven = false;
   {
     std::lock_guard lock(mutex_);
     ++ops_in_flight_;
     submitted_.push_back(op);
     inbox_.store(true, std::memory_order_release);
+    driven = driving_;
   }
-  wake();
+  if (driven) {
+    wake();
+  } else if (!waits) {
+    parked_.notify_one();
+  }
   return op;
 }
 

@@ -66,6 +66,7 @@ struct OpRequest {
   DoneFn on_done = nullptr;
   void* user = nullptr;
   bool done_any_thread = false;
+  bool waits = false;  // the caller will wait at once, and then drives itself
 };
 
 struct OpStats {
@@ -199,6 +200,8 @@ class Engine final : public Driver {
   bool take_submissions();
   bool serve_pollers();
   void progress_thread_main() noexcept;
+  void leave_role();            // under mutex_
+  bool background_due() const;  // under mutex_
   void run_callbacks();
   void check_deadlines();
   bool channels_failed();
@@ -248,7 +251,9 @@ class Engine final : public Driver {
 
   // Shared by threads, under mutex_.
   std::mutex mutex_;
-  std::condition_variable changed_;
+  std::condition_variable changed_;  // threads that want the role or wait for an operation
+  std::condition_variable parked_;   // the progress thread, while there is nothing for it to do
+  int64_t left_ns_ = 0;              // when the role was last given up
   bool driving_ = false;
   std::thread::id driver_;  // who, while driving_
   uint32_t waiters_ = 0;    // threads that want the role or sleep until an operation ends

@@ -195,12 +195,19 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.on_done = options.on_done;
   request.user = options.user;
   request.done_any_thread = options.done_any_thread;
+  request.waits = options.waits;
   return engine().start(std::move(request), !options.no_block);
 }
 
 Status Comm::finish(const Result<OpRef>& op) {
   if (!op.ok()) return op.status();
   return engine().wait(*op, -1);
+}
+
+Status Comm::run(Call call) {
+  CallOptions options;
+  options.waits = true;
+  return finish(start(std::move(call), options));
 }
 
 Result<std::vector<std::string>> Comm::exchange(const std::string& mine) {
@@ -214,7 +221,7 @@ Result<std::vector<std::string>> Comm::exchange(const std::string& mine) {
   call.request.in_place = {0};
   call.in = {const_cast<char*>(mine.data())};
   call.out = {all.data()};
-  SOTTO_TRY(finish(start(std::move(call), {})));
+  SOTTO_TRY(run(std::move(call)));
   std::vector<std::string> out;
   for (int32_t r = 0; r < size(); ++r)
     out.push_back(all.substr(static_cast<size_t>(r) * mine.size(), mine.size()));
@@ -226,7 +233,7 @@ Status Comm::barrier() {
   call.request.kind = OpKind::kBarrier;
   call.request.rank = rank_;
   call.request.size = size();
-  return finish(start(std::move(call), {}));
+  return run(std::move(call));
 }
 
 // ---- splitting ----

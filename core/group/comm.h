@@ -39,6 +39,7 @@ struct CallOptions {
   DoneFn on_done = nullptr;
   void* user = nullptr;
   bool done_any_thread = false;
+  bool waits = false;  // the caller waits for the operation at once
 };
 
 // One collective or point-to-point call: request and memory. in and out have request.counts.size()
@@ -107,6 +108,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // Waits for an operation to its end. A rank's own error, or the operation's.
   Status finish(const Result<OpRef>& op);
+  // start and finish.
+  Status run(Call call);
   // All-gather of equally long blobs, in rank order; an ordinary collective.
   Result<std::vector<std::string>> exchange(const std::string& mine);
   Status barrier();

@@ -228,7 +228,7 @@ Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
   call.request.in_place = {0};
   call.in = {own.worker.data()};
   call.out = {mean.worker.data()};
-  SOTTO_TRY(comm.finish(comm.start(std::move(call), {})));
+  SOTTO_TRY(comm.run(std::move(call)));
   SOTTO_ASSIGN(const std::vector<std::string> servers,
                comm.exchange(std::string(reinterpret_cast<const char*>(own.server.data()),
                                          own.server.size() * 4)));

@@ -26,6 +26,7 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
   nlohmann::ordered_json report;
   if (all || kind == "config") {
     report["type"] = optimizer_kind_name(config_.optimizer.kind);
+    if (onebit()) report["mode"] = mode_name(config_.sotto.mode);
     report["stage"] = compressed_ ? "compressed" : "full precision";
     report["step"] = step_;
     report["gradient_clipping"] = config_.gradient_clipping;

@@ -214,10 +214,12 @@ class Rank {
       call.request.in_place = {0};
       call.in = {in_.data()};
       call.out = {out_.data()};
-      must(comm_->finish(comm_->start(call, {})));
+      must(comm_->run(call));
       return;
     }
-    must(comm_->finish(codec(method)->all_reduce({in_.data()}, {out_.data()}, {})));
+    CallOptions options;
+    options.waits = true;
+    must(comm_->finish(codec(method)->all_reduce({in_.data()}, {out_.data()}, options)));
   }
 
   const std::shared_ptr<Codec>& codec(const std::string& method) {
