@@ -1,0 +1,160 @@
+// Urgent work beside bulk on real sockets: what is decided is the order of frames and operations,
+// never a time. The rate limit only keeps the kernel from taking all of the bulk at once.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "tests/support/core_ranks.h"
+#include "tests/support/ranks.h"
+
+namespace sotto::test {
+namespace {
+
+constexpr uint64_t kSegment = 64 * 1024;
+
+WorldOptions slow_world(int32_t size, double mbit) {
+  WorldOptions world = world_of("tcp", size);
+  world.params.rate_limit_mbit = mbit;
+  world.params.segment_bytes = kSegment;
+  world.params.heartbeat_ms = 3'600'000;
+  world.progress_thread = false;  // nothing moves before everybody has started everything
+  return world;
+}
+
+// An all-reduce in place.
+struct Sum {
+  std::vector<float> data;
+  OpRef op;
+
+  explicit Sum(uint64_t n) : data(n, 1.0f) {}
+  Status start(Comm& comm, int32_t priority) {
+    Call call;
+    call.request.kind = OpKind::kAllReduce;
+    call.request.rank = comm.rank();
+    call.request.size = comm.size();
+    call.request.counts = {data.size()};
+    call.request.dtypes = {Dtype::kF32};
+    call.request.in_place = {1};
+    call.in = call.out = {data.data()};
+    CallOptions options;
+    options.priority = priority;
+    SOTTO_ASSIGN(op, comm.start(call, options));
+    return ok_status();
+  }
+  Status check(const Comm& comm) const {
+    for (const float x : data) {
+      if (x != static_cast<float>(comm.size())) return error(Code::kProtocol, "wrong sum {}", x);
+    }
+    return ok_status();
+  }
+};
+
+// The least urgent first, all before any byte has moved: they end the other way round.
+TEST(TcpPressure, OperationsEndInTheOrderOfTheirPriority) {
+  constexpr int32_t kLevels = 4;
+  constexpr uint64_t kElements = 1 << 20;
+  Meeting meeting(2);
+  const Status status =
+      run_world(slow_world(2, 400), [&](const std::shared_ptr<Comm>& comm) -> Status {
+        std::vector<Sum> sums(kLevels, Sum(kElements));
+        for (int32_t p = 0; p < kLevels; ++p) {
+          SOTTO_TRY(sums[static_cast<size_t>(p)].start(*comm, p));
+        }
+        meeting.wait();
+        for (int32_t p = kLevels - 1; p >= 0; --p) {
+          SOTTO_TRY(comm->finish(sums[static_cast<size_t>(p)].op));
+          for (int32_t lower = 0; lower < p; ++lower) {
+            EXPECT_FALSE(sums[static_cast<size_t>(lower)].op->done())
+                << "priority " << lower << " ended before " << p;
+          }
+        }
+        for (const Sum& sum : sums) SOTTO_TRY(sum.check(*comm));
+        return ok_status();
+      });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
+class TcpTraced : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    char name[] = "/tmp/sotto-trace-XXXXXX";
+    ASSERT_NE(::mkdtemp(name), nullptr);
+    directory_ = name;
+  }
+  void TearDown() override { std::filesystem::remove_all(directory_); }
+  std::string prefix() const { return directory_ + "/job"; }
+
+  struct Sent {
+    double handed_over, done;  // microseconds
+    uint64_t bytes;
+  };
+  // The messages of a rank to `peer`, in the order in which they left.
+  std::vector<Sent> sent(int32_t rank, int32_t peer) const {
+    std::ifstream file(fmt::format("{}.rank{}.json", prefix(), rank));
+    const nlohmann::json events = nlohmann::json::parse(file, nullptr, false);
+    std::vector<Sent> all;
+    for (const auto& e : events) {
+      if (e["ph"] != "X" || e["name"] != "send" || e["tid"] != 100 + 2 * peer) continue;
+      const double begin = e["ts"], waited = e["args"]["waited_us"];
+      all.push_back({begin - waited, begin + e["dur"].get<double>(), e["args"].value("bytes", 0u)});
+    }
+    return all;
+  }
+
+ private:
+  std::string directory_;
+};
+
+// From the moment when the message of a small all-reduce is handed to the transport, no more than
+// the segment that is on its way goes before it, whatever else waits and however urgent that is.
+TEST_F(TcpTraced, ASmallAllReduceWaitsForOneSegmentOfBulkAtMost) {
+  constexpr uint64_t kBulk = 8 << 20;  // bytes
+  constexpr int kSmall = 10;
+  WorldOptions world = slow_world(2, 400);
+  world.params.trace = prefix();
+  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    Sum bulk(kBulk / 4);
+    SOTTO_TRY(bulk.start(*comm, 1));
+    for (int i = 0; i < kSmall; ++i) {
+      // Bulk has moved since the last one.
+      const uint64_t until = comm->counters().moved.payload_bytes_sent + 2 * kSegment;
+      const auto moved = [&] {
+        return comm->counters().moved.payload_bytes_sent >= until || bulk.op->done();
+      };
+      comm->engine().wait_until(moved, 20'000'000);
+      Sum small(1);
+      SOTTO_TRY(small.start(*comm, 0));
+      SOTTO_TRY(comm->finish(small.op));
+      SOTTO_TRY(small.check(*comm));
+    }
+    SOTTO_TRY(comm->finish(bulk.op));
+    return bulk.check(*comm);
+  });
+  ASSERT_TRUE(status.ok()) << status.text();
+  for (int32_t rank = 0; rank < 2; ++rank) {
+    const std::vector<Sent> messages = sent(rank, 1 - rank);
+    int small = 0, beside_bulk = 0;
+    for (size_t at = 0; at < messages.size(); ++at) {
+      if (messages[at].bytes != 4) continue;
+      ++small;
+      uint64_t before = 0;
+      for (size_t i = 0; i < at; ++i) {
+        if (messages[i].done > messages[at].handed_over) before += messages[i].bytes;
+      }
+      EXPECT_LE(before, kSegment) << "bytes that went before message " << small << " of rank "
+                                  << rank;
+      if (at + 1 < messages.size() && messages[at + 1].handed_over < messages[at].handed_over) {
+        ++beside_bulk;
+      }
+    }
+    EXPECT_EQ(small, kSmall);
+    // Bulk that had been waiting before the small message left after it.
+    EXPECT_GE(beside_bulk, 1) << "rank " << rank;
+  }
+}
+
+}  // namespace
+}  // namespace sotto::test

@@ -1,0 +1,159 @@
+// A rank that stops reading, or does not ask for what it is sent, makes nobody's memory grow beyond
+// a bound that does not depend on how many bytes wait:
+//   sender    payloads stay where the caller has them; an operation in flight costs its bookkeeping
+//             (plan instance, transfers, flow: at most kPerOperation) and its own scratch (a small
+//             all-reduce: the parts of all ranks), both of which later operations use again
+//   receiver  credit_bytes (1 MiB) per peer for messages that nobody has asked for yet, and a flow
+//             of at most kPerOperation for each of their operations
+// What the kernel holds in sockets is bounded by its own limits and is no memory of the process.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <fstream>
+
+#include "tests/multirank/capi_support.h"
+#include "tests/support/processes.h"
+#include "tests/support/reserved_port.h"
+
+namespace sotto::test {
+namespace {
+
+constexpr int kOperations = 1000;         // in flight at once
+constexpr int64_t kElements = 15 * 1024;  // 60 KiB a message: sent within the credit
+constexpr int64_t kSentBytes = kOperations * kElements * 4;
+constexpr int64_t kCredit = 1 << 20;
+constexpr int64_t kPerOperation = 8192;
+// What the allocator takes from the system at once, and what a first operation makes once.
+constexpr int64_t kOnce = 4 << 20;
+constexpr int64_t kBound = kCredit + kOperations * kPerOperation + kOnce;
+static_assert(4 * kBound < kSentBytes, "the bound shows nothing");
+constexpr int64_t kScratch = 2 * kSentBytes;  // of all-reduces: the parts of two ranks
+
+// Bytes of this process that are in memory and belong to no file.
+int64_t resident_bytes() {
+  std::ifstream file("/proc/self/status");
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with("RssAnon:")) return 1024 * std::stoll(line.substr(8));
+  }
+  throw RankError("/proc/self/status has no RssAnon");
+}
+
+struct World {
+  sotto_context* context = new_context();
+  sotto_comm* comm = nullptr;
+  World() {
+    sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+    OK(sotto_comm_create(context, &config, &comm));
+  }
+  void end() const {
+    OK(sotto_barrier(comm, nullptr, nullptr));
+    OK(sotto_comm_destroy(comm));
+    OK(sotto_context_destroy(context));
+  }
+};
+
+using Start = std::function<sotto_status(sotto_op** out)>;
+
+std::vector<sotto_op*> start_all(const Start& start) {
+  std::vector<sotto_op*> ops(kOperations);
+  for (sotto_op*& op : ops) OK(start(&op));
+  return ops;
+}
+void wait_all(const std::vector<sotto_op*>& ops) {
+  for (sotto_op* op : ops) {
+    OK(sotto_op_wait(op, -1));
+    OK(sotto_op_release(op));
+  }
+}
+
+// Rank 0 starts everything while the other one is stopped or asks for nothing. Two rounds: what
+// the first one has made the second one uses again.
+SOTTO_RANK_MAIN(pressure) {
+  ::setenv("SOTTO_RANK", std::to_string(self.rank).c_str(), 1);
+  const World world;
+  // All operations read the same memory, and write the same values to the same memory.
+  std::vector<float> data(kElements, 1.0f), result(kElements);
+  const sotto_buffer in = buffer(data), out = buffer(result);
+  const Start start = [&](sotto_op** op) {
+    if (self.argument == "all_reduce")
+      return sotto_all_reduce(world.comm, &in, &out, 1, nullptr, op);
+    return self.rank == 0 ? sotto_send(world.comm, &in, 1, 1, nullptr, op)
+                          : sotto_recv(world.comm, &out, 1, 0, nullptr, op);
+  };
+  for (int round = 0; round < 2; ++round) {
+    const int64_t before = resident_bytes();
+    std::vector<sotto_op*> ops;
+    self.at("idle");
+    if (self.rank == 0) {
+      ops = start_all(start);
+      // What can be sent has been sent by then; the bound holds at any moment.
+      require(sotto_op_wait(ops.back(), 300'000) == SOTTO_IN_PROGRESS, "an operation has ended");
+    }
+    self.say(std::to_string(resident_bytes() - before));
+    self.at("measured");
+    if (self.rank != 0) ops = start_all(start);
+    wait_all(ops);
+  }
+  world.end();
+  return 0;
+}
+
+// Growth of both ranks in both rounds.
+struct Growth {
+  int64_t sender[2], receiver[2];
+};
+
+int64_t bound_of_sender(const std::string& what) {
+  return kBound + (what == "all_reduce" ? kScratch : 0);
+}
+
+Growth measure(const std::string& what, bool stopped) {
+  const ReservedPort port;
+  ProcessOptions options;
+  options.argument = what;
+  options.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_CPU_THREADS=1", "SOTTO_WORLD_SIZE=2",
+                         fmt::format("SOTTO_RENDEZVOUS=tcp://127.0.0.1:{}", port.number())};
+  options.stop_at = {"0:idle", "1:idle", "1:measured"};
+  Processes ranks("pressure", 2, options);
+  Growth growth{};
+  for (int round = 0; round < 2; ++round) {
+    ranks.await(0, "idle");
+    ranks.await(1, "idle");
+    if (stopped) ranks.kill(1, SIGSTOP);
+    ranks.go(0);
+    growth.sender[round] = std::stoll(ranks.message(0));
+    if (stopped) ranks.kill(1, SIGCONT);
+    ranks.go(1);
+    growth.receiver[round] = std::stoll(ranks.message(1));
+    ranks.go(1);
+  }
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  return growth;
+}
+
+class Pressure : public testing::TestWithParam<const char*> {};
+
+TEST_P(Pressure, ARankThatIsStoppedMakesNobodysMemoryGrow) {
+  const Growth g = measure(GetParam(), true);
+  RecordProperty("sender_bytes", std::to_string(g.sender[0]));
+  EXPECT_LE(g.sender[0], bound_of_sender(GetParam()));
+  EXPECT_LE(g.sender[1], kOnce);
+}
+
+TEST_P(Pressure, WhatNobodyAsksForIsBoundedByTheCredit) {
+  const Growth g = measure(GetParam(), false);
+  RecordProperty("sender_bytes", std::to_string(g.sender[0]));
+  RecordProperty("receiver_bytes", std::to_string(g.receiver[0]));
+  EXPECT_LE(g.sender[0], bound_of_sender(GetParam()));
+  EXPECT_LE(g.receiver[0], kBound);
+  EXPECT_LE(g.sender[1], kOnce);
+  EXPECT_LE(g.receiver[1], kOnce);
+}
+
+INSTANTIATE_TEST_SUITE_P(Operations, Pressure, testing::Values("send", "all_reduce"),
+                         [](const auto& p) { return std::string(p.param); });
+
+}  // namespace
+}  // namespace sotto::test
