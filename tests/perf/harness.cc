@@ -172,6 +172,36 @@ std::string schedule_table(const std::vector<Measurement>& all) {
   return text;
 }
 
+std::string figures_json_line(const Measurement& m) {
+  nlohmann::ordered_json line = {{"row", m.info.row},
+                                 {"benchmark", m.info.benchmark},
+                                 {"variant", m.info.variant},
+                                 {"n", m.info.n}};
+  for (const Figure& f : m.figures) line[f.name] = f.value;
+  for (const Figure& f : m.figures) {
+    if (f.most) line[f.name + ", target"] = *f.most;
+  }
+  line["error"] = m.info.error;
+  add_machine(&line);
+  return line.dump();
+}
+
+std::string figures_table(const std::vector<Measurement>& all) {
+  std::string text;
+  for (const Measurement& m : all) {
+    if (m.figures.empty()) continue;
+    text += fmt::format("\nrow {}, {}: {}\n", m.info.row, m.info.benchmark, m.info.variant);
+    for (const Figure& f : m.figures) {
+      text += fmt::format("  {:<36}{:>12.2f}", f.name, f.value);
+      if (f.most)
+        text += fmt::format("  at most {:g}: {}", *f.most,
+                            f.value <= *f.most ? "reached" : "not reached");
+      text += '\n';
+    }
+  }
+  return text;
+}
+
 std::string wire_table(const std::vector<Measurement>& all) {
   std::string text, reason;
   size_t skipped = 0, others = 0;
@@ -229,6 +259,7 @@ std::string wire_table(const std::vector<Measurement>& all) {
 std::string json_line(const Measurement& m, const Options& options) {
   if (m.wire) return wire_json_line(m);
   if (m.schedule) return schedule_json_line(m);
+  if (!m.figures.empty()) return figures_json_line(m);
   nlohmann::ordered_json line = {
       {"row", m.info.row},
       {"benchmark", m.info.benchmark},
@@ -257,7 +288,7 @@ std::string json_line(const Measurement& m, const Options& options) {
 
 std::string table(const std::vector<Measurement>& all, const Options& options) {
   if (std::none_of(all.begin(), all.end(), [](const Measurement& m) { return m.timed(); }))
-    return wire_table(all) + schedule_table(all);
+    return wire_table(all) + schedule_table(all) + figures_table(all);
   std::string text = fmt::format(
       "processor {}, {} thread(s), {}, {} clock\nratio = time / (share x yardstick), median of {} "
       "pairs "
@@ -280,7 +311,7 @@ std::string table(const std::vector<Measurement>& all, const Options& options) {
         m.info.bytes_per_element, m.ours_ms, m.yardstick_ms, m.gb_per_s, m.ratio, m.info.target,
         100 * m.ratio_iqr, verdict(m));
   }
-  return text + wire_table(all) + schedule_table(all);
+  return text + wire_table(all) + schedule_table(all) + figures_table(all);
 }
 
 }  // namespace sotto::perf

@@ -62,6 +62,13 @@ struct ScheduleFigures {
   uint64_t header_bytes = 0;
 };
 
+// A number with a name, of a row that is neither times nor bytes.
+struct Figure {
+  std::string name;  // with its unit
+  double value = 0;
+  std::optional<double> most = {};  // the target
+};
+
 struct Measurement {
   Case info;
   uint32_t pairs = 0;
@@ -73,7 +80,8 @@ struct Measurement {
   double gb_per_s = 0;   // of ours
   std::optional<WireFigures> wire;
   std::optional<ScheduleFigures> schedule;
-  bool timed() const { return !wire && !schedule; }
+  std::vector<Figure> figures;
+  bool timed() const { return !wire && !schedule && figures.empty(); }
 
   // The median meets the target and the spread is below 10 %.
   bool reached() const { return ratio <= info.target && ratio_iqr < 0.10; }

@@ -32,7 +32,9 @@ const std::map<std::string, Benchmark>& benchmarks() {
                                                        {"optim_1bit_adam", optim_onebit_adam},
                                                        {"optim_1bit_lamb", optim_onebit_lamb},
                                                        {"wire_bytes", wire_bytes},
-                                                       {"zeroone_bits", zeroone_bits}};
+                                                       {"zeroone_bits", zeroone_bits},
+                                                       {"overheads", overheads},
+                                                       {"scale", scale}};
   return all;
 }
 
@@ -49,7 +51,9 @@ int run(int argc, char** argv) {
   double floor = 0;
   std::vector<std::string> known;
   for (const auto& [name, unused] : benchmarks()) known.push_back(name);
-  app.add_option("benchmark", names, "which to run (default: all)")->check(CLI::IsMember(known));
+  app.add_option("benchmark", names,
+                 "which to run (default: all but scale, which has many ranks: tests/perf/scale.sh)")
+      ->check(CLI::IsMember(known));
   app.add_option("--n", options.n, "elements")
       ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 33))
       ->capture_default_str();
@@ -71,7 +75,10 @@ int run(int argc, char** argv) {
       ->check(CLI::Range(1.0, 1000.0));
   CLI11_PARSE(app, argc, argv);
   options.simd = *simd_level_from_name(simd);
-  if (names.empty()) names = known;
+  if (names.empty()) {
+    names = known;
+    std::erase(names, "scale");
+  }
 
   std::ofstream lines;
   if (!json.empty()) {

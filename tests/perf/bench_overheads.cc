@@ -1,0 +1,106 @@
+// Row 27: what an operation costs beside its work, through the C interface: calls of the allocator
+// per operation once everything has run before, and the time of an operation that has next to
+// nothing to do.
+#include <fmt/format.h>
+#include <time.h>
+
+#include <algorithm>
+#include <barrier>
+
+#include "sotto/sotto.h"
+#include "tests/perf/benchmarks.h"
+#include "tests/perf/capi_rank.h"
+#include "tests/perf/malloc_count.h"
+
+namespace sotto::perf {
+namespace {
+
+constexpr int32_t kRanks = 4;
+constexpr int kWarmUp = 50, kCounted = 100;
+constexpr uint64_t kElements = 100'000;
+constexpr int kSeries = 9, kReplays = 20'000;
+constexpr double kMostAllocations = 0, kMostMicroseconds = 5;
+
+const std::vector<CapiKind>& kinds() {
+  static const std::vector<CapiKind> all = {
+      {"all_reduce, 4 bytes", 1, "", ""},
+      {"all_reduce, 400 kB", kElements, "", ""},
+      {"all_reduce 1bit", kElements, R"({"type": "1bit"})", ""},
+      {"step Adam", kElements, "", R"("type": "Adam", "params": {"lr": 0.001})"},
+      {"step 1-bit Adam", kElements, "",
+       R"("type": "OneBitAdam", "params": {"lr": 0.001, "freeze_step": 2})"},
+      {"step 1-bit LAMB", kElements, "",
+       R"("type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 2})"}};
+  return all;
+}
+
+Measurement row(const std::string& variant, uint64_t n) {
+  Measurement m;
+  m.info.row = 27;
+  m.info.benchmark = "overheads";
+  m.info.variant = variant;
+  m.info.n = n;
+  return m;
+}
+
+// Calls of the allocator per operation and rank.
+double allocations_of(const CapiKind& kind) {
+  std::barrier sync(kRanks);
+  uint64_t before = 0, after = 0;
+  capi_world(kRanks, [&](CapiRank& rank) {
+    CapiWork work(rank, kind);
+    for (int i = 0; i < kWarmUp; ++i) work.run();
+    sync.arrive_and_wait();
+    if (rank.rank == 0) before = allocations();
+    sync.arrive_and_wait();
+    for (int i = 0; i < kCounted; ++i) work.run();
+    sync.arrive_and_wait();
+    if (rank.rank == 0) after = allocations();
+    sync.arrive_and_wait();
+  });
+  return static_cast<double>(after - before) / (kRanks * kCounted);
+}
+
+double now_us(bool cpu) {
+  timespec now{};
+  clock_gettime(cpu ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
+  return static_cast<double>(now.tv_sec) * 1e6 + static_cast<double>(now.tv_nsec) * 1e-3;
+}
+
+// Microseconds of one operation on one rank, of each series, ascending.
+std::vector<double> replays_of(const CapiKind& kind, bool cpu) {
+  std::vector<double> all;
+  capi_world(1, [&](CapiRank& rank) {
+    CapiWork work(rank, kind);
+    for (int i = 0; i < kWarmUp; ++i) work.run();
+    for (int s = 0; s < kSeries; ++s) {
+      const double start = now_us(cpu);
+      for (int i = 0; i < kReplays; ++i) work.run();
+      all.push_back((now_us(cpu) - start) / kReplays);
+    }
+  });
+  std::sort(all.begin(), all.end());
+  return all;
+}
+
+}  // namespace
+
+void overheads(const Options& options, std::vector<Measurement>* out) {
+  for (const CapiKind& kind : kinds()) {
+    if (!counts_allocations()) break;
+    Measurement m = row(fmt::format("{}, W = {}", kind.name, kRanks), kind.elements);
+    m.figures = {{"allocations per operation", allocations_of(kind), kMostAllocations}};
+    out->push_back(m);
+  }
+  for (CapiKind kind : {kinds()[0], kinds()[3]}) {
+    kind.elements = 1;
+    const std::vector<double> us = replays_of(kind, options.cpu_clock);
+    Measurement m = row(fmt::format("{}, W = 1, n = 1", kind.name), 1);
+    m.figures = {{"us per operation, median", us[us.size() / 2], kMostMicroseconds},
+                 {"least", us.front(), {}},
+                 {"most", us.back(), {}}};
+    out->push_back(m);
+  }
+}
+
+}  // namespace sotto::perf
