@@ -88,7 +88,9 @@ SOTTO_RANK_MAIN(pressure) {
     if (self.rank == 0) {
       ops = start_all(start);
       // What can be sent has been sent by then; the bound holds at any moment.
-      require(sotto_op_wait(ops.back(), 300'000) == SOTTO_IN_PROGRESS, "an operation has ended");
+      const sotto_status last = sotto_op_wait(ops.back(), 300'000);
+      require(last == SOTTO_IN_PROGRESS, fmt::format("the last operation has ended: {}, {}",
+                                                     static_cast<int>(last), sotto_last_error()));
     }
     self.say(std::to_string(resident_bytes() - before));
     self.at("measured");

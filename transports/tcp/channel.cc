@@ -123,7 +123,15 @@ void Channel::release_waiting(Flow& f) {
 
 void Channel::release_all_waiting() {
   if (waiting_flows_ == 0) return;
-  for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) release_waiting(*f);
+  // The most urgent first, then who has waited longest.
+  for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
+    if (!f->waiting.empty()) in_line_.push_back(f);
+  }
+  const auto urgency = [](const Flow* f) { return f->waiting.head->op->priority; };
+  std::stable_sort(in_line_.begin(), in_line_.end(),
+                   [&](const Flow* a, const Flow* b) { return urgency(a) > urgency(b); });
+  for (Flow* f : in_line_) release_waiting(*f);
+  in_line_.clear();
 }
 
 void Channel::say(const wire::FrameHeader& frame) {

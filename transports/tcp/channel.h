@@ -142,6 +142,7 @@ class Channel final : public StreamOwner {
   FrameRing service_;
   uint64_t credit_;               // what this rank may still send
   size_t waiting_flows_ = 0;      // flows with sends that wait
+  std::vector<Flow*> in_line_;    // of release_all_waiting, kept for its memory
   uint64_t credit_out_ = 0;       // what the peer has used and not got back
   uint64_t credit_consumed_ = 0;  // of it: messages that have left for their receive
 

@@ -81,10 +81,10 @@ Flow& OpTable::flow(const OpKey& op, int32_t peer) {
   flow.op = &state;
   flow.peer = peer;
   flow.next_of_op = std::exchange(state.flows, &flow);
-  Flow*& first = by_peer_[static_cast<size_t>(peer)];
-  flow.next_of_peer = first;
-  if (first != nullptr) first->previous_of_peer = &flow;
-  first = &flow;
+  PeerFlows& list = by_peer_[static_cast<size_t>(peer)];
+  flow.previous_of_peer = list.last;
+  (list.last != nullptr ? list.last->next_of_peer : list.first) = &flow;
+  list.last = &flow;
   return flow;
 }
 
@@ -118,11 +118,11 @@ void OpTable::erase(OpState& op, bool done) {
       flow->unexpected = message->next;
       free_unexpected(message);
     }
-    Flow*& first = by_peer_[static_cast<size_t>(flow->peer)];
-    (flow->previous_of_peer != nullptr ? flow->previous_of_peer->next_of_peer : first) =
+    PeerFlows& list = by_peer_[static_cast<size_t>(flow->peer)];
+    (flow->previous_of_peer != nullptr ? flow->previous_of_peer->next_of_peer : list.first) =
         flow->next_of_peer;
-    if (flow->next_of_peer != nullptr)
-      flow->next_of_peer->previous_of_peer = flow->previous_of_peer;
+    (flow->next_of_peer != nullptr ? flow->next_of_peer->previous_of_peer : list.last) =
+        flow->previous_of_peer;
     flows_.erase(FlowKey{op.key, flow->peer});
     flow = next;
   }

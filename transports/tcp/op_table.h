@@ -118,9 +118,10 @@ class OpTable {
   OpTable& operator=(const OpTable&) = delete;
   ~OpTable();
 
-  // All flows of one peer, linked by next_of_peer.
-  void set_peers(int32_t peers) { by_peer_.assign(static_cast<size_t>(peers), nullptr); }
-  Flow* flows_of(int32_t peer) const { return by_peer_[static_cast<size_t>(peer)]; }
+  // All flows of one peer, linked by next_of_peer, the oldest first: who has waited longest is
+  // served first.
+  void set_peers(int32_t peers) { by_peer_.assign(static_cast<size_t>(peers), {}); }
+  Flow* flows_of(int32_t peer) const { return by_peer_[static_cast<size_t>(peer)].first; }
 
   Flow* find(const OpKey& op, int32_t peer);
   // Finds or makes it; a new one has no counters yet.
@@ -162,7 +163,11 @@ class OpTable {
   std::pmr::unordered_map<OpKey, OpState, Hash> ops_;
   std::pmr::unordered_map<FlowKey, Flow, Hash> flows_;
   size_t posted_ = 0;
-  std::vector<Flow*> by_peer_;
+  struct PeerFlows {
+    Flow* first = nullptr;
+    Flow* last = nullptr;
+  };
+  std::vector<PeerFlows> by_peer_;
   std::map<Space, NumberSet> done_;
   std::vector<Recent> recent_;
   size_t recent_at_ = 0;
