@@ -1,6 +1,7 @@
 """Launchers' environments, and what is said when there is none."""
 
 import os
+import socket
 import subprocess
 import sys
 
@@ -107,11 +108,12 @@ comm.close()
 
 @pytest.fixture
 def free_port():
-    import socket
-
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+    """A port of 127.0.0.1 for rank 0: bound here, so that nobody else is given it, but not listened
+    at, so that a listener with SO_REUSEADDR can have it."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 @pytest.mark.parametrize(("rank", "size"), [pair[1:] for pair in LAUNCHERS])
