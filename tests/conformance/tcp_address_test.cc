@@ -40,65 +40,57 @@ void pass_on(RankKit& kit, uint64_t number, std::vector<uint8_t> data) {
   require(got == data, "what was sent arrives");
 }
 
+// Ranks behind forwarded ports pass data on; `change` is made to the options of every rank.
+struct Forwarded {
+  static constexpr int kSize = 3;
+  std::vector<std::unique_ptr<FaultyProxy>> forwards;  // to each rank
+  std::string failure;
+
+  Forwarded(const std::vector<uint8_t>& data, uint64_t times,
+            const std::function<void(int rank, TcpOptions& options)>& change) {
+    ReservedPort ports[kSize];
+    for (const ReservedPort& port : ports)
+      forwards.push_back(std::make_unique<FaultyProxy>(ProxyOptions{.target_port = port.number()}));
+    UniqueId id{};
+    Meeting meeting(kSize);
+    failure = run_ranks(kSize, [&](int rank) {
+      const auto at = static_cast<size_t>(rank);
+      const auto which = with([&](TcpOptions& o) {
+        o.listen_port = ports[at].number();
+        o.advertise = fmt::format("127.0.0.1:{}", forwards[at]->port());
+        change(rank, o);
+      });
+      RankKit kit(which, rank, kSize);
+      if (rank == 0) id = check(kit.backend->make_unique_id());
+      meeting.wait();
+      kit.join(id);
+      kit.connect();
+      for (uint64_t i = 0; i < times; ++i) pass_on(kit, i, data);
+      kit.finish();
+    });
+  }
+};
+
 TEST(TcpAddress, DataConnectionsGoThroughAForwardedPort) {
-  constexpr int kSize = 3;
   const std::vector<uint8_t> data(200'000, 7);
-  ReservedPort ports[kSize];
-  std::vector<std::unique_ptr<FaultyProxy>> forwards;
-  for (const ReservedPort& port : ports)
-    forwards.push_back(std::make_unique<FaultyProxy>(ProxyOptions{.target_port = port.number()}));
-  UniqueId id{};
-  Meeting meeting(kSize);
-  EXPECT_EQ(run_ranks(kSize,
-                      [&](int rank) {
-                        const auto at = static_cast<size_t>(rank);
-                        const auto which = with([&](TcpOptions& o) {
-                          o.listen_port = ports[at].number();
-                          o.advertise = fmt::format("127.0.0.1:{}", forwards[at]->port());
-                        });
-                        RankKit kit(which, rank, kSize);
-                        if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
-                        kit.join(id);
-                        kit.connect();
-                        pass_on(kit, 0, data);
-                        kit.finish();
-                      }),
-            "");
+  const Forwarded ranks(data, 1, [](int, TcpOptions&) {});
+  EXPECT_EQ(ranks.failure, "");
+  const auto& forwards = ranks.forwards;
   // The lower rank connects.
-  for (int r = 0; r < kSize; ++r) EXPECT_EQ(forwards[static_cast<size_t>(r)]->connections(), r);
+  for (size_t r = 0; r < forwards.size(); ++r)
+    EXPECT_EQ(forwards[r]->connections(), static_cast<int>(r));
   EXPECT_EQ(forwards[0]->bytes_passed(), 0u);
   EXPECT_GT(forwards[1]->bytes_passed() + forwards[2]->bytes_passed(), 3 * data.size());
 }
 
 // Ranks that wish different numbers of connections use the smallest.
 TEST(TcpAddress, TheSmallestNumberOfConnectionsCounts) {
-  constexpr int kSize = 3;
-  const std::vector<uint8_t> data(3'000'000, 9);
-  ReservedPort ports[kSize];
-  std::vector<std::unique_ptr<FaultyProxy>> forwards;
-  for (const ReservedPort& port : ports)
-    forwards.push_back(std::make_unique<FaultyProxy>(ProxyOptions{.target_port = port.number()}));
-  UniqueId id{};
-  Meeting meeting(kSize);
-  EXPECT_EQ(run_ranks(kSize,
-                      [&](int rank) {
-                        const auto at = static_cast<size_t>(rank);
-                        const auto which = with([&](TcpOptions& o) {
-                          o.connections = static_cast<uint32_t>(4 - rank);
-                          o.listen_port = ports[at].number();
-                          o.advertise = fmt::format("127.0.0.1:{}", forwards[at]->port());
-                        });
-                        RankKit kit(which, rank, kSize);
-                        if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
-                        kit.join(id);
-                        kit.connect();
-                        for (uint64_t i = 0; i < 5; ++i) pass_on(kit, i, data);
-                        kit.finish();
-                      }),
-            "");
-  for (int r = 0; r < kSize; ++r) EXPECT_EQ(forwards[static_cast<size_t>(r)]->connections(), 2 * r);
+  const Forwarded ranks(std::vector<uint8_t>(3'000'000, 9), 5, [](int rank, TcpOptions& o) {
+    o.connections = static_cast<uint32_t>(4 - rank);
+  });
+  EXPECT_EQ(ranks.failure, "");
+  for (size_t r = 0; r < ranks.forwards.size(); ++r)
+    EXPECT_EQ(ranks.forwards[r]->connections(), static_cast<int>(2 * r));
 }
 
 TEST(TcpAddress, APortThatIsTakenIsNamedOnEveryRank) {

@@ -2,13 +2,12 @@
 // never a time. The rate limit only keeps the kernel from taking all of the bulk at once.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "tests/support/core_ranks.h"
 #include "tests/support/ranks.h"
+#include "tests/support/temp_dir.h"
 
 namespace sotto::test {
 namespace {
@@ -79,13 +78,7 @@ TEST(TcpPressure, OperationsEndInTheOrderOfTheirPriority) {
 
 class TcpTraced : public ::testing::Test {
  protected:
-  void SetUp() override {
-    char name[] = "/tmp/sotto-trace-XXXXXX";
-    ASSERT_NE(::mkdtemp(name), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  std::string prefix() const { return directory_ + "/job"; }
+  std::string prefix() const { return directory_.path() + "/job"; }
 
   struct Sent {
     double handed_over, done;  // microseconds
@@ -105,7 +98,7 @@ class TcpTraced : public ::testing::Test {
   }
 
  private:
-  std::string directory_;
+  TempDir directory_;
 };
 
 // From the moment when the message of a small all-reduce is handed to the transport, no more than

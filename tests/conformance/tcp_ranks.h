@@ -36,26 +36,25 @@ inline bool has_ipv6_loopback() {
   return has;
 }
 
-inline Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 20'000'000) {
-  JoinRequest request;
+inline Status join(RankKit& kit, JoinRequest request, int64_t timeout_us) {
   request.rank = kit.rank;
   request.size = kit.size;
-  request.address = address;
   request.deadline = kit.in(timeout_us);
   auto joined = kit.backend->join(request, kit.driver);
   if (joined.ok()) kit.control = joined.take();
   return joined.status();
 }
 
+inline Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 20'000'000) {
+  JoinRequest request;
+  request.address = address;
+  return join(kit, std::move(request), timeout_us);
+}
+
 inline Status join_with(RankKit& kit, const UniqueId& id, int64_t timeout_us = 20'000'000) {
   JoinRequest request;
-  request.rank = kit.rank;
-  request.size = kit.size;
   request.id = id;
-  request.deadline = kit.in(timeout_us);
-  auto joined = kit.backend->join(request, kit.driver);
-  if (joined.ok()) kit.control = joined.take();
-  return joined.status();
+  return join(kit, std::move(request), timeout_us);
 }
 
 }  // namespace sotto::test

@@ -1,14 +1,13 @@
 // The time line that SOTTO_TRACE asks for.
 #include <gtest/gtest.h>
 
-#include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 
 #include "core/group/codec.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/temp_dir.h"
 
 namespace sotto::test {
 namespace {
@@ -17,18 +16,12 @@ using Json = nlohmann::json;
 
 class TraceFiles : public ::testing::TestWithParam<std::string> {
  protected:
-  void SetUp() override {
-    char name[] = "/tmp/sotto-trace-XXXXXX";
-    ASSERT_NE(::mkdtemp(name), nullptr);
-    directory_ = name;
-  }
-  void TearDown() override { std::filesystem::remove_all(directory_); }
-  std::string prefix() const { return directory_ + "/job"; }
+  std::string prefix() const { return directory_.path() + "/job"; }
   Json read(int32_t rank) const {
     std::ifstream file(fmt::format("{}.rank{}.json", prefix(), rank));
     return Json::parse(file, nullptr, false);
   }
-  std::string directory_;
+  TempDir directory_;
 };
 
 // Every message and kernel of a rank is there once; what one peer sends or receives never overlaps;
