@@ -117,11 +117,7 @@ Status CompressedState::set_counts(Engine& engine, const std::vector<uint8_t>& v
   return upload(engine, server_counts_.data(), std::span<const uint64_t>(server));
 }
 
-Result<ErrorFeedback> CompressedState::residual(Engine& engine,
-                                                const std::vector<uint8_t>* valid_bits) const {
-  const auto is_valid = [&](uint64_t f) {
-    return valid_bits == nullptr || ((*valid_bits)[f / 8] >> (7 - f % 8) & 1u) != 0;
-  };
+ErrorFeedback CompressedState::no_errors() const {
   ErrorFeedback r;
   r.rank = rank_;
   r.size = size_;
@@ -129,6 +125,15 @@ Result<ErrorFeedback> CompressedState::residual(Engine& engine,
   r.granularity = granularity_name(settings_.granularity);
   r.bucket_elements = settings_.bucket_elements;
   r.scale = coding_name(settings_);
+  return r;
+}
+
+Result<ErrorFeedback> CompressedState::residual(Engine& engine,
+                                                const std::vector<uint8_t>* valid_bits) const {
+  const auto is_valid = [&](uint64_t f) {
+    return valid_bits == nullptr || ((*valid_bits)[f / 8] >> (7 - f % 8) & 1u) != 0;
+  };
+  ErrorFeedback r = no_errors();
   if (!settings_.residual) return r;
   const uint64_t instances = layout_->instances();
   std::vector<float> scales(instances), server_scales(instances);
@@ -249,13 +254,7 @@ Status CompressedState::restore_mean(Engine& engine, const MeanErrorFeedback& me
   const std::vector<float> flat = mean.server.size() == layout_->elements()
                                       ? to_flat(*layout_, mean.server)
                                       : std::vector<float>();
-  ErrorFeedback own;
-  own.rank = rank_;
-  own.size = size_;
-  own.chunk_align = settings_.chunk_align;
-  own.granularity = granularity_name(settings_.granularity);
-  own.bucket_elements = settings_.bucket_elements;
-  own.scale = coding_name(settings_);
+  ErrorFeedback own = no_errors();
   own.worker = mean.worker;
   if (own.worker.size() == layout_->elements()) own.worker.resize(layout_->elements_with_padding());
   if (!flat.empty() || layout_->elements() == 0) own.server.resize(layout_->chunk_elements());

@@ -75,6 +75,8 @@ class CompressedState {
   uint64_t bytes() const;
 
  private:
+  // This rank and its settings, without values.
+  ErrorFeedback no_errors() const;
   bool onebit() const { return settings_.kind == CodecKind::kOnebit; }
 
   const CompressedLayout* layout_ = nullptr;

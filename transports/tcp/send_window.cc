@@ -51,6 +51,10 @@ void SendWindow::look(int fd, int64_t now_ns) {
       static_cast<uint64_t>(static_cast<double>(acked) * 1e9 / static_cast<double>(passed));
   rate_ = std::max(sample, rate_ - rate_ / 32);
   const uint64_t wanted = bytes_for(rate_, info.tcpi_min_rtt);
+  if (wanted > most_) {
+    if (bounded_) unbound(fd);
+    return;
+  }
   const bool close = bounded_ && wanted > window_ / 4 * 3 && wanted < window_ / 4 * 5;
   if (!close) bound(fd, wanted);
 }
@@ -64,7 +68,9 @@ void SendWindow::bound(int fd, uint64_t bytes) {
   socklen_t size = sizeof got;
   window_ = bytes;
   bounded_ = true;
-  if (::getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &got, &size) == 0 && got < 2 * half) unbound(fd);
+  if (::getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &got, &size) != 0 || got >= 2 * half) return;
+  most_ = static_cast<uint64_t>(got);
+  unbound(fd);
 }
 
 void SendWindow::unbound(int fd) {

@@ -37,9 +37,10 @@ class SendWindow {
 
   bool enabled_ = false;
   bool bounded_ = false;
-  uint64_t unseen_ = 0;  // sent since the kernel was last asked
-  uint64_t rate_ = 0;    // the largest of late, bytes per second
-  uint64_t acked_ = 0;   // at mark_ns_
+  uint64_t most_ = UINT64_MAX;  // that a buffer may be set to; more: the system tunes it
+  uint64_t unseen_ = 0;         // sent since the kernel was last asked
+  uint64_t rate_ = 0;           // the largest of late, bytes per second
+  uint64_t acked_ = 0;          // at mark_ns_
   int64_t mark_ns_ = 0;
   uint64_t window_ = 0;  // in force while bounded
 };
