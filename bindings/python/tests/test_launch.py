@@ -109,7 +109,7 @@ comm.close()
 @pytest.fixture
 def free_port():
     """A port of 127.0.0.1 for rank 0: bound here, so that nobody else is given it, but not listened
-    at, so that a listener with SO_REUSEADDR can have it."""
+    at, so that a listener with SO_REUSEADDR can have it. It is the one after MASTER_PORT."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", 0))
@@ -118,7 +118,7 @@ def free_port():
 
 @pytest.mark.parametrize(("rank", "size"), [pair[1:] for pair in LAUNCHERS])
 def test_two_processes_of_every_launcher(free_port, rank, size):
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port)}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port - 1)}
     ranks = [
         start(SUM.format(arguments="timeout=30"), **{rank: str(r), size: "2"}, **place)
         for r in range(2)
@@ -146,7 +146,7 @@ def test_explicit_arguments_win(free_port):
 @pytest.mark.parametrize("left", ["", "work = comm.recv(x, 1 - comm.rank)"])
 def test_a_process_that_forgets_to_close_ends(free_port, left):
     code = SUM.format(arguments="timeout=30").replace("comm.close()", left)
-    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port), "WORLD_SIZE": "2"}
+    place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port - 1), "WORLD_SIZE": "2"}
     ranks = [start(code, RANK=str(r), **place) for r in range(2)]
     for r, process in enumerate(ranks):
         assert f"{r} 2 3.0 True" in process.communicate(timeout=20)[0]
