@@ -19,7 +19,7 @@ struct Submission {
   CommState* state = nullptr;
   CallIn options;
   Call call;
-  std::vector<MemoryRange> ranges;  // memory that the call reads and writes
+  SmallVector<MemoryRange, 8> ranges;  // memory that the call reads and writes
 };
 
 // What in and out of a collective are to each other.
@@ -80,8 +80,8 @@ sotto_status collective(const char* name, sotto_comm* comm, Body&& body) {
 
 // Buffers of the request: shape from `shape` (the side whose counts the request carries), memory
 // from both.
-void add_buffers(const std::vector<Buffer>& shape, const std::vector<Buffer>& in,
-                 const std::vector<Buffer>& out, Call* call) {
+void add_buffers(std::span<const Buffer> shape, std::span<const Buffer> in,
+                 std::span<const Buffer> out, Call* call) {
   for (const Buffer& b : shape) {
     call->request.counts.push_back(b.count);
     call->request.dtypes.push_back(b.dtype);
@@ -93,8 +93,8 @@ void add_buffers(const std::vector<Buffer>& shape, const std::vector<Buffer>& in
 }
 
 // in[i] and out[i] are the same memory in the way that the operation allows: one range, written.
-void add_ranges(const std::vector<Buffer>& in, const std::vector<Buffer>& out,
-                const std::vector<uint8_t>& in_place, std::vector<MemoryRange>* ranges) {
+void add_ranges(std::span<const Buffer> in, std::span<const Buffer> out,
+                std::span<const uint8_t> in_place, SmallVector<MemoryRange, 8>* ranges) {
   for (size_t i = 0; i < std::max(in.size(), out.size()); ++i) {
     const bool together = i < in_place.size() && in_place[i] != 0;
     if (i < in.size() && !(together && in[i].bytes() <= out[i].bytes())) {
@@ -126,8 +126,8 @@ Status check_pair(const Buffer& in, const Buffer& out, uint64_t in_factor, uint6
 // The common way of collectives with inputs and outputs of equal number.
 Status take_pairs(Submission* s, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
                   Sides sides) {
-  SOTTO_ASSIGN(const std::vector<Buffer> inputs, take_buffers(in, n, "in"));
-  SOTTO_ASSIGN(const std::vector<Buffer> outputs, take_buffers(out, n, "out"));
+  SOTTO_ASSIGN(const SmallVector<Buffer> inputs, take_buffers(in, n, "in"));
+  SOTTO_ASSIGN(const SmallVector<Buffer> outputs, take_buffers(out, n, "out"));
   const auto size = static_cast<uint64_t>(s->comm->size());
   const int32_t rank = s->comm->rank();
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -149,12 +149,13 @@ Status take_pairs(Submission* s, const sotto_buffer* in, const sotto_buffer* out
 
 // Collectives and receives that only write (is_read false), sends that only read.
 Status take_one_side(Submission* s, const sotto_buffer* buffers, uint64_t n, bool is_read) {
-  SOTTO_ASSIGN(const std::vector<Buffer> taken, take_buffers(buffers, n, is_read ? "in" : "out"));
-  const std::vector<Buffer> none;
+  SOTTO_ASSIGN(const SmallVector<Buffer> taken, take_buffers(buffers, n, is_read ? "in" : "out"));
+  const std::span<const Buffer> none;
   s->call.request.in_place.assign(taken.size(), 0);
-  add_ranges(is_read ? taken : none, is_read ? none : taken, s->call.request.in_place, &s->ranges);
+  const std::span<const Buffer> some = taken;
+  add_ranges(is_read ? some : none, is_read ? none : some, s->call.request.in_place, &s->ranges);
   SOTTO_TRY(check_overlap(s->ranges));
-  add_buffers(taken, is_read ? taken : none, is_read ? none : taken, &s->call);
+  add_buffers(some, is_read ? some : none, is_read ? none : some, &s->call);
   return ok_status();
 }
 
@@ -253,8 +254,8 @@ Status divide_counts(CollectiveRequest* r) {
 Status take_uneven(Submission* s, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
                    const sotto_parts* parts) {
   CollectiveRequest& request = s->call.request;
-  SOTTO_ASSIGN(const std::vector<Buffer> inputs, take_buffers(in, n, "in"));
-  SOTTO_ASSIGN(const std::vector<Buffer> outputs, take_buffers(out, n, "out"));
+  SOTTO_ASSIGN(const SmallVector<Buffer> inputs, take_buffers(in, n, "in"));
+  SOTTO_ASSIGN(const SmallVector<Buffer> outputs, take_buffers(out, n, "out"));
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype == outputs[i].dtype) continue;
     return invalid_argument("in[{}] is {} but out[{}] is {}", i, dtype_name(inputs[i].dtype), i,
@@ -343,7 +344,7 @@ Status group_end(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
     return invalid_state("the comm has no open group; call sotto_group_begin first");
   PendingGroup group = std::exchange(comm->state->group, {});
   SOTTO_TRY(group.first_error);
-  SOTTO_TRY(check_overlap(std::move(group.ranges)).with_prefix("calls of the group"));
+  SOTTO_TRY(check_overlap(group.ranges).with_prefix("calls of the group"));
   SOTTO_ASSIGN(const CallIn options, take_call(call));
   SOTTO_TRY(refuse_reduce_and_codec(options));
   if (options.options.tag != 0) {
@@ -352,7 +353,7 @@ Status group_end(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
         options.options.tag);
   }
   return run_operation(*comm->state->core, options, out_op, [&](const CallOptions& o) {
-    return comm->state->core->start_group(std::move(group.calls), o);
+    return comm->state->core->start_group(group.calls, o);
   });
 }
 

@@ -60,12 +60,12 @@ Result<Buffer> take_buffer(const sotto_buffer& b, std::string_view name, bool ne
   return out;
 }
 
-Result<std::vector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n,
+Result<SmallVector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n,
                                          std::string_view name, bool need_data) {
   if (n > kMaxBuffers)
     return invalid_argument("n is {}; allowed: at most {} buffers", n, kMaxBuffers);
   if (buffers == nullptr && n != 0) return invalid_argument("{} is NULL but n is {}", name, n);
-  std::vector<Buffer> out;
+  SmallVector<Buffer> out;
   out.reserve(n);
   for (uint64_t i = 0; i < n; ++i) {
     Result<Buffer> buffer = take_buffer(buffers[i], name, need_data);
@@ -77,8 +77,8 @@ Result<std::vector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n
   return out;
 }
 
-Status check_overlap(std::vector<MemoryRange> ranges) {
-  std::vector<Placed> placed;
+Status check_overlap(std::span<const MemoryRange> ranges) {
+  SmallVector<Placed, 8> placed;
   placed.reserve(ranges.size());
   for (const MemoryRange& range : ranges) {
     const auto begin = reinterpret_cast<uintptr_t>(range.data);
@@ -155,7 +155,7 @@ Status refuse_all_but_tag_and_reduce(const CallIn& call) {
   return ok_status();
 }
 
-Result<ReduceOp> take_reduce(sotto_reduce reduce, const std::vector<Buffer>& buffers) {
+Result<ReduceOp> take_reduce(sotto_reduce reduce, std::span<const Buffer> buffers) {
   switch (reduce) {
     case SOTTO_REDUCE_MIN: return ReduceOp::kMin;
     case SOTTO_REDUCE_MAX: return ReduceOp::kMax;

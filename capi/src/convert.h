@@ -3,11 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/small_vector.h"
 #include "core/base/status.h"
 #include "core/group/comm.h"
 #include "core/iface/kernels.h"
@@ -26,7 +28,7 @@ struct Buffer {
 // `need_data` false: only dtype and count matter. `name` is the argument's, as in "in[3]".
 Result<Buffer> take_buffer(const sotto_buffer& buffer, std::string_view name,
                            bool need_data = true);
-Result<std::vector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n,
+Result<SmallVector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n,
                                          std::string_view name, bool need_data = true);
 
 // A range of memory that a call uses; `name` and `index` are for messages.
@@ -38,7 +40,7 @@ struct MemoryRange {
   uint64_t index = 0;
 };
 // INVALID_ARGUMENT if a written range overlaps another one. Ranges without bytes overlap nothing.
-Status check_overlap(std::vector<MemoryRange> ranges);
+Status check_overlap(std::span<const MemoryRange> ranges);
 
 struct CallIn {
   CallOptions options;  // without on_done: see Completion (op_handles.h)
@@ -54,7 +56,7 @@ Status refuse_reduce_and_codec(const CallIn& call);
 // For calls inside a group: the operation's options are those of sotto_group_end.
 Status refuse_all_but_tag_and_reduce(const CallIn& call);
 // The reduction of the buffers; bit-or needs integers.
-Result<ReduceOp> take_reduce(sotto_reduce reduce, const std::vector<Buffer>& buffers);
+Result<ReduceOp> take_reduce(sotto_reduce reduce, std::span<const Buffer> buffers);
 
 // Reports and states: writes what fits, as sotto.h says. `text` ends with a zero byte in buf.
 Status write_text(std::string_view text, char* buf, uint64_t cap, uint64_t* out_len);

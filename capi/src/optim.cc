@@ -84,7 +84,7 @@ Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n
     SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, &ranges));
     specs.push_back(std::move(spec));
   }
-  SOTTO_TRY(check_overlap(std::move(ranges)));
+  SOTTO_TRY(check_overlap(ranges));
   return specs;
 }
 

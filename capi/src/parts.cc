@@ -65,8 +65,8 @@ Result<sotto_parts> take_struct(const sotto_parts* parts, uint64_t index) {
 
 }  // namespace
 
-Status take_parts(const sotto_parts* parts, const std::vector<Buffer>& in,
-                  const std::vector<Buffer>& out, CollectiveRequest* r) {
+Status take_parts(const sotto_parts* parts, std::span<const Buffer> in, std::span<const Buffer> out,
+                  CollectiveRequest* r) {
   for (uint64_t i = 0; i < in.size(); ++i) {
     SOTTO_ASSIGN(const sotto_parts p, take_struct(parts, i));
     SOTTO_ASSIGN(const std::vector<Range> from,

@@ -10,7 +10,7 @@ namespace sotto::capi {
 
 // Checks n structs against the buffers and fills in_parts, out_parts and in_place of the request of
 // an all-to-all. In place: the same memory, and the same parts on both sides.
-Status take_parts(const sotto_parts* parts, const std::vector<Buffer>& in,
-                  const std::vector<Buffer>& out, CollectiveRequest* request);
+Status take_parts(const sotto_parts* parts, std::span<const Buffer> in, std::span<const Buffer> out,
+                  CollectiveRequest* request);
 
 }  // namespace sotto::capi

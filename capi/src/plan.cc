@@ -239,9 +239,14 @@ Result<Request> parse(const Comm& comm, std::string_view text) {
 Result<std::shared_ptr<PreparedPlan>> make_plan(const std::shared_ptr<Comm>& comm,
                                                 const Request& request) {
   const CollectiveRequest& r = request.collective;
-  if (request.codec.empty()) return comm->prepare({r});
+  if (request.codec.empty()) {
+    Call call;
+    call.request = r;
+    return comm->prepare({&call, 1});
+  }
   SOTTO_ASSIGN(const std::shared_ptr<Codec> codec,
-               Codec::create(comm, request.codec, r.counts, r.dtypes));
+               Codec::create(comm, request.codec, {r.counts.begin(), r.counts.end()},
+                             {r.dtypes.begin(), r.dtypes.end()}));
   return codec->plan(r.in_place);
 }
 

@@ -307,7 +307,7 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
       poll(1000);
     }
   }
-  auto op = std::make_shared<Op>();
+  auto op = pool_->make<Op>();
   op->self_ = op;
   op->stats_.launch_ns = clock().now_ns();
   const PeerTraffic& total = request.plan->plan().total;
@@ -336,7 +336,7 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
 
 bool Engine::take_submissions() {
   if (!inbox_.load(std::memory_order_acquire)) return false;
-  std::vector<OpRef> ops;
+  std::vector<OpRef> ops = std::move(spare_);
   std::vector<std::function<void()>> tasks;
   {
     std::lock_guard lock(mutex_);
@@ -345,6 +345,8 @@ bool Engine::take_submissions() {
     inbox_.store(false, std::memory_order_release);
   }
   for (const OpRef& op : ops) admit(op);
+  ops.clear();
+  spare_ = std::move(ops);
   for (auto& task : tasks) task();
   if (!tasks.empty()) changed_.notify_all();
   return true;

@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/base/clock.h"
+#include "core/base/object_pool.h"
 #include "core/base/status.h"
 #include "core/engine/run.h"
 #include "core/engine/trace.h"
@@ -123,6 +124,8 @@ class Engine final : public Driver {
 
   const Clock& clock() const override { return *options_.clock; }
   const std::shared_ptr<Device>& device() const { return options_.device; }
+  // For what every operation needs anew, its hooks for example. Threads: any.
+  ObjectPool& pool() const { return *pool_; }
 
   // Takes a backend, which lives as long as the engine, and serves its poller. The poller of the
   // backend added last with `blocking` is the one that is waited on. Driver.
@@ -237,6 +240,7 @@ class Engine final : public Driver {
   void drop_ready(const Op& op);
 
   EngineOptions options_;
+  std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
   std::unique_ptr<Trace> trace_;  // null: nobody wants one
   bool async_device_;
   std::vector<std::unique_ptr<Backend>> backends_;
@@ -245,6 +249,7 @@ class Engine final : public Driver {
   std::vector<Ready> ready_;                 // heap
   std::vector<std::deque<InFlight>> lanes_;  // asynchronous devices
   std::vector<Completion> completions_, completions_now_;
+  std::vector<OpRef> spare_;  // empty; its memory is what submitted_ gets next
   uint64_t next_sequence_ = 0;
   int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;

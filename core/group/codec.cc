@@ -54,13 +54,13 @@ Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::st
   return codec;
 }
 
-Result<Codec::Prepared*> Codec::prepared(const std::vector<uint8_t>& in_place) {
+Result<Codec::Prepared*> Codec::prepared(std::span<const uint8_t> in_place) {
   for (Prepared& p : prepared_) {
-    if (p.in_place == in_place) return &p;
+    if (std::ranges::equal(p.in_place, in_place)) return &p;
   }
   PlanBuilder builder;
   Prepared p;
-  p.in_place = in_place;
+  p.in_place.assign(in_place.begin(), in_place.end());
   p.collective = emit_compressed_collective(builder, comm_->rank(), layout_, settings_, in_place,
                                             comm_->segment_bytes());
   SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take()));
@@ -68,7 +68,7 @@ Result<Codec::Prepared*> Codec::prepared(const std::vector<uint8_t>& in_place) {
   return &prepared_.back();
 }
 
-Result<std::shared_ptr<PreparedPlan>> Codec::plan(const std::vector<uint8_t>& in_place) {
+Result<std::shared_ptr<PreparedPlan>> Codec::plan(const SmallVector<uint8_t>& in_place) {
   if (comm_->size() == 1 || layout_.elements() == 0) {
     PlanBuilder nothing;
     return comm_->prepare(nothing.take());
@@ -77,12 +77,12 @@ Result<std::shared_ptr<PreparedPlan>> Codec::plan(const std::vector<uint8_t>& in
   return p->plan;
 }
 
-Result<OpRef> Codec::all_reduce(const std::vector<void*>& in, const std::vector<void*>& out,
+Result<OpRef> Codec::all_reduce(const SmallVector<void*>& in, const SmallVector<void*>& out,
                                 const CallOptions& options) {
   if (busy())
     return error(Code::kBusy, "an all-reduce of this codec is still in flight; wait for it first");
   if (comm_->size() == 1 || layout_.elements() == 0) return copy_alone(in, out, options);
-  std::vector<uint8_t> in_place;
+  SmallVector<uint8_t> in_place;
   for (size_t i = 0; i < in.size(); ++i) in_place.push_back(in[i] == out[i] && counts_[i] > 0);
   SOTTO_ASSIGN(const Prepared* p, prepared(in_place));
   OpSignature signature;
@@ -91,12 +91,14 @@ Result<OpRef> Codec::all_reduce(const std::vector<void*>& in, const std::vector<
   signature.dtype = static_cast<uint32_t>(Dtype::kF32);
   signature.count = layout_.elements();
   signature.tag = options.tag;
-  std::vector<uint64_t> agreed(counts_);
-  agreed.insert(agreed.end(),
-                {static_cast<uint64_t>(settings_.kind), settings_.chunk_align,
-                 static_cast<uint64_t>(settings_.granularity), settings_.bucket_elements,
-                 static_cast<uint64_t>(settings_.scale), uint64_t{settings_.block},
-                 uint64_t{settings_.residual}, uint64_t{settings_.compat}, comm_->segment_bytes()});
+  SmallVector<uint64_t, 16> agreed(counts_.begin(), counts_.end());
+  for (const uint64_t value :
+       {static_cast<uint64_t>(settings_.kind), settings_.chunk_align,
+        static_cast<uint64_t>(settings_.granularity), settings_.bucket_elements,
+        static_cast<uint64_t>(settings_.scale), uint64_t{settings_.block},
+        uint64_t{settings_.residual}, uint64_t{settings_.compat}, comm_->segment_bytes()}) {
+    agreed.push_back(value);
+  }
   signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   const auto bind = [&](Run& run) {
     for (size_t i = 0; i < in.size(); ++i) {
@@ -106,14 +108,14 @@ Result<OpRef> Codec::all_reduce(const std::vector<void*>& in, const std::vector<
     state_.bind(run, p->collective.slots);
   };
   in_flight_.store(true, std::memory_order_release);
-  Result<OpRef> op =
-      comm_->launch(p->plan, signature, bind, std::make_shared<Hooks>(shared_from_this()), options);
+  Result<OpRef> op = comm_->launch(p->plan, signature, std::ref(bind),
+                                   comm_->engine().pool().make<Hooks>(shared_from_this()), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }
 
 // One rank: the identity (specification 1.7).
-Result<OpRef> Codec::copy_alone(const std::vector<void*>& in, const std::vector<void*>& out,
+Result<OpRef> Codec::copy_alone(const SmallVector<void*>& in, const SmallVector<void*>& out,
                                 const CallOptions& options) {
   Call call;
   call.request.kind = OpKind::kAllReduce;

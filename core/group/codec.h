@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string_view>
 #include <vector>
 
@@ -23,12 +24,12 @@ class Codec : public std::enable_shared_from_this<Codec> {
 
   // out = compressed mean of in over ranks; both have one pointer per tensor, equal ones mean in
   // place. BUSY while an all-reduce of this codec is in flight.
-  Result<OpRef> all_reduce(const std::vector<void*>& in, const std::vector<void*>& out,
+  Result<OpRef> all_reduce(const SmallVector<void*>& in, const SmallVector<void*>& out,
                            const CallOptions& options);
   const std::vector<uint64_t>& counts() const { return counts_; }
   const std::shared_ptr<Comm>& comm() const { return comm_; }
   // What an all-reduce will do; nothing is sent.
-  Result<std::shared_ptr<PreparedPlan>> plan(const std::vector<uint8_t>& in_place);
+  Result<std::shared_ptr<PreparedPlan>> plan(const SmallVector<uint8_t>& in_place);
 
   struct Snapshot {
     std::vector<uint64_t> counts;
@@ -54,8 +55,8 @@ class Codec : public std::enable_shared_from_this<Codec> {
   };
 
   Codec(std::shared_ptr<Comm> comm, const CodecSettings& settings, std::vector<uint64_t> counts);
-  Result<Prepared*> prepared(const std::vector<uint8_t>& in_place);
-  Result<OpRef> copy_alone(const std::vector<void*>& in, const std::vector<void*>& out,
+  Result<Prepared*> prepared(std::span<const uint8_t> in_place);
+  Result<OpRef> copy_alone(const SmallVector<void*>& in, const SmallVector<void*>& out,
                            const CallOptions& options);
   Status describe_failure(const Status& status, std::span<const std::byte> verdict) const;
 

@@ -7,6 +7,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/log.h"
+#include "core/base/small_vector.h"
 
 namespace sotto {
 namespace {
@@ -34,7 +35,7 @@ OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
   const bool rooted =
       r.kind == OpKind::kBroadcast || r.kind == OpKind::kGather || r.kind == OpKind::kScatter;
   s.root = rooted ? r.root : -1;
-  std::vector<uint64_t> shape{r.segment_bytes};
+  SmallVector<uint64_t, 16> shape{r.segment_bytes};
   for (size_t i = 0; i < r.counts.size(); ++i) {
     const auto dtype = static_cast<uint32_t>(r.dtypes[i]);
     s.dtype = i == 0 || s.dtype == dtype ? dtype : 0;
@@ -90,16 +91,21 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical) const {
   return std::make_shared<PreparedPlan>(std::move(plan), context()->device());
 }
 
-Result<std::shared_ptr<PreparedPlan>> Comm::prepare(
-    const std::vector<CollectiveRequest>& requests) {
+Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<const Call> calls) {
+  const auto asks_for = [](const CollectiveRequest& request, const Call& call) {
+    return request == call.request;
+  };
   for (auto it = cache_.begin(); it != cache_.end(); ++it) {
-    if (it->requests != requests) continue;
+    if (!std::equal(it->requests.begin(), it->requests.end(), calls.begin(), calls.end(), asks_for))
+      continue;
     cache_.splice(cache_.begin(), cache_, it);
     return it->plan;
   }
   PlanBuilder builder;
+  std::vector<CollectiveRequest> requests;
   bool point_to_point_before = false;
-  for (size_t i = 0; i < requests.size(); ++i) {
+  for (size_t i = 0; i < calls.size(); ++i) {
+    requests.push_back(calls[i].request);
     const bool point_to_point = requests[i].kind == OpKind::kSendRecv;
     if (i > 0)
       builder.begin_posting(static_cast<uint16_t>(i), point_to_point && point_to_point_before);
@@ -108,26 +114,20 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(
                  emit_collective(builder, requests[i]));
   }
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(builder.take()));
-  cache_.push_front({requests, plan});
+  cache_.push_front({std::move(requests), plan});
   if (cache_.size() > kCachedPlans) cache_.pop_back();
   return plan;
 }
 
 Result<OpRef> Comm::start(Call call, const CallOptions& options) {
   call.tag = options.tag;
-  std::vector<Call> calls;
-  calls.push_back(std::move(call));
-  return start_group(std::move(calls), options);
+  return start_group({&call, 1}, options);
 }
 
-Result<OpRef> Comm::start_group(std::vector<Call> calls, const CallOptions& options) {
+Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& options) {
   SOTTO_TRY(failure());
-  std::vector<CollectiveRequest> requests;
-  for (Call& call : calls) {
-    call.request.segment_bytes = segment_bytes();
-    requests.push_back(call.request);
-  }
-  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(requests));
+  for (Call& call : calls) call.request.segment_bytes = segment_bytes();
+  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(calls));
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   const Numbering before = numbering_;
   // Every collective adds its input and output slots first, so the bound slots are found by walking
@@ -150,7 +150,8 @@ Result<OpRef> Comm::start_group(std::vector<Call> calls, const CallOptions& opti
   if (op.ok()) return op;
   // It did not start, and the next call has its number.
   numbering_ = before;
-  for (const CollectiveRequest& r : requests) {
+  for (const Call& call : calls) {
+    const CollectiveRequest& r = call.request;
     if (r.kind == OpKind::kSendRecv) --(r.is_send ? sent_to_[r.peer] : received_from_[r.peer]);
   }
   return op;

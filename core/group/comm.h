@@ -46,7 +46,7 @@ struct CallOptions {
 // entries.
 struct Call {
   CollectiveRequest request;
-  std::vector<void*> in, out;
+  SmallVector<void*> in, out;
   uint64_t tag = 0;
 };
 
@@ -88,10 +88,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // Starts one call, or all calls of a group as one operation.
   Result<OpRef> start(Call call, const CallOptions& options);
-  Result<OpRef> start_group(std::vector<Call> calls, const CallOptions& options);
+  Result<OpRef> start_group(std::span<Call> calls, const CallOptions& options);
 
   // The executable plan of calls, from a cache. Nothing is sent.
-  Result<std::shared_ptr<PreparedPlan>> prepare(const std::vector<CollectiveRequest>& requests);
+  Result<std::shared_ptr<PreparedPlan>> prepare(std::span<const Call> calls);
   // Lowers any plan for this comm's device and transport.
   Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan) const;
 

@@ -207,7 +207,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool silent(Variant variant) const;
   void overflowed(Status& status);
   Result<OpRef> launch(Variant variant, CallOptions options);
-  std::vector<GroupScalars> scalars_of(Variant variant) const;
+  SmallVector<GroupScalars> scalars_of(Variant variant) const;
   void bind(Run& run, const Prepared& prepared, Variant variant) const;
   OpSignature signature(Variant variant) const;
   void completed(Variant variant, const StepVerdict& verdict, Status& status,

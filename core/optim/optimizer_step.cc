@@ -152,9 +152,9 @@ Result<Optimizer::Prepared*> Optimizer::prepared(Variant variant) {
   return &prepared_.insert_or_assign(key, std::move(p)).first->second;
 }
 
-std::vector<GroupScalars> Optimizer::scalars_of(Variant variant) const {
+SmallVector<GroupScalars> Optimizer::scalars_of(Variant variant) const {
   const bool forced = variant == Variant::kForcedSync;
-  std::vector<GroupScalars> out;
+  SmallVector<GroupScalars> out;
   const auto t = static_cast<double>(next_t());
   for (size_t g = 0; g < groups_.size(); ++g) {
     OptimizerParams p = groups_[g];
@@ -232,7 +232,7 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   set(s.base_valid, memory_.base_valid);
   if (codec_) compressed_state_.bind(run, s.codec);
   if (s.old_bits != kNoSlot) compressed_state_.bind_current(run, s.old_bits, s.old_messages);
-  const std::vector<GroupScalars> scalars = scalars_of(variant);
+  const SmallVector<GroupScalars> scalars = scalars_of(variant);
   const uint64_t bytes = scalars.size() * sizeof(GroupScalars);
   const StepScalars step{1 / loss_scaler_.scale(), 1 / static_cast<double>(micro_batches_ + 1)};
   std::memcpy(run.bases[s.scalars], scalars.data(), bytes);
@@ -335,11 +335,12 @@ Result<OpRef> Optimizer::launch(Variant variant, CallOptions options) {
   OpSignature s = signature(variant);
   s.tag = options.tag;
   in_flight_.store(true, std::memory_order_release);
-  auto hooks = std::make_shared<StepHooks>(shared_from_this(), variant, p->verdict);
+  auto hooks = comm_->engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict);
   const auto bind_run = [&](Run& run) { bind(run, *p, variant); };
-  Result<OpRef> op = accumulates(variant)
-                         ? comm_->launch_local(p->plan, bind_run, std::move(hooks), options)
-                         : comm_->launch(p->plan, s, bind_run, std::move(hooks), options);
+  Result<OpRef> op =
+      accumulates(variant)
+          ? comm_->launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
+          : comm_->launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }

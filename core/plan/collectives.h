@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/small_vector.h"
 #include "core/base/status.h"
 #include "core/iface/transport.h"
 #include "core/plan/builder.h"
@@ -38,9 +39,9 @@ struct CollectiveRequest {
   bool is_send = false;  // kSendRecv
   // Per tensor. all_gather, gather: elements of `in`; reduce_scatter, scatter: elements of `out`;
   // all_to_all: elements for one rank; others: elements of both.
-  std::vector<uint64_t> counts;
-  std::vector<Dtype> dtypes;
-  std::vector<uint8_t> in_place;
+  SmallVector<uint64_t> counts;
+  SmallVector<Dtype> dtypes;
+  SmallVector<uint8_t> in_place;
   // kAllToAllParts alone: what of tensor t goes to rank k and what comes from it, at
   // [t * size + k]; counts are not used. Parts of the output do not overlap; this rank's own parts
   // have equal counts; with in_place all parts of both sides are equal.

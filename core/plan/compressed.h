@@ -101,7 +101,7 @@ struct CompressedCollective {
 CompressedCollective emit_compressed_collective(PlanBuilder& builder, int32_t rank,
                                                 const CompressedLayout& layout,
                                                 const CodecSettings& codec,
-                                                const std::vector<uint8_t>& in_place,
+                                                std::span<const uint8_t> in_place,
                                                 uint64_t segment_bytes);
 
 // A list of bound slots for the tensors of a layout, followed by zeros for padding that is data.

@@ -138,7 +138,7 @@ CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest&
 CompressedCollective emit_compressed_collective(PlanBuilder& b, int32_t rank,
                                                 const CompressedLayout& layout,
                                                 const CodecSettings& codec,
-                                                const std::vector<uint8_t>& in_place,
+                                                std::span<const uint8_t> in_place,
                                                 uint64_t segment_bytes) {
   CompressedCollective c;
   std::vector<uint64_t> bytes;

@@ -172,7 +172,7 @@ TEST_P(Collectives, GroupedRingExchange) {
       std::vector<Call> calls;
       calls.push_back(std::move(send));
       calls.push_back(std::move(recv));
-      SOTTO_TRY(comm->finish(comm->start_group(std::move(calls), {})));
+      SOTTO_TRY(comm->finish(comm->start_group(calls, {})));
       const int32_t from = (comm->rank() + comm->size() - 1) % comm->size();
       for (uint64_t i = 0; i < n; ++i) {
         if (out[i] != value(from, i))

@@ -54,7 +54,7 @@ Call make_call(const Comm& comm, OpKind kind, std::vector<Dtype> dtypes) {
 // received depends on how far the others are.)
 Status run_counted(Comm& comm, Call call) {
   call.request.segment_bytes = comm.segment_bytes();
-  SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan, comm.prepare({call.request}));
+  SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan, comm.prepare({&call, 1}));
   const PeerTraffic planned = plan->plan().total;
   const TransferCounters before = comm.counters().moved;
   SOTTO_TRY(comm.finish(comm.start(std::move(call), {})));
@@ -109,7 +109,7 @@ Status all_to_all(Comm& comm, const std::vector<uint64_t>& counts, std::vector<D
     if (in_place) tensors.out[t] = tensors.in[t];
   }
   tensors.attach(&call, in_place);
-  const std::vector<Dtype> types = call.request.dtypes;
+  const SmallVector<Dtype> types = call.request.dtypes;
   SOTTO_TRY(run_counted(comm, std::move(call)));
   for (size_t t = 0; t < counts.size(); ++t) {
     const uint64_t part = counts[t] * dtype_bytes(types[t]);
@@ -252,7 +252,7 @@ Status rooted(Comm& comm, OpKind kind, int32_t root, const std::vector<uint64_t>
     call.in.push_back(from);
     call.out.push_back(to);
   }
-  const std::vector<void*> out = call.out;
+  const SmallVector<void*> out = call.out;
   SOTTO_TRY(run_counted(comm, std::move(call)));
   for (size_t t = 0; t < counts.size(); ++t) {
     const uint64_t part = counts[t] * dtype_bytes(dtypes[t]);
@@ -303,7 +303,7 @@ TEST_P(Exchange, OnSubgroupsAndInGroups) {
     calls.push_back(std::move(first.call));
     calls.push_back(std::move(reduce));
     calls.push_back(std::move(second.call));
-    SOTTO_TRY(comm->finish(comm->start_group(std::move(calls), {})));
+    SOTTO_TRY(comm->finish(comm->start_group(calls, {})));
     SOTTO_TRY(check_uneven(*comm, requests[0], first.tensors));
     SOTTO_TRY(check_uneven(*comm, requests[1], second.tensors));
     if (ones != std::vector<int32_t>(5, comm->size())) return error(Code::kInternal, "sum");
@@ -324,7 +324,7 @@ TEST(ExchangePlans, BytesAreThoseOfTheFormulas) {
   const Status status = run_world(world_of("tcp", 3), [](const auto& comm) -> Status {
     const auto total = [&](Call call) -> Result<PeerTraffic> {
       call.request.segment_bytes = comm->segment_bytes();
-      SOTTO_ASSIGN(const auto plan, comm->prepare({call.request}));
+      SOTTO_ASSIGN(const auto plan, comm->prepare({&call, 1}));
       return plan->plan().total;
     };
     Call even = make_call(*comm, OpKind::kAllToAll, {Dtype::kF32, Dtype::kU8});

@@ -100,11 +100,11 @@ class Collective final : public Work {
   Status run() override {
     if (kind_ != OpKind::kSendRecv) return comm_->finish(comm_->start(call(), {}));
     // Around a ring.
-    Call send = call(), receive = call();
-    send.request.is_send = true;
-    send.request.peer = (comm_->rank() + 1) % comm_->size();
-    receive.request.peer = (comm_->rank() + comm_->size() - 1) % comm_->size();
-    return comm_->finish(comm_->start_group({send, receive}, {}));
+    Call pair[] = {call(), call()};
+    pair[0].request.is_send = true;
+    pair[0].request.peer = (comm_->rank() + 1) % comm_->size();
+    pair[1].request.peer = (comm_->rank() + comm_->size() - 1) % comm_->size();
+    return comm_->finish(comm_->start_group(pair, {}));
   }
 
   uint64_t formula() const override {

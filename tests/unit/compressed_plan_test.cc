@@ -87,7 +87,7 @@ TEST(CompressedPlan, ServersOfBlocksWaitForTheirRowsOnly) {
   CodecSettings coding;
   coding.kind = CodecKind::kInt8;
   coding.block = 256;
-  emit_compressed_collective(builder, 0, layout, coding, {0}, 16384);
+  emit_compressed_collective(builder, 0, layout, coding, std::vector<uint8_t>{0}, 16384);
   DeviceCaps device;
   TransportCaps transport;
   LoweringTarget target;

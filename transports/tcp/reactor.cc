@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <new>
 
 namespace sotto::tcp {
 namespace {
@@ -55,6 +56,34 @@ struct Reactor::Ticker {
       ticker->tick();
     });
   }
+};
+
+// Handler of the wait for the epoll descriptor.
+struct Reactor::EpollReady {
+  template <class T>
+  struct Allocator {
+    using value_type = T;
+    Reactor* reactor;
+
+    explicit Allocator(Reactor* r) : reactor(r) {}
+    template <class U>
+    Allocator(const Allocator<U>& other)
+        : reactor(other.reactor) {}  // NOLINT: as allocators have to
+    T* allocate(size_t n) {
+      if (n * sizeof(T) > reactor->epoll_wait_.size()) throw std::bad_alloc();
+      return reinterpret_cast<T*>(reactor->epoll_wait_.data());
+    }
+    void deallocate(T* /*memory*/, size_t /*n*/) noexcept {}
+    template <class U>
+    bool operator==(const Allocator<U>& other) const {
+      return reactor == other.reactor;
+    }
+  };
+  using allocator_type = Allocator<void>;
+
+  Reactor* reactor;
+  allocator_type get_allocator() const noexcept { return allocator_type(reactor); }
+  void operator()(const error_code& /*failed*/) const { reactor->epoll_armed_ = false; }
 };
 
 Reactor::Reactor(const ReactorOptions& options)
@@ -191,8 +220,7 @@ bool Reactor::pass(bool with_asio) {
 void Reactor::arm_epoll() {
   if (epoll_armed_) return;
   epoll_armed_ = true;
-  epoll_in_asio_.async_wait(asio::posix::stream_descriptor::wait_read,
-                            [this](const error_code&) { epoll_armed_ = false; });
+  epoll_in_asio_.async_wait(asio::posix::stream_descriptor::wait_read, EpollReady{this});
 }
 
 void Reactor::arm_turn_timer() {

@@ -7,7 +7,9 @@
 // Threads: the driving thread; wake() from any.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -76,6 +78,7 @@ class Reactor final : public Poller {
  private:
   class Waker;
   struct Ticker;
+  struct EpollReady;
 
   explicit Reactor(const ReactorOptions& options);
   Status open();
@@ -92,6 +95,8 @@ class Reactor final : public Poller {
   int64_t spin_us_;
   RateLimiter egress_, ingress_;
   SocketSettings sockets_;
+  // Of the one wait that is armed at a time: Asio would allocate for each.
+  alignas(std::max_align_t) std::array<std::byte, 256> epoll_wait_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
   asio::posix::stream_descriptor epoll_in_asio_{io_};
