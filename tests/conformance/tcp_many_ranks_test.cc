@@ -8,18 +8,15 @@
 
 #include "core/wire/frame.h"
 #include "tests/support/ranks.h"
+#include "tests/support/sanitized.h"
 #include "transports/tcp/control_plane.h"
 #include "transports/tcp/lobby.h"
 
 namespace sotto::test {
 namespace {
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr int32_t kRanks =
-    256;  // calls of all ranks are on one stack, whose frames are larger there
-#else
-constexpr int32_t kRanks = 1024;
-#endif
+// Calls of all ranks are on one stack, whose frames are larger under sanitizers.
+constexpr int32_t kRanks = kSanitized ? 256 : 1024;
 // One data connection per pair is not made here: only the control star.
 constexpr rlim_t kDescriptors = 2 * kRanks + 64;
 constexpr int64_t kTimeoutUs = 60'000'000;

@@ -9,6 +9,7 @@
 
 #include "tests/multirank/capi_support.h"
 #include "tests/support/kill_campaign.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 namespace {
@@ -19,13 +20,8 @@ constexpr const char* kJson =
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 4}}})";
 
 // Seeded cases per kind of work. Sanitizers make everything slower.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint32_t kKills = 3;
-constexpr uint32_t kStops = 1;
-#else
-constexpr uint32_t kKills = 12;
-constexpr uint32_t kStops = 3;
-#endif
+constexpr uint32_t kKills = kSanitized ? 3 : 12;
+constexpr uint32_t kStops = kSanitized ? 1 : 3;
 
 sotto_status meet(sotto_context* context, int rank, int size, const std::string& file,
                   int64_t timeout_us, sotto_comm** out) {

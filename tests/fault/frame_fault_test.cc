@@ -19,6 +19,7 @@
 #include "tests/support/faulty_proxy.h"
 #include "tests/support/ranks.h"
 #include "tests/support/reserved_port.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 namespace {
@@ -27,13 +28,9 @@ using Kind = ProxyFault::Kind;
 
 // Time without progress after which a rank gives up: where only that ends the case, and where
 // something else has to end it before. Sanitizers make everything slower.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr int64_t kShortUs = 4'000'000, kLongUs = 20'000'000;
-constexpr uint32_t kSeeds = 3;
-#else
-constexpr int64_t kShortUs = 700'000, kLongUs = 10'000'000;
-constexpr uint32_t kSeeds = 12;
-#endif
+constexpr int64_t kShortUs = kSanitized ? 4'000'000 : 700'000;
+constexpr int64_t kLongUs = kSanitized ? 20'000'000 : 10'000'000;
+constexpr uint32_t kSeeds = kSanitized ? 3 : 12;
 constexpr int64_t kNeverNs = 40'000'000'000;  // a case in which nothing fails
 // Cases that run at once: most of their time they wait.
 constexpr int kLanes = 4;

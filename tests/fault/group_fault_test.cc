@@ -10,6 +10,7 @@
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/kill_campaign.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 namespace {
@@ -20,13 +21,8 @@ constexpr const char* kJson =
                                   "gradient_clipping": 1.0})";
 
 // Seeded cases per phase. Sanitizers make everything slower.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr uint32_t kKills = 4;
-constexpr uint32_t kStops = 1;
-#else
-constexpr uint32_t kKills = 20;
-constexpr uint32_t kStops = 5;
-#endif
+constexpr uint32_t kKills = kSanitized ? 4 : 20;
+constexpr uint32_t kStops = kSanitized ? 1 : 5;
 
 std::shared_ptr<Context> make_context() {
   ContextOptions options;

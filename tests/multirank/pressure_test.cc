@@ -15,6 +15,7 @@
 #include "tests/multirank/capi_support.h"
 #include "tests/support/processes.h"
 #include "tests/support/reserved_port.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 namespace {
@@ -138,9 +139,7 @@ Growth measure(const std::string& what, bool stopped) {
 class Pressure : public testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-    GTEST_SKIP() << "the sanitizer's allocator keeps what is given back";
-#endif
+    if (kSanitized) GTEST_SKIP() << "the sanitizer's allocator keeps what is given back";
   }
 };
 

@@ -10,6 +10,7 @@
 
 #include "core/cpu/cpu_device.h"
 #include "core/iface/pieces.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 
@@ -149,6 +150,8 @@ Layout make_layout(const std::vector<uint64_t>& sizes, uint64_t world, uint64_t 
 // Sizes that meet every border: empty, below, at and above bytes, words, groups, blocks; several
 // tensors at odd places.
 std::vector<Layout> all_layouts();
+// Whole norm blocks and a rest.
+inline constexpr uint64_t kLarge = kSanitized ? 20003 : 100003;
 
 // Random data, the same for the same seed.
 class Random {

@@ -18,15 +18,12 @@
 #include <vector>
 
 #include "tests/support/processes.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 
 // Time without progress after which a rank is to give up. Sanitizers make everything slower.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr int64_t kKillTimeoutUs = 10'000'000;
-#else
-inline constexpr int64_t kKillTimeoutUs = 3'000'000;
-#endif
+inline constexpr int64_t kKillTimeoutUs = kSanitized ? 10'000'000 : 3'000'000;
 // For the meeting of the survivors, who end at different times.
 inline constexpr int64_t kNextTimeoutUs = 30'000'000;
 
