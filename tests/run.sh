@@ -70,7 +70,8 @@ ctest_part() {
   junit+=("$results/$name.xml")
 }
 
-# run_tests PRESET [LABELS [WITHOUT]]: most cases side by side; those labelled serial (timing, many processes) one at a time.
+# run_tests PRESET [LABELS [WITHOUT]]: most cases side by side, more than there are cores, since many wait for time-outs; those
+# labelled serial (timing, many processes) one at a time.
 run_tests() {
   local preset=$1 not='^$'
   local -a only=()
@@ -78,7 +79,7 @@ run_tests() {
   [ $# -lt 3 ] || only+=(-E "$3")
   say "== $preset: tests ($(elapsed))"
   # One expression: ctest excludes a case only if every -LE matches.
-  ctest_part "$preset" "$preset" -j "$(cores)" -LE "^serial$|$not" "${only[@]}"
+  ctest_part "$preset" "$preset" -j "$((2 * $(cores)))" -LE "^serial$|$not" "${only[@]}"
   ctest_part "$preset-serial" "$preset" -j 1 -L '^serial$' -LE "$not" "${only[@]}"
 }
 
