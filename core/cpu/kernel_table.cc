@@ -27,6 +27,7 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kNormMessage) = scalar::norm_message;
   kernel_entry(t, KernelId::kClipCoefficient) = scalar::clip_coefficient;
   kernel_entry(t, KernelId::kAdam) = scalar::adam;
+  kernel_entry(t, KernelId::kAdamNarrow) = scalar::adam_narrow;
   kernel_entry(t, KernelId::kLambMoments) = scalar::lamb_moments;
   kernel_entry(t, KernelId::kLambScalars) = scalar::lamb_scalars;
   kernel_entry(t, KernelId::kLambUpdate) = scalar::lamb_update;
@@ -39,6 +40,7 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kMomentumFromBits) = scalar::momentum_from_bits;
   kernel_entry(t, KernelId::kStepSizes) = scalar::step_sizes;
   kernel_entry(t, KernelId::kSgd) = scalar::sgd;
+  kernel_entry(t, KernelId::kSgdNarrow) = scalar::sgd_narrow;
   kernel_entry(t, KernelId::kFrozenAdam) = scalar::frozen_adam;
   kernel_entry(t, KernelId::kLocalMomentum) = scalar::local_momentum;
   kernel_entry(t, KernelId::kLocalFront) = scalar::local_front;

@@ -49,6 +49,7 @@ void clip_coefficient(const KernelCall& call);
 void count_valid(const KernelCall& call);
 
 void adam(const KernelCall& call);
+void adam_narrow(const KernelCall& call);
 void lamb_moments(const KernelCall& call);
 void lamb_scalars(const KernelCall& call);
 void lamb_update(const KernelCall& call);
@@ -64,6 +65,7 @@ void momentum_from_bits(const KernelCall& call);
 
 void step_sizes(const KernelCall& call);
 void sgd(const KernelCall& call);
+void sgd_narrow(const KernelCall& call);
 
 void frozen_adam(const KernelCall& call);
 void local_momentum(const KernelCall& call);

@@ -3,6 +3,7 @@
 
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
+#include "core/cpu/ops_state.h"
 
 namespace sotto {
 
@@ -39,39 +40,60 @@ struct Gradients {
   }
 };
 
+// The type of the gradients in a call with this kind of state; Args: where it is float32.
+template <class State, class Args>
+Dtype source_of(const KernelCall& call) {
+  if constexpr (State::kNarrow) return call.arguments<NarrowArgs>().source;
+  return call.arguments<Args>().source;
+}
+
+template <class State>
 struct AdamOp : OpBase {
   explicit AdamOp(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
+      : gradients{{&call.operands[0], source_of<State, SourceArgs>(call)},
                   call.operands[5].flat<const float>(),
                   call.operands[6].flat<const uint8_t>()},
-        m(call.operands[1].flat<float>()),
-        v(call.operands[2].flat<float>()),
+        state(operands(call)),
         parameters(&call.operands[3]),
         groups(call.operands[4].flat<const GroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void open(uint64_t block) { state.open(block); }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
     const GroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const Floats g = source(piece);
     float* p = parameter(piece);
-    for (uint64_t j = first; j < first + count; ++j) {
-      const uint64_t flat = piece.flat + j;
-      float gradient = gradients.at(g, j, flat);
-      if (s.decoupled == 0) gradient = with_decay(s, gradient, p[j]);
-      const Moments next = adam_moments(s, m[flat], v[flat], gradient);
-      m[flat] = next.m;
-      v[flat] = next.v;
-      p[j] = adam_parameter(s, next.m, next.v, p[j], lr);
+    for (const uint64_t end = first + count; first != end;) {
+      const uint64_t stop = first + state.begin(piece, first, end - first);
+      for (; first != stop; ++first) {
+        const uint64_t flat = piece.flat + first;
+        float gradient = gradients.at(g, first, flat);
+        if (s.decoupled == 0) gradient = with_decay(s, gradient, p[first]);
+        const Moments next = adam_moments(s, state.old_m(flat), state.old_v(flat), gradient);
+        state.keep(next, flat, position_in_block(piece, first));
+        p[first] = adam_parameter(s, next.m, next.v, p[first], lr);
+      }
     }
   }
+  void finish() { state.finish(); }
 
   Gradients gradients;
-  float* m;
-  float* v;
+  State state;
   const Operand* parameters;
   const GroupScalars* groups;
+
+ private:
+  static StateOperands operands(const KernelCall& call) {
+    StateOperands at{call.operands[1].data, call.operands[2].data};
+    if constexpr (State::kNarrow) {
+      at.step = call.operands[7].flat<const uint64_t>();
+      at.m_exponents = call.operands[8].flat<uint8_t>();
+      at.v_exponents = call.operands[9].flat<uint8_t>();
+    }
+    return at;
+  }
 };
 
 struct LambMomentsOp : OpBase {

@@ -7,40 +7,61 @@
 
 namespace sotto {
 
+template <class State>
 struct SgdOp : OpBase {
   explicit SgdOp(const KernelCall& call)
-      : args(call.arguments<SgdArgs>()),
-        gradients{{&call.operands[0], args.source},
+      : nesterov(is_nesterov(call)),
+        gradients{{&call.operands[0], source_of<State, SgdArgs>(call)},
                   call.operands[4].flat<const float>(),
                   call.operands[5].flat<const uint8_t>()},
-        m(call.operands[1].flat<float>()),
+        state(operands(call)),
         parameters(&call.operands[2]),
         groups(call.operands[3].flat<const GroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
+  void open(uint64_t block) { state.open(block); }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
     const GroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const Floats g = source(piece);
     float* p = parameter(piece);
-    for (uint64_t j = first; j < first + count; ++j) {
-      const uint64_t flat = piece.flat + j;
-      const float gradient = with_decay(s, gradients.at(g, j, flat), p[j]);
-      float direction = gradient;
-      if (m != nullptr) {
-        m[flat] = s.b1 * m[flat] + s.one_minus_b1 * gradient;
-        direction = args.nesterov ? gradient + s.b1 * m[flat] : m[flat];
+    for (const uint64_t end = first + count; first != end;) {
+      const uint64_t stop = first + state.begin(piece, first, end - first);
+      for (; first != stop; ++first) {
+        const uint64_t flat = piece.flat + first;
+        const float gradient = with_decay(s, gradients.at(g, first, flat), p[first]);
+        float direction = gradient;
+        if (state.present()) {
+          const float m = s.b1 * state.old_m(flat) + s.one_minus_b1 * gradient;
+          state.keep({m, 0.0f}, flat, position_in_block(piece, first));
+          direction = nesterov ? gradient + s.b1 * m : m;
+        }
+        p[first] = p[first] - lr * direction;
       }
-      p[j] = p[j] - lr * direction;
     }
   }
+  void finish() { state.finish(); }
 
-  const SgdArgs& args;
+  bool nesterov;
   Gradients gradients;
-  float* m;
+  State state;
   const Operand* parameters;
   const GroupScalars* groups;
+
+ private:
+  static bool is_nesterov(const KernelCall& call) {
+    if constexpr (State::kNarrow) return call.arguments<NarrowArgs>().nesterov;
+    return call.arguments<SgdArgs>().nesterov;
+  }
+  static StateOperands operands(const KernelCall& call) {
+    StateOperands at{call.operands[1].data};
+    if constexpr (State::kNarrow) {
+      at.step = call.operands[6].flat<const uint64_t>();
+      at.m_exponents = call.operands[7].flat<uint8_t>();
+    }
+    return at;
+  }
 };
 
 }  // namespace sotto

@@ -8,8 +8,18 @@
 
 namespace sotto::scalar {
 
-void adam(const KernelCall& call) { run_elements<AdamOp>(call); }
-void sgd(const KernelCall& call) { run_elements<SgdOp>(call); }
+void adam(const KernelCall& call) { run_elements<AdamOp<FloatState>>(call); }
+void adam_narrow(const KernelCall& call) {
+  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
+    return run_elements<AdamOp<Bf16State>>(call);
+  run_elements<AdamOp<Fp8State<ScalarFp8>>>(call);
+}
+void sgd(const KernelCall& call) { run_elements<SgdOp<FloatState>>(call); }
+void sgd_narrow(const KernelCall& call) {
+  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
+    return run_elements<SgdOp<Bf16State>>(call);
+  run_elements<SgdOp<Fp8State<ScalarFp8>>>(call);
+}
 void lamb_moments(const KernelCall& call) { run_elements<LambMomentsOp>(call); }
 void lamb_update(const KernelCall& call) { run_elements<LambUpdateOp>(call); }
 

@@ -39,6 +39,7 @@ using DU = hn::RebindToUnsigned<DF>;
 using DI = hn::RebindToSigned<DF>;
 using VF = hn::Vec<DF>;
 using VU = hn::Vec<DU>;
+using VI = hn::Vec<DI>;
 using MF = hn::Mask<DF>;
 
 constexpr size_t kN = hn::MaxLanes(DF());     // float32 per vector: 4, 8 or 16

@@ -1,6 +1,6 @@
-// Vector kernels of Adam, LAMB and sums of squares. Bytes per element: sum of squares 4, Adam 28,
-// LAMB moments 28, LAMB update 12 (of which the cache serves what the moments of a small tensor
-// left there).
+// Vector kernels of Adam, LAMB and sums of squares. Bytes per element: sum of squares 4, Adam 28
+// (20 with bfloat16 state, 16 with 8-bit state), LAMB moments 28, LAMB update 12 (of which the
+// cache serves what the moments of a small tensor left there).
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -9,6 +9,7 @@
 
 #include "core/cpu/ops_adam.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_state-inl.h"
 #include "core/cpu/simd_types-inl.h"
 
 #if SOTTO_SIMD_TARGET
@@ -43,12 +44,11 @@ struct Group {
   VF clip;  // 1 without clipping: a product with 1 is exact
 };
 
-// New moments of a vector; m and v are written.
-HWY_INLINE void moments(const Group& s, VF g, float* m, float* v, VF* new_m, VF* new_v) {
-  *new_m = hn::Add(hn::Mul(s.b1, load(m)), hn::Mul(s.one_minus_b1, g));
-  *new_v = hn::Add(hn::Mul(s.b2, load(v)), hn::Mul(hn::Mul(s.one_minus_b2, g), g));
-  store(*new_m, m);
-  store(*new_v, v);
+HWY_INLINE VF next_m(const Group& s, VF g, VF m) {
+  return hn::Add(hn::Mul(s.b1, m), hn::Mul(s.one_minus_b1, g));
+}
+HWY_INLINE VF next_v(const Group& s, VF g, VF v) {
+  return hn::Add(hn::Mul(s.b2, v), hn::Mul(hn::Mul(s.one_minus_b2, g), g));
 }
 
 template <bool kMasked>
@@ -59,16 +59,21 @@ HWY_INLINE VF gradient(const Group& s, const float* g, const WordMasks& masks, s
 
 enum class Decay { kNone, kL2, kDecoupled };
 
-template <Decay kDecay, bool kCorrected, bool kMasked>
+// position: of the group in its norm block.
+template <Decay kDecay, bool kCorrected, bool kMasked, class State>
 HWY_INLINE void adam_group(const Group& s, VF correct_m, VF correct_v, VF lr, const float* g,
-                           float* m, float* v, float* p, uint64_t valid) {
+                           State& state, uint64_t flat, uint32_t position, float* p,
+                           uint64_t valid) {
   const WordMasks masks(valid);
+  auto rounding = rounding_of(state, position);
   SOTTO_FOR_VECTORS(k) {
     const VF old = load(p + k * kN);
     VF gr = gradient<kMasked>(s, g, masks, k);
     if constexpr (kDecay == Decay::kL2) gr = hn::Add(gr, hn::Mul(s.wd, old));
-    VF new_m, new_v;
-    moments(s, gr, m + k * kN, v + k * kN, &new_m, &new_v);
+    VF new_m = next_m(s, gr, old_m(state, flat + k * kN));
+    VF new_v = next_v(s, gr, old_v(state, flat + k * kN));
+    keep<true>(state, rounding, new_m, new_v, flat + k * kN,
+               position + static_cast<uint32_t>(k * kN));
     if constexpr (kCorrected) {
       new_m = hn::Mul(new_m, correct_m);
       new_v = hn::Mul(new_v, correct_v);
@@ -79,8 +84,9 @@ HWY_INLINE void adam_group(const Group& s, VF correct_m, VF correct_v, VF lr, co
   }
 }
 
-template <Decay kDecay, bool kCorrected>
-void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n, const float* g) {
+template <Decay kDecay, bool kCorrected, class State>
+void adam_groups(AdamOp<State>& op, const Piece& piece, uint64_t first, uint64_t n,
+                 const float* g) {
   const GroupScalars& scalars = op.groups[piece.group];
   const Group s(scalars, op.gradients.clip);
   const VF correct_m = set(1.0f / scalars.c1);
@@ -89,38 +95,49 @@ void adam_groups(AdamOp& op, const Piece& piece, uint64_t first, uint64_t n, con
   const uint8_t* valid = op.gradients.valid;
   uint64_t flat = piece.flat + first;
   float* p = op.parameter(piece) + first;
-  for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
-    float* m = op.m + flat;
-    float* v = op.v + flat;
+  for (; n != 0; --n, first += kNormLanes, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
+    op.state.begin(piece, first, kNormLanes);
+    const uint32_t position = position_in_block(piece, first);
     if (valid == nullptr) {
-      adam_group<kDecay, kCorrected, false>(s, correct_m, correct_v, lr, g, m, v, p, 0);
+      adam_group<kDecay, kCorrected, false>(s, correct_m, correct_v, lr, g, op.state, flat,
+                                            position, p, 0);
     } else {
-      adam_group<kDecay, kCorrected, true>(s, correct_m, correct_v, lr, g, m, v, p,
-                                           load_bits64(valid, flat));
+      adam_group<kDecay, kCorrected, true>(s, correct_m, correct_v, lr, g, op.state, flat, position,
+                                           p, load_bits64(valid, flat));
     }
   }
 }
 
-void adam_as(AdamOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
+template <Decay kDecay, class State>
+void adam_decayed(AdamOp<State>& op, const Piece& p, uint64_t first, uint64_t n, const float* g,
+                  bool corrected) {
+  // Narrow state has one form for both.
+  if (State::kNarrow || corrected) return adam_groups<kDecay, true>(op, p, first, n, g);
+  if constexpr (!State::kNarrow) adam_groups<kDecay, false>(op, p, first, n, g);
+}
+
+template <class State>
+void adam_as(AdamOp<State>& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
   const GroupScalars& s = op.groups[p.group];
   const Decay decay = s.weight_decay == 0.0f ? Decay::kNone
                       : s.decoupled != 0     ? Decay::kDecoupled
                                              : Decay::kL2;
   const bool corrected = s.c1 != 1.0f || s.c2 != 1.0f;  // a product with 1 is exact
   switch (decay) {
-    case Decay::kNone:
-      return corrected ? adam_groups<Decay::kNone, true>(op, p, first, n, g)
-                       : adam_groups<Decay::kNone, false>(op, p, first, n, g);
-    case Decay::kL2:
-      return corrected ? adam_groups<Decay::kL2, true>(op, p, first, n, g)
-                       : adam_groups<Decay::kL2, false>(op, p, first, n, g);
-    case Decay::kDecoupled:
-      return corrected ? adam_groups<Decay::kDecoupled, true>(op, p, first, n, g)
-                       : adam_groups<Decay::kDecoupled, false>(op, p, first, n, g);
+    case Decay::kNone: return adam_decayed<Decay::kNone>(op, p, first, n, g, corrected);
+    case Decay::kL2: return adam_decayed<Decay::kL2>(op, p, first, n, g, corrected);
+    case Decay::kDecoupled: return adam_decayed<Decay::kDecoupled>(op, p, first, n, g, corrected);
   }
 }
 
-void adam(const KernelCall& call) { run_source_groups<AdamOp>(call, adam_as); }
+void adam(const KernelCall& call) {
+  run_source_groups<AdamOp<FloatState>>(call, adam_as<FloatState>);
+}
+void adam_narrow(const KernelCall& call) {
+  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
+    return run_source_groups<AdamOp<Bf16State>>(call, adam_as<Bf16State>);
+  run_source_groups<AdamOp<Fp8Vectors>>(call, adam_as<Fp8Vectors>);
+}
 
 // Direction of LAMB from moments and parameter.
 template <bool kInside, bool kDecay>
@@ -141,8 +158,11 @@ HWY_INLINE void moments_group(const Group& s, const float* g, float* m, float* v
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
     const VF parameter = load(p + k * kN);
-    VF new_m, new_v;
-    moments(s, gradient<kMasked>(s, g, masks, k), m + k * kN, v + k * kN, &new_m, &new_v);
+    const VF gr = gradient<kMasked>(s, g, masks, k);
+    const VF new_m = next_m(s, gr, load(m + k * kN));
+    const VF new_v = next_v(s, gr, load(v + k * kN));
+    store(new_m, m + k * kN);
+    store(new_v, v + k * kN);
     const VF u = direction<kInside, kDecay>(s.eps, s.wd, new_m, new_v, parameter);
     if constexpr (kStream) {
       hn::Stream(u, DF(), direction_out + k * kN);
@@ -218,6 +238,7 @@ void lamb_update(const KernelCall& call) {
 void install_adam(KernelTable& table) {
   kernel_entry(table, KernelId::kSumSquares) = sum_squares;
   kernel_entry(table, KernelId::kAdam) = adam;
+  kernel_entry(table, KernelId::kAdamNarrow) = adam_narrow;
   kernel_entry(table, KernelId::kLambMoments) = lamb_moments;
   kernel_entry(table, KernelId::kLambUpdate) = lamb_update;
 }

@@ -16,7 +16,6 @@ namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
 
-using VI = hn::Vec<DI>;
 using D8 = hn::Rebind<int8_t, DF>;
 constexpr uint32_t kGroup = 32;  // codes at a time; blocks are multiples of it
 constexpr uint32_t kGroupVectors = kGroup / kN;

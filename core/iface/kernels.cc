@@ -26,6 +26,7 @@ const char* kernel_name(KernelId id) {
     case KernelId::kNormMessage: return "norm_message";
     case KernelId::kClipCoefficient: return "clip_coefficient";
     case KernelId::kAdam: return "adam";
+    case KernelId::kAdamNarrow: return "adam_narrow";
     case KernelId::kLambMoments: return "lamb_moments";
     case KernelId::kLambScalars: return "lamb_scalars";
     case KernelId::kLambUpdate: return "lamb_update";
@@ -37,6 +38,7 @@ const char* kernel_name(KernelId id) {
     case KernelId::kOnebitLambUpdate: return "onebit_lamb_update";
     case KernelId::kStepSizes: return "step_sizes";
     case KernelId::kSgd: return "sgd";
+    case KernelId::kSgdNarrow: return "sgd_narrow";
     case KernelId::kFrozenAdam: return "frozen_adam";
     case KernelId::kLocalMomentum: return "local_momentum";
     case KernelId::kLocalFront: return "local_front";

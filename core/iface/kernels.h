@@ -40,12 +40,14 @@
 
 #include "core/base/codec.h"
 #include "core/base/dtype.h"
+#include "core/base/narrow_state.h"
 
 namespace sotto {
 
 inline constexpr uint64_t kNormBlock = 8192;  // elements
 inline constexpr uint64_t kNormLanes = 64;
 inline constexpr uint32_t kNoTensor = 0xffffffffu;
+inline constexpr uint64_t kStateBlocksPerNormBlock = kNormBlock / kStateBlock;
 
 enum class ReduceOp : uint8_t { kSum = 1, kMean = 2, kMin = 3, kMax = 4, kProd = 5, kBitOr = 6 };
 
@@ -255,6 +257,14 @@ enum class KernelId : uint16_t {
   // [0] r g (source)  [1] rw m (flat)  [2] rw v (flat)  [3] rw p (list)  [4] r GroupScalars[]
   // [5] r clip, optional  [6] r valid, optional.  SourceArgs
   kAdam,
+  // kAdam with m and v of another type (base/narrow_state.h). Their old values are widened; p
+  // moves by the new ones as float32, which are then rounded with rounding_bits of the state step,
+  // Piece::block and the position in that norm block. Blocks and positions are those of tensors:
+  // pieces are in a tensor's own order, and a call has all of a norm block's elements one after
+  // the other. fp8: a norm block has kStateBlocksPerNormBlock exponent bytes in [8] and [9].
+  // [0] - [6] as in kAdam, m and v of uint16 (bf16) or uint8 (fp8)  [7] r state step (uint64)
+  // [8] rw exponents of m (uint8), fp8 alone  [9] rw exponents of v, likewise.  NarrowArgs
+  kAdamNarrow,
   // LAMB pass 1 (section 4; warm-up of section 7): m and v as in kAdam (no weight decay in g');
   //   den = eps_inside_sqrt ? sqrt(v + eps) : sqrt(v) + eps;  u = m / den, then u = u + wd*p if wd
   //   != 0;
@@ -334,6 +344,10 @@ enum class KernelId : uint16_t {
   // [0] r g (source)  [1] rw m (flat), optional  [2] rw p (list)  [3] r GroupScalars[]
   // [4] r clip, optional  [5] r valid, optional.  SgdArgs
   kSgd,
+  // kSgd with m of another type, as in kAdamNarrow.
+  // [0] - [5] as in kSgd, m of uint16 or uint8 and not optional  [6] r state step (uint64)
+  // [7] rw exponents of m (uint8), fp8 alone.  NarrowArgs
+  kSgdNarrow,
 
   // 0/1 Adam, averaged gradient with the variance as it is (specification 6.3): g' = g * clip, or
   // +-R from bits; 0 where masked. m = b1*m + (1-b1)*g';  u = m / (sqrt(v) + eps) [+ wd*p];
@@ -483,6 +497,11 @@ struct NoArgs {};  // where none are named
 struct SgdArgs {
   bool nesterov;
   Dtype source = Dtype::kF32;
+};
+struct NarrowArgs {
+  Dtype source = Dtype::kF32;
+  StateType state = StateType::kBf16;  // or kFp8
+  bool nesterov = false;               // SGD
 };
 
 // A bound operand: flat memory, or (list) an array of tensor pointers.

@@ -70,12 +70,14 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kQuantDecode:
     case KernelId::kSumSquares:
     case KernelId::kAdam:
+    case KernelId::kAdamNarrow:
     case KernelId::kLambMoments:
     case KernelId::kLambUpdate:
     case KernelId::kOnebitLambPrepare:
     case KernelId::kOnebitLambFactor:
     case KernelId::kOnebitLambUpdate:
     case KernelId::kSgd:
+    case KernelId::kSgdNarrow:
     case KernelId::kFrozenAdam:
     case KernelId::kLocalMomentum:
     case KernelId::kLocalFront:

@@ -39,14 +39,16 @@ uint32_t list_operands(const KernelCall& call) {
     case KernelId::kQuantDecode: return 1u << 1;
     case KernelId::kOnebitDecode: return 1u << 2;
     case KernelId::kSumSquares: return 1u << 0;
-    case KernelId::kAdam: return 1u << 0 | 1u << 3;
+    case KernelId::kAdam:
+    case KernelId::kAdamNarrow: return 1u << 0 | 1u << 3;
     case KernelId::kLambMoments: return 1u << 0 | 1u << 3 | 1u << 9;
     case KernelId::kLambUpdate: return 1u << 0 | 1u << 1;
     case KernelId::kOnebitLambFactor: return 1u << 8;
     case KernelId::kOnebitLambUpdate: return 1u << 4;
     case KernelId::kAccumulate:
     case KernelId::kConvert: return 1u << 0 | 1u << 1;
-    case KernelId::kSgd: return 1u << 0 | 1u << 2;
+    case KernelId::kSgd:
+    case KernelId::kSgdNarrow: return 1u << 0 | 1u << 2;
     case KernelId::kFrozenAdam:
     case KernelId::kLocalMomentum: return 1u << 0 | 1u << 5;
     case KernelId::kLocalFront:
