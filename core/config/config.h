@@ -13,6 +13,7 @@
 
 #include "core/base/codec.h"
 #include "core/base/dtype.h"
+#include "core/base/narrow_state.h"
 #include "core/base/status.h"
 
 namespace sotto {
@@ -166,6 +167,8 @@ struct SottoConfig {
   CheckpointErrors checkpoint = CheckpointErrors::kMean;
   std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
   uint64_t max_consecutive_skips = 100;  // overflows in a row before a step fails for good; >= 1
+  StateType state_dtype =
+      StateType::kF32;  // of momentum and variance; other types: SGD, Adam, AdamW
   // Of the gradients' average of SGD, Adam, AdamW and Lamb; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;
   std::vector<GroupOverride> param_groups;

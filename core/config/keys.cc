@@ -246,6 +246,8 @@ constexpr KeySpec kTable[] = {
     {kSotto, "timeout_ms", kAll, kInt, false, Range{1, 86400000}, "", kActs, "deadline of a step that names none itself"},
     {kSotto, "max_consecutive_skips", kAll, kInt, false, kAtLeastOne, "", kActs,
      "steps skipped in a row by overflow before a step fails for good"},
+    {kSotto, "state_dtype", kAll, kText, false, kNoRange, "fp32|bf16|fp8", kActs,
+     "type of momentum and variance between steps (SGD, Adam, AdamW)"},
     {kSotto, "gradient_codec", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
 

@@ -288,6 +288,7 @@ Json sotto_json(const SottoConfig& s) {
           {"checkpoint", checkpoint_name(s.checkpoint)},
           {"timeout_ms", s.timeout_ms ? Json(*s.timeout_ms) : Json(nullptr)},
           {"max_consecutive_skips", s.max_consecutive_skips},
+          {"state_dtype", state_type_name(s.state_dtype)},
           {"gradient_codec", s.gradient_codec ? codec_json(*s.gradient_codec) : Json(nullptr)}};
 }
 

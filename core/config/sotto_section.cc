@@ -89,6 +89,26 @@ Status read_gradient_codec(const ObjectReader& reader, Config& config, Findings&
   return ok_status();
 }
 
+// For the types whose whole update is one pass over the elements.
+Status read_state_dtype(const ObjectReader& reader, Config& config, Findings& findings) {
+  SottoConfig& sotto = config.sotto;
+  read_word(reader, "state_dtype", sotto.state_dtype);
+  if (sotto.state_dtype == StateType::kF32) return ok_status();
+  const OptimizerKind kind = config.optimizer.kind;
+  const std::string path = reader.path_of("state_dtype");
+  if (kind == OptimizerKind::kLamb || optimizer_is_one_bit(kind)) {
+    return findings.fail(
+        path, fmt::format("found {} with {}, allowed is fp32; SGD, Adam and AdamW "
+                          "take fp32, bf16, fp8",
+                          state_type_name(sotto.state_dtype), optimizer_kind_name(kind)));
+  }
+  if (kind == OptimizerKind::kSgd && config.optimizer.params.momentum == 0) {
+    findings.warn(path, "no effect: SGD without momentum has no state");
+    findings.idle(path, "SGD without momentum has no state");
+  }
+  return ok_status();
+}
+
 // Mode compat has the layout, the masks and the granularities of the published arithmetic.
 Status read_mode(const ObjectReader& reader, Config& config, Findings& findings) {
   SottoConfig& sotto = config.sotto;
@@ -166,6 +186,7 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   read_word(reader, "checkpoint", sotto.checkpoint);
   reader.get("timeout_ms", sotto.timeout_ms);
   reader.get("max_consecutive_skips", sotto.max_consecutive_skips);
+  SOTTO_TRY(read_state_dtype(reader, config, findings));
   SOTTO_TRY(read_gradient_codec(reader, config, findings));
   warn_of_idle_keys(reader, config, findings);
   const Json* groups = reader.find("param_groups");

@@ -51,6 +51,13 @@ uint64_t synchronisations(const OptimizerParams& p, uint64_t after, uint64_t las
   return found;
 }
 
+// m or v, as if the parameters were one tensor: elements, and for fp8 an exponent byte per block,
+// of which every 8192 elements have 32.
+uint64_t moment_bytes(StateType type, uint64_t flat, uint64_t n_params) {
+  const uint64_t exponents = type == StateType::kFp8 ? (n_params + 8191) / 8192 * 32 : 0;
+  return state_type_bytes(type) * flat + exponents;
+}
+
 bool is_16_bit(const Config& config) { return config.fp16.enabled || config.bf16_enabled; }
 
 }  // namespace
@@ -119,8 +126,9 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   const CompressedSizes sizes =
       compressed_sizes(codec.value_or(CodecSettings{}), n_params, codec ? world : 1);
   const uint64_t floats = 4 * sizes.flat;
-  if (kind != OptimizerKind::kSgd) b.v = floats;
-  if (kind != OptimizerKind::kSgd || config.optimizer.params.momentum > 0) b.m = floats;
+  const uint64_t moment = moment_bytes(config.sotto.state_dtype, sizes.flat, n_params);
+  if (kind != OptimizerKind::kSgd) b.v = moment;
+  if (kind != OptimizerKind::kSgd || config.optimizer.params.momentum > 0) b.m = moment;
   if (!codec) return b;
   // The server's errors before and after a step.
   if (codec->residual) b.residuals = floats + 2 * 4 * sizes.chunk;

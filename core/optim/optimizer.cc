@@ -125,6 +125,7 @@ uint64_t Optimizer::settings_hash() const {
                              number(own.zero_variance_policy),
                              number(own.coeff_debias),
                              number(own.max_consecutive_skips),
+                             number(own.state_dtype),
                              config_.gradient_clipping,
                              number(params_.empty() ? Dtype::kF32 : params_[0].grad_dtype),
                              number(config_.communication_data_type.value_or(Dtype::kU8)),
@@ -255,8 +256,13 @@ Status Optimizer::allocate() {
     return ok_status();
   };
   const uint64_t flat = layout_->flat_elements() * 4;
-  if (has_momentum()) SOTTO_TRY(take(memory_.m, flat));
-  if (kind() != OptimizerKind::kSgd) SOTTO_TRY(take(memory_.v, flat));
+  const auto take_state = [&](DeviceArray& array, DeviceArray& exponents) -> Status {
+    SOTTO_TRY(take(array, state_element_bytes(*layout_, state_type())));
+    if (state_type() != StateType::kFp8) return ok_status();
+    return take(exponents, state_exponent_bytes(*layout_, state_type()));
+  };
+  if (has_momentum()) SOTTO_TRY(take_state(memory_.m, memory_.m_exponents));
+  if (has_variance()) SOTTO_TRY(take_state(memory_.v, memory_.v_exponents));
   const std::vector<TensorState> states(params_.size() + layout_->padding().size());
   SOTTO_TRY(take(memory_.tensor_states, states.size() * sizeof(TensorState)));
   SOTTO_TRY(

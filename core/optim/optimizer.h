@@ -23,6 +23,7 @@
 #include "core/group/comm.h"
 #include "core/group/compressed_state.h"
 #include "core/optim/loss_scale.h"
+#include "core/optim/state_arrays.h"
 #include "core/optim/step_plan.h"
 
 namespace sotto {
@@ -160,13 +161,15 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   };
   struct Memory {
     DeviceArray m, v, tensor_states, valid;
+    DeviceArray m_exponents, v_exponents;       // fp8 state
     DeviceArray den;                            // 1-bit types
     DeviceArray vf, tensor_counts;              // 1-bit LAMB
     DeviceArray local_sum, anchor, base_valid;  // 0/1 Adam
     DeviceArray micro_sums;                     // float32 per element, since the first accumulation
     std::vector<const DeviceArray*> all() const {
-      return {&m,         &v,      &tensor_states, &valid,     &den, &vf, &tensor_counts,
-              &local_sum, &anchor, &base_valid,    &micro_sums};
+      return {&m,         &v,  &tensor_states, &valid,     &m_exponents, &v_exponents,
+              &den,       &vf, &tensor_counts, &local_sum, &anchor,      &base_valid,
+              &micro_sums};
     }
   };
 
@@ -185,6 +188,17 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool onebit_lamb() const { return kind() == OptimizerKind::kOneBitLamb; }
   bool zeroone() const { return kind() == OptimizerKind::kZeroOneAdam; }
   bool has_momentum() const;
+  bool has_variance() const { return kind() != OptimizerKind::kSgd; }
+  // Of momentum and variance. Other types than float32: SGD with momentum, Adam, AdamW.
+  StateType state_type() const {
+    return has_momentum() ? config_.sotto.state_dtype : StateType::kF32;
+  }
+  StateArray m_array() const {
+    return {state_type(), false, memory_.m.data(), memory_.m_exponents.data()};
+  }
+  StateArray v_array() const {
+    return {state_type(), true, memory_.v.data(), memory_.v_exponents.data()};
+  }
   // The published arithmetic; for other types both modes are the same.
   bool compat() const { return onebit() && config_.sotto.mode == Mode::kCompat; }
   bool may_mask_zero_variance() const;

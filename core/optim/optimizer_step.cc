@@ -84,6 +84,7 @@ StepShape Optimizer::shape() const {
     shape.copies = params_[t].copy_dtype;
   }
   shape.masked = masked_;
+  shape.state = state_type();
   if (!onebit()) shape.codec = codec_;
   shape.segment_bytes = comm_->segment_bytes();
   return shape;
@@ -222,6 +223,8 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   const StepSlots& s = p.slots;
   set(s.m, memory_.m);
   set(s.v, memory_.v);
+  set(s.m_exponents, memory_.m_exponents);
+  set(s.v_exponents, memory_.v_exponents);
   set(s.valid, memory_.valid);
   set(s.tensor_states, memory_.tensor_states);
   set(s.vf, memory_.vf);
@@ -234,7 +237,8 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   if (s.old_bits != kNoSlot) compressed_state_.bind_current(run, s.old_bits, s.old_messages);
   const SmallVector<GroupScalars> scalars = scalars_of(variant);
   const uint64_t bytes = scalars.size() * sizeof(GroupScalars);
-  const StepScalars step{1 / loss_scaler_.scale(), 1 / static_cast<double>(micro_batches_ + 1)};
+  const StepScalars step{1 / loss_scaler_.scale(), 1 / static_cast<double>(micro_batches_ + 1),
+                         next_t()};
   std::memcpy(run.bases[s.scalars], scalars.data(), bytes);
   std::memcpy(static_cast<std::byte*>(run.bases[s.scalars]) + bytes, &step, sizeof step);
 }

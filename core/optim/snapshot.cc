@@ -70,8 +70,12 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
     *out = to_tensors(*layout_, flat);
     return ok_status();
   };
-  if (has_momentum()) SOTTO_TRY(state(memory_.m, &s.m));
-  if (kind() != OptimizerKind::kSgd) SOTTO_TRY(state(memory_.v, &s.v));
+  if (has_momentum()) {
+    SOTTO_ASSIGN(s.m, read_state(engine, *layout_, m_array()));
+  }
+  if (has_variance()) {
+    SOTTO_ASSIGN(s.v, read_state(engine, *layout_, v_array()));
+  }
   if (zeroone()) {
     s.zeroone = zeroone_.counters();
     s.lr_sums = lr_sums_;
@@ -158,7 +162,7 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
   const uint64_t n = layout_->elements();
   SOTTO_TRY(check_size("parameters", s.params, n));
   SOTTO_TRY(check_size("m", s.m, has_momentum() ? n : 0));
-  SOTTO_TRY(check_size("v", s.v, kind() == OptimizerKind::kSgd ? 0 : n));
+  SOTTO_TRY(check_size("v", s.v, has_variance() ? n : 0));
   if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
     return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
   if (s.scheduler_iteration < -1)
@@ -242,16 +246,12 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
     if (p.copy != nullptr) SOTTO_TRY(write_copy(engine, p, values));
     first += p.count;
   }
-  const auto put = [&](DeviceArray& array, const std::vector<float>& by_tensor) {
-    const std::vector<float> flat = to_flat(*layout_, by_tensor);
-    return upload(engine, array.data(), std::span<const float>(flat));
-  };
   if (has_momentum()) {
     std::vector<float> m = s.m;
     if (with_residual) m.insert(m.end(), s.padding_m.begin(), s.padding_m.end());
-    SOTTO_TRY(put(memory_.m, m));
+    SOTTO_TRY(write_state(engine, *layout_, m_array(), m));
   }
-  if (kind() != OptimizerKind::kSgd) SOTTO_TRY(put(memory_.v, s.v));
+  if (has_variance()) SOTTO_TRY(write_state(engine, *layout_, v_array(), s.v));
   SOTTO_TRY(upload(engine, memory_.tensor_states.data(), std::span<const TensorState>(states)));
   SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance() ? &s.v : nullptr));
   if (keep_stage) SOTTO_TRY(restore_stage(s));

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <numeric>
 
+#include "core/optim/state_arrays.h"
 #include "core/plan/collectives.h"
 #include "core/plan/layout.h"
 
@@ -57,8 +58,12 @@ StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
   s.params = b_.bound_list(bytes_of(Dtype::kF32));
   s.grads = add_padded_list(b_, layout, shape.gradients);
   if (!shape.copied.empty()) s.copies = b_.bound_list(bytes_of(shape.copies));
-  s.m = b_.bound(layout.flat_elements() * 4);
-  s.v = b_.bound(layout.flat_elements() * 4);
+  s.m = b_.bound(state_element_bytes(layout, shape.state));
+  s.v = b_.bound(state_element_bytes(layout, shape.state));
+  if (shape.state == StateType::kFp8) {
+    s.m_exponents = b_.bound(state_exponent_bytes(layout, shape.state));
+    s.v_exponents = b_.bound(state_exponent_bytes(layout, shape.state));
+  }
   s.tensor_states = states_ = b_.bound(state_bytes());
   if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
   const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars) + sizeof(StepScalars);
@@ -79,6 +84,19 @@ void StepFrame::accumulate(bool first, OperandRef factor) {
   b_.kernel(KernelId::kAccumulate,
             {given.operand(), list(out_.slots.sums, Access::kReadWrite, 32), factor},
             all_tensor_pieces(*shape_.layout), AccumulateArgs{given.type, first});
+}
+
+OperandRef StepFrame::state_operand(uint32_t slot) const {
+  return flat(slot, Access::kReadWrite, static_cast<uint32_t>(state_type_bytes(shape_.state) * 8));
+}
+
+OperandRef StepFrame::exponents_operand(uint32_t slot) const {
+  if (slot == kNoSlot) return absent();
+  return blocks(slot, Access::kReadWrite, 8 * static_cast<uint32_t>(kStateBlocksPerNormBlock));
+}
+
+OperandRef StepFrame::state_step_operand() const {
+  return step_scalar(offsetof(StepScalars, state_step));
 }
 
 OperandRef StepFrame::scalars_operand() const {
@@ -292,11 +310,38 @@ GradientStage StepFrame::compressed_average() {
 void StepFrame::adam_update(const GradientStage& gradient, std::vector<Piece> pieces,
                             uint32_t word) {
   const StepSlots& s = out_.slots;
-  b_.kernel(KernelId::kAdam,
-            {gradient.operand(), flat(s.m, Access::kReadWrite, 32),
-             flat(s.v, Access::kReadWrite, 32), list(s.params, Access::kReadWrite, 32),
-             scalars_operand(), coefficient_operand(gradient), valid_operand()},
-            std::move(pieces), SourceArgs{gradient.type}, committing(word));
+  std::vector<OperandRef> operands = {gradient.operand(), state_operand(s.m),
+                                      state_operand(s.v), list(s.params, Access::kReadWrite, 32),
+                                      scalars_operand(),  coefficient_operand(gradient),
+                                      valid_operand()};
+  if (shape_.state == StateType::kF32) {
+    b_.kernel(KernelId::kAdam, std::move(operands), std::move(pieces), SourceArgs{gradient.type},
+              committing(word));
+    return;
+  }
+  operands.insert(operands.end(), {state_step_operand(), exponents_operand(s.m_exponents),
+                                   exponents_operand(s.v_exponents)});
+  b_.kernel(KernelId::kAdamNarrow, std::move(operands), std::move(pieces),
+            NarrowArgs{gradient.type, shape_.state}, committing(word));
+}
+
+void StepFrame::sgd_update(const GradientStage& gradient, bool momentum, bool nesterov) {
+  const StepSlots& s = out_.slots;
+  std::vector<OperandRef> operands = {gradient.operand(),
+                                      momentum ? state_operand(s.m) : absent(),
+                                      list(s.params, Access::kReadWrite, 32),
+                                      scalars_operand(),
+                                      coefficient_operand(gradient),
+                                      valid_operand()};
+  std::vector<Piece> pieces = all_tensor_pieces(*shape_.layout);
+  if (shape_.state == StateType::kF32) {
+    b_.kernel(KernelId::kSgd, std::move(operands), std::move(pieces),
+              SgdArgs{nesterov, gradient.type}, committing(gradient.word));
+    return;
+  }
+  operands.insert(operands.end(), {state_step_operand(), exponents_operand(s.m_exponents)});
+  b_.kernel(KernelId::kSgdNarrow, std::move(operands), std::move(pieces),
+            NarrowArgs{gradient.type, shape_.state, nesterov}, committing(gradient.word));
 }
 
 GradientStage StepFrame::local_gradients(Decide decide) {

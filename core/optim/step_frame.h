@@ -53,6 +53,8 @@ class StepFrame {
   GradientStage average(const std::vector<uint32_t>& tensors, uint32_t flags);
   // Adam's update of some tensors.
   void adam_update(const GradientStage& gradient, std::vector<Piece> pieces, uint32_t word);
+  // SGD's update of all of them.
+  void sgd_update(const GradientStage& gradient, bool momentum, bool nesterov);
   // Steps without a full-precision average: the mean over ranks of the norms of local gradients, if
   // clipping is on. Otherwise ranks that have to decide do so alone.
   GradientStage local_gradients(Decide decide);
@@ -94,7 +96,10 @@ class StepFrame {
   GradientStage caller_gradients() const;
   GradientStage compressed_average();
   GradientStage local_stage() const;
-  OperandRef step_scalar(uint64_t offset) const;  // a member of StepScalars
+  OperandRef step_scalar(uint64_t offset) const;      // a member of StepScalars
+  OperandRef state_operand(uint32_t slot) const;      // m or v, of the shape's type
+  OperandRef exponents_operand(uint32_t slot) const;  // absent if there is none
+  OperandRef state_step_operand() const;
   GradientStage clip_and_decide(GradientStage stage, bool exchange, bool norm, uint32_t flags);
   // Scratch memory for some tensors, one after the other.
   struct ScratchList {

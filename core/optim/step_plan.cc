@@ -57,17 +57,6 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   }
 }
 
-void emit_sgd(StepFrame& frame, const GradientStage& gradient, const FullStepRequest& r) {
-  const StepSlots& s = frame.slots();
-  frame.builder().kernel(
-      KernelId::kSgd,
-      {gradient.operand(), r.momentum ? flat(s.m, Access::kReadWrite, 32) : absent(),
-       list(s.params, Access::kReadWrite, 32), frame.scalars_operand(),
-       frame.coefficient_operand(gradient), frame.valid_operand()},
-      all_tensor_pieces(*frame.shape().layout), SgdArgs{r.nesterov, gradient.type},
-      StepFrame::committing(gradient.word));
-}
-
 }  // namespace
 
 StepPlan build_accumulation(const StepShape& shape, bool first) {
@@ -84,7 +73,7 @@ StepPlan build_full_step(const FullStepRequest& request) {
     case DenseUpdate::kAdam:
       frame.adam_update(gradient, all_tensor_pieces(*request.shape.layout), gradient.word);
       break;
-    case DenseUpdate::kSgd: emit_sgd(frame, gradient, request); break;
+    case DenseUpdate::kSgd: frame.sgd_update(gradient, request.momentum, request.nesterov); break;
     case DenseUpdate::kLamb:
     case DenseUpdate::kLambAverage:
       emit_lamb(frame, gradient, request.update == DenseUpdate::kLambAverage);

@@ -27,10 +27,11 @@ struct StepShape {
   float prescale = 1, postscale = 1;
   // Sums of earlier micro-batches are there: the step adds its gradients and takes the mean.
   bool accumulated = false;
-  bool loss_scaled = false;      // the host gives a factor for all gradients (unscale)
-  Dtype copies = Dtype::kF32;    // of model copies
-  std::vector<uint32_t> copied;  // tensors that have a model copy
-  bool masked = false;           // a mask of valid elements is bound
+  bool loss_scaled = false;           // the host gives a factor for all gradients (unscale)
+  Dtype copies = Dtype::kF32;         // of model copies
+  std::vector<uint32_t> copied;       // tensors that have a model copy
+  StateType state = StateType::kF32;  // of m and v; others: SGD, Adam, AdamW alone
+  bool masked = false;                // a mask of valid elements is bound
   // What averages are compressed with instead (SGD, Adam, AdamW, LAMB; layout is this codec's), if
   // there is more than one rank.
   std::optional<CodecSettings> codec;
@@ -44,6 +45,7 @@ struct StepShape {
 struct StepScalars {
   double unscale = 1;       // inverse of the loss scale
   double micro_factor = 1;  // inverse of the number of micro-batches
+  uint64_t state_step = 0;  // for the rounding of narrow state
 };
 
 // Slots that a run binds. Lists have one slot per tensor. kNoSlot: the plan does not use it.
@@ -54,6 +56,8 @@ struct StepSlots {
   uint32_t copies = kNoSlot;         // list; tensors without a copy have no bytes
   uint32_t m = kNoSlot;              // flat
   uint32_t v = kNoSlot;              // flat
+  uint32_t m_exponents = kNoSlot;    // fp8 state: exponents of m's blocks
+  uint32_t v_exponents = kNoSlot;    // likewise of v
   uint32_t valid = kNoSlot;          // flat bits
   uint32_t tensor_states = kNoSlot;  // TensorState per tensor
   // Host, written before the start: GroupScalars per group, then StepScalars.

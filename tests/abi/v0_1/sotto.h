@@ -809,7 +809,13 @@ SOTTO_API sotto_status sotto_config_report(const char* json, int32_t world_size,
  *                   ...]} overrides hyper-parameters for group 0, 1, ... SGD, Adam, AdamW and Lamb
  *                   average gradients in full precision, or with the codec that
  *                   "sotto": {"gradient_codec": {...}} describes as sotto_codec_create does (not
- *                   in mode "compat"); its error feedback is a part of the state
+ *                   in mode "compat"); its error feedback is a part of the state.
+ *                   "sotto": {"state_dtype": "bf16" or "fp8"} keeps momentum and variance of SGD,
+ *                   Adam and AdamW in 2 or 1 bytes per element instead of 4 ("fp8": 8-bit floats,
+ *                   256 elements of a tensor share an exponent). An update is computed in float32
+ *                   and rounded stochastically, by bits that follow from step and element, so that
+ *                   all ranks and devices have the same. Exported state is float32 in any case, and
+ *                   may be imported with another state_dtype
  *   params    [in]  n structs; their buffers are borrowed until the optimizer is destroyed
  *   n         [in]  > 0
  *   out_optim [out] owned by the caller: sotto_optim_destroy
