@@ -1,4 +1,4 @@
-// sotto_config_report
+// sotto_config_report, sotto_config_resolve
 #include <string>
 
 #include "capi/src/convert.h"
@@ -21,10 +21,21 @@ Status report(const char* json, int32_t world_size, uint64_t n_params, char* buf
   return write_text(text, buf, cap, out_len);
 }
 
+Status resolve(const char* json, const char* values, char* buf, uint64_t cap, uint64_t* out_len) {
+  SOTTO_TRY(check_pointer(json, "json"));
+  SOTTO_ASSIGN(const std::string text, config_resolve(json, values == nullptr ? "" : values));
+  return write_text(text, buf, cap, out_len);
+}
+
 }  // namespace
 
 extern "C" sotto_status sotto_config_report(const char* json, int32_t world_size, uint64_t n_params,
                                             char* buf, uint64_t cap, uint64_t* out_len) {
   return guarded("sotto_config_report",
                  [&] { return report(json, world_size, n_params, buf, cap, out_len); });
+}
+
+extern "C" sotto_status sotto_config_resolve(const char* json, const char* values, char* buf,
+                                             uint64_t cap, uint64_t* out_len) {
+  return guarded("sotto_config_resolve", [&] { return resolve(json, values, buf, cap, out_len); });
 }

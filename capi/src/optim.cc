@@ -138,6 +138,15 @@ Status set(sotto_optim* optim, const char* name, int32_t group, double value) {
   return optim->core->set(name, group, value);
 }
 
+Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
+  SOTTO_TRY(check_handle(optim, "optim"));
+  SOTTO_ASSIGN(const std::vector<Buffer> buffers, take_buffers(grads, n, "grads"));
+  std::vector<GradientPlace> places;
+  places.reserve(n);
+  for (const Buffer& b : buffers) places.push_back({b.data, b.count, b.dtype});
+  return optim->core->set_gradients(places);
+}
+
 Status get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
   SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_ASSIGN(const OptimInfo i, optim->core->info());
@@ -222,6 +231,10 @@ sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_call* call, 
 
 sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group, double value) {
   return guarded("sotto_optim_set", [&] { return set(optim, name, group, value); });
+}
+
+sotto_status sotto_optim_set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
+  return guarded("sotto_optim_set_grads", [&] { return set_grads(optim, grads, n); });
 }
 
 sotto_status sotto_optim_get_info(const sotto_optim* optim, sotto_optim_info* out_info) {

@@ -238,6 +238,12 @@ Status check_supported(const Config& config);
 // The same as a list, one text per obstacle; empty if there is none.
 std::vector<std::string> unsupported_reasons(const Config& config);
 
+// The file as plain JSON on one line. values: empty, or a JSON object from paths
+// ("optimizer.params.lr", "sotto.param_groups[0].lr") to what takes the place of an "auto" there;
+// paths where the file has something else, or nothing, are not used. An "auto" without a value
+// stays. INVALID_ARGUMENT as parse_config for what is no JSON, and for values of another form.
+Result<std::string> config_resolve(std::string_view text, std::string_view values);
+
 // What a file will do, as JSON. world_size and n_params 0: unknown, and what depends on them is
 // null.
 Result<std::string> config_report(std::string_view text, uint64_t world_size, uint64_t n_params);

@@ -1,82 +1,12 @@
 // parse_config: text -> JSON -> Config.
 #include <algorithm>
-#include <set>
 
-#include "core/base/text.h"
+#include "core/config/document.h"
 #include "core/config/filter.h"
 #include "core/config/sections.h"
-#include "core/config/source.h"
 
 namespace sotto {
 namespace {
-
-// Follows the parser through the objects and remembers the first key that one of them has twice.
-class DuplicateFinder {
- public:
-  bool operator()(int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) levels_.emplace_back();
-    if (event == Json::parse_event_t::object_end) levels_.pop_back();
-    if (event == Json::parse_event_t::key) add(parsed.get_ref<const std::string&>());
-    return true;
-  }
-  // Names of the objects around the key and the key itself; empty: no key was there twice.
-  const std::string& path() const { return path_; }
-
- private:
-  struct Level {
-    std::set<std::string> keys;
-    std::string current;
-  };
-
-  void add(const std::string& key) {
-    levels_.back().current = key;
-    if (levels_.back().keys.insert(key).second || !path_.empty()) return;
-    for (const Level& level : levels_)
-      path_ += (path_.empty() ? "" : ".") + printable(level.current);
-  }
-
-  std::vector<Level> levels_;
-  std::string path_;
-};
-
-std::string at(const TextPosition& position) {
-  return fmt::format("configuration: line {}, column {}", position.line, position.column);
-}
-
-// The parser's own words, without the class name in front, with line and column in our form.
-Status syntax_error(const Json::exception& failure, std::string_view text) {
-  std::string_view what = failure.what();
-  if (const size_t end = what.find("] "); end != std::string_view::npos)
-    what.remove_prefix(end + 2);
-  const auto* syntax = dynamic_cast<const Json::parse_error*>(&failure);
-  if (syntax == nullptr) return invalid_argument("configuration: {}", printable(what, 300));
-  if (const size_t end = what.find(": "); end != std::string_view::npos)
-    what.remove_prefix(end + 2);
-  const size_t offset = syntax->byte > 0 ? syntax->byte - 1 : 0;
-  const SyntaxAdvice advice = explain_syntax(text, offset, what);
-  if (!advice.text.empty())
-    return invalid_argument("{}: {}", at(position_of_offset(text, advice.offset)), advice.text);
-  return invalid_argument("{}: {}", at(position_of_offset(text, offset)), printable(what, 300));
-}
-
-Result<Json> parse_json(const std::string& text) {
-  DuplicateFinder duplicates;
-  Json json;
-  try {
-    json = Json::parse(text, std::ref(duplicates));
-  } catch (const Json::exception& failure) {
-    return syntax_error(failure, text);
-  }
-  if (!duplicates.path().empty()) {
-    const TextPosition position = position_of_path(text, duplicates.path(), 1);
-    return invalid_argument("{}: the key {} is there twice; leave one of them out",
-                            position.line == 0 ? "configuration" : at(position), duplicates.path());
-  }
-  if (!json.is_object()) {
-    return invalid_argument("configuration: found {}, expected an object {{...}}", json_text(json));
-  }
-  return json;
-}
 
 Status read_fp16(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
@@ -256,14 +186,12 @@ Status read_config(const Json& json, Config& config, Findings& findings) {
 
 Result<Config> parse_text(std::string_view text) {
   SOTTO_ASSIGN(const std::string plain, blank_comments(text));
-  SOTTO_ASSIGN(const Json json, parse_json(plain));
+  SOTTO_ASSIGN(const Json json, parse_document(plain));
   Config config;
   Findings findings;
   const Status status = read_config(json, config, findings);
-  if (!status.ok()) {
-    const TextPosition position = position_of_path(plain, findings.error_path, 0);
-    return status.with_prefix(position.line == 0 ? "configuration" : at(position));
-  }
+  if (!status.ok())
+    return status.with_prefix(place_of(position_of_path(plain, findings.error_path, 0)));
   config.warnings = std::move(findings.warnings);
   config.keys = std::move(findings.keys);
   return config;
@@ -271,15 +199,6 @@ Result<Config> parse_text(std::string_view text) {
 
 }  // namespace
 
-Result<Config> parse_config(std::string_view text) {
-  SOTTO_ASSIGN(const std::optional<std::string> decoded, decode_base64_config(text));
-  if (!decoded) return parse_text(text);
-  Result<Config> config = parse_text(*decoded);
-  if (config.ok()) return config;
-  // Line and column are those of the decoded text.
-  constexpr std::string_view kPrefix = "configuration";
-  return invalid_argument("{} (decoded from base64url){}", kPrefix,
-                          std::string_view(config.status().text()).substr(kPrefix.size()));
-}
+Result<Config> parse_config(std::string_view text) { return from_source(text, parse_text); }
 
 }  // namespace sotto

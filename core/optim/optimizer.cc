@@ -354,6 +354,23 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
   return ok_status();
 }
 
+Status Optimizer::set_gradients(std::span<const GradientPlace> grads) {
+  if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  if (grads.size() != params_.size()) {
+    return invalid_argument("n is {}; it has to be {}, one gradient for every parameter",
+                            grads.size(), params_.size());
+  }
+  for (size_t i = 0; i < grads.size(); ++i) {
+    const ParamSpec& p = params_[i];
+    if (grads[i].count == p.count && grads[i].dtype == p.grad_dtype) continue;
+    return invalid_argument(
+        "grads[{}], of parameter \"{}\", has {} elements of {}; registered were {} of {}", i,
+        p.name, grads[i].count, dtype_name(grads[i].dtype), p.count, dtype_name(p.grad_dtype));
+  }
+  for (size_t i = 0; i < grads.size(); ++i) params_[i].grad = grads[i].data;
+  return ok_status();
+}
+
 Result<OptimInfo> Optimizer::info() {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
   OptimInfo info;

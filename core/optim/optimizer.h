@@ -42,6 +42,13 @@ struct ParamSpec {
   Dtype copy_dtype = Dtype::kF16;  // float16 or bfloat16; the same for all that have a copy
 };
 
+// Memory of one parameter's gradient, borrowed.
+struct GradientPlace {
+  const void* data = nullptr;
+  uint64_t count = 0;
+  Dtype dtype = Dtype::kF32;
+};
+
 // An array of a DeepSpeed checkpoint. Its name says what it is: see sotto.h.
 struct NamedArray {
   std::string name;
@@ -106,6 +113,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<OpRef> step(const CallOptions& options);
   // "lr" (NaN: the schedule again) or "weight_decay", group -1: all; "loss_scale", group -1.
   Status set(std::string_view name, int32_t group, double value);
+  // Where the gradients of each parameter lie from now on, in order of registration; of the
+  // registered type and count. On error nothing has changed.
+  Status set_gradients(std::span<const GradientPlace> grads);
   Result<OptimInfo> info();
   // kind: "all", "config", "groups", "tensors".
   Result<std::string> report_json(std::string_view kind);

@@ -76,6 +76,14 @@ void check_base64(std::string_view text, bool ok) {
   require(sotto::parse_config(base64url(text)).ok() == ok, "base64url changes nothing");
 }
 
+// Nothing is replaced: the plain form means the same.
+void check_resolve(std::string_view text, bool ok) {
+  const auto plain = sotto::config_resolve(text, "");
+  if (!plain.ok()) return require(!ok, "a valid file has a plain form");
+  require(nlohmann::json::accept(*plain), "the plain form is JSON");
+  require(sotto::parse_config(*plain).ok() == ok, "the plain form is as valid as the file");
+}
+
 void check_report(std::string_view text, uint64_t world_size, uint64_t n_params, bool supported) {
   const auto report = sotto::config_report(text, world_size, n_params);
   if (!report.ok()) {
@@ -95,6 +103,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   check_filter(text);
   const auto config = sotto::parse_config(text);
   check_base64(text, config.ok());
+  check_resolve(text, config.ok());
   if (!config.ok()) {
     require(config.status().code() == sotto::Code::kInvalidArgument,
             "a bad file is INVALID_ARGUMENT");

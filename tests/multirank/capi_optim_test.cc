@@ -215,6 +215,44 @@ TEST(CapiOptim, MicroBatches) {
             "");
 }
 
+// Gradients that lie elsewhere give what they give in their first place.
+TEST(CapiOptim, GradientsThatMove) {
+  EXPECT_EQ(
+      run_world(2, kDefault,
+                [](Member& self) {
+                  Model fixed(self.rank), moving(self.rank);
+                  sotto_optim* const a = new_optim(self, kOneBitLamb, fixed);
+                  sotto_optim* const b = new_optim(self, kOneBitLamb, moving);
+                  std::vector<float> places[2];
+                  for (int k = 0; k < 6; ++k) {
+                    OK(sotto_optim_step(a, nullptr, nullptr));
+                    std::vector<float> next[2] = {moving.gradients[0], moving.gradients[1]};
+                    for (std::vector<float>& old : places) old.assign(old.size(), 1e30f);
+                    const sotto_buffer grads[] = {buffer(next[0]), buffer(next[1])};
+                    OK(sotto_optim_set_grads(b, grads, 2));
+                    OK(sotto_optim_step(b, nullptr, nullptr));
+                    for (size_t t = 0; t < 2; ++t) {
+                      require(fixed.weights[t] == moving.weights[t], "equal parameters");
+                      places[t].swap(next[t]);
+                    }
+                  }
+                  sotto_buffer grads[] = {buffer(places[0]), buffer(places[1])};
+                  FAILS(sotto_optim_set_grads(b, grads, 1), SOTTO_E_INVALID_ARGUMENT,
+                        "n is 1; it has to be 2");
+                  FAILS(sotto_optim_set_grads(b, nullptr, 2), SOTTO_E_INVALID_ARGUMENT, "grads");
+                  grads[1].count = 36;
+                  FAILS(
+                      sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT,
+                      "grads[1], of parameter \"b\", has 36 elements of fp32; registered were 37");
+                  grads[1].count = 37;
+                  grads[1].dtype = SOTTO_BFLOAT16;
+                  FAILS(sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT, "bf16");
+                  OK(sotto_optim_destroy(a));
+                  OK(sotto_optim_destroy(b));
+                }),
+      "");
+}
+
 TEST(CapiOptim, RanksThatRegisterDifferentTensors) {
   EXPECT_EQ(
       run_world(2, kDefault,

@@ -209,5 +209,35 @@ TEST(ConfigBase64, OtherWordsAreRefused) {
   EXPECT_THAT(error_of("null"), HasSubstr("found null, expected an object"));
 }
 
+// ---- "auto"
+
+std::string resolved(std::string_view text, std::string_view values = "") {
+  const Result<std::string> out = config_resolve(text, values);
+  return out.ok() ? *out : out.status().text();
+}
+
+TEST(ConfigResolve, MakesPlainJson) {
+  EXPECT_EQ(resolved("{\n  // a comment\n  \"a\": [1, 2,], # another\n}"), R"({"a":[1,2]})");
+  EXPECT_EQ(resolved("e30"), "{}");
+  EXPECT_EQ(resolved(R"({"a": "auto"})"), R"({"a":"auto"})");
+}
+
+TEST(ConfigResolve, ReplacesAutoAlone) {
+  constexpr std::string_view kFile =
+      R"({"a": "auto", "b": {"c": "auto", "d": 1}, "e": [{"f": "auto"}, "auto"]})";
+  EXPECT_EQ(resolved(kFile, R"({"a": 64, "b.c": [0.9, 0.99], "b.d": 2, "e[0].f": null, "g": 1})"),
+            R"({"a":64,"b":{"c":[0.9,0.99],"d":1},"e":[{"f":null},"auto"]})");
+  parse(resolved(R"({"optimizer": {"type": "Lamb", "params": {"lr": "auto"}}})",
+                 R"({"optimizer.params.lr": 0.25})"));
+}
+
+TEST(ConfigResolve, WhatIsRefused) {
+  EXPECT_EQ(resolved("{\"a\": }"), error_of("{\"a\": }"));
+  EXPECT_THAT(resolved("{}", "[1]"), HasSubstr("values: found [1], expected a JSON object"));
+  EXPECT_THAT(resolved("{}", "{"), HasSubstr("values: found no JSON"));
+  EXPECT_THAT(resolved("{}", R"({"a": "auto"})"), HasSubstr("values: \"a\" is \"auto\""));
+  EXPECT_THAT(resolved("{}", R"({"a": {"b": 1}})"), HasSubstr("values: \"a\" is {\"b\":1}"));
+}
+
 }  // namespace
 }  // namespace sotto

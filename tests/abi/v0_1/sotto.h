@@ -796,6 +796,22 @@ SOTTO_API sotto_status sotto_plan_report(const sotto_comm* comm, const char* req
 SOTTO_API sotto_status sotto_config_report(const char* json, int32_t world_size, uint64_t n_params,
                                            char* buf, uint64_t cap, uint64_t* out_len);
 
+/* A configuration as plain JSON on one line, without comments, and with values in place of the
+ * texts "auto" that files for training frameworks leave to the program.
+ *   json    [in]  as for sotto_config_report
+ *   values  [in]  NULL, or a JSON object from paths to values, {"train_batch_size": 64,
+ *                 "optimizer.params.lr": 0.001, "sotto.param_groups[0].lr": 0.01}: numbers, lists,
+ *                 true, false, null or texts. Paths where the file has something else than "auto",
+ *                 or nothing, are not used. An "auto" without a value stays; where it matters
+ *                 sotto_config_report and sotto_optim_create refuse it and name the key
+ *   buf     [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written
+ *   cap     [in]  bytes of buf
+ *   out_len [out] bytes needed, without the final zero
+ * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (no JSON: line and column; a key that is there
+ * twice; values). Keys and ranges are not checked. Since: 0.1 */
+SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values, char* buf,
+                                            uint64_t cap, uint64_t* out_len);
+
 /* ---- optimizer ------------------------------------------------------------------------------ */
 
 /* Creates an optimizer over n parameters, the same on all ranks in names, counts and order (checked
@@ -871,6 +887,19 @@ SOTTO_API sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_ca
  * BUSY (step in flight), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group,
                                        double value);
+
+/* Says where gradients lie from now on: for programs that have them in other memory at every step,
+ * as frameworks do that allocate them anew. Nothing is copied; what lay in the buffers before is
+ * not read any more. Micro-batches that were accumulated stay.
+ *   optim [in]
+ *   grads [in] n buffers, borrowed like those of sotto_param, in the order of params: of the same
+ *              dtype and count as registered; they must not overlap parameters or model copies
+ *   n     [in] number of parameters
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count or alignment:
+ * names the parameter), UNSUPPORTED (device), BUSY (step in flight), INVALID_STATE (fork). Nothing
+ * changes on error. Since: 0.1 */
+SOTTO_API sotto_status sotto_optim_set_grads(sotto_optim* optim, const sotto_buffer* grads,
+                                             uint64_t n);
 
 /* Hot figures of an optimizer. struct_size in, the rest out. */
 typedef struct sotto_optim_info {

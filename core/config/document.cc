@@ -1,0 +1,130 @@
+#include "core/config/document.h"
+
+#include <fmt/format.h>
+
+#include <set>
+
+#include "core/base/text.h"
+#include "core/config/config.h"
+#include "core/config/source.h"
+
+namespace sotto {
+namespace {
+
+// Follows the parser through the objects and remembers the first key that one of them has twice.
+class DuplicateFinder {
+ public:
+  bool operator()(int, Json::parse_event_t event, Json& parsed) {
+    if (event == Json::parse_event_t::object_start) levels_.emplace_back();
+    if (event == Json::parse_event_t::object_end) levels_.pop_back();
+    if (event == Json::parse_event_t::key) add(parsed.get_ref<const std::string&>());
+    return true;
+  }
+  // Names of the objects around the key and the key itself; empty: no key was there twice.
+  const std::string& path() const { return path_; }
+
+ private:
+  struct Level {
+    std::set<std::string> keys;
+    std::string current;
+  };
+
+  void add(const std::string& key) {
+    levels_.back().current = key;
+    if (levels_.back().keys.insert(key).second || !path_.empty()) return;
+    for (const Level& level : levels_)
+      path_ += (path_.empty() ? "" : ".") + printable(level.current);
+  }
+
+  std::vector<Level> levels_;
+  std::string path_;
+};
+
+// The parser's own words, without the class name in front, with line and column in our form.
+Status syntax_error(const Json::exception& failure, std::string_view text) {
+  std::string_view what = failure.what();
+  if (const size_t end = what.find("] "); end != std::string_view::npos)
+    what.remove_prefix(end + 2);
+  const auto* syntax = dynamic_cast<const Json::parse_error*>(&failure);
+  if (syntax == nullptr) return invalid_argument("configuration: {}", printable(what, 300));
+  if (const size_t end = what.find(": "); end != std::string_view::npos)
+    what.remove_prefix(end + 2);
+  const size_t offset = syntax->byte > 0 ? syntax->byte - 1 : 0;
+  const SyntaxAdvice advice = explain_syntax(text, offset, what);
+  if (!advice.text.empty())
+    return invalid_argument("{}: {}", place_of(position_of_offset(text, advice.offset)),
+                            advice.text);
+  return invalid_argument("{}: {}", place_of(position_of_offset(text, offset)),
+                          printable(what, 300));
+}
+
+// Replaces the texts "auto" below `json` by the value that `values` has for their path.
+void replace_auto(Json& json, const Json& values, const std::string& path) {
+  if (json == "auto") {
+    if (const auto it = values.find(path); it != values.end()) json = *it;
+  } else if (json.is_object()) {
+    for (const auto& [key, value] : json.items())
+      replace_auto(value, values, path.empty() ? key : fmt::format("{}.{}", path, key));
+  } else if (json.is_array()) {
+    for (size_t i = 0; i < json.size(); ++i)
+      replace_auto(json[i], values, fmt::format("{}[{}]", path, i));
+  }
+}
+
+Result<Json> read_values(std::string_view text) {
+  if (text.empty()) return Json::object();
+  Json values = Json::parse(text, nullptr, false);
+  if (!values.is_object()) {
+    return invalid_argument(
+        "values: found {}, expected a JSON object from paths to values, such as "
+        "{{\"optimizer.params.lr\": 0.001}}",
+        values.is_discarded() ? "no JSON" : json_text(values));
+  }
+  for (const auto& [path, value] : values.items()) {
+    if (value != "auto" && !value.is_object()) continue;
+    return invalid_argument(
+        "values: \"{}\" is {}; allowed is a number, a list, true, false, null or another text",
+        printable(path), json_text(value));
+  }
+  return values;
+}
+
+Result<std::string> resolve_text(std::string_view text, const Json& values) {
+  SOTTO_ASSIGN(const std::string plain, blank_comments(text));
+  SOTTO_ASSIGN(Json json, parse_document(plain));
+  replace_auto(json, values, "");
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+}  // namespace
+
+std::string place_of(const TextPosition& position) {
+  if (position.line == 0) return "configuration";
+  return fmt::format("configuration: line {}, column {}", position.line, position.column);
+}
+
+Result<Json> parse_document(const std::string& text) {
+  DuplicateFinder duplicates;
+  Json json;
+  try {
+    json = Json::parse(text, std::ref(duplicates));
+  } catch (const Json::exception& failure) {
+    return syntax_error(failure, text);
+  }
+  if (!duplicates.path().empty()) {
+    const TextPosition position = position_of_path(text, duplicates.path(), 1);
+    return invalid_argument("{}: the key {} is there twice; leave one of them out",
+                            place_of(position), duplicates.path());
+  }
+  if (!json.is_object()) {
+    return invalid_argument("configuration: found {}, expected an object {{...}}", json_text(json));
+  }
+  return json;
+}
+
+Result<std::string> config_resolve(std::string_view text, std::string_view values) {
+  SOTTO_ASSIGN(const Json found, read_values(values));
+  return from_source(text, [&](std::string_view json) { return resolve_text(json, found); });
+}
+
+}  // namespace sotto
