@@ -277,3 +277,37 @@ def rank_trains(comm):
 @pytest.mark.parametrize("size", [2, 4])
 def test_processes(size):
     run_ranks(size, __file__, "rank_trains")
+
+
+def test_gradients_that_move():
+    def body(comm):
+        fixed, moving = Problem(comm, "OneBitLamb"), Problem(comm, "OneBitLamb")
+        for _ in range(6):
+            fixed.steps(1)
+            g = moving.p - moving.target
+            moving.optimizer.set_grads([g[:1000], g[1000:]])
+            del g
+            moving.optimizer.step().wait()
+            assert np.array_equal(fixed.p, moving.p)
+        for grads, text in (
+            ([moving.g], "n is 1; it has to be 2"),
+            ([moving.g[:1000], moving.g[1001:]], 'grads\\[1\\], of parameter "second", has 1999'),
+            ([moving.g[:1000], np.zeros(2000, np.float16)], "fp16; registered were 2000 of fp32"),
+            ([moving.g[:1000], moving.g[::1][::2]], "not contiguous"),
+        ):
+            with pytest.raises(sotto.InvalidArgumentError, match=text):
+                moving.optimizer.set_grads(grads)
+        fixed.close()
+        moving.close()
+
+    thread_ranks(2, body)
+
+
+def test_config_resolve(tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text('{"train_batch_size": "auto", # a comment\n "fp16": {"enabled": "auto"},}')
+    assert sotto.config_resolve(path) == {"train_batch_size": "auto", "fp16": {"enabled": "auto"}}
+    values = {"train_batch_size": 8, "fp16.enabled": False, "bf16.enabled": True}
+    assert sotto.config_resolve(path, values) == {"train_batch_size": 8, "fp16": {"enabled": False}}
+    with pytest.raises(sotto.InvalidArgumentError, match="line 1, column 6"):
+        sotto.config_resolve('{"a":}')

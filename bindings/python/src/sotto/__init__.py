@@ -38,7 +38,7 @@ from .errors import (
     UnsupportedError,
 )
 from .group import UniqueId, create_comm, default_comm, init_process_group
-from .optim import config_report
+from .optim import config_report, config_resolve
 from .work import OpStats, Work, wait_any
 
 __version__ = "0.1.0"
@@ -68,6 +68,7 @@ __all__ = [
     "Work",
     "build_info",
     "config_report",
+    "config_resolve",
     "create_comm",
     "default_comm",
     "init_process_group",

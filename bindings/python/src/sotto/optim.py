@@ -96,6 +96,19 @@ def config_report(config: Any, *, world_size: int = 0, n_params: int = 0) -> dic
     )
 
 
+def config_resolve(config: Any, values: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A DeepSpeed configuration as a dict: comments left out, values "auto" replaced.
+
+    config: a dict, JSON text (also base64url) or a path. values: from the path of a key,
+    "optimizer.params.lr", to what takes the place of an "auto" there. Paths where the configuration
+    has something else, or nothing, are not used; an "auto" without a value stays, and is refused
+    where it matters. Errors: InvalidArgumentError (no JSON: line and column).
+    """
+    given = json.dumps(dict(values or {})).encode()
+    text = library().text("sotto_config_resolve", config_text(config).encode(), given)
+    return cast("dict[str, Any]", json.loads(text))
+
+
 def _mask_view(mask: Any, what: str) -> View:
     # bool arrays have bytes of 0 and 1; view() and cast make no copy.
     if str(getattr(mask, "dtype", "")) in ("bool", "torch.bool"):
@@ -139,6 +152,7 @@ class Optimizer(HandleOwner):
         text = config_text(config, kind, hyper).encode()
         lib, handle = comm._lib, comm._handle
         self._keep: list[Any] = [comm]
+        self._grads: list[View] = []  # kept alive until others take their place
         structs = (abi.Param * len(params))()
         for i, given in enumerate(params):
             self._fill(structs[i], Param(*given), f"params[{i}]")
@@ -162,7 +176,8 @@ class Optimizer(HandleOwner):
             raise InvalidArgumentError(f"{what}.group is {param.group}; allowed: from 0")
         grad = view_of(param.grad, f"{what}.grad")
         mask = None if param.mask is None else _mask_view(param.mask, f"{what}.mask")
-        self._keep.append((master, grad, copy, mask))
+        self._keep.append((master, copy, mask))
+        self._grads.append(grad)
         struct.struct_size = c.sizeof(abi.Param)
         struct.group = param.group
         struct.name = None if param.name is None else param.name.encode()
@@ -177,7 +192,9 @@ class Optimizer(HandleOwner):
         with self._comm._lock:
             orphans.reap(self._lib)
             self._comm._call(name, self._handle, call_options(timeout=timeout), c.byref(op))
-        return Work(self._comm, op.value, [self, self._keep], name.removeprefix("sotto_"))
+        return Work(
+            self._comm, op.value, [self, self._keep, self._grads], name.removeprefix("sotto_")
+        )
 
     def step(self, *, timeout: float | None = None) -> Work:
         """One step with what is in the grad arrays now: averages, clips, updates the parameters.
@@ -195,6 +212,22 @@ class Optimizer(HandleOwner):
         gradient_accumulation_steps).
         """
         return self._start("sotto_optim_accumulate", timeout)
+
+    def set_grads(self, grads: Sequence[Any]) -> None:
+        """Says where gradients lie from now on: other arrays than those of Param.grad.
+
+        grads: one for every param, in their order, of the registered dtype and element count; kept
+        alive until the next call. Errors: InvalidArgumentError (names the parameter), BusyError
+        (step in flight). Nothing changes on error.
+        """
+        views = [view_of(grad, f"grads[{i}]") for i, grad in enumerate(grads)]
+        self._set_grad_buffers((abi.Buffer * len(views))(*(buffer_of(view) for view in views)))
+        self._grads = views
+
+    def _set_grad_buffers(self, buffers: c.Array[abi.Buffer]) -> None:
+        """As set_grads; the caller keeps the memory alive while a step may read it."""
+        self._lib.call("sotto_optim_set_grads", self._handle, buffers, len(buffers))
+        self._grads = []
 
     def set(self, name: str, value: float, group: int = -1) -> None:
         """Sets "lr" (NaN: the schedule again), "weight_decay", or with fp16 "loss_scale".
