@@ -1,5 +1,6 @@
 """The communication hook for DistributedDataParallel."""
 
+import contextlib
 import os
 import pickle
 import tempfile
@@ -146,6 +147,82 @@ def rank_comm_of_group(comm):
 
 def test_a_comm_of_torchs_process_group():
     run_ranks(2, __file__, "rank_comm_of_group")
+
+
+def trained(net, optimizer, rank, steps, around=contextlib.nullcontext):
+    for step in steps:
+        optimizer.zero_grad()
+        with around():
+            torch.manual_seed(1000 * step + rank)
+            net(torch.randn(8, 64)).square().mean().backward()
+        optimizer.step()
+    return torch.cat([p.detach().flatten() for p in net.parameters()])
+
+
+def rank_who_averages(comm):
+    """An optimizer that averages and DistributedDataParallel, on the same parameters."""
+    gloo(comm)
+
+    def onebit(net, **options):
+        return st.OnebitAdam(net.parameters(), lr=0.01, freeze_step=4, **options)
+
+    net = model()
+    optimizer = onebit(net)
+    wanted = trained(net, optimizer, comm.rank, range(8))
+    optimizer.close()
+
+    net = wrapped()
+    optimizer = onebit(net)
+    with pytest.raises(sotto.InvalidStateError, match="all-reduced twice.*no_sync_after_warmup"):
+        trained(net, optimizer, comm.rank, range(1))
+    st.no_sync_after_warmup(net, optimizer)
+    before = comm.counters().payload_bytes_sent
+    assert torch.equal(trained(net, optimizer, comm.rank, range(8)), wanted)
+    assert comm.counters().payload_bytes_sent > before
+    net.require_backward_grad_sync = True  # as if the helper had not been called
+    with pytest.raises(sotto.InvalidStateError, match="all-reduced twice"):
+        trained(net, optimizer, comm.rank, range(1))
+    optimizer.close()
+
+    net = wrapped()
+    optimizer = onebit(net)  # torch's own way of leaving gradients local
+    assert torch.equal(trained(net, optimizer, comm.rank, range(8), net.no_sync), wanted)
+    optimizer.close()
+
+    with sotto.create_comm(world_size=1) as alone:
+        net = wrapped()  # DDP averages, the optimizer does not
+        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=alone)
+        mine = trained(net, optimizer, comm.rank, range(4))
+        optimizer.close()
+    everybody = [torch.empty_like(mine) for _ in range(comm.size)]
+    dist.all_gather(everybody, mine)
+    assert all(torch.equal(mine, other) for other in everybody)
+
+    for module, text in ((model(), "of type Sequential"), (wrapped(), "none of the model's")):
+        with pytest.raises(sotto.InvalidArgumentError, match=text):
+            st.no_sync_after_warmup(module, optimizer)
+    dist.destroy_process_group()
+    print("told")
+
+
+def test_gradients_are_not_averaged_twice():
+    assert run_ranks(2, __file__, "rank_who_averages").count("told") == 2
+
+
+def rank_checks_parameters(comm):
+    net = model()
+    st.check_parameters(net)
+    if comm.rank == 1:
+        with torch.no_grad():
+            net[2].weight[3, 4] += 1e-6
+    with pytest.raises(sotto.InvalidStateError, match="1 of 12 tensors differ.*2.weight"):
+        st.check_parameters(net)
+    st.broadcast_parameters(net)
+    st.check_parameters(net)
+
+
+def test_parameters_are_compared():
+    run_ranks(2, __file__, "rank_checks_parameters")
 
 
 def test_wrong_arguments():

@@ -10,9 +10,10 @@ Tensors in host memory alone. Nothing in ``sotto`` imports this; torch is not a 
 
 from __future__ import annotations
 
+from .averagers import no_sync_after_warmup
 from .base import SottoOptimizer
 from .ddp import DDPState, ddp_hook
-from .groups import broadcast_parameters, comm_of_process_group
+from .groups import broadcast_parameters, check_parameters, comm_of_process_group
 from .optim import Adam, AdamW, Lamb, OnebitAdam, OnebitLamb, ZeroOneAdam
 
 __all__ = [
@@ -25,6 +26,8 @@ __all__ = [
     "SottoOptimizer",
     "ZeroOneAdam",
     "broadcast_parameters",
+    "check_parameters",
     "comm_of_process_group",
     "ddp_hook",
+    "no_sync_after_warmup",
 ]

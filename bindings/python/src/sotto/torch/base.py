@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any, NoReturn, Union, overload
@@ -14,51 +15,18 @@ from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..group import default_comm
+from .averagers import adopt_engine, check_ddp, ddp_modules, deepspeed_engine, is_rehearsal
+from .gradients import Gradients, Tensor
 
 FORMAT = 1
+NAMED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+# Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
+RELATIVE_SCHEDULES = ("WarmupCosineLR",)
+MASK = "exp_avg_mask"  # DeepSpeed's key of a parameter group
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ParamsT = Union[
     Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]
 ]
-
-
-class _Tensor:
-    """A registered parameter with its buffers."""
-
-    def __init__(self, name: str, group: int, p: torch.Tensor, grad_dtype: torch.dtype) -> None:
-        self.name = name
-        self.group = group
-        self.p = p
-        values = p.detach()
-        self.copy = None if p.dtype == torch.float32 else values
-        self.master = values if self.copy is None else values.float()
-        usable = (
-            p.grad is not None
-            and not p.grad.is_sparse
-            and p.grad.is_contiguous()
-            and p.grad.dtype == grad_dtype
-        )
-        # The gradient's own memory: a loop that zeroes gradients in place is spared a copy.
-        self.grad = (
-            p.grad.detach()
-            if usable and p.grad is not None
-            else torch.zeros_like(values, dtype=grad_dtype)
-        )
-
-    def take_gradient(self) -> None:
-        """Brings this step's gradient to where the library reads it; absent ones are zero."""
-        grad = self.p.grad
-        if grad is None:
-            self.grad.zero_()
-        elif grad.is_sparse:
-            raise UnsupportedError(
-                f'parameter "{self.name}" has a sparse gradient; gradients have to be dense'
-            )
-        elif grad.data_ptr() != self.grad.data_ptr():
-            self.grad.copy_(grad)
-
-    def registered(self) -> plain.Param:
-        return plain.Param(self.master, self.grad, self.name, self.group, self.copy)
 
 
 class SottoOptimizer(torch.optim.Optimizer):
@@ -81,7 +49,9 @@ class SottoOptimizer(torch.optim.Optimizer):
     Parameters: float32 (updated in place), float16 or bfloat16 (with float32 masters), dense, in
     host memory, equal on all ranks at the first step: see broadcast_parameters(). Groups may have
     their own lr, betas, eps, weight_decay, and where the algorithm has them max_coeff, min_coeff,
-    non_freeze. lr and weight_decay may change between steps, on all ranks alike: torch's schedulers
+    non_freeze. A group of one parameter may have "exp_avg_mask", as in DeepSpeed: a tensor of 0 and
+    1 with as many elements; those with 0 take no part. It is not a part of state_dict(). lr and
+    weight_decay may change between steps, on all ranks alike: torch's schedulers
     work. A gradient that is None counts as zero.
 
     The library's optimizer is made, collectively, at the first step or load_state_dict(); from then
@@ -108,7 +78,11 @@ class SottoOptimizer(torch.optim.Optimizer):
         max_grad_norm: float,
     ) -> None:
         self._optim: plain.Optimizer | None = None
-        self._tensors: list[_Tensor] = []
+        self._tensors: list[Tensor] = []
+        self._gradients: Gradients | None = None
+        self._untrained: list[tuple[str, torch.Tensor]] = []
+        self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
+        self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
         self._group_keys = tuple(group_defaults)  # torch adds some of its own to self.defaults
         self._step_supports_amp_scaling = (
@@ -130,8 +104,11 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._fixed = {
             k: v for k, v in fixed.items() if k not in self._quiet or v != self._quiet[k]
         }
-        self._clipping = gradient_clipping
-        self._loss_scale = loss_scale
+        # Sections of the configuration that no group has.
+        self._common: dict[str, Any] = {"gradient_clipping": gradient_clipping}
+        if loss_scale is not None:
+            scale = 0 if loss_scale == "dynamic" else loss_scale
+            self._common["fp16"] = {"enabled": True, "loss_scale": scale}
         section: dict[str, Any] = {}
         if self._compresses:
             section = {"mode": mode, "checkpoint": checkpoint}
@@ -139,7 +116,8 @@ class SottoOptimizer(torch.optim.Optimizer):
             raise InvalidArgumentError(f"mode is {mode!r}; allowed: strict, compat")
         self._section = {**section, **(sotto or {})}
         super().__init__(params, group_defaults)
-        plain.config_report(self._config(), world_size=self._comm.size)  # tells wrong values now
+        self._check_config()
+        self._watch_first_gradient()
 
     @property
     def _compresses(self) -> bool:
@@ -147,28 +125,67 @@ class SottoOptimizer(torch.optim.Optimizer):
 
     # ---- the library's optimizer ---------------------------------------------------------------
 
+    def _check_config(self) -> dict[str, Any]:
+        """The report on the configuration: wrong values are told now, not at the first step."""
+        report = plain.config_report(self._config(), world_size=self._comm.size)
+        if not report["can_run"]:
+            raise UnsupportedError("; ".join(report["reasons"]))
+        return report
+
     def _hyper(self, group: Mapping[str, Any]) -> dict[str, Any]:
         """The values of a parameter group, as plain numbers."""
         values = {key: group[key] for key in self._group_keys}
-        for key in ("lr", "eps", "weight_decay"):
-            values[key] = float(values[key])
-        values["betas"] = [float(beta) for beta in values["betas"]]
+        for key, value in values.items():
+            if key == "betas":
+                values[key] = [float(beta) for beta in value]
+            elif key != "non_freeze":
+                values[key] = float(value)
         return values
 
+    @property
+    def _schedule(self) -> str | None:
+        """Which schedule of the configuration steers lr; None: torch's, or nobody."""
+        kind: str | None = (self._common.get("scheduler") or {}).get("type")
+        return kind
+
+    def _group_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """What a group has for itself."""
+        values, common = self._hyper(group), self._hyper(self.defaults)
+        if self._schedule in RELATIVE_SCHEDULES:
+            values["lr"] = float(group["initial_lr"])
+        elif self._schedule:
+            del values["lr"]
+        return {key: value for key, value in values.items() if value != common[key]}
+
     def _config(self) -> dict[str, Any]:
-        groups = [self._hyper(group) for group in self.param_groups]
-        common = {
-            key: value for key, value in self._hyper(self.defaults).items() if key != "non_freeze"
-        }
-        config: dict[str, Any] = {
+        """The whole configuration, for the library."""
+        common = self._hyper(self.defaults)
+        common.pop("non_freeze", None)  # of groups alone
+        groups = [self._group_settings(group) for group in self.param_groups]
+        return {
+            **self._common,
             "optimizer": {"type": self._kind, "params": {**common, **self._fixed}},
-            "gradient_clipping": self._clipping,
             "sotto": {**self._section, "param_groups": groups},
         }
-        if self._loss_scale is not None:
-            scale = 0 if self._loss_scale == "dynamic" else self._loss_scale
-            config["fp16"] = {"enabled": True, "loss_scale": scale}
-        return config
+
+    def use_sections(self, sections: Mapping[str, Any]) -> None:
+        """Takes what a DeepSpeed configuration has beside "optimizer" and "sotto".
+
+        Clipping and loss scale of the constructor win. With a "scheduler" the groups show the
+        learning rate of the next step; setting it there overrides the schedule. For
+        sotto.deepspeed; before the first step. Errors: InvalidStateError (after it),
+        InvalidArgumentError (names the key).
+        """
+        if self._optim is not None:
+            raise InvalidStateError("the optimizer has been used: its configuration is fixed")
+        own = {key: value for key, value in self._common.items() if value}
+        self._common = {**sections, **own}
+        for group in self.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        report = self._check_config()
+        if self._schedule:
+            for group, lr in zip(self.param_groups, report["schedule"]["lr"][0]["groups"]):
+                group["lr"] = lr
 
     def _names(self) -> list[list[str]]:
         """A name for every parameter of every group."""
@@ -202,24 +219,87 @@ class SottoOptimizer(torch.optim.Optimizer):
             if p.requires_grad
         ]
 
+    def _mask_of(self, name: str, index: int, p: torch.Tensor) -> torch.Tensor | None:
+        """The group's "exp_avg_mask" for its parameter, as 0 and 1."""
+        mask: torch.Tensor | None = self.param_groups[index].get(MASK)
+        if mask is None:
+            return None
+        if mask.numel() != p.numel() or len(self.param_groups[index]["params"]) != 1:
+            raise InvalidArgumentError(
+                f'{MASK} of group {index} has {mask.numel()} elements, parameter "{name}" '
+                f"{p.numel()}; a mask needs a group of one parameter with as many elements"
+            )
+        if not bool(((mask == 0) | (mask == 1)).all()):
+            raise InvalidArgumentError(f"{MASK} of group {index} has other values than 0 and 1")
+        ones: torch.Tensor = mask.detach().to("cpu", torch.uint8).contiguous()
+        return ones
+
+    def _gradient_dtype(self, trained: list[tuple[str, int, torch.Tensor]]) -> torch.dtype:
+        named = (self._common.get("data_types") or {}).get("grad_accum_dtype")
+        if named is not None:
+            return NAMED_DTYPES[named.lower()]
+        dtypes = {p.dtype for _, _, p in trained}
+        return dtypes.pop() if len(dtypes) == 1 else torch.float32
+
     def _build(self) -> plain.Optimizer:
         if self._optim is not None:
             return self._optim
         trained = self._registered()
         for name, _, p in trained:
             self._check_param(name, p)
-        dtypes = {p.dtype for _, _, p in trained}
-        grad_dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
-        self._tensors = [_Tensor(name, group, p, grad_dtype) for name, group, p in trained]
-        params = [tensor.registered() for tensor in self._tensors]
+        self._meet_averagers()
+        self._tensors = [
+            Tensor(name, group, p, self._mask_of(name, group, p)) for name, group, p in trained
+        ]
+        self._gradients = Gradients(self._tensors, self._gradient_dtype(trained))
+        params = self._gradients.registered()
         self._optim = plain.Optimizer(params, json.dumps(self._config()), comm=self._comm)
         self._sent = [self._hyper(group) for group in self.param_groups]
+        known = {id(p) for _, _, p in trained}
+        self._untrained = [
+            (name, p)
+            for group, names in zip(self.param_groups, self._names())
+            for name, p in zip(names, group["params"])
+            if id(p) not in known
+        ]
         return self._optim
 
     def _drop(self) -> None:
         if self._optim is not None:
             self._optim.close()
-        self._optim, self._tensors = None, []
+        self._optim, self._gradients, self._tensors = None, None, []
+
+    # ---- who else averages -----------------------------------------------------------------------
+
+    def _watch_first_gradient(self) -> None:
+        """DeepSpeed's engine averages right behind the first backward(): it is told before."""
+        first = next((p for _, _, p in self._registered()), None)
+        if first is None or not first.is_leaf:
+            return
+
+        optimizer = weakref.ref(self)
+
+        def meet(_: torch.Tensor) -> None:
+            handle.remove()
+            me = optimizer()
+            if me is not None:
+                me._meet_engine()
+
+        register: Any = first.register_post_accumulate_grad_hook
+        handle = register(meet)
+
+    def _meet_engine(self) -> None:
+        engine = None if self._adopted else deepspeed_engine(self)
+        if engine is None:
+            return
+        limit = adopt_engine(engine, self, ranks=self._comm.size)
+        self._adopted = True
+        if not self._common.get("gradient_clipping"):
+            self._common["gradient_clipping"] = limit
+
+    def _meet_averagers(self) -> None:
+        self._meet_engine()
+        self._ddp = ddp_modules(p for _, _, p in self._registered())
 
     def _send_hyper(self, optim: plain.Optimizer) -> None:
         """Tells the library what schedulers have changed in the parameter groups."""
@@ -236,14 +316,21 @@ class SottoOptimizer(torch.optim.Optimizer):
                 sent[key] = value
 
     def _check_untrained(self) -> None:
-        known = {id(tensor.p) for tensor in self._tensors}
-        for group, names in zip(self.param_groups, self._names()):
-            for name, p in zip(names, group["params"]):
-                if p.grad is not None and id(p) not in known:
-                    raise InvalidStateError(
-                        f'parameter "{name}" has a gradient, but did not require one at the first '
-                        "step; make a new optimizer and load the state"
-                    )
+        for name, p in self._untrained:
+            if p.grad is not None:
+                raise InvalidStateError(
+                    f'parameter "{name}" has a gradient, but did not require one at the first '
+                    "step; make a new optimizer and load the state"
+                )
+
+    def _ready(self) -> plain.Optimizer:
+        """The library's optimizer, which knows where the gradients are."""
+        optim = self._build()
+        check_ddp(self._ddp, ranks=self._comm.size)
+        self._check_untrained()
+        if self._gradients is not None:
+            self._gradients.locate(optim)
+        return optim
 
     # ---- torch.optim.Optimizer -----------------------------------------------------------------
 
@@ -270,13 +357,33 @@ class SottoOptimizer(torch.optim.Optimizer):
                 "GradScaler decides on every rank by itself whether to skip a step; use "
                 "loss_scale='dynamic' in its place"
             )
-        optim = self._build()
+        if self._optim is None and is_rehearsal():
+            return loss
+        optim = self._ready()
         self._send_hyper(optim)
-        self._check_untrained()
-        for tensor in self._tensors:
-            tensor.take_gradient()
         optim.step().wait()
+        self._show_schedule(optim)
         return loss
+
+    def _show_schedule(self, optim: plain.Optimizer) -> None:
+        """Groups show the learning rate of the next step, if the library's schedule makes it."""
+        if not self._schedule:
+            return
+        if len(self.param_groups) == 1:
+            rates = [optim.info().lr]
+        else:
+            rates = [group["lr"] for group in optim.report("groups")["groups"]]
+        for group, sent, lr in zip(self.param_groups, self._sent, rates):
+            group["lr"] = sent["lr"] = lr
+
+    @torch.no_grad()
+    def accumulate(self) -> None:
+        """Takes the gradients of one micro-batch; the next step() averages them with its own.
+
+        Sums are kept in float32, and the gradients can be cleared. Local, but all ranks have to
+        make as many calls. Errors: InvalidStateError (more than gradient_accumulation_steps).
+        """
+        self._ready().accumulate().wait()
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Before the first step alone. Errors: InvalidStateError (after it)."""
@@ -293,9 +400,10 @@ class SottoOptimizer(torch.optim.Optimizer):
         """What the loss of the next step has to be multiplied with; 1 without loss scaling."""
         if self._optim is not None:
             return self._optim.info().loss_scale
-        if self._loss_scale is None:
+        scale: dict[str, Any] | None = self._check_config()["loss_scale"]
+        if scale is None:
             return 1.0
-        return 2.0**16 if self._loss_scale == "dynamic" else float(self._loss_scale)
+        return float(scale["first_scale"] if scale["kind"] == "dynamic" else scale["scale"])
 
     def info(self) -> plain.Info:
         """Stage, step, bytes of the next step and the like. Collective if no step was made yet."""
@@ -316,6 +424,8 @@ class SottoOptimizer(torch.optim.Optimizer):
         one tensor of bytes. Collective with checkpoint="mean" (the default) in the 1-bit types.
         """
         state = super().state_dict()
+        for group in state["param_groups"]:
+            group.pop(MASK, None)
         trained = self._registered()
         blob = None
         if self._optim is not None:
@@ -344,12 +454,16 @@ class SottoOptimizer(torch.optim.Optimizer):
                 'the state has no entry "sotto": it was not made by an optimizer of sotto.torch'
             )
         self._check_saved(saved)
-        groups = copy.deepcopy(
-            [{k: v for k, v in g.items() if k != "params"} for g in self.param_groups]
-        )
-        before = self._optim, self._tensors, self._sent
+        groups = [
+            {k: v if k == MASK else copy.deepcopy(v) for k, v in g.items() if k != "params"}
+            for g in self.param_groups
+        ]
+        before = self._optim, self._tensors, self._gradients, self._sent
         try:
             super().load_state_dict({"state": {}, "param_groups": state_dict["param_groups"]})
+            for group, mine in zip(self.param_groups, groups):
+                group.pop(MASK, None)
+                group.update({key: mine[key] for key in (MASK,) if key in mine})
             if saved["blob"] is None:
                 self._drop()
                 return
@@ -362,7 +476,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         except BaseException:
             if self._optim not in (None, before[0]):
                 self._drop()
-            self._optim, self._tensors, self._sent = before
+            self._optim, self._tensors, self._gradients, self._sent = before
             for group, values in zip(self.param_groups, groups):
                 group.update(values)
             raise
@@ -370,8 +484,16 @@ class SottoOptimizer(torch.optim.Optimizer):
             before[0].close()
         self._sent = [self._hyper(group) for group in self.param_groups]
         for index, sent in enumerate(self._sent):
-            for key in ("lr", "weight_decay"):
-                optim.set(key, sent[key], index)
+            optim.set("weight_decay", sent["weight_decay"], index)
+            if not self._schedule:
+                optim.set("lr", sent["lr"], index)
+        self._show_schedule(optim)
+
+    def import_arrays(self, arrays: Mapping[str, Any]) -> None:
+        """As sotto.optim.Optimizer.import_arrays: what a DeepSpeed checkpoint holds. Collective."""
+        optim = self._build()
+        optim.import_arrays(arrays)
+        self._show_schedule(optim)
 
     def _fixed_hyper_changed(self) -> bool:
         """Whether groups have other values than the library's optimizer was made with."""

@@ -1,7 +1,7 @@
 """Optimizers for PyTorch with the names, arguments and defaults of DeepSpeed's.
 
 Gradients are averaged over the ranks of a comm inside step(), compressed where the algorithm says
-so: backward() stays local, and the model must not be wrapped in DistributedDataParallel. Arguments
+so: backward() stays local. With DistributedDataParallel see no_sync_after_warmup(). Arguments
 behind the ``*`` are those of :class:`SottoOptimizer`, the same for all.
 
 ``deepspeed``, DeepSpeed's engine, has to be None: this library averages by itself.
