@@ -1,0 +1,117 @@
+"""A DeepSpeed configuration, read by the library, with its "auto" values filled in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import InvalidArgumentError, UnsupportedError
+from ..optim import config_report, config_resolve
+
+
+def auto_from_training_arguments(args: Any, world_size: int) -> dict[str, Any]:
+    """What Hugging Face's integration puts in place of "auto", from its TrainingArguments.
+
+    args: an object with the attributes of transformers.TrainingArguments; those that are absent
+    give no value. Returns values by path, as ``auto=`` takes them. total_num_steps is max_steps,
+    if that is above 0.
+    """
+    values: dict[str, Any] = {}
+
+    def put(path: str, *names: str) -> None:
+        found = [getattr(args, name, None) for name in names]
+        if all(value is not None for value in found):
+            values[path] = found[0] if len(found) == 1 else found
+
+    put("train_micro_batch_size_per_gpu", "per_device_train_batch_size")
+    put("gradient_accumulation_steps", "gradient_accumulation_steps")
+    micro = values.get("train_micro_batch_size_per_gpu")
+    accumulated = values.get("gradient_accumulation_steps")
+    if micro is not None and accumulated is not None:
+        values["train_batch_size"] = micro * accumulated * world_size
+    put("gradient_clipping", "max_grad_norm")
+    put("optimizer.params.lr", "learning_rate")
+    put("optimizer.params.betas", "adam_beta1", "adam_beta2")
+    put("optimizer.params.eps", "adam_epsilon")
+    put("optimizer.params.weight_decay", "weight_decay")
+    put("scheduler.params.warmup_max_lr", "learning_rate")
+    values["scheduler.params.warmup_min_lr"] = 0
+    put("scheduler.params.warmup_num_steps", "warmup_steps")
+    if getattr(args, "max_steps", -1) > 0:
+        values["scheduler.params.total_num_steps"] = args.max_steps
+    put("fp16.enabled", "fp16")
+    put("bf16.enabled", "bf16")
+    return values
+
+
+def pick(args: Any, config: Any, config_params: Any) -> Any:
+    """The one configuration of initialize(), where DeepSpeed's callers may put it."""
+    given = [x for x in (config, config_params) if x is not None]
+    named = getattr(args, "deepspeed_config", None)
+    if named is not None:
+        given.append(named)
+    if len(given) != 1:
+        raise InvalidArgumentError(
+            f"{len(given)} configurations are given; one is needed: config=, a dict or the path "
+            "of a file, or args.deepspeed_config"
+        )
+    return given[0]
+
+
+class Settings:
+    """A configuration after all "auto" were filled in.
+
+    file: the configuration as a dict. report: what the library says about it (config_report).
+    """
+
+    def __init__(self, config: Any, auto: Any, world_size: int) -> None:
+        if isinstance(config, str) and not config.lstrip().startswith("{") and _is_file(config):
+            config = Path(config)
+        if auto is not None and not isinstance(auto, Mapping):
+            auto = auto_from_training_arguments(auto, world_size)
+        self.file = config_resolve(config, auto)
+        # The file itself and not its plain form: errors then have its lines.
+        source = config if not auto else self.file
+        self.report = config_report(source, world_size=world_size)
+
+    def check(self) -> None:
+        """Errors: UnsupportedError with every key that stands in the way."""
+        if not self.report["can_run"]:
+            raise UnsupportedError("; ".join(self.report["reasons"]))
+
+    def section(self, name: str) -> dict[str, Any]:
+        """An object of the file; empty if it is absent or null."""
+        value = self.file.get(name) or {}
+        return dict(value) if isinstance(value, Mapping) else {}
+
+    @property
+    def fp16(self) -> bool:
+        """fp16.enabled."""
+        return bool(self.section("fp16").get("enabled"))
+
+    @property
+    def bf16(self) -> bool:
+        """bf16.enabled, or its old name."""
+        return bool({**self.section("bfloat16"), **self.section("bf16")}.get("enabled"))
+
+    def check_groups(self, chosen: bool) -> None:
+        """Errors: InvalidArgumentError (model-parallel ranks, and nobody said which average).
+
+        chosen: whether the caller has named the ranks of one pipeline stage or shard.
+        """
+        sizes = {
+            "pipeline.stages": self.section("pipeline").get("stages"),
+            "tensor_parallel.autotp_size": self.section("tensor_parallel").get("autotp_size"),
+            "tensor_parallel.tp_size": self.section("tensor_parallel").get("tp_size"),
+        }
+        for path, size in sizes.items():
+            if isinstance(size, int) and size > 1 and not chosen:
+                raise InvalidArgumentError(
+                    f"{path} is {size}: ranks with other parameters must not be averaged; pass "
+                    "comm= of the data-parallel ranks of this rank's stage or shard, or mpu="
+                )
+
+
+def _is_file(text: str) -> bool:
+    return "\n" not in text and len(text) < 4096 and Path(text).exists()

@@ -1,0 +1,136 @@
+"""A torch optimizer that does what a DeepSpeed configuration says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ..comm import Comm
+from ..errors import InvalidArgumentError, UnsupportedError
+from ..torch.averagers import zero_reason
+from ..torch.base import SottoOptimizer
+from .config import Settings
+
+GROUP_KEYS = {
+    "SGD": ("lr", "weight_decay"),
+    "Adam": ("lr", "betas", "eps", "weight_decay"),
+    "AdamW": ("lr", "betas", "eps", "weight_decay"),
+    "Lamb": ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff"),
+    "OneBitAdam": ("lr", "betas", "eps", "weight_decay", "non_freeze"),
+    "ZeroOneAdam": ("lr", "betas", "eps", "weight_decay"),
+    "OneBitLamb": ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff"),
+}
+
+
+class ConfiguredOptimizer(SottoOptimizer):
+    """The optimizer of a configuration, with its schedule, clipping and loss scale.
+
+    params: tensors, (name, tensor) pairs or groups; what a group says wins over the file's
+    "sotto": {"param_groups"}, that over optimizer.params. settings: checked. After each step the
+    groups show the learning rate of the next one; setting it there overrides the schedule.
+    """
+
+    def __init__(self, params: Iterable[Any], settings: Settings, comm: Comm) -> None:
+        optimizer = settings.report["optimizer"]
+        self._kind = optimizer["type"]
+        keys = GROUP_KEYS[self._kind]
+        in_file = settings.section("optimizer").get("params") or {}
+        section = settings.section("sotto")
+        in_force = {"non_freeze": False, **optimizer["params"]}
+        super().__init__(
+            _groups(params, section.pop("param_groups", [])),
+            {key: in_force[key] for key in keys},
+            {key: value for key, value in in_file.items() if key not in keys},
+            comm=comm,
+            mode="strict",
+            gradient_clipping=0.0,
+            loss_scale=None,
+            checkpoint="mean",
+            sotto=section,
+            max_grad_norm=0.0,
+        )
+        self.use_sections(sections_of(settings))
+
+
+def sections_of(settings: Settings) -> dict[str, Any]:
+    """What a configuration has beside "optimizer" and "sotto"."""
+    own = ("optimizer", "sotto")
+    return {key: value for key, value in settings.file.items() if key not in own}
+
+
+def _groups(params: Iterable[Any], in_file: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Parameter groups with what the file says about group 0, 1, ..."""
+    given = list(params)
+    groups = [dict(g) for g in given] if given and isinstance(given[0], dict) else []
+    groups = groups or [{"params": given}]
+    if len(in_file) > len(groups):
+        raise InvalidArgumentError(
+            f"sotto.param_groups describes {len(in_file)} groups, but there are {len(groups)} "
+            "groups of parameters"
+        )
+    return [{**mine, **group} for mine, group in zip(in_file + [{}] * len(groups), groups)]
+
+
+def named_groups(model: torch.nn.Module, params: Iterable[Any] | None) -> list[Any]:
+    """Parameters as (name, tensor) pairs, so that errors and states have the model's names."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    if params is None:
+        return list(model.named_parameters())
+
+    def named(tensors: Any) -> Any:
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+        if not all(isinstance(p, torch.Tensor) and id(p) in names for p in tensors):
+            return tensors
+        return [(names[id(p)], p) for p in tensors]
+
+    given = list(params)
+    if given and isinstance(given[0], dict):
+        return [{**group, "params": named(group["params"])} for group in given]
+    return list(named(given))
+
+
+def optimizer_from_config(
+    model: torch.nn.Module,
+    config: Any,
+    *,
+    model_parameters: Iterable[Any] | None = None,
+    comm: Comm | None = None,
+    auto: Any = None,
+) -> ConfiguredOptimizer:
+    """The optimizer that a DeepSpeed file names, for DeepSpeed's own engine or a loop of yours.
+
+        optimizer = sotto.deepspeed.optimizer_from_config(model, "ds_config.json")
+        engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config="ds_config.json")
+
+    It averages gradients itself, and clips them as gradient_clipping says; DeepSpeed's engine is
+    made to leave both to it. Schedule, loss scale and accumulation stay the engine's.
+
+    config: a dict, JSON text or path. model_parameters: None: all of the model's; tensors or
+    groups. comm: None: the default comm, else one of torch's process group or of the launcher's
+    ranks. auto: as in :func:`initialize`.
+    Errors: InvalidArgumentError (names the key; ZeRO stages with a 1-bit type), UnsupportedError
+    (names what is not built), those of the comm.
+    """
+    from .comm import meet
+
+    comm = meet(comm, None)
+    settings = Settings(config, auto, comm.size)
+    if settings.report["optimizer"] is not None:
+        _check_stage(settings)
+    settings.check()
+    for key in ("scheduler", "fp16", "bf16", "bfloat16", "data_types", *BATCH_KEYS):
+        settings.file.pop(key, None)
+    reduced = Settings(settings.file, None, comm.size)
+    return ConfiguredOptimizer(named_groups(model, model_parameters), reduced, comm)
+
+
+BATCH_KEYS = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+
+
+def _check_stage(settings: Settings) -> None:
+    stage = settings.section("zero_optimization").get("stage", 0)
+    if stage:
+        kind = settings.report["optimizer"]["type"]
+        raise UnsupportedError(zero_reason(stage, kind))

@@ -1,0 +1,43 @@
+"""The learning-rate schedule of a configuration, as initialize() returns it."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from ..errors import InvalidStateError
+from ..torch.base import SottoOptimizer
+
+
+class ConfigSchedule:
+    """Shows the schedule that runs inside the optimizer's step.
+
+    It advances with every update that is not skipped; its state is part of the optimizer's.
+    """
+
+    def __init__(self, optimizer: SottoOptimizer, kind: str) -> None:
+        self.optimizer = optimizer
+        self.kind = kind
+
+    def __repr__(self) -> str:
+        return f"<{self.kind}, run by {type(self.optimizer).__name__}>"
+
+    def get_lr(self) -> list[float]:
+        """The learning rate of the next step, for each group."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def get_last_lr(self) -> list[float]:
+        """As get_lr()."""
+        return self.get_lr()
+
+    def step(self, *_: Any) -> NoReturn:
+        """Refused: a second driver would run the schedule twice as fast."""
+        raise InvalidStateError(
+            f"{self.kind} of the configuration advances with engine.step(); do not call its step()"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Empty: the position is in the optimizer's state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes what state_dict() gave."""

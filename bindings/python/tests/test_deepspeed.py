@@ -1,0 +1,467 @@
+"""sotto.deepspeed without DeepSpeed: engine and configuration."""
+
+import json
+import os
+import types
+
+import pytest
+from ranks import run_ranks, thread_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+from deepspeed_support import LAMB, Loss, batch, model, parameters, run, start  # noqa: E402
+
+import sotto  # noqa: E402
+import sotto.deepspeed as sd  # noqa: E402
+import sotto.torch as st  # noqa: E402
+
+
+@pytest.fixture
+def comm():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        yield comm
+
+
+def test_initialize_returns_what_deepspeed_does(comm, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(
+        json.dumps({"train_batch_size": 16, "optimizer": LAMB, "steps_per_print": 2})[:-1]
+        + ", // a comment\n}"
+    )
+    engine, optimizer, loader, schedule = start(comm, str(path))
+    assert isinstance(optimizer, torch.optim.Optimizer)
+    assert (loader, schedule) == (None, None)
+    assert engine.optimizer is optimizer
+    assert engine.get_batch_info() == (16, 16, 1)
+    assert engine.net is engine.module.net  # the module's attributes
+    losses = run(engine, 0, [1] * 8)
+    assert losses[-1] < losses[0]
+    assert (engine.global_steps, engine.global_samples, engine.skipped_steps) == (8, 128, 0)
+    assert engine.was_step_applied()
+    engine.close()
+
+
+def test_progress_is_printed(comm, capsys):
+    engine, *_ = start(comm, {"optimizer": LAMB, "steps_per_print": 2})
+    run(engine, 0, range(4))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "[Rank 0] step=2, skipped=0, lr=[0.01], mom=[[0.9, 0.999]]"
+    assert len(lines) == 2
+    engine.close()
+
+
+def test_equals_the_optimizer_alone():
+    """Clipping and schedule of the file against the same by hand."""
+
+    def body(comm):
+        config = {
+            "train_micro_batch_size_per_gpu": 16,
+            "optimizer": LAMB,
+            "gradient_clipping": 0.25,
+            "scheduler": {
+                "type": "WarmupLR",
+                "params": {"warmup_max_lr": 0.02, "warmup_num_steps": 4, "warmup_type": "linear"},
+            },
+        }
+        engine, _, _, schedule = start(comm, config)
+        rates = [schedule.get_last_lr()[0]]
+        run(engine, comm.rank, range(8))
+        net = Loss()
+        optimizer = st.OnebitLamb(
+            net.parameters(), lr=0.01, freeze_step=4, gradient_clipping=0.25, comm=comm
+        )
+        for step, lr in enumerate([0, 0, 0.005, 0.01, 0.015, 0.02, 0.02, 0.02]):
+            optimizer.param_groups[0]["lr"] = lr
+            optimizer.zero_grad()
+            net(*batch(comm.rank, step)).backward()
+            optimizer.step()
+        rates.append(engine.get_lr()[0])
+        same = all(torch.equal(p, q) for p, q in zip(engine.module.parameters(), net.parameters()))
+        engine.close()
+        optimizer.close()
+        return same, rates
+
+    assert thread_ranks(2, body) == [(True, [0.0, 0.02])] * 2
+
+
+def test_accumulation_is_one_larger_batch():
+    def body(comm):
+        def trained(steps, config):
+            engine, *_ = start(comm, {"optimizer": LAMB, **config})
+            assert engine.gradient_accumulation_steps() == config["gradient_accumulation_steps"]
+            boundaries = []
+            for parts in steps:
+                for x, y in parts:
+                    boundaries.append(engine.is_gradient_accumulation_boundary())
+                    engine.backward(engine(x, y))
+                    engine.step()
+            engine.close()
+            return parameters(engine), boundaries, engine.global_steps
+
+        batches = [batch(comm.rank, step) for step in range(6)]
+        whole, _, n = trained(
+            [[b] for b in batches],
+            {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 1},
+        )
+        parts, boundaries, m = trained(
+            [[(x[i : i + 4], y[i : i + 4]) for i in range(0, 16, 4)] for x, y in batches],
+            {"train_batch_size": 32, "gradient_accumulation_steps": 4},
+        )
+        assert boundaries == [False, False, False, True] * 6
+        assert n == m == 6
+        for p, q in zip(whole, parts):
+            torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-6)
+
+    thread_ranks(2, body)
+
+
+def test_a_loss_that_is_divided_already(comm):
+    results = []
+    for divided in (False, True):
+        engine, *_ = start(
+            comm, {"train_batch_size": 32, "gradient_accumulation_steps": 2, "optimizer": LAMB}
+        )
+        for step in range(4):
+            loss = engine(*batch(0, step))
+            returned = engine.backward(loss / 2 if divided else loss, scale_wrt_gas=not divided)
+            assert returned.item() == pytest.approx(loss.item() / 2)
+            engine.step()
+        results.append(parameters(engine))
+        engine.close()
+    for p, q in zip(*results):
+        torch.testing.assert_close(p, q, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize(
+    ("section", "dtype"),
+    [
+        ({"fp16": {"enabled": True, "auto_cast": True}}, torch.float16),
+        ({"bf16": {"enabled": True}}, torch.bfloat16),
+        ({"bfloat16": {"enabled": True}}, torch.bfloat16),
+        ({"bf16": {"enabled": True}, "data_types": {"grad_accum_dtype": "fp32"}}, torch.bfloat16),
+    ],
+)
+def test_16_bits(section, dtype, comm):
+    engine, optimizer, _, _ = start(comm, {"optimizer": LAMB, **section})
+    assert {p.dtype for p in engine.parameters()} == {dtype}
+    losses = run(engine, 0, [1] * 8, torch.float32 if "fp16" in section else dtype)
+    assert losses[-1] < losses[0]
+    assert engine.cur_scale == (65536 if "fp16" in section else 1)
+    wide = "data_types" in section
+    assert optimizer._gradients._dtype == (torch.float32 if wide else dtype)
+    engine.close()
+
+
+def test_an_overflow_is_skipped(comm):
+    engine, *_ = start(
+        comm,
+        {
+            "optimizer": LAMB,
+            "fp16": {"enabled": True, "initial_scale_power": 8, "auto_cast": True},
+            "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 2}},
+        },
+    )
+    before, lr = parameters(engine), engine.get_lr()
+    engine.backward(engine(*batch(0, 0)) * 1e30)
+    engine.step()
+    assert not engine.was_step_applied()
+    assert (engine.skipped_steps, engine.global_steps, engine.cur_scale) == (1, 1, 128)
+    assert all(torch.equal(p, q) for p, q in zip(before, parameters(engine)))
+    assert engine.get_lr() == lr
+    run(engine, 0, range(4))
+    assert engine.was_step_applied()
+    assert engine.get_lr() != lr
+    engine.close()
+
+
+def test_schedule_of_the_file(comm):
+    config = {
+        "optimizer": {"type": "AdamW", "params": {"lr": 1e-3}},
+        "scheduler": {
+            "type": "WarmupCosineLR",
+            "params": {"total_num_steps": 20, "warmup_num_steps": 10, "warmup_type": "linear"},
+        },
+    }
+    net = Loss()
+    groups = [
+        {"params": list(net.net[0].parameters()), "lr": 2e-3},
+        {"params": list(net.net[2].parameters())},
+    ]
+    engine, _, _, schedule = start(comm, config, net, model_parameters=groups)
+    assert schedule.get_lr() == [0, 0]
+    run(engine, 0, range(6))
+    assert schedule.get_lr() == pytest.approx([1e-3, 5e-4])
+    with pytest.raises(sotto.InvalidStateError, match="advances with engine.step"):
+        schedule.step()
+    engine.optimizer.param_groups[1]["lr"] = 0.25  # overrides the schedule
+    run(engine, 0, range(2))
+    assert schedule.get_lr()[1] == 0.25
+    engine.close()
+
+
+def test_a_schedule_of_the_caller(comm):
+    engine, optimizer, _, schedule = start(
+        comm,
+        {"optimizer": LAMB, "scheduler": {"type": "WarmupLR", "params": {}}},
+        lr_scheduler=lambda o: torch.optim.lr_scheduler.StepLR(o, 2),
+    )
+    assert isinstance(schedule, torch.optim.lr_scheduler.StepLR)
+    run(engine, 0, range(4))
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-4)
+    assert optimizer.info().lr == pytest.approx(1e-3)  # of the last step: set with the next
+    engine.close()
+
+
+def test_an_optimizer_of_the_caller(comm):
+    config = {
+        "gradient_clipping": 0.5,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.5, "warmup_num_steps": 2}},
+    }
+    net = Loss()
+    mine = st.OnebitAdam(net.parameters(), lr=0.01, freeze_step=3, comm=comm)
+    engine, optimizer, _, schedule = start(comm, config, net, optimizer=mine)
+    assert optimizer is mine
+    run(engine, 0, range(4))
+    report = optimizer.report("config")
+    assert (report["gradient_clipping"], report["scheduler"]) == (0.5, "WarmupLR")
+    assert schedule.get_lr() == [0.5]
+    engine.close()
+    for wrong in (torch.optim.SGD(net.parameters(), lr=1), lambda p: None):
+        with pytest.raises(sotto.InvalidArgumentError, match="optimizer is of type"):
+            start(comm, config, Loss(), optimizer=wrong)
+
+
+def test_groups_of_the_file_and_of_the_caller(comm):
+    net = Loss()
+    groups = [
+        {"params": list(net.net[0].parameters()), "weight_decay": 0.5},
+        {"params": list(net.net[2].parameters())},
+    ]
+    config = {
+        "optimizer": {"type": "Lamb", "params": {"lr": 0.01, "max_coeff": 0.3}},
+        "sotto": {"param_groups": [{"weight_decay": 0.1, "eps": 1e-4}, {"lr": 0.02}]},
+    }
+    engine, optimizer, *_ = start(comm, config, net, model_parameters=groups)
+    run(engine, 0, range(1))
+    got = optimizer.report("groups")["groups"]
+    assert [g["weight_decay"] for g in got] == [0.5, 0]
+    assert [g["eps"] for g in got] == [1e-4, 1e-8]
+    assert [g["lr"] for g in got] == [0.01, 0.02]
+    assert [g["max_coeff"] for g in got] == [0.3, 0.3]
+    assert optimizer.state_dict()["sotto"]["names"][0] == "net.0.weight"
+    engine.close()
+    with pytest.raises(sotto.InvalidArgumentError, match="describes 2 groups, but there are 1"):
+        start(comm, config)
+
+
+def test_training_data_is_shared_out():
+    def body(comm):
+        data = torch.utils.data.TensorDataset(torch.arange(12.0), torch.arange(12.0))
+        config = {"train_batch_size": 4, "optimizer": LAMB}
+        engine, _, loader, _ = start(comm, config, training_data=data)
+        seen = [x.tolist() for x, _ in loader]
+        engine.close()
+        return seen
+
+    mine, others = thread_ranks(2, body)
+    assert [len(x) for x in mine + others] == [2] * 6
+    assert sorted(x for part in mine + others for x in part) == list(range(12))
+
+
+def test_no_sync_adds_up(comm):
+    engine, *_ = start(comm, {"optimizer": LAMB})
+    with engine.no_sync():
+        engine.backward(engine(*batch(0, 0)))
+        once = engine.net[0].weight.grad.clone()
+        engine.backward(engine(*batch(0, 0)))
+        with pytest.raises(sotto.InvalidStateError, match="inside no_sync"):
+            engine.step()
+    torch.testing.assert_close(engine.net[0].weight.grad, 2 * once)
+    engine.step()
+    engine.close()
+
+
+# ---- configurations ------------------------------------------------------------------------------
+
+
+def test_auto_is_filled_in(comm):
+    config = {
+        "train_batch_size": "auto",
+        "train_micro_batch_size_per_gpu": "auto",
+        "gradient_accumulation_steps": "auto",
+        "gradient_clipping": "auto",
+        "fp16": {"enabled": "auto"},
+        "bf16": {"enabled": "auto"},
+        "optimizer": {
+            "type": "OneBitAdam",
+            "params": {"lr": "auto", "betas": "auto", "eps": "auto", "weight_decay": "auto"},
+        },
+        "scheduler": {
+            "type": "WarmupDecayLR",
+            "params": {
+                "warmup_min_lr": "auto",
+                "warmup_max_lr": "auto",
+                "warmup_num_steps": "auto",
+                "total_num_steps": "auto",
+            },
+        },
+        "zero_optimization": {"stage": 0, "reduce_bucket_size": "auto"},
+    }
+    arguments = types.SimpleNamespace(
+        per_device_train_batch_size=8,
+        gradient_accumulation_steps=2,
+        max_grad_norm=1.0,
+        learning_rate=5e-3,
+        adam_beta1=0.8,
+        adam_beta2=0.9,
+        adam_epsilon=1e-6,
+        weight_decay=0.01,
+        warmup_steps=4,
+        max_steps=20,
+        fp16=False,
+        bf16=True,
+    )
+    engine, optimizer, _, schedule = start(comm, config, auto=arguments)
+    assert engine.get_batch_info() == (16, 8, 2)
+    group = optimizer.param_groups[0]
+    assert (group["betas"], group["eps"], group["weight_decay"]) == ([0.8, 0.9], 1e-6, 0.01)
+    assert optimizer._common["gradient_clipping"] == 1.0
+    assert {p.dtype for p in engine.parameters()} == {torch.bfloat16}
+    assert schedule.kind == "WarmupDecayLR"
+    values = sd.auto_from_training_arguments(arguments, 1)
+    del values["optimizer.params.lr"]
+    with pytest.raises(sotto.InvalidArgumentError, match='optimizer.params.lr: found "auto"'):
+        start(comm, config, auto=values)
+    with pytest.raises(sotto.InvalidArgumentError, match='found "auto"'):
+        start(comm, config)
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        ({"optimizer": {"type": "OneBitLamb", "params": {"freeze_stp": 4}}}, "freeze_step"),
+        ({"optimizer": LAMB, "train_batch_sise": 4}, "train_batch_size"),
+        ({"optimizer": LAMB, "zero_optimization": {"stage": 2}}, "stage 2 cannot be combined"),
+        ({"optimizer": {"type": "Adam"}, "zero_optimization": {"stage": 1}}, "stage 1"),
+        ({"optimizer": LAMB, "pipeline": {"stages": 2}}, "pipeline.stages is 2"),
+        ({"optimizer": LAMB, "tensor_parallel": {"autotp_size": 4}}, "autotp_size is 4"),
+        ({"optimizer": LAMB, "train_batch_size": 3, "gradient_accumulation_steps": 2}, "equal"),
+        ({"train_batch_size": 4}, "the key optimizer is missing"),
+        ("absent.json", "looks like the name of a file"),
+    ],
+)
+def test_configurations_that_are_refused(config, text, comm, monkeypatch):
+    monkeypatch.setattr(sd.engine, "meet", lambda *_: comm)
+    with pytest.raises(sotto.SottoError, match=text):
+        sd.initialize(model=Loss(), config=config)
+
+
+def test_arguments_that_are_refused(comm):
+    class PipelineModule(torch.nn.Module):
+        pass
+
+    for options, text in (
+        ({"model": None}, "torch.nn.Module is needed"),
+        ({"model": PipelineModule()}, "PipelineModule"),
+        ({"config": None}, "0 configurations"),
+        ({"config_params": {}}, "2 configurations"),
+        ({"initial_parameters": "guess"}, "allowed: broadcast, check, trust"),
+    ):
+        with pytest.raises(sotto.SottoError, match=text):
+            sd.initialize(
+                **{"model": Loss(), "config": {"optimizer": LAMB}, "comm": comm, **options}
+            )
+    engine, *_ = start(comm, {"optimizer": LAMB})
+    with pytest.raises(sotto.InvalidArgumentError, match="a scalar that depends"):
+        engine.backward(torch.zeros(2, requires_grad=True))
+    with pytest.raises(sotto.InvalidStateError, match="train_batch_size is not known"):
+        engine.train_batch_size()
+    with pytest.raises(AttributeError, match="colour"):
+        _ = engine.colour
+
+
+def test_the_configuration_where_command_lines_have_it(comm, tmp_path):
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"optimizer": LAMB}))
+    engine, *_ = sd.initialize(
+        types.SimpleNamespace(deepspeed_config=str(path)), model=Loss(), comm=comm
+    )
+    assert engine.config == {"optimizer": LAMB}
+
+
+def test_optimizer_from_config(comm):
+    config = {
+        "train_batch_size": 16,
+        "optimizer": LAMB,
+        "gradient_clipping": 0.5,
+        "scheduler": {"type": "WarmupLR", "params": {}},
+        "fp16": {"enabled": True},
+        "sotto": {"mode": "compat"},
+    }
+    optimizer = sd.optimizer_from_config(model(), config, comm=comm)
+    report = optimizer.report("config")
+    assert (report["type"], report["mode"]) == ("OneBitLamb", "compat")
+    assert (report["freeze_step"], report["scheduler"]) == (4, "none")
+    assert report["gradient_clipping"] == 0.5
+    assert optimizer.loss_scale == 1
+    optimizer.close()
+    for stage, kind in ((2, "OneBitLamb"), (1, "AdamW")):
+        config = {"optimizer": {"type": kind}, "zero_optimization": {"stage": stage}}
+        with pytest.raises(sotto.SottoError, match=f"stage.*{stage}"):
+            sd.optimizer_from_config(model(), config, comm=comm)
+
+
+# ---- starting and saving -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["broadcast", "check", "trust"])
+def test_initial_parameters(how):
+    def body(comm):
+        net = Loss()
+        if comm.rank == 1:
+            with torch.no_grad():
+                net.net[0].bias += 1
+        try:
+            engine, *_ = start(comm, {"optimizer": LAMB}, net, initial_parameters=how)
+        except sotto.InvalidStateError as error:
+            return str(error)
+        return engine.net[0].bias[0].item()
+
+    first, second = thread_ranks(2, body)
+    if how == "check":
+        assert first == second
+        assert first.startswith("1 of 4 tensors differ between ranks: net.0.bias; make the same")
+    else:
+        assert (first == second) == (how == "broadcast")
+
+
+def rank_trains(comm):
+    """The default comm, then torch's process group, then the launcher's ranks."""
+    import torch.distributed as dist
+
+    engine, *_ = sd.initialize(model=Loss(), config={"optimizer": LAMB})
+    assert engine.comm is comm
+    run(engine, comm.rank, range(6))
+    engine.close()
+    comm.close()
+    address = os.environ["SOTTO_RENDEZVOUS"].removeprefix("tcp://")
+    name = "sotto-deepspeed-test-" + address.replace(":", "-").replace("/", "-")
+    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), name)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size
+    )
+    engine, *_ = sd.initialize(model=Loss(), config={"optimizer": LAMB})
+    assert sotto.default_comm() is engine.comm
+    run(engine, comm.rank, range(6))
+    mine = torch.cat([p.detach().flatten() for p in engine.parameters()])
+    others = [torch.empty_like(mine) for _ in range(comm.size)]
+    dist.all_gather(others, mine)  # torch's collectives work beside
+    assert all(torch.equal(mine, other) for other in others)
+    engine.close()
+    engine.comm.close()
+    dist.destroy_process_group()
+    print("trained")
+
+
+def test_processes():
+    assert run_ranks(2, __file__, "rank_trains").count("trained") == 2

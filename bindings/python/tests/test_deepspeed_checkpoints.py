@@ -1,0 +1,154 @@
+"""Checkpoints of sotto.deepspeed's engine, and those of DeepSpeed's."""
+
+import pytest
+from ranks import thread_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+from deepspeed_support import LAMB, Loss, batch, parameters, run, start  # noqa: E402
+
+import sotto  # noqa: E402
+import sotto.deepspeed.checkpoint as checkpoint_files  # noqa: E402
+
+
+@pytest.fixture
+def comm():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        yield comm
+
+
+@pytest.mark.parametrize("checkpoint", ["exact", "mean", "reset"])
+def test_checkpoints(checkpoint, tmp_path):
+    config = {
+        "train_micro_batch_size_per_gpu": 16,
+        "optimizer": LAMB,
+        "scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20}},
+        "sotto": {"checkpoint": checkpoint},
+    }
+
+    def body(comm):
+        engine, *_ = start(comm, config)
+        run(engine, comm.rank, range(6))
+        assert engine.save_checkpoint(tmp_path, client_state={"epoch": 3, "seen": [1, 2]})
+        lr = engine.get_lr()
+        wanted = run(engine, comm.rank, range(6, 10))
+        engine.save_checkpoint(tmp_path, tag="later", save_latest=False)
+        engine.close()
+
+        net = Loss()
+        with torch.no_grad():
+            for p in net.parameters():
+                p.zero_()
+        other, *_ = start(comm, config, net)
+        path, client = other.load_checkpoint(tmp_path)
+        assert client == {"epoch": 3, "seen": [1, 2]}
+        assert path == str(tmp_path / "global_step6" / "mp_rank_00_model_states.pt")
+        assert (other.global_steps, other.global_samples, other.micro_steps) == (
+            6,
+            96 * comm.size,
+            6,
+        )
+        assert other.get_lr() == lr
+        got = run(other, comm.rank, range(6, 10))
+        same = all(torch.equal(p, q) for p, q in zip(parameters(engine), parameters(other)))
+        assert same == (checkpoint == "exact")
+        assert got == pytest.approx(wanted, rel=0.1)
+        other.load_checkpoint(tmp_path, tag="later", load_optimizer_states=False)
+        assert other.optimizer.info().step == 0
+        other.close()
+
+    thread_ranks(2, body)
+    assert (tmp_path / "latest").read_text() == "global_step6"
+    files = {p.name for p in (tmp_path / "global_step6").iterdir()}
+    ranks = {f"sotto_rank_0{r}_optim_states.pt" for r in (0, 1)} if checkpoint == "exact" else set()
+    assert files == {"mp_rank_00_model_states.pt"} | ranks
+
+
+def test_no_checkpoint_is_no_error(comm, tmp_path):
+    engine, *_ = start(comm, {"optimizer": LAMB})
+    with pytest.warns(UserWarning, match="no checkpoint was loaded"):
+        assert engine.load_checkpoint(tmp_path) == (None, None)
+
+
+def test_checkpoints_that_are_refused(tmp_path):
+    def body(comm):
+        engine, *_ = start(comm, {"optimizer": LAMB})
+        with pytest.raises(sotto.InvalidArgumentError, match=r"client_state\['who'\] is of type"):
+            engine.save_checkpoint(tmp_path, client_state={"who": object()})
+        if comm.rank == 1:
+            state = {"module": engine.module.state_dict(), "optimizer": {}}
+            checkpoint_files.write(tmp_path / checkpoint_files.MODEL_FILE, state)
+        comm.barrier().wait()
+        # One rank finds nothing; the other hears of it.
+        with pytest.raises(sotto.SottoError if comm.rank else FileNotFoundError):
+            engine.load_checkpoint(tmp_path, tag="absent" if comm.rank == 0 else ".")
+        engine.close()
+
+    thread_ranks(2, body)
+
+
+def test_only_the_module_is_loaded(comm, tmp_path):
+    engine, *_ = start(comm, {"optimizer": LAMB})
+    run(engine, 0, range(6))
+    engine.save_checkpoint(tmp_path)
+    engine.save_16bit_model(tmp_path)
+    other, *_ = start(comm, {"optimizer": LAMB})
+    other.load_checkpoint(tmp_path, load_module_only=True)
+    assert all(torch.equal(p, q) for p, q in zip(parameters(engine), parameters(other)))
+    assert (other.global_steps, other.optimizer.info().step) == (0, 0)
+    weights = torch.load(tmp_path / "pytorch_model.bin", weights_only=True)
+    assert torch.equal(weights["net.0.weight"], engine.net[0].weight)
+    engine.close()
+    other.close()
+
+
+def test_a_checkpoint_of_deepspeed(comm, tmp_path):
+    """AdamW's state as DeepSpeed's engine saves it: training goes on as torch's AdamW does."""
+    hyper = {"lr": 0.01, "betas": (0.9, 0.99), "eps": 1e-6, "weight_decay": 0.1}
+    net = Loss()
+    theirs = torch.optim.AdamW(net.parameters(), **hyper)
+
+    def go(steps):
+        for step in steps:
+            theirs.zero_grad()
+            net(*batch(0, step)).backward()
+            theirs.step()
+
+    go(range(5))
+    state = {
+        "module": net.state_dict(),
+        "optimizer": theirs.state_dict(),
+        "lr_scheduler": None,
+        "sparse_tensor_module_names": set(),
+        "skipped_steps": 1,
+        "global_steps": 6,
+        "global_samples": 96,
+        "dp_world_size": 8,
+        "mp_world_size": 1,
+        "ds_config": {},
+        "ds_version": "0.18.9",
+        "epoch": 4,
+    }
+    (tmp_path / "old").mkdir()
+    torch.save(state, tmp_path / "old" / "mp_rank_00_model_states.pt")
+    (tmp_path / "latest").write_text("old")
+    go(range(5, 10))
+
+    config = {"optimizer": {"type": "AdamW", "params": hyper}, "train_batch_size": 16}
+    engine, *_ = start(comm, config)
+    assert engine.load_checkpoint(tmp_path)[1] == {"epoch": 4}
+    assert (engine.global_steps, engine.skipped_steps, engine.optimizer.info().step) == (6, 1, 5)
+    run(engine, 0, range(5, 10))
+    for p, q in zip(engine.module.parameters(), net.parameters()):
+        torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
+    engine.close()
+    groups = [{"params": [p]} for p in Loss().parameters()]
+    other, *_ = start(comm, config, model_parameters=groups)
+    with pytest.raises(
+        sotto.InvalidArgumentError, match=r"groups have \[4\] tensors.*\[1, 1, 1, 1"
+    ):
+        other.load_checkpoint(tmp_path)
+    state["optimizer"] = None
+    torch.save(state, tmp_path / "old" / "mp_rank_00_model_states.pt")
+    with pytest.raises(sotto.InvalidArgumentError, match="no optimizer state"):
+        engine.load_checkpoint(tmp_path)

@@ -1,0 +1,72 @@
+"""Optimizers for PyTorch and engines: leaks, references, pickles."""
+
+import copy
+import gc
+import os
+import pickle
+import weakref
+
+import pytest
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+from deepspeed_support import LAMB, Loss, batch, model, run, start  # noqa: E402
+
+import sotto  # noqa: E402
+import sotto.torch as st  # noqa: E402
+
+
+@pytest.fixture
+def comm():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        yield comm
+
+
+def resident_kb():
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
+def cycle(n, comm):
+    net = Loss()
+    for _ in range(n):
+        optimizer = st.OnebitAdam(net.parameters(), lr=0.01, freeze_step=2, comm=comm)
+        for step in range(3):
+            net.zero_grad()
+            net(*batch(0, step, 4)).backward()
+            optimizer.step()
+        optimizer.load_state_dict(optimizer.state_dict())
+        optimizer.close()
+        engine, *_ = start(comm, {"optimizer": LAMB}, net, initial_parameters="trust")
+        run(engine, 0, [1])
+        engine.close()
+
+
+def test_1000_cycles_leave_nothing_behind(comm):
+    cycle(200, comm)
+    gc.collect()
+    before = resident_kb()
+    cycle(1000, comm)
+    gc.collect()
+    grown = resident_kb() - before
+    assert grown < 2048, f"{grown} KiB more after 1000 cycles"
+
+
+def test_parameters_keep_no_optimizer_alive(comm):
+    net = model()
+    optimizer = st.AdamW(net.parameters(), comm=comm)
+    seen = weakref.ref(optimizer)
+    del optimizer
+    gc.collect()
+    assert seen() is None
+    net(torch.zeros(2, 20)).sum().backward()  # nobody is there any more to look at gradients
+    copied = copy.deepcopy(net)
+    assert torch.equal(copied[0].weight, net[0].weight)
+
+
+def test_engines_cannot_be_pickled(comm):
+    engine, *_ = start(comm, {"optimizer": LAMB})
+    for way in (pickle.dumps, copy.deepcopy):
+        with pytest.raises(TypeError, match="cannot be pickled or copied"):
+            way(engine)
+    engine.close()
