@@ -140,7 +140,7 @@ Status set(sotto_optim* optim, const char* name, int32_t group, double value) {
 
 Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
   SOTTO_TRY(check_handle(optim, "optim"));
-  SOTTO_ASSIGN(const std::vector<Buffer> buffers, take_buffers(grads, n, "grads"));
+  SOTTO_ASSIGN(const SmallVector<Buffer> buffers, take_buffers(grads, n, "grads"));
   std::vector<GradientPlace> places;
   places.reserve(n);
   for (const Buffer& b : buffers) places.push_back({b.data, b.count, b.dtype});
