@@ -1,5 +1,6 @@
-// Rows 5, 7, 8 and 9: Adam, LAMB, 1-bit Adam, 1-bit LAMB, each with float32 and with bfloat16
-// gradients. With the latter there is no table of its own: the same targets, bytes counted anew.
+// Rows 5 to 9: Adam, with narrow state too, LAMB, 1-bit Adam, 1-bit LAMB, each with float32 and
+// with bfloat16 gradients. With the latter there is no table of its own: the same targets, bytes
+// counted anew.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -137,6 +138,49 @@ struct Model {
   NormRange range;
   TensorArgs tensor_args{};
 };
+
+// Adam with narrow state in place of m and v.
+struct NarrowModel : Model {
+  NarrowModel(const Options& options, SimdLevel level, uint64_t count, StateType type,
+              Dtype gradients)
+      : Model(options, level, count, count, gradients),
+        bytes(n * state_type_bytes(type)),
+        m_codes(work.zeros<uint8_t>(bytes)),
+        v_codes(work.zeros<uint8_t>(bytes)),
+        m_exponents(work.zeros<uint8_t>(blocks_of(n) * kStateBlocksPerNormBlock)),
+        v_exponents(work.zeros<uint8_t>(blocks_of(n) * kStateBlocksPerNormBlock)),
+        step(work.zeros<uint64_t>(1)) {
+    args.source = gradients;
+    args.state = type;
+  }
+  void narrow_adam() {
+    ++*step;
+    for (const auto& t : tables) {
+      work.run(KernelId::kAdamNarrow,
+               {g_list, m_codes, v_codes, p_list, scalars, nullptr, nullptr, step, m_exponents,
+                v_exponents},
+               &args, t);
+    }
+  }
+
+  uint64_t bytes;
+  uint8_t *m_codes, *v_codes, *m_exponents, *v_exponents;
+  uint64_t* step;
+  NarrowArgs args;
+};
+
+std::string check_narrow(const Options& options, StateType type, Dtype gradients) {
+  NarrowModel ours(options, options.simd, kCheckElements, type, gradients);
+  NarrowModel reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, type, gradients);
+  for (int i = 0; i < 3; ++i) {
+    ours.narrow_adam();
+    reference.narrow_adam();
+  }
+  std::string e = difference("p", ours.p, reference.p, 4 * ours.n);
+  if (e.empty()) e = difference("m", ours.m_codes, reference.m_codes, ours.bytes);
+  if (e.empty()) e = difference("v", ours.v_codes, reference.v_codes, ours.bytes);
+  return e;
+}
 
 template <class Step>
 std::string check_model(const Options& options, uint64_t tensor, Dtype gradients,
@@ -319,6 +363,31 @@ void optim_adam(const Options& options, std::vector<Measurement>* out) {
       });
     };
     work.error = check_model(options, kCheckElements, gradients, [](Model& m) { m.adam(); });
+    measure_into(work, options, out);
+  }
+}
+
+// Row 6. Against the same step with float32 state, of which the bytes are 20 / 28 and 16 / 28.
+void optim_adam_narrow(const Options& options, std::vector<Measurement>* out) {
+  for (const auto& [type, gradients] : {std::pair(StateType::kBf16, kGradients[0]),
+                                        {StateType::kBf16, kGradients[1]},
+                                        {StateType::kFp8, kGradients[0]},
+                                        {StateType::kFp8, kGradients[1]}}) {
+    NarrowModel ours(options, options.simd, options.n, type, gradients);
+    Model other(options, options.simd, options.n, options.n, gradients);
+    Case work;
+    work.row = 6;
+    work.benchmark = "optim_adam_narrow";
+    work.variant = variant_of(fmt::format("{} state", state_type_name(type)), gradients);
+    work.dtype = dtype_name(gradients);
+    work.yardstick_name = "our Adam";
+    work.n = options.n;
+    work.bytes_per_element =
+        bytes_with(gradients, 12 + 4 * static_cast<double>(state_type_bytes(type)));
+    work.target = type == StateType::kBf16 ? 1 / 1.33 : 1 / 1.6;
+    work.ours = [&] { ours.narrow_adam(); };
+    work.yardstick = [&] { other.adam(); };
+    work.error = check_narrow(options, type, gradients);
     measure_into(work, options, out);
   }
 }

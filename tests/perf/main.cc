@@ -28,6 +28,7 @@ const std::map<std::string, Benchmark>& benchmarks() {
                                                        {"codec_server", codec_server},
                                                        {"codec_blocks", codec_blocks},
                                                        {"optim_adam", optim_adam},
+                                                       {"optim_adam_narrow", optim_adam_narrow},
                                                        {"optim_lamb", optim_lamb},
                                                        {"optim_1bit_adam", optim_onebit_adam},
                                                        {"optim_1bit_lamb", optim_onebit_lamb},
