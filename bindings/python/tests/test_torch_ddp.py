@@ -164,7 +164,7 @@ def rank_who_averages(comm):
     gloo(comm)
 
     def onebit(net, **options):
-        return st.OnebitAdam(net.parameters(), lr=0.01, freeze_step=4, **options)
+        return st.OnebitAdam(net.parameters(), lr=1e-4, freeze_step=4, **options)
 
     net = model()
     optimizer = onebit(net)
@@ -191,7 +191,7 @@ def rank_who_averages(comm):
 
     with sotto.create_comm(world_size=1) as alone:
         net = wrapped()  # DDP averages, the optimizer does not
-        optimizer = st.AdamW(net.parameters(), lr=0.01, comm=alone)
+        optimizer = st.AdamW(net.parameters(), lr=1e-4, comm=alone)
         mine = trained(net, optimizer, comm.rank, range(4))
         optimizer.close()
     everybody = [torch.empty_like(mine) for _ in range(comm.size)]
