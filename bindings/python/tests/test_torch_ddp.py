@@ -189,7 +189,7 @@ def rank_who_averages(comm):
     assert torch.equal(trained(net, optimizer, comm.rank, range(8), net.no_sync), wanted)
     optimizer.close()
 
-    with sotto.create_comm(world_size=1) as alone:
+    with comm.split(comm.rank) as alone:
         net = wrapped()  # DDP averages, the optimizer does not
         optimizer = st.AdamW(net.parameters(), lr=1e-4, comm=alone)
         mine = trained(net, optimizer, comm.rank, range(4))

@@ -46,7 +46,7 @@ def check_ddp(modules: Iterable[Any], *, ranks: int) -> None:
                 "them in backward(), and step() averages them over "
                 f"{ranks} ranks. Call sotto.torch.no_sync_after_warmup(model, optimizer) once "
                 "before training, or leave the model unwrapped; to average in DDP alone, give the "
-                "optimizer comm=sotto.create_comm(world_size=1)"
+                "optimizer comm=comm.split(comm.rank), of one rank"
             )
 
 
