@@ -10,9 +10,9 @@ ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli)$'
 TSAN_LABELS='^(unit|conformance|multirank|fault)$'
 # Not under sanitizers: more than 4 ranks, and optimizers that differ from others in their arithmetic only.
 ASAN_WITHOUT='_7$|_8$|_compat|_partly'
-# Nor under ThreadSanitizer: each kernel alone, and test parts that combine two others. Kernels run there as part of
-# everything else.
-TSAN_WITHOUT="$ASAN_WITHOUT|Kernels[A-Z]|_buckets|device_memory|ordered_async"
+# Nor under ThreadSanitizer: each kernel alone and other cases of arithmetic, and test parts that combine two others.
+# Kernels run there as part of everything else.
+TSAN_WITHOUT="$ASAN_WITHOUT|Kernels[A-Z]|OptimizerNarrow|Convergence|CodecSizes|CodecBits|_buckets|device_memory|ordered_async"
 
 usage() {
   cat <<'END'
