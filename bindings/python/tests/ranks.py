@@ -12,6 +12,12 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 
 
+def resident_kb():
+    """KiB of memory that this process has resident."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
+
+
 def thread_ranks(n, body, **options):
     """body(comm) on n threads; a list of what they returned. Raises the first rank's error."""
     results, errors = [None] * n, [None] * n

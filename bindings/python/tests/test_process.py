@@ -14,7 +14,7 @@ import weakref
 
 import numpy as np
 import pytest
-from ranks import sotto_run, thread_ranks
+from ranks import resident_kb, sotto_run, thread_ranks
 
 import sotto
 
@@ -25,11 +25,6 @@ f32 = np.float32
 def comm():
     with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
         yield comm
-
-
-def resident_kb():
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def cycle(n, comm):

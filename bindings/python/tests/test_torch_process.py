@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import os
 import pickle
 import weakref
 
@@ -11,6 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
 from deepspeed_support import LAMB, Loss, batch, model, run, start  # noqa: E402
+from ranks import resident_kb  # noqa: E402
 
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
@@ -20,11 +20,6 @@ import sotto.torch as st  # noqa: E402
 def comm():
     with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
         yield comm
-
-
-def resident_kb():
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
 def cycle(n, comm):
