@@ -44,8 +44,10 @@ class CpuDevice final : public Device {
   Status wait(uint32_t lane, EventId event) override;
   Result<bool> query(EventId event) override;
   void release(EventId event) override;
-  Status lane_after_stream(uint32_t lane, void* stream) override;
+  Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
+  Result<HoldId> hold_stream(void* stream) override;
+  void let_go(HoldId hold) override;
   uint64_t busy_ns() const override { return busy_ns_.load(std::memory_order_relaxed); }
 
  private:

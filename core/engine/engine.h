@@ -32,6 +32,7 @@ namespace sotto {
 
 class Channel;
 class Engine;
+struct DeviceQueue;
 
 // Figures that a comm sums over its operations. Threads: any.
 struct OpTotals {
@@ -57,6 +58,7 @@ using DoneFn = void (*)(void* user, int32_t status);
 struct OpRequest {
   std::shared_ptr<PreparedPlan> plan;
   std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
+  EventId after = 0;         // of the plan's device: what its steps come after; the engine's
   std::shared_ptr<Channel> channel;
   std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
   std::shared_ptr<OpTotals> totals;
@@ -85,6 +87,8 @@ class Op {
   // The result; IN_PROGRESS before completion.
   Status status() const;
   OpStats stats() const;
+  // Whose streams may wait for it.
+  const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
 
  private:
   friend class Engine;
@@ -98,7 +102,9 @@ class Op {
   bool any_step_ran_ = false;
   Status failure_;
   int64_t last_progress_ns_ = 0;
-  EventId undo_event_ = 0;
+  DeviceQueue* queue_ = nullptr;  // of the plan's device
+  uint32_t ordered_lanes_ = 0;    // bit k: what lane k gets now comes after request_.after
+  std::vector<HoldId> holds_;     // streams that stand still until the operation is done
   OpStats stats_;
   Status result_;  // written before done_
   std::atomic<bool> done_{false};
@@ -108,10 +114,30 @@ using OpRef = std::shared_ptr<Op>;
 
 struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
-  std::shared_ptr<Device> device;
   uint32_t max_ops = 1024;
   bool progress_thread = true;
   std::string trace;  // where a time line is written, as Trace says; empty: nowhere
+};
+
+struct InFlight {
+  Op* op;
+  uint32_t step;  // kNoStep: the operation's undo kernels
+  EventId event;  // 0: a later one's tells
+};
+
+// What has been issued to a device and is not known to be done.
+struct DeviceQueue {
+  struct Lane {
+    std::deque<InFlight> in_flight;
+    LaneClock after{};  // what the next call of the lane comes after; of the lane itself: all of it
+  };
+  explicit DeviceQueue(std::shared_ptr<Device> d)
+      : device(std::move(d)),
+        asynchronous(!device->caps().synchronous),
+        lanes(device->caps().lanes) {}
+  std::shared_ptr<Device> device;
+  bool asynchronous;
+  std::vector<Lane> lanes;
 };
 
 class Engine final : public Driver {
@@ -122,7 +148,6 @@ class Engine final : public Driver {
   Engine& operator=(const Engine&) = delete;
 
   const Clock& clock() const override { return *options_.clock; }
-  const std::shared_ptr<Device>& device() const { return options_.device; }
 
   // Takes a backend, which lives as long as the engine, and serves its poller. The poller of the
   // backend added last with `blocking` is the one that is waited on. Driver.
@@ -144,6 +169,9 @@ class Engine final : public Driver {
   // IN_PROGRESS, or the operation's result. test makes some progress if nobody drives.
   Status test(const OpRef& op);
   Status wait(const OpRef& op, int64_t timeout_us);
+  // What is queued on a stream of the operation's device later starts after the operation. Does not
+  // wait for it. Threads: any.
+  Status stream_after(const OpRef& op, void* stream);
   // Index of the lowest completed op, null entries skipped; IN_PROGRESS when the time is over.
   Result<size_t> wait_any(std::span<const OpRef> ops, int64_t timeout_us);
   // Some progress, waiting at most timeout_us for something to happen; runs callbacks that are due.
@@ -171,11 +199,6 @@ class Engine final : public Driver {
       if (sequence != o.sequence) return sequence > o.sequence;
       return step > o.step;
     }
-  };
-  struct InFlight {
-    Op* op;
-    uint32_t step;  // kNoStep: the operation's undo kernels
-    EventId event;
   };
   struct Completion {
     Transfer* transfer;
@@ -215,13 +238,15 @@ class Engine final : public Driver {
   bool run_ready();
   void execute(Op& op, uint32_t step);
   Status launch(Op& op, const Step& step, bool paired_ran);
-  Status wait_for_other_lanes(Op& op, uint32_t step);
+  Status order_lane(Op& op, uint32_t step);
+  DeviceQueue* queue_of(const std::shared_ptr<Device>& device);
   void after_issue(Op& op, uint32_t step);
   void step_done(Op& op, uint32_t step);
   void note_issue(Run& run, uint32_t step);
   void release(Op& op, uint32_t step, bool device_edges);
   bool take_completions();
   bool poll_events();
+  bool lane_advanced(Device& device, std::deque<InFlight>& lane);
 
   // Ending (finish.cc), driver.
   void finish(Op& op);
@@ -230,7 +255,8 @@ class Engine final : public Driver {
   void propose_failure(Channel& channel, const FailureCause& cause);
   void fail_channel(Channel& channel, const FailureCause& cause);
   void fail_op(Op& op, const Status& status);
-  void mark_lanes();
+  void mark_lanes(DeviceQueue& queue);
+  bool only_device_left(const Op& op) const;
   void settle_failed(Op& op);
   void finish_committing(Op& op);
   std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;
@@ -238,12 +264,11 @@ class Engine final : public Driver {
 
   EngineOptions options_;
   std::unique_ptr<Trace> trace_;  // null: nobody wants one
-  bool async_device_;
+  std::vector<std::unique_ptr<DeviceQueue>> queues_;
   std::vector<std::unique_ptr<Backend>> backends_;
   Poller* blocking_ = nullptr;  // also under mutex_
   std::vector<Channel*> channels_;
-  std::vector<Ready> ready_;                 // heap
-  std::vector<std::deque<InFlight>> lanes_;  // asynchronous devices
+  std::vector<Ready> ready_;  // heap
   std::vector<Completion> completions_, completions_now_;
   uint64_t next_sequence_ = 0;
   int64_t last_poll_ns_ = 0;

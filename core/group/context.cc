@@ -6,11 +6,20 @@ namespace sotto {
 
 Context::Context(ContextOptions options) : options_(std::move(options)) {
   EngineOptions engine;
-  engine.device = options_.device;
   engine.max_ops = options_.max_ops;
   engine.progress_thread = options_.progress_thread;
   engine.trace = options_.params.trace;
   engine_ = std::make_shared<Engine>(std::move(engine));
+}
+
+Result<std::shared_ptr<Device>> Context::device_of(const DeviceId& id) {
+  if (id == options_.device->caps().id) return options_.device;
+  std::lock_guard lock(mutex_);
+  if (const auto it = devices_.find(id); it != devices_.end()) return it->second;
+  if (!options_.make_device) return unsupported("this build has no device {}", device_name(id));
+  SOTTO_ASSIGN(std::shared_ptr<Device> device, options_.make_device(id));
+  devices_.emplace(id, device);
+  return device;
 }
 
 Result<Backend*> Context::backend(const std::string& name) {
@@ -48,6 +57,7 @@ Result<Backend*> Context::backend_for(const UniqueId& id) {
 std::string Context::report_json() const {
   nlohmann::ordered_json report;
   report["device"] = options_.device_text;
+  if (options_.other_devices) report["other_devices"] = options_.other_devices();
   nlohmann::ordered_json transports = nlohmann::ordered_json::array();
   for (const auto& [name, unused] : options_.backends) transports.push_back(name);
   report["transports"] = transports;

@@ -485,7 +485,8 @@ struct SgdArgs {
   Dtype source = Dtype::kF32;
 };
 
-// A bound operand: flat memory, or (list) an array of tensor pointers.
+// A bound operand: flat memory, or (list) an array of tensor pointers, in memory that the device
+// reads.
 struct Operand {
   void* data = nullptr;
   template <class T>
@@ -498,15 +499,22 @@ struct Operand {
   }
 };
 
+class CallTables;  // device.h
+
 struct KernelCall {
+  // Constant: the same at every launch of a step.
   KernelId id = KernelId::kFill;
-  std::span<const Operand> operands;
   std::span<const Piece> pieces;
   const void* args = nullptr;  // the struct named at the id
   uint64_t bytes = 0;          // kFill: length of operand 0
+  // Of one launch.
+  std::span<const Operand> operands;
   const uint32_t* predicate = nullptr;
   uint32_t expect = 0;
   bool paired_ran = false;  // undo kernels only
+  // Where the device has the constant part, if it has made tables of it.
+  const CallTables* tables = nullptr;
+  uint32_t call = 0;
 
   template <class T>
   const T& arguments() const {

@@ -8,6 +8,7 @@ namespace sotto {
 namespace {
 
 constexpr uint64_t kArenaAlignment = 128;
+constexpr uint32_t kAddressStep = 0;  // the copy of Plan::addresses, where there is one
 
 uint64_t align_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
@@ -97,12 +98,14 @@ class Lowering {
     plan_->comm_size = target_.comm_size;
     plan_->by_order = target_.transport->matching == Matching::kByOrder;
     first_.resize(in_.steps.size() + 1);
+    place_addresses();
     for (size_t i = 0; i < in_.steps.size(); ++i) {
       first_[i] = static_cast<uint32_t>(plan_->steps.size());
       emit(in_.steps[i]);
     }
     first_[in_.steps.size()] = static_cast<uint32_t>(plan_->steps.size());
     lower_undo();
+    number_calls();
     place_slots();
     SOTTO_TRY(derive_order());
     index_channels();
@@ -125,7 +128,39 @@ class Lowering {
     }
   }
 
+  static bool has_list(const Step& step) {
+    return std::any_of(step.operands.begin(), step.operands.end(),
+                       [](const OperandRef& op) { return op.slot != kNoSlot && is_list(op); });
+  }
+
+  // The first step copies the addresses of all slots to the device, if any kernel takes a list and
+  // the device could not read it in host memory.
+  void place_addresses() {
+    const bool lists = std::any_of(in_.steps.begin(), in_.steps.end(), has_list) ||
+                       std::any_of(in_.undo.begin(), in_.undo.end(),
+                                   [](const UndoStep& undo) { return has_list(undo.step); });
+    if (target_.device->host_memory || !lists) return;
+    const uint64_t bytes = plan_->slots.size() * sizeof(void*);
+    plan_->addresses_host = static_cast<uint32_t>(plan_->slots.size());
+    plan_->addresses = plan_->addresses_host + 1;
+    plan_->slots.push_back({SlotKind::kHost, bytes, kNoSlot, 0, 0});
+    plan_->slots.push_back({SlotKind::kScratch, bytes, kNoSlot, 0, 0});
+    Step copy;
+    copy.kind = StepKind::kCopy;
+    copy.source = {plan_->addresses_host, 0, bytes};
+    copy.destination = {plan_->addresses, 0, bytes};
+    plan_->steps.push_back(std::move(copy));
+  }
+
+  void number_calls() {
+    for (Step& step : plan_->steps) {
+      if (step.kind == StepKind::kKernel) step.call = plan_->calls++;
+    }
+    for (UndoStep& undo : plan_->undo) undo.step.call = plan_->calls++;
+  }
+
   void emit_kernel(Step& step) {
+    if (plan_->addresses != kNoSlot && has_list(step)) step.after.push_back(kAddressStep);
     const uint64_t limit = target_.device->split_elements;
     if (limit == 0 || !kernel_cuts(step.kernel) || piece_elements(step.pieces) <= limit) {
       plan_->steps.push_back(std::move(step));
@@ -158,7 +193,10 @@ class Lowering {
     const Region staged{host, 0, step.data.bytes};
     Step copy;
     copy.kind = StepKind::kCopy;
-    copy.lane = static_cast<uint16_t>(target_.device->lanes - 1);
+    // Copies in one direction do not wait for those in the other, if there are lanes enough.
+    const uint32_t lanes = target_.device->lanes;
+    const bool apart = lanes > 3 && step.kind == StepKind::kRecv;
+    copy.lane = static_cast<uint16_t>(apart ? lanes - 2 : lanes - 1);
     if (step.kind == StepKind::kSend) {
       copy.source = step.data;
       copy.destination = staged;

@@ -30,7 +30,8 @@ enum class SlotKind : uint8_t {
   kBound,     // memory of the caller or of a long-lived object, bound at every run
   kScratch,   // device memory of the run
   kHost,      // host memory of the run: what the host writes before or reads after the steps
-  kConstant,  // host memory of the plan, never written: small messages known in advance
+  kConstant,  // host memory of the plan, never written: small messages known in advance. Only sent:
+              // a device that copied from it would hold up the host
 };
 
 struct Slot {
@@ -107,6 +108,7 @@ struct Step {
   std::vector<Piece> pieces;
   const void* args = nullptr;  // owned by the plan
   uint64_t fill_bytes = 0;
+  uint32_t call = 0;    // number of the kernel call in the plan (Plan::calls); set by lower()
   Predicate predicate;  // kernels and copies
   // kCopy
   Region source, destination;
@@ -204,6 +206,11 @@ struct Plan {
   std::vector<std::vector<RoundReceives>> receives;
   std::vector<PeerTraffic> traffic;  // per peer
   PeerTraffic total;
+  uint32_t calls = 0;  // kernel calls of steps and undo steps
+  // Devices that cannot read host memory: addresses of all slots, for kernels that take lists.
+  // Written to the host slot when a run is bound, copied to the scratch slot by the first step.
+  uint32_t addresses_host = kNoSlot;
+  uint32_t addresses = kNoSlot;
   uint64_t scratch_bytes = 0;  // device arena of a run
   uint64_t host_bytes = 0;     // host arena of a run
 
@@ -215,6 +222,11 @@ struct Plan {
     return std::span(successors).subspan(succ_begin[step], succ_begin[step + 1] - succ_begin[step]);
   }
 };
+
+// Whether an operand is an array of tensor pointers.
+inline bool is_list(const OperandRef& op) {
+  return op.footprint == Footprint::kList || op.footprint == Footprint::kTarget;
+}
 
 // Byte ranges that a kernel or copy step touches, by slot (aliases resolved).
 struct Use {
@@ -230,9 +242,9 @@ struct LoweringTarget {
   int32_t comm_size = 1;
 };
 
-// Cuts long kernels, stages messages where the transport cannot reach the device's memory, derives
-// the order of steps from their regions, groups rounds, predicts bytes. INTERNAL if the plan is
-// inconsistent.
+// Cuts long kernels, stages messages where the transport cannot reach the device's memory, puts
+// lists of tensor pointers where the device can read them, derives the order of steps from their
+// regions, groups rounds, predicts bytes. INTERNAL if the plan is inconsistent.
 Result<std::shared_ptr<const Plan>> lower(LogicalPlan logical, const LoweringTarget& target);
 
 }  // namespace sotto
