@@ -10,6 +10,9 @@
 
 #include "core/config/config.h"
 #include "core/cpu/cpu_device.h"
+#if SOTTO_WITH_CUDA
+#include "cuda/cuda_device.h"
+#endif
 #include "sotto/sotto.h"
 #include "transports/inproc/inproc_backend.h"
 #include "transports/tcp/tcp_backend.h"
@@ -58,12 +61,33 @@ std::map<std::string, BackendFactory> all_backends() {
   return backends;
 }
 
+#if SOTTO_WITH_CUDA
+constexpr char kCudaArchitectures[] = SOTTO_CUDA_ARCHITECTURES;
+#else
+constexpr char kCudaArchitectures[] = "";
+Result<std::shared_ptr<Device>> make_cuda_device(int32_t index) {
+  return unsupported("cuda:{}: this library was built without CUDA (SOTTO_WITH_CUDA=ON)", index);
+}
+std::vector<std::string> cuda_device_texts() {
+  return {"no CUDA device: this library was built without CUDA (SOTTO_WITH_CUDA=ON)"};
+}
+#endif
+
+Result<std::shared_ptr<Device>> make_device(const DeviceId& id) {
+  if (id.type == DeviceType::kCuda) return make_cuda_device(id.index);
+  return unsupported("there is no device {}", device_name(id));
+}
+
 std::string make_build_info() {
   using Json = nlohmann::ordered_json;
   Json info;
   info["version"] = SOTTO_VERSION;
   info["abi"] = fmt::format("{}.{}", SOTTO_ABI_MAJOR, SOTTO_ABI_MINOR);
   info["devices"] = Json::array({"cpu"});
+  if (*kCudaArchitectures != '\0') {
+    info["devices"].push_back("cuda");
+    info["cuda_architectures"] = kCudaArchitectures;
+  }
   Json transports = Json::array();
   for (const auto& [name, factory] : all_backends()) transports.push_back(name);
   info["transports"] = transports;
@@ -97,6 +121,8 @@ Result<std::shared_ptr<Context>> make_context(const Params& params, const Enviro
   options.device = std::move(device);
   options.device_text =
       fmt::format("cpu ({}, {} thread{})", simd_in_use(limit), threads, threads == 1 ? "" : "s");
+  options.make_device = make_device;
+  options.other_devices = cuda_device_texts;
   options.backends = all_backends();
   options.max_ops = choices.max_ops == 0 ? kDefaultMaxOps : choices.max_ops;
   options.progress_thread = choices.progress_thread;

@@ -88,6 +88,8 @@ typedef uint32_t sotto_dtype; /* DLPack: code | bits << 8 | lanes << 16 */
 
 typedef int32_t sotto_device_type; /* DLPack's numbers */
 #define SOTTO_DEVICE_CPU 1
+#define SOTTO_DEVICE_CUDA 2      /* memory of the CUDA device with number device_id */
+#define SOTTO_DEVICE_CUDA_HOST 3 /* host memory that CUDA has pinned: as the CPU's */
 
 typedef int32_t sotto_reduce;
 #define SOTTO_REDUCE_DEFAULT 0 /* sum */
@@ -114,8 +116,8 @@ typedef struct sotto_buffer {
   void* data;                    /* aligned to the element size; NULL only if count is 0 */
   uint64_t count;                /* elements */
   sotto_dtype dtype;             /* SOTTO_FLOAT32, ... */
-  sotto_device_type device_type; /* SOTTO_DEVICE_CPU; 0 means CPU */
-  int32_t device_id;             /* 0 for the CPU */
+  sotto_device_type device_type; /* SOTTO_DEVICE_CPU, ...; 0 means CPU */
+  int32_t device_id;             /* number of the CUDA device; 0 for the CPU */
   uint32_t flags;                /* must be 0 */
 } sotto_buffer;
 
@@ -179,7 +181,8 @@ typedef struct sotto_call {
   uint32_t struct_size;
   uint32_t flags;        /* SOTTO_CALL_... */
   uint64_t tag;          /* must be equal on all ranks of the operation (checked) */
-  void* stream;          /* reads happen after work queued on it; ignored for host memory */
+  void* stream;          /* a cudaStream_t of the buffers' device, NULL its default stream: the
+                            operation starts after work queued on it; ignored for host memory */
   int64_t timeout_us;    /* may stand still at most so long; 0: the comm's; negative: forever */
   int32_t priority;      /* larger is more urgent; equal on all ranks; 0 is normal */
   sotto_reduce reduce;   /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
