@@ -49,7 +49,8 @@ TEST_F(FakeCudaDeathTest, MemoryThatIsNotAlive) {
       "cudaMemsetAsync of 4 bytes: in 4000 bytes of device memory .device 0., which cudaFreeAsync");
   CUDA_OK(cudaFree(a));
   EXPECT_DEATH(cudaFree(a), "within 4000 bytes of device memory .device 0. that have been freed");
-  EXPECT_DEATH(cudaMemsetAsync(a, 0, 4, s), "memory that the device cannot reach");
+  EXPECT_DEATH(cudaMemsetAsync(a, 0, 4, s),
+               "of memory that the device cannot reach: within 4000 bytes");
   CUDA_OK(cudaStreamDestroy(s));
 }
 

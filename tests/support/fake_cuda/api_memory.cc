@@ -91,6 +91,10 @@ bool copy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
 
 extern "C" {
 
+void fake_cuda_check_reachable(const void* at, size_t bytes, const char* call) {
+  state().memory.check_reachable(at, bytes, call);
+}
+
 cudaError_t cudaMalloc(void** at, size_t bytes) {
   FAKE_CUDA_BEGIN();
   return allocate_into(at, bytes, MemoryKind::kDevice, current_device());
@@ -275,8 +279,7 @@ cudaError_t cudaMemsetAsync(void* at, int value, size_t bytes, cudaStream_t stre
   FAKE_CUDA_BEGIN();
   const auto s = state().stream(stream, __func__);
   if (bytes == 0) return cudaSuccess;
-  if (is_pageable(at)) misuse("cudaMemsetAsync of memory that the device cannot reach");
-  state().memory.check(at, bytes, in_device_memory(at), __func__);
+  state().memory.check_reachable(at, bytes, __func__);
   state().submit(s, [=] { std::memset(at, value, bytes); });
   return cudaSuccess;
 }

@@ -1,9 +1,55 @@
-// Streams, events, host functions.
+// Streams, events, host functions, waits for a word in memory.
+#include <cuda.h>
+
+#include <cstring>
+#include <thread>
+
 #include "tests/support/fake_cuda/state.h"
 
 using namespace sotto::fake_cuda;
 
+namespace {
+
+bool reached(uint32_t word, uint32_t value, unsigned flags) {
+  switch (flags) {
+    case CU_STREAM_WAIT_VALUE_GEQ: return static_cast<int32_t>(word - value) >= 0;
+    case CU_STREAM_WAIT_VALUE_EQ: return word == value;
+    case CU_STREAM_WAIT_VALUE_AND: return (word & value) != 0;
+    case CU_STREAM_WAIT_VALUE_NOR: return ~(word | value) != 0;
+    default: misuse("cuStreamWaitValue32: unknown flags " + std::to_string(flags));
+  }
+}
+
+// The driver's cuStreamWaitValue32: later work of the stream starts when the word has a value.
+CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
+  constexpr const char* kCall = "cuStreamWaitValue32";
+  if (note(state().begin_call(kCall)) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
+  auto* const word = reinterpret_cast<uint32_t*>(at);
+  const auto s = state().stream(stream, kCall);
+  state().memory.check_reachable(word, sizeof *word, kCall);
+  state().order_with_default_stream(s);
+  s->push_always([=] {
+    while (!reached(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags) &&
+           state().execution_error() == cudaSuccess)
+      std::this_thread::sleep_for(std::chrono::microseconds(20));
+  });
+  return CUDA_SUCCESS;
+}
+
+}  // namespace
+
 extern "C" {
+
+cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function, unsigned,
+                                             unsigned long long,
+                                             cudaDriverEntryPointQueryResult* found) {
+  FAKE_CUDA_BEGIN();
+  const bool known = std::strcmp(symbol, "cuStreamWaitValue32") == 0;
+  *function = known ? reinterpret_cast<void*>(&wait_value) : nullptr;
+  if (found != nullptr)
+    *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
 
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned flags, int priority) {
   FAKE_CUDA_BEGIN();

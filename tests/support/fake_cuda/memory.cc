@@ -176,6 +176,16 @@ void Memory::check(const void* at, size_t bytes, bool device, const char* call) 
   }
 }
 
+void Memory::check_reachable(const void* at, size_t bytes, const char* call) const {
+  if (bytes == 0) return;
+  Block block;
+  if (!find(at, &block)) {
+    misuse(std::string(call) + " of " + std::to_string(bytes) +
+           " bytes of memory that the device cannot reach: " + describe_unlocked(at));
+  }
+  check(at, bytes, block.kind == MemoryKind::kDevice, call);
+}
+
 size_t Memory::used(int device) const {
   Quiet quiet;
   std::lock_guard lock(mutex_);

@@ -40,6 +40,8 @@ class Memory {
   // Ends the process unless [at, at + bytes) lies in one block of device memory, or not at all in
   // device memory and, if it begins in a pinned block, in that alone.
   void check(const void* at, size_t bytes, bool device, const char* call) const;
+  // Ends the process unless the range lies in one block of device or pinned memory.
+  void check_reachable(const void* at, size_t bytes, const char* call) const;
   size_t used(int device) const;
   void count(MemoryKind kind, uint64_t* blocks, uint64_t* bytes) const;
 
