@@ -58,12 +58,7 @@ struct AdamOp : OpBase {
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
-      float gradient = gradients.at(g, j, flat);
-      if (s.decoupled == 0) gradient = with_decay(s, gradient, p[j]);
-      const Moments next = adam_moments(s, m[flat], v[flat], gradient);
-      m[flat] = next.m;
-      v[flat] = next.v;
-      p[j] = adam_parameter(s, next.m, next.v, p[j], lr);
+      adam_element(s, lr, gradients.at(g, j, flat), &m[flat], &v[flat], &p[j]);
     }
   }
 

@@ -1,25 +1,11 @@
 // Ops of conversions between float types and of sums of micro-batches.
 #pragma once
 
-#include <cmath>
-
 #include "core/base/dtype.h"
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
 
 namespace sotto {
-
-inline void narrow(Dtype type, float x, void* values, uint64_t i) {
-  switch (type) {
-    case Dtype::kBF16:
-      static_cast<uint16_t*>(values)[i] = std::isnan(x) ? 0x7fc0u : f32_to_bf16(x);
-      return;
-    case Dtype::kF16:
-      static_cast<uint16_t*>(values)[i] = std::isnan(x) ? 0x7e00u : f32_to_f16(x);
-      return;
-    default: static_cast<float*>(values)[i] = x;
-  }
-}
 
 struct ConvertOp : OpBase {
   explicit ConvertOp(const KernelCall& call)

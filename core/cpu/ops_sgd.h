@@ -26,13 +26,8 @@ struct SgdOp : OpBase {
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
-      const float gradient = with_decay(s, gradients.at(g, j, flat), p[j]);
-      float direction = gradient;
-      if (m != nullptr) {
-        m[flat] = s.b1 * m[flat] + s.one_minus_b1 * gradient;
-        direction = args.nesterov ? gradient + s.b1 * m[flat] : m[flat];
-      }
-      p[j] = p[j] - lr * direction;
+      sgd_element(s, lr, args.nesterov, gradients.at(g, j, flat), m != nullptr ? &m[flat] : nullptr,
+                  &p[j]);
     }
   }
 

@@ -40,6 +40,7 @@
 
 #include "core/base/codec.h"
 #include "core/base/dtype.h"
+#include "core/base/host_device.h"
 
 namespace sotto {
 
@@ -490,11 +491,11 @@ struct SgdArgs {
 struct Operand {
   void* data = nullptr;
   template <class T>
-  T* flat() const {
+  SOTTO_HOST_DEVICE T* flat() const {
     return static_cast<T*>(data);
   }
   template <class T>
-  T* list(uint32_t tensor) const {
+  SOTTO_HOST_DEVICE T* list(uint32_t tensor) const {
     return static_cast<T*>(static_cast<void* const*>(data)[tensor]);
   }
 };

@@ -8,7 +8,7 @@
 #include <limits>
 #include <memory>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
 
 namespace sotto::test {
 namespace {
