@@ -317,8 +317,6 @@ Status CudaDevice::wait(uint32_t lane, EventId event) {
 }
 
 Result<bool> CudaDevice::query(EventId event) {
-  const CurrentDevice current(index_);
-  SOTTO_TRY(current.status());
   const cudaError_t state = cudaEventQuery(event_of(event));
   if (state == cudaSuccess) return true;
   if (state == cudaErrorNotReady) {

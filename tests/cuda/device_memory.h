@@ -64,6 +64,13 @@ class Tensors {
       CUDA_OK(cudaMemcpyAsync(c.host, c.device, c.bytes, cudaMemcpyDeviceToHost, stream_));
     sync();
   }
+  // Some vectors to the device, without waiting: they must not change before sync.
+  template <class... V>
+  void upload_behind(const V&... vectors) {
+    for (size_t i = 0; i < copies_.size(); ++i) {
+      if (((copies_[i].host == static_cast<const void*>(vectors.data())) || ...)) upload(i);
+    }
+  }
   void sync() {
     if (where_ == Where::kCuda) CUDA_OK(cudaStreamSynchronize(stream_));
   }
