@@ -81,10 +81,6 @@ struct Live {
 };
 Live live();
 
-// For other fakes on this runtime: ends the process, naming `call`, unless the range lies in one
-// block of live device or pinned memory. Also from a host function.
-extern "C" void fake_cuda_check_reachable(const void* at, size_t bytes, const char* call);
-
 // Waits until every stream is idle.
 void drain();
 // No stream executes anything between the two; what is queued stays queued.
@@ -92,3 +88,7 @@ void hold();
 void resume();
 
 }  // namespace sotto::fake_cuda
+
+// For other fakes on this runtime: ends the process, naming `call`, unless the range lies in one
+// block of live device or pinned memory. Also from a host function.
+extern "C" void fake_cuda_check_reachable(const void* at, size_t bytes, const char* call);
