@@ -165,9 +165,11 @@ __device__ inline void run_half(const Params& params, const Work& work, Op& op, 
     const uint32_t staged = (i * kThreads + threadIdx.x) * kQuad;
     const uint32_t position = half * kStaged + staged;
     if (half * kStaged + i * kThreads * kQuad >= end) return;  // the same for all threads
+    if constexpr (Op::kSums != 0) {
 #pragma unroll
-    for (uint32_t s = 0; s < Op::kSums; ++s)
-      store_quad(stage + s * kStaged + staged, kQuad, Quad<float>{});
+      for (uint32_t s = 0; s < Op::kSums; ++s)
+        store_quad(stage + s * kStaged + staged, kQuad, Quad<float>{});
+    }
     uint32_t ones = 0, present = 0;
     visit_quad(table, work.runs, position, [&](const Run& run, uint32_t begin, uint32_t n) {
       const Piece& piece = params.pieces[run.piece];
