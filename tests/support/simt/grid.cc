@@ -5,8 +5,12 @@
 #include <string>
 #include <thread>
 
+#include "tests/support/fake_cuda/kernel_registry.h"
 #include "tests/support/simt/registry.h"
 #include "tests/support/simt/scheduler.h"
+
+// Null in programs without the fake CUDA runtime.
+extern "C" __attribute__((weak)) decltype(fake_cuda_register_kernel) fake_cuda_register_kernel;
 
 namespace simt {
 namespace {
@@ -23,6 +27,14 @@ struct Registry {
 Registry& registry() {
   static Registry the;
   return the;
+}
+
+// What the fake CUDA runtime puts into a stream.
+sotto::fake_cuda::Job bind_on_stream(const void* function, void** args,
+                                     const sotto::fake_cuda::LaunchShape& shape) {
+  const Kernel kernel = find_kernel(function);
+  const Grid grid{shape.grid, shape.block, shape.dynamic_smem};
+  return [grid, function, body = kernel.bind(function, args)] { run_grid(grid, function, body); };
 }
 
 uint3 block_index(const Grid& grid, uint64_t block) {
@@ -68,8 +80,11 @@ void run_grid(const Grid& grid, const void* code, const std::function<void()>& b
 }
 
 void register_kernel(const void* function, Binder bind) {
-  const std::lock_guard lock(registry().mutex);
-  registry().by_function[function] = {function, bind};
+  {
+    const std::lock_guard lock(registry().mutex);
+    registry().by_function[function] = {function, bind};
+  }
+  if (fake_cuda_register_kernel != nullptr) fake_cuda_register_kernel(function, &bind_on_stream);
 }
 void register_kernel_name(std::string_view mangled, const void* function, Binder bind) {
   const std::lock_guard lock(registry().mutex);
