@@ -235,6 +235,7 @@ class Engine final : public Driver {
   void make_ready(Op& op, uint32_t step);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
+  Status issue(Op& op, uint32_t group, std::span<Transfer* const> transfers);
   bool run_ready();
   void execute(Op& op, uint32_t step);
   Status launch(Op& op, const Step& step, bool paired_ran);

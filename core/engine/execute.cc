@@ -14,7 +14,8 @@ constexpr size_t kMaxOperands = 16;
 Status check_message(const Run& run, uint32_t step) {
   const Step& s = run.plan->steps[step];
   if (s.expected == nullptr) return ok_status();
-  const std::span got(static_cast<const std::byte*>(run.at(s.data)), s.data.bytes);
+  const Region& region = s.kind == StepKind::kCopy ? s.destination : s.data;
+  const std::span got(static_cast<const std::byte*>(run.at(region)), region.bytes);
   if (std::ranges::equal(got, s.expected->bytes)) return ok_status();
   return Status(Code::kProtocol, s.expected->explain(got));
 }
@@ -146,12 +147,26 @@ void Engine::issue_groups(Channel& channel) {
       post_transfer(*op, step);
       group.push_back(&run.transfers[run.plan->transfer_index[step]]);
     }
-    const Status status = channel.transport_->issue(group, op->queue_->device.get(), 0);
+    const Status status = issue(*op, index, group);
     if (!status.ok()) {
       channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
       return;
     }
   }
+}
+
+// One group. Of a stream-ordered transport it is a call of a lane like others: behind what its
+// messages come after, and with events behind it.
+Status Engine::issue(Op& op, uint32_t group, std::span<Transfer* const> transfers) {
+  Transport& transport = *op.request_.channel->transport_;
+  Device* device = op.queue_->device.get();
+  const Plan& plan = *op.request_.run->plan;
+  if (!plan.stream_ordered) return transport.issue(transfers, device, 0);
+  const std::vector<uint32_t>& steps = plan.groups[group];
+  for (uint32_t step : steps) SOTTO_TRY(order_lane(op, step));
+  SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
+  for (uint32_t step : steps) after_issue(op, step);
+  return ok_status();
 }
 
 bool Engine::run_ready() {
@@ -187,6 +202,7 @@ void Engine::execute(Op& op, uint32_t step) {
   run.progress[step] = StepProgress::kIssued;
   if (queue.asynchronous) {
     after_issue(op, step);
+    if (run.plan->stream_ordered) issue_groups(*op.request_.channel);
   } else {
     step_done(op, step);
   }
@@ -262,7 +278,7 @@ Status Engine::order_lane(Op& op, uint32_t step) {
   const uint32_t bit = 1u << s.lane;
   for (uint32_t p : run.plan->preds(step)) {
     const Step& before = run.plan->steps[p];
-    if (!on_device(before)) continue;
+    if (!on_lane(*run.plan, before)) continue;
     op.ordered_lanes_ |= bit;
     const StepEvent& event = run.events[p];
     if (before.lane == s.lane || run.progress[p] == StepProgress::kDone ||
@@ -306,8 +322,9 @@ void Engine::release(Op& op, uint32_t step, bool device_edges) {
   Run& run = *op.request_.run;
   const Plan& plan = *run.plan;
   for (uint32_t next : plan.succs(step)) {
-    const bool device_edge =
-        op.queue_->asynchronous && on_device(plan.steps[step]) && on_device(plan.steps[next]);
+    const bool device_edge = op.queue_->asynchronous && on_lane(plan, plan.steps[step]) &&
+                             on_lane(plan, plan.steps[next]) &&
+                             plan.steps[step].expected == nullptr;  // the host looks at it first
     if (device_edge != device_edges) continue;
     if (--run.pending[next] == 0) make_ready(op, next);
   }
@@ -394,7 +411,13 @@ bool Engine::lane_advanced(Device& device, std::deque<InFlight>& lane) {
       continue;
     }
     --op.request_.run->device_steps_in_flight;
-    step_done(op, f.step);
+    const Status expected = check_message(*op.request_.run, f.step);
+    if (expected.ok()) {
+      step_done(op, f.step);
+    } else {
+      op.request_.channel->pending_failures_.push_back(
+          {{expected.code(), -1, expected.text()}, false});
+    }
     if (op.state_ == Op::State::kFailing && !op.done()) settle_failed(op);
   }
   return true;

@@ -197,7 +197,7 @@ void Engine::finish_committing(Op& op) {
   Run& run = *op.request_.run;
   for (uint32_t i = 0; i < run.plan->steps.size() && !op.done() && op.state_ == Op::State::kRunning;
        ++i) {
-    if (on_device(run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
+    if (on_lane(*run.plan, run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
     run.progress[i] = StepProgress::kDone;
     step_done(op, i);
   }

@@ -97,6 +97,7 @@ class Lowering {
     plan_->storage = in_.storage;
     plan_->comm_size = target_.comm_size;
     plan_->by_order = target_.transport->matching == Matching::kByOrder;
+    plan_->stream_ordered = target_.transport->stream_ordered && !target_.device->synchronous;
     first_.resize(in_.steps.size() + 1);
     place_addresses();
     for (size_t i = 0; i < in_.steps.size(); ++i) {
@@ -177,20 +178,24 @@ class Lowering {
     return slot.kind == SlotKind::kHost || slot.kind == SlotKind::kConstant;
   }
 
+  // Messages lie on the other side than the transport reaches: of a stream-ordered one, in host
+  // memory; of others, on a device whose memory is none of the host's.
   bool needs_staging(const Step& step) const {
-    return !target_.device->host_memory && target_.transport->host_memory_only &&
-           !in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]) &&
-           step.data.bytes > 0;
+    if (target_.device->host_memory || step.data.bytes == 0) return false;
+    const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]);
+    return plan_->stream_ordered ? host : target_.transport->host_memory_only && !host;
   }
 
   void emit_channel(Step& step) {
+    step.lane = channel_lane();
     if (!needs_staging(step)) {
       plan_->steps.push_back(std::move(step));
       return;
     }
-    const auto host = static_cast<uint32_t>(plan_->slots.size());
-    plan_->slots.push_back({SlotKind::kHost, step.data.bytes, kNoSlot, 0, 0});
-    const Region staged{host, 0, step.data.bytes};
+    const auto slot = static_cast<uint32_t>(plan_->slots.size());
+    const SlotKind kind = plan_->stream_ordered ? SlotKind::kScratch : SlotKind::kHost;
+    plan_->slots.push_back({kind, step.data.bytes, kNoSlot, 0, 0});
+    const Region staged{slot, 0, step.data.bytes};
     Step copy;
     copy.kind = StepKind::kCopy;
     // Copies in one direction do not wait for those in the other, if there are lanes enough.
@@ -208,6 +213,7 @@ class Lowering {
     } else {
       copy.source = staged;
       copy.destination = step.data;
+      if (plan_->stream_ordered) copy.expected = std::move(step.expected);
       step.data = staged;
       plan_->steps.push_back(std::move(step));
       plan_->steps.push_back(std::move(copy));
@@ -303,16 +309,22 @@ class Lowering {
   }
 
   // True if something other than later work of the same lane waits for the step, or nothing does
-  // (then the run's end does).
+  // (then the run's end does), or the host looks at what it brings.
   bool observed_outside_lane(uint32_t i) const {
     const Step& step = plan_->steps[i];
-    if (!on_device(step)) return false;
-    if (plan_->succs(i).empty()) return true;
+    if (!on_lane(*plan_, step)) return false;
+    if (plan_->succs(i).empty() || step.expected != nullptr) return true;
     for (uint32_t s : plan_->succs(i)) {
       const Step& next = plan_->steps[s];
-      if (!on_device(next) || next.lane != step.lane) return true;
+      if (!on_lane(*plan_, next) || next.lane != step.lane) return true;
     }
     return false;
+  }
+
+  // Where a stream-ordered transport queues messages: one lane for all, so that ranks issue them in
+  // one order.
+  uint16_t channel_lane() const {
+    return plan_->stream_ordered && target_.device->lanes > 1 ? 1 : 0;
   }
 
   void index_channels() {

@@ -120,7 +120,8 @@ struct Step {
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
   Region data;
-  std::shared_ptr<const Expectation> expected;  // kRecv into a kHost slot, or null
+  // kRecv into a kHost slot, or the copy that brings what was received there; or null.
+  std::shared_ptr<const Expectation> expected;
   // Steps that come before this one although no region says so.
   std::vector<uint32_t> after;
 };
@@ -201,6 +202,7 @@ struct Plan {
   // by_order transports: channel steps of each issue round, ascending.
   std::vector<std::vector<uint32_t>> groups;
   bool by_order = false;
+  bool stream_ordered = false;  // sends and receives are calls of their lanes
   // Receives per posting, peer (indices into the vectors below are posting * comm_size + peer).
   int32_t comm_size = 1;
   std::vector<std::vector<RoundReceives>> receives;
@@ -226,6 +228,11 @@ struct Plan {
 // Whether an operand is an array of tensor pointers.
 inline bool is_list(const OperandRef& op) {
   return op.footprint == Footprint::kList || op.footprint == Footprint::kTarget;
+}
+
+// Whether a step is a call of a lane: later calls can be queued behind it before it is done.
+inline bool on_lane(const Plan& plan, const Step& step) {
+  return plan.stream_ordered || on_device(step);
 }
 
 // Byte ranges that a kernel or copy step touches, by slot (aliases resolved).
