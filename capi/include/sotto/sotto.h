@@ -25,7 +25,9 @@
  *   - Threads: "any" = any thread at any time; "one per handle" = calls on one handle must not
  *     overlap; "not from callbacks" = INVALID_STATE inside a callback of this library.
  *   - Blocks: whether the call may wait for other ranks. Every wait has a deadline.
- *   - Stream: how the call orders itself against sotto_call.stream; ignored for host memory.
+ *   - Stream: how the call orders itself against sotto_call.stream; ignored for host memory. A
+ *     function that has no such line and reads or writes tensors does it at once: work that the
+ *     caller has queued on device memory has to be done before.
  *   - Errors: codes that the function returns beside OUT_OF_MEMORY, INTERNAL and, where it takes a
  *     handle or a pointer that must not be NULL, INVALID_ARGUMENT for NULL.
  *   - Since: ABI version.
@@ -111,7 +113,8 @@ typedef struct sotto_optim sotto_optim;
 /* ---- structs -------------------------------------------------------------------------------- */
 
 /* A borrowed view of contiguous memory; frozen at 32 bytes. The caller keeps the memory alive and
- * does not touch it from the call until the operation has completed. */
+ * does not touch it from the call until the operation has completed. All buffers of a call, of a
+ * group and of an optimizer are on one device. A rank may use another device than its peers. */
 typedef struct sotto_buffer {
   void* data;                    /* aligned to the element size; NULL only if count is 0 */
   uint64_t count;                /* elements */
@@ -451,12 +454,14 @@ SOTTO_API sotto_status sotto_op_wait(sotto_op* op, int64_t timeout_us);
 SOTTO_API sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us,
                                          uint64_t* out_index);
 
-/* Orders work that the caller queues on a stream from now on after the operation.
+/* Orders work that the caller queues on a stream from now on after the operation, also if that
+ * fails: the stream does not know, ask sotto_op_wait or sotto_op_error. A step that was left out or
+ * not finite leaves the parameters as they were.
  *   op     [in]
- *   stream [in] of the operation's device
+ *   stream [in] a cudaStream_t of the operation's device, NULL: its default stream
  * Threads: any. Blocks: no. Stream: what is queued on it later waits for the operation. Errors:
- * UNSUPPORTED (operation on host memory: there is no stream), INVALID_ARGUMENT (released),
- * INVALID_STATE (fork). Since: 0.1 */
+ * UNSUPPORTED (operation on host memory: there is no stream; a driver older than CUDA 12), DEVICE,
+ * INVALID_ARGUMENT (released), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_op_stream_wait(sotto_op* op, void* stream);
 
 /* The operation's own status (SOTTO_IN_PROGRESS before completion) and text.
@@ -959,7 +964,8 @@ SOTTO_API sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_
  * no use for may be absent; of what is there nevertheless only name, type and count are checked.
  * Parameters without elements need nothing.
  *   optim  [in]
- *   arrays [in] n structs, in any order; read during the call only
+ *   arrays [in] n structs, in any order, in host memory or on the optimizer's device; read during
+ *               the call only
  *   n      [in] > 0
  * Threads: one per handle, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
  * INVALID_ARGUMENT (names the array; of unknown names the nearest; of absent ones the first few),
