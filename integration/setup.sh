@@ -49,6 +49,7 @@ clang-format-14    | command clang-format-14
 abigail-tools      | command abidiff
 universal-ctags    | command ctags
 shellcheck         | command shellcheck
+libboost-context-dev | header boost/context/detail/fcontext.hpp
 python3-pytest     | python pytest
 '
 

@@ -29,7 +29,7 @@ std::vector<std::string> simd_levels_available();
 // Kernels of a level that simd_level_in_use returned.
 const KernelTable& kernels_of(SimdLevel level);
 
-class CpuDevice final : public Device {
+class CpuDevice : public Device {
  public:
   // threads >= 1. Threads of the pool are created at the first large kernel.
   CpuDevice(uint32_t threads, SimdLevel limit);

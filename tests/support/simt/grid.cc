@@ -1,16 +1,8 @@
-// Whole grids, and the registry of kernels.
-#include <map>
-#include <mutex>
+#include <algorithm>
 #include <numeric>
-#include <string>
 #include <thread>
 
-#include "tests/support/fake_cuda/kernel_registry.h"
-#include "tests/support/simt/registry.h"
 #include "tests/support/simt/scheduler.h"
-
-// Null in programs without the fake CUDA runtime.
-extern "C" __attribute__((weak)) decltype(fake_cuda_register_kernel) fake_cuda_register_kernel;
 
 namespace simt {
 namespace {
@@ -18,24 +10,6 @@ namespace {
 // Of the newest architectures.
 constexpr uint64_t kMaxThreads = 1024, kMaxShared = 227 * 1024;
 constexpr uint64_t kMaxBlocksX = 0x7fffffff, kMaxBlocksYZ = 65535;
-
-struct Registry {
-  std::mutex mutex;
-  std::map<const void*, Kernel> by_function;
-  std::map<std::string, Kernel, std::less<>> by_name;
-};
-Registry& registry() {
-  static Registry the;
-  return the;
-}
-
-// What the fake CUDA runtime puts into a stream.
-sotto::fake_cuda::Job bind_on_stream(const void* function, void** args,
-                                     const sotto::fake_cuda::LaunchShape& shape) {
-  const Kernel kernel = find_kernel(function);
-  const Grid grid{shape.grid, shape.block, shape.dynamic_smem};
-  return [grid, function, body = kernel.bind(function, args)] { run_grid(grid, function, body); };
-}
 
 uint3 block_index(const Grid& grid, uint64_t block) {
   const uint64_t x = grid.blocks.x, y = grid.blocks.y;
@@ -77,28 +51,6 @@ void run_grid(const Grid& grid, const void* code, const std::function<void()>& b
   for (uint32_t w = 1; w < workers; ++w) others.emplace_back(work, w, workers);
   work(0, workers);
   for (std::thread& other : others) other.join();
-}
-
-void register_kernel(const void* function, Binder bind) {
-  {
-    const std::lock_guard lock(registry().mutex);
-    registry().by_function[function] = {function, bind};
-  }
-  if (fake_cuda_register_kernel != nullptr) fake_cuda_register_kernel(function, &bind_on_stream);
-}
-void register_kernel_name(std::string_view mangled, const void* function, Binder bind) {
-  const std::lock_guard lock(registry().mutex);
-  registry().by_name[std::string(mangled)] = {function, bind};
-}
-Kernel find_kernel(const void* function) {
-  const std::lock_guard lock(registry().mutex);
-  const auto at = registry().by_function.find(function);
-  return at == registry().by_function.end() ? Kernel{} : at->second;
-}
-Kernel find_kernel_name(std::string_view mangled) {
-  const std::lock_guard lock(registry().mutex);
-  const auto at = registry().by_name.find(mangled);
-  return at == registry().by_name.end() ? Kernel{} : at->second;
 }
 
 }  // namespace simt
