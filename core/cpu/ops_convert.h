@@ -20,7 +20,14 @@ struct ConvertOp : OpBase {
   void elements(const Piece& p, uint64_t first, uint64_t count) {
     const Floats x = from.of(p);
     uint8_t* y = target(p);
-    for (uint64_t j = first; j < first + count; ++j) narrow(args.to, x[j] * args.factor, y, j);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const float wide = x[j] * args.factor;
+      if (args.to == Dtype::kF32) {
+        reinterpret_cast<float*>(y)[j] = wide;
+      } else {
+        reinterpret_cast<uint16_t*>(y)[j] = narrow(args.to, wide);
+      }
+    }
   }
 
   const ConvertArgs& args;

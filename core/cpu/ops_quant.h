@@ -17,7 +17,8 @@ struct ScalarQuant {
   static uint32_t add(const float* x, const float* e, float* c, uint64_t n, uint32_t* flags) {
     uint32_t max_bits = 0;
     for (uint64_t i = 0; i < n; ++i) {
-      c[i] = quant_input(x[i], e != nullptr ? e + i : nullptr, flags);
+      const float in = guard_finite(x[i], flags);
+      c[i] = e != nullptr ? in + e[i] : in;
       max_bits = std::max(max_bits, magnitude_bits(c[i]));
     }
     return max_bits;

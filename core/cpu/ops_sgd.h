@@ -26,8 +26,8 @@ struct SgdOp : OpBase {
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
-      sgd_element(s, lr, args.nesterov, gradients.at(g, j, flat), m != nullptr ? &m[flat] : nullptr,
-                  &p[j]);
+      sgd_element(s, lr, m != nullptr, args.nesterov, gradients.at(g, j, flat),
+                  m != nullptr ? m + flat : nullptr, &p[j]);
     }
   }
 

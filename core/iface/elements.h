@@ -71,17 +71,10 @@ SOTTO_HOST_DEVICE inline float sum_of_ranks(uint32_t world, Term&& term) {
   return total;
 }
 
-// Rounds to `type`, a float type of 16 or 32 bits, and stores as element i. A NaN stays one.
-SOTTO_HOST_DEVICE inline void narrow(Dtype type, float x, void* values, uint64_t i) {
-  switch (type) {
-    case Dtype::kBF16:
-      static_cast<uint16_t*>(values)[i] = is_nan(x) ? uint16_t{0x7fc0} : f32_to_bf16(x);
-      return;
-    case Dtype::kF16:
-      static_cast<uint16_t*>(values)[i] = is_nan(x) ? uint16_t{0x7e00} : f32_to_f16(x);
-      return;
-    default: static_cast<float*>(values)[i] = x;
-  }
+// Rounds to bfloat16 or float16. A NaN stays one.
+SOTTO_HOST_DEVICE inline uint16_t narrow(Dtype type, float x) {
+  if (type == Dtype::kBF16) return is_nan(x) ? uint16_t{0x7fc0} : f32_to_bf16(x);
+  return is_nan(x) ? uint16_t{0x7e00} : f32_to_f16(x);
 }
 
 // Elements of a float type, read as float32.
@@ -156,12 +149,12 @@ SOTTO_HOST_DEVICE inline float lamb_direction(const GroupScalars& s, float m, fl
   return with_decay(s, m / den, p);
 }
 
-// m null: without momentum.
-SOTTO_HOST_DEVICE inline void sgd_element(const GroupScalars& s, float lr, bool nesterov, float g,
-                                          float* m, float* p) {
+// m is left alone without momentum.
+SOTTO_HOST_DEVICE inline void sgd_element(const GroupScalars& s, float lr, bool momentum,
+                                          bool nesterov, float g, float* m, float* p) {
   const float gradient = with_decay(s, g, *p);
   float direction = gradient;
-  if (m != nullptr) {
+  if (momentum) {
     *m = s.b1 * *m + s.one_minus_b1 * gradient;
     direction = nesterov ? gradient + s.b1 * *m : *m;
   }

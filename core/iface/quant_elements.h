@@ -75,11 +75,7 @@ SOTTO_HOST_DEVICE inline float quant_round(QuantScale s, float c) {
   return s.scale != 0.0f ? round_even(c * s.inverse) : 0.0f;
 }
 
-// What an encoder makes of its input; e null: without residual. Bits of |c| for the maximum.
-SOTTO_HOST_DEVICE inline float quant_input(float x, const float* e, uint32_t* flags) {
-  const float in = guard_finite(x, flags);
-  return e != nullptr ? in + *e : in;
-}
+// Of |x|; in the order of magnitudes, infinities and NaN last.
 SOTTO_HOST_DEVICE inline uint32_t magnitude_bits(float x) {
   return std::bit_cast<uint32_t>(x) & 0x7fffffffu;
 }

@@ -166,7 +166,7 @@ struct SgdKernel : QuadOp {
     if (m != nullptr) m4 = load_quad(m + piece.flat + j, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      sgd_element(s, lr, nesterov, g.v[k], m != nullptr ? &m4.v[k] : nullptr, &p4.v[k]);
+      sgd_element(s, lr, m != nullptr, nesterov, g.v[k], &m4.v[k], &p4.v[k]);
     if (m != nullptr) store_quad(m + piece.flat + j, n, m4);
     store_quad(at, n, p4);
     return 0;

@@ -57,7 +57,7 @@ struct ConvertKernel : QuadOp {
     }
     Quad<uint16_t> y;
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) narrow(args.to, x.v[k], &y.v[k], 0);
+    for (uint32_t k = 0; k < kQuad; ++k) y.v[k] = narrow(args.to, x.v[k]);
     store_quad(tensor_of<uint16_t>(*to, piece) + j, n, y);
     return 0;
   }

@@ -174,11 +174,11 @@ class QuantEncoder {
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
       if (k >= n) continue;
-      const float value = quant_input(x.v[k], old_ != nullptr ? &e.v[k] : nullptr, &flags_);
+      const float in = guard_finite(x.v[k], &flags_);
+      const float value = old_ != nullptr ? in + e.v[k] : in;
 #pragma unroll
-      for (uint32_t slot = 0; slot < kQuad; ++slot) {
-        if (slot == at + k) c->v[slot] = value;
-      }
+      for (uint32_t slot = 0; slot < kQuad; ++slot)
+        c->v[slot] = slot == at + k ? value : c->v[slot];
     }
   }
   __device__ void write_half(uint64_t flat, uint32_t present, const Quad<float>& c) {
