@@ -100,6 +100,7 @@ class Op {
   State state_ = State::kQueued;
   bool committing_ = false;
   bool any_step_ran_ = false;
+  bool broken_ = false;  // its device has failed it: what was begun cannot be finished
   Status failure_;
   int64_t last_progress_ns_ = 0;
   DeviceQueue* queue_ = nullptr;  // of the plan's device
@@ -242,6 +243,7 @@ class Engine final : public Driver {
   Status order_lane(Op& op, uint32_t step);
   DeviceQueue* queue_of(const std::shared_ptr<Device>& device);
   void after_issue(Op& op, uint32_t step);
+  void device_failed(Op& op, const Status& status);
   void step_done(Op& op, uint32_t step);
   void note_issue(Run& run, uint32_t step);
   void release(Op& op, uint32_t step, bool device_edges);

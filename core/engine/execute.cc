@@ -195,8 +195,7 @@ void Engine::execute(Op& op, uint32_t step) {
     if (!queue.asynchronous) op.stats_.kernel_ns += queue.device->busy_ns() - before;
   }
   if (!status.ok()) {
-    op.request_.channel->pending_failures_.push_back(
-        {{Code::kDevice, op.request_.channel->control()->rank(), status.text()}, false});
+    device_failed(op, status);
     return;
   }
   run.progress[step] = StepProgress::kIssued;
@@ -302,9 +301,7 @@ void Engine::after_issue(Op& op, uint32_t step) {
   if (run.plan->needs_event[step]) {
     Result<EventId> recorded = op.queue_->device->record(s.lane);
     if (!recorded.ok()) {
-      op.request_.channel->pending_failures_.push_back(
-          {{Code::kDevice, op.request_.channel->control()->rank(), recorded.status().text()},
-           false});
+      device_failed(op, recorded.status());
     } else {
       event = *recorded;
       run.events[step] = {event, lane.after};
@@ -314,6 +311,12 @@ void Engine::after_issue(Op& op, uint32_t step) {
   ++run.device_steps_in_flight;
   // Without its event nothing may follow the step; the operation is about to fail.
   if (event != 0 || !run.plan->needs_event[step]) release(op, step, true);
+}
+
+void Engine::device_failed(Op& op, const Status& status) {
+  op.broken_ = true;
+  Channel& channel = *op.request_.channel;
+  channel.pending_failures_.push_back({{Code::kDevice, channel.rank(), status.text()}, false});
 }
 
 // Satisfies edges to successors: those between device steps when the step is issued, the others
@@ -402,10 +405,7 @@ bool Engine::lane_advanced(Device& device, std::deque<InFlight>& lane) {
     if (f.event != 0) device.release(f.event);
     Op& op = *f.op;
     const OpRef keep = op.self_.lock();
-    if (!ready.ok()) {
-      op.request_.channel->pending_failures_.push_back(
-          {{Code::kDevice, op.request_.channel->control()->rank(), ready.status().text()}, false});
-    }
+    if (!ready.ok()) device_failed(op, ready.status());
     if (f.step == kNoStep) {
       complete(op, op.failure_);
       continue;

@@ -126,7 +126,13 @@ void Engine::drop_ready(const Op& op) {
 // What this rank has found is a proposal: the control plane decides which cause was first, so that
 // all ranks report the same one, and answers through on_control_failure within its own short time.
 void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
-  if (channel.failed()) return;
+  if (channel.failed()) {
+    // An operation that was being finished nevertheless, and now cannot be.
+    for (const OpRef& op : std::vector<OpRef>(channel.ops_)) {
+      if (op->broken_) fail_op(*op, Status(cause.code, cause.text));
+    }
+    return;
+  }
   if (channel.control_ == nullptr) {
     fail_channel(channel, cause);
     return;
@@ -155,7 +161,7 @@ void Engine::fail_op(Op& op, const Status& status) {
   if (op.state_ == Op::State::kRunning && op.request_.channel->transport_ != nullptr) {
     for (const OpPosting& posting : run.postings) op.request_.channel->transport_->cancel(posting);
   }
-  if (op.committing_) {
+  if (op.committing_ && !op.broken_) {
     finish_committing(op);
     return;
   }
@@ -236,7 +242,9 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
 // A failed operation completes when the device no longer works for it.
 void Engine::settle_failed(Op& op) {
   if (op.request_.run->device_steps_in_flight > 0) return;
-  if (op.any_step_ran_ && !op.request_.run->plan->undo.empty()) {
+  // What a device has failed to commit is neither the old state nor the new one.
+  const bool lost = op.broken_ && op.committing_;
+  if (op.any_step_ran_ && !lost && !op.request_.run->plan->undo.empty()) {
     start_undo(op, false);
   } else {
     complete(op, op.failure_);

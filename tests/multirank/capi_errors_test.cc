@@ -194,8 +194,7 @@ TEST(CapiErrors, Buffers) {
                   "out[0].device_type is 7");
             FAILS(reduce([](auto&, auto& out) { out.device_type = SOTTO_DEVICE_CUDA; }),
                   SOTTO_E_INVALID_ARGUMENT, "in[0] is on cpu", "out[0] is on cuda:0");
-            const bool cuda =
-                std::string(sotto_build_info()).find("\"cuda\"") != std::string::npos;
+            const bool cuda = std::string(sotto_build_info()).find("\"cuda\"") != std::string::npos;
             FAILS(reduce([](auto& in, auto& out) {
                     in.device_type = out.device_type = SOTTO_DEVICE_CUDA;
                     in.device_id = out.device_id = 1000;
