@@ -6,11 +6,11 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli)$'
-TSAN_LABELS='^(unit|conformance|multirank|fault)$'
-# Not under ThreadSanitizer: each kernel alone, optimizers that differ from others in their arithmetic only, test parts that
+ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated)$'
+TSAN_LABELS='^(unit|conformance|multirank|fault|simt|kernels_emulated)$'
+# Not under ThreadSanitizer: each kernel of the CPU alone, optimizers that differ from others in their arithmetic only, test parts that
 # combine two others, and more than 4 ranks. Kernels run there as part of everything else.
-TSAN_WITHOUT='Kernels[A-Z]|_compat|_partly|_buckets|device_memory|ordered_async|_7 |_8 '
+TSAN_WITHOUT='conformance/Kernels[A-Z]|_compat|_partly|_buckets|device_memory|ordered_async|_7 |_8 '
 
 usage() {
   cat <<'END'
@@ -21,7 +21,7 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --no-sanitizers  only the optimised build
   --sanitizers     all three (default)
   --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
-                   lint, model, python, readme, report, scripts, perf
+                   simt, kernels_emulated, lint, model, python, readme, report, scripts, perf
   --fresh          configure the build folders anew
   -h, --help       this text
 The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.
