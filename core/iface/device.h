@@ -80,8 +80,8 @@ class Device {
   virtual void free_host(void* memory, uint64_t bytes);
 
   // Tables of calls that will be launched many times: KernelCall::tables and KernelCall::call then
-  // name them. Only the constant parts are looked at. May wait for the device. Null: the device
-  // reads pieces and arguments where they are. Threads: any.
+  // name them. Only the constant parts are looked at, and which operands are null. May wait for the
+  // device. Null: the device reads pieces and arguments where they are. Threads: any.
   virtual Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls);
 
   // Queues a kernel or a copy on a lane. Copies are within the device, or between it and host
