@@ -268,7 +268,8 @@ DeviceQueue* Engine::queue_of(const std::shared_ptr<Device>& device) {
 }
 
 // Asynchronous devices: the step's lane waits for predecessors that were issued to other lanes,
-// unless it comes after them already; and for the operation's caller, unless a step before it did.
+// unless it comes after them already; and for the caller's stream, before it touches memory that
+// work on that stream may use, unless what it comes after did so.
 Status Engine::order_lane(Op& op, uint32_t step) {
   const Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];
@@ -278,15 +279,15 @@ Status Engine::order_lane(Op& op, uint32_t step) {
   for (uint32_t p : run.plan->preds(step)) {
     const Step& before = run.plan->steps[p];
     if (!on_lane(*run.plan, before)) continue;
-    op.ordered_lanes_ |= bit;
     const StepEvent& event = run.events[p];
+    if (event.ordered) op.ordered_lanes_ |= bit;
     if (before.lane == s.lane || run.progress[p] == StepProgress::kDone ||
         after[before.lane] >= event.before[before.lane])
       continue;
     SOTTO_TRY(device.wait(s.lane, event.id));
     for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event.before[k]);
   }
-  if (op.request_.after == 0 || (op.ordered_lanes_ & bit) != 0) return ok_status();
+  if (op.request_.after == 0 || !s.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
   op.ordered_lanes_ |= bit;
   return device.wait(s.lane, op.request_.after);
 }
@@ -304,7 +305,7 @@ void Engine::after_issue(Op& op, uint32_t step) {
       device_failed(op, recorded.status());
     } else {
       event = *recorded;
-      run.events[step] = {event, lane.after};
+      run.events[step] = {event, lane.after, (op.ordered_lanes_ >> s.lane & 1) != 0};
     }
   }
   lane.in_flight.push_back({&op, step, event});

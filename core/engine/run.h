@@ -23,6 +23,7 @@ using LaneClock = std::array<uint64_t, kMaxLanes>;
 struct StepEvent {
   EventId id = 0;
   LaneClock before{};
+  bool ordered = false;  // the caller's stream too
 };
 
 struct Run {

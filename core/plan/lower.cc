@@ -266,6 +266,7 @@ class Lowering {
                        step_name(i), use.region.offset, use.region.offset + use.region.bytes,
                        use.region.slot, plan_->slots[use.region.slot].bytes);
         }
+        plan_->steps[i].callers |= plan_->slots[use.region.slot].callers;
         hazards.touch(i, use, &waits[i]);
       }
       waits[i].insert(waits[i].end(), plan_->steps[i].after.begin(), plan_->steps[i].after.end());

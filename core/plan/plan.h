@@ -42,6 +42,7 @@ struct Slot {
   uint64_t alias_offset = 0;
   uint64_t arena_offset = 0;       // kScratch and kHost: place in the run's arena; set by lower()
   const void* constant = nullptr;  // kConstant: owned by the plan
+  bool callers = false;            // kBound: work on the caller's stream may use it too
 };
 
 struct Region {
@@ -108,8 +109,9 @@ struct Step {
   std::vector<Piece> pieces;
   const void* args = nullptr;  // owned by the plan
   uint64_t fill_bytes = 0;
-  uint32_t call = 0;    // number of the kernel call in the plan (Plan::calls); set by lower()
-  Predicate predicate;  // kernels and copies
+  uint32_t call = 0;     // number of the kernel call in the plan (Plan::calls); set by lower()
+  bool callers = false;  // touches memory of the caller; set by lower()
+  Predicate predicate;   // kernels and copies
   // kCopy
   Region source, destination;
   // kSend, kRecv
