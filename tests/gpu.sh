@@ -34,7 +34,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 configure=(--preset cuda)
 [ -z "$arch" ] || configure+=("-DSOTTO_CUDA_ARCHITECTURES=$arch")
 cmake "${configure[@]}"
-cmake --build --preset cuda --target sotto sotto-cli sotto-test-cuda sotto-test-conformance -j "$(cores)"
+cmake --build --preset cuda --target sotto sotto-cli sotto-test-cuda_device sotto-test-kernels_cuda sotto-test-cuda \
+  sotto-test-conformance -j "$(cores)"
 [ "$build_only" = no ] || exit 0
 
 devices=$(build/cuda/bin/sotto info | sed -n 's/^other devices *//p')
@@ -46,5 +47,7 @@ case $devices in
     exit 77
     ;;
 esac
+build/cuda/bin/sotto-test-cuda_device
+build/cuda/bin/sotto-test-kernels_cuda
 build/cuda/bin/sotto-test-cuda
 build/cuda/bin/sotto-test-conformance --gtest_filter='*cuda*'

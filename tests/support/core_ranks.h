@@ -36,7 +36,7 @@ std::map<std::string, BackendFactory> standard_backends();
 //   device_memory  the same, and the host cannot touch the device's memory: messages are staged
 //   ordered        a transport without match keys
 //   ordered_async  both
-//   cuda           a CUDA device, where the test program has one (tests/conformance/cuda_world.cc)
+//   cuda           a CUDA device, where the test program has one (tests/cuda/conformance_world.cc)
 std::vector<std::string> world_kinds();
 void add_cuda_world(WorldOptions* world) __attribute__((weak));  // null in other programs
 WorldOptions world_of(const std::string& kind, int32_t size);

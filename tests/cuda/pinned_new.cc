@@ -1,6 +1,5 @@
-// The world "cuda" of the conformance tests: operations on a CUDA device, emulated where there is
-// none. The tests' tensors are whatever their vectors have; on the threads of ranks that is memory
-// which CUDA has pinned, so that a device reads and writes it in the order of its lanes.
+#include "tests/cuda/pinned_new.h"
+
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -10,9 +9,6 @@
 #include <cstdlib>
 #include <mutex>
 #include <new>
-
-#include "cuda/cuda_device.h"
-#include "tests/support/core_ranks.h"
 
 namespace {
 
@@ -105,13 +101,6 @@ void operator delete[](void* memory, size_t) noexcept { deallocate(memory); }
 
 namespace sotto::test {
 
-void add_cuda_world(WorldOptions* world) {
-  world->device = [](int32_t rank) -> std::shared_ptr<Device> {
-    int devices = 1;
-    (void)cudaGetDeviceCount(&devices);
-    return make_cuda_device(rank % devices).take();
-  };
-  world->on_rank_thread = [] { t_pinned = true; };
-}
+void pin_what_this_thread_allocates() { t_pinned = true; }
 
 }  // namespace sotto::test
