@@ -11,7 +11,7 @@
 namespace sotto::test {
 namespace {
 
-constexpr uint64_t kCounts[] = {3000, 17, 20000};
+constexpr uint64_t kCounts[] = {1000, 17, 9000};
 
 struct Model {
   Tensors tensors;
