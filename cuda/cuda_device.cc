@@ -320,7 +320,7 @@ Result<bool> CudaDevice::query(EventId event) {
   const cudaError_t state = cudaEventQuery(event_of(event));
   if (state == cudaSuccess) return true;
   if (state == cudaErrorNotReady) {
-    (void)cudaGetLastError();
+    forget_cuda_error(state);
     return false;
   }
   Status failed = check(state, "cudaEventQuery");
@@ -331,8 +331,7 @@ Result<bool> CudaDevice::query(EventId event) {
 // After an error nobody knows how far the lanes are: what they use is given back when they stand
 // still.
 void CudaDevice::drain() {
-  for (cudaStream_t stream : lanes_) (void)cudaStreamSynchronize(stream);
-  (void)cudaGetLastError();
+  for (cudaStream_t stream : lanes_) forget_cuda_error(cudaStreamSynchronize(stream));
 }
 
 void CudaDevice::release(EventId event) {

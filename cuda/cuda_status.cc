@@ -2,9 +2,13 @@
 
 namespace sotto {
 
+void forget_cuda_error(cudaError_t error) {
+  if (cudaPeekAtLastError() == error) (void)cudaGetLastError();
+}
+
 Status cuda_status(cudaError_t error, std::string_view call, int32_t device) {
   if (error == cudaSuccess) return ok_status();
-  (void)cudaGetLastError();
+  forget_cuda_error(error);
   const Code code = error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kDevice;
   const std::string where = device < 0 ? "" : fmt::format(" on cuda:{}", device);
   return Status(code, fmt::format("{}{}: {} ({}, {})", call, where, cudaGetErrorString(error),

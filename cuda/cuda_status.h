@@ -12,8 +12,12 @@ namespace sotto {
 
 // OK, OUT_OF_MEMORY or DEVICE, with the call, CUDA's name, number and text of the error, and the
 // device if one is given: "cudaMallocAsync on cuda:0: out of memory (cudaErrorMemoryAllocation,
-// 2)". The runtime forgets the error, so that others in the process do not take it for theirs.
+// 2)". The thread's last error is forgotten if it is this one, so that others do not take it for
+// theirs.
 Status cuda_status(cudaError_t error, std::string_view call, int32_t device = -1);
+
+// The same without a status.
+void forget_cuda_error(cudaError_t error);
 
 // Makes a device current for its lifetime, and then the one that was before: the thread may be the
 // caller's.
