@@ -76,7 +76,7 @@ cudaError_t launch_prepared(cudaStream_t stream, const PreparedKernel& prepared,
   if (family == nullptr) return cudaErrorInvalidValue;
   Params params{};
   for (uint32_t k = 0; k < prepared.operands; ++k) params.operands[k].data = operands.data[k];
-  if (!prepared.tables.empty()) {
+  if (tables != nullptr) {
     params.pieces = table_at<Piece>(tables, prepared.offsets.pieces);
     params.runs = table_at<Run>(tables, prepared.offsets.runs);
     params.work = table_at<Work>(tables, prepared.offsets.work);

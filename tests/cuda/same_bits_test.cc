@@ -284,9 +284,9 @@ TEST_P(SameBits, Optimizers) {
 INSTANTIATE_TEST_SUITE_P(Worlds, SameBits,
                          ::testing::Combine(::testing::Values("inproc", "tcp"),
                                             ::testing::Values(1, 2, 4)),
-                         [](const auto& info) {
-                           return std::string(std::get<0>(info.param)) + "_" +
-                                  std::to_string(std::get<1>(info.param));
+                         [](const auto& param) {
+                           return std::string(std::get<0>(param.param)) + "_" +
+                                  std::to_string(std::get<1>(param.param));
                          });
 
 }  // namespace
