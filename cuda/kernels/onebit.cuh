@@ -7,8 +7,8 @@
 namespace sotto::cuda {
 
 // An Input has the indices of the operands that encoders share, and
-//   Quad<float> load(const Piece&, uint64_t j, uint32_t n, uint32_t valid)
-// x of elements j .. j + n - 1, for elements whose bit is set in `valid`; any value elsewhere. And
+//   Quad<float> load(const Piece&, uint64_t j, uint32_t n)
+// x of elements j .. j + n - 1, any value where masked. And
 // of one rank, for whom nothing is encoded: float alone(const Piece&, float x), what the average
 // is.
 
@@ -19,7 +19,7 @@ struct TensorInput {
       : source{&p.operands[0], p.arguments<EncodeArgs>().source},
         coefficient(p.operands[7].flat<const float>()) {}
 
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n, uint32_t) const {
+  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     Quad<float> x = load_floats(source.of(piece), j, n);
     const float by = coefficient != nullptr ? *coefficient : 1.0f;  // a product with 1 is exact
 #pragma unroll
@@ -42,17 +42,15 @@ struct LambInput {
         states(p.operands[11].flat<const TensorState>()),
         clip(p.operands[12].flat<const float>()) {}
 
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n, uint32_t valid) const {
+  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     const GroupScalars& s = groups[piece.group];
     const float scaling = scaling_of(states, piece);
     const float magnitude = momentum.magnitude(piece, scaling);
     Quad<float> x = load_floats(source.of(piece), j, n);
     const float by = clip != nullptr ? *clip : 1.0f;
+    const Quad<float> m = load_momentum(momentum, piece.flat + j, n, magnitude);
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) {
-      if (k >= n || (valid >> k & 1) == 0) continue;
-      x.v[k] = front_input(s, momentum.at(piece.flat + j + k, magnitude), x.v[k] * by, scaling);
-    }
+    for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = front_input(s, m.v[k], x.v[k] * by, scaling);
     return x;
   }
   __device__ float alone(const Piece& piece, float x) const {
@@ -76,7 +74,7 @@ struct LocalInput {
         groups(p.operands[9].flat<const GroupScalars>()),
         clip(p.operands[10].flat<const float>()) {}
 
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n, uint32_t) const {
+  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     Quad<float> x = load_quad(b + piece.flat + j, n);
     if (source.operand->data == nullptr) return x;
     const GroupScalars& s = groups[piece.group];
@@ -121,7 +119,7 @@ struct EncodeKernel : QuadOp {
     const uint64_t flat = piece.flat + j;
     const float old = old_scales[piece.scale];
     const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
-    const Quad<float> x = input.load(piece, j, n, taken);
+    const Quad<float> x = input.load(piece, j, n);
     Quad<float> values = load_quad(c + flat, n);
     Quad<float> squares;
     uint32_t ones = 0;
@@ -163,7 +161,7 @@ struct AloneKernel : QuadOp {
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) {
     const uint64_t flat = piece.flat + j;
     const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
-    Quad<float> x = input.load(piece, j, n, taken);
+    Quad<float> x = input.load(piece, j, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
       float value = 0.0f;
@@ -195,7 +193,7 @@ struct EncodeUndoKernel : QuadOp {
     const uint64_t flat = piece.flat + j;
     const float old = old_scales[piece.scale];
     const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
-    const Quad<float> x = input.load(piece, j, n, taken);
+    const Quad<float> x = input.load(piece, j, n);
     Quad<float> values = load_quad(c + flat, n);
     uint32_t unused = 0;
 #pragma unroll

@@ -5,17 +5,6 @@
 
 namespace sotto::cuda {
 
-// Momentum of four elements.
-__device__ inline Quad<float> load_momentum(const Momentum& m, uint64_t flat, uint32_t n,
-                                            float magnitude) {
-  if (m.bits == nullptr) return load_quad(m.floats + flat, n);
-  const uint32_t ones = load_bits(m.bits, flat, n);
-  Quad<float> x;
-#pragma unroll
-  for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = plus_minus(ones >> k & 1, magnitude);
-  return x;
-}
-
 // Clears the bits of a quad, bit k of `zeros` for bit i + k. Tensors start at any bit, so other
 // threads may clear other bits of the same byte.
 __device__ inline void clear_bits(uint8_t* bits, uint64_t i, uint32_t zeros) {

@@ -75,6 +75,17 @@ __device__ inline uint32_t load_bits(const uint8_t* bits, uint64_t i, uint32_t n
   return out;
 }
 
+// Momentum of four elements.
+__device__ inline Quad<float> load_momentum(const Momentum& m, uint64_t flat, uint32_t n,
+                                            float magnitude) {
+  if (m.bits == nullptr) return load_quad(m.floats + flat, n);
+  const uint32_t ones = load_bits(m.bits, flat, n);
+  Quad<float> x;
+#pragma unroll
+  for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = plus_minus(ones >> k & 1, magnitude);
+  return x;
+}
+
 // A list operand's tensor, from the first element of the piece.
 template <class T>
 __device__ inline T* tensor_of(const Operand& list, const Piece& piece) {

@@ -52,7 +52,7 @@ __global__ void foreign_mask(const PlantedArgs a) {
 }
 
 __global__ void different_masks(const PlantedArgs a) {
-  const uint32_t mask = threadIdx.x % 32 < 16 ? 0xffffffffu : 0xffff0000u;
+  const uint32_t mask = threadIdx.x % 32 < 16 ? 0xffffffffu : 0xfffffff0u;
   a.out[global_thread()] = __ballot_sync(mask, 1);
 }
 
@@ -134,6 +134,13 @@ __global__ void collectives(const PlantedArgs a) {
   out[11] = static_cast<uint32_t>(__popc(__brev(t)) + __ffs(static_cast<int>(t)));
 }
 
+// Half of a warp first has a collective of its own, while the others wait for all.
+__global__ void branches(const PlantedArgs a) {
+  uint32_t votes = 0;
+  if (threadIdx.x % 32 >= 16) votes = __ballot_sync(0xffff0000u, threadIdx.x % 2);
+  a.out[threadIdx.x] = votes | __ballot_sync(0xffffffffu, threadIdx.x % 4 == 0);
+}
+
 struct Entry {
   std::string_view name;
   void (*kernel)(PlantedArgs);
@@ -160,6 +167,7 @@ constexpr Entry kKernels[] = {
     {"count_blocks_without_atomic", count_blocks<false>},
     {"half_ends", half_ends},
     {"positions", positions},
+    {"branches", branches},
     {"collectives", collectives},
 };
 

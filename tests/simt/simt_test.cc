@@ -24,7 +24,8 @@ constexpr bool kThreadSanitizer = false;
 
 class Simt : public testing::Test {
  protected:
-  Simt() { GTEST_FLAG_SET(death_test_style, "fast"); }
+  // ThreadSanitizer has a thread of its own, so a process that was forked may not start others.
+  Simt() { GTEST_FLAG_SET(death_test_style, kThreadSanitizer ? "threadsafe" : "fast"); }
   ~Simt() override { simt::options() = {}; }
   static void order(uint32_t seed, uint32_t workers = 1) { simt::options() = {seed, workers}; }
 };
@@ -107,6 +108,15 @@ TEST_F(Simt, ThreadsAreWhereTheyShouldBe) {
 TEST_F(Simt, WhoHasEndedIsNotWaitedFor) {
   const std::vector<uint32_t> out = run("half_ends", 1, 128, 64);
   for (const uint32_t count : out) EXPECT_EQ(count, 32u);
+}
+
+TEST_F(Simt, ABranchMayHaveCollectivesOfItsOwn) {
+  for (const uint32_t seed : {0u, 1u, 2u}) {
+    order(seed);
+    const std::vector<uint32_t> out = run("branches", 1, 64, 64);
+    for (uint32_t t = 0; t < 64; ++t)
+      EXPECT_EQ(out[t], t % 32 >= 16 ? 0xaaaa0000u | 0x11111111u : 0x11111111u);
+  }
 }
 
 TEST_F(Simt, AtomicsMeetFromAllBlocksAndWorkers) {

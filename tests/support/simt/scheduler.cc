@@ -199,8 +199,10 @@ bool Scheduler::complete(const Thread& asking) {
   const uint32_t base = asking.index / kWarp * kWarp;
   Warp& warp = warps_[asking.index / kWarp];
   const uint32_t lanes = asking.mask & warp.alive;
+  // A lane that waits elsewhere may still come, after a collective of its own branch.
+  if ((lanes & ~warp.waiting) != 0) return false;
   uint64_t ballot = 0;
-  for (uint32_t left = lanes & warp.waiting; left != 0; left &= left - 1) {
+  for (uint32_t left = lanes; left != 0; left &= left - 1) {
     const Thread& t = *threads_[base + static_cast<uint32_t>(std::countr_zero(left))];
     if (t.kind != asking.kind || t.mask != asking.mask) {
       misuse("lanes of one warp meet at different collectives or with different masks: " +
@@ -208,7 +210,6 @@ bool Scheduler::complete(const Thread& asking) {
     }
     if (t.value != 0) ballot |= left & (~left + 1);
   }
-  if ((lanes & ~warp.waiting) != 0) return false;
   warp.waiting &= ~lanes;
   warp.ready |= lanes;
   for (uint32_t left = lanes; left != 0; left &= left - 1) {
