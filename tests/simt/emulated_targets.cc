@@ -78,6 +78,8 @@ std::vector<KernelTarget> kernel_targets() {
 uint64_t kernel_layout_limit() {
 #if defined(__SANITIZE_THREAD__)
   return 1100;
+#elif defined(__SANITIZE_ADDRESS__)
+  return 20000;
 #else
   return 0;
 #endif
