@@ -10,7 +10,7 @@
 
 #include "core/base/log.h"
 #include "cuda/cuda_status.h"
-#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/prepare.h"
 
 namespace sotto {
 namespace {

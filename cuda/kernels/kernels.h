@@ -13,7 +13,6 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/base/status.h"
 #include "core/iface/kernels.h"
 
 namespace sotto::cuda {
@@ -23,10 +22,8 @@ inline constexpr size_t kMaxArgBytes = 64;
 // What a device copy of `tables` has to be aligned to.
 inline constexpr size_t kTableAlignment = 16;
 
-// Bit k: operand k of the call is a list. The number of operands at most kMaxOperands.
-uint32_t list_operands(const KernelCall& call);
-
-// A call without its operands and its predicate. A value: it may be copied and moved.
+// A call without its operands and its predicate, as prepare() (prepare.h) makes it. A value: it may
+// be copied and moved.
 struct PreparedKernel {
   KernelId id = KernelId::kFill;
   uint32_t blocks = 0;        // thread blocks of the launch; 0: there is nothing to do
@@ -45,14 +42,8 @@ struct PreparedKernel {
   alignas(8) std::byte args[kMaxArgBytes] = {};
 };
 
-// Pure: reads call.id, pieces, args, bytes and which operands are null; touches no memory of
-// operands and calls nothing of CUDA. call.operands may hold any addresses. An error if the call
-// cannot be described: more than 2^32 - 1 runs or tensors.
-Result<PreparedKernel> prepare(const KernelCall& call);
-
 // Operands of one launch, in the order of the kernel table: device addresses. A list is a device
-// array of list_tensors device addresses. Optional operands may be null, and have to be null in all
-// launches or in none: prepare() has seen which.
+// array of list_tensors device addresses. Optional operands may be null.
 struct Operands {
   void* data[kMaxOperands] = {};
 };
@@ -65,9 +56,8 @@ struct Condition {
 };
 
 // Queues the kernel. tables: the device copy of prepared.tables (null if they are empty). The
-// arrays that kernels write bits into, or clear bits of, lie in memory whose length is a multiple
-// of 4 bytes from a 4-byte border on. Returns what the launch returned; nothing was queued if it is
-// not cudaSuccess.
+// bits that kOnebitLambPrepare clears lie in memory that is whole 4-byte words. Returns what the
+// launch returned; nothing was queued if it is not cudaSuccess.
 cudaError_t launch_prepared(cudaStream_t stream, const PreparedKernel& prepared, const void* tables,
                             const Operands& operands, const Condition& condition);
 

@@ -1,4 +1,6 @@
 // What each thread block does is decided here, once per call.
+#include "cuda/kernels/prepare.h"
+
 #include <algorithm>
 #include <cstring>
 #include <span>
@@ -234,8 +236,6 @@ void keep_arguments(const KernelCall& call, PreparedKernel* out) {
 }
 
 }  // namespace
-
-uint32_t list_operands(const KernelCall& call) { return shape_of(call).lists; }
 
 Result<PreparedKernel> prepare(const KernelCall& call) {
   const Shape shape = shape_of(call);

@@ -5,7 +5,7 @@
 #include <new>
 
 #include "core/cpu/cpu_device.h"
-#include "cuda/kernels/kernels.h"
+#include "cuda/kernels/prepare.h"
 #include "tests/support/kernel_targets.h"
 #include "tests/support/simt/simt.h"
 

@@ -3,6 +3,7 @@
 
 #include <cstring>
 
+#include "cuda/kernels/prepare.h"
 #include "cuda/kernels/tables.h"
 #include "tests/support/kernel_cases.h"
 
