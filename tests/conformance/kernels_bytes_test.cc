@@ -135,7 +135,8 @@ TEST(KernelsReduce, EveryTargetEqualsTheReference) {
       for (const uint32_t world : {1u, 2u, 5u}) {
         const ReduceSetup setup{dtype, op, world, world / 2, world == 2};
         for (const Layout& layout :
-             {make_layout({1, 63, 0, 8200}, 1, 8), make_layout({70001}, 2, 512)}) {
+             {make_layout({1, 63, 0, 900}, 1, 8), make_layout({1, 63, 0, 8200}, 1, 8),
+              make_layout({70001}, 2, 512)}) {
           SCOPED_TRACE(std::string(dtype_name(dtype)) + " op " +
                        std::to_string(static_cast<int>(op)) + " world " + std::to_string(world));
           EXPECT_EQ(compare_on_all_targets(reduce_case(&random, layout, setup, true)), "");

@@ -23,7 +23,7 @@ struct KernelTarget {
 // bring a definition of their own.
 std::vector<KernelTarget> kernel_targets();
 
-// Elements beyond which tests on these targets would take too long; 0: no limit.
+// Elements beyond which cases on these targets would take too long and are left out; 0: no limit.
 uint64_t kernel_layout_limit();
 
 }  // namespace sotto::test
