@@ -62,6 +62,7 @@ class CudaDevice final : public Device {
   Status stream_after_event(void* stream, EventId event) override;
   Result<HoldId> hold_stream(void* stream) override;
   void let_go(HoldId hold) override;
+  void* lane_stream(uint32_t lane) const override { return lane < kLanes ? lanes_[lane] : nullptr; }
   // Measuring would take two timed events per kernel.
   uint64_t busy_ns() const override { return 0; }
 

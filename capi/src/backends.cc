@@ -15,6 +15,9 @@
 #endif
 #include "sotto/sotto.h"
 #include "transports/inproc/inproc_backend.h"
+#if SOTTO_WITH_NCCL
+#include "transports/nccl/nccl_backend.h"
+#endif
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::capi {
@@ -58,6 +61,10 @@ std::map<std::string, BackendFactory> all_backends() {
                         false};
   backends["tcp"] = {[](const Params& params) { return make_tcp_backend(tcp_options(params)); },
                      true};
+#if SOTTO_WITH_NCCL
+  backends["nccl"] = {[](const Params& params) { return make_nccl_backend(nccl_options(params)); },
+                      false, "tcp"};
+#endif
   return backends;
 }
 

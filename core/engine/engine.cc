@@ -375,6 +375,8 @@ void Engine::block(int64_t wait_us) {
     for (const auto& lane : queue->lanes) device_busy |= !lane.in_flight.empty();
   }
   if (device_busy) wait_us = std::min(wait_us, kDeviceBlockUs);
+  for (const auto& backend : backends_)
+    wait_us = std::min(wait_us, backend->poller().patience_us());
   for (const Channel* channel : channels_) {
     if (!channel->ops_.empty())
       wait_us = std::min<int64_t>(wait_us, 20'000);  // deadlines are looked at

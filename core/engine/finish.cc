@@ -16,6 +16,16 @@ constexpr int64_t kDecisionLimitUs = 2'000'000;
 // All steps are done.
 void Engine::finish(Op& op) {
   const Run& run = *op.request_.run;
+  if (run.plan->stream_ordered) {
+    Channel& channel = *op.request_.channel;
+    for (const OpPosting& posting : run.postings) {
+      const Status meant = channel.transport_->verify(posting);
+      if (meant.ok()) continue;
+      channel.pending_failures_.push_back({{meant.code(), -1, meant.text()}, false});
+      complete(op, meant);
+      return;
+    }
+  }
   if (run.plan->verdict_slot != kNoSlot) {
     uint32_t word = 0;
     std::memcpy(&word, run.bases[run.plan->verdict_slot], 4);

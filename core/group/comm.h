@@ -29,6 +29,8 @@ struct CommConfig {
   std::string transport;   // empty or "auto": SOTTO_TRANSPORT
   int64_t timeout_us = 0;  // 0: SOTTO_TIMEOUT_US
   ExchangeFn exchange;     // the caller's all-gather, instead of an id
+  // A communicator of the transport's own library, lent by the caller (Backend::adopt); null: none.
+  void* native_comm = nullptr;
 };
 
 struct CallOptions {

@@ -39,14 +39,21 @@ Result<Backend*> Context::backend(const std::string& name) {
   return backend;
 }
 
+Result<Backend*> Context::rendezvous(const std::string& transport) {
+  const auto factory = options_.backends.find(transport);
+  const bool other = factory != options_.backends.end() && !factory->second.rendezvous.empty();
+  return backend(other ? factory->second.rendezvous : transport);
+}
+
 Result<UniqueId> Context::make_unique_id() {
   const std::string name = params().transport == "auto" ? "tcp" : params().transport;
-  SOTTO_ASSIGN(Backend * backend_of_id, backend(name));
+  SOTTO_ASSIGN(Backend * backend_of_id, rendezvous(name));
   return engine_->drive([&](Driver&) { return backend_of_id->make_unique_id(); });
 }
 
 Result<Backend*> Context::backend_for(const UniqueId& id) {
-  for (const auto& [name, unused] : options_.backends) {
+  for (const auto& [name, factory] : options_.backends) {
+    if (!factory.rendezvous.empty()) continue;  // it makes no ids
     SOTTO_ASSIGN(Backend * candidate, backend(name));
     if (candidate->knows(id)) return candidate;
   }

@@ -21,6 +21,8 @@ namespace sotto {
 struct BackendFactory {
   std::function<Result<std::unique_ptr<Backend>>(const Params&)> make;
   bool blocking = false;
+  // Name of the backend whose rendezvous and control mesh its comms have; empty: its own.
+  std::string rendezvous = {};
 };
 
 struct ContextOptions {
@@ -54,6 +56,8 @@ class Context : public std::enable_shared_from_this<Context> {
   Result<Backend*> backend(const std::string& name);
   bool has_backend(const std::string& name) const { return options_.backends.count(name) != 0; }
   // An id of the transport in force (SOTTO_TRANSPORT; auto: tcp).
+  // The backend whose rendezvous comms of the named transport have.
+  Result<Backend*> rendezvous(const std::string& transport);
   Result<UniqueId> make_unique_id();
   // The existing or new backend that can join with the id.
   Result<Backend*> backend_for(const UniqueId& id);

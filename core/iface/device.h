@@ -110,6 +110,13 @@ class Device {
   virtual Result<HoldId> hold_stream(void* stream) = 0;
   virtual void let_go(HoldId hold) = 0;
 
+  // A lane as the device's own library knows it (cuda: a cudaStream_t), for transports that queue
+  // there too; null: there is no such thing.
+  virtual void* lane_stream(uint32_t lane) const {
+    (void)lane;
+    return nullptr;
+  }
+
   // Nanoseconds spent in kernels and copies so far (of this device object, all lanes). 0 on a
   // device that would have to be slowed down to tell.
   virtual uint64_t busy_ns() const = 0;

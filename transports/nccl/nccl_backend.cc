@@ -12,17 +12,14 @@ namespace {
 
 class NcclBackend final : public Backend {
  public:
-  NcclBackend(NcclOptions options, std::unique_ptr<Backend> rendezvous)
-      : options_(std::move(options)),
-        rendezvous_(std::move(rendezvous)),
-        poller_(std::make_shared<OverlayPoller>(rendezvous_->poller())) {}
+  explicit NcclBackend(NcclOptions options) : options_(std::move(options)) {}
 
   const char* name() const override { return "nccl"; }
   Poller& poller() override { return *poller_; }
-  Result<UniqueId> make_unique_id() override { return rendezvous_->make_unique_id(); }
-  bool knows(const UniqueId& id) const override { return rendezvous_->knows(id); }
-  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
-    return rendezvous_->join(request, driver);
+  Result<UniqueId> make_unique_id() override { return no_rendezvous(); }
+  bool knows(const UniqueId&) const override { return false; }
+  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
+    return no_rendezvous();
   }
   Status adopt(void* native_comm) override {
     adopted_ = static_cast<ncclComm_t>(native_comm);
@@ -40,9 +37,12 @@ class NcclBackend final : public Backend {
   }
 
  private:
+  static Status no_rendezvous() {
+    return unsupported("transport \"nccl\" has no rendezvous of its own");
+  }
+
   const NcclOptions options_;
-  const std::unique_ptr<Backend> rendezvous_;
-  const std::shared_ptr<OverlayPoller> poller_;
+  const std::shared_ptr<NcclPoller> poller_ = std::make_shared<NcclPoller>();
   ncclComm_t adopted_ = nullptr;  // for the next connect
 };
 
@@ -53,10 +53,8 @@ NcclOptions nccl_options(const Params& params) {
   return {.library = params.nccl_library, .timeout_us = params.timeout_us};
 }
 
-Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options,
-                                                   std::unique_ptr<Backend> rendezvous) {
-  return std::unique_ptr<Backend>(
-      std::make_unique<nccl::NcclBackend>(options, std::move(rendezvous)));
+Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options) {
+  return std::unique_ptr<Backend>(std::make_unique<nccl::NcclBackend>(options));
 }
 
 }  // namespace sotto

@@ -1,5 +1,5 @@
-// The backend for ranks with CUDA devices that reach each other through NCCL. Rendezvous and
-// control mesh are another backend's (TCP), the messages NCCL's.
+// The backend for ranks with CUDA devices that reach each other through NCCL: the messages of a
+// comm. Its ranks meet, and have their control mesh, through another backend (TCP).
 #pragma once
 
 #include <cstdint>
@@ -21,7 +21,6 @@ NcclOptions nccl_options(const Params& params);
 
 // One per context. NCCL is looked for when the first group is connected. A communicator is made on
 // the device that is current on the thread that creates the comm.
-Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options,
-                                                   std::unique_ptr<Backend> rendezvous);
+Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options);
 
 }  // namespace sotto

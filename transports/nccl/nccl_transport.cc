@@ -1,5 +1,6 @@
 #include "transports/nccl/nccl_transport.h"
 
+#include <algorithm>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -19,7 +20,7 @@ constexpr auto kDrainPause = std::chrono::microseconds(100);
 }  // namespace
 
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
-    std::unique_ptr<Communicator> communicator, std::shared_ptr<OverlayPoller> poller,
+    std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
     const ControlPlane& control, TransferSink& sink, int64_t timeout_us) {
   std::unique_ptr<NcclTransport> made(new NcclTransport(std::move(communicator), std::move(poller),
                                                         control.rank(), control.size(), sink,
@@ -36,7 +37,7 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
 }
 
 NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
-                             std::shared_ptr<OverlayPoller> poller, int32_t rank, int32_t size,
+                             std::shared_ptr<NcclPoller> poller, int32_t rank, int32_t size,
                              TransferSink& sink, int64_t timeout_us)
     : communicator_(std::move(communicator)),
       poller_(std::move(poller)),
@@ -58,7 +59,7 @@ NcclTransport::~NcclTransport() {
 const TransportCaps& NcclTransport::caps() const {
   static const TransportCaps caps{.name = "nccl",
                                   .matching = Matching::kByOrder,
-                                  .stream_ordered = false,
+                                  .stream_ordered = true,
                                   .host_memory_only = false};
   return caps;
 }
@@ -70,13 +71,14 @@ void NcclTransport::refuse(Transfer& transfer) {
 
 // ---- Issuing ----
 
-Status NcclTransport::issue(std::span<Transfer* const> transfers, Device*, uint32_t) {
+Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device, uint32_t lane) {
   if (failed_ || !communicator_->open())
     return error(Code::kTransport, "nccl: the communicator has failed or is closed");
   if (transfers.empty()) return ok_status();
   const OnDevice on(communicator_->device());
   SOTTO_TRY(on.status());
   Group group;
+  SOTTO_TRY(choose_stream(device, lane, &group));
   Status status = prepare(transfers, &group);
   if (status.ok()) status = launch(group);
   if (!status.ok()) {
@@ -86,13 +88,38 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device*, uint3
     return status;
   }
   for (const PeerNote& note : group.notes) count_note(note.peer, true);
+  if (!group.reports) {
+    for (const Transfer* t : transfers) count(*t);
+    group.transfers.clear();  // the engine may use them again before this group is seen to be done
+  }
+  last_stream_ = group.stream;
+  last_event_ = group.event;
   groups_.push_back(std::move(group));
   return ok_status();
+}
+
+Status NcclTransport::choose_stream(Device* device, uint32_t lane, Group* group) const {
+  const DeviceCaps& caps = device->caps();
+  if (caps.synchronous) {
+    group->stream = stream_;
+    group->reports = true;
+    return ok_status();
+  }
+  group->stream = static_cast<cudaStream_t>(device->lane_stream(lane));
+  if (caps.id.type == DeviceType::kCuda && caps.id.index == communicator_->device() &&
+      group->stream != nullptr)
+    return ok_status();
+  return invalid_argument(
+      "nccl: the operation is on {}, but the communicator was made on cuda:{}, the device that was "
+      "current",
+      device_name(caps.id), communicator_->device());
 }
 
 Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group) {
   group->transfers.assign(transfers.begin(), transfers.end());
   for (Transfer* t : transfers) {
+    if (group->keys.empty() || !(group->keys.back() == t->op->key))
+      group->keys.push_back(t->op->key);
     if (t->peer < 0 || t->peer >= size_ || t->peer == rank_) {
       return error(Code::kInternal, "nccl: message of rank {} to or from rank {} of {}", rank_,
                    t->peer, size_);
@@ -102,7 +129,8 @@ Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group
     const auto same = [&](const PeerNote& n) { return n.peer == t->peer; };
     if (std::none_of(group->notes.begin(), group->notes.end(), same)) {
       SOTTO_ASSIGN(std::byte* const both, pinned_.take(2 * sizeof(Note)));
-      group->notes.push_back({t->peer, make_note(transfers, t->peer), both, both + sizeof(Note)});
+      group->notes.push_back(
+          {t->peer, make_note(transfers, t->peer), both, both + sizeof(Note), {}, false});
       std::memcpy(both, &group->notes.back().mine, sizeof(Note));
       std::memset(both + sizeof(Note), 0, sizeof(Note));
     }
@@ -139,14 +167,19 @@ void* NcclTransport::memory_of(const Group& group, const Transfer& t) const {
   return t.data;
 }
 
-Status NcclTransport::launch(const Group& group) {
+Status NcclTransport::launch(Group& group) {
   const Api& api = communicator_->api();
+  if (last_event_ != nullptr && last_stream_ != group.stream)
+    SOTTO_TRY(
+        cuda_status(cudaStreamWaitEvent(group.stream, last_event_, 0), "cudaStreamWaitEvent"));
   SOTTO_TRY(api.status(api.GroupStart(), "ncclGroupStart", nullptr));
   const Status queued = queue(group);
   const ncclResult_t ended = api.GroupEnd();  // also after an error: groups are balanced
   SOTTO_TRY(queued);
   SOTTO_TRY(communicator_->settle(ended, "ncclGroupEnd", timeout_us_));
-  return cuda_status(cudaEventRecord(group.event, stream_), "cudaEventRecord");
+  SOTTO_TRY(cuda_status(cudaEventRecord(group.event, group.stream), "cudaEventRecord"));
+  group.recorded = true;
+  return ok_status();
 }
 
 // Of two ranks' calls that belong together the i-th send meets the i-th receive, so both have their
@@ -158,15 +191,18 @@ Status NcclTransport::queue(const Group& group) {
     return result == ncclInProgress ? ok_status() : api.status(result, call, comm);
   };
   for (const PeerNote& n : group.notes) {
-    SOTTO_TRY(called(api.Send(n.out, sizeof(Note), ncclUint8, n.peer, comm, stream_), "ncclSend"));
-    SOTTO_TRY(called(api.Recv(n.in, sizeof(Note), ncclUint8, n.peer, comm, stream_), "ncclRecv"));
+    SOTTO_TRY(
+        called(api.Send(n.out, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclSend"));
+    SOTTO_TRY(
+        called(api.Recv(n.in, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclRecv"));
   }
   for (const Transfer* t : group.transfers) {
     if (t->bytes == 0) continue;
     void* const at = memory_of(group, *t);
-    SOTTO_TRY(t->is_send
-                  ? called(api.Send(at, t->bytes, ncclUint8, t->peer, comm, stream_), "ncclSend")
-                  : called(api.Recv(at, t->bytes, ncclUint8, t->peer, comm, stream_), "ncclRecv"));
+    SOTTO_TRY(
+        t->is_send
+            ? called(api.Send(at, t->bytes, ncclUint8, t->peer, comm, group.stream), "ncclSend")
+            : called(api.Recv(at, t->bytes, ncclUint8, t->peer, comm, group.stream), "ncclRecv"));
   }
   return ok_status();
 }
@@ -186,7 +222,10 @@ bool NcclTransport::run() {
       fail(-1, cuda_status(state, "cudaEventQuery behind a group of nccl"));
       return true;
     }
-    if (!look_at_notes(groups_.front())) return true;
+    if (const PeerNote* differs = look_at_notes(groups_.front()); differs != nullptr) {
+      fail(differs->peer, differs->meant);
+      return true;
+    }
     Group done = std::move(groups_.front());
     groups_.pop_front();
     complete(done);
@@ -199,38 +238,47 @@ bool NcclTransport::run() {
   return any || failed_;
 }
 
-// False: a peer means other messages, and the root comm fails.
-bool NcclTransport::look_at_notes(Group& group) {
+// Null: nothing of what has arrived is meant for something else.
+const NcclTransport::PeerNote* NcclTransport::look_at_notes(Group& group) {
   for (PeerNote& note : group.notes) {
     Note theirs;
-    if (note.seen || !has_arrived(note.in, &theirs)) continue;
-    note.seen = true;
-    const Status same = compare(note.mine, rank_, theirs, note.peer);
-    if (same.ok()) continue;
-    fail(note.peer, same);
-    return false;
+    if (!note.seen && has_arrived(note.in, &theirs)) {
+      note.seen = true;
+      note.meant = compare(note.mine, rank_, theirs, note.peer);
+    }
+    if (!note.meant.ok()) return &note;
   }
-  return true;
+  return nullptr;
 }
 
+// The device has executed the group.
 void NcclTransport::complete(Group& group) {
+  if (last_event_ == group.event) last_event_ = nullptr;
   for (const Staged& s : group.staged) {
     if (!s.transfer->is_send) std::memcpy(s.transfer->data, s.at, s.transfer->bytes);
   }
+  bool all_seen = true;
   for (const PeerNote& note : group.notes) {
     count_note(note.peer, false);
-    if (!note.seen) {
-      fail(note.peer,
-           error(Code::kProtocol, "nccl: what rank {} has sent begins with no note", note.peer));
-      release(group);
-      return;
-    }
+    all_seen = all_seen && note.seen;
   }
   release(group);
+  if (!all_seen) {
+    fail(-1, error(Code::kProtocol, "nccl: what a rank has sent does not begin with its note"));
+    return;
+  }
   for (Transfer* t : group.transfers) {
     count(*t);
     sink_.on_transfer(*t, ok_status());
   }
+}
+
+Status NcclTransport::verify(const OpPosting& op) {
+  for (Group& group : groups_) {
+    if (std::find(group.keys.begin(), group.keys.end(), op.key) == group.keys.end()) continue;
+    if (const PeerNote* differs = look_at_notes(group); differs != nullptr) return differs->meant;
+  }
+  return ok_status();
 }
 
 void NcclTransport::release(Group& group) {
@@ -242,7 +290,10 @@ void NcclTransport::release(Group& group) {
 // Differences that make operations hang, and errors of NCCL.
 void NcclTransport::watch() {
   for (Group& group : groups_) {
-    if (!look_at_notes(group)) return;
+    if (const PeerNote* differs = look_at_notes(group); differs != nullptr) {
+      fail(differs->peer, differs->meant);
+      return;
+    }
   }
   const Status state = communicator_->check();
   if (state.ok()) return;
@@ -266,7 +317,12 @@ void NcclTransport::stop() {
   failed_ = true;
   communicator_->abort();
   const auto limit = std::chrono::steady_clock::now() + kDrainLimit;
-  while (stream_ != nullptr && cudaStreamQuery(stream_) == cudaErrorNotReady) {
+  const auto working = [](const Group& group) {
+    const cudaError_t state =
+        group.recorded ? cudaEventQuery(group.event) : cudaStreamQuery(group.stream);
+    return state == cudaErrorNotReady;
+  };
+  while (std::any_of(groups_.begin(), groups_.end(), working)) {
     (void)cudaGetLastError();
     if (std::chrono::steady_clock::now() > limit) {
       log(LogLevel::kError, "nccl: the device still works for an aborted communicator after {} s",
@@ -277,6 +333,7 @@ void NcclTransport::stop() {
   }
   for (Group& group : groups_) release(group);
   groups_.clear();
+  last_event_ = nullptr;
 }
 
 // An aborted communicator is of no more use, so everything in flight ends, not this operation's

@@ -28,7 +28,7 @@ namespace sotto::nccl {
 class NcclTransport final : public Transport, private PollSource {
  public:
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
-                                                     std::shared_ptr<OverlayPoller> poller,
+                                                     std::shared_ptr<NcclPoller> poller,
                                                      const ControlPlane& control,
                                                      TransferSink& sink, int64_t timeout_us);
   ~NcclTransport() override;
@@ -37,6 +37,7 @@ class NcclTransport final : public Transport, private PollSource {
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
   void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
+  Status verify(const OpPosting& op) override;
   void retire(const OpPosting&) override {}
   void cancel(const OpPosting& op) override;
   void send(Transfer& transfer) override { refuse(transfer); }
@@ -57,28 +58,34 @@ class NcclTransport final : public Transport, private PollSource {
     Note mine;
     std::byte* out;
     std::byte* in;
+    Status meant;  // once seen: whether the peer means the same
     bool seen = false;
   };
   // What was issued together and is not complete.
   struct Group {
-    std::vector<Transfer*> transfers;
+    cudaStream_t stream = nullptr;
+    bool reports = false;              // through on_transfer; else the engine has events of its own
+    std::vector<OpKey> keys;           // of the operations
+    std::vector<Transfer*> transfers;  // while `reports` or being issued
     std::vector<Staged> staged;
     std::vector<PeerNote> notes;
     cudaEvent_t event = nullptr;
+    bool recorded = false;
   };
 
-  NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<OverlayPoller> poller,
+  NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
                 int32_t rank, int32_t size, TransferSink& sink, int64_t timeout_us);
   bool run() override;
   bool busy() const override { return !groups_.empty(); }
   void refuse(Transfer& transfer);
 
+  Status choose_stream(Device* device, uint32_t lane, Group* group) const;
   Status prepare(std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(Transfer& transfer, Group* group);
-  Status launch(const Group& group);
+  Status launch(Group& group);
   Status queue(const Group& group);
   void* memory_of(const Group& group, const Transfer& transfer) const;
-  bool look_at_notes(Group& group);
+  const PeerNote* look_at_notes(Group& group);
   void complete(Group& group);
   void release(Group& group);
   void watch();
@@ -88,12 +95,14 @@ class NcclTransport final : public Transport, private PollSource {
   void count_note(int32_t peer, bool sent);
 
   const std::unique_ptr<Communicator> communicator_;
-  const std::shared_ptr<OverlayPoller> poller_;
+  const std::shared_ptr<NcclPoller> poller_;
   const int32_t rank_;
   const int32_t size_;
   TransferSink& sink_;
   const int64_t timeout_us_;
-  cudaStream_t stream_ = nullptr;
+  cudaStream_t stream_ = nullptr;       // for operations on the host
+  cudaStream_t last_stream_ = nullptr;  // of the group issued last
+  cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
   PinnedPool pinned_;
   EventPool events_;
   std::deque<Group> groups_;

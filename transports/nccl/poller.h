@@ -1,8 +1,10 @@
-// Puts the work of transports in front of the poller of the backend that they have their rendezvous
-// from. NCCL and CUDA wake nobody, so a poll waits shortly while there is work in flight.
+// Serves NCCL's communicators. NCCL and CUDA wake nobody, so this is asked again and again: soon
+// while groups are in flight, else now and then, for errors.
 #pragma once
 
 #include <algorithm>
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "core/iface/transport.h"
@@ -19,32 +21,35 @@ class PollSource {
   ~PollSource() = default;
 };
 
-class OverlayPoller final : public Poller {
+class NcclPoller final : public Poller {
  public:
-  // The base lives longer.
-  explicit OverlayPoller(Poller& base) : base_(base) {}
   bool poll(int64_t wait_us) override {
     bool ran = run();
+    if (ran || wait_us <= 0) return ran;
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(std::min({wait_us, patience_us(), kLongestSleepUs})));
+    return run();
+  }
+  int64_t patience_us() const override {
+    if (sources_.empty()) return INT64_MAX;
     const bool busy =
         std::any_of(sources_.begin(), sources_.end(), [](const auto* s) { return s->busy(); });
-    ran |= base_.poll(ran ? 0 : std::min(wait_us, busy ? kBusyWaitUs : kIdleWaitUs));
-    return run() || ran;
+    return busy ? kBusyUs : kIdleUs;
   }
-  void wake() override { base_.wake(); }
-  void forward_wakes(Poller* other) override { base_.forward_wakes(other); }
+  void wake() override {}  // it never sleeps for long
   void add(PollSource* source) { sources_.push_back(source); }
   void remove(PollSource* source) { std::erase(sources_, source); }
 
  private:
-  static constexpr int64_t kBusyWaitUs = 20;
-  static constexpr int64_t kIdleWaitUs = 100'000;  // errors of NCCL are looked at
+  static constexpr int64_t kBusyUs = 20;
+  static constexpr int64_t kIdleUs = 100'000;
+  static constexpr int64_t kLongestSleepUs = 1000;
 
   bool run() {
     bool ran = false;
     for (PollSource* source : sources_) ran |= source->run();
     return ran;
   }
-  Poller& base_;
   std::vector<PollSource*> sources_;
 };
 

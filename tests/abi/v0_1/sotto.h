@@ -149,13 +149,17 @@ typedef struct sotto_comm_config {
   int32_t size;              /* ranks; 0: rank and size from the launcher's environment */
   uint32_t reserved;         /* must be 0 */
   const sotto_unique_id* id; /* NULL: SOTTO_RENDEZVOUS or the launcher's environment */
-  const char* transport;     /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp" */
+  const char* transport;     /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp", "nccl" */
   int64_t timeout_us;        /* of set-up; default of operations; 0: SOTTO_TIMEOUT_US (300 s) */
   sotto_all_gather_fn all_gather; /* NULL: own rendezvous; else used in place of `id` */
   void* user;                     /* passed to all_gather */
+  /* With transport "nccl": this rank's ncclComm_t, of the same rank and size, lent until the comm
+   * is destroyed or has failed; nobody else uses it meanwhile. A failure aborts it, which frees it:
+   * the caller must not touch it any more. NULL: the library makes one. All ranks, or none. */
+  void* native_comm;
 } sotto_comm_config;
 #define SOTTO_COMM_CONFIG_INIT \
-  { sizeof(sotto_comm_config), 0, 0, 0, NULL, NULL, 0, NULL, NULL }
+  { sizeof(sotto_comm_config), 0, 0, 0, NULL, NULL, 0, NULL, NULL, NULL }
 
 /* Called once when the operation has completed, on the thread that waits, tests or calls
  * sotto_context_poll, unless SOTTO_CALL_DONE_ANY_THREAD is set: then also on the library's own

@@ -120,6 +120,7 @@ class CommConfig(Sized):
         ("timeout_us", c.c_int64),
         ("all_gather", AllGatherFn),
         ("user", c.c_void_p),
+        ("native_comm", c.c_void_p),
     ]
 
 
