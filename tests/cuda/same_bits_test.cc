@@ -5,6 +5,10 @@
 
 #include "tests/cuda/device_memory.h"
 
+#ifndef SOTTO_TEST_TRANSPORTS  // the program that this is part of says it
+#define SOTTO_TEST_TRANSPORTS "inproc", "tcp"
+#endif
+
 namespace sotto::test {
 namespace {
 
@@ -282,7 +286,7 @@ TEST_P(SameBits, Optimizers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, SameBits,
-                         ::testing::Combine(::testing::Values("inproc", "tcp"),
+                         ::testing::Combine(::testing::Values(SOTTO_TEST_TRANSPORTS),
                                             ::testing::Values(1, 2, 4)),
                          [](const auto& param) {
                            return std::string(std::get<0>(param.param)) + "_" +

@@ -36,6 +36,7 @@ TEST_F(FakeCudaDeathTest, MemoryThatIsNotAlive) {
   EXPECT_DEATH(
       {
         hold();
+        cudaMemsetAsync(a, 0, 4, s);
         cudaFreeAsync(a, s);
         cudaFreeAsync(a, s);
       },
@@ -43,6 +44,7 @@ TEST_F(FakeCudaDeathTest, MemoryThatIsNotAlive) {
   EXPECT_DEATH(
       {
         hold();
+        cudaMemsetAsync(a, 0, 4, s);
         cudaFreeAsync(a, s);
         cudaMemsetAsync(a, 0, 4, s);
       },
