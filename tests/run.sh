@@ -6,8 +6,8 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated)$'
-TSAN_LABELS='^(unit|conformance|multirank|fault|simt|kernels_emulated)$'
+ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|fakes|nccl)$'
+TSAN_LABELS='^(unit|conformance|multirank|fault|simt|kernels_emulated|fakes|nccl)$'
 # Not under ThreadSanitizer: each kernel of the CPU alone, optimizers that differ from others in their arithmetic only, test parts that
 # combine two others, and more than 4 ranks. Kernels run there as part of everything else.
 TSAN_WITHOUT='conformance/Kernels[A-Z]|_compat|_partly|_buckets|device_memory|ordered_async|_7 |_8 '

@@ -3,12 +3,6 @@
 
 #include "tests/fakes/fake_cuda_cases.h"
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kTsan = true;
-#else
-constexpr bool kTsan = false;
-#endif
-
 namespace sotto::fake_cuda {
 namespace {
 

@@ -12,6 +12,12 @@
 
 #define CUDA_OK(call) ASSERT_EQ(call, cudaSuccess)
 
+#if defined(__SANITIZE_THREAD__)
+inline constexpr bool kTsan = true;
+#else
+inline constexpr bool kTsan = false;
+#endif
+
 namespace sotto::fake_cuda {
 
 // out[i] = in[i] + x. A launch is one "thread" that runs the whole grid.

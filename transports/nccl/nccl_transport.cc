@@ -343,11 +343,15 @@ void NcclTransport::cancel(const OpPosting&) {
 }
 
 void NcclTransport::close(Deadline deadline) {
-  if (!groups_.empty()) {
+  const Clock& clock = Clock::monotonic();
+  while (!groups_.empty() && !failed_ && !deadline.passed(clock)) {
+    if (!run()) std::this_thread::sleep_for(kDrainPause);
+  }
+  if (!groups_.empty() || failed_) {
     stop();
     return;
   }
-  communicator_->close(deadline, Clock::monotonic());
+  communicator_->close(deadline, clock);
 }
 
 // ---- Reports ----
