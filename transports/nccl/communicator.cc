@@ -28,7 +28,9 @@ struct Card {
 ncclConfig_t config_218() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
 #if NCCL_VERSION_CODE >= NCCL_VERSION(2, 27, 0)
-  config.size = offsetof(ncclConfig_t, trafficClass);
+  constexpr size_t kAlignment = alignof(ncclConfig_t);
+  constexpr size_t kEnd = offsetof(ncclConfig_t, trafficClass);
+  config.size = (kEnd + kAlignment - 1) / kAlignment * kAlignment;
 #endif
   config.version = NCCL_VERSION(2, 18, 1);
   config.blocking = 0;
