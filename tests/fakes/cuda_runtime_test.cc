@@ -254,6 +254,7 @@ TEST_F(FakeCuda, LaunchesAreChecked) {
   EXPECT_EQ(launch(dim3(1), dim3(32), 100 * 1024), cudaErrorInvalidValue);
   CUDA_OK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, 100 * 1024));
   EXPECT_EQ(launch(dim3(1), dim3(32), 100 * 1024), cudaSuccess);
+  CUDA_OK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize, 0));
   int blocks = 0;
   CUDA_OK(cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, function, 256, 0));
   EXPECT_EQ(blocks, 8);

@@ -167,7 +167,8 @@ SOTTO_RANK_MAIN(nccl_survivor) {
   OK(ncclAllReduce(w.a, w.b, w.n, ncclFloat32, ncclSum, w.comm, w.stream));
   OK(cudaStreamSynchronize(w.stream));
   self.at("ready");
-  OK(ncclAllReduce(w.a, w.b, w.n, ncclFloat32, ncclSum, w.comm, w.stream));
+  const ncclResult_t queued = ncclAllReduce(w.a, w.b, w.n, ncclFloat32, ncclSum, w.comm, w.stream);
+  require(queued == ncclSuccess || queued == ncclRemoteError, "a call as the rank dies");
   ncclResult_t state = ncclSuccess;
   for (int i = 0; i < 10'000 && state == ncclSuccess; ++i) {
     OK(ncclCommGetAsyncError(w.comm, &state));

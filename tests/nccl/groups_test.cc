@@ -107,7 +107,9 @@ struct Kit {
         driver(backend->poller()),
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),
-        transport(check(backend->connect(control, sink, driver, in(10'000'000)))) {}
+        transport(check(backend->connect(control, sink, driver, in(10'000'000)))) {
+    meet();  // nobody aborts what others still wait for
+  }
 
   static Deadline in(int64_t us) { return Deadline::in_us(Clock::monotonic(), us); }
   static std::vector<Transfer*> group(TestOp& op) {
@@ -129,8 +131,9 @@ struct Kit {
     const Status& s = sink.failures[0].status;
     return fmt::format("{}: {}", code_name(s.code()), s.text());
   }
+  void meet() { check(control.all_gather("", "", driver, {}).status()); }
   void finish() {
-    check(control.all_gather("", "", driver, {}).status());
+    meet();
     transport->close(in(5'000'000));
   }
   int32_t next() const { return (rank + 1) % size; }
