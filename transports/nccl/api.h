@@ -18,8 +18,9 @@ namespace sotto::nccl {
   F(GetErrorString)                                                                             \
   F(GetLastError)                                                                               \
   F(CommInitRankConfig)                                                                         \
-  F(CommFinalize) F(CommDestroy) F(CommAbort) F(CommGetAsyncError) F(CommCount) F(CommUserRank) \
-      F(CommCuDevice) F(GroupStart) F(GroupEnd) F(Send) F(Recv)
+  F(CommFinalize)                                                                               \
+  F(CommDestroy) F(CommAbort) F(CommGetAsyncError) F(CommCount) F(CommUserRank) F(CommCuDevice) \
+      F(GroupStart) F(GroupEnd) F(Send) F(Recv)
 
 struct Api {
 #define SOTTO_NCCL_MEMBER(name) decltype(&nccl##name) name = nullptr;
