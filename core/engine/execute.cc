@@ -148,6 +148,10 @@ void Engine::issue_groups(Channel& channel) {
       group.push_back(&run.transfers[run.plan->transfer_index[step]]);
     }
     const Status status = issue(*op, index, group);
+    if (status.code() == Code::kInProgress) {
+      channel.groups_.push_front({op, index});
+      return;
+    }
     if (!status.ok()) {
       channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
       return;

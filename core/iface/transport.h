@@ -176,7 +176,8 @@ class Transport {
   virtual void send(Transfer& transfer) = 0;
   virtual void recv(Transfer& transfer) = 0;
   // by_order: sends and receives of one round, all at once. stream_ordered: queued on `lane` of
-  // `device`; the engine records an event behind them and on_transfer is not used.
+  // `device`; the engine records an event behind them and on_transfer is not used. IN_PROGRESS:
+  // nothing was queued, and the root comm is about to fail.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
 
   // One line per peer for reports: "tcp 127.0.0.1:4242".

@@ -12,8 +12,8 @@ namespace sotto::nccl {
 namespace {
 
 constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronous error
-constexpr int64_t kNameTheRankNs =
-    1'000'000'000;  // NCCL does not say who is gone, the control mesh does
+// NCCL does not say who is gone, the control mesh does; so long it has time for it.
+constexpr int64_t kNameTheRankNs = 1'000'000'000;
 constexpr auto kDrainLimit = std::chrono::seconds(10);
 constexpr auto kDrainPause = std::chrono::microseconds(100);
 
@@ -75,6 +75,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   if (failed_ || !communicator_->open())
     return error(Code::kTransport, "nccl: the communicator has failed or is closed");
   if (transfers.empty()) return ok_status();
+  if (remote_error_ns_ != 0) return rank_is_gone();
   const OnDevice on(communicator_->device());
   SOTTO_TRY(on.status());
   Group group;
@@ -83,8 +84,12 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   if (status.ok()) status = launch(group);
   if (!status.ok()) {
     // What NCCL has queued may still use the memory: the group ends with the communicator.
-    failed_ = true;
     groups_.push_back(std::move(group));
+    if (status.code() == Code::kPeerLost) {
+      remote_error_ns_ = Clock::monotonic().now_ns();
+      return rank_is_gone();
+    }
+    failed_ = true;
     return status;
   }
   for (const PeerNote& note : group.notes) count_note(note.peer, true);
@@ -96,6 +101,11 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   last_event_ = group.event;
   groups_.push_back(std::move(group));
   return ok_status();
+}
+
+// NCCL does not say who is gone. The control mesh will; if it does not, watch() fails the comm.
+Status NcclTransport::rank_is_gone() {
+  return Status(Code::kInProgress, "nccl: a rank is gone, and is about to be named");
 }
 
 Status NcclTransport::choose_stream(Device* device, uint32_t lane, Group* group) const {
@@ -212,7 +222,7 @@ Status NcclTransport::queue(const Group& group) {
 bool NcclTransport::run() {
   if (failed_ || !communicator_->open()) return false;
   bool any = false;
-  while (!groups_.empty()) {
+  while (!groups_.empty() && groups_.front().recorded) {
     const cudaError_t state = cudaEventQuery(groups_.front().event);
     if (state == cudaErrorNotReady) {
       (void)cudaGetLastError();

@@ -79,6 +79,7 @@ class NcclTransport final : public Transport, private PollSource {
   bool busy() const override { return !groups_.empty(); }
   void refuse(Transfer& transfer);
 
+  static Status rank_is_gone();
   Status choose_stream(Device* device, uint32_t lane, Group* group) const;
   Status prepare(std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(Transfer& transfer, Group* group);

@@ -19,7 +19,8 @@ uint32_t what(What kind, ncclDataType_t type, int detail = 0) {
 }
 
 std::mutex g_mutex;
-std::map<ncclComm_t, CommRef> g_comms;
+// Never destroyed: at the end of a process communicators may be left.
+std::map<ncclComm_t, CommRef>& g_comms = *new std::map<ncclComm_t, CommRef>;
 uint64_t g_next_handle = 0x100;
 uint64_t g_calls = 0;
 uint64_t g_fail_at = UINT64_MAX;
