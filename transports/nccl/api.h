@@ -12,17 +12,13 @@
 namespace sotto::nccl {
 
 // Every function that is used; all of them exist since version 2.18.
-#define SOTTO_NCCL_FUNCTIONS(F)                                                               \
-  F(GetVersion)                                                                               \
-  F(GetUniqueId)                                                                              \
-  F(GetErrorString)                                                                           \
-  F(GetLastError)                                                                             \
-  F(CommInitRankConfig)                                                                       \
-  F(CommFinalize)                                                                             \
-  F(CommDestroy)                                                                              \
-  F(CommAbort)                                                                                \
-  F(CommGetAsyncError) F(CommCount) F(CommUserRank) F(CommCuDevice) F(GroupStart) F(GroupEnd) \
-      F(Send) F(Recv)
+// clang-format off
+#define SOTTO_NCCL_FUNCTIONS(F)                                  \
+  F(GetVersion) F(GetUniqueId) F(GetErrorString) F(GetLastError) \
+  F(CommInitRankConfig) F(CommFinalize) F(CommDestroy) F(CommAbort) \
+  F(CommGetAsyncError) F(CommCount) F(CommUserRank) F(CommCuDevice) \
+  F(GroupStart) F(GroupEnd) F(Send) F(Recv)
+// clang-format on
 
 struct Api {
 #define SOTTO_NCCL_MEMBER(name) decltype(&nccl##name) name = nullptr;
