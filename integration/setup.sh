@@ -10,12 +10,13 @@ usage: integration/setup.sh [run|test|bench] [--dry-run] [-h|--help]
 
 Installs missing Debian packages (needs root); a second run installs nothing.
   run        what the library, its tools and the quickstart need
-  test       that, and what the tests need (default)
+  test       that, and what the tests need (default); where there are CUDA's headers but not NCCL's, the wheel that has
+             them, from PyPI into the virtual environment .venv of this checkout (200 MB)
   bench      what run needs, and the libraries that sotto bench net compares with; of these torch comes from PyPI, into
              the virtual environment .venv of this checkout (several gigabytes where pip's index has only its CUDA build)
   --dry-run  only says what would be installed
 Without root or apt it prints what to install by hand, and fails only if something is really missing.
-Nothing from PyPI is needed but for bench.
+What comes from PyPI is not needed: without it tests are left out, and counted as skipped.
 END
 }
 
@@ -49,6 +50,7 @@ clang-format-14    | command clang-format-14
 abigail-tools      | command abidiff
 universal-ctags    | command ctags
 shellcheck         | command shellcheck
+libboost-context-dev | header boost/context/detail/fcontext.hpp
 python3-pytest     | python pytest
 '
 
@@ -60,6 +62,7 @@ libmpich-dev       | command mpicc.mpich
 python3-venv       | python ensurepip
 '
 TORCH=torch==2.13.0
+NCCL=nvidia-nccl-cu13==2.28.9  # its header alone is used, by the NCCL transport and the tests of it
 VENV=$SOTTO_ROOT/.venv
 
 # Sbin directories are where ip and tc live, and are not on every user's PATH.
@@ -149,9 +152,44 @@ install_torch() {
   has_torch || die "torch cannot be imported after the installation"
 }
 
+has_cuda_headers() {
+  local place
+  for place in "${CUDA_HOME:-}" "${CUDA_PATH:-}" /usr/local/cuda /usr; do
+    [ -n "$place" ] && [ -f "$place/include/cuda_runtime_api.h" ] && return 0
+  done
+  command -v nvcc >/dev/null 2>&1
+}
+
+has_nccl_header() {
+  local place
+  for place in "$VENV"/lib/python3*/site-packages/nvidia/nccl/include /usr/include /usr/local/cuda/include; do
+    [ -f "$place/nccl.h" ] && return 0
+  done
+  return 1
+}
+
+install_nccl_header() {
+  if ! has_cuda_headers || has_nccl_header; then return 0; fi
+  say "setup: $NCCL to install from PyPI into .venv"
+  [ "$dry_run" = no ] || return 0
+  [ -x "$VENV/bin/pip" ] || make_venv || return 0
+  if "$VENV/bin/pip" install -q --no-deps "$NCCL"; then return 0; fi
+  say "setup: $NCCL cannot be installed; the tests of the NCCL transport are left out"
+}
+
+make_venv() {
+  local python
+  for python in /usr/bin/python3 python3; do
+    if "$python" -c 'import ensurepip' >/dev/null 2>&1 && "$python" -m venv "$VENV"; then return 0; fi
+  done
+  say "setup: no Python here can make a virtual environment; the tests of the NCCL transport are left out"
+  return 1
+}
+
 main() {
   parse "$@"
   install_packages
+  [ "$group" = run ] || install_nccl_header
   [ "$group" != bench ] || install_torch
 }
 

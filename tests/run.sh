@@ -6,13 +6,13 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli)$'
-TSAN_LABELS='^(unit|conformance|multirank|fault)$'
+ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|fakes|nccl)$'
+TSAN_LABELS='^(unit|conformance|multirank|fault|simt|kernels_emulated|fakes|nccl)$'
 # Not under sanitizers: more than 4 ranks, and optimizers that differ from others in their arithmetic only.
 ASAN_WITHOUT='_7$|_8$|_compat|_partly'
-# Nor under ThreadSanitizer: each kernel alone and other cases of arithmetic, and test parts that combine two others.
+# Nor under ThreadSanitizer: each kernel of the CPU alone and other cases of arithmetic, and test parts that combine two others.
 # Kernels run there as part of everything else.
-TSAN_WITHOUT="$ASAN_WITHOUT|Kernels[A-Z]|OptimizerNarrow|Convergence|CodecSizes|CodecBits|_buckets|device_memory|ordered_async"
+TSAN_WITHOUT="$ASAN_WITHOUT|conformance/Kernels[A-Z]|OptimizerNarrow|Convergence|CodecSizes|CodecBits|_buckets|device_memory|ordered_async"
 
 usage() {
   cat <<'END'
@@ -23,7 +23,7 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --no-sanitizers  only the optimised build
   --sanitizers     all three (default)
   --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
-                   lint, model, python, readme, report, scripts, perf
+                   simt, kernels_emulated, lint, model, python, readme, report, scripts, perf
   --fresh          configure the build folders anew
   -h, --help       this text
 The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.

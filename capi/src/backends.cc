@@ -10,8 +10,14 @@
 
 #include "core/config/config.h"
 #include "core/cpu/cpu_device.h"
+#if SOTTO_WITH_CUDA
+#include "cuda/cuda_device.h"
+#endif
 #include "sotto/sotto.h"
 #include "transports/inproc/inproc_backend.h"
+#if SOTTO_WITH_NCCL
+#include "transports/nccl/nccl_backend.h"
+#endif
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::capi {
@@ -55,7 +61,28 @@ std::map<std::string, BackendFactory> all_backends() {
                         false};
   backends["tcp"] = {[](const Params& params) { return make_tcp_backend(tcp_options(params)); },
                      true};
+#if SOTTO_WITH_NCCL
+  backends["nccl"] = {[](const Params& params) { return make_nccl_backend(nccl_options(params)); },
+                      false, "tcp"};
+#endif
   return backends;
+}
+
+#if SOTTO_WITH_CUDA
+constexpr char kCudaArchitectures[] = SOTTO_CUDA_ARCHITECTURES;
+#else
+constexpr char kCudaArchitectures[] = "";
+Result<std::shared_ptr<Device>> make_cuda_device(int32_t index) {
+  return unsupported("cuda:{}: this library was built without CUDA (SOTTO_WITH_CUDA=ON)", index);
+}
+std::vector<std::string> cuda_device_texts() {
+  return {"no CUDA device: this library was built without CUDA (SOTTO_WITH_CUDA=ON)"};
+}
+#endif
+
+Result<std::shared_ptr<Device>> make_device(const DeviceId& id) {
+  if (id.type == DeviceType::kCuda) return make_cuda_device(id.index);
+  return unsupported("there is no device {}", device_name(id));
 }
 
 std::string make_build_info() {
@@ -64,6 +91,10 @@ std::string make_build_info() {
   info["version"] = SOTTO_VERSION;
   info["abi"] = fmt::format("{}.{}", SOTTO_ABI_MAJOR, SOTTO_ABI_MINOR);
   info["devices"] = Json::array({"cpu"});
+  if (*kCudaArchitectures != '\0') {
+    info["devices"].push_back("cuda");
+    info["cuda_architectures"] = kCudaArchitectures;
+  }
   Json transports = Json::array();
   for (const auto& [name, factory] : all_backends()) transports.push_back(name);
   info["transports"] = transports;
@@ -97,6 +128,8 @@ Result<std::shared_ptr<Context>> make_context(const Params& params, const Enviro
   options.device = std::move(device);
   options.device_text =
       fmt::format("cpu ({}, {} thread{})", simd_in_use(limit), threads, threads == 1 ? "" : "s");
+  options.make_device = make_device;
+  options.other_devices = cuda_device_texts;
   options.backends = all_backends();
   options.max_ops = choices.max_ops == 0 ? kDefaultMaxOps : choices.max_ops;
   options.progress_thread = choices.progress_thread;

@@ -26,10 +26,14 @@ Status create(sotto_comm* comm, const char* json, const sotto_buffer* like, uint
     counts.push_back(tensor.count);
     dtypes.push_back(tensor.dtype);
   }
+  CommonDevice common;
+  SOTTO_TRY(common.add(tensors, "like"));
+  SOTTO_ASSIGN(std::shared_ptr<Device> device, common.find(*comm->state->core->context()));
   auto handle = std::make_unique<sotto_codec>();
   handle->comm = comm->state;
   handle->fork_generation = comm->fork_generation;
-  SOTTO_ASSIGN(handle->core, Codec::create(comm->state->core, json, std::move(counts), dtypes));
+  SOTTO_ASSIGN(handle->core, Codec::create(comm->state->core, json, std::move(counts), dtypes,
+                                           std::move(device)));
   *out_codec = handle.release();
   return ok_status();
 }

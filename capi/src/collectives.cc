@@ -20,6 +20,7 @@ struct Submission {
   CallIn options;
   Call call;
   SmallVector<MemoryRange, 8> ranges;  // memory that the call reads and writes
+  CommonDevice device;
 };
 
 // What in and out of a collective are to each other.
@@ -50,6 +51,7 @@ Status begin(sotto_comm* comm, const sotto_call* call, OpKind kind, Submission* 
 
 // Starts the call, or puts it into the open group.
 Status submit(Submission s, sotto_op** out_op) {
+  SOTTO_ASSIGN(s.call.device, s.device.find(*s.comm->context()));
   if (!s.state->group.open) {
     return run_operation(*s.comm, s.options, out_op, [&](const CallOptions& options) {
       return s.comm->start(std::move(s.call), options);
@@ -60,6 +62,7 @@ Status submit(Submission s, sotto_op** out_op) {
         "out_op must be NULL inside a group; sotto_group_end gives out the operation");
   }
   PendingGroup& group = s.state->group;
+  SOTTO_TRY(group.device.add(s.device));
   group.calls.push_back(std::move(s.call));
   group.ranges.insert(group.ranges.end(), s.ranges.begin(), s.ranges.end());
   return ok_status();
@@ -128,6 +131,8 @@ Status take_pairs(Submission* s, const sotto_buffer* in, const sotto_buffer* out
                   Sides sides) {
   SOTTO_ASSIGN(const SmallVector<Buffer> inputs, take_buffers(in, n, "in"));
   SOTTO_ASSIGN(const SmallVector<Buffer> outputs, take_buffers(out, n, "out"));
+  SOTTO_TRY(s->device.add(inputs, "in"));
+  SOTTO_TRY(s->device.add(outputs, "out"));
   const auto size = static_cast<uint64_t>(s->comm->size());
   const int32_t rank = s->comm->rank();
   for (size_t i = 0; i < inputs.size(); ++i) {
@@ -150,6 +155,7 @@ Status take_pairs(Submission* s, const sotto_buffer* in, const sotto_buffer* out
 // Collectives and receives that only write (is_read false), sends that only read.
 Status take_one_side(Submission* s, const sotto_buffer* buffers, uint64_t n, bool is_read) {
   SOTTO_ASSIGN(const SmallVector<Buffer> taken, take_buffers(buffers, n, is_read ? "in" : "out"));
+  SOTTO_TRY(s->device.add(taken, is_read ? "in" : "out"));
   const std::span<const Buffer> none;
   s->call.request.in_place.assign(taken.size(), 0);
   const std::span<const Buffer> some = taken;
@@ -256,6 +262,8 @@ Status take_uneven(Submission* s, const sotto_buffer* in, const sotto_buffer* ou
   CollectiveRequest& request = s->call.request;
   SOTTO_ASSIGN(const SmallVector<Buffer> inputs, take_buffers(in, n, "in"));
   SOTTO_ASSIGN(const SmallVector<Buffer> outputs, take_buffers(out, n, "out"));
+  SOTTO_TRY(s->device.add(inputs, "in"));
+  SOTTO_TRY(s->device.add(outputs, "out"));
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].dtype == outputs[i].dtype) continue;
     return invalid_argument("in[{}] is {} but out[{}] is {}", i, dtype_name(inputs[i].dtype), i,
@@ -303,6 +311,12 @@ Status compressed_all_reduce(Submission s, sotto_op** out_op) {
                               counts[i]);
     }
   }
+  SOTTO_ASSIGN(const std::shared_ptr<Device> device, s.device.find(*s.comm->context()));
+  if (device != codec->core->device() && codec->core->elements() != 0) {
+    return invalid_argument("in[0] is on {} but call.codec was made for tensors on {}",
+                            device_name(device->caps().id),
+                            device_name(codec->core->device()->caps().id));
+  }
   return run_operation(*s.comm, s.options, out_op, [&](const CallOptions& options) {
     return codec->core->all_reduce(s.call.in, s.call.out, options);
   });
@@ -346,6 +360,9 @@ Status group_end(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
   SOTTO_TRY(group.first_error);
   SOTTO_TRY(check_overlap(group.ranges).with_prefix("calls of the group"));
   SOTTO_ASSIGN(const CallIn options, take_call(call));
+  SOTTO_ASSIGN(const std::shared_ptr<Device> device,
+               group.device.find(*comm->state->core->context()));
+  for (Call& c : group.calls) c.device = device;  // also of those without elements
   SOTTO_TRY(refuse_reduce_and_codec(options));
   if (options.options.tag != 0) {
     return invalid_argument(

@@ -1,5 +1,6 @@
 // sotto_comm_*
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 #include <string_view>
@@ -16,7 +17,7 @@ namespace {
 Status take_config(const sotto_comm_config* config, CommConfig* out) {
   if (config == nullptr) return ok_status();
   sotto_comm_config c;
-  SOTTO_TRY(take(config, c, sizeof(sotto_comm_config), "config"));
+  SOTTO_TRY(take(config, c, offsetof(sotto_comm_config, native_comm), "config"));
   if (c.reserved != 0) return unsupported("config.reserved is {}; it must be 0", c.reserved);
   if (c.size < 0)
     return invalid_argument("config.size is {}; allowed: 1 and more, or 0 for the launcher's",
@@ -37,6 +38,7 @@ Status take_config(const sotto_comm_config* config, CommConfig* out) {
   out->size = c.size;
   out->timeout_us = c.timeout_us;
   if (c.transport != nullptr) out->transport = c.transport;
+  out->native_comm = c.native_comm;
   if (c.id != nullptr) {
     out->id.emplace();
     std::memcpy(out->id->data(), c.id->bytes, sizeof c.id->bytes);

@@ -20,12 +20,21 @@ Status check_dtype_and_place(const sotto_buffer& b, std::string_view name) {
         "bf16 (SOTTO_INT8, ...)",
         name, b.dtype);
   }
-  if (b.device_type != 0 && b.device_type != SOTTO_DEVICE_CPU) {
-    return unsupported("{}.device_type is {}; this build knows the CPU ({}) only", name,
-                       b.device_type, SOTTO_DEVICE_CPU);
+  switch (b.device_type) {
+    case 0:
+    case SOTTO_DEVICE_CPU:
+      if (b.device_id == 0) break;
+      return invalid_argument("{}.device_id is {}; the CPU has number 0", name, b.device_id);
+    case SOTTO_DEVICE_CUDA:
+    case SOTTO_DEVICE_CUDA_HOST:
+      if (b.device_id >= 0) break;
+      return invalid_argument("{}.device_id is {}; CUDA devices are numbered from 0", name,
+                              b.device_id);
+    default:
+      return unsupported(
+          "{}.device_type is {}; known: {} (CPU), {} (CUDA), {} (host memory pinned by CUDA)", name,
+          b.device_type, SOTTO_DEVICE_CPU, SOTTO_DEVICE_CUDA, SOTTO_DEVICE_CUDA_HOST);
   }
-  if (b.device_id != 0)
-    return invalid_argument("{}.device_id is {}; the CPU has number 0", name, b.device_id);
   if (b.flags != 0) return unsupported("{}.flags is {:#x}; this version knows none", name, b.flags);
   return ok_status();
 }
@@ -44,7 +53,8 @@ std::string label(const MemoryRange& range) {
 
 Result<Buffer> take_buffer(const sotto_buffer& b, std::string_view name, bool need_data) {
   SOTTO_TRY(check_dtype_and_place(b, name));
-  Buffer out{b.data, b.count, static_cast<Dtype>(b.dtype)};
+  Buffer out{b.data, b.count, static_cast<Dtype>(b.dtype), {}};
+  if (b.device_type == SOTTO_DEVICE_CUDA) out.device = {DeviceType::kCuda, b.device_id};
   const uint64_t element = dtype_bytes(out.dtype);
   if (b.count > kMaxBytes / element) {
     return invalid_argument("{}.count is {}; allowed: at most {} elements of {}", name, b.count,
@@ -75,6 +85,39 @@ Result<SmallVector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n
     out.push_back(*buffer);
   }
   return out;
+}
+
+Status CommonDevice::add(const Buffer& buffer, std::string_view name) {
+  if (buffer.count == 0) return ok_status();
+  if (!id_) {
+    id_ = buffer.device;
+    name_ = name;
+    return ok_status();
+  }
+  if (*id_ == buffer.device) return ok_status();
+  return invalid_argument("{} is on {}, but {} is on {}; the buffers of a call are on one device",
+                          name_, device_name(*id_), name, device_name(buffer.device));
+}
+
+Status CommonDevice::add(std::span<const Buffer> buffers, std::string_view name) {
+  for (size_t i = 0; i < buffers.size(); ++i) {
+    // Names are not made for every buffer of every call.
+    if (id_ && *id_ == buffers[i].device) continue;
+    SOTTO_TRY(add(buffers[i], fmt::format("{}[{}]", name, i)));
+  }
+  return ok_status();
+}
+
+Status CommonDevice::add(const CommonDevice& other) {
+  if (!other.id_) return ok_status();
+  return add(Buffer{nullptr, 1, Dtype::kU8, *other.id_}, other.name_);
+}
+
+Result<std::shared_ptr<Device>> CommonDevice::find(Context& context) const {
+  if (!id_) return context.device();
+  Result<std::shared_ptr<Device>> device = context.device_of(*id_);
+  if (!device.ok()) return device.status().with_prefix(name_);
+  return device;
 }
 
 Status check_overlap(std::span<const MemoryRange> ranges) {
@@ -117,6 +160,7 @@ Result<CallIn> take_call(const sotto_call* call) {
                             SOTTO_REDUCE_BIT_OR);
   }
   out.options.tag = c.tag;
+  out.options.stream = c.stream;
   out.options.timeout_us = c.timeout_us;
   out.options.priority = c.priority;
   out.options.no_block = (c.flags & SOTTO_CALL_NO_BLOCK) != 0;

@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,11 +19,13 @@
 
 namespace sotto::capi {
 
-// A checked sotto_buffer: known dtype, host memory, aligned, its bytes fit into the address space.
+// A checked sotto_buffer: known dtype and kind of device, aligned, its bytes fit into the address
+// space. Pinned host memory is the CPU's.
 struct Buffer {
   void* data = nullptr;
   uint64_t count = 0;
   Dtype dtype = Dtype::kF32;
+  DeviceId device;
   uint64_t bytes() const { return count * dtype_bytes(dtype); }
 };
 
@@ -41,6 +45,21 @@ struct MemoryRange {
 };
 // INVALID_ARGUMENT if a written range overlaps another one. Ranges without bytes overlap nothing.
 Status check_overlap(std::span<const MemoryRange> ranges);
+
+// The one device of the buffers of a call. Buffers without elements are nowhere.
+class CommonDevice {
+ public:
+  // INVALID_ARGUMENT: on another device than those before. `name` as in "in[3]".
+  Status add(const Buffer& buffer, std::string_view name);
+  Status add(std::span<const Buffer> buffers, std::string_view name);
+  Status add(const CommonDevice& other);
+  // The context's own if there was no buffer.
+  Result<std::shared_ptr<Device>> find(Context& context) const;
+
+ private:
+  std::optional<DeviceId> id_;
+  std::string name_;  // of the first buffer
+};
 
 struct CallIn {
   CallOptions options;  // without on_done: see Completion (op_handles.h)

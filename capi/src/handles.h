@@ -24,6 +24,7 @@ struct PendingGroup {
   bool open = false;
   std::vector<Call> calls;
   std::vector<MemoryRange> ranges;  // memory of all calls
+  CommonDevice device;
   Status first_error;
 };
 

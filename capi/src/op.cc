@@ -46,10 +46,13 @@ Status wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us, uint64_t* 
   return ok_status();
 }
 
-Status stream_wait(sotto_op* op) {
+Status stream_wait(sotto_op* op, void* stream) {
   SOTTO_ASSIGN(const OpBody body, op_of(op));
-  return unsupported(
-      "the operation works on host memory; there is no stream to order. Use sotto_op_wait");
+  if (!body.op->device()->caps().streams) {
+    return unsupported(
+        "the operation works on host memory; there is no stream to order. Use sotto_op_wait");
+  }
+  return body.engine->stream_after(body.op, stream);
 }
 
 Status own_error(const sotto_op* op, const char** out_text) {
@@ -92,8 +95,8 @@ sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout
   return guarded("sotto_op_wait_any", [&] { return wait_any(ops, n, timeout_us, out_index); });
 }
 
-sotto_status sotto_op_stream_wait(sotto_op* op, void*) {
-  return guarded("sotto_op_stream_wait", [&] { return stream_wait(op); });
+sotto_status sotto_op_stream_wait(sotto_op* op, void* stream) {
+  return guarded("sotto_op_stream_wait", [&] { return stream_wait(op, stream); });
 }
 
 sotto_status sotto_op_error(const sotto_op* op, const char** out_text) {

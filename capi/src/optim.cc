@@ -38,8 +38,14 @@ Status check_like(const Buffer& b, const Buffer& param, std::initializer_list<Dt
   return ok_status();
 }
 
-Result<ParamSpec> take_param(const sotto_param& p, uint64_t index,
-                             std::vector<MemoryRange>* ranges) {
+// What the parameters of an optimizer have in common.
+struct Registered {
+  std::vector<MemoryRange> ranges;
+  CommonDevice device;
+};
+
+Result<ParamSpec> take_param(const sotto_param& p, uint64_t index, Registered* all) {
+  std::vector<MemoryRange>* const ranges = &all->ranges;
   const std::string name = fmt::format("params[{}]", index);
   if (p.models > 1)
     return unsupported("{}.models is {}; fused arrays are not built: it must be 0 or 1", name,
@@ -51,6 +57,8 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index,
   SOTTO_TRY(check_like(param, param, {Dtype::kF32}, name + ".param"));
   SOTTO_ASSIGN(const Buffer grad, take_buffer(p.grad, name + ".grad"));
   SOTTO_TRY(check_like(grad, param, {Dtype::kF32, Dtype::kF16, Dtype::kBF16}, name + ".grad"));
+  SOTTO_TRY(all->device.add(param, name + ".param"));
+  SOTTO_TRY(all->device.add(grad, name + ".grad"));
   spec.count = param.count;
   spec.param = static_cast<float*>(param.data);
   spec.grad = grad.data;
@@ -60,6 +68,7 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index,
   if (p.model_copy.count != 0) {
     SOTTO_ASSIGN(const Buffer copy, take_buffer(p.model_copy, name + ".model_copy"));
     SOTTO_TRY(check_like(copy, param, {Dtype::kF16, Dtype::kBF16}, name + ".model_copy"));
+    SOTTO_TRY(all->device.add(copy, name + ".model_copy"));
     spec.copy = copy.data;
     spec.copy_dtype = copy.dtype;
     ranges->push_back({copy.data, copy.bytes(), true, "params.model_copy", index});
@@ -67,28 +76,33 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index,
   if (p.mask.count != 0) {
     SOTTO_ASSIGN(const Buffer mask, take_buffer(p.mask, name + ".mask"));
     SOTTO_TRY(check_like(mask, param, {Dtype::kU8}, name + ".mask"));
+    SOTTO_TRY(all->device.add(mask, name + ".mask"));
     spec.mask = static_cast<const uint8_t*>(mask.data);
     ranges->push_back({mask.data, mask.bytes(), false, "params.mask", index});
   }
   return spec;
 }
 
-Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n) {
+Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n,
+                                           CommonDevice* device) {
   if (n == 0 || n > kMaxParams)
     return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
   std::vector<ParamSpec> specs;
-  std::vector<MemoryRange> ranges;
+  Registered all;
   for (uint64_t i = 0; i < n; ++i) {
     sotto_param p;
     SOTTO_TRY(take_element(params, i, sizeof(sotto_param), "params", p));
-    SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, &ranges));
+    SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, &all));
     specs.push_back(std::move(spec));
   }
-  SOTTO_TRY(check_overlap(ranges));
+  SOTTO_TRY(check_overlap(all.ranges));
+  *device = all.device;
   return specs;
 }
 
-Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* arrays, uint64_t n) {
+// Values may be in host memory or on the optimizer's device.
+Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* arrays, uint64_t n,
+                                                  const DeviceId& device) {
   if (n == 0 || n > kMaxArrays)
     return invalid_argument("n is {}; allowed: 1 to {} arrays", n, kMaxArrays);
   std::vector<NamedArray> out;
@@ -101,6 +115,10 @@ Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* array
     const std::string name =
         fmt::format("arrays[{}] (\"{}\"): values", i, printable(a.name, kMaxNameShown));
     SOTTO_ASSIGN(const Buffer values, take_buffer(a.values, name));
+    if (values.device.type != DeviceType::kCpu && values.device != device) {
+      return invalid_argument("{} are on {}; allowed: host memory, or {}, the optimizer's device",
+                              name, device_name(values.device), device_name(device));
+    }
     out.push_back({a.name, values.data, values.count, values.dtype});
   }
   return out;
@@ -112,11 +130,14 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   SOTTO_TRY(check_no_group(*comm->state));
   SOTTO_TRY(check_pointer(json, "json"));
   SOTTO_TRY(check_pointer(out_optim, "out_optim"));
-  SOTTO_ASSIGN(std::vector<ParamSpec> specs, take_params(params, n));
+  CommonDevice common;
+  SOTTO_ASSIGN(std::vector<ParamSpec> specs, take_params(params, n, &common));
+  SOTTO_ASSIGN(std::shared_ptr<Device> device, common.find(*comm->state->core->context()));
   auto handle = std::make_unique<sotto_optim>();
   handle->comm = comm->state;
   handle->fork_generation = comm->fork_generation;
-  SOTTO_ASSIGN(handle->core, Optimizer::create(comm->state->core, json, std::move(specs)));
+  SOTTO_ASSIGN(handle->core,
+               Optimizer::create(comm->state->core, json, std::move(specs), std::move(device)));
   *out_optim = handle.release();
   return ok_status();
 }
@@ -197,7 +218,7 @@ Status state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf, 
 Status state_import_arrays(sotto_optim* optim, const sotto_named_array* arrays, uint64_t n) {
   SOTTO_TRY(check_handle_outside(optim, "optim"));
   SOTTO_TRY(check_no_group(*optim->comm));
-  return optim->core->import_arrays(take_named_arrays(arrays, n));
+  return optim->core->import_arrays(take_named_arrays(arrays, n, optim->core->device()->caps().id));
 }
 
 Status destroy(sotto_optim* optim) {

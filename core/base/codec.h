@@ -5,6 +5,8 @@
 #include <numeric>
 #include <string_view>
 
+#include "core/base/host_device.h"
+
 namespace sotto {
 
 // What a compressed element is on the wire. The payload of a run of elements is a sequence of
@@ -13,20 +15,20 @@ namespace sotto {
 enum class CodecKind : uint8_t { kOnebit = 1, kBf16 = 2, kFp16 = 3, kInt8 = 4, kInt4 = 5 };
 std::string_view codec_name(CodecKind kind);  // "onebit", "bf16", ...
 
-constexpr bool codec_has_blocks(CodecKind kind) {
+SOTTO_HOST_DEVICE constexpr bool codec_has_blocks(CodecKind kind) {
   return kind == CodecKind::kInt8 || kind == CodecKind::kInt4;
 }
 
 struct PayloadUnit {
   uint32_t elements = 8;
   uint32_t bytes = 1;
-  constexpr uint64_t bytes_of(uint64_t n) const { return n / elements * bytes; }
+  SOTTO_HOST_DEVICE constexpr uint64_t bytes_of(uint64_t n) const { return n / elements * bytes; }
 };
 
 // block: elements per scale of int8 and int4, a power of two from kMinQuantBlock to kMaxQuantBlock.
 inline constexpr uint32_t kMinQuantBlock = 32;
 inline constexpr uint32_t kMaxQuantBlock = 512;
-constexpr PayloadUnit payload_unit(CodecKind kind, uint32_t block) {
+SOTTO_HOST_DEVICE constexpr PayloadUnit payload_unit(CodecKind kind, uint32_t block) {
   switch (kind) {
     case CodecKind::kOnebit: return {8, 1};
     case CodecKind::kBf16:

@@ -7,10 +7,11 @@
 // device and thread rounds alike.
 #pragma once
 
-#include <algorithm>
 #include <bit>
 #include <cstdint>
 #include <string_view>
+
+#include "core/base/host_device.h"
 
 namespace sotto {
 
@@ -40,7 +41,7 @@ struct RoundingKey {
   uint32_t add, factor;
 };
 
-inline RoundingKey rounding_key(uint64_t step, uint64_t block) {
+SOTTO_HOST_DEVICE inline RoundingKey rounding_key(uint64_t step, uint64_t block) {
   uint64_t z = step * 0x9e3779b97f4a7c15u + block * 0xd1b54a32d192ed03u;
   z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
   z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
@@ -51,27 +52,29 @@ inline RoundingKey rounding_key(uint64_t step, uint64_t block) {
 // position: of the element in its norm block. Steps of one element are independent, and over many
 // steps any two elements are; within a step elements are spread evenly. The upper bits are for m,
 // the lower ones for v: 16 each for bfloat16, 20 for 8-bit floats.
-inline uint32_t rounding_bits(RoundingKey key, uint32_t position) {
+SOTTO_HOST_DEVICE inline uint32_t rounding_bits(RoundingKey key, uint32_t position) {
   return key.add + position * key.factor;
 }
 
 // x, but no more (less) than the limit; of NaN the limit.
-inline float at_most(float x, float limit) { return x < limit ? x : limit; }
-inline float at_least(float x, float limit) { return x > limit ? x : limit; }
-inline float within(float x, float limit) { return at_least(at_most(x, limit), -limit); }
+SOTTO_HOST_DEVICE inline float at_most(float x, float limit) { return x < limit ? x : limit; }
+SOTTO_HOST_DEVICE inline float at_least(float x, float limit) { return x > limit ? x : limit; }
+SOTTO_HOST_DEVICE inline float within(float x, float limit) {
+  return at_least(at_most(x, limit), -limit);
+}
 
 // ---- bfloat16 ----
 
 // Up to the next larger magnitude with the probability of what is lost otherwise; infinities and
 // NaN become the largest finite number. random: 16 bits.
 inline constexpr float kBf16Limit = 0x1.fep127f;
-inline uint16_t bf16_rounded(float x, uint32_t random) {
+SOTTO_HOST_DEVICE inline uint16_t bf16_rounded(float x, uint32_t random) {
   return static_cast<uint16_t>((std::bit_cast<uint32_t>(x) + random) >> 16);
 }
-inline uint16_t bf16_m_code(float m, uint32_t bits) {
+SOTTO_HOST_DEVICE inline uint16_t bf16_m_code(float m, uint32_t bits) {
   return bf16_rounded(within(m, kBf16Limit), bits >> 16);
 }
-inline uint16_t bf16_v_code(float v, uint32_t bits) {
+SOTTO_HOST_DEVICE inline uint16_t bf16_v_code(float v, uint32_t bits) {
   return bf16_rounded(at_most(v, kBf16Limit), bits & 0xffffu);
 }
 
@@ -95,35 +98,38 @@ inline constexpr uint32_t kFp8LargestV = 255;
 inline constexpr uint32_t kFp8LeastTop = 40;  // f(0) is far from the least normal float32
 inline constexpr float kFp8Limit = 0x1p126f;  // of magnitudes
 
-inline uint32_t fp8_base(uint8_t exponent, uint32_t largest) {
+SOTTO_HOST_DEVICE inline uint32_t fp8_base(uint8_t exponent, uint32_t largest) {
   return ((exponent + kFp8LeastTop) << 23) - (largest << 20);
 }
-inline float fp8_value(uint32_t code, uint32_t base) {
+SOTTO_HOST_DEVICE inline float fp8_value(uint32_t code, uint32_t base) {
   return std::bit_cast<float>((code << 20) + base);
 }
-inline float fp8_v_value(uint8_t code, uint32_t base) { return fp8_value(code, base); }
-inline float fp8_m_value(uint8_t code, uint32_t base) {
+SOTTO_HOST_DEVICE inline float fp8_v_value(uint8_t code, uint32_t base) {
+  return fp8_value(code, base);
+}
+SOTTO_HOST_DEVICE inline float fp8_m_value(uint8_t code, uint32_t base) {
   const float magnitude = fp8_value(code & 0x7fu, base) - fp8_value(0, base);
   return (code & 0x80u) != 0 ? -magnitude : magnitude;
 }
 
 // Exponent of a block whose largest magnitude this is; at most kFp8Limit.
-inline uint8_t fp8_v_exponent(float most) {
+SOTTO_HOST_DEVICE inline uint8_t fp8_v_exponent(float most) {
   const int32_t top = ((std::bit_cast<int32_t>(most) - 1) >> 23) + 1;
-  return static_cast<uint8_t>(std::max(top - static_cast<int32_t>(kFp8LeastTop), 0));
+  const int32_t exponent = top - static_cast<int32_t>(kFp8LeastTop);
+  return static_cast<uint8_t>(exponent > 0 ? exponent : 0);
 }
-inline uint8_t fp8_m_exponent(float most) {
+SOTTO_HOST_DEVICE inline uint8_t fp8_m_exponent(float most) {
   return fp8_v_exponent(most * (1 + 0x1.2p-16f));  // f(0) comes on top
 }
 
 // Magnitudes are at most kFp8Limit and fit the exponent. random: 20 bits.
-inline uint8_t fp8_m_code(float m, uint32_t base, uint32_t random) {
+SOTTO_HOST_DEVICE inline uint8_t fp8_m_code(float m, uint32_t base, uint32_t random) {
   const uint32_t bits = std::bit_cast<uint32_t>(m);
   const float shifted = std::bit_cast<float>(bits & 0x7fffffffu) + fp8_value(0, base);
   const uint32_t code = (std::bit_cast<uint32_t>(shifted) + random - base) >> 20;
   return static_cast<uint8_t>(code | (bits >> 24 & 0x80u));
 }
-inline uint8_t fp8_v_code(float v, uint32_t base, uint32_t random) {
+SOTTO_HOST_DEVICE inline uint8_t fp8_v_code(float v, uint32_t base, uint32_t random) {
   const float value = at_least(v, fp8_value(0, base));
   return static_cast<uint8_t>((std::bit_cast<uint32_t>(value) + random - base) >> 20);
 }

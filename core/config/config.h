@@ -156,7 +156,7 @@ enum class CheckpointErrors : int32_t { kExact = 1, kMean = 2, kReset = 3 };
 // The product's own section.
 struct SottoConfig {
   Mode mode = Mode::kStrict;
-  std::string transport = "auto";  // auto | inproc | tcp
+  std::string transport = "auto";  // auto | inproc | nccl | tcp
   ScaleKind scale = ScaleKind::kL2;
   Granularity granularity = Granularity::kFlat;
   uint64_t bucket_elements = uint64_t{1} << 22;  // granularity bucket: >= 8192, multiple of 512

@@ -176,7 +176,7 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   read_word(reader, "granularity", sotto.granularity);
   read_word(reader, "zero_variance_policy", sotto.zero_variance_policy);
   SOTTO_TRY(read_mode(reader, config, findings));
-  constexpr std::string_view kTransports[] = {"auto", "inproc", "tcp"};
+  constexpr std::string_view kTransports[] = {"auto", "inproc", "nccl", "tcp"};
   if (const auto word = reader.word("transport")) sotto.transport = kTransports[*word];
   SOTTO_TRY(read_sizes(reader, sotto, findings));
   uint64_t step_offset = sotto.step_offset;

@@ -148,8 +148,10 @@ Result<EventId> CpuDevice::record(uint32_t) { return no_events(); }
 Status CpuDevice::wait(uint32_t, EventId) { return no_events(); }
 Result<bool> CpuDevice::query(EventId) { return no_events(); }
 void CpuDevice::release(EventId) {}
-Status CpuDevice::lane_after_stream(uint32_t, void*) { return no_events(); }
+Result<EventId> CpuDevice::record_stream(void*) { return no_events(); }
 Status CpuDevice::stream_after_event(void*, EventId) { return no_events(); }
+Result<HoldId> CpuDevice::hold_stream(void*) { return no_events(); }
+void CpuDevice::let_go(HoldId) {}
 
 Result<std::unique_ptr<Device>> make_cpu_device(unsigned threads, SimdLevel limit) {
   if (threads < 1 || threads > 4096) {

@@ -29,7 +29,7 @@ std::vector<std::string> simd_levels_available();
 // Kernels of a level that simd_level_in_use returned.
 const KernelTable& kernels_of(SimdLevel level);
 
-class CpuDevice final : public Device {
+class CpuDevice : public Device {
  public:
   // threads >= 1. Threads of the pool are created at the first large kernel.
   CpuDevice(uint32_t threads, SimdLevel limit);
@@ -44,8 +44,10 @@ class CpuDevice final : public Device {
   Status wait(uint32_t lane, EventId event) override;
   Result<bool> query(EventId event) override;
   void release(EventId event) override;
-  Status lane_after_stream(uint32_t lane, void* stream) override;
+  Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
+  Result<HoldId> hold_stream(void* stream) override;
+  void let_go(HoldId hold) override;
   uint64_t busy_ns() const override { return busy_ns_.load(std::memory_order_relaxed); }
 
  private:

@@ -69,11 +69,9 @@ struct AdamOp : OpBase {
       const uint64_t stop = first + state.begin(piece, first, end - first);
       for (; first != stop; ++first) {
         const uint64_t flat = piece.flat + first;
-        float gradient = gradients.at(g, first, flat);
-        if (s.decoupled == 0) gradient = with_decay(s, gradient, p[first]);
-        const Moments next = adam_moments(s, state.old_m(flat), state.old_v(flat), gradient);
-        state.keep(next, flat, position_in_block(piece, first));
-        p[first] = adam_parameter(s, next.m, next.v, p[first], lr);
+        Moments moments{state.old_m(flat), state.old_v(flat)};
+        adam_element(s, lr, gradients.at(g, first, flat), &moments, &p[first]);
+        state.keep(moments, flat, position_in_block(piece, first));
       }
     }
   }

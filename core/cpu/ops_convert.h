@@ -1,25 +1,11 @@
 // Ops of conversions between float types and of sums of micro-batches.
 #pragma once
 
-#include <cmath>
-
 #include "core/base/dtype.h"
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
 
 namespace sotto {
-
-inline void narrow(Dtype type, float x, void* values, uint64_t i) {
-  switch (type) {
-    case Dtype::kBF16:
-      static_cast<uint16_t*>(values)[i] = std::isnan(x) ? 0x7fc0u : f32_to_bf16(x);
-      return;
-    case Dtype::kF16:
-      static_cast<uint16_t*>(values)[i] = std::isnan(x) ? 0x7e00u : f32_to_f16(x);
-      return;
-    default: static_cast<float*>(values)[i] = x;
-  }
-}
 
 struct ConvertOp : OpBase {
   explicit ConvertOp(const KernelCall& call)
@@ -34,7 +20,14 @@ struct ConvertOp : OpBase {
   void elements(const Piece& p, uint64_t first, uint64_t count) {
     const Floats x = from.of(p);
     uint8_t* y = target(p);
-    for (uint64_t j = first; j < first + count; ++j) narrow(args.to, x[j] * args.factor, y, j);
+    for (uint64_t j = first; j < first + count; ++j) {
+      const float wide = x[j] * args.factor;
+      if (args.to == Dtype::kF32) {
+        reinterpret_cast<float*>(y)[j] = wide;
+      } else {
+        reinterpret_cast<uint16_t*>(y)[j] = narrow(args.to, wide);
+      }
+    }
   }
 
   const ConvertArgs& args;

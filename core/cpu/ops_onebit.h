@@ -31,7 +31,7 @@ struct EncodeOp : OpBase {
       const uint64_t flat = p.flat + j;
       float value = 0.0f;
       if (valid == nullptr || get_bit(valid, flat)) {
-        value = guard_finite(x[j] * by, &flags) + residual_of(c[flat], old_scales[p.scale]);
+        value = encode_value(x[j] * by, c[flat], old_scales[p.scale], &flags);
         lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
       }
       c[flat] = value;
@@ -73,17 +73,10 @@ struct ServerOp : OpBase {
   float term(uint32_t r, const Piece& p) const {
     return message_scale(messages, r * (args.instances + 1) + p.message) * part;
   }
-  // Sum over ranks: groups of 8, each from 0 in ascending order.
   float sum(const Piece& p, uint64_t flat) const {
-    float total = 0.0f;
-    for (uint32_t group = 0; group < args.world; group += 8) {
-      float partial = 0.0f;
-      for (uint32_t r = group; r < args.world && r < group + 8; ++r) {
-        partial += plus_minus(get_bit(rows + r * args.row_bytes, flat), term(r, p));
-      }
-      total += partial;
-    }
-    return total;
+    return sum_of_ranks(args.world, [&](uint32_t r) {
+      return plus_minus(get_bit(rows + r * args.row_bytes, flat), term(r, p));
+    });
   }
   void open(uint64_t block) { lanes = sums.open(block); }
   void pad(const Piece& p, uint64_t first, uint64_t count) {

@@ -6,10 +6,6 @@
 
 namespace sotto {
 
-inline float scaling_of(const TensorState* states, const Piece& p) {
-  return static_cast<float>(states[p.tensor].scaling_coeff);
-}
-
 // What the front and its undo read.
 struct FrontOp : OpBase {
   explicit FrontOp(const KernelCall& call)
@@ -46,8 +42,7 @@ struct FrontOp : OpBase {
       const uint64_t flat = p.flat + j;
       float value = 0.0f;
       if (!masked(flat)) {
-        const float x = guard_finite(input(p, j, scaling, magnitude), &flags);
-        value = x + residual_of(c[flat], old_scales[p.scale]);
+        value = encode_value(input(p, j, scaling, magnitude), c[flat], old_scales[p.scale], &flags);
         lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
       }
       c[flat] = value;
@@ -92,7 +87,7 @@ struct PrepareOp : OpBase {
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = p.flat + j;
       if (vf != nullptr) vf[flat] = v[flat];
-      if (den != nullptr) den[flat] = std::sqrt(v[flat]) + s.eps;
+      if (den != nullptr) den[flat] = denominator(s, v[flat]);
       // Tensors start at any bit, so threads of one call may share a byte.
       if (valid != nullptr && mask_zero && v[flat] == 0.0f) clear_bit_shared(valid, flat);
       if (m != nullptr && (valid == nullptr || get_bit_shared(valid, flat))) {
@@ -150,7 +145,7 @@ struct FactorOp : OpBase {
       if (valid == nullptr || get_bit(valid, flat)) {
         const float m = fresh.at(flat, new_magnitude);
         vf[flat] = fresh_variance(s, m, old.at(flat, old_magnitude), vf[flat]);
-        const float ratio = den[flat] / (std::sqrt(vf[flat]) + s.eps);
+        const float ratio = den[flat] / denominator(s, vf[flat]);
         if (ratio > *best) *best = ratio;
         u0 = m / den[flat];
       }

@@ -8,62 +8,9 @@
 
 #include "core/base/dtype.h"
 #include "core/cpu/elements.h"
+#include "core/iface/quant_elements.h"
 
 namespace sotto {
-
-// Blocks whose largest magnitude is below this have scale 0: 127 / amax would come near overflow.
-inline constexpr float kSmallestQuantMax = 0x1p-120f;
-
-constexpr float quant_limit(CodecKind kind) { return kind == CodecKind::kInt8 ? 127.0f : 7.0f; }
-
-struct QuantScale {
-  float scale = 0;    // of codes
-  float inverse = 0;  // c * inverse is rounded to the code; at most the limit for |c| <= amax
-};
-
-// max_bits: the largest |c| of a block, as its bits (so infinities and NaN are the largest).
-inline QuantScale quant_scale(CodecKind kind, uint32_t max_bits, uint32_t* flags) {
-  const float amax = std::bit_cast<float>(max_bits);
-  const float limit = quant_limit(kind);
-  if (amax < kSmallestQuantMax) return {};
-  const float scale = amax * (1.0f / limit);
-  if (!is_finite(scale * limit)) {
-    *flags |= kFlagNonfinite;
-    return {};
-  }
-  return {scale, limit / amax};
-}
-
-// To nearest even, for |x| < 2^22.
-inline float round_even(float x) {
-  constexpr float kShift = 0x1.8p23f;
-  return (x + kShift) - kShift;
-}
-
-inline float half_value(CodecKind kind, uint16_t code) {
-  return kind == CodecKind::kBf16 ? bf16_to_f32(code) : f16_to_f32(code);
-}
-inline uint16_t half_code(CodecKind kind, float x) {
-  return kind == CodecKind::kBf16 ? f32_to_bf16(x) : f32_to_f16(x);
-}
-
-// Code of element i of a block.
-inline int32_t quant_code(CodecKind kind, const uint8_t* unit, uint32_t i) {
-  if (kind == CodecKind::kInt8) return static_cast<int8_t>(unit[i]);
-  const int32_t nibble = i % 2 == 0 ? unit[i / 2] >> 4 : unit[i / 2] & 15;
-  return (nibble ^ 8) - 8;
-}
-
-// The scale behind the codes of a unit, whatever its bytes are.
-inline float stored_scale(const uint8_t* unit, PayloadUnit size) {
-  float scale;
-  std::memcpy(&scale, unit + size.bytes - 4, 4);
-  return scale;
-}
-inline float decoded_scale(const uint8_t* unit, PayloadUnit size) {
-  const float scale = stored_scale(unit, size);
-  return is_finite(scale) ? scale : 0.0f;
-}
 
 struct ScalarQuant {
   // c = x' + e (e null: x'); flags; the bits of the largest |c|. c may be e.
@@ -72,26 +19,21 @@ struct ScalarQuant {
     for (uint64_t i = 0; i < n; ++i) {
       const float in = guard_finite(x[i], flags);
       c[i] = e != nullptr ? in + e[i] : in;
-      max_bits = std::max(max_bits, std::bit_cast<uint32_t>(c[i]) & 0x7fffffffu);
+      max_bits = std::max(max_bits, magnitude_bits(c[i]));
     }
     return max_bits;
   }
   // The bits of the largest |x|.
   static uint32_t largest(const float* x, uint64_t n) {
     uint32_t max_bits = 0;
-    for (uint64_t i = 0; i < n; ++i)
-      max_bits = std::max(max_bits, std::bit_cast<uint32_t>(x[i]) & 0x7fffffffu);
+    for (uint64_t i = 0; i < n; ++i) max_bits = std::max(max_bits, magnitude_bits(x[i]));
     return max_bits;
   }
   // 16-bit codes of c, and the error, unless null. error may be c.
   static void pack_half(CodecKind kind, const float* c, float* error, uint64_t n, uint8_t* out,
                         uint32_t* flags) {
     for (uint64_t i = 0; i < n; ++i) {
-      uint16_t code = half_code(kind, c[i]);
-      if (!is_finite(half_value(kind, code))) {
-        *flags |= kFlagNonfinite;
-        code = 0;
-      }
+      const uint16_t code = guarded_half_code(kind, c[i], flags);
       std::memcpy(out + 2 * i, &code, 2);
       if (error != nullptr) error[i] = c[i] - half_value(kind, code);
     }
@@ -100,7 +42,7 @@ struct ScalarQuant {
   static void pack_block(CodecKind kind, QuantScale s, const float* c, float* error, uint32_t block,
                          uint8_t* out) {
     for (uint32_t i = 0; i < block; ++i) {
-      const float code = s.scale != 0.0f ? round_even(c[i] * s.inverse) : 0.0f;
+      const float code = quant_round(s, c[i]);
       const auto byte = static_cast<uint8_t>(static_cast<int32_t>(code));
       if (kind == CodecKind::kInt8) {
         out[i] = byte;
@@ -116,7 +58,7 @@ struct ScalarQuant {
   static void sum_half(const QuantArgs& a, const uint8_t* rows, uint64_t n, float* sums) {
     const float part = 1.0f / static_cast<float>(a.world);
     for (uint64_t i = 0; i < n; ++i) {
-      sums[i] = sum_of(a.world, [&](uint32_t r) {
+      sums[i] = sum_of_ranks(a.world, [&](uint32_t r) {
         uint16_t code;
         std::memcpy(&code, rows + r * a.row_bytes + 2 * i, 2);
         return half_value(a.kind, code) * part;
@@ -127,7 +69,7 @@ struct ScalarQuant {
     const float part = 1.0f / static_cast<float>(a.world);
     const PayloadUnit unit = payload_unit(a.kind, a.block);
     for (uint32_t i = 0; i < a.block; ++i) {
-      sums[i] = sum_of(a.world, [&](uint32_t r) {
+      sums[i] = sum_of_ranks(a.world, [&](uint32_t r) {
         const uint8_t* row = rows + r * a.row_bytes;
         return static_cast<float>(quant_code(a.kind, row, i)) * (stored_scale(row, unit) * part);
       });
@@ -149,19 +91,6 @@ struct ScalarQuant {
       y[i] = static_cast<float>(quant_code(kind, unit, first + i)) * scale;
   }
   static void finish_streams() {}
-
- private:
-  // Groups of 8 ranks, each from 0 in ascending order.
-  template <class Term>
-  static float sum_of(uint32_t world, Term&& term) {
-    float total = 0.0f;
-    for (uint32_t group = 0; group < world; group += 8) {
-      float partial = 0.0f;
-      for (uint32_t r = group; r < world && r < group + 8; ++r) partial += term(r);
-      total += partial;
-    }
-    return total;
-  }
 };
 
 // Turns c of consecutive flat elements into a payload. c is made in the residual's memory, where

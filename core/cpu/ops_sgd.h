@@ -30,14 +30,10 @@ struct SgdOp : OpBase {
       const uint64_t stop = first + state.begin(piece, first, end - first);
       for (; first != stop; ++first) {
         const uint64_t flat = piece.flat + first;
-        const float gradient = with_decay(s, gradients.at(g, first, flat), p[first]);
-        float direction = gradient;
-        if (state.present()) {
-          const float m = s.b1 * state.old_m(flat) + s.one_minus_b1 * gradient;
-          state.keep({m, 0.0f}, flat, position_in_block(piece, first));
-          direction = nesterov ? gradient + s.b1 * m : m;
-        }
-        p[first] = p[first] - lr * direction;
+        const float gradient = gradients.at(g, first, flat);
+        Moments moments{state.present() ? state.old_m(flat) : 0.0f, 0.0f};
+        sgd_element(s, lr, state.present(), nesterov, gradient, &moments.m, &p[first]);
+        if (state.present()) state.keep(moments, flat, position_in_block(piece, first));
       }
     }
   }

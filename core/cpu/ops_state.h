@@ -10,7 +10,9 @@
 //   void finish()                         end of the call
 #pragma once
 
+#include <algorithm>
 #include <array>
+#include <cmath>
 #include <cstdint>
 
 #include "core/base/narrow_state.h"

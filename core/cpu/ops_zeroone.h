@@ -35,9 +35,7 @@ struct FrozenAdamOp : OpBase {
       } else if (!gradients.masked(flat)) {
         gradient = mean.at(flat, magnitude);
       }
-      m[flat] = s.b1 * m[flat] + s.one_minus_b1 * gradient;
-      const float u = m[flat] / (std::sqrt(v[flat]) + s.eps);
-      p[j] = p[j] - lr * with_decay(s, u, p[j]);
+      frozen_adam_element(s, lr, gradient, &m[flat], v[flat], &p[j]);
     }
   }
 
@@ -70,14 +68,8 @@ struct LocalMomentumOp : OpBase {
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
-      if (gradients.masked(flat)) {
-        m[flat] = b[flat] = 0.0f;
-        p[j] = s.anchor_decay * anchor[flat];
-        continue;
-      }
-      m[flat] = s.b1 * m[flat] + s.one_minus_b1 * gradients.at(g, j, flat);
-      b[flat] = b[flat] - lr * m[flat];
-      p[j] = s.anchor_decay * anchor[flat] + b[flat] / den[flat];
+      local_momentum_element(s, lr, gradients.masked(flat), gradients.at(g, j, flat), &m[flat],
+                             &b[flat], den[flat], anchor[flat], &p[j]);
     }
   }
 
@@ -112,9 +104,7 @@ struct LocalFrontOp : OpBase {
     const GroupScalars& s = groups[p.group];
     const uint64_t flat = p.flat + j;
     if (gradients.source.operand->data == nullptr) return b[flat];
-    const float gradient = gradients.at(source(p), j, flat);
-    const float momentum = s.b1 * m[flat] + s.one_minus_b1 * gradient;
-    return b[flat] - static_cast<float>(s.lr) * momentum;
+    return local_front_input(s, m[flat], b[flat], gradients.at(source(p), j, flat));
   }
   void open(uint64_t block) { lanes = sums.open(block); }
   void pad(const Piece& p, uint64_t first, uint64_t count) {
@@ -125,7 +115,7 @@ struct LocalFrontOp : OpBase {
       const uint64_t flat = p.flat + j;
       float value = 0.0f;
       if (!gradients.masked(flat)) {
-        value = guard_finite(input(p, j), &flags) + residual_of(c[flat], old_scales[p.scale]);
+        value = encode_value(input(p, j), c[flat], old_scales[p.scale], &flags);
         lanes[(p.lane + j) % kNormLanes] += norm_term(args.scale, value);
       }
       c[flat] = value;
@@ -170,16 +160,9 @@ struct LocalSyncOp : OpBase {
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
-      float step = 0.0f;
-      if (valid != nullptr && !get_bit(valid, flat)) {
-        m[flat] = 0.0f;
-      } else {
-        const float x = mean.at(flat, magnitude);
-        step = x / den[flat];
-        if (s.lr_sum != 0.0f) m[flat] = -x / s.lr_sum;
-      }
-      b[flat] = 0.0f;
-      anchor[flat] = p[j] = s.anchor_decay * anchor[flat] + step;
+      const bool masked = valid != nullptr && !get_bit(valid, flat);
+      local_sync_element(s, masked, mean.at(flat, magnitude), &m[flat], &b[flat], den[flat],
+                         &anchor[flat], &p[j]);
     }
   }
 

@@ -1,10 +1,8 @@
 // Adam, AdamW, LAMB and SGD.
-#include <algorithm>
-#include <cmath>
-
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_adam.h"
 #include "core/cpu/ops_sgd.h"
+#include "core/iface/scalar_steps.h"
 
 namespace sotto::scalar {
 
@@ -30,25 +28,12 @@ void lamb_scalars(const KernelCall& call) {
   TensorStep* steps = call.operands[4].flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
-    const GroupScalars& s = groups[range.group];
-    const double wn = std::sqrt(
-        add_blocks(call.operands[0].flat<const float>(), range.first_block, range.blocks));
-    const double un = std::sqrt(
-        add_blocks(call.operands[1].flat<const float>(), range.first_block, range.blocks));
-    double c = 1;
-    if (wn != 0 && un != 0) {
-      c = wn / un;
-      if (c > s.max_coeff) c = s.max_coeff;
-      if (c < s.min_coeff) c = s.min_coeff;
-    }
-    if (a.average && c != 1) {
-      double& average = states[range.tensor].c_avg;
-      average = s.coeff_beta * average + (1 - s.coeff_beta) * c;
-    }
-    TensorStep step;
-    step.step_size = static_cast<float>(s.lamb_lr * c);
-    step.trust_ratio = c;
-    steps[range.tensor] = step;
+    const auto sum_of = [&](size_t operand) {
+      return add_blocks(call.operands[operand].flat<const float>(), range.first_block,
+                        range.blocks);
+    };
+    steps[range.tensor] = lamb_step(groups[range.group], sum_of(0), sum_of(1), a.average,
+                                    a.average ? &states[range.tensor] : nullptr);
   }
 }
 
@@ -57,10 +42,7 @@ void step_sizes(const KernelCall& call) {
   const GroupScalars* groups = call.operands[0].flat<const GroupScalars>();
   TensorStep* steps = call.operands[1].flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {
-    TensorStep step;
-    step.step_size = static_cast<float>(groups[a.ranges[k].group].lr);
-    step.trust_ratio = 1;
-    steps[a.ranges[k].tensor] = step;
+    steps[a.ranges[k].tensor] = plain_step(groups[a.ranges[k].group]);
   }
 }
 

@@ -1,86 +1,13 @@
 // Fill, pack, unpack and the reduction over ranks.
-#include <cmath>
-#include <limits>
 #include <type_traits>
 
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_convert.h"
+#include "core/iface/reduce_elements.h"
 
 namespace sotto::scalar {
 namespace {
-
-// How a dtype is stored, in which type it is added, and how the result is rounded back. A NaN
-// result is always the quiet NaN without payload, so that the bits do not depend on which operand a
-// processor propagates.
-template <class T>
-struct Plain {
-  using Stored = T;
-  using Wide = T;
-  static Wide widen(T x) { return x; }
-  static T narrow(Wide x) {
-    if constexpr (std::is_floating_point_v<T>) {
-      if (std::isnan(x)) return std::numeric_limits<T>::quiet_NaN();
-    }
-    return x;
-  }
-  static bool finite(T x) {
-    if constexpr (std::is_floating_point_v<T>) return std::isfinite(x);
-    return true;
-  }
-};
-
-struct Half {
-  using Stored = uint16_t;
-  using Wide = float;
-  static float widen(uint16_t x) { return f16_to_f32(x); }
-  static uint16_t narrow(float x) { return std::isnan(x) ? 0x7e00u : f32_to_f16(x); }
-  static bool finite(uint16_t x) { return (x & 0x7c00u) != 0x7c00u; }
-};
-
-struct Brain {
-  using Stored = uint16_t;
-  using Wide = float;
-  static float widen(uint16_t x) { return bf16_to_f32(x); }
-  static uint16_t narrow(float x) { return std::isnan(x) ? 0x7fc0u : f32_to_bf16(x); }
-  static bool finite(uint16_t x) { return (x & 0x7f80u) != 0x7f80u; }
-};
-
-// Unsigned arithmetic wraps around; signed overflow would be undefined. At least unsigned int, so
-// that promotion does not make it signed again.
-template <class T>
-using Wrapping = std::common_type_t<std::make_unsigned_t<T>, unsigned>;
-
-template <ReduceOp kOp, class T>
-T combine(T acc, T x) {
-  if constexpr (kOp == ReduceOp::kBitOr) {
-    return static_cast<T>(acc | x);
-  } else if constexpr (kOp == ReduceOp::kMin || kOp == ReduceOp::kMax) {
-    if constexpr (std::is_floating_point_v<T>) {
-      if (std::isnan(acc)) return acc;
-      if (std::isnan(x)) return x;
-    }
-    return (kOp == ReduceOp::kMin ? x < acc : x > acc) ? x : acc;
-  } else if constexpr (std::is_floating_point_v<T>) {
-    return kOp == ReduceOp::kProd ? acc * x : acc + x;
-  } else {
-    const auto a = static_cast<Wrapping<T>>(acc);
-    const auto b = static_cast<Wrapping<T>>(x);
-    return static_cast<T>(kOp == ReduceOp::kProd ? a * b : a + b);
-  }
-}
-
-// In 64 bits: the number of ranks may be out of range for a narrow integer.
-template <class T>
-T divide(T sum, uint32_t world) {
-  if constexpr (std::is_floating_point_v<T>) {
-    return sum / static_cast<T>(world);
-  } else if constexpr (std::is_signed_v<T>) {
-    return static_cast<T>(int64_t{sum} / int64_t{world});
-  } else {
-    return static_cast<T>(uint64_t{sum} / uint64_t{world});
-  }
-}
 
 // One piece. own and out: element 0 of the piece; rows: element 0 of the piece in row 0.
 template <class Type, ReduceOp kOp>
@@ -170,16 +97,16 @@ void accumulate(const KernelCall& call) { run_elements<AccumulateOp>(call); }
 
 void reduce(const KernelCall& call) {
   switch (call.arguments<ReduceArgs>().dtype) {
-    case Dtype::kF32: return reduce_type<Plain<float>>(call);
-    case Dtype::kF64: return reduce_type<Plain<double>>(call);
-    case Dtype::kF16: return reduce_type<Half>(call);
-    case Dtype::kBF16: return reduce_type<Brain>(call);
-    case Dtype::kI8: return reduce_type<Plain<int8_t>>(call);
-    case Dtype::kI32: return reduce_type<Plain<int32_t>>(call);
-    case Dtype::kI64: return reduce_type<Plain<int64_t>>(call);
-    case Dtype::kU8: return reduce_type<Plain<uint8_t>>(call);
-    case Dtype::kU32: return reduce_type<Plain<uint32_t>>(call);
-    case Dtype::kU64: return reduce_type<Plain<uint64_t>>(call);
+    case Dtype::kF32: return reduce_type<PlainElement<float>>(call);
+    case Dtype::kF64: return reduce_type<PlainElement<double>>(call);
+    case Dtype::kF16: return reduce_type<HalfElement>(call);
+    case Dtype::kBF16: return reduce_type<BrainElement>(call);
+    case Dtype::kI8: return reduce_type<PlainElement<int8_t>>(call);
+    case Dtype::kI32: return reduce_type<PlainElement<int32_t>>(call);
+    case Dtype::kI64: return reduce_type<PlainElement<int64_t>>(call);
+    case Dtype::kU8: return reduce_type<PlainElement<uint8_t>>(call);
+    case Dtype::kU32: return reduce_type<PlainElement<uint32_t>>(call);
+    case Dtype::kU64: return reduce_type<PlainElement<uint64_t>>(call);
   }
 }
 

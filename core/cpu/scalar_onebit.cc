@@ -1,10 +1,9 @@
 // The 1-bit codec (specification of the 1-bit optimizers, section 1): encoder, server, decoder and
 // their scales.
-#include <cmath>
-
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_onebit.h"
+#include "core/iface/scalar_steps.h"
 
 namespace sotto::scalar {
 
@@ -38,13 +37,8 @@ void norm_finish(const KernelCall& call) {
   uint8_t* message = call.operands[3].flat<uint8_t>();
   uint32_t* flags = call.operands[4].flat<uint32_t>();
   for (uint64_t k = 0; k < a.n; ++k) {
-    float scale = 0.0f;
-    if (counts[k] != 0) {
-      const double mean = add_blocks(sums, a.ranges[k].first_block, a.ranges[k].blocks) /
-                          static_cast<double>(counts[k]);
-      scale = static_cast<float>(a.scale == ScaleKind::kL2 ? std::sqrt(mean) : mean);
-    }
-    scales[k] = guard_finite(scale, flags);
+    const double sum = add_blocks(sums, a.ranges[k].first_block, a.ranges[k].blocks);
+    scales[k] = guard_finite(norm_scale(a.scale, sum, counts[k]), flags);
     std::memcpy(message + 4 * k, &scales[k], 4);
   }
   std::memcpy(message + 4 * a.n, flags, 4);

@@ -1,10 +1,10 @@
 // 1-bit LAMB: front (momentum and encoder), switch to the compressed stage, and both passes of the
 // compressed step.
 #include <algorithm>
-#include <cmath>
 
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_onebit_lamb.h"
+#include "core/iface/scalar_steps.h"
 
 namespace sotto::scalar {
 namespace {
@@ -61,9 +61,7 @@ void onebit_lamb_scaling(const KernelCall& call) {
   const uint64_t* counts = call.operands[1].flat<const uint64_t>();
   TensorState* states = call.operands[2].flat<TensorState>();
   const auto scale_of = [&](uint64_t k) {
-    if (counts[k] == 0) return 0.0;
-    const double norm = std::sqrt(add_blocks(sums, a.ranges[k].first_block, a.ranges[k].blocks));
-    return norm / std::sqrt(static_cast<double>(counts[k]));
+    return tensor_scale(add_blocks(sums, a.ranges[k].first_block, a.ranges[k].blocks), counts[k]);
   };
   double united = 0;
   uint64_t tensors = 0;
@@ -74,11 +72,7 @@ void onebit_lamb_scaling(const KernelCall& call) {
   }
   if (tensors != 0) united /= static_cast<double>(tensors);
   for (uint64_t k = 0; k < a.n; ++k) {
-    const double scale = scale_of(k);
-    TensorState& state = states[a.ranges[k].tensor];
-    state.scaling_coeff = scale != 0 ? united / scale : 1;
-    state.last_factor = 1;
-    if (a.debias > 0) state.c_avg /= a.debias;
+    start_compressed(united, scale_of(k), a.debias, &states[a.ranges[k].tensor]);
   }
 }
 
@@ -92,32 +86,13 @@ void onebit_lamb_scalars(const KernelCall& call) {
   TensorStep* steps = call.operands[5].flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
-    const GroupScalars& s = groups[range.group];
-    TensorState& state = states[range.tensor];
-    double factor = 0;
+    double maximum = 0;
     for (uint64_t b = range.first_block; b < range.first_block + range.blocks; ++b) {
-      factor = std::max(factor, static_cast<double>(maxima[b]));
+      maximum = std::max(maximum, static_cast<double>(maxima[b]));
     }
-    if (factor == 0) {  // no valid element
-      factor = state.last_factor;
-    } else {
-      if (s.weight_decay != 0.0f) {
-        const double u0 = std::sqrt(add_blocks(u0_sums, range.first_block, range.blocks));
-        const double u = std::sqrt(add_blocks(u_sums, range.first_block, range.blocks));
-        const double q = u == 0 ? 1 : std::min(1.0, u0 / u);
-        factor = factor * q + (1 - q);
-      }
-      factor = std::min(factor, s.factor_max);
-      factor = std::max(factor, s.factor_min);
-      factor = std::min(factor, state.last_factor * (1 + s.factor_threshold));
-      factor = std::max(factor, state.last_factor * (1 - s.factor_threshold));
-      state.last_factor = factor;
-    }
-    TensorStep step;
-    step.trust_ratio = state.c_avg * factor;
-    step.step_size = static_cast<float>(s.lr * step.trust_ratio);
-    step.factor = factor;
-    steps[range.tensor] = step;
+    steps[range.tensor] = onebit_lamb_step(
+        groups[range.group], add_blocks(u0_sums, range.first_block, range.blocks),
+        add_blocks(u_sums, range.first_block, range.blocks), maximum, &states[range.tensor]);
   }
 }
 
@@ -129,8 +104,7 @@ void momentum_from_bits(const KernelCall& call) {
   const uint8_t* valid = call.operands[4].flat<const uint8_t>();
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float magnitude =
-        momentum.magnitude(p, static_cast<float>(states[p.tensor].scaling_coeff));
+    const float magnitude = momentum.magnitude(p, scaling_of(states, p));
     for (uint64_t i = 0; i < p.count; ++i) {
       const bool masked = valid != nullptr && !get_bit(valid, p.flat + i);
       m[p.flat + i] = masked ? 0.0f : momentum.at(p.flat + i, magnitude);

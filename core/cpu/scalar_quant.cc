@@ -15,7 +15,6 @@ void quant_encode_undo(const KernelCall& call) {
   const uint8_t* payload = call.operands[2].flat<const uint8_t>();
   const uint64_t block = codec_has_blocks(a.kind) ? a.block : kMaxQuantBlock;
   float values[kMaxQuantBlock];
-  uint32_t unused = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
     const float* x = call.operands[0].list<const float>(p.tensor) + p.offset;
@@ -24,8 +23,7 @@ void quant_encode_undo(const KernelCall& call) {
       const uint64_t n = std::min(p.count - first, block - flat % block);
       decode_run<ScalarQuant>(a, payload, flat - a.base, n, values, false);
       for (uint64_t i = 0; i < n; ++i) {
-        const float c = e[flat + i] + values[i];
-        e[flat + i] = is_finite(c) ? c - guard_finite(x[first + i], &unused) : 0.0f;
+        e[flat + i] = quant_undo(e[flat + i], values[i], x[first + i]);
       }
       first += n;
     }

@@ -27,11 +27,8 @@ struct InPlace {
     const uint64_t flat = piece.flat + j;
     Values now{m[flat], b[flat], parameter(piece)[j]};
     if (gradients.source.operand->data == nullptr) return now;
-    const float g = gradients.at(gradients.source.of(piece), j, flat);
-    now.m = s.b1 * now.m + s.one_minus_b1 * g;
-    const float step = static_cast<float>(s.lr) * with_decay(s, now.m / den[flat], now.p);
-    now.p = now.p - step;
-    now.b = now.b - step;
+    in_place_element(s, gradients.at(gradients.source.of(piece), j, flat), &now.m, &now.b,
+                     den[flat], &now.p);
     return now;
   }
   float* parameter(const Piece& piece) const {
@@ -86,12 +83,13 @@ void in_place_sync(const KernelCall& call) {
     const float magnitude = mean.magnitude(piece, 1.0f);
     for (uint64_t j = 0; j < piece.count; ++j) {
       const uint64_t flat = piece.flat + j;
-      const InPlace::Values now = at.updated(piece, j);
+      InPlace::Values now = at.updated(piece, j);
       float sum = x != nullptr ? x[j] : mean.at(flat, magnitude);
       if (valid != nullptr && !get_bit(valid, flat)) sum = 0.0f;
-      at.parameter(piece)[j] = (now.p - now.b) + sum / at.den[flat];
-      at.m[flat] = s.lr_sum != 0.0f ? -sum / s.lr_sum : now.m;
-      at.b[flat] = 0.0f;
+      in_place_sync_element(s, sum, &now.m, &now.b, at.den[flat], &now.p);
+      at.parameter(piece)[j] = now.p;
+      at.m[flat] = now.m;
+      at.b[flat] = now.b;
     }
   }
 }

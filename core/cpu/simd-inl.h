@@ -14,7 +14,7 @@
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops.h"

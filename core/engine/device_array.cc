@@ -41,18 +41,21 @@ DeviceArray& DeviceArray::operator=(DeviceArray&& o) noexcept {
   return *this;
 }
 
-Status copy_and_wait(Engine& engine, void* dst, const void* src, uint64_t bytes) {
+Status DeviceAccess::copy_and_wait(void* dst, const void* src, uint64_t bytes) const {
   if (bytes == 0) return ok_status();
-  return engine.drive([&](Driver&) -> Status {
-    SOTTO_TRY(engine.device()->copy(0, dst, src, bytes, nullptr, 0));
-    return settle(*engine.device());
+  return engine_->drive([&](Driver&) -> Status {
+    SOTTO_TRY(device_->copy(0, dst, src, bytes, nullptr, 0));
+    return settle(*device_);
   });
 }
 
-Status run_and_wait(Engine& engine, const KernelCall& call) {
-  return engine.drive([&](Driver&) -> Status {
-    SOTTO_TRY(engine.device()->launch(0, call, {}));
-    return settle(*engine.device());
+Status DeviceAccess::run_and_wait(KernelCall call) const {
+  SOTTO_ASSIGN(const std::shared_ptr<const CallTables> tables,
+               device_->prepare(std::span<const KernelCall>(&call, 1)));
+  call.tables = tables.get();
+  return engine_->drive([&](Driver&) -> Status {
+    SOTTO_TRY(device_->launch(0, call, {}));
+    return settle(*device_);
   });
 }
 

@@ -32,20 +32,34 @@ class DeviceArray {
   uint64_t bytes_ = 0;
 };
 
-// Threads: any that may drive. Nothing in flight may use the memory.
-Status copy_and_wait(Engine& engine, void* dst, const void* src, uint64_t bytes);
-// Runs one kernel outside any plan and waits for it.
-Status run_and_wait(Engine& engine, const KernelCall& call);
+// A device, and the engine whose driver uses it. For work outside of plans. Threads: any that may
+// drive. Nothing in flight may use the memory.
+class DeviceAccess {
+ public:
+  DeviceAccess() = default;
+  DeviceAccess(std::shared_ptr<Engine> engine, std::shared_ptr<Device> device)
+      : engine_(std::move(engine)), device_(std::move(device)) {}
 
-template <class T>
-Result<std::vector<T>> download(Engine& engine, const void* memory, uint64_t count) {
-  std::vector<T> out(count);
-  SOTTO_TRY(copy_and_wait(engine, out.data(), memory, count * sizeof(T)));
-  return out;
-}
-template <class T>
-Status upload(Engine& engine, void* memory, std::span<const T> values) {
-  return copy_and_wait(engine, memory, values.data(), values.size_bytes());
-}
+  const std::shared_ptr<Device>& device() const { return device_; }
+
+  Status copy_and_wait(void* dst, const void* src, uint64_t bytes) const;
+  // Runs one kernel and waits for it. Lists of tensor pointers are not taken.
+  Status run_and_wait(KernelCall call) const;
+
+  template <class T>
+  Result<std::vector<T>> download(const void* memory, uint64_t count) const {
+    std::vector<T> out(count);
+    SOTTO_TRY(copy_and_wait(out.data(), memory, count * sizeof(T)));
+    return out;
+  }
+  template <class T>
+  Status upload(void* memory, std::span<const T> values) const {
+    return copy_and_wait(memory, values.data(), values.size_bytes());
+  }
+
+ private:
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Device> device_;
+};
 
 }  // namespace sotto

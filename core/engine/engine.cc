@@ -43,9 +43,7 @@ OpStats Op::stats() const {
   return early;
 }
 
-Engine::Engine(EngineOptions options)
-    : options_(std::move(options)), async_device_(!options_.device->caps().synchronous) {
-  lanes_.resize(options_.device->caps().lanes);
+Engine::Engine(EngineOptions options) : options_(std::move(options)) {
   if (!options_.trace.empty()) trace_ = std::make_unique<Trace>(options_.trace);
   if (options_.progress_thread) thread_ = std::thread([this] { progress_thread_main(); });
 }
@@ -287,6 +285,7 @@ void Engine::run_callbacks() {
 
 Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   const auto refused = [&request](Status status) {
+    if (request.after != 0) request.plan->device()->release(request.after);
     request.plan->give_back(std::move(request.run));
     return status;
   };
@@ -365,7 +364,7 @@ bool Engine::progress() {
   if (due) any |= serve_pollers();
   any |= take_completions();
   any |= channels_failed();
-  if (async_device_) any |= poll_events();
+  any |= poll_events();
   any |= run_ready();
   any |= take_completions();
   check_deadlines();
@@ -374,8 +373,12 @@ bool Engine::progress() {
 
 void Engine::block(int64_t wait_us) {
   bool device_busy = false;
-  for (const auto& lane : lanes_) device_busy |= !lane.empty();
+  for (const auto& queue : queues_) {
+    for (const auto& lane : queue->lanes) device_busy |= !lane.in_flight.empty();
+  }
   if (device_busy) wait_us = std::min(wait_us, kDeviceBlockUs);
+  for (const auto& backend : backends_)
+    wait_us = std::min(wait_us, backend->poller().patience_us());
   for (const Channel* channel : channels_) {
     if (!channel->ops_.empty())
       wait_us = std::min<int64_t>(wait_us, 20'000);  // deadlines are looked at

@@ -33,6 +33,7 @@ namespace sotto {
 
 class Channel;
 class Engine;
+struct DeviceQueue;
 
 // Figures that a comm sums over its operations. Threads: any.
 struct OpTotals {
@@ -58,6 +59,7 @@ using DoneFn = void (*)(void* user, int32_t status);
 struct OpRequest {
   std::shared_ptr<PreparedPlan> plan;
   std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
+  EventId after = 0;         // of the plan's device: what its steps come after; the engine's
   std::shared_ptr<Channel> channel;
   std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
   std::shared_ptr<OpTotals> totals;
@@ -86,6 +88,8 @@ class Op {
   // The result; IN_PROGRESS before completion.
   Status status() const;
   OpStats stats() const;
+  // Whose streams may wait for it.
+  const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
 
  private:
   friend class Engine;
@@ -97,9 +101,12 @@ class Op {
   State state_ = State::kQueued;
   bool committing_ = false;
   bool any_step_ran_ = false;
+  bool broken_ = false;  // its device has failed it: what was begun cannot be finished
   Status failure_;
   int64_t last_progress_ns_ = 0;
-  EventId undo_event_ = 0;
+  DeviceQueue* queue_ = nullptr;  // of the plan's device
+  uint32_t ordered_lanes_ = 0;    // bit k: what lane k gets now comes after request_.after
+  std::vector<HoldId> holds_;     // streams that stand still until the operation is done
   OpStats stats_;
   Status result_;  // written before done_
   std::atomic<bool> done_{false};
@@ -109,10 +116,30 @@ using OpRef = std::shared_ptr<Op>;
 
 struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
-  std::shared_ptr<Device> device;
   uint32_t max_ops = 1024;
   bool progress_thread = true;
   std::string trace;  // where a time line is written, as Trace says; empty: nowhere
+};
+
+struct InFlight {
+  Op* op;
+  uint32_t step;  // kNoStep: the operation's undo kernels
+  EventId event;  // 0: a later one's tells
+};
+
+// What has been issued to a device and is not known to be done.
+struct DeviceQueue {
+  struct Lane {
+    std::deque<InFlight> in_flight;
+    LaneClock after{};  // what the next call of the lane comes after; of the lane itself: all of it
+  };
+  explicit DeviceQueue(std::shared_ptr<Device> d)
+      : device(std::move(d)),
+        asynchronous(!device->caps().synchronous),
+        lanes(device->caps().lanes) {}
+  std::shared_ptr<Device> device;
+  bool asynchronous;
+  std::vector<Lane> lanes;
 };
 
 class Engine final : public Driver {
@@ -123,7 +150,6 @@ class Engine final : public Driver {
   Engine& operator=(const Engine&) = delete;
 
   const Clock& clock() const override { return *options_.clock; }
-  const std::shared_ptr<Device>& device() const { return options_.device; }
   // For what every operation needs anew, its hooks for example. Threads: any.
   ObjectPool& pool() const { return *pool_; }
 
@@ -147,6 +173,9 @@ class Engine final : public Driver {
   // IN_PROGRESS, or the operation's result. test makes some progress if nobody drives.
   Status test(const OpRef& op);
   Status wait(const OpRef& op, int64_t timeout_us);
+  // What is queued on a stream of the operation's device later starts after the operation. Does not
+  // wait for it. Threads: any.
+  Status stream_after(const OpRef& op, void* stream);
   // Index of the lowest completed op, null entries skipped; IN_PROGRESS when the time is over.
   Result<size_t> wait_any(std::span<const OpRef> ops, int64_t timeout_us);
   // Some progress, waiting at most timeout_us for something to happen; runs callbacks that are due.
@@ -174,11 +203,6 @@ class Engine final : public Driver {
       if (sequence != o.sequence) return sequence > o.sequence;
       return step > o.step;
     }
-  };
-  struct InFlight {
-    Op* op;
-    uint32_t step;  // kNoStep: the operation's undo kernels
-    EventId event;
   };
   struct Completion {
     Transfer* transfer;
@@ -215,16 +239,20 @@ class Engine final : public Driver {
   void make_ready(Op& op, uint32_t step);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
+  Status issue(Op& op, uint32_t group, std::span<Transfer* const> transfers);
   bool run_ready();
   void execute(Op& op, uint32_t step);
   Status launch(Op& op, const Step& step, bool paired_ran);
-  Status wait_for_other_lanes(Op& op, uint32_t step);
+  Status order_lane(Op& op, uint32_t step);
+  DeviceQueue* queue_of(const std::shared_ptr<Device>& device);
   void after_issue(Op& op, uint32_t step);
+  void device_failed(Op& op, const Status& status);
   void step_done(Op& op, uint32_t step);
   void note_issue(Run& run, uint32_t step);
   void release(Op& op, uint32_t step, bool device_edges);
   bool take_completions();
   bool poll_events();
+  bool lane_advanced(Device& device, std::deque<InFlight>& lane);
 
   // Ending (finish.cc), driver.
   void finish(Op& op);
@@ -233,7 +261,8 @@ class Engine final : public Driver {
   void propose_failure(Channel& channel, const FailureCause& cause);
   void fail_channel(Channel& channel, const FailureCause& cause);
   void fail_op(Op& op, const Status& status);
-  void mark_lanes();
+  void mark_lanes(DeviceQueue& queue);
+  bool only_device_left(const Op& op) const;
   void settle_failed(Op& op);
   void finish_committing(Op& op);
   std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;
@@ -242,12 +271,11 @@ class Engine final : public Driver {
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
   std::unique_ptr<Trace> trace_;  // null: nobody wants one
-  bool async_device_;
+  std::vector<std::unique_ptr<DeviceQueue>> queues_;
   std::vector<std::unique_ptr<Backend>> backends_;
   Poller* blocking_ = nullptr;  // also under mutex_
   std::vector<Channel*> channels_;
-  std::vector<Ready> ready_;                 // heap
-  std::vector<std::deque<InFlight>> lanes_;  // asynchronous devices
+  std::vector<Ready> ready_;  // heap
   std::vector<Completion> completions_, completions_now_;
   std::vector<OpRef> spare_;  // empty; its memory is what submitted_ gets next
   uint64_t next_sequence_ = 0;

@@ -14,7 +14,8 @@ constexpr size_t kMaxOperands = 16;
 Status check_message(const Run& run, uint32_t step) {
   const Step& s = run.plan->steps[step];
   if (s.expected == nullptr) return ok_status();
-  const std::span got(static_cast<const std::byte*>(run.at(s.data)), s.data.bytes);
+  const Region& region = s.kind == StepKind::kCopy ? s.destination : s.data;
+  const std::span got(static_cast<const std::byte*>(run.at(region)), region.bytes);
   if (std::ranges::equal(got, s.expected->bytes)) return ok_status();
   return Status(Code::kProtocol, s.expected->explain(got));
 }
@@ -32,6 +33,7 @@ void Engine::admit(const OpRef& ref) {
     return;
   }
   op.state_ = Op::State::kRunning;
+  op.queue_ = queue_of(op.request_.plan->device());
   Run& run = *op.request_.run;
   if (channel.transport_ != nullptr) {
     for (const OpPosting& posting : run.postings) {
@@ -145,12 +147,30 @@ void Engine::issue_groups(Channel& channel) {
       post_transfer(*op, step);
       group.push_back(&run.transfers[run.plan->transfer_index[step]]);
     }
-    const Status status = channel.transport_->issue(group, options_.device.get(), 0);
+    const Status status = issue(*op, index, group);
+    if (status.code() == Code::kInProgress) {
+      channel.groups_.push_front({op, index});
+      return;
+    }
     if (!status.ok()) {
       channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
       return;
     }
   }
+}
+
+// One group. Of a stream-ordered transport it is a call of a lane like others: behind what its
+// messages come after, and with events behind it.
+Status Engine::issue(Op& op, uint32_t group, std::span<Transfer* const> transfers) {
+  Transport& transport = *op.request_.channel->transport_;
+  Device* device = op.queue_->device.get();
+  const Plan& plan = *op.request_.run->plan;
+  if (!plan.stream_ordered) return transport.issue(transfers, device, 0);
+  const std::vector<uint32_t>& steps = plan.groups[group];
+  for (uint32_t step : steps) SOTTO_TRY(order_lane(op, step));
+  SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
+  for (uint32_t step : steps) after_issue(op, step);
+  return ok_status();
 }
 
 bool Engine::run_ready() {
@@ -171,20 +191,21 @@ void Engine::execute(Op& op, uint32_t step) {
   op.any_step_ran_ = true;
   if (s.phase == Phase::kCommitting) op.committing_ = true;
   note_issue(run, step);
-  Status status = async_device_ ? wait_for_other_lanes(op, step) : ok_status();
+  DeviceQueue& queue = *op.queue_;
+  Status status = queue.asynchronous ? order_lane(op, step) : ok_status();
   if (status.ok()) {
-    const uint64_t before = options_.device->busy_ns();
+    const uint64_t before = queue.asynchronous ? 0 : queue.device->busy_ns();
     status = launch(op, s, true);
-    if (!async_device_) op.stats_.kernel_ns += options_.device->busy_ns() - before;
+    if (!queue.asynchronous) op.stats_.kernel_ns += queue.device->busy_ns() - before;
   }
   if (!status.ok()) {
-    op.request_.channel->pending_failures_.push_back(
-        {{Code::kDevice, op.request_.channel->control()->rank(), status.text()}, false});
+    device_failed(op, status);
     return;
   }
   run.progress[step] = StepProgress::kIssued;
-  if (async_device_) {
+  if (queue.asynchronous) {
     after_issue(op, step);
+    if (run.plan->stream_ordered) issue_groups(*op.request_.channel);
   } else {
     step_done(op, step);
   }
@@ -192,35 +213,38 @@ void Engine::execute(Op& op, uint32_t step) {
 
 Status Engine::launch(Op& op, const Step& s, bool paired_ran) {
   const Run& run = *op.request_.run;
+  Device& device = *op.request_.plan->device();
   const uint32_t* predicate = nullptr;
   if (s.predicate.slot != kNoSlot) {
     predicate = static_cast<const uint32_t*>(run.at({s.predicate.slot, s.predicate.offset, 4}));
   }
   if (s.kind == StepKind::kCopy) {
-    return options_.device->copy(s.lane, run.at(s.destination), run.at(s.source), s.source.bytes,
-                                 predicate, s.predicate.expect);
+    return device.copy(s.lane, run.at(s.destination), run.at(s.source), s.source.bytes, predicate,
+                       s.predicate.expect);
   }
+  // Lists of tensor pointers: where kernels can read them.
+  void* const* const lists = run.plan->addresses == kNoSlot
+                                 ? run.bases.data()
+                                 : static_cast<void* const*>(run.bases[run.plan->addresses]);
   std::array<Operand, kMaxOperands> operands;
   for (size_t i = 0; i < s.operands.size(); ++i) {
     const OperandRef& ref = s.operands[i];
     if (ref.slot == kNoSlot) {
       operands[i].data = nullptr;
-    } else if (ref.footprint == Footprint::kList || ref.footprint == Footprint::kTarget) {
-      operands[i].data = const_cast<void**>(&run.bases[ref.slot]);
+    } else if (is_list(ref)) {
+      operands[i].data = const_cast<void**>(lists + ref.slot);
     } else {
       operands[i].data = run.at({ref.slot, ref.offset, 0});
     }
   }
-  KernelCall call;
-  call.id = s.kernel;
+  KernelCall call = constant_call(s);
   call.operands = std::span<const Operand>(operands.data(), s.operands.size());
-  call.pieces = s.pieces;
-  call.args = s.args;
-  call.bytes = s.fill_bytes;
   call.predicate = predicate;
   call.expect = s.predicate.expect;
   call.paired_ran = paired_ran;
-  if (!options_.device->caps().wants_fresh) return options_.device->launch(s.lane, call, {});
+  call.tables = op.request_.plan->tables();
+  call.call = s.call;
+  if (!device.caps().wants_fresh) return device.launch(s.lane, call, {});
   std::vector<Use> uses;
   std::vector<FreshRange> fresh;
   if (predicate == nullptr) {  // a predicated kernel may leave its output as it was
@@ -237,41 +261,67 @@ Status Engine::launch(Op& op, const Step& s, bool paired_ran) {
       fresh.push_back({run.at(use.region), use.region.bytes});
     }
   }
-  return options_.device->launch(s.lane, call, fresh);
+  return device.launch(s.lane, call, fresh);
 }
 
-// Asynchronous devices: the step's lane waits for predecessors that were issued to other lanes.
-Status Engine::wait_for_other_lanes(Op& op, uint32_t step) {
-  Run& run = *op.request_.run;
+DeviceQueue* Engine::queue_of(const std::shared_ptr<Device>& device) {
+  for (const auto& queue : queues_) {
+    if (queue->device == device) return queue.get();
+  }
+  return queues_.emplace_back(std::make_unique<DeviceQueue>(device)).get();
+}
+
+// Asynchronous devices: the step's lane waits for predecessors that were issued to other lanes,
+// unless it comes after them already; and for the caller's stream, before it touches memory that
+// work on that stream may use, unless what it comes after did so.
+Status Engine::order_lane(Op& op, uint32_t step) {
+  const Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];
+  Device& device = *op.queue_->device;
+  LaneClock& after = op.queue_->lanes[s.lane].after;
+  const uint32_t bit = 1u << s.lane;
   for (uint32_t p : run.plan->preds(step)) {
     const Step& before = run.plan->steps[p];
-    if (!on_device(before) || before.lane == s.lane || run.progress[p] == StepProgress::kDone)
+    if (!on_lane(*run.plan, before)) continue;
+    const StepEvent& event = run.events[p];
+    if (event.ordered) op.ordered_lanes_ |= bit;
+    if (before.lane == s.lane || run.progress[p] == StepProgress::kDone ||
+        after[before.lane] >= event.before[before.lane])
       continue;
-    SOTTO_TRY(options_.device->wait(s.lane, run.events[p]));
+    SOTTO_TRY(device.wait(s.lane, event.id));
+    for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event.before[k]);
   }
-  return ok_status();
+  if (op.request_.after == 0 || !s.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
+  op.ordered_lanes_ |= bit;
+  return device.wait(s.lane, op.request_.after);
 }
 
 // Asynchronous devices: successors on the device may be queued behind the step at once.
 void Engine::after_issue(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];
+  DeviceQueue::Lane& lane = op.queue_->lanes[s.lane];
+  ++lane.after[s.lane];
   EventId event = 0;
   if (run.plan->needs_event[step]) {
-    Result<EventId> recorded = options_.device->record(s.lane);
+    Result<EventId> recorded = op.queue_->device->record(s.lane);
     if (!recorded.ok()) {
-      op.request_.channel->pending_failures_.push_back(
-          {{Code::kDevice, op.request_.channel->control()->rank(), recorded.status().text()},
-           false});
-      return;
+      device_failed(op, recorded.status());
+    } else {
+      event = *recorded;
+      run.events[step] = {event, lane.after, (op.ordered_lanes_ >> s.lane & 1) != 0};
     }
-    event = *recorded;
-    run.events[step] = event;
   }
-  lanes_[s.lane].push_back({&op, step, event});
+  lane.in_flight.push_back({&op, step, event});
   ++run.device_steps_in_flight;
-  release(op, step, true);
+  // Without its event nothing may follow the step; the operation is about to fail.
+  if (event != 0 || !run.plan->needs_event[step]) release(op, step, true);
+}
+
+void Engine::device_failed(Op& op, const Status& status) {
+  op.broken_ = true;
+  Channel& channel = *op.request_.channel;
+  channel.pending_failures_.push_back({{Code::kDevice, channel.rank(), status.text()}, false});
 }
 
 // Satisfies edges to successors: those between device steps when the step is issued, the others
@@ -280,8 +330,9 @@ void Engine::release(Op& op, uint32_t step, bool device_edges) {
   Run& run = *op.request_.run;
   const Plan& plan = *run.plan;
   for (uint32_t next : plan.succs(step)) {
-    const bool device_edge =
-        async_device_ && on_device(plan.steps[step]) && on_device(plan.steps[next]);
+    const bool device_edge = op.queue_->asynchronous && on_lane(plan, plan.steps[step]) &&
+                             on_lane(plan, plan.steps[next]) &&
+                             plan.steps[step].expected == nullptr;  // the host looks at it first
     if (device_edge != device_edges) continue;
     if (--run.pending[next] == 0) make_ready(op, next);
   }
@@ -336,37 +387,45 @@ bool Engine::take_completions() {
 
 bool Engine::poll_events() {
   bool any = false;
-  for (auto& lane : lanes_) {
-    while (true) {
-      const auto marked =
-          std::find_if(lane.begin(), lane.end(), [](const InFlight& f) { return f.event != 0; });
-      if (marked == lane.end()) break;
-      const Result<bool> ready = options_.device->query(marked->event);
-      if (ready.ok() && !*ready) break;
-      const size_t count = static_cast<size_t>(marked - lane.begin()) + 1;
-      for (size_t i = 0; i < count; ++i) {
-        const InFlight f = lane.front();
-        lane.pop_front();
-        if (f.event != 0) options_.device->release(f.event);
-        any = true;
-        Op& op = *f.op;
-        const OpRef keep = op.self_.lock();
-        if (!ready.ok()) {
-          op.request_.channel->pending_failures_.push_back(
-              {{Code::kDevice, op.request_.channel->control()->rank(), ready.status().text()},
-               false});
-        }
-        if (f.step == kNoStep) {
-          complete(op, op.failure_);
-          continue;
-        }
-        --op.request_.run->device_steps_in_flight;
-        step_done(op, f.step);
-        if (op.state_ == Op::State::kFailing && !op.done()) settle_failed(op);
-      }
+  for (size_t q = 0; q < queues_.size(); ++q) {
+    if (!queues_[q]->asynchronous) continue;
+    for (DeviceQueue::Lane& lane : queues_[q]->lanes) {
+      while (lane_advanced(*queues_[q]->device, lane.in_flight)) any = true;
     }
   }
   return any;
+}
+
+// Ends the steps up to the first event of a lane, if that is done.
+bool Engine::lane_advanced(Device& device, std::deque<InFlight>& lane) {
+  const auto marked =
+      std::find_if(lane.begin(), lane.end(), [](const InFlight& f) { return f.event != 0; });
+  if (marked == lane.end()) return false;
+  const Result<bool> ready = device.query(marked->event);
+  if (ready.ok() && !*ready) return false;
+  const size_t count = static_cast<size_t>(marked - lane.begin()) + 1;
+  for (size_t i = 0; i < count; ++i) {
+    const InFlight f = lane.front();
+    lane.pop_front();
+    if (f.event != 0) device.release(f.event);
+    Op& op = *f.op;
+    const OpRef keep = op.self_.lock();
+    if (!ready.ok()) device_failed(op, ready.status());
+    if (f.step == kNoStep) {
+      complete(op, op.failure_);
+      continue;
+    }
+    --op.request_.run->device_steps_in_flight;
+    const Status expected = check_message(*op.request_.run, f.step);
+    if (expected.ok()) {
+      step_done(op, f.step);
+    } else {
+      op.request_.channel->pending_failures_.push_back(
+          {{expected.code(), -1, expected.text()}, false});
+    }
+    if (op.state_ == Op::State::kFailing && !op.done()) settle_failed(op);
+  }
+  return true;
 }
 
 }  // namespace sotto

@@ -16,6 +16,16 @@ constexpr int64_t kDecisionLimitUs = 2'000'000;
 // All steps are done.
 void Engine::finish(Op& op) {
   const Run& run = *op.request_.run;
+  if (run.plan->stream_ordered) {
+    Channel& channel = *op.request_.channel;
+    for (const OpPosting& posting : run.postings) {
+      const Status meant = channel.transport_->verify(posting);
+      if (meant.ok()) continue;
+      channel.pending_failures_.push_back({{meant.code(), -1, meant.text()}, false});
+      complete(op, meant);
+      return;
+    }
+  }
   if (run.plan->verdict_slot != kNoSlot) {
     uint32_t word = 0;
     std::memcpy(&word, run.bases[run.plan->verdict_slot], 4);
@@ -32,7 +42,13 @@ void Engine::finish(Op& op) {
 void Engine::start_undo(Op& op, bool all_ran) {
   Run& run = *op.request_.run;
   op.state_ = Op::State::kUndoing;
+  Device& device = *op.queue_->device;
   bool launched = false;
+  if (run.plan->addresses != kNoSlot && run.progress[0] < StepProgress::kIssued) {
+    const Status status = launch(op, run.plan->steps[0], false);
+    if (!status.ok())
+      log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
+  }
   for (const UndoStep& undo : run.plan->undo) {
     bool ran = all_ran && undo.pair_first != kNoStep;
     for (uint32_t s = undo.pair_first; !ran && s != kNoStep && s <= undo.pair_last; ++s) {
@@ -44,10 +60,10 @@ void Engine::start_undo(Op& op, bool all_ran) {
       log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
     launched = true;
   }
-  if (async_device_ && launched) {
-    const Result<EventId> event = options_.device->record(0);
+  if (op.queue_->asynchronous && launched) {
+    const Result<EventId> event = device.record(0);
     if (event.ok()) {
-      lanes_[0].push_back({&op, kNoStep, *event});
+      op.queue_->lanes[0].in_flight.push_back({&op, kNoStep, *event});
       return;
     }
     log(LogLevel::kError, "the residual could not be recovered: {}", event.status().text());
@@ -87,6 +103,9 @@ void Engine::complete(Op& op, Status status) {
   }
   totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
   totals.completed.fetch_add(1, std::memory_order_relaxed);
+  Device& device = *request.plan->device();
+  if (request.after != 0) device.release(std::exchange(request.after, 0));
+  for (const HoldId hold : std::exchange(op.holds_, {})) device.let_go(hold);
   request.plan->give_back(std::move(request.run));
   request.hooks.reset();
   op.result_ = std::move(status);
@@ -117,7 +136,13 @@ void Engine::drop_ready(const Op& op) {
 // What this rank has found is a proposal: the control plane decides which cause was first, so that
 // all ranks report the same one, and answers through on_control_failure within its own short time.
 void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
-  if (channel.failed()) return;
+  if (channel.failed()) {
+    // An operation that was being finished nevertheless, and now cannot be.
+    for (const OpRef& op : std::vector<OpRef>(channel.ops_)) {
+      if (op->broken_) fail_op(*op, Status(cause.code, cause.text));
+    }
+    return;
+  }
   if (channel.control_ == nullptr) {
     fail_channel(channel, cause);
     return;
@@ -146,24 +171,25 @@ void Engine::fail_op(Op& op, const Status& status) {
   if (op.state_ == Op::State::kRunning && op.request_.channel->transport_ != nullptr) {
     for (const OpPosting& posting : run.postings) op.request_.channel->transport_->cancel(posting);
   }
-  if (op.committing_) {
+  if (op.committing_ && !op.broken_) {
     finish_committing(op);
     return;
   }
   drop_ready(op);
   op.state_ = Op::State::kFailing;
   op.failure_ = status;
-  mark_lanes();
+  mark_lanes(*op.queue_);
   settle_failed(op);
 }
 
 // A step without an event of its own is seen to be done by the event of a later one, which a failed
 // operation may never issue.
-void Engine::mark_lanes() {
-  for (uint32_t i = 0; i < lanes_.size(); ++i) {
-    std::deque<InFlight>& lane = lanes_[i];
+void Engine::mark_lanes(DeviceQueue& queue) {
+  if (!queue.asynchronous) return;
+  for (uint32_t i = 0; i < queue.lanes.size(); ++i) {
+    std::deque<InFlight>& lane = queue.lanes[i].in_flight;
     if (lane.empty() || lane.back().event != 0) continue;
-    const Result<EventId> event = options_.device->record(i);
+    const Result<EventId> event = queue.device->record(i);
     if (event.ok()) {
       lane.back().event = *event;
       continue;
@@ -187,16 +213,48 @@ void Engine::finish_committing(Op& op) {
   Run& run = *op.request_.run;
   for (uint32_t i = 0; i < run.plan->steps.size() && !op.done() && op.state_ == Op::State::kRunning;
        ++i) {
-    if (on_device(run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
+    if (on_lane(*run.plan, run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
     run.progress[i] = StepProgress::kDone;
     step_done(op, i);
   }
 }
 
+// Nothing is left of the operation but what has been issued to its device.
+bool Engine::only_device_left(const Op& op) const {
+  if (op.state_ != Op::State::kRunning) return false;
+  const Run& run = *op.request_.run;
+  return run.done_steps + run.device_steps_in_flight == run.plan->steps.size();
+}
+
+Status Engine::stream_after(const OpRef& op, void* stream) {
+  return drive([&](Driver&) -> Status {
+    if (op->done()) return ok_status();
+    Device& device = *op->request_.plan->device();
+    if (!only_device_left(*op)) {
+      SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
+      op->holds_.push_back(hold);
+      return ok_status();
+    }
+    for (uint32_t i = 0; i < op->queue_->lanes.size(); ++i) {
+      const std::deque<InFlight>& lane = op->queue_->lanes[i].in_flight;
+      if (std::none_of(lane.begin(), lane.end(),
+                       [&](const InFlight& f) { return f.op == op.get(); }))
+        continue;
+      SOTTO_ASSIGN(const EventId event, device.record(i));
+      const Status status = device.stream_after_event(stream, event);
+      device.release(event);
+      SOTTO_TRY(status);
+    }
+    return ok_status();
+  });
+}
+
 // A failed operation completes when the device no longer works for it.
 void Engine::settle_failed(Op& op) {
   if (op.request_.run->device_steps_in_flight > 0) return;
-  if (op.any_step_ran_ && !op.request_.run->plan->undo.empty()) {
+  // What a device has failed to commit is neither the old state nor the new one.
+  const bool lost = op.broken_ && op.committing_;
+  if (op.any_step_ran_ && !lost && !op.request_.run->plan->undo.empty()) {
     start_undo(op, false);
   } else {
     complete(op, op.failure_);

@@ -1,6 +1,8 @@
 #include "core/engine/run.h"
 
 #include <algorithm>
+#include <cstring>
+#include <deque>
 
 namespace sotto {
 
@@ -8,7 +10,44 @@ PreparedPlan::PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Dev
     : plan_(std::move(plan)), device_(std::move(device)) {}
 
 PreparedPlan::~PreparedPlan() {
-  for (auto& run : free_) device_->free(run->scratch, std::max<uint64_t>(plan_->scratch_bytes, 1));
+  for (auto& run : free_) {
+    device_->free(run->scratch, std::max<uint64_t>(plan_->scratch_bytes, 1));
+    device_->free_host(run->host, plan_->host_bytes);
+  }
+}
+
+Result<std::shared_ptr<PreparedPlan>> PreparedPlan::make(std::shared_ptr<const Plan> plan,
+                                                         std::shared_ptr<Device> device) {
+  std::shared_ptr<PreparedPlan> prepared(new PreparedPlan(std::move(plan), std::move(device)));
+  const Plan& p = *prepared->plan_;
+  if (p.calls == 0) return prepared;
+  std::vector<KernelCall> calls;
+  std::deque<std::vector<Operand>> operands;
+  const auto add = [&](const Step& step) {
+    KernelCall call = constant_call(step);
+    // Which operands there are is constant, and a device may ask; where they are is not.
+    std::vector<Operand>& present = operands.emplace_back(step.operands.size());
+    for (size_t i = 0; i < present.size(); ++i) {
+      if (step.operands[i].slot != kNoSlot) present[i].data = prepared.get();
+    }
+    call.operands = present;
+    calls.push_back(call);
+  };
+  for (const Step& step : p.steps) {
+    if (step.kind == StepKind::kKernel) add(step);
+  }
+  for (const UndoStep& undo : p.undo) add(undo.step);
+  SOTTO_ASSIGN(prepared->tables_, prepared->device_->prepare(calls));
+  return prepared;
+}
+
+KernelCall constant_call(const Step& step) {
+  KernelCall call;
+  call.id = step.kernel;
+  call.pieces = step.pieces;
+  call.args = step.args;
+  call.bytes = step.fill_bytes;
+  return call;
 }
 
 Result<std::unique_ptr<Run>> PreparedPlan::acquire() {
@@ -21,13 +60,13 @@ Result<std::unique_ptr<Run>> PreparedPlan::acquire() {
     }
   }
   if (run == nullptr) {
-    SOTTO_ASSIGN(run, make());
+    SOTTO_ASSIGN(run, make_run());
   }
   const Plan& p = *plan_;
   for (size_t i = 0; i < p.steps.size(); ++i)
     run->pending[i] = p.pred_begin[i + 1] - p.pred_begin[i];
   std::fill(run->progress.begin(), run->progress.end(), StepProgress::kWaiting);
-  std::fill(run->events.begin(), run->events.end(), EventId{0});
+  std::fill(run->events.begin(), run->events.end(), StepEvent{});
   for (size_t g = 0; g < p.groups.size(); ++g)
     run->group_pending[g] = static_cast<uint32_t>(p.groups[g].size());
   for (Run::Announce& a : run->announce) {
@@ -40,21 +79,25 @@ Result<std::unique_ptr<Run>> PreparedPlan::acquire() {
   return run;
 }
 
-Result<std::unique_ptr<Run>> PreparedPlan::make() {
+Result<std::unique_ptr<Run>> PreparedPlan::make_run() {
   auto run = std::make_unique<Run>();
   const Plan& p = *plan_;
   run->plan = plan_;
   SOTTO_ASSIGN(run->scratch, device_->alloc(std::max<uint64_t>(p.scratch_bytes, 1)));
-  run->host.resize(p.host_bytes + 128);
-  const auto address = reinterpret_cast<uintptr_t>(run->host.data());
-  run->host_base = run->host.data() + ((128 - address % 128) % 128);
+  Result<void*> host = device_->alloc_host(p.host_bytes);
+  if (!host.ok()) {
+    device_->free(run->scratch, std::max<uint64_t>(p.scratch_bytes, 1));
+    return host.status();
+  }
+  run->host = *host;
   run->bases.assign(p.slots.size(), nullptr);
   for (size_t s = 0; s < p.slots.size(); ++s) {
     const Slot& slot = p.slots[s];
     if (slot.alias_of != kNoSlot) continue;
     if (slot.kind == SlotKind::kScratch)
       run->bases[s] = static_cast<std::byte*>(run->scratch) + slot.arena_offset;
-    if (slot.kind == SlotKind::kHost) run->bases[s] = run->host_base + slot.arena_offset;
+    if (slot.kind == SlotKind::kHost)
+      run->bases[s] = static_cast<std::byte*>(run->host) + slot.arena_offset;
     if (slot.kind == SlotKind::kConstant) run->bases[s] = const_cast<void*>(slot.constant);
   }
   run->pending.resize(p.steps.size());
@@ -81,12 +124,15 @@ uint64_t PreparedPlan::held_bytes() const {
   return made_ * (plan_->scratch_bytes + plan_->host_bytes);
 }
 
-void bind_aliases(Run& run) {
+void finish_binding(Run& run) {
   const std::vector<Slot>& slots = run.plan->slots;
   for (size_t s = 0; s < slots.size(); ++s) {
     if (slots[s].alias_of == kNoSlot) continue;
     run.bases[s] = static_cast<std::byte*>(run.bases[slots[s].alias_of]) + slots[s].alias_offset;
   }
+  const uint32_t addresses = run.plan->addresses_host;
+  if (addresses != kNoSlot)
+    std::memcpy(run.bases[addresses], run.bases.data(), slots[addresses].bytes);
 }
 
 }  // namespace sotto

@@ -2,6 +2,7 @@
 // reused, so that starting an operation allocates nothing in steady state.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -15,15 +16,24 @@ namespace sotto {
 // How far a step of a run has come.
 enum class StepProgress : uint8_t { kWaiting = 0, kReady, kIssued, kDone };
 
+// How much of every lane comes before something: positions count what was ever issued to a lane.
+using LaneClock = std::array<uint64_t, kMaxLanes>;
+
+// An event behind a step, and what was before it.
+struct StepEvent {
+  EventId id = 0;
+  LaneClock before{};
+  bool ordered = false;  // the caller's stream too
+};
+
 struct Run {
   std::shared_ptr<const Plan> plan;
-  void* scratch = nullptr;      // device arena
-  std::vector<std::byte> host;  // host arena, 128-byte aligned start inside
-  std::byte* host_base = nullptr;
+  void* scratch = nullptr;             // device arena
+  void* host = nullptr;                // host arena
   std::vector<void*> bases;            // per slot
   std::vector<uint32_t> pending;       // per step: predecessors not yet satisfied
   std::vector<StepProgress> progress;  // per step
-  std::vector<EventId> events;         // per step; empty with a synchronous device
+  std::vector<StepEvent> events;       // per step; empty with a synchronous device
   std::vector<Transfer> transfers;
   std::vector<OpPosting> postings;
   std::vector<uint32_t> group_pending;  // by_order: steps of a group that are not ready
@@ -44,15 +54,18 @@ struct Run {
   }
 };
 
-// A plan with its pool of runs, for one device.
+// A plan with its pool of runs and its kernels' tables, for one device.
 class PreparedPlan {
  public:
-  PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Device> device);
+  static Result<std::shared_ptr<PreparedPlan>> make(std::shared_ptr<const Plan> plan,
+                                                    std::shared_ptr<Device> device);
   ~PreparedPlan();
   PreparedPlan(const PreparedPlan&) = delete;
   PreparedPlan& operator=(const PreparedPlan&) = delete;
 
   const Plan& plan() const { return *plan_; }
+  const std::shared_ptr<Device>& device() const { return device_; }
+  const CallTables* tables() const { return tables_.get(); }
 
   // A run with its scratch and host slots bound; the caller binds the kBound slots. Threads: any.
   Result<std::unique_ptr<Run>> acquire();
@@ -61,16 +74,22 @@ class PreparedPlan {
   uint64_t held_bytes() const;
 
  private:
-  Result<std::unique_ptr<Run>> make();
+  PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Device> device);
+  Result<std::unique_ptr<Run>> make_run();
 
   std::shared_ptr<const Plan> plan_;
   std::shared_ptr<Device> device_;
+  std::shared_ptr<const CallTables> tables_;
   mutable std::mutex mutex_;
   std::vector<std::unique_ptr<Run>> free_;
   uint64_t made_ = 0;
 };
 
-// Binds the aliases of bound slots to the slots they alias; call after binding.
-void bind_aliases(Run& run);
+// The constant part of a kernel step, as Device::prepare takes it.
+KernelCall constant_call(const Step& step);
+
+// Call after the bound slots have been bound: binds their aliases, and writes the addresses of all
+// slots for the device.
+void finish_binding(Run& run);
 
 }  // namespace sotto

@@ -29,9 +29,10 @@ class Codec::Hooks final : public OpHooks {
   std::shared_ptr<Codec> codec_;
 };
 
-Codec::Codec(std::shared_ptr<Comm> comm, const CodecSettings& settings,
-             std::vector<uint64_t> counts)
+Codec::Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device,
+             const CodecSettings& settings, std::vector<uint64_t> counts)
     : comm_(std::move(comm)),
+      device_(device != nullptr ? std::move(device) : comm_->context()->device()),
       settings_(settings),
       counts_(std::move(counts)),
       layout_(tensors_of(counts_), static_cast<uint32_t>(comm_->size()), settings.chunk_align,
@@ -40,7 +41,8 @@ Codec::Codec(std::shared_ptr<Comm> comm, const CodecSettings& settings,
 
 Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::string_view json,
                                              std::vector<uint64_t> counts,
-                                             const std::vector<Dtype>& dtypes) {
+                                             const std::vector<Dtype>& dtypes,
+                                             std::shared_ptr<Device> device) {
   SOTTO_ASSIGN(CodecSettings settings, parse_codec(json));
   if (settings.compat)
     settings.chunk_align = compat_chunk_align(static_cast<uint64_t>(comm->size()));
@@ -49,8 +51,12 @@ Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::st
       return unsupported("codec: tensor {} is {}; codecs take fp32", i, dtype_name(dtypes[i]));
     }
   }
-  std::shared_ptr<Codec> codec(new Codec(std::move(comm), settings, std::move(counts)));
-  SOTTO_ASSIGN(codec->state_, CompressedState::make(*codec->comm_, codec->layout_, settings));
+  std::shared_ptr<Codec> codec(
+      new Codec(std::move(comm), std::move(device), settings, std::move(counts)));
+  SOTTO_ASSIGN(codec->state_,
+               CompressedState::make(
+                   *codec->comm_, DeviceAccess(codec->comm_->context()->engine(), codec->device_),
+                   codec->layout_, settings));
   return codec;
 }
 
@@ -63,7 +69,7 @@ Result<Codec::Prepared*> Codec::prepared(std::span<const uint8_t> in_place) {
   p.in_place.assign(in_place.begin(), in_place.end());
   p.collective = emit_compressed_collective(builder, comm_->rank(), layout_, settings_, in_place,
                                             comm_->segment_bytes());
-  SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take()));
+  SOTTO_ASSIGN(p.plan, comm_->prepare(builder.take(), device_));
   prepared_.push_back(std::move(p));
   return &prepared_.back();
 }
@@ -71,7 +77,7 @@ Result<Codec::Prepared*> Codec::prepared(std::span<const uint8_t> in_place) {
 Result<std::shared_ptr<PreparedPlan>> Codec::plan(const SmallVector<uint8_t>& in_place) {
   if (comm_->size() == 1 || layout_.elements() == 0) {
     PlanBuilder nothing;
-    return comm_->prepare(nothing.take());
+    return comm_->prepare(nothing.take(), device_);
   }
   SOTTO_ASSIGN(const Prepared* p, prepared(in_place));
   return p->plan;
@@ -126,6 +132,7 @@ Result<OpRef> Codec::copy_alone(const SmallVector<void*>& in, const SmallVector<
   for (size_t i = 0; i < in.size(); ++i) call.request.in_place.push_back(in[i] == out[i]);
   call.in = in;
   call.out = out;
+  call.device = device_;
   return comm_->start(std::move(call), options);
 }
 
@@ -158,7 +165,7 @@ Result<Codec::Snapshot> Codec::snapshot() {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   Snapshot s;
   s.counts = counts_;
-  SOTTO_ASSIGN(s.residual, state_.residual(comm_->engine(), nullptr));
+  SOTTO_ASSIGN(s.residual, state_.residual(nullptr));
   return s;
 }
 
@@ -168,7 +175,7 @@ Status Codec::restore(const Snapshot& s, bool with_residual) {
     return invalid_argument("the state is of {} tensors with other sizes than the {} of this codec",
                             s.counts.size(), counts_.size());
   if (with_residual) SOTTO_TRY(state_.check(s.residual));
-  return state_.restore(comm_->engine(), with_residual ? &s.residual : nullptr);
+  return state_.restore(with_residual ? &s.residual : nullptr);
 }
 
 Result<MeanErrorFeedback> Codec::mean() {
@@ -181,7 +188,7 @@ Status Codec::restore_mean(const std::vector<uint64_t>& counts, const MeanErrorF
   if (counts != counts_)
     return invalid_argument("the state is of {} tensors with other sizes than the {} of this codec",
                             counts.size(), counts_.size());
-  return state_.restore_mean(comm_->engine(), mean);
+  return state_.restore_mean(mean);
 }
 
 }  // namespace sotto

@@ -17,10 +17,11 @@ namespace sotto {
 
 class Codec : public std::enable_shared_from_this<Codec> {
  public:
-  // json: see parse_codec.
+  // json: see parse_codec. device: where the tensors are; null: the context's.
   static Result<std::shared_ptr<Codec>> create(std::shared_ptr<Comm> comm, std::string_view json,
                                                std::vector<uint64_t> counts,
-                                               const std::vector<Dtype>& dtypes);
+                                               const std::vector<Dtype>& dtypes,
+                                               std::shared_ptr<Device> device = nullptr);
 
   // out = compressed mean of in over ranks; both have one pointer per tensor, equal ones mean in
   // place. BUSY while an all-reduce of this codec is in flight.
@@ -28,6 +29,7 @@ class Codec : public std::enable_shared_from_this<Codec> {
                            const CallOptions& options);
   const std::vector<uint64_t>& counts() const { return counts_; }
   const std::shared_ptr<Comm>& comm() const { return comm_; }
+  const std::shared_ptr<Device>& device() const { return device_; }
   // What an all-reduce will do; nothing is sent.
   Result<std::shared_ptr<PreparedPlan>> plan(const SmallVector<uint8_t>& in_place);
 
@@ -54,13 +56,15 @@ class Codec : public std::enable_shared_from_this<Codec> {
     CompressedCollective collective;
   };
 
-  Codec(std::shared_ptr<Comm> comm, const CodecSettings& settings, std::vector<uint64_t> counts);
+  Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device, const CodecSettings& settings,
+        std::vector<uint64_t> counts);
   Result<Prepared*> prepared(std::span<const uint8_t> in_place);
   Result<OpRef> copy_alone(const SmallVector<void*>& in, const SmallVector<void*>& out,
                            const CallOptions& options);
   Status describe_failure(const Status& status, std::span<const std::byte> verdict) const;
 
   std::shared_ptr<Comm> comm_;
+  std::shared_ptr<Device> device_;
   CodecSettings settings_;
   std::vector<uint64_t> counts_;
   CompressedLayout layout_;

@@ -80,23 +80,27 @@ OpPosting Comm::point_to_point_posting(const CollectiveRequest& r, OpSignature s
   return {{epoch_, p2p_number(source, destination, counter++)}, signature, priority};
 }
 
-Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical) const {
+Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
+                                                    const std::shared_ptr<Device>& device) const {
   const Transport* transport = root_->channel->transport();
   LoweringTarget target;
-  target.device = &context()->device()->caps();
+  target.device = &device->caps();
   target.transport = &transport->caps();
   target.headers = transport;
   target.comm_size = size();
   SOTTO_ASSIGN(std::shared_ptr<const Plan> plan, lower(std::move(logical), target));
-  return std::make_shared<PreparedPlan>(std::move(plan), context()->device());
+  return PreparedPlan::make(std::move(plan), device);
 }
 
 Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<const Call> calls) {
   const auto asks_for = [](const CollectiveRequest& request, const Call& call) {
     return request == call.request;
   };
+  const std::shared_ptr<Device>& device =
+      calls[0].device != nullptr ? calls[0].device : context()->device();
   for (auto it = cache_.begin(); it != cache_.end(); ++it) {
-    if (!std::equal(it->requests.begin(), it->requests.end(), calls.begin(), calls.end(), asks_for))
+    if (it->plan->device() != device ||
+        !std::equal(it->requests.begin(), it->requests.end(), calls.begin(), calls.end(), asks_for))
       continue;
     cache_.splice(cache_.begin(), cache_, it);
     return it->plan;
@@ -113,7 +117,7 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<const Call> calls)
     SOTTO_ASSIGN([[maybe_unused]] const CollectiveSlots slots,
                  emit_collective(builder, requests[i]));
   }
-  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(builder.take()));
+  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(builder.take(), device));
   cache_.push_front({std::move(requests), plan});
   if (cache_.size() > kCachedPlans) cache_.pop_back();
   return plan;
@@ -145,7 +149,7 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
                            ? point_to_point_posting(calls[i].request, signature, options.priority)
                            : next_posting(signature, options.priority);
   }
-  bind_aliases(*run);
+  finish_binding(*run);
   Result<OpRef> op = submit(std::move(plan), std::move(run), nullptr, options);
   if (op.ok()) return op;
   // It did not start, and the next call has its number.
@@ -163,7 +167,7 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
   SOTTO_TRY(failure());
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   bind(*run);
-  bind_aliases(*run);
+  finish_binding(*run);
   const Numbering before = numbering_;
   run->postings[0] = next_posting(signature, options.priority);
   Result<OpRef> op = submit(std::move(plan), std::move(run), std::move(hooks), options);
@@ -177,7 +181,7 @@ Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
   SOTTO_TRY(failure());
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   bind(*run);
-  bind_aliases(*run);
+  finish_binding(*run);
   run->postings.clear();
   return submit(std::move(plan), std::move(run), std::move(hooks), options);
 }
@@ -197,6 +201,15 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.user = options.user;
   request.done_any_thread = options.done_any_thread;
   request.waits = options.waits;
+  if (const std::shared_ptr<Device>& device = request.plan->device();
+      options.stream && device->caps().streams) {
+    Result<EventId> event = device->record_stream(*options.stream);
+    if (!event.ok()) {
+      request.plan->give_back(std::move(request.run));
+      return event.status();
+    }
+    request.after = *event;
+  }
   return engine().start(std::move(request), !options.no_block);
 }
 

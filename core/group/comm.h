@@ -29,6 +29,8 @@ struct CommConfig {
   std::string transport;   // empty or "auto": SOTTO_TRANSPORT
   int64_t timeout_us = 0;  // 0: SOTTO_TIMEOUT_US
   ExchangeFn exchange;     // the caller's all-gather, instead of an id
+  // A communicator of the transport's own library, lent by the caller (Backend::adopt); null: none.
+  void* native_comm = nullptr;
 };
 
 struct CallOptions {
@@ -40,6 +42,9 @@ struct CallOptions {
   void* user = nullptr;
   bool done_any_thread = false;
   bool waits = false;  // the caller waits for the operation at once
+  // Stream of the caller, on a device that has them: the operation comes after what is queued on it
+  // now. Empty: after nothing.
+  std::optional<void*> stream;
 };
 
 // One collective or point-to-point call: request and memory. in and out have request.counts.size()
@@ -48,6 +53,7 @@ struct Call {
   CollectiveRequest request;
   SmallVector<void*> in, out;
   uint64_t tag = 0;
+  std::shared_ptr<Device> device;  // where in and out are; null: the context's
 };
 
 struct CommCounters {
@@ -86,14 +92,15 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // color < 0: no comm for this rank (null).
   Result<std::shared_ptr<Comm>> split(int32_t color, int32_t key);
 
-  // Starts one call, or all calls of a group as one operation.
+  // Starts one call, or all calls of a group, on one device, as one operation.
   Result<OpRef> start(Call call, const CallOptions& options);
   Result<OpRef> start_group(std::span<Call> calls, const CallOptions& options);
 
-  // The executable plan of calls, from a cache. Nothing is sent.
+  // The executable plan of calls, which are on one device, from a cache. Nothing is sent.
   Result<std::shared_ptr<PreparedPlan>> prepare(std::span<const Call> calls);
-  // Lowers any plan for this comm's device and transport.
-  Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan) const;
+  // Lowers any plan for this comm's transport and a device.
+  Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan,
+                                                const std::shared_ptr<Device>& device) const;
 
   // Starts a prepared plan of one posting as the next collective of this comm. `bind` fills the
   // bound slots. The signature's chain is filled in here.
@@ -129,7 +136,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   struct CachedPlan {
     std::vector<CollectiveRequest> requests;
-    std::shared_ptr<PreparedPlan> plan;
+    std::shared_ptr<PreparedPlan> plan;  // names the device
   };
 
   OpPosting next_posting(OpSignature signature, int32_t priority);

@@ -51,17 +51,18 @@ std::vector<float> to_tensors(const CompressedLayout& layout, const std::vector<
   return out;
 }
 
-Result<CompressedState> CompressedState::make(const Comm& comm, const CompressedLayout& layout,
+Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAccess& access,
+                                              const CompressedLayout& layout,
                                               const CodecSettings& settings) {
-  Engine& engine = comm.engine();
   CompressedState s;
+  s.access_ = access;
   s.layout_ = &layout;
   s.settings_ = settings;
   s.rank_ = comm.rank();
   s.size_ = comm.size();
   if (!settings.residual) return s;
   const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
-    SOTTO_ASSIGN(array, DeviceArray::make(engine.device(), bytes));
+    SOTTO_ASSIGN(array, DeviceArray::make(access.device(), bytes));
     return ok_status();
   };
   const uint64_t instances = layout.instances();
@@ -76,7 +77,7 @@ Result<CompressedState> CompressedState::make(const Comm& comm, const Compressed
     SOTTO_TRY(take(s.bits_[i], layout.compressed_elements() / 8));
     SOTTO_TRY(take(s.messages_[i], layout.message_bytes()));
   }
-  SOTTO_TRY(s.set_counts(engine, std::vector<uint8_t>(layout.flat_elements() / 8, 0xff)));
+  SOTTO_TRY(s.set_counts(std::vector<uint8_t>(layout.flat_elements() / 8, 0xff)));
   return s;
 }
 
@@ -103,7 +104,7 @@ void CompressedState::bind_current(Run& run, uint32_t bits_slot, uint32_t messag
   run.bases[messages_slot] = messages_[current_].data();
 }
 
-Status CompressedState::set_counts(Engine& engine, const std::vector<uint8_t>& valid_bits) {
+Status CompressedState::set_counts(const std::vector<uint8_t>& valid_bits) {
   std::vector<uint64_t> worker(layout_->instances()), server(layout_->instances());
   for_each_run(*layout_, [&](const Piece& p, uint64_t) {
     if (!layout_->compressed(p.tensor)) return;
@@ -113,8 +114,8 @@ Status CompressedState::set_counts(Engine& engine, const std::vector<uint8_t>& v
     worker[p.scale] += valid;
     if (p.chunk == static_cast<uint32_t>(rank_)) server[p.scale] += valid;
   });
-  SOTTO_TRY(upload(engine, worker_counts_.data(), std::span<const uint64_t>(worker)));
-  return upload(engine, server_counts_.data(), std::span<const uint64_t>(server));
+  SOTTO_TRY(access_.upload(worker_counts_.data(), std::span<const uint64_t>(worker)));
+  return access_.upload(server_counts_.data(), std::span<const uint64_t>(server));
 }
 
 ErrorFeedback CompressedState::no_errors() const {
@@ -128,8 +129,7 @@ ErrorFeedback CompressedState::no_errors() const {
   return r;
 }
 
-Result<ErrorFeedback> CompressedState::residual(Engine& engine,
-                                                const std::vector<uint8_t>* valid_bits) const {
+Result<ErrorFeedback> CompressedState::residual(const std::vector<uint8_t>* valid_bits) const {
   const auto is_valid = [&](uint64_t f) {
     return valid_bits == nullptr || ((*valid_bits)[f / 8] >> (7 - f % 8) & 1u) != 0;
   };
@@ -138,13 +138,13 @@ Result<ErrorFeedback> CompressedState::residual(Engine& engine,
   const uint64_t instances = layout_->instances();
   std::vector<float> scales(instances), server_scales(instances);
   SOTTO_ASSIGN(std::vector<float> worker,
-               download<float>(engine, worker_.data(), layout_->compressed_elements()));
+               access_.download<float>(worker_.data(), layout_->compressed_elements()));
   worker.resize(layout_->flat_elements());
   SOTTO_ASSIGN(r.server,
-               download<float>(engine, server_[current_].data(), layout_->chunk_elements()));
+               access_.download<float>(server_[current_].data(), layout_->chunk_elements()));
   if (onebit()) {
-    SOTTO_ASSIGN(scales, download<float>(engine, worker_scale_.data(), instances));
-    SOTTO_ASSIGN(server_scales, download<float>(engine, server_scale_[current_].data(), instances));
+    SOTTO_ASSIGN(scales, access_.download<float>(worker_scale_.data(), instances));
+    SOTTO_ASSIGN(server_scales, access_.download<float>(server_scale_[current_].data(), instances));
   }
   // With scale 0, and so for every codec but 1 bit, what is stored is the error.
   for_each_run(*layout_, [&](const Piece& p, uint64_t) {
@@ -199,20 +199,20 @@ Status CompressedState::check(const ErrorFeedback& r) const {
   return ok_status();
 }
 
-Status CompressedState::restore(Engine& engine, const ErrorFeedback* r) {
+Status CompressedState::restore(const ErrorFeedback* r) {
   if (!settings_.residual) return ok_status();
   const std::vector<float> worker = r != nullptr
                                         ? to_flat(*layout_, r->worker)
                                         : std::vector<float>(layout_->flat_elements(), 0.0f);
   const std::vector<float> server =
       r != nullptr ? r->server : std::vector<float>(layout_->chunk_elements(), 0.0f);
-  SOTTO_TRY(upload(engine, worker_.data(),
-                   std::span<const float>(worker).first(layout_->compressed_elements())));
-  SOTTO_TRY(upload(engine, server_[current_].data(), std::span<const float>(server)));
+  SOTTO_TRY(access_.upload(worker_.data(),
+                           std::span<const float>(worker).first(layout_->compressed_elements())));
+  SOTTO_TRY(access_.upload(server_[current_].data(), std::span<const float>(server)));
   if (!onebit()) return ok_status();
   const std::vector<float> zero(layout_->instances(), 0.0f);
-  SOTTO_TRY(upload(engine, worker_scale_.data(), std::span<const float>(zero)));
-  return upload(engine, server_scale_[current_].data(), std::span<const float>(zero));
+  SOTTO_TRY(access_.upload(worker_scale_.data(), std::span<const float>(zero)));
+  return access_.upload(server_scale_[current_].data(), std::span<const float>(zero));
 }
 
 Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
@@ -221,7 +221,7 @@ Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
   mean.worker.assign(layout_->elements(), 0.0f);
   mean.server.assign(layout_->elements(), 0.0f);
   if (!settings_.residual) return mean;
-  SOTTO_ASSIGN(ErrorFeedback own, residual(comm.engine(), valid_bits));
+  SOTTO_ASSIGN(ErrorFeedback own, residual(valid_bits));
   own.worker.resize(layout_->elements());
   Call call;
   call.request.kind = OpKind::kAllReduce;
@@ -248,7 +248,7 @@ Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
   return mean;
 }
 
-Status CompressedState::restore_mean(Engine& engine, const MeanErrorFeedback& mean) {
+Status CompressedState::restore_mean(const MeanErrorFeedback& mean) {
   if (!settings_.residual)
     return invalid_argument("this codec keeps no error feedback; import the state in mode reset");
   const std::vector<float> flat = mean.server.size() == layout_->elements()
@@ -264,7 +264,7 @@ Status CompressedState::restore_mean(Engine& engine, const MeanErrorFeedback& me
   for (size_t i = 0; i < to.size() && !flat.empty(); ++i)
     std::memcpy(&own.server[to[i].flat], &flat[from[i].flat], from[i].count * 4);
   SOTTO_TRY(check(own));
-  return restore(engine, &own);
+  return restore(&own);
 }
 
 uint64_t CompressedState::bytes() const {

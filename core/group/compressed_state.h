@@ -46,7 +46,8 @@ class CompressedState {
  public:
   CompressedState() = default;
   // The layout must outlive the state. Residuals are 0; counts are those of an unmasked layout.
-  static Result<CompressedState> make(const Comm& comm, const CompressedLayout& layout,
+  static Result<CompressedState> make(const Comm& comm, const DeviceAccess& access,
+                                      const CompressedLayout& layout,
                                       const CodecSettings& settings);
 
   // Binds the slots; the result and the new server residual go to the buffers that are not current.
@@ -58,19 +59,19 @@ class CompressedState {
   const DeviceArray& current_messages() const { return messages_[current_]; }
 
   // Counts of valid elements, from the valid bits (all 1: no mask).
-  Status set_counts(Engine& engine, const std::vector<uint8_t>& valid_bits);
+  Status set_counts(const std::vector<uint8_t>& valid_bits);
 
   // valid_bits: null if nothing is masked; masked elements have no error.
-  Result<ErrorFeedback> residual(Engine& engine, const std::vector<uint8_t>* valid_bits) const;
+  Result<ErrorFeedback> residual(const std::vector<uint8_t>* valid_bits) const;
   // INVALID_ARGUMENT if it does not fit this rank and these settings.
   Status check(const ErrorFeedback& residual) const;
   // null: zero.
-  Status restore(Engine& engine, const ErrorFeedback* residual);
+  Status restore(const ErrorFeedback* residual);
 
   // A collective of `comm`: 8 bytes per element are exchanged. Zeros if there is no residual.
   Result<MeanErrorFeedback> mean(Comm& comm, const std::vector<uint8_t>* valid_bits) const;
   // INVALID_ARGUMENT: other sizes, values that are not finite, or no residual to restore.
-  Status restore_mean(Engine& engine, const MeanErrorFeedback& mean);
+  Status restore_mean(const MeanErrorFeedback& mean);
 
   uint64_t bytes() const;
 
@@ -79,6 +80,7 @@ class CompressedState {
   ErrorFeedback no_errors() const;
   bool onebit() const { return settings_.kind == CodecKind::kOnebit; }
 
+  DeviceAccess access_;
   const CompressedLayout* layout_ = nullptr;
   CodecSettings settings_;
   int32_t rank_ = 0, size_ = 1;

@@ -6,11 +6,20 @@ namespace sotto {
 
 Context::Context(ContextOptions options) : options_(std::move(options)) {
   EngineOptions engine;
-  engine.device = options_.device;
   engine.max_ops = options_.max_ops;
   engine.progress_thread = options_.progress_thread;
   engine.trace = options_.params.trace;
   engine_ = std::make_shared<Engine>(std::move(engine));
+}
+
+Result<std::shared_ptr<Device>> Context::device_of(const DeviceId& id) {
+  if (id == options_.device->caps().id) return options_.device;
+  std::lock_guard lock(mutex_);
+  if (const auto it = devices_.find(id); it != devices_.end()) return it->second;
+  if (!options_.make_device) return unsupported("this build has no device {}", device_name(id));
+  SOTTO_ASSIGN(std::shared_ptr<Device> device, options_.make_device(id));
+  devices_.emplace(id, device);
+  return device;
 }
 
 Result<Backend*> Context::backend(const std::string& name) {
@@ -30,14 +39,21 @@ Result<Backend*> Context::backend(const std::string& name) {
   return backend;
 }
 
+Result<Backend*> Context::rendezvous(const std::string& transport) {
+  const auto factory = options_.backends.find(transport);
+  const bool other = factory != options_.backends.end() && !factory->second.rendezvous.empty();
+  return backend(other ? factory->second.rendezvous : transport);
+}
+
 Result<UniqueId> Context::make_unique_id() {
   const std::string name = params().transport == "auto" ? "tcp" : params().transport;
-  SOTTO_ASSIGN(Backend * backend_of_id, backend(name));
+  SOTTO_ASSIGN(Backend * backend_of_id, rendezvous(name));
   return engine_->drive([&](Driver&) { return backend_of_id->make_unique_id(); });
 }
 
 Result<Backend*> Context::backend_for(const UniqueId& id) {
-  for (const auto& [name, unused] : options_.backends) {
+  for (const auto& [name, factory] : options_.backends) {
+    if (!factory.rendezvous.empty()) continue;  // it makes no ids
     SOTTO_ASSIGN(Backend * candidate, backend(name));
     if (candidate->knows(id)) return candidate;
   }
@@ -48,6 +64,7 @@ Result<Backend*> Context::backend_for(const UniqueId& id) {
 std::string Context::report_json() const {
   nlohmann::ordered_json report;
   report["device"] = options_.device_text;
+  if (options_.other_devices) report["other_devices"] = options_.other_devices();
   nlohmann::ordered_json transports = nlohmann::ordered_json::array();
   for (const auto& [name, unused] : options_.backends) transports.push_back(name);
   report["transports"] = transports;

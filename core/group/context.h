@@ -7,6 +7,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "core/base/params.h"
 #include "core/base/status.h"
@@ -20,13 +21,19 @@ namespace sotto {
 struct BackendFactory {
   std::function<Result<std::unique_ptr<Backend>>(const Params&)> make;
   bool blocking = false;
+  // Name of the backend whose rendezvous and control mesh its comms have; empty: its own.
+  std::string rendezvous = {};
 };
 
 struct ContextOptions {
   Params params;
   Environment environment;
-  std::shared_ptr<Device> device;
-  std::string device_text;  // for reports: "cpu (avx2, 1 thread)"
+  std::shared_ptr<Device> device;  // of calls that name none
+  std::string device_text;         // for reports: "cpu (avx2, 1 thread)"
+  // Makes the other devices, at their first use; empty: there are none.
+  std::function<Result<std::shared_ptr<Device>>(const DeviceId&)> make_device;
+  // What there is beside `device`, or why not, for reports: "cuda:0 (...)".
+  std::function<std::vector<std::string>()> other_devices;
   std::map<std::string, BackendFactory> backends;
   uint32_t max_ops = 1024;
   bool progress_thread = true;
@@ -40,12 +47,17 @@ class Context : public std::enable_shared_from_this<Context> {
   const Environment& environment() const { return options_.environment; }
   const std::shared_ptr<Engine>& engine() const { return engine_; }
   const std::shared_ptr<Device>& device() const { return options_.device; }
+  // The device of an id; made at first use, lives as long as the context. UNSUPPORTED: this build
+  // has none; DEVICE: it cannot be used, with the reason. Threads: any.
+  Result<std::shared_ptr<Device>> device_of(const DeviceId& id);
 
   // The backend of a name, made at first use; it lives as long as the engine. UNSUPPORTED names
   // what exists.
   Result<Backend*> backend(const std::string& name);
   bool has_backend(const std::string& name) const { return options_.backends.count(name) != 0; }
   // An id of the transport in force (SOTTO_TRANSPORT; auto: tcp).
+  // The backend whose rendezvous comms of the named transport have.
+  Result<Backend*> rendezvous(const std::string& transport);
   Result<UniqueId> make_unique_id();
   // The existing or new backend that can join with the id.
   Result<Backend*> backend_for(const UniqueId& id);
@@ -57,6 +69,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::shared_ptr<Engine> engine_;
   std::mutex mutex_;
   std::map<std::string, Backend*> backends_;
+  std::map<DeviceId, std::shared_ptr<Device>> devices_;
 };
 
 }  // namespace sotto

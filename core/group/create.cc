@@ -78,14 +78,15 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
   if (meeting.request.id.has_value()) {
     SOTTO_ASSIGN(meeting.backend, context.backend_for(*meeting.request.id));
     if (meeting.transport == "auto") meeting.transport = meeting.backend->name();
-    if (meeting.transport != meeting.backend->name()) {
+    SOTTO_ASSIGN(const Backend* const wanted, context.rendezvous(meeting.transport));
+    if (wanted != meeting.backend) {
       return invalid_argument("the unique id belongs to transport \"{}\", but \"{}\" was asked for",
                               meeting.backend->name(), meeting.transport);
     }
     return meeting;
   }
   if (meeting.transport == "auto") meeting.transport = meeting.request.size == 1 ? "inproc" : "tcp";
-  SOTTO_ASSIGN(meeting.backend, context.backend(meeting.transport));
+  SOTTO_ASSIGN(meeting.backend, context.rendezvous(meeting.transport));
   if (meeting.request.size == 1 && !meeting.request.exchange && meeting.request.address.empty()) {
     SOTTO_ASSIGN(meeting.request.id, meeting.backend->make_unique_id());
   }
@@ -177,10 +178,12 @@ Result<std::unique_ptr<ControlPlane>> meet(Context& context, Meeting& meeting, R
   return control;
 }
 
-Status connect(const Meeting& meeting, RootComm& root, Driver& driver) {
-  SOTTO_ASSIGN(std::unique_ptr<Transport> transport,
-               meeting.backend->connect(*root.channel->control(), *root.channel, driver,
-                                        meeting.request.deadline));
+Status connect(const Meeting& meeting, void* native_comm, RootComm& root, Driver& driver) {
+  SOTTO_ASSIGN(Backend* const backend, root.context->backend(meeting.transport));
+  if (native_comm != nullptr) SOTTO_TRY(backend->adopt(native_comm));
+  SOTTO_ASSIGN(
+      std::unique_ptr<Transport> transport,
+      backend->connect(*root.channel->control(), *root.channel, driver, meeting.request.deadline));
   root.channel->attach(std::move(transport));
   return ok_status();
 }
@@ -199,7 +202,7 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
     SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, meet(*context, meeting, *root, driver));
     root->channel = std::make_shared<Channel>(context->engine());
     root->channel->attach(std::move(control));
-    return tell(*root->channel->control(), connect(meeting, *root, driver));
+    return tell(*root->channel->control(), connect(meeting, config.native_comm, *root, driver));
   }));
   const ControlPlane& control = *root->channel->control();
   std::vector<int32_t> ranks(static_cast<size_t>(control.size()));

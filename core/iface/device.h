@@ -1,37 +1,46 @@
 // A device: memory, queues (lanes), events, copies and the kernel table. The CPU device (core/cpu)
 // executes at once; a GPU or the delayed test device executes later, in order within a lane.
 //
-// Threads: everything but alloc/free is called by the thread that drives the engine, one at a time.
+// Threads: one at a time, the one that drives the engine, unless a function says "any".
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <span>
+#include <string>
 
 #include "core/base/status.h"
 #include "core/iface/kernels.h"
 
 namespace sotto {
 
-enum class DeviceType : int32_t { kCpu = 1 };  // DLPack's numbers
+enum class DeviceType : int32_t { kCpu = 1, kCuda = 2 };  // DLPack's numbers
 
 struct DeviceId {
   DeviceType type = DeviceType::kCpu;
   int32_t index = 0;
-  bool operator==(const DeviceId&) const = default;
+  auto operator<=>(const DeviceId&) const = default;
 };
+std::string device_name(const DeviceId& id);  // "cpu", "cuda:0"
+
+inline constexpr uint32_t kMaxLanes = 8;
 
 struct DeviceCaps {
   DeviceId id;
   // launch and copy have executed when they return: events are not needed.
   bool synchronous = true;
-  // The host may read and write the device's memory, so transports can send from it without
-  // staging.
+  // The host may read and write the device's memory, and kernels the host's. Otherwise transports
+  // send from host memory that the device copies to, and lists of tensor pointers are copied to the
+  // device before kernels read them.
   bool host_memory = true;
-  // Lanes 0 .. lanes - 1 exist. Steps of one lane execute in the order of their launch.
+  // Lanes 0 .. lanes - 1 exist, at most kMaxLanes. Steps of one lane execute in the order of their
+  // launch.
   uint32_t lanes = 1;
   // Elements after which one kernel should be cut, so that sockets are served in between; 0: never
   // cut. A multiple of kNormBlock.
   uint64_t split_elements = 0;
+  // There are streams of the caller, which operations come after.
+  bool streams = false;
   // The engine passes the byte ranges that a call writes and does not read (LaunchInfo::fresh).
   bool wants_fresh = false;
 };
@@ -42,8 +51,19 @@ struct FreshRange {
   uint64_t bytes;
 };
 
-// A point in a lane. Value 0 is no event.
+// A point in a lane or a stream. Value 0 is no event.
 using EventId = uint64_t;
+
+// A stream that stands still until it is let go. Value 0 is none.
+using HoldId = uint64_t;
+
+// The constant parts of kernel calls (pieces, and arguments with the arrays that they lead to) in
+// the form in which a device reads them. Nothing that was launched with them may be in flight when
+// they are destroyed.
+class CallTables {
+ public:
+  virtual ~CallTables() = default;
+};
 
 class Device {
  public:
@@ -53,6 +73,16 @@ class Device {
   // Memory aligned to 128 bytes at least, zeroed. free(nullptr) does nothing. Threads: any.
   virtual Result<void*> alloc(uint64_t bytes) = 0;
   virtual void free(void* memory, uint64_t bytes) = 0;
+
+  // Host memory that copies of this device reach at full speed and without holding up the caller
+  // (pinned), aligned to 128 bytes at least, zeroed. Threads: any.
+  virtual Result<void*> alloc_host(uint64_t bytes);
+  virtual void free_host(void* memory, uint64_t bytes);
+
+  // Tables of calls that will be launched many times: KernelCall::tables and KernelCall::call then
+  // name them. Only the constant parts are looked at, and which operands are null. May wait for the
+  // device. Null: the device reads pieces and arguments where they are. Threads: any.
+  virtual Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls);
 
   // Queues a kernel or a copy on a lane. Copies are within the device, or between it and host
   // memory; a copy takes a predicate as kernels do (null: always). An error means that nothing was
@@ -71,12 +101,24 @@ class Device {
   virtual Result<bool> query(EventId event) = 0;
   virtual void release(EventId event) = 0;
 
-  // The caller's stream, as passed through the C ABI: later work of the lane starts after what is
-  // queued on it; and the other way round. Devices without streams refuse.
-  virtual Status lane_after_stream(uint32_t lane, void* stream) = 0;
+  // Streams of the caller, as passed through the C ABI. Devices without streams refuse.
+  // An event behind what is queued on the stream now. Threads: any.
+  virtual Result<EventId> record_stream(void* stream) = 0;
+  // What is queued on the stream later starts after the event.
   virtual Status stream_after_event(void* stream, EventId event) = 0;
+  // What is queued on the stream later starts when it is let go. The host does not wait.
+  virtual Result<HoldId> hold_stream(void* stream) = 0;
+  virtual void let_go(HoldId hold) = 0;
 
-  // Nanoseconds spent in kernels and copies so far (of this device object, all lanes).
+  // A lane as the device's own library knows it (cuda: a cudaStream_t), for transports that queue
+  // there too; null: there is no such thing.
+  virtual void* lane_stream(uint32_t lane) const {
+    (void)lane;
+    return nullptr;
+  }
+
+  // Nanoseconds spent in kernels and copies so far (of this device object, all lanes). 0 on a
+  // device that would have to be slowed down to tell.
   virtual uint64_t busy_ns() const = 0;
 };
 

@@ -40,6 +40,7 @@
 
 #include "core/base/codec.h"
 #include "core/base/dtype.h"
+#include "core/base/host_device.h"
 #include "core/base/narrow_state.h"
 
 namespace sotto {
@@ -504,28 +505,36 @@ struct NarrowArgs {
   bool nesterov = false;               // SGD
 };
 
-// A bound operand: flat memory, or (list) an array of tensor pointers.
+// A bound operand: flat memory, or (list) an array of tensor pointers, in memory that the device
+// reads.
 struct Operand {
   void* data = nullptr;
   template <class T>
-  T* flat() const {
+  SOTTO_HOST_DEVICE T* flat() const {
     return static_cast<T*>(data);
   }
   template <class T>
-  T* list(uint32_t tensor) const {
+  SOTTO_HOST_DEVICE T* list(uint32_t tensor) const {
     return static_cast<T*>(static_cast<void* const*>(data)[tensor]);
   }
 };
 
+class CallTables;  // device.h
+
 struct KernelCall {
+  // Constant: the same at every launch of a step.
   KernelId id = KernelId::kFill;
-  std::span<const Operand> operands;
   std::span<const Piece> pieces;
   const void* args = nullptr;  // the struct named at the id
   uint64_t bytes = 0;          // kFill: length of operand 0
+  // Of one launch.
+  std::span<const Operand> operands;
   const uint32_t* predicate = nullptr;
   uint32_t expect = 0;
   bool paired_ran = false;  // undo kernels only
+  // Where the device has the constant part, if it has made tables of it.
+  const CallTables* tables = nullptr;
+  uint32_t call = 0;
 
   template <class T>
   const T& arguments() const {

@@ -96,6 +96,12 @@ class Backend {
   // Meets the other ranks. Errors name who is missing, who came twice, which sizes differ.
   virtual Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request,
                                                      Driver& driver) = 0;
+  // The next connect uses this rank's communicator of the transport's own library, which the caller
+  // has made and lends (nccl: an ncclComm_t). UNSUPPORTED where there is no such thing.
+  virtual Status adopt(void* native_comm) {
+    (void)native_comm;
+    return unsupported("transport \"{}\" has no communicators that could be lent to it", name());
+  }
   // Connects every rank with every other. Collective over the control plane. The sink outlives the
   // transport.
   virtual Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,

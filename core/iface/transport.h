@@ -160,6 +160,12 @@ class Transport {
   // with recv and have their memory: bulk senders may start. `largest` is the largest of these
   // messages in bytes, so that a transport can leave out READY frames that nobody waits for.
   virtual void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) = 0;
+  // Stream-ordered, asked when all steps of the operation are done: PROTOCOL if what it has
+  // received was meant for something else.
+  virtual Status verify(const OpPosting& op) {
+    (void)op;
+    return ok_status();
+  }
   // The operation has completed on this rank.
   virtual void retire(const OpPosting& op) = 0;
   // Drops every unfinished transfer of the operation, without on_transfer. On return none is
@@ -170,7 +176,8 @@ class Transport {
   virtual void send(Transfer& transfer) = 0;
   virtual void recv(Transfer& transfer) = 0;
   // by_order: sends and receives of one round, all at once. stream_ordered: queued on `lane` of
-  // `device`; the engine records an event behind them and on_transfer is not used.
+  // `device`; the engine records an event behind them and on_transfer is not used. IN_PROGRESS:
+  // nothing was queued, and the root comm is about to fail.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
 
   // One line per peer for reports: "tcp 127.0.0.1:4242".
@@ -189,6 +196,9 @@ class Poller {
   // Runs what is ready; if nothing is, waits at most wait_us for something (0: not at all). True if
   // anything ran.
   virtual bool poll(int64_t wait_us) = 0;
+  // Microseconds after which it has to be polled again although nothing wakes anybody: how long
+  // others may wait at most.
+  virtual int64_t patience_us() const { return INT64_MAX; }
   // Ends a poll that waits, or the next one. Threads: any.
   virtual void wake() = 0;
   // From now on whatever ends a waiting poll here (wake, and messages that other threads put into

@@ -104,7 +104,7 @@ Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays)
     return unsupported(
         "SGD has no arrays to import; allowed: Adam, AdamW, Lamb and the 1-bit types");
   }
-  ArrayReader reader(comm_->engine(), params_, kind());
+  ArrayReader reader(access_, params_, kind());
   SOTTO_TRY(reader.take(arrays));
   SOTTO_TRY(reader.need(std::array{ArrayKey::kStep}));
   OptimSnapshot s;
@@ -134,8 +134,7 @@ Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays)
     SOTTO_ASSIGN(s.params, reader.elements(ArrayKey::kFp32, kAny));
   } else {
     for (const ParamSpec& p : params_) {
-      SOTTO_ASSIGN(const std::vector<float> kept,
-                   download<float>(comm_->engine(), p.param, p.count));
+      SOTTO_ASSIGN(const std::vector<float> kept, access_.download<float>(p.param, p.count));
       s.params.insert(s.params.end(), kept.begin(), kept.end());
     }
   }

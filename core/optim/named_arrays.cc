@@ -92,8 +92,9 @@ Status check_dtype(const NamedArray& array, bool elements) {
 
 }  // namespace
 
-ArrayReader::ArrayReader(Engine& engine, std::span<const ParamSpec> params, OptimizerKind kind)
-    : engine_(engine), params_(params), kind_(kind) {
+ArrayReader::ArrayReader(const DeviceAccess& access, std::span<const ParamSpec> params,
+                         OptimizerKind kind)
+    : access_(access), params_(params), kind_(kind) {
   for (uint32_t t = 0; t < params.size(); ++t) {
     Scope& group = scopes_[fmt::format("group:{}", params[t].group)];
     group.tensors.push_back(t);
@@ -229,7 +230,7 @@ Result<std::vector<double>> ArrayReader::values(const Source& source, uint64_t c
   const auto* first =
       static_cast<const std::byte*>(source.array->data) + source.first * dtype_bytes(type);
   SOTTO_ASSIGN(const std::vector<std::byte> bytes,
-               download<std::byte>(engine_, first, count * dtype_bytes(type)));
+               access_.download<std::byte>(first, count * dtype_bytes(type)));
   std::vector<double> out(count);
   for (uint64_t i = 0; i < count; ++i) out[i] = value_at(type, bytes.data(), i);
   return out;

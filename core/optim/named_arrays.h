@@ -47,7 +47,7 @@ inline constexpr size_t kArrayKeys = 18;
 class ArrayReader {
  public:
   // What it is given has to live as long as the reader.
-  ArrayReader(Engine& engine, std::span<const ParamSpec> params, OptimizerKind kind);
+  ArrayReader(const DeviceAccess& access, std::span<const ParamSpec> params, OptimizerKind kind);
 
   // Sorts arrays out by name. INVALID_ARGUMENT or UNSUPPORTED: an unknown name, with the nearest
   // one that there is; an array given twice, or with a type or count that it cannot have; state
@@ -93,7 +93,7 @@ class ArrayReader {
   std::string given_name(ArrayKey key) const;
   Result<std::vector<double>> values(const Source& source, uint64_t count) const;
 
-  Engine& engine_;
+  const DeviceAccess& access_;
   std::span<const ParamSpec> params_;
   OptimizerKind kind_;
   std::map<std::string, Scope, std::less<>> scopes_;     // parameters and groups

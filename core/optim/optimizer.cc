@@ -11,9 +11,12 @@
 
 namespace sotto {
 
-Optimizer::Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<OptimizerParams> groups,
-                     LrSchedule schedule, std::vector<ParamSpec> params)
+Optimizer::Optimizer(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device, Config config,
+                     std::vector<OptimizerParams> groups, LrSchedule schedule,
+                     std::vector<ParamSpec> params)
     : comm_(std::move(comm)),
+      access_(comm_->context()->engine(),
+              device != nullptr ? std::move(device) : comm_->context()->device()),
       config_(std::move(config)),
       groups_(std::move(groups)),
       lr_override_(groups_.size(), std::numeric_limits<double>::quiet_NaN()),
@@ -26,7 +29,8 @@ Optimizer::Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<Opti
 
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
                                                      std::string_view config_text,
-                                                     std::vector<ParamSpec> params) {
+                                                     std::vector<ParamSpec> params,
+                                                     std::shared_ptr<Device> device) {
   SOTTO_ASSIGN(Config config, parse_config(config_text));
   SOTTO_TRY(check_supported(config));
   for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
@@ -46,17 +50,32 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
   for (const OptimizerParams& g : groups) base_lr.push_back(g.lr);
   SOTTO_ASSIGN(LrSchedule schedule,
                LrSchedule::create(config.scheduler, std::move(base_lr), config.sotto.mode));
-  std::shared_ptr<Optimizer> optimizer(new Optimizer(std::move(comm), std::move(config),
-                                                     std::move(groups), std::move(schedule),
-                                                     std::move(params)));
+  std::shared_ptr<Optimizer> optimizer(new Optimizer(std::move(comm), std::move(device),
+                                                     std::move(config), std::move(groups),
+                                                     std::move(schedule), std::move(params)));
   if (batch) optimizer->accumulation_steps_ = batch->gas;
   // All ranks take part in the comparison, also one that found a fault of its own.
-  const Status valid = optimizer->check_params();
+  const Status fetched = optimizer->fetch_masks();
+  const Status valid = fetched.ok() ? optimizer->check_params() : fetched;
   const Status same = optimizer->compare_with_others();
   SOTTO_TRY(valid);
   SOTTO_TRY(same);
   SOTTO_TRY(optimizer->allocate());
   return optimizer;
+}
+
+// What the host looks at must lie in its memory.
+Status Optimizer::fetch_masks() {
+  Status fetched;
+  if (access_.device()->caps().host_memory) return fetched;
+  for (ParamSpec& p : params_) {
+    const uint8_t* mask = std::exchange(p.mask, nullptr);
+    if (mask == nullptr || !fetched.ok()) continue;
+    Result<std::vector<uint8_t>> values = access_.download<uint8_t>(mask, p.count);
+    fetched = values.status();
+    if (values.ok()) p.mask = masks_.emplace_back(values.take()).data();
+  }
+  return fetched;
 }
 
 Status Optimizer::check_params() const {
@@ -252,7 +271,7 @@ Status Optimizer::allocate() {
       codec.bucket_elements, codec.kind == CodecKind::kOnebit, padding_group);
   masked_ = masked_ || may_mask_zero_variance();
   const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
-    SOTTO_ASSIGN(array, DeviceArray::make(comm_->context()->device(), bytes));
+    SOTTO_ASSIGN(array, DeviceArray::make(access_.device(), bytes));
     return ok_status();
   };
   const uint64_t flat = layout_->flat_elements() * 4;
@@ -265,8 +284,7 @@ Status Optimizer::allocate() {
   if (has_variance()) SOTTO_TRY(take_state(memory_.v, memory_.v_exponents));
   const std::vector<TensorState> states(params_.size() + layout_->padding().size());
   SOTTO_TRY(take(memory_.tensor_states, states.size() * sizeof(TensorState)));
-  SOTTO_TRY(
-      upload(comm_->engine(), memory_.tensor_states.data(), std::span<const TensorState>(states)));
+  SOTTO_TRY(access_.upload(memory_.tensor_states.data(), std::span<const TensorState>(states)));
   if (masked_) SOTTO_TRY(take(memory_.valid, layout_->flat_elements() / 8));
   if (onebit_lamb()) {
     SOTTO_TRY(take(memory_.vf, flat));
@@ -278,7 +296,7 @@ Status Optimizer::allocate() {
   }
   if (onebit()) SOTTO_TRY(take(memory_.den, flat));
   if (codec_) {
-    SOTTO_ASSIGN(compressed_state_, CompressedState::make(*comm_, *layout_, *codec_));
+    SOTTO_ASSIGN(compressed_state_, CompressedState::make(*comm_, access_, *layout_, *codec_));
   }
   SOTTO_TRY(write_valid_bits(nullptr));
   const bool own_masks = std::any_of(params_.begin(), params_.end(),
@@ -286,8 +304,8 @@ Status Optimizer::allocate() {
   if (!zeroone() || !own_masks) return ok_status();
   SOTTO_TRY(take(memory_.base_valid, memory_.valid.bytes()));
   SOTTO_ASSIGN(const std::vector<uint8_t> bits,
-               download<uint8_t>(comm_->engine(), memory_.valid.data(), memory_.valid.bytes()));
-  return upload(comm_->engine(), memory_.base_valid.data(), std::span<const uint8_t>(bits));
+               access_.download<uint8_t>(memory_.valid.data(), memory_.valid.bytes()));
+  return access_.upload(memory_.base_valid.data(), std::span<const uint8_t>(bits));
 }
 
 // Valid bits from the callers' masks and, in the compressed stage, from the frozen variance; and
@@ -318,8 +336,8 @@ Status Optimizer::write_valid_bits(const std::vector<float>* frozen_v) {
     }
   }
   if (!onebit() && codec_ && codec_->kind == CodecKind::kOnebit)
-    SOTTO_TRY(compressed_state_.set_counts(comm_->engine(), bits));
-  return upload(comm_->engine(), memory_.valid.data(), std::span<const uint8_t>(bits));
+    SOTTO_TRY(compressed_state_.set_counts(bits));
+  return access_.upload(memory_.valid.data(), std::span<const uint8_t>(bits));
 }
 
 Status Optimizer::set(std::string_view name, int32_t group, double value) {

@@ -36,7 +36,7 @@ struct ParamSpec {
   uint32_t group = 0;
   float* param = nullptr;  // borrowed, as the following
   const void* grad = nullptr;
-  const uint8_t* mask = nullptr;   // count values of 0 or 1, read at creation; null: no mask
+  const uint8_t* mask = nullptr;   // count values of 0 or 1; null: no mask
   Dtype grad_dtype = Dtype::kF32;  // float32, float16 or bfloat16; the same for all parameters
   void* copy = nullptr;            // the model's own parameter, written after each step; null: none
   Dtype copy_dtype = Dtype::kF16;  // float16 or bfloat16; the same for all that have a copy
@@ -100,10 +100,12 @@ struct OptimSnapshot {
 
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
  public:
-  // Collective: ranks compare what they register. `config_text`: JSON as in parse_config.
+  // Collective: ranks compare what they register. `config_text`: JSON as in parse_config. device:
+  // where the memory of all parameters is; null: the context's.
   static Result<std::shared_ptr<Optimizer>> create(std::shared_ptr<Comm> comm,
                                                    std::string_view config_text,
-                                                   std::vector<ParamSpec> params);
+                                                   std::vector<ParamSpec> params,
+                                                   std::shared_ptr<Device> device = nullptr);
 
   // Adds the gradients of a micro-batch to those that the next step averages. INVALID_STATE if
   // that would be more than gradient_accumulation_steps.
@@ -142,6 +144,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
 
   bool busy() const { return in_flight_.load(std::memory_order_acquire); }
   const std::shared_ptr<Comm>& comm() const { return comm_; }
+  const std::shared_ptr<Device>& device() const { return access_.device(); }
 
  private:
   class StepHooks;
@@ -183,8 +186,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
     }
   };
 
-  Optimizer(std::shared_ptr<Comm> comm, Config config, std::vector<OptimizerParams> groups,
-            LrSchedule schedule, std::vector<ParamSpec> params);
+  Optimizer(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device, Config config,
+            std::vector<OptimizerParams> groups, LrSchedule schedule,
+            std::vector<ParamSpec> params);
+  Status fetch_masks();
   Status check_params() const;
   Status check_dtypes() const;
   StepShape shape() const;
@@ -256,11 +261,13 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   double lr_of(uint64_t group) const;
 
   std::shared_ptr<Comm> comm_;
+  DeviceAccess access_;
   Config config_;
   std::vector<OptimizerParams> groups_;
   std::vector<double> lr_override_;  // NaN: none
   LrSchedule schedule_;
   std::vector<ParamSpec> params_;
+  std::vector<std::vector<uint8_t>> masks_;  // on the host, where the callers' are not
   std::unique_ptr<CompressedLayout> layout_;
   Memory memory_;
   std::optional<CodecSettings> codec_;  // of later steps (1-bit types), or of all averages

@@ -149,7 +149,7 @@ Result<Optimizer::Prepared*> Optimizer::prepared(Variant variant) {
   Prepared p;
   p.slots = step.slots;
   p.verdict = step.verdict;
-  SOTTO_ASSIGN(p.plan, comm_->prepare(std::move(step.plan)));
+  SOTTO_ASSIGN(p.plan, comm_->prepare(std::move(step.plan), access_.device()));
   return &prepared_.insert_or_assign(key, std::move(p)).first->second;
 }
 
@@ -288,9 +288,9 @@ Result<OpRef> Optimizer::accumulate(const CallOptions& options) {
         micro_batches_, accumulation_steps_);
   }
   if (memory_.micro_sums.bytes() == 0) {
-    SOTTO_ASSIGN(memory_.micro_sums,
-                 DeviceArray::make(comm_->context()->device(),
-                                   std::max<uint64_t>(1, layout_->elements() * 4)));
+    SOTTO_ASSIGN(
+        memory_.micro_sums,
+        DeviceArray::make(access_.device(), std::max<uint64_t>(1, layout_->elements() * 4)));
   }
   return launch(micro_batches_ == 0 ? Variant::kFirstAccumulation : Variant::kAccumulation,
                 options);
@@ -354,7 +354,7 @@ Result<OpRef> Optimizer::launch(Variant variant, CallOptions options) {
 Status Optimizer::check_zero_variance() {
   if (config_.sotto.zero_variance_policy != ZeroVariancePolicy::kError) return ok_status();
   SOTTO_ASSIGN(const std::vector<float> v,
-               download<float>(comm_->engine(), memory_.v.data(), layout_->flat_elements()));
+               access_.download<float>(memory_.v.data(), layout_->flat_elements()));
   for (uint32_t t = 0; t < params_.size(); ++t) {
     if (!layout_->compressed(t)) continue;
     for (const Piece& p : layout_->tensor_pieces(t)) {
@@ -445,7 +445,7 @@ void Optimizer::completed(Variant variant, const StepVerdict& verdict, Status& s
 }
 
 std::string Optimizer::first_nonfinite_gradient() const {
-  if (!comm_->context()->device()->caps().host_memory) return "";
+  if (!access_.device()->caps().host_memory) return "";
   for (const ParamSpec& p : params_) {
     for (uint64_t i = 0; i < p.count; ++i) {
       const float g = float_at(p.grad_dtype, p.grad, i);

@@ -65,9 +65,8 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
     }
   }
   if (all || kind == "tensors") {
-    SOTTO_ASSIGN(
-        const std::vector<TensorState> states,
-        download<TensorState>(comm_->engine(), memory_.tensor_states.data(), params_.size()));
+    SOTTO_ASSIGN(const std::vector<TensorState> states,
+                 access_.download<TensorState>(memory_.tensor_states.data(), params_.size()));
     report["tensors"] = nlohmann::ordered_json::array();
     for (size_t t = 0; t < params_.size(); ++t) {
       nlohmann::ordered_json tensor{

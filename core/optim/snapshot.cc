@@ -18,11 +18,11 @@ Status check_size(const char* what, const std::vector<T>& values, uint64_t want)
 }
 
 // The model's own parameter, as a step leaves it.
-Status write_copy(Engine& engine, const ParamSpec& p, std::span<const float> values) {
+Status write_copy(const DeviceAccess& access, const ParamSpec& p, std::span<const float> values) {
   std::vector<uint16_t> copy(values.size());
   std::transform(values.begin(), values.end(), copy.begin(),
                  p.copy_dtype == Dtype::kBF16 ? f32_to_bf16 : f32_to_f16);
-  return upload(engine, p.copy, std::span<const uint16_t>(copy));
+  return access.upload(p.copy, std::span<const uint16_t>(copy));
 }
 
 }  // namespace
@@ -40,13 +40,12 @@ Status Optimizer::momentum_to_floats() {
   call.id = KernelId::kMomentumFromBits;
   call.operands = operands;
   call.pieces = pieces;
-  return run_and_wait(comm_->engine(), call);
+  return access_.run_and_wait(call);
 }
 
 Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
   SOTTO_TRY(check_nothing_accumulated());
-  Engine& engine = comm_->engine();
   OptimSnapshot s;
   s.algorithm = std::string(optimizer_kind_name(config_.optimizer.kind));
   s.mode = std::string(mode_name(compat() ? Mode::kCompat : Mode::kStrict));
@@ -60,21 +59,21 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   for (const ParamSpec& p : params_) {
     s.names.push_back(p.name);
     s.counts.push_back(p.count);
-    SOTTO_ASSIGN(const std::vector<float> values, download<float>(engine, p.param, p.count));
+    SOTTO_ASSIGN(const std::vector<float> values, access_.download<float>(p.param, p.count));
     s.params.insert(s.params.end(), values.begin(), values.end());
   }
   if (momentum_bits_) SOTTO_TRY(momentum_to_floats());
   const auto state = [&](const DeviceArray& array, std::vector<float>* out) -> Status {
     SOTTO_ASSIGN(const std::vector<float> flat,
-                 download<float>(engine, array.data(), layout_->flat_elements()));
+                 access_.download<float>(array.data(), layout_->flat_elements()));
     *out = to_tensors(*layout_, flat);
     return ok_status();
   };
   if (has_momentum()) {
-    SOTTO_ASSIGN(s.m, read_state(engine, *layout_, m_array()));
+    SOTTO_ASSIGN(s.m, read_state(access_, *layout_, m_array()));
   }
   if (has_variance()) {
-    SOTTO_ASSIGN(s.v, read_state(engine, *layout_, v_array()));
+    SOTTO_ASSIGN(s.v, read_state(access_, *layout_, v_array()));
   }
   if (zeroone()) {
     s.zeroone = zeroone_.counters();
@@ -88,14 +87,14 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   if (onebit()) {
     if (onebit_lamb() && stage_started_) SOTTO_TRY(state(memory_.vf, &s.vf));
     SOTTO_ASSIGN(s.tensor_states,
-                 download<TensorState>(engine, memory_.tensor_states.data(), params_.size()));
+                 access_.download<TensorState>(memory_.tensor_states.data(), params_.size()));
   }
   if (!codec_ || !with_residual || comm_->size() == 1) return s;
   SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
-  SOTTO_ASSIGN(s.residual, compressed_state_.residual(engine, valid.empty() ? nullptr : &valid));
+  SOTTO_ASSIGN(s.residual, compressed_state_.residual(valid.empty() ? nullptr : &valid));
   if (onebit_lamb()) {
     SOTTO_ASSIGN(const std::vector<float> m,
-                 download<float>(engine, memory_.m.data(), layout_->flat_elements()));
+                 access_.download<float>(memory_.m.data(), layout_->flat_elements()));
     const std::vector<float> all = to_tensors(*layout_, m, true);
     s.padding_m.assign(all.begin() + static_cast<ptrdiff_t>(s.m.size()), all.end());
   }
@@ -106,7 +105,7 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
 Result<std::vector<uint8_t>> Optimizer::valid_bits() const {
   const bool signs = codec_ && codec_->kind == CodecKind::kOnebit;
   if (!masked_ || compat() || !signs) return std::vector<uint8_t>();
-  return download<uint8_t>(comm_->engine(), memory_.valid.data(), layout_->flat_elements() / 8);
+  return access_.download<uint8_t>(memory_.valid.data(), layout_->flat_elements() / 8);
 }
 
 Status Optimizer::add_mean(OptimSnapshot* s) {
@@ -134,7 +133,7 @@ Status Optimizer::restore_with_mean(const OptimSnapshot& s) {
   }
   SOTTO_TRY(restore(s, false));
   if (!keeps_errors() || comm_->size() == 1) return ok_status();
-  return compressed_state_.restore_mean(comm_->engine(), *s.mean);
+  return compressed_state_.restore_mean(*s.mean);
 }
 
 Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) const {
@@ -225,7 +224,6 @@ bool Optimizer::late_stage(uint64_t step) const {
 Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
   SOTTO_TRY(check_snapshot(s, with_residual));
-  Engine& engine = comm_->engine();
   const bool compressed = !zeroone() && late_stage(s.step);
   const bool frozen = zeroone() && late_stage(s.step);
   const bool keep_stage = late_stage(s.step) && s.stage_started;
@@ -242,22 +240,21 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   uint64_t first = 0;
   for (const ParamSpec& p : params_) {
     const std::span<const float> values(s.params.data() + first, p.count);
-    SOTTO_TRY(upload(engine, p.param, values));
-    if (p.copy != nullptr) SOTTO_TRY(write_copy(engine, p, values));
+    SOTTO_TRY(access_.upload(p.param, values));
+    if (p.copy != nullptr) SOTTO_TRY(write_copy(access_, p, values));
     first += p.count;
   }
   if (has_momentum()) {
     std::vector<float> m = s.m;
     if (with_residual) m.insert(m.end(), s.padding_m.begin(), s.padding_m.end());
-    SOTTO_TRY(write_state(engine, *layout_, m_array(), m));
+    SOTTO_TRY(write_state(access_, *layout_, m_array(), m));
   }
-  if (has_variance()) SOTTO_TRY(write_state(engine, *layout_, v_array(), s.v));
-  SOTTO_TRY(upload(engine, memory_.tensor_states.data(), std::span<const TensorState>(states)));
+  if (has_variance()) SOTTO_TRY(write_state(access_, *layout_, v_array(), s.v));
+  SOTTO_TRY(access_.upload(memory_.tensor_states.data(), std::span<const TensorState>(states)));
   SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance() ? &s.v : nullptr));
   if (keep_stage) SOTTO_TRY(restore_stage(s));
   if (codec_)
-    SOTTO_TRY(
-        compressed_state_.restore(engine, with_residual && s.residual ? &*s.residual : nullptr));
+    SOTTO_TRY(compressed_state_.restore(with_residual && s.residual ? &*s.residual : nullptr));
   if (zeroone()) {
     ZeroOneCounters counters = s.zeroone;
     counters.frozen = frozen;
@@ -284,7 +281,6 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
 
 // What a compressed stage that goes on has beside m and v, and its counts of valid elements.
 Status Optimizer::restore_stage(const OptimSnapshot& s) {
-  Engine& engine = comm_->engine();
   std::vector<float> den(layout_->elements());
   uint64_t first = 0;
   for (const ParamSpec& p : params_) {
@@ -293,10 +289,10 @@ Status Optimizer::restore_stage(const OptimSnapshot& s) {
     first += p.count;
   }
   const std::vector<float> den_flat = to_flat(*layout_, den);
-  SOTTO_TRY(upload(engine, memory_.den.data(), std::span<const float>(den_flat)));
+  SOTTO_TRY(access_.upload(memory_.den.data(), std::span<const float>(den_flat)));
   const auto put = [&](DeviceArray& array, const std::vector<float>& values) {
     const std::vector<float> flat = to_flat(*layout_, values);
-    return upload(engine, array.data(), std::span<const float>(flat));
+    return access_.upload(array.data(), std::span<const float>(flat));
   };
   if (onebit_lamb()) SOTTO_TRY(put(memory_.vf, s.vf));
   if (zeroone()) {
@@ -305,7 +301,7 @@ Status Optimizer::restore_stage(const OptimSnapshot& s) {
   }
   std::vector<uint8_t> bits(layout_->flat_elements() / 8, 0xff);
   if (masked_ && !compat()) {
-    SOTTO_ASSIGN(bits, download<uint8_t>(engine, memory_.valid.data(), bits.size()));
+    SOTTO_ASSIGN(bits, access_.download<uint8_t>(memory_.valid.data(), bits.size()));
   }
   if (onebit_lamb()) {
     std::vector<uint64_t> tensors(params_.size());
@@ -315,9 +311,9 @@ Status Optimizer::restore_stage(const OptimSnapshot& s) {
           tensors[t] += (bits[f / 8] >> (7 - f % 8)) & 1u;
       }
     }
-    SOTTO_TRY(upload(engine, memory_.tensor_counts.data(), std::span<const uint64_t>(tensors)));
+    SOTTO_TRY(access_.upload(memory_.tensor_counts.data(), std::span<const uint64_t>(tensors)));
   }
-  return compressed_state_.set_counts(engine, bits);
+  return compressed_state_.set_counts(bits);
 }
 
 }  // namespace sotto

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/engine/device_array.h"
 #include "core/group/compressed_state.h"
 
 namespace sotto {
@@ -60,8 +59,8 @@ std::vector<uint8_t> exponents_of(const CompressedLayout& layout, const StateArr
   return exponents;
 }
 
-Status write_fp8(Engine& engine, const CompressedLayout& layout, const StateArray& array,
-                 const std::vector<float>& values) {
+Status write_fp8(const DeviceAccess& access, const CompressedLayout& layout,
+                 const StateArray& array, const std::vector<float>& values) {
   std::vector<float> bounded(values);
   for (float& x : bounded) x = within(x, kFp8Limit);
   const std::vector<uint8_t> exponents = exponents_of(layout, array, bounded);
@@ -69,17 +68,16 @@ Status write_fp8(Engine& engine, const CompressedLayout& layout, const StateArra
   for_each_element(layout, [&](uint64_t flat, uint64_t i, uint64_t block) {
     codes[flat] = nearest_code(array, bounded[i], base_of(array, exponents[block]));
   });
-  SOTTO_TRY(upload(engine, array.exponents, std::span<const uint8_t>(exponents)));
-  return upload(engine, array.elements, std::span<const uint8_t>(codes));
+  SOTTO_TRY(access.upload(array.exponents, std::span<const uint8_t>(exponents)));
+  return access.upload(array.elements, std::span<const uint8_t>(codes));
 }
 
-Result<std::vector<float>> read_fp8(Engine& engine, const CompressedLayout& layout,
+Result<std::vector<float>> read_fp8(const DeviceAccess& access, const CompressedLayout& layout,
                                     const StateArray& array) {
   SOTTO_ASSIGN(const std::vector<uint8_t> codes,
-               download<uint8_t>(engine, array.elements, layout.flat_elements()));
-  SOTTO_ASSIGN(
-      const std::vector<uint8_t> exponents,
-      download<uint8_t>(engine, array.exponents, state_exponent_bytes(layout, array.type)));
+               access.download<uint8_t>(array.elements, layout.flat_elements()));
+  SOTTO_ASSIGN(const std::vector<uint8_t> exponents,
+               access.download<uint8_t>(array.exponents, state_exponent_bytes(layout, array.type)));
   std::vector<float> out(layout.elements());
   for_each_element(layout, [&](uint64_t flat, uint64_t i, uint64_t block) {
     out[i] = value_of(array, codes[flat], base_of(array, exponents[block]));
@@ -97,42 +95,42 @@ uint64_t state_exponent_bytes(const CompressedLayout& layout, StateType type) {
   return type == StateType::kFp8 ? layout.tensor_blocks() * kStateBlocksPerNormBlock : 0;
 }
 
-Result<std::vector<float>> read_state(Engine& engine, const CompressedLayout& layout,
+Result<std::vector<float>> read_state(const DeviceAccess& access, const CompressedLayout& layout,
                                       const StateArray& array) {
   switch (array.type) {
     case StateType::kF32: {
       SOTTO_ASSIGN(const std::vector<float> flat,
-                   download<float>(engine, array.elements, layout.flat_elements()));
+                   access.download<float>(array.elements, layout.flat_elements()));
       return to_tensors(layout, flat);
     }
     case StateType::kBf16: {
       SOTTO_ASSIGN(const std::vector<uint16_t> flat,
-                   download<uint16_t>(engine, array.elements, layout.flat_elements()));
+                   access.download<uint16_t>(array.elements, layout.flat_elements()));
       std::vector<float> out(layout.elements());
       for_each_element(layout,
                        [&](uint64_t f, uint64_t i, uint64_t) { out[i] = bf16_to_f32(flat[f]); });
       return out;
     }
-    case StateType::kFp8: return read_fp8(engine, layout, array);
+    case StateType::kFp8: return read_fp8(access, layout, array);
   }
   return std::vector<float>();
 }
 
-Status write_state(Engine& engine, const CompressedLayout& layout, const StateArray& array,
-                   const std::vector<float>& values) {
+Status write_state(const DeviceAccess& access, const CompressedLayout& layout,
+                   const StateArray& array, const std::vector<float>& values) {
   switch (array.type) {
     case StateType::kF32: {
       const std::vector<float> flat = to_flat(layout, values);
-      return upload(engine, array.elements, std::span<const float>(flat));
+      return access.upload(array.elements, std::span<const float>(flat));
     }
     case StateType::kBf16: {
       std::vector<uint16_t> flat(layout.flat_elements(), 0);
       for_each_element(layout, [&](uint64_t f, uint64_t i, uint64_t) {
         flat[f] = bf16_rounded(within(values[i], kBf16Limit), 0x8000u);
       });
-      return upload(engine, array.elements, std::span<const uint16_t>(flat));
+      return access.upload(array.elements, std::span<const uint16_t>(flat));
     }
-    case StateType::kFp8: return write_fp8(engine, layout, array, values);
+    case StateType::kFp8: return write_fp8(access, layout, array, values);
   }
   return ok_status();
 }

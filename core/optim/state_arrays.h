@@ -8,7 +8,7 @@
 #include "core/base/narrow_state.h"
 #include "core/base/status.h"
 #include "core/codec/compressed_layout.h"
-#include "core/engine/engine.h"
+#include "core/engine/device_array.h"
 
 namespace sotto {
 
@@ -24,10 +24,10 @@ struct StateArray {
 uint64_t state_element_bytes(const CompressedLayout& layout, StateType type);
 uint64_t state_exponent_bytes(const CompressedLayout& layout, StateType type);
 
-Result<std::vector<float>> read_state(Engine& engine, const CompressedLayout& layout,
+Result<std::vector<float>> read_state(const DeviceAccess& access, const CompressedLayout& layout,
                                       const StateArray& array);
 // To the nearest value that the type has. What read_state gave comes out of the next one unchanged.
-Status write_state(Engine& engine, const CompressedLayout& layout, const StateArray& array,
-                   const std::vector<float>& values);
+Status write_state(const DeviceAccess& access, const CompressedLayout& layout,
+                   const StateArray& array, const std::vector<float>& values);
 
 }  // namespace sotto

@@ -66,7 +66,7 @@ OperandRef absent() { return {}; }
 
 uint32_t PlanBuilder::bound_list(std::span<const uint64_t> bytes) {
   const auto first = static_cast<uint32_t>(plan_.slots.size());
-  for (uint64_t b : bytes) bound(b);
+  for (uint64_t b : bytes) plan_.slots[bound(b)].callers = true;
   return first;
 }
 

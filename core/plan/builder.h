@@ -35,8 +35,9 @@ struct KernelOptions {
 
 class PlanBuilder {
  public:
+  // Memory of a long-lived object.
   uint32_t bound(uint64_t bytes) { return add_slot({SlotKind::kBound, bytes, kNoSlot, 0, 0}); }
-  // One slot per tensor, numbered consecutively; returns the first.
+  // Tensors of the caller: one slot per tensor, numbered consecutively; returns the first.
   uint32_t bound_list(std::span<const uint64_t> bytes);
   uint32_t scratch(uint64_t bytes) { return add_slot({SlotKind::kScratch, bytes, kNoSlot, 0, 0}); }
   // `bytes` is copied.

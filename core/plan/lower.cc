@@ -8,6 +8,7 @@ namespace sotto {
 namespace {
 
 constexpr uint64_t kArenaAlignment = 128;
+constexpr uint32_t kAddressStep = 0;  // the copy of Plan::addresses, where there is one
 
 uint64_t align_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
 
@@ -96,13 +97,16 @@ class Lowering {
     plan_->storage = in_.storage;
     plan_->comm_size = target_.comm_size;
     plan_->by_order = target_.transport->matching == Matching::kByOrder;
+    plan_->stream_ordered = target_.transport->stream_ordered && !target_.device->synchronous;
     first_.resize(in_.steps.size() + 1);
+    place_addresses();
     for (size_t i = 0; i < in_.steps.size(); ++i) {
       first_[i] = static_cast<uint32_t>(plan_->steps.size());
       emit(in_.steps[i]);
     }
     first_[in_.steps.size()] = static_cast<uint32_t>(plan_->steps.size());
     lower_undo();
+    number_calls();
     place_slots();
     SOTTO_TRY(derive_order());
     index_channels();
@@ -125,7 +129,39 @@ class Lowering {
     }
   }
 
+  static bool has_list(const Step& step) {
+    return std::any_of(step.operands.begin(), step.operands.end(),
+                       [](const OperandRef& op) { return op.slot != kNoSlot && is_list(op); });
+  }
+
+  // The first step copies the addresses of all slots to the device, if any kernel takes a list and
+  // the device could not read it in host memory.
+  void place_addresses() {
+    const bool lists = std::any_of(in_.steps.begin(), in_.steps.end(), has_list) ||
+                       std::any_of(in_.undo.begin(), in_.undo.end(),
+                                   [](const UndoStep& undo) { return has_list(undo.step); });
+    if (target_.device->host_memory || !lists) return;
+    const uint64_t bytes = plan_->slots.size() * sizeof(void*);
+    plan_->addresses_host = static_cast<uint32_t>(plan_->slots.size());
+    plan_->addresses = plan_->addresses_host + 1;
+    plan_->slots.push_back({SlotKind::kHost, bytes, kNoSlot, 0, 0});
+    plan_->slots.push_back({SlotKind::kScratch, bytes, kNoSlot, 0, 0});
+    Step copy;
+    copy.kind = StepKind::kCopy;
+    copy.source = {plan_->addresses_host, 0, bytes};
+    copy.destination = {plan_->addresses, 0, bytes};
+    plan_->steps.push_back(std::move(copy));
+  }
+
+  void number_calls() {
+    for (Step& step : plan_->steps) {
+      if (step.kind == StepKind::kKernel) step.call = plan_->calls++;
+    }
+    for (UndoStep& undo : plan_->undo) undo.step.call = plan_->calls++;
+  }
+
   void emit_kernel(Step& step) {
+    if (plan_->addresses != kNoSlot && has_list(step)) step.after.push_back(kAddressStep);
     const uint64_t limit = target_.device->split_elements;
     if (limit == 0 || !kernel_cuts(step.kernel) || piece_elements(step.pieces) <= limit) {
       plan_->steps.push_back(std::move(step));
@@ -142,23 +178,30 @@ class Lowering {
     return slot.kind == SlotKind::kHost || slot.kind == SlotKind::kConstant;
   }
 
+  // Messages lie on the other side than the transport reaches: of a stream-ordered one, in host
+  // memory; of others, on a device whose memory is none of the host's.
   bool needs_staging(const Step& step) const {
-    return !target_.device->host_memory && target_.transport->host_memory_only &&
-           !in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]) &&
-           step.data.bytes > 0;
+    if (target_.device->host_memory || step.data.bytes == 0) return false;
+    const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]);
+    return plan_->stream_ordered ? host : target_.transport->host_memory_only && !host;
   }
 
   void emit_channel(Step& step) {
+    step.lane = channel_lane();
     if (!needs_staging(step)) {
       plan_->steps.push_back(std::move(step));
       return;
     }
-    const auto host = static_cast<uint32_t>(plan_->slots.size());
-    plan_->slots.push_back({SlotKind::kHost, step.data.bytes, kNoSlot, 0, 0});
-    const Region staged{host, 0, step.data.bytes};
+    const auto slot = static_cast<uint32_t>(plan_->slots.size());
+    const SlotKind kind = plan_->stream_ordered ? SlotKind::kScratch : SlotKind::kHost;
+    plan_->slots.push_back({kind, step.data.bytes, kNoSlot, 0, 0});
+    const Region staged{slot, 0, step.data.bytes};
     Step copy;
     copy.kind = StepKind::kCopy;
-    copy.lane = static_cast<uint16_t>(target_.device->lanes - 1);
+    // Copies in one direction do not wait for those in the other, if there are lanes enough.
+    const uint32_t lanes = target_.device->lanes;
+    const bool apart = lanes > 3 && step.kind == StepKind::kRecv;
+    copy.lane = static_cast<uint16_t>(apart ? lanes - 2 : lanes - 1);
     if (step.kind == StepKind::kSend) {
       copy.source = step.data;
       copy.destination = staged;
@@ -170,6 +213,7 @@ class Lowering {
     } else {
       copy.source = staged;
       copy.destination = step.data;
+      if (plan_->stream_ordered) copy.expected = std::move(step.expected);
       step.data = staged;
       plan_->steps.push_back(std::move(step));
       plan_->steps.push_back(std::move(copy));
@@ -222,6 +266,7 @@ class Lowering {
                        step_name(i), use.region.offset, use.region.offset + use.region.bytes,
                        use.region.slot, plan_->slots[use.region.slot].bytes);
         }
+        plan_->steps[i].callers |= plan_->slots[use.region.slot].callers;
         hazards.touch(i, use, &waits[i]);
       }
       waits[i].insert(waits[i].end(), plan_->steps[i].after.begin(), plan_->steps[i].after.end());
@@ -265,16 +310,22 @@ class Lowering {
   }
 
   // True if something other than later work of the same lane waits for the step, or nothing does
-  // (then the run's end does).
+  // (then the run's end does), or the host looks at what it brings.
   bool observed_outside_lane(uint32_t i) const {
     const Step& step = plan_->steps[i];
-    if (!on_device(step)) return false;
-    if (plan_->succs(i).empty()) return true;
+    if (!on_lane(*plan_, step)) return false;
+    if (plan_->succs(i).empty() || step.expected != nullptr) return true;
     for (uint32_t s : plan_->succs(i)) {
       const Step& next = plan_->steps[s];
-      if (!on_device(next) || next.lane != step.lane) return true;
+      if (!on_lane(*plan_, next) || next.lane != step.lane) return true;
     }
     return false;
+  }
+
+  // Where a stream-ordered transport queues messages: one lane for all, so that ranks issue them in
+  // one order.
+  uint16_t channel_lane() const {
+    return plan_->stream_ordered && target_.device->lanes > 1 ? 1 : 0;
   }
 
   void index_channels() {

@@ -30,7 +30,8 @@ enum class SlotKind : uint8_t {
   kBound,     // memory of the caller or of a long-lived object, bound at every run
   kScratch,   // device memory of the run
   kHost,      // host memory of the run: what the host writes before or reads after the steps
-  kConstant,  // host memory of the plan, never written: small messages known in advance
+  kConstant,  // host memory of the plan, never written: small messages known in advance. Only sent:
+              // a device that copied from it would hold up the host
 };
 
 struct Slot {
@@ -41,6 +42,7 @@ struct Slot {
   uint64_t alias_offset = 0;
   uint64_t arena_offset = 0;       // kScratch and kHost: place in the run's arena; set by lower()
   const void* constant = nullptr;  // kConstant: owned by the plan
+  bool callers = false;            // kBound: work on the caller's stream may use it too
 };
 
 struct Region {
@@ -107,7 +109,9 @@ struct Step {
   std::vector<Piece> pieces;
   const void* args = nullptr;  // owned by the plan
   uint64_t fill_bytes = 0;
-  Predicate predicate;  // kernels and copies
+  uint32_t call = 0;     // number of the kernel call in the plan (Plan::calls); set by lower()
+  bool callers = false;  // touches memory of the caller; set by lower()
+  Predicate predicate;   // kernels and copies
   // kCopy
   Region source, destination;
   // kSend, kRecv
@@ -118,7 +122,8 @@ struct Step {
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
   Region data;
-  std::shared_ptr<const Expectation> expected;  // kRecv into a kHost slot, or null
+  // kRecv into a kHost slot, or the copy that brings what was received there; or null.
+  std::shared_ptr<const Expectation> expected;
   // Steps that come before this one although no region says so.
   std::vector<uint32_t> after;
 };
@@ -199,11 +204,17 @@ struct Plan {
   // by_order transports: channel steps of each issue round, ascending.
   std::vector<std::vector<uint32_t>> groups;
   bool by_order = false;
+  bool stream_ordered = false;  // sends and receives are calls of their lanes
   // Receives per posting, peer (indices into the vectors below are posting * comm_size + peer).
   int32_t comm_size = 1;
   std::vector<std::vector<RoundReceives>> receives;
   std::vector<PeerTraffic> traffic;  // per peer
   PeerTraffic total;
+  uint32_t calls = 0;  // kernel calls of steps and undo steps
+  // Devices that cannot read host memory: addresses of all slots, for kernels that take lists.
+  // Written to the host slot when a run is bound, copied to the scratch slot by the first step.
+  uint32_t addresses_host = kNoSlot;
+  uint32_t addresses = kNoSlot;
   uint64_t scratch_bytes = 0;  // device arena of a run
   uint64_t host_bytes = 0;     // host arena of a run
 
@@ -215,6 +226,16 @@ struct Plan {
     return std::span(successors).subspan(succ_begin[step], succ_begin[step + 1] - succ_begin[step]);
   }
 };
+
+// Whether an operand is an array of tensor pointers.
+inline bool is_list(const OperandRef& op) {
+  return op.footprint == Footprint::kList || op.footprint == Footprint::kTarget;
+}
+
+// Whether a step is a call of a lane: later calls can be queued behind it before it is done.
+inline bool on_lane(const Plan& plan, const Step& step) {
+  return plan.stream_ordered || on_device(step);
+}
 
 // Byte ranges that a kernel or copy step touches, by slot (aliases resolved).
 struct Use {
@@ -230,9 +251,9 @@ struct LoweringTarget {
   int32_t comm_size = 1;
 };
 
-// Cuts long kernels, stages messages where the transport cannot reach the device's memory, derives
-// the order of steps from their regions, groups rounds, predicts bytes. INTERNAL if the plan is
-// inconsistent.
+// Cuts long kernels, stages messages where the transport cannot reach the device's memory, puts
+// lists of tensor pointers where the device can read them, derives the order of steps from their
+// regions, groups rounds, predicts bytes. INTERNAL if the plan is inconsistent.
 Result<std::shared_ptr<const Plan>> lower(LogicalPlan logical, const LoweringTarget& target);
 
 }  // namespace sotto

@@ -31,6 +31,7 @@ std::string render(const Json& build, const Json& context) {
       {"dtypes", plain(build.at("dtypes"))},     {"SIMD available", plain(build.at("simd"))},
       {"compiler", plain(build.at("compiler"))}, {"build type", plain(build.at("build_type"))},
   };
+  rows.insert(rows.begin() + 3, {"other devices", plain(context.at("other_devices"))});
   if (build.contains("sanitizers")) rows.push_back({"sanitizers", plain(build.at("sanitizers"))});
   std::string text = table(rows, "") + "\nParameters in force (environment variables; * is set):\n";
   rows.clear();

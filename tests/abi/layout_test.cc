@@ -35,7 +35,7 @@ AT(sotto_context_config, no_progress_thread, 4);
 AT(sotto_context_config, cpu_threads, 8);
 AT(sotto_context_config, max_ops, 12);
 
-SIZE(sotto_comm_config, 56);
+SIZE(sotto_comm_config, 64);
 NO_PADDING(sotto_comm_config);
 AT(sotto_comm_config, struct_size, 0);
 AT(sotto_comm_config, rank, 4);
@@ -46,6 +46,7 @@ AT(sotto_comm_config, transport, 24);
 AT(sotto_comm_config, timeout_us, 32);
 AT(sotto_comm_config, all_gather, 40);
 AT(sotto_comm_config, user, 48);
+AT(sotto_comm_config, native_comm, 56);
 
 SIZE(sotto_call, 64);
 NO_PADDING(sotto_call);

@@ -532,10 +532,10 @@ class SlowEncoder final : public Device {
   Status wait(uint32_t lane, EventId event) override { return inner_.wait(lane, event); }
   Result<bool> query(EventId event) override { return inner_.query(event); }
   void release(EventId event) override { inner_.release(event); }
-  Status lane_after_stream(uint32_t lane, void* s) override {
-    return inner_.lane_after_stream(lane, s);
-  }
+  Result<EventId> record_stream(void* s) override { return inner_.record_stream(s); }
   Status stream_after_event(void* s, EventId e) override { return inner_.stream_after_event(s, e); }
+  Result<HoldId> hold_stream(void* s) override { return inner_.hold_stream(s); }
+  void let_go(HoldId hold) override { inner_.let_go(hold); }
   uint64_t busy_ns() const override { return inner_.busy_ns(); }
 
  private:

@@ -5,7 +5,7 @@
 #include <limits>
 #include <optional>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
 #include "tests/support/kernel_cases.h"
 
 namespace sotto::test {

@@ -44,7 +44,7 @@ TEST(KernelsBytes, PackAndUnpackAreInverse) {
       KernelCase pack(KernelId::kPack);
       pack.pieces = shifted(layout.by_chunk);
       pack.set_args(PackArgs{kBase, width});
-      pack.add_list(tensors);
+      pack.add_list(tensors, width);
       const size_t flat = pack.add_flat(std::vector<uint8_t>(layout.padded * width, 7));
       EXPECT_EQ(compare_on_all_targets(pack), "");
       const Outcome packed = execute_reference(pack);
@@ -57,7 +57,7 @@ TEST(KernelsBytes, PackAndUnpackAreInverse) {
       unpack.pieces = pack.pieces;
       unpack.set_args(PackArgs{kBase, width});
       unpack.add_flat(packed.memory[flat]);
-      const size_t first = unpack.add_list(empty);
+      const size_t first = unpack.add_list(empty, width);
       EXPECT_EQ(compare_on_all_targets(unpack), "");
       const Outcome unpacked = execute_reference(unpack);
       for (size_t t = 0; t < tensors.size(); ++t) EXPECT_EQ(unpacked.memory[first + t], tensors[t]);
@@ -135,7 +135,8 @@ TEST(KernelsReduce, EveryTargetEqualsTheReference) {
       for (const uint32_t world : {1u, 2u, 5u}) {
         const ReduceSetup setup{dtype, op, world, world / 2, world == 2};
         for (const Layout& layout :
-             {make_layout({1, 63, 0, 8200}, 1, 8), make_layout({kLarge}, 2, 512)}) {
+             {make_layout({1, 63, 0, 900}, 1, 8), make_layout({1, 63, 0, 8200}, 1, 8),
+              make_layout({kLarge}, 2, 512)}) {
           SCOPED_TRACE(std::string(dtype_name(dtype)) + " op " +
                        std::to_string(static_cast<int>(op)) + " world " + std::to_string(world));
           EXPECT_EQ(compare_on_all_targets(reduce_case(&random, layout, setup, true)), "");

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
 #include "tests/support/kernel_cases.h"
 
 namespace sotto::test {

@@ -5,8 +5,9 @@
 #include <limits>
 #include <optional>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
 #include "tests/support/kernel_cases.h"
+#include "tests/support/kernel_targets.h"
 
 namespace sotto::test {
 namespace {
@@ -462,29 +463,36 @@ TEST(KernelsOnebit, GateDecidesFromFlagsAndThePriorWord) {
 }
 
 TEST(KernelsOnebit, PredicateDecidesWhetherAKernelRuns) {
-  const std::unique_ptr<Device> device = make_cpu_device(1, SimdLevel::kAuto).take();
-  uint32_t word = kSkipNonfinite;
-  uint8_t byte = 0;
-  const Operand operand{&byte};
-  const FillArgs args{9};
-  KernelCall call;
-  call.id = KernelId::kFill;
-  call.operands = std::span(&operand, 1);
-  call.args = &args;
-  call.bytes = 1;
-  call.predicate = &word;
-  call.expect = kCommit;
-  ASSERT_TRUE(device->launch(0, call, {}).ok());
-  EXPECT_EQ(byte, 0);
-  word = kCommit;
-  ASSERT_TRUE(device->launch(0, call, {}).ok());
-  EXPECT_EQ(byte, 9);
-  uint8_t copy = 0;
-  ASSERT_TRUE(device->copy(0, &copy, &byte, 1, &word, kSkipServer).ok());
-  EXPECT_EQ(copy, 0);
-  ASSERT_TRUE(device->copy(0, &copy, &byte, 1, nullptr, 0).ok());
-  EXPECT_EQ(copy, 9);
-  EXPECT_FALSE(device->launch(1, call, {}).ok());
+  for (const KernelTarget& target : kernel_targets()) {
+    SCOPED_TRACE(target.name);
+    Device& device = *target.device;
+    uint32_t word = kSkipNonfinite;
+    std::vector<uint8_t> bytes(70), copy(70);
+    const Operand operand{bytes.data()};
+    const FillArgs args{9};
+    KernelCall call;
+    call.id = KernelId::kFill;
+    call.operands = std::span(&operand, 1);
+    call.args = &args;
+    call.bytes = bytes.size();
+    call.predicate = &word;
+    call.expect = kCommit;
+    ASSERT_TRUE(device.launch(0, call, {}).ok());
+    EXPECT_EQ(bytes, std::vector<uint8_t>(70, 0));
+    word = kCommit;
+    ASSERT_TRUE(device.launch(0, call, {}).ok());
+    EXPECT_EQ(bytes, std::vector<uint8_t>(70, 9));
+    const auto copied = [&](const uint32_t* predicate, uint32_t expect) {
+      EXPECT_TRUE(device.copy(0, copy.data() + 1, bytes.data() + 1, 68, predicate, expect).ok());
+      return copy[1] == 9;
+    };
+    EXPECT_FALSE(copied(&word, kSkipServer));
+    EXPECT_TRUE(copied(nullptr, 0));
+    EXPECT_EQ(copy.front(), 0);
+    EXPECT_EQ(copy.back(), 0);
+    EXPECT_EQ(std::count(copy.begin(), copy.end(), 9), 68);
+    EXPECT_FALSE(device.launch(1, call, {}).ok());
+  }
 }
 
 }  // namespace

@@ -3,7 +3,7 @@
 
 #include <cmath>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
 #include "tests/support/kernel_cases.h"
 
 namespace sotto::test {

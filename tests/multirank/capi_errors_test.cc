@@ -190,8 +190,21 @@ TEST(CapiErrors, Buffers) {
                 };
             FAILS(reduce([](auto& in, auto&) { in.dtype = 0x12345678; }), SOTTO_E_UNSUPPORTED,
                   "in[0].dtype is 0x12345678", "fp32");
-            FAILS(reduce([](auto&, auto& out) { out.device_type = 2; }), SOTTO_E_UNSUPPORTED,
-                  "out[0].device_type is 2");
+            FAILS(reduce([](auto&, auto& out) { out.device_type = 7; }), SOTTO_E_UNSUPPORTED,
+                  "out[0].device_type is 7");
+            FAILS(reduce([](auto&, auto& out) { out.device_type = SOTTO_DEVICE_CUDA; }),
+                  SOTTO_E_INVALID_ARGUMENT, "in[0] is on cpu", "out[0] is on cuda:0");
+            const bool cuda = std::string(sotto_build_info()).find("\"cuda\"") != std::string::npos;
+            FAILS(reduce([](auto& in, auto& out) {
+                    in.device_type = out.device_type = SOTTO_DEVICE_CUDA;
+                    in.device_id = out.device_id = 1000;
+                  }),
+                  cuda ? SOTTO_E_DEVICE : SOTTO_E_UNSUPPORTED, "in[0]", "cuda:1000");
+            FAILS(reduce([](auto&, auto& out) {
+                    out.device_type = SOTTO_DEVICE_CUDA;
+                    out.device_id = -1;
+                  }),
+                  SOTTO_E_INVALID_ARGUMENT, "out[0].device_id is -1");
             FAILS(reduce([](auto&, auto& out) { out.device_id = 1; }), SOTTO_E_INVALID_ARGUMENT,
                   "out[0].device_id is 1");
             FAILS(reduce([](auto& in, auto&) { in.flags = 4; }), SOTTO_E_UNSUPPORTED,

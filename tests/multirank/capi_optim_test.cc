@@ -77,8 +77,11 @@ TEST(CapiOptim, ParametersThatAreRefused) {
                         "params[1].grad.count is 36", "37");
                   FAILS(with([](auto& p) { p[0].param.dtype = p[0].grad.dtype = SOTTO_BFLOAT16; }),
                         SOTTO_E_UNSUPPORTED, "params[0].param is bf16");
-                  FAILS(with([](auto& p) { p[0].param.device_type = 2; }), SOTTO_E_UNSUPPORTED,
-                        "params[0].param.device_type");
+                  FAILS(with([](auto& p) { p[0].param.device_type = 7; }), SOTTO_E_UNSUPPORTED,
+                        "params[0].param.device_type is 7");
+                  FAILS(with([](auto& p) { p[0].grad.device_type = SOTTO_DEVICE_CUDA; }),
+                        SOTTO_E_INVALID_ARGUMENT, "params[0].param is on cpu",
+                        "params[0].grad is on cuda:0");
                   FAILS(with([](auto& p) { p[1].grad = p[1].param; }), SOTTO_E_INVALID_ARGUMENT,
                         "overlap");
                   FAILS(with([](auto& p) { p[1].name = "w"; }), SOTTO_E_INVALID_ARGUMENT, "\"w\"",

@@ -29,12 +29,12 @@ class TimedDevice final : public Device {
   Status wait(uint32_t lane, EventId event) override { return device_.wait(lane, event); }
   Result<bool> query(EventId event) override { return device_.query(event); }
   void release(EventId event) override { device_.release(event); }
-  Status lane_after_stream(uint32_t lane, void* stream) override {
-    return device_.lane_after_stream(lane, stream);
-  }
+  Result<EventId> record_stream(void* stream) override { return device_.record_stream(stream); }
   Status stream_after_event(void* stream, EventId event) override {
     return device_.stream_after_event(stream, event);
   }
+  Result<HoldId> hold_stream(void* stream) override { return device_.hold_stream(stream); }
+  void let_go(HoldId hold) override { device_.let_go(hold); }
   uint64_t busy_ns() const override { return device_.busy_ns(); }
 
  private:

@@ -61,6 +61,8 @@ uint32_t list_operands(const KernelCall& call) {
   }
 }
 
+Status no_streams() { return unsupported("the async device has no streams"); }
+
 size_t listed_tensors(std::span<const Piece> pieces) {
   size_t n = 0;
   for (const Piece& p : pieces) {
@@ -71,9 +73,56 @@ size_t listed_tensors(std::span<const Piece> pieces) {
 
 }  // namespace
 
+// Copies of the pieces of calls, and how often they are queued.
+class AsyncDevice::Tables final : public CallTables {
+ public:
+  Tables(std::span<const KernelCall> calls, std::shared_ptr<std::atomic<uint64_t>> live)
+      : live_(std::move(live)) {
+    for (const KernelCall& call : calls)
+      calls_.push_back({call, std::vector<Piece>(call.pieces.begin(), call.pieces.end())});
+    ++*live_;
+  }
+  ~Tables() override {
+    if (queued_ != 0) misuse("tables are destroyed while calls are queued that read them");
+    --*live_;
+  }
+
+  // The pieces of a call that is launched now; done() when it has executed.
+  std::span<const Piece> queue(const KernelCall& launched) const {
+    if (launched.call >= calls_.size()) misuse("launch of a call that its tables do not have");
+    const Entry& entry = calls_[launched.call];
+    if (entry.call.id != launched.id || entry.call.args != launched.args ||
+        entry.call.bytes != launched.bytes || entry.pieces.size() != launched.pieces.size())
+      misuse("launch of another call than the one that was prepared");
+    for (size_t i = 0; i < launched.operands.size(); ++i) {
+      if ((launched.operands[i].data == nullptr) != (entry.absent >> i & 1))
+        misuse("launch with other operands left out than when the call was prepared");
+    }
+    ++queued_;
+    return entry.pieces;
+  }
+  void done() const { --queued_; }
+
+ private:
+  struct Entry {
+    Entry(const KernelCall& c, std::vector<Piece> p) : call(c), pieces(std::move(p)) {
+      for (size_t i = 0; i < c.operands.size(); ++i) {
+        if (c.operands[i].data == nullptr) absent |= 1u << i;
+      }
+    }
+    KernelCall call;
+    std::vector<Piece> pieces;
+    uint32_t absent = 0;  // bit i: operand i
+  };
+  std::shared_ptr<std::atomic<uint64_t>> live_;
+  std::vector<Entry> calls_;
+  mutable std::atomic<uint64_t> queued_ = 0;
+};
+
 struct AsyncDevice::Item {
   enum class Kind : uint8_t { kKernel, kCopy, kWait } kind = Kind::kWait;
   KernelCall call;
+  const Tables* tables = nullptr;
   std::vector<Operand> operands;
   std::vector<FreshRange> fresh;
   void* dst = nullptr;
@@ -169,16 +218,18 @@ void AsyncDevice::free(void* memory, uint64_t) {
   }
 }
 
+// The block that has the address, or null.
+auto AsyncDevice::find_block(const void* memory) const -> Blocks::const_iterator {
+  auto it = blocks_.upper_bound(static_cast<const std::byte*>(memory));
+  if (it == blocks_.begin()) return blocks_.end();
+  --it;
+  return static_cast<const std::byte*>(memory) < it->first + it->second.bytes ? it : blocks_.end();
+}
+
 void* AsyncDevice::reach(const void* memory) const {
-  const auto* at = static_cast<const std::byte*>(memory);
-  auto it = blocks_.upper_bound(at);
-  if (it != blocks_.begin()) {
-    --it;
-    const Block& block = it->second;
-    if (block.alias != nullptr && at < it->first + block.bytes)
-      return block.alias + (at - it->first);
-  }
-  return const_cast<void*>(memory);
+  const auto it = find_block(memory);
+  if (it == blocks_.end() || it->second.alias == nullptr) return const_cast<void*>(memory);
+  return it->second.alias + (static_cast<const std::byte*>(memory) - it->first);
 }
 
 void* AsyncDevice::host_view(const void* memory) const {
@@ -227,11 +278,16 @@ Status AsyncDevice::enqueue(uint32_t lane, std::unique_ptr<Item> item) {
   if (kind == Item::Kind::kCopy && count_fault(Fault::kCopy))
     return error(Code::kDevice, "injected: copy failed");
   if (kind == Item::Kind::kWait && count_fault(Fault::kWait)) return ok_status();
+  if (item->tables != nullptr) item->call.pieces = item->tables->queue(item->call);
   if (idle() && item->predicate == nullptr) poison(*item);
   lanes_[lane]->queue.push_back(std::move(item));
   ++lanes_[lane]->queued;
   lanes_[lane]->changed.notify_all();
   return ok_status();
+}
+
+Result<std::shared_ptr<const CallTables>> AsyncDevice::prepare(std::span<const KernelCall> calls) {
+  return std::shared_ptr<const CallTables>(std::make_shared<Tables>(calls, live_tables_));
 }
 
 Status AsyncDevice::launch(uint32_t lane, const KernelCall& call,
@@ -244,6 +300,7 @@ Status AsyncDevice::launch(uint32_t lane, const KernelCall& call,
   item->fresh.assign(fresh.begin(), fresh.end());
   item->predicate = call.predicate;
   item->expect = call.expect;
+  item->tables = static_cast<const Tables*>(call.tables);
   return enqueue(lane, std::move(item));
 }
 
@@ -306,12 +363,10 @@ uint64_t AsyncDevice::live_events() const {
   return events_.size();
 }
 
-Status AsyncDevice::lane_after_stream(uint32_t, void*) {
-  return unsupported("the async device has no streams");
-}
-Status AsyncDevice::stream_after_event(void*, EventId) {
-  return unsupported("the async device has no streams");
-}
+Result<EventId> AsyncDevice::record_stream(void*) { return no_streams(); }
+Status AsyncDevice::stream_after_event(void*, EventId) { return no_streams(); }
+Result<HoldId> AsyncDevice::hold_stream(void*) { return no_streams(); }
+void AsyncDevice::let_go(HoldId) {}
 
 uint64_t AsyncDevice::busy_ns() const {
   uint64_t ns = 0;
@@ -371,6 +426,7 @@ void AsyncDevice::lane_main(uint32_t index) noexcept {
       if (predicate == nullptr || *predicate == item->expect) poison(*item);
       if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
       if (!fails) run(lane, *item);
+      if (item->tables != nullptr) item->tables->done();
       lock.lock();
     }
     ++lane.executed;
@@ -401,7 +457,9 @@ void AsyncDevice::run(Lane& lane, Item& item) {
         void*& data = item.operands[i].data;
         if (data == nullptr) continue;
         if ((list_mask >> i & 1) != 0) {
-          void* const* pointers = static_cast<void* const*>(data);
+          if (!caps_.host_memory && find_block(data) == blocks_.end())
+            misuse("a list of tensor pointers that the device cannot read");
+          void* const* pointers = static_cast<void* const*>(reach(data));
           auto& list = lists.emplace_back(pointers, pointers + tensors);
           for (void*& p : list) p = reach(p);
           data = list.data();

@@ -13,9 +13,9 @@
 //  - host_memory = false: what alloc returns cannot be touched by the host at all (SIGSEGV);
 //  kernels and copies go
 //    through a second mapping. Tests read and write it with host_view.
-//  - Operands are copied at launch. Pieces, argument structs, lists of tensor pointers and memory
-//  have to live until
-//    the call has executed.
+//  - Operands are copied at launch. Tables, argument structs, lists of tensor pointers and memory
+//  have to live until the call has executed. Tables that are destroyed before, and launches that do
+//  not fit theirs, end the process, as does a list in memory that such a device cannot read.
 //
 // Threads: as Device; hold, resume, the counters and host_view from any thread.
 #pragma once
@@ -54,6 +54,7 @@ class AsyncDevice final : public Device {
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t bytes) override;
   void free(void* memory, uint64_t bytes) override;
+  Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls) override;
   Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
   Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
               uint32_t expect) override;
@@ -61,8 +62,10 @@ class AsyncDevice final : public Device {
   Status wait(uint32_t lane, EventId event) override;
   Result<bool> query(EventId event) override;
   void release(EventId event) override;
-  Status lane_after_stream(uint32_t lane, void* stream) override;
+  Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
+  Result<HoldId> hold_stream(void* stream) override;
+  void let_go(HoldId hold) override;
   uint64_t busy_ns() const override;
 
   // ---- For tests ----
@@ -83,12 +86,15 @@ class AsyncDevice final : public Device {
   void inject(Fault fault, uint64_t which);
   // How many calls of the kind there were; so a test can go through all of them.
   uint64_t calls(Fault fault) const;
-  // Events that were recorded and not released, bytes that were allocated and not freed.
+  // Events that were recorded and not released, tables that were not destroyed, bytes that were
+  // allocated and not freed.
   uint64_t live_events() const;
+  uint64_t live_tables() const { return live_tables_->load(); }
   uint64_t live_bytes() const;
 
  private:
   struct Item;
+  class Tables;
   struct Lane {
     std::thread thread;
     std::unique_ptr<Device> cpu;  // only this thread uses it
@@ -117,6 +123,8 @@ class AsyncDevice final : public Device {
   void poison(const Item& item) const;
   bool idle() const;                      // with mutex_ held
   void* reach(const void* memory) const;  // with memory_mutex_ held
+  using Blocks = std::map<const std::byte*, Block>;
+  Blocks::const_iterator find_block(const void* memory) const;  // the same; end(): none
 
   DeviceCaps caps_;
   const int64_t max_delay_us_;
@@ -128,8 +136,9 @@ class AsyncDevice final : public Device {
   std::array<uint64_t, 5> calls_{};
   std::array<std::vector<uint64_t>, 5> faults_;
   bool stop_ = false;
+  std::shared_ptr<std::atomic<uint64_t>> live_tables_ = std::make_shared<std::atomic<uint64_t>>();
   mutable std::mutex memory_mutex_;
-  std::map<const std::byte*, Block> blocks_;
+  Blocks blocks_;
 };
 
 }  // namespace sotto::test

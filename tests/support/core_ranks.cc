@@ -21,13 +21,17 @@ std::map<std::string, BackendFactory> standard_backends() {
 }
 
 std::vector<std::string> world_kinds() {
-  return {"inproc", "tcp", "async", "device_memory", "ordered", "ordered_async"};
+  std::vector<std::string> kinds = {"inproc",        "tcp",     "async",
+                                    "device_memory", "ordered", "ordered_async"};
+  if (add_cuda_world != nullptr) kinds.push_back("cuda");
+  return kinds;
 }
 
 WorldOptions world_of(const std::string& kind, int32_t size) {
   WorldOptions world;
   world.size = size;
   if (kind == "tcp") world.transport = "tcp";
+  if (kind == "cuda") add_cuda_world(&world);
   if (kind == "async" || kind == "device_memory" || kind == "ordered_async") {
     world.device = [kind](int32_t rank) -> std::shared_ptr<Device> {
       AsyncDeviceOptions options;
@@ -76,6 +80,7 @@ Status run_world(const WorldOptions& options,
   std::vector<std::thread> threads;
   for (int32_t r = 0; r < options.size; ++r) {
     threads.emplace_back([&, r] {
+      if (options.on_rank_thread) options.on_rank_thread();
       CommConfig config;
       config.rank = r;
       config.size = options.size;

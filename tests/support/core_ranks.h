@@ -19,6 +19,7 @@ struct WorldOptions {
   Params params;
   int64_t timeout_us = 20'000'000;
   bool progress_thread = true;
+  std::function<void()> on_rank_thread;  // first thing on every rank's thread
 };
 
 // Runs body(comm) on every rank and destroys everything. A failure of creation, or a status that is
@@ -35,7 +36,9 @@ std::map<std::string, BackendFactory> standard_backends();
 //   device_memory  the same, and the host cannot touch the device's memory: messages are staged
 //   ordered        a transport without match keys
 //   ordered_async  both
+//   cuda           a CUDA device, where the test program has one (tests/cuda/conformance_world.cc)
 std::vector<std::string> world_kinds();
+void add_cuda_world(WorldOptions* world) __attribute__((weak));  // null in other programs
 WorldOptions world_of(const std::string& kind, int32_t size);
 
 }  // namespace sotto::test

@@ -8,7 +8,8 @@
 #include <limits>
 #include <memory>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
+#include "tests/support/kernel_targets.h"
 
 namespace sotto::test {
 namespace {
@@ -71,26 +72,8 @@ std::string first_difference(const KernelCase& work, const Outcome& expected,
   return "";
 }
 
-struct Target {
-  std::string name;
-  std::unique_ptr<Device> device;
-  std::vector<uint64_t> cuts;
-};
-
-std::vector<Target>& targets() {
-  static std::vector<Target> all = [] {
-    std::vector<Target> made;
-    const std::vector<std::string> levels = simd_levels_available();
-    for (const std::string& level : levels) {
-      const SimdLevel limit = *simd_level_from_name(level);
-      made.push_back({level, make_cpu_device(1, limit).take(), {0, kNormBlock}});
-      // Threads share pieces in one way for all levels; the first and the last show it.
-      if (level == levels.front() || level == levels.back()) {
-        made.push_back({level + ", 3 threads", make_cpu_device(3, limit).take(), {0}});
-      }
-    }
-    return made;
-  }();
+std::vector<KernelTarget>& targets() {
+  static std::vector<KernelTarget> all = kernel_targets();
   return all;
 }
 
@@ -142,14 +125,19 @@ Outcome execute_reference(const KernelCase& work) {
 }
 
 std::string compare_on_all_targets(const KernelCase& work) {
+  if (const uint64_t limit = kernel_layout_limit();
+      limit != 0 && piece_elements(work.pieces) > limit)
+    return "";
   const Outcome expected = execute_reference(work);
   if (!expected.error.empty()) return "reference: " + expected.error;
-  for (Target& target : targets()) {
+  for (const KernelTarget& target : targets()) {
     for (const uint64_t cut : target.cuts) {
       if (cut != 0 && !kernel_cuts(work.id)) continue;
+      const std::string way = target.next_way ? ", " + target.next_way() : "";
       const std::string e = first_difference(work, expected, execute(work, *target.device, cut));
       if (!e.empty())
-        return fmt::format("{} on {}, cut {}: {}", kernel_name(work.id), target.name, cut, e);
+        return fmt::format("{} on {}{}, cut {}: {}", kernel_name(work.id), target.name, way, cut,
+                           e);
     }
   }
   return "";
@@ -287,6 +275,8 @@ std::vector<Layout> all_layouts() {
   all.push_back(make_layout({kLarge}, 3, 512));
   all.push_back(make_layout({7, 0, 65, 1, 8193, 130, 9000, 63}, 2, 8, 3));
   all.push_back(make_layout({5, 20000, 3, 16384, 77, kLarge}, 4, 512, 2));
+  if (const uint64_t limit = kernel_layout_limit(); limit != 0)
+    std::erase_if(all, [&](const Layout& layout) { return layout.elements() > limit; });
   return all;
 }
 

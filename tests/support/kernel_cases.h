@@ -97,8 +97,8 @@ Outcome execute(const KernelCase& work, Device& device, uint64_t max_elements);
 // On the scalar table, one thread, one call.
 Outcome execute_reference(const KernelCase& work);
 
-// Executes on every SIMD level of this processor, with one and three threads, whole and cut, and
-// compares with the reference byte by byte. Returns "" or the first difference.
+// Executes on every target (kernel_targets.h), whole and cut, and compares with the reference byte
+// by byte. Returns "" or the first difference. Cases beyond kernel_layout_limit() are left out.
 std::string compare_on_all_targets(const KernelCase& work);
 
 // The case with its source (operand 0, a list of float32) stored as `type`, 16 bits: rounded, with

@@ -203,7 +203,8 @@ TEST(AsyncDevice, KernelsRunOnMemoryThatTheHostCannotReach) {
     float* flat = kit.floats();
     EXPECT_TRUE(kit.all(flat, 0)) << "memory starts as zeros";
     std::iota(kit.view(tensor), kit.view(tensor) + kElements, 1.0f);
-    void* list[] = {tensor};
+    void** list = reinterpret_cast<void**>(kit.floats());
+    *static_cast<void**>(kit.device.host_view(list)) = tensor;
     Piece piece;
     piece.count = kElements;
     const PackArgs args{0, 4};
@@ -227,6 +228,75 @@ TEST(AsyncDeviceDeathTest, TheHostCannotTouchDeviceMemory) {
   AsyncDevice device(options);
   auto* memory = static_cast<volatile float*>(device.alloc(64).take());
   EXPECT_DEATH(memory[0] = 1, "");
+}
+
+// A launch of a prepared kFill on a lane that is held.
+struct HeldFill {
+  explicit HeldFill(AsyncDevice& device) : memory(device.alloc(kBytes).take()) {
+    call.args = &args;
+    call.bytes = kBytes;
+    operand.data = memory;
+    call.operands = {&operand, 1};
+    tables = device.prepare({&call, 1}).take();
+    call.tables = tables.get();
+    device.hold(0);
+    EXPECT_TRUE(device.launch(0, call, {}).ok());
+  }
+  void* memory;
+  const FillArgs args{1};
+  Operand operand;
+  KernelCall call;
+  std::shared_ptr<const CallTables> tables;
+};
+
+TEST(AsyncDevice, TablesLiveUntilTheirCallsHaveExecuted) {
+  AsyncDevice device({});
+  HeldFill fill(device);
+  EXPECT_EQ(device.live_tables(), 1u);
+  device.resume(0);
+  device.drain();
+  fill.tables.reset();
+  EXPECT_EQ(device.live_tables(), 0u);
+  device.free(fill.memory, kBytes);
+}
+
+TEST(AsyncDeviceDeathTest, TablesThatAreDestroyedTooEarlyOrDoNotFit) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_DEATH(
+      {
+        AsyncDevice device({});
+        HeldFill fill(device);
+        fill.tables.reset();
+      },
+      "tables are destroyed while calls are queued");
+  EXPECT_DEATH(
+      {
+        AsyncDevice device({});
+        HeldFill fill(device);
+        fill.call.bytes = kBytes / 2;
+        (void)device.launch(0, fill.call, {});
+      },
+      "another call than the one that was prepared");
+}
+
+// A list on the host's stack, for a device that reads its own memory alone.
+void pack_from_a_list_of_the_host() {
+  AsyncDeviceOptions options;
+  options.host_memory = false;
+  AsyncDevice device(options);
+  void* list[] = {device.alloc(kBytes).take()};
+  void* flat = device.alloc(kBytes).take();
+  Piece piece;
+  piece.count = kElements;
+  const PackArgs args{0, 4};
+  EXPECT_TRUE(pack(device, list, static_cast<float*>(flat), &piece, &args).ok());
+  device.drain();
+}
+
+TEST(AsyncDeviceDeathTest, AListThatTheDeviceCannotRead) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  EXPECT_DEATH(pack_from_a_list_of_the_host(),
+               "a list of tensor pointers that the device cannot read");
 }
 
 TEST(AsyncDevice, InjectedFaults) {

@@ -33,7 +33,7 @@ TEST(CpuDevice, RefusesWhatItHasNot) {
   const std::unique_ptr<Device> device = make_cpu_device(2, SimdLevel::kAuto).take();
   EXPECT_TRUE(device->caps().synchronous);
   EXPECT_EQ(device->caps().split_elements, 2u * 65536);
-  EXPECT_EQ(device->lane_after_stream(0, nullptr).code(), Code::kUnsupported);
+  EXPECT_EQ(device->record_stream(nullptr).status().code(), Code::kUnsupported);
   EXPECT_EQ(device->record(0).status().code(), Code::kUnsupported);
   uint8_t byte = 0;
   EXPECT_FALSE(device->copy(1, &byte, &byte, 1, nullptr, 0).ok());

@@ -25,7 +25,9 @@
  *   - Threads: "any" = any thread at any time; "one per handle" = calls on one handle must not
  *     overlap; "not from callbacks" = INVALID_STATE inside a callback of this library.
  *   - Blocks: whether the call may wait for other ranks. Every wait has a deadline.
- *   - Stream: how the call orders itself against sotto_call.stream; ignored for host memory.
+ *   - Stream: how the call orders itself against sotto_call.stream; ignored for host memory. A
+ *     function that has no such line and reads or writes tensors does it at once: work that the
+ *     caller has queued on device memory has to be done before.
  *   - Errors: codes that the function returns beside OUT_OF_MEMORY, INTERNAL and, where it takes a
  *     handle or a pointer that must not be NULL, INVALID_ARGUMENT for NULL.
  *   - Since: ABI version.
@@ -88,6 +90,8 @@ typedef uint32_t sotto_dtype; /* DLPack: code | bits << 8 | lanes << 16 */
 
 typedef int32_t sotto_device_type; /* DLPack's numbers */
 #define SOTTO_DEVICE_CPU 1
+#define SOTTO_DEVICE_CUDA 2      /* memory of the CUDA device with number device_id */
+#define SOTTO_DEVICE_CUDA_HOST 3 /* host memory that CUDA has pinned: as the CPU's */
 
 typedef int32_t sotto_reduce;
 #define SOTTO_REDUCE_DEFAULT 0 /* sum */
@@ -109,13 +113,14 @@ typedef struct sotto_optim sotto_optim;
 /* ---- structs -------------------------------------------------------------------------------- */
 
 /* A borrowed view of contiguous memory; frozen at 32 bytes. The caller keeps the memory alive and
- * does not touch it from the call until the operation has completed. */
+ * does not touch it from the call until the operation has completed. All buffers of a call, of a
+ * group and of an optimizer are on one device. A rank may use another device than its peers. */
 typedef struct sotto_buffer {
   void* data;                    /* aligned to the element size; NULL only if count is 0 */
   uint64_t count;                /* elements */
   sotto_dtype dtype;             /* SOTTO_FLOAT32, ... */
-  sotto_device_type device_type; /* SOTTO_DEVICE_CPU; 0 means CPU */
-  int32_t device_id;             /* 0 for the CPU */
+  sotto_device_type device_type; /* SOTTO_DEVICE_CPU, ...; 0 means CPU */
+  int32_t device_id;             /* number of the CUDA device; 0 for the CPU */
   uint32_t flags;                /* must be 0 */
 } sotto_buffer;
 
@@ -144,13 +149,17 @@ typedef struct sotto_comm_config {
   int32_t size;              /* ranks; 0: rank and size from the launcher's environment */
   uint32_t reserved;         /* must be 0 */
   const sotto_unique_id* id; /* NULL: SOTTO_RENDEZVOUS or the launcher's environment */
-  const char* transport;     /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp" */
+  const char* transport;     /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp", "nccl" */
   int64_t timeout_us;        /* of set-up; default of operations; 0: SOTTO_TIMEOUT_US (300 s) */
   sotto_all_gather_fn all_gather; /* NULL: own rendezvous; else used in place of `id` */
   void* user;                     /* passed to all_gather */
+  /* With transport "nccl": this rank's ncclComm_t, of the same rank and size, lent until the comm
+   * is destroyed or has failed; nobody else uses it meanwhile. A failure aborts it, which frees it:
+   * the caller must not touch it any more. NULL: the library makes one. All ranks, or none. */
+  void* native_comm;
 } sotto_comm_config;
 #define SOTTO_COMM_CONFIG_INIT \
-  { sizeof(sotto_comm_config), 0, 0, 0, NULL, NULL, 0, NULL, NULL }
+  { sizeof(sotto_comm_config), 0, 0, 0, NULL, NULL, 0, NULL, NULL, NULL }
 
 /* Called once when the operation has completed, on the thread that waits, tests or calls
  * sotto_context_poll, unless SOTTO_CALL_DONE_ANY_THREAD is set: then also on the library's own
@@ -179,7 +188,8 @@ typedef struct sotto_call {
   uint32_t struct_size;
   uint32_t flags;        /* SOTTO_CALL_... */
   uint64_t tag;          /* must be equal on all ranks of the operation (checked) */
-  void* stream;          /* reads happen after work queued on it; ignored for host memory */
+  void* stream;          /* a cudaStream_t of the buffers' device, NULL its default stream: the
+                            operation starts after work queued on it; ignored for host memory */
   int64_t timeout_us;    /* may stand still at most so long; 0: the comm's; negative: forever */
   int32_t priority;      /* larger is more urgent; equal on all ranks; 0 is normal */
   sotto_reduce reduce;   /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
@@ -448,12 +458,14 @@ SOTTO_API sotto_status sotto_op_wait(sotto_op* op, int64_t timeout_us);
 SOTTO_API sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us,
                                          uint64_t* out_index);
 
-/* Orders work that the caller queues on a stream from now on after the operation.
+/* Orders work that the caller queues on a stream from now on after the operation, also if that
+ * fails: the stream does not know, ask sotto_op_wait or sotto_op_error. A step that was left out or
+ * not finite leaves the parameters as they were.
  *   op     [in]
- *   stream [in] of the operation's device
+ *   stream [in] a cudaStream_t of the operation's device, NULL: its default stream
  * Threads: any. Blocks: no. Stream: what is queued on it later waits for the operation. Errors:
- * UNSUPPORTED (operation on host memory: there is no stream), INVALID_ARGUMENT (released),
- * INVALID_STATE (fork). Since: 0.1 */
+ * UNSUPPORTED (operation on host memory: there is no stream; a driver older than CUDA 12), DEVICE,
+ * INVALID_ARGUMENT (released), INVALID_STATE (fork). Since: 0.1 */
 SOTTO_API sotto_status sotto_op_stream_wait(sotto_op* op, void* stream);
 
 /* The operation's own status (SOTTO_IN_PROGRESS before completion) and text.
@@ -991,7 +1003,8 @@ SOTTO_API sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_
  * no use for may be absent; of what is there nevertheless only name, type and count are checked.
  * Parameters without elements need nothing.
  *   optim  [in]
- *   arrays [in] n structs, in any order; read during the call only
+ *   arrays [in] n structs, in any order, in host memory or on the optimizer's device; read during
+ *               the call only
  *   n      [in] > 0
  * Threads: one per handle, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
  * INVALID_ARGUMENT (names the array; of unknown names the nearest; of absent ones the first few),

@@ -43,6 +43,8 @@ SOTTO_FLOAT64 = 0x00014002
 SOTTO_BFLOAT16 = 0x00011004
 
 SOTTO_DEVICE_CPU = 1
+SOTTO_DEVICE_CUDA = 2
+SOTTO_DEVICE_CUDA_HOST = 3
 
 SOTTO_REDUCE_DEFAULT = 0
 SOTTO_REDUCE_SUM = 1
@@ -118,6 +120,7 @@ class CommConfig(Sized):
         ("timeout_us", c.c_int64),
         ("all_gather", AllGatherFn),
         ("user", c.c_void_p),
+        ("native_comm", c.c_void_p),
     ]
 
 

@@ -6,9 +6,13 @@
 #include <cstdint>
 #include <cstring>
 
+#include "core/base/host_device.h"
+
 namespace sotto {
 
-inline bool get_bit(const uint8_t* bits, uint64_t i) { return (bits[i >> 3] >> (7 - (i & 7))) & 1; }
+SOTTO_HOST_DEVICE inline bool get_bit(const uint8_t* bits, uint64_t i) {
+  return (bits[i >> 3] >> (7 - (i & 7))) & 1;
+}
 
 // Leaves the other bits of the byte as they are.
 inline void set_bit(uint8_t* bits, uint64_t i, bool value) {

@@ -1,0 +1,425 @@
+#include "cuda/cuda_device.h"
+
+#include <cuda.h>
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <mutex>
+
+#include "core/base/log.h"
+#include "cuda/cuda_status.h"
+#include "cuda/kernels/prepare.h"
+
+namespace sotto {
+namespace {
+
+constexpr uint32_t kLanes = 4;
+constexpr uint64_t kAlignment = 256;      // of what the runtime allocates
+constexpr uint32_t kHoldsPerPage = 1024;  // words of a page of pinned memory
+constexpr uint64_t kHoldPageBytes = kHoldsPerPage * sizeof(uint32_t);
+constexpr unsigned kWaitValueVersion = 12000;  // CUDA version of the entry point's signature
+
+using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
+
+uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
+
+// A failure to give something back: nobody can do anything about it. At the end of the process the
+// runtime may be gone before us.
+void note(cudaError_t error, const char* call, int32_t device) {
+  if (error == cudaErrorCudartUnloading) return;
+  if (const Status status = cuda_status(error, call, device); !status.ok())
+    log(LogLevel::kError, "{}", status.text());
+}
+
+class CudaDevice final : public Device {
+ public:
+  explicit CudaDevice(int32_t index) : index_(index) {
+    caps_.id = {DeviceType::kCuda, index};
+    caps_.synchronous = false;
+    caps_.host_memory = false;
+    caps_.lanes = kLanes;
+    caps_.streams = true;
+  }
+  ~CudaDevice() override;
+  Status open();
+
+  const DeviceCaps& caps() const override { return caps_; }
+  Result<void*> alloc(uint64_t bytes) override;
+  void free(void* memory, uint64_t bytes) override;
+  Result<void*> alloc_host(uint64_t bytes) override;
+  void free_host(void* memory, uint64_t bytes) override;
+  Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls) override;
+  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
+  Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
+              uint32_t expect) override;
+  Result<EventId> record(uint32_t lane) override;
+  Status wait(uint32_t lane, EventId event) override;
+  Result<bool> query(EventId event) override;
+  void release(EventId event) override;
+  Result<EventId> record_stream(void* stream) override;
+  Status stream_after_event(void* stream, EventId event) override;
+  Result<HoldId> hold_stream(void* stream) override;
+  void let_go(HoldId hold) override;
+  void* lane_stream(uint32_t lane) const override { return lane < kLanes ? lanes_[lane] : nullptr; }
+  // Measuring would take two timed events per kernel.
+  uint64_t busy_ns() const override { return 0; }
+
+ private:
+  class Tables;
+
+  Status check(cudaError_t error, std::string_view call) const {
+    return cuda_status(error, call, index_);
+  }
+  Status upload(void* dst, const void* src, uint64_t bytes);
+  Status zero(void* memory, uint64_t bytes);
+  Result<EventId> record_on(cudaStream_t stream);
+  cudaEvent_t event_of(EventId id);
+  void drain();
+
+  const int32_t index_;
+  DeviceCaps caps_;
+  bool pools_ = false;
+  std::array<cudaStream_t, kLanes> lanes_{};
+  cudaStream_t memory_stream_ = nullptr;  // allocates and frees
+  WaitValue wait_value_ = nullptr;        // null: the driver has none
+  std::mutex mutex_;                      // guards what follows
+  std::vector<cudaEvent_t> events_;       // number id - 1
+  std::vector<EventId> free_events_;
+  // A stream is held by waiting for a word to reach a value. A word counts up, so that it can be
+  // used again while a slow stream has yet to look at it.
+  std::vector<uint32_t*> hold_pages_;
+  std::vector<uint32_t> hold_values_;  // number id - 1
+  std::vector<HoldId> free_holds_;
+};
+
+class CudaDevice::Tables final : public CallTables {
+ public:
+  explicit Tables(CudaDevice& device) : device_(device) {}
+  ~Tables() override { device_.free(memory_, bytes_); }
+
+  Status make(std::span<const KernelCall> calls);
+  size_t size() const { return kernels_.size(); }
+  const cuda::PreparedKernel& kernel(uint32_t call) const { return kernels_[call]; }
+  const void* tables(uint32_t call) const {
+    return offsets_[call] == kNone ? nullptr : static_cast<std::byte*>(memory_) + offsets_[call];
+  }
+
+ private:
+  static constexpr uint64_t kNone = UINT64_MAX;
+
+  CudaDevice& device_;
+  void* memory_ = nullptr;
+  uint64_t bytes_ = 0;
+  std::vector<cuda::PreparedKernel> kernels_;
+  std::vector<uint64_t> offsets_;  // of each kernel's tables; kNone: it has none
+};
+
+Status CudaDevice::Tables::make(std::span<const KernelCall> calls) {
+  for (const KernelCall& call : calls) {
+    SOTTO_ASSIGN(cuda::PreparedKernel kernel, cuda::prepare(call));
+    offsets_.push_back(kernel.tables.empty() ? kNone : bytes_);
+    bytes_ = round_up(bytes_ + kernel.tables.size(), cuda::kTableAlignment);
+    kernels_.push_back(std::move(kernel));
+  }
+  if (bytes_ == 0) return ok_status();
+  std::vector<std::byte> all(bytes_);
+  for (size_t i = 0; i < kernels_.size(); ++i) {
+    std::vector<std::byte>& tables = kernels_[i].tables;
+    if (!tables.empty())
+      std::copy(tables.begin(), tables.end(), all.begin() + static_cast<ptrdiff_t>(offsets_[i]));
+    tables = {};
+  }
+  SOTTO_ASSIGN(memory_, device_.alloc(bytes_));
+  return device_.upload(memory_, all.data(), bytes_);
+}
+
+Status CudaDevice::open() {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  int pools = 0;
+  SOTTO_TRY(check(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index_),
+                  "cudaDeviceGetAttribute"));
+  pools_ = pools != 0;
+  int least = 0, greatest = 0;
+  SOTTO_TRY(check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+                  "cudaDeviceGetStreamPriorityRange"));
+  for (uint32_t i = 0; i < kLanes; ++i) {
+    SOTTO_TRY(check(
+        cudaStreamCreateWithPriority(&lanes_[i], cudaStreamNonBlocking, i == 0 ? least : greatest),
+        "cudaStreamCreateWithPriority"));
+  }
+  SOTTO_TRY(check(cudaStreamCreateWithPriority(&memory_stream_, cudaStreamNonBlocking, least),
+                  "cudaStreamCreateWithPriority"));
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  SOTTO_TRY(check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, kWaitValueVersion,
+                                                   cudaEnableDefault, &found),
+                  "cudaGetDriverEntryPointByVersion"));
+  if (found == cudaDriverEntryPointSuccess) wait_value_ = reinterpret_cast<WaitValue>(entry);
+  return ok_status();
+}
+
+CudaDevice::~CudaDevice() {
+  const CurrentDevice current(index_);
+  for (cudaStream_t stream : lanes_) {
+    if (stream != nullptr) note(cudaStreamDestroy(stream), "cudaStreamDestroy", index_);
+  }
+  for (cudaEvent_t event : events_) note(cudaEventDestroy(event), "cudaEventDestroy", index_);
+  for (uint32_t* page : hold_pages_) free_host(page, kHoldPageBytes);
+  if (memory_stream_ == nullptr) return;
+  note(cudaStreamSynchronize(memory_stream_), "cudaStreamSynchronize", index_);
+  note(cudaStreamDestroy(memory_stream_), "cudaStreamDestroy", index_);
+}
+
+// ---- Memory ----
+
+Result<void*> CudaDevice::alloc(uint64_t bytes) {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  const uint64_t size = round_up(std::max<uint64_t>(bytes, 1), kAlignment);
+  if (size < bytes) return error(Code::kOutOfMemory, "no memory for {} bytes", bytes);
+  void* memory = nullptr;
+  const Status made = pools_
+                          ? check(cudaMallocAsync(&memory, size, memory_stream_), "cudaMallocAsync")
+                          : check(cudaMalloc(&memory, size), "cudaMalloc");
+  if (!made.ok()) return made.with_prefix(fmt::format("{} bytes", size));
+  if (Status zeroed = zero(memory, size); !zeroed.ok()) {
+    free(memory, bytes);
+    return zeroed;
+  }
+  return memory;
+}
+
+Status CudaDevice::zero(void* memory, uint64_t bytes) {
+  SOTTO_TRY(check(cudaMemsetAsync(memory, 0, bytes, memory_stream_), "cudaMemsetAsync"));
+  return check(cudaStreamSynchronize(memory_stream_), "cudaStreamSynchronize");
+}
+
+Status CudaDevice::upload(void* dst, const void* src, uint64_t bytes) {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  SOTTO_TRY(check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, memory_stream_),
+                  "cudaMemcpyAsync"));
+  return check(cudaStreamSynchronize(memory_stream_), "cudaStreamSynchronize");
+}
+
+void CudaDevice::free(void* memory, uint64_t) {
+  if (memory == nullptr) return;
+  const CurrentDevice current(index_);
+  if (pools_) {
+    note(cudaFreeAsync(memory, memory_stream_), "cudaFreeAsync", index_);
+  } else {
+    note(cudaFree(memory), "cudaFree", index_);
+  }
+}
+
+Result<void*> CudaDevice::alloc_host(uint64_t bytes) {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  const uint64_t size = std::max<uint64_t>(bytes, 1);
+  void* memory = nullptr;
+  SOTTO_TRY(check(cudaHostAlloc(&memory, size, cudaHostAllocDefault), "cudaHostAlloc")
+                .with_prefix(fmt::format("{} bytes", size)));
+  std::fill_n(static_cast<std::byte*>(memory), size, std::byte{0});
+  return memory;
+}
+
+void CudaDevice::free_host(void* memory, uint64_t) {
+  if (memory == nullptr) return;
+  const CurrentDevice current(index_);
+  note(cudaFreeHost(memory), "cudaFreeHost", index_);
+}
+
+// ---- Queueing ----
+
+Result<std::shared_ptr<const CallTables>> CudaDevice::prepare(std::span<const KernelCall> calls) {
+  auto tables = std::make_shared<Tables>(*this);
+  SOTTO_TRY(tables->make(calls));
+  return std::shared_ptr<const CallTables>(std::move(tables));
+}
+
+Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) {
+  const auto* tables = static_cast<const Tables*>(call.tables);
+  if (lane >= kLanes || tables == nullptr || call.call >= tables->size() ||
+      call.operands.size() > cuda::kMaxOperands) {
+    return error(Code::kInternal,
+                 "launch of {} on lane {} of cuda:{}: no such lane, or not prepared",
+                 kernel_name(call.id), lane, index_);
+  }
+  cuda::Operands operands;
+  for (size_t i = 0; i < call.operands.size(); ++i) operands.data[i] = call.operands[i].data;
+  const cuda::Condition condition{call.predicate, call.expect, call.paired_ran};
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  const cudaError_t launched = cuda::launch_prepared(
+      lanes_[lane], tables->kernel(call.call), tables->tables(call.call), operands, condition);
+  if (launched == cudaSuccess) return ok_status();
+  return check(launched, fmt::format("cudaLaunchKernelExC of {}", kernel_name(call.id)));
+}
+
+Status CudaDevice::copy(uint32_t lane, void* dst, const void* src, uint64_t bytes,
+                        const uint32_t* predicate, uint32_t expect) {
+  if (lane >= kLanes)
+    return error(Code::kInternal, "copy on lane {}: cuda:{} has {}", lane, index_, kLanes);
+  if (bytes == 0) return ok_status();
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  if (predicate == nullptr) {
+    return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, lanes_[lane]),
+                 "cudaMemcpyAsync");
+  }
+  return check(cuda::launch_copy(lanes_[lane], dst, src, bytes, {predicate, expect, false}),
+               "cudaLaunchKernelExC of copy");
+}
+
+// ---- Events ----
+
+cudaEvent_t CudaDevice::event_of(EventId id) {
+  std::lock_guard lock(mutex_);
+  return id == 0 || id > events_.size() ? nullptr : events_[id - 1];
+}
+
+Result<EventId> CudaDevice::record_on(cudaStream_t stream) {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  EventId id = 0;
+  cudaEvent_t event = nullptr;
+  {
+    std::lock_guard lock(mutex_);
+    if (free_events_.empty()) {
+      SOTTO_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                      "cudaEventCreateWithFlags"));
+      events_.push_back(event);
+      free_events_.push_back(events_.size());
+    }
+    id = free_events_.back();
+    free_events_.pop_back();
+    event = events_[id - 1];
+  }
+  if (Status recorded = check(cudaEventRecord(event, stream), "cudaEventRecord"); !recorded.ok()) {
+    release(id);
+    return recorded;
+  }
+  return id;
+}
+
+Result<EventId> CudaDevice::record(uint32_t lane) {
+  if (lane >= kLanes)
+    return error(Code::kInternal, "event on lane {}: cuda:{} has {}", lane, index_, kLanes);
+  return record_on(lanes_[lane]);
+}
+
+Status CudaDevice::wait(uint32_t lane, EventId event) {
+  if (lane >= kLanes)
+    return error(Code::kInternal, "wait of lane {}: cuda:{} has {}", lane, index_, kLanes);
+  return stream_after_event(lanes_[lane], event);
+}
+
+Result<bool> CudaDevice::query(EventId event) {
+  const cudaError_t state = cudaEventQuery(event_of(event));
+  if (state == cudaSuccess) return true;
+  if (state == cudaErrorNotReady) {
+    forget_cuda_error(state);
+    return false;
+  }
+  Status failed = check(state, "cudaEventQuery");
+  drain();
+  return failed;
+}
+
+// After an error nobody knows how far the lanes are: what they use is given back when they stand
+// still.
+void CudaDevice::drain() {
+  for (cudaStream_t stream : lanes_) forget_cuda_error(cudaStreamSynchronize(stream));
+}
+
+void CudaDevice::release(EventId event) {
+  std::lock_guard lock(mutex_);
+  free_events_.push_back(event);
+}
+
+// ---- Streams of the caller ----
+
+Result<EventId> CudaDevice::record_stream(void* stream) {
+  return record_on(static_cast<cudaStream_t>(stream));
+}
+
+Status CudaDevice::stream_after_event(void* stream, EventId event) {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  return check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_of(event), 0),
+               "cudaStreamWaitEvent");
+}
+
+Result<HoldId> CudaDevice::hold_stream(void* stream) {
+  if (wait_value_ == nullptr) {
+    return unsupported(
+        "a stream cannot wait for an operation that needs the host: this driver has no "
+        "cuStreamWaitValue32; use sotto_op_wait");
+  }
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  std::lock_guard lock(mutex_);
+  if (free_holds_.empty()) {
+    SOTTO_ASSIGN(void* page, alloc_host(kHoldPageBytes));
+    hold_pages_.push_back(static_cast<uint32_t*>(page));
+    for (uint32_t i = 0; i < kHoldsPerPage; ++i) {
+      hold_values_.push_back(0);
+      free_holds_.push_back(hold_values_.size());
+    }
+  }
+  const HoldId hold = free_holds_.back();
+  uint32_t* word = hold_pages_[(hold - 1) / kHoldsPerPage] + (hold - 1) % kHoldsPerPage;
+  const CUresult result =
+      wait_value_(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(word),
+                  hold_values_[hold - 1] + 1, CU_STREAM_WAIT_VALUE_GEQ);
+  if (result != CUDA_SUCCESS) {
+    return error(Code::kDevice, "cuStreamWaitValue32 on cuda:{}: error {} of the driver", index_,
+                 static_cast<int>(result));
+  }
+  free_holds_.pop_back();
+  return hold;
+}
+
+void CudaDevice::let_go(HoldId hold) {
+  std::lock_guard lock(mutex_);
+  uint32_t* word = hold_pages_[(hold - 1) / kHoldsPerPage] + (hold - 1) % kHoldsPerPage;
+  std::atomic_ref<uint32_t>(*word).store(++hold_values_[hold - 1], std::memory_order_release);
+  free_holds_.push_back(hold);
+}
+
+}  // namespace
+
+std::vector<std::string> cuda_device_texts() {
+  int count = 0;
+  if (const Status counted = cuda_status(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+      !counted.ok())
+    return {fmt::format("no CUDA device: {}", counted.text())};
+  std::vector<std::string> texts;
+  for (int i = 0; i < count; ++i) {
+    cudaDeviceProp p{};
+    const Status read = cuda_status(cudaGetDeviceProperties(&p, i), "cudaGetDeviceProperties", i);
+    texts.push_back(read.ok() ? fmt::format("cuda:{} ({}, sm_{}{}, {} GiB)", i, p.name, p.major,
+                                            p.minor, p.totalGlobalMem >> 30)
+                              : read.text());
+  }
+  if (texts.empty()) texts.push_back("no CUDA device: cudaGetDeviceCount found 0");
+  return texts;
+}
+
+Result<std::shared_ptr<Device>> make_cuda_device(int32_t index) {
+  int count = 0;
+  if (const Status counted = cuda_status(cudaGetDeviceCount(&count), "cudaGetDeviceCount");
+      !counted.ok())
+    return counted.with_prefix(fmt::format("there is no cuda:{}", index));
+  if (index < 0 || index >= count)
+    return error(Code::kDevice, "there is no cuda:{}; this process sees {} CUDA device{}", index,
+                 count, count == 1 ? "" : "s");
+  auto device = std::make_shared<CudaDevice>(index);
+  SOTTO_TRY(device->open());
+  return std::shared_ptr<Device>(std::move(device));
+}
+
+}  // namespace sotto

@@ -1,0 +1,39 @@
+// Errors of the CUDA runtime as statuses, and the current device.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+#include <string_view>
+
+#include "core/base/status.h"
+
+namespace sotto {
+
+// OK, OUT_OF_MEMORY or DEVICE, with the call, CUDA's name, number and text of the error, and the
+// device if one is given: "cudaMallocAsync on cuda:0: out of memory (cudaErrorMemoryAllocation,
+// 2)". The thread's last error is forgotten if it is this one, so that others do not take it for
+// theirs.
+Status cuda_status(cudaError_t error, std::string_view call, int32_t device = -1);
+
+// The same without a status.
+void forget_cuda_error(cudaError_t error);
+
+// Makes a device current for its lifetime, and then the one that was before: the thread may be the
+// caller's.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int32_t device);
+  ~CurrentDevice();
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+  const Status& status() const { return status_; }
+
+ private:
+  int before_ = -1;
+  bool changed_ = false;
+  Status status_;
+};
+
+}  // namespace sotto

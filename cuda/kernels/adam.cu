@@ -1,0 +1,22 @@
+#include "cuda/kernels/adam.cuh"
+
+#include "cuda/kernels/families.h"
+#include "cuda/kernels/narrow.cuh"
+
+namespace sotto::cuda {
+
+cudaError_t launch_adam(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params) {
+  const LaunchShape shape{blocks, kThreads};
+  switch (id) {
+    case KernelId::kSumSquares: return launch(run_quads<SumSquaresKernel>, shape, stream, params);
+    case KernelId::kAdam: return launch(run_quads<AdamKernel>, shape, stream, params);
+    case KernelId::kAdamNarrow: return launch(narrow_step<AdamRule>, shape, stream, params);
+    case KernelId::kLambMoments: return launch(run_quads<LambMomentsKernel>, shape, stream, params);
+    case KernelId::kLambUpdate: return launch(run_quads<LambUpdateKernel>, shape, stream, params);
+    case KernelId::kSgd: return launch(run_quads<SgdKernel>, shape, stream, params);
+    case KernelId::kSgdNarrow: return launch(narrow_step<SgdRule>, shape, stream, params);
+    default: return cudaErrorInvalidValue;
+  }
+}
+
+}  // namespace sotto::cuda

@@ -1,0 +1,219 @@
+// Adam, LAMB, SGD and norms of gradients.
+#pragma once
+
+#include "cuda/kernels/quads.cuh"
+
+namespace sotto::cuda {
+
+// A gradient as optimizers see it: clipped, 0 where masked.
+struct Gradients {
+  Source source;
+  const float* clip;
+  const uint8_t* valid;
+
+  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
+    Quad<float> g = load_floats(source.of(piece), j, n);
+    const uint32_t ones = load_bits(valid, piece.flat + j, n);
+    const float by = clip != nullptr ? *clip : 1.0f;  // a product with 1 is exact
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) g.v[k] = (ones >> k & 1) != 0 ? g.v[k] * by : 0.0f;
+    return g;
+  }
+};
+
+struct SumSquaresKernel : QuadOp {
+  static constexpr uint32_t kSums = 1;
+  __device__ explicit SumSquaresKernel(const Params& p)
+      : input{&p.operands[0], p.arguments<SourceArgs>().source},
+        sums_out(p.operands[1].flat<float>()) {}
+
+  __device__ float* sums(uint32_t) const { return sums_out; }
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
+    Quad<float> x = load_floats(input.of(piece), j, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = x.v[k] * x.v[k];
+    store_quad(terms, n, x);
+    return 0;
+  }
+
+  Source input;
+  float* sums_out;
+};
+
+// What a step of Adam does to elements whose moments have been loaded.
+struct AdamRule {
+  static constexpr bool kVariance = true;
+  static constexpr uint32_t kNarrowOperands = 7;  // the first operand that kAdamNarrow adds
+  __device__ AdamRule(const Params& p, Dtype source)
+      : gradients{{&p.operands[0], source},
+                  p.operands[5].flat<const float>(),
+                  p.operands[6].flat<const uint8_t>()},
+        parameters(&p.operands[3]),
+        groups(p.operands[4].flat<const GroupScalars>()) {}
+
+  __device__ void step(const Piece& piece, uint64_t j, uint32_t n, Quad<float>* m,
+                       Quad<float>* v) const {
+    const GroupScalars& s = groups[piece.group];
+    const float lr = static_cast<float>(s.lr);
+    float* at = tensor_of<float>(*parameters, piece) + j;
+    const Quad<float> g = gradients.load(piece, j, n);
+    Quad<float> p4 = load_quad(at, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) {
+      Moments moments{m->v[k], v->v[k]};
+      adam_element(s, lr, g.v[k], &moments, &p4.v[k]);
+      m->v[k] = moments.m;
+      v->v[k] = moments.v;
+    }
+    store_quad(at, n, p4);
+  }
+
+  Gradients gradients;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+struct AdamKernel : QuadOp {
+  __device__ explicit AdamKernel(const Params& p)
+      : rule(p, p.arguments<SourceArgs>().source),
+        m(p.operands[1].flat<float>()),
+        v(p.operands[2].flat<float>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    const uint64_t flat = piece.flat + j;
+    Quad<float> m4 = load_quad(m + flat, n);
+    Quad<float> v4 = load_quad(v + flat, n);
+    rule.step(piece, j, n, &m4, &v4);
+    store_quad(m + flat, n, m4);
+    store_quad(v + flat, n, v4);
+    return 0;
+  }
+
+  AdamRule rule;
+  float* m;
+  float* v;
+};
+
+struct LambMomentsKernel : QuadOp {
+  static constexpr uint32_t kSums = 2;
+  __device__ explicit LambMomentsKernel(const Params& p)
+      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
+                  p.operands[7].flat<const float>(),
+                  p.operands[8].flat<const uint8_t>()},
+        m(p.operands[1].flat<float>()),
+        v(p.operands[2].flat<float>()),
+        parameters(&p.operands[3]),
+        groups(p.operands[6].flat<const GroupScalars>()),
+        directions(&p.operands[9]),
+        p_sums(p.operands[4].flat<float>()),
+        u_sums(p.operands[5].flat<float>()) {}
+
+  __device__ float* sums(uint32_t s) const { return s == 0 ? p_sums : u_sums; }
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
+    const GroupScalars& s = groups[piece.group];
+    const uint64_t flat = piece.flat + j;
+    const Quad<float> g = gradients.load(piece, j, n);
+    const Quad<float> p4 = load_quad(tensor_of<const float>(*parameters, piece) + j, n);
+    Quad<float> m4 = load_quad(m + flat, n);
+    Quad<float> v4 = load_quad(v + flat, n);
+    Quad<float> u4, p_terms, u_terms;
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) {
+      const Moments next = adam_moments(s, m4.v[k], v4.v[k], g.v[k]);
+      m4.v[k] = next.m;
+      v4.v[k] = next.v;
+      u4.v[k] = lamb_direction(s, next.m, next.v, p4.v[k]);
+      p_terms.v[k] = p4.v[k] * p4.v[k];
+      u_terms.v[k] = u4.v[k] * u4.v[k];
+    }
+    store_quad(m + flat, n, m4);
+    store_quad(v + flat, n, v4);
+    store_quad(tensor_of<float>(*directions, piece) + j, n, u4);
+    store_quad(terms, n, p_terms);
+    store_quad(terms + kStaged, n, u_terms);
+    return 0;
+  }
+
+  Gradients gradients;
+  float* m;
+  float* v;
+  const Operand* parameters;
+  const GroupScalars* groups;
+  const Operand* directions;  // may be the memory of float32 gradients
+  float* p_sums;
+  float* u_sums;
+};
+
+struct LambUpdateKernel : QuadOp {
+  __device__ explicit LambUpdateKernel(const Params& p)
+      : directions(&p.operands[0]),
+        parameters(&p.operands[1]),
+        steps(p.operands[2].flat<const TensorStep>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    const float step = steps[piece.tensor].step_size;
+    float* at = tensor_of<float>(*parameters, piece) + j;
+    const Quad<float> u = load_quad(tensor_of<const float>(*directions, piece) + j, n);
+    Quad<float> p4 = load_quad(at, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) p4.v[k] = p4.v[k] - step * u.v[k];
+    store_quad(at, n, p4);
+    return 0;
+  }
+
+  const Operand* directions;
+  const Operand* parameters;
+  const TensorStep* steps;
+};
+
+// What a step of SGD does to elements whose momentum, if there is one, has been loaded.
+struct SgdRule {
+  static constexpr bool kVariance = false;
+  static constexpr uint32_t kNarrowOperands = 6;  // the first operand that kSgdNarrow adds
+  __device__ SgdRule(const Params& p, Dtype source, bool with_nesterov, bool with_momentum)
+      : gradients{{&p.operands[0], source},
+                  p.operands[4].flat<const float>(),
+                  p.operands[5].flat<const uint8_t>()},
+        nesterov(with_nesterov),
+        momentum(with_momentum),
+        parameters(&p.operands[2]),
+        groups(p.operands[3].flat<const GroupScalars>()) {}
+
+  __device__ void step(const Piece& piece, uint64_t j, uint32_t n, Quad<float>* m,
+                       Quad<float>*) const {
+    const GroupScalars& s = groups[piece.group];
+    const float lr = static_cast<float>(s.lr);
+    float* at = tensor_of<float>(*parameters, piece) + j;
+    const Quad<float> g = gradients.load(piece, j, n);
+    Quad<float> p4 = load_quad(at, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k)
+      sgd_element(s, lr, momentum, nesterov, g.v[k], &m->v[k], &p4.v[k]);
+    store_quad(at, n, p4);
+  }
+
+  Gradients gradients;
+  bool nesterov;
+  bool momentum;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+struct SgdKernel : QuadOp {
+  __device__ explicit SgdKernel(const Params& p)
+      : m(p.operands[1].flat<float>()),
+        rule(p, p.arguments<SgdArgs>().source, p.arguments<SgdArgs>().nesterov, m != nullptr) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    Quad<float> m4{};
+    if (m != nullptr) m4 = load_quad(m + piece.flat + j, n);
+    rule.step(piece, j, n, &m4, nullptr);
+    if (m != nullptr) store_quad(m + piece.flat + j, n, m4);
+    return 0;
+  }
+
+  float* m;
+  SgdRule rule;
+};
+
+}  // namespace sotto::cuda

@@ -1,0 +1,163 @@
+// Pack, unpack, conversions, sums of micro-batches and the reduction over ranks.
+#pragma once
+
+#include "core/iface/reduce_elements.h"
+#include "cuda/kernels/quads.cuh"
+
+namespace sotto::cuda {
+
+// T: an element's bytes as an integer.
+template <class T>
+struct PackKernel : QuadOp {
+  __device__ explicit PackKernel(const Params& p)
+      : base(p.arguments<PackArgs>().flat_base),
+        tensors(&p.operands[0]),
+        flat(p.operands[1].flat<T>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    store_quad(flat + (piece.flat + j - base), n,
+               load_quad(tensor_of<const T>(*tensors, piece) + j, n));
+    return 0;
+  }
+
+  uint64_t base;
+  const Operand* tensors;
+  T* flat;
+};
+
+template <class T>
+struct UnpackKernel : QuadOp {
+  __device__ explicit UnpackKernel(const Params& p)
+      : base(p.arguments<PackArgs>().flat_base),
+        flat(p.operands[0].flat<const T>()),
+        tensors(&p.operands[1]) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    store_quad(tensors->list<T>(piece.tensor) + piece.target + j, n,
+               load_quad(flat + (piece.flat + j - base), n));
+    return 0;
+  }
+
+  uint64_t base;
+  const T* flat;
+  const Operand* tensors;
+};
+
+struct ConvertKernel : QuadOp {
+  __device__ explicit ConvertKernel(const Params& p)
+      : args(p.arguments<ConvertArgs>()), from{&p.operands[0], args.from}, to(&p.operands[1]) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    Quad<float> x = load_floats(from.of(piece), j, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = x.v[k] * args.factor;
+    if (args.to == Dtype::kF32) {
+      store_quad(tensor_of<float>(*to, piece) + j, n, x);
+      return 0;
+    }
+    Quad<uint16_t> y;
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) y.v[k] = narrow(args.to, x.v[k]);
+    store_quad(tensor_of<uint16_t>(*to, piece) + j, n, y);
+    return 0;
+  }
+
+  const ConvertArgs args;
+  Source from;
+  const Operand* to;
+};
+
+struct AccumulateKernel : QuadOp {
+  __device__ explicit AccumulateKernel(const Params& p)
+      : first(p.arguments<AccumulateArgs>().first),
+        from{&p.operands[0], p.arguments<AccumulateArgs>().source},
+        sums_list(&p.operands[1]),
+        factor(p.operands[2].flat<const double>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    const float by = factor != nullptr ? static_cast<float>(*factor) : 1.0f;
+    float* at = tensor_of<float>(*sums_list, piece) + j;
+    const Quad<float> x = load_floats(from.of(piece), j, n);
+    Quad<float> s{};
+    if (!first) s = load_quad(at, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) s.v[k] = (first ? x.v[k] : s.v[k] + x.v[k]) * by;
+    store_quad(at, n, s);
+    return 0;
+  }
+
+  bool first;
+  Source from;
+  const Operand* sums_list;
+  const double* factor;
+};
+
+template <class Type>
+struct ReduceKernel : QuadOp {
+  using Stored = typename Type::Stored;
+  using Wide = typename Type::Wide;
+  __device__ explicit ReduceKernel(const Params& p)
+      : args(p.arguments<ReduceArgs>()),
+        own(&p.operands[0]),
+        rows(p.operands[1].flat<const Stored>()),
+        out(&p.operands[2]),
+        flags_out(p.operands[3].flat<uint32_t>()) {}
+
+  template <ReduceOp kOp>
+  __device__ Quad<Stored> reduce(const Stored* mine, uint64_t row_at, uint32_t n) const {
+    Wide acc[kQuad] = {};
+    for (uint32_t r = 0; r < args.world; ++r) {
+      const Stored* from = r == args.own_rank ? mine : rows + r * args.row_stride + row_at;
+      const Quad<Stored> x = load_quad(from, n);
+#pragma unroll
+      for (uint32_t k = 0; k < kQuad; ++k) {
+        const Wide wide = Type::widen(x.v[k]);
+        acc[k] = r == 0 ? wide : combine<kOp>(acc[k], wide);
+      }
+    }
+    Quad<Stored> result;
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) {
+      if constexpr (kOp == ReduceOp::kMean) acc[k] = divide(acc[k], args.world);
+      result.v[k] = Type::narrow(acc[k]);
+    }
+    return result;
+  }
+  __device__ Quad<Stored> reduce_as(const Stored* mine, uint64_t row_at, uint32_t n) const {
+    switch (args.op) {
+      case ReduceOp::kSum: return reduce<ReduceOp::kSum>(mine, row_at, n);
+      case ReduceOp::kMean: return reduce<ReduceOp::kMean>(mine, row_at, n);
+      case ReduceOp::kMin: return reduce<ReduceOp::kMin>(mine, row_at, n);
+      case ReduceOp::kMax: return reduce<ReduceOp::kMax>(mine, row_at, n);
+      case ReduceOp::kProd: return reduce<ReduceOp::kProd>(mine, row_at, n);
+      case ReduceOp::kBitOr:
+        if constexpr (std::is_integral_v<Wide>) return reduce<ReduceOp::kBitOr>(mine, row_at, n);
+        break;  // refused at the C ABI
+    }
+    return {};
+  }
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) {
+    const uint64_t flat = piece.flat + j;
+    const Stored* mine = args.own_flat ? own->flat<const Stored>() + (flat - args.own_base)
+                                       : tensor_of<const Stored>(*own, piece) + j;
+    Stored* to = args.out_flat ? out->flat<Stored>() + (flat - args.out_base)
+                               : out->list<Stored>(piece.tensor) + piece.target + j;
+    const Quad<Stored> result = reduce_as(mine, flat - args.row_base, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) {
+      if (k < n && !Type::finite(result.v[k])) flags = kFlagNonfinite;
+    }
+    store_quad(to, n, result);
+    return 0;
+  }
+  __device__ void finish() { raise_on_device(flags_out, flags); }
+
+  const ReduceArgs args;
+  const Operand* own;
+  const Stored* rows;
+  const Operand* out;
+  uint32_t* flags_out;
+  uint32_t flags = 0;
+};
+
+}  // namespace sotto::cuda

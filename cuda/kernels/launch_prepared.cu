@@ -1,0 +1,105 @@
+#include <cstring>
+
+#include "cuda/kernels/families.h"
+
+namespace sotto::cuda {
+namespace {
+
+using Family = cudaError_t (*)(cudaStream_t, KernelId, uint32_t, const Params&);
+
+Family family_of(KernelId id) {
+  switch (id) {
+    case KernelId::kFill:
+    case KernelId::kPack:
+    case KernelId::kUnpack:
+    case KernelId::kConvert:
+    case KernelId::kAccumulate: return launch_bytes;
+    case KernelId::kReduce: return launch_reduce;
+    case KernelId::kOnebitEncode:
+    case KernelId::kOnebitEncodeUndo:
+    case KernelId::kOnebitServer:
+    case KernelId::kOnebitDecode: return launch_onebit;
+    case KernelId::kOnebitLambFront:
+    case KernelId::kOnebitLambFrontUndo:
+    case KernelId::kOnebitLambPrepare:
+    case KernelId::kOnebitLambFactor:
+    case KernelId::kOnebitLambUpdate:
+    case KernelId::kMomentumFromBits: return launch_onebit_lamb;
+    case KernelId::kQuantEncode:
+    case KernelId::kQuantEncodeUndo:
+    case KernelId::kQuantServer:
+    case KernelId::kQuantDecode: return launch_quant;
+    case KernelId::kNormFinish:
+    case KernelId::kGate:
+    case KernelId::kNormMessage:
+    case KernelId::kClipCoefficient:
+    case KernelId::kLambScalars:
+    case KernelId::kOnebitLambScalars:
+    case KernelId::kOnebitLambScaling:
+    case KernelId::kStepSizes:
+    case KernelId::kCountValid: return launch_scalars;
+    case KernelId::kSumSquares:
+    case KernelId::kAdam:
+    case KernelId::kAdamNarrow:
+    case KernelId::kLambMoments:
+    case KernelId::kLambUpdate:
+    case KernelId::kSgd:
+    case KernelId::kSgdNarrow: return launch_adam;
+    case KernelId::kFrozenAdam:
+    case KernelId::kLocalMomentum:
+    case KernelId::kLocalFront:
+    case KernelId::kLocalFrontUndo:
+    case KernelId::kLocalSync:
+    case KernelId::kInPlaceLocal:
+    case KernelId::kInPlaceSum:
+    case KernelId::kInPlaceSync: return launch_zeroone;
+    case KernelId::kCount: break;
+  }
+  return nullptr;
+}
+
+template <class T>
+const T* table_at(const void* tables, uint64_t offset) {
+  return reinterpret_cast<const T*>(static_cast<const std::byte*>(tables) + offset);
+}
+
+void set_condition(const Condition& condition, Params* params) {
+  params->predicate = condition.predicate;
+  params->expect = condition.expect;
+  params->paired_ran = condition.paired_ran;
+}
+
+}  // namespace
+
+cudaError_t launch_prepared(cudaStream_t stream, const PreparedKernel& prepared, const void* tables,
+                            const Operands& operands, const Condition& condition) {
+  if (prepared.blocks == 0) return cudaSuccess;
+  const Family family = family_of(prepared.id);
+  if (family == nullptr) return cudaErrorInvalidValue;
+  Params params{};
+  for (uint32_t k = 0; k < prepared.operands; ++k) params.operands[k].data = operands.data[k];
+  if (tables != nullptr) {
+    params.pieces = table_at<Piece>(tables, prepared.offsets.pieces);
+    params.runs = table_at<Run>(tables, prepared.offsets.runs);
+    params.work = table_at<Work>(tables, prepared.offsets.work);
+    params.ranges = table_at<NormRange>(tables, prepared.offsets.ranges);
+    params.sections = table_at<uint64_t>(tables, prepared.offsets.sections);
+  }
+  params.bytes = prepared.bytes;
+  set_condition(condition, &params);
+  std::memcpy(params.args, prepared.args, sizeof params.args);
+  return family(stream, prepared.id, prepared.blocks, params);
+}
+
+cudaError_t launch_copy(cudaStream_t stream, void* dst, const void* src, uint64_t bytes,
+                        const Condition& condition) {
+  if (bytes == 0) return cudaSuccess;
+  Params params{};
+  params.operands[0].data = dst;
+  params.operands[1].data = const_cast<void*>(src);
+  params.bytes = bytes;
+  set_condition(condition, &params);
+  return launch_copy_bytes(stream, byte_blocks(bytes), params);
+}
+
+}  // namespace sotto::cuda

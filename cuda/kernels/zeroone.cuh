@@ -1,0 +1,240 @@
+// 0/1 Adam.
+#pragma once
+
+#include "cuda/kernels/adam.cuh"
+#include "cuda/kernels/onebit_lamb.cuh"
+
+namespace sotto::cuda {
+
+struct FrozenAdamKernel : QuadOp {
+  __device__ explicit FrozenAdamKernel(const Params& p)
+      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
+                  p.operands[7].flat<const float>(),
+                  p.operands[8].flat<const uint8_t>()},
+        mean{nullptr, p.operands[1].flat<const uint8_t>(), p.operands[2].flat<const uint8_t>()},
+        m(p.operands[3].flat<float>()),
+        v(p.operands[4].flat<const float>()),
+        parameters(&p.operands[5]),
+        groups(p.operands[6].flat<const GroupScalars>()) {}
+
+  // The averaged gradient, floats or bits.
+  __device__ Quad<float> gradient(const Piece& piece, uint64_t j, uint32_t n) const {
+    if (mean.bits == nullptr) return gradients.load(piece, j, n);
+    const uint32_t taken = load_bits(gradients.valid, piece.flat + j, n);
+    Quad<float> g = load_momentum(mean, piece.flat + j, n, mean.magnitude(piece, 1.0f));
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) g.v[k] = (taken >> k & 1) != 0 ? g.v[k] : 0.0f;
+    return g;
+  }
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    const GroupScalars& s = groups[piece.group];
+    const float lr = static_cast<float>(s.lr);
+    const uint64_t flat = piece.flat + j;
+    float* at = tensor_of<float>(*parameters, piece) + j;
+    const Quad<float> g = gradient(piece, j, n);
+    const Quad<float> v4 = load_quad(v + flat, n);
+    Quad<float> m4 = load_quad(m + flat, n);
+    Quad<float> p4 = load_quad(at, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k)
+      frozen_adam_element(s, lr, g.v[k], &m4.v[k], v4.v[k], &p4.v[k]);
+    store_quad(m + flat, n, m4);
+    store_quad(at, n, p4);
+    return 0;
+  }
+
+  Gradients gradients;
+  Momentum mean;
+  float* m;
+  const float* v;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+struct LocalMomentumKernel : QuadOp {
+  __device__ explicit LocalMomentumKernel(const Params& p)
+      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
+                  p.operands[7].flat<const float>(),
+                  p.operands[8].flat<const uint8_t>()},
+        m(p.operands[1].flat<float>()),
+        b(p.operands[2].flat<float>()),
+        den(p.operands[3].flat<const float>()),
+        anchor(p.operands[4].flat<const float>()),
+        parameters(&p.operands[5]),
+        groups(p.operands[6].flat<const GroupScalars>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    const GroupScalars& s = groups[piece.group];
+    const float lr = static_cast<float>(s.lr);
+    const uint64_t flat = piece.flat + j;
+    const uint32_t taken = load_bits(gradients.valid, flat, n);
+    const Quad<float> g = gradients.load(piece, j, n);
+    const Quad<float> den4 = load_quad(den + flat, n);
+    const Quad<float> anchor4 = load_quad(anchor + flat, n);
+    Quad<float> m4 = load_quad(m + flat, n);
+    Quad<float> b4 = load_quad(b + flat, n);
+    Quad<float> p4;
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k)
+      local_momentum_element(s, lr, (taken >> k & 1) == 0, g.v[k], &m4.v[k], &b4.v[k], den4.v[k],
+                             anchor4.v[k], &p4.v[k]);
+    store_quad(m + flat, n, m4);
+    store_quad(b + flat, n, b4);
+    store_quad(tensor_of<float>(*parameters, piece) + j, n, p4);
+    return 0;
+  }
+
+  Gradients gradients;
+  float* m;
+  float* b;
+  const float* den;
+  const float* anchor;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+struct LocalSyncKernel : QuadOp {
+  __device__ explicit LocalSyncKernel(const Params& p)
+      : mean{p.operands[0].flat<const float>(), p.operands[1].flat<const uint8_t>(),
+             p.operands[2].flat<const uint8_t>()},
+        m(p.operands[3].flat<float>()),
+        b(p.operands[4].flat<float>()),
+        den(p.operands[5].flat<const float>()),
+        anchor(p.operands[6].flat<float>()),
+        parameters(&p.operands[7]),
+        groups(p.operands[8].flat<const GroupScalars>()),
+        valid(p.operands[9].flat<const uint8_t>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    const GroupScalars& s = groups[piece.group];
+    const uint64_t flat = piece.flat + j;
+    const uint32_t taken = load_bits(valid, flat, n);
+    const Quad<float> x = load_momentum(mean, flat, n, mean.magnitude(piece, 1.0f));
+    const Quad<float> den4 = load_quad(den + flat, n);
+    Quad<float> m4 = load_quad(m + flat, n);
+    Quad<float> anchor4 = load_quad(anchor + flat, n);
+    Quad<float> b4, p4;
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k)
+      local_sync_element(s, (taken >> k & 1) == 0, x.v[k], &m4.v[k], &b4.v[k], den4.v[k],
+                         &anchor4.v[k], &p4.v[k]);
+    store_quad(m + flat, n, m4);
+    store_quad(b + flat, n, b4);
+    store_quad(anchor + flat, n, anchor4);
+    store_quad(tensor_of<float>(*parameters, piece) + j, n, p4);
+    return 0;
+  }
+
+  Momentum mean;
+  float* m;
+  float* b;
+  const float* den;
+  float* anchor;
+  const Operand* parameters;
+  const GroupScalars* groups;
+  const uint8_t* valid;
+};
+
+// 0/1 Adam as published: what its three kernels share.
+struct InPlaceOp : QuadOp {
+  struct Values {
+    Quad<float> m, b, den, p;
+  };
+  __device__ explicit InPlaceOp(const Params& p)
+      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
+                  p.operands[6].flat<const float>(),
+                  nullptr},
+        m(p.operands[1].flat<float>()),
+        b(p.operands[2].flat<float>()),
+        den(p.operands[3].flat<const float>()),
+        parameters(&p.operands[4]),
+        groups(p.operands[5].flat<const GroupScalars>()) {}
+
+  __device__ float* parameter(const Piece& piece, uint64_t j) const {
+    return tensor_of<float>(*parameters, piece) + j;
+  }
+  // After a local update; without gradients as they are.
+  __device__ Values updated(const Piece& piece, uint64_t j, uint32_t n) const {
+    const uint64_t flat = piece.flat + j;
+    Values now{load_quad(m + flat, n), load_quad(b + flat, n), load_quad(den + flat, n),
+               load_quad(parameter(piece, j), n)};
+    if (gradients.source.operand->data == nullptr) return now;
+    const Quad<float> g = gradients.load(piece, j, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k)
+      in_place_element(groups[piece.group], g.v[k], &now.m.v[k], &now.b.v[k], now.den.v[k],
+                       &now.p.v[k]);
+    return now;
+  }
+  __device__ void store(const Piece& piece, uint64_t j, uint32_t n, const Values& now) const {
+    store_quad(m + piece.flat + j, n, now.m);
+    store_quad(b + piece.flat + j, n, now.b);
+    store_quad(parameter(piece, j), n, now.p);
+  }
+
+  Gradients gradients;
+  float* m;
+  float* b;
+  const float* den;
+  const Operand* parameters;
+  const GroupScalars* groups;
+};
+
+struct InPlaceLocalKernel : InPlaceOp {
+  __device__ explicit InPlaceLocalKernel(const Params& p) : InPlaceOp(p) {}
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    store(piece, j, n, updated(piece, j, n));
+    return 0;
+  }
+};
+
+struct InPlaceSumKernel : InPlaceOp {
+  __device__ explicit InPlaceSumKernel(const Params& p)
+      : InPlaceOp(p), out(&p.operands[7]), flags_out(p.operands[8].flat<uint32_t>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) {
+    const Values now = updated(piece, j, n);
+    Quad<float> x;
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) {
+      x.v[k] = now.b.v[k] * now.den.v[k];
+      if (k < n) guard_finite(x.v[k], &flags);
+    }
+    store_quad(tensor_of<float>(*out, piece) + j, n, x);
+    return 0;
+  }
+  __device__ void finish() { raise_on_device(flags_out, flags); }
+
+  const Operand* out;
+  uint32_t* flags_out;
+  uint32_t flags = 0;
+};
+
+struct InPlaceSyncKernel : InPlaceOp {
+  __device__ explicit InPlaceSyncKernel(const Params& p)
+      : InPlaceOp(p),
+        floats(&p.operands[7]),
+        mean{nullptr, p.operands[8].flat<const uint8_t>(), p.operands[9].flat<const uint8_t>()},
+        valid(p.operands[10].flat<const uint8_t>()) {}
+
+  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+    const uint64_t flat = piece.flat + j;
+    Values now = updated(piece, j, n);
+    const uint32_t taken = load_bits(valid, flat, n);
+    const Quad<float> x = floats->data != nullptr
+                              ? load_quad(tensor_of<const float>(*floats, piece) + j, n)
+                              : load_momentum(mean, flat, n, mean.magnitude(piece, 1.0f));
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k)
+      in_place_sync_element(groups[piece.group], (taken >> k & 1) != 0 ? x.v[k] : 0.0f, &now.m.v[k],
+                            &now.b.v[k], now.den.v[k], &now.p.v[k]);
+    store(piece, j, n, now);
+    return 0;
+  }
+
+  const Operand* floats;
+  Momentum mean;
+  const uint8_t* valid;
+};
+
+}  // namespace sotto::cuda

@@ -1,0 +1,106 @@
+#include "tests/cuda/pinned_new.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <bit>
+#include <cstdlib>
+#include <mutex>
+#include <new>
+
+namespace {
+
+// Blocks of powers of two, each behind a head of 16 bytes that names its size.
+class PinnedArena {
+ public:
+  void* take(size_t bytes) {
+    const unsigned kind = std::max<unsigned>(5, std::bit_width(bytes + kHead - 1));
+    std::lock_guard lock(mutex_);
+    if (free_[kind] == nullptr && !grow(kind)) return nullptr;
+    char* block = free_[kind];
+    free_[kind] = *reinterpret_cast<char**>(block + kHead);
+    return block + kHead;
+  }
+  // False: none of ours.
+  bool give(void* memory) {
+    const auto at = reinterpret_cast<uintptr_t>(memory);
+    if (at < lowest_.load(std::memory_order_acquire) || at >= highest_.load()) return false;
+    std::lock_guard lock(mutex_);
+    for (size_t i = 0; i < chunks_; ++i) {
+      if (at < chunk_[i].begin || at >= chunk_[i].end) continue;
+      char* block = static_cast<char*>(memory) - kHead;
+      const unsigned kind = *reinterpret_cast<unsigned*>(block);
+      *reinterpret_cast<char**>(memory) = free_[kind];
+      free_[kind] = block;
+      return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr size_t kHead = 16, kChunk = size_t{1} << 20, kMaxChunks = 4096;
+
+  bool grow(unsigned kind) {
+    const size_t block = size_t{1} << kind, bytes = std::max(block, kChunk);
+    void* memory = nullptr;
+    if (chunks_ == kMaxChunks || cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) != cudaSuccess)
+      return false;
+    const auto begin = reinterpret_cast<uintptr_t>(memory);
+    chunk_[chunks_++] = {begin, begin + bytes};
+    for (size_t offset = 0; offset < bytes; offset += block) {
+      char* at = static_cast<char*>(memory) + offset;
+      *reinterpret_cast<unsigned*>(at) = kind;
+      *reinterpret_cast<char**>(at + kHead) = free_[kind];
+      free_[kind] = at;
+    }
+    highest_ = std::max(highest_.load(), begin + bytes);
+    lowest_ = std::min(lowest_.load(), begin);
+    return true;
+  }
+
+  struct Chunk {
+    uintptr_t begin, end;
+  };
+  std::mutex mutex_;
+  std::array<char*, 64> free_{};
+  std::array<Chunk, kMaxChunks> chunk_{};
+  size_t chunks_ = 0;
+  std::atomic<uintptr_t> lowest_ = UINTPTR_MAX, highest_ = 0;
+};
+
+constinit PinnedArena g_arena;
+thread_local bool t_pinned = false;  // what this thread allocates is pinned
+thread_local bool t_inside = false;  // the runtime's own allocations are not
+
+void* allocate(size_t bytes) {
+  void* memory = nullptr;
+  if (t_pinned && !t_inside) {
+    t_inside = true;
+    memory = g_arena.take(bytes);
+    t_inside = false;
+  }
+  if (memory == nullptr) memory = std::malloc(std::max<size_t>(bytes, 1));
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+
+void deallocate(void* memory) {
+  if (!g_arena.give(memory)) std::free(memory);
+}
+
+}  // namespace
+
+void* operator new(size_t bytes) { return allocate(bytes); }
+void* operator new[](size_t bytes) { return allocate(bytes); }
+void operator delete(void* memory) noexcept { deallocate(memory); }
+void operator delete[](void* memory) noexcept { deallocate(memory); }
+void operator delete(void* memory, size_t) noexcept { deallocate(memory); }
+void operator delete[](void* memory, size_t) noexcept { deallocate(memory); }
+
+namespace sotto::test {
+
+void pin_what_this_thread_allocates() { t_pinned = true; }
+
+}  // namespace sotto::test

@@ -1,0 +1,332 @@
+// The NCCL transport alone, on the fake NCCL: groups of messages in host memory and on lanes of a
+// device, ranks as threads, without an engine.
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <mutex>
+#include <thread>
+
+#include "core/iface/device.h"
+#include "tests/conformance/transport_suite.h"
+#include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/fake_nccl/fake_nccl.h"
+#include "transports/nccl/nccl_backend.h"
+#include "transports/nccl/note.h"
+
+namespace sotto::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+
+// A control mesh between threads of the test.
+struct ControlRoom {
+  explicit ControlRoom(int size) : meeting(size), blobs(static_cast<size_t>(size)) {}
+  Meeting meeting;
+  std::mutex mutex;
+  std::vector<std::string> blobs;
+};
+
+class RoomControl final : public ControlPlane {
+ public:
+  RoomControl(ControlRoom& room, int32_t rank) : room_(room), rank_(rank) {}
+  int32_t rank() const override { return rank_; }
+  int32_t size() const override { return static_cast<int32_t>(room_.blobs.size()); }
+  uint64_t token() const override { return 1; }
+  Result<std::vector<std::string>> all_gather(std::string_view, std::string_view mine, Driver&,
+                                              Deadline) override {
+    {
+      std::lock_guard lock(room_.mutex);
+      room_.blobs[static_cast<size_t>(rank_)] = mine;
+    }
+    room_.meeting.wait();
+    auto all = room_.blobs;
+    room_.meeting.wait();
+    return all;
+  }
+  void fail(const FailureCause&) override {}
+  const std::optional<FailureCause>& failure() const override { return failure_; }
+  void set_listener(ControlListener*) override {}
+  int64_t silent_ms(int32_t) const override { return 0; }
+  void leave(Deadline) override {}
+
+ private:
+  ControlRoom& room_;
+  const int32_t rank_;
+  std::optional<FailureCause> failure_;
+};
+
+// What the transport asks of a device: what it is, and the stream of a lane.
+class Lane final : public Device {
+ public:
+  explicit Lane(DeviceId id) {
+    caps_.id = id;
+    caps_.synchronous = id.type == DeviceType::kCpu;
+    if (caps_.synchronous) return;
+    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess, "stream");
+  }
+  ~Lane() override {
+    if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  }
+  const DeviceCaps& caps() const override { return caps_; }
+  void* lane_stream(uint32_t) const override { return stream_; }
+  cudaStream_t stream() const { return stream_; }
+
+  Result<void*> alloc(uint64_t) override { return unused(); }
+  void free(void*, uint64_t) override {}
+  Status launch(uint32_t, const KernelCall&, std::span<const FreshRange>) override {
+    return unused();
+  }
+  Status copy(uint32_t, void*, const void*, uint64_t, const uint32_t*, uint32_t) override {
+    return unused();
+  }
+  Result<EventId> record(uint32_t) override { return unused(); }
+  Status wait(uint32_t, EventId) override { return unused(); }
+  Result<bool> query(EventId) override { return unused(); }
+  void release(EventId) override {}
+  Result<EventId> record_stream(void*) override { return unused(); }
+  Status stream_after_event(void*, EventId) override { return unused(); }
+  Result<HoldId> hold_stream(void*) override { return unused(); }
+  void let_go(HoldId) override {}
+  uint64_t busy_ns() const override { return 0; }
+
+ private:
+  static Status unused() { return unsupported("the transport does not ask for this"); }
+  DeviceCaps caps_;
+  cudaStream_t stream_ = nullptr;
+};
+
+struct Kit {
+  Kit(ControlRoom& room, int32_t number)
+      : rank(number),
+        size(static_cast<int32_t>(room.blobs.size())),
+        control(room, number),
+        backend(check(make_nccl_backend({.library = {}, .timeout_us = 5'000'000}))),
+        driver(backend->poller()),
+        host({DeviceType::kCpu, 0}),
+        device({DeviceType::kCuda, 0}),
+        transport(check(backend->connect(control, sink, driver, in(10'000'000)))) {
+    meet();  // nobody aborts what others still wait for
+  }
+
+  static Deadline in(int64_t us) { return Deadline::in_us(Clock::monotonic(), us); }
+  static std::vector<Transfer*> group(TestOp& op) {
+    std::vector<Transfer*> all;
+    for (Transfer& t : op.transfers) all.push_back(&t);
+    return all;
+  }
+  void issue(TestOp& op, Device& on) { check(transport->issue(group(op), &on, 1), "issue"); }
+  // Until the sink has heard of so many transfers in all.
+  void await(size_t transfers) {
+    driver.run_until([&] { return sink.done.size() >= transfers || !sink.failures.empty(); },
+                     in(20'000'000));
+    require(sink.failures.empty(), sink.failures.empty() ? "" : sink.failures[0].status.text());
+    require(sink.done.size() >= transfers, "transfers were not completed");
+  }
+  std::string await_failure() {
+    driver.run_until([&] { return !sink.failures.empty(); }, in(10'000'000));
+    require(!sink.failures.empty(), "nothing has failed");
+    const Status& s = sink.failures[0].status;
+    return fmt::format("{}: {}", code_name(s.code()), s.text());
+  }
+  void meet() { check(control.all_gather("", "", driver, {}).status()); }
+  void finish() {
+    meet();
+    transport->close(in(5'000'000));
+  }
+  int32_t next() const { return (rank + 1) % size; }
+  int32_t before() const { return (rank + size - 1) % size; }
+
+  const int32_t rank, size;
+  RoomControl control;
+  std::unique_ptr<Backend> backend;
+  PollDriver driver;
+  Lane host, device;
+  RecordingSink sink;
+  std::unique_ptr<Transport> transport;
+};
+
+class NcclGroups : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake_cuda::clear_faults();
+    fake_cuda::configure({.max_delay_us = 300, .seed = 11});
+  }
+  void TearDown() override {
+    fake_cuda::drain();
+    EXPECT_EQ(fake_nccl_live_comms(), 0u);
+    EXPECT_EQ(fake_cuda::live(), fake_cuda::Live{}) << fake_cuda::live().text();
+  }
+  static std::string run(int size, const std::function<void(Kit&)>& body) {
+    ControlRoom room(size);
+    return run_ranks(size, [&](int rank) {
+      Kit kit(room, rank);
+      body(kit);
+    });
+  }
+};
+
+TEST_F(NcclGroups, MessagesInHostMemoryBetweenAllPairs) {
+  for (const int size : {1, 2, 4}) {
+    EXPECT_EQ(run(size,
+                  [](Kit& kit) {
+                    size_t done = 0;
+                    for (uint32_t round = 0; round < 3; ++round) {
+                      TestOp op(7, round);
+                      std::deque<std::vector<uint8_t>> in, out;
+                      for (int32_t peer = 0; peer < kit.size; ++peer) {
+                        uint32_t segment = 0;
+                        if (peer == kit.rank) continue;
+                        for (const uint64_t bytes : {0, 1, 7, 4096, 65537}) {
+                          auto& data = out.emplace_back(bytes);
+                          fill_message(data, static_cast<uint32_t>(kit.rank),
+                                       static_cast<uint32_t>(peer), round, segment);
+                          op.add(true, peer, round, segment, data.data(), bytes);
+                          op.add(false, peer, round, segment, in.emplace_back(bytes).data(), bytes);
+                          ++segment;
+                        }
+                      }
+                      kit.issue(op, kit.host);
+                      kit.await(done += op.transfers.size());
+                      size_t i = 0;
+                      for (const Transfer& t : op.transfers) {
+                        if (t.is_send) continue;
+                        std::vector<uint8_t> expected(t.bytes);
+                        fill_message(expected, static_cast<uint32_t>(t.peer),
+                                     static_cast<uint32_t>(kit.rank), round, t.segment);
+                        require(in[i++] == expected, "the bytes of a message");
+                      }
+                    }
+                    kit.finish();
+                  }),
+              "")
+        << size << " ranks";
+  }
+}
+
+// A value goes round the ring on the lane: what is queued in front and behind needs no host. In
+// between an operation on the host.
+TEST_F(NcclGroups, GroupsOfALaneAndOfTheHostAreInOrder) {
+  constexpr size_t kBytes = 40'000;
+  EXPECT_EQ(
+      run(3,
+          [](Kit& kit) {
+            uint8_t *a = nullptr, *b = nullptr, *result = nullptr;
+            require(cudaMalloc(reinterpret_cast<void**>(&a), kBytes) == cudaSuccess, "a");
+            require(cudaMalloc(reinterpret_cast<void**>(&b), kBytes) == cudaSuccess, "b");
+            require(cudaMallocHost(reinterpret_cast<void**>(&result), kBytes) == cudaSuccess, "r");
+            const cudaStream_t s = kit.device.stream();
+            std::deque<TestOp> ops;
+            uint8_t host_out = 0, host_in = 0;
+            for (uint64_t i = 0; i < 20; ++i) {
+              require(cudaMemsetAsync(a, kit.rank + static_cast<int>(i), kBytes, s) == cudaSuccess,
+                      "fill");
+              TestOp& op = ops.emplace_back(7, 2 * i);
+              op.add(true, kit.next(), 0, 0, a, kBytes);
+              op.add(false, kit.before(), 0, 0, b, kBytes);
+              kit.issue(op, kit.device);
+              require(cudaMemcpyAsync(result, b, kBytes, cudaMemcpyDeviceToHost, s) == cudaSuccess,
+                      "copy");
+              TestOp& on_host = ops.emplace_back(7, 2 * i + 1);
+              host_out = static_cast<uint8_t>(kit.rank + 100);
+              on_host.add(true, kit.before(), 0, 0, &host_out, 1);
+              on_host.add(false, kit.next(), 0, 0, &host_in, 1);
+              kit.issue(on_host, kit.host);
+              kit.await(2 * (i + 1));  // of the host's operations alone
+              require(host_in == kit.next() + 100, "the operation on the host");
+              require(cudaStreamSynchronize(s) == cudaSuccess, "synchronise");
+              for (size_t k = 0; k < kBytes; ++k)
+                require(result[k] == kit.before() + static_cast<int>(i), "the value of the ring");
+              check(kit.transport->verify(op.posting), "verify");
+            }
+            kit.finish();
+            const TransferCounters sent = kit.transport->counters(7, kit.next());
+            require(sent.payload_bytes_sent == 20 * kBytes, "bytes sent");
+            const TransferCounters notes = kit.transport->counters(0, kit.next());
+            require(notes.service_bytes_sent == 40 * sizeof(nccl::Note), "bytes of notes");
+            require(cudaFree(a) == cudaSuccess && cudaFree(b) == cudaSuccess &&
+                        cudaFreeHost(result) == cudaSuccess,
+                    "free");
+          }),
+      "");
+}
+
+TEST_F(NcclGroups, ADifferentOperationIsDescribedOnBothRanks) {
+  EXPECT_EQ(run(2,
+                [](Kit& kit) {
+                  TestOp op(7, 0, static_cast<uint64_t>(kit.rank));  // another tag
+                  uint8_t in[8] = {}, out[8] = {};
+                  op.add(true, 1 - kit.rank, 0, 0, out, sizeof out);
+                  op.add(false, 1 - kit.rank, 0, 0, in, sizeof in);
+                  kit.issue(op, kit.host);
+                  EXPECT_THAT(kit.await_failure(),
+                              AllOf(HasSubstr("PROTOCOL"), HasSubstr("do not agree on operation 0"),
+                                    HasSubstr("tag 0"), HasSubstr("tag 1")));
+                  EXPECT_TRUE(kit.sink.done.empty());
+                  kit.transport->cancel(op.posting);
+                }),
+            "");
+}
+
+// On a lane the engine may see the end before the transport is polled: it asks.
+TEST_F(NcclGroups, VerifyFindsWhatWasNotMeant) {
+  EXPECT_EQ(run(2,
+                [](Kit& kit) {
+                  void* memory = nullptr;
+                  require(cudaMalloc(&memory, 16) == cudaSuccess, "memory");
+                  auto* const bytes = static_cast<uint8_t*>(memory);
+                  TestOp op(7, 0, static_cast<uint64_t>(kit.rank));
+                  op.add(true, 1 - kit.rank, 0, 0, bytes, 8);
+                  op.add(false, 1 - kit.rank, 0, 0, bytes + 8, 8);
+                  kit.issue(op, kit.device);
+                  require(cudaStreamSynchronize(kit.device.stream()) == cudaSuccess, "wait");
+                  EXPECT_EQ(kit.transport->verify(op.posting).code(), Code::kProtocol);
+                  kit.transport->cancel(op.posting);
+                  require(cudaFree(memory) == cudaSuccess, "free");
+                }),
+            "");
+}
+
+TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
+  EXPECT_EQ(run(2,
+                [](Kit& kit) {
+                  if (kit.rank == 1) {  // never comes
+                    (void)kit.await_failure();
+                    kit.transport->cancel(TestOp(7, 0).posting);
+                    return;
+                  }
+                  TestOp op(7, 0);
+                  uint8_t in[8] = {};
+                  op.add(false, 1, 0, 0, in, sizeof in);
+                  kit.issue(op, kit.host);
+                  kit.driver.run_until([] { return false; }, Kit::in(50'000));
+                  EXPECT_TRUE(kit.sink.done.empty());
+                  kit.transport->cancel(op.posting);
+                  EXPECT_FALSE(kit.transport->issue(Kit::group(op), &kit.host, 0).ok());
+                }),
+            "");
+}
+
+TEST_F(NcclGroups, MemoryOfAnotherDeviceIsRefused) {
+  EXPECT_EQ(run(2,
+                [](Kit& kit) {
+                  void* memory = nullptr;
+                  require(cudaSetDevice(1) == cudaSuccess, "device");
+                  require(cudaMalloc(&memory, 8) == cudaSuccess, "memory");
+                  require(cudaSetDevice(0) == cudaSuccess, "device");
+                  TestOp op(7, 0);
+                  op.add(true, 1 - kit.rank, 0, 0, memory, 8);
+                  const Status status = kit.transport->issue(Kit::group(op), &kit.device, 1);
+                  EXPECT_EQ(status.code(), Code::kInvalidArgument);
+                  EXPECT_THAT(status.text(), HasSubstr("memory is on cuda:1, but the communicator "
+                                                       "was made on cuda:0"));
+                  kit.transport->cancel(op.posting);
+                  require(cudaFree(memory) == cudaSuccess, "free");
+                }),
+            "");
+}
+
+}  // namespace
+}  // namespace sotto::test

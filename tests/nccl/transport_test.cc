@@ -1,0 +1,376 @@
+// The NCCL transport between real processes, through the C ABI, on the fake NCCL and the fake CUDA
+// runtime: results, bytes, the ways of getting a communicator, and every way of losing one.
+#include <cuda_runtime_api.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <nccl.h>
+#include <signal.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <filesystem>
+
+#include "tests/multirank/capi_support.h"
+#include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/fake_nccl/fake_nccl.h"
+#include "tests/support/kill_campaign.h"
+#include "tests/support/processes.h"
+#include "tests/support/temp_dir.h"
+
+namespace sotto::test {
+namespace {
+
+using testing::AllOf;
+using testing::AnyOf;
+using testing::HasSubstr;
+
+constexpr size_t kN = 40'000;
+const std::string kTransport = "SOTTO_TRANSPORT=nccl";
+
+// A rank's context and comm; ranks meet by an id in a file.
+struct Rank {
+  explicit Rank(const ProcessRank& self, int64_t timeout_us = 20'000'000, void* native = nullptr) {
+    sotto_unique_id id = {};
+    context = new_context();
+    if (self.rank == 0) {
+      OK(sotto_unique_id_create(context, &id));
+      publish(self.argument + "/id", &id, sizeof id);
+    } else {
+      require(await_published(self.argument + "/id", &id, sizeof id, 20'000), "no id");
+    }
+    sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+    config.rank = self.rank;
+    config.size = self.size;
+    config.id = &id;
+    config.timeout_us = timeout_us;
+    config.native_comm = native;
+    created = sotto_comm_create(context, &config, &comm);
+    if (created != SOTTO_OK) error = sotto_last_error();
+  }
+  void leave() {
+    OK(sotto_barrier(comm, nullptr, nullptr));
+    OK(sotto_comm_destroy(comm));
+    OK(sotto_context_destroy(context));
+  }
+  sotto_context* context = nullptr;
+  sotto_comm* comm = nullptr;
+  sotto_status created = SOTTO_OK;
+  std::string error;
+};
+
+// Device memory with a value in each element.
+class DeviceFloats {
+ public:
+  DeviceFloats(size_t n, float value) : n_(n) {
+    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess, "stream");
+    require(cudaMalloc(&data_, n * 4) == cudaSuccess, "cudaMalloc");
+    const std::vector<float> host(n, value);
+    require(
+        cudaMemcpyAsync(data_, host.data(), n * 4, cudaMemcpyHostToDevice, stream_) == cudaSuccess,
+        "copy");
+  }
+  ~DeviceFloats() {
+    (void)cudaFree(data_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  DeviceFloats(const DeviceFloats&) = delete;
+  DeviceFloats& operator=(const DeviceFloats&) = delete;
+
+  sotto_buffer buffer(size_t n = 0) const {
+    return {data_, n == 0 ? n_ : n, SOTTO_FLOAT32, SOTTO_DEVICE_CUDA, 0, 0};
+  }
+  sotto_call call() const {
+    return call_with([this](sotto_call& c) { c.stream = stream_; });
+  }
+  void expect(float value, const char* what) const {
+    std::vector<float> host(n_);
+    require(
+        cudaMemcpyAsync(host.data(), data_, n_ * 4, cudaMemcpyDeviceToHost, stream_) == cudaSuccess,
+        "copy back");
+    for (const float x : host) require(x == value, what);
+  }
+
+ private:
+  size_t n_;
+  void* data_ = nullptr;
+  cudaStream_t stream_ = nullptr;
+};
+
+sotto_status all_reduce(const Rank& r, const DeviceFloats& x, size_t n = 0) {
+  const sotto_buffer b = x.buffer(n);
+  const sotto_call call = x.call();
+  return sotto_all_reduce(r.comm, &b, &b, 1, &call, nullptr);
+}
+
+float sum_of_ranks(int size) { return static_cast<float>(size * (size + 1) / 2); }
+
+void require_nothing_left() {
+  fake_cuda::drain();
+  require(fake_nccl_live_comms() == 0, "a communicator is left");
+  const fake_cuda::Live left = fake_cuda::live();
+  require(left == fake_cuda::Live{}, "left: " + left.text());
+}
+
+// ---- Working ----
+
+SOTTO_RANK_MAIN(nccl_collectives) {
+  Rank r(self);
+  ok(r.created, "sotto_comm_create");
+  {
+    DeviceFloats x(kN, static_cast<float>(self.rank + 1));
+    OK(all_reduce(r, x));
+    x.expect(sum_of_ranks(self.size), "all-reduce on the device");
+    std::vector<float> host(kN, static_cast<float>(self.rank + 1));
+    const sotto_buffer h = buffer(host);
+    OK(sotto_all_reduce(r.comm, &h, &h, 1, nullptr, nullptr));
+    require(host == std::vector<float>(kN, sum_of_ranks(self.size)), "all-reduce on the host");
+    // A split shares the communicator: even and odd ranks at the same time.
+    sotto_comm* half = nullptr;
+    OK(sotto_comm_split(r.comm, self.rank % 2, self.rank, &half));
+    DeviceFloats y(kN, 1.0f);
+    const sotto_buffer b = y.buffer();
+    const sotto_call call = y.call();
+    OK(sotto_all_reduce(half, &b, &b, 1, &call, nullptr));
+    y.expect(static_cast<float>((self.size + 1 - self.rank % 2) / 2), "all-reduce on a split");
+    OK(sotto_comm_destroy(half));
+    sotto_comm_counters counters = {};
+    counters.struct_size = sizeof counters;
+    OK(sotto_comm_get_counters(r.comm, &counters));
+    require(counters.payload_bytes_sent == counters.payload_bytes_planned,
+            "bytes sent are the bytes planned");
+    const std::string routes = read_all([&](char* at, uint64_t cap, uint64_t* n) {
+      return sotto_comm_report(r.comm, "routes", at, cap, n);
+    });
+    require(self.size == 1 || routes.find("nccl 2.") != std::string::npos, "routes: " + routes);
+  }
+  r.leave();
+  require_nothing_left();
+  return 0;
+}
+
+SOTTO_RANK_MAIN(nccl_lent) {
+  ncclUniqueId id = {};
+  if (self.rank == 0) {
+    require(ncclGetUniqueId(&id) == ncclSuccess, "ncclGetUniqueId");
+    publish(self.argument + "/nccl", &id, sizeof id);
+  } else {
+    require(await_published(self.argument + "/nccl", &id, sizeof id, 20'000), "no NCCL id");
+  }
+  ncclComm_t lent = nullptr;
+  const int size = self.size - (std::getenv("TEST_WRONG_SIZE") != nullptr ? 1 : 0);
+  if (self.rank < size)
+    require(ncclCommInitRank(&lent, size, id, self.rank) == ncclSuccess, "ncclCommInitRank");
+  Rank r(self, 20'000'000, lent);
+  if (r.created != SOTTO_OK) {
+    self.say(r.error);
+    return 0;
+  }
+  {
+    DeviceFloats x(kN, static_cast<float>(self.rank + 1));
+    OK(all_reduce(r, x));
+    x.expect(sum_of_ranks(self.size), "all-reduce");
+  }
+  r.leave();
+  require(fake_nccl_live_comms() == 1, "the caller's communicator is the caller's to destroy");
+  require(ncclCommDestroy(lent) == ncclSuccess, "ncclCommDestroy");
+  return 0;
+}
+
+// ---- Not getting one ----
+
+SOTTO_RANK_MAIN(nccl_refused) {
+  Rank r(self, 3'000'000);
+  self.say(std::string(sotto_status_name(r.created)) + ": " + r.error);
+  return 0;
+}
+
+// ---- Losing one ----
+
+// Works until something fails; says what.
+SOTTO_RANK_MAIN(nccl_loses) {
+  const char* hang = std::getenv("TEST_HANG_RANK");
+  Rank r(self, 2'000'000);
+  ok(r.created, "sotto_comm_create");
+  sotto_status status = SOTTO_OK;
+  {
+    DeviceFloats x(kN, 1.0f);
+    for (int i = 0; i < 1000 && status == SOTTO_OK; ++i) {
+      if (i == 5) {
+        self.at("working");
+        if (hang != nullptr && self.rank == std::atoi(hang)) fake_nccl_hang(0);
+      }
+      // A rank that calls with another count, once.
+      const bool differs = i == 5 && self.rank == 1 && std::getenv("TEST_COUNTS") != nullptr;
+      status = all_reduce(r, x, differs ? kN - 8 : kN);
+    }
+  }
+  const char* text = nullptr;
+  require(sotto_comm_error(r.comm, &text) != SOTTO_OK, "the comm has failed");
+  self.say(std::string(sotto_status_name(status)) + ": " + text);
+  OK(sotto_comm_destroy(r.comm));
+  OK(sotto_context_destroy(r.context));
+  require_nothing_left();
+  return 0;
+}
+
+// What became of a comm's whole life: made, used once, destroyed. Empty: nothing failed.
+std::string live_once(const ProcessRank& place) {
+  std::string text;
+  Rank r(place, 5'000'000);
+  if (r.created != SOTTO_OK) text = r.error;
+  if (r.comm != nullptr) {
+    DeviceFloats x(100, 1.0f);
+    if (all_reduce(r, x) != SOTTO_OK) text = sotto_last_error();
+    (void)sotto_comm_destroy(r.comm);
+  }
+  OK(sotto_context_destroy(r.context));
+  return text;
+}
+
+// Each NCCL call of rank 0's life fails once, then none does.
+SOTTO_RANK_MAIN(nccl_every_call_fails) {
+  uint64_t reported = 0;
+  for (uint64_t k = 0; k < 200; ++k) {
+    const std::string folder = self.argument + "/" + std::to_string(k);
+    std::filesystem::create_directories(folder);
+    if (self.rank == 0) fake_nccl_fail_call(k, ncclSystemError);
+    const std::string text = live_once({self.rank, self.size, folder, {}});
+    require_nothing_left();
+    char more = 1;
+    if (self.rank != 0) {
+      require(await_published(folder + "/more", &more, 1, 20'000), "word of rank 0");
+      if (more == 1) continue;
+      require(text.empty(), "no call has failed, but: " + text);
+      return 0;
+    }
+    const std::string failed = fake_nccl_failed_call();
+    more = failed.empty() ? 0 : 1;
+    publish(folder + "/more", &more, 1);
+    if (more == 0) {
+      require(text.empty(), "no call has failed, but: " + text);
+      require(k > 10 && reported > 8, "few calls were failed");
+      return 0;
+    }
+    // Ends of communicators have nobody to tell; they are in the log.
+    const bool ends = failed == "ncclCommFinalize" || failed == "ncclCommDestroy";
+    require(ends == text.empty(), "call " + std::to_string(k) + ", " + failed + ": " + text);
+    require(ends || text.find(failed) != std::string::npos,
+            "the error of " + failed + " does not name it: " + text);
+    reported += ends ? 0 : 1;
+  }
+  throw RankError("calls without end");
+}
+
+class NcclTransport : public testing::Test {
+ protected:
+  std::vector<std::string> say(const std::string& main, int size,
+                               std::vector<std::string> environment) {
+    environment.push_back(kTransport);
+    Processes ranks(main, size, {.argument = directory_.path(), .environment = environment});
+    std::vector<std::string> all;
+    for (int r = 0; r < size; ++r) all.push_back(ranks.message(r));
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+    return all;
+  }
+  void run(const std::string& main, int size, std::vector<std::string> environment = {}) {
+    environment.push_back(kTransport);
+    Processes ranks(main, size, {.argument = directory_.path(), .environment = environment});
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  }
+  TempDir directory_;
+};
+
+const std::vector<std::string> kSlow = {"FAKE_NCCL_MAX_DELAY_US=500", "FAKE_CUDA_MAX_DELAY_US=200",
+                                        "FAKE_NCCL_LAUNCH_DELAY_US=300",
+                                        "FAKE_NCCL_INIT_DELAY_MS=30"};
+
+TEST_F(NcclTransport, OneRank) { run("nccl_collectives", 1); }
+TEST_F(NcclTransport, TwoRanks) { run("nccl_collectives", 2); }
+TEST_F(NcclTransport, FourRanksWithDelays) { run("nccl_collectives", 4, kSlow); }
+TEST_F(NcclTransport, TheOldestVersion) { run("nccl_collectives", 2, {"FAKE_NCCL_VERSION=21800"}); }
+TEST_F(NcclTransport, TheLibraryIsFoundByItsPath) {
+  run("nccl_collectives", 2, {"SOTTO_NCCL_LIBRARY=" SOTTO_FAKE_NCCL});
+}
+
+TEST_F(NcclTransport, ACommunicatorOfTheCaller) { run("nccl_lent", 2); }
+TEST_F(NcclTransport, ACommunicatorOfTheCallerOfAnotherSize) {
+  const auto said = say("nccl_lent", 3, {"TEST_WRONG_SIZE=1"});
+  for (const std::string& text : said) {
+    EXPECT_THAT(text, HasSubstr("the caller's communicator is rank 0 of 2; rank 0 of 3 is needed"));
+  }
+}
+
+TEST_F(NcclTransport, ALibraryThatIsNotThere) {
+  for (const std::string& text : say("nccl_refused", 2, {"SOTTO_NCCL_LIBRARY=/nowhere/nccl.so"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("UNSUPPORTED: rank 0: NCCL cannot be opened at "
+                                      "SOTTO_NCCL_LIBRARY=/nowhere/nccl.so"),
+                            HasSubstr("No such file")));
+  }
+}
+
+TEST_F(NcclTransport, ALibraryThatIsTooOld) {
+  for (const std::string& text : say("nccl_refused", 2, {"FAKE_NCCL_VERSION=21701"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("UNSUPPORTED"), HasSubstr("NCCL 2.17.1 at "),
+                            HasSubstr("is too old; 2.18.0 or later is needed")));
+  }
+}
+
+// NCCL itself, where its wheel is: it is bound, and says itself that there is no GPU.
+TEST_F(NcclTransport, TheRealLibraryWithoutAGpu) {
+  const std::string library = SOTTO_NCCL_WHEEL "/lib/libnccl.so.2";
+  if (!std::filesystem::exists(library)) GTEST_SKIP() << "there is no " << library;
+  if (std::filesystem::exists("/dev/nvidia0")) GTEST_SKIP() << "there is a GPU";
+  const auto said =
+      say("nccl_refused", 1,
+          {"SOTTO_NCCL_LIBRARY=" + library, "NCCL_SOCKET_IFNAME=lo", "SOTTO_LOG=info"});
+  EXPECT_THAT(said[0], AllOf(HasSubstr("DEVICE: ncclCommInitRankConfig: unhandled cuda error"),
+                             HasSubstr("NCCL says: ")));
+}
+
+TEST_F(NcclTransport, InitialisationThatDoesNotEnd) {
+  for (const std::string& text : say("nccl_refused", 2, {"FAKE_NCCL_INIT_DELAY_MS=6000"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("ncclCommInitRankConfig of rank")));
+  }
+}
+
+TEST_F(NcclTransport, ACommunicatorIsLentToNobodyElse) {
+  Processes ranks("nccl_lent", 1,
+                  {.argument = directory_.path(), .environment = {"SOTTO_TRANSPORT=tcp"}});
+  EXPECT_THAT(ranks.message(0),
+              HasSubstr("transport \"tcp\" has no communicators that could be lent to it"));
+  ranks.wait_all();
+}
+
+TEST_F(NcclTransport, AKilledRankIsNamed) {
+  Processes ranks(
+      "nccl_loses", 3,
+      {.argument = directory_.path(), .environment = {kTransport}, .stop_at = {"2:working"}});
+  ranks.await(2, "working");
+  ranks.kill(2, SIGKILL);
+  for (const int r : {0, 1}) {
+    EXPECT_THAT(ranks.message(r), AllOf(HasSubstr("PEER_LOST"), HasSubstr("rank 2")));
+  }
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+TEST_F(NcclTransport, AnOperationThatHangsTimesOut) {
+  for (const std::string& text : say("nccl_loses", 3, {"TEST_HANG_RANK=1"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("made no progress")));
+  }
+}
+
+TEST_F(NcclTransport, DifferentCountsAreDescribed) {
+  for (const std::string& text :
+       say("nccl_loses", 2, {"TEST_COUNTS=1", "FAKE_NCCL_MISMATCH=hang"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("PROTOCOL"), HasSubstr("40000 elements"),
+                            HasSubstr("39992 elements")));
+  }
+}
+
+TEST_F(NcclTransport, EveryCallCanFail) { run("nccl_every_call_fails", 2); }
+
+}  // namespace
+}  // namespace sotto::test

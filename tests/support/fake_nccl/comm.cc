@@ -1,0 +1,181 @@
+#include "tests/support/fake_nccl/comm.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <random>
+
+#include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/fake_nccl/fake_nccl.h"
+
+namespace sotto::fake_nccl {
+namespace {
+
+std::atomic<uint64_t> g_executed{0};
+std::atomic<uint64_t> g_hang_at{UINT64_MAX};
+
+int64_t number(const char* name, int64_t fallback) {
+  const char* text = std::getenv(name);
+  return text == nullptr || *text == '\0' ? fallback : std::atoll(text);
+}
+
+Environment read_environment() {
+  Environment e;
+  e.version = static_cast<int>(number("FAKE_NCCL_VERSION", e.version));
+  const char* mismatch = std::getenv("FAKE_NCCL_MISMATCH");
+  e.hang_on_mismatch = mismatch != nullptr && std::strcmp(mismatch, "hang") == 0;
+  e.max_delay_us = number("FAKE_NCCL_MAX_DELAY_US", 0);
+  e.launch_delay_us = number("FAKE_NCCL_LAUNCH_DELAY_US", 0);
+  e.init_delay_ms = number("FAKE_NCCL_INIT_DELAY_MS", 0);
+  e.seed = static_cast<uint64_t>(number("FAKE_NCCL_SEED", 1));
+  return e;
+}
+
+void hang(const Comm& comm) {
+  while (!comm.aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+struct Job {
+  std::vector<Operation> operations;
+};
+
+// On the stream's thread.
+void execute(void* user) {
+  const std::unique_ptr<Job> job(static_cast<Job*>(user));
+  const uint64_t number = g_executed++;
+  if (environment().max_delay_us > 0) {
+    std::mt19937_64 random(environment().seed * 7919 + number);
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(random() % static_cast<uint64_t>(environment().max_delay_us)));
+  }
+  if (number == g_hang_at) hang(*job->operations.front().comm);
+  for (const Operation& o : job->operations) {
+    if (o.comm->aborted) continue;
+    for (const auto& [at, bytes] : o.buffers) fake_cuda_check_reachable(at, bytes, o.name);
+  }
+  for (const int phase : {0, 1}) {
+    for (const Operation& o : job->operations) {
+      if (!o.comm->aborted && o.comm->error == ncclSuccess) o.run(*o.comm, phase);
+    }
+  }
+  for (const Operation& o : job->operations) --o.comm->pending;
+}
+
+ncclResult_t queue_jobs(std::vector<Operation> operations) {
+  std::vector<cudaStream_t> order;
+  std::map<cudaStream_t, std::unique_ptr<Job>> jobs;
+  for (Operation& o : operations) {
+    auto& job = jobs[o.stream];
+    if (job == nullptr) {
+      job = std::make_unique<Job>();
+      order.push_back(o.stream);
+    }
+    ++o.comm->pending;
+    job->operations.push_back(std::move(o));
+  }
+  for (const cudaStream_t stream : order) {
+    std::unique_ptr<Job>& job = jobs[stream];
+    if (cudaLaunchHostFunc(stream, execute, job.get()) != cudaSuccess) {
+      for (const Operation& o : job->operations) {
+        --o.comm->pending;
+        o.comm->fail(ncclUnhandledCudaError);
+      }
+      return ncclUnhandledCudaError;
+    }
+    job.release();
+  }
+  return ncclSuccess;
+}
+
+}  // namespace
+
+void misuse(const std::string& text) {
+  std::fprintf(stderr, "fake NCCL: %s\n", text.c_str());
+  std::fflush(stderr);
+  std::abort();
+}
+
+const Environment& environment() {
+  static const Environment* const e = new Environment(read_environment());
+  return *e;
+}
+
+ncclResult_t Comm::fail(ncclResult_t result) {
+  int none = ncclSuccess;
+  error.compare_exchange_strong(none, result);
+  return result;
+}
+
+ncclResult_t Comm::async_error() {
+  if (under_way > 0) return ncclInProgress;
+  if (link != nullptr && link->broken(id, world)) fail(ncclRemoteError);
+  return static_cast<ncclResult_t>(error.load());
+}
+
+ncclResult_t Comm::send(int peer, uint32_t what, const void* data, size_t bytes, Channel channel) {
+  return link->send(world[static_cast<size_t>(peer)], id, channel, what, data, bytes)
+             ? ncclSuccess
+             : fail(ncclRemoteError);
+}
+
+ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Channel channel) {
+  Message message;
+  switch (link->receive(world[static_cast<size_t>(peer)], id, channel, aborted, &message)) {
+    case Wait::kAborted: return ncclInternalError;
+    case Wait::kPeerGone: return fail(ncclRemoteError);
+    case Wait::kGot: break;
+  }
+  if (message.what != what || message.data.size() != bytes) {
+    if (environment().hang_on_mismatch) {
+      hang(*this);
+      return ncclInternalError;
+    }
+    misuse("rank " + std::to_string(rank) + " expects " + std::to_string(bytes) +
+           " bytes of operation " + std::to_string(what) + " from rank " + std::to_string(peer) +
+           ", but it has sent " + std::to_string(message.data.size()) + " of operation " +
+           std::to_string(message.what));
+  }
+  std::memcpy(data, message.data.data(), bytes);
+  return ncclSuccess;
+}
+
+void Comm::wait_pending() const {
+  while (pending > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
+
+ncclResult_t connect(Comm& comm) {
+  if (environment().init_delay_ms > 0)
+    std::this_thread::sleep_for(std::chrono::milliseconds(environment().init_delay_ms));
+  comm.link = Link::make(comm.meeting, comm.rank, comm.size, comm.aborted);
+  if (comm.link == nullptr) return comm.aborted ? ncclInternalError : comm.fail(ncclSystemError);
+  return ncclSuccess;
+}
+
+ncclResult_t launch(std::vector<Operation> operations) {
+  std::vector<CommRef> slow;
+  for (const Operation& o : operations) {
+    o.comm->group_thread = std::thread::id();
+    if (!o.comm->blocking && environment().launch_delay_us > 0 &&
+        std::find(slow.begin(), slow.end(), o.comm) == slow.end())
+      slow.push_back(o.comm);
+  }
+  if (slow.empty()) return queue_jobs(std::move(operations));
+  for (const CommRef& comm : slow) ++comm->under_way;
+  Comm& first = *slow.front();
+  if (first.worker.joinable()) first.worker.join();
+  first.worker = std::thread([slow, all = std::move(operations)]() mutable {
+    std::this_thread::sleep_for(std::chrono::microseconds(environment().launch_delay_us));
+    if (!slow.front()->aborted) queue_jobs(std::move(all));
+    for (const CommRef& comm : slow) --comm->under_way;
+  });
+  return ncclInProgress;
+}
+
+}  // namespace sotto::fake_nccl
+
+extern "C" void fake_nccl_hang(uint64_t k) {
+  using namespace sotto::fake_nccl;
+  g_hang_at = g_executed + k;
+}

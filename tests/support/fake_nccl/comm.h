@@ -1,0 +1,76 @@
+// Communicators and operations of the fake NCCL.
+//
+// Threads: what NCCL allows; other use ends the process.
+#pragma once
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "tests/support/fake_nccl/link.h"
+
+namespace sotto::fake_nccl {
+
+[[noreturn]] void misuse(const std::string& text);
+
+struct Environment {
+  int version = NCCL_VERSION_CODE;
+  bool hang_on_mismatch = false;
+  int64_t max_delay_us = 0;
+  int64_t launch_delay_us = 0;
+  int64_t init_delay_ms = 0;
+  uint64_t seed = 1;
+};
+const Environment& environment();
+
+struct Comm {
+  uint64_t id = 0;
+  std::string meeting;  // where the ranks of a communicator that is no split meet
+  int rank = 0, size = 0, device = 0;
+  bool blocking = true;
+  std::vector<int> world;      // member -> rank in the link
+  std::shared_ptr<Link> link;  // null until ready
+  uint64_t splits = 0;
+
+  std::atomic<int> error{ncclSuccess};  // asynchronous
+  std::atomic<int> under_way{0};        // initialisation, launches: ncclInProgress
+  std::atomic<int> pending{0};          // operations not yet executed
+  std::atomic<bool> aborted{false};
+  std::atomic<bool> finalized{false};
+  std::atomic<bool> in_call{false};
+  std::atomic<std::thread::id> group_thread{};  // who has operations of it in an open group
+  std::thread worker;
+
+  ncclResult_t fail(ncclResult_t result);  // keeps the first
+  ncclResult_t async_error();              // looks for lost peers
+  ncclResult_t send(int peer, uint32_t what, const void* data, size_t bytes,
+                    Channel channel = Channel::kData);
+  ncclResult_t receive(int peer, uint32_t what, void* data, size_t bytes,
+                       Channel channel = Channel::kData);
+  void wait_pending() const;
+};
+using CommRef = std::shared_ptr<Comm>;
+
+// Meets the other ranks; on success the communicator is ready.
+ncclResult_t connect(Comm& comm);
+
+// A part of the job of one stream. Phase 0 sends, phase 1 receives and finishes.
+struct Operation {
+  CommRef comm;
+  cudaStream_t stream = nullptr;
+  const char* name = "";
+  std::vector<std::pair<const void*, size_t>> buffers;
+  std::function<ncclResult_t(Comm&, int phase)> run;
+};
+
+// Queues operations: one job per stream, in the order of first use.
+ncclResult_t launch(std::vector<Operation> operations);
+
+}  // namespace sotto::fake_nccl

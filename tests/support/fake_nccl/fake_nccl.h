@@ -1,0 +1,36 @@
+// An NCCL for tests on machines without a GPU: libnccl.so.2 with the calls that a transport uses,
+// on the fake CUDA runtime. Ranks are processes, or threads of one; they talk over local sockets,
+// each with each. Operations execute in the order of their stream, groups as a whole, reductions in
+// the order of ranks.
+//
+// What it does that NCCL would do silently or not at all: illegal use ends the process with a text
+// (several threads on one communicator, unbalanced groups, buffers that are not the device's or are
+// freed before the operation has executed, streams of another device, communicators that are
+// destroyed, not yet ready, or of another version's making). Sizes that differ between a send and
+// its receive do so too, unless FAKE_NCCL_MISMATCH=hang: then the receive never completes, as with
+// NCCL.
+//
+// Environment, read when the library is loaded: FAKE_NCCL_VERSION (the header's; for example
+// 21805), FAKE_NCCL_MISMATCH (end|hang), FAKE_NCCL_MAX_DELAY_US (0; before each operation),
+// FAKE_NCCL_LAUNCH_DELAY_US (0; how long a non-blocking communicator is in progress after a group),
+// FAKE_NCCL_INIT_DELAY_MS (0), FAKE_NCCL_SEED (1).
+//
+// This header declares what tests steer it with, to be looked up with dlsym.
+#pragma once
+
+#include <cstdint>
+
+extern "C" {
+// The k-th call from now on that returns an ncclResult_t, ncclCommGetAsyncError excepted, returns
+// `result` and does nothing but for destroy and abort, which do their work.
+void fake_nccl_fail_call(uint64_t k, int result);
+// The k-th operation that is to execute never completes, until its communicator is aborted.
+void fake_nccl_hang(uint64_t k);
+// The communicator's asynchronous error, as from a broken network.
+void fake_nccl_break(void* comm, int result);
+// Calls so far, as fake_nccl_fail_call counts them.
+uint64_t fake_nccl_calls();
+// Name of the call that was made to fail; empty: none.
+const char* fake_nccl_failed_call();
+uint64_t fake_nccl_live_comms();
+}

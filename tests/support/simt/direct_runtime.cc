@@ -1,0 +1,35 @@
+// A test tool: the one function of CUDA's runtime that launching needs, executed at once by the
+// caller. For tests of kernels alone; tests of devices use the fake runtime in its place.
+#include <cuda_runtime_api.h>
+
+#include <map>
+
+#include "tests/support/simt/registry.h"
+
+namespace {
+
+std::map<const void*, sotto::fake_cuda::Binder>& binders() {
+  static std::map<const void*, sotto::fake_cuda::Binder> all;
+  return all;
+}
+
+}  // namespace
+
+extern "C" {
+
+SIMT_API void fake_cuda_register_kernel(const void* kernel, sotto::fake_cuda::Binder binder) {
+  binders()[kernel] = binder;
+}
+
+SIMT_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const void* function,
+                                         void** args) {
+  const auto binder = binders().find(function);
+  if (binder == binders().end()) return cudaErrorInvalidDeviceFunction;
+  if (!simt::valid_grid({config->gridDim, config->blockDim, config->dynamicSmemBytes}))
+    return cudaErrorInvalidConfiguration;
+  const simt::LaunchShape shape{config->gridDim, config->blockDim, config->dynamicSmemBytes};
+  binder->second(function, args, shape)();
+  return cudaSuccess;
+}
+
+}  // extern "C"

@@ -1,0 +1,42 @@
+// NCCL as it is found at run time: a table of the functions that the transport calls. Never linked,
+// so that the library opens on machines without NCCL.
+#pragma once
+
+#include <nccl.h>
+
+#include <memory>
+#include <string>
+
+#include "core/base/status.h"
+
+namespace sotto::nccl {
+
+// Every function that is used; all of them exist since version 2.18.
+// clang-format off
+#define SOTTO_NCCL_FUNCTIONS(F)                                  \
+  F(GetVersion) F(GetUniqueId) F(GetErrorString) F(GetLastError) \
+  F(CommInitRankConfig) F(CommFinalize) F(CommDestroy) F(CommAbort) \
+  F(CommGetAsyncError) F(CommCount) F(CommUserRank) F(CommCuDevice) \
+  F(GroupStart) F(GroupEnd) F(Send) F(Recv)
+// clang-format on
+
+struct Api {
+#define SOTTO_NCCL_MEMBER(name) decltype(&nccl##name) name = nullptr;
+  SOTTO_NCCL_FUNCTIONS(SOTTO_NCCL_MEMBER)
+#undef SOTTO_NCCL_MEMBER
+  int version = 0;   // NCCL's code: 22809 is 2.28.9
+  std::string path;  // of the library that is bound
+
+  // OK, or TRANSPORT, PEER_LOST or DEVICE with the call, NCCL's text and its last warning.
+  Status status(ncclResult_t result, const char* call, ncclComm_t comm) const;
+};
+
+// The library at `path`; if that is empty, the one that the process has loaded already (a
+// framework's), else libnccl.so.2 where the system finds it. It stays loaded. UNSUPPORTED: there is
+// none, it is older than 2.18, or it lacks a function, with the names.
+Result<std::shared_ptr<const Api>> load(const std::string& path);
+
+// "2.28.9"
+std::string version_text(int version);
+
+}  // namespace sotto::nccl

@@ -1,0 +1,72 @@
+#include "transports/nccl/cuda_calls.h"
+
+#include <algorithm>
+#include <bit>
+
+namespace sotto::nccl {
+namespace {
+
+constexpr uint64_t kSmallestBlock = 4096;
+
+}  // namespace
+
+Status cuda_status(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) return ok_status();
+  (void)cudaGetLastError();  // others in the process are not to take it for theirs
+  const Code code = error == cudaErrorMemoryAllocation ? Code::kOutOfMemory : Code::kDevice;
+  return Status(code, fmt::format("{}: {} ({}, {})", call, cudaGetErrorString(error),
+                                  cudaGetErrorName(error), static_cast<int>(error)));
+}
+
+OnDevice::OnDevice(int device) {
+  status_ = cuda_status(cudaGetDevice(&before_), "cudaGetDevice");
+  if (!status_.ok() || before_ == device) return;
+  status_ = cuda_status(cudaSetDevice(device), "cudaSetDevice");
+  changed_ = status_.ok();
+}
+
+OnDevice::~OnDevice() {
+  if (changed_) (void)cudaSetDevice(before_);
+}
+
+PinnedPool::~PinnedPool() {
+  const OnDevice on(device_);
+  for (const auto& [at, bytes] : sizes_) (void)cudaFreeHost(at);
+}
+
+Result<std::byte*> PinnedPool::take(uint64_t bytes) {
+  const uint64_t size = std::bit_ceil(std::max(bytes, kSmallestBlock));
+  if (const auto it = free_.find(size); it != free_.end()) {
+    std::byte* const at = it->second;
+    free_.erase(it);
+    return at;
+  }
+  const OnDevice on(device_);
+  SOTTO_TRY(on.status());
+  void* made = nullptr;
+  SOTTO_TRY(cuda_status(cudaHostAlloc(&made, size, cudaHostAllocDefault), "cudaHostAlloc"));
+  sizes_[static_cast<std::byte*>(made)] = size;
+  return static_cast<std::byte*>(made);
+}
+
+void PinnedPool::give_back(std::byte* at) { free_.emplace(sizes_.at(at), at); }
+
+EventPool::~EventPool() {
+  for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
+}
+
+Result<cudaEvent_t> EventPool::take() {
+  if (!free_.empty()) {
+    const cudaEvent_t event = free_.back();
+    free_.pop_back();
+    return event;
+  }
+  const OnDevice on(device_);
+  SOTTO_TRY(on.status());
+  cudaEvent_t event = nullptr;
+  SOTTO_TRY(cuda_status(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                        "cudaEventCreateWithFlags"));
+  return event;
+}
+
+}  // namespace sotto::nccl

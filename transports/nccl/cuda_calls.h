@@ -1,0 +1,66 @@
+// CUDA calls of the transport: errors as statuses, the current device, pinned memory, events.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <vector>
+
+#include "core/base/status.h"
+
+namespace sotto::nccl {
+
+Status cuda_status(cudaError_t error, const char* call);
+
+// Makes the device current for its lifetime, then the one that was before: the thread may be the
+// caller's.
+class OnDevice {
+ public:
+  explicit OnDevice(int device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
+  const Status& status() const { return status_; }
+
+ private:
+  int before_ = -1;
+  bool changed_ = false;
+  Status status_;
+};
+
+// Pinned memory in blocks that are used again, so that nothing is allocated in steady state.
+class PinnedPool {
+ public:
+  explicit PinnedPool(int device) : device_(device) {}
+  ~PinnedPool();
+  PinnedPool(const PinnedPool&) = delete;
+  PinnedPool& operator=(const PinnedPool&) = delete;
+
+  // At least `bytes`, aligned to 128 bytes.
+  Result<std::byte*> take(uint64_t bytes);
+  void give_back(std::byte* at);
+
+ private:
+  const int device_;
+  std::map<std::byte*, uint64_t> sizes_;
+  std::multimap<uint64_t, std::byte*> free_;
+};
+
+class EventPool {
+ public:
+  explicit EventPool(int device) : device_(device) {}
+  ~EventPool();
+  EventPool(const EventPool&) = delete;
+  EventPool& operator=(const EventPool&) = delete;
+
+  Result<cudaEvent_t> take();
+  void give_back(cudaEvent_t event) { free_.push_back(event); }
+
+ private:
+  const int device_;
+  std::vector<cudaEvent_t> free_;
+};
+
+}  // namespace sotto::nccl

@@ -1,0 +1,60 @@
+#include "transports/nccl/nccl_backend.h"
+
+#include <utility>
+
+#include "transports/nccl/communicator.h"
+#include "transports/nccl/nccl_transport.h"
+#include "transports/nccl/poller.h"
+
+namespace sotto {
+namespace nccl {
+namespace {
+
+class NcclBackend final : public Backend {
+ public:
+  explicit NcclBackend(NcclOptions options) : options_(std::move(options)) {}
+
+  const char* name() const override { return "nccl"; }
+  Poller& poller() override { return *poller_; }
+  Result<UniqueId> make_unique_id() override { return no_rendezvous(); }
+  bool knows(const UniqueId&) const override { return false; }
+  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
+    return no_rendezvous();
+  }
+  Status adopt(void* native_comm) override {
+    adopted_ = static_cast<ncclComm_t>(native_comm);
+    return ok_status();
+  }
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
+                                             Driver& driver, Deadline deadline) override {
+    SOTTO_ASSIGN(std::unique_ptr<Communicator> communicator,
+                 Communicator::make(options_.library, std::exchange(adopted_, nullptr), control,
+                                    driver, deadline));
+    SOTTO_ASSIGN(
+        std::unique_ptr<NcclTransport> transport,
+        NcclTransport::make(std::move(communicator), poller_, control, sink, options_.timeout_us));
+    return std::unique_ptr<Transport>(std::move(transport));
+  }
+
+ private:
+  static Status no_rendezvous() {
+    return unsupported("transport \"nccl\" has no rendezvous of its own");
+  }
+
+  const NcclOptions options_;
+  const std::shared_ptr<NcclPoller> poller_ = std::make_shared<NcclPoller>();
+  ncclComm_t adopted_ = nullptr;  // for the next connect
+};
+
+}  // namespace
+}  // namespace nccl
+
+NcclOptions nccl_options(const Params& params) {
+  return {.library = params.nccl_library, .timeout_us = params.timeout_us};
+}
+
+Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options) {
+  return std::unique_ptr<Backend>(std::make_unique<nccl::NcclBackend>(options));
+}
+
+}  // namespace sotto

@@ -1,0 +1,118 @@
+// Messages over NCCL: a round of a plan is one group of sends and receives on the transport's own
+// stream; it is complete when an event behind it is. By order, with notes (note.h) that tell
+// whether both sides mean the same.
+//
+// Device memory of the communicator's device and pinned host memory go as they are; other host
+// memory through pinned blocks of the transport.
+//
+// Threads: the driving thread, unless the base class says otherwise.
+#pragma once
+
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "core/iface/rendezvous.h"
+#include "core/iface/transport.h"
+#include "transports/nccl/communicator.h"
+#include "transports/nccl/cuda_calls.h"
+#include "transports/nccl/note.h"
+#include "transports/nccl/poller.h"
+
+namespace sotto::nccl {
+
+class NcclTransport final : public Transport, private PollSource {
+ public:
+  static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
+                                                     std::shared_ptr<NcclPoller> poller,
+                                                     const ControlPlane& control,
+                                                     TransferSink& sink, int64_t timeout_us);
+  ~NcclTransport() override;
+
+  const TransportCaps& caps() const override;
+  uint64_t header_bytes(uint64_t) const override { return 0; }
+  Status post_op(const OpPosting&) override { return ok_status(); }
+  void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
+  Status verify(const OpPosting& op) override;
+  void retire(const OpPosting&) override {}
+  void cancel(const OpPosting& op) override;
+  void send(Transfer& transfer) override { refuse(transfer); }
+  void recv(Transfer& transfer) override { refuse(transfer); }
+  Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
+  std::string route(int32_t peer) const override;
+  TransferCounters counters(uint64_t comm, int32_t peer) const override;
+  void close(Deadline deadline) override;
+
+ private:
+  // Memory that stands for a transfer's own.
+  struct Staged {
+    Transfer* transfer;
+    std::byte* at;
+  };
+  struct PeerNote {
+    int32_t peer;
+    Note mine;
+    std::byte* out;
+    std::byte* in;
+    Status meant;  // once seen: whether the peer means the same
+    bool seen = false;
+  };
+  // What was issued together and is not complete.
+  struct Group {
+    cudaStream_t stream = nullptr;
+    bool reports = false;              // through on_transfer; else the engine has events of its own
+    std::vector<OpKey> keys;           // of the operations
+    std::vector<Transfer*> transfers;  // while `reports` or being issued
+    std::vector<Staged> staged;
+    std::vector<PeerNote> notes;
+    cudaEvent_t event = nullptr;
+    bool recorded = false;
+  };
+
+  NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
+                int32_t rank, int32_t size, TransferSink& sink, int64_t timeout_us);
+  bool run() override;
+  bool busy() const override { return !groups_.empty(); }
+  void refuse(Transfer& transfer);
+
+  static Status rank_is_gone();
+  Status choose_stream(Device* device, uint32_t lane, Group* group) const;
+  Status prepare(std::span<Transfer* const> transfers, Group* group);
+  Result<void*> reachable(Transfer& transfer, Group* group);
+  Status launch(Group& group);
+  Status queue(const Group& group);
+  void* memory_of(const Group& group, const Transfer& transfer) const;
+  const PeerNote* look_at_notes(Group& group);
+  void complete(Group& group);
+  void release(Group& group);
+  void watch();
+  void fail(int32_t peer, const Status& status);
+  void stop();
+  void count(const Transfer& transfer);
+  void count_note(int32_t peer, bool sent);
+
+  const std::unique_ptr<Communicator> communicator_;
+  const std::shared_ptr<NcclPoller> poller_;
+  const int32_t rank_;
+  const int32_t size_;
+  TransferSink& sink_;
+  const int64_t timeout_us_;
+  cudaStream_t stream_ = nullptr;       // for operations on the host
+  cudaStream_t last_stream_ = nullptr;  // of the group issued last
+  cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
+  PinnedPool pinned_;
+  EventPool events_;
+  std::deque<Group> groups_;
+  bool failed_ = false;
+  int64_t next_watch_ns_ = 0;
+  int64_t remote_error_ns_ = 0;  // when NCCL first said that a rank is gone; 0: it has not
+
+  mutable std::mutex counters_mutex_;
+  std::map<std::pair<uint64_t, int32_t>, TransferCounters> counters_;  // comm epoch, peer
+};
+
+}  // namespace sotto::nccl

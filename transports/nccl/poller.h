@@ -1,0 +1,56 @@
+// Serves NCCL's communicators. NCCL and CUDA wake nobody, so this is asked again and again: soon
+// while groups are in flight, else now and then, for errors.
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+#include <vector>
+
+#include "core/iface/transport.h"
+
+namespace sotto::nccl {
+
+class PollSource {
+ public:
+  // True if anything was done.
+  virtual bool run() = 0;
+  virtual bool busy() const = 0;
+
+ protected:
+  ~PollSource() = default;
+};
+
+class NcclPoller final : public Poller {
+ public:
+  bool poll(int64_t wait_us) override {
+    bool ran = run();
+    if (ran || wait_us <= 0) return ran;
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(std::min({wait_us, patience_us(), kLongestSleepUs})));
+    return run();
+  }
+  int64_t patience_us() const override {
+    if (sources_.empty()) return INT64_MAX;
+    const bool busy =
+        std::any_of(sources_.begin(), sources_.end(), [](const auto* s) { return s->busy(); });
+    return busy ? kBusyUs : kIdleUs;
+  }
+  void wake() override {}  // it never sleeps for long
+  void add(PollSource* source) { sources_.push_back(source); }
+  void remove(PollSource* source) { std::erase(sources_, source); }
+
+ private:
+  static constexpr int64_t kBusyUs = 20;
+  static constexpr int64_t kIdleUs = 100'000;
+  static constexpr int64_t kLongestSleepUs = 1000;
+
+  bool run() {
+    bool ran = false;
+    for (PollSource* source : sources_) ran |= source->run();
+    return ran;
+  }
+  std::vector<PollSource*> sources_;
+};
+
+}  // namespace sotto::nccl
