@@ -372,7 +372,7 @@ bool Engine::progress() {
 }
 
 void Engine::block(int64_t wait_us) {
-  bool device_busy = false;
+  bool device_busy = !held_ops_.empty();
   for (const auto& queue : queues_) {
     for (const auto& lane : queue->lanes) device_busy |= !lane.in_flight.empty();
   }

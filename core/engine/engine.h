@@ -106,7 +106,9 @@ class Op {
   int64_t last_progress_ns_ = 0;
   DeviceQueue* queue_ = nullptr;  // of the plan's device
   uint32_t ordered_lanes_ = 0;    // bit k: what lane k gets now comes after request_.after
-  std::vector<HoldId> holds_;     // streams that stand still until the operation is done
+  bool held_ = false;             // steps that touch the caller's memory wait for request_.after
+  std::vector<uint32_t> held_steps_;  // those of them that are ready
+  std::vector<HoldId> holds_;         // streams that stand still until the operation is done
   OpStats stats_;
   Status result_;  // written before done_
   std::atomic<bool> done_{false};
@@ -236,6 +238,9 @@ class Engine final : public Driver {
   // Executing (execute.cc), driver.
   void admit(const OpRef& op);
   void announce_receives(Op& op);
+  void await_stream(Op& op);
+  bool streams_reached();
+  void let_start(Op& op);
   void make_ready(Op& op, uint32_t step);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
@@ -266,7 +271,7 @@ class Engine final : public Driver {
   void settle_failed(Op& op);
   void finish_committing(Op& op);
   std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;
-  void drop_ready(const Op& op);
+  void drop_ready(Op& op);
 
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
@@ -275,7 +280,8 @@ class Engine final : public Driver {
   std::vector<std::unique_ptr<Backend>> backends_;
   Poller* blocking_ = nullptr;  // also under mutex_
   std::vector<Channel*> channels_;
-  std::vector<Ready> ready_;  // heap
+  std::vector<Ready> ready_;   // heap
+  std::vector<Op*> held_ops_;  // with held_
   std::vector<Completion> completions_, completions_now_;
   std::vector<OpRef> spare_;  // empty; its memory is what submitted_ gets next
   uint64_t next_sequence_ = 0;

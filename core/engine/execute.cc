@@ -53,6 +53,7 @@ void Engine::admit(const OpRef& ref) {
     finish(op);
     return;
   }
+  await_stream(op);
   for (uint32_t i = 0; i < plan.steps.size(); ++i) {
     if (plan.preds(i).empty()) make_ready(op, i);
   }
@@ -60,11 +61,52 @@ void Engine::admit(const OpRef& ref) {
   if (plan.by_order) issue_groups(channel);
 }
 
+// The caller's stream may stand still until an operation that was started earlier is done: it waits
+// for it, or for something that other ranks do after it. So lanes wait for the stream only if no
+// such operation needs them; else steps are kept from the lanes until the stream has come so far.
+void Engine::await_stream(Op& op) {
+  if (op.request_.after == 0 || !op.queue_->asynchronous) return;
+  for (const Channel* channel : channels_) {
+    for (const OpRef& other : channel->ops_) {
+      if (other.get() == &op || other->queue_ != op.queue_ || only_device_left(*other)) continue;
+      op.held_ = true;
+      held_ops_.push_back(&op);
+      return;
+    }
+  }
+}
+
+void Engine::let_start(Op& op) {
+  op.held_ = false;
+  std::erase(held_ops_, &op);
+  for (const uint32_t step : std::exchange(op.held_steps_, {})) make_ready(op, step);
+  if (op.request_.run->plan->by_order) issue_groups(*op.request_.channel);
+}
+
+bool Engine::streams_reached() {
+  bool any = false;
+  for (size_t i = 0; i < held_ops_.size();) {
+    Op& op = *held_ops_[i];
+    const Result<bool> reached = op.queue_->device->query(op.request_.after);
+    if (reached.ok() && !*reached) {
+      ++i;
+      continue;
+    }
+    any = true;
+    if (!reached.ok()) device_failed(op, reached.status());
+    op.ordered_lanes_ = ~0u;
+    let_start(op);
+  }
+  return any;
+}
+
 void Engine::make_ready(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];
   run.progress[step] = StepProgress::kReady;
-  if (on_device(s)) {
+  if (op.held_ && s.callers && on_device(s)) {
+    op.held_steps_.push_back(step);
+  } else if (on_device(s)) {
     ready_.push_back({op.request_.priority, op.sequence_, step, &op});
     std::push_heap(ready_.begin(), ready_.end());
   } else if (run.plan->by_order) {
@@ -167,6 +209,9 @@ Status Engine::issue(Op& op, uint32_t group, std::span<Transfer* const> transfer
   const Plan& plan = *op.request_.run->plan;
   if (!plan.stream_ordered) return transport.issue(transfers, device, 0);
   const std::vector<uint32_t>& steps = plan.groups[group];
+  const auto held = [&](uint32_t step) { return op.held_ && plan.steps[step].callers; };
+  if (std::any_of(steps.begin(), steps.end(), held))
+    return Status(Code::kInProgress, "the caller's stream has not come so far");
   for (uint32_t step : steps) SOTTO_TRY(order_lane(op, step));
   SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
   for (uint32_t step : steps) after_issue(op, step);
@@ -386,7 +431,7 @@ bool Engine::take_completions() {
 }
 
 bool Engine::poll_events() {
-  bool any = false;
+  bool any = streams_reached();
   for (size_t q = 0; q < queues_.size(); ++q) {
     if (!queues_[q]->asynchronous) continue;
     for (DeviceQueue::Lane& lane : queues_[q]->lanes) {

@@ -123,7 +123,10 @@ void Engine::complete(Op& op, Status status) {
   changed_.notify_all();
 }
 
-void Engine::drop_ready(const Op& op) {
+void Engine::drop_ready(Op& op) {
+  op.held_ = false;
+  op.held_steps_.clear();
+  std::erase(held_ops_, &op);
   std::erase_if(ready_, [&](const Ready& r) { return r.op == &op; });
   std::make_heap(ready_.begin(), ready_.end());
   for (auto* list : {&completions_, &completions_now_}) {

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <limits>
 
-#include "core/cpu/bits.h"
+#include "core/base/bits.h"
 #include "core/cpu/ops_state.h"
 #include "tests/support/kernel_cases.h"
 
