@@ -70,8 +70,9 @@ ctest_part() {
   junit+=("$results/$name.xml")
 }
 
-# run_tests PRESET [LABELS [WITHOUT]]: most cases side by side, more than there are cores, since many wait for time-outs; those
-# labelled serial (timing, many processes) one at a time.
+# run_tests PRESET [LABELS [WITHOUT]]: most cases side by side, more than there are cores, since many wait for time-outs. Then those
+# with time limits or rates of their own (faults, labels quiet): they ask for two slots each and mostly wait. Last the ones
+# labelled serial, one at a time.
 run_tests() {
   local preset=$1 not='^$'
   local -a only=()
@@ -79,7 +80,8 @@ run_tests() {
   [ $# -lt 3 ] || only+=(-E "$3")
   say "== $preset: tests ($(elapsed))"
   # One expression: ctest excludes a case only if every -LE matches.
-  ctest_part "$preset" "$preset" -j "$((2 * $(cores)))" -LE "^serial$|$not" "${only[@]}"
+  ctest_part "$preset" "$preset" -j "$((2 * $(cores)))" -LE "^(serial|fault|quiet)$|$not" "${only[@]}"
+  ctest_part "$preset-quiet" "$preset" -j "$((2 * $(cores)))" -L '^(fault|quiet)$' -LE "^serial$|$not" "${only[@]}"
   ctest_part "$preset-serial" "$preset" -j 1 -L '^serial$' -LE "$not" "${only[@]}"
 }
 
@@ -103,7 +105,7 @@ main() {
   rm -rf "$results" && mkdir -p "$results"
   # OpenBLAS starts a thread per core in every process; ranks share the cores already.
   export OPENBLAS_NUM_THREADS=1 ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1} \
-    UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1}
+    UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:atexit_sleep_ms=20}
   build dev all && run_tests dev
   if [ "$sanitizers" = yes ]; then
     build asan sotto_sanitized && run_tests asan "$ASAN_LABELS" "$ASAN_WITHOUT"

@@ -8,8 +8,8 @@
 namespace sotto {
 namespace {
 
-constexpr CodecKind kKinds[] = {CodecKind::kOnebit, CodecKind::kOnebit, CodecKind::kBf16,
-                                CodecKind::kFp16,   CodecKind::kInt8,   CodecKind::kInt4};
+constexpr CodecKind kKindOfWord[] = {CodecKind::kOnebit, CodecKind::kOnebit, CodecKind::kBf16,
+                                     CodecKind::kFp16,   CodecKind::kInt8,   CodecKind::kInt4};
 constexpr uint64_t kDefaultBucket = uint64_t{1} << 22;
 constexpr uint64_t kDefaultInt8Block = 256, kDefaultInt4Block = 128;
 
@@ -19,14 +19,14 @@ Result<CodecKind> read_type(const Json& object, const std::string& path, Finding
   const std::string type_path = path + ".type";
   const Json only = type == nullptr ? Json::object() : Json{{"type", *type}};
   Findings unused;
-  Result<ObjectReader> reader = ObjectReader::open(only, Section::kCodec, ~0u, path, unused);
+  Result<ObjectReader> reader = ObjectReader::open(only, ConfigSection::kCodec, ~0u, path, unused);
   if (!reader.ok()) {
     findings.error_path = type_path;
     return reader.status();
   }
-  if (const auto word = reader->word("type")) return kKinds[*word];
+  if (const auto word = reader->word("type")) return kKindOfWord[*word];
   return findings.fail(type_path, fmt::format("missing; write one of {}",
-                                              find_key(Section::kCodec, "type", ~0u)->words));
+                                              find_key(ConfigSection::kCodec, "type", ~0u)->words));
 }
 
 Status read_onebit(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
@@ -73,7 +73,7 @@ Result<CodecSettings> read_codec(const Json& object, const std::string& path, Fi
   CodecSettings s;
   SOTTO_ASSIGN(s.kind, read_type(object, path, findings));
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kCodec, kind_bit(s.kind), path, findings));
+               ObjectReader::open(object, ConfigSection::kCodec, kind_bit(s.kind), path, findings));
   SOTTO_TRY(read_chunk_align(reader, s.chunk_align, findings));
   // Casts lose little, and a residual costs 4 bytes per element.
   s.residual = s.kind == CodecKind::kOnebit || codec_has_blocks(s.kind);

@@ -7,13 +7,12 @@
 namespace sotto {
 namespace {
 
-using enum Section;
+using enum ConfigSection;
 using enum KeyType;
 using enum Disposition;
 
 constexpr uint32_t kAll = ~0u;
 constexpr double kInf = std::numeric_limits<double>::infinity();
-constexpr double kMaxInt = 9007199254740992.0;  // 2^53: every whole number up to here is a double
 
 constexpr double kLargestLossScale = 1e38;  // in the range of a float
 
@@ -293,14 +292,14 @@ std::string Range::text() const {
 
 std::span<const KeySpec> key_table() { return kTable; }
 
-const KeySpec* find_key(Section section, std::string_view key, uint32_t kind_bits) {
+const KeySpec* find_key(ConfigSection section, std::string_view key, uint32_t kind_bits) {
   for (const KeySpec& spec : kTable) {
     if (spec.section == section && spec.key == key && (spec.kinds & kind_bits) != 0) return &spec;
   }
   return nullptr;
 }
 
-std::vector<std::string_view> keys_of(Section section, uint32_t kind_bits) {
+std::vector<std::string_view> keys_of(ConfigSection section, uint32_t kind_bits) {
   std::vector<std::string_view> keys;
   for (const KeySpec& spec : kTable) {
     if (spec.section == section && (spec.kinds & kind_bits) != 0) keys.push_back(spec.key);

@@ -12,7 +12,7 @@
 namespace sotto {
 
 // The objects of a file that have keys of their own in the table.
-enum class Section {
+enum class ConfigSection {
   kTop,
   kOptimizer,
   kOptimizerParams,
@@ -27,6 +27,9 @@ enum class Section {
   kGroup,
   kCodec,
 };
+
+// 2^53: every whole number up to here is a double.
+inline constexpr double kMaxInt = 9007199254740992.0;
 
 enum class KeyType {
   kInt,           // also 5e8: a float without a fraction, at most 2^53
@@ -60,7 +63,7 @@ struct Range {
 };
 
 struct KeySpec {
-  Section section;
+  ConfigSection section;
   std::string_view key;
   uint32_t kinds;  // params sections and codecs: one bit per OptimizerKind, SchedulerKind or
                    // CodecKind that has the key
@@ -75,8 +78,8 @@ struct KeySpec {
 std::span<const KeySpec> key_table();
 
 // Null if the section (for this kind) has no such key. kind_bits as in KeySpec::kinds; ~0u: any.
-const KeySpec* find_key(Section section, std::string_view key, uint32_t kind_bits);
-std::vector<std::string_view> keys_of(Section section, uint32_t kind_bits);
+const KeySpec* find_key(ConfigSection section, std::string_view key, uint32_t kind_bits);
+std::vector<std::string_view> keys_of(ConfigSection section, uint32_t kind_bits);
 
 constexpr uint32_t kind_bit(OptimizerKind kind) { return 1u << static_cast<uint32_t>(kind); }
 constexpr uint32_t kind_bit(CodecKind kind) { return 1u << static_cast<uint32_t>(kind); }

@@ -7,7 +7,7 @@
 namespace sotto {
 namespace {
 
-constexpr OptimizerKind kKinds[] = {
+constexpr OptimizerKind kOptimizerKinds[] = {
     OptimizerKind::kSgd,        OptimizerKind::kAdam,       OptimizerKind::kAdamW,
     OptimizerKind::kLamb,       OptimizerKind::kOneBitAdam, OptimizerKind::kZeroOneAdam,
     OptimizerKind::kOneBitLamb,
@@ -25,7 +25,7 @@ Status read_type(const ObjectReader& reader, OptimizerKind& kind, Findings& find
   std::string type;
   reader.get("type", type);
   std::vector<std::string_view> names;
-  for (const OptimizerKind candidate : kKinds) {
+  for (const OptimizerKind candidate : kOptimizerKinds) {
     names.push_back(optimizer_kind_name(candidate));
     if (equal_without_case(type, names.back())) kind = candidate;
   }
@@ -169,7 +169,7 @@ bool optimizer_is_one_bit(OptimizerKind kind) {
 
 Status read_optimizer(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kOptimizer, ~0u, "optimizer", findings));
+               ObjectReader::open(object, ConfigSection::kOptimizer, ~0u, "optimizer", findings));
   OptimizerConfig& optimizer = config.optimizer;
   SOTTO_TRY(read_type(reader, optimizer.kind, findings));
   static const Json* const kEmpty = new Json(Json::object());  // never destroyed
@@ -178,8 +178,8 @@ Status read_optimizer(const Json& object, Config& config, Findings& findings) {
   const std::string path = reader.path_of("params");
   SOTTO_TRY(refuse_max_grad_norm(*params, path, findings));
   SOTTO_ASSIGN(const ObjectReader values,
-               ObjectReader::open(*params, Section::kOptimizerParams, kind_bit(optimizer.kind),
-                                  path, findings));
+               ObjectReader::open(*params, ConfigSection::kOptimizerParams,
+                                  kind_bit(optimizer.kind), path, findings));
   read_values(values, optimizer.params);
   SOTTO_TRY(check_values(values, optimizer.params, findings));
   apply_adam_rules(values, optimizer, findings);

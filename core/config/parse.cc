@@ -10,7 +10,7 @@ namespace {
 
 Status read_fp16(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kFp16, ~0u, "fp16", findings));
+               ObjectReader::open(object, ConfigSection::kFp16, ~0u, "fp16", findings));
   Fp16Config& fp16 = config.fp16;
   reader.get("enabled", fp16.enabled);
   reader.get("auto_cast", fp16.auto_cast);
@@ -45,7 +45,7 @@ Status read_bf16(const ObjectReader& top, Config& config, Findings& findings) {
   const Json* object = top.find(name);
   if (object == nullptr) return ok_status();
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(*object, Section::kBf16, ~0u, name, findings));
+               ObjectReader::open(*object, ConfigSection::kBf16, ~0u, name, findings));
   reader.get("enabled", config.bf16_enabled);
   if (config.bf16_enabled && config.fp16.enabled) {
     return findings.fail(name + ".enabled",
@@ -56,7 +56,7 @@ Status read_bf16(const ObjectReader& top, Config& config, Findings& findings) {
 
 Status read_amp(const Json& object, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kAmp, ~0u, "amp", findings));
+               ObjectReader::open(object, ConfigSection::kAmp, ~0u, "amp", findings));
   bool enabled = false;
   reader.get("enabled", enabled);
   if (!enabled) return ok_status();
@@ -72,7 +72,7 @@ std::optional<Dtype> dtype_of_word(std::optional<uint32_t> word) {
 
 Status read_data_types(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kDataTypes, ~0u, "data_types", findings));
+               ObjectReader::open(object, ConfigSection::kDataTypes, ~0u, "data_types", findings));
   config.grad_accum_dtype = dtype_of_word(reader.word("grad_accum_dtype"));
   return ok_status();
 }
@@ -97,7 +97,7 @@ Status read_zero(const Json& value, Config& config, Findings& findings) {
     return ok_status();
   }
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(value, Section::kZero, ~0u, "zero_optimization", findings));
+               ObjectReader::open(value, ConfigSection::kZero, ~0u, "zero_optimization", findings));
   uint64_t stage = 0;
   reader.get("stage", stage);
   config.zero_stage = static_cast<uint32_t>(stage);
@@ -169,7 +169,8 @@ void warn_together(const Config& config, Findings& findings) {
 }
 
 Status read_config(const Json& json, Config& config, Findings& findings) {
-  SOTTO_ASSIGN(const ObjectReader top, ObjectReader::open(json, Section::kTop, ~0u, "", findings));
+  SOTTO_ASSIGN(const ObjectReader top,
+               ObjectReader::open(json, ConfigSection::kTop, ~0u, "", findings));
   top.get("train_batch_size", config.train_batch_size);
   top.get("train_micro_batch_size_per_gpu", config.train_micro_batch_size_per_gpu);
   top.get("gradient_accumulation_steps", config.gradient_accumulation_steps);

@@ -8,8 +8,7 @@
 namespace sotto {
 namespace {
 
-constexpr double kMaxInt = 9007199254740992.0;  // 2^53
-constexpr size_t kNearMiss = 2;                 // edits
+constexpr size_t kNearMiss = 2;  // edits
 
 std::string lower(std::string_view text) {
   std::string out(text);
@@ -99,15 +98,15 @@ std::string allowed_text(const KeySpec& spec) {
 }
 
 // The types that have the key: "OneBitAdam, OneBitLamb"; empty if none has.
-std::string kinds_with_key(Section section, std::string_view key) {
+std::string kinds_with_key(ConfigSection section, std::string_view key) {
   std::vector<std::string_view> names;
   for (uint32_t bit = 1; bit < 32; ++bit) {
     if (find_key(section, key, 1u << bit) == nullptr) continue;
-    if (section == Section::kOptimizerParams)
+    if (section == ConfigSection::kOptimizerParams)
       names.push_back(optimizer_kind_name(static_cast<OptimizerKind>(bit)));
-    if (section == Section::kSchedulerParams)
+    if (section == ConfigSection::kSchedulerParams)
       names.push_back(scheduler_kind_name(static_cast<SchedulerKind>(bit)));
-    if (section == Section::kCodec) names.push_back(codec_name(static_cast<CodecKind>(bit)));
+    if (section == ConfigSection::kCodec) names.push_back(codec_name(static_cast<CodecKind>(bit)));
   }
   std::erase(names, "?");
   return word_list(names);
@@ -154,8 +153,8 @@ std::string word_list(const std::vector<std::string_view>& words) {
   return fmt::format("{}", fmt::join(words, ", "));
 }
 
-Result<ObjectReader> ObjectReader::open(const Json& object, Section section, uint32_t kind_bits,
-                                        std::string path, Findings& findings) {
+Result<ObjectReader> ObjectReader::open(const Json& object, ConfigSection section,
+                                        uint32_t kind_bits, std::string path, Findings& findings) {
   ObjectReader reader(object, section, kind_bits, std::move(path));
   for (const auto& [key, value] : object.items()) SOTTO_TRY(reader.check(key, value, findings));
   return reader;
@@ -209,9 +208,10 @@ Status ObjectReader::check_unknown(std::string_view key, const Json& value,
   const std::string_view nearest = nearest_word(key, known);
   const std::string shown = printable(key);
   const std::string path = path_of(shown);
-  const bool strict = section_ == Section::kOptimizerParams ||
-                      section_ == Section::kSchedulerParams || section_ == Section::kSotto ||
-                      section_ == Section::kGroup || section_ == Section::kCodec;
+  const bool strict = section_ == ConfigSection::kOptimizerParams ||
+                      section_ == ConfigSection::kSchedulerParams ||
+                      section_ == ConfigSection::kSotto || section_ == ConfigSection::kGroup ||
+                      section_ == ConfigSection::kCodec;
   if (const std::string owners = kinds_with_key(section_, key); strict && !owners.empty()) {
     return findings.fail(path,
                          fmt::format("a key of {}; allowed here are {}", owners, word_list(known)));
@@ -225,11 +225,11 @@ Status ObjectReader::check_unknown(std::string_view key, const Json& value,
   }
   // Everything else of these two belongs to parts that are switched off whenever a file is
   // accepted.
-  const bool silent = section_ == Section::kZero || section_ == Section::kAmp;
-  const std::string_view reason = section_ == Section::kZero ? "nothing reads it at ZeRO stage 0"
-                                  : section_ == Section::kAmp
-                                      ? "no effect while amp.enabled is false"
-                                      : "unknown key; it has no effect";
+  const bool silent = section_ == ConfigSection::kZero || section_ == ConfigSection::kAmp;
+  const std::string_view reason =
+      section_ == ConfigSection::kZero  ? "nothing reads it at ZeRO stage 0"
+      : section_ == ConfigSection::kAmp ? "no effect while amp.enabled is false"
+                                        : "unknown key; it has no effect";
   if (!silent) findings.warn(path, reason);
   findings.keys.push_back(
       {path, json_text(value), silent ? "ignored" : "unknown", std::string(reason)});

@@ -49,7 +49,7 @@ class ObjectReader {
  public:
   // Checks every key of `object` and notes it in `findings`. Both must outlive the reader.
   // kind_bits: which rows of a params section count.
-  static Result<ObjectReader> open(const Json& object, Section section, uint32_t kind_bits,
+  static Result<ObjectReader> open(const Json& object, ConfigSection section, uint32_t kind_bits,
                                    std::string path, Findings& findings);
 
   bool has(std::string_view key) const { return find(key) != nullptr; }
@@ -69,13 +69,13 @@ class ObjectReader {
   std::optional<uint32_t> word(std::string_view key) const;
 
  private:
-  ObjectReader(const Json& object, Section section, uint32_t kind_bits, std::string path)
+  ObjectReader(const Json& object, ConfigSection section, uint32_t kind_bits, std::string path)
       : object_(&object), section_(section), kind_bits_(kind_bits), path_(std::move(path)) {}
   Status check(std::string_view key, const Json& value, Findings& findings) const;
   Status check_unknown(std::string_view key, const Json& value, Findings& findings) const;
 
   const Json* object_;
-  Section section_;
+  ConfigSection section_;
   uint32_t kind_bits_;
   std::string path_;
 };

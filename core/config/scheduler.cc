@@ -139,7 +139,7 @@ std::string_view scheduler_kind_name(SchedulerKind kind) {
 
 Status read_scheduler(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kScheduler, ~0u, "scheduler", findings));
+               ObjectReader::open(object, ConfigSection::kScheduler, ~0u, "scheduler", findings));
   SchedulerConfig& scheduler = config.scheduler;
   // {"type": null} is how some programs write "no scheduler".
   const auto type = object.find("type");
@@ -147,9 +147,10 @@ Status read_scheduler(const Json& object, Config& config, Findings& findings) {
   SOTTO_TRY(read_type(reader, scheduler.kind, findings));
   static const Json* const kEmpty = new Json(Json::object());  // never destroyed
   const Json* params = reader.find("params");
-  SOTTO_ASSIGN(const ObjectReader values,
-               ObjectReader::open(params == nullptr ? *kEmpty : *params, Section::kSchedulerParams,
-                                  kind_bit(scheduler.kind), reader.path_of("params"), findings));
+  SOTTO_ASSIGN(
+      const ObjectReader values,
+      ObjectReader::open(params == nullptr ? *kEmpty : *params, ConfigSection::kSchedulerParams,
+                         kind_bit(scheduler.kind), reader.path_of("params"), findings));
   switch (scheduler.kind) {
     case SchedulerKind::kNone: return ok_status();
     case SchedulerKind::kWarmupLR:

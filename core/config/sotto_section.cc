@@ -8,7 +8,7 @@ Status read_group(const Json& object, const std::string& path, OptimizerKind kin
                   GroupOverride& group, Findings& findings) {
   const uint32_t kinds = kind == OptimizerKind::kNone ? ~0u : kind_bit(kind);
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kGroup, kinds, path, findings));
+               ObjectReader::open(object, ConfigSection::kGroup, kinds, path, findings));
   const auto get = [&](std::string_view key, std::optional<double>& out) {
     if (!reader.has(key)) return;
     out.emplace();
@@ -170,7 +170,7 @@ Status read_chunk_align(const ObjectReader& reader, uint64_t& out, Findings& fin
 
 Status read_sotto(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(object, Section::kSotto, ~0u, "sotto", findings));
+               ObjectReader::open(object, ConfigSection::kSotto, ~0u, "sotto", findings));
   SottoConfig& sotto = config.sotto;
   read_word(reader, "scale", sotto.scale);
   read_word(reader, "granularity", sotto.granularity);

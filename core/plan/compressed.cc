@@ -43,7 +43,7 @@ struct Exchange {
 };
 
 // One section on its way.
-struct Section {
+struct SectionRun {
   Exchange& x;
   uint32_t index;
   const LayoutSection& at;
@@ -61,7 +61,7 @@ struct Section {
 
 // Encodes all chunks, the next rank's first and the own one last, and sends each run as soon as it
 // is encoded.
-void encode_and_send(Section& s) {
+void encode_and_send(SectionRun& s) {
   Exchange& x = s.x;
   for (uint32_t i = 1; i <= x.ranks; ++i) {
     const uint32_t k = x.peer(i);
@@ -89,7 +89,7 @@ struct ScaleSlots {
 
 // Scales from block sums into state and into this rank's message, with the flags; then the messages
 // of all ranks. all: norm ranges of every instance.
-void exchange_scales(Section& s, const ScaleSlots& slots, const std::vector<NormRange>& all,
+void exchange_scales(SectionRun& s, const ScaleSlots& slots, const std::vector<NormRange>& all,
                      const KernelOptions& options, uint32_t round) {
   Exchange& x = s.x;
   const auto own_offset = [&](uint32_t rank) {
@@ -153,7 +153,7 @@ uint32_t gate_all(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail
 }
 
 // Rows of the section's own chunk, by the server's flat elements.
-OperandRef rows_operand(const Section& s, uint32_t unit_bits, uint32_t unit_elements) {
+OperandRef rows_operand(const SectionRun& s, uint32_t unit_bits, uint32_t unit_elements) {
   const Exchange& x = s.x;
   OperandRef op = flat(x.rows, Access::kRead, unit_bits, 0,
                        x.unit.bytes_of(s.at.flat_begin - s.at.server_begin));
@@ -164,7 +164,7 @@ OperandRef rows_operand(const Section& s, uint32_t unit_bits, uint32_t unit_elem
   return op;
 }
 
-void emit_onebit_server(const Section& s, const LayoutSegment& segment,
+void emit_onebit_server(const SectionRun& s, const LayoutSegment& segment,
                         const KernelOptions& options) {
   const Exchange& x = s.x;
   const CompressedSlots& slots = x.r.slots;
@@ -183,7 +183,7 @@ void emit_onebit_server(const Section& s, const LayoutSegment& segment,
 }
 
 // Needs no scales but those in the payload, so it waits for its rows only.
-void emit_quant_server(const Section& s, const LayoutSegment& segment,
+void emit_quant_server(const SectionRun& s, const LayoutSegment& segment,
                        const KernelOptions& options) {
   const Exchange& x = s.x;
   const CompressedSlots& slots = x.r.slots;
@@ -200,7 +200,7 @@ void emit_quant_server(const Section& s, const LayoutSegment& segment,
 }
 
 // Sums the rows, re-encodes, sends the own chunk's result to everybody and receives theirs.
-void serve(Section& s, const KernelOptions& options) {
+void serve(SectionRun& s, const KernelOptions& options) {
   Exchange& x = s.x;
   const uint32_t bits = x.r.slots.bits;
   for (const LayoutSegment& segment : s.segments(x.me)) {
@@ -311,8 +311,8 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
   for (uint32_t i = 0; i < n; ++i) {
     // On transports that match by order the first exchange of a section comes before the second of
     // the section before it.
-    Section s{x, i, x.layout.sections()[i], first_round + (i == 0 ? 0 : 2 * i - 1),
-              first_round + std::min(2 * i + 2, 2 * n - 1)};
+    SectionRun s{x, i, x.layout.sections()[i], first_round + (i == 0 ? 0 : 2 * i - 1),
+                 first_round + std::min(2 * i + 2, 2 * n - 1)};
     encode_and_send(s);
     exchange_scales(s,
                     {x.worker_blocks, slots.worker_counts, slots.worker_scale, x.worker_messages,

@@ -3,6 +3,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -64,12 +65,15 @@ class Tensors {
       CUDA_OK(cudaMemcpyAsync(c.host, c.device, c.bytes, cudaMemcpyDeviceToHost, stream_));
     sync();
   }
-  // Some vectors to the device, without waiting: they must not change before sync.
-  template <class... V>
-  void upload_behind(const V&... vectors) {
-    for (size_t i = 0; i < copies_.size(); ++i) {
-      if (((copies_[i].host == static_cast<const void*>(vectors.data())) || ...)) upload(i);
+  // One vector's tensor to another's of the same size, in the order of the stream.
+  template <class T>
+  void copy(std::vector<T>& to, const std::vector<T>& from) {
+    if (where_ == Where::kHost) {
+      std::copy(from.begin(), from.end(), to.begin());
+      return;
     }
+    CUDA_OK(cudaMemcpyAsync(copy_of(to).device, copy_of(from).device, from.size() * sizeof(T),
+                            cudaMemcpyDeviceToDevice, stream_));
   }
   void sync() {
     if (where_ == Where::kCuda) CUDA_OK(cudaStreamSynchronize(stream_));
@@ -85,6 +89,13 @@ class Tensors {
     void* device;
     size_t bytes;
   };
+  template <class T>
+  const Copy& copy_of(const std::vector<T>& host) const {
+    const auto is = [&](const Copy& c) { return c.host == static_cast<const void*>(host.data()); };
+    const auto found = std::find_if(copies_.begin(), copies_.end(), is);
+    require(found != copies_.end(), "the vector has no tensor");
+    return *found;
+  }
   void upload(size_t i) {
     const Copy& c = copies_[i];
     CUDA_OK(cudaMemcpyAsync(c.device, c.host, c.bytes, cudaMemcpyHostToDevice, stream_));

@@ -4,6 +4,7 @@
 // Rank 0 has its tensors on a CUDA device, the others have theirs on the host, so that calls of the
 // runtime are those of one rank.
 #include <map>
+#include <set>
 
 #include "tests/cuda/device_memory.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
@@ -13,12 +14,16 @@ namespace {
 
 constexpr uint64_t kCounts[] = {1000, 17, 9000};
 
+constexpr int kMaxSteps = 8;
+
 struct Model {
   Tensors tensors;
   std::vector<float> p[3], g[3];
+  std::vector<float> gradients[kMaxSteps][3];  // what g is before a step
+  std::vector<float> seen[kMaxSteps][3];       // what the caller's stream finds in p behind it
   std::vector<sotto_param> params = std::vector<sotto_param>(3);
 
-  explicit Model(const Member& self) : tensors(self.rank == 0 ? Where::kCuda : Where::kHost) {
+  Model(const Member& self, int steps) : tensors(self.rank == 0 ? Where::kCuda : Where::kHost) {
     for (size_t t = 0; t < 3; ++t) {
       for (uint64_t i = 0; i < kCounts[t]; ++i)
         p[t].push_back(0.01f * static_cast<float>(i % 97) - 0.3f);
@@ -26,21 +31,28 @@ struct Model {
       params[t].struct_size = sizeof(sotto_param);
       params[t].param = tensors.add(p[t]);
       params[t].grad = tensors.add(g[t]);
+      for (int step = 0; step < steps; ++step) {
+        for (uint64_t i = 0; i < kCounts[t]; ++i)
+          gradients[step][t].push_back(gradient(i, self.rank, step));
+        seen[step][t].resize(kCounts[t]);
+        tensors.add(gradients[step][t]);
+        tensors.add(seen[step][t]);
+      }
     }
     tensors.sync();
   }
-  // What the caller queues before a step: gradients of this step, on the caller's stream.
-  void queue_gradients(int rank, int step) {
-    tensors.sync();
-    for (size_t t = 0; t < 3; ++t) {
-      for (size_t i = 0; i < g[t].size(); ++i) {
-        g[t][i] =
-            static_cast<float>(
-                (i * 7 + static_cast<size_t>(rank) * 5 + static_cast<size_t>(step) * 3) % 41) -
-            20.0f;
-      }
-    }
-    tensors.upload_behind(g[0], g[1], g[2]);
+  static float gradient(uint64_t i, int rank, int step) {
+    const uint64_t x =
+        i * 7 + static_cast<uint64_t>(rank) * 5 + static_cast<uint64_t>(step) * (i % 5 + 3);
+    return static_cast<float>(x % 41) - 20.0f;
+  }
+  // What the caller queues before a step, on its stream.
+  void queue_gradients(int step) {
+    for (size_t t = 0; t < 3; ++t) tensors.copy(g[t], gradients[step][t]);
+  }
+  // What it queues behind one.
+  void queue_look(int step) {
+    for (size_t t = 0; t < 3; ++t) tensors.copy(seen[step][t], p[t]);
   }
 };
 
@@ -52,30 +64,36 @@ constexpr const char* kConfigs[] = {
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 2}}})",
 };
 
-// Steps of a training; the parameters at the end, of rank 0.
+// Steps of a training; what rank 0 has seen of its parameters behind each, and at the end.
 std::string train(const char* json, int steps,
                   const std::function<void(Member&, sotto_optim*, Model&, int step)>& do_step) {
   std::string result;
   WorldOptions options;
   options.timeout_us = 5'000'000;
   const std::string failure = run_world(2, options, [&](Member& self) {
-    Model model(self);
+    Model model(self, steps);
     sotto_optim* optim = nullptr;
     OK(sotto_optim_create(self.comm, json, model.params.data(), 3, &optim));
     for (int step = 0; step < steps; ++step) do_step(self, optim, model, step);
     OK(sotto_optim_destroy(optim));
     model.tensors.download();
-    if (self.rank == 0) result = bytes_of(model.p[0]) + bytes_of(model.p[1]) + bytes_of(model.p[2]);
+    if (self.rank != 0) return;
+    result.clear();
+    for (int step = 0; step < steps; ++step) {
+      for (const auto& seen : model.seen[step]) result += bytes_of(seen);
+    }
+    for (const auto& p : model.p) result += bytes_of(p);
   });
   return failure.empty() ? result : failure;
 }
 
 void step_on_stream(Member& self, sotto_optim* optim, Model& model, int step) {
-  model.queue_gradients(self.rank, step);
+  model.queue_gradients(step);
   const sotto_call call = model.tensors.call();
   sotto_op* op = nullptr;
   OK(sotto_optim_step(optim, &call, &op));
   if (self.rank == 0) OK(sotto_op_stream_wait(op, model.tensors.stream()));
+  if (self.rank == 0) model.queue_look(step);
   OK(sotto_op_wait(op, -1));
   OK(sotto_op_release(op));
 }
@@ -94,32 +112,38 @@ class CudaFaults : public ::testing::TestWithParam<int> {
   static const char* json() { return kConfigs[GetParam()]; }
 };
 
-// A wait that can be left out is none that should be there. Random delays of the streams make the
-// difference show in some run.
+constexpr uint64_t result_bytes(int steps) {
+  return 4 * (kCounts[0] + kCounts[1] + kCounts[2]) * (static_cast<uint64_t>(steps) + 1);
+}
+
+// A wait that can be left out is none that should be there: what is waited for is made late, so
+// that what comes too early shows.
 TEST_P(CudaFaults, EveryWaitOfAStreamIsNeeded) {
   constexpr int kSteps = 3;
   const std::string want = train(json(), kSteps, step_on_stream);
-  ASSERT_EQ(want.size(), 4 * (kCounts[0] + kCounts[1] + kCounts[2])) << want;
+  ASSERT_EQ(want.size(), result_bytes(kSteps)) << want;
   fake_cuda::clear_faults();
-  const std::string again = train(json(), kSteps, step_on_stream);
-  ASSERT_EQ(again, want);
-  const uint64_t waits = fake_cuda::waits();
-  ASSERT_GT(waits, 0u);
-  std::string unneeded;
-  for (uint64_t k = 0; k < waits; ++k) {
+  ASSERT_EQ(train(json(), kSteps, step_on_stream), want);
+  const std::vector<fake_cuda::Wait> made = fake_cuda::waits_made();
+  const std::set<fake_cuda::Wait> waits(made.begin(), made.end());
+  ASSERT_FALSE(waits.empty());
+  for (const fake_cuda::Wait& wait : waits) {
     bool shows = false;
-    for (uint64_t seed = 1; seed <= 8 && !shows; ++seed) {
+    uint64_t dropped = 0;
+    for (int64_t late_us : {3000, 20000}) {
+      if (shows) break;
       fake_cuda::Options options;
-      options.max_delay_us = 2000;
-      options.seed = seed;
+      options.late_stream = wait.awaited;
+      options.late_us = late_us;
       fake_cuda::clear_faults();
       fake_cuda::configure(options);
-      fake_cuda::drop_wait(k);
+      fake_cuda::drop_wait(wait);
       shows = train(json(), kSteps, step_on_stream) != want;
+      dropped += fake_cuda::waits_dropped();
     }
-    if (!shows) unneeded += std::to_string(k) + " ";
+    EXPECT_TRUE(shows) << wait.text() << " of " << waits.size() << ", dropped " << dropped
+                       << " times";
   }
-  EXPECT_EQ(unneeded, "") << "of " << waits << " waits";
 }
 
 // The k-th call of a step fails: the step ends with an error that names the call, nothing is left
@@ -132,12 +156,12 @@ TEST_P(CudaFaults, AnyCallMayFail) {
     ASSERT_LT(k, 5000u);
     std::string text[2], call_that_failed;
     const std::string broken = run_world(2, {}, [&](Member& self) {
-      Model model(self);
+      Model model(self, kSteps);
       sotto_optim* optim = nullptr;
       OK(sotto_optim_create(self.comm, json(), model.params.data(), 3, &optim));
       sotto_status status = SOTTO_OK;
       for (int step = 0; step < kSteps && status == SOTTO_OK; ++step) {
-        model.queue_gradients(self.rank, step);
+        model.queue_gradients(step);
         model.tensors.sync();
         OK(sotto_barrier(self.comm, nullptr, nullptr));
         if (self.rank == 0 && step == kSteps - 1) fake_cuda::fail_call(k);
@@ -174,8 +198,8 @@ TEST_P(CudaFaults, StepsNeitherAllocateNorWait) {
     return counts;
   };
   const std::string result =
-      train(json(), 8, [&](Member& self, auto* optim, Model& model, int step) {
-        model.queue_gradients(self.rank, step);
+      train(json(), kMaxSteps, [&](Member& self, auto* optim, Model& model, int step) {
+        model.queue_gradients(step);
         model.tensors.sync();
         const auto before = counted();
         const sotto_call call = model.tensors.call();
@@ -187,7 +211,7 @@ TEST_P(CudaFaults, StepsNeitherAllocateNorWait) {
         if (self.rank == 0 && step >= 5) require(counted() == before, "a step allocates or waits");
         OK(sotto_barrier(self.comm, nullptr, nullptr));
       });
-  EXPECT_EQ(result.size(), 4 * (kCounts[0] + kCounts[1] + kCounts[2])) << result;
+  EXPECT_EQ(result.size(), result_bytes(kMaxSteps)) << result;
 }
 
 INSTANTIATE_TEST_SUITE_P(Configurations, CudaFaults, ::testing::Range(0, 3));

@@ -67,6 +67,12 @@ std::vector<uint16_t> halves(size_t n, int32_t rank) {
   return v;
 }
 
+// Where `to` lies: arguments of the library name its memory.
+template <class T>
+void refill(std::vector<T>* to, const std::vector<T>& from) {
+  std::copy(from.begin(), from.end(), to->begin());
+}
+
 // One collective with a result on this rank.
 struct Pair {
   template <class T>
@@ -161,7 +167,7 @@ std::string codec_results(Member& self, Where where, const char* json) {
   OK(sotto_codec_create(self.comm, json, in, 2, &codec));
   std::string all;
   for (int round = 0; round < 3; ++round) {
-    for (auto& v : x) v = values<float>(v.size(), self.rank, round);
+    for (auto& v : x) refill(&v, values<float>(v.size(), self.rank, round));
     tensors.upload();
     sotto_call call = tensors.call();
     call.codec = codec;
@@ -224,8 +230,8 @@ std::string training_results(Member& self, Where where, const Training& training
   const auto new_gradients = [&](int seed) {
     tensors.download();  // what the library has written stays as it is
     for (size_t t = 0; t < 4; ++t) {
-      g[t] = values<float>(counts[t], self.rank, seed);
-      half[t] = halves(counts[t], self.rank + seed);
+      refill(&g[t], values<float>(counts[t], self.rank, seed));
+      refill(&half[t], halves(counts[t], self.rank + seed));
     }
     tensors.upload();
   };
@@ -262,6 +268,12 @@ TEST_P(SameBits, Optimizers) {
       {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 0.5})",
        true, true},
       {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})", false, false, true},
+      {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "sotto": {"state_dtype": "bf16"}})",
+       true, true},
+      {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "sotto": {"state_dtype": "fp8"}})",
+       false, true},
+      {R"({"optimizer": {"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9, "nesterov": true}},
+           "sotto": {"state_dtype": "fp8"}})"},
       {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
            "sotto": {"gradient_codec": {"type": "int8"}}})"},
       {R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.01}}})", true},

@@ -123,7 +123,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
   FAKE_CUDA_BEGIN();
   const auto s = state().stream(stream, __func__);
   const auto marker = state().last_record(*state().event(event, __func__));  // bound now
-  if (state().wait_is_dropped() || marker == nullptr) return cudaSuccess;
+  if (marker == nullptr) return cudaSuccess;
+  if (state().wait_is_dropped({s->number(), marker->stream(), marker->record()}))
+    return cudaSuccess;
   state().order_with_default_stream(s);
   s->wait_for(marker);
   return cudaSuccess;
@@ -177,7 +179,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
            " on a stream of device " + std::to_string(s->device()));
   }
   state().order_with_default_stream(s);
-  state().record(*e, s->mark());
+  state().record(*e, s->record());
   return cudaSuccess;
 }
 

@@ -48,7 +48,19 @@ void drop_wait(uint64_t k) {
   State& s = state();
   Quiet quiet;
   std::lock_guard lock(s.mutex_);
-  s.dropped_wait_ = s.waits_ + k;
+  s.dropped_wait_ = s.waits_made_.size() + k;
+}
+
+void drop_wait(const Wait& wait) {
+  State& s = state();
+  Quiet quiet;
+  std::lock_guard lock(s.mutex_);
+  s.wait_to_drop_ = wait;
+}
+
+std::string Wait::text() const {
+  return "stream " + std::to_string(stream) + " for record " + std::to_string(record) +
+         " of stream " + std::to_string(awaited);
 }
 
 std::string failed_call() {
@@ -64,9 +76,12 @@ void clear_faults() {
   std::lock_guard lock(s.mutex_);
   s.call_fault_ = s.query_fault_ = s.execution_fault_ = {};
   s.dropped_wait_ = UINT64_MAX;
+  s.wait_to_drop_.reset();
+  s.waits_made_.clear();
+  s.next_stream_ = 0;
   s.failed_call_.clear();
   s.sticky_ = cudaSuccess;
-  s.calls_ = s.queries_ = s.waits_ = s.executions_ = 0;
+  s.calls_ = s.queries_ = s.waits_dropped_ = s.executions_ = 0;
 }
 
 uint64_t calls() {
@@ -95,7 +110,21 @@ uint64_t waits() {
   State& s = state();
   Quiet quiet;
   std::lock_guard lock(s.mutex_);
-  return s.waits_;
+  return s.waits_made_.size();
+}
+
+std::vector<Wait> waits_made() {
+  State& s = state();
+  Quiet quiet;
+  std::lock_guard lock(s.mutex_);
+  return s.waits_made_;
+}
+
+uint64_t waits_dropped() {
+  State& s = state();
+  Quiet quiet;
+  std::lock_guard lock(s.mutex_);
+  return s.waits_dropped_;
 }
 
 uint64_t executions() {

@@ -21,8 +21,10 @@
 
 #include <cuda_runtime_api.h>
 
+#include <compare>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace sotto::fake_cuda {
 
@@ -31,6 +33,9 @@ struct Options {
   uint64_t memory_bytes = uint64_t{4} << 30;  // of each device
   int64_t max_delay_us = 0;  // before each kernel, copy, fill and host function of a stream
   uint64_t seed = 1;         // of the delays
+  // This stream is late by so much before each of them, on top. Numbers as in Wait.
+  uint32_t late_stream = UINT32_MAX;
+  int64_t late_us = 0;
   // Ends the process when the default stream is used.
   bool forbid_default_stream = false;
   // Device memory is out of the host's reach while no stream works (and while one does, as luck has
@@ -56,6 +61,17 @@ void fail_query(uint64_t k, cudaError_t error = cudaErrorUnknown);
 void fail_execution(uint64_t k, cudaError_t error = cudaErrorIllegalAddress);
 // The k-th cudaStreamWaitEvent returns success and queues nothing.
 void drop_wait(uint64_t k);
+// A cudaStreamWaitEvent, known by something else than its number, which depends on how fast streams
+// are: which stream waits for which, and for which record of an event on that (from 0). Streams are
+// numbered in the order of their creation since the last clear_faults or start.
+struct Wait {
+  uint32_t stream, awaited;
+  uint64_t record;
+  auto operator<=>(const Wait&) const = default;
+  std::string text() const;  // "stream 9 for record 3 of stream 0"
+};
+// Each time that it is made it returns success and queues nothing.
+void drop_wait(const Wait& wait);
 // The call that has failed, for example "cudaMallocAsync"; empty: none has.
 std::string failed_call();
 // No fault is waiting, and the runtime is not in error any more.
@@ -66,8 +82,10 @@ void clear_faults();
 uint64_t calls();                         // counted calls since the last clear_faults or start
 uint64_t calls(const std::string& name);  // of one function, since the start
 uint64_t queries();
-uint64_t waits();       // cudaStreamWaitEvent, since the last clear_faults or start
-uint64_t executions();  // kernels, copies, fills, host functions, since then
+uint64_t waits();                // cudaStreamWaitEvent, since the last clear_faults or start
+std::vector<Wait> waits_made();  // those, in their order
+uint64_t waits_dropped();        // since then
+uint64_t executions();           // kernels, copies, fills, host functions, since then
 // Calls that made the host wait for the device: synchronise, blocking copies, cudaFree.
 uint64_t host_waits();
 uint64_t launches();  // kernels, since the start

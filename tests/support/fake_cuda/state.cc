@@ -119,13 +119,14 @@ void State::count_launch() {
   ++launches_;
 }
 
-bool State::begin_job(std::mt19937_64& random) {
+bool State::begin_job(uint32_t stream, std::mt19937_64& random) {
   int64_t delay_us = 0;
   {
     Quiet quiet;
     std::unique_lock lock(mutex_);
     if (options.max_delay_us > 0)
       delay_us = static_cast<int64_t>(random() % static_cast<uint64_t>(options.max_delay_us + 1));
+    if (stream == options.late_stream) delay_us += options.late_us;
   }
   if (delay_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
   {
@@ -161,12 +162,14 @@ std::string unknown(const char* call, const char* what) {
 
 std::shared_ptr<Stream> State::new_stream(int device, unsigned flags, int priority) {
   uint64_t seed = 0;
+  uint32_t stream = 0;
   {
     Quiet quiet;
     std::lock_guard lock(mutex_);
     seed = options.seed * 1009 + next_seed_++;
+    stream = next_stream_++;
   }
-  return std::make_shared<Stream>(device, flags, priority, seed);
+  return std::make_shared<Stream>(stream, device, flags, priority, seed);
 }
 
 std::shared_ptr<Stream> State::stream(cudaStream_t handle, const char* call) {
@@ -358,10 +361,13 @@ std::shared_ptr<Marker> State::last_record(const Event& event) {
   return event.last;
 }
 
-bool State::wait_is_dropped() {
+bool State::wait_is_dropped(const Wait& wait) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
-  return waits_++ == dropped_wait_;
+  const bool dropped = waits_made_.size() == dropped_wait_ || wait_to_drop_ == wait;
+  waits_made_.push_back(wait);
+  waits_dropped_ += dropped ? 1 : 0;
+  return dropped;
 }
 
 // ---- Kernels ----

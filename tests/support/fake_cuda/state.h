@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <random>
 #include <string>
 #include <unordered_map>
@@ -51,7 +52,7 @@ class State {
   cudaError_t execution_error() const;
 
   // Around a job of a stream. begin_job: false if it is not to run.
-  bool begin_job(std::mt19937_64& random);
+  bool begin_job(uint32_t stream, std::mt19937_64& random);
   void end_job();
 
   // Handles. Unknown ones end the process.
@@ -85,7 +86,7 @@ class State {
   // Record, under the lock that waits use.
   void record(Event& event, std::shared_ptr<Marker> marker);
   std::shared_ptr<Marker> last_record(const Event& event);
-  bool wait_is_dropped();
+  bool wait_is_dropped(const Wait& wait);
 
   Memory memory;
   Options options;
@@ -96,6 +97,9 @@ class State {
   friend void fail_query(uint64_t, cudaError_t);
   friend void fail_execution(uint64_t, cudaError_t);
   friend void drop_wait(uint64_t);
+  friend void drop_wait(const Wait&);
+  friend std::vector<Wait> waits_made();
+  friend uint64_t waits_dropped();
   friend std::string failed_call();
   friend void clear_faults();
   friend uint64_t calls();
@@ -133,9 +137,13 @@ class State {
 
   Fault call_fault_, query_fault_, execution_fault_;
   uint64_t dropped_wait_ = UINT64_MAX;
+  std::optional<Wait> wait_to_drop_;
+  std::vector<Wait> waits_made_;
+  uint64_t waits_dropped_ = 0;
+  uint32_t next_stream_ = 0;
   std::string failed_call_;
   cudaError_t sticky_ = cudaSuccess;
-  uint64_t calls_ = 0, queries_ = 0, waits_ = 0, executions_ = 0, host_waits_ = 0, launches_ = 0;
+  uint64_t calls_ = 0, queries_ = 0, executions_ = 0, host_waits_ = 0, launches_ = 0;
   std::map<std::string, uint64_t> calls_by_name_;
   bool held_ = false;
   std::condition_variable released_;

@@ -40,10 +40,13 @@ void Marker::complete() {
 
 // ---- Stream ----
 
-Stream::Stream(int device, unsigned flags, int priority, uint64_t seed)
-    : device_(device), flags_(flags), priority_(priority), random_(seed), thread_([this] {
-        run();
-      }) {}
+Stream::Stream(uint32_t number, int device, unsigned flags, int priority, uint64_t seed)
+    : number_(number),
+      device_(device),
+      flags_(flags),
+      priority_(priority),
+      random_(seed),
+      thread_([this] { run(); }) {}
 
 Stream::~Stream() {
   {
@@ -62,6 +65,18 @@ void Stream::push_always(Job job) { enqueue(std::move(job), false); }
 
 std::shared_ptr<Marker> Stream::mark() {
   auto marker = std::make_shared<Marker>();
+  enqueue([marker] { marker->complete(); }, false);
+  return marker;
+}
+
+std::shared_ptr<Marker> Stream::record() {
+  auto marker = std::make_shared<Marker>();
+  marker->stream_ = number_;
+  {
+    Quiet quiet;
+    std::lock_guard lock(mutex_);
+    marker->record_ = records_++;
+  }
   enqueue([marker] { marker->complete(); }, false);
   return marker;
 }
@@ -115,7 +130,7 @@ void Stream::run() {
     acquire_edge(entry.edge.get());
     if (!entry.is_work) {
       entry.job();
-    } else if (state().begin_job(random_)) {
+    } else if (state().begin_job(number_, random_)) {
       entry.job();
       state().end_job();
     }

@@ -23,19 +23,24 @@ class Marker {
   void wait();  // for done
   void complete();
   std::chrono::steady_clock::time_point at() const { return at_; }  // when it was done
+  uint32_t stream() const { return stream_; }                       // number
+  uint64_t record() const { return record_; }                       // of the stream, from 0
 
  private:
   friend class Stream;
   std::atomic<int> done_{0};
   std::chrono::steady_clock::time_point at_;
+  uint32_t stream_ = 0;
+  uint64_t record_ = 0;
 };
 
 class Stream {
  public:
-  Stream(int device, unsigned flags, int priority, uint64_t seed);
+  Stream(uint32_t number, int device, unsigned flags, int priority, uint64_t seed);
   // Waits until the queue is empty.
   ~Stream();
 
+  uint32_t number() const { return number_; }  // as in Wait
   int device() const { return device_; }
   unsigned flags() const { return flags_; }
   int priority() const { return priority_; }
@@ -46,6 +51,8 @@ class Stream {
   void push_always(Job job);
   // A position after all that is queued now.
   std::shared_ptr<Marker> mark();
+  // The same for an event, which counts it.
+  std::shared_ptr<Marker> record();
   // Work queued from now on starts after the marker is done.
   void wait_for(std::shared_ptr<Marker> marker);
   void drain();
@@ -62,6 +69,7 @@ class Stream {
   void enqueue(Job job, bool is_work);
   void run();
 
+  const uint32_t number_;
   const int device_;
   const unsigned flags_;
   const int priority_;
@@ -70,6 +78,7 @@ class Stream {
   std::deque<Entry> queue_;
   bool stop_ = false;
   bool busy_ = false;
+  uint64_t records_ = 0;  // under mutex_
   std::mt19937_64 random_;
   std::thread thread_;  // last: it uses the rest
 };
