@@ -325,6 +325,8 @@ Status Engine::order_lane(Op& op, uint32_t step) {
   Device& device = *op.queue_->device;
   LaneClock& after = op.queue_->lanes[s.lane].after;
   const uint32_t bit = 1u << s.lane;
+  // The latest predecessor of each lane.
+  std::array<const StepEvent*, kMaxLanes> latest{};
   for (uint32_t p : run.plan->preds(step)) {
     const Step& before = run.plan->steps[p];
     if (!on_lane(*run.plan, before)) continue;
@@ -333,8 +335,18 @@ Status Engine::order_lane(Op& op, uint32_t step) {
     if (before.lane == s.lane || run.progress[p] == StepProgress::kDone ||
         after[before.lane] >= event.before[before.lane])
       continue;
-    SOTTO_TRY(device.wait(s.lane, event.id));
-    for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event.before[k]);
+    const StepEvent*& known = latest[before.lane];
+    if (known == nullptr || known->before[before.lane] < event.before[before.lane]) known = &event;
+  }
+  for (size_t lane = 0; lane < latest.size(); ++lane) {
+    const StepEvent* event = latest[lane];
+    // Or one that comes after it.
+    const auto covers = [&](const StepEvent* other) {
+      return other != nullptr && other != event && other->before[lane] >= event->before[lane];
+    };
+    if (event == nullptr || std::any_of(latest.begin(), latest.end(), covers)) continue;
+    SOTTO_TRY(device.wait(s.lane, event->id));
+    for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
   }
   if (op.request_.after == 0 || !s.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
   op.ordered_lanes_ |= bit;

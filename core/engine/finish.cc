@@ -238,11 +238,13 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
       op->holds_.push_back(hold);
       return ok_status();
     }
+    const Plan& plan = *op->request_.run->plan;
     for (uint32_t i = 0; i < op->queue_->lanes.size(); ++i) {
       const std::deque<InFlight>& lane = op->queue_->lanes[i].in_flight;
-      if (std::none_of(lane.begin(), lane.end(),
-                       [&](const InFlight& f) { return f.op == op.get(); }))
-        continue;
+      const auto touches_callers = [&](const InFlight& f) {
+        return f.op == op.get() && (f.step == kNoStep || plan.steps[f.step].callers);
+      };
+      if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
       SOTTO_ASSIGN(const EventId event, device.record(i));
       const Status status = device.stream_after_event(stream, event);
       device.release(event);

@@ -58,6 +58,14 @@ void drop_wait(const Wait& wait) {
   s.wait_to_drop_ = wait;
 }
 
+void make_late(uint32_t stream, int64_t us) {
+  State& s = state();
+  Quiet quiet;
+  std::lock_guard lock(s.mutex_);
+  s.late_stream_ = stream;
+  s.late_us_ = us;
+}
+
 std::string Wait::text() const {
   return "stream " + std::to_string(stream) + " for record " + std::to_string(record) +
          " of stream " + std::to_string(awaited);
@@ -77,6 +85,7 @@ void clear_faults() {
   s.call_fault_ = s.query_fault_ = s.execution_fault_ = {};
   s.dropped_wait_ = UINT64_MAX;
   s.wait_to_drop_.reset();
+  s.late_us_ = 0;
   s.waits_made_.clear();
   s.next_stream_ = 0;
   s.failed_call_.clear();
@@ -118,6 +127,15 @@ std::vector<Wait> waits_made() {
   Quiet quiet;
   std::lock_guard lock(s.mutex_);
   return s.waits_made_;
+}
+
+uint64_t records(uint32_t stream) {
+  for (int device = 0; device < options().devices; ++device) {
+    for (const auto& s : state().streams_of(device)) {
+      if (s->number() == stream) return s->records();
+    }
+  }
+  return 0;
 }
 
 uint64_t waits_dropped() {

@@ -33,9 +33,6 @@ struct Options {
   uint64_t memory_bytes = uint64_t{4} << 30;  // of each device
   int64_t max_delay_us = 0;  // before each kernel, copy, fill and host function of a stream
   uint64_t seed = 1;         // of the delays
-  // This stream is late by so much before each of them, on top. Numbers as in Wait.
-  uint32_t late_stream = UINT32_MAX;
-  int64_t late_us = 0;
   // Ends the process when the default stream is used.
   bool forbid_default_stream = false;
   // Device memory is out of the host's reach while no stream works (and while one does, as luck has
@@ -72,6 +69,8 @@ struct Wait {
 };
 // Each time that it is made it returns success and queues nothing.
 void drop_wait(const Wait& wait);
+// The stream of this number is late by so much before each kernel, copy, fill and host function.
+void make_late(uint32_t stream, int64_t us);
 // The call that has failed, for example "cudaMallocAsync"; empty: none has.
 std::string failed_call();
 // No fault is waiting, and the runtime is not in error any more.
@@ -82,10 +81,11 @@ void clear_faults();
 uint64_t calls();                         // counted calls since the last clear_faults or start
 uint64_t calls(const std::string& name);  // of one function, since the start
 uint64_t queries();
-uint64_t waits();                // cudaStreamWaitEvent, since the last clear_faults or start
-std::vector<Wait> waits_made();  // those, in their order
-uint64_t waits_dropped();        // since then
-uint64_t executions();           // kernels, copies, fills, host functions, since then
+uint64_t waits();                   // cudaStreamWaitEvent, since the last clear_faults or start
+std::vector<Wait> waits_made();     // those, in their order
+uint64_t waits_dropped();           // since then
+uint64_t records(uint32_t stream);  // of events on a stream that lives, since its creation
+uint64_t executions();              // kernels, copies, fills, host functions, since then
 // Calls that made the host wait for the device: synchronise, blocking copies, cudaFree.
 uint64_t host_waits();
 uint64_t launches();  // kernels, since the start

@@ -98,6 +98,7 @@ class State {
   friend void fail_execution(uint64_t, cudaError_t);
   friend void drop_wait(uint64_t);
   friend void drop_wait(const Wait&);
+  friend void make_late(uint32_t, int64_t);
   friend std::vector<Wait> waits_made();
   friend uint64_t waits_dropped();
   friend std::string failed_call();
@@ -138,6 +139,8 @@ class State {
   Fault call_fault_, query_fault_, execution_fault_;
   uint64_t dropped_wait_ = UINT64_MAX;
   std::optional<Wait> wait_to_drop_;
+  uint32_t late_stream_ = 0;
+  int64_t late_us_ = 0;
   std::vector<Wait> waits_made_;
   uint64_t waits_dropped_ = 0;
   uint32_t next_stream_ = 0;

@@ -81,6 +81,12 @@ std::shared_ptr<Marker> Stream::record() {
   return marker;
 }
 
+uint64_t Stream::records() {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  return records_;
+}
+
 void Stream::wait_for(std::shared_ptr<Marker> marker) {
   enqueue([marker = std::move(marker)] { marker->wait(); }, false);
 }

@@ -53,6 +53,7 @@ class Stream {
   std::shared_ptr<Marker> mark();
   // The same for an event, which counts it.
   std::shared_ptr<Marker> record();
+  uint64_t records();  // how many
   // Work queued from now on starts after the marker is done.
   void wait_for(std::shared_ptr<Marker> marker);
   void drain();
