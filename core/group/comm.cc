@@ -97,7 +97,7 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<const Call> calls)
     return request == call.request;
   };
   const std::shared_ptr<Device>& device =
-      calls[0].device != nullptr ? calls[0].device : context()->device();
+      !calls.empty() && calls[0].device != nullptr ? calls[0].device : context()->device();
   for (auto it = cache_.begin(); it != cache_.end(); ++it) {
     if (it->plan->device() != device ||
         !std::equal(it->requests.begin(), it->requests.end(), calls.begin(), calls.end(), asks_for))

@@ -32,8 +32,8 @@ struct PreparedKernel {
   uint32_t list_tensors = 0;  // pointers that each list has: 1 + the largest tensor index
   uint64_t bytes = 0;         // kFill
 
-  // Constant tables, relocatable: `offsets` are from their first byte. May be empty. A launch does not
-  // look at them, so they may be given back when the device has a copy.
+  // Constant tables, relocatable: `offsets` are from their first byte. May be empty. A launch does
+  // not look at them, so they may be given back when the device has a copy.
   std::vector<std::byte> tables;
   // Where the tables of the launch begin.
   struct Offsets {

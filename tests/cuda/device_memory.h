@@ -33,7 +33,10 @@ class Tensors {
     if (where_ == Where::kHost) return;
     (void)cudaSetDevice(device_);
     (void)cudaStreamSynchronize(stream_);
-    for (const Copy& copy : copies_) (void)cudaFree(copy.device);
+    // cudaFree would wait for everything on the device, and so for operations of other ranks that
+    // share it and wait for this one.
+    for (const Copy& copy : copies_) (void)cudaFreeAsync(copy.device, stream_);
+    (void)cudaStreamSynchronize(stream_);
     (void)cudaStreamDestroy(stream_);
   }
   Tensors(const Tensors&) = delete;
@@ -47,7 +50,7 @@ class Tensors {
     sotto_buffer b = buffer(host);
     if (where_ == Where::kHost || host.empty()) return b;
     Copy copy{host.data(), nullptr, host.size() * sizeof(T)};
-    CUDA_OK(cudaMalloc(&copy.device, copy.bytes));
+    CUDA_OK(cudaMallocAsync(&copy.device, copy.bytes, stream_));
     copies_.push_back(copy);
     upload(copies_.size() - 1);
     b.data = copy.device;

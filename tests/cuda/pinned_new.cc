@@ -10,6 +10,9 @@
 #include <mutex>
 #include <new>
 
+// Of the fake runtime alone.
+extern "C" __attribute__((weak)) bool fake_cuda_in_runtime();
+
 namespace {
 
 // Blocks of powers of two, each behind a head of 16 bytes that names its size.
@@ -17,11 +20,14 @@ class PinnedArena {
  public:
   void* take(size_t bytes) {
     const unsigned kind = std::max<unsigned>(5, std::bit_width(bytes + kHead - 1));
-    std::lock_guard lock(mutex_);
-    if (free_[kind] == nullptr && !grow(kind)) return nullptr;
-    char* block = free_[kind];
-    free_[kind] = *reinterpret_cast<char**>(block + kHead);
-    return block + kHead;
+    for (;;) {
+      if (void* memory = pop(kind)) return memory;
+      // Without the lock: the runtime has locks of its own, under which it allocates and frees.
+      const size_t chunk = std::max(size_t{1} << kind, kChunk);
+      void* memory = nullptr;
+      if (cudaHostAlloc(&memory, chunk, cudaHostAllocDefault) != cudaSuccess) return nullptr;
+      if (!add(kind, static_cast<char*>(memory), chunk)) return nullptr;
+    }
   }
   // False: none of ours.
   bool give(void* memory) {
@@ -42,15 +48,21 @@ class PinnedArena {
  private:
   static constexpr size_t kHead = 16, kChunk = size_t{1} << 20, kMaxChunks = 4096;
 
-  bool grow(unsigned kind) {
-    const size_t block = size_t{1} << kind, bytes = std::max(block, kChunk);
-    void* memory = nullptr;
-    if (chunks_ == kMaxChunks || cudaHostAlloc(&memory, bytes, cudaHostAllocDefault) != cudaSuccess)
-      return false;
+  void* pop(unsigned kind) {
+    std::lock_guard lock(mutex_);
+    char* block = free_[kind];
+    if (block == nullptr) return nullptr;
+    free_[kind] = *reinterpret_cast<char**>(block + kHead);
+    return block + kHead;
+  }
+  bool add(unsigned kind, char* memory, size_t bytes) {
     const auto begin = reinterpret_cast<uintptr_t>(memory);
+    const size_t block = size_t{1} << kind;
+    std::lock_guard lock(mutex_);
+    if (chunks_ == kMaxChunks) return false;
     chunk_[chunks_++] = {begin, begin + bytes};
     for (size_t offset = 0; offset < bytes; offset += block) {
-      char* at = static_cast<char*>(memory) + offset;
+      char* at = memory + offset;
       *reinterpret_cast<unsigned*>(at) = kind;
       *reinterpret_cast<char**>(at + kHead) = free_[kind];
       free_[kind] = at;
@@ -76,7 +88,7 @@ thread_local bool t_inside = false;  // the runtime's own allocations are not
 
 void* allocate(size_t bytes) {
   void* memory = nullptr;
-  if (t_pinned && !t_inside) {
+  if (t_pinned && !t_inside && !(fake_cuda_in_runtime != nullptr && fake_cuda_in_runtime())) {
     t_inside = true;
     memory = g_arena.take(bytes);
     t_inside = false;

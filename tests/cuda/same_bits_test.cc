@@ -12,12 +12,22 @@
 namespace sotto::test {
 namespace {
 
+// Ranks have devices of their own as far as there are enough: calls that wait for all of a device
+// would wait for other ranks' operations too.
+int device_of(int32_t rank) {
+  int devices = 1;
+  (void)cudaGetDeviceCount(&devices);
+  return rank % devices;
+}
+
 using Body = std::function<std::string(Member&, Where)>;
 
 // What the body returns on each rank, one after the other.
 std::string results_of(const Body& body, Where where, int32_t size, const char* transport) {
   WorldOptions options;
   options.transport = transport;
+  if (where == Where::kCuda)  // what NCCL takes
+    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(device_of(rank))); };
   std::mutex mutex;
   std::vector<std::string> results(static_cast<size_t>(size));
   const std::string failure = run_world(size, options, [&](Member& self) {
@@ -79,13 +89,12 @@ struct Pair {
   static std::string run(
       Member& self, Where where, std::vector<T> in, size_t out_count,
       const std::function<sotto_status(const sotto_buffer*, const sotto_buffer*, sotto_call&)>& f) {
-    Tensors tensors(where);
+    Tensors tensors(where, device_of(self.rank));
     std::vector<T> out(out_count, T(7));
     const sotto_buffer a = tensors.add(in), b = tensors.add(out);
     sotto_call call = tensors.call();
     ok(f(&a, &b, call), "a collective");
     tensors.download();
-    (void)self;
     return bytes_of(out);
   }
 };
@@ -139,7 +148,7 @@ TEST_P(SameBits, Collectives) {
 
 TEST_P(SameBits, InPlaceAndPointToPoint) {
   compare([](Member& self, Where where) {
-    Tensors tensors(where);
+    Tensors tensors(where, device_of(self.rank));
     std::vector<float> a = values<float>(9001, self.rank, 1), b(100, 0.0f), c = a;
     const sotto_buffer in_place = tensors.add(a), to = tensors.add(b), from = tensors.add(c);
     sotto_call call = tensors.call();
@@ -159,7 +168,7 @@ TEST_P(SameBits, InPlaceAndPointToPoint) {
 
 // Three calls, so that error feedback takes part, and the state at the end.
 std::string codec_results(Member& self, Where where, const char* json) {
-  Tensors tensors(where);
+  Tensors tensors(where, device_of(self.rank));
   std::vector<float> x[2] = {std::vector<float>(9001), std::vector<float>(37)}, y[2] = {x[0], x[1]};
   const sotto_buffer in[] = {tensors.add(x[0]), tensors.add(x[1])};
   const sotto_buffer out[] = {tensors.add(y[0]), tensors.add(y[1])};
@@ -204,7 +213,7 @@ struct Training {
 std::string training_results(Member& self, Where where, const Training& training) {
   constexpr int kSteps = 8;
   const size_t counts[] = {1000, 17, 8193, 1};
-  Tensors tensors(where);
+  Tensors tensors(where, device_of(self.rank));
   std::vector<std::vector<float>> p, g;
   std::vector<std::vector<uint16_t>> half, copies;
   for (size_t n : counts) {

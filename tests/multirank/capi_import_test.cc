@@ -510,8 +510,8 @@ TEST(CapiImport, ArgumentsThatAreRefused) {
                         "arrays[1] (\"b/exp_avg_sq\"): values.data is NULL");
                   FAILS(with([](auto& a) { a[1].values.dtype = 7; }), SOTTO_E_UNSUPPORTED,
                         "b/exp_avg_sq", "dtype");
-                  FAILS(with([](auto& a) { a[1].values.device_type = 2; }), SOTTO_E_UNSUPPORTED,
-                        "b/exp_avg_sq", "device_type is 2");
+                  FAILS(with([](auto& a) { a[1].values.device_type = 2; }),
+                        SOTTO_E_INVALID_ARGUMENT, "b/exp_avg_sq", "values are on cuda:0");
                   OK(sotto_group_begin(self.comm));
                   FAILS(checkpoint.import_to(optim), SOTTO_E_INVALID_STATE, "open group");
                   OK(sotto_group_end(self.comm, nullptr, nullptr));

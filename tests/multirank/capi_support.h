@@ -113,6 +113,7 @@ struct WorldOptions {
   int64_t timeout_us = 30'000'000;
   bool progress_thread = true;
   const char* transport_of_rank_1 = nullptr;
+  void (*on_rank)(int32_t rank) = nullptr;  // on the thread of each, before its comm is made
   bool destroy = true;  // comms and contexts at the end of the body; false: the body does it
 };
 
@@ -133,7 +134,10 @@ inline std::string run_world(int32_t size, const WorldOptions& options,
     config.size = size;
     config.id = &id;
     config.timeout_us = options.timeout_us;
-    if (rank == 1) config.transport = options.transport_of_rank_1;
+    config.transport = options.transport;
+    if (options.on_rank != nullptr) options.on_rank(rank);
+    if (rank == 1 && options.transport_of_rank_1 != nullptr)
+      config.transport = options.transport_of_rank_1;
     OK(sotto_comm_create(self.context, &config, &self.comm));
     body(self);
     if (!options.destroy) return;

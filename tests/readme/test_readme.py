@@ -28,10 +28,13 @@ class Readme(unittest.TestCase):
         for preset in re.findall(r"--preset (\w+)", TEXT):
             self.assertIn(f'"name": "{preset}"', presets)
 
-    def test_variables_are_parameters_of_the_library(self):
-        known = (ROOT / "core/base/params.def").read_text(encoding="utf-8")
+    def test_variables_are_parameters_of_the_library_or_options_of_cmake(self):
+        parameters = (ROOT / "core/base/params.def").read_text(encoding="utf-8")
+        options = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
+        known = set(re.findall(r'"(SOTTO_[A-Z_]+)"', parameters))
+        known |= set(re.findall(r"^(?:option|set)\((SOTTO_[A-Z_]+) ", options, re.MULTILINE))
         for name in set(re.findall(r"\bSOTTO_[A-Z_]+\b", TEXT)):
-            self.assertIn(f'"{name}"', known)
+            self.assertIn(name, known)
 
     def test_what_it_is_stands_in_the_first_45_lines(self):
         start = "\n".join(TEXT.splitlines()[:45])

@@ -32,7 +32,7 @@ ncclConfig_t config_218() {
   constexpr size_t kEnd = offsetof(ncclConfig_t, trafficClass);
   config.size = (kEnd + kAlignment - 1) / kAlignment * kAlignment;
 #endif
-  config.version = NCCL_VERSION(2, 18, 1);
+  config.version = NCCL_VERSION(2, 18, 0);
   config.blocking = 0;
   return config;
 }

@@ -236,6 +236,10 @@ bool NcclTransport::run() {
       fail(differs->peer, differs->meant);
       return true;
     }
+    // A group that NCCL has given up ends like one that is done: watch() says why.
+    const auto& notes = groups_.front().notes;
+    const auto seen = [](const PeerNote& note) { return note.seen; };
+    if (!std::all_of(notes.begin(), notes.end(), seen) && !communicator_->check().ok()) break;
     Group done = std::move(groups_.front());
     groups_.pop_front();
     complete(done);

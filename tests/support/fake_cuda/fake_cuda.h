@@ -107,6 +107,10 @@ void resume();
 
 }  // namespace sotto::fake_cuda
 
+// Whether this thread is in a call of the runtime, which has locks of its own: what it allocates
+// now must not be asked of the runtime.
+extern "C" bool fake_cuda_in_runtime();
+
 // For other fakes on this runtime: ends the process, naming `call`, unless the range lies in one
 // block of live device or pinned memory. Also from a host function.
 extern "C" void fake_cuda_check_reachable(const void* at, size_t bytes, const char* call);

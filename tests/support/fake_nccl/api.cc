@@ -185,7 +185,8 @@ uint64_t mix(uint64_t a, uint64_t b) {
 }
 
 bool valid_config(const ncclConfig_t* config) {
-  return config == nullptr || (config->magic == NCCL_API_MAGIC && config->size >= 48 &&
+  constexpr ncclConfig_t kInitial = NCCL_CONFIG_INITIALIZER;
+  return config == nullptr || (config->magic == kInitial.magic && config->size >= 48 &&
                                static_cast<int>(config->version) <= environment().version);
 }
 
