@@ -164,7 +164,7 @@ Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
   SOTTO_ASSIGN(const SmallVector<Buffer> buffers, take_buffers(grads, n, "grads"));
   std::vector<GradientPlace> places;
   places.reserve(n);
-  for (const Buffer& b : buffers) places.push_back({b.data, b.count, b.dtype});
+  for (const Buffer& b : buffers) places.push_back({b.data, b.count, b.dtype, b.device});
   return optim->core->set_gradients(places);
 }
 

@@ -57,9 +57,9 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
           "or MASTER_ADDR and MASTER_PORT",
           info.launcher, info.size);
     }
-  } else if (!config.id && !config.exchange) {
+  } else if (config.size > 1 && !config.id && !config.exchange) {  // one rank meets nobody
     meeting.request.address = context.params().rendezvous;
-    if (config.size > 1 && meeting.request.address.empty()) {
+    if (meeting.request.address.empty()) {
       return invalid_argument(
           "rank {} of {}: no unique id, no all_gather callback and no SOTTO_RENDEZVOUS; one is "
           "needed",

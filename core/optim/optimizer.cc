@@ -378,8 +378,13 @@ Status Optimizer::set_gradients(std::span<const GradientPlace> grads) {
     return invalid_argument("n is {}; it has to be {}, one gradient for every parameter",
                             grads.size(), params_.size());
   }
+  const DeviceId& here = device()->caps().id;
   for (size_t i = 0; i < grads.size(); ++i) {
     const ParamSpec& p = params_[i];
+    if (grads[i].count != 0 && grads[i].device != here) {
+      return invalid_argument("grads[{}], of parameter \"{}\", is on {}; the optimizer is on {}", i,
+                              p.name, device_name(grads[i].device), device_name(here));
+    }
     if (grads[i].count == p.count && grads[i].dtype == p.grad_dtype) continue;
     return invalid_argument(
         "grads[{}], of parameter \"{}\", has {} elements of {}; registered were {} of {}", i,

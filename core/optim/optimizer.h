@@ -47,6 +47,7 @@ struct GradientPlace {
   const void* data = nullptr;
   uint64_t count = 0;
   Dtype dtype = Dtype::kF32;
+  DeviceId device;
 };
 
 // An array of a DeepSpeed checkpoint. Its name says what it is: see sotto.h.

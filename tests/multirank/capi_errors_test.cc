@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "tests/multirank/capi_support.h"
+#include "tests/support/reserved_port.h"
 
 namespace sotto::test {
 namespace {
@@ -117,6 +118,24 @@ TEST(CapiErrors, RendezvousThatNobodyAnswers) {
   EXPECT_TRUE(status == SOTTO_E_TRANSPORT || status == SOTTO_E_TIMEOUT)
       << sotto_status_name(status);
   EXPECT_NE(text.find("127.0.0.1:9"), std::string::npos) << text;
+  OK(sotto_context_destroy(context));
+}
+
+// Where the ranks of a launcher meet is not for a group of one, of which each may have several.
+TEST(CapiErrors, AGroupOfOneMeetsNobody) {
+  const ReservedPort port;
+  setenv("SOTTO_RENDEZVOUS", ("tcp://127.0.0.1:" + std::to_string(port.number())).c_str(), 1);
+  sotto_context* context = new_context();
+  unsetenv("SOTTO_RENDEZVOUS");
+  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+  config.size = 1;
+  sotto_comm *first = nullptr, *second = nullptr;
+  OK(sotto_comm_create(context, &config, &first));
+  OK(sotto_comm_create(context, &config, &second));
+  OK(sotto_barrier(first, nullptr, nullptr));
+  OK(sotto_barrier(second, nullptr, nullptr));
+  OK(sotto_comm_destroy(first));
+  OK(sotto_comm_destroy(second));
   OK(sotto_context_destroy(context));
 }
 

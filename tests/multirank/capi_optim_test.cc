@@ -250,6 +250,10 @@ TEST(CapiOptim, GradientsThatMove) {
                   grads[1].count = 37;
                   grads[1].dtype = SOTTO_BFLOAT16;
                   FAILS(sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT, "bf16");
+                  grads[1] = buffer(places[1]);
+                  grads[1].device_type = SOTTO_DEVICE_CUDA;
+                  FAILS(sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT,
+                        "grads[1], of parameter \"b\", is on cuda:0; the optimizer is on cpu");
                   OK(sotto_optim_destroy(a));
                   OK(sotto_optim_destroy(b));
                 }),

@@ -158,6 +158,12 @@ def test_a_group_of_one_needs_nothing():
     assert "0 1 1.0 True" in text
 
 
+def test_a_group_of_one_beside_that_of_the_launcher():
+    place = {"SOTTO_RENDEZVOUS": "tcp://127.0.0.1:9", "SOTTO_RANK": "1", "SOTTO_WORLD_SIZE": "2"}
+    text, _ = start(SUM.format(arguments="world_size=1"), **place).communicate(timeout=60)
+    assert "0 1 1.0 True" in text
+
+
 def test_the_default_comm():
     code = (
         "import sotto\n"

@@ -154,9 +154,9 @@ def create_comm(
     if transport is not None:
         config.transport = transport.encode()
     address = None
-    if not ways or init_method is not None:
+    if world_size > 1 and (not ways or init_method is not None):
         address = rendezvous(os.environ) if init_method in (None, "env://") else init_method
-        if address is None and world_size > 1:
+        if address is None:
             raise InvalidArgumentError(
                 f"rank {rank} of {world_size}: it is not known where the ranks meet. Looked for: "
                 "init_method='tcp://HOST:PORT', unique_id, all_gather, SOTTO_RENDEZVOUS, "
