@@ -6,14 +6,13 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|fakes|cuda|cuda_device|nccl)$'
-TSAN_LABELS='^(unit|conformance|multirank|fault|simt|kernels_emulated|fakes|cuda|cuda_device|nccl)$'
-# Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, convergence, and
-# what leaves out each wait of CUDA streams in turn.
-ASAN_WITHOUT='_7$|_8$|_compat|_partly|Convergence|EveryWait'
-# Nor under ThreadSanitizer: each kernel of the CPU alone and other cases of arithmetic, and test parts that combine two others.
+ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|fakes|cuda_device)$'
+TSAN_LABELS='^(unit|conformance|multirank|fault)$'
+# Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, convergence.
+ASAN_WITHOUT='_7$|_8$|_compat|_partly|Convergence'
+# Nor under ThreadSanitizer: each kernel alone and other cases of arithmetic, and test parts that combine two others.
 # Kernels run there as part of everything else.
-TSAN_WITHOUT="$ASAN_WITHOUT|conformance/Kernels[A-Z]|OptimizerNarrow|AnyCallMayFail|CodecSizes|CodecBits|_buckets|device_memory|ordered_async"
+TSAN_WITHOUT="$ASAN_WITHOUT|Kernels[A-Z]|OptimizerNarrow|CodecSizes|CodecBits|_buckets|device_memory|ordered_async"
 
 usage() {
   cat <<'END'

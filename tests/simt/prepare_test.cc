@@ -21,7 +21,7 @@ KernelCall call_of(KernelId id, std::span<const Piece> pieces, const void* args)
 template <class T>
 std::vector<T> table(const cuda::PreparedKernel& kernel, uint64_t offset, size_t count) {
   std::vector<T> values(count);
-  std::memcpy(values.data(), kernel.tables.data() + offset, count * sizeof(T));
+  if (count != 0) std::memcpy(values.data(), kernel.tables.data() + offset, count * sizeof(T));
   return values;
 }
 

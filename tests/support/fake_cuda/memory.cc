@@ -1,5 +1,6 @@
 #include "tests/support/fake_cuda/memory.h"
 
+#include <sanitizer/asan_interface.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -65,6 +66,8 @@ void* Memory::alloc(size_t bytes, MemoryKind kind, int device, size_t limit) {
   void* map =
       mmap(nullptr, b.map_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (map == MAP_FAILED) return nullptr;
+  ASAN_UNPOISON_MEMORY_REGION(map,
+                              b.map_bytes);  // a thread that is gone may have had its stack here
   b.map = static_cast<char*>(map);
   b.bytes = bytes;
   b.kind = kind;
