@@ -88,7 +88,7 @@ run_tests() {
 announce() {
   say "Sotto's tests. This installs missing Debian packages, builds into build/, and runs everything that matches."
   if [ "$sanitizers" = yes ]; then
-    say "Three builds (dev, asan, tsan): about 50 minutes on 2 cores the first time, less with a warm compiler cache."
+    say "Three builds (dev, asan, tsan): about 45 minutes on 2 cores the first time, less with a warm compiler cache."
   else
     say "One build (dev): about 10 minutes on 2 cores the first time."
   fi
