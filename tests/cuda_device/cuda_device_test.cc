@@ -21,7 +21,10 @@ class CudaDeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {
     Result<std::shared_ptr<Device>> made = make_cuda_device(0);
-    if (!made.ok()) GTEST_SKIP() << made.status().text();
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0)
+      GTEST_SKIP() << made.status().text();
+    ASSERT_TRUE(made.ok()) << made.status().text();
     device_ = made.take();
     host_ = static_cast<unsigned char*>(device_->alloc_host(kBytes).take());
     back_ = static_cast<unsigned char*>(device_->alloc_host(kBytes).take());
