@@ -62,6 +62,7 @@ libmpich-dev       | command mpicc.mpich
 python3-venv       | python ensurepip
 '
 TORCH=torch==2.13.0
+NUMPY=numpy==2.2.6  # packs bits for the peer of row 15 (sotto bench net)
 NCCL=nvidia-nccl-cu13==2.28.9  # its header alone is used, by the NCCL transport and the tests of it
 VENV=$SOTTO_ROOT/.venv
 
@@ -141,15 +142,15 @@ parse() {
   done
 }
 
-has_torch() { [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import torch' >/dev/null 2>&1; }
+has_torch() { [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import numpy, torch' >/dev/null 2>&1; }
 
 install_torch() {
   if has_torch; then return 0; fi
-  say "setup: $TORCH to install from PyPI into .venv"
+  say "setup: $TORCH and $NUMPY to install from PyPI into .venv"
   [ "$dry_run" = no ] || return 0
   [ -x "$VENV/bin/pip" ] || /usr/bin/python3 -m venv "$VENV"
-  "$VENV/bin/pip" install -q "$TORCH"
-  has_torch || die "torch cannot be imported after the installation"
+  "$VENV/bin/pip" install -q "$TORCH" "$NUMPY"
+  has_torch || die "torch or numpy cannot be imported after the installation"
 }
 
 has_cuda_headers() {

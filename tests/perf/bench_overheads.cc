@@ -1,11 +1,14 @@
 // Row 27: what an operation costs beside its work, through the C interface: calls of the allocator
-// per operation once everything has run before, and the time of an operation that has next to
-// nothing to do.
+// per operation once everything has run before, resident memory beyond what is asked to be held,
+// and the time of an operation that has next to nothing to do.
 #include <fmt/format.h>
+#include <malloc.h>
 #include <time.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <barrier>
+#include <fstream>
 
 #include "sotto/sotto.h"
 #include "tests/perf/benchmarks.h"
@@ -16,15 +19,16 @@ namespace sotto::perf {
 namespace {
 
 constexpr int32_t kRanks = 4;
-constexpr int kWarmUp = 50, kCounted = 100;
+constexpr int kWarmUp = 50, kCounted = 100, kWarmUpLarge = 4;
 constexpr uint64_t kElements = 100'000;
 constexpr int kSeries = 9, kReplays = 20'000;
 constexpr double kMostAllocations = 0, kMostMicroseconds = 5;
+constexpr double kMiB = 1 << 20;
 
 const std::vector<CapiKind>& kinds() {
   static const std::vector<CapiKind> all = {
       {"all_reduce, 4 bytes", 1, "", ""},
-      {"all_reduce, 400 kB", kElements, "", ""},
+      {"all_reduce", kElements, "", ""},
       {"all_reduce 1bit", kElements, R"({"type": "1bit"})", ""},
       {"step Adam", kElements, "", R"("type": "Adam", "params": {"lr": 0.001})"},
       {"step 1-bit Adam", kElements, "",
@@ -61,6 +65,32 @@ double allocations_of(const CapiKind& kind) {
   return static_cast<double>(after - before) / (kRanks * kCounted);
 }
 
+double resident_bytes() {
+  std::ifstream file("/proc/self/statm");
+  double all = 0, resident = 0;
+  file >> all >> resident;
+  return resident * static_cast<double>(sysconf(_SC_PAGESIZE));
+}
+
+// Resident memory of a rank beyond what it has to hold, were it a process of its own.
+double memory_beyond_state(const CapiKind& kind) {
+  malloc_trim(0);
+  const double program = resident_bytes();
+  std::barrier sync(kRanks);
+  double all = 0, held = 0;
+  capi_world(kRanks, [&](CapiRank& rank) {
+    CapiWork work(rank, kind);
+    for (int i = 0; i < kWarmUpLarge; ++i) work.run();
+    sync.arrive_and_wait();
+    if (rank.rank == 0) {
+      all = resident_bytes();
+      held = static_cast<double>(work.held_bytes());
+    }
+    sync.arrive_and_wait();
+  });
+  return program + (all - program) / kRanks - held;
+}
+
 double now_us(bool cpu) {
   timespec now{};
   clock_gettime(cpu ? CLOCK_PROCESS_CPUTIME_ID : CLOCK_MONOTONIC, &now);
@@ -86,6 +116,14 @@ std::vector<double> replays_of(const CapiKind& kind, bool cpu) {
 }  // namespace
 
 void overheads(const Options& options, std::vector<Measurement>* out) {
+  for (CapiKind kind : kinds()) {
+    if (kind.elements == 1) continue;
+    kind.elements = options.n;
+    Measurement m = row(fmt::format("{}, W = {}, memory", kind.name, kRanks), kind.elements);
+    const double n = static_cast<double>(kind.elements);
+    m.figures = {{"MiB beyond state", memory_beyond_state(kind) / kMiB, 0.75 * n / kMiB + 32}};
+    out->push_back(m);
+  }
   for (const CapiKind& kind : kinds()) {
     if (!counts_allocations()) break;
     Measurement m = row(fmt::format("{}, W = {}", kind.name, kRanks), kind.elements);

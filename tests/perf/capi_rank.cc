@@ -80,6 +80,20 @@ CapiWork::~CapiWork() {
   sotto_codec_destroy(codec_);
 }
 
+uint64_t CapiWork::held_bytes() const {
+  const uint64_t n = in_.size();
+  uint64_t state = 0;
+  if (optim_ != nullptr) {
+    sotto_optim_info info = {};
+    info.struct_size = sizeof info;
+    must(sotto_optim_get_info(optim_, &info), "info");
+    state = info.state_bytes;
+  } else if (codec_ != nullptr) {
+    state = 4 * (n + n / static_cast<uint64_t>(rank_.size));  // worker's residual, server's
+  }
+  return 4 * (in_.size() + out_.size()) + state;
+}
+
 void CapiWork::run() {
   if (optim_ != nullptr) {
     must(sotto_optim_step(optim_, nullptr, nullptr), "step");

@@ -40,6 +40,8 @@ class CapiWork {
   CapiWork(const CapiWork&) = delete;
   CapiWork& operator=(const CapiWork&) = delete;
   void run();
+  // What it has to hold: arrays, and residuals or the optimizer's state.
+  uint64_t held_bytes() const;
 
  private:
   const CapiRank& rank_;

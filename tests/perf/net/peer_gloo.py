@@ -1,6 +1,8 @@
 #!/usr/bin/env python3
-"""One rank of torch.distributed with gloo. What it is told: sides.py. Argument: the control socket."""
+"""One rank of torch.distributed with gloo: fp32 is its all-reduce, 1bit a list of operations on top of its collectives
+(eager_onebit.py). What it is told: sides.py. Argument: the control socket."""
 
+import importlib.util
 import json
 import os
 import socket
@@ -30,7 +32,7 @@ class Rank:
         torch.set_num_threads(1)
         dist.init_process_group("gloo", init_method="env://")
         self.rank, self.ranks = dist.get_rank(), dist.get_world_size()
-        self.data = torch.zeros(1)
+        self.data, self.eager = torch.zeros(1), None
         dist.all_reduce(self.data)  # connections are there before anything is timed
 
     def _fill(self):
@@ -39,16 +41,29 @@ class Rank:
 
     def size(self, n):
         self.data = torch.zeros(int(n))
+        self.eager = None
         return {}
 
-    def check(self):
+    def _reduce(self, method):
+        """fp32: sums. 1bit: means, whose residuals last until the size changes."""
+        if method == "fp32":
+            dist.all_reduce(self.data)
+            return self.ranks
+        if self.eager is None:
+            from eager_onebit import EagerOneBit  # needs numpy, which the rest does not
+            self.eager = EagerOneBit(len(self.data))
+        self.eager.mean(self.data)
+        return 1
+
+    def check(self, method):
         self._fill()
-        dist.all_reduce(self.data)
+        self.eager = None
+        divisor = self._reduce(method)
         worst = squares = of_mean = 0.0
         checksum = 0
         for first, last in slices(len(self.data)):
             mean = sum(values(first, last, r) for r in range(self.ranks)) / self.ranks
-            off = self.data[first:last].double() / self.ranks - mean
+            off = self.data[first:last].double() / divisor - mean
             worst = max(worst, float(off.abs().max()))
             squares += float((off * off).sum())
             of_mean += float((mean * mean).sum())
@@ -58,23 +73,23 @@ class Rank:
         return {"checksum": f"{checksum % 2**64:016x}", "error_max": worst,
                 "error_rms": (squares / of_mean) ** 0.5 if of_mean else 0.0}
 
-    def series(self, dropped, counted):
+    def series(self, method, dropped, counted):
         # In place, the sums of sums: a copy before each would be timed too.
         self._fill()
         for _ in range(int(dropped)):
-            dist.all_reduce(self.data)
+            self._reduce(method)
         dist.barrier()
         start = time.perf_counter_ns()
         for _ in range(int(counted)):
-            dist.all_reduce(self.data)
+            self._reduce(method)
         return {"ns": time.perf_counter_ns() - start}
 
-    def singles(self, counted):
+    def singles(self, method, counted):
         times = []
         for _ in range(int(counted)):
             dist.barrier()
             start = time.perf_counter_ns()
-            dist.all_reduce(self.data)
+            self._reduce(method)
             times.append(time.perf_counter_ns() - start)
         return {"ns": times}
 
@@ -82,8 +97,8 @@ class Rank:
         command, *words = line.split()
         if command == "size":
             return self.size(*words)
-        if command in ("check", "series", "singles") and words and words[0] == "fp32":
-            return getattr(self, command)(*words[1:])
+        if command in ("check", "series", "singles") and words and words[0] in ("fp32", "1bit"):
+            return getattr(self, command)(*words)
         raise ValueError(f"a command that this rank does not know: {line}")
 
 
@@ -96,7 +111,7 @@ def main():
 
     try:
         rank = Rank()
-        write({"rank": rank.rank, "pid": os.getpid()})
+        write({"rank": rank.rank, "pid": os.getpid(), "numpy": importlib.util.find_spec("numpy") is not None})
         for line in control.makefile("r", encoding="utf-8"):
             write(rank.obey(line.strip()))
     except Exception as error:  # whatever it is, it is the answer

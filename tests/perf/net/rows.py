@@ -4,6 +4,7 @@ import statistics
 from dataclasses import dataclass
 
 from measure import GOODPUT, ONE_HOP_BYTES, spread
+from sides import EAGER
 
 MAX_SPREAD = 0.10
 SMALL = (4, 256, 1024, 4096, 8192, ONE_HOP_BYTES)  # bytes
@@ -16,13 +17,14 @@ ROWS = {
     12: ("best fp32 peer / our 1-bit", "links above 1gbit"),
     13: ("best fp32 peer / our 1-bit", "rate none"),
     14: ("our 1-bit: time / bound", "any rate but none"),
+    15: ("1-bit as a list of tensor operations over gloo / our 1-bit", "rate none, gloo among the peers, with numpy"),
     16: ("gloo / our fp32", "gloo among the peers"),
     17: ("our codec: time / (its share of the bytes x our fp32)", "any rate but none"),
     19: ("small all-reduces: ours / Open MPI, and peer / ours", "any"),
     28: ("goodput / rate", "a delay of at least 20 ms, any rate but none"),
 }
 # (row, link): target; a row has none elsewhere. Link: rate in 10^6 bit/s, None: no limit.
-TARGETS = {(10, 100): 31, (10, 10): 31, (11, 1000): 20, (12, 10000): 6, (13, None): 3, (14, 100): 1.03, (14, 1000): 1.20,
+TARGETS = {(10, 100): 31, (10, 10): 31, (11, 1000): 20, (12, 10000): 6, (13, None): 3, (14, 100): 1.03, (14, 1000): 1.20, (15, None): 25,
            (16, 1000): 0.99, (16, None): 1.15, (17, 100): 1 / 0.97, (28, 1000): 0.90}
 LESS_IS_BETTER = (14, 17)
 SMALL_GLOO = {4: 10, 1024: 50, 4096: 50, 8192: 50, ONE_HOP_BYTES: 30}
@@ -61,12 +63,14 @@ def applicable(bits_per_second, delay_s, peers):
             rows.add(28)
     if "gloo" in peers:
         rows.add(16)
+        if bits_per_second is None:
+            rows.add(15)
     return rows
 
 
 def best_peer(figures):
     """The fastest float32 of others, or ours where there is no other."""
-    peers = [f for f in figures.values() if f.side != "sotto"]
+    peers = [f for f in figures.values() if f.side != "sotto" and f.method == "fp32"]
     return min(peers or [figures["sotto", "fp32"]], key=lambda f: f.median)
 
 
@@ -95,6 +99,9 @@ def large_rows(figures, wanted, bits_per_second, crowding):
     if 14 in wanted:
         rows.append(_row(14, mbit, "our 1bit / bound", [
             ms / bound_ms(onebit, pair, bits_per_second, crowding) for pair, ms in enumerate(onebit.ms)]))
+    if 15 in wanted and EAGER in figures:
+        rows.append(_row(15, mbit, "1bit of tensor operations over gloo / our 1bit",
+                         [e / o for e, o in zip(figures[EAGER].ms, onebit.ms)]))
     if 16 in wanted and ("gloo", "fp32") in figures:
         gloo = figures["gloo", "fp32"]
         rows.append(_row(16, mbit, "gloo fp32 / our fp32", [g / o for g, o in zip(gloo.ms, dense.ms)]))

@@ -196,9 +196,12 @@ class Network:
         if fastest < 0.45 * options.delay_s:  # one way is what it needs
             raise labs.LabError(f"links have no delay of {options.delay}: a 4-byte all-reduce took {fastest * 1e3:.1f} ms")
 
-    @property
-    def entries(self):
-        return [(side, method) for side in self.sides for method in side.methods]
+    def entries(self, wanted=()):
+        """Sides and methods that the rows wanted need."""
+        found = [(side, method) for side in self.sides for method in side.methods]
+        if 15 in wanted:
+            found += [(side, sides.EAGER[1]) for side in self.sides if side.name == sides.EAGER[0] and side.about["numpy"]]
+        return found
 
     def close(self):
         for side in self.sides:
@@ -234,10 +237,12 @@ def announce(options, network, rate, wanted, n, pairs, series_s):
     say(f"\n== links of {rate}, {options.ranks} ranks on {cores} cores; {network.lab.description}")
     for name, reason in network.skipped.items():
         say(f"skipped: {name}: {reason}")
+    if 15 in wanted and len(network.entries(wanted)) == len(network.entries()):
+        say("skipped: row 15: it needs gloo, and numpy beside torch")
     if options.peers and len(network.sides) == 1:
         say("no peer runs here: ratios are to our own fp32")
     if wanted - {19}:
-        guess = measure.guessed_seconds(n, options.ranks, network.entries, pairs, network.lab.bits_per_second, series_s)
+        guess = measure.guessed_seconds(n, options.ranks, network.entries(wanted), pairs, network.lab.bits_per_second, series_s)
         say(f"large all-reduces, n = {n}, {', '.join(s.name for s in network.sides)}: about {measure.duration(guess)}")
 
 
@@ -249,12 +254,12 @@ def run_rows(options, network, rate, wanted, short, results):
     crowding = max(1.0, options.ranks / len(os.sched_getaffinity(0)))
     figures, latencies, rows = {}, [], []
     if wanted - {19}:
-        figures = measure.large(network.lab, network.sides, network.entries, n, pairs, series_s, say)
+        figures = measure.large(network.lab, network.sides, network.entries(wanted), n, pairs, series_s, say)
         rows += targets.large_rows(figures, wanted, network.lab.bits_per_second, crowding)
         say("\n" + output.large_table(figures, n, network.setting))
     if 19 in wanted:
         sizes, count, turn_s = (SHORT_SMALL, SHORT_SINGLES, SHORT_SINGLES_S) if short else (targets.SMALL, SINGLES, SINGLES_S)
-        latencies = measure.small(network.sides, network.entries, sizes, pairs, count, turn_s, say)
+        latencies = measure.small(network.sides, network.entries(), sizes, pairs, count, turn_s, say)
         rows += targets.small_rows(latencies)
         say("\n" + output.small_table(latencies))
     if rows:
@@ -288,7 +293,7 @@ def measure_all(options, isolation, results):
             if options.short:
                 results.wrong += below_limits(rows, latencies)
                 if number == 0:
-                    results.wrong += measure.odd_sizes(network.sides, network.entries, ODD_SIZES, say)
+                    results.wrong += measure.odd_sizes(network.sides, network.entries(), ODD_SIZES, say)
         finally:
             network.close()
     return skipped

@@ -128,6 +128,13 @@ class Rows(unittest.TestCase):
         row = self.rows({10}, 100e6)[10, "sotto fp32 / our 1bit"]
         self.assertEqual(row.verdict, "no target")
 
+    def test_operations_over_gloo_are_row_15_and_no_peer_in_float32(self):
+        self.figures["gloo", "1bit"] = figure("gloo", "1bit", 26, 28.6, 26)
+        row = self.rows({15}, None)[15, "1bit of tensor operations over gloo / our 1bit"]
+        self.assertAlmostEqual(row.ratio, 26)
+        self.assertEqual(row.verdict, "reached")
+        self.assertEqual(rows.best_peer(self.figures).side, "mpich")
+
     def test_bound(self):
         # Wire: 1000 bytes at 10 Mbit/s and 95.6 %: 0.837 ms, half of it below the kernels' 2 and 4 ms (2 ranks per core).
         self.assertAlmostEqual(rows.bound_ms(self.figures["sotto", "1bit"], 0, 10e6, 2.0), 2 + 4)
@@ -170,6 +177,7 @@ class Options(unittest.TestCase):
     def test_rows(self):
         self.assertEqual(self.parse().rows, {10, 14, 16, 17, 19})
         self.assertEqual(self.parse("--rate", "none", "--peers", "").rows, {13, 19})
+        self.assertEqual(self.parse("--rate", "none").rows, {13, 15, 16, 19})
         self.assertEqual(self.parse("--rate", "1gbit", "--delay", "50ms", "--rows", "28,11").rows, {11, 28})
 
     def test_errors(self):
