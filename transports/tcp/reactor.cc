@@ -209,11 +209,11 @@ bool Reactor::run_asio() {
   return io_.poll(failed) > 0;
 }
 
-bool Reactor::pass(bool with_asio) {
+bool Reactor::pass() {
   release_delayed();
   collect();
   bool ran = serve_turns();
-  if (with_asio || now_ns() - last_asio_ns_ > kAsioEveryNs) ran = run_asio() || ran;
+  if (now_ns() - last_asio_ns_ > kAsioEveryNs) ran = run_asio() || ran;
   return ran;
 }
 
@@ -243,18 +243,18 @@ void Reactor::block(int64_t wait_us) {
 
 bool Reactor::poll(int64_t wait_us) {
   if (wake_requested_.exchange(false, std::memory_order_acq_rel)) wait_us = 0;
-  if (pass(wait_us == 0)) return true;
+  if (pass()) return true;
   if (wait_us <= 0) return false;
   const int64_t start = now_ns();
   const int64_t spin_until = start + std::min(spin_us_, wait_us) * 1000;
   while (now_ns() < spin_until) {
     ::sched_yield();
-    if (pass(false)) return true;
+    if (pass()) return true;
     if (wake_requested_.load(std::memory_order_acquire)) return false;
   }
   const int64_t left = wait_us - (now_ns() - start) / 1000;
   if (left > 0) block(left);
-  return pass(true);
+  return pass();
 }
 
 }  // namespace sotto::tcp

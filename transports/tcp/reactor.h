@@ -82,7 +82,7 @@ class Reactor final : public Poller {
 
   explicit Reactor(const ReactorOptions& options);
   Status open();
-  bool pass(bool with_asio);
+  bool pass();
   bool collect();
   bool serve_turns();
   bool run_asio();

@@ -44,6 +44,10 @@ Context::~Context() {
   if (owns_stack_ && fiber_ != nullptr) __tsan_destroy_fiber(fiber_);
 #endif
   if (owns_stack_) {
+#if defined(__SANITIZE_ADDRESS__)
+    // What ended in the middle of a call left it poisoned, and the next mapping may lie here.
+    __asan_unpoison_memory_region(stack_, stack_bytes_);
+#endif
     munmap(static_cast<char*>(stack_) - page_bytes(), stack_bytes_ + page_bytes());
   }
 }
