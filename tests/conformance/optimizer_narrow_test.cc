@@ -61,9 +61,11 @@ Status same(const std::vector<float>& a, const std::vector<float>& b, const std:
 
 class OptimizerNarrow : public ::testing::TestWithParam<std::string> {};
 
-// Runs body(comm, optimizer, type) for every optimizer, state and number of ranks.
+// Runs body(comm, optimizer, type) for every optimizer, state and number of ranks. Emulated kernels
+// take long: they run with the largest number alone.
 template <class Body>
-void on_all(const std::string& kind, const std::vector<int32_t>& sizes, const Body& body) {
+void on_all(const std::string& kind, std::vector<int32_t> sizes, const Body& body) {
+  if (kind == "cuda") sizes = {sizes.back()};
   for (const char* optimizer : kNarrow) {
     for (const StateType type : kTypes) {
       for (const int32_t size : sizes) {
