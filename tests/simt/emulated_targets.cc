@@ -79,7 +79,7 @@ uint64_t kernel_layout_limit() {
 #if defined(__SANITIZE_THREAD__)
   return 1100;
 #elif defined(__SANITIZE_ADDRESS__)
-  return 20000;
+  return 9000;
 #else
   return 0;
 #endif
