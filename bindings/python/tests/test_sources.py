@@ -11,6 +11,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent
+STYLED = (".", "../../integration/deepspeed/tests")
 
 
 def run_module(name, *arguments):
@@ -33,11 +34,11 @@ def test_types(tmp_path):
 
 
 def test_style():
-    run_module("ruff", "check", "--no-cache", ".")
+    run_module("ruff", "check", "--no-cache", *STYLED)
 
 
 def test_formatting():
-    run_module("ruff", "format", "--no-cache", "--check", ".")
+    run_module("ruff", "format", "--no-cache", "--check", *STYLED)
 
 
 def examples():

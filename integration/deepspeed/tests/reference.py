@@ -68,8 +68,8 @@ class Collectives:
 class Reference:
     """One of the optimizers over float32 tensors, on every rank of torch's default group.
 
-    tensors: start values, as numpy vectors. margin: elements that come nearer to 0 than this part of
-    the scale, before their sign is taken, on any rank, are noted in `near`.
+    tensors: start values, as numpy vectors. margin: elements that come nearer to 0 than this part
+    of the scale, before their sign is taken, on any rank, are noted in `near`.
     """
 
     def __init__(self, kind, tensors, margin, **hyper):

@@ -49,7 +49,7 @@ ARGUMENTS = types.SimpleNamespace(
 
 
 def scaled(path, world):
-    """The file, as a dict, for a small model on `world` ranks. Files with "auto" stay as they are."""
+    """The file, as a dict, for a small model on `world` ranks. "auto" values stay as they are."""
     config = sotto.config_resolve(path)
     for section in ("optimizer", "scheduler"):
         params = config.get(section, {}).get("params", {})

@@ -1,0 +1,147 @@
+"""The examples of the documents run as they stand there."""
+
+import importlib.util
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import sotto
+
+if importlib.util.find_spec("torch") is None:
+    pytest.skip("torch is not installed in this Python", allow_module_level=True)
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+MIGRATING = HERE.parent / "MIGRATING.md"
+# What the examples presuppose: a model and its batches, the file, one rank.
+MODEL = """
+import small
+import torch
+torch.set_num_threads(1)
+class Model(small.SmallBert):
+    def forward(self, batch):
+        return super().forward(*batch)
+model = Model()
+batches = [small.batch(0, step, 4) for step in range(3)]
+"""
+TRAIN = """
+def train(model, optimizer):
+    for batch in batches:
+        optimizer.zero_grad()
+        model(batch).backward()
+        optimizer.step()
+"""
+GROUP = """
+import torch.distributed
+torch.distributed.init_process_group(
+    "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+)
+"""
+DEEPSPEED = """
+import reference
+reference.join_deepspeed()
+"""
+BUFFERS = """
+import pathlib
+import numpy as np, sotto
+sotto.init_process_group()
+p, g = np.ones(8, np.float32), np.empty(8, np.float32)
+def gradient(p):
+    return 2 * p
+"""
+PAIRS = """
+import torch
+model = torch.nn.Linear(8, 2)
+batches = [(torch.randn(4, 8), torch.randn(4, 2)) for _ in range(3)]
+loss_of = torch.nn.functional.mse_loss
+"""
+DDP = """
+import sotto, sotto.torch
+sotto.init_process_group()
+ddp_model = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = sotto.torch.OnebitAdam(ddp_model.parameters())
+"""
+DATA = """
+from test_configs import ARGUMENTS as training_arguments
+dataset = torch.utils.data.TensorDataset(*small.batch(0, 0, 16))
+"""
+# What stands before and behind each example, in their order.
+EXAMPLES = {
+    ROOT / "README.md": [(MODEL + TRAIN, "")],
+    MIGRATING: [
+        (MODEL + GROUP + DEEPSPEED, "\nengine.backward(engine(batches[0]))\nengine.step()"),
+        (MODEL, ""),
+        (MODEL, ""),
+        (MODEL + GROUP, "\nddp(batches[0]).backward()\noptimizer.step()"),
+    ],
+    ROOT / "bindings/python/README.md": [
+        ("", ""),
+        (BUFFERS, "\nassert (p < 1).all()"),
+        (PAIRS, ""),
+        (MODEL + GROUP + DDP, "\nddp_model(batches[0]).backward()\noptimizer.step()"),
+        (MODEL + GROUP + DDP, "\nddp_model(batches[0]).backward()"),
+        (MODEL + DATA, ""),
+    ],
+}
+CONFIG = {
+    "train_micro_batch_size_per_gpu": 4,
+    "optimizer": {"type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 2}},
+    "gradient_clipping": 1.0,
+}
+
+
+def name_of(path):
+    return path.relative_to(ROOT).as_posix()
+
+
+def blocks(path):
+    return re.findall(r"^```python\n(.*?)^```", path.read_text(encoding="utf-8"), re.M | re.S)
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=name_of)
+def test_all_are_known_here(path):
+    assert len(blocks(path)) == len(EXAMPLES[path])
+
+
+@pytest.mark.parametrize(
+    ("path", "index"),
+    [
+        pytest.param(path, index, id=f"{name_of(path)}-{index}")
+        for path, around in EXAMPLES.items()
+        for index in range(len(around))
+    ],
+)
+def test_examples_run(path, index, tmp_path):
+    example = blocks(path)[index]
+    if "import deepspeed" in example and importlib.util.find_spec("deepspeed") is None:
+        pytest.skip("DeepSpeed is not installed in this Python")
+    for name in ("ds_config.json", "deepspeed.json"):
+        (tmp_path / name).write_text(json.dumps(CONFIG))
+    before, behind = EXAMPLES[path][index]
+    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "DS_ACCELERATOR": "cpu"}
+    run = subprocess.run(
+        [sys.executable, "-c", before + example + behind],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, **rank},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def test_every_key_of_the_types_is_in_the_tables():
+    """The tables of keys are complete: what the library knows about a type is named there."""
+    text = MIGRATING.read_text(encoding="utf-8")
+    for kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb"):
+        report = sotto.config_report({"optimizer": {"type": kind}})
+        keys = report["optimizer"]["params"]
+        assert len(keys) > 4
+        for key in keys:
+            assert f"`{key}`" in text, (kind, key)
