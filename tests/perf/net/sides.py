@@ -1,8 +1,8 @@
 """The sides that are compared: our ranks and those of other libraries, all alive, told one side at a time what to do.
 
 Every rank connects to the Unix socket of its side and writes {"rank": R, "pid": P}, ours also version and build, gloo's
-whether there is numpy. Then it does commands, one a line,
-together with the other ranks of its side, and writes an object for each (or {"error": "text"}, and ends):
+whether there is numpy. Then it does commands, one a line, together with the other ranks of its side, and writes an object for
+each (or {"error": "text"}, and ends):
 
   size N             memory for N float32: a hash of element and rank, the same on all sides, as multiples of 2^-15 in [-1, 1)
   check METHOD       one all-reduce. {"checksum": hash of the result, "error_max": largest difference from the mean over
