@@ -1,24 +1,26 @@
-#define XXH_INLINE_ALL
 #include "core/base/hash.h"
 
-#include <xxhash.h>
+#include "core/base/hash_functions.h"
 
 namespace sotto {
+namespace {
 
-static_assert(sizeof(XXH3_state_t) <= 576 && alignof(XXH3_state_t) <= 64);
+// All instruction sets give the same hash.
+const HashFunctions& functions() {
+  static const HashFunctions& best = __builtin_cpu_supports("avx2") ? kHashAvx2 : kHashBaseline;
+  return best;
+}
+
+}  // namespace
 
 uint64_t hash64(const void* data, size_t bytes, uint64_t seed) {
-  return XXH3_64bits_withSeed(data, bytes, seed);
+  return functions().hash(data, bytes, seed);
 }
 
 Hasher64::Hasher64() { reset(); }
 Hasher64::~Hasher64() = default;
-void Hasher64::reset() { XXH3_64bits_reset(reinterpret_cast<XXH3_state_t*>(state_)); }
-void Hasher64::update(const void* data, size_t bytes) {
-  XXH3_64bits_update(reinterpret_cast<XXH3_state_t*>(state_), data, bytes);
-}
-uint64_t Hasher64::digest() const {
-  return XXH3_64bits_digest(reinterpret_cast<const XXH3_state_t*>(state_));
-}
+void Hasher64::reset() { functions().reset(state_); }
+void Hasher64::update(const void* data, size_t bytes) { functions().update(state_, data, bytes); }
+uint64_t Hasher64::digest() const { return functions().digest(state_); }
 
 }  // namespace sotto

@@ -9,6 +9,7 @@
 
 #include "core/cpu/ops_quant.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_bytes-inl.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -105,22 +106,8 @@ HWY_INLINE void pack_nibbles(const int8_t* in, uint8_t* out) {
   }
 }
 
-HWY_INLINE void store_codes(const VI* q, int8_t* out) {
-#if HWY_TARGET == HWY_AVX2
-  // Packing works within halves of a vector; the last permutation puts the quarters in order.
-  const __m256i low = _mm256_packs_epi32(q[0].raw, q[1].raw);
-  const __m256i high = _mm256_packs_epi32(q[2].raw, q[3].raw);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(low, high), order);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), bytes);
-#else
-  for (uint32_t k = 0; k < kGroupVectors; ++k)
-    hn::StoreU(hn::DemoteTo(D8(), q[k]), D8(), out + k * kN);
-#endif
-}
-
 // 32 codes as nibbles.
-HWY_INLINE void store_nibbles(const VI* q, uint8_t* out) {
+HWY_INLINE void store_nibbles(const VI (&q)[kGroupVectors], uint8_t* out) {
 #if HWY_TARGET == HWY_AVX2
   // Of each pair of 16-bit codes 16 * first + (second & 15), whose low byte is the pair of nibbles.
   const __m256i second = _mm256_set1_epi32(0x000fffff);

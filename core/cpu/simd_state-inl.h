@@ -8,6 +8,7 @@
 
 #include "core/cpu/ops_state.h"
 #include "core/cpu/simd-inl.h"
+#include "core/cpu/simd_bytes-inl.h"
 #include "core/cpu/simd_types-inl.h"
 
 #if SOTTO_SIMD_TARGET
@@ -63,19 +64,6 @@ HWY_INLINE VU load_codes(const uint8_t* p) { return hn::PromoteTo(DU(), hn::Load
 
 // Vectors whose codes are packed at once.
 constexpr uint32_t kFp8Vectors = 4;
-HWY_INLINE void store_codes(const VU* codes, uint8_t* p) {
-#if HWY_TARGET == HWY_AVX2
-  // Packing works within halves of a vector; the last permutation puts the quarters in order.
-  const __m256i low = _mm256_packs_epi32(codes[0].raw, codes[1].raw);
-  const __m256i high = _mm256_packs_epi32(codes[2].raw, codes[3].raw);
-  const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
-  const __m256i bytes = _mm256_permutevar8x32_epi32(_mm256_packus_epi16(low, high), order);
-  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), bytes);
-#else
-  for (uint32_t k = 0; k < kFp8Vectors; ++k)
-    hn::StoreU(hn::DemoteTo(DU8(), hn::BitCast(DI(), codes[k])), DU8(), p + k * kN);
-#endif
-}
 
 HWY_INLINE VU fp8_m_codes(VF m, uint32_t base, VU random) {
   const VF shifted = hn::Add(hn::Abs(m), set(std::bit_cast<float>(base)));

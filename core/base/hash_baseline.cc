@@ -1,0 +1,2 @@
+#define SOTTO_HASH_FUNCTIONS kHashBaseline
+#include "core/base/hash_functions-inl.h"
