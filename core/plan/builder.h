@@ -61,6 +61,11 @@ class PlanBuilder {
   void recv(int32_t peer, Region data, uint32_t round,
             MessageClass message_class = MessageClass::kPayload);
 
+  // Messages that are emitted until `with(nullptr)` are moved by this call.
+  void with(const NativeStep* native) {
+    native_ = native == nullptr ? nullptr : plan_.keep(*native);
+  }
+
   // The last step, a receive into a host slot, has to bring these bytes.
   void expect(Expectation expected) {
     plan_.steps.back().expected = std::make_shared<const Expectation>(std::move(expected));
@@ -116,6 +121,7 @@ class PlanBuilder {
   uint32_t next_round_ = 0;
   uint32_t issue_base_ = 0;
   uint16_t posting_ = 0;
+  const NativeStep* native_ = nullptr;
 };
 
 }  // namespace sotto

@@ -4,7 +4,9 @@
 #include <bit>
 #include <map>
 
+#include "core/plan/direct.h"
 #include "core/plan/exchange.h"
+#include "core/plan/native.h"
 #include "core/plan/section.h"
 
 namespace sotto {
@@ -21,63 +23,53 @@ void copy_tensors(Section& s, Range range) {
   }
 }
 
-// Reduces one segment of this rank's chunk from its own data and the rows of the others, into the
-// output tensors.
-void reduce_segment(Section& s, Range segment, Range chunk, uint32_t rows, uint64_t row_elements) {
-  ReduceArgs args{row_elements, chunk.begin,      0,     0,    s.dtype, s.ranks(),
-                  s.me(),       s.request.reduce, false, false};
-  OperandRef row_ref = flat(rows, Access::kRead, s.bits(), chunk.begin);
-  row_ref.footprint = Footprint::kRows;
-  row_ref.rows = s.ranks();
-  row_ref.row_bytes = row_elements * s.element;
-  s.b.kernel(KernelId::kReduce,
-             {list(s.slots.in, Access::kRead, s.bits()), row_ref,
-              target(s.slots.out, Access::kWrite, s.bits()), absent()},
-             s.pieces(segment, chunk.begin), args);
-}
-
-// Every rank's part of `chunk` lands in rows; this rank reduces it.
-uint32_t receive_rows(Section& s, Range chunk) {
-  const uint32_t rows = s.b.scratch(std::max<uint64_t>(1, s.ranks() * chunk.count * s.element));
-  for (int32_t peer : s.peers()) {
-    for (Range segment : segments_of(chunk, s.segment)) {
-      const uint64_t at = peer * chunk.count + (segment.begin - chunk.begin);
-      s.b.recv(peer, {rows, at * s.element, segment.count * s.element}, s.round);
-    }
-  }
-  return rows;
+// Adds up a segment of this rank's own data and the rows of the others, into the output tensors.
+void reduce_segment(Section& s, Range segment, const OperandRef& rows, uint64_t base,
+                    uint64_t stride) {
+  s.b.kernel(
+      KernelId::kReduce,
+      {list(s.slots.in, Access::kRead, s.bits()), rows,
+       target(s.slots.out, Access::kWrite, s.bits()), absent()},
+      s.pieces(segment, segment.begin),
+      ReduceArgs{stride, base, 0, 0, s.dtype, s.ranks(), s.me(), s.request.reduce, false, false});
 }
 
 void emit_one_hop_all_reduce(Section& s) {
   const Range all{0, s.layout.size()};
   const Region own = contiguous(s, s.slots.in, all, false);
   for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
-  Section one_message = s;
-  one_message.segment = std::max<uint64_t>(1, all.count);
-  const uint32_t rows = receive_rows(one_message, all);
-  reduce_segment(s, all, all, rows, all.count);
+  const uint64_t row_bytes = all.count * s.element;
+  OperandRef rows = flat(s.b.scratch(s.ranks() * row_bytes), Access::kRead, s.bits(), 0);
+  rows.footprint = Footprint::kRows;
+  rows.rows = s.ranks();
+  rows.row_bytes = row_bytes;
+  for (int32_t peer : s.peers()) {
+    s.b.recv(peer, {rows.slot, static_cast<uint64_t>(peer) * row_bytes, row_bytes}, s.round);
+  }
+  reduce_segment(s, all, rows, 0, all.count);
+}
+
+// What direct reductions of a section have in common.
+DirectReduce direct_reduce(Section& s) {
+  DirectReduce d{s.b, s.request.rank, s.request.size, s.element, s.segment, s.round, {}, {}, {}, {},
+                 {}};
+  d.contribution = [&s](Range segment) { return contiguous(s, s.slots.in, segment, false); };
+  d.reduce = [&s](Range segment, const OperandRef& rows, uint64_t base, uint64_t stride) {
+    reduce_segment(s, segment, rows, base, stride);
+  };
+  return d;
 }
 
 void emit_direct_all_reduce(Section& s) {
-  const auto chunk_of = [&](int32_t k) {
-    return share_of(s.layout.size(), s.ranks(), static_cast<uint32_t>(k), kDenseChunkAlign);
+  DirectReduce d = direct_reduce(s);
+  d.chunk_of = [&s](uint32_t k) {
+    return share_of(s.layout.size(), s.ranks(), k, kDenseChunkAlign);
   };
-  for (int32_t peer : s.peers()) {
-    for (Range segment : segments_of(chunk_of(peer), s.segment)) {
-      s.b.send(peer, contiguous(s, s.slots.in, segment, false), s.round);
-    }
-  }
-  const Range mine = chunk_of(s.request.rank);
-  const uint32_t rows = receive_rows(s, mine);
-  for (Range segment : segments_of(mine, s.segment)) {
-    reduce_segment(s, segment, mine, rows, mine.count);
-    const Region reduced = contiguous(s, s.slots.out, segment, true);
-    for (int32_t peer : s.peers()) s.b.send(peer, reduced, s.round + 1);
-  }
-  for (int32_t peer : s.peers()) {
-    for (Range segment : segments_of(chunk_of(peer), s.segment))
-      receive_range(s, peer, s.slots.out, segment, true, s.round + 1);
-  }
+  d.reduced = [&s](Range segment) { return contiguous(s, s.slots.out, segment, true); };
+  d.receive_reduced = [&s](int32_t peer, Range segment, uint32_t round) {
+    receive_range(s, peer, s.slots.out, segment, true, round);
+  };
+  emit_direct_reduce(d);
 }
 
 void emit_all_reduce(Section& s) {
@@ -98,14 +90,9 @@ void emit_reduce_scatter(Section& s) {
     copy_tensors(s, {0, part});
     return;
   }
-  for (int32_t peer : s.peers()) {
-    for (Range segment : segments_of({peer * part, part}, s.segment)) {
-      s.b.send(peer, contiguous(s, s.slots.in, segment, false), s.round);
-    }
-  }
-  const Range mine{s.me() * part, part};
-  const uint32_t rows = receive_rows(s, mine);
-  for (Range segment : segments_of(mine, s.segment)) reduce_segment(s, segment, mine, rows, part);
+  DirectReduce d = direct_reduce(s);
+  d.chunk_of = [part](uint32_t k) { return Range{k * part, part}; };
+  emit_direct_reduce(d);
 }
 
 // layout: by_rank over parts; `offset` addresses the gathered tensor, `target` the part.
@@ -310,6 +297,10 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
               element,
               segment_elements(request.segment_bytes, static_cast<uint32_t>(element * 8)),
               shares_round(request.kind) ? first_round : b.next_round()};
+    if (is_native(s, tensors)) {
+      emit_native(s, tensors);
+      continue;
+    }
     switch (request.kind) {
       case OpKind::kAllReduce: emit_all_reduce(s); break;
       case OpKind::kReduceScatter: emit_reduce_scatter(s); break;
@@ -330,58 +321,38 @@ void emit_flat_all_reduce(PlanBuilder& b, const FlatReduceRequest& r) {
   const uint64_t element = dtype_bytes(r.dtype);
   const auto bits = static_cast<uint32_t>(element * 8);
   const auto ranks = static_cast<uint32_t>(r.size);
-  const uint64_t n = r.layout->size();
-  const uint64_t segment = segment_elements(r.segment_bytes, bits);
-  const Range mine = share_of(n, ranks, static_cast<uint32_t>(r.rank), kDenseChunkAlign);
-  const uint32_t rows = b.scratch(std::max<uint64_t>(1, ranks * mine.count * element));
-  for (int32_t i = 1; i < r.size; ++i) {
-    const int32_t peer = (r.rank + i) % r.size;
-    for (Range s :
-         segments_of(share_of(n, ranks, static_cast<uint32_t>(peer), kDenseChunkAlign), segment)) {
-      const FlatLayout::Span* span = r.layout->single(s);
-      if (span != nullptr) {
-        b.send(peer,
-               {r.in_list + span->tensor, (span->offset + s.begin - span->flat) * element,
-                s.count * element},
-               r.round);
-        continue;
-      }
-      const uint32_t packed = b.scratch(s.count * element);
-      b.kernel(KernelId::kPack,
-               {list(r.in_list, Access::kRead, bits), flat(packed, Access::kWrite, bits, s.begin)},
-               r.layout->pieces(s, s.begin), PackArgs{s.begin, static_cast<uint32_t>(element)});
-      b.send(peer, {packed, 0, s.count * element}, r.round);
+  const auto result = [&](Range s) {
+    return Region{r.out_flat, s.begin * element, s.count * element};
+  };
+  DirectReduce d{b,  r.rank, r.size, element, segment_elements(r.segment_bytes, bits), r.round, {},
+                 {}, {},     {},     {}};
+  d.chunk_of = [&](uint32_t k) { return share_of(r.layout->size(), ranks, k, kDenseChunkAlign); };
+  d.contribution = [&](Range s) {
+    if (const FlatLayout::Span* span = r.layout->single(s)) {
+      return Region{r.in_list + span->tensor, (span->offset + s.begin - span->flat) * element,
+                    s.count * element};
     }
-    for (Range s : segments_of(mine, segment)) {
-      const uint64_t at = peer * mine.count + (s.begin - mine.begin);
-      b.recv(peer, {rows, at * element, s.count * element}, r.round);
-    }
-  }
-  for (Range s : segments_of(mine, segment)) {
-    OperandRef row_ref = flat(rows, Access::kRead, bits, mine.begin);
-    row_ref.footprint = Footprint::kRows;
-    row_ref.rows = ranks;
-    row_ref.row_bytes = mine.count * element;
+    const uint32_t packed = b.scratch(s.count * element);
+    b.kernel(KernelId::kPack,
+             {list(r.in_list, Access::kRead, bits), flat(packed, Access::kWrite, bits, s.begin)},
+             r.layout->pieces(s, s.begin), PackArgs{s.begin, static_cast<uint32_t>(element)});
+    return Region{packed, 0, s.count * element};
+  };
+  d.reduce = [&](Range s, const OperandRef& rows, uint64_t base, uint64_t stride) {
     const OperandRef flags =
         r.flags == kNoSlot ? absent() : whole(r.flags, Access::kReadWrite, 0, 4);
-    b.kernel(KernelId::kReduce,
-             {list(r.in_list, Access::kRead, bits), row_ref, flat(r.out_flat, Access::kWrite, bits),
-              flags},
-             r.layout->pieces(s, mine.begin),
-             ReduceArgs{mine.count, mine.begin, 0, 0, r.dtype, ranks, static_cast<uint32_t>(r.rank),
-                        r.op, false, true});
-    for (int32_t i = 1; i < r.size; ++i) {
-      b.send((r.rank + i) % r.size, {r.out_flat, s.begin * element, s.count * element},
-             r.round + 1);
-    }
-  }
-  for (int32_t i = 1; i < r.size; ++i) {
-    const int32_t peer = (r.rank + i) % r.size;
-    for (Range s :
-         segments_of(share_of(n, ranks, static_cast<uint32_t>(peer), kDenseChunkAlign), segment)) {
-      b.recv(peer, {r.out_flat, s.begin * element, s.count * element}, r.round + 1);
-    }
-  }
+    b.kernel(
+        KernelId::kReduce,
+        {list(r.in_list, Access::kRead, bits), rows, flat(r.out_flat, Access::kWrite, bits), flags},
+        r.layout->pieces(s, s.begin),
+        ReduceArgs{stride, base, 0, 0, r.dtype, ranks, static_cast<uint32_t>(r.rank), r.op, false,
+                   true});
+  };
+  d.reduced = result;
+  d.receive_reduced = [&](int32_t peer, Range s, uint32_t round) {
+    b.recv(peer, result(s), round);
+  };
+  emit_direct_reduce(d);
 }
 
 void emit_message_exchange(PlanBuilder& b, int32_t rank, int32_t size, uint32_t rows,

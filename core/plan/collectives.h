@@ -2,13 +2,15 @@
 //
 // Algorithms (W ranks, n bytes per rank):
 //  - all_reduce: if (W - 1) * n is at most 64 KiB, every rank sends everything to every other and
-//  adds up itself (one
-//    hop); else every rank reduces its chunk (direct reduce-scatter) and sends the result to all
-//    (direct all-gather): 2 (W-1)/W * n sent per rank. Sums run over ranks in ascending order in
-//    both.
+//    adds up itself (one hop); else every rank reduces its chunk (direct reduce-scatter) and sends
+//    the result to all (direct all-gather): 2 (W-1)/W * n sent per rank. Sums run over ranks in
+//    ascending order in both.
 //  - reduce_scatter, all_gather: direct exchange, (W-1)/W of the larger buffer sent per rank.
+//    Direct reductions keep at most 12 MiB of what arrives at a time (plan/direct.h).
 //  - broadcast: binomial tree up to 256 KiB; above, the root scatters chunks and every rank passes
 //  its chunk on.
+//  - of these four, where the transport has the collective itself and the request permits it: one
+//  call per tensor (plan/native.h).
 //  - gather, scatter: one message stream between the root and every other rank.
 //  - all_to_all: direct exchange. In place, what is sent is copied first, because no rank could
 //  receive before it has sent. With parts that differ from pair to pair, the two ranks of every
@@ -47,6 +49,7 @@ struct CollectiveRequest {
   // have equal counts; with in_place all parts of both sides are equal.
   std::vector<Range> in_parts, out_parts;
   uint64_t segment_bytes = 256 * 1024;
+  NativeCollectives native = 0;  // that may be used
   bool operator==(const CollectiveRequest&) const = default;
 };
 
@@ -72,7 +75,7 @@ struct FlatReduceRequest {
   uint32_t in_list = kNoSlot;   // first slot of the tensors
   uint32_t out_flat = kNoSlot;  // layout->size() elements
   uint32_t flags = kNoSlot;     // uint32 that is or-ed with kFlagNonfinite, kNoSlot: none
-  uint32_t round = 0;           // uses rounds round and round + 1
+  uint32_t round = 0;           // the first; more follow
   uint64_t segment_bytes = 256 * 1024;
 };
 void emit_flat_all_reduce(PlanBuilder& builder, const FlatReduceRequest& request);

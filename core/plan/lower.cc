@@ -257,6 +257,11 @@ class Lowering {
     std::vector<std::vector<uint32_t>> waits(n);
     std::vector<Use> uses;
     for (uint32_t i = 0; i < n; ++i) {
+      if (i > 0 && same_call(plan_->steps[i - 1], plan_->steps[i])) {
+        plan_->steps[i].callers = plan_->steps[i - 1].callers;
+        waits[i] = waits[i - 1];
+        continue;
+      }
       uses.clear();
       collect_uses(plan_->slots, plan_->steps[i], &uses);
       for (const Use& use : uses) {
@@ -275,6 +280,11 @@ class Lowering {
     }
     store_order(waits);
     return ok_status();
+  }
+
+  // Messages that one native collective moves.
+  static bool same_call(const Step& a, const Step& b) {
+    return a.native != nullptr && a.native == b.native;
   }
 
   std::string step_name(uint32_t i) const {
@@ -395,6 +405,11 @@ class Lowering {
 }  // namespace
 
 void collect_uses(std::span<const Slot> slots, const Step& step, std::vector<Use>* uses) {
+  if (step.native != nullptr) {
+    add_use(slots, step.native->in, Access::kRead, uses);
+    add_use(slots, step.native->out, Access::kWrite, uses);
+    return;
+  }
   switch (step.kind) {
     case StepKind::kSend: add_use(slots, step.data, Access::kRead, uses); return;
     case StepKind::kRecv: add_use(slots, step.data, Access::kWrite, uses); return;

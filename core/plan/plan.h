@@ -99,6 +99,12 @@ struct Predicate {
   uint32_t expect = 0;
 };
 
+// A collective of the transport's own that does what several sends and receives say.
+struct NativeStep {
+  NativeCall call;
+  Region in, out;
+};
+
 struct Step {
   StepKind kind = StepKind::kKernel;
   Phase phase = Phase::kBody;
@@ -122,6 +128,9 @@ struct Step {
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
   Region data;
+  // Messages of one round that this call moves, one after the other in the plan; owned by the plan.
+  // What they touch is what it touches. Null: each goes on its own.
+  const NativeStep* native = nullptr;
   // kRecv into a kHost slot, or the copy that brings what was received there; or null.
   std::shared_ptr<const Expectation> expected;
   // Steps that come before this one although no region says so.

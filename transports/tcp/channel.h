@@ -11,8 +11,8 @@
 // that a receiver that calls it something else notices.
 //
 // Memory per peer: the credit, for messages that came before their receive, and the small frames of
-// flow control (at most one READY and one announcement per operation and peer, one credit frame per
-// quarter of the credit).
+// flow control (per peer and operation at most one READY for each round and one announcement, one
+// credit frame per quarter of the credit).
 //
 // Threads: the driving thread.
 #pragma once

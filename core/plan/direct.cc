@@ -1,0 +1,104 @@
+#include "core/plan/direct.h"
+
+#include <algorithm>
+
+namespace sotto {
+namespace {
+
+// Windows in memory, and segments in all of them together, of all ranks: 12 MiB if segments have
+// 256 KiB. Fewer would hold up senders on a long path, where what receivers have announced has to
+// cover the bytes under way (1 Gbit/s and 50 ms: 6 MB); with more, connections that share a link
+// get farther apart, and the slowest ends alone (3 % at 1 Gbit/s, W = 4, with twice as many).
+constexpr uint64_t kHeldWindows = 4;
+constexpr uint64_t kHeldSegments = 48;
+
+class Windows {
+ public:
+  explicit Windows(const DirectReduce& d)
+      : d_(d), elements_(d.segment * std::max<uint64_t>(1, kHeldSegments / kHeldWindows / d.size)) {
+    uint64_t longest = 0;
+    for (int32_t k = 0; k < d.size; ++k) longest = std::max(longest, chunk(k).count);
+    elements_ = std::min(elements_, std::max<uint64_t>(1, longest));
+    count_ = static_cast<uint32_t>((longest + elements_ - 1) / elements_);
+    held_ = static_cast<uint32_t>(std::min<uint64_t>(count_, kHeldWindows));
+    rows_ = d.b.scratch(std::max<uint64_t>(1, held_ * window_bytes()));
+  }
+
+  uint32_t count() const { return count_; }
+
+  std::vector<Range> segments(int32_t rank, uint32_t window) const {
+    const Range all = chunk(rank);
+    const uint64_t first = std::min(all.count, window * elements_);
+    return segments_of({all.begin + first, std::min(elements_, all.count - first)}, d_.segment);
+  }
+
+  // Transports that match by order issue rounds in ascending order: the next window is on its way
+  // before the results of this one are.
+  uint32_t scatter_round(uint32_t window) const {
+    if (d_.reduced == nullptr) return d_.round + window;
+    return d_.round + (window == 0 ? 0 : 2 * window - 1);
+  }
+  uint32_t gather_round(uint32_t window) const {
+    return d_.round + std::min(2 * window + 2, 2 * count_ - 1);
+  }
+
+  Region row(int32_t peer, uint32_t window, Range segment) const {
+    const uint64_t at = peer * elements_ + segment.begin - base(window);
+    return {rows_, place(window) + at * d_.element, segment.count * d_.element};
+  }
+
+  void reduce(uint32_t window, Range segment) const {
+    OperandRef rows =
+        flat(rows_, Access::kRead, static_cast<uint32_t>(d_.element * 8), base(window));
+    rows.offset = place(window);
+    rows.footprint = Footprint::kRows;
+    rows.rows = static_cast<uint32_t>(d_.size);
+    rows.row_bytes = elements_ * d_.element;
+    d_.reduce(segment, rows, base(window), elements_);
+  }
+
+ private:
+  Range chunk(int32_t rank) const { return d_.chunk_of(static_cast<uint32_t>(rank)); }
+  uint64_t base(uint32_t window) const { return chunk(d_.rank).begin + window * elements_; }
+  uint64_t window_bytes() const { return d_.size * elements_ * d_.element; }
+  uint64_t place(uint32_t window) const { return window % held_ * window_bytes(); }
+
+  const DirectReduce& d_;
+  uint64_t elements_;  // of one rank's part of a window
+  uint32_t count_ = 0;
+  uint32_t held_ = 0;
+  uint32_t rows_ = kNoSlot;
+};
+
+}  // namespace
+
+void emit_direct_reduce(const DirectReduce& d) {
+  const Windows windows(d);
+  // The next rank first, so that nobody is hit by all at once.
+  const auto peer = [&](int32_t i) { return (d.rank + i) % d.size; };
+  for (uint32_t w = 0; w < windows.count(); ++w) {
+    for (int32_t i = 1; i < d.size; ++i) {
+      for (Range segment : windows.segments(peer(i), w)) {
+        d.b.send(peer(i), d.contribution(segment), windows.scatter_round(w));
+      }
+    }
+    const std::vector<Range> mine = windows.segments(d.rank, w);
+    for (int32_t i = 1; i < d.size; ++i) {
+      for (Range segment : mine)
+        d.b.recv(peer(i), windows.row(peer(i), w, segment), windows.scatter_round(w));
+    }
+    for (Range segment : mine) {
+      windows.reduce(w, segment);
+      if (d.reduced == nullptr) continue;
+      const Region result = d.reduced(segment);
+      for (int32_t i = 1; i < d.size; ++i) d.b.send(peer(i), result, windows.gather_round(w));
+    }
+    if (d.reduced == nullptr) continue;
+    for (int32_t i = 1; i < d.size; ++i) {
+      for (Range segment : windows.segments(peer(i), w))
+        d.receive_reduced(peer(i), segment, windows.gather_round(w));
+    }
+  }
+}
+
+}  // namespace sotto

@@ -1,0 +1,39 @@
+// Direct reductions: every rank receives its chunk from all others, adds up, and may send the
+// result to all.
+//
+// What the others send of a chunk are its rows. A whole chunk's rows are as large as the tensors,
+// so a chunk is taken in windows of a few segments: rows of a few windows are in memory, and the
+// receives of a window wait until the one whose place it takes has been added up.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+
+#include "core/base/dtype.h"
+#include "core/plan/builder.h"
+#include "core/plan/layout.h"
+
+namespace sotto {
+
+struct DirectReduce {
+  PlanBuilder& b;
+  int32_t rank;
+  int32_t size;
+  uint64_t element;  // bytes
+  uint64_t segment;  // elements
+  uint32_t round;    // first round; how many follow depends on the longest chunk
+  std::function<Range(uint32_t rank)> chunk_of;
+  // This rank's part of a segment of another rank's chunk.
+  std::function<Region(Range segment)> contribution;
+  // Adds up a segment of this rank's chunk. Row k of `rows` is what rank k sent; element 0 of a row
+  // is element `base` of the flat space, rows are `stride` elements apart.
+  std::function<void(Range segment, const OperandRef& rows, uint64_t base, uint64_t stride)> reduce;
+  // All-reduce: a reduced segment of this rank's chunk, and where those of others go. Null:
+  // reduce-scatter.
+  std::function<Region(Range segment)> reduced;
+  std::function<void(int32_t peer, Range segment, uint32_t round)> receive_reduced;
+};
+
+void emit_direct_reduce(const DirectReduce& direct);
+
+}  // namespace sotto

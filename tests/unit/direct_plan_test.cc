@@ -1,0 +1,160 @@
+// Direct reductions whose chunks are taken in windows: what a plan keeps in memory, and that ranks
+// that hold each other back cannot stop.
+#include "core/plan/direct.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "core/plan/collectives.h"
+
+namespace sotto::test {
+namespace {
+
+constexpr uint64_t kSegment = 8192;  // bytes; a norm block has more
+
+std::shared_ptr<const Plan> plan_of(OpKind kind, int32_t rank, int32_t size, uint64_t count,
+                                    uint64_t segment, Matching matching) {
+  PlanBuilder builder;
+  CollectiveRequest request;
+  request.kind = kind;
+  request.rank = rank;
+  request.size = size;
+  request.counts = {count};
+  request.dtypes = {Dtype::kF32};
+  request.in_place = {1};
+  request.segment_bytes = segment;
+  EXPECT_TRUE(emit_collective(builder, request).ok());
+  DeviceCaps device;
+  TransportCaps transport;
+  transport.matching = matching;
+  LoweringTarget target;
+  target.device = &device;
+  target.transport = &transport;
+  target.comm_size = size;
+  return lower(builder.take(), target).take();
+}
+
+using Plans = std::vector<std::shared_ptr<const Plan>>;
+
+Plans plans_of(OpKind kind, int32_t size, uint64_t count, Matching matching) {
+  Plans plans;
+  for (int32_t rank = 0; rank < size; ++rank)
+    plans.push_back(plan_of(kind, rank, size, count, kSegment, matching));
+  return plans;
+}
+
+// Whether all ranks come to the end of their plans, if a message leaves only when its receiver has
+// posted all receives from the sender up to the message's round.
+class Simulation {
+ public:
+  explicit Simulation(const Plans& plans) : plans_(plans) {
+    for (const auto& plan : plans) done_.emplace_back(plan->steps.size());
+  }
+
+  bool ends() {
+    for (bool any = true; any;) {
+      any = false;
+      for (size_t rank = 0; rank < plans_.size(); ++rank) {
+        for (uint32_t i = 0; i < plans_[rank]->steps.size(); ++i) any |= advance(rank, i);
+      }
+    }
+    for (const auto& steps : done_) {
+      if (std::count(steps.begin(), steps.end(), 0) != 0) return false;
+    }
+    return true;
+  }
+
+ private:
+  bool startable(size_t rank, uint32_t i) const {
+    const auto before = plans_[rank]->preds(i);
+    return std::all_of(before.begin(), before.end(), [&](uint32_t b) { return done_[rank][b]; });
+  }
+
+  bool advance(size_t rank, uint32_t i) {
+    const Step& step = plans_[rank]->steps[i];
+    if (done_[rank][i] || !startable(rank, i) || step.kind == StepKind::kRecv) return false;
+    if (step.kind == StepKind::kSend && !deliver(rank, step)) return false;
+    done_[rank][i] = 1;
+    return true;
+  }
+
+  bool deliver(size_t from, const Step& message) {
+    const auto to = static_cast<size_t>(message.peer);
+    uint32_t receive = kNoStep;
+    for (uint32_t i = 0; i < plans_[to]->steps.size(); ++i) {
+      const Step& step = plans_[to]->steps[i];
+      if (step.kind != StepKind::kRecv || step.peer != static_cast<int32_t>(from) ||
+          step.round > message.round)
+        continue;
+      if (!startable(to, i)) return false;
+      if (step.round == message.round && step.segment == message.segment) receive = i;
+    }
+    if (receive == kNoStep) return false;
+    EXPECT_EQ(plans_[to]->steps[receive].data.bytes, message.data.bytes);
+    done_[to][receive] = 1;
+    return true;
+  }
+
+  const Plans& plans_;
+  std::vector<std::vector<uint8_t>> done_;
+};
+
+TEST(DirectPlan, MemoryDoesNotGrowWithTheTensors) {
+  constexpr uint64_t kLimit = uint64_t{13} << 20;
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter}) {
+    for (const int32_t size : {2, 4, 12}) {
+      const uint64_t count = kind == OpKind::kAllReduce ? 25'000'000 : 25'000'000 / size;
+      const auto plan = plan_of(kind, 1, size, count, 256 * 1024, Matching::kByKey);
+      EXPECT_LE(plan->scratch_bytes, kLimit) << size;
+      EXPECT_GE(plan->scratch_bytes, kLimit / 2) << size;
+    }
+    // A segment of every rank and window at least.
+    const auto plan = plan_of(kind, 1, 64, 16'000'000, kSegment, Matching::kByKey);
+    EXPECT_LE(plan->scratch_bytes, 4 * 64 * segment_elements(kSegment, 32) * 4);
+  }
+}
+
+TEST(DirectPlan, RanksThatWaitForEachOthersReceivesComeToTheEnd) {
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter}) {
+    for (const int32_t size : {2, 3, 5}) {
+      for (const uint64_t count : {16'400u, 200'001u, 1'000'003u}) {
+        EXPECT_TRUE(Simulation(plans_of(kind, size, count, Matching::kByKey)).ends())
+            << size << " ranks, " << count;
+      }
+    }
+  }
+}
+
+// Transports that match by order issue a group when all of it can start: nothing in it may wait for
+// a message of its own group or a later one, and both ends of a pair have the same messages in it.
+TEST(DirectPlan, GroupsFollowEachOther) {
+  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter}) {
+    for (const int32_t size : {2, 4}) {
+      const Plans plans = plans_of(kind, size, 1'000'003, Matching::kByOrder);
+      std::map<std::tuple<size_t, int32_t, int32_t>, std::vector<uint64_t>> sent, received;
+      for (int32_t rank = 0; rank < size; ++rank) {
+        const Plan& plan = *plans[rank];
+        ASSERT_EQ(plan.groups.size(), plans[0]->groups.size());
+        std::vector<size_t> last(plan.steps.size());  // latest group that a step waits for, + 1
+        for (uint32_t i = 0; i < plan.steps.size(); ++i) {
+          const Step& step = plan.steps[i];
+          for (const uint32_t b : plan.preds(i)) last[i] = std::max(last[i], last[b]);
+          if (on_device(step)) continue;
+          EXPECT_LE(last[i], step.issue_round) << "rank " << rank << " step " << i;
+          last[i] = step.issue_round + 1;
+          auto& list = step.kind == StepKind::kSend ? sent : received;
+          const auto pair = step.kind == StepKind::kSend ? std::pair{rank, step.peer}
+                                                         : std::pair{step.peer, rank};
+          list[{step.issue_round, pair.first, pair.second}].push_back(step.data.bytes);
+        }
+      }
+      EXPECT_GT(plans[0]->groups.size(), 8u);
+      EXPECT_EQ(sent, received);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace sotto::test
