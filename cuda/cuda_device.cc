@@ -58,6 +58,7 @@ class CudaDevice final : public Device {
   Status wait(uint32_t lane, EventId event) override;
   Result<bool> query(EventId event) override;
   void release(EventId event) override;
+  Status check_stream(void* stream) const override;
   Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
   Result<HoldId> hold_stream(void* stream) override;
@@ -318,6 +319,7 @@ Status CudaDevice::wait(uint32_t lane, EventId event) {
 }
 
 Result<bool> CudaDevice::query(EventId event) {
+  const BesideCaptures beside;
   const cudaError_t state = cudaEventQuery(event_of(event));
   if (state == cudaSuccess) return true;
   if (state == cudaErrorNotReady) {
@@ -341,6 +343,24 @@ void CudaDevice::release(EventId event) {
 }
 
 // ---- Streams of the caller ----
+
+// A graph would run the kernels again and nothing else: the step's number, schedule, loss scale and
+// verdict are the host's, and so is driving messages.
+Status CudaDevice::check_stream(void* stream) const {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+  const cudaError_t asked = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
+  // Another stream is captured that the default stream would have to be ordered with.
+  const bool implicit = asked == cudaErrorStreamCaptureImplicit;
+  if (implicit) forget_cuda_error(asked);
+  if (!implicit) SOTTO_TRY(check(asked, "cudaStreamIsCapturing"));
+  if (!implicit && capture == cudaStreamCaptureStatusNone) return ok_status();
+  return invalid_state(
+      "the stream on cuda:{} is being captured into a CUDA graph, and operations cannot be part of "
+      "one: their host side would not run again; call between graphs, or name another stream",
+      index_);
+}
 
 Result<EventId> CudaDevice::record_stream(void* stream) {
   return record_on(static_cast<cudaStream_t>(stream));

@@ -19,8 +19,22 @@ Status cuda_status(cudaError_t error, std::string_view call, int32_t device = -1
 // The same without a status.
 void forget_cuda_error(cudaError_t error);
 
+// While it lives, calls of this thread neither fail for nor spoil what any thread captures into a
+// CUDA graph on other streams: the caller may do so while operations are in flight.
+class BesideCaptures {
+ public:
+  BesideCaptures() { exchange(); }
+  ~BesideCaptures() { exchange(); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  void exchange() { forget_cuda_error(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Makes a device current for its lifetime, and then the one that was before: the thread may be the
-// caller's.
+// caller's. Beside captures.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int32_t device);
@@ -31,6 +45,7 @@ class CurrentDevice {
   const Status& status() const { return status_; }
 
  private:
+  const BesideCaptures beside_;
   int before_ = -1;
   bool changed_ = false;
   Status status_;

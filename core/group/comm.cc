@@ -63,6 +63,13 @@ Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
 }
 
+NativeCollectives Comm::native() const {
+  const Channel& channel = *root_->channel;
+  const NativeCollectives native = channel.transport()->caps().native;
+  const bool all = native != 0 && size() == channel.control()->size();
+  return all && std::ranges::is_sorted(*ranks_) ? native : 0;
+}
+
 // ---- starting operations ----
 
 OpPosting Comm::next_posting(OpSignature signature, int32_t priority) {
@@ -130,7 +137,10 @@ Result<OpRef> Comm::start(Call call, const CallOptions& options) {
 
 Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& options) {
   SOTTO_TRY(failure());
-  for (Call& call : calls) call.request.segment_bytes = segment_bytes();
+  for (Call& call : calls) {
+    call.request.segment_bytes = segment_bytes();
+    call.request.native = native();
+  }
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(calls));
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   const Numbering before = numbering_;
@@ -203,7 +213,8 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.waits = options.waits;
   if (const std::shared_ptr<Device>& device = request.plan->device();
       options.stream && device->caps().streams) {
-    Result<EventId> event = device->record_stream(*options.stream);
+    const Status usable = device->check_stream(*options.stream);
+    Result<EventId> event = usable.ok() ? device->record_stream(*options.stream) : usable;
     if (!event.ok()) {
       request.plan->give_back(std::move(request.run));
       return event.status();

@@ -86,6 +86,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const std::string& transport() const { return root_->transport; }
   int64_t timeout_us() const { return root_->timeout_us; }
   uint64_t segment_bytes() const { return root_->segment_bytes; }
+  // Of the transport; they are between all ranks of the root comm, in its order.
+  NativeCollectives native() const;
   const std::shared_ptr<Context>& context() const { return root_->context; }
   Engine& engine() const { return *root_->context->engine(); }
 

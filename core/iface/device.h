@@ -102,6 +102,12 @@ class Device {
   virtual void release(EventId event) = 0;
 
   // Streams of the caller, as passed through the C ABI. Devices without streams refuse.
+  // INVALID_STATE if work for the stream would not run but be recorded (a CUDA graph). Asked before
+  // what follows. Threads: any.
+  virtual Status check_stream(void* stream) const {
+    (void)stream;
+    return ok_status();
+  }
   // An event behind what is queued on the stream now. Threads: any.
   virtual Result<EventId> record_stream(void* stream) = 0;
   // What is queued on the stream later starts after the event.

@@ -18,13 +18,23 @@
 #include <vector>
 
 #include "core/base/clock.h"
+#include "core/base/dtype.h"
 #include "core/base/status.h"
 
 namespace sotto {
 
 class Device;
+enum class ReduceOp : uint8_t;
 
 enum class Matching : uint8_t { kByKey, kByOrder };
+
+// Collectives that a transport has itself (TransportCaps::native), the same on all ranks.
+using NativeCollectives = uint32_t;
+inline constexpr NativeCollectives kNativeMoves = 1;  // all-gather and broadcast
+// All-reduce and reduce-scatter of integers: any order has the same bits.
+inline constexpr NativeCollectives kNativeIntegers = 2;
+// And of floating-point numbers, in an order of the transport's own.
+inline constexpr NativeCollectives kNativeFloats = 4;
 
 struct TransportCaps {
   const char* name = "";
@@ -34,6 +44,8 @@ struct TransportCaps {
   bool stream_ordered = false;
   // Host memory only: buffers of other devices are staged by the lowering pass.
   bool host_memory_only = true;
+  // Those that plans of comms with all ranks of the root comm may use. Only with kByOrder.
+  NativeCollectives native = 0;
 };
 
 // Names an operation on all ranks alike. `comm` is the epoch of the comm, unique among the comms of
@@ -99,6 +111,15 @@ enum class MessageClass : uint8_t {
   kMetadata,  // scales, flags, norms: counted as header bytes
 };
 
+// A collective of the transport's own, between all ranks of the root comm.
+struct NativeCall {
+  OpKind kind = OpKind::kAllGather;  // kBroadcast, kReduceScatter, kAllReduce
+  ReduceOp reduce{};                 // of the last two
+  Dtype dtype = Dtype::kF32;
+  uint64_t count = 0;  // elements of a rank's part (all-gather, reduce-scatter) or of the tensor
+  int32_t root = -1;   // broadcast: rank in the root comm
+};
+
 // One message. Owned by the engine; `data` and the Transfer stay valid and unmoved until it is
 // completed or its operation is cancelled.
 struct Transfer {
@@ -111,6 +132,11 @@ struct Transfer {
   MessageClass message_class = MessageClass::kPayload;
   void* data = nullptr;
   uint64_t bytes = 0;  // may be 0
+  // One of the messages that a call of `native` from one memory to another stands for, which are
+  // all in one group. Null: it goes on its own.
+  const NativeCall* native = nullptr;
+  const void* native_in = nullptr;
+  void* native_out = nullptr;
   // Engine's own.
   void* owner = nullptr;
   uint32_t step = 0;

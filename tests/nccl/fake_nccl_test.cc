@@ -189,6 +189,7 @@ SOTTO_RANK_MAIN(nccl_hangs) {
   OK(ncclAllReduce(w.a, w.b, w.n, ncclFloat32, ncclSum, w.comm, w.stream));
   std::this_thread::sleep_for(100ms);
   require(cudaStreamQuery(w.stream) == cudaErrorNotReady, "one rank hangs, the others wait for it");
+  self.at("waiting");
   if (w.rank == 1) {
     OK(ncclCommAbort(w.comm));
     OK(cudaStreamSynchronize(w.stream));
@@ -239,7 +240,13 @@ TEST(FakeNccl, AKilledRankIsARemoteError) {
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
 
-TEST(FakeNccl, AnOperationThatHangsEndsWithAnAbort) { run("nccl_hangs", 2); }
+TEST(FakeNccl, AnOperationThatHangsEndsWithAnAbort) {
+  Processes ranks("nccl_hangs", 2, {.argument = new_id(), .stop_at = {"1:waiting"}});
+  ranks.await(0, "waiting");
+  ranks.go(1);
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
 TEST(FakeNccl, AMismatchHangsIfAsked) { run("nccl_mismatch", 2, {"FAKE_NCCL_MISMATCH=hang"}); }
 
 TEST(FakeNccl, AMismatchEndsTheProcessOtherwise) {

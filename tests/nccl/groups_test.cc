@@ -103,7 +103,7 @@ struct Kit {
       : rank(number),
         size(static_cast<int32_t>(room.blobs.size())),
         control(room, number),
-        backend(check(make_nccl_backend({.library = {}, .timeout_us = 5'000'000}))),
+        backend(check(make_nccl_backend({.library = {}, .native = 0, .timeout_us = 5'000'000}))),
         driver(backend->poller()),
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),

@@ -6,9 +6,12 @@
 #include <nccl.h>
 #include <signal.h>
 
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
+#include <thread>
 
 #include "tests/multirank/capi_support.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
@@ -102,6 +105,22 @@ sotto_status all_reduce(const Rank& r, const DeviceFloats& x, size_t n = 0) {
   return sotto_all_reduce(r.comm, &b, &b, 1, &call, nullptr);
 }
 
+// A collective that is one of NCCL's own.
+sotto_status all_gather(const Rank& r, const DeviceFloats& x, int size, size_t n) {
+  const auto ranks = static_cast<size_t>(size);
+  const DeviceFloats all(n * ranks, 0.0f);
+  all.expect(0.0f, "zeros");  // it is there: its stream is not the call's
+  const sotto_buffer in = x.buffer(n), out = all.buffer();
+  const sotto_call call = x.call();
+  return sotto_all_gather(r.comm, &in, &out, 1, &call, nullptr);
+}
+
+sotto_status broadcast(const Rank& r, const DeviceFloats& x, int root) {
+  const sotto_buffer b = x.buffer();
+  const sotto_call call = x.call();
+  return sotto_broadcast(r.comm, &b, &b, 1, root, &call, nullptr);
+}
+
 float sum_of_ranks(int size) { return static_cast<float>(size * (size + 1) / 2); }
 
 void require_nothing_left() {
@@ -163,6 +182,9 @@ SOTTO_RANK_MAIN(nccl_lent) {
   Rank r(self, 20'000'000, lent);
   if (r.created != SOTTO_OK) {
     self.say(r.error);
+    OK(sotto_context_destroy(r.context));
+    if (lent != nullptr) require(ncclCommDestroy(lent) == ncclSuccess, "ncclCommDestroy");
+    require_nothing_left();
     return 0;
   }
   {
@@ -179,8 +201,13 @@ SOTTO_RANK_MAIN(nccl_lent) {
 // ---- Not getting one ----
 
 SOTTO_RANK_MAIN(nccl_refused) {
+  if (const char* native = std::getenv("TEST_NATIVE_OF_RANK_1");
+      native != nullptr && self.rank == 1)
+    setenv("SOTTO_NCCL_NATIVE", native, 1);
   Rank r(self, 3'000'000);
   self.say(std::string(sotto_status_name(r.created)) + ": " + r.error);
+  OK(sotto_context_destroy(r.context));
+  require_nothing_left();
   return 0;
 }
 
@@ -189,6 +216,10 @@ SOTTO_RANK_MAIN(nccl_refused) {
 // Works until something fails; says what.
 SOTTO_RANK_MAIN(nccl_loses) {
   const char* hang = std::getenv("TEST_HANG_RANK");
+  const bool counts = std::getenv("TEST_COUNTS") != nullptr;
+  const bool roots = std::getenv("TEST_ROOTS") != nullptr;
+  const bool kinds = std::getenv("TEST_KINDS") != nullptr;
+  const bool native = std::getenv("TEST_NATIVE") != nullptr;
   Rank r(self, 2'000'000);
   ok(r.created, "sotto_comm_create");
   sotto_status status = SOTTO_OK;
@@ -199,12 +230,22 @@ SOTTO_RANK_MAIN(nccl_loses) {
         self.at("working");
         if (hang != nullptr && self.rank == std::atoi(hang)) fake_nccl_hang(0);
       }
-      // A rank that calls with another count, once.
-      const bool differs = i == 5 && self.rank == 1 && std::getenv("TEST_COUNTS") != nullptr;
-      status = all_reduce(r, x, differs ? kN - 8 : kN);
+      // A rank that calls with another count or root, or something else, once.
+      const bool differs = i == 5 && self.rank == 1;
+      const size_t n = differs && counts ? kN - 8 : kN;
+      if (roots) {
+        status = broadcast(r, x, differs ? 1 : 0);
+      } else if (differs && kinds) {
+        status = all_reduce(r, x);
+      } else {
+        status = native ? all_gather(r, x, self.size, n) : all_reduce(r, x, n);
+      }
     }
   }
+  // An operation may tell of it a moment before the comm does.
   const char* text = nullptr;
+  for (int i = 0; i < 500 && sotto_comm_error(r.comm, &text) == SOTTO_OK; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
   require(sotto_comm_error(r.comm, &text) != SOTTO_OK, "the comm has failed");
   self.say(std::string(sotto_status_name(status)) + ": " + text);
   (void)sotto_comm_destroy(r.comm);  // says again why it has failed
@@ -220,7 +261,9 @@ std::string live_once(const ProcessRank& place) {
   if (r.created != SOTTO_OK) text = r.error;
   if (r.comm != nullptr) {
     DeviceFloats x(100, 1.0f);
-    if (all_reduce(r, x) != SOTTO_OK) text = sotto_last_error();
+    if (all_reduce(r, x) != SOTTO_OK || all_gather(r, x, place.size, 100) != SOTTO_OK ||
+        broadcast(r, x, 1) != SOTTO_OK)
+      text = sotto_last_error();
     (void)sotto_comm_destroy(r.comm);
   }
   OK(sotto_context_destroy(r.context));
@@ -230,6 +273,7 @@ std::string live_once(const ProcessRank& place) {
 // Each NCCL call of rank 0's life fails once, then none does.
 SOTTO_RANK_MAIN(nccl_every_call_fails) {
   uint64_t reported = 0;
+  std::set<std::string> names;
   for (uint64_t k = 0; k < 200; ++k) {
     const std::string folder = self.argument + "/" + std::to_string(k);
     std::filesystem::create_directories(folder);
@@ -248,10 +292,13 @@ SOTTO_RANK_MAIN(nccl_every_call_fails) {
     publish(folder + "/more", &more, 1);
     if (more == 0) {
       require(text.empty(), "no call has failed, but: " + text);
-      require(k > 10 && reported > 8, "few calls were failed");
+      require(k > 20 && reported > 18, "few calls were failed");
+      for (const char* native : {"ncclAllReduce", "ncclAllGather", "ncclBroadcast"})
+        require(names.contains(native), std::string(native) + " was not among them");
       return 0;
     }
     // Ends of communicators have nobody to tell; they are in the log.
+    names.insert(failed);
     const bool ends = failed == "ncclCommFinalize" || failed == "ncclCommDestroy";
     require(ends == text.empty(), "call " + std::to_string(k) + ", " + failed + ": " + text);
     require(ends || text.find(failed) != std::string::npos,
@@ -372,7 +419,60 @@ TEST_F(NcclTransport, DifferentCountsAreDescribed) {
   }
 }
 
-TEST_F(NcclTransport, EveryCallCanFail) { run("nccl_every_call_fails", 2); }
+// In front of one of NCCL's own collectives too, which then hangs.
+TEST_F(NcclTransport, DifferentCountsOfANativeCollectiveAreDescribed) {
+  for (const std::string& text :
+       say("nccl_loses", 3, {"TEST_NATIVE=1", "TEST_COUNTS=1", "FAKE_NCCL_MISMATCH=hang"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("PROTOCOL"), HasSubstr("all_gather"),
+                            HasSubstr("40000 elements"), HasSubstr("39992 elements")));
+  }
+}
+
+TEST_F(NcclTransport, ANativeCollectiveAndAnotherOneAreDescribed) {
+  for (const std::string& text :
+       say("nccl_loses", 3, {"TEST_NATIVE=1", "TEST_KINDS=1", "FAKE_NCCL_MISMATCH=hang"})) {
+    EXPECT_THAT(text,
+                AllOf(HasSubstr("PROTOCOL"), HasSubstr("all_gather"), HasSubstr("all_reduce")));
+  }
+}
+
+TEST_F(NcclTransport, DifferentRootsOfANativeCollectiveAreDescribed) {
+  for (const std::string& text :
+       say("nccl_loses", 2, {"TEST_ROOTS=1", "FAKE_NCCL_MISMATCH=hang"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("PROTOCOL"), HasSubstr("root 0"), HasSubstr("root 1")));
+  }
+}
+
+TEST_F(NcclTransport, ANativeCollectiveThatHangsTimesOut) {
+  for (const std::string& text : say("nccl_loses", 3, {"TEST_NATIVE=1", "TEST_HANG_RANK=1"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("made no progress")));
+  }
+}
+
+TEST_F(NcclTransport, ARankKilledBetweenNativeCollectivesIsNamed) {
+  Processes ranks("nccl_loses", 3,
+                  {.argument = directory_.path(),
+                   .environment = {kTransport, "TEST_NATIVE=1"},
+                   .stop_at = {"2:working"}});
+  ranks.await(2, "working");
+  ranks.kill(2, SIGKILL);
+  for (const int r : {0, 1}) {
+    EXPECT_THAT(ranks.message(r), AllOf(HasSubstr("PEER_LOST"), HasSubstr("rank 2")));
+  }
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+TEST_F(NcclTransport, NativeCollectivesAreAllowedByAllRanksOrNone) {
+  for (const std::string& text : say("nccl_refused", 2, {"TEST_NATIVE_OF_RANK_1=off"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("INVALID_ARGUMENT"),
+                            HasSubstr("SOTTO_NCCL_NATIVE of rank 1 is not that of rank 0")));
+  }
+}
+
+TEST_F(NcclTransport, EveryCallCanFail) {
+  run("nccl_every_call_fails", 2, {"SOTTO_NCCL_NATIVE=all"});
+}
 
 }  // namespace
 }  // namespace sotto::test

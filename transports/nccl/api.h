@@ -17,7 +17,8 @@ namespace sotto::nccl {
   F(GetVersion) F(GetUniqueId) F(GetErrorString) F(GetLastError) \
   F(CommInitRankConfig) F(CommFinalize) F(CommDestroy) F(CommAbort) \
   F(CommGetAsyncError) F(CommCount) F(CommUserRank) F(CommCuDevice) \
-  F(GroupStart) F(GroupEnd) F(Send) F(Recv)
+  F(GroupStart) F(GroupEnd) F(Send) F(Recv) \
+  F(AllGather) F(Broadcast) F(ReduceScatter) F(AllReduce)
 // clang-format on
 
 struct Api {

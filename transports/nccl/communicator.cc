@@ -20,6 +20,7 @@ struct Card {
   int32_t version = 0;
   int32_t device = -1;
   uint32_t adopts = 0;
+  uint32_t native = 0;
   char text[512] = {};
   ncclUniqueId id = {};  // rank 0's
 };
@@ -56,6 +57,9 @@ Status understand(const std::vector<std::string>& blobs, std::vector<Card>* card
       return unsupported("rank {} has NCCL {}, rank 0 NCCL {}; all ranks need the same", r,
                          version_text(card.version), version_text(first.version));
     }
+    if (card.native != first.native) {
+      return invalid_argument("SOTTO_NCCL_NATIVE of rank {} is not that of rank 0", r);
+    }
     if (card.adopts != first.adopts) {
       return invalid_argument(
           "rank {} gives a communicator of its own and rank {} does not; all ranks do, or none",
@@ -67,14 +71,15 @@ Status understand(const std::vector<std::string>& blobs, std::vector<Card>* card
 
 }  // namespace
 
-Result<std::unique_ptr<Communicator>> Communicator::make(const std::string& path,
+Result<std::unique_ptr<Communicator>> Communicator::make(const NcclOptions& options,
                                                          ncclComm_t adopted, ControlPlane& control,
                                                          Driver& driver, Deadline deadline) {
   Card mine;
   mine.adopts = adopted != nullptr ? 1 : 0;
+  mine.native = options.native;
   std::unique_ptr<Communicator> made;
   const Status ready = [&]() -> Status {
-    SOTTO_ASSIGN(std::shared_ptr<const Api> api, load(path));
+    SOTTO_ASSIGN(std::shared_ptr<const Api> api, load(options.library));
     mine.version = api->version;
     made.reset(new Communicator(std::move(api), adopted != nullptr));
     if (adopted != nullptr) return made->adopt(adopted, control);

@@ -10,6 +10,7 @@
 
 #include "core/iface/rendezvous.h"
 #include "transports/nccl/api.h"
+#include "transports/nccl/nccl_backend.h"
 
 namespace sotto::nccl {
 
@@ -17,8 +18,8 @@ class Communicator {
  public:
   // Collective over the control plane; the same on all ranks. `adopted`: this rank's communicator,
   // made by the caller, with the control plane's ranks; null: one is made, on the device that is
-  // current on this thread. `path`: as for load. All ranks fail if one does, with its reason.
-  static Result<std::unique_ptr<Communicator>> make(const std::string& path, ncclComm_t adopted,
+  // current on this thread. All ranks fail if one does, with its reason.
+  static Result<std::unique_ptr<Communicator>> make(const NcclOptions& options, ncclComm_t adopted,
                                                     ControlPlane& control, Driver& driver,
                                                     Deadline deadline);
   // Aborts what was made here and is still open.

@@ -14,8 +14,21 @@ namespace sotto::nccl {
 
 Status cuda_status(cudaError_t error, const char* call);
 
+// While it lives, calls of this thread neither fail for nor spoil what any thread captures into a
+// CUDA graph on other streams.
+class BesideCaptures {
+ public:
+  BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  ~BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
+  BesideCaptures(const BesideCaptures&) = delete;
+  BesideCaptures& operator=(const BesideCaptures&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 // Makes the device current for its lifetime, then the one that was before: the thread may be the
-// caller's.
+// caller's. Beside captures.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -25,6 +38,7 @@ class OnDevice {
   const Status& status() const { return status_; }
 
  private:
+  const BesideCaptures beside_;
   int before_ = -1;
   bool changed_ = false;
   Status status_;

@@ -27,12 +27,11 @@ class NcclBackend final : public Backend {
   }
   Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
                                              Driver& driver, Deadline deadline) override {
-    SOTTO_ASSIGN(std::unique_ptr<Communicator> communicator,
-                 Communicator::make(options_.library, std::exchange(adopted_, nullptr), control,
-                                    driver, deadline));
     SOTTO_ASSIGN(
-        std::unique_ptr<NcclTransport> transport,
-        NcclTransport::make(std::move(communicator), poller_, control, sink, options_.timeout_us));
+        std::unique_ptr<Communicator> communicator,
+        Communicator::make(options_, std::exchange(adopted_, nullptr), control, driver, deadline));
+    SOTTO_ASSIGN(std::unique_ptr<NcclTransport> transport,
+                 NcclTransport::make(std::move(communicator), poller_, control, sink, options_));
     return std::unique_ptr<Transport>(std::move(transport));
   }
 
@@ -50,7 +49,10 @@ class NcclBackend final : public Backend {
 }  // namespace nccl
 
 NcclOptions nccl_options(const Params& params) {
-  return {.library = params.nccl_library, .timeout_us = params.timeout_us};
+  NativeCollectives native = 0;
+  if (params.nccl_native != "off") native = kNativeMoves | kNativeIntegers;
+  if (params.nccl_native == "all") native |= kNativeFloats;
+  return {.library = params.nccl_library, .native = native, .timeout_us = params.timeout_us};
 }
 
 Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options) {

@@ -7,6 +7,7 @@
 
 #include "core/base/log.h"
 #include "core/iface/device.h"
+#include "core/iface/kernels.h"
 
 namespace sotto::nccl {
 namespace {
@@ -17,14 +18,41 @@ constexpr int64_t kNameTheRankNs = 1'000'000'000;
 constexpr auto kDrainLimit = std::chrono::seconds(10);
 constexpr auto kDrainPause = std::chrono::microseconds(100);
 
+ncclDataType_t type_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kI8: return ncclInt8;
+    case Dtype::kI32: return ncclInt32;
+    case Dtype::kI64: return ncclInt64;
+    case Dtype::kU8: return ncclUint8;
+    case Dtype::kU32: return ncclUint32;
+    case Dtype::kU64: return ncclUint64;
+    case Dtype::kF16: return ncclFloat16;
+    case Dtype::kF32: return ncclFloat32;
+    case Dtype::kF64: return ncclFloat64;
+    case Dtype::kBF16: return ncclBfloat16;
+  }
+  return ncclNumTypes;  // refused by NCCL
+}
+
+ncclRedOp_t op_of(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum: return ncclSum;
+    case ReduceOp::kMean: return ncclAvg;
+    case ReduceOp::kMin: return ncclMin;
+    case ReduceOp::kMax: return ncclMax;
+    case ReduceOp::kProd: return ncclProd;
+    case ReduceOp::kBitOr: break;  // NCCL has none
+  }
+  return ncclNumOps;  // refused by NCCL
+}
+
 }  // namespace
 
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
     std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-    const ControlPlane& control, TransferSink& sink, int64_t timeout_us) {
-  std::unique_ptr<NcclTransport> made(new NcclTransport(std::move(communicator), std::move(poller),
-                                                        control.rank(), control.size(), sink,
-                                                        timeout_us));
+    const ControlPlane& control, TransferSink& sink, const NcclOptions& options) {
+  std::unique_ptr<NcclTransport> made(new NcclTransport(
+      std::move(communicator), std::move(poller), control.rank(), control.size(), sink, options));
   const OnDevice on(made->communicator_->device());
   SOTTO_TRY(on.status());
   int lowest = 0, highest = 0;
@@ -38,13 +66,18 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
 
 NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
                              std::shared_ptr<NcclPoller> poller, int32_t rank, int32_t size,
-                             TransferSink& sink, int64_t timeout_us)
+                             TransferSink& sink, const NcclOptions& options)
     : communicator_(std::move(communicator)),
       poller_(std::move(poller)),
       rank_(rank),
       size_(size),
       sink_(sink),
-      timeout_us_(timeout_us),
+      timeout_us_(options.timeout_us),
+      caps_{.name = "nccl",
+            .matching = Matching::kByOrder,
+            .stream_ordered = true,
+            .host_memory_only = false,
+            .native = options.native},
       pinned_(communicator_->device()),
       events_(communicator_->device()) {
   poller_->add(this);
@@ -54,14 +87,6 @@ NcclTransport::~NcclTransport() {
   poller_->remove(this);
   if (!groups_.empty()) stop();
   if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
-}
-
-const TransportCaps& NcclTransport::caps() const {
-  static const TransportCaps caps{.name = "nccl",
-                                  .matching = Matching::kByOrder,
-                                  .stream_ordered = true,
-                                  .host_memory_only = false};
-  return caps;
 }
 
 void NcclTransport::refuse(Transfer& transfer) {
@@ -127,92 +152,152 @@ Status NcclTransport::choose_stream(Device* device, uint32_t lane, Group* group)
 
 Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group) {
   group->transfers.assign(transfers.begin(), transfers.end());
-  for (Transfer* t : transfers) {
+  for (const Transfer* t : transfers) {
     if (group->keys.empty() || !(group->keys.back() == t->op->key))
       group->keys.push_back(t->op->key);
     if (t->peer < 0 || t->peer >= size_ || t->peer == rank_) {
       return error(Code::kInternal, "nccl: message of rank {} to or from rank {} of {}", rank_,
                    t->peer, size_);
     }
-    SOTTO_ASSIGN(void* const memory, reachable(*t, group));
-    if (t->is_send && memory != t->data) std::memcpy(memory, t->data, t->bytes);
-    const auto same = [&](const PeerNote& n) { return n.peer == t->peer; };
-    if (std::none_of(group->notes.begin(), group->notes.end(), same)) {
-      SOTTO_ASSIGN(std::byte* const both, pinned_.take(2 * sizeof(Note)));
-      group->notes.push_back(
-          {t->peer, make_note(transfers, t->peer), both, both + sizeof(Note), {}, false});
-      std::memcpy(both, &group->notes.back().mine, sizeof(Note));
-      std::memset(both + sizeof(Note), 0, sizeof(Note));
+    SOTTO_TRY(note_for(t->peer, transfers, group));
+    if (t->native == nullptr) {
+      SOTTO_ASSIGN(const Action action, message(*t, group));
+      group->messages.push_back(action);
+    } else if (group->natives.empty() || group->natives.back().transfer->native != t->native) {
+      SOTTO_ASSIGN(const Action action, native(*t, group));
+      group->natives.push_back(action);
     }
   }
   SOTTO_ASSIGN(group->event, events_.take());
   return ok_status();
 }
 
-// Where NCCL can read or write for the transfer.
-Result<void*> NcclTransport::reachable(Transfer& t, Group* group) {
-  if (t.bytes == 0) return t.data;
+Status NcclTransport::note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group) {
+  const auto same = [&](const PeerNote& n) { return n.peer == peer; };
+  if (std::any_of(group->notes.begin(), group->notes.end(), same)) return ok_status();
+  SOTTO_ASSIGN(std::byte* const both, pinned_.take(2 * sizeof(Note)));
+  group->notes.push_back({peer, make_note(transfers, peer), both, both + sizeof(Note), {}, false});
+  std::memcpy(both, &group->notes.back().mine, sizeof(Note));
+  std::memset(both + sizeof(Note), 0, sizeof(Note));
+  return ok_status();
+}
+
+Result<NcclTransport::Action> NcclTransport::message(const Transfer& t, Group* group) {
+  SOTTO_ASSIGN(void* const memory, reachable(t.data, t.bytes, !t.is_send, group));
+  return Action{&t, memory};
+}
+
+Result<NcclTransport::Action> NcclTransport::native(const Transfer& t, Group* group) {
+  const NativeCall& call = *t.native;
+  const uint64_t bytes = call.count * dtype_bytes(call.dtype);
+  const auto ranks = static_cast<uint64_t>(size_);
+  const uint64_t in_bytes = call.kind == OpKind::kReduceScatter ? bytes * ranks : bytes;
+  const uint64_t out_bytes = call.kind == OpKind::kAllGather ? bytes * ranks : bytes;
+  Action action{&t};
+  SOTTO_ASSIGN(action.out, reachable(t.native_out, out_bytes, true, group));
+  action.in = action.out;
+  if (call.kind == OpKind::kBroadcast && call.root != rank_) return action;  // it has no input
+  SOTTO_ASSIGN(action.in, reachable(const_cast<void*>(t.native_in), in_bytes, false, group));
+  return action;
+}
+
+// Where NCCL can read or write for the caller's memory. What is to be sent is there on return.
+Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool received, Group* group) {
+  if (bytes == 0) return memory;
   cudaPointerAttributes at{};
-  SOTTO_TRY(cuda_status(cudaPointerGetAttributes(&at, t.data), "cudaPointerGetAttributes"));
+  SOTTO_TRY(cuda_status(cudaPointerGetAttributes(&at, memory), "cudaPointerGetAttributes"));
   switch (at.type) {
     case cudaMemoryTypeHost:
-    case cudaMemoryTypeManaged: return t.data;
+    case cudaMemoryTypeManaged: return memory;
     case cudaMemoryTypeDevice:
-      if (at.device == communicator_->device()) return t.data;
+      if (at.device == communicator_->device()) return memory;
       return invalid_argument(
           "nccl: memory is on cuda:{}, but the communicator was made on cuda:{}, the device that "
           "was current",
           at.device, communicator_->device());
     case cudaMemoryTypeUnregistered: break;
   }
-  SOTTO_ASSIGN(std::byte* const memory, pinned_.take(t.bytes));
-  group->staged.push_back({&t, memory});
-  return static_cast<void*>(memory);
+  SOTTO_ASSIGN(std::byte* const pinned, pinned_.take(bytes));
+  group->staged.push_back({memory, pinned, bytes, received});
+  if (!received) std::memcpy(pinned, memory, bytes);
+  return static_cast<void*>(pinned);
 }
 
-void* NcclTransport::memory_of(const Group& group, const Transfer& t) const {
-  for (const Staged& s : group.staged) {
-    if (s.transfer == &t) return s.at;
-  }
-  return t.data;
-}
-
+// Notes come with the messages. In front of native collectives they have a group of their own, so
+// that they are seen also if the collectives hang.
 Status NcclTransport::launch(Group& group) {
-  const Api& api = communicator_->api();
   if (last_event_ != nullptr && last_stream_ != group.stream)
     SOTTO_TRY(
         cuda_status(cudaStreamWaitEvent(group.stream, last_event_, 0), "cudaStreamWaitEvent"));
-  SOTTO_TRY(api.status(api.GroupStart(), "ncclGroupStart", nullptr));
-  const Status queued = queue(group);
-  const ncclResult_t ended = api.GroupEnd();  // also after an error: groups are balanced
-  SOTTO_TRY(queued);
-  SOTTO_TRY(communicator_->settle(ended, "ncclGroupEnd", timeout_us_));
+  SOTTO_TRY(together([&] { return queue_messages(group); }));
+  if (!group.natives.empty()) SOTTO_TRY(together([&] { return queue_natives(group); }));
   SOTTO_TRY(cuda_status(cudaEventRecord(group.event, group.stream), "cudaEventRecord"));
   group.recorded = true;
   return ok_status();
 }
 
+Status NcclTransport::together(const std::function<Status()>& queue) {
+  const Api& api = communicator_->api();
+  SOTTO_TRY(api.status(api.GroupStart(), "ncclGroupStart", nullptr));
+  const Status status = queue();
+  const ncclResult_t ended = api.GroupEnd();  // also after an error: groups are balanced
+  SOTTO_TRY(status);
+  return communicator_->settle(ended, "ncclGroupEnd", timeout_us_);
+}
+
+Status NcclTransport::queued(ncclResult_t result, const char* call) const {
+  if (result == ncclInProgress) return ok_status();
+  return communicator_->api().status(result, call, communicator_->handle());
+}
+
 // Of two ranks' calls that belong together the i-th send meets the i-th receive, so both have their
 // notes first, then the messages in the order of the plan.
-Status NcclTransport::queue(const Group& group) {
+Status NcclTransport::queue_messages(const Group& group) const {
   const Api& api = communicator_->api();
   const ncclComm_t comm = communicator_->handle();
-  const auto called = [&](ncclResult_t result, const char* call) {
-    return result == ncclInProgress ? ok_status() : api.status(result, call, comm);
-  };
   for (const PeerNote& n : group.notes) {
     SOTTO_TRY(
-        called(api.Send(n.out, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclSend"));
+        queued(api.Send(n.out, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclSend"));
     SOTTO_TRY(
-        called(api.Recv(n.in, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclRecv"));
+        queued(api.Recv(n.in, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclRecv"));
   }
-  for (const Transfer* t : group.transfers) {
-    if (t->bytes == 0) continue;
-    void* const at = memory_of(group, *t);
+  for (const Action& a : group.messages) {
+    const Transfer& t = *a.transfer;
+    if (t.bytes == 0) continue;
     SOTTO_TRY(
-        t->is_send
-            ? called(api.Send(at, t->bytes, ncclUint8, t->peer, comm, group.stream), "ncclSend")
-            : called(api.Recv(at, t->bytes, ncclUint8, t->peer, comm, group.stream), "ncclRecv"));
+        t.is_send
+            ? queued(api.Send(a.in, t.bytes, ncclUint8, t.peer, comm, group.stream), "ncclSend")
+            : queued(api.Recv(a.in, t.bytes, ncclUint8, t.peer, comm, group.stream), "ncclRecv"));
+  }
+  return ok_status();
+}
+
+Status NcclTransport::queue_natives(const Group& group) const {
+  const Api& api = communicator_->api();
+  const ncclComm_t comm = communicator_->handle();
+  const cudaStream_t stream = group.stream;
+  for (const Action& a : group.natives) {
+    const NativeCall& c = *a.transfer->native;
+    const ncclDataType_t type = type_of(c.dtype);
+    switch (c.kind) {
+      case OpKind::kAllGather:
+        SOTTO_TRY(queued(api.AllGather(a.in, a.out, c.count, type, comm, stream), "ncclAllGather"));
+        break;
+      case OpKind::kBroadcast:
+        SOTTO_TRY(queued(api.Broadcast(a.in, a.out, c.count, type, c.root, comm, stream),
+                         "ncclBroadcast"));
+        break;
+      case OpKind::kReduceScatter:
+        SOTTO_TRY(
+            queued(api.ReduceScatter(a.in, a.out, c.count, type, op_of(c.reduce), comm, stream),
+                   "ncclReduceScatter"));
+        break;
+      case OpKind::kAllReduce:
+        SOTTO_TRY(queued(api.AllReduce(a.in, a.out, c.count, type, op_of(c.reduce), comm, stream),
+                         "ncclAllReduce"));
+        break;
+      default: return error(Code::kInternal, "nccl has no collective of this kind");
+    }
   }
   return ok_status();
 }
@@ -221,6 +306,7 @@ Status NcclTransport::queue(const Group& group) {
 
 bool NcclTransport::run() {
   if (failed_ || !communicator_->open()) return false;
+  const BesideCaptures beside;
   bool any = false;
   while (!groups_.empty() && groups_.front().recorded) {
     const cudaError_t state = cudaEventQuery(groups_.front().event);
@@ -269,7 +355,7 @@ const NcclTransport::PeerNote* NcclTransport::look_at_notes(Group& group) {
 void NcclTransport::complete(Group& group) {
   if (last_event_ == group.event) last_event_ = nullptr;
   for (const Staged& s : group.staged) {
-    if (!s.transfer->is_send) std::memcpy(s.transfer->data, s.at, s.transfer->bytes);
+    if (s.received) std::memcpy(s.memory, s.at, s.bytes);
   }
   bool all_seen = true;
   for (const PeerNote& note : group.notes) {
@@ -328,6 +414,7 @@ void NcclTransport::fail(int32_t peer, const Status& status) {
 
 // Ends what is in flight; nothing is touched any more on return.
 void NcclTransport::stop() {
+  const BesideCaptures beside;
   failed_ = true;
   communicator_->abort();
   const auto limit = std::chrono::steady_clock::now() + kDrainLimit;

@@ -1,6 +1,6 @@
 // Messages over NCCL: a round of a plan is one group of sends and receives on the transport's own
 // stream; it is complete when an event behind it is. By order, with notes (note.h) that tell
-// whether both sides mean the same.
+// whether both sides mean the same. Messages that a native collective stands for are that call.
 //
 // Device memory of the communicator's device and pinned host memory go as they are; other host
 // memory through pinned blocks of the transport.
@@ -9,6 +9,7 @@
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -30,10 +31,11 @@ class NcclTransport final : public Transport, private PollSource {
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,
                                                      const ControlPlane& control,
-                                                     TransferSink& sink, int64_t timeout_us);
+                                                     TransferSink& sink,
+                                                     const NcclOptions& options);
   ~NcclTransport() override;
 
-  const TransportCaps& caps() const override;
+  const TransportCaps& caps() const override { return caps_; }
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
   void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
@@ -48,10 +50,18 @@ class NcclTransport final : public Transport, private PollSource {
   void close(Deadline deadline) override;
 
  private:
-  // Memory that stands for a transfer's own.
+  // Pinned memory that stands for the caller's.
   struct Staged {
-    Transfer* transfer;
+    void* memory;
     std::byte* at;
+    uint64_t bytes;
+    bool received;
+  };
+  // A message, or a native collective, and where NCCL finds its memory.
+  struct Action {
+    const Transfer* transfer;
+    void* in = nullptr;  // of a message, which is `in` alone
+    void* out = nullptr;
   };
   struct PeerNote {
     int32_t peer;
@@ -67,6 +77,7 @@ class NcclTransport final : public Transport, private PollSource {
     bool reports = false;              // through on_transfer; else the engine has events of its own
     std::vector<OpKey> keys;           // of the operations
     std::vector<Transfer*> transfers;  // while `reports` or being issued
+    std::vector<Action> messages, natives;
     std::vector<Staged> staged;
     std::vector<PeerNote> notes;
     cudaEvent_t event = nullptr;
@@ -74,7 +85,7 @@ class NcclTransport final : public Transport, private PollSource {
   };
 
   NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-                int32_t rank, int32_t size, TransferSink& sink, int64_t timeout_us);
+                int32_t rank, int32_t size, TransferSink& sink, const NcclOptions& options);
   bool run() override;
   bool busy() const override { return !groups_.empty(); }
   void refuse(Transfer& transfer);
@@ -82,10 +93,15 @@ class NcclTransport final : public Transport, private PollSource {
   static Status rank_is_gone();
   Status choose_stream(Device* device, uint32_t lane, Group* group) const;
   Status prepare(std::span<Transfer* const> transfers, Group* group);
-  Result<void*> reachable(Transfer& transfer, Group* group);
+  Result<Action> message(const Transfer& transfer, Group* group);
+  Result<Action> native(const Transfer& transfer, Group* group);
+  Status note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group);
+  Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);
   Status launch(Group& group);
-  Status queue(const Group& group);
-  void* memory_of(const Group& group, const Transfer& transfer) const;
+  Status together(const std::function<Status()>& queue);
+  Status queue_messages(const Group& group) const;
+  Status queue_natives(const Group& group) const;
+  Status queued(ncclResult_t result, const char* call) const;
   const PeerNote* look_at_notes(Group& group);
   void complete(Group& group);
   void release(Group& group);
@@ -101,6 +117,7 @@ class NcclTransport final : public Transport, private PollSource {
   const int32_t size_;
   TransferSink& sink_;
   const int64_t timeout_us_;
+  const TransportCaps caps_;
   cudaStream_t stream_ = nullptr;       // for operations on the host
   cudaStream_t last_stream_ = nullptr;  // of the group issued last
   cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
