@@ -103,6 +103,7 @@ bool Engine::streams_reached() {
 void Engine::make_ready(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];
+  if (run.progress[step] == StepProgress::kDone) return;  // finish_committing
   run.progress[step] = StepProgress::kReady;
   if (op.held_ && s.callers && on_device(s)) {
     op.held_steps_.push_back(step);
@@ -131,6 +132,11 @@ void Engine::post_transfer(Op& op, uint32_t step) {
   t.message_class = s.message_class;
   t.data = run.at(s.data);
   t.bytes = s.data.bytes;
+  if (s.native != nullptr) {
+    t.native = &s.native->call;
+    t.native_in = run.at(s.native->in);
+    t.native_out = run.at(s.native->out);
+  }
   t.owner = &op;
   t.step = step;
   run.progress[step] = StepProgress::kIssued;

@@ -205,7 +205,8 @@ void Engine::mark_lanes(DeviceQueue& queue) {
 }
 
 // Everything has arrived and verified on this rank, and parameters are being written: the step is
-// finished. Only sends to others may have been cut off.
+// finished. Only sends to others are cut off: those under way, and those whose data the device has
+// not computed yet, which must not reach the transport any more.
 void Engine::finish_committing(Op& op) {
   for (auto* list : {&completions_, &completions_now_}) {
     for (Completion& c : *list) {
@@ -214,11 +215,15 @@ void Engine::finish_committing(Op& op) {
   }
   const OpRef keep = op.self_.lock();
   Run& run = *op.request_.run;
-  for (uint32_t i = 0; i < run.plan->steps.size() && !op.done() && op.state_ == Op::State::kRunning;
-       ++i) {
+  std::vector<uint32_t> cut_off;
+  for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
     if (on_lane(*run.plan, run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
     run.progress[i] = StepProgress::kDone;
-    step_done(op, i);
+    cut_off.push_back(i);
+  }
+  for (const uint32_t step : cut_off) {
+    if (op.done() || op.state_ != Op::State::kRunning) return;
+    step_done(op, step);
   }
 }
 
@@ -231,8 +236,9 @@ bool Engine::only_device_left(const Op& op) const {
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
   return drive([&](Driver&) -> Status {
-    if (op->done()) return ok_status();
     Device& device = *op->request_.plan->device();
+    SOTTO_TRY(device.check_stream(stream));
+    if (op->done()) return ok_status();
     if (!only_device_left(*op)) {
       SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
       op->holds_.push_back(hold);

@@ -4,10 +4,7 @@
 #include <mutex>
 
 #include "tests/cuda/device_memory.h"
-
-#ifndef SOTTO_TEST_TRANSPORTS  // the program that this is part of says it
-#define SOTTO_TEST_TRANSPORTS "inproc", "tcp"
-#endif
+#include "tests/cuda/transports.h"
 
 namespace sotto::test {
 namespace {
@@ -307,7 +304,7 @@ TEST_P(SameBits, Optimizers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, SameBits,
-                         ::testing::Combine(::testing::Values(SOTTO_TEST_TRANSPORTS),
+                         ::testing::Combine(::testing::ValuesIn(transports_under_test()),
                                             ::testing::Values(1, 2, 4)),
                          [](const auto& param) {
                            return std::string(std::get<0>(param.param)) + "_" +

@@ -157,6 +157,108 @@ TEST(CudaStreams, AFailedOperationLetsStreamsGo) {
             "");
 }
 
+// A graph would not run the host's side of an operation: what is called for a stream that is being
+// captured is refused, changes nothing, and leaves the capture whole.
+TEST(CudaStreams, AreRefusedWhileTheyAreCaptured) {
+  EXPECT_EQ(
+      run_world(
+          2, kDefault,
+          [](Member& self) {
+            constexpr uint64_t kN = 3000;
+            Floats a(kN), b(kN);
+            PinnedFloats in(kN, 1), out(kN, 0);
+            Stream stream, other;
+            const sotto_buffer at = a.buffer(), to = b.buffer();
+            const auto on = [](const Stream& s) {
+              return call_with([&](auto& c) { c.stream = s.handle; });
+            };
+            const sotto_call captured = on(stream), free = on(other);
+            CUDA_OK(cudaMemcpyAsync(b.data(), in.data(), in.bytes(), cudaMemcpyHostToDevice,
+                                    other.handle));
+            CUDA_OK(cudaMemcpyAsync(a.data(), b.data(), in.bytes(), cudaMemcpyDeviceToDevice,
+                                    other.handle));
+            sotto_op *flying = nullptr, *done = nullptr;
+            OK(sotto_all_reduce(self.comm, &at, &at, 1, &free, &done));
+            OK(sotto_op_wait(done, -1));
+            sotto_param param = {};
+            param.struct_size = sizeof param;
+            param.param = at;
+            param.grad = to;
+            sotto_optim* optim = nullptr;
+            OK(sotto_optim_create(self.comm,
+                                  R"({"optimizer": {"type": "SGD", "params": {"lr": 1}}})", &param,
+                                  1, &optim));
+            CUDA_OK(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeThreadLocal));
+            CUDA_OK(cudaMemcpyAsync(a.data(), in.data(), in.bytes(), cudaMemcpyHostToDevice,
+                                    stream.handle));
+            const char* why = "is being captured into a CUDA graph";
+            OK(sotto_all_reduce(self.comm, &to, &to, 1, &free, &flying));
+            FAILS(sotto_all_reduce(self.comm, &at, &at, 1, &captured, nullptr),
+                  SOTTO_E_INVALID_STATE, "cuda:0", why);
+            FAILS(sotto_optim_step(optim, &captured, nullptr), SOTTO_E_INVALID_STATE, "cuda:0",
+                  why);
+            for (sotto_op* op : {flying, done})
+              FAILS(sotto_op_stream_wait(op, stream.handle), SOTTO_E_INVALID_STATE, "cuda:0", why);
+            CUDA_OK(cudaMemcpyAsync(out.data(), a.data(), out.bytes(), cudaMemcpyDeviceToHost,
+                                    stream.handle));
+            cudaGraph_t graph = nullptr;
+            CUDA_OK(cudaStreamEndCapture(stream.handle, &graph));
+            cudaGraphExec_t exec = nullptr;
+            CUDA_OK(cudaGraphInstantiate(&exec, graph, 0));
+            OK(sotto_op_wait(flying, -1));
+            // Between launches of the graph operations are as usual.
+            for (int round = 0; round < 2; ++round) {
+              CUDA_OK(cudaGraphLaunch(exec, stream.handle));
+              sotto_op* op = nullptr;
+              OK(sotto_all_reduce(self.comm, &at, &at, 1, &captured, &op));
+              OK(sotto_op_stream_wait(op, stream.handle));
+              OK(sotto_op_release(op));
+            }
+            PinnedFloats sum(kN, 0);
+            CUDA_OK(cudaMemcpyAsync(sum.data(), a.data(), sum.bytes(), cudaMemcpyDeviceToHost,
+                                    stream.handle));
+            CUDA_OK(cudaStreamSynchronize(stream.handle));
+            require(out.data()[kN - 1] == 1, "what the graph has copied");
+            require(sum.data()[0] == 2 && sum.data()[kN - 1] == 2, "the sum behind the graph");
+            OK(sotto_optim_step(optim, &captured, nullptr));
+            OK(sotto_optim_destroy(optim));
+            for (sotto_op* op : {flying, done}) OK(sotto_op_release(op));
+            CUDA_OK(cudaGraphExecDestroy(exec));
+            CUDA_OK(cudaGraphDestroy(graph));
+          }),
+      "");
+}
+
+// In the strictest mode, which forbids every thread what might disturb: operations in flight, and
+// the progress thread, do not.
+TEST(CudaStreams, OperationsAndCapturesOfOtherStreamsGoTogether) {
+  EXPECT_EQ(run_world(1, kDefault,
+                      [](Member& self) {
+                        constexpr uint64_t kN = 3000;
+                        Floats a(kN), b(kN);
+                        PinnedFloats in(kN, 1);
+                        Stream stream, other;
+                        const sotto_buffer at = b.buffer();
+                        const sotto_call call =
+                            call_with([&](auto& c) { c.stream = other.handle; });
+                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, nullptr));
+                        CUDA_OK(cudaStreamBeginCapture(stream.handle, cudaStreamCaptureModeGlobal));
+                        CUDA_OK(cudaMemcpyAsync(a.data(), in.data(), in.bytes(),
+                                                cudaMemcpyHostToDevice, stream.handle));
+                        const sotto_buffer larger = a.buffer();  // a plan that is not there yet
+                        for (const sotto_buffer* x : {&at, &larger}) {
+                          sotto_op* op = nullptr;
+                          OK(sotto_all_gather(self.comm, x, x, 1, &call, &op));
+                          OK(sotto_op_wait(op, -1));
+                          OK(sotto_op_release(op));
+                        }
+                        cudaGraph_t graph = nullptr;
+                        CUDA_OK(cudaStreamEndCapture(stream.handle, &graph));
+                        CUDA_OK(cudaGraphDestroy(graph));
+                      }),
+            "");
+}
+
 TEST(CudaDevices, OneDevicePerCall) {
   EXPECT_EQ(run_world(1, kDefault,
                       [](Member& self) {

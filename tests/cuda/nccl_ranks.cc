@@ -1,0 +1,124 @@
+// A rank of several, started by sotto-run: collectives, a codec and training steps on tensors of a
+// CUDA device give over NCCL the bits that they give over TCP. For real devices, one for each rank
+// or one for all (tests/gpu.sh), and for the fakes.
+#include <cstdio>
+#include <cstdlib>
+
+#include "tests/cuda/device_memory.h"
+
+namespace sotto::test {
+namespace {
+
+std::vector<float> numbers(size_t n, int32_t rank, int seed) {
+  std::vector<float> v(n);
+  for (size_t i = 0; i < n; ++i) {
+    const uint64_t x =
+        i * 7919 + static_cast<uint64_t>(rank) * 104729 + static_cast<uint64_t>(seed) * 1299709;
+    v[i] = static_cast<float>(static_cast<int>(x % 20011) - 10005) / 997.0f;
+  }
+  return v;
+}
+
+std::string collectives(sotto_comm* comm, int32_t rank, int32_t size, int device) {
+  constexpr size_t kN = 100'003;
+  Tensors tensors(Where::kCuda, device);
+  std::vector<float> sum = numbers(kN, rank, 1), sent = numbers(kN, rank, 2), from_root = sent;
+  std::vector<float> gathered(kN * static_cast<size_t>(size));
+  std::vector<int32_t> integers(kN, rank + 1);
+  const sotto_buffer in_place = tensors.add(sum), in = tensors.add(sent);
+  const sotto_buffer out = tensors.add(gathered), whole = tensors.add(integers);
+  const sotto_buffer shared = tensors.add(from_root);
+  const sotto_call call = tensors.call();
+  OK(sotto_all_reduce(comm, &in_place, &in_place, 1, &call, nullptr));
+  OK(sotto_all_reduce(comm, &whole, &whole, 1, &call, nullptr));
+  OK(sotto_all_gather(comm, &in, &out, 1, &call, nullptr));
+  OK(sotto_broadcast(comm, &shared, &shared, 1, size - 1, &call, nullptr));
+  tensors.download();
+  return bytes_of(sum) + bytes_of(integers) + bytes_of(gathered) + bytes_of(from_root);
+}
+
+std::string training(sotto_comm* comm, int32_t rank, int device, const char* json) {
+  constexpr size_t kCounts[] = {70'001, 17, 1};
+  Tensors tensors(Where::kCuda, device);
+  std::vector<float> p[3], g[3];
+  sotto_param params[3] = {};
+  for (size_t t = 0; t < 3; ++t) {
+    p[t] = numbers(kCounts[t], 0, 3);
+    g[t] = numbers(kCounts[t], rank, 4);
+    params[t].struct_size = sizeof(sotto_param);
+    params[t].param = tensors.add(p[t]);
+    params[t].grad = tensors.add(g[t]);
+  }
+  tensors.sync();
+  sotto_optim* optim = nullptr;
+  OK(sotto_optim_create(comm, json, params, 3, &optim));
+  const sotto_call call = tensors.call();
+  for (int step = 0; step < 6; ++step) OK(sotto_optim_step(optim, &call, nullptr));
+  tensors.download();
+  OK(sotto_optim_destroy(optim));
+  return bytes_of(p[0]) + bytes_of(p[1]) + bytes_of(p[2]);
+}
+
+std::string results(sotto_comm* comm, int32_t rank, int32_t size, int device) {
+  std::string all = collectives(comm, rank, size, device);
+  for (const char* json :
+       {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0})",
+        R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}})"})
+    all += training(comm, rank, device, json);
+  return all;
+}
+
+// The NCCL comm meets by an id that the ranks share over the TCP one.
+sotto_comm* nccl_comm(sotto_context* context, sotto_comm* tcp, int32_t rank, int32_t size) {
+  sotto_unique_id id = {};
+  if (rank == 0) OK(sotto_unique_id_create(context, &id));
+  const sotto_buffer bytes = {&id, sizeof id, SOTTO_UINT8, SOTTO_DEVICE_CPU, 0, 0};
+  OK(sotto_broadcast(tcp, &bytes, &bytes, 1, 0, nullptr, nullptr));
+  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+  config.rank = rank;
+  config.size = size;
+  config.id = &id;
+  config.transport = "nccl";
+  sotto_comm* comm = nullptr;
+  OK(sotto_comm_create(context, &config, &comm));
+  return comm;
+}
+
+int run() {
+  sotto_context* context = new_context();
+  sotto_comm* tcp = nullptr;
+  OK(sotto_comm_create(context, nullptr, &tcp));
+  int32_t rank = 0, size = 0;
+  OK(sotto_comm_rank(tcp, &rank));
+  OK(sotto_comm_size(tcp, &size));
+  int devices = 0;
+  CUDA_OK(cudaGetDeviceCount(&devices));
+  const int device = rank % devices;
+  CUDA_OK(cudaSetDevice(device));
+  sotto_comm* nccl = nccl_comm(context, tcp, rank, size);
+  const std::string routes = read_all([&](char* at, uint64_t cap, uint64_t* n) {
+    return sotto_comm_report(nccl, "routes", at, cap, n);
+  });
+  const std::string over_tcp = results(tcp, rank, size, device);
+  const std::string over_nccl = results(nccl, rank, size, device);
+  const bool same = over_tcp == over_nccl;
+  std::printf("rank %d of %d on cuda:%d: %zu bytes over NCCL are %s over TCP; %s\n", rank, size,
+              device, over_nccl.size(), same ? "those" : "NOT those", routes.c_str());
+  OK(sotto_comm_destroy(nccl));
+  OK(sotto_comm_destroy(tcp));
+  OK(sotto_context_destroy(context));
+  return same ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace sotto::test
+
+int main() {
+  setenv("SOTTO_TRANSPORT", "tcp", 1);  // where ranks meet; the comms say what they use
+  try {
+    return sotto::test::run();
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "sotto-test-nccl_ranks: %s\n", e.what());
+    return 1;
+  }
+}
