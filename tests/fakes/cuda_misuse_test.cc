@@ -1,4 +1,5 @@
 // The fake CUDA runtime catches what a GPU would let pass: planted bugs, faults, dropped waits.
+#include <chrono>
 #include <thread>
 
 #include "tests/fakes/fake_cuda_cases.h"
@@ -218,13 +219,20 @@ TEST_F(FakeCuda, QueriesHaveNumbersOfTheirOwn) {
 // Kernels on one stream that the other would have to overtake in the time of one copy.
 constexpr int kDepth = 20;
 
+// What differs from a correct pipeline.
+struct Fault {
+  int64_t dropped_wait = -1;              // of this round
+  std::chrono::milliseconds late_copy{};  // the copy is queued so much later
+};
+
 // Compute on one stream, copy on another, an event between them.
 void pipeline(cudaStream_t compute, cudaStream_t copy, cudaEvent_t e, float* a, float* host,
-              int rounds, int* wrong) {
+              int rounds, const Fault& fault, int* wrong) {
   for (int i = 0; i < rounds; ++i) {
     CUDA_OK(cudaMemsetAsync(a, 0, kN * 4, compute));
     for (int k = 0; k < kDepth; ++k) CUDA_OK(launch_add(a, a, static_cast<float>(i), kN, compute));
     CUDA_OK(cudaEventRecord(e, compute));
+    std::this_thread::sleep_for(fault.late_copy);
     CUDA_OK(cudaStreamWaitEvent(copy, e, 0));
     CUDA_OK(cudaMemcpyAsync(host, a, kN * 4, cudaMemcpyDeviceToHost, copy));
     CUDA_OK(cudaStreamSynchronize(copy));
@@ -235,13 +243,13 @@ void pipeline(cudaStream_t compute, cudaStream_t copy, cudaEvent_t e, float* a, 
 
 class FakeCudaPipeline : public FakeCuda {
  protected:
-  void run(int rounds, int64_t dropped, int* wrong) {
+  void run(int rounds, const Fault& fault, int* wrong) {
     configure({.max_delay_us = 300, .seed = 3});
-    cudaStream_t compute = stream(), copy = stream();
+    cudaStream_t compute = stream(), copy = stream();  // numbers 0 and 1
     cudaEvent_t e = event();
     float *a = floats(kN), *host = pinned(kN);
-    if (dropped >= 0) drop_wait(static_cast<uint64_t>(dropped));
-    pipeline(compute, copy, e, a, host, rounds, wrong);
+    if (fault.dropped_wait >= 0) drop_wait({1, 0, static_cast<uint64_t>(fault.dropped_wait)});
+    pipeline(compute, copy, e, a, host, rounds, fault, wrong);
     CUDA_OK(cudaFree(a));
     CUDA_OK(cudaFreeHost(host));
     CUDA_OK(cudaEventDestroy(e));
@@ -252,14 +260,14 @@ class FakeCudaPipeline : public FakeCuda {
 
 TEST_F(FakeCudaPipeline, EventsOrderStreams) {
   int wrong = 0;
-  run(50, -1, &wrong);
+  run(50, {}, &wrong);
   EXPECT_EQ(wrong, 0);
 }
 
 TEST_F(FakeCudaPipeline, ADroppedWaitShows) {
   if (kTsan) GTEST_SKIP() << "the race that this makes is the subject of the death test";
   int wrong = 0;
-  run(10, 4, &wrong);
+  run(10, {.dropped_wait = 4}, &wrong);
   EXPECT_EQ(wrong, 1) << "the wait of one round was dropped";
 }
 
@@ -268,7 +276,19 @@ TEST_F(FakeCudaPipeline, ThreadSanitizerSeesTheDroppedWait) {
   EXPECT_DEATH(
       {
         int wrong = 0;
-        run(10, 4, &wrong);
+        run(10, {.dropped_wait = 4}, &wrong);
+        std::_Exit(0);
+      },
+      "data race");
+}
+
+// Nothing came too early, and nothing of the fake's own ordered the two streams.
+TEST_F(FakeCudaPipeline, ThreadSanitizerSeesTheDroppedWaitOfAStreamThatWasDone) {
+  if (!kTsan) GTEST_SKIP() << "needs ThreadSanitizer";
+  EXPECT_DEATH(
+      {
+        int wrong = 0;
+        run(2, {.dropped_wait = 1, .late_copy = std::chrono::milliseconds(50)}, &wrong);
         std::_Exit(0);
       },
       "data race");

@@ -128,6 +128,27 @@ TEST_F(FakeCuda, PageableSourcesAreStagedAndPinnedOnesAreNot) {
   CUDA_OK(cudaStreamDestroy(s));
 }
 
+TEST_F(FakeCuda, DevicesMayReachAllMemoryOfTheHost) {
+  if (kTsan) GTEST_SKIP() << "ThreadSanitizer sees that a buffer is used again too early";
+  configure({.pageable_access = true});
+  cudaStream_t s = stream();
+  float* a = floats(1);
+  std::vector<float> from{1.0f}, to{0.0f};
+  const uint64_t before = host_waits();
+  hold();
+  CUDA_OK(cudaMemcpyAsync(a, from.data(), 4, cudaMemcpyDefault, s));
+  CUDA_OK(cudaMemcpyAsync(to.data(), a, 4, cudaMemcpyDefault, s));
+  from[0] = 2.0f;
+  EXPECT_EQ(host_waits(), before);
+  resume();
+  CUDA_OK(cudaStreamSynchronize(s));
+  EXPECT_EQ(to[0], 2.0f);
+  fake_cuda_check_reachable(to.data(), 4, "a test");
+  EXPECT_DEATH(fake_cuda_check_reachable(a, 8, "a test"), "runs out of 4 bytes of device memory");
+  CUDA_OK(cudaFree(a));
+  CUDA_OK(cudaStreamDestroy(s));
+}
+
 TEST_F(FakeCuda, CopiesToPageableMemoryWaitAndAreCounted) {
   cudaStream_t s = stream();
   float *a = floats(4), *host = pinned(4);

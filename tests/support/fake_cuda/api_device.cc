@@ -39,13 +39,13 @@ cudaError_t attribute(cudaDeviceAttr attr, int device, int* value) {
     case cudaDevAttrStreamPrioritiesSupported:
     case cudaDevAttrConcurrentKernels:
     case cudaDevAttrHostRegisterSupported: *value = 1; break;
+    case cudaDevAttrPageableMemoryAccess: *value = state().options.pageable_access; break;
     case cudaDevAttrAsyncEngineCount: *value = 2; break;
     case cudaDevAttrPciBusId: *value = device + 1; break;
     case cudaDevAttrPciDeviceId:
     case cudaDevAttrPciDomainId:
     case cudaDevAttrIntegrated:
     case cudaDevAttrManagedMemory:
-    case cudaDevAttrPageableMemoryAccess:
     case cudaDevAttrConcurrentManagedAccess:
     case cudaDevAttrCooperativeLaunch:
     case cudaDevAttrClusterLaunch:

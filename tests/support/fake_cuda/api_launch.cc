@@ -1,5 +1,6 @@
 // Kernels: launches, attributes, and what the host code that nvcc makes calls when it is loaded.
 #include "tests/support/fake_cuda/state.h"
+#include "tests/support/fake_cuda/sync_model.h"
 
 using namespace sotto::fake_cuda;
 
@@ -12,11 +13,13 @@ constexpr size_t kSmemPerBlock = 48 * 1024, kSmemPerBlockOptin = 227 * 1024;
 class SmemLimits {
  public:
   size_t of(const void* kernel) {
+    Quiet quiet;
     std::lock_guard lock(mutex_);
     const auto it = limits_.find(kernel);
     return it == limits_.end() ? kSmemPerBlock : it->second;
   }
   void set(const void* kernel, size_t bytes) {
+    Quiet quiet;
     std::lock_guard lock(mutex_);
     limits_[kernel] = std::max(bytes, kSmemPerBlock);
   }

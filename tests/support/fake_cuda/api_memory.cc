@@ -39,7 +39,7 @@ bool in_device_memory(const void* at) {
 
 bool is_pageable(const void* at) {
   Block block;
-  return !state().memory.find(at, &block);
+  return !state().memory.reaches_host() && !state().memory.find(at, &block);
 }
 
 struct Sides {
@@ -66,8 +66,8 @@ void check_overlap(const void* dst, const void* src, size_t bytes, const char* c
 }
 
 // Returns whether the host has waited.
-bool copy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
-          const std::shared_ptr<Stream>& stream, const char* call) {
+bool copy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, const Ref<Stream>& stream,
+          const char* call) {
   if (bytes == 0) return false;
   const Sides on = sides(dst, src, kind, call);
   state().memory.check(dst, bytes, on.dst_device, call);
@@ -75,7 +75,7 @@ bool copy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind,
   check_overlap(dst, src, bytes, call);
   if (on.dst_device && !on.src_device && is_pageable(src)) {  // staged before the call returns
     const auto* from = static_cast<const char*>(src);
-    auto staged = std::make_shared<std::vector<char>>(from, from + bytes);
+    const auto staged = make_ref<std::vector<char>>(from, from + bytes);
     state().submit(stream, [=] { std::memcpy(dst, staged->data(), bytes); });
     return false;
   }

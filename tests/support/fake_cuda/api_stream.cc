@@ -4,6 +4,7 @@
 #include <cstring>
 #include <thread>
 
+#include "tests/support/fake_cuda/capture.h"
 #include "tests/support/fake_cuda/state.h"
 
 using namespace sotto::fake_cuda;
@@ -20,12 +21,23 @@ bool reached(uint32_t word, uint32_t value, unsigned flags) {
   }
 }
 
+bool captured(const Ref<Stream>& s) {
+  return captures().status(s->number()) != cudaStreamCaptureStatusNone;
+}
+
+// What a captured stream does not take.
+cudaError_t refuse_captured(const Ref<Stream>& s, cudaError_t error) {
+  captures().spoil(s->number());
+  return note(error);
+}
+
 // The driver's cuStreamWaitValue32: later work of the stream starts when the word has a value.
 CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
   constexpr const char* kCall = "cuStreamWaitValue32";
   if (note(state().begin_call(kCall)) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
   auto* const word = reinterpret_cast<uint32_t*>(at);
   const auto s = state().stream(stream, kCall);
+  if (captured(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   state().memory.check_reachable(word, sizeof *word, kCall);
   state().order_with_default_stream(s);
   s->push_always([=] {
@@ -82,6 +94,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   FAKE_CUDA_BEGIN();
   const auto s = state().stream(stream, __func__);
+  if (captured(s)) return refuse_captured(s, cudaErrorStreamCaptureUnsupported);
   state().count_host_wait();
   state().order_with_default_stream(s);
   s->drain();
@@ -91,7 +104,9 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   const cudaError_t begun = state().begin_call(__func__, CallKind::kQuery);
   if (begun != cudaSuccess) return note(begun);
-  return state().stream(stream, __func__)->idle() ? cudaSuccess : note(cudaErrorNotReady);
+  const auto s = state().stream(stream, __func__);
+  if (captured(s)) return refuse_captured(s, cudaErrorStreamCaptureUnsupported);
+  return s->idle() ? cudaSuccess : note(cudaErrorNotReady);
 }
 
 cudaError_t cudaStreamGetDevice(cudaStream_t stream, int* device) {
@@ -112,16 +127,10 @@ cudaError_t cudaStreamGetPriority(cudaStream_t stream, int* priority) {
   return cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* status) {
-  FAKE_CUDA_BEGIN();
-  state().stream(stream, __func__);
-  *status = cudaStreamCaptureStatusNone;
-  return cudaSuccess;
-}
-
 cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
   FAKE_CUDA_BEGIN();
   const auto s = state().stream(stream, __func__);
+  if (captured(s)) return refuse_captured(s, cudaErrorStreamCaptureIsolation);
   const auto marker = state().last_record(*state().event(event, __func__));  // bound now
   if (marker == nullptr) return cudaSuccess;
   if (state().wait_is_dropped({s->number(), marker->stream(), marker->record()}))
@@ -144,7 +153,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
   FAKE_CUDA_BEGIN();
   if ((flags & ~(cudaEventBlockingSync | cudaEventDisableTiming)) != 0)
     return note(cudaErrorNotSupported);
-  auto made = std::make_shared<Event>();
+  auto made = make_ref<Event>();
   made->device = current_device();
   made->flags = flags;
   *event = state().add_event(std::move(made));
@@ -153,7 +162,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned flags) {
 
 cudaError_t cudaEventCreate(cudaEvent_t* event) {
   FAKE_CUDA_BEGIN();
-  auto made = std::make_shared<Event>();
+  auto made = make_ref<Event>();
   made->device = current_device();
   *event = state().add_event(std::move(made));
   return cudaSuccess;
@@ -178,6 +187,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     misuse("cudaEventRecord of an event of device " + std::to_string(e->device) +
            " on a stream of device " + std::to_string(s->device()));
   }
+  if (captured(s))
+    misuse("cudaEventRecord on a captured stream: that others join a capture is not modelled");
   state().order_with_default_stream(s);
   state().record(*e, s->record());
   return cudaSuccess;

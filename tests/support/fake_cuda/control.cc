@@ -11,6 +11,7 @@ void configure(const Options& options) {
   if (now.streams + now.events + now.device_blocks + now.pinned_blocks != 0)
     misuse("configure while there are " + now.text());
   s.memory.guard_host(options.guard_host);
+  s.memory.reach_host(options.pageable_access);
   Quiet quiet;
   std::lock_guard lock(s.mutex_);
   s.options = options;
@@ -42,13 +43,6 @@ void fail_execution(uint64_t k, cudaError_t error) {
   std::lock_guard lock(s.mutex_);
   s.failed_call_.clear();
   s.execution_fault_ = {s.executions_ + k, error};
-}
-
-void drop_wait(uint64_t k) {
-  State& s = state();
-  Quiet quiet;
-  std::lock_guard lock(s.mutex_);
-  s.dropped_wait_ = s.waits_made_.size() + k;
 }
 
 void drop_wait(const Wait& wait) {
@@ -83,7 +77,6 @@ void clear_faults() {
   Quiet quiet;
   std::lock_guard lock(s.mutex_);
   s.call_fault_ = s.query_fault_ = s.execution_fault_ = {};
-  s.dropped_wait_ = UINT64_MAX;
   s.wait_to_drop_.reset();
   s.late_us_ = 0;
   s.waits_made_.clear();

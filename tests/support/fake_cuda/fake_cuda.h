@@ -10,13 +10,15 @@
 //    out of range or of the wrong kind, calls from a host function, work on a device's stream while
 //    another device is current;
 //  - any call, kernel or wait can be made to fail;
+//  - calls that CUDA calls unsafe fail while a stream is captured into a graph, and spoil it
+//    (capture.h);
 //  - under ThreadSanitizer only the edges of the CUDA model order threads, so that a kernel that
 //    runs without having waited for its input is a reported race.
 //
 // Environment, read at the first call: FAKE_CUDA_DEVICES (2), FAKE_CUDA_MEMORY_MB (4096, of each
 // device), FAKE_CUDA_MAX_DELAY_US (0), FAKE_CUDA_SEED (1), FAKE_CUDA_FORBID_DEFAULT_STREAM (0),
-// FAKE_CUDA_GUARD_HOST (0), FAKE_CUDA_NO_DRIVER (0), FAKE_CUDA_FAIL_CALL (none),
-// FAKE_CUDA_DROP_WAIT (none).
+// FAKE_CUDA_GUARD_HOST (0), FAKE_CUDA_PAGEABLE_ACCESS (0), FAKE_CUDA_NO_DRIVER (0),
+// FAKE_CUDA_FAIL_CALL (none).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -38,6 +40,8 @@ struct Options {
   // Device memory is out of the host's reach while no stream works (and while one does, as luck has
   // it): host code that dereferences a device pointer faults. Costs some 10 us per job.
   bool guard_host = false;
+  // Devices reach all memory of the host, in the order of their streams, as if all were pinned.
+  bool pageable_access = false;
   // false: every call fails with cudaErrorInsufficientDriver.
   bool driver = true;
 };
@@ -56,8 +60,6 @@ void fail_query(uint64_t k, cudaError_t error = cudaErrorUnknown);
 // The k-th kernel, copy, fill or host function that is to execute does not, and the runtime is in
 // error from then on, as after an illegal address: every call returns `error`, nothing executes.
 void fail_execution(uint64_t k, cudaError_t error = cudaErrorIllegalAddress);
-// The k-th cudaStreamWaitEvent returns success and queues nothing.
-void drop_wait(uint64_t k);
 // A cudaStreamWaitEvent, known by something else than its number, which depends on how fast streams
 // are: which stream waits for which, and for which record of an event on that (from 0). Streams are
 // numbered in the order of their creation since the last clear_faults or start.
@@ -112,5 +114,6 @@ void resume();
 extern "C" bool fake_cuda_in_runtime();
 
 // For other fakes on this runtime: ends the process, naming `call`, unless the range lies in one
-// block of live device or pinned memory. Also from a host function.
+// block of live device or pinned memory, or in other memory of the host that devices reach. Also
+// from a host function.
 extern "C" void fake_cuda_check_reachable(const void* at, size_t bytes, const char* call);

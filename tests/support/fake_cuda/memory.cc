@@ -183,6 +183,7 @@ void Memory::check_reachable(const void* at, size_t bytes, const char* call) con
   if (bytes == 0) return;
   Block block;
   if (!find(at, &block)) {
+    if (reach_host_) return check(at, bytes, false, call);
     misuse(std::string(call) + " of " + std::to_string(bytes) +
            " bytes of memory that the device cannot reach: " + describe_unlocked(at));
   }

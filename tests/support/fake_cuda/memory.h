@@ -40,10 +40,15 @@ class Memory {
   // Ends the process unless [at, at + bytes) lies in one block of device memory, or not at all in
   // device memory and, if it begins in a pinned block, in that alone.
   void check(const void* at, size_t bytes, bool device, const char* call) const;
-  // Ends the process unless the range lies in one block of device or pinned memory.
+  // Ends the process unless the range lies in one block of device or pinned memory, or, with
+  // reach_host, elsewhere in the host's.
   void check_reachable(const void* at, size_t bytes, const char* call) const;
   size_t used(int device) const;
   void count(MemoryKind kind, uint64_t* blocks, uint64_t* bytes) const;
+
+  // The host's own memory counts as pinned.
+  void reach_host(bool on) { reach_host_ = on; }
+  bool reaches_host() const { return reach_host_; }
 
   // Host guard: device memory can be reached while a job runs, and not otherwise.
   void guard_host(bool on);
@@ -59,7 +64,8 @@ class Memory {
 
   mutable std::mutex mutex_;
   std::map<const char*, Block> blocks_;
-  std::deque<Block> gone_;  // freed, their addresses not yet given back
+  std::deque<Block> gone_;   // freed, their addresses not yet given back
+  bool reach_host_ = false;  // changes while nothing runs
   bool guard_ = false;
   int jobs_ = 0;
 };

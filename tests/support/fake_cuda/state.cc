@@ -8,6 +8,7 @@
 #include <thread>
 #include <utility>
 
+#include "tests/support/fake_cuda/capture.h"
 #include "tests/support/fake_cuda/sync_model.h"
 
 namespace sotto::fake_cuda {
@@ -31,6 +32,7 @@ Options options_of_environment() {
   o.seed = static_cast<uint64_t>(environment("FAKE_CUDA_SEED", 1));
   o.forbid_default_stream = environment("FAKE_CUDA_FORBID_DEFAULT_STREAM", 0) != 0;
   o.guard_host = environment("FAKE_CUDA_GUARD_HOST", 0) != 0;
+  o.pageable_access = environment("FAKE_CUDA_PAGEABLE_ACCESS", 0) != 0;
   o.driver = environment("FAKE_CUDA_NO_DRIVER", 0) == 0;
   return o;
 }
@@ -63,10 +65,9 @@ State& state() {
 
 State::State() : options(options_of_environment()) {
   memory.guard_host(options.guard_host);
+  memory.reach_host(options.pageable_access);
   const int64_t fail = environment("FAKE_CUDA_FAIL_CALL", -1);
   if (fail >= 0) call_fault_ = {static_cast<uint64_t>(fail), cudaErrorUnknown};
-  const int64_t drop = environment("FAKE_CUDA_DROP_WAIT", -1);
-  if (drop >= 0) dropped_wait_ = static_cast<uint64_t>(drop);
   report_faults();
 }
 
@@ -98,6 +99,7 @@ cudaError_t State::begin_call(const char* name, CallKind kind) {
     return fault.error;
   }
   if (sticky_ != cudaSuccess) return sticky_;
+  if (captures().forbid(name)) return cudaErrorStreamCaptureUnsupported;
   return options.devices == 0 ? cudaErrorNoDevice : cudaSuccess;
 }
 
@@ -160,7 +162,7 @@ std::string unknown(const char* call, const char* what) {
 
 }  // namespace
 
-std::shared_ptr<Stream> State::new_stream(int device, unsigned flags, int priority) {
+Ref<Stream> State::new_stream(int device, unsigned flags, int priority) {
   uint64_t seed = 0;
   uint32_t stream = 0;
   {
@@ -169,10 +171,10 @@ std::shared_ptr<Stream> State::new_stream(int device, unsigned flags, int priori
     seed = options.seed * 1009 + next_seed_++;
     stream = next_stream_++;
   }
-  return std::make_shared<Stream>(stream, device, flags, priority, seed);
+  return make_ref<Stream>(stream, device, flags, priority, seed);
 }
 
-std::shared_ptr<Stream> State::stream(cudaStream_t handle, const char* call) {
+Ref<Stream> State::stream(cudaStream_t handle, const char* call) {
   if (handle == cudaStreamPerThread)
     misuse(std::string(call) + ": the fake has no per-thread default stream");
   if (handle == nullptr || handle == cudaStreamLegacy) {
@@ -196,7 +198,7 @@ std::shared_ptr<Stream> State::stream(cudaStream_t handle, const char* call) {
   return it->second;
 }
 
-std::shared_ptr<Event> State::event(cudaEvent_t handle, const char* call) {
+Ref<Event> State::event(cudaEvent_t handle, const char* call) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
   const auto it = events_.find(number(handle));
@@ -204,7 +206,7 @@ std::shared_ptr<Event> State::event(cudaEvent_t handle, const char* call) {
   return it->second;
 }
 
-cudaStream_t State::add_stream(std::shared_ptr<Stream> stream) {
+cudaStream_t State::add_stream(Ref<Stream> stream) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
   const uint64_t handle = next_handle_ += kHandleStep;
@@ -212,7 +214,7 @@ cudaStream_t State::add_stream(std::shared_ptr<Stream> stream) {
   return reinterpret_cast<cudaStream_t>(handle);
 }
 
-cudaEvent_t State::add_event(std::shared_ptr<Event> event) {
+cudaEvent_t State::add_event(Ref<Event> event) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
   const uint64_t handle = next_handle_ += kHandleStep;
@@ -221,7 +223,7 @@ cudaEvent_t State::add_event(std::shared_ptr<Event> event) {
 }
 
 void State::remove_stream(cudaStream_t handle) {
-  std::vector<std::shared_ptr<Stream>> ended;  // joined without the lock
+  std::vector<Ref<Stream>> ended;  // joined without the lock
   Quiet quiet;
   std::lock_guard lock(mutex_);
   const auto it = streams_.find(number(handle));
@@ -240,10 +242,10 @@ void State::remove_event(cudaEvent_t handle) {
   if (events_.erase(number(handle)) == 0) misuse(unknown("cudaEventDestroy", "an event"));
 }
 
-std::vector<std::shared_ptr<Stream>> State::streams_of(int device) {
+std::vector<Ref<Stream>> State::streams_of(int device) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<Stream>> found;
+  std::vector<Ref<Stream>> found;
   for (const auto& [handle, stream] : streams_) {
     if (device < 0 || stream->device() == device) found.push_back(stream);
   }
@@ -322,9 +324,9 @@ cudaMemPool_t State::device_pool(int device) {
 
 // ---- Order with the default stream ----
 
-void State::order_with_default_stream(const std::shared_ptr<Stream>& stream) {
+void State::order_with_default_stream(const Ref<Stream>& stream) {
   if ((stream->flags() & cudaStreamNonBlocking) != 0) return;
-  std::shared_ptr<Stream> legacy;
+  Ref<Stream> legacy;
   {
     Quiet quiet;
     std::lock_guard lock(mutex_);
@@ -342,20 +344,21 @@ void State::order_with_default_stream(const std::shared_ptr<Stream>& stream) {
   }
 }
 
-void State::submit(const std::shared_ptr<Stream>& stream, Job job) {
+void State::submit(const Ref<Stream>& stream, Job job) {
+  if (captures().keep(stream->number(), job)) return;
   order_with_default_stream(stream);
   stream->push(std::move(job));
 }
 
 // ---- Events ----
 
-void State::record(Event& event, std::shared_ptr<Marker> marker) {
+void State::record(Event& event, Ref<Marker> marker) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
   event.last = std::move(marker);
 }
 
-std::shared_ptr<Marker> State::last_record(const Event& event) {
+Ref<Marker> State::last_record(const Event& event) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
   return event.last;
@@ -364,7 +367,7 @@ std::shared_ptr<Marker> State::last_record(const Event& event) {
 bool State::wait_is_dropped(const Wait& wait) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
-  const bool dropped = waits_made_.size() == dropped_wait_ || wait_to_drop_ == wait;
+  const bool dropped = wait_to_drop_ == wait;
   waits_made_.push_back(wait);
   waits_dropped_ += dropped ? 1 : 0;
   return dropped;

@@ -24,7 +24,7 @@ namespace sotto::fake_cuda {
 struct Event {
   int device = 0;
   unsigned flags = 0;
-  std::shared_ptr<Marker> last;  // the latest record; null: never recorded
+  Ref<Marker> last;  // the latest record; null: never recorded
 };
 
 struct Pool {
@@ -56,11 +56,11 @@ class State {
   void end_job();
 
   // Handles. Unknown ones end the process.
-  std::shared_ptr<Stream> stream(cudaStream_t handle, const char* call);
-  std::shared_ptr<Event> event(cudaEvent_t handle, const char* call);
+  Ref<Stream> stream(cudaStream_t handle, const char* call);
+  Ref<Event> event(cudaEvent_t handle, const char* call);
   Pool pool(cudaMemPool_t handle, const char* call);
-  cudaStream_t add_stream(std::shared_ptr<Stream> stream);
-  cudaEvent_t add_event(std::shared_ptr<Event> event);
+  cudaStream_t add_stream(Ref<Stream> stream);
+  cudaEvent_t add_event(Ref<Event> event);
   cudaMemPool_t add_pool(const Pool& pool);
   cudaMemPool_t default_pool(int device);
   void set_pool(cudaMemPool_t handle, const Pool& pool);
@@ -70,12 +70,12 @@ class State {
   void remove_stream(cudaStream_t handle);
   void remove_event(cudaEvent_t handle);
   void remove_pool(cudaMemPool_t handle);
-  std::vector<std::shared_ptr<Stream>> streams_of(int device);  // -1: of all; destroyed ones too
-  std::shared_ptr<Stream> new_stream(int device, unsigned flags, int priority);
+  std::vector<Ref<Stream>> streams_of(int device);  // -1: of all; destroyed ones too
+  Ref<Stream> new_stream(int device, unsigned flags, int priority);
 
   // Queues work on a stream, in the order that the legacy default stream asks for.
-  void submit(const std::shared_ptr<Stream>& stream, Job job);
-  void order_with_default_stream(const std::shared_ptr<Stream>& stream);
+  void submit(const Ref<Stream>& stream, Job job);
+  void order_with_default_stream(const Ref<Stream>& stream);
 
   // Kernels.
   void register_kernel(const void* address, Kernel kernel);
@@ -84,8 +84,8 @@ class State {
   Kernel find_kernel(const void* function, std::string* name);  // binder null: none
 
   // Record, under the lock that waits use.
-  void record(Event& event, std::shared_ptr<Marker> marker);
-  std::shared_ptr<Marker> last_record(const Event& event);
+  void record(Event& event, Ref<Marker> marker);
+  Ref<Marker> last_record(const Event& event);
   bool wait_is_dropped(const Wait& wait);
 
   Memory memory;
@@ -96,7 +96,6 @@ class State {
   friend void fail_call(uint64_t, cudaError_t);
   friend void fail_query(uint64_t, cudaError_t);
   friend void fail_execution(uint64_t, cudaError_t);
-  friend void drop_wait(uint64_t);
   friend void drop_wait(const Wait&);
   friend void make_late(uint32_t, int64_t);
   friend std::vector<Wait> waits_made();
@@ -124,20 +123,19 @@ class State {
   bool hits(Fault& fault, uint64_t number);  // once
 
   mutable std::mutex mutex_;
-  std::map<uint64_t, std::shared_ptr<Stream>> streams_;
-  std::map<uint64_t, std::shared_ptr<Event>> events_;
+  std::map<uint64_t, Ref<Stream>> streams_;
+  std::map<uint64_t, Ref<Event>> events_;
   std::map<uint64_t, Pool> pools_;
   std::map<int, uint64_t> device_pool_, default_pool_;
-  std::map<int, std::shared_ptr<Stream>> default_streams_;
-  std::vector<std::shared_ptr<Stream>> dying_;  // destroyed, perhaps with work left
-  uint64_t next_handle_ = 0x1000;               // never used twice
+  std::map<int, Ref<Stream>> default_streams_;
+  std::vector<Ref<Stream>> dying_;  // destroyed, perhaps with work left
+  uint64_t next_handle_ = 0x1000;   // never used twice
   uint64_t next_seed_ = 0;
   std::unordered_map<const void*, Kernel> kernels_;
   std::unordered_map<std::string, Kernel> kernels_by_name_;
   std::unordered_map<const void*, std::string> stubs_;
 
   Fault call_fault_, query_fault_, execution_fault_;
-  uint64_t dropped_wait_ = UINT64_MAX;
   std::optional<Wait> wait_to_drop_;
   uint32_t late_stream_ = 0;
   int64_t late_us_ = 0;

@@ -63,14 +63,14 @@ bool Stream::on_stream_thread() { return t_on_stream; }
 void Stream::push(Job job) { enqueue(std::move(job), true); }
 void Stream::push_always(Job job) { enqueue(std::move(job), false); }
 
-std::shared_ptr<Marker> Stream::mark() {
-  auto marker = std::make_shared<Marker>();
+Ref<Marker> Stream::mark() {
+  auto marker = make_ref<Marker>();
   enqueue([marker] { marker->complete(); }, false);
   return marker;
 }
 
-std::shared_ptr<Marker> Stream::record() {
-  auto marker = std::make_shared<Marker>();
+Ref<Marker> Stream::record() {
+  auto marker = make_ref<Marker>();
   marker->stream_ = number_;
   {
     Quiet quiet;
@@ -87,7 +87,7 @@ uint64_t Stream::records() {
   return records_;
 }
 
-void Stream::wait_for(std::shared_ptr<Marker> marker) {
+void Stream::wait_for(Ref<Marker> marker) {
   enqueue([marker = std::move(marker)] { marker->wait(); }, false);
 }
 

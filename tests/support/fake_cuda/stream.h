@@ -14,6 +14,7 @@
 #include <thread>
 
 #include "tests/support/fake_cuda/kernel_registry.h"
+#include "tests/support/fake_cuda/ref.h"
 
 namespace sotto::fake_cuda {
 
@@ -50,12 +51,12 @@ class Stream {
   // Queues what is neither delayed nor made to fail.
   void push_always(Job job);
   // A position after all that is queued now.
-  std::shared_ptr<Marker> mark();
+  Ref<Marker> mark();
   // The same for an event, which counts it.
-  std::shared_ptr<Marker> record();
+  Ref<Marker> record();
   uint64_t records();  // how many
   // Work queued from now on starts after the marker is done.
-  void wait_for(std::shared_ptr<Marker> marker);
+  void wait_for(Ref<Marker> marker);
   void drain();
   bool idle();
   // The thread is a stream's, or runs a host function.

@@ -11,6 +11,8 @@
 #endif
 #endif
 
+#include <cstddef>
+
 #ifdef FAKE_CUDA_TSAN
 extern "C" {
 void AnnotateIgnoreSyncBegin(const char* file, int line);
@@ -21,6 +23,7 @@ void AnnotateIgnoreWritesBegin(const char* file, int line);
 void AnnotateIgnoreWritesEnd(const char* file, int line);
 void __tsan_acquire(void* at);
 void __tsan_release(void* at);
+void __tsan_read_range(void* at, unsigned long bytes);
 }
 #endif
 
@@ -61,6 +64,12 @@ inline void acquire_edge([[maybe_unused]] void* at) {
 inline void release_edge([[maybe_unused]] void* at) {
 #ifdef FAKE_CUDA_TSAN
   __tsan_release(at);
+#endif
+}
+// This thread reads the range, though by means of which ThreadSanitizer is told nothing.
+inline void read_range([[maybe_unused]] const void* at, [[maybe_unused]] size_t bytes) {
+#ifdef FAKE_CUDA_TSAN
+  __tsan_read_range(const_cast<void*>(at), bytes);
 #endif
 }
 

@@ -9,6 +9,7 @@
 #include "tests/support/fake_nccl/reduce.h"
 
 using namespace sotto::fake_nccl;
+using sotto::fake_cuda::Quiet;
 
 namespace {
 
@@ -26,6 +27,7 @@ uint64_t g_calls = 0;
 uint64_t g_fail_at = UINT64_MAX;
 ncclResult_t g_fail_with = ncclSuccess;
 std::string g_failed_call;
+std::map<std::string, uint64_t>& g_calls_of = *new std::map<std::string, uint64_t>;
 
 thread_local int t_depth = 0;
 thread_local std::vector<Operation> t_group;
@@ -35,7 +37,9 @@ ncclResult_t begin(const char* name, int since = 21400) {
     misuse(std::string(name) + " is called, but NCCL " + std::to_string(environment().version) +
            " has no such function: it came with " + std::to_string(since));
   }
+  Quiet quiet;
   std::lock_guard lock(g_mutex);
+  ++g_calls_of[name];
   if (g_calls++ != g_fail_at) return ncclSuccess;
   g_fail_at = UINT64_MAX;
   g_failed_call = name;
@@ -48,6 +52,7 @@ ncclResult_t begin(const char* name, int since = 21400) {
   } while (0)
 
 CommRef find(ncclComm_t handle, const char* call) {
+  Quiet quiet;
   std::lock_guard lock(g_mutex);
   const auto it = g_comms.find(handle);
   if (it == g_comms.end())
@@ -56,6 +61,7 @@ CommRef find(ncclComm_t handle, const char* call) {
 }
 
 ncclComm_t add(CommRef comm) {
+  Quiet quiet;
   std::lock_guard lock(g_mutex);
   const auto handle = reinterpret_cast<ncclComm_t>(g_next_handle += 16);
   g_comms[handle] = std::move(comm);
@@ -63,6 +69,7 @@ ncclComm_t add(CommRef comm) {
 }
 
 void remove(ncclComm_t handle) {
+  Quiet quiet;
   std::lock_guard lock(g_mutex);
   g_comms.erase(handle);
 }
@@ -71,6 +78,7 @@ void remove(ncclComm_t handle) {
 class Use {
  public:
   Use(CommRef comm, const char* call) : comm_(std::move(comm)) {
+    Quiet quiet;
     if (comm_->in_call.exchange(true))
       misuse(std::string(call) + ": another thread uses the communicator at the same time");
     const std::thread::id owner = comm_->group_thread;
@@ -81,7 +89,10 @@ class Use {
              ": the communicator is in progress; ncclCommGetAsyncError tells when it is not");
     if (comm_->finalized) misuse(std::string(call) + ": the communicator is finalized");
   }
-  ~Use() { comm_->in_call = false; }
+  ~Use() {
+    Quiet quiet;
+    comm_->in_call = false;
+  }
 
  private:
   CommRef comm_;
@@ -113,7 +124,10 @@ ncclResult_t submit(ncclComm_t handle, cudaStream_t stream, const char* name,
     fake_cuda_check_reachable(b.at, b.bytes, name);
     operation.buffers.emplace_back(b.at, b.bytes);
   }
-  if (t_depth > 0) comm->group_thread = std::this_thread::get_id();
+  if (t_depth > 0) {
+    Quiet quiet;
+    comm->group_thread = std::this_thread::get_id();
+  }
   t_group.push_back(std::move(operation));
   return flush();
 }
@@ -208,6 +222,11 @@ uint64_t fake_nccl_calls() {
   return g_calls;
 }
 
+uint64_t fake_nccl_calls_of(const char* name) {
+  std::lock_guard lock(g_mutex);
+  return g_calls_of[name];
+}
+
 const char* fake_nccl_failed_call() {
   static thread_local std::string name;
   std::lock_guard lock(g_mutex);
@@ -265,7 +284,7 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
   if (out == nullptr || size < 1 || rank < 0 || rank >= size || !valid_config(config))
     return ncclInvalidArgument;
   *out = nullptr;
-  auto comm = std::make_shared<Comm>();
+  auto comm = sotto::fake_cuda::make_ref<Comm>();
   comm->meeting = id.internal;
   comm->id = std::hash<std::string>{}(comm->meeting);
   comm->rank = rank;
@@ -306,7 +325,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
   std::erase_if(all, [&](const Place& p) { return p.color != color; });
   std::stable_sort(all.begin(), all.end(),
                    [](const Place& a, const Place& b) { return a.key < b.key; });
-  auto child = std::make_shared<Comm>();
+  auto child = sotto::fake_cuda::make_ref<Comm>();
   child->link = comm->link;
   child->id = id;
   child->device = comm->device;
@@ -416,7 +435,7 @@ ncclResult_t ncclGroupEnd() {
   if (t_depth == 0) misuse("ncclGroupEnd without ncclGroupStart");
   --t_depth;
   if (begun == ncclSuccess) return flush();
-  for (const Operation& o : t_group) o.comm->group_thread = std::thread::id();
+  for (const Operation& o : t_group) leave_group(*o.comm);
   t_group.clear();
   return begun;
 }

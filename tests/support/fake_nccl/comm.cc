@@ -44,7 +44,7 @@ struct Job {
 // On the stream's thread.
 void execute(void* user) {
   const std::unique_ptr<Job> job(static_cast<Job*>(user));
-  const uint64_t number = g_executed++;
+  const uint64_t number = g_executed.fetch_add(1, std::memory_order_relaxed);
   if (environment().max_delay_us > 0) {
     std::mt19937_64 random(environment().seed * 7919 + number);
     std::this_thread::sleep_for(
@@ -72,7 +72,8 @@ ncclResult_t queue_jobs(std::vector<Operation> operations) {
       job = std::make_unique<Job>();
       order.push_back(o.stream);
     }
-    ++o.comm->pending;
+    // Orders nothing: what has executed is not before what is queued now.
+    o.comm->pending.fetch_add(1, std::memory_order_relaxed);
     job->operations.push_back(std::move(o));
   }
   for (const cudaStream_t stream : order) {
@@ -100,6 +101,11 @@ void misuse(const std::string& text) {
 const Environment& environment() {
   static const Environment* const e = new Environment(read_environment());
   return *e;
+}
+
+void leave_group(Comm& comm) {
+  fake_cuda::Quiet quiet;
+  comm.group_thread = std::thread::id();
 }
 
 ncclResult_t Comm::fail(ncclResult_t result) {
@@ -156,7 +162,7 @@ ncclResult_t connect(Comm& comm) {
 ncclResult_t launch(std::vector<Operation> operations) {
   std::vector<CommRef> slow;
   for (const Operation& o : operations) {
-    o.comm->group_thread = std::thread::id();
+    leave_group(*o.comm);
     if (!o.comm->blocking && environment().launch_delay_us > 0 &&
         std::find(slow.begin(), slow.end(), o.comm) == slow.end())
       slow.push_back(o.comm);

@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/support/fake_cuda/ref.h"
 #include "tests/support/fake_nccl/link.h"
 
 namespace sotto::fake_nccl {
@@ -56,7 +57,7 @@ struct Comm {
                        Channel channel = Channel::kData);
   void wait_pending() const;
 };
-using CommRef = std::shared_ptr<Comm>;
+using CommRef = fake_cuda::Ref<Comm>;
 
 // Meets the other ranks; on success the communicator is ready.
 ncclResult_t connect(Comm& comm);
@@ -69,6 +70,9 @@ struct Operation {
   std::vector<std::pair<const void*, size_t>> buffers;
   std::function<ncclResult_t(Comm&, int phase)> run;
 };
+
+// No thread has operations of it in an open group any more.
+void leave_group(Comm& comm);
 
 // Queues operations: one job per stream, in the order of first use.
 ncclResult_t launch(std::vector<Operation> operations);

@@ -30,6 +30,8 @@ void fake_nccl_hang(uint64_t k);
 void fake_nccl_break(void* comm, int result);
 // Calls so far, as fake_nccl_fail_call counts them.
 uint64_t fake_nccl_calls();
+// Calls of one name so far, of all ranks that are threads of this process.
+uint64_t fake_nccl_calls_of(const char* name);
 // Name of the call that was made to fail; empty: none.
 const char* fake_nccl_failed_call();
 uint64_t fake_nccl_live_comms();

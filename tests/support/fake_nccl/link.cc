@@ -9,7 +9,12 @@
 #include <cstring>
 #include <random>
 
+#include "tests/support/fake_cuda/sync_model.h"
+
 namespace sotto::fake_nccl {
+
+using fake_cuda::Quiet;
+
 namespace {
 
 constexpr size_t kNameBytes = 64;
@@ -96,6 +101,15 @@ bool await(int fd, const std::atomic<bool>& stop) {
   }
 }
 
+// What stands, to ThreadSanitizer, for the messages of a channel from one rank to another: a
+// receive comes after what its sender had done before.
+void* edge_of(uint64_t comm, uint64_t channel, int from, int to) {
+  static char edges[1024];
+  const uint64_t key =
+      comm ^ channel << 40 ^ static_cast<uint64_t>(from) << 20 ^ static_cast<uint64_t>(to);
+  return &edges[key * 0x9e3779b97f4a7c15u >> 54];
+}
+
 // Collects the cards of all ranks, then gives each all of them.
 void serve_meeting(int listener) {
   std::vector<int> fds;
@@ -176,6 +190,7 @@ Link::~Link() {
 }
 
 void Link::read_from(int peer) {
+  Quiet quiet;
   Peer& p = peers_[static_cast<size_t>(peer)];
   Frame frame;
   while (read_all(p.fd, &frame, sizeof frame)) {
@@ -196,6 +211,9 @@ void Link::read_from(int peer) {
 
 bool Link::send(int peer, uint64_t comm, Channel channel, uint32_t what, const void* data,
                 size_t bytes) {
+  fake_cuda::read_range(data, bytes);
+  fake_cuda::release_edge(edge_of(comm, static_cast<uint64_t>(channel), rank_, peer));
+  Quiet quiet;
   if (peer == rank_) {
     const auto* from = static_cast<const char*>(data);
     std::lock_guard lock(mutex_);
@@ -212,20 +230,25 @@ bool Link::send(int peer, uint64_t comm, Channel channel, uint32_t what, const v
 
 Wait Link::receive(int peer, uint64_t comm, Channel channel, const std::atomic<bool>& aborted,
                    Message* message) {
-  std::unique_lock lock(mutex_);
-  auto& queue = inbox_[{comm, static_cast<uint64_t>(channel), static_cast<uint64_t>(peer)}];
-  const auto gone = [&] {
-    return peers_[static_cast<size_t>(peer)].gone || left_.contains({comm, peer});
-  };
-  changed_.wait(lock, [&] { return aborted || !queue.empty() || gone(); });
-  if (aborted) return Wait::kAborted;
-  if (queue.empty()) return Wait::kPeerGone;
-  *message = std::move(queue.front());
-  queue.pop_front();
+  {
+    Quiet quiet;
+    std::unique_lock lock(mutex_);
+    auto& queue = inbox_[{comm, static_cast<uint64_t>(channel), static_cast<uint64_t>(peer)}];
+    const auto gone = [&] {
+      return peers_[static_cast<size_t>(peer)].gone || left_.contains({comm, peer});
+    };
+    changed_.wait(lock, [&] { return aborted || !queue.empty() || gone(); });
+    if (aborted) return Wait::kAborted;
+    if (queue.empty()) return Wait::kPeerGone;
+    *message = std::move(queue.front());
+    queue.pop_front();
+  }
+  fake_cuda::acquire_edge(edge_of(comm, static_cast<uint64_t>(channel), peer, rank_));
   return Wait::kGot;
 }
 
 void Link::leave(uint64_t comm, const std::vector<int>& members, bool abort) {
+  Quiet quiet;
   for (const int r : members) {
     if (r == rank_) continue;
     Peer& p = peers_[static_cast<size_t>(r)];
@@ -236,6 +259,7 @@ void Link::leave(uint64_t comm, const std::vector<int>& members, bool abort) {
 }
 
 bool Link::broken(uint64_t comm, const std::vector<int>& members) {
+  Quiet quiet;
   std::lock_guard lock(mutex_);
   for (const int r : members) {
     const auto left = left_.find({comm, r});
@@ -245,6 +269,7 @@ bool Link::broken(uint64_t comm, const std::vector<int>& members) {
 }
 
 void Link::wake() {
+  Quiet quiet;
   std::lock_guard lock(mutex_);
   changed_.notify_all();
 }

@@ -32,6 +32,22 @@ T narrow(W x) {
   }
 }
 
+// Integers wrap around.
+template <class T, class W>
+T sum(W x, W y) {
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<uint64_t>(x) + static_cast<uint64_t>(y));
+  else
+    return narrow<T>(x + y);
+}
+template <class T, class W>
+T product(W x, W y) {
+  if constexpr (std::is_integral_v<T>)
+    return static_cast<T>(static_cast<uint64_t>(x) * static_cast<uint64_t>(y));
+  else
+    return narrow<T>(x * y);
+}
+
 template <class T>
 void reduce_as(void* to, const void* from, size_t n, ncclRedOp_t op) {
   auto* a = static_cast<T*>(to);
@@ -39,10 +55,10 @@ void reduce_as(void* to, const void* from, size_t n, ncclRedOp_t op) {
   for (size_t i = 0; i < n; ++i) {
     const auto x = wide(a[i]), y = wide(b[i]);
     switch (op) {
-      case ncclProd: a[i] = narrow<T>(x * y); break;
+      case ncclProd: a[i] = product<T>(x, y); break;
       case ncclMax: a[i] = narrow<T>(std::max(x, y)); break;
       case ncclMin: a[i] = narrow<T>(std::min(x, y)); break;
-      default: a[i] = narrow<T>(x + y);
+      default: a[i] = sum<T>(x, y);
     }
   }
 }
