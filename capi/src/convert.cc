@@ -45,8 +45,16 @@ struct Placed {
   const MemoryRange* range;
 };
 
+uintptr_t begin_of(const MemoryRange& range) { return reinterpret_cast<uintptr_t>(range.data); }
+
 std::string label(const MemoryRange& range) {
   return fmt::format("{}[{}]", range.name, range.index);
+}
+
+Status overlap(const MemoryRange& a, const MemoryRange& b) {
+  return invalid_argument(
+      "{} ({} bytes at {}) and {} ({} bytes at {}) overlap, and not as in-place operations may",
+      label(a), a.bytes, a.data, label(b), b.bytes, b.data);
 }
 
 }  // namespace
@@ -124,7 +132,7 @@ Status check_overlap(std::span<const MemoryRange> ranges) {
   SmallVector<Placed, 8> placed;
   placed.reserve(ranges.size());
   for (const MemoryRange& range : ranges) {
-    const auto begin = reinterpret_cast<uintptr_t>(range.data);
+    const uintptr_t begin = begin_of(range);
     if (range.bytes != 0) placed.push_back({begin, begin + range.bytes, &range});
   }
   std::sort(placed.begin(), placed.end(),
@@ -134,17 +142,23 @@ Status check_overlap(std::span<const MemoryRange> ranges) {
   const Placed* farthest_written = nullptr;
   for (const Placed& p : placed) {
     const Placed* other = p.range->written ? farthest : farthest_written;
-    if (other != nullptr && other->end > p.begin) {
-      return invalid_argument(
-          "{} ({} bytes at {}) and {} ({} bytes at {}) overlap, and not as in-place operations may",
-          label(*other->range), other->range->bytes, other->range->data, label(*p.range),
-          p.range->bytes, p.range->data);
-    }
+    if (other != nullptr && other->end > p.begin) return overlap(*other->range, *p.range);
     if (farthest == nullptr || p.end > farthest->end) farthest = &p;
     if (p.range->written && (farthest_written == nullptr || p.end > farthest_written->end))
       farthest_written = &p;
   }
   return ok_status();
+}
+
+Status check_apart(const MemoryRange& range, std::span<const MemoryRange> others) {
+  const uintptr_t begin = begin_of(range), end = begin + range.bytes;
+  // The last that begins before the range's end is the only one that may reach into it.
+  const auto behind =
+      std::partition_point(others.begin(), others.end(),
+                           [&](const MemoryRange& other) { return begin_of(other) < end; });
+  if (range.bytes == 0 || behind == others.begin()) return ok_status();
+  const MemoryRange& last = *std::prev(behind);
+  return begin_of(last) + last.bytes > begin ? overlap(range, last) : ok_status();
 }
 
 Result<CallIn> take_call(const sotto_call* call) {

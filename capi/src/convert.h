@@ -45,6 +45,9 @@ struct MemoryRange {
 };
 // INVALID_ARGUMENT if a written range overlaps another one. Ranges without bytes overlap nothing.
 Status check_overlap(std::span<const MemoryRange> ranges);
+// INVALID_ARGUMENT if the range overlaps one of `others`: these are in the order of their addresses
+// and overlap nothing.
+Status check_apart(const MemoryRange& range, std::span<const MemoryRange> others);
 
 // The one device of the buffers of a call. Buffers without elements are nowhere.
 class CommonDevice {

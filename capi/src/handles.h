@@ -59,6 +59,8 @@ struct sotto_optim {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Optimizer> core;
   uint32_t fork_generation;
+  // Parameters and model copies, in the order of their addresses.
+  std::vector<sotto::capi::MemoryRange> written;
 };
 
 namespace sotto::capi {

@@ -1,5 +1,6 @@
 // sotto_optim_*
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <memory>
 #include <span>
@@ -83,21 +84,27 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index, Registered* a
   return spec;
 }
 
-Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n,
-                                           CommonDevice* device) {
+Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n, Registered* all) {
   if (n == 0 || n > kMaxParams)
     return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
   std::vector<ParamSpec> specs;
-  Registered all;
   for (uint64_t i = 0; i < n; ++i) {
     sotto_param p;
     SOTTO_TRY(take_element(params, i, sizeof(sotto_param), "params", p));
-    SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, &all));
+    SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, all));
     specs.push_back(std::move(spec));
   }
-  SOTTO_TRY(check_overlap(all.ranges));
-  *device = all.device;
+  SOTTO_TRY(check_overlap(all->ranges));
   return specs;
+}
+
+std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges) {
+  std::erase_if(ranges, [](const MemoryRange& r) { return !r.written || r.bytes == 0; });
+  std::sort(ranges.begin(), ranges.end(), [](const MemoryRange& a, const MemoryRange& b) {
+    return std::less<const void*>()(a.data, b.data);
+  });
+  ranges.shrink_to_fit();
+  return ranges;
 }
 
 // Values may be in host memory or on the optimizer's device.
@@ -130,14 +137,15 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   SOTTO_TRY(check_no_group(*comm->state));
   SOTTO_TRY(check_pointer(json, "json"));
   SOTTO_TRY(check_pointer(out_optim, "out_optim"));
-  CommonDevice common;
-  SOTTO_ASSIGN(std::vector<ParamSpec> specs, take_params(params, n, &common));
-  SOTTO_ASSIGN(std::shared_ptr<Device> device, common.find(*comm->state->core->context()));
+  Registered all;
+  SOTTO_ASSIGN(std::vector<ParamSpec> specs, take_params(params, n, &all));
+  SOTTO_ASSIGN(std::shared_ptr<Device> device, all.device.find(*comm->state->core->context()));
   auto handle = std::make_unique<sotto_optim>();
   handle->comm = comm->state;
   handle->fork_generation = comm->fork_generation;
   SOTTO_ASSIGN(handle->core,
                Optimizer::create(comm->state->core, json, std::move(specs), std::move(device)));
+  handle->written = written_in_order(std::move(all.ranges));
   *out_optim = handle.release();
   return ok_status();
 }
@@ -164,7 +172,10 @@ Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
   SOTTO_ASSIGN(const SmallVector<Buffer> buffers, take_buffers(grads, n, "grads"));
   std::vector<GradientPlace> places;
   places.reserve(n);
-  for (const Buffer& b : buffers) places.push_back({b.data, b.count, b.dtype, b.device});
+  for (const Buffer& b : buffers) {
+    SOTTO_TRY(check_apart({b.data, b.bytes(), false, "grads", places.size()}, optim->written));
+    places.push_back({b.data, b.count, b.dtype, b.device});
+  }
   return optim->core->set_gradients(places);
 }
 

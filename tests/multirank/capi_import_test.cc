@@ -512,6 +512,8 @@ TEST(CapiImport, ArgumentsThatAreRefused) {
                         "b/exp_avg_sq", "dtype");
                   FAILS(with([](auto& a) { a[1].values.device_type = 2; }),
                         SOTTO_E_INVALID_ARGUMENT, "b/exp_avg_sq", "values are on cuda:0");
+                  FAILS(with([](auto& a) { a[1].values.device_type = 99; }), SOTTO_E_UNSUPPORTED,
+                        "b/exp_avg_sq", "device_type is 99");
                   OK(sotto_group_begin(self.comm));
                   FAILS(checkpoint.import_to(optim), SOTTO_E_INVALID_STATE, "open group");
                   OK(sotto_group_end(self.comm, nullptr, nullptr));

@@ -250,6 +250,9 @@ TEST(CapiOptim, GradientsThatMove) {
                   grads[1].count = 37;
                   grads[1].dtype = SOTTO_BFLOAT16;
                   FAILS(sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT, "bf16");
+                  grads[1] = buffer(moving.weights[0].data() + 1, 37);
+                  FAILS(sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT,
+                        "grads[1] (148 bytes at ", ") and params.param[0] (", "overlap");
                   grads[1] = buffer(places[1]);
                   grads[1].device_type = SOTTO_DEVICE_CUDA;
                   FAILS(sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT,

@@ -189,7 +189,8 @@ typedef struct sotto_call {
   uint32_t flags;        /* SOTTO_CALL_... */
   uint64_t tag;          /* must be equal on all ranks of the operation (checked) */
   void* stream;          /* a cudaStream_t of the buffers' device, NULL its default stream: the
-                            operation starts after work queued on it; ignored for host memory */
+                            operation starts after work queued on it; ignored for host memory.
+                            INVALID_STATE while it is captured into a CUDA graph */
   int64_t timeout_us;    /* may stand still at most so long; 0: the comm's; negative: forever */
   int32_t priority;      /* larger is more urgent; equal on all ranks; 0 is normal */
   sotto_reduce reduce;   /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
@@ -465,7 +466,8 @@ SOTTO_API sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64
  *   stream [in] a cudaStream_t of the operation's device, NULL: its default stream
  * Threads: any. Blocks: no. Stream: what is queued on it later waits for the operation. Errors:
  * UNSUPPORTED (operation on host memory: there is no stream; a driver older than CUDA 12), DEVICE,
- * INVALID_ARGUMENT (released), INVALID_STATE (fork). Since: 0.1 */
+ * INVALID_ARGUMENT (released), INVALID_STATE (fork; the stream is being captured into a CUDA
+ * graph). Since: 0.1 */
 SOTTO_API sotto_status sotto_op_stream_wait(sotto_op* op, void* stream);
 
 /* The operation's own status (SOTTO_IN_PROGRESS before completion) and text.
@@ -567,8 +569,8 @@ SOTTO_API sotto_status sotto_reduce_scatter(sotto_comm* comm, const sotto_buffer
                                             const sotto_call* call, sotto_op** out_op);
 
 /* out[i] = reduction of in[i] over ranks, in rank order, bit-identical on all ranks. 16-bit floats
- * are added, or multiplied, in fp32 and rounded once. With call->codec the result is the
- * error-compensated compressed mean.
+ * are added, or multiplied, in fp32 and rounded once. (SOTTO_NCCL_NATIVE=all gives this order up.)
+ * With call->codec the result is the error-compensated compressed mean.
  *   comm   [in]
  *   in     [in]  n buffers
  *   out    [in]  n buffers of the same dtypes and counts, written; out[i].data may be in[i].data
@@ -907,9 +909,9 @@ SOTTO_API sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int
  *   grads [in] n buffers, borrowed like those of sotto_param, in the order of params: of the same
  *              dtype and count as registered; they must not overlap parameters or model copies
  *   n     [in] number of parameters
- * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count or alignment:
- * names the parameter), UNSUPPORTED (device), BUSY (step in flight), INVALID_STATE (fork). Nothing
- * changes on error. Since: 0.1 */
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count, alignment,
+ * another device or an overlap: names the parameter), UNSUPPORTED (unknown dtype or kind of
+ * device), BUSY (step in flight), INVALID_STATE (fork). Nothing changes on error. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_set_grads(sotto_optim* optim, const sotto_buffer* grads,
                                              uint64_t n);
 
@@ -1007,10 +1009,10 @@ SOTTO_API sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_
  *               the call only
  *   n      [in] > 0
  * Threads: one per handle, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
- * INVALID_ARGUMENT (names the array; of unknown names the nearest; of absent ones the first few),
- * UNSUPPORTED (dtype, device, SGD, newer field), BUSY (step in flight), PROTOCOL (another rank
- * refuses its arrays, or has others), INVALID_STATE (fork, callback, open group), the comm's own.
- * Since: 0.1 */
+ * INVALID_ARGUMENT (names the array; of unknown names the nearest; of absent ones the first few;
+ * another device), UNSUPPORTED (dtype, unknown kind of device, SGD, newer field), BUSY (step in
+ * flight), PROTOCOL (another rank refuses its arrays, or has others), INVALID_STATE (fork,
+ * callback, open group), the comm's own. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_state_import_arrays(sotto_optim* optim,
                                                        const sotto_named_array* arrays, uint64_t n);
 
