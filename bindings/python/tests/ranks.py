@@ -1,5 +1,6 @@
 """Ranks for tests: threads of this process, or processes started by sotto-run."""
 
+import inspect
 import os
 import subprocess
 import sys
@@ -51,8 +52,11 @@ def sotto_run():
     return str(path)
 
 
-def run_ranks(n, file, function, timeout=100):
-    """function(comm) of a test file in n processes; what they printed."""
+def run_ranks(n, file, function, timeout=100, options=()):
+    """function(comm) of a test file in n processes; what they printed.
+
+    A function without arguments gets no comm. options: more of sotto-run's.
+    """
     run = subprocess.run(
         [
             sotto_run(),
@@ -60,6 +64,7 @@ def run_ranks(n, file, function, timeout=100):
             str(n),
             "--timeout",
             str(timeout),
+            *options,
             "--",
             sys.executable,
             str(HERE / "ranks.py"),
@@ -80,9 +85,11 @@ def main(file, function):
     sys.path[:0] = [str(HERE), str(HERE.parent / "src")]
     import importlib
 
-    module = importlib.import_module(Path(file).stem)
+    body = getattr(importlib.import_module(Path(file).stem), function)
+    if not inspect.signature(body).parameters:
+        return body()
     with sotto.init_process_group(timeout=30) as comm:
-        getattr(module, function)(comm)
+        body(comm)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from deepspeed_support import LAMB, Loss, batch, model, parameters, run, start  
 import sotto  # noqa: E402
 import sotto.deepspeed as sd  # noqa: E402
 import sotto.torch as st  # noqa: E402
+from sotto.torch.averagers import adopt_engine  # noqa: E402
 
 
 @pytest.fixture
@@ -409,6 +410,51 @@ def test_optimizer_from_config(comm):
         config = {"optimizer": {"type": kind}, "zero_optimization": {"stage": stage}}
         with pytest.raises(sotto.SottoError, match=f"stage.*{stage}"):
             sd.optimizer_from_config(model(), config, comm=comm)
+
+
+def engine_of_deepspeed(**changed):
+    """What of DeepSpeed's engine an optimizer looks at."""
+    engine = types.SimpleNamespace(
+        zero_optimization_stage=lambda: 0,
+        gradient_clipping=lambda: 0.5,
+        dp_world_size=2,
+        enable_backward_allreduce=True,
+        _config=types.SimpleNamespace(gradient_clipping=0.5),
+        optimizer=types.SimpleNamespace(clip_grad=0.5),
+    )
+    for name, value in changed.items():
+        setattr(engine, name, value)
+    return engine
+
+
+def test_deepspeeds_engine_leaves_averaging_and_clipping_to_the_optimizer():
+    engine = engine_of_deepspeed(pipeline_enable_backward_allreduce=True)
+    assert adopt_engine(engine, None, ranks=2) == 0.5
+    assert engine.enable_backward_allreduce is engine.pipeline_enable_backward_allreduce is False
+    assert (engine._config.gradient_clipping, engine.optimizer.clip_grad) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        ({"zero_optimization_stage": lambda: 2}, "zero_optimization.stage is 2: ZeRO gives"),
+        ({"dp_world_size": 4}, "comm has 2 ranks, DeepSpeed's engine 4 data-parallel ones"),
+        ({"dp_world_size": 2, "seq_dp_world_size": 8}, "comm has 2 ranks, DeepSpeed's engine 8"),
+        ({"has_moe_layers": True}, "the model has experts"),
+    ],
+)
+def test_engines_of_deepspeed_that_are_refused(changed, text):
+    engine = engine_of_deepspeed(**changed)
+    with pytest.raises(sotto.SottoError, match=text):
+        adopt_engine(engine, None, ranks=2)
+    assert engine.enable_backward_allreduce is True
+
+
+def test_an_engine_without_a_switch_for_its_averaging_is_refused():
+    engine = engine_of_deepspeed()
+    del engine.enable_backward_allreduce
+    with pytest.raises(sotto.UnsupportedError, match="would be all-reduced twice"):
+        adopt_engine(engine, None, ranks=2)
 
 
 # ---- starting and saving -------------------------------------------------------------------------

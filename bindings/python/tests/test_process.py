@@ -295,6 +295,28 @@ def test_ctrl_c_ends_a_wait(what, said):
     assert process.returncode == 0, err
 
 
+LEFT = """
+import sys
+import numpy as np, sotto
+comm = sotto.init_process_group(timeout=30)
+kept = comm.all_reduce(np.zeros(int(sys.argv[1]), np.float32))
+comm.all_reduce(np.zeros(int(sys.argv[1]), np.float32))  # the Work is dropped at once
+"""
+
+
+def test_a_process_may_end_with_operations_in_flight():
+    # Which rank finds the others gone is a matter of time; none may crash.
+    for n in (10, 3_000_000, 3_000_000, 3_000_000):
+        run = subprocess.run(
+            [sotto_run(), "-n", "3", "--", sys.executable, "-W", "ignore", "-c", LEFT, str(n)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert "signal" not in run.stderr, run.stderr
+
+
 LOST = """
 import os, sys
 import numpy as np, sotto

@@ -11,7 +11,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 PACKAGE = HERE.parent
-STYLED = (".", "../../integration/deepspeed/tests")
+STYLED = (".", "../../integration/deepspeed/tests", "../../integration/torch")
 
 
 def run_module(name, *arguments):

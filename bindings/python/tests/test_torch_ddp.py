@@ -149,12 +149,15 @@ def test_a_comm_of_torchs_process_group():
     run_ranks(2, __file__, "rank_comm_of_group")
 
 
-def trained(net, optimizer, rank, steps, around=contextlib.nullcontext):
+def trained(net, optimizer, rank, steps, around=contextlib.nullcontext, evaluate=False):
     for step in steps:
         optimizer.zero_grad()
         with around():
             torch.manual_seed(1000 * step + rank)
             net(torch.randn(8, 64)).square().mean().backward()
+        if evaluate:
+            with torch.no_grad():
+                net(torch.randn(8, 64))
         optimizer.step()
     return torch.cat([p.detach().flatten() for p in net.parameters()])
 
@@ -209,6 +212,88 @@ def test_gradients_are_not_averaged_twice():
     assert run_ranks(2, __file__, "rank_who_averages").count("told") == 2
 
 
+def rank_nobody_averages(comm):
+    gloo(comm)
+    net = wrapped()
+    with comm.split(comm.rank) as alone:
+        optimizer = st.AdamW(net.parameters(), lr=1e-4, comm=alone)
+        with pytest.raises(sotto.InvalidArgumentError, match="has 2 ranks, the comm 1; make a"):
+            st.no_sync_after_warmup(net, optimizer)
+        with pytest.raises(sotto.InvalidStateError, match="nobody would average the gradients"):
+            trained(net, optimizer, comm.rank, range(1), net.no_sync)
+        # Whether DDP has averaged is not taken from a forward pass that came later.
+        mine = trained(net, optimizer, comm.rank, range(2), evaluate=True)
+        with pytest.raises(sotto.InvalidStateError, match="nobody would average the gradients"):
+            trained(net, optimizer, comm.rank, range(1), net.no_sync, evaluate=True)
+        optimizer.close()
+    everybody = [torch.empty_like(mine) for _ in range(comm.size)]
+    dist.all_gather(everybody, mine)
+    assert torch.equal(everybody[0], everybody[1])
+    optimizer = st.AdamW(net.parameters(), lr=1e-4, comm=comm)
+    with pytest.raises(sotto.InvalidStateError, match="all-reduced twice"):
+        trained(net, optimizer, comm.rank, range(1), evaluate=True)
+    optimizer.close()
+    dist.destroy_process_group()
+    print("told")
+
+
+def test_gradients_are_averaged_by_somebody():
+    assert run_ranks(2, __file__, "rank_nobody_averages").count("told") == 2
+
+
+def rank_other_groups(comm):
+    """DistributedDataParallel over other ranks than the optimizer's comm."""
+    gloo(comm)
+    rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
+    row = [dist.new_group(ranks) for ranks in rows][comm.rank // 2]
+    column = [dist.new_group(ranks) for ranks in columns][comm.rank % 2]
+    alone = [dist.new_group([r]) for r in range(4)][comm.rank]
+
+    def ddp(group):
+        return DistributedDataParallel(model(), process_group=group)
+
+    def adamw(net, **options):
+        return st.AdamW(net.parameters(), lr=1e-4, **options)
+
+    with st.comm_of_process_group(row) as of_row, st.comm_of_process_group(column) as of_column:
+        for net, other, text in (
+            (ddp(row), of_column, rf"has 2 ranks, \[.*\], the comm \[{comm.rank % 2}, "),
+            (ddp(row), comm, "has 2 ranks, the comm 4"),
+            (ddp(None), of_row, r"has 4 ranks, \[0, 1, 2, 3\], the comm \["),
+        ):
+            optimizer = adamw(net, comm=other)
+            with pytest.raises(sotto.InvalidArgumentError, match=text):
+                st.no_sync_after_warmup(net, optimizer)
+            with pytest.raises(sotto.InvalidStateError, match=f"not be averaged over the.*{text}"):
+                trained(net, optimizer, comm.rank, range(1), net.no_sync)
+            optimizer.close()
+            net.register_comm_hook(st.DDPState(None, comm=other), st.ddp_hook)
+            with pytest.raises(sotto.InvalidArgumentError, match=text):
+                gradients(net, comm.rank, 0)
+        net = ddp(row)
+        optimizer = adamw(net, comm=of_row)
+        st.no_sync_after_warmup(net, optimizer)
+        mine = trained(net, optimizer, comm.rank, range(3))
+        optimizer.close()
+    everybody = [torch.empty_like(mine) for _ in range(4)]
+    dist.all_gather(everybody, mine)
+    assert [torch.equal(everybody[0], other) for other in everybody] == [True, True, False, False]
+    net = ddp(alone)  # which averages nothing
+    optimizer, plain = adamw(net), model()
+    by_hand = adamw(plain)
+    trained(net, optimizer, comm.rank, range(3))
+    trained(plain, by_hand, comm.rank, range(3))
+    assert all(torch.equal(p, q) for p, q in zip(net.parameters(), plain.parameters()))
+    optimizer.close()
+    by_hand.close()
+    dist.destroy_process_group()
+    print("told")
+
+
+def test_gradients_are_averaged_over_the_ranks_of_the_model():
+    assert run_ranks(4, __file__, "rank_other_groups").count("told") == 4
+
+
 def rank_checks_parameters(comm):
     net = model()
     st.check_parameters(net)
@@ -223,6 +308,25 @@ def rank_checks_parameters(comm):
 
 def test_parameters_are_compared():
     run_ranks(2, __file__, "rank_checks_parameters")
+
+
+def test_shards_are_refused():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    cpu = torch.device("cpu")
+    try:
+        for net, text in (
+            (fully_shard(model(), mesh=init_device_mesh("cpu", (1,))), "is a DTensor: every rank"),
+            (FullyShardedDataParallel(model(), device_id=cpu), "belongs to FSDP: every rank"),
+        ):
+            optimizer = st.AdamW(net.parameters())
+            with pytest.raises(sotto.UnsupportedError, match=text):
+                optimizer.step()
+        sotto.default_comm().close()
+    finally:
+        dist.destroy_process_group()
 
 
 def test_wrong_arguments():

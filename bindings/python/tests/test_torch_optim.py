@@ -471,6 +471,28 @@ def test_wrong_parameters(p, text, comm):
         optimizer.step()
 
 
+def test_shards_are_refused(comm):
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for net, text in (
+            (fully_shard(model(), mesh=mesh), "is a DTensor: every rank has a shard"),
+            (
+                FullyShardedDataParallel(model(), device_id=torch.device("cpu")),
+                "belongs to FSDP: every rank",
+            ),
+        ):
+            optimizer = st.AdamW(net.parameters(), comm=comm)
+            with pytest.raises(sotto.UnsupportedError, match=text):
+                optimizer.step()
+    finally:
+        dist.destroy_process_group()
+
+
 def test_groups_are_added_before_the_first_step_alone(comm):
     net = model()
     optimizer = st.AdamW(net[0].parameters(), comm=comm)

@@ -47,6 +47,31 @@ def test_1000_cycles_leave_nothing_behind(comm):
     assert grown < 2048, f"{grown} KiB more after 1000 cycles"
 
 
+def test_without_a_process_group_nobody_else_is_looked_for(comm, monkeypatch):
+    """A walk over all objects of the process takes a tenth of a second."""
+
+    def walk():
+        raise AssertionError("all objects were walked over")
+
+    monkeypatch.setattr(gc, "get_objects", walk)
+    optimizer = st.AdamW(model().parameters(), comm=comm)
+    assert optimizer.info().step == 0
+    optimizer.close()
+
+
+def test_workers_of_a_data_loader_are_forked_beside_it(comm):
+    data = torch.utils.data.TensorDataset(*batch(0, 0, 16))
+    config = {"train_batch_size": 4, "optimizer": LAMB}
+    engine, _, loader, _ = start(comm, config, training_data=data)
+    loader = engine.deepspeed_io(data, num_local_io_workers=2)
+    for _ in range(2):
+        for x, y in loader:
+            engine.backward(engine(x, y))
+            engine.step()
+    assert engine.global_steps == 8
+    engine.close()
+
+
 def test_parameters_keep_no_optimizer_alive(comm):
     net = model()
     optimizer = st.AdamW(net.parameters(), comm=comm)

@@ -38,6 +38,7 @@ from .errors import (
     UnsupportedError,
 )
 from .group import UniqueId, create_comm, default_comm, init_process_group
+from .log import capture_log
 from .optim import config_report, config_resolve
 from .work import OpStats, Work, wait_any
 
@@ -67,6 +68,7 @@ __all__ = [
     "UnsupportedError",
     "Work",
     "build_info",
+    "capture_log",
     "config_report",
     "config_resolve",
     "create_comm",

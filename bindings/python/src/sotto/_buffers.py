@@ -1,16 +1,17 @@
 """Arrays of other libraries as `sotto_buffer`, without a copy.
 
 Accepted: numpy arrays, torch tensors, anything with the buffer protocol (array.array, memoryview,
-bytearray, ctypes arrays), anything with ``__dlpack__``. They have to be in host memory, contiguous
-in C order and of a dtype that the library knows; outputs have to be writable. numpy and torch are
-not imported here: who passes their arrays has imported them.
+bytearray, ctypes arrays), anything with ``__dlpack__``. They have to be contiguous in C order and
+of a dtype that the library knows; outputs have to be writable. Torch tensors may be on a CUDA
+device, everything else is in host memory. numpy and torch are not imported here: who passes their
+arrays has imported them.
 """
 
 from __future__ import annotations
 
 import ctypes as c
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from . import _abi as abi
@@ -36,6 +37,9 @@ def item_size(dtype: int) -> int:
     return (dtype >> 8 & 0xFF) // 8
 
 
+HOST = -1
+
+
 class View(NamedTuple):
     """Where an array lies. `owner` keeps the memory alive and in place."""
 
@@ -44,6 +48,18 @@ class View(NamedTuple):
     dtype: int
     writable: bool
     owner: Any
+    cuda: int = HOST  # number of the CUDA device, whose stream is PyTorch's current one
+
+
+def cuda_of(views: Iterable[View]) -> int:
+    """The CUDA device that arrays are on, or HOST; the library refuses several in one call."""
+    return next((view.cuda for view in views if view.cuda != HOST), HOST)
+
+
+def current_stream(cuda: int) -> int:
+    """PyTorch's current stream on a CUDA device, as the library takes it."""
+    stream: int = sys.modules["torch"].cuda.current_stream(cuda).cuda_stream
+    return stream
 
 
 def _dtype(name: str, what: str) -> int:
@@ -58,7 +74,9 @@ def _not_contiguous(what: str, remedy: str) -> InvalidArgumentError:
 
 
 def _device(what: str, device: str) -> UnsupportedError:
-    return UnsupportedError(f"{what} is on {device}; this version takes host memory (cpu) alone")
+    return UnsupportedError(
+        f"{what} is on {device}; allowed: host memory, and for torch tensors CUDA devices"
+    )
 
 
 def _of_numpy(x: Any, what: str) -> View:
@@ -71,7 +89,7 @@ def _of_numpy(x: Any, what: str) -> View:
 
 
 def _of_torch(x: Any, what: str) -> View:
-    if x.device.type != "cpu":
+    if x.device.type not in ("cpu", "cuda"):
         raise _device(what, str(x.device))
     if str(x.layout) != "torch.strided":
         raise UnsupportedError(f"{what} has layout {x.layout}; a dense (strided) tensor is needed")
@@ -82,7 +100,8 @@ def _of_torch(x: Any, what: str) -> View:
     dtype = _dtype(str(x.dtype).removeprefix("torch."), what)
     if not x.is_contiguous():
         raise _not_contiguous(what, "Tensor.contiguous() makes a copy that is")
-    return View(x.data_ptr(), x.numel(), dtype, True, x)
+    cuda = HOST if x.device.type == "cpu" else x.device.index
+    return View(x.data_ptr(), x.numel(), dtype, True, x, cuda)
 
 
 class _PyBuffer(c.Structure):
@@ -241,6 +260,7 @@ class Buffers:
                 )
             self.views.append(view)
         self.n = len(self.views)
+        self.cuda = cuda_of(self.views)
         self.array = (abi.Buffer * self.n)(*(buffer_of(view) for view in self.views))
 
 
@@ -249,4 +269,7 @@ def buffer_of(view: View | None) -> abi.Buffer:
     if view is None:
         return abi.Buffer()
     data = view.data if view.elements else None
-    return abi.Buffer(data, view.elements, view.dtype, abi.SOTTO_DEVICE_CPU, 0, 0)
+    kind, number = abi.SOTTO_DEVICE_CPU, 0
+    if view.cuda != HOST:
+        kind, number = abi.SOTTO_DEVICE_CUDA, view.cuda
+    return abi.Buffer(data, view.elements, view.dtype, kind, number, 0)

@@ -9,7 +9,7 @@ import warnings
 from types import TracebackType
 from typing import Any, NoReturn, TypeVar
 
-from ._lib import Library, interruptible
+from ._lib import Library, inside_callback, interruptible
 from .errors import InvalidStateError
 
 H = TypeVar("H", bound="HandleOwner")
@@ -100,5 +100,5 @@ class HandleOwner:
         if sys is None or sys.is_finalizing():
             return
         warnings.warn(f"{self!r} was not closed", ResourceWarning, stacklevel=2, source=self)
-        if self._idle():
+        if self._idle() and not getattr(inside_callback, "active", False):
             getattr(self._lib.functions, self._destroy)(self._value)

@@ -22,6 +22,9 @@ CARRIED = Path(__file__).resolve().parent / "lib" / SONAME
 # Longest time that a call waits before Python looks for signals.
 SLICE_US = 100_000
 
+# Its `active` is true where the library has called Python, and must not be called in turn.
+inside_callback = threading.local()
+
 _lock = threading.Lock()
 _loaded: Library | None = None
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import _abi as abi
-from ._buffers import Buffers
+from ._buffers import HOST, Buffers, current_stream
 from ._handle import HandleOwner
 from ._lib import Library, interruptible, microseconds, text_of
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
@@ -52,7 +52,7 @@ def call_options(
     priority: int = 0,
     op: str | None = None,
     codec: c.c_void_p | None = None,
-) -> Any:
+) -> abi.Call | None:
     """The `sotto_call` of these options, or None where all are defaults."""
     reduce = abi.SOTTO_REDUCE_DEFAULT
     if op is not None:
@@ -64,14 +64,23 @@ def call_options(
     call = abi.Call(tag=tag, timeout_us=microseconds(timeout), priority=priority, reduce=reduce)
     if codec is not None:
         call.codec = codec.value
-    return c.byref(call)
+    return call
+
+
+def call_on(cuda: int, call: abi.Call | None) -> Any:
+    """The argument for these options; on a CUDA device with PyTorch's current stream."""
+    if cuda != HOST:
+        call = call or abi.Call()
+        call.stream = current_stream(cuda)
+    return None if call is None else c.byref(call)
 
 
 class Comm(HandleOwner):
     """An ordered set of ranks: what :func:`sotto.init_process_group` makes.
 
     Collectives take one array or a list of n arrays, which then are one operation: numpy arrays,
-    torch tensors on the CPU, objects with the buffer protocol or ``__dlpack__``; contiguous, of
+    torch tensors, objects with the buffer protocol or ``__dlpack__``; in host memory, or torch
+    tensors on one CUDA device; contiguous, of
     dtype int8, int32, int64, uint8, uint32, uint64, float16, bfloat16, float32 or float64; any
     shape, of which the number of elements counts. Nothing is copied. They return a :class:`Work`
     at once. All ranks have to call the same collectives in the same order with the same dtypes,
@@ -97,6 +106,7 @@ class Comm(HandleOwner):
         self._lock = threading.RLock()
         self._collected: Work | None = None
         self._told = False  # whether the caller has heard of an error
+        self._torch_ranks: tuple[int, ...] | None = None  # in torch's world, if known
         number = c.c_int32()
         lib.call("sotto_comm_rank", handle, c.byref(number))
         self._rank = number.value
@@ -127,18 +137,23 @@ class Comm(HandleOwner):
             self._told = True
             raise
 
-    def _submit(self, name: str, *arguments: Any, call: Any, keep: Any) -> Work:
+    def _submit(self, name: str, *arguments: Any, call: abi.Call | None, keep: Any) -> Work:
         what = name.removeprefix("sotto_")
+        things = keep if isinstance(keep, tuple) else (keep,)
+        on = (thing.cuda for thing in things if isinstance(thing, Buffers) and thing.cuda != HOST)
+        cuda = next(on, HOST)
         with self._lock:
             orphans.reap(self._lib)
             handle = self._handle
             if self._collected is not None:
-                self._call(name, handle, *arguments, call, None)
+                self._call(name, handle, *arguments, call_on(HOST, call), None)
                 self._collected._keep.append(keep)
+                if cuda != HOST:  # the stream is the group's
+                    self._collected._cuda = cuda
                 return self._collected
             op = c.c_void_p()
-            self._call(name, handle, *arguments, call, c.byref(op))
-            return Work(self, op.value, [keep], what)
+            self._call(name, handle, *arguments, call_on(cuda, call), c.byref(op))
+            return Work(self, op, [keep], what, cuda)
 
     def _inputs(self, x: Any, what: str = "x") -> Buffers:
         return Buffers(x, what, writable=False)
@@ -437,9 +452,9 @@ class Comm(HandleOwner):
                 raise
             self._collected = None
             op = c.c_void_p()
-            call = call_options(timeout=timeout, priority=priority)
+            call = call_on(work._cuda, call_options(timeout=timeout, priority=priority))
             self._call("sotto_group_end", self._handle, call, c.byref(op))
-            work._op = op.value
+            work._start(op)
 
     def _abandon_group(self) -> None:
         # A collected call that is refused makes the library start nothing when the group ends.

@@ -6,8 +6,9 @@ import atexit
 import contextlib
 import ctypes as c
 import os
+import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from . import _abi as abi
@@ -24,10 +25,27 @@ _user: int | None = None  # the process that has made contexts here
 _default: Comm | None = None
 
 
+@contextlib.contextmanager
+def _variables(given: Mapping[str, str | None]) -> Iterator[None]:
+    """Environment variables for the block; None leaves one as it is."""
+    with _environment:
+        new = {name: value for name, value in given.items() if value is not None}
+        before = {name: os.environ.get(name) for name in new}
+        os.environ.update(new)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = value
+
+
 def _create_context(
-    lib: Library, address: str | None, cpu_threads: int, max_ops: int
+    lib: Library, cpu_threads: int, max_ops: int, **variables: str | None
 ) -> c.c_void_p:
-    """A context; the library reads its variables here, so `address` is one for so long."""
+    """A context. The library reads its variables here, so some can be set for so long."""
     global _user
     if _user not in (None, os.getpid()):
         raise InvalidStateError(
@@ -36,20 +54,8 @@ def _create_context(
         )
     config = abi.ContextConfig(cpu_threads=cpu_threads, max_ops=max_ops)
     handle = c.c_void_p()
-    with _environment:
-        before = os.environ.get("SOTTO_RENDEZVOUS")
-        if address is not None:
-            os.environ["SOTTO_RENDEZVOUS"] = address
-        try:
-            lib.call(
-                "sotto_context_create_v", abi.SOTTO_ABI_VERSION, c.byref(config), c.byref(handle)
-            )
-        finally:
-            if address is not None:
-                if before is None:
-                    del os.environ["SOTTO_RENDEZVOUS"]
-                else:
-                    os.environ["SOTTO_RENDEZVOUS"] = before
+    with _variables(variables):
+        lib.call("sotto_context_create_v", abi.SOTTO_ABI_VERSION, c.byref(config), c.byref(handle))
     _user = os.getpid()
     return handle
 
@@ -69,7 +75,7 @@ class UniqueId(HandleOwner):
 
     def __init__(self, *, cpu_threads: int = 0, max_ops: int = 0) -> None:
         lib = library()
-        super().__init__(lib, _create_context(lib, None, cpu_threads, max_ops))
+        super().__init__(lib, _create_context(lib, cpu_threads, max_ops))
         self._id = abi.UniqueId()
         try:
             lib.call("sotto_unique_id_create", self._handle, c.byref(self._id))
@@ -130,6 +136,7 @@ def create_comm(
     world_size: int | None = None,
     unique_id: UniqueId | bytes | None = None,
     all_gather: AllGather | None = None,
+    listen: str | None = None,
     transport: str | None = None,
     timeout: float | None = None,
     cpu_threads: int = 0,
@@ -172,7 +179,9 @@ def create_comm(
         struct = abi.UniqueId.from_buffer_copy(text)
         config.id = c.pointer(struct)
         shared = unique_id._handle if isinstance(unique_id, UniqueId) else None
-    context = shared or _create_context(lib, address, cpu_threads, max_ops)
+    context = shared or _create_context(
+        lib, cpu_threads, max_ops, SOTTO_RENDEZVOUS=address, SOTTO_LISTEN=listen
+    )
     try:
         return _create(lib, context, config, all_gather, own_context=shared is None)
     except KeyboardInterrupt:
@@ -220,6 +229,7 @@ def init_process_group(
     world_size: int | None = None,
     unique_id: UniqueId | bytes | None = None,
     all_gather: AllGather | None = None,
+    listen: str | None = None,
     transport: str | None = None,
     timeout: float | None = None,
     cpu_threads: int = 0,
@@ -229,16 +239,20 @@ def init_process_group(
 
     close() it at the end. At the end of the process it is closed if nothing is in flight then.
 
-    Explicit arguments win. What is missing comes from the environment: rank and world_size from
-    SOTTO_RANK and SOTTO_WORLD_SIZE (sotto-run), or torchrun's, Open MPI's, MPICH's or Slurm's
-    variables; the place to meet from SOTTO_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT (one port
-    higher, where torch itself does not listen).
+    Explicit arguments win. Without any of the first five, where torch.distributed is initialised,
+    its ranks meet over its store: see sotto.torch.comm_of_process_group(). Else what is missing
+    comes from the environment: rank and world_size from SOTTO_RANK and SOTTO_WORLD_SIZE
+    (sotto-run), or torchrun's, Open MPI's, MPICH's or Slurm's variables; the place to meet from
+    SOTTO_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT (one port higher, where torch itself does not
+    listen). init_method="env://": the environment alone.
 
     init_method: "tcp://HOST:PORT", an address of rank 0, which listens there; "env://" or None: the
                  environment's. unique_id, all_gather: in place of it
     unique_id:   UniqueId on the rank that made it, its 128 bytes elsewhere
     all_gather:  a function that gathers bytes over another library: takes this rank's, returns
                  those of all ranks in rank order (mpi4py: MPI.COMM_WORLD.allgather)
+    listen:      where this rank accepts connections: an address, an interface or "any"; None:
+                 SOTTO_LISTEN, else where the rendezvous leads
     transport:   "auto" (None: SOTTO_TRANSPORT), "tcp", "inproc"
     timeout:     seconds; of the set-up, and default of all operations; None: SOTTO_TIMEOUT_US,
                  300 s
@@ -253,19 +267,33 @@ def init_process_group(
         raise InvalidStateError(
             "there is a default comm already: close() it first, or use create_comm()"
         )
-    comm = create_comm(
-        init_method,
-        rank=rank,
-        world_size=world_size,
-        unique_id=unique_id,
-        all_gather=all_gather,
-        transport=transport,
-        timeout=timeout,
-        cpu_threads=cpu_threads,
-        max_ops=max_ops,
-    )
-    _default = comm
-    return comm
+    options: dict[str, Any] = {
+        "listen": listen,
+        "transport": transport,
+        "timeout": timeout,
+        "cpu_threads": cpu_threads,
+        "max_ops": max_ops,
+    }
+    given: dict[str, Any] = {
+        "init_method": init_method,
+        "rank": rank,
+        "world_size": world_size,
+        "unique_id": unique_id,
+        "all_gather": all_gather,
+    }
+    if all(value is None for value in given.values()) and torch_has_a_group():
+        from .torch.groups import comm_of_process_group
+
+        _default = comm_of_process_group(**options)
+    else:
+        _default = create_comm(**given, **options)
+    return _default
+
+
+def torch_has_a_group() -> bool:
+    """Whether torch.distributed is initialised in this process; torch is not imported for that."""
+    dist = sys.modules.get("torch.distributed")
+    return dist is not None and dist.is_available() and dist.is_initialized()
 
 
 def default_comm() -> Comm:
@@ -276,6 +304,21 @@ def default_comm() -> Comm:
         )
     _default._check_process()
     return _default
+
+
+def meet(comm: Comm | None, timeout: float | None = None) -> Comm:
+    """comm, or the default comm, or a new default comm from init_process_group().
+
+    The last is collective. Errors: InvalidStateError (no process group of torch and no launcher
+    either), those of init_process_group().
+    """
+    if comm is not None:
+        return comm
+    if _default is not None and not _default.closed and _default._pid == os.getpid():
+        return _default
+    if not torch_has_a_group() and detect(os.environ) is None:
+        return default_comm()  # which says what to do
+    return init_process_group(timeout=timeout)
 
 
 @atexit.register

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from . import _abi as abi
-from ._buffers import Buffers, View, buffer_of, view_of
+from ._buffers import HOST, Buffers, View, buffer_of, cuda_of, view_of
 from ._handle import HandleOwner
 from ._lib import interruptible, library
 from .codec import export_state, import_state, state_mode
-from .comm import Comm, call_options
+from .comm import Comm, call_on, call_options
 from .errors import InvalidArgumentError
 from .group import default_comm
 from .work import Work, orphans
@@ -151,6 +151,7 @@ class Optimizer(HandleOwner):
         comm = default_comm() if comm is None else comm
         text = config_text(config, kind, hyper).encode()
         lib, handle = comm._lib, comm._handle
+        self.cuda = HOST  # number of the CUDA device that the params are on
         self._keep: list[Any] = [comm]
         self._grads: list[View] = []  # kept alive until others take their place
         structs = (abi.Param * len(params))()
@@ -175,6 +176,7 @@ class Optimizer(HandleOwner):
         if param.group < 0:
             raise InvalidArgumentError(f"{what}.group is {param.group}; allowed: from 0")
         grad = view_of(param.grad, f"{what}.grad")
+        self.cuda = cuda_of((master,)) if self.cuda == HOST else self.cuda
         mask = None if param.mask is None else _mask_view(param.mask, f"{what}.mask")
         self._keep.append((master, copy, mask))
         self._grads.append(grad)
@@ -191,10 +193,10 @@ class Optimizer(HandleOwner):
         op = c.c_void_p()
         with self._comm._lock:
             orphans.reap(self._lib)
-            self._comm._call(name, self._handle, call_options(timeout=timeout), c.byref(op))
-        return Work(
-            self._comm, op.value, [self, self._keep, self._grads], name.removeprefix("sotto_")
-        )
+            call = call_on(self.cuda, call_options(timeout=timeout))
+            self._comm._call(name, self._handle, call, c.byref(op))
+        keep = [self, self._keep, self._grads]
+        return Work(self._comm, op, keep, name.removeprefix("sotto_"), self.cuda)
 
     def step(self, *, timeout: float | None = None) -> Work:
         """One step with what is in the grad arrays now: averages, clips, updates the parameters.

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from . import _abi as abi
-from ._lib import SLICE_US, Library, text_of
+from ._buffers import HOST, current_stream
+from ._lib import SLICE_US, Library, inside_callback, text_of
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
 
 if TYPE_CHECKING:
@@ -30,27 +31,33 @@ class OpStats(NamedTuple):
     header_bytes_planned: int
 
 
+# What operations in flight read and write. They end after the process does if nobody waits for
+# them, so the interpreter must not free this when it takes itself apart.
+_in_flight: dict[int, Any] = {}
+c.pythonapi.Py_IncRef(c.py_object(_in_flight))
+
+
 class _Orphans:
     """Operations that nobody waits for any more: they go on, and their memory stays in use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: list[tuple[int, Any]] = []
+        self._entries: list[int] = []
 
-    def add(self, op: int, keep: Any) -> None:
+    def add(self, op: int) -> None:
         # May run inside a garbage collection that began in reap(), so it takes no lock.
-        self._entries.append((op, keep))
+        self._entries.append(op)
 
     def reap(self, lib: Library) -> None:
         if not self._entries or not self._lock.acquire(blocking=False):
             return
         try:
             entries, self._entries = self._entries, []
-            for op, keep in entries:
+            for op in entries:
                 if lib.functions.sotto_op_test(op) == abi.SOTTO_IN_PROGRESS:
-                    self._entries.append((op, keep))
+                    self._entries.append(op)
                 else:
-                    lib.functions.sotto_op_release(op)
+                    _release(lib, op)
         finally:
             self._lock.release()
 
@@ -59,6 +66,12 @@ class _Orphans:
 
 
 orphans = _Orphans()
+
+
+def _release(lib: Library, op: int) -> None:
+    """Gives an operation that has ended back, and what it worked on."""
+    _in_flight.pop(op, None)  # first: the next operation may get the same number
+    lib.functions.sotto_op_release(op)
 
 
 class _Deadline:
@@ -74,32 +87,43 @@ class _Deadline:
         return max(0, int(min(SLICE_US, (self._end - time.monotonic()) * 1e6)))
 
 
-def _never_free(keep: Any) -> None:
-    """At the end of the process: the library may still write where these arrays lie."""
-    c.pythonapi.Py_IncRef(c.py_object(keep))
-
-
 class Work:
     """A collective, a group of them, or an optimizer step in flight.
 
     It holds references to all arrays of the operation until that has completed, also if the Work
     itself is dropped before. Until then the arrays must not be written, and outputs not be read.
-    Threads: any.
+    On a CUDA device the operation starts after what was queued on PyTorch's current stream, and
+    wait_stream() puts a stream behind it. Threads: any.
     """
 
-    def __init__(self, comm: Comm, op: int | None, keep: Any, what: str) -> None:
+    def __init__(
+        self, comm: Comm, op: c.c_void_p | None, keep: Any, what: str, cuda: int = HOST
+    ) -> None:
         self._comm = comm
         self._lib = comm._lib
-        self._op = op  # None: calls of a group that is still open, or a group that failed to start
+        self._op: int | None = None  # calls of a group that is still open, or that failed to start
         self._keep = keep
         self._what = what
+        self._cuda = cuda  # number of the arrays' CUDA device
         self._pid = os.getpid()
         self._outcome: SottoError | None = None
         self._done = False
+        if op is not None:
+            self._start(op)
+
+    def _start(self, op: c.c_void_p) -> None:
+        assert op.value is not None
+        self._op = op.value
+        _in_flight[op.value] = self._keep
 
     def __repr__(self) -> str:
         state = "failed" if self._outcome else "completed" if self._done else "in flight"
         return f"<sotto.Work {self._what}, {state}>"
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the arrays are on a CUDA device: there is a stream to order."""
+        return self._cuda != HOST
 
     def _started(self) -> c.c_void_p:
         if self._pid != os.getpid():
@@ -122,6 +146,8 @@ class Work:
             self._comm._told = True
         self._done = True
         self._keep = None
+        if self._op is not None:
+            _in_flight.pop(self._op, None)
 
     def is_completed(self) -> bool:
         """Whether the operation has ended, well or not. Makes some progress itself.
@@ -153,6 +179,20 @@ class Work:
         if self._outcome is not None:
             raise self._outcome
 
+    def wait_stream(self, stream: Any = None) -> None:
+        """Puts what is queued on a CUDA stream from now on behind the operation, also if it fails.
+
+        The host does not wait, and the operation stays in flight: wait() or error() tell its end.
+        stream: a torch.cuda.Stream, or the number of a cudaStream_t; None: PyTorch's current stream
+        on the arrays' device. Errors: UnsupportedError (arrays in host memory: there is no stream),
+        InvalidStateError (the stream is being captured into a graph; fork, open group).
+        """
+        op = self._started()
+        if stream is None and self.on_cuda:
+            stream = current_stream(self._cuda)
+        number = getattr(stream, "cuda_stream", stream)
+        self._lib.call("sotto_op_stream_wait", op, number or None)
+
     def error(self) -> SottoError | None:
         """The operation's error; None while it is in flight and if it ended well."""
         return self._outcome if self.is_completed() else None
@@ -171,12 +211,12 @@ class Work:
         if op is None or self._pid != os.getpid():
             return
         if sys is None or sys.is_finalizing():
-            if not self._done:
-                _never_free(self._keep)
-        elif self._done or self._lib.functions.sotto_op_test(op) != abi.SOTTO_IN_PROGRESS:
-            self._lib.functions.sotto_op_release(op)
+            return
+        functions, may_call = self._lib.functions, not getattr(inside_callback, "active", False)
+        if may_call and (self._done or functions.sotto_op_test(op) != abi.SOTTO_IN_PROGRESS):
+            _release(self._lib, op)
         else:
-            orphans.add(op, self._keep)
+            orphans.add(op)
 
 
 def wait_any(works: Sequence[Work], timeout: float | None = None) -> int:

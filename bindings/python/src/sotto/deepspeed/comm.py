@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
-
 from .. import group
 from ..comm import Comm
 from ..torch.groups import comm_of_process_group
@@ -18,13 +16,6 @@ def meet(comm: Comm | None, mpu: Any, timeout: float | None = None) -> Comm:
     the ranks of torch's process group, if it is initialised; those that the launcher started
     (torchrun, sotto-run, Open MPI, MPICH, Slurm). The last two become the default comm.
     """
-    if comm is not None:
-        return comm
-    if mpu is not None:
+    if comm is None and mpu is not None:
         return comm_of_process_group(mpu.get_data_parallel_group(), timeout=timeout)
-    if group._default is not None and not group._default.closed:
-        return group.default_comm()
-    if dist.is_available() and dist.is_initialized():
-        group._default = comm_of_process_group(timeout=timeout)
-        return group._default
-    return group.init_process_group(timeout=timeout)
+    return group.meet(comm, timeout)

@@ -4,25 +4,37 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 
 if TYPE_CHECKING:
+    from ..comm import Comm
     from .base import SottoOptimizer
 
 
 def _ddp_class() -> Any:
+    """None where no DistributedDataParallel can be: without a process group of torch."""
     module = sys.modules.get("torch.nn.parallel.distributed")
-    return None if module is None else module.DistributedDataParallel
+    if module is None or not (dist.is_available() and dist.is_initialized()):
+        return None
+    return module.DistributedDataParallel
+
+
+def _with_subclasses(kind: Any) -> list[type]:
+    below = [cls for sub in kind.__subclasses__() for cls in _with_subclasses(sub)]
+    return [kind, *below]
 
 
 def _objects_of(kind: type) -> list[Any]:
     """All live objects of a class. Takes some ten milliseconds in a large program."""
-    return [thing for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    # issubclass() for every object takes ten times as long.
+    ids = {id(cls) for cls in _with_subclasses(kind)}
+    return [thing for thing in gc.get_objects() if id(type(thing)) in ids]
 
 
 def ddp_modules(params: Iterable[torch.Tensor]) -> list[Any]:
@@ -36,18 +48,84 @@ def ddp_modules(params: Iterable[torch.Tensor]) -> list[Any]:
     ]
 
 
-def check_ddp(modules: Iterable[Any], *, ranks: int) -> None:
-    """Errors: InvalidStateError (one of the modules has averaged the gradients already)."""
-    for module in modules:
-        # The second says what the last forward pass was made for: it is False inside no_sync().
-        if ranks > 1 and module.require_backward_grad_sync and module.require_forward_param_sync:
-            raise InvalidStateError(
-                "the gradients would be all-reduced twice: DistributedDataParallel has averaged "
-                "them in backward(), and step() averages them over "
-                f"{ranks} ranks. Call sotto.torch.no_sync_after_warmup(model, optimizer) once "
-                "before training, or leave the model unwrapped; to average in DDP alone, give the "
-                "optimizer comm=comm.split(comm.rank), of one rank"
-            )
+def check_whole(params: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Errors: UnsupportedError (a parameter of which every rank has another shard)."""
+    reason = (
+        "every rank has a shard of it, but the optimizers here average the same elements on all "
+        "ranks; use DistributedDataParallel, or no wrapper at all"
+    )
+    named = list(params)
+    for name, p in named:
+        if hasattr(p, "device_mesh"):
+            raise UnsupportedError(f'parameter "{name}" is a DTensor: {reason}')
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None or not (dist.is_available() and dist.is_initialized()):
+        return
+    of_fsdp = {id(p) for m in _objects_of(fsdp.FullyShardedDataParallel) for p in m.parameters()}
+    for name, p in named:
+        if id(p) in of_fsdp:
+            raise UnsupportedError(f'parameter "{name}" belongs to FSDP: {reason}')
+
+
+def ddp_averages(module: Any) -> bool:
+    """Whether a backward pass that is under way averages; of one that has ended the best guess."""
+    # The second says what the last forward pass was made for: it is False inside no_sync().
+    return bool(module.require_backward_grad_sync and module.require_forward_param_sync)
+
+
+def _other_ranks(module: Any, comm: Comm) -> str | None:
+    """What differs between the ranks of DistributedDataParallel and those of a comm, if known."""
+    ranks = dist.get_process_group_ranks(module.process_group)
+    theirs = f"DistributedDataParallel's process group has {len(ranks)} ranks"
+    if comm._torch_ranks is not None and set(comm._torch_ranks) != set(ranks):
+        return f"{theirs}, {sorted(ranks)}, the comm {sorted(comm._torch_ranks)}"
+    return None if comm.size == len(ranks) else f"{theirs}, the comm {comm.size}"
+
+
+REMEDY = (
+    "make a comm of exactly DDP's ranks, sotto.torch.comm_of_process_group(ddp.process_group), and "
+    "pass it as comm="
+)
+
+
+def check_same_ranks(module: Any, comm: Comm) -> None:
+    """Errors: InvalidArgumentError (gradients would be averaged over other ranks than DDP's)."""
+    differ = _other_ranks(module, comm)
+    if differ is not None:
+        raise InvalidArgumentError(f"{differ}; {REMEDY}")
+
+
+def check_ddp(modules: Sequence[Any], averaged: Sequence[bool] | None, comm: Comm) -> None:
+    """Whether gradients are averaged once, over the right ranks, by the modules or the comm.
+
+    averaged: what ddp_averages() said of the modules in the last backward pass; None: unknown.
+    Errors: InvalidStateError.
+    """
+    for i, module in enumerate(modules):
+        if dist.get_world_size(module.process_group) == 1:
+            continue  # which averages nothing
+        if averaged[i] if averaged else ddp_averages(module):
+            if comm.size > 1:
+                raise InvalidStateError(
+                    "the gradients would be all-reduced twice: DistributedDataParallel has "
+                    "averaged them in backward(), and step() averages them over "
+                    f"{comm.size} ranks. Call sotto.torch.no_sync_after_warmup(model, optimizer) "
+                    "once before training, or leave the model unwrapped; to average in DDP alone, "
+                    "give the optimizer comm=comm.split(comm.rank), of one rank"
+                )
+        elif averaged or not module.require_backward_grad_sync:
+            differ = _other_ranks(module, comm)
+            if comm.size == 1:
+                raise InvalidStateError(
+                    "nobody would average the gradients: DistributedDataParallel has not, inside "
+                    "no_sync() or after no_sync_after_warmup(), and the optimizer's comm has one "
+                    f"rank; let DDP average, or {REMEDY}"
+                )
+            if differ is not None:
+                raise InvalidStateError(
+                    f"the gradients would not be averaged over the ranks of the model: {differ}; "
+                    + REMEDY
+                )
 
 
 def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> None:
@@ -58,8 +136,10 @@ def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> N
     other work ends too: buffers, such as the running statistics of batch norm, are those of each
     rank.
 
-    model: the DistributedDataParallel module itself; optimizer: of its parameters.
-    Errors: InvalidArgumentError (not such a module, or none of its parameters in the optimizer).
+    model: the DistributedDataParallel module itself; optimizer: of its parameters, with a comm of
+    the ranks of its process group.
+    Errors: InvalidArgumentError (not such a module, none of its parameters in the optimizer, a comm
+    of other ranks: nobody would average over those of the model).
     """
     kind = _ddp_class()
     if kind is None or not isinstance(model, kind):
@@ -71,6 +151,7 @@ def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> N
     if not any(id(p) in ids for p in model.parameters()):
         raise InvalidArgumentError("the optimizer has none of the model's parameters")
     module: Any = model
+    check_same_ranks(module, optimizer._comm)
     module.require_backward_grad_sync = False
 
 
@@ -92,16 +173,29 @@ def adopt_engine(engine: Any, optimizer: SottoOptimizer, *, ranks: int) -> float
     """Makes DeepSpeed's engine leave averaging and clipping to the optimizer.
 
     Returns the limit for the gradients' norm that the engine would have used; 0: none.
-    Errors: InvalidArgumentError (ZeRO, other ranks than the engine's data-parallel ones).
+    Errors: InvalidArgumentError (ZeRO, other ranks than the engine's data-parallel ones),
+    UnsupportedError (experts; an engine that has no switch for its averaging).
     """
     stage = int(engine.zero_optimization_stage())
     if stage:
         raise InvalidArgumentError(zero_reason(stage, type(optimizer).__name__))
-    if engine.dp_world_size != ranks:
+    if getattr(engine, "has_moe_layers", False):
+        raise UnsupportedError(
+            "the model has experts, whose gradients are averaged over other ranks than the rest; "
+            f"{type(optimizer).__name__} averages all over the same"
+        )
+    # With sequence parallelism gradients are averaged over its ranks too.
+    averaged = getattr(engine, "seq_dp_world_size", engine.dp_world_size)
+    if averaged != ranks:
         raise InvalidArgumentError(
-            f"the optimizer's comm has {ranks} ranks, DeepSpeed's engine {engine.dp_world_size} "
+            f"the optimizer's comm has {ranks} ranks, DeepSpeed's engine {averaged} "
             "data-parallel ones; make a comm of exactly these, "
             "sotto.torch.comm_of_process_group(group), and pass it as comm="
+        )
+    if not hasattr(engine, "enable_backward_allreduce"):
+        raise UnsupportedError(
+            "DeepSpeed's engine has no enable_backward_allreduce: the gradients would be "
+            "all-reduced twice. Use sotto.deepspeed.initialize"
         )
     engine.enable_backward_allreduce = False
     if hasattr(engine, "pipeline_enable_backward_allreduce"):

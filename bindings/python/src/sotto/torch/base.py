@@ -14,8 +14,17 @@ import torch
 from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
-from ..group import default_comm
-from .averagers import adopt_engine, check_ddp, ddp_modules, deepspeed_engine, is_rehearsal
+from ..group import meet
+from ..work import Work
+from .averagers import (
+    adopt_engine,
+    check_ddp,
+    check_whole,
+    ddp_averages,
+    ddp_modules,
+    deepspeed_engine,
+    is_rehearsal,
+)
 from .gradients import Gradients, Tensor
 
 FORMAT = 1
@@ -34,7 +43,8 @@ class SottoOptimizer(torch.optim.Optimizer):
 
     Arguments that all of them have, as keywords, beside DeepSpeed's own:
 
-    comm:              None: the default comm (sotto.init_process_group())
+    comm:              None: the default comm; if there is none, collectively,
+                       sotto.init_process_group(): of torch's process group or the launcher's ranks
     mode:              "strict", or "compat": the published arithmetic, for comparison (1-bit types)
     gradient_clipping: limit of the gradients' global norm; 0: off. Clipping by other means before
                        step() sees the gradient of one rank alone
@@ -46,16 +56,21 @@ class SottoOptimizer(torch.optim.Optimizer):
                        continues bit for bit; "reset": none
     sotto:             more keys of the section "sotto" of the configuration, as a dict
 
-    Parameters: float32 (updated in place), float16 or bfloat16 (with float32 masters), dense, in
-    host memory, equal on all ranks at the first step: see broadcast_parameters(). Groups may have
-    their own lr, betas, eps, weight_decay, and where the algorithm has them max_coeff, min_coeff,
-    non_freeze. A group of one parameter may have "exp_avg_mask", as in DeepSpeed: a tensor of 0 and
-    1 with as many elements; those with 0 take no part. It is not a part of state_dict(). lr and
-    weight_decay may change between steps, on all ranks alike: torch's schedulers
-    work. A gradient that is None counts as zero.
+    Parameters: float32 (updated in place), float16 or bfloat16 (with float32 masters), dense, all
+    in host memory or all on one CUDA device, equal on all ranks at the first step: see
+    broadcast_parameters(). Groups may have their own lr, betas, eps, weight_decay, and where the
+    algorithm has them max_coeff, min_coeff, non_freeze. A group of one parameter may have
+    "exp_avg_mask", as in DeepSpeed: a tensor of 0 and 1 with as many elements; those with 0 take no
+    part. It is not a part of state_dict(). lr and weight_decay may change between steps, on all
+    ranks alike: torch's schedulers work. A gradient that is None counts as zero.
 
     The library's optimizer is made, collectively, at the first step or load_state_dict(); from then
     on it borrows the parameters' memory, which must stay where it is.
+
+    On a CUDA device step() and accumulate() start behind what is queued on PyTorch's current
+    stream, and what is queued on it later comes after them; the host does not wait. So a step's
+    error is raised by the next call that needs the optimizer (step, accumulate, loss_scale, info,
+    state_dict, close), or by synchronize(). With a "scheduler" of the configuration the host waits.
     """
 
     _kind = ""
@@ -80,8 +95,10 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._optim: plain.Optimizer | None = None
         self._tensors: list[Tensor] = []
         self._gradients: Gradients | None = None
+        self._flying: Work | None = None  # a step or micro-batch on a device whose end is not seen
         self._untrained: list[tuple[str, torch.Tensor]] = []
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
+        self._averaged: list[bool] | None = None  # whether they did in the last backward()
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
         self._group_keys = tuple(group_defaults)  # torch adds some of its own to self.defaults
@@ -100,7 +117,7 @@ class SottoOptimizer(torch.optim.Optimizer):
             raise InvalidArgumentError(
                 f"loss_scale is {loss_scale!r}; allowed: None, a number above 0, 'dynamic'"
             )
-        self._comm = default_comm() if comm is None else comm
+        self._comm = meet(comm)
         self._fixed = {
             k: v for k, v in fixed.items() if k not in self._quiet or v != self._quiet[k]
         }
@@ -117,7 +134,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._section = {**section, **(sotto or {})}
         super().__init__(params, group_defaults)
         self._check_config()
-        self._watch_first_gradient()
+        self._watch_gradients()
 
     @property
     def _compresses(self) -> bool:
@@ -199,10 +216,8 @@ class SottoOptimizer(torch.optim.Optimizer):
         return names
 
     def _check_param(self, name: str, p: torch.Tensor) -> None:
-        if p.device.type != "cpu":
-            raise UnsupportedError(
-                f'parameter "{name}" is on {p.device}; this version takes host memory (cpu) alone'
-            )
+        if p.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f'parameter "{name}" is on {p.device}; allowed: cpu, cuda')
         if p.layout != torch.strided or not p.is_contiguous():
             raise UnsupportedError(f'parameter "{name}" is not dense and contiguous (C order)')
         if p.dtype not in DTYPES:
@@ -231,7 +246,7 @@ class SottoOptimizer(torch.optim.Optimizer):
             )
         if not bool(((mask == 0) | (mask == 1)).all()):
             raise InvalidArgumentError(f"{MASK} of group {index} has other values than 0 and 1")
-        ones: torch.Tensor = mask.detach().to("cpu", torch.uint8).contiguous()
+        ones: torch.Tensor = mask.detach().to(p.device, torch.uint8).contiguous()
         return ones
 
     def _gradient_dtype(self, trained: list[tuple[str, int, torch.Tensor]]) -> torch.dtype:
@@ -242,9 +257,11 @@ class SottoOptimizer(torch.optim.Optimizer):
         return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
     def _build(self) -> plain.Optimizer:
+        self.synchronize()
         if self._optim is not None:
             return self._optim
         trained = self._registered()
+        check_whole((name, p) for name, _, p in trained)
         for name, _, p in trained:
             self._check_param(name, p)
         self._meet_averagers()
@@ -271,22 +288,31 @@ class SottoOptimizer(torch.optim.Optimizer):
 
     # ---- who else averages -----------------------------------------------------------------------
 
-    def _watch_first_gradient(self) -> None:
-        """DeepSpeed's engine averages right behind the first backward(): it is told before."""
+    def _watch_gradients(self) -> None:
+        """Looks at who else averages while backward() is under way.
+
+        DeepSpeed's engine averages right behind the first one, so it is told before. What
+        DistributedDataParallel did can be told from the outside during backward() alone.
+        """
         first = next((p for _, _, p in self._registered()), None)
         if first is None or not first.is_leaf:
             return
 
-        optimizer = weakref.ref(self)
+        optimizer, seen = weakref.ref(self), False
 
-        def meet(_: torch.Tensor) -> None:
-            handle.remove()
+        def look(_: torch.Tensor) -> None:
+            nonlocal seen
             me = optimizer()
-            if me is not None:
-                me._meet_engine()
+            if me is not None and not seen:
+                seen = True
+                me._meet_averagers()
+            if me is None or not me._ddp:
+                handle.remove()
+            else:
+                me._averaged = [ddp_averages(module) for module in me._ddp]
 
         register: Any = first.register_post_accumulate_grad_hook
-        handle = register(meet)
+        handle = register(look)
 
     def _meet_engine(self) -> None:
         engine = None if self._adopted else deepspeed_engine(self)
@@ -326,7 +352,8 @@ class SottoOptimizer(torch.optim.Optimizer):
     def _ready(self) -> plain.Optimizer:
         """The library's optimizer, which knows where the gradients are."""
         optim = self._build()
-        check_ddp(self._ddp, ranks=self._comm.size)
+        check_ddp(self._ddp, self._averaged, self._comm)
+        self._averaged = None
         self._check_untrained()
         if self._gradients is not None:
             self._gradients.locate(optim)
@@ -361,9 +388,23 @@ class SottoOptimizer(torch.optim.Optimizer):
             return loss
         optim = self._ready()
         self._send_hyper(optim)
-        optim.step().wait()
+        self._await(optim.step())
         self._show_schedule(optim)
         return loss
+
+    def _await(self, work: Work) -> None:
+        """Work of the caller from now on comes after the operation: the host's, or a stream's."""
+        if not work.on_cuda or self._schedule:
+            work.wait()
+            return
+        self._flying = work
+        work.wait_stream()
+
+    def synchronize(self) -> None:
+        """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
+        work, self._flying = self._flying, None
+        if work is not None:
+            work.wait()
 
     def _show_schedule(self, optim: plain.Optimizer) -> None:
         """Groups show the learning rate of the next step, if the library's schedule makes it."""
@@ -383,12 +424,12 @@ class SottoOptimizer(torch.optim.Optimizer):
         Sums are kept in float32, and the gradients can be cleared. Local, but all ranks have to
         make as many calls. Errors: InvalidStateError (more than gradient_accumulation_steps).
         """
-        self._ready().accumulate().wait()
+        self._await(self._ready().accumulate())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Before the first step alone. Errors: InvalidStateError (after it)."""
         if self._optim is not None:
-            if self._optim.info().step:
+            if self._build().info().step:
                 raise InvalidStateError(
                     "parameters cannot be added after the first step; make a new optimizer"
                 )
@@ -399,7 +440,7 @@ class SottoOptimizer(torch.optim.Optimizer):
     def loss_scale(self) -> float:
         """What the loss of the next step has to be multiplied with; 1 without loss scaling."""
         if self._optim is not None:
-            return self._optim.info().loss_scale
+            return self._build().info().loss_scale
         scale: dict[str, Any] | None = self._check_config()["loss_scale"]
         if scale is None:
             return 1.0
@@ -415,7 +456,10 @@ class SottoOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Gives the library's optimizer back; call it before the comm's close()."""
-        self._drop()
+        try:
+            self.synchronize()
+        finally:
+            self._drop()
 
     def state_dict(self) -> dict[str, Any]:
         """Parameter groups as in torch, and under "sotto" everything that the library keeps.
@@ -423,6 +467,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         That is parameters (float32 masters), moments, error feedback, step, stage and schedules, as
         one tensor of bytes. Collective with checkpoint="mean" (the default) in the 1-bit types.
         """
+        self.synchronize()
         state = super().state_dict()
         for group in state["param_groups"]:
             group.pop(MASK, None)

@@ -12,8 +12,9 @@ import torch.distributed as dist
 from ..codec import Codec
 from ..comm import Comm
 from ..errors import InvalidArgumentError
-from ..group import default_comm
+from ..group import meet
 from ..work import Work
+from .averagers import check_same_ranks, ddp_modules
 
 FORMAT = 1
 
@@ -22,7 +23,8 @@ class DDPState:
     """What :func:`ddp_hook` keeps: a codec with its residuals for every bucket of gradients.
 
     codec:   "onebit", "int4", "int8", "bf16", "fp16", or None: the plain mean
-    comm:    of the same ranks as DDP's process group; None: the default comm
+    comm:    of the same ranks as DDP's process group, which the first backward() checks; None: as
+             for the optimizers
     options: the codec's own, as for sotto.Codec
 
     The first step of every process is sent in full precision: DDP arranges its buckets anew after
@@ -34,13 +36,16 @@ class DDPState:
     ) -> None:
         if codec is None and options:
             raise InvalidArgumentError(f"options {', '.join(options)} are given without a codec")
-        self.comm = default_comm() if comm is None else comm
+        self.comm = meet(comm)
         self.codec = codec
         self.options = options
         self.steps = 0  # of this process
+        self._checked = False
         self._codecs: dict[int, tuple[int, Codec]] = {}
         self._loaded: dict[int, tuple[int, Any]] = {}
         self._mode = "exact"
+        self._stream: Any = None  # on which buckets without a codec wait on a CUDA device
+        self._flying: dict[int, Work] = {}  # their last operations
         # One thread waits, in the order of submission, so that backward goes on meanwhile.
         self._waiter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="sotto-ddp")
         if codec is not None:  # a wrong name or option is told here, not in the first backward
@@ -52,6 +57,9 @@ class DDPState:
         for _, codec in self._codecs.values():
             codec.close()
         self._codecs.clear()
+        flying, self._flying = self._flying, {}
+        for work in flying.values():
+            work.wait()
 
     def state_dict(self, mode: str = "exact") -> dict[str, Any]:
         """The residuals of all buckets.
@@ -127,21 +135,42 @@ class DDPState:
         """Averages one bucket; the future has its buffer."""
         values = sent = bucket.buffer()
         codec = None
+        if not self._checked:
+            for module in ddp_modules(bucket.parameters()):
+                check_same_ranks(module, self.comm)
+            self._checked = True
         if self.codec is not None and self.steps > 0:
             sent = values.float()  # what codecs take; float32 is itself
             codec = self._codec_for(bucket.index(), sent)
         work = self.comm.all_reduce(sent, op="mean", codec=codec)
         if bucket.is_last():
             self.steps += 1
-        future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-        self._waiter.submit(self._finish, work, sent, values, future)
+        devices = [values.device] if work.on_cuda else None  # whose streams wait for the future
+        future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        if work.on_cuda and codec is None:  # NaN goes to all ranks alike: the host need not know
+            self._finish_on_stream(work, bucket.index(), values, future)
+        else:
+            self._waiter.submit(self._finish, work, sent, values, future)
         return future
+
+    def _finish_on_stream(self, work: Work, index: int, values: torch.Tensor, future: Any) -> None:
+        """DDP's stream waits for the device; backward's own goes on. Errors come a step later."""
+        before, self._flying[index] = self._flying.get(index), work
+        if before is not None:
+            before.wait()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(values.device)
+        with torch.cuda.stream(self._stream):  # where the future records its event
+            work.wait_stream()
+            future.set_result(values)
 
     @staticmethod
     def _finish(work: Work, sent: torch.Tensor, values: torch.Tensor, future: Any) -> None:
         try:
             work.wait()
             if sent is not values:
+                if sent.is_cuda:  # made on backward's stream, read on this thread's
+                    sent.record_stream(torch.cuda.current_stream(sent.device))
                 values.copy_(sent)
         except Exception as error:
             future.set_exception(error)
@@ -156,6 +185,7 @@ def ddp_hook(
     """``ddp_model.register_comm_hook(DDPState("onebit"), ddp_hook)``
 
     Every bucket of gradients is averaged over the ranks of the state's comm while backward goes on.
-    Errors come out of backward() as RuntimeError with sotto's text.
+    Errors come out of backward(): those of an operation as RuntimeError with sotto's text; on a
+    CUDA device without a codec out of the next backward(), since the host does not wait there.
     """
     return state.start(bucket)

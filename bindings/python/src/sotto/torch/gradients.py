@@ -66,7 +66,8 @@ class Gradients:
 
     def _absent(self, tensor: Tensor) -> torch.Tensor:
         if self._zeros is None:
-            self._zeros = torch.zeros(max(t.p.numel() for t in self._tensors), dtype=self._dtype)
+            longest = max(t.p.numel() for t in self._tensors)
+            self._zeros = torch.zeros(longest, dtype=self._dtype, device=tensor.p.device)
         return self._zeros[: tensor.p.numel()]
 
     def _place(self, i: int, tensor: Tensor, grad: torch.Tensor | None) -> int:

@@ -1,0 +1,114 @@
+"""Stand-ins for PyTorch on CUDA where there is no GPU.
+
+Tensors of torch's CPU build say that they are on a device, with memory of the fake CUDA runtime
+that the library built for the emulator works on. What torch computes happens in host memory;
+upload() and download() copy between the two on the "current stream".
+"""
+
+import contextlib
+import ctypes as c
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+HOST_TO_DEVICE, DEVICE_TO_HOST, NON_BLOCKING = 1, 2, 1
+
+
+class Runtime:
+    """Calls of the fake runtime; `current` is the stream that torch.cuda.current_stream() names."""
+
+    def __init__(self, path):
+        self._calls = c.CDLL(path)
+        self.twins = {}  # address of a storage: (device memory, bytes)
+        self.current = self.new_stream()
+
+    def call(self, name, *arguments):
+        error = getattr(self._calls, name)(*arguments)
+        assert error == 0, f"{name} returned {error}"
+
+    def new_stream(self):
+        stream = c.c_void_p()
+        self.call("cudaStreamCreateWithFlags", c.byref(stream), NON_BLOCKING)
+        return SimpleNamespace(cuda_stream=stream.value)
+
+    def twin(self, storage):
+        """Device memory of as many bytes as the storage."""
+        host, size = storage.data_ptr(), storage.nbytes()
+        if host not in self.twins:
+            memory = c.c_void_p()
+            self.call("cudaMalloc", c.byref(memory), c.c_size_t(max(size, 1)))
+            # The storage stays, so that its address is its own.
+            self.twins[host] = memory.value, storage
+        return self.twins[host][0]
+
+    def copy(self, tensor, kind):
+        device, host = c.c_void_p(tensor.data_ptr()), c.c_void_p(torch.Tensor.data_ptr(tensor))
+        to, source = (device, host) if kind == HOST_TO_DEVICE else (host, device)
+        self.call(
+            "cudaMemcpyAsync",
+            to,
+            source,
+            c.c_size_t(tensor.nbytes),
+            kind,
+            c.c_void_p(self.current.cuda_stream),
+        )
+
+    def upload(self, *tensors):
+        for tensor in tensors:
+            self.copy(tensor, HOST_TO_DEVICE)
+
+    def download(self, *tensors):
+        for tensor in tensors:
+            self.copy(tensor, DEVICE_TO_HOST)
+        self.synchronize()
+
+    def synchronize(self):
+        self.call("cudaStreamSynchronize", c.c_void_p(self.current.cuda_stream))
+
+    @contextlib.contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        try:
+            yield
+        finally:
+            self.current = before
+
+
+class OnCuda(torch.Tensor):
+    """A tensor that says that it is on cuda:0."""
+
+    runtime = None
+
+    @property
+    def device(self):
+        return torch.device("cuda", 0)
+
+    @property
+    def is_cuda(self):
+        return True
+
+    def data_ptr(self):
+        storage = self.untyped_storage()
+        offset = torch.Tensor.data_ptr(self) - storage.data_ptr()
+        return OnCuda.runtime.twin(storage) + offset
+
+    def record_stream(self, stream):
+        pass
+
+
+def on_cuda(values):
+    """A copy of the values "on the device"."""
+    tensor = values.clone().as_subclass(OnCuda)
+    OnCuda.runtime.upload(tensor)
+    return tensor
+
+
+def install(path):
+    """Makes torch.cuda the stand-in's, on the runtime at the path."""
+    runtime = OnCuda.runtime = Runtime(path)
+    cuda: Any = torch.cuda
+    cuda.current_stream = lambda device=None: runtime.current
+    cuda.Stream = lambda device=None: runtime.new_stream()
+    cuda.stream = runtime.stream
+    return runtime

@@ -1,0 +1,283 @@
+"""Tensors on CUDA devices: streams are passed and waited for, results are those of the CPU.
+
+Where torch sees no GPU, stand-ins take the place of torch.cuda, and the library of the emulator
+that of libsotto.so.
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import sotto
+from sotto import _abi as abi
+from sotto._buffers import Buffers, buffer_of, cuda_of, view_of
+from sotto.comm import call_on, call_options
+from sotto.group import default_comm
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from cuda_stand_ins import OnCuda, install, on_cuda  # noqa: E402  # needs torch
+
+HERE = Path(__file__).resolve().parent
+SOURCE = HERE.parent / "src"
+
+
+class Placed(OnCuda):
+    """Without a runtime: the address is the host's."""
+
+    def __new__(cls, values):
+        return values.as_subclass(cls)
+
+    def data_ptr(self):
+        return torch.Tensor.data_ptr(self)
+
+
+# ---- Without a device --------------------------------------------------------------------------
+
+
+def test_a_tensor_says_which_device_it_is_on():
+    x = Placed(torch.arange(6, dtype=torch.float32))
+    view = view_of(x, "x")
+    assert view.data == torch.Tensor.data_ptr(x)
+    assert (view.elements, view.dtype, view.cuda) == (6, abi.SOTTO_FLOAT32, 0)
+    buffer = buffer_of(view)
+    assert (buffer.device_type, buffer.device_id) == (abi.SOTTO_DEVICE_CUDA, 0)
+    host = view_of(torch.zeros(2), "y")
+    assert (buffer_of(host).device_type, host.cuda) == (abi.SOTTO_DEVICE_CPU, cuda_of(()))
+    assert Buffers([torch.zeros(2), x], "x", writable=False).cuda == 0
+
+
+def test_other_devices_are_refused():
+    with pytest.raises(
+        sotto.UnsupportedError, match=r"x is on meta; allowed: host memory, .* CUDA"
+    ):
+        view_of(torch.zeros(2, device="meta"), "x")
+
+
+def test_the_current_stream_goes_with_every_call(monkeypatch):
+    asked = []
+
+    def current_stream(device):
+        asked.append(device)
+        return SimpleNamespace(cuda_stream=0x1230)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", current_stream)
+    assert call_on(cuda_of(()), None) is None
+    assert call_on(3, None)._obj.stream == 0x1230
+    passed = call_on(3, call_options(tag=7))._obj
+    assert (passed.stream, passed.tag, asked) == (0x1230, 7, [3, 3])
+
+
+# ---- On the emulator ---------------------------------------------------------------------------
+
+
+def emulated():
+    """The library of the emulator and its runtime, beside the one under test."""
+    build = Path(os.environ["SOTTO_LIBRARY"]).resolve().parent.parent
+    library = build / "lib" / "libsotto_emulated.so"
+    runtimes = sorted((build / "fakes").glob("libcudart.so.*"))
+    if not library.exists() or not runtimes:
+        pytest.skip(f"{library} is not built: it needs CUDA's headers")
+    return library, runtimes[0]
+
+
+@pytest.mark.parametrize(
+    "scene",
+    ["optimizers", "a_step_that_fails", "collectives", "hook_without_codec", "hook_with_codec"],
+)
+def test_on_the_emulator(scene):
+    library, runtime = emulated()
+    run = subprocess.run(
+        [sys.executable, "-B", __file__, scene, str(runtime)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "SOTTO_LIBRARY": str(library), "FAKE_CUDA_MAX_DELAY_US": "500"},
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+
+
+def numbers(n, seed):
+    return torch.randn(n, generator=torch.Generator().manual_seed(seed))
+
+
+def train(kind, place, options):
+    """Parameters after a few steps, made of tensors that `place` puts somewhere."""
+    params = [place(numbers(n, n)).requires_grad_() for n in (1000, 17, 1)]
+    optimizer = getattr(sotto.torch, kind)(params, lr=0.01, **options)
+    for step in range(6):
+        for i, p in enumerate(params):
+            p.grad = place(numbers(p.numel(), 100 * step + i))
+        optimizer.step()
+    return params, optimizer
+
+
+def scene_optimizers(runtime):
+    for kind, options in (
+        ("AdamW", {}),
+        ("AdamW", {"gradient_clipping": 1.0, "loss_scale": 4.0}),
+        ("OnebitLamb", {"freeze_step": 3}),
+    ):
+        expected, reference = train(kind, torch.clone, options)
+        params, optimizer = train(kind, on_cuda, options)
+        assert optimizer._flying is not None  # nobody has waited for the last step
+        with torch.no_grad():
+            runtime.download(*(p.detach() for p in params))
+        for here, there in zip(params, expected):
+            assert torch.equal(here.detach().as_subclass(torch.Tensor), there.detach()), kind
+        assert optimizer.info().step == reference.info().step == 6
+        assert optimizer._flying is None
+        for each in (optimizer, reference):
+            each.close()
+
+
+def scene_a_step_that_fails(runtime):
+    p = on_cuda(torch.ones(10)).requires_grad_()
+    optimizer = sotto.torch.AdamW([p], lr=0.1)
+    p.grad = on_cuda(torch.full((10,), float("nan")))
+    optimizer.step()  # its end is not known yet
+    for tell in (optimizer.synchronize, optimizer.step):
+        with pytest.raises(sotto.NonfiniteError):
+            tell()
+        if tell == optimizer.synchronize:
+            optimizer.synchronize()  # said once
+            optimizer.step()
+    p.grad = on_cuda(torch.ones(10))
+    optimizer.step()
+    optimizer.accumulate()
+    optimizer.close()
+    with torch.no_grad():
+        runtime.download(p.detach())
+    assert 0.85 < float(p.detach().as_subclass(torch.Tensor)[0]) < 0.95
+
+
+def scene_collectives(runtime):
+    comm = default_comm()
+    x = on_cuda(numbers(5000, 1))
+    codec = comm.codec("onebit", x)
+    other = runtime.new_stream()
+    for work in (comm.all_reduce(x, op="mean"), comm.all_reduce(x, codec=codec)):
+        assert work.on_cuda
+        work.wait_stream()
+        work.wait_stream(other)
+        work.wait_stream(other.cuda_stream)
+        work.wait()
+    y = on_cuda(numbers(300, 2))
+    with comm.group() as work:
+        comm.all_reduce(x)
+        comm.broadcast(y)
+    assert work.on_cuda
+    work.wait_stream()
+    runtime.download(x, y)
+    host = comm.all_reduce(torch.zeros(3))
+    with pytest.raises(sotto.UnsupportedError, match="host memory"):
+        host.wait_stream()
+    host.wait()
+    with pytest.raises(sotto.InvalidArgumentError, match=r"cuda:0.*cpu"):
+        comm.all_gather(x, torch.zeros(5000))
+    codec.close()
+
+
+class Bucket(SimpleNamespace):
+    """As DDP hands one over."""
+
+    def index(self):
+        return 0
+
+    def is_last(self):
+        return True
+
+    def buffer(self):
+        return self.values
+
+    def parameters(self):
+        return []
+
+
+class Future:
+    """Says on which stream it was completed."""
+
+    def __init__(self, devices=None):
+        self.devices, self.stream, self.result, self.error = devices, None, None, None
+
+    def set_result(self, result):
+        self.result, self.stream = result, OnCuda.runtime.current.cuda_stream
+
+    def set_exception(self, error):
+        self.error = error
+
+
+def hook(runtime, codec, steps):
+    torch.futures.Future = Future
+    state = sotto.torch.DDPState(codec)
+    values = on_cuda(numbers(4000, 3))
+    made = [sotto.torch.ddp_hook(state, Bucket(values=values)) for _ in range(steps)]
+    state.close()
+    assert all(f.error is None and f.result is values for f in made)
+    assert all(f.devices == [values.device] for f in made)
+    runtime.download(values)
+    return [f.stream != runtime.current.cuda_stream for f in made]
+
+
+def scene_hook_without_codec(runtime):
+    assert hook(runtime, None, 3) == [True] * 3  # a stream of its own
+
+
+def scene_hook_with_codec(runtime):
+    # The first step has none; the others end when the host knows the verdict.
+    assert hook(runtime, "onebit", 3) == [True, False, False]
+
+
+# ---- On a GPU ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def gpu():
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU")
+    if "cuda" not in sotto.build_info()["devices"]:
+        pytest.skip("this library was built without CUDA")
+    with sotto.init_process_group(rank=0, world_size=1):
+        yield torch.device("cuda", torch.cuda.current_device())
+
+
+@pytest.mark.parametrize("kind", ["Adam", "AdamW", "Lamb", "OnebitAdam", "OnebitLamb"])
+def test_optimizers_on_a_gpu_have_the_bits_of_the_cpu(gpu, kind):
+    options = {"freeze_step": 3} if kind.startswith("Onebit") else {}
+    expected, _ = train(kind, torch.clone, options)
+    params, _ = train(kind, lambda values: values.to(gpu), options)
+    for here, there in zip(params, expected):
+        assert torch.equal(here.detach().cpu(), there.detach())
+
+
+def test_ddp_on_a_gpu(gpu, tmp_path):
+    dist = torch.distributed
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        for codec in (None, "onebit"):
+            torch.manual_seed(0)
+            model = torch.nn.Linear(64, 8).to(gpu)
+            ddp = torch.nn.parallel.DistributedDataParallel(model)
+            state = sotto.torch.DDPState(codec)
+            ddp.register_comm_hook(state, sotto.torch.ddp_hook)
+            for _ in range(3):
+                ddp.zero_grad()
+                ddp(torch.ones(4, 64, device=gpu)).sum().backward()
+            assert all(p.grad.isfinite().all() for p in model.parameters())
+            state.close()
+    finally:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    sys.path[:0] = [str(SOURCE)]
+    import sotto.torch
+
+    on = install(sys.argv[2])
+    with sotto.init_process_group(rank=0, world_size=1):
+        globals()[f"scene_{sys.argv[1]}"](on)
