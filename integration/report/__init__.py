@@ -5,8 +5,10 @@
   compare  merges runs into the figures of a comparison
   figures  draws, returns SVG text
   page     puts text, tables and figures into one HTML file
+  sections the parts that reports share
   machine  says what the figures were measured on
   net      draws what the network benchmarks measured
+  several  the report of any number of runs, and their table in Markdown
   quickstart  the report of the quickstart, and its command line
 
 Needs Python 3.9 with matplotlib and numpy, nothing else.

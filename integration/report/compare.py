@@ -2,8 +2,8 @@
 
 from .logs import NUMBERS, PER_RANK, ReportError
 
-# The clock's parts must add up to it within this share.
-CLOCK_TOLERANCE = 0.02
+# The clock's parts must add up to it within this share, and what processes that take turns may lose.
+CLOCK_TOLERANCE, CLOCK_SLACK_S = 0.02, 0.05
 
 
 def first_at_or_below(evaluations, loss):
@@ -39,16 +39,20 @@ def ratios_key(name):
     return f"ratios_{name}"
 
 
+def check_same_data(runs):
+    first, entropy = runs[0], runs[0].summary["unigram_entropy"]
+    for run in runs[1:]:
+        if entropy != run.summary["unigram_entropy"]:
+            raise ReportError(f"{first.name} and {run.name} saw different data: unigram entropy {entropy} and "
+                              f"{run.summary['unigram_entropy']}")
+
+
 def compare(runs, extra=None):
     """unigram_entropy, lamb, onebit_lamb and ratios of one seed; with a third run, named extra, that one's too."""
     baseline, compressed = runs[:2]
-    entropy = baseline.summary["unigram_entropy"]
-    for run in runs[1:]:
-        if entropy != run.summary["unigram_entropy"]:
-            raise ReportError(f"{baseline.name} and {run.name} saw different data: unigram entropy {entropy} and "
-                              f"{run.summary['unigram_entropy']}")
+    check_same_data(runs)
     figures = {
-        "unigram_entropy": entropy,
+        "unigram_entropy": baseline.summary["unigram_entropy"],
         "lamb": figures_of(baseline),
         "onebit_lamb": figures_of(compressed),
     }
@@ -93,7 +97,7 @@ def broken_checks(runs):
             problems.append(f"{run.name}: payload bytes sent {s['payload_bytes_sent']} differ from those planned "
                             f"{s['payload_bytes_planned']}")
         parts = s["compute_s"] + s["codec_s"] + s["exposed_comm_s"]
-        if abs(parts - s["wall_s"]) > CLOCK_TOLERANCE * s["wall_s"]:
+        if abs(parts - s["wall_s"]) > CLOCK_TOLERANCE * s["wall_s"] + CLOCK_SLACK_S:
             problems.append(f"{run.name}: compute + codec + exposed communication = {parts:.2f} s, but the clock says "
                             f"{s['wall_s']:.2f} s")
     return problems

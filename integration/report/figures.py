@@ -13,7 +13,7 @@ import matplotlib.pyplot as pyplot  # noqa: E402
 import numpy  # noqa: E402
 from matplotlib.ticker import FuncFormatter  # noqa: E402
 
-COLOURS = ("#64748b", "#d9480f", "#2563eb")  # baseline, compressed, one more
+COLOURS = ("#64748b", "#d9480f", "#2563eb", "#9333ea", "#15803d", "#b45309")  # baseline, compressed, more
 PARTS = (("compute_ms", "compute", "#94a3b8"), ("codec_ms", "kernels of Sotto", "#0d9488"),
          ("comm_ms", "waiting for the network", "#f59e0b"))
 INK, FAINT = "#1e293b", "#e2e8f0"

@@ -13,8 +13,9 @@ import re
 import sys
 from pathlib import Path
 
-from . import compare, config, figures, machine, page
+from . import compare, config, machine, page
 from .logs import ReportError, read_run
+from .sections import checks_section, percent, plots, result_table
 
 NAMES = {"lamb": "LAMB", "onebit_lamb": "1-bit LAMB"}
 MEAN = "mean"  # of the seeds, as the label of a row
@@ -39,10 +40,6 @@ def read_runs(folder, seeds, names):
         groups.append(tuple(read_run(names[run], folder / f"{name}.jsonl", folder / f"{name}.summary.json")
                             for run, name in stems.items()))
     return groups
-
-
-def percent(ratio):
-    return f"{(ratio - 1) * 100:+.1f} %"
 
 
 def extra_headline(summary, extra):
@@ -79,73 +76,6 @@ def tiles(summary):
     ])
 
 
-def bytes_caption(groups):
-    text = ("Payload that rank 0 sends in each step (logarithmic). 1-bit LAMB sends full-precision gradients until its "
-            "freeze_step, then one bit per parameter and direction.")
-    means = [run.name for run in groups[0] if figures.sent_per_step(run)[1]]
-    return text + (f" {' and '.join(means)}: a running mean, since the bytes change from step to step." if means else "")
-
-
-def plots(groups, summary):
-    reached = compare.first_at_or_below(groups[0][0].evaluations, groups[0][1].evaluations[-1].loss)
-    entropy = summary["unigram_entropy"]
-    others = " Pale lines: the other seeds." if len(groups) > 1 else ""
-    return page.figures([
-        ("Loss against samples", figures.loss_against_samples(groups, entropy),
-         "What compression costs: loss on the fixed held-out subset after equally many sequences. Pale and unmarked: "
-         f"training loss, smoothed.{others}"),
-        ("Loss against time", figures.loss_against_time(groups, entropy, reached),
-         f"What compression gains: the same losses over the clock of the training, evaluations left out.{others}"),
-        ("Bytes per step", figures.bytes_per_step(groups),
-         bytes_caption(groups)),
-        ("Where a step's time goes", figures.time_of_a_step(groups),
-         "Rank 0, mean over the steps of a stage. Waiting is what is left of Sotto's calls after its own kernels; it "
-         "includes waiting for slower ranks."),
-    ])
-
-
-def whole(values):
-    """One value if all ranks have the same, else the range."""
-    low, high = min(values), max(values)
-    return figures.bytes_text(low) if low == high else f"{figures.bytes_text(low)} to {figures.bytes_text(high)}"
-
-
-def result_table(summary, extra):
-    """A column per run; behind each but LAMB, what LAMB has divided by it."""
-    base, others = summary["lamb"], [("1-bit LAMB", "1-bit", summary["onebit_lamb"])]
-    if extra:
-        others.append((extra, extra, summary[extra]))
-
-    def row(label, key, show, amount=lambda value: value, digits=2):
-        cells = [label, show(base[key])]
-        for _, _, one in others:
-            value = amount(one[key])
-            cells += [show(one[key]), f"{amount(base[key]) / value:.{digits}f}" if value else ""]
-        return tuple(cells)
-
-    def seconds(label, key):
-        return row(label, key, lambda value: f"{value:.1f} s")
-
-    def payload(label, key):
-        return row(label, key, whole, sum)
-
-    rows = [
-        row("Steps", "steps", lambda value: f"{value:,}", lambda _: 0),
-        row("Held-out loss, nats per masked byte", "val_loss", lambda value: f"{value:.4f}", digits=3),
-        seconds("Clock of the whole run", "wall_s"),
-        seconds("— compute, outside Sotto", "compute_s"),
-        seconds("— Sotto's kernels", "codec_s"),
-        seconds("— waiting for the network", "exposed_comm_s"),
-        payload("Payload sent, per rank", "payload_bytes_sent"),
-        payload("Payload planned, per rank", "payload_bytes_planned"),
-        payload("Headers sent, per rank", "header_bytes_sent"),
-    ]
-    if extra and summary[extra]["skipped_steps"]:
-        rows.insert(1, ("— and left out by loss scaling", "", "", "", f"{summary[extra]['skipped_steps']:g}", ""))
-    header = ["", "LAMB"] + [cell for name, short, _ in others for cell in (name, f"LAMB / {short}")]
-    return page.table(header, rows)
-
-
 def seeds_row(label, one, extra):
     """One seed, or the means over them."""
     cells = [label, f"{one['lamb']['val_loss']:.4f}"]
@@ -163,6 +93,20 @@ def seeds_table(summary, extra):
         header += [f"{name} loss", "difference", "time ratio, whole run", "time ratio, same loss"]
     rows = [seeds_row(str(one["seed"]), one, extra) for one in summary["seeds"]]
     return page.table(header, rows + [seeds_row(MEAN, summary, extra)])
+
+
+def plots_of(groups, summary):
+    reached = compare.first_at_or_below(groups[0][0].evaluations, groups[0][1].evaluations[-1].loss)
+    return plots(groups, summary["unigram_entropy"], reached,
+                 "1-bit LAMB sends full-precision gradients until its freeze_step, then one bit per parameter and direction.",
+                 "Waiting is what is left of Sotto's calls after its own kernels; it includes waiting for slower ranks.")
+
+
+def table_of(summary, extra):
+    others = [("1-bit LAMB", "1-bit", summary["onebit_lamb"])]
+    if extra:
+        others.append((extra, extra, summary[extra]))
+    return result_table(("LAMB", summary["lamb"]), others)
 
 
 def links_text(links_mbit, isolation, ranks):
@@ -216,14 +160,6 @@ def method(arguments, groups):
          for title, path in zip(names_of(extra).values(), arguments.configs)]
 
 
-def checks_section(problems):
-    if problems:
-        return [page.heading("Checks"), page.note("Something is wrong with these figures:"), page.bullets(problems)]
-    return [page.heading("Checks"), page.bullets([
-        "On every rank the payload bytes sent equal those that the plans predicted.",
-        "In every run compute, kernels and waiting add up to the clock within 2 %."])]
-
-
 def write_report(path, arguments, groups, summary, problems):
     seeds = f"{len(groups)} seeds" if len(groups) > 1 else f"seed {arguments.seeds[0]}"
     extra = arguments.extra
@@ -237,8 +173,8 @@ def write_report(path, arguments, groups, summary, problems):
     if arguments.quick:
         parts.append(page.note("Quick run: far too few steps for the losses to mean much. It shows that everything works, "
                                "and the times and bytes of a step."))
-    parts += [tiles(summary), plots(groups, summary),
-              page.heading("Figures" + (" (means over the seeds)" if len(groups) > 1 else "")), result_table(summary, extra)]
+    parts += [tiles(summary), plots_of(groups, summary),
+              page.heading("Figures" + (" (means over the seeds)" if len(groups) > 1 else "")), table_of(summary, extra)]
     if len(groups) > 1:
         parts += [page.heading("Seed by seed"), seeds_table(summary, extra)]
     parts += checks_section(problems) + method(arguments, groups)

@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "integration")]
 
 import synthetic  # noqa: E402
-from report import compare, config, figures, logs, page, quickstart  # noqa: E402
+from report import compare, config, figures, logs, page, quickstart, several  # noqa: E402
 
 CONFIGS = [str(ROOT / "integration/configs" / name) for name in ("lamb.json", "onebit_lamb.json")]
 
@@ -192,6 +192,70 @@ class OneMore(InFolder):
         code, _, err = self.finish()
         self.assertEqual(code, quickstart.EXIT_BAD_INPUT)
         self.assertIn("LAMB and mine saw different data", err)
+
+
+class Several(InFolder):
+    """Any number of runs."""
+
+    def runs(self, **more):
+        """Three runs, the first at full precision."""
+        options = {"first": {}, "second": {"freeze": 40, "floor": 1.25}, "<third>": {"freeze": 0, "floor": 1.3}}
+        for name, given in options.items():
+            synthetic.write_run(self.folder, name, **given, **more.get(name, {}))
+        return [self.read(name) for name in options]
+
+    def read(self, name):
+        return logs.read_run(name, self.folder / f"{name}.jsonl", self.folder / f"{name}.summary.json")
+
+    def write(self, runs):
+        problems = several.write(self.folder / "report.html", runs, title="R & D", about=["so <it> was"], network="a lab",
+                                 command="compare.py", configs=[("first", CONFIGS[0])], root=ROOT)
+        return problems, (self.folder / "report.html").read_text(encoding="utf-8")
+
+    def test_table_by_hand(self):
+        lines = several.markdown(self.runs()).splitlines()
+        cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+        self.assertEqual(lines[1], "| --- |" + " ---: |" * 7)
+        self.assertEqual(cells[0][2], "against first")
+        self.assertEqual(cells[2][2:5:2], ["+0.0 %", "1.00"])
+        self.assertEqual(cells[2][6:], ["-", "1.00"])
+        # 90 ms a step against 90 ms for a tenth of the steps and 18.5 ms for the rest; 32 times fewer bytes in these.
+        self.assertEqual(cells[3][4], f"{90 / (0.1 * 90 + 0.9 * 18.5):.2f}")
+        self.assertEqual(float(cells[3][7]), round(1 / (0.1 + 0.9 / 32), 2))
+        self.assertEqual(cells[4][4], f"{90 / 18.5:.2f}")
+
+    def test_bytes_of_interfaces_count_where_they_are_known(self):
+        runs = self.runs()
+        for run, each in zip(runs, (4_000_000, 1_000_000, 500_000)):
+            run.summary["interface_bytes_sent"] = [each] * 4
+        cells = [line.split("|")[7:9] for line in several.markdown(runs).splitlines()[2:]]
+        self.assertEqual([[cell.strip() for cell in pair] for pair in cells],
+                         [["4.0 MB", "1.00"], ["1.0 MB", "4.00"], ["500 kB", "8.00"]])
+        self.assertIn("Sent by the interface, per rank", self.write(runs)[1])
+
+    def test_page(self):
+        problems, text = self.write(self.runs())
+        self.assertEqual(problems, [])
+        for part in ("<h1>R &amp; D</h1>", "so &lt;it&gt; was", "<th>first / &lt;third&gt;</th>", "Configuration of first"):
+            self.assertIn(part, text)
+        self.assertEqual(len(re.findall("<svg", text)), 4)
+        for colour in figures.COLOURS[:3]:
+            self.assertIn(colour, text)
+        self.assertNotIn("Sent by the interface", text)
+
+    def test_broken_checks_are_told(self):
+        problems, text = self.write(self.runs(second={"sent_off_by": 1}))
+        self.assertEqual(len(problems), 1)
+        self.assertIn("second: payload bytes sent", problems[0])
+        self.assertIn("Something is wrong", text)
+
+    def test_other_data_and_too_many_runs_are_refused(self):
+        runs = self.runs()
+        with self.assertRaisesRegex(logs.ReportError, "colours"):
+            self.write(runs[:1] * (len(figures.COLOURS) + 1))
+        runs[2].summary["unigram_entropy"] += 0.01
+        with self.assertRaisesRegex(logs.ReportError, "different data"):
+            self.write(runs)
 
 
 class BadFiles(InFolder):
