@@ -29,7 +29,4 @@ void overheads(const Options& options, std::vector<Measurement>* out);
 // This process is one rank of several, or has many as threads.
 void scale(const Options& options, std::vector<Measurement>* out);
 
-// Measures unless the case carries an error.
-void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out);
-
 }  // namespace sotto::perf

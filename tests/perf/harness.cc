@@ -70,13 +70,24 @@ Measurement summarize(const Case& work, const std::vector<double>& ours,
 Measurement measure(const Case& work, const Options& options) {
   std::vector<double> ours, yardstick;
   for (uint32_t i = 0; i <= options.pairs; ++i) {
-    const double a = milliseconds(work.ours, options.cpu_clock);
-    const double b = milliseconds(work.yardstick, options.cpu_clock);
+    const double a = work.ours_ms ? work.ours_ms() : milliseconds(work.ours, options.cpu_clock);
+    const double b =
+        work.yardstick_ms ? work.yardstick_ms() : milliseconds(work.yardstick, options.cpu_clock);
     if (i == 0) continue;  // warm-up
     ours.push_back(a);
     yardstick.push_back(b);
   }
   return summarize(work, ours, yardstick);
+}
+
+void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out) {
+  if (!work.error.empty()) {
+    Measurement wrong;
+    wrong.info = work;
+    out->push_back(wrong);
+    return;
+  }
+  out->push_back(measure(work, options));
 }
 
 namespace {
@@ -282,6 +293,7 @@ std::string json_line(const Measurement& m, const Options& options) {
       {"reached", m.info.error.empty() && m.reached()},
       {"error", m.info.error},
   };
+  if (!options.device.empty()) line["device"] = options.device;
   add_machine(&line);
   return line.dump();
 }

@@ -17,8 +17,9 @@ struct Options {
   uint32_t pairs = 9;       // A B pairs after the warm-up pair, at least 7
   uint32_t threads = 1;
   SimdLevel simd = SimdLevel::kAuto;
-  bool cpu_clock = false;  // processor time of the process instead of wall time: for machines that
-                           // others use too
+  bool cpu_clock = false;   // processor time of the process instead of wall time: for machines that
+                            // others use too
+  std::string device = {};  // that the cases run on; empty: the processor
 };
 
 // One comparison. ours and yardstick do the whole work once per call.
@@ -34,6 +35,10 @@ struct Case {
   double target = 0;             // ratio is to be at most this; 0: no target
   std::function<void()> ours;
   std::function<void()> yardstick;
+  // In place of the two: run the work once and return its milliseconds, where they are not those of
+  // the host.
+  std::function<double()> ours_ms;
+  std::function<double()> yardstick_ms;
   std::string error;  // not empty: the result was wrong and nothing was timed
 };
 
@@ -88,6 +93,8 @@ struct Measurement {
 };
 
 Measurement measure(const Case& work, const Options& options);
+// Measures unless the case carries an error.
+void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out);
 
 // One JSON object per measurement and line, columns fixed; machine and build in every line.
 std::string json_line(const Measurement& m, const Options& options);

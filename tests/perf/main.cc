@@ -10,16 +10,6 @@
 
 namespace sotto::perf {
 
-void measure_into(const Case& work, const Options& options, std::vector<Measurement>* out) {
-  if (!work.error.empty()) {
-    Measurement wrong;
-    wrong.info = work;
-    out->push_back(wrong);
-    return;
-  }
-  out->push_back(measure(work, options));
-}
-
 namespace {
 
 const std::map<std::string, Benchmark>& benchmarks() {
@@ -39,13 +29,22 @@ const std::map<std::string, Benchmark>& benchmarks() {
   return all;
 }
 
+const std::map<std::string, std::string>& scripts() {
+  static const std::map<std::string, std::string> all = {
+      {"net", "net/run.py"}, {"step_ddp", "net/step_ddp.py"}, {"python_step", "python_step.py"}};
+  return all;
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Benchmarks of Sotto: kernels as ratios to yardsticks with the same memory traffic; "
       "wire_bytes and zeroone_bits count bytes on the network");
   app.footer(
-      "sotto bench net: all-reduces over links of a given rate, next to other libraries; "
-      "has options of its own (sotto bench net --help).");
+      "With options of their own (--help):\n"
+      "  sotto bench net          all-reduces over links of a given rate, next to other libraries\n"
+      "  sotto bench step_ddp     training steps in PyTorch over such links, next to torch's own\n"
+      "  sotto bench python_step  what Python costs in a step over many small tensors\n"
+      "  sotto bench gpu          codec and Adam on a CUDA device");
   Options options;
   std::vector<std::string> names;
   std::string simd = "auto", json;
@@ -120,7 +119,10 @@ int run(int argc, char** argv) {
 int main(int argc, char** argv) {
   const std::vector<std::string> words(argv + 1, argv + argc);
   try {
-    if (!words.empty() && words[0] == "net") sotto::perf::run_net({words.begin() + 1, words.end()});
+    if (!words.empty() && words[0] == "gpu") sotto::perf::run_gpu({words.begin() + 1, words.end()});
+    const auto& scripts = sotto::perf::scripts();
+    if (!words.empty() && scripts.contains(words[0]))
+      sotto::perf::run_script(scripts.at(words[0]), {words.begin() + 1, words.end()});
     if (words.size() == 2 && words[0] == "net_rank") return sotto::perf::run_net_rank(words[1]);
     return sotto::perf::run(argc, argv);
   } catch (const std::exception& e) {

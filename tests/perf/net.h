@@ -1,4 +1,4 @@
-// The network benchmarks: tests/perf/net/run.py measures; this program is our side's ranks.
+// Benchmarks that are Python programs. For net/run.py this program is our side's ranks.
 #pragma once
 
 #include <string>
@@ -6,9 +6,12 @@
 
 namespace sotto::perf {
 
-// `sotto bench net ..`: replaces this process by run.py with these arguments. Returns only on
-// error, as std::runtime_error.
-[[noreturn]] void run_net(const std::vector<std::string>& arguments);
+// `sotto bench net ..` and the like: replaces this process by a script of tests/perf with these
+// arguments. Returns only on error, as std::runtime_error.
+[[noreturn]] void run_script(const std::string& name, const std::vector<std::string>& arguments);
+
+// `sotto bench gpu ..`: replaces this process by sotto-perf-gpu, which lies beside it. The same.
+[[noreturn]] void run_gpu(const std::vector<std::string>& arguments);
 
 // One rank, which does what run.py tells it through the socket `control` until that is closed.
 // Rank, size and rendezvous come from the environment. Returns the exit code.

@@ -9,24 +9,44 @@
 #include "tests/perf/net.h"
 
 namespace sotto::perf {
+namespace {
 
-void run_net(const std::vector<std::string>& arguments) {
-  const std::filesystem::path script = SOTTO_PERF_NET_SCRIPT;
-  if (!std::filesystem::exists(script))
-    throw std::runtime_error(
-        fmt::format("the network benchmarks need the source tree that this program was built from: "
-                    "{} is not there",
-                    script.string()));
-  const std::filesystem::path self = std::filesystem::read_symlink("/proc/self/exe");
-  // The distribution's Python first: what setup.sh installs is what is used.
-  const char* python = ::access("/usr/bin/python3", X_OK) == 0 ? "/usr/bin/python3" : "python3";
-  std::vector<std::string> words = {python, "-B", script.string(), "--sotto-perf", self.string()};
-  words.insert(words.end(), arguments.begin(), arguments.end());
+std::filesystem::path this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
+
+[[noreturn]] void become(std::vector<std::string> words) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
   argv.push_back(nullptr);
-  ::execvp(python, argv.data());
-  throw std::runtime_error(fmt::format("cannot start {}: {}", python, std::strerror(errno)));
+  ::execvp(argv[0], argv.data());
+  throw std::runtime_error(fmt::format("cannot start {}: {}", words[0], std::strerror(errno)));
+}
+
+}  // namespace
+
+void run_script(const std::string& name, const std::vector<std::string>& arguments) {
+  const std::filesystem::path script = std::filesystem::path(SOTTO_PERF_SCRIPTS) / name;
+  if (!std::filesystem::exists(script))
+    throw std::runtime_error(
+        fmt::format("this benchmark needs the source tree that this program was built from: "
+                    "{} is not there",
+                    script.string()));
+  // The distribution's Python first: what setup.sh installs is what is used.
+  const char* python = ::access("/usr/bin/python3", X_OK) == 0 ? "/usr/bin/python3" : "python3";
+  std::vector<std::string> words = {python, "-B", script.string(), "--sotto-perf",
+                                    this_program().string()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  become(std::move(words));
+}
+
+void run_gpu(const std::vector<std::string>& arguments) {
+  const std::filesystem::path program = this_program().parent_path() / "sotto-perf-gpu";
+  if (!std::filesystem::exists(program))
+    throw std::runtime_error(
+        "the benchmarks of CUDA devices are a program of their own, which is not beside this one: "
+        "build the target sotto-perf-gpu, with the preset cuda for real devices");
+  std::vector<std::string> words = {program.string()};
+  words.insert(words.end(), arguments.begin(), arguments.end());
+  become(std::move(words));
 }
 
 }  // namespace sotto::perf

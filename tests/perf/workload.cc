@@ -67,6 +67,10 @@ void* Workload::list_of(std::vector<void*> tensors) {
 }
 
 std::vector<std::vector<Piece>> Workload::pieces(uint64_t n, uint64_t chunk) const {
+  return pieces(n, chunk, device_.caps().split_elements);
+}
+
+std::vector<std::vector<Piece>> Workload::pieces(uint64_t n, uint64_t chunk, uint64_t split) {
   std::vector<Piece> all;
   for (uint64_t first = 0; first < n; first += chunk) {
     Piece p;
@@ -77,7 +81,8 @@ std::vector<std::vector<Piece>> Workload::pieces(uint64_t n, uint64_t chunk) con
     p.chunk = static_cast<uint32_t>(first / chunk);
     all.push_back(p);
   }
-  return cut_pieces(all, device_.caps().split_elements);
+  if (split == 0) return {all};
+  return cut_pieces(all, split);
 }
 
 void Workload::launch(KernelId id, std::initializer_list<void*> operands, const void* args,

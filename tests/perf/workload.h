@@ -2,6 +2,7 @@
 // the device, cut to its split size.
 #pragma once
 
+#include <cstring>
 #include <initializer_list>
 #include <memory>
 #include <string>
@@ -36,6 +37,10 @@ class Workload {
   // Pieces of one tensor of n elements in chunks of `chunk` elements, block and lane counted from
   // the tensor's start, cut for the device.
   std::vector<std::vector<Piece>> pieces(uint64_t n, uint64_t chunk) const;
+  // The same for a device that splits calls at so many elements (0: not at all).
+  static std::vector<std::vector<Piece>> pieces(uint64_t n, uint64_t chunk, uint64_t split);
+  // Copies into the workload's memory.
+  static void put(void* to, const void* from, uint64_t bytes) { std::memcpy(to, from, bytes); }
 
   uint64_t split_elements() const { return device_.caps().split_elements; }
 

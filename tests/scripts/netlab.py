@@ -7,7 +7,12 @@ import sys
 import unittest
 from pathlib import Path
 
-LAB = Path(__file__).resolve().parents[2] / "integration/netns/lab.sh"
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "integration/netns"))
+
+import lab as labs  # noqa: E402
+from lab import enter  # noqa: E402, F401  # for those who start tests
+
+LAB = labs.SCRIPT
 NAME = f"sotto-labtest-{os.getpid()}"
 
 # Answers every datagram with itself, over both families.
@@ -49,13 +54,11 @@ print(min(trips) if len(trips) == count else "none")
 
 
 def lab(*words, **environment):
-    return subprocess.run([str(LAB), *words], env={**os.environ, "NETLAB": NAME, **environment}, capture_output=True,
-                          text=True, timeout=60, check=False)
+    return labs.script(*words, **{"NETLAB": NAME, **environment})
 
 
 def namespaces(name=NAME):
-    listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
-    return [line.split()[0] for line in listing.splitlines() if line.startswith(f"{name}-")]
+    return labs.namespaces(f"{name}-")
 
 
 def processes(namespace):
@@ -69,12 +72,6 @@ def alive(pid):
         return Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rsplit(")", 1)[1].split()[0] not in "ZX"
     except OSError:
         return False
-
-
-def enter():
-    """Where only a user namespace permits labs, the program goes on inside one."""
-    if lab("check").stdout.strip() == "userns":
-        os.execv(LAB, [str(LAB), "enter", *sys.orig_argv])
 
 
 class LabCase(unittest.TestCase):

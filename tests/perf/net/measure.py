@@ -153,29 +153,63 @@ def guessed_seconds(n, ranks, entries, pairs, bits_per_second, series_s):
     return total
 
 
+class Turns:
+    """Entries (side, method) that take turns. A peer that fails is stopped and left out from then on; ours may not."""
+
+    def __init__(self, entries, ours, say):
+        self.entries = list(entries)
+        self.lost = {}  # side name: why
+        self._ours = ours
+        self._say = say
+
+    def each(self, action):
+        for side, method in list(self.entries):
+            if side.name in self.lost:
+                continue
+            try:
+                action(side, method)
+            except SideError as error:
+                if side is self._ours:
+                    raise
+                side.stop()
+                self.lost[side.name] = str(error)
+                self.entries = [entry for entry in self.entries if entry[0] is not side]
+                self._say(f"left out from here on: {error}")
+
+
 def large(lab, sides, entries, n, pairs, series_s, say):
-    """All entries (side, method) in turn, a warm-up turn and then `pairs` of them. {(side name, method): figure}."""
+    """All entries (side, method) in turn, a warm-up turn and then `pairs` of them. {(side name, method): figure}, and why
+    peers were lost by their names."""
     ours = sides[0]
-    limit_s = 300.0 + 10 * wire_seconds(8 * n, lab.bits_per_second)
-    for side in sides:
-        side.tell(f"size {n}", limit_s)
-    figures = {(side.name, method): check(side, method, n, limit_s) for side, method in entries}
-    for side, method in entries:
+    limit_s = 120.0 + 10 * wire_seconds(8 * n, lab.bits_per_second)
+    turns = Turns(entries, ours, say)
+    sized, figures = set(), {}
+
+    def compare(side, method):
+        if side.name not in sized:
+            sized.add(side.name)
+            side.tell(f"size {n}", limit_s)
+        figures[side.name, method] = check(side, method, n, limit_s)
+
+    def warm_up(side, method):
         figure = figures[side.name, method]
         figure.dropped, figure.operations = drops(figure.payload), 1
         one_ms = series(lab, ours, side, figure, n, limit_s)
         figure.operations = min(MAX_OPERATIONS, max(1, round(series_s * 1e3 / one_ms)))
         figure.kernels.clear()
         figure.ms = [one_ms]
+
+    turns.each(compare)
+    turns.each(warm_up)
+    figures = {key: figure for key, figure in figures.items() if key[0] not in turns.lost}
     turn = sum(f.ms[0] * (f.dropped + f.operations) for f in figures.values()) / 1e3
     say(f"warm-up pair done; {pairs} pairs take about {duration(pairs * turn)}")
     for figure in figures.values():
         figure.ms.clear()
     for _ in range(pairs):
-        for side, method in entries:
-            figure = figures[side.name, method]
-            figure.ms.append(series(lab, ours, side, figure, n, limit_s))
-    return figures
+        turns.each(lambda side, method: figures[side.name, method].ms.append(
+            series(lab, ours, side, figures[side.name, method], n, limit_s)))
+    return {key: figure for key, figure in figures.items() if key[0] not in turns.lost}, turns.lost
 
 
 def duration(seconds):

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(ROOT / "integration/netns")]
 
 import lab as labs  # noqa: E402
 import measure  # noqa: E402
@@ -17,8 +18,6 @@ import output  # noqa: E402
 import rows as targets  # noqa: E402
 import sides  # noqa: E402
 
-ROOT = HERE.parents[2]
-INSIDE = "SOTTO_NET_INSIDE"
 SINGLES, SINGLES_S = 200, 2.0  # small all-reduces per pair, fewer where they take more than so many seconds
 
 # The short form: what a broken build would miss, and no more. (row, rate): the ratio has to be at least, or at most, this.
@@ -61,14 +60,6 @@ def say(text):
     print(text, flush=True)
 
 
-def a_rate(text):
-    try:
-        labs.bits_per_second(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    return text
-
-
 def a_time(text):
     try:
         labs.seconds(text)
@@ -102,7 +93,7 @@ def words_of(allowed, kind=str):
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="sotto bench net", description=__doc__.split(": ", 1)[1], epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", type=a_rate, default="100mbit", help="of every link, both directions: 10mbit, 100mbit, "
+    parser.add_argument("--rate", type=labs.a_rate, default="100mbit", help="of every link, both directions: 10mbit, 100mbit, "
                         "1gbit, 10gbit, none, .. (default: 100mbit)")
     parser.add_argument("--ranks", type=between(2, 64), default=4, help="(default: 4)")
     parser.add_argument("--n", type=between(1 << 16, 1 << 31), default=25_000_000,
@@ -137,12 +128,7 @@ def parse(arguments):
 
 def enter(options, arguments):
     """"netns" or "loopback". Where only a user namespace permits hosts, this program starts again inside one."""
-    if os.environ.get(INSIDE):
-        return "netns"
-    how, reason = labs.permitted()
-    if how == "userns":
-        os.environ[INSIDE] = "1"
-        os.execv(labs.SCRIPT, [str(labs.SCRIPT), "enter", sys.executable, "-B", str(HERE / "run.py"), *arguments])
+    how, reason = labs.enter(["-B", str(HERE / "run.py"), *arguments])
     if how:
         return "netns"
     if options.delay or options.loss:
@@ -203,6 +189,11 @@ class Network:
             found += [(side, sides.EAGER[1]) for side in self.sides if side.name == sides.EAGER[0] and side.about["numpy"]]
         return found
 
+    def lose(self, why):
+        """Peers that have failed: a dictionary of names."""
+        self.sides = [side for side in self.sides if side.name not in why]
+        self.skipped |= why
+
     def close(self):
         for side in self.sides:
             side.stop()
@@ -254,7 +245,8 @@ def run_rows(options, network, rate, wanted, short, results):
     crowding = max(1.0, options.ranks / len(os.sched_getaffinity(0)))
     figures, latencies, rows = {}, [], []
     if wanted - {19}:
-        figures = measure.large(network.lab, network.sides, network.entries(wanted), n, pairs, series_s, say)
+        figures, lost = measure.large(network.lab, network.sides, network.entries(wanted), n, pairs, series_s, say)
+        network.lose(lost)
         rows += targets.large_rows(figures, wanted, network.lab.bits_per_second, crowding)
         say("\n" + output.large_table(figures, n, network.setting))
     if 19 in wanted:
@@ -288,8 +280,8 @@ def measure_all(options, isolation, results):
     for number, (rate, wanted) in enumerate(todo.items()):
         network = Network(options, rate, isolation)
         try:
-            skipped |= network.skipped
             rows, latencies = run_rows(options, network, rate, wanted, options.short, results)
+            skipped |= network.skipped
             if options.short:
                 results.wrong += below_limits(rows, latencies)
                 if number == 0:

@@ -21,6 +21,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -153,14 +154,18 @@ class Ours(Side):
               "SOTTO_LISTEN": lab.address(r)}) for r in range(ranks)])
 
 
-def _gloo(lab, ranks, _build):
+def python_with_torch():
+    """Raises Missing where there is none."""
     probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
-    for python in (str(ROOT / ".venv/bin/python"), "python3"):
+    for python in (str(ROOT / ".venv/bin/python"), sys.executable, "python3"):
         with contextlib.suppress(OSError):
             if subprocess.run([python, "-c", probe], check=False).returncode == 0:
-                break
-    else:
-        raise Missing("torch is not installed")
+                return python
+    raise Missing("torch is not installed")
+
+
+def _gloo(lab, ranks, _build):
+    python = python_with_torch()
     port = str(free_port())
     return [([*lab.inside(r), python, "-B", str(HERE / "peer_gloo.py"), "CONTROL"],
              {**lab.environment, "RANK": str(r), "WORLD_SIZE": str(ranks), "MASTER_ADDR": lab.address(0),

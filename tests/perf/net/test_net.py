@@ -17,6 +17,7 @@ import output  # noqa: E402
 import rows  # noqa: E402
 import run  # noqa: E402
 import sides  # noqa: E402
+import step_ddp  # noqa: E402
 from report import net  # noqa: E402
 
 MILLION = 1 << 20
@@ -210,6 +211,41 @@ class Processes(unittest.TestCase):
             sides._compiled("nothing", "/nonexistent")  # pylint: disable=protected-access
 
 
+class TurnTaker:
+    def __init__(self, name, fails_at=None):
+        self.name, self.fails_at, self.calls, self.stopped = name, fails_at, 0, False
+
+    def act(self):
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise sides.SideError(f"{self.name}: no answer")
+
+    def stop(self):
+        self.stopped = True
+
+
+class Turns(unittest.TestCase):
+    def turns(self, ours, *peers):
+        said = []
+        entries = [(side, method) for side in (ours, *peers) for method in ("fp32", "1bit")]
+        return measure.Turns(entries, ours, said.append), said
+
+    def test_a_peer_that_fails_is_left_out(self):
+        ours, good, bad = TurnTaker("sotto"), TurnTaker("good"), TurnTaker("bad", fails_at=3)
+        turns, said = self.turns(ours, good, bad)
+        for _ in range(3):
+            turns.each(lambda side, _: side.act())
+        self.assertEqual((ours.calls, good.calls, bad.calls), (6, 6, 3))
+        self.assertEqual(turns.lost, {"bad": "bad: no answer"})
+        self.assertEqual((good.stopped, bad.stopped), (False, True))
+        self.assertIn("bad: no answer", said[0])
+
+    def test_ours_may_not_fail(self):
+        turns, _ = self.turns(TurnTaker("sotto", fails_at=2), TurnTaker("good"))
+        with self.assertRaisesRegex(sides.SideError, "sotto: no answer"):
+            turns.each(lambda side, _: side.act())
+
+
 class Figure(unittest.TestCase):
     def lines(self, *records):
         file = tempfile.NamedTemporaryFile("w", suffix=".jsonl")
@@ -236,6 +272,41 @@ class Figure(unittest.TestCase):
                                                  "different runs")):
             with self.assertRaisesRegex(net.ReportError, text):
                 net.read_times(self.lines(*records))
+
+
+class TrainingSide:
+    """Two ranks of step_ddp, whose losses are given by method."""
+
+    def __init__(self, **losses):
+        self.losses = {"ddp": [3.0, 2.0], "fp32": [3.0, 2.001], "1bit": [3.0, 2.5], **losses}
+
+    def tell(self, command, _limit_s=0):
+        word, what = command.split()[:2]
+        if word == "model":
+            return [{"parameters": 10}] * 2
+        if word == "digest":
+            return [{"digest": self.losses[what][0]}, {"digest": self.losses[what][1] if what == "1bit" else self.losses[what][0]}]
+        first, last = self.losses[what]
+        return [{"losses": [first, first, first, first, first, last + offset]} for offset in (-0.5, 0.5)]
+
+
+class TrainingSteps(unittest.TestCase):
+    def wrong(self, **losses):
+        return step_ddp.warm_up(TrainingSide(**losses), "tiny", [step_ddp.Figure(m) for m in step_ddp.METHODS])[1]
+
+    def test_losses_are_compared(self):
+        self.assertEqual(self.wrong(), [])
+        self.assertIn("the losses of AdamW differ", self.wrong(fp32=[3.0, 2.1])[0])
+        self.assertIn("1bit: the loss went from 3.0000 to 3.1000", self.wrong(**{"1bit": [3.0, 3.1]})[0])
+
+    def test_parameters_are_compared(self):
+        wrong = step_ddp.compare(TrainingSide(), [step_ddp.Figure(m) for m in step_ddp.METHODS])
+        self.assertEqual(wrong, ["1bit: parameters differ between ranks"])
+
+    def test_verdicts(self):
+        for target, ratio, iqr, verdict in ((None, 1, 0, "no target"), (20, 19, 0, "not reached"), (20, 21, 0.05, "reached")):
+            self.assertEqual(step_ddp.verdict(target, ratio, iqr), verdict)
+        self.assertIn("not settled", step_ddp.verdict(20, 30, 0.5))
 
 
 if __name__ == "__main__":

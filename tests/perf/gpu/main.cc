@@ -1,0 +1,74 @@
+// sotto-perf-gpu: the benchmarks of CUDA devices; `sotto bench gpu` starts it.
+#include <CLI/CLI.hpp>
+
+#include <cstdio>
+#include <fstream>
+
+#include "cuda/cuda_device.h"
+#include "tests/perf/gpu/gpu_benchmarks.h"
+
+namespace sotto::perf {
+namespace {
+
+constexpr int kSkipped = 77;
+
+const std::map<std::string, GpuBenchmark> kBenchmarks = {{"gpu_codec", gpu_codec},
+                                                         {"gpu_optim", gpu_optim}};
+
+int run(int argc, char** argv) {
+  CLI::App app(
+      "Benchmarks of Sotto on a CUDA device: kernels as ratios to a copy within the device. "
+      "Results are compared with the processor's, bit for bit.");
+  Options options;
+  options.n = 340'000'000;
+  options.pairs = 21;
+  std::vector<std::string> names, known;
+  std::string json;
+  int32_t index = 0;
+  for (const auto& [name, unused] : kBenchmarks) known.push_back(name);
+  app.add_option("benchmark", names, "which to run (default: all)")->check(CLI::IsMember(known));
+  app.add_option("--n", options.n, "elements")
+      ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 33))
+      ->capture_default_str();
+  app.add_option("--pairs", options.pairs, "measured pairs")
+      ->check(CLI::Range(7, 1001))
+      ->capture_default_str();
+  app.add_option("--device", index, "number of the device")->capture_default_str();
+  app.add_option("--json", json, "append one JSON line per measurement to this file");
+  CLI11_PARSE(app, argc, argv);
+
+  Result<std::shared_ptr<Device>> device = make_cuda_device(index);
+  if (!device.ok()) {
+    std::printf("SKIPPED: %s\n", device.status().text().c_str());
+    return kSkipped;
+  }
+  options.device = cuda_device_texts()[static_cast<size_t>(index)];
+  std::printf("%s\n", options.device.c_str());
+  std::vector<Measurement> all;
+  for (const std::string& name : names.empty() ? known : names)
+    kBenchmarks.at(name)(*device, options, &all);
+  std::fputs(table(all, options).c_str(), stdout);
+  const bool wrong = std::any_of(all.begin(), all.end(),
+                                 [](const Measurement& m) { return !m.info.error.empty(); });
+  if (json.empty()) return wrong ? 1 : 0;
+  std::ofstream lines(json, std::ios::app);
+  for (const Measurement& m : all) lines << json_line(m, options) << '\n';
+  lines.flush();
+  if (!lines) {
+    std::fprintf(stderr, "sotto-perf-gpu: cannot write %s\n", json.c_str());
+    return 2;
+  }
+  return wrong ? 1 : 0;
+}
+
+}  // namespace
+}  // namespace sotto::perf
+
+int main(int argc, char** argv) {
+  try {
+    return sotto::perf::run(argc, argv);
+  } catch (const std::exception& e) {
+    std::fprintf(stderr, "sotto-perf-gpu: %s\n", e.what());
+    return 2;
+  }
+}

@@ -1,0 +1,136 @@
+#!/usr/bin/env python3
+"""One rank of step_ddp.py: the same model three times, each with an optimizer of its own. Argument: the control socket.
+
+Commands, one a line (see sides.py):
+  model NAME       makes the three. {"parameters": how many}
+  losses METHOD N  N steps on the same words. {"losses": [before each update, of this rank]}
+  series METHOD D C  D steps, a barrier, C steps. {"ns": time of the C}
+  digest METHOD    {"digest": of all parameters}
+"""
+
+import hashlib
+import json
+import os
+import socket
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import sotto
+import sotto.torch as st
+
+MODELS = {"tiny": (64, 2, 512), "25m": (512, 8, 512), "110m": (768, 12, 16000)}  # width, layers, words
+LENGTH, RATE, FREEZE_STEP = 32, 3e-4, 4
+
+
+class Words(torch.nn.Module):
+    """A transformer that predicts the next word."""
+
+    def __init__(self, width, layers, words):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(words, width)
+        layer = torch.nn.TransformerEncoderLayer(width, width // 64, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.layers = torch.nn.TransformerEncoder(layer, layers, enable_nested_tensor=False)
+        self.out = torch.nn.Linear(width, words)
+
+    def forward(self, words):
+        scores = self.out(self.layers(self.embedding(words[:, :-1])))
+        return torch.nn.functional.cross_entropy(scores.flatten(0, 1), words[:, 1:].flatten())
+
+
+class Trainee:
+    """A model and its optimizer."""
+
+    def __init__(self, method, sizes):
+        torch.manual_seed(1)
+        self.words = sizes[2]
+        self.model = Words(*sizes)
+        params = self.model.parameters()
+        if method == "ddp":
+            self.optimizer = torch.optim.AdamW(params, lr=RATE, fused=True)
+            self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
+        elif method == "fp32":
+            self.optimizer = st.AdamW(params, lr=RATE, weight_decay=0.01)
+        else:
+            # After so few steps some variances are nearly 0: eps bounds what these elements are moved by.
+            self.optimizer = st.OnebitAdam(params, lr=RATE, eps=1e-4, weight_decay=0.01, freeze_step=FREEZE_STEP)
+
+    def batch(self, number):
+        """Words that count upwards from a random start: the same for all three."""
+        generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
+        start = torch.randint(0, self.words, (1, 1), generator=generator)
+        return (start + torch.arange(LENGTH + 1)) % self.words
+
+    def step(self, number=0):
+        words = self.batch(number)
+        self.optimizer.zero_grad()
+        loss = self.model(words)
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+class Rank:
+    def __init__(self):
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo", init_method="env://")
+        sotto.init_process_group()  # of the same ranks
+        self.trainees = {}
+
+    def model(self, name):
+        self.trainees = {method: Trainee(method, MODELS[name]) for method in ("ddp", "fp32", "1bit")}
+        return {"parameters": sum(p.numel() for p in self.trainees["fp32"].model.parameters())}
+
+    def losses(self, method, count):
+        return {"losses": [self.trainees[method].step().item() for _ in range(int(count))]}
+
+    def series(self, method, dropped, counted):
+        trainee = self.trainees[method]
+        for number in range(int(dropped)):
+            trainee.step(number)
+        dist.barrier()
+        start = time.perf_counter_ns()
+        for number in range(int(counted)):
+            trainee.step(number)
+        return {"ns": time.perf_counter_ns() - start}
+
+    def digest(self, method):
+        digest = hashlib.blake2b(digest_size=8)
+        for p in self.trainees[method].model.parameters():
+            digest.update(p.detach().numpy().tobytes())
+        return {"digest": digest.hexdigest()}
+
+    def obey(self, line):
+        command, *words = line.split()
+        if command not in ("model", "losses", "series", "digest"):
+            raise ValueError(f"a command that this rank does not know: {line}")
+        return getattr(self, command)(*words)
+
+
+def main():
+    control = socket.socket(socket.AF_UNIX)
+    control.connect(sys.argv[1])
+
+    def write(reply):
+        control.sendall(json.dumps(reply).encode() + b"\n")
+
+    try:
+        rank = Rank()
+        write({"rank": dist.get_rank(), "pid": os.getpid(), "version": sotto.library_version()})
+        for line in control.makefile("r", encoding="utf-8"):
+            write(rank.obey(line.strip()))
+    except Exception as error:  # whatever it is, it is the answer
+        write({"error": f"{type(error).__name__}: {error}"})
+        raise
+    for trainee in rank.trainees.values():
+        if isinstance(trainee.optimizer, st.SottoOptimizer):
+            trainee.optimizer.close()
+    sotto.default_comm().close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

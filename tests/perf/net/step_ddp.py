@@ -1,0 +1,216 @@
+#!/usr/bin/env python3
+"""sotto bench step_ddp: training steps of one model in PyTorch over links of a given rate, ours next to torch's own."""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+sys.path[:0] = [str(HERE), str(ROOT / "integration/netns")]
+
+import lab as labs  # noqa: E402
+import measure  # noqa: E402
+import sides  # noqa: E402
+
+METHODS = ("ddp", "fp32", "1bit")
+MODELS = ("tiny", "25m", "110m")
+SERIES_S, MAX_STEPS = 4.0, 10
+TARGETS = {("1bit", 1000): 10, ("1bit", 100): 20}  # (method, rate in 10^6 bit/s)
+CLOSE = 2e-3  # of the losses of AdamW here and in torch, relative
+
+EPILOG = """\
+Row 20 of the table of targets. Each rank, a process in a network namespace of its own, trains the same transformer on the same
+sequences three times over, in turns: ddp is torch's DistributedDataParallel over gloo with torch's fused AdamW, fp32 is
+sotto.torch.AdamW, 1bit is sotto.torch.OnebitAdam behind its warm-up, both of them adopting torch's process group. A step is
+forward, backward, average and update of one sequence of 32 tokens per rank. A figure of a turn is one step of a series, on the
+slowest rank, after a barrier and a step that does not count; a ratio is one of the same turn; median and interquartile range of
+all turns are shown, and a target counts as reached if the range is below 10 %. Before that, 6 steps of all three on the same words: the losses of
+ddp and fp32 have to be equal to 2e-3, all have to fall, and at the end parameters have to be equal on all ranks, bit by bit; if
+not, the exit code is 1.
+
+Memory: about 20 bytes per parameter and rank for ddp, 24 and 28 for ours: 7 GB for 25m on 4 ranks, 16 GB for 110m on 2.
+Time: 25m on 4 ranks at 100mbit: 4 minutes. torch has to be installed (integration/setup.sh bench).
+
+Examples:
+  sotto bench step_ddp --rate 100mbit
+  sotto bench step_ddp --rate 1gbit --model 110m --ranks 2 --json ddp.jsonl
+"""
+
+
+def say(text):
+    print(text, flush=True)
+
+
+@dataclass
+class Figure:
+    """One of the three. ms: per turn, of one step on the slowest rank."""
+
+    method: str
+    dropped: int = 1
+    steps: int = 1
+    ms: list = field(default_factory=list)
+    losses: list = field(default_factory=list)  # of the steps before the turns
+    interface: float = None  # bytes per step, of the rank that sends most
+
+
+def at_least(low):
+    def parse(text):
+        if not text.isdecimal() or int(text) < low:
+            raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from {low}")
+        return int(text)
+    return parse
+
+
+def parse(arguments):
+    parser = argparse.ArgumentParser(prog="sotto bench step_ddp", description=__doc__.split(": ", 1)[1], epilog=EPILOG,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rate", type=labs.a_rate, default="100mbit", help="of every link, both directions (default: 100mbit)")
+    parser.add_argument("--ranks", type=at_least(2), default=4, help="(default: 4)")
+    parser.add_argument("--model", choices=MODELS, default="25m", help="(default: 25m)")
+    parser.add_argument("--pairs", type=at_least(1), default=7, help="turns that count (default: 7)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per method")
+    parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
+    return parser.parse_args(arguments)
+
+
+def enter(arguments):
+    how, reason = labs.enter(["-B", str(HERE / "step_ddp.py"), *arguments])
+    if not how:
+        raise labs.LabError(f"network namespaces are not possible here: {reason}")
+
+
+def start(lab, ranks, programs):
+    """All ranks, each with the three models."""
+    python = sides.python_with_torch()
+    library = os.environ.get("SOTTO_LIBRARY") or str(programs.parent / "lib/libsotto.so")
+    common = {**lab.environment, "WORLD_SIZE": str(ranks), "MASTER_ADDR": lab.address(0), "MASTER_PORT": str(sides.free_port()),
+              "GLOO_SOCKET_IFNAME": lab.interface, "OMP_NUM_THREADS": "1", "SOTTO_CPU_THREADS": "1", "SOTTO_LIBRARY": library,
+              "PYTHONPATH": str(ROOT / "bindings/python/src")}
+    side = sides.Side("step_ddp", ranks, [
+        ([*lab.inside(r), python, "-B", str(HERE / "ddp_rank.py"), "CONTROL"], {**common, "RANK": str(r)})
+        for r in range(ranks)])
+    side.start()
+    return side
+
+
+def warm_up(side, model, figures):
+    """6 steps of each; what is wrong with their losses."""
+    parameters = side.tell(f"model {model}", 600)[0]["parameters"]
+    wrong = []
+    for figure in figures:
+        replies = side.tell(f"losses {figure.method} 6", 3600)
+        figure.losses = [statistics.mean(reply["losses"][i] for reply in replies) for i in range(6)]
+        if not figure.losses[-1] < figure.losses[0]:
+            wrong.append(f"{figure.method}: the loss went from {figure.losses[0]:.4f} to {figure.losses[-1]:.4f}")
+    theirs, ours = figures[0].losses, figures[1].losses
+    if any(abs(a - b) > CLOSE * abs(a) for a, b in zip(theirs, ours)):
+        wrong.append(f"the losses of AdamW differ: {theirs} in torch, {ours} here")
+    return parameters, wrong
+
+
+def sent(lab, side):
+    return [lab.sent_bytes(pid) for pid in side.pids]
+
+
+def turn(lab, side, figure):
+    """Milliseconds of one step."""
+    before = sent(lab, side)
+    replies = side.tell(f"series {figure.method} {figure.dropped} {figure.steps}", 3600)
+    if before[0] is not None:
+        steps = figure.dropped + figure.steps
+        figure.interface = max(b - a for a, b in zip(before, sent(lab, side))) / steps
+    return max(reply["ns"] for reply in replies) / figure.steps * 1e-6
+
+
+def compare(side, figures):
+    """What is wrong at the end: parameters that differ between ranks."""
+    wrong = []
+    for figure in figures:
+        digests = {reply["digest"] for reply in side.tell(f"digest {figure.method}", 600)}
+        if len(digests) != 1:
+            wrong.append(f"{figure.method}: parameters differ between ranks")
+    return wrong
+
+
+def verdict(target, ratio, iqr):
+    if target is None:
+        return "no target"
+    if ratio < target:
+        return "not reached"
+    return "reached" if iqr < 0.10 else "not settled: the spread is too large"
+
+
+def report(figures, parameters, options, bits):
+    """The table, and JSON lines."""
+    base, lines = figures[0], []
+    say(f"\n{'':6} {'ms':>10} {'IQR %':>6} {'interface B':>12} {'loss 1':>8} {'loss 6':>8} {'ddp / it':>9} {'IQR %':>6}  target")
+    for figure in figures:
+        ratios = [a / b for a, b in zip(base.ms, figure.ms)]
+        ratio, iqr = statistics.median(ratios), measure.spread(ratios)
+        target = TARGETS.get((figure.method, bits and bits / 1e6)) if options.model != "tiny" else None
+        result = verdict(target, ratio, iqr)
+        say(f"{figure.method:6} {statistics.median(figure.ms):10.1f} {100 * measure.spread(figure.ms):6.1f} "
+            f"{figure.interface or 0:12.0f} {figure.losses[0]:8.4f} {figure.losses[-1]:8.4f} {ratio:9.2f} {100 * iqr:6.1f}  "
+            f"{'-' if target is None else f'>= {target}'}: {result}")
+        lines.append({"benchmark": "step_ddp", "row": 20, "method": figure.method, "model": options.model,
+                      "parameters": parameters, "rate": options.rate, "ranks": options.ranks, "pairs": options.pairs,
+                      "steps": figure.steps, "ms_p50": statistics.median(figure.ms), "ms_iqr": measure.spread(figure.ms),
+                      "interface_bytes": figure.interface, "losses": figure.losses, "ratio": ratio, "ratio_iqr": iqr,
+                      "target": target, "verdict": result})
+    if options.json:
+        with open(options.json, "a", encoding="utf-8") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def run(options):
+    """Texts of what was wrong."""
+    programs = Path(options.sotto_perf).resolve().parent
+    lab = labs.Lab(options.ranks, options.rate, programs)
+    figures = [Figure(method) for method in METHODS]
+    try:
+        say(f"links of {options.rate}, {options.ranks} ranks on {len(os.sched_getaffinity(0))} cores; {lab.description}")
+        side = start(lab, options.ranks, programs)
+        try:
+            parameters, wrong = warm_up(side, options.model, figures)
+            for figure in figures:
+                one_ms = turn(lab, side, figure)
+                figure.steps = min(MAX_STEPS, max(1, round(SERIES_S * 1e3 / one_ms)))
+            seconds = sum((f.dropped + f.steps) * turn(lab, side, f) for f in figures) / 1e3
+            say(f"{parameters} parameters; {options.pairs} turns take about {measure.duration(options.pairs * seconds)}")
+            for _ in range(options.pairs):
+                for figure in figures:
+                    figure.ms.append(turn(lab, side, figure))
+            wrong += compare(side, figures)
+        finally:
+            side.stop()
+    finally:
+        lab.close()
+    report(figures, parameters, options, lab.bits_per_second)
+    return wrong
+
+
+def main(arguments):
+    options = parse(arguments)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        enter(arguments)
+        wrong = run(options)
+    except sides.Missing as reason:
+        say(f"skipped: {reason}")
+        return 77
+    except (labs.LabError, sides.SideError) as error:
+        say(f"sotto bench step_ddp: {error}")
+        return 2
+    for text in wrong:
+        say(f"wrong: {text}")
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
