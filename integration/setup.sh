@@ -13,7 +13,8 @@ Installs missing Debian packages (needs root); a second run installs nothing.
   test       that, and what the tests need (default); where there are CUDA's headers but not NCCL's, the wheel that has
              them, from PyPI into the virtual environment .venv of this checkout (200 MB)
   bench      what run needs, and the libraries that sotto bench net compares with; of these torch comes from PyPI, into
-             the virtual environment .venv of this checkout (several gigabytes where pip's index has only its CUDA build)
+             the virtual environment .venv of this checkout (several gigabytes where pip's index has only its CUDA build),
+             where the tests of the Python package that need it then find it
   --dry-run  only says what would be installed
 Without root or apt it prints what to install by hand, and fails only if something is really missing.
 What comes from PyPI is not needed: without it tests are left out, and counted as skipped.
@@ -62,6 +63,7 @@ libmpich-dev       | command mpicc.mpich
 python3-venv       | python ensurepip
 '
 TORCH=torch==2.13.0
+PYTEST=pytest==9.2.0  # the tests that need torch run with it (bindings/run_pytest.py)
 NUMPY=numpy==2.2.6  # packs bits for the peer of row 15 (sotto bench net)
 NCCL=nvidia-nccl-cu13==2.28.9  # its header alone is used, by the NCCL transport and the tests of it
 VENV=$SOTTO_ROOT/.venv
@@ -142,15 +144,15 @@ parse() {
   done
 }
 
-has_torch() { [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import numpy, torch' >/dev/null 2>&1; }
+has_torch() { [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import numpy, pytest, torch' >/dev/null 2>&1; }
 
 install_torch() {
   if has_torch; then return 0; fi
-  say "setup: $TORCH and $NUMPY to install from PyPI into .venv"
+  say "setup: $TORCH, $NUMPY and $PYTEST to install from PyPI into .venv"
   [ "$dry_run" = no ] || return 0
   [ -x "$VENV/bin/pip" ] || /usr/bin/python3 -m venv "$VENV"
-  "$VENV/bin/pip" install -q "$TORCH" "$NUMPY"
-  has_torch || die "torch or numpy cannot be imported after the installation"
+  "$VENV/bin/pip" install -q "$TORCH" "$NUMPY" "$PYTEST"
+  has_torch || die "torch, numpy or pytest cannot be imported after the installation"
 }
 
 has_cuda_headers() {

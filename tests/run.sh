@@ -6,13 +6,15 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|fakes|cuda_device)$'
-TSAN_LABELS='^(unit|conformance|multirank|fault)$'
+ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
+TSAN_LABELS='^(unit|conformance|multirank|fault|simt|fakes)$'
+GPU_LABELS='^(simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
 # Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, test parts that
-# combine two others or are part of another (inproc of ordered, async of device_memory). What is not even compiled there is
-# listed in tests/CMakeLists.txt.
-COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)'
-ASAN_WITHOUT="$COMMON_WITHOUT|/async(_|$)"
+# combine two others or are part of another (inproc of ordered, async of device_memory), the world of emulated CUDA devices
+# (the optimised build has it). What is not even compiled there is listed in tests/CMakeLists.txt.
+COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|^conformance/.*/cuda(_|$)'
+# On emulated devices one size of world; what repeats a training very often is for the optimised build.
+ASAN_WITHOUT="$COMMON_WITHOUT|/async(_|$)|EveryWaitOf|AnyCallMayFail|StepsNeither|AnyTime/[12]$|SameBits[.](Codecs|Optimizers)|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|CodecSizes|CodecBits|device_memory"
 
@@ -24,6 +26,8 @@ Installs what is missing, builds, runs all tests: optimised (preset dev), with A
 UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --no-sanitizers  only the optimised build
   --sanitizers     all three (default)
+  --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, whole, under both
+                   sanitizers, of which the other runs have a selection
   --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
                    simt, kernels_emulated, lint, model, python, readme, report, scripts, perf
   --fresh          configure the build folders anew
@@ -33,11 +37,12 @@ END
 }
 
 parse() {
-  sanitizers=yes label='' fresh=no
+  sanitizers=yes gpu_emulation=no label='' fresh=no
   while [ $# -gt 0 ]; do
     case $1 in
       --sanitizers) sanitizers=yes ;;
       --no-sanitizers) sanitizers=no ;;
+      --gpu-emulation) gpu_emulation=yes ;;
       --label)
         [ $# -ge 2 ] || usage_error "--label needs a regular expression"
         label=$2 && shift ;;
@@ -113,7 +118,9 @@ run_tests() {
 
 announce() {
   say "Sotto's tests. This installs missing Debian packages, builds into build/, and runs everything that matches."
-  if [ "$sanitizers" = yes ]; then
+  if [ "$gpu_emulation" = yes ]; then
+    say "Two builds (asan, tsan): more than an hour on 2 cores the first time."
+  elif [ "$sanitizers" = yes ]; then
     say "Three builds (dev, asan, tsan): about 40 minutes on 2 cores the first time, less with a warm compiler cache."
   else
     say "One build (dev): about 10 minutes on 2 cores the first time."
@@ -132,8 +139,14 @@ main() {
   # OpenBLAS starts a thread per core in every process; ranks share the cores already.
   export OPENBLAS_NUM_THREADS=1 ASAN_OPTIONS=${ASAN_OPTIONS:-detect_stack_use_after_return=1} \
     UBSAN_OPTIONS=${UBSAN_OPTIONS:-print_stacktrace=1} TSAN_OPTIONS=${TSAN_OPTIONS:-halt_on_error=1:atexit_sleep_ms=20}
-  build dev && run_tests dev
-  if [ "$sanitizers" = yes ]; then
+  if [ "$gpu_emulation" = yes ]; then
+    TARGETS=([asan]=sotto_emulated_gpu [tsan]=sotto_emulated_gpu)
+    build asan && run_tests asan "$GPU_LABELS"
+    build tsan && run_tests tsan "$GPU_LABELS"
+  else
+    build dev && run_tests dev
+  fi
+  if [ "$gpu_emulation" = no ] && [ "$sanitizers" = yes ]; then
     build asan && run_tests asan "$ASAN_LABELS" "$ASAN_WITHOUT"
     build tsan && run_tests tsan "$TSAN_LABELS" "$TSAN_WITHOUT"
   fi

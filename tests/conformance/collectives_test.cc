@@ -88,6 +88,34 @@ TEST_P(Collectives, SeveralTensorsAtOnce) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
+// Small segments, so that a chunk has more windows than are held in memory at a time.
+TEST_P(Collectives, ChunksOfManyWindows) {
+  WorldOptions options = world();
+  options.params.segment_bytes = 8192;
+  const Status status = run_world(options, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    const auto size = static_cast<uint64_t>(comm->size());
+    for (const bool scatter : {false, true}) {
+      const uint64_t n = scatter ? 600'003 / size : 600'003;
+      const uint64_t first = scatter ? static_cast<uint64_t>(comm->rank()) * n : 0;
+      std::vector<float> in(scatter ? n * size : n), out(n, -1.0f);
+      for (uint64_t i = 0; i < in.size(); ++i) in[i] = value(comm->rank(), i);
+      Call call = make_call(*comm, scatter ? OpKind::kReduceScatter : OpKind::kAllReduce, {n});
+      call.in = {in.data()};
+      call.out = {out.data()};
+      SOTTO_TRY(comm->finish(comm->start(std::move(call), {})));
+      for (uint64_t i = 0; i < n; ++i) {
+        float want = 0;
+        for (int32_t r = 0; r < comm->size(); ++r) want += value(r, first + i);
+        if (out[i] != want)
+          return error(Code::kInternal, "scatter {}: [{}] is {}, want {}", scatter, i, out[i],
+                       want);
+      }
+    }
+    return ok_status();
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
 TEST_P(Collectives, BroadcastFromEveryRoot) {
   const Status status = run_world(world(), [&](const std::shared_ptr<Comm>& comm) -> Status {
     for (int32_t root = 0; root < comm->size(); ++root) {
