@@ -10,9 +10,9 @@ ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|f
 TSAN_LABELS='^(unit|conformance|multirank|fault|simt|fakes)$'
 GPU_LABELS='^(simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
 # Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, test parts that
-# combine two others or are part of another (inproc of ordered, async of device_memory), the world of emulated CUDA devices
-# (the optimised build has it). What is not even compiled there is listed in tests/CMakeLists.txt.
-COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)|^conformance/.*/cuda(_|$)'
+# combine two others or are part of another (inproc of ordered, async of device_memory). What is not even compiled there is
+# listed in tests/CMakeLists.txt.
+COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)'
 # On emulated devices one size of world; what repeats a training very often is for the optimised build.
 ASAN_WITHOUT="$COMMON_WITHOUT|/async(_|$)|EveryWaitOf|AnyCallMayFail|StepsNeither|AnyTime/[12]$|SameBits[.](Codecs|Optimizers)|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
@@ -29,7 +29,8 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, whole, under both
                    sanitizers, of which the other runs have a selection
   --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
-                   simt, kernels_emulated, lint, model, python, readme, report, scripts, perf
+                   simt, kernels_emulated, fakes, cuda_device, cuda, nccl, lint, model, python, readme,
+                   report, scripts, perf
   --fresh          configure the build folders anew
   -h, --help       this text
 The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.

@@ -1,7 +1,6 @@
 // Tests of other devices keep their tensors in vectors. In a program with pinned_new.cc, which
 // replaces operator new, these can lie in memory that CUDA has pinned, so that a CUDA device reads
-// and writes them in the order of its lanes; in one with pageable_access.cc it does so with all
-// memory.
+// and writes them in the order of its lanes.
 #pragma once
 
 namespace sotto::test {
