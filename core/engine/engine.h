@@ -101,7 +101,7 @@ class Op {
   State state_ = State::kQueued;
   bool committing_ = false;
   bool any_step_ran_ = false;
-  bool broken_ = false;  // its device has failed it: what was begun cannot be finished
+  bool broken_ = false;  // its device failed, or the peers meant another one: it cannot be finished
   Status failure_;
   int64_t last_progress_ns_ = 0;
   DeviceQueue* queue_ = nullptr;  // of the plan's device

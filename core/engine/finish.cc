@@ -21,8 +21,9 @@ void Engine::finish(Op& op) {
     for (const OpPosting& posting : run.postings) {
       const Status meant = channel.transport_->verify(posting);
       if (meant.ok()) continue;
+      // The comm fails first, then the operation with it: who sees this one fail sees that too.
+      op.broken_ = true;
       channel.pending_failures_.push_back({{meant.code(), -1, meant.text()}, false});
-      complete(op, meant);
       return;
     }
   }
