@@ -9,7 +9,6 @@
 extern "C" {
 void* __tsan_get_current_fiber(void);
 void* __tsan_create_fiber(unsigned flags);
-void __tsan_destroy_fiber(void* fiber);
 void __tsan_switch_to_fiber(void* fiber, unsigned flags);  // flags 1: no happens-before
 void __tsan_acquire(void* address);
 void __tsan_release(void* address);
@@ -30,6 +29,13 @@ inline void acquire_edge([[maybe_unused]] void* at) {
 #endif
 }
 
+struct Stack {
+  void* memory = nullptr;
+  size_t bytes = 0;
+  void* fiber = nullptr;  // ThreadSanitizer
+  Stack* next = nullptr;
+};
+
 class Context {
  public:
   Context() = default;
@@ -39,10 +45,9 @@ class Context {
 
   // This is what the calling OS thread runs; its stack is found at the first switch away from it.
   void adopt_thread();
-  // A stack with a guard page below it. `colour` bytes are left free at its top: page-aligned
-  // stacks would share one set of the first-level cache.
-  void make_stack(size_t bytes);
-  // The next switch to this context calls entry(), which must never return.
+  void take_stack();
+  // The next switch to this context calls entry(), which must never return. `colour` bytes are left
+  // free at the stack's top: page-aligned stacks would share one set of the first-level cache.
   void arm(void (*entry)(), size_t colour);
   // Returns when somebody switches back. dies: nobody will.
   void switch_to(Context& other, bool dies);
@@ -53,11 +58,9 @@ class Context {
 
   void* position_ = nullptr;
   void (*entry_)() = nullptr;
-  void* stack_ = nullptr;
-  size_t stack_bytes_ = 0;
-  bool owns_stack_ = false;
+  Stack threads_own_;  // of an OS thread
+  Stack* stack_ = &threads_own_;
   void* fake_stack_ = nullptr;  // AddressSanitizer
-  void* fiber_ = nullptr;       // ThreadSanitizer
   Context* came_from_ = nullptr;
 };
 

@@ -18,8 +18,6 @@ namespace {
 
 constexpr unsigned char kPoison = 0xff;
 constexpr uint64_t kUnreadable = 0xdeadbeefdeadbeefull;
-// Sanitizers need more of it.
-constexpr size_t kStackBytes = 128 * 1024;
 // Lanes of one warp that run on end in random order before another warp may.
 constexpr int kBurst = 64;
 
@@ -229,7 +227,7 @@ void Scheduler::start_block(uint32_t threads) {
   at_barrier_ = true_at_barrier_ = 0;
   while (threads_.size() < threads) {
     threads_.push_back(std::make_unique<Thread>());
-    threads_.back()->context.make_stack(kStackBytes);
+    threads_.back()->context.take_stack();
   }
   warps_.assign((threads + kWarp - 1) / kWarp, {});
   order_.resize(warps_.size());
