@@ -159,7 +159,7 @@ class DDPState:
         if before is not None:
             before.wait()
         if self._stream is None:
-            self._stream = torch.cuda.Stream(values.device)
+            self._stream = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
         with torch.cuda.stream(self._stream):  # where the future records its event
             work.wait_stream()
             future.set_result(values)
