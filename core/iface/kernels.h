@@ -163,9 +163,9 @@ enum class KernelId : uint16_t {
   // [7] r coefficient (float32, x counts times it), optional.  EncodeArgs
   kOnebitEncode,
   // Takes an encoding back. call.paired_ran (this range was encoded): c = isfinite(c) ? c - x' : 0,
-  // else c = e as
-  // above. Masked: c = 0. Operands and arguments of kOnebitEncode; [3], [4] and [6] are not
-  // touched.
+  // else c = e as above, and the result does not depend on [0], which a device does not read then:
+  // the caller's stream may not have written it yet. Masked: c = 0. Operands and arguments of
+  // kOnebitEncode; [3], [4] and [6] are not touched.
   kOnebitEncodeUndo,
   // Encoder of 1-bit LAMB: x = ((b1*m + (1-b1)*g') * s), g' = g * clip (clip null: g), s =
   // float(scaling_coeff); then as

@@ -193,7 +193,8 @@ struct EncodeUndoKernel : QuadOp {
     const uint64_t flat = piece.flat + j;
     const float old = old_scales[piece.scale];
     const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
-    const Quad<float> x = input.load(piece, j, n);
+    // What was never encoded may still be under way to the device.
+    const Quad<float> x = paired_ran ? input.load(piece, j, n) : Quad<float>{};
     Quad<float> values = load_quad(c + flat, n);
     uint32_t unused = 0;
 #pragma unroll

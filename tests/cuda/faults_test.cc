@@ -12,6 +12,7 @@
 
 #include "tests/cuda/device_memory.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 namespace {
@@ -71,12 +72,6 @@ struct Model {
   }
 };
 
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
-
 constexpr const char* kConfigs[] = {
     R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0})",
     R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
@@ -92,7 +87,7 @@ std::string train(const char* json, int steps,
                   bool nan_steps = false) {
   std::string results[2];
   WorldOptions options;
-  options.timeout_us = 5'000'000;
+  options.timeout_us = kThreadSanitizer ? 30'000'000 : 5'000'000;
   const std::string failure = run_world(2, options, [&](Member& self) {
     Model model(self, steps, nan_steps);
     std::string& result = results[self.rank];

@@ -12,15 +12,10 @@
 #include <vector>
 
 #include "tests/simt/planted.h"
+#include "tests/support/sanitized.h"
 
 namespace sotto::test {
 namespace {
-
-#if defined(__SANITIZE_THREAD__)
-constexpr bool kThreadSanitizer = true;
-#else
-constexpr bool kThreadSanitizer = false;
-#endif
 
 class Simt : public testing::Test {
  protected:
