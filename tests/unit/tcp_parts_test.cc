@@ -9,6 +9,7 @@
 #include "transports/tcp/op_table.h"
 #include "transports/tcp/rate_limiter.h"
 #include "transports/tcp/send_queue.h"
+#include "transports/tcp/send_window.h"
 
 namespace sotto::tcp {
 namespace {
@@ -55,6 +56,33 @@ TEST(RateLimiter, WithoutARateNothingIsHeldBack) {
   limiter.set_rate(0, 0);
   limiter.take(1u << 30);
   EXPECT_EQ(limiter.available(0), UINT64_MAX);
+}
+
+TEST(SendWindow, TwiceWhatThePathCarries) {
+  // 125 MB/s, 50 ms and 5 ms that the sender may be away.
+  EXPECT_EQ(SendWindow::bytes_for(125'000'000, 50'000), 65536u + 13'750'000);
+  EXPECT_EQ(SendWindow::bytes_for(0, 50'000), 65536u);
+}
+
+TEST(SendShares, ConnectionsThatShareALinkAimAtTheSameRate) {
+  SendShares shares;
+  EXPECT_EQ(shares.rate_for(40), 40u) << "nothing is known";
+  shares.changed(0, 40);
+  shares.changed(0, 50);
+  shares.changed(0, 60);
+  for (const uint64_t own : {40, 50, 60}) EXPECT_EQ(shares.rate_for(own), 50u);
+  shares.changed(60, 90);
+  EXPECT_EQ(shares.rate_for(90), 60u);
+  shares.changed(90, 0);
+  EXPECT_EQ(shares.rate_for(50), 45u) << "one is gone";
+}
+
+TEST(SendShares, NoPathIsHeldBelowItsRateNorFlooded) {
+  SendShares shares;
+  shares.changed(0, 1'000'000);
+  for (int slow = 0; slow < 7; ++slow) shares.changed(0, 1'000);
+  EXPECT_EQ(shares.rate_for(1'000'000), 500'000u);  // windows are twice what the path carries
+  EXPECT_EQ(shares.rate_for(1'000), 2'000u);
 }
 
 TEST(NumberSet, HoldsWhatWasInserted) {

@@ -20,6 +20,7 @@
 #include "core/iface/transport.h"
 #include "transports/tcp/asio.h"
 #include "transports/tcp/rate_limiter.h"
+#include "transports/tcp/send_window.h"
 #include "transports/tcp/socket_settings.h"
 
 namespace sotto::tcp {
@@ -71,6 +72,7 @@ class Reactor final : public Poller {
   asio::io_context& io() { return io_; }
   RateLimiter& egress() { return egress_; }
   RateLimiter& ingress() { return ingress_; }
+  SendShares& send_shares() { return send_shares_; }
   const SocketSettings& sockets() const { return sockets_; }
   const Clock& clock() const { return *clock_; }
   int64_t now_ns() const { return clock_->now_ns(); }
@@ -94,6 +96,7 @@ class Reactor final : public Poller {
   const Clock* clock_;
   int64_t spin_us_;
   RateLimiter egress_, ingress_;
+  SendShares send_shares_;
   SocketSettings sockets_;
   // Of the one wait that is armed at a time: Asio would allocate for each.
   alignas(std::max_align_t) std::array<std::byte, 256> epoll_wait_;

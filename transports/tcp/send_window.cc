@@ -49,8 +49,10 @@ void SendWindow::look(int fd, int64_t now_ns) {
   // over some tens of them, since paths change.
   const auto sample =
       static_cast<uint64_t>(static_cast<double>(acked) * 1e9 / static_cast<double>(passed));
+  const uint64_t before = rate_;
   rate_ = std::max(sample, rate_ - rate_ / 32);
-  const uint64_t wanted = bytes_for(rate_, info.tcpi_min_rtt);
+  shares_.changed(before, rate_);
+  const uint64_t wanted = bytes_for(shares_.rate_for(rate_), info.tcpi_min_rtt);
   if (wanted > most_) {
     if (bounded_) unbound(fd);
     return;

@@ -27,7 +27,8 @@ FrameStream::FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner
       name_(std::move(name)),
       peer_(name_),
       owner_(&owner),
-      last_heard_ns_(reactor.now_ns()) {}
+      last_heard_ns_(reactor.now_ns()),
+      window_(reactor.send_shares()) {}
 
 Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd, std::string name,
                                                        StreamOwner& owner) {
