@@ -24,6 +24,8 @@ import sotto.torch as st
 
 MODELS = {"tiny": (64, 2, 512), "25m": (512, 8, 512), "110m": (768, 12, 16000)}  # width, layers, words
 LENGTH, RATE, FREEZE_STEP = 32, 3e-4, 4
+# Of steps that are timed: variances that were frozen after so few steps let a longer training diverge.
+TIMED_RATE = 1e-8
 
 
 class Words(torch.nn.Module):
@@ -89,6 +91,8 @@ class Rank:
 
     def series(self, method, dropped, counted):
         trainee = self.trainees[method]
+        for group in trainee.optimizer.param_groups:
+            group["lr"] = TIMED_RATE
         for number in range(int(dropped)):
             trainee.step(number)
         dist.barrier()
