@@ -27,8 +27,8 @@ class DDPState:
              for the optimizers
     options: the codec's own, as for sotto.Codec
 
-    "onebit" is for optimizers that add gradients up, as SGD with momentum does. Adam and LAMB divide
-    by the squares of gradients, which one bit does not carry, and learn little with it: take
+    "onebit" is for optimizers that add gradients up, as SGD with momentum does. Adam and LAMB
+    divide by the squares of gradients, which one bit does not carry, and learn little with it: take
     "int8", or sotto.torch.OnebitAdam, OnebitLamb or ZeroOneAdam without a hook.
 
     The first step of every process is sent in full precision: DDP arranges its buckets anew after
