@@ -33,6 +33,7 @@
 #include <string>
 #include <vector>
 
+#include "integration/netns/frame.h"
 #include "integration/netns/wires.h"
 
 namespace sotto_netns {
@@ -48,7 +49,7 @@ constexpr const char* kUsage =
 
 constexpr const char* kDevice = "eth0";
 constexpr const char* kControlName = "sotto-tunlink";  // in the abstract namespace
-constexpr size_t kMaxPacket = 65536;
+constexpr size_t kMaxFrame = Frame::kHeader + 65536;
 constexpr size_t kMaxMessage = 4096;
 constexpr int kReadsPerTurn = 64;  // from one host before the others have their turn
 constexpr int64_t kNsPerS = 1'000'000'000;
@@ -114,11 +115,20 @@ int open_tun_here() {
   const int fd = open("/dev/net/tun", O_RDWR | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0) fail_errno("cannot open /dev/net/tun, which delay and loss need without netem");
   ifreq request{};
-  request.ifr_flags = IFF_TUN | IFF_NO_PI;
+  request.ifr_flags = IFF_TUN | IFF_NO_PI | IFF_VNET_HDR;
   std::strncpy(request.ifr_name, kDevice, IFNAMSIZ - 1);
   if (ioctl(fd, TUNSETIFF, &request) != 0)
     fail_errno(std::string("cannot make the TUN device ") + kDevice);
   return fd;
+}
+
+// Whether the host may hand over what becomes several packets in one piece, as it does with network
+// cards. Tens of times fewer reads, writes and passes through the kernel's TCP; but nothing smaller
+// than a piece can be lost then.
+void offload_segmentation(int tun, bool offload) {
+  const unsigned features = offload ? TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 : 0;
+  if (ioctl(tun, TUNSETOFFLOAD, features) != 0)
+    fail_errno(std::string("cannot set segmentation offload of the TUN device ") + kDevice);
 }
 
 // The device stays in the host's namespace; this process comes back to its own.
@@ -220,7 +230,7 @@ class Tunlink {
   std::string lab_file_;
   struct stat lab_ = {};
   uint64_t undelivered_ = 0;  // the device was down
-  std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kMaxPacket);
+  std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kMaxFrame);
 };
 
 Tunlink::Tunlink(const RunOptions& options)
@@ -291,6 +301,8 @@ void Tunlink::set(const std::vector<std::string>& words) {
   settings.queue_bytes = number("the queue", words[3], kMostBytes);
   settings.delay_ns = static_cast<int64_t>(number("the delay", words[4], 3600 * kNsPerS));
   settings.loss_ppm = static_cast<uint32_t>(number("the loss", words[5], 1'000'000));
+  // A loss is one packet.
+  for (const Host& host : hosts_) offload_segmentation(host.tun, settings.loss_ppm == 0);
   wires_.set(settings, now_ns());
 }
 
@@ -345,8 +357,8 @@ void Tunlink::answer_request() {
 }
 
 void Tunlink::run() {
-  const auto deliver = [this](size_t host, const uint8_t* packet, size_t bytes) {
-    if (write(hosts_[host].tun, packet, bytes) < 0) ++undelivered_;
+  const auto deliver = [this](size_t host, const uint8_t* frame, size_t bytes) {
+    if (write(hosts_[host].tun, frame, bytes) < 0) ++undelivered_;
   };
   int64_t look_for_lab = now_ns();
   for (;;) {

@@ -6,15 +6,13 @@
 #include <optional>
 #include <utility>
 
+#include "integration/netns/frame.h"
+
 namespace sotto_netns {
 namespace {
 
-// Buckets count what tbf counts on an Ethernet device.
-constexpr uint64_t kEthernetHeader = 14;
 // On one delay line, and in a queue whose link has no limit: 0.5 s at 1 Gbit/s.
 constexpr uint64_t kLineBytes = uint64_t{64} << 20;
-
-uint64_t wire_bytes(const std::vector<uint8_t>& packet) { return packet.size() + kEthernetHeader; }
 
 std::optional<Address> destination(const uint8_t* packet, size_t bytes) {
   constexpr size_t kIpv4Header = 20, kIpv4Destination = 16;
@@ -39,19 +37,18 @@ void sooner(int64_t* next, int64_t due) {
 
 }  // namespace
 
-bool Wires::Queue::push(Packet&& packet, uint64_t limit) {
-  const uint64_t more = wire_bytes(packet.bytes);
-  if (bytes + more > limit) return false;
-  bytes += more;
-  packets.push_back(std::move(packet));
+bool Wires::Queue::push(Sent&& sent, uint64_t limit) {
+  if (bytes + sent.wire_bytes > limit) return false;
+  bytes += sent.wire_bytes;
+  frames.push_back(std::move(sent));
   return true;
 }
 
-Wires::Packet Wires::Queue::pop() {
-  Packet packet = std::move(packets.front());
-  packets.pop_front();
-  bytes -= wire_bytes(packet.bytes);
-  return packet;
+Wires::Sent Wires::Queue::pop() {
+  Sent sent = std::move(frames.front());
+  frames.pop_front();
+  bytes -= sent.wire_bytes;
+  return sent;
 }
 
 int64_t Wires::Bucket::take(uint64_t bytes, const WireSettings& settings, int64_t now) {
@@ -97,75 +94,78 @@ uint64_t Wires::queue_limit() const {
   return settings_.bits_per_second > 0 ? settings_.queue_bytes : kLineBytes;
 }
 
-bool Wires::parted(const Packet& packet) const {
-  return hosts_[packet.from].apart != hosts_[packet.to].apart;
+bool Wires::parted(const Sent& sent) const {
+  return hosts_[sent.from].apart != hosts_[sent.to].apart;
 }
 
-void Wires::send(size_t from, const uint8_t* packet, size_t bytes) {
-  const std::optional<Address> to = destination(packet, bytes);
+void Wires::send(size_t from, const uint8_t* frame, size_t bytes) {
+  const std::optional<Frame> parsed = parse_frame(frame, bytes);
+  const auto to = parsed ? destination(parsed->ip(), parsed->ip_size()) : std::nullopt;
   const auto found = to ? host_of_.find(*to) : host_of_.end();
   if (found == host_of_.end()) {
     ++counters_.unknown;
     return;
   }
-  Packet sent{{packet, packet + bytes}, from, found->second, 0};
+  Sent sent{{frame, frame + bytes}, parsed->packets, parsed->wire_bytes, from, found->second, 0};
   Host& host = hosts_[from];
   constexpr uint64_t kMillion = 1'000'000;
   if (parted(sent)) {
-    ++counters_.cut;
+    counters_.cut += parsed->packets;
   } else if (settings_.loss_ppm > 0 && host.random() % kMillion < settings_.loss_ppm) {
-    ++counters_.lost;
+    counters_.lost += parsed->packets;
   } else if (!host.up.push(std::move(sent), queue_limit())) {
-    ++counters_.queue_full;
+    counters_.queue_full += parsed->packets;
   }
 }
 
 void Wires::onto_line(Host& host, int64_t now, int64_t* next) {
-  while (!host.up.packets.empty()) {
-    const uint64_t bytes = wire_bytes(host.up.packets.front().bytes);
+  while (!host.up.frames.empty()) {
+    const uint64_t bytes = host.up.frames.front().wire_bytes;
     if (const int64_t wait = host.up_bucket.take(bytes, settings_, now); wait > 0) {
       sooner(next, now + wait);
       return;
     }
-    Packet packet = host.up.pop();
-    packet.due = now + settings_.delay_ns;
+    Sent sent = host.up.pop();
+    const uint64_t packets = sent.packets;
+    sent.due = now + settings_.delay_ns;
     // A delay that has become shorter lets nothing overtake.
-    if (!host.line.packets.empty()) packet.due = std::max(packet.due, host.line.packets.back().due);
-    if (!host.line.push(std::move(packet), kLineBytes)) ++counters_.queue_full;
+    if (!host.line.frames.empty()) sent.due = std::max(sent.due, host.line.frames.back().due);
+    if (!host.line.push(std::move(sent), kLineBytes)) counters_.queue_full += packets;
   }
 }
 
 void Wires::off_line(Host& host, int64_t now, int64_t* next) {
-  while (!host.line.packets.empty()) {
-    if (host.line.packets.front().due > now) {
-      sooner(next, host.line.packets.front().due);
+  while (!host.line.frames.empty()) {
+    if (host.line.frames.front().due > now) {
+      sooner(next, host.line.frames.front().due);
       return;
     }
-    Packet packet = host.line.pop();
-    Host& receiver = hosts_[packet.to];
-    if (parted(packet)) {
-      ++counters_.cut;
-    } else if (!receiver.down.push(std::move(packet), queue_limit())) {
-      ++counters_.queue_full;
+    Sent sent = host.line.pop();
+    const uint64_t packets = sent.packets;
+    Host& receiver = hosts_[sent.to];
+    if (parted(sent)) {
+      counters_.cut += packets;
+    } else if (!receiver.down.push(std::move(sent), queue_limit())) {
+      counters_.queue_full += packets;
     }
   }
 }
 
 void Wires::arrive(size_t index, int64_t now, int64_t* next, const Deliver& deliver) {
   Host& host = hosts_[index];
-  while (!host.down.packets.empty()) {
-    const uint64_t bytes = wire_bytes(host.down.packets.front().bytes);
+  while (!host.down.frames.empty()) {
+    const uint64_t bytes = host.down.frames.front().wire_bytes;
     if (const int64_t wait = host.down_bucket.take(bytes, settings_, now); wait > 0) {
       sooner(next, now + wait);
       return;
     }
-    const Packet packet = host.down.pop();
-    if (parted(packet)) {
-      ++counters_.cut;
+    const Sent sent = host.down.pop();
+    if (parted(sent)) {
+      counters_.cut += sent.packets;
       continue;
     }
-    ++counters_.delivered;
-    deliver(index, packet.bytes.data(), packet.bytes.size());
+    counters_.delivered += sent.packets;
+    deliver(index, sent.frame.data(), sent.frame.size());
   }
 }
 

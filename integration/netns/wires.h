@@ -39,7 +39,7 @@ struct WireCounters {
 
 class Wires {
  public:
-  using Deliver = std::function<void(size_t host, const uint8_t* packet, size_t bytes)>;
+  using Deliver = std::function<void(size_t host, const uint8_t* frame, size_t bytes)>;
 
   explicit Wires(uint64_t seed) : seed_(seed) {}
 
@@ -54,8 +54,8 @@ class Wires {
   // two groups are dropped, also those under way. An empty list heals.
   void part(const std::vector<bool>& is_apart);
 
-  // An IP packet that a host has sent. It leaves with the next advance().
-  void send(size_t from, const uint8_t* packet, size_t bytes);
+  // What a host has sent. It leaves with the next advance().
+  void send(size_t from, const uint8_t* frame, size_t bytes);
   // Moves what may move, and calls `deliver` for what has arrived. Returns when it should be called
   // again if nothing is sent before; -1: nothing is under way.
   int64_t advance(int64_t now, const Deliver& deliver);
@@ -63,17 +63,18 @@ class Wires {
   const WireCounters& counters() const { return counters_; }
 
  private:
-  struct Packet {
-    std::vector<uint8_t> bytes;
+  struct Sent {
+    std::vector<uint8_t> frame;
+    uint64_t packets = 0, wire_bytes = 0;
     size_t from = 0, to = 0;
     int64_t due = 0;  // on the delay line
   };
   // First in, first out; holds at most `limit` bytes as the wire counts them.
   struct Queue {
-    std::deque<Packet> packets;
+    std::deque<Sent> frames;
     uint64_t bytes = 0;
-    bool push(Packet&& packet, uint64_t limit);
-    Packet pop();
+    bool push(Sent&& sent, uint64_t limit);
+    Sent pop();
   };
   struct Bucket {
     double tokens = 0;  // bytes
@@ -89,7 +90,7 @@ class Wires {
   };
 
   uint64_t queue_limit() const;
-  bool parted(const Packet& packet) const;
+  bool parted(const Sent& sent) const;
   void onto_line(Host& host, int64_t now, int64_t* next);
   void off_line(Host& host, int64_t now, int64_t* next);
   void arrive(size_t index, int64_t now, int64_t* next, const Deliver& deliver);

@@ -4,8 +4,11 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <iterator>
 #include <vector>
+
+#include "integration/netns/frame.h"
 
 namespace sotto_netns {
 namespace {
@@ -28,13 +31,28 @@ Address v6(uint8_t host) {
   return address;
 }
 
-// What the wires look at: version and destination. The last byte is a number for the test.
+// What the wires look at: version and destination. The last byte is a number for the test. bytes:
+// without the device's header, which stands in front.
 std::vector<uint8_t> packet(uint8_t to, uint8_t number = 0, size_t bytes = 100) {
-  std::vector<uint8_t> p(bytes);
-  p[0] = 0x45;
+  std::vector<uint8_t> p(Frame::kHeader + bytes);
+  p[Frame::kHeader] = 0x45;
   const Address address = v4(to);
-  std::copy(address.begin() + 12, address.end(), p.begin() + 16);
+  std::copy(address.begin() + 12, address.end(), p.begin() + Frame::kHeader + 16);
   p.back() = number;
+  return p;
+}
+
+// One piece that becomes packets with gso_size bytes of the payload each.
+std::vector<uint8_t> piece(uint8_t to, size_t payload, uint16_t gso_size) {
+  constexpr size_t kIp = 20, kTcp = 32;  // with time stamps
+  std::vector<uint8_t> p = packet(to, 0, kIp + kTcp + payload);
+  OffloadHeader header;
+  header.flags = OffloadHeader::kNeedsChecksum;
+  header.gso_type = OffloadHeader::kTcpIpv4;
+  header.gso_size = gso_size;
+  header.csum_start = kIp;
+  std::memcpy(p.data(), &header, sizeof header);
+  p[Frame::kHeader + kIp + 12] = kTcp / 4 << 4;
   return p;
 }
 
@@ -180,21 +198,48 @@ TEST_F(WiresTest, PartitionDropsWhatIsUnderWayAndHeals) {
 }
 
 TEST_F(WiresTest, Ipv6AndWhatIsNoPacketForAHost) {
-  std::vector<uint8_t> p(60);
-  p[0] = 0x60;
+  std::vector<uint8_t> p(Frame::kHeader + 60);
+  p[Frame::kHeader] = 0x60;
   const Address to = v6(3);
-  std::copy(to.begin(), to.end(), p.begin() + 24);
+  std::copy(to.begin(), to.end(), p.begin() + Frame::kHeader + 24);
   send(0, p);
   EXPECT_EQ(advance(0), -1);
   ASSERT_EQ(arrivals_.size(), 1u);
   EXPECT_EQ(arrivals_[0].host, 2u);
 
   send(0, packet(99));
-  for (const uint8_t first : {0x00, 0x45, 0x60}) send(0, {first, 1, 2});
+  for (const uint8_t first : {0x00, 0x45, 0x60}) {
+    std::vector<uint8_t> cut(Frame::kHeader + 3);
+    cut[Frame::kHeader] = first;
+    send(0, cut);
+  }
+  send(0, std::vector<uint8_t>(Frame::kHeader - 1));
   wires_.send(0, nullptr, 0);
   EXPECT_EQ(advance(0), -1);
   EXPECT_EQ(arrivals_.size(), 1u);
-  EXPECT_EQ(wires_.counters().unknown, 5u);
+  EXPECT_EQ(wires_.counters().unknown, 6u);
+}
+
+// 3 packets of 1000, 1000 and 500 bytes with headers of 14, 20 and 32 bytes each.
+TEST_F(WiresTest, WhatBecomesSeveralPacketsCountsAsThem) {
+  wires_.set({8e6, 2698, 100'000, 0, 0}, 0);  // a byte in a microsecond
+  for (int i = 0; i < 3; ++i) send(0, piece(2, 2500, 1000));
+  run_from(0);
+  ASSERT_EQ(arrivals_.size(), 3u);
+  for (int i = 0; i < 3; ++i)
+    EXPECT_NEAR(static_cast<double>(arrivals_[i].at), i * 2698e3, 1e3) << i;
+  EXPECT_EQ(wires_.counters().delivered, 9u);
+}
+
+TEST_F(WiresTest, PiecesThatCannotBeAreNotCarried) {
+  send(0, piece(2, 0, 1000));  // nothing behind the headers
+  send(0, piece(2, 100, 0));   // cut into nothing
+  std::vector<uint8_t> p = piece(2, 100, 50);
+  p.resize(Frame::kHeader + 30);  // ends within the TCP header
+  send(0, p);
+  EXPECT_EQ(advance(0), -1);
+  EXPECT_TRUE(arrivals_.empty());
+  EXPECT_EQ(wires_.counters().unknown, 3u);
 }
 
 }  // namespace
