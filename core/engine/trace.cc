@@ -25,14 +25,34 @@ void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, int6
     ++dropped_;
     return;
   }
-  const uint64_t bytes = step.kind == StepKind::kCopy ? step.source.bytes : step.data.bytes;
-  events_.push_back(
-      {begin, end, op, bytes, rank, peer, step.kernel, step.kind, step.lane, step.round});
+  Event event{begin,      end,          op,          0,         0,          rank,     peer,
+              step.round, step.segment, step.kernel, step.kind, step.stage, step.lane};
+  if (step.kind == StepKind::kKernel) {
+    if (!step.pieces.empty()) event.first = step.pieces.front().flat;
+    for (const Piece& piece : step.pieces) event.size += piece.count;
+  } else {
+    event.size = step.kind == StepKind::kCopy ? step.source.bytes : step.data.bytes;
+  }
+  events_.push_back(event);
 }
 
 void Trace::operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end) {
   if (operations_.size() < kMaxEvents)
     operations_.push_back({begin, end, op, rank, std::move(text)});
+}
+
+std::string Trace::arguments(const Event& e) {
+  std::string out = fmt::format(R"("operation": {})", e.op);
+  if (e.kind == StepKind::kKernel) {
+    if (e.size != 0) out += fmt::format(R"(, "first": {}, "elements": {})", e.first, e.size);
+    return out;
+  }
+  if (e.size != 0) out += fmt::format(R"(, "bytes": {})", e.size);
+  if (e.kind == StepKind::kCopy) return out;
+  out += fmt::format(R"(, "peer": {}, "round": {}, "segment": {})", e.peer, e.round, e.segment);
+  if (e.stage != Stage::kOther)
+    out += fmt::format(R"(, "phase": {})", e.stage == Stage::kScatter ? 1 : 2);
+  return out;
 }
 
 std::string Trace::json(int32_t rank) const {
@@ -63,12 +83,9 @@ std::string Trace::json(int32_t rank) const {
     const int64_t begin = message ? std::max(e.begin, busy_until[row]) : e.begin;
     if (message) busy_until[row] = e.end;
     out += fmt::format(
-        R"({{"ph": "X", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}, "args": {{"operation": {})",
-        name, rank, row, microseconds(begin), microseconds(e.end - begin), e.op);
-    if (e.bytes != 0) out += fmt::format(R"(, "bytes": {})", e.bytes);
-    if (message)
-      out += fmt::format(R"(, "round": {}, "waited_us": {:.3f})", e.round,
-                         microseconds(begin - e.begin));
+        R"({{"ph": "X", "name": "{}", "pid": {}, "tid": {}, "ts": {:.3f}, "dur": {:.3f}, "args": {{{})",
+        name, rank, row, microseconds(begin), microseconds(e.end - begin), arguments(e));
+    if (message) out += fmt::format(R"(, "waited_us": {:.3f})", microseconds(begin - e.begin));
     out += "}},\n";
   }
   for (const auto& [row, name] : rows) {

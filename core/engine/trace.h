@@ -4,7 +4,10 @@
 //
 // Kernels of synchronous devices are shown as they execute, those of others from their issue to
 // their end. Messages of one peer and direction follow each other on the wire; a message is shown
-// from the end of the one before it, or from when the engine handed it over if that was later.
+// from the end of the one before it, or from when the engine handed it over if that was later. They
+// have the phase of a reduction that they belong to (1: to the rank that adds up, 2: results to
+// all) and the number of their segment, kernels the elements of the flat space that they work on:
+// what tests/perf/net/timeline.py adds up.
 #pragma once
 
 #include <cstdint>
@@ -31,18 +34,22 @@ class Trace {
   Status write() const;
 
  private:
-  // Beyond that events are counted and not kept: 48 MiB.
+  // Beyond that events are counted and not kept: 64 MiB.
   static constexpr size_t kMaxEvents = 1 << 20;
 
   struct Event {
     int64_t begin, end;
-    uint64_t op, bytes;
+    uint64_t op;
+    uint64_t size;   // bytes; of a kernel: elements
+    uint64_t first;  // of a kernel: its first element in the flat space
     int32_t rank, peer;
+    uint32_t round, segment;  // of messages
     KernelId kernel;
     StepKind kind;
+    Stage stage;
     uint16_t lane;
-    uint32_t round;
   };
+  static_assert(sizeof(Event) <= 64);
   struct Operation {
     int64_t begin, end;
     uint64_t op;
@@ -50,6 +57,7 @@ class Trace {
     std::string text;
   };
   std::string json(int32_t rank) const;
+  static std::string arguments(const Event& event);
 
   std::string prefix_;
   std::vector<Event> events_;

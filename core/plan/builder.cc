@@ -143,6 +143,7 @@ void PlanBuilder::add_channel(StepKind kind, int32_t peer, Region data, uint32_t
   step.issue_round = issue_base_ + round;
   step.posting = posting_;
   step.message_class = message_class;
+  step.stage = message_class == MessageClass::kPayload ? stage_ : Stage::kOther;
   step.native = native_;
   step.segment = segments_[{posting_, round, peer, kind}]++;
   next_round_ = std::max(next_round_, round + 1);

@@ -61,6 +61,9 @@ class PlanBuilder {
   void recv(int32_t peer, Region data, uint32_t round,
             MessageClass message_class = MessageClass::kPayload);
 
+  // Of the messages that are emitted from now on, metadata apart.
+  void stage(Stage stage) { stage_ = stage; }
+
   // Messages that are emitted until `with(nullptr)` are moved by this call.
   void with(const NativeStep* native) {
     native_ = native == nullptr ? nullptr : plan_.keep(*native);
@@ -121,6 +124,7 @@ class PlanBuilder {
   uint32_t next_round_ = 0;
   uint32_t issue_base_ = 0;
   uint16_t posting_ = 0;
+  Stage stage_ = Stage::kOther;
   const NativeStep* native_ = nullptr;
 };
 

@@ -63,6 +63,7 @@ struct SectionRun {
 // is encoded.
 void encode_and_send(SectionRun& s) {
   Exchange& x = s.x;
+  x.b.stage(Stage::kScatter);
   for (uint32_t i = 1; i <= x.ranks; ++i) {
     const uint32_t k = x.peer(i);
     for (const LayoutSegment& segment : s.segments(k)) {
@@ -80,6 +81,7 @@ void encode_and_send(SectionRun& s) {
       x.b.recv(static_cast<int32_t>(from), x.payload_of(x.rows, segment), s.round1);
     }
   }
+  x.b.stage(Stage::kOther);
 }
 
 // Where a section's scales come from and go to.
@@ -203,6 +205,7 @@ void emit_quant_server(const SectionRun& s, const LayoutSegment& segment,
 void serve(SectionRun& s, const KernelOptions& options) {
   Exchange& x = s.x;
   const uint32_t bits = x.r.slots.bits;
+  x.b.stage(Stage::kGather);
   for (const LayoutSegment& segment : s.segments(x.me)) {
     if (x.onebit()) {
       emit_onebit_server(s, segment, options);
@@ -217,6 +220,7 @@ void serve(SectionRun& s, const KernelOptions& options) {
     for (const LayoutSegment& segment : s.segments(from))
       x.b.recv(static_cast<int32_t>(from), x.payload_of(bits, segment), s.round2);
   }
+  x.b.stage(Stage::kOther);
 }
 
 // Every rank drops its server residual when the sums of one were not finite.

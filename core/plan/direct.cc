@@ -77,6 +77,7 @@ void emit_direct_reduce(const DirectReduce& d) {
   // The next rank first, so that nobody is hit by all at once.
   const auto peer = [&](int32_t i) { return (d.rank + i) % d.size; };
   for (uint32_t w = 0; w < windows.count(); ++w) {
+    d.b.stage(Stage::kScatter);
     for (int32_t i = 1; i < d.size; ++i) {
       for (Range segment : windows.segments(peer(i), w)) {
         d.b.send(peer(i), d.contribution(segment), windows.scatter_round(w));
@@ -87,6 +88,7 @@ void emit_direct_reduce(const DirectReduce& d) {
       for (Range segment : mine)
         d.b.recv(peer(i), windows.row(peer(i), w, segment), windows.scatter_round(w));
     }
+    d.b.stage(Stage::kGather);
     for (Range segment : mine) {
       windows.reduce(w, segment);
       if (d.reduced == nullptr) continue;
@@ -99,6 +101,7 @@ void emit_direct_reduce(const DirectReduce& d) {
         d.receive_reduced(peer(i), segment, windows.gather_round(w));
     }
   }
+  d.b.stage(Stage::kOther);
 }
 
 }  // namespace sotto

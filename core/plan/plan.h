@@ -78,6 +78,13 @@ struct OperandRef {
   uint32_t rows = 0;
 };
 
+// Which half of a reduction a message belongs to, for time lines.
+enum class Stage : uint8_t {
+  kOther,
+  kScatter,  // phase 1: to the rank that adds up
+  kGather,   // phase 2: results to all
+};
+
 // What a message has to say. A message that says something else fails the operation as PROTOCOL.
 struct Expectation {
   std::vector<std::byte> bytes;
@@ -127,6 +134,7 @@ struct Step {
   uint32_t issue_round = 0;  // by_order transports: rounds of the whole operation, ascending
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
+  Stage stage = Stage::kOther;
   Region data;
   // Messages of one round that this call moves, one after the other in the plan; owned by the plan.
   // What they touch is what it touches. Null: each goes on its own.

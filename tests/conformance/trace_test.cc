@@ -50,6 +50,8 @@ TEST_P(TraceFiles, ShowEveryStep) {
     std::map<int, double> row_end;
     std::map<uint64_t, std::pair<double, double>> operations;
     uint64_t sent = 0;
+    std::map<std::string, uint64_t> elements;               // of a kernel
+    std::map<std::pair<std::string, int>, uint64_t> bytes;  // of a kind of message and a phase
     for (const Json& e : events) {
       if (e["ph"] == "b") operations[e["id"]].first = e["ts"];
       if (e["ph"] == "e") operations[e["id"]].second = e["ts"];
@@ -64,7 +66,9 @@ TEST_P(TraceFiles, ShowEveryStep) {
       ASSERT_NE(operation, operations.end());
       EXPECT_GE(begin, operation->second.first);
       EXPECT_LE(end, operation->second.second + 0.002);
+      elements[name] += e["args"].value("elements", uint64_t{0});
       if (name != "send" && name != "recv") continue;
+      bytes[{name, e["args"].value("phase", 0)}] += e["args"].value("bytes", uint64_t{0});
       EXPECT_GE(begin, row_end[e["tid"]] - 0.002);
       row_end[e["tid"]] = end;
       if (name == "send") sent += e["args"].value("bytes", uint64_t{0});
@@ -76,6 +80,14 @@ TEST_P(TraceFiles, ShowEveryStep) {
     EXPECT_EQ(count["send"], moved[rank].messages_sent);
     EXPECT_EQ(count["recv"], moved[rank].messages_received);
     EXPECT_GE(sent, moved[rank].payload_bytes_sent);
+    // 3 chunks of `chunk` elements: 2 of them are sent to their owners and 2 results received.
+    const uint64_t chunk = (kElements + 3 * 512 - 1) / (3 * 512) * 512;
+    EXPECT_EQ(elements["onebit_encode"], 2 * 3 * chunk);
+    EXPECT_EQ(elements["onebit_server"], 2 * chunk);
+    for (const int phase : {1, 2}) {
+      for (const char* message : {"send", "recv"})
+        EXPECT_EQ((bytes[{message, phase}]), 2 * 2 * chunk / 8) << message << phase;
+    }
     EXPECT_LE(sent, moved[rank].payload_bytes_sent + moved[rank].header_bytes_sent);
   }
 }
