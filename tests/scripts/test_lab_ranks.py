@@ -50,6 +50,32 @@ class Ranks(LabCase):
         if lost:  # netem does not tell
             self.assertGreater(int(lost.group(1)), 0)
 
+    def run_where_the_rendezvous_is(self, address, port):
+        """Ranks that are told no address to listen at: the results."""
+        run = subprocess.run(
+            self.command("--rendezvous", f"tcp://{address}:{port}", "--wrapper", f"'{LAB}' wrap env -u SOTTO_LISTEN"),
+            env=self.environment(), capture_output=True, text=True, timeout=120, check=False)
+        self.assertEqual(run.returncode, 0, run.stderr)
+        self.assertIn("weights are equal", run.stdout)
+
+    def sent(self, interface):
+        """Bytes by an interface of every host."""
+        lines = [self.do("exec", str(host + 1), "cat", "/proc/net/dev") for host in range(RANKS)]
+        return [int(re.search(rf"^ *{interface}:(.*)$", text, re.M).group(1).split()[8]) for text in lines]
+
+    def test_data_takes_the_interface_that_leads_to_the_rendezvous(self):
+        self.up(str(RANKS), "100mbit", "--interfaces", "2")
+        self.run_where_the_rendezvous_is("10.80.0.1", 29502)
+        first, second = self.sent("eth0"), self.sent("eth1")
+        self.assertGreater(min(second), 100_000)
+        self.assertLess(max(first), 20_000)  # neighbours looking for each other
+
+    def test_ipv6(self):
+        if not Path("/proc/sys/net/ipv6").exists():
+            self.skipTest("this kernel has no IPv6")
+        self.up(str(RANKS), "100mbit")
+        self.run_where_the_rendezvous_is("[fd00:79::1]", 29503)
+
     def partition_in_a_run(self):
         """What the ranks printed, and seconds from the partition to the end."""
         self.up(str(RANKS), "100mbit", "--delay", "20ms")
