@@ -177,10 +177,7 @@ class Rank {
     const CommCounters after = comm_->counters();
     Json reply;
     reply["ns"] = passed.count();
-    reply["payload"] = after.moved.payload_bytes_sent - before.moved.payload_bytes_sent;
-    reply["payload_planned"] = after.payload_bytes_planned - before.payload_bytes_planned;
-    reply["header"] = after.moved.header_bytes_sent - before.moved.header_bytes_sent;
-    reply["header_planned"] = after.header_bytes_planned - before.header_bytes_planned;
+    add_bytes(&reply, before, after);
     reply["kernel_ns"] = after.kernel_ns - before.kernel_ns;
     reply["encode_ns"] = cpu_ns({KernelId::kOnebitEncode, KernelId::kQuantEncode}) - encode;
     reply["server_ns"] = cpu_ns({KernelId::kOnebitServer, KernelId::kQuantServer}) - server;
@@ -191,30 +188,69 @@ class Rank {
   // Operations with a barrier before each; the time of each.
   Json singles(const std::string& method, uint32_t counted) {
     std::vector<int64_t> all;
+    Json reply = Json::object();
     for (uint32_t i = 0; i < counted; ++i) {
       must(comm_->barrier());
+      const CommCounters before = comm_->counters();
       const SteadyClock::time_point start = SteadyClock::now();
       run(method);
       const std::chrono::nanoseconds passed = SteadyClock::now() - start;
       all.push_back(passed.count());
+      add_bytes(&reply, before, comm_->counters());
     }
-    return {{"ns", all}};
+    reply["ns"] = all;
+    return reply;
+  }
+
+  // 4 bytes while a large all-reduce is under way.
+  Json urgent(uint32_t after_us) {
+    must(comm_->barrier());
+    CallOptions options;
+    const SteadyClock::time_point start = SteadyClock::now();
+    const Result<OpRef> bulk = comm_->start(dense(&in_, &out_, kBulkTag), options);
+    must(bulk.status());
+    ::usleep(after_us);
+    std::vector<float> one{1.0f};
+    options.priority = 1;
+    const SteadyClock::time_point small = SteadyClock::now();
+    must(comm_->finish(comm_->start(dense(&one, &one, kUrgentTag), options)));
+    const SteadyClock::time_point end = SteadyClock::now();
+    must(comm_->finish(bulk));
+    return {{"ns", (end - small).count()}, {"bulk_ns", (SteadyClock::now() - start).count()}};
   }
 
  private:
+  // What was sent and planned between two looks, on top of what the reply has.
+  static void add_bytes(Json* reply, const CommCounters& before, const CommCounters& after) {
+    const auto add = [&](const char* key, uint64_t from, uint64_t to) {
+      (*reply)[key] = reply->value(key, uint64_t{0}) + to - from;
+    };
+    add("payload", before.moved.payload_bytes_sent, after.moved.payload_bytes_sent);
+    add("payload_planned", before.payload_bytes_planned, after.payload_bytes_planned);
+    add("header", before.moved.header_bytes_sent, after.moved.header_bytes_sent);
+    add("header_planned", before.header_bytes_planned, after.header_bytes_planned);
+  }
+
+  static constexpr uint64_t kBulkTag = 1, kUrgentTag = 2;
+
+  Call dense(std::vector<float>* in, std::vector<float>* out, uint64_t tag = 0) const {
+    Call call;
+    call.request.kind = OpKind::kAllReduce;
+    call.request.reduce = ReduceOp::kMean;
+    call.request.rank = comm_->rank();
+    call.request.size = comm_->size();
+    call.request.counts = {in->size()};
+    call.request.dtypes = {Dtype::kF32};
+    call.request.in_place = {in == out};
+    call.in = {in->data()};
+    call.out = {out->data()};
+    call.tag = tag;
+    return call;
+  }
+
   void run(const std::string& method) {
     if (method == kDense) {
-      Call call;
-      call.request.kind = OpKind::kAllReduce;
-      call.request.reduce = ReduceOp::kMean;
-      call.request.rank = comm_->rank();
-      call.request.size = comm_->size();
-      call.request.counts = {in_.size()};
-      call.request.dtypes = {Dtype::kF32};
-      call.request.in_place = {0};
-      call.in = {in_.data()};
-      call.out = {out_.data()};
-      must(comm_->run(call));
+      must(comm_->run(dense(&in_, &out_)));
       return;
     }
     CallOptions options;
@@ -260,6 +296,9 @@ Json obey(Rank* rank, const std::string& line) {
     uint32_t dropped = 0, counted = 0;
     if (words >> method >> dropped >> counted && counted > 0)
       return rank->series(method, dropped, counted);
+  } else if (command == "urgent") {
+    uint32_t after_us = 0;
+    if (words >> after_us) return rank->urgent(after_us);
   } else if (command == "singles") {
     uint32_t counted = 0;
     if (words >> method >> counted && counted > 0) return rank->singles(method, counted);

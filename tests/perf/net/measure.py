@@ -16,6 +16,8 @@ UNITS = {"1bit": (8, 1), "bf16": (1, 2), "int8": (256, 260), "int4": (128, 68)}
 # Largest difference of one result from the mean of inputs in [-1, 1). Of one bit only the direction is right: the error
 # of all elements together is below that of a result of 0 (1), from so many elements on that chance plays no part.
 BOUNDS = {"fp32": 1e-6, "bf16": 1 / 100, "int8": 1 / 100, "int4": 1 / 6, "1bit": 2.0}
+SEGMENT_BYTES = 256 * 1024  # of a message
+URGENT, URGENT_S = 100, 15.0  # small all-reduces beside large ones: so many, fewer if they would take longer
 ONE_BIT_RMS, ONE_BIT_MANY = 0.97, 4096
 
 
@@ -97,13 +99,13 @@ def check(side, method, n, limit_s):
     return figure
 
 
-def compare_counters(figure, replies, n):
+def compare_counters(subject, operations, replies, n):
     """Ours: bytes sent = bytes planned = the formula, on every rank."""
     for rank, reply in enumerate(replies):
-        formula = figure.operations * payload(figure.method, n, len(replies), rank)
+        formula = operations * payload(subject.method, n, len(replies), rank)
         sent, header = reply["payload"], reply["header"]
         if (sent, header) != (reply["payload_planned"], reply["header_planned"]) or sent != formula:
-            figure.wrong.append(
+            subject.wrong.append(
                 f"rank {rank} sent {sent} payload and {header} header bytes; planned {reply['payload_planned']} and "
                 f"{reply['header_planned']}; formula: {formula} payload")
 
@@ -124,7 +126,7 @@ def series(lab, ours, side, figure, n, limit_s):
                                 for rank, bytes_ in enumerate(sent)):
             figure.wrong.append(f"an interface carried less than the formula's bytes: {sent} in {operations} operations")
     if side is ours:
-        compare_counters(figure, replies, n)
+        compare_counters(figure, figure.operations, replies, n)
         figure.headers = max(reply["header"] for reply in replies) / figure.operations
         figure.kernels.append(tuple(max(reply[key] for reply in replies) / figure.operations * 1e-6
                                     for key in ("encode_ns", "server_ns", "decode_ns")))
@@ -230,6 +232,8 @@ class Latency:
 
 def one_turn(side, latency, count):
     replies = side.tell(f"singles {latency.method} {count}")
+    if "payload" in replies[0]:
+        compare_counters(latency, count, replies, latency.bytes // 4)
     # An operation has ended when it has on the slowest rank.
     return [max(reply["ns"][i] for reply in replies) * 1e-6 for i in range(count)]
 
@@ -254,6 +258,39 @@ def small(sides, entries, sizes, pairs, count, turn_s, say):
         out += [latency for _, latency, _ in found]
         say(f"latency of {size} bytes done")
     return out
+
+
+@dataclass
+class Urgent:
+    """Milliseconds of 4-byte all-reduces on the slowest rank: alone, and while large ones are under way."""
+
+    alone: list
+    beside: list
+    bulk: list
+    segment_ms: float = None  # what one segment takes on a link; None: it has no rate
+
+
+def urgent(ours, n, bits_per_second):
+    """Each begins somewhere in the middle of a large one; those that begin later than it ends do not count."""
+    ours.tell("size 1")
+    alone = Latency(ours.name, "fp32", 4)
+    result = Urgent(one_turn(ours, alone, URGENT), [], [])
+    if alone.wrong:
+        raise SideError(alone.wrong[0])
+    if bits_per_second:
+        result.segment_ms = 1e3 * wire_seconds(SEGMENT_BYTES, bits_per_second)
+    ours.tell(f"size {n}")
+    ours.tell("series fp32 1 1")
+    bulk_ms = max(reply["bulk_ns"] for reply in ours.tell("urgent 0")) * 1e-6
+    count = max(10, min(URGENT, int(URGENT_S * 1e3 / bulk_ms)))
+    for k in range(count):
+        after_ms = bulk_ms * (0.2 + 0.6 * k / count)
+        replies = ours.tell(f"urgent {round(1e3 * after_ms)}")
+        bulk = max(reply["bulk_ns"] for reply in replies) * 1e-6
+        if bulk > after_ms:
+            result.bulk.append(bulk)
+            result.beside.append(max(reply["ns"] for reply in replies) * 1e-6)
+    return result
 
 
 def odd_sizes(sides, entries, sizes, say):

@@ -101,3 +101,13 @@ def rows_table(rows):
     return _grid(["row", "ratio of", "median", "IQR %", "target", "verdict"], [
         [str(r.row), r.what, f"{r.ratio:.3f}", f"{100 * r.iqr:.1f}",
          "-" if r.target is None else f"{'<=' if r.less_is_better else '>='} {r.target:.2f}", r.verdict] for r in rows])
+
+
+def urgent_table(urgent):
+    def quantiles(name, values):
+        return [name, str(len(values)), *(f"{quantile(values, q):.3f}" for q in (0.5, 0.9, 1.0))]
+    segment = "" if urgent.segment_ms is None else f"; a segment of the large one takes {urgent.segment_ms:.2f} ms on a link"
+    return ("one all-reduce of 4 bytes on the slowest rank, ms" + segment + "\n\n" + _grid(
+        ["", "operations", "p50", "p90", "largest"],
+        [quantiles("alone", urgent.alone), quantiles("beside a large one", urgent.beside),
+         quantiles("the large one", urgent.bulk)]))

@@ -2,6 +2,7 @@
 """sotto bench net: all-reduces over links of a given rate, ours next to those of other libraries."""
 
 import argparse
+import contextlib
 import os
 import platform
 import signal
@@ -17,17 +18,21 @@ import measure  # noqa: E402
 import output  # noqa: E402
 import rows as targets  # noqa: E402
 import sides  # noqa: E402
+import timeline  # noqa: E402
 
 SINGLES, SINGLES_S = 200, 2.0  # small all-reduces per pair, fewer where they take more than so many seconds
 
 # The short form: what a broken build would miss, and no more. (row, rate): the ratio has to be at least, or at most, this.
 SHORT_N, SHORT_PAIRS, SHORT_SERIES_S, SHORT_SINGLES, SHORT_SINGLES_S = 300_000, 3, 0.4, 40, 0.6
-SHORT_ROWS = {"100mbit": {10, 17}, "none": {13, 16, 19}}
+SHORT_ROWS = {"100mbit": {10, 14, 16, 17}, "none": {13, 16, 19}}
 SHORT_SMALL = (4, 4096, 65536)
 ODD_SIZES = (1, 7, 511, 4097, 100_003)
 FLOORS = {10: 5.0, 13: 1.0, 16: 0.3}
-CEILINGS = {17: 3.0}
+CEILINGS = {14: 3.0, 17: 3.0}
+GOODPUT_FLOOR = 0.5  # share of a link's rate that our fp32 gets; needs no peer
 SMALL_CEILING_MS = 30.0  # median of 4 bytes
+# Bytes of our interfaces over the formula's: frames, acknowledgements, and what was sent again.
+INTERFACE_CEILING = 1.15
 
 EPILOG = """\
 Rows of the table of targets:
@@ -52,7 +57,11 @@ Examples:
   sotto bench net --rate 100mbit --json net.jsonl
   sotto bench net --rate 1gbit --delay 50ms --rows 28
   sotto bench net --rate none --rows 19 --ranks 2
+  sotto bench net --rate 1gbit --timeline line
+  sotto bench net --rate 1gbit --beside-bulk
   sotto bench net --plot net.svg --json net.jsonl
+
+Rows 18 (bytes on the interface) and 27 (overheads) are `sotto bench wire_bytes` and `sotto bench overheads`.
 """
 
 
@@ -106,6 +115,10 @@ def parse(arguments):
     parser.add_argument("--pairs", type=between(7, 1001), default=7, help="turns that count (default: 7)")
     parser.add_argument("--cores", type=between(1, 4096), help="let all ranks use only so many cores (default: all)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per figure and row")
+    parser.add_argument("--timeline", metavar="PREFIX", help="measure no rows: show what the time of one all-reduce of each of "
+                        "our methods is spent on, and leave its traces as PREFIX-METHOD.rankR.json, for Perfetto")
+    parser.add_argument("--beside-bulk", action="store_true", help="measure no rows: latency of 4-byte all-reduces that begin "
+                        "while one of --n float32 is under way")
     parser.add_argument("--short", action="store_true", help="for tests, one minute: small sizes at 100mbit and without a "
                         "limit, odd sizes; exit code 1 below loose limits")
     parser.add_argument("--plot", type=Path, metavar="SVG", help="measure nothing: draw the times in --json FILE against "
@@ -116,7 +129,7 @@ def parse(arguments):
         parser.error("--plot draws what --json FILE has: name that too")
     options.bits_per_second = labs.bits_per_second(options.rate)
     options.delay_s = labs.seconds(options.delay) if options.delay else 0.0
-    if not options.short:
+    if not (options.short or options.timeline or options.beside_bulk):
         can = targets.applicable(options.bits_per_second, options.delay_s, options.peers)
         for row in options.rows or []:
             if row not in can:
@@ -138,16 +151,26 @@ def enter(options, arguments):
     return "loopback"
 
 
+@contextlib.contextmanager
+def a_lab(options, rate, isolation):
+    if isolation == "netns":
+        lab = labs.Lab(options.ranks, rate, Path(options.sotto_perf).resolve().parent, options.delay, options.loss)
+    else:
+        lab = labs.Loopback(rate)
+    try:
+        yield lab
+    finally:
+        lab.close()
+
+
 class Network:
     """A lab, our ranks in it, and all peers that run here."""
 
     def __init__(self, options, rate, isolation):
         programs = Path(options.sotto_perf).resolve().parent
         self.sides, self.skipped = [], {}
-        if isolation == "netns":
-            self.lab = labs.Lab(options.ranks, rate, programs, options.delay, options.loss)
-        else:
-            self.lab = labs.Loopback(rate)
+        self._ends = contextlib.ExitStack()
+        self.lab = self._ends.enter_context(a_lab(options, rate, isolation))
         try:
             ours = sides.Ours(self.lab, options.ranks, options.sotto_perf)
             ours.start()
@@ -197,7 +220,7 @@ class Network:
     def close(self):
         for side in self.sides:
             side.stop()
-        self.lab.close()
+        self._ends.close()
 
 
 def processor():
@@ -238,7 +261,7 @@ def announce(options, network, rate, wanted, n, pairs, series_s):
 
 
 def run_rows(options, network, rate, wanted, short, results):
-    """Measures, prints and keeps the rows wanted on one network; returns them."""
+    """Measures, prints and keeps the rows wanted on one network."""
     n, pairs = (SHORT_N, SHORT_PAIRS) if short else (options.n, options.pairs)
     series_s = SHORT_SERIES_S if short else measure.SERIES_S
     announce(options, network, rate, wanted, n, pairs, series_s)
@@ -257,12 +280,22 @@ def run_rows(options, network, rate, wanted, short, results):
     if rows:
         say(output.rows_table(rows))
     results.add(network, n, figures, latencies, rows)
-    return rows, latencies
+    if short:
+        results.wrong += below_limits(figures, rows, latencies, network.lab.bits_per_second)
+        for row in sorted(wanted - {r.row for r in rows}):
+            say(f"skipped: row {row}: {targets.ROWS[row][1]}")
 
 
-def below_limits(rows, latencies):
+def below_limits(figures, rows, latencies, bits_per_second):
     """The short form's limits: texts of what missed them."""
-    missed = [f"row {r.row}, {r.what}: {r.ratio:.2f}, at least {FLOORS[r.row]}" for r in rows
+    missed = []
+    for f in (f for f in figures.values() if f.side == "sotto"):
+        if f.interface is not None and f.interface > INTERFACE_CEILING * f.payload:
+            missed.append(f"our {f.method}: {f.interface:.0f} bytes on an interface, at most {INTERFACE_CEILING} times the "
+                          f"{f.payload:.0f} of the formula")
+        if bits_per_second and f.method == "fp32" and 8e3 * f.payload / f.median < GOODPUT_FLOOR * bits_per_second:
+            missed.append(f"our fp32: {f.median:.2f} ms; its bytes have to get {GOODPUT_FLOOR} of the link's rate at least")
+    missed += [f"row {r.row}, {r.what}: {r.ratio:.2f}, at least {FLOORS[r.row]}" for r in rows
               if r.ratio < FLOORS.get(r.row, 0)]
     missed += [f"row {r.row}, {r.what}: {r.ratio:.2f}, at most {CEILINGS[r.row]}" for r in rows
                if r.ratio > CEILINGS.get(r.row, float("inf"))]
@@ -280,15 +313,41 @@ def measure_all(options, isolation, results):
     for number, (rate, wanted) in enumerate(todo.items()):
         network = Network(options, rate, isolation)
         try:
-            rows, latencies = run_rows(options, network, rate, wanted, options.short, results)
+            run_rows(options, network, rate, wanted, options.short, results)
             skipped |= network.skipped
-            if options.short:
-                results.wrong += below_limits(rows, latencies)
-                if number == 0:
-                    results.wrong += measure.odd_sizes(network.sides, network.entries(), ODD_SIZES, say)
+            if options.short and number == 0:
+                results.wrong += measure.odd_sizes(network.sides, network.entries(), ODD_SIZES, say)
         finally:
             network.close()
     return skipped
+
+
+def show_timelines(options, isolation):
+    """Of the last of some operations, so that connections are warm and buckets empty."""
+    with a_lab(options, options.rate, isolation) as lab:
+        say(f"{options.ranks} ranks, n = {options.n}; {lab.description}")
+        for method in sides.METHODS:
+            prefix = f"{options.timeline}-{method}"
+            ours = sides.Ours(lab, options.ranks, options.sotto_perf, SOTTO_TRACE=str(Path(prefix).resolve()))
+            try:
+                ours.start()
+                ours.tell(f"size {options.n}")
+                ours.tell(f"series {method} {1 + measure.drops(measure.payload(method, options.n, options.ranks, 0))} 1")
+            finally:
+                ours.stop()
+            say(f"\n== {method}: {timeline.files(prefix, 2)[0]} and so on\n" +
+                timeline.describe(*timeline.read(prefix, options.ranks), lab.bits_per_second))
+
+
+def show_beside_bulk(options, isolation):
+    with a_lab(options, options.rate, isolation) as lab:
+        ours = sides.Ours(lab, options.ranks, options.sotto_perf)
+        try:
+            ours.start()
+            say(f"{options.ranks} ranks, n = {options.n}; {lab.description}")
+            say(output.urgent_table(measure.urgent(ours, options.n, lab.bits_per_second)))
+        finally:
+            ours.stop()
 
 
 def draw(options):
@@ -317,8 +376,12 @@ def main(arguments):
     results = Results()
     try:
         isolation = enter(options, arguments)
+        for wanted, show in ((options.timeline, show_timelines), (options.beside_bulk, show_beside_bulk)):
+            if wanted:
+                show(options, isolation)
+                return 0
         skipped = measure_all(options, isolation, results)
-    except (labs.LabError, sides.SideError) as error:
+    except (labs.LabError, sides.SideError, timeline.TimelineError, OSError) as error:
         say(f"sotto bench net: {error}")
         return 1
     except KeyboardInterrupt:

@@ -8,7 +8,9 @@ each (or {"error": "text"}, and ends):
   check METHOD       one all-reduce. {"checksum": hash of the result, "error_max": largest difference from the mean over
                      ranks, "error_rms": root of the mean square difference, relative to the mean's}
   series METHOD D C  D all-reduces, a barrier, C all-reduces. {"ns": time of the C, and of ours counters}
-  singles METHOD C   C times a barrier and an all-reduce. {"ns": [time of each all-reduce]}
+  singles METHOD C   C times a barrier and an all-reduce. {"ns": [time of each all-reduce], and of ours counters}
+  urgent US          ours alone: a barrier, a dense all-reduce of the N float32, and US microseconds after it has begun one of 4 bytes.
+                     {"ns": time of the small one, "bulk_ns": of the large one}
 
 Between commands a rank blocks in read, so that sides that are not told anything use no processor.
 """
@@ -146,11 +148,11 @@ def free_port():
 class Ours(Side):
     methods = METHODS
 
-    def __init__(self, lab, ranks, sotto_perf):
+    def __init__(self, lab, ranks, sotto_perf, **environment):
         rendezvous = f"tcp://{lab.address(0)}:{free_port()}"
         super().__init__("sotto", ranks, [
             ([*lab.inside(r), sotto_perf, "net_rank", "CONTROL"],
-             {**lab.environment, "SOTTO_RANK": str(r), "SOTTO_WORLD_SIZE": str(ranks), "SOTTO_RENDEZVOUS": rendezvous,
+             {**lab.environment, **environment, "SOTTO_RANK": str(r), "SOTTO_WORLD_SIZE": str(ranks), "SOTTO_RENDEZVOUS": rendezvous,
               "SOTTO_LISTEN": lab.address(r)}) for r in range(ranks)])
 
 

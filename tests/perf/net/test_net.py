@@ -18,6 +18,7 @@ import rows  # noqa: E402
 import run  # noqa: E402
 import sides  # noqa: E402
 import step_ddp  # noqa: E402
+import timeline  # noqa: E402
 from report import net  # noqa: E402
 
 MILLION = 1 << 20
@@ -102,8 +103,8 @@ class Wrong(unittest.TestCase):
         for reply in right:
             reply |= {"payload_planned": reply["payload"], "header_planned": 10}
         for change in ({}, {"header": 11}, {"payload": 5}, {"payload": 5, "payload_planned": 5}):
-            subject = figure("sotto", "1bit", operations=3)
-            measure.compare_counters(subject, [right[0], {**right[1], **change}], n)
+            subject = figure("sotto", "1bit")
+            measure.compare_counters(subject, 3, [right[0], {**right[1], **change}], n)
             self.assertEqual(bool(subject.wrong), bool(change), change)
 
 
@@ -272,6 +273,91 @@ class Figure(unittest.TestCase):
                                                  "different runs")):
             with self.assertRaisesRegex(net.ReportError, text):
                 net.read_times(self.lines(*records))
+
+
+def trace_of(rank, shift=0.0):
+    """An earlier operation and one all-reduce of 2 ranks, 2 segments of 64 elements each: encode, rows, reduce, results, decode."""
+    def x(name, ts, dur, **args):
+        return {"ph": "X", "name": name, "ts": ts + shift, "dur": dur, "args": {"operation": args.pop("operation", 7), **args}}
+
+    def message(name, ts, dur, phase, segment):
+        return x(name, ts, dur, bytes=8, peer=1 - rank, round=phase - 1, segment=segment, phase=phase)
+    events = [{"ph": p, "id": op, "ts": ts + shift} for op, p, ts in ((3, "b", 0), (3, "e", 900), (7, "b", 1000), (7, "e", 11000))]
+    events.append(x("recv", 100, 5, operation=3, bytes=8, peer=1 - rank, round=0, segment=0, phase=1))
+    for k in range(4):
+        events += [x("onebit_encode", 1000 + 100 * k, 100, first=64 * k, elements=64),
+                   x("onebit_decode", 10000 + 100 * k, 100, first=64 * k, elements=64)]
+    for k in range(2):
+        events += [message("send", 2000 + 1000 * k, 1000, 1, k), message("recv", 2000 + 1000 * k, 1000, 1, k),
+                   x("onebit_server", 3000 + 1000 * k, 500, first=64 * k, elements=64),
+                   message("send", 6000 + 1000 * k, 1000, 2, k), message("recv", 6000 + 1000 * k, 1000, 2, k)]
+    return events
+
+
+class Timeline(unittest.TestCase):
+    def read(self, *traces):
+        with tempfile.TemporaryDirectory() as folder:
+            prefix = str(Path(folder, "line"))
+            for path, trace in zip(timeline.files(prefix, len(traces)), traces):
+                path.write_text(json.dumps(trace), encoding="utf-8")
+            return timeline.read(prefix, len(traces))
+
+    def test_segments_of_the_last_reduction(self):
+        events, total = self.read(trace_of(0), trace_of(1, 1000.0))
+        self.assertEqual(total, 11.0)
+        first, second = timeline.segments(events)
+        # Rank 0's chunk: encoded and decoded by rank 1, which is 1 ms later.
+        self.assertEqual([round(t, 3) for t in first[0]], [1.1, 2.0, 2.0, 2.5, 7.0, 7.0, 10.1])
+        self.assertEqual([round(t, 3) for t in first[1]], [1.2, 3.0, 3.0, 3.5, 8.0, 8.0, 10.2])
+        self.assertEqual([round(t, 3) for t in second[1]], [0.4, 4.0, 4.0, 4.5, 7.0, 7.0, 9.4])
+
+    def test_links(self):
+        events, total = self.read(trace_of(0), trace_of(1))
+        sent = timeline.carried(events[0], "send", total)
+        self.assertAlmostEqual(sum(sent), 32)
+        self.assertAlmostEqual(sent[1], 8)
+        self.assertAlmostEqual(sent[0], 0)
+        text = timeline.describe(events, total, 1e6)
+        self.assertIn("10.00 ms", text)
+        self.assertIn("onebit_server 1.00", text)
+
+    def test_a_trace_without_a_reduction(self):
+        with self.assertRaisesRegex(timeline.TimelineError, "rank 0 shows no message"):
+            self.read([{"ph": "X", "args": {"operation": 1}}])
+        events, _ = self.read(trace_of(0), trace_of(1))
+        events[1] = [e for e in events[1] if e.args.get("phase") != 2]
+        with self.assertRaisesRegex(timeline.TimelineError, "rank 0 received"):
+            timeline.segments(events)
+
+
+class ShortForm(unittest.TestCase):
+    def missed(self, bits, **figures):
+        made = {("sotto", method): figure("sotto", method, ms, interface=interface) for method, (ms, interface) in figures.items()}
+        return run.below_limits(made, [], [], bits)
+
+    def test_what_our_links_carry(self):
+        # 1000 bytes at 1 Mbit/s take 8 ms.
+        self.assertEqual(self.missed(1e6, fp32=(9.0, 1010.0)), [])
+        self.assertIn("0.5 of the link's rate", self.missed(1e6, fp32=(17.0, 1010.0))[0])
+        self.assertIn("1200 bytes on an interface", self.missed(1e6, onebit=(9.0, 1200.0))[0])
+        self.assertEqual(self.missed(None, fp32=(17.0, None)), [])
+
+    def test_ratios(self):
+        low, high = rows.Row(10, "", 4.9, 0.0), rows.Row(14, "", 3.1, 0.0)
+        self.assertEqual(len(run.below_limits({}, [low, high], [], 1e8)), 2)
+        slow = measure.Latency("sotto", "fp32", 4, all=[31.0])
+        self.assertIn("4 bytes", run.below_limits({}, [], [slow], None)[0])
+
+
+class BesideBulk(unittest.TestCase):
+    def test_what_began_too_late_does_not_count(self):
+        side = FakeSide(*[{"ns": 2_000_000, "bulk_ns": 1_000_000_000}] * 2)
+        side.tell = lambda command, _=0: [{"ns": [1_000_000] * 100}] * 2 if command.startswith("singles") else side.replies
+        found = measure.urgent(side, 1 << 20, 100e6)
+        self.assertEqual(found.alone[0], 1.0)
+        self.assertEqual((found.beside[0], found.bulk[0], len(found.beside)), (2.0, 1000.0, 15))
+        self.assertAlmostEqual(found.segment_ms, 21.94, 1)
+        self.assertIn("21.94 ms", output.urgent_table(found))
 
 
 class TrainingSide:
