@@ -14,6 +14,7 @@
 #include "core/base/log.h"
 #include "cuda/cuda_status.h"
 #include "cuda/kernels/prepare.h"
+#include "cuda/launch.h"
 
 namespace sotto {
 namespace {
@@ -90,6 +91,7 @@ class CudaDevice final : public Device {
   Status check(cudaError_t error, std::string_view call) const {
     return cuda_status(error, call, index_);
   }
+  Status load_kernels() const;
   Status share_with_peers();
   void* take_host(uint64_t bytes);
   Status upload(void* dst, const void* src, uint64_t bytes);
@@ -187,7 +189,17 @@ Status CudaDevice::open() {
     hold_words_ = static_cast<uint32_t*>(words);
   }
   if (pools_) SOTTO_TRY(share_with_peers());
-  return check(cuda::load_kernels(), "cudaFuncGetAttributes");
+  return load_kernels();
+}
+
+// CUDA loads a kernel when it is first launched, and may then wait until the device stands still,
+// which it never does while a stream is held.
+Status CudaDevice::load_kernels() const {
+  for (const void* kernel : cuda::launched_kernels()) {
+    cudaFuncAttributes attributes;
+    SOTTO_TRY(check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
+  }
+  return ok_status();
 }
 
 // What a pool hands out is its own device's alone until it is said otherwise, and NCCL copies

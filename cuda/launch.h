@@ -11,7 +11,7 @@
 namespace sotto::cuda {
 
 // Every kernel that a launch() in the program names, in no order. They are listed when the program
-// starts, so that a device can load them all (load_kernels).
+// starts, so that a device can load them all.
 std::vector<const void*>& launched_kernels();
 
 struct ListedKernel {

@@ -55,10 +55,6 @@ struct Condition {
   bool paired_ran = false;  // undo kernels
 };
 
-// Loads all kernels for the device that is current. CUDA loads a kernel when it is first launched,
-// and may then wait until the device stands still, which it never does while a stream is held.
-cudaError_t load_kernels();
-
 // Queues the kernel. tables: the device copy of prepared.tables (null if they are empty). The
 // bits that kOnebitLambPrepare clears lie in memory that is whole 4-byte words. Returns what the
 // launch returned; nothing was queued if it is not cudaSuccess.

@@ -76,15 +76,6 @@ std::vector<const void*>& launched_kernels() {
   return kernels;
 }
 
-cudaError_t load_kernels() {
-  for (const void* kernel : launched_kernels()) {
-    cudaFuncAttributes attributes;
-    const cudaError_t loaded = cudaFuncGetAttributes(&attributes, kernel);
-    if (loaded != cudaSuccess) return loaded;
-  }
-  return cudaSuccess;
-}
-
 cudaError_t launch_prepared(cudaStream_t stream, const PreparedKernel& prepared, const void* tables,
                             const Operands& operands, const Condition& condition) {
   if (prepared.blocks == 0) return cudaSuccess;
