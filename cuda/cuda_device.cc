@@ -6,19 +6,22 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <map>
 #include <mutex>
+#include <set>
+#include <unordered_map>
 
 #include "core/base/log.h"
 #include "cuda/cuda_status.h"
 #include "cuda/kernels/prepare.h"
+#include "cuda/launch.h"
 
 namespace sotto {
 namespace {
 
 constexpr uint32_t kLanes = 4;
-constexpr uint64_t kAlignment = 256;      // of what the runtime allocates
-constexpr uint32_t kHoldsPerPage = 1024;  // words of a page of pinned memory
-constexpr uint64_t kHoldPageBytes = kHoldsPerPage * sizeof(uint32_t);
+constexpr uint64_t kAlignment = 256;           // of what the runtime allocates
+constexpr uint32_t kHolds = 16384;             // so many streams may be held at once
 constexpr unsigned kWaitValueVersion = 12000;  // CUDA version of the entry point's signature
 
 using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
@@ -31,6 +34,21 @@ void note(cudaError_t error, const char* call, int32_t device) {
   if (error == cudaErrorCudartUnloading) return;
   if (const Status status = cuda_status(error, call, device); !status.ok())
     log(LogLevel::kError, "{}", status.text());
+}
+
+// Lets the peer use what the device's pool hands out.
+Status let_in(int32_t device, int32_t peer) {
+  int can = 0;
+  SOTTO_TRY(
+      cuda_status(cudaDeviceCanAccessPeer(&can, peer, device), "cudaDeviceCanAccessPeer", device));
+  if (can == 0) return ok_status();
+  cudaMemPool_t pool = nullptr;
+  SOTTO_TRY(cuda_status(cudaDeviceGetMemPool(&pool, device), "cudaDeviceGetMemPool", device));
+  cudaMemAccessDesc access{};
+  access.location.type = cudaMemLocationTypeDevice;
+  access.location.id = peer;
+  access.flags = cudaMemAccessFlagsProtReadWrite;
+  return cuda_status(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess", device);
 }
 
 class CudaDevice final : public Device {
@@ -73,6 +91,9 @@ class CudaDevice final : public Device {
   Status check(cudaError_t error, std::string_view call) const {
     return cuda_status(error, call, index_);
   }
+  Status load_kernels() const;
+  Status share_with_peers();
+  void* take_host(uint64_t bytes);
   Status upload(void* dst, const void* src, uint64_t bytes);
   Status zero(void* memory, uint64_t bytes);
   Result<EventId> record_on(cudaStream_t stream);
@@ -90,9 +111,13 @@ class CudaDevice final : public Device {
   std::vector<EventId> free_events_;
   // A stream is held by waiting for a word to reach a value. A word counts up, so that it can be
   // used again while a slow stream has yet to look at it.
-  std::vector<uint32_t*> hold_pages_;
+  uint32_t* hold_words_ = nullptr;     // kHolds
   std::vector<uint32_t> hold_values_;  // number id - 1
   std::vector<HoldId> free_holds_;
+  // Pinned memory is kept until the device is closed: giving it back waits for the whole device,
+  // and so for streams that are held until whoever gives it back goes on.
+  std::unordered_map<void*, uint64_t> host_sizes_;
+  std::multimap<uint64_t, void*> free_host_;  // by size
 };
 
 class CudaDevice::Tables final : public CallTables {
@@ -158,7 +183,38 @@ Status CudaDevice::open() {
   SOTTO_TRY(check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, kWaitValueVersion,
                                                    cudaEnableDefault, &found),
                   "cudaGetDriverEntryPointByVersion"));
-  if (found == cudaDriverEntryPointSuccess) wait_value_ = reinterpret_cast<WaitValue>(entry);
+  if (found == cudaDriverEntryPointSuccess) {
+    wait_value_ = reinterpret_cast<WaitValue>(entry);
+    SOTTO_ASSIGN(void* words, alloc_host(kHolds * sizeof(uint32_t)));
+    hold_words_ = static_cast<uint32_t*>(words);
+  }
+  if (pools_) SOTTO_TRY(share_with_peers());
+  return load_kernels();
+}
+
+// CUDA loads a kernel when it is first launched, and may then wait until the device stands still,
+// which it never does while a stream is held.
+Status CudaDevice::load_kernels() const {
+  for (const void* kernel : cuda::launched_kernels()) {
+    cudaFuncAttributes attributes;
+    SOTTO_TRY(check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
+  }
+  return ok_status();
+}
+
+// What a pool hands out is its own device's alone until it is said otherwise, and NCCL copies
+// between devices of one process directly. Only for devices that are in use here: another process
+// has the others.
+Status CudaDevice::share_with_peers() {
+  static std::mutex mutex;
+  static std::set<int32_t> opened;
+  std::lock_guard lock(mutex);
+  if (opened.contains(index_)) return ok_status();
+  for (const int32_t peer : opened) {
+    SOTTO_TRY(let_in(index_, peer));
+    SOTTO_TRY(let_in(peer, index_));
+  }
+  opened.insert(index_);
   return ok_status();
 }
 
@@ -168,7 +224,8 @@ CudaDevice::~CudaDevice() {
     if (stream != nullptr) note(cudaStreamDestroy(stream), "cudaStreamDestroy", index_);
   }
   for (cudaEvent_t event : events_) note(cudaEventDestroy(event), "cudaEventDestroy", index_);
-  for (uint32_t* page : hold_pages_) free_host(page, kHoldPageBytes);
+  for (const auto& [memory, bytes] : host_sizes_)
+    note(cudaFreeHost(memory), "cudaFreeHost", index_);
   if (memory_stream_ == nullptr) return;
   note(cudaStreamSynchronize(memory_stream_), "cudaStreamSynchronize", index_);
   note(cudaStreamDestroy(memory_stream_), "cudaStreamDestroy", index_);
@@ -217,20 +274,34 @@ void CudaDevice::free(void* memory, uint64_t) {
 }
 
 Result<void*> CudaDevice::alloc_host(uint64_t bytes) {
-  const CurrentDevice current(index_);
-  SOTTO_TRY(current.status());
   const uint64_t size = std::max<uint64_t>(bytes, 1);
-  void* memory = nullptr;
-  SOTTO_TRY(check(cudaHostAlloc(&memory, size, cudaHostAllocDefault), "cudaHostAlloc")
-                .with_prefix(fmt::format("{} bytes", size)));
+  void* memory = take_host(size);
+  if (memory == nullptr) {
+    const CurrentDevice current(index_);
+    SOTTO_TRY(current.status());
+    SOTTO_TRY(check(cudaHostAlloc(&memory, size, cudaHostAllocDefault), "cudaHostAlloc")
+                  .with_prefix(fmt::format("{} bytes", size)));
+    std::lock_guard lock(mutex_);
+    host_sizes_[memory] = size;
+  }
   std::fill_n(static_cast<std::byte*>(memory), size, std::byte{0});
+  return memory;
+}
+
+// Of what has been given back: a block that is not much too large.
+void* CudaDevice::take_host(uint64_t bytes) {
+  std::lock_guard lock(mutex_);
+  const auto found = free_host_.lower_bound(bytes);
+  if (found == free_host_.end() || found->first / 2 > bytes) return nullptr;
+  void* const memory = found->second;
+  free_host_.erase(found);
   return memory;
 }
 
 void CudaDevice::free_host(void* memory, uint64_t) {
   if (memory == nullptr) return;
-  const CurrentDevice current(index_);
-  note(cudaFreeHost(memory), "cudaFreeHost", index_);
+  std::lock_guard lock(mutex_);
+  free_host_.emplace(host_sizes_.at(memory), memory);
 }
 
 // ---- Queueing ----
@@ -319,14 +390,17 @@ Status CudaDevice::wait(uint32_t lane, EventId event) {
 }
 
 Result<bool> CudaDevice::query(EventId event) {
-  const BesideCaptures beside;
-  const cudaError_t state = cudaEventQuery(event_of(event));
-  if (state == cudaSuccess) return true;
-  if (state == cudaErrorNotReady) {
-    forget_cuda_error(state);
-    return false;
+  const CurrentDevice current(index_);
+  Status failed = current.status();
+  if (failed.ok()) {
+    const cudaError_t state = cudaEventQuery(event_of(event));
+    if (state == cudaSuccess) return true;
+    if (state == cudaErrorNotReady) {
+      forget_cuda_error(state);
+      return false;
+    }
+    failed = check(state, "cudaEventQuery");
   }
-  Status failed = check(state, "cudaEventQuery");
   drain();
   return failed;
 }
@@ -383,15 +457,15 @@ Result<HoldId> CudaDevice::hold_stream(void* stream) {
   SOTTO_TRY(current.status());
   std::lock_guard lock(mutex_);
   if (free_holds_.empty()) {
-    SOTTO_ASSIGN(void* page, alloc_host(kHoldPageBytes));
-    hold_pages_.push_back(static_cast<uint32_t*>(page));
-    for (uint32_t i = 0; i < kHoldsPerPage; ++i) {
-      hold_values_.push_back(0);
-      free_holds_.push_back(hold_values_.size());
+    if (hold_values_.size() == kHolds) {
+      return error(Code::kDevice, "{} streams of cuda:{} wait for operations already, the limit",
+                   kHolds, index_);
     }
+    hold_values_.push_back(0);
+    free_holds_.push_back(hold_values_.size());
   }
   const HoldId hold = free_holds_.back();
-  uint32_t* word = hold_pages_[(hold - 1) / kHoldsPerPage] + (hold - 1) % kHoldsPerPage;
+  uint32_t* word = hold_words_ + (hold - 1);
   const CUresult result =
       wait_value_(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(word),
                   hold_values_[hold - 1] + 1, CU_STREAM_WAIT_VALUE_GEQ);
@@ -405,7 +479,7 @@ Result<HoldId> CudaDevice::hold_stream(void* stream) {
 
 void CudaDevice::let_go(HoldId hold) {
   std::lock_guard lock(mutex_);
-  uint32_t* word = hold_pages_[(hold - 1) / kHoldsPerPage] + (hold - 1) % kHoldsPerPage;
+  uint32_t* word = hold_words_ + (hold - 1);
   std::atomic_ref<uint32_t>(*word).store(++hold_values_[hold - 1], std::memory_order_release);
   free_holds_.push_back(hold);
 }

@@ -6,7 +6,8 @@
 //  for
 //    its own stream alone; nothing else here makes the host wait, and steps allocate nothing.
 //  - Tables of prepared kernels lie in one block of device memory per plan.
-//  - The thread's current device is what it was before, after every call.
+//  - The thread's current device is what it was before, after every call, unless that has no
+//  context.
 #pragma once
 
 #include <cstdint>

@@ -4,6 +4,7 @@
 #include <cuda_runtime_api.h>
 
 #include <cstdint>
+#include <optional>
 #include <string_view>
 
 #include "core/base/status.h"
@@ -34,7 +35,9 @@ class BesideCaptures {
 };
 
 // Makes a device current for its lifetime, and then the one that was before: the thread may be the
-// caller's. Beside captures.
+// caller's. A device without a context stays left, since making it current would make one, of
+// hundreds of MiB: threads of our own, whose device is 0 until they name another, would do so on
+// every rank. Beside captures.
 class CurrentDevice {
  public:
   explicit CurrentDevice(int32_t device);
@@ -45,10 +48,10 @@ class CurrentDevice {
   const Status& status() const { return status_; }
 
  private:
-  const BesideCaptures beside_;
   int before_ = -1;
   bool changed_ = false;
   Status status_;
+  std::optional<BesideCaptures> beside_;  // while the device is current
 };
 
 }  // namespace sotto

@@ -163,9 +163,8 @@ Status check_apart(const MemoryRange& range, std::span<const MemoryRange> others
 
 Result<CallIn> take_call(const sotto_call* call) {
   CallIn out;
-  if (call == nullptr) return out;
-  sotto_call c;
-  SOTTO_TRY(take(call, c, sizeof(sotto_call), "call"));
+  sotto_call c = {};  // NULL means the same as all zero, the default stream included
+  if (call != nullptr) SOTTO_TRY(take(call, c, sizeof(sotto_call), "call"));
   if ((c.flags & ~kKnownFlags) != 0) {
     return unsupported("call.flags is {:#x}; this version knows {:#x}", c.flags, kKnownFlags);
   }

@@ -216,6 +216,7 @@ class Engine final : public Driver {
    public:
     explicit RoleLock(Engine& engine);
     ~RoleLock();
+    bool nested() const { return nested_; }
 
    private:
     Engine& engine_;
@@ -246,6 +247,7 @@ class Engine final : public Driver {
   void issue_groups(Channel& channel);
   Status issue(Op& op, uint32_t group, std::span<Transfer* const> transfers);
   bool run_ready();
+  void run_ready_on(const DeviceQueue& queue);
   void execute(Op& op, uint32_t step);
   Status launch(Op& op, const Step& step, bool paired_ran);
   Status order_lane(Op& op, uint32_t step);
@@ -271,6 +273,7 @@ class Engine final : public Driver {
   void settle_failed(Op& op);
   void finish_committing(Op& op);
   std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;
+  void let_streams_go(Op& op);
   void drop_ready(Op& op);
 
   EngineOptions options_;

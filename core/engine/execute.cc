@@ -236,6 +236,21 @@ bool Engine::run_ready() {
   return true;
 }
 
+// All that is ready for one device, and what becomes ready with it; other steps stay.
+void Engine::run_ready_on(const DeviceQueue& queue) {
+  for (;;) {
+    auto next = ready_.end();
+    for (auto it = ready_.begin(); it != ready_.end(); ++it) {
+      if (it->op->queue_ == &queue && (next == ready_.end() || *next < *it)) next = it;
+    }
+    if (next == ready_.end()) return;
+    const Ready chosen = *next;
+    ready_.erase(next);
+    std::make_heap(ready_.begin(), ready_.end());
+    execute(*chosen.op, chosen.step);
+  }
+}
+
 void Engine::execute(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];

@@ -104,9 +104,8 @@ void Engine::complete(Op& op, Status status) {
   }
   totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
   totals.completed.fetch_add(1, std::memory_order_relaxed);
-  Device& device = *request.plan->device();
-  if (request.after != 0) device.release(std::exchange(request.after, 0));
-  for (const HoldId hold : std::exchange(op.holds_, {})) device.let_go(hold);
+  if (request.after != 0) op.device()->release(std::exchange(request.after, 0));
+  let_streams_go(op);
   request.plan->give_back(std::move(request.run));
   request.hooks.reset();
   op.result_ = std::move(status);
@@ -122,6 +121,10 @@ void Engine::complete(Op& op, Status status) {
     op.done_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
+}
+
+void Engine::let_streams_go(Op& op) {
+  for (const HoldId hold : std::exchange(op.holds_, {})) op.device()->let_go(hold);
 }
 
 void Engine::drop_ready(Op& op) {
@@ -165,6 +168,12 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   log(LogLevel::kInfo, "rank {}: the group has failed: {}",
       channel.control_ ? channel.control_->rank() : -1, cause.text);
   channel.groups_.clear();
+  // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
+  // these operations. The other transports end without the device, and streams go on when it has
+  // done with the operation.
+  if (channel.transport_ != nullptr && channel.transport_->caps().stream_ordered) {
+    for (const OpRef& op : channel.ops_) let_streams_go(*op);
+  }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
 }
@@ -236,29 +245,34 @@ bool Engine::only_device_left(const Op& op) const {
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
-  return drive([&](Driver&) -> Status {
-    Device& device = *op->request_.plan->device();
-    SOTTO_TRY(device.check_stream(stream));
-    if (op->done()) return ok_status();
-    if (!only_device_left(*op)) {
-      SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
-      op->holds_.push_back(hold);
-      return ok_status();
-    }
-    const Plan& plan = *op->request_.run->plan;
-    for (uint32_t i = 0; i < op->queue_->lanes.size(); ++i) {
-      const std::deque<InFlight>& lane = op->queue_->lanes[i].in_flight;
-      const auto touches_callers = [&](const InFlight& f) {
-        return f.op == op.get() && (f.step == kNoStep || plan.steps[f.step].callers);
-      };
-      if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
-      SOTTO_ASSIGN(const EventId event, device.record(i));
-      const Status status = device.stream_after_event(stream, event);
-      device.release(event);
-      SOTTO_TRY(status);
-    }
+  RoleLock role(*this);
+  Device& device = *op->device();
+  SOTTO_TRY(device.check_stream(stream));
+  // An operation that was just started may need its device alone, once that has its steps. In a
+  // callback the driver is in the middle of something.
+  if (!role.nested()) {
+    take_submissions();
+    if (!op->done() && op->queue_ != nullptr) run_ready_on(*op->queue_);
+  }
+  if (op->done()) return ok_status();
+  if (!only_device_left(*op)) {
+    SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
+    op->holds_.push_back(hold);
     return ok_status();
-  });
+  }
+  const Plan& plan = *op->request_.run->plan;
+  for (uint32_t i = 0; i < op->queue_->lanes.size(); ++i) {
+    const std::deque<InFlight>& lane = op->queue_->lanes[i].in_flight;
+    const auto touches_callers = [&](const InFlight& f) {
+      return f.op == op.get() && (f.step == kNoStep || plan.steps[f.step].callers);
+    };
+    if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
+    SOTTO_ASSIGN(const EventId event, device.record(i));
+    const Status status = device.stream_after_event(stream, event);
+    device.release(event);
+    SOTTO_TRY(status);
+  }
+  return ok_status();
 }
 
 // A failed operation completes when the device no longer works for it.

@@ -8,13 +8,13 @@ namespace sotto::cuda {
 cudaError_t launch_adam(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params) {
   const LaunchShape shape{blocks, kThreads};
   switch (id) {
-    case KernelId::kSumSquares: return launch(run_quads<SumSquaresKernel>, shape, stream, params);
-    case KernelId::kAdam: return launch(run_quads<AdamKernel>, shape, stream, params);
-    case KernelId::kAdamNarrow: return launch(narrow_step<AdamRule>, shape, stream, params);
-    case KernelId::kLambMoments: return launch(run_quads<LambMomentsKernel>, shape, stream, params);
-    case KernelId::kLambUpdate: return launch(run_quads<LambUpdateKernel>, shape, stream, params);
-    case KernelId::kSgd: return launch(run_quads<SgdKernel>, shape, stream, params);
-    case KernelId::kSgdNarrow: return launch(narrow_step<SgdRule>, shape, stream, params);
+    case KernelId::kSumSquares: return launch<run_quads<SumSquaresKernel>>(shape, stream, params);
+    case KernelId::kAdam: return launch<run_quads<AdamKernel>>(shape, stream, params);
+    case KernelId::kAdamNarrow: return launch<narrow_step<AdamRule>>(shape, stream, params);
+    case KernelId::kLambMoments: return launch<run_quads<LambMomentsKernel>>(shape, stream, params);
+    case KernelId::kLambUpdate: return launch<run_quads<LambUpdateKernel>>(shape, stream, params);
+    case KernelId::kSgd: return launch<run_quads<SgdKernel>>(shape, stream, params);
+    case KernelId::kSgdNarrow: return launch<narrow_step<SgdRule>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -57,10 +57,10 @@ template <template <class> class Kernel>
 cudaError_t launch_width(cudaStream_t stream, uint32_t blocks, const Params& params) {
   const LaunchShape shape{blocks, kThreads};
   switch (params.arguments<PackArgs>().element_bytes) {
-    case 1: return launch(run_quads<Kernel<uint8_t>>, shape, stream, params);
-    case 2: return launch(run_quads<Kernel<uint16_t>>, shape, stream, params);
-    case 4: return launch(run_quads<Kernel<uint32_t>>, shape, stream, params);
-    case 8: return launch(run_quads<Kernel<uint64_t>>, shape, stream, params);
+    case 1: return launch<run_quads<Kernel<uint8_t>>>(shape, stream, params);
+    case 2: return launch<run_quads<Kernel<uint16_t>>>(shape, stream, params);
+    case 4: return launch<run_quads<Kernel<uint32_t>>>(shape, stream, params);
+    case 8: return launch<run_quads<Kernel<uint64_t>>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -70,17 +70,17 @@ cudaError_t launch_width(cudaStream_t stream, uint32_t blocks, const Params& par
 cudaError_t launch_bytes(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params) {
   const LaunchShape shape{blocks, kThreads};
   switch (id) {
-    case KernelId::kFill: return launch(fill_bytes, shape, stream, params);
+    case KernelId::kFill: return launch<fill_bytes>(shape, stream, params);
     case KernelId::kPack: return launch_width<PackKernel>(stream, blocks, params);
     case KernelId::kUnpack: return launch_width<UnpackKernel>(stream, blocks, params);
-    case KernelId::kConvert: return launch(run_quads<ConvertKernel>, shape, stream, params);
-    case KernelId::kAccumulate: return launch(run_quads<AccumulateKernel>, shape, stream, params);
+    case KernelId::kConvert: return launch<run_quads<ConvertKernel>>(shape, stream, params);
+    case KernelId::kAccumulate: return launch<run_quads<AccumulateKernel>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }
 
 cudaError_t launch_copy_bytes(cudaStream_t stream, uint32_t blocks, const Params& params) {
-  return launch(copy_bytes, {blocks, kThreads}, stream, params);
+  return launch<copy_bytes>({blocks, kThreads}, stream, params);
 }
 
 }  // namespace sotto::cuda

@@ -9,11 +9,11 @@ cudaError_t launch_onebit(cudaStream_t stream, KernelId id, uint32_t blocks, con
   const LaunchShape shape{blocks, kThreads};
   switch (id) {
     case KernelId::kOnebitEncode:
-      return launch(run_quads<EncodeKernel<TensorInput>>, shape, stream, params);
+      return launch<run_quads<EncodeKernel<TensorInput>>>(shape, stream, params);
     case KernelId::kOnebitEncodeUndo:
-      return launch(run_quads<EncodeUndoKernel<TensorInput>>, shape, stream, params);
-    case KernelId::kOnebitServer: return launch(run_quads<ServerKernel>, shape, stream, params);
-    case KernelId::kOnebitDecode: return launch(run_quads<DecodeKernel>, shape, stream, params);
+      return launch<run_quads<EncodeUndoKernel<TensorInput>>>(shape, stream, params);
+    case KernelId::kOnebitServer: return launch<run_quads<ServerKernel>>(shape, stream, params);
+    case KernelId::kOnebitDecode: return launch<run_quads<DecodeKernel>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }
@@ -24,17 +24,17 @@ cudaError_t launch_onebit_lamb(cudaStream_t stream, KernelId id, uint32_t blocks
   switch (id) {
     case KernelId::kOnebitLambFront:
       if (params.arguments<EncodeArgs>().identity)
-        return launch(run_quads<AloneKernel<LambInput>>, shape, stream, params);
-      return launch(run_quads<EncodeKernel<LambInput>>, shape, stream, params);
+        return launch<run_quads<AloneKernel<LambInput>>>(shape, stream, params);
+      return launch<run_quads<EncodeKernel<LambInput>>>(shape, stream, params);
     case KernelId::kOnebitLambFrontUndo:
-      return launch(run_quads<EncodeUndoKernel<LambInput>>, shape, stream, params);
+      return launch<run_quads<EncodeUndoKernel<LambInput>>>(shape, stream, params);
     case KernelId::kOnebitLambPrepare:
-      return launch(run_quads<PrepareKernel>, shape, stream, params);
-    case KernelId::kOnebitLambFactor: return launch(run_quads<FactorKernel>, shape, stream, params);
+      return launch<run_quads<PrepareKernel>>(shape, stream, params);
+    case KernelId::kOnebitLambFactor: return launch<run_quads<FactorKernel>>(shape, stream, params);
     case KernelId::kOnebitLambUpdate:
-      return launch(run_quads<OnebitUpdateKernel>, shape, stream, params);
+      return launch<run_quads<OnebitUpdateKernel>>(shape, stream, params);
     case KernelId::kMomentumFromBits:
-      return launch(run_quads<MomentumFromBitsKernel>, shape, stream, params);
+      return launch<run_quads<MomentumFromBitsKernel>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }

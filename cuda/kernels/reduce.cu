@@ -6,7 +6,7 @@ namespace sotto::cuda {
 cudaError_t launch_reduce(cudaStream_t stream, KernelId, uint32_t blocks, const Params& params) {
   const LaunchShape shape{blocks, kThreads};
   const auto as = [&]<class Type>(Type) {
-    return launch(run_quads<ReduceKernel<Type>>, shape, stream, params);
+    return launch<run_quads<ReduceKernel<Type>>>(shape, stream, params);
   };
   switch (params.arguments<ReduceArgs>().dtype) {
     case Dtype::kF32: return as(PlainElement<float>());

@@ -175,17 +175,17 @@ __global__ void __launch_bounds__(kThreads) count_valid(const __grid_constant__ 
 cudaError_t launch_scalars(cudaStream_t stream, KernelId id, uint32_t blocks,
                            const Params& params) {
   switch (id) {
-    case KernelId::kNormFinish: return launch(norm_finish, {1, kWideThreads}, stream, params);
-    case KernelId::kGate: return launch(gate, {1, kThreads}, stream, params);
-    case KernelId::kNormMessage: return launch(norm_message, {1, kWideThreads}, stream, params);
-    case KernelId::kClipCoefficient: return launch(clip_coefficient, {1, 1}, stream, params);
-    case KernelId::kLambScalars: return launch(lamb_scalars, {blocks, kThreads}, stream, params);
+    case KernelId::kNormFinish: return launch<norm_finish>({1, kWideThreads}, stream, params);
+    case KernelId::kGate: return launch<gate>({1, kThreads}, stream, params);
+    case KernelId::kNormMessage: return launch<norm_message>({1, kWideThreads}, stream, params);
+    case KernelId::kClipCoefficient: return launch<clip_coefficient>({1, 1}, stream, params);
+    case KernelId::kLambScalars: return launch<lamb_scalars>({blocks, kThreads}, stream, params);
     case KernelId::kOnebitLambScalars:
-      return launch(onebit_lamb_scalars, {blocks, kThreads}, stream, params);
+      return launch<onebit_lamb_scalars>({blocks, kThreads}, stream, params);
     case KernelId::kOnebitLambScaling:
-      return launch(onebit_lamb_scaling, {1, kWideThreads}, stream, params);
-    case KernelId::kStepSizes: return launch(step_sizes, {blocks, kThreads}, stream, params);
-    case KernelId::kCountValid: return launch(count_valid, {blocks, kThreads}, stream, params);
+      return launch<onebit_lamb_scaling>({1, kWideThreads}, stream, params);
+    case KernelId::kStepSizes: return launch<step_sizes>({blocks, kThreads}, stream, params);
+    case KernelId::kCountValid: return launch<count_valid>({blocks, kThreads}, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }

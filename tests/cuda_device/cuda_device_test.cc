@@ -136,7 +136,7 @@ TEST_F(CudaDeviceTest, StreamsOfTheCallerComeBeforeAndBehind) {
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// More holds than fit into one page, in several rounds, so that words are used again.
+// Several rounds, so that words are used again.
 TEST_F(CudaDeviceTest, StreamsAreHeldUntilTheyAreLetGo) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
@@ -150,6 +150,55 @@ TEST_F(CudaDeviceTest, StreamsAreHeldUntilTheyAreLetGo) {
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   }
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+// Loading a kernel may wait until the device stands still, which a held stream keeps it from.
+TEST_F(CudaDeviceTest, KernelsAreLoadedBeforeStreamsAreHeld) {
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  void* memory = device_->alloc(kBytes).take();
+  const FillArgs args{0x22};
+  Operand operand{memory};
+  KernelCall call;
+  call.args = &args;
+  call.bytes = kBytes;
+  call.operands = {&operand, 1};
+  const std::shared_ptr<const CallTables> tables = device_->prepare({&call, 1}).take();
+  call.tables = tables.get();
+  const HoldId hold = device_->hold_stream(stream).take();
+  ASSERT_TRUE(device_->launch(0, call, {}).ok());
+  ASSERT_TRUE(copy(0, back_, memory).ok());
+  settle(0);
+  EXPECT_TRUE(all(back_, 0x22));
+  device_->let_go(hold);
+  ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  device_->free(memory, kBytes);
+  ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+}
+
+TEST_F(CudaDeviceTest, DevicesInUseReachEachOthersMemory) {
+  int devices = 0, can[2] = {};
+  ASSERT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
+  if (devices < 2) GTEST_SKIP() << "needs two CUDA devices";
+  for (int i : {0, 1}) ASSERT_EQ(cudaDeviceCanAccessPeer(&can[i], i, 1 - i), cudaSuccess);
+  const std::shared_ptr<Device> other = make_cuda_device(1).take();
+  const auto access = [](int of, int by) {
+    cudaMemPool_t pool = nullptr;
+    EXPECT_EQ(cudaDeviceGetMemPool(&pool, of), cudaSuccess);
+    cudaMemLocation location{};
+    location.type = cudaMemLocationTypeDevice;
+    location.id = by;
+    cudaMemAccessFlags flags = cudaMemAccessFlagsProtNone;
+    EXPECT_EQ(cudaMemPoolGetAccess(&flags, pool, &location), cudaSuccess);
+    return flags;
+  };
+  for (int i : {0, 1}) {
+    EXPECT_EQ(access(1 - i, i),
+              can[i] != 0 ? cudaMemAccessFlagsProtReadWrite : cudaMemAccessFlagsProtNone);
+    if (devices > 2) {
+      EXPECT_EQ(access(i, 2), cudaMemAccessFlagsProtNone) << "nobody uses it here";
+    }
+  }
 }
 
 TEST_F(CudaDeviceTest, ErrorsNameTheCallTheDeviceAndTheError) {

@@ -1,4 +1,7 @@
 // The fake CUDA runtime catches what a GPU would let pass: planted bugs, faults, dropped waits.
+#include <cuda.h>
+
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -147,6 +150,35 @@ TEST_F(FakeCudaDeathTest, KernelsThatNobodyEmulates) {
   config.gridDim = config.blockDim = dim3(1);
   EXPECT_DEATH(cudaLaunchKernelExC(&config, &config, nullptr),
                "a function that nobody has registered");
+}
+
+// What may wait until the device stands still, while a stream of it waits for a word.
+TEST_F(FakeCudaDeathTest, CallsThatMayWaitForAHeldStream) {
+  void* entry = nullptr;
+  CUDA_OK(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, 12000, cudaEnableDefault,
+                                           nullptr));
+  const auto wait_value =
+      reinterpret_cast<CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned)>(entry);
+  float *a = floats(kN), *word = pinned(1);
+  *word = 0;
+  cudaStream_t held = stream(), free = stream();
+  ASSERT_EQ(wait_value(held, reinterpret_cast<CUdeviceptr>(word), 1, CU_STREAM_WAIT_VALUE_GEQ),
+            CUDA_SUCCESS);
+  EXPECT_DEATH(launch_add(a, a, 1, kN, free),
+               "cudaLaunchKernelExC of a kernel that is not loaded, while a stream of device 0");
+  cudaFuncAttributes attributes;
+  fake_cuda_register_kernel(reinterpret_cast<const void*>(&add_kernel), &bind_add);
+  CUDA_OK(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&add_kernel)));
+  CUDA_OK(launch_add(a, a, 1, kN, free));
+  CUDA_OK(cudaStreamSynchronize(free));
+  EXPECT_TRUE(waits_behind_holds().empty());
+  float* more = pinned(1);
+  EXPECT_EQ(waits_behind_holds(), std::vector<std::string>{"cudaMallocHost"});
+  std::atomic_ref(*reinterpret_cast<uint32_t*>(word)).store(1);
+  for (float* memory : {word, more}) CUDA_OK(cudaFreeHost(memory));
+  CUDA_OK(cudaFree(a));
+  EXPECT_EQ(waits_behind_holds().size(), 1u) << "the word has its value";
+  for (cudaStream_t s : {held, free}) CUDA_OK(cudaStreamDestroy(s));
 }
 
 TEST_F(FakeCudaDeathTest, TheDefaultStreamCanBeForbidden) {

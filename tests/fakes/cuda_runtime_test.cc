@@ -30,6 +30,18 @@ TEST_F(FakeCuda, DevicesAreAsConfigured) {
   CUDA_OK(cudaSetDevice(0));
 }
 
+TEST_F(FakeCuda, CallsMakeContexts) {
+  int value = 0;
+  CUDA_OK(cudaGetDevice(&value));
+  CUDA_OK(cudaGetDeviceCount(&value));
+  EXPECT_TRUE(contexts().empty());
+  CUDA_OK(cudaSetDevice(1));
+  EXPECT_EQ(contexts(), std::set<int>{1});
+  std::thread([] { CUDA_OK(cudaDeviceSynchronize()); }).join();  // on a thread's first device
+  EXPECT_EQ(contexts(), (std::set<int>{0, 1}));
+  CUDA_OK(cudaSetDevice(0));
+}
+
 TEST_F(FakeCuda, WithoutADriverEveryCallSaysSo) {
   configure({.driver = false});
   int n = 0;

@@ -1,5 +1,7 @@
 #include "transports/nccl/cuda_calls.h"
 
+#include <cuda.h>
+
 #include <algorithm>
 #include <bit>
 
@@ -7,6 +9,27 @@ namespace sotto::nccl {
 namespace {
 
 constexpr uint64_t kSmallestBlock = 4096;
+
+using GetContextState = CUresult (*)(CUdevice, unsigned*, int*);
+constexpr unsigned kGetContextStateVersion = 7000;  // CUDA version of the signature
+
+GetContextState find_get_context_state() {
+  void* entry = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+  const cudaError_t asked = cudaGetDriverEntryPointByVersion(
+      "cuDevicePrimaryCtxGetState", &entry, kGetContextStateVersion, cudaEnableDefault, &found);
+  if (asked != cudaSuccess) (void)cudaGetLastError();
+  if (asked != cudaSuccess || found != cudaDriverEntryPointSuccess) return nullptr;
+  return reinterpret_cast<GetContextState>(entry);
+}
+
+// Whether this process has a context on the device; true if nobody can tell.
+bool has_context(int device) {
+  static const GetContextState get_state = find_get_context_state();
+  unsigned flags = 0;
+  int active = 1;
+  return get_state == nullptr || get_state(device, &flags, &active) != CUDA_SUCCESS || active != 0;
+}
 
 }  // namespace
 
@@ -20,13 +43,16 @@ Status cuda_status(cudaError_t error, const char* call) {
 
 OnDevice::OnDevice(int device) {
   status_ = cuda_status(cudaGetDevice(&before_), "cudaGetDevice");
-  if (!status_.ok() || before_ == device) return;
-  status_ = cuda_status(cudaSetDevice(device), "cudaSetDevice");
-  changed_ = status_.ok();
+  if (status_.ok() && before_ != device) {
+    status_ = cuda_status(cudaSetDevice(device), "cudaSetDevice");
+    changed_ = status_.ok();
+  }
+  if (status_.ok()) beside_.emplace();
 }
 
 OnDevice::~OnDevice() {
-  if (changed_) (void)cudaSetDevice(before_);
+  beside_.reset();
+  if (changed_ && has_context(before_)) (void)cudaSetDevice(before_);
 }
 
 PinnedPool::~PinnedPool() {
@@ -52,6 +78,7 @@ Result<std::byte*> PinnedPool::take(uint64_t bytes) {
 void PinnedPool::give_back(std::byte* at) { free_.emplace(sizes_.at(at), at); }
 
 EventPool::~EventPool() {
+  const OnDevice on(device_);
   for (const cudaEvent_t event : free_) (void)cudaEventDestroy(event);
 }
 

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <vector>
 
 #include "core/base/status.h"
@@ -28,7 +29,8 @@ class BesideCaptures {
 };
 
 // Makes the device current for its lifetime, then the one that was before: the thread may be the
-// caller's. Beside captures.
+// caller's. A device without a context stays left, since making it current would make one. Beside
+// captures.
 class OnDevice {
  public:
   explicit OnDevice(int device);
@@ -38,10 +40,10 @@ class OnDevice {
   const Status& status() const { return status_; }
 
  private:
-  const BesideCaptures beside_;
   int before_ = -1;
   bool changed_ = false;
   Status status_;
+  std::optional<BesideCaptures> beside_;  // while the device is current
 };
 
 // Pinned memory in blocks that are used again, so that nothing is allocated in steady state.

@@ -86,7 +86,9 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
 NcclTransport::~NcclTransport() {
   poller_->remove(this);
   if (!groups_.empty()) stop();
-  if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
+  if (stream_ == nullptr) return;
+  const OnDevice on(communicator_->device());
+  (void)cudaStreamDestroy(stream_);
 }
 
 void NcclTransport::refuse(Transfer& transfer) {
@@ -306,7 +308,11 @@ Status NcclTransport::queue_natives(const Group& group) const {
 
 bool NcclTransport::run() {
   if (failed_ || !communicator_->open()) return false;
-  const BesideCaptures beside;
+  const OnDevice on(communicator_->device());
+  if (!on.status().ok()) {
+    fail(-1, on.status());
+    return true;
+  }
   bool any = false;
   while (!groups_.empty() && groups_.front().recorded) {
     const cudaError_t state = cudaEventQuery(groups_.front().event);
@@ -414,7 +420,7 @@ void NcclTransport::fail(int32_t peer, const Status& status) {
 
 // Ends what is in flight; nothing is touched any more on return.
 void NcclTransport::stop() {
-  const BesideCaptures beside;
+  const OnDevice on(communicator_->device());
   failed_ = true;
   communicator_->abort();
   const auto limit = std::chrono::steady_clock::now() + kDrainLimit;

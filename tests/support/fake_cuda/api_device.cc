@@ -104,11 +104,13 @@ cudaError_t cudaSetDevice(int device) {
   FAKE_CUDA_BEGIN();
   if (!is_device(device)) return note(cudaErrorInvalidDevice);
   set_current_device(device);
+  state().make_context(device);  // since CUDA 12
   return cudaSuccess;
 }
 
 cudaError_t cudaGetDevice(int* device) {
-  FAKE_CUDA_BEGIN();
+  const cudaError_t begun = state().begin_call(__func__, CallKind::kUncounted);
+  if (begun != cudaSuccess) return note(begun);
   *device = current_device();
   return cudaSuccess;
 }

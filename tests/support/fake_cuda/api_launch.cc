@@ -79,6 +79,11 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, void*
            " while device " + std::to_string(current_device()) + " is current");
   }
   const Kernel kernel = kernel_of(function, call);
+  if (state().load_kernel(current_device(), function) && state().is_held(current_device())) {
+    misuse(std::string(call) + " of a kernel that is not loaded, while a stream of device " +
+           std::to_string(current_device()) +
+           " waits for a word in memory: loading may wait until the device stands still");
+  }
   state().count_launch();
   state().submit(stream, kernel.binder(kernel.address, args, {g, b, config.dynamicSmemBytes}));
   return cudaSuccess;
@@ -123,6 +128,7 @@ cudaError_t cudaLaunchKernel(const void* function, dim3 grid, dim3 block, void**
 cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribute, int value) {
   FAKE_CUDA_BEGIN();
   kernel_of(function, __func__);
+  state().load_kernel(current_device(), function);
   if (attribute == cudaFuncAttributeMaxDynamicSharedMemorySize) {
     if (value < 0 || static_cast<size_t>(value) > kSmemPerBlockOptin)
       return note(cudaErrorInvalidValue);
@@ -134,6 +140,7 @@ cudaError_t cudaFuncSetAttribute(const void* function, cudaFuncAttribute attribu
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes* attributes, const void* function) {
   FAKE_CUDA_BEGIN();
   kernel_of(function, __func__);
+  state().load_kernel(current_device(), function);
   *attributes = {};
   attributes->maxThreadsPerBlock = static_cast<int>(kThreadsPerBlock);
   attributes->numRegs = 32;

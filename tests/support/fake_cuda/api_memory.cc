@@ -183,7 +183,7 @@ cudaError_t cudaFreeAsync(void* at, cudaStream_t stream) {
 cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* props) {
   FAKE_CUDA_BEGIN();
   if (props->location.type != cudaMemLocationTypeDevice) return note(cudaErrorNotSupported);
-  *pool = state().add_pool({props->location.id, false, 0});
+  *pool = state().add_pool({props->location.id, false, 0, {}});
   return cudaSuccess;
 }
 
@@ -235,6 +235,33 @@ cudaError_t cudaMemPoolGetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attr, vo
       break;
     default: misuse("cudaMemPoolGetAttribute " + std::to_string(attr) + " is not modelled");
   }
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessDesc* list, size_t count) {
+  FAKE_CUDA_BEGIN();
+  Pool p = state().pool(pool, __func__);
+  for (size_t i = 0; i < count; ++i) {
+    const cudaMemLocation& to = list[i].location;
+    if (to.type != cudaMemLocationTypeDevice || to.id < 0 || to.id >= state().options.devices ||
+        to.id == p.device)
+      return note(cudaErrorInvalidValue);
+    if (list[i].flags == cudaMemAccessFlagsProtReadWrite) {
+      p.peers.insert(to.id);
+    } else {
+      p.peers.erase(to.id);
+    }
+  }
+  state().set_pool(pool, p);
+  return cudaSuccess;
+}
+
+cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t pool,
+                                 cudaMemLocation* location) {
+  FAKE_CUDA_BEGIN();
+  const Pool p = state().pool(pool, __func__);
+  const bool may = location->id == p.device || p.peers.contains(location->id);
+  *flags = may ? cudaMemAccessFlagsProtReadWrite : cudaMemAccessFlagsProtNone;
   return cudaSuccess;
 }
 

@@ -40,11 +40,23 @@ CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned 
   if (captured(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
   state().memory.check_reachable(word, sizeof *word, kCall);
   state().order_with_default_stream(s);
+  const auto is_reached = [=] {
+    return reached(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags);
+  };
+  const uint64_t hold = state().add_hold(s->device(), is_reached);
   s->push_always([=] {
-    while (!reached(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags) &&
-           state().execution_error() == cudaSuccess)
+    while (!is_reached() && state().execution_error() == cudaSuccess)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
+    state().remove_hold(hold);
   });
+  return CUDA_SUCCESS;
+}
+
+CUresult context_state(CUdevice device, unsigned* flags, int* active) {
+  if (note(state().begin_call("cuDevicePrimaryCtxGetState")) != cudaSuccess)
+    return CUDA_ERROR_UNKNOWN;
+  *flags = 0;
+  *active = state().has_context(device) ? 1 : 0;
   return CUDA_SUCCESS;
 }
 
@@ -56,8 +68,12 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
                                              unsigned long long,
                                              cudaDriverEntryPointQueryResult* found) {
   FAKE_CUDA_BEGIN();
-  const bool known = std::strcmp(symbol, "cuStreamWaitValue32") == 0;
-  *function = known ? reinterpret_cast<void*>(&wait_value) : nullptr;
+  *function = nullptr;
+  if (std::strcmp(symbol, "cuStreamWaitValue32") == 0)
+    *function = reinterpret_cast<void*>(&wait_value);
+  if (std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0)
+    *function = reinterpret_cast<void*>(&context_state);
+  const bool known = *function != nullptr;
   if (found != nullptr)
     *found = known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
   return cudaSuccess;

@@ -161,6 +161,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
 
 // Cannot fail, and is no call of the model.
 cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
+  state().make_context(current_device());
   std::swap(t_mode, *mode);
   return cudaSuccess;
 }

@@ -17,6 +17,7 @@ void configure(const Options& options) {
   s.options = options;
   s.next_seed_ = 0;
   s.default_streams_.clear();
+  s.contexts_.clear();
 }
 
 const Options& options() { return state().options; }
@@ -82,6 +83,7 @@ void clear_faults() {
   s.waits_made_.clear();
   s.next_stream_ = 0;
   s.failed_call_.clear();
+  s.waits_behind_holds_.clear();
   s.sticky_ = cudaSuccess;
   s.calls_ = s.queries_ = s.waits_dropped_ = s.executions_ = 0;
 }
@@ -157,6 +159,20 @@ uint64_t launches() {
   Quiet quiet;
   std::lock_guard lock(s.mutex_);
   return s.launches_;
+}
+
+std::set<int> contexts() {
+  State& s = state();
+  Quiet quiet;
+  std::lock_guard lock(s.mutex_);
+  return s.contexts_;
+}
+
+std::vector<std::string> waits_behind_holds() {
+  State& s = state();
+  Quiet quiet;
+  std::lock_guard lock(s.mutex_);
+  return s.waits_behind_holds_;
 }
 
 Live live() {

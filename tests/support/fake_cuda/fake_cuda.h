@@ -9,6 +9,8 @@
 //  - illegal use ends the process with a text: unknown or destroyed handles, double frees, copies
 //    out of range or of the wrong kind, calls from a host function, work on a device's stream while
 //    another device is current;
+//  - a kernel that is launched before it was loaded, while a stream of the device waits for a word
+//    in memory, ends the process: loading may wait until the device stands still;
 //  - any call, kernel or wait can be made to fail;
 //  - calls that CUDA calls unsafe fail while a stream is captured into a graph, and spoil it
 //    (capture.h);
@@ -25,6 +27,7 @@
 
 #include <compare>
 #include <cstdint>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -54,7 +57,8 @@ const Options& options();
 
 // The k-th call that can fail returns `error` and does nothing, except that free and destroy calls
 // do their work. cudaEventQuery and cudaStreamQuery are not counted, since how often they are
-// called depends on time; fail_query counts those alone.
+// called depends on time, nor is cudaGetDevice, which comes with them; fail_query counts those two
+// alone.
 void fail_call(uint64_t k, cudaError_t error = cudaErrorUnknown);
 void fail_query(uint64_t k, cudaError_t error = cudaErrorUnknown);
 // The k-th kernel, copy, fill or host function that is to execute does not, and the runtime is in
@@ -91,6 +95,12 @@ uint64_t executions();              // kernels, copies, fills, host functions, s
 // Calls that made the host wait for the device: synchronise, blocking copies, cudaFree.
 uint64_t host_waits();
 uint64_t launches();  // kernels, since the start
+// Devices on which a context was made, since the last configure or start: by making the device
+// current, and by every call that needs one while it is.
+std::set<int> contexts();
+// Calls that may wait until the device stands still, made while a stream of it waited for a word in
+// memory (cuStreamWaitValue32), since the last clear_faults or start.
+std::vector<std::string> waits_behind_holds();
 
 struct Live {
   uint64_t streams = 0, events = 0, pools = 0;

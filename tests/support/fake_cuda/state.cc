@@ -2,9 +2,12 @@
 
 #include <signal.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -15,6 +18,22 @@ namespace sotto::fake_cuda {
 namespace {
 
 constexpr uint64_t kHandleStep = 16;  // apart from cudaStreamLegacy and cudaStreamPerThread
+
+// Calls that make no context on the current device. cudaSetDevice makes one on the device it names.
+constexpr std::string_view kNeedNoContext[] = {"cudaGetDeviceCount",
+                                               "cudaSetDevice",
+                                               "cudaGetDevice",
+                                               "cudaDeviceGetAttribute",
+                                               "cudaGetDeviceProperties",
+                                               "cudaDeviceGetPCIBusId",
+                                               "cudaDeviceCanAccessPeer",
+                                               "cudaGetDriverEntryPointByVersion",
+                                               "cuDevicePrimaryCtxGetState"};
+
+// Calls that may wait until the current device stands still.
+constexpr std::string_view kMayWait[] = {
+    "cudaMalloc",   "cudaFree",         "cudaMallocHost",     "cudaHostAlloc",
+    "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister", "cudaDeviceSynchronize"};
 
 thread_local int t_device = 0;
 thread_local cudaError_t t_last_error = cudaSuccess;
@@ -94,13 +113,31 @@ cudaError_t State::begin_call(const char* name, CallKind kind) {
   ++calls_by_name_[name];
   const bool query = kind == CallKind::kQuery;
   Fault& fault = query ? query_fault_ : call_fault_;
-  if (hits(fault, query ? queries_++ : calls_++)) {
+  if (kind != CallKind::kUncounted && hits(fault, query ? queries_++ : calls_++)) {
     failed_call_ = name;
     return fault.error;
   }
   if (sticky_ != cudaSuccess) return sticky_;
   if (captures().forbid(name)) return cudaErrorStreamCaptureUnsupported;
-  return options.devices == 0 ? cudaErrorNoDevice : cudaSuccess;
+  if (options.devices == 0) return cudaErrorNoDevice;
+  if (std::ranges::find(kNeedNoContext, std::string_view(name)) == std::end(kNeedNoContext))
+    contexts_.insert(t_device);
+  if (std::ranges::find(kMayWait, std::string_view(name)) != std::end(kMayWait) &&
+      is_held_locked(t_device))
+    waits_behind_holds_.emplace_back(name);
+  return cudaSuccess;
+}
+
+void State::make_context(int device) {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  contexts_.insert(device);
+}
+
+bool State::has_context(int device) const {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  return contexts_.contains(device);
 }
 
 void State::count_host_wait() {
@@ -298,7 +335,7 @@ cudaMemPool_t State::default_pool(int device) {
     const auto it = default_pool_.find(device);
     if (it != default_pool_.end()) return reinterpret_cast<cudaMemPool_t>(it->second);
   }
-  const cudaMemPool_t made = add_pool({device, true, 0});
+  const cudaMemPool_t made = add_pool({device, true, 0, {}});
   Quiet quiet;
   std::lock_guard lock(mutex_);
   const auto [it, fresh] = default_pool_.try_emplace(device, number(made));
@@ -320,6 +357,33 @@ cudaMemPool_t State::device_pool(int device) {
     if (it != device_pool_.end()) return reinterpret_cast<cudaMemPool_t>(it->second);
   }
   return default_pool(device);
+}
+
+// ---- Held streams ----
+
+uint64_t State::add_hold(int device, std::function<bool()> reached) {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  holds_[++next_hold_] = {device, std::move(reached)};
+  return next_hold_;
+}
+
+void State::remove_hold(uint64_t hold) {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  holds_.erase(hold);
+}
+
+bool State::is_held(int device) const {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  return is_held_locked(device);
+}
+
+bool State::is_held_locked(int device) const {
+  return std::ranges::any_of(holds_, [device](const auto& entry) {
+    return entry.second.device == device && !entry.second.reached();
+  });
 }
 
 // ---- Order with the default stream ----
@@ -402,6 +466,12 @@ Kernel State::find_kernel(const void* function, std::string* name) {
   *name = stub->second;
   const auto it = kernels_by_name_.find(stub->second);
   return it == kernels_by_name_.end() ? Kernel{} : it->second;
+}
+
+bool State::load_kernel(int device, const void* function) {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  return loaded_.emplace(device, function).second;
 }
 
 }  // namespace sotto::fake_cuda

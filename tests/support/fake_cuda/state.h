@@ -5,13 +5,16 @@
 
 #include <cuda_runtime_api.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <random>
+#include <set>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "tests/support/fake_cuda/fake_cuda.h"
@@ -31,6 +34,7 @@ struct Pool {
   int device = 0;
   bool is_default = false;
   uint64_t release_threshold = 0;
+  std::set<int> peers;  // that may use what it hands out
 };
 
 struct Kernel {
@@ -39,7 +43,7 @@ struct Kernel {
 };
 
 // How a call counts, and what is left of it when it is made to fail.
-enum class CallKind : uint8_t { kOrdinary, kQuery };
+enum class CallKind : uint8_t { kOrdinary, kQuery, kUncounted };
 
 class State {
  public:
@@ -48,6 +52,8 @@ class State {
   // Every call begins here. Not cudaSuccess: the call is to return it.
   cudaError_t begin_call(const char* name, CallKind kind = CallKind::kOrdinary);
   void count_host_wait();
+  void make_context(int device);
+  bool has_context(int device) const;
   // What an execution that failed has left; cudaSuccess: nothing.
   cudaError_t execution_error() const;
 
@@ -82,6 +88,12 @@ class State {
   void register_name(const std::string& mangled, Kernel kernel);
   void register_stub(const void* stub, const std::string& mangled);
   Kernel find_kernel(const void* function, std::string* name);  // binder null: none
+  bool load_kernel(int device, const void* function);           // false: it was loaded already
+
+  // Streams that wait for a word in memory; `reached` says whether it has its value.
+  uint64_t add_hold(int device, std::function<bool()> reached);
+  void remove_hold(uint64_t hold);
+  bool is_held(int device) const;  // whether one stands still
 
   // Record, under the lock that waits use.
   void record(Event& event, Ref<Marker> marker);
@@ -109,6 +121,8 @@ class State {
   friend uint64_t executions();
   friend uint64_t host_waits();
   friend uint64_t launches();
+  friend std::set<int> contexts();
+  friend std::vector<std::string> waits_behind_holds();
   friend Live live();
   friend void hold();
   friend void resume();
@@ -121,6 +135,7 @@ class State {
     cudaError_t error = cudaSuccess;
   };
   bool hits(Fault& fault, uint64_t number);  // once
+  bool is_held_locked(int device) const;
 
   mutable std::mutex mutex_;
   std::map<uint64_t, Ref<Stream>> streams_;
@@ -146,6 +161,15 @@ class State {
   cudaError_t sticky_ = cudaSuccess;
   uint64_t calls_ = 0, queries_ = 0, executions_ = 0, host_waits_ = 0, launches_ = 0;
   std::map<std::string, uint64_t> calls_by_name_;
+  std::set<int> contexts_;
+  std::set<std::pair<int, const void*>> loaded_;  // device, kernel
+  struct Hold {
+    int device;
+    std::function<bool()> reached;
+  };
+  std::map<uint64_t, Hold> holds_;
+  uint64_t next_hold_ = 0;
+  std::vector<std::string> waits_behind_holds_;
   bool held_ = false;
   std::condition_variable released_;
 };
