@@ -365,6 +365,7 @@ bool Engine::progress() {
   any |= take_completions();
   any |= channels_failed();
   any |= poll_events();
+  any |= issue_again();
   any |= run_ready();
   any |= take_completions();
   check_deadlines();

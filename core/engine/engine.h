@@ -245,7 +245,8 @@ class Engine final : public Driver {
   void make_ready(Op& op, uint32_t step);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
-  Status issue(Op& op, uint32_t group, std::span<Transfer* const> transfers);
+  bool issue_again();
+  Status issue(Channel& channel, Op& op, uint32_t group);
   bool run_ready();
   void run_ready_on(const DeviceQueue& queue);
   void execute(Op& op, uint32_t step);
@@ -351,8 +352,9 @@ class Channel final : public TransferSink,
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<ControlPlane> control_;
   std::unique_ptr<Transport> transport_;
-  std::vector<OpRef> ops_;    // in flight, in order of start
-  std::deque<Group> groups_;  // by_order: groups not yet issued, in order
+  std::vector<OpRef> ops_;          // in flight, in order of start
+  std::deque<Group> groups_;        // by_order: groups not yet issued, in order
+  std::vector<Transfer*> issuing_;  // of the first one, while the transport has it in progress
   std::vector<std::pair<FailureCause, bool>> pending_failures_;  // bool: decided for all ranks
   std::atomic<bool> failed_{false};                              // failure_ has been written
   mutable std::mutex mutex_;                                     // guards failure_

@@ -187,19 +187,17 @@ void Engine::announce_receives(Op& op) {
 void Engine::issue_groups(Channel& channel) {
   while (!channel.groups_.empty()) {
     const auto [op, index] = channel.groups_.front();
-    Run& run = *op->request_.run;
+    const Run& run = *op->request_.run;
     if (run.group_pending[index] != 0) return;
-    channel.groups_.pop_front();
-    std::vector<Transfer*> group;
-    for (uint32_t step : run.plan->groups[index]) {
-      post_transfer(*op, step);
-      group.push_back(&run.transfers[run.plan->transfer_index[step]]);
-    }
-    const Status status = issue(*op, index, group);
-    if (status.code() == Code::kInProgress) {
-      channel.groups_.push_front({op, index});
+    const auto callers = [&](uint32_t step) { return run.plan->steps[step].callers; };
+    const std::vector<uint32_t>& steps = run.plan->groups[index];
+    // The caller's stream has not come so far: let_start comes back.
+    if (run.plan->stream_ordered && op->held_ && std::any_of(steps.begin(), steps.end(), callers))
       return;
-    }
+    const Status status = issue(channel, *op, index);
+    if (status.code() == Code::kInProgress) return;  // issue_again comes back
+    channel.groups_.pop_front();
+    channel.issuing_.clear();
     if (!status.ok()) {
       channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
       return;
@@ -207,19 +205,37 @@ void Engine::issue_groups(Channel& channel) {
   }
 }
 
-// One group. Of a stream-ordered transport it is a call of a lane like others: behind what its
-// messages come after, and with events behind it.
-Status Engine::issue(Op& op, uint32_t group, std::span<Transfer* const> transfers) {
-  Transport& transport = *op.request_.channel->transport_;
+// Groups that transports had in progress.
+bool Engine::issue_again() {
+  bool any = false;
+  for (Channel* channel : channels_) {
+    if (channel->issuing_.empty() || channel->failed()) continue;
+    issue_groups(*channel);
+    any |= channel->issuing_.empty();
+  }
+  return any;
+}
+
+// One group, perhaps not for the first time. Of a stream-ordered transport it is a call of a lane
+// like others: behind what its messages come after, and with events behind it.
+Status Engine::issue(Channel& channel, Op& op, uint32_t group) {
   Device* device = op.queue_->device.get();
   const Plan& plan = *op.request_.run->plan;
-  if (!plan.stream_ordered) return transport.issue(transfers, device, 0);
   const std::vector<uint32_t>& steps = plan.groups[group];
-  const auto held = [&](uint32_t step) { return op.held_ && plan.steps[step].callers; };
-  if (std::any_of(steps.begin(), steps.end(), held))
-    return Status(Code::kInProgress, "the caller's stream has not come so far");
-  for (uint32_t step : steps) SOTTO_TRY(order_lane(op, step));
-  SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
+  if (channel.issuing_.empty()) {
+    for (uint32_t step : steps) {
+      post_transfer(op, step);
+      channel.issuing_.push_back(&op.request_.run->transfers[plan.transfer_index[step]]);
+    }
+    if (plan.stream_ordered) {
+      // Later steps come after more, so that what the earlier ones would wait for is implied.
+      for (auto step = steps.rbegin(); step != steps.rend(); ++step)
+        SOTTO_TRY(order_lane(op, *step));
+    }
+  }
+  Transport& transport = *channel.transport_;
+  if (!plan.stream_ordered) return transport.issue(channel.issuing_, device, 0);
+  SOTTO_TRY(transport.issue(channel.issuing_, device, plan.steps[steps.front()].lane));
   for (uint32_t step : steps) after_issue(op, step);
   return ok_status();
 }

@@ -203,7 +203,8 @@ class Transport {
   virtual void recv(Transfer& transfer) = 0;
   // by_order: sends and receives of one round, all at once. stream_ordered: queued on `lane` of
   // `device`; the engine records an event behind them and on_transfer is not used. IN_PROGRESS:
-  // nothing was queued, and the root comm is about to fail.
+  // they are not queued yet; the engine issues the same group again, soon and before any other,
+  // until they are or the root comm fails.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
 
   // One line per peer for reports: "tcp 127.0.0.1:4242".

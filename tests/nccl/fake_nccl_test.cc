@@ -161,6 +161,62 @@ SOTTO_RANK_MAIN(nccl_non_blocking) {
   return 0;
 }
 
+void queue_exchange(const World& w, ncclResult_t expected, const char* what) {
+  OK(ncclGroupStart());
+  const ncclResult_t sent = ncclSend(w.a, w.n, ncclFloat32, w.next(), w.comm, w.stream);
+  require(sent == ncclSuccess || sent == ncclInProgress, "ncclSend");
+  const ncclResult_t received = ncclRecv(w.b, w.n, ncclFloat32, w.before(), w.comm, w.stream);
+  require(received == ncclSuccess || received == ncclInProgress, "ncclRecv");
+  require(ncclGroupEnd() == expected, what);
+}
+
+SOTTO_RANK_MAIN(nccl_first_use) {
+  World w(self, 0);
+  w.fill(w.a, static_cast<float>(w.rank + 1), w.n);
+  if (w.rank == 1) self.at("late");
+  queue_exchange(w, ncclInProgress, "the first use of a connection");
+  if (w.rank == 0) {
+    std::this_thread::sleep_for(50ms);
+    ncclResult_t state = ncclSuccess;
+    OK(ncclCommGetAsyncError(w.comm, &state));
+    require(state == ncclInProgress, "the peer has not come");
+    require(cudaStreamQuery(w.stream) == cudaSuccess, "nothing is queued");
+    self.at("waiting");
+  }
+  require(w.settle() == ncclSuccess, "settle");
+  w.expect(w.b, w.n, static_cast<float>(w.before() + 1), "exchange");
+  if (w.rank == 1) self.at("late again");
+  queue_exchange(w, ncclSuccess, "a connection that is there");
+  if (w.rank == 0) {
+    std::this_thread::sleep_for(20ms);
+    require(cudaStreamQuery(w.stream) == cudaErrorNotReady, "the stream waits");
+    self.at("queued");
+  }
+  w.expect(w.b, w.n, static_cast<float>(w.before() + 1), "exchange");
+  leave(w);
+  return 0;
+}
+
+SOTTO_RANK_MAIN(nccl_abort_of_first_use) {
+  World w(self, 0);
+  self.at("ready");
+  if (w.rank == 0) {
+    queue_exchange(w, ncclInProgress, "nobody answers");
+    std::this_thread::sleep_for(20ms);
+    OK(ncclCommAbort(w.comm));
+    require(cudaStreamQuery(w.stream) == cudaSuccess, "nothing is queued");
+    return 0;
+  }
+  ncclResult_t state = ncclSuccess;
+  for (int i = 0; i < 10'000 && state == ncclSuccess; ++i) {
+    OK(ncclCommGetAsyncError(w.comm, &state));
+    std::this_thread::sleep_for(1ms);
+  }
+  require(state == ncclRemoteError, "an abort is told");
+  OK(ncclCommAbort(w.comm));
+  return 0;
+}
+
 SOTTO_RANK_MAIN(nccl_survivor) {
   World w(self);
   w.fill(w.a, 1, w.n);
@@ -231,6 +287,18 @@ TEST(FakeNccl, OperationsOfFourRanksWithDelays) {
 TEST(FakeNccl, NonBlockingCommunicatorsAreInProgressForAWhile) {
   run("nccl_non_blocking", 2, {"FAKE_NCCL_INIT_DELAY_MS=50", "FAKE_NCCL_LAUNCH_DELAY_US=5000"});
 }
+
+TEST(FakeNccl, ConnectionsAreMadeByBothRanksAtTheirFirstUse) {
+  Processes ranks("nccl_first_use", 2,
+                  {.argument = new_id(), .stop_at = {"1:late", "1:late again"}});
+  ranks.await(0, "waiting");
+  ranks.go(1);
+  ranks.await(0, "queued");
+  ranks.go(1);
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+TEST(FakeNccl, AnAbortEndsTheFirstUse) { run("nccl_abort_of_first_use", 2); }
 
 TEST(FakeNccl, AKilledRankIsARemoteError) {
   Processes ranks("nccl_survivor", 3, {.argument = new_id(), .stop_at = {"2:ready"}});

@@ -9,13 +9,11 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <map>
 #include <set>
+#include <sstream>
 
-#include "tests/multirank/capi_support.h"
-#include "tests/support/fake_cuda/fake_cuda.h"
-#include "tests/support/fake_nccl/fake_nccl.h"
-#include "tests/support/kill_campaign.h"
-#include "tests/support/processes.h"
+#include "tests/nccl/process_rank.h"
 #include "tests/support/temp_dir.h"
 
 namespace sotto::test {
@@ -27,37 +25,6 @@ using testing::HasSubstr;
 
 constexpr size_t kN = 40'000;
 const std::string kTransport = "SOTTO_TRANSPORT=nccl";
-
-// A rank's context and comm; ranks meet by an id in a file.
-struct Rank {
-  explicit Rank(const ProcessRank& self, int64_t timeout_us = 20'000'000, void* native = nullptr) {
-    sotto_unique_id id = {};
-    context = new_context();
-    if (self.rank == 0) {
-      OK(sotto_unique_id_create(context, &id));
-      publish(self.argument + "/id", &id, sizeof id);
-    } else {
-      require(await_published(self.argument + "/id", &id, sizeof id, 20'000), "no id");
-    }
-    sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
-    config.rank = self.rank;
-    config.size = self.size;
-    config.id = &id;
-    config.timeout_us = timeout_us;
-    config.native_comm = native;
-    created = sotto_comm_create(context, &config, &comm);
-    if (created != SOTTO_OK) error = sotto_last_error();
-  }
-  void leave() {
-    OK(sotto_barrier(comm, nullptr, nullptr));
-    OK(sotto_comm_destroy(comm));
-    OK(sotto_context_destroy(context));
-  }
-  sotto_context* context = nullptr;
-  sotto_comm* comm = nullptr;
-  sotto_status created = SOTTO_OK;
-  std::string error;
-};
 
 // Device memory with a value in each element.
 class DeviceFloats {
@@ -120,13 +87,6 @@ sotto_status broadcast(const Rank& r, const DeviceFloats& x, int root) {
 }
 
 float sum_of_ranks(int size) { return static_cast<float>(size * (size + 1) / 2); }
-
-void require_nothing_left() {
-  fake_cuda::drain();
-  require(fake_nccl_live_comms() == 0, "a communicator is left");
-  const fake_cuda::Live left = fake_cuda::live();
-  require(left == fake_cuda::Live{}, "left: " + left.text());
-}
 
 // ---- Working ----
 
@@ -193,6 +153,58 @@ SOTTO_RANK_MAIN(nccl_lent) {
   r.leave();
   require(fake_nccl_live_comms() == 1, "the caller's communicator is the caller's to destroy");
   require(ncclCommDestroy(lent) == ncclSuccess, "ncclCommDestroy");
+  return 0;
+}
+
+// Calls of CUDA that give memory or events, or make the host wait.
+std::map<std::string, uint64_t> calls_of_a_first_time() {
+  std::map<std::string, uint64_t> counts;
+  for (const char* call : {"cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaFree",
+                           "cudaFreeAsync", "cudaFreeHost", "cudaEventCreateWithFlags"})
+    counts[call] = fake_cuda::calls(call);
+  counts["host waits"] = fake_cuda::host_waits();
+  return counts;
+}
+
+SOTTO_RANK_MAIN(nccl_steady) {
+  Rank r(self);
+  ok(r.created, "sotto_comm_create");
+  {
+    DeviceFloats x(kN, 1.0f), all(kN * static_cast<size_t>(self.size), 0.0f);
+    std::vector<float> host(kN, 1.0f);
+    const sotto_buffer h = buffer(host), in = x.buffer(), out = all.buffer();
+    x.expect(1.0f, "ones");
+    all.expect(0.0f, "zeros");
+    for (int i = 0; i < 12; ++i) {
+      const auto before = calls_of_a_first_time();
+      const sotto_call call = x.call();
+      OK(all_reduce(r, x));
+      OK(sotto_all_gather(r.comm, &in, &out, 1, &call, nullptr));
+      OK(sotto_all_reduce(r.comm, &h, &h, 1, nullptr, nullptr));
+      for (const auto& [name, count] : calls_of_a_first_time())
+        require(i < 4 || count == before.at(name), name + " in round " + std::to_string(i));
+      OK(sotto_barrier(r.comm, nullptr, nullptr));
+    }
+  }
+  r.leave();
+  return 0;
+}
+
+SOTTO_RANK_MAIN(nccl_order) {
+  Rank r(self);
+  ok(r.created, "sotto_comm_create");
+  {
+    DeviceFloats x(kN, 1.0f);
+    const sotto_buffer b = x.buffer();
+    sotto_call call = x.call();
+    OK(sotto_codec_create(r.comm, R"({"type": "onebit"})", &b, 1, &call.codec));
+    OK(sotto_barrier(r.comm, nullptr, nullptr));
+    (void)fake_nccl_sent();
+    OK(sotto_all_reduce(r.comm, &b, &b, 1, &call, nullptr));
+    self.say(fake_nccl_sent());
+    OK(sotto_codec_destroy(call.codec));
+  }
+  r.leave();
   return 0;
 }
 
@@ -315,11 +327,13 @@ class NcclTransport : public testing::Test {
     EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
     return all;
   }
-  void run(const std::string& main, int size, std::vector<std::string> environment = {}) {
+  // What rank 0 has printed.
+  std::string run(const std::string& main, int size, std::vector<std::string> environment = {}) {
     environment.push_back(kTransport);
     Processes ranks(main, size, {.argument = directory_.path(), .environment = environment});
     ranks.wait_all();
     EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+    return ranks.output(0);
   }
   TempDir directory_;
 };
@@ -333,7 +347,35 @@ TEST_F(NcclTransport, TwoRanks) { run("nccl_collectives", 2); }
 TEST_F(NcclTransport, FourRanksWithDelays) { run("nccl_collectives", 4, kSlow); }
 TEST_F(NcclTransport, TheOldestVersion) { run("nccl_collectives", 2, {"FAKE_NCCL_VERSION=21800"}); }
 TEST_F(NcclTransport, TheLibraryIsFoundByItsPath) {
-  run("nccl_collectives", 2, {"SOTTO_NCCL_LIBRARY=" SOTTO_FAKE_NCCL});
+  EXPECT_THAT(run("nccl_collectives", 2, {"SOTTO_NCCL_LIBRARY=" SOTTO_FAKE_NCCL, "SOTTO_LOG=info"}),
+              HasSubstr("/libnccl.so.2 (as SOTTO_NCCL_LIBRARY says)"));
+}
+// A framework's, before any that the system would find.
+TEST_F(NcclTransport, TheLibraryIsTheOneThatTheProcessHasLoaded) {
+  EXPECT_THAT(run("nccl_collectives", 2, {"SOTTO_LOG=info"}),
+              HasSubstr("/libnccl.so.2 (loaded by this process before)"));
+}
+
+TEST_F(NcclTransport, OperationsThatHaveRunBeforeAllocateNothing) { run("nccl_steady", 2); }
+
+TEST_F(NcclTransport, BitsGoBeforeTheirScalesInOneGroup) {
+  for (const std::string& text : say("nccl_order", 2, {})) {
+    std::vector<uint64_t> sizes;
+    std::istringstream groups(text);
+    for (std::string group; std::getline(groups, group, ';');) {
+      unsigned long note = 0, bits = 0, scales = 0;
+      int peers[3] = {};
+      ASSERT_EQ(std::sscanf(group.c_str(), "%d:%lu %d:%lu %d:%lu", &peers[0], &note, &peers[1],
+                            &bits, &peers[2], &scales),
+                6)
+          << text;
+      EXPECT_EQ(note, 104u) << text;
+      EXPECT_GE(bits, kN / 8 / 2) << text;
+      EXPECT_LE(scales, 16u) << text;
+      sizes.push_back(bits);
+    }
+    EXPECT_EQ(sizes.size(), 2u) << text;
+  }
 }
 
 TEST_F(NcclTransport, ACommunicatorOfTheCaller) { run("nccl_lent", 2); }
@@ -357,6 +399,15 @@ TEST_F(NcclTransport, ALibraryThatIsTooOld) {
   for (const std::string& text : say("nccl_refused", 2, {"FAKE_NCCL_VERSION=21701"})) {
     EXPECT_THAT(text, AllOf(HasSubstr("UNSUPPORTED"), HasSubstr("NCCL 2.17.1 at "),
                             HasSubstr("is too old; 2.18.0 or later is needed")));
+  }
+}
+
+TEST_F(NcclTransport, ALibraryThatLacksFunctions) {
+  const auto said = say("nccl_refused", 2, {"SOTTO_NCCL_LIBRARY=" SOTTO_INCOMPLETE_NCCL});
+  for (const std::string& text : said) {
+    EXPECT_THAT(text, AllOf(HasSubstr("UNSUPPORTED"), HasSubstr("rank 0: NCCL 2."),
+                            HasSubstr("/libnccl_incomplete.so lacks "
+                                      "ncclCommFinalize, ncclBroadcast")));
   }
 }
 

@@ -11,7 +11,7 @@
 namespace sotto::nccl {
 namespace {
 
-constexpr auto kSettlePause = std::chrono::microseconds(20);
+constexpr auto kFinalizePause = std::chrono::microseconds(20);
 constexpr int64_t kAskUs = 1000;
 
 // What every rank tells the others before the communicator is made.
@@ -149,23 +149,18 @@ Communicator::~Communicator() {
   if (open() && !adopted_) abort();
 }
 
-Status Communicator::settle(ncclResult_t result, const char* call, int64_t timeout_us) {
-  const Deadline deadline = Deadline::in_us(Clock::monotonic(), timeout_us);
-  while (result == ncclInProgress) {
-    if (deadline.passed(Clock::monotonic()))
-      return error(Code::kTimeout, "{} has been in progress for {} ms", call, timeout_us / 1000);
-    std::this_thread::sleep_for(kSettlePause);
-    const ncclResult_t asked = api_->CommGetAsyncError(comm_, &result);
-    if (asked != ncclSuccess) return api_->status(asked, "ncclCommGetAsyncError", comm_);
-  }
-  return api_->status(result, call, comm_);
-}
-
-Status Communicator::check() {
+Status Communicator::state(const char* call) const {
+  // A status with a text of its own would be made at each look.
+  static const Status* const in_progress = new Status(Code::kInProgress, "NCCL is in progress");
   ncclResult_t state = ncclSuccess;
   const ncclResult_t asked = api_->CommGetAsyncError(comm_, &state);
   if (asked != ncclSuccess) return api_->status(asked, "ncclCommGetAsyncError", comm_);
-  return state == ncclInProgress ? ok_status() : api_->status(state, "an operation of NCCL", comm_);
+  return state == ncclInProgress ? *in_progress : api_->status(state, call, comm_);
+}
+
+Status Communicator::check() const {
+  const Status now = state("an operation of NCCL");
+  return now.code() == Code::kInProgress ? ok_status() : now;
 }
 
 void Communicator::abort() {
@@ -177,6 +172,19 @@ void Communicator::abort() {
   comm_ = nullptr;
 }
 
+Status Communicator::finalize(Deadline deadline, const Clock& clock) const {
+  constexpr char kCall[] = "ncclCommFinalize";
+  const ncclResult_t begun = api_->CommFinalize(comm_);
+  if (begun != ncclInProgress) return api_->status(begun, kCall, comm_);
+  for (;;) {
+    const Status now = state(kCall);
+    if (now.code() != Code::kInProgress) return now;
+    if (deadline.passed(clock))
+      return error(Code::kTimeout, "{} has not ended in the time that is left", kCall);
+    std::this_thread::sleep_for(kFinalizePause);
+  }
+}
+
 void Communicator::close(Deadline deadline, const Clock& clock) {
   if (!open()) return;
   if (adopted_) {
@@ -184,9 +192,7 @@ void Communicator::close(Deadline deadline, const Clock& clock) {
     return;
   }
   const OnDevice on(device_);
-  const int64_t left_us = std::max<int64_t>(deadline.left_us(clock), 1);
-  const Status finalized = settle(api_->CommFinalize(comm_), "ncclCommFinalize", left_us);
-  if (!finalized.ok()) {
+  if (const Status finalized = finalize(deadline, clock); !finalized.ok()) {
     log(LogLevel::kWarn, "{}; the communicator is aborted", finalized.text());
     abort();
     return;

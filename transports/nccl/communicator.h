@@ -32,10 +32,11 @@ class Communicator {
   int device() const { return device_; }
   bool open() const { return comm_ != nullptr; }
 
-  // After calls that may return ncclInProgress: until they are done or `timeout_us` is over.
-  Status settle(ncclResult_t result, const char* call, int64_t timeout_us);
+  // What has become of a call that NCCL may carry on in the background: IN_PROGRESS, OK or the
+  // error.
+  Status state(const char* call) const;
   // OK, or the asynchronous error.
-  Status check();
+  Status check() const;
   // Operations end, on this rank and by an error on the others. The handle is gone, the caller's
   // own too.
   void abort();
@@ -47,6 +48,7 @@ class Communicator {
   Communicator(std::shared_ptr<const Api> api, bool adopted)
       : api_(std::move(api)), adopted_(adopted) {}
   Status adopt(ncclComm_t comm, const ControlPlane& control);
+  Status finalize(Deadline deadline, const Clock& clock) const;
   Status init(const ncclUniqueId& id, const ControlPlane& control, Driver& driver,
               Deadline deadline);
 

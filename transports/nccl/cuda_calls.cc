@@ -62,9 +62,9 @@ PinnedPool::~PinnedPool() {
 
 Result<std::byte*> PinnedPool::take(uint64_t bytes) {
   const uint64_t size = std::bit_ceil(std::max(bytes, kSmallestBlock));
-  if (const auto it = free_.find(size); it != free_.end()) {
-    std::byte* const at = it->second;
-    free_.erase(it);
+  if (std::vector<std::byte*>& free = free_[size]; !free.empty()) {
+    std::byte* const at = free.back();
+    free.pop_back();
     return at;
   }
   const OnDevice on(device_);
@@ -75,7 +75,7 @@ Result<std::byte*> PinnedPool::take(uint64_t bytes) {
   return static_cast<std::byte*>(made);
 }
 
-void PinnedPool::give_back(std::byte* at) { free_.emplace(sizes_.at(at), at); }
+void PinnedPool::give_back(std::byte* at) { free_[sizes_.at(at)].push_back(at); }
 
 EventPool::~EventPool() {
   const OnDevice on(device_);

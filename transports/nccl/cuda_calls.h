@@ -61,7 +61,7 @@ class PinnedPool {
  private:
   const int device_;
   std::map<std::byte*, uint64_t> sizes_;
-  std::multimap<uint64_t, std::byte*> free_;
+  std::map<uint64_t, std::vector<std::byte*>> free_;  // by size
 };
 
 class EventPool {

@@ -52,7 +52,7 @@ NcclOptions nccl_options(const Params& params) {
   NativeCollectives native = 0;
   if (params.nccl_native != "off") native = kNativeMoves | kNativeIntegers;
   if (params.nccl_native == "all") native |= kNativeFloats;
-  return {.library = params.nccl_library, .native = native, .timeout_us = params.timeout_us};
+  return {.library = params.nccl_library, .native = native};
 }
 
 Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options) {

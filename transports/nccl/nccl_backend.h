@@ -13,9 +13,8 @@
 namespace sotto {
 
 struct NcclOptions {
-  std::string library;               // path of libnccl.so.2; empty: where it is found
-  NativeCollectives native = 0;      // that plans may use; equal on all ranks
-  int64_t timeout_us = 300'000'000;  // of one call that NCCL carries on in the background
+  std::string library;           // path of libnccl.so.2; empty: where it is found
+  NativeCollectives native = 0;  // that plans may use; equal on all ranks
 };
 
 // What the SOTTO_* variables say.

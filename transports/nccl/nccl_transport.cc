@@ -72,7 +72,6 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
       rank_(rank),
       size_(size),
       sink_(sink),
-      timeout_us_(options.timeout_us),
       caps_{.name = "nccl",
             .matching = Matching::kByOrder,
             .stream_ordered = true,
@@ -98,6 +97,7 @@ void NcclTransport::refuse(Transfer& transfer) {
 
 // ---- Issuing ----
 
+// Called again with the same transfers as long as it is in progress.
 Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device, uint32_t lane) {
   if (failed_ || !communicator_->open())
     return error(Code::kTransport, "nccl: the communicator has failed or is closed");
@@ -105,13 +105,18 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   if (remote_error_ns_ != 0) return rank_is_gone();
   const OnDevice on(communicator_->device());
   SOTTO_TRY(on.status());
-  Group group;
-  SOTTO_TRY(choose_stream(device, lane, &group));
-  Status status = prepare(transfers, &group);
+  Status status;
+  if (groups_.empty() || groups_.back().stage == Stage::kQueued) {
+    SOTTO_ASSIGN(const cudaStream_t stream, stream_of(*device, lane));
+    Group& made = new_group(stream);
+    made.reports = device->caps().synchronous;
+    status = prepare(transfers, &made);
+  }
+  Group& group = groups_.back();
   if (status.ok()) status = launch(group);
+  if (status.code() == Code::kInProgress) return status;
   if (!status.ok()) {
     // What NCCL has queued may still use the memory: the group ends with the communicator.
-    groups_.push_back(std::move(group));
     if (status.code() == Code::kPeerLost) {
       remote_error_ns_ = Clock::monotonic().now_ns();
       return rank_is_gone();
@@ -126,7 +131,6 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   }
   last_stream_ = group.stream;
   last_event_ = group.event;
-  groups_.push_back(std::move(group));
   return ok_status();
 }
 
@@ -135,21 +139,35 @@ Status NcclTransport::rank_is_gone() {
   return Status(Code::kInProgress, "nccl: a rank is gone, and is about to be named");
 }
 
-Status NcclTransport::choose_stream(Device* device, uint32_t lane, Group* group) const {
-  const DeviceCaps& caps = device->caps();
-  if (caps.synchronous) {
-    group->stream = stream_;
-    group->reports = true;
-    return ok_status();
-  }
-  group->stream = static_cast<cudaStream_t>(device->lane_stream(lane));
+Result<cudaStream_t> NcclTransport::stream_of(const Device& device, uint32_t lane) const {
+  const DeviceCaps& caps = device.caps();
+  if (caps.synchronous) return stream_;
+  const auto stream = static_cast<cudaStream_t>(device.lane_stream(lane));
   if (caps.id.type == DeviceType::kCuda && caps.id.index == communicator_->device() &&
-      group->stream != nullptr)
-    return ok_status();
+      stream != nullptr)
+    return stream;
   return invalid_argument(
       "nccl: the operation is on {}, but the communicator was made on cuda:{}, the device that was "
       "current",
       device_name(caps.id), communicator_->device());
+}
+
+// With the memory of one that is complete, so that nothing is allocated in steady state.
+NcclTransport::Group& NcclTransport::new_group(cudaStream_t stream) {
+  if (spare_.empty()) spare_.emplace_back();
+  groups_.splice(groups_.end(), spare_, spare_.begin());
+  Group& group = groups_.back();
+  group.stream = stream;
+  group.keys.clear();
+  group.transfers.clear();
+  group.messages.clear();
+  group.natives.clear();
+  group.staged.clear();
+  group.notes.clear();
+  group.note_memory = nullptr;
+  group.event = nullptr;
+  group.stage = Stage::kNew;
+  return group;
 }
 
 Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group) {
@@ -177,7 +195,11 @@ Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group
 Status NcclTransport::note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group) {
   const auto same = [&](const PeerNote& n) { return n.peer == peer; };
   if (std::any_of(group->notes.begin(), group->notes.end(), same)) return ok_status();
-  SOTTO_ASSIGN(std::byte* const both, pinned_.take(2 * sizeof(Note)));
+  if (group->note_memory == nullptr) {
+    const auto peers = static_cast<uint64_t>(size_ - 1);
+    SOTTO_ASSIGN(group->note_memory, pinned_.take(2 * sizeof(Note) * peers));
+  }
+  std::byte* const both = group->note_memory + 2 * sizeof(Note) * group->notes.size();
   group->notes.push_back({peer, make_note(transfers, peer), both, both + sizeof(Note), {}, false});
   std::memcpy(both, &group->notes.back().mine, sizeof(Note));
   std::memset(both + sizeof(Note), 0, sizeof(Note));
@@ -225,26 +247,38 @@ Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool receiv
   return static_cast<void*>(pinned);
 }
 
-// Notes come with the messages. In front of native collectives they have a group of their own, so
-// that they are seen also if the collectives hang.
+// As far as NCCL is ready for it; IN_PROGRESS: it is to be called again. Notes come with the
+// messages. In front of native collectives they have a group of their own, so that they are seen
+// also if the collectives hang.
 Status NcclTransport::launch(Group& group) {
-  if (last_event_ != nullptr && last_stream_ != group.stream)
-    SOTTO_TRY(
-        cuda_status(cudaStreamWaitEvent(group.stream, last_event_, 0), "cudaStreamWaitEvent"));
-  SOTTO_TRY(together([&] { return queue_messages(group); }));
-  if (!group.natives.empty()) SOTTO_TRY(together([&] { return queue_natives(group); }));
+  constexpr char kCall[] = "ncclGroupEnd";
+  if (group.stage == Stage::kNew) {
+    if (last_event_ != nullptr && last_stream_ != group.stream)
+      SOTTO_TRY(
+          cuda_status(cudaStreamWaitEvent(group.stream, last_event_, 0), "cudaStreamWaitEvent"));
+    SOTTO_TRY(together(group, &NcclTransport::queue_messages));
+    group.stage = Stage::kMessages;
+  }
+  if (group.stage == Stage::kMessages) {
+    SOTTO_TRY(communicator_->state(kCall));
+    if (!group.natives.empty()) SOTTO_TRY(together(group, &NcclTransport::queue_natives));
+    group.stage = Stage::kNatives;
+  }
+  SOTTO_TRY(communicator_->state(kCall));
+  // Not before: until then NCCL may have put nothing on the stream.
   SOTTO_TRY(cuda_status(cudaEventRecord(group.event, group.stream), "cudaEventRecord"));
-  group.recorded = true;
+  group.stage = Stage::kQueued;
   return ok_status();
 }
 
-Status NcclTransport::together(const std::function<Status()>& queue) {
+Status NcclTransport::together(const Group& group,
+                               Status (NcclTransport::*queue)(const Group&) const) const {
   const Api& api = communicator_->api();
   SOTTO_TRY(api.status(api.GroupStart(), "ncclGroupStart", nullptr));
-  const Status status = queue();
+  const Status status = (this->*queue)(group);
   const ncclResult_t ended = api.GroupEnd();  // also after an error: groups are balanced
   SOTTO_TRY(status);
-  return communicator_->settle(ended, "ncclGroupEnd", timeout_us_);
+  return queued(ended, "ncclGroupEnd");
 }
 
 Status NcclTransport::queued(ncclResult_t result, const char* call) const {
@@ -314,8 +348,9 @@ bool NcclTransport::run() {
     return true;
   }
   bool any = false;
-  while (!groups_.empty() && groups_.front().recorded) {
-    const cudaError_t state = cudaEventQuery(groups_.front().event);
+  while (!groups_.empty() && groups_.front().stage == Stage::kQueued) {
+    Group& first = groups_.front();
+    const cudaError_t state = cudaEventQuery(first.event);
     if (state == cudaErrorNotReady) {
       (void)cudaGetLastError();
       break;
@@ -324,17 +359,16 @@ bool NcclTransport::run() {
       fail(-1, cuda_status(state, "cudaEventQuery behind a group of nccl"));
       return true;
     }
-    if (const PeerNote* differs = look_at_notes(groups_.front()); differs != nullptr) {
+    if (const PeerNote* differs = look_at_notes(first); differs != nullptr) {
       fail(differs->peer, differs->meant);
       return true;
     }
     // A group that NCCL has given up ends like one that is done: watch() says why.
-    const auto& notes = groups_.front().notes;
     const auto seen = [](const PeerNote& note) { return note.seen; };
-    if (!std::all_of(notes.begin(), notes.end(), seen) && !communicator_->check().ok()) break;
-    Group done = std::move(groups_.front());
-    groups_.pop_front();
-    complete(done);
+    if (!std::all_of(first.notes.begin(), first.notes.end(), seen) && !communicator_->check().ok())
+      break;
+    complete(first);
+    spare_.splice(spare_.begin(), groups_, groups_.begin());
     any = true;
   }
   const int64_t now = Clock::monotonic().now_ns();
@@ -389,7 +423,7 @@ Status NcclTransport::verify(const OpPosting& op) {
 
 void NcclTransport::release(Group& group) {
   for (const Staged& s : group.staged) pinned_.give_back(s.at);
-  for (const PeerNote& note : group.notes) pinned_.give_back(note.out);
+  if (group.note_memory != nullptr) pinned_.give_back(group.note_memory);
   if (group.event != nullptr) events_.give_back(group.event);
 }
 
@@ -426,7 +460,7 @@ void NcclTransport::stop() {
   const auto limit = std::chrono::steady_clock::now() + kDrainLimit;
   const auto working = [](const Group& group) {
     const cudaError_t state =
-        group.recorded ? cudaEventQuery(group.event) : cudaStreamQuery(group.stream);
+        group.stage == Stage::kQueued ? cudaEventQuery(group.event) : cudaStreamQuery(group.stream);
     return state == cudaErrorNotReady;
   };
   while (std::any_of(groups_.begin(), groups_.end(), working)) {

@@ -8,8 +8,7 @@
 // Threads: the driving thread, unless the base class says otherwise.
 #pragma once
 
-#include <deque>
-#include <functional>
+#include <list>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -71,6 +70,9 @@ class NcclTransport final : public Transport, private PollSource {
     Status meant;  // once seen: whether the peer means the same
     bool seen = false;
   };
+  // How far a group is on its way to the stream. NCCL queues in the background: the first use of a
+  // connection takes until the peer has issued its part.
+  enum class Stage : uint8_t { kNew, kMessages, kNatives, kQueued };
   // What was issued together and is not complete.
   struct Group {
     cudaStream_t stream = nullptr;
@@ -80,8 +82,9 @@ class NcclTransport final : public Transport, private PollSource {
     std::vector<Action> messages, natives;
     std::vector<Staged> staged;
     std::vector<PeerNote> notes;
-    cudaEvent_t event = nullptr;
-    bool recorded = false;
+    std::byte* note_memory = nullptr;  // pinned, for all of them
+    cudaEvent_t event = nullptr;       // behind all of it, once that is queued
+    Stage stage = Stage::kNew;
   };
 
   NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
@@ -91,14 +94,15 @@ class NcclTransport final : public Transport, private PollSource {
   void refuse(Transfer& transfer);
 
   static Status rank_is_gone();
-  Status choose_stream(Device* device, uint32_t lane, Group* group) const;
+  Result<cudaStream_t> stream_of(const Device& device, uint32_t lane) const;
+  Group& new_group(cudaStream_t stream);
   Status prepare(std::span<Transfer* const> transfers, Group* group);
   Result<Action> message(const Transfer& transfer, Group* group);
   Result<Action> native(const Transfer& transfer, Group* group);
   Status note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);
   Status launch(Group& group);
-  Status together(const std::function<Status()>& queue);
+  Status together(const Group& group, Status (NcclTransport::*queue)(const Group&) const) const;
   Status queue_messages(const Group& group) const;
   Status queue_natives(const Group& group) const;
   Status queued(ncclResult_t result, const char* call) const;
@@ -116,14 +120,14 @@ class NcclTransport final : public Transport, private PollSource {
   const int32_t rank_;
   const int32_t size_;
   TransferSink& sink_;
-  const int64_t timeout_us_;
   const TransportCaps caps_;
   cudaStream_t stream_ = nullptr;       // for operations on the host
   cudaStream_t last_stream_ = nullptr;  // of the group issued last
   cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
   PinnedPool pinned_;
   EventPool events_;
-  std::deque<Group> groups_;
+  std::list<Group> groups_;  // all but the last are queued
+  std::list<Group> spare_;   // with the memory of their vectors, for the next ones
   bool failed_ = false;
   int64_t next_watch_ns_ = 0;
   int64_t remote_error_ns_ = 0;  // when NCCL first said that a rank is gone; 0: it has not

@@ -28,6 +28,7 @@ uint64_t g_fail_at = UINT64_MAX;
 ncclResult_t g_fail_with = ncclSuccess;
 std::string g_failed_call;
 std::map<std::string, uint64_t>& g_calls_of = *new std::map<std::string, uint64_t>;
+std::string& g_sent = *new std::string;
 
 thread_local int t_depth = 0;
 thread_local std::vector<Operation> t_group;
@@ -98,8 +99,21 @@ class Use {
   CommRef comm_;
 };
 
+void note_sent(const std::vector<Operation>& group) {
+  Quiet quiet;
+  std::string sent;
+  for (const Operation& o : group) {
+    if (std::strcmp(o.name, "ncclSend") != 0) continue;
+    sent += sent.empty() ? "" : " ";
+    sent += std::to_string(o.peer) + ":" + std::to_string(o.buffers[0].second);
+  }
+  std::lock_guard lock(g_mutex);
+  if (!sent.empty()) g_sent += sent + ";";
+}
+
 ncclResult_t flush() {
   if (t_depth > 0 || t_group.empty()) return ncclSuccess;
+  note_sent(t_group);
   return launch(std::exchange(t_group, {}));
 }
 
@@ -108,8 +122,27 @@ struct Buffer {
   size_t bytes;
 };
 
+// `peer`: the rank that it sends to (`sends`) or receives from; -1: both with each other rank.
+struct Between {
+  What kind;
+  int peer = -1;
+  bool sends = false;
+};
+
+std::vector<Connection> connections_of(const Comm& comm, const Between& between) {
+  std::vector<Connection> all;
+  for (int r = 0; r < comm.size; ++r) {
+    if (r == comm.rank || (between.peer >= 0 && r != between.peer)) continue;
+    for (const bool sends : {false, true}) {
+      if (between.peer < 0 || sends == between.sends) all.push_back({between.kind, r, sends});
+    }
+  }
+  return all;
+}
+
 ncclResult_t submit(ncclComm_t handle, cudaStream_t stream, const char* name,
-                    std::vector<Buffer> buffers, std::function<ncclResult_t(Comm&, int)> run) {
+                    const Between& between, std::vector<Buffer> buffers,
+                    std::function<ncclResult_t(Comm&, int)> run) {
   const CommRef comm = find(handle, name);
   const Use use(comm, name);
   if (const ncclResult_t broken = comm->async_error(); broken != ncclSuccess) return broken;
@@ -119,7 +152,8 @@ ncclResult_t submit(ncclComm_t handle, cudaStream_t stream, const char* name,
     misuse(std::string(name) + " on a stream of device " + std::to_string(device) +
            ", but the communicator is of device " + std::to_string(comm->device));
   }
-  Operation operation{comm, stream, name, {}, std::move(run)};
+  Operation operation{comm,          stream, name, between.peer, {}, connections_of(*comm, between),
+                      std::move(run)};
   for (const Buffer& b : buffers) {
     fake_cuda_check_reachable(b.at, b.bytes, name);
     operation.buffers.emplace_back(b.at, b.bytes);
@@ -239,6 +273,13 @@ uint64_t fake_nccl_live_comms() {
   return g_comms.size();
 }
 
+const char* fake_nccl_sent() {
+  static thread_local std::string sent;
+  std::lock_guard lock(g_mutex);
+  sent = std::exchange(g_sent, {});
+  return sent.c_str();
+}
+
 void fake_nccl_break(void* comm, int result) {
   find(static_cast<ncclComm_t>(comm), __func__)->fail(static_cast<ncclResult_t>(result));
 }
@@ -327,6 +368,7 @@ ncclResult_t ncclCommSplit(ncclComm_t handle, int color, int key, ncclComm_t* ou
                    [](const Place& a, const Place& b) { return a.key < b.key; });
   auto child = sotto::fake_cuda::make_ref<Comm>();
   child->link = comm->link;
+  child->linked = true;
   child->id = id;
   child->device = comm->device;
   child->blocking = config == nullptr ? comm->blocking : config->blocking != 0;
@@ -355,7 +397,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   const ncclResult_t begun = begin(__func__);
   const CommRef comm = find(handle, __func__);
   comm->aborted = true;
-  if (comm->under_way == 0 && comm->link != nullptr) comm->link->wake();
+  if (comm->linked) comm->link->wake();
   if (comm->worker.joinable()) comm->worker.join();
   if (comm->link != nullptr) comm->link->wake();
   comm->wait_pending();
@@ -445,9 +487,10 @@ ncclResult_t ncclSend(const void* from, size_t n, ncclDataType_t type, int peer,
   FAKE_NCCL_BEGIN();
   const size_t bytes = n * type_bytes(type);
   if (peer < 0 || peer >= find(comm, __func__)->size) return ncclInvalidArgument;
-  return submit(comm, stream, __func__, {{from, bytes}}, [=](Comm& c, int phase) {
-    return phase == 0 ? c.send(peer, what(kP2p, ncclInt8), from, bytes) : ncclSuccess;
-  });
+  return submit(comm, stream, __func__, {kP2p, peer, true}, {{from, bytes}},
+                [=](Comm& c, int phase) {
+                  return phase == 0 ? c.send(peer, what(kP2p, ncclInt8), from, bytes) : ncclSuccess;
+                });
 }
 
 ncclResult_t ncclRecv(void* to, size_t n, ncclDataType_t type, int peer, ncclComm_t comm,
@@ -455,9 +498,10 @@ ncclResult_t ncclRecv(void* to, size_t n, ncclDataType_t type, int peer, ncclCom
   FAKE_NCCL_BEGIN();
   const size_t bytes = n * type_bytes(type);
   if (peer < 0 || peer >= find(comm, __func__)->size) return ncclInvalidArgument;
-  return submit(comm, stream, __func__, {{to, bytes}}, [=](Comm& c, int phase) {
-    return phase == 1 ? c.receive(peer, what(kP2p, ncclInt8), to, bytes) : ncclSuccess;
-  });
+  return submit(
+      comm, stream, __func__, {kP2p, peer, false}, {{to, bytes}}, [=](Comm& c, int phase) {
+        return phase == 1 ? c.receive(peer, what(kP2p, ncclInt8), to, bytes) : ncclSuccess;
+      });
 }
 
 ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t type,
@@ -465,13 +509,14 @@ ncclResult_t ncclAllReduce(const void* from, void* to, size_t n, ncclDataType_t 
   FAKE_NCCL_BEGIN();
   const size_t bytes = n * type_bytes(type);
   const uint32_t code = what(kAllReduce, type, op);
-  return submit(comm, stream, __func__, {{from, bytes}, {to, bytes}}, [=](Comm& c, int phase) {
-    if (phase == 0) return send_to_all(c, code, from, bytes, false);
-    std::vector<char> sum;
-    const ncclResult_t e = reduce_in_order(c, code, from, &sum, n, type, op);
-    if (e == ncclSuccess) std::memcpy(to, sum.data(), bytes);
-    return e;
-  });
+  return submit(comm, stream, __func__, {kAllReduce}, {{from, bytes}, {to, bytes}},
+                [=](Comm& c, int phase) {
+                  if (phase == 0) return send_to_all(c, code, from, bytes, false);
+                  std::vector<char> sum;
+                  const ncclResult_t e = reduce_in_order(c, code, from, &sum, n, type, op);
+                  if (e == ncclSuccess) std::memcpy(to, sum.data(), bytes);
+                  return e;
+                });
 }
 
 ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataType_t type,
@@ -480,13 +525,15 @@ ncclResult_t ncclReduceScatter(const void* from, void* to, size_t n, ncclDataTyp
   const size_t bytes = n * type_bytes(type);
   const uint32_t code = what(kReduceScatter, type, op);
   const auto all = bytes * static_cast<size_t>(find(comm, __func__)->size);
-  return submit(comm, stream, __func__, {{from, all}, {to, bytes}}, [=](Comm& c, int phase) {
-    if (phase == 0) return send_to_all(c, code, from, bytes, true);
-    std::vector<char> sum;
-    const ncclResult_t e = reduce_in_order(c, code, part(from, bytes, c.rank), &sum, n, type, op);
-    if (e == ncclSuccess) std::memcpy(to, sum.data(), bytes);
-    return e;
-  });
+  return submit(comm, stream, __func__, {kReduceScatter}, {{from, all}, {to, bytes}},
+                [=](Comm& c, int phase) {
+                  if (phase == 0) return send_to_all(c, code, from, bytes, true);
+                  std::vector<char> sum;
+                  const ncclResult_t e =
+                      reduce_in_order(c, code, part(from, bytes, c.rank), &sum, n, type, op);
+                  if (e == ncclSuccess) std::memcpy(to, sum.data(), bytes);
+                  return e;
+                });
 }
 
 ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t type,
@@ -495,15 +542,17 @@ ncclResult_t ncclAllGather(const void* from, void* to, size_t n, ncclDataType_t 
   const size_t bytes = n * type_bytes(type);
   const uint32_t code = what(kAllGather, type);
   const auto all = bytes * static_cast<size_t>(find(comm, __func__)->size);
-  return submit(comm, stream, __func__, {{from, bytes}, {to, all}}, [=](Comm& c, int phase) {
-    if (phase == 0) return send_to_all(c, code, from, bytes, false);
-    std::memmove(part(to, bytes, c.rank), from, bytes);
-    for (int r = 0; r < c.size; ++r) {
-      if (r == c.rank) continue;
-      if (const auto e = c.receive(r, code, part(to, bytes, r), bytes); e != ncclSuccess) return e;
-    }
-    return ncclSuccess;
-  });
+  return submit(
+      comm, stream, __func__, {kAllGather}, {{from, bytes}, {to, all}}, [=](Comm& c, int phase) {
+        if (phase == 0) return send_to_all(c, code, from, bytes, false);
+        std::memmove(part(to, bytes, c.rank), from, bytes);
+        for (int r = 0; r < c.size; ++r) {
+          if (r == c.rank) continue;
+          if (const auto e = c.receive(r, code, part(to, bytes, r), bytes); e != ncclSuccess)
+            return e;
+        }
+        return ncclSuccess;
+      });
 }
 
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclDataType_t type, int root,
@@ -515,7 +564,7 @@ ncclResult_t ncclBroadcast(const void* from, void* to, size_t n, ncclDataType_t 
   const uint32_t code = what(kBroadcast, type, root);
   std::vector<Buffer> buffers{{to, bytes}};
   if (found->rank == root) buffers.push_back({from, bytes});
-  return submit(comm, stream, __func__, buffers, [=](Comm& c, int phase) {
+  return submit(comm, stream, __func__, {kBroadcast}, buffers, [=](Comm& c, int phase) {
     if (c.rank != root) return phase == 1 ? c.receive(root, code, to, bytes) : ncclSuccess;
     if (phase == 0) return send_to_all(c, code, from, bytes, false);
     std::memmove(to, from, bytes);

@@ -41,6 +41,12 @@ struct Job {
   std::vector<Operation> operations;
 };
 
+// What a group needs first.
+struct Missing {
+  CommRef comm;
+  std::vector<Connection> connections;
+};
+
 // On the stream's thread.
 void execute(void* user) {
   const std::unique_ptr<Job> job(static_cast<Job*>(user));
@@ -143,12 +149,28 @@ ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Ch
            ", but it has sent " + std::to_string(message.data.size()) + " of operation " +
            std::to_string(message.what));
   }
-  std::memcpy(data, message.data.data(), bytes);
+  if (bytes != 0) std::memcpy(data, message.data.data(), bytes);
+  return ncclSuccess;
+}
+
+ncclResult_t Comm::connect(const std::vector<Connection>& wanted) {
+  for (const Connection& c : wanted) {
+    const Channel mine = c.sends ? Channel::kToReceiver : Channel::kToSender;
+    const ncclResult_t sent = send(c.peer, c.kind, nullptr, 0, mine);
+    if (sent != ncclSuccess) return sent;
+  }
+  for (const Connection& c : wanted) {
+    const Channel theirs = c.sends ? Channel::kToSender : Channel::kToReceiver;
+    const ncclResult_t got = receive(c.peer, c.kind, nullptr, 0, theirs);
+    if (got != ncclSuccess) return got;
+  }
   return ncclSuccess;
 }
 
 void Comm::wait_pending() const {
-  while (pending > 0) std::this_thread::sleep_for(std::chrono::microseconds(100));
+  // After an error of the device nothing executes any more.
+  for (int current = 0; pending > 0 && cudaGetDevice(&current) == cudaSuccess;)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
 }
 
 ncclResult_t connect(Comm& comm) {
@@ -156,25 +178,39 @@ ncclResult_t connect(Comm& comm) {
     std::this_thread::sleep_for(std::chrono::milliseconds(environment().init_delay_ms));
   comm.link = Link::make(comm.meeting, comm.rank, comm.size, comm.aborted);
   if (comm.link == nullptr) return comm.aborted ? ncclInternalError : comm.fail(ncclSystemError);
+  comm.linked = true;
   return ncclSuccess;
 }
 
 ncclResult_t launch(std::vector<Operation> operations) {
-  std::vector<CommRef> slow;
+  std::vector<Missing> missing;
+  bool later = false;
   for (const Operation& o : operations) {
     leave_group(*o.comm);
-    if (!o.comm->blocking && environment().launch_delay_us > 0 &&
-        std::find(slow.begin(), slow.end(), o.comm) == slow.end())
-      slow.push_back(o.comm);
+    auto of_comm = std::find_if(missing.begin(), missing.end(),
+                                [&](const Missing& m) { return m.comm == o.comm; });
+    if (of_comm == missing.end()) of_comm = missing.insert(missing.end(), {o.comm, {}});
+    for (const Connection& c : o.connections) {
+      if (o.comm->connections.insert(c).second) of_comm->connections.push_back(c);
+    }
+    later |=
+        !o.comm->blocking && (!of_comm->connections.empty() || environment().launch_delay_us > 0);
   }
-  if (slow.empty()) return queue_jobs(std::move(operations));
-  for (const CommRef& comm : slow) ++comm->under_way;
-  Comm& first = *slow.front();
+  if (!later) {
+    for (const Missing& m : missing) {
+      if (const auto e = m.comm->connect(m.connections); e != ncclSuccess) return e;
+    }
+    return queue_jobs(std::move(operations));
+  }
+  for (const Missing& m : missing) ++m.comm->under_way;
+  Comm& first = *missing.front().comm;
   if (first.worker.joinable()) first.worker.join();
-  first.worker = std::thread([slow, all = std::move(operations)]() mutable {
+  first.worker = std::thread([missing, all = std::move(operations)]() mutable {
     std::this_thread::sleep_for(std::chrono::microseconds(environment().launch_delay_us));
-    if (!slow.front()->aborted) queue_jobs(std::move(all));
-    for (const CommRef& comm : slow) --comm->under_way;
+    bool connected = true;
+    for (const Missing& m : missing) connected &= m.comm->connect(m.connections) == ncclSuccess;
+    if (connected && !missing.front().comm->aborted) queue_jobs(std::move(all));
+    for (const Missing& m : missing) --m.comm->under_way;
   });
   return ncclInProgress;
 }

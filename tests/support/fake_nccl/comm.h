@@ -7,9 +7,11 @@
 #include <nccl.h>
 
 #include <atomic>
+#include <compare>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -31,6 +33,15 @@ struct Environment {
 };
 const Environment& environment();
 
+// One way between two ranks. NCCL makes it when the first operation of its kind uses it, and that
+// takes both ranks.
+struct Connection {
+  uint32_t kind = 0;  // of operation
+  int peer = -1;
+  bool sends = false;
+  auto operator<=>(const Connection&) const = default;
+};
+
 struct Comm {
   uint64_t id = 0;
   std::string meeting;  // where the ranks of a communicator that is no split meet
@@ -39,9 +50,11 @@ struct Comm {
   std::vector<int> world;      // member -> rank in the link
   std::shared_ptr<Link> link;  // null until ready
   uint64_t splits = 0;
+  std::set<Connection> connections;  // that have been used
 
   std::atomic<int> error{ncclSuccess};  // asynchronous
   std::atomic<int> under_way{0};        // initialisation, launches: ncclInProgress
+  std::atomic<bool> linked{false};      // `link` is not written any more
   std::atomic<int> pending{0};          // operations not yet executed
   std::atomic<bool> aborted{false};
   std::atomic<bool> finalized{false};
@@ -55,6 +68,8 @@ struct Comm {
                     Channel channel = Channel::kData);
   ncclResult_t receive(int peer, uint32_t what, void* data, size_t bytes,
                        Channel channel = Channel::kData);
+  // Makes those that do not exist; returns when the peers have made them too, or it fails.
+  ncclResult_t connect(const std::vector<Connection>& wanted);
   void wait_pending() const;
 };
 using CommRef = fake_cuda::Ref<Comm>;
@@ -67,14 +82,17 @@ struct Operation {
   CommRef comm;
   cudaStream_t stream = nullptr;
   const char* name = "";
+  int peer = -1;  // of a send or receive
   std::vector<std::pair<const void*, size_t>> buffers;
+  std::vector<Connection> connections;
   std::function<ncclResult_t(Comm&, int phase)> run;
 };
 
 // No thread has operations of it in an open group any more.
 void leave_group(Comm& comm);
 
-// Queues operations: one job per stream, in the order of first use.
+// Queues operations, one job per stream, in the order of first use, when their connections exist:
+// communicators that do not block are in progress until then.
 ncclResult_t launch(std::vector<Operation> operations);
 
 }  // namespace sotto::fake_nccl

@@ -3,6 +3,9 @@
 // each with each. Operations execute in the order of their stream, groups as a whole, reductions in
 // the order of ranks.
 //
+// A group is queued when each connection between two ranks that it is the first to use is made,
+// which takes both of them: until then the communicator is in progress, or the call blocks.
+//
 // What it does that NCCL would do silently or not at all: illegal use ends the process with a text
 // (several threads on one communicator, unbalanced groups, buffers that are not the device's or are
 // freed before the operation has executed, streams of another device, communicators that are
@@ -35,4 +38,7 @@ uint64_t fake_nccl_calls_of(const char* name);
 // Name of the call that was made to fail; empty: none.
 const char* fake_nccl_failed_call();
 uint64_t fake_nccl_live_comms();
+// What groups have sent since the last call, of all ranks that are threads of this process, in the
+// order of the calls: "1:104 1:4096;1:104;" is two messages to rank 1 in one group, and a third.
+const char* fake_nccl_sent();
 }

@@ -21,6 +21,9 @@ constexpr size_t kNameBytes = 64;
 constexpr int kPollMs = 20;
 constexpr uint32_t kLeave = 2, kAbort = 3;  // beside the channels
 
+// Connections order nothing that a device does.
+bool orders(Channel channel) { return channel == Channel::kData || channel == Channel::kSetup; }
+
 struct Frame {
   uint64_t comm = 0;
   uint32_t kind = 0;  // Channel, kLeave or kAbort
@@ -212,7 +215,8 @@ void Link::read_from(int peer) {
 bool Link::send(int peer, uint64_t comm, Channel channel, uint32_t what, const void* data,
                 size_t bytes) {
   fake_cuda::read_range(data, bytes);
-  fake_cuda::release_edge(edge_of(comm, static_cast<uint64_t>(channel), rank_, peer));
+  if (orders(channel))
+    fake_cuda::release_edge(edge_of(comm, static_cast<uint64_t>(channel), rank_, peer));
   Quiet quiet;
   if (peer == rank_) {
     const auto* from = static_cast<const char*>(data);
@@ -243,7 +247,8 @@ Wait Link::receive(int peer, uint64_t comm, Channel channel, const std::atomic<b
     *message = std::move(queue.front());
     queue.pop_front();
   }
-  fake_cuda::acquire_edge(edge_of(comm, static_cast<uint64_t>(channel), peer, rank_));
+  if (orders(channel))
+    fake_cuda::acquire_edge(edge_of(comm, static_cast<uint64_t>(channel), peer, rank_));
   return Wait::kGot;
 }
 

@@ -18,8 +18,9 @@
 
 namespace sotto::fake_nccl {
 
-// What a message is; matched by (comm, channel, source), in order.
-enum class Channel : uint32_t { kData = 0, kSetup = 1 };
+// What a message is; matched by (comm, channel, source), in order. Of the last two, of which each
+// side sends the other one, connections are made.
+enum class Channel : uint32_t { kData = 0, kSetup = 1, kToSender = 4, kToReceiver = 5 };
 
 struct Message {
   uint32_t what = 0;  // operation and type, compared by the receiver

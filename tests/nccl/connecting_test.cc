@@ -1,0 +1,152 @@
+// NCCL makes a connection when it is first used, and that takes until the peer comes. Meanwhile a
+// rank goes on with everything else: other comms, deadlines, aborts. Ranks are threads.
+#include <chrono>
+#include <numeric>
+#include <thread>
+
+#include "tests/cuda/device_memory.h"
+#include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/fake_nccl/fake_nccl.h"
+
+namespace sotto::test {
+namespace {
+
+using namespace std::chrono_literals;
+
+int64_t ms_since(std::chrono::steady_clock::time_point start) {
+  return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
+                                                               start)
+      .count();
+}
+
+// A comm over NCCL in the context of the comm over TCP that the ranks have. Nothing has been sent
+// through it.
+sotto_comm* nccl_comm(const Member& self, int64_t timeout_us) {
+  sotto_unique_id id = {};
+  if (self.rank == 0) OK(sotto_unique_id_create(self.context, &id));
+  const sotto_buffer bytes = {&id, sizeof id, SOTTO_UINT8, SOTTO_DEVICE_CPU, 0, 0};
+  OK(sotto_broadcast(self.comm, &bytes, &bytes, 1, 0, nullptr, nullptr));
+  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+  config.rank = self.rank;
+  config.size = self.size;
+  config.id = &id;
+  config.transport = "nccl";
+  config.timeout_us = timeout_us;
+  sotto_comm* comm = nullptr;
+  OK(sotto_comm_create(self.context, &config, &comm));
+  return comm;
+}
+
+class NcclConnecting : public testing::TestWithParam<Where> {
+ protected:
+  void SetUp() override {
+    fake_cuda::clear_faults();
+    fake_cuda::configure({.devices = 4, .max_delay_us = 100, .seed = 3});
+  }
+  void TearDown() override {
+    fake_cuda::drain();
+    EXPECT_EQ(fake_nccl_live_comms(), 0u);
+    EXPECT_EQ(fake_cuda::live(), fake_cuda::Live{}) << fake_cuda::live().text();
+  }
+  static std::string run(int32_t size, const std::function<void(Member&)>& body) {
+    WorldOptions options;
+    options.transport = "tcp";
+    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
+    return run_world(size, options, body);
+  }
+};
+
+// Rank 0 has operations over NCCL under way when it comes to the other comm's barrier, rank 1 calls
+// them behind it.
+TEST_P(NcclConnecting, OtherCommsGoOn) {
+  EXPECT_EQ(run(2,
+                [](Member& self) {
+                  sotto_comm* const nccl = nccl_comm(self, 10'000'000);
+                  constexpr size_t kOps = 5, kN = 3000;
+                  Tensors tensors(GetParam(), self.rank);
+                  std::vector<std::vector<float>> x(kOps, std::vector<float>(kN));
+                  std::vector<std::vector<int32_t>> y(kOps, std::vector<int32_t>(kN));
+                  std::vector<sotto_op*> ops;
+                  if (self.rank == 1) OK(sotto_barrier(self.comm, nullptr, nullptr));
+                  for (size_t k = 0; k < kOps; ++k) {
+                    std::iota(x[k].begin(), x[k].end(), static_cast<float>(self.rank));
+                    std::iota(y[k].begin(), y[k].end(), static_cast<int32_t>(k));
+                    const sotto_buffer a = tensors.add(x[k]), b = tensors.add(y[k]);
+                    const sotto_call call = tensors.call();
+                    OK(sotto_all_reduce(nccl, &a, &a, 1, &call, &ops.emplace_back()));
+                    OK(sotto_all_reduce(nccl, &b, &b, 1, &call, &ops.emplace_back()));
+                  }
+                  if (self.rank == 0) {
+                    std::this_thread::sleep_for(20ms);  // NCCL has begun
+                    OK(sotto_barrier(self.comm, nullptr, nullptr));
+                  }
+                  for (sotto_op* op : ops) {
+                    OK(sotto_op_wait(op, -1));
+                    OK(sotto_op_release(op));
+                  }
+                  tensors.download();
+                  for (size_t k = 0; k < kOps; ++k) {
+                    for (size_t i = 0; i < kN; ++i) {
+                      require(x[k][i] == static_cast<float>(2 * i + 1), "a sum of floats");
+                      require(y[k][i] == static_cast<int32_t>(2 * (i + k)), "a sum of integers");
+                    }
+                  }
+                  OK(sotto_barrier(nccl, nullptr, nullptr));
+                  OK(sotto_comm_destroy(nccl));
+                }),
+            "");
+}
+
+TEST_P(NcclConnecting, AnAbortTakesNoTime) {
+  EXPECT_EQ(run(2,
+                [](Member& self) {
+                  sotto_comm* const nccl = nccl_comm(self, 20'000'000);
+                  {
+                    Tensors tensors(GetParam(), self.rank);
+                    std::vector<float> x(1000, 1.0f);
+                    const sotto_buffer a = tensors.add(x);
+                    const sotto_call call = tensors.call();
+                    sotto_op* op = nullptr;
+                    if (self.rank == 0) {
+                      OK(sotto_all_reduce(nccl, &a, &a, 1, &call, &op));
+                      std::this_thread::sleep_for(20ms);
+                      const auto start = std::chrono::steady_clock::now();
+                      OK(sotto_comm_abort(nccl, "enough"));
+                      FAILS(sotto_op_wait(op, -1), SOTTO_E_ABORTED, "enough");
+                      EXPECT_LT(ms_since(start), 2000);
+                      OK(sotto_op_release(op));
+                    }
+                    OK(sotto_barrier(self.comm, nullptr, nullptr));
+                    FAILS(sotto_all_reduce(nccl, &a, &a, 1, &call, nullptr), SOTTO_E_ABORTED,
+                          "enough");
+                  }
+                  (void)sotto_comm_destroy(nccl);
+                }),
+            "");
+}
+
+TEST_P(NcclConnecting, TheTimeOfAnOperationHolds) {
+  EXPECT_EQ(run(2,
+                [](Member& self) {
+                  sotto_comm* const nccl = nccl_comm(self, 500'000);
+                  {
+                    Tensors tensors(GetParam(), self.rank);
+                    std::vector<float> x(1000, 1.0f);
+                    const sotto_buffer a = tensors.add(x);
+                    const sotto_call call = tensors.call();
+                    const auto start = std::chrono::steady_clock::now();
+                    if (self.rank == 0)
+                      FAILS(sotto_all_reduce(nccl, &a, &a, 1, &call, nullptr), SOTTO_E_TIMEOUT,
+                            "made no progress for 0.5 s", "waiting for rank 1");
+                    EXPECT_LT(ms_since(start), 5000);
+                    OK(sotto_barrier(self.comm, nullptr, nullptr));
+                  }
+                  (void)sotto_comm_destroy(nccl);
+                }),
+            "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Memory, NcclConnecting, ::testing::Values(Where::kHost, Where::kCuda));
+
+}  // namespace
+}  // namespace sotto::test
