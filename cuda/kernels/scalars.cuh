@@ -1,6 +1,7 @@
 // Numbers that are made once per tensor, instance or step. Block sums are added in float64 as if by
 // one thread in ascending order: where no partial sum can round, which integers decide, any order
-// gives those bits, and many threads add; else one thread does.
+// gives those bits, and many threads add; else they are added in order, and other threads bring
+// them, so that no addition waits for memory.
 #pragma once
 
 #include "core/iface/scalar_steps.h"
@@ -26,6 +27,23 @@ struct WarpTeam {
       value = op(value, __shfl_xor_sync(kAllLanes, value, lanes));
     return value;
   }
+  // from[0] + from[1] + ...; everybody's.
+  __device__ double sum_in_order(const float* from, uint64_t count) const {
+    double total = 0;
+    float next = rank() < count ? from[rank()] : 0;
+    for (uint64_t first = 0; first < count; first += kWarpThreads) {
+      const float mine = next;
+      const uint64_t at = first + kWarpThreads + rank();
+      next = at < count ? from[at] : 0;
+      const uint64_t left = count - first;
+#pragma unroll
+      for (uint32_t lane = 0; lane < kWarpThreads; ++lane) {
+        const float x = __shfl_sync(kAllLanes, mine, static_cast<int>(lane));
+        if (lane < left) total += x;
+      }
+    }
+    return total;
+  }
 };
 
 // The threads of a thread block: whole warps.
@@ -42,6 +60,29 @@ struct BlockTeam {
     for (uint32_t w = 1; w < blockDim.x / kWarpThreads; ++w) value = op(value, of_warps[w]);
     __syncthreads();
     return value;
+  }
+  // As WarpTeam's: thread 0 adds one tile while all bring the next one.
+  __device__ double sum_in_order(const float* from, uint64_t count) const {
+    __shared__ double tiles[2][kWideThreads];
+    __shared__ double sum;
+    double total = 0;
+    uint32_t tile = 0;
+    if (rank() < count) tiles[tile][rank()] = from[rank()];
+    for (uint64_t first = 0; first < count; first += size(), tile ^= 1) {
+      __syncthreads();  // this tile is there, and the other one has been added
+      const uint64_t at = first + size() + rank();
+      if (at < count) tiles[tile ^ 1][rank()] = from[at];
+      if (rank() != 0) continue;
+      const uint64_t left = count - first;
+      const uint32_t n = left < size() ? static_cast<uint32_t>(left) : size();
+#pragma unroll 16
+      for (uint32_t i = 0; i < n; ++i) total += tiles[tile][i];
+    }
+    if (rank() == 0) sum = total;
+    __syncthreads();
+    total = sum;
+    __syncthreads();
+    return total;
   }
 };
 
@@ -88,12 +129,7 @@ __device__ inline double sum_blocks(const Team& team, const float* sums, uint64_
   const bool all_ordinary = team.combine(ordinary ? 1u : 0u, Smaller()) != 0;
   total = team.combine(total, Plus());
   if (all_ordinary && (low > high || sums_are_exact(count, low, high))) return total;
-  total = 0;
-  if (team.rank() == 0) {
-    for (uint64_t b = 0; b < count; ++b) total += from[b];
-  }
-  // The others have 0, which changes nothing but -0, and that no sum from 0 is.
-  return team.combine(total, Plus());
+  return team.sum_in_order(from, count);
 }
 
 // Largest of block maxima, which are not negative.

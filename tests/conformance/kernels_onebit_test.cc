@@ -466,7 +466,7 @@ TEST(KernelsOnebit, PredicateDecidesWhetherAKernelRuns) {
   for (const KernelTarget& target : kernel_targets()) {
     SCOPED_TRACE(target.name);
     Device& device = *target.device;
-    uint32_t word = kSkipNonfinite;
+    std::vector<uint32_t> word{kSkipNonfinite};  // where the device reaches it
     std::vector<uint8_t> bytes(70), copy(70);
     const Operand operand{bytes.data()};
     const FillArgs args{9};
@@ -475,18 +475,18 @@ TEST(KernelsOnebit, PredicateDecidesWhetherAKernelRuns) {
     call.operands = std::span(&operand, 1);
     call.args = &args;
     call.bytes = bytes.size();
-    call.predicate = &word;
+    call.predicate = word.data();
     call.expect = kCommit;
     ASSERT_TRUE(device.launch(0, call, {}).ok());
     EXPECT_EQ(bytes, std::vector<uint8_t>(70, 0));
-    word = kCommit;
+    word[0] = kCommit;
     ASSERT_TRUE(device.launch(0, call, {}).ok());
     EXPECT_EQ(bytes, std::vector<uint8_t>(70, 9));
     const auto copied = [&](const uint32_t* predicate, uint32_t expect) {
       EXPECT_TRUE(device.copy(0, copy.data() + 1, bytes.data() + 1, 68, predicate, expect).ok());
       return copy[1] == 9;
     };
-    EXPECT_FALSE(copied(&word, kSkipServer));
+    EXPECT_FALSE(copied(word.data(), kSkipServer));
     EXPECT_TRUE(copied(nullptr, 0));
     EXPECT_EQ(copy.front(), 0);
     EXPECT_EQ(copy.back(), 0);

@@ -31,23 +31,33 @@ class PinnedArena {
   }
   // False: none of ours.
   bool give(void* memory) {
-    const auto at = reinterpret_cast<uintptr_t>(memory);
-    if (at < lowest_.load(std::memory_order_acquire) || at >= highest_.load()) return false;
+    if (beyond(memory)) return false;
     std::lock_guard lock(mutex_);
-    for (size_t i = 0; i < chunks_; ++i) {
-      if (at < chunk_[i].begin || at >= chunk_[i].end) continue;
-      char* block = static_cast<char*>(memory) - kHead;
-      const unsigned kind = *reinterpret_cast<unsigned*>(block);
-      *reinterpret_cast<char**>(memory) = free_[kind];
-      free_[kind] = block;
-      return true;
-    }
-    return false;
+    if (!in_a_chunk(memory)) return false;
+    char* block = static_cast<char*>(memory) - kHead;
+    const unsigned kind = *reinterpret_cast<unsigned*>(block);
+    *reinterpret_cast<char**>(memory) = free_[kind];
+    free_[kind] = block;
+    return true;
+  }
+  bool holds(const void* memory) {
+    if (beyond(memory)) return false;
+    std::lock_guard lock(mutex_);
+    return in_a_chunk(memory);
   }
 
  private:
   static constexpr size_t kHead = 16, kChunk = size_t{1} << 20, kMaxChunks = 4096;
 
+  bool beyond(const void* memory) const {
+    const auto at = reinterpret_cast<uintptr_t>(memory);
+    return at < lowest_.load(std::memory_order_acquire) || at >= highest_.load();
+  }
+  bool in_a_chunk(const void* memory) const {
+    const auto at = reinterpret_cast<uintptr_t>(memory);
+    return std::any_of(chunk_.begin(), chunk_.begin() + chunks_,
+                       [&](const Chunk& c) { return at >= c.begin && at < c.end; });
+  }
   void* pop(unsigned kind) {
     std::lock_guard lock(mutex_);
     char* block = free_[kind];
@@ -114,5 +124,6 @@ void operator delete[](void* memory, size_t) noexcept { deallocate(memory); }
 namespace sotto::test {
 
 void pin_what_this_thread_allocates() { t_pinned = true; }
+bool is_pinned(const void* memory) { return g_arena.holds(memory); }
 
 }  // namespace sotto::test

@@ -6,19 +6,22 @@
 
 #include "core/cpu/cpu_device.h"
 #include "cuda/kernels/prepare.h"
+#include "tests/cuda/pinned_new.h"
 #include "tests/support/kernel_targets.h"
 #include "tests/support/simt/simt.h"
 
 namespace sotto::test {
 namespace {
 
-// Memory of the host, kernels of CUDA, executed at once.
+// Memory of the host, kernels of CUDA, executed at once. What a real device could not reach is
+// refused, but under sanitizers, which need the heap to be theirs.
 class EmulatedDevice : public CpuDevice {
  public:
   EmulatedDevice() : CpuDevice(1, SimdLevel::kScalar) {}
 
   Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) override {
     if (lane != 0) return error(Code::kInternal, "there is one lane");
+    if (pinned_operands != nullptr) SOTTO_TRY(pinned_operands(call));
     Result<cuda::PreparedKernel> prepared = cuda::prepare(call);
     if (!prepared.ok()) return prepared.status();
     // At the end of its memory, so that reading on is found.
@@ -66,6 +69,7 @@ std::string next_order() {
 }  // namespace
 
 std::vector<KernelTarget> kernel_targets() {
+  if (pin_what_this_thread_allocates != nullptr) pin_what_this_thread_allocates();
 #if defined(__SANITIZE_THREAD__)
   simt::options().workers = 2;  // blocks of different workers are not ordered
 #endif

@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numeric>
 
 #include "tests/support/kernel_cases.h"
 
@@ -44,12 +45,14 @@ std::pair<double, double> two_orders(const std::vector<float>& sums, size_t firs
 }
 
 TEST(KernelsSums, ManyThreadsAddAsOneWould) {
-  const std::vector<uint64_t> lengths = {0, 1, 31, 33, 1024, 1025, 5000};
+  // Warps add in order by 32, thread blocks by 1024: around, at and between multiples of both.
+  const std::vector<uint64_t> lengths = {0, 1, 31, 32, 33, 64, 1024, 1025, 2048, 2049, 5000};
+  const uint64_t all = std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
   Random random(5);
   uint64_t orders_differ = 0;
   for (const bool wide : {false, true}) {
     for (int round = 0; round < 8; ++round) {
-      std::vector<float> sums = random.positive(7114, 100.0f, 1000.0f);
+      std::vector<float> sums = random.positive(all, 100.0f, 1000.0f);
       if (wide) {  // of very different sizes: partial sums round
         for (float& s : sums) s = std::ldexp(s, static_cast<int>(random.below(90)) - 45);
       }

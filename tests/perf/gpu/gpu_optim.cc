@@ -154,7 +154,26 @@ Case case_of(const char* variant, uint64_t n) {
   return work;
 }
 
+Turn step_turn(const std::shared_ptr<Device>& device, const std::vector<uint64_t>& sizes) {
+  struct State {
+    State(const std::shared_ptr<Device>& device, const std::vector<uint64_t>& sizes)
+        : gpu(device), training(gpu, device->caps().id.index, sizes) {}
+    GpuWork gpu;
+    Training training;
+  };
+  auto state = std::make_shared<State>(device, sizes);
+  return [state] { return host_milliseconds([&] { state->training.step(); }); };
+}
+
 }  // namespace
+
+Turn gpu_large_step_turn(const std::shared_ptr<Device>& device, const Options& options) {
+  return step_turn(device, {options.n});
+}
+
+Turn gpu_small_step_turn(const std::shared_ptr<Device>& device, const Options& options) {
+  return step_turn(device, sizes_of(std::min(options.n, kSmallElements), kSmallTensors));
+}
 
 // No targets: these are next to other libraries' (tests/perf/peers_gpu.py).
 void gpu_optim(const std::shared_ptr<Device>& device, const Options& options,

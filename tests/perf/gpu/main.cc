@@ -3,6 +3,7 @@
 
 #include <cstdio>
 #include <fstream>
+#include <iostream>
 
 #include "cuda/cuda_device.h"
 #include "tests/perf/gpu/gpu_benchmarks.h"
@@ -15,6 +16,21 @@ constexpr int kSkipped = 77;
 const std::map<std::string, GpuBenchmark> kBenchmarks = {{"gpu_codec", gpu_codec},
                                                          {"gpu_optim", gpu_optim}};
 
+const std::map<std::string, GpuTurn> kTurns = {{"codec", gpu_codec_turn},
+                                               {"large_step", gpu_large_step_turn},
+                                               {"small_step", gpu_small_step_turn}};
+
+// One turn per line of standard input, from the one that says that all is ready on.
+int take_turns(const Turn& turn) {
+  std::puts("ready");
+  std::fflush(stdout);
+  for (std::string line; std::getline(std::cin, line);) {
+    std::printf("%.6f\n", turn());
+    std::fflush(stdout);
+  }
+  return 0;
+}
+
 int run(int argc, char** argv) {
   CLI::App app(
       "Benchmarks of Sotto on a CUDA device: kernels as ratios to a copy within the device. "
@@ -22,10 +38,11 @@ int run(int argc, char** argv) {
   Options options;
   options.n = 340'000'000;
   options.pairs = 21;
-  std::vector<std::string> names, known;
-  std::string json;
+  std::vector<std::string> names, known, turns_known;
+  std::string json, turns;
   int32_t index = 0;
   for (const auto& [name, unused] : kBenchmarks) known.push_back(name);
+  for (const auto& [name, unused] : kTurns) turns_known.push_back(name);
   app.add_option("benchmark", names, "which to run (default: all)")->check(CLI::IsMember(known));
   app.add_option("--n", options.n, "elements")
       ->check(CLI::Range(uint64_t{1} << 16, uint64_t{1} << 33))
@@ -35,6 +52,10 @@ int run(int argc, char** argv) {
       ->capture_default_str();
   app.add_option("--device", index, "number of the device")->capture_default_str();
   app.add_option("--json", json, "append one JSON line per measurement to this file");
+  app.add_option("--turns", turns,
+                 "instead of all that: do this once for every line that comes, and answer with "
+                 "its milliseconds")
+      ->check(CLI::IsMember(turns_known));
   CLI11_PARSE(app, argc, argv);
 
   Result<std::shared_ptr<Device>> device = make_cuda_device(index);
@@ -42,6 +63,7 @@ int run(int argc, char** argv) {
     std::printf("SKIPPED: %s\n", device.status().text().c_str());
     return kSkipped;
   }
+  if (!turns.empty()) return take_turns(kTurns.at(turns)(*device, options));
   options.device = cuda_device_texts()[static_cast<size_t>(index)];
   std::printf("%s\n", options.device.c_str());
   std::vector<Measurement> all;

@@ -1,7 +1,9 @@
-// A test tool: the one function of CUDA's runtime that launching needs, executed at once by the
-// caller. For tests of kernels alone; tests of devices use the fake runtime in its place.
+// A test tool: the functions of CUDA's runtime that launching needs, executed at once by the
+// caller, and memory for pinned_new.cc. For tests of kernels alone; tests of devices use the fake
+// runtime in its place.
 #include <cuda_runtime_api.h>
 
+#include <cstdlib>
 #include <map>
 
 #include "tests/support/simt/registry.h"
@@ -30,6 +32,13 @@ SIMT_API cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* config, const
   const simt::LaunchShape shape{config->gridDim, config->blockDim, config->dynamicSmemBytes};
   binder->second(function, args, shape)();
   return cudaSuccess;
+}
+
+// Never freed.
+SIMT_API cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
+  constexpr size_t kPage = 4096;
+  *memory = std::aligned_alloc(kPage, (bytes + kPage - 1) / kPage * kPage);
+  return *memory != nullptr ? cudaSuccess : cudaErrorMemoryAllocation;
 }
 
 }  // extern "C"
