@@ -12,6 +12,7 @@ namespace sotto::test {
 namespace {
 
 WorldOptions nccl_world() {
+  fake_cuda::configure({.devices = 4});
   WorldOptions options;
   options.transport = "nccl";
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
@@ -90,7 +91,6 @@ TEST(NcclHeldStreams, AreNotThoseOfNcclsOwnOperations) {
 }
 
 TEST(NcclContexts, AreMadeOnDevicesInUseAlone) {
-  fake_cuda::configure({.devices = 4});
   EXPECT_EQ(run_world(2, nccl_world(),
                       [](Member& self) {
                         Tensors tensors(Where::kCuda, self.rank + 1);
