@@ -13,8 +13,9 @@ constexpr int64_t kDecisionLimitUs = 2'000'000;
 
 }  // namespace
 
-// All steps are done.
+// All steps are done, as far as the device says.
 void Engine::finish(Op& op) {
+  if (op.broken_) return;  // its device has failed; the comm fails first, then this with it
   const Run& run = *op.request_.run;
   if (run.plan->stream_ordered) {
     Channel& channel = *op.request_.channel;

@@ -235,25 +235,33 @@ TEST_P(CudaFaults, EveryWaitOfAStreamIsNeeded) {
   }
 }
 
-// The k-th call of a step fails: the step ends with an error that names the call, nothing is left
-// behind, and the next group works.
-TEST_P(CudaFaults, AnyCallMayFail) {
+// Which calls fail, and how often a step asks at least.
+struct CallFault {
+  void (*set)(uint64_t k);
+  uint64_t at_most;
+};
+// How often a step looks whether the device is done depends on time: some of the looks.
+constexpr CallFault kCalls{[](uint64_t k) { fake_cuda::fail_call(k); }, 5000};
+constexpr CallFault kLooks{[](uint64_t k) { fake_cuda::fail_query(k); }, 40};
+
+// The k-th of them fails in a step: the step ends with an error that names the call, nothing is
+// left behind, and the next group works.
+void expect_errors(const char* json, const CallFault& fault) {
   constexpr int kSteps = 3;
-  const std::string want = train(json(), kSteps, step_on_stream);
-  for (uint64_t k = 0;; ++k) {
+  const std::string want = train(json, kSteps, step_on_stream);
+  for (uint64_t k = 0; k < fault.at_most; ++k) {
     SCOPED_TRACE("call " + std::to_string(k));
-    ASSERT_LT(k, 5000u);
     std::string text[2], call_that_failed;
     const std::string broken = run_world(2, {}, [&](Member& self) {
       Model model(self, kSteps, false);
       sotto_optim* optim = nullptr;
-      OK(sotto_optim_create(self.comm, json(), model.params.data(), 3, &optim));
+      OK(sotto_optim_create(self.comm, json, model.params.data(), 3, &optim));
       sotto_status status = SOTTO_OK;
       for (int step = 0; step < kSteps && status == SOTTO_OK; ++step) {
         model.queue_gradients(step);
         model.tensors.sync();
         OK(sotto_barrier(self.comm, nullptr, nullptr));
-        if (self.rank == 0 && step == kSteps - 1) fake_cuda::fail_call(k);
+        if (self.rank == 0 && step == kSteps - 1) fault.set(k);
         const sotto_call call = model.tensors.call();
         status = sotto_optim_step(optim, &call, nullptr);
       }
@@ -272,8 +280,11 @@ TEST_P(CudaFaults, AnyCallMayFail) {
     EXPECT_NE(text[0].find(call_that_failed), std::string::npos)
         << call_that_failed << ": " << text[0];
   }
-  EXPECT_EQ(train(json(), kSteps, step_on_stream), want);
+  EXPECT_EQ(train(json, kSteps, step_on_stream), want);
 }
+
+TEST_P(CudaFaults, AnyCallMayFail) { expect_errors(json(), kCalls); }
+TEST_P(CudaFaults, AnyLookMayFail) { expect_errors(json(), kLooks); }
 
 // The group is given up while a step is anywhere between its first kernel and its end, its update
 // perhaps queued before its last message could be sent: the transport keeps nothing of it.

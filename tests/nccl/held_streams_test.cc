@@ -68,15 +68,19 @@ TEST(NcclHeldStreams, DoNotKeepAFailedGroupFromEnding) {
       "");
 }
 
-// Its operations are the device's alone, so events order streams behind them.
+// Its operations are the device's alone, so events order streams behind them, but for the first
+// one: NCCL makes its connections in the background.
 TEST(NcclHeldStreams, AreNotThoseOfNcclsOwnOperations) {
-  const uint64_t holds = fake_cuda::calls("cuStreamWaitValue32");
+  std::atomic<uint64_t> holds = 0;
   EXPECT_EQ(run_world(2, nccl_world(),
-                      [](Member& self) {
+                      [&](Member& self) {
                         Tensors tensors(Where::kCuda, self.rank + 1);
                         std::vector<float> a(5000, 1), sum(5000, 0);
                         const sotto_buffer in = tensors.add(a), out = tensors.add(sum);
                         const sotto_call call = tensors.call();
+                        OK(sotto_all_reduce(self.comm, &in, &out, 1, &call, nullptr));
+                        OK(sotto_barrier(self.comm, nullptr, nullptr));
+                        holds = fake_cuda::calls("cuStreamWaitValue32");
                         for (int round = 0; round < 50; ++round) {
                           sotto_op* op = nullptr;
                           OK(sotto_all_reduce(self.comm, &in, &out, 1, &call, &op));

@@ -207,6 +207,7 @@ ncclResult_t launch(std::vector<Operation> operations) {
   if (first.worker.joinable()) first.worker.join();
   first.worker = std::thread([missing, all = std::move(operations)]() mutable {
     std::this_thread::sleep_for(std::chrono::microseconds(environment().launch_delay_us));
+    cudaSetDevice(missing.front().comm->device);
     bool connected = true;
     for (const Missing& m : missing) connected &= m.comm->connect(m.connections) == ncclSuccess;
     if (connected && !missing.front().comm->aborted) queue_jobs(std::move(all));
