@@ -461,7 +461,9 @@ SOTTO_API sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64
 
 /* Orders work that the caller queues on a stream from now on after the operation, also if that
  * fails: the stream does not know, ask sotto_op_wait or sotto_op_error. A step that was left out or
- * not finite leaves the parameters as they were.
+ * not finite leaves the parameters as they were. If a comm over NCCL fails, its streams go on at
+ * once, since NCCL could not end otherwise: what the operation had queued may still be under way
+ * until sotto_op_wait has returned.
  *   op     [in]
  *   stream [in] a cudaStream_t of the operation's device, NULL: its default stream
  * Threads: any. Blocks: no. Stream: what is queued on it later waits for the operation. Errors:
