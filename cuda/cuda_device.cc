@@ -20,7 +20,8 @@ namespace sotto {
 namespace {
 
 constexpr uint32_t kLanes = 4;
-constexpr uint64_t kAlignment = 256;           // of what the runtime allocates
+constexpr uint64_t kAlignment = 256;  // of what the runtime allocates
+constexpr uint32_t kEventsAtOnce = 128;
 constexpr uint32_t kHolds = 16384;             // so many streams may be held at once
 constexpr unsigned kWaitValueVersion = 12000;  // CUDA version of the entry point's signature
 
@@ -96,6 +97,7 @@ class CudaDevice final : public Device {
   void* take_host(uint64_t bytes);
   Status upload(void* dst, const void* src, uint64_t bytes);
   Status zero(void* memory, uint64_t bytes);
+  Status add_events();
   Result<EventId> record_on(cudaStream_t stream);
   cudaEvent_t event_of(EventId id);
   void drain();
@@ -353,6 +355,19 @@ cudaEvent_t CudaDevice::event_of(EventId id) {
   return id == 0 || id > events_.size() ? nullptr : events_[id - 1];
 }
 
+// So many at once that those of the first steps do: how many are in use at a time depends on how
+// fast the device is.
+Status CudaDevice::add_events() {
+  for (uint32_t i = 0; i < kEventsAtOnce; ++i) {
+    cudaEvent_t event = nullptr;
+    SOTTO_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
+                    "cudaEventCreateWithFlags"));
+    events_.push_back(event);
+    free_events_.push_back(events_.size());
+  }
+  return ok_status();
+}
+
 Result<EventId> CudaDevice::record_on(cudaStream_t stream) {
   const CurrentDevice current(index_);
   SOTTO_TRY(current.status());
@@ -360,12 +375,7 @@ Result<EventId> CudaDevice::record_on(cudaStream_t stream) {
   cudaEvent_t event = nullptr;
   {
     std::lock_guard lock(mutex_);
-    if (free_events_.empty()) {
-      SOTTO_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                      "cudaEventCreateWithFlags"));
-      events_.push_back(event);
-      free_events_.push_back(events_.size());
-    }
+    if (free_events_.empty()) SOTTO_TRY(add_events());
     id = free_events_.back();
     free_events_.pop_back();
     event = events_[id - 1];
