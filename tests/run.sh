@@ -14,7 +14,7 @@ GPU_LABELS='^(simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
 # listed in tests/CMakeLists.txt.
 COMMON_WITHOUT='_7$|_8$|_compat|_partly|_buckets|ordered_async|/inproc(_|$)'
 # On emulated devices one size of world; what repeats a training very often is for the optimised build.
-ASAN_WITHOUT="$COMMON_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
+ASAN_WITHOUT="$COMMON_WITHOUT|/async(_|$)|EveryWaitOf|AnyCall|AnyExecution|SameBits[.].*_[14]$|/all$|^nccl/ranks$"
 # Nor under ThreadSanitizer: cases of arithmetic or memory alone.
 TSAN_WITHOUT="$COMMON_WITHOUT|CodecSizes|CodecBits|device_memory"
 # ThreadSanitizer knows 8128 threads at most, and takes every emulated CUDA thread for one: four ranks are too many.

@@ -286,6 +286,43 @@ void expect_errors(const char* json, const CallFault& fault) {
 TEST_P(CudaFaults, AnyCallMayFail) { expect_errors(json(), kCalls); }
 TEST_P(CudaFaults, AnyLookMayFail) { expect_errors(json(), kLooks); }
 
+// A kernel or copy of a step does not execute, and the device is in error from then on, as after an
+// illegal address: the step fails, and everything can be taken down.
+TEST_P(CudaFaults, AnyExecutionMayFail) {
+  int tried = 0;
+  for (uint64_t k = 0; k < 60; k += 3) {
+    SCOPED_TRACE("execution " + std::to_string(k));
+    std::string text;
+    sotto_status status = SOTTO_OK;
+    const std::string broken = run_world(2, {}, [&](Member& self) {
+      Model model(self, 2, false);
+      sotto_optim* optim = nullptr;
+      OK(sotto_optim_create(self.comm, json(), model.params.data(), 3, &optim));
+      model.queue_gradients(0);
+      model.tensors.sync();
+      OK(sotto_barrier(self.comm, nullptr, nullptr));
+      if (self.rank == 0) fake_cuda::fail_execution(k);
+      const sotto_call call = model.tensors.call();
+      const sotto_status mine = sotto_optim_step(optim, &call, nullptr);
+      if (self.rank == 0) {
+        status = mine;
+        if (mine != SOTTO_OK) text = sotto_last_error();
+        (void)sotto_comm_abort(self.comm, "the device is gone");
+      }
+      OK(sotto_optim_destroy(optim));
+    });
+    const bool met = !fake_cuda::failed_call().empty();
+    fake_cuda::drain();  // nothing that was queued executes later
+    fake_cuda::clear_faults();
+    if (!met) break;
+    ++tried;
+    EXPECT_EQ(broken, "");
+    EXPECT_EQ(status, SOTTO_E_DEVICE) << text;
+    EXPECT_NE(text.find("illegal"), std::string::npos) << text;
+  }
+  EXPECT_GT(tried, 2);
+}
+
 // The group is given up while a step is anywhere between its first kernel and its end, its update
 // perhaps queued before its last message could be sent: the transport keeps nothing of it.
 TEST_P(CudaFaults, AStepMayBeAbortedAtAnyTime) {

@@ -173,16 +173,26 @@ bool State::begin_job(uint32_t stream, std::mt19937_64& random) {
     std::unique_lock lock(mutex_);
     released_.wait(lock, [this] { return !held_; });
     if (hits(execution_fault_, executions_++)) {
+      // Whoever learns of the error may take everything down: nothing else executes any more then.
+      failing_ = true;
+      stopped_.wait(lock, [this] { return executing_ == 0; });
+      failing_ = false;
       sticky_ = execution_fault_.error;
       failed_call_ = "execution";
     }
-    if (sticky_ != cudaSuccess) return false;
+    if (failing_ || sticky_ != cudaSuccess) return false;
+    ++executing_;
   }
   memory.enter_job();
   return true;
 }
 
-void State::end_job() { memory.leave_job(); }
+void State::end_job() {
+  memory.leave_job();
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  if (--executing_ == 0) stopped_.notify_all();
+}
 
 // ---- Handles ----
 

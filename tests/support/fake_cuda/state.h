@@ -172,6 +172,9 @@ class State {
   std::vector<std::string> waits_behind_holds_;
   bool held_ = false;
   std::condition_variable released_;
+  uint64_t executing_ = 0;  // jobs
+  bool failing_ = false;    // one has failed, and others have not ended
+  std::condition_variable stopped_;
 };
 
 State& state();
