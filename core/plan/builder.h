@@ -77,6 +77,9 @@ class PlanBuilder {
   // Step `later` waits for step `earlier` although no region says so.
   void order(uint32_t later, uint32_t earlier) { plan_.steps[later].after.push_back(earlier); }
 
+  // The last receive brings what its sender makes of the message of step `send`; see Step::answers.
+  void answers(uint32_t send) { plan_.steps[receives_.back()].answers = send; }
+
   // Undo of steps [first, last]; see UndoStep.
   void undo(UndoStep step) { plan_.undo.push_back(std::move(step)); }
   // A kernel step that is not part of the plan's order.

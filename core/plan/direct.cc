@@ -5,17 +5,18 @@
 namespace sotto {
 namespace {
 
-// Windows in memory, and segments in all of them together, of all ranks: 12 MiB if segments have
-// 256 KiB. Fewer would hold up senders on a long path, where what receivers have announced has to
-// cover the bytes under way (1 Gbit/s and 50 ms: 6 MB); with more, connections that share a link
+// Windows in memory, and bytes in all of them together, of all ranks; at least a segment per rank
+// and window. Fewer would hold up senders on a long path, where what receivers have announced has
+// to cover the bytes under way (1 Gbit/s and 50 ms: 6 MB); with more, connections that share a link
 // get farther apart, and the slowest ends alone (3 % at 1 Gbit/s, W = 4, with twice as many).
 constexpr uint64_t kHeldWindows = 4;
-constexpr uint64_t kHeldSegments = 48;
+constexpr uint64_t kHeldBytes = 12 << 20;
 
 class Windows {
  public:
-  explicit Windows(const DirectReduce& d)
-      : d_(d), elements_(d.segment * std::max<uint64_t>(1, kHeldSegments / kHeldWindows / d.size)) {
+  explicit Windows(const DirectReduce& d) : d_(d) {
+    const uint64_t held = kHeldBytes / kHeldWindows / static_cast<uint64_t>(d.size) / d.element;
+    elements_ = d.segment * std::max<uint64_t>(1, held / d.segment);
     uint64_t longest = 0;
     for (int32_t k = 0; k < d.size; ++k) longest = std::max(longest, chunk(k).count);
     elements_ = std::min(elements_, std::max<uint64_t>(1, longest));
@@ -64,7 +65,7 @@ class Windows {
   uint64_t place(uint32_t window) const { return window % held_ * window_bytes(); }
 
   const DirectReduce& d_;
-  uint64_t elements_;  // of one rank's part of a window
+  uint64_t elements_ = 0;  // of one rank's part of a window
   uint32_t count_ = 0;
   uint32_t held_ = 0;
   uint32_t rows_ = kNoSlot;
@@ -76,11 +77,14 @@ void emit_direct_reduce(const DirectReduce& d) {
   const Windows windows(d);
   // The next rank first, so that nobody is hit by all at once.
   const auto peer = [&](int32_t i) { return (d.rank + i) % d.size; };
+  std::vector<uint32_t> sends;  // of a window, in the order of its results
   for (uint32_t w = 0; w < windows.count(); ++w) {
     d.b.stage(Stage::kScatter);
+    sends.clear();
     for (int32_t i = 1; i < d.size; ++i) {
       for (Range segment : windows.segments(peer(i), w)) {
         d.b.send(peer(i), d.contribution(segment), windows.scatter_round(w));
+        sends.push_back(d.b.steps() - 1);
       }
     }
     const std::vector<Range> mine = windows.segments(d.rank, w);
@@ -96,9 +100,14 @@ void emit_direct_reduce(const DirectReduce& d) {
       for (int32_t i = 1; i < d.size; ++i) d.b.send(peer(i), result, windows.gather_round(w));
     }
     if (d.reduced == nullptr) continue;
+    // Results may take the place of what was added up (in place): each of the message that its own
+    // sender has received. So senders may start long before this rank has seen its own sends end.
+    auto send = sends.begin();
     for (int32_t i = 1; i < d.size; ++i) {
-      for (Range segment : windows.segments(peer(i), w))
+      for (Range segment : windows.segments(peer(i), w)) {
         d.receive_reduced(peer(i), segment, windows.gather_round(w));
+        d.b.answers(*send++);
+      }
     }
   }
   d.b.stage(Stage::kOther);

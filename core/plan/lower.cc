@@ -121,6 +121,7 @@ class Lowering {
       for (uint32_t s = first_[logical]; s < first_[logical + 1]; ++s) after.push_back(s);
     }
     step.after = std::move(after);
+    if (step.answers != kNoStep) step.answers = first_[step.answers + 1] - 1;  // behind its staging
     switch (step.kind) {
       case StepKind::kKernel: emit_kernel(step); break;
       case StepKind::kCopy: plan_->steps.push_back(std::move(step)); break;
@@ -277,6 +278,7 @@ class Lowering {
       waits[i].insert(waits[i].end(), plan_->steps[i].after.begin(), plan_->steps[i].after.end());
       std::sort(waits[i].begin(), waits[i].end());
       waits[i].erase(std::unique(waits[i].begin(), waits[i].end()), waits[i].end());
+      std::erase(waits[i], plan_->steps[i].answers);
     }
     store_order(waits);
     return ok_status();

@@ -143,6 +143,9 @@ struct Step {
   std::shared_ptr<const Expectation> expected;
   // Steps that come before this one although no region says so.
   std::vector<uint32_t> after;
+  // kRecv: the send to the same peer without whose message the peer could not send this one. When
+  // it arrives, nothing reads what that send reads any more, so the receive does not wait for it.
+  uint32_t answers = kNoStep;
 };
 
 inline bool on_device(const Step& step) {
