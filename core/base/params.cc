@@ -38,8 +38,11 @@ class Reader {
     if (!text) return;
     int64_t value = 0;
     const auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), value);
-    if (failure != std::errc() || end != text->data() + text->size() || value < lo || value > hi) {
-      return fail(name, *text, fmt::format("a whole number from {} to {}", lo, hi));
+    const bool number = failure == std::errc() && end == text->data() + text->size();
+    if (!number || ((value < lo || value > hi) && value != field)) {
+      const std::string range = fmt::format("a whole number from {} to {}", lo, hi);
+      return fail(name, *text,
+                  field < lo || field > hi ? fmt::format("{} or {}", field, range) : range);
     }
     field = value;
   }

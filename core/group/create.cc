@@ -13,7 +13,7 @@ namespace {
 struct Hello {
   uint32_t version = 2;
   uint32_t reserved = 0;
-  uint64_t segment_bytes = 0;
+  uint64_t segment_bytes = 0;  // 0: what suits the transport
   uint64_t process_token = 0;  // 0: does not want to move to the transport inside a process
   char transport[16] = {};
   UniqueId inside = {};  // rank 0: where its process would meet
@@ -27,7 +27,7 @@ struct Meeting {
 };
 
 struct Agreement {
-  uint64_t segment_bytes = 0;
+  uint64_t segment_bytes = 0;      // 0: nobody named one
   std::optional<UniqueId> inside;  // all ranks are in one process and meet here
 };
 
@@ -105,7 +105,7 @@ Result<Hello> greeting(const Meeting& meeting, uint64_t segment_bytes) {
   return mine;
 }
 
-// Versions must be equal; the smallest segment size wins.
+// Versions must be equal; of the segment sizes that ranks name the smallest wins.
 Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t segment_bytes,
                         Driver& driver) {
   SOTTO_ASSIGN(const Hello mine, greeting(meeting, segment_bytes));
@@ -113,7 +113,6 @@ Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t 
   SOTTO_ASSIGN(const std::vector<std::string> all,
                control.all_gather("agreement", blob, driver, meeting.request.deadline));
   Agreement agreement;
-  agreement.segment_bytes = segment_bytes;
   bool together = mine.process_token != 0;
   for (size_t r = 0; r < all.size(); ++r) {
     Hello hello;
@@ -132,7 +131,9 @@ Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t 
       return error(Code::kProtocol, "rank {} wants transport \"{:.15}\", rank {} \"{}\"", r,
                    hello.transport, control.rank(), meeting.transport);
     }
-    agreement.segment_bytes = std::min(agreement.segment_bytes, hello.segment_bytes);
+    if (hello.segment_bytes != 0 &&
+        (agreement.segment_bytes == 0 || hello.segment_bytes < agreement.segment_bytes))
+      agreement.segment_bytes = hello.segment_bytes;
     together = together && hello.process_token == mine.process_token;
     if (r == 0) agreement.inside = hello.inside;
   }
@@ -184,6 +185,7 @@ Status connect(const Meeting& meeting, void* native_comm, RootComm& root, Driver
   SOTTO_ASSIGN(
       std::unique_ptr<Transport> transport,
       backend->connect(*root.channel->control(), *root.channel, driver, meeting.request.deadline));
+  if (root.segment_bytes == 0) root.segment_bytes = transport->caps().segment_bytes;
   root.channel->attach(std::move(transport));
   return ok_status();
 }

@@ -44,6 +44,8 @@ struct TransportCaps {
   bool stream_ordered = false;
   // Host memory only: buffers of other devices are staged by the lowering pass.
   bool host_memory_only = true;
+  // Largest message that plans make unless the user says otherwise.
+  uint64_t segment_bytes = 256 * 1024;
   // Those that plans of comms with all ranks of the root comm may use. Only with kByOrder.
   NativeCollectives native = 0;
 };

@@ -42,7 +42,7 @@ TEST(Params, DefaultsOfAnEmptyEnvironment) {
   EXPECT_EQ(p->timeout_us, 300000000);
   EXPECT_EQ(p->cpu_threads, 0);
   EXPECT_EQ(p->simd, "auto");
-  EXPECT_EQ(p->segment_bytes, 262144);
+  EXPECT_EQ(p->segment_bytes, 0);
   EXPECT_EQ(p->rate_limit_mbit, 0.0);
   EXPECT_EQ(p->listen, "");
   EXPECT_EQ(p->listen_port, 0);
@@ -134,10 +134,12 @@ INSTANTIATE_TEST_SUITE_P(
                     BadValue{"SOTTO_TIMEOUT_US", "0", "a whole number from 1 to 9223372036854775"},
                     BadValue{"SOTTO_TIMEOUT_US", "99999999999999999999",
                              "a whole number from 1 to 9223372036854775"},
-                    BadValue{"SOTTO_SEGMENT_BYTES", "8191", "a whole number from 8192 to 16777216"},
+                    BadValue{"SOTTO_SEGMENT_BYTES", "8191",
+                             "0 or a whole number from 8192 to 16777216"},
                     BadValue{"SOTTO_SEGMENT_BYTES", "16777217",
-                             "a whole number from 8192 to 16777216"},
-                    BadValue{"SOTTO_SEGMENT_BYTES", "64k", "a whole number from 8192 to 16777216"},
+                             "0 or a whole number from 8192 to 16777216"},
+                    BadValue{"SOTTO_SEGMENT_BYTES", "64k",
+                             "0 or a whole number from 8192 to 16777216"},
                     BadValue{"SOTTO_RANK", "1.5", "a whole number from -1 to 1048575"},
                     BadValue{"SOTTO_RANK", " 1", "a whole number from -1 to 1048575"},
                     BadValue{"SOTTO_RATE_LIMIT_MBIT", "nan", "a number from 0 to 1000000000"},

@@ -76,6 +76,8 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
             .matching = Matching::kByOrder,
             .stream_ordered = true,
             .host_memory_only = false,
+            // A group costs some 10 us to launch, a MiB 20 us at 50 GB/s.
+            .segment_bytes = 1 << 20,
             .native = options.native},
       pinned_(communicator_->device()),
       events_(communicator_->device()) {

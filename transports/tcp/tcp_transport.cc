@@ -31,7 +31,12 @@ const TransportCaps& TcpTransport::caps() const {
   static const TransportCaps caps{.name = "tcp",
                                   .matching = Matching::kByKey,
                                   .stream_ordered = false,
-                                  .host_memory_only = true};
+                                  .host_memory_only = true,
+                                  // Above it the end of a collective waits for the slowest
+                                  // connection, and urgent messages wait for bulk: 256 KiB take
+                                  // 6 % longer for 4 MB at 1 Gbit/s. Below it calls cost:
+                                  // 64 KiB take 20 % longer where links do not limit.
+                                  .segment_bytes = 128 * 1024};
   return caps;
 }
 

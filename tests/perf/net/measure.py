@@ -17,7 +17,7 @@ UNITS = {"1bit": (8, 1), "bf16": (1, 2), "int8": (256, 260), "int4": (128, 68)}
 # Largest difference of one result from the mean of inputs in [-1, 1). Of one bit only the direction is right: the error
 # of all elements together is below that of a result of 0 (1), from so many elements on that chance plays no part.
 BOUNDS = {"fp32": 1e-6, "bf16": 1 / 100, "int8": 1 / 100, "int4": 1 / 6, "1bit": 2.0}
-SEGMENT_BYTES = int(os.environ.get("SOTTO_SEGMENT_BYTES", 256 * 1024))  # of a message, as our ranks have it
+SEGMENT_BYTES = int(os.environ.get("SOTTO_SEGMENT_BYTES") or 128 * 1024)  # of a message, as our ranks have it
 URGENT, URGENT_S = 100, 15.0  # small all-reduces beside large ones: so many, fewer if they would take longer
 ONE_BIT_RMS, ONE_BIT_MANY = 0.97, 4096
 
