@@ -1,9 +1,11 @@
-// Every wait between streams that collectives over NCCL make is needed: without it, and with what
-// is waited for made late, the result is another one. Ranks are processes, so that the streams of
-// one have numbers of their own; waits are left out on rank 0.
+// Every wait between streams that collectives and training steps over NCCL make is needed: without
+// it, and with what is waited for made late, the result is another one. Ranks are processes, so
+// that the streams of one have numbers of their own; waits are left out on rank 0.
 #include <array>
+#include <cmath>
 #include <filesystem>
 #include <map>
+#include <memory>
 
 #include "tests/cuda/device_memory.h"
 #include "tests/nccl/process_rank.h"
@@ -13,18 +15,193 @@
 namespace sotto::test {
 namespace {
 
-constexpr int kRounds = 4;
 constexpr size_t kN = 9000;
+constexpr int kMaxRounds = 11;
+
+// What the ranks do in a session, round by round.
+struct Kind {
+  const char* name;
+  const char* codec;      // of a compressed mean beside other collectives
+  const char* optimizer;  // or of a training
+  int rounds;
+  // Rounds of one stage have the same plans, and so the same waits.
+  int stage[kMaxRounds];
+  // Which rank's gradients have a NaN.
+  int nan_of_rank[kMaxRounds];
+};
+constexpr Kind kKinds[] = {
+    {"OneBit", R"({"type": "onebit"})", nullptr, 4, {}, {}},
+    {"Int8", R"({"type": "int8"})", nullptr, 4, {}, {}},
+    {"AdamW",
+     nullptr,
+     R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0})",
+     4,
+     {},
+     {-1, 0, 1, -1}},
+    {"OneBitAdam",
+     nullptr,
+     R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 3}}})",
+     kMaxRounds,
+     {0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2},
+     {-1, 0, 1, -1, 0, 1, -1, -1, 0, 1, -1}},
+    {"OneBitLamb",
+     nullptr,
+     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}})",
+     kMaxRounds,
+     {0, 0, 0, 0, 1, 1, 1, 2, 2, 2, 2},
+     {-1, 0, 1, -1, 0, 1, -1, -1, 0, 1, -1}},
+};
 
 float number(size_t i, int rank, int round) {
   return static_cast<float>((i * 7 + static_cast<size_t>(rank * 5 + round * 3)) % 41) - 20.0f;
 }
 
+// One rank's part of a session. What it brings on rank 0 is compared.
+class Work {
+ public:
+  virtual ~Work() = default;
+  // What it says at once.
+  virtual std::string round(int round) = 0;
+  // What the caller's stream has found behind each operation, all rounds together.
+  virtual std::string seen() = 0;
+  // Ends what has been started.
+  virtual void end() = 0;
+};
+
 // In each round, at once: a sum of NCCL's own, a compressed mean, one of the host's tensors in
-// between, and the caller's stream in front and behind. What it finds there.
+// between, and the caller's stream in front and behind.
+class Collectives final : public Work {
+ public:
+  Collectives(const Kind& kind, const ProcessRank& place, sotto_comm* comm)
+      : kind_(kind), place_(place), comm_(comm) {
+    s_ = tensors_.add(sum_);
+    m_ = tensors_.add(mean_);
+    for (int round = 0; round < kind_.rounds; ++round) {
+      for (auto* all : {&given_, &seen_sum_, &seen_mean_}) {
+        (*all)[round].resize(kN);
+        for (size_t i = 0; i < kN; ++i) (*all)[round][i] = number(i, place_.rank, round);
+        tensors_.add((*all)[round]);
+      }
+    }
+    tensors_.sync();
+    OK(sotto_codec_create(comm_, kind.codec, &m_, 1, &codec_));
+  }
+  ~Collectives() override { (void)sotto_codec_destroy(codec_); }
+
+  std::string round(int round) override {
+    tensors_.copy(sum_, given_[round]);
+    tensors_.copy(mean_, given_[round]);
+    std::vector<int32_t> on_host(3, place_.rank + round);
+    const sotto_buffer h = buffer(on_host);
+    const sotto_call plain = tensors_.call();
+    sotto_call compressed = tensors_.call();
+    compressed.codec = codec_;
+    OK(sotto_all_reduce(comm_, &s_, &s_, 1, &plain, &ops_.emplace_back()));
+    OK(sotto_all_reduce(comm_, &h, &h, 1, nullptr, &ops_.emplace_back()));
+    OK(sotto_all_reduce(comm_, &m_, &m_, 1, &compressed, &ops_.emplace_back()));
+    OK(sotto_op_stream_wait(ops_[0], tensors_.stream()));
+    tensors_.copy(seen_sum_[round], sum_);
+    OK(sotto_op_stream_wait(ops_[2], tensors_.stream()));
+    tensors_.copy(seen_mean_[round], mean_);
+    for (sotto_op* op : ops_) OK(sotto_op_wait(op, -1));
+    for (sotto_op* op : std::exchange(ops_, {})) OK(sotto_op_release(op));
+    tensors_.sync();
+    return bytes_of(on_host);
+  }
+  std::string seen() override {
+    tensors_.download();
+    std::string all;
+    for (int round = 0; round < kind_.rounds; ++round)
+      all += bytes_of(seen_sum_[round]) + bytes_of(seen_mean_[round]);
+    return all;
+  }
+  void end() override {
+    for (sotto_op* op : ops_) {
+      (void)sotto_op_wait(op, -1);
+      OK(sotto_op_release(op));
+    }
+  }
+
+ private:
+  const Kind& kind_;
+  const ProcessRank& place_;
+  sotto_comm* comm_;
+  Tensors tensors_{Where::kCuda};
+  std::vector<float> sum_ = std::vector<float>(kN), mean_ = std::vector<float>(kN);
+  sotto_buffer s_ = {}, m_ = {};
+  std::vector<float> given_[kMaxRounds], seen_sum_[kMaxRounds], seen_mean_[kMaxRounds];
+  sotto_codec* codec_ = nullptr;
+  std::vector<sotto_op*> ops_;
+};
+
+// A step per round, the caller's stream in front and behind.
+class Training final : public Work {
+ public:
+  Training(const Kind& kind, const ProcessRank& place, sotto_comm* comm) : kind_(kind) {
+    sotto_param params[2] = {};
+    for (size_t t = 0; t < 2; ++t) {
+      p_[t].resize(kCounts[t]);
+      g_[t].resize(kCounts[t]);
+      for (size_t i = 0; i < kCounts[t]; ++i) p_[t][i] = 0.01f * static_cast<float>(i % 97) - 0.3f;
+      params[t].struct_size = sizeof(sotto_param);
+      params[t].param = tensors_.add(p_[t]);
+      params[t].grad = tensors_.add(g_[t]);
+      for (int round = 0; round < kind_.rounds; ++round) {
+        given_[round][t].resize(kCounts[t]);
+        for (size_t i = 0; i < kCounts[t]; ++i) given_[round][t][i] = number(i, place.rank, round);
+        if (t == 0 && kind_.nan_of_rank[round] == place.rank)
+          given_[round][t][place.rank == 0 ? 5 : kCounts[t] - 5] = NAN;
+        seen_[round][t].resize(kCounts[t]);
+        tensors_.add(given_[round][t]);
+        tensors_.add(seen_[round][t]);
+      }
+    }
+    tensors_.sync();
+    OK(sotto_optim_create(comm, kind.optimizer, params, 2, &optim_));
+  }
+  ~Training() override { (void)sotto_optim_destroy(optim_); }
+
+  std::string round(int round) override {
+    for (size_t t = 0; t < 2; ++t) tensors_.copy(g_[t], given_[round][t]);
+    const sotto_call call = tensors_.call();
+    OK(sotto_optim_step(optim_, &call, &op_));
+    OK(sotto_op_stream_wait(op_, tensors_.stream()));
+    for (size_t t = 0; t < 2; ++t) tensors_.copy(seen_[round][t], p_[t]);
+    const sotto_status status = sotto_op_wait(op_, -1);
+    const std::string says = status == SOTTO_OK ? "" : sotto_last_error();
+    OK(sotto_op_release(std::exchange(op_, nullptr)));
+    require(status == (kind_.nan_of_rank[round] < 0 ? SOTTO_OK : SOTTO_E_NONFINITE),
+            fmt::format("step {}: {} {}", round, sotto_status_name(status), says));
+    tensors_.sync();
+    return says;
+  }
+  std::string seen() override {
+    tensors_.download();
+    std::string all;
+    for (int round = 0; round < kind_.rounds; ++round)
+      all += bytes_of(seen_[round][0]) + bytes_of(seen_[round][1]);
+    return all + bytes_of(p_[0]) + bytes_of(p_[1]);
+  }
+  void end() override {
+    if (op_ == nullptr) return;
+    (void)sotto_op_wait(op_, -1);
+    OK(sotto_op_release(op_));
+  }
+
+ private:
+  static constexpr size_t kCounts[2] = {kN, 17};
+
+  const Kind& kind_;
+  Tensors tensors_{Where::kCuda};
+  std::vector<float> p_[2], g_[2], given_[kMaxRounds][2], seen_[kMaxRounds][2];
+  sotto_optim* optim_ = nullptr;
+  sotto_op* op_ = nullptr;
+};
+
 class Session {
  public:
-  Session(const ProcessRank& place, int64_t max_delay_us, uint64_t seed) : place_(place) {
+  Session(const Kind& kind, const ProcessRank& place, int64_t max_delay_us, uint64_t seed)
+      : kind_(kind), place_(place) {
     fake_cuda::clear_faults();
     fake_cuda::configure({.max_delay_us = max_delay_us, .seed = seed});
   }
@@ -36,38 +213,25 @@ class Session {
     ok(r.created, "sotto_comm_create");
     std::string result;
     {
-      Tensors tensors(Where::kCuda);
-      std::vector<float> sum(kN), mean(kN);
-      const sotto_buffer s = tensors.add(sum), m = tensors.add(mean);
-      for (int round = 0; round < kRounds; ++round) {
-        for (auto* all : {&given_, &seen_sum_, &seen_mean_}) {
-          (*all)[round].resize(kN);
-          for (size_t i = 0; i < kN; ++i) (*all)[round][i] = number(i, place_.rank, round);
-          tensors.add((*all)[round]);
-        }
+      std::unique_ptr<Work> work;
+      if (kind_.codec != nullptr) {
+        work = std::make_unique<Collectives>(kind_, place_, r.comm);
+      } else {
+        work = std::make_unique<Training>(kind_, place_, r.comm);
       }
-      tensors.sync();
-      sotto_codec* codec = nullptr;
-      OK(sotto_codec_create(r.comm, R"({"type": "onebit"})", &m, 1, &codec));
       try {
-        for (int round = 0; round < kRounds; ++round) {
+        for (int round = 0; round < kind_.rounds; ++round) {
           OK(sotto_barrier(r.comm, nullptr, nullptr));
           before(round);
-          result += one(r, tensors, codec, round, s, m, sum, mean);
+          result += work->round(round);
           after(round);
         }
-        tensors.download();
-        for (int round = 0; round < kRounds; ++round)
-          result += bytes_of(seen_sum_[round]) + bytes_of(seen_mean_[round]);
+        result += work->seen();
       } catch (const std::exception& failed) {
-        result = failed.what();
+        result = std::string("failed: ") + failed.what();
         (void)sotto_comm_abort(r.comm, "a round has failed");
       }
-      for (sotto_op* op : ops_) {
-        (void)sotto_op_wait(op, -1);
-        OK(sotto_op_release(op));
-      }
-      (void)sotto_codec_destroy(codec);
+      work->end();
     }
     (void)sotto_comm_destroy(r.comm);
     OK(sotto_context_destroy(r.context));
@@ -76,36 +240,13 @@ class Session {
   }
 
  private:
-  std::string one(const Rank& r, Tensors& tensors, sotto_codec* codec, int round,
-                  const sotto_buffer& s, const sotto_buffer& m, std::vector<float>& sum,
-                  std::vector<float>& mean) {
-    tensors.copy(sum, given_[round]);
-    tensors.copy(mean, given_[round]);
-    std::vector<int32_t> on_host(3, place_.rank + round);
-    const sotto_buffer h = buffer(on_host);
-    const sotto_call plain = tensors.call();
-    sotto_call compressed = tensors.call();
-    compressed.codec = codec;
-    OK(sotto_all_reduce(r.comm, &s, &s, 1, &plain, &ops_.emplace_back()));
-    OK(sotto_all_reduce(r.comm, &h, &h, 1, nullptr, &ops_.emplace_back()));
-    OK(sotto_all_reduce(r.comm, &m, &m, 1, &compressed, &ops_.emplace_back()));
-    OK(sotto_op_stream_wait(ops_[0], tensors.stream()));
-    tensors.copy(seen_sum_[round], sum);
-    OK(sotto_op_stream_wait(ops_[2], tensors.stream()));
-    tensors.copy(seen_mean_[round], mean);
-    for (sotto_op* op : ops_) OK(sotto_op_wait(op, -1));
-    for (sotto_op* op : std::exchange(ops_, {})) OK(sotto_op_release(op));
-    tensors.sync();
-    return bytes_of(on_host);
-  }
-
+  const Kind& kind_;
   const ProcessRank& place_;
-  std::vector<float> given_[kRounds], seen_sum_[kRounds], seen_mean_[kRounds];
-  std::vector<sotto_op*> ops_;
 };
 
-// A wait as every round has it: connections are made in the first one alone.
+// A wait as every round of a stage has it: connections are made in the first one alone.
 struct Site {
+  int stage;
   uint32_t stream, awaited;
   uint64_t record;  // of those of the round
   auto operator<=>(const Site&) const = default;
@@ -115,8 +256,8 @@ using Sites = std::map<Site, std::map<fake_cuda::Wait, int>>;  // in which round
 constexpr uint32_t kStreams = 12;
 
 // Which waits are made depends on how far the streams are.
-void add_waits(const ProcessRank& place, uint64_t seed, Sites* sites) {
-  Session session(place, 500, seed);
+void add_waits(const Kind& kind, const ProcessRank& place, uint64_t seed, Sites* sites) {
+  Session session(kind, place, 500, seed);
   std::vector<size_t> first;
   std::vector<std::array<uint64_t, kStreams>> records;
   (void)session.run(
@@ -131,8 +272,8 @@ void add_waits(const ProcessRank& place, uint64_t seed, Sites* sites) {
   for (size_t round = 0; round + 1 < first.size(); ++round) {
     for (size_t k = first[round]; k < first[round + 1]; ++k) {
       const fake_cuda::Wait& w = made[k];
-      (*sites)[{w.stream, w.awaited, w.record - records[round].at(w.awaited)}][w] =
-          static_cast<int>(round);
+      (*sites)[{kind.stage[round], w.stream, w.awaited, w.record - records[round].at(w.awaited)}]
+              [w] = static_cast<int>(round);
     }
   }
 }
@@ -168,25 +309,34 @@ class Sessions {
 void nothing(int) {}
 
 // The result without the wait and with the awaited stream late in its round.
-std::string left_out(const ProcessRank& place, const fake_cuda::Wait& wait, int round,
-                     int64_t late_us) {
-  Session session(place, 0, 1);
+std::string left_out(const Kind& kind, const ProcessRank& place, const fake_cuda::Wait& wait,
+                     int round, int64_t late_us) {
+  Session session(kind, place, 0, 1);
   fake_cuda::drop_wait(wait);
   return session.run(
       [&](int now) { fake_cuda::make_late(wait.awaited, now == round ? late_us : 0); },
       [&](int) { fake_cuda::make_late(wait.awaited, 0); });
 }
 
+const Kind& kind_named(const char* name) {
+  for (const Kind& kind : kKinds) {
+    if (name != nullptr && std::string(kind.name) == name) return kind;
+  }
+  throw RankError("TEST_KIND names nothing");
+}
+
 SOTTO_RANK_MAIN(nccl_waits) {
+  const Kind& kind = kind_named(std::getenv("TEST_KIND"));
   Sessions sessions(self);
   if (self.rank != 0) {
-    while (sessions.more(true)) (void)Session(sessions.place(), 0, 1).run(nothing, nothing);
+    while (sessions.more(true)) (void)Session(kind, sessions.place(), 0, 1).run(nothing, nothing);
     return 0;
   }
-  const std::string want = Session(sessions.next(), 0, 1).run(nothing, nothing);
-  require(want.size() == kRounds * (3 * 4 + 2 * kN * 4), want);
+  const std::string want = Session(kind, sessions.next(), 0, 1).run(nothing, nothing);
+  require(want.rfind("failed", 0) != 0, want);
+  require(want.size() >= static_cast<size_t>(kind.rounds) * kN * 4, "a result is missing");
   Sites sites;
-  for (uint64_t seed = 1; seed <= 3; ++seed) add_waits(sessions.next(), seed, &sites);
+  for (uint64_t seed = 1; seed <= 3; ++seed) add_waits(kind, sessions.next(), seed, &sites);
   std::string text;
   int needed = 0;
   for (const auto& [site, waits] : sites) {
@@ -195,15 +345,16 @@ SOTTO_RANK_MAIN(nccl_waits) {
     for (const int64_t late_us : {5'000, 50'000}) {  // the second for a machine with other work
       for (const auto& [wait, round] : waits) {
         if (shows) break;
-        shows = left_out(sessions.next(), wait, round, late_us) != want;
+        shows = left_out(kind, sessions.next(), wait, round, late_us) != want;
         dropped += fake_cuda::waits_dropped();
       }
     }
     if (shows) ++needed;
     // Which record is awaited may depend on time: then it was not left out.
     if (!shows && dropped > 0) {
-      text += fmt::format("; stream {} for record {} of stream {} is not needed: left out {} times",
-                          site.stream, site.record, site.awaited, dropped);
+      text += fmt::format(
+          "; stage {}, stream {} for record {} of stream {} is not needed: left out {} times",
+          site.stage, site.stream, site.record, site.awaited, dropped);
     }
   }
   sessions.more(false);
@@ -211,20 +362,26 @@ SOTTO_RANK_MAIN(nccl_waits) {
   return 0;
 }
 
-TEST(NcclWaits, EveryWaitOfACollectiveIsNeeded) {
+class NcclWaits : public testing::TestWithParam<Kind> {};
+
+TEST_P(NcclWaits, EveryWaitOfAStreamIsNeeded) {
   if (kThreadSanitizer) GTEST_SKIP() << "what comes too early is a race, which ends the process";
   const TempDir directory;
   Processes ranks(
       "nccl_waits", 2,
       {.argument = directory.path(),
-       .environment = {"SOTTO_TRANSPORT=nccl", "SOTTO_NCCL_NATIVE=all", "FAKE_NCCL_MISMATCH=hang"},
-       .timeout_ms = 300'000});
+       .environment = {"SOTTO_TRANSPORT=nccl", "SOTTO_NCCL_NATIVE=all", "FAKE_NCCL_MISMATCH=hang",
+                       std::string("TEST_KIND=") + GetParam().name},
+       .timeout_ms = 600'000});
   ranks.wait_all();
   ASSERT_EQ(ranks.failure(), "") << ranks.prefixed_output();
   const std::string text = ranks.message(0);
   EXPECT_GE(std::atoi(text.c_str()), 5) << text;
   EXPECT_EQ(text.find("is not needed"), std::string::npos) << text;
 }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NcclWaits, testing::ValuesIn(kKinds),
+                         [](const auto& of) { return std::string(of.param.name); });
 
 }  // namespace
 }  // namespace sotto::test
