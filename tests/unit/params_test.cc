@@ -127,27 +127,25 @@ TEST_P(ParamsRefused, NamesVariableValueAndWhatIsAllowed) {
 
 INSTANTIATE_TEST_SUITE_P(
     , ParamsRefused,
-    testing::Values(BadValue{"SOTTO_LOG", "loud", "one of error|warn|info|debug|trace"},
-                    BadValue{"SOTTO_LOG", "warn|info", "one of error|warn|info|debug|trace"},
-                    BadValue{"SOTTO_LOG", "WARN", "one of error|warn|info|debug|trace"},
-                    BadValue{"SOTTO_SIMD", "avx", "one of auto|scalar|sse4|avx2|avx512"},
-                    BadValue{"SOTTO_TIMEOUT_US", "0", "a whole number from 1 to 9223372036854775"},
-                    BadValue{"SOTTO_TIMEOUT_US", "99999999999999999999",
-                             "a whole number from 1 to 9223372036854775"},
-                    BadValue{"SOTTO_SEGMENT_BYTES", "8191",
-                             "0 or a whole number from 8192 to 16777216"},
-                    BadValue{"SOTTO_SEGMENT_BYTES", "16777217",
-                             "0 or a whole number from 8192 to 16777216"},
-                    BadValue{"SOTTO_SEGMENT_BYTES", "64k",
-                             "0 or a whole number from 8192 to 16777216"},
-                    BadValue{"SOTTO_RANK", "1.5", "a whole number from -1 to 1048575"},
-                    BadValue{"SOTTO_RANK", " 1", "a whole number from -1 to 1048575"},
-                    BadValue{"SOTTO_RATE_LIMIT_MBIT", "nan", "a number from 0 to 1000000000"},
-                    BadValue{"SOTTO_RATE_LIMIT_MBIT", "-1", "a number from 0 to 1000000000"},
-                    BadValue{"SOTTO_RATE_LIMIT_MBIT", "fast", "a number from 0 to 1000000000"},
-                    BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"},
-                    BadValue{"SOTTO_LISTEN_PORT", "65536", "a whole number from 0 to 65535"},
-                    BadValue{"SOTTO_ADVERTISE", "10.0.0.1\t", "printable ASCII text"}));
+    testing::Values(
+        BadValue{"SOTTO_LOG", "loud", "one of error|warn|info|debug|trace"},
+        BadValue{"SOTTO_LOG", "warn|info", "one of error|warn|info|debug|trace"},
+        BadValue{"SOTTO_LOG", "WARN", "one of error|warn|info|debug|trace"},
+        BadValue{"SOTTO_SIMD", "avx", "one of auto|scalar|sse4|avx2|avx512"},
+        BadValue{"SOTTO_TIMEOUT_US", "0", "a whole number from 1 to 9223372036854775"},
+        BadValue{"SOTTO_TIMEOUT_US", "99999999999999999999",
+                 "a whole number from 1 to 9223372036854775"},
+        BadValue{"SOTTO_SEGMENT_BYTES", "8191", "0 or a whole number from 8192 to 16777216"},
+        BadValue{"SOTTO_SEGMENT_BYTES", "16777217", "0 or a whole number from 8192 to 16777216"},
+        BadValue{"SOTTO_SEGMENT_BYTES", "64k", "0 or a whole number from 8192 to 16777216"},
+        BadValue{"SOTTO_RANK", "1.5", "a whole number from -1 to 1048575"},
+        BadValue{"SOTTO_RANK", " 1", "a whole number from -1 to 1048575"},
+        BadValue{"SOTTO_RATE_LIMIT_MBIT", "nan", "a number from 0 to 1000000000"},
+        BadValue{"SOTTO_RATE_LIMIT_MBIT", "-1", "a number from 0 to 1000000000"},
+        BadValue{"SOTTO_RATE_LIMIT_MBIT", "fast", "a number from 0 to 1000000000"},
+        BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"},
+        BadValue{"SOTTO_LISTEN_PORT", "65536", "a whole number from 0 to 65535"},
+        BadValue{"SOTTO_ADVERTISE", "10.0.0.1\t", "printable ASCII text"}));
 
 TEST(Params, UnknownNamesWarnWithTheNearestKnownOne) {
   const Result<Params> p =
