@@ -60,7 +60,10 @@ TEST(NcclHeldStreams, DoNotKeepAFailedGroupFromEnding) {
                   await([&] { return issued(6); }, "the second operation is queued");
                   if (self.rank == 0) OK(sotto_comm_abort(self.comm, "test"));
                   for (sotto_op* op : {first, second}) {
-                    require(sotto_op_wait(op, -1) == SOTTO_E_ABORTED, "aborted");
+                    const sotto_status status = sotto_op_wait(op, -1);
+                    const std::string says = status == SOTTO_OK ? "OK" : sotto_last_error();
+                    require(status == SOTTO_E_ABORTED,
+                            (op == first ? "the first: " : "the second: ") + says);
                     OK(sotto_op_release(op));
                   }
                   tensors.sync();
