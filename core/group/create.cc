@@ -11,7 +11,7 @@ namespace {
 
 // What every rank tells the others before data connections are made.
 struct Hello {
-  uint32_t version = 2;
+  uint32_t version = 3;  // another one where ranks would cut messages differently
   uint32_t reserved = 0;
   uint64_t segment_bytes = 0;  // 0: what suits the transport
   uint64_t process_token = 0;  // 0: does not want to move to the transport inside a process
