@@ -32,7 +32,9 @@ void Engine::finish(Op& op) {
     uint32_t word = 0;
     std::memcpy(&word, run.bases[run.plan->verdict_slot], 4);
     if (word != kCommit) {
-      op.failure_ = error(Code::kNonfinite, "a NaN or Inf was met; nothing was updated");
+      op.failure_ = word == kSkipGivenUp
+                        ? op.request_.channel->failure()
+                        : error(Code::kNonfinite, "a NaN or Inf was met; nothing was updated");
       start_undo(op, true);
       return;
     }
@@ -170,10 +172,13 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
       channel.control_ ? channel.control_->rank() : -1, cause.text);
   channel.groups_.clear();
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
-  // these operations. The other transports end without the device, and streams go on when it has
-  // done with the operation.
+  // these operations, and what is queued behind it executes. The other transports end without the
+  // device, and streams go on when it has done with the operation.
   if (channel.transport_ != nullptr && channel.transport_->caps().stream_ordered) {
-    for (const OpRef& op : channel.ops_) let_streams_go(*op);
+    for (const OpRef& op : channel.ops_) {
+      op->request_.run->give_up();
+      let_streams_go(*op);
+    }
   }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);

@@ -1,6 +1,7 @@
 #include "core/engine/run.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 
@@ -124,12 +125,18 @@ uint64_t PreparedPlan::held_bytes() const {
   return made_ * (plan_->scratch_bytes + plan_->host_bytes);
 }
 
+void Run::give_up() const {
+  if (plan->given_up == kNoSlot) return;
+  std::atomic_ref(*static_cast<uint32_t*>(bases[plan->given_up])).store(kSkipGivenUp);
+}
+
 void finish_binding(Run& run) {
   const std::vector<Slot>& slots = run.plan->slots;
   for (size_t s = 0; s < slots.size(); ++s) {
     if (slots[s].alias_of == kNoSlot) continue;
     run.bases[s] = static_cast<std::byte*>(run.bases[slots[s].alias_of]) + slots[s].alias_offset;
   }
+  if (run.plan->given_up != kNoSlot) std::memset(run.bases[run.plan->given_up], 0, 4);
   const uint32_t addresses = run.plan->addresses_host;
   if (addresses != kNoSlot)
     std::memcpy(run.bases[addresses], run.bases.data(), slots[addresses].bytes);

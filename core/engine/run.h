@@ -52,6 +52,9 @@ struct Run {
   void* at(const Region& region) const {
     return static_cast<std::byte*>(bases[region.slot]) + region.offset;
   }
+  // Before a stream-ordered transport is given up: whatever is decided on the device from now on is
+  // not to commit.
+  void give_up() const;
 };
 
 // A plan with its pool of runs and its kernels' tables, for one device.

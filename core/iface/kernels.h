@@ -410,6 +410,7 @@ inline constexpr uint32_t kSkipNonfinite =
     2;  // a worker met a non-finite value: nothing is written
 inline constexpr uint32_t kSkipServer =
     3;  // a server met a sum that is not finite: nothing is written, server residuals become 0
+inline constexpr uint32_t kSkipGivenUp = 4;  // messages may not have arrived: nothing is written
 
 struct FillArgs {
   uint8_t value;

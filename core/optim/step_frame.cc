@@ -434,7 +434,7 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
     const uint64_t bytes = tensors() * sizeof(TensorStep);
     b_.copy({host, v.tensor_steps, bytes}, {tensor_steps_, 0, bytes});
   }
-  b_.set_verdict(host);
+  b_.set_verdict(host, word);
   return take();
 }
 

@@ -109,7 +109,11 @@ class PlanBuilder {
   const T* keep_array(std::span<const T> values) {
     return plan_.keep_array(values);
   }
-  void set_verdict(uint32_t host_slot) { plan_.verdict_slot = host_slot; }
+  // The decision is made in `word`, and copied to `host_slot` for the host.
+  void set_verdict(uint32_t host_slot, uint32_t word) {
+    plan_.verdict_slot = host_slot;
+    plan_.word_slot = word;
+  }
   const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
 
   LogicalPlan take() { return std::move(plan_); }

@@ -158,7 +158,7 @@ CompressedCollective emit_compressed_collective(PlanBuilder& b, int32_t rank,
   b.copy({c.verdict, 0, 4}, {mean.exchange.gate, 0, 4});
   b.copy({c.verdict, 8, messages}, {mean.exchange.worker_messages, 0, messages});
   b.copy({c.verdict, 8 + messages, messages}, {c.slots.messages, 0, messages});
-  b.set_verdict(c.verdict);
+  b.set_verdict(c.verdict, mean.exchange.gate);
   return c;
 }
 

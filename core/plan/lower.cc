@@ -100,9 +100,11 @@ class Lowering {
     plan_->stream_ordered = target_.transport->stream_ordered && !target_.device->synchronous;
     first_.resize(in_.steps.size() + 1);
     place_addresses();
+    const size_t decides = plan_->stream_ordered ? decision() : in_.steps.size();
     for (size_t i = 0; i < in_.steps.size(); ++i) {
       first_[i] = static_cast<uint32_t>(plan_->steps.size());
       emit(in_.steps[i]);
+      if (i == decides) guard_decision();
     }
     first_[in_.steps.size()] = static_cast<uint32_t>(plan_->steps.size());
     lower_undo();
@@ -152,6 +154,41 @@ class Lowering {
     copy.source = {plan_->addresses_host, 0, bytes};
     copy.destination = {plan_->addresses, 0, bytes};
     plan_->steps.push_back(std::move(copy));
+  }
+
+  // The step that makes the plan's decision, if messages count for it.
+  size_t decision() const {
+    const auto decides = [&](const Step& step) {
+      return std::any_of(step.operands.begin(), step.operands.end(), [&](const OperandRef& op) {
+        return op.slot == in_.word_slot && op.access != Access::kRead;
+      });
+    };
+    const auto receives = [](const Step& step) { return step.kind == StepKind::kRecv; };
+    if (std::none_of(in_.steps.begin(), in_.steps.end(), receives)) return in_.steps.size();
+    size_t step = in_.steps.size();
+    while (in_.word_slot != kNoSlot && step-- > 0) {
+      if (decides(in_.steps[step])) return step;
+    }
+    return in_.steps.size();
+  }
+
+  // Behind a stream-ordered transport that is given up the lanes go on, without the messages. The
+  // engine says so first (Run::give_up); a decision that was made before that had all of them.
+  void guard_decision() {
+    const uint16_t lane = plan_->steps.back().lane;
+    plan_->given_up = static_cast<uint32_t>(plan_->slots.size());
+    plan_->slots.push_back({SlotKind::kHost, 4, kNoSlot, 0, 0});
+    Step guard;
+    guard.kind = StepKind::kCopy;
+    guard.lane = lane;
+    guard.source = {plan_->given_up, 0, 4};
+    guard.destination = {in_.word_slot, 0, 4};
+    guard.predicate = {plan_->given_up, 0, kSkipGivenUp};
+    for (uint32_t s = 0; s < plan_->steps.size(); ++s) {
+      if (plan_->steps[s].kind == StepKind::kRecv) guard.after.push_back(s);
+    }
+    guard_ = static_cast<uint32_t>(plan_->steps.size());
+    plan_->steps.push_back(std::move(guard));
   }
 
   void number_calls() {
@@ -263,6 +300,8 @@ class Lowering {
         waits[i] = waits[i - 1];
         continue;
       }
+      if (plan_->steps[i].kind == StepKind::kRecv && i > guard_)
+        return error(Code::kInternal, "step {} ({}) comes after the decision", i, step_name(i));
       uses.clear();
       collect_uses(plan_->slots, plan_->steps[i], &uses);
       for (const Use& use : uses) {
@@ -402,6 +441,7 @@ class Lowering {
   LoweringTarget target_;
   std::shared_ptr<Plan> plan_;
   std::vector<uint32_t> first_;  // first lowered step of each logical step
+  uint32_t guard_ = kNoStep;     // behind the decision; a decision comes after all receives
 };
 
 }  // namespace

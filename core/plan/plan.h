@@ -166,9 +166,10 @@ struct LogicalPlan {
   std::vector<Slot> slots;
   std::vector<Step> steps;
   std::vector<UndoStep> undo;
-  // Where the decision of all ranks ends up (a kHost slot of 4 bytes, kCommit or another word);
-  // kNoSlot: no decision.
+  // Where the decision of all ranks ends up (a kHost slot of 4 bytes, kCommit or another word), and
+  // where it is made; kNoSlot: no decision.
   uint32_t verdict_slot = kNoSlot;
+  uint32_t word_slot = kNoSlot;
   uint16_t postings = 1;
   // Owns argument structs and tables that steps point to.
   std::shared_ptr<std::deque<std::vector<std::byte>>> storage =
@@ -235,6 +236,8 @@ struct Plan {
   // Written to the host slot when a run is bound, copied to the scratch slot by the first step.
   uint32_t addresses_host = kNoSlot;
   uint32_t addresses = kNoSlot;
+  // Stream-ordered transports, plans with a decision: a word in host memory, 0 or kSkipGivenUp.
+  uint32_t given_up = kNoSlot;
   uint64_t scratch_bytes = 0;  // device arena of a run
   uint64_t host_bytes = 0;     // host arena of a run
 

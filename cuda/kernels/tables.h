@@ -64,7 +64,18 @@ struct Params {
     return *reinterpret_cast<const T*>(args);
   }
   // Whether the kernel runs at all.
-  SOTTO_HOST_DEVICE bool holds() const { return predicate == nullptr || *predicate == expect; }
+  SOTTO_HOST_DEVICE bool holds() const {
+    return predicate == nullptr || word_of(predicate) == expect;
+  }
+
+  // Also of a word that the host may be writing.
+  SOTTO_HOST_DEVICE static uint32_t word_of(const uint32_t* word) {
+#if defined(__CUDA_ARCH__)
+    return *static_cast<const volatile uint32_t*>(word);
+#else
+    return __atomic_load_n(word, __ATOMIC_ACQUIRE);
+#endif
+  }
 };
 
 }  // namespace sotto::cuda

@@ -233,6 +233,8 @@ SOTTO_RANK_MAIN(nccl_survivor) {
   require(state == ncclRemoteError, "the error of a lost rank");
   require(ncclAllReduce(w.a, w.b, w.n, ncclFloat32, ncclSum, w.comm, w.stream) == ncclRemoteError,
           "calls after it");
+  require(queued != ncclSuccess || cudaStreamQuery(w.stream) == cudaErrorNotReady,
+          "the operation holds up its stream");
   OK(ncclCommAbort(w.comm));
   OK(cudaStreamSynchronize(w.stream));  // the operation has been released
   return 0;

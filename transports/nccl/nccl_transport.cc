@@ -365,10 +365,6 @@ bool NcclTransport::run() {
       fail(differs->peer, differs->meant);
       return true;
     }
-    // A group that NCCL has given up ends like one that is done: watch() says why.
-    const auto seen = [](const PeerNote& note) { return note.seen; };
-    if (!std::all_of(first.notes.begin(), first.notes.end(), seen) && !communicator_->check().ok())
-      break;
     complete(first);
     spare_.splice(spare_.begin(), groups_, groups_.begin());
     any = true;
@@ -393,7 +389,8 @@ const NcclTransport::PeerNote* NcclTransport::look_at_notes(Group& group) {
   return nullptr;
 }
 
-// The device has executed the group.
+// The device has executed the group, and so all of it has arrived: NCCL holds up its stream until
+// then or its abort.
 void NcclTransport::complete(Group& group) {
   if (last_event_ == group.event) last_event_ = nullptr;
   for (const Staged& s : group.staged) {

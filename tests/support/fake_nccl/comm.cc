@@ -15,6 +15,7 @@ namespace {
 
 std::atomic<uint64_t> g_executed{0};
 std::atomic<uint64_t> g_hang_at{UINT64_MAX};
+std::atomic<uint64_t> g_hanging{0};
 
 int64_t number(const char* name, int64_t fallback) {
   const char* text = std::getenv(name);
@@ -34,7 +35,9 @@ Environment read_environment() {
 }
 
 void hang(const Comm& comm) {
+  ++g_hanging;
   while (!comm.aborted) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  --g_hanging;
 }
 
 struct Job {
@@ -65,6 +68,10 @@ void execute(void* user) {
     for (const Operation& o : job->operations) {
       if (!o.comm->aborted && o.comm->error == ncclSuccess) o.run(*o.comm, phase);
     }
+  }
+  // As a kernel that waits for data which nothing brings any more.
+  for (const Operation& o : job->operations) {
+    if (o.comm->error != ncclSuccess) hang(*o.comm);
   }
   for (const Operation& o : job->operations) --o.comm->pending;
 }
@@ -222,3 +229,5 @@ extern "C" void fake_nccl_hang(uint64_t k) {
   using namespace sotto::fake_nccl;
   g_hang_at = g_executed + k;
 }
+
+extern "C" uint64_t fake_nccl_hanging() { return sotto::fake_nccl::g_hanging; }

@@ -3,6 +3,9 @@
 // each with each. Operations execute in the order of their stream, groups as a whole, reductions in
 // the order of ranks.
 //
+// An operation that cannot go on, because a rank is gone or the communicator is in error, holds up
+// its stream until the communicator is aborted.
+//
 // A group is queued when each connection between two ranks that it is the first to use is made,
 // which takes both of them: until then the communicator is in progress, or the call blocks.
 //
@@ -29,6 +32,8 @@ extern "C" {
 void fake_nccl_fail_call(uint64_t k, int result);
 // The k-th operation that is to execute never completes, until its communicator is aborted.
 void fake_nccl_hang(uint64_t k);
+// Operations that only an abort ends, of all ranks that are threads of this process.
+uint64_t fake_nccl_hanging();
 // The communicator's asynchronous error, as from a broken network.
 void fake_nccl_break(void* comm, int result);
 // Calls so far, as fake_nccl_fail_call counts them.
