@@ -76,9 +76,9 @@ TEST(TcpAddress, DataConnectionsGoThroughAForwardedPort) {
   const Forwarded ranks(data, 1, [](int, TcpOptions&) {});
   EXPECT_EQ(ranks.failure, "");
   const auto& forwards = ranks.forwards;
-  // The lower rank connects.
+  // The lower rank connects, twice.
   for (size_t r = 0; r < forwards.size(); ++r)
-    EXPECT_EQ(forwards[r]->connections(), static_cast<int>(r));
+    EXPECT_EQ(forwards[r]->connections(), static_cast<int>(2 * r));
   EXPECT_EQ(forwards[0]->bytes_passed(), 0u);
   EXPECT_GT(forwards[1]->bytes_passed() + forwards[2]->bytes_passed(), 3 * data.size());
 }

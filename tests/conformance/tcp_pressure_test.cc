@@ -76,7 +76,8 @@ TEST(TcpPressure, OperationsEndInTheOrderOfTheirPriority) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
-class TcpTraced : public ::testing::Test {
+// How many connections there are to each peer: with one, small messages share it with bulk.
+class TcpTraced : public ::testing::TestWithParam<int64_t> {
  protected:
   std::string prefix() const { return directory_.path() + "/job"; }
 
@@ -98,11 +99,12 @@ class TcpTraced : public ::testing::Test {
 
 // From the moment when a small all-reduce is started, no more than the rest of the segment that is
 // on its way goes before its message, whatever else waits and however urgent that is.
-TEST_F(TcpTraced, ASmallAllReduceWaitsForOneSegmentOfBulkAtMost) {
+TEST_P(TcpTraced, ASmallAllReduceWaitsForOneSegmentOfBulkAtMost) {
   constexpr uint64_t kBulk = 8 << 20;  // bytes
   constexpr size_t kSmall = 10;
   WorldOptions world = slow_world(2, 400);
   world.params.trace = prefix();
+  world.params.connections = GetParam();
   std::vector<uint64_t> sent_at_start[2];  // per rank and small all-reduce: bytes that had left
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     Sum bulk(kBulk / 4);
@@ -141,6 +143,8 @@ TEST_F(TcpTraced, ASmallAllReduceWaitsForOneSegmentOfBulkAtMost) {
     EXPECT_GE(beside_bulk, 1u) << "rank " << rank;
   }
 }
+
+INSTANTIATE_TEST_SUITE_P(Connections, TcpTraced, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace sotto::test

@@ -15,7 +15,9 @@ TransportCase over(const char* name, uint32_t connections) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tcp, TransportSuite,
-                         testing::Values(over("tcp", 1), over("tcp_3_connections", 3)), case_name);
+                         testing::Values(over("tcp_1_connection", 1), over("tcp", 2),
+                                         over("tcp_4_connections", 4)),
+                         case_name);
 
 }  // namespace
 }  // namespace sotto::test

@@ -1,9 +1,9 @@
-// Damage on a data connection of real TCP ranks: a proxy between rank 0 and rank 1 flips a bit,
-// swallows bytes, closes, resets or stalls at a seeded byte, while the ranks meet, reduce or take
-// optimizer steps. Every rank must end with the same error that names one of the two, with nothing
-// half applied: parameters and optimizer state as the last finished step left them, equal between
-// the ranks that finished the same one. And the same contexts must be able to make a
-// comm that works.
+// Damage on one of the data connections of real TCP ranks: a proxy between rank 0 and rank 1 flips
+// a bit, swallows bytes, closes, resets or stalls at a seeded byte, while the ranks meet, reduce or
+// take optimizer steps. Every rank must end with the same error that names one of the two, with
+// nothing half applied: parameters and optimizer state as the last finished step left them, equal
+// between the ranks that finished the same one. And the same contexts must be able to make a comm
+// that works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -46,6 +46,13 @@ struct FrameCase {
   ProxyFault fault;
 };
 
+// The first connection is that of small messages, and all that compressed steps send is small. Sums
+// send hardly anything that is.
+int32_t connection_of(const std::string& work, std::mt19937& random) {
+  if (work == "onebit" || work == "onebit_lamb") return 0;
+  return work == "all_reduce" ? 1 : static_cast<int32_t>(random() % 2);
+}
+
 FrameCase draw(Kind kind, uint32_t seed) {
   std::mt19937 random(seed * 5 + static_cast<uint32_t>(kind));
   FrameCase c;
@@ -58,6 +65,7 @@ FrameCase draw(Kind kind, uint32_t seed) {
   const uint64_t reach[] = {160, 3'000, 200'000, 200'000};
   c.fault.at = random() % reach[random() % std::size(reach)];
   c.fault.count = 1 + random() % 200;
+  c.fault.connection = connection_of(c.work, random);
   return c;
 }
 
@@ -247,7 +255,7 @@ std::string judge(const FrameCase& c, const std::vector<End>& ends) {
 std::string run_case(const FrameCase& c) {
   const bool waits = c.fault.kind == Kind::kStall || c.fault.kind == Kind::kSwallow;
   const ReservedPort port;
-  // Only the first connection is harmed; that of the second comm passes.
+  // Only a connection of the first comm is harmed; those of the second pass.
   FaultyProxy proxy({.target_port = port.number(),
                      .seed = c.seed,
                      .max_delay_us = 100,

@@ -48,10 +48,10 @@ Figures figures_of(int32_t size) {
   return {with.descriptors - before.descriptors, with.threads - before.threads - size};
 }
 
-// A pair of ranks has a data connection, a rank a control connection to the coordinator; each has
+// A pair of ranks has two data connections, a rank a control connection to the coordinator; each has
 // two ends. All the rest is a number per rank, and one per group: where the coordinator listens.
 TEST(Scale, DescriptorsAndThreadsGrowAsTheConnectionsDo) {
-  const auto connections = [](int64_t w) { return w * (w - 1) + 2 * (w - 1); };
+  const auto connections = [](int64_t w) { return 2 * w * (w - 1) + 2 * (w - 1); };
   const Figures two = figures_of(2);
   for (const int32_t size : {4, 8}) {
     const Figures f = figures_of(size);

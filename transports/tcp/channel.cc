@@ -48,6 +48,10 @@ Channel::Channel(TransportCore& core, int32_t peer,
     line.stream = std::move(stream);
     lines_.push_back(std::move(line));
   }
+  if (lines_.size() > 1) {
+    lines_[0].small_only = true;
+    lines_[0].stream->carries_little();
+  }
   for (const Line& line : lines_) {
     line.stream->set_owner(*this, name_);
     line.stream->resume();
@@ -146,10 +150,11 @@ bool Channel::next_frame(FrameStream& stream, OutFrame& out) {
     service_.pop();
     return true;
   }
-  Transfer* t = queue_.pop();
+  Line& line = line_of(stream);
+  Transfer* t = line.small_only ? queue_.pop_small() : queue_.pop();
   if (t == nullptr) {
     out.header.kind = wire::FrameKind::kBye;
-    return std::exchange(line_of(stream).bye_due, false);
+    return std::exchange(line.bye_due, false);
   }
   out.header.kind = wire::FrameKind::kData;
   out.header.message_class = t->message_class;

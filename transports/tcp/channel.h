@@ -1,6 +1,7 @@
-// The data connections to one peer, most often one: which message goes next, credit and READY,
-// where an arriving message belongs. Messages name what they belong to, so it does not matter which
-// connection carries one: whichever has room takes the next.
+// The data connections to one peer: which message goes next, credit and READY, where an arriving
+// message belongs. Messages name what they belong to, so it does not matter which connection
+// carries one: whichever has room takes the next. But the first of several takes small ones only,
+// so that they need not wait for the end of a large one, nor behind what the kernel holds of it.
 //
 // Flow control. A message of at most eager_bytes is sent at once while its frame fits into the
 // credit that the receiver has granted; the receiver gives credit back in portions as messages
@@ -95,6 +96,7 @@ class Channel final : public StreamOwner {
     Flow* flow = nullptr;  // while its operation is not cancelled
     Transfer* transfer = nullptr;
     Unexpected* unexpected = nullptr;
+    bool small_only = false;
     bool bye_due = false;    // said when there is nothing else to say
     bool bye_heard = false;  // nothing comes any more
   };

@@ -27,8 +27,10 @@ class SendQueue {
     at->list.push(t);
   }
 
+  // The next message, null if there is none; pop_small: of those that overtake bulk.
+  Transfer* pop_small() { return pop_from(small_); }
   Transfer* pop() {
-    Transfer* t = pop_from(small_);
+    Transfer* t = pop_small();
     return t != nullptr ? t : pop_from(bulk_);
   }
 

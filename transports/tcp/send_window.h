@@ -45,6 +45,8 @@ class SendWindow {
 
   // fd: a connected socket. enabled: false: the buffer is what somebody has asked for.
   void start(int fd, bool enabled);
+  // The window stays as it is.
+  void stop() { enabled_ = false; }
   // After `bytes` were handed to the kernel.
   void sent(int fd, uint64_t bytes, int64_t now_ns) {
     if (!enabled_) return;

@@ -63,6 +63,8 @@ class FrameStream final : public Pollable {
   void pause() { paused_ = true; }
   void resume();
   void close();
+  // What is sent says nothing about the path.
+  void carries_little() { window_.stop(); }
   // No more frames will be sent; what was sent still arrives.
   void shutdown_send();
   // Forgets a frame that is being sent or received: the rest of it will not be read from (or

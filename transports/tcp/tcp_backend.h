@@ -30,9 +30,10 @@ struct TcpOptions {
   // eager_bytes). Ranks that differ use the smallest values among them.
   uint64_t eager_bytes = 65536;
   uint64_t credit_bytes = uint64_t{1} << 20;
-  // Data connections to each peer, 1 to 64: more than one where a single flow cannot fill the link.
-  // Ranks that differ use the smallest number among them.
-  uint32_t connections = 1;
+  // Data connections to each peer, 1 to 64. The first of several carries small messages only; more
+  // than 2 where a single flow cannot fill the link. Ranks that differ use the smallest number
+  // among them.
+  uint32_t connections = 2;
   // Of data connections: tcp::SocketSettings.
   uint64_t send_buffer_bytes = 0;
   uint64_t receive_buffer_bytes = 0;
