@@ -48,8 +48,9 @@ Figures figures_of(int32_t size) {
   return {with.descriptors - before.descriptors, with.threads - before.threads - size};
 }
 
-// A pair of ranks has two data connections, a rank a control connection to the coordinator; each has
-// two ends. All the rest is a number per rank, and one per group: where the coordinator listens.
+// A pair of ranks has two data connections, a rank a control connection to the coordinator; each
+// has two ends. All the rest is a number per rank, and one per group: where the coordinator
+// listens.
 TEST(Scale, DescriptorsAndThreadsGrowAsTheConnectionsDo) {
   const auto connections = [](int64_t w) { return 2 * w * (w - 1) + 2 * (w - 1); };
   const Figures two = figures_of(2);
