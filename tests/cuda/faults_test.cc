@@ -87,7 +87,7 @@ std::string train(const char* json, int steps,
                   bool nan_steps = false) {
   std::string results[2];
   WorldOptions options;
-  options.timeout_us = kThreadSanitizer ? 30'000'000 : 5'000'000;
+  options.timeout_us = kSanitized ? 30'000'000 : 5'000'000;
   const std::string failure = run_world(2, options, [&](Member& self) {
     Model model(self, steps, nan_steps);
     std::string& result = results[self.rank];
