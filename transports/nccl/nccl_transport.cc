@@ -417,6 +417,9 @@ Status NcclTransport::verify(const OpPosting& op) {
     if (std::find(group.keys.begin(), group.keys.end(), op.key) == group.keys.end()) continue;
     if (const PeerNote* differs = look_at_notes(group); differs != nullptr) return differs->meant;
   }
+  for (const auto& [key, meant] : differing_) {
+    if (key == op.key) return meant;
+  }
   return ok_status();
 }
 
@@ -471,7 +474,12 @@ void NcclTransport::stop() {
     }
     std::this_thread::sleep_for(kDrainPause);
   }
-  for (Group& group : groups_) release(group);
+  for (Group& group : groups_) {
+    // An operation that had all its messages before is asked about later.
+    if (const PeerNote* differs = look_at_notes(group); differs != nullptr)
+      for (const OpKey& key : group.keys) differing_.emplace_back(key, differs->meant);
+    release(group);
+  }
   groups_.clear();
   last_event_ = nullptr;
 }
