@@ -14,13 +14,14 @@
 namespace sotto::tcp {
 namespace {
 
-// What is on its way in the kernel besides, whatever the path. With 128 KiB at least, 4 bytes
-// beside bulk wait for 58 instead of 43 ms at 100 Mbit/s and 4 ranks, and nothing is faster.
+// What is on its way in the kernel besides, whatever the path. Small messages wait for it on slow
+// links, and nothing is faster with 128 KiB.
 constexpr uint64_t kBeside = 32 * 1024;
 // A process that fills the buffer may be off its core for so long. More lets connections to one
-// receiver share its link less evenly, and urgent frames wait longer: with 5 ms four ranks take 5 %
-// longer for a large float32 all-reduce at 1 Gbit/s.
-constexpr uint64_t kAwayUs = 500;
+// receiver share its link less evenly, and small messages wait longer: with 5 ms four ranks take 5
+// % longer for a large float32 all-reduce at 1 Gbit/s, with 0.5 ms a small one beside it twice as
+// long.
+constexpr uint64_t kAwayUs = 250;
 // The rate is that of at least so long, since buckets let bursts pass at once, and of no pause.
 constexpr int64_t kSampleNs = 20'000'000, kPauseNs = 200'000'000;
 // Before anything is known of the path.
