@@ -57,7 +57,8 @@ struct Model {
   }
   float gradient(uint64_t i, int rank, int step) const {
     // In the part of the elements that this rank looks at.
-    if (fails(step) && i == (rank == 0 ? 5 : kCounts[2] - 5) && rank == kNanOfRank[step]) return NAN;
+    if (fails(step) && i == (rank == 0 ? 5 : kCounts[2] - 5) && rank == kNanOfRank[step])
+      return NAN;
     const uint64_t x =
         i * 7 + static_cast<uint64_t>(rank) * 5 + static_cast<uint64_t>(step) * (i % 5 + 3);
     return static_cast<float>(x % 41) - 20.0f;
