@@ -8,6 +8,7 @@
 
 #include "tests/cuda/device_memory.h"
 #include "tests/nccl/process_rank.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/temp_dir.h"
 
 namespace sotto::test {
@@ -63,7 +64,7 @@ struct Outcome {
 // With the k-th thing failing on rank 0, if there is a fault.
 Outcome train(const ProcessRank& place, const Training& training, const Fault* fault, uint64_t k) {
   Outcome outcome;
-  Rank r(place, 10'000'000);
+  Rank r(place, kSanitized ? 60'000'000 : 10'000'000);
   ok(r.created, "sotto_comm_create");
   {
     Tensors tensors(Where::kCuda);
@@ -129,8 +130,9 @@ void check_error(const Fault& fault, const Outcome& outcome, uint64_t k) {
 SOTTO_RANK_MAIN(nccl_faulty_training) {
   const Training& training = named(kTrainings, "TEST_TRAINING");
   const Fault& fault = named(kFaults, "TEST_FAULT");
-  const std::string want = train(at_place(self, "before"), training, nullptr, 0).bits;
-  require(!want.empty(), "a training without faults");
+  const Outcome before = train(at_place(self, "before"), training, nullptr, 0);
+  require(before.error.empty(), "a training without faults: " + before.error);
+  const std::string& want = before.bits;
   std::set<std::string> names;
   uint64_t reported = 0;
   for (uint64_t k = 0;; ++k) {
