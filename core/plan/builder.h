@@ -109,7 +109,7 @@ class PlanBuilder {
   const T* keep_array(std::span<const T> values) {
     return plan_.keep_array(values);
   }
-  // The decision is made in `word`, and copied to `host_slot` for the host.
+  // The decision is made in `word`; the plan copies it to `host_slot`.
   void set_verdict(uint32_t host_slot, uint32_t word) {
     plan_.verdict_slot = host_slot;
     plan_.word_slot = word;

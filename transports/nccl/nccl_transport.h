@@ -126,9 +126,9 @@ class NcclTransport final : public Transport, private PollSource {
   cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
   PinnedPool pinned_;
   EventPool events_;
-  std::list<Group> groups_;                          // all but the last are queued
-  std::vector<std::pair<OpKey, Status>> differing_;  // of groups that were stopped
-  std::list<Group> spare_;  // with the memory of their vectors, for the next ones
+  std::list<Group> groups_;  // all but the last are queued
+  std::list<Group> spare_;   // with the memory of their vectors, for the next ones
+  std::vector<std::pair<OpKey, Status>> differing_;  // operations of groups that were stopped
   bool failed_ = false;
   int64_t next_watch_ns_ = 0;
   int64_t remote_error_ns_ = 0;  // when NCCL first said that a rank is gone; 0: it has not
