@@ -227,6 +227,7 @@ SOTTO_RANK_MAIN(nccl_killed_in_a_round) {
     Work work(named(std::getenv("TEST_KIND")), self.rank, 0, r.comm);
     for (int round = 0; round < kBefore; ++round) work.run(round);
     const Bytes before = work.bytes();
+    self.at("has run");
     if (self.rank == 1) fake_nccl_hang(std::strtoull(std::getenv("TEST_JOB"), nullptr, 10));
     sotto_op* const op = work.start(kBefore);
     if (self.rank == 1) {
@@ -253,6 +254,7 @@ TEST_P(NcclGivenUp, ByTheDeathOfARank) {
                     {.argument = directory.path(),
                      .environment = {"SOTTO_TRANSPORT=nccl", std::string("TEST_JOB=") + job,
                                      std::string("TEST_KIND=") + GetParam().name}});
+    ranks.await(0, "has run");  // or else the round before, whose end it may not know yet, fails
     ranks.await(1, "hangs");
     ranks.kill(1, SIGKILL);
     ranks.wait_all();
