@@ -1,31 +1,19 @@
 #include "cuda/cuda_device.h"
 
-#include <cuda.h>
-#include <cuda_runtime_api.h>
-
 #include <algorithm>
-#include <array>
-#include <atomic>
-#include <map>
-#include <mutex>
 #include <set>
-#include <unordered_map>
 
 #include "core/base/log.h"
-#include "cuda/cuda_status.h"
+#include "cuda/cuda_device_class.h"
 #include "cuda/kernels/prepare.h"
 #include "cuda/launch.h"
 
 namespace sotto {
 namespace {
 
-constexpr uint32_t kLanes = 4;
 constexpr uint64_t kAlignment = 256;  // of what the runtime allocates
 constexpr uint32_t kEventsAtOnce = 128;
-constexpr uint32_t kHolds = 16384;             // so many streams may be held at once
 constexpr unsigned kWaitValueVersion = 12000;  // CUDA version of the entry point's signature
-
-using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -52,75 +40,7 @@ Status let_in(int32_t device, int32_t peer) {
   return cuda_status(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess", device);
 }
 
-class CudaDevice final : public Device {
- public:
-  explicit CudaDevice(int32_t index) : index_(index) {
-    caps_.id = {DeviceType::kCuda, index};
-    caps_.synchronous = false;
-    caps_.host_memory = false;
-    caps_.lanes = kLanes;
-    caps_.streams = true;
-  }
-  ~CudaDevice() override;
-  Status open();
-
-  const DeviceCaps& caps() const override { return caps_; }
-  Result<void*> alloc(uint64_t bytes) override;
-  void free(void* memory, uint64_t bytes) override;
-  Result<void*> alloc_host(uint64_t bytes) override;
-  void free_host(void* memory, uint64_t bytes) override;
-  Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls) override;
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
-  Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
-              uint32_t expect) override;
-  Result<EventId> record(uint32_t lane) override;
-  Status wait(uint32_t lane, EventId event) override;
-  Result<bool> query(EventId event) override;
-  void release(EventId event) override;
-  Status check_stream(void* stream) const override;
-  Result<EventId> record_stream(void* stream) override;
-  Status stream_after_event(void* stream, EventId event) override;
-  Result<HoldId> hold_stream(void* stream) override;
-  void let_go(HoldId hold) override;
-  void* lane_stream(uint32_t lane) const override { return lane < kLanes ? lanes_[lane] : nullptr; }
-  // Measuring would take two timed events per kernel.
-  uint64_t busy_ns() const override { return 0; }
-
- private:
-  class Tables;
-
-  Status check(cudaError_t error, std::string_view call) const {
-    return cuda_status(error, call, index_);
-  }
-  Status load_kernels() const;
-  Status share_with_peers();
-  void* take_host(uint64_t bytes);
-  Status upload(void* dst, const void* src, uint64_t bytes);
-  Status zero(void* memory, uint64_t bytes);
-  Status add_events();
-  Result<EventId> record_on(cudaStream_t stream);
-  cudaEvent_t event_of(EventId id);
-  void drain();
-
-  const int32_t index_;
-  DeviceCaps caps_;
-  bool pools_ = false;
-  std::array<cudaStream_t, kLanes> lanes_{};
-  cudaStream_t memory_stream_ = nullptr;  // allocates and frees
-  WaitValue wait_value_ = nullptr;        // null: the driver has none
-  std::mutex mutex_;                      // guards what follows
-  std::vector<cudaEvent_t> events_;       // number id - 1
-  std::vector<EventId> free_events_;
-  // A stream is held by waiting for a word to reach a value. A word counts up, so that it can be
-  // used again while a slow stream has yet to look at it.
-  uint32_t* hold_words_ = nullptr;     // kHolds
-  std::vector<uint32_t> hold_values_;  // number id - 1
-  std::vector<HoldId> free_holds_;
-  // Pinned memory is kept until the device is closed: giving it back waits for the whole device,
-  // and so for streams that are held until whoever gives it back goes on.
-  std::unordered_map<void*, uint64_t> host_sizes_;
-  std::multimap<uint64_t, void*> free_host_;  // by size
-};
+}  // namespace
 
 class CudaDevice::Tables final : public CallTables {
  public:
@@ -315,12 +235,19 @@ Result<std::shared_ptr<const CallTables>> CudaDevice::prepare(std::span<const Ke
 }
 
 Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) {
+  if (lane >= kLanes) {
+    return error(Code::kInternal, "launch of {} on lane {}: cuda:{} has {}", kernel_name(call.id),
+                 lane, index_, kLanes);
+  }
+  return launch_on(lanes_[lane], call);
+}
+
+Status CudaDevice::launch_on(cudaStream_t stream, const KernelCall& call) {
   const auto* tables = static_cast<const Tables*>(call.tables);
-  if (lane >= kLanes || tables == nullptr || call.call >= tables->size() ||
+  if (tables == nullptr || call.call >= tables->size() ||
       call.operands.size() > cuda::kMaxOperands) {
-    return error(Code::kInternal,
-                 "launch of {} on lane {} of cuda:{}: no such lane, or not prepared",
-                 kernel_name(call.id), lane, index_);
+    return error(Code::kInternal, "launch of {} on cuda:{}: not prepared", kernel_name(call.id),
+                 index_);
   }
   cuda::Operands operands;
   for (size_t i = 0; i < call.operands.size(); ++i) operands.data[i] = call.operands[i].data;
@@ -328,7 +255,7 @@ Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const
   const CurrentDevice current(index_);
   SOTTO_TRY(current.status());
   const cudaError_t launched = cuda::launch_prepared(
-      lanes_[lane], tables->kernel(call.call), tables->tables(call.call), operands, condition);
+      stream, tables->kernel(call.call), tables->tables(call.call), operands, condition);
   if (launched == cudaSuccess) return ok_status();
   return check(launched, fmt::format("cudaLaunchKernelExC of {}", kernel_name(call.id)));
 }
@@ -337,14 +264,18 @@ Status CudaDevice::copy(uint32_t lane, void* dst, const void* src, uint64_t byte
                         const uint32_t* predicate, uint32_t expect) {
   if (lane >= kLanes)
     return error(Code::kInternal, "copy on lane {}: cuda:{} has {}", lane, index_, kLanes);
+  return copy_on(lanes_[lane], dst, src, bytes, predicate, expect);
+}
+
+Status CudaDevice::copy_on(cudaStream_t stream, void* dst, const void* src, uint64_t bytes,
+                           const uint32_t* predicate, uint32_t expect) {
   if (bytes == 0) return ok_status();
   const CurrentDevice current(index_);
   SOTTO_TRY(current.status());
   if (predicate == nullptr) {
-    return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, lanes_[lane]),
-                 "cudaMemcpyAsync");
+    return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
   }
-  return check(cuda::launch_copy(lanes_[lane], dst, src, bytes, {predicate, expect, false}),
+  return check(cuda::launch_copy(stream, dst, src, bytes, {predicate, expect, false}),
                "cudaLaunchKernelExC of copy");
 }
 
@@ -421,80 +352,21 @@ void CudaDevice::drain() {
   for (cudaStream_t stream : lanes_) forget_cuda_error(cudaStreamSynchronize(stream));
 }
 
+Status CudaDevice::health() {
+  const CurrentDevice current(index_);
+  SOTTO_TRY(current.status());
+  const cudaError_t state = cudaStreamQuery(lanes_[0]);
+  if (state == cudaErrorNotReady) {
+    forget_cuda_error(state);
+    return ok_status();
+  }
+  return check(state, "cudaStreamQuery");
+}
+
 void CudaDevice::release(EventId event) {
   std::lock_guard lock(mutex_);
   free_events_.push_back(event);
 }
-
-// ---- Streams of the caller ----
-
-// A graph would run the kernels again and nothing else: the step's number, schedule, loss scale and
-// verdict are the host's, and so is driving messages.
-Status CudaDevice::check_stream(void* stream) const {
-  const CurrentDevice current(index_);
-  SOTTO_TRY(current.status());
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  const cudaError_t asked = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
-  // Another stream is captured that the default stream would have to be ordered with.
-  const bool implicit = asked == cudaErrorStreamCaptureImplicit;
-  if (implicit) forget_cuda_error(asked);
-  if (!implicit) SOTTO_TRY(check(asked, "cudaStreamIsCapturing"));
-  if (!implicit && capture == cudaStreamCaptureStatusNone) return ok_status();
-  return invalid_state(
-      "the stream on cuda:{} is being captured into a CUDA graph, and operations cannot be part of "
-      "one: their host side would not run again; call between graphs, or name another stream",
-      index_);
-}
-
-Result<EventId> CudaDevice::record_stream(void* stream) {
-  return record_on(static_cast<cudaStream_t>(stream));
-}
-
-Status CudaDevice::stream_after_event(void* stream, EventId event) {
-  const CurrentDevice current(index_);
-  SOTTO_TRY(current.status());
-  return check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_of(event), 0),
-               "cudaStreamWaitEvent");
-}
-
-Result<HoldId> CudaDevice::hold_stream(void* stream) {
-  if (wait_value_ == nullptr) {
-    return unsupported(
-        "a stream cannot wait for an operation that needs the host: this driver has no "
-        "cuStreamWaitValue32; use sotto_op_wait");
-  }
-  const CurrentDevice current(index_);
-  SOTTO_TRY(current.status());
-  std::lock_guard lock(mutex_);
-  if (free_holds_.empty()) {
-    if (hold_values_.size() == kHolds) {
-      return error(Code::kDevice, "{} streams of cuda:{} wait for operations already, the limit",
-                   kHolds, index_);
-    }
-    hold_values_.push_back(0);
-    free_holds_.push_back(hold_values_.size());
-  }
-  const HoldId hold = free_holds_.back();
-  uint32_t* word = hold_words_ + (hold - 1);
-  const CUresult result =
-      wait_value_(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(word),
-                  hold_values_[hold - 1] + 1, CU_STREAM_WAIT_VALUE_GEQ);
-  if (result != CUDA_SUCCESS) {
-    return error(Code::kDevice, "cuStreamWaitValue32 on cuda:{}: error {} of the driver", index_,
-                 static_cast<int>(result));
-  }
-  free_holds_.pop_back();
-  return hold;
-}
-
-void CudaDevice::let_go(HoldId hold) {
-  std::lock_guard lock(mutex_);
-  uint32_t* word = hold_words_ + (hold - 1);
-  std::atomic_ref<uint32_t>(*word).store(++hold_values_[hold - 1], std::memory_order_release);
-  free_holds_.push_back(hold);
-}
-
-}  // namespace
 
 std::vector<std::string> cuda_device_texts() {
   int count = 0;

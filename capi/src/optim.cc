@@ -161,6 +161,14 @@ Status run(sotto_optim* optim, const sotto_call* call, sotto_op** out_op,
                        [&](const CallOptions& o) { return ((*optim->core).*start)(o); });
 }
 
+Status replay(sotto_optim* optim, sotto_op* op) {
+  SOTTO_TRY(check_handle_outside(optim, "optim"));
+  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  if (body.op == nullptr || body.engine != optim->comm->core->context()->engine())
+    return invalid_argument("the operation is of another context than the optimizer");
+  return optim->core->replay(body.op);
+}
+
 Status set(sotto_optim* optim, const char* name, int32_t group, double value) {
   SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_TRY(check_pointer(name, "name"));
@@ -254,6 +262,10 @@ sotto_status sotto_optim_create(sotto_comm* comm, const char* json, const sotto_
 
 sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
   return guarded("sotto_optim_step", [&] { return run(optim, call, out_op, &Optimizer::step); });
+}
+
+sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op) {
+  return guarded("sotto_optim_replay", [&] { return replay(optim, op); });
 }
 
 sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {

@@ -29,6 +29,13 @@ auto soon(Duration wait) {
 
 }  // namespace
 
+// What was recorded uses the run's memory as long as it can be replayed.
+Op::~Op() {
+  if (!recorded() || request_.run == nullptr) return;
+  request_.channel->unrecord(*request_.run);
+  request_.plan->give_back(std::move(request_.run));
+}
+
 Status Op::status() const {
   if (!done()) return Status(Code::kInProgress, "the operation has not completed");
   return result_;
@@ -365,6 +372,7 @@ bool Engine::progress() {
   any |= take_completions();
   any |= channels_failed();
   any |= poll_events();
+  any |= launches_ended();
   any |= issue_again();
   any |= run_ready();
   any |= take_completions();
@@ -373,7 +381,7 @@ bool Engine::progress() {
 }
 
 void Engine::block(int64_t wait_us) {
-  bool device_busy = !held_ops_.empty();
+  bool device_busy = !held_ops_.empty() || !replayed_.empty();
   for (const auto& queue : queues_) {
     for (const auto& lane : queue->lanes) device_busy |= !lane.in_flight.empty();
   }

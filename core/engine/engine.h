@@ -64,6 +64,8 @@ struct OpRequest {
   std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
   std::shared_ptr<OpTotals> totals;
   std::shared_ptr<OpHooks> hooks;  // may be null
+  // The plan's device: the operation is recorded and does not run, but can be replayed (replay).
+  std::shared_ptr<GraphRecorder> recorder;
   int64_t timeout_us = -1;         // without progress; negative: never
   int32_t priority = 0;
   DoneFn on_done = nullptr;
@@ -84,19 +86,28 @@ struct OpStats {
 // One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.
 class Op {
  public:
+  Op() = default;
+  ~Op();
+  Op(const Op&) = delete;
+  Op& operator=(const Op&) = delete;
   bool done() const { return done_.load(std::memory_order_acquire); }
   // The result; IN_PROGRESS before completion.
   Status status() const;
   OpStats stats() const;
   // Whose streams may wait for it.
   const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
+  bool recorded() const { return request_.recorder != nullptr; }
 
  private:
   friend class Engine;
   friend class Channel;
   enum class State : uint8_t { kQueued, kRunning, kFailing, kUndoing };
 
+  // It is being recorded, or has not got so far.
+  bool recording() const { return recorded() && replays_ == 0; }
+
   OpRequest request_;
+  uint32_t replays_ = 0;  // of a recorded operation: launches of its graph that were asked for
   uint64_t sequence_ = 0;  // order of start in the engine
   State state_ = State::kQueued;
   bool committing_ = false;
@@ -172,6 +183,11 @@ class Engine final : public Driver {
   // time is over. Threads: any. Operations of one channel start in the order of these calls.
   Result<OpRef> start(OpRequest request, bool may_block);
 
+  // A recorded operation runs once more: with the next launch of its graph, which is the caller's
+  // to make and must not have been made. `bind` fills in bound slots and scalars; its refusal
+  // changes nothing. INVALID_STATE: not recorded, in flight, or launched otherwise meanwhile.
+  // Threads: any.
+  Status replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind);
   // IN_PROGRESS, or the operation's result. test makes some progress if nobody drives.
   Status test(const OpRef& op);
   Status wait(const OpRef& op, int64_t timeout_us);
@@ -262,6 +278,12 @@ class Engine final : public Driver {
   bool poll_events();
   bool lane_advanced(Device& device, std::deque<InFlight>& lane);
 
+  // Replaying (replay.cc), driver.
+  Status check_replay(const Op& op);
+  bool launches_ended();
+  void launch_ended(Op& op);
+  void fail_replay(Op& op, const Status& status);
+
   // Ending (finish.cc), driver.
   void finish(Op& op);
   void start_undo(Op& op, bool all_ran);
@@ -286,6 +308,7 @@ class Engine final : public Driver {
   std::vector<Channel*> channels_;
   std::vector<Ready> ready_;   // heap
   std::vector<Op*> held_ops_;  // with held_
+  std::vector<Op*> replayed_;  // recorded, a launch of whose graph is awaited
   std::vector<Completion> completions_, completions_now_;
   std::vector<OpRef> spare_;  // empty; its memory is what submitted_ gets next
   uint64_t next_sequence_ = 0;
@@ -334,6 +357,8 @@ class Channel final : public TransferSink,
   // Fails the root comm on all ranks. Threads: any; returns when the first cause is known here,
   // which takes the control plane a fraction of a second at most.
   void abort(const FailureCause& cause);
+  // A recorded operation will not be replayed any more. Threads: any.
+  void unrecord(const Run& run);
   // Ends connections in order. Threads: any, once, with no operation in flight.
   void close(int64_t timeout_us);
 

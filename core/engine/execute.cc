@@ -350,6 +350,8 @@ DeviceQueue* Engine::queue_of(const std::shared_ptr<Device>& device) {
   for (const auto& queue : queues_) {
     if (queue->device == device) return queue.get();
   }
+  // Recorders come and go. Of one that nobody else knows nothing is in flight.
+  std::erase_if(queues_, [](const auto& queue) { return queue->device.use_count() == 1; });
   return queues_.emplace_back(std::make_unique<DeviceQueue>(device)).get();
 }
 

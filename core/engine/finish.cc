@@ -16,6 +16,10 @@ constexpr int64_t kDecisionLimitUs = 2'000'000;
 // All steps are done, as far as the device says.
 void Engine::finish(Op& op) {
   if (op.broken_) return;  // its device has failed; the comm fails first, then this with it
+  if (op.recording()) {
+    complete(op, ok_status());
+    return;
+  }
   const Run& run = *op.request_.run;
   if (run.plan->stream_ordered) {
     Channel& channel = *op.request_.channel;
@@ -89,7 +93,12 @@ void Engine::complete(Op& op, Status status) {
   if (trace_ != nullptr && !run.postings.empty())
     trace_->operation(channel.rank(), op.sequence_, describe(run.postings[0].signature),
                       op.stats_.launch_ns, op.stats_.end_ns);
-  if (request.hooks != nullptr) {
+  const bool recording = op.recording();
+  if (recording) {
+    if (const Status ended = request.recorder->finish(); status.ok()) status = ended;
+    run.give_up();  // until it is replayed
+  }
+  if (request.hooks != nullptr && !recording) {
     std::span<const std::byte> verdict;
     const uint32_t slot = run.plan->verdict_slot;
     if (slot != kNoSlot && (status.ok() || status.code() == Code::kNonfinite)) {
@@ -99,7 +108,7 @@ void Engine::complete(Op& op, Status status) {
     request.hooks->on_complete(status, verdict);
   }
   OpTotals& totals = *request.totals;
-  if (status.ok() || status.code() == Code::kNonfinite) {
+  if (!recording && (status.ok() || status.code() == Code::kNonfinite)) {
     totals.payload_bytes_planned.fetch_add(op.stats_.payload_bytes_planned,
                                            std::memory_order_relaxed);
     totals.header_bytes_planned.fetch_add(op.stats_.header_bytes_planned,
@@ -109,8 +118,10 @@ void Engine::complete(Op& op, Status status) {
   totals.completed.fetch_add(1, std::memory_order_relaxed);
   if (request.after != 0) op.device()->release(std::exchange(request.after, 0));
   let_streams_go(op);
-  request.plan->give_back(std::move(request.run));
-  request.hooks.reset();
+  if (!op.recorded()) {
+    request.plan->give_back(std::move(request.run));
+    request.hooks.reset();
+  }
   op.result_ = std::move(status);
   if (request.on_done != nullptr && request.done_any_thread) {
     op.done_.store(true, std::memory_order_release);
@@ -174,11 +185,11 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
   // these operations, and what is queued behind it executes. The other transports end without the
   // device, and streams go on when it has done with the operation.
-  if (channel.transport_ != nullptr && channel.transport_->caps().stream_ordered) {
-    for (const OpRef& op : channel.ops_) {
-      op->request_.run->give_up();
-      let_streams_go(*op);
-    }
+  const bool queued =
+      channel.transport_ != nullptr && channel.transport_->caps().stream_ordered;
+  for (const OpRef& op : channel.ops_) {
+    op->request_.run->give_up();
+    if (queued) let_streams_go(*op);
   }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
@@ -189,6 +200,10 @@ void Engine::fail_op(Op& op, const Status& status) {
   Run& run = *op.request_.run;
   if (op.state_ == Op::State::kRunning && op.request_.channel->transport_ != nullptr) {
     for (const OpPosting& posting : run.postings) op.request_.channel->transport_->cancel(posting);
+  }
+  if (op.replays_ > 0) {
+    fail_replay(op, status);
+    return;
   }
   if (op.committing_ && !op.broken_) {
     finish_committing(op);
@@ -252,6 +267,10 @@ bool Engine::only_device_left(const Op& op) const {
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
   RoleLock role(*this);
+  if (op->recorded()) {
+    return invalid_state(
+        "the operation is part of a CUDA graph: what is queued behind its launch comes after it");
+  }
   Device& device = *op->device();
   SOTTO_TRY(device.check_stream(stream));
   // An operation that was just started may need its device alone, once that has its steps. In a
@@ -286,7 +305,7 @@ void Engine::settle_failed(Op& op) {
   if (op.request_.run->device_steps_in_flight > 0) return;
   // What a device has failed to commit is neither the old state nor the new one.
   const bool lost = op.broken_ && op.committing_;
-  if (op.any_step_ran_ && !lost && !op.request_.run->plan->undo.empty()) {
+  if (op.any_step_ran_ && !lost && !op.recording() && !op.request_.run->plan->undo.empty()) {
     start_undo(op, false);
   } else {
     complete(op, op.failure_);
@@ -365,6 +384,13 @@ void Channel::abort(const FailureCause& cause) {
   engine_->run_on_driver([&] { engine_->propose_failure(*this, cause); });
   if (engine_->wait_until([this] { return failed(); }, kDecisionLimitUs)) return;
   engine_->run_on_driver([&] { engine_->fail_channel(*this, cause); });
+}
+
+void Channel::unrecord(const Run& run) {
+  engine_->drive([&](Driver&) {
+    if (transport_ == nullptr) return;
+    for (const OpPosting& posting : run.postings) transport_->unrecord(posting);
+  });
 }
 
 void Channel::close(int64_t timeout_us) {

@@ -52,8 +52,8 @@ struct Run {
   void* at(const Region& region) const {
     return static_cast<std::byte*>(bases[region.slot]) + region.offset;
   }
-  // Before a stream-ordered transport is given up: whatever is decided on the device from now on is
-  // not to commit.
+  // Before a stream-ordered transport is given up, and while no launch of a graph is awaited:
+  // whatever is decided on the device from now on is not to commit.
   void give_up() const;
 };
 

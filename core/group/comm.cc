@@ -173,16 +173,37 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
 
 Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
                            const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
-                           const CallOptions& options) {
+                           const CallOptions& options, std::shared_ptr<GraphRecorder> recorder) {
   SOTTO_TRY(failure());
+  if (recorder != nullptr && plan->plan().transfers > 0 && !plan->plan().stream_ordered) {
+    return unsupported(
+        "over \"{}\" messages are moved by the host, and cannot be part of a CUDA graph; over "
+        "\"nccl\" they can",
+        transport());
+  }
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   bind(*run);
   finish_binding(*run);
   const Numbering before = numbering_;
   run->postings[0] = next_posting(signature, options.priority);
-  Result<OpRef> op = submit(std::move(plan), std::move(run), std::move(hooks), options);
-  if (!op.ok()) numbering_ = before;
+  Result<OpRef> op =
+      submit(std::move(plan), std::move(run), std::move(hooks), options, std::move(recorder));
+  if (!op.ok() || (*op)->recorded()) numbering_ = before;
   return op;
+}
+
+Status Comm::replay(const OpRef& op, OpSignature signature,
+                    const std::function<Status(Run&, OpHooks*)>& bind) {
+  const Numbering before = numbering_;
+  Status status = engine().replay(op, [&](Run& run, OpHooks* hooks) {
+    SOTTO_TRY(bind(run, hooks));
+    OpPosting& posting = run.postings[0];
+    signature.tag = posting.signature.tag;
+    posting = next_posting(signature, posting.priority);
+    return ok_status();
+  });
+  if (!status.ok()) numbering_ = before;
+  return status;
 }
 
 Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
@@ -197,7 +218,8 @@ Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
 }
 
 Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
-                           std::shared_ptr<OpHooks> hooks, const CallOptions& options) {
+                           std::shared_ptr<OpHooks> hooks, const CallOptions& options,
+                           std::shared_ptr<GraphRecorder> recorder) {
   OpRequest request;
   request.plan = std::move(plan);
   request.run = std::move(run);
@@ -205,6 +227,7 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.ranks = ranks_;
   request.totals = totals_;
   request.hooks = std::move(hooks);
+  request.recorder = std::move(recorder);
   request.timeout_us = options.timeout_us == 0 ? timeout_us() : options.timeout_us;
   request.priority = options.priority;
   request.on_done = options.on_done;
@@ -212,7 +235,7 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.done_any_thread = options.done_any_thread;
   request.waits = options.waits;
   if (const std::shared_ptr<Device>& device = request.plan->device();
-      options.stream && device->caps().streams) {
+      options.stream && device->caps().streams && request.recorder == nullptr) {
     const Status usable = device->check_stream(*options.stream);
     Result<EventId> event = usable.ok() ? device->record_stream(*options.stream) : usable;
     if (!event.ok()) {

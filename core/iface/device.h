@@ -43,6 +43,8 @@ struct DeviceCaps {
   bool streams = false;
   // The engine passes the byte ranges that a call writes and does not read (LaunchInfo::fresh).
   bool wants_fresh = false;
+  // Calls do not execute, but become part of a graph (GraphRecorder).
+  bool records = false;
 };
 
 // Memory that a call overwrites without reading it.
@@ -64,6 +66,8 @@ class CallTables {
  public:
   virtual ~CallTables() = default;
 };
+
+class GraphRecorder;
 
 class Device {
  public:
@@ -108,6 +112,9 @@ class Device {
     (void)stream;
     return ok_status();
   }
+  // What puts calls into the graph that the stream is being captured into; null: it is not. Threads:
+  // any.
+  virtual Result<std::shared_ptr<GraphRecorder>> record_graph(void* stream);
   // An event behind what is queued on the stream now. Threads: any.
   virtual Result<EventId> record_stream(void* stream) = 0;
   // What is queued on the stream later starts after the event.
@@ -126,6 +133,21 @@ class Device {
   // Nanoseconds spent in kernels and copies so far (of this device object, all lanes). 0 on a
   // device that would have to be slowed down to tell.
   virtual uint64_t busy_ns() const = 0;
+};
+
+// Makes calls part of the graph that a stream of the caller is being captured into, one after the
+// other, and knows how far launches of the graph are. A device of one lane: that stream, and after
+// finish() the first lane of the device whose stream it is. Events while recording are done at once.
+class GraphRecorder : public Device {
+ public:
+  // Nothing more becomes part of the graph.
+  virtual Status finish() = 0;
+  // Launches that have begun, and that have ended. What one has written is there when it has ended;
+  // what the host has written before it looks at begun() is read by all that have not. Threads: any.
+  virtual uint32_t begun() const = 0;
+  virtual uint32_t ended() const = 0;
+  // An execution error of the device.
+  virtual Status health() = 0;
 };
 
 }  // namespace sotto

@@ -188,6 +188,10 @@ class Transport {
   // with recv and have their memory: bulk senders may start. `largest` is the largest of these
   // messages in bytes, so that a transport can leave out READY frames that nobody waits for.
   virtual void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) = 0;
+  // Stream-ordered: what was issued for the operation into a graph, known by the place of `op`, is
+  // about to execute, for the operation that is there now; or will not execute any more.
+  virtual void restart(const OpPosting& op) { (void)op; }
+  virtual void unrecord(const OpPosting& op) { (void)op; }
   // Stream-ordered, asked when all steps of the operation are done: PROTOCOL if what it has
   // received was meant for something else.
   virtual Status verify(const OpPosting& op) {
@@ -204,7 +208,8 @@ class Transport {
   virtual void send(Transfer& transfer) = 0;
   virtual void recv(Transfer& transfer) = 0;
   // by_order: sends and receives of one round, all at once. stream_ordered: queued on `lane` of
-  // `device`; the engine records an event behind them and on_transfer is not used. IN_PROGRESS:
+  // `device`; the engine records an event behind them and on_transfer is not used. If the device
+  // records, they execute after each restart, with the transfers and their memory. IN_PROGRESS:
   // they are not queued yet; the engine issues the same group again, soon and before any other,
   // until they are or the root comm fails.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;

@@ -112,8 +112,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // that would be more than gradient_accumulation_steps.
   Result<OpRef> accumulate(const CallOptions& options);
   // INVALID_STATE if micro-batches were accumulated, but not as many as
-  // gradient_accumulation_steps, this one included.
+  // gradient_accumulation_steps, this one included. If the call's stream is being captured into a
+  // graph, the step is recorded and does not happen (replay).
   Result<OpRef> step(const CallOptions& options);
+  // A recorded step of this optimizer happens with the next launch of its graph. INVALID_STATE: the
+  // next step is not like the recorded one, or has other memory; see Engine::replay.
+  Status replay(const OpRef& op);
   // "lr" (NaN: the schedule again) or "weight_decay", group -1: all; "loss_scale", group -1.
   Status set(std::string_view name, int32_t group, double value);
   // Where the gradients of each parameter lie from now on, in order of registration; of the
@@ -149,6 +153,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
 
  private:
   class StepHooks;
+  class RecordedHooks;
   // What kind of step a plan is for.
   enum class Variant : uint8_t {
     kFull,
@@ -237,6 +242,11 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool silent(Variant variant) const;
   void overflowed(Status& status);
   Result<OpRef> launch(Variant variant, CallOptions options);
+  Result<OpRef> record(Variant variant, CallOptions options,
+                       std::shared_ptr<GraphRecorder> recorder);
+  Status bind_again(const RecordedHooks& recorded, Run& run) const;
+  Result<Prepared> prepare(Variant variant, bool accumulated,
+                           const std::shared_ptr<Device>& device) const;
   SmallVector<GroupScalars> scalars_of(Variant variant) const;
   void bind(Run& run, const Prepared& prepared, Variant variant) const;
   OpSignature signature(Variant variant) const;

@@ -145,12 +145,18 @@ StepPlan Optimizer::build(Variant variant, bool accumulated) const {
 Result<Optimizer::Prepared*> Optimizer::prepared(Variant variant) {
   const std::pair key(variant, accumulated(variant));
   if (const auto it = prepared_.find(key); it != prepared_.end()) return &it->second;
-  StepPlan step = build(variant, key.second);
+  SOTTO_ASSIGN(Prepared p, prepare(variant, key.second, access_.device()));
+  return &prepared_.insert_or_assign(key, std::move(p)).first->second;
+}
+
+Result<Optimizer::Prepared> Optimizer::prepare(Variant variant, bool accumulated,
+                                               const std::shared_ptr<Device>& device) const {
+  StepPlan step = build(variant, accumulated);
   Prepared p;
   p.slots = step.slots;
   p.verdict = step.verdict;
-  SOTTO_ASSIGN(p.plan, comm_->prepare(std::move(step.plan), access_.device()));
-  return &prepared_.insert_or_assign(key, std::move(p)).first->second;
+  SOTTO_ASSIGN(p.plan, comm_->prepare(std::move(step.plan), device));
+  return p;
 }
 
 SmallVector<GroupScalars> Optimizer::scalars_of(Variant variant) const {
@@ -313,6 +319,11 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
         accumulation_steps_, micro_batches_ + 1, micro_batches_);
   }
   const Variant variant = next_variant();
+  if (options.stream) {
+    SOTTO_ASSIGN(std::shared_ptr<GraphRecorder> recorder,
+                 access_.device()->record_graph(*options.stream));
+    if (recorder != nullptr) return record(variant, options, std::move(recorder));
+  }
   if (starts_compression(variant)) SOTTO_TRY(check_zero_variance());
   return launch(variant, options);
 }

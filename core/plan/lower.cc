@@ -100,7 +100,7 @@ class Lowering {
     plan_->stream_ordered = target_.transport->stream_ordered && !target_.device->synchronous;
     first_.resize(in_.steps.size() + 1);
     place_addresses();
-    const size_t decides = plan_->stream_ordered ? decision() : in_.steps.size();
+    const size_t decides = decision();
     for (size_t i = 0; i < in_.steps.size(); ++i) {
       first_[i] = static_cast<uint32_t>(plan_->steps.size());
       emit(in_.steps[i]);
@@ -156,7 +156,9 @@ class Lowering {
     plan_->steps.push_back(std::move(copy));
   }
 
-  // The step that makes the plan's decision, if messages count for it.
+  // The step that makes the plan's decision, if the device may come to it when the operation does
+  // not want it any more: behind messages of a stream-ordered transport, and in a graph, which
+  // somebody else launches.
   size_t decision() const {
     const auto decides = [&](const Step& step) {
       return std::any_of(step.operands.begin(), step.operands.end(), [&](const OperandRef& op) {
@@ -164,7 +166,9 @@ class Lowering {
       });
     };
     const auto receives = [](const Step& step) { return step.kind == StepKind::kRecv; };
-    if (std::none_of(in_.steps.begin(), in_.steps.end(), receives)) return in_.steps.size();
+    const bool behind_messages =
+        plan_->stream_ordered && std::any_of(in_.steps.begin(), in_.steps.end(), receives);
+    if (!behind_messages && !target_.device->records) return in_.steps.size();
     size_t step = in_.steps.size();
     while (in_.word_slot != kNoSlot && step-- > 0) {
       if (decides(in_.steps[step])) return step;
@@ -173,7 +177,8 @@ class Lowering {
   }
 
   // Behind a stream-ordered transport that is given up the lanes go on, without the messages. The
-  // engine says so first (Run::give_up); a decision that was made before that had all of them.
+  // engine says so first (Run::give_up); a decision that was made before that had all of them. So
+  // it does with graphs except for the launches that it awaits.
   void guard_decision() {
     const uint16_t lane = plan_->steps.back().lane;
     plan_->given_up = static_cast<uint32_t>(plan_->slots.size());

@@ -236,7 +236,8 @@ struct Plan {
   // Written to the host slot when a run is bound, copied to the scratch slot by the first step.
   uint32_t addresses_host = kNoSlot;
   uint32_t addresses = kNoSlot;
-  // Stream-ordered transports, plans with a decision: a word in host memory, 0 or kSkipGivenUp.
+  // Plans with a decision, for stream-ordered transports and graphs: a word in host memory, 0 or
+  // kSkipGivenUp.
   uint32_t given_up = kNoSlot;
   uint64_t scratch_bytes = 0;  // device arena of a run
   uint64_t host_bytes = 0;     // host arena of a run

@@ -51,6 +51,18 @@ __global__ void __launch_bounds__(kThreads) copy_bytes(const __grid_constant__ P
       });
 }
 
+// Operand: a word in memory of the host, which that reads at any time.
+__global__ void __launch_bounds__(1) count_up(const __grid_constant__ Params params) {
+  auto* const word = params.operands[0].flat<uint32_t>();
+#if defined(__CUDA_ARCH__)
+  __threadfence_system();
+  *static_cast<volatile uint32_t*>(word) = Params::word_of(word) + 1;
+  __threadfence_system();
+#else
+  __atomic_fetch_add(word, 1, __ATOMIC_SEQ_CST);
+#endif
+}
+
 namespace {
 
 template <template <class> class Kernel>
@@ -77,6 +89,10 @@ cudaError_t launch_bytes(cudaStream_t stream, KernelId id, uint32_t blocks, cons
     case KernelId::kAccumulate: return launch<run_quads<AccumulateKernel>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
+}
+
+cudaError_t launch_count(cudaStream_t stream, const Params& params) {
+  return launch<count_up>({1, 1}, stream, params);
 }
 
 cudaError_t launch_copy_bytes(cudaStream_t stream, uint32_t blocks, const Params& params) {

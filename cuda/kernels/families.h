@@ -17,5 +17,7 @@ cudaError_t launch_scalars(cudaStream_t stream, KernelId id, uint32_t blocks, co
 cudaError_t launch_zeroone(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
 // Operands: destination, source; params.bytes.
 cudaError_t launch_copy_bytes(cudaStream_t stream, uint32_t blocks, const Params& params);
+// Operand: a word.
+cudaError_t launch_count(cudaStream_t stream, const Params& params);
 
 }  // namespace sotto::cuda

@@ -66,4 +66,8 @@ cudaError_t launch_prepared(cudaStream_t stream, const PreparedKernel& prepared,
 cudaError_t launch_copy(cudaStream_t stream, void* dst, const void* src, uint64_t bytes,
                         const Condition& condition);
 
+// Adds 1 to a word that the host reads: it then sees what was queued before, and what it wrote
+// before it saw the word as it was is seen by what is queued behind.
+cudaError_t launch_count_up(cudaStream_t stream, uint32_t* word);
+
 }  // namespace sotto::cuda

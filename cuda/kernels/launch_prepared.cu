@@ -107,4 +107,10 @@ cudaError_t launch_copy(cudaStream_t stream, void* dst, const void* src, uint64_
   return launch_copy_bytes(stream, byte_blocks(bytes), params);
 }
 
+cudaError_t launch_count_up(cudaStream_t stream, uint32_t* word) {
+  Params params{};
+  params.operands[0].data = word;
+  return launch_count(stream, params);
+}
+
 }  // namespace sotto::cuda

@@ -1,7 +1,7 @@
 // Groups that are given up while NCCL executes an operation of theirs. Kernels that write are
 // queued behind NCCL's by then, and execute when NCCL's abort lets the stream go on, without the
 // data. What was to be written then stays as it was, and the operation fails; or else all of it had
-// arrived.
+// arrived. So it is with operations in graphs.
 #include <algorithm>
 #include <array>
 #include <barrier>
@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
+#include "tests/nccl/graph.h"
 #include "tests/nccl/process_rank.h"
 #include "tests/support/temp_dir.h"
 
@@ -25,6 +26,7 @@ struct Kind {
   const char* codec;      // of a compressed mean
   const char* optimizer;  // or of a training
 };
+constexpr size_t kCodecs = 2;  // the first of these
 constexpr Kind kKinds[] = {
     {"OneBit", R"({"type": "onebit"})", nullptr},
     {"Int8", R"({"type": "int8"})", nullptr},
@@ -85,6 +87,8 @@ class Work {
     }
   }
   ~Work() {
+    tensors_.sync();
+    graph_.reset();
     (void)sotto_codec_destroy(codec_);
     (void)sotto_optim_destroy(optim_);
   }
@@ -92,7 +96,15 @@ class Work {
   void run(int round) {
     sotto_op* const op = start(round);
     OK(sotto_op_wait(op, -1));
-    OK(sotto_op_release(op));
+    release(op);
+  }
+  // From now on rounds are launches of a graph.
+  void record() {
+    graph_ = std::make_unique<StepGraph>(tensors_.stream());
+    OK(graph_->record(optim_));
+  }
+  void release(sotto_op* op) {
+    if (graph_ == nullptr) OK(sotto_op_release(op));
   }
   sotto_op* start(int round) {
     tensors_.download();
@@ -102,6 +114,11 @@ class Work {
             static_cast<float>((i * 7 + static_cast<size_t>(rank_ * 5 + round)) % 41) - 20.0f;
     }
     tensors_.upload();
+    if (graph_ != nullptr) {
+      OK(sotto_optim_replay(optim_, graph_->op()));
+      graph_->launch();
+      return graph_->op();
+    }
     sotto_call call = tensors_.call();
     call.codec = codec_;
     sotto_op* op = nullptr;
@@ -134,6 +151,7 @@ class Work {
   sotto_buffer given_[2] = {}, means_[2] = {};
   sotto_codec* codec_ = nullptr;
   sotto_optim* optim_ = nullptr;
+  std::unique_ptr<StepGraph> graph_;
 };
 
 struct Outcome {
@@ -157,7 +175,7 @@ void await_quiet() {
 
 // The k-th of NCCL's jobs in the last round, of both ranks, hangs until the group is given up.
 // Whether there was one.
-bool give_up(const Kind& kind, uint64_t k, Outcomes* outcomes) {
+bool give_up(const Kind& kind, bool in_graph, uint64_t k, Outcomes* outcomes) {
   fake_cuda::configure({.devices = 4});
   WorldOptions options;
   options.transport = "nccl";
@@ -169,6 +187,7 @@ bool give_up(const Kind& kind, uint64_t k, Outcomes* outcomes) {
     Work work(kind, self.rank, self.rank + 1, self.comm);
     for (int round = 0; round < kBefore; ++round) work.run(round);
     mine.before = work.bytes();
+    if (in_graph) work.record();
     ranks.arrive_and_wait();
     if (self.rank == 0) fake_nccl_hang(k);
     ranks.arrive_and_wait();
@@ -182,21 +201,24 @@ bool give_up(const Kind& kind, uint64_t k, Outcomes* outcomes) {
       if (hung) OK(sotto_comm_abort(self.comm, "enough"));
     }
     mine.status = sotto_op_wait(op, -1);
-    OK(sotto_op_release(op));
+    work.release(op);
     mine.after = work.bytes();
   });
   EXPECT_EQ(failure, "") << "job " << k;
   return hung && failure.empty();
 }
 
-class NcclGivenUp : public testing::TestWithParam<Kind> {};
+class NcclGivenUp : public testing::TestWithParam<Kind> {
+ protected:
+  static void in_each_job(bool in_graph);
+};
 
-TEST_P(NcclGivenUp, WhatWasToBeWrittenStaysOrIsWhole) {
+void NcclGivenUp::in_each_job(bool in_graph) {
   Outcomes whole;
-  ASSERT_FALSE(give_up(GetParam(), UINT64_MAX / 2, &whole));
+  ASSERT_FALSE(give_up(GetParam(), in_graph, UINT64_MAX / 2, &whole));
   std::array<int, kRanks> failed{};
   uint64_t k = 0;
-  for (Outcomes given; give_up(GetParam(), k, &given); ++k) {
+  for (Outcomes given; give_up(GetParam(), in_graph, k, &given); ++k) {
     ASSERT_LT(k, 1000u);
     for (size_t r = 0; r < kRanks; ++r) {
       SCOPED_TRACE(testing::Message() << "job " << k << ", rank " << r);
@@ -214,6 +236,12 @@ TEST_P(NcclGivenUp, WhatWasToBeWrittenStaysOrIsWhole) {
   EXPECT_GT(k, 1u);
   for (const int times : failed) EXPECT_GT(times, 0);
 }
+
+TEST_P(NcclGivenUp, WhatWasToBeWrittenStaysOrIsWhole) { in_each_job(false); }
+
+class NcclGivenUpGraphs : public NcclGivenUp {};
+
+TEST_P(NcclGivenUpGraphs, WhatWasToBeWrittenStaysOrIsWhole) { in_each_job(true); }
 
 const Kind& named(const std::string& name) {
   return *std::find_if(std::begin(kKinds), std::end(kKinds),
@@ -262,8 +290,11 @@ TEST_P(NcclGivenUp, ByTheDeathOfARank) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Kinds, NcclGivenUp, testing::ValuesIn(kKinds),
-                         [](const auto& of) { return std::string(of.param.name); });
+std::string name_of(const testing::TestParamInfo<Kind>& of) { return of.param.name; }
+
+INSTANTIATE_TEST_SUITE_P(Kinds, NcclGivenUp, testing::ValuesIn(kKinds), name_of);
+INSTANTIATE_TEST_SUITE_P(Kinds, NcclGivenUpGraphs,
+                         testing::ValuesIn(kKinds + kCodecs, std::end(kKinds)), name_of);
 
 }  // namespace
 }  // namespace sotto::test

@@ -46,6 +46,10 @@ ncclRedOp_t op_of(ReduceOp op) {
   return ncclNumOps;  // refused by NCCL
 }
 
+Status without_note() {
+  return error(Code::kProtocol, "nccl: what a rank has sent does not begin with its note");
+}
+
 }  // namespace
 
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
@@ -112,6 +116,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
     SOTTO_ASSIGN(const cudaStream_t stream, stream_of(*device, lane));
     Group& made = new_group(stream);
     made.reports = device->caps().synchronous;
+    if (device->caps().records) made.recorded = transfers.front()->op;
     status = prepare(transfers, &made);
   }
   Group& group = groups_.back();
@@ -125,6 +130,10 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
     }
     failed_ = true;
     return status;
+  }
+  if (group.recorded != nullptr) {
+    recorded_.splice(recorded_.end(), groups_, std::prev(groups_.end()));
+    return ok_status();
   }
   for (const PeerNote& note : group.notes) count_note(note.peer, true);
   if (!group.reports) {
@@ -169,6 +178,8 @@ NcclTransport::Group& NcclTransport::new_group(cudaStream_t stream) {
   group.note_memory = nullptr;
   group.event = nullptr;
   group.stage = Stage::kNew;
+  group.recorded = nullptr;
+  group.executing = false;
   return group;
 }
 
@@ -190,6 +201,7 @@ Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group
       group->natives.push_back(action);
     }
   }
+  if (group->recorded != nullptr) return ok_status();
   SOTTO_ASSIGN(group->event, events_.take());
   return ok_status();
 }
@@ -203,9 +215,13 @@ Status NcclTransport::note_for(int32_t peer, std::span<Transfer* const> transfer
   }
   std::byte* const both = group->note_memory + 2 * sizeof(Note) * group->notes.size();
   group->notes.push_back({peer, make_note(transfers, peer), both, both + sizeof(Note), {}, false});
-  std::memcpy(both, &group->notes.back().mine, sizeof(Note));
-  std::memset(both + sizeof(Note), 0, sizeof(Note));
+  write_note(group->notes.back());
   return ok_status();
+}
+
+void NcclTransport::write_note(const PeerNote& note) {
+  std::memcpy(note.out, &note.mine, sizeof(Note));
+  std::memset(note.in, 0, sizeof(Note));
 }
 
 Result<NcclTransport::Action> NcclTransport::message(const Transfer& t, Group* group) {
@@ -243,6 +259,8 @@ Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool receiv
           at.device, communicator_->device());
     case cudaMemoryTypeUnregistered: break;
   }
+  if (group->recorded != nullptr)
+    return error(Code::kInternal, "nccl: memory in a graph that NCCL cannot reach");
   SOTTO_ASSIGN(std::byte* const pinned, pinned_.take(bytes));
   group->staged.push_back({memory, pinned, bytes, received});
   if (!received) std::memcpy(pinned, memory, bytes);
@@ -255,7 +273,8 @@ Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool receiv
 Status NcclTransport::launch(Group& group) {
   constexpr char kCall[] = "ncclGroupEnd";
   if (group.stage == Stage::kNew) {
-    if (last_event_ != nullptr && last_stream_ != group.stream)
+    // What is captured cannot wait for what is not; NCCL itself orders launches of graphs with it.
+    if (last_event_ != nullptr && last_stream_ != group.stream && group.recorded == nullptr)
       SOTTO_TRY(
           cuda_status(cudaStreamWaitEvent(group.stream, last_event_, 0), "cudaStreamWaitEvent"));
     SOTTO_TRY(together(group, &NcclTransport::queue_messages));
@@ -268,7 +287,8 @@ Status NcclTransport::launch(Group& group) {
   }
   SOTTO_TRY(communicator_->state(kCall));
   // Not before: until then NCCL may have put nothing on the stream.
-  SOTTO_TRY(cuda_status(cudaEventRecord(group.event, group.stream), "cudaEventRecord"));
+  if (group.recorded == nullptr)
+    SOTTO_TRY(cuda_status(cudaEventRecord(group.event, group.stream), "cudaEventRecord"));
   group.stage = Stage::kQueued;
   return ok_status();
 }
@@ -403,7 +423,7 @@ void NcclTransport::complete(Group& group) {
   }
   release(group);
   if (!all_seen) {
-    fail(-1, error(Code::kProtocol, "nccl: what a rank has sent does not begin with its note"));
+    fail(-1, without_note());
     return;
   }
   for (Transfer* t : group.transfers) {
@@ -412,7 +432,60 @@ void NcclTransport::complete(Group& group) {
   }
 }
 
+bool NcclTransport::busy() const {
+  return !groups_.empty() || std::any_of(recorded_.begin(), recorded_.end(),
+                                         [](const Group& group) { return group.executing; });
+}
+
+template <class Visit>
+void NcclTransport::visit_recorded(const OpPosting& op, Visit&& visit) {
+  for (auto it = recorded_.begin(); it != recorded_.end();) {
+    const auto group = it++;
+    if (group->recorded == &op) visit(group);
+  }
+}
+
+void NcclTransport::restart(const OpPosting& op) {
+  visit_recorded(op, [&](auto group) {
+    group->executing = true;
+    for (PeerNote& note : group->notes) {
+      note.mine = make_note(group->transfers, note.peer);  // with the number that it has this time
+      write_note(note);
+      note.seen = false;
+      note.meant = ok_status();
+      count_note(note.peer, true);
+    }
+    for (const Transfer* t : group->transfers) count(*t);
+  });
+}
+
+void NcclTransport::unrecord(const OpPosting& op) {
+  visit_recorded(op, [&](auto group) {
+    const OnDevice on(communicator_->device());
+    release(*group);
+    spare_.splice(spare_.begin(), recorded_, group);
+  });
+}
+
+void NcclTransport::retire(const OpPosting& op) {
+  visit_recorded(op, [&](auto group) {
+    if (!std::exchange(group->executing, false)) return;
+    for (const PeerNote& note : group->notes) count_note(note.peer, false);
+  });
+}
+
 Status NcclTransport::verify(const OpPosting& op) {
+  Status recorded;
+  visit_recorded(op, [&](auto group) {
+    if (!group->executing || !recorded.ok()) return;
+    const auto unseen = [](const PeerNote& note) { return !note.seen; };
+    if (const PeerNote* differs = look_at_notes(*group); differs != nullptr) {
+      recorded = differs->meant;
+    } else if (!failed_ && std::any_of(group->notes.begin(), group->notes.end(), unseen)) {
+      recorded = without_note();
+    }
+  });
+  SOTTO_TRY(recorded);
   for (Group& group : groups_) {
     if (std::find(group.keys.begin(), group.keys.end(), op.key) == group.keys.end()) continue;
     if (const PeerNote* differs = look_at_notes(group); differs != nullptr) return differs->meant;
@@ -431,10 +504,13 @@ void NcclTransport::release(Group& group) {
 
 // Differences that make operations hang, and errors of NCCL.
 void NcclTransport::watch() {
-  for (Group& group : groups_) {
-    if (const PeerNote* differs = look_at_notes(group); differs != nullptr) {
-      fail(differs->peer, differs->meant);
-      return;
+  for (std::list<Group>* groups : {&groups_, &recorded_}) {
+    for (Group& group : *groups) {
+      if (group.recorded != nullptr && !group.executing) continue;
+      if (const PeerNote* differs = look_at_notes(group); differs != nullptr) {
+        fail(differs->peer, differs->meant);
+        return;
+      }
     }
   }
   const Status state = communicator_->check();
@@ -461,6 +537,7 @@ void NcclTransport::stop() {
   communicator_->abort();
   const auto limit = std::chrono::steady_clock::now() + kDrainLimit;
   const auto working = [](const Group& group) {
+    if (group.recorded != nullptr) return false;  // it executes nothing
     const cudaError_t state =
         group.stage == Stage::kQueued ? cudaEventQuery(group.event) : cudaStreamQuery(group.stream);
     return state == cudaErrorNotReady;

@@ -38,8 +38,10 @@ class NcclTransport final : public Transport, private PollSource {
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
   void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
+  void restart(const OpPosting& op) override;
+  void unrecord(const OpPosting& op) override;
   Status verify(const OpPosting& op) override;
-  void retire(const OpPosting&) override {}
+  void retire(const OpPosting& op) override;
   void cancel(const OpPosting& op) override;
   void send(Transfer& transfer) override { refuse(transfer); }
   void recv(Transfer& transfer) override { refuse(transfer); }
@@ -85,12 +87,14 @@ class NcclTransport final : public Transport, private PollSource {
     std::byte* note_memory = nullptr;  // pinned, for all of them
     cudaEvent_t event = nullptr;       // behind all of it, once that is queued
     Stage stage = Stage::kNew;
+    const OpPosting* recorded = nullptr;  // what is in a graph: its operation, known by this place
+    bool executing = false;               // a launch of that is awaited
   };
 
   NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
                 int32_t rank, int32_t size, TransferSink& sink, const NcclOptions& options);
   bool run() override;
-  bool busy() const override { return !groups_.empty(); }
+  bool busy() const override;
   void refuse(Transfer& transfer);
 
   static Status rank_is_gone();
@@ -99,6 +103,7 @@ class NcclTransport final : public Transport, private PollSource {
   Status prepare(std::span<Transfer* const> transfers, Group* group);
   Result<Action> message(const Transfer& transfer, Group* group);
   Result<Action> native(const Transfer& transfer, Group* group);
+  static void write_note(const PeerNote& note);
   Status note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);
   Status launch(Group& group);
@@ -107,6 +112,8 @@ class NcclTransport final : public Transport, private PollSource {
   Status queue_natives(const Group& group) const;
   Status queued(ncclResult_t result, const char* call) const;
   const PeerNote* look_at_notes(Group& group);
+  template <class Visit>
+  void visit_recorded(const OpPosting& op, Visit&& visit);
   void complete(Group& group);
   void release(Group& group);
   void watch();
@@ -128,6 +135,7 @@ class NcclTransport final : public Transport, private PollSource {
   EventPool events_;
   std::list<Group> groups_;  // all but the last are queued
   std::list<Group> spare_;   // with the memory of their vectors, for the next ones
+  std::list<Group> recorded_;  // until they are forgotten: graphs have their memory
   std::vector<std::pair<OpKey, Status>> differing_;  // operations of groups that were stopped
   bool failed_ = false;
   int64_t next_watch_ns_ = 0;

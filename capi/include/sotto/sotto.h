@@ -190,7 +190,8 @@ typedef struct sotto_call {
   uint64_t tag;          /* must be equal on all ranks of the operation (checked) */
   void* stream;          /* a cudaStream_t of the buffers' device, NULL its default stream: the
                             operation starts after work queued on it; ignored for host memory.
-                            INVALID_STATE while it is captured into a CUDA graph */
+                            INVALID_STATE while it is captured into a CUDA graph, of which
+                            sotto_optim_step alone can be a part (sotto_optim_replay) */
   int64_t timeout_us;    /* may stand still at most so long; 0: the comm's; negative: forever */
   int32_t priority;      /* larger is more urgent; equal on all ranks; 0 is normal */
   sotto_reduce reduce;   /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
@@ -469,7 +470,7 @@ SOTTO_API sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64
  * Threads: any. Blocks: no. Stream: what is queued on it later waits for the operation. Errors:
  * UNSUPPORTED (operation on host memory: there is no stream; a driver older than CUDA 12), DEVICE,
  * INVALID_ARGUMENT (released), INVALID_STATE (fork; the stream is being captured into a CUDA
- * graph). Since: 0.1 */
+ * graph; a recorded operation). Since: 0.1 */
 SOTTO_API sotto_status sotto_op_stream_wait(sotto_op* op, void* stream);
 
 /* The operation's own status (SOTTO_IN_PROGRESS before completion) and text.
@@ -876,6 +877,29 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
  * updated, group healthy). Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call,
                                         sotto_op** out_op);
+
+/* Replays a step that is part of a CUDA graph: it happens with the next launch of the graph, which
+ * the caller makes after this call, once.
+ *   sotto_optim_step on a stream that is being captured records the step and changes nothing; its
+ *   operation is complete at once. Then, for every step: sotto_optim_replay; cudaGraphLaunch;
+ *   sotto_op_wait, which returns what a step returns. Learning rates, bias corrections, loss scale
+ *   and step number are those of the replayed step, read by the graph from the host's memory, so
+ *   schedules, skipped steps and all other calls work as usual.
+ *   Steps over NCCL, or of one rank, can be recorded; all ranks record and replay together. Of the
+ *   1-bit types each kind of step has a recording of its own: before and after the switch, and in the
+ *   compressed stage two, since error feedback changes between two places (so it does with a
+ *   gradient codec); INVALID_STATE tells that the next step is not like this one, and
+ *   sotto_optim_step is always possible. The first step of a compressed stage cannot be recorded.
+ *   A launch without a replay writes no parameter; it is found by the next replay, which fails the
+ *   comm. The graph must not be launched any more when the operation is released, or the comm has
+ *   failed or is destroyed. sotto_call.timeout_us counts from the replay on.
+ *   optim [in]
+ *   op    [in] the operation of a recorded step of this optimizer; sotto_op_stream_wait refuses it
+ * Threads: one per handle, not from callbacks. Blocks: no. Stream: none. Errors: BUSY (a step is in
+ * flight), INVALID_ARGUMENT (released; no step of this optimizer), INVALID_STATE (not recorded; the
+ * next step is not like the recorded one; launched otherwise; fork, callback), the comm's own.
+ * Since: 0.1 */
+SOTTO_API sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op);
 
 /* Gradient accumulation: adds the gradients now in the grad buffers, those of one micro-batch, to
  * sums in float32 that the library keeps (4 bytes per element). The next sotto_optim_step takes the

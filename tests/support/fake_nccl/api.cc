@@ -389,6 +389,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   if (comm->worker.joinable()) comm->worker.join();
   comm->wait_pending();
   if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, false);
+  forget_captured(*comm);
   remove(handle);
   return begun;
 }

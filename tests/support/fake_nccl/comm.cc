@@ -42,7 +42,16 @@ void hang(const Comm& comm) {
 
 struct Job {
   std::vector<Operation> operations;
+  bool captured = false;  // executes once per launch of a graph
 };
+
+// What graphs have. Of communicators that were aborted until the end of the process: a graph may be
+// in the middle of it.
+std::mutex g_captured_mutex;
+std::vector<std::unique_ptr<Job>>& captured_jobs() {
+  static auto* const jobs = new std::vector<std::unique_ptr<Job>>;
+  return *jobs;
+}
 
 // What a group needs first.
 struct Missing {
@@ -52,7 +61,10 @@ struct Missing {
 
 // On the stream's thread.
 void execute(void* user) {
-  const std::unique_ptr<Job> job(static_cast<Job*>(user));
+  Job* const job = static_cast<Job*>(user);
+  const std::unique_ptr<Job> last(job->captured ? nullptr : job);
+  if (job->captured)
+    for (const Operation& o : job->operations) ++o.comm->pending;
   const uint64_t number = g_executed.fetch_add(1, std::memory_order_relaxed);
   if (environment().max_delay_us > 0) {
     std::mt19937_64 random(environment().seed * 7919 + number);
@@ -91,14 +103,25 @@ ncclResult_t queue_jobs(std::vector<Operation> operations) {
   }
   for (const cudaStream_t stream : order) {
     std::unique_ptr<Job>& job = jobs[stream];
-    if (cudaLaunchHostFunc(stream, execute, job.get()) != cudaSuccess) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    cudaError_t queued = cudaStreamIsCapturing(stream, &capture);
+    job->captured = capture != cudaStreamCaptureStatusNone;
+    if (queued == cudaSuccess) queued = cudaLaunchHostFunc(stream, execute, job.get());
+    if (queued != cudaSuccess) {
       for (const Operation& o : job->operations) {
         --o.comm->pending;
         o.comm->fail(ncclUnhandledCudaError);
       }
       return ncclUnhandledCudaError;
     }
-    job.release();
+    if (!job->captured) {
+      job.release();
+      continue;
+    }
+    for (const Operation& o : job->operations) --o.comm->pending;
+    fake_cuda::Quiet quiet;
+    std::lock_guard lock(g_captured_mutex);
+    captured_jobs().push_back(std::move(job));
   }
   return ncclSuccess;
 }
@@ -114,6 +137,14 @@ void misuse(const std::string& text) {
 const Environment& environment() {
   static const Environment* const e = new Environment(read_environment());
   return *e;
+}
+
+void forget_captured(const Comm& comm) {
+  fake_cuda::Quiet quiet;
+  std::lock_guard lock(g_captured_mutex);
+  std::erase_if(captured_jobs(), [&](const std::unique_ptr<Job>& job) {
+    return job->operations.front().comm.get() == &comm;
+  });
 }
 
 void leave_group(Comm& comm) {

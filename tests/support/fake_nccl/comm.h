@@ -88,6 +88,9 @@ struct Operation {
   std::function<ncclResult_t(Comm&, int phase)> run;
 };
 
+// Graphs with operations of it are not launched any more.
+void forget_captured(const Comm& comm);
+
 // No thread has operations of it in an open group any more.
 void leave_group(Comm& comm);
 

@@ -1,0 +1,107 @@
+// Recorded operations: their calls are part of a graph of the caller's, and execute when that is
+// launched. Everything here is done by the driver unless said otherwise.
+#include <algorithm>
+
+#include "core/base/log.h"
+#include "core/engine/engine.h"
+
+namespace sotto {
+
+// Any thread.
+Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind) {
+  RoleLock role(*this);
+  take_submissions();
+  SOTTO_TRY(check_replay(*op));
+  Channel& channel = *op->request_.channel;
+  Run& run = *op->request_.run;
+  SOTTO_TRY(bind(run, op->request_.hooks.get()));
+  finish_binding(run);
+  std::fill(run.progress.begin(), run.progress.end(), StepProgress::kIssued);
+  run.done_steps = 0;
+  ++op->replays_;
+  op->state_ = Op::State::kRunning;
+  op->any_step_ran_ = true;
+  op->sequence_ = next_sequence_++;
+  op->last_progress_ns_ = op->stats_.launch_ns = op->stats_.start_ns = clock().now_ns();
+  op->stats_.end_ns = 0;
+  op->done_.store(false, std::memory_order_release);
+  op->request_.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
+  if (channel.transport_ != nullptr) {
+    for (const OpPosting& posting : run.postings) channel.transport_->restart(posting);
+  }
+  channel.ops_.push_back(op);
+  replayed_.push_back(op.get());
+  std::lock_guard lock(mutex_);
+  ++ops_in_flight_;
+  return ok_status();
+}
+
+Status Engine::check_replay(const Op& op) {
+  if (!op.recorded()) {
+    return invalid_state(
+        "the operation is no recorded one: its call's stream was not being captured into a CUDA "
+        "graph");
+  }
+  if (!op.done()) {
+    return error(Code::kBusy,
+                 "the operation is in flight; wait for it, and so for the launch of its graph");
+  }
+  Channel& channel = *op.request_.channel;
+  SOTTO_TRY(channel.failure());
+  const uint32_t begun = op.request_.recorder->begun();
+  if (begun == op.replays_) {
+    std::lock_guard lock(mutex_);
+    if (ops_in_flight_ < options_.max_ops) return ok_status();
+    return error(Code::kBusy, "{} operations are in flight, the limit of this context",
+                 options_.max_ops);
+  }
+  Status launched =
+      error(Code::kInvalidState,
+            "rank {}: a graph with the operation was launched {} times, but replayed {} times; "
+            "parameters were not written by the others, error feedback may have been",
+            channel.rank(), begun, op.replays_);
+  channel.pending_failures_.push_back({{launched.code(), channel.rank(), launched.text()}, false});
+  channels_failed();
+  return launched;
+}
+
+bool Engine::launches_ended() {
+  if (replayed_.empty()) return false;
+  bool any = false;
+  for (size_t i = 0; i < replayed_.size();) {
+    Op& op = *replayed_[i];
+    GraphRecorder& recorder = *op.request_.recorder;
+    if (recorder.ended() >= op.replays_ && !op.broken_) {
+      launch_ended(op);
+      any = true;
+      continue;
+    }
+    ++i;
+    if (op.broken_) continue;  // about to fail
+    if (const Status health = recorder.health(); !health.ok()) {
+      device_failed(op, health);
+      any = true;
+    }
+  }
+  return any;
+}
+
+void Engine::launch_ended(Op& op) {
+  std::erase(replayed_, &op);
+  Run& run = *op.request_.run;
+  run.give_up();
+  for (uint32_t step = 0; step < run.plan->steps.size(); ++step)
+    run.progress[step] = StepProgress::kDone;
+  run.done_steps = static_cast<uint32_t>(run.plan->steps.size());
+  finish(op);
+}
+
+// What has not begun reads that it is not to commit. What has will end, and tells by its decision
+// whether it was whole.
+void Engine::fail_replay(Op& op, const Status& status) {
+  if (!op.broken_ && op.request_.recorder->begun() >= op.replays_) return;
+  std::erase(replayed_, &op);
+  complete(op, status);
+}
+
+}  // namespace sotto

@@ -1,0 +1,110 @@
+// Steps that are part of a graph of the caller's.
+#include <algorithm>
+
+#include "core/optim/optimizer.h"
+
+namespace sotto {
+
+// Of a step that is in a graph.
+class Optimizer::RecordedHooks final : public OpHooks {
+ public:
+  RecordedHooks(std::shared_ptr<Optimizer> optimizer, Variant variant, bool accumulated,
+                Prepared prepared)
+      : optimizer_(std::move(optimizer)),
+        variant_(variant),
+        accumulated_(accumulated),
+        prepared_(std::move(prepared)) {}
+  void on_complete(Status& status, std::span<const std::byte> bytes) noexcept override {
+    optimizer_->completed(variant_, prepared_.verdict, status, bytes);
+  }
+  const Optimizer* optimizer() const { return optimizer_.get(); }
+  Variant variant() const { return variant_; }
+  bool accumulated() const { return accumulated_; }
+  const Prepared& prepared() const { return prepared_; }
+
+  std::vector<void*> bases;  // of the run: they are in the graph
+
+ private:
+  std::shared_ptr<Optimizer> optimizer_;
+  Variant variant_;
+  bool accumulated_;
+  Prepared prepared_;
+};
+
+Result<OpRef> Optimizer::record(Variant variant, CallOptions options,
+                                std::shared_ptr<GraphRecorder> recorder) {
+  if (options.waits) {
+    return invalid_argument(
+        "the stream is being captured into a CUDA graph: the step needs an operation, out_op, with "
+        "which it is replayed");
+  }
+  if (options.on_done != nullptr) {
+    return invalid_argument(
+        "the stream is being captured into a CUDA graph: a recorded step, which completes once for "
+        "every replay, takes no callback");
+  }
+  if (starts_compression(variant)) {
+    return invalid_state(
+        "step {} is the first of a compressed stage and comes once: it cannot be recorded into a "
+        "CUDA graph; let it happen first",
+        step_ + 1);
+  }
+  SOTTO_ASSIGN(Prepared p, prepare(variant, accumulated(variant), recorder));
+  const std::shared_ptr<PreparedPlan> plan = p.plan;
+  OpSignature s = signature(variant);
+  s.tag = options.tag;
+  auto hooks = std::make_shared<RecordedHooks>(shared_from_this(), variant, accumulated(variant),
+                                               std::move(p));
+  const auto bind_run = [&](Run& run) {
+    bind(run, hooks->prepared(), variant);
+    hooks->bases = run.bases;
+  };
+  SOTTO_ASSIGN(const OpRef op, comm_->launch(plan, s, std::ref(bind_run), hooks, options,
+                                             std::move(recorder)));
+  SOTTO_TRY(comm_->engine().wait(op, -1));
+  return op;
+}
+
+Status Optimizer::replay(const OpRef& op) {
+  if (busy()) {
+    return error(Code::kBusy,
+                 "a step of this optimizer is in flight; wait for it, and so for the launch of its "
+                 "graph");
+  }
+  in_flight_.store(true, std::memory_order_release);
+  const auto bind_run = [&](Run& run, OpHooks* hooks) {
+    const auto* const recorded = dynamic_cast<RecordedHooks*>(hooks);
+    if (recorded == nullptr || recorded->optimizer() != this)
+      return invalid_argument("the operation is no step of this optimizer");
+    return bind_again(*recorded, run);
+  };
+  const Status status = comm_->replay(op, signature(next_variant()), bind_run);
+  if (!status.ok()) in_flight_.store(false, std::memory_order_release);
+  return status;
+}
+
+// Where everything is is in the graph, but for the scalars, which the first copy of a launch takes
+// from the host.
+Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
+  const Variant next = next_variant();
+  if (next != recorded.variant() || accumulated(next) != recorded.accumulated()) {
+    return invalid_state(
+        "step {} is of another kind than the recorded one (stage, synchronisation or micro-batches "
+        "differ): call sotto_optim_step, or record one like it",
+        step_ + 1);
+  }
+  bind(run, recorded.prepared(), next);
+  if (std::equal(recorded.bases.begin(), recorded.bases.end(), run.bases.begin(),
+                 [&](const void* then, const void* now) { return then == nullptr || then == now; }))
+    return ok_status();
+  for (size_t i = 0; i < run.bases.size(); ++i) {
+    if (recorded.bases[i] != nullptr) run.bases[i] = recorded.bases[i];
+  }
+  return invalid_state(
+      "step {} uses other memory than the recorded one: gradients have moved "
+      "(sotto_optim_set_grads), or error feedback is in the other one of its two places, for which "
+      "a graph of its own can be recorded",
+      step_ + 1);
+}
+
+}  // namespace sotto
