@@ -66,7 +66,7 @@ struct OpRequest {
   std::shared_ptr<OpHooks> hooks;  // may be null
   // The plan's device: the operation is recorded and does not run, but can be replayed (replay).
   std::shared_ptr<GraphRecorder> recorder;
-  int64_t timeout_us = -1;         // without progress; negative: never
+  int64_t timeout_us = -1;  // without progress; negative: never
   int32_t priority = 0;
   DoneFn on_done = nullptr;
   void* user = nullptr;
@@ -107,7 +107,7 @@ class Op {
   bool recording() const { return recorded() && replays_ == 0; }
 
   OpRequest request_;
-  uint32_t replays_ = 0;  // of a recorded operation: launches of its graph that were asked for
+  uint32_t replays_ = 0;   // of a recorded operation: launches of its graph that were asked for
   uint64_t sequence_ = 0;  // order of start in the engine
   State state_ = State::kQueued;
   bool committing_ = false;

@@ -185,8 +185,7 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
   // these operations, and what is queued behind it executes. The other transports end without the
   // device, and streams go on when it has done with the operation.
-  const bool queued =
-      channel.transport_ != nullptr && channel.transport_->caps().stream_ordered;
+  const bool queued = channel.transport_ != nullptr && channel.transport_->caps().stream_ordered;
   for (const OpRef& op : channel.ops_) {
     op->request_.run->give_up();
     if (queued) let_streams_go(*op);

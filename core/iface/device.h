@@ -112,8 +112,8 @@ class Device {
     (void)stream;
     return ok_status();
   }
-  // What puts calls into the graph that the stream is being captured into; null: it is not. Threads:
-  // any.
+  // What puts calls into the graph that the stream is being captured into; null: it is not.
+  // Threads: any.
   virtual Result<std::shared_ptr<GraphRecorder>> record_graph(void* stream);
   // An event behind what is queued on the stream now. Threads: any.
   virtual Result<EventId> record_stream(void* stream) = 0;
@@ -137,13 +137,15 @@ class Device {
 
 // Makes calls part of the graph that a stream of the caller is being captured into, one after the
 // other, and knows how far launches of the graph are. A device of one lane: that stream, and after
-// finish() the first lane of the device whose stream it is. Events while recording are done at once.
+// finish() the first lane of the device whose stream it is. Events while recording are done at
+// once.
 class GraphRecorder : public Device {
  public:
   // Nothing more becomes part of the graph.
   virtual Status finish() = 0;
   // Launches that have begun, and that have ended. What one has written is there when it has ended;
-  // what the host has written before it looks at begun() is read by all that have not. Threads: any.
+  // what the host has written before it looks at begun() is read by all that have not. Threads:
+  // any.
   virtual uint32_t begun() const = 0;
   virtual uint32_t ended() const = 0;
   // An execution error of the device.

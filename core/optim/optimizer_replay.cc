@@ -5,27 +5,30 @@
 
 namespace sotto {
 
-// Of a step that is in a graph.
+// Of a step that is in a graph. The driver may be the last to know the operation, and must not be
+// the one who takes the optimizer and its context down: they are held while a launch is awaited.
 class Optimizer::RecordedHooks final : public OpHooks {
  public:
-  RecordedHooks(std::shared_ptr<Optimizer> optimizer, Variant variant, bool accumulated,
-                Prepared prepared)
-      : optimizer_(std::move(optimizer)),
+  RecordedHooks(const Optimizer* optimizer, Variant variant, bool accumulated, Prepared prepared)
+      : optimizer_(optimizer),
         variant_(variant),
         accumulated_(accumulated),
         prepared_(std::move(prepared)) {}
   void on_complete(Status& status, std::span<const std::byte> bytes) noexcept override {
-    optimizer_->completed(variant_, prepared_.verdict, status, bytes);
+    const std::shared_ptr<Optimizer> optimizer = std::move(awaits_);
+    optimizer->completed(variant_, prepared_.verdict, status, bytes);
   }
-  const Optimizer* optimizer() const { return optimizer_.get(); }
+  bool is_of(const Optimizer* optimizer) const { return optimizer_ == optimizer; }
   Variant variant() const { return variant_; }
   bool accumulated() const { return accumulated_; }
   const Prepared& prepared() const { return prepared_; }
+  void await(std::shared_ptr<Optimizer> optimizer) { awaits_ = std::move(optimizer); }
 
   std::vector<void*> bases;  // of the run: they are in the graph
 
  private:
-  std::shared_ptr<Optimizer> optimizer_;
+  const Optimizer* const optimizer_;  // perhaps gone
+  std::shared_ptr<Optimizer> awaits_;
   Variant variant_;
   bool accumulated_;
   Prepared prepared_;
@@ -53,14 +56,13 @@ Result<OpRef> Optimizer::record(Variant variant, CallOptions options,
   const std::shared_ptr<PreparedPlan> plan = p.plan;
   OpSignature s = signature(variant);
   s.tag = options.tag;
-  auto hooks = std::make_shared<RecordedHooks>(shared_from_this(), variant, accumulated(variant),
-                                               std::move(p));
+  auto hooks = std::make_shared<RecordedHooks>(this, variant, accumulated(variant), std::move(p));
   const auto bind_run = [&](Run& run) {
     bind(run, hooks->prepared(), variant);
     hooks->bases = run.bases;
   };
-  SOTTO_ASSIGN(const OpRef op, comm_->launch(plan, s, std::ref(bind_run), hooks, options,
-                                             std::move(recorder)));
+  SOTTO_ASSIGN(const OpRef op,
+               comm_->launch(plan, s, std::ref(bind_run), hooks, options, std::move(recorder)));
   SOTTO_TRY(comm_->engine().wait(op, -1));
   return op;
 }
@@ -73,10 +75,12 @@ Status Optimizer::replay(const OpRef& op) {
   }
   in_flight_.store(true, std::memory_order_release);
   const auto bind_run = [&](Run& run, OpHooks* hooks) {
-    const auto* const recorded = dynamic_cast<RecordedHooks*>(hooks);
-    if (recorded == nullptr || recorded->optimizer() != this)
+    auto* const recorded = dynamic_cast<RecordedHooks*>(hooks);
+    if (recorded == nullptr || !recorded->is_of(this))
       return invalid_argument("the operation is no step of this optimizer");
-    return bind_again(*recorded, run);
+    SOTTO_TRY(bind_again(*recorded, run));
+    recorded->await(shared_from_this());
+    return ok_status();
   };
   const Status status = comm_->replay(op, signature(next_variant()), bind_run);
   if (!status.ok()) in_flight_.store(false, std::memory_order_release);

@@ -1,10 +1,10 @@
 // A rank of several, started by sotto-run: collectives, a codec and training steps on tensors of a
-// CUDA device give over NCCL the bits that they give over TCP. For real devices, one for each rank
-// or one for all (tests/gpu.sh), and for the fakes.
+// CUDA device give over NCCL, where steps are in CUDA graphs too, the bits that they give over TCP.
+// For real devices, one for each rank or one for all (tests/gpu.sh), and for the fakes.
 #include <cstdio>
 #include <cstdlib>
 
-#include "tests/cuda/device_memory.h"
+#include "tests/cuda/step_graph.h"
 
 namespace sotto::test {
 namespace {
@@ -37,7 +37,8 @@ std::string collectives(sotto_comm* comm, int32_t rank, int32_t size, int device
   return bytes_of(sum) + bytes_of(integers) + bytes_of(gathered) + bytes_of(from_root);
 }
 
-std::string training(sotto_comm* comm, int32_t rank, int device, const char* json) {
+// in_graphs: each step that can be is the launch of one.
+std::string training(sotto_comm* comm, int32_t rank, int device, const char* json, bool in_graphs) {
   constexpr size_t kCounts[] = {70'001, 17, 1};
   Tensors tensors(Where::kCuda, device);
   std::vector<float> p[3], g[3];
@@ -53,18 +54,27 @@ std::string training(sotto_comm* comm, int32_t rank, int device, const char* jso
   sotto_optim* optim = nullptr;
   OK(sotto_optim_create(comm, json, params, 3, &optim));
   const sotto_call call = tensors.call();
-  for (int step = 0; step < 6; ++step) OK(sotto_optim_step(optim, &call, nullptr));
+  for (int step = 0; step < 6; ++step) {
+    StepGraph graph(tensors.stream());
+    if (!in_graphs || graph.record(optim) == SOTTO_E_INVALID_STATE) {
+      OK(sotto_optim_step(optim, &call, nullptr));
+      continue;
+    }
+    OK(sotto_optim_replay(optim, graph.op()));
+    graph.run();
+    tensors.sync();
+  }
   tensors.download();
   OK(sotto_optim_destroy(optim));
   return bytes_of(p[0]) + bytes_of(p[1]) + bytes_of(p[2]);
 }
 
-std::string results(sotto_comm* comm, int32_t rank, int32_t size, int device) {
+std::string results(sotto_comm* comm, int32_t rank, int32_t size, int device, bool in_graphs) {
   std::string all = collectives(comm, rank, size, device);
   for (const char* json :
        {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0})",
         R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}})"})
-    all += training(comm, rank, device, json);
+    all += training(comm, rank, device, json, in_graphs);
   return all;
 }
 
@@ -99,9 +109,9 @@ int run() {
   const std::string routes = read_all([&](char* at, uint64_t cap, uint64_t* n) {
     return sotto_comm_report(nccl, "routes", at, cap, n);
   });
-  const std::string over_tcp = results(tcp, rank, size, device);
-  const std::string over_nccl = results(nccl, rank, size, device);
-  const bool same = over_tcp == over_nccl;
+  const std::string over_tcp = results(tcp, rank, size, device, false);
+  const std::string over_nccl = results(nccl, rank, size, device, false);
+  const bool same = over_tcp == over_nccl && over_tcp == results(nccl, rank, size, device, true);
   std::printf("rank %d of %d on cuda:%d: %zu bytes over NCCL are %s over TCP; %s\n", rank, size,
               device, over_nccl.size(), same ? "those" : "NOT those", routes.c_str());
   OK(sotto_comm_destroy(nccl));

@@ -196,8 +196,8 @@ TEST(CudaStreams, AreRefusedWhileTheyAreCaptured) {
             FAILS(sotto_all_reduce(self.comm, &at, &at, 1, &captured, nullptr),
                   SOTTO_E_INVALID_STATE, "cuda:0", why);
             sotto_op* recorded = nullptr;
-            FAILS(sotto_optim_step(optim, &captured, &recorded), SOTTO_E_UNSUPPORTED,
-                  "\"inproc\"", "CUDA graph");
+            FAILS(sotto_optim_step(optim, &captured, &recorded), SOTTO_E_UNSUPPORTED, "\"inproc\"",
+                  "CUDA graph");
             for (sotto_op* op : {flying, done})
               FAILS(sotto_op_stream_wait(op, stream.handle), SOTTO_E_INVALID_STATE, "cuda:0", why);
             CUDA_OK(cudaMemcpyAsync(out.data(), a.data(), out.bytes(), cudaMemcpyDeviceToHost,

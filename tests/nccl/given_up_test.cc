@@ -10,7 +10,7 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
-#include "tests/nccl/graph.h"
+#include "tests/cuda/step_graph.h"
 #include "tests/nccl/process_rank.h"
 #include "tests/support/temp_dir.h"
 

@@ -46,10 +46,6 @@ ncclRedOp_t op_of(ReduceOp op) {
   return ncclNumOps;  // refused by NCCL
 }
 
-Status without_note() {
-  return error(Code::kProtocol, "nccl: what a rank has sent does not begin with its note");
-}
-
 }  // namespace
 
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
@@ -435,65 +431,6 @@ void NcclTransport::complete(Group& group) {
 bool NcclTransport::busy() const {
   return !groups_.empty() || std::any_of(recorded_.begin(), recorded_.end(),
                                          [](const Group& group) { return group.executing; });
-}
-
-template <class Visit>
-void NcclTransport::visit_recorded(const OpPosting& op, Visit&& visit) {
-  for (auto it = recorded_.begin(); it != recorded_.end();) {
-    const auto group = it++;
-    if (group->recorded == &op) visit(group);
-  }
-}
-
-void NcclTransport::restart(const OpPosting& op) {
-  visit_recorded(op, [&](auto group) {
-    group->executing = true;
-    for (PeerNote& note : group->notes) {
-      note.mine = make_note(group->transfers, note.peer);  // with the number that it has this time
-      write_note(note);
-      note.seen = false;
-      note.meant = ok_status();
-      count_note(note.peer, true);
-    }
-    for (const Transfer* t : group->transfers) count(*t);
-  });
-}
-
-void NcclTransport::unrecord(const OpPosting& op) {
-  visit_recorded(op, [&](auto group) {
-    const OnDevice on(communicator_->device());
-    release(*group);
-    spare_.splice(spare_.begin(), recorded_, group);
-  });
-}
-
-void NcclTransport::retire(const OpPosting& op) {
-  visit_recorded(op, [&](auto group) {
-    if (!std::exchange(group->executing, false)) return;
-    for (const PeerNote& note : group->notes) count_note(note.peer, false);
-  });
-}
-
-Status NcclTransport::verify(const OpPosting& op) {
-  Status recorded;
-  visit_recorded(op, [&](auto group) {
-    if (!group->executing || !recorded.ok()) return;
-    const auto unseen = [](const PeerNote& note) { return !note.seen; };
-    if (const PeerNote* differs = look_at_notes(*group); differs != nullptr) {
-      recorded = differs->meant;
-    } else if (!failed_ && std::any_of(group->notes.begin(), group->notes.end(), unseen)) {
-      recorded = without_note();
-    }
-  });
-  SOTTO_TRY(recorded);
-  for (Group& group : groups_) {
-    if (std::find(group.keys.begin(), group.keys.end(), op.key) == group.keys.end()) continue;
-    if (const PeerNote* differs = look_at_notes(group); differs != nullptr) return differs->meant;
-  }
-  for (const auto& [key, meant] : differing_) {
-    if (key == op.key) return meant;
-  }
-  return ok_status();
 }
 
 void NcclTransport::release(Group& group) {

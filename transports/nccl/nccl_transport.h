@@ -133,8 +133,8 @@ class NcclTransport final : public Transport, private PollSource {
   cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
   PinnedPool pinned_;
   EventPool events_;
-  std::list<Group> groups_;  // all but the last are queued
-  std::list<Group> spare_;   // with the memory of their vectors, for the next ones
+  std::list<Group> groups_;    // all but the last are queued
+  std::list<Group> spare_;     // with the memory of their vectors, for the next ones
   std::list<Group> recorded_;  // until they are forgotten: graphs have their memory
   std::vector<std::pair<OpKey, Status>> differing_;  // operations of groups that were stopped
   bool failed_ = false;

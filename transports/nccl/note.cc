@@ -70,4 +70,8 @@ Status compare(const Note& mine, int32_t rank, const Note& theirs, int32_t peer)
                theirs.key.number & ~(uint64_t{1} << 63), describe(theirs.signature));
 }
 
+Status without_note() {
+  return error(Code::kProtocol, "nccl: what a rank has sent does not begin with its note");
+}
+
 }  // namespace sotto::nccl

@@ -32,5 +32,7 @@ Note make_note(std::span<Transfer* const> group, int32_t peer);
 bool has_arrived(const void* at, Note* note);
 // PROTOCOL if the two ranks mean different messages.
 Status compare(const Note& mine, int32_t rank, const Note& theirs, int32_t peer);
+// PROTOCOL: all of a group has arrived, but not its note.
+Status without_note();
 
 }  // namespace sotto::nccl

@@ -22,6 +22,7 @@ class Runtime:
         self._calls = c.CDLL(path)
         self.twins = {}  # address of a storage: (device memory, bytes)
         self.current = self.new_stream()
+        self.capturing = False
 
     def call(self, name, *arguments):
         error = getattr(self._calls, name)(*arguments)
@@ -66,6 +67,9 @@ class Runtime:
     def synchronize(self):
         self.call("cudaStreamSynchronize", c.c_void_p(self.current.cuda_stream))
 
+    def graph(self):
+        return Graph(self)
+
     @contextlib.contextmanager
     def stream(self, stream):
         before, self.current = self.current, stream
@@ -73,6 +77,32 @@ class Runtime:
             yield
         finally:
             self.current = before
+
+
+class Graph:
+    """As torch.cuda.CUDAGraph; capture() as torch.cuda.graph()."""
+
+    def __init__(self, runtime):
+        self._runtime = runtime
+        self._exec = c.c_void_p()
+
+    @contextlib.contextmanager
+    def capture(self):
+        runtime, graph = self._runtime, c.c_void_p()
+        with runtime.stream(runtime.new_stream()):
+            stream = c.c_void_p(runtime.current.cuda_stream)
+            runtime.call("cudaStreamBeginCapture", stream, 0)
+            runtime.capturing = True
+            try:
+                yield
+            finally:
+                runtime.capturing = False
+                runtime.call("cudaStreamEndCapture", stream, c.byref(graph))
+        runtime.call("cudaGraphInstantiate", c.byref(self._exec), graph, c.c_ulonglong(0))
+
+    def replay(self):
+        stream = c.c_void_p(self._runtime.current.cuda_stream)
+        self._runtime.call("cudaGraphLaunch", self._exec, stream)
 
 
 class OnCuda(torch.Tensor):
@@ -111,4 +141,5 @@ def install(path):
     cuda.current_stream = lambda device=None: runtime.current
     cuda.Stream = lambda device=None: runtime.new_stream()
     cuda.stream = runtime.stream
+    cuda.is_current_stream_capturing = lambda: runtime.capturing
     return runtime

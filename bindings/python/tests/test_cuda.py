@@ -87,7 +87,14 @@ def emulated():
 
 @pytest.mark.parametrize(
     "scene",
-    ["optimizers", "a_step_that_fails", "collectives", "hook_without_codec", "hook_with_codec"],
+    [
+        "optimizers",
+        "a_step_that_fails",
+        "graphs",
+        "collectives",
+        "hook_without_codec",
+        "hook_with_codec",
+    ],
 )
 def test_on_the_emulator(scene):
     library, runtime = emulated()
@@ -106,14 +113,26 @@ def numbers(n, seed):
     return torch.randn(n, generator=torch.Generator().manual_seed(seed))
 
 
-def train(kind, place, options):
-    """Parameters after a few steps, made of tensors that `place` puts somewhere."""
+def train(kind, place, options, in_graphs=None):
+    """Parameters after a few steps, made of tensors that `place` puts somewhere.
+
+    in_graphs: makes a step of the optimizer, whose gradients then stay where they are.
+    """
     params = [place(numbers(n, n)).requires_grad_() for n in (1000, 17, 1)]
     optimizer = getattr(sotto.torch, kind)(params, lr=0.01, **options)
     for step in range(6):
         for i, p in enumerate(params):
-            p.grad = place(numbers(p.numel(), 100 * step + i))
-        optimizer.step()
+            values = numbers(p.numel(), 100 * step + i)
+            if in_graphs is None or step == 0:
+                p.grad = place(values)
+                continue
+            with torch.no_grad():
+                p.grad.copy_(values)
+                OnCuda.runtime.upload(p.grad)
+        if in_graphs is None:
+            optimizer.step()
+        else:
+            in_graphs(optimizer)
     return params, optimizer
 
 
@@ -154,6 +173,56 @@ def scene_a_step_that_fails(runtime):
     with torch.no_grad():
         runtime.download(p.detach())
     assert 0.85 < float(p.detach().as_subclass(torch.Tensor)[0]) < 0.95
+
+
+class InGraphs:
+    """Steps with graphs: those there are, or another one, or none for the switch."""
+
+    def __init__(self, runtime):
+        self.runtime, self.graphs, self.replays, self.misfits = runtime, [], 0, 0
+
+    def __call__(self, optimizer):
+        if not self.graphs:
+            with pytest.raises(sotto.InvalidStateError, match="no step was recorded"):
+                optimizer.replay(None)
+        for graph, recorded in self.graphs:
+            try:
+                optimizer.replay(graph, recorded)
+            except sotto.InvalidStateError:
+                self.misfits += 1
+            else:
+                self.replays += 1
+                return
+        graph = self.runtime.graph()
+        try:
+            with graph.capture():
+                optimizer.step()
+        except sotto.InvalidStateError:
+            optimizer.step()
+            return
+        self.graphs.append((graph, optimizer.recorded))
+        optimizer.replay(graph)
+        self.replays += 1
+
+
+def scene_graphs(runtime):
+    for kind, options, graphs, replays in (
+        ("AdamW", {"gradient_clipping": 1.0}, 1, 6),
+        ("Lamb", {"loss_scale": "dynamic"}, 1, 6),
+        ("OnebitLamb", {"freeze_step": 3}, 2, 5),
+    ):
+        expected, reference = train(kind, torch.clone, options)
+        steps = InGraphs(runtime)
+        params, optimizer = train(kind, on_cuda, options, steps)
+        with torch.no_grad():
+            runtime.download(*(p.detach() for p in params))
+        for here, there in zip(params, expected):
+            assert torch.equal(here.detach().as_subclass(torch.Tensor), there.detach()), kind
+        assert optimizer.info().step == reference.info().step == 6
+        assert (len(steps.graphs), steps.replays) == (graphs, replays), kind
+        assert bool(steps.misfits) == (graphs > 1)
+        for each in (optimizer, reference):
+            each.close()
 
 
 def scene_collectives(runtime):

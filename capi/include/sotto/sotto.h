@@ -886,8 +886,8 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
  *   and step number are those of the replayed step, read by the graph from the host's memory, so
  *   schedules, skipped steps and all other calls work as usual.
  *   Steps over NCCL, or of one rank, can be recorded; all ranks record and replay together. Of the
- *   1-bit types each kind of step has a recording of its own: before and after the switch, and in the
- *   compressed stage two, since error feedback changes between two places (so it does with a
+ *   1-bit types each kind of step has a recording of its own: before and after the switch, and in
+ * the compressed stage two, since error feedback changes between two places (so it does with a
  *   gradient codec); INVALID_STATE tells that the next step is not like this one, and
  *   sotto_optim_step is always possible. The first step of a compressed stage cannot be recorded.
  *   A launch without a replay writes no parameter; it is found by the next replay, which fails the

@@ -403,6 +403,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   if (comm->link != nullptr) comm->link->wake();
   comm->wait_pending();
   if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, true);
+  comm->link.reset();  // what graphs have of it does nothing any more
   remove(handle);
   return begun;
 }

@@ -105,7 +105,7 @@ ncclResult_t queue_jobs(std::vector<Operation> operations) {
     std::unique_ptr<Job>& job = jobs[stream];
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     cudaError_t queued = cudaStreamIsCapturing(stream, &capture);
-    job->captured = capture != cudaStreamCaptureStatusNone;
+    const bool captured = job->captured = capture != cudaStreamCaptureStatusNone;
     if (queued == cudaSuccess) queued = cudaLaunchHostFunc(stream, execute, job.get());
     if (queued != cudaSuccess) {
       for (const Operation& o : job->operations) {
@@ -114,8 +114,8 @@ ncclResult_t queue_jobs(std::vector<Operation> operations) {
       }
       return ncclUnhandledCudaError;
     }
-    if (!job->captured) {
-      job.release();
+    if (!captured) {
+      (void)job.release();  // it may have executed already
       continue;
     }
     for (const Operation& o : job->operations) --o.comm->pending;

@@ -313,6 +313,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_config_resolve": (Status, [_Text, _Text, _Bytes, _Count, _CountOut]),
     "sotto_optim_create": (Status, [Handle, _Text, c.POINTER(Param), _Count, _Handles]),
     "sotto_optim_step": (Status, [Handle, *_CALL_OP]),
+    "sotto_optim_replay": (Status, [Handle, Handle]),
     "sotto_optim_accumulate": (Status, [Handle, *_CALL_OP]),
     "sotto_optim_set": (Status, [Handle, _Text, c.c_int32, c.c_double]),
     "sotto_optim_set_grads": (Status, [Handle, c.POINTER(Buffer), _Count]),

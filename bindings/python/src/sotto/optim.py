@@ -202,9 +202,23 @@ class Optimizer(HandleOwner):
         """One step with what is in the grad arrays now: averages, clips, updates the parameters.
 
         Collective. If the Work ends with an error nothing was updated; NonfiniteError leaves the
-        group healthy. Errors: BusyError (previous step in flight), the comm's own.
+        group healthy. On a stream that is being captured into a CUDA graph the step is recorded and
+        does not happen: see replay(). Errors: BusyError (previous step in flight), the comm's own.
         """
         return self._start("sotto_optim_step", timeout)
+
+    def replay(self, recorded: Work) -> None:
+        """A step that is part of a CUDA graph happens with the next launch of that.
+
+        recorded: what step() has returned while a stream was being captured, and in flight again
+        when this returns. Launch the graph once then, and wait for it. The arrays must not move,
+        and the graph must not be launched any more when the Work is dropped. Errors:
+        InvalidStateError (the next step is not like the recorded one: the C header says when; call
+        step(), or record another graph), BusyError (a step in flight), the comm's own.
+        """
+        with self._comm._lock:
+            self._comm._call("sotto_optim_replay", self._handle, recorded._started())
+        recorded._again([self, self._keep, self._grads])
 
     def accumulate(self, *, timeout: float | None = None) -> Work:
         """Adds the gradients of one micro-batch to those that the next step takes the mean of.

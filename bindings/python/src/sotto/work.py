@@ -116,6 +116,12 @@ class Work:
         self._op = op.value
         _in_flight[op.value] = self._keep
 
+    def _again(self, keep: Any) -> None:
+        """A recorded step is in flight once more."""
+        assert self._op is not None
+        self._done, self._outcome, self._keep = False, None, keep
+        _in_flight[self._op] = keep
+
     def __repr__(self) -> str:
         state = "failed" if self._outcome else "completed" if self._done else "in flight"
         return f"<sotto.Work {self._what}, {state}>"

@@ -25,14 +25,13 @@ from .averagers import (
     deepspeed_engine,
     is_rehearsal,
 )
-from .gradients import Gradients, Tensor
+from .gradients import Gradients, Tensor, check_param
 
 FORMAT = 1
 NAMED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
 RELATIVE_SCHEDULES = ("WarmupCosineLR",)
 MASK = "exp_avg_mask"  # DeepSpeed's key of a parameter group
-DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 ParamsT = Union[
     Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]
 ]
@@ -96,6 +95,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._tensors: list[Tensor] = []
         self._gradients: Gradients | None = None
         self._flying: Work | None = None  # a step or micro-batch on a device whose end is not seen
+        self.recorded: Work | None = None  # the step of the graph that was captured last
         self._untrained: list[tuple[str, torch.Tensor]] = []
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
@@ -215,16 +215,6 @@ class SottoOptimizer(torch.optim.Optimizer):
             n += len(group["params"])
         return names
 
-    def _check_param(self, name: str, p: torch.Tensor) -> None:
-        if p.device.type not in ("cpu", "cuda"):
-            raise UnsupportedError(f'parameter "{name}" is on {p.device}; allowed: cpu, cuda')
-        if p.layout != torch.strided or not p.is_contiguous():
-            raise UnsupportedError(f'parameter "{name}" is not dense and contiguous (C order)')
-        if p.dtype not in DTYPES:
-            raise UnsupportedError(
-                f'parameter "{name}" is {p.dtype}; allowed: float32, float16, bfloat16'
-            )
-
     def _registered(self) -> list[tuple[str, int, torch.Tensor]]:
         """Name, group and tensor of all parameters that are trained."""
         return [
@@ -263,7 +253,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         trained = self._registered()
         check_whole((name, p) for name, _, p in trained)
         for name, _, p in trained:
-            self._check_param(name, p)
+            check_param(name, p)
         self._meet_averagers()
         self._tensors = [
             Tensor(name, group, p, self._mask_of(name, group, p)) for name, group, p in trained
@@ -285,6 +275,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         if self._optim is not None:
             self._optim.close()
         self._optim, self._gradients, self._tensors = None, None, []
+        self.recorded = None
 
     # ---- who else averages -----------------------------------------------------------------------
 
@@ -388,9 +379,36 @@ class SottoOptimizer(torch.optim.Optimizer):
             return loss
         optim = self._ready()
         self._send_hyper(optim)
-        self._await(optim.step())
+        work = optim.step()
+        if work.on_cuda and torch.cuda.is_current_stream_capturing():
+            self.recorded = work
+            return loss
+        self._await(work)
         self._show_schedule(optim)
         return loss
+
+    @torch.no_grad()
+    def replay(self, graph: Any, recorded: Work | None = None) -> None:
+        """Launches a graph in whose capture step() was called: graph.replay(), with this step.
+
+        Learning rates, bias corrections and loss scale are those of this step. Gradients have to be
+        where they were in the capture. graph: a torch.cuda.CUDAGraph. recorded: what `recorded` was
+        behind its capture; None: the graph is the one that was captured last.
+        Errors: those of step(); InvalidStateError (this step is not like the recorded one: another
+        stage of a 1-bit optimizer, the other one of the two places of error feedback, gradients
+        that have moved): the graph is not launched; call step(), or capture one for such steps.
+        """
+        recorded = self.recorded if recorded is None else recorded
+        if recorded is None:
+            raise InvalidStateError("no step was recorded: call step() while a graph is captured")
+        optim = self._ready()
+        self._send_hyper(optim)
+        optim.replay(recorded)
+        graph.replay()  # the caller's work behind it comes after the step
+        self._flying = recorded
+        if self._schedule:
+            self.synchronize()
+            self._show_schedule(optim)
 
     def _await(self, work: Work) -> None:
         """Work of the caller from now on comes after the operation: the host's, or a stream's."""

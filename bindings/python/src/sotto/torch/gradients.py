@@ -12,6 +12,19 @@ from .._buffers import buffer_of, view_of
 from ..errors import UnsupportedError
 
 WORDS = c.sizeof(abi.Buffer) // 8  # a buffer starts with its address
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def check_param(name: str, p: torch.Tensor) -> None:
+    """Errors: UnsupportedError (device, layout or dtype of a parameter)."""
+    if p.device.type not in ("cpu", "cuda"):
+        raise UnsupportedError(f'parameter "{name}" is on {p.device}; allowed: cpu, cuda')
+    if p.layout != torch.strided or not p.is_contiguous():
+        raise UnsupportedError(f'parameter "{name}" is not dense and contiguous (C order)')
+    if p.dtype not in DTYPES:
+        raise UnsupportedError(
+            f'parameter "{name}" is {p.dtype}; allowed: float32, float16, bfloat16'
+        )
 
 
 class Tensor:
