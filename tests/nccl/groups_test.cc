@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <barrier>
 #include <chrono>
 #include <mutex>
 #include <thread>
@@ -283,8 +284,9 @@ TEST_F(NcclGroups, ADifferentOperationIsDescribedOnBothRanks) {
 // up: it asks.
 TEST_F(NcclGroups, VerifyFindsWhatWasNotMeant) {
   for (const bool given_up : {false, true}) {
+    std::barrier executed(2);  // what a rank gives up hangs on the other
     EXPECT_EQ(run(2,
-                  [given_up](Kit& kit) {
+                  [given_up, &executed](Kit& kit) {
                     void* memory = nullptr;
                     require(cudaMalloc(&memory, 16) == cudaSuccess, "memory");
                     auto* const bytes = static_cast<uint8_t*>(memory);
@@ -293,6 +295,7 @@ TEST_F(NcclGroups, VerifyFindsWhatWasNotMeant) {
                     op.add(false, 1 - kit.rank, 0, 0, bytes + 8, 8);
                     kit.issue(op, kit.device);
                     require(cudaStreamSynchronize(kit.device.stream()) == cudaSuccess, "wait");
+                    executed.arrive_and_wait();
                     if (given_up) kit.transport->cancel(op.posting);
                     EXPECT_EQ(kit.transport->verify(op.posting).code(), Code::kProtocol);
                     if (!given_up) kit.transport->cancel(op.posting);
