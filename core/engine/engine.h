@@ -185,8 +185,9 @@ class Engine final : public Driver {
 
   // A recorded operation runs once more: with the next launch of its graph, which is the caller's
   // to make and must not have been made. `bind` fills in bound slots and scalars; its refusal
-  // changes nothing. INVALID_STATE: not recorded, in flight, or launched otherwise meanwhile.
-  // Threads: any.
+  // changes nothing. First waits until what was called before on the channel is queued, within
+  // the operation's time. INVALID_STATE: not recorded, or launched otherwise meanwhile; BUSY: in
+  // flight, or the time is over. Threads: any.
   Status replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind);
   // IN_PROGRESS, or the operation's result. test makes some progress if nobody drives.
   Status test(const OpRef& op);
@@ -280,6 +281,7 @@ class Engine final : public Driver {
 
   // Replaying (replay.cc), driver.
   Status check_replay(const Op& op);
+  Status await_earlier(const Op& op);
   bool launches_ended();
   void launch_ended(Op& op);
   void fail_replay(Op& op, const Status& status);

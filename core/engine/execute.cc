@@ -445,7 +445,7 @@ void Engine::step_done(Op& op, uint32_t step) {
   run.progress[step] = StepProgress::kDone;
   ++run.done_steps;
   op.last_progress_ns_ = clock().now_ns();
-  if (trace_ != nullptr) {
+  if (trace_ != nullptr && !op.recording()) {
     const Step& s = run.plan->steps[step];
     trace_->step(op.request_.channel->rank(), op.sequence_, s,
                  on_device(s) ? -1 : (*op.request_.ranks)[s.peer], run.issued_ns[step],

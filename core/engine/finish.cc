@@ -90,7 +90,7 @@ void Engine::complete(Op& op, Status status) {
   }
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock().now_ns();
-  if (trace_ != nullptr && !run.postings.empty())
+  if (trace_ != nullptr && !run.postings.empty() && !op.recording())
     trace_->operation(channel.rank(), op.sequence_, describe(run.postings[0].signature),
                       op.stats_.launch_ns, op.stats_.end_ns);
   const bool recording = op.recording();

@@ -13,6 +13,7 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
   take_submissions();
   SOTTO_TRY(check_replay(*op));
   Channel& channel = *op->request_.channel;
+  SOTTO_TRY(await_earlier(*op));
   Run& run = *op->request_.run;
   SOTTO_TRY(bind(run, op->request_.hooks.get()));
   finish_binding(run);
@@ -63,6 +64,17 @@ Status Engine::check_replay(const Op& op) {
   channel.pending_failures_.push_back({{launched.code(), channel.rank(), launched.text()}, false});
   channels_failed();
   return launched;
+}
+
+// Messages match by their order, and the graph's are queued when the caller launches it: so what
+// was called before is queued first.
+Status Engine::await_earlier(const Op& op) {
+  Channel& channel = *op.request_.channel;
+  const auto queued = [&] { return channel.groups_.empty() || channel.failed(); };
+  if (run_until(queued, Deadline::in_us(clock(), op.request_.timeout_us))) return channel.failure();
+  return error(Code::kBusy,
+               "operations that were called before have messages which are not queued yet; wait "
+               "for those operations");
 }
 
 bool Engine::launches_ended() {

@@ -1,8 +1,11 @@
 // Optimizer steps in CUDA graphs, between ranks, and when calls fail.
 #include <barrier>
+#include <thread>
 
 #include "tests/cuda/graph_training.h"
+#include "tests/nccl/process_rank.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/temp_dir.h"
 
 namespace sotto::test {
 namespace {
@@ -157,6 +160,44 @@ TEST(GraphSteps, AnyCallMayFailWhileRecording) {
     }
     EXPECT_GT(k, 20u);
   }
+}
+
+SOTTO_RANK_MAIN(nccl_replays_behind_a_call) {
+  Rank r(self);
+  ok(r.created, "sotto_comm_create");
+  {
+    const Member member{self.rank, self.size, r.context, r.comm};
+    Training training(kGraphKinds[0], member, 0);
+    training.call();
+    require(training.record(), "nothing was recorded");
+    std::vector<float> x(500, 1.0f);
+    Tensors tensors(Where::kCuda, 0);
+    const sotto_buffer at = tensors.add(x);
+    const sotto_call call = tensors.call();
+    sotto_op* op = nullptr;
+    OK(sotto_all_reduce(r.comm, &at, &at, 1, &call, &op));
+    if (self.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    OK(sotto_optim_replay(training.optim(), training.graph().op()));
+    training.graph().run();
+    OK(sotto_op_wait(op, -1));
+    OK(sotto_op_release(op));
+    tensors.download();
+    require(x.back() == 2.0f, "the sum");
+  }
+  OK(sotto_comm_destroy(r.comm));
+  OK(sotto_context_destroy(r.context));
+  return 0;
+}
+
+// What was called before is queued before, however long NCCL takes for it: the order of launches is
+// the caller's.
+TEST(GraphSteps, ComeAfterCallsThatAreStillToBeQueued) {
+  const TempDir directory;
+  Processes ranks("nccl_replays_behind_a_call", 2,
+                  {.argument = directory.path(),
+                   .environment = {"SOTTO_TRANSPORT=nccl", "FAKE_NCCL_LAUNCH_DELAY_US=100000"}});
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Graphs, testing::ValuesIn(kGraphKinds),

@@ -868,6 +868,8 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
  * (skipped_steps counts it), until sotto.max_consecutive_skips of them in a row are: NONFINITE.
  * 0/1 Adam, steps that send nothing (no clipping, no loss scaling): a rank that meets NaN or Inf
  * ends with NONFINITE alone, takes no part in this step and stays in step with the others.
+ * While call->stream is being captured into a CUDA graph the step is recorded and does not happen:
+ * see sotto_optim_replay.
  *   optim  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] owned by the caller: sotto_op_release; may be NULL: the call waits for completion
@@ -879,26 +881,29 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
                                         sotto_op** out_op);
 
 /* Replays a step that is part of a CUDA graph: it happens with the next launch of the graph, which
- * the caller makes after this call, once.
- *   sotto_optim_step on a stream that is being captured records the step and changes nothing; its
- *   operation is complete at once. Then, for every step: sotto_optim_replay; cudaGraphLaunch;
- *   sotto_op_wait, which returns what a step returns. Learning rates, bias corrections, loss scale
- *   and step number are those of the replayed step, read by the graph from the host's memory, so
- *   schedules, skipped steps and all other calls work as usual.
- *   Steps over NCCL, or of one rank, can be recorded; all ranks record and replay together. Of the
- *   1-bit types each kind of step has a recording of its own: before and after the switch, and in
- * the compressed stage two, since error feedback changes between two places (so it does with a
- *   gradient codec); INVALID_STATE tells that the next step is not like this one, and
- *   sotto_optim_step is always possible. The first step of a compressed stage cannot be recorded.
- *   A launch without a replay writes no parameter; it is found by the next replay, which fails the
- *   comm. The graph must not be launched any more when the operation is released, or the comm has
- *   failed or is destroyed. sotto_call.timeout_us counts from the replay on.
+ * the caller makes after this call, once, and before other calls on the comm and its splits.
+ * sotto_optim_step on a stream that is being captured records the step and changes nothing; its
+ * operation is complete at once. Then, for every step: sotto_optim_replay; cudaGraphLaunch;
+ * sotto_op_wait, which returns what a step returns. Learning rates, bias corrections, loss scale
+ * and step number are those of the replayed step, read by the graph from the host's memory, so
+ * schedules, skipped steps and all other calls work as usual.
+ * Steps of one rank or over NCCL can be recorded. To the other ranks a replay is the step that it
+ * stands for, which they may replay or call. The first time that ranks exchange such messages NCCL
+ * connects them, so they call it, or record it, together.
+ * A recording is for steps like the recorded one, and INVALID_STATE tells that the next is not: the
+ * 1-bit types need one before and one after the switch, and wherever error feedback is kept (the
+ * compressed stage, a gradient codec) it changes between two places with a recording each. The
+ * first step of a compressed stage cannot be recorded. sotto_optim_step is always possible.
+ * A launch without a replay writes no parameter; it is found by the next replay, which fails the
+ * comm. The graph must not be launched any more when the operation is released, or the comm has
+ * failed or is destroyed. sotto_call.timeout_us counts from the replay on.
  *   optim [in]
  *   op    [in] the operation of a recorded step of this optimizer; sotto_op_stream_wait refuses it
- * Threads: one per handle, not from callbacks. Blocks: no. Stream: none. Errors: BUSY (a step is in
- * flight), INVALID_ARGUMENT (released; no step of this optimizer), INVALID_STATE (not recorded; the
- * next step is not like the recorded one; launched otherwise; fork, callback), the comm's own.
- * Since: 0.1 */
+ * Threads: one per handle, not from callbacks. Blocks: until what was called before on the comm is
+ * queued. Stream: none. Errors: BUSY (a step is in flight, or it takes longer than the timeout
+ * until others are queued), INVALID_ARGUMENT (released; no step of this optimizer), INVALID_STATE
+ * (not recorded; the next step is not like the recorded one; launched otherwise; fork, callback),
+ * the comm's own. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op);
 
 /* Gradient accumulation: adds the gradients now in the grad buffers, those of one micro-batch, to
