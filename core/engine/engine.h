@@ -185,9 +185,9 @@ class Engine final : public Driver {
 
   // A recorded operation runs once more: with the next launch of its graph, which is the caller's
   // to make and must not have been made. `bind` fills in bound slots and scalars; its refusal
-  // changes nothing. First waits until what was called before on the channel is queued, within
-  // the operation's time. INVALID_STATE: not recorded, or launched otherwise meanwhile; BUSY: in
-  // flight, or the time is over. Threads: any.
+  // changes nothing. First waits until the messages of what was called before on the channel are
+  // through, within the operation's time. INVALID_STATE: not recorded, or launched otherwise
+  // meanwhile; BUSY: in flight, or the time is over. Threads: any.
   Status replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind);
   // IN_PROGRESS, or the operation's result. test makes some progress if nobody drives.
   Status test(const OpRef& op);
@@ -283,6 +283,7 @@ class Engine final : public Driver {
   Status check_replay(const Op& op);
   Status await_earlier(const Op& op);
   bool launches_ended();
+  void forget_replay(Op& op);
   void launch_ended(Op& op);
   void fail_replay(Op& op, const Status& status);
 
@@ -382,6 +383,7 @@ class Channel final : public TransferSink,
   std::vector<OpRef> ops_;          // in flight, in order of start
   std::deque<Group> groups_;        // by_order: groups not yet issued, in order
   std::vector<Transfer*> issuing_;  // of the first one, while the transport has it in progress
+  uint32_t replayed_messages_ = 0;  // operations in replayed_ that have messages
   std::vector<std::pair<FailureCause, bool>> pending_failures_;  // bool: decided for all ranks
   std::atomic<bool> failed_{false};                              // failure_ has been written
   mutable std::mutex mutex_;                                     // guards failure_

@@ -183,9 +183,10 @@ void Engine::announce_receives(Op& op) {
   }
 }
 
-// by_order: issues whole groups, in order, as long as the first in line is ready.
+// by_order: issues whole groups, in order, as long as the first in line is ready, and no launch of
+// a graph with others is awaited.
 void Engine::issue_groups(Channel& channel) {
-  while (!channel.groups_.empty()) {
+  while (!channel.groups_.empty() && channel.replayed_messages_ == 0) {
     const auto [op, index] = channel.groups_.front();
     const Run& run = *op->request_.run;
     if (run.group_pending[index] != 0) return;

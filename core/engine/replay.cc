@@ -2,7 +2,6 @@
 // launched. Everything here is done by the driver unless said otherwise.
 #include <algorithm>
 
-#include "core/base/log.h"
 #include "core/engine/engine.h"
 
 namespace sotto {
@@ -32,6 +31,7 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
   }
   channel.ops_.push_back(op);
   replayed_.push_back(op.get());
+  if (run.plan->stream_ordered) ++channel.replayed_messages_;
   std::lock_guard lock(mutex_);
   ++ops_in_flight_;
   return ok_status();
@@ -56,25 +56,29 @@ Status Engine::check_replay(const Op& op) {
     return error(Code::kBusy, "{} operations are in flight, the limit of this context",
                  options_.max_ops);
   }
-  Status launched =
-      error(Code::kInvalidState,
-            "rank {}: a graph with the operation was launched {} times, but replayed {} times; "
-            "parameters were not written by the others, error feedback may have been",
-            channel.rank(), begun, op.replays_);
+  const Status launched = invalid_state(
+      "rank {}: a graph with the operation was launched {} times, but replayed {} times: the "
+      "state, error feedback above all, may have changed",
+      channel.rank(), begun, op.replays_);
   channel.pending_failures_.push_back({{launched.code(), channel.rank(), launched.text()}, false});
   channels_failed();
   return launched;
 }
 
-// Messages match by their order, and the graph's are queued when the caller launches it: so what
-// was called before is queued first.
+// Messages match by their order, and those of a graph come when the caller launches it: so they are
+// never under way together with others. What was called before executes first; issue_groups keeps
+// back what is called later.
 Status Engine::await_earlier(const Op& op) {
+  if (!op.request_.run->plan->stream_ordered) return ok_status();
   Channel& channel = *op.request_.channel;
-  const auto queued = [&] { return channel.groups_.empty() || channel.failed(); };
-  if (run_until(queued, Deadline::in_us(clock(), op.request_.timeout_us))) return channel.failure();
+  const auto done = [&] {
+    return channel.failed() || (channel.groups_.empty() && channel.transport_->idle() &&
+                                channel.replayed_messages_ == 0);
+  };
+  if (run_until(done, Deadline::in_us(clock(), op.request_.timeout_us))) return channel.failure();
   return error(Code::kBusy,
-               "operations that were called before have messages which are not queued yet; wait "
-               "for those operations");
+               "operations that were called before still have messages under way; wait for those "
+               "operations");
 }
 
 bool Engine::launches_ended() {
@@ -98,8 +102,16 @@ bool Engine::launches_ended() {
   return any;
 }
 
-void Engine::launch_ended(Op& op) {
+// Of an operation that then completes.
+void Engine::forget_replay(Op& op) {
   std::erase(replayed_, &op);
+  if (!op.request_.run->plan->stream_ordered) return;
+  Channel& channel = *op.request_.channel;
+  if (--channel.replayed_messages_ == 0) issue_groups(channel);
+}
+
+void Engine::launch_ended(Op& op) {
+  forget_replay(op);
   Run& run = *op.request_.run;
   run.give_up();
   for (uint32_t step = 0; step < run.plan->steps.size(); ++step)
@@ -112,7 +124,7 @@ void Engine::launch_ended(Op& op) {
 // whether it was whole.
 void Engine::fail_replay(Op& op, const Status& status) {
   if (!op.broken_ && op.request_.recorder->begun() >= op.replays_) return;
-  std::erase(replayed_, &op);
+  forget_replay(op);
   complete(op, status);
 }
 

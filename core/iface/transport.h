@@ -192,6 +192,8 @@ class Transport {
   // about to execute, for the operation that is there now; or will not execute any more.
   virtual void restart(const OpPosting& op) { (void)op; }
   virtual void unrecord(const OpPosting& op) { (void)op; }
+  // Stream-ordered: all that was issued has executed, but for what is in graphs.
+  virtual bool idle() const { return true; }
   // Stream-ordered, asked when all steps of the operation are done: PROTOCOL if what it has
   // received was meant for something else.
   virtual Status verify(const OpPosting& op) {

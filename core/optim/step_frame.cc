@@ -417,7 +417,7 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
   at += v.tensor_step_count * sizeof(TensorStep);
   v.bytes = at;
   const uint32_t host = b_.host(at);
-  b_.copy({host, 0, 4}, {word, 0, 4});
+  b_.set_verdict(host, word);
   if (norm_ != kNoSlot) {
     b_.copy({host, v.norm, 8}, {norm_, 0, 8});
   } else {
@@ -434,7 +434,6 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
     const uint64_t bytes = tensors() * sizeof(TensorStep);
     b_.copy({host, v.tensor_steps, bytes}, {tensor_steps_, 0, bytes});
   }
-  b_.set_verdict(host, word);
   return take();
 }
 

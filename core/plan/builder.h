@@ -109,10 +109,11 @@ class PlanBuilder {
   const T* keep_array(std::span<const T> values) {
     return plan_.keep_array(values);
   }
-  // The decision is made in `word`; the plan copies it to `host_slot`.
+  // The decision is made in `word`, and copied to the first 4 bytes of `host_slot`.
   void set_verdict(uint32_t host_slot, uint32_t word) {
     plan_.verdict_slot = host_slot;
     plan_.word_slot = word;
+    copy({host_slot, 0, 4}, {word, 0, 4});
   }
   const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
 

@@ -155,10 +155,9 @@ CompressedCollective emit_compressed_collective(PlanBuilder& b, int32_t rank,
   c.slots = mean.slots;
   const uint64_t messages = layout.message_bytes();
   c.verdict = b.host(8 + 2 * messages);
-  b.copy({c.verdict, 0, 4}, {mean.exchange.gate, 0, 4});
+  b.set_verdict(c.verdict, mean.exchange.gate);
   b.copy({c.verdict, 8, messages}, {mean.exchange.worker_messages, 0, messages});
   b.copy({c.verdict, 8 + messages, messages}, {c.slots.messages, 0, messages});
-  b.set_verdict(c.verdict, mean.exchange.gate);
   return c;
 }
 

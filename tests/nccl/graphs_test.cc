@@ -162,7 +162,7 @@ TEST(GraphSteps, AnyCallMayFailWhileRecording) {
   }
 }
 
-SOTTO_RANK_MAIN(nccl_replays_behind_a_call) {
+SOTTO_RANK_MAIN(nccl_replays_between_calls) {
   Rank r(self);
   ok(r.created, "sotto_comm_create");
   {
@@ -178,22 +178,26 @@ SOTTO_RANK_MAIN(nccl_replays_behind_a_call) {
     OK(sotto_all_reduce(r.comm, &at, &at, 1, &call, &op));
     if (self.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     OK(sotto_optim_replay(training.optim(), training.graph().op()));
+    sotto_op* later = nullptr;
+    OK(sotto_all_reduce(r.comm, &at, &at, 1, &call, &later));
+    if (self.rank == 0) std::this_thread::sleep_for(std::chrono::milliseconds(300));
     training.graph().run();
-    OK(sotto_op_wait(op, -1));
-    OK(sotto_op_release(op));
+    for (sotto_op* each : {op, later}) {
+      OK(sotto_op_wait(each, -1));
+      OK(sotto_op_release(each));
+    }
     tensors.download();
-    require(x.back() == 2.0f, "the sum");
+    require(x.back() == 4.0f, "the sum of sums");
   }
   OK(sotto_comm_destroy(r.comm));
   OK(sotto_context_destroy(r.context));
   return 0;
 }
 
-// What was called before is queued before, however long NCCL takes for it: the order of launches is
-// the caller's.
-TEST(GraphSteps, ComeAfterCallsThatAreStillToBeQueued) {
+// However long NCCL takes to queue what was called before, and whenever the graph is launched.
+TEST(GraphSteps, KeepTheOrderOfCalls) {
   const TempDir directory;
-  Processes ranks("nccl_replays_behind_a_call", 2,
+  Processes ranks("nccl_replays_between_calls", 2,
                   {.argument = directory.path(),
                    .environment = {"SOTTO_TRANSPORT=nccl", "FAKE_NCCL_LAUNCH_DELAY_US=100000"}});
   ranks.wait_all();

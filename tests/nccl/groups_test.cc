@@ -6,6 +6,7 @@
 
 #include <barrier>
 #include <chrono>
+#include <deque>
 #include <mutex>
 #include <thread>
 
@@ -303,6 +304,31 @@ TEST_F(NcclGroups, VerifyFindsWhatWasNotMeant) {
                   }),
               "");
   }
+}
+
+// The thread that issues groups must not wait for the device, and so for a stream that is held
+// until it goes on.
+TEST_F(NcclGroups, PinNoMemoryWhenTheyAreIssued) {
+  EXPECT_EQ(run(2,
+                [](Kit& kit) {
+                  std::deque<TestOp> ops;
+                  void* memory = nullptr;
+                  require(cudaMalloc(&memory, 16) == cudaSuccess, "memory");
+                  auto* const bytes = static_cast<uint8_t*>(memory);
+                  kit.meet();
+                  const uint64_t before = fake_cuda::calls("cudaHostAlloc");
+                  for (uint64_t i = 0; i < 100; ++i) {
+                    TestOp& op = ops.emplace_back(7, i);
+                    op.add(true, 1 - kit.rank, 0, 0, bytes, 8);
+                    op.add(false, 1 - kit.rank, 0, 0, bytes + 8, 8);
+                    kit.issue(op, kit.device);
+                  }
+                  EXPECT_EQ(fake_cuda::calls("cudaHostAlloc"), before);
+                  require(cudaStreamSynchronize(kit.device.stream()) == cudaSuccess, "wait");
+                  kit.meet();
+                  require(cudaFree(memory) == cudaSuccess, "free");
+                }),
+            "");
 }
 
 // What is on the stream, and what NCCL still makes a connection for.

@@ -57,22 +57,34 @@ OnDevice::~OnDevice() {
 
 PinnedPool::~PinnedPool() {
   const OnDevice on(device_);
-  for (const auto& [at, bytes] : sizes_) (void)cudaFreeHost(at);
+  for (void* const memory : allocated_) (void)cudaFreeHost(memory);
+}
+
+uint64_t PinnedPool::block_size(uint64_t bytes) {
+  return std::bit_ceil(std::max(bytes, kSmallestBlock));
 }
 
 Result<std::byte*> PinnedPool::take(uint64_t bytes) {
-  const uint64_t size = std::bit_ceil(std::max(bytes, kSmallestBlock));
-  if (std::vector<std::byte*>& free = free_[size]; !free.empty()) {
-    std::byte* const at = free.back();
-    free.pop_back();
-    return at;
-  }
+  std::vector<std::byte*>& free = free_[block_size(bytes)];
+  if (free.empty()) SOTTO_TRY(reserve(bytes, 1));
+  std::byte* const at = free.back();
+  free.pop_back();
+  return at;
+}
+
+Status PinnedPool::reserve(uint64_t bytes, uint64_t n) {
+  const uint64_t size = block_size(bytes);
   const OnDevice on(device_);
   SOTTO_TRY(on.status());
   void* made = nullptr;
-  SOTTO_TRY(cuda_status(cudaHostAlloc(&made, size, cudaHostAllocDefault), "cudaHostAlloc"));
-  sizes_[static_cast<std::byte*>(made)] = size;
-  return static_cast<std::byte*>(made);
+  SOTTO_TRY(cuda_status(cudaHostAlloc(&made, size * n, cudaHostAllocDefault), "cudaHostAlloc"));
+  allocated_.push_back(made);
+  for (uint64_t i = 0; i < n; ++i) {
+    std::byte* const block = static_cast<std::byte*>(made) + i * size;
+    sizes_[block] = size;
+    free_[size].push_back(block);
+  }
+  return ok_status();
 }
 
 void PinnedPool::give_back(std::byte* at) { free_[sizes_.at(at)].push_back(at); }

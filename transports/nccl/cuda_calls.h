@@ -54,13 +54,19 @@ class PinnedPool {
   PinnedPool(const PinnedPool&) = delete;
   PinnedPool& operator=(const PinnedPool&) = delete;
 
-  // At least `bytes`, aligned to 128 bytes.
+  // At least `bytes`, aligned to 128 bytes. A block that is not there is allocated, and CUDA may
+  // wait for the device in that, and so for streams that are held until others go on.
   Result<std::byte*> take(uint64_t bytes);
+  // Makes n such blocks.
+  Status reserve(uint64_t bytes, uint64_t n);
   void give_back(std::byte* at);
 
  private:
+  static uint64_t block_size(uint64_t bytes);
+
   const int device_;
-  std::map<std::byte*, uint64_t> sizes_;
+  std::vector<void*> allocated_;
+  std::map<std::byte*, uint64_t> sizes_;              // of blocks
   std::map<uint64_t, std::vector<std::byte*>> free_;  // by size
 };
 

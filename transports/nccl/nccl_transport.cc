@@ -17,6 +17,7 @@ constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronou
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
 constexpr auto kDrainLimit = std::chrono::seconds(10);
 constexpr auto kDrainPause = std::chrono::microseconds(100);
+constexpr uint64_t kGroupsAtOnce = 128;  // whose notes have memory from the start
 
 ncclDataType_t type_of(Dtype dtype) {
   switch (dtype) {
@@ -61,6 +62,7 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
   SOTTO_TRY(
       cuda_status(cudaStreamCreateWithPriority(&made->stream_, cudaStreamNonBlocking, highest),
                   "cudaStreamCreateWithPriority"));
+  SOTTO_TRY(made->pinned_.reserve(made->notes_bytes(), kGroupsAtOnce));
   return made;
 }
 
@@ -206,8 +208,7 @@ Status NcclTransport::note_for(int32_t peer, std::span<Transfer* const> transfer
   const auto same = [&](const PeerNote& n) { return n.peer == peer; };
   if (std::any_of(group->notes.begin(), group->notes.end(), same)) return ok_status();
   if (group->note_memory == nullptr) {
-    const auto peers = static_cast<uint64_t>(size_ - 1);
-    SOTTO_ASSIGN(group->note_memory, pinned_.take(2 * sizeof(Note) * peers));
+    SOTTO_ASSIGN(group->note_memory, pinned_.take(notes_bytes()));
   }
   std::byte* const both = group->note_memory + 2 * sizeof(Note) * group->notes.size();
   group->notes.push_back({peer, make_note(transfers, peer), both, both + sizeof(Note), {}, false});

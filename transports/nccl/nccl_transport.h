@@ -40,6 +40,7 @@ class NcclTransport final : public Transport, private PollSource {
   void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
   void restart(const OpPosting& op) override;
   void unrecord(const OpPosting& op) override;
+  bool idle() const override { return groups_.empty(); }
   Status verify(const OpPosting& op) override;
   void retire(const OpPosting& op) override;
   void cancel(const OpPosting& op) override;
@@ -103,6 +104,7 @@ class NcclTransport final : public Transport, private PollSource {
   Status prepare(std::span<Transfer* const> transfers, Group* group);
   Result<Action> message(const Transfer& transfer, Group* group);
   Result<Action> native(const Transfer& transfer, Group* group);
+  uint64_t notes_bytes() const { return 2 * sizeof(Note) * static_cast<uint64_t>(size_ - 1); }
   static void write_note(const PeerNote& note);
   Status note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);

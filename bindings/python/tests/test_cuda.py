@@ -128,7 +128,8 @@ def train(kind, place, options, in_graphs=None):
                 continue
             with torch.no_grad():
                 p.grad.copy_(values)
-                OnCuda.runtime.upload(p.grad)
+                if isinstance(p.grad, OnCuda):
+                    OnCuda.runtime.upload(p.grad)
         if in_graphs is None:
             optimizer.step()
         else:
@@ -176,10 +177,13 @@ def scene_a_step_that_fails(runtime):
 
 
 class InGraphs:
-    """Steps with graphs: those there are, or another one, or none for the switch."""
+    """Steps with graphs: those there are, or another one, or none for the switch.
 
-    def __init__(self, runtime):
-        self.runtime, self.graphs, self.replays, self.misfits = runtime, [], 0, 0
+    make_graph: something with capture() and replay().
+    """
+
+    def __init__(self, make_graph):
+        self.make_graph, self.graphs, self.replays, self.misfits = make_graph, [], 0, 0
 
     def __call__(self, optimizer):
         if not self.graphs:
@@ -193,7 +197,7 @@ class InGraphs:
             else:
                 self.replays += 1
                 return
-        graph = self.runtime.graph()
+        graph = self.make_graph()
         try:
             with graph.capture():
                 optimizer.step()
@@ -205,14 +209,17 @@ class InGraphs:
         self.replays += 1
 
 
+IN_GRAPHS = (  # and how many graphs and replays six steps make
+    ("AdamW", {"gradient_clipping": 1.0}, 1, 6),
+    ("Lamb", {"loss_scale": "dynamic"}, 1, 6),
+    ("OnebitLamb", {"freeze_step": 3}, 2, 5),
+)
+
+
 def scene_graphs(runtime):
-    for kind, options, graphs, replays in (
-        ("AdamW", {"gradient_clipping": 1.0}, 1, 6),
-        ("Lamb", {"loss_scale": "dynamic"}, 1, 6),
-        ("OnebitLamb", {"freeze_step": 3}, 2, 5),
-    ):
+    for kind, options, graphs, replays in IN_GRAPHS:
         expected, reference = train(kind, torch.clone, options)
-        steps = InGraphs(runtime)
+        steps = InGraphs(runtime.graph)
         params, optimizer = train(kind, on_cuda, options, steps)
         with torch.no_grad():
             runtime.download(*(p.detach() for p in params))
@@ -322,6 +329,25 @@ def test_optimizers_on_a_gpu_have_the_bits_of_the_cpu(gpu, kind):
     params, _ = train(kind, lambda values: values.to(gpu), options)
     for here, there in zip(params, expected):
         assert torch.equal(here.detach().cpu(), there.detach())
+
+
+class GpuGraph:
+    def __init__(self):
+        self._graph = torch.cuda.CUDAGraph()
+        self.replay = self._graph.replay
+
+    def capture(self):
+        return torch.cuda.graph(self._graph)
+
+
+@pytest.mark.parametrize(("kind", "options", "graphs", "replays"), IN_GRAPHS)
+def test_steps_in_graphs_on_a_gpu(gpu, kind, options, graphs, replays):
+    expected, _ = train(kind, torch.clone, options)
+    steps = InGraphs(GpuGraph)
+    params, _ = train(kind, lambda values: values.to(gpu), options, steps)
+    for here, there in zip(params, expected):
+        assert torch.equal(here.detach().cpu(), there.detach())
+    assert (len(steps.graphs), steps.replays) == (graphs, replays)
 
 
 def test_ddp_on_a_gpu(gpu, tmp_path):

@@ -881,7 +881,7 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
                                         sotto_op** out_op);
 
 /* Replays a step that is part of a CUDA graph: it happens with the next launch of the graph, which
- * the caller makes after this call, once, and before other calls on the comm and its splits.
+ * the caller makes after this call, once.
  * sotto_optim_step on a stream that is being captured records the step and changes nothing; its
  * operation is complete at once. Then, for every step: sotto_optim_replay; cudaGraphLaunch;
  * sotto_op_wait, which returns what a step returns. Learning rates, bias corrections, loss scale
@@ -899,9 +899,10 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
  * failed or is destroyed. sotto_call.timeout_us counts from the replay on.
  *   optim [in]
  *   op    [in] the operation of a recorded step of this optimizer; sotto_op_stream_wait refuses it
- * Threads: one per handle, not from callbacks. Blocks: until what was called before on the comm is
- * queued. Stream: none. Errors: BUSY (a step is in flight, or it takes longer than the timeout
- * until others are queued), INVALID_ARGUMENT (released; no step of this optimizer), INVALID_STATE
+ * Threads: one per handle, not from callbacks. Blocks: over NCCL until the messages of what
+ * was called before on the comm and its splits are through; those of what is called after wait for
+ * the launch's end. Stream: none. Errors: BUSY (a step is in flight; others are, for longer than
+ * the timeout), INVALID_ARGUMENT (released; no step of this optimizer), INVALID_STATE
  * (not recorded; the next step is not like the recorded one; launched otherwise; fork, callback),
  * the comm's own. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op);
