@@ -9,8 +9,9 @@ namespace sotto {
 // the one who takes the optimizer and its context down: they are held while a launch is awaited.
 class Optimizer::RecordedHooks final : public OpHooks {
  public:
-  RecordedHooks(const Optimizer* optimizer, Variant variant, bool accumulated, Prepared prepared)
-      : optimizer_(optimizer),
+  RecordedHooks(std::weak_ptr<const Optimizer> optimizer, Variant variant, bool accumulated,
+                Prepared prepared)
+      : optimizer_(std::move(optimizer)),
         variant_(variant),
         accumulated_(accumulated),
         prepared_(std::move(prepared)) {}
@@ -18,7 +19,10 @@ class Optimizer::RecordedHooks final : public OpHooks {
     const std::shared_ptr<Optimizer> optimizer = std::move(awaits_);
     optimizer->completed(variant_, prepared_.verdict, status, bytes);
   }
-  bool is_of(const Optimizer* optimizer) const { return optimizer_ == optimizer; }
+  // Not by the address, at which there may be a later one by now.
+  bool is_of(const std::weak_ptr<const Optimizer>& optimizer) const {
+    return !optimizer_.owner_before(optimizer) && !optimizer.owner_before(optimizer_);
+  }
   Variant variant() const { return variant_; }
   bool accumulated() const { return accumulated_; }
   const Prepared& prepared() const { return prepared_; }
@@ -27,7 +31,7 @@ class Optimizer::RecordedHooks final : public OpHooks {
   std::vector<void*> bases;  // of the run: they are in the graph
 
  private:
-  const Optimizer* const optimizer_;  // perhaps gone
+  const std::weak_ptr<const Optimizer> optimizer_;
   std::shared_ptr<Optimizer> awaits_;
   Variant variant_;
   bool accumulated_;
@@ -56,7 +60,8 @@ Result<OpRef> Optimizer::record(Variant variant, CallOptions options,
   const std::shared_ptr<PreparedPlan> plan = p.plan;
   OpSignature s = signature(variant);
   s.tag = options.tag;
-  auto hooks = std::make_shared<RecordedHooks>(this, variant, accumulated(variant), std::move(p));
+  auto hooks = std::make_shared<RecordedHooks>(weak_from_this(), variant, accumulated(variant),
+                                               std::move(p));
   const auto bind_run = [&](Run& run) {
     bind(run, hooks->prepared(), variant);
     hooks->bases = run.bases;
@@ -76,7 +81,7 @@ Status Optimizer::replay(const OpRef& op) {
   in_flight_.store(true, std::memory_order_release);
   const auto bind_run = [&](Run& run, OpHooks* hooks) {
     auto* const recorded = dynamic_cast<RecordedHooks*>(hooks);
-    if (recorded == nullptr || !recorded->is_of(this))
+    if (recorded == nullptr || !recorded->is_of(weak_from_this()))
       return invalid_argument("the operation is no step of this optimizer");
     SOTTO_TRY(bind_again(*recorded, run));
     recorded->await(shared_from_this());

@@ -77,6 +77,39 @@ TEST(GraphSteps, EndWithoutTheirLaunch) {
   }
 }
 
+// One that is made when another has gone may be at its place in memory.
+TEST(GraphSteps, AreNotThoseOfALaterOptimizer) {
+  EXPECT_EQ(
+      run_world(1, kAlone,
+                [](Member& self) {
+                  Tensors tensors(Where::kCuda, 0);
+                  std::vector<float> p(100, 1.0f), g(100, 0.5f);
+                  std::vector<sotto_param> params(2);
+                  for (sotto_param& param : params) {
+                    param.struct_size = sizeof(sotto_param);
+                    param.param = tensors.add(p);
+                    param.grad = tensors.add(g);
+                  }
+                  tensors.sync();
+                  const auto make = [&](uint64_t n) {
+                    sotto_optim* made = nullptr;
+                    OK(sotto_optim_create(self.comm, kGraphKinds[0].json, params.data(), n, &made));
+                    return made;
+                  };
+                  StepGraph graph(tensors.stream());
+                  sotto_optim* const first = make(1);
+                  require(graph.record(first) == SOTTO_OK, "nothing was recorded");
+                  OK(sotto_optim_destroy(first));
+                  for (int i = 0; i < 8; ++i) {
+                    sotto_optim* const later = make(2);
+                    FAILS(sotto_optim_replay(later, graph.op()), SOTTO_E_INVALID_ARGUMENT,
+                          "no step of this optimizer");
+                    OK(sotto_optim_destroy(later));
+                  }
+                }),
+      "");
+}
+
 TEST(GraphSteps, RefuseWhatCannotBeRecorded) {
   EXPECT_EQ(run_world(1, kAlone,
                       [](Member& self) {

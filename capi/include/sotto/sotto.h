@@ -895,8 +895,8 @@ SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* ca
  * compressed stage, a gradient codec) it changes between two places with a recording each. The
  * first step of a compressed stage cannot be recorded. sotto_optim_step is always possible.
  * A launch without a replay writes no parameter; it is found by the next replay, which fails the
- * comm. The graph must not be launched any more when the operation is released, or the comm has
- * failed or is destroyed. sotto_call.timeout_us counts from the replay on.
+ * comm. The graph must not be launched any more when the operation is released, the optimizer or
+ * the comm is destroyed, or the comm has failed. sotto_call.timeout_us counts from the replay on.
  *   optim [in]
  *   op    [in] the operation of a recorded step of this optimizer; sotto_op_stream_wait refuses it
  * Threads: one per handle, not from callbacks. Blocks: over NCCL until the messages of what
