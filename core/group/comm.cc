@@ -61,13 +61,15 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
+  if (joined_) engine().drive([&](Driver&) { root_->channel->transport()->leave(epoch_); });
+}
+
+bool Comm::is_whole() const {
+  return size() == root_->channel->control()->size() && std::ranges::is_sorted(*ranks_);
 }
 
 NativeCollectives Comm::native() const {
-  const Channel& channel = *root_->channel;
-  const NativeCollectives native = channel.transport()->caps().native;
-  const bool all = native != 0 && size() == channel.control()->size();
-  return all && std::ranges::is_sorted(*ranks_) ? native : 0;
+  return joined_ || is_whole() ? root_->channel->transport()->caps().native : 0;
 }
 
 // ---- starting operations ----
@@ -315,8 +317,22 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
     ranks.push_back((*ranks_)[static_cast<size_t>(m.rank)]);
   }
   const uint64_t values[] = {split_number, static_cast<uint64_t>(color)};
-  return std::shared_ptr<Comm>(
+  const std::shared_ptr<Comm> made(
       new Comm(root_, std::move(ranks), my_rank, hash_values(values, epoch_)));
+  SOTTO_TRY(made->join());
+  return made;
+}
+
+// The transport's native collectives between these ranks.
+Status Comm::join() {
+  Transport& transport = *root_->channel->transport();
+  if (transport.caps().native == 0 || size() == 1 || is_whole()) return ok_status();
+  SOTTO_ASSIGN(const std::string mine,
+               engine().drive([&](Driver&) { return transport.invite(rank_ == 0); }));
+  SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine));
+  SOTTO_TRY(engine().drive([&](Driver&) { return transport.join(epoch_, rank_, all); }));
+  joined_ = true;
+  return ok_status();
 }
 
 // ---- end and reports ----

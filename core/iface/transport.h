@@ -46,7 +46,7 @@ struct TransportCaps {
   bool host_memory_only = true;
   // Largest message that plans make unless the user says otherwise.
   uint64_t segment_bytes = 256 * 1024;
-  // Those that plans of comms with all ranks of the root comm may use. Only with kByOrder.
+  // Those that plans may use, of the root comm and of comms that were joined. Only with kByOrder.
   NativeCollectives native = 0;
 };
 
@@ -176,6 +176,21 @@ class Transport {
  public:
   virtual ~Transport() = default;
   virtual const TransportCaps& caps() const = 0;
+
+  // Native collectives between some ranks of the root comm, or in another order. First each of them
+  // asks what all are to know of it, equally long (`first`: the first of them); with that, in their
+  // order, all join. It may be made in the background: operations wait, and what goes wrong fails
+  // the root comm. Collective, like an operation of the comm with this epoch.
+  virtual Result<std::string> invite(bool first) {
+    (void)first;
+    return unsupported("transport \"{}\" has no native collectives", caps().name);
+  }
+  virtual Status join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations) {
+    (void)comm, (void)rank, (void)invitations;
+    return unsupported("transport \"{}\" has no native collectives", caps().name);
+  }
+  // The comm that was joined has no more operations.
+  virtual void leave(uint64_t comm) { (void)comm; }
 
   // Bytes that one message costs beside its data: frame header and trailer.
   virtual uint64_t header_bytes(uint64_t message_bytes) const = 0;

@@ -1,6 +1,7 @@
 // NCCL's own collectives in place of messages: when they are used, and that nothing else changes.
 // Ranks are threads on the fake NCCL, with tensors on fake devices.
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <mutex>
@@ -71,7 +72,9 @@ std::string two(
     Member& self, Where where, bool in_place, sotto_reduce op,
     const std::function<sotto_status(const sotto_buffer*, const sotto_buffer*, sotto_call&)>& f,
     size_t in_parts, size_t out_parts) {
-  Tensors tensors(where, self.rank);
+  int device = 0;  // that of the rank in the whole world
+  CUDA_OK(cudaGetDevice(&device));
+  Tensors tensors(where, device);
   const size_t n = 5003;
   const auto me = static_cast<size_t>(self.rank);
   std::vector<T> a = numbers<T>(n * in_parts, self.rank), x(n * out_parts, T(3));
@@ -199,35 +202,100 @@ TEST(NcclNative, WhatNcclDoesOtherwiseGoesAsMessages) {
   EXPECT_EQ(run.calls, Calls{});
 }
 
-// A comm of all ranks in their order uses them, one of fewer or of another order does not.
-TEST(NcclNative, OnlyForCommsThatAreTheCommunicator) {
+// A part of a comm, or all of it in another order.
+Member split(const Member& parent, int32_t color, int32_t key) {
+  Member child{0, 0, parent.context, nullptr};
+  OK(sotto_comm_split(parent.comm, color, key, &child.comm));
+  OK(sotto_comm_rank(child.comm, &child.rank));
+  OK(sotto_comm_size(child.comm, &child.size));
+  return child;
+}
+
+TEST(NcclNative, SplitsHaveCommunicatorsOfTheirOwn) {
   for (const int key_sign : {1, -1}) {
-    for (const int32_t colors : {1, 2}) {
-      const Outcome run = run_native(4, "exact", [&](Member& self, Where where) {
-        sotto_comm* comm = nullptr;
-        OK(sotto_comm_split(self.comm, self.rank % colors, key_sign * self.rank, &comm));
-        Member child{0, 0, self.context, comm};
-        OK(sotto_comm_rank(comm, &child.rank));
-        OK(sotto_comm_size(comm, &child.size));
-        Tensors tensors(where, self.rank);
-        std::vector<int32_t> in(7, self.rank), out(7 * static_cast<size_t>(child.size));
-        const sotto_buffer a = tensors.add(in), b = tensors.add(out);
-        const sotto_call call = tensors.call();
-        OK(sotto_all_gather(comm, &a, &b, 1, &call, nullptr));
-        tensors.download();
-        for (int32_t r = 0; r < child.size; ++r) {
-          const int32_t place = key_sign > 0 ? r : child.size - 1 - r;
-          require(out[static_cast<size_t>(7 * r)] == place * colors + self.rank % colors,
-                  "the part of a rank");
-        }
-        OK(sotto_comm_destroy(comm));
-        return std::string();
-      });
+    for (const int32_t colors : {1, 2, 4}) {
+      const Body body = [&](Member& self, Where where) {
+        Member child = split(self, self.rank % colors, key_sign * self.rank);
+        Member grandchild = split(child, 0, -child.rank);
+        const std::string results = every_collective<int32_t, uint8_t>(child, where) +
+                                    every_collective<int32_t, uint8_t>(grandchild, where);
+        OK(sotto_comm_destroy(child.comm));
+        OK(sotto_comm_destroy(grandchild.comm));
+        return results;
+      };
+      const Outcome host = run_native(4, "exact", body, "inproc", Where::kHost);
+      ASSERT_EQ(host.failure, "");
+      const Outcome off = run_native(4, "off", body);
+      EXPECT_EQ(off.failure, "");
+      EXPECT_TRUE(off.results == host.results);
+      EXPECT_EQ(off.calls, Calls{});
+      const Outcome run = run_native(4, "exact", body);
       EXPECT_EQ(run.failure, "");
-      // One all-gather is the split's own.
-      EXPECT_EQ(run.calls, each(4, {key_sign > 0 && colors == 1 ? 2u : 1u, 0, 0, 0}));
+      EXPECT_TRUE(run.results == host.results) << colors << " colors, " << key_sign;
+      // All-gathers of both splits are native too; one rank alone calls nothing.
+      EXPECT_EQ(run.calls, each(4, colors == 4 ? Calls{1, 0, 0, 0} : Calls{10, 8, 24, 24}));
     }
   }
+}
+
+// Each rank is in a row and a column at once; operations of both are in flight together.
+TEST(NcclNative, RowsAndColumnsOfAMeshDoNotMeet) {
+  const uint64_t before = fake_nccl_live_comms();
+  const Outcome run = run_native(4, "exact", [](Member& self, Where where) {
+    Member row = split(self, self.rank / 2, self.rank), column = split(self, self.rank % 2, 0);
+    Tensors tensors(where, self.rank);
+    constexpr size_t kCount = 3001;
+    std::vector<int32_t> mine(kCount, 1 << self.rank), from_row(kCount), from_column(kCount);
+    const sotto_buffer in = tensors.add(mine), r = tensors.add(from_row),
+                       c = tensors.add(from_column);
+    const sotto_call call = tensors.call();
+    for (int round = 0; round < 20; ++round) {
+      sotto_op* ops[2] = {};
+      OK(sotto_all_reduce(row.comm, &in, &r, 1, &call, &ops[0]));
+      OK(sotto_broadcast(column.comm, &in, &c, 1, round % 2, &call, &ops[1]));
+      for (sotto_op* op : ops) {
+        OK(sotto_op_wait(op, -1));
+        OK(sotto_op_release(op));
+      }
+    }
+    tensors.download();
+    require(from_row == std::vector<int32_t>(kCount, self.rank < 2 ? 3 : 12), "sums of rows");
+    require(from_column == std::vector<int32_t>(kCount, self.rank % 2 == 0 ? 4 : 8),
+            "from the second row");
+    OK(sotto_comm_destroy(row.comm));
+    OK(sotto_comm_destroy(column.comm));
+    return std::string();
+  });
+  EXPECT_EQ(run.failure, "");
+  EXPECT_EQ(run.calls, each(4, {2, 20, 0, 20}));
+  EXPECT_EQ(fake_nccl_live_comms(), before);
+}
+
+// Without an end of the root comm, at the latest when its ranks use that again.
+TEST(NcclNative, CommunicatorsOfSplitsEndWithThem) {
+  std::atomic<uint64_t> most{0};
+  const Outcome run = run_native(2, "exact", [&](Member& self, Where where) {
+    Tensors tensors(where, self.rank);
+    std::vector<int32_t> numbers(100, 1);
+    const sotto_buffer b = tensors.add(numbers);
+    const sotto_call call = tensors.call();
+    const auto sum = [&](const Member& of) {
+      OK(sotto_all_reduce(of.comm, &b, &b, 1, &call, nullptr));
+    };
+    for (int i = 0; i < 8; ++i) {
+      Member child = split(self, 0, -self.rank);
+      if (i % 2 == 0) sum(child);
+      OK(sotto_comm_destroy(child.comm));
+      for (int again = 0; again < 3; ++again) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(25));
+        sum(self);
+      }
+      most = std::max<uint64_t>(most, fake_nccl_live_comms());
+    }
+    return std::string();
+  });
+  EXPECT_EQ(run.failure, "");
+  EXPECT_LE(most, 4u);  // one more of each rank at most
 }
 
 // Counters state what the plan says that each rank is to get from each.

@@ -1,9 +1,8 @@
 #include "transports/nccl/communicator.h"
 
-#include <chrono>
 #include <cstddef>
 #include <cstring>
-#include <thread>
+#include <utility>
 
 #include "core/base/log.h"
 #include "transports/nccl/cuda_calls.h"
@@ -11,10 +10,11 @@
 namespace sotto::nccl {
 namespace {
 
-constexpr auto kFinalizePause = std::chrono::microseconds(20);
+constexpr char kInit[] = "ncclCommInitRankConfig";
+constexpr char kFinalize[] = "ncclCommFinalize";
 constexpr int64_t kAskUs = 1000;
 
-// What every rank tells the others before the communicator is made.
+// What every rank tells the others before a communicator is made.
 struct Card {
   uint32_t code = 0;  // 0, or why this rank cannot
   int32_t version = 0;
@@ -24,6 +24,17 @@ struct Card {
   char text[512] = {};
   ncclUniqueId id = {};  // rank 0's
 };
+
+Status new_id(const Api& api, ncclUniqueId* id) {
+  return api.status(api.GetUniqueId(id), "ncclGetUniqueId", nullptr);
+}
+
+// ready: whether this rank can.
+std::string blob_of(Card card, const Status& ready) {
+  card.code = static_cast<uint32_t>(ready.code());
+  if (!ready.ok()) ready.text().copy(card.text, sizeof card.text - 1);
+  return std::string(reinterpret_cast<const char*>(&card), sizeof card);
+}
 
 // The structure of version 2.18, which every later one takes: nothing behind it is used.
 ncclConfig_t config_218() {
@@ -81,68 +92,79 @@ Result<std::unique_ptr<Communicator>> Communicator::make(const NcclOptions& opti
   const Status ready = [&]() -> Status {
     SOTTO_ASSIGN(std::shared_ptr<const Api> api, load(options.library));
     mine.version = api->version;
-    made.reset(new Communicator(std::move(api), adopted != nullptr));
-    if (adopted != nullptr) return made->adopt(adopted, control);
+    made.reset(
+        new Communicator(std::move(api), adopted != nullptr, control.rank(), control.size()));
+    if (adopted != nullptr) return made->adopt(adopted);
     SOTTO_TRY(cuda_status(cudaGetDevice(&made->device_), "cudaGetDevice"));
-    if (control.rank() != 0) return ok_status();
-    return made->api().status(made->api().GetUniqueId(&mine.id), "ncclGetUniqueId", nullptr);
+    return control.rank() == 0 ? new_id(made->api(), &mine.id) : ok_status();
   }();
-  mine.code = static_cast<uint32_t>(ready.code());
-  if (!ready.ok()) ready.text().copy(mine.text, sizeof mine.text - 1);
   if (made != nullptr) mine.device = made->device_;
-  const std::string blob(reinterpret_cast<const char*>(&mine), sizeof mine);
   SOTTO_ASSIGN(const std::vector<std::string> blobs,
-               control.all_gather("setting up NCCL", blob, driver, deadline));
+               control.all_gather("setting up NCCL", blob_of(mine, ready), driver, deadline));
   std::vector<Card> cards;
   SOTTO_TRY(understand(blobs, &cards));
-  if (adopted == nullptr) SOTTO_TRY(made->init(cards[0].id, control, driver, deadline));
+  if (adopted != nullptr) return made;
+  SOTTO_TRY(made->init(cards[0].id));
+  SOTTO_TRY(made->await_init(control, driver, deadline));
   return made;
 }
 
-Status Communicator::adopt(ncclComm_t comm, const ControlPlane& control) {
+std::string Communicator::invite(bool first) const {
+  Card mine;
+  mine.version = api_->version;
+  mine.device = device_;
+  const OnDevice on(device_);
+  return blob_of(mine, first ? new_id(*api_, &mine.id) : ok_status());
+}
+
+Result<std::unique_ptr<Communicator>> Communicator::begin(
+    int32_t rank, const std::vector<std::string>& invitations) const {
+  std::vector<Card> cards;
+  SOTTO_TRY(understand(invitations, &cards));
+  std::unique_ptr<Communicator> made(
+      new Communicator(api_, false, rank, static_cast<int32_t>(cards.size())));
+  made->device_ = device_;
+  SOTTO_TRY(made->init(cards[0].id));
+  return made;
+}
+
+Status Communicator::adopt(ncclComm_t comm) {
   int size = 0, rank = 0;
   SOTTO_TRY(api_->status(api_->CommCount(comm, &size), "ncclCommCount", comm));
   SOTTO_TRY(api_->status(api_->CommUserRank(comm, &rank), "ncclCommUserRank", comm));
   SOTTO_TRY(api_->status(api_->CommCuDevice(comm, &device_), "ncclCommCuDevice", comm));
-  if (size != control.size() || rank != control.rank()) {
+  if (size != size_ || rank != rank_) {
     return invalid_argument("the caller's communicator is rank {} of {}; rank {} of {} is needed",
-                            rank, size, control.rank(), control.size());
+                            rank, size, rank_, size_);
   }
   comm_ = comm;
   return ok_status();
 }
 
-Status Communicator::init(const ncclUniqueId& id, const ControlPlane& control, Driver& driver,
-                          Deadline deadline) {
+Status Communicator::init(const ncclUniqueId& id) {
   const OnDevice on(device_);
   SOTTO_TRY(on.status());
   ncclConfig_t config = config_218();
-  const ncclResult_t begun =
-      api_->CommInitRankConfig(&comm_, control.size(), id, control.rank(), &config);
-  if (begun != ncclSuccess && begun != ncclInProgress) {
-    const Status failed = api_->status(begun, "ncclCommInitRankConfig", nullptr);
-    comm_ = nullptr;
-    return failed;
-  }
-  ncclResult_t state = ncclInProgress;
-  Status asked;
+  const ncclResult_t begun = api_->CommInitRankConfig(&comm_, size_, id, rank_, &config);
+  if (begun == ncclSuccess || begun == ncclInProgress) return ok_status();
+  comm_ = nullptr;
+  return api_->status(begun, kInit, nullptr);
+}
+
+Status Communicator::await_init(const ControlPlane& control, Driver& driver, Deadline deadline) {
+  Status now;
   const auto done = [&] {
-    asked = api_->status(api_->CommGetAsyncError(comm_, &state), "ncclCommGetAsyncError", comm_);
-    return !asked.ok() || state != ncclInProgress || control.failure().has_value();
+    now = state(kInit);
+    return now.code() != Code::kInProgress || control.failure().has_value();
   };
   // NCCL tells nobody when it is done, so it is asked every millisecond.
   while (!done() && !deadline.passed(driver.clock()))
     driver.run_until(done, Deadline::in_us(driver.clock(), kAskUs));
-  if (control.failure().has_value())
-    asked = Status(control.failure()->code, control.failure()->text);
-  if (asked.ok()) {
-    asked = state == ncclInProgress
-                ? error(Code::kTimeout, "ncclCommInitRankConfig of rank {} has not ended in time",
-                        control.rank())
-                : api_->status(state, "ncclCommInitRankConfig", comm_);
-  }
-  if (!asked.ok()) abort();
-  return asked;
+  if (control.failure().has_value()) now = Status(control.failure()->code, control.failure()->text);
+  if (now.code() == Code::kInProgress)
+    now = error(Code::kTimeout, "{} of rank {} has not ended in time", kInit, rank_);
+  if (!now.ok()) abort();
+  return now;
 }
 
 Communicator::~Communicator() {
@@ -156,6 +178,12 @@ Status Communicator::state(const char* call) const {
   const ncclResult_t asked = api_->CommGetAsyncError(comm_, &state);
   if (asked != ncclSuccess) return api_->status(asked, "ncclCommGetAsyncError", comm_);
   return state == ncclInProgress ? *in_progress : api_->status(state, call, comm_);
+}
+
+Status Communicator::made() const { return state(kInit); }
+
+Status Communicator::queued(ncclResult_t result, const char* call) const {
+  return result == ncclInProgress ? ok_status() : api_->status(result, call, comm_);
 }
 
 Status Communicator::check() const {
@@ -172,35 +200,39 @@ void Communicator::abort() {
   comm_ = nullptr;
 }
 
-Status Communicator::finalize(Deadline deadline, const Clock& clock) const {
-  constexpr char kCall[] = "ncclCommFinalize";
-  const ncclResult_t begun = api_->CommFinalize(comm_);
-  if (begun != ncclInProgress) return api_->status(begun, kCall, comm_);
-  for (;;) {
-    const Status now = state(kCall);
-    if (now.code() != Code::kInProgress) return now;
-    if (deadline.passed(clock))
-      return error(Code::kTimeout, "{} has not ended in the time that is left", kCall);
-    std::this_thread::sleep_for(kFinalizePause);
-  }
-}
-
-void Communicator::close(Deadline deadline, const Clock& clock) {
+// What is still being made cannot be ended otherwise.
+void Communicator::end() {
   if (!open()) return;
   if (adopted_) {
     comm_ = nullptr;
     return;
   }
   const OnDevice on(device_);
-  if (const Status finalized = finalize(deadline, clock); !finalized.ok()) {
-    log(LogLevel::kWarn, "{}; the communicator is aborted", finalized.text());
+  if (state(kInit).code() == Code::kInProgress) {
     abort();
     return;
   }
-  const ncclResult_t destroyed = api_->CommDestroy(comm_);
+  const ncclResult_t begun = api_->CommFinalize(comm_);
+  if (begun != ncclInProgress) abort_after(api_->status(begun, kFinalize, comm_));
+}
+
+bool Communicator::ended() {
+  if (!open()) return true;
+  const Status now = state(kFinalize);
+  if (now.code() == Code::kInProgress) return false;
+  abort_after(now);
+  if (!open()) return true;
+  const OnDevice on(device_);
+  const ncclResult_t destroyed = api_->CommDestroy(std::exchange(comm_, nullptr));
   if (const Status status = api_->status(destroyed, "ncclCommDestroy", nullptr); !status.ok())
     log(LogLevel::kWarn, "{}", status.text());
-  comm_ = nullptr;
+  return true;
+}
+
+void Communicator::abort_after(const Status& status) {
+  if (status.ok()) return;
+  log(LogLevel::kWarn, "{}; the communicator is aborted", status.text());
+  abort();
 }
 
 }  // namespace sotto::nccl

@@ -1,4 +1,5 @@
-// An ncclComm_t: made from the ranks' rendezvous or the caller's own, non-blocking, with deadlines.
+// An ncclComm_t: made from the ranks' rendezvous or the caller's own, or between some of the ranks;
+// non-blocking, with deadlines.
 //
 // Threads: the driving thread.
 #pragma once
@@ -7,6 +8,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "core/iface/rendezvous.h"
 #include "transports/nccl/api.h"
@@ -22,6 +25,13 @@ class Communicator {
   static Result<std::unique_ptr<Communicator>> make(const NcclOptions& options, ncclComm_t adopted,
                                                     ControlPlane& control, Driver& driver,
                                                     Deadline deadline);
+  // What the ranks of another one are to know of this rank (`first`: the first of them), which may
+  // be why it cannot be made.
+  std::string invite(bool first) const;
+  // Begins another one between the ranks that have invited, of which this one is `rank`, on the
+  // device of this one. NCCL goes on in the background: state() is IN_PROGRESS.
+  Result<std::unique_ptr<Communicator>> begin(int32_t rank,
+                                              const std::vector<std::string>& invitations) const;
   // Aborts what was made here and is still open.
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -30,30 +40,38 @@ class Communicator {
   const Api& api() const { return *api_; }
   ncclComm_t handle() const { return comm_; }
   int device() const { return device_; }
+  int32_t rank() const { return rank_; }
+  int32_t size() const { return size_; }
   bool open() const { return comm_ != nullptr; }
 
   // What has become of a call that NCCL may carry on in the background: IN_PROGRESS, OK or the
   // error.
   Status state(const char* call) const;
+  // Whether it can be used: IN_PROGRESS, OK or the error of its making.
+  Status made() const;
+  // What a call has returned, which NCCL may carry on in the background.
+  Status queued(ncclResult_t result, const char* call) const;
   // OK, or the asynchronous error.
   Status check() const;
   // Operations end, on this rank and by an error on the others. The handle is gone, the caller's
   // own too.
   void abort();
-  // Orderly end, in which all ranks of a machine take part; an abort if the time is over. What is
-  // the caller's stays.
-  void close(Deadline deadline, const Clock& clock);
+  // Begins its orderly end, in which all ranks of a machine take part. What is the caller's stays.
+  void end();
+  // Whether that is over; the handle is gone then.
+  bool ended();
 
  private:
-  Communicator(std::shared_ptr<const Api> api, bool adopted)
-      : api_(std::move(api)), adopted_(adopted) {}
-  Status adopt(ncclComm_t comm, const ControlPlane& control);
-  Status finalize(Deadline deadline, const Clock& clock) const;
-  Status init(const ncclUniqueId& id, const ControlPlane& control, Driver& driver,
-              Deadline deadline);
+  Communicator(std::shared_ptr<const Api> api, bool adopted, int32_t rank, int32_t size)
+      : api_(std::move(api)), adopted_(adopted), rank_(rank), size_(size) {}
+  Status adopt(ncclComm_t comm);
+  Status init(const ncclUniqueId& id);
+  Status await_init(const ControlPlane& control, Driver& driver, Deadline deadline);
+  void abort_after(const Status& status);
 
   const std::shared_ptr<const Api> api_;
   const bool adopted_;
+  const int32_t rank_, size_;
   ncclComm_t comm_ = nullptr;
   int device_ = 0;
 };

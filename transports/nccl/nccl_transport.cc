@@ -17,6 +17,7 @@ constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronou
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
 constexpr auto kDrainLimit = std::chrono::seconds(10);
 constexpr auto kDrainPause = std::chrono::microseconds(100);
+constexpr auto kEndPause = std::chrono::microseconds(20);
 constexpr uint64_t kGroupsAtOnce = 128;  // whose notes have memory from the start
 
 ncclDataType_t type_of(Dtype dtype) {
@@ -94,6 +95,53 @@ NcclTransport::~NcclTransport() {
   (void)cudaStreamDestroy(stream_);
 }
 
+// ---- Communicators ----
+
+Result<std::string> NcclTransport::invite(bool first) { return communicator_->invite(first); }
+
+// The others wait for a rank that cannot, so the root comm fails.
+Status NcclTransport::join(uint64_t comm, int32_t rank,
+                           const std::vector<std::string>& invitations) {
+  if (failed_ || !communicator_->open()) return closed();
+  Result<std::unique_ptr<Communicator>> begun = communicator_->begin(rank, invitations);
+  if (!begun.ok()) {
+    fail(-1, begun.status().with_prefix(fmt::format("rank {}", rank_)));
+    return begun.status();
+  }
+  joined_[comm] = std::move(*begun);
+  return ok_status();
+}
+
+void NcclTransport::leave(uint64_t comm) {
+  const auto it = joined_.find(comm);
+  if (it == joined_.end()) return;
+  it->second->end();
+  ending_.push_back(std::move(it->second));
+  joined_.erase(it);
+}
+
+// Of a comm that was not joined it is that of all ranks.
+const Communicator& NcclTransport::communicator_of(uint64_t comm) const {
+  const auto it = joined_.find(comm);
+  return it == joined_.end() ? *communicator_ : *it->second;
+}
+
+Status NcclTransport::check_communicators() const {
+  SOTTO_TRY(communicator_->check());
+  for (const auto& [comm, joined] : joined_) SOTTO_TRY(joined->check());
+  return ok_status();
+}
+
+void NcclTransport::abort_communicators() {
+  for (const auto& ending : ending_) ending->abort();
+  for (const auto& [comm, joined] : joined_) joined->abort();
+  communicator_->abort();
+}
+
+Status NcclTransport::closed() {
+  return error(Code::kTransport, "nccl: the communicator has failed or is closed");
+}
+
 void NcclTransport::refuse(Transfer& transfer) {
   sink_.on_transfer(transfer,
                     error(Code::kInternal, "nccl: messages come in groups, not one by one"));
@@ -103,8 +151,7 @@ void NcclTransport::refuse(Transfer& transfer) {
 
 // Called again with the same transfers as long as it is in progress.
 Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device, uint32_t lane) {
-  if (failed_ || !communicator_->open())
-    return error(Code::kTransport, "nccl: the communicator has failed or is closed");
+  if (failed_ || !communicator_->open()) return closed();
   if (transfers.empty()) return ok_status();
   if (remote_error_ns_ != 0) return rank_is_gone();
   const OnDevice on(communicator_->device());
@@ -171,6 +218,7 @@ NcclTransport::Group& NcclTransport::new_group(cudaStream_t stream) {
   group.transfers.clear();
   group.messages.clear();
   group.natives.clear();
+  group.natives_on = nullptr;
   group.staged.clear();
   group.notes.clear();
   group.note_memory = nullptr;
@@ -195,6 +243,7 @@ Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group
       SOTTO_ASSIGN(const Action action, message(*t, group));
       group->messages.push_back(action);
     } else if (group->natives.empty() || group->natives.back().transfer->native != t->native) {
+      group->natives_on = &communicator_of(t->op->key.comm);  // one group is of one comm
       SOTTO_ASSIGN(const Action action, native(*t, group));
       group->natives.push_back(action);
     }
@@ -229,13 +278,14 @@ Result<NcclTransport::Action> NcclTransport::message(const Transfer& t, Group* g
 Result<NcclTransport::Action> NcclTransport::native(const Transfer& t, Group* group) {
   const NativeCall& call = *t.native;
   const uint64_t bytes = call.count * dtype_bytes(call.dtype);
-  const auto ranks = static_cast<uint64_t>(size_);
+  const auto ranks = static_cast<uint64_t>(group->natives_on->size());
   const uint64_t in_bytes = call.kind == OpKind::kReduceScatter ? bytes * ranks : bytes;
   const uint64_t out_bytes = call.kind == OpKind::kAllGather ? bytes * ranks : bytes;
   Action action{&t};
   SOTTO_ASSIGN(action.out, reachable(t.native_out, out_bytes, true, group));
   action.in = action.out;
-  if (call.kind == OpKind::kBroadcast && call.root != rank_) return action;  // it has no input
+  if (call.kind == OpKind::kBroadcast && call.root != group->natives_on->rank())
+    return action;  // it has no input
   SOTTO_ASSIGN(action.in, reachable(const_cast<void*>(t.native_in), in_bytes, false, group));
   return action;
 }
@@ -274,15 +324,18 @@ Status NcclTransport::launch(Group& group) {
     if (last_event_ != nullptr && last_stream_ != group.stream && group.recorded == nullptr)
       SOTTO_TRY(
           cuda_status(cudaStreamWaitEvent(group.stream, last_event_, 0), "cudaStreamWaitEvent"));
-    SOTTO_TRY(together(group, &NcclTransport::queue_messages));
+    SOTTO_TRY(together(group, *communicator_, &NcclTransport::queue_messages));
     group.stage = Stage::kMessages;
   }
   if (group.stage == Stage::kMessages) {
     SOTTO_TRY(communicator_->state(kCall));
-    if (!group.natives.empty()) SOTTO_TRY(together(group, &NcclTransport::queue_natives));
+    if (group.natives_on != nullptr) {
+      SOTTO_TRY(group.natives_on->made());
+      SOTTO_TRY(together(group, *group.natives_on, &NcclTransport::queue_natives));
+    }
     group.stage = Stage::kNatives;
   }
-  SOTTO_TRY(communicator_->state(kCall));
+  if (group.natives_on != nullptr) SOTTO_TRY(group.natives_on->state(kCall));
   // Not before: until then NCCL may have put nothing on the stream.
   if (group.recorded == nullptr)
     SOTTO_TRY(cuda_status(cudaEventRecord(group.event, group.stream), "cudaEventRecord"));
@@ -290,66 +343,65 @@ Status NcclTransport::launch(Group& group) {
   return ok_status();
 }
 
-Status NcclTransport::together(const Group& group,
+Status NcclTransport::together(const Group& group, const Communicator& on,
                                Status (NcclTransport::*queue)(const Group&) const) const {
   const Api& api = communicator_->api();
   SOTTO_TRY(api.status(api.GroupStart(), "ncclGroupStart", nullptr));
   const Status status = (this->*queue)(group);
   const ncclResult_t ended = api.GroupEnd();  // also after an error: groups are balanced
   SOTTO_TRY(status);
-  return queued(ended, "ncclGroupEnd");
-}
-
-Status NcclTransport::queued(ncclResult_t result, const char* call) const {
-  if (result == ncclInProgress) return ok_status();
-  return communicator_->api().status(result, call, communicator_->handle());
+  return on.queued(ended, "ncclGroupEnd");
 }
 
 // Of two ranks' calls that belong together the i-th send meets the i-th receive, so both have their
 // notes first, then the messages in the order of the plan.
 Status NcclTransport::queue_messages(const Group& group) const {
-  const Api& api = communicator_->api();
-  const ncclComm_t comm = communicator_->handle();
+  const Communicator& on = *communicator_;
+  const Api& api = on.api();
+  const ncclComm_t comm = on.handle();
   for (const PeerNote& n : group.notes) {
+    SOTTO_TRY(on.queued(api.Send(n.out, sizeof(Note), ncclUint8, n.peer, comm, group.stream),
+                        "ncclSend"));
     SOTTO_TRY(
-        queued(api.Send(n.out, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclSend"));
-    SOTTO_TRY(
-        queued(api.Recv(n.in, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclRecv"));
+        on.queued(api.Recv(n.in, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclRecv"));
   }
   for (const Action& a : group.messages) {
     const Transfer& t = *a.transfer;
     if (t.bytes == 0) continue;
-    SOTTO_TRY(
-        t.is_send
-            ? queued(api.Send(a.in, t.bytes, ncclUint8, t.peer, comm, group.stream), "ncclSend")
-            : queued(api.Recv(a.in, t.bytes, ncclUint8, t.peer, comm, group.stream), "ncclRecv"));
+    SOTTO_TRY(t.is_send ? on.queued(api.Send(a.in, t.bytes, ncclUint8, t.peer, comm, group.stream),
+                                    "ncclSend")
+                        : on.queued(api.Recv(a.in, t.bytes, ncclUint8, t.peer, comm, group.stream),
+                                    "ncclRecv"));
   }
   return ok_status();
 }
 
 Status NcclTransport::queue_natives(const Group& group) const {
-  const Api& api = communicator_->api();
-  const ncclComm_t comm = communicator_->handle();
+  const Communicator& on = *group.natives_on;
+  const Api& api = on.api();
+  const ncclComm_t comm = on.handle();
   const cudaStream_t stream = group.stream;
   for (const Action& a : group.natives) {
     const NativeCall& c = *a.transfer->native;
     const ncclDataType_t type = type_of(c.dtype);
     switch (c.kind) {
       case OpKind::kAllGather:
-        SOTTO_TRY(queued(api.AllGather(a.in, a.out, c.count, type, comm, stream), "ncclAllGather"));
+        SOTTO_TRY(
+            on.queued(api.AllGather(a.in, a.out, c.count, type, comm, stream), "ncclAllGather"));
         break;
       case OpKind::kBroadcast:
-        SOTTO_TRY(queued(api.Broadcast(a.in, a.out, c.count, type, c.root, comm, stream),
-                         "ncclBroadcast"));
+        SOTTO_TRY(on.queued(api.Broadcast(a.in, a.out, c.count, type, c.root, comm, stream),
+                            "ncclBroadcast"));
         break;
       case OpKind::kReduceScatter:
         SOTTO_TRY(
-            queued(api.ReduceScatter(a.in, a.out, c.count, type, op_of(c.reduce), comm, stream),
-                   "ncclReduceScatter"));
+            on.queued(api.ReduceScatter(a.in, a.out, c.count, type, op_of(c.reduce), comm, stream),
+                      "ncclReduceScatter"));
         break;
       case OpKind::kAllReduce:
-        SOTTO_TRY(queued(api.AllReduce(a.in, a.out, c.count, type, op_of(c.reduce), comm, stream),
-                         "ncclAllReduce"));
+        SOTTO_TRY(
+            on.queued(api.AllReduce(a.in, a.out, c.count, type, op_of(c.reduce), comm, stream),
+                      "ncclAllReduce"));
         break;
       default: return error(Code::kInternal, "nccl has no collective of this kind");
     }
@@ -451,7 +503,8 @@ void NcclTransport::watch() {
       }
     }
   }
-  const Status state = communicator_->check();
+  std::erase_if(ending_, [](const auto& ending) { return ending->ended(); });
+  const Status state = check_communicators();
   if (state.ok()) return;
   const int64_t now = Clock::monotonic().now_ns();
   if (state.code() == Code::kPeerLost) {
@@ -472,7 +525,7 @@ void NcclTransport::fail(int32_t peer, const Status& status) {
 void NcclTransport::stop() {
   const OnDevice on(communicator_->device());
   failed_ = true;
-  communicator_->abort();
+  abort_communicators();
   const auto limit = std::chrono::steady_clock::now() + kDrainLimit;
   const auto working = [](const Group& group) {
     if (group.recorded != nullptr) return false;  // it executes nothing
@@ -514,7 +567,17 @@ void NcclTransport::close(Deadline deadline) {
     stop();
     return;
   }
-  communicator_->close(deadline, clock);
+  std::vector<Communicator*> ending{communicator_.get()};
+  for (const auto& [comm, joined] : joined_) ending.push_back(joined.get());
+  for (Communicator* communicator : ending) communicator->end();
+  for (const auto& before : ending_) ending.push_back(before.get());
+  const auto ended = [](Communicator* communicator) { return communicator->ended(); };
+  while (std::erase_if(ending, ended), !ending.empty() && !deadline.passed(clock))
+    std::this_thread::sleep_for(kEndPause);
+  if (ending.empty()) return;
+  log(LogLevel::kWarn, "nccl: {} communicators have not ended in time and are aborted",
+      ending.size());
+  abort_communicators();
 }
 
 // ---- Reports ----

@@ -35,6 +35,9 @@ class NcclTransport final : public Transport, private PollSource {
   ~NcclTransport() override;
 
   const TransportCaps& caps() const override { return caps_; }
+  Result<std::string> invite(bool first) override;
+  Status join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations) override;
+  void leave(uint64_t comm) override;
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
   void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
@@ -83,6 +86,7 @@ class NcclTransport final : public Transport, private PollSource {
     std::vector<OpKey> keys;           // of the operations
     std::vector<Transfer*> transfers;  // while `reports` or being issued
     std::vector<Action> messages, natives;
+    const Communicator* natives_on = nullptr;
     std::vector<Staged> staged;
     std::vector<PeerNote> notes;
     std::byte* note_memory = nullptr;  // pinned, for all of them
@@ -98,6 +102,7 @@ class NcclTransport final : public Transport, private PollSource {
   bool busy() const override;
   void refuse(Transfer& transfer);
 
+  static Status closed();
   static Status rank_is_gone();
   Result<cudaStream_t> stream_of(const Device& device, uint32_t lane) const;
   Group& new_group(cudaStream_t stream);
@@ -109,10 +114,12 @@ class NcclTransport final : public Transport, private PollSource {
   Status note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);
   Status launch(Group& group);
-  Status together(const Group& group, Status (NcclTransport::*queue)(const Group&) const) const;
+  Status together(const Group& group, const Communicator& on,
+                  Status (NcclTransport::*queue)(const Group&) const) const;
   Status queue_messages(const Group& group) const;
   Status queue_natives(const Group& group) const;
-  Status queued(ncclResult_t result, const char* call) const;
+  const Communicator& communicator_of(uint64_t comm) const;
+  Status check_communicators() const;
   const PeerNote* look_at_notes(Group& group);
   template <class Visit>
   void visit_recorded(const OpPosting& op, Visit&& visit);
@@ -121,10 +128,14 @@ class NcclTransport final : public Transport, private PollSource {
   void watch();
   void fail(int32_t peer, const Status& status);
   void stop();
+  void abort_communicators();
   void count(const Transfer& transfer);
   void count_note(int32_t peer, bool sent);
 
-  const std::unique_ptr<Communicator> communicator_;
+  const std::unique_ptr<Communicator> communicator_;  // of all ranks
+  // Of those that were joined, by the comm's epoch; and those that end.
+  std::map<uint64_t, std::unique_ptr<Communicator>> joined_;
+  std::vector<std::unique_ptr<Communicator>> ending_;
   const std::shared_ptr<NcclPoller> poller_;
   const int32_t rank_;
   const int32_t size_;
