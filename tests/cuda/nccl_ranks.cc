@@ -71,6 +71,10 @@ std::string training(sotto_comm* comm, int32_t rank, int device, const char* jso
 
 std::string results(sotto_comm* comm, int32_t rank, int32_t size, int device, bool in_graphs) {
   std::string all = collectives(comm, rank, size, device);
+  sotto_comm* turned = nullptr;  // which has a communicator of its own
+  OK(sotto_comm_split(comm, 0, -rank, &turned));
+  all += collectives(turned, size - 1 - rank, size, device);
+  OK(sotto_comm_destroy(turned));
   for (const char* json :
        {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0})",
         R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 3}}})"})

@@ -340,24 +340,30 @@ TEST(NcclNative, CountersAreThoseOfThePlan) {
 }
 
 TEST(NcclNative, AnAbortEndsWhatWaits) {
-  std::array<sotto_status, 3> ended{};
-  const Outcome run = run_native(3, "exact", [&](Member& self, Where where) {
-    Tensors tensors(where, self.rank);
-    std::vector<float> in(1000, 1.0f), out(3000);
-    const sotto_buffer a = tensors.add(in), b = tensors.add(out);
-    sotto_status& status = ended[static_cast<size_t>(self.rank)];
-    if (self.rank == 2) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(100));
-      status = sotto_comm_abort(self.comm, "enough");
-      return std::string();
-    }
-    const sotto_call call = tensors.call();
-    status = sotto_all_gather(self.comm, &a, &b, 1, &call, nullptr);
-    return std::string(sotto_last_error());
-  });
-  EXPECT_EQ(run.failure, "");
-  EXPECT_EQ(ended, (std::array<sotto_status, 3>{SOTTO_E_ABORTED, SOTTO_E_ABORTED, SOTTO_OK}));
-  EXPECT_NE(run.results[0].find("enough"), std::string::npos) << run.results[0];
+  for (const bool on_split : {false, true}) {
+    std::array<sotto_status, 3> ended{};
+    const Outcome run = run_native(3, "exact", [&](Member& self, Where where) {
+      Tensors tensors(where, self.rank);
+      std::vector<float> in(1000, 1.0f), out(3000);
+      const sotto_buffer a = tensors.add(in), b = tensors.add(out);
+      const Member on = on_split ? split(self, 0, -self.rank) : self;
+      sotto_status& status = ended[static_cast<size_t>(self.rank)];
+      std::string text;
+      if (self.rank == 2) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(100));
+        status = sotto_comm_abort(self.comm, "enough");
+      } else {
+        const sotto_call call = tensors.call();
+        status = sotto_all_gather(on.comm, &a, &b, 1, &call, nullptr);
+        text = sotto_last_error();
+      }
+      if (on_split) (void)sotto_comm_destroy(on.comm);  // says again why it has failed
+      return text;
+    });
+    EXPECT_EQ(run.failure, "");
+    EXPECT_EQ(ended, (std::array<sotto_status, 3>{SOTTO_E_ABORTED, SOTTO_E_ABORTED, SOTTO_OK}));
+    EXPECT_NE(run.results[0].find("enough"), std::string::npos) << run.results[0];
+  }
 }
 
 }  // namespace

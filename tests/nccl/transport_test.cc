@@ -86,6 +86,14 @@ sotto_status broadcast(const Rank& r, const DeviceFloats& x, int root) {
   return sotto_broadcast(r.comm, &b, &b, 1, root, &call, nullptr);
 }
 
+// All ranks in another order, with a communicator of their own; the comm that is returned is the
+// parent.
+sotto_comm* turn_around(Rank& r, int rank) {
+  sotto_comm* const parent = r.comm;
+  OK(sotto_comm_split(parent, 0, -rank, &r.comm));
+  return parent;
+}
+
 float sum_of_ranks(int size) { return static_cast<float>(size * (size + 1) / 2); }
 
 // ---- Working ----
@@ -101,7 +109,7 @@ SOTTO_RANK_MAIN(nccl_collectives) {
     const sotto_buffer h = buffer(host);
     OK(sotto_all_reduce(r.comm, &h, &h, 1, nullptr, nullptr));
     require(host == std::vector<float>(kN, sum_of_ranks(self.size)), "all-reduce on the host");
-    // A split shares the communicator: even and odd ranks at the same time.
+    // Even and odd ranks at the same time.
     sotto_comm* half = nullptr;
     OK(sotto_comm_split(r.comm, self.rank % 2, self.rank, &half));
     DeviceFloats y(kN, 1.0f);
@@ -232,6 +240,8 @@ SOTTO_RANK_MAIN(nccl_loses) {
   const bool native = std::getenv("TEST_NATIVE") != nullptr;
   Rank r(self, 2'000'000);
   ok(r.created, "sotto_comm_create");
+  sotto_comm* parent = nullptr;
+  if (std::getenv("TEST_SPLIT") != nullptr) parent = turn_around(r, self.rank);
   sotto_status status = SOTTO_OK;
   {
     DeviceFloats x(kN, 1.0f);
@@ -256,6 +266,30 @@ SOTTO_RANK_MAIN(nccl_loses) {
   require(sotto_comm_error(r.comm, &text) != SOTTO_OK, "the comm has failed");
   self.say(std::string(sotto_status_name(status)) + ": " + text);
   (void)sotto_comm_destroy(r.comm);  // says again why it has failed
+  if (parent != nullptr) (void)sotto_comm_destroy(parent);
+  OK(sotto_context_destroy(r.context));
+  require_nothing_left();
+  return 0;
+}
+
+// A split is there at once, its communicator later.
+SOTTO_RANK_MAIN(nccl_slow_split) {
+  const std::string then = std::getenv("TEST_THEN");
+  Rank r(self);
+  ok(r.created, "sotto_comm_create");
+  sotto_comm* const parent = turn_around(r, self.rank);
+  if (then != "destroy") {
+    DeviceFloats x(kN, static_cast<float>(self.rank));
+    OK(all_reduce(r, x));  // in messages
+    const sotto_buffer b = x.buffer();
+    sotto_call call = x.call();
+    if (then == "time out") call.timeout_us = 200'000;
+    const sotto_status status = sotto_broadcast(r.comm, &b, &b, 1, 0, &call, nullptr);
+    self.say(std::string(sotto_status_name(status)) + ": " + sotto_last_error());
+    if (then == "wait") x.expect(1.0f, "sum of both ranks");
+  }
+  (void)sotto_comm_destroy(r.comm);
+  (void)sotto_comm_destroy(parent);
   OK(sotto_context_destroy(r.context));
   require_nothing_left();
   return 0;
@@ -269,8 +303,18 @@ std::string live_once(const ProcessRank& place) {
   if (r.comm != nullptr) {
     DeviceFloats x(100, 1.0f);
     if (all_reduce(r, x) != SOTTO_OK || all_gather(r, x, place.size, 100) != SOTTO_OK ||
-        broadcast(r, x, 1) != SOTTO_OK)
+        broadcast(r, x, 1) != SOTTO_OK) {
       text = sotto_last_error();
+    } else {
+      sotto_comm* turned = nullptr;
+      if (sotto_comm_split(r.comm, 0, -place.rank, &turned) == SOTTO_OK) {
+        sotto_comm* const parent = std::exchange(r.comm, turned);
+        if (all_gather(r, x, place.size, 100) != SOTTO_OK) text = sotto_last_error();
+        (void)sotto_comm_destroy(std::exchange(r.comm, parent));
+      } else {
+        text = sotto_last_error();
+      }
+    }
     (void)sotto_comm_destroy(r.comm);
   }
   OK(sotto_context_destroy(r.context));
@@ -320,7 +364,7 @@ class NcclTransport : public testing::Test {
   std::vector<std::string> say(const std::string& main, int size,
                                std::vector<std::string> environment) {
     environment.push_back(kTransport);
-    Processes ranks(main, size, {.argument = directory_.path(), .environment = environment});
+    Processes ranks(main, size, {.argument = meeting_place(), .environment = environment});
     std::vector<std::string> all;
     for (int r = 0; r < size; ++r) all.push_back(ranks.message(r));
     ranks.wait_all();
@@ -330,11 +374,17 @@ class NcclTransport : public testing::Test {
   // What rank 0 has printed.
   std::string run(const std::string& main, int size, std::vector<std::string> environment = {}) {
     environment.push_back(kTransport);
-    Processes ranks(main, size, {.argument = directory_.path(), .environment = environment});
+    Processes ranks(main, size, {.argument = meeting_place(), .environment = environment});
     ranks.wait_all();
     EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
     return ranks.output(0);
   }
+  // Where no ranks have met before.
+  std::string meeting_place() {
+    std::filesystem::remove(directory_.path() + "/id");
+    return directory_.path();
+  }
+
   TempDir directory_;
 };
 
@@ -430,9 +480,21 @@ TEST_F(NcclTransport, InitialisationThatDoesNotEnd) {
   }
 }
 
+TEST_F(NcclTransport, SplitsDoNotWaitForTheirCommunicators) {
+  const auto slow = [](const char* ms, const char* then) {
+    return std::vector<std::string>{"FAKE_NCCL_INIT_DELAY_MS=" + std::string(ms),
+                                    "TEST_THEN=" + std::string(then)};
+  };
+  for (const std::string& text : say("nccl_slow_split", 2, slow("300", "wait")))
+    EXPECT_THAT(text, HasSubstr("OK"));
+  for (const std::string& text : say("nccl_slow_split", 2, slow("1500", "time out")))
+    EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("made no progress")));
+  run("nccl_slow_split", 2, slow("1500", "destroy"));
+}
+
 TEST_F(NcclTransport, ACommunicatorIsLentToNobodyElse) {
   Processes ranks("nccl_lent", 1,
-                  {.argument = directory_.path(), .environment = {"SOTTO_TRANSPORT=tcp"}});
+                  {.argument = meeting_place(), .environment = {"SOTTO_TRANSPORT=tcp"}});
   EXPECT_THAT(ranks.message(0),
               HasSubstr("transport \"tcp\" has no communicators that could be lent to it"));
   ranks.wait_all();
@@ -441,7 +503,7 @@ TEST_F(NcclTransport, ACommunicatorIsLentToNobodyElse) {
 TEST_F(NcclTransport, AKilledRankIsNamed) {
   Processes ranks(
       "nccl_loses", 3,
-      {.argument = directory_.path(), .environment = {kTransport}, .stop_at = {"2:working"}});
+      {.argument = meeting_place(), .environment = {kTransport}, .stop_at = {"2:working"}});
   ranks.await(2, "working");
   ranks.kill(2, SIGKILL);
   for (const int r : {0, 1}) {
@@ -490,23 +552,28 @@ TEST_F(NcclTransport, DifferentRootsOfANativeCollectiveAreDescribed) {
 }
 
 TEST_F(NcclTransport, ANativeCollectiveThatHangsTimesOut) {
-  for (const std::string& text : say("nccl_loses", 3, {"TEST_NATIVE=1", "TEST_HANG_RANK=1"})) {
-    EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("made no progress")));
+  for (const char* on : {"TEST_ON=all", "TEST_SPLIT=1"}) {
+    for (const std::string& text :
+         say("nccl_loses", 3, {"TEST_NATIVE=1", "TEST_HANG_RANK=1", on})) {
+      EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("made no progress"))) << on;
+    }
   }
 }
 
 TEST_F(NcclTransport, ARankKilledBetweenNativeCollectivesIsNamed) {
-  Processes ranks("nccl_loses", 3,
-                  {.argument = directory_.path(),
-                   .environment = {kTransport, "TEST_NATIVE=1"},
-                   .stop_at = {"2:working"}});
-  ranks.await(2, "working");
-  ranks.kill(2, SIGKILL);
-  for (const int r : {0, 1}) {
-    EXPECT_THAT(ranks.message(r), AllOf(HasSubstr("PEER_LOST"), HasSubstr("rank 2")));
+  for (const char* on : {"TEST_ON=all", "TEST_SPLIT=1"}) {
+    Processes ranks("nccl_loses", 3,
+                    {.argument = meeting_place(),
+                     .environment = {kTransport, "TEST_NATIVE=1", on},
+                     .stop_at = {"2:working"}});
+    ranks.await(2, "working");
+    ranks.kill(2, SIGKILL);
+    for (const int r : {0, 1}) {
+      EXPECT_THAT(ranks.message(r), AllOf(HasSubstr("PEER_LOST"), HasSubstr("rank 2"))) << on;
+    }
+    ranks.wait_all();
+    EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
   }
-  ranks.wait_all();
-  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
 
 TEST_F(NcclTransport, NativeCollectivesAreAllowedByAllRanksOrNone) {

@@ -95,49 +95,6 @@ NcclTransport::~NcclTransport() {
   (void)cudaStreamDestroy(stream_);
 }
 
-// ---- Communicators ----
-
-Result<std::string> NcclTransport::invite(bool first) { return communicator_->invite(first); }
-
-// The others wait for a rank that cannot, so the root comm fails.
-Status NcclTransport::join(uint64_t comm, int32_t rank,
-                           const std::vector<std::string>& invitations) {
-  if (failed_ || !communicator_->open()) return closed();
-  Result<std::unique_ptr<Communicator>> begun = communicator_->begin(rank, invitations);
-  if (!begun.ok()) {
-    fail(-1, begun.status().with_prefix(fmt::format("rank {}", rank_)));
-    return begun.status();
-  }
-  joined_[comm] = std::move(*begun);
-  return ok_status();
-}
-
-void NcclTransport::leave(uint64_t comm) {
-  const auto it = joined_.find(comm);
-  if (it == joined_.end()) return;
-  it->second->end();
-  ending_.push_back(std::move(it->second));
-  joined_.erase(it);
-}
-
-// Of a comm that was not joined it is that of all ranks.
-const Communicator& NcclTransport::communicator_of(uint64_t comm) const {
-  const auto it = joined_.find(comm);
-  return it == joined_.end() ? *communicator_ : *it->second;
-}
-
-Status NcclTransport::check_communicators() const {
-  SOTTO_TRY(communicator_->check());
-  for (const auto& [comm, joined] : joined_) SOTTO_TRY(joined->check());
-  return ok_status();
-}
-
-void NcclTransport::abort_communicators() {
-  for (const auto& ending : ending_) ending->abort();
-  for (const auto& [comm, joined] : joined_) joined->abort();
-  communicator_->abort();
-}
-
 Status NcclTransport::closed() {
   return error(Code::kTransport, "nccl: the communicator has failed or is closed");
 }

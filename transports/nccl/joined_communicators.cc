@@ -1,0 +1,63 @@
+// Communicators between some of the ranks, for native collectives, next to that of all ranks.
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "transports/nccl/nccl_transport.h"
+
+namespace sotto::nccl {
+
+Result<std::string> NcclTransport::invite(bool first) { return communicator_->invite(first); }
+
+// The others wait for a rank that cannot, so the root comm fails.
+Status NcclTransport::join(uint64_t comm, int32_t rank,
+                           const std::vector<std::string>& invitations) {
+  if (failed_ || !communicator_->open()) return closed();
+  Result<std::unique_ptr<Communicator>> begun = communicator_->begin(rank, invitations);
+  if (!begun.ok()) {
+    fail(-1, begun.status().with_prefix(fmt::format("rank {}", rank_)));
+    return begun.status();
+  }
+  joined_[comm] = std::move(*begun);
+  return ok_status();
+}
+
+void NcclTransport::leave(uint64_t comm) {
+  const auto it = joined_.find(comm);
+  if (it == joined_.end()) return;
+  it->second->end();
+  ending_.push_back(std::move(it->second));
+  joined_.erase(it);
+}
+
+// Of a comm that was not joined it is that of all ranks.
+const Communicator& NcclTransport::communicator_of(uint64_t comm) const {
+  const auto it = joined_.find(comm);
+  return it == joined_.end() ? *communicator_ : *it->second;
+}
+
+Status NcclTransport::check_communicators() const {
+  SOTTO_TRY(communicator_->check());
+  for (const auto& [comm, joined] : joined_) SOTTO_TRY(joined->check());
+  return ok_status();
+}
+
+// All at once: an abort may wait for what is queued, and that stand behind what another one has
+// queued. Groups of aborts, which NCCL has for this, came with 2.22; threads do for all versions.
+void NcclTransport::abort_communicators() {
+  std::vector<Communicator*> others;
+  for (const auto& ending : ending_) others.push_back(ending.get());
+  for (const auto& [comm, joined] : joined_) others.push_back(joined.get());
+  std::vector<std::jthread> threads;
+  for (Communicator* other : others) {
+    if (!other->open()) continue;
+    try {
+      threads.emplace_back([other] { other->abort(); });
+    } catch (const std::system_error&) {  // there are no more threads
+      other->abort();
+    }
+  }
+  communicator_->abort();
+}
+
+}  // namespace sotto::nccl
