@@ -1,5 +1,6 @@
 // Optimizer steps in CUDA graphs, between ranks, and when calls fail.
 #include <barrier>
+#include <functional>
 #include <thread>
 
 #include "tests/cuda/graph_training.h"
@@ -23,22 +24,31 @@ TEST_P(Graphs, HaveTheBitsOfCallsBetweenRanks) {
   fake_cuda::configure({.devices = 4, .max_delay_us = 30});
   EXPECT_EQ(run_world(2, world(2),
                       [&](Member& self) {
-                        Training called(GetParam(), self, self.rank);
-                        called.run(Steps::kCalled);
-                        Training replayed(GetParam(), self, self.rank);
-                        replayed.run(Steps::kReplayed);
-                        require(called.result() == replayed.result(), "the bits differ");
-                        require(replayed.replayed() >= kGraphSteps / 2,
-                                std::to_string(replayed.replayed()) + " were replayed");
-                        require(replayed.graphs() == GetParam().graphs,
-                                std::to_string(replayed.graphs()) + " graphs");
+                        // One after the other: each has a stream, and ThreadSanitizer threads for
+                        // each.
+                        const auto result = [&](const std::function<void(Training&)>& run) {
+                          Training training(GetParam(), self, self.rank);
+                          run(training);
+                          return training.result();
+                        };
+                        const std::string called =
+                            result([](Training& t) { t.run(Steps::kCalled); });
+                        const std::string replayed = result([](Training& t) {
+                          t.run(Steps::kReplayed);
+                          require(t.replayed() >= kGraphSteps / 2,
+                                  std::to_string(t.replayed()) + " were replayed");
+                          require(t.graphs() == GetParam().graphs,
+                                  std::to_string(t.graphs()) + " graphs");
+                        });
+                        require(called == replayed, "the bits differ");
                         // To the other rank a replay is the call that it stands for.
-                        Training mixed(GetParam(), self, self.rank);
-                        for (int step = 0; step < kGraphSteps; ++step) {
-                          mixed.new_gradients(step);
-                          step % 2 == self.rank ? mixed.next() : mixed.call();
-                        }
-                        require(called.result() == mixed.result(), "the bits of both differ");
+                        const std::string mixed = result([&](Training& t) {
+                          for (int step = 0; step < kGraphSteps; ++step) {
+                            t.new_gradients(step);
+                            step % 2 == self.rank ? t.next() : t.call();
+                          }
+                        });
+                        require(called == mixed, "the bits of both differ");
                       }),
             "");
 }

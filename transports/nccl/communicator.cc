@@ -200,7 +200,7 @@ void Communicator::abort() {
   comm_ = nullptr;
 }
 
-// What is still being made cannot be ended otherwise.
+// What is still being made, or has failed, cannot be ended otherwise.
 void Communicator::end() {
   if (!open()) return;
   if (adopted_) {
@@ -208,7 +208,7 @@ void Communicator::end() {
     return;
   }
   const OnDevice on(device_);
-  if (state(kInit).code() == Code::kInProgress) {
+  if (!made().ok()) {
     abort();
     return;
   }
