@@ -330,7 +330,10 @@ Status Comm::join() {
   SOTTO_ASSIGN(const std::string mine,
                engine().drive([&](Driver&) { return transport.invite(rank_ == 0); }));
   SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine));
-  SOTTO_TRY(engine().drive([&](Driver&) { return transport.join(epoch_, rank_, all); }));
+  SOTTO_TRY(engine().drive([&](Driver& driver) {
+    const Deadline deadline = Deadline::in_us(driver.clock(), timeout_us());
+    return transport.join(epoch_, rank_, all, driver, deadline);
+  }));
   joined_ = true;
   return ok_status();
 }

@@ -24,6 +24,7 @@
 namespace sotto {
 
 class Device;
+class Driver;
 enum class ReduceOp : uint8_t;
 
 enum class Matching : uint8_t { kByKey, kByOrder };
@@ -179,14 +180,15 @@ class Transport {
 
   // Native collectives between some ranks of the root comm, or in another order. First each of them
   // asks what all are to know of it, equally long (`first`: the first of them); with that, in their
-  // order, all join. It may be made in the background: operations wait, and what goes wrong fails
-  // the root comm. Collective, like an operation of the comm with this epoch.
+  // order, all join. The root comm fails if a rank cannot. Collective, like an operation of the
+  // comm with this epoch.
   virtual Result<std::string> invite(bool first) {
     (void)first;
     return unsupported("transport \"{}\" has no native collectives", caps().name);
   }
-  virtual Status join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations) {
-    (void)comm, (void)rank, (void)invitations;
+  virtual Status join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations,
+                      Driver& driver, Deadline deadline) {
+    (void)comm, (void)rank, (void)invitations, (void)driver, (void)deadline;
     return unsupported("transport \"{}\" has no native collectives", caps().name);
   }
   // The comm that was joined has no more operations.

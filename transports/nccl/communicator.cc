@@ -104,8 +104,7 @@ Result<std::unique_ptr<Communicator>> Communicator::make(const NcclOptions& opti
   std::vector<Card> cards;
   SOTTO_TRY(understand(blobs, &cards));
   if (adopted != nullptr) return made;
-  SOTTO_TRY(made->init(cards[0].id));
-  SOTTO_TRY(made->await_init(control, driver, deadline));
+  SOTTO_TRY(made->init(cards[0].id, control, driver, deadline));
   return made;
 }
 
@@ -117,14 +116,15 @@ std::string Communicator::invite(bool first) const {
   return blob_of(mine, first ? new_id(*api_, &mine.id) : ok_status());
 }
 
-Result<std::unique_ptr<Communicator>> Communicator::begin(
-    int32_t rank, const std::vector<std::string>& invitations) const {
+Result<std::unique_ptr<Communicator>> Communicator::join(
+    int32_t rank, const std::vector<std::string>& invitations, const ControlPlane& control,
+    Driver& driver, Deadline deadline) const {
   std::vector<Card> cards;
   SOTTO_TRY(understand(invitations, &cards));
   std::unique_ptr<Communicator> made(
       new Communicator(api_, false, rank, static_cast<int32_t>(cards.size())));
   made->device_ = device_;
-  SOTTO_TRY(made->init(cards[0].id));
+  SOTTO_TRY(made->init(cards[0].id, control, driver, deadline));
   return made;
 }
 
@@ -141,17 +141,16 @@ Status Communicator::adopt(ncclComm_t comm) {
   return ok_status();
 }
 
-Status Communicator::init(const ncclUniqueId& id) {
+Status Communicator::init(const ncclUniqueId& id, const ControlPlane& control, Driver& driver,
+                          Deadline deadline) {
   const OnDevice on(device_);
   SOTTO_TRY(on.status());
   ncclConfig_t config = config_218();
   const ncclResult_t begun = api_->CommInitRankConfig(&comm_, size_, id, rank_, &config);
-  if (begun == ncclSuccess || begun == ncclInProgress) return ok_status();
-  comm_ = nullptr;
-  return api_->status(begun, kInit, nullptr);
-}
-
-Status Communicator::await_init(const ControlPlane& control, Driver& driver, Deadline deadline) {
+  if (begun != ncclSuccess && begun != ncclInProgress) {
+    comm_ = nullptr;
+    return api_->status(begun, kInit, nullptr);
+  }
   Status now;
   const auto done = [&] {
     now = state(kInit);
@@ -180,8 +179,6 @@ Status Communicator::state(const char* call) const {
   return state == ncclInProgress ? *in_progress : api_->status(state, call, comm_);
 }
 
-Status Communicator::made() const { return state(kInit); }
-
 Status Communicator::queued(ncclResult_t result, const char* call) const {
   return result == ncclInProgress ? ok_status() : api_->status(result, call, comm_);
 }
@@ -200,7 +197,7 @@ void Communicator::abort() {
   comm_ = nullptr;
 }
 
-// What is still being made, or has failed, cannot be ended otherwise.
+// What has failed cannot be ended otherwise.
 void Communicator::end() {
   if (!open()) return;
   if (adopted_) {
@@ -208,7 +205,7 @@ void Communicator::end() {
     return;
   }
   const OnDevice on(device_);
-  if (!made().ok()) {
+  if (!state(kInit).ok()) {
     abort();
     return;
   }

@@ -28,10 +28,12 @@ class Communicator {
   // What the ranks of another one are to know of this rank (`first`: the first of them), which may
   // be why it cannot be made.
   std::string invite(bool first) const;
-  // Begins another one between the ranks that have invited, of which this one is `rank`, on the
-  // device of this one. NCCL goes on in the background: state() is IN_PROGRESS.
-  Result<std::unique_ptr<Communicator>> begin(int32_t rank,
-                                              const std::vector<std::string>& invitations) const;
+  // Another one, between the ranks that have invited, of which this one is `rank`; on the device of
+  // this one, whose control plane ends the wait if it fails. Collective.
+  Result<std::unique_ptr<Communicator>> join(int32_t rank,
+                                             const std::vector<std::string>& invitations,
+                                             const ControlPlane& control, Driver& driver,
+                                             Deadline deadline) const;
   // Aborts what was made here and is still open.
   ~Communicator();
   Communicator(const Communicator&) = delete;
@@ -47,8 +49,6 @@ class Communicator {
   // What has become of a call that NCCL may carry on in the background: IN_PROGRESS, OK or the
   // error.
   Status state(const char* call) const;
-  // Whether it can be used: IN_PROGRESS, OK or the error of its making.
-  Status made() const;
   // What a call has returned, which NCCL may carry on in the background.
   Status queued(ncclResult_t result, const char* call) const;
   // OK, or the asynchronous error.
@@ -65,8 +65,8 @@ class Communicator {
   Communicator(std::shared_ptr<const Api> api, bool adopted, int32_t rank, int32_t size)
       : api_(std::move(api)), adopted_(adopted), rank_(rank), size_(size) {}
   Status adopt(ncclComm_t comm);
-  Status init(const ncclUniqueId& id);
-  Status await_init(const ControlPlane& control, Driver& driver, Deadline deadline);
+  Status init(const ncclUniqueId& id, const ControlPlane& control, Driver& driver,
+              Deadline deadline);
   void abort_after(const Status& status);
 
   const std::shared_ptr<const Api> api_;

@@ -10,15 +10,16 @@ namespace sotto::nccl {
 Result<std::string> NcclTransport::invite(bool first) { return communicator_->invite(first); }
 
 // The others wait for a rank that cannot, so the root comm fails.
-Status NcclTransport::join(uint64_t comm, int32_t rank,
-                           const std::vector<std::string>& invitations) {
+Status NcclTransport::join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations,
+                           Driver& driver, Deadline deadline) {
   if (failed_ || !communicator_->open()) return closed();
-  Result<std::unique_ptr<Communicator>> begun = communicator_->begin(rank, invitations);
-  if (!begun.ok()) {
-    fail(-1, begun.status().with_prefix(fmt::format("rank {}", rank_)));
-    return begun.status();
+  Result<std::unique_ptr<Communicator>> made =
+      communicator_->join(rank, invitations, control_, driver, deadline);
+  if (!made.ok()) {
+    if (!control_.failure()) fail(-1, made.status().with_prefix(fmt::format("rank {}", rank_)));
+    return made.status();
   }
-  joined_[comm] = std::move(*begun);
+  joined_[comm] = std::move(*made);
   return ok_status();
 }
 

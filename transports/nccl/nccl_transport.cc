@@ -53,8 +53,8 @@ ncclRedOp_t op_of(ReduceOp op) {
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
     std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
     const ControlPlane& control, TransferSink& sink, const NcclOptions& options) {
-  std::unique_ptr<NcclTransport> made(new NcclTransport(
-      std::move(communicator), std::move(poller), control.rank(), control.size(), sink, options));
+  std::unique_ptr<NcclTransport> made(
+      new NcclTransport(std::move(communicator), std::move(poller), control, sink, options));
   const OnDevice on(made->communicator_->device());
   SOTTO_TRY(on.status());
   int lowest = 0, highest = 0;
@@ -68,12 +68,13 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
 }
 
 NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
-                             std::shared_ptr<NcclPoller> poller, int32_t rank, int32_t size,
+                             std::shared_ptr<NcclPoller> poller, const ControlPlane& control,
                              TransferSink& sink, const NcclOptions& options)
     : communicator_(std::move(communicator)),
       poller_(std::move(poller)),
-      rank_(rank),
-      size_(size),
+      control_(control),
+      rank_(control.rank()),
+      size_(control.size()),
       sink_(sink),
       caps_{.name = "nccl",
             .matching = Matching::kByOrder,
@@ -287,7 +288,6 @@ Status NcclTransport::launch(Group& group) {
   if (group.stage == Stage::kMessages) {
     SOTTO_TRY(communicator_->state(kCall));
     if (group.natives_on != nullptr) {
-      SOTTO_TRY(group.natives_on->made());
       SOTTO_TRY(together(group, *group.natives_on, &NcclTransport::queue_natives));
     }
     group.stage = Stage::kNatives;

@@ -36,7 +36,8 @@ class NcclTransport final : public Transport, private PollSource {
 
   const TransportCaps& caps() const override { return caps_; }
   Result<std::string> invite(bool first) override;
-  Status join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations) override;
+  Status join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations,
+              Driver& driver, Deadline deadline) override;
   void leave(uint64_t comm) override;
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
@@ -97,7 +98,7 @@ class NcclTransport final : public Transport, private PollSource {
   };
 
   NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-                int32_t rank, int32_t size, TransferSink& sink, const NcclOptions& options);
+                const ControlPlane& control, TransferSink& sink, const NcclOptions& options);
   bool run() override;
   bool busy() const override;
   void refuse(Transfer& transfer);
@@ -137,6 +138,7 @@ class NcclTransport final : public Transport, private PollSource {
   std::map<uint64_t, std::unique_ptr<Communicator>> joined_;
   std::vector<std::unique_ptr<Communicator>> ending_;
   const std::shared_ptr<NcclPoller> poller_;
+  const ControlPlane& control_;
   const int32_t rank_;
   const int32_t size_;
   TransferSink& sink_;

@@ -351,7 +351,7 @@ SOTTO_API sotto_status sotto_comm_create(sotto_context* context, const sotto_com
  *   out_comm [out] owned by the caller: sotto_comm_destroy
  * Threads: one per handle, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
  * INVALID_ARGUMENT (color), INVALID_STATE (inside a group, fork, callback), PROTOCOL, TIMEOUT,
- * PEER_LOST, ABORTED. Since: 0.1 */
+ * PEER_LOST, TRANSPORT (NCCL), ABORTED. Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_split(sotto_comm* comm, int32_t color, int32_t key,
                                         sotto_comm** out_comm);
 

@@ -29,7 +29,6 @@ Environment read_environment() {
   e.hang_on_mismatch = mismatch != nullptr && std::strcmp(mismatch, "hang") == 0;
   e.max_delay_us = number("FAKE_NCCL_MAX_DELAY_US", 0);
   e.launch_delay_us = number("FAKE_NCCL_LAUNCH_DELAY_US", 0);
-  e.init_delay_ms = number("FAKE_NCCL_INIT_DELAY_MS", 0);
   e.seed = static_cast<uint64_t>(number("FAKE_NCCL_SEED", 1));
   return e;
 }
@@ -212,8 +211,9 @@ void Comm::wait_pending() const {
 }
 
 ncclResult_t connect(Comm& comm) {
-  if (environment().init_delay_ms > 0)
-    std::this_thread::sleep_for(std::chrono::milliseconds(environment().init_delay_ms));
+  // Asked each time: splits may take longer than their parent.
+  const int64_t delay_ms = number("FAKE_NCCL_INIT_DELAY_MS", 0);
+  if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
   comm.link = Link::make(comm.meeting, comm.rank, comm.size, comm.aborted);
   if (comm.link == nullptr) return comm.aborted ? ncclInternalError : comm.fail(ncclSystemError);
   comm.linked = true;

@@ -28,7 +28,6 @@ struct Environment {
   bool hang_on_mismatch = false;
   int64_t max_delay_us = 0;
   int64_t launch_delay_us = 0;
-  int64_t init_delay_ms = 0;
   uint64_t seed = 1;
 };
 const Environment& environment();
