@@ -59,8 +59,8 @@ TEST(RateLimiter, WithoutARateNothingIsHeldBack) {
 }
 
 TEST(SendWindow, TwiceWhatThePathCarries) {
-  // 125 MB/s, 50 ms and a quarter of a millisecond that the sender may be away.
-  EXPECT_EQ(SendWindow::bytes_for(125'000'000, 50'000), 32768u + 12'562'500);
+  // 125 MB/s, 50 ms and half a millisecond that the sender may be away.
+  EXPECT_EQ(SendWindow::bytes_for(125'000'000, 50'000), 32768u + 12'625'000);
   EXPECT_EQ(SendWindow::bytes_for(0, 50'000), 32768u);
 }
 
