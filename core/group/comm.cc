@@ -61,15 +61,7 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
-  if (joined_) engine().drive([&](Driver&) { root_->channel->transport()->leave(epoch_); });
-}
-
-bool Comm::is_whole() const {
-  return size() == root_->channel->control()->size() && std::ranges::is_sorted(*ranks_);
-}
-
-NativeCollectives Comm::native() const {
-  return joined_ || is_whole() ? root_->channel->transport()->caps().native : 0;
+  if (native_ != 0) engine().drive([&](Driver&) { root_->channel->transport()->leave(epoch_); });
 }
 
 // ---- starting operations ----
@@ -323,10 +315,16 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   return made;
 }
 
-// The transport's native collectives between these ranks.
+// The transport's native collectives between these ranks; all of the root comm, in its order, have
+// them already.
 Status Comm::join() {
   Transport& transport = *root_->channel->transport();
-  if (transport.caps().native == 0 || size() == 1 || is_whole()) return ok_status();
+  const NativeCollectives native = transport.caps().native;
+  if (native == 0 || size() == 1) return ok_status();
+  if (size() == root_->channel->control()->size() && std::ranges::is_sorted(*ranks_)) {
+    native_ = native;
+    return ok_status();
+  }
   SOTTO_ASSIGN(const std::string mine,
                engine().drive([&](Driver&) { return transport.invite(rank_ == 0); }));
   SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine));
@@ -334,7 +332,7 @@ Status Comm::join() {
     const Deadline deadline = Deadline::in_us(driver.clock(), timeout_us());
     return transport.join(epoch_, rank_, all, driver, deadline);
   }));
-  joined_ = true;
+  native_ = native;
   return ok_status();
 }
 

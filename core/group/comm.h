@@ -86,8 +86,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const std::string& transport() const { return root_->transport; }
   int64_t timeout_us() const { return root_->timeout_us; }
   uint64_t segment_bytes() const { return root_->segment_bytes; }
-  // Those of the transport, once they are between the ranks of this comm.
-  NativeCollectives native() const;
+  // Those of the transport that are between the ranks of this comm.
+  NativeCollectives native() const { return native_; }
   const std::shared_ptr<Context>& context() const { return root_->context; }
   Engine& engine() const { return *root_->context->engine(); }
 
@@ -148,7 +148,6 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::shared_ptr<PreparedPlan> plan;  // names the device
   };
 
-  bool is_whole() const;  // all ranks of the root comm, in its order
   Status join();
   OpPosting next_posting(OpSignature signature, int32_t priority);
   OpPosting point_to_point_posting(const CollectiveRequest& request, OpSignature signature,
@@ -162,7 +161,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   int32_t rank_;
   uint64_t epoch_;
   std::shared_ptr<OpTotals> totals_ = std::make_shared<OpTotals>();
-  bool joined_ = false;  // the transport has native collectives for it alone
+  NativeCollectives native_ = 0;
 
   // Of the collectives so far; an operation that was refused is none.
   struct Numbering {

@@ -211,7 +211,9 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   for (size_t r = 0; r < ranks.size(); ++r) ranks[r] = static_cast<int32_t>(r);
   const int32_t rank = control.rank();
   const uint64_t token = control.token();
-  return std::shared_ptr<Comm>(new Comm(std::move(root), std::move(ranks), rank, token));
+  const std::shared_ptr<Comm> made(new Comm(std::move(root), std::move(ranks), rank, token));
+  SOTTO_TRY(made->join());
+  return made;
 }
 
 }  // namespace sotto

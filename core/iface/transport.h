@@ -191,7 +191,7 @@ class Transport {
     (void)comm, (void)rank, (void)invitations, (void)driver, (void)deadline;
     return unsupported("transport \"{}\" has no native collectives", caps().name);
   }
-  // The comm that was joined has no more operations.
+  // The comm has no more operations. Nothing if it was not joined.
   virtual void leave(uint64_t comm) { (void)comm; }
 
   // Bytes that one message costs beside its data: frame header and trailer.
