@@ -297,6 +297,7 @@ class Engine final : public Driver {
   void mark_lanes(DeviceQueue& queue);
   bool only_device_left(const Op& op) const;
   void settle_failed(Op& op);
+  static bool all_arrived(const Run& run);
   void finish_committing(Op& op);
   std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;
   void let_streams_go(Op& op);

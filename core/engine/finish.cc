@@ -154,6 +154,18 @@ void Engine::drop_ready(Op& op) {
   }
 }
 
+// Whether the host has every message of the run; those that are calls of lanes are the decision's
+// to judge.
+bool Engine::all_arrived(const Run& run) {
+  for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
+    const Step& step = run.plan->steps[i];
+    if (step.kind == StepKind::kRecv && !on_lane(*run.plan, step) &&
+        run.progress[i] != StepProgress::kDone)
+      return false;
+  }
+  return true;
+}
+
 // What this rank has found is a proposal: the control plane decides which cause was first, so that
 // all ranks report the same one, and answers through on_control_failure within its own short time.
 void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
@@ -205,8 +217,12 @@ void Engine::fail_op(Op& op, const Status& status) {
     return;
   }
   if (op.committing_ && !op.broken_) {
-    finish_committing(op);
-    return;
+    if (all_arrived(run)) {
+      finish_committing(op);
+      return;
+    }
+    log(LogLevel::kError, "operation {} commits without its messages", op.sequence_);
+    op.broken_ = true;
   }
   drop_ready(op);
   op.state_ = Op::State::kFailing;
@@ -236,7 +252,8 @@ void Engine::mark_lanes(DeviceQueue& queue) {
 
 // Everything has arrived and verified on this rank, and parameters are being written: the step is
 // finished. Only sends to others are cut off: those under way, and those whose data the device has
-// not computed yet, which must not reach the transport any more.
+// not computed yet, which must not reach the transport any more. Receives are done: a plan decides
+// behind all of them.
 void Engine::finish_committing(Op& op) {
   for (auto* list : {&completions_, &completions_now_}) {
     for (Completion& c : *list) {

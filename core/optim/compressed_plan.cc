@@ -17,6 +17,7 @@ class CompressedStep {
     s_.den = b_.bound(layout_.flat_elements() * 4);
     if (r_.lamb) {
       s_.vf = b_.bound(layout_.flat_elements() * 4);
+      if (!r_.first) b_.committed(s_.vf);
       s_.tensor_counts = b_.bound(frame_.tensors() * 8);
     }
     for (uint32_t t = 0; t < frame_.tensors(); ++t) {
@@ -26,6 +27,7 @@ class CompressedStep {
     if (r_.momentum_bits) {
       s_.old_bits = b_.bound(layout_.compressed_elements() / 8);
       s_.old_messages = b_.bound(messages_);
+      b_.committed(s_.old_bits, 2);
     }
   }
 
@@ -33,6 +35,7 @@ class CompressedStep {
     const bool alone = r_.shape.size == 1;
     if (!alone) {
       s_.codec = add_onebit_slots(b_, layout_);
+      b_.committed(s_.codec.server);
       if (!r_.shape.compat) s_.codec.valid = s_.valid;
     }
     if (r_.first) {

@@ -302,9 +302,10 @@ Result<OpRef> Optimizer::accumulate(const CallOptions& options) {
                 options);
 }
 
-// What has been accumulated belongs to the next step.
+// What has been accumulated belongs to the next step, which a failed comm never takes: the state
+// then is that of the last step.
 Status Optimizer::check_nothing_accumulated() const {
-  if (micro_batches_ == 0) return ok_status();
+  if (micro_batches_ == 0 || !comm_->failure().ok()) return ok_status();
   return invalid_state("{} micro-batches are accumulated: possible after the step that takes them",
                        micro_batches_);
 }

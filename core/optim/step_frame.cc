@@ -65,6 +65,11 @@ StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
     s.v_exponents = b_.bound(state_exponent_bytes(layout, shape.state));
   }
   s.tensor_states = states_ = b_.bound(state_bytes());
+  b_.committed(s.params, layout.tensors().size());
+  if (s.copies != kNoSlot) b_.committed(s.copies, layout.tensors().size());
+  for (const uint32_t slot : {s.m, s.v, s.m_exponents, s.v_exponents, s.tensor_states}) {
+    if (slot != kNoSlot) b_.committed(slot);
+  }
   if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
   const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars) + sizeof(StepScalars);
   s.scalars = b_.host(scalar_bytes);

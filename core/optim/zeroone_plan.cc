@@ -17,6 +17,7 @@ class ZeroOneStep {
         messages_(layout_.message_bytes()) {
     if (!alone()) {
       s_.codec = add_onebit_slots(b_, layout_);
+      if (!r_.begin) b_.committed(s_.codec.server);
       if (!compat()) s_.codec.valid = s_.valid;
     }
     if (r_.own_masks) s_.base_valid = b_.bound(layout_.flat_elements() / 8);
@@ -24,6 +25,9 @@ class ZeroOneStep {
     s_.local_sum = b_.bound(layout_.flat_elements() * 4);
     s_.den = b_.bound(layout_.flat_elements() * 4);
     if (!compat()) s_.anchor = b_.bound(layout_.flat_elements() * 4);
+    if (r_.begin) return;
+    b_.committed(s_.local_sum);
+    if (!compat()) b_.committed(s_.anchor);
   }
 
   StepPlan build() {

@@ -75,6 +75,10 @@ void PlanBuilder::alias(uint32_t slot, uint32_t of, uint64_t offset) {
   plan_.slots[slot].alias_offset = offset;
 }
 
+void PlanBuilder::committed(uint32_t first, uint64_t n) {
+  for (uint64_t i = 0; i < n; ++i) plan_.slots[first + i].committed = true;
+}
+
 uint32_t PlanBuilder::fill(Region region, uint8_t value, KernelOptions options) {
   const uint32_t id =
       kernel(KernelId::kFill, {whole(region.slot, Access::kWrite, region.offset, region.bytes)}, {},
@@ -101,7 +105,7 @@ void PlanBuilder::send(int32_t peer, Region data, uint32_t round, MessageClass m
 }
 
 void PlanBuilder::recv(int32_t peer, Region data, uint32_t round, MessageClass message_class) {
-  receives_.push_back(steps());
+  last_receive_ = steps();
   add_channel(StepKind::kRecv, peer, data, round, message_class);
 }
 

@@ -45,6 +45,8 @@ class PlanBuilder {
     return add_slot({SlotKind::kConstant, bytes.size(), kNoSlot, 0, 0, plan_.keep_array(bytes)});
   }
   uint32_t host(uint64_t bytes) { return add_slot({SlotKind::kHost, bytes, kNoSlot, 0, 0}); }
+  // Declares that only committing steps write slots [first, first + n), which are bound.
+  void committed(uint32_t first, uint64_t n = 1);
   // Declares that a bound slot is the same memory as another, from `offset` on.
   void alias(uint32_t slot, uint32_t of, uint64_t offset);
 
@@ -78,7 +80,7 @@ class PlanBuilder {
   void order(uint32_t later, uint32_t earlier) { plan_.steps[later].after.push_back(earlier); }
 
   // The last receive brings what its sender makes of the message of step `send`; see Step::answers.
-  void answers(uint32_t send) { plan_.steps[receives_.back()].answers = send; }
+  void answers(uint32_t send) { plan_.steps[last_receive_].answers = send; }
 
   // Undo of steps [first, last]; see UndoStep.
   void undo(UndoStep step) { plan_.undo.push_back(std::move(step)); }
@@ -94,9 +96,6 @@ class PlanBuilder {
     return step;
   }
 
-  // All receives emitted so far: a step that is `after` them runs only when every message has
-  // arrived and verified.
-  const std::vector<uint32_t>& receives() const { return receives_; }
   uint32_t steps() const { return static_cast<uint32_t>(plan_.steps.size()); }
   // Rounds below are taken; the next section of the plan starts here.
   uint32_t next_round() const { return next_round_; }
@@ -128,7 +127,7 @@ class PlanBuilder {
 
   LogicalPlan plan_;
   std::map<std::tuple<uint16_t, uint32_t, int32_t, StepKind>, uint32_t> segments_;
-  std::vector<uint32_t> receives_;
+  uint32_t last_receive_ = kNoStep;
   uint32_t next_round_ = 0;
   uint32_t issue_base_ = 0;
   uint16_t posting_ = 0;

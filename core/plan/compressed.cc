@@ -131,27 +131,23 @@ void exchange_scales(SectionRun& s, const ScaleSlots& slots, const std::vector<N
 }
 
 // A decision over the messages of one section (args without sections) or of all.
-uint32_t emit_gate(PlanBuilder& b, OperandRef messages, Predicate prior, const GateArgs& args,
-                   std::vector<uint32_t> after) {
+uint32_t emit_gate(PlanBuilder& b, OperandRef messages, Predicate prior, const GateArgs& args) {
   const uint32_t word = b.scratch(4);
   const OperandRef before =
       prior.slot == kNoSlot ? absent() : whole(prior.slot, Access::kRead, prior.offset, 4);
   KernelOptions options;
   options.lane = kServerLane;
-  options.after = std::move(after);
   b.kernel(KernelId::kGate, {messages, before, whole(word, Access::kWrite, 0, 4)}, {}, args,
            options);
   return word;
 }
 
-uint32_t gate_all(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail_word,
-                  std::vector<uint32_t> after) {
+uint32_t gate_all(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail_word) {
   std::vector<uint64_t> sections;
   for (const LayoutSection& s : x.layout.sections()) sections.push_back(s.message_bytes);
   const GateArgs args{0, x.ranks, fail_word, x.b.keep_array(std::span<const uint64_t>(sections)),
                       sections.size()};
-  return emit_gate(x.b, whole(messages, Access::kRead, 0, x.layout.message_bytes()), prior, args,
-                   std::move(after));
+  return emit_gate(x.b, whole(messages, Access::kRead, 0, x.layout.message_bytes()), prior, args);
 }
 
 // Rows of the section's own chunk, by the server's flat elements.
@@ -326,7 +322,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
     server.lane = kServerLane;
     if (x.onebit()) {
       const GateArgs args{s.at.message_bytes, x.ranks, kSkipNonfinite};
-      result.gate_workers = emit_gate(b, s.messages(x.worker_messages), r.prior, args, {});
+      result.gate_workers = emit_gate(b, s.messages(x.worker_messages), r.prior, args);
       server.predicate = {result.gate_workers, 0, kCommit};
     }
     serve(s, server);
@@ -336,9 +332,8 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
                     server_ranges, server, s.round2);
   }
   if (n != 1 || !x.onebit())
-    result.gate_workers = gate_all(x, x.worker_messages, r.prior, kSkipNonfinite, {});
-  result.gate =
-      gate_all(x, slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer, b.receives());
+    result.gate_workers = gate_all(x, x.worker_messages, r.prior, kSkipNonfinite);
+  result.gate = gate_all(x, slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
   emit_server_reset(x, result.gate);
   return result;
 }

@@ -62,8 +62,7 @@ struct CompressedRequest {
 struct CompressedResult {
   uint32_t worker_messages = kNoSlot;  // scratch: message area of all workers
   uint32_t gate_workers = kNoSlot;     // word: no worker met a non-finite value
-  uint32_t gate =
-      kNoSlot;  // word: all may commit; written after every message has arrived and verified
+  uint32_t gate = kNoSlot;             // word: all may commit
 };
 
 // Uses rounds from builder.next_round() on, two per section.

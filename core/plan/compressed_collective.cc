@@ -112,6 +112,7 @@ CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest&
   Mean mean{b, request};
   mean.slots = mean.onebit() ? add_onebit_slots(b, mean.layout) : mean.quant_slots();
   mean.slots.valid = request.valid;
+  if (mean.slots.server != kNoSlot) b.committed(mean.slots.server);
   CompressedRequest r;
   r.rank = request.rank;
   r.layout = request.layout;
@@ -145,6 +146,7 @@ CompressedCollective emit_compressed_collective(PlanBuilder& b, int32_t rank,
   for (const LayoutTensor& t : layout.tensors()) bytes.push_back(t.count * 4);
   c.in = add_padded_list(b, layout, Dtype::kF32);
   c.out = b.bound_list(bytes);
+  b.committed(c.out, bytes.size());
   for (uint32_t i = 0; i < bytes.size(); ++i) {
     if (in_place[i]) b.alias(c.in + i, c.out + i, 0);
   }

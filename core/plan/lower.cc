@@ -104,7 +104,7 @@ class Lowering {
     for (size_t i = 0; i < in_.steps.size(); ++i) {
       first_[i] = static_cast<uint32_t>(plan_->steps.size());
       emit(in_.steps[i]);
-      if (i == decides) guard_decision();
+      if (i == decides) complete_decision();
     }
     first_[in_.steps.size()] = static_cast<uint32_t>(plan_->steps.size());
     lower_undo();
@@ -156,19 +156,14 @@ class Lowering {
     plan_->steps.push_back(std::move(copy));
   }
 
-  // The step that makes the plan's decision, if the device may come to it when the operation does
-  // not want it any more: behind messages of a stream-ordered transport, and in a graph, which
-  // somebody else launches.
+  // The logical step that makes the plan's decision, the last one that writes its word; past the
+  // end if there is none.
   size_t decision() const {
     const auto decides = [&](const Step& step) {
       return std::any_of(step.operands.begin(), step.operands.end(), [&](const OperandRef& op) {
         return op.slot == in_.word_slot && op.access != Access::kRead;
       });
     };
-    const auto receives = [](const Step& step) { return step.kind == StepKind::kRecv; };
-    const bool behind_messages =
-        plan_->stream_ordered && std::any_of(in_.steps.begin(), in_.steps.end(), receives);
-    if (!behind_messages && !target_.device->records) return in_.steps.size();
     size_t step = in_.steps.size();
     while (in_.word_slot != kNoSlot && step-- > 0) {
       if (decides(in_.steps[step])) return step;
@@ -176,23 +171,34 @@ class Lowering {
     return in_.steps.size();
   }
 
-  // Behind a stream-ordered transport that is given up the lanes go on, without the messages. The
-  // engine says so first (Run::give_up); a decision that was made before that had all of them. So
-  // it does with graphs except for the launches that it awaits.
+  // The decision, just emitted, waits for every message, whether or not it reads what they bring:
+  // what commits behind it needs no more of other ranks.
+  void complete_decision() {
+    decision_ = static_cast<uint32_t>(plan_->steps.size()) - 1;
+    Step& decision = plan_->steps.back();
+    bool messages = false;
+    for (uint32_t s = 0; s < decision_; ++s) {
+      if (plan_->steps[s].kind != StepKind::kRecv) continue;
+      decision.after.push_back(s);
+      messages = true;
+    }
+    if (target_.device->records || (plan_->stream_ordered && messages)) guard_decision();
+  }
+
+  // The device may come to the decision when the operation does not want it any more: behind a
+  // stream-ordered transport that is given up the lanes go on, without the messages, and a graph is
+  // launched by its owner. The engine says so first (Run::give_up); a decision that was made before
+  // that had all messages.
   void guard_decision() {
-    const uint16_t lane = plan_->steps.back().lane;
     plan_->given_up = static_cast<uint32_t>(plan_->slots.size());
     plan_->slots.push_back({SlotKind::kHost, 4, kNoSlot, 0, 0});
     Step guard;
     guard.kind = StepKind::kCopy;
-    guard.lane = lane;
+    guard.lane = plan_->steps.back().lane;
     guard.source = {plan_->given_up, 0, 4};
     guard.destination = {in_.word_slot, 0, 4};
     guard.predicate = {plan_->given_up, 0, kSkipGivenUp};
-    for (uint32_t s = 0; s < plan_->steps.size(); ++s) {
-      if (plan_->steps[s].kind == StepKind::kRecv) guard.after.push_back(s);
-    }
-    guard_ = static_cast<uint32_t>(plan_->steps.size());
+    decision_ = static_cast<uint32_t>(plan_->steps.size());
     plan_->steps.push_back(std::move(guard));
   }
 
@@ -305,8 +311,6 @@ class Lowering {
         waits[i] = waits[i - 1];
         continue;
       }
-      if (plan_->steps[i].kind == StepKind::kRecv && i > guard_)
-        return error(Code::kInternal, "step {} ({}) comes after the decision", i, step_name(i));
       uses.clear();
       collect_uses(plan_->slots, plan_->steps[i], &uses);
       for (const Use& use : uses) {
@@ -317,6 +321,7 @@ class Lowering {
                        use.region.slot, plan_->slots[use.region.slot].bytes);
         }
         plan_->steps[i].callers |= plan_->slots[use.region.slot].callers;
+        SOTTO_TRY(check_write(i, use));
         hazards.touch(i, use, &waits[i]);
       }
       waits[i].insert(waits[i].end(), plan_->steps[i].after.begin(), plan_->steps[i].after.end());
@@ -324,7 +329,37 @@ class Lowering {
       waits[i].erase(std::unique(waits[i].begin(), waits[i].end()), waits[i].end());
       std::erase(waits[i], plan_->steps[i].answers);
     }
+    SOTTO_TRY(check_commits(waits));
     store_order(waits);
+    return ok_status();
+  }
+
+  // State that a step which does not commit must leave alone is written by committing steps alone.
+  Status check_write(uint32_t i, const Use& use) const {
+    if (use.access == Access::kRead || !plan_->slots[use.region.slot].committed ||
+        plan_->steps[i].phase == Phase::kCommitting)
+      return ok_status();
+    return error(Code::kInternal, "step {} ({}) writes slot {} without committing", i, step_name(i),
+                 use.region.slot);
+  }
+
+  // No committing step can be issued before the decision, nor without it, and no message arrives
+  // behind it.
+  Status check_commits(const std::vector<std::vector<uint32_t>>& waits) const {
+    std::vector<uint8_t> decided(waits.size(), 0);
+    for (uint32_t i = 0; i < waits.size(); ++i) {
+      const Step& step = plan_->steps[i];
+      decided[i] = i == decision_ || std::any_of(waits[i].begin(), waits[i].end(),
+                                                 [&](uint32_t w) { return decided[w] != 0; });
+      if (decision_ != kNoStep && step.kind == StepKind::kRecv && i > decision_)
+        return error(Code::kInternal, "step {} ({}) comes after the decision", i, step_name(i));
+      if (step.phase != Phase::kCommitting) continue;
+      if (!decided[i])
+        return error(Code::kInternal, "step {} ({}) commits before the decision", i, step_name(i));
+      if (step.predicate.slot != in_.word_slot || step.predicate.offset != 0 ||
+          step.predicate.expect != kCommit)
+        return error(Code::kInternal, "step {} ({}) commits whatever is decided", i, step_name(i));
+    }
     return ok_status();
   }
 
@@ -446,7 +481,8 @@ class Lowering {
   LoweringTarget target_;
   std::shared_ptr<Plan> plan_;
   std::vector<uint32_t> first_;  // first lowered step of each logical step
-  uint32_t guard_ = kNoStep;     // behind the decision; a decision comes after all receives
+  // The step behind which the decision stands: the one that makes it, or the guard behind that.
+  uint32_t decision_ = kNoStep;
 };
 
 }  // namespace

@@ -43,6 +43,7 @@ struct Slot {
   uint64_t arena_offset = 0;       // kScratch and kHost: place in the run's arena; set by lower()
   const void* constant = nullptr;  // kConstant: owned by the plan
   bool callers = false;            // kBound: work on the caller's stream may use it too
+  bool committed = false;          // kBound: only committing steps may write it
 };
 
 struct Region {
@@ -95,8 +96,10 @@ struct Expectation {
 enum class StepKind : uint8_t { kKernel, kCopy, kSend, kRecv };
 enum class Phase : uint8_t {
   kBody,
-  kCommitting,  // writes parameters or optimizer state; once one has been issued, the operation is
-                // finished, not undone
+  // Writes parameters or optimizer state, if the plan's decision says so. It comes after the
+  // decision, which comes after every message: lower() sees to both. Once one has been issued, the
+  // operation is finished, not undone.
+  kCommitting,
 };
 
 // A word of memory that decides whether a step has an effect (KernelCall::predicate).
@@ -277,7 +280,8 @@ struct LoweringTarget {
 
 // Cuts long kernels, stages messages where the transport cannot reach the device's memory, puts
 // lists of tensor pointers where the device can read them, derives the order of steps from their
-// regions, groups rounds, predicts bytes. INTERNAL if the plan is inconsistent.
+// regions, puts the decision behind all messages, groups rounds, predicts bytes. INTERNAL if the
+// plan is inconsistent, or writes state that only a decision may change before there is one.
 Result<std::shared_ptr<const Plan>> lower(LogicalPlan logical, const LoweringTarget& target);
 
 }  // namespace sotto

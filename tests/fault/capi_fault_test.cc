@@ -15,7 +15,7 @@ namespace sotto::test {
 namespace {
 
 constexpr int kSize = 4;
-constexpr size_t kCounts[] = {30'000, 777};
+constexpr size_t kCounts[] = {200'000, 777};
 constexpr const char* kJson =
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 4}}})";
 

@@ -15,7 +15,7 @@
 namespace sotto::test {
 namespace {
 
-constexpr uint64_t kElements = 40'000;
+constexpr uint64_t kElements = 200'000;
 constexpr const char* kJson =
     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.001, "freeze_step": 4}},
                                   "gradient_clipping": 1.0})";

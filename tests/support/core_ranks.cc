@@ -65,6 +65,7 @@ std::shared_ptr<Context> make_context(const WorldOptions& options, int32_t rank)
       options.device ? options.device(rank) : std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
   context.device_text = "test";
   context.backends = options.backends.empty() ? standard_backends() : options.backends;
+  if (options.wrap_backends) options.wrap_backends(rank, &context.backends);
   context.progress_thread = options.progress_thread;
   return std::make_shared<Context>(std::move(context));
 }

@@ -16,6 +16,8 @@ struct WorldOptions {
   std::string transport = "inproc";  // inproc, tcp, or a test transport that make_backends knows
   std::function<std::shared_ptr<Device>(int32_t rank)> device;  // default: CPU, one thread
   std::map<std::string, BackendFactory> backends;               // default: inproc and tcp
+  // Changes a rank's backends; optional.
+  std::function<void(int32_t rank, std::map<std::string, BackendFactory>*)> wrap_backends;
   Params params;
   int64_t timeout_us = 20'000'000;
   bool progress_thread = true;

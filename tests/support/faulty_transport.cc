@@ -71,8 +71,9 @@ class FaultyTransport final : public Transport, private TransferSink, private Po
   void forward(Transfer& t);
   void damage(Transfer& t, FaultKind kind);
   std::optional<FaultKind> fault_of(uint64_t number) const {
+    const uint64_t origin = state_->origin;
     for (const auto& fault : script_.faults) {
-      if (fault.which == number) return fault.kind;
+      if (number >= origin && fault.which == number - origin) return fault.kind;
     }
     return std::nullopt;
   }

@@ -32,7 +32,7 @@ struct FaultScript {
   uint32_t max_delay_polls = 0;
   struct Fault {
     FaultKind kind;
-    uint64_t which;  // sends of this rank, counted from 0
+    uint64_t which;  // sends of this rank, counted from FaultState::origin
   };
   std::vector<Fault> faults = {};
 };
@@ -41,6 +41,8 @@ struct FaultScript {
 struct FaultState {
   std::atomic<uint64_t> sends{0};
   std::atomic<uint64_t> faults{0};
+  // Faults are of the sends from here on; UINT64_MAX: not yet.
+  std::atomic<uint64_t> origin{0};
 };
 
 // `state` may be null. Works around transports that match by key; around others only completions
