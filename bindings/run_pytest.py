@@ -1,23 +1,28 @@
 #!/usr/bin/env python3
 """run_pytest.py FILE [PYTEST_OPTIONS...]: runs a test file, with an interpreter that has what it needs.
 
-Debian's Python has no torch. For a file that is skipped without torch, .venv of this checkout is taken where it has torch and pytest
-(integration/setup.sh bench installs both), unless this interpreter has them itself.
+Debian's Python has no torch, DeepSpeed, mypy, ... For a file that is skipped without a module that this interpreter lacks, .venv of this
+checkout is taken where it has the module and pytest (integration/setup.sh test installs them).
 """
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-NEEDS_TORCH = ('importorskip("torch"', 'find_spec("torch")')
-NEEDED = ("numpy", "pytest", "torch")
+SKIPPED_WITHOUT = re.compile(r"""(?:importorskip|find_spec)\(\s*["'](\w+)["']""")
 
 
-def has_torch(python):
-    probe = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {NEEDED})))"
+def needs(file):
+    """Modules without which tests of a file are skipped."""
+    return set(SKIPPED_WITHOUT.findall(Path(file).read_text(encoding="utf-8")))
+
+
+def has(python, modules):
+    probe = f"import importlib.util as u, sys; sys.exit(not all(map(u.find_spec, {sorted(modules)})))"
     try:
         return subprocess.run([python, "-c", probe], check=False).returncode == 0
     except OSError:
@@ -25,11 +30,12 @@ def has_torch(python):
 
 
 def interpreter(file, venv=ROOT / ".venv/bin/python"):
-    """The Python for a test file."""
-    text = Path(file).read_text(encoding="utf-8")
-    if not any(need in text for need in NEEDS_TORCH) or all(map(importlib.util.find_spec, NEEDED)):
-        return sys.executable
-    return str(venv) if has_torch(str(venv)) else sys.executable
+    """The Python for a test file: the one that has most of what it needs."""
+    missing = [name for name in needs(file) if importlib.util.find_spec(name) is None]
+    for wanted in (missing, ["torch"] if "torch" in missing else []):
+        if wanted and has(str(venv), [*wanted, "pytest"]):
+            return str(venv)
+    return sys.executable
 
 
 def main():

@@ -10,14 +10,15 @@ usage: integration/setup.sh [run|test|bench] [--dry-run] [-h|--help]
 
 Installs missing Debian packages (needs root); a second run installs nothing.
   run        what the library, its tools and the quickstart need
-  test       that, and what the tests need (default); where there are CUDA's headers but not NCCL's, the wheel that has
-             them, from PyPI into the virtual environment .venv of this checkout (200 MB)
-  bench      what run needs, and the libraries that sotto bench net compares with; of these torch comes from PyPI, into
-             the virtual environment .venv of this checkout (several gigabytes where pip's index has only its CUDA build),
-             where the tests of the Python package that need it then find it
+  test       that, and what the tests need (default). From pip's index come, into the virtual environment .venv of this
+             checkout, PyTorch's CPU build, DeepSpeed and the trainers that the Python package is tested with (1.5 GB);
+             where there are CUDA's headers but not NCCL's, also the wheel that has them (200 MB)
+  bench      what run needs, and the libraries that sotto bench net compares with; of these torch comes from pip's index,
+             into .venv too (several gigabytes where the index has only its CUDA build)
   --dry-run  only says what would be installed
 Without root or apt it prints what to install by hand, and fails only if something is really missing.
-What comes from PyPI is not needed: without it tests are left out, and counted as skipped.
+What comes from pip's index is not needed: without it tests are left out, and counted as skipped. Where the index has no CPU
+build of PyTorch, PIP_EXTRA_INDEX_URL may name one that has; or setup.sh bench installs the CUDA build.
 END
 }
 
@@ -53,6 +54,7 @@ universal-ctags    | command ctags
 shellcheck         | command shellcheck
 libboost-context-dev | header boost/context/detail/fcontext.hpp
 python3-pytest     | python pytest
+python3-venv       | python ensurepip
 '
 
 BENCH_PACKAGES='
@@ -63,6 +65,11 @@ libmpich-dev       | command mpicc.mpich
 python3-venv       | python ensurepip
 '
 TORCH=torch==2.13.0
+TORCH_CPU=$TORCH+cpu
+# What the Python package is tested with besides: the framework whose programs it runs, and trainers that keep its state.
+FRAMEWORKS=(deepspeed==0.18.9 transformers==5.23.0 accelerate==1.15.0 lightning==2.6.6)
+# Tools of tests: types, style, the report of training runs, progress bars of compared programs, wheels.
+PYTHON_TOOLS=(mypy==2.4.1 ruff==0.17.6 matplotlib==3.11.2 tqdm==4.70.1 scikit-build-core==1.1.2)
 PYTEST=pytest==9.2.0  # the tests that need torch run with it (bindings/run_pytest.py)
 NUMPY=numpy==2.2.6  # packs bits for the peer of row 15 (sotto bench net)
 NCCL=nvidia-nccl-cu13==2.28.9  # its header alone is used, by the NCCL transport and the tests of it
@@ -148,12 +155,36 @@ has_torch() { [ -x "$VENV/bin/python" ] && "$VENV/bin/python" -c 'import numpy, 
 
 install_torch() {
   if has_torch; then return 0; fi
-  say "setup: $TORCH, $NUMPY and $PYTEST to install from PyPI into .venv"
+  say "setup: $TORCH, $NUMPY and $PYTEST to install from pip's index into .venv"
   [ "$dry_run" = no ] || return 0
-  [ -x "$VENV/bin/pip" ] || /usr/bin/python3 -m venv "$VENV"
+  make_venv || die "no Python here can make a virtual environment"
   "$VENV/bin/pip" install -q "$TORCH" "$NUMPY" "$PYTEST"
   has_torch || die "torch, numpy or pytest cannot be imported after the installation"
 }
+
+has_frameworks() {
+  has_torch && "$VENV/bin/python" -c 'import importlib.util as u, sys
+sys.exit(not all(map(u.find_spec, ("deepspeed", "transformers", "accelerate", "lightning", "mypy", "ruff", "matplotlib", "tqdm", "scikit_build_core"))))'
+}
+
+# What the tests of the Python package want. Only PyTorch's CPU build: the other one has gigabytes that no test uses.
+install_frameworks() {
+  if has_frameworks; then return 0; fi
+  say "setup: $TORCH_CPU, ${FRAMEWORKS[*]}, ${PYTHON_TOOLS[*]} to install from pip's index into .venv (two to ten minutes)"
+  [ "$dry_run" = no ] || return 0
+  local why="tests that need what is missing are left out, and counted as skipped"
+  make_venv || { say "setup: $why" && return 0; }
+  if ! has_torch && ! pip_install "$TORCH_CPU" "$NUMPY" "$PYTEST"; then
+    say "setup: PyTorch's CPU build cannot be installed (setup.sh --help says what helps); $why"
+    return 0
+  fi
+  # DeepSpeed's own set-up imports torch.
+  pip_install "${FRAMEWORKS[@]}" "$NUMPY" || say "setup: ${FRAMEWORKS[*]} cannot be installed; $why"
+  pip_install "${PYTHON_TOOLS[@]}" || say "setup: ${PYTHON_TOOLS[*]} cannot be installed; $why"
+}
+
+# DeepSpeed is only found, not built: none of its own operators is used.
+pip_install() { DS_BUILD_OPS=0 "$VENV/bin/pip" install -q --disable-pip-version-check "$@"; }
 
 has_cuda_headers() {
   local place
@@ -175,17 +206,18 @@ install_nccl_header() {
   if ! has_cuda_headers || has_nccl_header; then return 0; fi
   say "setup: $NCCL to install from PyPI into .venv"
   [ "$dry_run" = no ] || return 0
-  [ -x "$VENV/bin/pip" ] || make_venv || return 0
-  if "$VENV/bin/pip" install -q --no-deps "$NCCL"; then return 0; fi
+  make_venv || { say "setup: the tests of the NCCL transport are left out" && return 0; }
+  if pip_install --no-deps "$NCCL"; then return 0; fi
   say "setup: $NCCL cannot be installed; the tests of the NCCL transport are left out"
 }
 
 make_venv() {
+  [ ! -x "$VENV/bin/pip" ] || return 0
   local python
   for python in /usr/bin/python3 python3; do
     if "$python" -c 'import ensurepip' >/dev/null 2>&1 && "$python" -m venv "$VENV"; then return 0; fi
   done
-  say "setup: no Python here can make a virtual environment; the tests of the NCCL transport are left out"
+  say "setup: no Python here can make a virtual environment"
   return 1
 }
 
@@ -194,6 +226,7 @@ main() {
   install_packages
   [ "$group" = run ] || install_nccl_header
   [ "$group" != bench ] || install_torch
+  [ "$group" != test ] || install_frameworks
 }
 
 install_packages() {

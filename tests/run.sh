@@ -120,7 +120,7 @@ run_tests() {
 }
 
 announce() {
-  say "Sotto's tests. This installs missing Debian packages, builds into build/, and runs everything that matches."
+  say "Sotto's tests. This installs missing packages (Debian's, and Python's into .venv), builds into build/, and runs everything that matches."
   if [ "$gpu_emulation" = yes ]; then
     say "Two builds (asan, tsan): more than an hour on 2 cores the first time."
   elif [ "$sanitizers" = yes ]; then

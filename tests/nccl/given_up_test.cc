@@ -19,7 +19,8 @@ namespace {
 
 constexpr int kRanks = 2;
 constexpr int kBefore = 4;  // rounds before the one that is given up: its stage has had one
-constexpr size_t kCounts[] = {3000, 17};
+// Kernels are cut, and messages are several.
+constexpr size_t kCounts[] = {150'000, 17};
 
 struct Kind {
   const char* name;
@@ -264,6 +265,7 @@ SOTTO_RANK_MAIN(nccl_killed_in_a_round) {
       (void)sotto_op_wait(op, -1);
       return 1;
     }
+    self.at("has started");
     FAILS(sotto_op_wait(op, -1), SOTTO_E_PEER_LOST, "rank 1");
     OK(sotto_op_release(op));
     require(is_what_it_was(work.bytes(), before), "something has been written");
@@ -283,6 +285,7 @@ TEST_P(NcclGivenUp, ByTheDeathOfARank) {
                      .environment = {"SOTTO_TRANSPORT=nccl", std::string("TEST_JOB=") + job,
                                      std::string("TEST_KIND=") + GetParam().name}});
     ranks.await(0, "has run");  // or else the round before, whose end it may not know yet, fails
+    ranks.await(0, "has started");
     ranks.await(1, "hangs");
     ranks.kill(1, SIGKILL);
     ranks.wait_all();

@@ -9,7 +9,8 @@ from ranks import ROOT
 spec = importlib.util.spec_from_file_location("run_pytest", ROOT / "bindings/run_pytest.py")
 run_pytest = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(run_pytest)
-TORCH_TEST, PLAIN_TEST = ROOT / "bindings/python/tests/test_torch_ddp.py", __file__
+TORCH_TEST = ROOT / "bindings/python/tests/test_torch_ddp.py"
+PLAIN_TEST = ROOT / "bindings/python/tests/test_log.py"
 
 
 @pytest.fixture
@@ -38,6 +39,15 @@ def test_what_needs_torch_runs_where_torch_is(venv):
     assert run_pytest.interpreter(PLAIN_TEST, python) == sys.executable
 
 
+def test_every_module_that_a_file_is_skipped_without_counts(venv, tmp_path):
+    file = tmp_path / "test_it.py"
+    file.write_text('pytest.importorskip("not_a_module_here", reason="it is not installed")\n')
+    assert run_pytest.needs(file) == {"not_a_module_here"}
+    python = venv(0)
+    assert run_pytest.interpreter(file, python) == str(python)
+    assert run_pytest.interpreter(file, venv(1)) == sys.executable
+
+
 @pytest.mark.usefixtures("without_torch")
 def test_without_torch_anywhere_the_test_is_skipped_by_this_one(venv, tmp_path):
     assert run_pytest.interpreter(TORCH_TEST, venv(1)) == sys.executable
@@ -54,5 +64,5 @@ def test_every_test_of_torch_is_recognised():
     for file in files:
         text = file.read_text(encoding="utf-8")
         imports = "\nimport torch" in text or "\nimport sotto.torch" in text
-        skips = any(need in text for need in run_pytest.NEEDS_TORCH)
+        skips = "torch" in run_pytest.needs(file)
         assert skips or not imports or not file.name.startswith("test_"), file
