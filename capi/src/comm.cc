@@ -26,10 +26,6 @@ Status take_config(const sotto_comm_config* config, CommConfig* out) {
     return invalid_argument(
         "config.rank is {} but config.size is 0, which takes both from the launcher", c.rank);
   }
-  if (c.timeout_us < 0) {
-    return invalid_argument(
-        "config.timeout_us is {}; allowed: 1 and more, or 0 for SOTTO_TIMEOUT_US", c.timeout_us);
-  }
   if (c.all_gather != nullptr && c.id != nullptr) {
     return invalid_argument(
         "config.id and config.all_gather are both set; ranks meet by one of them");

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <string_view>
 
+#include "capi/src/abi_version.h"
 #include "capi/src/backends.h"
 #include "capi/src/convert.h"
 #include "capi/src/handles.h"
@@ -24,16 +25,6 @@ constexpr uint32_t kMaxMaxOps = 1u << 20;
 // locks may be held by threads that do not exist here.
 std::atomic<uint32_t> g_contexts{0};
 std::atomic<uint32_t> g_generation_of_contexts{0};
-
-Status check_version(uint32_t client) {
-  constexpr uint32_t ours = SOTTO_ABI_VERSION;
-  if (client >> 16 == ours >> 16 && (client & 0xffffu) <= (ours & 0xffffu)) return ok_status();
-  return unsupported(
-      "the program was compiled with sotto.h of ABI {}.{}, the library that it loaded (version {}) "
-      "has ABI {}.{}; the major "
-      "versions must be equal and the library's minor version not lower",
-      client >> 16, client & 0xffffu, SOTTO_VERSION, ours >> 16, ours & 0xffffu);
-}
 
 Status check_no_context_of_a_parent() {
   const uint32_t generation = fork_generation();
@@ -63,7 +54,7 @@ Status check_config(const sotto_context_config& c) {
 Status create(uint32_t abi_version, const sotto_context_config* config,
               sotto_context** out_context) {
   SOTTO_TRY(CallbackScope::refuse_inside());
-  SOTTO_TRY(check_version(abi_version));
+  SOTTO_TRY(check_abi_version(abi_version, SOTTO_ABI_VERSION, kOldestClient, SOTTO_VERSION));
   SOTTO_TRY(check_no_context_of_a_parent());
   SOTTO_TRY(check_pointer(out_context, "out_context"));
   sotto_context_config c = SOTTO_CONTEXT_CONFIG_INIT;
@@ -94,7 +85,6 @@ Status destroy(sotto_context* context) {
 
 Status poll(sotto_context* context, int64_t timeout_us) {
   SOTTO_TRY(check_handle_outside(context, "context"));
-  if (timeout_us < 0) return invalid_argument("timeout_us is {}; allowed: 0 and more", timeout_us);
   context->core->engine()->poll(timeout_us);
   return ok_status();
 }

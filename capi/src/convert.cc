@@ -212,7 +212,7 @@ Status refuse_all_but_tag_and_reduce(const CallIn& call) {
   return ok_status();
 }
 
-Result<ReduceOp> take_reduce(sotto_reduce reduce, std::span<const Buffer> buffers) {
+Result<ReduceOp> take_reduce(sotto_reduce_op reduce, std::span<const Buffer> buffers) {
   switch (reduce) {
     case SOTTO_REDUCE_MIN: return ReduceOp::kMin;
     case SOTTO_REDUCE_MAX: return ReduceOp::kMax;

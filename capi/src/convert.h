@@ -68,7 +68,7 @@ struct CallIn {
   CallOptions options;  // without on_done: see Completion (op_handles.h)
   sotto_done_fn on_done = nullptr;
   void* user = nullptr;
-  sotto_reduce reduce = SOTTO_REDUCE_DEFAULT;
+  sotto_reduce_op reduce = SOTTO_REDUCE_DEFAULT;
   sotto_codec* codec = nullptr;
 };
 // `call` may be null.
@@ -78,7 +78,7 @@ Status refuse_reduce_and_codec(const CallIn& call);
 // For calls inside a group: the operation's options are those of sotto_group_end.
 Status refuse_all_but_tag_and_reduce(const CallIn& call);
 // The reduction of the buffers; bit-or needs integers.
-Result<ReduceOp> take_reduce(sotto_reduce reduce, std::span<const Buffer> buffers);
+Result<ReduceOp> take_reduce(sotto_reduce_op reduce, std::span<const Buffer> buffers);
 
 // Reports and states: writes what fits, as sotto.h says. `text` ends with a zero byte in buf.
 Status write_text(std::string_view text, char* buf, uint64_t cap, uint64_t* out_len);

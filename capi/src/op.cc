@@ -64,7 +64,7 @@ Status own_error(const sotto_op* op, const char** out_text) {
   return status;
 }
 
-Status report(const sotto_op* op, sotto_op_stats* out_stats) {
+Status get_stats(const sotto_op* op, sotto_op_stats* out_stats) {
   SOTTO_ASSIGN(const OpBody body, op_of(op));
   const OpStats s = body.op->stats();
   const sotto_op_stats out = {0,
@@ -103,8 +103,8 @@ sotto_status sotto_op_error(const sotto_op* op, const char** out_text) {
   return guarded("sotto_op_error", [&] { return own_error(op, out_text); });
 }
 
-sotto_status sotto_op_report(const sotto_op* op, sotto_op_stats* out_stats) {
-  return guarded("sotto_op_report", [&] { return report(op, out_stats); });
+sotto_status sotto_op_get_stats(const sotto_op* op, sotto_op_stats* out_stats) {
+  return guarded("sotto_op_get_stats", [&] { return get_stats(op, out_stats); });
 }
 
 sotto_status sotto_op_release(sotto_op* op) {

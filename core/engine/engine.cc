@@ -252,14 +252,25 @@ Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) 
 void Engine::poll(int64_t timeout_us) {
   {
     RoleLock role(*this);
-    if (!progress() && timeout_us > 0) {
+    bool any = progress();
+    if (!any && timeout_us > 0) {
       block(timeout_us);
-      progress();
+      any = progress();
+    }
+    // Without a limit; but a thread that wants the role does not wait for it.
+    while (!any && timeout_us < 0 && !claimed()) {
+      block(kIdleBlockUs);
+      any = progress();
     }
     for (int i = 0; i < 64 && progress(); ++i) {
     }
   }
   run_callbacks();
+}
+
+bool Engine::claimed() {
+  std::lock_guard lock(mutex_);
+  return claims_ > 0;
 }
 
 void Engine::run_on_driver(std::function<void()> f) {

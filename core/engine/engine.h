@@ -197,7 +197,8 @@ class Engine final : public Driver {
   Status stream_after(const OpRef& op, void* stream);
   // Index of the lowest completed op, null entries skipped; IN_PROGRESS when the time is over.
   Result<size_t> wait_any(std::span<const OpRef> ops, int64_t timeout_us);
-  // Some progress, waiting at most timeout_us for something to happen; runs callbacks that are due.
+  // Some progress, waiting at most timeout_us (negative: without limit) for something to happen;
+  // runs callbacks that are due.
   void poll(int64_t timeout_us);
   // Waits until done() holds; it is evaluated with and without locks held, so it only reads
   // atomics.
@@ -243,6 +244,7 @@ class Engine final : public Driver {
   // Driving (engine.cc).
   bool progress();
   void block(int64_t wait_us);
+  bool claimed();  // a thread wants the driver's role
   void wake();
   bool take_submissions();
   bool serve_pollers();

@@ -27,7 +27,7 @@ struct CommConfig {
   int32_t size = 0;  // 0: rank and size from the environment
   std::optional<UniqueId> id;
   std::string transport;   // empty or "auto": SOTTO_TRANSPORT
-  int64_t timeout_us = 0;  // 0: SOTTO_TIMEOUT_US
+  int64_t timeout_us = 0;  // 0: SOTTO_TIMEOUT_US; negative: no limit
   ExchangeFn exchange;     // the caller's all-gather, instead of an id
   // A communicator of the transport's own library, lent by the caller (Backend::adopt); null: none.
   void* native_comm = nullptr;
@@ -70,7 +70,7 @@ struct RootComm {
   std::shared_ptr<Channel> channel;
   std::string transport;
   uint64_t segment_bytes = 0;  // agreed by all ranks
-  int64_t timeout_us = 0;
+  int64_t timeout_us = 0;  // negative: no limit
   ~RootComm();
 };
 

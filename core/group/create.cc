@@ -197,6 +197,7 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   auto root = std::make_shared<RootComm>();
   root->context = context;
   root->timeout_us = config.timeout_us == 0 ? context->params().timeout_us : config.timeout_us;
+  if (root->timeout_us == 0) root->timeout_us = Params().timeout_us;  // the environment says 0
   SOTTO_ASSIGN(Meeting meeting, plan_meeting(*context, config));
   Engine& engine = *context->engine();
   meeting.request.deadline = Deadline::in_us(engine.clock(), root->timeout_us);

@@ -17,7 +17,7 @@ void finish_op(sotto_op* op, sotto_op_stats* stats, const char* what) {
   }
   if (stats) {
     stats->struct_size = sizeof *stats;
-    check(sotto_op_report(op, stats), "sotto_op_report");
+    check(sotto_op_get_stats(op, stats), "sotto_op_get_stats");
   }
   check(sotto_op_release(op), "sotto_op_release");
 }

@@ -82,6 +82,36 @@ def documented_functions(text):
         yield name, names, comment, declaration
 
 
+def init_problems(include, text, model):
+    """Every struct has a SOTTO_<NAME>_INIT that sets struct_size, if there is one, and nothing else."""
+    problems, sized = [], []
+    for name, entry in model["structs"].items():
+        macro = name.upper() + "_INIT"
+        if not re.search(rf"^#define {macro}\b", text, re.MULTILINE):
+            problems.append(f"{name} has no {macro}")
+        else:
+            sized.append((name, macro, entry["fields"][0]["name"] == "struct_size"))
+    lines = ["#include <sotto/sotto.h>", "#include <string.h>", "int main(void) {"]
+    for name, macro, grows in sized:
+        size = "zero.struct_size = sizeof zero;" if grows else ""
+        lines.append(f'{{ {name} made = {macro}; {name} zero; memset(&zero, 0, sizeof zero); {size}'
+                     f' if (memcmp(&made, &zero, sizeof zero) != 0) return 1; }}')
+    lines += ["return 0;", "}"]
+    with tempfile.TemporaryDirectory() as folder:
+        for compiler, language, standard, extra in DIALECTS[::3]:
+            source, program = os.path.join(folder, f"init.{'c' if language == 'c' else 'cc'}"), os.path.join(folder, "init")
+            with open(source, "w", encoding="ascii") as f:
+                f.write("\n".join(lines))
+            command = [compiler, f"-std={standard}", *[f for f in COMMON if f != "-fsyntax-only"], *extra, "-I", include, source,
+                       "-o", program]
+            done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=120, check=False)
+            if done.returncode != 0:
+                problems.append(f"initializers as {standard} with {compiler}:\n{done.stdout}")
+            elif subprocess.run([program], timeout=60, check=False).returncode != 0:
+                problems.append(f"an initializer of {standard} sets more than struct_size")
+    return problems
+
+
 def comment_problems(text, model, internal=()):
     problems, seen = [], set()
     for name, params, comment, declaration in documented_functions(text):
@@ -110,6 +140,7 @@ def main(argv):
         if header == HEADERS[0]:
             model = abi_model.read_header(path)
             problems += type_problems(model)
+            problems += init_problems(include, text, model)
             problems += comment_problems(text, model)
         else:
             problems += comment_problems(text, {"functions": {}}, internal=("sotto_dlpack_count",))

@@ -12,7 +12,7 @@
 /* clang-format off */
 #define SYMBOLS(X) \
   X(last_error) X(context_create_v) X(context_destroy) X(comm_create) X(comm_destroy) \
-  X(comm_get_counters) X(barrier) X(op_wait) X(op_report) X(op_release) X(optim_create) \
+  X(comm_get_counters) X(barrier) X(op_wait) X(op_get_stats) X(op_release) X(optim_create) \
   X(optim_get_info) X(optim_destroy)
 /* clang-format on */
 
@@ -113,7 +113,7 @@ static void calls(sotto_comm* comm) {
   OK(api.op_wait(op, -1));
   memset(&stats, 0xff, sizeof stats);
   stats.now.struct_size = sizeof stats;
-  OK(api.op_report(op, &stats.now));
+  OK(api.op_get_stats(op, &stats.now));
   REQUIRE(stats.later[0] == 0 && stats.later[1] == 0,
           "what the library does not know becomes zero");
   OK(api.op_release(op));

@@ -8,6 +8,7 @@
 #include <string>
 #include <thread>
 
+#include "capi/src/abi_version.h"
 #include "capi/src/guard.h"
 
 namespace sotto::capi {
@@ -19,6 +20,40 @@ TEST(Guard, StatusBecomesCodeAndText) {
   EXPECT_STREQ(last_error_text(), "sotto_f: n is 3");
   EXPECT_EQ(guarded("sotto_f", [] { return ok_status(); }), SOTTO_OK);
   EXPECT_STREQ(last_error_text(), "");
+}
+
+TEST(AbiVersion, ALibraryTakesClientsFromItsOldestToItsOwn) {
+  constexpr auto v = [](uint32_t major, uint32_t minor) { return major << 16 | minor; };
+  const auto code = [](uint32_t client, uint32_t ours, uint32_t oldest) {
+    return check_abi_version(client, ours, oldest, "0.1.0").code();
+  };
+  // 0.2 breaks nothing of 0.1, so its library takes both; the library of 0.1 takes no later client.
+  EXPECT_EQ(code(v(0, 1), v(0, 2), v(0, 1)), Code::kOk);
+  EXPECT_EQ(code(v(0, 2), v(0, 2), v(0, 1)), Code::kOk);
+  EXPECT_EQ(code(v(0, 2), v(0, 1), v(0, 1)), Code::kUnsupported);
+  EXPECT_EQ(code(v(0, 0), v(0, 2), v(0, 1)), Code::kUnsupported);
+  // A minor that breaks something takes only itself.
+  EXPECT_EQ(code(v(0, 2), v(0, 3), v(0, 3)), Code::kUnsupported);
+  EXPECT_EQ(code(v(0, 3), v(0, 3), v(0, 3)), Code::kOk);
+  EXPECT_EQ(code(v(0, 3), v(1, 3), v(1, 0)), Code::kUnsupported);
+  EXPECT_EQ(code(v(1, 2), v(1, 3), v(1, 0)), Code::kOk);
+  EXPECT_EQ(code(v(2, 0), v(1, 3), v(1, 0)), Code::kUnsupported);
+}
+
+TEST(AbiVersion, ARefusalNamesBothAndWhatIsTaken) {
+  const std::string several = check_abi_version(0x3, 0x2, 0x1, "0.1.0").text();
+  EXPECT_NE(several.find("sotto.h of ABI 0.3"), std::string::npos) << several;
+  EXPECT_NE(several.find("(version 0.1.0) has ABI 0.2 and takes programs of ABI 0.1 to 0.2"),
+            std::string::npos)
+      << several;
+  const std::string one = check_abi_version(0x2, 0x3, 0x3, "0.1.0").text();
+  EXPECT_NE(one.find("takes programs of ABI 0.3 only"), std::string::npos) << one;
+}
+
+// The version of this header and the earliest that is taken; later ones: future_client.c.
+TEST(AbiVersion, TheLibraryOfThisHeaderTakesItsClients) {
+  EXPECT_TRUE(check_abi_version(SOTTO_ABI_VERSION, SOTTO_ABI_VERSION, kOldestClient, "").ok());
+  EXPECT_TRUE(check_abi_version(kOldestClient, SOTTO_ABI_VERSION, kOldestClient, "").ok());
 }
 
 TEST(Guard, TextIsClearedOnEntry) {

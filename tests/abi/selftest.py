@@ -132,7 +132,7 @@ class Snapshot(Planted):
         ("#define SOTTO_E_PEER_LOST (-7)", "#define SOTTO_E_PEER_LOST (-17)", "constants.SOTTO_E_PEER_LOST: was -7, is -17"),
         ("sotto_op_wait(sotto_op* op, int64_t timeout_us)", "sotto_op_wait(sotto_op* op, int32_t timeout_us)",
          "functions.sotto_op_wait.params[1].type"),
-        ("typedef int32_t sotto_reduce;", "typedef int64_t sotto_reduce;", "typedefs.sotto_reduce"),
+        ("typedef int32_t sotto_reduce_op;", "typedef int64_t sotto_reduce_op;", "typedefs.sotto_reduce_op"),
         ("typedef struct sotto_optim sotto_optim;", "typedef struct sotto_optim { int32_t x; } sotto_optim;",
          "structs.sotto_optim: new"),
         ("SOTTO_API const char* sotto_last_error(void);", "", "functions.sotto_last_error: gone"),
@@ -170,8 +170,8 @@ class Layout(Planted):
 
     def test_planted(self):
         for old, new in (("  uint64_t tag; ", "  void* tag2;\n  uint64_t tag; "),
-                         ("  uint32_t reserved;         /* must be 0 */", ""),
-                         ("  int64_t timeout_us;    /* may", "  int32_t timeout_us;    /* may")):
+                         ("  uint32_t reserved;              /* must be 0 */", ""),
+                         ("  int64_t timeout_us;     /* longest", "  int32_t timeout_us;     /* longest")):
             shutil.copy(os.path.join(include(), "sotto", "sotto.h"), self.header)
             self.plant(old, new)
             good, text = self.compiles()
@@ -181,8 +181,8 @@ class Layout(Planted):
 
 @unittest.skipIf(shutil.which("abidiff") is None, "abidiff is not installed (Debian package abigail-tools)")
 class Diff(Planted):
-    APPENDED = ("  void* user;            /* passed to on_done */\n} sotto_call;",
-                "  void* user;            /* passed to on_done */\n  uint64_t appended;\n} sotto_call;")
+    APPENDED = ("  void* user;             /* passed to on_done */\n} sotto_call;",
+                "  void* user;             /* passed to on_done */\n  uint64_t appended;\n} sotto_call;")
     INSERTED = ("  uint64_t tag; ", "  uint64_t inserted;\n  uint64_t tag; ")
 
     def report(self, suppressions, *change):
@@ -283,6 +283,21 @@ class Header(Planted):
                 shutil.copy(os.path.join(include(), "sotto", "sotto.h"), self.header)
                 self.plant(old, new)
                 self.assertIn(expected, self.problems())
+
+    def test_initializers(self):
+        def problems():
+            with open(self.header, encoding="ascii") as f:
+                text = f.read()
+            return "\n".join(check_header.init_problems(self.include, text, abi_model.read_header(self.header)))
+
+        self.assertEqual(problems(), "")
+        for old, new, expected in (("#define SOTTO_OP_STATS_INIT", "#define SOTTO_OP_STATS_BEGIN", "sotto_op_stats has no"),
+                                   ("sizeof(sotto_op_stats), 0, 0", "sizeof(sotto_op_stats), 0, 7", "sets more"),
+                                   ("sizeof(sotto_op_stats), 0, 0", "0, 0, 0", "sets more")):
+            with self.subTest(expected):
+                shutil.copy(os.path.join(include(), "sotto", "sotto.h"), self.header)
+                self.plant(old, new)
+                self.assertIn(expected, problems())
 
     def test_every_tag_is_demanded(self):
         with open(os.path.join(include(), "sotto", "sotto.h"), encoding="ascii") as f:

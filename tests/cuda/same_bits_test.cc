@@ -101,13 +101,13 @@ TEST_P(SameBits, Collectives) {
     const auto size = static_cast<size_t>(self.size);
     const size_t n = 5003;
     std::string all;
-    const auto reduce = [&](sotto_reduce op) {
+    const auto reduce = [&](sotto_reduce_op op) {
       return [&self, op](const sotto_buffer* in, const sotto_buffer* out, sotto_call& call) {
         call.reduce = op;
         return sotto_all_reduce(self.comm, in, out, 1, &call, nullptr);
       };
     };
-    for (const sotto_reduce op : {SOTTO_REDUCE_SUM, SOTTO_REDUCE_MEAN, SOTTO_REDUCE_MAX}) {
+    for (const sotto_reduce_op op : {SOTTO_REDUCE_SUM, SOTTO_REDUCE_MEAN, SOTTO_REDUCE_MAX}) {
       all += Pair::run(self, where, values<float>(n, self.rank, op), n, reduce(op));
       all += Pair::run(self, where, halves(n, self.rank), n, reduce(op));
       all += Pair::run(self, where, values<int32_t>(n, self.rank, op), n, reduce(op));

@@ -193,7 +193,7 @@ TEST_P(CapiExchange, RootsThatDifferAreProtocol) {
 }
 
 template <class T>
-void reduces(const Member& self, sotto_reduce op, const std::vector<T>& ranks, T want) {
+void reduces(const Member& self, sotto_reduce_op op, const std::vector<T>& ranks, T want) {
   T value = ranks[static_cast<size_t>(self.rank)];
   const sotto_buffer b = buffer(&value, 1);
   const sotto_call call = call_with([&](auto& c) { c.reduce = op; });

@@ -69,7 +69,7 @@ std::vector<T> numbers(size_t n, int32_t rank) {
 // One collective of two tensors, of different types, the second one in place or not.
 template <class T, class U>
 std::string two(
-    Member& self, Where where, bool in_place, sotto_reduce op,
+    Member& self, Where where, bool in_place, sotto_reduce_op op,
     const std::function<sotto_status(const sotto_buffer*, const sotto_buffer*, sotto_call&)>& f,
     size_t in_parts, size_t out_parts) {
   int device = 0;  // that of the rank in the whole world
@@ -111,7 +111,7 @@ std::string every_collective(Member& self, Where where) {
           return sotto_broadcast(self.comm, in, out, 2, self.size - 1, &call, nullptr);
         },
         1, 1);
-    for (const sotto_reduce op : {SOTTO_REDUCE_SUM, SOTTO_REDUCE_PROD, SOTTO_REDUCE_MIN}) {
+    for (const sotto_reduce_op op : {SOTTO_REDUCE_SUM, SOTTO_REDUCE_PROD, SOTTO_REDUCE_MIN}) {
       all += two<T, U>(
           self, where, in_place, op,
           [&](auto* in, auto* out, auto& call) {
@@ -176,7 +176,7 @@ TEST(NcclNative, SumsOfFloatsAreNcclsOnlyWhereAllowed) {
 TEST(NcclNative, WhatNcclDoesOtherwiseGoesAsMessages) {
   const Body body = [](Member& self, Where where) {
     std::string all;
-    for (const sotto_reduce op : {SOTTO_REDUCE_MEAN, SOTTO_REDUCE_BIT_OR}) {
+    for (const sotto_reduce_op op : {SOTTO_REDUCE_MEAN, SOTTO_REDUCE_BIT_OR}) {
       all += two<int8_t, uint64_t>(
           self, where, false, op,
           [&](auto* in, auto* out, auto& call) {

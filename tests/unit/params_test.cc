@@ -132,7 +132,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"SOTTO_LOG", "warn|info", "one of error|warn|info|debug|trace"},
         BadValue{"SOTTO_LOG", "WARN", "one of error|warn|info|debug|trace"},
         BadValue{"SOTTO_SIMD", "avx", "one of auto|scalar|sse4|avx2|avx512"},
-        BadValue{"SOTTO_TIMEOUT_US", "0", "a whole number from 1 to 9223372036854775"},
+        BadValue{"SOTTO_TIMEOUT_US", "-2", "a whole number from -1 to 9223372036854775"},
         BadValue{"SOTTO_TIMEOUT_US", "99999999999999999999",
                  "a whole number from 1 to 9223372036854775"},
         BadValue{"SOTTO_SEGMENT_BYTES", "8191", "0 or a whole number from 8192 to 16777216"},

@@ -1,6 +1,6 @@
 /* abi_old_client: a program as it was written for ABI 0.1, with its own copy of that version's
- * header. It has to work with every later library of the same major version. Once that version is
- * released, neither file changes again.
+ * header. It has to work with every later library that takes clients of 0.1. Neither file changes
+ * again; capi/abi/sotto-0.1.abi.json records the header.
  *
  *   client_v0_1 PATH-OF-LIBRARY
  */
@@ -16,11 +16,13 @@
   X(context_create_v) X(context_destroy) X(context_poll) X(context_report) X(unique_id_create) \
   X(comm_create) X(comm_split) X(comm_rank) X(comm_size) X(comm_abort) X(comm_error) \
   X(comm_report) X(comm_get_counters) X(comm_destroy) X(op_test) X(op_wait) X(op_wait_any) \
-  X(op_stream_wait) X(op_error) X(op_report) X(op_release) X(barrier) X(broadcast) X(all_gather) \
+  X(op_stream_wait) X(op_error) X(op_get_stats) X(op_release) X(barrier) X(broadcast) X(all_gather) \
   X(reduce_scatter) X(all_reduce) X(send) X(recv) X(group_begin) X(group_end) X(codec_create) \
   X(codec_destroy) X(codec_state_export) X(codec_state_import) X(plan_report) X(config_report) \
-  X(optim_create) X(optim_step) X(optim_set) X(optim_get_info) X(optim_report) \
-  X(optim_state_export) X(optim_state_import) X(optim_destroy)
+  X(config_resolve) X(all_to_all) X(gather) X(scatter) X(optim_create) X(optim_step) \
+  X(optim_accumulate) X(optim_replay) X(optim_set) X(optim_set_grads) X(optim_get_info) \
+  X(optim_report) X(optim_state_export) X(optim_state_import) X(optim_state_import_arrays) \
+  X(optim_destroy)
 /* clang-format on */
 
 static struct { SYMBOLS(DECLARE_SYMBOL) } api;
@@ -45,8 +47,7 @@ struct rank {
 };
 
 static sotto_buffer floats(float* data, uint64_t count) {
-  sotto_buffer b;
-  memset(&b, 0, sizeof b);
+  sotto_buffer b = SOTTO_BUFFER_INIT;
   b.data = data;
   b.count = count;
   b.dtype = SOTTO_FLOAT32;
@@ -60,7 +61,7 @@ static void reductions(struct rank* self) {
   sotto_buffer in = floats(data[self->number], COUNT), out = floats(sums[self->number], COUNT);
   sotto_call call = SOTTO_CALL_INIT;
   sotto_op *ops[2] = {NULL, NULL}, *stale;
-  sotto_op_stats stats;
+  sotto_op_stats stats = SOTTO_OP_STATS_INIT;
   sotto_status called_back = SOTTO_IN_PROGRESS;
   uint64_t index = 99, i;
   const char* text = NULL;
@@ -78,9 +79,7 @@ static void reductions(struct rank* self) {
   OK(api.op_error(ops[1], &text));
   REQUIRE(text != NULL && text[0] == '\0', "text of an operation without error");
   REQUIRE(called_back == SOTTO_OK, "on_done");
-  memset(&stats, 0xff, sizeof stats);
-  stats.struct_size = sizeof stats;
-  OK(api.op_report(ops[1], &stats));
+  OK(api.op_get_stats(ops[1], &stats));
   REQUIRE(stats.end_ns >= stats.launch_ns && stats.payload_bytes_planned > 0, "stats");
   FAILS(api.op_stream_wait(ops[1], NULL), SOTTO_E_UNSUPPORTED);
   stale = ops[1];
@@ -93,9 +92,36 @@ static void reductions(struct rank* self) {
   memset(&call, 0, sizeof call);
   call.struct_size = sizeof call;
   call.reduce = SOTTO_REDUCE_MEAN;
+  call.timeout_us = -1;
   OK(api.all_reduce(self->comm, &in, &in, 1, &call, NULL));
   for (i = 0; i < COUNT; ++i)
     REQUIRE(data[self->number][i] == 1.5f * (float)(i + 1), "mean in place");
+}
+
+static void exchanges(struct rank* self) {
+  float mine[3], all[3 * RANKS], back[3];
+  uint64_t to[RANKS], from[RANKS];
+  sotto_parts parts = SOTTO_PARTS_INIT;
+  sotto_buffer in = floats(mine, 3), out = floats(all, 3 * RANKS);
+  int32_t i, root = 1;
+  for (i = 0; i < 3; ++i) mine[i] = (float)(10 * self->number + i);
+  OK(api.gather(self->comm, &in, self->number == root ? &out : NULL, 1, root, NULL, NULL));
+  if (self->number == root) REQUIRE(all[1] == 1.0f && all[4] == 11.0f, "gather");
+  in = floats(back, 3);
+  OK(api.scatter(self->comm, self->number == root ? &out : NULL, &in, 1, root, NULL, NULL));
+  REQUIRE(back[2] == mine[2], "scatter");
+  /* Rank 0 keeps nothing and sends two elements; rank 1 keeps and sends one. */
+  to[0] = self->number == 0 ? 0 : 1;
+  to[1] = self->number == 0 ? 2 : 1;
+  from[0] = self->number == 0 ? 0 : 2;
+  from[1] = 1;
+  parts.in_counts = to;
+  parts.out_counts = from;
+  in = floats(mine, 3);
+  out = floats(all, 3 * RANKS);
+  OK(api.all_to_all(self->comm, &in, &out, 1, &parts, NULL, NULL));
+  REQUIRE(all[0] == (self->number == 0 ? 10.0f : 0.0f), "all_to_all");
+  REQUIRE(self->number == 0 || all[2] == 11.0f, "all_to_all");
 }
 
 static void movements(struct rank* self) {
@@ -144,9 +170,10 @@ static void training(struct rank* self) {
       "{\"optimizer\": {\"type\": \"OneBitLamb\", \"params\": {\"lr\": 0.01, \"freeze_step\": 2}}}";
   static float weights[RANKS][COUNT], gradients[RANKS][COUNT];
   static char state[RANKS][262144];
-  sotto_param param;
+  sotto_param param = SOTTO_PARAM_INIT;
+  sotto_named_array array = SOTTO_NAMED_ARRAY_INIT;
   sotto_optim* optim = NULL;
-  sotto_optim_info info;
+  sotto_optim_info info = SOTTO_OPTIM_INFO_INIT;
   uint64_t length = 0, i;
   char* report;
   int step;
@@ -154,20 +181,20 @@ static void training(struct rank* self) {
     weights[self->number][i] = 1.0f + (float)(i % 7);
     gradients[self->number][i] = (float)(i % 5) - 2.0f + (float)self->number;
   }
-  memset(&param, 0, sizeof param);
-  param.struct_size = sizeof param;
   param.name = "weights";
   param.param = floats(weights[self->number], COUNT);
   param.grad = floats(gradients[self->number], COUNT);
   OK(api.optim_create(self->comm, json, &param, 1, &optim));
   OK(api.optim_set(optim, "lr", -1, 0.02));
+  OK(api.optim_set_grads(optim, &param.grad, 1));
   for (step = 0; step < 4; ++step) {
     sotto_op* op = NULL;
+    if (step == 1) OK(api.optim_accumulate(optim, NULL, NULL));
     OK(api.optim_step(optim, NULL, &op));
     OK(api.op_wait(op, -1));
+    if (step == 2) FAILS(api.optim_replay(optim, op), SOTTO_E_INVALID_STATE);
     OK(api.op_release(op));
   }
-  info.struct_size = sizeof info;
   OK(api.optim_get_info(optim, &info));
   REQUIRE(info.step == 4 && info.stage == 1 && info.lr == 0.02, "optimizer info");
   REQUIRE(weights[self->number][0] != 1.0f, "the parameters have moved");
@@ -180,21 +207,22 @@ static void training(struct rank* self) {
                             &length));
   REQUIRE(length > 0 && length <= sizeof state[0], "size of an optimizer's state");
   OK(api.optim_state_import(optim, SOTTO_STATE_EXACT, state[self->number], length));
+  array.name = "weights/momentum";
+  array.values = floats(gradients[self->number], COUNT);
+  FAILS(api.optim_state_import_arrays(optim, &array, 1), SOTTO_E_INVALID_ARGUMENT);
   OK(api.optim_destroy(optim));
 }
 
 static void reports(struct rank* self) {
   char text[65536];
   uint64_t length = 0;
-  sotto_comm_counters counters;
+  sotto_comm_counters counters = SOTTO_COMM_COUNTERS_INIT;
   OK(api.context_report(self->context, NULL, text, sizeof text, &length));
   OK(api.comm_report(self->comm, "all", text, sizeof text, &length));
   OK(api.plan_report(self->comm,
                      "{\"kind\": \"all_reduce\", \"dtype\": \"fp32\", \"counts\": [1000]}", text,
                      sizeof text, &length));
   REQUIRE(text[0] == '{' && length < sizeof text, "plan report");
-  memset(&counters, 0xff, sizeof counters);
-  counters.struct_size = sizeof counters;
   OK(api.comm_get_counters(self->comm, &counters));
   REQUIRE(counters.payload_bytes_sent == counters.payload_bytes_planned &&
               counters.payload_bytes_sent > 0,
@@ -221,6 +249,7 @@ static void* rank_main(void* argument) {
   REQUIRE(number == self->number && size == RANKS, "rank and size");
   reductions(self);
   movements(self);
+  exchanges(self);
   compressed(self);
   training(self);
   reports(self);
@@ -247,8 +276,10 @@ static void log_line(void* user, int32_t level, const char* message) {
 
 static void without_context(void) {
   uint64_t length = 0;
+  sotto_context* refused = NULL;
   REQUIRE(api.abi_version() >> 16 == SOTTO_ABI_MAJOR, "major version");
   REQUIRE((api.abi_version() & 0xffff) >= SOTTO_ABI_MINOR, "minor version");
+  FAILS(api.context_create_v(SOTTO_ABI_VERSION - 1, NULL, &refused), SOTTO_E_UNSUPPORTED);
   REQUIRE(api.version_string()[0] != '\0' && api.build_info()[0] == '{', "version and build info");
   REQUIRE(strcmp(api.status_name(SOTTO_E_PEER_LOST), "PEER_LOST") == 0, "name of a status");
   OK(api.set_log(log_line, NULL, 2));
@@ -260,6 +291,9 @@ static void without_context(void) {
                           1000, NULL, 0, &length),
         SOTTO_E_INVALID_ARGUMENT);
   REQUIRE(strstr(api.last_error(), "lrr") != NULL, api.last_error());
+  OK(api.config_resolve("{\"train_batch_size\": \"auto\"}", "{\"train_batch_size\": 8}", NULL, 0,
+                        &length));
+  REQUIRE(length == strlen("{\"train_batch_size\":8}"), "length of a resolved configuration");
   OK(api.context_destroy(NULL));
 }
 

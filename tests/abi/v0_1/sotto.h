@@ -13,7 +13,8 @@
  *     does not know must be zero: UNSUPPORTED otherwise.
  *   - Handles are opaque. _destroy(NULL) and _release(NULL) do nothing. Children keep their parent
  *     alive, so the order of destruction does not matter.
- *   - Times are microseconds. A negative time-out means "no limit of its own".
+ *   - Time-outs are microseconds. Negative means no limit, wherever a time-out is taken. 0 means
+ * the default in a struct, and "do not wait" in a function that waits.
  *   - Strings are UTF-8 and end with a zero byte; strings passed in are copied during the call.
  *   - The child of a fork() cannot use the handles of its parent: INVALID_STATE. It can exec.
  *   - No function throws, prints in place of returning, exits the process, or installs a signal
@@ -42,8 +43,11 @@
 extern "C" {
 #endif
 
-/* ABI version: major << 16 | minor. A client works with a library of the same major and the same or
- * a later minor. */
+/* ABI version: major << 16 | minor. While the major is 0 a minor may break: what is promised is
+ * that a client works with a library of the same major and the same minor. A library also takes
+ * clients of those earlier minors that its own breaks nothing of, and refuses all others, later
+ * ones always, with UNSUPPORTED (sotto_context_create) and a text with both versions. From major 1
+ * on a client works with a library of the same major and the same or a later minor. */
 #define SOTTO_ABI_MAJOR 0
 #define SOTTO_ABI_MINOR 1
 #define SOTTO_ABI_VERSION ((uint32_t)((SOTTO_ABI_MAJOR << 16) | SOTTO_ABI_MINOR))
@@ -93,7 +97,7 @@ typedef int32_t sotto_device_type; /* DLPack's numbers */
 #define SOTTO_DEVICE_CUDA 2      /* memory of the CUDA device with number device_id */
 #define SOTTO_DEVICE_CUDA_HOST 3 /* host memory that CUDA has pinned: as the CPU's */
 
-typedef int32_t sotto_reduce;
+typedef int32_t sotto_reduce_op;
 #define SOTTO_REDUCE_DEFAULT 0 /* sum */
 #define SOTTO_REDUCE_SUM 1     /* integers wrap around */
 #define SOTTO_REDUCE_MEAN 2    /* sum, then divided by size; integers: towards zero, as in C */
@@ -123,11 +127,17 @@ typedef struct sotto_buffer {
   int32_t device_id;             /* number of the CUDA device; 0 for the CPU */
   uint32_t flags;                /* must be 0 */
 } sotto_buffer;
+#define SOTTO_BUFFER_INIT \
+  { NULL, 0, 0, 0, 0, 0 }
 
 #define SOTTO_UNIQUE_ID_BYTES 128
 typedef struct sotto_unique_id {
   uint8_t bytes[SOTTO_UNIQUE_ID_BYTES];
 } sotto_unique_id;
+#define SOTTO_UNIQUE_ID_INIT \
+  {                          \
+    { 0 }                    \
+  }
 
 typedef struct sotto_context_config {
   uint32_t struct_size;
@@ -145,12 +155,13 @@ typedef int32_t (*sotto_all_gather_fn)(void* user, const void* in, uint64_t byte
 
 typedef struct sotto_comm_config {
   uint32_t struct_size;
-  int32_t rank;              /* 0 .. size-1; must be 0 if size is 0 */
-  int32_t size;              /* ranks; 0: rank and size from the launcher's environment */
-  uint32_t reserved;         /* must be 0 */
-  const sotto_unique_id* id; /* NULL: SOTTO_RENDEZVOUS or the launcher's environment */
-  const char* transport;     /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp", "nccl" */
-  int64_t timeout_us;        /* of set-up; default of operations; 0: SOTTO_TIMEOUT_US (300 s) */
+  int32_t rank;                   /* 0 .. size-1; must be 0 if size is 0 */
+  int32_t size;                   /* ranks; 0: rank and size from the launcher's environment */
+  uint32_t reserved;              /* must be 0 */
+  const sotto_unique_id* id;      /* NULL: SOTTO_RENDEZVOUS or the launcher's environment */
+  const char* transport;          /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp", "nccl" */
+  int64_t timeout_us;             /* of set-up; default of operations; 0: SOTTO_TIMEOUT_US (300 s);
+                                     negative: no limit */
   sotto_all_gather_fn all_gather; /* NULL: own rendezvous; else used in place of `id` */
   void* user;                     /* passed to all_gather */
   /* With transport "nccl": this rank's ncclComm_t, of the same rank and size, lent until the comm
@@ -186,16 +197,18 @@ typedef struct sotto_parts {
 /* What may vary per call. NULL or all zero: defaults. */
 typedef struct sotto_call {
   uint32_t struct_size;
-  uint32_t flags;        /* SOTTO_CALL_... */
-  uint64_t tag;          /* must be equal on all ranks of the operation (checked) */
-  void* stream;          /* a cudaStream_t of the buffers' device, NULL its default stream: the
-                            operation starts after work queued on it; ignored for host memory */
-  int64_t timeout_us;    /* may stand still at most so long; 0: the comm's; negative: forever */
-  int32_t priority;      /* larger is more urgent; equal on all ranks; 0 is normal */
-  sotto_reduce reduce;   /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
-  sotto_codec* codec;    /* how the data is encoded on the wire; NULL: as it is */
-  sotto_done_fn on_done; /* may be NULL */
-  void* user;            /* passed to on_done */
+  uint32_t flags;         /* SOTTO_CALL_... */
+  uint64_t tag;           /* must be equal on all ranks of the operation (checked) */
+  void* stream;           /* a cudaStream_t of the buffers' device, NULL its default stream: the
+                             operation starts after work queued on it; ignored for host memory.
+                             INVALID_STATE while it is captured into a CUDA graph, of which
+                             sotto_optim_step alone can be a part (sotto_optim_replay) */
+  int64_t timeout_us;     /* longest time without progress; 0: the comm's; negative: no limit */
+  int32_t priority;       /* larger is more urgent; equal on all ranks; 0 is normal */
+  sotto_reduce_op reduce; /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
+  sotto_codec* codec;     /* how the data is encoded on the wire; NULL: as it is */
+  sotto_done_fn on_done;  /* may be NULL */
+  void* user;             /* passed to on_done */
 } sotto_call;
 #define SOTTO_CALL_INIT \
   { sizeof(sotto_call), 0, 0, NULL, 0, 0, 0, NULL, NULL, NULL }
@@ -213,6 +226,11 @@ typedef struct sotto_param {
   sotto_buffer mask;       /* uint8, same count, 0 or 1: 0 takes no part; count 0: none */
   uint64_t models;         /* 0 or 1 */
 } sotto_param;
+#define SOTTO_PARAM_INIT                                                                   \
+  {                                                                                        \
+    sizeof(sotto_param), 0, NULL, SOTTO_BUFFER_INIT, SOTTO_BUFFER_INIT, SOTTO_BUFFER_INIT, \
+        SOTTO_BUFFER_INIT, 0                                                               \
+  }
 
 /* One array of a DeepSpeed checkpoint (sotto_optim_state_import_arrays). In an array of structs the
  * stride is the first element's struct_size. */
@@ -222,6 +240,8 @@ typedef struct sotto_named_array {
   const char* name;    /* not NULL */
   sotto_buffer values; /* only read; a single number is an array of one element */
 } sotto_named_array;
+#define SOTTO_NAMED_ARRAY_INIT \
+  { sizeof(sotto_named_array), 0, NULL, SOTTO_BUFFER_INIT }
 
 /* ---- library -------------------------------------------------------------------------------- */
 
@@ -296,9 +316,9 @@ SOTTO_API sotto_status sotto_context_destroy(sotto_context* context);
  * no_progress_thread, or to have callbacks run here.
  *   context    [in]
  *   timeout_us [in] 0: do what is ready and return; > 0: wait at most so long for something to
- *                   happen; negative: INVALID_ARGUMENT
- * Threads: any, not from callbacks. Blocks: at most timeout_us. Errors: INVALID_ARGUMENT,
- * INVALID_STATE (fork, callback). Since: 0.1 */
+ *                   happen; negative: until something happens, also if nothing is in flight
+ * Threads: any, not from callbacks. Blocks: at most timeout_us. Errors: INVALID_STATE (fork,
+ * callback). Since: 0.1 */
 SOTTO_API sotto_status sotto_context_poll(sotto_context* context, int64_t timeout_us);
 
 /* Report as JSON: version, devices, transports, SIMD target, parameters in force.
@@ -349,7 +369,7 @@ SOTTO_API sotto_status sotto_comm_create(sotto_context* context, const sotto_com
  *   out_comm [out] owned by the caller: sotto_comm_destroy
  * Threads: one per handle, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
  * INVALID_ARGUMENT (color), INVALID_STATE (inside a group, fork, callback), PROTOCOL, TIMEOUT,
- * PEER_LOST, ABORTED. Since: 0.1 */
+ * PEER_LOST, TRANSPORT (NCCL), ABORTED. Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_split(sotto_comm* comm, int32_t color, int32_t key,
                                         sotto_comm** out_comm);
 
@@ -411,6 +431,8 @@ typedef struct sotto_comm_counters {
   uint64_t kernel_ns; /* in kernels of this comm's operations */
   uint64_t ops_completed;
 } sotto_comm_counters;
+#define SOTTO_COMM_COUNTERS_INIT \
+  { sizeof(sotto_comm_counters), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Reads the counters of the comm.
  *   comm         [in]
@@ -441,16 +463,17 @@ SOTTO_API sotto_status sotto_op_test(sotto_op* op);
 
 /* Waits for completion. The waiting thread does the work itself.
  *   op         [in]
- *   timeout_us [in] time over: SOTTO_IN_PROGRESS, nothing changes; negative: until the operation
- *                   ends, which its own deadline (sotto_call.timeout_us, else the comm's)
- * guarantees Threads: any, not from callbacks. Blocks: yes. Errors: INVALID_ARGUMENT (released),
- * INVALID_STATE (fork, callback), the operation's. Since: 0.1 */
+ *   timeout_us [in] time over: SOTTO_IN_PROGRESS, nothing changes; negative: no limit, until the
+ *                   operation ends, for which its own deadline provides (sotto_call.timeout_us,
+ *                   else the comm's)
+ * Threads: any, not from callbacks. Blocks: yes. Errors: INVALID_ARGUMENT (released), INVALID_STATE
+ * (fork, callback), the operation's. Since: 0.1 */
 SOTTO_API sotto_status sotto_op_wait(sotto_op* op, int64_t timeout_us);
 
 /* Waits until one of n operations has completed. All belong to one context.
  *   ops        [in]  n handles; NULL entries are skipped, but not all may be NULL
  *   n          [in]  > 0
- *   timeout_us [in]  time over: SOTTO_IN_PROGRESS; negative: until one ends
+ *   timeout_us [in]  time over: SOTTO_IN_PROGRESS; negative: no limit, until one ends
  *   out_index  [out] the lowest index that has completed
  * Threads: any, not from callbacks. Blocks: yes. Errors: INVALID_ARGUMENT (released, none, several
  * contexts), INVALID_STATE (fork, callback). The operation's own error is not returned: ask
@@ -460,12 +483,15 @@ SOTTO_API sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64
 
 /* Orders work that the caller queues on a stream from now on after the operation, also if that
  * fails: the stream does not know, ask sotto_op_wait or sotto_op_error. A step that was left out or
- * not finite leaves the parameters as they were.
+ * not finite leaves the parameters as they were. If a comm over NCCL fails, its streams go on at
+ * once, since NCCL could not end otherwise: what the operation had queued may still be under way
+ * until sotto_op_wait has returned.
  *   op     [in]
  *   stream [in] a cudaStream_t of the operation's device, NULL: its default stream
  * Threads: any. Blocks: no. Stream: what is queued on it later waits for the operation. Errors:
  * UNSUPPORTED (operation on host memory: there is no stream; a driver older than CUDA 12), DEVICE,
- * INVALID_ARGUMENT (released), INVALID_STATE (fork). Since: 0.1 */
+ * INVALID_ARGUMENT (released), INVALID_STATE (fork; the stream is being captured into a CUDA
+ * graph; a recorded operation). Since: 0.1 */
 SOTTO_API sotto_status sotto_op_stream_wait(sotto_op* op, void* stream);
 
 /* The operation's own status (SOTTO_IN_PROGRESS before completion) and text.
@@ -486,13 +512,15 @@ typedef struct sotto_op_stats {
   uint64_t payload_bytes_planned; /* what this rank sends in this operation */
   uint64_t header_bytes_planned;
 } sotto_op_stats;
+#define SOTTO_OP_STATS_INIT \
+  { sizeof(sotto_op_stats), 0, 0, 0, 0, 0, 0, 0 }
 
 /* Times and predicted bytes of one operation.
  *   op        [in]
  *   out_stats [in,out] struct_size set by the caller; zeroed beyond what the library knows
  * Threads: any. Blocks: no. Errors: INVALID_ARGUMENT (released, struct_size), INVALID_STATE (fork).
  * Since: 0.1 */
-SOTTO_API sotto_status sotto_op_report(const sotto_op* op, sotto_op_stats* out_stats);
+SOTTO_API sotto_status sotto_op_get_stats(const sotto_op* op, sotto_op_stats* out_stats);
 
 /* Gives the handle back. Legal at any time; never cancels: the operation runs on and the buffers
  * stay in use until it completes.
@@ -567,8 +595,8 @@ SOTTO_API sotto_status sotto_reduce_scatter(sotto_comm* comm, const sotto_buffer
                                             const sotto_call* call, sotto_op** out_op);
 
 /* out[i] = reduction of in[i] over ranks, in rank order, bit-identical on all ranks. 16-bit floats
- * are added, or multiplied, in fp32 and rounded once. With call->codec the result is the
- * error-compensated compressed mean.
+ * are added, or multiplied, in fp32 and rounded once. (SOTTO_NCCL_NATIVE=all gives this order up.)
+ * With call->codec the result is the error-compensated compressed mean.
  *   comm   [in]
  *   in     [in]  n buffers
  *   out    [in]  n buffers of the same dtypes and counts, written; out[i].data may be in[i].data
@@ -863,6 +891,8 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
  * (skipped_steps counts it), until sotto.max_consecutive_skips of them in a row are: NONFINITE.
  * 0/1 Adam, steps that send nothing (no clipping, no loss scaling): a rank that meets NaN or Inf
  * ends with NONFINITE alone, takes no part in this step and stays in step with the others.
+ * While call->stream is being captured into a CUDA graph the step is recorded and does not happen:
+ * see sotto_optim_replay.
  *   optim  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] owned by the caller: sotto_op_release; may be NULL: the call waits for completion
@@ -872,6 +902,33 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
  * updated, group healthy). Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call,
                                         sotto_op** out_op);
+
+/* Replays a step that is part of a CUDA graph: it happens with the next launch of the graph, which
+ * the caller makes after this call, once.
+ * sotto_optim_step on a stream that is being captured records the step and changes nothing; its
+ * operation is complete at once. Then, for every step: sotto_optim_replay; cudaGraphLaunch;
+ * sotto_op_wait, which returns what a step returns. Learning rates, bias corrections, loss scale
+ * and step number are those of the replayed step, read by the graph from the host's memory, so
+ * schedules, skipped steps and all other calls work as usual.
+ * Steps of one rank or over NCCL can be recorded. To the other ranks a replay is the step that it
+ * stands for, which they may replay or call. The first time that ranks exchange such messages NCCL
+ * connects them, so they call it, or record it, together.
+ * A recording is for steps like the recorded one, and INVALID_STATE tells that the next is not: the
+ * 1-bit types need one before and one after the switch, and wherever error feedback is kept (the
+ * compressed stage, a gradient codec) it changes between two places with a recording each. The
+ * first step of a compressed stage cannot be recorded. sotto_optim_step is always possible.
+ * A launch without a replay writes no parameter; it is found by the next replay, which fails the
+ * comm. The graph must not be launched any more when the operation is released, the optimizer or
+ * the comm is destroyed, or the comm has failed. sotto_call.timeout_us counts from the replay on.
+ *   optim [in]
+ *   op    [in] the operation of a recorded step of this optimizer; sotto_op_stream_wait refuses it
+ * Threads: one per handle, not from callbacks. Blocks: over NCCL until the messages of what
+ * was called before on the comm and its splits are through; those of what is called after wait for
+ * the launch's end. Stream: none. Errors: BUSY (a step is in flight; others are, for longer than
+ * the timeout), INVALID_ARGUMENT (released; no step of this optimizer), INVALID_STATE
+ * (not recorded; the next step is not like the recorded one; launched otherwise; fork, callback),
+ * the comm's own. Since: 0.1 */
+SOTTO_API sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op);
 
 /* Gradient accumulation: adds the gradients now in the grad buffers, those of one micro-batch, to
  * sums in float32 that the library keeps (4 bytes per element). The next sotto_optim_step takes the
@@ -907,9 +964,9 @@ SOTTO_API sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int
  *   grads [in] n buffers, borrowed like those of sotto_param, in the order of params: of the same
  *              dtype and count as registered; they must not overlap parameters or model copies
  *   n     [in] number of parameters
- * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count or alignment:
- * names the parameter), UNSUPPORTED (device), BUSY (step in flight), INVALID_STATE (fork). Nothing
- * changes on error. Since: 0.1 */
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count, alignment,
+ * another device or an overlap: names the parameter), UNSUPPORTED (unknown dtype or kind of
+ * device), BUSY (step in flight), INVALID_STATE (fork). Nothing changes on error. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_set_grads(sotto_optim* optim, const sotto_buffer* grads,
                                              uint64_t n);
 
@@ -928,6 +985,8 @@ typedef struct sotto_optim_info {
   double loss_scale;      /* gradients of the next step have to be multiplied with it; 1: none */
   uint64_t micro_batches; /* accumulated for the next step */
 } sotto_optim_info;
+#define SOTTO_OPTIM_INFO_INIT \
+  { sizeof(sotto_optim_info), 0, 0, 0, 0.0, 0.0, 0, 0, 0, 0, 0.0, 0 }
 
 /* Reads the hot figures.
  *   optim    [in]
@@ -1007,10 +1066,10 @@ SOTTO_API sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_
  *               the call only
  *   n      [in] > 0
  * Threads: one per handle, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
- * INVALID_ARGUMENT (names the array; of unknown names the nearest; of absent ones the first few),
- * UNSUPPORTED (dtype, device, SGD, newer field), BUSY (step in flight), PROTOCOL (another rank
- * refuses its arrays, or has others), INVALID_STATE (fork, callback, open group), the comm's own.
- * Since: 0.1 */
+ * INVALID_ARGUMENT (names the array; of unknown names the nearest; of absent ones the first few;
+ * another device), UNSUPPORTED (dtype, unknown kind of device, SGD, newer field), BUSY (step in
+ * flight), PROTOCOL (another rank refuses its arrays, or has others), INVALID_STATE (fork,
+ * callback, open group), the comm's own. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_state_import_arrays(sotto_optim* optim,
                                                        const sotto_named_array* arrays, uint64_t n);
 

@@ -241,7 +241,7 @@ TYPEDEFS: dict[str, Any] = {
     "sotto_done_fn": DoneFn,
     "sotto_dtype": Dtype,
     "sotto_log_fn": LogFn,
-    "sotto_reduce": Reduce,
+    "sotto_reduce_op": Reduce,
     "sotto_state_mode": StateMode,
     "sotto_status": Status,
 }
@@ -290,7 +290,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_op_wait_any": (Status, [_Handles, _Count, c.c_int64, _CountOut]),
     "sotto_op_stream_wait": (Status, [Handle, c.c_void_p]),
     "sotto_op_error": (Status, [Handle, _TextOut]),
-    "sotto_op_report": (Status, [Handle, c.POINTER(OpStats)]),
+    "sotto_op_get_stats": (Status, [Handle, c.POINTER(OpStats)]),
     "sotto_op_release": (Status, [Handle]),
     "sotto_barrier": (Status, [Handle, *_CALL_OP]),
     "sotto_broadcast": (Status, [*_IN_OUT, c.c_int32, *_CALL_OP]),

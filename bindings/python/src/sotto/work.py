@@ -206,7 +206,7 @@ class Work:
     def stats(self) -> OpStats:
         """Times and predicted bytes. Errors: InvalidStateError (fork, open group)."""
         out = abi.OpStats()
-        self._lib.call("sotto_op_report", self._started(), c.byref(out))
+        self._lib.call("sotto_op_get_stats", self._started(), c.byref(out))
         return OpStats(*(getattr(out, name) for name in OpStats._fields))
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
