@@ -15,7 +15,7 @@ namespace {
 
 Status create(sotto_comm* comm, const char* json, const sotto_buffer* like, uint64_t n,
               sotto_codec** out_codec) {
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(json, "json"));
   SOTTO_TRY(check_pointer(out_codec, "out_codec"));
   if (n == 0) return invalid_argument("n is 0; a codec needs at least one tensor");
@@ -29,30 +29,21 @@ Status create(sotto_comm* comm, const char* json, const sotto_buffer* like, uint
   CommonDevice common;
   SOTTO_TRY(common.add(tensors, "like"));
   SOTTO_ASSIGN(std::shared_ptr<Device> device, common.find(*comm->state->core->context()));
-  auto handle = std::make_unique<sotto_codec>();
-  handle->comm = comm->state;
-  handle->fork_generation = comm->fork_generation;
-  SOTTO_ASSIGN(handle->core, Codec::create(comm->state->core, json, std::move(counts), dtypes,
+  auto object = std::make_unique<sotto_codec>();
+  object->comm = comm->state;
+  SOTTO_ASSIGN(object->core, Codec::create(comm->state->core, json, std::move(counts), dtypes,
                                            std::move(device)));
-  *out_codec = handle.release();
-  return ok_status();
-}
-
-Status destroy(sotto_codec* codec) {
-  if (codec == nullptr) return ok_status();
-  SOTTO_TRY(check_handle_outside(codec, "codec"));
-  delete codec;
+  SOTTO_ASSIGN(*out_codec, give_out(std::move(object)));
   return ok_status();
 }
 
 Status state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf, uint64_t cap,
                     uint64_t* out_len) {
-  SOTTO_TRY(check_handle(codec, "codec"));
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
   if (checked == StateMode::kMean) {
     // Other ranks are asked only when the result has a place.
-    SOTTO_TRY(check_handle_outside(codec, "codec"));
+    SOTTO_TRY(CallbackScope::refuse_inside());
     *out_len = mean_state_bytes(*codec->core);
     if (buf == nullptr || cap < *out_len) return ok_status();
   }
@@ -61,7 +52,6 @@ Status state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf, 
 }
 
 Status state_import(sotto_codec* codec, sotto_state_mode mode, const void* buf, uint64_t len) {
-  SOTTO_TRY(check_handle(codec, "codec"));
   SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   return import_state(*codec->core, checked, blob);
@@ -73,22 +63,24 @@ extern "C" {
 
 sotto_status sotto_codec_create(sotto_comm* comm, const char* json, const sotto_buffer* like,
                                 uint64_t n, sotto_codec** out_codec) {
-  return guarded("sotto_codec_create", [&] { return create(comm, json, like, n, out_codec); });
+  return guarded_on("sotto_codec_create", comm,
+                    [&](auto* object) { return create(object, json, like, n, out_codec); });
 }
 
 sotto_status sotto_codec_destroy(sotto_codec* codec) {
-  return guarded("sotto_codec_destroy", [&] { return destroy(codec); });
+  return destroyed("sotto_codec_destroy", codec, [](sotto_codec&) { return ok_status(); });
 }
 
 sotto_status sotto_codec_state_export(const sotto_codec* codec, sotto_state_mode mode, void* buf,
                                       uint64_t cap, uint64_t* out_len) {
-  return guarded("sotto_codec_state_export",
-                 [&] { return state_export(codec, mode, buf, cap, out_len); });
+  return guarded_on("sotto_codec_state_export", codec,
+                    [&](auto* object) { return state_export(object, mode, buf, cap, out_len); });
 }
 
 sotto_status sotto_codec_state_import(sotto_codec* codec, sotto_state_mode mode, const void* buf,
                                       uint64_t len) {
-  return guarded("sotto_codec_state_import", [&] { return state_import(codec, mode, buf, len); });
+  return guarded_on("sotto_codec_state_import", codec,
+                    [&](auto* object) { return state_import(object, mode, buf, len); });
 }
 
 }  // extern "C"

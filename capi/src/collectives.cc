@@ -37,7 +37,7 @@ bool lies_in(const Buffer& part, const Buffer& whole, int32_t rank) {
 }
 
 Status begin(sotto_comm* comm, const sotto_call* call, OpKind kind, Submission* s) {
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_ASSIGN(s->options, take_call(call));
   s->state = comm->state.get();
   s->comm = comm->state->core.get();
@@ -70,11 +70,11 @@ Status submit(Submission s, sotto_op** out_op) {
 
 // Runs the body of a collective; inside a group its error spoils the whole group.
 template <class Body>
-sotto_status collective(const char* name, sotto_comm* comm, Body&& body) {
-  return guarded(name, [&] {
-    const Status status = body();
-    if (!status.ok() && comm != nullptr && check_handle_outside(comm, "comm").ok() &&
-        comm->state->group.open && comm->state->group.first_error.ok()) {
+sotto_status collective(const char* name, sotto_comm* handle, Body&& body) {
+  return guarded_on(name, handle, [&](sotto_comm* comm) {
+    const Status status = body(comm);
+    if (!status.ok() && !CallbackScope::inside() && comm->state->group.open &&
+        comm->state->group.first_error.ok()) {
       comm->state->group.first_error = status.with_prefix(name);
     }
     return status;
@@ -157,12 +157,18 @@ Status take_one_side(Submission* s, const sotto_buffer* buffers, uint64_t n, boo
   SOTTO_ASSIGN(const SmallVector<Buffer> taken, take_buffers(buffers, n, is_read ? "in" : "out"));
   SOTTO_TRY(s->device.add(taken, is_read ? "in" : "out"));
   const std::span<const Buffer> none;
+  SOTTO_ASSIGN(s->call.request.reduce, take_reduce(s->options.reduce, taken));
   s->call.request.in_place.assign(taken.size(), 0);
   const std::span<const Buffer> some = taken;
   add_ranges(is_read ? some : none, is_read ? none : some, s->call.request.in_place, &s->ranges);
   SOTTO_TRY(check_overlap(s->ranges));
   add_buffers(some, is_read ? some : none, is_read ? none : some, &s->call);
   return ok_status();
+}
+
+Status refuse_codec(const CallIn& call) {
+  if (call.codec == nullptr) return ok_status();
+  return invalid_argument("call.codec must be NULL: only sotto_all_reduce takes a codec");
 }
 
 Status barrier(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
@@ -205,9 +211,7 @@ Status reduce_scatter(sotto_comm* comm, const sotto_buffer* in, const sotto_buff
                       const sotto_call* call, sotto_op** out_op) {
   Submission s;
   SOTTO_TRY(begin(comm, call, OpKind::kReduceScatter, &s));
-  if (s.options.codec != nullptr) {
-    return invalid_argument("call.codec must be NULL: only sotto_all_reduce takes a codec");
-  }
+  SOTTO_TRY(refuse_codec(s.options));
   SOTTO_TRY(take_pairs(&s, in, out, n, Sides::kOutIsPart));
   return submit(std::move(s), out_op);
 }
@@ -242,6 +246,21 @@ Status scatter(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out
   return submit(std::move(s), out_op);
 }
 
+Status reduce(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
+              int32_t root, const sotto_call* call, sotto_op** out_op) {
+  Submission s;
+  SOTTO_TRY(begin(comm, call, OpKind::kReduce, &s));
+  SOTTO_TRY(refuse_codec(s.options));
+  SOTTO_TRY(check_rank_argument(*s.comm, root, "root"));
+  s.call.request.root = root;
+  if (s.comm->rank() == root) {
+    SOTTO_TRY(take_pairs(&s, in, out, n, Sides::kEqual));
+  } else {
+    SOTTO_TRY(take_one_side(&s, in, n, true));
+  }
+  return submit(std::move(s), out_op);
+}
+
 // The counts of the request are those of one part.
 Status divide_counts(CollectiveRequest* r) {
   const auto size = static_cast<uint64_t>(r->size);
@@ -256,7 +275,7 @@ Status divide_counts(CollectiveRequest* r) {
   return ok_status();
 }
 
-// Buffers of an all-to-all whose parts the caller states.
+// Buffers of a collective whose parts the caller states.
 Status take_uneven(Submission* s, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
                    const sotto_parts* parts) {
   CollectiveRequest& request = s->call.request;
@@ -272,9 +291,29 @@ Status take_uneven(Submission* s, const sotto_buffer* in, const sotto_buffer* ou
   SOTTO_TRY(take_parts(parts, inputs, outputs, &request));
   add_ranges(inputs, outputs, request.in_place, &s->ranges);
   SOTTO_TRY(check_overlap(s->ranges));
+  SOTTO_ASSIGN(request.reduce, take_reduce(s->options.reduce, inputs));
   add_buffers(inputs, inputs, outputs, &s->call);
-  request.counts.assign(inputs.size(), 0);
+  request.counts = counts_of_parts(request);
   return ok_status();
+}
+
+Status all_gather_v(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
+                    const sotto_parts* parts, const sotto_call* call, sotto_op** out_op) {
+  Submission s;
+  SOTTO_TRY(begin(comm, call, OpKind::kAllGatherParts, &s));
+  SOTTO_TRY(refuse_reduce_and_codec(s.options));
+  SOTTO_TRY(take_uneven(&s, in, out, n, parts));
+  return submit(std::move(s), out_op);
+}
+
+Status reduce_scatter_v(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
+                        uint64_t n, const sotto_parts* parts, const sotto_call* call,
+                        sotto_op** out_op) {
+  Submission s;
+  SOTTO_TRY(begin(comm, call, OpKind::kReduceScatterParts, &s));
+  SOTTO_TRY(refuse_codec(s.options));
+  SOTTO_TRY(take_uneven(&s, in, out, n, parts));
+  return submit(std::move(s), out_op);
 }
 
 Status all_to_all(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
@@ -292,8 +331,7 @@ Status all_to_all(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* 
 }
 
 Status compressed_all_reduce(Submission s, sotto_op** out_op) {
-  sotto_codec* codec = s.options.codec;
-  SOTTO_TRY(check_handle(codec, "call.codec"));
+  SOTTO_ASSIGN(const std::shared_ptr<sotto_codec> codec, object_of(s.options.codec));
   if (codec->comm.get() != s.state) return invalid_argument("call.codec was made for another comm");
   if (s.options.reduce != SOTTO_REDUCE_DEFAULT && s.options.reduce != SOTTO_REDUCE_MEAN) {
     return invalid_argument("call.reduce is {}; with a codec it must be 0 or SOTTO_REDUCE_MEAN",
@@ -345,7 +383,7 @@ Status point_to_point(sotto_comm* comm, const sotto_buffer* buffers, uint64_t n,
 }
 
 Status group_begin(sotto_comm* comm) {
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_no_group(*comm->state));
   comm->state->group = {};
   comm->state->group.open = true;
@@ -353,7 +391,7 @@ Status group_begin(sotto_comm* comm) {
 }
 
 Status group_end(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   if (!comm->state->group.open)
     return invalid_state("the comm has no open group; call sotto_group_begin first");
   PendingGroup group = std::exchange(comm->state->group, {});
@@ -379,70 +417,104 @@ Status group_end(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
 extern "C" {
 
 sotto_status sotto_barrier(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_barrier", comm, [&] { return barrier(comm, call, out_op); });
+  return collective("sotto_barrier", comm,
+                    [&](sotto_comm* object) { return barrier(object, call, out_op); });
 }
 
 sotto_status sotto_broadcast(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
                              uint64_t n, int32_t root, const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_broadcast", comm,
-                    [&] { return broadcast(comm, in, out, n, root, call, out_op); });
+  return collective("sotto_broadcast", comm, [&](sotto_comm* object) {
+    return broadcast(object, in, out, n, root, call, out_op);
+  });
 }
 
 sotto_status sotto_all_gather(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
                               uint64_t n, const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_all_gather", comm,
-                    [&] { return all_gather(comm, in, out, n, call, out_op); });
+  return collective("sotto_all_gather", comm, [&](sotto_comm* object) {
+    return all_gather(object, in, out, n, call, out_op);
+  });
 }
 
 sotto_status sotto_reduce_scatter(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
                                   uint64_t n, const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_reduce_scatter", comm,
-                    [&] { return reduce_scatter(comm, in, out, n, call, out_op); });
+  return collective("sotto_reduce_scatter", comm, [&](sotto_comm* object) {
+    return reduce_scatter(object, in, out, n, call, out_op);
+  });
+}
+
+sotto_status sotto_all_gather_v(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
+                                uint64_t n, const sotto_parts* parts, const sotto_call* call,
+                                sotto_op** out_op) {
+  return collective("sotto_all_gather_v", comm, [&](sotto_comm* object) {
+    return all_gather_v(object, in, out, n, parts, call, out_op);
+  });
+}
+
+sotto_status sotto_reduce_scatter_v(sotto_comm* comm, const sotto_buffer* in,
+                                    const sotto_buffer* out, uint64_t n, const sotto_parts* parts,
+                                    const sotto_call* call, sotto_op** out_op) {
+  return collective("sotto_reduce_scatter_v", comm, [&](sotto_comm* object) {
+    return reduce_scatter_v(object, in, out, n, parts, call, out_op);
+  });
+}
+
+sotto_status sotto_reduce(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
+                          uint64_t n, int32_t root, const sotto_call* call, sotto_op** out_op) {
+  return collective("sotto_reduce", comm, [&](sotto_comm* object) {
+    return reduce(object, in, out, n, root, call, out_op);
+  });
 }
 
 sotto_status sotto_all_reduce(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
                               uint64_t n, const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_all_reduce", comm,
-                    [&] { return all_reduce(comm, in, out, n, call, out_op); });
+  return collective("sotto_all_reduce", comm, [&](sotto_comm* object) {
+    return all_reduce(object, in, out, n, call, out_op);
+  });
 }
 
 sotto_status sotto_gather(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
                           uint64_t n, int32_t root, const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_gather", comm,
-                    [&] { return gather(comm, in, out, n, root, call, out_op); });
+  return collective("sotto_gather", comm, [&](sotto_comm* object) {
+    return gather(object, in, out, n, root, call, out_op);
+  });
 }
 
 sotto_status sotto_scatter(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
                            uint64_t n, int32_t root, const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_scatter", comm,
-                    [&] { return scatter(comm, in, out, n, root, call, out_op); });
+  return collective("sotto_scatter", comm, [&](sotto_comm* object) {
+    return scatter(object, in, out, n, root, call, out_op);
+  });
 }
 
 sotto_status sotto_all_to_all(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* out,
                               uint64_t n, const sotto_parts* parts, const sotto_call* call,
                               sotto_op** out_op) {
-  return collective("sotto_all_to_all", comm,
-                    [&] { return all_to_all(comm, in, out, n, parts, call, out_op); });
+  return collective("sotto_all_to_all", comm, [&](sotto_comm* object) {
+    return all_to_all(object, in, out, n, parts, call, out_op);
+  });
 }
 
 sotto_status sotto_send(sotto_comm* comm, const sotto_buffer* in, uint64_t n, int32_t peer,
                         const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_send", comm,
-                    [&] { return point_to_point(comm, in, n, peer, true, call, out_op); });
+  return collective("sotto_send", comm, [&](sotto_comm* object) {
+    return point_to_point(object, in, n, peer, true, call, out_op);
+  });
 }
 
 sotto_status sotto_recv(sotto_comm* comm, const sotto_buffer* out, uint64_t n, int32_t peer,
                         const sotto_call* call, sotto_op** out_op) {
-  return collective("sotto_recv", comm,
-                    [&] { return point_to_point(comm, out, n, peer, false, call, out_op); });
+  return collective("sotto_recv", comm, [&](sotto_comm* object) {
+    return point_to_point(object, out, n, peer, false, call, out_op);
+  });
 }
 
 sotto_status sotto_group_begin(sotto_comm* comm) {
-  return guarded("sotto_group_begin", [&] { return group_begin(comm); });
+  return guarded_on("sotto_group_begin", comm, [&](auto* object) { return group_begin(object); });
 }
 
 sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call, sotto_op** out_op) {
-  return guarded("sotto_group_end", [&] { return group_end(comm, call, out_op); });
+  return guarded_on("sotto_group_end", comm,
+                    [&](auto* object) { return group_end(object, call, out_op); });
 }
 
 }  // extern "C"

@@ -51,55 +51,55 @@ Status take_config(const sotto_comm_config* config, CommConfig* out) {
   return ok_status();
 }
 
-std::unique_ptr<sotto_comm> new_handle(std::shared_ptr<Comm> core) {
-  auto handle = std::make_unique<sotto_comm>();
-  handle->state = std::make_shared<CommState>();
-  handle->state->core = std::move(core);
-  handle->fork_generation = fork_generation();
-  return handle;
+Result<sotto_comm*> new_handle(std::shared_ptr<Comm> core) {
+  auto object = std::make_unique<sotto_comm>();
+  object->state = std::make_shared<CommState>();
+  object->state->core = std::move(core);
+  return give_out(std::move(object));
 }
 
 Status create(sotto_context* context, const sotto_comm_config* config, sotto_comm** out_comm) {
-  SOTTO_TRY(check_handle_outside(context, "context"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(out_comm, "out_comm"));
   CommConfig c;
   SOTTO_TRY(take_config(config, &c));
   SOTTO_ASSIGN(std::shared_ptr<Comm> core, Comm::create(context->core, std::move(c)));
-  *out_comm = new_handle(std::move(core)).release();
+  SOTTO_ASSIGN(*out_comm, new_handle(std::move(core)));
   return ok_status();
 }
 
 Status split(sotto_comm* comm, int32_t color, int32_t key, sotto_comm** out_comm) {
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(out_comm, "out_comm"));
   SOTTO_TRY(check_no_group(*comm->state));
   SOTTO_ASSIGN(std::shared_ptr<Comm> core, comm->state->core->split(color, key));
-  *out_comm = core == nullptr ? nullptr : new_handle(std::move(core)).release();
+  if (core == nullptr) {
+    *out_comm = nullptr;
+    return ok_status();
+  }
+  SOTTO_ASSIGN(*out_comm, new_handle(std::move(core)));
   return ok_status();
 }
 
 Status rank_of(const sotto_comm* comm, int32_t* out_rank) {
-  SOTTO_TRY(check_handle(comm, "comm"));
   SOTTO_TRY(check_pointer(out_rank, "out_rank"));
   *out_rank = comm->state->core->rank();
   return ok_status();
 }
 
 Status size_of(const sotto_comm* comm, int32_t* out_size) {
-  SOTTO_TRY(check_handle(comm, "comm"));
   SOTTO_TRY(check_pointer(out_size, "out_size"));
   *out_size = comm->state->core->size();
   return ok_status();
 }
 
 Status abort_comm(sotto_comm* comm, const char* reason) {
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   comm->state->core->abort(reason == nullptr ? "no reason given" : reason);
   return ok_status();
 }
 
 Status own_error(const sotto_comm* comm, const char** out_text) {
-  SOTTO_TRY(check_handle(comm, "comm"));
   std::lock_guard lock(comm->shown_mutex);
   if (comm->shown.ok())
     comm->shown = comm->state->core->failure();  // the first cause never changes
@@ -109,7 +109,6 @@ Status own_error(const sotto_comm* comm, const char** out_text) {
 
 Status report(const sotto_comm* comm, const char* kind, char* buf, uint64_t cap,
               uint64_t* out_len) {
-  SOTTO_TRY(check_handle(comm, "comm"));
   const std::string word = kind == nullptr ? "all" : kind;
   constexpr std::string_view kKinds[] = {"all", "counters", "routes", "waiting"};
   if (std::find(std::begin(kKinds), std::end(kKinds), word) == std::end(kKinds)) {
@@ -119,7 +118,6 @@ Status report(const sotto_comm* comm, const char* kind, char* buf, uint64_t cap,
 }
 
 Status get_counters(const sotto_comm* comm, sotto_comm_counters* out_counters) {
-  SOTTO_TRY(check_handle(comm, "comm"));
   const CommCounters c = comm->state->core->counters();
   sotto_comm_counters out = {};
   out.payload_bytes_sent = c.moved.payload_bytes_sent;
@@ -137,53 +135,55 @@ Status get_counters(const sotto_comm* comm, sotto_comm_counters* out_counters) {
   return put(out, out_counters, sizeof(sotto_comm_counters), "out_counters");
 }
 
-Status destroy(sotto_comm* comm) {
-  if (comm == nullptr) return ok_status();
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
-  const std::unique_ptr<sotto_comm> handle(comm);
-  return handle->state->core->drain();
-}
-
 }  // namespace
 
 extern "C" {
 
 sotto_status sotto_comm_create(sotto_context* context, const sotto_comm_config* config,
                                sotto_comm** out_comm) {
-  return guarded("sotto_comm_create", [&] { return create(context, config, out_comm); });
+  return guarded_on("sotto_comm_create", context,
+                    [&](auto* object) { return create(object, config, out_comm); });
 }
 
 sotto_status sotto_comm_split(sotto_comm* comm, int32_t color, int32_t key, sotto_comm** out_comm) {
-  return guarded("sotto_comm_split", [&] { return split(comm, color, key, out_comm); });
+  return guarded_on("sotto_comm_split", comm,
+                    [&](auto* object) { return split(object, color, key, out_comm); });
 }
 
 sotto_status sotto_comm_rank(const sotto_comm* comm, int32_t* out_rank) {
-  return guarded("sotto_comm_rank", [&] { return rank_of(comm, out_rank); });
+  return guarded_on("sotto_comm_rank", comm,
+                    [&](auto* object) { return rank_of(object, out_rank); });
 }
 
 sotto_status sotto_comm_size(const sotto_comm* comm, int32_t* out_size) {
-  return guarded("sotto_comm_size", [&] { return size_of(comm, out_size); });
+  return guarded_on("sotto_comm_size", comm,
+                    [&](auto* object) { return size_of(object, out_size); });
 }
 
 sotto_status sotto_comm_abort(sotto_comm* comm, const char* reason) {
-  return guarded("sotto_comm_abort", [&] { return abort_comm(comm, reason); });
+  return guarded_on("sotto_comm_abort", comm,
+                    [&](auto* object) { return abort_comm(object, reason); });
 }
 
 sotto_status sotto_comm_error(const sotto_comm* comm, const char** out_text) {
-  return guarded("sotto_comm_error", [&] { return own_error(comm, out_text); });
+  return guarded_on("sotto_comm_error", comm,
+                    [&](auto* object) { return own_error(object, out_text); });
 }
 
 sotto_status sotto_comm_report(const sotto_comm* comm, const char* kind, char* buf, uint64_t cap,
                                uint64_t* out_len) {
-  return guarded("sotto_comm_report", [&] { return report(comm, kind, buf, cap, out_len); });
+  return guarded_on("sotto_comm_report", comm,
+                    [&](auto* object) { return report(object, kind, buf, cap, out_len); });
 }
 
 sotto_status sotto_comm_get_counters(const sotto_comm* comm, sotto_comm_counters* out_counters) {
-  return guarded("sotto_comm_get_counters", [&] { return get_counters(comm, out_counters); });
+  return guarded_on("sotto_comm_get_counters", comm,
+                    [&](auto* object) { return get_counters(object, out_counters); });
 }
 
 sotto_status sotto_comm_destroy(sotto_comm* comm) {
-  return guarded("sotto_comm_destroy", [&] { return destroy(comm); });
+  return destroyed("sotto_comm_destroy", comm,
+                   [](sotto_comm& object) { return object.state->core->drain(); });
 }
 
 }  // extern "C"

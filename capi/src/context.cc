@@ -65,33 +65,23 @@ Status create(uint32_t abi_version, const sotto_context_config* config,
   SOTTO_ASSIGN(const Params params, Params::read(environment));
   apply_log_parameter(params.log);
   for (const std::string& warning : params.warnings) log(LogLevel::kWarn, "{}", warning);
-  auto handle = std::make_unique<sotto_context>();
-  handle->fork_generation = fork_generation();
-  SOTTO_ASSIGN(handle->core, make_context(params, environment,
+  auto object = std::make_unique<sotto_context>();
+  SOTTO_ASSIGN(object->core, make_context(params, environment,
                                           {c.cpu_threads, c.max_ops, c.no_progress_thread == 0}));
-  g_generation_of_contexts.store(handle->fork_generation);
+  SOTTO_ASSIGN(*out_context, give_out(std::move(object)));
+  g_generation_of_contexts.store(fork_generation());
   g_contexts.fetch_add(1);
-  *out_context = handle.release();
-  return ok_status();
-}
-
-Status destroy(sotto_context* context) {
-  if (context == nullptr) return ok_status();
-  SOTTO_TRY(check_handle_outside(context, "context"));
-  g_contexts.fetch_sub(1);
-  delete context;
   return ok_status();
 }
 
 Status poll(sotto_context* context, int64_t timeout_us) {
-  SOTTO_TRY(check_handle_outside(context, "context"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   context->core->engine()->poll(timeout_us);
   return ok_status();
 }
 
 Status report(const sotto_context* context, const char* kind, char* buf, uint64_t cap,
               uint64_t* out_len) {
-  SOTTO_TRY(check_handle(context, "context"));
   const std::string_view word = kind == nullptr ? "all" : kind;
   if (word != "all") return invalid_argument("kind is \"{}\"; known: \"all\" (or NULL)", word);
   nlohmann::ordered_json json;
@@ -102,7 +92,7 @@ Status report(const sotto_context* context, const char* kind, char* buf, uint64_
 }
 
 Status make_id(sotto_context* context, sotto_unique_id* out_id) {
-  SOTTO_TRY(check_handle_outside(context, "context"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(out_id, "out_id"));
   SOTTO_ASSIGN(const UniqueId id, context->core->make_unique_id());
   static_assert(sizeof(id) == sizeof(out_id->bytes));
@@ -128,20 +118,26 @@ sotto_status sotto_context_create_v(uint32_t abi_version, const sotto_context_co
 }
 
 sotto_status sotto_context_destroy(sotto_context* context) {
-  return guarded("sotto_context_destroy", [&] { return destroy(context); });
+  return destroyed("sotto_context_destroy", context, [](sotto_context&) {
+    g_contexts.fetch_sub(1);
+    return ok_status();
+  });
 }
 
 sotto_status sotto_context_poll(sotto_context* context, int64_t timeout_us) {
-  return guarded("sotto_context_poll", [&] { return poll(context, timeout_us); });
+  return guarded_on("sotto_context_poll", context,
+                    [&](auto* object) { return poll(object, timeout_us); });
 }
 
 sotto_status sotto_context_report(const sotto_context* context, const char* kind, char* buf,
                                   uint64_t cap, uint64_t* out_len) {
-  return guarded("sotto_context_report", [&] { return report(context, kind, buf, cap, out_len); });
+  return guarded_on("sotto_context_report", context,
+                    [&](auto* object) { return report(object, kind, buf, cap, out_len); });
 }
 
 sotto_status sotto_unique_id_create(sotto_context* context, sotto_unique_id* out_id) {
-  return guarded("sotto_unique_id_create", [&] { return make_id(context, out_id); });
+  return guarded_on("sotto_unique_id_create", context,
+                    [&](auto* object) { return make_id(object, out_id); });
 }
 
 }  // extern "C"

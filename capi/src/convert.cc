@@ -16,7 +16,8 @@ constexpr uint32_t kKnownFlags = SOTTO_CALL_DONE_ANY_THREAD | SOTTO_CALL_NO_BLOC
 Status check_dtype_and_place(const sotto_buffer& b, std::string_view name) {
   if (!dtype_known(b.dtype)) {
     return unsupported(
-        "{}.dtype is {:#010x}; known: int8, int32, int64, uint8, uint32, uint64, fp16, fp32, fp64, "
+        "{}.dtype is {:#010x}; known: int8, int16, int32, int64, uint8, uint16, uint32, uint64, "
+        "fp16, fp32, fp64, "
         "bf16 (SOTTO_INT8, ...)",
         name, b.dtype);
   }

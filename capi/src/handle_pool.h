@@ -1,6 +1,9 @@
 // Handles that can be checked: a process-wide pool of slots that are never freed, so that a stale
 // or foreign handle is recognised instead of followed.
 //
+// The child of a fork() can use no handle of its parent: that is found without a lock, since a
+// thread that the child does not have may hold it.
+//
 // A handle is the address of a 64-byte aligned slot plus the slot's generation modulo 64 in the low
 // bits. Free slots are reused first in, first out. A stale handle is thus mistaken for a live one
 // only after its slot has been reused a multiple of 64 times, which takes at least 64 *
@@ -15,6 +18,7 @@
 #include <string_view>
 #include <utility>
 
+#include "capi/src/guard.h"
 #include "core/base/status.h"
 
 namespace sotto::capi {
@@ -27,8 +31,8 @@ class HandlePool {
   static constexpr size_t kSlotsPerSlab = 256;
   static constexpr size_t kMaxSlabs = 4096;
 
-  // what: the noun of messages ("operation").
-  explicit HandlePool(std::string_view what) : what_(what) {}
+  // For messages. what: the noun ("operation"); gone: what has become of a stale one ("released").
+  HandlePool(std::string_view what, std::string_view gone) : what_(what), gone_(gone) {}
   HandlePool(const HandlePool&) = delete;
   HandlePool& operator=(const HandlePool&) = delete;
   // Slabs stay for the life of the process: pools are static and never destroyed.
@@ -38,13 +42,15 @@ class HandlePool {
   Result<void*> insert(T value) {
     SOTTO_ASSIGN(Slot * slot, pop_free());
     std::lock_guard lock(slot->mutex);
+    slot->fork_generation.store(fork_generation(), std::memory_order_relaxed);
     slot->live = true;
     slot->value = std::move(value);
     return reinterpret_cast<void*>(reinterpret_cast<uintptr_t>(slot) |
                                    (slot->generation & kTagMask));
   }
 
-  // A copy of what the handle stands for. INVALID_ARGUMENT: NULL, never a handle, or released.
+  // A copy of what the handle stands for. INVALID_ARGUMENT: NULL, never a handle, or stale.
+  // INVALID_STATE: made before a fork.
   Result<T> get(const void* handle) const {
     SOTTO_ASSIGN(Slot * slot, find(handle));
     std::lock_guard lock(slot->mutex);
@@ -81,6 +87,7 @@ class HandlePool {
 
   struct alignas(64) Slot {
     std::mutex mutex;
+    std::atomic<uint32_t> fork_generation{0};
     uint32_t generation = 0;
     bool live = false;
     T value{};
@@ -129,7 +136,9 @@ class HandlePool {
       const uintptr_t begin = reinterpret_cast<uintptr_t>(slab->data());
       if (address < begin || address >= begin + sizeof(Slab)) continue;
       if ((address - begin) % sizeof(Slot) != 0) break;
-      return &(*slab)[(address - begin) / sizeof(Slot)];
+      Slot* slot = &(*slab)[(address - begin) / sizeof(Slot)];
+      SOTTO_TRY(check_not_forked(slot->fork_generation.load(std::memory_order_relaxed)));
+      return slot;
     }
     return invalid_argument("{} {} is not a handle that this library has given out", what_, handle);
   }
@@ -139,10 +148,11 @@ class HandlePool {
         (slot.generation & kTagMask) == (reinterpret_cast<uintptr_t>(handle) & kTagMask)) {
       return ok_status();
     }
-    return invalid_argument("{} {} has been released before", what_, handle);
+    return invalid_argument("{} {} has been {} before", what_, handle, gone_);
   }
 
   const std::string_view what_;
+  const std::string_view gone_;
   std::array<std::atomic<Slab*>, kMaxSlabs> slabs_{};
   std::atomic<size_t> n_slabs_{0};
   std::mutex free_mutex_;

@@ -1,5 +1,6 @@
-// What the opaque types of sotto.h hold. A handle is the caller's reference; the objects behind it
-// live as long as anything uses them.
+// What the opaque types of sotto.h stand for. A handle is the caller's reference, known by a pool,
+// so that one that has been destroyed is recognised; the objects behind it live as long as anything
+// uses them, a call of another thread included.
 #pragma once
 
 #include <cstdint>
@@ -10,6 +11,7 @@
 
 #include "capi/src/convert.h"
 #include "capi/src/guard.h"
+#include "capi/src/handle_pool.h"
 #include "core/base/status.h"
 #include "core/group/codec.h"
 #include "core/group/comm.h"
@@ -38,12 +40,10 @@ struct CommState {
 
 struct sotto_context {
   std::shared_ptr<sotto::Context> core;
-  uint32_t fork_generation;
 };
 
 struct sotto_comm {
   std::shared_ptr<sotto::capi::CommState> state;
-  uint32_t fork_generation;
   // The failure that sotto_comm_error has shown: its text has to stay.
   mutable std::mutex shown_mutex;
   mutable sotto::Status shown;
@@ -52,30 +52,66 @@ struct sotto_comm {
 struct sotto_codec {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Codec> core;
-  uint32_t fork_generation;
 };
 
 struct sotto_optim {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Optimizer> core;
-  uint32_t fork_generation;
   // Parameters and model copies, in the order of their addresses.
   std::vector<sotto::capi::MemoryRange> written;
 };
 
 namespace sotto::capi {
 
-// Checks that every function on a handle begins with: not NULL, not of the parent of a fork.
-template <class Handle>
-Status check_handle(const Handle* handle, std::string_view name) {
-  if (handle == nullptr) return invalid_argument("{} is NULL", name);
-  return check_not_forked(handle->fork_generation);
+template <class Object>
+using ObjectPool = HandlePool<std::shared_ptr<Object>>;
+// The pool of sotto_context, sotto_comm, sotto_codec or sotto_optim.
+template <class Object>
+ObjectPool<Object>& pool_of();
+template <>
+ObjectPool<sotto_context>& pool_of();
+template <>
+ObjectPool<sotto_comm>& pool_of();
+template <>
+ObjectPool<sotto_codec>& pool_of();
+template <>
+ObjectPool<sotto_optim>& pool_of();
+
+// The handle that the caller gets.
+template <class Object>
+Result<Object*> give_out(std::unique_ptr<Object> object) {
+  SOTTO_ASSIGN(void* const handle,
+               pool_of<Object>().insert(std::shared_ptr<Object>(std::move(object))));
+  return static_cast<Object*>(handle);
 }
-// The same for functions tagged "not from callbacks".
-template <class Handle>
-Status check_handle_outside(const Handle* handle, std::string_view name) {
-  SOTTO_TRY(check_handle(handle, name));
-  return CallbackScope::refuse_inside();
+
+// What the caller's handle stands for. INVALID_ARGUMENT: NULL, no handle, or destroyed.
+// INVALID_STATE: made before a fork.
+template <class Object>
+Result<std::shared_ptr<Object>> object_of(const Object* handle) {
+  return pool_of<Object>().get(handle);
+}
+
+// The body of a function on a handle, which gets the object.
+template <class Object, class Body>
+sotto_status guarded_on(const char* function, Object* handle, Body&& body) noexcept {
+  return guarded(function, [&]() -> Status {
+    SOTTO_ASSIGN(const auto object, object_of(handle));
+    return body(object.get());
+  });
+}
+
+// Of a function that destroys: the handle is gone, `end` gets the object for the last time. NULL:
+// nothing happens.
+template <class Object, class End>
+sotto_status destroyed(const char* function, Object* handle, End&& end) noexcept {
+  return guarded(function, [&]() -> Status {
+    if (handle == nullptr) return ok_status();
+    SOTTO_TRY(object_of(handle).status());
+    SOTTO_TRY(CallbackScope::refuse_inside());
+    SOTTO_ASSIGN(const std::shared_ptr<Object> object, pool_of<Object>().remove(handle));
+    return end(*object);
+  });
 }
 
 inline Status check_pointer(const void* pointer, std::string_view name) {

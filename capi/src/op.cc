@@ -23,27 +23,55 @@ Status wait(sotto_op* op, int64_t timeout_us) {
   return body.engine->wait(body.op, timeout_us);
 }
 
-Status wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us, uint64_t* out_index) {
-  SOTTO_TRY(CallbackScope::refuse_inside());
-  SOTTO_TRY(check_pointer(ops, "ops"));
-  SOTTO_TRY(check_pointer(out_index, "out_index"));
-  std::vector<OpRef> refs(n);
+// Operations of one context; null where the caller has NULL, and no engine if that is everywhere.
+struct Several {
+  std::vector<OpRef> ops;
   std::shared_ptr<Engine> engine;
+};
+
+Result<Several> take_ops(sotto_op* const* ops, uint64_t n) {
+  Several several;
+  several.ops.resize(n);
   for (uint64_t i = 0; i < n; ++i) {
     if (ops[i] == nullptr) continue;
     Result<OpBody> body = op_of(ops[i]);
     if (!body.ok()) return body.status().with_prefix(fmt::format("ops[{}]", i));
-    if (engine != nullptr && engine != body->engine) {
+    if (several.engine != nullptr && several.engine != body->engine) {
       return invalid_argument("ops[{}] belongs to another context than the operations before it",
                               i);
     }
-    engine = body->engine;
-    refs[i] = body->op;
+    several.engine = body->engine;
+    several.ops[i] = body->op;
   }
-  if (engine == nullptr) return invalid_argument("all {} operations are NULL", n);
-  SOTTO_ASSIGN(const size_t index, engine->wait_any(refs, timeout_us));
+  return several;
+}
+
+Status wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us, uint64_t* out_index) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_pointer(ops, "ops"));
+  SOTTO_TRY(check_pointer(out_index, "out_index"));
+  SOTTO_ASSIGN(const Several several, take_ops(ops, n));
+  if (several.engine == nullptr) return invalid_argument("all {} operations are NULL", n);
+  SOTTO_ASSIGN(const size_t index, several.engine->wait_any(several.ops, timeout_us));
   *out_index = index;
   return ok_status();
+}
+
+Status wait_all(sotto_op* const* ops, uint64_t n, int64_t timeout_us) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  if (n != 0) SOTTO_TRY(check_pointer(ops, "ops"));
+  SOTTO_ASSIGN(const Several several, take_ops(ops, n));
+  if (several.engine == nullptr) return ok_status();  // nothing to wait for
+  const Deadline deadline = Deadline::in_us(several.engine->clock(), timeout_us);
+  Status first;
+  for (size_t i = 0; i < several.ops.size(); ++i) {
+    if (several.ops[i] == nullptr) continue;
+    const int64_t left = deadline.never() ? -1 : deadline.left_us(several.engine->clock());
+    const Status status = several.engine->wait(several.ops[i], left);
+    if (status.code() == Code::kInProgress) return status;
+    if (first.ok() && !status.ok()) first = status.with_prefix(fmt::format("ops[{}]", i));
+  }
+  return first;
 }
 
 Status stream_wait(sotto_op* op, void* stream) {
@@ -93,6 +121,10 @@ sotto_status sotto_op_wait(sotto_op* op, int64_t timeout_us) {
 sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us,
                                uint64_t* out_index) {
   return guarded("sotto_op_wait_any", [&] { return wait_any(ops, n, timeout_us, out_index); });
+}
+
+sotto_status sotto_op_wait_all(sotto_op* const* ops, uint64_t n, int64_t timeout_us) {
+  return guarded("sotto_op_wait_all", [&] { return wait_all(ops, n, timeout_us); });
 }
 
 sotto_status sotto_op_stream_wait(sotto_op* op, void* stream) {

@@ -10,7 +10,7 @@ namespace sotto::capi {
 namespace {
 
 HandlePool<OpBody>& pool() {
-  static auto* const instance = new HandlePool<OpBody>("operation");  // never destroyed
+  static auto* const instance = new HandlePool<OpBody>("operation", "released");  // never destroyed
   return *instance;
 }
 
@@ -33,15 +33,10 @@ struct DoneRelay {
 
 }  // namespace
 
-Result<OpBody> op_of(const sotto_op* op) {
-  SOTTO_ASSIGN(OpBody body, pool().get(op));
-  SOTTO_TRY(check_not_forked(body.fork_generation));
-  return body;
-}
+Result<OpBody> op_of(const sotto_op* op) { return pool().get(op); }
 
 Status release_op(sotto_op* op) {
   if (op == nullptr) return ok_status();
-  SOTTO_ASSIGN(const OpBody checked, op_of(op));
   SOTTO_ASSIGN(const OpBody removed, pool().remove(op));
   return ok_status();
 }
@@ -55,7 +50,7 @@ Status run_operation(const Comm& comm, const CallIn& call, sotto_op** out_op,
     options.on_done = DoneRelay::run;
     options.user = relay.get();
   }
-  OpBody body{comm.context()->engine(), nullptr, fork_generation()};
+  OpBody body{comm.context()->engine(), nullptr};
   if (out_op == nullptr) {
     options.waits = true;
     SOTTO_ASSIGN(body.op, start(options));

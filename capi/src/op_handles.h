@@ -17,7 +17,6 @@ namespace sotto::capi {
 struct OpBody {
   std::shared_ptr<Engine> engine;
   OpRef op;
-  uint32_t fork_generation = 0;
 };
 
 // INVALID_ARGUMENT: NULL, no handle, or released. INVALID_STATE: made before a fork.

@@ -133,27 +133,26 @@ Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* array
 
 Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
               sotto_optim** out_optim) {
-  SOTTO_TRY(check_handle_outside(comm, "comm"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_no_group(*comm->state));
   SOTTO_TRY(check_pointer(json, "json"));
   SOTTO_TRY(check_pointer(out_optim, "out_optim"));
   Registered all;
   SOTTO_ASSIGN(std::vector<ParamSpec> specs, take_params(params, n, &all));
   SOTTO_ASSIGN(std::shared_ptr<Device> device, all.device.find(*comm->state->core->context()));
-  auto handle = std::make_unique<sotto_optim>();
-  handle->comm = comm->state;
-  handle->fork_generation = comm->fork_generation;
-  SOTTO_ASSIGN(handle->core,
+  auto object = std::make_unique<sotto_optim>();
+  object->comm = comm->state;
+  SOTTO_ASSIGN(object->core,
                Optimizer::create(comm->state->core, json, std::move(specs), std::move(device)));
-  handle->written = written_in_order(std::move(all.ranges));
-  *out_optim = handle.release();
+  object->written = written_in_order(std::move(all.ranges));
+  SOTTO_ASSIGN(*out_optim, give_out(std::move(object)));
   return ok_status();
 }
 
 // start: Optimizer::step or Optimizer::accumulate.
 Status run(sotto_optim* optim, const sotto_call* call, sotto_op** out_op,
            Result<OpRef> (Optimizer::*start)(const CallOptions&)) {
-  SOTTO_TRY(check_handle_outside(optim, "optim"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_no_group(*optim->comm));
   SOTTO_ASSIGN(const CallIn options, take_call(call));
   SOTTO_TRY(refuse_reduce_and_codec(options));
@@ -162,7 +161,7 @@ Status run(sotto_optim* optim, const sotto_call* call, sotto_op** out_op,
 }
 
 Status replay(sotto_optim* optim, sotto_op* op) {
-  SOTTO_TRY(check_handle_outside(optim, "optim"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_ASSIGN(const OpBody body, op_of(op));
   if (body.op == nullptr || body.engine != optim->comm->core->context()->engine())
     return invalid_argument("the operation is of another context than the optimizer");
@@ -170,13 +169,11 @@ Status replay(sotto_optim* optim, sotto_op* op) {
 }
 
 Status set(sotto_optim* optim, const char* name, int32_t group, double value) {
-  SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_TRY(check_pointer(name, "name"));
   return optim->core->set(name, group, value);
 }
 
 Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
-  SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_ASSIGN(const SmallVector<Buffer> buffers, take_buffers(grads, n, "grads"));
   std::vector<GradientPlace> places;
   places.reserve(n);
@@ -188,7 +185,6 @@ Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
 }
 
 Status get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
-  SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_ASSIGN(const OptimInfo i, optim->core->info());
   sotto_optim_info out = {};
   out.stage = i.stage;
@@ -207,19 +203,17 @@ Status get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
 
 Status report(const sotto_optim* optim, const char* kind, char* buf, uint64_t cap,
               uint64_t* out_len) {
-  SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_ASSIGN(const std::string text, optim->core->report_json(kind == nullptr ? "all" : kind));
   return write_text(text, buf, cap, out_len);
 }
 
 Status state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf, uint64_t cap,
                     uint64_t* out_len) {
-  SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
   if (checked != StateMode::kExact) {
     // Other ranks are asked only when the result has a place.
-    SOTTO_TRY(check_handle_outside(optim, "optim"));
+    SOTTO_TRY(CallbackScope::refuse_inside());
     SOTTO_ASSIGN(*out_len, state_bytes(*optim->core, checked));
     if (buf == nullptr || cap < *out_len) return ok_status();
   }
@@ -228,25 +222,21 @@ Status state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf, 
 }
 
 Status state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf, uint64_t len) {
-  SOTTO_TRY(check_handle(optim, "optim"));
   SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   return import_state(*optim->core, checked, blob);
 }
 
 Status state_import_arrays(sotto_optim* optim, const sotto_named_array* arrays, uint64_t n) {
-  SOTTO_TRY(check_handle_outside(optim, "optim"));
+  SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_no_group(*optim->comm));
   return optim->core->import_arrays(take_named_arrays(arrays, n, optim->core->device()->caps().id));
 }
 
-Status destroy(sotto_optim* optim) {
-  if (optim == nullptr) return ok_status();
-  SOTTO_TRY(check_handle_outside(optim, "optim"));
+Status end(sotto_optim& optim) {
   // The step in flight reads and writes the caller's parameters, which are free after this call.
   // Its own deadline ends it; the other operations of the comm go on.
-  const std::unique_ptr<sotto_optim> handle(optim);
-  Optimizer& core = *handle->core;
+  Optimizer& core = *optim.core;
   core.comm()->engine().wait_until([&] { return !core.busy(); }, -1);
   return ok_status();
 }
@@ -257,58 +247,66 @@ extern "C" {
 
 sotto_status sotto_optim_create(sotto_comm* comm, const char* json, const sotto_param* params,
                                 uint64_t n, sotto_optim** out_optim) {
-  return guarded("sotto_optim_create", [&] { return create(comm, json, params, n, out_optim); });
+  return guarded_on("sotto_optim_create", comm,
+                    [&](auto* object) { return create(object, json, params, n, out_optim); });
 }
 
 sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
-  return guarded("sotto_optim_step", [&] { return run(optim, call, out_op, &Optimizer::step); });
+  return guarded_on("sotto_optim_step", optim,
+                    [&](auto* object) { return run(object, call, out_op, &Optimizer::step); });
 }
 
 sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op) {
-  return guarded("sotto_optim_replay", [&] { return replay(optim, op); });
+  return guarded_on("sotto_optim_replay", optim, [&](auto* object) { return replay(object, op); });
 }
 
 sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
-  return guarded("sotto_optim_accumulate",
-                 [&] { return run(optim, call, out_op, &Optimizer::accumulate); });
+  return guarded_on("sotto_optim_accumulate", optim, [&](auto* object) {
+    return run(object, call, out_op, &Optimizer::accumulate);
+  });
 }
 
 sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group, double value) {
-  return guarded("sotto_optim_set", [&] { return set(optim, name, group, value); });
+  return guarded_on("sotto_optim_set", optim,
+                    [&](auto* object) { return set(object, name, group, value); });
 }
 
 sotto_status sotto_optim_set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
-  return guarded("sotto_optim_set_grads", [&] { return set_grads(optim, grads, n); });
+  return guarded_on("sotto_optim_set_grads", optim,
+                    [&](auto* object) { return set_grads(object, grads, n); });
 }
 
 sotto_status sotto_optim_get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
-  return guarded("sotto_optim_get_info", [&] { return get_info(optim, out_info); });
+  return guarded_on("sotto_optim_get_info", optim,
+                    [&](auto* object) { return get_info(object, out_info); });
 }
 
 sotto_status sotto_optim_report(const sotto_optim* optim, const char* kind, char* buf, uint64_t cap,
                                 uint64_t* out_len) {
-  return guarded("sotto_optim_report", [&] { return report(optim, kind, buf, cap, out_len); });
+  return guarded_on("sotto_optim_report", optim,
+                    [&](auto* object) { return report(object, kind, buf, cap, out_len); });
 }
 
 sotto_status sotto_optim_state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf,
                                       uint64_t cap, uint64_t* out_len) {
-  return guarded("sotto_optim_state_export",
-                 [&] { return state_export(optim, mode, buf, cap, out_len); });
+  return guarded_on("sotto_optim_state_export", optim,
+                    [&](auto* object) { return state_export(object, mode, buf, cap, out_len); });
 }
 
 sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_mode mode, const void* buf,
                                       uint64_t len) {
-  return guarded("sotto_optim_state_import", [&] { return state_import(optim, mode, buf, len); });
+  return guarded_on("sotto_optim_state_import", optim,
+                    [&](auto* object) { return state_import(object, mode, buf, len); });
 }
 
 sotto_status sotto_optim_state_import_arrays(sotto_optim* optim, const sotto_named_array* arrays,
                                              uint64_t n) {
-  return guarded("sotto_optim_state_import_arrays",
-                 [&] { return state_import_arrays(optim, arrays, n); });
+  return guarded_on("sotto_optim_state_import_arrays", optim,
+                    [&](auto* object) { return state_import_arrays(object, arrays, n); });
 }
 
 sotto_status sotto_optim_destroy(sotto_optim* optim) {
-  return guarded("sotto_optim_destroy", [&] { return destroy(optim); });
+  return destroyed("sotto_optim_destroy", optim, end);
 }
 
 }  // extern "C"

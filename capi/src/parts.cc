@@ -63,10 +63,57 @@ Result<sotto_parts> take_struct(const sotto_parts* parts, uint64_t index) {
   return out;
 }
 
+// Of an all-gather (parts in out) and a reduce-scatter (parts in in).
+Status take_one_side(const sotto_parts* parts, std::span<const Buffer> in,
+                     std::span<const Buffer> out, CollectiveRequest* r) {
+  const bool gathers = r->kind == OpKind::kAllGatherParts;
+  const std::string_view side = gathers ? "out" : "in", other = gathers ? "in" : "out";
+  for (uint64_t i = 0; i < in.size(); ++i) {
+    SOTTO_ASSIGN(const sotto_parts p, take_struct(parts, i));
+    const bool has_other = gathers ? p.in_counts != nullptr || p.in_offsets != nullptr
+                                   : p.out_counts != nullptr || p.out_offsets != nullptr;
+    if (has_other) {
+      return invalid_argument(
+          "parts[{0}].{1}_counts and {1}_offsets must be NULL: {1}[{0}] is this rank's part alone",
+          i, other);
+    }
+    const Buffer& whole = gathers ? out[i] : in[i];
+    const Buffer& part = gathers ? in[i] : out[i];
+    SOTTO_ASSIGN(const std::vector<Range> ranges,
+                 take_side({gathers ? p.out_counts : p.in_counts,
+                            gathers ? p.out_offsets : p.in_offsets, whole, side, i},
+                           r->size));
+    if (gathers) SOTTO_TRY(check_disjoint(ranges, i));
+    const Range& mine = ranges[static_cast<size_t>(r->rank)];
+    if (part.count != mine.count) {
+      return invalid_argument(
+          "{0}[{1}].count is {2} but parts[{1}].{3}_counts[{4}], this rank's, is {5}", other, i,
+          part.count, side, r->rank, mine.count);
+    }
+    const void* const place =
+        static_cast<const unsigned char*>(whole.data) + mine.begin * dtype_bytes(whole.dtype);
+    r->in_place.push_back(part.count != 0 && part.data == place ? 1 : 0);
+    std::vector<Range>& all = gathers ? r->out_parts : r->in_parts;
+    all.insert(all.end(), ranges.begin(), ranges.end());
+  }
+  return ok_status();
+}
+
 }  // namespace
+
+SmallVector<uint64_t> counts_of_parts(const CollectiveRequest& r) {
+  SmallVector<uint64_t> counts;
+  counts.assign(r.in_place.size(), 0);
+  if (r.kind == OpKind::kAllToAllParts) return counts;
+  const std::vector<Range>& parts = r.kind == OpKind::kAllGatherParts ? r.out_parts : r.in_parts;
+  for (size_t i = 0; i < parts.size(); ++i)
+    counts[i / static_cast<size_t>(r.size)] += parts[i].count;
+  return counts;
+}
 
 Status take_parts(const sotto_parts* parts, std::span<const Buffer> in, std::span<const Buffer> out,
                   CollectiveRequest* r) {
+  if (r->kind != OpKind::kAllToAllParts) return take_one_side(parts, in, out, r);
   for (uint64_t i = 0; i < in.size(); ++i) {
     SOTTO_ASSIGN(const sotto_parts p, take_struct(parts, i));
     SOTTO_ASSIGN(const std::vector<Range> from,

@@ -19,18 +19,21 @@ using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kKeys[] = {"kind", "dtype",    "counts", "in_counts", "out_counts",
                                       "root", "in_place", "reduce", "peer",      "codec"};
-constexpr std::string_view kKinds[] = {"barrier",    "broadcast", "all_gather", "reduce_scatter",
-                                       "all_reduce", "send",      "recv",       "gather",
-                                       "scatter",    "all_to_all"};
-constexpr OpKind kOpKinds[] = {OpKind::kBarrier,       OpKind::kBroadcast, OpKind::kAllGather,
-                               OpKind::kReduceScatter, OpKind::kAllReduce, OpKind::kSendRecv,
-                               OpKind::kSendRecv,      OpKind::kGather,    OpKind::kScatter,
-                               OpKind::kAllToAll};
+constexpr std::string_view kKinds[] = {
+    "barrier", "broadcast",    "all_gather",      "reduce_scatter", "all_reduce",
+    "send",    "recv",         "gather",          "scatter",        "all_to_all",
+    "reduce",  "all_gather_v", "reduce_scatter_v"};
+constexpr OpKind kOpKinds[] = {
+    OpKind::kBarrier,           OpKind::kBroadcast, OpKind::kAllGather, OpKind::kReduceScatter,
+    OpKind::kAllReduce,         OpKind::kSendRecv,  OpKind::kSendRecv,  OpKind::kGather,
+    OpKind::kScatter,           OpKind::kAllToAll,  OpKind::kReduce,    OpKind::kAllGatherParts,
+    OpKind::kReduceScatterParts};
 constexpr std::string_view kReductions[] = {"sum", "mean", "min", "max", "prod", "bit_or"};
 constexpr ReduceOp kReduceOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin,
                                    ReduceOp::kMax, ReduceOp::kProd, ReduceOp::kBitOr};
-constexpr Dtype kDtypes[] = {Dtype::kI32, Dtype::kI64,  Dtype::kU8, Dtype::kF16, Dtype::kF32,
-                             Dtype::kF64, Dtype::kBF16, Dtype::kI8, Dtype::kU32, Dtype::kU64};
+constexpr Dtype kDtypes[] = {Dtype::kI32, Dtype::kI64, Dtype::kU8,   Dtype::kF16,
+                             Dtype::kF32, Dtype::kF64, Dtype::kBF16, Dtype::kI8,
+                             Dtype::kU32, Dtype::kU64, Dtype::kI16,  Dtype::kU16};
 constexpr uint64_t kMaxElements = uint64_t{1}
                                   << 45;  // so that their bytes fit as those of a buffer do
 
@@ -133,13 +136,34 @@ Status take_part_counts(const Json& json, const char* key, const CollectiveReque
   return ok_status();
 }
 
-// An all-to-all with parts.
-Status take_uneven(const Json& json, CollectiveRequest* r) {
-  if (r->kind != OpKind::kAllToAll) {
-    return invalid_argument("request has in_counts or out_counts, but only all_to_all takes them");
+// The side of the whole of an all-gather or a reduce-scatter with unequal counts.
+Status take_one_side(const Json& json, CollectiveRequest* r) {
+  const bool gathers = r->kind == OpKind::kAllGatherParts;
+  const char* key = gathers ? "out_counts" : "in_counts";
+  const char* other = gathers ? "in_counts" : "out_counts";
+  if (json.contains(other)) {
+    return invalid_argument("request has {}, but {} takes {} alone", other,
+                            gathers ? "all_gather_v" : "reduce_scatter_v", key);
   }
+  SOTTO_TRY(take_part_counts(json, key, *r, gathers ? &r->out_parts : &r->in_parts));
+  const std::vector<Range>& parts = gathers ? r->out_parts : r->in_parts;
+  r->counts.assign(parts.size() / static_cast<size_t>(r->size), 0);
+  for (size_t i = 0; i < parts.size(); ++i)
+    r->counts[i / static_cast<size_t>(r->size)] += parts[i].count;
+  return ok_status();
+}
+
+// A collective with parts.
+Status take_uneven(const Json& json, CollectiveRequest* r) {
   if (json.contains("counts"))
     return invalid_argument("request has counts beside in_counts or out_counts: leave it out");
+  if (r->kind == OpKind::kAllGatherParts || r->kind == OpKind::kReduceScatterParts)
+    return take_one_side(json, r);
+  if (r->kind != OpKind::kAllToAll) {
+    return invalid_argument(
+        "request has in_counts or out_counts, but only all_to_all, all_gather_v and "
+        "reduce_scatter_v take them");
+  }
   r->kind = OpKind::kAllToAllParts;
   SOTTO_TRY(take_part_counts(json, "in_counts", *r, &r->in_parts));
   SOTTO_TRY(take_part_counts(json, "out_counts", *r, &r->out_parts));
@@ -160,13 +184,16 @@ Status take_uneven(const Json& json, CollectiveRequest* r) {
 
 // How many elements of what every buffer has.
 Status take_sizes(const Json& json, CollectiveRequest* r) {
-  if (json.contains("in_counts") || json.contains("out_counts")) return take_uneven(json, r);
+  const bool uneven = r->kind == OpKind::kAllGatherParts || r->kind == OpKind::kReduceScatterParts;
+  if (uneven || json.contains("in_counts") || json.contains("out_counts"))
+    return take_uneven(json, r);
   SOTTO_TRY(take_counts(json, r));
   return settle_counts(r);
 }
 
 Status check_in_place(const CollectiveRequest& r, bool in_place) {
-  if (!in_place || r.in_parts == r.out_parts) return ok_status();
+  if (!in_place || r.kind != OpKind::kAllToAllParts || r.in_parts == r.out_parts)
+    return ok_status();
   return invalid_argument("request.in_place needs in_counts and out_counts that are equal");
 }
 
@@ -262,7 +289,6 @@ OrderedJson traffic_json(const PeerTraffic& t) {
 
 Status report(const sotto_comm* comm, const char* request, char* buf, uint64_t cap,
               uint64_t* out_len) {
-  SOTTO_TRY(check_handle(comm, "comm"));
   SOTTO_TRY(check_pointer(request, "request"));
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   const std::shared_ptr<Comm>& core = comm->state->core;
@@ -287,5 +313,6 @@ Status report(const sotto_comm* comm, const char* request, char* buf, uint64_t c
 
 extern "C" sotto_status sotto_plan_report(const sotto_comm* comm, const char* request, char* buf,
                                           uint64_t cap, uint64_t* out_len) {
-  return guarded("sotto_plan_report", [&] { return report(comm, request, buf, cap, out_len); });
+  return guarded_on("sotto_plan_report", comm,
+                    [&](auto* object) { return report(object, request, buf, cap, out_len); });
 }

@@ -12,9 +12,11 @@ namespace sotto {
 
 enum class Dtype : uint32_t {
   kI8 = 0x00010800,
+  kI16 = 0x00011000,
   kI32 = 0x00012000,
   kI64 = 0x00014000,
   kU8 = 0x00010801,
+  kU16 = 0x00011001,
   kU32 = 0x00012001,
   kU64 = 0x00014001,
   kF16 = 0x00011002,

@@ -15,15 +15,16 @@ uint32_t reduce_piece(const ReduceArgs& a, const typename Type::Stored* own,
                       const typename Type::Stored* rows, typename Type::Stored* out,
                       uint64_t count) {
   using Wide = typename Type::Wide;
+  using Sum = Accumulator<kOp, Wide>;
   uint32_t flags = 0;
   for (uint64_t i = 0; i < count; ++i) {
-    Wide acc{};
+    Sum acc{};
     for (uint32_t r = 0; r < a.world; ++r) {
-      const Wide x = Type::widen(r == a.own_rank ? own[i] : rows[r * a.row_stride + i]);
+      const Sum x = Type::widen(r == a.own_rank ? own[i] : rows[r * a.row_stride + i]);
       acc = r == 0 ? x : combine<kOp>(acc, x);
     }
     if constexpr (kOp == ReduceOp::kMean) acc = divide(acc, a.world);
-    out[i] = Type::narrow(acc);
+    out[i] = Type::narrow(static_cast<Wide>(acc));
     if (!Type::finite(out[i])) flags = kFlagNonfinite;
   }
   return flags;
@@ -102,9 +103,11 @@ void reduce(const KernelCall& call) {
     case Dtype::kF16: return reduce_type<HalfElement>(call);
     case Dtype::kBF16: return reduce_type<BrainElement>(call);
     case Dtype::kI8: return reduce_type<PlainElement<int8_t>>(call);
+    case Dtype::kI16: return reduce_type<PlainElement<int16_t>>(call);
     case Dtype::kI32: return reduce_type<PlainElement<int32_t>>(call);
     case Dtype::kI64: return reduce_type<PlainElement<int64_t>>(call);
     case Dtype::kU8: return reduce_type<PlainElement<uint8_t>>(call);
+    case Dtype::kU16: return reduce_type<PlainElement<uint16_t>>(call);
     case Dtype::kU32: return reduce_type<PlainElement<uint32_t>>(call);
     case Dtype::kU64: return reduce_type<PlainElement<uint64_t>>(call);
   }

@@ -190,7 +190,7 @@ void reduce_integers(const KernelCall& call) {
     case ReduceOp::kMin: return reduce_plain<T, ReduceOp::kMin>(call);
     case ReduceOp::kMax: return reduce_plain<T, ReduceOp::kMax>(call);
     case ReduceOp::kProd:
-      if constexpr (sizeof(T) == 4) return reduce_plain<T, ReduceOp::kProd>(call);
+      if constexpr (sizeof(T) == 2 || sizeof(T) == 4) return reduce_plain<T, ReduceOp::kProd>(call);
       return scalar::reduce(call);
     case ReduceOp::kBitOr: return reduce_plain<T, ReduceOp::kBitOr>(call);
   }
@@ -219,6 +219,8 @@ void reduce(const KernelCall& call) {
     case Dtype::kF64: return reduce_doubles(call);
     case Dtype::kI8: return reduce_integers<int8_t>(call);
     case Dtype::kU8: return reduce_integers<uint8_t>(call);
+    case Dtype::kI16: return reduce_integers<int16_t>(call);
+    case Dtype::kU16: return reduce_integers<uint16_t>(call);
     case Dtype::kI32: return reduce_integers<int32_t>(call);
     case Dtype::kU32: return reduce_integers<uint32_t>(call);
     case Dtype::kI64: return reduce_integers<int64_t>(call);

@@ -333,8 +333,7 @@ std::string Engine::stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) 
   std::string what = "a local operation";
   if (!run.postings.empty()) {
     const OpPosting& posting = run.postings[0];
-    what = fmt::format("operation {} {}", posting.key.number & ~(uint64_t{1} << 63),
-                       describe(posting.signature));
+    what = fmt::format("{} {}", name_of(posting.key), describe(posting.signature));
   }
   std::string waits;
   *peer = -1;

@@ -30,10 +30,11 @@ OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
   OpSignature s;
   s.kind = r.kind;
   s.tag = tag;
-  const bool reduces = r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter;
+  const bool reduces = r.kind == OpKind::kAllReduce || r.kind == OpKind::kReduceScatter ||
+                       r.kind == OpKind::kReduceScatterParts || r.kind == OpKind::kReduce;
   s.reduce = reduces ? static_cast<uint16_t>(r.reduce) : uint16_t{0};
-  const bool rooted =
-      r.kind == OpKind::kBroadcast || r.kind == OpKind::kGather || r.kind == OpKind::kScatter;
+  const bool rooted = r.kind == OpKind::kBroadcast || r.kind == OpKind::kGather ||
+                      r.kind == OpKind::kScatter || r.kind == OpKind::kReduce;
   s.root = rooted ? r.root : -1;
   SmallVector<uint64_t, 16> shape{r.segment_bytes};
   for (size_t i = 0; i < r.counts.size(); ++i) {
@@ -42,6 +43,12 @@ OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
     s.count += r.counts[i];
     shape.push_back(r.counts[i]);
     shape.push_back(dtype);
+  }
+  // Of unequal parts that are the same on all ranks: where they lie is a rank's own matter.
+  if (r.kind == OpKind::kAllGatherParts || r.kind == OpKind::kReduceScatterParts) {
+    for (const auto* parts : {&r.in_parts, &r.out_parts}) {
+      for (const Range& part : *parts) shape.push_back(part.count);
+    }
   }
   s.detail = static_cast<uint32_t>(hash_values(shape, 0));
   return s;
@@ -148,7 +155,8 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
   for (size_t i = 0; i < calls.size(); ++i) {
     for (void* memory : calls[i].in) bind(memory);
     for (void* memory : calls[i].out) bind(memory);
-    const OpSignature signature = signature_of(calls[i].request, calls[i].tag);
+    OpSignature signature = signature_of(calls[i].request, calls[i].tag);
+    if (calls[i].service) signature.kind = *calls[i].service;
     run->postings[i] = calls[i].request.kind == OpKind::kSendRecv
                            ? point_to_point_posting(calls[i].request, signature, options.priority)
                            : next_posting(signature, options.priority);
@@ -252,9 +260,10 @@ Status Comm::run(Call call) {
   return finish(start(std::move(call), options));
 }
 
-Result<std::vector<std::string>> Comm::exchange(const std::string& mine) {
+Result<std::vector<std::string>> Comm::exchange(const std::string& mine, OpKind service) {
   std::string all(mine.size() * static_cast<size_t>(size()), '\0');
   Call call;
+  call.service = service;
   call.request.kind = OpKind::kAllGather;
   call.request.rank = rank_;
   call.request.size = size();
@@ -287,7 +296,7 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   std::memcpy(mine.data(), &color, 4);
   std::memcpy(mine.data() + 4, &key, 4);
   const uint32_t split_number = splits_++;
-  SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine));
+  SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine, OpKind::kCommSplit));
   struct Member {
     int32_t key;
     int32_t rank;
@@ -311,13 +320,13 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   const uint64_t values[] = {split_number, static_cast<uint64_t>(color)};
   const std::shared_ptr<Comm> made(
       new Comm(root_, std::move(ranks), my_rank, hash_values(values, epoch_)));
-  SOTTO_TRY(made->join());
+  SOTTO_TRY(made->join(OpKind::kCommSplit));
   return made;
 }
 
 // The transport's native collectives between these ranks; all of the root comm, in its order, have
 // them already.
-Status Comm::join() {
+Status Comm::join(OpKind service) {
   Transport& transport = *root_->channel->transport();
   const NativeCollectives native = transport.caps().native;
   if (native == 0 || size() == 1) return ok_status();
@@ -327,7 +336,7 @@ Status Comm::join() {
   }
   SOTTO_ASSIGN(const std::string mine,
                engine().drive([&](Driver&) { return transport.invite(rank_ == 0); }));
-  SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine));
+  SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine, service));
   SOTTO_TRY(engine().drive([&](Driver& driver) {
     const Deadline deadline = Deadline::in_us(driver.clock(), timeout_us());
     return transport.join(epoch_, rank_, all, driver, deadline);

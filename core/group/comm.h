@@ -54,6 +54,8 @@ struct Call {
   SmallVector<void*> in, out;
   uint64_t tag = 0;
   std::shared_ptr<Device> device;  // where in and out are; null: the context's
+  // What other ranks and messages take it for, if not for the request's own kind.
+  std::optional<OpKind> service;
 };
 
 struct CommCounters {
@@ -70,7 +72,7 @@ struct RootComm {
   std::shared_ptr<Channel> channel;
   std::string transport;
   uint64_t segment_bytes = 0;  // agreed by all ranks
-  int64_t timeout_us = 0;  // negative: no limit
+  int64_t timeout_us = 0;      // negative: no limit
   ~RootComm();
 };
 
@@ -126,8 +128,10 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Status finish(const Result<OpRef>& op);
   // start and finish.
   Status run(Call call);
-  // All-gather of equally long blobs, in rank order; an ordinary collective.
-  Result<std::vector<std::string>> exchange(const std::string& mine);
+  // All-gather of equally long blobs, in rank order; an ordinary collective. `service` says what
+  // for.
+  Result<std::vector<std::string>> exchange(const std::string& mine,
+                                            OpKind service = OpKind::kSetup);
   Status barrier();
 
   // Fails the root comm with ABORTED on every rank.
@@ -148,7 +152,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     std::shared_ptr<PreparedPlan> plan;  // names the device
   };
 
-  Status join();
+  Status join(OpKind service);
   OpPosting next_posting(OpSignature signature, int32_t priority);
   OpPosting point_to_point_posting(const CollectiveRequest& request, OpSignature signature,
                                    int32_t priority);

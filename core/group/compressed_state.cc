@@ -169,9 +169,18 @@ Result<ErrorFeedback> CompressedState::residual(const std::vector<uint8_t>* vali
 }
 
 Status CompressedState::check(const ErrorFeedback& r) const {
-  if (r.rank != rank_ || r.size != size_) {
+  if (r.size != size_) {
     return invalid_argument(
-        "the error feedback is of rank {} of {}, this is rank {} of {}; import it in mode reset",
+        "the error feedback is of rank {0} of {1}, this is rank {2} of {3}; import the state in "
+        "mode "
+        "reset, where error feedback starts at zero, or have the {1} ranks export it in mode mean, "
+        "which any number of ranks can import",
+        r.rank, r.size, rank_, size_);
+  }
+  if (r.rank != rank_) {
+    return invalid_argument(
+        "the error feedback is of rank {} of {}, this is rank {} of {}; import the state that this "
+        "rank has exported, or this one in mode reset",
         r.rank, r.size, rank_, size_);
   }
   const std::string_view granularity = granularity_name(settings_.granularity);
@@ -224,6 +233,7 @@ Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
   SOTTO_ASSIGN(ErrorFeedback own, residual(valid_bits));
   own.worker.resize(layout_->elements());
   Call call;
+  call.service = OpKind::kStateExport;
   call.request.kind = OpKind::kAllReduce;
   call.request.reduce = ReduceOp::kMean;
   call.request.rank = comm.rank();
@@ -236,7 +246,8 @@ Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
   SOTTO_TRY(comm.run(std::move(call)));
   SOTTO_ASSIGN(const std::vector<std::string> servers,
                comm.exchange(std::string(reinterpret_cast<const char*>(own.server.data()),
-                                         own.server.size() * 4)));
+                                         own.server.size() * 4),
+                             OpKind::kStateExport));
   std::vector<float> flat(layout_->flat_elements(), 0.0f);
   for (uint32_t k = 0; k < layout_->ranks(); ++k) {
     const std::vector<Piece> from = layout_->server_pieces(k);

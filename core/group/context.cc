@@ -48,7 +48,27 @@ Result<Backend*> Context::rendezvous(const std::string& transport) {
 Result<UniqueId> Context::make_unique_id() {
   const std::string name = params().transport == "auto" ? "tcp" : params().transport;
   SOTTO_ASSIGN(Backend * backend_of_id, rendezvous(name));
-  return engine_->drive([&](Driver&) { return backend_of_id->make_unique_id(); });
+  SOTTO_ASSIGN(const UniqueId id,
+               engine_->drive([&](Driver&) { return backend_of_id->make_unique_id(); }));
+  std::lock_guard lock(mutex_);
+  made_here_.insert(id);
+  return id;
+}
+
+Status Context::check_unused(const UniqueId& id) {
+  std::lock_guard lock(mutex_);
+  const auto it = used_.find(id);
+  if (it == used_.end()) return ok_status();
+  return invalid_argument(
+      "the unique id has been used before: {}. One id makes one comm; make another with "
+      "sotto_unique_id_create",
+      it->second ? "a comm was made with it" : "its ranks did not come together");
+}
+
+void Context::note_use(const UniqueId& id, bool made) {
+  std::lock_guard lock(mutex_);
+  if (made || made_here_.count(id) != 0) used_.emplace(id, made);
+  made_here_.erase(id);
 }
 
 Result<Backend*> Context::backend_for(const UniqueId& id) {

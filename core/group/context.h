@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -55,10 +56,15 @@ class Context : public std::enable_shared_from_this<Context> {
   // what exists.
   Result<Backend*> backend(const std::string& name);
   bool has_backend(const std::string& name) const { return options_.backends.count(name) != 0; }
-  // An id of the transport in force (SOTTO_TRANSPORT; auto: tcp).
   // The backend whose rendezvous comms of the named transport have.
   Result<Backend*> rendezvous(const std::string& transport);
+  // An id of the transport in force (SOTTO_TRANSPORT; auto: tcp).
   Result<UniqueId> make_unique_id();
+  // One id makes one comm. INVALID_ARGUMENT: this context has used it.
+  Status check_unused(const UniqueId& id);
+  // This context has met others with the id. `made` false: it failed; then only the context that
+  // made the id cannot use it again, since it no longer listens.
+  void note_use(const UniqueId& id, bool made);
   // The existing or new backend that can join with the id.
   Result<Backend*> backend_for(const UniqueId& id);
 
@@ -70,6 +76,8 @@ class Context : public std::enable_shared_from_this<Context> {
   std::mutex mutex_;
   std::map<std::string, Backend*> backends_;
   std::map<DeviceId, std::shared_ptr<Device>> devices_;
+  std::set<UniqueId> made_here_;   // ids that nobody has used here yet
+  std::map<UniqueId, bool> used_;  // whether a comm came of it
 };
 
 }  // namespace sotto

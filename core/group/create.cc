@@ -39,33 +39,43 @@ Status check_rank(int32_t rank, int32_t size) {
   return ok_status();
 }
 
-Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
-  Meeting meeting;
-  meeting.request.rank = config.rank;
-  meeting.request.size = config.size;
-  meeting.request.id = config.id;
-  meeting.request.exchange = config.exchange;
+// Who this rank is and where it meets the others. One rank meets nobody: it needs no address.
+Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
+  JoinRequest request;
+  request.rank = config.rank;
+  request.size = config.size;
+  request.id = config.id;
+  request.exchange = config.exchange;
+  const bool by_address = !config.id && !config.exchange;
   if (config.size == 0) {
     SOTTO_ASSIGN(const LaunchInfo info, launch_info(context.params(), context.environment()));
-    meeting.request.rank = info.rank;
-    meeting.request.size = info.size;
-    meeting.request.address = info.address;
-    if (info.size > 1 && !config.id && !config.exchange && info.address.empty()) {
+    request.rank = info.rank;
+    request.size = info.size;
+    if (info.size > 1) request.address = info.address;
+    if (info.size > 1 && by_address && info.address.empty()) {
       return invalid_argument(
-          "{} started {} ranks, but no rendezvous is known: set SOTTO_RENDEZVOUS=tcp://host:port "
-          "(an address of rank 0), "
-          "or MASTER_ADDR and MASTER_PORT",
-          info.launcher, info.size);
+          "the environment says {} ranks ({}), but no rendezvous is known: set "
+          "SOTTO_RENDEZVOUS=tcp://host:port (an address of rank 0), or MASTER_ADDR and MASTER_PORT",
+          info.size, info.source);
     }
-  } else if (config.size > 1 && !config.id && !config.exchange) {  // one rank meets nobody
-    meeting.request.address = context.params().rendezvous;
-    if (meeting.request.address.empty()) {
+    return request;
+  }
+  SOTTO_TRY(check_rank(config.rank, config.size));
+  if (config.size > 1 && by_address) {
+    request.address = context.params().rendezvous;
+    if (request.address.empty()) {
       return invalid_argument(
           "rank {} of {}: no unique id, no all_gather callback and no SOTTO_RENDEZVOUS; one is "
           "needed",
           config.rank, config.size);
     }
   }
+  return request;
+}
+
+Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
+  Meeting meeting;
+  SOTTO_ASSIGN(meeting.request, who_and_where(context, config));
   SOTTO_TRY(check_rank(meeting.request.rank, meeting.request.size));
   meeting.transport = config.transport.empty() || config.transport == "auto"
                           ? context.params().transport
@@ -76,6 +86,7 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
     SOTTO_ASSIGN(meeting.inside, context.backend("inproc"));
   }
   if (meeting.request.id.has_value()) {
+    SOTTO_TRY(context.check_unused(*meeting.request.id));
     SOTTO_ASSIGN(meeting.backend, context.backend_for(*meeting.request.id));
     if (meeting.transport == "auto") meeting.transport = meeting.backend->name();
     SOTTO_ASSIGN(const Backend* const wanted, context.rendezvous(meeting.transport));
@@ -87,7 +98,7 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
   }
   if (meeting.transport == "auto") meeting.transport = meeting.request.size == 1 ? "inproc" : "tcp";
   SOTTO_ASSIGN(meeting.backend, context.rendezvous(meeting.transport));
-  if (meeting.request.size == 1 && !meeting.request.exchange && meeting.request.address.empty()) {
+  if (meeting.request.size == 1 && !meeting.request.exchange) {
     SOTTO_ASSIGN(meeting.request.id, meeting.backend->make_unique_id());
   }
   return meeting;
@@ -202,7 +213,9 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   Engine& engine = *context->engine();
   meeting.request.deadline = Deadline::in_us(engine.clock(), root->timeout_us);
   SOTTO_TRY(engine.drive([&](Driver& driver) -> Status {
-    SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, meet(*context, meeting, *root, driver));
+    Result<std::unique_ptr<ControlPlane>> met = meet(*context, meeting, *root, driver);
+    if (config.id) context->note_use(*config.id, met.ok());
+    SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, std::move(met));
     root->channel = std::make_shared<Channel>(context->engine());
     root->channel->attach(std::move(control));
     return tell(*root->channel->control(), connect(meeting, config.native_comm, *root, driver));
@@ -213,7 +226,7 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   const int32_t rank = control.rank();
   const uint64_t token = control.token();
   const std::shared_ptr<Comm> made(new Comm(std::move(root), std::move(ranks), rank, token));
-  SOTTO_TRY(made->join());
+  SOTTO_TRY(made->join(OpKind::kCommCreate));
   return made;
 }
 

@@ -7,16 +7,15 @@ namespace sotto {
 namespace {
 
 struct Launcher {
-  const char* name;
   const char* rank;
   const char* size;
 };
 constexpr Launcher kLaunchers[] = {
-    {"sotto-run", "SOTTO_RANK", "SOTTO_WORLD_SIZE"},
-    {"torchrun", "RANK", "WORLD_SIZE"},
-    {"Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},
-    {"MPICH", "PMI_RANK", "PMI_SIZE"},
-    {"Slurm", "SLURM_PROCID", "SLURM_NTASKS"},
+    {"SOTTO_RANK", "SOTTO_WORLD_SIZE"},                // sotto-run
+    {"RANK", "WORLD_SIZE"},                            // torchrun
+    {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"},  // Open MPI
+    {"PMI_RANK", "PMI_SIZE"},                          // MPICH
+    {"SLURM_PROCID", "SLURM_NTASKS"},                  // Slurm
 };
 
 Result<int32_t> read_number(const char* name, const std::string& text, int32_t low, int32_t high) {
@@ -33,7 +32,6 @@ Result<int32_t> read_number(const char* name, const std::string& text, int32_t l
 
 Result<LaunchInfo> launch_info(const Params& params, const Environment& environment) {
   LaunchInfo info;
-  info.launcher = "none";
   for (const Launcher& launcher : kLaunchers) {
     const std::optional<std::string> rank = environment.get(launcher.rank);
     const std::optional<std::string> size = environment.get(launcher.size);
@@ -47,7 +45,7 @@ Result<LaunchInfo> launch_info(const Params& params, const Environment& environm
     }
     SOTTO_ASSIGN(info.size, read_number(launcher.size, *size, 1, 65535));
     SOTTO_ASSIGN(info.rank, read_number(launcher.rank, *rank, 0, info.size - 1));
-    info.launcher = launcher.name;
+    info.source = fmt::format("{}={}, {}={}", launcher.rank, *rank, launcher.size, *size);
     break;
   }
   if (!params.rendezvous.empty()) {

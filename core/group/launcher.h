@@ -12,8 +12,10 @@ namespace sotto {
 struct LaunchInfo {
   int32_t rank = 0;
   int32_t size = 1;
-  std::string address;   // tcp://host:port of rank 0; empty: none known
-  std::string launcher;  // who set rank and size, for messages; "none" if nobody did
+  std::string address;  // tcp://host:port of rank 0; empty: none known
+  // Where rank and size were found, for messages: "SOTTO_RANK=0, SOTTO_WORLD_SIZE=2". Whoever has
+  // set the variables is not known.
+  std::string source;
 };
 
 // The first that is present: SOTTO_RANK and SOTTO_WORLD_SIZE (sotto-run), RANK and WORLD_SIZE

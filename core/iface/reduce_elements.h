@@ -45,6 +45,14 @@ struct BrainElement {
   SOTTO_HOST_DEVICE static bool finite(uint16_t x) { return (x & 0x7f80u) != 0x7f80u; }
 };
 
+// In which type the elements of all ranks are combined. The sum of a mean of integers fits: at most
+// 2^16 ranks, and 64 bits hold the sums of 32-bit integers.
+__extension__ typedef __int128 Int128;
+template <ReduceOp kOp, class Wide>
+using Accumulator =
+    std::conditional_t<kOp == ReduceOp::kMean && std::is_integral_v<Wide>,
+                       std::conditional_t<sizeof(Wide) == 8, Int128, int64_t>, Wide>;
+
 // Unsigned arithmetic wraps around; signed overflow would be undefined. At least unsigned int, so
 // that promotion does not make it signed again.
 template <class T>
@@ -62,6 +70,8 @@ SOTTO_HOST_DEVICE inline T combine(T acc, T x) {
     return (kOp == ReduceOp::kMin ? x < acc : x > acc) ? x : acc;
   } else if constexpr (std::is_floating_point_v<T>) {
     return kOp == ReduceOp::kProd ? acc * x : acc + x;
+  } else if constexpr (kOp == ReduceOp::kMean) {
+    return acc + x;  // in an Accumulator, without overflow
   } else {
     const auto a = static_cast<Wrapping<T>>(acc);
     const auto b = static_cast<Wrapping<T>>(x);
@@ -69,16 +79,10 @@ SOTTO_HOST_DEVICE inline T combine(T acc, T x) {
   }
 }
 
-// In 64 bits: the number of ranks may be out of range for a narrow integer.
-template <class T>
-SOTTO_HOST_DEVICE inline T divide(T sum, uint32_t world) {
-  if constexpr (std::is_floating_point_v<T>) {
-    return sum / static_cast<T>(world);
-  } else if constexpr (std::is_signed_v<T>) {
-    return static_cast<T>(int64_t{sum} / int64_t{world});
-  } else {
-    return static_cast<T>(uint64_t{sum} / uint64_t{world});
-  }
+// The mean of an Accumulator. Integers: towards zero, and always a number of their own type.
+template <class Sum>
+SOTTO_HOST_DEVICE inline Sum divide(Sum sum, uint32_t world) {
+  return sum / static_cast<Sum>(world);
 }
 
 }  // namespace sotto

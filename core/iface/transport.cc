@@ -21,6 +21,14 @@ const char* kind_name(OpKind kind) {
     case OpKind::kAllToAllParts: return "all_to_all with parts";
     case OpKind::kGather: return "gather";
     case OpKind::kScatter: return "scatter";
+    case OpKind::kReduce: return "reduce";
+    case OpKind::kAllGatherParts: return "all_gather_v";
+    case OpKind::kReduceScatterParts: return "reduce_scatter_v";
+    case OpKind::kCommCreate: return "sotto_comm_create";
+    case OpKind::kCommSplit: return "sotto_comm_split";
+    case OpKind::kOptimCreate: return "sotto_optim_create";
+    case OpKind::kOptimImport: return "sotto_optim_state_import_arrays";
+    case OpKind::kStateExport: return "export of a state";
   }
   return "unknown operation";
 }
@@ -37,9 +45,19 @@ const char* reduce_name(uint16_t reduce) {
   return "";
 }
 
+// Their own exchange says nothing that the caller knows of.
+bool is_service(OpKind kind) { return kind >= OpKind::kCommCreate && kind <= OpKind::kStateExport; }
+
 }  // namespace
 
+std::string name_of(const OpKey& key) {
+  if ((key.number >> 63) == 0) return fmt::format("operation {}", key.number);
+  return fmt::format("send/recv {} from rank {} to rank {}", key.number & 0x7fffffffu,
+                     (key.number >> 47) & 0xffffu, (key.number >> 31) & 0xffffu);
+}
+
 std::string describe(const OpSignature& s) {
+  if (is_service(s.kind)) return kind_name(s.kind);
   if (s.kind == OpKind::kBarrier) return fmt::format("barrier(tag {})", s.tag);
   const std::string_view dtype = s.dtype == 0 ? "mixed" : dtype_name(static_cast<Dtype>(s.dtype));
   const std::string root = s.root >= 0 ? fmt::format("root {}, ", s.root) : "";
@@ -51,16 +69,11 @@ std::string describe(const OpSignature& s) {
 
 std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a,
                               int32_t rank_b, const OpSignature& b) {
-  const bool p2p = (key.number >> 63) != 0;
-  const std::string which =
-      p2p ? fmt::format("send/recv {} from rank {} to rank {}", key.number & 0x7fffffffu,
-                        (key.number >> 47) & 0xffffu, (key.number >> 31) & 0xffffu)
-          : fmt::format("operation {}", key.number);
   OpSignature unchained = a;
   unchained.chain = b.chain;
   const char* why = unchained == b ? "; the same call, so an operation before it differs" : "";
   return fmt::format(
-      "ranks do not agree on {} of comm {:x}: rank {} called {}, rank {} called {}{}", which,
+      "ranks do not agree on {} of comm {:x}: rank {} called {}, rank {} called {}{}", name_of(key),
       key.comm, rank_a, describe(a), rank_b, describe(b), why);
 }
 

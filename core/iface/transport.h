@@ -80,7 +80,16 @@ enum class OpKind : uint16_t {
   kAllToAll,
   kAllToAllParts,  // counts differ from pair to pair: not in the signature, compared by the plan
   kGather,
-  kScatter
+  kScatter,
+  kReduce,
+  kAllGatherParts,      // unequal counts
+  kReduceScatterParts,  // unequal counts
+  // Exchanges of the library's own, by the function that the caller has called.
+  kCommCreate,
+  kCommSplit,
+  kOptimCreate,
+  kOptimImport,
+  kStateExport
 };
 struct OpSignature {
   OpKind kind = OpKind::kBarrier;
@@ -97,6 +106,8 @@ struct OpSignature {
   bool operator==(const OpSignature&) const = default;
 };
 static_assert(sizeof(OpSignature) == 40);
+// "operation 3", or "send/recv 0 from rank 1 to rank 2" of the comm.
+std::string name_of(const OpKey& key);
 std::string describe(
     const OpSignature& signature);  // "all_reduce(sum, fp32, 1000 elements, tag 0)"
 // The text of a PROTOCOL error: two ranks gave one key to different operations.

@@ -75,8 +75,8 @@ Status Optimizer::compare_import(const Result<OptimSnapshot>& mine) const {
     const std::string& text = mine.status().text();
     std::memcpy(word.text, text.data(), std::min(text.size(), sizeof word.text));
   }
-  const Result<std::vector<std::string>> all =
-      comm_->exchange(std::string(reinterpret_cast<const char*>(&word), sizeof word));
+  const Result<std::vector<std::string>> all = comm_->exchange(
+      std::string(reinterpret_cast<const char*>(&word), sizeof word), OpKind::kOptimImport);
   SOTTO_TRY(mine.status());
   SOTTO_TRY(all.status());
   for (size_t r = 0; r < all->size(); ++r) {

@@ -8,6 +8,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/log.h"
+#include "core/optim/settings.h"
 
 namespace sotto {
 
@@ -129,86 +130,6 @@ Status Optimizer::check_dtypes() const {
   return ok_status();
 }
 
-// Over everything in the configuration that changes what a step does.
-uint64_t Optimizer::settings_hash() const {
-  const SottoConfig& own = config_.sotto;
-  const SchedulerConfig& c = config_.scheduler;
-  const auto number = [](auto value) { return static_cast<double>(value); };
-  std::vector<double> all = {number(kind()),
-                             number(own.mode),
-                             number(own.chunk_align),
-                             number(own.granularity),
-                             number(own.bucket_elements),
-                             number(own.scale),
-                             number(own.step_offset),
-                             number(own.zero_variance_policy),
-                             number(own.coeff_debias),
-                             number(own.max_consecutive_skips),
-                             number(own.state_dtype),
-                             config_.gradient_clipping,
-                             number(params_.empty() ? Dtype::kF32 : params_[0].grad_dtype),
-                             number(config_.communication_data_type.value_or(Dtype::kU8)),
-                             config_.gradient_predivide_factor,
-                             number(config_.prescale_gradients),
-                             loss_scaler_.scale(),
-                             number(loss_scaler_.dynamic()),
-                             number(config_.fp16.loss_scale_window),
-                             config_.fp16.min_loss_scale,
-                             number(c.kind),
-                             number(c.warmup_num_steps),
-                             number(c.warmup_type),
-                             number(c.total_num_steps),
-                             c.warmup_min_ratio,
-                             c.cos_min_ratio,
-                             c.cycle_min_lr,
-                             c.cycle_max_lr,
-                             c.decay_lr_rate,
-                             number(c.cycle_first_step_size),
-                             number(c.cycle_second_step_size),
-                             number(c.decay_step_size),
-                             number(c.cycle_momentum),
-                             c.cycle_min_mom,
-                             c.cycle_max_mom,
-                             c.decay_mom_rate,
-                             number(c.lr_range_test_step_size),
-                             c.lr_range_test_step_rate,
-                             number(c.lr_range_test_staircase)};
-  const CodecSettings codec = own.gradient_codec.value_or(CodecSettings{});
-  for (const double value :
-       {number(own.gradient_codec.has_value()), number(codec.kind), number(codec.scale),
-        number(codec.granularity), number(codec.bucket_elements), number(codec.chunk_align),
-        number(codec.block), number(codec.residual)})
-    all.push_back(value);
-  for (const auto* list : {&c.warmup_min_lr, &c.warmup_max_lr, &c.lr_range_test_min_lr})
-    all.insert(all.end(), list->begin(), list->end());
-  for (const OptimizerParams& g : groups_) {
-    all.insert(all.end(), {g.lr,
-                           g.beta1,
-                           g.beta2,
-                           g.eps,
-                           g.weight_decay,
-                           number(g.bias_correction),
-                           number(g.eps_inside_sqrt),
-                           number(g.adam_w_mode),
-                           g.max_coeff,
-                           g.min_coeff,
-                           number(g.freeze_step),
-                           number(g.non_freeze),
-                           g.coeff_beta,
-                           g.factor_max,
-                           g.factor_min,
-                           g.factor_threshold,
-                           number(g.var_freeze_step),
-                           number(g.var_update_scaler),
-                           number(g.local_step_scaler),
-                           number(g.local_step_clipper),
-                           g.momentum,
-                           g.dampening,
-                           number(g.nesterov)});
-  }
-  return hash64(all.data(), all.size() * sizeof(double));
-}
-
 Status Optimizer::compare_with_others() const {
   Hasher64 hasher;
   uint64_t elements = 0;
@@ -220,30 +141,35 @@ Status Optimizer::compare_with_others() const {
     hasher.update(&mask, sizeof mask);
     elements += p.count;
   }
-  const uint64_t mine[] = {params_.size(), elements, hasher.digest(), settings_hash()};
+  const std::string settings = step_settings(config_, groups_, loss_scaler_,
+                                             params_.empty() ? Dtype::kF32 : params_[0].grad_dtype);
+  const uint64_t mine[] = {params_.size(), elements, hasher.digest(), hash64(settings),
+                           settings.size()};
   SOTTO_ASSIGN(const std::vector<std::string> all,
-               comm_->exchange(std::string(reinterpret_cast<const char*>(mine), sizeof mine)));
+               comm_->exchange(std::string(reinterpret_cast<const char*>(mine), sizeof mine),
+                               OpKind::kOptimCreate));
+  // Every rank compares the same words in the same order.
+  uint64_t first[5], theirs[5];
+  std::memcpy(first, all[0].data(), sizeof first);
+  std::vector<uint64_t> bytes;
+  bool same_settings = true;
   for (size_t r = 0; r < all.size(); ++r) {
-    uint64_t theirs[4];
     std::memcpy(theirs, all[r].data(), sizeof theirs);
-    const int32_t me = comm_->rank();
-    if (theirs[0] != mine[0] || theirs[1] != mine[1]) {
+    if (theirs[0] != first[0] || theirs[1] != first[1]) {
       return error(Code::kProtocol,
-                   "rank {} registers {} parameters with {} elements, rank {} {} with {}", r,
-                   theirs[0], theirs[1], me, mine[0], mine[1]);
+                   "rank {} registers {} parameters with {} elements, rank 0 {} with {}", r,
+                   theirs[0], theirs[1], first[0], first[1]);
     }
-    if (theirs[2] != mine[2]) {
+    if (theirs[2] != first[2]) {
       return error(Code::kProtocol,
-                   "ranks {} and {} register parameters with other names, sizes, groups, masks or "
+                   "ranks {} and 0 register parameters with other names, sizes, groups, masks or "
                    "in another order",
-                   r, me);
+                   r);
     }
-    if (theirs[3] != mine[3]) {
-      return error(Code::kProtocol,
-                   "ranks {} and {} have configurations with other optimizer settings", r, me);
-    }
+    same_settings = same_settings && theirs[3] == first[3];
+    bytes.push_back(theirs[4]);
   }
-  return ok_status();
+  return same_settings ? ok_status() : explain_settings(*comm_, settings, bytes);
 }
 
 bool Optimizer::has_momentum() const {

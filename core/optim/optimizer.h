@@ -199,7 +199,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_params() const;
   Status check_dtypes() const;
   StepShape shape() const;
-  uint64_t settings_hash() const;
   Status compare_with_others() const;
   Status allocate();
   Status write_valid_bits(const std::vector<float>* frozen_v);

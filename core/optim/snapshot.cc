@@ -122,11 +122,20 @@ Status Optimizer::add_mean(OptimSnapshot* s) {
 
 Status Optimizer::restore_with_mean(const OptimSnapshot& s) {
   if (keeps_errors()) {
+    if (!s.mean && s.residual) {
+      return invalid_argument(
+          "the state has the error feedback of one rank alone (it was exported in mode exact on "
+          "rank "
+          "{0} of {1}); import it in mode exact on that rank of {1}, or in mode reset, where error "
+          "feedback starts at zero; for another number of ranks have the {1} ranks export it in "
+          "mode "
+          "mean",
+          s.residual->rank, s.residual->size);
+    }
     if (!s.mean) {
       return invalid_argument(
-          "the state has no error feedback of all ranks (it was exported in another mode); import "
-          "it "
-          "in that mode, or in mode reset");
+          "the state has no error feedback (it was exported in mode reset); import it in mode "
+          "reset");
     }
     SOTTO_TRY(check_size("mean worker errors", s.mean->worker, layout_->elements()));
     SOTTO_TRY(check_size("server errors", s.mean->server, layout_->elements()));
@@ -168,6 +177,11 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
     return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
   if (onebit()) SOTTO_TRY(check_onebit(s, with_residual));
   if (!codec_ || !with_residual || comm_->size() == 1) return ok_status();
+  if (!s.residual && s.mean) {
+    return invalid_argument(
+        "the state has the mean of the error feedback of all ranks (it was exported in mode mean); "
+        "import it in mode mean, or in mode reset");
+  }
   if (!s.residual) {
     return invalid_argument(
         "the state has no error feedback (it was exported in mode reset, or on one rank); import "

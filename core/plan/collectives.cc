@@ -83,28 +83,99 @@ void emit_all_reduce(Section& s) {
   }
 }
 
-// layout: by_rank over parts.
-void emit_reduce_scatter(Section& s) {
+// Every rank's part of the layout, which is by rank.
+std::vector<Range> parts_of(const Section& s, const std::vector<uint32_t>& tensors) {
+  if (s.request.kind == OpKind::kAllGatherParts)
+    return ranges_of(s.request.out_parts, tensors, s.ranks());
+  if (s.request.kind == OpKind::kReduceScatterParts)
+    return ranges_of(s.request.in_parts, tensors, s.ranks());
   const uint64_t part = s.layout.size() / s.ranks();
+  std::vector<Range> parts;
+  for (uint32_t k = 0; k < s.ranks(); ++k) parts.push_back({k * part, part});
+  return parts;
+}
+
+void emit_reduce_scatter(Section& s, const std::vector<Range>& parts) {
   if (s.request.size == 1) {
-    copy_tensors(s, {0, part});
+    copy_tensors(s, parts[0]);
     return;
   }
   DirectReduce d = direct_reduce(s);
-  d.chunk_of = [part](uint32_t k) { return Range{k * part, part}; };
+  d.chunk_of = [&parts](uint32_t k) { return parts[k]; };
   emit_direct_reduce(d);
 }
 
-// layout: by_rank over parts; `offset` addresses the gathered tensor, `target` the part.
-void emit_all_gather(Section& s) {
-  const uint64_t part = s.layout.size() / s.ranks();
-  const Range mine{s.me() * part, part};
+// Everything to the root, which adds up.
+void emit_reduce_at_root(Section& s) {
+  DirectReduce d = direct_reduce(s);
+  d.chunk_of = [&s](uint32_t k) {
+    return Range{0, static_cast<int32_t>(k) == s.request.root ? s.layout.size() : 0};
+  };
+  emit_direct_reduce(d);
+}
+
+// Every rank adds up its chunk. The root has its own in its tensors, the others keep results of a
+// few segments until they are sent.
+void emit_reduce_by_chunks(Section& s) {
+  constexpr uint64_t kResults = 16;
+  const auto chunk_of = [&s](uint32_t k) {
+    return share_of(s.layout.size(), s.ranks(), k, kDenseChunkAlign);
+  };
+  const Range mine = chunk_of(s.me());
+  const uint64_t place_bytes = std::min(s.segment, mine.count) * s.element;
+  const bool is_root = s.request.rank == s.request.root;
+  const uint32_t results =
+      is_root ? kNoSlot : s.b.scratch(std::max<uint64_t>(1, kResults * place_bytes));
+  const auto place_of = [=, &s](Range segment) {
+    return (segment.begin - mine.begin) / s.segment % kResults * place_bytes;
+  };
+  DirectReduce d = direct_reduce(s);
+  d.root = s.request.root;
+  d.chunk_of = chunk_of;
+  d.receive_reduced = [&s](int32_t peer, Range segment, uint32_t round) {
+    receive_range(s, peer, s.slots.out, segment, true, round);
+  };
+  if (is_root) {
+    // Its own results are sent nowhere.
+    d.reduced = [&s](Range) { return Region{s.slots.out, 0, 0}; };
+    emit_direct_reduce(d);
+    return;
+  }
+  d.reduced = [&](Range segment) {
+    return Region{results, place_of(segment), segment.count * s.element};
+  };
+  d.reduce = [&](Range segment, const OperandRef& rows, uint64_t base, uint64_t stride) {
+    s.b.kernel(
+        KernelId::kReduce,
+        {list(s.slots.in, Access::kRead, s.bits()), rows,
+         flat(results, Access::kWrite, s.bits(), segment.begin, place_of(segment)), absent()},
+        s.pieces(segment, segment.begin),
+        ReduceArgs{stride, base, 0, segment.begin, s.dtype, s.ranks(), s.me(), s.request.reduce,
+                   false, true});
+  };
+  emit_direct_reduce(d);
+}
+
+void emit_reduce(Section& s) {
+  const uint64_t bytes = s.layout.size() * s.element;
+  if (s.request.size == 1) {
+    copy_tensors(s, {0, s.layout.size()});
+  } else if (s.request.size == 2 || bytes * (s.ranks() - 1) <= kOneHopBytes) {
+    emit_reduce_at_root(s);
+  } else {
+    emit_reduce_by_chunks(s);
+  }
+}
+
+// `offset` of the layout addresses the gathered tensor, `target` the part.
+void emit_all_gather(Section& s, const std::vector<Range>& parts) {
+  const Range mine = parts[s.me()];
   for (Range segment : segments_of(mine, s.segment)) {
     const Region own = contiguous(s, s.slots.in, segment, true);
     for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
   }
   for (int32_t peer : s.peers()) {
-    for (Range segment : segments_of({peer * part, part}, s.segment)) {
+    for (Range segment : segments_of(parts[static_cast<size_t>(peer)], s.segment)) {
       receive_range(s, peer, s.slots.out, segment, false, s.round);
     }
   }
@@ -221,6 +292,13 @@ std::pair<uint64_t, uint64_t> elements_of(const CollectiveRequest& r, size_t t) 
     case OpKind::kAllGather: return {part, part * size};
     case OpKind::kGather: return {part, at_root};
     case OpKind::kScatter: return {at_root, part};
+    case OpKind::kReduce: return {part, r.rank == r.root ? part : 0};
+    case OpKind::kAllGatherParts:
+      return {r.out_parts[t * size + static_cast<size_t>(r.rank)].count,
+              reach_of(r.out_parts, t, size)};
+    case OpKind::kReduceScatterParts:
+      return {reach_of(r.in_parts, t, size),
+              r.in_parts[t * size + static_cast<size_t>(r.rank)].count};
     case OpKind::kAllToAll: return {part * size, part * size};
     case OpKind::kAllToAllParts:
       return {reach_of(r.in_parts, t, size), reach_of(r.out_parts, t, size)};
@@ -228,9 +306,10 @@ std::pair<uint64_t, uint64_t> elements_of(const CollectiveRequest& r, size_t t) 
   }
 }
 
-// This rank has the input (gather) or the output (scatter) alone.
+// This rank has the input (gather, reduce) or the output (scatter) alone.
 bool one_sided(const CollectiveRequest& r) {
-  return (r.kind == OpKind::kGather || r.kind == OpKind::kScatter) && r.rank != r.root;
+  return (r.kind == OpKind::kGather || r.kind == OpKind::kScatter || r.kind == OpKind::kReduce) &&
+         r.rank != r.root;
 }
 
 CollectiveSlots add_slots(PlanBuilder& b, const CollectiveRequest& r) {
@@ -243,8 +322,16 @@ CollectiveSlots add_slots(PlanBuilder& b, const CollectiveRequest& r) {
   CollectiveSlots slots{b.bound_list(in), b.bound_list(out)};
   for (uint32_t i = 0; i < r.counts.size(); ++i) {
     if (!r.in_place[i] || one_sided(r)) continue;
-    const uint64_t part = r.counts[i] * dtype_bytes(r.dtypes[i]) * r.rank;
+    const uint64_t element = dtype_bytes(r.dtypes[i]);
+    const uint64_t part = r.counts[i] * element * r.rank;
+    const size_t mine = size_t{i} * static_cast<size_t>(r.size) + static_cast<size_t>(r.rank);
     switch (r.kind) {
+      case OpKind::kReduceScatterParts:
+        b.alias(slots.out + i, slots.in + i, r.in_parts[mine].begin * element);
+        break;
+      case OpKind::kAllGatherParts:
+        b.alias(slots.in + i, slots.out + i, r.out_parts[mine].begin * element);
+        break;
       case OpKind::kScatter:
       case OpKind::kReduceScatter: b.alias(slots.out + i, slots.in + i, part); break;
       case OpKind::kGather:
@@ -261,10 +348,15 @@ bool shares_round(OpKind kind) {
 }
 
 FlatLayout layout_of(const CollectiveRequest& r, const std::vector<uint32_t>& tensors) {
+  const auto ranks = static_cast<uint32_t>(r.size);
+  if (r.kind == OpKind::kAllGatherParts)
+    return FlatLayout::by_parts(r.out_parts, tensors, ranks, true);
+  if (r.kind == OpKind::kReduceScatterParts)
+    return FlatLayout::by_parts(r.in_parts, tensors, ranks, true);
   const bool by_rank =
       r.kind == OpKind::kReduceScatter || r.kind == OpKind::kAllGather ||
       ((r.kind == OpKind::kGather || r.kind == OpKind::kScatter) && r.rank == r.root);
-  return by_rank ? FlatLayout::by_rank(r.counts, tensors, static_cast<uint32_t>(r.size))
+  return by_rank ? FlatLayout::by_rank(r.counts, tensors, ranks)
                  : FlatLayout::concatenated(r.counts, tensors);
 }
 
@@ -303,8 +395,11 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
     }
     switch (request.kind) {
       case OpKind::kAllReduce: emit_all_reduce(s); break;
-      case OpKind::kReduceScatter: emit_reduce_scatter(s); break;
-      case OpKind::kAllGather: emit_all_gather(s); break;
+      case OpKind::kReduceScatterParts:
+      case OpKind::kReduceScatter: emit_reduce_scatter(s, parts_of(s, tensors)); break;
+      case OpKind::kAllGatherParts:
+      case OpKind::kAllGather: emit_all_gather(s, parts_of(s, tensors)); break;
+      case OpKind::kReduce: emit_reduce(s); break;
       case OpKind::kBroadcast: emit_broadcast(s); break;
       case OpKind::kSendRecv: emit_point_to_point(s); break;
       case OpKind::kGather: emit_gather(s); break;

@@ -11,6 +11,10 @@
 //  its chunk on.
 //  - of these four, where the transport has the collective itself and the request permits it: one
 //  call per tensor (plan/native.h).
+//  - all_gather and reduce_scatter with unequal counts: as with equal ones, never native.
+//  - reduce: between two ranks, or if (W - 1) * n is at most 64 KiB, every rank sends everything to
+//  the root, which adds up; else every rank reduces its chunk and sends the result to the root:
+//  n sent per rank. Sums run over ranks in ascending order in both.
 //  - gather, scatter: one message stream between the root and every other rank.
 //  - all_to_all: direct exchange. In place, what is sent is copied first, because no rank could
 //  receive before it has sent. With parts that differ from pair to pair, the two ranks of every
@@ -36,7 +40,7 @@ struct CollectiveRequest {
   int32_t rank = 0;
   int32_t size = 1;
   ReduceOp reduce = ReduceOp::kSum;
-  int32_t root = 0;      // broadcast, gather, scatter
+  int32_t root = 0;      // broadcast, reduce, gather, scatter
   int32_t peer = -1;     // kSendRecv
   bool is_send = false;  // kSendRecv
   // Per tensor. all_gather, gather: elements of `in`; reduce_scatter, scatter: elements of `out`;
@@ -44,9 +48,11 @@ struct CollectiveRequest {
   SmallVector<uint64_t> counts;
   SmallVector<Dtype> dtypes;
   SmallVector<uint8_t> in_place;
-  // kAllToAllParts alone: what of tensor t goes to rank k and what comes from it, at
-  // [t * size + k]; counts are not used. Parts of the output do not overlap; this rank's own parts
-  // have equal counts; with in_place all parts of both sides are equal.
+  // kAllToAllParts: what of tensor t goes to rank k and what comes from it, at [t * size + k];
+  // counts are not used. Parts of the output do not overlap; this rank's own parts have equal
+  // counts; with in_place all parts of both sides are equal. kAllGatherParts has out_parts,
+  // kReduceScatterParts in_parts alone, whose counts are the same on all ranks; `counts` are those
+  // of all parts together.
   std::vector<Range> in_parts, out_parts;
   uint64_t segment_bytes = 256 * 1024;
   NativeCollectives native = 0;  // that may be used

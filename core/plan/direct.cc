@@ -22,7 +22,8 @@ class Windows {
     elements_ = std::min(elements_, std::max<uint64_t>(1, longest));
     count_ = static_cast<uint32_t>((longest + elements_ - 1) / elements_);
     held_ = static_cast<uint32_t>(std::min<uint64_t>(count_, kHeldWindows));
-    rows_ = d.b.scratch(std::max<uint64_t>(1, held_ * window_bytes()));
+    const bool receives = chunk(d.rank).count != 0;
+    rows_ = d.b.scratch(std::max<uint64_t>(1, receives ? held_ * window_bytes() : 0));
   }
 
   uint32_t count() const { return count_; }
@@ -97,9 +98,11 @@ void emit_direct_reduce(const DirectReduce& d) {
       windows.reduce(w, segment);
       if (d.reduced == nullptr) continue;
       const Region result = d.reduced(segment);
-      for (int32_t i = 1; i < d.size; ++i) d.b.send(peer(i), result, windows.gather_round(w));
+      for (int32_t i = 1; i < d.size; ++i) {
+        if (d.root < 0 || peer(i) == d.root) d.b.send(peer(i), result, windows.gather_round(w));
+      }
     }
-    if (d.reduced == nullptr) continue;
+    if (d.reduced == nullptr || (d.root >= 0 && d.rank != d.root)) continue;
     // Results may take the place of what was added up (in place): each of the message that its own
     // sender has received. So senders may start long before this rank has seen its own sends end.
     auto send = sends.begin();

@@ -32,6 +32,7 @@ struct DirectReduce {
   // reduce-scatter.
   std::function<Region(Range segment)> reduced;
   std::function<void(int32_t peer, Range segment, uint32_t round)> receive_reduced;
+  int32_t root = -1;  // the only rank that results are sent to; -1: all
 };
 
 void emit_direct_reduce(const DirectReduce& direct);

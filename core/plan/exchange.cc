@@ -15,20 +15,6 @@ void copy_own_part(Section& s, uint32_t tensor, uint64_t to, uint64_t from, uint
            {s.slots.in + tensor, from * s.element, count * s.element});
 }
 
-// Elements of every rank's parts in the layout: one range per rank.
-std::vector<Range> ranges_of(const std::vector<Range>& parts, const std::vector<uint32_t>& tensors,
-                             size_t ranks) {
-  std::vector<Range> ranges;
-  uint64_t at = 0;
-  for (size_t k = 0; k < ranks; ++k) {
-    uint64_t count = 0;
-    for (uint32_t t : tensors) count += parts[t * ranks + k].count;
-    ranges.push_back({at, count});
-    at += count;
-  }
-  return ranges;
-}
-
 // checked: for every peer the step after which payload may go to it; empty: at once.
 void emit_exchange(Section& in, Section& out, const CollectiveRequest& parts,
                    const std::vector<uint32_t>& tensors, const std::vector<uint32_t>& checked) {

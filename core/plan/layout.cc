@@ -27,12 +27,12 @@ FlatLayout FlatLayout::by_rank(std::span<const uint64_t> part_counts,
 }
 
 FlatLayout FlatLayout::by_parts(std::span<const Range> parts, std::span<const uint32_t> tensors,
-                                uint32_t ranks) {
+                                uint32_t ranks, bool target_in_part) {
   FlatLayout layout;
   for (uint32_t k = 0; k < ranks; ++k) {
     for (uint32_t t : tensors) {
       const Range& part = parts[uint64_t{t} * ranks + k];
-      layout.append(t, part.begin, part.begin, part.count);
+      layout.append(t, part.begin, target_in_part ? 0 : part.begin, part.count);
     }
   }
   return layout;

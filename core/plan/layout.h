@@ -35,9 +35,10 @@ class FlatLayout {
   static FlatLayout by_rank(std::span<const uint64_t> part_counts,
                             std::span<const uint32_t> tensors, uint32_t ranks);
 
-  // For every rank k in turn, its part of every tensor: parts[t * ranks + k]. target is offset.
+  // For every rank k in turn, its part of every tensor: parts[t * ranks + k]. target is offset, or
+  // the index within the part.
   static FlatLayout by_parts(std::span<const Range> parts, std::span<const uint32_t> tensors,
-                             uint32_t ranks);
+                             uint32_t ranks, bool target_in_part = false);
 
   uint64_t size() const { return size_; }
   const std::vector<Span>& spans() const { return spans_; }

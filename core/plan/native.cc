@@ -12,6 +12,7 @@ NativeCollectives needed_for(const Section& s) {
     case OpKind::kAllReduce:
     case OpKind::kReduceScatter:
       if (s.request.reduce == ReduceOp::kBitOr) return 0;
+      if (s.dtype == Dtype::kI16 || s.dtype == Dtype::kU16) return 0;  // NCCL has none
       if (dtype_is_float(s.dtype)) return kNativeFloats;
       return s.request.reduce == ReduceOp::kMean ? 0 : kNativeIntegers;
     default: return 0;

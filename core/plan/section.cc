@@ -4,6 +4,19 @@
 
 namespace sotto {
 
+std::vector<Range> ranges_of(const std::vector<Range>& parts, const std::vector<uint32_t>& tensors,
+                             size_t ranks) {
+  std::vector<Range> ranges;
+  uint64_t at = 0;
+  for (size_t k = 0; k < ranks; ++k) {
+    uint64_t count = 0;
+    for (uint32_t t : tensors) count += parts[t * ranks + k].count;
+    ranges.push_back({at, count});
+    at += count;
+  }
+  return ranges;
+}
+
 Region contiguous(Section& s, uint32_t list_slot, Range range, bool use_target, bool copied) {
   const FlatLayout::Span* span = s.layout.single(range);
   if (span != nullptr && !copied) {

@@ -36,6 +36,10 @@ struct Section {
   uint32_t bits() const { return static_cast<uint32_t>(element * 8); }
 };
 
+// Elements of every rank's parts in a layout that is by parts: one range per rank.
+std::vector<Range> ranges_of(const std::vector<Range>& parts, const std::vector<uint32_t>& tensors,
+                             size_t ranks);
+
 // Memory that holds a range of the layout in one piece: the tensor itself, or a packed copy of it.
 // `copied`: a copy in any case.
 Region contiguous(Section& s, uint32_t list_slot, Range range, bool use_target,

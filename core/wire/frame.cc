@@ -79,6 +79,33 @@ Status check_fields(const FrameHeader& h, uint8_t message_class, uint32_t reserv
   return {};
 }
 
+// What programs that take this port for another one send first.
+std::string_view protocol_of(std::span<const uint8_t, kHeaderBytes> bytes) {
+  const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  for (const std::string_view word : {"GET ", "HEAD ", "POST ", "PUT ", "DELETE ", "OPTIONS ",
+                                      "CONNECT ", "PATCH ", "TRACE ", "PRI * HTTP/2", "HTTP"}) {
+    if (text.starts_with(word)) return "HTTP";
+  }
+  if (text.starts_with("SSH-")) return "SSH";
+  // A TLS record: handshake or alert, version 3.x. An SSL 2 hello has no such sign.
+  if ((bytes[0] == 0x16 || bytes[0] == 0x15) && bytes[1] == 3 && bytes[2] <= 4) return "TLS";
+  return "";
+}
+
+Status not_a_frame(std::span<const uint8_t, kHeaderBytes> bytes, uint32_t magic) {
+  const std::string_view protocol = protocol_of(bytes);
+  if (!protocol.empty()) {
+    return error(
+        Code::kProtocol,
+        "not a frame: it starts like {} ({:#010x}), so the other side speaks {} and not this "
+        "library's protocol",
+        protocol, magic, protocol);
+  }
+  return error(Code::kProtocol,
+               "not a frame: it starts with {:#010x}, this library's frames with {:#010x}", magic,
+               kMagic);
+}
+
 }  // namespace
 
 std::string_view kind_name(FrameKind kind) {
@@ -122,9 +149,7 @@ Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes) 
   // Magic and version come first and stay where they are in all versions, so that the text can name
   // both sides.
   if (const auto magic = get_at<uint32_t>(p + kMagicAt); magic != kMagic) {
-    return error(Code::kProtocol,
-                 "not a frame: it starts with {:#010x}, this library's frames with {:#010x}", magic,
-                 kMagic);
+    return not_a_frame(bytes, magic);
   }
   if (const auto version = get_at<uint16_t>(p + kVersionAt); version != kVersion) {
     return error(Code::kProtocol, "frame of format version {}, this library speaks version {}",
@@ -164,10 +189,7 @@ uint64_t decode_trailer(std::span<const uint8_t, kTrailerBytes> bytes) {
 }
 
 std::string describe(const OpKey& key) {
-  if ((key.number >> 63) == 0)
-    return fmt::format("operation {} of comm {:x}", key.number, key.comm);
-  return fmt::format("send/recv {} from rank {} to rank {} of comm {:x}", key.number & 0x7fffffffu,
-                     (key.number >> 47) & 0xffffu, (key.number >> 31) & 0xffffu, key.comm);
+  return fmt::format("{} of comm {:x}", name_of(key), key.comm);
 }
 
 std::string describe(const FrameHeader& h) {

@@ -105,13 +105,14 @@ struct ReduceKernel : QuadOp {
 
   template <ReduceOp kOp>
   __device__ Quad<Stored> reduce(const Stored* mine, uint64_t row_at, uint32_t n) const {
-    Wide acc[kQuad] = {};
+    using Sum = Accumulator<kOp, Wide>;
+    Sum acc[kQuad] = {};
     for (uint32_t r = 0; r < args.world; ++r) {
       const Stored* from = r == args.own_rank ? mine : rows + r * args.row_stride + row_at;
       const Quad<Stored> x = load_quad(from, n);
 #pragma unroll
       for (uint32_t k = 0; k < kQuad; ++k) {
-        const Wide wide = Type::widen(x.v[k]);
+        const Sum wide = Type::widen(x.v[k]);
         acc[k] = r == 0 ? wide : combine<kOp>(acc[k], wide);
       }
     }
@@ -119,7 +120,7 @@ struct ReduceKernel : QuadOp {
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
       if constexpr (kOp == ReduceOp::kMean) acc[k] = divide(acc[k], args.world);
-      result.v[k] = Type::narrow(acc[k]);
+      result.v[k] = Type::narrow(static_cast<Wide>(acc[k]));
     }
     return result;
   }

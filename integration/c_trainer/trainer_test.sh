@@ -17,11 +17,14 @@ fail() {
   exit 1
 }
 
-# train NAME args...: two ranks on a small model; output in $work/NAME.out
+# What starts a run: two ranks, unless a test says otherwise.
+start=("$launcher" -n 2 --)
+
+# train NAME args...: a small model; output in $work/NAME.out
 train() {
   local name=$1
   shift
-  timeout -k 5 60 "$launcher" -n 2 -- "$trainer" --config "$config" --data "$work/text" --width 32 --layers 2 --mlp 64 \
+  timeout -k 5 60 "${start[@]}" "$trainer" --config "$config" --data "$work/text" --width 32 --layers 2 --mlp 64 \
     --steps 60 --eval-every 20 --eval-sequences 32 --progress off \
     --log "$work/$name.jsonl" --summary "$work/$name.json" "$@" >"$work/$name.out" 2>&1
 }
@@ -160,6 +163,27 @@ test_loss_scale() {
   [ "$(stage_of dynamic 10)" = "full precision" ] || fail "step 10 is logged as $(stage_of dynamic 10)"
 }
 
+# One rank meets nobody, whatever started it and whatever address it was given. All runs are the same, bit for bit.
+test_one_rank() {
+  local name start nobody=192.0.2.1
+  start=("$launcher" -n 1 --)
+  run_well alone --steps 12 --eval-every 5000
+  run_well alone_saved --steps 6 --eval-every 5000 --save "$work/alone.d"
+  run_well alone_saved --steps 12 --eval-every 5000 --save "$work/alone.d" --resume
+  [ "$(hash_of alone)" = "$(hash_of alone_saved)" ] || fail "parameters differ after a restart of one rank"
+  start=(env RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=$nobody MASTER_PORT=29500)
+  run_well torchrun --steps 12 --eval-every 5000
+  start=(env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1)
+  run_well openmpi --steps 12 --eval-every 5000
+  start=(env SOTTO_RANK=0 SOTTO_WORLD_SIZE=1)
+  run_well without_address --steps 12 --eval-every 5000
+  start=(env SOTTO_RANK=0 SOTTO_WORLD_SIZE=1 SOTTO_RENDEZVOUS=tcp://$nobody:29500 SOTTO_TRANSPORT=tcp)
+  run_well with_address --steps 12 --eval-every 5000
+  for name in torchrun openmpi without_address with_address; do
+    [ "$(hash_of alone)" = "$(hash_of "$name")" ] || fail "parameters of $name differ from those of sotto-run -n 1"
+  done
+}
+
 # A file size limit stands in for a full disk: the checkpoint does not fit, the log does.
 test_disk_full() {
   local before=$work/whole.d
@@ -185,7 +209,7 @@ test_bad_input() {
 }
 
 seq 1 400000 >"$work/text"
-for test in test_figures test_resume test_optimizers test_resume_between_synchronisations test_loss_scale test_disk_full test_bad_input; do
+for test in test_one_rank test_figures test_resume test_optimizers test_resume_between_synchronisations test_loss_scale test_disk_full test_bad_input; do
   printf '%s\n' "$test"
   $test
 done

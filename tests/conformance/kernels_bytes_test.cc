@@ -10,8 +10,9 @@
 namespace sotto::test {
 namespace {
 
-constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kF16, Dtype::kBF16, Dtype::kI8,
-                             Dtype::kI32, Dtype::kI64, Dtype::kU8,  Dtype::kU32,  Dtype::kU64};
+constexpr Dtype kDtypes[] = {Dtype::kF32, Dtype::kF64, Dtype::kF16, Dtype::kBF16,
+                             Dtype::kI8,  Dtype::kI16, Dtype::kI32, Dtype::kI64,
+                             Dtype::kU8,  Dtype::kU16, Dtype::kU32, Dtype::kU64};
 constexpr ReduceOp kOps[] = {ReduceOp::kSum, ReduceOp::kMean, ReduceOp::kMin,
                              ReduceOp::kMax, ReduceOp::kProd, ReduceOp::kBitOr};
 
@@ -236,21 +237,54 @@ TEST(KernelsReduce, InfinityMinusInfinityIsTheNamedNan) {
   EXPECT_EQ(std::bit_cast<uint64_t>(wide), 0x7ff8000000000000u);
 }
 
-TEST(KernelsReduce, IntegersWrapAroundAndMeansGoTowardsZero) {
+TEST(KernelsReduce, IntegersWrapAround) {
   using L = std::numeric_limits<int64_t>;
   EXPECT_EQ(reduce_one<uint8_t>(Dtype::kU8, ReduceOp::kSum, {200, 100}), 44);
   EXPECT_EQ(reduce_one<int32_t>(Dtype::kI32, ReduceOp::kSum, {INT32_MAX, 1}), INT32_MIN);
   EXPECT_EQ(reduce_one<int64_t>(Dtype::kI64, ReduceOp::kSum, {L::min(), -1}), L::max());
-  EXPECT_EQ(reduce_one<int32_t>(Dtype::kI32, ReduceOp::kMean, {-3, 0}), -1);
   EXPECT_EQ(reduce_one<int32_t>(Dtype::kI32, ReduceOp::kMin, {-3, 2}), -3);
   EXPECT_EQ(reduce_one<uint8_t>(Dtype::kU8, ReduceOp::kMax, {200, 100}), 200);
   EXPECT_EQ(reduce_one<int8_t>(Dtype::kI8, ReduceOp::kSum, {127, 2}), -127);
   EXPECT_EQ(reduce_one<int8_t>(Dtype::kI8, ReduceOp::kMin, {127, -128}), -128);
   EXPECT_EQ(reduce_one<uint32_t>(Dtype::kU32, ReduceOp::kMax, {1, 0x80000000u}), 0x80000000u);
-  EXPECT_EQ(reduce_one<uint64_t>(Dtype::kU64, ReduceOp::kMean, {L::max(), 1}), uint64_t{1} << 62);
-  // More ranks than an int8 can count.
-  EXPECT_EQ(reduce_one<int8_t>(Dtype::kI8, ReduceOp::kMean, std::vector<int8_t>(200, 1)), 0);
-  EXPECT_EQ(reduce_one<uint8_t>(Dtype::kU8, ReduceOp::kMean, std::vector<uint8_t>(256, 1)), 0);
+  EXPECT_EQ(reduce_one<int16_t>(Dtype::kI16, ReduceOp::kSum, {INT16_MAX, 1}), INT16_MIN);
+  EXPECT_EQ(reduce_one<uint16_t>(Dtype::kU16, ReduceOp::kProd, {65535, 65535}), 1);
+}
+
+// The mean of the smallest and of the largest numbers is exact, and the quotient goes towards zero.
+template <class T>
+void expect_exact_mean(Dtype dtype) {
+  using L = std::numeric_limits<T>;
+  const auto mean = [&](const std::vector<T>& ranks) {
+    return reduce_one<T>(dtype, ReduceOp::kMean, ranks);
+  };
+  EXPECT_EQ(mean({L::max(), L::max(), L::max()}), L::max());
+  EXPECT_EQ(mean({L::min(), L::min(), L::min()}), L::min());
+  EXPECT_EQ(mean({L::max(), L::max(), 0}),
+            static_cast<T>(L::max() - L::max() / 3 - (L::max() % 3 != 0)));
+  EXPECT_EQ(mean({3, 0}), 1);
+  EXPECT_EQ(mean({2, 3, 3}), 2);
+  // More ranks than the type can count.
+  EXPECT_EQ(mean(std::vector<T>(300, 1)), 1);
+  EXPECT_EQ(mean(std::vector<T>(300, L::max())), L::max());
+  if (!std::is_signed_v<T>) return;
+  const auto minus = [](int x) { return static_cast<T>(-x); };
+  EXPECT_EQ(mean({minus(3), 0}), minus(1));
+  EXPECT_EQ(mean({minus(2), minus(3), minus(3)}), minus(2));
+  EXPECT_EQ(mean({L::min(), L::max()}), 0);
+  EXPECT_EQ(mean({L::min(), L::min(), 0}), static_cast<T>(L::min() / 3 * 2 + L::min() % 3 * 2 / 3));
+  EXPECT_EQ(mean(std::vector<T>(300, L::min())), L::min());
+}
+
+TEST(KernelsReduce, MeansOfIntegersAreExactAndGoTowardsZero) {
+  expect_exact_mean<int8_t>(Dtype::kI8);
+  expect_exact_mean<int16_t>(Dtype::kI16);
+  expect_exact_mean<int32_t>(Dtype::kI32);
+  expect_exact_mean<int64_t>(Dtype::kI64);
+  expect_exact_mean<uint8_t>(Dtype::kU8);
+  expect_exact_mean<uint16_t>(Dtype::kU16);
+  expect_exact_mean<uint32_t>(Dtype::kU32);
+  expect_exact_mean<uint64_t>(Dtype::kU64);
 }
 
 TEST(KernelsReduce, ProductsAndBitOr) {

@@ -78,6 +78,14 @@ T fold_float(ReduceOp op, T a, T b) {
 __extension__ typedef __int128 Wide;
 __extension__ typedef unsigned __int128 UnsignedWide;
 
+// A mean: the exact sum, and the quotient towards zero.
+template <class T>
+T exact_mean(int32_t size, uint64_t i) {
+  Wide sum = 0;
+  for (int32_t r = 0; r < size; ++r) sum += static_cast<Wide>(element<T>(r, i));
+  return static_cast<T>(sum / size);
+}
+
 template <class T>
 T fold_integer(ReduceOp op, T a, T b) {
   // Modulo 2^128 is modulo 2^64 and less, too.
@@ -96,9 +104,10 @@ T fold_integer(ReduceOp op, T a, T b) {
 template <class T>
 auto expected(ReduceOp op, int32_t size, uint64_t i) {
   if constexpr (std::is_integral_v<T>) {
+    if (op == ReduceOp::kMean) return exact_mean<T>(size, i);
     T all = element<T>(0, i);
     for (int32_t r = 1; r < size; ++r) all = fold_integer(op, all, element<T>(r, i));
-    return op == ReduceOp::kMean ? static_cast<T>(static_cast<Wide>(all) / size) : all;
+    return all;
   } else if constexpr (kIsSmall<T>) {
     auto all = static_cast<float>(element<T>(0, i).value());
     for (int32_t r = 1; r < size; ++r)
@@ -174,6 +183,8 @@ Status reduce_both(const Case& c, uint64_t* digest) {
 Status reduce_as(const Case& c, uint64_t* digest) {
   switch (c.dtype) {
     case Dtype::kI8: return reduce_both<int8_t>(c, digest);
+    case Dtype::kI16: return reduce_both<int16_t>(c, digest);
+    case Dtype::kU16: return reduce_both<uint16_t>(c, digest);
     case Dtype::kI32: return reduce_both<int32_t>(c, digest);
     case Dtype::kI64: return reduce_both<int64_t>(c, digest);
     case Dtype::kU8: return reduce_both<uint8_t>(c, digest);
@@ -189,8 +200,9 @@ Status reduce_as(const Case& c, uint64_t* digest) {
 
 Status whole_matrix(Comm& comm, const std::vector<uint64_t>& sizes) {
   uint64_t digest = 0;
-  for (const Dtype dtype : {Dtype::kI8, Dtype::kI32, Dtype::kI64, Dtype::kU8, Dtype::kU32,
-                            Dtype::kU64, Dtype::kF16, Dtype::kBF16, Dtype::kF32, Dtype::kF64}) {
+  for (const Dtype dtype :
+       {Dtype::kI8, Dtype::kI16, Dtype::kI32, Dtype::kI64, Dtype::kU8, Dtype::kU16, Dtype::kU32,
+        Dtype::kU64, Dtype::kF16, Dtype::kBF16, Dtype::kF32, Dtype::kF64}) {
     for (const ReduceOp op : kOps) {
       if (op == ReduceOp::kBitOr && dtype_is_float(dtype)) continue;
       for (const uint64_t n : sizes) SOTTO_TRY(reduce_as({comm, dtype, op, n}, &digest));

@@ -92,7 +92,7 @@ TEST(StructOut, WritesWhatTheCallerHasRoomFor) {
 using Pool = HandlePool<std::shared_ptr<int>>;
 
 TEST(HandlePool, StaleAndForeignHandlesAreRecognised) {
-  static Pool& pool = *new Pool("operation");  // pools live as long as the process
+  static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
   void* const handle = pool.insert(std::make_shared<int>(5)).take();
   EXPECT_EQ(**pool.get(handle), 5);
   EXPECT_EQ(**pool.remove(handle), 5);
@@ -111,7 +111,7 @@ TEST(HandlePool, StaleAndForeignHandlesAreRecognised) {
 }
 
 TEST(HandlePool, ReleasedHandleStaysInvalidWhileOthersComeAndGo) {
-  static Pool& pool = *new Pool("operation");  // pools live as long as the process
+  static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
   void* const stale = pool.insert(std::make_shared<int>(1)).take();
   ASSERT_TRUE(pool.remove(stale).ok());
   for (size_t i = 0; i < 63 * Pool::kSlotsPerSlab; ++i) {
@@ -123,7 +123,7 @@ TEST(HandlePool, ReleasedHandleStaysInvalidWhileOthersComeAndGo) {
 }
 
 TEST(HandlePool, ManyLiveHandlesAreDistinctAndValuesDieWithRemoval) {
-  static Pool& pool = *new Pool("operation");  // pools live as long as the process
+  static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
   const auto value = std::make_shared<int>(3);
   std::set<void*> handles;
   for (size_t i = 0; i < 3 * Pool::kSlotsPerSlab + 1; ++i)

@@ -155,5 +155,26 @@ TEST(ControlPayload, LongTextsAreCut) {
   EXPECT_EQ(back->text.size(), wire::kMaxTextBytes);
 }
 
+// What programs say first that take the port for another one: the text names their protocol.
+TEST(Frame, ForeignProtocolsAreNamed) {
+  const auto text_of = [](std::string first) {
+    wire::HeaderBytes bytes{};
+    std::copy(first.begin(), first.end(), bytes.begin());
+    const auto header = wire::decode_header(bytes);
+    EXPECT_EQ(header.status().code(), Code::kProtocol);
+    return header.status().text();
+  };
+  for (const char* request : {"GET / HTTP/1.1\r\n", "POST /metrics HTTP/1.0", "HEAD / HTTP/1.1",
+                              "PRI * HTTP/2.0", "HTTP/1.1 400 Bad Request"}) {
+    EXPECT_THAT(text_of(request), HasSubstr("speaks HTTP")) << request;
+  }
+  EXPECT_THAT(text_of("SSH-2.0-OpenSSH_9.2"), HasSubstr("speaks SSH"));
+  EXPECT_THAT(text_of(std::string("\x16\x03\x01\x02\x00\x01", 6)), HasSubstr("speaks TLS"));
+  EXPECT_THAT(text_of("HTTP"), HasSubstr("0x50545448"));
+  for (const char* other : {"", "GETTING", "hello"}) {
+    EXPECT_THAT(text_of(other), HasSubstr("this library's frames with")) << other;
+  }
+}
+
 }  // namespace
 }  // namespace sotto

@@ -60,7 +60,7 @@ Status InprocTransport::post_op(const OpPosting& op) {
     std::lock_guard lock(inbox_.mutex);
     OpEntry& entry = inbox_.ops.get(op.key);
     if (entry.posted) {
-      return error(Code::kInternal, "operation {} of comm {:x} is posted twice", op.key.number,
+      return error(Code::kInternal, "{} of comm {:x} is posted twice", name_of(op.key),
                    op.key.comm);
     }
     if (entry.heard_from >= 0 && !(entry.heard == op.signature)) {

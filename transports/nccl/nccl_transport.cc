@@ -28,6 +28,9 @@ ncclDataType_t type_of(Dtype dtype) {
     case Dtype::kU8: return ncclUint8;
     case Dtype::kU32: return ncclUint32;
     case Dtype::kU64: return ncclUint64;
+    // NCCL has no 16-bit integers; what is only moved is 16 bits of anything.
+    case Dtype::kI16:
+    case Dtype::kU16:
     case Dtype::kF16: return ncclFloat16;
     case Dtype::kF32: return ncclFloat32;
     case Dtype::kF64: return ncclFloat64;

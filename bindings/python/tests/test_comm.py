@@ -46,7 +46,19 @@ def test_all_reduce(size, op, of):
 
 
 @pytest.mark.parametrize(
-    "dtype", ["int8", "int32", "int64", "uint8", "uint32", "uint64", "float16", "float64"]
+    "dtype",
+    [
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float16",
+        "float64",
+    ],
 )
 def test_dtypes(dtype):
     def body(comm):
@@ -119,6 +131,37 @@ def test_the_other_collectives():
             sent, got, in_counts=[me + 1] * size, out_counts=[r + 1 for r in range(size)]
         ).wait()
         np.testing.assert_array_equal(got, np.repeat(np.arange(size), np.arange(size) + 1))
+
+    thread_ranks(4, body)
+
+
+def test_reduce_and_unequal_counts():
+    def body(comm):
+        me, size = comm.rank, comm.size
+        whole = stack(size, 10)
+        x, out = values(me, 10), np.empty(10, f32) if me == 1 else None
+        comm.reduce(x, out, root=1, op="max").wait()
+        if me == 1:
+            np.testing.assert_array_equal(out, whole.max(0))
+            np.testing.assert_array_equal(x, whole[1])
+        comm.reduce(x, root=2).wait()
+        np.testing.assert_array_equal(x, whole.sum(0) if me == 2 else whole[me])
+
+        # Rank r has r elements.
+        counts = list(range(size))
+        out = np.empty(sum(counts), f32)
+        comm.all_gather_v(np.full(me, me, f32), out, counts).wait()
+        np.testing.assert_array_equal(out, np.repeat(counts, counts))
+        part = np.empty(me, f32)
+        comm.reduce_scatter_v(np.arange(len(out), dtype=f32), part, counts).wait()
+        first = sum(counts[:me])
+        np.testing.assert_array_equal(part, size * np.arange(first, first + me))
+        # Two arrays, and the mean of integers, which does not overflow.
+        big = np.full(size * (size - 1) // 2, 32767, np.int16)
+        parts = [np.empty(me, f32), np.empty(me, np.int16)]
+        comm.reduce_scatter_v([out, big], parts, [counts, counts], op="mean").wait()
+        np.testing.assert_array_equal(parts[0], np.full(me, me))
+        np.testing.assert_array_equal(parts[1], np.full(me, 32767))
 
     thread_ranks(4, body)
 
@@ -246,9 +289,12 @@ def test_works():
             other = comm.recv(x[:1], 1)
             with pytest.raises(TimeoutError, match="none of 2 operations"):
                 sotto.wait_any([work, other], 0.05)
+            with pytest.raises(TimeoutError, match="not all of 2 operations"):
+                sotto.wait_all([work, other], 0.05)
             comm.send(np.zeros(1, np.int8), 1).wait()
             assert sotto.wait_any([work, other], 10) == 0
             other.wait(10)
+            sotto.wait_all([work, other])
             work.wait()
             work.wait()
             assert work.is_completed()
@@ -259,6 +305,19 @@ def test_works():
             comm.send(np.ones(1000, f32), 0).wait()
             comm.send(np.ones(1, f32), 0).wait()
         comm.all_reduce(x, timeout=math.inf).wait(math.inf)
+
+    thread_ranks(2, body)
+
+
+def test_wait_all_raises_the_first_error():
+    def body(comm):
+        good, bad = np.zeros(8, f32), np.full(8, np.nan, f32)
+        codec = comm.codec("onebit", bad)
+        works = [comm.barrier(), comm.all_reduce(bad, codec=codec), comm.all_reduce(good)]
+        with pytest.raises(sotto.NonfiniteError):
+            sotto.wait_all(works)
+        assert [work.error() is None for work in works] == [True, False, True]
+        sotto.wait_all([])
 
     thread_ranks(2, body)
 
@@ -304,6 +363,10 @@ def test_reports_and_counters():
             lambda c, x: c.all_to_all(x, x, in_counts=[1, 2], out_counts=[8]),
             r"in_counts is \[1, 2\]",
         ),
+        (lambda c, x: c.all_gather_v(x, x, [4]), "in.0..count is 8 but parts.0..out_counts.0."),
+        (lambda c, x: c.all_gather_v(x, x, [4, 4]), r"out_counts is \[4, 4\]"),
+        (lambda c, x: c.reduce_scatter_v([x], [x], [[8], [8]]), "2 in_counts for 1 arrays"),
+        (lambda c, x: c.reduce(x, root=1), "root is 1"),
         (lambda c, x: c.split(-3), "color is -3"),
         (lambda c, x: c.codec("zip", x), "zip"),
         (lambda c, x: c.codec("onebit", x, colour=1), "colour"),

@@ -12,7 +12,9 @@
  *     SOTTO_..._INIT macro). A field that is all zero means its default. Fields that this library
  *     does not know must be zero: UNSUPPORTED otherwise.
  *   - Handles are opaque. _destroy(NULL) and _release(NULL) do nothing. Children keep their parent
- *     alive, so the order of destruction does not matter.
+ *     alive, so the order of destruction does not matter. A handle that has been destroyed or
+ *     released is recognised as such (INVALID_ARGUMENT) until its slot has been used again many
+ *     times (64 times as many handles of that kind as there were ever at once, at least 16384).
  *   - Time-outs are microseconds. Negative means no limit, wherever a time-out is taken. 0 means
  * the default in a struct, and "do not wait" in a function that waits.
  *   - Strings are UTF-8 and end with a zero byte; strings passed in are copied during the call.
@@ -25,7 +27,8 @@
  *     text says so. What a pointer leads to belongs to the caller unless the text says so.
  *   - Threads: "any" = any thread at any time; "one per handle" = calls on one handle must not
  *     overlap; "not from callbacks" = INVALID_STATE inside a callback of this library.
- *   - Blocks: whether the call may wait for other ranks. Every wait has a deadline.
+ *   - Blocks: whether the call may wait for other ranks. Every wait has a deadline, unless the
+ *     caller has set a negative time-out.
  *   - Stream: how the call orders itself against sotto_call.stream; ignored for host memory. A
  *     function that has no such line and reads or writes tensors does it at once: work that the
  *     caller has queued on device memory has to be done before.
@@ -49,7 +52,7 @@ extern "C" {
  * ones always, with UNSUPPORTED (sotto_context_create) and a text with both versions. From major 1
  * on a client works with a library of the same major and the same or a later minor. */
 #define SOTTO_ABI_MAJOR 0
-#define SOTTO_ABI_MINOR 1
+#define SOTTO_ABI_MINOR 2
 #define SOTTO_ABI_VERSION ((uint32_t)((SOTTO_ABI_MAJOR << 16) | SOTTO_ABI_MINOR))
 
 #if defined(__GNUC__)
@@ -82,9 +85,11 @@ typedef int32_t sotto_status;
 
 typedef uint32_t sotto_dtype; /* DLPack: code | bits << 8 | lanes << 16 */
 #define SOTTO_INT8 0x00010800u
+#define SOTTO_INT16 0x00011000u
 #define SOTTO_INT32 0x00012000u
 #define SOTTO_INT64 0x00014000u
 #define SOTTO_UINT8 0x00010801u
+#define SOTTO_UINT16 0x00011001u
 #define SOTTO_UINT32 0x00012001u
 #define SOTTO_UINT64 0x00014001u
 #define SOTTO_FLOAT16 0x00011002u
@@ -100,7 +105,7 @@ typedef int32_t sotto_device_type; /* DLPack's numbers */
 typedef int32_t sotto_reduce_op;
 #define SOTTO_REDUCE_DEFAULT 0 /* sum */
 #define SOTTO_REDUCE_SUM 1     /* integers wrap around */
-#define SOTTO_REDUCE_MEAN 2    /* sum, then divided by size; integers: towards zero, as in C */
+#define SOTTO_REDUCE_MEAN 2    /* integers: without overflow, towards zero (-3 / 2 is -1) */
 #define SOTTO_REDUCE_MIN 3     /* NaN if any rank has one */
 #define SOTTO_REDUCE_MAX 4     /* NaN if any rank has one */
 #define SOTTO_REDUCE_PROD 5    /* integers wrap around */
@@ -181,8 +186,10 @@ typedef void (*sotto_done_fn)(void* user, sotto_status status);
 #define SOTTO_CALL_NO_BLOCK 2u        /* BUSY instead of waiting for a free operation slot */
 
 /* The parts of one tensor in sotto_all_to_all: what goes to each rank, and where lies what comes
- * from it. Every array has one number per rank of the comm, in elements, and is read during the
- * call only. In an array of structs the stride is the first element's struct_size. */
+ * from it. sotto_all_gather_v has parts in `out` alone, sotto_reduce_scatter_v in `in`: the arrays
+ * of the other side are NULL. Every array has one number per rank of the comm, in elements, and is
+ * read during the call only. In an array of structs the stride is the first element's
+ * struct_size. */
 typedef struct sotto_parts {
   uint32_t struct_size;
   uint32_t reserved;           /* must be 0 */
@@ -347,16 +354,18 @@ SOTTO_API sotto_status sotto_unique_id_create(sotto_context* context, sotto_uniq
 
 /* ---- comm ----------------------------------------------------------------------------------- */
 
-/* Creates a comm: an ordered set of ranks. Collective: every rank calls it.
+/* Creates a comm: an ordered set of ranks. Collective: every rank calls it. One rank alone meets
+ * nobody: it needs no id, and a rendezvous address is not looked at.
  *   context  [in]  stays alive until the comm is destroyed
  *   config   [in]  NULL: rank, size and rendezvous from the environment (SOTTO_RANK,
  *                  SOTTO_WORLD_SIZE and SOTTO_RENDEZVOUS as sotto-run sets them; else torchrun's,
  *                  Open MPI's, MPICH's or Slurm's)
  *   out_comm [out] owned by the caller: sotto_comm_destroy
  * Threads: any, not from callbacks. Blocks: yes, at most config.timeout_us. Errors:
- * INVALID_ARGUMENT (two ranks with one number, sizes that differ, rank out of range, bad
- * environment), TIMEOUT (who is missing), PEER_LOST, PROTOCOL (version), TRANSPORT (address not
- * reachable), UNSUPPORTED (transport, newer field), INVALID_STATE (fork, callback). Since: 0.1 */
+ * INVALID_ARGUMENT (two ranks with one number, sizes that differ, rank out of range, an id that was
+ * used before, bad environment), TIMEOUT (who is missing), PEER_LOST, PROTOCOL (version), TRANSPORT
+ * (address not reachable), UNSUPPORTED (transport, newer field), INVALID_STATE (fork, callback).
+ * Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_create(sotto_context* context, const sotto_comm_config* config,
                                          sotto_comm** out_comm);
 
@@ -450,9 +459,8 @@ SOTTO_API sotto_status sotto_comm_get_counters(const sotto_comm* comm,
 SOTTO_API sotto_status sotto_comm_destroy(sotto_comm* comm);
 
 /* ---- operations ----------------------------------------------------------------------------- */
-/* A handle that has been released is recognised as such (INVALID_ARGUMENT) until its slot has been
- * used again many times. The codes of an operation itself: PROTOCOL, TIMEOUT, PEER_LOST, ABORTED,
- * TRANSPORT, DEVICE, NONFINITE. */
+/* The codes of an operation itself: PROTOCOL, TIMEOUT, PEER_LOST, ABORTED, TRANSPORT, DEVICE,
+ * NONFINITE. */
 
 /* SOTTO_OK or the operation's error when it has completed, SOTTO_IN_PROGRESS before. Makes some
  * progress itself.
@@ -480,6 +488,16 @@ SOTTO_API sotto_status sotto_op_wait(sotto_op* op, int64_t timeout_us);
  * sotto_op_test. Since: 0.1 */
 SOTTO_API sotto_status sotto_op_wait_any(sotto_op* const* ops, uint64_t n, int64_t timeout_us,
                                          uint64_t* out_index);
+
+/* Waits until all of n operations have completed, also if some fail. All belong to one context.
+ *   ops        [in] n handles; NULL entries are skipped. May be NULL if n is 0
+ *   n          [in] 0: nothing to wait for
+ *   timeout_us [in] of all together; time over: SOTTO_IN_PROGRESS, nothing changes, and some may
+ *                   have completed: ask sotto_op_test; negative: no limit, until all have ended
+ * Threads: any, not from callbacks. Blocks: yes. Errors: INVALID_ARGUMENT (released, several
+ * contexts), INVALID_STATE (fork, callback), and that of the first of the n operations that has
+ * failed: the text names its index. Since: 0.2 */
+SOTTO_API sotto_status sotto_op_wait_all(sotto_op* const* ops, uint64_t n, int64_t timeout_us);
 
 /* Orders work that the caller queues on a stream from now on after the operation, also if that
  * fails: the stream does not know, ask sotto_op_wait or sotto_op_error. A step that was left out or
@@ -531,10 +549,10 @@ SOTTO_API sotto_status sotto_op_release(sotto_op* op);
 
 /* ---- collectives ---------------------------------------------------------------------------- */
 /* All ranks of the comm call the same collectives in the same order with the same dtypes, counts,
- * reduction, root and tag (with sotto_parts counts may differ, but fit in pairs): a difference is
- * PROTOCOL on every rank, with both sides named. `in` and `out` are arrays of n buffers handled as
- * one operation; in[i].data == out[i].data means in place, any other overlap with a buffer that is
- * written is INVALID_ARGUMENT. Counts and n may be 0.
+ * reduction, root and tag (in sotto_all_to_all with parts counts may differ, but fit in pairs): a
+ * difference is PROTOCOL on every rank, with both sides named. `in` and `out` are arrays of n
+ * buffers handled as one operation; in[i].data == out[i].data means in place, any other overlap
+ * with a buffer that is written is INVALID_ARGUMENT. Counts and n may be 0.
  *
  * The same for all of them, "the common errors": INVALID_ARGUMENT (buffers, counts, root, peer,
  * call), UNSUPPORTED (dtype, device, newer field of call), BUSY (SOTTO_CALL_NO_BLOCK; with it unset
@@ -580,6 +598,25 @@ SOTTO_API sotto_status sotto_all_gather(sotto_comm* comm, const sotto_buffer* in
                                         const sotto_buffer* out, uint64_t n, const sotto_call* call,
                                         sotto_op** out_op);
 
+/* out[i] = the parts of all ranks, which may have different counts. No word about counts is sent:
+ * they are the same on all ranks. What lies between parts is not touched.
+ *   comm   [in]
+ *   in     [in]  n buffers, this rank's parts: in[i].count = parts[i].out_counts[rank]. In place:
+ *                in[i].data is where this rank's part of out[i] lies
+ *   out    [in]  n buffers of the same dtypes, written; part r comes from rank r
+ *   n      [in]
+ *   parts  [in]  n structs; out_counts are the same on all ranks, out_offsets a rank's own matter;
+ *                in_counts and in_offsets must be NULL. The parts of an out[i] do not overlap
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] owned by the caller: sotto_op_release; may be NULL
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads after work queued on call->stream. Errors: the common
+ * errors; INVALID_ARGUMENT also for parts that leave their buffer or overlap. Since: 0.2 */
+SOTTO_API sotto_status sotto_all_gather_v(sotto_comm* comm, const sotto_buffer* in,
+                                          const sotto_buffer* out, uint64_t n,
+                                          const sotto_parts* parts, const sotto_call* call,
+                                          sotto_op** out_op);
+
 /* out[i] = this rank's part of the reduction of in[i] over ranks.
  *   comm   [in]
  *   in     [in]  n buffers; in[i].count = size * out[i].count
@@ -593,6 +630,40 @@ SOTTO_API sotto_status sotto_all_gather(sotto_comm* comm, const sotto_buffer* in
 SOTTO_API sotto_status sotto_reduce_scatter(sotto_comm* comm, const sotto_buffer* in,
                                             const sotto_buffer* out, uint64_t n,
                                             const sotto_call* call, sotto_op** out_op);
+
+/* out[i] = this rank's part of the reduction of in[i] over ranks; parts may have different counts.
+ *   comm   [in]
+ *   in     [in]  n buffers; part r goes to rank r. What lies between parts is not read
+ *   out    [in]  n buffers of the same dtypes, written: out[i].count = parts[i].in_counts[rank]. In
+ *                place: out[i].data is where this rank's part of in[i] lies
+ *   n      [in]
+ *   parts  [in]  n structs; in_counts are the same on all ranks, in_offsets a rank's own matter;
+ *                out_counts and out_offsets must be NULL
+ *   call   [in]  may be NULL; reduce as in sotto_all_reduce, codec must be zero
+ *   out_op [out] owned by the caller: sotto_op_release; may be NULL
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads after work queued on call->stream. Errors: the common
+ * errors; INVALID_ARGUMENT also for parts that leave their buffer. Since: 0.2 */
+SOTTO_API sotto_status sotto_reduce_scatter_v(sotto_comm* comm, const sotto_buffer* in,
+                                              const sotto_buffer* out, uint64_t n,
+                                              const sotto_parts* parts, const sotto_call* call,
+                                              sotto_op** out_op);
+
+/* out[i] on the root = reduction of in[i] over ranks, with the bits that sotto_all_reduce has.
+ *   comm   [in]
+ *   in     [in]  n buffers, with the same dtypes and counts on all ranks
+ *   out    [in]  n buffers of the same dtypes and counts, written on the root alone; there
+ *                out[i].data may be in[i].data. Not read elsewhere: may be NULL there
+ *   n      [in]
+ *   root   [in]  rank, 0 .. size-1
+ *   call   [in]  may be NULL; reduce as in sotto_all_reduce, codec must be zero
+ *   out_op [out] owned by the caller: sotto_op_release; may be NULL
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads after work queued on call->stream. Errors: the common
+ * errors. Since: 0.2 */
+SOTTO_API sotto_status sotto_reduce(sotto_comm* comm, const sotto_buffer* in,
+                                    const sotto_buffer* out, uint64_t n, int32_t root,
+                                    const sotto_call* call, sotto_op** out_op);
 
 /* out[i] = reduction of in[i] over ranks, in rank order, bit-identical on all ranks. 16-bit floats
  * are added, or multiplied, in fp32 and rounded once. (SOTTO_NCCL_NATIVE=all gives this order up.)
@@ -815,7 +886,8 @@ SOTTO_API sotto_status sotto_codec_state_import(sotto_codec* codec, sotto_state_
  *                 "root": 0, "peer": 0, "in_place": false, "codec": {...} or absent}; all keys but
  *                 kind may be absent where they have no meaning. "counts" are those of `in` (of a
  *                 scatter: the root's). An all_to_all with parts has "in_counts" and "out_counts"
- *                 instead: for every buffer a list with a number for every rank
+ *                 instead: for every buffer a list with a number for every rank. all_gather_v has
+ *                 "out_counts" like that, reduce_scatter_v "in_counts"
  *   buf     [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed, without the final zero

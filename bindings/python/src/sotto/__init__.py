@@ -40,7 +40,7 @@ from .errors import (
 from .group import UniqueId, create_comm, default_comm, init_process_group
 from .log import capture_log
 from .optim import config_report, config_resolve
-from .work import OpStats, Work, wait_any
+from .work import OpStats, Work, wait_all, wait_any
 
 __version__ = "0.1.0"
 
@@ -77,6 +77,7 @@ __all__ = [
     "library_path",
     "library_version",
     "optim",
+    "wait_all",
     "wait_any",
 ]
 

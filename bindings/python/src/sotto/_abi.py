@@ -11,7 +11,7 @@ import ctypes as c
 from typing import Any
 
 SOTTO_ABI_MAJOR = 0
-SOTTO_ABI_MINOR = 1
+SOTTO_ABI_MINOR = 2
 SOTTO_ABI_VERSION = SOTTO_ABI_MAJOR << 16 | SOTTO_ABI_MINOR
 
 SOTTO_OK = 0
@@ -32,9 +32,11 @@ SOTTO_E_NONFINITE = -13
 SOTTO_E_CANCELLED = -14
 
 SOTTO_INT8 = 0x00010800
+SOTTO_INT16 = 0x00011000
 SOTTO_INT32 = 0x00012000
 SOTTO_INT64 = 0x00014000
 SOTTO_UINT8 = 0x00010801
+SOTTO_UINT16 = 0x00011001
 SOTTO_UINT32 = 0x00012001
 SOTTO_UINT64 = 0x00014001
 SOTTO_FLOAT16 = 0x00011002
@@ -288,6 +290,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_op_test": (Status, [Handle]),
     "sotto_op_wait": (Status, [Handle, c.c_int64]),
     "sotto_op_wait_any": (Status, [_Handles, _Count, c.c_int64, _CountOut]),
+    "sotto_op_wait_all": (Status, [_Handles, _Count, c.c_int64]),
     "sotto_op_stream_wait": (Status, [Handle, c.c_void_p]),
     "sotto_op_error": (Status, [Handle, _TextOut]),
     "sotto_op_get_stats": (Status, [Handle, c.POINTER(OpStats)]),
@@ -295,7 +298,10 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_barrier": (Status, [Handle, *_CALL_OP]),
     "sotto_broadcast": (Status, [*_IN_OUT, c.c_int32, *_CALL_OP]),
     "sotto_all_gather": (Status, [*_IN_OUT, *_CALL_OP]),
+    "sotto_all_gather_v": (Status, [*_IN_OUT, c.POINTER(Parts), *_CALL_OP]),
     "sotto_reduce_scatter": (Status, [*_IN_OUT, *_CALL_OP]),
+    "sotto_reduce_scatter_v": (Status, [*_IN_OUT, c.POINTER(Parts), *_CALL_OP]),
+    "sotto_reduce": (Status, [*_IN_OUT, c.c_int32, *_CALL_OP]),
     "sotto_all_reduce": (Status, [*_IN_OUT, *_CALL_OP]),
     "sotto_gather": (Status, [*_IN_OUT, c.c_int32, *_CALL_OP]),
     "sotto_scatter": (Status, [*_IN_OUT, c.c_int32, *_CALL_OP]),

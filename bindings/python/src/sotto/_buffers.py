@@ -19,9 +19,11 @@ from .errors import InvalidArgumentError, UnsupportedError
 
 DTYPES = {
     "int8": abi.SOTTO_INT8,
+    "int16": abi.SOTTO_INT16,
     "int32": abi.SOTTO_INT32,
     "int64": abi.SOTTO_INT64,
     "uint8": abi.SOTTO_UINT8,
+    "uint16": abi.SOTTO_UINT16,
     "uint32": abi.SOTTO_UINT32,
     "uint64": abi.SOTTO_UINT64,
     "float16": abi.SOTTO_FLOAT16,

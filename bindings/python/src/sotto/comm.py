@@ -6,27 +6,20 @@ import contextlib
 import ctypes as c
 import json
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from . import _abi as abi
-from ._buffers import HOST, Buffers, current_stream
+from ._buffers import HOST, Buffers
+from ._call import call_on, call_options
 from ._handle import HandleOwner
-from ._lib import Library, interruptible, microseconds, text_of
+from ._lib import Library, interruptible, text_of
 from .errors import InvalidArgumentError, InvalidStateError, SottoError, error_of
+from .exchange import Exchanges
 from .work import Work, orphans
 
 if TYPE_CHECKING:
     from .codec import Codec
-
-REDUCTIONS = {
-    "sum": abi.SOTTO_REDUCE_SUM,
-    "mean": abi.SOTTO_REDUCE_MEAN,
-    "min": abi.SOTTO_REDUCE_MIN,
-    "max": abi.SOTTO_REDUCE_MAX,
-    "prod": abi.SOTTO_REDUCE_PROD,
-    "bit_or": abi.SOTTO_REDUCE_BIT_OR,
-}
 
 
 class Counters(NamedTuple):
@@ -46,42 +39,13 @@ class Counters(NamedTuple):
     ops_completed: int
 
 
-def call_options(
-    tag: int = 0,
-    timeout: float | None = None,
-    priority: int = 0,
-    op: str | None = None,
-    codec: c.c_void_p | None = None,
-) -> abi.Call | None:
-    """The `sotto_call` of these options, or None where all are defaults."""
-    reduce = abi.SOTTO_REDUCE_DEFAULT
-    if op is not None:
-        if op not in REDUCTIONS:
-            raise InvalidArgumentError(f"op is {op!r}; allowed: {', '.join(REDUCTIONS)}")
-        reduce = REDUCTIONS[op]
-    if not (tag or timeout is not None or priority or reduce or codec):
-        return None
-    call = abi.Call(tag=tag, timeout_us=microseconds(timeout), priority=priority, reduce=reduce)
-    if codec is not None:
-        call.codec = codec.value
-    return call
-
-
-def call_on(cuda: int, call: abi.Call | None) -> Any:
-    """The argument for these options; on a CUDA device with PyTorch's current stream."""
-    if cuda != HOST:
-        call = call or abi.Call()
-        call.stream = current_stream(cuda)
-    return None if call is None else c.byref(call)
-
-
-class Comm(HandleOwner):
+class Comm(Exchanges, HandleOwner):
     """An ordered set of ranks: what :func:`sotto.init_process_group` makes.
 
     Collectives take one array or a list of n arrays, which then are one operation: numpy arrays,
     torch tensors, objects with the buffer protocol or ``__dlpack__``; in host memory, or torch
     tensors on one CUDA device; contiguous, of
-    dtype int8, int32, int64, uint8, uint32, uint64, float16, bfloat16, float32 or float64; any
+    dtype int8 to int64, uint8 to uint64, float16, bfloat16, float32 or float64; any
     shape, of which the number of elements counts. Nothing is copied. They return a :class:`Work`
     at once. All ranks have to call the same collectives in the same order with the same dtypes,
     counts, ``op``, ``root`` and ``tag``: a difference is a ProtocolError on every rank.
@@ -272,130 +236,31 @@ class Comm(HandleOwner):
             "sotto_reduce_scatter", ins.array, outs.array, ins.n, call=call, keep=(ins, outs)
         )
 
-    def all_to_all(
-        self,
-        x: Any,
-        out: Any,
-        *,
-        in_counts: Sequence[Any] | None = None,
-        out_counts: Sequence[Any] | None = None,
-        tag: int = 0,
-        timeout: float | None = None,
-        priority: int = 0,
-    ) -> Work:
-        """Part r of x goes to rank r; part r of out comes from rank r.
-
-        Without counts all parts are equal. in_counts and out_counts: elements per rank, one number
-        for every rank, parts one behind the other; for a list of arrays a list of such lists. What
-        one rank sends to another has to be what that one expects: ProtocolError otherwise.
-        """
-        ins, outs = self._pair(x, out)
-        if (in_counts is None) != (out_counts is None):
-            raise InvalidArgumentError(
-                "one of in_counts and out_counts is None; give both or neither"
-            )
-        parts, numbers = None, None
-        if in_counts is not None and out_counts is not None:
-            several = isinstance(x, (list, tuple))
-            parts, numbers = self._parts(
-                in_counts if several else [in_counts],
-                out_counts if several else [out_counts],
-                ins.n,
-            )
-        call = call_options(tag, timeout, priority)
-        return self._submit(
-            "sotto_all_to_all",
-            ins.array,
-            outs.array,
-            ins.n,
-            parts,
-            call=call,
-            keep=(ins, outs, numbers),
-        )
-
-    def _parts(
-        self, in_counts: Sequence[Any], out_counts: Sequence[Any], n: int
-    ) -> tuple[Any, Any]:
-        if len(in_counts) != n or len(out_counts) != n:
-            raise InvalidArgumentError(
-                f"{len(in_counts)} in_counts and {len(out_counts)} out_counts for {n} arrays; each "
-                "array needs a list of both"
-            )
-        parts = (abi.Parts * n)()
-        numbers = []
-        for part, *counts in zip(parts, in_counts, out_counts):
-            for name, of_rank in zip(("in_counts", "out_counts"), counts):
-                if len(of_rank) != self._size or any(k < 0 for k in of_rank):
-                    raise InvalidArgumentError(
-                        f"{name} is {list(of_rank)}; allowed: {self._size} numbers from 0, one "
-                        "for every rank"
-                    )
-                array = (c.c_uint64 * self._size)(*of_rank)
-                numbers.append(array)
-                setattr(part, name, c.cast(array, c.POINTER(c.c_uint64)))
-            part.struct_size = c.sizeof(abi.Parts)
-        return parts, numbers
-
-    def gather(
+    def reduce(
         self,
         x: Any,
         out: Any = None,
         root: int = 0,
         *,
+        op: str | None = None,
         tag: int = 0,
         timeout: float | None = None,
         priority: int = 0,
     ) -> Work:
-        """out on the root = concatenation of x over ranks.
+        """out on the root = reduction of x over ranks, with the bits that all_reduce has.
 
-        out: size times as many elements as x; None on all ranks but the root.
+        out: same dtypes and counts as x; None on all ranks but the root, and there too if x is to
+        be replaced. op: as in all_reduce.
         """
-        ins = self._inputs(x)
-        outs = None
+        ins, outs = self._inputs(x), None
         if self._rank == root:
-            if out is None:
-                raise InvalidArgumentError(
-                    "out is None; the root of a gather needs an array for the result"
-                )
             ins, outs = self._pair(x, out)
-        call = call_options(tag, timeout, priority)
+        call = call_options(tag, timeout, priority, op)
         return self._submit(
-            "sotto_gather",
+            "sotto_reduce",
             ins.array,
             None if outs is None else outs.array,
             ins.n,
-            root,
-            call=call,
-            keep=(ins, outs),
-        )
-
-    def scatter(
-        self,
-        x: Any,
-        out: Any,
-        root: int = 0,
-        *,
-        tag: int = 0,
-        timeout: float | None = None,
-        priority: int = 0,
-    ) -> Work:
-        """out = this rank's part of x on the root.
-
-        x: size times as many elements as out; None on all ranks but the root.
-        """
-        ins, outs = None, self._outputs(out)
-        if self._rank == root:
-            if x is None:
-                raise InvalidArgumentError(
-                    "x is None; the root of a scatter needs the array to be sent"
-                )
-            ins, outs = self._pair(x, out)
-        call = call_options(tag, timeout, priority)
-        return self._submit(
-            "sotto_scatter",
-            None if ins is None else ins.array,
-            outs.array,
-            outs.n,
             root,
             call=call,
             keep=(ins, outs),

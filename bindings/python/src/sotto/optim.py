@@ -10,10 +10,11 @@ from typing import Any, NamedTuple, cast
 
 from . import _abi as abi
 from ._buffers import HOST, Buffers, View, buffer_of, cuda_of, view_of
+from ._call import call_on, call_options
 from ._handle import HandleOwner
 from ._lib import interruptible, library
 from .codec import export_state, import_state, state_mode
-from .comm import Comm, call_on, call_options
+from .comm import Comm
 from .errors import InvalidArgumentError
 from .group import default_comm
 from .work import Work, orphans

@@ -253,3 +253,27 @@ def wait_any(works: Sequence[Work], timeout: float | None = None) -> int:
             raise TimeoutError(
                 f"none of {len(works)} operations ended within {timeout} s; they go on"
             )
+
+
+def wait_all(works: Sequence[Work], timeout: float | None = None) -> None:
+    """Waits until all of several operations of one comm or its splits have ended, well or not.
+
+    timeout: seconds, of all together; None: no limit of its own. Errors: that of the first of them
+    that has failed, TimeoutError (time over: they go on), InvalidArgumentError (several contexts),
+    InvalidStateError (fork, open group).
+    """
+    if not works:
+        return
+    handles = (c.c_void_p * len(works))(*(work._started().value for work in works))
+    deadline, lib = _Deadline(timeout), works[0]._lib
+    while True:
+        status = lib.functions.sotto_op_wait_all(handles, len(works), deadline.slice_us())
+        if status != abi.SOTTO_IN_PROGRESS:
+            break
+        if deadline.over():
+            raise TimeoutError(f"not all of {len(works)} operations ended within {timeout} s")
+    text = lib.last_error()
+    if not all([work.is_completed() for work in works]):
+        raise error_of(status, text)  # refused: nothing was waited for
+    for work in works:
+        work.wait()
