@@ -131,20 +131,40 @@ Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* array
   return out;
 }
 
-Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
-              sotto_optim** out_optim) {
-  SOTTO_TRY(CallbackScope::refuse_inside());
-  SOTTO_TRY(check_no_group(*comm->state));
+// What a rank registers, checked.
+struct Registration {
+  std::vector<ParamSpec> specs;
+  std::shared_ptr<Device> device;
+  std::vector<MemoryRange> written;
+};
+
+Result<Registration> take_registration(const sotto_comm& comm, const char* json,
+                                       const sotto_param* params, uint64_t n,
+                                       sotto_optim** out_optim) {
+  SOTTO_TRY(check_no_group(*comm.state));
   SOTTO_TRY(check_pointer(json, "json"));
   SOTTO_TRY(check_pointer(out_optim, "out_optim"));
   Registered all;
-  SOTTO_ASSIGN(std::vector<ParamSpec> specs, take_params(params, n, &all));
-  SOTTO_ASSIGN(std::shared_ptr<Device> device, all.device.find(*comm->state->core->context()));
+  Registration out;
+  SOTTO_ASSIGN(out.specs, take_params(params, n, &all));
+  SOTTO_ASSIGN(out.device, all.device.find(*comm.state->core->context()));
+  out.written = written_in_order(std::move(all.ranges));
+  return out;
+}
+
+Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
+              sotto_optim** out_optim) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
   auto object = std::make_unique<sotto_optim>();
   object->comm = comm->state;
+  // The other ranks hear of what is wrong here, so that nobody waits for this one.
+  Result<Registration> taken =
+      caught([&] { return take_registration(*comm, json, params, n, out_optim); });
+  Registration mine = taken.ok() ? taken.take() : Registration();
   SOTTO_ASSIGN(object->core,
-               Optimizer::create(comm->state->core, json, std::move(specs), std::move(device)));
-  object->written = written_in_order(std::move(all.ranges));
+               Optimizer::create(comm->state->core, json == nullptr ? "" : json,
+                                 std::move(mine.specs), std::move(mine.device), taken.status()));
+  object->written = std::move(mine.written);
   SOTTO_ASSIGN(*out_optim, give_out(std::move(object)));
   return ok_status();
 }
@@ -233,6 +253,19 @@ Status state_import_arrays(sotto_optim* optim, const sotto_named_array* arrays, 
   return optim->core->import_arrays(take_named_arrays(arrays, n, optim->core->device()->caps().id));
 }
 
+Status set_user_state(sotto_optim* optim, const void* data, uint64_t len) {
+  if (len > kMaxUserState)
+    return invalid_argument("len is {}; allowed: at most {} bytes", len, kMaxUserState);
+  if (data == nullptr && len != 0) return invalid_argument("data is NULL but len is {}", len);
+  const auto* first = static_cast<const std::byte*>(data);
+  return optim->core->set_user_state(std::vector<std::byte>(first, first + len));
+}
+
+Status get_user_state(const sotto_optim* optim, void* buf, uint64_t cap, uint64_t* out_len) {
+  const std::vector<std::byte>& bytes = optim->core->user_state();
+  return write_bytes(bytes.data(), bytes.size(), buf, cap, out_len);
+}
+
 Status end(sotto_optim& optim) {
   // The step in flight reads and writes the caller's parameters, which are free after this call.
   // Its own deadline ends it; the other operations of the comm go on.
@@ -303,6 +336,24 @@ sotto_status sotto_optim_state_import_arrays(sotto_optim* optim, const sotto_nam
                                              uint64_t n) {
   return guarded_on("sotto_optim_state_import_arrays", optim,
                     [&](auto* object) { return state_import_arrays(object, arrays, n); });
+}
+
+sotto_status sotto_optim_synchronize(sotto_optim* optim, const sotto_call* call,
+                                     sotto_op** out_op) {
+  return guarded_on("sotto_optim_synchronize", optim, [&](auto* object) {
+    return run(object, call, out_op, &Optimizer::synchronise);
+  });
+}
+
+sotto_status sotto_optim_set_user_state(sotto_optim* optim, const void* data, uint64_t len) {
+  return guarded_on("sotto_optim_set_user_state", optim,
+                    [&](auto* object) { return set_user_state(object, data, len); });
+}
+
+sotto_status sotto_optim_get_user_state(const sotto_optim* optim, void* buf, uint64_t cap,
+                                        uint64_t* out_len) {
+  return guarded_on("sotto_optim_get_user_state", optim,
+                    [&](auto* object) { return get_user_state(object, buf, cap, out_len); });
 }
 
 sotto_status sotto_optim_destroy(sotto_optim* optim) {

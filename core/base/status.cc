@@ -1,5 +1,8 @@
 #include "core/base/status.h"
 
+#include <exception>
+#include <new>
+
 namespace sotto {
 
 std::string_view code_name(Code code) {
@@ -37,6 +40,18 @@ const std::string& Status::text() const {
 Status Status::with_prefix(std::string_view prefix) const {
   if (ok()) return *this;
   return Status(code_, fmt::format("{}: {}", prefix, text()));
+}
+
+Status status_of_exception() {
+  try {
+    throw;
+  } catch (const std::bad_alloc&) {
+    return Status(Code::kOutOfMemory, "out of memory");
+  } catch (const std::exception& e) {
+    return Status(Code::kInternal, e.what());
+  } catch (...) {
+    return Status(Code::kInternal, "exception of unknown type");
+  }
 }
 
 }  // namespace sotto

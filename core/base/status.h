@@ -97,6 +97,20 @@ class [[nodiscard]] Result {
   Status status_;
 };
 
+// The status of the exception that is being handled: OUT_OF_MEMORY or INTERNAL.
+Status status_of_exception();
+
+// f(), which returns a Result; an exception becomes its status. For work of one rank that others
+// have to hear of.
+template <class F>
+auto caught(F&& f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (...) {
+    return status_of_exception();
+  }
+}
+
 }  // namespace sotto
 
 // Returns the status of `expr` from the enclosing function unless it is OK.

@@ -15,6 +15,8 @@ size_t edit_distance(std::string_view a, std::string_view b);
 // candidates.
 std::string_view nearest_word(std::string_view word, std::span<const std::string_view> candidates);
 
+bool is_utf8(std::string_view text);
+
 // The text fit for one line of a message: control characters and bytes that are not UTF-8 as \xNN,
 // cut after max_bytes bytes of input with "..." behind.
 std::string printable(std::string_view text, size_t max_bytes = 80);

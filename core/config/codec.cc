@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "core/config/document.h"
 #include "core/config/sections.h"
 
 namespace sotto {
@@ -84,8 +85,11 @@ Result<CodecSettings> read_codec(const Json& object, const std::string& path, Fi
 }
 
 Result<CodecSettings> parse_codec(std::string_view text) {
-  const Json json = Json::parse(text, nullptr, false);
+  std::string twice;
+  const Json json = parse_plain(text, &twice);
   if (json.is_discarded()) return invalid_argument("codec: the description is no JSON");
+  if (!twice.empty())
+    return invalid_argument("codec: the key {} is there twice; leave one of them out", twice);
   if (!json.is_object())
     return invalid_argument("codec: found {}, allowed is an object", json_text(json));
   Findings findings;

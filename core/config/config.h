@@ -152,19 +152,25 @@ std::string_view mode_name(Mode mode);
 enum class ZeroVariancePolicy : int32_t { kMask = 1, kEps = 2, kError = 3 };
 // What becomes of error feedback in an export that leaves the choice to the configuration.
 enum class CheckpointErrors : int32_t { kExact = 1, kMean = 2, kReset = 3 };
+// What an optimizer does about parameter values that differ between ranks when it is created:
+// gives all ranks rank 0's, refuses, or does not look. kTrust does not compare imported state
+// either.
+enum class InitialParameters : int32_t { kBroadcast = 1, kCheck = 2, kTrust = 3 };
+std::string_view initial_parameters_name(InitialParameters policy);
 
 // The product's own section.
 struct SottoConfig {
   Mode mode = Mode::kStrict;
   std::string transport = "auto";  // auto | inproc | nccl | tcp
   ScaleKind scale = ScaleKind::kL2;
-  Granularity granularity = Granularity::kFlat;
+  std::optional<Granularity> granularity;        // flat, tensor, bucket; nothing: Config::granularity
   uint64_t bucket_elements = uint64_t{1} << 22;  // granularity bucket: >= 8192, multiple of 512
   uint64_t chunk_align = 512;                    // elements, a positive multiple of 8
   uint32_t step_offset = 1;                      // 0 or 1; only the 1-bit types have one
   ZeroVariancePolicy zero_variance_policy = ZeroVariancePolicy::kMask;
   bool coeff_debias = false;
   CheckpointErrors checkpoint = CheckpointErrors::kMean;
+  InitialParameters initial_parameters = InitialParameters::kCheck;
   std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
   uint64_t max_consecutive_skips = 100;  // overflows in a row before a step fails for good; >= 1
   StateType state_dtype =
@@ -217,9 +223,19 @@ struct Config {
   // at all; INVALID_ARGUMENT if the keys contradict each other or dp_world.
   Result<std::optional<BatchNumbers>> resolve_batch(uint64_t dp_world) const;
 
+  // Whether gradients have 16 bits, as far as the file says.
+  bool half_gradients() const;
+  // The file's, or the default of mode and type: flat, but in mode compat what DeepSpeed compresses
+  // as one. Its 1-bit Adam and 0/1 Adam take tensor by tensor what they are given: a float32 model's
+  // tensors, or, with `half` gradients, the one tensor that the fp16 wrapper makes of a parameter
+  // group.
+  Granularity granularity(bool half) const;
   // What the later steps of a 1-bit type compress with over `world` ranks, or gradient_codec;
-  // nothing: all is sent in full precision.
-  std::optional<CodecSettings> compression(uint64_t world) const;
+  // nothing: all is sent in full precision. half: as above.
+  std::optional<CodecSettings> compression(uint64_t world, bool half) const;
+  std::optional<CodecSettings> compression(uint64_t world) const {
+    return compression(world, half_gradients());
+  }
 
   // Updates in full precision before the first compressed one; UINT64_MAX for types without
   // compression.

@@ -40,13 +40,22 @@ class DuplicateFinder {
   std::string path_;
 };
 
+// The parser quotes what it has read last, a number of any length for example. Its end is enough.
+std::string without_long_token(std::string_view what) {
+  constexpr size_t kKept = 40;
+  const size_t open = what.find('\''), close = what.rfind('\'');
+  if (open == std::string_view::npos || close <= open + 1 + kKept) return printable(what, 300);
+  return fmt::format("{}...{}", printable(what.substr(0, open + 1), 300),
+                     printable(what.substr(close - kKept), 300));
+}
+
 // The parser's own words, without the class name in front, with line and column in our form.
 Status syntax_error(const Json::exception& failure, std::string_view text) {
   std::string_view what = failure.what();
   if (const size_t end = what.find("] "); end != std::string_view::npos)
     what.remove_prefix(end + 2);
   const auto* syntax = dynamic_cast<const Json::parse_error*>(&failure);
-  if (syntax == nullptr) return invalid_argument("configuration: {}", printable(what, 300));
+  if (syntax == nullptr) return invalid_argument("configuration: {}", without_long_token(what));
   if (const size_t end = what.find(": "); end != std::string_view::npos)
     what.remove_prefix(end + 2);
   const size_t offset = syntax->byte > 0 ? syntax->byte - 1 : 0;
@@ -55,7 +64,7 @@ Status syntax_error(const Json::exception& failure, std::string_view text) {
     return invalid_argument("{}: {}", place_of(position_of_offset(text, advice.offset)),
                             advice.text);
   return invalid_argument("{}: {}", place_of(position_of_offset(text, offset)),
-                          printable(what, 300));
+                          without_long_token(what));
 }
 
 // Replaces the texts "auto" below `json` by the value that `values` has for their path.
@@ -73,7 +82,10 @@ void replace_auto(Json& json, const Json& values, const std::string& path) {
 
 Result<Json> read_values(std::string_view text) {
   if (text.empty()) return Json::object();
-  Json values = Json::parse(text, nullptr, false);
+  std::string twice;
+  Json values = parse_plain(text, &twice);
+  if (!twice.empty())
+    return invalid_argument("values: the key {} is there twice; leave one of them out", twice);
   if (!values.is_object()) {
     return invalid_argument(
         "values: found {}, expected a JSON object from paths to values, such as "
@@ -101,6 +113,13 @@ Result<std::string> resolve_text(std::string_view text, const Json& values) {
 std::string place_of(const TextPosition& position) {
   if (position.line == 0) return "configuration";
   return fmt::format("configuration: line {}, column {}", position.line, position.column);
+}
+
+Json parse_plain(std::string_view text, std::string* twice) {
+  DuplicateFinder duplicates;
+  Json json = Json::parse(text, std::ref(duplicates), false);
+  if (!json.is_discarded()) *twice = duplicates.path();
+  return json;
 }
 
 Result<Json> parse_document(const std::string& text) {

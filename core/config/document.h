@@ -18,6 +18,10 @@ std::string place_of(const TextPosition& position);
 // JSON, no object, or has a key twice.
 Result<Json> parse_document(const std::string& text);
 
+// Any JSON; discarded if it is none. twice: the path of the first key that an object has twice, or
+// empty.
+Json parse_plain(std::string_view text, std::string* twice);
+
 // read(JSON text) for a text that may be that JSON as one base64url word; errors then say so.
 template <class Read>
 auto from_source(std::string_view text, Read&& read) -> decltype(read(text)) {

@@ -275,17 +275,19 @@ Json codec_json(const CodecSettings& s) {
   return out;
 }
 
-Json sotto_json(const SottoConfig& s) {
+Json sotto_json(const Config& config) {
+  const SottoConfig& s = config.sotto;
   return {{"mode", mode_name(s.mode)},
           {"transport", s.transport},
           {"scale", scale_name(s.scale)},
-          {"granularity", granularity_name(s.granularity)},
+          {"granularity", granularity_name(config.granularity(config.half_gradients()))},
           {"bucket_elements", s.bucket_elements},
           {"chunk_align", s.mode == Mode::kCompat ? Json("lcm(ranks, 8)") : Json(s.chunk_align)},
           {"step_offset", s.step_offset},
           {"zero_variance_policy", zero_variance_policy_name(s.zero_variance_policy)},
           {"coeff_debias", s.coeff_debias},
           {"checkpoint", checkpoint_name(s.checkpoint)},
+          {"initial_parameters", initial_parameters_name(s.initial_parameters)},
           {"timeout_ms", s.timeout_ms ? Json(*s.timeout_ms) : Json(nullptr)},
           {"max_consecutive_skips", s.max_consecutive_skips},
           {"state_dtype", state_type_name(s.state_dtype)},
@@ -332,7 +334,7 @@ Json notes_json(const Config& config, const Request& request) {
       "payload bytes are what one rank sends for the parameters by closed formula; headers, scales "
       "and the small sum "
       "for clipping are counted apart");
-  if (config.sotto.granularity == Granularity::kTensor &&
+  if (config.granularity(config.half_gradients()) == Granularity::kTensor &&
       optimizer_is_one_bit(config.optimizer.kind)) {
     notes.push_back(
         "sotto.granularity tensor pads every tensor, so compressed updates send at least these "
@@ -376,7 +378,7 @@ Result<std::string> config_report(std::string_view text, uint64_t world_size, ui
   SOTTO_ASSIGN(out["schedule"], schedule_json(config));
   out["gradient_clipping"] = config.gradient_clipping;
   out["loss_scale"] = loss_scale_json(config);
-  out["sotto"] = sotto_json(config.sotto);
+  out["sotto"] = sotto_json(config);
   out["stages"] = stages_json(config, request);
   out["run"] = run_json(config);
   out["memory_bytes"] = memory_json(config, request);

@@ -88,11 +88,25 @@ Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) con
   return std::optional<BatchNumbers>(b);
 }
 
-std::optional<CodecSettings> Config::compression(uint64_t world) const {
+bool Config::half_gradients() const {
+  return fp16.enabled || bf16_enabled || grad_accum_dtype.value_or(Dtype::kF32) != Dtype::kF32;
+}
+
+Granularity published_granularity(OptimizerKind kind, bool half) {
+  return kind == OptimizerKind::kOneBitLamb || half ? Granularity::kFlat : Granularity::kTensor;
+}
+
+Granularity Config::granularity(bool half) const {
+  if (sotto.granularity) return *sotto.granularity;
+  const bool published = sotto.mode == Mode::kCompat && optimizer_is_one_bit(optimizer.kind);
+  return published ? published_granularity(optimizer.kind, half) : Granularity::kFlat;
+}
+
+std::optional<CodecSettings> Config::compression(uint64_t world, bool half) const {
   if (!optimizer_is_one_bit(optimizer.kind)) return sotto.gradient_codec;
   CodecSettings s;
   s.scale = sotto.scale;
-  s.granularity = sotto.granularity;
+  s.granularity = granularity(half);
   // "flat" is a parameter group for the Adams, everything for 1-bit LAMB (specification 1.10).
   if (s.granularity == Granularity::kFlat && optimizer.kind != OptimizerKind::kOneBitLamb)
     s.granularity = Granularity::kGroup;

@@ -28,6 +28,10 @@ void read_word(const ObjectReader& reader, std::string_view key, Enum& out) {
 // Group `index` of resolve_groups; the status has the path of the group in front.
 Result<OptimizerParams> resolve_group(const Config& config, uint64_t index);
 
+// What DeepSpeed's optimizer of this type compresses as one: kFlat stands for a parameter group, or
+// for 1-bit LAMB for everything.
+Granularity published_granularity(OptimizerKind kind, bool half);
+
 struct Obstacle {
   std::string path;
   std::string value;

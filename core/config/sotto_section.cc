@@ -50,6 +50,15 @@ std::string_view checkpoint_name(CheckpointErrors checkpoint) {
   return "?";
 }
 
+std::string_view initial_parameters_name(InitialParameters policy) {
+  switch (policy) {
+    case InitialParameters::kBroadcast: return "broadcast";
+    case InitialParameters::kCheck: return "check";
+    case InitialParameters::kTrust: return "trust";
+  }
+  return "?";
+}
+
 namespace {
 
 Status read_sizes(const ObjectReader& reader, SottoConfig& sotto, Findings& findings) {
@@ -120,6 +129,14 @@ Status read_mode(const ObjectReader& reader, Config& config, Findings& findings)
   };
   if (sotto.granularity == Granularity::kBucket)
     return refuse("granularity", "found bucket, allowed is flat, tensor");
+  const Granularity published = published_granularity(kind, config.half_gradients());
+  if (sotto.granularity.value_or(published) != published) {
+    findings.warn(reader.path_of("granularity"),
+                  fmt::format("{} is not what DeepSpeed's {} compresses as one with these gradients, "
+                              "so results are not DeepSpeed's; {} is",
+                              granularity_name(*sotto.granularity), optimizer_kind_name(kind),
+                              granularity_name(published)));
+  }
   if (reader.has("chunk_align"))
     return refuse("chunk_align", "it is lcm(number of ranks, 8), remove the key");
   if (!reader.has("zero_variance_policy")) sotto.zero_variance_policy = ZeroVariancePolicy::kEps;
@@ -173,7 +190,8 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
                ObjectReader::open(object, ConfigSection::kSotto, ~0u, "sotto", findings));
   SottoConfig& sotto = config.sotto;
   read_word(reader, "scale", sotto.scale);
-  read_word(reader, "granularity", sotto.granularity);
+  if (reader.has("granularity"))
+    read_word(reader, "granularity", sotto.granularity.emplace(Granularity::kFlat));
   read_word(reader, "zero_variance_policy", sotto.zero_variance_policy);
   SOTTO_TRY(read_mode(reader, config, findings));
   constexpr std::string_view kTransports[] = {"auto", "inproc", "nccl", "tcp"};
@@ -184,6 +202,7 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   sotto.step_offset = static_cast<uint32_t>(step_offset);
   reader.get("coeff_debias", sotto.coeff_debias);
   read_word(reader, "checkpoint", sotto.checkpoint);
+  read_word(reader, "initial_parameters", sotto.initial_parameters);
   reader.get("timeout_ms", sotto.timeout_ms);
   reader.get("max_consecutive_skips", sotto.max_consecutive_skips);
   SOTTO_TRY(read_state_dtype(reader, config, findings));

@@ -1,6 +1,7 @@
 #include "core/iface/transport.h"
 
 #include "core/base/dtype.h"
+#include "core/base/hash.h"
 #include "core/iface/kernels.h"
 
 namespace sotto {
@@ -48,6 +49,28 @@ const char* reduce_name(uint16_t reduce) {
 // Their own exchange says nothing that the caller knows of.
 bool is_service(OpKind kind) { return kind >= OpKind::kCommCreate && kind <= OpKind::kStateExport; }
 
+constexpr uint32_t kGroupBits = 28;
+
+// What two steps differ in that have the same elements and tag.
+std::string step_differences(const OpSignature& a, const OpSignature& b) {
+  std::string out;
+  const auto add = [&](const std::string& text) { out += (out.empty() ? "" : ", and ") + text; };
+  const auto x = static_cast<uint32_t>(a.root), y = static_cast<uint32_t>(b.root);
+  const uint32_t groups = x >> kGroupBits;
+  if (groups == 0 && x != y) add("learning rate, weight decay or betas of a group differ");
+  for (uint32_t g = 0; groups == y >> kGroupBits && g < groups; ++g) {
+    const uint32_t bits = kGroupBits / groups;
+    if (((x ^ y) >> (g * bits) & ((1u << bits) - 1)) == 0) continue;
+    add(fmt::format("learning rate, weight decay or betas of group {} differ", g));
+  }
+  if (a.reduce != b.reduce)
+    add("the state that was imported since the last step differs, or only one of them has imported "
+        "any");
+  if (out.empty() && a.detail != b.detail)
+    out = "step number, stage, micro-batches, loss scale or settings of groups differ";
+  return out.empty() ? out : "; " + out;
+}
+
 }  // namespace
 
 std::string name_of(const OpKey& key) {
@@ -56,22 +79,39 @@ std::string name_of(const OpKey& key) {
                      (key.number >> 47) & 0xffffu, (key.number >> 31) & 0xffffu);
 }
 
+int32_t pack_group_hashes(std::span<const uint64_t> groups) {
+  const auto n = static_cast<uint32_t>(groups.size());
+  uint32_t packed = 0;
+  if (n == 0 || n > 7) {
+    constexpr uint32_t kMask = (1u << kGroupBits) - 1;
+    packed = static_cast<uint32_t>(hash64(groups.data(), groups.size_bytes())) & kMask;
+    return static_cast<int32_t>(packed);
+  }
+  const uint32_t bits = kGroupBits / n;
+  for (uint32_t g = 0; g < n; ++g)
+    packed |= (static_cast<uint32_t>(groups[g]) & ((1u << bits) - 1)) << (g * bits);
+  return static_cast<int32_t>(packed | n << kGroupBits);
+}
+
 std::string describe(const OpSignature& s) {
   if (is_service(s.kind)) return kind_name(s.kind);
   if (s.kind == OpKind::kBarrier) return fmt::format("barrier(tag {})", s.tag);
   const std::string_view dtype = s.dtype == 0 ? "mixed" : dtype_name(static_cast<Dtype>(s.dtype));
-  const std::string root = s.root >= 0 ? fmt::format("root {}, ", s.root) : "";
+  const bool step = s.kind == OpKind::kOptimStep;
+  const std::string root = s.root >= 0 && !step ? fmt::format("root {}, ", s.root) : "";
   const std::string count =
       s.kind == OpKind::kAllToAllParts ? "" : fmt::format("{} elements, ", s.count);
   return fmt::format("{}({}{}{}, {}tag {}, layout {:08x})", kind_name(s.kind),
-                     reduce_name(s.reduce), root, dtype, count, s.tag, s.detail);
+                     step ? "" : reduce_name(s.reduce), root, dtype, count, s.tag, s.detail);
 }
 
 std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a,
                               int32_t rank_b, const OpSignature& b) {
   OpSignature unchained = a;
   unchained.chain = b.chain;
-  const char* why = unchained == b ? "; the same call, so an operation before it differs" : "";
+  std::string why = unchained == b ? "; the same call, so an operation before it differs" : "";
+  if (a.kind == OpKind::kOptimStep && b.kind == a.kind && a.count == b.count && a.tag == b.tag)
+    why += step_differences(a, b);
   return fmt::format(
       "ranks do not agree on {} of comm {:x}: rank {} called {}, rank {} called {}{}", name_of(key),
       key.comm, rank_a, describe(a), rank_b, describe(b), why);

@@ -91,6 +91,10 @@ enum class OpKind : uint16_t {
   kOptimImport,
   kStateExport
 };
+//
+// Optimizer steps have no reduction and no root. There `root` tells hashes of parameter groups apart
+// (pack_group_hashes), and `reduce` is a hash of state that was imported since the last step (0:
+// none), so that a mismatch can be explained. Both are in `detail` as well.
 struct OpSignature {
   OpKind kind = OpKind::kBarrier;
   uint16_t reduce = 0;  // ReduceOp, 0: none
@@ -108,6 +112,9 @@ struct OpSignature {
 static_assert(sizeof(OpSignature) == 40);
 // "operation 3", or "send/recv 0 from rank 1 to rank 2" of the comm.
 std::string name_of(const OpKey& key);
+// Up to 7 groups have as many bits each as fit into 28, from bit 0, and their number stands in the
+// upper 4 bits; more share all 28, and the number is 0.
+int32_t pack_group_hashes(std::span<const uint64_t> groups);
 std::string describe(
     const OpSignature& signature);  // "all_reduce(sum, fp32, 1000 elements, tag 0)"
 // The text of a PROTOCOL error: two ranks gave one key to different operations.

@@ -203,10 +203,8 @@ Status Optimizer::read_zeroone(const ArrayReader& reader, OptimSnapshot* s) cons
   const bool between = reader.has(ArrayKey::kLrs) || reader.has(ArrayKey::kMomentumAccumulator);
   if (!s->zeroone.frozen || !between) return ok_status();
   SOTTO_TRY(reader.need(std::array{ArrayKey::kLrs, ArrayKey::kMomentumAccumulator}));
-  for (size_t g = 0; g < groups_.size(); ++g) {
-    SOTTO_ASSIGN(const auto sum, reader.common_number(ArrayKey::kLrs, 0, g));
-    s->lr_sums[g] = sum.value_or(0);
-  }
+  SOTTO_ASSIGN(const auto sums, reader.common_numbers(ArrayKey::kLrs, 0, groups_.size()));
+  for (size_t g = 0; g < groups_.size(); ++g) s->lr_sums[g] = sums[g].value_or(0);
   return read_local_sum(reader, s);
 }
 

@@ -266,24 +266,35 @@ Result<std::optional<double>> ArrayReader::number(ArrayKey key, uint64_t tensor,
                           shown(source.array->name), read[0], least);
 }
 
-Result<std::optional<double>> ArrayReader::common_number(ArrayKey key, double least,
-                                                         std::optional<uint64_t> group) const {
-  std::optional<double> common;
-  uint64_t from = 0;
+template <class Slot>
+Result<std::vector<std::optional<double>>> ArrayReader::common(ArrayKey key, double least,
+                                                               uint64_t slots, Slot&& slot_of,
+                                                               const char* scope) const {
+  std::vector<std::optional<double>> out(slots);
+  std::vector<uint64_t> from(slots);
   for (uint64_t t = 0; t < params_.size(); ++t) {
-    if (group && params_[t].group != *group) continue;
     SOTTO_ASSIGN(const std::optional<double> x, number(key, t, least));
     if (!x) continue;
-    if (common && *x != *common) {
+    const uint64_t slot = slot_of(params_[t]);
+    if (out[slot] && *x != *out[slot]) {
       return invalid_argument(
           "array \"{}\" is {}, but \"{}\" is {}; allowed: one value for all parameters{}",
-          shown(name_of(key, t)), *x, shown(name_of(key, from)), *common,
-          group ? " of a group" : "");
+          shown(name_of(key, t)), *x, shown(name_of(key, from[slot])), *out[slot], scope);
     }
-    if (!common) from = t;
-    common = x;
+    if (!out[slot]) from[slot] = t;
+    out[slot] = x;
   }
-  return common;
+  return out;
+}
+
+Result<std::optional<double>> ArrayReader::common_number(ArrayKey key, double least) const {
+  SOTTO_ASSIGN(const auto numbers, common(key, least, 1, [](const ParamSpec&) { return 0; }, ""));
+  return numbers[0];
+}
+
+Result<std::vector<std::optional<double>>> ArrayReader::common_numbers(ArrayKey key, double least,
+                                                                       uint64_t groups) const {
+  return common(key, least, groups, [](const ParamSpec& p) { return p.group; }, " of a group");
 }
 
 Result<std::optional<int64_t>> ArrayReader::common_integer(ArrayKey key, int64_t least) const {

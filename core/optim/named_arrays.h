@@ -65,9 +65,11 @@ class ArrayReader {
   // The number of one parameter, if it was given. INVALID_ARGUMENT unless it is finite as float32
   // and at least `least`.
   Result<std::optional<double>> number(ArrayKey key, uint64_t tensor, double least) const;
-  // The number of the run, or the one that is the same for all parameters, or for those of a group.
-  Result<std::optional<double>> common_number(ArrayKey key, double least,
-                                              std::optional<uint64_t> group = {}) const;
+  // The number of the run, or the one that is the same for all parameters; or one for each group,
+  // the same for its parameters.
+  Result<std::optional<double>> common_number(ArrayKey key, double least) const;
+  Result<std::vector<std::optional<double>>> common_numbers(ArrayKey key, double least,
+                                                            uint64_t groups) const;
   // The same of a whole number, of at most 2^53.
   Result<std::optional<int64_t>> common_integer(ArrayKey key, int64_t least) const;
 
@@ -91,6 +93,10 @@ class ArrayReader {
   Status take_one(const NamedArray& array);
   Status place(const NamedArray& array, ArrayKey key, std::span<const uint32_t> tensors);
   std::string given_name(ArrayKey key) const;
+  // slots: of a parameter, where its common number is.
+  template <class Slot>
+  Result<std::vector<std::optional<double>>> common(ArrayKey key, double least, uint64_t slots,
+                                                    Slot&& slot_of, const char* scope) const;
   Result<std::vector<double>> values(const Source& source, uint64_t count) const;
 
   const DeviceAccess& access_;

@@ -2,15 +2,46 @@
 // report.cc.
 #include "core/optim/optimizer.h"
 
+#include <algorithm>
 #include <cmath>
-#include <cstring>
-#include <set>
+#include <unordered_set>
 
-#include "core/base/hash.h"
 #include "core/base/log.h"
-#include "core/optim/settings.h"
+#include "core/base/text.h"
 
 namespace sotto {
+namespace {
+
+// Groups are those of the file; a file without any leaves them to the program, which has at most
+// one for every parameter. So memory is in proportion to what was given.
+Result<uint64_t> count_groups(const Config& config, const std::vector<ParamSpec>& params) {
+  const uint64_t named = config.sotto.param_groups.size();
+  const uint64_t allowed = named != 0 ? named : std::max<uint64_t>(1, params.size());
+  uint64_t n_groups = std::max<uint64_t>(1, named);
+  for (size_t i = 0; i < params.size(); ++i) {
+    const ParamSpec& p = params[i];
+    if (p.group >= allowed) {
+      return invalid_argument(
+          "parameter {} (\"{}\"): group is {}; allowed: 0 to {}, {}", i, printable(p.name), p.group,
+          allowed - 1,
+          named != 0 ? fmt::format("since sotto.param_groups has {} group(s)", named)
+                     : fmt::format("one group for each of {} parameter(s): the configuration has no "
+                                   "sotto.param_groups",
+                                   params.size()));
+    }
+    n_groups = std::max<uint64_t>(n_groups, uint64_t{p.group} + 1);
+  }
+  return n_groups;
+}
+
+// "group:3", "group:3/weight": what import_arrays takes for a group.
+bool looks_like_group(std::string_view name) {
+  constexpr std::string_view kPrefix = "group:";
+  return name.starts_with(kPrefix) && name.size() > kPrefix.size() && name[kPrefix.size()] >= '0' &&
+         name[kPrefix.size()] <= '9';
+}
+
+}  // namespace
 
 Optimizer::Optimizer(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device, Config config,
                      std::vector<OptimizerParams> groups, LrSchedule schedule,
@@ -31,7 +62,24 @@ Optimizer::Optimizer(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device,
 Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
                                                      std::string_view config_text,
                                                      std::vector<ParamSpec> params,
-                                                     std::shared_ptr<Device> device) {
+                                                     std::shared_ptr<Device> device,
+                                                     const Status& refused) {
+  // All ranks meet, also one that has found a fault of its own or has no memory.
+  const Result<std::shared_ptr<Optimizer>> made =
+      caught([&]() -> Result<std::shared_ptr<Optimizer>> {
+        SOTTO_TRY(refused);
+        return make(comm, config_text, std::move(params), std::move(device));
+      });
+  SOTTO_TRY(meet(*comm, made));
+  if ((*made)->config_.sotto.initial_parameters == InitialParameters::kBroadcast)
+    SOTTO_TRY((*made)->broadcast_parameters());
+  return made;
+}
+
+Result<std::shared_ptr<Optimizer>> Optimizer::make(std::shared_ptr<Comm> comm,
+                                                   std::string_view config_text,
+                                                   std::vector<ParamSpec> params,
+                                                   std::shared_ptr<Device> device) {
   SOTTO_ASSIGN(Config config, parse_config(config_text));
   SOTTO_TRY(check_supported(config));
   for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
@@ -44,8 +92,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
   }
   SOTTO_ASSIGN(const std::optional<BatchNumbers> batch,
                config.resolve_batch(static_cast<uint64_t>(comm->size())));
-  uint64_t n_groups = std::max<uint64_t>(1, config.sotto.param_groups.size());
-  for (const ParamSpec& p : params) n_groups = std::max<uint64_t>(n_groups, uint64_t{p.group} + 1);
+  SOTTO_ASSIGN(const uint64_t n_groups, count_groups(config, params));
   SOTTO_ASSIGN(std::vector<OptimizerParams> groups, config.resolve_groups(n_groups));
   std::vector<double> base_lr;
   for (const OptimizerParams& g : groups) base_lr.push_back(g.lr);
@@ -55,13 +102,10 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
                                                      std::move(config), std::move(groups),
                                                      std::move(schedule), std::move(params)));
   if (batch) optimizer->accumulation_steps_ = batch->gas;
-  // All ranks take part in the comparison, also one that found a fault of its own.
-  const Status fetched = optimizer->fetch_masks();
-  const Status valid = fetched.ok() ? optimizer->check_params() : fetched;
-  const Status same = optimizer->compare_with_others();
-  SOTTO_TRY(valid);
-  SOTTO_TRY(same);
+  SOTTO_TRY(optimizer->fetch_masks());
+  SOTTO_TRY(optimizer->check_params());
   SOTTO_TRY(optimizer->allocate());
+  SOTTO_TRY(optimizer->hash_values());
   return optimizer;
 }
 
@@ -80,13 +124,21 @@ Status Optimizer::fetch_masks() {
 }
 
 Status Optimizer::check_params() const {
-  std::set<std::string_view> names;
+  std::unordered_set<std::string_view> names;
   if (params_.empty()) return invalid_argument("no parameters were given");
   for (size_t i = 0; i < params_.size(); ++i) {
     const ParamSpec& p = params_[i];
     if (p.name.empty() || p.name.size() > 255) {
       return invalid_argument("parameter {} has a name of {} bytes; allowed: 1 to 255", i,
                               p.name.size());
+    }
+    if (!is_utf8(p.name))
+      return invalid_argument("parameter {}: the name \"{}\" is not UTF-8", i, printable(p.name));
+    if (looks_like_group(p.name)) {
+      return invalid_argument(
+          "parameter {}: the name \"{}\" begins like that of a parameter group (group:<i>); give it "
+          "another one",
+          i, printable(p.name));
     }
     if (!names.insert(p.name).second)
       return invalid_argument("parameter {}: the name \"{}\" is used twice", i, p.name);
@@ -130,48 +182,6 @@ Status Optimizer::check_dtypes() const {
   return ok_status();
 }
 
-Status Optimizer::compare_with_others() const {
-  Hasher64 hasher;
-  uint64_t elements = 0;
-  for (const ParamSpec& p : params_) {
-    hasher.update(p.name.data(), p.name.size() + 1);
-    hasher.update(&p.count, sizeof p.count);
-    hasher.update(&p.group, sizeof p.group);
-    const uint64_t mask = p.mask == nullptr ? 0 : hash64(p.mask, p.count, 1);
-    hasher.update(&mask, sizeof mask);
-    elements += p.count;
-  }
-  const std::string settings = step_settings(config_, groups_, loss_scaler_,
-                                             params_.empty() ? Dtype::kF32 : params_[0].grad_dtype);
-  const uint64_t mine[] = {params_.size(), elements, hasher.digest(), hash64(settings),
-                           settings.size()};
-  SOTTO_ASSIGN(const std::vector<std::string> all,
-               comm_->exchange(std::string(reinterpret_cast<const char*>(mine), sizeof mine),
-                               OpKind::kOptimCreate));
-  // Every rank compares the same words in the same order.
-  uint64_t first[5], theirs[5];
-  std::memcpy(first, all[0].data(), sizeof first);
-  std::vector<uint64_t> bytes;
-  bool same_settings = true;
-  for (size_t r = 0; r < all.size(); ++r) {
-    std::memcpy(theirs, all[r].data(), sizeof theirs);
-    if (theirs[0] != first[0] || theirs[1] != first[1]) {
-      return error(Code::kProtocol,
-                   "rank {} registers {} parameters with {} elements, rank 0 {} with {}", r,
-                   theirs[0], theirs[1], first[0], first[1]);
-    }
-    if (theirs[2] != first[2]) {
-      return error(Code::kProtocol,
-                   "ranks {} and 0 register parameters with other names, sizes, groups, masks or "
-                   "in another order",
-                   r);
-    }
-    same_settings = same_settings && theirs[3] == first[3];
-    bytes.push_back(theirs[4]);
-  }
-  return same_settings ? ok_status() : explain_settings(*comm_, settings, bytes);
-}
-
 bool Optimizer::has_momentum() const {
   return kind() != OptimizerKind::kSgd || groups_[0].momentum != 0;
 }
@@ -187,7 +197,8 @@ Status Optimizer::allocate() {
     masked_ = masked_ || p.mask != nullptr;
   }
   const auto world = static_cast<uint32_t>(comm_->size());
-  codec_ = config_.compression(world);
+  const bool half = config_.half_gradients() || params_[0].grad_dtype != Dtype::kF32;
+  codec_ = config_.compression(world, half);
   const CodecSettings codec = codec_.value_or(CodecSettings{});
   // One rank averages nothing and needs no padding.
   std::optional<uint32_t> padding_group;
@@ -317,6 +328,12 @@ Status Optimizer::set_gradients(std::span<const GradientPlace> grads) {
         p.name, grads[i].count, dtype_name(grads[i].dtype), p.count, dtype_name(p.grad_dtype));
   }
   for (size_t i = 0; i < grads.size(); ++i) params_[i].grad = grads[i].data;
+  return ok_status();
+}
+
+Status Optimizer::set_user_state(std::vector<std::byte> bytes) {
+  if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  user_state_ = std::move(bytes);
   return ok_status();
 }
 

@@ -72,6 +72,9 @@ struct OptimInfo {
   uint64_t micro_batches = 0;  // accumulated for the next step
 };
 
+// Longest state of the trainer's own.
+inline constexpr uint64_t kMaxUserState = uint64_t{1} << 26;
+
 // Everything that a run must keep, on the host, independent of how it lies in memory. Vectors hold
 // the tensors one after the other in order of registration.
 struct OptimSnapshot {
@@ -90,6 +93,8 @@ struct OptimSnapshot {
   // 0/1 Adam. With a frozen variance, of this rank: params are what the last synchronisation gave
   // plus the sum of local updates.
   ZeroOneCounters zeroone;
+  uint64_t skipped_steps = 0;
+  std::vector<std::byte> user;                 // the trainer's own
   std::vector<double> lr_sums, anchor_decays;  // per group
   std::vector<float> local_sum, anchor;
   uint64_t average_since = 0;        // 1-bit LAMB: updates before the average trust ratios started
@@ -101,12 +106,15 @@ struct OptimSnapshot {
 
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
  public:
-  // Collective: ranks compare what they register. `config_text`: JSON as in parse_config. device:
-  // where the memory of all parameters is; null: the context's.
+  // Collective: ranks compare what they register and, as sotto.initial_parameters says, the values.
+  // If one of them refuses, all of them end with its code and text, and the comm stays healthy.
+  // `config_text`: JSON as in parse_config. device: where the memory of all parameters is; null:
+  // the context's. refused: what the caller has found wrong itself; the rest is then not looked at.
   static Result<std::shared_ptr<Optimizer>> create(std::shared_ptr<Comm> comm,
                                                    std::string_view config_text,
                                                    std::vector<ParamSpec> params,
-                                                   std::shared_ptr<Device> device = nullptr);
+                                                   std::shared_ptr<Device> device = nullptr,
+                                                   const Status& refused = {});
 
   // Adds the gradients of a micro-batch to those that the next step averages. INVALID_STATE if
   // that would be more than gradient_accumulation_steps.
@@ -128,9 +136,14 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<std::string> report_json(std::string_view kind);
 
   // 0/1 Adam with a frozen variance: averages what ranks have summed up since the last
-  // synchronisation, so that all have the same parameters. Collective; nothing for other types.
+  // synchronisation, so that all have the same parameters. A collective step; where there is nothing
+  // to average, and for other types, an operation that does nothing.
+  Result<OpRef> synchronise(const CallOptions& options);
   Status synchronise();
   Result<OptimSnapshot> snapshot(bool with_residual);
+  // Makes a snapshot that any ranks may load: 0/1 Adam's parameters and momentum become what a
+  // synchronisation would make of them, in the snapshot alone. Collective.
+  Status make_common(OptimSnapshot* snapshot);
   // Adds the error feedback of all ranks to a snapshot (nothing for types without). Collective.
   Status add_mean(OptimSnapshot* snapshot);
   // Checks everything first; on error nothing has changed. with_residual: error feedback must be
@@ -142,6 +155,9 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // error in place of arrays is one that only this rank may have met. Collective: all ranks hear
   // of a refusal and of a difference, and then nothing has changed on any.
   Status import_arrays(const Result<std::vector<NamedArray>>& arrays);
+  // Bytes of the trainer's own that belong to the state, at most kMaxUserState.
+  Status set_user_state(std::vector<std::byte> bytes);
+  const std::vector<std::byte>& user_state() const { return user_state_; }
   // sotto.checkpoint.
   CheckpointErrors checkpoint_policy() const { return config_.sotto.checkpoint; }
   // Whether a state has error feedback.
@@ -195,11 +211,23 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Optimizer(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device, Config config,
             std::vector<OptimizerParams> groups, LrSchedule schedule,
             std::vector<ParamSpec> params);
+  // Everything about a new optimizer that this rank can do alone.
+  static Result<std::shared_ptr<Optimizer>> make(std::shared_ptr<Comm> comm,
+                                                 std::string_view config_text,
+                                                 std::vector<ParamSpec> params,
+                                                 std::shared_ptr<Device> device);
   Status fetch_masks();
   Status check_params() const;
   Status check_dtypes() const;
   StepShape shape() const;
-  Status compare_with_others() const;
+  std::string settings() const;
+  uint64_t registration_hash() const;
+  // Whether ranks have made the same; if not, the same error on all. Collective.
+  static Status meet(Comm& comm, const Result<std::shared_ptr<Optimizer>>& mine);
+  Status hash_values();
+  Status name_other_values() const;
+  Status broadcast_parameters();
+  void note_import(const OptimSnapshot& s);
   Status allocate();
   Status write_valid_bits(const std::vector<float>* frozen_v);
 
@@ -248,6 +276,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
                            const std::shared_ptr<Device>& device) const;
   SmallVector<GroupScalars> scalars_of(Variant variant) const;
   void bind(Run& run, const Prepared& prepared, Variant variant) const;
+  uint64_t group_hash(uint64_t group) const;
   OpSignature signature(Variant variant) const;
   void completed(Variant variant, const StepVerdict& verdict, Status& status,
                  std::span<const std::byte> bytes);
@@ -267,6 +296,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<std::vector<uint8_t>> valid_bits() const;
   Status check_zero_variance();
   Status check_nothing_accumulated() const;
+  bool moved_since_synchronisation() const;
   Status restore_stage(const OptimSnapshot& s);
   double lr_of(uint64_t group) const;
 
@@ -278,6 +308,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   LrSchedule schedule_;
   std::vector<ParamSpec> params_;
   std::vector<std::vector<uint8_t>> masks_;  // on the host, where the callers' are not
+  std::vector<uint64_t> value_hashes_;  // per parameter, at creation; empty: not compared
   std::unique_ptr<CompressedLayout> layout_;
   Memory memory_;
   std::optional<CodecSettings> codec_;  // of later steps (1-bit types), or of all averages
@@ -298,9 +329,11 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool mask_is_old_ = true;                      // v has changed since the mask was made
   double grad_norm_ = std::numeric_limits<double>::quiet_NaN();
   uint64_t skipped_ = 0;
+  std::vector<std::byte> user_state_;
   LossScaler loss_scaler_;
   uint64_t skipped_in_a_row_ = 0;
   std::vector<TensorStep> last_steps_;
+  uint64_t imported_ = 0;  // hash of what was imported since the last step; 0: nothing
   std::atomic<bool> in_flight_{false};
 };
 

@@ -1,11 +1,9 @@
 // Steps: which kind comes next, its plan, and what its end changes.
 #include <algorithm>
-#include <bit>
 #include <cmath>
 #include <cstring>
 #include <set>
 
-#include "core/base/hash.h"
 #include "core/base/log.h"
 #include "core/optim/optimizer.h"
 
@@ -249,22 +247,6 @@ void Optimizer::bind(Run& run, const Prepared& p, Variant variant) const {
   std::memcpy(static_cast<std::byte*>(run.bases[s.scalars]) + bytes, &step, sizeof step);
 }
 
-OpSignature Optimizer::signature(Variant variant) const {
-  OpSignature s;
-  s.kind = OpKind::kOptimStep;
-  s.dtype = static_cast<uint32_t>(Dtype::kF32);
-  s.count = layout_->elements();
-  // Ranks that are at different steps or stages must not mix.
-  const uint64_t values[] = {next_t(),
-                             traffic_of(variant),
-                             static_cast<uint64_t>(kind()),
-                             comm_->segment_bytes(),
-                             std::bit_cast<uint64_t>(loss_scaler_.scale()),
-                             micro_batches_};
-  s.detail = static_cast<uint32_t>(hash64(values, sizeof values));
-  return s;
-}
-
 // Steps that exchange the same messages.
 uint64_t Optimizer::traffic_of(Variant variant) {
   switch (variant) {
@@ -335,12 +317,18 @@ bool Optimizer::starts_compression(Variant variant) {
          variant == Variant::kFirstLocal || variant == Variant::kFirstSync;
 }
 
-Status Optimizer::synchronise() {
-  if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+// Whether there is something to average follows from counters, so ranks agree on it.
+Result<OpRef> Optimizer::synchronise(const CallOptions& options) {
+  if (busy()) return error(Code::kBusy, kStepInFlight);
   SOTTO_TRY(check_nothing_accumulated());
-  const bool moved = std::any_of(lr_sums_.begin(), lr_sums_.end(), [](double s) { return s > 0; });
-  if (!zeroone_.counters().frozen || !stage_started_ || !moved) return ok_status();
-  SOTTO_ASSIGN(const OpRef op, launch(Variant::kForcedSync, CallOptions{}));
+  if (moved_since_synchronisation()) return launch(Variant::kForcedSync, options);
+  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> nothing,
+               comm_->prepare(LogicalPlan(), access_.device()));
+  return comm_->launch_local(std::move(nothing), [](Run&) {}, nullptr, options);
+}
+
+Status Optimizer::synchronise() {
+  SOTTO_ASSIGN(const OpRef op, synchronise(CallOptions{}));
   return comm_->engine().wait(op, -1);
 }
 
@@ -430,6 +418,7 @@ void Optimizer::completed(Variant variant, const StepVerdict& verdict, Status& s
     micro_batches_ += status.ok();
     return in_flight_.store(false, std::memory_order_release);
   }
+  imported_ = 0;
   // Whatever has become of the step, its micro-batches are gone.
   if (variant != Variant::kForcedSync) micro_batches_ = 0;
   if (!bytes.empty() && verdict.norm != 0) std::memcpy(&grad_norm_, bytes.data() + verdict.norm, 8);

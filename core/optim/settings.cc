@@ -70,10 +70,10 @@ void add_codec(const std::optional<CodecSettings>& codec, Lines* lines) {
   lines->add("sotto.gradient_codec.residual", codec->residual);
 }
 
-void add_sotto(const SottoConfig& own, Lines* lines) {
+void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec, Lines* lines) {
   lines->add("sotto.mode", mode_name(own.mode));
   lines->add("sotto.chunk_align", own.chunk_align);
-  lines->add("sotto.granularity", granularity_name(own.granularity));
+  lines->add("sotto.granularity", codec ? granularity_name(codec->granularity) : "none");
   lines->add("sotto.bucket_elements", own.bucket_elements);
   lines->add("sotto.scale", scale_name(own.scale));
   lines->add("sotto.step_offset", own.step_offset);
@@ -81,6 +81,7 @@ void add_sotto(const SottoConfig& own, Lines* lines) {
   lines->add("sotto.coeff_debias", own.coeff_debias);
   lines->add("sotto.max_consecutive_skips", own.max_consecutive_skips);
   lines->add("sotto.state_dtype", own.state_dtype);
+  lines->add("sotto.initial_parameters", initial_parameters_name(own.initial_parameters));
   add_codec(own.gradient_codec, lines);
 }
 
@@ -124,7 +125,8 @@ std::vector<std::string_view> lines_of(std::string_view text) {
 }  // namespace
 
 std::string step_settings(const Config& config, const std::vector<OptimizerParams>& groups,
-                          const LossScaler& loss_scaler, Dtype gradients) {
+                          const LossScaler& loss_scaler, Dtype gradients,
+                          const std::optional<CodecSettings>& codec) {
   Lines lines;
   lines.add("optimizer.type", optimizer_kind_name(config.optimizer.kind));
   lines.add("dtype of the gradients", dtype_name(gradients));
@@ -138,7 +140,7 @@ std::string step_settings(const Config& config, const std::vector<OptimizerParam
   lines.add("fp16: loss scale", loss_scaler.scale());
   lines.add("fp16.loss_scale_window", config.fp16.loss_scale_window);
   lines.add("fp16.min_loss_scale", config.fp16.min_loss_scale);
-  add_sotto(config.sotto, &lines);
+  add_sotto(config.sotto, codec, &lines);
   add_scheduler(config.scheduler, &lines);
   Lines others;
   for (size_t g = 0; g < groups.size(); ++g)

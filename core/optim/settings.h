@@ -2,6 +2,7 @@
 // have the same, and where they do not the key is named.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -13,8 +14,10 @@
 
 namespace sotto {
 
+// codec: what the compressed steps use; nothing: there are none.
 std::string step_settings(const Config& config, const std::vector<OptimizerParams>& groups,
-                          const LossScaler& loss_scaler, Dtype gradients);
+                          const LossScaler& loss_scaler, Dtype gradients,
+                          const std::optional<CodecSettings>& codec);
 
 // The PROTOCOL error for ranks with different settings: the first key that differs, and both
 // values. Collective; the same text on all ranks. bytes: of every rank's settings.

@@ -43,6 +43,30 @@ Status Optimizer::momentum_to_floats() {
   return access_.run_and_wait(call);
 }
 
+// All parameters become rank 0's, and model copies theirs.
+Status Optimizer::broadcast_parameters() {
+  Call call;
+  CollectiveRequest& request = call.request;
+  request.kind = OpKind::kBroadcast;
+  request.rank = comm_->rank();
+  request.size = comm_->size();
+  call.device = device();
+  for (const ParamSpec& p : params_) {
+    request.counts.push_back(p.count);
+    request.dtypes.push_back(Dtype::kF32);
+    request.in_place.push_back(p.count != 0 ? 1 : 0);
+    call.in.push_back(p.param);
+    call.out.push_back(p.param);
+  }
+  SOTTO_TRY(comm_->run(std::move(call)));
+  for (const ParamSpec& p : params_) {
+    if (p.copy == nullptr) continue;
+    SOTTO_ASSIGN(const std::vector<float> values, access_.download<float>(p.param, p.count));
+    SOTTO_TRY(write_copy(access_, p, values));
+  }
+  return ok_status();
+}
+
 Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
   SOTTO_TRY(check_nothing_accumulated());
@@ -55,6 +79,8 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   s.compressed = compressed_;
   s.stage_started = stage_started_;
   s.scheduler_iteration = schedule_.last_batch_iteration();
+  s.skipped_steps = skipped_;
+  s.user = user_state_;
   s.loss_scale = loss_scaler_.state();
   for (const ParamSpec& p : params_) {
     s.names.push_back(p.name);
@@ -287,9 +313,12 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   for (const bool accumulated : {false, true})
     prepared_.erase({Variant::kFirstCompressed, accumulated});
   grad_norm_ = std::numeric_limits<double>::quiet_NaN();
+  skipped_ = s.skipped_steps;
   skipped_in_a_row_ = 0;
+  user_state_ = s.user;
   // A static scale is the configuration's.
   if (loss_scaler_.dynamic()) loss_scaler_.restore(s.loss_scale);
+  note_import(s);
   return schedule_.restore(s.scheduler_iteration);
 }
 

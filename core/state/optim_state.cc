@@ -14,6 +14,7 @@ std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
                  {"compressed", s.compressed},
                  {"stage_started", s.stage_started},
                  {"scheduler_iteration", s.scheduler_iteration},
+                 {"skipped_steps", s.skipped_steps},
                  {"loss_scale",
                   {{"scale", s.loss_scale.scale},
                    {"iteration", s.loss_scale.iteration},
@@ -43,6 +44,7 @@ std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
     writer.add("local_sum", s.local_sum);
     writer.add("anchor", s.anchor);
   }
+  if (!s.user.empty()) writer.add("user", s.user);
   if (s.residual) add_residual(*s.residual, &writer);
   if (s.mean) {
     writer.add("mean_worker_error", s.mean->worker);
@@ -63,6 +65,16 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
   SOTTO_TRY(read_key(meta, "compressed", &s.compressed));
   SOTTO_TRY(read_key(meta, "stage_started", &s.stage_started));
   SOTTO_TRY(read_key(meta, "scheduler_iteration", &s.scheduler_iteration));
+  // States of before have none.
+  if (meta.contains("skipped_steps"))
+    SOTTO_TRY(read_key(meta, "skipped_steps", &s.skipped_steps));
+  if (reader.has("user")) {
+    SOTTO_ASSIGN(s.user, reader.values<std::byte>("user"));
+    if (s.user.size() > kMaxUserState) {
+      return invalid_argument("the state has {} bytes of the trainer's own; allowed: at most {}",
+                              s.user.size(), kMaxUserState);
+    }
+  }
   const auto loss_scale = meta.find("loss_scale");
   if (loss_scale == meta.end() || !loss_scale->is_object())
     return invalid_argument("the state's description has no valid \"loss_scale\"");
@@ -111,9 +123,9 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
 }
 
 Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode) {
-  // A state for any ranks holds nothing that only this rank has.
-  if (mode != StateMode::kExact) SOTTO_TRY(optimizer.synchronise());
   SOTTO_ASSIGN(OptimSnapshot snapshot, optimizer.snapshot(mode == StateMode::kExact));
+  // A state for any ranks holds nothing that only this rank has.
+  if (mode != StateMode::kExact) SOTTO_TRY(optimizer.make_common(&snapshot));
   if (mode == StateMode::kMean) SOTTO_TRY(optimizer.add_mean(&snapshot));
   return encode_optim(snapshot);
 }

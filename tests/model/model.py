@@ -114,8 +114,28 @@ class PaddedCompressor(Compressor):
         return np.where(valid, out[: self.real], f32(0))
 
 
+class TensorByTensor:
+    """A compressor for every tensor, each with scales and error feedback of its own."""
+
+    def __init__(self, parts, sizes):
+        self.parts, self.cuts = parts, np.cumsum(sizes)[:-1]
+
+    def reset(self):
+        for part in self.parts:
+            part.reset()
+
+    def all_reduce(self, inputs, valid):
+        split = [np.split(x, self.cuts) for x in inputs]
+        masks = np.split(valid, self.cuts)
+        return np.concatenate([part.all_reduce([x[i] for x in split], masks[i]) for i, part in enumerate(self.parts)])
+
+
 class Base:
     """State that all optimizers have. Tensors are slices of one vector, in order of registration."""
+
+    # What DeepSpeed's optimizer compresses as one, in mode compat: a tensor that it was given, or everything. 16-bit
+    # training gives 1-bit Adam and 0/1 Adam a whole parameter group as one tensor.
+    published_granularity = "tensor"
 
     def __init__(self, params, sizes, world, hyper):
         self.p = params.astype(f32).copy()
@@ -125,7 +145,8 @@ class Base:
         self.t = hyper.get("step_offset", 1)
         self.compat = hyper.get("mode") == "compat"
         n = len(params)
-        self.compressor = PaddedCompressor(n, world) if self.compat else Compressor(n, world, hyper["chunk_align"])
+        self.compressor = (self.compressor_of(lambda count: PaddedCompressor(count, world)) if self.compat else
+                           Compressor(n, world, hyper["chunk_align"]))
         # Elements that take part; in mode compat what averages are multiplied with.
         self.valid = np.ones(n, bool)
         if self.compat and "mask" in hyper:
@@ -133,12 +154,20 @@ class Base:
         starts = np.cumsum([0] + list(sizes))
         self.tensors = [slice(starts[i], starts[i + 1]) for i in range(len(sizes)) if sizes[i]]
 
+    def compressor_of(self, make):
+        """make(n): a compressor in mode compat. hyper["units"]: elements that are compressed as one each."""
+        if self.h.get("granularity", self.published_granularity) == "flat":
+            return make(len(self.p))
+        sizes = self.h.get("units", [size for size in self.sizes if size])
+        return TensorByTensor([make(size) for size in sizes], sizes)
+
     def mean(self, gradients):
         """Full-precision mean: ranks added in order, divided by their number."""
         total = gradients[0].astype(f32)
         for g in gradients[1:]:
             total = total + g
-        return total / f32(self.world)
+        mean = total / f32(self.world)
+        return mean.astype(np.float16).astype(f32) if self.h.get("wire") == "fp16" else mean
 
     def ema(self, old, beta, x):
         return f32(beta) * old + f32(1 - beta) * x
@@ -201,6 +230,7 @@ class OnebitAdam(Base):
 class OnebitLamb(Base):
     """Section 7."""
 
+    published_granularity = "flat"
     compressed = False
 
     def __init__(self, params, sizes, world, hyper):

@@ -56,8 +56,10 @@ def config_of(kind, hyper, section=None):
 
 def compare(library, kind, world, weight_decay, variant):
     maker, hyper = CASES[kind][0], hyper_of(kind, weight_decay)
-    compat, unused = variant.startswith("compat"), variant != "compat"
+    compat, unused = variant.startswith("compat"), variant not in ("compat", "compat, flat")
     section = {"mode": "compat"} if compat else {"chunk_align": hyper["chunk_align"]}
+    if variant == "compat, flat":
+        section["granularity"] = "flat"
     groups = [0] * len(SIZES)
     if variant == "partly compressed":
         hyper["non_freeze"] = NEVER_COMPRESSED
@@ -109,6 +111,7 @@ def main():
     for kind in CASES:
         for world in (1, 2, 3, 4, 5, 8):
             variants = ["strict", "compat", "compat, masked"] + ["partly compressed"] * (kind == "OneBitAdam")
+            variants += ["compat, flat"] * (kind != "OneBitLamb")
             for weight_decay, variant in itertools.product((0.0, 0.01), variants):
                 name = f"{kind}, {variant}, {world} ranks, weight decay {weight_decay}"
                 try:

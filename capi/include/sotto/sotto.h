@@ -927,8 +927,14 @@ SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values
 /* ---- optimizer ------------------------------------------------------------------------------ */
 
 /* Creates an optimizer over n parameters, the same on all ranks in names, counts and order (checked
- * by hash). Collective. Parameter values must be equal on all ranks at the first step; the library
- * does not broadcast them.
+ * by hash). Collective: if one rank refuses, whatever the reason, all of them end with its code and
+ * text, and the comm stays as it is. A rank does not take part whose comm is no handle or which calls
+ * from inside a callback.
+ * Parameter values: "sotto": {"initial_parameters": "check"} (the default) compares a hash of them
+ * and names the first parameter that differs; "broadcast" gives all ranks those of rank 0, and writes
+ * model copies; "trust" does not look. Later, every step compares learning rates, weight decays and
+ * betas, and the first one after an import, unless "trust", a hash of what was imported: ranks that
+ * differ end with PROTOCOL.
  *   comm      [in]  stays alive until the optimizer is destroyed
  *   json      [in]  the text of a whole DeepSpeed file, or just {"optimizer": {...}}; either may
  *                   come as one base64url word. "scheduler" and "gradient_clipping" act inside
@@ -944,7 +950,9 @@ SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values
  *                   and rounded stochastically, by bits that follow from step and element, so that
  *                   all ranks and devices have the same. Exported state is float32 in any case, and
  *                   may be imported with another state_dtype
- *   params    [in]  n structs; their buffers are borrowed until the optimizer is destroyed
+ *   params    [in]  n structs; their buffers are borrowed until the optimizer is destroyed.
+ *                   Names are UTF-8 and do not begin like "group:<i>". group is below the length of
+ *                   "param_groups"; without that key, below n
  *   n         [in]  > 0
  *   out_optim [out] owned by the caller: sotto_optim_destroy
  * Threads: one per comm, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
@@ -1053,7 +1061,8 @@ typedef struct sotto_optim_info {
   uint64_t payload_bytes_next_step; /* what this rank will send in the next step */
   uint64_t header_bytes_next_step;
   uint64_t state_bytes;   /* memory held */
-  uint64_t skipped_steps; /* steps that updated nothing: NONFINITE, or left out by loss scaling */
+  uint64_t skipped_steps; /* steps that updated nothing: NONFINITE, or left out by loss scaling;
+                             part of the state */
   double loss_scale;      /* gradients of the next step have to be multiplied with it; 1: none */
   uint64_t micro_batches; /* accumulated for the next step */
 } sotto_optim_info;
@@ -1079,8 +1088,9 @@ SOTTO_API sotto_status sotto_optim_get_info(const sotto_optim* optim, sotto_opti
 SOTTO_API sotto_status sotto_optim_report(const sotto_optim* optim, const char* kind, char* buf,
                                           uint64_t cap, uint64_t* out_len);
 
-/* Exports this rank's state, parameters included. In modes mean and reset 0/1 Adam is synchronised
- * first, so that parameters and momentum are the same on all ranks.
+/* Exports this rank's state, parameters included, and changes nothing. In modes mean and reset 0/1
+ * Adam's parameters and momentum are those of a synchronisation in full precision, the same on all
+ * ranks.
  *   optim   [in]
  *   mode    [in]  SOTTO_STATE_...
  *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
@@ -1144,6 +1154,41 @@ SOTTO_API sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_
  * callback, open group), the comm's own. Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_state_import_arrays(sotto_optim* optim,
                                                        const sotto_named_array* arrays, uint64_t n);
+
+/* 0/1 Adam between synchronisations: averages what the ranks have summed up since the last one, in 1
+ * bit with error feedback as a step does, so that all have the same parameters and momentum: for an
+ * evaluation or a save in between. Where there is nothing to average, and for other optimizers, the
+ * operation does nothing. Not needed before an export. Collective.
+ *   optim  [in]
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] as for sotto_optim_step
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: writes after work queued on call->stream. Errors: BUSY (step in
+ * flight), INVALID_STATE (micro-batches accumulated), the common errors of collectives. Since: 0.2
+ */
+SOTTO_API sotto_status sotto_optim_synchronize(sotto_optim* optim, const sotto_call* call,
+                                               sotto_op** out_op);
+
+/* Bytes of the trainer's own that belong to the state, a data loader's position for example: exports
+ * hold them under the state's checksum, and an import replaces them (import_arrays: by nothing).
+ * The library does not look at them, and ranks may have different ones.
+ *   optim [in]
+ *   data  [in] copied; may be NULL if len is 0
+ *   len   [in] bytes, at most 67108864
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (len, data), BUSY (step in flight),
+ * INVALID_STATE (fork). Since: 0.2 */
+SOTTO_API sotto_status sotto_optim_set_user_state(sotto_optim* optim, const void* data,
+                                                  uint64_t len);
+
+/* What sotto_optim_set_user_state or the last import has set.
+ *   optim   [in]
+ *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
+ *   cap     [in]  bytes of buf
+ *   out_len [out] bytes needed
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (out_len), INVALID_STATE (fork).
+ * Since: 0.2 */
+SOTTO_API sotto_status sotto_optim_get_user_state(const sotto_optim* optim, void* buf, uint64_t cap,
+                                                  uint64_t* out_len);
 
 /* Destroys the optimizer. The handle is gone whatever is returned, except for INVALID_STATE.
  *   optim [in] NULL: nothing happens

@@ -52,30 +52,40 @@ class Watched(model.PaddedCompressor):
 
 
 def record(kind, params, sizes, world, hyper, steps):
-    """Gradients [step][rank] for an optimizer of the model, its class, from these start values."""
+    """Gradients [step][rank] for an optimizer of the model, its class, from these start values.
+
+    hyper["wire"] "fp16": they are numbers of 16 bits, and so are averages in full precision.
+    """
     rng = np.random.default_rng(5)
+    half = hyper.get("wire") == "fp16"
+
+    def rounded(values):
+        return values.astype(np.float16 if half else f32).astype(f32)
+
     n = len(params)
     run = kind(params, sizes, world, {**hyper, "mode": "compat"})
-    run.compressor = Watched(n, world)
+    run.compressor = run.compressor_of(lambda count: Watched(count, world))
     gradients = []
 
     def draw():
         common = 0.1 * rng.standard_normal(n)
-        return [(common + 0.05 * rng.standard_normal(n)).astype(f32) for _ in range(world)]
+        return [rounded(common + 0.05 * rng.standard_normal(n)) for _ in range(world)]
 
     for step in range(steps):
         mine = draw()
         for attempt in range(200):
             trial = copy.deepcopy(run)
-            trial.compressor.margins = Margins(n)
+            parts = getattr(trial.compressor, "parts", [trial.compressor])
+            for part in parts:
+                part.margins = Margins(part.real)
             trial.step(mine)
-            bad = trial.compressor.margins.least < MARGIN
+            bad = np.concatenate([part.margins.least for part in parts]) < MARGIN
             if not bad.any():
                 break
             fresh = draw()
             # Larger draws as attempts fail: momentum moves by a tenth of the gradient alone.
             for old, new in zip(mine, fresh):
-                old[bad] = new[bad] * f32(1 + attempt / 4)
+                old[bad] = rounded(new[bad] * f32(1 + attempt / 4))
         else:
             raise AssertionError(f"step {step}: {bad.sum()} elements stay near 0")
         run = trial

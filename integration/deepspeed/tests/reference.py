@@ -65,30 +65,65 @@ class Collectives:
         return deepspeed.comm.all_gather(outputs, tensor.reshape(-1), group=group)
 
 
-class Reference:
-    """One of the optimizers over float32 tensors, on every rank of torch's default group.
+LOSS_SCALE = 256.0  # the first one, and the only one as long as nothing overflows
 
-    tensors: start values, as numpy vectors. margin: elements that come nearer to 0 than this part
-    of the scale, before their sign is taken, on any rank, are noted in `near`.
+
+class Reference:
+    """One of the optimizers, on every rank of torch's default group.
+
+    groups: start values, lists of numpy vectors. half: the model is of 16 bits and DeepSpeed's own
+    fp16 wrapper of this optimizer is around it. margin: elements that come nearer to 0 than this
+    part of the scale, before their sign is taken, on any rank, are noted in `near`.
     """
 
-    def __init__(self, kind, tensors, margin, **hyper):
-        self.params = [torch.nn.Parameter(torch.tensor(t)) for t in tensors]
+    def __init__(self, kind, groups, margin, half=False, **hyper):
+        dtype = torch.float16 if half else torch.float32
+        self.given = [[torch.nn.Parameter(torch.tensor(t).to(dtype)) for t in g] for g in groups]
+        self.params = [p for group in self.given for p in group]
         self.engine = types.SimpleNamespace(mpu=None, local_rank=0, enable_backward_allreduce=True)
-        self.optimizer = optimizer_classes()[kind](self.params, self.engine, **hyper)
+        inner = optimizer_classes()[kind]([{"params": g} for g in self.given], self.engine, **hyper)
+        self.inner, self.half = inner, half
         self.margin = margin
         self.n = sum(p.numel() for p in self.params)
         self.near = torch.zeros(self.n, dtype=torch.bool)
-        self._plain = self.optimizer.comm_backend_handle.compressed_allreduce
-        # The first step allocates and exchanges zeros; it updates nothing.
-        self._give([torch.zeros_like(p) for p in self.params])
-        self.optimizer.step()
-        self.optimizer.comm_backend_handle.compressed_allreduce = self._watched
+        self._plain = inner.comm_backend_handle.compressed_allreduce
+        # The first step allocates and exchanges zeros; it updates nothing. The wrapper makes it.
+        if half:
+            self.optimizer = self._wrapped(kind)
+        else:
+            self.optimizer = inner
+            self._give([torch.zeros_like(p) for p in self.params])
+            inner.step()
+        inner.comm_backend_handle.compressed_allreduce = self._watched
+
+    def _wrapped(self, kind):
+        from deepspeed.runtime.fp16.fused_optimizer import FP16_Optimizer
+        from deepspeed.runtime.fp16.loss_scaler import LossScaleConfig
+        from deepspeed.runtime.fp16.unfused_optimizer import FP16_UnfusedOptimizer
+
+        # As the engine chooses it.
+        wrapper = FP16_UnfusedOptimizer if kind == "OneBitLamb" else FP16_Optimizer
+        scale = LossScaleConfig(torch.float16, True, 1.0, None, initial_dynamic_scale=LOSS_SCALE)
+        return wrapper(self.inner, deepspeed=self.engine, loss_scale_config=scale, verbose=False)
+
+    def masters(self):
+        """The tensors that the optimizer updates, in float32."""
+        return [p for group in self.inner.param_groups for p in group["params"]]
+
+    def _first_element(self, worker_error):
+        """Where the elements begin that a compressed all-reduce is for."""
+        first = 0
+        for p in self.masters():
+            if self.inner.state[p].get("worker_error") is worker_error:
+                return first
+            first += p.numel()
+        return 0  # 1-bit LAMB: all in one
 
     def _watched(self, buffer, worker_error, server_error, local_rank):
         rank, world = dist.get_rank(), dist.get_world_size()
+        first, count = self._first_element(worker_error), buffer.numel()
         c = torch.zeros_like(worker_error)
-        c[: buffer.numel()] = buffer.flatten()
+        c[:count] = buffer.flatten()
         c += worker_error
         near = torch.zeros(c.numel(), dtype=torch.int32)
         near |= c.abs() < self.margin * c.square().mean().sqrt()
@@ -102,7 +137,8 @@ class Reference:
         scale = a.square().mean().sqrt()
         near[part] |= known & (a.abs() < self.margin * scale)
         dist.all_reduce(near, dist.ReduceOp.MAX)
-        self.near |= near[: self.n].bool()
+        count = min(count, self.n - first)
+        self.near[first : first + count] |= near[:count].bool()
         return out
 
     def _give(self, gradients):
@@ -118,10 +154,14 @@ class Reference:
             flat = torch.from_numpy(total / np.float32(len(gradients)))
         else:
             flat = torch.from_numpy(gradients[dist.get_rank()].copy())
+        if self.half:
+            flat = (flat * LOSS_SCALE).half()
         sizes = [p.numel() for p in self.params]
         self._give([g.clone() for g in flat.split(sizes)])
         self.optimizer.step()
+        if self.half:
+            assert self.optimizer.loss_scale_config.cur_scale == LOSS_SCALE
 
     def flat(self):
         """All parameters as one numpy vector."""
-        return torch.cat([p.detach() for p in self.params]).numpy()
+        return torch.cat([p.detach().flatten() for p in self.masters()]).numpy()

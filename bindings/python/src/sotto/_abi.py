@@ -329,6 +329,9 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_optim_state_import": (Status, [Handle, StateMode, _Bytes, _Count]),
     "sotto_optim_state_import_arrays": (Status, [Handle, c.POINTER(NamedArray), _Count]),
     "sotto_optim_destroy": (Status, [Handle]),
+    "sotto_optim_synchronize": (Status, [Handle, *_CALL_OP]),
+    "sotto_optim_set_user_state": (Status, [Handle, _Bytes, _Count]),
+    "sotto_optim_get_user_state": (Status, [Handle, _Bytes, _Count, _CountOut]),
 }
 
 CONSTANTS: dict[str, int] = {
