@@ -253,6 +253,45 @@ Status state_import_arrays(sotto_optim* optim, const sotto_named_array* arrays, 
   return optim->core->import_arrays(take_named_arrays(arrays, n, optim->core->device()->caps().id));
 }
 
+// What the caller's function said, which is not 0.
+Status refused_by(std::string_view function, int32_t code) {
+  return error(Code::kCancelled, "the {} function has returned {}", function, code);
+}
+
+Status state_write(const sotto_optim* optim, sotto_state_mode mode, sotto_write_fn write,
+                   void* user) {
+  if (write == nullptr) return invalid_argument("write is NULL");
+  SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
+  if (checked != StateMode::kExact) {
+    SOTTO_TRY(CallbackScope::refuse_inside());
+    SOTTO_TRY(check_no_group(*optim->comm));
+  }
+  // The other ranks count on this one in a collective, whatever has become of its bytes.
+  Status refused;
+  const auto sink = [&](std::span<const std::byte> bytes) -> Status {
+    if (refused.ok()) {
+      const CallbackScope inside;
+      const int32_t code = write(user, bytes.data(), bytes.size());
+      if (code != 0) refused = refused_by("write", code);
+    }
+    return checked == StateMode::kExact ? refused : ok_status();
+  };
+  SOTTO_TRY(export_state(*optim->core, checked, sink));
+  return refused;
+}
+
+Status state_read(sotto_optim* optim, sotto_state_mode mode, sotto_read_fn read, void* user,
+                  uint64_t len) {
+  if (read == nullptr) return invalid_argument("read is NULL");
+  SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
+  const ByteSource source = [&](uint64_t offset, std::span<std::byte> bytes) {
+    const CallbackScope inside;
+    const int32_t code = read(user, offset, bytes.data(), bytes.size());
+    return code == 0 ? ok_status() : refused_by("read", code);
+  };
+  return import_state(*optim->core, checked, source, len);
+}
+
 Status set_user_state(sotto_optim* optim, const void* data, uint64_t len) {
   if (len > kMaxUserState)
     return invalid_argument("len is {}; allowed: at most {} bytes", len, kMaxUserState);
@@ -343,6 +382,18 @@ sotto_status sotto_optim_synchronize(sotto_optim* optim, const sotto_call* call,
   return guarded_on("sotto_optim_synchronize", optim, [&](auto* object) {
     return run(object, call, out_op, &Optimizer::synchronise);
   });
+}
+
+sotto_status sotto_optim_state_write(const sotto_optim* optim, sotto_state_mode mode,
+                                     sotto_write_fn write, void* user) {
+  return guarded_on("sotto_optim_state_write", optim,
+                    [&](auto* object) { return state_write(object, mode, write, user); });
+}
+
+sotto_status sotto_optim_state_read(sotto_optim* optim, sotto_state_mode mode, sotto_read_fn read,
+                                    void* user, uint64_t len) {
+  return guarded_on("sotto_optim_state_read", optim,
+                    [&](auto* object) { return state_read(object, mode, read, user, len); });
 }
 
 sotto_status sotto_optim_set_user_state(sotto_optim* optim, const void* data, uint64_t len) {

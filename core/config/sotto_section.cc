@@ -131,11 +131,12 @@ Status read_mode(const ObjectReader& reader, Config& config, Findings& findings)
     return refuse("granularity", "found bucket, allowed is flat, tensor");
   const Granularity published = published_granularity(kind, config.half_gradients());
   if (sotto.granularity.value_or(published) != published) {
-    findings.warn(reader.path_of("granularity"),
-                  fmt::format("{} is not what DeepSpeed's {} compresses as one with these gradients, "
-                              "so results are not DeepSpeed's; {} is",
-                              granularity_name(*sotto.granularity), optimizer_kind_name(kind),
-                              granularity_name(published)));
+    findings.warn(
+        reader.path_of("granularity"),
+        fmt::format("{} is not what DeepSpeed's {} compresses as one with these gradients, "
+                    "so results are not DeepSpeed's; {} is",
+                    granularity_name(*sotto.granularity), optimizer_kind_name(kind),
+                    granularity_name(published)));
   }
   if (reader.has("chunk_align"))
     return refuse("chunk_align", "it is lcm(number of ranks, 8), remove the key");

@@ -165,7 +165,7 @@ Result<Codec::Snapshot> Codec::snapshot() {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
   Snapshot s;
   s.counts = counts_;
-  SOTTO_ASSIGN(s.residual, state_.residual(nullptr));
+  SOTTO_ASSIGN(s.residual, state_.residual({}));
   return s;
 }
 
@@ -180,7 +180,7 @@ Status Codec::restore(const Snapshot& s, bool with_residual) {
 
 Result<MeanErrorFeedback> Codec::mean() {
   if (busy()) return error(Code::kBusy, "an all-reduce of this codec is in flight");
-  return state_.mean(*comm_, nullptr);
+  return state_.mean(*comm_, {});
 }
 
 Status Codec::restore_mean(const std::vector<uint64_t>& counts, const MeanErrorFeedback& mean) {

@@ -1,5 +1,6 @@
 #include "core/group/compressed_state.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 
@@ -18,38 +19,66 @@ std::string coding_name(const CodecSettings& s) {
   return std::string(codec_name(s.kind));
 }
 
-// The tensors one after the other, then padding that is data.
-template <class F>
-void for_each_run(const CompressedLayout& layout, F&& f) {
-  uint64_t first = 0;
-  uint32_t t = 0;
-  for (const auto* list : {&layout.tensors(), &layout.padding()}) {
-    for (const LayoutTensor& tensor : *list) {
-      for (const Piece& piece : layout.tensor_pieces(t)) f(piece, first + piece.offset);
-      first += tensor.count;
-      ++t;
-    }
-  }
+bool is_valid(const std::vector<uint8_t>& bits, uint64_t flat) {
+  return bits.empty() || ((bits[flat / 8] >> (7 - flat % 8)) & 1u) != 0;
+}
+
+// Over the ranks of a comm, in place, in memory of the host.
+Status reduce(Comm& comm, void* data, uint64_t count, Dtype dtype, ReduceOp op) {
+  Call call;
+  call.service = OpKind::kStateExport;
+  call.request.kind = OpKind::kAllReduce;
+  call.request.reduce = op;
+  call.request.rank = comm.rank();
+  call.request.size = comm.size();
+  call.request.counts = {count};
+  call.request.dtypes = {dtype};
+  call.request.in_place = {1};
+  call.in = {data};
+  call.out = {data};
+  return comm.run(std::move(call));
+}
+
+// Values of all tensors, which begin as zeros: read(run, values), then, for as many small tensors
+// at a time as make a run, finish(values).
+template <class Read, class Finish>
+Status for_each_batch(const CompressedLayout& layout, Read&& read, Finish&& finish,
+                      const FloatSink& sink) {
+  std::vector<float> values;
+  const auto flush = [&]() -> Status {
+    if (values.empty()) return ok_status();
+    SOTTO_TRY(finish(std::span<float>(values)));
+    SOTTO_TRY(sink(values));
+    values.clear();
+    return ok_status();
+  };
+  const Status all = for_each_run(layout, false, [&](const TensorRun& run) -> Status {
+    if (values.size() + run.count > kRunElements) SOTTO_TRY(flush());
+    const size_t first = values.size();
+    values.resize(first + run.count, 0.0f);
+    return read(run, &values[first]);
+  });
+  SOTTO_TRY(all);
+  return flush();
+}
+
+// The values of a vector, one after the other.
+FloatSource source_of(const std::vector<float>& values) {
+  return [&values, at = size_t{0}](std::span<float> out) mutable {
+    if (!out.empty()) std::memcpy(out.data(), &values[at], out.size_bytes());
+    at += out.size();
+    return ok_status();
+  };
+}
+
+FloatSink sink_of(std::vector<float>* values) {
+  return [values](std::span<const float> more) {
+    values->insert(values->end(), more.begin(), more.end());
+    return ok_status();
+  };
 }
 
 }  // namespace
-
-std::vector<float> to_flat(const CompressedLayout& layout, const std::vector<float>& by_tensor) {
-  std::vector<float> flat(layout.flat_elements(), 0.0f);
-  for_each_run(layout, [&](const Piece& p, uint64_t at) {
-    if (at < by_tensor.size()) std::memcpy(&flat[p.flat], &by_tensor[at], p.count * 4);
-  });
-  return flat;
-}
-
-std::vector<float> to_tensors(const CompressedLayout& layout, const std::vector<float>& flat,
-                              bool padding) {
-  std::vector<float> out(padding ? layout.elements_with_padding() : layout.elements());
-  for_each_run(layout, [&](const Piece& p, uint64_t at) {
-    if (at < out.size()) std::memcpy(&out[at], &flat[p.flat], p.count * 4);
-  });
-  return out;
-}
 
 Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAccess& access,
                                               const CompressedLayout& layout,
@@ -106,14 +135,16 @@ void CompressedState::bind_current(Run& run, uint32_t bits_slot, uint32_t messag
 
 Status CompressedState::set_counts(const std::vector<uint8_t>& valid_bits) {
   std::vector<uint64_t> worker(layout_->instances()), server(layout_->instances());
-  for_each_run(*layout_, [&](const Piece& p, uint64_t) {
-    if (!layout_->compressed(p.tensor)) return;
-    uint64_t valid = 0;
-    for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
-      valid += (valid_bits[f / 8] >> (7 - f % 8)) & 1u;
-    worker[p.scale] += valid;
-    if (p.chunk == static_cast<uint32_t>(rank_)) server[p.scale] += valid;
-  });
+  SOTTO_TRY(for_each_run(*layout_, true, [&](const TensorRun& run) {
+    if (!layout_->compressed(run.tensor)) return ok_status();
+    return run.each_part([&](const Piece& p, uint64_t flat, uint64_t, uint64_t n) {
+      uint64_t valid = 0;
+      for (uint64_t f = flat; f < flat + n; ++f) valid += (valid_bits[f / 8] >> (7 - f % 8)) & 1u;
+      worker[p.scale] += valid;
+      if (p.chunk == static_cast<uint32_t>(rank_)) server[p.scale] += valid;
+      return ok_status();
+    });
+  }));
   SOTTO_TRY(access_.upload(worker_counts_.data(), std::span<const uint64_t>(worker)));
   return access_.upload(server_counts_.data(), std::span<const uint64_t>(server));
 }
@@ -129,46 +160,131 @@ ErrorFeedback CompressedState::no_errors() const {
   return r;
 }
 
-Result<ErrorFeedback> CompressedState::residual(const std::vector<uint8_t>* valid_bits) const {
-  const auto is_valid = [&](uint64_t f) {
-    return valid_bits == nullptr || ((*valid_bits)[f / 8] >> (7 - f % 8) & 1u) != 0;
-  };
-  ErrorFeedback r = no_errors();
-  if (!settings_.residual) return r;
-  const uint64_t instances = layout_->instances();
-  std::vector<float> scales(instances), server_scales(instances);
-  SOTTO_ASSIGN(std::vector<float> worker,
-               access_.download<float>(worker_.data(), layout_->compressed_elements()));
-  worker.resize(layout_->flat_elements());
-  SOTTO_ASSIGN(r.server,
-               access_.download<float>(server_[current_].data(), layout_->chunk_elements()));
-  if (onebit()) {
-    SOTTO_ASSIGN(scales, access_.download<float>(worker_scale_.data(), instances));
-    SOTTO_ASSIGN(server_scales, access_.download<float>(server_scale_[current_].data(), instances));
-  }
+uint64_t CompressedState::worker_values() const {
+  return settings_.residual ? layout_->elements_with_padding() : 0;
+}
+uint64_t CompressedState::server_values() const {
+  return settings_.residual ? layout_->chunk_elements() : 0;
+}
+
+Result<std::vector<float>> CompressedState::scales_of(const DeviceArray& scales) const {
   // With scale 0, and so for every codec but 1 bit, what is stored is the error.
-  for_each_run(*layout_, [&](const Piece& p, uint64_t) {
-    if (!layout_->compressed(p.tensor)) return;
-    for (uint64_t f = p.flat; f < p.flat + p.count; ++f) {
-      worker[f] = is_valid(f) ? residual_of(worker[f], scales[p.scale]) : 0.0f;
+  if (!onebit()) return std::vector<float>(layout_->instances());
+  return access_.download<float>(scales.data(), layout_->instances());
+}
+
+Status CompressedState::worker_run(const TensorRun& run, const std::vector<float>& scales,
+                                   const std::vector<uint8_t>& valid_bits, float* out) const {
+  if (!layout_->compressed(run.tensor)) {
+    std::fill_n(out, run.count, 0.0f);
+    return ok_status();
+  }
+  const auto* worker = static_cast<const float*>(worker_.data());
+  return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
+    SOTTO_TRY(access_.copy_and_wait(out + at, worker + flat, n * sizeof(float)));
+    for (uint64_t j = 0; j < n; ++j) {
+      float& e = out[at + j];
+      e = is_valid(valid_bits, flat + j) ? residual_of(e, scales[p.scale]) : 0.0f;
     }
+    return ok_status();
   });
-  r.worker = to_tensors(*layout_, worker, true);
+}
+
+Status CompressedState::worker_errors(const std::vector<uint8_t>& valid_bits,
+                                      const FloatSink& sink) const {
+  if (!settings_.residual) return ok_status();
+  SOTTO_ASSIGN(const std::vector<float> scales, scales_of(worker_scale_));
+  std::vector<float> values;
+  return for_each_run(*layout_, true, [&](const TensorRun& run) -> Status {
+    values.resize(run.count);
+    SOTTO_TRY(worker_run(run, scales, valid_bits, values.data()));
+    return sink(values);
+  });
+}
+
+Status CompressedState::server_errors(const std::vector<uint8_t>& valid_bits,
+                                      const FloatSink& sink) const {
+  if (!settings_.residual) return ok_status();
+  SOTTO_ASSIGN(const std::vector<float> scales, scales_of(server_scale_[current_]));
   const auto me = static_cast<uint32_t>(rank_);
   const std::vector<Piece> pieces = layout_->server_pieces(me);
   const std::vector<Piece> places = layout_->worker_pieces(me);  // of the same elements
-  for (size_t i = 0; i < pieces.size(); ++i) {
-    const Piece& p = pieces[i];
-    for (uint64_t j = 0; j < p.count; ++j) {
-      float& e = r.server[p.flat + j];
-      const bool real = p.tensor != kNoTensor && is_valid(places[i].flat + j);
-      e = real ? residual_of(e, server_scales[p.scale]) : 0.0f;
+  const auto* server = static_cast<const float*>(server_[current_].data());
+  size_t i = 0;
+  for (uint64_t at = 0; at < layout_->chunk_elements(); at += kRunElements) {
+    const uint64_t end = std::min(at + kRunElements, layout_->chunk_elements());
+    SOTTO_ASSIGN(std::vector<float> values, access_.download<float>(server + at, end - at));
+    for (; i < pieces.size() && pieces[i].flat < end; ++i) {
+      const Piece& p = pieces[i];
+      const uint64_t last = std::min(p.flat + p.count, end);
+      for (uint64_t f = std::max(p.flat, at); f < last; ++f) {
+        const bool real =
+            p.tensor != kNoTensor && is_valid(valid_bits, places[i].flat + (f - p.flat));
+        float& e = values[f - at];
+        e = real ? residual_of(e, scales[p.scale]) : 0.0f;
+      }
+      if (p.flat + p.count > end) break;
     }
+    SOTTO_TRY(sink(values));
   }
-  return r;
+  return ok_status();
 }
 
-Status CompressedState::check(const ErrorFeedback& r) const {
+Status CompressedState::mean_worker_errors(Comm& comm, const std::vector<uint8_t>& valid_bits,
+                                           const FloatSink& sink) const {
+  std::vector<float> scales;
+  if (settings_.residual) {
+    SOTTO_ASSIGN(scales, scales_of(worker_scale_));
+  }
+  const auto read = [&](const TensorRun& run, float* out) {
+    return settings_.residual ? worker_run(run, scales, valid_bits, out) : ok_status();
+  };
+  const auto average = [&](std::span<float> values) {
+    return settings_.residual
+               ? reduce(comm, values.data(), values.size(), Dtype::kF32, ReduceOp::kMean)
+               : ok_status();
+  };
+  return for_each_batch(*layout_, read, average, sink);
+}
+
+uint64_t CompressedState::server_position(uint64_t flat) const {
+  const std::vector<LayoutSection>& all = layout_->sections();
+  const LayoutSection& s = *std::prev(
+      std::upper_bound(all.begin(), all.end(), flat,
+                       [](uint64_t f, const LayoutSection& o) { return f < o.flat_begin; }));
+  return s.server_begin + (flat - layout_->chunk_begin(s, static_cast<uint32_t>(rank_)));
+}
+
+// Every error has one owner; the others add no bits.
+Status CompressedState::mean_server_errors(Comm& comm, const std::vector<uint8_t>& valid_bits,
+                                           const FloatSink& sink) const {
+  std::vector<float> scales;
+  if (settings_.residual) {
+    SOTTO_ASSIGN(scales, scales_of(server_scale_[current_]));
+  }
+  const auto* server = static_cast<const float*>(server_[current_].data());
+  const auto read = [&](const TensorRun& run, float* out) -> Status {
+    if (!settings_.residual || !layout_->compressed(run.tensor)) return ok_status();
+    return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
+      if (p.chunk != static_cast<uint32_t>(rank_)) return ok_status();
+      SOTTO_TRY(access_.copy_and_wait(out + at, server + server_position(flat), n * sizeof(float)));
+      for (uint64_t j = 0; j < n; ++j) {
+        float& e = out[at + j];
+        e = is_valid(valid_bits, flat + j) ? residual_of(e, scales[p.scale]) : 0.0f;
+      }
+      return ok_status();
+    });
+  };
+  const auto gather = [&](std::span<float> values) {
+    return settings_.residual
+               ? reduce(comm, values.data(), values.size(), Dtype::kU32, ReduceOp::kBitOr)
+               : ok_status();
+  };
+  return for_each_batch(*layout_, read, gather, sink);
+}
+
+Status CompressedState::check_settings(const ErrorFeedback& r, uint64_t worker_given,
+                                       uint64_t server_given) const {
   if (r.size != size_) {
     return invalid_argument(
         "the error feedback is of rank {0} of {1}, this is rank {2} of {3}; import the state in "
@@ -193,13 +309,14 @@ Status CompressedState::check(const ErrorFeedback& r) const {
         r.chunk_align, printable(r.granularity), r.bucket_elements, printable(r.scale),
         settings_.chunk_align, granularity, settings_.bucket_elements, scale);
   }
-  const uint64_t worker = settings_.residual ? layout_->elements_with_padding() : 0;
-  const uint64_t server = settings_.residual ? layout_->chunk_elements() : 0;
-  if (r.worker.size() != worker || r.server.size() != server) {
-    return invalid_argument(
-        "the error feedback has {} worker and {} server values, here are {} and {}",
-        r.worker.size(), r.server.size(), worker, server);
-  }
+  if (worker_given == worker_values() && server_given == server_values()) return ok_status();
+  return invalid_argument(
+      "the error feedback has {} worker and {} server values, here are {} and {}", worker_given,
+      server_given, worker_values(), server_values());
+}
+
+Status CompressedState::check(const ErrorFeedback& r) const {
+  SOTTO_TRY(check_settings(r, r.worker.size(), r.server.size()));
   for (const std::vector<float>* values : {&r.worker, &r.server}) {
     for (const float e : *values) {
       if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
@@ -208,74 +325,102 @@ Status CompressedState::check(const ErrorFeedback& r) const {
   return ok_status();
 }
 
-Status CompressedState::restore(const ErrorFeedback* r) {
+Status CompressedState::clear_errors() {
   if (!settings_.residual) return ok_status();
-  const std::vector<float> worker = r != nullptr
-                                        ? to_flat(*layout_, r->worker)
-                                        : std::vector<float>(layout_->flat_elements(), 0.0f);
-  const std::vector<float> server =
-      r != nullptr ? r->server : std::vector<float>(layout_->chunk_elements(), 0.0f);
-  SOTTO_TRY(access_.upload(worker_.data(),
-                           std::span<const float>(worker).first(layout_->compressed_elements())));
-  SOTTO_TRY(access_.upload(server_[current_].data(), std::span<const float>(server)));
+  const std::vector<float> zeros(kRunElements, 0.0f);
+  const auto clear = [&](const DeviceArray& array, uint64_t elements) -> Status {
+    auto* first = static_cast<float*>(array.data());
+    for (uint64_t at = 0; at < elements; at += kRunElements) {
+      const uint64_t n = std::min(kRunElements, elements - at);
+      SOTTO_TRY(access_.upload(first + at, std::span<const float>(zeros).first(n)));
+    }
+    return ok_status();
+  };
+  SOTTO_TRY(clear(worker_, layout_->compressed_elements()));
+  SOTTO_TRY(clear(server_[current_], layout_->chunk_elements()));
   if (!onebit()) return ok_status();
-  const std::vector<float> zero(layout_->instances(), 0.0f);
-  SOTTO_TRY(access_.upload(worker_scale_.data(), std::span<const float>(zero)));
-  return access_.upload(server_scale_[current_].data(), std::span<const float>(zero));
+  SOTTO_TRY(clear(worker_scale_, layout_->instances()));
+  return clear(server_scale_[current_], layout_->instances());
+}
+
+Status CompressedState::put_worker_errors(const FloatSource& source, bool padding) {
+  auto* worker = static_cast<float*>(worker_.data());
+  std::vector<float> values;
+  return for_each_run(*layout_, padding, [&](const TensorRun& run) -> Status {
+    values.resize(run.count);
+    SOTTO_TRY(source(values));
+    if (!layout_->compressed(run.tensor)) return ok_status();
+    return run.each_part([&](const Piece&, uint64_t flat, uint64_t at, uint64_t n) {
+      return access_.upload(worker + flat, std::span<const float>(values).subspan(at, n));
+    });
+  });
+}
+
+Status CompressedState::put_server_errors(const FloatSource& source) {
+  auto* server = static_cast<float*>(server_[current_].data());
+  std::vector<float> values;
+  for (uint64_t at = 0; at < layout_->chunk_elements(); at += kRunElements) {
+    values.resize(std::min(kRunElements, layout_->chunk_elements() - at));
+    SOTTO_TRY(source(values));
+    SOTTO_TRY(access_.upload(server + at, std::span<const float>(values)));
+  }
+  return ok_status();
+}
+
+Status CompressedState::put_mean_server_errors(const FloatSource& source) {
+  auto* server = static_cast<float*>(server_[current_].data());
+  std::vector<float> values;
+  return for_each_run(*layout_, false, [&](const TensorRun& run) -> Status {
+    values.resize(run.count);
+    SOTTO_TRY(source(values));
+    return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) {
+      if (!layout_->compressed(run.tensor) || p.chunk != static_cast<uint32_t>(rank_))
+        return ok_status();
+      return access_.upload(server + server_position(flat),
+                            std::span<const float>(values).subspan(at, n));
+    });
+  });
+}
+
+Result<ErrorFeedback> CompressedState::residual(const std::vector<uint8_t>& valid_bits) const {
+  ErrorFeedback r = no_errors();
+  SOTTO_TRY(worker_errors(valid_bits, sink_of(&r.worker)));
+  SOTTO_TRY(server_errors(valid_bits, sink_of(&r.server)));
+  return r;
+}
+
+Status CompressedState::restore(const ErrorFeedback* r) {
+  SOTTO_TRY(clear_errors());
+  if (r == nullptr || !settings_.residual) return ok_status();
+  SOTTO_TRY(put_worker_errors(source_of(r->worker), true));
+  return put_server_errors(source_of(r->server));
 }
 
 Result<MeanErrorFeedback> CompressedState::mean(Comm& comm,
-                                                const std::vector<uint8_t>* valid_bits) const {
+                                                const std::vector<uint8_t>& valid_bits) const {
   MeanErrorFeedback mean;
-  mean.worker.assign(layout_->elements(), 0.0f);
-  mean.server.assign(layout_->elements(), 0.0f);
-  if (!settings_.residual) return mean;
-  SOTTO_ASSIGN(ErrorFeedback own, residual(valid_bits));
-  own.worker.resize(layout_->elements());
-  Call call;
-  call.service = OpKind::kStateExport;
-  call.request.kind = OpKind::kAllReduce;
-  call.request.reduce = ReduceOp::kMean;
-  call.request.rank = comm.rank();
-  call.request.size = comm.size();
-  call.request.counts = {own.worker.size()};
-  call.request.dtypes = {Dtype::kF32};
-  call.request.in_place = {0};
-  call.in = {own.worker.data()};
-  call.out = {mean.worker.data()};
-  SOTTO_TRY(comm.run(std::move(call)));
-  SOTTO_ASSIGN(const std::vector<std::string> servers,
-               comm.exchange(std::string(reinterpret_cast<const char*>(own.server.data()),
-                                         own.server.size() * 4),
-                             OpKind::kStateExport));
-  std::vector<float> flat(layout_->flat_elements(), 0.0f);
-  for (uint32_t k = 0; k < layout_->ranks(); ++k) {
-    const std::vector<Piece> from = layout_->server_pieces(k);
-    const std::vector<Piece> to = layout_->worker_pieces(k);
-    for (size_t i = 0; i < from.size(); ++i)
-      std::memcpy(&flat[to[i].flat], servers[k].data() + from[i].flat * 4, from[i].count * 4);
-  }
-  mean.server = to_tensors(*layout_, flat);
+  SOTTO_TRY(mean_worker_errors(comm, valid_bits, sink_of(&mean.worker)));
+  SOTTO_TRY(mean_server_errors(comm, valid_bits, sink_of(&mean.server)));
   return mean;
 }
 
 Status CompressedState::restore_mean(const MeanErrorFeedback& mean) {
   if (!settings_.residual)
     return invalid_argument("this codec keeps no error feedback; import the state in mode reset");
-  const std::vector<float> flat = mean.server.size() == layout_->elements()
-                                      ? to_flat(*layout_, mean.server)
-                                      : std::vector<float>();
-  ErrorFeedback own = no_errors();
-  own.worker = mean.worker;
-  if (own.worker.size() == layout_->elements()) own.worker.resize(layout_->elements_with_padding());
-  if (!flat.empty() || layout_->elements() == 0) own.server.resize(layout_->chunk_elements());
-  const auto me = static_cast<uint32_t>(rank_);
-  const std::vector<Piece> to = layout_->server_pieces(me);
-  const std::vector<Piece> from = layout_->worker_pieces(me);
-  for (size_t i = 0; i < to.size() && !flat.empty(); ++i)
-    std::memcpy(&own.server[to[i].flat], &flat[from[i].flat], from[i].count * 4);
-  SOTTO_TRY(check(own));
-  return restore(&own);
+  const uint64_t n = layout_->elements();
+  if (mean.worker.size() != n || mean.server.size() != n) {
+    return invalid_argument(
+        "the error feedback has {} worker and {} server values, here are {} and {}",
+        mean.worker.size(), mean.server.size(), n, n);
+  }
+  for (const std::vector<float>* values : {&mean.worker, &mean.server}) {
+    for (const float e : *values) {
+      if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
+    }
+  }
+  SOTTO_TRY(clear_errors());
+  SOTTO_TRY(put_worker_errors(source_of(mean.worker), false));
+  return put_mean_server_errors(source_of(mean.server));
 }
 
 uint64_t CompressedState::bytes() const {

@@ -12,6 +12,7 @@
 #include "core/codec/compressed_layout.h"
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
+#include "core/group/tensor_runs.h"
 #include "core/plan/compressed.h"
 
 namespace sotto {
@@ -36,12 +37,6 @@ struct MeanErrorFeedback {
   std::vector<float> server;  // errors of the servers
 };
 
-// Between the order of the tensors and the flat space. by_tensor: elements() values, and padding is
-// 0, or elements_with_padding(). padding: with padding that is data.
-std::vector<float> to_flat(const CompressedLayout& layout, const std::vector<float>& by_tensor);
-std::vector<float> to_tensors(const CompressedLayout& layout, const std::vector<float>& flat,
-                              bool padding = false);
-
 class CompressedState {
  public:
   CompressedState() = default;
@@ -61,23 +56,50 @@ class CompressedState {
   // Counts of valid elements, from the valid bits (all 1: no mask).
   Status set_counts(const std::vector<uint8_t>& valid_bits);
 
-  // valid_bits: null if nothing is masked; masked elements have no error.
-  Result<ErrorFeedback> residual(const std::vector<uint8_t>* valid_bits) const;
-  // INVALID_ARGUMENT if it does not fit this rank and these settings.
-  Status check(const ErrorFeedback& residual) const;
-  // null: zero.
-  Status restore(const ErrorFeedback* residual);
+  // This rank and its settings, without values.
+  ErrorFeedback no_errors() const;
+  // Values that an ErrorFeedback of this rank has.
+  uint64_t worker_values() const;
+  uint64_t server_values() const;
+  // INVALID_ARGUMENT if it does not fit this rank and these settings; its values are not looked at.
+  Status check_settings(const ErrorFeedback& residual, uint64_t worker_values,
+                        uint64_t server_values) const;
 
-  // A collective of `comm`: 8 bytes per element are exchanged. Zeros if there is no residual.
-  Result<MeanErrorFeedback> mean(Comm& comm, const std::vector<uint8_t>* valid_bits) const;
+  // Errors in the order of an ErrorFeedback, a bounded number at a time. valid_bits: empty if
+  // nothing is masked; masked elements have no error.
+  Status worker_errors(const std::vector<uint8_t>& valid_bits, const FloatSink& sink) const;
+  Status server_errors(const std::vector<uint8_t>& valid_bits, const FloatSink& sink) const;
+  // In the order of a MeanErrorFeedback: collectives of `comm`, 4 bytes per element each. Zeros if
+  // there is no residual.
+  Status mean_worker_errors(Comm& comm, const std::vector<uint8_t>& valid_bits,
+                            const FloatSink& sink) const;
+  Status mean_server_errors(Comm& comm, const std::vector<uint8_t>& valid_bits,
+                            const FloatSink& sink) const;
+
+  // All errors become 0; then they are put in, in the same orders (with those of padding, or
+  // without).
+  Status clear_errors();
+  Status put_worker_errors(const FloatSource& source, bool padding);
+  Status put_server_errors(const FloatSource& source);
+  // Of all ranks: keeps those of its own chunk.
+  Status put_mean_server_errors(const FloatSource& source);
+
+  // The same on vectors.
+  Result<ErrorFeedback> residual(const std::vector<uint8_t>& valid_bits) const;
+  Status check(const ErrorFeedback& residual) const;
+  Status restore(const ErrorFeedback* residual);  // null: zero
+  Result<MeanErrorFeedback> mean(Comm& comm, const std::vector<uint8_t>& valid_bits) const;
   // INVALID_ARGUMENT: other sizes, values that are not finite, or no residual to restore.
   Status restore_mean(const MeanErrorFeedback& mean);
 
   uint64_t bytes() const;
 
  private:
-  // This rank and its settings, without values.
-  ErrorFeedback no_errors() const;
+  Status worker_run(const TensorRun& run, const std::vector<float>& scales,
+                    const std::vector<uint8_t>& valid_bits, float* out) const;
+  Result<std::vector<float>> scales_of(const DeviceArray& scales) const;
+  // Where an element of the own chunk is in the server's flat space.
+  uint64_t server_position(uint64_t flat) const;
   bool onebit() const { return settings_.kind == CodecKind::kOnebit; }
 
   DeviceAccess access_;

@@ -196,17 +196,19 @@ uint64_t Optimizer::group_hash(uint64_t group) const {
 
 // Of parts that are the same on all ranks. Between synchronisations 0/1 Adam has but variance and
 // anchor; in mode compat replicas keep what rounding makes of them.
-void Optimizer::note_import(const OptimSnapshot& s) {
-  if (config_.sotto.initial_parameters == InitialParameters::kTrust) return;
+uint64_t Optimizer::import_hash(const OptimSnapshot& s,
+                                const std::array<uint64_t, kStateParts>& parts) const {
+  if (config_.sotto.initial_parameters == InitialParameters::kTrust) return 0;
+  const auto of = [&](StatePart part) { return parts[static_cast<size_t>(part)]; };
   const bool moved =
       std::any_of(s.lr_sums.begin(), s.lr_sums.end(), [](double sum) { return sum > 0; });
-  uint64_t hash = hash_of(s.v, s.step);
+  std::vector<uint64_t> values{s.step, of(StatePart::kV)};
   if (s.zeroone.frozen && (moved || compat())) {
-    hash = hash_of(s.anchor, hash);
+    values.push_back(of(StatePart::kAnchor));
   } else {
-    hash = hash_of(s.m, hash_of(s.params, hash));
+    values.insert(values.end(), {of(StatePart::kM), of(StatePart::kParams)});
   }
-  imported_ = std::max<uint64_t>(hash, 1);
+  return std::max<uint64_t>(hash_of(values, 0), 1);
 }
 
 OpSignature Optimizer::signature(Variant variant) const {

@@ -9,7 +9,7 @@ namespace sotto {
 namespace {
 
 // Means over ranks of host memory, in rank order. Collective.
-Status average(Comm& comm, const std::vector<std::vector<float>*>& arrays) {
+Status average(Comm& comm, std::span<std::vector<float>* const> arrays) {
   if (comm.size() == 1) return ok_status();
   Call call;
   CollectiveRequest& request = call.request;
@@ -29,62 +29,74 @@ Status average(Comm& comm, const std::vector<std::vector<float>*>& arrays) {
 
 }  // namespace
 
+struct Optimizer::CommonRun {
+  std::vector<float> params, m, anchor, sums, v;
+};
+
 bool Optimizer::moved_since_synchronisation() const {
   return zeroone_.counters().frozen && stage_started_ &&
          std::any_of(lr_sums_.begin(), lr_sums_.end(), [](double s) { return s > 0; });
 }
 
-// What a synchronisation makes of the arrays, with a mean in full precision in place of the
-// compressed one, so that error feedback has no part in it.
-Status Optimizer::make_common(OptimSnapshot* s) {
-  if (!moved_since_synchronisation()) return ok_status();
-  SOTTO_ASSIGN(const std::vector<uint8_t> bits, valid_bits());
-  const SmallVector<GroupScalars> scalars = scalars_of(Variant::kForcedSync);
-  std::vector<float>& sums = s->local_sum;
-  const auto den_of = [&](const ParamSpec& p, uint64_t i) {
-    return std::sqrt(s->v[i]) + static_cast<float>(groups_[p.group].eps);
+// What a synchronisation makes of a run, with a mean in full precision in place of the compressed
+// one, so that error feedback has no part in it.
+Status Optimizer::common_run(const TensorRun& run, const GroupScalars& group,
+                             const std::vector<uint8_t>& valid, CommonRun* out) {
+  const ParamSpec& p = params_[run.tensor];
+  CommonRun& o = *out;
+  for (std::vector<float>* array : {&o.params, &o.m, &o.anchor, &o.sums, &o.v})
+    array->assign(run.count, 0.0f);
+  const auto read_flat = [&](const DeviceArray& array, std::vector<float>* values) {
+    return read_state(access_, {StateType::kF32, false, array.data(), nullptr}, run,
+                      values->data());
   };
-  uint64_t first = 0;
-  for (uint32_t t = 0; t < params_.size() && compat(); ++t) {
-    const ParamSpec& p = params_[t];
-    for (uint64_t i = first; i < first + p.count; ++i) {
-      s->params[i] -= sums[i];  // replicas differ in it by rounding alone
-      sums[i] *= den_of(p, i);
-    }
-    first += p.count;
+  SOTTO_TRY(access_.copy_and_wait(o.params.data(), p.param + run.at, run.count * sizeof(float)));
+  SOTTO_TRY(read_flat(memory_.m, &o.m));
+  SOTTO_TRY(read_flat(memory_.v, &o.v));
+  SOTTO_TRY(read_flat(memory_.local_sum, &o.sums));
+  if (!compat()) SOTTO_TRY(read_flat(memory_.anchor, &o.anchor));
+  std::vector<float> den(run.count);
+  for (uint64_t i = 0; i < run.count; ++i) {
+    den[i] = std::sqrt(o.v[i]) + static_cast<float>(groups_[p.group].eps);
+    if (!compat()) continue;
+    o.params[i] -= o.sums[i];  // replicas differ in it by rounding alone
+    o.sums[i] *= den[i];
   }
-  std::vector<std::vector<float>*> averaged{&sums};
-  if (compat()) averaged.push_back(&s->params);
-  // A group whose rate is 0 keeps its momentum.
-  if (std::any_of(lr_sums_.begin(), lr_sums_.end(), [](double sum) { return sum == 0; }))
-    averaged.push_back(&s->m);
-  SOTTO_TRY(average(*comm_, averaged));
-  first = 0;
-  for (uint32_t t = 0; t < params_.size(); ++t) {
-    const ParamSpec& p = params_[t];
-    const GroupScalars& group = scalars[p.group];
-    for (const Piece& piece : layout_->tensor_pieces(t)) {
-      for (uint64_t j = 0; j < piece.count; ++j) {
-        const uint64_t i = first + piece.offset + j, f = piece.flat + j;
-        float x = sums[i];
-        if (compat()) {
-          const bool masked = comm_->size() > 1 && p.mask != nullptr && p.mask[piece.offset + j] == 0;
-          float none = 0;
-          if (masked) x = 0;
-          in_place_sync_element(group, x, &s->m[i], &none, den_of(p, i), &s->params[i]);
-        } else {
-          const bool masked = !bits.empty() && ((bits[f / 8] >> (7 - f % 8)) & 1u) == 0;
-          local_sync_element(group, masked, x, &s->m[i], &sums[i], den_of(p, i), &s->anchor[i],
-                             &s->params[i]);
-        }
+  // A group whose rate was 0 keeps its momentum.
+  std::vector<float>* averaged[] = {&o.sums, compat() ? &o.params : &o.m, &o.m};
+  const bool with_m = group.lr_sum == 0;
+  SOTTO_TRY(average(*comm_, std::span(averaged).first(1u + (compat() ? 1 : 0) + (with_m ? 1 : 0))));
+  return run.each_part([&](const Piece&, uint64_t flat, uint64_t at, uint64_t n) {
+    for (uint64_t i = at; i < at + n; ++i) {
+      const uint64_t f = flat + (i - at);
+      if (compat()) {
+        const bool masked = comm_->size() > 1 && p.mask != nullptr && p.mask[run.at + i] == 0;
+        float none = 0;
+        in_place_sync_element(group, masked ? 0.0f : o.sums[i], &o.m[i], &none, den[i],
+                              &o.params[i]);
+      } else {
+        const bool masked = !valid.empty() && ((valid[f / 8] >> (7 - f % 8)) & 1u) == 0;
+        local_sync_element(group, masked, o.sums[i], &o.m[i], &o.sums[i], den[i], &o.anchor[i],
+                           &o.params[i]);
       }
     }
-    first += p.count;
-  }
-  std::fill(sums.begin(), sums.end(), 0.0f);
-  s->lr_sums.assign(groups_.size(), 0.0);
-  s->anchor_decays.assign(groups_.size(), 1.0);
-  return ok_status();
+    return ok_status();
+  });
+}
+
+Status Optimizer::stream_common(StatePart part, const FloatSink& sink) {
+  SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
+  const SmallVector<GroupScalars> scalars = scalars_of(Variant::kForcedSync);
+  CommonRun common;
+  return for_each_run(*layout_, false, [&](const TensorRun& run) -> Status {
+    SOTTO_TRY(common_run(run, scalars[params_[run.tensor].group], valid, &common));
+    if (part == StatePart::kLocalSum) std::fill(common.sums.begin(), common.sums.end(), 0.0f);
+    const std::vector<float>& values = part == StatePart::kParams   ? common.params
+                                       : part == StatePart::kM      ? common.m
+                                       : part == StatePart::kAnchor ? common.anchor
+                                                                    : common.sums;
+    return sink(values);
+  });
 }
 
 }  // namespace sotto

@@ -57,7 +57,7 @@ Status Optimizer::import_arrays(const Result<std::vector<NamedArray>>& arrays) {
     if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
     if (!arrays.ok()) return arrays.status();
     SOTTO_ASSIGN(OptimSnapshot s, read_arrays(*arrays));
-    SOTTO_TRY(check_snapshot(s, false));
+    SOTTO_TRY(check_snapshot(s, StateErrors::kNone));
     return s;
   };
   const Result<OptimSnapshot> snapshot = read();

@@ -288,13 +288,15 @@ Result<std::vector<std::optional<double>>> ArrayReader::common(ArrayKey key, dou
 }
 
 Result<std::optional<double>> ArrayReader::common_number(ArrayKey key, double least) const {
-  SOTTO_ASSIGN(const auto numbers, common(key, least, 1, [](const ParamSpec&) { return 0; }, ""));
+  SOTTO_ASSIGN(const auto numbers, common(
+                                       key, least, 1, [](const ParamSpec&) { return 0; }, ""));
   return numbers[0];
 }
 
 Result<std::vector<std::optional<double>>> ArrayReader::common_numbers(ArrayKey key, double least,
                                                                        uint64_t groups) const {
-  return common(key, least, groups, [](const ParamSpec& p) { return p.group; }, " of a group");
+  return common(
+      key, least, groups, [](const ParamSpec& p) { return p.group; }, " of a group");
 }
 
 Result<std::optional<int64_t>> ArrayReader::common_integer(ArrayKey key, int64_t least) const {

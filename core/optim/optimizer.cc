@@ -24,10 +24,11 @@ Result<uint64_t> count_groups(const Config& config, const std::vector<ParamSpec>
       return invalid_argument(
           "parameter {} (\"{}\"): group is {}; allowed: 0 to {}, {}", i, printable(p.name), p.group,
           allowed - 1,
-          named != 0 ? fmt::format("since sotto.param_groups has {} group(s)", named)
-                     : fmt::format("one group for each of {} parameter(s): the configuration has no "
-                                   "sotto.param_groups",
-                                   params.size()));
+          named != 0
+              ? fmt::format("since sotto.param_groups has {} group(s)", named)
+              : fmt::format("one group for each of {} parameter(s): the configuration has no "
+                            "sotto.param_groups",
+                            params.size()));
     }
     n_groups = std::max<uint64_t>(n_groups, uint64_t{p.group} + 1);
   }
@@ -136,7 +137,8 @@ Status Optimizer::check_params() const {
       return invalid_argument("parameter {}: the name \"{}\" is not UTF-8", i, printable(p.name));
     if (looks_like_group(p.name)) {
       return invalid_argument(
-          "parameter {}: the name \"{}\" begins like that of a parameter group (group:<i>); give it "
+          "parameter {}: the name \"{}\" begins like that of a parameter group (group:<i>); give "
+          "it "
           "another one",
           i, printable(p.name));
     }
@@ -235,7 +237,7 @@ Status Optimizer::allocate() {
   if (codec_) {
     SOTTO_ASSIGN(compressed_state_, CompressedState::make(*comm_, access_, *layout_, *codec_));
   }
-  SOTTO_TRY(write_valid_bits(nullptr));
+  SOTTO_TRY(write_valid_bits(false));
   const bool own_masks = std::any_of(params_.begin(), params_.end(),
                                      [](const ParamSpec& p) { return p.mask != nullptr; });
   if (!zeroone() || !own_masks) return ok_status();
@@ -247,31 +249,31 @@ Status Optimizer::allocate() {
 
 // Valid bits from the callers' masks and, in the compressed stage, from the frozen variance; and
 // the counts that follow.
-Status Optimizer::write_valid_bits(const std::vector<float>* frozen_v) {
+Status Optimizer::write_valid_bits(bool frozen_variance) {
   if (!masked_) return ok_status();
   std::vector<uint8_t> bits(layout_->flat_elements() / 8, 0);
   const auto set = [&bits](uint64_t f) {
     bits[f / 8] = static_cast<uint8_t>(bits[f / 8] | (0x80u >> (f % 8)));
   };
-  uint64_t first = 0;
-  for (uint32_t t = 0; t < params_.size(); ++t) {
-    for (const Piece& piece : layout_->tensor_pieces(t)) {
-      for (uint64_t j = 0; j < piece.count; ++j) {
-        const bool zero_variance = frozen_v != nullptr && layout_->compressed(t) &&
-                                   (*frozen_v)[first + piece.offset + j] == 0.0f;
-        const bool valid = (params_[t].mask == nullptr || params_[t].mask[piece.offset + j] != 0) &&
-                           !zero_variance;
-        if (valid) set(piece.flat + j);
+  std::vector<float> v;
+  const auto write = [&](const TensorRun& run) -> Status {
+    const bool padding = run.tensor >= params_.size();
+    const bool by_variance = frozen_variance && !padding && layout_->compressed(run.tensor);
+    const uint8_t* mask = padding ? nullptr : params_[run.tensor].mask;
+    if (by_variance) {
+      v.resize(run.count);
+      SOTTO_TRY(read_state(access_, v_array(), run, v.data()));
+    }
+    return run.each_part([&](const Piece&, uint64_t flat, uint64_t at, uint64_t n) {
+      for (uint64_t j = 0; j < n; ++j) {
+        const bool valid =
+            (mask == nullptr || mask[run.at + at + j] != 0) && !(by_variance && v[at + j] == 0.0f);
+        if (valid) set(flat + j);
       }
-    }
-    first += params_[t].count;
-  }
-  for (uint32_t t = 0; t < layout_->padding().size(); ++t) {
-    const auto tensor = static_cast<uint32_t>(params_.size()) + t;
-    for (const Piece& piece : layout_->tensor_pieces(tensor)) {
-      for (uint64_t j = 0; j < piece.count; ++j) set(piece.flat + j);
-    }
-  }
+      return ok_status();
+    });
+  };
+  SOTTO_TRY(for_each_run(*layout_, true, write));
   if (!onebit() && codec_ && codec_->kind == CodecKind::kOnebit)
     SOTTO_TRY(compressed_state_.set_counts(bits));
   return access_.upload(memory_.valid.data(), std::span<const uint8_t>(bits));

@@ -6,6 +6,7 @@
 // operation answers BUSY.
 #pragma once
 
+#include <array>
 #include <atomic>
 #include <cstdint>
 #include <limits>
@@ -75,8 +76,29 @@ struct OptimInfo {
 // Longest state of the trainer's own.
 inline constexpr uint64_t kMaxUserState = uint64_t{1} << 26;
 
-// Everything that a run must keep, on the host, independent of how it lies in memory. Vectors hold
-// the tensors one after the other in order of registration.
+// The large parts of a state: float32, the tensors one after the other in order of registration.
+enum class StatePart : uint8_t {
+  kParams,
+  kM,
+  kV,
+  kVf,
+  kPaddingM,
+  kLocalSum,
+  kAnchor,
+  kWorkerError,
+  kServerError,
+  kMeanWorkerError,
+  kMeanServerError,
+};
+inline constexpr size_t kStateParts = 11;
+// Opens a part for reading, from its beginning.
+using PartSource = std::function<Result<FloatSource>(StatePart)>;
+
+// Which error feedback belongs to a state.
+enum class StateErrors : uint8_t { kNone, kOwn, kMean };
+
+// Everything that a run must keep, on the host, independent of how it lies in memory. Parts are in
+// the vectors, or elsewhere: then `outside` has their numbers of values.
 struct OptimSnapshot {
   std::string algorithm;        // "Adam", "AdamW", "Lamb", "OneBitLamb"
   std::string mode = "strict";  // or "compat"
@@ -102,6 +124,18 @@ struct OptimSnapshot {
   bool local_sum_is_common = false;  // all ranks have the same (never so in a blob)
   std::optional<ErrorFeedback> residual;  // error feedback of this rank; empty: none stored
   std::optional<MeanErrorFeedback> mean;  // error feedback of all ranks; empty: none stored
+  std::array<uint64_t, kStateParts> outside{};
+
+  // The vector of a part; null: of error feedback that is not stored.
+  std::vector<float>* part(StatePart part);
+  const std::vector<float>* part(StatePart which) const {
+    return const_cast<OptimSnapshot*>(this)->part(which);
+  }
+  uint64_t values(StatePart which) const {
+    const std::vector<float>* vector = part(which);
+    return vector != nullptr && !vector->empty() ? vector->size()
+                                                 : outside[static_cast<size_t>(which)];
+  }
 };
 
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
@@ -136,21 +170,27 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<std::string> report_json(std::string_view kind);
 
   // 0/1 Adam with a frozen variance: averages what ranks have summed up since the last
-  // synchronisation, so that all have the same parameters. A collective step; where there is nothing
-  // to average, and for other types, an operation that does nothing.
+  // synchronisation, so that all have the same parameters. A collective step; where there is
+  // nothing to average, and for other types, an operation that does nothing.
   Result<OpRef> synchronise(const CallOptions& options);
   Status synchronise();
+  // A state without its parts. kOwn: of this rank; else one that any ranks may load: what 0/1
+  // Adam's ranks have summed up since the last synchronisation is averaged in it, not in the
+  // optimizer.
+  Result<OptimSnapshot> describe(StateErrors errors);
+  // A part of such a state. Parts that any ranks may load are collectives where ranks have to ask
+  // each other: those of mean error feedback, and 0/1 Adam's between synchronisations.
+  Status stream(StatePart part, StateErrors errors, const FloatSink& sink);
+  // All of this rank's state in vectors, with its error feedback or without.
   Result<OptimSnapshot> snapshot(bool with_residual);
-  // Makes a snapshot that any ranks may load: 0/1 Adam's parameters and momentum become what a
-  // synchronisation would make of them, in the snapshot alone. Collective.
-  Status make_common(OptimSnapshot* snapshot);
   // Adds the error feedback of all ranks to a snapshot (nothing for types without). Collective.
   Status add_mean(OptimSnapshot* snapshot);
-  // Checks everything first; on error nothing has changed. with_residual: error feedback must be
-  // there and fit this rank.
+  // Checks everything first, error feedback included, which must be there and fit (kOwn: this
+  // rank); on error nothing has changed. Only if a source fails that had given all values for the
+  // check, the state is torn, and steps and exports are refused until another is restored.
+  Status restore(const OptimSnapshot& snapshot, StateErrors errors, const PartSource& source);
+  // The same with vectors.
   Status restore(const OptimSnapshot& snapshot, bool with_residual);
-  // The same with the error feedback of all ranks, on any number of ranks.
-  Status restore_with_mean(const OptimSnapshot& snapshot);
   // What a DeepSpeed checkpoint holds, the same on all ranks; error feedback starts at zero. An
   // error in place of arrays is one that only this rank may have met. Collective: all ranks hear
   // of a refusal and of a difference, and then nothing has changed on any.
@@ -227,9 +267,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status hash_values();
   Status name_other_values() const;
   Status broadcast_parameters();
-  void note_import(const OptimSnapshot& s);
+  uint64_t import_hash(const OptimSnapshot& s,
+                       const std::array<uint64_t, kStateParts>& parts) const;
   Status allocate();
-  Status write_valid_bits(const std::vector<float>* frozen_v);
+  Status write_valid_bits(bool frozen_variance);
 
   OptimizerKind kind() const { return config_.optimizer.kind; }
   bool onebit() const { return optimizer_is_one_bit(kind()); }
@@ -283,9 +324,19 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::string nonfinite_text(Variant variant, std::span<const std::byte> bytes,
                              const StepVerdict& verdict) const;
   std::string first_nonfinite_gradient() const;
-  Status check_snapshot(const OptimSnapshot& s, bool with_residual) const;
-  Status check_onebit(const OptimSnapshot& s, bool with_residual) const;
-  Status check_zeroone(const OptimSnapshot& s, bool with_residual) const;
+  Status check_snapshot(const OptimSnapshot& s, StateErrors errors) const;
+  Status check_onebit(const OptimSnapshot& s, StateErrors errors) const;
+  Status check_zeroone(const OptimSnapshot& s, StateErrors errors) const;
+  Status check_errors(const OptimSnapshot& s, StateErrors errors, const PartSource& source) const;
+  Status apply(const OptimSnapshot& s, StateErrors errors, const PartSource& source);
+  Status apply_arrays(const OptimSnapshot& s, StateErrors errors, const PartSource& source);
+  Status apply_errors(const OptimSnapshot& s, StateErrors errors, const PartSource& source);
+  Status check_whole() const;
+  const DeviceArray* flat_array(StatePart part) const;
+  struct CommonRun;
+  Status common_run(const TensorRun& run, const GroupScalars& group,
+                    const std::vector<uint8_t>& valid, CommonRun* out);
+  Status stream_common(StatePart part, const FloatSink& sink);
   bool late_stage(uint64_t step) const;
   Result<OptimSnapshot> read_arrays(std::span<const NamedArray> arrays) const;
   Status read_onebit_lamb(const ArrayReader& reader, OptimSnapshot* s) const;
@@ -297,7 +348,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_zero_variance();
   Status check_nothing_accumulated() const;
   bool moved_since_synchronisation() const;
-  Status restore_stage(const OptimSnapshot& s);
+  Status restore_stage();
   double lr_of(uint64_t group) const;
 
   std::shared_ptr<Comm> comm_;
@@ -308,7 +359,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   LrSchedule schedule_;
   std::vector<ParamSpec> params_;
   std::vector<std::vector<uint8_t>> masks_;  // on the host, where the callers' are not
-  std::vector<uint64_t> value_hashes_;  // per parameter, at creation; empty: not compared
+  std::vector<uint64_t> value_hashes_;       // per parameter, at creation; empty: not compared
   std::unique_ptr<CompressedLayout> layout_;
   Memory memory_;
   std::optional<CodecSettings> codec_;  // of later steps (1-bit types), or of all averages
@@ -333,6 +384,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   LossScaler loss_scaler_;
   uint64_t skipped_in_a_row_ = 0;
   std::vector<TensorStep> last_steps_;
+  bool torn_ = false;      // an import ended in the middle
   uint64_t imported_ = 0;  // hash of what was imported since the last step; 0: nothing
   std::atomic<bool> in_flight_{false};
 };

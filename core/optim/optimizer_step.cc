@@ -292,8 +292,15 @@ Status Optimizer::check_nothing_accumulated() const {
                        micro_batches_);
 }
 
+// An import that ended in the middle leaves nothing to go on from.
+Status Optimizer::check_whole() const {
+  if (!torn_) return ok_status();
+  return invalid_state("the last import ended in the middle of the state; import one first");
+}
+
 Result<OpRef> Optimizer::step(const CallOptions& options) {
   if (busy()) return error(Code::kBusy, kStepInFlight);
+  SOTTO_TRY(check_whole());
   if (micro_batches_ != 0 && accumulation_steps_ != 0 &&
       micro_batches_ + 1 != accumulation_steps_) {
     return invalid_state(
@@ -320,11 +327,13 @@ bool Optimizer::starts_compression(Variant variant) {
 // Whether there is something to average follows from counters, so ranks agree on it.
 Result<OpRef> Optimizer::synchronise(const CallOptions& options) {
   if (busy()) return error(Code::kBusy, kStepInFlight);
+  SOTTO_TRY(check_whole());
   SOTTO_TRY(check_nothing_accumulated());
   if (moved_since_synchronisation()) return launch(Variant::kForcedSync, options);
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> nothing,
                comm_->prepare(LogicalPlan(), access_.device()));
-  return comm_->launch_local(std::move(nothing), [](Run&) {}, nullptr, options);
+  return comm_->launch_local(
+      std::move(nothing), [](Run&) {}, nullptr, options);
 }
 
 Status Optimizer::synchronise() {

@@ -1,8 +1,9 @@
 // Optimizer state in and out, in the order of the tensors and without padding.
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <utility>
 
+#include "core/base/hash.h"
 #include "core/base/text.h"
 #include "core/optim/optimizer.h"
 #include "core/optim/step_frame.h"
@@ -10,19 +11,18 @@
 namespace sotto {
 namespace {
 
-template <class T>
-Status check_size(const char* what, const std::vector<T>& values, uint64_t want) {
-  if (values.size() == want) return ok_status();
-  return invalid_argument("the state has {} values of {}, this optimizer {}", values.size(), what,
-                          want);
+Status check_size(const char* what, uint64_t values, uint64_t want) {
+  if (values == want) return ok_status();
+  return invalid_argument("the state has {} values of {}, this optimizer {}", values, what, want);
 }
 
 // The model's own parameter, as a step leaves it.
-Status write_copy(const DeviceAccess& access, const ParamSpec& p, std::span<const float> values) {
+Status write_copy(const DeviceAccess& access, const ParamSpec& p, uint64_t at,
+                  std::span<const float> values) {
   std::vector<uint16_t> copy(values.size());
   std::transform(values.begin(), values.end(), copy.begin(),
                  p.copy_dtype == Dtype::kBF16 ? f32_to_bf16 : f32_to_f16);
-  return access.upload(p.copy, std::span<const uint16_t>(copy));
+  return access.upload(static_cast<uint16_t*>(p.copy) + at, std::span<const uint16_t>(copy));
 }
 
 }  // namespace
@@ -59,16 +59,35 @@ Status Optimizer::broadcast_parameters() {
     call.out.push_back(p.param);
   }
   SOTTO_TRY(comm_->run(std::move(call)));
-  for (const ParamSpec& p : params_) {
-    if (p.copy == nullptr) continue;
-    SOTTO_ASSIGN(const std::vector<float> values, access_.download<float>(p.param, p.count));
-    SOTTO_TRY(write_copy(access_, p, values));
-  }
-  return ok_status();
+  return for_each_run(*layout_, false, [&](const TensorRun& run) -> Status {
+    const ParamSpec& p = params_[run.tensor];
+    if (p.copy == nullptr) return ok_status();
+    SOTTO_ASSIGN(const std::vector<float> values,
+                 access_.download<float>(p.param + run.at, run.count));
+    return write_copy(access_, p, run.at, values);
+  });
 }
 
-Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
+std::vector<float>* OptimSnapshot::part(StatePart which) {
+  switch (which) {
+    case StatePart::kParams: return &params;
+    case StatePart::kM: return &m;
+    case StatePart::kV: return &v;
+    case StatePart::kVf: return &vf;
+    case StatePart::kPaddingM: return &padding_m;
+    case StatePart::kLocalSum: return &local_sum;
+    case StatePart::kAnchor: return &anchor;
+    case StatePart::kWorkerError: return residual ? &residual->worker : nullptr;
+    case StatePart::kServerError: return residual ? &residual->server : nullptr;
+    case StatePart::kMeanWorkerError: return mean ? &mean->worker : nullptr;
+    case StatePart::kMeanServerError: return mean ? &mean->server : nullptr;
+  }
+  return nullptr;
+}
+
+Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
+  SOTTO_TRY(check_whole());
   SOTTO_TRY(check_nothing_accumulated());
   OptimSnapshot s;
   s.algorithm = std::string(optimizer_kind_name(config_.optimizer.kind));
@@ -85,46 +104,101 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   for (const ParamSpec& p : params_) {
     s.names.push_back(p.name);
     s.counts.push_back(p.count);
-    SOTTO_ASSIGN(const std::vector<float> values, access_.download<float>(p.param, p.count));
-    s.params.insert(s.params.end(), values.begin(), values.end());
   }
-  if (momentum_bits_) SOTTO_TRY(momentum_to_floats());
-  const auto state = [&](const DeviceArray& array, std::vector<float>* out) -> Status {
-    SOTTO_ASSIGN(const std::vector<float> flat,
-                 access_.download<float>(array.data(), layout_->flat_elements()));
-    *out = to_tensors(*layout_, flat);
-    return ok_status();
+  const uint64_t n = layout_->elements();
+  const auto has = [&s](StatePart part, uint64_t values) {
+    s.outside[static_cast<size_t>(part)] = values;
   };
-  if (has_momentum()) {
-    SOTTO_ASSIGN(s.m, read_state(access_, *layout_, m_array()));
-  }
-  if (has_variance()) {
-    SOTTO_ASSIGN(s.v, read_state(access_, *layout_, v_array()));
-  }
+  has(StatePart::kParams, n);
+  if (has_momentum()) has(StatePart::kM, n);
+  if (has_variance()) has(StatePart::kV, n);
   if (zeroone()) {
     s.zeroone = zeroone_.counters();
     s.lr_sums = lr_sums_;
     s.anchor_decays = anchor_decays_;
+    if (errors != StateErrors::kOwn && moved_since_synchronisation()) {
+      s.lr_sums.assign(groups_.size(), 0.0);
+      s.anchor_decays.assign(groups_.size(), 1.0);
+    }
     if (stage_started_) {
-      SOTTO_TRY(state(memory_.local_sum, &s.local_sum));
-      if (!compat()) SOTTO_TRY(state(memory_.anchor, &s.anchor));
+      has(StatePart::kLocalSum, n);
+      if (!compat()) has(StatePart::kAnchor, n);
     }
   }
   if (onebit()) {
-    if (onebit_lamb() && stage_started_) SOTTO_TRY(state(memory_.vf, &s.vf));
+    if (onebit_lamb() && stage_started_) has(StatePart::kVf, n);
     SOTTO_ASSIGN(s.tensor_states,
                  access_.download<TensorState>(memory_.tensor_states.data(), params_.size()));
   }
-  if (!codec_ || !with_residual || comm_->size() == 1) return s;
-  SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
-  SOTTO_ASSIGN(s.residual, compressed_state_.residual(valid.empty() ? nullptr : &valid));
-  if (onebit_lamb()) {
-    SOTTO_ASSIGN(const std::vector<float> m,
-                 access_.download<float>(memory_.m.data(), layout_->flat_elements()));
-    const std::vector<float> all = to_tensors(*layout_, m, true);
-    s.padding_m.assign(all.begin() + static_cast<ptrdiff_t>(s.m.size()), all.end());
+  if (momentum_bits_) SOTTO_TRY(momentum_to_floats());
+  if (errors == StateErrors::kMean && keeps_errors()) {
+    s.mean.emplace();
+    has(StatePart::kMeanWorkerError, n);
+    has(StatePart::kMeanServerError, n);
   }
+  if (!codec_ || errors != StateErrors::kOwn || comm_->size() == 1) return s;
+  s.residual = compressed_state_.no_errors();
+  has(StatePart::kWorkerError, compressed_state_.worker_values());
+  has(StatePart::kServerError, compressed_state_.server_values());
+  if (onebit_lamb()) has(StatePart::kPaddingM, layout_->elements_with_padding() - n);
   return s;
+}
+
+// Flat, float32.
+const DeviceArray* Optimizer::flat_array(StatePart part) const {
+  switch (part) {
+    case StatePart::kVf: return &memory_.vf;
+    case StatePart::kLocalSum: return &memory_.local_sum;
+    case StatePart::kAnchor: return &memory_.anchor;
+    default: return nullptr;
+  }
+}
+
+Status Optimizer::stream(StatePart part, StateErrors errors, const FloatSink& sink) {
+  const bool common = errors != StateErrors::kOwn && moved_since_synchronisation();
+  std::vector<float> values;
+  const auto runs = [&](uint32_t first, uint32_t last, auto&& read) {
+    return for_each_tensor_run(*layout_, first, last, [&](const TensorRun& run) -> Status {
+      values.resize(run.count);
+      SOTTO_TRY(read(run, values.data()));
+      return sink(values);
+    });
+  };
+  const uint32_t tensors = tensor_count(*layout_, false), all = tensor_count(*layout_, true);
+  const auto arrays = [&](const StateArray& array, uint32_t first, uint32_t last) {
+    return runs(first, last, [&](const TensorRun& run, float* out) {
+      return read_state(access_, array, run, out);
+    });
+  };
+  switch (part) {
+    case StatePart::kParams:
+      if (common) return stream_common(part, sink);
+      return runs(0, tensors, [&](const TensorRun& run, float* out) {
+        return access_.copy_and_wait(out, params_[run.tensor].param + run.at,
+                                     run.count * sizeof(float));
+      });
+    case StatePart::kM: return common ? stream_common(part, sink) : arrays(m_array(), 0, tensors);
+    case StatePart::kV: return arrays(v_array(), 0, tensors);
+    case StatePart::kPaddingM: return arrays(m_array(), tensors, all);
+    case StatePart::kVf:
+    case StatePart::kLocalSum:
+    case StatePart::kAnchor:
+      if (common && part != StatePart::kVf) return stream_common(part, sink);
+      return arrays({StateType::kF32, false, flat_array(part)->data(), nullptr}, 0, tensors);
+    default: break;
+  }
+  SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
+  if (part == StatePart::kWorkerError) return compressed_state_.worker_errors(valid, sink);
+  if (part == StatePart::kServerError) return compressed_state_.server_errors(valid, sink);
+  if (comm_->size() == 1) {  // averages nothing
+    return runs(0, tensors, [](const TensorRun& run, float* out) {
+      std::fill_n(out, run.count, 0.0f);
+      return ok_status();
+    });
+  }
+  return part == StatePart::kMeanWorkerError
+             ? compressed_state_.mean_worker_errors(*comm_, valid, sink)
+             : compressed_state_.mean_server_errors(*comm_, valid, sink);
 }
 
 // Elements that have error feedback; empty: all.
@@ -134,44 +208,39 @@ Result<std::vector<uint8_t>> Optimizer::valid_bits() const {
   return access_.download<uint8_t>(memory_.valid.data(), layout_->flat_elements() / 8);
 }
 
+// What 0/1 Adam's ranks have summed up is this rank's, with error feedback or without.
+Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
+  SOTTO_ASSIGN(OptimSnapshot s, describe(StateErrors::kOwn));
+  if (!with_residual) {
+    s.residual.reset();
+    for (const StatePart part :
+         {StatePart::kWorkerError, StatePart::kServerError, StatePart::kPaddingM})
+      s.outside[static_cast<size_t>(part)] = 0;
+  }
+  for (size_t i = 0; i < kStateParts; ++i) {
+    const auto part = static_cast<StatePart>(i);
+    if (std::exchange(s.outside[i], 0) == 0) continue;
+    SOTTO_TRY(stream(part, StateErrors::kOwn, [&](std::span<const float> values) {
+      s.part(part)->insert(s.part(part)->end(), values.begin(), values.end());
+      return ok_status();
+    }));
+  }
+  return s;
+}
+
 Status Optimizer::add_mean(OptimSnapshot* s) {
   if (!keeps_errors()) return ok_status();
-  if (comm_->size() == 1) {
-    const std::vector<float> none(layout_->elements(), 0.0f);
-    s->mean = MeanErrorFeedback{none, none};
-    return ok_status();
+  s->mean.emplace();
+  for (const StatePart part : {StatePart::kMeanWorkerError, StatePart::kMeanServerError}) {
+    SOTTO_TRY(stream(part, StateErrors::kMean, [&](std::span<const float> values) {
+      s->part(part)->insert(s->part(part)->end(), values.begin(), values.end());
+      return ok_status();
+    }));
   }
-  SOTTO_ASSIGN(const std::vector<uint8_t> valid, valid_bits());
-  SOTTO_ASSIGN(s->mean, compressed_state_.mean(*comm_, valid.empty() ? nullptr : &valid));
   return ok_status();
 }
 
-Status Optimizer::restore_with_mean(const OptimSnapshot& s) {
-  if (keeps_errors()) {
-    if (!s.mean && s.residual) {
-      return invalid_argument(
-          "the state has the error feedback of one rank alone (it was exported in mode exact on "
-          "rank "
-          "{0} of {1}); import it in mode exact on that rank of {1}, or in mode reset, where error "
-          "feedback starts at zero; for another number of ranks have the {1} ranks export it in "
-          "mode "
-          "mean",
-          s.residual->rank, s.residual->size);
-    }
-    if (!s.mean) {
-      return invalid_argument(
-          "the state has no error feedback (it was exported in mode reset); import it in mode "
-          "reset");
-    }
-    SOTTO_TRY(check_size("mean worker errors", s.mean->worker, layout_->elements()));
-    SOTTO_TRY(check_size("server errors", s.mean->server, layout_->elements()));
-  }
-  SOTTO_TRY(restore(s, false));
-  if (!keeps_errors() || comm_->size() == 1) return ok_status();
-  return compressed_state_.restore_mean(*s.mean);
-}
-
-Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) const {
+Status Optimizer::check_snapshot(const OptimSnapshot& s, StateErrors errors) const {
   const std::string_view mine = optimizer_kind_name(config_.optimizer.kind);
   if (s.algorithm != mine) {
     return invalid_argument("the state is of optimizer \"{}\", this one is \"{}\"",
@@ -194,15 +263,32 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
     }
   }
   const uint64_t n = layout_->elements();
-  SOTTO_TRY(check_size("parameters", s.params, n));
-  SOTTO_TRY(check_size("m", s.m, has_momentum() ? n : 0));
-  SOTTO_TRY(check_size("v", s.v, has_variance() ? n : 0));
+  SOTTO_TRY(check_size("parameters", s.values(StatePart::kParams), n));
+  SOTTO_TRY(check_size("m", s.values(StatePart::kM), has_momentum() ? n : 0));
+  SOTTO_TRY(check_size("v", s.values(StatePart::kV), has_variance() ? n : 0));
   if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
     return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
   if (s.scheduler_iteration < -1)
     return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
-  if (onebit()) SOTTO_TRY(check_onebit(s, with_residual));
-  if (!codec_ || !with_residual || comm_->size() == 1) return ok_status();
+  if (onebit()) SOTTO_TRY(check_onebit(s, errors));
+  if (errors == StateErrors::kMean && keeps_errors()) {
+    if (!s.mean && s.residual) {
+      return invalid_argument(
+          "the state has the error feedback of one rank alone (it was exported in mode exact on "
+          "rank {0} of {1}); import it in mode exact on that rank of {1}, or in mode reset, where "
+          "error feedback starts at zero; for another number of ranks have the {1} ranks export it "
+          "in mode mean",
+          s.residual->rank, s.residual->size);
+    }
+    if (!s.mean) {
+      return invalid_argument(
+          "the state has no error feedback (it was exported in mode reset); import it in mode "
+          "reset");
+    }
+    SOTTO_TRY(check_size("mean worker errors", s.values(StatePart::kMeanWorkerError), n));
+    SOTTO_TRY(check_size("server errors", s.values(StatePart::kMeanServerError), n));
+  }
+  if (!codec_ || errors != StateErrors::kOwn || comm_->size() == 1) return ok_status();
   if (!s.residual && s.mean) {
     return invalid_argument(
         "the state has the mean of the error feedback of all ranks (it was exported in mode mean); "
@@ -214,17 +300,19 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, bool with_residual) con
         "it in mode reset");
   }
   if (onebit_lamb())
-    SOTTO_TRY(check_size("the momentum's padding", s.padding_m,
+    SOTTO_TRY(check_size("the momentum's padding", s.values(StatePart::kPaddingM),
                          layout_->elements_with_padding() - layout_->elements()));
-  return compressed_state_.check(*s.residual);
+  return compressed_state_.check_settings(*s.residual, s.values(StatePart::kWorkerError),
+                                          s.values(StatePart::kServerError));
 }
 
-Status Optimizer::check_onebit(const OptimSnapshot& s, bool with_residual) const {
-  SOTTO_TRY(check_size("per-tensor state", s.tensor_states, params_.size()));
-  if (s.stage_started && onebit_lamb()) SOTTO_TRY(check_size("vf", s.vf, layout_->elements()));
+Status Optimizer::check_onebit(const OptimSnapshot& s, StateErrors errors) const {
+  SOTTO_TRY(check_size("per-tensor state", s.tensor_states.size(), params_.size()));
+  if (s.stage_started && onebit_lamb())
+    SOTTO_TRY(check_size("vf", s.values(StatePart::kVf), layout_->elements()));
   if (s.stage_started && !(zeroone() ? s.zeroone.frozen : s.compressed))
     return invalid_argument("the state's stage flags contradict each other");
-  if (zeroone()) SOTTO_TRY(check_zeroone(s, with_residual));
+  if (zeroone()) SOTTO_TRY(check_zeroone(s, errors));
   // Before the switch there has to be an average to divide.
   if (s.average_since > s.step || (s.average_since == s.step && s.step > 0 && late_stage(s.step)))
     return invalid_argument("the state's average trust ratios start after {} of {} updates",
@@ -236,17 +324,18 @@ Status Optimizer::check_onebit(const OptimSnapshot& s, bool with_residual) const
   return ok_status();
 }
 
-Status Optimizer::check_zeroone(const OptimSnapshot& s, bool with_residual) const {
+Status Optimizer::check_zeroone(const OptimSnapshot& s, StateErrors errors) const {
   ZeroOneSchedule schedule(groups_[0]);
   SOTTO_TRY(schedule.restore(s.zeroone, s.step, s.step + config_.sotto.step_offset));
-  SOTTO_TRY(check_size("learning-rate sums", s.lr_sums, groups_.size()));
-  SOTTO_TRY(check_size("anchor decays", s.anchor_decays, groups_.size()));
+  SOTTO_TRY(check_size("learning-rate sums", s.lr_sums.size(), groups_.size()));
+  SOTTO_TRY(check_size("anchor decays", s.anchor_decays.size(), groups_.size()));
   if (!s.stage_started) return ok_status();
-  SOTTO_TRY(check_size("the anchor", s.anchor, compat() ? 0 : layout_->elements()));
-  SOTTO_TRY(check_size("local updates", s.local_sum, layout_->elements()));
+  SOTTO_TRY(
+      check_size("the anchor", s.values(StatePart::kAnchor), compat() ? 0 : layout_->elements()));
+  SOTTO_TRY(check_size("local updates", s.values(StatePart::kLocalSum), layout_->elements()));
   const bool moved =
       std::any_of(s.lr_sums.begin(), s.lr_sums.end(), [](double sum) { return sum > 0; });
-  if (with_residual || s.local_sum_is_common || !moved) return ok_status();
+  if (errors == StateErrors::kOwn || s.local_sum_is_common || !moved) return ok_status();
   return invalid_argument(
       "the state holds local updates of one rank since the last synchronisation; import it in mode "
       "exact on that rank, or export it in another mode, which synchronises first");
@@ -261,9 +350,119 @@ bool Optimizer::late_stage(uint64_t step) const {
   return zeroone() ? t > groups_[0].var_freeze_step : t >= groups_[0].freeze_step;
 }
 
+// Values of error feedback; those of other parts are taken as they are.
+Status Optimizer::check_errors(const OptimSnapshot& s, StateErrors errors,
+                               const PartSource& source) const {
+  const bool own = errors == StateErrors::kOwn && codec_ && comm_->size() > 1;
+  const bool mean = errors == StateErrors::kMean && keeps_errors();
+  if (!own && !mean) return ok_status();
+  std::vector<float> values;
+  for (const StatePart part : {own ? StatePart::kWorkerError : StatePart::kMeanWorkerError,
+                               own ? StatePart::kServerError : StatePart::kMeanServerError}) {
+    SOTTO_ASSIGN(const FloatSource read, source(part));
+    const uint64_t n = s.values(part);
+    for (uint64_t at = 0; at < n; at += kRunElements) {
+      values.resize(std::min(kRunElements, n - at));
+      SOTTO_TRY(read(values));
+      for (const float e : values) {
+        if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
+      }
+    }
+  }
+  return ok_status();
+}
+
 Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
+  const StateErrors errors = with_residual ? StateErrors::kOwn : StateErrors::kNone;
+  return restore(s, errors, [&](StatePart part) -> Result<FloatSource> {
+    const std::vector<float>* values = s.part(part);
+    return FloatSource([values, at = size_t{0}](std::span<float> out) mutable {
+      std::copy_n(values->begin() + static_cast<ptrdiff_t>(at), out.size(), out.begin());
+      at += out.size();
+      return ok_status();
+    });
+  });
+}
+
+Status Optimizer::restore(const OptimSnapshot& s, StateErrors errors, const PartSource& source) {
   if (busy()) return error(Code::kBusy, "a step of this optimizer is in flight");
-  SOTTO_TRY(check_snapshot(s, with_residual));
+  SOTTO_TRY(check_snapshot(s, errors));
+  SOTTO_TRY(check_errors(s, errors, source));
+  torn_ = true;
+  SOTTO_TRY(apply(s, errors, source));
+  torn_ = false;
+  return ok_status();
+}
+
+// Parameters and moments.
+Status Optimizer::apply_arrays(const OptimSnapshot& s, StateErrors errors,
+                               const PartSource& source) {
+  std::array<uint64_t, kStateParts> hashes{};
+  std::vector<float> values;
+  const auto load = [&](StatePart part, auto&& write) -> Status {
+    SOTTO_ASSIGN(const FloatSource read, source(part));
+    Hasher64 hasher;
+    const auto take = [&](const TensorRun& run) -> Status {
+      values.resize(run.count);
+      SOTTO_TRY(read(values));
+      hasher.update(values.data(), values.size() * sizeof(float));
+      return write(run);
+    };
+    SOTTO_TRY(for_each_run(*layout_, false, take));
+    hashes[static_cast<size_t>(part)] = hasher.digest();
+    return ok_status();
+  };
+  const auto to = [&](StatePart part, const StateArray& array) {
+    return load(part,
+                [&](const TensorRun& run) { return write_state(access_, array, run, values); });
+  };
+  const auto write_params = [&](const TensorRun& run) -> Status {
+    const ParamSpec& p = params_[run.tensor];
+    SOTTO_TRY(access_.upload(p.param + run.at, std::span<const float>(values)));
+    return p.copy == nullptr ? ok_status() : write_copy(access_, p, run.at, values);
+  };
+  SOTTO_TRY(load(StatePart::kParams, write_params));
+  if (has_momentum()) SOTTO_TRY(to(StatePart::kM, m_array()));
+  if (has_variance()) SOTTO_TRY(to(StatePart::kV, v_array()));
+  // Padding that is data: only this rank's own state has its momentum.
+  FloatSource padding;
+  if (errors == StateErrors::kOwn && s.values(StatePart::kPaddingM) != 0) {
+    SOTTO_ASSIGN(padding, source(StatePart::kPaddingM));
+  }
+  const uint32_t tensors = tensor_count(*layout_, false), all = tensor_count(*layout_, true);
+  const auto write_padding = [&](const TensorRun& run) -> Status {
+    values.assign(run.count, 0.0f);
+    if (padding) SOTTO_TRY(padding(values));
+    return write_state(access_, m_array(), run, values);
+  };
+  SOTTO_TRY(for_each_tensor_run(*layout_, tensors, all, write_padding));
+  if (late_stage(s.step) && s.stage_started) {
+    for (const StatePart part : {StatePart::kVf, StatePart::kLocalSum, StatePart::kAnchor}) {
+      if (s.values(part) == 0) continue;
+      SOTTO_TRY(to(part, {StateType::kF32, false, flat_array(part)->data(), nullptr}));
+    }
+  }
+  imported_ = import_hash(s, hashes);
+  return ok_status();
+}
+
+Status Optimizer::apply_errors(const OptimSnapshot& s, StateErrors errors,
+                               const PartSource& source) {
+  if (!codec_) return ok_status();
+  SOTTO_TRY(compressed_state_.clear_errors());
+  if (comm_->size() == 1 || !keeps_errors() || errors == StateErrors::kNone) return ok_status();
+  const bool own = errors == StateErrors::kOwn;
+  if (own && !s.residual) return ok_status();
+  SOTTO_ASSIGN(const FloatSource worker,
+               source(own ? StatePart::kWorkerError : StatePart::kMeanWorkerError));
+  SOTTO_TRY(compressed_state_.put_worker_errors(worker, own));
+  SOTTO_ASSIGN(const FloatSource server,
+               source(own ? StatePart::kServerError : StatePart::kMeanServerError));
+  return own ? compressed_state_.put_server_errors(server)
+             : compressed_state_.put_mean_server_errors(server);
+}
+
+Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const PartSource& source) {
   const bool compressed = !zeroone() && late_stage(s.step);
   const bool frozen = zeroone() && late_stage(s.step);
   const bool keep_stage = late_stage(s.step) && s.stage_started;
@@ -277,24 +476,11 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
       if (onebit_lamb()) average_since = s.step;
     }
   }
-  uint64_t first = 0;
-  for (const ParamSpec& p : params_) {
-    const std::span<const float> values(s.params.data() + first, p.count);
-    SOTTO_TRY(access_.upload(p.param, values));
-    if (p.copy != nullptr) SOTTO_TRY(write_copy(access_, p, values));
-    first += p.count;
-  }
-  if (has_momentum()) {
-    std::vector<float> m = s.m;
-    if (with_residual) m.insert(m.end(), s.padding_m.begin(), s.padding_m.end());
-    SOTTO_TRY(write_state(access_, *layout_, m_array(), m));
-  }
-  if (has_variance()) SOTTO_TRY(write_state(access_, *layout_, v_array(), s.v));
+  SOTTO_TRY(apply_arrays(s, errors, source));
   SOTTO_TRY(access_.upload(memory_.tensor_states.data(), std::span<const TensorState>(states)));
-  SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance() ? &s.v : nullptr));
-  if (keep_stage) SOTTO_TRY(restore_stage(s));
-  if (codec_)
-    SOTTO_TRY(compressed_state_.restore(with_residual && s.residual ? &*s.residual : nullptr));
+  SOTTO_TRY(write_valid_bits(keep_stage && may_mask_zero_variance()));
+  if (keep_stage) SOTTO_TRY(restore_stage());
+  SOTTO_TRY(apply_errors(s, errors, source));
   if (zeroone()) {
     ZeroOneCounters counters = s.zeroone;
     counters.frozen = frozen;
@@ -318,42 +504,34 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   user_state_ = s.user;
   // A static scale is the configuration's.
   if (loss_scaler_.dynamic()) loss_scaler_.restore(s.loss_scale);
-  note_import(s);
   return schedule_.restore(s.scheduler_iteration);
 }
 
-// What a compressed stage that goes on has beside m and v, and its counts of valid elements.
-Status Optimizer::restore_stage(const OptimSnapshot& s) {
-  std::vector<float> den(layout_->elements());
-  uint64_t first = 0;
-  for (const ParamSpec& p : params_) {
-    const auto eps = static_cast<float>(groups_[p.group].eps);
-    for (uint64_t i = first; i < first + p.count; ++i) den[i] = std::sqrt(s.v[i]) + eps;
-    first += p.count;
-  }
-  const std::vector<float> den_flat = to_flat(*layout_, den);
-  SOTTO_TRY(access_.upload(memory_.den.data(), std::span<const float>(den_flat)));
-  const auto put = [&](DeviceArray& array, const std::vector<float>& values) {
-    const std::vector<float> flat = to_flat(*layout_, values);
-    return access_.upload(array.data(), std::span<const float>(flat));
+// What a compressed stage that goes on derives from v, and its counts of valid elements.
+Status Optimizer::restore_stage() {
+  std::vector<float> den;
+  const StateArray to{StateType::kF32, false, memory_.den.data(), nullptr};
+  const auto write_den = [&](const TensorRun& run) -> Status {
+    den.resize(run.count);
+    SOTTO_TRY(read_state(access_, v_array(), run, den.data()));
+    const auto eps = static_cast<float>(groups_[params_[run.tensor].group].eps);
+    for (float& x : den) x = std::sqrt(x) + eps;
+    return write_state(access_, to, run, den);
   };
-  if (onebit_lamb()) SOTTO_TRY(put(memory_.vf, s.vf));
-  if (zeroone()) {
-    SOTTO_TRY(put(memory_.local_sum, s.local_sum));
-    if (!compat()) SOTTO_TRY(put(memory_.anchor, s.anchor));
-  }
+  SOTTO_TRY(for_each_run(*layout_, false, write_den));
   std::vector<uint8_t> bits(layout_->flat_elements() / 8, 0xff);
   if (masked_ && !compat()) {
     SOTTO_ASSIGN(bits, access_.download<uint8_t>(memory_.valid.data(), bits.size()));
   }
   if (onebit_lamb()) {
     std::vector<uint64_t> tensors(params_.size());
-    for (uint32_t t = 0; t < params_.size(); ++t) {
-      for (const Piece& p : layout_->tensor_pieces(t)) {
-        for (uint64_t f = p.flat; f < p.flat + p.count; ++f)
-          tensors[t] += (bits[f / 8] >> (7 - f % 8)) & 1u;
-      }
-    }
+    SOTTO_TRY(for_each_run(*layout_, false, [&](const TensorRun& run) {
+      return run.each_part([&](const Piece&, uint64_t flat, uint64_t, uint64_t n) {
+        for (uint64_t f = flat; f < flat + n; ++f)
+          tensors[run.tensor] += (bits[f / 8] >> (7 - f % 8)) & 1u;
+        return ok_status();
+      });
+    }));
     SOTTO_TRY(access_.upload(memory_.tensor_counts.data(), std::span<const uint64_t>(tensors)));
   }
   return compressed_state_.set_counts(bits);

@@ -2,24 +2,24 @@
 
 #include <algorithm>
 #include <cmath>
-
-#include "core/group/compressed_state.h"
+#include <utility>
+#include <vector>
 
 namespace sotto {
 namespace {
 
-// Calls f(flat, element in the order of the tensors, state block) for every element.
-template <class F>
-void for_each_element(const CompressedLayout& layout, F&& f) {
-  uint64_t first = 0;
-  for (uint32_t t = 0; t < layout.tensors().size(); ++t) {
-    for (const Piece& p : layout.tensor_pieces(t)) {
-      const uint64_t position = p.block * kNormBlock + p.lane;
-      for (uint64_t j = 0; j < p.count; ++j)
-        f(p.flat + j, first + p.offset + j, (position + j) / kStateBlock);
-    }
-    first += layout.tensors()[t].count;
-  }
+// First state block of an element of a piece, and the element's place in it.
+struct BlockPlace {
+  uint64_t block = 0, within = 0;
+};
+BlockPlace place_of(const Piece& p, uint64_t flat) {
+  const uint64_t position = p.block * kNormBlock + p.lane + (flat - p.flat);
+  return {position / kStateBlock, position % kStateBlock};
+}
+
+template <class T>
+T* at(void* elements, uint64_t i) {
+  return static_cast<T*>(elements) + i;
 }
 
 uint32_t base_of(const StateArray& array, uint8_t exponent) {
@@ -33,56 +33,63 @@ float value_of(const StateArray& array, uint8_t code, uint32_t base) {
   return array.variance ? fp8_v_value(code, base) : fp8_m_value(code, base);
 }
 
-// Exponents from the largest value of each block. Where all values of a block are codes of the next
-// exponent but not of this one, they were rounded with that: m's largest value may have been
-// rounded down to where the lower one would be enough for it.
-std::vector<uint8_t> exponents_of(const CompressedLayout& layout, const StateArray& array,
-                                  const std::vector<float>& values) {
-  std::vector<float> most(state_exponent_bytes(layout, array.type), 0.0f);
-  for_each_element(layout, [&](uint64_t, uint64_t i, uint64_t block) {
-    most[block] = std::max(most[block], std::fabs(values[i]));
-  });
-  std::vector<uint8_t> exponents(most.size());
-  std::transform(most.begin(), most.end(), exponents.begin(),
-                 array.variance ? fp8_v_exponent : fp8_m_exponent);
-  std::vector<uint8_t> changed(most.size(), 0), of_next(most.size(), 1);
-  for_each_element(layout, [&](uint64_t, uint64_t i, uint64_t block) {
-    const auto keeps = [&](uint32_t exponent) {
-      const uint32_t base = base_of(array, static_cast<uint8_t>(exponent));
-      return value_of(array, nearest_code(array, values[i], base), base) == values[i];
+// Exponents from the largest value of each block; values begin with one. Where all values of a
+// block are codes of the next exponent but not of this one, they were rounded with that: m's
+// largest value may have been rounded down to where the lower one would be enough for it.
+std::vector<uint8_t> exponents_of(const StateArray& array, std::span<const float> values) {
+  std::vector<uint8_t> exponents;
+  for (size_t first = 0; first < values.size(); first += kStateBlock) {
+    const auto block = values.subspan(first, std::min<size_t>(kStateBlock, values.size() - first));
+    float most = 0;
+    for (const float x : block) most = std::max(most, std::fabs(x));
+    const uint8_t exponent = array.variance ? fp8_v_exponent(most) : fp8_m_exponent(most);
+    const auto keeps = [&](uint32_t e, float x) {
+      const uint32_t base = base_of(array, static_cast<uint8_t>(e));
+      return value_of(array, nearest_code(array, x, base), base) == x;
     };
-    if (!keeps(exponents[block])) changed[block] = 1;
-    if (!keeps(exponents[block] + 1u)) of_next[block] = 0;
-  });
-  for (size_t b = 0; b < exponents.size(); ++b)
-    exponents[b] = static_cast<uint8_t>(exponents[b] + (changed[b] & of_next[b]));
+    const bool changed =
+        !std::all_of(block.begin(), block.end(), [&](float x) { return keeps(exponent, x); });
+    const bool of_next =
+        std::all_of(block.begin(), block.end(), [&](float x) { return keeps(exponent + 1u, x); });
+    exponents.push_back(static_cast<uint8_t>(exponent + (changed && of_next ? 1 : 0)));
+  }
   return exponents;
 }
 
-Status write_fp8(const DeviceAccess& access, const CompressedLayout& layout,
-                 const StateArray& array, const std::vector<float>& values) {
-  std::vector<float> bounded(values);
+Status write_fp8(const DeviceAccess& access, const StateArray& array, const TensorRun& run,
+                 std::span<const float> values) {
+  std::vector<float> bounded(values.begin(), values.end());
   for (float& x : bounded) x = within(x, kFp8Limit);
-  const std::vector<uint8_t> exponents = exponents_of(layout, array, bounded);
-  std::vector<uint8_t> codes(layout.flat_elements(), 0);
-  for_each_element(layout, [&](uint64_t flat, uint64_t i, uint64_t block) {
-    codes[flat] = nearest_code(array, bounded[i], base_of(array, exponents[block]));
+  const std::vector<uint8_t> exponents = exponents_of(array, bounded);
+  std::vector<uint8_t> codes(bounded.size());
+  for (size_t i = 0; i < codes.size(); ++i)
+    codes[i] = nearest_code(array, bounded[i], base_of(array, exponents[i / kStateBlock]));
+  bool first = true;
+  return run.each_part([&](const Piece& p, uint64_t flat, uint64_t i, uint64_t n) -> Status {
+    if (std::exchange(first, false)) {
+      SOTTO_TRY(access.upload(at<uint8_t>(array.exponents, place_of(p, flat).block),
+                              std::span<const uint8_t>(exponents)));
+    }
+    return access.upload(at<uint8_t>(array.elements, flat),
+                         std::span<const uint8_t>(codes).subspan(i, n));
   });
-  SOTTO_TRY(access.upload(array.exponents, std::span<const uint8_t>(exponents)));
-  return access.upload(array.elements, std::span<const uint8_t>(codes));
 }
 
-Result<std::vector<float>> read_fp8(const DeviceAccess& access, const CompressedLayout& layout,
-                                    const StateArray& array) {
-  SOTTO_ASSIGN(const std::vector<uint8_t> codes,
-               access.download<uint8_t>(array.elements, layout.flat_elements()));
-  SOTTO_ASSIGN(const std::vector<uint8_t> exponents,
-               access.download<uint8_t>(array.exponents, state_exponent_bytes(layout, array.type)));
-  std::vector<float> out(layout.elements());
-  for_each_element(layout, [&](uint64_t flat, uint64_t i, uint64_t block) {
-    out[i] = value_of(array, codes[flat], base_of(array, exponents[block]));
+Status read_fp8(const DeviceAccess& access, const StateArray& array, const TensorRun& run,
+                float* out) {
+  return run.each_part([&](const Piece& p, uint64_t flat, uint64_t i, uint64_t n) -> Status {
+    const BlockPlace place = place_of(p, flat);
+    SOTTO_ASSIGN(const std::vector<uint8_t> codes,
+                 access.download<uint8_t>(at<uint8_t>(array.elements, flat), n));
+    SOTTO_ASSIGN(const std::vector<uint8_t> exponents,
+                 access.download<uint8_t>(at<uint8_t>(array.exponents, place.block),
+                                          (place.within + n + kStateBlock - 1) / kStateBlock));
+    for (uint64_t j = 0; j < n; ++j) {
+      const uint8_t exponent = exponents[(place.within + j) / kStateBlock];
+      out[i + j] = value_of(array, codes[j], base_of(array, exponent));
+    }
+    return ok_status();
   });
-  return out;
 }
 
 }  // namespace
@@ -95,44 +102,34 @@ uint64_t state_exponent_bytes(const CompressedLayout& layout, StateType type) {
   return type == StateType::kFp8 ? layout.tensor_blocks() * kStateBlocksPerNormBlock : 0;
 }
 
-Result<std::vector<float>> read_state(const DeviceAccess& access, const CompressedLayout& layout,
-                                      const StateArray& array) {
-  switch (array.type) {
-    case StateType::kF32: {
-      SOTTO_ASSIGN(const std::vector<float> flat,
-                   access.download<float>(array.elements, layout.flat_elements()));
-      return to_tensors(layout, flat);
-    }
-    case StateType::kBf16: {
-      SOTTO_ASSIGN(const std::vector<uint16_t> flat,
-                   access.download<uint16_t>(array.elements, layout.flat_elements()));
-      std::vector<float> out(layout.elements());
-      for_each_element(layout,
-                       [&](uint64_t f, uint64_t i, uint64_t) { out[i] = bf16_to_f32(flat[f]); });
-      return out;
-    }
-    case StateType::kFp8: return read_fp8(access, layout, array);
-  }
-  return std::vector<float>();
+Status read_state(const DeviceAccess& access, const StateArray& array, const TensorRun& run,
+                  float* out) {
+  if (array.type == StateType::kFp8) return read_fp8(access, array, run, out);
+  return run.each_part([&](const Piece&, uint64_t flat, uint64_t i, uint64_t n) -> Status {
+    if (array.type == StateType::kF32)
+      return access.copy_and_wait(out + i, at<float>(array.elements, flat), n * sizeof(float));
+    SOTTO_ASSIGN(const std::vector<uint16_t> codes,
+                 access.download<uint16_t>(at<uint16_t>(array.elements, flat), n));
+    std::transform(codes.begin(), codes.end(), out + i, bf16_to_f32);
+    return ok_status();
+  });
 }
 
-Status write_state(const DeviceAccess& access, const CompressedLayout& layout,
-                   const StateArray& array, const std::vector<float>& values) {
-  switch (array.type) {
-    case StateType::kF32: {
-      const std::vector<float> flat = to_flat(layout, values);
-      return access.upload(array.elements, std::span<const float>(flat));
-    }
-    case StateType::kBf16: {
-      std::vector<uint16_t> flat(layout.flat_elements(), 0);
-      for_each_element(layout, [&](uint64_t f, uint64_t i, uint64_t) {
-        flat[f] = bf16_rounded(within(values[i], kBf16Limit), 0x8000u);
-      });
-      return access.upload(array.elements, std::span<const uint16_t>(flat));
-    }
-    case StateType::kFp8: return write_fp8(access, layout, array, values);
+Status write_state(const DeviceAccess& access, const StateArray& array, const TensorRun& run,
+                   std::span<const float> values) {
+  if (array.type == StateType::kFp8) return write_fp8(access, array, run, values);
+  std::vector<uint16_t> codes;
+  if (array.type == StateType::kBf16) {
+    codes.resize(values.size());
+    std::transform(values.begin(), values.end(), codes.begin(),
+                   [](float x) { return bf16_rounded(within(x, kBf16Limit), 0x8000u); });
   }
-  return ok_status();
+  return run.each_part([&](const Piece&, uint64_t flat, uint64_t i, uint64_t n) {
+    return array.type == StateType::kF32
+               ? access.upload(at<float>(array.elements, flat), values.subspan(i, n))
+               : access.upload(at<uint16_t>(array.elements, flat),
+                               std::span<const uint16_t>(codes).subspan(i, n));
+  });
 }
 
 }  // namespace sotto

@@ -3,12 +3,13 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
+#include <span>
 
 #include "core/base/narrow_state.h"
 #include "core/base/status.h"
 #include "core/codec/compressed_layout.h"
 #include "core/engine/device_array.h"
+#include "core/group/tensor_runs.h"
 
 namespace sotto {
 
@@ -24,10 +25,11 @@ struct StateArray {
 uint64_t state_element_bytes(const CompressedLayout& layout, StateType type);
 uint64_t state_exponent_bytes(const CompressedLayout& layout, StateType type);
 
-Result<std::vector<float>> read_state(const DeviceAccess& access, const CompressedLayout& layout,
-                                      const StateArray& array);
+// A run of tensor elements. Parts of it are contiguous on the device.
+Status read_state(const DeviceAccess& access, const StateArray& array, const TensorRun& run,
+                  float* out);
 // To the nearest value that the type has. What read_state gave comes out of the next one unchanged.
-Status write_state(const DeviceAccess& access, const CompressedLayout& layout,
-                   const StateArray& array, const std::vector<float>& values);
+Status write_state(const DeviceAccess& access, const StateArray& array, const TensorRun& run,
+                   std::span<const float> values);
 
 }  // namespace sotto

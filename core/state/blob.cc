@@ -1,9 +1,8 @@
 #include "core/state/blob.h"
 
+#include <algorithm>
+#include <array>
 #include <bit>
-
-#include "core/base/hash.h"
-#include "core/base/text.h"
 
 namespace sotto {
 namespace {
@@ -15,103 +14,187 @@ constexpr uint64_t kHeaderBytes = 24;
 constexpr uint64_t kTrailerBytes = 8;
 constexpr uint32_t kMaxNameBytes = 255;
 
+constexpr uint64_t kReadBytes = uint64_t{1} << 20;  // at a time, while the checksum is made
+
 template <class T>
-T load(std::span<const std::byte> bytes, uint64_t at) {
+Result<T> load(const ByteSource& source, uint64_t at) {
   T value;
-  std::memcpy(&value, bytes.data() + at, sizeof value);
+  SOTTO_TRY(source(at, std::as_writable_bytes(std::span<T>(&value, 1))));
   return value;
+}
+
+uint64_t padded(uint64_t bytes) { return (bytes + 7) / 8 * 8; }
+
+Status damaged() {
+  return invalid_argument("the state is damaged: its sections do not fit together");
 }
 
 }  // namespace
 
-BlobWriter::BlobWriter() {
-  const uint32_t version = kBlobVersion;
-  const uint32_t sections = 0;
-  const uint64_t total = 0;
-  append(kMagic, 8);
-  append(&version, 4);
-  append(&sections, 4);
-  append(&total, 8);
-}
-
-void BlobWriter::append(const void* data, uint64_t bytes) {
-  const auto* first = static_cast<const std::byte*>(data);
-  bytes_.insert(bytes_.end(), first, first + bytes);
-}
-
-void BlobWriter::pad() { bytes_.resize((bytes_.size() + 7) / 8 * 8, std::byte{0}); }
-
-void BlobWriter::add(std::string_view name, const void* data, uint64_t bytes) {
-  const auto length = static_cast<uint32_t>(name.size());
-  append(&length, 4);
-  append(name.data(), length);
-  append(&bytes, 8);
-  append(data, bytes);
-  pad();
+void BlobSize::add(std::string_view name, uint64_t bytes) {
+  bytes_ += padded(4 + name.size() + 8 + bytes);
   ++sections_;
 }
 
+uint64_t BlobSize::total() const { return kHeaderBytes + bytes_ + kTrailerBytes; }
+
+Status BlobStream::emit(const void* data, uint64_t bytes) {
+  if (bytes == 0) return ok_status();
+  hasher_.update(data, bytes);
+  written_ += bytes;
+  return sink_({static_cast<const std::byte*>(data), bytes});
+}
+
+Status BlobStream::start(const BlobSize& size) {
+  const uint32_t version = kBlobVersion;
+  const uint32_t sections = size.sections();
+  const uint64_t total = size.total();
+  std::array<std::byte, kHeaderBytes> header{};
+  std::memcpy(header.data(), kMagic, 8);
+  std::memcpy(&header[8], &version, 4);
+  std::memcpy(&header[12], &sections, 4);
+  std::memcpy(&header[16], &total, 8);
+  return emit(header.data(), header.size());
+}
+
+Status BlobStream::end_section() {
+  if (left_ != 0) return error(Code::kInternal, "a state section lacks {} bytes", left_);
+  constexpr std::array<std::byte, 8> kZeros{};
+  return emit(kZeros.data(), padded(written_) - written_);
+}
+
+Status BlobStream::section(std::string_view name, uint64_t bytes) {
+  SOTTO_TRY(end_section());
+  const auto length = static_cast<uint32_t>(name.size());
+  std::string head(reinterpret_cast<const char*>(&length), 4);
+  head += name;
+  head.append(reinterpret_cast<const char*>(&bytes), 8);
+  SOTTO_TRY(emit(head.data(), head.size()));
+  left_ = bytes;
+  return ok_status();
+}
+
+Status BlobStream::put(const void* data, uint64_t bytes) {
+  if (bytes > left_)
+    return error(Code::kInternal, "a state section is too long by {}", bytes - left_);
+  left_ -= bytes;
+  return emit(data, bytes);
+}
+
+Status BlobStream::finish() {
+  SOTTO_TRY(end_section());
+  const uint64_t checksum = hasher_.digest();
+  return sink_(std::as_bytes(std::span<const uint64_t>(&checksum, 1)));
+}
+
+void BlobWriter::add(std::string_view name, const void* data, uint64_t bytes) {
+  const auto* first = static_cast<const std::byte*>(data);
+  sections_.push_back({std::string(name), std::vector<std::byte>(first, first + bytes)});
+}
+
 std::vector<std::byte> BlobWriter::finish() && {
-  const uint64_t total = bytes_.size() + kTrailerBytes;
-  std::memcpy(bytes_.data() + 12, &sections_, 4);
-  std::memcpy(bytes_.data() + 16, &total, 8);
-  const uint64_t checksum = hash64(bytes_.data(), bytes_.size());
-  append(&checksum, 8);
-  return std::move(bytes_);
+  BlobSize size;
+  for (const Section& s : sections_) size.add(s.name, s.data.size());
+  std::vector<std::byte> out;
+  out.reserve(size.total());
+  BlobStream stream([&](std::span<const std::byte> more) {
+    out.insert(out.end(), more.begin(), more.end());
+    return ok_status();
+  });
+  // Memory takes everything.
+  (void)stream.start(size);
+  for (const Section& s : sections_) {
+    (void)stream.section(s.name, s.data.size());
+    (void)stream.put(s.data.data(), s.data.size());
+  }
+  (void)stream.finish();
+  return out;
 }
 
 Result<BlobReader> BlobReader::open(std::span<const std::byte> bytes) {
-  if (bytes.size() < kHeaderBytes + kTrailerBytes) {
-    return invalid_argument("the state has {} bytes, too few for any state", bytes.size());
+  return open(
+      [bytes](uint64_t offset, std::span<std::byte> out) {
+        if (!out.empty()) std::memcpy(out.data(), bytes.data() + offset, out.size());
+        return ok_status();
+      },
+      bytes.size());
+}
+
+Result<BlobReader> BlobReader::open(ByteSource source, uint64_t bytes) {
+  if (bytes < kHeaderBytes + kTrailerBytes) {
+    return invalid_argument("the state has {} bytes, too few for any state", bytes);
   }
-  if (std::memcmp(bytes.data(), kMagic, 8) != 0)
+  BlobReader reader;
+  reader.source_ = std::move(source);
+  char magic[8];
+  SOTTO_TRY(reader.source_(0, std::as_writable_bytes(std::span<char>(magic))));
+  if (std::memcmp(magic, kMagic, 8) != 0)
     return invalid_argument("this is no exported state (its first bytes differ)");
-  const auto version = load<uint32_t>(bytes, 8);
+  SOTTO_ASSIGN(const auto version, load<uint32_t>(reader.source_, 8));
   if (version > kBlobVersion) {
     return unsupported("the state has format version {}, this library reads up to {}", version,
                        kBlobVersion);
   }
-  const auto total = load<uint64_t>(bytes, 16);
-  if (total != bytes.size())
-    return invalid_argument("the state is truncated: {} of {} bytes", bytes.size(), total);
-  const uint64_t end = bytes.size() - kTrailerBytes;
-  if (load<uint64_t>(bytes, end) != hash64(bytes.data(), end)) {
-    return invalid_argument("the state is damaged: its checksum does not fit");
-  }
-  const auto damaged = [] {
-    return invalid_argument("the state is damaged: its sections do not fit together");
-  };
-  BlobReader reader;
-  const auto count = load<uint32_t>(bytes, 12);
-  uint64_t at = kHeaderBytes;
-  for (uint32_t i = 0; i < count; ++i) {
-    if (end - at < 4) return damaged();
-    const auto name_bytes = load<uint32_t>(bytes, at);
-    at += 4;
-    if (name_bytes > kMaxNameBytes || end - at < uint64_t{name_bytes} + 8) return damaged();
-    std::string name(reinterpret_cast<const char*>(bytes.data() + at), name_bytes);
-    at += name_bytes;
-    const auto data_bytes = load<uint64_t>(bytes, at);
-    at += 8;
-    if (data_bytes > end - at) return damaged();
-    if (!reader.sections_.emplace(std::move(name), bytes.subspan(at, data_bytes)).second)
-      return damaged();
-    at += data_bytes;
-    at = std::min(end, (at + 7) / 8 * 8);
-  }
-  if (at != end) return damaged();
+  SOTTO_ASSIGN(const auto total, load<uint64_t>(reader.source_, 16));
+  if (total != bytes)
+    return invalid_argument("the state is truncated: {} of {} bytes", bytes, total);
+  const uint64_t end = bytes - kTrailerBytes;
+  SOTTO_TRY(reader.check_hash(end));
+  SOTTO_ASSIGN(const auto count, load<uint32_t>(reader.source_, 12));
+  SOTTO_TRY(reader.find_sections(count, end));
   return reader;
 }
 
-Result<std::span<const std::byte>> BlobReader::section(std::string_view name) const {
+Status BlobReader::check_hash(uint64_t end) const {
+  Hasher64 hasher;
+  std::vector<std::byte> buffer(std::min(end, kReadBytes));
+  for (uint64_t at = 0; at < end; at += buffer.size()) {
+    const auto part = std::span(buffer).first(std::min<uint64_t>(buffer.size(), end - at));
+    SOTTO_TRY(source_(at, part));
+    hasher.update(part.data(), part.size());
+  }
+  SOTTO_ASSIGN(const auto checksum, load<uint64_t>(source_, end));
+  if (checksum == hasher.digest()) return ok_status();
+  return invalid_argument("the state is damaged: its checksum does not fit");
+}
+
+Status BlobReader::find_sections(uint32_t count, uint64_t end) {
+  uint64_t at = kHeaderBytes;
+  for (uint32_t i = 0; i < count; ++i) {
+    if (end - at < 4) return damaged();
+    SOTTO_ASSIGN(const auto name_bytes, load<uint32_t>(source_, at));
+    at += 4;
+    if (name_bytes > kMaxNameBytes || end - at < uint64_t{name_bytes} + 8) return damaged();
+    std::string name(name_bytes, '\0');
+    SOTTO_TRY(source_(at, std::as_writable_bytes(std::span<char>(name))));
+    at += name_bytes;
+    SOTTO_ASSIGN(const auto data_bytes, load<uint64_t>(source_, at));
+    at += 8;
+    if (data_bytes > end - at) return damaged();
+    if (!sections_.emplace(std::move(name), Extent{at, data_bytes}).second) return damaged();
+    at += data_bytes;
+    at = std::min(end, padded(at));
+  }
+  return at == end ? ok_status() : damaged();
+}
+
+Result<uint64_t> BlobReader::bytes_of(std::string_view name) const {
   const auto it = sections_.find(name);
   if (it == sections_.end()) return invalid_argument("the state has no section \"{}\"", name);
-  return it->second;
+  return it->second.bytes;
+}
+
+Status BlobReader::read(std::string_view name, uint64_t first, std::span<std::byte> out) const {
+  const auto it = sections_.find(name);
+  if (it == sections_.end() || first > it->second.bytes || out.size() > it->second.bytes - first)
+    return invalid_argument("the state has no {} bytes in section \"{}\"", first + out.size(),
+                            name);
+  return out.empty() ? ok_status() : source_(it->second.offset + first, out);
 }
 
 Result<std::string> BlobReader::text(std::string_view name) const {
-  SOTTO_ASSIGN(const std::span<const std::byte> data, section(name));
-  return std::string(reinterpret_cast<const char*>(data.data()), data.size());
+  SOTTO_ASSIGN(const std::vector<char> data, values<char>(name));
+  return std::string(data.begin(), data.end());
 }
 
 }  // namespace sotto

@@ -14,6 +14,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <span>
 #include <string>
@@ -21,15 +22,52 @@
 #include <type_traits>
 #include <vector>
 
+#include "core/base/hash.h"
 #include "core/base/status.h"
 
 namespace sotto {
 
 inline constexpr uint32_t kBlobVersion = 1;
 
+// Takes bytes in order.
+using ByteSink = std::function<Status(std::span<const std::byte>)>;
+// Reads the bytes at an offset.
+using ByteSource = std::function<Status(uint64_t offset, std::span<std::byte>)>;
+
+// Bytes of a blob with sections of these names and lengths.
+class BlobSize {
+ public:
+  void add(std::string_view name, uint64_t bytes);
+  uint64_t total() const;
+  uint32_t sections() const { return sections_; }
+
+ private:
+  uint64_t bytes_ = 0;
+  uint32_t sections_ = 0;
+};
+
+// Writes a blob from its first byte to its last, without keeping it. Its size has to be known.
+class BlobStream {
+ public:
+  explicit BlobStream(ByteSink sink) : sink_(std::move(sink)) {}
+  Status start(const BlobSize& size);
+  // A section, whose `bytes` bytes follow by put.
+  Status section(std::string_view name, uint64_t bytes);
+  Status put(const void* data, uint64_t bytes);
+  Status finish();
+
+ private:
+  Status end_section();
+  Status emit(const void* data, uint64_t bytes);
+
+  ByteSink sink_;
+  Hasher64 hasher_;
+  uint64_t written_ = 0, left_ = 0;  // left_: of the section
+};
+
+// A whole blob in memory.
 class BlobWriter {
  public:
-  BlobWriter();
   void add(std::string_view name, const void* data, uint64_t bytes);
   template <class T>
   void add(std::string_view name, const std::vector<T>& values) {
@@ -40,38 +78,52 @@ class BlobWriter {
   std::vector<std::byte> finish() &&;
 
  private:
-  void append(const void* data, uint64_t bytes);
-  void pad();
-
-  std::vector<std::byte> bytes_;
-  uint32_t sections_ = 0;
+  struct Section {
+    std::string name;
+    std::vector<std::byte> data;
+  };
+  std::vector<Section> sections_;
 };
 
 class BlobReader {
  public:
-  // INVALID_ARGUMENT: truncated, damaged or no state blob; UNSUPPORTED: a newer format. Views into
-  // `bytes`, which must outlive the reader.
+  // Reads everything once, to check it. INVALID_ARGUMENT: truncated, damaged or no state blob;
+  // UNSUPPORTED: a newer format; what the source gives. The source must outlive the reader.
+  static Result<BlobReader> open(ByteSource source, uint64_t bytes);
+  // Views into `bytes`, which must outlive the reader.
   static Result<BlobReader> open(std::span<const std::byte> bytes);
 
   bool has(std::string_view name) const { return sections_.find(name) != sections_.end(); }
   // INVALID_ARGUMENT if there is no such section.
-  Result<std::span<const std::byte>> section(std::string_view name) const;
+  Result<uint64_t> bytes_of(std::string_view name) const;
+  // A part of a section, which has it.
+  Status read(std::string_view name, uint64_t first, std::span<std::byte> out) const;
   Result<std::string> text(std::string_view name) const;
-  // INVALID_ARGUMENT if the section's length is no multiple of T's.
+  // Values of a section. INVALID_ARGUMENT if its length is no multiple of T's.
+  template <class T>
+  Result<uint64_t> count(std::string_view name) const {
+    SOTTO_ASSIGN(const uint64_t bytes, bytes_of(name));
+    if (bytes % sizeof(T) == 0) return bytes / sizeof(T);
+    return invalid_argument("state section \"{}\" has {} bytes, no multiple of {}", name, bytes,
+                            sizeof(T));
+  }
   template <class T>
   Result<std::vector<T>> values(std::string_view name) const {
-    SOTTO_ASSIGN(const std::span<const std::byte> data, section(name));
-    if (data.size() % sizeof(T) != 0) {
-      return invalid_argument("state section \"{}\" has {} bytes, no multiple of {}", name,
-                              data.size(), sizeof(T));
-    }
-    std::vector<T> out(data.size() / sizeof(T));
-    if (!out.empty()) std::memcpy(out.data(), data.data(), data.size());
+    SOTTO_ASSIGN(const uint64_t n, count<T>(name));
+    std::vector<T> out(n);
+    SOTTO_TRY(read(name, 0, std::as_writable_bytes(std::span<T>(out))));
     return out;
   }
 
  private:
-  std::map<std::string, std::span<const std::byte>, std::less<>> sections_;
+  struct Extent {
+    uint64_t offset = 0, bytes = 0;
+  };
+  Status check_hash(uint64_t end) const;
+  Status find_sections(uint32_t count, uint64_t end);
+
+  ByteSource source_;
+  std::map<std::string, Extent, std::less<>> sections_;
 };
 
 }  // namespace sotto

@@ -54,7 +54,8 @@ inline void add_residual(const ErrorFeedback& r, BlobWriter* writer) {
   writer->add("server_error", r.server);
 }
 
-inline Result<ErrorFeedback> read_residual(const BlobReader& reader, const StateJson& meta) {
+// Without its values.
+inline Result<ErrorFeedback> read_residual_meta(const StateJson& meta) {
   ErrorFeedback r;
   const auto it = meta.find("residual");
   if (it == meta.end() || !it->is_object())
@@ -66,6 +67,11 @@ inline Result<ErrorFeedback> read_residual(const BlobReader& reader, const State
   if (it->contains("bucket_elements"))
     SOTTO_TRY(read_key(*it, "bucket_elements", &r.bucket_elements));
   SOTTO_TRY(read_key(*it, "scale", &r.scale));
+  return r;
+}
+
+inline Result<ErrorFeedback> read_residual(const BlobReader& reader, const StateJson& meta) {
+  SOTTO_ASSIGN(ErrorFeedback r, read_residual_meta(meta));
   SOTTO_ASSIGN(r.worker, reader.values<float>("worker_error"));
   SOTTO_ASSIGN(r.server, reader.values<float>("server_error"));
   return r;

@@ -15,15 +15,21 @@ namespace sotto {
 // number of ranks. mean: error feedback averaged over ranks, any number of ranks.
 enum class StateMode : int32_t { kExact = 1, kReset = 2, kMean = 3 };
 
+// All parts are in the snapshot's vectors.
 std::vector<std::byte> encode_optim(const OptimSnapshot& snapshot);
 // INVALID_ARGUMENT or UNSUPPORTED on any blob that encode_optim cannot have made; never reads out
 // of bounds.
 Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes);
 
-// kMean is a collective; so is kReset with 0/1 Adam, which is synchronised first.
+// Changes nothing of the optimizer. kMean is a collective; so is kReset with 0/1 Adam between
+// synchronisations. Memory does not depend on the state's size, but for a bit per element of the
+// 1-bit types.
+Status export_state(Optimizer& optimizer, StateMode mode, const ByteSink& sink);
 Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode);
 // Bytes of what export_state would give now. Local.
 Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode);
+// Reads everything two times: to check it, and to apply it. See Optimizer::restore.
+Status import_state(Optimizer& optimizer, StateMode mode, const ByteSource& source, uint64_t bytes);
 Status import_state(Optimizer& optimizer, StateMode mode, std::span<const std::byte> bytes);
 
 // kMean: a collective of the codec's comm, and equal on all ranks.

@@ -494,6 +494,8 @@ TEST(CodecSettings, NamesWhatIsWrong) {
   };
   for (const auto& [json, want] : errors)
     EXPECT_NE(text(json).find(want), std::string::npos) << json << ": " << text(json);
+  EXPECT_EQ(text(R"({"type": "int8", "block": 64, "block": 128})"),
+            "codec: the key block is there twice; leave one of them out");
   for (const std::string& json : kCodecs) EXPECT_TRUE(parse_codec(json).ok()) << json;
   EXPECT_EQ(parse_codec(R"({"type": "1bit"})")->kind, CodecKind::kOnebit);
   EXPECT_EQ(parse_codec(R"({"type": "int8"})")->block, 256u);

@@ -59,8 +59,7 @@ class PlacedModel {
   Result<std::vector<float>> params() const {
     std::vector<float> all;
     for (const ParamSpec& spec : specs) {
-      SOTTO_ASSIGN(const std::vector<float> part,
-                   access_.download<float>(spec.param, spec.count));
+      SOTTO_ASSIGN(const std::vector<float> part, access_.download<float>(spec.param, spec.count));
       all.insert(all.end(), part.begin(), part.end());
     }
     return all;
@@ -99,7 +98,8 @@ TEST(OptimizerAgreement, OtherValuesAreRefusedOnAllRanksAlike) {
       return barrier(comm);
     });
     EXPECT_TRUE(status.ok()) << kind << ": " << status.text();
-    ends.expect_alike(Code::kProtocol, "parameter \"t1\" has other values on rank 2 than on rank 0");
+    ends.expect_alike(Code::kProtocol,
+                      "parameter \"t1\" has other values on rank 2 than on rank 0");
   }
 }
 
@@ -154,8 +154,8 @@ TEST(OptimizerAgreement, OneRankRefuses) {
        Code::kInvalidArgument, "rank 1 refuses: parameter 1: the name \"t0\" is used twice"},
       {[](auto* specs, std::string*) { (*specs)[3].group = 7; }, Code::kInvalidArgument,
        "rank 1 refuses: parameter 3 (\"t3\"): group is 7; allowed: 0 to 4"},
-      {[](auto* specs, std::string*) { (*specs)[0].count = uint64_t{1} << 45; },
-       Code::kOutOfMemory, "rank 1 refuses: "},
+      {[](auto* specs, std::string*) { (*specs)[0].count = uint64_t{1} << 45; }, Code::kOutOfMemory,
+       "rank 1 refuses: "},
       {[](auto* specs, std::string*) { specs->pop_back(); }, Code::kProtocol,
        "rank 0 registers 5 parameters with 9211 elements, rank 1 4 with 9210"},
   };
@@ -193,7 +193,8 @@ TEST(OptimizerAgreement, NamesOfParameters) {
         EXPECT_NE(named("group:0").find("begins like that of a parameter group"),
                   std::string::npos);
         EXPECT_NE(named("group:12/w").find("begins like that"), std::string::npos);
-        for (const char* good : {"encoder/layer/0", "group:", "group:x", "gewicht\xc3\xa4", "group"})
+        for (const char* good :
+             {"encoder/layer/0", "group:", "group:x", "gewicht\xc3\xa4", "group"})
           EXPECT_EQ(named(good), "") << good;
         return ok_status();
       });
@@ -233,9 +234,9 @@ TEST(OptimizerAgreement, SettingsOfAStepAreCompared) {
               std::string::npos);
     EXPECT_NE(step_after(kind, kAdam, set_on_1("weight_decay", 0)).find("of group 0 differ"),
               std::string::npos);
-    EXPECT_EQ(step_after(kind, kAdam,
-                         [](Optimizer& o, SmallModel&) { return o.set("lr", -1, 0.25); }),
-              "");
+    EXPECT_EQ(
+        step_after(kind, kAdam, [](Optimizer& o, SmallModel&) { return o.set("lr", -1, 0.25); }),
+        "");
     EXPECT_EQ(step_after(kind, kAdam,
                          [](Optimizer& o, SmallModel& m) {
                            return o.set("weight_decay", 0, m.rank == 1 ? -0.0 : 0.0);
@@ -247,8 +248,7 @@ TEST(OptimizerAgreement, SettingsOfAStepAreCompared) {
 TEST(OptimizerAgreement, ImportedStateIsCompared) {
   for (const char* optimizer : kOptimizers) {
     for (const char* sotto : {"{}", R"({"mode": "compat"})"}) {
-      const std::string json =
-          fmt::format(R"({{"optimizer": {}, "sotto": {}}})", optimizer, sotto);
+      const std::string json = fmt::format(R"({{"optimizer": {}, "sotto": {}}})", optimizer, sotto);
       std::string texts[3];
       std::mutex mutex;
       const Status status =

@@ -237,6 +237,23 @@ TEST(ConfigResolve, WhatIsRefused) {
   EXPECT_THAT(resolved("{}", "{"), HasSubstr("values: found no JSON"));
   EXPECT_THAT(resolved("{}", R"({"a": "auto"})"), HasSubstr("values: \"a\" is \"auto\""));
   EXPECT_THAT(resolved("{}", R"({"a": {"b": 1}})"), HasSubstr("values: \"a\" is {\"b\":1}"));
+  EXPECT_EQ(resolved(R"({"a": 1, "b": {"c": 1, "c": 2}})"),
+            "configuration: line 1, column 24: the key b.c is there twice; leave one of them out");
+  EXPECT_EQ(resolved(R"({"a": "auto"})", R"({"a": 1, "a": 2})"),
+            "values: the key a is there twice; leave one of them out");
+}
+
+// A number of any length is one token of the parser.
+TEST(ConfigText, LongNumbersAreCut) {
+  const std::string digits(400, '7');
+  for (const std::string& text : {"{\"a\": " + digits + "}", "{\"a\": -" + digits + "e9}",
+                                  "{\"a\": 1" + digits + "x}", "{\"a\" " + digits + "}",
+                                  "{\"optimizer\": {\"type\": " + digits + "}}"}) {
+    const std::string error = resolved(text);
+    EXPECT_LE(error.size(), 250u) << error;
+    EXPECT_EQ(error.find(std::string(81, '7')), std::string::npos) << error;
+    EXPECT_LE(error_of(text).size(), 250u) << error_of(text);
+  }
 }
 
 }  // namespace

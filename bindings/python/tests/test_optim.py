@@ -1,6 +1,7 @@
 """Optimizers on plain buffers."""
 
 import array
+import io
 import json
 import math
 
@@ -66,7 +67,7 @@ def test_every_kind_trains_alike_on_all_ranks(kind):
         assert info.step == 12
         assert info.stage == int(kind.startswith(("OneBit", "ZeroOne")))
         if kind == "ZeroOneAdam":  # parameters meet again at synchronisations
-            problem.optimizer.export_state("mean")
+            problem.optimizer.synchronize().wait()
         problem.close()
         return np.abs(problem.p - start).mean(), problem.p
 
@@ -133,6 +134,94 @@ def test_state_is_restored(kind, mode):
 
     states = thread_ranks(2, body)
     assert (states[0] == states[1]) == (mode != "exact" or kind == "Adam")
+
+
+@pytest.mark.parametrize("mode", ["exact", "mean", "reset"])
+@pytest.mark.parametrize("kind", ["AdamW", "ZeroOneAdam", "OneBitLamb"])
+def test_state_in_files(kind, mode, tmp_path):
+    def body(comm):
+        problem = Problem(comm, kind).steps(6)
+        optimizer = problem.optimizer
+        optimizer.user_state = b"epoch 1"
+        before = problem.p.copy()
+        path = tmp_path / f"{comm.rank}"
+        with open(path, "wb") as file:
+            file.write(b"head")
+            optimizer.write_state(file, mode)
+        np.testing.assert_array_equal(problem.p, before)
+        assert path.read_bytes()[4:] == bytes(optimizer.export_state(mode))
+        other = Problem(comm, kind)
+        with open(path, "rb") as file:
+            file.seek(4)
+            other.optimizer.read_state(file, mode)
+            assert not file.read()
+        assert other.optimizer.user_state == b"epoch 1"
+        assert other.optimizer.info().step == 6
+        if mode == "exact":
+            np.testing.assert_array_equal(other.steps(3).p, problem.steps(3).p)
+        problem.close()
+        other.close()
+
+    thread_ranks(2, body)
+
+
+def test_files_that_fail(tmp_path):
+    class Full:
+        def write(self, data):
+            raise OSError("no space left")
+
+    def body(comm):
+        problem = Problem(comm, "OneBitAdam").steps(6)
+        # The collective goes on for the other rank.
+        if comm.rank == 1:
+            with pytest.raises(OSError, match="no space left"):
+                problem.optimizer.write_state(Full(), "mean")
+        else:
+            problem.optimizer.write_state(io.BytesIO(), "mean")
+        state = bytes(problem.optimizer.export_state("exact"))
+        with pytest.raises(sotto.InvalidArgumentError, match="truncated"):
+            problem.optimizer.read_state(io.BytesIO(state[:-8]), "exact")
+        problem.steps(1).close()
+
+    thread_ranks(2, body)
+
+
+def test_values_that_differ_between_ranks():
+    def body(comm):
+        def make(policy, x):
+            p = np.full(8, x, f32)
+            config = {"optimizer": {"type": "SGD", "params": {"lr": 0.5}}}
+            if policy is not None:
+                config["sotto"] = {"initial_parameters": policy}
+            return Optimizer([(p, np.ones(8, f32), "w")], config, comm=comm), p
+
+        with pytest.raises(sotto.ProtocolError, match='"w" has other values on rank 1 than'):
+            make(None, comm.rank)
+        optimizer, p = make("broadcast", comm.rank + 3.0)
+        assert p.tolist() == [3.0] * 8
+        optimizer.close()
+        make("trust", comm.rank)[0].close()
+        # Before the first step and after it.
+        for steps in (0, 2):
+            optimizer, p = make("check", 1.0)
+            for _ in range(steps):
+                optimizer.step().wait()
+            state = optimizer.export_state("exact")
+            optimizer.import_state(state, "exact")
+            optimizer.step().wait()
+            optimizer.close()
+
+    thread_ranks(2, body)
+
+
+def test_learning_rates_that_differ_between_ranks():
+    def body(comm):
+        problem = Problem(comm, "Adam").steps(1)
+        problem.optimizer.set("lr", 0.5 + comm.rank)
+        with pytest.raises(sotto.ProtocolError, match="learning rate, .* of group 0 differ"):
+            problem.steps(1)
+
+    thread_ranks(2, body)
 
 
 def test_settings_during_training():

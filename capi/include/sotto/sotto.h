@@ -928,13 +928,13 @@ SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values
 
 /* Creates an optimizer over n parameters, the same on all ranks in names, counts and order (checked
  * by hash). Collective: if one rank refuses, whatever the reason, all of them end with its code and
- * text, and the comm stays as it is. A rank does not take part whose comm is no handle or which calls
- * from inside a callback.
+ * text, and the comm stays as it is. A rank does not take part whose comm is no handle or which
+ * calls from inside a callback.
  * Parameter values: "sotto": {"initial_parameters": "check"} (the default) compares a hash of them
- * and names the first parameter that differs; "broadcast" gives all ranks those of rank 0, and writes
- * model copies; "trust" does not look. Later, every step compares learning rates, weight decays and
- * betas, and the first one after an import, unless "trust", a hash of what was imported: ranks that
- * differ end with PROTOCOL.
+ * and names the first parameter that differs; "broadcast" gives all ranks those of rank 0, and
+ * writes model copies; "trust" does not look. Later, every step compares learning rates, weight
+ * decays and betas, and the first one after an import, unless "trust", a hash of what was imported:
+ * ranks that differ end with PROTOCOL.
  *   comm      [in]  stays alive until the optimizer is destroyed
  *   json      [in]  the text of a whole DeepSpeed file, or just {"optimizer": {...}}; either may
  *                   come as one base64url word. "scheduler" and "gradient_clipping" act inside
@@ -1155,10 +1155,10 @@ SOTTO_API sotto_status sotto_optim_state_import(sotto_optim* optim, sotto_state_
 SOTTO_API sotto_status sotto_optim_state_import_arrays(sotto_optim* optim,
                                                        const sotto_named_array* arrays, uint64_t n);
 
-/* 0/1 Adam between synchronisations: averages what the ranks have summed up since the last one, in 1
- * bit with error feedback as a step does, so that all have the same parameters and momentum: for an
- * evaluation or a save in between. Where there is nothing to average, and for other optimizers, the
- * operation does nothing. Not needed before an export. Collective.
+/* 0/1 Adam between synchronisations: averages what the ranks have summed up since the last one, in
+ * 1 bit with error feedback as a step does, so that all have the same parameters and momentum: for
+ * an evaluation or a save in between. Where there is nothing to average, and for other optimizers,
+ * the operation does nothing. Not needed before an export. Collective.
  *   optim  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] as for sotto_optim_step
@@ -1169,9 +1169,43 @@ SOTTO_API sotto_status sotto_optim_state_import_arrays(sotto_optim* optim,
 SOTTO_API sotto_status sotto_optim_synchronize(sotto_optim* optim, const sotto_call* call,
                                                sotto_op** out_op);
 
-/* Bytes of the trainer's own that belong to the state, a data loader's position for example: exports
- * hold them under the state's checksum, and an import replaces them (import_arrays: by nothing).
- * The library does not look at them, and ranks may have different ones.
+/* Takes the next bytes of a state. 0: go on; anything else ends the export. */
+typedef int32_t (*sotto_write_fn)(void* user, const void* data, uint64_t bytes);
+/* Puts the bytes at an offset of a state into data, all of them. 0: done; anything else ends the
+ * import. */
+typedef int32_t (*sotto_read_fn)(void* user, uint64_t offset, void* data, uint64_t bytes);
+
+/* Exports the same bytes as sotto_optim_state_export, in order and in parts of at most 1 MiB, for
+ * states that should not lie in memory as a whole. The library holds a few MiB whatever the
+ * state's size, and of the 1-bit types a bit per element. After an error what was written is no
+ * state.
+ *   optim [in]
+ *   mode  [in] SOTTO_STATE_...
+ *   write [in] not NULL; may not call the library, but for sotto_op_error and sotto_op_test
+ *   user  [in] passed to write
+ * Threads: one per handle; mean and reset: not from callbacks. Blocks: as sotto_optim_state_export
+ * with a large enough buf. Errors: as there, CANCELLED (write has not returned 0; a collective goes
+ * on to its end for the other ranks). Since: 0.2 */
+SOTTO_API sotto_status sotto_optim_state_write(const sotto_optim* optim, sotto_state_mode mode,
+                                               sotto_write_fn write, void* user);
+
+/* Imports as sotto_optim_state_import does, in parts of at most 1 MiB. Everything is read and
+ * checked before anything changes, so bytes are asked for more than once, at any offset. If read
+ * fails then nevertheless, the state is torn: steps and exports are INVALID_STATE until another
+ * import succeeds.
+ *   optim [in]
+ *   mode  [in] as exported; RESET takes any export but one of 0/1 Adam between synchronisations
+ *   read  [in] not NULL; may not call the library, but for sotto_op_error and sotto_op_test
+ *   user  [in] passed to read
+ *   len   [in] bytes of the state
+ * Threads: one per handle. Blocks: no. Errors: as sotto_optim_state_import, CANCELLED (read has not
+ * returned 0). Since: 0.2 */
+SOTTO_API sotto_status sotto_optim_state_read(sotto_optim* optim, sotto_state_mode mode,
+                                              sotto_read_fn read, void* user, uint64_t len);
+
+/* Bytes of the trainer's own that belong to the state, a data loader's position for example:
+ * exports hold them under the state's checksum, and an import replaces them (import_arrays: by
+ * nothing). The library does not look at them, and ranks may have different ones.
  *   optim [in]
  *   data  [in] copied; may be NULL if len is 0
  *   len   [in] bytes, at most 67108864

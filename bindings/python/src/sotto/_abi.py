@@ -77,6 +77,8 @@ Handle = c.c_void_p
 
 DoneFn = c.CFUNCTYPE(None, c.c_void_p, Status)
 AllGatherFn = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64, c.c_void_p)
+WriteFn = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_void_p, c.c_uint64)
+ReadFn = c.CFUNCTYPE(c.c_int32, c.c_void_p, c.c_uint64, c.c_void_p, c.c_uint64)
 LogFn = c.CFUNCTYPE(None, c.c_void_p, c.c_int32, c.c_char_p)
 
 
@@ -243,9 +245,11 @@ TYPEDEFS: dict[str, Any] = {
     "sotto_done_fn": DoneFn,
     "sotto_dtype": Dtype,
     "sotto_log_fn": LogFn,
+    "sotto_read_fn": ReadFn,
     "sotto_reduce_op": Reduce,
     "sotto_state_mode": StateMode,
     "sotto_status": Status,
+    "sotto_write_fn": WriteFn,
 }
 
 HANDLES = ("sotto_codec", "sotto_comm", "sotto_context", "sotto_op", "sotto_optim")
@@ -330,6 +334,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_optim_state_import_arrays": (Status, [Handle, c.POINTER(NamedArray), _Count]),
     "sotto_optim_destroy": (Status, [Handle]),
     "sotto_optim_synchronize": (Status, [Handle, *_CALL_OP]),
+    "sotto_optim_state_write": (Status, [Handle, StateMode, WriteFn, c.c_void_p]),
+    "sotto_optim_state_read": (Status, [Handle, StateMode, ReadFn, c.c_void_p, _Count]),
     "sotto_optim_set_user_state": (Status, [Handle, _Bytes, _Count]),
     "sotto_optim_get_user_state": (Status, [Handle, _Bytes, _Count, _CountOut]),
 }

@@ -15,7 +15,7 @@ from ._handle import HandleOwner
 from ._lib import interruptible, library
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
-from .errors import InvalidArgumentError
+from .errors import InvalidArgumentError, SottoError
 from .group import default_comm
 from .work import Work, orphans
 
@@ -131,9 +131,11 @@ class Optimizer(HandleOwner):
     kind:   in place of config: "SGD", "Adam", "AdamW", "Lamb", "OneBitAdam", "ZeroOneAdam",
             "OneBitLamb", with hyper-parameters as keyword arguments: lr, betas, freeze_step, ...
 
-    Parameter values have to be equal on all ranks at the first step: comm.broadcast() makes them.
-    Errors: InvalidArgumentError (names the key or the parameter), UnsupportedError, ProtocolError
-    (ranks differ), the comm's own. Threads: one at a time.
+    Parameter values have to be equal on all ranks, which is checked by a hash; "sotto":
+    {"initial_parameters": "broadcast"} gives all ranks those of rank 0, "trust" does not look. If
+    one rank refuses, all of them raise its error. Errors: InvalidArgumentError (names the key or
+    the parameter), UnsupportedError, ProtocolError (ranks differ), the comm's own. Threads: one at
+    a time.
     """
 
     _noun = "optimizer"
@@ -230,6 +232,15 @@ class Optimizer(HandleOwner):
         """
         return self._start("sotto_optim_accumulate", timeout)
 
+    def synchronize(self, *, timeout: float | None = None) -> Work:
+        """0/1 Adam between synchronisations: brings the parameters of all ranks together.
+
+        Collective. Where there is nothing to do, and for other optimizers, the Work does nothing.
+        Errors: BusyError (step in flight), InvalidStateError (micro-batches accumulated), the
+        comm's own.
+        """
+        return self._start("sotto_optim_synchronize", timeout)
+
     def set_grads(self, grads: Sequence[Any]) -> None:
         """Says where gradients lie from now on: other arrays than those of Param.grad.
 
@@ -265,7 +276,7 @@ class Optimizer(HandleOwner):
         return cast("dict[str, Any]", json.loads(text))
 
     def export_state(self, mode: str = "configured") -> bytearray:
-        """This rank's state, parameters included.
+        """This rank's state, parameters included. Nothing of the optimizer changes.
 
         mode: "exact" (continues bit for bit on the same ranks; not collective), "mean" (error
         feedback averaged over ranks: restores on any number of them; collective for the 1-bit
@@ -275,6 +286,80 @@ class Optimizer(HandleOwner):
         """
         number = state_mode(mode, STATE_MODES)
         return export_state(self._comm, "sotto_optim_state_export", self._handle, number)
+
+    def write_state(self, file: Any, mode: str = "configured") -> None:
+        """Writes what export_state() gives to a binary file, without having it in memory.
+
+        Errors: those of export_state() and of file.write().
+        """
+        number = state_mode(mode, STATE_MODES)
+        failed: list[BaseException] = []
+
+        def write(_: Any, data: int, n: int) -> int:
+            try:
+                file.write((c.c_char * n).from_address(data))
+            except BaseException as error:  # noqa: BLE001 (raised below, outside of C)
+                failed.append(error)
+            return len(failed)
+
+        function = abi.WriteFn(write)
+        try:
+            self._comm._call("sotto_optim_state_write", self._handle, number, function, None)
+        except SottoError:
+            if not failed:
+                raise
+        if failed:
+            raise failed[0]
+
+    def read_state(self, file: Any, mode: str = "configured") -> None:
+        """Imports a state from a seekable binary file, without having it in memory.
+
+        Errors: those of import_state() and of the file's methods. Nothing changes on error, unless
+        the file can be read once and not again: then steps are refused until another import.
+        """
+        number = state_mode(mode, STATE_MODES)
+        begin = file.tell()
+        length = file.seek(0, os.SEEK_END) - begin
+        failed: list[BaseException] = []
+
+        def read(_: Any, offset: int, data: int, n: int) -> int:
+            try:
+                file.seek(begin + offset)
+                part = file.read(n)
+                if len(part) != n:
+                    raise EOFError(f"the file has {len(part)} bytes at {offset}, {n} are needed")
+                c.memmove(data, part, n)
+            except BaseException as error:  # noqa: BLE001 (raised below, outside of C)
+                failed.append(error)
+            return len(failed)
+
+        function = abi.ReadFn(read)
+        try:
+            self._lib.call(
+                "sotto_optim_state_read", self._handle, number, function, None, length
+            )
+        except SottoError:
+            if not failed:
+                raise
+        if failed:
+            raise failed[0]
+        file.seek(begin + length)
+
+    @property
+    def user_state(self) -> bytes:
+        """Bytes of the trainer's own that are saved and restored with the state.
+
+        At most 64 MiB. Errors of setting them: InvalidArgumentError, BusyError (step in flight).
+        """
+        n = c.c_uint64()
+        self._lib.call("sotto_optim_get_user_state", self._handle, None, 0, c.byref(n))
+        out = c.create_string_buffer(n.value)
+        self._lib.call("sotto_optim_get_user_state", self._handle, out, n, c.byref(n))
+        return out.raw
+
+    @user_state.setter
+    def user_state(self, data: bytes) -> None:
+        self._lib.call("sotto_optim_set_user_state", self._handle, data, len(data))
 
     def import_state(self, state: Any, mode: str = "configured") -> None:
         """Replaces this rank's state by an export of the same mode. Nothing changes on error.
