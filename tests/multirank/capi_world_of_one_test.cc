@@ -154,7 +154,7 @@ TEST_P(WorldOfOne, UnderEveryLauncher) {
 }
 
 TEST_P(WorldOfOne, AsItsCallerSays) {
-  const Scope scope({{"SOTTO_RENDEZVOUS", "tcp://192.0.2.1:1"}});
+  const Scope scope(Variables{{"SOTTO_RENDEZVOUS", "tcp://192.0.2.1:1"}});
   sotto_context* context = new_context();
   sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
   config.size = 1;
@@ -163,8 +163,9 @@ TEST_P(WorldOfOne, AsItsCallerSays) {
   sotto_unique_id id;
   OK(sotto_unique_id_create(context, &id));
   config.id = &id;
-  if (std::string(GetParam()) != "inproc")  // the id is one of TCP
+  if (std::string(GetParam()) != "inproc") {  // the id is one of TCP
     EXPECT_EQ(run_ranks(1, [&](int) { everything(context, &config); }), "");
+  }
   OK(sotto_context_destroy(context));
 }
 
