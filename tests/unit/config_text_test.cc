@@ -238,7 +238,7 @@ TEST(ConfigResolve, WhatIsRefused) {
   EXPECT_THAT(resolved("{}", R"({"a": "auto"})"), HasSubstr("values: \"a\" is \"auto\""));
   EXPECT_THAT(resolved("{}", R"({"a": {"b": 1}})"), HasSubstr("values: \"a\" is {\"b\":1}"));
   EXPECT_EQ(resolved(R"({"a": 1, "b": {"c": 1, "c": 2}})"),
-            "configuration: line 1, column 24: the key b.c is there twice; leave one of them out");
+            "configuration: line 1, column 29: the key b.c is there twice; leave one of them out");
   EXPECT_EQ(resolved(R"({"a": "auto"})", R"({"a": 1, "a": 2})"),
             "values: the key a is there twice; leave one of them out");
 }
