@@ -204,6 +204,46 @@ Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
   return optim->core->set_gradients(places);
 }
 
+// Gradients are left out: those that are registered may be memory that the caller has freed.
+Status set_params(sotto_optim* optim, const sotto_buffer* params, const sotto_buffer* model_copies,
+                  uint64_t n) {
+  std::vector<MemoryRange> ranges;
+  const auto take = [&](const sotto_buffer* given,
+                        const char* name) -> Result<std::vector<ParameterPlace>> {
+    if (n == 0 || n > kMaxParams)
+      return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
+    SOTTO_TRY(check_pointer(given, name));
+    std::vector<ParameterPlace> places(n);
+    for (uint64_t i = 0; i < n; ++i) {
+      if (given == model_copies && given[i].count == 0) continue;  // the parameter has none
+      SOTTO_ASSIGN(const Buffer b, take_buffer(given[i], fmt::format("{}[{}]", name, i)));
+      ranges.push_back({b.data, b.bytes(), true, name, i});
+      places[i] = {b.data, b.count, b.dtype, b.device};
+    }
+    return places;
+  };
+  SOTTO_ASSIGN(const std::vector<ParameterPlace> places, take(params, "params"));
+  std::vector<ParameterPlace> copies;
+  if (model_copies != nullptr) {
+    SOTTO_ASSIGN(copies, take(model_copies, "model_copies"));
+  } else {
+    for (const MemoryRange& r : optim->written)
+      if (r.name == "params.model_copy") ranges.push_back(r);
+  }
+  SOTTO_TRY(check_overlap(ranges));
+  SOTTO_TRY(optim->core->set_parameters(places, copies));
+  for (MemoryRange& r : ranges) r.name = r.name == "params" ? "params.param" : "params.model_copy";
+  optim->written = written_in_order(std::move(ranges));
+  return ok_status();
+}
+
+Status set_frozen(sotto_optim* optim, const uint8_t* frozen, uint64_t n) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_no_group(*optim->comm));
+  SOTTO_TRY(check_pointer(frozen, "frozen"));
+  return optim->core->set_frozen(std::span(frozen, n));
+}
+
 Status get_info(const sotto_optim* optim, sotto_optim_info* out_info) {
   SOTTO_ASSIGN(const OptimInfo i, optim->core->info());
   sotto_optim_info out = {};
@@ -231,7 +271,7 @@ Status state_export(const sotto_optim* optim, sotto_state_mode mode, void* buf, 
                     uint64_t* out_len) {
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
-  if (checked != StateMode::kExact) {
+  if (!made_by_one_rank(checked)) {
     // Other ranks are asked only when the result has a place.
     SOTTO_TRY(CallbackScope::refuse_inside());
     SOTTO_ASSIGN(*out_len, state_bytes(*optim->core, checked));
@@ -262,7 +302,7 @@ Status state_write(const sotto_optim* optim, sotto_state_mode mode, sotto_write_
                    void* user) {
   if (write == nullptr) return invalid_argument("write is NULL");
   SOTTO_ASSIGN(const StateMode checked, take_optim_mode(*optim->core, mode));
-  if (checked != StateMode::kExact) {
+  if (!made_by_one_rank(checked)) {
     SOTTO_TRY(CallbackScope::refuse_inside());
     SOTTO_TRY(check_no_group(*optim->comm));
   }
@@ -274,7 +314,7 @@ Status state_write(const sotto_optim* optim, sotto_state_mode mode, sotto_write_
       const int32_t code = write(user, bytes.data(), bytes.size());
       if (code != 0) refused = refused_by("write", code);
     }
-    return checked == StateMode::kExact ? refused : ok_status();
+    return made_by_one_rank(checked) ? refused : ok_status();
   };
   SOTTO_TRY(export_state(*optim->core, checked, sink));
   return refused;
@@ -405,6 +445,17 @@ sotto_status sotto_optim_get_user_state(const sotto_optim* optim, void* buf, uin
                                         uint64_t* out_len) {
   return guarded_on("sotto_optim_get_user_state", optim,
                     [&](auto* object) { return get_user_state(object, buf, cap, out_len); });
+}
+
+sotto_status sotto_optim_set_params(sotto_optim* optim, const sotto_buffer* params,
+                                    const sotto_buffer* model_copies, uint64_t n) {
+  return guarded_on("sotto_optim_set_params", optim,
+                    [&](auto* object) { return set_params(object, params, model_copies, n); });
+}
+
+sotto_status sotto_optim_set_frozen(sotto_optim* optim, const uint8_t* frozen, uint64_t n) {
+  return guarded_on("sotto_optim_set_frozen", optim,
+                    [&](auto* object) { return set_frozen(object, frozen, n); });
 }
 
 sotto_status sotto_optim_destroy(sotto_optim* optim) {

@@ -25,6 +25,7 @@ inline Result<StateMode> take_mode(sotto_state_mode mode) {
 
 // Of an optimizer, whose configuration names one.
 inline Result<StateMode> take_optim_mode(const Optimizer& optimizer, sotto_state_mode mode) {
+  if (mode == SOTTO_STATE_COMMON) return StateMode::kCommon;
   if (mode != SOTTO_STATE_CONFIGURED) return take_mode(mode);
   switch (optimizer.checkpoint_policy()) {
     case CheckpointErrors::kExact: return StateMode::kExact;

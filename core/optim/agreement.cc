@@ -184,14 +184,20 @@ Status Optimizer::name_other_values() const {
 // What a group's settings of the next step are, as float32: between machines a schedule may differ
 // in the last bits of a double.
 uint64_t Optimizer::group_hash(uint64_t group) const {
-  const OptimizerParams& p = groups_[group];
-  const auto betas = schedule_.betas();
+  const OptimizerParams p = params_of(group);
   // Adding 0 makes one number of 0 and -0.
   const float values[] = {static_cast<float>(lr_of(group)) + 0.0f,
-                          static_cast<float>(p.weight_decay) + 0.0f,
-                          static_cast<float>(betas ? betas->beta1 : p.beta1),
-                          static_cast<float>(betas ? betas->beta2 : p.beta2)};
+                          static_cast<float>(p.weight_decay) + 0.0f, static_cast<float>(p.beta1),
+                          static_cast<float>(p.beta2)};
   return hash64(values, sizeof values);
+}
+
+// Of what else callers may set between steps, and of which parameters stand still.
+uint64_t Optimizer::other_settings_hash() const {
+  std::vector<double> values{static_cast<double>(frozen_hash_)};
+  for (const OptimizerParams& p : groups_)
+    values.insert(values.end(), {p.eps, p.momentum, p.max_coeff, p.min_coeff});
+  return hash_of(values, frozen_hash_);
 }
 
 // Of parts that are the same on all ranks. Between synchronisations 0/1 Adam has but variance and
@@ -226,6 +232,7 @@ OpSignature Optimizer::signature(Variant variant) const {
                              std::bit_cast<uint64_t>(loss_scaler_.scale()),
                              micro_batches_,
                              hash_of(groups, 0),
+                             other_settings_hash(),
                              imported_};
   s.detail = static_cast<uint32_t>(hash64(values, sizeof values));
   s.root = pack_group_hashes(groups);

@@ -55,6 +55,11 @@ Status Optimizer::common_run(const TensorRun& run, const GroupScalars& group,
   SOTTO_TRY(read_flat(memory_.v, &o.v));
   SOTTO_TRY(read_flat(memory_.local_sum, &o.sums));
   if (!compat()) SOTTO_TRY(read_flat(memory_.anchor, &o.anchor));
+  // A synchronisation leaves frozen parameters as they are, on all ranks.
+  if (run.tensor < frozen_.size() && frozen_[run.tensor] != 0) {
+    read_aside(run, o.m.data());
+    return ok_status();
+  }
   std::vector<float> den(run.count);
   for (uint64_t i = 0; i < run.count; ++i) {
     den[i] = std::sqrt(o.v[i]) + static_cast<float>(groups_[p.group].eps);

@@ -189,7 +189,7 @@ class CompressedStep {
     b_.kernel(KernelId::kStepSizes,
               {frame_.scalars_operand(), frame_.steps_operand(Access::kWrite)}, {},
               TensorArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), false});
-    emit_update(compressed_pieces(layout_), word);
+    emit_update(frame_.updated(compressed_pieces(layout_)), word);
   }
 
   // Groups whose variance is never frozen.
@@ -216,7 +216,7 @@ class CompressedStep {
     const std::vector<NormRange> ranges = layout_.tensor_ranges();
     const KernelOptions commit = StepFrame::committing(word);
     for (uint32_t t = 0; t < ranges.size(); ++t) {
-      if (ranges[t].count == 0) continue;
+      if (ranges[t].count == 0 || frame_.frozen(t)) continue;
       std::vector<Piece> pieces = layout_.tensor_pieces(t);
       b_.kernel(KernelId::kOnebitLambFactor,
                 {new_m(), new_bits(), new_messages(), old_m(), old_bits(), old_messages(),

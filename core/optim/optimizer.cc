@@ -53,6 +53,8 @@ Optimizer::Optimizer(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device,
       config_(std::move(config)),
       groups_(std::move(groups)),
       lr_override_(groups_.size(), std::numeric_limits<double>::quiet_NaN()),
+      beta1_override_(lr_override_),
+      beta2_override_(lr_override_),
       schedule_(std::move(schedule)),
       params_(std::move(params)),
       zeroone_(groups_[0]),
@@ -294,20 +296,10 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
     loss_scaler_.set(value);
     return ok_status();
   }
-  const bool is_lr = name == "lr";
-  if (!is_lr && name != "weight_decay") {
-    return invalid_argument(
-        "\"{}\" cannot be set; allowed: \"lr\", \"weight_decay\", \"loss_scale\"", name);
-  }
-  const bool reset = is_lr && std::isnan(value);
-  if (!reset && !(std::isfinite(value) && value >= 0)) {
-    return invalid_argument("{} is {}; allowed: a finite number of at least 0{}", name, value,
-                            is_lr ? ", or NaN for the schedule" : "");
-  }
-  for (int32_t g = group < 0 ? 0 : group; g < (group < 0 ? n : group + 1); ++g) {
-    (is_lr ? lr_override_[static_cast<size_t>(g)] : groups_[static_cast<size_t>(g)].weight_decay) =
-        value;
-  }
+  const auto first = static_cast<uint64_t>(group < 0 ? 0 : group);
+  const auto last = static_cast<uint64_t>(group < 0 ? n : group + 1);
+  for (uint64_t g = first; g < last; ++g) SOTTO_TRY(check_group_number(name, g, value));
+  for (uint64_t g = first; g < last; ++g) SOTTO_TRY(set_group_number(name, g, value));
   return ok_status();
 }
 

@@ -51,6 +51,14 @@ struct GradientPlace {
   DeviceId device;
 };
 
+// Memory of one parameter, or of its model copy, borrowed. No elements: there is no model copy.
+struct ParameterPlace {
+  void* data = nullptr;
+  uint64_t count = 0;
+  Dtype dtype = Dtype::kF32;
+  DeviceId device;
+};
+
 // An array of a DeepSpeed checkpoint. Its name says what it is: see sotto.h.
 struct NamedArray {
   std::string name;
@@ -120,6 +128,8 @@ struct OptimSnapshot {
   std::vector<double> lr_sums, anchor_decays;  // per group
   std::vector<float> local_sum, anchor;
   uint64_t average_since = 0;        // 1-bit LAMB: updates before the average trust ratios started
+  // 1-bit types: what is exchanged in place of the momentum of frozen parameters; empty: zeros.
+  std::vector<float> frozen_m;
   std::vector<float> padding_m;      // 1-bit LAMB in mode compat, on the same number of ranks
   bool local_sum_is_common = false;  // all ranks have the same (never so in a blob)
   std::optional<ErrorFeedback> residual;  // error feedback of this rank; empty: none stored
@@ -160,11 +170,20 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // A recorded step of this optimizer happens with the next launch of its graph. INVALID_STATE: the
   // next step is not like the recorded one, or has other memory; see Engine::replay.
   Status replay(const OpRef& op);
-  // "lr" (NaN: the schedule again) or "weight_decay", group -1: all; "loss_scale", group -1.
+  // "lr", "beta1" and "beta2" (NaN: the schedule's or the configuration's again), "weight_decay",
+  // "eps", "momentum", "max_coeff", "min_coeff", group -1: all; "loss_scale", group -1.
   Status set(std::string_view name, int32_t group, double value);
   // Where the gradients of each parameter lie from now on, in order of registration; of the
   // registered type and count. On error nothing has changed.
   Status set_gradients(std::span<const GradientPlace> grads);
+  // Where parameters and model copies lie from now on, in order of registration; of the registered
+  // types and counts. copies: empty: they stay where they are. On error nothing has changed.
+  Status set_parameters(std::span<const ParameterPlace> params,
+                        std::span<const ParameterPlace> copies);
+  // Which parameters the next steps leave as they are, with their momentum and variance: a flag for
+  // each, in order of registration, the same on all ranks. 0/1 Adam is synchronised first if flags
+  // change: a collective then. On error nothing has changed.
+  Status set_frozen(std::span<const uint8_t> frozen);
   Result<OptimInfo> info();
   // kind: "all", "config", "groups", "tensors".
   Result<std::string> report_json(std::string_view kind);
@@ -318,6 +337,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   SmallVector<GroupScalars> scalars_of(Variant variant) const;
   void bind(Run& run, const Prepared& prepared, Variant variant) const;
   uint64_t group_hash(uint64_t group) const;
+  uint64_t other_settings_hash() const;
   OpSignature signature(Variant variant) const;
   void completed(Variant variant, const StepVerdict& verdict, Status& status,
                  std::span<const std::byte> bytes);
@@ -344,18 +364,32 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status read_local_sum(const ArrayReader& reader, OptimSnapshot* s) const;
   Status compare_import(const Result<OptimSnapshot>& mine) const;
   Status momentum_to_floats();
+  // Momentum of frozen parameters of the 1-bit types: what is exchanged, and the runs put aside.
+  Result<std::vector<float>> exchanged_momentum() const;
+  bool read_aside(const TensorRun& run, float* out) const;
   Result<std::vector<uint8_t>> valid_bits() const;
   Status check_zero_variance();
   Status check_nothing_accumulated() const;
   bool moved_since_synchronisation() const;
   Status restore_stage();
   double lr_of(uint64_t group) const;
+  // What is in force in the next step, but for lr.
+  OptimizerParams params_of(uint64_t group) const;
+  Status set_group_number(std::string_view name, uint64_t group, double value);
+  Status check_group_number(std::string_view name, uint64_t group, double value) const;
+  Status set_momentum_aside(std::span<const uint8_t> frozen, std::vector<float>* aside,
+                            std::span<const float> exchanged = {}) const;
 
   std::shared_ptr<Comm> comm_;
   DeviceAccess access_;
   Config config_;
   std::vector<OptimizerParams> groups_;
   std::vector<double> lr_override_;  // NaN: none
+  std::vector<double> beta1_override_, beta2_override_;
+  std::vector<uint8_t> frozen_;  // per parameter; empty: none is
+  uint64_t frozen_hash_ = 0;     // 0: none is
+  // 1-bit types exchange the momentum of all parameters: that of frozen ones, one after the other.
+  std::vector<float> aside_m_;
   LrSchedule schedule_;
   std::vector<ParamSpec> params_;
   std::vector<std::vector<uint8_t>> masks_;  // on the host, where the callers' are not

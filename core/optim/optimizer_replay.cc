@@ -29,6 +29,7 @@ class Optimizer::RecordedHooks final : public OpHooks {
   void await(std::shared_ptr<Optimizer> optimizer) { awaits_ = std::move(optimizer); }
 
   std::vector<void*> bases;  // of the run: they are in the graph
+  uint64_t frozen_hash = 0;  // of the parameters that the step leaves as they are
 
  private:
   const std::weak_ptr<const Optimizer> optimizer_;
@@ -65,6 +66,7 @@ Result<OpRef> Optimizer::record(Variant variant, CallOptions options,
   const auto bind_run = [&](Run& run) {
     bind(run, hooks->prepared(), variant);
     hooks->bases = run.bases;
+    hooks->frozen_hash = frozen_hash_;
   };
   SOTTO_ASSIGN(const OpRef op,
                comm_->launch(plan, s, std::ref(bind_run), hooks, options, std::move(recorder)));
@@ -102,6 +104,12 @@ Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
         "differ): call sotto_optim_step, or record one like it",
         step_ + 1);
   }
+  if (recorded.frozen_hash != frozen_hash_) {
+    return invalid_state(
+        "step {} leaves other parameters as they are than the recorded one "
+        "(sotto_optim_set_frozen): call sotto_optim_step, or record one like it",
+        step_ + 1);
+  }
   bind(run, recorded.prepared(), next);
   if (std::equal(recorded.bases.begin(), recorded.bases.end(), run.bases.begin(),
                  [&](const void* then, const void* now) { return then == nullptr || then == now; }))
@@ -110,8 +118,8 @@ Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
     if (recorded.bases[i] != nullptr) run.bases[i] = recorded.bases[i];
   }
   return invalid_state(
-      "step {} uses other memory than the recorded one: gradients have moved "
-      "(sotto_optim_set_grads), or error feedback is in the other one of its two places, for which "
+      "step {} uses other memory than the recorded one: gradients or parameters have moved "
+      "(sotto_optim_set_grads, sotto_optim_set_params), or error feedback is in the other one of its two places, for which "
       "a graph of its own can be recorded",
       step_ + 1);
 }

@@ -53,6 +53,17 @@ double Optimizer::lr_of(uint64_t group) const {
   return std::isnan(lr_override_[group]) ? schedule_.lr(group) : lr_override_[group];
 }
 
+OptimizerParams Optimizer::params_of(uint64_t group) const {
+  OptimizerParams p = groups_[group];
+  if (const auto betas = schedule_.betas()) {
+    p.beta1 = betas->beta1;
+    p.beta2 = betas->beta2;
+  }
+  if (!std::isnan(beta1_override_[group])) p.beta1 = beta1_override_[group];
+  if (!std::isnan(beta2_override_[group])) p.beta2 = beta2_override_[group];
+  return p;
+}
+
 double Optimizer::next_anchor_decay(uint64_t group) const {
   return anchor_decays_[group] * (1 - lr_of(group) * groups_[group].weight_decay);
 }
@@ -81,6 +92,7 @@ StepShape Optimizer::shape() const {
     shape.copied.push_back(t);
     shape.copies = params_[t].copy_dtype;
   }
+  shape.frozen = frozen_;
   shape.masked = masked_;
   shape.state = state_type();
   if (!onebit()) shape.codec = codec_;
@@ -162,11 +174,7 @@ SmallVector<GroupScalars> Optimizer::scalars_of(Variant variant) const {
   SmallVector<GroupScalars> out;
   const auto t = static_cast<double>(next_t());
   for (size_t g = 0; g < groups_.size(); ++g) {
-    OptimizerParams p = groups_[g];
-    if (const auto betas = schedule_.betas()) {
-      p.beta1 = betas->beta1;
-      p.beta2 = betas->beta2;
-    }
+    const OptimizerParams p = params_of(g);
     GroupScalars s;
     s.lr = lr_of(g);
     const double correction1 = p.bias_correction ? 1.0 - std::pow(p.beta1, t) : 1.0;

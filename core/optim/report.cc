@@ -55,14 +55,8 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
   }
   if (all || kind == "groups") {
     report["groups"] = nlohmann::ordered_json::array();
-    for (size_t g = 0; g < groups_.size(); ++g) {
-      OptimizerParams params = groups_[g];
-      if (const auto betas = schedule_.betas()) {
-        params.beta1 = betas->beta1;
-        params.beta2 = betas->beta2;
-      }
-      report["groups"].push_back(group_json(params, lr_of(g)));
-    }
+    for (size_t g = 0; g < groups_.size(); ++g)
+      report["groups"].push_back(group_json(params_of(g), lr_of(g)));
   }
   if (all || kind == "tensors") {
     SOTTO_ASSIGN(const std::vector<TensorState> states,
@@ -71,7 +65,8 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
     for (size_t t = 0; t < params_.size(); ++t) {
       nlohmann::ordered_json tensor{
           {"name", params_[t].name}, {"count", params_[t].count}, {"group", params_[t].group}};
-      if (t < last_steps_.size()) {
+      if (!frozen_.empty() && frozen_[t] != 0) tensor["frozen"] = true;
+      if (t < last_steps_.size() && !tensor.contains("frozen")) {
         tensor["trust_ratio"] = last_steps_[t].trust_ratio;
         if (compressed_) tensor["factor"] = last_steps_[t].factor;
       }

@@ -131,6 +131,9 @@ Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
                  access_.download<TensorState>(memory_.tensor_states.data(), params_.size()));
   }
   if (momentum_bits_) SOTTO_TRY(momentum_to_floats());
+  if (errors == StateErrors::kOwn || !moved_since_synchronisation()) {
+    SOTTO_ASSIGN(s.frozen_m, exchanged_momentum());
+  }
   if (errors == StateErrors::kMean && keeps_errors()) {
     s.mean.emplace();
     has(StatePart::kMeanWorkerError, n);
@@ -177,7 +180,11 @@ Status Optimizer::stream(StatePart part, StateErrors errors, const FloatSink& si
         return access_.copy_and_wait(out, params_[run.tensor].param + run.at,
                                      run.count * sizeof(float));
       });
-    case StatePart::kM: return common ? stream_common(part, sink) : arrays(m_array(), 0, tensors);
+    case StatePart::kM:
+      if (common) return stream_common(part, sink);
+      return runs(0, tensors, [&](const TensorRun& run, float* out) {
+        return read_aside(run, out) ? ok_status() : read_state(access_, m_array(), run, out);
+      });
     case StatePart::kV: return arrays(v_array(), 0, tensors);
     case StatePart::kPaddingM: return arrays(m_array(), tensors, all);
     case StatePart::kVf:
@@ -199,6 +206,27 @@ Status Optimizer::stream(StatePart part, StateErrors errors, const FloatSink& si
   return part == StatePart::kMeanWorkerError
              ? compressed_state_.mean_worker_errors(*comm_, valid, sink)
              : compressed_state_.mean_server_errors(*comm_, valid, sink);
+}
+
+Result<std::vector<float>> Optimizer::exchanged_momentum() const {
+  std::vector<float> out;
+  for (uint32_t t = 0; t < params_.size() && !aside_m_.empty(); ++t) {
+    if (frozen_[t] == 0) continue;
+    SOTTO_TRY(for_each_tensor_run(*layout_, t, t + 1, [&](const TensorRun& run) -> Status {
+      out.resize(out.size() + run.count);
+      return read_state(access_, m_array(), run, out.data() + (out.size() - run.count));
+    }));
+  }
+  return out;
+}
+
+// False: the run is not of a frozen parameter whose momentum was put aside.
+bool Optimizer::read_aside(const TensorRun& run, float* out) const {
+  if (aside_m_.empty() || run.tensor >= frozen_.size() || frozen_[run.tensor] == 0) return false;
+  uint64_t first = 0;
+  for (uint32_t t = 0; t < run.tensor; ++t) first += frozen_[t] != 0 ? params_[t].count : 0;
+  std::copy_n(aside_m_.begin() + static_cast<ptrdiff_t>(first + run.at), run.count, out);
+  return true;
 }
 
 // Elements that have error feedback; empty: all.
@@ -489,6 +517,12 @@ Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const PartSo
     lr_sums_ = keep_stage ? s.lr_sums : none;
     anchor_decays_ = keep_stage ? s.anchor_decays : whole;
     mask_is_old_ = true;
+  }
+  if (onebit() && !frozen_.empty()) {
+    const std::vector<uint8_t> aside = std::exchange(frozen_, {});
+    aside_m_.clear();
+    SOTTO_TRY(set_momentum_aside(aside, &aside_m_, s.frozen_m));
+    frozen_ = aside;
   }
   step_ = s.step;
   average_since_ = average_since;

@@ -312,6 +312,11 @@ GradientStage StepFrame::compressed_average() {
   return stage;
 }
 
+std::vector<Piece> StepFrame::updated(std::vector<Piece> pieces) const {
+  std::erase_if(pieces, [this](const Piece& p) { return frozen(p.tensor); });
+  return pieces;
+}
+
 void StepFrame::adam_update(const GradientStage& gradient, std::vector<Piece> pieces,
                             uint32_t word) {
   const StepSlots& s = out_.slots;
@@ -320,13 +325,13 @@ void StepFrame::adam_update(const GradientStage& gradient, std::vector<Piece> pi
                                       scalars_operand(),  coefficient_operand(gradient),
                                       valid_operand()};
   if (shape_.state == StateType::kF32) {
-    b_.kernel(KernelId::kAdam, std::move(operands), std::move(pieces), SourceArgs{gradient.type},
-              committing(word));
+    b_.kernel(KernelId::kAdam, std::move(operands), updated(std::move(pieces)),
+              SourceArgs{gradient.type}, committing(word));
     return;
   }
   operands.insert(operands.end(), {state_step_operand(), exponents_operand(s.m_exponents),
                                    exponents_operand(s.v_exponents)});
-  b_.kernel(KernelId::kAdamNarrow, std::move(operands), std::move(pieces),
+  b_.kernel(KernelId::kAdamNarrow, std::move(operands), updated(std::move(pieces)),
             NarrowArgs{gradient.type, shape_.state}, committing(word));
 }
 
@@ -338,7 +343,7 @@ void StepFrame::sgd_update(const GradientStage& gradient, bool momentum, bool ne
                                       scalars_operand(),
                                       coefficient_operand(gradient),
                                       valid_operand()};
-  std::vector<Piece> pieces = all_tensor_pieces(*shape_.layout);
+  std::vector<Piece> pieces = updated(all_tensor_pieces(*shape_.layout));
   if (shape_.state == StateType::kF32) {
     b_.kernel(KernelId::kSgd, std::move(operands), std::move(pieces),
               SgdArgs{nesterov, gradient.type}, committing(gradient.word));
@@ -358,8 +363,10 @@ GradientStage StepFrame::local_gradients(Decide decide) {
 
 // 16-bit copies of the parameters for the model, at the end of the step.
 void StepFrame::write_copies(uint32_t word) {
-  if (shape_.copied.empty()) return;
-  convert(out_.slots.params, out_.slots.copies, {Dtype::kF32, shape_.copies, 1}, shape_.copied,
+  std::vector<uint32_t> tensors = shape_.copied;
+  std::erase_if(tensors, [this](uint32_t t) { return frozen(t); });
+  if (tensors.empty()) return;
+  convert(out_.slots.params, out_.slots.copies, {Dtype::kF32, shape_.copies, 1}, tensors,
           committing(word));
 }
 

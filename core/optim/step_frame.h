@@ -51,6 +51,11 @@ class StepFrame {
   // Averages those of some tensors, more than one rank. flags: raised by the rank whose share of
   // the sums is not finite; kNoSlot: nobody looks.
   GradientStage average(const std::vector<uint32_t>& tensors, uint32_t flags);
+  // What a step updates of these pieces: those of tensors that are not frozen.
+  std::vector<Piece> updated(std::vector<Piece> pieces) const;
+  bool frozen(uint32_t tensor) const {
+    return !shape_.frozen.empty() && tensor < shape_.frozen.size() && shape_.frozen[tensor] != 0;
+  }
   // Adam's update of some tensors.
   void adam_update(const GradientStage& gradient, std::vector<Piece> pieces, uint32_t word);
   // SGD's update of all of them.

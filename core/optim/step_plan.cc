@@ -35,7 +35,7 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   const std::vector<NormRange> ranges = layout.tensor_ranges();
   const KernelOptions commit = StepFrame::committing(gradient.word);
   for (uint32_t t = 0; t < ranges.size(); ++t) {
-    if (ranges[t].count == 0) continue;
+    if (ranges[t].count == 0 || frame.frozen(t)) continue;
     std::vector<Piece> pieces = layout.tensor_pieces(t);
     b.kernel(KernelId::kLambMoments,
              {gradient.operand(), flat(s.m, Access::kReadWrite, 32),

@@ -30,6 +30,7 @@ struct StepShape {
   bool loss_scaled = false;           // the host gives a factor for all gradients (unscale)
   Dtype copies = Dtype::kF32;         // of model copies
   std::vector<uint32_t> copied;       // tensors that have a model copy
+  std::vector<uint8_t> frozen;        // flag per tensor: not updated; empty: none is
   StateType state = StateType::kF32;  // of m and v; others: SGD, Adam, AdamW alone
   bool masked = false;                // a mask of valid elements is bound
   // What averages are compressed with instead (SGD, Adam, AdamW, LAMB; layout is this codec's), if

@@ -147,7 +147,7 @@ class ZeroOneStep {
          state(s_.v, Access::kRead), list(s_.params, Access::kReadWrite, 32),
          frame_.scalars_operand(), alone() ? coefficient() : absent(),
          alone() ? frame_.valid_operand() : frame_.mask_operand()},
-        pieces_, SourceArgs{gradient_.type}, StepFrame::committing(word));
+        frame_.updated(pieces_), SourceArgs{gradient_.type}, StepFrame::committing(word));
   }
 
   void update_sync(uint32_t word) {
@@ -158,7 +158,7 @@ class ZeroOneStep {
          state(s_.m, Access::kReadWrite), state(s_.local_sum, Access::kWrite),
          state(s_.den, Access::kRead), state(s_.anchor, Access::kReadWrite),
          list(s_.params, Access::kWrite, 32), frame_.scalars_operand(), frame_.valid_operand()},
-        pieces_, NoArgs{}, StepFrame::committing(word));
+        frame_.updated(pieces_), NoArgs{}, StepFrame::committing(word));
   }
 
   StepPlan compressed_alone() {
@@ -210,14 +210,14 @@ class ZeroOneStep {
     std::vector<OperandRef> operands = in_place(Access::kReadWrite);
     operands.insert(operands.end(), {alone() ? sums() : absent(), bits(), messages(),
                                      alone() ? absent() : frame_.mask_operand()});
-    b_.kernel(KernelId::kInPlaceSync, std::move(operands), pieces_, SourceArgs{gradient_.type},
-              StepFrame::committing(word));
+    b_.kernel(KernelId::kInPlaceSync, std::move(operands), frame_.updated(pieces_),
+              SourceArgs{gradient_.type}, StepFrame::committing(word));
   }
 
   StepPlan local() {
     gradient_ = frame_.local_gradients(Decide::kAlways);
     if (compat()) {
-      b_.kernel(KernelId::kInPlaceLocal, in_place(Access::kReadWrite), pieces_,
+      b_.kernel(KernelId::kInPlaceLocal, in_place(Access::kReadWrite), frame_.updated(pieces_),
                 SourceArgs{gradient_.type}, StepFrame::committing(gradient_.word));
       return frame_.finish(gradient_.word, {}, false);
     }
@@ -226,7 +226,8 @@ class ZeroOneStep {
                state(s_.local_sum, Access::kReadWrite), state(s_.den, Access::kRead),
                state(s_.anchor, Access::kRead), list(s_.params, Access::kWrite, 32),
                frame_.scalars_operand(), coefficient(), frame_.valid_operand()},
-              pieces_, SourceArgs{gradient_.type}, StepFrame::committing(gradient_.word));
+              frame_.updated(pieces_), SourceArgs{gradient_.type},
+              StepFrame::committing(gradient_.word));
     return frame_.finish(gradient_.word, {}, false);
   }
 

@@ -87,6 +87,7 @@ std::vector<Section> sections_of(const OptimSnapshot& s, const std::string& meta
     part(p);
   bytes("tensor_states", s.tensor_states);
   if (s.values(StatePart::kPaddingM) != 0) part(StatePart::kPaddingM);
+  if (!s.frozen_m.empty()) bytes("frozen_m", s.frozen_m);
   if (!s.lr_sums.empty()) {
     bytes("lr_sums", s.lr_sums);
     bytes("anchor_decays", s.anchor_decays);
@@ -138,7 +139,12 @@ ByteSink sink_of(std::vector<std::byte>* out) {
   };
 }
 
-StateErrors errors_of(StateMode mode) {
+StateErrors exported_errors(StateMode mode) {
+  if (made_by_one_rank(mode)) return StateErrors::kOwn;
+  return mode == StateMode::kMean ? StateErrors::kMean : StateErrors::kNone;
+}
+
+StateErrors imported_errors(StateMode mode) {
   return mode == StateMode::kExact  ? StateErrors::kOwn
          : mode == StateMode::kMean ? StateErrors::kMean
                                     : StateErrors::kNone;
@@ -188,6 +194,9 @@ Result<OptimSnapshot> read_description(const BlobReader& reader) {
     SOTTO_TRY(take(part));
   SOTTO_ASSIGN(s.tensor_states, reader.values<TensorState>("tensor_states"));
   if (reader.has("padding_m")) SOTTO_TRY(take(StatePart::kPaddingM));
+  if (reader.has("frozen_m")) {
+    SOTTO_ASSIGN(s.frozen_m, reader.values<float>("frozen_m"));
+  }
   if (const auto zeroone = meta.find("zeroone"); zeroone != meta.end()) {
     if (!zeroone->is_object())
       return invalid_argument("the state's description has no valid \"zeroone\"");
@@ -235,7 +244,7 @@ Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
 }
 
 Status export_state(Optimizer& optimizer, StateMode mode, const ByteSink& sink) {
-  const StateErrors errors = errors_of(mode);
+  const StateErrors errors = exported_errors(mode);
   SOTTO_ASSIGN(const OptimSnapshot s, optimizer.describe(errors));
   return write(
       s, [&](StatePart part, const FloatSink& to) { return optimizer.stream(part, errors, to); },
@@ -251,15 +260,17 @@ Result<std::vector<std::byte>> export_state(Optimizer& optimizer, StateMode mode
 }
 
 Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode) {
-  SOTTO_ASSIGN(const OptimSnapshot s, optimizer.describe(errors_of(mode)));
+  SOTTO_ASSIGN(const OptimSnapshot s, optimizer.describe(exported_errors(mode)));
   return size_of(sections_of(s, meta_of(s))).total();
 }
 
 Status import_state(Optimizer& optimizer, StateMode mode, const ByteSource& source,
                     uint64_t bytes) {
   SOTTO_ASSIGN(const BlobReader reader, BlobReader::open(source, bytes));
-  SOTTO_ASSIGN(const OptimSnapshot s, read_description(reader));
-  return optimizer.restore(s, errors_of(mode), [&](StatePart part) -> Result<FloatSource> {
+  SOTTO_ASSIGN(OptimSnapshot s, read_description(reader));
+  // Of 0/1 Adam between synchronisations: what one rank has summed up becomes everybody's.
+  s.local_sum_is_common = mode == StateMode::kCommon;
+  return optimizer.restore(s, imported_errors(mode), [&](StatePart part) -> Result<FloatSource> {
     return FloatSource([&reader, part, at = uint64_t{0}](std::span<float> out) mutable {
       const uint64_t first = std::exchange(at, at + out.size_bytes());
       return reader.read(name_of(part), first, std::as_writable_bytes(out));

@@ -12,8 +12,13 @@
 namespace sotto {
 
 // exact: everything, continues bit for bit on the same ranks. reset: without error feedback, any
-// number of ranks. mean: error feedback averaged over ranks, any number of ranks.
-enum class StateMode : int32_t { kExact = 1, kReset = 2, kMean = 3 };
+// number of ranks. mean: error feedback averaged over ranks, any number of ranks. common: exported
+// as exact, and imported by all ranks, of any number, without error feedback.
+enum class StateMode : int32_t { kExact = 1, kReset = 2, kMean = 3, kCommon = 4 };
+// An export of the mode is made by a rank alone, with what only this rank has.
+constexpr bool made_by_one_rank(StateMode mode) {
+  return mode == StateMode::kExact || mode == StateMode::kCommon;
+}
 
 // All parts are in the snapshot's vectors.
 std::vector<std::byte> encode_optim(const OptimSnapshot& snapshot);

@@ -847,12 +847,15 @@ SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
  * reset: error feedback is left out and starts at zero again. mean: error feedback averaged over
  * the ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has
  * a residual) and loses nothing of the sum of the results. configured (optimizers): what "sotto":
- * {"checkpoint"} says, mean unless set. */
+ * {"checkpoint"} says, mean unless set. common (optimizers): exported by one rank alone, as exact;
+ * imported by all ranks, of any number, from the same export, exact or common: error feedback starts
+ * at zero, and what that rank of 0/1 Adam had added up since a synchronisation becomes everybody's. */
 typedef int32_t sotto_state_mode;
 #define SOTTO_STATE_CONFIGURED 0
 #define SOTTO_STATE_EXACT 1
 #define SOTTO_STATE_RESET 2
 #define SOTTO_STATE_MEAN 3
+#define SOTTO_STATE_COMMON 4
 
 /* Exports this rank's residuals; in mode mean those of all ranks, equal on all of them.
  *   codec   [in]
@@ -1026,14 +1029,19 @@ SOTTO_API sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op);
 SOTTO_API sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_call* call,
                                               sotto_op** out_op);
 
-/* Sets a number that changes during training: "lr" (overrides the schedule until "lr" is set to
- * NaN), "weight_decay", "loss_scale" (on all ranks alike; a dynamic scale goes on from it).
+/* Sets a number that changes during training, on all ranks alike.
  *   optim [in]
- *   name  [in] "lr", "weight_decay", or with fp16.enabled "loss_scale"
+ *   name  [in] "lr" (overrides the schedule until it is set to NaN), "weight_decay"; "beta1" and
+ *              "beta2" (NaN: the schedule's or the configuration's again; all types but SGD), "eps"
+ *              (all but SGD; where the variance is frozen it was frozen with it and cannot change),
+ *              "momentum" (SGD that was created with one), "max_coeff" and "min_coeff" (LAMB
+ *              types); with fp16.enabled "loss_scale" (a dynamic scale goes on from it).
+ *              Bias corrections are those of the betas in force
  *   group [in] group index, or -1: all groups; loss_scale: -1
- *   value [in] >= 0 and finite; loss_scale: > 0
+ *   value [in] >= 0 and finite; betas: < 1; momentum, loss_scale: > 0; min_coeff <= max_coeff
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, group or value),
- * BUSY (step in flight), INVALID_STATE (fork). Since: 0.1 */
+ * BUSY (step in flight), INVALID_STATE (eps; fork). Nothing changes on error. Since: 0.1, names but
+ * "lr", "weight_decay", "loss_scale": 0.2 */
 SOTTO_API sotto_status sotto_optim_set(sotto_optim* optim, const char* name, int32_t group,
                                        double value);
 
@@ -1223,6 +1231,36 @@ SOTTO_API sotto_status sotto_optim_set_user_state(sotto_optim* optim, const void
  * Since: 0.2 */
 SOTTO_API sotto_status sotto_optim_get_user_state(const sotto_optim* optim, void* buf, uint64_t cap,
                                                   uint64_t* out_len);
+
+/* Says where parameters and model copies lie from now on, as sotto_optim_set_grads does for
+ * gradients. Nothing is copied: the parameters are the values in the new place, equal on all ranks.
+ * 0/1 Adam with a frozen variance makes them anew from what it keeps: there they have to be those
+ * of the old place. Gradients are not looked at; they must not overlap when a step begins.
+ *   optim        [in]
+ *   params       [in] n buffers, borrowed, in the order of registration: of the same count
+ *   model_copies [in] NULL: they stay where they are; else n buffers of the registered dtype and
+ *                     count, borrowed; all-zero where a parameter has no copy
+ *   n            [in] number of parameters
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count, alignment, another
+ * device or an overlap: names the parameter), UNSUPPORTED (unknown dtype or kind of device), BUSY
+ * (step in flight), INVALID_STATE (fork). Nothing changes on error. Since: 0.2 */
+SOTTO_API sotto_status sotto_optim_set_params(sotto_optim* optim, const sotto_buffer* params,
+                                              const sotto_buffer* model_copies, uint64_t n);
+
+/* Says which parameters the next steps leave as they are: parameter, model copy, momentum and
+ * variance stand still, and weight decay does not act. Their gradients are still averaged, count in
+ * the norm and should be zero. Until the next call, also through imports. Steps of ranks that have
+ * frozen other parameters are PROTOCOL. Error feedback of the 1-bit types goes on.
+ *   optim  [in]
+ *   frozen [in] n flags, in the order of registration: 1: frozen
+ *   n      [in] number of parameters
+ * Threads: one per handle, not from callbacks. Blocks: 0/1 Adam between synchronisations is
+ * synchronised if flags change, a collective, at most the comm's timeout; else no. Errors:
+ * INVALID_ARGUMENT (n, other values than 0 and 1), BUSY (step in flight), INVALID_STATE
+ * (micro-batches of 0/1 Adam are accumulated; fork, callback, open group), 0/1 Adam: the comm's own.
+ * Nothing changes on error. Since: 0.2 */
+SOTTO_API sotto_status sotto_optim_set_frozen(sotto_optim* optim, const uint8_t* frozen,
+                                              uint64_t n);
 
 /* Destroys the optimizer. The handle is gone whatever is returned, except for INVALID_STATE.
  *   optim [in] NULL: nothing happens

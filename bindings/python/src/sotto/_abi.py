@@ -64,6 +64,7 @@ SOTTO_STATE_CONFIGURED = 0
 SOTTO_STATE_EXACT = 1
 SOTTO_STATE_RESET = 2
 SOTTO_STATE_MEAN = 3
+SOTTO_STATE_COMMON = 4
 
 # Typedefs of numbers.
 Status = c.c_int32
@@ -332,6 +333,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_optim_state_export": (Status, [Handle, StateMode, _Bytes, _Count, _CountOut]),
     "sotto_optim_state_import": (Status, [Handle, StateMode, _Bytes, _Count]),
     "sotto_optim_state_import_arrays": (Status, [Handle, c.POINTER(NamedArray), _Count]),
+    "sotto_optim_set_params": (Status, [Handle, c.POINTER(Buffer), c.POINTER(Buffer), _Count]),
+    "sotto_optim_set_frozen": (Status, [Handle, _Bytes, _Count]),
     "sotto_optim_destroy": (Status, [Handle]),
     "sotto_optim_synchronize": (Status, [Handle, *_CALL_OP]),
     "sotto_optim_state_write": (Status, [Handle, StateMode, WriteFn, c.c_void_p]),

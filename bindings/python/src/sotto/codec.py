@@ -20,6 +20,7 @@ STATE_MODES = {
     "exact": abi.SOTTO_STATE_EXACT,
     "reset": abi.SOTTO_STATE_RESET,
     "mean": abi.SOTTO_STATE_MEAN,
+    "common": abi.SOTTO_STATE_COMMON,
 }
 
 

@@ -19,7 +19,7 @@ from .errors import InvalidArgumentError, SottoError
 from .group import default_comm
 from .work import Work, orphans
 
-STATE_MODES = ("configured", "exact", "mean", "reset")
+STATE_MODES = ("configured", "exact", "mean", "reset", "common")
 
 
 class Param(NamedTuple):
@@ -257,10 +257,55 @@ class Optimizer(HandleOwner):
         self._lib.call("sotto_optim_set_grads", self._handle, buffers, len(buffers))
         self._grads = []
 
-    def set(self, name: str, value: float, group: int = -1) -> None:
-        """Sets "lr" (NaN: the schedule again), "weight_decay", or with fp16 "loss_scale".
+    def set_params(self, params: Sequence[Any], model_copies: Sequence[Any] | None = None) -> None:
+        """Says where parameters lie from now on: other arrays than those of Param.param.
 
-        group: index, -1: all. Errors: InvalidArgumentError, BusyError (step in flight).
+        params: float32, one for every param, in their order, with the values that steps go on from;
+        kept alive until the next call. model_copies: None: they stay where they are; else one or
+        None for every param. Masks stay. Errors: InvalidArgumentError (names the parameter),
+        BusyError (step in flight). Nothing changes on error.
+        """
+        masters = [view_of(param, f"params[{i}]") for i, param in enumerate(params)]
+        copies = [
+            None if copy is None else view_of(copy, f"model_copies[{i}]")
+            for i, copy in enumerate(model_copies or [None] * len(masters))
+        ]
+        if len(copies) != len(masters):
+            raise InvalidArgumentError(
+                f"model_copies has {len(copies)} entries, params {len(masters)}"
+            )
+        for name, views in (("params", masters), ("model_copies", copies)):
+            for i, view in enumerate(views):
+                if view is not None and not view.writable:
+                    raise InvalidArgumentError(f"{name}[{i}] is read-only; steps write it")
+        places = (abi.Buffer * len(masters))(*map(buffer_of, masters))
+        places_of_copies = (abi.Buffer * len(copies))(*map(buffer_of, copies))
+        given = None if model_copies is None else places_of_copies
+        self._lib.call("sotto_optim_set_params", self._handle, places, given, len(masters))
+        before = self._keep
+        self._keep = before[:1] + [
+            (master, old[1] if model_copies is None else copy, old[2])
+            for master, copy, old in zip(masters, copies, before[1:])
+        ]
+
+    def set_frozen(self, frozen: Sequence[bool]) -> None:
+        """Says which params the next steps leave as they are, with their momentum and variance.
+
+        frozen: one for every param, in their order, the same on all ranks; their gradients should
+        be zero. 0/1 Adam: collective if it is another choice than before. Errors:
+        InvalidArgumentError, BusyError (step in flight), 0/1 Adam: the comm's own; of the next
+        step: ProtocolError (ranks have frozen other params).
+        """
+        flags = (c.c_uint8 * len(frozen))(*frozen)
+        with self._comm._lock:
+            self._comm._call("sotto_optim_set_frozen", self._handle, flags, len(flags))
+
+    def set(self, name: str, value: float, group: int = -1) -> None:
+        """Sets "lr" (NaN: the schedule again), "weight_decay", "beta1", "beta2", "eps" and the like.
+
+        The C header lists the names and their ranges. group: index, -1: all.
+        Errors: InvalidArgumentError, BusyError (step in flight), InvalidStateError (eps of a frozen
+        variance).
         """
         self._lib.call("sotto_optim_set", self._handle, name.encode(), group, value)
 
@@ -280,8 +325,8 @@ class Optimizer(HandleOwner):
 
         mode: "exact" (continues bit for bit on the same ranks; not collective), "mean" (error
         feedback averaged over ranks: restores on any number of them; collective for the 1-bit
-        types), "reset" (without error feedback; collective for 0/1 Adam), "configured": what
-        "sotto": {"checkpoint"} says, "mean" unless set.
+        types), "reset" (without error feedback; collective for 0/1 Adam), "common" (as "exact"),
+        "configured": what "sotto": {"checkpoint"} says, "mean" unless set.
         Errors: BusyError (step in flight), the comm's own.
         """
         number = state_mode(mode, STATE_MODES)
@@ -364,7 +409,8 @@ class Optimizer(HandleOwner):
     def import_state(self, state: Any, mode: str = "configured") -> None:
         """Replaces this rank's state by an export of the same mode. Nothing changes on error.
 
-        Errors: InvalidArgumentError (damaged, other parameters or algorithm; exact: other world
+        "common": all ranks, of any number, take one rank's export, "exact" or "common", without its
+        error feedback. Errors: InvalidArgumentError (damaged, other parameters or algorithm; exact: other world
         size or rank), BusyError (step in flight).
         """
         number = state_mode(mode, STATE_MODES)

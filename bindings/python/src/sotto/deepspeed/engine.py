@@ -270,7 +270,8 @@ class Engine(torch.nn.Module):
                 folder.mkdir(parents=True, exist_ok=True)
 
         files.together(self.comm, "making the checkpoint's folder", prepare)
-        optimizer = self.optimizer.state_dict()  # collective
+        # collective: the mean of the error feedback loads on any number of ranks
+        optimizer = self.optimizer.state_dict() if self._exact else self.optimizer.gather_state()
 
         def save() -> None:
             if self._exact:

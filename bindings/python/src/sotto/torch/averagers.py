@@ -128,6 +128,24 @@ def check_ddp(modules: Sequence[Any], averaged: Sequence[bool] | None, comm: Com
                 )
 
 
+def _first_of(kind: Any, model: Any) -> Any:
+    modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+    return next((module for module in modules if isinstance(module, kind)), None)
+
+
+def _unwrapped(optimizer: Any) -> Any:
+    """The optimizer itself: frameworks keep it as the `optimizer` of theirs."""
+    found = optimizer
+    while not hasattr(found, "_comm"):
+        found = getattr(found, "optimizer", None)
+        if found is None:
+            raise InvalidArgumentError(
+                f"optimizer is of type {type(optimizer).__qualname__}; it has to be one of "
+                "sotto.torch"
+            )
+    return found
+
+
 def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> None:
     """Leaves the averaging of a DistributedDataParallel model's gradients to the optimizer.
 
@@ -136,21 +154,23 @@ def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> N
     other work ends too: buffers, such as the running statistics of batch norm, are those of each
     rank.
 
-    model: the DistributedDataParallel module itself; optimizer: of its parameters, with a comm of
-    the ranks of its process group.
+    model: the DistributedDataParallel module, or what a framework has put around it; optimizer: of
+    its parameters, with a comm of the ranks of its process group, also as Accelerate, Lightning and
+    Fabric wrap it.
     Errors: InvalidArgumentError (not such a module, none of its parameters in the optimizer, a comm
     of other ranks: nobody would average over those of the model).
     """
     kind = _ddp_class()
-    if kind is None or not isinstance(model, kind):
+    module: Any = model if kind is None else _first_of(kind, model)
+    if module is None or kind is None:
         raise InvalidArgumentError(
             f"model is of type {type(model).__qualname__}; it has to be the "
             "DistributedDataParallel module. Without one nothing averages gradients but step()"
         )
+    optimizer = _unwrapped(optimizer)
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in ids for p in model.parameters()):
         raise InvalidArgumentError("the optimizer has none of the model's parameters")
-    module: Any = model
     check_same_ranks(module, optimizer._comm)
     module.require_backward_grad_sync = False
 

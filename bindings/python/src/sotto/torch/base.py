@@ -13,9 +13,10 @@ import torch
 
 from .. import optim as plain
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidStateError, ProtocolError, UnsupportedError
 from ..group import meet
 from ..work import Work
+from . import state as states
 from .averagers import (
     adopt_engine,
     check_ddp,
@@ -27,11 +28,21 @@ from .averagers import (
 )
 from .gradients import Gradients, Tensor, check_param
 
-FORMAT = 1
 NAMED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 # Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
 RELATIVE_SCHEDULES = ("WarmupCosineLR",)
 MASK = "exp_avg_mask"  # DeepSpeed's key of a parameter group
+# What a group of torch's optimizers may have, with what it is here.
+CONSTANTS = MappingProxyType(
+    {
+        "amsgrad": False,
+        "maximize": False,
+        "differentiable": False,
+        "momentum": 0,
+        "dampening": 0,
+        "nesterov": False,
+    }
+)
 ParamsT = Union[
     Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]
 ]
@@ -49,10 +60,10 @@ class SottoOptimizer(torch.optim.Optimizer):
                        step() sees the gradient of one rank alone
     loss_scale:        None: none; a number: static; "dynamic": steps whose gradients overflow on
                        any rank are skipped on all. Multiply the loss with ``optimizer.loss_scale``
-    checkpoint:        what state_dict() keeps of the error feedback (1-bit types). "mean": averaged
-                       over ranks, the same on all, loads on any number of ranks: state_dict() is
-                       collective; "exact": this rank's, to be saved and loaded by every rank,
-                       continues bit for bit; "reset": none
+    checkpoint:        what load_state_dict() does with the error feedback of a state_dict() (1-bit
+                       types). "mean": the rank that made it uses it, where there are as many ranks
+                       again; on others it starts at zero, with a warning; "exact": every rank has
+                       to save and load its own, else an error; "reset": it starts at zero
     sotto:             more keys of the section "sotto" of the configuration, as a dict
 
     Parameters: float32 (updated in place), float16 or bfloat16 (with float32 masters), dense, all
@@ -60,11 +71,18 @@ class SottoOptimizer(torch.optim.Optimizer):
     broadcast_parameters(). Groups may have their own lr, betas, eps, weight_decay, and where the
     algorithm has them max_coeff, min_coeff, non_freeze. A group of one parameter may have
     "exp_avg_mask", as in DeepSpeed: a tensor of 0 and 1 with as many elements; those with 0 take no
-    part. It is not a part of state_dict(). lr and weight_decay may change between steps, on all
-    ranks alike: torch's schedulers work. A gradient that is None counts as zero.
+    part. It is not a part of state_dict(). Between steps all of these but non_freeze and the mask
+    may change, on all ranks alike: torch's schedulers work.
 
-    The library's optimizer is made, collectively, at the first step or load_state_dict(); from then
-    on it borrows the parameters' memory, which must stay where it is.
+    The library's optimizer is made, collectively, at the first step or load_state_dict(), of the
+    parameters that require gradients then. A parameter without a gradient (None, or
+    requires_grad_(False)) stands still in a step, and all ranks have to agree on which do: a rank
+    that does not use a parameter which others use gives it a gradient of zeros. The step number,
+    for bias corrections, is that of all.
+
+    Parameters may move to other memory of the same dtype, device and shape. What others write into
+    16-bit parameters (load_state_dict() of the model, in-place operations) becomes the master's
+    value, but for writes past autograd, through p.data, which torch does not count.
 
     On a CUDA device step() and accumulate() start behind what is queued on PyTorch's current
     stream, and what is queued on it later comes after them; the host does not wait. So a step's
@@ -96,6 +114,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._gradients: Gradients | None = None
         self._flying: Work | None = None  # a step or micro-batch on a device whose end is not seen
         self.recorded: Work | None = None  # the step of the graph that was captured last
+        self._loaded: frozenset[str] = frozenset()  # parameters of a state: frozen ones are kept too
         self._untrained: list[tuple[str, torch.Tensor]] = []
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
@@ -132,7 +151,12 @@ class SottoOptimizer(torch.optim.Optimizer):
         elif mode not in ("strict", "compat"):
             raise InvalidArgumentError(f"mode is {mode!r}; allowed: strict, compat")
         self._section = {**section, **(sotto or {})}
+        # Of the constructor alone: a group that has another value would not get it.
+        self._constants = {**CONSTANTS, **fixed}
+        for key in group_defaults:
+            self._constants.pop(key, None)
         super().__init__(params, group_defaults)
+        check_whole((name, p) for name, _, p in self._registered())
         self._check_config()
         self._watch_gradients()
 
@@ -216,12 +240,14 @@ class SottoOptimizer(torch.optim.Optimizer):
         return names
 
     def _registered(self) -> list[tuple[str, int, torch.Tensor]]:
-        """Name, group and tensor of all parameters that are trained."""
+        """Name, group and tensor of all parameters that the library has, or will have."""
+        if self._tensors:
+            return [(t.name, t.group, t.p) for t in self._tensors]
         return [
             (name, index, p)
             for index, (group, names) in enumerate(zip(self.param_groups, self._names()))
             for name, p in zip(names, group["params"])
-            if p.requires_grad
+            if p.requires_grad or name in self._loaded
         ]
 
     def _mask_of(self, name: str, index: int, p: torch.Tensor) -> torch.Tensor | None:
@@ -246,19 +272,31 @@ class SottoOptimizer(torch.optim.Optimizer):
         dtypes = {p.dtype for _, _, p in trained}
         return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
+    @staticmethod
+    def _check_params(trained: list[tuple[str, int, torch.Tensor]]) -> None:
+        """Errors: UnsupportedError (a parameter that the library cannot work on: names it)."""
+        for name, _, p in trained:
+            check_param(name, p)
+            if p.device != trained[0][2].device:
+                raise UnsupportedError(
+                    f'parameter "{name}" is on {p.device}, "{trained[0][0]}" on '
+                    f"{trained[0][2].device}; all have to be on one device"
+                )
+
     def _build(self) -> plain.Optimizer:
         self.synchronize()
         if self._optim is not None:
             return self._optim
         trained = self._registered()
         check_whole((name, p) for name, _, p in trained)
-        for name, _, p in trained:
-            check_param(name, p)
+        self._check_params(trained)
         self._meet_averagers()
         self._tensors = [
             Tensor(name, group, p, self._mask_of(name, group, p)) for name, group, p in trained
         ]
-        self._gradients = Gradients(self._tensors, self._gradient_dtype(trained))
+        self._gradients = Gradients(
+            self._tensors, self._gradient_dtype(trained), local=self._kind == "ZeroOneAdam"
+        )
         params = self._gradients.registered()
         self._optim = plain.Optimizer(params, json.dumps(self._config()), comm=self._comm)
         self._sent = [self._hyper(group) for group in self.param_groups]
@@ -318,19 +356,38 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._meet_engine()
         self._ddp = ddp_modules(p for _, _, p in self._registered())
 
+    def _check_constants(self) -> None:
+        """Errors: InvalidArgumentError (a group has something else than the constructor)."""
+        for index, group in enumerate(self.param_groups):
+            for key, value in self._constants.items():
+                if key in group and group[key] != value:
+                    raise InvalidArgumentError(
+                        f"{key} of group {index} is {group[key]}; it is one for all groups and all "
+                        f"steps, {value}: an argument of the constructor, if there is one"
+                    )
+
     def _send_hyper(self, optim: plain.Optimizer) -> None:
         """Tells the library what schedulers have changed in the parameter groups."""
+        self._check_constants()
         for index, (group, sent) in enumerate(zip(self.param_groups, self._sent)):
-            for key, value in self._hyper(group).items():
-                if value == sent[key]:
-                    continue
-                if key not in ("lr", "weight_decay"):
-                    raise InvalidStateError(
-                        f"{key} of group {index} was changed from {sent[key]} to {value} after the "
-                        "first step; only lr and weight_decay may change"
-                    )
-                optim.set(key, value, index)
-                sent[key] = value
+            changed = {k: v for k, v in self._hyper(group).items() if v != sent[k]}
+            # Neither bound may pass the other's old value.
+            first = "max_coeff" if changed.get("max_coeff", 0) > sent.get("max_coeff", 0) else ""
+            for key in sorted(changed, key=lambda key: (key != first, key == "max_coeff")):
+                self._send(optim, index, key, changed[key])
+                sent[key] = changed[key]
+
+    def _send(self, optim: plain.Optimizer, index: int, key: str, value: Any) -> None:
+        if key == "non_freeze":
+            raise InvalidStateError(
+                f"non_freeze of group {index} was changed to {value} after the first step; make a "
+                "new optimizer and load this one's state_dict()"
+            )
+        if key == "betas":
+            for name, beta in zip(("beta1", "beta2"), value):
+                optim.set(name, beta, index)
+        else:
+            optim.set(key, value, index)
 
     def _check_untrained(self) -> None:
         for name, p in self._untrained:
@@ -340,14 +397,14 @@ class SottoOptimizer(torch.optim.Optimizer):
                     "step; make a new optimizer and load the state"
                 )
 
-    def _ready(self) -> plain.Optimizer:
+    def _ready(self, *, micro_batch: bool = False) -> plain.Optimizer:
         """The library's optimizer, which knows where the gradients are."""
         optim = self._build()
         check_ddp(self._ddp, self._averaged, self._comm)
         self._averaged = None
         self._check_untrained()
         if self._gradients is not None:
-            self._gradients.locate(optim)
+            self._gradients.locate(optim, micro_batch=micro_batch)
         return optim
 
     # ---- torch.optim.Optimizer -----------------------------------------------------------------
@@ -385,6 +442,8 @@ class SottoOptimizer(torch.optim.Optimizer):
             return loss
         self._await(work)
         self._show_schedule(optim)
+        if self._gradients is not None:
+            self._gradients.check_moving()
         return loss
 
     @torch.no_grad()
@@ -413,7 +472,7 @@ class SottoOptimizer(torch.optim.Optimizer):
     def _await(self, work: Work) -> None:
         """Work of the caller from now on comes after the operation: the host's, or a stream's."""
         if not work.on_cuda or self._schedule:
-            work.wait()
+            self._wait(work)
             return
         self._flying = work
         work.wait_stream()
@@ -422,7 +481,22 @@ class SottoOptimizer(torch.optim.Optimizer):
         """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
         work, self._flying = self._flying, None
         if work is not None:
+            self._wait(work)
+
+    def _wait(self, work: Work) -> None:
+        try:
             work.wait()
+        except ProtocolError as error:
+            if "optimizer step(" not in str(error):
+                raise
+            still = self.standing_still()
+            names = ", ".join(f'"{name}"' for name in still[:3]) or "no parameter"
+            more = f" and {len(still) - 3} more" if len(still) > 3 else ""
+            raise ProtocolError(
+                f"{error}; on this rank {names}{more} had no gradient, and ranks have to agree on "
+                "which stand still for want of one: where a rank does not use a parameter that "
+                "others use, set p.grad = torch.zeros_like(p)"
+            ) from None
 
     def _show_schedule(self, optim: plain.Optimizer) -> None:
         """Groups show the learning rate of the next step, if the library's schedule makes it."""
@@ -442,7 +516,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         Sums are kept in float32, and the gradients can be cleared. Local, but all ranks have to
         make as many calls. Errors: InvalidStateError (more than gradient_accumulation_steps).
         """
-        self._await(self._ready().accumulate())
+        self._await(self._ready(micro_batch=True).accumulate())
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Before the first step alone. Errors: InvalidStateError (after it)."""
@@ -453,6 +527,12 @@ class SottoOptimizer(torch.optim.Optimizer):
                 )
             self._drop()
         super().add_param_group(param_group)
+        try:
+            self._check_constants()
+            self._check_params(self._registered())
+        except BaseException:
+            self.param_groups.pop()
+            raise
 
     @property
     def loss_scale(self) -> float:
@@ -463,6 +543,10 @@ class SottoOptimizer(torch.optim.Optimizer):
         if scale is None:
             return 1.0
         return float(scale["first_scale"] if scale["kind"] == "dynamic" else scale["scale"])
+
+    def standing_still(self) -> list[str]:
+        """Names of the parameters that the last step left as they are: they had no gradient."""
+        return [] if self._gradients is None else self._gradients.standing_still()
 
     def info(self) -> plain.Info:
         """Stage, step, bytes of the next step and the like. Collective if no step was made yet."""
@@ -483,31 +567,53 @@ class SottoOptimizer(torch.optim.Optimizer):
         """Parameter groups as in torch, and under "sotto" everything that the library keeps.
 
         That is parameters (float32 masters), moments, error feedback, step, stage and schedules, as
-        one tensor of bytes. Collective with checkpoint="mean" (the default) in the 1-bit types.
+        one tensor of bytes. Any rank can make it alone, and all ranks can load it: see "checkpoint"
+        above for the error feedback. Errors: InvalidStateError (accumulated micro-batches; another
+        dtype, device or shape of a parameter), those of the last step on a CUDA device.
         """
         self.synchronize()
+        state = self._groups_state()
+        if self._optim is not None:
+            if self._gradients is not None:
+                self._gradients.follow(self._optim)
+            policy = self._section.get("checkpoint", "mean")
+            state["sotto"].update(states.own_state(self, self._optim, policy))
+        return state
+
+    def gather_state(self, mode: str = "mean") -> dict[str, Any]:
+        """A state_dict() with the error feedback of all ranks, the same on all. Collective.
+
+        mode: "mean": averaged, for any number of ranks; loses nothing of the sum of all steps.
+        "whole": that of every rank: as many ranks continue bit for bit; as large as the
+        state_dict() of all ranks together. 0/1 Adam is synchronised by "mean".
+        Errors: InvalidArgumentError (mode), those of state_dict(), the comm's own.
+        """
+        if mode not in ("mean", "whole"):
+            raise InvalidArgumentError(f"mode is {mode!r}; allowed: mean, whole")
+        self.synchronize()
+        state = self._groups_state()
+        if self._optim is not None:
+            if self._gradients is not None:
+                self._gradients.follow(self._optim)
+            optim = self._optim
+            made = states.mean_state(self, optim) if mode == "mean" else states.whole_state(self, optim)
+            state["sotto"].update(made)
+        return state
+
+    def _groups_state(self) -> dict[str, Any]:
         state = super().state_dict()
         for group in state["param_groups"]:
             group.pop(MASK, None)
-        trained = self._registered()
-        blob = None
-        if self._optim is not None:
-            blob = torch.frombuffer(self._optim.export_state(), dtype=torch.uint8)
-        state["sotto"] = {
-            "format": FORMAT,
-            "kind": self._kind,
-            "checkpoint": self._section.get("checkpoint", "mean"),
-            "names": [name for name, _, _ in trained],
-            "shapes": [list(p.shape) for _, _, p in trained],
-            "blob": blob,
-        }
+        state["sotto"] = states.description(self)
         return state
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes a state_dict(). Collective. Parameters become those of the state.
+        """Takes a state_dict() or gather_state(). Collective: every rank loads one, the same or its
+        own. Parameters become those of the state.
 
         Hyper-parameters of the groups are the state's; freeze_step and other arguments of the
-        constructor stay this optimizer's, as in DeepSpeed. Nothing changes on error.
+        constructor stay this optimizer's, as in DeepSpeed. Nothing changes on error. A warning says
+        where error feedback is not used.
         Errors: InvalidArgumentError (another optimizer or model: names what differs; "exact":
         another rank or number of ranks).
         """
@@ -516,7 +622,8 @@ class SottoOptimizer(torch.optim.Optimizer):
             raise InvalidArgumentError(
                 'the state has no entry "sotto": it was not made by an optimizer of sotto.torch'
             )
-        self._check_saved(saved)
+        self._loaded = frozenset(saved["names"])
+        states.check_saved(self, saved)
         groups = [
             {k: v if k == MASK else copy.deepcopy(v) for k, v in g.items() if k != "params"}
             for g in self.param_groups
@@ -530,12 +637,15 @@ class SottoOptimizer(torch.optim.Optimizer):
             if saved["blob"] is None:
                 self._drop()
                 return
-            if self._fixed_hyper_changed():
+            if self._needs_another():
                 self._optim = (
                     None  # made anew with the state's; the old one goes when that has worked
                 )
             optim = self._build()
-            optim.import_state(saved["blob"].numpy(), saved["checkpoint"])
+            if self._gradients is not None:
+                self._gradients.follow(optim)
+                self._gradients.freeze(optim, frozenset(saved.get("frozen", ())))
+            states.load(self, optim, saved)
         except BaseException:
             if self._optim not in (None, before[0]):
                 self._drop()
@@ -545,8 +655,8 @@ class SottoOptimizer(torch.optim.Optimizer):
             raise
         if before[0] not in (None, optim):
             before[0].close()
-        self._sent = [self._hyper(group) for group in self.param_groups]
-        for index, sent in enumerate(self._sent):
+        self._send_hyper(optim)
+        for index, sent in enumerate(self._sent):  # also where a scheduler had another value
             optim.set("weight_decay", sent["weight_decay"], index)
             if not self._schedule:
                 optim.set("lr", sent["lr"], index)
@@ -558,41 +668,13 @@ class SottoOptimizer(torch.optim.Optimizer):
         optim.import_arrays(arrays)
         self._show_schedule(optim)
 
-    def _fixed_hyper_changed(self) -> bool:
-        """Whether groups have other values than the library's optimizer was made with."""
+    def _needs_another(self) -> bool:
+        """Whether groups have what the library's optimizer cannot change to."""
         return any(
-            value != sent[key] and key not in ("lr", "weight_decay")
+            value != sent[key] and key in ("eps", "non_freeze")
             for group, sent in zip(self.param_groups, self._sent)
             for key, value in self._hyper(group).items()
         )
-
-    def _check_saved(self, saved: Mapping[str, Any]) -> None:
-        if saved["format"] != FORMAT:
-            raise InvalidArgumentError(
-                f"the state has format {saved['format']}, this version knows {FORMAT}"
-            )
-        if saved["kind"] != self._kind:
-            raise InvalidArgumentError(
-                f"the state is of {saved['kind']}, this optimizer is {self._kind}"
-            )
-        mine = [(name, list(p.shape)) for name, _, p in self._registered()]
-        theirs = list(zip(saved["names"], saved["shapes"]))
-        differ = [
-            f'"{here[0]}" {here[1]} here, "{there[0]}" {list(there[1])} in the state'
-            for here, there in zip(mine, theirs)
-            if here[0] != there[0] or here[1] != list(there[1])
-        ]
-        if len(mine) != len(theirs):
-            longer, where = (
-                (mine, "only here") if len(mine) > len(theirs) else (theirs, "only in the state")
-            )
-            extra = longer[min(len(mine), len(theirs)) :]
-            differ += [f'"{name}" {list(shape)} {where}' for name, shape in extra]
-        if differ:
-            more = f"; and {len(differ) - 5} more" if len(differ) > 5 else ""
-            raise InvalidArgumentError(
-                "the state is of another model: " + "; ".join(differ[:5]) + more
-            )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
