@@ -134,6 +134,7 @@ Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t 
           all[r].size(), sizeof hello);
     }
     std::memcpy(&hello, all[r].data(), sizeof hello);
+    hello.transport[sizeof hello.transport - 1] = 0;  // another rank's bytes may have no end
     if (hello.version != mine.version) {
       return error(Code::kProtocol, "rank {} speaks version {} of the set-up, rank {} version {}",
                    r, hello.version, control.rank(), mine.version);

@@ -28,7 +28,7 @@ std::string Join::encode() const {
   out.number(rank);
   out.number(size);
   out.number(pid);
-  out.text(host);
+  out.text(std::string_view(host).substr(0, kMaxHostBytes));
   return out.take();
 }
 
@@ -40,7 +40,7 @@ Result<Join> Join::decode(Bytes bytes) {
   m.size = in.number<int32_t>();
   m.pid = in.number<uint32_t>();
   m.host = in.text();
-  if (!in.finished()) return malformed("join", bytes.size());
+  if (!in.finished() || m.host.size() > kMaxHostBytes) return malformed("join", bytes.size());
   return m;
 }
 
@@ -62,14 +62,16 @@ Result<Members> Members::decode(Bytes bytes) {
   Members m;
   m.coordinator = in.number<int32_t>();
   m.token = in.number<uint64_t>();
-  const bool read = read_list(in, 12, m.members, [](Reader& r) {
+  bool fits = true;
+  const bool read = read_list(in, 12, m.members, [&fits](Reader& r) {
     Member member;
     member.pid = r.number<uint32_t>();
     member.host = r.text();
     member.address = r.text();
+    fits = fits && member.host.size() <= kMaxHostBytes && member.address.size() <= kMaxHostBytes;
     return member;
   });
-  if (!read || !in.finished()) return malformed("members", bytes.size());
+  if (!read || !fits || !in.finished()) return malformed("members", bytes.size());
   return m;
 }
 

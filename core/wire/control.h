@@ -14,6 +14,8 @@ namespace sotto::wire {
 // Limits of one blob of an all-gather, and of one text.
 inline constexpr uint64_t kMaxBlobBytes = uint64_t{1} << 20;
 inline constexpr uint64_t kMaxTextBytes = 65536;
+// Of the name of a host, and of an address.
+inline constexpr uint64_t kMaxHostBytes = 255;
 
 using Bytes = std::span<const uint8_t>;
 

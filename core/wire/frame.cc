@@ -144,17 +144,25 @@ HeaderBytes encode_header(const FrameHeader& h) {
   return out;
 }
 
-Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes) {
+// Magic and version come first and stay where they are in all versions, so that the text can name
+// both sides.
+Status check_start(std::span<const uint8_t> bytes) {
   const uint8_t* p = bytes.data();
-  // Magic and version come first and stay where they are in all versions, so that the text can name
-  // both sides.
+  if (bytes.size() < kMagicAt + 4) return {};
   if (const auto magic = get_at<uint32_t>(p + kMagicAt); magic != kMagic) {
     return not_a_frame(bytes, magic);
   }
+  if (bytes.size() < kVersionAt + 2) return {};
   if (const auto version = get_at<uint16_t>(p + kVersionAt); version != kVersion) {
     return error(Code::kProtocol, "frame of format version {}, this library speaks version {}",
                  version, kVersion);
   }
+  return {};
+}
+
+Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes) {
+  const uint8_t* p = bytes.data();
+  SOTTO_TRY(check_start(bytes));
   if (const auto sum = get_at<uint64_t>(p + kChecksumAt); sum != hash64(p, kChecksumAt)) {
     return error(Code::kProtocol, "frame header with checksum {:016x}, its bytes have {:016x}", sum,
                  hash64(p, kChecksumAt));

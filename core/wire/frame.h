@@ -71,7 +71,11 @@ HeaderBytes encode_header(const FrameHeader& header);
 // kind, flag or class, payload where the kind has none.
 Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes);
 
-// Whether decode_header has refused a frame for its version: the other side is one of ours, of
+// The first bytes of a header, as many as there are: PROTOCOL as soon as they cannot be those of a
+// frame of this version.
+Status check_start(std::span<const uint8_t> bytes);
+
+// Whether decode_header or check_start has refused a frame for its version: the other side is one of ours, of
 // another release.
 bool is_version_mismatch(const Status& status);
 

@@ -20,7 +20,9 @@ using wire::FrameHeader;
 using wire::FrameKind;
 
 class NoOwner final : public tcp::StreamOwner {
-  Result<void*> on_header(tcp::FrameStream&, const FrameHeader&) override { return nullptr; }
+  Result<tcp::PayloadPlace> on_header(tcp::FrameStream&, const FrameHeader&) override {
+    return tcp::PayloadPlace{};
+  }
   Status on_frame(tcp::FrameStream&, const FrameHeader&) override { return {}; }
   bool next_frame(tcp::FrameStream&, tcp::OutFrame&) override { return false; }
   void on_sent(tcp::FrameStream&, const tcp::OutFrame&) override {}

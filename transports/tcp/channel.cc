@@ -274,12 +274,15 @@ Result<Flow*> Channel::flow_of_frame(const wire::FrameHeader& h) {
   return &f;
 }
 
-Result<void*> Channel::on_header(FrameStream& stream, const wire::FrameHeader& h) {
-  if (h.kind == wire::FrameKind::kData) return begin_message(line_of(stream), h);
+Result<PayloadPlace> Channel::on_header(FrameStream& stream, const wire::FrameHeader& h) {
+  if (h.kind == wire::FrameKind::kData) {
+    SOTTO_ASSIGN(void* const place, begin_message(line_of(stream), h));
+    return PayloadPlace{static_cast<uint8_t*>(place), h.payload_bytes};
+  }
   if (h.kind > wire::FrameKind::kAnnounce && h.kind != wire::FrameKind::kBye) {
     return error(Code::kProtocol, "{} on the data connection from {}", describe(h), name_);
   }
-  return nullptr;
+  return PayloadPlace{};
 }
 
 Status Channel::take_credit(const wire::FrameHeader& h) {

@@ -104,7 +104,7 @@ class Channel final : public StreamOwner {
   Line& line_of(const FrameStream& stream);
   void flush();
   bool any_open() const;
-  Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
+  Result<PayloadPlace> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
   Status on_frame(FrameStream& stream, const wire::FrameHeader& header) override;
   bool next_frame(FrameStream& stream, OutFrame& out) override;
   void on_sent(FrameStream& stream, const OutFrame& out) override;

@@ -1,12 +1,32 @@
 #include "transports/tcp/control_link.h"
 
+#include <algorithm>
+
 namespace sotto::tcp {
+namespace {
+
+// Room for the payload of a message before any of it has come. It then doubles.
+constexpr uint64_t kFirstRoom = 64 * 1024;
+// Memory that is kept for the next message.
+constexpr uint64_t kKeptRoom = 1024 * 1024;
+
+}  // namespace
 
 Result<std::unique_ptr<ControlLink>> ControlLink::make(Reactor& reactor, int fd, std::string name,
                                                        ControlLinkOwner& owner,
                                                        uint64_t max_payload) {
   std::unique_ptr<ControlLink> link(new ControlLink(owner, max_payload));
   SOTTO_ASSIGN(link->stream_, FrameStream::make(reactor, fd, std::move(name), *link));
+  return link;
+}
+
+std::unique_ptr<ControlLink> ControlLink::adopt(std::unique_ptr<FrameStream> stream,
+                                                const wire::FrameHeader& first,
+                                                ControlLinkOwner& owner, uint64_t max_payload) {
+  std::unique_ptr<ControlLink> link(new ControlLink(owner, max_payload));
+  link->bytes_->received = wire::frame_bytes(first.payload_bytes);
+  link->stream_ = std::move(stream);
+  link->stream_->set_owner(*link, link->stream_->name());
   return link;
 }
 
@@ -18,21 +38,30 @@ void ControlLink::send(wire::FrameKind kind, std::string payload) {
   stream_->flush();
 }
 
-Result<void*> ControlLink::on_header(FrameStream& /*stream*/, const wire::FrameHeader& header) {
+Result<PayloadPlace> ControlLink::on_header(FrameStream& /*stream*/,
+                                            const wire::FrameHeader& header) {
   if (header.kind < wire::FrameKind::kJoin || header.payload_bytes > max_payload_) {
     return error(Code::kProtocol,
                  "{} on a control connection from {}; at most {} bytes are allowed",
                  describe(header), name(), max_payload_);
   }
-  inbox_.resize(header.payload_bytes);
-  return static_cast<void*>(inbox_.data());
+  inbox_.resize(std::min(header.payload_bytes, kFirstRoom));
+  return PayloadPlace{reinterpret_cast<uint8_t*>(inbox_.data()), inbox_.size()};
+}
+
+PayloadPlace ControlLink::more_room(FrameStream& /*stream*/, const wire::FrameHeader& header,
+                                    uint64_t arrived) {
+  inbox_.resize(std::min(header.payload_bytes, 2 * arrived));
+  return {reinterpret_cast<uint8_t*>(inbox_.data()), inbox_.size()};
 }
 
 Status ControlLink::on_frame(FrameStream& /*stream*/, const wire::FrameHeader& header) {
   bytes_->received.fetch_add(wire::frame_bytes(header.payload_bytes), std::memory_order_relaxed);
   if (header.kind == wire::FrameKind::kBye) bye_received_ = true;
-  return owner_->on_message(*this, header.kind,
-                            {reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
+  Status status = owner_->on_message(
+      *this, header.kind, {reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
+  if (inbox_.capacity() > kKeptRoom) inbox_ = {};
+  return status;
 }
 
 bool ControlLink::next_frame(FrameStream& /*stream*/, OutFrame& out) {

@@ -37,6 +37,10 @@ class ControlLink final : public StreamOwner {
   // Takes the descriptor. Messages of more than max_payload bytes are refused.
   static Result<std::unique_ptr<ControlLink>> make(Reactor& reactor, int fd, std::string name,
                                                    ControlLinkOwner& owner, uint64_t max_payload);
+  // Takes a connection whose first frame was read already.
+  static std::unique_ptr<ControlLink> adopt(std::unique_ptr<FrameStream> stream,
+                                            const wire::FrameHeader& first,
+                                            ControlLinkOwner& owner, uint64_t max_payload);
   ~ControlLink() override;
 
   void set_owner(ControlLinkOwner& owner) { owner_ = &owner; }
@@ -48,6 +52,10 @@ class ControlLink final : public StreamOwner {
   bool open() const { return stream_->open(); }
   bool bye_received() const { return bye_received_; }
   void close() { stream_->close(); }
+  // Reads what has come.
+  void look() { stream_->look(); }
+  // Gives the connection away, to which nothing has been sent.
+  std::unique_ptr<FrameStream> release() { return std::move(stream_); }
   const std::string& name() const { return stream_->name(); }
   int64_t last_heard_ns() const { return stream_->last_heard_ns(); }
   std::shared_ptr<const LinkBytes> bytes() const { return bytes_; }
@@ -57,7 +65,9 @@ class ControlLink final : public StreamOwner {
  private:
   ControlLink(ControlLinkOwner& owner, uint64_t max_payload)
       : owner_(&owner), max_payload_(max_payload) {}
-  Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
+  Result<PayloadPlace> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
+  PayloadPlace more_room(FrameStream& stream, const wire::FrameHeader& header,
+                         uint64_t arrived) override;
   Status on_frame(FrameStream& stream, const wire::FrameHeader& header) override;
   bool next_frame(FrameStream& stream, OutFrame& out) override;
   void on_sent(FrameStream& stream, const OutFrame& out) override;

@@ -11,11 +11,20 @@ namespace sotto::tcp {
 namespace {
 
 constexpr uint64_t kMaxJoinBytes = 4096;
-constexpr uint64_t kMaxMembersBytes = uint64_t{1} << 30;
-constexpr size_t kMaxStrangers = 4096;  // connections that have not presented themselves
-constexpr int64_t kNoteEveryMs = 50;
+// Of a guest after its join: that it gives up, and why.
+constexpr uint64_t kMaxGuestBytes = wire::kMaxTextBytes + 64;
+constexpr size_t kMaxDepartures = 4096;
+constexpr size_t kGivenUpTexts = 4;
+constexpr int64_t kTickMs = 50;
 constexpr int64_t kLateComersUs = 1'000'000;
+constexpr int64_t kReturnUs = 2'000'000;
 constexpr int64_t kComeBackUs = 20'000;  // pause before an address that has closed is tried again
+
+// What a coordinator may send to a rank of so many: the members, or a text.
+uint64_t max_answer_bytes(int32_t size) {
+  const auto members = static_cast<uint64_t>(std::max(size, 1));
+  return 4 * wire::kMaxTextBytes + members * (12 + 2 * wire::kMaxHostBytes);
+}
 
 std::string guest_text(int32_t rank, const wire::Join& join, const std::string& address) {
   return member_text(rank, {join.pid, join.host, address});
@@ -46,37 +55,119 @@ std::string rank_list(const std::vector<int32_t>& ranks) {
   return text;
 }
 
+std::string did_not_come(const std::string& waiting) {
+  const size_t more = std::min(waiting.find(" ("), waiting.size());
+  return waiting.substr(0, more) + " did not come" + waiting.substr(more);
+}
+
 Lobby::Lobby(Reactor& reactor, uint64_t token) : reactor_(reactor), token_(token) {}
 Lobby::~Lobby() = default;
 
 Result<std::unique_ptr<Lobby>> Lobby::open(Reactor& reactor, uint64_t token, const Endpoint& at) {
   std::unique_ptr<Lobby> lobby(new Lobby(reactor, token));
-  SOTTO_ASSIGN(lobby->listener_,
-               Listener::open(reactor, at, [self = lobby.get()](int fd, std::string name) {
-                 self->accepted(fd, std::move(name));
-               }));
+  SOTTO_ASSIGN(
+      lobby->listener_,
+      FrameListener::open(reactor, at, {"rendezvous", wire::FrameKind::kJoin, kMaxJoinBytes, 0},
+                          [self = lobby.get()](std::unique_ptr<FrameStream>& stream,
+                                               const wire::FrameHeader& first, wire::Bytes payload) {
+                            return self->admit(stream, first, payload);
+                          }));
   return lobby;
 }
 
-void Lobby::accepted(int fd, std::string name) {
-  // Nobody is inside a link here, so those that are done with can go.
-  std::erase_if(guests_,
-                [](const auto& g) { return !g->link->open() && (g->rejected || !g->join); });
-  const auto strangers =
-      std::count_if(guests_.begin(), guests_.end(), [](const auto& g) { return !g->join; });
-  if (static_cast<size_t>(strangers) >= kMaxStrangers) {
-    guests_.erase(
-        std::find_if(guests_.begin(), guests_.end(), [](const auto& g) { return !g->join; }));
+// ---- who comes
+
+std::optional<Refusal> Lobby::admit(std::unique_ptr<FrameStream>& stream,
+                                    const wire::FrameHeader& first, wire::Bytes payload) {
+  auto join = wire::Join::decode(payload);
+  if (!join.ok()) {
+    return Refusal{"join", false,
+                   {Code::kProtocol, -1,
+                    fmt::format("{} from {}", join.status().text(), stream->name())}};
   }
-  auto link = ControlLink::make(reactor_, fd, std::move(name), *this, kMaxJoinBytes);
-  if (!link.ok()) {
-    log(LogLevel::kWarn, "{}", link.status().text());
-    return;
+  join->host = printable(join->host, wire::kMaxHostBytes);
+  if (join->token != token_) {
+    return Refusal{"token", true,
+                   {Code::kProtocol, -1,
+                    fmt::format("rank {} came with the token of another group: its unique id is "
+                                "not the one of the rank "
+                                "that listens at this port",
+                                join->rank)}};
+  }
+  // Nobody is inside a guest's link here.
+  std::erase_if(guests_, [](const auto& g) { return g->gone; });
+  if (own_) {
+    if (auto refusal = check(*join, stream->name())) return refusal;
   }
   auto guest = std::make_unique<Guest>();
-  guest->link = link.take();
+  guest->join = join.take();
+  guest->link = ControlLink::adopt(std::move(stream), first, *this, kMaxGuestBytes);
+  if (own_) place_of(guest->join.rank) = guest.get();
   guests_.push_back(std::move(guest));
+  return {};
 }
+
+// Nothing if the place is free.
+std::optional<Refusal> Lobby::check(const wire::Join& join, const std::string& address) {
+  const std::string who = guest_text(join.rank, join, address);
+  if (complete_) return refuse_late(join, who);
+  if (failure_) {
+    if (in_range(join.rank)) told_[static_cast<size_t>(join.rank)] = true;
+    return Refusal{"failed", true, *failure_};
+  }
+  // Whoever has the place may have gone.
+  if (in_range(join.rank) && place_of(join.rank) != nullptr) place_of(join.rank)->link->look();
+  return check_open(join, who);
+}
+
+std::optional<Refusal> Lobby::check_open(const wire::Join& join, const std::string& who) const {
+  const std::string coordinator = member_text(own_->rank, {own_->pid, own_->host, ""});
+  const auto refusal = [&](std::string_view cause, std::string text) {
+    return Refusal{cause, true, {Code::kInvalidArgument, join.rank, std::move(text)}};
+  };
+  if (join.size != own_->size) {
+    return refusal("size", fmt::format("sizes differ: {} says {} ranks, {} says {}", coordinator,
+                                       own_->size, who, join.size));
+  }
+  if (!in_range(join.rank)) {
+    return refusal("range", fmt::format("{} is out of range: the group has {} ranks", who,
+                                        own_->size));
+  }
+  const Guest* other = by_rank_[static_cast<size_t>(join.rank)];
+  if (other == nullptr && join.rank != own_->rank) return {};
+  const wire::Join& holder = other != nullptr ? other->join : *own_;
+  return refusal("taken", fmt::format("rank {} is already taken by pid {} on {}: {} is refused",
+                                      join.rank, holder.pid, holder.host, who));
+}
+
+Refusal Lobby::refuse_late(const wire::Join& join, const std::string& who) const {
+  const std::string there =
+      in_range(join.rank)
+          ? fmt::format("; its number belongs to {}",
+                        member_text(join.rank, members_[static_cast<size_t>(join.rank)]))
+          : "";
+  return {"late", true,
+          {Code::kInvalidArgument, join.rank,
+           fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size,
+                       there)}};
+}
+
+// Those who came with the id before the lobby was used.
+void Lobby::check_early() {
+  for (const auto& guest : guests_) {
+    if (guest->gone) continue;
+    if (auto refusal = check(guest->join, guest->link->name())) {
+      guest->gone = true;
+      listener_->refuse(guest->link->release(), *refusal);
+    } else {
+      place_of(guest->join.rank) = guest.get();
+    }
+  }
+  std::erase_if(guests_, [](const auto& g) { return g->gone; });
+  for (Departure& d : departures_) d.at_ns = reactor_.now_ns();
+}
+
+// ---- what guests say
 
 Lobby::Guest* Lobby::find(const ControlLink& link) {
   for (const auto& guest : guests_) {
@@ -87,142 +178,113 @@ Lobby::Guest* Lobby::find(const ControlLink& link) {
 
 Status Lobby::on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) {
   Guest* guest = find(link);
-  if (guest == nullptr || guest->rejected) return {};
-  if (kind == wire::FrameKind::kFailure && guest->join) {  // it gave up waiting
-    auto failure = wire::Failure::decode(payload);
-    if (!failure.ok()) return failure.status();
-    guest->rejected = true;
-    ++told_;
-    if (own_ && !complete_) fail({static_cast<Code>(failure->code), failure->rank, failure->text});
-    return {};
-  }
-  if (kind != wire::FrameKind::kJoin || guest->join) {
+  if (guest == nullptr || guest->gone) return {};
+  if (kind != wire::FrameKind::kFailure) {
     return error(Code::kProtocol, "{} frame from {} during the rendezvous", wire::kind_name(kind),
                  link.name());
   }
-  auto join = wire::Join::decode(payload);
-  if (!join.ok()) return join.status();
-  if (join->token != token_) {
-    turned_away_ = fmt::format("{} came with the token of another group", link.name());
-    reject(*guest, {Code::kProtocol, -1,
-                    fmt::format("rank {} came with the token of another group: its unique id is "
-                                "not the one of the rank "
-                                "that listens at this port",
-                                join->rank)});
-    return {};
-  }
-  guest->join = join.take();
-  if (own_) check(*guest);
+  auto failure = wire::Failure::decode(payload);
+  if (!failure.ok()) return failure.status();
+  const std::string who = guest_text(guest->join.rank, guest->join, link.name());
+  log(LogLevel::kDebug, "{} has left the rendezvous: {}", who, printable(failure->text, 400));
+  depart(*guest, true, {Code::kTimeout, guest->join.rank, who + " gave up waiting"});
   return {};
 }
 
 void Lobby::on_lost(ControlLink& link, const Status& why) {
   Guest* guest = find(link);
-  if (guest == nullptr || guest->rejected) return;
-  if (!guest->join) {
-    guest->rejected = true;
-    turned_away_ = why.text();
-    // Somebody who speaks frames, but of another version, is one of ours.
-    if (own_ && !complete_ && wire::is_version_mismatch(why)) {
-      ++told_;
-      fail({Code::kProtocol, -1, why.text()});
-    }
-    return;
-  }
-  if (own_ && !complete_) {
-    ++told_;
-    const std::string who = guest_text(guest->join->rank, *guest->join, link.name());
-    fail({Code::kPeerLost, guest->join->rank,
+  if (guest == nullptr || guest->gone) return;
+  const std::string who = guest_text(guest->join.rank, guest->join, link.name());
+  depart(*guest, false,
+         {Code::kPeerLost, guest->join.rank,
           fmt::format("{} was lost during the rendezvous: {}", who, why.text())});
-  }
 }
 
-void Lobby::reject(Guest& guest, const FailureCause& cause) {
-  guest.rejected = true;
-  if (failure_) ++told_;
-  guest.link->send(
-      wire::FrameKind::kFailure,
-      wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
+void Lobby::depart(Guest& guest, bool gave_up, FailureCause cause) {
+  guest.gone = true;
+  const int32_t rank = guest.join.rank;
+  if (in_range(rank)) {
+    if (place_of(rank) == &guest) place_of(rank) = nullptr;
+    told_[static_cast<size_t>(rank)] = true;
+  }
+  std::erase_if(departures_, [&](const Departure& d) { return d.rank == rank; });
+  if (departures_.size() < kMaxDepartures)
+    departures_.push_back({rank, reactor_.now_ns(), gave_up, std::move(cause)});
 }
 
-void Lobby::check_all() {
-  for (size_t i = 0; i < guests_.size() && !failure_; ++i) {
-    if (!guests_[i]->join || guests_[i]->rejected) continue;
-    if (guests_[i]->link->open()) {
-      check(*guests_[i]);
-    } else {
-      on_lost(*guests_[i]->link, error(Code::kPeerLost, "it closed the connection"));
-    }
-  }
+const Lobby::Departure* Lobby::departed(int32_t rank) const {
+  const auto found = std::find_if(departures_.begin(), departures_.end(),
+                                  [&](const Departure& d) { return d.rank == rank; });
+  return found == departures_.end() ? nullptr : &*found;
 }
 
-void Lobby::check(Guest& guest) {
-  const wire::Join& join = *guest.join;
-  const std::string who = guest_text(join.rank, join, guest.link->name());
-  const std::string coordinator = member_text(own_->rank, {own_->pid, own_->host, ""});
-  if (complete_) {
-    const bool taken = join.rank >= 0 && join.rank < own_->size;
-    const std::string there =
-        taken ? fmt::format("; its number belongs to {}",
-                            member_text(join.rank, members_[static_cast<size_t>(join.rank)]))
-              : "";
-    reject(guest, {Code::kInvalidArgument, join.rank,
-                   fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size,
-                               there)});
-    return;
+const Lobby::Departure* Lobby::lost(bool due) const {
+  const int64_t before_ns = reactor_.now_ns() - (due ? kReturnUs * 1000 : 0);
+  for (const Departure& d : departures_) {
+    const bool missing = in_range(d.rank) && by_rank_[static_cast<size_t>(d.rank)] == nullptr;
+    if (missing && !d.gave_up && d.at_ns <= before_ns) return &d;
   }
-  if (failure_) {
-    reject(guest, *failure_);
-    return;
+  return nullptr;
+}
+
+void Lobby::tick() {
+  std::erase_if(guests_, [](const auto& g) { return g->gone; });
+  if (complete_ || failure_) return;
+  if (const Departure* gone = lost(true)) {
+    fail(gone->cause);
+  } else {
+    send_note();
   }
-  if (join.size != own_->size) {
-    fail({Code::kInvalidArgument, join.rank,
-          fmt::format("sizes differ: {} says {} ranks, {} says {}", coordinator, own_->size, who,
-                      join.size)});
-    return;
-  }
-  if (join.rank < 0 || join.rank >= own_->size) {
-    fail({Code::kInvalidArgument, join.rank,
-          fmt::format("{} is out of range: the group has {} ranks", who, own_->size)});
-    return;
-  }
-  const Guest* other = by_rank_[static_cast<size_t>(join.rank)];
-  if (other != nullptr || join.rank == own_->rank) {
-    const std::string first =
-        other != nullptr ? guest_text(join.rank, *other->join, other->link->name()) : coordinator;
-    fail({Code::kInvalidArgument, join.rank,
-          fmt::format("two ranks with the number {}: {} and {}", join.rank, first, who)});
-    return;
-  }
-  by_rank_[static_cast<size_t>(join.rank)] = &guest;
 }
 
 void Lobby::fail(FailureCause cause) {
   if (failure_) return;
   failure_ = std::move(cause);
+  const std::string text =
+      wire::Failure{static_cast<int32_t>(failure_->code), failure_->rank, failure_->text}.encode();
   for (const auto& guest : guests_) {
-    if (!guest->rejected && guest->link->open()) reject(*guest, *failure_);
+    if (guest->gone) continue;
+    if (in_range(guest->join.rank)) told_[static_cast<size_t>(guest->join.rank)] = true;
+    guest->link->send(wire::FrameKind::kFailure, text);
   }
 }
 
-std::vector<int32_t> Lobby::missing() const {
-  std::vector<int32_t> ranks;
+FailureCause Lobby::too_late() const {
+  if (const Departure* gone = lost(false)) return gone->cause;
+  return {Code::kTimeout, -1,
+          fmt::format("rendezvous of {} ranks is not complete in time: {}", own_->size,
+                      did_not_come(waiting_text()))};
+}
+
+bool Lobby::all_there() const {
   for (int32_t r = 0; r < own_->size; ++r) {
-    if (r != own_->rank && by_rank_[static_cast<size_t>(r)] == nullptr) ranks.push_back(r);
+    if (r != own_->rank && by_rank_[static_cast<size_t>(r)] == nullptr) return false;
   }
-  return ranks;
+  return true;
 }
 
-std::string Lobby::missing_text() const {
-  const std::vector<int32_t> ranks = missing();
-  return ranks.empty() ? ""
-                       : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
+// "ranks 2, 4 (gave up waiting: rank 1 (pid 3 on host); turned away: ...)".
+std::string Lobby::waiting_text() const {
+  std::vector<int32_t> missing, gave_up;
+  std::string texts;
+  for (int32_t r = 0; r < own_->size; ++r) {
+    if (r == own_->rank || by_rank_[static_cast<size_t>(r)] != nullptr) continue;
+    const Departure* gone = departed(r);
+    (gone != nullptr && gone->gave_up ? gave_up : missing).push_back(r);
+    if (gone != nullptr && gone->gave_up && gave_up.size() <= kGivenUpTexts)
+      texts += (texts.empty() ? "" : "; ") + gone->cause.text;
+  }
+  if (missing.empty()) missing = gave_up;
+  if (missing.empty()) return "";
+  if (const std::string refused = listener_->refusals().summary(); !refused.empty())
+    texts += (texts.empty() ? "" : "; ") + ("turned away: " + refused);
+  return fmt::format("rank{} {}{}", missing.size() == 1 ? "" : "s", rank_list(missing),
+                     texts.empty() ? "" : " (" + texts + ")");
 }
 
 // Tells those who are there whom they wait for, so that their own time-outs can name them.
 void Lobby::send_note() {
-  if (!own_ || complete_ || failure_) return;
-  const std::string text = missing_text();
+  const std::string text = waiting_text();
   if (text == noted_) return;
   noted_ = text;
   const std::string note = wire::Heartbeat{text, {}}.encode();
@@ -243,13 +305,14 @@ Membership Lobby::finish() {
       out.members.push_back({own_->pid, own_->host, ""});
       out.links.push_back(nullptr);
     } else {
-      out.members.push_back({guest->join->pid, guest->join->host, guest->link->name()});
+      out.members.push_back({guest->join.pid, guest->join.host, guest->link->name()});
       guest->link->rank = r;
       out.links.push_back(std::move(guest->link));
     }
   }
-  std::erase_if(guests_, [](const auto& g) { return g->link == nullptr; });
+  guests_.clear();
   by_rank_.clear();
+  listener_->expect_nobody();
   members_ = out.members;
   const std::string text = wire::Members{out.coordinator, out.token, out.members}.encode();
   for (const auto& link : out.links) {
@@ -262,12 +325,13 @@ Membership Lobby::finish() {
 // Those who are there get a moment to read why, those who are still on their way a little more to
 // come and hear it; when the time is over nobody is on the way.
 void Lobby::drain(Driver& driver) {
-  const auto done = [this] {
-    return (failure_->code == Code::kTimeout || told_ + 1 >= static_cast<size_t>(own_->size)) &&
-           std::all_of(guests_.begin(), guests_.end(),
-                       [](const auto& g) { return g->link->delivered(); });
-  };
   const bool late = failure_->code == Code::kTimeout || own_->size < 1;
+  const auto done = [&] {
+    return (late || std::all_of(told_.begin(), told_.end(), [](bool told) { return told; })) &&
+           listener_->delivered() && std::all_of(guests_.begin(), guests_.end(), [](const auto& g) {
+             return g->gone || g->link->delivered();
+           });
+  };
   driver.run_until(done, Deadline::in_us(driver.clock(), late ? kLastWordsUs : kLateComersUs));
 }
 
@@ -276,21 +340,18 @@ Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& o
   Lobby& self = *lobby;
   self.own_ = own;
   self.by_rank_.assign(static_cast<size_t>(std::max(own.size, 0)), nullptr);
-  if (own.rank < 0 || own.rank >= own.size) {
+  self.told_.assign(self.by_rank_.size(), false);
+  if (self.in_range(own.rank)) {
+    self.told_[static_cast<size_t>(own.rank)] = true;
+  } else {
     self.fail({Code::kInvalidArgument, own.rank,
                fmt::format("{} is out of range: the group has {} ranks",
                            member_text(own.rank, {own.pid, own.host, ""}), own.size)});
   }
-  self.ticker_ = self.reactor_.every(kNoteEveryMs, [&self] { self.send_note(); });
-  self.check_all();
-  const auto done = [&self] { return self.failure_.has_value() || self.missing().empty(); };
-  if (!driver.run_until(done, deadline)) {
-    const std::string hint =
-        self.turned_away_.empty() ? "" : fmt::format(" (turned away: {})", self.turned_away_);
-    self.fail({Code::kTimeout, -1,
-               fmt::format("rendezvous of {} ranks is not complete in time: {} did not come{}",
-                           own.size, self.missing_text(), hint)});
-  }
+  self.ticker_ = self.reactor_.every(kTickMs, [&self] { self.tick(); });
+  if (!self.failure_) self.check_early();
+  const auto done = [&self] { return self.failure_.has_value() || self.all_there(); };
+  if (!driver.run_until(done, deadline)) self.fail(self.too_late());
   if (self.failure_) {
     self.drain(driver);
     return Status(self.failure_->code, self.failure_->text);
@@ -342,7 +403,8 @@ class Visitor final : public ControlLinkOwner {
   }
 
   void connected(int fd, std::string name) {
-    auto link = ControlLink::make(reactor_, fd, std::move(name), *this, kMaxMembersBytes);
+    auto link =
+        ControlLink::make(reactor_, fd, std::move(name), *this, max_answer_bytes(own_.size));
     if (!link.ok()) {
       failure_ = link.status();
       return;
@@ -392,7 +454,7 @@ class Visitor final : public ControlLinkOwner {
   void give_up(Driver& driver) {
     if (!link_) return;
     const std::string why =
-        missing_.empty() ? "the coordinator did not answer in time" : missing_ + " did not come";
+        missing_.empty() ? "the coordinator did not answer in time" : did_not_come(missing_);
     const std::string text =
         fmt::format("rank {} (pid {} on {}) gave up waiting at the rendezvous: {}", own_.rank,
                     own_.pid, own_.host, why);
@@ -405,8 +467,8 @@ class Visitor final : public ControlLinkOwner {
   Status late() const {
     if (link_ && !missing_.empty()) {
       return error(Code::kTimeout,
-                   "rank {}: rendezvous of {} ranks is not complete in time: {} did not come",
-                   own_.rank, own_.size, missing_);
+                   "rank {}: rendezvous of {} ranks is not complete in time: {}", own_.rank,
+                   own_.size, did_not_come(missing_));
     }
     if (link_) {
       return error(Code::kTimeout,

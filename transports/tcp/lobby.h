@@ -14,6 +14,7 @@
 #include "core/iface/rendezvous.h"
 #include "core/wire/control.h"
 #include "transports/tcp/control_link.h"
+#include "transports/tcp/listener.h"
 #include "transports/tcp/net.h"
 #include "transports/tcp/reactor.h"
 
@@ -40,7 +41,13 @@ std::string host_name();
 std::string member_text(int32_t rank, const wire::Members::Member& member);
 // "2, 5 to 7".
 std::string rank_list(const std::vector<int32_t>& ranks);
+// Of what a coordinator waits for, "rank 2 (turned away: ...)": "rank 2 did not come (turned ...)".
+std::string did_not_come(const std::string& waiting);
 
+// Who connects may be anybody: a connection is admitted by a join of the right token, size and rank
+// whose place is free; any other is refused, and only the one who came with it fails. A rank that is
+// admitted and lost has kReturnUs to come again before that is everybody's failure; one that gives
+// up leaves its place to whoever comes next.
 class Lobby final : public ControlLinkOwner {
  public:
   // token: of the id; 0 when ranks meet at an address. Listens at once.
@@ -56,39 +63,56 @@ class Lobby final : public ControlLinkOwner {
  private:
   struct Guest {
     std::unique_ptr<ControlLink> link;
-    std::optional<wire::Join> join;
-    bool rejected = false;
+    wire::Join join;
+    bool gone = false;  // goes when nobody is inside its link
+  };
+  // Of a guest that went before all were there.
+  struct Departure {
+    int32_t rank = -1;
+    int64_t at_ns = 0;
+    bool gave_up = false;
+    FailureCause cause;
   };
 
   Lobby(Reactor& reactor, uint64_t token);
-  void accepted(int fd, std::string name);
+  std::optional<Refusal> admit(std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
+                               wire::Bytes payload);
+  std::optional<Refusal> check(const wire::Join& join, const std::string& address);
+  std::optional<Refusal> check_open(const wire::Join& join, const std::string& who) const;
+  Refusal refuse_late(const wire::Join& join, const std::string& who) const;
   Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) override;
   void on_lost(ControlLink& link, const Status& why) override;
 
   Guest* find(const ControlLink& link);
-  void reject(Guest& guest, const FailureCause& cause);
-  void check_all();
-  void check(Guest& guest);
+  Guest*& place_of(int32_t rank) { return by_rank_[static_cast<size_t>(rank)]; }
+  bool in_range(int32_t rank) const { return own_ && rank >= 0 && rank < own_->size; }
+  void check_early();
+  void depart(Guest& guest, bool gave_up, FailureCause cause);
+  const Departure* departed(int32_t rank) const;
+  // Who was lost and has not come again; due: and had the time to.
+  const Departure* lost(bool due) const;
+  void tick();
   void fail(FailureCause cause);
+  FailureCause too_late() const;
   void send_note();
-  std::vector<int32_t> missing() const;
-  std::string missing_text() const;
+  bool all_there() const;
+  std::string waiting_text() const;
   Membership finish();
   void drain(Driver& driver);
 
   Reactor& reactor_;
   uint64_t token_;
-  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<FrameListener> listener_;
   std::shared_ptr<void> ticker_;
   std::vector<std::unique_ptr<Guest>> guests_;
+  std::vector<Departure> departures_;  // at most one of each rank
   std::optional<wire::Join> own_;
   std::vector<Guest*> by_rank_;  // null: missing
   std::optional<FailureCause> failure_;
-  size_t told_ = 0;  // guests who know of the failure, or were its cause
+  std::vector<bool> told_;  // by rank: who knows of the failure
   bool complete_ = false;
   std::vector<wire::Members::Member> members_;  // once complete
-  std::string noted_;        // what the guests were last told about who is missing
-  std::string turned_away_;  // the last one who came with another token or version
+  std::string noted_;  // what the guests were last told about who is missing
 };
 
 // The other ranks' side: finds the coordinator at one of the endpoints and presents itself.

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <optional>
 
-#include "core/base/log.h"
 #include "core/wire/bytes.h"
+#include "transports/tcp/listener.h"
 
 namespace sotto::tcp {
 namespace {
 
 constexpr uint64_t kMaxHelloBytes = 64;
+constexpr uint64_t kMaxRefusalBytes = wire::kMaxTextBytes + 64;
 constexpr uint32_t kMaxAddresses = 64;
 constexpr uint32_t kMaxConnections = 64;
 
@@ -51,28 +52,35 @@ struct Card {
 
 class Mesh;
 
-// A connection that has not greeted yet. Its number among those to a peer is the segment of its
-// hello.
+// A connection to or from a peer, until the transport takes it. Its number among those to the peer is
+// the segment of its hello.
 class Greeting final : public StreamOwner {
  public:
   Greeting(Mesh& mesh, int32_t peer, uint32_t number) : mesh_(mesh), peer_(peer), number_(number) {}
   std::unique_ptr<FrameStream> stream;
   int32_t peer() const { return peer_; }
   uint32_t number() const { return number_; }
-  bool greeted() const { return greeted_; }
+  // The peer has connected and said its hello; it is answered.
+  void take(std::unique_ptr<FrameStream> connection) {
+    stream = std::move(connection);
+    stream->set_owner(*this, stream->name());
+    greeted_ = true;
+    say_hello();
+  }
   void say_hello() {
     to_send_ = true;
     stream->flush();
   }
 
  private:
-  Result<void*> on_header(FrameStream& s, const wire::FrameHeader& header) override {
-    if (header.kind != wire::FrameKind::kHello || header.payload_bytes > kMaxHelloBytes ||
-        greeted_) {
+  Result<PayloadPlace> on_header(FrameStream& s, const wire::FrameHeader& header) override {
+    const bool refusal = header.kind == wire::FrameKind::kFailure;
+    if ((header.kind != wire::FrameKind::kHello && !refusal) ||
+        header.payload_bytes > (refusal ? kMaxRefusalBytes : kMaxHelloBytes) || greeted_) {
       return error(Code::kProtocol, "{} from {} instead of a hello", describe(header), s.name());
     }
     inbox_.resize(header.payload_bytes);
-    return static_cast<void*>(inbox_.data());
+    return PayloadPlace{reinterpret_cast<uint8_t*>(inbox_.data()), inbox_.size()};
   }
   Status on_frame(FrameStream& s, const wire::FrameHeader& header) override;
   bool next_frame(FrameStream& s, OutFrame& out) override;
@@ -80,8 +88,8 @@ class Greeting final : public StreamOwner {
   void on_broken(FrameStream& s, Status why) override;
 
   Mesh& mesh_;
-  int32_t peer_;     // -1: not known yet
-  uint32_t number_;  // of those that were accepted: what the hello says
+  int32_t peer_;
+  uint32_t number_;
   bool greeted_ = false, to_send_ = false;
   std::string inbox_, outbox_;
 };
@@ -90,7 +98,8 @@ class Mesh {
   using Lines = std::vector<std::unique_ptr<Greeting>>;  // connections to one peer
 
  public:
-  // connections: to each peer that this rank wishes; the smallest wish of all counts.
+  // connections: to each peer that this rank wishes; the smallest wish of all counts. Lower ranks
+  // connect to this one; who else does is refused.
   Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control, uint32_t connections)
       : reactor_(std::move(reactor)), control_(control) {
     peers_.resize(static_cast<size_t>(control.size()));
@@ -100,11 +109,15 @@ class Mesh {
   // Nobody connects to rank 0.
   Status listen(const ListenPlace& place) {
     if (control_.rank() == 0) return {};
-    auto opened =
-        Listener::open(*reactor_, Endpoint(place.bind, place.port),
-                       [this](int fd, std::string name) { adopt(fd, std::move(name), -1, 0); });
+    const std::string here = fmt::format("rank {}: data connections", control_.rank());
+    const size_t expected = peers_[0].size() * static_cast<size_t>(control_.rank());
+    auto opened = FrameListener::open(
+        *reactor_, Endpoint(place.bind, place.port),
+        {here, wire::FrameKind::kHello, kMaxHelloBytes, expected},
+        [this](std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
+               wire::Bytes payload) { return admit(stream, first, payload); });
     if (!opened.ok())
-      return opened.status().with_prefix(fmt::format("rank {}: data connections", control_.rank()));
+      return opened.status().with_prefix(here);
     listener_ = opened.take();
     return {};
   }
@@ -164,49 +177,57 @@ class Mesh {
 
   wire::Hello own_hello() const { return {control_.token(), control_.rank(), control_.size()}; }
 
-  // Only from inside the stream of `g`, which therefore is not destroyed here.
-  Status greeted(Greeting& g, const wire::Hello& hello) {
-    const bool expected =
-        g.peer() < 0 ? hello.rank >= 0 && hello.rank < control_.rank() : hello.rank == g.peer();
-    if (hello.token != control_.token() || hello.size != control_.size() || !expected) {
-      return error(Code::kProtocol, "{} greets as rank {} of {} with {} token", g.stream->name(),
-                   hello.rank, hello.size,
-                   hello.token == control_.token() ? "the right" : "another");
-    }
-    Lines& lines = peers_[static_cast<size_t>(hello.rank)];
-    if (g.number() >= lines.size() || lines[g.number()]) {
-      return error(Code::kProtocol,
-                   "{} greets as connection {} of rank {}, which is connected already or has no "
-                   "such connection",
-                   g.stream->name(), g.number(), hello.rank);
-    }
-    auto& place = lines[g.number()];
+  // The peer that this rank has connected to answers. Only from inside the stream of `g`, which
+  // therefore is not destroyed here.
+  Status answered(Greeting& g, const wire::Hello& hello) {
+    SOTTO_TRY(check(hello, hello.rank == g.peer(), g.stream->name()));
+    auto& place = peers_[static_cast<size_t>(g.peer())][g.number()];
     const auto found = std::find_if(pending_.begin(), pending_.end(),
                                     [&](const auto& p) { return p.get() == &g; });
     place = std::move(*found);
     pending_.erase(found);
-    if (g.peer() < 0) g.say_hello();
     // A peer that gets through set-up first may send messages before there is a transport here to
     // take them.
     g.stream->pause();
     return {};
   }
 
-  void broken(Greeting& g, const Status& why) {
-    int32_t rank = g.peer();
-    for (int32_t r = 0; r < control_.size() && rank < 0; ++r) {
-      const Lines& lines = peers_[static_cast<size_t>(r)];
-      if (std::any_of(lines.begin(), lines.end(), [&](const auto& l) { return l.get() == &g; }))
-        rank = r;
-    }
-    if (rank < 0) {  // a stranger
-      log(LogLevel::kWarn, "rank {}: connection refused: {}", control_.rank(), why.text());
-      return;
-    }
-    fail(rank, why);
-  }
+  void broken(const Greeting& g, const Status& why) { fail(g.peer(), why); }
 
  private:
+  Status check(const wire::Hello& hello, bool expected, const std::string& from) const {
+    if (hello.token == control_.token() && hello.size == control_.size() && expected) return {};
+    return error(Code::kProtocol, "{} greets as rank {} of {} with {} token", from, hello.rank,
+                 hello.size, hello.token == control_.token() ? "the right" : "another");
+  }
+
+  // Somebody has connected and says hello.
+  std::optional<Refusal> admit(std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
+                               wire::Bytes payload) {
+    const auto refusal = [](std::string_view cause, std::string text) {
+      return Refusal{cause, true, {Code::kProtocol, -1, std::move(text)}};
+    };
+    const auto hello = wire::Hello::decode(payload);
+    if (!hello.ok())
+      return refusal("hello", fmt::format("{} from {}", hello.status().text(), stream->name()));
+    const bool expected = hello->rank >= 0 && hello->rank < control_.rank();
+    if (Status status = check(*hello, expected, stream->name()); !status.ok())
+      return refusal(hello->token == control_.token() ? "rank" : "token", status.text());
+    Lines& lines = peers_[static_cast<size_t>(hello->rank)];
+    if (first.segment >= lines.size() || lines[first.segment]) {
+      return refusal(
+          "taken",
+          fmt::format("{} greets as connection {} of rank {}, which is connected already or has no "
+                      "such connection",
+                      stream->name(), first.segment, hello->rank));
+    }
+    auto& place = lines[first.segment];
+    place = std::make_unique<Greeting>(*this, hello->rank, first.segment);
+    place->take(std::move(stream));
+    place->stream->pause();  // as in answered()
+    return {};
+  }
+
   void start_connecting(int32_t peer, uint32_t number, const Card& card) {
     std::vector<Endpoint> endpoints;
     // The address at which the coordinator was found is known to work.
@@ -234,7 +255,6 @@ class Mesh {
   }
 
   void adopt(int fd, std::string name, int32_t peer, uint32_t number) {
-    std::erase_if(pending_, [](const auto& g) { return !g->stream->open(); });
     auto greeting = std::make_unique<Greeting>(*this, peer, number);
     auto stream = FrameStream::make(*reactor_, fd, std::move(name), *greeting);
     if (!stream.ok()) {
@@ -243,33 +263,35 @@ class Mesh {
     }
     greeting->stream = stream.take();
     pending_.push_back(std::move(greeting));
-    if (peer >= 0) pending_.back()->say_hello();
+    pending_.back()->say_hello();
   }
 
   void fail(int32_t peer, const Status& why) {
     if (failure_) return;
-    const std::string to = peer < 0 ? "" : " to " + control_.describe_rank(peer);
-    failure_ = FailureCause{
-        why.code(), peer,
-        fmt::format("rank {}: data connection{}: {}", control_.rank(), to, why.text())};
+    failure_ = FailureCause{why.code(), peer,
+                            fmt::format("rank {}: data connection to {}: {}", control_.rank(),
+                                        control_.describe_rank(peer), why.text())};
   }
 
   std::shared_ptr<Reactor> reactor_;
   TcpControl& control_;
-  std::unique_ptr<Listener> listener_;
+  std::unique_ptr<FrameListener> listener_;
   std::vector<std::unique_ptr<Connector>> connectors_;
-  std::vector<std::unique_ptr<Greeting>> pending_;
+  std::vector<std::unique_ptr<Greeting>> pending_;  // wait for the peer's hello
   std::vector<Lines> peers_;  // by rank
   std::optional<FailureCause> failure_;
 };
 
 Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
-  auto hello =
-      wire::Hello::decode({reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
-  if (!hello.ok()) return hello.status();
+  const wire::Bytes payload(reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size());
+  if (header.kind == wire::FrameKind::kFailure) {
+    SOTTO_ASSIGN(const wire::Failure refusal, wire::Failure::decode(payload));
+    return error(static_cast<Code>(refusal.code), "the peer refuses it: {}",
+                 printable(refusal.text, 1000));
+  }
+  SOTTO_ASSIGN(const wire::Hello hello, wire::Hello::decode(payload));
   greeted_ = true;
-  if (peer_ < 0) number_ = header.segment;
-  return mesh_.greeted(*this, *hello);
+  return mesh_.answered(*this, hello);
 }
 
 bool Greeting::next_frame(FrameStream& /*s*/, OutFrame& out) {

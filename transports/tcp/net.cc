@@ -1,10 +1,8 @@
 #include "transports/tcp/net.h"
 
-#include <fcntl.h>
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <netinet/in.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <charconv>
@@ -12,12 +10,9 @@
 #include <cstring>
 #include <optional>
 
-#include "core/base/log.h"
-
 namespace sotto::tcp {
 namespace {
 
-constexpr int kBacklog = 1024;
 // An address that does not answer is left for the next one after this time.
 constexpr auto kAttempt = std::chrono::seconds(2);
 constexpr auto kFirstPause = std::chrono::milliseconds(10);
@@ -198,72 +193,6 @@ Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& react
   std::stable_partition(endpoints.begin(), endpoints.end(),
                         [](const Endpoint& e) { return e.address().is_v4(); });
   return endpoints;
-}
-
-// ---- accepting
-
-struct Listener::State {
-  State(asio::io_context& io, SocketFn fn) : acceptor(io), pause(io), accepted(std::move(fn)) {}
-  asio::ip::tcp::acceptor acceptor;
-  asio::steady_timer pause;
-  SocketFn accepted;
-
-  static void accept(const std::shared_ptr<State>& self) {
-    self->acceptor.async_accept(
-        [weak = std::weak_ptr<State>(self)](const error_code& failed, asio::ip::tcp::socket s) {
-          const std::shared_ptr<State> state = weak.lock();
-          if (!state || !state->acceptor.is_open()) return;
-          if (failed) {
-            retry_later(state, failed);
-            return;
-          }
-          error_code ignored;
-          const std::string name = endpoint_text(s.remote_endpoint(ignored));
-          const int fd = s.release(ignored);
-          accept(state);
-          if (!ignored) state->accepted(fd, name);
-        });
-  }
-  // Out of descriptors, say: accepting again at once would spin.
-  static void retry_later(const std::shared_ptr<State>& self, const error_code& why) {
-    log(LogLevel::kWarn, "accepting a connection: {}", why.message());
-    self->pause.expires_after(kLongestPause);
-    self->pause.async_wait([weak = std::weak_ptr<State>(self)](const error_code&) {
-      const std::shared_ptr<State> state = weak.lock();
-      if (state && state->acceptor.is_open()) accept(state);
-    });
-  }
-};
-
-Result<std::unique_ptr<Listener>> Listener::open(Reactor& reactor, const Endpoint& at,
-                                                 SocketFn accepted) {
-  auto state = std::make_shared<State>(reactor.io(), std::move(accepted));
-  error_code failed;
-  auto& acceptor = state->acceptor;
-  const auto cannot = [&](const char* what) {
-    return error(Code::kTransport, "cannot listen at {}: {}: {}", endpoint_text(at), what,
-                 failed.message());
-  };
-  if (acceptor.open(at.protocol(), failed); failed) return cannot("socket");
-  ::fcntl(acceptor.native_handle(), F_SETFD, FD_CLOEXEC);
-  acceptor.set_option(asio::ip::tcp::acceptor::reuse_address(true), failed);
-  if (at.address().is_v6() && at.address().is_unspecified()) {
-    acceptor.set_option(asio::ip::v6_only(false), failed);
-  }
-  if (acceptor.bind(at, failed); failed) return cannot("bind");
-  if (acceptor.listen(kBacklog, failed); failed) return cannot("listen");
-  const Endpoint bound = acceptor.local_endpoint(failed);
-  if (failed) return cannot("getsockname");
-  State::accept(state);
-  std::unique_ptr<Listener> listener(new Listener);
-  listener->state_ = std::move(state);
-  listener->port_ = bound.port();
-  return listener;
-}
-
-Listener::~Listener() {
-  error_code ignored;
-  state_->acceptor.close(ignored);
 }
 
 // ---- connecting

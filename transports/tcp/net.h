@@ -1,4 +1,4 @@
-// Addresses, accepting and connecting.
+// Addresses and connecting.
 //
 // Threads: the driving thread.
 #pragma once
@@ -46,23 +46,8 @@ Status advertise(const std::string& text, ListenPlace& place);
 // system's resolver. INVALID_ARGUMENT: no such form. TRANSPORT: the name is not known.
 Result<std::vector<Endpoint>> resolve_url(const std::string& url, Reactor& reactor);
 
-// Takes an accepted or connected socket; `name` is the other side's address.
+// Takes a connected socket; `name` is the other side's address.
 using SocketFn = std::function<void(int fd, std::string name)>;
-
-class Listener {
- public:
-  // Port 0: any. TRANSPORT names address and cause.
-  static Result<std::unique_ptr<Listener>> open(Reactor& reactor, const Endpoint& at,
-                                                SocketFn accepted);
-  ~Listener();
-  uint16_t port() const { return port_; }
-
- private:
-  struct State;
-  Listener() = default;
-  std::shared_ptr<State> state_;
-  uint16_t port_ = 0;
-};
 
 // Connects to the first of several addresses that answers. Destroying it gives up.
 class Connector {

@@ -21,6 +21,11 @@ constexpr uint64_t kLimitedTurnBytes = 16 * 1024;
 
 }  // namespace
 
+PayloadPlace StreamOwner::more_room(FrameStream& /*stream*/, const wire::FrameHeader& /*header*/,
+                                    uint64_t /*arrived*/) {
+  return {};
+}
+
 FrameStream::FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner& owner)
     : reactor_(reactor),
       fd_(fd),
@@ -107,6 +112,12 @@ void FrameStream::resume() {
   reactor_.want_turn(*this);
 }
 
+void FrameStream::look() {
+  if (!open()) return;
+  readable_ = true;
+  if (serve(0)) reactor_.want_turn(*this);
+}
+
 bool FrameStream::receive() {
   if (paused_ || !parse()) return false;
   const bool limited = reactor_.ingress().limited();
@@ -139,7 +150,8 @@ uint64_t FrameStream::receive_once(uint64_t allowed) {
   int count = 0;
   uint64_t direct = 0;
   if (in_stage_ == Stage::kPayload && in_payload_ != nullptr) {
-    direct = std::min(in_header_.payload_bytes - in_done_, allowed);
+    make_room();
+    direct = std::min(in_room_ - in_done_, allowed);
     parts[count++] = {in_payload_ + in_done_, direct};
   }
   const uint64_t room = std::min<uint64_t>(in_buffer_.size() - in_end_, allowed - direct);
@@ -180,7 +192,7 @@ bool FrameStream::parse() {
   while (!paused_) {
     switch (in_stage_) {
       case Stage::kHeader:
-        if (in_end_ - in_begin_ < wire::kHeaderBytes) return true;
+        if (in_end_ - in_begin_ < wire::kHeaderBytes) return plausible_start();
         if (!begin_frame()) return false;
         break;
       case Stage::kPayload:
@@ -204,14 +216,22 @@ void FrameStream::show_version() {
       ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
+// Who speaks something else need not send as many bytes as a header has.
+bool FrameStream::plausible_start() {
+  const Status start = wire::check_start({in_buffer_.data() + in_begin_, in_end_ - in_begin_});
+  return start.ok() || refuse_start(start);
+}
+
+bool FrameStream::refuse_start(const Status& why) {
+  if (wire::is_version_mismatch(why)) show_version();
+  fail(why.with_prefix(fmt::format("from {}", peer_)));
+  return false;
+}
+
 bool FrameStream::begin_frame() {
   auto header = wire::decode_header(std::span<const uint8_t, wire::kHeaderBytes>(
       in_buffer_.data() + in_begin_, wire::kHeaderBytes));
-  if (!header.ok()) {
-    if (wire::is_version_mismatch(header.status())) show_version();
-    fail(header.status().with_prefix(fmt::format("from {}", peer_)));
-    return false;
-  }
+  if (!header.ok()) return refuse_start(header.status());
   in_begin_ += wire::kHeaderBytes;
   in_header_ = *header;
   auto place = owner_->on_header(*this, in_header_);
@@ -220,7 +240,8 @@ bool FrameStream::begin_frame() {
     fail(place.status());
     return false;
   }
-  in_payload_ = static_cast<uint8_t*>(*place);
+  in_payload_ = place->data;
+  in_room_ = std::min(place->room, in_header_.payload_bytes);
   in_done_ = 0;
   if (in_header_.payload_bytes == 0) return finish_frame();
   in_stage_ = Stage::kPayload;
@@ -229,16 +250,25 @@ bool FrameStream::begin_frame() {
   return true;
 }
 
+void FrameStream::make_room() {
+  if (in_done_ < in_room_ || in_done_ == in_header_.payload_bytes) return;
+  const PayloadPlace place = owner_->more_room(*this, in_header_, in_done_);
+  in_payload_ = place.data;
+  in_room_ = std::min(place.room, in_header_.payload_bytes);
+}
+
 // True when the payload is complete.
 bool FrameStream::take_payload() {
-  const uint64_t bytes =
-      std::min<uint64_t>(in_end_ - in_begin_, in_header_.payload_bytes - in_done_);
-  if (bytes > 0) {
+  uint64_t left = std::min<uint64_t>(in_end_ - in_begin_, in_header_.payload_bytes - in_done_);
+  while (left > 0) {
+    if (in_payload_ != nullptr) make_room();
+    const uint64_t bytes = in_payload_ == nullptr ? left : std::min(left, in_room_ - in_done_);
     const uint8_t* from = in_buffer_.data() + in_begin_;
     if (in_payload_ != nullptr) std::memcpy(in_payload_ + in_done_, from, bytes);
     if (in_streamed_) in_hasher_.update(from, bytes);
     in_begin_ += bytes;
     in_done_ += bytes;
+    left -= bytes;
   }
   if (in_done_ < in_header_.payload_bytes) return false;
   in_stage_ = Stage::kTrailer;

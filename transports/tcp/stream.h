@@ -27,14 +27,25 @@ struct OutFrame {
   void* cookie = nullptr;  // the owner's
 };
 
+// Where the payload of a frame goes.
+struct PayloadPlace {
+  uint8_t* data = nullptr;  // null: the payload is read over
+  // Bytes of the payload that have a place now. Less than payload_bytes: the owner is asked for more
+  // when these are full, so that memory follows what has arrived and not what a header announces.
+  uint64_t room = 0;
+};
+
 // What a stream asks of and tells its owner. An owner may call close() inside any of these, but not
 // destroy the stream.
 class StreamOwner {
  public:
   virtual ~StreamOwner() = default;
-  // A frame begins: where its payload goes (payload_bytes bytes). An error is reported through
-  // on_broken.
-  virtual Result<void*> on_header(FrameStream& stream, const wire::FrameHeader& header) = 0;
+  // A frame begins. An error is reported through on_broken.
+  virtual Result<PayloadPlace> on_header(FrameStream& stream, const wire::FrameHeader& header) = 0;
+  // The room is full: the place of the whole payload, of which `arrived` bytes stay where they are
+  // counted from its begin, and a larger room. Only for owners that give less than payload_bytes.
+  virtual PayloadPlace more_room(FrameStream& stream, const wire::FrameHeader& header,
+                                 uint64_t arrived);
   // The frame is complete and its checksum right.
   virtual Status on_frame(FrameStream& stream, const wire::FrameHeader& header) = 0;
   // The next frame to send, if there is one.
@@ -62,6 +73,8 @@ class FrameStream final : public Pollable {
   // Reads and hands out nothing more until resume; legal inside a callback.
   void pause() { paused_ = true; }
   void resume();
+  // Reads what has come and was not read yet: before a connection is closed for its silence.
+  void look();
   void close();
   // What is sent says nothing about the path.
   void carries_little() { window_.stop(); }
@@ -94,6 +107,9 @@ class FrameStream final : public Pollable {
   bool receive();
   uint64_t receive_once(uint64_t allowed);
   bool parse();
+  bool plausible_start();
+  bool refuse_start(const Status& why);
+  void make_room();
   void show_version();
   bool begin_frame();
   bool take_payload();
@@ -122,6 +138,7 @@ class FrameStream final : public Pollable {
   Stage in_stage_ = Stage::kHeader;
   wire::FrameHeader in_header_;
   uint8_t* in_payload_ = nullptr;  // null: discard
+  uint64_t in_room_ = 0;  // of in_payload_
   uint64_t in_done_ = 0;
   bool in_streamed_ = false;  // the hash is being made in pieces
   uint64_t in_hash_ = 0;

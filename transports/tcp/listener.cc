@@ -1,0 +1,338 @@
+#include "transports/tcp/listener.h"
+
+#include <fcntl.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <vector>
+
+#include "transports/tcp/net.h"
+
+namespace sotto::tcp {
+namespace {
+
+constexpr int kBacklog = 1024;
+constexpr int64_t kTickMs = 100;
+// For the other side to read why it was refused.
+constexpr int64_t kLingerMs = 1000;
+constexpr size_t kUnexpectedPending = 8;  // where nobody is expected
+
+size_t pending_limit() {
+  rlimit files{};
+  if (::getrlimit(RLIMIT_NOFILE, &files) != 0) return kFewestPending;
+  return static_cast<size_t>(
+      std::clamp<rlim_t>(files.rlim_cur / 4, rlim_t{kFewestPending}, rlim_t{kMostPending}));
+}
+
+bool out_of_descriptors(const error_code& failed) {
+  const int number = failed.value();
+  return number == EMFILE || number == ENFILE || number == ENOBUFS || number == ENOMEM;
+}
+
+}  // namespace
+
+// A connection whose first frame has not come, or that was refused and has yet to read why.
+class FrameListener::Pending final : public StreamOwner {
+ public:
+  explicit Pending(State& listener) : listener_(listener) {}
+  Status start(int fd, std::string name);
+  void start_refused(std::unique_ptr<FrameStream> stream, const Refusal& refusal);
+
+  bool done() const { return stream_ == nullptr || !stream_->open(); }
+  bool delivered() const { return done() || stream_->delivered(); }
+  bool refused() const { return refused_; }
+  int64_t since_ns() const { return since_ns_; }
+  bool overdue(int64_t now_ns) const { return now_ns >= until_ns_; }
+  void look() {
+    if (!done()) stream_->look();
+  }
+  // Closes it; why: "has sent no join within 5 s".
+  void drop(std::string_view cause, const std::string& why);
+
+ private:
+  void refuse(const Refusal& refusal);
+  Result<PayloadPlace> on_header(FrameStream& s, const wire::FrameHeader& header) override;
+  Status on_frame(FrameStream& s, const wire::FrameHeader& header) override;
+  bool next_frame(FrameStream& s, OutFrame& out) override;
+  void on_sent(FrameStream& s, const OutFrame& out) override;
+  void on_broken(FrameStream& s, Status why) override;
+
+  State& listener_;
+  std::unique_ptr<FrameStream> stream_;  // null: admitted
+  int64_t since_ns_ = 0, until_ns_ = 0;
+  bool refused_ = false, to_send_ = false;
+  std::string inbox_, outbox_;
+};
+
+struct FrameListener::State : std::enable_shared_from_this<State> {
+  State(Reactor& r, const Entrance& e, AdmitFn fn, asio::ip::tcp::acceptor a, std::string place)
+      : reactor(r),
+        kind(e.kind),
+        max_payload(e.max_payload),
+        limit(pending_limit() + e.expected),
+        admit(std::move(fn)),
+        refusals(std::move(place)),
+        acceptor(std::move(a)),
+        timer(r.io()) {}
+  ~State() { give_up_reserve(); }
+
+  Reactor& reactor;
+  const wire::FrameKind kind;
+  const uint64_t max_payload;
+  size_t limit;
+  AdmitFn admit;
+  RefusalLog refusals;
+  asio::ip::tcp::acceptor acceptor;
+  asio::steady_timer timer;
+  std::vector<std::unique_ptr<Pending>> pending;  // the oldest first
+  int reserve = -1;
+  bool accepting = false;  // the next connection is being waited for
+  bool armed = false;      // the timer is
+
+  void sweep();
+  bool evict();
+  bool make_room();
+  void accept();
+  void accepted(asio::ip::tcp::socket socket);
+  void not_accepted(const error_code& failed);
+  void tick();
+  void arm();
+
+  void take_reserve() {
+    if (reserve < 0) reserve = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  }
+  bool give_up_reserve() {
+    if (reserve < 0) return false;
+    ::close(std::exchange(reserve, -1));
+    return true;
+  }
+};
+
+// ---- one connection
+
+Status FrameListener::Pending::start(int fd, std::string name) {
+  SOTTO_ASSIGN(stream_, FrameStream::make(listener_.reactor, fd, std::move(name), *this));
+  since_ns_ = listener_.reactor.now_ns();
+  until_ns_ = since_ns_ + kFirstFrameMs * 1'000'000;
+  return {};
+}
+
+void FrameListener::Pending::start_refused(std::unique_ptr<FrameStream> stream,
+                                           const Refusal& refusal) {
+  stream_ = std::move(stream);
+  stream_->set_owner(*this, stream_->name());
+  since_ns_ = listener_.reactor.now_ns();
+  refuse(refusal);
+}
+
+void FrameListener::Pending::refuse(const Refusal& refusal) {
+  listener_.refusals.add(refusal.cause, refusal.from_rank, stream_->name(), refusal.told.text);
+  refused_ = true;
+  until_ns_ = listener_.reactor.now_ns() + kLingerMs * 1'000'000;
+  const FailureCause& told = refusal.told;
+  outbox_ = wire::Failure{static_cast<int32_t>(told.code), told.rank, told.text}.encode();
+  to_send_ = true;
+  stream_->flush();
+}
+
+void FrameListener::Pending::drop(std::string_view cause, const std::string& why) {
+  if (done()) return;
+  if (!refused_)
+    listener_.refusals.add(cause, false, stream_->name(), stream_->name() + " " + why);
+  stream_->close();
+}
+
+Result<PayloadPlace> FrameListener::Pending::on_header(FrameStream& s,
+                                                       const wire::FrameHeader& header) {
+  if (!refused_ && (header.kind != listener_.kind || header.payload_bytes > listener_.max_payload))
+    refuse({"frame", false,
+            {Code::kProtocol, -1,
+             fmt::format("{} from {} instead of a {}", describe(header), s.name(),
+                         wire::kind_name(listener_.kind))}});
+  if (refused_) return PayloadPlace{};
+  inbox_.resize(header.payload_bytes);
+  return PayloadPlace{reinterpret_cast<uint8_t*>(inbox_.data()), inbox_.size()};
+}
+
+Status FrameListener::Pending::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
+  if (refused_) return {};
+  const auto refusal = listener_.admit(
+      stream_, header, {reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size()});
+  if (refusal) refuse(*refusal);
+  return {};
+}
+
+bool FrameListener::Pending::next_frame(FrameStream& /*s*/, OutFrame& out) {
+  if (!std::exchange(to_send_, false)) return false;
+  out = OutFrame{};
+  out.header.kind = wire::FrameKind::kFailure;
+  out.header.payload_bytes = outbox_.size();
+  out.payload = reinterpret_cast<const uint8_t*>(outbox_.data());
+  return true;
+}
+
+void FrameListener::Pending::on_sent(FrameStream& s, const OutFrame& /*out*/) { s.shutdown_send(); }
+
+void FrameListener::Pending::on_broken(FrameStream& s, Status why) {
+  if (refused_) return;
+  const bool version = wire::is_version_mismatch(why);
+  const char* cause = version ? "version" : why.code() == Code::kPeerLost ? "closed" : "garbage";
+  listener_.refusals.add(cause, version, s.name(), why.text());
+}
+
+// ---- all of them
+
+void FrameListener::State::sweep() {
+  std::erase_if(pending, [](const auto& p) { return p->done(); });
+  if (pending.empty()) take_reserve();
+}
+
+// Closes the oldest if it had its time; its place may also be free by now.
+bool FrameListener::State::evict() {
+  if (pending.empty()) return false;
+  Pending& oldest = *pending.front();
+  oldest.look();
+  if (!oldest.done()) {
+    if (reactor.now_ns() - oldest.since_ns() < kLeastMs * 1'000'000) return false;
+    oldest.drop("crowded",
+                fmt::format("has sent no {} and is closed to make room for others, {} wait",
+                            wire::kind_name(kind), pending.size()));
+  }
+  sweep();
+  return true;
+}
+
+bool FrameListener::State::make_room() {
+  sweep();
+  return pending.size() < limit || evict();
+}
+
+void FrameListener::State::accept() {
+  if (!accepting && acceptor.is_open() && make_room()) {
+    accepting = true;
+    acceptor.async_accept(
+        [weak = weak_from_this()](const error_code& failed, asio::ip::tcp::socket socket) {
+          const std::shared_ptr<State> self = weak.lock();
+          if (!self || !self->acceptor.is_open()) return;
+          self->accepting = false;
+          if (failed) {
+            self->not_accepted(failed);
+          } else {
+            self->accepted(std::move(socket));
+          }
+        });
+  }
+  arm();
+}
+
+void FrameListener::State::accepted(asio::ip::tcp::socket socket) {
+  error_code failed;
+  const std::string name = endpoint_text(socket.remote_endpoint(failed));
+  const int fd = failed ? -1 : socket.release(failed);
+  if (!failed) {
+    auto one = std::make_unique<Pending>(*this);
+    if (Status status = one->start(fd, name); status.ok()) {
+      pending.push_back(std::move(one));
+    } else {
+      refusals.add("descriptors", false, name, status.text());
+    }
+  }
+  accept();
+}
+
+void FrameListener::State::not_accepted(const error_code& failed) {
+  const bool full = out_of_descriptors(failed);
+  refusals.add("accept", full, "", "accepting a connection: " + failed.message());
+  if (full && (give_up_reserve() || evict())) {
+    accept();
+  } else {
+    arm();  // accepting again at once would spin
+  }
+}
+
+// Ticks while somebody is pending or nothing is accepted.
+void FrameListener::State::arm() {
+  if (armed || (pending.empty() && accepting)) return;
+  armed = true;
+  timer.expires_after(std::chrono::milliseconds(kTickMs));
+  timer.async_wait([weak = weak_from_this()](const error_code& cancelled) {
+    const std::shared_ptr<State> self = weak.lock();
+    if (cancelled || !self || !self->acceptor.is_open()) return;
+    self->armed = false;
+    self->tick();
+  });
+}
+
+void FrameListener::State::tick() {
+  const int64_t now = reactor.now_ns();
+  for (size_t i = 0; i < pending.size(); ++i) {
+    Pending& one = *pending[i];
+    if (!one.overdue(now)) continue;
+    one.look();  // what has come may not have been read yet
+    if (one.overdue(now))
+      one.drop("silent", fmt::format("has sent no {} within {} s", wire::kind_name(kind),
+                                     kFirstFrameMs / 1000));
+  }
+  sweep();
+  accept();
+}
+
+// ---- the listener
+
+Result<std::unique_ptr<FrameListener>> FrameListener::open(Reactor& reactor, const Endpoint& at,
+                                                           const Entrance& entrance,
+                                                           AdmitFn admit) {
+  asio::ip::tcp::acceptor acceptor(reactor.io());
+  error_code failed;
+  const auto cannot = [&](const char* what) {
+    return error(Code::kTransport, "cannot listen at {}: {}: {}", endpoint_text(at), what,
+                 failed.message());
+  };
+  if (acceptor.open(at.protocol(), failed); failed) return cannot("socket");
+  ::fcntl(acceptor.native_handle(), F_SETFD, FD_CLOEXEC);
+  acceptor.set_option(asio::ip::tcp::acceptor::reuse_address(true), failed);
+  if (at.address().is_v6() && at.address().is_unspecified()) {
+    acceptor.set_option(asio::ip::v6_only(false), failed);
+  }
+  if (acceptor.bind(at, failed); failed) return cannot("bind");
+  if (acceptor.listen(kBacklog, failed); failed) return cannot("listen");
+  const Endpoint bound = acceptor.local_endpoint(failed);
+  if (failed) return cannot("getsockname");
+  std::unique_ptr<FrameListener> listener(new FrameListener);
+  listener->port_ = bound.port();
+  listener->state_ =
+      std::make_shared<State>(reactor, entrance, std::move(admit), std::move(acceptor),
+                              fmt::format("{} at {}", entrance.place, endpoint_text(bound)));
+  listener->state_->accept();
+  return listener;
+}
+
+FrameListener::~FrameListener() {
+  error_code ignored;
+  state_->acceptor.close(ignored);
+  state_->timer.cancel();
+  state_->pending.clear();
+}
+
+void FrameListener::expect_nobody() { state_->limit = kUnexpectedPending; }
+
+void FrameListener::refuse(std::unique_ptr<FrameStream> stream, const Refusal& refusal) {
+  auto one = std::make_unique<Pending>(*state_);
+  Pending& refused = *one;
+  state_->pending.push_back(std::move(one));
+  refused.start_refused(std::move(stream), refusal);
+  state_->arm();
+}
+
+bool FrameListener::delivered() const {
+  return std::all_of(state_->pending.begin(), state_->pending.end(),
+                     [](const auto& p) { return !p->refused() || p->delivered(); });
+}
+
+size_t FrameListener::pending() const { return state_->pending.size(); }
+
+RefusalLog& FrameListener::refusals() { return state_->refusals; }
+
+}  // namespace sotto::tcp
