@@ -32,6 +32,8 @@ struct TransportCase {
   std::string name;
   std::function<Result<std::unique_ptr<Backend>>(const Clock&)> make;
   bool joins_by_exchange = true;
+  // Anybody may connect, so who joins wrongly is refused alone, and the others wait on.
+  bool refuses_alone = false;
 };
 inline std::string case_name(const testing::TestParamInfo<TransportCase>& info) {
   return info.param.name;

@@ -11,7 +11,8 @@ TransportCase over(const char* name, uint32_t connections) {
             options.heartbeat_ms = 50;
             options.connections = connections;
             return make_tcp_backend(options);
-          }};
+          },
+          true, true};
 }
 
 INSTANTIATE_TEST_SUITE_P(Tcp, TransportSuite,

@@ -149,8 +149,8 @@ Result<PayloadPlace> FrameListener::Pending::on_header(FrameStream& s,
   if (!refused_ && (header.kind != listener_.kind || header.payload_bytes > listener_.max_payload))
     refuse({"frame", false,
             {Code::kProtocol, -1,
-             fmt::format("{} from {} instead of a {}", describe(header), s.name(),
-                         wire::kind_name(listener_.kind))}});
+             fmt::format("{} from {} instead of a {} of at most {} bytes", describe(header),
+                         s.name(), wire::kind_name(listener_.kind), listener_.max_payload)}});
   if (refused_) return PayloadPlace{};
   inbox_.resize(header.payload_bytes);
   return PayloadPlace{reinterpret_cast<uint8_t*>(inbox_.data()), inbox_.size()};
@@ -178,8 +178,13 @@ void FrameListener::Pending::on_sent(FrameStream& s, const OutFrame& /*out*/) { 
 void FrameListener::Pending::on_broken(FrameStream& s, Status why) {
   if (refused_) return;
   const bool version = wire::is_version_mismatch(why);
-  const char* cause = version ? "version" : why.code() == Code::kPeerLost ? "closed" : "garbage";
-  listener_.refusals.add(cause, version, s.name(), why.text());
+  if (why.code() == Code::kPeerLost) {
+    listener_.refusals.add("closed", false, s.name(),
+                           fmt::format("{}; no {} had come", why.text(),
+                                       wire::kind_name(listener_.kind)));
+  } else {
+    listener_.refusals.add(version ? "version" : "garbage", version, s.name(), why.text());
+  }
 }
 
 // ---- all of them
@@ -244,7 +249,7 @@ void FrameListener::State::accepted(asio::ip::tcp::socket socket) {
 
 void FrameListener::State::not_accepted(const error_code& failed) {
   const bool full = out_of_descriptors(failed);
-  refusals.add("accept", full, "", "accepting a connection: " + failed.message());
+  refusals.add("accept", full, "", "accepting it: " + failed.message());
   if (full && (give_up_reserve() || evict())) {
     accept();
   } else {
@@ -316,7 +321,13 @@ FrameListener::~FrameListener() {
   state_->pending.clear();
 }
 
-void FrameListener::expect_nobody() { state_->limit = kUnexpectedPending; }
+void FrameListener::expect_nobody() {
+  state_->limit = kUnexpectedPending;
+  auto& pending = state_->pending;
+  for (size_t i = 0; i + kUnexpectedPending < pending.size(); ++i)
+    pending[i]->drop("crowded", fmt::format("has sent no {} when all ranks were there",
+                                            wire::kind_name(state_->kind)));
+}
 
 void FrameListener::refuse(std::unique_ptr<FrameStream> stream, const Refusal& refusal) {
   auto one = std::make_unique<Pending>(*state_);

@@ -103,6 +103,7 @@ std::optional<Refusal> Lobby::admit(std::unique_ptr<FrameStream>& stream,
   guest->join = join.take();
   guest->link = ControlLink::adopt(std::move(stream), first, *this, kMaxGuestBytes);
   if (own_) place_of(guest->join.rank) = guest.get();
+  noted_.clear();
   guests_.push_back(std::move(guest));
   return {};
 }

@@ -32,11 +32,11 @@ void RefusalLog::add(std::string_view cause, bool from_rank, const std::string& 
   // Places are kept for ranks: what they are told is what a user looks for.
   const size_t most = from_rank ? kMaxEntries : kMaxEntries / 4 * 3;
   if (known || entries_.size() >= most) {
-    log(LogLevel::kDebug, "{}: {}", place_, printable(text, kTextBytes));
+    log(LogLevel::kDebug, "{}: connection refused: {}", place_, printable(text, kTextBytes));
     return;
   }
   entries_.push_back({cause, from_rank, host, printable(text, kTextBytes)});
-  log(LogLevel::kWarn, "{}: {} (logged once per cause and host)", place_, entries_.back().text);
+  log(LogLevel::kWarn, "{}: connection refused: {} (logged once per cause and host)", place_, entries_.back().text);
   if (entries_.size() == most)
     log(LogLevel::kWarn, "{}: what else is refused here is logged at level debug only", place_);
 }

@@ -1,0 +1,274 @@
+// Ranks as processes whose ports are crowded by thousands of connections that say nothing, who run
+// out of descriptors, or who meet a coordinator that announces more than it sends.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+
+#include "core/base/log.h"
+#include "core/iface/unique_id.h"
+#include "tests/conformance/transport_suite.h"
+#include "tests/support/processes.h"
+#include "tests/support/reserved_port.h"
+#include "tests/support/stranger.h"
+#include "transports/tcp/tcp_backend.h"
+
+namespace sotto::test {
+namespace {
+
+using testing::AllOf;
+using testing::HasSubstr;
+using testing::StartsWith;
+using wire::FrameKind;
+
+TransportCase tcp_case(uint16_t listen_port) {
+  return {"tcp", [listen_port](const Clock& clock) {
+            TcpOptions options;
+            options.clock = &clock;
+            options.heartbeat_ms = 3'600'000;
+            options.listen_port = listen_port;
+            return make_tcp_backend(options);
+          }};
+}
+
+std::atomic<int> g_warnings{0};
+void count_warning(void* /*user*/, int32_t /*level*/, const char* message) {
+  ++g_warnings;
+  std::fprintf(stderr, "%s\n", message);
+}
+
+void limit_descriptors(rlim_t count) {
+  rlimit limit{};
+  ::getrlimit(RLIMIT_NOFILE, &limit);
+  limit.rlim_cur = count;
+  require(::setrlimit(RLIMIT_NOFILE, &limit) == 0, "setrlimit");
+}
+
+// The lowest descriptor that is free.
+rlim_t next_descriptor() {
+  const int fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+  ::close(fd);
+  return static_cast<rlim_t>(fd);
+}
+
+int64_t cpu_ms() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return (used.ru_utime.tv_sec + used.ru_stime.tv_sec) * 1000 +
+         (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1000;
+}
+
+Status join_at(RankKit& kit, uint16_t port, int64_t timeout_us) {
+  JoinRequest request;
+  request.rank = kit.rank;
+  request.size = kit.size;
+  request.address = fmt::format("tcp://127.0.0.1:{}", port);
+  request.deadline = kit.in(timeout_us);
+  auto joined = kit.backend->join(request, kit.driver);
+  if (joined.ok()) kit.control = joined.take();
+  return joined.status();
+}
+
+struct Ports {
+  uint16_t rendezvous = 0, data = 0;
+  static Ports parse(const std::string& text) {
+    const size_t comma = text.find(',');
+    return {static_cast<uint16_t>(std::stoi(text)),
+            static_cast<uint16_t>(std::stoi(text.substr(comma + 1)))};
+  }
+};
+
+// Two ranks with 1024 descriptors each meet and exchange messages.
+SOTTO_RANK_MAIN(strangers_meet) {
+  const Ports ports = Ports::parse(self.argument);
+  limit_descriptors(1024);
+  set_log(count_warning, nullptr);
+  RankKit kit(tcp_case(self.rank == 1 ? ports.data : 0), self.rank, self.size);
+  if (self.rank == 1) self.at("before join");
+  check(join_at(kit, ports.rendezvous, 40'000'000));
+  // Rank 1 listens for data connections now; the other one connects when it is told to.
+  if (self.rank == 0) self.at("before connect");
+  kit.connect();
+  run_messages(kit, {{0, 0, 1, 0, 0, 100'000}, {0, 1, 0, 0, 0, 100'000}}, 1, 1);
+  kit.finish();
+  self.say(fmt::format("{} warnings", g_warnings.load()));
+  return 0;
+}
+
+TEST(TcpStrangersFault, TwoThousandSilentConnectionsAtEachPort) {
+  constexpr int kCrowd = 2000;
+  if (const std::string why = allow_descriptors(2 * kCrowd + 200); !why.empty())
+    GTEST_SKIP() << why;
+  const ReservedPort rendezvous, data;
+  Processes ranks("strangers_meet", 2,
+                  {.argument = fmt::format("{},{}", rendezvous.number(), data.number()),
+                   .stop_at = {"1:before join", "0:before connect"}});
+  Stranger(rendezvous.number()).hang_up();  // it listens
+  const IdleCrowd first(rendezvous.number(), kCrowd);
+  ranks.await(1, "before join");
+  ranks.go(1);
+  ranks.await(0, "before connect");
+  Stranger(data.number()).hang_up();
+  const IdleCrowd second(data.number(), kCrowd);
+  ranks.go(0);
+  for (const int rank : {0, 1}) {
+    const int warnings = std::stoi(ranks.message(rank));
+    EXPECT_LE(warnings, 4) << ranks.prefixed_output();
+  }
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+// What says nothing is closed by itself, and costs a rank that goes on nothing worth mentioning.
+SOTTO_RANK_MAIN(strangers_late) {
+  set_log(count_warning, nullptr);
+  RankKit kit(tcp_case(0), self.rank, self.size);
+  UniqueId id{};
+  if (self.rank == 0) {
+    id = check(kit.backend->make_unique_id());
+    self.say(fmt::format("{}", check(decode_unique_id(id)).port));
+  }
+  JoinRequest request;
+  request.rank = 0;
+  request.size = 1;
+  request.id = id;
+  request.deadline = kit.in(10'000'000);
+  kit.control = check(kit.backend->join(request, kit.driver));
+  self.at("alone");
+  const int64_t before = cpu_ms();
+  kit.drive([] { return false; }, 8'000'000);
+  self.say(fmt::format("{} ms; {} warnings; {}", cpu_ms() - before, g_warnings.load(),
+                       next_descriptor()));
+  return 0;
+}
+
+TEST(TcpStrangersFault, AfterTheSetUpACrowdCostsLittle) {
+  Processes rank("strangers_late", 1, {.stop_at = {"0:alone"}});
+  const auto port = static_cast<uint16_t>(std::stoi(rank.message(0)));
+  rank.await(0, "alone");
+  const IdleCrowd crowd(port, 40);
+  rank.go(0);
+  const std::string said = rank.message(0);
+  EXPECT_LT(std::stoi(said), 1500) << said << " of CPU in 8 s";
+  EXPECT_EQ(crowd.open(), 0) << "those who say nothing are closed after some seconds";
+  EXPECT_THAT(said, testing::ContainsRegex("; [0-3] warnings")) << rank.prefixed_output();
+  rank.wait_all();
+  EXPECT_EQ(rank.failure(), "") << rank.prefixed_output();
+}
+
+// Some descriptors are left when others connect.
+SOTTO_RANK_MAIN(strangers_few_descriptors) {
+  const Ports ports = Ports::parse(self.argument);
+  RankKit kit(tcp_case(0), self.rank, self.size);
+  if (self.rank == 0) {
+    // One for the listener, one for the resolver of names, and little more.
+    limit_descriptors(next_descriptor() + 5);
+    set_log(count_warning, nullptr);
+  } else {
+    self.at("before join");
+  }
+  check(join_at(kit, ports.rendezvous, 40'000'000));
+  self.say(fmt::format("{} warnings", g_warnings.load()));
+  kit.barrier();
+  kit.control->leave(kit.in(5'000'000));
+  return 0;
+}
+
+TEST(TcpStrangersFault, WithoutDescriptorsTheOldestMakeRoom) {
+  const ReservedPort port;
+  Processes ranks("strangers_few_descriptors", 2,
+                  {.argument = fmt::format("{},0", port.number()), .stop_at = {"1:before join"}});
+  ranks.await(1, "before join");
+  Stranger(port.number()).hang_up();
+  const IdleCrowd crowd(port.number(), 12);
+  std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  ranks.go(1);
+  EXPECT_LE(std::stoi(ranks.message(0)), 4) << ranks.prefixed_output();
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+  EXPECT_THAT(ranks.output(0), HasSubstr("Too many open files"));
+}
+
+// ---- a coordinator that announces more than it sends
+
+int64_t peak_kib() {
+  rusage used{};
+  ::getrusage(RUSAGE_SELF, &used);
+  return used.ru_maxrss;
+}
+
+// Rank 1 of so many joins, and takes part in an exchange if that succeeds. Says how much its memory
+// has grown at most, and how it ended.
+SOTTO_RANK_MAIN(strangers_rogue) {
+  const Ports ports = Ports::parse(self.argument);  // port, size
+  RankKit kit(tcp_case(0), 1, ports.data);
+  const int64_t before = peak_kib();
+  Status status = join_at(kit, ports.rendezvous, 1'500'000);
+  if (status.ok())
+    status = kit.control->all_gather("agreement", "mine", kit.driver, kit.in(1'500'000)).status();
+  self.say(fmt::format("{} KiB; {}: {}", peak_kib() - before, code_name(status.code()),
+                       status.text()));
+  return 0;
+}
+
+class TcpRogue : public testing::Test {
+ protected:
+  // How rank 1 of `size` ends to which the coordinator says `answer` after its join, and `gathered`
+  // after its part of an exchange.
+  std::string meet(int32_t size, const std::string& answer, const std::string& gathered = "") {
+    const RogueListener coordinator;
+    Processes rank("strangers_rogue", 1,
+                   {.argument = fmt::format("{},{}", coordinator.port(), size)});
+    Stranger link = coordinator.accept();
+    EXPECT_EQ(link.next().header.kind, FrameKind::kJoin);
+    link.say(answer);
+    if (!gathered.empty()) {
+      EXPECT_EQ(link.next().header.kind, FrameKind::kGather);
+      link.say(gathered);
+    }
+    const std::string said = rank.message(0);
+    EXPECT_LT(std::stoll(said), 8 * 1024) << said;
+    rank.wait_all();
+    EXPECT_EQ(rank.failure(), "");
+    return said.substr(said.find("; ") + 2);
+  }
+};
+
+TEST_F(TcpRogue, MembersOfAGibibyteAreRefusedAtOnce) {
+  EXPECT_THAT(meet(2, header_of(FrameKind::kMembers, uint64_t{1} << 30)),
+              AllOf(StartsWith("PROTOCOL"), HasSubstr("members frame of 1073741824 bytes"),
+                    HasSubstr("bytes are allowed")));
+}
+
+TEST_F(TcpRogue, MembersThatAreAnnouncedButDoNotComeTakeNoMemory) {
+  // As many as there can be, and some of them.
+  EXPECT_THAT(meet(65535, header_of(FrameKind::kMembers, 33'000'000) + std::string(100'000, 'x')),
+              AllOf(StartsWith("TIMEOUT"), HasSubstr("did not answer in time")));
+}
+
+TEST_F(TcpRogue, AFailureWithoutItsTextIsATimeOut) {
+  EXPECT_THAT(meet(65535, header_of(FrameKind::kFailure, 33'000'000)), StartsWith("TIMEOUT"));
+}
+
+TEST_F(TcpRogue, PartsThatAreAnnouncedButDoNotComeTakeNoMemory) {
+  wire::Members members;
+  members.token = 7;
+  members.members.resize(2000);
+  EXPECT_THAT(meet(2000, frame_of(FrameKind::kMembers, members.encode()),
+                   header_of(FrameKind::kGathered, 2'000'000'000) + std::string(100'000, 'x')),
+              AllOf(StartsWith("TIMEOUT"), HasSubstr("agreement")));
+}
+
+TEST_F(TcpRogue, ACountThatTheBytesCannotHoldIsRefused) {
+  std::string payload = wire::Members{}.encode();
+  payload.replace(12, 4, "\xff\xff\xff\xff");
+  EXPECT_THAT(meet(2, frame_of(FrameKind::kMembers, payload)),
+              AllOf(StartsWith("PROTOCOL"), HasSubstr("malformed members frame of 16 bytes")));
+}
+
+}  // namespace
+}  // namespace sotto::test
