@@ -7,7 +7,9 @@
 #include <unistd.h>
 
 #include <atomic>
-#include <cstdlib>
+#include <chrono>
+#include <cstdio>
+#include <thread>
 
 #include "core/base/log.h"
 #include "core/iface/unique_id.h"

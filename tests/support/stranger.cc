@@ -146,7 +146,7 @@ RogueListener::RogueListener() {
 
 RogueListener::~RogueListener() { ::close(fd_); }
 
-Stranger RogueListener::accept(int64_t timeout_ms) {
+Stranger RogueListener::accept(int64_t timeout_ms) const {
   require(readable(fd_, now_ns() + timeout_ms * 1'000'000), "nobody connects");
   const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
   require(fd >= 0, "accept");

@@ -72,7 +72,7 @@ class RogueListener {
   RogueListener(const RogueListener&) = delete;
   RogueListener& operator=(const RogueListener&) = delete;
   uint16_t port() const { return port_; }
-  Stranger accept(int64_t timeout_ms = 10'000);
+  Stranger accept(int64_t timeout_ms = 10'000) const;
 
  private:
   int fd_ = -1;
