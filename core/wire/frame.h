@@ -75,8 +75,8 @@ Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes);
 // frame of this version.
 Status check_start(std::span<const uint8_t> bytes);
 
-// Whether decode_header or check_start has refused a frame for its version: the other side is one of ours, of
-// another release.
+// Whether decode_header or check_start has refused a frame for its version: the other side is one
+// of ours, of another release.
 bool is_version_mismatch(const Status& status);
 
 TrailerBytes encode_trailer(uint64_t payload_hash);

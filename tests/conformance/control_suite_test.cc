@@ -180,8 +180,8 @@ TEST_P(TransportSuite, JoinNamesMissingRanks) {
   }
 }
 
-// Everybody is told what is wrong: as INVALID_ARGUMENT, or, where only `wrong` ranks are refused, as
-// the time-out of those who waited for the right ones.
+// Everybody is told what is wrong: as INVALID_ARGUMENT, or, where only `wrong` ranks are refused,
+// as the time-out of those who waited for the right ones.
 void expect_told(const TransportCase& which, const std::vector<Status>& results, int wrong,
                  const std::vector<std::string>& words) {
   int refused = 0;

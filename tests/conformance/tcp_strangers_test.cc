@@ -1,6 +1,6 @@
 // Anybody may connect to the ports of a group. Whatever comes there, to the rendezvous or to the
-// data connections: only its own connection ends, it is told why where that can be told, the log has
-// one line per cause, and the ranks meet and exchange messages.
+// data connections: only its own connection ends, it is told why where that can be told, the log
+// has one line per cause, and the ranks meet and exchange messages.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,10 +44,9 @@ class LogLines {
   ~LogLines() { set_log(nullptr, nullptr); }
   size_t with(const std::string& word) const {
     const std::lock_guard lock(mutex_);
-    return static_cast<size_t>(
-        std::count_if(lines_.begin(), lines_.end(), [&](const std::string& line) {
-          return line.find(word) != std::string::npos;
-        }));
+    return static_cast<size_t>(std::count_if(
+        lines_.begin(), lines_.end(),
+        [&](const std::string& line) { return line.find(word) != std::string::npos; }));
   }
 
  private:
@@ -170,22 +169,22 @@ TEST(TcpStrangers, AtTheRendezvousOnlyTheyAreRefused) {
 TEST(TcpStrangers, AForgedFailureLeavesThePlaceToTheRank) {
   const ReservedPort port;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
-  EXPECT_EQ(
-      run_ranks(2,
-                [&](int rank) {
-                  RankKit kit(plain(), rank, 2);
-                  if (rank == 1) {
-                    // Of a group of two the join alone would complete it: the failure comes with it.
-                    Stranger forged(port.number());
-                    forged.say(join_of(1, 2) +
-                               frame_of(FrameKind::kFailure,
-                                        wire::Failure{-8, 0, "all is lost"}.encode()));
-                    forged.hear(300);
-                  }
-                  check(join_at(kit, address));
-                  kit.connect();
-                  exchange(kit);
-                }),
+  EXPECT_EQ(run_ranks(2,
+                      [&](int rank) {
+                        RankKit kit(plain(), rank, 2);
+                        if (rank == 1) {
+                          // Of a group of two the join alone would complete it: the failure comes
+                          // with it.
+                          Stranger forged(port.number());
+                          forged.say(join_of(1, 2) +
+                                     frame_of(FrameKind::kFailure,
+                                              wire::Failure{-8, 0, "all is lost"}.encode()));
+                          forged.hear(300);
+                        }
+                        check(join_at(kit, address));
+                        kit.connect();
+                        exchange(kit);
+                      }),
             "");
 }
 
@@ -202,8 +201,9 @@ TEST(TcpStrangers, WhoLeavesBeforeAllAreThereCanBeReplaced) {
                             Stranger forged(port.number());
                             forged.say(join_of(1, 3));
                             forged.next();  // whom the coordinator waits for
-                            knock(port.number(), {join_of(1, 3), "rank 1 is already taken by pid "
-                                                                 "4711 on nowhere"});
+                            knock(port.number(), {join_of(1, 3),
+                                                  "rank 1 is already taken by pid "
+                                                  "4711 on nowhere"});
                             if (i == 0)
                               forged.say(frame_of(FrameKind::kFailure,
                                                   wire::Failure{-8, 0, "all is lost"}.encode()));

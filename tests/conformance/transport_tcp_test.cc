@@ -5,7 +5,8 @@ namespace sotto::test {
 namespace {
 
 TransportCase over(const char* name, uint32_t connections) {
-  return {name, [connections](const Clock& clock) {
+  return {name,
+          [connections](const Clock& clock) {
             TcpOptions options;
             options.clock = &clock;
             options.heartbeat_ms = 50;

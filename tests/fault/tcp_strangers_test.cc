@@ -212,8 +212,8 @@ SOTTO_RANK_MAIN(strangers_rogue) {
   Status status = join_at(kit, ports.rendezvous, 1'500'000);
   if (status.ok())
     status = kit.control->all_gather("agreement", "mine", kit.driver, kit.in(1'500'000)).status();
-  self.say(fmt::format("{} KiB; {}: {}", peak_kib() - before, code_name(status.code()),
-                       status.text()));
+  self.say(
+      fmt::format("{} KiB; {}: {}", peak_kib() - before, code_name(status.code()), status.text()));
   return 0;
 }
 

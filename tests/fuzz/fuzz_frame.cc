@@ -52,6 +52,13 @@ void check_payload_of(wire::FrameKind kind, std::span<const uint8_t> bytes) {
 // The header as it is, and with a checksum that fits, so that a fuzzer gets past it.
 void check_header(std::span<const uint8_t, wire::kHeaderBytes> bytes) {
   const auto header = wire::decode_header(bytes);
+  bool plausible = true;  // as far as the beginning goes
+  for (size_t n = 0; n <= bytes.size(); ++n) {
+    const bool start = wire::check_start(bytes.first(n)).ok();
+    require(plausible || !start, "what is no frame does not become one");
+    plausible = start;
+  }
+  require(plausible || !header.ok(), "the beginning of a frame is one of a frame");
   if (!header.ok()) {
     require(header.status().code() == Code::kProtocol && !header.status().text().empty(),
             "a header is refused as PROTOCOL with a text");

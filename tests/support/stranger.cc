@@ -107,8 +107,8 @@ std::string Stranger::refusal(int64_t timeout_ms) {
   const std::vector<StrangerFrame> frames = hear(timeout_ms);
   if (frames.empty() || frames.back().header.kind != wire::FrameKind::kFailure) return "";
   const std::string& bytes = frames.back().payload;
-  return check(wire::Failure::decode(
-                   {reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}))
+  return check(
+             wire::Failure::decode({reinterpret_cast<const uint8_t*>(bytes.data()), bytes.size()}))
       .text;
 }
 

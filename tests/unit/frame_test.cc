@@ -71,6 +71,26 @@ TEST(Frame, AnotherMagicNamesBothSides) {
               testing::AllOf(HasSubstr("0x4f544f47"), HasSubstr("0x4f544f53")));
 }
 
+// What is no frame is known before a whole header has come.
+TEST(Frame, TheFirstBytesTellWhatIsNoFrame) {
+  const HeaderBytes good = wire::encode_header(example());
+  const auto start = [](const HeaderBytes& bytes, size_t n) {
+    return wire::check_start(std::span(bytes).first(n));
+  };
+  for (size_t n = 0; n <= good.size(); ++n) EXPECT_TRUE(start(good, n).ok()) << n;
+  HeaderBytes http = good;
+  http[0] = 'G';
+  EXPECT_TRUE(start(http, 3).ok());
+  EXPECT_EQ(start(http, 4).code(), Code::kProtocol);
+  HeaderBytes newer = good;
+  newer[4] = 2;
+  EXPECT_TRUE(start(newer, 5).ok());
+  EXPECT_THAT(start(newer, 6).text(),
+              testing::AllOf(HasSubstr("version 2"), HasSubstr("version 1")));
+  EXPECT_TRUE(wire::is_version_mismatch(start(newer, 6)));
+  EXPECT_FALSE(wire::is_version_mismatch(start(http, 6)));
+}
+
 TEST(Frame, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[6] = 6; })), HasSubstr("kind 6"));
   EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[6] = 23; })), HasSubstr("kind 23"));
@@ -140,6 +160,23 @@ TEST(ControlPayload, ACountThatCannotBeIsRefusedBeforeMemoryIsTaken) {
   out.number(uint64_t{1});
   out.number(uint32_t{0xffffffff});
   EXPECT_FALSE(wire::Gathered::decode(view(out.take())).ok());
+}
+
+TEST(ControlPayload, NamesOfHostsHaveALimit) {
+  const std::string longest(wire::kMaxHostBytes, 'h'), longer(wire::kMaxHostBytes + 1, 'h');
+  EXPECT_TRUE(wire::Join::decode(view(wire::Join{1, 2, 3, 4, longest}.encode())).ok());
+  EXPECT_EQ(wire::Join::decode(view(wire::Join{1, 2, 3, 4, longer}.encode()))->host, longest);
+  const auto read = [](const std::string& host, const std::string& address) {
+    return wire::Members::decode(view(wire::Members{0, 1, {{2, host, address}}}.encode())).status();
+  };
+  EXPECT_TRUE(read(longest, longest).ok());
+  EXPECT_EQ(read(longer, "").code(), Code::kProtocol);
+  EXPECT_EQ(read("", longer).code(), Code::kProtocol);
+  wire::Writer join;
+  join.number(uint64_t{0});
+  for (int i = 0; i < 3; ++i) join.number(uint32_t{1});
+  join.text(longer);
+  EXPECT_EQ(wire::Join::decode(view(join.take())).status().code(), Code::kProtocol);
 }
 
 TEST(ControlPayload, AFailureHasACodeOfAFailure) {

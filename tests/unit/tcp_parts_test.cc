@@ -5,9 +5,11 @@
 #include <random>
 #include <set>
 
+#include "core/base/log.h"
 #include "transports/tcp/lobby.h"
 #include "transports/tcp/op_table.h"
 #include "transports/tcp/rate_limiter.h"
+#include "transports/tcp/refusals.h"
 #include "transports/tcp/send_queue.h"
 #include "transports/tcp/send_window.h"
 
@@ -56,6 +58,63 @@ TEST(RateLimiter, WithoutARateNothingIsHeldBack) {
   limiter.set_rate(0, 0);
   limiter.take(1u << 30);
   EXPECT_EQ(limiter.available(0), UINT64_MAX);
+}
+
+// What is logged while it lives.
+class Lines {
+ public:
+  Lines() { set_log(&Lines::take, &lines); }
+  ~Lines() { set_log(nullptr, nullptr); }
+  std::vector<std::string> lines;
+
+ private:
+  static void take(void* user, int32_t /*level*/, const char* text) {
+    static_cast<std::vector<std::string>*>(user)->emplace_back(text);
+  }
+};
+
+TEST(RefusalLog, OneLinePerCauseAndHost) {
+  const Lines log;
+  RefusalLog refusals("rendezvous at 127.0.0.1:4000");
+  for (int i = 0; i < 100; ++i) {
+    const std::string port = std::to_string(1000 + i);
+    refusals.add("size", true, "10.0.0.1:" + port, "sizes differ, " + port);
+    refusals.add("garbage", false, "10.0.0.1:" + port, "no frame, " + port);
+    refusals.add("garbage", false, "[fd00::1]:" + port, "no frame, " + port);
+  }
+  ASSERT_EQ(log.lines.size(), 3u);
+  EXPECT_EQ(log.lines[0].rfind("rendezvous at 127.0.0.1:4000: connection refused: sizes differ", 0),
+            0u)
+      << log.lines[0];
+  EXPECT_EQ(refusals.count(), 300u);
+}
+
+TEST(RefusalLog, ManyHostsFillNeitherMemoryNorLog) {
+  const Lines log;
+  RefusalLog refusals("here");
+  for (int i = 0; i < 10'000; ++i)
+    refusals.add("garbage", false, fmt::format("10.0.{}.{}:1", i / 256, i % 256), "noise");
+  EXPECT_LT(log.lines.size(), RefusalLog::kMaxEntries);
+  EXPECT_LT(refusals.summary().size(), 1000u);
+  refusals.add("size", true, "10.1.0.1:1", "sizes differ");
+  EXPECT_EQ(refusals.summary().rfind("sizes differ; noise", 0), 0u)
+      << "ranks come first: " << refusals.summary();
+}
+
+TEST(RefusalLog, WhatAStrangerSaysIsOneLine) {
+  const Lines log;
+  RefusalLog refusals("here");
+  refusals.add("size", true, "h:1", "host \"a\nsotto[1] error: all is lost\x1b[2J\"");
+  EXPECT_EQ(log.lines.at(0).find('\n'), std::string::npos);
+  EXPECT_EQ(log.lines.at(0).find('\x1b'), std::string::npos);
+  EXPECT_EQ(printable(std::string(1000, 'x'), 10), std::string(10, 'x'));
+  EXPECT_EQ(refusals.summary().find('\n'), std::string::npos);
+}
+
+TEST(Rendezvous, WhoDidNotCome) {
+  EXPECT_EQ(did_not_come("ranks 2, 5 to 7"), "ranks 2, 5 to 7 did not come");
+  EXPECT_EQ(did_not_come("rank 2 (turned away: a (b))"),
+            "rank 2 did not come (turned away: a (b))");
 }
 
 TEST(SendWindow, TwiceWhatThePathCarries) {

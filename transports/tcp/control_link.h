@@ -39,8 +39,8 @@ class ControlLink final : public StreamOwner {
                                                    ControlLinkOwner& owner, uint64_t max_payload);
   // Takes a connection whose first frame was read already.
   static std::unique_ptr<ControlLink> adopt(std::unique_ptr<FrameStream> stream,
-                                            const wire::FrameHeader& first,
-                                            ControlLinkOwner& owner, uint64_t max_payload);
+                                            const wire::FrameHeader& first, ControlLinkOwner& owner,
+                                            uint64_t max_payload);
   ~ControlLink() override;
 
   void set_owner(ControlLinkOwner& owner) { owner_ = &owner; }

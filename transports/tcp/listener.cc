@@ -139,15 +139,15 @@ void FrameListener::Pending::refuse(const Refusal& refusal) {
 
 void FrameListener::Pending::drop(std::string_view cause, const std::string& why) {
   if (done()) return;
-  if (!refused_)
-    listener_.refusals.add(cause, false, stream_->name(), stream_->name() + " " + why);
+  if (!refused_) listener_.refusals.add(cause, false, stream_->name(), stream_->name() + " " + why);
   stream_->close();
 }
 
 Result<PayloadPlace> FrameListener::Pending::on_header(FrameStream& s,
                                                        const wire::FrameHeader& header) {
   if (!refused_ && (header.kind != listener_.kind || header.payload_bytes > listener_.max_payload))
-    refuse({"frame", false,
+    refuse({"frame",
+            false,
             {Code::kProtocol, -1,
              fmt::format("{} from {} instead of a {} of at most {} bytes", describe(header),
                          s.name(), wire::kind_name(listener_.kind), listener_.max_payload)}});
@@ -179,9 +179,9 @@ void FrameListener::Pending::on_broken(FrameStream& s, Status why) {
   if (refused_) return;
   const bool version = wire::is_version_mismatch(why);
   if (why.code() == Code::kPeerLost) {
-    listener_.refusals.add("closed", false, s.name(),
-                           fmt::format("{}; no {} had come", why.text(),
-                                       wire::kind_name(listener_.kind)));
+    listener_.refusals.add(
+        "closed", false, s.name(),
+        fmt::format("{}; no {} had come", why.text(), wire::kind_name(listener_.kind)));
   } else {
     listener_.refusals.add(version ? "version" : "garbage", version, s.name(), why.text());
   }

@@ -1,10 +1,10 @@
 // A listening socket whose connections begin with one frame, by which they are admitted or refused.
 //
-// Until that frame is complete a connection is pending, and may be anybody's: it gets kFirstFrameMs,
-// and there are at most `limit` of them. When there are more the oldest is closed, but not before it
-// had kLeastMs; meanwhile new ones wait in the kernel's queue. When the process has no descriptors
-// left the oldest makes room, too, and one descriptor is kept in reserve, so that there is always
-// one connection that can be looked at.
+// Until that frame is complete a connection is pending, and may be anybody's: it gets
+// kFirstFrameMs, and there are at most `limit` of them. When there are more the oldest is closed,
+// but not before it had kLeastMs; meanwhile new ones wait in the kernel's queue. When the process
+// has no descriptors left the oldest makes room, too, and one descriptor is kept in reserve, so
+// that there is always one connection that can be looked at.
 //
 // Threads: the driving thread.
 #pragma once
@@ -42,9 +42,8 @@ class FrameListener {
   };
   // Admits a connection: takes the stream and gives it an owner. Else returns why it is refused;
   // the other side is told with a failure frame.
-  using AdmitFn = std::function<std::optional<Refusal>(std::unique_ptr<FrameStream>& stream,
-                                                       const wire::FrameHeader& first,
-                                                       wire::Bytes payload)>;
+  using AdmitFn = std::function<std::optional<Refusal>(
+      std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first, wire::Bytes payload)>;
 
   // Port 0: any. TRANSPORT names address and cause.
   static Result<std::unique_ptr<FrameListener>> open(Reactor& reactor, const Endpoint& at,

@@ -65,13 +65,13 @@ Lobby::~Lobby() = default;
 
 Result<std::unique_ptr<Lobby>> Lobby::open(Reactor& reactor, uint64_t token, const Endpoint& at) {
   std::unique_ptr<Lobby> lobby(new Lobby(reactor, token));
-  SOTTO_ASSIGN(
-      lobby->listener_,
-      FrameListener::open(reactor, at, {"rendezvous", wire::FrameKind::kJoin, kMaxJoinBytes, 0},
-                          [self = lobby.get()](std::unique_ptr<FrameStream>& stream,
-                                               const wire::FrameHeader& first, wire::Bytes payload) {
-                            return self->admit(stream, first, payload);
-                          }));
+  SOTTO_ASSIGN(lobby->listener_,
+               FrameListener::open(
+                   reactor, at, {"rendezvous", wire::FrameKind::kJoin, kMaxJoinBytes, 0},
+                   [self = lobby.get()](std::unique_ptr<FrameStream>& stream,
+                                        const wire::FrameHeader& first, wire::Bytes payload) {
+                     return self->admit(stream, first, payload);
+                   }));
   return lobby;
 }
 
@@ -81,13 +81,15 @@ std::optional<Refusal> Lobby::admit(std::unique_ptr<FrameStream>& stream,
                                     const wire::FrameHeader& first, wire::Bytes payload) {
   auto join = wire::Join::decode(payload);
   if (!join.ok()) {
-    return Refusal{"join", false,
-                   {Code::kProtocol, -1,
-                    fmt::format("{} from {}", join.status().text(), stream->name())}};
+    return Refusal{
+        "join",
+        false,
+        {Code::kProtocol, -1, fmt::format("{} from {}", join.status().text(), stream->name())}};
   }
   join->host = printable(join->host, wire::kMaxHostBytes);
   if (join->token != token_) {
-    return Refusal{"token", true,
+    return Refusal{"token",
+                   true,
                    {Code::kProtocol, -1,
                     fmt::format("rank {} came with the token of another group: its unique id is "
                                 "not the one of the rank "
@@ -131,8 +133,8 @@ std::optional<Refusal> Lobby::check_open(const wire::Join& join, const std::stri
                                        own_->size, who, join.size));
   }
   if (!in_range(join.rank)) {
-    return refusal("range", fmt::format("{} is out of range: the group has {} ranks", who,
-                                        own_->size));
+    return refusal("range",
+                   fmt::format("{} is out of range: the group has {} ranks", who, own_->size));
   }
   const Guest* other = by_rank_[static_cast<size_t>(join.rank)];
   if (other == nullptr && join.rank != own_->rank) return {};
@@ -147,10 +149,11 @@ Refusal Lobby::refuse_late(const wire::Join& join, const std::string& who) const
           ? fmt::format("; its number belongs to {}",
                         member_text(join.rank, members_[static_cast<size_t>(join.rank)]))
           : "";
-  return {"late", true,
-          {Code::kInvalidArgument, join.rank,
-           fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size,
-                       there)}};
+  return {
+      "late",
+      true,
+      {Code::kInvalidArgument, join.rank,
+       fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size, there)}};
 }
 
 // Those who came with the id before the lobby was used.
@@ -467,9 +470,8 @@ class Visitor final : public ControlLinkOwner {
 
   Status late() const {
     if (link_ && !missing_.empty()) {
-      return error(Code::kTimeout,
-                   "rank {}: rendezvous of {} ranks is not complete in time: {}", own_.rank,
-                   own_.size, did_not_come(missing_));
+      return error(Code::kTimeout, "rank {}: rendezvous of {} ranks is not complete in time: {}",
+                   own_.rank, own_.size, did_not_come(missing_));
     }
     if (link_) {
       return error(Code::kTimeout,

@@ -45,9 +45,9 @@ std::string rank_list(const std::vector<int32_t>& ranks);
 std::string did_not_come(const std::string& waiting);
 
 // Who connects may be anybody: a connection is admitted by a join of the right token, size and rank
-// whose place is free; any other is refused, and only the one who came with it fails. A rank that is
-// admitted and lost has kReturnUs to come again before that is everybody's failure; one that gives
-// up leaves its place to whoever comes next.
+// whose place is free; any other is refused, and only the one who came with it fails. A rank that
+// is admitted and lost has kReturnUs to come again before that is everybody's failure; one that
+// gives up leaves its place to whoever comes next.
 class Lobby final : public ControlLinkOwner {
  public:
   // token: of the id; 0 when ranks meet at an address. Listens at once.

@@ -52,8 +52,8 @@ struct Card {
 
 class Mesh;
 
-// A connection to or from a peer, until the transport takes it. Its number among those to the peer is
-// the segment of its hello.
+// A connection to or from a peer, until the transport takes it. Its number among those to the peer
+// is the segment of its hello.
 class Greeting final : public StreamOwner {
  public:
   Greeting(Mesh& mesh, int32_t peer, uint32_t number) : mesh_(mesh), peer_(peer), number_(number) {}
@@ -116,8 +116,7 @@ class Mesh {
         {here, wire::FrameKind::kHello, kMaxHelloBytes, expected},
         [this](std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
                wire::Bytes payload) { return admit(stream, first, payload); });
-    if (!opened.ok())
-      return opened.status().with_prefix(here);
+    if (!opened.ok()) return opened.status().with_prefix(here);
     listener_ = opened.take();
     return {};
   }
@@ -278,7 +277,7 @@ class Mesh {
   std::unique_ptr<FrameListener> listener_;
   std::vector<std::unique_ptr<Connector>> connectors_;
   std::vector<std::unique_ptr<Greeting>> pending_;  // wait for the peer's hello
-  std::vector<Lines> peers_;  // by rank
+  std::vector<Lines> peers_;                        // by rank
   std::optional<FailureCause> failure_;
 };
 

@@ -36,7 +36,8 @@ void RefusalLog::add(std::string_view cause, bool from_rank, const std::string& 
     return;
   }
   entries_.push_back({cause, from_rank, host, printable(text, kTextBytes)});
-  log(LogLevel::kWarn, "{}: connection refused: {} (logged once per cause and host)", place_, entries_.back().text);
+  log(LogLevel::kWarn, "{}: connection refused: {} (logged once per cause and host)", place_,
+      entries_.back().text);
   if (entries_.size() == most)
     log(LogLevel::kWarn, "{}: what else is refused here is logged at level debug only", place_);
 }

@@ -1,5 +1,5 @@
-// What a listening port has refused: logged once per cause and host, so that a port scanner fills no
-// log, and summed up for the texts of time-outs.
+// What a listening port has refused: logged once per cause and host, so that a port scanner fills
+// no log, and summed up for the texts of time-outs.
 //
 // Threads: the driving thread.
 #pragma once

@@ -83,9 +83,12 @@ void FrameStream::fail(Status why) {
 }
 
 void FrameStream::fail_errno(const char* call, int number) {
-  const std::string where = in_stage_ == Stage::kHeader && in_begin_ == in_end_
-                                ? ""
-                                : fmt::format(" in the middle of a {}", describe(in_header_));
+  std::string where;
+  if (in_stage_ != Stage::kHeader) {
+    where = fmt::format(" in the middle of a {}", describe(in_header_));
+  } else if (in_begin_ != in_end_) {
+    where = " in the middle of a frame header";
+  }
   if (number == 0) {
     fail(error(Code::kPeerLost, "{} closed the connection{}", name_, where));
   } else {

@@ -30,8 +30,9 @@ struct OutFrame {
 // Where the payload of a frame goes.
 struct PayloadPlace {
   uint8_t* data = nullptr;  // null: the payload is read over
-  // Bytes of the payload that have a place now. Less than payload_bytes: the owner is asked for more
-  // when these are full, so that memory follows what has arrived and not what a header announces.
+  // Bytes of the payload that have a place now. Less than payload_bytes: the owner is asked for
+  // more when these are full, so that memory follows what has arrived and not what a header
+  // announces.
   uint64_t room = 0;
 };
 
@@ -138,7 +139,7 @@ class FrameStream final : public Pollable {
   Stage in_stage_ = Stage::kHeader;
   wire::FrameHeader in_header_;
   uint8_t* in_payload_ = nullptr;  // null: discard
-  uint64_t in_room_ = 0;  // of in_payload_
+  uint64_t in_room_ = 0;           // of in_payload_
   uint64_t in_done_ = 0;
   bool in_streamed_ = false;  // the hash is being made in pieces
   uint64_t in_hash_ = 0;
