@@ -54,7 +54,9 @@ Status understand(const std::vector<std::string>& blobs, std::vector<Card>* card
     if (blobs[r].size() != sizeof(Card))
       return error(Code::kProtocol, "rank {} has sent {} bytes to set up NCCL, {} expected", r,
                    blobs[r].size(), sizeof(Card));
-    std::memcpy(&cards->emplace_back(), blobs[r].data(), sizeof(Card));
+    Card& card = cards->emplace_back();
+    std::memcpy(&card, blobs[r].data(), sizeof(Card));
+    card.text[sizeof card.text - 1] = 0;  // another rank's bytes may have no end
   }
   for (size_t r = 0; r < cards->size(); ++r) {
     const Card& card = (*cards)[r];

@@ -87,7 +87,8 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   asio::ip::tcp::acceptor acceptor;
   asio::steady_timer timer;
   std::vector<std::unique_ptr<Pending>> pending;  // the oldest first
-  int reserve = -1;
+  bool keeps_reserve = true;
+  int reserve = -1;        // a descriptor that a connection can have when there is no other
   bool accepting = false;  // the next connection is being waited for
   bool armed = false;      // the timer is
 
@@ -101,7 +102,7 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   void arm();
 
   void take_reserve() {
-    if (reserve < 0) reserve = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (keeps_reserve && reserve < 0) reserve = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   }
   bool give_up_reserve() {
     if (reserve < 0) return false;
@@ -323,6 +324,8 @@ FrameListener::~FrameListener() {
 
 void FrameListener::expect_nobody() {
   state_->limit = kUnexpectedPending;
+  state_->keeps_reserve = false;
+  state_->give_up_reserve();
   auto& pending = state_->pending;
   for (size_t i = 0; i + kUnexpectedPending < pending.size(); ++i)
     pending[i]->drop("crowded", fmt::format("has sent no {} when all ranks were there",

@@ -53,7 +53,8 @@ class FrameListener {
   FrameListener& operator=(const FrameListener&) = delete;
 
   uint16_t port() const { return port_; }
-  // From now on nobody is expected: fewer pending connections, and not many in a second.
+  // From now on nobody is expected: fewer pending connections, not many in a second, no descriptor
+  // in reserve.
   void expect_nobody();
   // Refuses a connection that was admitted and to which nothing was sent.
   void refuse(std::unique_ptr<FrameStream> stream, const Refusal& refusal);

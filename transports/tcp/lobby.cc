@@ -386,8 +386,8 @@ class Visitor final : public ControlLinkOwner {
       }
       if (failure_) return *failure_;
       if (result_) return take();
-      // The coordinator of an address closed before it answered: another group was there, or it
-      // starts again.
+      // The coordinator closed before it answered. At an address another group was there, or it
+      // starts again; others may have crowded this rank out; or it has ended: connecting will tell.
       again_ = false;
       link_.reset();
       driver.run_until([] { return false; }, Deadline::in_us(driver.clock(), kComeBackUs));
@@ -400,9 +400,11 @@ class Visitor final : public ControlLinkOwner {
     connector_ = std::make_unique<Connector>(
         reactor_, endpoints_, at_address_,
         [this](int fd, std::string name) { connected(fd, std::move(name)); },
-        [this](Status why) {
-          failure_ = why.with_prefix(
-              fmt::format("rank {}: the rank that made the unique id is not reachable", own_.rank));
+        [this](const Status& why) {
+          failure_ =
+              lost_ ? *lost_
+                    : why.with_prefix(fmt::format(
+                          "rank {}: the rank that made the unique id is not reachable", own_.rank));
         });
   }
 
@@ -418,6 +420,7 @@ class Visitor final : public ControlLinkOwner {
   }
 
   Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) override {
+    answered_ = true;
     if (kind == wire::FrameKind::kHeartbeat) {
       auto note = wire::Heartbeat::decode(payload);
       if (note.ok()) missing_ = note->waiting;
@@ -446,11 +449,11 @@ class Visitor final : public ControlLinkOwner {
 
   void on_lost(ControlLink& link, const Status& why) override {
     if (failure_ || result_) return;
-    if (why.code() == Code::kPeerLost && at_address_) {
+    lost_ = why.with_prefix(fmt::format("rank {}: rendezvous with {}", own_.rank, link.name()));
+    if (why.code() == Code::kPeerLost && (at_address_ || !answered_)) {
       again_ = true;
     } else {
-      failure_ =
-          why.with_prefix(fmt::format("rank {}: rendezvous with {}", own_.rank, link.name()));
+      failure_ = lost_;
     }
   }
 
@@ -478,7 +481,8 @@ class Visitor final : public ControlLinkOwner {
                    "rank {}: rendezvous of {} ranks: the coordinator at {} did not answer in time",
                    own_.rank, own_.size, link_->name());
     }
-    const std::string why = connector_->tried();
+    std::string why = connector_->tried();
+    if (why.empty() && lost_) why = lost_->text();
     return error(Code::kTransport, "rank {}: rendezvous at {}: not reachable in time{}{}",
                  own_.rank, endpoint_text(endpoints_.front()), why.empty() ? "" : ": tried ", why);
   }
@@ -503,7 +507,9 @@ class Visitor final : public ControlLinkOwner {
   std::unique_ptr<ControlLink> link_;
   std::optional<wire::Members> result_;
   std::optional<Status> failure_;
+  std::optional<Status> lost_;  // why the last connection ended
   std::string missing_;
+  bool answered_ = false;  // whatever the coordinator said
   bool again_ = false;
 };
 
