@@ -19,6 +19,9 @@ struct Hello {
   UniqueId inside = {};  // rank 0: where its process would meet
 };
 
+// Messages of other sizes would make plans that no memory holds.
+constexpr uint64_t kLeastSegment = 8192, kMostSegment = 16777216;
+
 struct Meeting {
   Backend* backend = nullptr;
   Backend* inside = nullptr;  // transport "auto": for ranks that turn out to be in one process
@@ -142,6 +145,12 @@ Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t 
     if (std::memcmp(hello.transport, mine.transport, sizeof mine.transport) != 0) {
       return error(Code::kProtocol, "rank {} wants transport \"{:.15}\", rank {} \"{}\"", r,
                    hello.transport, control.rank(), meeting.transport);
+    }
+    if (hello.segment_bytes != 0 &&
+        (hello.segment_bytes < kLeastSegment || hello.segment_bytes > kMostSegment)) {
+      return error(Code::kProtocol,
+                   "rank {} wants messages of at most {} bytes; allowed are {} to {}", r,
+                   hello.segment_bytes, kLeastSegment, kMostSegment);
     }
     if (hello.segment_bytes != 0 &&
         (agreement.segment_bytes == 0 || hello.segment_bytes < agreement.segment_bytes))

@@ -2,13 +2,13 @@
 // reactor. Every rank sends one frame per phase, whatever the size of the group, and the
 // coordinator answers each with one; only notes about who is missing come on top, by the clock.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <cinttypes>
 
 #include "core/wire/frame.h"
 #include "tests/support/ranks.h"
 #include "tests/support/sanitized.h"
+#include "tests/support/stranger.h"
 #include "transports/tcp/control_plane.h"
 #include "transports/tcp/lobby.h"
 
@@ -18,22 +18,10 @@ namespace {
 // Calls of all ranks are on one stack, whose frames are larger under sanitizers.
 constexpr int32_t kRanks = kSanitized ? 256 : 1024;
 // One data connection per pair is not made here: only the control star.
-constexpr rlim_t kDescriptors = 2 * kRanks + 64;
+constexpr uint64_t kDescriptors = 2 * kRanks + 64;
 constexpr int64_t kTimeoutUs = 60'000'000;
 constexpr uint64_t kToken = 42;
 constexpr int64_t kNoteMs = 50;  // at most so often, and only when other ranks are missing
-
-// "" or why there cannot be so many descriptors.
-std::string allow_descriptors(rlim_t wanted) {
-  rlimit limit{};
-  ::getrlimit(RLIMIT_NOFILE, &limit);
-  if (limit.rlim_cur >= wanted) return "";
-  if (limit.rlim_max < wanted)
-    return fmt::format("{} descriptors are needed, {} are allowed (ulimit -Hn)", wanted,
-                       limit.rlim_max);
-  limit.rlim_cur = wanted;
-  return ::setrlimit(RLIMIT_NOFILE, &limit) == 0 ? "" : "setrlimit failed";
-}
 
 // Runs a blocking call of every rank on one thread: where one of them begins to wait, the next
 // one's is begun, and the last one polls for all. Each returns when what it waits for is there. The

@@ -12,8 +12,10 @@
 #include <thread>
 
 #include "core/base/log.h"
+#include "core/cpu/cpu_device.h"
 #include "core/iface/unique_id.h"
 #include "tests/conformance/transport_suite.h"
+#include "tests/support/core_ranks.h"
 #include "tests/support/processes.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/stranger.h"
@@ -153,10 +155,14 @@ TEST(TcpStrangersFault, AfterTheSetUpACrowdCostsLittle) {
   const auto port = static_cast<uint16_t>(std::stoi(rank.message(0)));
   rank.await(0, "alone");
   const IdleCrowd crowd(port, 40);
+  Stranger half(port);  // begins to say something
+  half.say(frame_of(FrameKind::kJoin, wire::Join{}.encode()).substr(0, 100));
   rank.go(0);
   const std::string said = rank.message(0);
   EXPECT_LT(std::stoi(said), 1500) << said << " of CPU in 8 s";
   EXPECT_EQ(crowd.open(), 0) << "those who say nothing are closed after some seconds";
+  half.hear(0);
+  EXPECT_TRUE(half.closed());
   EXPECT_THAT(said, testing::ContainsRegex("; [0-3] warnings")) << rank.prefixed_output();
   rank.wait_all();
   EXPECT_EQ(rank.failure(), "") << rank.prefixed_output();
@@ -217,8 +223,50 @@ SOTTO_RANK_MAIN(strangers_rogue) {
   return 0;
 }
 
+// The same with a whole comm.
+SOTTO_RANK_MAIN(strangers_rogue_comm) {
+  ContextOptions options;
+  options.params.transport = "tcp";
+  options.params.rendezvous =
+      fmt::format("tcp://127.0.0.1:{}", Ports::parse(self.argument).rendezvous);
+  options.environment = process_environment();
+  options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
+  options.backends = standard_backends();
+  const auto context = std::make_shared<Context>(std::move(options));
+  CommConfig config;
+  config.rank = 1;
+  config.size = 2;
+  config.timeout_us = 10'000'000;
+  const Status status = Comm::create(context, config).status();
+  self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
+  return 0;
+}
+
 class TcpRogue : public testing::Test {
  protected:
+  // How rank 1 of 2 ends whose coordinator takes part in the agreement with rank 1's own bytes, and
+  // a change.
+  static std::string agree(const std::function<void(std::string&)>& change) {
+    const RogueListener coordinator;
+    Processes rank("strangers_rogue_comm", 1,
+                   {.argument = fmt::format("{},0", coordinator.port())});
+    Stranger link = coordinator.accept();
+    link.next();
+    wire::Members members;
+    members.token = 7;
+    members.members.resize(2);
+    link.say(frame_of(FrameKind::kMembers, members.encode()));
+    const std::string part = link.next().payload;
+    const wire::Gather theirs =
+        check(wire::Gather::decode({reinterpret_cast<const uint8_t*>(part.data()), part.size()}));
+    std::string mine = theirs.data;
+    change(mine);
+    link.say(frame_of(FrameKind::kGathered, wire::Gathered{0, {mine, theirs.data}}.encode()));
+    const std::string said = rank.message(0);
+    link.hang_up();
+    rank.wait_all();
+    return said;
+  }
   // How rank 1 of `size` ends to which the coordinator says `answer` after its join, and `gathered`
   // after its part of an exchange.
   std::string meet(int32_t size, const std::string& answer, const std::string& gathered = "") {
@@ -263,6 +311,18 @@ TEST_F(TcpRogue, PartsThatAreAnnouncedButDoNotComeTakeNoMemory) {
   EXPECT_THAT(meet(2000, frame_of(FrameKind::kMembers, members.encode()),
                    header_of(FrameKind::kGathered, 2'000'000'000) + std::string(100'000, 'x')),
               AllOf(StartsWith("TIMEOUT"), HasSubstr("agreement")));
+}
+
+TEST_F(TcpRogue, SegmentsOfAByteAreRefused) {
+  EXPECT_THAT(
+      agree([](std::string& blob) { blob.replace(8, 8, std::string("\1\0\0\0\0\0\0\0", 8)); }),
+      AllOf(StartsWith("PROTOCOL"), HasSubstr("rank 0 wants messages of at most 1 bytes")));
+}
+
+TEST_F(TcpRogue, ANameWithoutAnEndIsCut) {
+  EXPECT_THAT(agree([](std::string& blob) { blob.replace(24, 16, std::string(16, 'x')); }),
+              AllOf(StartsWith("PROTOCOL"),
+                    HasSubstr("transport \"" + std::string(15, 'x') + "\", rank 1 \"tcp\"")));
 }
 
 TEST_F(TcpRogue, ACountThatTheBytesCannotHoldIsRefused) {
