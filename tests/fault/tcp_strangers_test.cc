@@ -18,6 +18,7 @@
 #include "tests/support/core_ranks.h"
 #include "tests/support/processes.h"
 #include "tests/support/reserved_port.h"
+#include "tests/support/sanitized.h"
 #include "tests/support/stranger.h"
 #include "transports/tcp/tcp_backend.h"
 
@@ -127,7 +128,8 @@ TEST(TcpStrangersFault, TwoThousandSilentConnectionsAtEachPort) {
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
 
-// What says nothing is closed by itself, and costs a rank that goes on nothing worth mentioning.
+// What says nothing is closed by itself; what comes and goes as fast as it can is let in so slowly
+// that it costs next to nothing.
 SOTTO_RANK_MAIN(strangers_late) {
   set_log(count_warning, nullptr);
   RankKit kit(tcp_case(0), self.rank, self.size);
@@ -158,8 +160,18 @@ TEST(TcpStrangersFault, AfterTheSetUpACrowdCostsLittle) {
   Stranger half(port);  // begins to say something
   half.say(frame_of(FrameKind::kJoin, wire::Join{}.encode()).substr(0, 100));
   rank.go(0);
+  std::atomic<bool> over{false};
+  std::thread scanner([&] {
+    try {
+      while (!over) const IdleCrowd scan(port, 20);
+    } catch (const RankError&) {  // the rank has ended
+    }
+  });
   const std::string said = rank.message(0);
-  EXPECT_LT(std::stoi(said), 1500) << said << " of CPU in 8 s";
+  over = true;
+  scanner.join();
+  std::printf("while strangers came: %s\n", said.c_str());
+  EXPECT_LT(std::stoi(said), kSanitized ? 4000 : 800) << said << " of CPU in 8 s";
   EXPECT_EQ(crowd.open(), 0) << "those who say nothing are closed after some seconds";
   half.hear(0);
   EXPECT_TRUE(half.closed());
@@ -281,7 +293,9 @@ class TcpRogue : public testing::Test {
       link.say(gathered);
     }
     const std::string said = rank.message(0);
-    EXPECT_LT(std::stoll(said), 8 * 1024) << said;
+    std::printf("grown by %s\n", said.c_str());
+    // A sanitizer's own memory grows, too.
+    EXPECT_LT(std::stoll(said), (kSanitized ? 24 : 8) * 1024) << said;
     rank.wait_all();
     EXPECT_EQ(rank.failure(), "");
     return said.substr(said.find("; ") + 2);

@@ -17,7 +17,9 @@ constexpr int kBacklog = 1024;
 constexpr int64_t kTickMs = 100;
 // For the other side to read why it was refused.
 constexpr int64_t kLingerMs = 1000;
-constexpr size_t kUnexpectedPending = 8;  // where nobody is expected
+// Accepted in a tick: others have their turn, too. And where nobody is expected, which also bounds
+// what is pending there.
+constexpr size_t kMostAccepts = 2048, kUnexpected = 8;
 
 size_t pending_limit() {
   rlimit files{};
@@ -87,10 +89,11 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   asio::ip::tcp::acceptor acceptor;
   asio::steady_timer timer;
   std::vector<std::unique_ptr<Pending>> pending;  // the oldest first
-  bool keeps_reserve = true;
-  int reserve = -1;        // a descriptor that a connection can have when there is no other
-  bool accepting = false;  // the next connection is being waited for
-  bool armed = false;      // the timer is
+  bool expected = true;                           // somebody is
+  int reserve = -1;  // a descriptor that a connection can have when there is no other
+  size_t accepts_left = kMostAccepts;  // until the next tick
+  bool accepting = false;              // the next connection is being waited for
+  bool armed = false;                  // the timer is
 
   void sweep();
   bool evict();
@@ -102,7 +105,7 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   void arm();
 
   void take_reserve() {
-    if (keeps_reserve && reserve < 0) reserve = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (expected && reserve < 0) reserve = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   }
   bool give_up_reserve() {
     if (reserve < 0) return false;
@@ -216,7 +219,7 @@ bool FrameListener::State::make_room() {
 }
 
 void FrameListener::State::accept() {
-  if (!accepting && acceptor.is_open() && make_room()) {
+  if (!accepting && accepts_left > 0 && acceptor.is_open() && make_room()) {
     accepting = true;
     acceptor.async_accept(
         [weak = weak_from_this()](const error_code& failed, asio::ip::tcp::socket socket) {
@@ -234,6 +237,7 @@ void FrameListener::State::accept() {
 }
 
 void FrameListener::State::accepted(asio::ip::tcp::socket socket) {
+  --accepts_left;
   error_code failed;
   const std::string name = endpoint_text(socket.remote_endpoint(failed));
   const int fd = failed ? -1 : socket.release(failed);
@@ -282,6 +286,7 @@ void FrameListener::State::tick() {
                                      kFirstFrameMs / 1000));
   }
   sweep();
+  accepts_left = expected ? kMostAccepts : kUnexpected;
   accept();
 }
 
@@ -323,11 +328,11 @@ FrameListener::~FrameListener() {
 }
 
 void FrameListener::expect_nobody() {
-  state_->limit = kUnexpectedPending;
-  state_->keeps_reserve = false;
+  state_->expected = false;
+  state_->limit = state_->accepts_left = kUnexpected;
   state_->give_up_reserve();
   auto& pending = state_->pending;
-  for (size_t i = 0; i + kUnexpectedPending < pending.size(); ++i)
+  for (size_t i = 0; i + kUnexpected < pending.size(); ++i)
     pending[i]->drop("crowded", fmt::format("has sent no {} when all ranks were there",
                                             wire::kind_name(state_->kind)));
 }
