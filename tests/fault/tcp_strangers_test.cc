@@ -160,16 +160,14 @@ TEST(TcpStrangersFault, AfterTheSetUpACrowdCostsLittle) {
   Stranger half(port);  // begins to say something
   half.say(frame_of(FrameKind::kJoin, wire::Join{}.encode()).substr(0, 100));
   rank.go(0);
-  std::atomic<bool> over{false};
-  std::thread scanner([&] {
+  std::jthread scanner([port](const std::stop_token& stop) {
     try {
-      while (!over) const IdleCrowd scan(port, 20);
+      while (!stop.stop_requested()) const IdleCrowd scan(port, 20);
     } catch (const RankError&) {  // the rank has ended
     }
   });
   const std::string said = rank.message(0);
-  over = true;
-  scanner.join();
+  scanner.request_stop();
   std::printf("while strangers came: %s\n", said.c_str());
   EXPECT_LT(std::stoi(said), kSanitized ? 4000 : 800) << said << " of CPU in 8 s";
   EXPECT_EQ(crowd.open(), 0) << "those who say nothing are closed after some seconds";
