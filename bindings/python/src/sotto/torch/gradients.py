@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+from array import array
 from collections.abc import Collection
 from operator import attrgetter
 
@@ -166,8 +167,7 @@ class Gradients:
         Errors: InvalidStateError (dtype, device or shape has changed; 0/1 Adam has a frozen
         variance and would undo what was written), UnsupportedError (layout).
         """
-        params = self._params
-        if list(map(_address, params)) != self._at or list(map(_count, params)) != self._counts:
+        if list(map(_address, self._params)) != self._at:
             self._follow_moved(optim)
         elif self._watched and [t.p._version for t in self._watched] != self._versions:
             self._follow_written(optim)
@@ -238,7 +238,7 @@ class Gradients:
 
     def _place(self, i: int, grad: torch.Tensor) -> int:
         tensor = self._tensors[i]
-        if self._usable(grad):
+        if self._usable(grad) and grad.numel() == self._counts[i]:
             return grad.data_ptr()
         if grad.is_sparse:
             raise UnsupportedError(
@@ -264,6 +264,10 @@ class Gradients:
         except (AttributeError, TypeError, RuntimeError):  # None, or a sparse one
             plainly = False
         if plainly:
+            # Of another size only where parameters are: a view of less of the same memory.
+            if addresses != self._addresses and list(map(_count, grads)) != self._counts:
+                for tensor in self._tensors:
+                    tensor.check_still()
             return addresses, []
         addresses, absent = [], []
         for i, (p, grad) in enumerate(zip(params, grads)):
@@ -282,9 +286,7 @@ class Gradients:
         self.follow(optim)
         addresses, absent = self._places()
         if addresses != self._addresses:
-            for i, (address, before) in enumerate(zip(addresses, self._addresses)):
-                if address != before:
-                    self._words[i * WORDS] = address
+            self._words[::WORDS] = memoryview(array("Q", addresses))
             self._addresses = addresses
             optim._set_grad_buffers(self._buffers)
             self._first = []  # they were kept alive until here
