@@ -127,11 +127,11 @@ struct OptimSnapshot {
   std::vector<std::byte> user;                 // the trainer's own
   std::vector<double> lr_sums, anchor_decays;  // per group
   std::vector<float> local_sum, anchor;
-  uint64_t average_since = 0;        // 1-bit LAMB: updates before the average trust ratios started
+  uint64_t average_since = 0;  // 1-bit LAMB: updates before the average trust ratios started
   // 1-bit types: what is exchanged in place of the momentum of frozen parameters; empty: zeros.
   std::vector<float> frozen_m;
-  std::vector<float> padding_m;      // 1-bit LAMB in mode compat, on the same number of ranks
-  bool local_sum_is_common = false;  // all ranks have the same (never so in a blob)
+  std::vector<float> padding_m;           // 1-bit LAMB in mode compat, on the same number of ranks
+  bool local_sum_is_common = false;       // all ranks have the same (never so in a blob)
   std::optional<ErrorFeedback> residual;  // error feedback of this rank; empty: none stored
   std::optional<MeanErrorFeedback> mean;  // error feedback of all ranks; empty: none stored
   std::array<uint64_t, kStateParts> outside{};

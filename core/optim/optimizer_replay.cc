@@ -119,7 +119,8 @@ Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
   }
   return invalid_state(
       "step {} uses other memory than the recorded one: gradients or parameters have moved "
-      "(sotto_optim_set_grads, sotto_optim_set_params), or error feedback is in the other one of its two places, for which "
+      "(sotto_optim_set_grads, sotto_optim_set_params), or error feedback is in the other one of "
+      "its two places, for which "
       "a graph of its own can be recorded",
       step_ + 1);
 }

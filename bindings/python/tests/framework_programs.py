@@ -3,8 +3,8 @@
     torchrun --nproc-per-node 2 framework_programs.py FRAMEWORK WHAT DIRECTORY KIND...
 
 WHAT: "whole": all steps, with a checkpoint behind the first half; "resumed": the rest from that;
-"killed": see restarts(). For every kind of optimizer a rank writes the losses of its steps and, at the end, its parameters to
-DIRECTORY/KIND/WHAT.rankN.pt.
+"killed": see restarts(). For every kind of optimizer a rank writes the losses of its steps and, at
+the end, its parameters to DIRECTORY/KIND/WHAT.rankN.pt.
 """
 
 import json
@@ -85,7 +85,7 @@ def scheduler_for(optimizer):
     return torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.2, STEPS)
 
 
-# ---- Hugging Face Trainer ------------------------------------------------------------------------
+# ---- Hugging Face Trainer ----------------------------------------------------------------------
 
 
 def trainer(what, directory, kind, record):
@@ -129,7 +129,7 @@ def trainer(what, directory, kind, record):
     return model
 
 
-# ---- Accelerate ------------------------------------------------------------------------------------
+# ---- Accelerate --------------------------------------------------------------------------------
 
 
 def accelerate(what, directory, kind, record):
@@ -159,7 +159,7 @@ def accelerate(what, directory, kind, record):
     return model
 
 
-# ---- Lightning and Fabric --------------------------------------------------------------------------
+# ---- Lightning and Fabric ----------------------------------------------------------------------
 
 
 def lightning(what, directory, kind, record):
@@ -235,7 +235,7 @@ def fabric(what, directory, kind, record):
     return model
 
 
-# ---- torchrun's restarts ---------------------------------------------------------------------------
+# ---- torchrun's restarts -----------------------------------------------------------------------
 
 
 def restarts(what, directory, kind, record):

@@ -5,6 +5,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from ranks import ROOT
@@ -104,3 +105,23 @@ def test_every_status_has_a_class_and_the_librarys_name():
 
 def test_build_info_is_json():
     assert "tcp" in str(sotto.build_info())
+
+
+def test_the_readme_says_what_a_wheel_needs():
+    """The newest symbol versions of glibc and libstdc++ that the library is bound to."""
+    objdump = shutil.which("objdump")
+    if objdump is None:
+        pytest.skip("objdump is not installed")
+    listed = subprocess.run(
+        [objdump, "-T", sotto.library_path()], capture_output=True, text=True, check=True
+    ).stdout
+    if "__asan_init" in listed or "__tsan_init" in listed:
+        pytest.skip("a sanitizer's library is bound to more")
+
+    def newest(name, text):
+        found = re.findall(rf"{name}[_ ]([0-9]+(?:\.[0-9]+)+)", text)
+        return max(tuple(map(int, version.split("."))) for version in found)
+
+    readme = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+    assert newest("glibc", readme) == newest("GLIBC", listed)
+    assert newest("GLIBCXX", readme) == newest("GLIBCXX", listed)

@@ -7,9 +7,10 @@ from ranks import run_ranks, thread_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
+from test_torch_optim import KINDS, every_kind, loss_of, model, train  # noqa: E402
+
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
-from test_torch_optim import KINDS, every_kind, loss_of, model, train  # noqa: E402
 
 torch.set_num_threads(1)
 

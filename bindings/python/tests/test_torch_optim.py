@@ -226,7 +226,7 @@ def test_a_rank_makes_a_state_alone_that_all_can_load(kind, recwarn):
 
 @pytest.mark.parametrize("kind", COMPRESSED, ids=lambda k: k.__name__)
 def test_gathered_states(kind, recwarn):
-    """"whole" goes on bit for bit, "mean" on any number of ranks; neither warns."""
+    """ "whole" goes on bit for bit, "mean" on any number of ranks; neither warns."""
 
     def body(comm):
         options = {"lr": 0.01, "comm": comm, **KINDS[kind]}

@@ -848,8 +848,9 @@ SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
  * the ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has
  * a residual) and loses nothing of the sum of the results. configured (optimizers): what "sotto":
  * {"checkpoint"} says, mean unless set. common (optimizers): exported by one rank alone, as exact;
- * imported by all ranks, of any number, from the same export, exact or common: error feedback starts
- * at zero, and what that rank of 0/1 Adam had added up since a synchronisation becomes everybody's. */
+ * imported by all ranks, of any number, from the same export, exact or common: error feedback
+ * starts at zero, and what that rank of 0/1 Adam had added up since a synchronisation becomes
+ * everybody's. */
 typedef int32_t sotto_state_mode;
 #define SOTTO_STATE_CONFIGURED 0
 #define SOTTO_STATE_EXACT 1
@@ -1241,9 +1242,9 @@ SOTTO_API sotto_status sotto_optim_get_user_state(const sotto_optim* optim, void
  *   model_copies [in] NULL: they stay where they are; else n buffers of the registered dtype and
  *                     count, borrowed; all-zero where a parameter has no copy
  *   n            [in] number of parameters
- * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count, alignment, another
- * device or an overlap: names the parameter), UNSUPPORTED (unknown dtype or kind of device), BUSY
- * (step in flight), INVALID_STATE (fork). Nothing changes on error. Since: 0.2 */
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count, alignment,
+ * another device or an overlap: names the parameter), UNSUPPORTED (unknown dtype or kind of
+ * device), BUSY (step in flight), INVALID_STATE (fork). Nothing changes on error. Since: 0.2 */
 SOTTO_API sotto_status sotto_optim_set_params(sotto_optim* optim, const sotto_buffer* params,
                                               const sotto_buffer* model_copies, uint64_t n);
 
@@ -1257,8 +1258,8 @@ SOTTO_API sotto_status sotto_optim_set_params(sotto_optim* optim, const sotto_bu
  * Threads: one per handle, not from callbacks. Blocks: 0/1 Adam between synchronisations is
  * synchronised if flags change, a collective, at most the comm's timeout; else no. Errors:
  * INVALID_ARGUMENT (n, other values than 0 and 1), BUSY (step in flight), INVALID_STATE
- * (micro-batches of 0/1 Adam are accumulated; fork, callback, open group), 0/1 Adam: the comm's own.
- * Nothing changes on error. Since: 0.2 */
+ * (micro-batches of 0/1 Adam are accumulated; fork, callback, open group), 0/1 Adam: the comm's
+ * own. Nothing changes on error. Since: 0.2 */
 SOTTO_API sotto_status sotto_optim_set_frozen(sotto_optim* optim, const uint8_t* frozen,
                                               uint64_t n);
 

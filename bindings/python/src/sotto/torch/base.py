@@ -27,28 +27,16 @@ from .averagers import (
     is_rehearsal,
 )
 from .gradients import Gradients, Tensor, check_param
+from .hyper import CONSTANTS, Groups
 
 NAMED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
-# Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
-RELATIVE_SCHEDULES = ("WarmupCosineLR",)
 MASK = "exp_avg_mask"  # DeepSpeed's key of a parameter group
-# What a group of torch's optimizers may have, with what it is here.
-CONSTANTS = MappingProxyType(
-    {
-        "amsgrad": False,
-        "maximize": False,
-        "differentiable": False,
-        "momentum": 0,
-        "dampening": 0,
-        "nesterov": False,
-    }
-)
 ParamsT = Union[
     Iterable[torch.Tensor], Iterable[dict[str, Any]], Iterable[tuple[str, torch.Tensor]]
 ]
 
 
-class SottoOptimizer(torch.optim.Optimizer):
+class SottoOptimizer(Groups):
     """Base of the optimizers here: a torch.optim.Optimizer over :class:`sotto.optim.Optimizer`.
 
     Arguments that all of them have, as keywords, beside DeepSpeed's own:
@@ -90,7 +78,6 @@ class SottoOptimizer(torch.optim.Optimizer):
     state_dict, close), or by synchronize(). With a "scheduler" of the configuration the host waits.
     """
 
-    _kind = ""
     # Keys that DeepSpeed's constructors have and that change nothing here: passed on only if they
     # are not the default, so that the configuration's report and warnings name them.
     _quiet: Mapping[str, Any] = MappingProxyType({})
@@ -114,13 +101,15 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._gradients: Gradients | None = None
         self._flying: Work | None = None  # a step or micro-batch on a device whose end is not seen
         self.recorded: Work | None = None  # the step of the graph that was captured last
-        self._loaded: frozenset[str] = frozenset()  # parameters of a state: frozen ones are kept too
+        self._loaded: frozenset[str] = (
+            frozenset()
+        )  # parameters of a state: frozen ones are kept too
         self._untrained: list[tuple[str, torch.Tensor]] = []
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
-        self._group_keys = tuple(group_defaults)  # torch adds some of its own to self.defaults
+        self._group_keys = tuple(group_defaults)
         self._step_supports_amp_scaling = (
             True  # GradScaler then leaves its verdict to step(), which refuses
         )
@@ -140,7 +129,6 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._fixed = {
             k: v for k, v in fixed.items() if k not in self._quiet or v != self._quiet[k]
         }
-        # Sections of the configuration that no group has.
         self._common: dict[str, Any] = {"gradient_clipping": gradient_clipping}
         if loss_scale is not None:
             scale = 0 if loss_scale == "dynamic" else loss_scale
@@ -160,84 +148,7 @@ class SottoOptimizer(torch.optim.Optimizer):
         self._check_config()
         self._watch_gradients()
 
-    @property
-    def _compresses(self) -> bool:
-        return self._kind in ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
-
     # ---- the library's optimizer ---------------------------------------------------------------
-
-    def _check_config(self) -> dict[str, Any]:
-        """The report on the configuration: wrong values are told now, not at the first step."""
-        report = plain.config_report(self._config(), world_size=self._comm.size)
-        if not report["can_run"]:
-            raise UnsupportedError("; ".join(report["reasons"]))
-        return report
-
-    def _hyper(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """The values of a parameter group, as plain numbers."""
-        values = {key: group[key] for key in self._group_keys}
-        for key, value in values.items():
-            if key == "betas":
-                values[key] = [float(beta) for beta in value]
-            elif key != "non_freeze":
-                values[key] = float(value)
-        return values
-
-    @property
-    def _schedule(self) -> str | None:
-        """Which schedule of the configuration steers lr; None: torch's, or nobody."""
-        kind: str | None = (self._common.get("scheduler") or {}).get("type")
-        return kind
-
-    def _group_settings(self, group: Mapping[str, Any]) -> dict[str, Any]:
-        """What a group has for itself."""
-        values, common = self._hyper(group), self._hyper(self.defaults)
-        if self._schedule in RELATIVE_SCHEDULES:
-            values["lr"] = float(group["initial_lr"])
-        elif self._schedule:
-            del values["lr"]
-        return {key: value for key, value in values.items() if value != common[key]}
-
-    def _config(self) -> dict[str, Any]:
-        """The whole configuration, for the library."""
-        common = self._hyper(self.defaults)
-        common.pop("non_freeze", None)  # of groups alone
-        groups = [self._group_settings(group) for group in self.param_groups]
-        return {
-            **self._common,
-            "optimizer": {"type": self._kind, "params": {**common, **self._fixed}},
-            "sotto": {**self._section, "param_groups": groups},
-        }
-
-    def use_sections(self, sections: Mapping[str, Any]) -> None:
-        """Takes what a DeepSpeed configuration has beside "optimizer" and "sotto".
-
-        Clipping and loss scale of the constructor win. With a "scheduler" the groups show the
-        learning rate of the next step; setting it there overrides the schedule. For
-        sotto.deepspeed; before the first step. Errors: InvalidStateError (after it),
-        InvalidArgumentError (names the key).
-        """
-        if self._optim is not None:
-            raise InvalidStateError("the optimizer has been used: its configuration is fixed")
-        own = {key: value for key, value in self._common.items() if value}
-        self._common = {**sections, **own}
-        for group in self.param_groups:
-            group.setdefault("initial_lr", group["lr"])
-        report = self._check_config()
-        if self._schedule:
-            for group, lr in zip(self.param_groups, report["schedule"]["lr"][0]["groups"]):
-                group["lr"] = lr
-
-    def _names(self) -> list[list[str]]:
-        """A name for every parameter of every group."""
-        names, n = [], 0
-        for group in self.param_groups:
-            given = group.get("param_names")
-            names.append(
-                list(given) if given else [f"param{n + i}" for i in range(len(group["params"]))]
-            )
-            n += len(group["params"])
-        return names
 
     def _registered(self) -> list[tuple[str, int, torch.Tensor]]:
         """Name, group and tensor of all parameters that the library has, or will have."""
@@ -355,39 +266,6 @@ class SottoOptimizer(torch.optim.Optimizer):
     def _meet_averagers(self) -> None:
         self._meet_engine()
         self._ddp = ddp_modules(p for _, _, p in self._registered())
-
-    def _check_constants(self) -> None:
-        """Errors: InvalidArgumentError (a group has something else than the constructor)."""
-        for index, group in enumerate(self.param_groups):
-            for key, value in self._constants.items():
-                if key in group and group[key] != value:
-                    raise InvalidArgumentError(
-                        f"{key} of group {index} is {group[key]}; it is one for all groups and all "
-                        f"steps, {value}: an argument of the constructor, if there is one"
-                    )
-
-    def _send_hyper(self, optim: plain.Optimizer) -> None:
-        """Tells the library what schedulers have changed in the parameter groups."""
-        self._check_constants()
-        for index, (group, sent) in enumerate(zip(self.param_groups, self._sent)):
-            changed = {k: v for k, v in self._hyper(group).items() if v != sent[k]}
-            # Neither bound may pass the other's old value.
-            first = "max_coeff" if changed.get("max_coeff", 0) > sent.get("max_coeff", 0) else ""
-            for key in sorted(changed, key=lambda key: (key != first, key == "max_coeff")):
-                self._send(optim, index, key, changed[key])
-                sent[key] = changed[key]
-
-    def _send(self, optim: plain.Optimizer, index: int, key: str, value: Any) -> None:
-        if key == "non_freeze":
-            raise InvalidStateError(
-                f"non_freeze of group {index} was changed to {value} after the first step; make a "
-                "new optimizer and load this one's state_dict()"
-            )
-        if key == "betas":
-            for name, beta in zip(("beta1", "beta2"), value):
-                optim.set(name, beta, index)
-        else:
-            optim.set(key, value, index)
 
     def _check_untrained(self) -> None:
         for name, p in self._untrained:
@@ -596,7 +474,11 @@ class SottoOptimizer(torch.optim.Optimizer):
             if self._gradients is not None:
                 self._gradients.follow(self._optim)
             optim = self._optim
-            made = states.mean_state(self, optim) if mode == "mean" else states.whole_state(self, optim)
+            made = (
+                states.mean_state(self, optim)
+                if mode == "mean"
+                else states.whole_state(self, optim)
+            )
             state["sotto"].update(made)
         return state
 
@@ -667,14 +549,6 @@ class SottoOptimizer(torch.optim.Optimizer):
         optim = self._build()
         optim.import_arrays(arrays)
         self._show_schedule(optim)
-
-    def _needs_another(self) -> bool:
-        """Whether groups have what the library's optimizer cannot change to."""
-        return any(
-            value != sent[key] and key in ("eps", "non_freeze")
-            for group, sent in zip(self.param_groups, self._sent)
-            for key, value in self._hyper(group).items()
-        )
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
         raise TypeError(
