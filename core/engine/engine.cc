@@ -423,10 +423,8 @@ void Engine::check_deadlines() {
       if (op.state_ != Op::State::kRunning || op.request_.timeout_us < 0) continue;
       const int64_t stalled = now - ahead;
       if (stalled / 1000 < op.request_.timeout_us) continue;
-      FailureCause cause;
-      cause.code = Code::kTimeout;
-      cause.text = stall_text(op, stalled, &cause.rank);
-      propose_failure(*channel, cause);
+      if (!channel->proposed_ || channel->failed())
+        propose_failure(*channel, stall_cause(op, stalled));
       break;
     }
   }

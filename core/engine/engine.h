@@ -301,7 +301,7 @@ class Engine final : public Driver {
   void settle_failed(Op& op);
   static bool all_arrived(const Run& run);
   void finish_committing(Op& op);
-  std::string stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const;
+  FailureCause stall_cause(const Op& op, int64_t stalled_ns) const;
   void let_streams_go(Op& op);
   void drop_ready(Op& op);
 
@@ -358,6 +358,7 @@ class Channel final : public TransferSink,
 
   // The first cause; OK while healthy. Threads: any.
   Status failure() const;
+  FailureCause cause() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
 
   // Fails the root comm on all ranks. Threads: any; returns when the first cause is known here,
@@ -365,7 +366,8 @@ class Channel final : public TransferSink,
   void abort(const FailureCause& cause);
   // A recorded operation will not be replayed any more. Threads: any.
   void unrecord(const Run& run);
-  // Ends connections in order. Threads: any, once, with no operation in flight.
+  // Ends connections in order, within the time; within a fraction of a second if the comm has
+  // failed. Threads: any, once, with no operation in flight.
   void close(int64_t timeout_us);
 
   // TransferSink, ControlListener: driver.
@@ -388,8 +390,9 @@ class Channel final : public TransferSink,
   std::vector<Transfer*> issuing_;  // of the first one, while the transport has it in progress
   uint32_t replayed_messages_ = 0;  // operations in replayed_ that have messages
   std::vector<std::pair<FailureCause, bool>> pending_failures_;  // bool: decided for all ranks
-  std::atomic<bool> failed_{false};                              // failure_ has been written
-  mutable std::mutex mutex_;                                     // guards failure_
+  bool proposed_ = false;  // the control plane has a cause from here, and will decide soon
+  std::atomic<bool> failed_{false};  // failure_ has been written
+  mutable std::mutex mutex_;         // guards failure_
   FailureCause failure_;
 };
 

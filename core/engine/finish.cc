@@ -10,6 +10,8 @@ namespace {
 
 // How long abort waits for the control plane's word on the first cause.
 constexpr int64_t kDecisionLimitUs = 2'000'000;
+// How long a failed comm's connections have to deliver what was decided.
+constexpr int64_t kFailedCloseUs = 300'000;
 
 }  // namespace
 
@@ -180,6 +182,7 @@ void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
     fail_channel(channel, cause);
     return;
   }
+  channel.proposed_ = true;
   channel.control_->fail(cause);
   if (channel.control_->failure().has_value()) fail_channel(channel, *channel.control_->failure());
 }
@@ -189,10 +192,11 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   {
     std::lock_guard lock(channel.mutex_);
     channel.failure_ = cause;
+    channel.failure_.text = cause.whole_text();
   }
   channel.failed_.store(true, std::memory_order_release);
   log(LogLevel::kInfo, "rank {}: the group has failed: {}",
-      channel.control_ ? channel.control_->rank() : -1, cause.text);
+      channel.control_ ? channel.control_->rank() : -1, channel.failure_.text);
   channel.groups_.clear();
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
   // these operations, and what is queued behind it executes. The other transports end without the
@@ -328,46 +332,53 @@ void Engine::settle_failed(Op& op) {
   }
 }
 
-std::string Engine::stall_text(const Op& op, int64_t stalled_ns, int32_t* peer) const {
+FailureCause Engine::stall_cause(const Op& op, int64_t stalled_ns) const {
   const Run& run = *op.request_.run;
   std::string what = "a local operation";
   if (!run.postings.empty()) {
     const OpPosting& posting = run.postings[0];
     what = fmt::format("{} {}", name_of(posting.key), describe(posting.signature));
   }
-  std::string waits;
-  *peer = -1;
-  const ControlPlane* control = op.request_.channel->control();
+  struct Peer {
+    int32_t root_rank;
+    uint32_t sends = 0, receives = 0, came = 0;  // messages: still open; received
+  };
+  std::vector<Peer> peers;
+  bool some_absent = false;  // a peer of which nothing has come at all
   for (int32_t p = 0; p < run.plan->comm_size; ++p) {
-    uint32_t sends = 0, receives = 0;
+    Peer peer{(*op.request_.ranks)[static_cast<size_t>(p)]};
     for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
       const Step& s = run.plan->steps[i];
-      if (on_device(s) || s.peer != p || run.progress[i] == StepProgress::kDone) continue;
-      ++(s.kind == StepKind::kSend ? sends : receives);
+      if (on_device(s) || s.peer != p) continue;
+      const bool done = run.progress[i] == StepProgress::kDone;
+      if (s.kind == StepKind::kSend) {
+        if (!done) ++peer.sends;
+      } else {
+        ++(done ? peer.came : peer.receives);
+      }
     }
-    if (sends + receives == 0) continue;
-    const int32_t root_rank = (*op.request_.ranks)[p];
-    if (*peer < 0 && receives > 0) *peer = root_rank;
-    waits += fmt::format("{}rank {} ({} messages from it, {} to it, last heard from {} ms ago)",
-                         waits.empty() ? "" : ", ", root_rank, receives, sends,
-                         control != nullptr ? control->silent_ms(root_rank) : 0);
+    if (peer.sends + peer.receives == 0) continue;
+    some_absent = some_absent || (peer.receives > 0 && peer.came == 0);
+    peers.push_back(peer);
   }
-  if (waits.empty()) waits = "the local device";
-  // The peer that is waited for may itself wait for another: the one that has gone silent is the
-  // cause.
-  int32_t silent = -1;
-  for (int32_t r = 0; control != nullptr && r < control->size(); ++r) {
-    const int64_t ms = control->silent_ms(r);
-    if (ms * 2'000'000 > stalled_ns && (silent < 0 || ms > control->silent_ms(silent))) silent = r;
+  // Those that have sent something wait themselves, for a rank that has sent nothing.
+  if (some_absent)
+    std::erase_if(peers, [](const Peer& p) { return p.receives == 0 || p.came > 0; });
+  const ControlPlane* control = op.request_.channel->control();
+  const int32_t self = control != nullptr ? control->rank() : -1;
+  FailureCause cause{Code::kTimeout, self, {}, self};
+  for (const Peer& p : peers) {
+    if (cause.waits.empty()) cause.rank = p.root_rank;
+    cause.waits +=
+        fmt::format("{}rank {} ({} messages from it, {} to it, last heard from {} ms ago)",
+                    cause.waits.empty() ? "waiting for " : ", ", p.root_rank, p.receives, p.sends,
+                    control != nullptr ? control->silent_ms(p.root_rank) : 0);
   }
-  if (silent >= 0) {
-    waits += fmt::format("; rank {} has been silent for {} ms", silent, control->silent_ms(silent));
-    *peer = silent;
-  }
-  return fmt::format("rank {}: {} made no progress for {:.1f} s (limit {:.1f} s); waiting for {}",
-                     control != nullptr ? control->rank() : -1, what,
-                     static_cast<double>(stalled_ns) * 1e-9,
-                     static_cast<double>(op.request_.timeout_us) * 1e-6, waits);
+  if (peers.empty()) cause.waits = "waiting for the local device";
+  cause.text = fmt::format("rank {}: {} made no progress for {:.1f} s (limit {:.1f} s)", self, what,
+                           static_cast<double>(stalled_ns) * 1e-9,
+                           static_cast<double>(op.request_.timeout_us) * 1e-6);
+  return cause;
 }
 
 // ---- Channel ----
@@ -390,9 +401,14 @@ void Channel::attach(std::unique_ptr<ControlPlane> control) {
 void Channel::attach(std::unique_ptr<Transport> transport) { transport_ = std::move(transport); }
 
 Status Channel::failure() const {
-  if (!failed()) return ok_status();
+  const FailureCause first = cause();
+  return first.code == Code::kOk ? ok_status() : Status(first.code, first.text);
+}
+
+FailureCause Channel::cause() const {
+  if (!failed()) return {};
   std::lock_guard lock(mutex_);
-  return Status(failure_.code, failure_.text);
+  return failure_;
 }
 
 void Channel::abort(const FailureCause& cause) {
@@ -410,7 +426,9 @@ void Channel::unrecord(const Run& run) {
 
 void Channel::close(int64_t timeout_us) {
   engine_->drive([&](Driver& driver) {
-    const Deadline deadline = Deadline::in_us(driver.clock(), timeout_us);
+    const bool lost = failed() || (control_ != nullptr && control_->failure().has_value());
+    const Deadline deadline =
+        Deadline::in_us(driver.clock(), lost ? std::min(timeout_us, kFailedCloseUs) : timeout_us);
     if (control_ != nullptr) control_->set_listener(nullptr);
     if (transport_ != nullptr) transport_->close(deadline);
     if (control_ != nullptr) control_->leave(deadline);

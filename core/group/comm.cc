@@ -350,7 +350,7 @@ Status Comm::join(OpKind service) {
 void Comm::abort(const std::string& reason) {
   const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
   root_->channel->abort(
-      {Code::kAborted, me, fmt::format("rank {} aborted the group: {}", me, reason)});
+      {Code::kAborted, me, fmt::format("rank {} aborted the group: {}", me, reason), me});
 }
 
 Status Comm::drain() {
@@ -358,7 +358,7 @@ Status Comm::drain() {
   if (engine().wait_until(idle, timeout_us())) return failure();
   const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
   root_->channel->abort(
-      {Code::kTimeout, me,
+      {Code::kTimeout, -1,
        fmt::format("rank {}: operations were still in flight {:.1f} s after the comm was destroyed",
                    me, static_cast<double>(timeout_us()) * 1e-6)});
   engine().wait_until(idle, -1);
@@ -390,6 +390,9 @@ std::string Comm::report_json(const std::string& kind) const {
     const Status status = failure();
     report["status"] = code_name(status.code());
     report["cause"] = status.text();
+    const FailureCause cause = root_->channel->cause();
+    report["accused"] = cause.rank;  // ranks of the root comm; -1: not known
+    report["reported_by"] = cause.reporter;
   }
   const bool waiting = all || kind == "waiting";
   std::vector<int64_t> silent(ranks_->size());

@@ -12,7 +12,7 @@ namespace {
 // What every rank tells the others before data connections are made.
 struct Hello {
   uint32_t version = 3;  // another one where ranks would cut messages differently
-  uint32_t reserved = 0;
+  uint32_t silence_limit_ms = 0;
   uint64_t segment_bytes = 0;  // 0: what suits the transport
   uint64_t process_token = 0;  // 0: does not want to move to the transport inside a process
   char transport[16] = {};
@@ -31,6 +31,7 @@ struct Meeting {
 
 struct Agreement {
   uint64_t segment_bytes = 0;      // 0: nobody named one
+  uint32_t silence_limit_ms = 0;   // 0: nobody named one
   std::optional<UniqueId> inside;  // all ranks are in one process and meet here
 };
 
@@ -107,9 +108,10 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
   return meeting;
 }
 
-Result<Hello> greeting(const Meeting& meeting, uint64_t segment_bytes) {
+Result<Hello> greeting(const Meeting& meeting, const Params& params) {
   Hello mine;
-  mine.segment_bytes = segment_bytes;
+  mine.segment_bytes = static_cast<uint64_t>(params.segment_bytes);
+  mine.silence_limit_ms = static_cast<uint32_t>(params.silence_limit_ms);
   meeting.transport.copy(mine.transport, sizeof mine.transport - 1);
   if (meeting.inside == nullptr) return mine;
   mine.process_token = process_token();
@@ -119,10 +121,16 @@ Result<Hello> greeting(const Meeting& meeting, uint64_t segment_bytes) {
   return mine;
 }
 
+// The smallest number that any rank names counts; 0: a rank that names none.
+template <class T>
+void take_smallest(T& smallest, T named) {
+  if (named != 0 && (smallest == 0 || named < smallest)) smallest = named;
+}
+
 // Versions must be equal; of the segment sizes that ranks name the smallest wins.
-Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t segment_bytes,
+Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, const Params& params,
                         Driver& driver) {
-  SOTTO_ASSIGN(const Hello mine, greeting(meeting, segment_bytes));
+  SOTTO_ASSIGN(const Hello mine, greeting(meeting, params));
   const std::string blob(reinterpret_cast<const char*>(&mine), sizeof mine);
   SOTTO_ASSIGN(const std::vector<std::string> all,
                control.all_gather("agreement", blob, driver, meeting.request.deadline));
@@ -152,9 +160,8 @@ Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, uint64_t 
                    "rank {} wants messages of at most {} bytes; allowed are {} to {}", r,
                    hello.segment_bytes, kLeastSegment, kMostSegment);
     }
-    if (hello.segment_bytes != 0 &&
-        (agreement.segment_bytes == 0 || hello.segment_bytes < agreement.segment_bytes))
-      agreement.segment_bytes = hello.segment_bytes;
+    take_smallest(agreement.segment_bytes, hello.segment_bytes);
+    take_smallest(agreement.silence_limit_ms, hello.silence_limit_ms);
     together = together && hello.process_token == mine.process_token;
     if (r == 0) agreement.inside = hello.inside;
   }
@@ -188,9 +195,9 @@ Result<std::unique_ptr<ControlPlane>> meet(Context& context, Meeting& meeting, R
                                            Driver& driver) {
   SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control,
                meeting.backend->join(meeting.request, driver));
-  const auto segment_bytes = static_cast<uint64_t>(context.params().segment_bytes);
-  Result<Agreement> agreement = agree(*control, meeting, segment_bytes, driver);
+  Result<Agreement> agreement = agree(*control, meeting, context.params(), driver);
   SOTTO_TRY(tell(*control, agreement.status()));
+  control->set_silence_limit(agreement->silence_limit_ms);
   root.segment_bytes = agreement->segment_bytes;
   if (agreement->inside) {
     const Status moved = move_inside(meeting, *agreement->inside, control, driver);
@@ -237,6 +244,7 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   const uint64_t token = control.token();
   const std::shared_ptr<Comm> made(new Comm(std::move(root), std::move(ranks), rank, token));
   SOTTO_TRY(made->join(OpKind::kCommCreate));
+  engine.drive([&](Driver&) { made->root_->channel->control()->established(); });
   return made;
 }
 

@@ -33,8 +33,13 @@ class Driver {
 
 struct FailureCause {
   Code code = Code::kOk;
-  int32_t rank = -1;  // who failed or aborted; -1: not known
-  std::string text;   // names rank, operation and cause
+  int32_t rank = -1;      // the accused: who failed or aborted; -1: not known
+  std::string text;       // names rank, operation and cause
+  int32_t reporter = -1;  // who saw it; -1: not known
+  // TIMEOUT, while it is a proposal: whom the reporter waits for. Part of the text, unless another
+  // rank turns out to be the cause.
+  std::string waits = {};
+  std::string whole_text() const { return waits.empty() ? text : text + "; " + waits; }
 };
 
 class ControlListener {
@@ -58,7 +63,8 @@ class ControlPlane {
   virtual Result<std::vector<std::string>> all_gather(std::string_view what, std::string_view mine,
                                                       Driver& driver, Deadline deadline) = 0;
 
-  // Makes `cause` the comm's first cause on every rank, unless there is one already.
+  // Proposes `cause` as the comm's first cause on every rank, unless there is one already. The
+  // cause that counts may be another one, and may become known later: failure() and the listener.
   virtual void fail(const FailureCause& cause) = 0;
   virtual const std::optional<FailureCause>& failure() const = 0;
   // The listener must outlive the control plane or be taken away (nullptr).
@@ -66,6 +72,12 @@ class ControlPlane {
 
   // Milliseconds since anything was heard from a rank; 0 where that is not measured.
   virtual int64_t silent_ms(int32_t rank) const = 0;
+  // A rank of which nothing is heard for so long fails the group, once established() was called; 0:
+  // none does. The same on all ranks. Transports inside a process have no silent ranks.
+  virtual void set_silence_limit(int64_t limit_ms) { (void)limit_ms; }
+  // Set-up is over. Until then the first cause that is proposed counts, since a rank whose set-up
+  // fails does not stay; from now on the control plane may ask the ranks for signs of life first.
+  virtual void established() {}
   // Orderly end: the others do not take the closing connection for a failure.
   virtual void leave(Deadline deadline) = 0;
 };

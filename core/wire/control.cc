@@ -115,6 +115,10 @@ std::string Failure::encode() const {
   out.number(code);
   out.number(rank);
   out.text(std::string_view(text).substr(0, kMaxTextBytes));
+  if (reporter >= 0) {
+    out.number(reporter);
+    out.text(std::string_view(waits).substr(0, kMaxTextBytes));
+  }
   return out.take();
 }
 
@@ -124,9 +128,15 @@ Result<Failure> Failure::decode(Bytes bytes) {
   m.code = in.number<int32_t>();
   m.rank = in.number<int32_t>();
   m.text = in.text();
+  bool sound = true;
+  if (in.ok() && in.left() > 0) {
+    m.reporter = in.number<int32_t>();
+    m.waits = in.text();
+    sound = m.reporter >= 0 && m.waits.size() <= kMaxTextBytes;
+  }
   // Only codes of this library that are failures.
   const bool known = m.code < 0 && code_name(static_cast<Code>(m.code)) != "UNKNOWN";
-  if (!in.finished() || !known || m.text.size() > kMaxTextBytes)
+  if (!in.finished() || !known || !sound || m.text.size() > kMaxTextBytes)
     return malformed("failure", bytes.size());
   return m;
 }

@@ -61,8 +61,11 @@ struct Gathered {
 
 struct Failure {
   int32_t code = 0;
-  int32_t rank = -1;
+  int32_t rank = -1;  // accused
   std::string text;
+  // In a frame only if the reporter is known.
+  int32_t reporter = -1;
+  std::string waits = {};  // of a proposal
   std::string encode() const;
   static Result<Failure> decode(Bytes bytes);
 };

@@ -44,6 +44,7 @@ struct FaultyProxy::Connection {
   int client = -1;
   int target = -1;
   std::thread forth, back;
+  std::atomic<bool> stalled{false};
 
   // Ends both pumps; the descriptors stay valid until the object ends.
   void shut(bool reset) const {
@@ -160,6 +161,42 @@ FaultyProxy::Verdict FaultyProxy::harm(std::vector<uint8_t>& chunk, uint64_t pos
   return verdict;
 }
 
+void FaultyProxy::strike(const ProxyFault& fault) {
+  std::lock_guard lock(mutex_);
+  if (fault.kind == ProxyFault::Kind::kFlip || fault.kind == ProxyFault::Kind::kSwallow) {
+    strikes_.push_back(fault);
+    return;
+  }
+  for (size_t i = 0; i < all_.size(); ++i) {
+    if (fault.connection >= 0 && static_cast<size_t>(fault.connection) != i) continue;
+    ++faults_;
+    if (fault.kind == ProxyFault::Kind::kStall) {
+      all_[i]->stalled = true;
+    } else {
+      all_[i]->shut(fault.kind == ProxyFault::Kind::kReset);
+    }
+  }
+}
+
+void FaultyProxy::harm_now(std::vector<uint8_t>& chunk, int32_t index, bool to_target,
+                           uint64_t random) {
+  std::lock_guard lock(mutex_);
+  const auto fits = [&](const ProxyFault& f) {
+    return f.to_target == to_target && (f.connection < 0 || f.connection == index);
+  };
+  const auto found = std::find_if(strikes_.begin(), strikes_.end(), fits);
+  if (found == strikes_.end()) return;
+  const uint64_t at = random % chunk.size();
+  if (found->kind == ProxyFault::Kind::kFlip) {
+    chunk[at] ^= static_cast<uint8_t>(1u << (random >> 32) % 8);
+  } else {
+    const auto begin = chunk.begin() + static_cast<ptrdiff_t>(at);
+    chunk.erase(begin, begin + static_cast<ptrdiff_t>(std::min(found->count, chunk.size() - at)));
+  }
+  ++faults_;
+  strikes_.erase(found);
+}
+
 void FaultyProxy::pump_main(Connection& connection, int32_t index, bool to_target) noexcept {
   const int from = to_target ? connection.client : connection.target;
   const int to = to_target ? connection.target : connection.client;
@@ -183,6 +220,8 @@ void FaultyProxy::pump_main(Connection& connection, int32_t index, bool to_targe
     }
     const Verdict verdict = harm(chunk, position, index, to_target, &bit);
     position += static_cast<uint64_t>(n);
+    if (connection.stalled) return;
+    if (!chunk.empty()) harm_now(chunk, index, to_target, random());
     bytes_passed_ += chunk.size();
     if (!write_all(to, chunk)) {
       ::shutdown(from, SHUT_RD);

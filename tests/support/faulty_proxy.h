@@ -49,6 +49,11 @@ class FaultyProxy {
   FaultyProxy(const FaultyProxy&) = delete;
   FaultyProxy& operator=(const FaultyProxy&) = delete;
 
+  // A fault now, besides those of the options, on a connection in the order of connecting (-1:
+  // all): kFlip harms the next bytes of the direction, kSwallow leaves out `count` of them; the
+  // others take both directions.
+  void strike(const ProxyFault& fault);
+
   uint16_t port() const { return port_; }
   uint64_t faults() const { return faults_; }              // that have happened
   uint64_t bytes_passed() const { return bytes_passed_; }  // both directions
@@ -61,6 +66,7 @@ class FaultyProxy {
   enum class Verdict : uint8_t { kPass, kClose, kReset, kStall };
   Verdict harm(std::vector<uint8_t>& chunk, uint64_t position, int32_t index, bool to_target,
                uint64_t* bit);
+  void harm_now(std::vector<uint8_t>& chunk, int32_t index, bool to_target, uint64_t random);
 
   const ProxyOptions options_;
   int listener_ = -1;
@@ -69,7 +75,8 @@ class FaultyProxy {
   std::atomic<uint64_t> faults_{0};
   std::atomic<uint64_t> bytes_passed_{0};
   std::atomic<int32_t> connections_{0};
-  std::mutex mutex_;  // guards all_
+  std::mutex mutex_;                 // guards all_, strikes_
+  std::vector<ProxyFault> strikes_;  // kFlip, kSwallow: until there are bytes
   std::vector<std::unique_ptr<Connection>> all_;
   std::thread acceptor_;
 };

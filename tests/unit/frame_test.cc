@@ -185,6 +185,20 @@ TEST(ControlPayload, AFailureHasACodeOfAFailure) {
   }
 }
 
+TEST(ControlPayload, AFailureMaySayWhoReportsIt) {
+  const wire::Failure plain{-6, 2, "late"}, whole{-6, 2, "late", 3, "waiting for rank 2"};
+  const std::string bytes = whole.encode();
+  ASSERT_TRUE(bytes.starts_with(plain.encode()));
+  const auto back = wire::Failure::decode(view(bytes));
+  ASSERT_TRUE(back.ok());
+  EXPECT_EQ(back->reporter, 3);
+  EXPECT_EQ(back->waits, "waiting for rank 2");
+  EXPECT_EQ(wire::Failure::decode(view(plain.encode()))->reporter, -1);
+  for (size_t n = plain.encode().size() + 1; n < bytes.size(); ++n)
+    EXPECT_FALSE(wire::Failure::decode(view(bytes.substr(0, n))).ok()) << n;
+  EXPECT_FALSE(wire::Failure::decode(view(bytes + '\0')).ok());
+}
+
 TEST(ControlPayload, LongTextsAreCut) {
   const std::string text(wire::kMaxTextBytes + 5, 'x');
   const auto back = wire::Failure::decode(view(wire::Failure{-9, 1, text}.encode()));

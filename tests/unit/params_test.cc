@@ -53,6 +53,8 @@ TEST(Params, DefaultsOfAnEmptyEnvironment) {
   EXPECT_EQ(p->local_rank, -1);
   EXPECT_EQ(p->local_size, 0);
   EXPECT_EQ(p->heartbeat_ms, 1000);
+  EXPECT_EQ(p->silence_limit_ms, 0);
+  EXPECT_EQ(p->tcp_user_timeout_ms, 0);
   EXPECT_EQ(p->spin_us, 30);
   EXPECT_EQ(p->eager_bytes, 65536);
   EXPECT_THAT(p->warnings, IsEmpty());
@@ -76,6 +78,8 @@ TEST(Params, EveryVariableReachesItsField) {
                                  {"SOTTO_LOCAL_RANK", "1"},
                                  {"SOTTO_LOCAL_SIZE", "2"},
                                  {"SOTTO_HEARTBEAT_MS", "250"},
+                                 {"SOTTO_SILENCE_LIMIT_MS", "500"},
+                                 {"SOTTO_TCP_USER_TIMEOUT_MS", "4000"},
                                  {"SOTTO_SPIN_US", "0"},
                                  {"SOTTO_EAGER_BYTES", "0"}});
   ASSERT_TRUE(p.ok()) << p.status().text();
@@ -95,9 +99,11 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p->local_rank, 1);
   EXPECT_EQ(p->local_size, 2);
   EXPECT_EQ(p->heartbeat_ms, 250);
+  EXPECT_EQ(p->silence_limit_ms, 500);
+  EXPECT_EQ(p->tcp_user_timeout_ms, 4000);
   EXPECT_EQ(p->spin_us, 0);
   EXPECT_EQ(p->eager_bytes, 0);
-  EXPECT_EQ(p->from_env.size(), 18u);
+  EXPECT_EQ(p->from_env.size(), 20u);
 }
 
 TEST(Params, EmptyValueCountsAsUnset) {
@@ -143,6 +149,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"SOTTO_RATE_LIMIT_MBIT", "nan", "a number from 0 to 1000000000"},
         BadValue{"SOTTO_RATE_LIMIT_MBIT", "-1", "a number from 0 to 1000000000"},
         BadValue{"SOTTO_RATE_LIMIT_MBIT", "fast", "a number from 0 to 1000000000"},
+        BadValue{"SOTTO_SILENCE_LIMIT_MS", "99", "0 or a whole number from 100 to 3600000"},
+        BadValue{"SOTTO_SILENCE_LIMIT_MS", "-1", "0 or a whole number from 100 to 3600000"},
+        BadValue{"SOTTO_SILENCE_LIMIT_MS", "0.5", "0 or a whole number from 100 to 3600000"},
+        BadValue{"SOTTO_SILENCE_LIMIT_MS", "3600001", "0 or a whole number from 100 to 3600000"},
+        BadValue{"SOTTO_TCP_USER_TIMEOUT_MS", "50", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"},
         BadValue{"SOTTO_LISTEN_PORT", "65536", "a whole number from 0 to 65535"},
         BadValue{"SOTTO_ADVERTISE", "10.0.0.1\t", "printable ASCII text"}));

@@ -1,5 +1,9 @@
-// The parts of the TCP transport that need no socket.
+// The parts of the TCP transport that need no connection.
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <deque>
 #include <random>
@@ -12,6 +16,7 @@
 #include "transports/tcp/refusals.h"
 #include "transports/tcp/send_queue.h"
 #include "transports/tcp/send_window.h"
+#include "transports/tcp/socket_settings.h"
 
 namespace sotto::tcp {
 namespace {
@@ -115,6 +120,30 @@ TEST(Rendezvous, WhoDidNotCome) {
   EXPECT_EQ(did_not_come("ranks 2, 5 to 7"), "ranks 2, 5 to 7 did not come");
   EXPECT_EQ(did_not_come("rank 2 (turned away: a (b))"),
             "rank 2 did not come (turned away: a (b))");
+}
+
+TEST(SocketSettings, ControlSocketsAreWatched) {
+  const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+  ASSERT_GE(fd, 0);
+  const auto value = [fd](int level, int option) {
+    int number = -1;
+    socklen_t length = sizeof number;
+    EXPECT_EQ(::getsockopt(fd, level, option, &number, &length), 0);
+    return number;
+  };
+  SocketSettings sockets;
+  sockets.watch(fd);
+  EXPECT_EQ(value(SOL_SOCKET, SO_KEEPALIVE), 0) << "no limit";
+  sockets.user_timeout_ms = 30'000;
+  sockets.watch(fd);
+  EXPECT_EQ(value(IPPROTO_TCP, TCP_USER_TIMEOUT), 30'000);
+  EXPECT_EQ(value(SOL_SOCKET, SO_KEEPALIVE), 1);
+  EXPECT_EQ(value(IPPROTO_TCP, TCP_KEEPIDLE), 10);
+  EXPECT_EQ(value(IPPROTO_TCP, TCP_KEEPINTVL), 10);
+  sockets.user_timeout_ms = 100;
+  sockets.watch(fd);
+  EXPECT_EQ(value(IPPROTO_TCP, TCP_KEEPIDLE), 1);
+  ::close(fd);
 }
 
 TEST(SendWindow, TwiceWhatThePathCarries) {

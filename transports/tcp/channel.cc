@@ -6,7 +6,7 @@
 namespace sotto::tcp {
 namespace {
 
-// A lost connection is often only the echo of a failure elsewhere: the control mesh gets this long
+// A lost connection is often only the echo of a failure elsewhere: the control plane gets this long
 // to name that first.
 constexpr int64_t kGraceNs = 200'000'000;
 // A message that has waited this long for its READY is announced.
@@ -15,6 +15,8 @@ constexpr int64_t kAnnounceNs = 100'000'000;
 constexpr int64_t kRemindNs = 500'000'000;
 // Transfer::scratch[0] of a send: the flags of its frame.
 constexpr size_t kFlagsSlot = 0;
+// Payload of a failure frame at most: two texts and some numbers.
+constexpr uint64_t kMaxFailureBytes = 2 * wire::kMaxTextBytes + 64;
 
 bool names(const Transfer& t, uint32_t round, uint32_t segment) {
   return t.round == round && t.segment == segment;
@@ -73,10 +75,12 @@ bool Channel::any_open() const {
 }
 
 bool Channel::delivered() const {
-  if (!any_open()) return true;
-  return queue_.empty() && service_.empty() &&
+  // A connection with half a message of a cancelled operation sends nothing any more.
+  const auto can_send = [](const Line& line) { return line.stream->can_send(); };
+  if (std::none_of(lines_.begin(), lines_.end(), can_send)) return true;
+  return queue_.empty() && service_.empty() && (failures_.empty() || failure_sending_) &&
          std::all_of(lines_.begin(), lines_.end(), [](const Line& line) {
-           return !line.stream->open() || (!line.bye_due && line.stream->delivered());
+           return !line.stream->can_send() || (!line.bye_due && line.stream->delivered());
          });
 }
 
@@ -145,6 +149,13 @@ void Channel::say(const wire::FrameHeader& frame) {
 
 bool Channel::next_frame(FrameStream& stream, OutFrame& out) {
   out = OutFrame{};
+  if (!failures_.empty() && !failure_sending_) {
+    failure_sending_ = true;
+    out.header.kind = wire::FrameKind::kFailure;
+    out.header.payload_bytes = failures_.front().size();
+    out.payload = reinterpret_cast<const uint8_t*>(failures_.front().data());
+    return true;
+  }
   if (!service_.empty()) {
     out.header = service_.front();
     service_.pop();
@@ -172,6 +183,10 @@ bool Channel::next_frame(FrameStream& stream, OutFrame& out) {
 void Channel::on_sent(FrameStream& /*stream*/, const OutFrame& out) {
   if (out.cookie == nullptr) {
     service_counters_.service_sent(wire::frame_bytes(out.header.payload_bytes));
+    if (out.header.kind == wire::FrameKind::kFailure) {
+      failures_.pop_front();
+      failure_sending_ = false;
+    }
     return;
   }
   auto& t = *static_cast<Transfer*>(out.cookie);
@@ -279,6 +294,12 @@ Result<PayloadPlace> Channel::on_header(FrameStream& stream, const wire::FrameHe
     SOTTO_ASSIGN(void* const place, begin_message(line_of(stream), h));
     return PayloadPlace{static_cast<uint8_t*>(place), h.payload_bytes};
   }
+  if (h.kind == wire::FrameKind::kFailure && core_.failures != nullptr &&
+      h.payload_bytes <= kMaxFailureBytes) {
+    std::string& inbox = line_of(stream).inbox;
+    inbox.resize(h.payload_bytes);
+    return PayloadPlace{reinterpret_cast<uint8_t*>(inbox.data()), inbox.size()};
+  }
   if (h.kind > wire::FrameKind::kAnnounce && h.kind != wire::FrameKind::kBye) {
     return error(Code::kProtocol, "{} on the data connection from {}", describe(h), name_);
   }
@@ -356,6 +377,11 @@ Status Channel::on_frame(FrameStream& stream, const wire::FrameHeader& h) {
     case wire::FrameKind::kReady: return on_ready(h);
     case wire::FrameKind::kCredit: return on_credit(h);
     case wire::FrameKind::kAnnounce: return on_announce(h);
+    case wire::FrameKind::kFailure: {
+      const std::string& inbox = line_of(stream).inbox;
+      return core_.failures->on_failure_frame(
+          peer_, wire::Bytes(reinterpret_cast<const uint8_t*>(inbox.data()), inbox.size()));
+    }
     default: line_of(stream).bye_heard = true; return {};
   }
 }
@@ -456,22 +482,35 @@ void Channel::say_bye() {
   flush();
 }
 
+void Channel::say_failure(std::string payload) {
+  if (bye_said_) return;
+  failures_.push_back(std::move(payload));
+  flush();
+}
+
+// Each end of a connection sees something else; the words name both.
+Status Channel::connection_status(Code code, std::string_view what, const Status& why) const {
+  return error(code, "the connection between {} and {} {}: rank {}: {}", core_.name, name_, what,
+               core_.rank, why.text());
+}
+
 void Channel::fail(Status why) {
   if (std::exchange(failed_, true)) return;
   core_.sink.on_failure(peer_, std::move(why));
 }
 
 void Channel::on_broken(FrameStream& stream, Status why) {
+  if (!any_open() && core_.failures != nullptr) core_.failures->on_disconnected(peer_);
   if (bye_said_ || failed_) return;
   if (why.code() != Code::kPeerLost) {
-    fail(std::move(why));
+    fail(stream.damaged() ? connection_status(why.code(), "is damaged", why) : std::move(why));
     return;
   }
   if (line_of(stream).bye_heard) {
     fail_if_needed();
     return;
   }
-  lost_ = why.with_prefix(name_);
+  lost_ = connection_status(why.code(), "is lost", why);
   lost_ns_ = core_.reactor.now_ns();
 }
 

@@ -19,12 +19,14 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "core/iface/transport.h"
+#include "core/wire/control.h"
 #include "transports/tcp/counters.h"
 #include "transports/tcp/op_table.h"
 #include "transports/tcp/send_queue.h"
@@ -36,6 +38,16 @@ struct FlowLimits {
   uint64_t eager_bytes = 65536;      // equal on all ranks of a group
   uint64_t credit_bytes = 1u << 20;  // of whole frames
   uint32_t connections = 1;          // to each peer; equal on all ranks of a group
+};
+
+// What channels learn that concerns the control plane.
+class FailureListener {
+ public:
+  virtual ~FailureListener() = default;
+  // The payload of a failure frame. An error breaks the connection.
+  virtual Status on_failure_frame(int32_t peer, wire::Bytes payload) = 0;
+  // The last data connection to the peer has ended.
+  virtual void on_disconnected(int32_t peer) = 0;
 };
 
 // What the channels of one transport share.
@@ -50,6 +62,8 @@ struct TransportCore {
   Reactor& reactor;
   CounterTable counters;
   OpTable ops;
+  FailureListener* failures = nullptr;  // null: failure frames are refused
+  std::string name;                     // of this rank, for errors about connections
 };
 
 // First in, first out, in memory that only grows to what was needed once.
@@ -80,6 +94,10 @@ class Channel final : public StreamOwner {
   // The operation is complete: nothing of it may be arriving.
   void retire(const OpState& op);
   void say_bye();
+  // Sends a failure frame, before anything else that waits.
+  void say_failure(std::string payload);
+  // A connection to the peer is open.
+  bool connected() const { return any_open(); }
 
   // Reports a loss whose cause nobody else has named, announces operations that wait for long.
   void tick(int64_t now_ns);
@@ -99,6 +117,7 @@ class Channel final : public StreamOwner {
     bool small_only = false;
     bool bye_due = false;    // said when there is nothing else to say
     bool bye_heard = false;  // nothing comes any more
+    std::string inbox;       // of a failure frame
   };
 
   Line& line_of(const FrameStream& stream);
@@ -133,6 +152,7 @@ class Channel final : public StreamOwner {
   void drop_incoming(Line& line);
   void fail(Status why);
   void fail_if_needed();
+  Status connection_status(Code code, std::string_view what, const Status& why) const;
 
   TransportCore& core_;
   const int32_t peer_;
@@ -148,6 +168,8 @@ class Channel final : public StreamOwner {
   uint64_t credit_out_ = 0;       // what the peer has used and not got back
   uint64_t credit_consumed_ = 0;  // of it: messages that have left for their receive
 
+  std::deque<std::string> failures_;  // payloads of failure frames
+  bool failure_sending_ = false;      // the first of them
   bool bye_said_ = false;
   bool failed_ = false;
   std::optional<Status> lost_;  // PEER_LOST that is held back for a moment

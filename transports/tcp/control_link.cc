@@ -17,6 +17,7 @@ Result<std::unique_ptr<ControlLink>> ControlLink::make(Reactor& reactor, int fd,
                                                        uint64_t max_payload) {
   std::unique_ptr<ControlLink> link(new ControlLink(owner, max_payload));
   SOTTO_ASSIGN(link->stream_, FrameStream::make(reactor, fd, std::move(name), *link));
+  reactor.sockets().watch(fd);
   return link;
 }
 

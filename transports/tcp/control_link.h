@@ -50,6 +50,8 @@ class ControlLink final : public StreamOwner {
   bool flushed() const { return outbox_.empty() && stream_->idle(); }
   bool delivered() const { return !stream_->open() || (outbox_.empty() && stream_->delivered()); }
   bool open() const { return stream_->open(); }
+  bool damaged() const { return stream_->damaged(); }
+  bool unanswered() const { return stream_->unanswered(); }
   bool bye_received() const { return bye_received_; }
   void close() { stream_->close(); }
   // Reads what has come.

@@ -6,6 +6,8 @@ namespace sotto::tcp {
 namespace {
 
 constexpr int64_t kTickMs = 50;
+// Ticks further apart than this mean that the process was stopped, or polls only now and then.
+constexpr int64_t kSleptMs = 200;
 
 int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
 
@@ -18,9 +20,13 @@ TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
       group_(std::move(membership)),
       heartbeat_ms_(heartbeat_ms),
       bye_(static_cast<size_t>(group_.size())),
-      last_heartbeat_ns_(reactor_.now_ns()) {
+      last_heartbeat_ns_(reactor_.now_ns()),
+      last_tick_ns_(last_heartbeat_ns_),
+      awake_since_ns_(last_heartbeat_ns_) {
   const auto size = static_cast<uint64_t>(group_.size());
   exchange_.blobs.resize(size);
+  lost_.resize(size);
+  bridge_->control = this;
   for (const auto& link : group_.links) {
     if (!link) continue;
     link->set_owner(*this);
@@ -28,10 +34,10 @@ TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
     link->set_max_payload((coordinates() ? 1 : size) * (wire::kMaxBlobBytes + 64) +
                           4 * wire::kMaxTextBytes);
   }
-  if (size > 1) ticker_ = reactor_.every(std::min(kTickMs, heartbeat_ms_), [this] { tick(); });
+  set_silence_limit(0);
 }
 
-TcpControl::~TcpControl() = default;
+TcpControl::~TcpControl() { bridge_->control = nullptr; }
 
 ControlLink* TcpControl::link_of(int32_t rank) const {
   if (coordinates()) return group_.links[static_cast<size_t>(rank)].get();
@@ -61,7 +67,7 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
     const Status status =
         invalid_argument("rank {}: {} bytes for the exchange \"{}\"; at most {} are allowed",
                          rank(), mine.size(), what, wire::kMaxBlobBytes);
-    fail({status.code(), rank(), status.text()});
+    fail({status.code(), rank(), status.text(), rank()});
     return status;
   }
   if (left_)
@@ -149,8 +155,8 @@ Status TcpControl::on_message(ControlLink& link, wire::FrameKind kind, wire::Byt
     case wire::FrameKind::kGathered:
       if (!coordinates()) return on_gathered(payload);
       break;
-    case wire::FrameKind::kHeartbeat: return on_heartbeat(payload);
-    case wire::FrameKind::kFailure: return on_failure(payload);
+    case wire::FrameKind::kHeartbeat: return on_heartbeat(link, payload);
+    case wire::FrameKind::kFailure: return on_failure_frame(link.rank, payload);
     case wire::FrameKind::kBye: on_bye(link); return {};
     default: break;
   }
@@ -178,9 +184,17 @@ Status TcpControl::on_gathered(wire::Bytes payload) {
   return {};
 }
 
-Status TcpControl::on_heartbeat(wire::Bytes payload) {
+Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
   auto beat = wire::Heartbeat::decode(payload);
-  if (!beat.ok() || coordinates()) return beat.status();
+  if (!beat.ok()) return beat.status();
+  if (coordinates()) {
+    conclude();
+    return {};
+  }
+  if (link.flushed()) {  // the coordinator may be asking whether this rank is there
+    last_heartbeat_ns_ = reactor_.now_ns();
+    link.send(wire::FrameKind::kHeartbeat, wire::Heartbeat{}.encode());
+  }
   waiting_ = std::move(beat->waiting);
   if (beat->silent_ms.size() == static_cast<size_t>(size())) {
     silent_ms_ = std::move(beat->silent_ms);
@@ -189,20 +203,9 @@ Status TcpControl::on_heartbeat(wire::Bytes payload) {
   return {};
 }
 
-Status TcpControl::on_failure(wire::Bytes payload) {
-  auto failure = wire::Failure::decode(payload);
-  if (!failure.ok()) return failure.status();
-  FailureCause cause{static_cast<Code>(failure->code), failure->rank, std::move(failure->text)};
-  if (coordinates()) {
-    decide(std::move(cause));
-  } else {
-    adopt(std::move(cause));
-  }
-  return {};
-}
-
 void TcpControl::on_bye(ControlLink& link) {
   bye_[static_cast<size_t>(link.rank)] = true;
+  if (!coordinates() && proposed_) adopt(*proposed_);  // it has left before it heard of that
   if (coordinates() && exchange_.present > 0 && !exchange_.blobs[static_cast<size_t>(link.rank)]) {
     decide({Code::kPeerLost, link.rank,
             fmt::format("{} has left the group during the exchange \"{}\"",
@@ -210,63 +213,28 @@ void TcpControl::on_bye(ControlLink& link) {
   }
 }
 
-void TcpControl::on_lost(ControlLink& link, const Status& why) {
-  if (left_) return;
-  FailureCause cause{why.code(), link.rank,
-                     fmt::format("{} is lost: {}", describe_rank(link.rank), why.text())};
-  if (coordinates()) {
-    decide(std::move(cause));
-  } else {
-    adopt(reported_ ? *reported_ : std::move(cause));
-  }
-}
-
-// ---- failure
-
-Status TcpControl::failure_status() const { return Status(failure_->code, failure_->text); }
-
-void TcpControl::fail(const FailureCause& cause) {
-  if (failure_ || reported_) return;
-  if (coordinates()) {
-    decide(cause);
-    return;
-  }
-  ControlLink& link = *group_.links[0];
-  if (left_ || !link.open() || bye_[static_cast<size_t>(group_.coordinator)]) {
-    adopt(cause);
-    return;
-  }
-  reported_ = cause;
-  reported_ns_ = reactor_.now_ns();
-  link.send(wire::FrameKind::kFailure,
-            wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode());
-}
-
-// The coordinator's word: the first cause that it hears of is the group's.
-void TcpControl::decide(FailureCause cause) {
-  if (failure_) return;
-  const std::string text =
-      wire::Failure{static_cast<int32_t>(cause.code), cause.rank, cause.text}.encode();
-  adopt(std::move(cause));
-  for (const auto& link : group_.links) {
-    if (link && !bye_[static_cast<size_t>(link->rank)]) link->send(wire::FrameKind::kFailure, text);
-  }
-}
-
-void TcpControl::adopt(FailureCause cause) {
-  if (failure_) return;
-  failure_ = std::move(cause);
-  asio::post(reactor_.io(), [this, alive = std::weak_ptr<bool>(alive_)] {
-    if (!alive.expired() && listener_ != nullptr) listener_->on_control_failure(*failure_);
-  });
-}
-
 // ---- signs of life
+
+// Signs of life are so frequent that four fit into the limit.
+void TcpControl::set_silence_limit(int64_t limit_ms) {
+  silence_limit_ms_ = limit_ms;
+  if (limit_ms > 0) heartbeat_ms_ = std::min(heartbeat_ms_, limit_ms / 4);
+  if (size() > 1) ticker_ = reactor_.every(std::min(kTickMs, heartbeat_ms_), [this] { tick(); });
+}
+
+void TcpControl::established() {
+  established_ = true;
+  awake_since_ns_ = reactor_.now_ns();
+}
 
 void TcpControl::tick() {
   const int64_t now = reactor_.now_ns();
-  if (reported_ && !failure_ && ms_between(reported_ns_, now) >= kDecisionMs) adopt(*reported_);
+  if (ms_between(last_tick_ns_, now) > std::max(kSleptMs, silence_limit_ms_ / 2))
+    awake_since_ns_ = now;
+  last_tick_ns_ = now;
+  check_decision(now);
   if (left_) return;
+  check_silence(now);
   if (ms_between(last_heartbeat_ns_, now) >= heartbeat_ms_) {
     last_heartbeat_ns_ = now;
     send_heartbeats();
@@ -314,6 +282,7 @@ int64_t TcpControl::silent_ms(int32_t rank) const {
 
 void TcpControl::leave(Deadline deadline) {
   if (left_) return;
+  if (inquiry_) decide(inquiry_->cause);
   left_ = true;
   for (const auto& link : group_.links) {
     if (link) link->send(wire::FrameKind::kBye, "");

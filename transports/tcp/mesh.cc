@@ -343,8 +343,10 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
     // Nobody goes on before all connections of all ranks are there.
     SOTTO_TRY(control.all_gather("data connections are made", "", driver, deadline).status());
   }
-  return std::unique_ptr<Transport>(
-      std::make_unique<TcpTransport>(reactor, control.rank(), mesh.take(), sink, limits));
+  auto transport =
+      std::make_unique<TcpTransport>(reactor, control.rank(), mesh.take(), sink, limits);
+  transport->carry_failures(control);
+  return std::unique_ptr<Transport>(std::move(transport));
 }
 
 }  // namespace sotto::tcp

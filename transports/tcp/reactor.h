@@ -46,7 +46,7 @@ struct ReactorOptions {
   double rate_limit_mbit = 0;
   int64_t spin_us = 30;
   const Clock* clock = nullptr;
-  SocketSettings sockets;  // of data connections
+  SocketSettings sockets;
 };
 
 class Reactor final : public Poller {

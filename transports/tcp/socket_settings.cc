@@ -59,4 +59,20 @@ void SocketSettings::apply(int fd) const {
   if (!congestion_control.empty()) set_congestion_control(fd, congestion_control);
 }
 
+void SocketSettings::watch(int fd) const {
+  if (user_timeout_ms <= 0) return;
+  const auto set = [fd](int level, int option, int64_t value) {
+    const int number = static_cast<int>(std::clamp<int64_t>(value, 1, INT32_MAX));
+    ::setsockopt(fd, level, option, &number, sizeof number);
+  };
+  // What is under way is given up after this time, and so is a connection whose probes nobody
+  // answers. Probes, in whole seconds: three fit into the time.
+  set(IPPROTO_TCP, TCP_USER_TIMEOUT, user_timeout_ms);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  const int64_t probe_s = std::min<int64_t>(user_timeout_ms / 3000, 32767);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, probe_s);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, probe_s);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 2);
+}
+
 }  // namespace sotto::tcp

@@ -89,6 +89,7 @@ void FrameStream::fail_errno(const char* call, int number) {
   } else if (in_begin_ != in_end_) {
     where = " in the middle of a frame header";
   }
+  unanswered_ = number == ETIMEDOUT || number == EHOSTUNREACH || number == ENETUNREACH;
   if (number == 0) {
     fail(error(Code::kPeerLost, "{} closed the connection{}", name_, where));
   } else {
@@ -286,6 +287,7 @@ bool FrameStream::end_payload() {
     const uint64_t found =
         in_streamed_ ? in_hasher_.digest() : hash64(in_payload_, in_header_.payload_bytes);
     if (found != sent) {
+      damaged_ = true;
       fail(error(Code::kProtocol, "{} from {} has checksum {:016x}, its bytes have {:016x}",
                  describe(in_header_), peer_, sent, found));
       return false;

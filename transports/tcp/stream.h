@@ -52,8 +52,8 @@ class StreamOwner {
   // The next frame to send, if there is one.
   virtual bool next_frame(FrameStream& stream, OutFrame& out) = 0;
   virtual void on_sent(FrameStream& stream, const OutFrame& out) = 0;
-  // The connection is of no use any more: PROTOCOL (what arrived), PEER_LOST (closed or reset).
-  // Called once.
+  // The connection is of no use any more: PROTOCOL (what arrived; FrameStream::damaged tells
+  // whether on the way), PEER_LOST (closed or reset). Called once.
   virtual void on_broken(FrameStream& stream, Status why) = 0;
 };
 
@@ -91,6 +91,13 @@ class FrameStream final : public Pollable {
   bool idle() const { return !out_busy_; }
   // The peer's kernel has everything that was sent.
   bool delivered() const;
+  // Frames can still be sent.
+  bool can_send() const { return fd_ >= 0 && !out_dead_; }
+  // Bytes came that no peer sends: a checksum does not fit, or there is no frame where one has to
+  // be.
+  bool damaged() const { return damaged_; }
+  // The other side's host has not answered for too long (TCP_USER_TIMEOUT, keepalive, routing).
+  bool unanswered() const { return unanswered_; }
   const std::string& name() const { return name_; }
   int64_t last_heard_ns() const { return last_heard_ns_; }
   const wire::FrameHeader* receiving() const {
@@ -132,6 +139,8 @@ class FrameStream final : public Pollable {
   bool readable_ = false, writable_ = true;
   bool hung_up_ = false;   // the end of the stream is behind what can be read
   bool out_dead_ = false;  // nothing can be sent any more
+  bool damaged_ = false;
+  bool unanswered_ = false;
   bool in_send_ = false;
   bool paused_ = false;
   int64_t last_heard_ns_;

@@ -16,6 +16,8 @@ namespace sotto::tcp {
 namespace {
 
 constexpr int64_t kRefusalUs = 1'000'000;
+constexpr int64_t kUserTimeoutBeats = 30;
+constexpr int64_t kLeastUserTimeoutMs = 2000;
 constexpr uint64_t kMostEagerBytes = uint64_t{1} << 30;
 constexpr uint32_t kMostConnections = 64;
 constexpr uint64_t kLeastCreditBytes = 4096;  // some empty messages
@@ -200,6 +202,7 @@ TcpOptions tcp_options(const Params& params) {
   options.receive_buffer_bytes = static_cast<uint64_t>(params.receive_buffer_bytes);
   options.congestion_control = params.congestion_control;
   options.heartbeat_ms = params.heartbeat_ms;
+  options.user_timeout_ms = params.tcp_user_timeout_ms;
   options.spin_us = params.spin_us;
   return options;
 }
@@ -210,6 +213,10 @@ Result<std::unique_ptr<Backend>> make_tcp_backend(const TcpOptions& options) {
   place.port = options.listen_port;
   tcp::SocketSettings sockets{options.send_buffer_bytes, options.receive_buffer_bytes,
                               options.congestion_control};
+  sockets.user_timeout_ms =
+      options.user_timeout_ms > 0
+          ? options.user_timeout_ms
+          : std::max(tcp::kUserTimeoutBeats * options.heartbeat_ms, tcp::kLeastUserTimeoutMs);
   SOTTO_TRY(sockets.check());
   SOTTO_ASSIGN(std::shared_ptr<tcp::Reactor> reactor,
                tcp::Reactor::make(

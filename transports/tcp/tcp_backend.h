@@ -39,6 +39,9 @@ struct TcpOptions {
   uint64_t receive_buffer_bytes = 0;
   std::string congestion_control = {};
   int64_t heartbeat_ms = 1000;
+  // How long the host at the other end of a control connection may acknowledge nothing; 0: 30
+  // heartbeats, at least 2 s.
+  int64_t user_timeout_ms = 0;
   // How long a poll that waits looks for work before it sleeps.
   int64_t spin_us = 30;
   const Clock* clock = nullptr;  // null: monotonic

@@ -14,6 +14,7 @@ TcpTransport::TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank,
                            std::vector<MeshPeer> peers, TransferSink& sink, FlowLimits limits)
     : reactor_(std::move(reactor)),
       core_(rank, static_cast<int32_t>(peers.size()), sink, limits, *reactor_) {
+  core_.name = fmt::format("rank {}", rank);
   for (size_t r = 0; r < peers.size(); ++r) {
     MeshPeer& peer = peers[r];
     control_bytes_.push_back(peer.control_bytes);
@@ -25,7 +26,33 @@ TcpTransport::TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank,
   if (peers.size() > 1) ticker_ = reactor_->every(kTickMs, [this] { tick(); });
 }
 
-TcpTransport::~TcpTransport() = default;
+TcpTransport::~TcpTransport() {
+  if (bridge_) bridge_->route = nullptr;
+}
+
+void TcpTransport::carry_failures(TcpControl& control) {
+  bridge_ = control.bridge();
+  bridge_->route = this;
+  core_.failures = this;
+  core_.name = control.describe_rank(core_.rank);
+}
+
+void TcpTransport::send_failure(int32_t peer, const std::string& payload) {
+  if (Channel* c = channel(peer)) c->say_failure(payload);
+}
+
+bool TcpTransport::connected(int32_t peer) const {
+  const Channel* c = channel(peer);
+  return c != nullptr && c->connected();
+}
+
+Status TcpTransport::on_failure_frame(int32_t peer, wire::Bytes payload) {
+  return bridge_->control != nullptr ? bridge_->control->on_failure_frame(peer, payload) : Status();
+}
+
+void TcpTransport::on_disconnected(int32_t peer) {
+  if (bridge_->control != nullptr) bridge_->control->on_disconnected(peer);
+}
 
 const TransportCaps& TcpTransport::caps() const {
   static const TransportCaps caps{.name = "tcp",

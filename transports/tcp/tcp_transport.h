@@ -10,6 +10,7 @@
 #include "core/iface/transport.h"
 #include "transports/tcp/channel.h"
 #include "transports/tcp/control_link.h"
+#include "transports/tcp/control_plane.h"
 #include "transports/tcp/reactor.h"
 
 namespace sotto::tcp {
@@ -21,12 +22,14 @@ struct MeshPeer {
   std::shared_ptr<const LinkBytes> control_bytes;     // null: no control connection to this peer
 };
 
-class TcpTransport final : public Transport {
+class TcpTransport final : public Transport, public FailureRoute, private FailureListener {
  public:
   // peers: by rank.
   TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank, std::vector<MeshPeer> peers,
                TransferSink& sink, FlowLimits limits);
   ~TcpTransport() override;
+  // Failures also travel on the data connections from now on. control: of the same group.
+  void carry_failures(TcpControl& control);
 
   const TransportCaps& caps() const override;
   uint64_t header_bytes(uint64_t message_bytes) const override;
@@ -40,8 +43,12 @@ class TcpTransport final : public Transport {
   std::string route(int32_t peer) const override;
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
   void close(Deadline deadline) override;
+  void send_failure(int32_t peer, const std::string& payload) override;
+  bool connected(int32_t peer) const override;
 
  private:
+  Status on_failure_frame(int32_t peer, wire::Bytes payload) override;
+  void on_disconnected(int32_t peer) override;
   Channel* channel(int32_t peer) const;
   void tick();
 
@@ -50,6 +57,7 @@ class TcpTransport final : public Transport {
   TransportCore core_;
   std::vector<std::unique_ptr<Channel>> channels_;  // by rank; null: itself
   std::shared_ptr<void> ticker_;
+  std::shared_ptr<FailureBridge> bridge_;  // null: failures do not travel here
   bool closed_ = false;
 };
 
