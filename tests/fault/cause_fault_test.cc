@@ -146,7 +146,7 @@ SOTTO_RANK_MAIN(cause_fault) {
   for (uint32_t k = 0; sotto_comm_error(all.comm, nullptr) == SOTTO_OK; ++k) {
     if (k == 6) self.at("working");
     if (k == 6 && task["vanishes"] == self.rank) vanish();
-    if (k >= 6 && (idle || random() % 8 == 0)) pause_ms(random() % 15);
+    if (k >= 6 && (idle || random() % 8 == 0)) pause_ms(static_cast<int64_t>(random() % 15));
     if (k < 6 || !idle) (void)work(all, data, k);
   }
   const json report = report_of(all.comm);
@@ -186,7 +186,12 @@ struct Case {
 
 Case draw(const Fault& fault, uint32_t seed) {
   std::mt19937 random(seed * 977 + static_cast<uint32_t>(fault.where));
-  Case c{fault, seed, 2 + static_cast<int>(seed % 3), 0, random() % 2 == 0, random() % 40'000};
+  Case c{fault,
+         seed,
+         2 + static_cast<int>(seed % 3),
+         0,
+         random() % 2 == 0,
+         static_cast<int64_t>(random() % 40'000)};
   const int lowest = fault.where == Where::kProcess ? 0 : 1;
   c.rank = lowest + static_cast<int>(random() % static_cast<uint32_t>(c.size - lowest));
   return c;
