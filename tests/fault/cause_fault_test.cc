@@ -6,9 +6,10 @@
 // - all survivors have the same code and the same text;
 // - the accused is the guilty rank; where only a connection is at fault, one of its two ends, and
 //   then the text is about the connection;
+// - a silence limit is noticed in three times the limit;
 // - destroying everything takes at most a second.
 //
-// SOTTO_FAULT_CASES=600 runs that many cases instead of 60.
+// TEST_FAULT_CASES=600 runs about that many cases instead of 64.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
@@ -146,8 +147,9 @@ SOTTO_RANK_MAIN(cause_fault) {
   for (uint32_t k = 0; sotto_comm_error(all.comm, nullptr) == SOTTO_OK; ++k) {
     if (k == 6) self.at("working");
     if (k == 6 && task["vanishes"] == self.rank) vanish();
+    const bool hangs = k >= 6 && task["hangs"] == self.rank;
     if (k >= 6 && (idle || random() % 8 == 0)) pause_ms(static_cast<int64_t>(random() % 15));
-    if (k < 6 || !idle) (void)work(all, data, k);
+    if (k < 6 || !(idle || hangs)) (void)work(all, data, k);
   }
   const json report = report_of(all.comm);
   json end{{"text", text_of(all.comm)},    {"code", report["status"]},
@@ -173,6 +175,7 @@ struct Fault {
   bool silence = false;     // with SOTTO_SILENCE_LIMIT_MS, and no other limit that is near
   std::vector<std::string> codes = {"PEER_LOST"};
   bool vanishes = false;  // the process: its host acknowledges nothing any more
+  bool hangs = false;     // the caller: it calls nothing any more, its progress thread answers
 };
 
 struct Case {
@@ -225,6 +228,7 @@ struct Wires {
               {"seed", c.seed},
               {"idle", c.fault.idle},
               {"vanishes", c.fault.vanishes ? c.rank : -1},
+              {"hangs", c.fault.hangs ? c.rank : -1},
               {"timeout_us", c.fault.silence ? kLongUs : kShortUs}};
     for (size_t r = 0; !c.fault.vanishes && r < ports.size(); ++r) {
       task["listen"].push_back(ports[r]->number());
@@ -241,7 +245,7 @@ struct Wires {
 
 void harm(const Case& c, Processes& ranks, const Wires& wires) {
   if (c.fault.where == Where::kProcess) {
-    if (!c.fault.vanishes) ranks.kill(c.rank, c.fault.signal);
+    if (c.fault.signal != 0) ranks.kill(c.rank, c.fault.signal);
     return;
   }
   const auto r = static_cast<size_t>(c.rank);
@@ -253,7 +257,7 @@ void harm(const Case& c, Processes& ranks, const Wires& wires) {
 }
 
 // "" or what is wrong about how the ranks ended.
-std::string judge(const Case& c, const std::vector<json>& ends) {
+std::string judge(const Case& c, const std::vector<json>& ends, int64_t struck_ms) {
   const json* first = nullptr;
   for (int r = 0; r < c.size; ++r) {
     const json& end = ends[static_cast<size_t>(r)];
@@ -267,7 +271,10 @@ std::string judge(const Case& c, const std::vector<json>& ends) {
     const int accused = end["accused"];
     const std::string name = fmt::format("rank {} (", accused);
     if (c.fault.where == Where::kProcess) {
-      if (accused != c.rank || text.find(fmt::format("rank {} (pid", c.rank)) != 0)
+      const std::string named = fmt::format("rank {} (", c.rank);
+      if (accused != c.rank ||
+          (c.fault.hangs ? text.find("waiting for " + named) == std::string::npos
+                         : text.find(named + "pid") != 0))
         return who + ": not the guilty one";
     } else {
       const bool data = c.fault.where == Where::kData;
@@ -275,8 +282,7 @@ std::string judge(const Case& c, const std::vector<json>& ends) {
       const bool end_of_it = data ? c.fault.kind == Kind::kStall ||
                                         testing::Matches(testing::Contains(c.rank))(ends_of_it)
                                   : accused == c.rank || accused == 0;
-      if (!end_of_it || text.find(name.substr(0, name.size() - 2)) == std::string::npos)
-        return who + ": neither end";
+      if (!end_of_it || text.find(name) == std::string::npos) return who + ": neither end";
       if (text.find("connection between") == std::string::npos && code != "TIMEOUT" &&
           !c.fault.silence)
         return who + ": it is about a connection";
@@ -284,6 +290,8 @@ std::string judge(const Case& c, const std::vector<json>& ends) {
           text.find("connection between") == std::string::npos)
         return who + ": no rank is lost";
     }
+    if (c.fault.silence && end["failed_at_ms"].get<int64_t>() - struck_ms > 3 * kSilenceMs)
+      return who + fmt::format(": late, {} was the time of the fault", struck_ms);
     for (const int64_t ms : end["took_ms"]) {
       if (ms > kDestroyMs) return who + ": destroying takes too long";
     }
@@ -304,16 +312,17 @@ std::string run_case(const Case& c) {
   wires.spread_id(c.size, c.fault.vanishes);
   for (int r = 0; r < c.size; ++r) ranks.await(r, "working");
   std::this_thread::sleep_for(std::chrono::microseconds(c.delay_us));
+  const int64_t struck_ms = now_ms();
   harm(c, ranks, wires);
   std::vector<json> ends(static_cast<size_t>(c.size));
   for (int r = 0; r < c.size; ++r) {
-    if (c.fault.where != Where::kProcess || r != c.rank)
+    if (c.fault.where != Where::kProcess || c.fault.hangs || r != c.rank)
       ends[static_cast<size_t>(r)] = json::parse(ranks.message(r));
   }
   if (c.fault.signal == SIGSTOP || c.fault.vanishes) ranks.kill(c.rank, SIGKILL);
   ranks.wait_all();
   if (const std::string failure = ranks.failure(); !failure.empty()) return failure;
-  return judge(c, ends);
+  return judge(c, ends, struck_ms);
 }
 
 const std::vector<Fault>& faults() {
@@ -324,11 +333,14 @@ const std::vector<Fault>& faults() {
       {"stopped_silence", Where::kProcess, SIGSTOP, {}, false, true},
       {"stopped_idle_silence", Where::kProcess, SIGSTOP, {}, true, true},
       {"vanished_idle", Where::kProcess, 0, {}, true, false, {"PEER_LOST"}, true},
+      {"hung", Where::kProcess, 0, {}, false, false, {"TIMEOUT"}, false, true},
       {"control_reset", Where::kControl, 0, Kind::kReset},
       {"control_closed_idle", Where::kControl, 0, Kind::kClose, true},
       {"control_flipped", Where::kControl, 0, Kind::kFlip, true, false, {"PROTOCOL"}},
       {"control_stalled", Where::kControl, 0, Kind::kStall, true, true},
+      {"control_swallowed", Where::kControl, 0, Kind::kSwallow, true, false, {"PROTOCOL"}},
       {"data_reset", Where::kData, 0, Kind::kReset},
+      {"data_closed", Where::kData, 0, Kind::kClose},
       {"data_flipped", Where::kData, 0, Kind::kFlip, false, false, {"PROTOCOL"}},
       {"data_stalled", Where::kData, 0, Kind::kStall, false, false, {"TIMEOUT"}},
   };
@@ -336,8 +348,8 @@ const std::vector<Fault>& faults() {
 }
 
 uint32_t cases_per_fault() {
-  const char* wanted = std::getenv("SOTTO_FAULT_CASES");
-  const int cases = wanted != nullptr ? std::atoi(wanted) : kSanitized ? 12 : 60;
+  const char* wanted = std::getenv("TEST_FAULT_CASES");
+  const int cases = wanted != nullptr ? std::atoi(wanted) : kSanitized ? 16 : 64;
   return std::max(1, cases / static_cast<int>(faults().size()));
 }
 

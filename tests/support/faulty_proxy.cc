@@ -186,7 +186,8 @@ void FaultyProxy::harm_now(std::vector<uint8_t>& chunk, int32_t index, bool to_t
   };
   const auto found = std::find_if(strikes_.begin(), strikes_.end(), fits);
   if (found == strikes_.end()) return;
-  const uint64_t at = random % chunk.size();
+  // Something of the chunk stays, so that a frame is never left out as a whole.
+  const uint64_t at = chunk.size() == 1 ? 0 : 1 + random % (chunk.size() - 1);
   if (found->kind == ProxyFault::Kind::kFlip) {
     chunk[at] ^= static_cast<uint8_t>(1u << (random >> 32) % 8);
   } else {
