@@ -13,6 +13,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <linux/filter.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -112,8 +114,12 @@ sotto_status work(Everything& all, std::vector<float>& data, uint32_t k) {
 [[noreturn]] void vanish() {
   sock_filter drop{BPF_RET | BPF_K, 0, 0, 0};
   const sock_fprog program{1, &drop};
-  for (int fd = 3; fd < 1024; ++fd)
+  const int never = 0;  // this side's own limit would make the kernel answer with resets
+  for (int fd = 3; fd < 1024; ++fd) {
+    (void)::setsockopt(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, &never, sizeof never);
+    (void)::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &never, sizeof never);
     (void)::setsockopt(fd, SOL_SOCKET, SO_ATTACH_FILTER, &program, sizeof program);
+  }
   for (;;) ::raise(SIGSTOP);
 }
 
@@ -185,6 +191,8 @@ struct Case {
   int rank;  // the guilty one; at the one end of the connection that is harmed
   bool to_target;
   int64_t delay_us;
+  int connections;
+  int heartbeat_ms;
 };
 
 Case draw(const Fault& fault, uint32_t seed) {
@@ -194,7 +202,12 @@ Case draw(const Fault& fault, uint32_t seed) {
          2 + static_cast<int>(seed % 3),
          0,
          random() % 2 == 0,
-         static_cast<int64_t>(random() % 40'000)};
+         static_cast<int64_t>(random() % 40'000),
+         2,
+         100};
+  c.connections = 1 + static_cast<int>(random() % 3);
+  // What shows on control connections shows with the next sign of life.
+  c.heartbeat_ms = fault.where != Where::kControl && random() % 2 == 0 ? 1000 : 100;
   const int lowest = fault.where == Where::kProcess ? 0 : 1;
   c.rank = lowest + static_cast<int>(random() % static_cast<uint32_t>(c.size - lowest));
   return c;
@@ -251,8 +264,9 @@ void harm(const Case& c, Processes& ranks, const Wires& wires) {
   const auto r = static_cast<size_t>(c.rank);
   FaultyProxy& proxy = c.fault.where == Where::kData ? *wires.data[r] : *wires.control[r - 1];
   ProxyFault fault{.kind = c.fault.kind, .to_target = c.to_target, .count = 1 + c.seed % 200};
-  // The connections of bulk, of whichever peer.
-  fault.connection = c.fault.where == Where::kData ? static_cast<int32_t>(c.seed % 2) : 0;
+  // Every lower rank has connected so often.
+  if (c.fault.where == Where::kData)
+    fault.connection = static_cast<int32_t>(c.seed) / 3 % (c.connections * c.rank);
   proxy.strike(fault);
 }
 
@@ -304,7 +318,9 @@ std::string run_case(const Case& c) {
                              c.seed));
   ProcessOptions options;
   options.argument = wires.task(c).dump();
-  options.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1",
+  options.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_CPU_THREADS=1",
+                         fmt::format("SOTTO_CONNECTIONS={}", c.connections),
+                         fmt::format("SOTTO_HEARTBEAT_MS={}", c.heartbeat_ms),
                          fmt::format("SOTTO_TCP_USER_TIMEOUT_MS={}", kShortUs / 1000)};
   if (c.fault.silence)
     options.environment.push_back(fmt::format("SOTTO_SILENCE_LIMIT_MS={}", kSilenceMs));

@@ -74,10 +74,16 @@ bool Channel::any_open() const {
                      [](const Line& line) { return line.stream->open(); });
 }
 
+bool Channel::can_send() const {
+  return std::any_of(lines_.begin(), lines_.end(),
+                     [](const Line& line) { return line.stream->can_send(); });
+}
+
+bool Channel::failure_said() const { return failures_.empty() || !can_send(); }
+
 bool Channel::delivered() const {
   // A connection with half a message of a cancelled operation sends nothing any more.
-  const auto can_send = [](const Line& line) { return line.stream->can_send(); };
-  if (std::none_of(lines_.begin(), lines_.end(), can_send)) return true;
+  if (!can_send()) return true;
   return queue_.empty() && service_.empty() && (failures_.empty() || failure_sending_) &&
          std::all_of(lines_.begin(), lines_.end(), [](const Line& line) {
            return !line.stream->can_send() || (!line.bye_due && line.stream->delivered());

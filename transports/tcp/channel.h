@@ -96,6 +96,8 @@ class Channel final : public StreamOwner {
   void say_bye();
   // Sends a failure frame, before anything else that waits.
   void say_failure(std::string payload);
+  // Those frames were handed to the network, or never will be.
+  bool failure_said() const;
   // A connection to the peer is open.
   bool connected() const { return any_open(); }
 
@@ -123,6 +125,7 @@ class Channel final : public StreamOwner {
   Line& line_of(const FrameStream& stream);
   void flush();
   bool any_open() const;
+  bool can_send() const;
   Result<PayloadPlace> on_header(FrameStream& stream, const wire::FrameHeader& header) override;
   Status on_frame(FrameStream& stream, const wire::FrameHeader& header) override;
   bool next_frame(FrameStream& stream, OutFrame& out) override;

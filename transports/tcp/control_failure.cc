@@ -7,6 +7,9 @@
 namespace sotto::tcp {
 namespace {
 
+// How long a decision waits for being sent to ranks that only a data connection reaches.
+constexpr int64_t kSendMs = 200;
+
 int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
 
 std::string encoded(const FailureCause& c) {
@@ -112,7 +115,7 @@ Status TcpControl::on_failure_frame(int32_t peer, wire::Bytes payload) {
 
 // The coordinator weighs a proposal, its own or a member's.
 void TcpControl::consider(FailureCause cause) {
-  if (failure_) return;
+  if (failure_ || decision_) return;
   const FailureCause own = lost_coordinator();
   if (cause.code == own.code && cause.text == own.text) {  // the members have gone on without it
     decide(own);
@@ -124,7 +127,7 @@ void TcpControl::consider(FailureCause cause) {
 }
 
 void TcpControl::inquire(FailureCause cause) {
-  if (inquiry_) return;  // the first one counts
+  if (inquiry_ || decision_) return;  // the first one counts
   Inquiry inquiry{std::move(cause), reactor_.now_ns(), {}};
   for (int32_t r = 0; r < size(); ++r) {
     const ControlLink* link = link_of(r);
@@ -141,7 +144,8 @@ void TcpControl::inquire(FailureCause cause) {
 
 // Decides as soon as nothing more can be learnt.
 void TcpControl::conclude() {
-  if (!inquiry_ || failure_) return;
+  if (decision_) settle();
+  if (!inquiry_ || decision_ || failure_) return;
   for (int32_t r = 0; r < size(); ++r) {
     const Status& why = lost_[static_cast<size_t>(r)];
     if (!why.ok() && !connected(r)) {
@@ -168,7 +172,7 @@ void TcpControl::conclude() {
 // ---- what connections tell
 
 void TcpControl::on_lost(ControlLink& link, const Status& why) {
-  if (left_ || failure_) return;
+  if (left_ || failure_ || decision_) return;
   const int32_t peer = link.rank;
   lost_[static_cast<size_t>(peer)] = why;
   // What arrived on it was wrong: the peer, or the path, but it is there.
@@ -204,14 +208,28 @@ void TcpControl::on_disconnected(int32_t peer) {
 
 // The coordinator's word.
 void TcpControl::decide(FailureCause cause) {
-  if (failure_) return;
+  if (failure_ || decision_) return;
   cause.text = cause.whole_text();
   cause.waits.clear();
   const std::string payload = encoded(cause);
-  adopt(std::move(cause));
+  decision_ = std::move(cause);
+  decided_ns_ = reactor_.now_ns();
   for (int32_t r = 0; r < size(); ++r) {
     if (r != group_.rank) tell(r, payload);
   }
+  settle();
+}
+
+// Adopting it cancels operations, and with half a message of theirs a data connection ends: where
+// there is no other, the decision goes first.
+void TcpControl::settle() {
+  if (failure_) return;
+  const bool late = ms_between(decided_ns_, reactor_.now_ns()) >= kSendMs;
+  for (int32_t r = 0; !late && r < size(); ++r) {
+    const bool only_route = !lost_[static_cast<size_t>(r)].ok() && connected(r);
+    if (only_route && !bridge_->route->failure_sent(r)) return;
+  }
+  adopt(*decision_);
 }
 
 void TcpControl::adopt(FailureCause cause) {
@@ -240,7 +258,7 @@ void TcpControl::check_decision(int64_t now_ns) {
 }
 
 void TcpControl::check_silence(int64_t now_ns) {
-  if (silence_limit_ms_ == 0 || !established_ || failure_) return;
+  if (silence_limit_ms_ == 0 || !established_ || failure_ || decision_) return;
   const auto silent = [&](int32_t r) {
     const ControlLink* link = link_of(r);
     if (link == nullptr || !link->open() || bye_[static_cast<size_t>(r)]) return int64_t{0};

@@ -283,6 +283,7 @@ int64_t TcpControl::silent_ms(int32_t rank) const {
 void TcpControl::leave(Deadline deadline) {
   if (left_) return;
   if (inquiry_) decide(inquiry_->cause);
+  if (decision_) adopt(*decision_);
   left_ = true;
   for (const auto& link : group_.links) {
     if (link) link->send(wire::FrameKind::kBye, "");

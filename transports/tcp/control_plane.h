@@ -43,6 +43,8 @@ class FailureRoute {
   virtual ~FailureRoute() = default;
   // Sends a failure frame to the peer, if a connection to it can send.
   virtual void send_failure(int32_t peer, const std::string& payload) = 0;
+  // What was to be sent so was handed to the network, or never will be.
+  virtual bool failure_sent(int32_t peer) const = 0;
   // A data connection to the peer is open.
   virtual bool connected(int32_t peer) const = 0;
 };
@@ -126,6 +128,7 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   FailureCause silent_ranks(Code code, const std::vector<int32_t>& ranks) const;
   void tell(int32_t rank, const std::string& payload);
   void decide(FailureCause cause);
+  void settle();
   void adopt(FailureCause cause);
   void check_decision(int64_t now_ns);
   void check_silence(int64_t now_ns);
@@ -141,9 +144,11 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   std::optional<FailureCause> failure_;
   std::optional<FailureCause> proposed_;  // member: waits for the coordinator's decision
   int64_t proposed_ns_ = 0;
-  bool overdue_ = false;            // the tick before found it late
-  std::optional<Inquiry> inquiry_;  // coordinator
-  std::vector<Status> lost_;        // by rank: why its control connection ended; OK: it has not
+  bool overdue_ = false;                  // the tick before found it late
+  std::optional<Inquiry> inquiry_;        // coordinator
+  std::optional<FailureCause> decision_;  // coordinator: told to all, and adopted soon
+  int64_t decided_ns_ = 0;
+  std::vector<Status> lost_;  // by rank: why its control connection ended; OK: it has not
   bool established_ = false;
   bool left_ = false;
   std::vector<bool> bye_;  // by rank

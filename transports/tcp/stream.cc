@@ -228,6 +228,7 @@ bool FrameStream::plausible_start() {
 
 bool FrameStream::refuse_start(const Status& why) {
   if (wire::is_version_mismatch(why)) show_version();
+  damaged_ = true;
   fail(why.with_prefix(fmt::format("from {}", peer_)));
   return false;
 }

@@ -41,6 +41,11 @@ void TcpTransport::send_failure(int32_t peer, const std::string& payload) {
   if (Channel* c = channel(peer)) c->say_failure(payload);
 }
 
+bool TcpTransport::failure_sent(int32_t peer) const {
+  const Channel* c = channel(peer);
+  return c == nullptr || c->failure_said();
+}
+
 bool TcpTransport::connected(int32_t peer) const {
   const Channel* c = channel(peer);
   return c != nullptr && c->connected();

@@ -44,6 +44,7 @@ class TcpTransport final : public Transport, public FailureRoute, private Failur
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
   void close(Deadline deadline) override;
   void send_failure(int32_t peer, const std::string& payload) override;
+  bool failure_sent(int32_t peer) const override;
   bool connected(int32_t peer) const override;
 
  private:
