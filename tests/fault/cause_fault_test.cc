@@ -40,6 +40,7 @@ namespace {
 using Kind = ProxyFault::Kind;
 using nlohmann::json;
 
+// Of operations where a time-out is to be met, and of comms.
 constexpr int64_t kShortUs = kSanitized ? 4'000'000 : 800'000;
 constexpr int64_t kLongUs = 60'000'000;
 constexpr int64_t kSilenceMs = kSanitized ? 4000 : 500;
@@ -102,12 +103,14 @@ struct Everything {
 };
 
 // One operation of the many; the same on all ranks.
-sotto_status work(Everything& all, std::vector<float>& data, uint32_t k) {
-  if (k % 5 == 3) return sotto_optim_step(all.optim, nullptr, nullptr);
+sotto_status work(Everything& all, std::vector<float>& data, uint32_t k, int64_t timeout_us) {
+  sotto_call call = SOTTO_CALL_INIT;
+  call.timeout_us = timeout_us;
+  if (k % 5 == 3) return sotto_optim_step(all.optim, &call, nullptr);
   const sotto_buffer whole = buffer(data);
   sotto_buffer some = whole;
   some.count = k % 3 == 0 ? 16 : k % 3 == 1 ? 20'000 : data.size();
-  return sotto_all_reduce(k % 2 == 0 ? all.comm : all.half, &some, &some, 1, nullptr, nullptr);
+  return sotto_all_reduce(k % 2 == 0 ? all.comm : all.half, &some, &some, 1, &call, nullptr);
 }
 
 // The host is gone: all packets to this process are dropped unanswered, and it says nothing more.
@@ -130,6 +133,8 @@ SOTTO_RANK_MAIN(cause_fault) {
     ::setenv("SOTTO_LISTEN_PORT", std::to_string(task["listen"][r].get<int>()).c_str(), 1);
     ::setenv("SOTTO_ADVERTISE", (":" + std::to_string(task["advertise"][r].get<int>())).c_str(), 1);
   }
+  if (task["limits_silence"] == self.rank)
+    ::setenv("SOTTO_SILENCE_LIMIT_MS", std::to_string(kSilenceMs).c_str(), 1);
   sotto_context* const context = new_context();
   const std::string files = task["files"];
   sotto_unique_id id = {};
@@ -143,7 +148,7 @@ SOTTO_RANK_MAIN(cause_fault) {
   config.rank = self.rank;
   config.size = self.size;
   config.id = &id;
-  config.timeout_us = task["timeout_us"];
+  config.timeout_us = kLongUs;
   Everything all;
   OK(sotto_comm_create(context, &config, &all.comm));
   all.make();
@@ -155,7 +160,7 @@ SOTTO_RANK_MAIN(cause_fault) {
     if (k == 6 && task["vanishes"] == self.rank) vanish();
     const bool hangs = k >= 6 && task["hangs"] == self.rank;
     if (k >= 6 && (idle || random() % 8 == 0)) pause_ms(static_cast<int64_t>(random() % 15));
-    if (k < 6 || !(idle || hangs)) (void)work(all, data, k);
+    if (k < 6 || !(idle || hangs)) (void)work(all, data, k, task["timeout_us"]);
   }
   const json report = report_of(all.comm);
   json end{{"text", text_of(all.comm)},    {"code", report["status"]},
@@ -178,10 +183,11 @@ struct Fault {
   int signal = 0;           // of a process
   Kind kind = Kind::kFlip;  // of a connection
   bool idle = false;        // no operation is in flight
-  bool silence = false;     // with SOTTO_SILENCE_LIMIT_MS, and no other limit that is near
+  bool silence = false;     // with SOTTO_SILENCE_LIMIT_MS, on one of the ranks
   std::vector<std::string> codes = {"PEER_LOST"};
   bool vanishes = false;  // the process: its host acknowledges nothing any more
   bool hangs = false;     // the caller: it calls nothing any more, its progress thread answers
+  bool times_out() const { return codes.front() == "TIMEOUT"; }
 };
 
 struct Case {
@@ -242,7 +248,8 @@ struct Wires {
               {"idle", c.fault.idle},
               {"vanishes", c.fault.vanishes ? c.rank : -1},
               {"hangs", c.fault.hangs ? c.rank : -1},
-              {"timeout_us", c.fault.silence ? kLongUs : kShortUs}};
+              {"limits_silence", c.fault.silence ? static_cast<int>(c.seed) % c.size : -1},
+              {"timeout_us", c.fault.times_out() ? kShortUs : kLongUs}};
     for (size_t r = 0; !c.fault.vanishes && r < ports.size(); ++r) {
       task["listen"].push_back(ports[r]->number());
       task["advertise"].push_back(data[r]->port());
@@ -322,8 +329,6 @@ std::string run_case(const Case& c) {
                          fmt::format("SOTTO_CONNECTIONS={}", c.connections),
                          fmt::format("SOTTO_HEARTBEAT_MS={}", c.heartbeat_ms),
                          fmt::format("SOTTO_TCP_USER_TIMEOUT_MS={}", kShortUs / 1000)};
-  if (c.fault.silence)
-    options.environment.push_back(fmt::format("SOTTO_SILENCE_LIMIT_MS={}", kSilenceMs));
   Processes ranks("cause_fault", c.size, options);
   wires.spread_id(c.size, c.fault.vanishes);
   for (int r = 0; r < c.size; ++r) ranks.await(r, "working");
