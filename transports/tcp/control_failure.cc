@@ -7,7 +7,7 @@
 namespace sotto::tcp {
 namespace {
 
-// How long a decision waits for being sent to ranks that only a data connection reaches.
+// How long a decision waits for being sent on data connections.
 constexpr int64_t kSendMs = 200;
 
 int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
@@ -220,14 +220,13 @@ void TcpControl::decide(FailureCause cause) {
   settle();
 }
 
-// Adopting it cancels operations, and with half a message of theirs a data connection ends: where
-// there is no other, the decision goes first.
+// Adopting it cancels operations, and with half a message of theirs a data connection ends. The
+// decision goes first: a control connection that looks sound may have ended at its other side.
 void TcpControl::settle() {
   if (failure_) return;
   const bool late = ms_between(decided_ns_, reactor_.now_ns()) >= kSendMs;
   for (int32_t r = 0; !late && r < size(); ++r) {
-    const bool only_route = !lost_[static_cast<size_t>(r)].ok() && connected(r);
-    if (only_route && !bridge_->route->failure_sent(r)) return;
+    if (connected(r) && !bridge_->route->failure_sent(r)) return;
   }
   adopt(*decision_);
 }
