@@ -87,7 +87,7 @@ class Lab:
 
     interface = "eth0"
 
-    def __init__(self, ranks, rate, programs, delay=None, loss=None, prefix="sotto-net"):
+    def __init__(self, ranks, rate, programs, delay=None, loss=None, prefix="sotto-net", mtu=None):
         """programs: the folder of the build's programs, which may have what lab.sh needs. prefix: of the lab's name, which
         ends in the process; labs of processes that are gone are removed."""
         self.prefix = prefix
@@ -103,6 +103,8 @@ class Lab:
             words += ["--delay", delay]
         if loss:
             words += ["--loss", f"{loss:g}"]
+        if mtu:
+            words += ["--mtu", str(mtu)]
         self._run(*words)
         self.description = self._run("describe")
 

@@ -12,6 +12,7 @@ usage: integration/netns/lab.sh COMMAND
       --delay TIME      added round-trip time between any two hosts, half of it in each direction: 500us, 50ms, 1s (0)
       --loss PERCENT    share of the packets that are lost, in each direction: 0.1, 1, .. (0)
       --interfaces 2    a second interface: eth1, 10.80.0.I and fd00:80::I, on a bridge of its own
+      --mtu BYTES       largest packet of the hosts' interfaces, 1280 to 65535 (1500); not with delay, loss or --seed
       --seed N          draw losses from this seed, which only the TUN program can; it is then used in any case
   rate RATE             change the rate of all links
   delay TIME            change the added round-trip time between all hosts
@@ -286,8 +287,9 @@ add_bridge() {
   done
 }
 
+# add_veth I K MTU: the bridge takes the smallest MTU of its ports.
 add_veth() {
-  ip link add "eth$2" netns "$(host "$1")" type veth peer name "port$1-$2" netns "$(bridge)"
+  ip link add "eth$2" netns "$(host "$1")" mtu "$3" type veth peer name "port$1-$2" mtu "$3" netns "$(bridge)"
   move_port "$1" "$2" bridge
   ip -n "$(bridge)" link set "port$1-$2" up
   configure "$1" "$2"
@@ -295,12 +297,17 @@ add_veth() {
 
 parse_up() {
   while [ $# -gt 0 ]; do
-    case $1 in --delay | --loss | --interfaces | --seed) ;; *) die "up: unknown option '$1'" ;; esac
+    case $1 in --delay | --loss | --interfaces | --seed | --mtu) ;; *) die "up: unknown option '$1'" ;; esac
     [ $# -ge 2 ] || die "up: $1 needs a value"
     case $1 in
       --delay) delay=$2 ;;
       --loss) loss=$2 ;;
       --interfaces) [[ $2 =~ ^[12]$ ]] || die "--interfaces '$2': expected 1 or 2" && interfaces=$2 ;;
+      --mtu)
+        if ! [[ $2 =~ ^[0-9]{4,5}$ ]] || [ "$2" -lt 1280 ] || [ "$2" -gt 65535 ]; then
+          die "--mtu '$2': expected 1280 to 65535 bytes"
+        fi
+        mtu=$2 ;;
       --seed) [[ $2 =~ ^[0-9]{1,18}$ ]] || die "--seed '$2': expected a whole number" && seed=$2 ;;
     esac
     shift 2
@@ -309,7 +316,7 @@ parse_up() {
 
 # up N RATE [OPTIONS]
 up() {
-  local n=$1 rate=$2 delay=0 loss=0 interfaces=1 seed='' way=veth i k bits delay_us ppm
+  local n=$1 rate=$2 delay=0 loss=0 interfaces=1 seed='' mtu=1500 way=veth i k bits delay_us ppm
   if ! [[ $n =~ ^[1-9][0-9]{0,2}$ ]] || [ "$n" -gt $MAX_HOSTS ]; then
     die "number of hosts '$n': expected 1 to $MAX_HOSTS"
   fi
@@ -320,6 +327,9 @@ up() {
   trap down EXIT # half a lab is removed again
   ip netns add "$(bridge)"
   if [ -n "$seed" ] || needs_tunlink; then way=tun; fi
+  if [ $way = tun ] && [ "$mtu" != 1500 ]; then
+    die "--mtu $mtu: not with TUN devices, which --seed asks for, and delay and loss if the kernel lacks netem"
+  fi
   if [ $way = tun ] && [ "$interfaces" = 2 ]; then
     die "--interfaces 2: not with TUN devices, which --seed asks for, and delay and loss if the kernel lacks netem"
   fi
@@ -329,7 +339,7 @@ up() {
   else
     for ((k = 0; k < interfaces; k++)); do
       add_bridge "$k"
-      for ((i = 1; i <= n; i++)); do add_veth "$i" "$k"; done
+      for ((i = 1; i <= n; i++)); do add_veth "$i" "$k" "$mtu"; done
     done
   fi
   set_links $way "$rate" "$delay" "$loss"

@@ -12,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <stdexcept>
+#include <thread>
 
 #include "core/base/hash.h"
 #include "core/group/codec.h"
@@ -185,11 +186,12 @@ class Rank {
     return reply;
   }
 
-  // Operations with a barrier before each; the time of each.
-  Json singles(const std::string& method, uint32_t counted) {
+  // Operations with a pause, in which the rank sleeps, and a barrier before each; the time of each.
+  Json singles(const std::string& method, uint32_t counted, uint32_t pause_us) {
     std::vector<int64_t> all;
     Json reply = Json::object();
     for (uint32_t i = 0; i < counted; ++i) {
+      if (pause_us > 0) std::this_thread::sleep_for(std::chrono::microseconds(pause_us));
       must(comm_->barrier());
       const CommCounters before = comm_->counters();
       const SteadyClock::time_point start = SteadyClock::now();
@@ -300,8 +302,11 @@ Json obey(Rank* rank, const std::string& line) {
     uint32_t after_us = 0;
     if (words >> after_us) return rank->urgent(after_us);
   } else if (command == "singles") {
-    uint32_t counted = 0;
-    if (words >> method >> counted && counted > 0) return rank->singles(method, counted);
+    uint32_t counted = 0, pause_us = 0;
+    if (words >> method >> counted && counted > 0) {
+      if (!(words >> pause_us)) pause_us = 0;
+      return rank->singles(method, counted, pause_us);
+    }
   }
   throw std::runtime_error("a command that this rank does not know: " + line);
 }

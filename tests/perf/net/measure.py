@@ -227,20 +227,22 @@ class Latency:
     method: str
     bytes: int
     medians: list = field(default_factory=list)  # per pair
+    means: list = field(default_factory=list)
     all: list = field(default_factory=list)
     wrong: list = field(default_factory=list)
 
 
-def one_turn(side, latency, count):
-    replies = side.tell(f"singles {latency.method} {count}")
+def one_turn(side, latency, count, pause_us=0):
+    replies = side.tell(f"singles {latency.method} {count}" + (f" {pause_us}" if pause_us else ""))
     if "payload" in replies[0]:
         compare_counters(latency, count, replies, latency.bytes // 4)
     # An operation has ended when it has on the slowest rank.
     return [max(reply["ns"][i] for reply in replies) * 1e-6 for i in range(count)]
 
 
-def small(sides, entries, sizes, pairs, count, turn_s, say):
-    """Latencies at all sizes in bytes, a list. count: operations per pair, fewer where they take more than turn_s."""
+def small(sides, entries, sizes, pairs, count, turn_s, say, pause_us=0):
+    """Latencies at all sizes in bytes, a list. count: operations per pair, fewer where they take more than turn_s. pause_us: before
+    each of them."""
     out = []
     for size in sizes:
         for side in sides:
@@ -249,12 +251,13 @@ def small(sides, entries, sizes, pairs, count, turn_s, say):
         for side, method in entries:
             figure = check(side, method, size // 4, 300.0)
             latency = Latency(side.name, method, size, wrong=figure.wrong)
-            one_ms = statistics.median(one_turn(side, latency, 10))
+            one_ms = statistics.median(one_turn(side, latency, 10, pause_us)) + pause_us / 1e3
             found.append((side, latency, max(10, min(count, int(turn_s * 1e3 / (2 * one_ms))))))
         for _ in range(pairs):
             for side, latency, times in found:
-                turn = one_turn(side, latency, times)
+                turn = one_turn(side, latency, times, pause_us)
                 latency.medians.append(statistics.median(turn))
+                latency.means.append(statistics.fmean(turn))
                 latency.all += turn
         out += [latency for _, latency, _ in found]
         say(f"latency of {size} bytes done")

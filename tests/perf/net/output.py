@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from measure import quantile, spread
 from rows import best_peer
 
-COLUMNS = ("benchmark", "kind", "row", "what", "side", "method", "rate", "rate_mbit", "delay", "loss", "isolation", "ranks",
+COLUMNS = ("benchmark", "kind", "row", "what", "side", "method", "rate", "rate_mbit", "delay", "loss", "mtu", "gap", "isolation", "ranks",
            "cores", "n", "bytes", "pairs", "operations", "dropped", "ms_p50", "ms_p99", "ms_p999", "ms_iqr", "ratio",
            "ratio_iqr", "target", "verdict", "payload_bytes", "header_bytes", "interface_bytes", "bits_per_element",
            "goodput_share", "error_max", "error_rms", "checksum", "wrong", "network", "version", "build", "processor",
@@ -58,7 +58,14 @@ def row_line(row, n, setting):
                  target=row.target, verdict=row.verdict)
 
 
-def _grid(head, body):
+def gap_line(row, ceiling, setting):
+    verdict = "reached" if row.ratio <= ceiling else "not reached"
+    return _line(setting, kind="gap", what=f"this / {row.best.side}", side=row.latencies[0].side, method="fp32", n=row.bytes // 4,
+                 bytes=row.bytes, ms_p50=statistics.median(row.latencies[0].means), ratio=row.ratio, ratio_iqr=spread(row.ratios),
+                 target=ceiling, verdict=verdict)
+
+
+def grid(head, body):
     """Columns as wide as they need; the first `left` ones to the left."""
     cells = [head, *body]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
@@ -87,18 +94,18 @@ def large_table(figures, n, setting):
     text = (f"n = {n}: one all-reduce on the slowest rank, median of pairs. operations: not counted + counted. bits/elem "
             "and interface B: sent\nby one rank; goodput: payload / (time x rate); errors: one result, of inputs in "
             "[-1, 1)\n\n")
-    return text + _grid(head, body)
+    return text + grid(head, body)
 
 
 def small_table(latencies):
     body = [[x.side, x.method, str(x.bytes), str(len(x.all)), *(f"{1e3 * quantile(x.all, q):.0f}" for q in (0.5, 0.99, 0.999))]
             for x in latencies]
     return ("latency: a barrier, then one all-reduce; slowest rank, all pairs together\n\n" +
-            _grid(["side", "method", "bytes", "operations", "p50 us", "p99 us", "p99.9 us"], body))
+            grid(["side", "method", "bytes", "operations", "p50 us", "p99 us", "p99.9 us"], body))
 
 
 def rows_table(rows):
-    return _grid(["row", "ratio of", "median", "IQR %", "target", "verdict"], [
+    return grid(["row", "ratio of", "median", "IQR %", "target", "verdict"], [
         [str(r.row), r.what, f"{r.ratio:.3f}", f"{100 * r.iqr:.1f}",
          "-" if r.target is None else f"{'<=' if r.less_is_better else '>='} {r.target:.2f}", r.verdict] for r in rows])
 
@@ -107,7 +114,7 @@ def urgent_table(urgent):
     def quantiles(name, values):
         return [name, str(len(values)), *(f"{quantile(values, q):.3f}" for q in (0.5, 0.9, 1.0))]
     segment = "" if urgent.segment_ms is None else f"; a segment of the large one takes {urgent.segment_ms:.2f} ms on a link"
-    return ("one all-reduce of 4 bytes on the slowest rank, ms" + segment + "\n\n" + _grid(
+    return ("one all-reduce of 4 bytes on the slowest rank, ms" + segment + "\n\n" + grid(
         ["", "operations", "p50", "p90", "largest"],
         [quantiles("alone", urgent.alone), quantiles("beside a large one", urgent.beside),
          quantiles("the large one", urgent.bulk)]))

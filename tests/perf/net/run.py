@@ -13,6 +13,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "integration/netns")]
 
+import gap  # noqa: E402
 import lab as labs  # noqa: E402
 import measure  # noqa: E402
 import output  # noqa: E402
@@ -20,6 +21,7 @@ import rows as targets  # noqa: E402
 import sides  # noqa: E402
 import timeline  # noqa: E402
 
+DEFAULT_N = 25_000_000
 SINGLES, SINGLES_S = 200, 2.0  # small all-reduces per pair, fewer where they take more than so many seconds
 
 # The short form: what a broken build would miss, and no more. (row, rate): the ratio has to be at least, or at most, this.
@@ -59,6 +61,7 @@ Examples:
   sotto bench net --rate none --rows 19 --ranks 2
   sotto bench net --rate 1gbit --timeline line
   sotto bench net --rate 1gbit --beside-bulk
+  sotto bench net --rate none --gap 10ms --mtu 9000 --ranks 2
   sotto bench net --plot net.svg --json net.jsonl
 
 Rows 18 (bytes on the interface) and 27 (overheads) are `sotto bench wire_bytes` and `sotto bench overheads`.
@@ -105,10 +108,12 @@ def parse(arguments):
     parser.add_argument("--rate", type=labs.a_rate, default="100mbit", help="of every link, both directions: 10mbit, 100mbit, "
                         "1gbit, 10gbit, none, .. (default: 100mbit)")
     parser.add_argument("--ranks", type=between(2, 64), default=4, help="(default: 4)")
-    parser.add_argument("--n", type=between(1 << 16, 1 << 31), default=25_000_000,
-                        help="elements of the large all-reduces (default: 25000000)")
+    parser.add_argument("--n", type=between(1, 1 << 31), help="elements of the large all-reduces (default: 25000000)")
     parser.add_argument("--delay", type=a_time, help="added round-trip time between any two hosts: 50ms, ..")
     parser.add_argument("--loss", type=between(0.0, 50.0, float), help="packets lost, percent")
+    parser.add_argument("--mtu", type=between(1280, 65535), help="largest packet of the hosts' interfaces, in bytes (default: 1500)")
+    parser.add_argument("--loopback", action="store_true", help="ranks beside each other on loopback, without hosts, peers and links; "
+                        "a --rate is held by the TCP transport")
     parser.add_argument("--peers", type=words_of(sides.PEERS), default=list(sides.PEERS),
                         help="out of " + ",".join(sides.PEERS) + " (default: all that are installed; \"\": none)")
     parser.add_argument("--rows", type=words_of(targets.ROWS, int), help="which rows (default: all that apply)")
@@ -119,6 +124,9 @@ def parse(arguments):
                         "our methods is spent on, and leave its traces as PREFIX-METHOD.rankR.json, for Perfetto")
     parser.add_argument("--beside-bulk", action="store_true", help="measure no rows: latency of 4-byte all-reduces that begin "
                         "while one of --n float32 is under way")
+    parser.add_argument("--gap", type=a_time, metavar="TIME", help="measure no rows: float32 all-reduces of 1 kB to 20 MB (or of --n) with "
+                        "a pause of TIME before each, next to the same with fixed send buffers; exit code 1 where ours takes more than "
+                        "1.2 times as long as with the best of them")
     parser.add_argument("--short", action="store_true", help="for tests, one minute: small sizes at 100mbit and without a "
                         "limit, odd sizes; exit code 1 below loose limits")
     parser.add_argument("--plot", type=Path, metavar="SVG", help="measure nothing: draw the times in --json FILE against "
@@ -129,7 +137,10 @@ def parse(arguments):
         parser.error("--plot draws what --json FILE has: name that too")
     options.bits_per_second = labs.bits_per_second(options.rate)
     options.delay_s = labs.seconds(options.delay) if options.delay else 0.0
-    if not (options.short or options.timeline or options.beside_bulk):
+    options.sizes = gap.SIZES if options.n is None else (4 * options.n,)
+    options.n = options.n or DEFAULT_N
+    check_network(parser, options)
+    if not (options.short or options.timeline or options.beside_bulk or options.gap):
         can = targets.applicable(options.bits_per_second, options.delay_s, options.peers)
         for row in options.rows or []:
             if row not in can:
@@ -139,13 +150,25 @@ def parse(arguments):
     return options
 
 
+def check_network(parser, options):
+    for name, value in (("--delay", options.delay), ("--loss", options.loss), ("--mtu", options.mtu)):
+        if options.loopback and value is not None:
+            parser.error(f"--loopback has no hosts whose links could have a {name}")
+    if options.mtu is not None and (options.delay or options.loss):
+        parser.error("--mtu: links with --delay or --loss have 1500")
+    if options.gap and (options.rows or options.peers != list(sides.PEERS)):
+        parser.error("--gap measures no rows, and ours alone: neither --rows nor --peers go with it")
+
+
 def enter(options, arguments):
     """"netns" or "loopback". Where only a user namespace permits hosts, this program starts again inside one."""
+    if options.loopback:
+        return "loopback"
     how, reason = labs.enter(["-B", str(HERE / "run.py"), *arguments])
     if how:
         return "netns"
-    if options.delay or options.loss:
-        raise labs.LabError(f"--delay and --loss need network namespaces, which are not possible here: {reason}")
+    if options.delay or options.loss or options.mtu:
+        raise labs.LabError(f"--delay, --loss and --mtu need network namespaces, which are not possible here: {reason}")
     say(f"skipped: rows next to peers, and bytes of interfaces: network namespaces are not possible here ({reason}); our "
         "ranks run over loopback, held to the rate by the TCP transport")
     return "loopback"
@@ -154,13 +177,23 @@ def enter(options, arguments):
 @contextlib.contextmanager
 def a_lab(options, rate, isolation):
     if isolation == "netns":
-        lab = labs.Lab(options.ranks, rate, Path(options.sotto_perf).resolve().parent, options.delay, options.loss)
+        lab = labs.Lab(options.ranks, rate, Path(options.sotto_perf).resolve().parent, options.delay, options.loss,
+                       mtu=options.mtu)
     else:
         lab = labs.Loopback(rate)
     try:
         yield lab
     finally:
         lab.close()
+
+
+def setting_of(options, lab, rate, isolation, about):
+    bits = lab.bits_per_second
+    return output.Setting(bits, {
+        "rate": rate, "rate_mbit": None if bits is None else bits / 1e6,
+        "delay": options.delay, "loss": options.loss, "mtu": options.mtu, "gap": options.gap, "isolation": isolation,
+        "ranks": options.ranks, "cores": len(os.sched_getaffinity(0)), "network": lab.description,
+        "version": about["version"], "build": about["build"], "processor": processor(), "kernel": platform.release()})
 
 
 class Network:
@@ -180,19 +213,11 @@ class Network:
                     self.sides.append(sides.start_peer(name, self.lab, options.ranks, programs.parent / "net-peers"))
                 except sides.Missing as reason:
                     self.skipped[name] = str(reason)
-            self.setting = self._setting(options, rate, isolation)
+            self.setting = setting_of(options, self.lab, rate, isolation, ours.about)
             self._check_delay(options)
         except BaseException:
             self.close()
             raise
-
-    def _setting(self, options, rate, isolation):
-        about, bits = self.sides[0].about, self.lab.bits_per_second
-        return output.Setting(bits, {
-            "rate": rate, "rate_mbit": None if bits is None else bits / 1e6,
-            "delay": options.delay, "loss": options.loss, "isolation": isolation, "ranks": options.ranks,
-            "cores": len(os.sched_getaffinity(0)), "network": self.lab.description, "version": about["version"],
-            "build": about["build"], "processor": processor(), "kernel": platform.release()})
 
     def _check_delay(self, options):
         """A small all-reduce takes a round trip at least, or the delay is not there."""
@@ -339,6 +364,20 @@ def show_timelines(options, isolation):
                 timeline.describe(*timeline.read(prefix, options.ranks), lab.bits_per_second))
 
 
+def run_gap(options, isolation, results):
+    with a_lab(options, options.rate, isolation) as lab, contextlib.ExitStack() as ends:
+        all_sides = gap.sides_of(lab, options.ranks, options.sotto_perf)
+        for side in all_sides:
+            ends.callback(side.stop)
+            side.start()
+        setting = setting_of(options, lab, options.rate, isolation, all_sides[0].about)
+        say(f"{options.ranks} ranks, {options.gap} before each operation; {lab.description}")
+        rows = gap.measure(all_sides, options.sizes, options.pairs, labs.seconds(options.gap), say)
+        say("\n" + gap.table(rows))
+        results.lines += gap.lines(rows, setting)
+        results.wrong += gap.wrong(rows)
+
+
 def show_beside_bulk(options, isolation):
     with a_lab(options, options.rate, isolation) as lab:
         ours = sides.Ours(lab, options.ranks, options.sotto_perf)
@@ -380,7 +419,11 @@ def main(arguments):
             if wanted:
                 show(options, isolation)
                 return 0
-        skipped = measure_all(options, isolation, results)
+        if options.gap:
+            skipped = {}
+            run_gap(options, isolation, results)
+        else:
+            skipped = measure_all(options, isolation, results)
     except (labs.LabError, sides.SideError, timeline.TimelineError, OSError) as error:
         say(f"sotto bench net: {error}")
         return 1

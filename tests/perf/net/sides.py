@@ -9,6 +9,7 @@ each (or {"error": "text"}, and ends):
                      ranks, "error_rms": root of the mean square difference, relative to the mean's}
   series METHOD D C  D all-reduces, a barrier, C all-reduces. {"ns": time of the C, and of ours counters}
   singles METHOD C   C times a barrier and an all-reduce. {"ns": [time of each all-reduce], and of ours counters}
+  singles METHOD C US  ours alone: the same, with a pause of US microseconds before each barrier, in which the rank sleeps
   urgent US          ours alone: a barrier, a dense all-reduce of the N float32, and US microseconds after it has begun one of 4 bytes.
                      {"ns": time of the small one, "bulk_ns": of the large one}
 
