@@ -146,10 +146,118 @@ TEST(SocketSettings, ControlSocketsAreWatched) {
   ::close(fd);
 }
 
+SendWindow::Path path(uint64_t rate, uint64_t rtt_us, uint64_t packet = 1500) {
+  SendWindow::Path p;
+  p.rate = p.all = rate;
+  p.rtt_us = rtt_us;
+  p.wait_us = rtt_us + 1000;
+  p.packet = packet;
+  return p;
+}
+
 TEST(SendWindow, TwiceWhatThePathCarries) {
   // 125 MB/s, 50 ms and half a millisecond that the sender may be away.
-  EXPECT_EQ(SendWindow::bytes_for(125'000'000, 50'000), 32768u + 12'625'000);
-  EXPECT_EQ(SendWindow::bytes_for(0, 50'000), 32768u);
+  EXPECT_EQ(SendWindow::bytes_for(path(125'000'000, 50'000)), 32768u + 12'625'000);
+  EXPECT_EQ(SendWindow::bytes_for(path(0, 50'000)), 32768u);
+}
+
+TEST(SendWindow, HoldsSeveralFullPackets) {
+  for (const uint64_t packet : {1280, 1500, 9000, 16384, 65535}) {
+    for (const uint64_t rate : {0, 1'000, 14'000'000, 140'000'000, 2'000'000'000}) {
+      const uint64_t bytes = SendWindow::bytes_for(path(rate, 5, packet));
+      EXPECT_GE(bytes, 4 * packet) << rate;
+      EXPECT_GE(bytes, SendWindow::bytes_for(path(rate, 5, 1500))) << packet;
+    }
+  }
+  EXPECT_LE(SendWindow::bytes_for(path(14'000'000, 5, 65535)), 425'984u)
+      << "what fits without a change of net.core.wmem_max";
+}
+
+TEST(SendWindow, HoldsMoreWhereBytesWaitForNoLink) {
+  SendWindow::Path p = path(300'000'000, 100);
+  const uint64_t behind_a_link = SendWindow::bytes_for(p);
+  EXPECT_EQ(behind_a_link, 32768u + 2 * 300 * 600);
+  p.wait_us = 200;
+  EXPECT_EQ(SendWindow::bytes_for(p), 32768u + 2 * 300 * 2100);
+  p.packet = 65535;
+  EXPECT_EQ(SendWindow::bytes_for(p), std::max<uint64_t>(behind_a_link, 6 * 65535)) << "loopback";
+  // A link of 1 Gbit/s, whatever the bytes did not wait for.
+  p = path(125'000'000, 100);
+  p.wait_us = 0;
+  EXPECT_EQ(SendWindow::bytes_for(p), 32768u + 2 * 125 * 600);
+}
+
+constexpr int64_t kMs = 1'000'000;
+
+// Sends `pieces` pieces of 100 000 bytes, each of which takes `piece_ns` until it is acknowledged;
+// the next is handed over while it is on its way.
+void burst(PathRate* rate, uint64_t* acked, int64_t* now_ns, int pieces, int64_t piece_ns) {
+  for (int i = 0; i < pieces; ++i) {
+    rate->sent(100'000, *now_ns);
+    *now_ns += piece_ns;
+    *acked += 100'000;
+    rate->look(*acked, 100'000, *now_ns);
+  }
+  rate->idle();
+}
+
+TEST(PathRate, PausesDoNotCount) {
+  // 100 MB/s while there is something to send: 4 ms of it in every 200.
+  PathRate rate;
+  uint64_t acked = 1;
+  int64_t now = 77 * kMs;
+  rate.start(acked);
+  for (int i = 0; i < 100; ++i) {
+    burst(&rate, &acked, &now, 4, kMs);
+    now += 196 * kMs;
+  }
+  EXPECT_NEAR(static_cast<double>(rate.bytes_per_second()), 100e6, 1e6);
+}
+
+TEST(PathRate, WhatDrainsInAPauseDoesNotCount) {
+  // All but the first of 4 pieces is acknowledged behind the burst, as from a full buffer.
+  PathRate rate;
+  int64_t now = 0;
+  uint64_t handed = 0;
+  rate.start(0);
+  for (int i = 0; i < 100; ++i) {
+    const uint64_t before = handed;
+    for (int piece = 0; piece < 4; ++piece) {
+      rate.sent(100'000, now);
+      handed += 100'000;
+    }
+    now += kMs;
+    rate.look(before + 100'000, 300'000, now);
+    rate.idle();
+    now += 50 * kMs;
+  }
+  EXPECT_NEAR(static_cast<double>(rate.bytes_per_second()), 100e6, 1e6);
+}
+
+TEST(PathRate, TheHighestCountsAndFades) {
+  PathRate rate;
+  uint64_t acked = 0;
+  int64_t now = 0;
+  rate.start(0);
+  burst(&rate, &acked, &now, 100, kMs);
+  const uint64_t fast = rate.bytes_per_second();
+  EXPECT_NEAR(static_cast<double>(fast), 100e6, 1e6);
+  burst(&rate, &acked, &now, 4, 10 * kMs);
+  EXPECT_GT(rate.bytes_per_second(), fast / 10 * 9);
+  burst(&rate, &acked, &now, 400, 10 * kMs);
+  EXPECT_NEAR(static_cast<double>(rate.bytes_per_second()), 10e6, 1e6);
+}
+
+TEST(PathRate, TellsHowLongBytesAreOnTheWay) {
+  // 100 000 bytes on the way at 100 MB/s: a millisecond; at 1 GB/s a tenth of it, at once.
+  PathRate rate;
+  uint64_t acked = 0;
+  int64_t now = 0;
+  rate.start(0);
+  burst(&rate, &acked, &now, 1000, kMs);
+  EXPECT_NEAR(static_cast<double>(rate.wait_us()), 1000, 10);
+  burst(&rate, &acked, &now, 400, kMs / 10);
+  EXPECT_NEAR(static_cast<double>(rate.wait_us()), 100, 10);
 }
 
 TEST(SendShares, ConnectionsThatShareALinkAimAtTheSameRate) {

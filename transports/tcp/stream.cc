@@ -340,6 +340,7 @@ bool FrameStream::send() {
     taken += static_cast<uint64_t>(sent);
   }
   in_send_ = false;
+  if (taken > 0 && open() && !out_busy_) window_.idle(fd_, reactor_.now_ns());
   return false;
 }
 
