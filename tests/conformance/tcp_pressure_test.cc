@@ -1,9 +1,15 @@
 // Urgent work beside bulk on real sockets: what is decided is the order of frames and operations,
 // never a time. The rate limit only keeps the kernel from taking all of the bulk at once.
 #include <gtest/gtest.h>
+#include <linux/tcp.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
 
+#include <algorithm>
+#include <chrono>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <thread>
 
 #include "tests/support/core_ranks.h"
 #include "tests/support/ranks.h"
@@ -50,6 +56,59 @@ struct Sum {
     return ok_status();
   }
 };
+
+// A TCP connection of this process: what its path takes and what may lie in its send buffer.
+struct Buffer {
+  uint64_t sent, packet, bytes;
+};
+
+std::vector<Buffer> send_buffers() {
+  std::vector<Buffer> found;
+  for (int fd = 0; fd < 1024; ++fd) {
+    tcp_info info{};
+    socklen_t size = sizeof info;
+    if (::getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &size) != 0) continue;
+    int bytes = 0;
+    size = sizeof bytes;
+    if (::getsockopt(fd, SOL_SOCKET, SO_SNDBUF, &bytes, &size) != 0) continue;
+    found.push_back({info.tcpi_bytes_acked, std::max(info.tcpi_pmtu, info.tcpi_snd_mss),
+                     static_cast<uint64_t>(bytes)});
+  }
+  return found;
+}
+
+// A receiver holds back the acknowledgement of a packet for 40 ms if nothing comes behind it, so a
+// buffer that holds less than two stalls its sender. What a connection carries in a second must not
+// decide that: it is little where operations are far apart.
+TEST(TcpPressure, BuffersHoldSeveralPacketsWhateverConnectionsCarry) {
+  constexpr uint64_t kElements = 150'000;
+  constexpr int kRounds = 20;
+  WorldOptions world = world_of("tcp", 2);
+  std::vector<Buffer> buffers;
+  Meeting meeting(2);
+  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    Sum sum(kElements);
+    for (int round = 0; round < kRounds; ++round) {
+      std::fill(sum.data.begin(), sum.data.end(), 1.0f);
+      SOTTO_TRY(sum.start(*comm, 0));
+      SOTTO_TRY(comm->finish(sum.op));
+      SOTTO_TRY(sum.check(*comm));
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    }
+    meeting.wait();
+    if (comm->rank() == 0) buffers = send_buffers();
+    meeting.wait();
+    return ok_status();
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+  size_t with_bulk = 0;
+  for (const Buffer& b : buffers) {
+    if (b.sent < kRounds * kElements) continue;
+    ++with_bulk;
+    EXPECT_GE(b.bytes, 4 * b.packet);
+  }
+  EXPECT_EQ(with_bulk, 2u) << "a connection has two ends";
+}
 
 // The least urgent first, all before any byte has moved: they end the other way round.
 TEST(TcpPressure, OperationsEndInTheOrderOfTheirPriority) {
