@@ -154,7 +154,7 @@ build() {
   {
     "$CMAKE" -S "$SOTTO_ROOT" -B "$BUILD" -G Ninja "-DCMAKE_MAKE_PROGRAM=$NINJA" -DCMAKE_BUILD_TYPE=Release \
       -DSOTTO_BUILD_TESTS=OFF -DSOTTO_BUILD_TOOLS=ON &&
-      "$CMAKE" --build "$BUILD" -j "$(cores)"
+      "$CMAKE" --build "$BUILD" -j "$(cores)" --target sotto-cli sotto-run sotto-c-trainer
   } >"$log" 2>&1 || {
     tail -n 30 "$log" >&2
     die "the build failed"

@@ -34,8 +34,8 @@ int run_bench(const std::vector<std::string>& arguments) {
   execvp(program.c_str(), argv.data());
   if (errno == ENOENT) {
     throw CommandError(
-        "the benchmark program sotto-perf is neither beside sotto nor in PATH; build the target "
-        "sotto-perf");
+        "the benchmark program sotto-perf is neither beside sotto nor in PATH; builds and "
+        "installations with SOTTO_BUILD_TOOLS=ON have it there");
   }
   throw CommandError("cannot start " + program + ": " + std::strerror(errno));
 }

@@ -60,6 +60,13 @@ def main(cmake, build, source, *arguments):
         run("gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", *sanitizers, use, "-o", use + ".out", *flags,
             f"-Wl,-rpath,{os.path.dirname(find(prefix, 'libsotto.so.0'))}")
         run(use + ".out")
+        bench = run(find(prefix, "sotto"), "bench", "net", "--loopback", "--gap", "1ms", "--n", "1000", "--ranks", "2",
+                    env={"PATH": "/usr/bin:/bin"})
+        print(bench)
+        if "6 figures and rows, 0 wrong" not in bench:
+            sys.exit("sotto bench net of the installation has not measured")
+        if run("find", prefix, "-name", "__pycache__"):
+            sys.exit("running a benchmark has written into the installation")
         info = run(find(prefix, "sotto"), "info", env={"PATH": "/usr/bin:/bin"})
         if version not in info:
             sys.exit(f"sotto info does not show version {version} of sotto.pc:\n{info}")

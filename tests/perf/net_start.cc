@@ -13,6 +13,12 @@ namespace {
 
 std::filesystem::path this_program() { return std::filesystem::read_symlink("/proc/self/exe"); }
 
+// Where an installation has its scripts, else the source tree's.
+std::filesystem::path scripts() {
+  const std::filesystem::path installed = this_program().parent_path() / SOTTO_PERF_INSTALLED;
+  return std::filesystem::exists(installed) ? installed.lexically_normal() : SOTTO_PERF_SCRIPTS;
+}
+
 [[noreturn]] void become(std::vector<std::string> words) {
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -24,12 +30,12 @@ std::filesystem::path this_program() { return std::filesystem::read_symlink("/pr
 }  // namespace
 
 void run_script(const std::string& name, const std::vector<std::string>& arguments) {
-  const std::filesystem::path script = std::filesystem::path(SOTTO_PERF_SCRIPTS) / name;
+  const std::filesystem::path script = scripts() / name;
   if (!std::filesystem::exists(script))
-    throw std::runtime_error(
-        fmt::format("this benchmark needs the source tree that this program was built from: "
-                    "{} is not there",
-                    script.string()));
+    throw std::runtime_error(fmt::format(
+        "{} is not there: benchmarks of the Python package are part of the source tree alone, "
+        "'net' of an installation too",
+        script.string()));
   // The distribution's Python first: what setup.sh installs is what is used.
   const char* python = ::access("/usr/bin/python3", X_OK) == 0 ? "/usr/bin/python3" : "python3";
   std::vector<std::string> words = {python, "-B", script.string(), "--sotto-perf",

@@ -227,9 +227,9 @@ class Latency:
     method: str
     bytes: int
     medians: list = field(default_factory=list)  # per pair
-    means: list = field(default_factory=list)
     all: list = field(default_factory=list)
     wrong: list = field(default_factory=list)
+    means: list = field(default_factory=list)  # per pair
 
 
 def one_turn(side, latency, count, pause_us=0):

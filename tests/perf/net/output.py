@@ -59,10 +59,9 @@ def row_line(row, n, setting):
 
 
 def gap_line(row, ceiling, setting):
-    verdict = "reached" if row.ratio <= ceiling else "not reached"
     return _line(setting, kind="gap", what=f"this / {row.best.side}", side=row.latencies[0].side, method="fp32", n=row.bytes // 4,
                  bytes=row.bytes, ms_p50=statistics.median(row.latencies[0].means), ratio=row.ratio, ratio_iqr=spread(row.ratios),
-                 target=ceiling, verdict=verdict)
+                 target=ceiling, verdict=row.verdict)
 
 
 def grid(head, body):

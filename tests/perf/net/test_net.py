@@ -12,6 +12,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 sys.path[:0] = [str(HERE), str(ROOT / "integration")]
 
+import gap  # noqa: E402
 import measure  # noqa: E402
 import output  # noqa: E402
 import rows  # noqa: E402
@@ -182,10 +183,20 @@ class Options(unittest.TestCase):
         self.assertEqual(self.parse("--rate", "none").rows, {13, 15, 16, 19})
         self.assertEqual(self.parse("--rate", "1gbit", "--delay", "50ms", "--rows", "28,11").rows, {11, 28})
 
+    def test_gap(self):
+        plain = self.parse("--gap", "10ms")
+        self.assertEqual((plain.rate, plain.gap_ranks, plain.sizes), ("none", (2, 4), gap.SIZES))
+        one = self.parse("--gap", "10ms", "--ranks", "8", "--n", "1000", "--rate", "1gbit")
+        self.assertEqual((one.rate, one.gap_ranks, one.sizes), ("1gbit", (8,), (4000,)))
+        self.assertEqual((self.parse().rate, self.parse().ranks, self.parse().n), ("100mbit", 4, 25_000_000))
+
     def test_errors(self):
         for words, text in ((("--rate", "fast"), "'fast'"), (("--rate", "0mbit"), "'0mbit'"), (("--delay", "3"), "'3'"),
                             (("--rows", "28"), "row 28 applies to"), (("--rows", "1"), "'1' is not one of"),
                             (("--peers", "nccl"), "'nccl'"), (("--pairs", "6"), "from 7"), (("--ranks", "1"), "from 2"),
+                            (("--loopback", "--mtu", "9000"), "--mtu"), (("--mtu", "1000"), "from 1280"),
+                            (("--mtu", "9000", "--loss", "1"), "1500"), (("--gap", "10"), "'10'"),
+                            (("--gap", "10ms", "--rows", "10"), "--gap"), (("--gap", "10ms", "--peers", "gloo"), "--gap"),
                             (("--plot", "x.svg"), "--json")):
             self.assertIn(text, self.parse(*words))
 
@@ -358,6 +369,48 @@ class BesideBulk(unittest.TestCase):
         self.assertEqual((found.beside[0], found.bulk[0], len(found.beside)), (2.0, 1000.0, 15))
         self.assertAlmostEqual(found.segment_ms, 10.97, 1)
         self.assertIn("10.97 ms", output.urgent_table(found))
+
+
+class Gap(unittest.TestCase):
+    def rows(self, *means):
+        """One row; means: of each side's turns, the first with the send window."""
+        sides_ = [measure.Latency(name, "fp32", 4000, medians=[1], means=list(ms), all=list(ms))
+                  for name, ms in zip(("sotto", "sotto, 64 KiB", "sotto, 1024 KiB"), means)]
+        return [gap.Row(sides_)]
+
+    def test_the_best_fixed_buffer_counts_turn_by_turn(self):
+        row = self.rows([2.2, 5.5, 2.2], [9, 3, 9], [2, 5, 2])[0]
+        self.assertEqual(row.best.side, "sotto, 1024 KiB")
+        self.assertAlmostEqual(row.ratio, 1.1)
+        self.assertEqual(row.verdict, "reached")
+        self.assertEqual(self.rows([2.5, 2.5, 2.5], [9, 3, 9], [2, 2, 2])[0].verdict, "not reached")
+        self.assertIn("not settled", self.rows([2.5, 2.5, 2], [9, 9, 9], [2, 2, 2])[0].verdict)
+
+    def test_a_stall_in_some_operations_shows(self):
+        side = FakeSide({"ns": []}, {"ns": []})
+        times = [2_000_000] * 9 + [44_000_000]
+        side.tell = lambda command, _=0: [
+            {"ns": times} if command.startswith("singles") else
+            {"checksum": "a", "error_max": 0.0, "error_rms": 0.0}] * 2
+        found = measure.small([side], [(side, "fp32")], [4000], 7, 10, 1, lambda _: None, 10_000)[0]
+        self.assertEqual((found.medians[0], found.means[0]), (2.0, 6.2))
+        self.assertEqual(gap.stalls(self.rows([6.2], [9], [2])), [])
+        self.assertIn("times as long", gap.stalls(self.rows([44], [9], [2]))[0])
+
+    def test_lines_and_table(self):
+        rows_ = self.rows([2.2], [9], [2])
+        lines = gap.lines(rows_, output.Setting(None, {"rate": "none", "gap": "10ms"}))
+        self.assertEqual(tuple(json.loads(lines[-1])), output.COLUMNS)
+        self.assertEqual((json.loads(lines[-1])["ratio"], json.loads(lines[-1])["what"]), (1.1, "this / sotto, 1024 KiB"))
+        self.assertIn("1024 KiB", gap.table(rows_))
+
+    def test_only_ours_pauses(self):
+        told = []
+        side = FakeSide({"ns": [1, 1]})
+        side.tell = lambda command, _=0: told.append(command) or [{"ns": [1, 1]}]
+        measure.one_turn(side, measure.Latency("gloo", "fp32", 4), 2)
+        measure.one_turn(side, measure.Latency("sotto", "fp32", 4), 2, 10_000)
+        self.assertEqual(told, ["singles fp32 2", "singles fp32 2 10000"])
 
 
 class TrainingSide:
