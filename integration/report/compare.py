@@ -30,6 +30,16 @@ def ratios(baseline, compressed):
     }
 
 
+def network_share(summary):
+    """Share of LAMB's time in which it waits for the network."""
+    return summary["lamb"]["exposed_comm_s"] / summary["lamb"]["wall_s"]
+
+
+def expected_ratio(summary):
+    """How many times as fast a run is that computes as LAMB does and waits in proportion to what 1-bit LAMB sends."""
+    return 1 / (1 - network_share(summary) * (1 - 1 / summary["ratios"]["volume_vs_fp32"]))
+
+
 def figures_of(run, more=()):
     return {key: run.summary[key] for key in NUMBERS + PER_RANK + tuple(more)}
 

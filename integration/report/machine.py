@@ -36,12 +36,16 @@ def commit(root):
         return "unknown"
 
 
+def processor():
+    return f"{_field('/proc/cpuinfo', 'model name')}, {len(os.sched_getaffinity(0))} cores usable"
+
+
 def describe(root):
     """Label and value pairs."""
     memory = _field("/proc/meminfo", "MemTotal").split()[0]
     gib = f"{int(memory) / 2**20:.0f} GiB" if memory.isdigit() else "unknown"
     return [
-        ("Processor", f"{_field('/proc/cpuinfo', 'model name')}, {len(os.sched_getaffinity(0))} cores usable"),
+        ("Processor", processor()),
         ("Memory", gib),
         ("System", f"{_distribution()}, {platform.system()} {platform.release()}"),
         ("Commit", commit(root)),

@@ -65,6 +65,22 @@ def headline(summary):
             f"{r['volume_vs_fp32']:.1f} times fewer bytes than 32-bit gradients need.")
 
 
+def blas_kernels(groups):
+    """Of all runs; trainers without BLAS do not tell."""
+    names = {str(run.summary.get("blas_kernels", "unknown")) for runs in groups for run in runs}
+    return ", ".join(sorted(names))
+
+
+def share_text(summary, groups):
+    """What the ratio of whole runs follows from, in sentences."""
+    base = summary["lamb"]
+    return (f"LAMB waited for the network in {100 * compare.network_share(summary):.0f} % of its time ({base['exposed_comm_s']:.0f} of "
+            f"{base['wall_s']:.0f} s); compute took {base['compute_s']:.0f} s. Processor: {machine.processor()}; BLAS kernels: "
+            f"{blas_kernels(groups)}. The ratio of whole runs follows from that share: with {summary['ratios']['volume_vs_fp32']:.1f} "
+            f"times fewer bytes and the same compute it would be {compare.expected_ratio(summary):.2f}. A slower processor makes the "
+            "share and the ratio smaller; bytes stay the same.")
+
+
 def tiles(summary):
     r = summary["ratios"]
     same = "faster to the same loss" if r["same_loss_reached"] else "faster, whole run (LAMB did not reach the loss)"
@@ -155,7 +171,8 @@ def method(arguments, groups):
             "with what LAMB sent in as many steps; 16 bits are half of that.",
             "Losses differ by a few percent from seed to seed: one seed is an example, not a proof.",
         ]),
-        page.pairs([("Network", arguments.network), ("Command", arguments.command)] + machine.describe(arguments.root)),
+        page.pairs([("Network", arguments.network), ("Command", arguments.command), ("BLAS kernels", blas_kernels(groups))]
+                   + machine.describe(arguments.root)),
     ] + [page.folded(f"Configuration of {title}", Path(path).read_text(encoding="utf-8"))
          for title, path in zip(names_of(extra).values(), arguments.configs)]
 
@@ -173,7 +190,7 @@ def write_report(path, arguments, groups, summary, problems):
     if arguments.quick:
         parts.append(page.note("Quick run: far too few steps for the losses to mean much. It shows that everything works, "
                                "and the times and bytes of a step."))
-    parts += [tiles(summary), plots_of(groups, summary),
+    parts += [tiles(summary), page.paragraph(share_text(summary, groups)), plots_of(groups, summary),
               page.heading("Figures" + (" (means over the seeds)" if len(groups) > 1 else "")), table_of(summary, extra)]
     if len(groups) > 1:
         parts += [page.heading("Seed by seed"), seeds_table(summary, extra)]
@@ -192,6 +209,7 @@ def finish(arguments):
     print(headline(summary))
     if arguments.extra:
         print(extra_headline(summary, arguments.extra))
+    print(share_text(summary, groups))
     for problem in problems:
         print(f"CHECK FAILED: {problem}")
     return EXIT_CHECK_FAILED if problems else 0

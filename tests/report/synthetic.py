@@ -40,7 +40,8 @@ def write_run(folder, stem, *, steps=400, freeze=None, floor=1.2, evaluate_every
     summary = {"name": stem, "val_loss": loss_at(steps, floor), "wall_s": clock, "steps": steps,
                "skipped_steps": skipped, **parts,
                "payload_bytes_sent": [total + sent_off_by] + [total] * 3, "payload_bytes_planned": [total] * 4,
-               "header_bytes_sent": [steps * 400] * 4, "unigram_entropy": ENTROPY, "parameters": PARAMETERS}
+               "header_bytes_sent": [steps * 400] * 4, "unigram_entropy": ENTROPY, "parameters": PARAMETERS,
+               "blas_kernels": "Haswell"}
     Path(folder, f"{stem}.summary.json").write_text(json.dumps(summary), encoding="utf-8")
     return summary
 

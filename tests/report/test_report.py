@@ -16,7 +16,7 @@ ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE), str(ROOT / "integration")]
 
 import synthetic  # noqa: E402
-from report import compare, config, figures, logs, page, quickstart, several  # noqa: E402
+from report import compare, config, figures, logs, machine, page, quickstart, several  # noqa: E402
 
 CONFIGS = [str(ROOT / "integration/configs" / name) for name in ("lamb.json", "onebit_lamb.json")]
 
@@ -351,6 +351,28 @@ class Page(InFolder):
         self.assertIn("rate limiter", text)
         self.assertIn("limiter &lt;tcp&gt;", text)
         self.assertLess(len(text), 1_000_000)
+
+    def test_processor_kernels_and_share_of_the_network(self):
+        synthetic.write_pair(self.folder)
+        code, out, _ = self.finish()
+        self.assertEqual(code, 0)
+        text = (self.folder / "report.html").read_text(encoding="utf-8")
+        # LAMB: 74.5 of 90 ms. 1-bit LAMB sends 1 / (0.2 + 0.8 / 32) times fewer bytes.
+        expected = 1 / (1 - 74.5 / 90 * (1 - (0.2 + 0.8 / 32)))
+        for part in ("in 83 % of its time (30 of 36 s)", "compute took 6 s", f"it would be {expected:.2f}",
+                     f"Processor: {machine.processor()}", "BLAS kernels: Haswell"):
+            self.assertIn(part, text)
+            self.assertIn(part, out)
+        self.assertIn("<dt>BLAS kernels</dt><dd>Haswell</dd>", text)
+        self.assertRegex(machine.processor(), r"^.+, [0-9]+ cores usable$")
+
+    def test_kernels_that_differ_or_are_not_told(self):
+        synthetic.write_pair(self.folder)
+        path = self.folder / "lamb.summary.json"
+        path.write_text(path.read_text(encoding="utf-8").replace("Haswell", "Zen"), encoding="utf-8")
+        self.assertIn("BLAS kernels: Haswell, Zen", self.finish()[1])
+        path.write_text(path.read_text(encoding="utf-8").replace('"blas_kernels"', '"other"'), encoding="utf-8")
+        self.assertIn("BLAS kernels: Haswell, unknown", self.finish()[1])
 
     def test_quick_runs_say_so(self):
         synthetic.write_pair(self.folder)
