@@ -3,6 +3,7 @@
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 import unittest
 from pathlib import Path
@@ -54,6 +55,8 @@ class WithoutALab(unittest.TestCase):
                 (("up", "2", "none", "--loss", "-1"), "'-1'"), (("up", "2", "none", "--loss"), "--loss needs a value"),
                 (("up", "2", "none", "--interfaces", "3"), "'3': expected 1 or 2"),
                 (("up", "2", "none", "--seed", "x"), "'x': expected a whole number"),
+                (("up", "2", "none", "--mtu", "1279"), "'1279': expected 1280 to 65535"),
+                (("up", "2", "none", "--mtu", "65536"), "'65536'"), (("up", "2", "none", "--mtu", "9k"), "'9k'"),
                 (("up", "2", "none", "--colour", "red"), "unknown option '--colour'"),
                 (("rate", "1mbit"), "is not up"), (("delay", "1ms"), "is not up"), (("loss", "1"), "is not up"),
                 (("partition", "1"), "is not up"), (("heal",), "is not up"), (("describe",), "is not up"),
@@ -182,6 +185,28 @@ class TwoInterfaces(LabCase):
     def test_not_with_tun_devices(self):
         run = lab("up", "2", "none", "--interfaces", "2", "--seed", "1")
         self.assertIn("--interfaces 2: not with TUN devices", run.stderr)
+        self.assertEqual(netlab.namespaces(), [])
+
+
+class LargePackets(LabCase):
+    def test_all_interfaces_have_the_mtu(self):
+        self.up("2", "100mbit", "--mtu", "9000")
+        for host in ("1", "2"):
+            self.assertIn(" mtu 9000 ", self.do("exec", host, "ip", "link", "show", "eth0"))
+        self.start_echo(1)
+        self.assert_reaches(2, self.do("address", "1").strip())
+        # In one piece, with 28 bytes of headers: the bridge lets it through, too.
+        receiver = self.start_python(1, "import socket; s = socket.socket(type=socket.SOCK_DGRAM); s.bind(('', 7777)); "
+                                     "print('ready', flush=True); s.settimeout(20); print(len(s.recv(65536)), flush=True)")
+        self.assertEqual(receiver.stdout.readline(), "ready\n")
+        self.do("exec", "2", sys.executable, "-c", "import socket; s = socket.socket(type=socket.SOCK_DGRAM); "
+                "s.setsockopt(socket.IPPROTO_IP, 10, 2); "  # IP_MTU_DISCOVER, IP_PMTUDISC_DO
+                "s.sendto(bytes(9000 - 28), ('10.79.0.1', 7777))")
+        self.assertEqual(receiver.stdout.readline(), f"{9000 - 28}\n")
+
+    def test_not_with_tun_devices(self):
+        run = lab("up", "2", "none", "--mtu", "9000", "--seed", "1")
+        self.assertIn("--mtu 9000: not with TUN devices", run.stderr)
         self.assertEqual(netlab.namespaces(), [])
 
 

@@ -18,7 +18,7 @@ SHORT_SIZES, SHORT_BUFFERS = (620_000,), (1 << 20,)
 RANKS = (2, 4)
 CEILING = 1.2
 STALL = 5.0  # of --short: 40 ms of a delayed acknowledgement are 10 to 50 times as long
-TURN, TURN_S = 50, 1.0  # operations of a turn, fewer where they take more than half of so many seconds
+TURN, TURN_S = 50, 0.6  # operations of a turn, fewer where they take more than half of so many seconds
 WINDOW = "sotto"
 
 
