@@ -227,7 +227,7 @@ def test_an_optimizer_of_the_caller(comm):
     assert (report["gradient_clipping"], report["scheduler"]) == (0.5, "WarmupLR")
     assert schedule.get_lr() == [0.5]
     engine.close()
-    for wrong in (torch.optim.SGD(net.parameters(), lr=1), lambda p: None):
+    for wrong in (lambda p: None, {"lr": 1}):
         with pytest.raises(sotto.InvalidArgumentError, match="optimizer is of type"):
             start(comm, config, Loss(), optimizer=wrong)
 
@@ -347,12 +347,16 @@ def test_auto_is_filled_in(comm):
         ({"optimizer": LAMB, "pipeline": {"stages": 2}}, "pipeline.stages is 2"),
         ({"optimizer": LAMB, "tensor_parallel": {"autotp_size": 4}}, "autotp_size is 4"),
         ({"optimizer": LAMB, "train_batch_size": 3, "gradient_accumulation_steps": 2}, "equal"),
-        ({"train_batch_size": 4}, "the key optimizer is missing"),
+        ({"train_batch_size": 3, "zero_optimization": {"stage": 1}}, "stage 1"),
+        ({"optimizer": {"type": "Adagrad", "params": {"lr_decoy": 1}}}, "lr_decoy"),
+        ({"optimizer": {"type": "Muon"}}, "unknown type"),
+        ({"optimizer": LAMB, "scheduler": {"type": "WarmUpLR"}}, "WarmupLR"),
         ("absent.json", "looks like the name of a file"),
     ],
 )
 def test_configurations_that_are_refused(config, text, comm, monkeypatch):
-    monkeypatch.setattr(sd.engine, "meet", lambda *_: comm)
+    monkeypatch.setattr(sd.start, "meet", lambda *_: comm)
+    monkeypatch.setattr(sd.start, "_join", lambda *_: None)
     with pytest.raises(sotto.SottoError, match=text):
         sd.initialize(model=Loss(), config=config)
 
@@ -379,6 +383,20 @@ def test_arguments_that_are_refused(comm):
         engine.train_batch_size()
     with pytest.raises(AttributeError, match="colour"):
         _ = engine.colour
+
+
+def test_an_engine_without_optimizer_evaluates(comm):
+    """The reference and reward models of a trainer of several."""
+    engine, optimizer, _, schedule = start(comm, {"train_batch_size": 16, "bf16": {"enabled": True}})
+    assert (optimizer, schedule, engine.optimizer) == (None, None, None)
+    assert {p.dtype for p in engine.parameters()} == {torch.bfloat16}
+    engine.eval()
+    loss = engine(*(t.bfloat16() for t in batch(0, 0)))
+    assert (engine.cur_scale, engine.train_batch_size()) == (1.0, 16)
+    for call in (lambda: engine.backward(loss), engine.step, engine.get_lr):
+        with pytest.raises(sotto.InvalidStateError, match="the key optimizer is missing"):
+            call()
+    engine.close()
 
 
 def test_the_configuration_where_command_lines_have_it(comm, tmp_path):

@@ -7,7 +7,9 @@ SAVE_DIR/TAG/sotto_rank_NN_optim_states.pt with "sotto": {"checkpoint": "exact"}
 
 from __future__ import annotations
 
+import argparse
 import os
+import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from ..comm import Comm
 from ..errors import InvalidArgumentError, SottoError
 
 MODEL_FILE = "mp_rank_00_model_states.pt"
+RANK_FILES = "sotto_rank_*_optim_states.pt"
 PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.Tensor, torch.Size, torch.dtype)
 
 
@@ -34,11 +37,31 @@ def check_plain(value: Any, where: str) -> None:
     elif isinstance(value, (list, tuple, set)):
         for i, item in enumerate(value):
             check_plain(item, f"{where}[{i}]")
-    elif not isinstance(value, PLAIN):
+    elif isinstance(value, argparse.Namespace):
+        check_plain(vars(value), where)
+    elif not isinstance(value, PLAIN) and not _is_numpys(value):
         raise InvalidArgumentError(
             f"{where} is of type {type(value).__qualname__}; a checkpoint holds plain Python "
-            "values, lists, dicts and tensors"
+            "values, lists, dicts, namespaces, arrays and tensors"
         )
+
+
+def _is_numpys(value: Any) -> bool:
+    """Whether a value is an array or a number of numpy's that has no objects in it."""
+    dtype = getattr(value, "dtype", None)
+    return type(value).__module__ == "numpy" and getattr(dtype, "hasobject", True) is False
+
+
+def _readable() -> list[Any]:
+    """Classes beside PyTorch's that read() makes: none of them runs code of the file."""
+    known: list[Any] = [argparse.Namespace]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        core = getattr(numpy, "_core", None) or numpy.core
+        kinds = [type(numpy.dtype(kind)) for kind in numpy.sctypeDict.values()]
+        known += [numpy.ndarray, numpy.dtype, *kinds]
+        known += [core.multiarray._reconstruct, core.multiarray.scalar]
+    return known
 
 
 def write(path: Path, state: Mapping[str, Any]) -> None:
@@ -63,7 +86,8 @@ def write_text(path: Path, text: str) -> None:
 
 def read(path: Path) -> dict[str, Any]:
     """Reads a file on the CPU, without running code that it may contain."""
-    state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    with torch.serialization.safe_globals(_readable()):
+        state: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     return state
 
 

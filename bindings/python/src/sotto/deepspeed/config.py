@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..optim import config_report, config_resolve
 
@@ -45,40 +47,56 @@ def auto_from_training_arguments(args: Any, world_size: int) -> dict[str, Any]:
     return values
 
 
-def pick(args: Any, config: Any, config_params: Any) -> Any:
-    """The one configuration of initialize(), where DeepSpeed's callers may put it."""
-    given = [x for x in (config, config_params) if x is not None]
-    named = getattr(args, "deepspeed_config", None)
-    if named is not None:
-        given.append(named)
-    if len(given) != 1:
-        raise InvalidArgumentError(
-            f"{len(given)} configurations are given; one is needed: config=, a dict or the path "
-            "of a file, or args.deepspeed_config"
-        )
-    return given[0]
-
-
 class Settings:
     """A configuration after all "auto" were filled in.
 
     file: the configuration as a dict. report: what the library says about it (config_report).
+    torch_optimizer, torch_schedule: type and params of an optimizer or a scheduler that is one of
+    PyTorch's and not of the library; they are not in `file` and `report` any more.
     """
 
     def __init__(self, config: Any, auto: Any, world_size: int) -> None:
+        self._world_size = world_size
         if isinstance(config, str) and not config.lstrip().startswith("{") and _is_file(config):
             config = Path(config)
         if auto is not None and not isinstance(auto, Mapping):
             auto = auto_from_training_arguments(auto, world_size)
         self.file = config_resolve(config, auto)
+        self.torch_optimizer = self._take("optimizer", _is_torchs_optimizer)
+        self.torch_schedule = self._take("scheduler", _is_torchs_schedule)
         # The file itself and not its plain form: errors then have its lines.
-        source = config if not auto else self.file
+        taken = self.torch_optimizer or self.torch_schedule
+        source = config if not (auto or taken) else self.file
         self.report = config_report(source, world_size=world_size)
+
+    def _take(self, name: str, of_torch: Any) -> tuple[str, dict[str, Any]] | None:
+        kind, params = self.section(name).get("type"), self.section(name).get("params") or {}
+        if not isinstance(kind, str) or not isinstance(params, Mapping):
+            return None
+        if not of_torch(kind, params):
+            return None
+        del self.file[name]
+        return kind, dict(params)
+
+    def without(self, name: str) -> Settings:
+        """The same without a section."""
+        file = {key: value for key, value in self.file.items() if key != name}
+        kept = Settings(file, None, self._world_size)
+        kept.torch_optimizer = self.torch_optimizer
+        kept.torch_schedule = None if name == "scheduler" else self.torch_schedule
+        return kept
 
     def check(self) -> None:
         """Errors: UnsupportedError with every key that stands in the way."""
         if not self.report["can_run"]:
             raise UnsupportedError("; ".join(self.report["reasons"]))
+
+    def check_without_optimizer(self) -> None:
+        """As check(), for an engine that only evaluates."""
+        inert = {"optimizer": {"type": "SGD", "params": {"lr": 0.0}}}
+        report = config_report({**self.file, **inert})
+        if not report["can_run"]:
+            raise UnsupportedError("; ".join(report["reasons"]))
 
     def section(self, name: str) -> dict[str, Any]:
         """An object of the file; empty if it is absent or null."""
@@ -111,6 +129,28 @@ class Settings:
                     f"{path} is {size}: ranks with other parameters must not be averaged; pass "
                     "comm= of the data-parallel ranks of this rank's stage or shard, or mpu="
                 )
+
+
+# Of torch.optim.SGD alone: the library's has lr and weight_decay.
+MOMENTUM = ("momentum", "dampening", "nesterov")
+# Names that are not torch.optim's: the library's, and DeepSpeed's Muon, which is another one.
+NOT_TORCHS = ("adam", "adamw", "lamb", "onebitadam", "zerooneadam", "onebitlamb", "muon")
+
+
+def _is_torchs_optimizer(kind: str, params: Mapping[str, Any]) -> bool:
+    """Whether an optimizer is one of torch.optim that runs behind the average."""
+    if kind.lower() == "sgd":
+        return any(params.get(key) for key in MOMENTUM)
+    found = getattr(torch.optim, kind, None)
+    known = isinstance(found, type) and issubclass(found, torch.optim.Optimizer)
+    return known and kind.lower() not in NOT_TORCHS
+
+
+def _is_torchs_schedule(kind: str, _: Mapping[str, Any]) -> bool:
+    """Whether a schedule is one of torch.optim.lr_scheduler."""
+    schedules = torch.optim.lr_scheduler
+    found = getattr(schedules, kind, None)
+    return isinstance(found, type) and issubclass(found, schedules.LRScheduler)
 
 
 def _is_file(text: str) -> bool:

@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
+import types
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader
 
 from ..comm import Comm
-from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
-from ..torch.base import SottoOptimizer
-from ..torch.groups import broadcast_parameters, check_parameters
-from . import checkpoint as files
-from . import imported
-from .comm import meet
-from .config import Settings, pick
-from .optimizer import ConfiguredOptimizer, named_groups, sections_of
+from ..errors import InvalidArgumentError, InvalidStateError
+from . import ranks
+from .accelerator import get_accelerator
+from .client import ClientOptimizer
+from .config import Settings
+from .loader import DeepSpeedDataLoader, sampler_of
+from .members import member, refuse, value_at
+from .meters import Monitor, ThroughputTimer
+from .saving import Saving
 from .schedule import ConfigSchedule
 
-INITIAL = ("broadcast", "check", "trust")
 
-
-class Engine(torch.nn.Module):
+class Engine(Saving, torch.nn.Module):
     """What :func:`initialize` returns first. Attributes that it lacks are the module's.
 
     ``engine(batch)`` is the module's forward pass; ``engine.backward(loss)`` and ``engine.step()``
@@ -37,41 +34,68 @@ class Engine(torch.nn.Module):
     def __init__(
         self,
         module: torch.nn.Module,
-        optimizer: SottoOptimizer,
+        optimizer: Any,
         lr_scheduler: Any,
         settings: Settings,
         comm: Comm,
+        **given: Any,
     ) -> None:
         super().__init__()
         self.module = module
         self.optimizer = optimizer
+        self.basic_optimizer = getattr(optimizer, "optimizer", optimizer)
         self.lr_scheduler = lr_scheduler
         self.comm = comm
         self.config = settings.file
-        self.device = torch.device("cpu")
+        self._config = types.SimpleNamespace(**settings.file)
+        self.device = next((p.device for p in module.parameters()), torch.device("cpu"))
         self.global_rank, self.dp_world_size = comm.rank, comm.size
-        self.world_size = comm.size
-        self.local_rank = int(os.environ.get("LOCAL_RANK", comm.rank))
-        self.global_steps = 0
-        self.global_samples = 0
-        self.micro_steps = 0
-        self.skipped_steps = 0
+        self.world_size = self.seq_dp_world_size = comm.size
+        self.local_rank = ranks.local_rank(comm.rank)
+        self.dist_backend = get_accelerator().communication_backend_name()
+        self.global_steps = self.global_samples = self.micro_steps = self.skipped_steps = 0
+        self.gas_boundary_ctr = 0
+        self.client_optimizer: Any = None
+        self.client_lr_scheduler: Any = None
+        self.training_data: Any = None
+        self.collate_fn: Callable[[Any], Any] | None = None
+        self.mpu: Any = None
+        self.data_parallel_group: Any = None
+        for name, value in given.items():
+            setattr(self, name, value)
+        self.seq_data_parallel_group = self.data_parallel_group
+        self.param_names = {p: name for name, p in module.named_parameters()}
         self.training_dataloader: DataLoader[Any] | None = None
-        self._batch: Mapping[str, Any] | None = settings.report["batch"]
+        self._batch: dict[str, Any] | None = settings.report["batch"]
+        self._adds = self.gradient_accumulation_steps()  # what the library's part was told
+        self._settings = settings
         scale = settings.report["loss_scale"]
         self._scaled, self._dynamic = scale is not None, scale is not None and "window" in scale
         self._cast_to = torch.float16 if settings.section("fp16").get("auto_cast") else None
-        self._print_every = settings.file.get("steps_per_print") or 0
-        self._drop_last = bool(settings.file.get("dataloader_drop_last", False))
         self._step_applied = False
-        self._local = False  # inside no_sync()
+        self._boundary: bool | None = None  # what set_gradient_accumulation_boundary() said
+        self._taken = 0  # micro-batches of the next update that the library has
+        self._compiled = False
+        self.inside_no_sync_ctxt = False
+        self.scale_wrt_gas: bool | None = None
+        self.loaded_checkpoint_dp_world_size: int | None = None
+        self.loaded_checkpoint_mp_world_size: int | None = None
+        self.save_non_zero_checkpoint = comm.rank == 0
+        self.monitor = Monitor(settings.file)
+        self.tput_timer = ThroughputTimer(0 if self._batch is None else self.train_batch_size())
+        self._publish()
 
     def __getattr__(self, name: str) -> Any:
         try:
             return super().__getattr__(name)
         except AttributeError:
             modules = self.__dict__.get("_modules", {})
-            if "module" in modules and hasattr(modules["module"], name):
+            if name.startswith("__") or "module" not in modules:
+                raise
+            known, value = member(name, self.__dict__.get("config", {}))
+            if known:
+                return value
+            if hasattr(modules["module"], name):
                 return getattr(modules["module"], name)
             raise
 
@@ -105,9 +129,59 @@ class Engine(torch.nn.Module):
             self.gradient_accumulation_steps(),
         )
 
+    def set_train_batch_size(self, train_batch_size: int) -> None:
+        """Changes gradient_accumulation_steps, so that an update has as many samples.
+
+        Between updates alone, on all ranks alike. Errors: InvalidArgumentError (no multiple of the
+        micro-batches of all ranks).
+        """
+        once = self.train_micro_batch_size_per_gpu() * self.dp_world_size
+        if train_batch_size <= 0 or train_batch_size % once:
+            raise InvalidArgumentError(
+                f"train_batch_size is {train_batch_size}; allowed: multiples of {once}, "
+                "train_micro_batch_size_per_gpu on all ranks"
+            )
+        self._between_updates("set_train_batch_size()")
+        self._change_batch(train_batch_size=train_batch_size)
+        self._change_batch(gradient_accumulation_steps=train_batch_size // once)
+
+    def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
+        """Changes the samples of a backward pass; gradient_accumulation_steps stay."""
+        if micro_batch_size <= 0:
+            raise InvalidArgumentError(
+                f"micro_batch_size is {micro_batch_size}; allowed: from 1"
+            )
+        whole = micro_batch_size * self.gradient_accumulation_steps() * self.dp_world_size
+        self._batch_number("train_batch_size")
+        self._change_batch(train_micro_batch_size_per_gpu=micro_batch_size, train_batch_size=whole)
+
+    def _change_batch(self, **values: int) -> None:
+        self._batch = {**(self._batch or {}), **values}
+
+    def _between_updates(self, what: str) -> None:
+        if self._taken:
+            raise InvalidStateError(
+                f"{what}: {self._taken} micro-batches of the next update are done; call it behind "
+                "the step() that updates"
+            )
+
     def is_gradient_accumulation_boundary(self) -> bool:
         """Whether the next step() updates the parameters."""
+        if self._boundary is not None:
+            return self._boundary
         return (self.micro_steps + 1) % self.gradient_accumulation_steps() == 0
+
+    def set_gradient_accumulation_boundary(self, is_boundary: bool | None) -> None:
+        """Says whether the next step() updates, from now on; None: by counting again.
+
+        For loops that call step() for the last micro-batch alone: gradients then add up in the
+        parameters. Between updates, or with what counting says.
+        Errors: InvalidStateError.
+        """
+        if self._taken and is_boundary != self.is_gradient_accumulation_boundary():
+            self._between_updates("set_gradient_accumulation_boundary()")
+        if self._taken == 0:
+            self._boundary = is_boundary
 
     # ---- training --------------------------------------------------------------------------------
 
@@ -115,7 +189,29 @@ class Engine(torch.nn.Module):
         """The module's forward pass; with fp16.auto_cast floating-point inputs become float16."""
         if self._cast_to is not None:
             inputs, kwargs = _cast(inputs, self._cast_to), _cast(kwargs, self._cast_to)
+        self.tput_timer.start()
         return self.module(*inputs, **kwargs)
+
+    def _need_optimizer(self, what: str) -> Any:
+        if self.optimizer is None:
+            raise InvalidStateError(
+                f"{what}: the engine has no optimizer: the key optimizer is missing in the "
+                "configuration, and none was passed to initialize()"
+            )
+        return self.optimizer
+
+    @property
+    def _library_adds(self) -> bool:
+        """Whether micro-batches add up in the library, in float32, not in the parameters' grad."""
+        return self._boundary is None and self.gradient_accumulation_steps() == self._adds
+
+    def _factor(self, scale_wrt_gas: bool) -> float:
+        """What the loss is multiplied with: the update takes the sum over micro-batches / steps."""
+        steps = self.gradient_accumulation_steps()
+        factor = self.optimizer.loss_scale if self._scaled else 1.0
+        if self._library_adds:  # which takes the mean
+            return float(factor if scale_wrt_gas else factor * steps)
+        return float(factor / steps if scale_wrt_gas else factor)
 
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
@@ -125,19 +221,21 @@ class Engine(torch.nn.Module):
         loss: a scalar, the mean over this rank's micro-batch. scale_wrt_gas: whether it still has
         to be divided by gradient_accumulation_steps. Returns the loss, divided so.
         """
+        self.scale(loss, scale_wrt_gas).backward(  # type: ignore[no-untyped-call]
+            retain_graph=retain_graph
+        )
+        return loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
+
+    def scale(self, loss: torch.Tensor, scale_wrt_gas: bool = True) -> torch.Tensor:
+        """The loss as backward() differentiates it, for programs that call its backward()."""
+        self._need_optimizer("backward()")
         if loss.numel() != 1 or not loss.requires_grad:
             raise InvalidArgumentError(
                 f"loss has {loss.numel()} elements and requires_grad {loss.requires_grad}; "
                 "a scalar that depends on the parameters is needed"
             )
-        steps = self.gradient_accumulation_steps()
-        factor = self.optimizer.loss_scale if self._scaled else 1.0
-        if not scale_wrt_gas:
-            factor *= steps  # step() takes the mean of the micro-batches
-        (loss.float() * factor if factor != 1.0 else loss).backward(  # type: ignore[no-untyped-call]
-            retain_graph=retain_graph
-        )
-        return loss / steps if scale_wrt_gas else loss
+        factor = self._factor(scale_wrt_gas)
+        return loss.float() * factor if factor != 1.0 else loss
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Takes the micro-batch; at a boundary averages over ranks and updates. Collective.
@@ -145,38 +243,58 @@ class Engine(torch.nn.Module):
         lr_kwargs: for a lr_scheduler of the caller. Errors: NonfiniteError (nothing was updated;
         with a dynamic loss scale the step is skipped instead), the comm's own.
         """
-        if self._local:
+        optimizer = self._need_optimizer("step()")
+        if self.inside_no_sync_ctxt:
             raise InvalidStateError("step() inside no_sync(): leave the block first")
         self._step_applied = False
         if self.is_gradient_accumulation_boundary():
             self._update(lr_kwargs)
-        else:
-            self.optimizer.accumulate()
+        elif self._library_adds:
+            optimizer.accumulate()
+            self._taken += 1
             self.zero_grad()
         self.micro_steps += 1
+        self.tput_timer.stop(global_step=self._step_applied)
 
     def _update(self, lr_kwargs: Mapping[str, Any] | None) -> None:
         before = self.optimizer.info().step
         self.optimizer.step()
+        self._taken = 0
         self.zero_grad()
         info = self.optimizer.info()
         self._step_applied = info.step != before
         self.skipped_steps += not self._step_applied
         if self._step_applied and not isinstance(self.lr_scheduler, (ConfigSchedule, type(None))):
-            self.lr_scheduler.step(**(lr_kwargs or {}))
+            self._step_schedule(lr_kwargs or {})
         self.global_steps += 1
+        self.gas_boundary_ctr += 1
         if self._batch is not None:
             self.global_samples += self.train_batch_size()
-        if self._print_every and self.global_steps % self._print_every == 0:
+        self._publish()
+        every = self.config.get("steps_per_print")
+        if every and self.global_steps % every == 0:
             self._print_progress()
+
+    def _step_schedule(self, lr_kwargs: Mapping[str, Any]) -> None:
+        try:
+            self.lr_scheduler.step(**lr_kwargs)
+        except TypeError:
+            if lr_kwargs or self._batch is None:
+                raise
+            self.lr_scheduler.step(self.train_batch_size())  # as Megatron's schedules want it
+
+    def _publish(self) -> None:
+        """What programs read of DeepSpeed's 16-bit wrappers stands at the optimizer too."""
+        if self.optimizer is not None:
+            self.optimizer.overflow = self.global_steps > 0 and not self._step_applied
+            self.optimizer.cur_scale = self.optimizer.loss_scale
 
     def _print_progress(self) -> None:
         if self.global_rank != 0:
             return
-        momenta = [group.get("betas", 0.0) for group in self.optimizer.param_groups]
         print(
             f"[Rank 0] step={self.global_steps}, skipped={self.skipped_steps}, "
-            f"lr={self.get_lr()}, mom={momenta}",
+            f"lr={self.get_lr()}, mom={self.get_mom()}",
             flush=True,
         )
 
@@ -184,17 +302,48 @@ class Engine(torch.nn.Module):
     def no_sync(self) -> Iterator[None]:
         """Backward passes in the block add up in the parameters' gradients; step() is refused.
 
-        backward() never sends anything, so nothing else differs.
+        backward() never sends anything, so nothing else differs. Errors: InvalidStateError (inside
+        such a block).
         """
-        self._local = True
+        if self.inside_no_sync_ctxt:
+            raise InvalidStateError("no_sync() inside no_sync(): leave the block first")
+        self.inside_no_sync_ctxt = True
         try:
             yield
         finally:
-            self._local = False
+            self.inside_no_sync_ctxt = False
+
+    def allreduce_gradients(self, bucket_size: int = 500000000) -> None:
+        """Nothing: step() averages. For loops that call it between backward() and step()."""
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of all parameters."""
         self.module.zero_grad(set_to_none)
+
+    def compile(
+        self,
+        backend: Any = None,
+        compile_kwargs: Mapping[str, Any] | None = None,
+        schedule: Any = None,
+        compiled_autograd_enabled: bool = False,
+    ) -> None:
+        """Compiles the module with torch.compile.
+
+        backend: None: the accelerator's. Errors: UnsupportedError (schedule: passes of DeepSpeed's
+        own compiler; compiled_autograd_enabled).
+        """
+        if schedule is not None or compiled_autograd_enabled:
+            refuse("engine.compile(schedule=, compiled_autograd_enabled=)", "leave them out")
+        chosen = backend or get_accelerator().get_compile_backend()
+        self.module.compile(backend=chosen, **dict(compile_kwargs or {}))
+        self._compiled = True
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether compile() was called."""
+        return self._compiled
+
+    # ---- figures ---------------------------------------------------------------------------------
 
     def was_step_applied(self) -> bool:
         """Whether the last step() updated the parameters."""
@@ -202,16 +351,122 @@ class Engine(torch.nn.Module):
 
     def get_lr(self) -> list[float]:
         """The learning rate of the next update, for each group."""
-        return [group["lr"] for group in self.optimizer.param_groups]
+        return self._of_groups("lr")
 
-    def get_global_grad_norm(self) -> float:
-        """Norm of the last update's gradients before clipping; NaN where it was not computed."""
-        return self.optimizer.info().grad_norm
+    def get_mom(self) -> list[Any]:
+        """Betas of each group, or the momentum."""
+        groups = self._need_optimizer("get_mom()").param_groups
+        return [group.get("betas", group.get("momentum", 0.0)) for group in groups]
+
+    def get_type(self) -> list[Any]:
+        """ "type" of each group, as programs set it."""
+        return self._of_groups("type")
+
+    def _of_groups(self, key: str) -> list[Any]:
+        groups = self._need_optimizer(f"{key} of the groups").param_groups
+        return [group.get(key, 0.0) for group in groups]
+
+    def get_global_grad_norm(self) -> float | None:
+        """Norm of the last update's gradients before clipping; NaN where it was not computed.
+
+        None before the first update.
+        """
+        if self.global_steps == 0:
+            return None
+        return float(self._need_optimizer("get_global_grad_norm()").info().grad_norm)
+
+    def set_lr(self, lr: float) -> None:
+        """Sets the learning rate of all groups; a schedule of the configuration is overridden."""
+        for group in self._need_optimizer("set_lr()").param_groups:
+            group["lr"] = lr
 
     @property
     def cur_scale(self) -> float:
         """The loss scale of the next backward pass; 1 without loss scaling."""
-        return self.optimizer.loss_scale
+        return 1.0 if self.optimizer is None else float(self.optimizer.loss_scale)
+
+    def get_compile_time(self) -> float:
+        """Always 0: torch.compile's own figures have it."""
+        return 0.0
+
+    def get_wall_clock_timers(self) -> dict[str, float]:
+        """Empty: no phase is timed."""
+        return {}
+
+    def get_data_parallel_rank(self) -> int:
+        """This rank among those that average."""
+        return self.comm.rank
+
+    # ---- what the configuration says ---------------------------------------------------------------
+
+    def fp16_enabled(self) -> bool:
+        """Whether parameters are float16, by the configuration."""
+        return self._settings.fp16
+
+    def bfloat16_enabled(self) -> bool:
+        """Whether parameters are bfloat16, by the configuration."""
+        return self._settings.bf16
+
+    def get_data_types(self) -> tuple[torch.dtype, torch.dtype]:
+        """Of parameters, and of gradients."""
+        model = torch.bfloat16 if self._settings.bf16 else torch.float32
+        model = torch.float16 if self._settings.fp16 else model
+        named = value_at(self.config, "data_types.grad_accum_dtype", None)
+        kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        return model, kinds.get(str(named).lower(), model)
+
+    @property
+    def communication_data_type(self) -> torch.dtype:
+        """In which type averages travel in full precision."""
+        named = self.config.get("communication_data_type")
+        kinds = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+        return kinds.get(str(named).lower(), self.get_data_types()[1])
+
+    def loss_scale(self) -> float:
+        """fp16.loss_scale: 0 is dynamic. The scale in force is cur_scale."""
+        return float(value_at(self.config, "fp16.loss_scale", 0.0))
+
+    def dynamic_loss_scale(self) -> bool:
+        """Whether fp16.loss_scale is 0."""
+        return self.loss_scale() == 0
+
+    def initial_dynamic_scale(self) -> float:
+        """The first dynamic scale."""
+        return float(2 ** value_at(self.config, "fp16.initial_scale_power", 16))
+
+    def dynamic_loss_scale_args(self) -> dict[str, Any] | None:
+        """How a dynamic scale changes."""
+        scale = self._settings.report["loss_scale"]
+        if not self._dynamic:
+            return None
+        return {
+            "init_scale": scale["first_scale"],
+            "scale_window": scale["window"],
+            "min_scale": scale["smallest_scale"],
+        }
+
+    def postscale_gradients(self) -> bool:
+        """Whether gradients are divided behind the sum."""
+        return not self.config.get("prescale_gradients", False)
+
+    def optimizer_name(self) -> str | None:
+        """The client's class, or the configuration's type."""
+        if isinstance(self.optimizer, ClientOptimizer) or self.client_optimizer is not None:
+            return type(self.basic_optimizer).__name__
+        kind: str | None = self._settings.section("optimizer").get("type")
+        return None if kind is None else kind.lower()
+
+    def optimizer_params(self) -> dict[str, Any] | None:
+        """Of the configuration."""
+        return self._settings.section("optimizer").get("params")
+
+    def scheduler_name(self) -> str | None:
+        """Of the configuration."""
+        return self._settings.section("scheduler").get("type")
+
+    def scheduler_params(self) -> dict[str, Any] | None:
+        """Of the configuration."""
+        return self._settings.section("scheduler").get("params")
 
     # ---- data ------------------------------------------------------------------------------------
 
@@ -219,175 +474,62 @@ class Engine(torch.nn.Module):
         self,
         dataset: Any,
         batch_size: int | None = None,
+        route: str = "train",
+        pin_memory: bool = False,
         data_sampler: Any = None,
         collate_fn: Callable[[Any], Any] | None = None,
-        num_local_io_workers: int = 0,
+        num_local_io_workers: int | None = None,
     ) -> DataLoader[Any]:
-        """A loader of this rank's micro-batches: shuffled and shared out among the ranks.
+        """A loader of this rank's micro-batches: shared out among the ranks.
 
-        batch_size: None: train_micro_batch_size_per_gpu. data_sampler: None: torch's
-        DistributedSampler over the data-parallel ranks; a dataset without length shares itself out.
+        batch_size: None: train_micro_batch_size_per_gpu. route: "train" shuffles, "eval" and
+        "predict" do not. data_sampler: None: torch's DistributedSampler over the data-parallel
+        ranks; a dataset without length shares itself out. collate_fn: None: that of initialize().
         """
-        if data_sampler is None and not isinstance(dataset, IterableDataset):
-            data_sampler = DistributedSampler(
-                dataset, num_replicas=self.dp_world_size, rank=self.global_rank
+        if route not in ("train", "eval", "predict"):
+            raise InvalidArgumentError(f"route is {route!r}; allowed: train, eval, predict")
+        if data_sampler is None:
+            data_sampler = sampler_of(
+                dataset, self.dp_world_size, self.global_rank, shuffle=route == "train"
             )
-        return DataLoader(
+        return DeepSpeedDataLoader(
             dataset,
             batch_size=batch_size or self.train_micro_batch_size_per_gpu(),
             sampler=data_sampler,
-            collate_fn=collate_fn,
-            num_workers=num_local_io_workers,
-            drop_last=self._drop_last,
+            collate_fn=collate_fn or self.collate_fn,
+            num_workers=num_local_io_workers or 0,
+            pin_memory=pin_memory and self.device.type == "cuda",
+            drop_last=bool(self.config.get("dataloader_drop_last", False)),
         )
 
-    # ---- checkpoints -----------------------------------------------------------------------------
+    @staticmethod
+    def is_map_style_dataset(obj: Any) -> bool:
+        """Whether a dataset has items and a length."""
+        return hasattr(obj, "__getitem__") and hasattr(obj, "__len__")
 
-    @property
-    def _exact(self) -> bool:
-        return self.optimizer._section.get("checkpoint") == "exact"
+    @staticmethod
+    def is_iterable_style_dataset(obj: Any) -> bool:
+        """Whether a dataset is one of torch's that are only walked through."""
+        return isinstance(obj, torch.utils.data.IterableDataset)
 
-    def save_checkpoint(
-        self,
-        save_dir: str | os.PathLike[str],
-        tag: object = None,
-        client_state: Mapping[str, Any] | None = None,
-        save_latest: bool = True,
-    ) -> bool:
-        """Writes a checkpoint; every rank has to call it.
+    def set_data_post_process_func(self, post_process_func: Callable[[Any, Any], Any]) -> None:
+        """A function of every batch of training_dataloader, whose result takes its place."""
+        if isinstance(self.training_dataloader, DeepSpeedDataLoader):
+            self.training_dataloader.post_process_func = post_process_func
 
-        tag: name of the folder, the same on all ranks; None: global_stepN. client_state: plain
-        values and tensors, which load_checkpoint() gives back. save_latest: whether "latest" names
-        it. Returns True. Errors: InvalidArgumentError (client_state), OSError on the rank that
-        meets it, SottoError on the others; "latest" then names the one before.
-        """
-        client_state = dict(client_state or {})
-        folder = Path(save_dir) / str(f"global_step{self.global_steps}" if tag is None else tag)
+    def empty_partition_cache(self) -> None:
+        """Nothing is cached: parameters are whole."""
 
-        def prepare() -> None:
-            files.check_plain(client_state, "client_state")
-            if self.global_rank == 0:
-                folder.mkdir(parents=True, exist_ok=True)
-
-        files.together(self.comm, "making the checkpoint's folder", prepare)
-        # collective: the mean of the error feedback loads on any number of ranks
-        optimizer = self.optimizer.state_dict() if self._exact else self.optimizer.gather_state()
-
-        def save() -> None:
-            if self._exact:
-                files.write(folder / files.rank_file(self.global_rank), {"optimizer": optimizer})
-            if self.global_rank == 0:
-                files.write(folder / files.MODEL_FILE, self._state(optimizer, client_state))
-
-        files.together(self.comm, "writing the checkpoint", save)
-        if save_latest and self.global_rank == 0:
-            files.write_text(Path(save_dir) / "latest", folder.name)
-        self.comm.barrier().wait()
-        return True
-
-    def _state(self, optimizer: dict[str, Any], client_state: Mapping[str, Any]) -> dict[str, Any]:
-        schedule = self.lr_scheduler
-        return {
-            "module": self.module.state_dict(),
-            "optimizer": None if self._exact else optimizer,
-            "lr_scheduler": None if schedule is None else schedule.state_dict(),
-            "global_steps": self.global_steps,
-            "global_samples": self.global_samples,
-            "skipped_steps": self.skipped_steps,
-            "micro_steps": self.micro_steps,
-            "dp_world_size": self.dp_world_size,
-            "ds_config": self.config,
-            "client_state": dict(client_state),
-        }
-
-    def load_checkpoint(
-        self,
-        load_dir: str | os.PathLike[str],
-        tag: object = None,
-        load_module_strict: bool = True,
-        load_optimizer_states: bool = True,
-        load_lr_scheduler_states: bool = True,
-        load_module_only: bool = False,
-    ) -> tuple[str | None, dict[str, Any] | None]:
-        """Reads what save_checkpoint() wrote, here or in DeepSpeed; every rank has to call it.
-
-        Of DeepSpeed: checkpoints without ZeRO; error feedback starts at zero, since they have that
-        of rank 0 alone.
-
-        tag: None: what "latest" names; where there is none, a warning and (None, None).
-        load_optimizer_states False, or load_module_only: the optimizer starts anew.
-        Returns the file's path and client_state. Errors: OSError, InvalidArgumentError (another
-        model or optimizer; exact states of another number of ranks).
-        """
-        if tag is None:
-            latest = Path(load_dir) / "latest"
-            if not latest.is_file():
-                warnings.warn(f"{latest} does not exist: no checkpoint was loaded", stacklevel=2)
-                return None, None
-            tag = latest.read_text(encoding="utf-8").strip()
-        path = Path(load_dir) / str(tag) / files.MODEL_FILE
-        whole = load_optimizer_states and not load_module_only
-        if whole and not load_lr_scheduler_states and isinstance(self.lr_scheduler, ConfigSchedule):
-            raise UnsupportedError(
-                "load_lr_scheduler_states=False: the position in the configuration's schedule is "
-                "part of the optimizer's state; use load_optimizer_states=False as well, or a "
-                "lr_scheduler of your own"
-            )
-        state: dict[str, Any] = {}
-
-        def load() -> None:
-            state.update(files.read(path))
-            if whole and state["optimizer"] is None and not imported.is_deepspeeds(state):
-                state.update(files.read(path.with_name(files.rank_file(self.global_rank))))
-            self.module.load_state_dict(state["module"], strict=load_module_strict)
-
-        files.together(self.comm, "reading the checkpoint", load)
-        if not whole:
-            self.optimizer.close()
-        elif imported.is_deepspeeds(state):
-            self._import(state)
-        else:
-            self.optimizer.load_state_dict(state["optimizer"])  # collective
-        if not load_module_only:
-            self._restore(state, load_lr_scheduler_states)
-        if imported.is_deepspeeds(state):
-            return str(path), imported.client_state_of(state)
-        return str(path), state["client_state"]
-
-    def _import(self, state: Mapping[str, Any]) -> None:
-        optimizer = self.optimizer
-        names: list[list[str]] = [[] for _ in optimizer.param_groups]
-        for name, group, _ in optimizer._registered():
-            names[group].append(name)
-        arrays = imported.arrays_of(state, names, scaled=self._dynamic)
-        optimizer.import_arrays(arrays)  # collective
-
-    def _restore(self, state: Mapping[str, Any], schedule: bool) -> None:
-        for name in ("global_steps", "global_samples", "skipped_steps"):
-            setattr(self, name, state[name])
-        steps = self.global_steps * self.gradient_accumulation_steps()
-        self.micro_steps = state.get("micro_steps", steps)
-        saved = state["lr_scheduler"]
-        if schedule and self.lr_scheduler is not None and saved is not None:
-            self.lr_scheduler.load_state_dict(saved)
-
-    def save_16bit_model(
-        self, save_dir: str | os.PathLike[str], save_filename: str = "pytorch_model.bin"
-    ) -> bool:
-        """Rank 0 writes the module's state_dict() alone. Every rank has to call it."""
-        path = Path(save_dir) / save_filename
-
-        def save() -> None:
-            if self.global_rank == 0:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                files.write(path, self.module.state_dict())
-
-        files.together(self.comm, "writing the model", save)
-        return True
+    # ---- the end ---------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Gives the library's optimizer back; call it before the comm's close()."""
-        self.optimizer.close()
+        if self.optimizer is not None:
+            self.optimizer.close()
+
+    def destroy(self) -> None:
+        """As close()."""
+        self.close()
 
 
 def _cast(value: Any, dtype: torch.dtype) -> Any:
@@ -399,118 +541,3 @@ def _cast(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
         return type(value)(_cast(item, dtype) for item in value)
     return value
-
-
-def _check_model(model: Any) -> None:
-    if not isinstance(model, torch.nn.Module):
-        raise InvalidArgumentError(
-            f"model is of type {type(model).__qualname__}; a torch.nn.Module is needed"
-        )
-    kinds = [kind.__name__ for kind in type(model).__mro__]
-    if "PipelineModule" in kinds:
-        raise UnsupportedError(
-            "model is a PipelineModule: this engine runs no pipeline. Let DeepSpeed's run it, with "
-            "optimizer_from_config(stage, config, comm=...) on the data-parallel ranks of each "
-            "stage"
-        )
-    if "DistributedDataParallel" in kinds:
-        raise InvalidArgumentError(
-            "model is wrapped in DistributedDataParallel, which would average the gradients a "
-            "second time; pass the module inside, model.module"
-        )
-
-
-def _optimizer_of(
-    given: Any, model: torch.nn.Module, params: Any, settings: Settings, comm: Comm
-) -> SottoOptimizer:
-    """The file's optimizer, or the caller's with what else the file says."""
-    if given is None:
-        return ConfiguredOptimizer(named_groups(model, params), settings, comm)
-    if not isinstance(given, SottoOptimizer) and callable(given):
-        given = given(list(model.parameters()) if params is None else params)
-    if not isinstance(given, SottoOptimizer):
-        raise InvalidArgumentError(
-            f"optimizer is of type {type(given).__qualname__}; it has to be one of sotto.torch, "
-            "which average gradients themselves, or a function that makes one of the parameters"
-        )
-    if given._comm is not comm:
-        raise InvalidArgumentError("optimizer was made with another comm than the engine's")
-    given.use_sections(sections_of(settings))
-    return given
-
-
-def initialize(
-    args: Any = None,
-    model: torch.nn.Module | None = None,
-    optimizer: Any = None,
-    model_parameters: Iterable[Any] | None = None,
-    training_data: Any = None,
-    lr_scheduler: Any = None,
-    mpu: Any = None,
-    collate_fn: Callable[[Any], Any] | None = None,
-    config: Any = None,
-    config_params: Any = None,
-    *,
-    comm: Comm | None = None,
-    auto: Any = None,
-    initial_parameters: str = "broadcast",
-) -> tuple[Engine, SottoOptimizer, DataLoader[Any] | None, Any]:
-    """An engine for a model and a DeepSpeed configuration. Collective.
-
-    Returns (engine, optimizer, dataloader, lr_scheduler), as deepspeed.initialize does.
-
-    args:               an object whose deepspeed_config is the configuration's path; in place of
-                        config
-    model:              a module in host memory; becomes float16 or bfloat16 as the file says
-    optimizer:          None: the file's; one of sotto.torch, or a function of the parameters that
-                        makes one, in place of it
-    model_parameters:   None: all; tensors, or groups with values of their own
-    training_data:      a dataset; its loader is the third result
-    lr_scheduler:       a torch scheduler of `optimizer`, or a function that makes one of the
-                        optimizer; in place of the file's
-    mpu:                get_data_parallel_group() names the ranks that average
-    config:             a dict, a path, or JSON text; config_params is its old name
-    comm:               the ranks that average; None: mpu's, else the default comm, else those of
-                        torch's process group, if it is initialised, else the launcher's
-    auto:               what takes the place of values "auto": a dict by path,
-                        {"optimizer.params.lr": 1e-3}, or an object with the attributes of
-                        transformers.TrainingArguments
-    initial_parameters: "broadcast": those of rank 0, and buffers, become everybody's; "check":
-                        they are compared by hash, a difference is an error; "trust": neither
-
-    Errors: InvalidArgumentError (names the key; ranks that contradict the batch keys),
-    UnsupportedError (ZeRO stages above 0, pipelines), InvalidStateError (other parameters on other
-    ranks), those of the comm.
-    """
-    _check_model(model)
-    assert model is not None
-    if initial_parameters not in INITIAL:
-        raise InvalidArgumentError(
-            f"initial_parameters is {initial_parameters!r}; allowed: {', '.join(INITIAL)}"
-        )
-    config = pick(args, config, config_params)
-    chosen = comm is not None or mpu is not None
-    comm = meet(comm, mpu)
-    settings = Settings(config, auto, comm.size)
-    settings.check_groups(chosen)
-    if lr_scheduler is not None:
-        settings.file.pop("scheduler", None)
-        settings = Settings(settings.file, None, comm.size)
-    if optimizer is None:
-        settings.check()
-    if settings.fp16 or settings.bf16:
-        model.to(torch.float16 if settings.fp16 else torch.bfloat16)
-    if initial_parameters == "broadcast":
-        broadcast_parameters(model, comm=comm)
-    elif initial_parameters == "check":
-        check_parameters(model, comm=comm)
-    made = _optimizer_of(optimizer, model, model_parameters, settings, comm)
-    if lr_scheduler is None:
-        kind = settings.report["schedule"]["type"]
-        lr_scheduler = None if kind == "none" else ConfigSchedule(made, kind)
-    elif not hasattr(lr_scheduler, "step"):
-        lr_scheduler = lr_scheduler(made)
-    engine = Engine(model, made, lr_scheduler, settings, comm)
-    if training_data is not None:
-        engine.training_dataloader = engine.deepspeed_io(training_data, collate_fn=collate_fn)
-    return engine, made, engine.training_dataloader, lr_scheduler

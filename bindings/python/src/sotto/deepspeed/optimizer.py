@@ -12,6 +12,7 @@ from ..errors import InvalidArgumentError, UnsupportedError
 from ..torch.averagers import zero_reason
 from ..torch.base import SottoOptimizer
 from .config import Settings
+from .ranks import meet
 
 GROUP_KEYS = {
     "SGD": ("lr", "weight_decay"),
@@ -113,8 +114,6 @@ def optimizer_from_config(
     Errors: InvalidArgumentError (names the key; ZeRO stages with a 1-bit type), UnsupportedError
     (names what is not built), those of the comm.
     """
-    from .comm import meet
-
     comm = meet(comm, None)
     settings = Settings(config, auto, comm.size)
     if settings.report["optimizer"] is not None:

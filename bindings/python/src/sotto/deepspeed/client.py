@@ -1,0 +1,297 @@
+"""Optimizers of the caller: libsotto.so averages, clips and unscales, then their own step runs."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from .. import optim as plain
+from ..comm import Comm
+from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from .config import Settings
+
+FORMAT = 1
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+class _Trained:
+    """A parameter of the model, what the client's optimizer updates for it, and its average."""
+
+    def __init__(self, name: str, p: torch.nn.Parameter) -> None:
+        if p.dtype not in DTYPES:
+            raise UnsupportedError(
+                f'parameter "{name}" is {p.dtype}; allowed: float32, float16, bfloat16'
+            )
+        self.name = name
+        self.model = p
+        self.updated = p
+        if p.dtype != torch.float32:
+            self.updated = torch.nn.Parameter(p.detach().float())
+        # A step of SGD with lr 1 on zeros leaves the average with the other sign here.
+        self.average = torch.zeros_like(p, dtype=torch.float32)
+
+
+class ClientOptimizer(torch.optim.Optimizer):
+    """What initialize() returns for an optimizer that averages nothing itself.
+
+    step() averages the gradients over the ranks inside the library, with the configuration's
+    clipping, loss scale, communication type and accumulation, then calls the client's own step().
+    param_groups and state are the client's; with 16-bit parameters its groups hold float32 masters,
+    as under DeepSpeed's wrappers. A gradient that is None counts as zero. `optimizer` is the
+    client's. Threads: one.
+    """
+
+    def __init__(
+        self,
+        client: torch.optim.Optimizer,
+        names: Mapping[int, str],
+        settings: Settings,
+        comm: Comm,
+    ) -> None:
+        # Not Optimizer.__init__: groups and state are those of the client.
+        self.optimizer = client
+        self.comm = comm
+        self._config = _averager_of(settings)
+        self._report = plain.config_report(self._config, world_size=comm.size)
+        if not self._report["can_run"]:
+            raise UnsupportedError("; ".join(self._report["reasons"]))
+        self._averager: plain.Optimizer | None = None
+        self._own: dict[int, torch.Tensor] = {}  # by position: gradients that had to be copied
+        self._trained: list[_Trained] = []
+        for group in client.param_groups:
+            for i, p in enumerate(group["params"]):
+                if p.requires_grad:
+                    self._take(client, group["params"], i, names)
+        dtypes = {t.model.dtype for t in self._trained}
+        self._dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+
+    def _take(
+        self, client: torch.optim.Optimizer, params: list[Any], i: int, names: Mapping[int, str]
+    ) -> None:
+        p = params[i]
+        taken = _Trained(names.get(id(p), f"param{len(self._trained)}"), p)
+        self._trained.append(taken)
+        if taken.updated is not p:
+            params[i] = taken.updated
+            if p in client.state:
+                client.state[taken.updated] = client.state.pop(p)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The client's."""
+        return self.optimizer.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """The client's."""
+        return self.optimizer.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """The client's."""
+        return self.optimizer.defaults
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or "optimizer" not in self.__dict__:
+            raise AttributeError(name)
+        return getattr(self.optimizer, name)
+
+    def __repr__(self) -> str:
+        return f"<{type(self.optimizer).__name__} behind the average over {self.comm!r}>"
+
+    # ---- the average -----------------------------------------------------------------------------
+
+    def _build(self) -> plain.Optimizer:
+        if self._averager is None:
+            zeros = [torch.zeros_like(t.model, dtype=self._dtype) for t in self._trained]
+            params = [
+                plain.Param(t.average, zero, t.name) for t, zero in zip(self._trained, zeros)
+            ]
+            self._averager = plain.Optimizer(params, json.dumps(self._config), comm=self.comm)
+        return self._averager
+
+    def _gradient(self, i: int, taken: _Trained) -> torch.Tensor:
+        grad = taken.model.grad
+        if grad is not None and grad.is_sparse:
+            raise UnsupportedError(
+                f'parameter "{taken.name}" has a sparse gradient; gradients have to be dense'
+            )
+        if grad is not None and grad.dtype == self._dtype and grad.is_contiguous():
+            return grad
+        if i not in self._own:
+            shape = taken.model.shape
+            self._own[i] = torch.empty(shape, dtype=self._dtype, device=taken.model.device)
+        return self._own[i].zero_() if grad is None else self._own[i].copy_(grad)
+
+    def _located(self) -> plain.Optimizer:
+        averager = self._build()
+        averager.set_grads([self._gradient(i, t) for i, t in enumerate(self._trained)])
+        return averager
+
+    @torch.no_grad()
+    def accumulate(self) -> None:
+        """Takes the gradients of one micro-batch; the next step() averages them with its own."""
+        self._located().accumulate().wait()
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+        """Averages, and unless the step is skipped for an overflow, lets the client update.
+
+        Collective; waits. closure: refused, since it would make gradients that are not averaged.
+        Errors: those of the library's step; what the client raises.
+        """
+        if closure is not None:
+            raise UnsupportedError(
+                "step() with a closure: gradients that it makes would not be averaged; call "
+                "backward() and then step()"
+            )
+        averager = self._located()
+        before = averager.info().step
+        averager.step().wait()
+        if averager.info().step == before:
+            return None
+        for taken in self._trained:
+            if taken.model.requires_grad:  # else it was frozen meanwhile, and stands still
+                taken.updated.grad = taken.average.neg_()
+        try:
+            self.optimizer.step()
+        finally:
+            for taken in self._trained:
+                taken.updated.grad = None
+                taken.average.zero_()
+        self._write_model()
+        return None
+
+    def _write_model(self) -> None:
+        for taken in self._trained:
+            if taken.updated is not taken.model:
+                taken.model.copy_(taken.updated)
+
+    @torch.no_grad()
+    def refresh_fp32_params(self) -> None:
+        """The masters become what the model's 16-bit parameters are now."""
+        for taken in self._trained:
+            if taken.updated is not taken.model:
+                taken.updated.copy_(taken.model)
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clears the gradients of the model's parameters."""
+        for taken in self._trained:
+            if set_to_none:
+                taken.model.grad = None
+            elif taken.model.grad is not None:
+                taken.model.grad.zero_()
+
+    def masters(self) -> dict[int, torch.Tensor]:
+        """By id of the model's parameter: the float32 values that are updated."""
+        return {id(t.model): t.updated.detach() for t in self._trained}
+
+    @property
+    def loss_scale(self) -> float:
+        """What the loss of the next step has to be multiplied with; 1 without loss scaling."""
+        if self._averager is not None:
+            return self._averager.info().loss_scale
+        scale = self._report["loss_scale"]
+        if scale is None:
+            return 1.0
+        return float(scale["first_scale"] if scale["kind"] == "dynamic" else scale["scale"])
+
+    def info(self) -> plain.Info:
+        """Figures of the average. Collective if no step was made yet."""
+        return self._build().info()
+
+    def report(self, kind: str = "all") -> dict[str, Any]:
+        """As sotto.optim.Optimizer.report(), of the average."""
+        return self._build().report(kind)
+
+    def close(self) -> None:
+        """Gives the library's part back; call it before the comm's close()."""
+        if self._averager is not None:
+            self._averager.close()
+        self._averager = None
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Refused. Errors: InvalidStateError."""
+        raise InvalidStateError(
+            "parameter groups cannot be added behind initialize(): add them to the optimizer "
+            "before, or make another engine"
+        )
+
+    # ---- state -----------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """The client's, and under "sotto" masters and loss scale. Local."""
+        blob = None
+        if self._averager is not None:
+            # Nearly all of it is zeros.
+            packed = zlib.compress(bytes(self._averager.export_state("mean")), 1)
+            blob = torch.frombuffer(bytearray(packed), dtype=torch.uint8)
+        masters = [t.updated.detach() for t in self._trained if t.updated is not t.model]
+        mine = {"format": FORMAT, "kind": type(self.optimizer).__name__, "masters": masters}
+        return {**self.optimizer.state_dict(), "sotto": {**mine, "average": blob}}
+
+    def gather_state(self) -> dict[str, Any]:
+        """As state_dict(): it is the same on all ranks."""
+        return self.state_dict()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes a state_dict(), or one of the client's alone. Collective.
+
+        Errors: InvalidArgumentError (another optimizer or model).
+        """
+        mine = state_dict.get("sotto") or {}
+        kind = type(self.optimizer).__name__
+        if mine.get("kind", kind) != kind:
+            raise InvalidArgumentError(f"the state is of {mine['kind']}, this optimizer is {kind}")
+        self.optimizer.load_state_dict({k: v for k, v in state_dict.items() if k != "sotto"})
+        self._load_masters(mine.get("masters"))
+        if mine.get("average") is not None:
+            state = zlib.decompress(mine["average"].numpy().tobytes())
+            self._build().import_state(state, "mean")
+
+    @torch.no_grad()
+    def _load_masters(self, saved: Iterable[torch.Tensor] | None) -> None:
+        """saved: None: those of the model."""
+        held = [t for t in self._trained if t.updated is not t.model]
+        if not saved:
+            self.refresh_fp32_params()
+            return
+        given = [tensor.reshape(-1) for tensor in saved]
+        if [x.numel() for x in given] != [t.updated.numel() for t in held]:
+            raise InvalidArgumentError(
+                f"the state has {len(given)} float32 masters of other sizes than this optimizer's "
+                f"{len(held)}: it is of another model"
+            )
+        for taken, values in zip(held, given):
+            taken.updated.copy_(values.view(taken.updated.shape))
+        self._write_model()
+
+    def import_deepspeed(self, saved: Mapping[str, Any]) -> None:
+        """Takes "optimizer" of a checkpoint that DeepSpeed wrote without ZeRO. Collective.
+
+        That is the client's state_dict, or that of a 16-bit wrapper around it.
+        Errors: InvalidArgumentError (another model).
+        """
+        self.optimizer.load_state_dict(dict(saved.get("optimizer_state_dict", saved)))
+        tensors = [t for group in saved.get("fp32_groups", []) for t in group]
+        if "fp32_groups_flat" in saved:
+            sizes = [t.updated.numel() for t in self._trained]
+            tensors = list(torch.cat(list(saved["fp32_groups_flat"])).split(sizes))
+        self._load_masters(tensors)
+        if self._report["loss_scale"] is not None and saved.get("dynamic_loss_scale"):
+            self._build().set("loss_scale", float(saved["cur_scale"]))
+
+
+def _averager_of(settings: Settings) -> dict[str, Any]:
+    """The configuration of the library's part: an SGD that leaves the average behind."""
+    leave = ("optimizer", "scheduler")
+    config = {key: value for key, value in settings.file.items() if key not in leave}
+    section = settings.section("sotto")
+    section.pop("param_groups", None)
+    if section:
+        config["sotto"] = section
+    return {**config, "optimizer": {"type": "SGD", "params": {"lr": 1.0}}}
