@@ -64,10 +64,22 @@ class Settings:
         self.file = config_resolve(config, auto)
         self.torch_optimizer = self._take("optimizer", _is_torchs_optimizer)
         self.torch_schedule = self._take("scheduler", _is_torchs_schedule)
+        changed = self.torch_optimizer or self.torch_schedule or self._complete_torch_adam()
         # The file itself and not its plain form: errors then have its lines.
-        taken = self.torch_optimizer or self.torch_schedule
-        source = config if not (auto or taken) else self.file
+        source = config if not (auto or changed) else self.file
         self.report = config_report(source, world_size=world_size)
+
+    def _complete_torch_adam(self) -> bool:
+        """With torch_adam DeepSpeed makes torch.optim.AdamW, whose weight decay is not 0."""
+        optimizer = self.section("optimizer")
+        params, kind = optimizer.get("params"), str(optimizer.get("type")).lower()
+        if not isinstance(params, Mapping) or kind not in ("adam", "adamw"):
+            return False
+        decoupled = kind == "adamw" or params.get("adam_w_mode", True)
+        if params.get("torch_adam") is not True or not decoupled or "weight_decay" in params:
+            return False
+        self.file["optimizer"] = {**optimizer, "params": {**params, "weight_decay": 0.01}}
+        return True
 
     def _take(self, name: str, of_torch: Any) -> tuple[str, dict[str, Any]] | None:
         kind, params = self.section(name).get("type"), self.section(name).get("params") or {}
