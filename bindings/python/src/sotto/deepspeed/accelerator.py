@@ -16,6 +16,7 @@ import torch.distributed as dist
 from ..errors import InvalidArgumentError, UnsupportedError
 from .logs import resident_bytes
 
+__path__: list[str] = []  # deepspeed.accelerator.real_accelerator is found below: see modules.py
 KINDS = ("cpu", "cuda")
 
 

@@ -22,6 +22,7 @@ from . import ranks
 from .accelerator import get_accelerator
 from .logs import logger
 
+__path__: list[str] = []  # deepspeed.comm.comm is found below: see modules.py
 TORCH_DISTRIBUTED_DEFAULT_PORT = ranks.DEFAULT_PORT
 default_pg_timeout = ranks.DEFAULT_TIMEOUT
 NCCL_BACKEND, GLOO_BACKEND, MPI_BACKEND, CCL_BACKEND = "nccl", "gloo", "mpi", "ccl"

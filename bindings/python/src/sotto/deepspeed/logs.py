@@ -32,10 +32,21 @@ class Logger(logging.Logger):
         self.warning(*args)
 
 
+class _ToStdout(logging.StreamHandler):  # type: ignore[type-arg]  # no [] in Python 3.9
+    """Writes to what sys.stdout is at the time of the message."""
+
+    def __init__(self) -> None:
+        logging.Handler.__init__(self)
+
+    @property
+    def stream(self) -> Any:  # type: ignore[override]
+        return sys.stdout
+
+
 def _make() -> Logger:
     made = Logger("sotto.deepspeed", logging.WARNING)
     made.propagate = False
-    handler = logging.StreamHandler(sys.stdout)
+    handler = _ToStdout()
     handler.setFormatter(
         logging.Formatter(
             "[%(asctime)s] [%(levelname)s] [%(filename)s:%(lineno)d:%(funcName)s] %(message)s"

@@ -15,7 +15,7 @@ from ..errors import UnsupportedError
 # Methods that return a value of the configuration: path of the key, and what DeepSpeed's default is.
 FROM_FILE: Mapping[str, tuple[str, Any]] = MappingProxyType(
     {
-        "checkpoint_serialization_enabled": ("checkpoint.serialization", False),
+        "checkpoint_serialization_enabled": ("checkpoint.serialization", True),
         "dataloader_drop_last": ("dataloader_drop_last", False),
         "dump_state": ("dump_state", False),
         "fp16_auto_cast": ("fp16.auto_cast", False),
@@ -64,7 +64,6 @@ FROM_FILE: Mapping[str, tuple[str, Any]] = MappingProxyType(
 # Methods that return what holds for every engine here: stage 0, and none of DeepSpeed's additions.
 CONSTANT: Mapping[str, Any] = MappingProxyType(
     {
-        "aio_config": None,
         "amp_enabled": False,
         "amp_params": None,
         "autotp_size": 0,
@@ -162,6 +161,7 @@ _COMPILE = "use engine.compile(), which is torch.compile"
 # Methods that raise UnsupportedError with this hint when they are called.
 REFUSED: Mapping[str, str] = MappingProxyType(
     {
+        "aio_config": _OFFLOAD,
         "all_gather_scalar": _AVERAGE,
         "allreduce_and_copy": _AVERAGE,
         "allreduce_bucket": _AVERAGE,

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import InvalidArgumentError, UnsupportedError
-from . import checkpoint as files
+from . import files
 from . import imported
 from .client import ClientOptimizer
 from .schedule import ConfigSchedule

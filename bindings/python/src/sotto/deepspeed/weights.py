@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgumentError, UnsupportedError
-from . import checkpoint as files
+from . import files
 
 
 def get_fp32_state_dict_from_zero_checkpoint(
