@@ -15,7 +15,7 @@ from typing import Any
 
 from join import Ranks
 
-from sotto.deepspeed.checkpoint import write_text
+from sotto.deepspeed.files import write_text
 
 SLOTS = ("slot0", "slot1")
 

@@ -34,7 +34,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import sotto
 import sotto.deepspeed
-from sotto.deepspeed import checkpoint as files
+from sotto.deepspeed import files
 
 COMPRESSING = ("OneBitAdam", "ZeroOneAdam", "OneBitLamb")
 

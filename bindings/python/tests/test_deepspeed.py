@@ -387,7 +387,9 @@ def test_arguments_that_are_refused(comm):
 
 def test_an_engine_without_optimizer_evaluates(comm):
     """The reference and reward models of a trainer of several."""
-    engine, optimizer, _, schedule = start(comm, {"train_batch_size": 16, "bf16": {"enabled": True}})
+    engine, optimizer, _, schedule = start(
+        comm, {"train_batch_size": 16, "bf16": {"enabled": True}}
+    )
     assert (optimizer, schedule, engine.optimizer) == (None, None, None)
     assert {p.dtype for p in engine.parameters()} == {torch.bfloat16}
     engine.eval()

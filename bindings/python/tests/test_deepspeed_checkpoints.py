@@ -8,7 +8,7 @@ torch = pytest.importorskip("torch", reason="torch is not installed in this Pyth
 from deepspeed_support import LAMB, Loss, batch, parameters, run, start  # noqa: E402
 
 import sotto  # noqa: E402
-import sotto.deepspeed.checkpoint as checkpoint_files  # noqa: E402
+import sotto.deepspeed.files as checkpoint_files  # noqa: E402
 
 
 @pytest.fixture

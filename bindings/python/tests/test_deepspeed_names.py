@@ -9,6 +9,7 @@ import subprocess
 import sys
 import types
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 from ranks import run_ranks
@@ -84,23 +85,25 @@ def test_every_member_of_deepspeeds_engine_is_known(engine):
     need_deepspeed()
     from deepspeed.runtime import engine as theirs
 
-    source = open(theirs.__file__, encoding="utf-8").read()
+    source = Path(theirs.__file__).read_text(encoding="utf-8")
     given = set(re.findall(r"self\.([a-z]\w*)\s*(?::[^=\n]*)?=(?!=)", source))
     timers = {name for name in given if name.endswith("_timers")}
     methods = {name for name in dir(theirs.DeepSpeedEngine) if not name.startswith("_")}
     wanted = (methods | given | timers) - set(dir(torch.nn.Module))
     assert len(wanted) > 250
-    unknown = []
+    unknown, told = [], {}
     for name in sorted(wanted):
         try:
             value = getattr(engine, name)
             if callable(value) and name in methods and name not in WITH_ARGUMENTS:
                 value()
         except sotto.UnsupportedError as error:
-            assert name in str(error), name
+            told[name] = str(error)
         except AttributeError:
             unknown.append(name)
     assert unknown == []
+    assert len(told) > 50
+    assert all(name in text for name, text in told.items())
 
 
 def test_answers_are_those_of_deepspeed(engine):
@@ -148,7 +151,11 @@ def test_names_of_the_package():
 
     plumbing = {"Optimizer", "Optional", "Union", "json", "pkg_version", "sys", "torch", "types"}
     for name in set(dir(deepspeed)) - plumbing:
-        if not name.startswith("_") and name not in ("HAS_TRITON", "git_version_info_installed", "compat"):
+        if not name.startswith("_") and name not in (
+            "HAS_TRITON",
+            "git_version_info_installed",
+            "compat",
+        ):
             getattr(sd, name)
     import deepspeed.comm
 
@@ -234,7 +241,9 @@ def test_arguments(comm, tmp_path):
     parser.add_argument("--local_rank", type=int, default=-1)
     path = tmp_path / "ds.json"
     path.write_text('{"optimizer": {"type": "Lamb"}}')
-    args = parser.parse_args(["--deepspeed", "--deepspeed_config", str(path), "--lr_schedule", "OneCycle"])
+    args = parser.parse_args(
+        ["--deepspeed", "--deepspeed_config", str(path), "--lr_schedule", "OneCycle"]
+    )
     assert (args.deepspeed, args.deepscale, args.warmup_max_lr) == (True, False, 0.001)
     engine, *_ = sd.initialize(args, Loss(), comm=comm)
     assert args.local_rank == engine.local_rank >= 0
@@ -322,8 +331,8 @@ def test_activation_checkpointing():
     torch.testing.assert_close(layer[0].bias.grad, 2 * kept)
     with pytest.raises(sotto.UnsupportedError, match="partition_activations"):
         sd.checkpointing.configure(None, partition_activations=True)
+    section = {"activation_checkpointing": {"cpu_checkpointing": True}}
     with pytest.raises(sotto.UnsupportedError, match="checkpoint_in_cpu"):
-        section = {"activation_checkpointing": {"cpu_checkpointing": True}}
         sd.checkpointing.configure(None, deepspeed_config=section)
 
 

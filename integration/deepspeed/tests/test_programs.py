@@ -13,10 +13,10 @@ from ranks import sotto_run
 if importlib.util.find_spec("torch") is None:
     pytest.skip("torch is not installed in this Python", allow_module_level=True)
 
-import subprocess  # noqa: E402
-import sys  # noqa: E402
+import subprocess
+import sys
 
-import program_runner as runner  # noqa: E402
+import program_runner as runner
 
 FLOAT32, BFLOAT16 = 2e-5, 2e-3
 GAN = {"train_batch_size": 16, "gradient_clipping": 0.5}
@@ -149,5 +149,3 @@ def test_programs_under_sotto_run(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [line for line in done.stdout.splitlines() if '"loss"' in line]
     assert len(losses) == 4, done.stdout
-
-

@@ -82,7 +82,7 @@ class Accelerator:
 
     def set_compile_backend(self, backend: str) -> None:
         """Sets get_compile_backend()."""
-        known = torch.compiler.list_backends(exclude_tags=())  # type: ignore[no-untyped-call]
+        known = torch.compiler.list_backends(exclude_tags=())
         if backend not in known:
             raise InvalidArgumentError(
                 f"compile backend is {backend!r}; allowed: {', '.join(known)}"

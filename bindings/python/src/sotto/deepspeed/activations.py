@@ -1,4 +1,4 @@
-"""deepspeed.checkpointing: activations are computed again in backward(), by PyTorch's checkpoint."""
+"""deepspeed.checkpointing: activations are computed again in backward(), as PyTorch's."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def reset() -> None:
 
 
 def checkpoint(function: Callable[..., Any], *args: Any) -> Any:
-    """function(*args), whose activations backward() computes again, with the same random numbers."""
+    """function(*args), whose activations backward() computes again, with equal random numbers."""
     return recompute(function, *args, use_reentrant=False)
 
 
@@ -133,7 +133,8 @@ class RNGStatesTracker:
 
 
 def _random_state() -> Any:
-    cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    used: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    cuda = torch.cuda.get_rng_state() if used else None
     return torch.get_rng_state(), cuda
 
 

@@ -21,7 +21,10 @@ def add_config_arguments(parser: argparse.ArgumentParser) -> argparse.ArgumentPa
             help=f"{old}Enable DeepSpeed (helper flag for user code, no impact on the engine)",
         )
         group.add_argument(
-            f"--{name}_config", default=None, type=str, help=f"{old}DeepSpeed json configuration file."
+            f"--{name}_config",
+            default=None,
+            type=str,
+            help=f"{old}DeepSpeed json configuration file.",
         )
     return parser
 

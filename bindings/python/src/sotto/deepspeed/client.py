@@ -108,9 +108,7 @@ class ClientOptimizer(torch.optim.Optimizer):
     def _build(self) -> plain.Optimizer:
         if self._averager is None:
             zeros = [torch.zeros_like(t.model, dtype=self._dtype) for t in self._trained]
-            params = [
-                plain.Param(t.average, zero, t.name) for t, zero in zip(self._trained, zeros)
-            ]
+            params = [plain.Param(t.average, zero, t.name) for t, zero in zip(self._trained, zeros)]
             self._averager = plain.Optimizer(params, json.dumps(self._config), comm=self.comm)
         return self._averager
 
@@ -138,7 +136,7 @@ class ClientOptimizer(torch.optim.Optimizer):
         self._located().accumulate().wait()
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], float] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Averages, and unless the step is skipped for an overflow, lets the client update.
 
         Collective; waits. closure: refused, since it would make gradients that are not averaged.
@@ -280,7 +278,8 @@ class ClientOptimizer(torch.optim.Optimizer):
         tensors = [t for group in saved.get("fp32_groups", []) for t in group]
         if "fp32_groups_flat" in saved:
             sizes = [t.updated.numel() for t in self._trained]
-            tensors = list(torch.cat(list(saved["fp32_groups_flat"])).split(sizes))
+            flat = torch.cat(list(saved["fp32_groups_flat"]))
+            tensors = list(torch.split(flat, sizes))
         self._load_masters(tensors)
         if self._report["loss_scale"] is not None and saved.get("dynamic_loss_scale"):
             self._build().set("loss_scale", float(saved["cur_scale"]))

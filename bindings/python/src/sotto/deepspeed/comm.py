@@ -144,7 +144,8 @@ def get_local_rank() -> int:
 def get_global_rank(group: Any = None, group_rank: int = 0) -> int:
     """The rank among all of a rank of a group."""
     _group_is_there()
-    return dist.get_global_rank(dist.group.WORLD if group is None else group, group_rank)
+    chosen: Any = dist.group.WORLD if group is None else group
+    return dist.get_global_rank(chosen, group_rank)
 
 
 def get_all_ranks_from_group(group: Any = None) -> list[int]:
@@ -156,12 +157,12 @@ def get_all_ranks_from_group(group: Any = None) -> list[int]:
 
 def get_world_size_from_launcher() -> int:
     """What the launcher says; without one 1."""
-    return _launched().world_size
+    return int(_launched().world_size)
 
 
 def get_world_rank_from_launcher() -> int:
     """What the launcher says; without one 0."""
-    return _launched().rank
+    return int(_launched().rank)
 
 
 def get_local_rank_from_launcher() -> int:

@@ -148,9 +148,7 @@ class Engine(Saving, torch.nn.Module):
     def set_train_micro_batch_size(self, micro_batch_size: int) -> None:
         """Changes the samples of a backward pass; gradient_accumulation_steps stay."""
         if micro_batch_size <= 0:
-            raise InvalidArgumentError(
-                f"micro_batch_size is {micro_batch_size}; allowed: from 1"
-            )
+            raise InvalidArgumentError(f"micro_batch_size is {micro_batch_size}; allowed: from 1")
         whole = micro_batch_size * self.gradient_accumulation_steps() * self.dp_world_size
         self._batch_number("train_batch_size")
         self._change_batch(train_micro_batch_size_per_gpu=micro_batch_size, train_batch_size=whole)
@@ -397,7 +395,7 @@ class Engine(Saving, torch.nn.Module):
         """This rank among those that average."""
         return self.comm.rank
 
-    # ---- what the configuration says ---------------------------------------------------------------
+    # ---- what the configuration says -------------------------------------------------------------
 
     def fp16_enabled(self) -> bool:
         """Whether parameters are float16, by the configuration."""

@@ -39,7 +39,7 @@ class _ToStdout(logging.StreamHandler):  # type: ignore[type-arg]  # no [] in Py
         logging.Handler.__init__(self)
 
     @property
-    def stream(self) -> Any:  # type: ignore[override]
+    def stream(self) -> Any:
         return sys.stdout
 
 

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from ..errors import UnsupportedError
 
-# Methods that return a value of the configuration: path of the key, and what DeepSpeed's default is.
+# Methods that return a value of the configuration: path of the key, DeepSpeed's default.
 FROM_FILE: Mapping[str, tuple[str, Any]] = MappingProxyType(
     {
         "checkpoint_serialization_enabled": ("checkpoint.serialization", True),
@@ -154,7 +154,9 @@ _CURRICULUM = "give training_data in the order that is wanted, or a data_sampler
 _PROFILE = "use torch.profiler around the steps, and optimizer.report() for bytes and times"
 _PLD = "drop layers in the model's forward()"
 _EIGENVALUE = "quantization during training is not here; use torch.ao.quantization afterwards"
-_EXPERTS = "mixtures of experts are averaged over other ranks than the rest; keep DeepSpeed for them"
+_EXPERTS = (
+    "mixtures of experts are averaged over other ranks than the rest; keep DeepSpeed for them"
+)
 _AUTOTUNING = "give train_micro_batch_size_per_gpu in the configuration"
 _OFFLOAD = "optimizer state stays where the parameters are"
 _COMPILE = "use engine.compile(), which is torch.compile"
@@ -254,7 +256,12 @@ REFUSED_ATTRIBUTES: Mapping[str, str] = MappingProxyType(
 )
 # Empty lists and sets of every engine.
 EMPTY: Mapping[str, Callable[[], Any]] = MappingProxyType(
-    {"gate_modules": list, "moe_layers": list, "num_experts": list, "sparse_tensor_module_names": set}
+    {
+        "gate_modules": list,
+        "moe_layers": list,
+        "num_experts": list,
+        "sparse_tensor_module_names": set,
+    }
 )
 
 

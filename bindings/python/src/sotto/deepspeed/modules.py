@@ -142,7 +142,7 @@ class Refused:
 
     _what, _hint = "", ""
 
-    def __new__(cls, *_: Any, **__: Any) -> NoReturn:  # type: ignore[misc]
+    def __new__(cls, *_: Any, **__: Any) -> NoReturn:
         """Errors: UnsupportedError, always."""
         raise UnsupportedError(f"{cls._what}: {cls._hint}")
 

@@ -64,7 +64,8 @@ def local_rank(rank: int = 0) -> int:
 def _complete_environment(environ: Any, port: int) -> None:
     """MASTER_ADDR and MASTER_PORT where the launcher has none and they follow.
 
-    All ranks on one machine meet on loopback; with MASTER_ADDR alone `port` takes the other's place.
+    All ranks on one machine meet on loopback; with MASTER_ADDR alone `port` takes MASTER_PORT's
+    place.
     """
     launch = detect(environ)
     if launch is None or "SOTTO_RENDEZVOUS" in environ:
@@ -82,20 +83,19 @@ def _by_torch(environ: Mapping[str, str]) -> bool:
     return all(name in environ for name in names) and "SOTTO_RANK" not in environ
 
 
-def _store_of(comm: Comm, timeout: timedelta) -> dist.Store:
+def _store_of(comm: Comm, timeout: timedelta) -> Any:
     """A store on rank 0, where the ranks of a comm can reach it."""
     place = os.environ.get("SOTTO_RENDEZVOUS", "").removeprefix("tcp://")
     host = os.environ.get("MASTER_ADDR") or place.rpartition(":")[0].strip("[]") or "127.0.0.1"
     port = torch.zeros(1, dtype=torch.int64)
-    store = None
+    store: Any = None
+    make: Any = dist.TCPStore  # type: ignore[attr-defined]
     if comm.rank == 0:
-        store = dist.TCPStore(
-            host, 0, comm.size, is_master=True, timeout=timeout, wait_for_workers=False
-        )
+        store = make(host, 0, comm.size, is_master=True, timeout=timeout, wait_for_workers=False)
         port[0] = store.port
     comm.broadcast(port).wait()
     if store is None:
-        store = dist.TCPStore(host, int(port), comm.size, is_master=False, timeout=timeout)
+        store = make(host, int(port), comm.size, is_master=False, timeout=timeout)
     os.environ.setdefault("MASTER_ADDR", host)
     os.environ.setdefault("MASTER_PORT", str(int(port)))
     return store
@@ -119,7 +119,7 @@ def join(
     if not dist.is_backend_available(backend):
         allowed = [name for name in dist.Backend.backend_list if dist.is_backend_available(name)]
         raise InvalidArgumentError(
-            f"dist_backend is {backend!r}, which this PyTorch has not; allowed: {', '.join(allowed)}"
+            f"dist_backend is {backend!r}, which PyTorch has not; allowed: {', '.join(allowed)}"
         )
     limit = DEFAULT_TIMEOUT if timeout is None else timeout
     if discover and init_method is None:

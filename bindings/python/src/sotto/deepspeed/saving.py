@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ..errors import InvalidArgumentError, UnsupportedError
-from . import files
-from . import imported
+from . import files, imported
 from .client import ClientOptimizer
 from .schedule import ConfigSchedule
 

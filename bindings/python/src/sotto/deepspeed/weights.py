@@ -80,9 +80,7 @@ def load_state_dict_from_zero_checkpoint(
 
 
 @contextlib.contextmanager
-def OnDevice(  # noqa: N802  (DeepSpeed's name)
-    dtype: torch.dtype, device: str = "meta", enabled: bool = True
-) -> Iterator[None]:
+def OnDevice(dtype: torch.dtype, device: str = "meta", enabled: bool = True) -> Iterator[None]:
     """``with OnDevice(dtype=..., device=...):`` models made in the block have both."""
     if not enabled:
         yield
