@@ -1,0 +1,299 @@
+"""Optimizers of PyTorch's behind the average of the library, under sotto.deepspeed's engine."""
+
+import math
+
+import pytest
+from ranks import run_ranks, thread_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+from deepspeed_support import Loss, batch, parameters, run, start  # noqa: E402
+
+import sotto  # noqa: E402
+import sotto.deepspeed as sd  # noqa: E402
+
+SGD = {"lr": 0.05, "momentum": 0.9, "nesterov": True}
+
+
+@pytest.fixture
+def comm():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        yield comm
+
+
+def by_hand(make, ranks, steps, parts=1, clip=0.0):
+    """The same training in one process: the mean over ranks and micro-batches, clipped."""
+    net = Loss()
+    optimizer = make(net.parameters())
+    for step in range(steps):
+        optimizer.zero_grad()
+        for rank in range(ranks):
+            for part in range(parts):
+                (net(*batch(rank, parts * step + part)) / (ranks * parts)).backward()
+        if clip:
+            torch.nn.utils.clip_grad_norm_(net.parameters(), clip)
+        optimizer.step()
+    return [p.detach() for p in net.parameters()]
+
+
+def close(got, wanted):
+    for p, q in zip(got, wanted):
+        torch.testing.assert_close(p, q, rtol=2e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "AdamW", "Adagrad"])
+def test_is_one_larger_batch(kind):
+    hyper = SGD if kind == "SGD" else {"lr": 0.05}
+    make = lambda params: getattr(torch.optim, kind)(params, **hyper)  # noqa: E731
+
+    def body(comm):
+        net = Loss()
+        mine = make(net.parameters())
+        config = {
+            "train_micro_batch_size_per_gpu": 16,
+            "gradient_accumulation_steps": 2,
+            "gradient_clipping": 0.2,
+        }
+        engine, optimizer, _, _ = start(comm, config, net, optimizer=mine)
+        assert isinstance(optimizer, torch.optim.Optimizer)
+        assert (optimizer.optimizer, engine.basic_optimizer) == (mine, mine)
+        assert optimizer.param_groups is mine.param_groups
+        assert engine.optimizer_name() == kind
+        run(engine, comm.rank, range(8))
+        assert engine.get_global_grad_norm() > 0
+        engine.close()
+        return parameters(engine)
+
+    wanted = by_hand(make, 2, 4, parts=2, clip=0.2)
+    for got in thread_ranks(2, body):
+        close(got, wanted)
+
+
+def test_the_file_may_name_one_of_pytorchs(comm):
+    config = {
+        "optimizer": {"type": "SGD", "params": SGD},
+        "scheduler": {"type": "StepLR", "params": {"step_size": 2, "gamma": 0.5}},
+    }
+    engine, optimizer, _, schedule = start(comm, config)
+    assert type(optimizer.optimizer) is torch.optim.SGD
+    assert type(schedule) is torch.optim.lr_scheduler.StepLR
+    run(engine, 0, range(5))
+    assert engine.get_lr() == [pytest.approx(0.05 / 4)]
+    assert engine.get_mom() == [0.9]
+    engine.close()
+    for section, text in (
+        ({"optimizer": {"type": "SGD", "params": {"momentum": 0.9, "lrr": 1}}}, "lrr"),
+        ({**config, "scheduler": {"type": "StepLR", "params": {}}}, "step_size"),
+        ({**config, "zero_optimization": {"stage": 2}}, "stage 2"),
+    ):
+        with pytest.raises(sotto.SottoError, match=text):
+            start(comm, section)
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "bf16"])
+def test_16_bits_have_float32_masters(dtype, comm):
+    section = {"enabled": True, "initial_scale_power": 8} if dtype == "fp16" else {"enabled": True}
+    net = Loss()
+    mine = torch.optim.AdamW(net.parameters(), lr=1e-4)
+    engine, optimizer, _, _ = start(comm, {dtype: section}, net, optimizer=mine)
+    half = torch.float16 if dtype == "fp16" else torch.bfloat16
+    assert {p.dtype for p in engine.parameters()} == {half}
+    masters = [p for group in mine.param_groups for p in group["params"]]
+    assert {p.dtype for p in masters} == {torch.float32}
+    x, y = batch(0, 1)
+    before = [p.clone() for p in masters]
+    losses = run(engine, 0, [1] * 20, half)
+    assert losses[-1] < losses[0]
+    for p, master, first in zip(engine.parameters(), masters, before):
+        assert torch.equal(p, master.to(half))
+        assert not torch.equal(master, first)
+    if dtype == "fp16":
+        kept = [p.clone() for p in masters]
+        engine.backward(engine(x.half(), y) * 1e30)
+        engine.step()
+        assert (engine.skipped_steps, engine.was_step_applied()) == (1, False)
+        assert (optimizer.overflow, optimizer.cur_scale, engine.cur_scale) == (True, 128, 128)
+        assert all(torch.equal(p, q) for p, q in zip(kept, masters))
+    engine.close()
+
+
+def test_a_schedule_of_the_file_and_one_of_the_program(comm):
+    warm = {"warmup_max_lr": 0.5, "warmup_num_steps": 4, "warmup_type": "linear"}
+    config = {"scheduler": {"type": "WarmupLR", "params": warm}}
+    net = Loss()
+    mine = torch.optim.SGD(net.parameters(), lr=0.1)
+    engine, _, _, schedule = start(comm, config, net, optimizer=mine)
+    assert isinstance(schedule, sd.runtime.lr_schedules.WarmupLR)
+    run(engine, 0, range(3))
+    assert mine.param_groups[0]["lr"] == pytest.approx(0.25)
+    engine.close()
+    net = Loss()
+    mine = torch.optim.SGD(net.parameters(), lr=0.1)
+    made = torch.optim.lr_scheduler.ExponentialLR(mine, 0.5)
+    engine, _, _, schedule = start(comm, config, net, optimizer=mine, lr_scheduler=made)
+    assert schedule is made
+    run(engine, 0, range(2))
+    assert engine.get_lr() == [pytest.approx(0.025)]
+    engine.close()
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "fp16"])
+def test_checkpoints_go_on_bit_for_bit(dtype, comm, tmp_path):
+    config = {"train_batch_size": 16}
+    half = torch.float32
+    if dtype == "fp16":
+        config["fp16"] = {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 3}
+        half = torch.float16
+
+    def fresh():
+        net = Loss()
+        mine = torch.optim.Adam(net.parameters(), lr=0.01)
+        return start(comm, config, net, optimizer=mine)[0]
+
+    engine = fresh()
+    run(engine, 0, range(5), half)
+    engine.save_checkpoint(tmp_path, client_state={"epoch": 3})
+    behind = run(engine, 0, range(5, 10), half)
+    other = fresh()
+    _, state = other.load_checkpoint(tmp_path)
+    assert state == {"epoch": 3}
+    assert other.cur_scale == (512.0 if dtype == "fp16" else 1.0)
+    assert run(other, 0, range(5, 10), half) == behind
+    assert other.cur_scale == engine.cur_scale
+    wrong = Loss()
+    wrong, *_ = start(comm, config, wrong, optimizer=torch.optim.SGD(wrong.parameters(), lr=1))
+    with pytest.raises(sotto.InvalidArgumentError, match="the state is of Adam"):
+        wrong.load_checkpoint(tmp_path)
+    for made in (engine, other, wrong):
+        made.close()
+
+
+def test_what_is_refused(comm):
+    net = Loss()
+    engine, optimizer, _, _ = start(comm, {}, net, optimizer=torch.optim.SGD(net.parameters(), 0.1))
+    with pytest.raises(sotto.UnsupportedError, match="closure"):
+        optimizer.step(lambda: 0.0)
+    with pytest.raises(sotto.InvalidStateError, match="parameter groups cannot be added"):
+        optimizer.add_param_group({"params": []})
+    before = parameters(engine)
+    engine.backward(engine(*batch(0, 0)) * math.nan)
+    with pytest.raises(sotto.NonfiniteError):
+        engine.step()
+    assert all(torch.equal(p, q) for p, q in zip(before, parameters(engine)))
+    engine.zero_grad()
+    run(engine, 0, range(2))
+    engine.close()
+    wide = Loss().double()
+    with pytest.raises(sotto.UnsupportedError, match=r'"net.0.weight" is torch.float64'):
+        start(comm, {}, wide, optimizer=torch.optim.SGD(wide.parameters(), 0.1))
+
+
+# ---- gradient accumulation -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("of_the_library", [True, False])
+def test_boundaries_that_the_program_sets(of_the_library, comm):
+    """One step() behind several backward passes is the same update."""
+    results = []
+    for by_hand_ in (False, True):
+        net = Loss()
+        config = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": 3}
+        mine = None
+        if of_the_library:
+            config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}
+        else:
+            mine = torch.optim.AdamW(net.parameters(), lr=0.01, weight_decay=0.0)
+        engine, *_ = start(comm, config, net, optimizer=mine)
+        for update in range(4):
+            for part in range(3):
+                if by_hand_:
+                    engine.set_gradient_accumulation_boundary(part == 2)
+                engine.backward(engine(*batch(0, 3 * update + part)))
+                if part == 2 or not by_hand_:
+                    engine.step()
+        assert engine.global_steps == 4
+        results.append(parameters(engine))
+        engine.close()
+    close(*results)
+
+
+def test_another_batch_size_between_updates(comm):
+    results = []
+    for steps in (1, 2):
+        net = Loss()
+        config = {"train_micro_batch_size_per_gpu": 16, "gradient_accumulation_steps": steps}
+        config["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}
+        engine, *_ = start(comm, config, net)
+        engine.set_train_batch_size(32)
+        assert engine.get_batch_info() == (32, 16, 2)
+        run(engine, 0, range(6))
+        assert engine.global_steps == 3
+        engine.backward(engine(*batch(0, 6)))
+        engine.step()
+        if steps == 2:
+            with pytest.raises(sotto.InvalidStateError, match="1 micro-batches of the next update"):
+                engine.set_train_batch_size(16)
+        with pytest.raises(sotto.InvalidArgumentError, match="multiples of 16"):
+            engine.set_train_batch_size(20)
+        engine.backward(engine(*batch(0, 7)))
+        engine.step()
+        results.append(parameters(engine))
+        engine.close()
+    close(*results)
+
+
+# ---- checkpoints of any engine -------------------------------------------------------------------
+
+
+def test_frozen_parameters_and_a_loader_of_the_caller(comm, tmp_path):
+    net = Loss()
+    net.net[0].weight.requires_grad_(False)
+    config = {"optimizer": {"type": "Lamb", "params": {"lr": 0.01}}}
+    engine, *_ = start(comm, config, net)
+    run(engine, 0, range(2))
+    engine.save_checkpoint(tmp_path, "less", exclude_frozen_parameters=True)
+    engine.save_16bit_model(tmp_path, "weights.bin", exclude_frozen_parameters=True)
+    assert "net.0.weight" not in torch.load(tmp_path / "weights.bin", weights_only=True)
+    with pytest.raises(RuntimeError, match=r"net\.0\.weight"):
+        engine.load_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path, load_module_strict=False)
+    seen = []
+    engine.load_checkpoint(tmp_path, custom_load_fn=lambda src, dst: seen.append((sorted(src), dst)))
+    assert seen == [(["net.0.bias", "net.2.bias", "net.2.weight"], net)]
+    state = sd.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
+    assert torch.equal(state["net.2.bias"], net.net[2].bias)
+    engine.close()
+
+
+def test_client_state_of_megatron(comm, tmp_path):
+    import argparse
+
+    np = pytest.importorskip("numpy", reason="numpy is not installed in this Python")
+    engine, *_ = start(comm, {"optimizer": {"type": "Lamb"}})
+    given = {
+        "args": argparse.Namespace(lr=0.1, names=["a"]),
+        "np_rng_state": np.random.RandomState(3).get_state(),
+        "loss": np.float64(2.5),
+        "mean": np.arange(3, dtype=np.float32),
+    }
+    engine.save_checkpoint(tmp_path, client_state=given)
+    _, taken = engine.load_checkpoint(tmp_path)
+    assert taken["args"] == given["args"]
+    assert taken["loss"] == 2.5
+    assert (taken["mean"] == given["mean"]).all()
+    np.random.RandomState(0).set_state(taken["np_rng_state"])
+    with pytest.raises(sotto.InvalidArgumentError, match=r"client_state\['f'\] is of type function"):
+        engine.save_checkpoint(tmp_path, client_state={"f": by_hand})
+    engine.close()
+
+
+def rank_saves_other_tags(comm):
+    engine, *_ = start(comm, {"optimizer": {"type": "Lamb"}})
+    with pytest.raises(sotto.InvalidArgumentError, match="tag is"):
+        engine.save_checkpoint("unused", tag=f"of_{comm.rank}")
+    engine.close()
+    print("refused")
+
+
+def test_other_tags_on_other_ranks():
+    assert run_ranks(2, __file__, "rank_saves_other_tags").count("refused") == 2
