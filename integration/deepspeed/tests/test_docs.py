@@ -70,6 +70,20 @@ DATA = """
 from test_configs import ARGUMENTS as training_arguments
 dataset = torch.utils.data.TensorDataset(*small.batch(0, 0, 16))
 """
+TRAINER = """
+import reference, test_trainer, torch, torch.distributed
+import deepspeed
+deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+torch.distributed.init_process_group(
+    "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+)
+model, dataset = test_trainer.Model(), test_trainer.dataset()
+without_optimizer = dict(test_trainer.FILE, train_micro_batch_size_per_gpu=4)
+options = {
+    "output_dir": "out", "use_cpu": True, "max_steps": 3, "save_strategy": "no",
+    "report_to": [], "per_device_train_batch_size": 4, "max_grad_norm": 1.0,
+}
+"""
 # What stands before and behind each example, in their order.
 EXAMPLES = {
     ROOT / "README.md": [(MODEL + TRAIN, "")],
@@ -77,6 +91,7 @@ EXAMPLES = {
         (MODEL + GROUP + DEEPSPEED, "\nengine.backward(engine(batches[0]))\nengine.step()"),
         (MODEL, ""),
         (MODEL, ""),
+        (TRAINER, ""),
         (MODEL + GROUP, "\nddp(batches[0]).backward()\noptimizer.step()"),
     ],
     ROOT / "bindings/python/README.md": [
@@ -120,6 +135,10 @@ def test_examples_run(path, index, tmp_path):
     example = blocks(path)[index]
     if "import deepspeed" in example and importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed in this Python")
+    if "transformers.Trainer" in example and not all(
+        map(importlib.util.find_spec, ("transformers", "accelerate", "deepspeed"))
+    ):
+        pytest.skip("transformers, accelerate or DeepSpeed is not installed in this Python")
     for name in ("ds_config.json", "deepspeed.json"):
         (tmp_path / name).write_text(json.dumps(CONFIG))
     before, behind = EXAMPLES[path][index]
