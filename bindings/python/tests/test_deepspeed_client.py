@@ -258,7 +258,9 @@ def test_frozen_parameters_and_a_loader_of_the_caller(comm, tmp_path):
         engine.load_checkpoint(tmp_path)
     engine.load_checkpoint(tmp_path, load_module_strict=False)
     seen = []
-    engine.load_checkpoint(tmp_path, custom_load_fn=lambda src, dst: seen.append((sorted(src), dst)))
+    engine.load_checkpoint(
+        tmp_path, custom_load_fn=lambda src, dst: seen.append((sorted(src), dst))
+    )
     assert seen == [(["net.0.bias", "net.2.bias", "net.2.weight"], net)]
     state = sd.utils.zero_to_fp32.get_fp32_state_dict_from_zero_checkpoint(tmp_path)
     assert torch.equal(state["net.2.bias"], net.net[2].bias)
@@ -282,7 +284,9 @@ def test_client_state_of_megatron(comm, tmp_path):
     assert taken["loss"] == 2.5
     assert (taken["mean"] == given["mean"]).all()
     np.random.RandomState(0).set_state(taken["np_rng_state"])
-    with pytest.raises(sotto.InvalidArgumentError, match=r"client_state\['f'\] is of type function"):
+    with pytest.raises(
+        sotto.InvalidArgumentError, match=r"client_state\['f'\] is of type function"
+    ):
         engine.save_checkpoint(tmp_path, client_state={"f": by_hand})
     engine.close()
 

@@ -12,7 +12,7 @@ for needed in ("torch", "deepspeed", "transformers", "accelerate"):
 
 import torch  # noqa: E402
 
-STEPS, BATCH = 10, 4
+STEPS, BATCH = 24, 8
 FILE = {
     "train_micro_batch_size_per_gpu": "auto",
     "gradient_accumulation_steps": "auto",
@@ -20,7 +20,7 @@ FILE = {
     "zero_allow_untested_optimizer": True,
     "zero_optimization": {"stage": 0},
 }
-OPTIMIZER = {"type": "OneBitLamb", "params": {"lr": "auto", "betas": "auto", "freeze_step": 4}}
+OPTIMIZER = {"type": "OneBitAdam", "params": {"lr": "auto", "betas": "auto", "freeze_step": 16}}
 
 
 class Model(torch.nn.Module):
@@ -41,7 +41,7 @@ class Model(torch.nn.Module):
 def dataset():
     generator = torch.Generator().manual_seed(5)
     x = torch.randn(2 * STEPS * BATCH, 8, generator=generator)
-    return [{"x": row, "labels": row[:2] * row[2:4]} for row in x]
+    return [{"x": row, "labels": row[:2]} for row in x]
 
 
 def rank_trains():
@@ -105,7 +105,7 @@ def rank_trains():
     torch.distributed.all_gather(everybody, mine)
     assert all(torch.equal(mine, other) for other in everybody)
     losses = [row["loss"] for row in trainer.state.log_history if "loss" in row]
-    assert losses[-1] < losses[0]
+    assert sum(losses[-4:]) < 0.8 * sum(losses[:4]), losses
     optimizer.close()
     sotto.default_comm().close()
     print("trained", losses[0], losses[-1])
