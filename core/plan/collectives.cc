@@ -12,6 +12,9 @@
 namespace sotto {
 namespace {
 
+// Builders of a section return how many rounds it takes, the same on all ranks, so that the next
+// section's rounds are: not every rank has a message in each of them.
+
 constexpr uint64_t kOneHopBytes = 64 * 1024;
 constexpr uint64_t kTreeBytes = 256 * 1024;
 
@@ -34,7 +37,7 @@ void reduce_segment(Section& s, Range segment, const OperandRef& rows, uint64_t 
       ReduceArgs{stride, base, 0, 0, s.dtype, s.ranks(), s.me(), s.request.reduce, false, false});
 }
 
-void emit_one_hop_all_reduce(Section& s) {
+uint32_t emit_one_hop_all_reduce(Section& s) {
   const Range all{0, s.layout.size()};
   const Region own = contiguous(s, s.slots.in, all, false);
   for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
@@ -47,6 +50,7 @@ void emit_one_hop_all_reduce(Section& s) {
     s.b.recv(peer, {rows.slot, static_cast<uint64_t>(peer) * row_bytes, row_bytes}, s.round);
   }
   reduce_segment(s, all, rows, 0, all.count);
+  return 1;
 }
 
 // What direct reductions of a section have in common.
@@ -60,7 +64,7 @@ DirectReduce direct_reduce(Section& s) {
   return d;
 }
 
-void emit_direct_all_reduce(Section& s) {
+uint32_t emit_direct_all_reduce(Section& s) {
   DirectReduce d = direct_reduce(s);
   d.chunk_of = [&s](uint32_t k) {
     return share_of(s.layout.size(), s.ranks(), k, kDenseChunkAlign);
@@ -69,18 +73,17 @@ void emit_direct_all_reduce(Section& s) {
   d.receive_reduced = [&s](int32_t peer, Range segment, uint32_t round) {
     receive_range(s, peer, s.slots.out, segment, true, round);
   };
-  emit_direct_reduce(d);
+  return emit_direct_reduce(d);
 }
 
-void emit_all_reduce(Section& s) {
+uint32_t emit_all_reduce(Section& s) {
   const uint64_t bytes = s.layout.size() * s.element;
   if (s.request.size == 1) {
     copy_tensors(s, {0, s.layout.size()});
-  } else if (bytes * (s.ranks() - 1) <= kOneHopBytes) {
-    emit_one_hop_all_reduce(s);
-  } else {
-    emit_direct_all_reduce(s);
+    return 0;
   }
+  return bytes * (s.ranks() - 1) <= kOneHopBytes ? emit_one_hop_all_reduce(s)
+                                                 : emit_direct_all_reduce(s);
 }
 
 // Every rank's part of the layout, which is by rank.
@@ -95,28 +98,28 @@ std::vector<Range> parts_of(const Section& s, const std::vector<uint32_t>& tenso
   return parts;
 }
 
-void emit_reduce_scatter(Section& s, const std::vector<Range>& parts) {
+uint32_t emit_reduce_scatter(Section& s, const std::vector<Range>& parts) {
   if (s.request.size == 1) {
     copy_tensors(s, parts[0]);
-    return;
+    return 0;
   }
   DirectReduce d = direct_reduce(s);
   d.chunk_of = [&parts](uint32_t k) { return parts[k]; };
-  emit_direct_reduce(d);
+  return emit_direct_reduce(d);
 }
 
 // Everything to the root, which adds up.
-void emit_reduce_at_root(Section& s) {
+uint32_t emit_reduce_at_root(Section& s) {
   DirectReduce d = direct_reduce(s);
   d.chunk_of = [&s](uint32_t k) {
     return Range{0, static_cast<int32_t>(k) == s.request.root ? s.layout.size() : 0};
   };
-  emit_direct_reduce(d);
+  return emit_direct_reduce(d);
 }
 
 // Every rank adds up its chunk. The root has its own in its tensors, the others keep results of a
 // few segments until they are sent.
-void emit_reduce_by_chunks(Section& s) {
+uint32_t emit_reduce_by_chunks(Section& s) {
   constexpr uint64_t kResults = 16;
   const auto chunk_of = [&s](uint32_t k) {
     return share_of(s.layout.size(), s.ranks(), k, kDenseChunkAlign);
@@ -138,8 +141,7 @@ void emit_reduce_by_chunks(Section& s) {
   if (is_root) {
     // Its own results are sent nowhere.
     d.reduced = [&s](Range) { return Region{s.slots.out, 0, 0}; };
-    emit_direct_reduce(d);
-    return;
+    return emit_direct_reduce(d);
   }
   d.reduced = [&](Range segment) {
     return Region{results, place_of(segment), segment.count * s.element};
@@ -153,22 +155,21 @@ void emit_reduce_by_chunks(Section& s) {
         ReduceArgs{stride, base, 0, segment.begin, s.dtype, s.ranks(), s.me(), s.request.reduce,
                    false, true});
   };
-  emit_direct_reduce(d);
+  return emit_direct_reduce(d);
 }
 
-void emit_reduce(Section& s) {
+uint32_t emit_reduce(Section& s) {
   const uint64_t bytes = s.layout.size() * s.element;
   if (s.request.size == 1) {
     copy_tensors(s, {0, s.layout.size()});
-  } else if (s.request.size == 2 || bytes * (s.ranks() - 1) <= kOneHopBytes) {
-    emit_reduce_at_root(s);
-  } else {
-    emit_reduce_by_chunks(s);
+    return 0;
   }
+  const bool at_root = s.request.size == 2 || bytes * (s.ranks() - 1) <= kOneHopBytes;
+  return at_root ? emit_reduce_at_root(s) : emit_reduce_by_chunks(s);
 }
 
 // `offset` of the layout addresses the gathered tensor, `target` the part.
-void emit_all_gather(Section& s, const std::vector<Range>& parts) {
+uint32_t emit_all_gather(Section& s, const std::vector<Range>& parts) {
   const Range mine = parts[s.me()];
   for (Range segment : segments_of(mine, s.segment)) {
     const Region own = contiguous(s, s.slots.in, segment, true);
@@ -184,12 +185,13 @@ void emit_all_gather(Section& s, const std::vector<Range>& parts) {
     s.b.copy({s.slots.out + piece.tensor, piece.offset * s.element, piece.count * s.element},
              {s.slots.in + piece.tensor, piece.target * s.element, piece.count * s.element});
   }
+  return 1;
 }
 
 // Binomial tree: relative rank v receives from v with its lowest set bit cleared, then serves v +
 // bit for lower bits. A message over edge `bit` has round log2(width / bit): parents send before
 // children pass on.
-void emit_tree_broadcast(Section& s) {
+uint32_t emit_tree_broadcast(Section& s) {
   const int32_t size = s.request.size;
   const int32_t v = (s.request.rank - s.request.root + size) % size;
   const auto absolute = [&](int32_t relative) { return (relative + s.request.root) % size; };
@@ -208,9 +210,10 @@ void emit_tree_broadcast(Section& s) {
       if (v + bit < size) s.b.send(absolute(v + bit), data, round_of(bit));
     }
   }
+  return static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(width))) + 1;
 }
 
-void emit_scatter_broadcast(Section& s) {
+uint32_t emit_scatter_broadcast(Section& s) {
   const int32_t root = s.request.root;
   const auto chunk_of = [&](int32_t k) {
     return share_of(s.layout.size(), s.ranks(), static_cast<uint32_t>(k), kDenseChunkAlign);
@@ -233,19 +236,23 @@ void emit_scatter_broadcast(Section& s) {
       if (peer != root) s.b.send(peer, data, s.round + 1);
     }
   }
-  if (is_root) return;
+  constexpr uint32_t kRounds = 2;
+  if (is_root) return kRounds;
   for (int32_t peer : s.peers()) {
     for (Range segment : segments_of(chunk_of(peer), s.segment))
       receive_range(s, peer, s.slots.out, segment, true, s.round + 1);
   }
+  return kRounds;
 }
 
-void emit_broadcast(Section& s) {
+uint32_t emit_broadcast(Section& s) {
+  uint32_t rounds = 0;
   if (s.request.size > 1) {
     const bool small = s.layout.size() * s.element <= kTreeBytes || s.request.size == 2;
-    small ? emit_tree_broadcast(s) : emit_scatter_broadcast(s);
+    rounds = small ? emit_tree_broadcast(s) : emit_scatter_broadcast(s);
   }
   if (s.request.rank == s.request.root) copy_tensors(s, {0, s.layout.size()});
+  return rounds;
 }
 
 void emit_point_to_point(Section& s) {
@@ -342,11 +349,6 @@ CollectiveSlots add_slots(PlanBuilder& b, const CollectiveRequest& r) {
   return slots;
 }
 
-// Operations of one round: their sections share it.
-bool shares_round(OpKind kind) {
-  return kind == OpKind::kSendRecv || kind == OpKind::kGather || kind == OpKind::kScatter;
-}
-
 FlatLayout layout_of(const CollectiveRequest& r, const std::vector<uint32_t>& tensors) {
   const auto ranks = static_cast<uint32_t>(r.size);
   if (r.kind == OpKind::kAllGatherParts)
@@ -374,13 +376,12 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
     emit_all_to_all(b, request, slots, by_dtype);
     return slots;
   }
-  const uint32_t first_round = b.next_round();
+  uint32_t round = b.next_round();
   for (const auto& [dtype, tensors] : by_dtype) {
     FlatLayout layout = layout_of(request, tensors);
     if (layout.size() == 0) continue;
     const uint64_t element = dtype_bytes(dtype);
-    // Sections share rounds, except where a later round of one would have to come before an earlier
-    // one of the next.
+    // Sections of point to point, gather and scatter share a round: there is no order between them.
     Section s{b,
               request,
               slots,
@@ -388,19 +389,20 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
               dtype,
               element,
               segment_elements(request.segment_bytes, static_cast<uint32_t>(element * 8)),
-              shares_round(request.kind) ? first_round : b.next_round()};
+              round};
     if (is_native(s, tensors)) {
       emit_native(s, tensors);
+      round += 1;
       continue;
     }
     switch (request.kind) {
-      case OpKind::kAllReduce: emit_all_reduce(s); break;
+      case OpKind::kAllReduce: round += emit_all_reduce(s); break;
       case OpKind::kReduceScatterParts:
-      case OpKind::kReduceScatter: emit_reduce_scatter(s, parts_of(s, tensors)); break;
+      case OpKind::kReduceScatter: round += emit_reduce_scatter(s, parts_of(s, tensors)); break;
       case OpKind::kAllGatherParts:
-      case OpKind::kAllGather: emit_all_gather(s, parts_of(s, tensors)); break;
-      case OpKind::kReduce: emit_reduce(s); break;
-      case OpKind::kBroadcast: emit_broadcast(s); break;
+      case OpKind::kAllGather: round += emit_all_gather(s, parts_of(s, tensors)); break;
+      case OpKind::kReduce: round += emit_reduce(s); break;
+      case OpKind::kBroadcast: round += emit_broadcast(s); break;
       case OpKind::kSendRecv: emit_point_to_point(s); break;
       case OpKind::kGather: emit_gather(s); break;
       case OpKind::kScatter: emit_scatter(s); break;

@@ -74,7 +74,7 @@ class Windows {
 
 }  // namespace
 
-void emit_direct_reduce(const DirectReduce& d) {
+uint32_t emit_direct_reduce(const DirectReduce& d) {
   const Windows windows(d);
   // The next rank first, so that nobody is hit by all at once.
   const auto peer = [&](int32_t i) { return (d.rank + i) % d.size; };
@@ -114,6 +114,7 @@ void emit_direct_reduce(const DirectReduce& d) {
     }
   }
   d.b.stage(Stage::kOther);
+  return (d.reduced == nullptr ? 1 : 2) * windows.count();
 }
 
 }  // namespace sotto

@@ -35,6 +35,8 @@ struct DirectReduce {
   int32_t root = -1;  // the only rank that results are sent to; -1: all
 };
 
-void emit_direct_reduce(const DirectReduce& direct);
+// Returns how many rounds it takes, the same on all ranks, whichever of them this rank has messages
+// in.
+uint32_t emit_direct_reduce(const DirectReduce& direct);
 
 }  // namespace sotto

@@ -291,7 +291,7 @@ class Header(Planted):
             return "\n".join(check_header.init_problems(self.include, text, abi_model.read_header(self.header)))
 
         self.assertEqual(problems(), "")
-        for old, new, expected in (("#define SOTTO_OP_STATS_INIT", "#define SOTTO_OP_STATS_BEGIN", "sotto_op_stats has no"),
+        for old, new, expected in (("#define SOTTO_OP_STATS_INIT", "#define SOTTO_OTHER_INIT", "sotto_op_stats has no"),
                                    ("sizeof(sotto_op_stats), 0, 0", "sizeof(sotto_op_stats), 0, 7", "sets more"),
                                    ("sizeof(sotto_op_stats), 0, 0", "0, 0, 0", "sets more")):
             with self.subTest(expected):

@@ -131,6 +131,51 @@ TEST_P(Unequal, ReduceToEveryRootHasTheBitsOfAllReduce) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
+// Tensors of several dtypes are sections one after the other. Not every rank has a message in each
+// round of a tree or of a rooted reduction, but all count rounds alike.
+TEST_P(Unequal, SeveralDtypesInOneCall) {
+  constexpr Dtype kDtypes[] = {Dtype::kI16, Dtype::kF64, Dtype::kU16, Dtype::kI8, Dtype::kI16};
+  const Status status = run_world(world(), [&](const std::shared_ptr<Comm>& comm) -> Status {
+    for (const OpKind kind : {OpKind::kBroadcast, OpKind::kReduce}) {
+      for (const uint64_t n : {uint64_t{3}, uint64_t{30'000}, uint64_t{200'000}}) {
+        Call call = make_call(*comm, kind, std::size(kDtypes));
+        call.request.root = comm->size() - 1;
+        call.request.reduce = ReduceOp::kBitOr;
+        const bool is_root = comm->rank() == call.request.root;
+        std::vector<std::vector<uint8_t>> in, out;
+        for (size_t t = 0; t < std::size(kDtypes); ++t) {
+          call.request.dtypes[t] = kDtypes[t];
+          call.request.counts[t] = n + t;
+          const uint64_t bytes = (n + t) * dtype_bytes(kDtypes[t]);
+          // All ranks have the same for a reduction, so that any dtype's or is that; floats are 0.
+          const uint8_t fill =
+              dtype_is_float(kDtypes[t]) ? 0 : static_cast<uint8_t>(0x11 * (t + 1));
+          in.emplace_back(bytes, kind == OpKind::kReduce || is_root ? fill : 0xff);
+          out.emplace_back(bytes, 0xee);
+        }
+        if (kind == OpKind::kReduce) call.request.dtypes[1] = Dtype::kI64;  // or needs integers
+        for (size_t t = 0; t < in.size(); ++t) {
+          call.in.push_back(in[t].data());
+          call.out.push_back(out[t].data());
+        }
+        SOTTO_TRY(run_counted(*comm, std::move(call)));
+        for (size_t t = 0; t < in.size(); ++t) {
+          const uint8_t fill =
+              dtype_is_float(kDtypes[t]) ? 0 : static_cast<uint8_t>(0x11 * (t + 1));
+          const uint8_t want = kind == OpKind::kReduce && !is_root ? 0xee : fill;
+          for (const uint8_t byte : out[t]) {
+            if (byte != want)
+              return error(Code::kInternal, "kind {}, n {}, tensor {}", static_cast<int>(kind), n,
+                           t);
+          }
+        }
+      }
+    }
+    return ok_status();
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
 // A chunk of more windows, and more results, than are held at a time.
 TEST_P(Unequal, ReduceOfManyWindows) {
   WorldOptions options = world();
