@@ -117,20 +117,11 @@ uint32_t emit_reduce_at_root(Section& s) {
   return emit_direct_reduce(d);
 }
 
-// Every rank adds up its chunk. The root has its own in its tensors, the others keep results of a
-// few segments until they are sent.
+// Every rank adds up its chunk. The root has its own in its tensors, the others keep the results of
+// as many windows as there are rows of; those of a window may be sent all at once, as one group.
 uint32_t emit_reduce_by_chunks(Section& s) {
-  constexpr uint64_t kResults = 16;
   const auto chunk_of = [&s](uint32_t k) {
     return share_of(s.layout.size(), s.ranks(), k, kDenseChunkAlign);
-  };
-  const Range mine = chunk_of(s.me());
-  const uint64_t place_bytes = std::min(s.segment, mine.count) * s.element;
-  const bool is_root = s.request.rank == s.request.root;
-  const uint32_t results =
-      is_root ? kNoSlot : s.b.scratch(std::max<uint64_t>(1, kResults * place_bytes));
-  const auto place_of = [=, &s](Range segment) {
-    return (segment.begin - mine.begin) / s.segment % kResults * place_bytes;
   };
   DirectReduce d = direct_reduce(s);
   d.root = s.request.root;
@@ -138,11 +129,19 @@ uint32_t emit_reduce_by_chunks(Section& s) {
   d.receive_reduced = [&s](int32_t peer, Range segment, uint32_t round) {
     receive_range(s, peer, s.slots.out, segment, true, round);
   };
-  if (is_root) {
+  if (s.request.rank == s.request.root) {
     // Its own results are sent nowhere.
     d.reduced = [&s](Range) { return Region{s.slots.out, 0, 0}; };
     return emit_direct_reduce(d);
   }
+  const WindowShape windows = windows_of(d);
+  const uint64_t first = chunk_of(s.me()).begin;
+  const uint32_t results = s.b.scratch(windows.held * windows.elements * s.element);
+  const auto place_of = [&](Range segment) {
+    const uint64_t at = segment.begin - first;
+    const uint64_t window = at / windows.elements % windows.held;
+    return (window * windows.elements + at % windows.elements) * s.element;
+  };
   d.reduced = [&](Range segment) {
     return Region{results, place_of(segment), segment.count * s.element};
   };

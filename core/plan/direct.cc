@@ -15,13 +15,10 @@ constexpr uint64_t kHeldBytes = 12 << 20;
 class Windows {
  public:
   explicit Windows(const DirectReduce& d) : d_(d) {
-    const uint64_t held = kHeldBytes / kHeldWindows / static_cast<uint64_t>(d.size) / d.element;
-    elements_ = d.segment * std::max<uint64_t>(1, held / d.segment);
-    uint64_t longest = 0;
-    for (int32_t k = 0; k < d.size; ++k) longest = std::max(longest, chunk(k).count);
-    elements_ = std::min(elements_, std::max<uint64_t>(1, longest));
-    count_ = static_cast<uint32_t>((longest + elements_ - 1) / elements_);
-    held_ = static_cast<uint32_t>(std::min<uint64_t>(count_, kHeldWindows));
+    const WindowShape shape = windows_of(d);
+    elements_ = shape.elements;
+    count_ = shape.count;
+    held_ = shape.held;
     const bool receives = chunk(d.rank).count != 0;
     rows_ = d.b.scratch(std::max<uint64_t>(1, receives ? held_ * window_bytes() : 0));
   }
@@ -73,6 +70,19 @@ class Windows {
 };
 
 }  // namespace
+
+WindowShape windows_of(const DirectReduce& d) {
+  const uint64_t held = kHeldBytes / kHeldWindows / static_cast<uint64_t>(d.size) / d.element;
+  uint64_t longest = 0;
+  for (int32_t k = 0; k < d.size; ++k)
+    longest = std::max(longest, d.chunk_of(static_cast<uint32_t>(k)).count);
+  WindowShape shape;
+  shape.elements =
+      std::min(d.segment * std::max<uint64_t>(1, held / d.segment), std::max<uint64_t>(1, longest));
+  shape.count = static_cast<uint32_t>((longest + shape.elements - 1) / shape.elements);
+  shape.held = static_cast<uint32_t>(std::min<uint64_t>(shape.count, kHeldWindows));
+  return shape;
+}
 
 uint32_t emit_direct_reduce(const DirectReduce& d) {
   const Windows windows(d);

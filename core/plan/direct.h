@@ -35,6 +35,15 @@ struct DirectReduce {
   int32_t root = -1;  // the only rank that results are sent to; -1: all
 };
 
+// The windows of a reduction: elements of one rank's part of one, how many there are, and how many
+// are in memory at a time. `chunk_of` is set.
+struct WindowShape {
+  uint64_t elements = 0;
+  uint32_t count = 0;
+  uint32_t held = 0;
+};
+WindowShape windows_of(const DirectReduce& direct);
+
 // Returns how many rounds it takes, the same on all ranks, whichever of them this rank has messages
 // in.
 uint32_t emit_direct_reduce(const DirectReduce& direct);
