@@ -171,13 +171,13 @@ test_one_rank() {
   run_well alone_saved --steps 6 --eval-every 5000 --save "$work/alone.d"
   run_well alone_saved --steps 12 --eval-every 5000 --save "$work/alone.d" --resume
   [ "$(hash_of alone)" = "$(hash_of alone_saved)" ] || fail "parameters differ after a restart of one rank"
-  start=(env RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=$nobody MASTER_PORT=29500)
+  start=(env RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 "MASTER_ADDR=$nobody" MASTER_PORT=29500)
   run_well torchrun --steps 12 --eval-every 5000
   start=(env OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=1)
   run_well openmpi --steps 12 --eval-every 5000
   start=(env SOTTO_RANK=0 SOTTO_WORLD_SIZE=1)
   run_well without_address --steps 12 --eval-every 5000
-  start=(env SOTTO_RANK=0 SOTTO_WORLD_SIZE=1 SOTTO_RENDEZVOUS=tcp://$nobody:29500 SOTTO_TRANSPORT=tcp)
+  start=(env SOTTO_RANK=0 SOTTO_WORLD_SIZE=1 "SOTTO_RENDEZVOUS=tcp://$nobody:29500" SOTTO_TRANSPORT=tcp)
   run_well with_address --steps 12 --eval-every 5000
   for name in torchrun openmpi without_address with_address; do
     [ "$(hash_of alone)" = "$(hash_of "$name")" ] || fail "parameters of $name differ from those of sotto-run -n 1"
