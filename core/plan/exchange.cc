@@ -150,7 +150,9 @@ void emit_all_to_all(PlanBuilder& b, const CollectiveRequest& request, const Col
   std::vector<uint32_t> checked;
   if (uneven) checked = emit_count_checks(b, request, round++);
   const auto ranks = static_cast<uint32_t>(request.size);
-  for (const auto& [dtype, tensors] : by_dtype) {
+  for (const auto& entry : by_dtype) {
+    const Dtype dtype = entry.first;
+    const std::vector<uint32_t>& tensors = entry.second;
     const uint64_t element = dtype_bytes(dtype);
     const auto bits = static_cast<uint32_t>(element * 8);
     const uint64_t segment = segment_elements(request.segment_bytes, bits);
