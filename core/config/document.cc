@@ -11,14 +11,34 @@
 namespace sotto {
 namespace {
 
-// Follows the parser through the objects and remembers the first key that one of them has twice.
-class DuplicateFinder {
+// Walks through the objects of a text and remembers the first key that one of them has twice. Not a
+// callback of the parser that makes the values: for every object that ends that one looks through
+// all of those before it in the same list.
+class DuplicateFinder final : public Json::json_sax_t {
  public:
-  bool operator()(int, Json::parse_event_t event, Json& parsed) {
-    if (event == Json::parse_event_t::object_start) levels_.emplace_back();
-    if (event == Json::parse_event_t::object_end) levels_.pop_back();
-    if (event == Json::parse_event_t::key) add(parsed.get_ref<const std::string&>());
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_array(std::size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool start_object(std::size_t) override {
+    levels_.emplace_back();
     return true;
+  }
+  bool end_object() override {
+    levels_.pop_back();
+    return true;
+  }
+  bool key(string_t& key) override {
+    add(key);
+    return true;
+  }
+  bool parse_error(std::size_t, const std::string&, const Json::exception&) override {
+    return false;
   }
   // Names of the objects around the key and the key itself; empty: no key was there twice.
   const std::string& path() const { return path_; }
@@ -117,8 +137,8 @@ std::string place_of(const TextPosition& position) {
 
 Json parse_plain(std::string_view text, std::string* twice) {
   DuplicateFinder duplicates;
-  Json json = Json::parse(text, std::ref(duplicates), false);
-  if (!json.is_discarded()) *twice = duplicates.path();
+  Json json = Json::parse(text, nullptr, false);
+  if (!json.is_discarded() && Json::sax_parse(text, &duplicates)) *twice = duplicates.path();
   return json;
 }
 
@@ -126,7 +146,8 @@ Result<Json> parse_document(const std::string& text) {
   DuplicateFinder duplicates;
   Json json;
   try {
-    json = Json::parse(text, std::ref(duplicates));
+    json = Json::parse(text);
+    Json::sax_parse(text, &duplicates);
   } catch (const Json::exception& failure) {
     return syntax_error(failure, text);
   }

@@ -476,9 +476,9 @@ Status Optimizer::apply_arrays(const OptimSnapshot& s, StateErrors errors,
 
 Status Optimizer::apply_errors(const OptimSnapshot& s, StateErrors errors,
                                const PartSource& source) {
-  if (!codec_) return ok_status();
+  if (!codec_ || comm_->size() == 1) return ok_status();  // one rank has no errors
   SOTTO_TRY(compressed_state_.clear_errors());
-  if (comm_->size() == 1 || !keeps_errors() || errors == StateErrors::kNone) return ok_status();
+  if (!keeps_errors() || errors == StateErrors::kNone) return ok_status();
   const bool own = errors == StateErrors::kOwn;
   if (own && !s.residual) return ok_status();
   SOTTO_ASSIGN(const FloatSource worker,

@@ -229,7 +229,7 @@ TEST(OptimizerAgreement, SettingsOfAStepAreCompared) {
       return optimizer.set(name, group, model.rank == 1 ? 0.25 : 0.5);
     };
   };
-  for (const char* kind : {"inproc", "tcp", "ordered_async"}) {
+  for (const char* kind : {"inproc", "tcp", "async"}) {
     EXPECT_NE(step_after(kind, kAdam, set_on_1("lr", 1)).find("betas of group 1 differ"),
               std::string::npos);
     EXPECT_NE(step_after(kind, kAdam, set_on_1("weight_decay", 0)).find("of group 0 differ"),
@@ -249,7 +249,7 @@ TEST(OptimizerAgreement, ImportedStateIsCompared) {
   for (const char* optimizer : kOptimizers) {
     for (const char* sotto : {"{}", R"({"mode": "compat"})"}) {
       const std::string json = fmt::format(R"({{"optimizer": {}, "sotto": {}}})", optimizer, sotto);
-      std::string texts[3];
+      std::string text;
       std::mutex mutex;
       const Status status =
           run_world(world_of("inproc", 2), [&](const std::shared_ptr<Comm>& comm) -> Status {
@@ -268,15 +268,19 @@ TEST(OptimizerAgreement, ImportedStateIsCompared) {
             if (comm->rank() == 1 && !s.v.empty()) s.v[0] *= 2;
             if (comm->rank() == 1 && s.v.empty()) s.params[0] += 1;
             SOTTO_TRY(o->restore(s, true));
-            const Status end = do_step(*o);
-            const Status next = end.ok() ? do_step(*o) : end;
+            // Local steps of 0/1 Adam send nothing: the next one with messages tells.
+            Status next;
+            for (int k = 0; k < 6 && next.ok(); ++k) next = do_step(*o);
             const std::lock_guard lock(mutex);
-            if (comm->rank() == 0) texts[0] = next.text();
+            if (comm->rank() == 0) text = next.text();
             return ok_status();
           });
       EXPECT_TRUE(status.ok()) << json << ": " << status.text();
-      EXPECT_NE(texts[0].find("imported since the last step differs"), std::string::npos)
-          << json << ": " << texts[0];
+      const bool local = std::string_view(optimizer).find("ZeroOne") != std::string_view::npos;
+      EXPECT_NE(text.find(local ? "an operation before it differs"
+                                : "imported since the last step differs"),
+                std::string::npos)
+          << json << ": " << text;
     }
   }
 }
