@@ -163,7 +163,7 @@ struct SottoConfig {
   Mode mode = Mode::kStrict;
   std::string transport = "auto";  // auto | inproc | nccl | tcp
   ScaleKind scale = ScaleKind::kL2;
-  std::optional<Granularity> granularity;        // flat, tensor, bucket; nothing: Config::granularity
+  std::optional<Granularity> granularity;  // flat, tensor, bucket; nothing: Config::granularity
   uint64_t bucket_elements = uint64_t{1} << 22;  // granularity bucket: >= 8192, multiple of 512
   uint64_t chunk_align = 512;                    // elements, a positive multiple of 8
   uint32_t step_offset = 1;                      // 0 or 1; only the 1-bit types have one
@@ -226,9 +226,9 @@ struct Config {
   // Whether gradients have 16 bits, as far as the file says.
   bool half_gradients() const;
   // The file's, or the default of mode and type: flat, but in mode compat what DeepSpeed compresses
-  // as one. Its 1-bit Adam and 0/1 Adam take tensor by tensor what they are given: a float32 model's
-  // tensors, or, with `half` gradients, the one tensor that the fp16 wrapper makes of a parameter
-  // group.
+  // as one. Its 1-bit Adam and 0/1 Adam take tensor by tensor what they are given: a float32
+  // model's tensors, or, with `half` gradients, the one tensor that the fp16 wrapper makes of a
+  // parameter group.
   Granularity granularity(bool half) const;
   // What the later steps of a 1-bit type compress with over `world` ranks, or gradient_codec;
   // nothing: all is sent in full precision. half: as above.

@@ -92,9 +92,9 @@ enum class OpKind : uint16_t {
   kStateExport
 };
 //
-// Optimizer steps have no reduction and no root. There `root` tells hashes of parameter groups apart
-// (pack_group_hashes), and `reduce` is a hash of state that was imported since the last step (0:
-// none), so that a mismatch can be explained. Both are in `detail` as well.
+// Optimizer steps have no reduction and no root. There `root` tells hashes of parameter groups
+// apart (pack_group_hashes), and `reduce` is a hash of state that was imported since the last step
+// (0: none), so that a mismatch can be explained. Both are in `detail` as well.
 struct OpSignature {
   OpKind kind = OpKind::kBarrier;
   uint16_t reduce = 0;  // ReduceOp, 0: none

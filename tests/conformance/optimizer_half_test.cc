@@ -216,6 +216,8 @@ TEST_P(OptimizerHalf, DynamicLossScale) {
             SOTTO_TRY(expect(std::max(at.loss_scale / 2, 2.0), ++skipped, step));
             SOTTO_ASSIGN(OptimSnapshot after, o->snapshot(false));
             before.loss_scale = after.loss_scale = {};
+            if (before.skipped_steps++ != skipped - 1)
+              return error(Code::kInternal, "{} skipped steps", before.skipped_steps);
             if (encode_optim(before) != encode_optim(after))
               return error(Code::kInternal, "step {} changed the state", step);
           }

@@ -246,9 +246,9 @@ TEST(ConfigResolve, WhatIsRefused) {
 // A number of any length is one token of the parser.
 TEST(ConfigText, LongNumbersAreCut) {
   const std::string digits(400, '7');
-  for (const std::string& text : {"{\"a\": " + digits + "}", "{\"a\": -" + digits + "e9}",
-                                  "{\"a\": 1" + digits + "x}", "{\"a\" " + digits + "}",
-                                  "{\"optimizer\": {\"type\": " + digits + "}}"}) {
+  for (const std::string& text :
+       {"{\"a\": " + digits + "}", "{\"a\": -" + digits + "e9}", "{\"a\": 1" + digits + "x}",
+        "{\"a\" " + digits + "}", "{\"optimizer\": {\"type\": " + digits + "}}"}) {
     const std::string error = resolved(text);
     EXPECT_LE(error.size(), 250u) << error;
     EXPECT_EQ(error.find(std::string(81, '7')), std::string::npos) << error;
