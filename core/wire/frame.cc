@@ -1,5 +1,8 @@
 #include "core/wire/frame.h"
 
+#include <algorithm>
+#include <string_view>
+
 #include "core/base/hash.h"
 #include "core/wire/bytes.h"
 
@@ -80,19 +83,23 @@ Status check_fields(const FrameHeader& h, uint8_t message_class, uint32_t reserv
 }
 
 // What programs that take this port for another one send first.
-std::string_view protocol_of(std::span<const uint8_t, kHeaderBytes> bytes) {
+std::string_view protocol_of(std::span<const uint8_t> bytes) {
   const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
+  // Four bytes may be all that has come.
+  const auto starts = [&](std::string_view word) {
+    return text.starts_with(word.substr(0, std::max<size_t>(4, text.size())));
+  };
   for (const std::string_view word : {"GET ", "HEAD ", "POST ", "PUT ", "DELETE ", "OPTIONS ",
                                       "CONNECT ", "PATCH ", "TRACE ", "PRI * HTTP/2", "HTTP"}) {
-    if (text.starts_with(word)) return "HTTP";
+    if (starts(word)) return "HTTP";
   }
-  if (text.starts_with("SSH-")) return "SSH";
+  if (starts("SSH-")) return "SSH";
   // A TLS record: handshake or alert, version 3.x. An SSL 2 hello has no such sign.
   if ((bytes[0] == 0x16 || bytes[0] == 0x15) && bytes[1] == 3 && bytes[2] <= 4) return "TLS";
   return "";
 }
 
-Status not_a_frame(std::span<const uint8_t, kHeaderBytes> bytes, uint32_t magic) {
+Status not_a_frame(std::span<const uint8_t> bytes, uint32_t magic) {
   const std::string_view protocol = protocol_of(bytes);
   if (!protocol.empty()) {
     return error(
