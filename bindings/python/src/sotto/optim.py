@@ -343,7 +343,7 @@ class Optimizer(HandleOwner):
         def write(_: Any, data: int, n: int) -> int:
             try:
                 file.write((c.c_char * n).from_address(data))
-            except BaseException as error:  # noqa: BLE001 (raised below, outside of C)
+            except BaseException as error:  # raised below, outside of C
                 failed.append(error)
             return len(failed)
 
@@ -374,15 +374,13 @@ class Optimizer(HandleOwner):
                 if len(part) != n:
                     raise EOFError(f"the file has {len(part)} bytes at {offset}, {n} are needed")
                 c.memmove(data, part, n)
-            except BaseException as error:  # noqa: BLE001 (raised below, outside of C)
+            except BaseException as error:  # raised below, outside of C
                 failed.append(error)
             return len(failed)
 
         function = abi.ReadFn(read)
         try:
-            self._lib.call(
-                "sotto_optim_state_read", self._handle, number, function, None, length
-            )
+            self._lib.call("sotto_optim_state_read", self._handle, number, function, None, length)
         except SottoError:
             if not failed:
                 raise
