@@ -334,7 +334,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_optim_state_import": (Status, [Handle, StateMode, _Bytes, _Count]),
     "sotto_optim_state_import_arrays": (Status, [Handle, c.POINTER(NamedArray), _Count]),
     "sotto_optim_set_params": (Status, [Handle, c.POINTER(Buffer), c.POINTER(Buffer), _Count]),
-    "sotto_optim_set_frozen": (Status, [Handle, _Bytes, _Count]),
+    "sotto_optim_set_frozen": (Status, [Handle, c.POINTER(c.c_uint8), _Count]),
     "sotto_optim_destroy": (Status, [Handle]),
     "sotto_optim_synchronize": (Status, [Handle, *_CALL_OP]),
     "sotto_optim_state_write": (Status, [Handle, StateMode, WriteFn, c.c_void_p]),

@@ -301,7 +301,7 @@ class Optimizer(HandleOwner):
             self._comm._call("sotto_optim_set_frozen", self._handle, flags, len(flags))
 
     def set(self, name: str, value: float, group: int = -1) -> None:
-        """Sets "lr" (NaN: the schedule again), "weight_decay", "beta1", "beta2", "eps" and the like.
+        """Sets "lr" (NaN: the schedule again), "weight_decay", "beta1", "eps" and the like.
 
         The C header lists the names and their ranges. group: index, -1: all.
         Errors: InvalidArgumentError, BusyError (step in flight), InvalidStateError (eps of a frozen
@@ -408,8 +408,8 @@ class Optimizer(HandleOwner):
         """Replaces this rank's state by an export of the same mode. Nothing changes on error.
 
         "common": all ranks, of any number, take one rank's export, "exact" or "common", without its
-        error feedback. Errors: InvalidArgumentError (damaged, other parameters or algorithm; exact: other world
-        size or rank), BusyError (step in flight).
+        error feedback. Errors: InvalidArgumentError (damaged, other parameters or algorithm; exact:
+        other world size or rank), BusyError (step in flight).
         """
         number = state_mode(mode, STATE_MODES)
         import_state(self._lib, "sotto_optim_state_import", self._handle, number, state)

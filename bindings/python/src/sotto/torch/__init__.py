@@ -29,8 +29,8 @@ broadcast_parameters,          equal values on all ranks
 check_parameters
 comm_of_process_group          the ranks of a process group of torch
 
-Tensors are in host memory or on one CUDA device, in float32, float16 or bfloat16. SottoOptimizer has
-what all optimizers share. Nothing in ``sotto`` imports this; torch is not a dependency.
+Tensors are in host memory or on one CUDA device, in float32, float16 or bfloat16. SottoOptimizer
+has what all optimizers share. Nothing in ``sotto`` imports this; torch is not a dependency.
 """
 
 from __future__ import annotations

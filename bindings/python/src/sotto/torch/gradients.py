@@ -40,7 +40,7 @@ def check_param(name: str, p: torch.Tensor) -> None:
         )
     if p.layout != torch.strided:
         raise UnsupportedError(
-            f"{what} has layout {p.layout} and is not dense and contiguous (C order): use to_dense()"
+            f"{what} has layout {p.layout} and is not dense and contiguous: use to_dense()"
         )
     if p.dtype not in DTYPES:
         raise UnsupportedError(

@@ -4,7 +4,7 @@ A state is what torch's optimizers give, with an empty "state" and an entry "sot
 and tensors. Its "form" says what a load does:
 
 rank   made by one rank alone, any rank can load it: parameters, moments and counters become all
-       ranks'; error feedback is that rank's, used by the same rank of as many, else it starts at zero
+       ranks'; error feedback is that rank's, used by the same rank of as many, else zero
 exact  the same, for that rank alone
 reset  without error feedback
 mean   error feedback averaged over the ranks

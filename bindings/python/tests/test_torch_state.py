@@ -1,0 +1,140 @@
+"""States that a rank makes alone, and those that all ranks gather."""
+
+import copy
+import io
+import pickle
+
+import pytest
+from ranks import thread_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+import sotto  # noqa: E402
+import sotto.torch as st  # noqa: E402
+from test_torch_optim import KINDS, every_kind, model, train  # noqa: E402
+
+
+@pytest.fixture
+def comm():
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        yield comm
+
+
+COMPRESSED = {kind: KINDS[kind] for kind in (st.OnebitAdam, st.ZeroOneAdam, st.OnebitLamb)}
+
+
+@every_kind
+def test_a_rank_makes_a_state_alone_that_all_can_load(kind, recwarn):
+    """As Trainer does it: rank 0 saves, every rank loads that."""
+
+    def body(comm):
+        options = {"lr": 0.01, "comm": comm, **KINDS[kind]}
+        net = model()
+        optimizer = kind(net.parameters(), **options)
+        train(net, optimizer, comm.rank, range(9))
+        if comm.rank == 0:
+            states.append(optimizer.state_dict())
+        wanted = train(net, optimizer, comm.rank, range(9, 12))
+        comm.barrier().wait()
+        other = model()
+        resumed = kind(other.parameters(), **options)
+        resumed.load_state_dict(states[0])
+        assert resumed.info().step == 9
+        loaded = [p.detach().clone() for p in other.parameters()]
+        got = train(other, resumed, comm.rank, range(9, 12))
+        if kind not in COMPRESSED:
+            assert all(torch.equal(p, q) for p, q in zip(wanted, got))
+        resumed.gather_state()
+        out = [p.detach().clone() for p in other.parameters()]
+        optimizer.close()
+        resumed.close()
+        return loaded, out
+
+    states = []
+    (loaded, out), (others_loaded, others_out) = thread_ranks(2, body)
+    assert all(torch.equal(p, q) for p, q in zip(loaded, others_loaded))
+    assert all(torch.equal(p, q) for p, q in zip(out, others_out))
+    told = [str(w.message) for w in recwarn if "error feedback" in str(w.message)]
+    assert len(told) == int(kind in COMPRESSED), told  # threads share what was warned of
+
+
+@pytest.mark.parametrize("kind", COMPRESSED, ids=lambda k: k.__name__)
+def test_gathered_states(kind, recwarn):
+    """ "whole" goes on bit for bit, "mean" on any number of ranks; neither warns."""
+
+    def body(comm):
+        options = {"lr": 0.01, "comm": comm, **KINDS[kind]}
+        net = model()
+        optimizer = kind(net.parameters(), **options)
+        train(net, optimizer, comm.rank, range(9))
+        whole = optimizer.gather_state("whole")
+        wanted = train(net, optimizer, comm.rank, range(9, 12))
+        other = model()
+        resumed = kind(other.parameters(), **options)
+        resumed.load_state_dict(copy.deepcopy(whole))
+        got = train(other, resumed, comm.rank, range(9, 12))
+        assert all(torch.equal(p, q) for p, q in zip(wanted, got))
+        mean = resumed.gather_state()
+        with pytest.raises(sotto.InvalidArgumentError, match="mode is 'exact'; allowed: mean"):
+            resumed.gather_state("exact")
+        optimizer.close()
+        resumed.close()
+        return mean, [p.detach().clone() for p in other.parameters()]
+
+    (mean, params), (same, _) = thread_ranks(2, body)
+    assert torch.equal(mean["sotto"]["blob"], same["sotto"]["blob"])
+
+    def elsewhere(comm):
+        net = model()
+        optimizer = kind(net.parameters(), lr=0.01, comm=comm, **KINDS[kind])
+        optimizer.load_state_dict(mean)
+        assert all(torch.equal(p, q) for p, q in zip(net.parameters(), params))
+        out = train(net, optimizer, comm.rank, range(12, 14))
+        optimizer.close()
+        return out
+
+    assert len(thread_ranks(3, elsewhere)) == 3
+    assert not [w for w in recwarn if "error feedback" in str(w.message)]
+
+
+def test_states_of_several_ranks_that_do_not_fit():
+    """0/1 Adam between synchronisations: every rank has parameters of its own."""
+    states = [None] * 3
+
+    def save(comm):
+        net = model()
+        optimizer = st.ZeroOneAdam(net.parameters(), lr=0.01, comm=comm, **KINDS[st.ZeroOneAdam])
+        train(net, optimizer, comm.rank, range(11))
+        states[comm.rank] = optimizer.state_dict()
+        optimizer.close()
+
+    def load(comm):
+        optimizer = st.ZeroOneAdam(model().parameters(), comm=comm, **KINDS[st.ZeroOneAdam])
+        text = r"those of ranks \[0, 1\] are not their own" if comm.size == 2 else "never"
+        with pytest.raises(sotto.InvalidArgumentError, match=text):
+            optimizer.load_state_dict(states[1 - comm.rank])
+        optimizer.close()
+
+    thread_ranks(2, save)
+    thread_ranks(2, load)
+
+
+def test_states_move_between_devices_and_files(comm):
+    """What Accelerate does with every state that it prepares or loads."""
+    net = model()
+    optimizer = st.OnebitAdam(net.parameters(), lr=0.01, freeze_step=2, comm=comm)
+    train(net, optimizer, 0, range(4))
+    state = optimizer.state_dict()
+    assert set(state) == {"state", "param_groups", "sotto"}
+    pickled = pickle.loads(pickle.dumps(state))
+    file = io.BytesIO()
+    torch.save(pickled, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=True)
+    for made in (state, pickled, loaded):
+        other = model()
+        resumed = st.OnebitAdam(other.parameters(), lr=0.01, freeze_step=2, comm=comm)
+        resumed.load_state_dict(made)
+        assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters()))
+        resumed.close()
+    optimizer.close()
