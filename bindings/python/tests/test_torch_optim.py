@@ -27,7 +27,6 @@ KINDS = {
 }
 every_kind = pytest.mark.parametrize("kind", KINDS, ids=lambda k: k.__name__)
 
-
 torch.set_num_threads(1)
 torch.manual_seed(3)
 START = torch.nn.Sequential(torch.nn.Linear(20, 30), torch.nn.Tanh(), torch.nn.Linear(30, 5))

@@ -9,9 +9,10 @@ from ranks import thread_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
+from test_torch_optim import KINDS, every_kind, model, train  # noqa: E402
+
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
-from test_torch_optim import KINDS, every_kind, model, train  # noqa: E402
 
 
 @pytest.fixture
