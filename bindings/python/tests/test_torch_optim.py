@@ -548,8 +548,7 @@ def test_without_a_comm_it_says_so():
 
 def test_collectives_of_tensors():
     def body(comm):
-        x = torch.full((2, 3), float(comm.rank + 1))
-        comm.all_reduce(x).wait()
+        comm.all_reduce(x := torch.full((2, 3), float(comm.rank + 1))).wait()
         half = torch.ones(4, dtype=torch.bfloat16)
         comm.all_reduce(half).wait()
         with pytest.raises(sotto.InvalidArgumentError, match="Tensor.contiguous"):
