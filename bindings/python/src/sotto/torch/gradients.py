@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes as c
+import warnings
 from array import array
 from collections.abc import Collection
 from operator import attrgetter
@@ -309,11 +310,12 @@ class Gradients:
         return [t.name for t, frozen in zip(self._tensors, self._frozen) if frozen]
 
     def check_moving(self) -> None:
-        """Errors: InvalidStateError (the last step has changed nothing, on no rank)."""
+        """Warns if the last step has changed nothing, on no rank: torch's do nothing then too."""
         if self._frozen and all(self._frozen):
-            raise InvalidStateError(
+            warnings.warn(
                 "no parameter of the optimizer had a gradient, on no rank: the step has changed "
                 "nothing. Either backward() was not called, or the model has other parameters by "
                 "now, as load_state_dict(assign=True) gives it: make a new optimizer of "
-                "model.parameters() and load this one's state_dict()"
+                "model.parameters() and load this one's state_dict()",
+                stacklevel=4,
             )
