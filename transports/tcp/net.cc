@@ -228,15 +228,15 @@ struct Connector::State {
 
   static void start(const std::shared_ptr<State>& self) {
     const Endpoint to = self->endpoints[self->next];
-    const uint64_t number = ++self->attempt;
+    const uint64_t attempt = ++self->attempt;
     error_code ignored;
     self->socket.close(ignored);
     self->socket.async_connect(
-        to, [weak = std::weak_ptr<State>(self), to, number](const error_code& failed) {
+        to, [weak = std::weak_ptr<State>(self), to, attempt](const error_code& outcome) {
           const std::shared_ptr<State> state = weak.lock();
-          if (!state || state->stopped || state->attempt != number) return;
-          if (failed) {
-            refused(state, to, failed.message());
+          if (!state || state->stopped || state->attempt != attempt) return;
+          if (outcome) {
+            refused(state, to, outcome.message());
           } else {
             done(state, to);
           }
@@ -247,9 +247,9 @@ struct Connector::State {
     }
     self->timer.expires_after(kAttempt);
     self->timer.async_wait(
-        [weak = std::weak_ptr<State>(self), to, number](const error_code& cancelled) {
+        [weak = std::weak_ptr<State>(self), to, attempt](const error_code& cancelled) {
           const std::shared_ptr<State> state = weak.lock();
-          if (cancelled || !state || state->stopped || state->attempt != number) return;
+          if (cancelled || !state || state->stopped || state->attempt != attempt) return;
           refused(state, to, "no answer");
         });
   }
