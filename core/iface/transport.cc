@@ -67,8 +67,9 @@ std::string step_differences(const OpSignature& a, const OpSignature& b) {
     add("the state that was imported since the last step differs, or only one of them has imported "
         "any");
   if (out.empty() && a.detail != b.detail)
-    out = "step number, stage, micro-batches, loss scale, frozen parameters or settings of groups "
-          "differ";
+    out =
+        "step number, stage, micro-batches, loss scale, frozen parameters or settings of groups "
+        "differ";
   return out.empty() ? out : "; " + out;
 }
 

@@ -258,7 +258,7 @@ TEST(TcpStrangers, ATimeOutSaysWhoWasTurnedAway) {
                         EXPECT_THAT(status.text(),
                                     AllOf(HasSubstr("rank 1 did not come"),
                                           HasSubstr("says 3 ranks, rank 1 (pid 4711 on nowhere"),
-                                          HasSubstr("starts with")));
+                                          HasSubstr("it starts like HTTP")));
                       }),
             "");
 }

@@ -448,7 +448,7 @@ TEST(CapiPlan, RequestsAndWhatIsSent) {
                   };
                   FAILS(bad("no json"), SOTTO_E_INVALID_ARGUMENT, "not a JSON object");
                   FAILS(bad("{}"), SOTTO_E_INVALID_ARGUMENT, "request.kind is missing");
-                  FAILS(bad(R"({"kind": "reduce"})"), SOTTO_E_INVALID_ARGUMENT, "request.kind",
+                  FAILS(bad(R"({"kind": "reduced"})"), SOTTO_E_INVALID_ARGUMENT, "request.kind",
                         "all_reduce");
                   FAILS(bad(R"({"kind": "all_reduce", "count": [1]})"), SOTTO_E_INVALID_ARGUMENT,
                         "\"count\"", "\"counts\"");

@@ -140,7 +140,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"SOTTO_SIMD", "avx", "one of auto|scalar|sse4|avx2|avx512"},
         BadValue{"SOTTO_TIMEOUT_US", "-2", "a whole number from -1 to 9223372036854775"},
         BadValue{"SOTTO_TIMEOUT_US", "99999999999999999999",
-                 "a whole number from 1 to 9223372036854775"},
+                 "a whole number from -1 to 9223372036854775"},
         BadValue{"SOTTO_SEGMENT_BYTES", "8191", "0 or a whole number from 8192 to 16777216"},
         BadValue{"SOTTO_SEGMENT_BYTES", "16777217", "0 or a whole number from 8192 to 16777216"},
         BadValue{"SOTTO_SEGMENT_BYTES", "64k", "0 or a whole number from 8192 to 16777216"},
