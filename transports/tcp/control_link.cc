@@ -17,7 +17,7 @@ Result<std::unique_ptr<ControlLink>> ControlLink::make(Reactor& reactor, int fd,
                                                        uint64_t max_payload) {
   std::unique_ptr<ControlLink> link(new ControlLink(owner, max_payload));
   SOTTO_ASSIGN(link->stream_, FrameStream::make(reactor, fd, std::move(name), *link));
-  reactor.sockets().watch(fd);
+  link->stream_->watch();
   return link;
 }
 
@@ -28,6 +28,7 @@ std::unique_ptr<ControlLink> ControlLink::adopt(std::unique_ptr<FrameStream> str
   link->bytes_->received = wire::frame_bytes(first.payload_bytes);
   link->stream_ = std::move(stream);
   link->stream_->set_owner(*link, link->stream_->name());
+  link->stream_->watch();
   return link;
 }
 

@@ -71,6 +71,8 @@ class FrameStream final : public Pollable {
     owner_ = &owner;
     peer_ = std::move(peer);
   }
+  // Keepalive and the time limit of what is not acknowledged (SocketSettings::watch).
+  void watch() { reactor_.sockets().watch(fd_); }
   // Reads and hands out nothing more until resume; legal inside a callback.
   void pause() { paused_ = true; }
   void resume();

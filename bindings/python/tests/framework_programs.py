@@ -165,6 +165,8 @@ def accelerate(what, directory, kind, record):
 def lightning(what, directory, kind, record):
     import lightning
 
+    batches = list(loader())
+
     class Module(lightning.LightningModule):
         def __init__(self):
             super().__init__()
@@ -173,7 +175,9 @@ def lightning(what, directory, kind, record):
         def on_train_start(self):
             st.no_sync_after_warmup(self.trainer.strategy.model, self.optimizers())
 
-        def training_step(self, batch, _):
+        def training_step(self, _, __):
+            # Where a loader was is not part of Lightning's checkpoints.
+            batch = batches[2 * self.global_step + self.global_rank]
             loss = self.net(**batch)["loss"]
             record.losses.append(loss.item())
             return loss
@@ -188,7 +192,8 @@ def lightning(what, directory, kind, record):
     saves = lightning.pytorch.callbacks.ModelCheckpoint(
         dirpath=directory / "lightning",
         filename="{step}",
-        every_n_train_steps=HALF,
+        every_n_epochs=1,
+        save_on_train_epoch_end=True,
         save_top_k=-1,
     )
     run = lightning.Trainer(
@@ -196,6 +201,7 @@ def lightning(what, directory, kind, record):
         devices=2,
         strategy="ddp",
         max_steps=STEPS,
+        limit_train_batches=HALF,
         logger=False,
         callbacks=[saves],
         enable_progress_bar=False,

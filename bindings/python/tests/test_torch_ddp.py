@@ -321,10 +321,8 @@ def test_shards_are_refused():
             (fully_shard(model(), mesh=init_device_mesh("cpu", (1,))), "is a DTensor: every rank"),
             (FullyShardedDataParallel(model(), device_id=cpu), "belongs to FSDP: every rank"),
         ):
-            optimizer = st.AdamW(net.parameters())
             with pytest.raises(sotto.UnsupportedError, match=text):
-                optimizer.step()
-        sotto.default_comm().close()
+                st.AdamW(net.parameters())
     finally:
         dist.destroy_process_group()
 

@@ -107,7 +107,7 @@ def test_every_kind_trains_alike_on_all_ranks(kind):
         assert isinstance(optimizer, torch.optim.Optimizer)
         before = loss_of(net, 0, 999).item()
         train(net, optimizer, comm.rank, range(40))
-        optimizer._optim.synchronize().wait()  # 0/1 Adam
+        optimizer.synchronize_parameters()  # 0/1 Adam
         out = [p.detach().clone() for p in net.parameters()]
         assert loss_of(net, 0, 999).item() < 0.95 * before
         assert optimizer.info().stage == int(len(KINDS[kind]) > 0)

@@ -45,7 +45,7 @@ def test_a_rank_makes_a_state_alone_that_all_can_load(kind, recwarn):
         got = train(other, resumed, comm.rank, range(9, 12))
         if kind not in COMPRESSED:
             assert all(torch.equal(p, q) for p, q in zip(wanted, got))
-        resumed.gather_state()
+        resumed.synchronize_parameters()
         out = [p.detach().clone() for p in other.parameters()]
         optimizer.close()
         resumed.close()
@@ -75,6 +75,7 @@ def test_gathered_states(kind, recwarn):
         resumed.load_state_dict(copy.deepcopy(whole))
         got = train(other, resumed, comm.rank, range(9, 12))
         assert all(torch.equal(p, q) for p, q in zip(wanted, got))
+        resumed.synchronize_parameters()
         mean = resumed.gather_state()
         with pytest.raises(sotto.InvalidArgumentError, match="mode is 'exact'; allowed: mean"):
             resumed.gather_state("exact")

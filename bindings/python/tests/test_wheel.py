@@ -45,7 +45,12 @@ def wheel(tmp_path_factory):
     library = Path(os.environ["SOTTO_LIBRARY"]).resolve()
     run(
         *(sys.executable, "-m", "pip", "wheel", "--no-build-isolation", "--no-deps", "--no-index"),
-        *("-w", str(out), f"-Ccmake.define.SOTTO_PYTHON_LIBRARY={library}", str(HERE.parent)),
+        *(
+            "-w",
+            str(out),
+            f"--config-settings=cmake.define.SOTTO_PYTHON_LIBRARY={library}",
+            str(HERE.parent),
+        ),
         cwd=out,
     )
     (path,) = out.glob("*.whl")

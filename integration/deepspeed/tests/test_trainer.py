@@ -6,11 +6,12 @@ import os
 import pytest
 from ranks import run_ranks
 
-for needed in ("torch", "deepspeed", "transformers", "accelerate"):
-    if importlib.util.find_spec(needed) is None:
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+if not importlib.util.find_spec("deepspeed"):
+    pytest.skip("DeepSpeed is not installed in this Python", allow_module_level=True)
+for needed in ("transformers", "accelerate"):
+    if not importlib.util.find_spec(needed):
         pytest.skip(f"{needed} is not installed in this Python", allow_module_level=True)
-
-import torch  # noqa: E402
 
 STEPS, BATCH = 24, 8
 FILE = {

@@ -355,6 +355,16 @@ class SottoOptimizer(Groups):
         self._flying = work
         work.wait_stream()
 
+    def synchronize_parameters(self) -> None:
+        """0/1 Adam between synchronisations: gives all ranks the same parameters and momentum, for
+        an evaluation for example. Collective; nothing for other types, and before the first step.
+
+        Errors: InvalidStateError (micro-batches accumulated), the comm's own.
+        """
+        self.synchronize()
+        if self._optim is not None:
+            self._optim.synchronize().wait()
+
     def synchronize(self) -> None:
         """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
         work, self._flying = self._flying, None
@@ -463,7 +473,8 @@ class SottoOptimizer(Groups):
 
         mode: "mean": averaged, for any number of ranks; loses nothing of the sum of all steps.
         "whole": that of every rank: as many ranks continue bit for bit; as large as the
-        state_dict() of all ranks together. 0/1 Adam is synchronised by "mean".
+        state_dict() of all ranks together. Of 0/1 Adam between synchronisations "mean" has what
+        one would give; parameters stay as they are (synchronize_parameters()).
         Errors: InvalidArgumentError (mode), those of state_dict(), the comm's own.
         """
         if mode not in ("mean", "whole"):

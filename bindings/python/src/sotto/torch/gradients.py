@@ -6,7 +6,7 @@ import ctypes as c
 import warnings
 from array import array
 from collections.abc import Collection
-from operator import attrgetter
+from operator import attrgetter, methodcaller
 
 import torch
 
@@ -21,7 +21,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # A step asks these of every parameter: a loop of the interpreter costs twice as much as map().
 _grad, _dtype, _version = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
 _trains = attrgetter("requires_grad")
-_address, _count = torch.Tensor.data_ptr, torch.Tensor.numel
+_address = methodcaller("data_ptr")  # of a subclass of torch.Tensor its own
+_count = torch.Tensor.numel
 _contiguous = torch.Tensor.is_contiguous
 
 _CONTIGUOUS = "make it contiguous: p.data = p.data.contiguous()"
