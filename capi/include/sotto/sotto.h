@@ -146,7 +146,8 @@ typedef struct sotto_unique_id {
 
 typedef struct sotto_context_config {
   uint32_t struct_size;
-  uint32_t no_progress_thread; /* 1: no thread of its own; the caller drives sotto_context_poll */
+  uint32_t no_progress_thread; /* 1: no thread of its own; the caller drives sotto_context_poll, and
+                                  gives signs of life to other ranks inside calls alone */
   uint32_t cpu_threads;        /* for CPU kernels; 0: SOTTO_CPU_THREADS, else cores / local ranks */
   uint32_t max_ops;            /* operations in flight at most; 0: 1024 */
 } sotto_context_config;
@@ -399,7 +400,8 @@ SOTTO_API sotto_status sotto_comm_size(const sotto_comm* comm, int32_t* out_size
  *   comm   [in]
  *   reason [in] text that every rank will read; may be NULL
  * Threads: any, not from callbacks. Blocks: until this rank knows the cause that counts, a fraction
- * of a second. Errors: INVALID_STATE (fork, callback). Since: 0.1 */
+ * of a second; 2 s if rank 0 of the root does not answer. Errors: INVALID_STATE (fork, callback).
+ * Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_abort(sotto_comm* comm, const char* reason);
 
 /* The first cause of failure: SOTTO_OK while the comm is healthy. The return value is the state of
@@ -412,7 +414,8 @@ SOTTO_API sotto_status sotto_comm_error(const sotto_comm* comm, const char** out
 /* Report as JSON.
  *   comm    [in]
  *   kind    [in]  NULL or "all"; "counters" (bytes and messages per peer), "routes", "waiting" (who
- *                 waits for whom)
+ *                 waits for whom). After a failure "all" names ranks of the root comm: "accused",
+ *                 "reported_by"; -1: not known
  *   buf     [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed, without the final zero; counters go on, so it may be more in the
@@ -452,10 +455,10 @@ SOTTO_API sotto_status sotto_comm_get_counters(const sotto_comm* comm,
                                                sotto_comm_counters* out_counters);
 
 /* Destroys the comm: waits for operations in flight at most the comm's timeout, then fails those
- * left. Not collective. The handle is gone whatever is returned, except for INVALID_STATE.
- *   comm [in] NULL: nothing happens
- * Threads: one per handle, not from callbacks. Blocks: yes. Errors: the first error met while
- * draining, INVALID_STATE (fork, callback). Since: 0.1 */
+ * left; if the comm has failed a fraction of a second in all. Not collective. The handle is gone
+ * whatever is returned, except for INVALID_STATE. comm [in] NULL: nothing happens Threads: one per
+ * handle, not from callbacks. Blocks: yes. Errors: the first error met while draining,
+ * INVALID_STATE (fork, callback). Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_destroy(sotto_comm* comm);
 
 /* ---- operations ----------------------------------------------------------------------------- */
