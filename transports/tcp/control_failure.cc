@@ -10,8 +10,6 @@ namespace {
 // How long a decision waits for being sent on data connections.
 constexpr int64_t kSendMs = 200;
 
-int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
-
 std::string encoded(const FailureCause& c) {
   return wire::Failure{static_cast<int32_t>(c.code), c.rank, c.text, c.reporter, c.waits}.encode();
 }

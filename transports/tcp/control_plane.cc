@@ -5,11 +5,9 @@
 namespace sotto::tcp {
 namespace {
 
-constexpr int64_t kTickMs = 50;
+constexpr int64_t kBeatTickMs = 50;
 // Ticks further apart than this mean that the process was stopped, or polls only now and then.
 constexpr int64_t kSleptMs = 200;
-
-int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
 
 }  // namespace
 
@@ -219,7 +217,8 @@ void TcpControl::on_bye(ControlLink& link) {
 void TcpControl::set_silence_limit(int64_t limit_ms) {
   silence_limit_ms_ = limit_ms;
   if (limit_ms > 0) heartbeat_ms_ = std::min(heartbeat_ms_, limit_ms / 4);
-  if (size() > 1) ticker_ = reactor_.every(std::min(kTickMs, heartbeat_ms_), [this] { tick(); });
+  if (size() > 1)
+    ticker_ = reactor_.every(std::min(kBeatTickMs, heartbeat_ms_), [this] { tick(); });
 }
 
 void TcpControl::established() {

@@ -35,6 +35,8 @@ inline constexpr int64_t kDecisionMs = 1500;
 // How long the coordinator waits for signs of life before it decides.
 inline constexpr int64_t kInquiryMs = 500;
 
+inline int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
+
 class TcpControl;
 
 // The data connections, as a second way for failures.

@@ -14,7 +14,7 @@ namespace sotto::tcp {
 namespace {
 
 constexpr int kBacklog = 1024;
-constexpr int64_t kTickMs = 100;
+constexpr int64_t kSweepMs = 100;
 // For the other side to read why it was refused.
 constexpr int64_t kLingerMs = 1000;
 // Accepted in a tick: others have their turn, too. And where nobody is expected, which also bounds
@@ -266,7 +266,7 @@ void FrameListener::State::not_accepted(const error_code& failed) {
 void FrameListener::State::arm() {
   if (armed || (pending.empty() && accepting)) return;
   armed = true;
-  timer.expires_after(std::chrono::milliseconds(kTickMs));
+  timer.expires_after(std::chrono::milliseconds(kSweepMs));
   timer.async_wait([weak = weak_from_this()](const error_code& cancelled) {
     const std::shared_ptr<State> self = weak.lock();
     if (cancelled || !self || !self->acceptor.is_open()) return;

@@ -15,7 +15,7 @@ constexpr uint64_t kMaxJoinBytes = 4096;
 constexpr uint64_t kMaxGuestBytes = wire::kMaxTextBytes + 64;
 constexpr size_t kMaxDepartures = 4096;
 constexpr size_t kGivenUpTexts = 4;
-constexpr int64_t kTickMs = 50;
+constexpr int64_t kNoteTickMs = 50;
 constexpr int64_t kLateComersUs = 1'000'000;
 constexpr int64_t kReturnUs = 2'000'000;
 constexpr int64_t kComeBackUs = 20'000;  // pause before an address that has closed is tried again
@@ -352,7 +352,7 @@ Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& o
                fmt::format("{} is out of range: the group has {} ranks",
                            member_text(own.rank, {own.pid, own.host, ""}), own.size)});
   }
-  self.ticker_ = self.reactor_.every(kTickMs, [&self] { self.tick(); });
+  self.ticker_ = self.reactor_.every(kNoteTickMs, [&self] { self.tick(); });
   if (!self.failure_) self.check_early();
   const auto done = [&self] { return self.failure_.has_value() || self.all_there(); };
   if (!driver.run_until(done, deadline)) self.fail(self.too_late());

@@ -456,9 +456,10 @@ SOTTO_API sotto_status sotto_comm_get_counters(const sotto_comm* comm,
 
 /* Destroys the comm: waits for operations in flight at most the comm's timeout, then fails those
  * left; if the comm has failed a fraction of a second in all. Not collective. The handle is gone
- * whatever is returned, except for INVALID_STATE. comm [in] NULL: nothing happens Threads: one per
- * handle, not from callbacks. Blocks: yes. Errors: the first error met while draining,
- * INVALID_STATE (fork, callback). Since: 0.1 */
+ * whatever is returned, except for INVALID_STATE.
+ *   comm [in] NULL: nothing happens
+ * Threads: one per handle, not from callbacks. Blocks: yes. Errors: the first error met while
+ * draining, INVALID_STATE (fork, callback). Since: 0.1 */
 SOTTO_API sotto_status sotto_comm_destroy(sotto_comm* comm);
 
 /* ---- operations ----------------------------------------------------------------------------- */

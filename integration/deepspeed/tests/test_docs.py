@@ -29,13 +29,6 @@ class Model(small.SmallBert):
 model = Model()
 batches = [small.batch(0, step, 4) for step in range(3)]
 """
-TRAIN = """
-def train(model, optimizer):
-    for batch in batches:
-        optimizer.zero_grad()
-        model(batch).backward()
-        optimizer.step()
-"""
 GROUP = """
 import torch.distributed
 torch.distributed.init_process_group(
@@ -45,30 +38,6 @@ torch.distributed.init_process_group(
 DEEPSPEED = """
 import reference
 reference.join_deepspeed()
-"""
-BUFFERS = """
-import pathlib
-import numpy as np, sotto
-sotto.init_process_group()
-p, g = np.ones(8, np.float32), np.empty(8, np.float32)
-def gradient(p):
-    return 2 * p
-"""
-PAIRS = """
-import torch
-model = torch.nn.Linear(8, 2)
-batches = [(torch.randn(4, 8), torch.randn(4, 2)) for _ in range(3)]
-loss_of = torch.nn.functional.mse_loss
-"""
-DDP = """
-import sotto, sotto.torch
-sotto.init_process_group()
-ddp_model = torch.nn.parallel.DistributedDataParallel(model)
-optimizer = sotto.torch.OnebitAdam(ddp_model.parameters())
-"""
-DATA = """
-from test_configs import ARGUMENTS as training_arguments
-dataset = torch.utils.data.TensorDataset(*small.batch(0, 0, 16))
 """
 TRAINER = """
 import reference, test_trainer, torch, torch.distributed
@@ -84,23 +53,14 @@ options = {
     "report_to": [], "per_device_train_batch_size": 4, "max_grad_norm": 1.0,
 }
 """
-# What stands before and behind each example, in their order.
+# What stands before and behind each example, in their order. The examples of the READMEs run as they stand (tests/readme).
 EXAMPLES = {
-    ROOT / "README.md": [(MODEL + TRAIN, "")],
     MIGRATING: [
         (MODEL + GROUP + DEEPSPEED, "\nengine.backward(engine(batches[0]))\nengine.step()"),
         (MODEL, ""),
         (MODEL, ""),
         (TRAINER, ""),
         (MODEL + GROUP, "\nddp(batches[0]).backward()\noptimizer.step()"),
-    ],
-    ROOT / "bindings/python/README.md": [
-        ("", ""),
-        (BUFFERS, "\nassert (p < 1).all()"),
-        (PAIRS, ""),
-        (MODEL + GROUP + DDP, "\nddp_model(batches[0]).backward()\noptimizer.step()"),
-        (MODEL + GROUP + DDP, "\nddp_model(batches[0]).backward()"),
-        (MODEL + DATA, ""),
     ],
 }
 CONFIG = {
