@@ -53,7 +53,8 @@ options = {
     "report_to": [], "per_device_train_batch_size": 4, "max_grad_norm": 1.0,
 }
 """
-# What stands before and behind each example, in their order. The examples of the READMEs run as they stand (tests/readme).
+# What stands before and behind each example, in their order. Those of the READMEs run as they
+# stand (tests/readme).
 EXAMPLES = {
     MIGRATING: [
         (MODEL + GROUP + DEEPSPEED, "\nengine.backward(engine(batches[0]))\nengine.step()"),
