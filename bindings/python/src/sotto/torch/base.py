@@ -548,6 +548,9 @@ class SottoOptimizer(Groups):
             raise
         if before[0] not in (None, optim):
             before[0].close()
+        if self._schedule:  # its position is a part of the state, and its rate no override
+            for group, sent in zip(self.param_groups, self._sent):
+                sent["lr"] = group["lr"]
         self._send_hyper(optim)
         for index, sent in enumerate(self._sent):  # also where a scheduler had another value
             optim.set("weight_decay", sent["weight_decay"], index)
