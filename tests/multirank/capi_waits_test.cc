@@ -36,8 +36,13 @@ TEST(CapiWaits, NegativeTimeOuts) {
     uint64_t index = 9;
     OK(sotto_op_wait_any(&op, 1, -7, &index));
     OK(sotto_op_release(op));
-    std::thread other([&] { OK(sotto_barrier(comm, nullptr, nullptr)); });
-    OK(sotto_context_poll(context, -1));  // the other thread's call is what happens
+    // The other thread's calls are what happens; the first may be over before the poll begins.
+    std::atomic<bool> polled{false};
+    std::thread other([&] {
+      while (!polled) OK(sotto_barrier(comm, nullptr, nullptr));
+    });
+    OK(sotto_context_poll(context, -1));
+    polled = true;
     other.join();
     OK(sotto_comm_destroy(comm));
   }
