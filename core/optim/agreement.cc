@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "core/base/hash.h"
+#include "core/base/small_vector.h"
 #include "core/base/text.h"
 #include "core/optim/optimizer.h"
 #include "core/optim/settings.h"
@@ -194,10 +195,12 @@ uint64_t Optimizer::group_hash(uint64_t group) const {
 
 // Of what else callers may set between steps, and of which parameters stand still.
 uint64_t Optimizer::other_settings_hash() const {
-  std::vector<double> values{static_cast<double>(frozen_hash_)};
-  for (const OptimizerParams& p : groups_)
-    values.insert(values.end(), {p.eps, p.momentum, p.max_coeff, p.min_coeff});
-  return hash_of(values, frozen_hash_);
+  uint64_t hash = frozen_hash_;
+  for (const OptimizerParams& p : groups_) {
+    const double values[] = {p.eps, p.momentum, p.max_coeff, p.min_coeff};
+    hash = hash64(values, sizeof values, hash);
+  }
+  return hash;
 }
 
 // Of parts that are the same on all ranks. Between synchronisations 0/1 Adam has but variance and
@@ -222,8 +225,8 @@ OpSignature Optimizer::signature(Variant variant) const {
   s.kind = OpKind::kOptimStep;
   s.dtype = static_cast<uint32_t>(Dtype::kF32);
   s.count = layout_->elements();
-  std::vector<uint64_t> groups(groups_.size());
-  for (size_t g = 0; g < groups.size(); ++g) groups[g] = group_hash(g);
+  SmallVector<uint64_t, 8> groups;
+  for (size_t g = 0; g < groups_.size(); ++g) groups.push_back(group_hash(g));
   // Ranks that are at different steps or stages, or that would make other updates, must not mix.
   const uint64_t values[] = {next_t(),
                              traffic_of(variant),
@@ -231,7 +234,7 @@ OpSignature Optimizer::signature(Variant variant) const {
                              comm_->segment_bytes(),
                              std::bit_cast<uint64_t>(loss_scaler_.scale()),
                              micro_batches_,
-                             hash_of(groups, 0),
+                             hash64(groups.data(), groups.size() * sizeof(uint64_t)),
                              other_settings_hash(),
                              imported_};
   s.detail = static_cast<uint32_t>(hash64(values, sizeof values));
