@@ -99,7 +99,7 @@ def join(with_sotto: bool, with_gloo: bool) -> Ranks:
     rank, size = (found.rank, found.world_size) if found else (0, 1)
     ranks = Ranks(rank, size)
     if with_sotto:
-        ranks.comm = sotto.init_process_group(rank=rank, world_size=size)
+        ranks.comm = sotto.init_process_group(world_size=None if found else 1)
         ranks._aside = ranks.comm.split(0)
     if with_gloo:
         _join_gloo(rank, size, ranks.comm)

@@ -4,6 +4,7 @@ import contextlib
 import datetime
 import os
 import subprocess
+import sys
 import time
 
 import pytest
@@ -114,6 +115,40 @@ def rank_takes_the_launchers():
 
 def test_optimizers_take_the_launchers_ranks():
     assert run_ranks(2, __file__, "rank_takes_the_launchers").count("launched") == 2
+
+
+TAKEN = """
+import os, socket, torch, sotto, sotto.torch
+taken = socket.socket()
+if os.environ["RANK"] == "0":
+    taken.bind(("", int(os.environ["MASTER_PORT"]) + 1))
+    taken.listen()
+for _ in range(2):
+    with sotto.init_process_group(timeout=60) as comm:
+        x = torch.full((3,), comm.rank + 1.0)
+        comm.all_reduce(x).wait()
+        assert x.tolist() == [3.0] * 3
+        print("met")
+"""
+
+
+def test_torchruns_ranks_need_no_port_beside_its_own(tmp_path):
+    """MASTER_PORT + 1 may be anybody's, the end of a connection that is closed for instance."""
+    program = tmp_path / "taken.py"
+    program.write_text(TAKEN)
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("SOTTO_RE")}
+    words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    run = subprocess.run(
+        [sys.executable, *words],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
+    assert run.stdout.count("met") == 4
 
 
 def rank_splits():

@@ -16,7 +16,7 @@ from ._handle import HandleOwner
 from ._lib import Library, interruptible, library, microseconds
 from .comm import Comm
 from .errors import InvalidArgumentError, InvalidStateError, SottoError
-from .launch import Launch, detect, looked_for, rendezvous
+from .launch import Launch, detect, looked_for, rendezvous, torchrun_serves_a_store
 
 AllGather = Callable[[bytes], Sequence[bytes]]
 
@@ -240,11 +240,12 @@ def init_process_group(
     close() it at the end. At the end of the process it is closed if nothing is in flight then.
 
     Explicit arguments win. Without any of the first five, where torch.distributed is initialised,
-    its ranks meet over its store: see sotto.torch.comm_of_process_group(). Else what is missing
-    comes from the environment: rank and world_size from SOTTO_RANK and SOTTO_WORLD_SIZE
-    (sotto-run), or torchrun's, Open MPI's, MPICH's or Slurm's variables; the place to meet from
-    SOTTO_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT (one port higher, where torch itself does not
-    listen). init_method="env://": the environment alone.
+    its ranks meet over its store: see sotto.torch.comm_of_process_group(). Else, where torchrun has
+    started the ranks and they have imported sotto.torch, they meet over the store of its agent.
+    Else what is missing comes from the environment: rank and world_size from SOTTO_RANK and
+    SOTTO_WORLD_SIZE (sotto-run), or torchrun's, Open MPI's, MPICH's or Slurm's variables; the place
+    to meet from SOTTO_RENDEZVOUS, or MASTER_ADDR and MASTER_PORT (one port higher, which has to be
+    free on rank 0). init_method="env://": the environment alone.
 
     init_method: "tcp://HOST:PORT", an address of rank 0, which listens there; "env://" or None: the
                  environment's. unique_id, all_gather: in place of it
@@ -281,12 +282,18 @@ def init_process_group(
         "unique_id": unique_id,
         "all_gather": all_gather,
     }
-    if all(value is None for value in given.values()) and torch_has_a_group():
+    if any(value is not None for value in given.values()):
+        _default = create_comm(**given, **options)
+    elif torch_has_a_group():
         from .torch.groups import comm_of_process_group
 
         _default = comm_of_process_group(**options)
+    elif "sotto.torch" in sys.modules and torchrun_serves_a_store(os.environ):
+        from .torch.groups import comm_of_torchrun
+
+        _default = comm_of_torchrun(**options)
     else:
-        _default = create_comm(**given, **options)
+        _default = create_comm(**options)
     return _default
 
 

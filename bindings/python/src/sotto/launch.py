@@ -16,6 +16,8 @@ LAUNCHERS = (
     ("Slurm", "SLURM_PROCID", "SLURM_NTASKS"),
 )
 
+NO_LIMIT_S = 10 * 366 * 86400.0  # 10 years, which torch's time limits can express
+
 
 class Launch(NamedTuple):
     """Who started this process, and as which of how many."""
@@ -46,6 +48,28 @@ def rendezvous(environ: Mapping[str, str]) -> str | None:
         return None
     shown = f"[{host}]" if ":" in host else host
     return f"tcp://{shown}:{_number(environ, 'MASTER_PORT', 1, 65534) + 1}"
+
+
+def torchrun_serves_a_store(environ: Mapping[str, str]) -> bool:
+    """Whether ranks can meet over the store of torchrun's agent, at MASTER_ADDR and MASTER_PORT."""
+    found = detect(environ)
+    return (
+        found is not None
+        and found.launcher == "torchrun"
+        and found.world_size > 1
+        and environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        and bool(environ.get("MASTER_ADDR"))
+        and environ.get("MASTER_PORT", "").isdecimal()
+        and not environ.get("SOTTO_RENDEZVOUS")
+    )
+
+
+def default_timeout(environ: Mapping[str, str]) -> float:
+    """Seconds of SOTTO_TIMEOUT_US; 0 or none: 300; -1: no limit."""
+    if environ.get("SOTTO_TIMEOUT_US") == "-1":
+        return NO_LIMIT_S
+    given = environ.get("SOTTO_TIMEOUT_US") or "0"
+    return (_number({"SOTTO_TIMEOUT_US": given}, "SOTTO_TIMEOUT_US", 0, 2**63 // 1000) or 3e8) / 1e6
 
 
 def looked_for() -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -54,7 +55,25 @@ def comm_of_process_group(
             cpu_threads=cpu_threads,
             max_ops=max_ops,
         )
-    meeting = Meeting(group, timeout)
+    return _comm_of(
+        Meeting.of_group(group, timeout),
+        listen=listen,
+        transport=transport,
+        timeout=timeout,
+        cpu_threads=cpu_threads,
+        max_ops=max_ops,
+    )
+
+
+def comm_of_torchrun(timeout: float | None, **options: Any) -> Comm:
+    """A comm of all ranks that torchrun has started, which meet over the store of its agent.
+
+    No port beside torchrun's has to be free. Options and errors as for comm_of_process_group().
+    """
+    return _comm_of(Meeting.of_torchrun(timeout), timeout=timeout, **options)
+
+
+def _comm_of(meeting: Meeting, *, listen: str | None, **options: Any) -> Comm:
     with meeting.told():
         found = meeting.listen_at()
         comm = create_comm(
@@ -62,10 +81,7 @@ def comm_of_process_group(
             world_size=meeting.size,
             all_gather=meeting.all_gather,
             listen=listen or found,
-            transport=transport,
-            timeout=timeout,
-            cpu_threads=cpu_threads,
-            max_ops=max_ops,
+            **options,
         )
     comm._torch_ranks = meeting.ranks
     return comm

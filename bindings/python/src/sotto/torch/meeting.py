@@ -1,8 +1,9 @@
-"""How the ranks of a torch.distributed process group find each other: over the group's store."""
+"""How ranks find each other over a store of torch: a process group's, or torchrun's own."""
 
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import os
 import socket
@@ -23,11 +24,12 @@ from ..errors import (
     UnsupportedError,
     error_of,
 )
+from ..launch import default_timeout, detect
 
 PAUSE_S = (0.001, 0.05)  # between two looks at the store: the first, and the longest
 
-# How many meetings of a group this process has begun, by the group's name. A group that is
-# destroyed and made again has the same name and may have the same store.
+# How many meetings this process has begun, by the name of the group or of torchrun's attempt. A
+# group that is destroyed and made again has the same name and may have the same store.
 _begun: dict[str, int] = {}
 
 
@@ -82,23 +84,65 @@ def _is_loopback(address: str) -> bool:
 
 
 class Meeting:
-    """One meeting of all members of a process group, each in its own process.
+    """One meeting of ranks over a store of torch, each in its own process.
 
-    Keys of the store begin with the number of the meeting, so that what one has left behind that
-    failed is not taken for a part of the next. ranks: of the members in torch's world.
+    Keys of the store begin with the name and the number of the meeting, so that what one has left
+    behind that failed is not taken for a part of the next.
+
+    store: on which ranks set and check keys. name: of the ranks, equal on all. what: the same for
+    error texts. ranks: of the members in torch's world. timeout: seconds.
     """
 
-    def __init__(self, group: Any, timeout: float | None) -> None:
-        self.rank, self.size = dist.get_rank(group), dist.get_world_size(group)
-        self.ranks = tuple(dist.get_process_group_ranks(group))
-        self.timeout = timeout_of(group) if timeout is None else timeout
-        self._store = store_of(group)
-        self._deadline = time.monotonic() + self.timeout
-        number = _begun.get(group.group_name, 0)
-        _begun[group.group_name] = number + 1
-        self._prefix = f"sotto/{number}/"
+    def __init__(
+        self, store: Any, name: str, what: str, rank: int, ranks: Sequence[int], timeout: float
+    ) -> None:
+        self.rank, self.size, self.ranks = rank, len(ranks), tuple(ranks)
+        self.timeout = timeout
+        self._store, self._what = store, what
+        self._deadline = time.monotonic() + timeout
+        number = _begun.get(name, 0)
+        _begun[name] = number + 1
+        self._prefix = f"sotto/{name}/{number}/"
         self._written: list[str] = []
         self._gathered = 0
+
+    @classmethod
+    def of_group(cls, group: Any, timeout: float | None) -> Meeting:
+        """All members of a process group. timeout: None: the group's own."""
+        return cls(
+            store_of(group),
+            group.group_name,
+            "torch's process group",
+            dist.get_rank(group),
+            dist.get_process_group_ranks(group),
+            timeout_of(group) if timeout is None else timeout,
+        )
+
+    @classmethod
+    def of_torchrun(cls, timeout: float | None) -> Meeting:
+        """All ranks that torchrun has started, over the store that its agent serves.
+
+        timeout: None: SOTTO_TIMEOUT_US. Errors: TransportError (the store cannot be reached).
+        """
+        found = detect(os.environ)
+        assert found is not None
+        seconds = default_timeout(os.environ) if timeout is None else timeout
+        try:
+            store = dist.TCPStore(
+                os.environ["MASTER_ADDR"],
+                int(os.environ["MASTER_PORT"]),
+                is_master=False,
+                timeout=datetime.timedelta(seconds=seconds),
+                wait_for_workers=False,
+            )
+        except RuntimeError as error:
+            raise TransportError(
+                f"torchrun's store at {os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}, "
+                f"over which the ranks meet: {error}"
+            ) from error
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        name = f"torchrun attempt {attempt}"
+        return cls(store, name, "torchrun's job", found.rank, range(found.world_size), seconds)
 
     @contextlib.contextmanager
     def told(self) -> Iterator[None]:
@@ -140,7 +184,7 @@ class Meeting:
             raise
         except RuntimeError as error:
             raise TransportError(
-                f"the store of torch's process group, over which the ranks meet: {error}"
+                f"the store of {self._what}, over which the ranks meet: {error}"
             ) from error
 
     def _wait(self, keys: Sequence[str]) -> None:
@@ -162,9 +206,9 @@ class Meeting:
         names = ", ".join(self._name(rank) for rank in absent[:8])
         more = f" and {len(absent) - 8} more" if len(absent) > 8 else ""
         raise OperationTimeoutError(
-            f"waited {self.timeout:g} s to make a comm of torch's process group of {self.size} "
-            f"ranks; not there: {names}{more}. Every rank of the group has to "
-            "make it, in the same order as other comms of this group"
+            f"waited {self.timeout:g} s to make a comm of {self._what} of {self.size} ranks; "
+            f"not there: {names}{more}. Every rank of it has to make the comm, in the same order "
+            "as other comms of these ranks"
         )
 
     def listen_at(self) -> str | None:
