@@ -1,6 +1,6 @@
 """Adds up the JUnit files of several ctest runs.
 
-Prints failed and skipped cases with their reasons, then one plain line "N passed, N failed, N skipped".
+Prints skipped cases with their reasons, failed ones with the end of their output, then one plain line "N passed, N failed, N skipped".
 Exit code: 0 if something ran and nothing failed, else 1.
 """
 
@@ -10,10 +10,13 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 
+SHOWN_LINES = 40  # of a failed case; all of them stand where the case ran, far above
+
+
 class Totals:
     def __init__(self):
         self.passed = 0
-        self.failed = []  # (run, case)
+        self.failed = []  # (run, case, output)
         self.skipped = []  # (run, case, reason)
         self.inside = []  # the same for parts of cases that passed; not counted
 
@@ -59,7 +62,7 @@ def add_file(totals, path):
             totals.passed += 1
             totals.inside += [(run, f"{name}: {test}", reason) for test, reason in skipped_inside(case)]
         else:
-            totals.failed.append((run, name))
+            totals.failed.append((run, name, case.findtext("system-out") or ""))
 
 
 def print_totals(totals):
@@ -70,8 +73,10 @@ def print_totals(totals):
             print(f"  {run}: {name}: {reason}")
     if totals.failed:
         print("Failed:")
-        for run, name in totals.failed:
+        for run, name, output in totals.failed:
             print(f"  {run}: {name}")
+            for line in output.splitlines()[-SHOWN_LINES:]:
+                print(f"    | {line}")
     print(f"{totals.passed} passed, {len(totals.failed)} failed, {len(totals.skipped)} skipped")
 
 
@@ -82,7 +87,7 @@ def main(arguments):
             add_file(totals, Path(argument))
         except (OSError, ElementTree.ParseError) as error:
             print(f"{argument}: not a readable JUnit file: {error}")
-            totals.failed.append((Path(argument).stem, "(no result file)"))
+            totals.failed.append((Path(argument).stem, "(no result file)", ""))
     print_totals(totals)
     if not totals.passed and not totals.failed:
         print("No test ran.", file=sys.stderr)

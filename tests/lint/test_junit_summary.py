@@ -69,6 +69,12 @@ class Summary(unittest.TestCase):
         self.assertEqual((code, self.last_line(text)), (1, "1 passed, 1 failed, 0 skipped"))
         self.assertIn("run0: bad", text)
 
+    def test_the_end_of_what_a_failure_printed_is_shown(self):
+        output = "\n".join(f"line {i}" for i in range(100))
+        failed = f'<testcase name="bad" status="fail"><failure message=""/><system-out>{output}</system-out></testcase>'
+        shown = [line for line in summarise(failed)[1].splitlines() if "| line" in line]
+        self.assertEqual(shown, [f"    | line {i}" for i in range(60, 100)])
+
     def test_a_program_that_is_missing_is_a_failure(self):
         code, text = summarise(PASSED + MISSING)
         self.assertEqual((code, self.last_line(text)), (1, "1 passed, 1 failed, 0 skipped"))
