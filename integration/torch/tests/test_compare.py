@@ -16,22 +16,21 @@ COMPARE = ROOT / "integration/torch/compare.py"
 
 
 def compare(*words):
-    return subprocess.run(
+    """Runs the comparison; its lab does not stay."""
+    with subprocess.Popen(
         [sys.executable, "-B", str(COMPARE), *map(str, words)],
         env=environment(),
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=900,
-        check=False,
-    )
-
-
-@pytest.fixture(autouse=True)
-def no_lab_stays():
-    """Others may have labs at the same time."""
-    before = set(labs.namespaces("sotto-torch-"))
-    yield
-    assert set(labs.namespaces("sotto-torch-")) <= before
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=900)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+    assert not labs.namespaces(f"sotto-torch-{process.pid}-")
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def test_all_variants(tmp_path):

@@ -128,7 +128,7 @@ class Meeting:
         assert found is not None
         seconds = default_timeout(os.environ) if timeout is None else timeout
         try:
-            store = dist.TCPStore(
+            store = dist.TCPStore(  # type: ignore[attr-defined]
                 os.environ["MASTER_ADDR"],
                 int(os.environ["MASTER_PORT"]),
                 is_master=False,
