@@ -31,7 +31,10 @@ class Runtime:
     def new_stream(self):
         stream = c.c_void_p()
         self.call("cudaStreamCreateWithFlags", c.byref(stream), NON_BLOCKING)
-        return SimpleNamespace(cuda_stream=stream.value)
+        return SimpleNamespace(
+            cuda_stream=stream.value,
+            synchronize=lambda: self.call("cudaStreamSynchronize", stream),
+        )
 
     def twin(self, storage):
         """Device memory of as many bytes as the storage."""
@@ -65,7 +68,7 @@ class Runtime:
         self.synchronize()
 
     def synchronize(self):
-        self.call("cudaStreamSynchronize", c.c_void_p(self.current.cuda_stream))
+        self.current.synchronize()
 
     def graph(self):
         return Graph(self)

@@ -90,6 +90,7 @@ def emulated():
     [
         "optimizers",
         "a_step_that_fails",
+        "writes_that_are_queued",
         "graphs",
         "collectives",
         "hook_without_codec",
@@ -174,6 +175,30 @@ def scene_a_step_that_fails(runtime):
     with torch.no_grad():
         runtime.download(p.detach())
     assert 0.85 < float(p.detach().as_subclass(torch.Tensor)[0]) < 0.95
+
+
+def scene_writes_that_are_queued(runtime):
+    """Calls that no stream orders wait for the current one."""
+    p = on_cuda(torch.zeros(5000)).requires_grad_()
+    optimizer = sotto.optim.Optimizer([(p, on_cuda(torch.zeros(5000)))], kind="AdamW", lr=0.1)
+
+    def write(value):
+        with torch.no_grad():
+            p.fill_(value)
+            runtime.upload(p.detach())
+
+    for i in range(1, 30):
+        write(i)
+        state = optimizer.export_state("exact")
+        runtime.synchronize()
+        assert state == optimizer.export_state("exact"), i
+        write(-i)
+        optimizer.import_state(state, "exact")
+        with torch.no_grad():
+            runtime.download(p.detach())
+            assert p.as_subclass(torch.Tensor).eq(i).all(), i
+        optimizer.set_frozen([True])
+    optimizer.close()
 
 
 class InGraphs:

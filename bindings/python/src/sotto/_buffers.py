@@ -64,6 +64,17 @@ def current_stream(cuda: int) -> int:
     return stream
 
 
+def await_current_stream(cuda: int) -> None:
+    """The host waits for PyTorch's current stream; for calls that no stream orders.
+
+    Not while the stream is captured into a graph: PyTorch has waited for the device before.
+    """
+    if cuda != HOST:
+        torch_cuda = sys.modules["torch"].cuda
+        if not torch_cuda.is_current_stream_capturing():
+            torch_cuda.current_stream(cuda).synchronize()
+
+
 def _dtype(name: str, what: str) -> int:
     code = DTYPES.get(name)
     if code is None:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from . import _abi as abi
-from ._buffers import HOST, Buffers, View, buffer_of, cuda_of, view_of
+from ._buffers import HOST, Buffers, View, await_current_stream, buffer_of, cuda_of, view_of
 from ._call import call_on, call_options
 from ._handle import HandleOwner
 from ._lib import interruptible, library
@@ -162,6 +162,8 @@ class Optimizer(HandleOwner):
             self._fill(structs[i], Param(*given), f"params[{i}]")
         out = c.c_void_p()
 
+        await_current_stream(self.cuda)
+
         def work() -> None:
             with comm._lock:
                 comm._call("sotto_optim_create", handle, text, structs, len(params), c.byref(out))
@@ -297,6 +299,7 @@ class Optimizer(HandleOwner):
         step: ProtocolError (ranks have frozen other params).
         """
         flags = (c.c_uint8 * len(frozen))(*frozen)
+        await_current_stream(self.cuda)
         with self._comm._lock:
             self._comm._call("sotto_optim_set_frozen", self._handle, flags, len(flags))
 
@@ -330,6 +333,7 @@ class Optimizer(HandleOwner):
         Errors: BusyError (step in flight), the comm's own.
         """
         number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         return export_state(self._comm, "sotto_optim_state_export", self._handle, number)
 
     def write_state(self, file: Any, mode: str = "configured") -> None:
@@ -338,6 +342,7 @@ class Optimizer(HandleOwner):
         Errors: those of export_state() and of file.write().
         """
         number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         failed: list[BaseException] = []
 
         def write(_: Any, data: int, n: int) -> int:
@@ -363,6 +368,7 @@ class Optimizer(HandleOwner):
         the file can be read once and not again: then steps are refused until another import.
         """
         number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         begin = file.tell()
         length = file.seek(0, os.SEEK_END) - begin
         failed: list[BaseException] = []
@@ -412,6 +418,7 @@ class Optimizer(HandleOwner):
         other world size or rank), BusyError (step in flight).
         """
         number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         import_state(self._lib, "sotto_optim_state_import", self._handle, number, state)
 
     def import_arrays(self, arrays: Mapping[str, Any]) -> None:
@@ -434,6 +441,7 @@ class Optimizer(HandleOwner):
             struct.name = name.encode()
             struct.values = buffers.array[0]
         handle = self._handle
+        await_current_stream(self.cuda)
 
         def work() -> None:
             with self._comm._lock:
