@@ -53,6 +53,7 @@ class Tensors {
     CUDA_OK(cudaMallocAsync(&copy.device, copy.bytes, stream_));
     copies_.push_back(copy);
     upload(copies_.size() - 1);
+    sync();  // what makes objects of tensors reads them at once
     b.data = copy.device;
     b.device_type = SOTTO_DEVICE_CUDA;
     b.device_id = device_;

@@ -3,7 +3,6 @@
 // data. What was to be written then stays as it was, and the operation fails; or else all of it had
 // arrived. So it is with operations in graphs.
 #include <algorithm>
-#include <array>
 #include <barrier>
 #include <cmath>
 #include <csignal>
@@ -17,7 +16,6 @@
 namespace sotto::test {
 namespace {
 
-constexpr int kRanks = 2;
 constexpr int kBefore = 4;  // rounds before the one that is given up: its stage has had one
 // Kernels are cut, and messages are several.
 constexpr size_t kCounts[] = {150'000, 17};
@@ -159,7 +157,7 @@ struct Outcome {
   sotto_status status = SOTTO_OK;
   Bytes before, after;
 };
-using Outcomes = std::array<Outcome, kRanks>;
+using Outcomes = std::vector<Outcome>;
 
 // Until nothing is queued any more: the engine has done what it can without NCCL.
 void await_quiet() {
@@ -174,16 +172,17 @@ void await_quiet() {
   }
 }
 
-// The k-th of NCCL's jobs in the last round, of both ranks, hangs until the group is given up.
+// The k-th of NCCL's jobs in the last round, of all ranks, hangs until the group is given up.
 // Whether there was one.
-bool give_up(const Kind& kind, bool in_graph, uint64_t k, Outcomes* outcomes) {
-  fake_cuda::configure({.devices = 4});
+bool give_up(const Kind& kind, int size, bool in_graph, uint64_t k, Outcomes* outcomes) {
+  outcomes->assign(static_cast<size_t>(size), {});
+  fake_cuda::configure({.devices = size + 1});
   WorldOptions options;
   options.transport = "nccl";
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
   bool hung = false;
-  std::barrier ranks(kRanks);
-  const std::string failure = run_world(kRanks, options, [&](Member& self) {
+  std::barrier ranks(size);
+  const std::string failure = run_world(size, options, [&](Member& self) {
     Outcome& mine = (*outcomes)[static_cast<size_t>(self.rank)];
     Work work(kind, self.rank, self.rank + 1, self.comm);
     for (int round = 0; round < kBefore; ++round) work.run(round);
@@ -211,17 +210,18 @@ bool give_up(const Kind& kind, bool in_graph, uint64_t k, Outcomes* outcomes) {
 
 class NcclGivenUp : public testing::TestWithParam<Kind> {
  protected:
-  static void in_each_job(bool in_graph);
+  // Every job, or every `stride`-th.
+  static void in_jobs(int size, bool in_graph, uint64_t stride = 1);
 };
 
-void NcclGivenUp::in_each_job(bool in_graph) {
+void NcclGivenUp::in_jobs(int size, bool in_graph, uint64_t stride) {
   Outcomes whole;
-  ASSERT_FALSE(give_up(GetParam(), in_graph, UINT64_MAX / 2, &whole));
-  std::array<int, kRanks> failed{};
+  ASSERT_FALSE(give_up(GetParam(), size, in_graph, UINT64_MAX / 2, &whole));
+  std::vector<int> failed(whole.size());
   uint64_t k = 0;
-  for (Outcomes given; give_up(GetParam(), in_graph, k, &given); ++k) {
+  for (Outcomes given; give_up(GetParam(), size, in_graph, k, &given); k += stride) {
     ASSERT_LT(k, 1000u);
-    for (size_t r = 0; r < kRanks; ++r) {
+    for (size_t r = 0; r < whole.size(); ++r) {
       SCOPED_TRACE(testing::Message() << "job " << k << ", rank " << r);
       ASSERT_NE(whole[r].before.written, whole[r].after.written);
       ASSERT_TRUE(given[r].before == whole[r].before);
@@ -238,11 +238,20 @@ void NcclGivenUp::in_each_job(bool in_graph) {
   for (const int times : failed) EXPECT_GT(times, 0);
 }
 
-TEST_P(NcclGivenUp, WhatWasToBeWrittenStaysOrIsWhole) { in_each_job(false); }
+TEST_P(NcclGivenUp, WhatWasToBeWrittenStaysOrIsWhole) { in_jobs(2, false); }
+
+// All of them with SOTTO_TEST_COMMIT_CASES.
+TEST_P(NcclGivenUp, WithMoreRanks) {
+  const uint64_t stride = std::getenv("SOTTO_TEST_COMMIT_CASES") != nullptr ? 1 : 5;
+  for (const int size : {3, 4}) {
+    SCOPED_TRACE(size);
+    in_jobs(size, false, stride);
+  }
+}
 
 class NcclGivenUpGraphs : public NcclGivenUp {};
 
-TEST_P(NcclGivenUpGraphs, WhatWasToBeWrittenStaysOrIsWhole) { in_each_job(true); }
+TEST_P(NcclGivenUpGraphs, WhatWasToBeWrittenStaysOrIsWhole) { in_jobs(2, true); }
 
 const Kind& named(const std::string& name) {
   return *std::find_if(std::begin(kKinds), std::end(kKinds),
@@ -277,15 +286,18 @@ SOTTO_RANK_MAIN(nccl_killed_in_a_round) {
 }
 
 TEST_P(NcclGivenUp, ByTheDeathOfARank) {
-  for (const char* job : {"0", "1"}) {
-    SCOPED_TRACE(job);
+  for (const auto& [size, job] : {std::pair{2, "0"}, {2, "1"}, {4, "1"}}) {
+    SCOPED_TRACE(testing::Message() << "job " << job << ", " << size << " ranks");
     const TempDir directory;
-    Processes ranks("nccl_killed_in_a_round", kRanks,
+    Processes ranks("nccl_killed_in_a_round", size,
                     {.argument = directory.path(),
                      .environment = {"SOTTO_TRANSPORT=nccl", std::string("TEST_JOB=") + job,
                                      std::string("TEST_KIND=") + GetParam().name}});
-    ranks.await(0, "has run");  // or else the round before, whose end it may not know yet, fails
-    ranks.await(0, "has started");
+    for (int r = 0; r < size; ++r) {
+      if (r == 1) continue;
+      ranks.await(r, "has run");  // or else the round before, whose end it may not know yet, fails
+      ranks.await(r, "has started");
+    }
     ranks.await(1, "hangs");
     ranks.kill(1, SIGKILL);
     ranks.wait_all();
