@@ -53,8 +53,8 @@ void log_message(LogLevel level, std::string_view message) {
   LogFn fn = nullptr;
   void* user = nullptr;
   {
-    std::lock_guard lock(
-        sink().mutex);  // released before the call: no lock is held across a callback
+    // Released before the call: no lock is held across a callback.
+    std::lock_guard lock(sink().mutex);
     fn = sink().fn;
     user = sink().user;
   }

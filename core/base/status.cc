@@ -32,8 +32,8 @@ Status::Status(Code code, std::string text) : code_(code) {
 }
 
 const std::string& Status::text() const {
-  static const std::string* const empty =
-      new std::string;  // never destroyed: usable until the process ends
+  // Never destroyed: usable until the process ends.
+  static const std::string* const empty = new std::string;
   return text_ ? *text_ : *empty;
 }
 

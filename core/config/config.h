@@ -43,8 +43,8 @@ struct OptimizerParams {
   double weight_decay = 0.0;     // >= 0
   bool bias_correction = true;   // always false for the 1-bit types, whatever the file says
   bool eps_inside_sqrt = false;  // acted on by Lamb alone
-  bool adam_w_mode =
-      true;  // Adam, AdamW: decay in the update (true) or added to the gradient (false)
+  // Adam, AdamW: decay in the update (true) or added to the gradient (false).
+  bool adam_w_mode = true;
 
   // Lamb, OneBitLamb: bounds of the trust ratio, min_coeff <= max_coeff.
   double max_coeff = 10.0;
@@ -173,8 +173,8 @@ struct SottoConfig {
   InitialParameters initial_parameters = InitialParameters::kCheck;
   std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
   uint64_t max_consecutive_skips = 100;  // overflows in a row before a step fails for good; >= 1
-  StateType state_dtype =
-      StateType::kF32;  // of momentum and variance; other types: SGD, Adam, AdamW
+  // Of momentum and variance; types other than float32: SGD, Adam, AdamW.
+  StateType state_dtype = StateType::kF32;
   // Of the gradients' average of SGD, Adam, AdamW and Lamb; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;
   std::vector<GroupOverride> param_groups;

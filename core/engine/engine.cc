@@ -9,10 +9,10 @@ namespace sotto {
 namespace {
 
 constexpr int64_t kNever = INT64_MAX;
-constexpr int64_t kIdleBlockUs =
-    200'000;  // nobody waits: wake-ups come from sockets and submissions
-constexpr int64_t kDeviceBlockUs =
-    20;  // work is queued on a device that tells nobody when it is done
+// No thread waits: sockets and submissions wake the poller.
+constexpr int64_t kIdleBlockUs = 200'000;
+// Work is queued on a device, which does not wake the poller.
+constexpr int64_t kDeviceBlockUs = 20;
 constexpr int64_t kDeadlineCheckNs = 5'000'000;
 // How long the role stays free after its last holder when there is nothing in flight, and how often
 // the progress thread looks.

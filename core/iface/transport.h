@@ -2,10 +2,10 @@
 // received; the engine calls the transport; splits of a comm share their root's transport.
 //
 // How messages find their receive is declared in the capabilities:
-//   by_key    messages carry their match key (inproc, tcp, ucx): send and recv may be called in any
-//   order. by_order  messages of a pair of ranks match in the order of issue (nccl): the engine
-//   issues whole rounds, one group
-//             each, in the same order on every rank.
+// - by_key: messages carry their match key (inproc, tcp). Sends and receives may be issued in any
+//   order.
+// - by_order: messages of a pair of ranks match in the order of issue (nccl). The engine issues
+//   whole rounds, each as one group, in the same order on every rank.
 //
 // Threads: everything is called by the thread that drives the engine (one at a time) unless said
 // otherwise.
@@ -102,8 +102,8 @@ struct OpSignature {
   uint64_t count = 0;   // elements, all tensors together
   uint64_t tag = 0;
   int32_t root = -1;
-  uint32_t detail =
-      0;  // hash of everything else that ranks must agree on (counts, codec, plan parameters)
+  // Hash of everything else that ranks must agree on: counts, codec, plan parameters.
+  uint32_t detail = 0;
   // Hash over this and all earlier collectives of the comm: a difference in an operation without
   // messages shows in the next one with messages. Point-to-point: over the tag, dtype and counts.
   uint64_t chain = 0;
@@ -115,8 +115,8 @@ std::string name_of(const OpKey& key);
 // Up to 7 groups have as many bits each as fit into 28, from bit 0, and their number stands in the
 // upper 4 bits; more share all 28, and the number is 0.
 int32_t pack_group_hashes(std::span<const uint64_t> groups);
-std::string describe(
-    const OpSignature& signature);  // "all_reduce(sum, fp32, 1000 elements, tag 0)"
+// "all_reduce(sum, fp32, 1000 elements, tag 0)".
+std::string describe(const OpSignature& signature);
 // The text of a PROTOCOL error: two ranks gave one key to different operations.
 std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a,
                               int32_t rank_b, const OpSignature& b);

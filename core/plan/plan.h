@@ -37,8 +37,8 @@ enum class SlotKind : uint8_t {
 struct Slot {
   SlotKind kind = SlotKind::kBound;
   uint64_t bytes = 0;
-  uint32_t alias_of =
-      kNoSlot;  // the same memory as another slot, from alias_offset on (in-place operations)
+  // The same memory as another slot, from alias_offset on (in-place operations).
+  uint32_t alias_of = kNoSlot;
   uint64_t alias_offset = 0;
   uint64_t arena_offset = 0;       // kScratch and kHost: place in the run's arena; set by lower()
   const void* constant = nullptr;  // kConstant: owned by the plan

@@ -20,8 +20,8 @@ struct RunOptions {
   std::vector<std::string> wrapper;  // words before the program's
   std::vector<std::string> command;
   double timeout_s = 0;  // of the whole run; 0: none
-  double grace_s =
-      10;  // how long the others may go on after a rank has failed, and any may after a signal
+  // How long the others may go on after a rank has failed, and any may after a signal.
+  double grace_s = 10;
   int32_t raw_rank = -1;  // whose standard output is left alone; -1: none
 };
 

@@ -230,8 +230,8 @@ TEST_P(TransportSuite, WakeEndsAPoll) {
   poller.poll(30'000'000);
   other.join();
   poller.wake();
-  poller.poll(
-      30'000'000);  // a wake before the poll counts, too (at most one of these two waits a little)
+  // A wake before the poll counts, too; at most one of these two waits a little.
+  poller.poll(30'000'000);
   EXPECT_LT(Clock::monotonic().now_ns() - begin, 20'000'000'000);
   const int64_t before = Clock::monotonic().now_ns();
   poller.poll(0);

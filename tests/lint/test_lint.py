@@ -159,6 +159,11 @@ class Programs(unittest.TestCase):
             run = self.run_check("check_format.py", tree.root)
             self.assertEqual(run.returncode, 1)
             self.assertIn("core/base/a.cc:1", run.stdout)
+        torn = "constexpr int kSomething =\n    20;  // of something\n"
+        with Tree({".clang-format": style + "ColumnLimit: 30\n", "core/base/a.h": torn}) as tree:
+            run = self.run_check("check_format.py", tree.root)
+            self.assertEqual(run.returncode, 1)
+            self.assertIn("core/base/a.h:1: the comment breaks", run.stdout)
 
     def test_shell(self):
         with Tree({"a.sh": "#!/bin/bash\necho \"$1\"\n"}) as tree:

@@ -41,8 +41,8 @@ struct AsyncDeviceOptions {
   bool host_memory = true;
   bool wants_fresh = true;
   uint64_t split_elements = 0;
-  int64_t max_delay_us =
-      100;  // before each call, drawn evenly from 0 ..; one in eight waits up to four times that
+  // Before each call, drawn evenly from 0 ..; one in eight waits up to four times that.
+  int64_t max_delay_us = 100;
 };
 
 class AsyncDevice final : public Device {

@@ -15,8 +15,8 @@ struct Registry {
 };
 
 Registry& registry() {
-  static Registry* const the_registry =
-      new Registry;  // never destroyed: threads may still leave at exit
+  // Never destroyed: threads may still leave at exit.
+  static Registry* const the_registry = new Registry;
   return *the_registry;
 }
 
