@@ -331,7 +331,8 @@ Status all_to_all(sotto_comm* comm, const sotto_buffer* in, const sotto_buffer* 
 }
 
 Status compressed_all_reduce(Submission s, sotto_op** out_op) {
-  SOTTO_ASSIGN(const std::shared_ptr<sotto_codec> codec, object_of(s.options.codec));
+  SOTTO_ASSIGN(const auto use, object_of(s.options.codec));
+  const sotto_codec* const codec = use->get();
   if (codec->comm.get() != s.state) return invalid_argument("call.codec was made for another comm");
   if (s.options.reduce != SOTTO_REDUCE_DEFAULT && s.options.reduce != SOTTO_REDUCE_MEAN) {
     return invalid_argument("call.reduce is {}; with a codec it must be 0 or SOTTO_REDUCE_MEAN",

@@ -64,7 +64,7 @@ struct sotto_optim {
 namespace sotto::capi {
 
 template <class Object>
-using ObjectPool = HandlePool<std::shared_ptr<Object>>;
+using ObjectPool = HandlePool<std::unique_ptr<Object>>;
 // The pool of sotto_context, sotto_comm, sotto_codec or sotto_optim.
 template <class Object>
 ObjectPool<Object>& pool_of();
@@ -80,15 +80,14 @@ ObjectPool<sotto_optim>& pool_of();
 // The handle that the caller gets.
 template <class Object>
 Result<Object*> give_out(std::unique_ptr<Object> object) {
-  SOTTO_ASSIGN(void* const handle,
-               pool_of<Object>().insert(std::shared_ptr<Object>(std::move(object))));
+  SOTTO_ASSIGN(void* const handle, pool_of<Object>().insert(std::move(object)));
   return static_cast<Object*>(handle);
 }
 
 // What the caller's handle stands for. INVALID_ARGUMENT: NULL, no handle, or destroyed.
 // INVALID_STATE: made before a fork.
 template <class Object>
-Result<std::shared_ptr<Object>> object_of(const Object* handle) {
+Result<typename ObjectPool<Object>::Use> object_of(const Object* handle) {
   return pool_of<Object>().get(handle);
 }
 
@@ -97,7 +96,7 @@ template <class Object, class Body>
 sotto_status guarded_on(const char* function, Object* handle, Body&& body) noexcept {
   return guarded(function, [&]() -> Status {
     SOTTO_ASSIGN(const auto object, object_of(handle));
-    return body(object.get());
+    return body(object->get());
   });
 }
 
@@ -109,8 +108,8 @@ sotto_status destroyed(const char* function, Object* handle, End&& end) noexcept
     if (handle == nullptr) return ok_status();
     SOTTO_TRY(object_of(handle).status());
     SOTTO_TRY(CallbackScope::refuse_inside());
-    SOTTO_ASSIGN(const std::shared_ptr<Object> object, pool_of<Object>().remove(handle));
-    return end(*object);
+    SOTTO_ASSIGN(const auto object, pool_of<Object>().remove(handle));
+    return end(**object);
   });
 }
 

@@ -12,15 +12,15 @@ using namespace sotto::capi;  // NOLINT
 namespace {
 
 Status test(sotto_op* op) {
-  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  SOTTO_ASSIGN(const OpUse body, op_of(op));
   // Inside a callback only the state is told: making progress could run another callback.
-  return CallbackScope::inside() ? body.op->status() : body.engine->test(body.op);
+  return CallbackScope::inside() ? body->op->status() : body->engine->test(body->op);
 }
 
 Status wait(sotto_op* op, int64_t timeout_us) {
-  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  SOTTO_ASSIGN(const OpUse body, op_of(op));
   SOTTO_TRY(CallbackScope::refuse_inside());
-  return body.engine->wait(body.op, timeout_us);
+  return body->engine->wait(body->op, timeout_us);
 }
 
 // Operations of one context; null where the caller has NULL, and no engine if that is everywhere.
@@ -34,14 +34,15 @@ Result<Several> take_ops(sotto_op* const* ops, uint64_t n) {
   several.ops.resize(n);
   for (uint64_t i = 0; i < n; ++i) {
     if (ops[i] == nullptr) continue;
-    Result<OpBody> body = op_of(ops[i]);
-    if (!body.ok()) return body.status().with_prefix(fmt::format("ops[{}]", i));
-    if (several.engine != nullptr && several.engine != body->engine) {
+    Result<OpUse> use = op_of(ops[i]);
+    if (!use.ok()) return use.status().with_prefix(fmt::format("ops[{}]", i));
+    const OpBody& body = **use;
+    if (several.engine != nullptr && several.engine != body.engine) {
       return invalid_argument("ops[{}] belongs to another context than the operations before it",
                               i);
     }
-    several.engine = body->engine;
-    several.ops[i] = body->op;
+    several.engine = body.engine;
+    several.ops[i] = body.op;
   }
   return several;
 }
@@ -75,26 +76,26 @@ Status wait_all(sotto_op* const* ops, uint64_t n, int64_t timeout_us) {
 }
 
 Status stream_wait(sotto_op* op, void* stream) {
-  SOTTO_ASSIGN(const OpBody body, op_of(op));
-  if (!body.op->device()->caps().streams) {
+  SOTTO_ASSIGN(const OpUse body, op_of(op));
+  if (!body->op->device()->caps().streams) {
     return unsupported(
         "the operation works on host memory; there is no stream to order. Use sotto_op_wait");
   }
-  return body.engine->stream_after(body.op, stream);
+  return body->engine->stream_after(body->op, stream);
 }
 
 Status own_error(const sotto_op* op, const char** out_text) {
-  SOTTO_ASSIGN(const OpBody body, op_of(op));
+  SOTTO_ASSIGN(const OpUse body, op_of(op));
   // The text lives in the operation, which the handle keeps.
-  Status status = body.op->status();
+  Status status = body->op->status();
   const bool failed = static_cast<int32_t>(status.code()) < 0;
   if (out_text != nullptr) *out_text = failed ? status.text().c_str() : "";
   return status;
 }
 
 Status get_stats(const sotto_op* op, sotto_op_stats* out_stats) {
-  SOTTO_ASSIGN(const OpBody body, op_of(op));
-  const OpStats s = body.op->stats();
+  SOTTO_ASSIGN(const OpUse body, op_of(op));
+  const OpStats s = body->op->stats();
   const sotto_op_stats out = {0,
                               0,
                               s.launch_ns,

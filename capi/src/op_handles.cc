@@ -3,7 +3,6 @@
 #include <utility>
 
 #include "capi/src/guard.h"
-#include "capi/src/handle_pool.h"
 #include "core/base/log.h"
 
 namespace sotto::capi {
@@ -33,12 +32,11 @@ struct DoneRelay {
 
 }  // namespace
 
-Result<OpBody> op_of(const sotto_op* op) { return pool().get(op); }
+Result<OpUse> op_of(const sotto_op* op) { return pool().get(op); }
 
 Status release_op(sotto_op* op) {
   if (op == nullptr) return ok_status();
-  SOTTO_ASSIGN(const OpBody removed, pool().remove(op));
-  return ok_status();
+  return pool().remove(op).status();
 }
 
 Status run_operation(const Comm& comm, const CallIn& call, sotto_op** out_op,
@@ -50,24 +48,18 @@ Status run_operation(const Comm& comm, const CallIn& call, sotto_op** out_op,
     options.on_done = DoneRelay::run;
     options.user = relay.get();
   }
-  OpBody body{comm.context()->engine(), nullptr};
+  const std::shared_ptr<Engine> engine = comm.context()->engine();
   if (out_op == nullptr) {
     options.waits = true;
-    SOTTO_ASSIGN(body.op, start(options));
+    SOTTO_ASSIGN(const OpRef op, start(options));
     (void)relay.release();  // the callback runs once and deletes it
-    return body.engine->wait(body.op, -1);
+    return engine->wait(op, -1);
   }
-  // The handle first: once the operation runs, nothing may fail any more.
-  SOTTO_ASSIGN(void* const handle, pool().insert(body));
-  Result<OpRef> op = start(options);
-  if (!op.ok()) {
-    (void)pool().remove(handle);
-    return op.status();
-  }
+  // Room for the handle first: once the operation runs, nothing may fail any more.
+  SOTTO_ASSIGN(auto place, pool().reserve());
+  SOTTO_ASSIGN(OpRef op, start(options));
   (void)relay.release();
-  body.op = op.take();
-  SOTTO_TRY(pool().replace(handle, std::move(body)));
-  *out_op = static_cast<sotto_op*>(handle);
+  *out_op = static_cast<sotto_op*>(place.put({engine, std::move(op)}));
   return ok_status();
 }
 

@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "capi/src/convert.h"
+#include "capi/src/handle_pool.h"
 #include "core/base/status.h"
 #include "core/engine/engine.h"
 #include "core/group/comm.h"
@@ -19,8 +20,10 @@ struct OpBody {
   OpRef op;
 };
 
+using OpUse = HandlePool<OpBody>::Use;
+
 // INVALID_ARGUMENT: NULL, no handle, or released. INVALID_STATE: made before a fork.
-Result<OpBody> op_of(const sotto_op* op);
+Result<OpUse> op_of(const sotto_op* op);
 Status release_op(sotto_op* op);
 
 // Starts an operation by `start`, which gets the call's options with the caller's callback in them.

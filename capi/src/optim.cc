@@ -182,10 +182,10 @@ Status run(sotto_optim* optim, const sotto_call* call, sotto_op** out_op,
 
 Status replay(sotto_optim* optim, sotto_op* op) {
   SOTTO_TRY(CallbackScope::refuse_inside());
-  SOTTO_ASSIGN(const OpBody body, op_of(op));
-  if (body.op == nullptr || body.engine != optim->comm->core->context()->engine())
+  SOTTO_ASSIGN(const OpUse body, op_of(op));
+  if (body->engine != optim->comm->core->context()->engine())
     return invalid_argument("the operation is of another context than the optimizer");
-  return optim->core->replay(body.op);
+  return optim->core->replay(body->op);
 }
 
 Status set(sotto_optim* optim, const char* name, int32_t group, double value) {

@@ -155,17 +155,22 @@ void warn_together(const Config& config, Findings& findings) {
     findings.warn(key, fmt::format("no effect: {}", why));
     findings.idle(key, why);
   }
-  const bool overridden = config.scheduler.kind != SchedulerKind::kNone &&
-                          config.scheduler.kind != SchedulerKind::kWarmupCosineLR;
-  for (size_t i = 0; overridden && i < config.sotto.param_groups.size(); ++i) {
-    if (!config.sotto.param_groups[i].lr) continue;
-    const bool has_lists = config.scheduler.kind != SchedulerKind::kOneCycle;
-    findings.warn(
-        fmt::format("sotto.param_groups[{}].lr", i),
-        fmt::format("no effect: scheduler {} sets {}", scheduler_kind_name(config.scheduler.kind),
-                    has_lists ? "the rate of every group; give it a list instead"
-                              : "one rate for all groups"));
-  }
+  if (config.scheduler.kind == SchedulerKind::kNone ||
+      config.scheduler.kind == SchedulerKind::kWarmupCosineLR)
+    return;
+  const std::vector<GroupOverride>& groups = config.sotto.param_groups;
+  const auto has_lr = [](const GroupOverride& group) { return group.lr.has_value(); };
+  const auto first = std::find_if(groups.begin(), groups.end(), has_lr);
+  if (first == groups.end()) return;
+  const auto others = std::count_if(first + 1, groups.end(), has_lr);
+  const bool has_lists = config.scheduler.kind != SchedulerKind::kOneCycle;
+  findings.warn(
+      fmt::format("sotto.param_groups[{}].lr", first - groups.begin()),
+      fmt::format("{}no effect: scheduler {} sets {}",
+                  others == 0 ? "" : fmt::format("here and in {} other group(s) ", others),
+                  scheduler_kind_name(config.scheduler.kind),
+                  has_lists ? "the rate of every group; give it a list instead"
+                            : "one rate for all groups"));
 }
 
 Status read_config(const Json& json, Config& config, Findings& findings) {

@@ -23,6 +23,7 @@ struct CreationWord {
   uint64_t parameters = 0, elements = 0;
   uint64_t registration = 0;
   uint64_t settings = 0, settings_bytes = 0;
+  uint64_t group_settings = 0;
   uint64_t values = 0;
   char text[1024] = {};  // its beginning
 
@@ -88,8 +89,16 @@ Status compare(const std::vector<CreationWord>& all, const Status& mine) {
 }  // namespace
 
 std::string Optimizer::settings() const {
-  return step_settings(config_, groups_, loss_scaler_,
-                       params_.empty() ? Dtype::kF32 : params_[0].grad_dtype, codec_);
+  return common_settings(config_, groups_.size(), loss_scaler_, params_[0].grad_dtype, codec_);
+}
+
+uint64_t Optimizer::group_settings_hash() const {
+  uint64_t hash = 0;
+  for (const OptimizerParams& group : groups_) {
+    const uint64_t of_group = hash_of_settings(group);
+    hash = hash64(&of_group, sizeof of_group, hash);
+  }
+  return hash;
 }
 
 uint64_t Optimizer::registration_hash() const {
@@ -139,6 +148,7 @@ Status Optimizer::meet(Comm& comm, const Result<std::shared_ptr<Optimizer>>& min
     settings = optimizer.settings();
     word.settings = hash64(settings);
     word.settings_bytes = settings.size();
+    word.group_settings = optimizer.group_settings_hash();
     word.values = hash_of(optimizer.value_hashes_, 0);
   }
   const Result<std::vector<std::string>> words =
@@ -147,14 +157,17 @@ Status Optimizer::meet(Comm& comm, const Result<std::shared_ptr<Optimizer>>& min
   std::vector<CreationWord> all(words->size());
   for (size_t r = 0; r < all.size(); ++r) std::memcpy(&all[r], (*words)[r].data(), sizeof word);
   SOTTO_TRY(compare(all, mine.status()));
-  std::vector<uint64_t> bytes;
-  for (const CreationWord& w : all) bytes.push_back(w.settings_bytes);
-  if (std::any_of(all.begin(), all.end(),
-                  [&](const CreationWord& w) { return w.settings != all[0].settings; }))
-    return explain_settings(comm, settings, bytes);
-  const bool same = std::all_of(all.begin(), all.end(),
-                                [&](const CreationWord& w) { return w.values == all[0].values; });
-  return same ? ok_status() : (*mine)->name_other_values();
+  const auto same = [&](uint64_t CreationWord::*field) {
+    return std::all_of(all.begin(), all.end(),
+                       [&](const CreationWord& w) { return w.*field == all[0].*field; });
+  };
+  if (!same(&CreationWord::settings)) {
+    std::vector<uint64_t> bytes;
+    for (const CreationWord& w : all) bytes.push_back(w.settings_bytes);
+    return explain_common_settings(comm, settings, bytes);
+  }
+  if (!same(&CreationWord::group_settings)) return explain_groups(comm, (*mine)->groups_);
+  return same(&CreationWord::values) ? ok_status() : (*mine)->name_other_values();
 }
 
 // Ranks have registered the same, so all of them come here together.

@@ -228,12 +228,11 @@ class CompressedStep {
                 pieces, NoArgs{}, commit);
       b_.kernel(
           KernelId::kOnebitLambScalars,
-          {whole(u0_blocks, Access::kRead, 0, block_bytes),
-           whole(u_blocks, Access::kRead, 0, block_bytes),
-           whole(maxima, Access::kRead, 0, block_bytes), frame_.scalars_operand(),
+          {StepFrame::blocks_operand(u0_blocks, ranges[t]),
+           StepFrame::blocks_operand(u_blocks, ranges[t]),
+           StepFrame::blocks_operand(maxima, ranges[t]), frame_.scalars_operand(),
            frame_.states_operand(Access::kReadWrite), frame_.steps_operand(Access::kReadWrite)},
-          {}, TensorArgs{b_.keep_array(std::span<const NormRange>(&ranges[t], 1)), 1, false},
-          commit);
+          {}, frame_.one_tensor(ranges[t], false), commit);
       emit_update(std::move(pieces), word);
     }
   }

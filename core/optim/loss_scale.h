@@ -38,10 +38,10 @@ class LossScaler {
   const LossScale& state() const { return state_; }
   void restore(const LossScale& state) { state_ = state; }
 
-  // An attempt has ended.
+  // An attempt has ended. Only a dynamic scale depends on their number, and is restored with it.
   void advance(bool overflow) {
-    const auto now = static_cast<int64_t>(state_.iteration++);
     if (!dynamic_) return;
+    const auto now = static_cast<int64_t>(state_.iteration++);
     if (overflow) {
       state_.scale = std::max(state_.scale / 2, min_scale_);
       state_.last_overflow = now;

@@ -280,6 +280,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status check_dtypes() const;
   StepShape shape() const;
   std::string settings() const;
+  uint64_t group_settings_hash() const;
   uint64_t registration_hash() const;
   // Whether ranks have made the same; if not, the same error on all. Collective.
   static Status meet(Comm& comm, const Result<std::shared_ptr<Optimizer>>& mine);

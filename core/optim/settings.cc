@@ -1,16 +1,17 @@
 #include "core/optim/settings.h"
 
 #include <algorithm>
+#include <span>
 
 #include "core/base/hash.h"
+#include "core/base/small_vector.h"
 #include "core/base/text.h"
 
 namespace sotto {
 namespace {
 
-// Groups whose values are listed; of the others there is a hash.
-constexpr size_t kListedGroups = 256;
 constexpr size_t kValueShown = 120;
+constexpr size_t kGroupBytes = 4096;  // longer than the text of any group
 
 class Lines {
  public:
@@ -85,10 +86,9 @@ void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec
   add_codec(own.gradient_codec, lines);
 }
 
-void add_group(const OptimizerParams& g, size_t index, Lines* lines) {
-  const auto add = [&](std::string_view key, const auto& value) {
-    lines->add(fmt::format("optimizer.params.{} of parameter group {}", key, index), value);
-  };
+// add(key, value) with everything that a group has.
+template <class Add>
+void each_group_setting(const OptimizerParams& g, Add&& add) {
   add("lr", g.lr);
   add("betas[0]", g.beta1);
   add("betas[1]", g.beta2);
@@ -114,6 +114,14 @@ void add_group(const OptimizerParams& g, size_t index, Lines* lines) {
   add("nesterov", g.nesterov);
 }
 
+std::string text_of(const OptimizerParams& group) {
+  Lines lines;
+  each_group_setting(group, [&](std::string_view key, const auto& value) {
+    lines.add(fmt::format("optimizer.params.{}", key), value);
+  });
+  return std::move(lines).take();
+}
+
 std::vector<std::string_view> lines_of(std::string_view text) {
   std::vector<std::string_view> lines;
   for (size_t end = 0; (end = text.find('\n')) != std::string_view::npos;
@@ -122,11 +130,29 @@ std::vector<std::string_view> lines_of(std::string_view text) {
   return lines;
 }
 
+// The error that names the first line in which the texts of two ranks differ. Texts have the same
+// keys up to there. of: what the keys are of.
+Status name_difference(std::span<const std::string_view> texts, std::string_view of) {
+  const std::vector<std::string_view> first = lines_of(texts[0]);
+  for (size_t r = 1; r < texts.size(); ++r) {
+    const std::vector<std::string_view> other = lines_of(texts[r]);
+    const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
+    if (a == first.end() || b == other.end()) continue;
+    const auto value = [](std::string_view line) {
+      return printable(line.substr(line.find('=') + 1), kValueShown);
+    };
+    return error(Code::kProtocol,
+                 "ranks 0 and {} have different configurations: {}{} is {} on rank 0 and {} on "
+                 "rank {}",
+                 r, a->substr(0, a->find('=')), of, value(*a), value(*b), r);
+  }
+  return error(Code::kInternal, "hashes of settings differ, but no setting{}", of);
+}
+
 }  // namespace
 
-std::string step_settings(const Config& config, const std::vector<OptimizerParams>& groups,
-                          const LossScaler& loss_scaler, Dtype gradients,
-                          const std::optional<CodecSettings>& codec) {
+std::string common_settings(const Config& config, uint64_t n_groups, const LossScaler& loss_scaler,
+                            Dtype gradients, const std::optional<CodecSettings>& codec) {
   Lines lines;
   lines.add("optimizer.type", optimizer_kind_name(config.optimizer.kind));
   lines.add("dtype of the gradients", dtype_name(gradients));
@@ -142,35 +168,47 @@ std::string step_settings(const Config& config, const std::vector<OptimizerParam
   lines.add("fp16.min_loss_scale", config.fp16.min_loss_scale);
   add_sotto(config.sotto, codec, &lines);
   add_scheduler(config.scheduler, &lines);
-  Lines others;
-  for (size_t g = 0; g < groups.size(); ++g)
-    add_group(groups[g], g, g < kListedGroups ? &lines : &others);
-  lines.add(fmt::format("hash of the parameter groups from {} on", kListedGroups),
-            hash64(std::move(others).take()));
+  lines.add("number of parameter groups (sotto.param_groups)", n_groups);
   return std::move(lines).take();
 }
 
-Status explain_settings(Comm& comm, const std::string& mine, const std::vector<uint64_t>& bytes) {
+uint64_t hash_of_settings(const OptimizerParams& group) {
+  SmallVector<double, 32> values;
+  each_group_setting(group, [&](std::string_view, const auto& value) {
+    values.push_back(static_cast<double>(value));
+  });
+  return hash64(values.data(), values.size() * sizeof(double));
+}
+
+Status explain_common_settings(Comm& comm, const std::string& mine,
+                               const std::vector<uint64_t>& bytes) {
   std::string padded = mine;
   padded.resize(*std::max_element(bytes.begin(), bytes.end()));
   SOTTO_ASSIGN(const std::vector<std::string> all, comm.exchange(padded, OpKind::kOptimCreate));
-  const auto text_of = [&](size_t r) { return std::string_view(all[r]).substr(0, bytes[r]); };
-  const std::vector<std::string_view> first = lines_of(text_of(0));
-  for (size_t r = 1; r < all.size(); ++r) {
-    const std::vector<std::string_view> other = lines_of(text_of(r));
-    const auto [a, b] = std::mismatch(first.begin(), first.end(), other.begin(), other.end());
-    if (a == first.end() || b == other.end()) continue;
-    const size_t key = a->find('=');
-    const std::string_view name = a->substr(0, key);
-    const size_t other_key = b->find('=');
-    if (b->substr(0, other_key) != name) continue;  // more groups, or a codec: named before
-    return error(Code::kProtocol,
-                 "ranks 0 and {} have different configurations: {} is {} on rank 0 "
-                 "and {} on rank {}",
-                 r, name, printable(a->substr(key + 1), kValueShown),
-                 printable(b->substr(other_key + 1), kValueShown), r);
+  std::vector<std::string_view> texts;
+  for (size_t r = 0; r < all.size(); ++r)
+    texts.push_back(std::string_view(all[r]).substr(0, bytes[r]));
+  return name_difference(texts, "");
+}
+
+Status explain_groups(Comm& comm, const std::vector<OptimizerParams>& mine) {
+  std::vector<uint64_t> hashes;
+  for (const OptimizerParams& group : mine) hashes.push_back(hash_of_settings(group));
+  const uint64_t bytes = hashes.size() * sizeof(uint64_t);
+  SOTTO_ASSIGN(
+      const std::vector<std::string> all,
+      comm.exchange({reinterpret_cast<const char*>(hashes.data()), bytes}, OpKind::kOptimCreate));
+  size_t different = bytes;  // the first byte in which a rank differs from rank 0
+  for (const std::string& other : all) {
+    const auto at = std::mismatch(all[0].begin(), all[0].end(), other.begin()).first;
+    different = std::min(different, static_cast<size_t>(at - all[0].begin()));
   }
-  return error(Code::kProtocol, "ranks have configurations with other optimizer settings");
+  const size_t group = std::min(different / sizeof(uint64_t), mine.size() - 1);
+  std::string text = text_of(mine[group]);
+  text.resize(kGroupBytes);
+  SOTTO_ASSIGN(const std::vector<std::string> texts, comm.exchange(text, OpKind::kOptimCreate));
+  const std::vector<std::string_view> views(texts.begin(), texts.end());
+  return name_difference(views, fmt::format(" of parameter group {}", group));
 }
 
 }  // namespace sotto

@@ -1,5 +1,5 @@
-// Everything in a configuration that changes what a step does, as lines "key=value": ranks must
-// have the same, and where they do not the key is named.
+// Everything in a configuration that changes what a step does: ranks must have the same, and where
+// they do not the key is named. For that it is text, lines "key=value".
 #pragma once
 
 #include <optional>
@@ -14,13 +14,17 @@
 
 namespace sotto {
 
-// codec: what the compressed steps use; nothing: there are none.
-std::string step_settings(const Config& config, const std::vector<OptimizerParams>& groups,
-                          const LossScaler& loss_scaler, Dtype gradients,
-                          const std::optional<CodecSettings>& codec);
+// Of the whole optimizer. codec: what the compressed steps use; nothing: there are none.
+std::string common_settings(const Config& config, uint64_t n_groups, const LossScaler& loss_scaler,
+                            Dtype gradients, const std::optional<CodecSettings>& codec);
+// Of one parameter group.
+uint64_t hash_of_settings(const OptimizerParams& group);
 
-// The PROTOCOL error for ranks with different settings: the first key that differs, and both
-// values. Collective; the same text on all ranks. bytes: of every rank's settings.
-Status explain_settings(Comm& comm, const std::string& mine, const std::vector<uint64_t>& bytes);
+// The PROTOCOL errors for ranks with different settings: the first key that differs, and both
+// values. Collectives; the same text on all ranks. bytes: of every rank's settings.
+Status explain_common_settings(Comm& comm, const std::string& mine,
+                               const std::vector<uint64_t>& bytes);
+// Common settings are the same.
+Status explain_groups(Comm& comm, const std::vector<OptimizerParams>& mine);
 
 }  // namespace sotto

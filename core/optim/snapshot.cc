@@ -279,16 +279,22 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, StateErrors errors) con
     return invalid_argument("the state was made in sotto.mode \"{}\", this optimizer is in \"{}\"",
                             printable(s.mode), mode);
   }
-  if (s.names.size() != params_.size() || s.counts.size() != params_.size()) {
-    return invalid_argument("the state has {} parameters, this optimizer {}", s.names.size(),
-                            params_.size());
+  if (s.names.size() != s.counts.size()) {
+    return invalid_argument("the state's description has {} parameters, its counts are of {}",
+                            s.names.size(), s.counts.size());
   }
-  for (size_t i = 0; i < params_.size(); ++i) {
-    if (s.names[i] != params_[i].name || s.counts[i] != params_[i].count) {
-      return invalid_argument(
-          "parameter {} of the state is \"{}\" with {} elements, here it is \"{}\" with {}", i,
-          printable(s.names[i]), s.counts[i], params_[i].name, params_[i].count);
-    }
+  for (size_t i = 0; i < std::max(s.names.size(), params_.size()); ++i) {
+    const bool found = i < s.names.size(), wanted = i < params_.size();
+    if (found && wanted && s.names[i] == params_[i].name && s.counts[i] == params_[i].count)
+      continue;
+    const auto text_of = [](std::string_view name, uint64_t count) {
+      return fmt::format("\"{}\" with {} element(s)", printable(name), count);
+    };
+    return invalid_argument(
+        "parameter {} of the state is {}, of this optimizer {}; they have {} and {} parameter(s)",
+        i, found ? text_of(s.names[i], s.counts[i]) : "not there",
+        wanted ? text_of(params_[i].name, params_[i].count) : "not there", s.names.size(),
+        params_.size());
   }
   const uint64_t n = layout_->elements();
   SOTTO_TRY(check_size("parameters", s.values(StatePart::kParams), n));
@@ -355,8 +361,8 @@ Status Optimizer::check_onebit(const OptimSnapshot& s, StateErrors errors) const
 Status Optimizer::check_zeroone(const OptimSnapshot& s, StateErrors errors) const {
   ZeroOneSchedule schedule(groups_[0]);
   SOTTO_TRY(schedule.restore(s.zeroone, s.step, s.step + config_.sotto.step_offset));
-  SOTTO_TRY(check_size("learning-rate sums", s.lr_sums.size(), groups_.size()));
-  SOTTO_TRY(check_size("anchor decays", s.anchor_decays.size(), groups_.size()));
+  SOTTO_TRY(check_size("learning-rate sums, one per parameter group", s.lr_sums.size(), groups_.size()));
+  SOTTO_TRY(check_size("anchor decays, one per parameter group", s.anchor_decays.size(), groups_.size()));
   if (!s.stage_started) return ok_status();
   SOTTO_TRY(
       check_size("the anchor", s.values(StatePart::kAnchor), compat() ? 0 : layout_->elements()));

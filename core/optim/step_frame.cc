@@ -134,6 +134,15 @@ OperandRef StepFrame::steps_operand(Access access) const {
   return whole(tensor_steps_, access, 0, tensors() * sizeof(TensorStep));
 }
 
+OperandRef StepFrame::blocks_operand(uint32_t slot, const NormRange& range) {
+  return whole(slot, Access::kRead, range.first_block * 4, range.blocks * 4);
+}
+
+TensorArgs StepFrame::one_tensor(NormRange range, bool average) {
+  range.first_block = 0;  // of the operand
+  return {b_.keep_array(std::span<const NormRange>(&range, 1)), 1, average};
+}
+
 void StepFrame::copy_states() {
   const uint64_t bytes = state_bytes();
   states_ = b_.scratch(bytes);

@@ -83,6 +83,9 @@ class StepFrame {
   OperandRef coefficient_operand(const GradientStage& stage) const;
   OperandRef states_operand(Access access) const;
   OperandRef steps_operand(Access access) const;
+  // What kernels of a single tensor read of blocks that all tensors have, and their argument.
+  static OperandRef blocks_operand(uint32_t slot, const NormRange& range);
+  TensorArgs one_tensor(NormRange range, bool average);
 
   // From now on kernels work on a copy of the per-tensor state, which keep_states writes back if
   // `word` says so: for steps that change it before the decision.

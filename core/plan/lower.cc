@@ -20,15 +20,18 @@ Region resolve(std::span<const Slot> slots, Region region) {
   return region;
 }
 
-// Appends a region, merged with the previous one if they touch.
+// Appends a region, merged with the previous one if they touch or overlap, as bits of elements do
+// that share a byte.
 void add_use(std::span<const Slot> slots, Region region, Access access, std::vector<Use>* uses) {
   if (region.bytes == 0) return;
   region = resolve(slots, region);
   if (!uses->empty()) {
     Use& last = uses->back();
     if (last.access == access && last.region.slot == region.slot &&
-        last.region.offset + last.region.bytes == region.offset) {
-      last.region.bytes += region.bytes;
+        last.region.offset <= region.offset &&
+        region.offset <= last.region.offset + last.region.bytes) {
+      last.region.bytes =
+          std::max(last.region.bytes, region.offset + region.bytes - last.region.offset);
       return;
     }
   }

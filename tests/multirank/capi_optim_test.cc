@@ -338,7 +338,18 @@ TEST(CapiOptim, StateGoesOnBitForBitAndBadBlobsHarmNothing) {
                   damaged[damaged.size() / 2] = static_cast<char>(damaged[damaged.size() / 2] ^ 1);
                   FAILS(import_to(optim, damaged), SOTTO_E_INVALID_ARGUMENT);
                   sotto_optim* smaller = new_optim(self, kOneBitLamb, other);
-                  FAILS(import_to(smaller, blob), SOTTO_E_INVALID_ARGUMENT, "b", "37", "36");
+                  FAILS(import_to(smaller, blob), SOTTO_E_INVALID_ARGUMENT,
+                        "parameter 1 of the state is \"b\" with 37 element(s), of this optimizer "
+                        "\"b\" with 36");
+                  Model first(self.rank);
+                  first.params.pop_back();
+                  sotto_optim* fewer = new_optim(self, kOneBitLamb, first);
+                  FAILS(import_to(fewer, blob), SOTTO_E_INVALID_ARGUMENT,
+                        "parameter 1 of the state is \"b\" with 37 element(s), of this optimizer "
+                        "not there; they have 2 and 1 parameter(s)");
+                  FAILS(import_to(optim, export_of(fewer, SOTTO_STATE_EXACT)),
+                        SOTTO_E_INVALID_ARGUMENT, "parameter 1 of the state is not there");
+                  OK(sotto_optim_destroy(fewer));
                   sotto_optim* lamb = new_optim(self, kLamb, other);
                   FAILS(import_to(lamb, blob), SOTTO_E_INVALID_ARGUMENT, "OneBitLamb");
                   require(export_of(optim, SOTTO_STATE_EXACT) == blob,

@@ -100,8 +100,13 @@ TEST_P(CapiTexts, SendAndReceiveHaveNoInternalNumbers) {
 
 TEST_P(CapiTexts, DifferingConfigurationsNameTheKeyAndBothValues) {
   struct Pair {
-    const char *first, *second;
+    std::string first, second;
     std::vector<std::string> words;
+  };
+  const auto groups = [](int n, const char* last) {
+    std::string list;
+    for (int i = 0; i < n; ++i) list += "{}, ";
+    return R"("sotto": {"param_groups": [)" + list + last + "]}";
   };
   const std::vector<Pair> pairs = {
       {R"("gradient_clipping": 1.0)",
@@ -113,6 +118,12 @@ TEST_P(CapiTexts, DifferingConfigurationsNameTheKeyAndBothValues) {
       {R"("sotto": {"param_groups": [{"weight_decay": 0.5}]})",
        R"("bf16": {"enabled": false})",
        {"optimizer.params.weight_decay of parameter group 0 is 0.5 on rank 0 and 0 on rank 1"}},
+      {groups(1, "{}"),
+       groups(2, "{}"),
+       {"number of parameter groups (sotto.param_groups) is 2 on rank 0 and 3 on rank 1"}},
+      {groups(400, R"({"betas": [0.9, 0.99]}, {}, {"lr": 1})"),
+       groups(400, R"({"betas": [0.9, 0.999]}, {}, {"lr": 2})"),
+       {"optimizer.params.betas[1] of parameter group 400 is 0.99 on rank 0 and 0.999 on rank 1"}},
       {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}})",
        R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20}})",
        {"scheduler.params.warmup_num_steps is 10 on rank 0 and 20 on rank 1"}}};
@@ -121,7 +132,7 @@ TEST_P(CapiTexts, DifferingConfigurationsNameTheKeyAndBothValues) {
                     [&](Member& self) {
                       const std::string json =
                           R"({"optimizer": {"type": "Adam", "params": {"lr": 0.1}}, )" +
-                          std::string(self.rank == 0 ? pair.first : pair.second) + "}";
+                          (self.rank == 0 ? pair.first : pair.second) + "}";
                       std::vector<float> memory;
                       sotto_optim* optim = nullptr;
                       fails(create_optim(self, json.c_str(), &memory, &optim), SOTTO_E_PROTOCOL,

@@ -1,14 +1,17 @@
 // Row 27: what an operation costs beside its work, through the C interface: calls of the allocator
 // per operation once everything has run before, resident memory beyond what is asked to be held,
-// and the time of an operation that has next to nothing to do.
+// the time of an operation that has next to nothing to do, and that of looking a handle up.
 #include <fmt/format.h>
 #include <malloc.h>
 #include <time.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <fstream>
+#include <functional>
+#include <thread>
 
 #include "sotto/sotto.h"
 #include "tests/perf/benchmarks.h"
@@ -23,6 +26,9 @@ constexpr int kWarmUp = 50, kCounted = 100, kWarmUpLarge = 4;
 constexpr uint64_t kElements = 100'000;
 constexpr int kSeries = 9, kReplays = 20'000;
 constexpr double kMostAllocations = 0, kMostMicroseconds = 5;
+// A look-up under a lock took 25 (comm) and 37 (operation).
+constexpr double kMostNanoseconds = 30;
+constexpr int kCalls = 200'000;
 constexpr double kMiB = 1 << 20;
 
 const std::vector<CapiKind>& kinds() {
@@ -113,6 +119,86 @@ std::vector<double> replays_of(const CapiKind& kind, bool cpu) {
   return all;
 }
 
+// What a function that follows its handle unseen would be.
+struct Plain {
+  int32_t rank = 0;
+};
+sotto_status plain_rank(const void* handle, int32_t* out_rank) {
+  if (handle == nullptr || out_rank == nullptr) return SOTTO_E_INVALID_ARGUMENT;
+  *out_rank = static_cast<const Plain*>(handle)->rank;
+  return SOTTO_OK;
+}
+
+double thread_cpu_ns() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) * 1e9 + static_cast<double>(now.tv_nsec);
+}
+
+// Nanoseconds of processor time that a call takes on each of `threads` threads at once, with one
+// handle: the least of some series of the mean over threads.
+double ns_per_call(uint32_t threads, const std::function<void()>& call) {
+  double least = 1e9;
+  for (int s = 0; s < kSeries; ++s) {
+    std::barrier<> sync(threads);
+    std::atomic<double> all{0};
+    std::vector<std::jthread> team;
+    for (uint32_t t = 0; t < threads; ++t) {
+      team.emplace_back([&] {
+        sync.arrive_and_wait();
+        const double start = thread_cpu_ns();
+        for (int i = 0; i < kCalls; ++i) call();
+        all += (thread_cpu_ns() - start) / kCalls;
+      });
+    }
+    team.clear();
+    least = std::min(least, all / threads);
+  }
+  return least;
+}
+
+// Calls that do nothing but look their handle up.
+void look_ups(std::vector<Measurement>* out) {
+  capi_world(1, [&](CapiRank& rank) {
+    sotto_op* op = nullptr;
+    must(sotto_barrier(rank.comm, nullptr, &op), "barrier");
+    must(sotto_op_wait(op, -1), "wait");
+    float values[2] = {};
+    sotto_param param = SOTTO_PARAM_INIT;
+    param.param = {&values[0], 1, SOTTO_FLOAT32, SOTTO_DEVICE_CPU, 0, 0};
+    param.grad = {&values[1], 1, SOTTO_FLOAT32, SOTTO_DEVICE_CPU, 0, 0};
+    sotto_optim* optim = nullptr;
+    must(sotto_optim_create(rank.comm, R"({"optimizer": {"type": "Adam"}})", &param, 1, &optim),
+         "optim_create");
+    const Plain object;
+    sotto_status (*volatile plain)(const void*, int32_t*) = plain_rank;
+    for (const uint32_t threads : {1u, 4u}) {
+      const auto ns = [&](const auto& call) { return ns_per_call(threads, call); };
+      const double cast = ns([&] {
+        int32_t r;
+        plain(&object, &r);
+      });
+      const double comm = ns([&] {
+        int32_t r;
+        sotto_comm_rank(rank.comm, &r);
+      });
+      const double operation = ns([&] { sotto_op_error(op, nullptr); });
+      const double optimizer = ns([&] {
+        uint64_t bytes;
+        sotto_optim_get_user_state(optim, nullptr, 0, &bytes);
+      });
+      Measurement m = row(fmt::format("handle, {} thread(s)", threads), 0);
+      m.figures = {{"ns per call by a plain pointer", cast, {}},
+                   {"comm", comm, kMostNanoseconds},
+                   {"operation", operation, kMostNanoseconds},
+                   {"optim", optimizer, kMostNanoseconds}};
+      out->push_back(m);
+    }
+    must(sotto_op_release(op), "release");
+    must(sotto_optim_destroy(optim), "optim_destroy");
+  });
+}
+
 }  // namespace
 
 void overheads(const Options& options, std::vector<Measurement>* out) {
@@ -139,6 +225,7 @@ void overheads(const Options& options, std::vector<Measurement>* out) {
                  {"most", us.back(), {}}};
     out->push_back(m);
   }
+  look_ups(out);
 }
 
 }  // namespace sotto::perf

@@ -2,9 +2,12 @@
 // handles, guard.
 #include <gtest/gtest.h>
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <set>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "capi/src/handle_pool.h"
@@ -94,8 +97,8 @@ using Pool = HandlePool<std::shared_ptr<int>>;
 TEST(HandlePool, StaleAndForeignHandlesAreRecognised) {
   static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
   void* const handle = pool.insert(std::make_shared<int>(5)).take();
-  EXPECT_EQ(**pool.get(handle), 5);
-  EXPECT_EQ(**pool.remove(handle), 5);
+  EXPECT_EQ(***pool.get(handle), 5);
+  EXPECT_EQ(***pool.remove(handle), 5);
 
   for (const Status& status : {pool.get(handle).status(), pool.remove(handle).status()}) {
     EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -114,7 +117,7 @@ TEST(HandlePool, ReleasedHandleStaysInvalidWhileOthersComeAndGo) {
   static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
   void* const stale = pool.insert(std::make_shared<int>(1)).take();
   ASSERT_TRUE(pool.remove(stale).ok());
-  for (size_t i = 0; i < 63 * Pool::kSlotsPerSlab; ++i) {
+  for (size_t i = 0; i < 63 * Pool::kLeastSlots; ++i) {
     void* const handle = pool.insert(std::make_shared<int>(2)).take();
     ASSERT_NE(handle, stale);
     ASSERT_FALSE(pool.get(stale).ok());
@@ -126,10 +129,59 @@ TEST(HandlePool, ManyLiveHandlesAreDistinctAndValuesDieWithRemoval) {
   static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
   const auto value = std::make_shared<int>(3);
   std::set<void*> handles;
-  for (size_t i = 0; i < 3 * Pool::kSlotsPerSlab + 1; ++i)
-    handles.insert(pool.insert(value).take());
-  EXPECT_EQ(handles.size(), 3 * Pool::kSlotsPerSlab + 1);
+  for (size_t i = 0; i < 3 * Pool::kLeastSlots + 1; ++i) handles.insert(pool.insert(value).take());
+  EXPECT_EQ(handles.size(), 3 * Pool::kLeastSlots + 1);
   for (void* handle : handles) ASSERT_TRUE(pool.remove(handle).ok());
+  EXPECT_EQ(value.use_count(), 1);
+}
+
+TEST(HandlePool, AValueLivesAsLongAsItIsUsed) {
+  static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
+  const auto value = std::make_shared<int>(3);
+  void* const handle = pool.insert(value).take();
+  {
+    const auto use = pool.get(handle);
+    {
+      const auto last = pool.remove(handle);
+      EXPECT_FALSE(pool.get(handle).ok());
+      EXPECT_FALSE(pool.remove(handle).ok());
+      EXPECT_EQ(***last, 3);
+    }
+    EXPECT_EQ(***use, 3);
+    EXPECT_EQ(value.use_count(), 2);
+  }
+  EXPECT_EQ(value.use_count(), 1);
+  // A place that nothing was put into is free again: there are as many as before.
+  for (size_t i = 0; i <= Pool::kMaxSlots; ++i) ASSERT_TRUE(pool.reserve().ok());
+}
+
+// Handles are given out, used and removed by all threads at once, so that a look-up meets every
+// moment of a removal. A value is right or refused, it is removed by one, and goes once.
+TEST(HandlePool, ThreadsUseAndRemoveTheSameHandles) {
+  static Pool& pool = *new Pool("operation", "released");  // pools live as long as the process
+  constexpr int kThreads = 4, kHandles = 8, kRounds = 10'000;
+  const auto value = std::make_shared<int>(3);
+  std::array<std::atomic<void*>, kHandles> handles{};
+  for (auto& handle : handles) handle = pool.insert(value).take();
+  std::atomic<int> wrong{0}, removed{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kRounds; ++i) {
+        std::atomic<void*>& place = handles[static_cast<size_t>((i * 7 + t) % kHandles)];
+        void* const handle = place;
+        if (const auto use = pool.get(handle); use.ok() && ***use != 3) ++wrong;
+        if (i % 5 != t || !pool.remove(handle).ok()) continue;
+        ++removed;
+        place = pool.insert(value).take();
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(wrong, 0);
+  EXPECT_GT(removed, 0);
+  EXPECT_EQ(value.use_count(), 1 + kHandles);
+  for (const auto& handle : handles) EXPECT_TRUE(pool.remove(handle).ok());
   EXPECT_EQ(value.use_count(), 1);
 }
 

@@ -144,5 +144,25 @@ TEST(CompressedPlan, RoundsInterleaveSections) {
   }
 }
 
+// Bits of small tensors share bytes. What a kernel touches is one region nevertheless: as many as
+// tensors would be looked through for every later step that reads the bits.
+TEST(CompressedPlan, BytesThatTensorsShareAreTouchedOnce) {
+  const std::vector<Slot> slots(1, Slot{SlotKind::kScratch, 1000, kNoSlot, 0, 0});
+  Step step;
+  step.operands = {flat(0, Access::kWrite, 1)};
+  for (uint32_t t = 0; t < 1000; ++t) {
+    Piece piece;
+    piece.flat = t * uint64_t{3};
+    piece.count = 3;
+    piece.tensor = t;
+    step.pieces.push_back(piece);
+  }
+  std::vector<Use> uses;
+  collect_uses(slots, step, &uses);
+  ASSERT_EQ(uses.size(), 1u);
+  EXPECT_EQ(uses[0].region.offset, 0u);
+  EXPECT_EQ(uses[0].region.bytes, 375u);
+}
+
 }  // namespace
 }  // namespace sotto::test

@@ -85,7 +85,7 @@ def test_what_is_inside(wheel):
     ):
         assert wanted in names
     assert not [name for name in names if "test" in name or "__pycache__" in name]
-    assert wheel.name.startswith("sotto-0.1.0-py3-none-linux")
+    assert wheel.name.startswith("sotto-0.2.0-py3-none-linux")
 
 
 def test_it_works_without_anything_else(python, tmp_path):

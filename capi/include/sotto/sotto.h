@@ -16,7 +16,7 @@
  *     released is recognised as such (INVALID_ARGUMENT) until its slot has been used again many
  *     times (64 times as many handles of that kind as there were ever at once, at least 16384).
  *   - Time-outs are microseconds. Negative means no limit, wherever a time-out is taken. 0 means
- * the default in a struct, and "do not wait" in a function that waits.
+ *     the default in a struct, and "do not wait" in a function that waits.
  *   - Strings are UTF-8 and end with a zero byte; strings passed in are copied during the call.
  *   - The child of a fork() cannot use the handles of its parent: INVALID_STATE. It can exec.
  *   - No function throws, prints in place of returning, exits the process, or installs a signal
@@ -257,7 +257,7 @@ typedef struct sotto_named_array {
  * Threads: any. Blocks: no. Errors: none. Since: 0.1 */
 SOTTO_API uint32_t sotto_abi_version(void);
 
-/* Version of the loaded library, "0.1.0". The string lives as long as the library.
+/* Version of the loaded library, "0.2.0". The string lives as long as the library.
  * Threads: any. Blocks: no. Errors: none. Since: 0.1 */
 SOTTO_API const char* sotto_version_string(void);
 

@@ -42,7 +42,7 @@ from .log import capture_log
 from .optim import config_report, config_resolve
 from .work import OpStats, Work, wait_all, wait_any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "AbortedError",
