@@ -6,7 +6,7 @@ import ctypes as c
 import warnings
 from array import array
 from collections.abc import Collection
-from operator import attrgetter, methodcaller
+from operator import attrgetter
 
 import torch
 
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # A step asks these of every parameter: a loop of the interpreter costs twice as much as map().
 _grad, _dtype, _version = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
 _trains = attrgetter("requires_grad")
-_address = methodcaller("data_ptr")  # of a subclass of torch.Tensor its own
+_address = torch.Tensor.data_ptr
 _count = torch.Tensor.numel
 _contiguous = torch.Tensor.is_contiguous
 
@@ -152,7 +152,11 @@ class Gradients:
         self._counts = list(map(_count, self._params))
         # Others' writes count where the library has values of its own beside the parameter.
         self._watched = [t for t in self._tensors if t.copy is not None or self._local]
-        self._versions = [t.p._version for t in self._watched]
+        self._watched_params = [t.p for t in self._watched]
+        self._versions = self._versions_now()
+
+    def _versions_now(self) -> list[int]:
+        return list(map(_version, self._watched_params))
 
     def registered(self) -> list[plain.Param]:
         """For the library's optimizer, with the gradients that are there now."""
@@ -171,7 +175,7 @@ class Gradients:
         """
         if list(map(_address, self._params)) != self._at:
             self._follow_moved(optim)
-        elif self._watched and [t.p._version for t in self._watched] != self._versions:
+        elif self._watched and self._versions_now() != self._versions:
             self._follow_written(optim)
 
     def _follow_moved(self, optim: plain.Optimizer) -> None:
@@ -202,7 +206,7 @@ class Gradients:
         for tensor in written:
             if tensor.copy is not None:
                 tensor.adopt()
-        self._versions = [t.p._version for t in self._watched]
+        self._versions = self._versions_now()
 
     def _check_local(
         self, optim: plain.Optimizer, tensors: list[Tensor], *, written: bool = False
