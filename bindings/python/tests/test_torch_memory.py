@@ -50,7 +50,7 @@ def one(net):
     net[2].bias.data = net[2].bias.data.clone()
 
 
-MOVES = [cast_and_back, vector, data, set_, one]
+MOVES = [cast_and_back, vector, data, set_, one, assign]
 
 
 @pytest.mark.parametrize("move", MOVES, ids=lambda move: move.__name__)
@@ -73,19 +73,6 @@ def test_parameters_that_move_train_on(kind, move):
 
     for fixed, moving in thread_ranks(2, body):
         assert all(torch.equal(p, q) for p, q in zip(fixed, moving))
-
-
-def test_assigned_parameters_are_others(comm):
-    """load_state_dict(assign=True) makes new Parameter objects, which no optimizer has."""
-    net = model()
-    optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
-    theirs = torch.optim.AdamW(net.parameters(), lr=0.01)
-    train(net, optimizer, 0, range(2))
-    assign(net)
-    assert net[0].weight is not theirs.param_groups[0]["params"][0]
-    with pytest.warns(UserWarning, match=r"load_state_dict\(assign=True\)"):
-        train(net, optimizer, 0, range(2))
-    optimizer.close()
 
 
 def test_values_in_new_memory_count(comm):
@@ -155,6 +142,177 @@ def test_channels_last_after_the_first_step_is_refused(comm):
     before = net.weight.detach().clone()
     optimizer.step()
     assert not torch.equal(net.weight, before)
+    optimizer.close()
+
+
+# ---- parameters that others take the place of ----------------------------------------------
+
+
+@pytest.mark.parametrize("set_to_none", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@every_kind
+def test_assigned_values_are_trained(kind, dtype, set_to_none):
+    """load_state_dict(assign=True) gives a module Parameters that no optimizer has seen. Before the
+    first step, behind it and behind a backward pass it does what copying the values does."""
+
+    def body(comm):
+        results = []
+        for assign in (False, True):
+            net = model(dtype)
+            optimizer = kind(net.parameters(), lr=0.01, comm=comm, **KINDS[kind])
+            values = {k: v.detach() + 0.125 for k, v in net.state_dict().items()}
+            mine = list(net.parameters())
+            for step in range(5):
+                if step in (0, 2):
+                    net.load_state_dict({k: v.clone() for k, v in values.items()}, assign=assign)
+                optimizer.zero_grad(set_to_none=set_to_none)
+                loss_of(net, comm.rank, step).backward()
+                if step == 3:
+                    net.load_state_dict({k: v.clone() for k, v in values.items()}, assign=assign)
+                optimizer.step()
+            assert any(p is q for p, q in zip(mine, net.parameters())) != assign
+            state = optimizer.state_dict()["sotto"]
+            results.append([*net.parameters(), state["blob"]])
+            optimizer.close()
+        return results
+
+    for copied, assigned in thread_ranks(2, body):
+        assert all(torch.equal(p, q) for p, q in zip(copied, assigned))
+
+
+def test_groups_have_the_assigned_parameters(comm):
+    net = model()
+    optimizer = st.AdamW(
+        [{"params": [net[0].weight]}, {"params": [net[0].bias, *net[2].parameters()], "lr": 0.0}],
+        lr=0.01,
+        comm=comm,
+    )
+    for _ in range(2):  # before the library's optimizer is made, and behind
+        assign(net)
+        before = [p.detach().clone() for p in net.parameters()]
+        train(net, optimizer, 0, [0])
+        first, *rest = net.parameters()
+        assert optimizer.param_groups[0]["params"][0] is first
+        assert all(p is q for p, q in zip(optimizer.param_groups[1]["params"], rest))
+        assert not torch.equal(first, before[0])
+        assert all(torch.equal(p, q) for p, q in zip(rest, before[1:]))
+    optimizer.close()
+
+
+def test_one_assigned_parameter_is_trained(comm):
+    net = model()
+    optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+    train(net, optimizer, 0, range(2))
+    net[2].bias = torch.nn.Parameter(torch.ones(5))
+    train(net, optimizer, 0, range(2))
+    assert not (net[2].bias == 1).any()
+    optimizer.close()
+
+
+def test_parameters_frozen_at_the_first_step_are_watched_when_assigned(comm):
+    net = model()
+    net[0].requires_grad_(False)
+    optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+    train(net, optimizer, 0, range(2))
+    assign(net)
+    train(net, optimizer, 0, range(2))
+    net[0].requires_grad_(True)
+    with pytest.raises(sotto.InvalidStateError, match="did not require one at the first step"):
+        train(net, optimizer, 0, range(2))
+    optimizer.close()
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (lambda v: v.double(), 'dtype of parameter "0.weight" has changed from torch.float32'),
+        (lambda v: v.half(), "changed from torch.float32 to torch.float16"),
+        (lambda v: v.t().contiguous().t(), 'parameter "0.weight" is not dense and contiguous'),
+    ],
+)
+def test_assigned_parameters_that_cannot_be_trained_are_refused(values, text, comm):
+    net = model()
+    optimizer = st.AdamW(net.named_parameters(), lr=0.01, comm=comm)
+    train(net, optimizer, 0, range(2))
+    good = {k: v.clone() for k, v in net.state_dict().items()}
+    net.load_state_dict({k: values(v) for k, v in good.items()}, assign=True)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    for _ in range(2):
+        with pytest.raises((sotto.InvalidStateError, sotto.UnsupportedError), match=text):
+            optimizer.step()
+    net.load_state_dict({k: v.clone() for k, v in good.items()}, assign=True)
+    train(net, optimizer, 0, range(2))
+    assert not torch.equal(net[0].weight, good["0.weight"])
+    optimizer.close()
+
+
+def tied():
+    net = torch.nn.ModuleDict({"a": torch.nn.Linear(6, 6), "b": torch.nn.Linear(6, 6)})
+    net["b"].weight = net["a"].weight
+    return net
+
+
+def run_tied(net, optimizer):
+    optimizer.zero_grad()
+    net["b"](net["a"](torch.ones(2, 6))).square().sum().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_tied_parameters_that_are_assigned(again, comm):
+    """One parameter became two: tied again it is trained, else an error says what happened."""
+    net = tied()
+    optimizer = st.AdamW(net.named_parameters(), lr=0.01, comm=comm)
+    run_tied(net, optimizer)
+    assign(net)
+    if again:
+        net["b"].weight = net["a"].weight
+        before = net["a"].weight.detach().clone()
+        run_tied(net, optimizer)
+        assert not torch.equal(net["a"].weight, before)
+    else:
+        for _ in range(2):
+            with pytest.raises(sotto.InvalidStateError, match='"a.weight".*2 places.*tie'):
+                run_tied(net, optimizer)
+    optimizer.close()
+
+
+def test_a_parameter_that_stays_elsewhere_is_kept(comm):
+    """As in torch; and the one that took its place is not trained, which is said."""
+    net = tied()
+    optimizer = st.AdamW(net.named_parameters(), lr=0.01, comm=comm)
+    run_tied(net, optimizer)
+    net["b"].weight = torch.nn.Parameter(net["a"].weight.detach().clone())
+    before = net["a"].weight.detach().clone()
+    with pytest.warns(UserWarning, match='"a.weight" is still in use'):
+        run_tied(net, optimizer)
+    assert not torch.equal(net["a"].weight, before)
+    assert torch.equal(net["b"].weight, before)
+    optimizer.close()
+
+
+def test_a_parameter_that_is_put_back_is_kept(comm):
+    net = model()
+    optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+    train(net, optimizer, 0, range(2))
+    weight = net[0].weight
+    net[0].weight = torch.nn.Parameter(torch.zeros_like(weight))
+    net[0].weight = weight
+    before = weight.detach().clone()
+    train(net, optimizer, 0, range(2))
+    assert net[0].weight is weight
+    assert not torch.equal(weight, before)
+    optimizer.close()
+
+
+def test_a_step_that_nothing_has_a_gradient_for_warns(comm):
+    net = model()
+    optimizer = st.AdamW(net.parameters(), lr=0.01, comm=comm)
+    train(net, optimizer, 0, range(2))
+    optimizer.zero_grad()
+    with pytest.warns(UserWarning, match="no parameter of the optimizer had a gradient"):
+        optimizer.step()
     optimizer.close()
 
 

@@ -28,6 +28,7 @@ from .averagers import (
 )
 from .gradients import Gradients, Tensor, check_param
 from .hyper import CONSTANTS, Groups
+from .replaced import Replaced
 
 NAMED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK = "exp_avg_mask"  # DeepSpeed's key of a parameter group
@@ -68,9 +69,11 @@ class SottoOptimizer(Groups):
     that does not use a parameter which others use gives it a gradient of zeros. The step number,
     for bias corrections, is that of all.
 
-    Parameters may move to other memory of the same dtype, device and shape. What others write into
-    16-bit parameters (load_state_dict() of the model, in-place operations) becomes the master's
-    value, but for writes past autograd, through p.data, which torch does not count.
+    Parameters may move to other memory of the same dtype, device and shape, and modules may be
+    given other Parameters in their place, as load_state_dict(assign=True) does: those are trained
+    from then on. What others write into 16-bit parameters (load_state_dict() of the model, in-place
+    operations) becomes the master's value, but for writes past autograd, through p.data, which
+    torch does not count.
 
     On a CUDA device step() and accumulate() start behind what is queued on PyTorch's current
     stream, and what is queued on it later comes after them; the host does not wait. So a step's
@@ -109,6 +112,7 @@ class SottoOptimizer(Groups):
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
+        self._replaced = Replaced()
         self._group_keys = tuple(group_defaults)
         self._step_supports_amp_scaling = (
             True  # GradScaler then leaves its verdict to step(), which refuses
@@ -196,6 +200,7 @@ class SottoOptimizer(Groups):
 
     def _build(self) -> plain.Optimizer:
         self.synchronize()
+        self._follow_replaced()
         if self._optim is not None:
             return self._optim
         trained = self._registered()
@@ -225,6 +230,14 @@ class SottoOptimizer(Groups):
             self._optim.close()
         self._optim, self._gradients, self._tensors = None, None, []
         self.recorded = None
+
+    def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        super()._replace(new)
+        self._untrained = [(name, new.get(id(p), p)) for name, p in self._untrained]
+        if self._gradients is not None:
+            self._gradients.replace(new)
+            self._meet_averagers()
+        self._watch_gradients()
 
     # ---- who else averages -----------------------------------------------------------------------
 
@@ -408,6 +421,7 @@ class SottoOptimizer(Groups):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Before the first step alone. Errors: InvalidStateError (after it)."""
+        self._follow_replaced()
         if self._optim is not None:
             if self._build().info().step:
                 raise InvalidStateError(
@@ -421,6 +435,7 @@ class SottoOptimizer(Groups):
         except BaseException:
             self.param_groups.pop()
             raise
+        self._replaced.watch(p for group in self.param_groups for p in group["params"])
 
     @property
     def loss_scale(self) -> float:
@@ -460,6 +475,7 @@ class SottoOptimizer(Groups):
         dtype, device or shape of a parameter), those of the last step on a CUDA device.
         """
         self.synchronize()
+        self._follow_replaced()
         state = self._groups_state()
         if self._optim is not None:
             if self._gradients is not None:
@@ -480,6 +496,7 @@ class SottoOptimizer(Groups):
         if mode not in ("mean", "whole"):
             raise InvalidArgumentError(f"mode is {mode!r}; allowed: mean, whole")
         self.synchronize()
+        self._follow_replaced()
         state = self._groups_state()
         if self._optim is not None:
             if self._gradients is not None:
@@ -515,6 +532,7 @@ class SottoOptimizer(Groups):
             raise InvalidArgumentError(
                 'the state has no entry "sotto": it was not made by an optimizer of sotto.torch'
             )
+        self._follow_replaced()
         self._loaded = frozenset(saved["names"])
         states.check_saved(self, saved)
         groups = [

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes as c
 import warnings
 from array import array
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from operator import attrgetter
 
 import torch
@@ -154,6 +154,13 @@ class Gradients:
         self._watched = [t for t in self._tensors if t.copy is not None or self._local]
         self._watched_params = [t.p for t in self._watched]
         self._versions = self._versions_now()
+
+    def replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        """Other Parameter objects take the place of some, by their ids."""
+        for tensor in self._tensors:
+            tensor.p = new.get(id(tensor.p), tensor.p)
+        self._params = [t.p for t in self._tensors]
+        self._watched_params = [t.p for t in self._watched]
 
     def _versions_now(self) -> list[int]:
         return list(map(_version, self._watched_params))
@@ -320,7 +327,6 @@ class Gradients:
             warnings.warn(
                 "no parameter of the optimizer had a gradient, on no rank: the step has changed "
                 "nothing. Either backward() was not called, or the model has other parameters by "
-                "now, as load_state_dict(assign=True) gives it: make a new optimizer of "
-                "model.parameters() and load this one's state_dict()",
+                "now: make a new optimizer of model.parameters() and load this one's state_dict()",
                 stacklevel=4,
             )

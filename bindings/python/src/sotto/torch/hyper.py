@@ -11,6 +11,7 @@ import torch
 from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from .replaced import Replaced
 
 # Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
 RELATIVE_SCHEDULES = ("WarmupCosineLR",)
@@ -39,6 +40,7 @@ class Groups(torch.optim.Optimizer):
     _constants: dict[str, Any]  # the same with all that torch has: groups cannot differ in it
     _group_keys: tuple[str, ...]  # torch adds some of its own to self.defaults
     _sent: list[dict[str, Any]]  # what the library has of every group
+    _replaced: Replaced
 
     @property
     def _compresses(self) -> bool:
@@ -116,6 +118,36 @@ class Groups(torch.optim.Optimizer):
             )
             n += len(group["params"])
         return names
+
+    # ---- parameters that others take the place of ------------------------------------------------
+
+    def _follow_replaced(self) -> None:
+        """Takes what modules have been given in place of parameters: load_state_dict(assign=True).
+
+        Errors: InvalidStateError (one parameter became several).
+        """
+        if self._replaced:
+            named = [
+                (name, p)
+                for group, names in zip(self.param_groups, self._names())
+                for name, p in zip(names, group["params"])
+            ]
+            new = self._replaced.take(named)
+            if new:
+                self._replace(new)
+                self._replaced.watch(new.get(id(p), p) for _, p in named)
+
+    def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        """new: Parameters that take the place of others, by the ids of those."""
+        for group in self.param_groups:
+            group["params"][:] = [new.get(id(p), p) for p in group["params"]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        self._follow_replaced()
+        super().zero_grad(set_to_none)
+
+    # ---- numbers of groups -----------------------------------------------------------------------
 
     def _check_constants(self) -> None:
         """Errors: InvalidArgumentError (a group has something else than the constructor)."""
