@@ -62,6 +62,15 @@ def _layout_of(p: torch.Tensor) -> str:
     return f": shape {list(p.shape)}, strides {list(p.stride())}; {_CONTIGUOUS}"
 
 
+def adopt(master: torch.Tensor, copy: torch.Tensor) -> None:
+    """The master of a 16-bit parameter takes what others have written into that.
+
+    Elements that still have the master's value keep its precision.
+    """
+    same = master.to(copy.dtype) == copy
+    master.copy_(torch.where(same, master, copy.float()))
+
+
 class Tensor:
     """A registered parameter with its float32 master."""
 
@@ -108,13 +117,9 @@ class Tensor:
             self.adopt()
 
     def adopt(self) -> None:
-        """The master of a 16-bit parameter takes what others have written into that.
-
-        Elements that still have the master's value keep its precision.
-        """
+        """The master takes what others have written into the parameter."""
         assert self.copy is not None
-        same = self.master.to(self.copy.dtype) == self.copy
-        self.master.copy_(torch.where(same, self.master, self.copy.float()))
+        adopt(self.master, self.copy)
 
     def differs(self) -> bool:
         """Whether the parameter has other values than the library's."""
