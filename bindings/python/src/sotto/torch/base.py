@@ -113,6 +113,7 @@ class SottoOptimizer(Groups):
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
         self._replaced = Replaced()
+        self._held = None
         self._group_keys = tuple(group_defaults)
         self._step_supports_amp_scaling = (
             True  # GradScaler then leaves its verdict to step(), which refuses
@@ -398,17 +399,6 @@ class SottoOptimizer(Groups):
                 "which stand still for want of one: where a rank does not use a parameter that "
                 "others use, set p.grad = torch.zeros_like(p)"
             ) from None
-
-    def _show_schedule(self, optim: plain.Optimizer) -> None:
-        """Groups show the learning rate of the next step, if the library's schedule makes it."""
-        if not self._schedule:
-            return
-        if len(self.param_groups) == 1:
-            rates = [optim.info().lr]
-        else:
-            rates = [group["lr"] for group in optim.report("groups")["groups"]]
-        for group, sent, lr in zip(self.param_groups, self._sent, rates):
-            group["lr"] = sent["lr"] = lr
 
     @torch.no_grad()
     def accumulate(self) -> None:
