@@ -156,7 +156,7 @@ class Groups(torch.optim.Optimizer):
         raise NotImplementedError
 
     def _show_schedule(self, optim: plain.Optimizer) -> None:
-        """Groups show the rates and betas of the next step, if the library's schedule makes them."""
+        """Groups show rates and betas of the next step, if the library's schedule makes them."""
         if not self._schedule:
             return
         self._release(optim)
