@@ -148,16 +148,15 @@ def test_channels_last_after_the_first_step_is_refused(comm):
 # ---- parameters that others take the place of ----------------------------------------------
 
 
-@pytest.mark.parametrize("set_to_none", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @every_kind
-def test_assigned_values_are_trained(kind, dtype, set_to_none):
+def test_assigned_values_are_trained(kind, dtype):
     """load_state_dict(assign=True) gives a module Parameters that no optimizer has seen. Before the
     first step, behind it and behind a backward pass it does what copying the values does."""
 
     def body(comm):
         results = []
-        for assign in (False, True):
+        for assign, set_to_none in ((False, True), (True, True), (False, False), (True, False)):
             net = model(dtype)
             optimizer = kind(net.parameters(), lr=0.01, comm=comm, **KINDS[kind])
             values = {k: v.detach() + 0.125 for k, v in net.state_dict().items()}
@@ -176,8 +175,9 @@ def test_assigned_values_are_trained(kind, dtype, set_to_none):
             optimizer.close()
         return results
 
-    for copied, assigned in thread_ranks(2, body):
-        assert all(torch.equal(p, q) for p, q in zip(copied, assigned))
+    for results in thread_ranks(2, body):
+        for copied, assigned in (results[:2], results[2:]):
+            assert all(torch.equal(p, q) for p, q in zip(copied, assigned))
 
 
 def test_groups_have_the_assigned_parameters(comm):
@@ -334,7 +334,11 @@ def replace(net, values):
         p.data = values[name].clone()
 
 
-@pytest.mark.parametrize("write", [load, fill, replace], ids=lambda write: write.__name__)
+def assigned(net, values):
+    net.load_state_dict({k: v.clone() for k, v in values.items()}, assign=True)
+
+
+@pytest.mark.parametrize("write", [load, fill, replace, assigned], ids=lambda write: write.__name__)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_masters_take_what_is_written_into_the_model(write, dtype, comm):
     net = model(dtype)
@@ -384,6 +388,38 @@ def test_local_steps_do_not_undo_what_is_written(dtype):
             net[0].bias.fill_(0.5)
         with pytest.raises(sotto.InvalidStateError, match='"0.bias" was written by others'):
             train(net, optimizer, comm.rank, [9])
+        optimizer.close()
+
+    thread_ranks(2, body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@every_kind
+def test_a_loaded_state_has_the_parameters(kind, dtype):
+    """Whatever was written into the model before, 0/1 Adam with a frozen variance included; a state
+    that is refused leaves what was written to be noticed."""
+
+    def body(comm):
+        net = model(dtype)
+        optimizer = kind(net.named_parameters(), lr=0.01, comm=comm, **KINDS[kind])
+        train(net, optimizer, comm.rank, range(9))
+        assert kind in (st.Adam, st.AdamW, st.Lamb) or optimizer.info().stage == 1
+        state = optimizer.gather_state("whole")
+        saved = {k: v.clone() for k, v in net.state_dict().items()}
+        first = train(net, optimizer, comm.rank, range(9, 12))
+        for write in (load, fill, replace, assigned) * 2:
+            write(net, {k: torch.full_like(v, 0.5) for k, v in saved.items()})
+            broken = {**state, "sotto": {**state["sotto"], "blobs": [torch.ones(9).byte()] * 2}}
+            with pytest.raises(sotto.InvalidArgumentError):
+                optimizer.load_state_dict(broken)
+            if kind is st.ZeroOneAdam:
+                with pytest.raises(sotto.InvalidStateError, match="was written by others"):
+                    train(net, optimizer, comm.rank, range(9, 10))
+            optimizer.load_state_dict(state)
+            if kind is st.ZeroOneAdam or dtype == torch.float32:
+                assert all(torch.equal(v, saved[k]) for k, v in net.state_dict().items())
+            again = train(net, optimizer, comm.rank, range(9, 12))
+            assert all(torch.equal(p, q) for p, q in zip(first, again))
         optimizer.close()
 
     thread_ranks(2, body)

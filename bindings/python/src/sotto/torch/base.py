@@ -544,9 +544,11 @@ class SottoOptimizer(Groups):
                 )
             optim = self._build()
             if self._gradients is not None:
-                self._gradients.follow(optim)
+                self._gradients.follow_for_load(optim)
                 self._gradients.freeze(optim, frozenset(saved.get("frozen", ())))
             states.load(self, optim, saved)
+            if self._gradients is not None:
+                self._gradients.loaded()
         except BaseException:
             if self._optim not in (None, before[0]):
                 self._drop()

@@ -107,13 +107,17 @@ class Tensor:
                 )
         check_param(self.name, now)
 
+    def place(self) -> None:
+        """Takes the parameter's new memory."""
+        if self.copy is None:
+            self.master = self.p.detach()
+        else:
+            self.copy = self.p.detach()
+
     def move(self) -> None:
         """Takes the parameter's new memory, with the values there."""
-        values = self.p.detach()
-        if self.copy is None:
-            self.master = values
-        else:
-            self.copy = values
+        self.place()
+        if self.copy is not None:
             self.adopt()
 
     def adopt(self) -> None:
@@ -185,18 +189,45 @@ class Gradients:
         Errors: InvalidStateError (dtype, device or shape has changed; 0/1 Adam has a frozen
         variance and would undo what was written), UnsupportedError (layout).
         """
-        if list(map(_address, self._params)) != self._at:
-            self._follow_moved(optim)
+        if self._have_moved():
+            moved = self._moved()
+            self._check_local(optim, moved)
+            for tensor in moved:
+                tensor.move()
+            self._tell_places(optim, moved, [])
+            self._follow_written(optim)
         elif self._watched and self._versions_now() != self._versions:
             self._follow_written(optim)
 
-    def _follow_moved(self, optim: plain.Optimizer) -> None:
+    def follow_for_load(self, optim: plain.Optimizer) -> None:
+        """Tells the library where parameters lie: a state is about to write them.
+
+        What others have written is noticed by the next follow(), unless loaded() comes first.
+        Errors: InvalidStateError, UnsupportedError (as follow()).
+        """
+        if self._have_moved():
+            moved = self._moved()
+            differ = [tensor for tensor in moved if tensor.differs()]
+            for tensor in moved:
+                tensor.place()
+            self._tell_places(optim, moved, differ)
+
+    def loaded(self) -> None:
+        """The library has written all parameters."""
+        self._versions = self._versions_now()
+
+    def _have_moved(self) -> bool:
+        return list(map(_address, self._params)) != self._at
+
+    def _moved(self) -> list[Tensor]:
         for tensor in self._tensors:
             tensor.check_still()
-        moved = [t for t, at in zip(self._tensors, self._at) if t.p.data_ptr() != at]
-        self._check_local(optim, moved)
-        for tensor in moved:
-            tensor.move()
+        return [t for t, at in zip(self._tensors, self._at) if t.p.data_ptr() != at]
+
+    def _tell_places(
+        self, optim: plain.Optimizer, moved: list[Tensor], written: list[Tensor]
+    ) -> None:
+        """written: of the moved ones, those that are to be taken for written by others."""
         copies = [t.copy for t in self._tensors]
         optim.set_params(
             [t.master for t in self._tensors],
@@ -204,12 +235,10 @@ class Gradients:
         )
         versions = dict(zip(map(id, self._watched), self._versions))
         self._remember()
-        unmoved = {id(t) for t in self._watched} - {id(t) for t in moved}
-        self._versions = [
-            versions[id(t)] if id(t) in unmoved else seen
-            for t, seen in zip(self._watched, self._versions)
-        ]
-        self._follow_written(optim)
+        for tensor in moved:
+            versions[id(tensor)] = tensor.p._version
+        versions.update((id(tensor), -1) for tensor in written)
+        self._versions = [versions[id(t)] for t in self._watched]
 
     def _follow_written(self, optim: plain.Optimizer) -> None:
         written = [t for t, seen in zip(self._watched, self._versions) if t.p._version != seen]
