@@ -355,3 +355,11 @@ def test_parameters_of_another_dtype_are_refused(comm):
     with pytest.raises(sotto.InvalidStateError, match="has changed from torch.float32 to"):
         engine.optimizer.step()
     engine.close()
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(comm):
+    net = Loss()
+    with pytest.raises(sotto.UnsupportedError, match="LBFGS needs a closure"):
+        start(comm, {}, net, optimizer=torch.optim.LBFGS(net.parameters()))
+    with pytest.raises(sotto.UnsupportedError, match="LBFGS needs a closure"):
+        start(comm, {"optimizer": {"type": "LBFGS", "params": {}}})

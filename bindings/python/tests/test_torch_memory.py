@@ -480,6 +480,16 @@ def test_frozen_parameters_stand_still_and_train_again(kind, mode, dtype, set_to
         assert all(torch.equal(p, q) for p, q in zip(a, b))
 
 
+def test_a_step_without_a_parameter_that_trains_is_refused(comm):
+    net = model().requires_grad_(False)
+    optimizer = st.AdamW(net.parameters(), comm=comm)
+    with pytest.raises(sotto.InvalidStateError, match="no parameter of the optimizer requires a"):
+        optimizer.step()
+    net.requires_grad_(True)
+    train(net, optimizer, 0, range(2))
+    optimizer.close()
+
+
 def test_momentum_outlives_standing_still(comm):
     """As in torch: what moves on behind the pause is where it was before. No bias correction, since
     the step number is that of all parameters."""

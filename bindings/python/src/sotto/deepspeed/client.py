@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -76,6 +77,12 @@ class ClientOptimizer(torch.optim.Optimizer):
         settings: Settings,
         comm: Comm,
     ) -> None:
+        closure = inspect.signature(client.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise UnsupportedError(
+                f"{type(client).__name__} needs a closure: gradients that it makes would not be "
+                "averaged; use an optimizer whose step() takes those of backward()"
+            )
         # Not Optimizer.__init__: groups and state are those of the client.
         self.optimizer = client
         self.comm = comm

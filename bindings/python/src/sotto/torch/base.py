@@ -205,6 +205,10 @@ class SottoOptimizer(Groups):
         if self._optim is not None:
             return self._optim
         trained = self._registered()
+        if not trained:
+            raise InvalidStateError(
+                "no parameter of the optimizer requires a gradient: there is nothing to train"
+            )
         check_whole((name, p) for name, _, p in trained)
         self._check_params(trained)
         self._meet_averagers()
