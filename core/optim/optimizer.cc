@@ -296,6 +296,7 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
     loss_scaler_.set(value);
     return ok_status();
   }
+  if (name == "scheduler_iteration") return set_scheduler_iteration(group, value);
   const auto first = static_cast<uint64_t>(group < 0 ? 0 : group);
   const auto last = static_cast<uint64_t>(group < 0 ? n : group + 1);
   for (uint64_t g = first; g < last; ++g) SOTTO_TRY(check_group_number(name, g, value));

@@ -171,7 +171,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // next step is not like the recorded one, or has other memory; see Engine::replay.
   Status replay(const OpRef& op);
   // "lr", "beta1" and "beta2" (NaN: the schedule's or the configuration's again), "weight_decay",
-  // "eps", "momentum", "max_coeff", "min_coeff", group -1: all; "loss_scale", group -1.
+  // "eps", "momentum", "max_coeff", "min_coeff", group -1: all; "loss_scale",
+  // "scheduler_iteration" (as LrSchedule::restore), group -1.
   Status set(std::string_view name, int32_t group, double value);
   // Where the gradients of each parameter lie from now on, in order of registration; of the
   // registered type and count. On error nothing has changed.
@@ -377,6 +378,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // What is in force in the next step, but for lr.
   OptimizerParams params_of(uint64_t group) const;
   Status set_group_number(std::string_view name, uint64_t group, double value);
+  Status set_scheduler_iteration(int32_t group, double value);
   Status check_group_number(std::string_view name, uint64_t group, double value) const;
   Status set_momentum_aside(std::span<const uint8_t> frozen, std::vector<float>* aside,
                             std::span<const float> exchanged = {}) const;

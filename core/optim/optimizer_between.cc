@@ -16,11 +16,11 @@ std::string settable(OptimizerKind kind) {
   names += kind == OptimizerKind::kSgd ? ", \"momentum\"" : ", \"beta1\", \"beta2\", \"eps\"";
   if (kind == OptimizerKind::kLamb || kind == OptimizerKind::kOneBitLamb)
     names += ", \"max_coeff\", \"min_coeff\"";
-  return names + ", \"loss_scale\"";
+  return names + ", \"scheduler_iteration\", \"loss_scale\"";
 }
 
 bool is_settable(OptimizerKind kind, std::string_view name) {
-  if (name == "loss_scale") return false;  // not a group's
+  if (name == "loss_scale" || name == "scheduler_iteration") return false;  // not a group's
   return settable(kind).find(fmt::format("\"{}\"", name)) != std::string::npos;
 }
 
@@ -78,6 +78,19 @@ Status Optimizer::set_group_number(std::string_view name, uint64_t group, double
   if (name == "max_coeff") p.max_coeff = value;
   if (name == "min_coeff") p.min_coeff = value;
   return ok_status();
+}
+
+Status Optimizer::set_scheduler_iteration(int32_t group, double value) {
+  if (config_.scheduler.kind == SchedulerKind::kNone)
+    return invalid_argument("scheduler_iteration cannot be set: there is no scheduler");
+  if (group != -1)
+    return invalid_argument("group is {}; scheduler_iteration is one for all: -1", group);
+  constexpr double kMost = 9007199254740992.0;  // from here on doubles leave whole numbers out
+  if (!(value >= -1 && value < kMost) || value != std::floor(value)) {
+    return invalid_argument("scheduler_iteration is {}; allowed: -1 and whole numbers from 0",
+                            value);
+  }
+  return schedule_.restore(static_cast<int64_t>(value));
 }
 
 Status Optimizer::set_parameters(std::span<const ParameterPlace> params,

@@ -31,6 +31,8 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
     report["step"] = step_;
     report["gradient_clipping"] = config_.gradient_clipping;
     report["scheduler"] = scheduler_kind_name(config_.scheduler.kind);
+    if (config_.scheduler.kind != SchedulerKind::kNone)
+      report["scheduler_iteration"] = schedule_.last_batch_iteration();
     if (state_type() != StateType::kF32) report["state_dtype"] = state_type_name(state_type());
     if (loss_scaler_.enabled()) report["loss_scale"] = loss_scaler_.scale();
     if (zeroone()) {

@@ -47,7 +47,7 @@ class Runtime:
         return self.twins[host][0]
 
     def copy(self, tensor, kind):
-        device, host = c.c_void_p(tensor.data_ptr()), c.c_void_p(torch.Tensor.data_ptr(tensor))
+        device, host = c.c_void_p(tensor.data_ptr()), c.c_void_p(host_address(tensor))
         to, source = (device, host) if kind == HOST_TO_DEVICE else (host, device)
         self.call(
             "cudaMemcpyAsync",
@@ -108,6 +108,11 @@ class Graph:
         self._runtime.call("cudaGraphLaunch", self._exec, stream)
 
 
+def host_address(tensor):
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() + tensor.storage_offset() * tensor.element_size()
+
+
 class OnCuda(torch.Tensor):
     """A tensor that says that it is on cuda:0."""
 
@@ -121,10 +126,17 @@ class OnCuda(torch.Tensor):
     def is_cuda(self):
         return True
 
-    def data_ptr(self):
-        storage = self.untyped_storage()
-        offset = torch.Tensor.data_ptr(self) - storage.data_ptr()
-        return OnCuda.runtime.twin(storage) + offset
+    @classmethod
+    def __torch_function__(cls, function, types, args=(), kwargs=None):
+        # Also for torch.Tensor.data_ptr(x), which a method of this class would not answer.
+        if function is torch.Tensor.data_ptr:
+            return cls.address(*args)
+        return super().__torch_function__(function, types, args, kwargs)
+
+    @staticmethod
+    def address(tensor):
+        storage = tensor.untyped_storage()
+        return OnCuda.runtime.twin(storage) + host_address(tensor) - storage.data_ptr()
 
     def record_stream(self, stream):
         pass

@@ -152,3 +152,94 @@ def test_a_checkpoint_of_deepspeed(comm, tmp_path):
     torch.save(state, tmp_path / "old" / "mp_rank_00_model_states.pt")
     with pytest.raises(sotto.InvalidArgumentError, match="no optimizer state"):
         engine.load_checkpoint(tmp_path)
+
+
+SCHEDULES = {
+    "WarmupLR": {
+        "warmup_min_lr": 0.0,
+        "warmup_max_lr": 0.1,
+        "warmup_num_steps": 10,
+        "warmup_type": "linear",
+    },
+    "OneCycle": {
+        "cycle_min_lr": 0.01,
+        "cycle_max_lr": 0.1,
+        "cycle_first_step_size": 5,
+        "cycle_min_mom": 0.8,
+        "cycle_max_mom": 0.9,
+        "decay_lr_rate": 0.1,
+    },
+    "WarmupCosineLR": {"total_num_steps": 30, "warmup_num_steps": 4},
+}
+# As DeepSpeed 0.18.9 has them behind 6 steps: (load_optimizer_states, load_lr_scheduler_states).
+RATES = {
+    ("WarmupLR", True, True): [0.05, 0.06, 0.07, 0.08],
+    ("WarmupLR", True, False): [0.05, 0.0, 0.01, 0.02],
+    ("WarmupLR", False, True): [0.0, 0.06, 0.07, 0.08],
+    ("WarmupLR", False, False): [0.0, 0.0, 0.01, 0.02],
+    ("OneCycle", True, True): [0.082, 0.064, 0.046, 0.028],
+    ("OneCycle", True, False): [0.082, 0.028, 0.046, 0.064],
+    ("OneCycle", False, True): [0.01, 0.064, 0.046, 0.028],
+    ("OneCycle", False, False): [0.01, 0.028, 0.046, 0.064],
+    ("WarmupCosineLR", True, True): [0.09855, 0.09675, 0.09427, 0.09115],
+    ("WarmupCosineLR", True, False): [0.09855, 0.0, 0.05, 0.07925],
+    ("WarmupCosineLR", False, True): [0.0, 0.09675, 0.09427, 0.09115],
+    ("WarmupCosineLR", False, False): [0.0, 0.0, 0.05, 0.07925],
+}
+BETAS = {  # of OneCycle
+    (True, True): [0.82, 0.84, 0.86, 0.88],
+    (True, False): [0.82, 0.88, 0.86, 0.84],
+    (False, True): [0.8, 0.84, 0.86, 0.88],
+    (False, False): [0.8, 0.88, 0.86, 0.84],
+}
+
+
+@pytest.mark.parametrize("kind", SCHEDULES)
+def test_the_schedule_may_start_again_or_go_on_alone(kind, tmp_path, comm):
+    config = {
+        "train_batch_size": 16,
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "scheduler": {"type": kind, "params": SCHEDULES[kind]},
+    }
+    engine, _, _, _ = start(comm, config)
+    run(engine, 0, range(6))
+    engine.save_checkpoint(tmp_path)
+    engine.close()
+    for flags in ((True, True), (True, False), (False, True), (False, False)):
+        resumed, optimizer, _, schedule = start(comm, config)
+        resumed.load_checkpoint(
+            tmp_path, load_optimizer_states=flags[0], load_lr_scheduler_states=flags[1]
+        )
+        rates, betas = [], []
+        for step in range(4):
+            rates.append(resumed.get_lr()[0])
+            betas.append(optimizer.report("groups")["groups"][0]["betas"][0])
+            run(resumed, 0, [step])
+            assert resumed.get_mom()[0] == optimizer.report("groups")["groups"][0]["betas"]
+        assert rates == pytest.approx(RATES[(kind, *flags)], abs=6e-6)
+        if kind == "OneCycle":
+            assert betas == pytest.approx(BETAS[flags])
+        done = 3 + 6 * flags[1]
+        assert schedule.state_dict() == {"last_batch_iteration": done}
+        resumed.close()
+
+
+def test_an_overflow_holds_the_rate_of_a_schedule_that_starts_again(tmp_path, comm):
+    config = {
+        "train_batch_size": 16,
+        "fp16": {"enabled": True, "initial_scale_power": 4},
+        "optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
+        "scheduler": {"type": "WarmupLR", "params": SCHEDULES["WarmupLR"]},
+    }
+    engine, _, _, _ = start(comm, config)
+    run(engine, 0, range(6), torch.float16)
+    engine.save_checkpoint(tmp_path)
+    engine.load_checkpoint(tmp_path, load_lr_scheduler_states=False)
+    for p in engine.module.parameters():
+        p.grad = torch.full_like(p, float("inf"))
+    engine.step()
+    assert engine.skipped_steps == 1
+    assert engine.get_lr() == [pytest.approx(0.05)]
+    run(engine, 0, [0], torch.float16)
+    assert engine.get_lr() == [0.0]
+    engine.close()

@@ -301,3 +301,65 @@ def rank_saves_other_tags(comm):
 
 def test_other_tags_on_other_ranks():
     assert run_ranks(2, __file__, "rank_saves_other_tags").count("refused") == 2
+
+
+def copied(net, values):
+    net.load_state_dict(values)
+
+
+def assigned(net, values):
+    net.load_state_dict({k: v.clone() for k, v in values.items()}, assign=True)
+
+
+def replaced(net, values):
+    for name, p in net.named_parameters():
+        p.data = values[name].clone()
+
+
+@pytest.mark.parametrize("write", [copied, assigned, replaced], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("ours", [True, False])
+def test_what_is_written_into_the_model_is_trained_on(ours, dtype, write, comm):
+    """Before the first step and behind it, with optimizers of the library and the caller's."""
+    section = {"bf16": {"enabled": dtype == torch.bfloat16}, "fp16": {"enabled": False}}
+    if dtype == torch.float16:
+        section["fp16"] = {"enabled": True, "loss_scale": 8}
+    net = Loss()
+    if ours:
+        section["optimizer"] = {"type": "AdamW", "params": {"lr": 0.01}}
+    mine = None if ours else torch.optim.AdamW(net.parameters(), lr=0.01)
+    engine, _, _, _ = start(comm, section, net, optimizer=mine)
+    for step, value in enumerate((0.5, -0.25)):
+        values = {k: torch.full_like(v, value) for k, v in engine.module.state_dict().items()}
+        write(engine.module, values)
+        run(engine, 0, [step], dtype)
+        for p in engine.module.parameters():
+            moved = (p.float() - value).abs().max()
+            assert 0 < moved < 0.03
+    if mine is not None:
+        masters = [p for group in mine.param_groups for p in group["params"]]
+        assert all(torch.equal(p, m.to(dtype)) for p, m in zip(engine.parameters(), masters))
+        assert len(mine.state) == len(masters)
+        assert all(mine.state[m]["step"] == 2 for m in masters)
+    engine.close()
+
+
+def test_parameters_of_another_dtype_are_refused(comm):
+    net = Loss()
+    mine = torch.optim.SGD(net.parameters(), **SGD)
+    engine, _, _, _ = start(comm, {}, net, optimizer=mine)
+    run(engine, 0, [0])
+    engine.module.double()
+    for p in engine.parameters():
+        p.grad = torch.zeros_like(p)
+    with pytest.raises(sotto.InvalidStateError, match="has changed from torch.float32 to"):
+        engine.optimizer.step()
+    engine.close()
+
+
+def test_an_optimizer_that_needs_a_closure_is_refused(comm):
+    net = Loss()
+    with pytest.raises(sotto.UnsupportedError, match="LBFGS needs a closure"):
+        start(comm, {}, net, optimizer=torch.optim.LBFGS(net.parameters()))
+    with pytest.raises(sotto.UnsupportedError, match="LBFGS needs a closure"):
+        start(comm, {"optimizer": {"type": "LBFGS", "params": {}}})

@@ -236,6 +236,38 @@ def test_settings_during_training():
         problem.close()
 
 
+def test_a_schedule_goes_on_from_anywhere():
+    config = {
+        "optimizer": {"type": "Adam", "params": {"lr": 0.1}},
+        "scheduler": {
+            "type": "WarmupLR",
+            "params": {"warmup_max_lr": 0.1, "warmup_num_steps": 10, "warmup_type": "linear"},
+        },
+    }
+    with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
+        problem = Problem(comm, config=config).steps(3)
+        optimizer = problem.optimizer
+        assert optimizer.report("config")["scheduler_iteration"] == 2
+        for iteration, lr in ((6, 0.06), (-1, 0.0), (0, 0.0), (1000, 0.1)):
+            optimizer.set("scheduler_iteration", iteration)
+            assert optimizer.report("config")["scheduler_iteration"] == iteration
+            assert optimizer.info().lr == pytest.approx(lr)
+        for group, value, text in (
+            (-1, -2, "scheduler_iteration is -2; allowed: -1 and whole"),
+            (-1, 0.5, "scheduler_iteration is 0.5"),
+            (-1, math.nan, "scheduler_iteration is nan"),
+            (-1, 1e300, "scheduler_iteration is 1e"),
+            (0, 3, "group is 0; scheduler_iteration is one for all"),
+        ):
+            with pytest.raises(sotto.InvalidArgumentError, match=text):
+                optimizer.set("scheduler_iteration", value, group)
+        problem.close()
+        problem = Problem(comm, "Adam")
+        with pytest.raises(sotto.InvalidArgumentError, match="there is no scheduler"):
+            problem.optimizer.set("scheduler_iteration", 3)
+        problem.close()
+
+
 def test_accumulation_is_the_mean_of_micro_batches():
     with sotto.create_comm(world_size=1, cpu_threads=1) as comm:
         one, two = Problem(comm, "SGD", momentum=0.0), Problem(comm, "SGD", momentum=0.0)

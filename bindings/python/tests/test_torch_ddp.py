@@ -52,7 +52,6 @@ def true_mean(comm, step, dtype=torch.float32):
 
 
 def rank_codecs(comm):
-    gloo(comm)
     for dtype in (torch.float32, torch.bfloat16):
         for codec in (None, "bf16", "int8", "int4", "onebit"):
             state = st.DDPState(codec)
@@ -71,17 +70,14 @@ def rank_codecs(comm):
             assert error < bound, (codec, dtype, error)
             assert (len(state._codecs) > 1) == (codec is not None)
             state.close()
-    dist.destroy_process_group()
-    print("compared")
 
 
 @pytest.mark.parametrize("size", [2, 4])
-def test_gradients_are_the_mean_up_to_what_the_codec_leaves_over(size):
-    assert run_ranks(size, __file__, "rank_codecs", timeout=240).count("compared") == size
+def test_gradients_are_the_mean_up_to_what_the_codec_leaves_over(done, size):
+    done(size, "rank_codecs")
 
 
 def rank_resumes(comm):
-    gloo(comm)
 
     def run(state, steps):
         net = wrapped()
@@ -127,26 +123,22 @@ def rank_resumes(comm):
     with pytest.raises(Exception, match="the loaded residual of bucket 0"):
         run(wrong, range(2))
     wrong.close()
-    dist.destroy_process_group()
-    print("resumed")
 
 
-def test_residuals_are_saved_and_loaded():
-    assert run_ranks(2, __file__, "rank_resumes").count("resumed") == 2
+def test_residuals_are_saved_and_loaded(done):
+    done(2, "rank_resumes")
 
 
 def rank_comm_of_group(comm):
-    gloo(comm)
     with st.comm_of_process_group(timeout=20) as other:
         assert (other.rank, other.size) == (comm.rank, comm.size)
         x = torch.ones(3)
         other.all_reduce(x).wait()
         assert (x == comm.size).all()
-    dist.destroy_process_group()
 
 
-def test_a_comm_of_torchs_process_group():
-    run_ranks(2, __file__, "rank_comm_of_group")
+def test_a_comm_of_torchs_process_group(done):
+    done(2, "rank_comm_of_group")
 
 
 def trained(net, optimizer, rank, steps, around=contextlib.nullcontext, evaluate=False):
@@ -164,7 +156,6 @@ def trained(net, optimizer, rank, steps, around=contextlib.nullcontext, evaluate
 
 def rank_who_averages(comm):
     """An optimizer that averages and DistributedDataParallel, on the same parameters."""
-    gloo(comm)
 
     def onebit(net, **options):
         return st.OnebitAdam(net.parameters(), lr=1e-4, freeze_step=4, **options)
@@ -204,16 +195,13 @@ def rank_who_averages(comm):
     for module, text in ((model(), "of type Sequential"), (wrapped(), "none of the model's")):
         with pytest.raises(sotto.InvalidArgumentError, match=text):
             st.no_sync_after_warmup(module, optimizer)
-    dist.destroy_process_group()
-    print("told")
 
 
-def test_gradients_are_not_averaged_twice():
-    assert run_ranks(2, __file__, "rank_who_averages").count("told") == 2
+def test_gradients_are_not_averaged_twice(done):
+    done(2, "rank_who_averages")
 
 
 def rank_nobody_averages(comm):
-    gloo(comm)
     net = wrapped()
     with comm.split(comm.rank) as alone:
         optimizer = st.AdamW(net.parameters(), lr=1e-4, comm=alone)
@@ -233,17 +221,14 @@ def rank_nobody_averages(comm):
     with pytest.raises(sotto.InvalidStateError, match="all-reduced twice"):
         trained(net, optimizer, comm.rank, range(1), evaluate=True)
     optimizer.close()
-    dist.destroy_process_group()
-    print("told")
 
 
-def test_gradients_are_averaged_by_somebody():
-    assert run_ranks(2, __file__, "rank_nobody_averages").count("told") == 2
+def test_gradients_are_averaged_by_somebody(done):
+    done(2, "rank_nobody_averages")
 
 
 def rank_other_groups(comm):
     """DistributedDataParallel over other ranks than the optimizer's comm."""
-    gloo(comm)
     rows, columns = [[0, 1], [2, 3]], [[0, 2], [1, 3]]
     row = [dist.new_group(ranks) for ranks in rows][comm.rank // 2]
     column = [dist.new_group(ranks) for ranks in columns][comm.rank % 2]
@@ -286,12 +271,10 @@ def rank_other_groups(comm):
     assert all(torch.equal(p, q) for p, q in zip(net.parameters(), plain.parameters()))
     optimizer.close()
     by_hand.close()
-    dist.destroy_process_group()
-    print("told")
 
 
-def test_gradients_are_averaged_over_the_ranks_of_the_model():
-    assert run_ranks(4, __file__, "rank_other_groups").count("told") == 4
+def test_gradients_are_averaged_over_the_ranks_of_the_model(done):
+    done(4, "rank_other_groups")
 
 
 def rank_checks_parameters(comm):
@@ -306,8 +289,44 @@ def rank_checks_parameters(comm):
     st.check_parameters(net)
 
 
-def test_parameters_are_compared():
-    run_ranks(2, __file__, "rank_checks_parameters")
+def test_parameters_are_compared(done):
+    done(2, "rank_checks_parameters")
+
+
+# ---- starting ranks ----------------------------------------------------------------------------
+
+CHECKS = {
+    2: (rank_codecs, rank_resumes, rank_comm_of_group, rank_who_averages, rank_nobody_averages),
+    4: (rank_codecs, rank_other_groups),
+}
+
+
+def ranks_check(comm):
+    """All checks with as many ranks, one after another in the same processes."""
+    if comm.size == 2:
+        rank_checks_parameters(comm)  # before there is a process group of torch
+        print("rank_checks_parameters: done", flush=True)
+    gloo(comm)
+    for check in CHECKS[comm.size]:
+        check(comm)
+        print(f"{check.__name__}: done", flush=True)
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def done():
+    """Fails unless a check has ended well on all ranks; those of as many ranks run together."""
+    outputs = {}
+
+    def ended(size, check):
+        if size not in outputs:
+            try:
+                outputs[size] = run_ranks(size, __file__, "ranks_check", timeout=400)
+            except AssertionError as error:
+                outputs[size] = str(error)
+        assert outputs[size].count(f"{check}: done") == size, outputs[size]
+
+    return ended
 
 
 def test_shards_are_refused():

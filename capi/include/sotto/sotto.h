@@ -1040,10 +1040,12 @@ SOTTO_API sotto_status sotto_optim_accumulate(sotto_optim* optim, const sotto_ca
  *              "beta2" (NaN: the schedule's or the configuration's again; all types but SGD), "eps"
  *              (all but SGD; where the variance is frozen it was frozen with it and cannot change),
  *              "momentum" (SGD that was created with one), "max_coeff" and "min_coeff" (LAMB
- *              types); with fp16.enabled "loss_scale" (a dynamic scale goes on from it).
+ *              types); with fp16.enabled "loss_scale" (a dynamic scale goes on from it); with a
+ *              scheduler "scheduler_iteration", the updates that it counts as done less one.
  *              Bias corrections are those of the betas in force
- *   group [in] group index, or -1: all groups; loss_scale: -1
- *   value [in] >= 0 and finite; betas: < 1; momentum, loss_scale: > 0; min_coeff <= max_coeff
+ *   group [in] group index, or -1: all groups; loss_scale, scheduler_iteration: -1
+ *   value [in] >= 0 and finite; betas: < 1; momentum, loss_scale: > 0; min_coeff <= max_coeff;
+ *              scheduler_iteration: whole, -1 is the start
  * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, group or value),
  * BUSY (step in flight), INVALID_STATE (eps; fork). Nothing changes on error. Since: 0.1, names but
  * "lr", "weight_decay", "loss_scale": 0.2 */

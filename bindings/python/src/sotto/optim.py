@@ -304,7 +304,7 @@ class Optimizer(HandleOwner):
             self._comm._call("sotto_optim_set_frozen", self._handle, flags, len(flags))
 
     def set(self, name: str, value: float, group: int = -1) -> None:
-        """Sets "lr" (NaN: the schedule again), "weight_decay", "beta1", "eps" and the like.
+        """Sets "lr" (NaN: the schedule again), "weight_decay", "scheduler_iteration" and the like.
 
         The C header lists the names and their ranges. group: index, -1: all.
         Errors: InvalidArgumentError, BusyError (step in flight), InvalidStateError (eps of a frozen

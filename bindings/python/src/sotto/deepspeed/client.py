@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import zlib
 from collections.abc import Callable, Iterable, Mapping
@@ -12,6 +13,8 @@ import torch
 from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..torch.gradients import adopt
+from ..torch.replaced import Replaced
 from .config import Settings
 
 FORMAT = 1
@@ -33,6 +36,28 @@ class _Trained:
             self.updated = torch.nn.Parameter(p.detach().float())
         # A step of SGD with lr 1 on zeros leaves the average with the other sign here.
         self.average = torch.zeros_like(p, dtype=torch.float32)
+        self._was = p.dtype, p.device, p.shape
+        self.remember()
+
+    def remember(self) -> None:
+        """Master and parameter have the same values now."""
+        self._seen = self.model.data_ptr(), self.model._version
+
+    def follow(self) -> None:
+        """The master takes what others have written into the parameter, or put in its place.
+
+        Errors: InvalidStateError (of another dtype, shape or device).
+        """
+        p = self.model
+        for was, now in zip(self._was, (p.dtype, p.device, p.shape)):
+            if was != now:
+                raise InvalidStateError(
+                    f'parameter "{self.name}" has changed from {was} to {now} since initialize(); '
+                    "change it back, or make another engine"
+                )
+        if self.updated is not p and self._seen != (p.data_ptr(), p._version):
+            adopt(self.updated, p)
+            self.remember()
 
 
 class ClientOptimizer(torch.optim.Optimizer):
@@ -41,8 +66,8 @@ class ClientOptimizer(torch.optim.Optimizer):
     step() averages the gradients over the ranks inside the library, with the configuration's
     clipping, loss scale, communication type and accumulation, then calls the client's own step().
     param_groups and state are the client's; with 16-bit parameters its groups hold float32 masters,
-    as under DeepSpeed's wrappers. A gradient that is None counts as zero. `optimizer` is the
-    client's. Threads: one.
+    as under DeepSpeed's wrappers, which follow what others write into the model. A gradient that is
+    None counts as zero. `optimizer` is the client's. Threads: one.
     """
 
     def __init__(
@@ -52,6 +77,12 @@ class ClientOptimizer(torch.optim.Optimizer):
         settings: Settings,
         comm: Comm,
     ) -> None:
+        closure = inspect.signature(client.step).parameters.get("closure")
+        if closure is not None and closure.default is closure.empty:
+            raise UnsupportedError(
+                f"{type(client).__name__} needs a closure: gradients that it makes would not be "
+                "averaged; use an optimizer whose step() takes those of backward()"
+            )
         # Not Optimizer.__init__: groups and state are those of the client.
         self.optimizer = client
         self.comm = comm
@@ -68,6 +99,8 @@ class ClientOptimizer(torch.optim.Optimizer):
                     self._take(client, group["params"], i, names)
         dtypes = {t.model.dtype for t in self._trained}
         self._dtype = dtypes.pop() if len(dtypes) == 1 else torch.float32
+        self._replaced = Replaced()
+        self._replaced.watch(t.model for t in self._trained)
 
     def _take(
         self, client: torch.optim.Optimizer, params: list[Any], i: int, names: Mapping[int, str]
@@ -103,6 +136,34 @@ class ClientOptimizer(torch.optim.Optimizer):
     def __repr__(self) -> str:
         return f"<{type(self.optimizer).__name__} behind the average over {self.comm!r}>"
 
+    # ---- what others do with the parameters ------------------------------------------------------
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Takes what others have written into parameters, or put in their place.
+
+        Errors: InvalidStateError (of another dtype, shape or device; one became several).
+        """
+        self._follow_replaced()
+        for taken in self._trained:
+            taken.follow()
+
+    def _follow_replaced(self) -> None:
+        if not self._replaced:
+            return
+        new = self._replaced.take((t.name, t.model) for t in self._trained)
+        for taken in self._trained:
+            p = new.get(id(taken.model))
+            if p is not None and taken.updated is taken.model:
+                taken.updated = p
+                if taken.model in self.optimizer.state:
+                    self.optimizer.state[p] = self.optimizer.state.pop(taken.model)
+        for group in self.optimizer.param_groups:
+            group["params"][:] = [new.get(id(p), p) for p in group["params"]]
+        for taken in self._trained:
+            taken.model = new.get(id(taken.model), taken.model)
+        self._replaced.watch(t.model for t in self._trained)
+
     # ---- the average -----------------------------------------------------------------------------
 
     def _build(self) -> plain.Optimizer:
@@ -127,6 +188,7 @@ class ClientOptimizer(torch.optim.Optimizer):
 
     def _located(self) -> plain.Optimizer:
         averager = self._build()
+        self._follow()
         averager.set_grads([self._gradient(i, t) for i, t in enumerate(self._trained)])
         return averager
 
@@ -168,16 +230,20 @@ class ClientOptimizer(torch.optim.Optimizer):
         for taken in self._trained:
             if taken.updated is not taken.model:
                 taken.model.copy_(taken.updated)
+                taken.remember()
 
     @torch.no_grad()
     def refresh_fp32_params(self) -> None:
         """The masters become what the model's 16-bit parameters are now."""
+        self._follow_replaced()
         for taken in self._trained:
             if taken.updated is not taken.model:
                 taken.updated.copy_(taken.model)
+                taken.remember()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clears the gradients of the model's parameters."""
+        self._follow_replaced()
         for taken in self._trained:
             if set_to_none:
                 taken.model.grad = None
@@ -186,6 +252,7 @@ class ClientOptimizer(torch.optim.Optimizer):
 
     def masters(self) -> dict[int, torch.Tensor]:
         """By id of the model's parameter: the float32 values that are updated."""
+        self._follow()
         return {id(t.model): t.updated.detach() for t in self._trained}
 
     @property
@@ -223,6 +290,7 @@ class ClientOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """The client's, and under "sotto" masters and loss scale. Local."""
+        self._follow()
         blob = None
         if self._averager is not None:
             # Nearly all of it is zeros.
@@ -241,6 +309,7 @@ class ClientOptimizer(torch.optim.Optimizer):
 
         Errors: InvalidArgumentError (another optimizer or model).
         """
+        self._follow_replaced()
         mine = state_dict.get("sotto") or {}
         kind = type(self.optimizer).__name__
         if mine.get("kind", kind) != kind:
@@ -274,6 +343,7 @@ class ClientOptimizer(torch.optim.Optimizer):
         That is the client's state_dict, or that of a 16-bit wrapper around it.
         Errors: InvalidArgumentError (another model).
         """
+        self._follow_replaced()
         self.optimizer.load_state_dict(dict(saved.get("optimizer_state_dict", saved)))
         tensors = [t for group in saved.get("fp32_groups", []) for t in group]
         if "fp32_groups_flat" in saved:

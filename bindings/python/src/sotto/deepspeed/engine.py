@@ -18,12 +18,12 @@ from .client import ClientOptimizer
 from .config import Settings
 from .loader import DeepSpeedDataLoader, sampler_of
 from .members import member, refuse, value_at
-from .meters import Monitor, ThroughputTimer
+from .recording import Recording
 from .saving import Saving
 from .schedule import ConfigSchedule
 
 
-class Engine(Saving, torch.nn.Module):
+class Engine(Saving, Recording, torch.nn.Module):
     """What :func:`initialize` returns first. Attributes that it lacks are the module's.
 
     ``engine(batch)`` is the module's forward pass; ``engine.backward(loss)`` and ``engine.step()``
@@ -81,8 +81,7 @@ class Engine(Saving, torch.nn.Module):
         self.loaded_checkpoint_dp_world_size: int | None = None
         self.loaded_checkpoint_mp_world_size: int | None = None
         self.save_non_zero_checkpoint = comm.rank == 0
-        self.monitor = Monitor(settings.file)
-        self.tput_timer = ThroughputTimer(0 if self._batch is None else self.train_batch_size())
+        self._start_recording(settings.file, 0 if self._batch is None else self.train_batch_size())
         self._publish()
 
     def __getattr__(self, name: str) -> Any:
@@ -188,7 +187,8 @@ class Engine(Saving, torch.nn.Module):
         if self._cast_to is not None:
             inputs, kwargs = _cast(inputs, self._cast_to), _cast(kwargs, self._cast_to)
         self.tput_timer.start()
-        return self.module(*inputs, **kwargs)
+        with self._timed("forward"):
+            return self.module(*inputs, **kwargs)
 
     def _need_optimizer(self, what: str) -> Any:
         if self.optimizer is None:
@@ -219,9 +219,10 @@ class Engine(Saving, torch.nn.Module):
         loss: a scalar, the mean over this rank's micro-batch. scale_wrt_gas: whether it still has
         to be divided by gradient_accumulation_steps. Returns the loss, divided so.
         """
-        self.scale(loss, scale_wrt_gas).backward(  # type: ignore[no-untyped-call]
-            retain_graph=retain_graph
-        )
+        with self._timed("backward"), self._timed("backward_inner"):
+            self.scale(loss, scale_wrt_gas).backward(  # type: ignore[no-untyped-call]
+                retain_graph=retain_graph
+            )
         return loss / self.gradient_accumulation_steps() if scale_wrt_gas else loss
 
     def scale(self, loss: torch.Tensor, scale_wrt_gas: bool = True) -> torch.Tensor:
@@ -245,12 +246,15 @@ class Engine(Saving, torch.nn.Module):
         if self.inside_no_sync_ctxt:
             raise InvalidStateError("step() inside no_sync(): leave the block first")
         self._step_applied = False
-        if self.is_gradient_accumulation_boundary():
-            self._update(lr_kwargs)
-        elif self._library_adds:
-            optimizer.accumulate()
-            self._taken += 1
-            self.zero_grad()
+        boundary = self.is_gradient_accumulation_boundary()
+        with self._timed("step"):
+            if boundary:
+                self._update(lr_kwargs)
+            elif self._library_adds:
+                optimizer.accumulate()
+                self._taken += 1
+                self.zero_grad()
+        self._record_step(boundary)
         self.micro_steps += 1
         self.tput_timer.stop(global_step=self._step_applied)
 
@@ -386,10 +390,6 @@ class Engine(Saving, torch.nn.Module):
     def get_compile_time(self) -> float:
         """Always 0: torch.compile's own figures have it."""
         return 0.0
-
-    def get_wall_clock_timers(self) -> dict[str, float]:
-        """Empty: no phase is timed."""
-        return {}
 
     def get_data_parallel_rank(self) -> int:
         """This rank among those that average."""

@@ -233,8 +233,6 @@ REFUSED_ATTRIBUTES: Mapping[str, str] = MappingProxyType(
         "compression_scheduler": _EIGENVALUE,
         "curriculum_scheduler_legacy": _CURRICULUM,
         "dont_change_device": "move the model before initialize()",
-        "engine_timers": _PROFILE,
-        "engine_timers_cache": _PROFILE,
         "expert_data_parallel_group": _EXPERTS,
         "expert_parallel_group": _EXPERTS,
         "first_dataloader_check": "all data-parallel ranks read data of their own",
@@ -249,8 +247,6 @@ REFUSED_ATTRIBUTES: Mapping[str, str] = MappingProxyType(
         "module_forward_pre_hook": "use engine.module.register_forward_pre_hook()",
         "random_ltd_scheduler": _CURRICULUM,
         "step_timers": _PROFILE,
-        "summary_events": "write events with a logger of your own",
-        "timers": _PROFILE,
         "unflatten": "use torch.nn.utils.vector_to_parameters",
     }
 )

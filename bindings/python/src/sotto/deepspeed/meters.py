@@ -1,14 +1,12 @@
-"""What DeepSpeed's engine counts and reports beside training."""
+"""What DeepSpeed's engine times and counts beside training."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
-from .logs import logger
-
-MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
+from .accelerator import get_accelerator
+from .logs import print_dist
 
 
 class ThroughputTimer:
@@ -48,18 +46,92 @@ class ThroughputTimer:
         return self.batch_size * (self.global_step_count - 1) / self.total_elapsed_time
 
 
-class Monitor:
-    """engine.monitor: no event leaves the process; it says so once where a file asks for that."""
+class _Timer:
+    """Adds up the milliseconds between start() and stop()."""
 
-    enabled = False
+    def __init__(self, name: str) -> None:
+        self.name_ = name
+        self.started_ = False
+        self._records: list[float] = []
+        self._begun = 0.0
 
-    def __init__(self, file: Mapping[str, Any]) -> None:
-        named = [name for name in MONITORS if (file.get(name) or {}).get("enabled")]
-        if named:
-            logger.warning_once(
-                f"{', '.join(named)}: nothing is written by this engine; write get_lr(), the loss "
-                "and get_global_grad_norm() with a writer of your own"
-            )
+    def start(self) -> None:
+        """Begins; what is queued on a device is waited for first."""
+        assert not self.started_, f"{self.name_} timer has already been started"
+        _settle()
+        self.started_, self._begun = True, time.perf_counter()
 
-    def write_events(self, event_list: Any, flush: bool = True) -> None:
-        """Nothing: enabled is False."""
+    def stop(self, reset: bool = False, record: bool = False) -> None:
+        """Ends, and what is queued on a device with it. Arguments: as in DeepSpeed, unused."""
+        assert self.started_, "timer is not started"
+        _settle()
+        self._records.append(1e3 * (time.perf_counter() - self._begun))
+        self.started_ = False
+
+    def reset(self) -> None:
+        """Forgets everything."""
+        self.started_ = False
+        self._records.clear()
+
+    def elapsed(self, reset: bool = True) -> float:
+        """Milliseconds so far, of what is under way too."""
+        running = self.started_
+        if running:
+            self.stop()
+        total = sum(self._records)
+        if reset:
+            self.reset()
+        if running:
+            self.start()
+        return total
+
+    def mean(self) -> float:
+        """Of the records without the largest and the smallest tenth."""
+        records = sorted(self._records)
+        cut = round(len(records) * 0.1)
+        kept = records[cut : len(records) - cut]
+        return sum(kept) / len(kept) if kept else 0.0
+
+
+def _settle() -> None:
+    device = get_accelerator()
+    if device.device_name() != "cpu":
+        device.synchronize()
+
+
+class SynchronizedWallClockTimer:
+    """Timers by name: engine.timers."""
+
+    Timer = _Timer
+
+    def __init__(self) -> None:
+        self.timers: dict[str, _Timer] = {}
+
+    def __call__(self, name: str) -> _Timer:
+        """The timer of a name, made with its first use."""
+        return self.timers.setdefault(name, _Timer(name))
+
+    def get_timers(self) -> dict[str, _Timer]:
+        """All of them."""
+        return self.timers
+
+    def log(
+        self,
+        names: Sequence[str],
+        normalizer: float = 1.0,
+        reset: bool = True,
+        memory_breakdown: bool = False,
+        ranks: Sequence[int] | None = None,
+    ) -> None:
+        """Prints the timers that were used, on rank 0 or `ranks`."""
+        text = "time (ms)"
+        for name in names:
+            if name in self.timers:
+                text += f" | {name}: {self.timers[name].elapsed(reset=reset) / normalizer:.2f}"
+        print_dist(text, ranks=ranks or [0])
+
+    def get_mean(
+        self, names: Sequence[str], normalizer: float = 1.0, reset: bool = True
+    ) -> dict[str, float]:
+        """A thousand times their means, as DeepSpeed's."""
+        return {n: self.timers[n].mean() * 1e3 / normalizer for n in names if n in self.timers}

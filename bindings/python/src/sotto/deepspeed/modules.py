@@ -27,6 +27,7 @@ TUNING = "choose batch sizes in the configuration"
 COMPRESS = "compression of the model is not here; use torch.ao"
 PROFILE = "use torch.profiler"
 TENSOR = "sharding layers is not here; keep Megatron's or DeepSpeed's and pass mpu= or comm="
+WRITE = "write events with engine.monitor, or a writer of your own"
 DATA = "give training_data in the order that is wanted, or a data_sampler to deepspeed_io()"
 STAGE = "parameters and state are whole on every rank: only stage 0 is here"
 OTHER = "it is not a part of sotto.deepspeed; keep DeepSpeed for it"
@@ -62,9 +63,11 @@ PATHS: Mapping[str, tuple[Sequence[str], str]] = MappingProxyType(
         "moe.layer": ([], MOE),
         "moe.sharded_moe": ([], MOE),
         "moe.utils": ([], MOE),
-        "monitor": ([], "write events with a writer of your own"),
-        "monitor.monitor": (["meters"], "write events with a writer of your own"),
-        "monitor.config": ([], "write events with a writer of your own"),
+        "monitor": (["monitors"], WRITE),
+        "monitor.config": ([], WRITE),
+        "monitor.csv_monitor": (["monitors"], WRITE),
+        "monitor.monitor": (["monitors"], WRITE),
+        "monitor.tensorboard": (["monitors"], WRITE),
         "nebula": ([], OTHER),
         "ops": (["optimizers"], KERNELS),
         "ops.adagrad": (["optimizers"], KERNELS),

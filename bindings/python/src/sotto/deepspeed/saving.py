@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..errors import InvalidArgumentError, UnsupportedError
+from ..errors import InvalidArgumentError
 from . import files, imported
 from .client import ClientOptimizer
 from .schedule import ConfigSchedule
@@ -147,6 +147,7 @@ class Saving:
 
         tag: None: what "latest" names; where there is none, a warning and (None, None).
         load_optimizer_states False, or load_module_only: the optimizer starts anew.
+        load_lr_scheduler_states False: the schedule does; the next update has the saved rate still.
         custom_load_fn: called as custom_load_fn(src=state_dict, dst=module) in place of
         load_state_dict(). Returns the file's path and client_state. Errors: OSError,
         InvalidArgumentError (another model or optimizer; exact states of another number of ranks),
@@ -160,7 +161,6 @@ class Saving:
             tag = latest.read_text(encoding="utf-8").strip()
         path = Path(load_dir) / str(tag) / files.MODEL_FILE
         whole = self.optimizer is not None and load_optimizer_states and not load_module_only
-        self._check_schedule(whole, load_lr_scheduler_states and not load_module_only)
         state: dict[str, Any] = {}
 
         def load() -> None:
@@ -178,6 +178,8 @@ class Saving:
         files.together(self.comm, "reading the checkpoint", load)
         if whole:
             self._load_optimizer(state)
+            if not load_lr_scheduler_states and isinstance(self.lr_scheduler, ConfigSchedule):
+                self.lr_scheduler.restart()
         elif self.optimizer is not None:
             self.optimizer.close()
             if isinstance(self.optimizer, ClientOptimizer):
@@ -187,24 +189,6 @@ class Saving:
         if imported.is_deepspeeds(state):
             return str(path), imported.client_state_of(state)
         return str(path), state["client_state"]
-
-    def _check_schedule(self, whole: bool, schedule: bool) -> None:
-        """The position in the configuration's schedule is a part of the optimizer's state."""
-        if not isinstance(self.lr_scheduler, ConfigSchedule):
-            return
-        if whole and not schedule:
-            raise UnsupportedError(
-                "load_lr_scheduler_states=False: the position in the configuration's schedule is "
-                "part of the optimizer's state; use load_optimizer_states=False as well, or a "
-                "lr_scheduler of your own"
-            )
-        if schedule and not whole:
-            warnings.warn(
-                "load_optimizer_states=False: the configuration's schedule is a part of the "
-                "optimizer's state and starts again too; pass lr_scheduler= of "
-                "deepspeed.runtime.lr_schedules to initialize(), if it has to go on",
-                stacklevel=3,
-            )
 
     def _load_optimizer(self, state: Mapping[str, Any]) -> None:
         if not imported.is_deepspeeds(state):

@@ -36,8 +36,15 @@ class ConfigSchedule:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Empty: the position is in the optimizer's state."""
-        return {}
+        """The position, which is in the optimizer's state too. Local."""
+        return {"last_batch_iteration": self.optimizer.schedule_iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Takes what state_dict() gave."""
+        """Takes what state_dict() gave, here or in DeepSpeed. Collective."""
+        iteration = state.get("last_batch_iteration", self.optimizer.schedule_iteration)
+        if iteration != self.optimizer.schedule_iteration:
+            self.optimizer.continue_schedule(iteration)
+
+    def restart(self) -> None:
+        """From the beginning, behind the next update. Collective."""
+        self.optimizer.continue_schedule(-1)

@@ -30,7 +30,7 @@ def _with_subclasses(kind: Any) -> list[type]:
     return [kind, *below]
 
 
-def _objects_of(kind: type) -> list[Any]:
+def objects_of(kind: type) -> list[Any]:
     """All live objects of a class. Takes some ten milliseconds in a large program."""
     # issubclass() for every object takes ten times as long.
     ids = {id(cls) for cls in _with_subclasses(kind)}
@@ -43,9 +43,7 @@ def ddp_modules(params: Iterable[torch.Tensor]) -> list[Any]:
     if kind is None:
         return []
     ids = {id(p) for p in params}
-    return [
-        module for module in _objects_of(kind) if any(id(p) in ids for p in module.parameters())
-    ]
+    return [module for module in objects_of(kind) if any(id(p) in ids for p in module.parameters())]
 
 
 def check_whole(params: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -61,7 +59,7 @@ def check_whole(params: Iterable[tuple[str, torch.Tensor]]) -> None:
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp is None or not (dist.is_available() and dist.is_initialized()):
         return
-    of_fsdp = {id(p) for m in _objects_of(fsdp.FullyShardedDataParallel) for p in m.parameters()}
+    of_fsdp = {id(p) for m in objects_of(fsdp.FullyShardedDataParallel) for p in m.parameters()}
     for name, p in named:
         if id(p) in of_fsdp:
             raise UnsupportedError(f'parameter "{name}" belongs to FSDP: {reason}')
@@ -168,6 +166,7 @@ def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> N
             "DistributedDataParallel module. Without one nothing averages gradients but step()"
         )
     optimizer = _unwrapped(optimizer)
+    optimizer._follow_replaced()
     ids = {id(p) for group in optimizer.param_groups for p in group["params"]}
     if not any(id(p) in ids for p in model.parameters()):
         raise InvalidArgumentError("the optimizer has none of the model's parameters")
@@ -183,7 +182,7 @@ def deepspeed_engine(optimizer: SottoOptimizer) -> Any:
     module = sys.modules.get("deepspeed.runtime.engine")
     if module is None:
         return None
-    for engine in _objects_of(module.DeepSpeedEngine):
+    for engine in objects_of(module.DeepSpeedEngine):
         if getattr(engine, "basic_optimizer", None) is optimizer:
             return engine
     return None

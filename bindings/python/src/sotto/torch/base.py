@@ -28,6 +28,7 @@ from .averagers import (
 )
 from .gradients import Gradients, Tensor, check_param
 from .hyper import CONSTANTS, Groups
+from .replaced import Replaced
 
 NAMED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 MASK = "exp_avg_mask"  # DeepSpeed's key of a parameter group
@@ -68,9 +69,11 @@ class SottoOptimizer(Groups):
     that does not use a parameter which others use gives it a gradient of zeros. The step number,
     for bias corrections, is that of all.
 
-    Parameters may move to other memory of the same dtype, device and shape. What others write into
-    16-bit parameters (load_state_dict() of the model, in-place operations) becomes the master's
-    value, but for writes past autograd, through p.data, which torch does not count.
+    Parameters may move to other memory of the same dtype, device and shape, and modules may be
+    given other Parameters in their place, as load_state_dict(assign=True) does: those are trained
+    from then on. What others write into 16-bit parameters (load_state_dict() of the model, in-place
+    operations) becomes the master's value, but for writes past autograd, through p.data, which
+    torch does not count.
 
     On a CUDA device step() and accumulate() start behind what is queued on PyTorch's current
     stream, and what is queued on it later comes after them; the host does not wait. So a step's
@@ -109,6 +112,8 @@ class SottoOptimizer(Groups):
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
+        self._replaced = Replaced()
+        self._held = None
         self._group_keys = tuple(group_defaults)
         self._step_supports_amp_scaling = (
             True  # GradScaler then leaves its verdict to step(), which refuses
@@ -196,9 +201,14 @@ class SottoOptimizer(Groups):
 
     def _build(self) -> plain.Optimizer:
         self.synchronize()
+        self._follow_replaced()
         if self._optim is not None:
             return self._optim
         trained = self._registered()
+        if not trained:
+            raise InvalidStateError(
+                "no parameter of the optimizer requires a gradient: there is nothing to train"
+            )
         check_whole((name, p) for name, _, p in trained)
         self._check_params(trained)
         self._meet_averagers()
@@ -225,6 +235,14 @@ class SottoOptimizer(Groups):
             self._optim.close()
         self._optim, self._gradients, self._tensors = None, None, []
         self.recorded = None
+
+    def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        super()._replace(new)
+        self._untrained = [(name, new.get(id(p), p)) for name, p in self._untrained]
+        if self._gradients is not None:
+            self._gradients.replace(new)
+            self._meet_averagers()
+        self._watch_gradients()
 
     # ---- who else averages -----------------------------------------------------------------------
 
@@ -386,17 +404,6 @@ class SottoOptimizer(Groups):
                 "others use, set p.grad = torch.zeros_like(p)"
             ) from None
 
-    def _show_schedule(self, optim: plain.Optimizer) -> None:
-        """Groups show the learning rate of the next step, if the library's schedule makes it."""
-        if not self._schedule:
-            return
-        if len(self.param_groups) == 1:
-            rates = [optim.info().lr]
-        else:
-            rates = [group["lr"] for group in optim.report("groups")["groups"]]
-        for group, sent, lr in zip(self.param_groups, self._sent, rates):
-            group["lr"] = sent["lr"] = lr
-
     @torch.no_grad()
     def accumulate(self) -> None:
         """Takes the gradients of one micro-batch; the next step() averages them with its own.
@@ -408,6 +415,7 @@ class SottoOptimizer(Groups):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Before the first step alone. Errors: InvalidStateError (after it)."""
+        self._follow_replaced()
         if self._optim is not None:
             if self._build().info().step:
                 raise InvalidStateError(
@@ -421,6 +429,7 @@ class SottoOptimizer(Groups):
         except BaseException:
             self.param_groups.pop()
             raise
+        self._replaced.watch(p for group in self.param_groups for p in group["params"])
 
     @property
     def loss_scale(self) -> float:
@@ -460,6 +469,7 @@ class SottoOptimizer(Groups):
         dtype, device or shape of a parameter), those of the last step on a CUDA device.
         """
         self.synchronize()
+        self._follow_replaced()
         state = self._groups_state()
         if self._optim is not None:
             if self._gradients is not None:
@@ -480,6 +490,7 @@ class SottoOptimizer(Groups):
         if mode not in ("mean", "whole"):
             raise InvalidArgumentError(f"mode is {mode!r}; allowed: mean, whole")
         self.synchronize()
+        self._follow_replaced()
         state = self._groups_state()
         if self._optim is not None:
             if self._gradients is not None:
@@ -515,6 +526,7 @@ class SottoOptimizer(Groups):
             raise InvalidArgumentError(
                 'the state has no entry "sotto": it was not made by an optimizer of sotto.torch'
             )
+        self._follow_replaced()
         self._loaded = frozenset(saved["names"])
         states.check_saved(self, saved)
         groups = [
@@ -536,9 +548,11 @@ class SottoOptimizer(Groups):
                 )
             optim = self._build()
             if self._gradients is not None:
-                self._gradients.follow(optim)
+                self._gradients.follow_for_load(optim)
                 self._gradients.freeze(optim, frozenset(saved.get("frozen", ())))
             states.load(self, optim, saved)
+            if self._gradients is not None:
+                self._gradients.loaded()
         except BaseException:
             if self._optim not in (None, before[0]):
                 self._drop()

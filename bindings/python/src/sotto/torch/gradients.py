@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes as c
 import warnings
 from array import array
-from collections.abc import Collection
-from operator import attrgetter, methodcaller
+from collections.abc import Collection, Mapping
+from operator import attrgetter
 
 import torch
 
@@ -21,7 +21,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # A step asks these of every parameter: a loop of the interpreter costs twice as much as map().
 _grad, _dtype, _version = attrgetter("grad"), attrgetter("dtype"), attrgetter("_version")
 _trains = attrgetter("requires_grad")
-_address = methodcaller("data_ptr")  # of a subclass of torch.Tensor its own
+_address = torch.Tensor.data_ptr
 _count = torch.Tensor.numel
 _contiguous = torch.Tensor.is_contiguous
 
@@ -62,6 +62,15 @@ def _layout_of(p: torch.Tensor) -> str:
     return f": shape {list(p.shape)}, strides {list(p.stride())}; {_CONTIGUOUS}"
 
 
+def adopt(master: torch.Tensor, copy: torch.Tensor) -> None:
+    """The master of a 16-bit parameter takes what others have written into that.
+
+    Elements that still have the master's value keep its precision.
+    """
+    same = master.to(copy.dtype) == copy
+    master.copy_(torch.where(same, master, copy.float()))
+
+
 class Tensor:
     """A registered parameter with its float32 master."""
 
@@ -98,23 +107,23 @@ class Tensor:
                 )
         check_param(self.name, now)
 
+    def place(self) -> None:
+        """Takes the parameter's new memory."""
+        if self.copy is None:
+            self.master = self.p.detach()
+        else:
+            self.copy = self.p.detach()
+
     def move(self) -> None:
         """Takes the parameter's new memory, with the values there."""
-        values = self.p.detach()
-        if self.copy is None:
-            self.master = values
-        else:
-            self.copy = values
+        self.place()
+        if self.copy is not None:
             self.adopt()
 
     def adopt(self) -> None:
-        """The master of a 16-bit parameter takes what others have written into that.
-
-        Elements that still have the master's value keep its precision.
-        """
+        """The master takes what others have written into the parameter."""
         assert self.copy is not None
-        same = self.master.to(self.copy.dtype) == self.copy
-        self.master.copy_(torch.where(same, self.master, self.copy.float()))
+        adopt(self.master, self.copy)
 
     def differs(self) -> bool:
         """Whether the parameter has other values than the library's."""
@@ -152,7 +161,18 @@ class Gradients:
         self._counts = list(map(_count, self._params))
         # Others' writes count where the library has values of its own beside the parameter.
         self._watched = [t for t in self._tensors if t.copy is not None or self._local]
-        self._versions = [t.p._version for t in self._watched]
+        self._watched_params = [t.p for t in self._watched]
+        self._versions = self._versions_now()
+
+    def replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        """Other Parameter objects take the place of some, by their ids."""
+        for tensor in self._tensors:
+            tensor.p = new.get(id(tensor.p), tensor.p)
+        self._params = [t.p for t in self._tensors]
+        self._watched_params = [t.p for t in self._watched]
+
+    def _versions_now(self) -> list[int]:
+        return list(map(_version, self._watched_params))
 
     def registered(self) -> list[plain.Param]:
         """For the library's optimizer, with the gradients that are there now."""
@@ -169,18 +189,45 @@ class Gradients:
         Errors: InvalidStateError (dtype, device or shape has changed; 0/1 Adam has a frozen
         variance and would undo what was written), UnsupportedError (layout).
         """
-        if list(map(_address, self._params)) != self._at:
-            self._follow_moved(optim)
-        elif self._watched and [t.p._version for t in self._watched] != self._versions:
+        if self._have_moved():
+            moved = self._moved()
+            self._check_local(optim, moved)
+            for tensor in moved:
+                tensor.move()
+            self._tell_places(optim, moved, [])
+            self._follow_written(optim)
+        elif self._watched and self._versions_now() != self._versions:
             self._follow_written(optim)
 
-    def _follow_moved(self, optim: plain.Optimizer) -> None:
+    def follow_for_load(self, optim: plain.Optimizer) -> None:
+        """Tells the library where parameters lie: a state is about to write them.
+
+        What others have written is noticed by the next follow(), unless loaded() comes first.
+        Errors: InvalidStateError, UnsupportedError (as follow()).
+        """
+        if self._have_moved():
+            moved = self._moved()
+            differ = [tensor for tensor in moved if tensor.differs()]
+            for tensor in moved:
+                tensor.place()
+            self._tell_places(optim, moved, differ)
+
+    def loaded(self) -> None:
+        """The library has written all parameters."""
+        self._versions = self._versions_now()
+
+    def _have_moved(self) -> bool:
+        return list(map(_address, self._params)) != self._at
+
+    def _moved(self) -> list[Tensor]:
         for tensor in self._tensors:
             tensor.check_still()
-        moved = [t for t, at in zip(self._tensors, self._at) if t.p.data_ptr() != at]
-        self._check_local(optim, moved)
-        for tensor in moved:
-            tensor.move()
+        return [t for t, at in zip(self._tensors, self._at) if t.p.data_ptr() != at]
+
+    def _tell_places(
+        self, optim: plain.Optimizer, moved: list[Tensor], written: list[Tensor]
+    ) -> None:
+        """written: of the moved ones, those that are to be taken for written by others."""
         copies = [t.copy for t in self._tensors]
         optim.set_params(
             [t.master for t in self._tensors],
@@ -188,12 +235,10 @@ class Gradients:
         )
         versions = dict(zip(map(id, self._watched), self._versions))
         self._remember()
-        unmoved = {id(t) for t in self._watched} - {id(t) for t in moved}
-        self._versions = [
-            versions[id(t)] if id(t) in unmoved else seen
-            for t, seen in zip(self._watched, self._versions)
-        ]
-        self._follow_written(optim)
+        for tensor in moved:
+            versions[id(tensor)] = tensor.p._version
+        versions.update((id(tensor), -1) for tensor in written)
+        self._versions = [versions[id(t)] for t in self._watched]
 
     def _follow_written(self, optim: plain.Optimizer) -> None:
         written = [t for t, seen in zip(self._watched, self._versions) if t.p._version != seen]
@@ -202,7 +247,7 @@ class Gradients:
         for tensor in written:
             if tensor.copy is not None:
                 tensor.adopt()
-        self._versions = [t.p._version for t in self._watched]
+        self._versions = self._versions_now()
 
     def _check_local(
         self, optim: plain.Optimizer, tensors: list[Tensor], *, written: bool = False
@@ -316,7 +361,6 @@ class Gradients:
             warnings.warn(
                 "no parameter of the optimizer had a gradient, on no rank: the step has changed "
                 "nothing. Either backward() was not called, or the model has other parameters by "
-                "now, as load_state_dict(assign=True) gives it: make a new optimizer of "
-                "model.parameters() and load this one's state_dict()",
+                "now: make a new optimizer of model.parameters() and load this one's state_dict()",
                 stacklevel=4,
             )

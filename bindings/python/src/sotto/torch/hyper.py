@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
@@ -11,9 +12,11 @@ import torch
 from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from .replaced import Replaced
 
 # Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
 RELATIVE_SCHEDULES = ("WarmupCosineLR",)
+BETA_SCHEDULES = ("OneCycle",)
 # What a group of torch's optimizers may have, with what it is here.
 CONSTANTS = MappingProxyType(
     {
@@ -39,6 +42,8 @@ class Groups(torch.optim.Optimizer):
     _constants: dict[str, Any]  # the same with all that torch has: groups cannot differ in it
     _group_keys: tuple[str, ...]  # torch adds some of its own to self.defaults
     _sent: list[dict[str, Any]]  # what the library has of every group
+    _replaced: Replaced
+    _held: int | None  # the step at which rates stand still for the next update
 
     @property
     def _compresses(self) -> bool:
@@ -116,6 +121,86 @@ class Groups(torch.optim.Optimizer):
             )
             n += len(group["params"])
         return names
+
+    # ---- parameters that others take the place of ------------------------------------------------
+
+    def _follow_replaced(self) -> None:
+        """Takes what modules have been given in place of parameters: load_state_dict(assign=True).
+
+        Errors: InvalidStateError (one parameter became several).
+        """
+        if self._replaced:
+            named = [
+                (name, p)
+                for group, names in zip(self.param_groups, self._names())
+                for name, p in zip(names, group["params"])
+            ]
+            new = self._replaced.take(named)
+            if new:
+                self._replace(new)
+                self._replaced.watch(new.get(id(p), p) for _, p in named)
+
+    def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        """new: Parameters that take the place of others, by the ids of those."""
+        for group in self.param_groups:
+            group["params"][:] = [new.get(id(p), p) for p in group["params"]]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        self._follow_replaced()
+        super().zero_grad(set_to_none)
+
+    # ---- the configuration's schedule ------------------------------------------------------------
+
+    def _build(self) -> plain.Optimizer:
+        raise NotImplementedError
+
+    def _show_schedule(self, optim: plain.Optimizer) -> None:
+        """Groups show rates and betas of the next step, if the library's schedule makes them."""
+        if not self._schedule:
+            return
+        self._release(optim)
+        keys = ("lr", "betas") if self._schedule in BETA_SCHEDULES else ("lr",)
+        if len(self.param_groups) == 1 and keys == ("lr",):
+            shown = [{"lr": optim.info().lr}]
+        else:
+            shown = optim.report("groups")["groups"]
+        for group, sent, values in zip(self.param_groups, self._sent, shown):
+            for key in keys:
+                group[key] = sent[key] = values[key]
+
+    @property
+    def schedule_iteration(self) -> int:
+        """Updates that the configuration's schedule has seen, less one. Without one: -1."""
+        if self._optim is None or not self._schedule:
+            return -1
+        return int(self._optim.report("config")["scheduler_iteration"])
+
+    def continue_schedule(self, iteration: int) -> None:
+        """The configuration's schedule goes on behind `iteration`; -1: it starts again.
+
+        The next update keeps the rates and betas that it would have had, as with a schedule of
+        Python's, which steps behind an update. Collective if no step was made yet.
+        """
+        optim = self._build()
+        groups = optim.report("groups")["groups"]
+        optim.set("scheduler_iteration", iteration)
+        for index, group in enumerate(groups):
+            optim.set("lr", group["lr"], index)
+            if self._schedule in BETA_SCHEDULES:
+                optim.set("beta1", group["betas"][0], index)
+                optim.set("beta2", group["betas"][1], index)
+        self._held = optim.info().step
+
+    def _release(self, optim: plain.Optimizer) -> None:
+        """Behind the update that continue_schedule() held rates for, the schedule has them."""
+        if self._held is None or optim.info().step == self._held:
+            return
+        self._held = None
+        for name in ("lr", "beta1", "beta2") if self._schedule in BETA_SCHEDULES else ("lr",):
+            optim.set(name, math.nan)
+
+    # ---- numbers of groups -----------------------------------------------------------------------
 
     def _check_constants(self) -> None:
         """Errors: InvalidArgumentError (a group has something else than the constructor)."""
