@@ -13,8 +13,8 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kReduce) = scalar::reduce;
   kernel_entry(t, KernelId::kOnebitEncode) = scalar::onebit_encode;
   kernel_entry(t, KernelId::kOnebitEncodeUndo) = scalar::onebit_encode_undo;
-  kernel_entry(t, KernelId::kOnebitLambFront) = scalar::onebit_lamb_front;
-  kernel_entry(t, KernelId::kOnebitLambFrontUndo) = scalar::onebit_lamb_front_undo;
+  kernel_entry(t, KernelId::kOnebitLambEncode) = scalar::onebit_lamb_encode;
+  kernel_entry(t, KernelId::kOnebitLambEncodeUndo) = scalar::onebit_lamb_encode_undo;
   kernel_entry(t, KernelId::kNormFinish) = scalar::norm_finish;
   kernel_entry(t, KernelId::kOnebitServer) = scalar::onebit_server;
   kernel_entry(t, KernelId::kOnebitDecode) = scalar::onebit_decode;
@@ -31,24 +31,24 @@ KernelTable make_scalar_kernels() {
   kernel_entry(t, KernelId::kLambMoments) = scalar::lamb_moments;
   kernel_entry(t, KernelId::kLambScalars) = scalar::lamb_scalars;
   kernel_entry(t, KernelId::kLambUpdate) = scalar::lamb_update;
-  kernel_entry(t, KernelId::kOnebitLambPrepare) = scalar::onebit_lamb_prepare;
+  kernel_entry(t, KernelId::kFreezeVariance) = scalar::freeze_variance;
   kernel_entry(t, KernelId::kCountValid) = scalar::count_valid;
   kernel_entry(t, KernelId::kOnebitLambScaling) = scalar::onebit_lamb_scaling;
   kernel_entry(t, KernelId::kOnebitLambFactor) = scalar::onebit_lamb_factor;
   kernel_entry(t, KernelId::kOnebitLambScalars) = scalar::onebit_lamb_scalars;
-  kernel_entry(t, KernelId::kOnebitLambUpdate) = scalar::onebit_lamb_update;
+  kernel_entry(t, KernelId::kMomentumUpdate) = scalar::momentum_update;
   kernel_entry(t, KernelId::kMomentumFromBits) = scalar::momentum_from_bits;
   kernel_entry(t, KernelId::kStepSizes) = scalar::step_sizes;
   kernel_entry(t, KernelId::kSgd) = scalar::sgd;
   kernel_entry(t, KernelId::kSgdNarrow) = scalar::sgd_narrow;
   kernel_entry(t, KernelId::kFrozenAdam) = scalar::frozen_adam;
-  kernel_entry(t, KernelId::kLocalMomentum) = scalar::local_momentum;
-  kernel_entry(t, KernelId::kLocalFront) = scalar::local_front;
-  kernel_entry(t, KernelId::kLocalFrontUndo) = scalar::local_front_undo;
-  kernel_entry(t, KernelId::kLocalSync) = scalar::local_sync;
-  kernel_entry(t, KernelId::kInPlaceLocal) = scalar::in_place_local;
-  kernel_entry(t, KernelId::kInPlaceSum) = scalar::in_place_sum;
-  kernel_entry(t, KernelId::kInPlaceSync) = scalar::in_place_sync;
+  kernel_entry(t, KernelId::kZeroOneLocal) = scalar::zeroone_local;
+  kernel_entry(t, KernelId::kZeroOneEncode) = scalar::zeroone_encode;
+  kernel_entry(t, KernelId::kZeroOneEncodeUndo) = scalar::zeroone_encode_undo;
+  kernel_entry(t, KernelId::kZeroOneSync) = scalar::zeroone_sync;
+  kernel_entry(t, KernelId::kZeroOneInPlaceLocal) = scalar::zeroone_in_place_local;
+  kernel_entry(t, KernelId::kZeroOneInPlaceSum) = scalar::zeroone_in_place_sum;
+  kernel_entry(t, KernelId::kZeroOneInPlaceSync) = scalar::zeroone_in_place_sync;
   return t;
 }
 

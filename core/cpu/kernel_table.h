@@ -54,13 +54,13 @@ void lamb_moments(const KernelCall& call);
 void lamb_scalars(const KernelCall& call);
 void lamb_update(const KernelCall& call);
 
-void onebit_lamb_front(const KernelCall& call);
-void onebit_lamb_front_undo(const KernelCall& call);
-void onebit_lamb_prepare(const KernelCall& call);
+void onebit_lamb_encode(const KernelCall& call);
+void onebit_lamb_encode_undo(const KernelCall& call);
+void freeze_variance(const KernelCall& call);
 void onebit_lamb_scaling(const KernelCall& call);
 void onebit_lamb_factor(const KernelCall& call);
 void onebit_lamb_scalars(const KernelCall& call);
-void onebit_lamb_update(const KernelCall& call);
+void momentum_update(const KernelCall& call);
 void momentum_from_bits(const KernelCall& call);
 
 void step_sizes(const KernelCall& call);
@@ -68,13 +68,13 @@ void sgd(const KernelCall& call);
 void sgd_narrow(const KernelCall& call);
 
 void frozen_adam(const KernelCall& call);
-void local_momentum(const KernelCall& call);
-void local_front(const KernelCall& call);
-void local_front_undo(const KernelCall& call);
-void local_sync(const KernelCall& call);
-void in_place_local(const KernelCall& call);
-void in_place_sum(const KernelCall& call);
-void in_place_sync(const KernelCall& call);
+void zeroone_local(const KernelCall& call);
+void zeroone_encode(const KernelCall& call);
+void zeroone_encode_undo(const KernelCall& call);
+void zeroone_sync(const KernelCall& call);
+void zeroone_in_place_local(const KernelCall& call);
+void zeroone_in_place_sum(const KernelCall& call);
+void zeroone_in_place_sync(const KernelCall& call);
 }  // namespace scalar
 
 }  // namespace sotto

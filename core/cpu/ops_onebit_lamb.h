@@ -6,9 +6,9 @@
 
 namespace sotto {
 
-// What the front and its undo read.
-struct FrontOp : OpBase {
-  explicit FrontOp(const KernelCall& call)
+// What the encoder and its undo read.
+struct OnebitLambEncodeOp : OpBase {
+  explicit OnebitLambEncodeOp(const KernelCall& call)
       : args(call.arguments<EncodeArgs>()),
         gradients{&call.operands[0], args.source},
         momentum{call.operands[1].flat<const float>(), call.operands[2].flat<const uint8_t>(),
@@ -28,8 +28,8 @@ struct FrontOp : OpBase {
   // x of element j of a piece; not for masked elements.
   float input(const Piece& p, uint64_t j, float scaling, float magnitude) const {
     const float g = source(p)[j];
-    return front_input(groups[p.group], momentum.at(p.flat + j, magnitude),
-                       clip != nullptr ? g * *clip : g, scaling);
+    return onebit_lamb_input(groups[p.group], momentum.at(p.flat + j, magnitude),
+                             clip != nullptr ? g * *clip : g, scaling);
   }
   void open(uint64_t block) { lanes = sums.open(block); }
   void pad(const Piece& p, uint64_t first, uint64_t count) {
@@ -70,9 +70,9 @@ struct FrontOp : OpBase {
   uint32_t flags = 0;
 };
 
-struct PrepareOp : OpBase {
-  explicit PrepareOp(const KernelCall& call)
-      : mask_zero(call.arguments<PrepareArgs>().mask_zero_variance),
+struct FreezeVarianceOp : OpBase {
+  explicit FreezeVarianceOp(const KernelCall& call)
+      : mask_zero(call.arguments<FreezeArgs>().mask_zero_variance),
         m(call.operands[0].flat<const float>()),
         v(call.operands[1].flat<const float>()),
         vf(call.operands[2].flat<float>()),
@@ -176,8 +176,8 @@ struct FactorOp : OpBase {
 };
 
 // Pass B.
-struct OnebitUpdateOp : OpBase {
-  explicit OnebitUpdateOp(const KernelCall& call)
+struct MomentumUpdateOp : OpBase {
+  explicit MomentumUpdateOp(const KernelCall& call)
       : momentum{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
                  call.operands[2].flat<const uint8_t>()},
         den(call.operands[3].flat<const float>()),

@@ -47,8 +47,8 @@ struct FrozenAdamOp : OpBase {
   const GroupScalars* groups;
 };
 
-struct LocalMomentumOp : OpBase {
-  explicit LocalMomentumOp(const KernelCall& call)
+struct ZeroOneLocalOp : OpBase {
+  explicit ZeroOneLocalOp(const KernelCall& call)
       : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
                   call.operands[7].flat<const float>(),
                   call.operands[8].flat<const uint8_t>()},
@@ -68,8 +68,8 @@ struct LocalMomentumOp : OpBase {
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
-      local_momentum_element(s, lr, gradients.masked(flat), gradients.at(g, j, flat), &m[flat],
-                             &b[flat], den[flat], anchor[flat], &p[j]);
+      zeroone_local_element(s, lr, gradients.masked(flat), gradients.at(g, j, flat), &m[flat],
+                            &b[flat], den[flat], anchor[flat], &p[j]);
     }
   }
 
@@ -82,9 +82,9 @@ struct LocalMomentumOp : OpBase {
   const GroupScalars* groups;
 };
 
-// What the front of a synchronisation and its undo read.
-struct LocalFrontOp : OpBase {
-  explicit LocalFrontOp(const KernelCall& call)
+// What the encoder of a synchronisation and its undo read.
+struct ZeroOneEncodeOp : OpBase {
+  explicit ZeroOneEncodeOp(const KernelCall& call)
       : args(call.arguments<EncodeArgs>()),
         gradients{{&call.operands[0], args.source},
                   call.operands[10].flat<const float>(),
@@ -104,7 +104,7 @@ struct LocalFrontOp : OpBase {
     const GroupScalars& s = groups[p.group];
     const uint64_t flat = p.flat + j;
     if (gradients.source.operand->data == nullptr) return b[flat];
-    return local_front_input(s, m[flat], b[flat], gradients.at(source(p), j, flat));
+    return zeroone_encode_input(s, m[flat], b[flat], gradients.at(source(p), j, flat));
   }
   void open(uint64_t block) { lanes = sums.open(block); }
   void pad(const Piece& p, uint64_t first, uint64_t count) {
@@ -141,8 +141,8 @@ struct LocalFrontOp : OpBase {
   uint32_t flags = 0;
 };
 
-struct LocalSyncOp : OpBase {
-  explicit LocalSyncOp(const KernelCall& call)
+struct ZeroOneSyncOp : OpBase {
+  explicit ZeroOneSyncOp(const KernelCall& call)
       : mean{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
              call.operands[2].flat<const uint8_t>()},
         m(call.operands[3].flat<float>()),
@@ -161,8 +161,8 @@ struct LocalSyncOp : OpBase {
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
       const bool masked = valid != nullptr && !get_bit(valid, flat);
-      local_sync_element(s, masked, mean.at(flat, magnitude), &m[flat], &b[flat], den[flat],
-                         &anchor[flat], &p[j]);
+      zeroone_sync_element(s, masked, mean.at(flat, magnitude), &m[flat], &b[flat], den[flat],
+                           &anchor[flat], &p[j]);
     }
   }
 

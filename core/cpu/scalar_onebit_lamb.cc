@@ -1,4 +1,4 @@
-// 1-bit LAMB: front (momentum and encoder), switch to the compressed stage, and both passes of the
+// 1-bit LAMB: encoder of the momentum, switch to the compressed stage, and both passes of the
 // compressed step.
 #include <algorithm>
 
@@ -10,50 +10,51 @@ namespace sotto::scalar {
 namespace {
 
 // One rank: the momentum itself, after the multiplication and division that more ranks would do.
-void front_identity(const KernelCall& call) {
-  FrontOp front(call);
+void encode_identity(const KernelCall& call) {
+  OnebitLambEncodeOp encode(call);
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float s = scaling_of(front.states, p);
-    const float magnitude = front.momentum.magnitude(p, s);
+    const float s = scaling_of(encode.states, p);
+    const float magnitude = encode.momentum.magnitude(p, s);
     for (uint64_t i = 0; i < p.count; ++i) {
-      front.c[p.flat + i] = front.masked(p.flat + i)
-                                ? 0.0f
-                                : guard_finite(front.input(p, i, s, magnitude) / s, &front.flags);
+      encode.c[p.flat + i] =
+          encode.masked(p.flat + i)
+              ? 0.0f
+              : guard_finite(encode.input(p, i, s, magnitude) / s, &encode.flags);
     }
   }
-  front.finish();
+  encode.finish();
 }
 
 }  // namespace
 
-void onebit_lamb_front(const KernelCall& call) {
-  if (call.arguments<EncodeArgs>().identity) return front_identity(call);
-  run_elements<FrontOp>(call);
+void onebit_lamb_encode(const KernelCall& call) {
+  if (call.arguments<EncodeArgs>().identity) return encode_identity(call);
+  run_elements<OnebitLambEncodeOp>(call);
 }
 
-void onebit_lamb_front_undo(const KernelCall& call) {
-  FrontOp front(call);
+void onebit_lamb_encode_undo(const KernelCall& call) {
+  OnebitLambEncodeOp encode(call);
   uint32_t unused = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float s = scaling_of(front.states, p);
-    const float magnitude = front.momentum.magnitude(p, s);
+    const float s = scaling_of(encode.states, p);
+    const float magnitude = encode.momentum.magnitude(p, s);
     for (uint64_t i = 0; i < p.count; ++i) {
-      float& value = front.c[p.flat + i];
-      if (front.masked(p.flat + i)) {
+      float& value = encode.c[p.flat + i];
+      if (encode.masked(p.flat + i)) {
         value = 0.0f;
         continue;
       }
-      const float x = guard_finite(front.input(p, i, s, magnitude), &unused);
-      value = undo_encode(value, x, front.old_scales[p.scale], call.paired_ran);
+      const float x = guard_finite(encode.input(p, i, s, magnitude), &unused);
+      value = undo_encode(value, x, encode.old_scales[p.scale], call.paired_ran);
     }
   }
 }
 
-void onebit_lamb_prepare(const KernelCall& call) { run_elements<PrepareOp>(call); }
+void freeze_variance(const KernelCall& call) { run_elements<FreezeVarianceOp>(call); }
 void onebit_lamb_factor(const KernelCall& call) { run_elements<FactorOp>(call); }
-void onebit_lamb_update(const KernelCall& call) { run_elements<OnebitUpdateOp>(call); }
+void momentum_update(const KernelCall& call) { run_elements<MomentumUpdateOp>(call); }
 
 void onebit_lamb_scaling(const KernelCall& call) {
   const auto& a = call.arguments<ScalingArgs>();

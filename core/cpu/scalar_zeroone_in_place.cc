@@ -27,8 +27,8 @@ struct InPlace {
     const uint64_t flat = piece.flat + j;
     Values now{m[flat], b[flat], parameter(piece)[j]};
     if (gradients.source.operand->data == nullptr) return now;
-    in_place_element(s, gradients.at(gradients.source.of(piece), j, flat), &now.m, &now.b,
-                     den[flat], &now.p);
+    zeroone_in_place_element(s, gradients.at(gradients.source.of(piece), j, flat), &now.m, &now.b,
+                             den[flat], &now.p);
     return now;
   }
   float* parameter(const Piece& piece) const {
@@ -45,7 +45,7 @@ struct InPlace {
 
 }  // namespace
 
-void in_place_local(const KernelCall& call) {
+void zeroone_in_place_local(const KernelCall& call) {
   const InPlace at(call);
   for (const Piece& piece : call.pieces) {
     for (uint64_t j = 0; j < piece.count; ++j) {
@@ -57,7 +57,7 @@ void in_place_local(const KernelCall& call) {
   }
 }
 
-void in_place_sum(const KernelCall& call) {
+void zeroone_in_place_sum(const KernelCall& call) {
   const InPlace at(call);
   uint32_t flags = 0;
   for (const Piece& piece : call.pieces) {
@@ -70,7 +70,7 @@ void in_place_sum(const KernelCall& call) {
   if (uint32_t* out = call.operands[8].flat<uint32_t>(); out != nullptr) raise_flags(out, flags);
 }
 
-void in_place_sync(const KernelCall& call) {
+void zeroone_in_place_sync(const KernelCall& call) {
   const InPlace at(call);
   const Operand& floats = call.operands[7];
   const Momentum mean{nullptr, call.operands[8].flat<const uint8_t>(),
@@ -86,7 +86,7 @@ void in_place_sync(const KernelCall& call) {
       InPlace::Values now = at.updated(piece, j);
       float sum = x != nullptr ? x[j] : mean.at(flat, magnitude);
       if (valid != nullptr && !get_bit(valid, flat)) sum = 0.0f;
-      in_place_sync_element(s, sum, &now.m, &now.b, at.den[flat], &now.p);
+      zeroone_in_place_sync_element(s, sum, &now.m, &now.b, at.den[flat], &now.p);
       at.parameter(piece)[j] = now.p;
       at.m[flat] = now.m;
       at.b[flat] = now.b;

@@ -16,29 +16,30 @@ namespace HWY_NAMESPACE {
 namespace {
 
 void prepare(const KernelCall& call) {
-  run_groups<PrepareOp>(call, [](PrepareOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    const VF eps = set(op.groups[p.group].eps);
-    for (; n != 0; --n, first += kNormLanes) {
-      const uint64_t flat = p.flat + first;
-      const float* v = op.v + flat;
-      MF zeros = no_lanes();
-      SOTTO_FOR_VECTORS(k) zeros = hn::Or(zeros, hn::Eq(load(v + k * kN), hn::Zero(DF())));
-      // Groups that change or read the mask are few.
-      const bool clears = op.valid != nullptr && op.mask_zero && !hn::AllFalse(DF(), zeros);
-      if (clears || (op.valid != nullptr && ~load_bits64(op.valid, flat) != 0)) {
-        op.elements(p, first, kNormLanes);
-        continue;
-      }
-      SOTTO_FOR_VECTORS(k) {
-        const VF variance = load(v + k * kN);
-        if (op.vf != nullptr) store(variance, op.vf + flat + k * kN);
-        if (op.den != nullptr) store(hn::Add(hn::Sqrt(variance), eps), op.den + flat + k * kN);
-        if (op.m == nullptr) continue;
-        const VF m = load(op.m + flat + k * kN);
-        add_lanes(op.lanes, k, hn::Mul(m, m));
-      }
-    }
-  });
+  run_groups<FreezeVarianceOp>(
+      call, [](FreezeVarianceOp& op, const Piece& p, uint64_t first, uint64_t n) {
+        const VF eps = set(op.groups[p.group].eps);
+        for (; n != 0; --n, first += kNormLanes) {
+          const uint64_t flat = p.flat + first;
+          const float* v = op.v + flat;
+          MF zeros = no_lanes();
+          SOTTO_FOR_VECTORS(k) zeros = hn::Or(zeros, hn::Eq(load(v + k * kN), hn::Zero(DF())));
+          // Groups that change or read the mask are few.
+          const bool clears = op.valid != nullptr && op.mask_zero && !hn::AllFalse(DF(), zeros);
+          if (clears || (op.valid != nullptr && ~load_bits64(op.valid, flat) != 0)) {
+            op.elements(p, first, kNormLanes);
+            continue;
+          }
+          SOTTO_FOR_VECTORS(k) {
+            const VF variance = load(v + k * kN);
+            if (op.vf != nullptr) store(variance, op.vf + flat + k * kN);
+            if (op.den != nullptr) store(hn::Add(hn::Sqrt(variance), eps), op.den + flat + k * kN);
+            if (op.m == nullptr) continue;
+            const VF m = load(op.m + flat + k * kN);
+            add_lanes(op.lanes, k, hn::Mul(m, m));
+          }
+        }
+      });
 }
 
 // Constants of pass A for one piece.
@@ -204,7 +205,7 @@ void factor(const KernelCall& call) {
 }
 
 template <bool kBits, bool kDecay>
-void update_groups(OnebitUpdateOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void update_groups(MomentumUpdateOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const float magnitude = op.momentum.magnitude(piece, scaling_of(op.states, piece));
   const VF plus = set(magnitude);
   const VF minus = set(-magnitude);
@@ -230,14 +231,14 @@ void update_groups(OnebitUpdateOp& op, const Piece& piece, uint64_t first, uint6
 
 template <bool kBits>
 void update_as(const KernelCall& call) {
-  run_groups<OnebitUpdateOp>(call,
-                             [](OnebitUpdateOp& op, const Piece& p, uint64_t first, uint64_t n) {
-                               if (op.groups[p.group].weight_decay != 0.0f) {
-                                 update_groups<kBits, true>(op, p, first, n);
-                               } else {
-                                 update_groups<kBits, false>(op, p, first, n);
-                               }
-                             });
+  run_groups<MomentumUpdateOp>(
+      call, [](MomentumUpdateOp& op, const Piece& p, uint64_t first, uint64_t n) {
+        if (op.groups[p.group].weight_decay != 0.0f) {
+          update_groups<kBits, true>(op, p, first, n);
+        } else {
+          update_groups<kBits, false>(op, p, first, n);
+        }
+      });
 }
 
 void update(const KernelCall& call) {
@@ -247,9 +248,9 @@ void update(const KernelCall& call) {
 }  // namespace
 
 void install_onebit_lamb(KernelTable& table) {
-  kernel_entry(table, KernelId::kOnebitLambPrepare) = prepare;
+  kernel_entry(table, KernelId::kFreezeVariance) = prepare;
   kernel_entry(table, KernelId::kOnebitLambFactor) = factor;
-  kernel_entry(table, KernelId::kOnebitLambUpdate) = update;
+  kernel_entry(table, KernelId::kMomentumUpdate) = update;
 }
 
 }  // namespace HWY_NAMESPACE

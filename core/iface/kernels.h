@@ -180,9 +180,9 @@ enum class KernelId : uint16_t {
   // [4] rw c (flat)  [5] r S_old  [6] w bits  [7] w block sums  [8] r valid, optional  [9] rw flags
   // [10] r GroupScalars[]  [11] r TensorState[]  [12] r clip coefficient (float32), optional.
   // EncodeArgs
-  kOnebitLambFront,
-  // As kOnebitEncodeUndo, x as in kOnebitLambFront, whose operands and arguments it has.
-  kOnebitLambFrontUndo,
+  kOnebitLambEncode,
+  // As kOnebitEncodeUndo, x as in kOnebitLambEncode, whose operands and arguments it has.
+  kOnebitLambEncodeUndo,
   // Scales from block sums: l2: float(sqrt(sum / n)), l1: float(sum / n); 0 if n = 0. A scale that
   // is not finite raises
   // the flag and is 0 in both outputs. Writes the scales and this rank's scale message with the
@@ -290,8 +290,8 @@ enum class KernelId : uint16_t {
   // cleared where v == 0;
   // block sums of m*m (per tensor; 0 for elements that are masked now).
   // [0] r m, optional with [5]  [1] r v  [2] w vf, optional  [3] w den, optional  [4] rw valid,
-  // optional  [5] w block sums  [6] r GroupScalars[].  PrepareArgs
-  kOnebitLambPrepare,
+  // optional  [5] w block sums  [6] r GroupScalars[].  FreezeArgs
+  kFreezeVariance,
   // counts[i] += valid elements of pieces with `block` == i (Piece::block is an index into counts
   // here, so a call is never
   // cut); valid null: all.
@@ -302,7 +302,7 @@ enum class KernelId : uint16_t {
   // 1 for the others; last_factor = 1. debias > 0: c_avg = c_avg / debias.
   // [0] r block sums  [1] r counts per tensor (uint64)  [2] rw TensorState[].  ScalingArgs
   kOnebitLambScaling,
-  // Pass A of the compressed step (section 7.4), M as in kOnebitLambFront with the messages named:
+  // Pass A of the compressed step (section 7.4), M as in kOnebitLambEncode with the messages named:
   //   m = new momentum, o = old momentum (floats, or bits and messages; 0 where masked);
   //   gr = (m - b1*o) / (1-b1);  vf = b2*vf + ((1-b2)*gr)*gr;  u0 = m/den;  u = u0 + wd*p (wd !=
   //   0);
@@ -330,7 +330,7 @@ enum class KernelId : uint16_t {
   // [0] r m (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] r den  [4] rw p
   // (list)
   // [5] r valid, optional  [6] r GroupScalars[]  [7] r TensorStep[]  [8] r TensorState[].
-  kOnebitLambUpdate,
+  kMomentumUpdate,
   // m as floats from bits: m = bit ? M : -M, M = R / float(scaling_coeff); 0 where masked.
   // [0] r bits  [1] r messages  [2] r TensorState[]  [3] w m (flat)  [4] r valid, optional.
   kMomentumFromBits,
@@ -362,7 +362,7 @@ enum class KernelId : uint16_t {
   // [0] r g (source)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] r anchor (flat)
   // [5] w p (list)  [6] r GroupScalars[]  [7] r clip, optional  [8] r valid, optional.
   // SourceArgs
-  kLocalMomentum,
+  kZeroOneLocal,
   // Encoder of a synchronisation: x = b - float(lr)*(b1*m + (1-b1)*g'), x = b without [0]; then as
   // kOnebitEncode.
   // identity = 1 (one rank): nothing is encoded; [3] receives x (0 where masked; not finite: flag
@@ -371,36 +371,38 @@ enum class KernelId : uint16_t {
   // bits
   // [6] w block sums  [7] r valid, optional  [8] rw flags  [9] r GroupScalars[]  [10] r clip,
   // optional.  EncodeArgs
-  kLocalFront,
-  // As kOnebitEncodeUndo, x as in kLocalFront, whose operands and arguments it has.
-  kLocalFrontUndo,
+  kZeroOneEncode,
+  // As kOnebitEncodeUndo, x as in kZeroOneEncode, whose operands and arguments it has.
+  kZeroOneEncodeUndo,
   // Synchronisation: x as floats ([0]) or +-R from bits, 0 where masked; anchor = p =
   // anchor_decay*anchor + x / den;  m = -x / lr_sum (as it is if lr_sum is 0; 0 where masked);
   // b = 0.
   // [0] r x (flat), optional  [1] r bits, optional  [2] r messages, optional  [3] rw m (flat)
   // [4] w b (flat)  [5] r den (flat)  [6] rw anchor (flat)  [7] w p (list)  [8] r GroupScalars[]
   // [9] r valid, optional.
-  kLocalSync,
+  kZeroOneSync,
 
   // 0/1 Adam as published (6.4, mode compat): parameters are updated in place.
   // Between synchronisations: m = b1*m + (1-b1)*g';  step = float(lr)*(m / den [+ wd*p]);
   // p = p - step;  b = b - step.  Nobody is masked.
   // [0] r g (source)  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
   // [5] r GroupScalars[]  [6] r clip, optional.  SourceArgs
-  kInPlaceLocal,
-  // What a synchronisation averages: x = b * den, with b as kInPlaceLocal would leave it, or as it
+  kZeroOneInPlaceLocal,
+  // What a synchronisation averages: x = b * den, with b as kZeroOneInPlaceLocal would leave it, or
+  // as it
   // is without [0]. A value that is not finite raises the flag.
   // [0] r g (source), optional  [1] r m (flat)  [2] r b (flat)  [3] r den (flat)  [4] r p (list)
   // [5] r GroupScalars[]  [6] r clip, optional  [7] w x (list)  [8] rw flags, optional.
   // SourceArgs
-  kInPlaceSum,
-  // The synchronisation: m, p, b as kInPlaceLocal would leave them, or as they are without [0];
+  kZeroOneInPlaceSum,
+  // The synchronisation: m, p, b as kZeroOneInPlaceLocal would leave them, or as they are without
+  // [0];
   // x from floats, or +-R from bits, 0 where masked;  p = (p - b) + x / den;  m = -x / lr_sum (as
   // it is if lr_sum is 0);  b = 0.
   // [0] r g (source), optional  [1] rw m (flat)  [2] rw b (flat)  [3] r den (flat)  [4] rw p (list)
   // [5] r GroupScalars[]  [6] r clip, optional  [7] r x (list), optional  [8] r bits, optional
   // [9] r messages, optional  [10] r valid, optional.  SourceArgs
-  kInPlaceSync,
+  kZeroOneInPlaceSync,
   kCount,
 };
 
@@ -487,7 +489,7 @@ struct TensorArgs {
   uint64_t n;
   bool average;
 };
-struct PrepareArgs {
+struct FreezeArgs {
   bool mask_zero_variance;
 };
 struct ScalingArgs {

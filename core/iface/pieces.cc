@@ -60,8 +60,8 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kReduce:
     case KernelId::kOnebitEncode:
     case KernelId::kOnebitEncodeUndo:
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo:
+    case KernelId::kOnebitLambEncode:
+    case KernelId::kOnebitLambEncodeUndo:
     case KernelId::kOnebitServer:
     case KernelId::kOnebitDecode:
     case KernelId::kQuantEncode:
@@ -73,19 +73,19 @@ bool kernel_cuts(KernelId id) {
     case KernelId::kAdamNarrow:
     case KernelId::kLambMoments:
     case KernelId::kLambUpdate:
-    case KernelId::kOnebitLambPrepare:
+    case KernelId::kFreezeVariance:
     case KernelId::kOnebitLambFactor:
-    case KernelId::kOnebitLambUpdate:
+    case KernelId::kMomentumUpdate:
     case KernelId::kSgd:
     case KernelId::kSgdNarrow:
     case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum:
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo:
-    case KernelId::kLocalSync:
-    case KernelId::kInPlaceLocal:
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync:
+    case KernelId::kZeroOneLocal:
+    case KernelId::kZeroOneEncode:
+    case KernelId::kZeroOneEncodeUndo:
+    case KernelId::kZeroOneSync:
+    case KernelId::kZeroOneInPlaceLocal:
+    case KernelId::kZeroOneInPlaceSum:
+    case KernelId::kZeroOneInPlaceSync:
     case KernelId::kMomentumFromBits: return true;
     case KernelId::kFill:
     case KernelId::kNormFinish:

@@ -75,12 +75,12 @@ class CompressedStep {
   void start_stage(bool alone) {
     const uint64_t block_bytes = std::max<uint64_t>(1, layout_.tensor_blocks()) * 4;
     const uint32_t m_blocks = r_.lamb ? b_.scratch(block_bytes) : kNoSlot;
-    b_.kernel(KernelId::kOnebitLambPrepare,
+    b_.kernel(KernelId::kFreezeVariance,
               {r_.lamb ? flat(s_.m, Access::kRead, 32) : absent(), flat(s_.v, Access::kRead, 32),
                r_.lamb ? flat(s_.vf, Access::kWrite, 32) : absent(),
                flat(s_.den, Access::kWrite, 32), frame_.valid_operand(Access::kReadWrite),
                r_.lamb ? blocks(m_blocks, Access::kWrite) : absent(), frame_.scalars_operand()},
-              compressed_pieces(layout_), PrepareArgs{r_.mask_zero_variance});
+              compressed_pieces(layout_), FreezeArgs{r_.mask_zero_variance});
     if (!alone && !r_.shape.compat) frame_.count_valid_of_instances();
     if (!r_.lamb) return;
     std::vector<Piece> by_tensor = all_tensor_pieces(layout_);
@@ -131,9 +131,9 @@ class CompressedStep {
           frame_.states_operand(Access::kRead),
           frame_.coefficient_operand(gradient_)};
       UndoStep undo;
-      undo.step = b_.detached(KernelId::kOnebitLambFrontUndo, operands, pieces, args);
+      undo.step = b_.detached(KernelId::kOnebitLambEncodeUndo, operands, pieces, args);
       undo.pair_first = undo.pair_last =
-          b_.kernel(KernelId::kOnebitLambFront, operands, std::move(pieces), args);
+          b_.kernel(KernelId::kOnebitLambEncode, operands, std::move(pieces), args);
       b_.undo(std::move(undo));
     };
     return e;
@@ -144,7 +144,7 @@ class CompressedStep {
     new_m_ = b_.scratch(std::max<uint64_t>(1, layout_.compressed_elements() * 4));
     const uint32_t flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
-    b_.kernel(KernelId::kOnebitLambFront,
+    b_.kernel(KernelId::kOnebitLambEncode,
               {gradient_.operand(), old_m(), absent(), absent(), flat(new_m_, Access::kWrite, 32),
                absent(), absent(), absent(), frame_.mask_operand(),
                whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
@@ -200,7 +200,7 @@ class CompressedStep {
 
   void emit_update(std::vector<Piece> pieces, uint32_t word) {
     b_.kernel(
-        KernelId::kOnebitLambUpdate,
+        KernelId::kMomentumUpdate,
         {new_m(), new_bits(), new_messages(), flat(s_.den, Access::kRead, 32),
          list(s_.params, Access::kReadWrite, 32), frame_.valid_operand(), frame_.scalars_operand(),
          frame_.steps_operand(Access::kRead), frame_.states_operand(Access::kRead)},

@@ -97,11 +97,11 @@ class ZeroOneStep {
       const Region valid{s_.valid, 0, layout_.flat_elements() / 8};
       r_.own_masks ? b_.copy(valid, {s_.base_valid, 0, valid.bytes}) : b_.fill(valid, 0xff);
     }
-    b_.kernel(KernelId::kOnebitLambPrepare,
+    b_.kernel(KernelId::kFreezeVariance,
               {absent(), state(s_.v, Access::kRead), absent(),
                frozen ? state(s_.den, Access::kWrite) : absent(),
                frame_.valid_operand(Access::kReadWrite), absent(), frame_.scalars_operand()},
-              pieces_, PrepareArgs{r_.mask_zero_variance});
+              pieces_, FreezeArgs{r_.mask_zero_variance});
     if (renew && !alone()) frame_.count_valid_of_instances();
   }
 
@@ -121,7 +121,7 @@ class ZeroOneStep {
   void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
     emit_with_undo(
-        KernelId::kLocalFront, KernelId::kLocalFrontUndo,
+        KernelId::kZeroOneEncode, KernelId::kZeroOneEncodeUndo,
         {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
          state(s_.codec.worker, Access::kReadWrite), scales(s_.codec.worker_scale, Access::kRead),
          flat(to.bits, Access::kWrite, 1, to.bits_base), blocks(to.blocks, Access::kWrite),
@@ -153,7 +153,7 @@ class ZeroOneStep {
   void update_sync(uint32_t word) {
     if (compat()) return sync_in_place(word);
     b_.kernel(
-        KernelId::kLocalSync,
+        KernelId::kZeroOneSync,
         {sum_ == kNoSlot ? absent() : state(sum_, Access::kRead), bits(), messages(),
          state(s_.m, Access::kReadWrite), state(s_.local_sum, Access::kWrite),
          state(s_.den, Access::kRead), state(s_.anchor, Access::kReadWrite),
@@ -179,7 +179,7 @@ class ZeroOneStep {
 
   void sum_alone(uint32_t flags) {
     sum_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
-    b_.kernel(KernelId::kLocalFront,
+    b_.kernel(KernelId::kZeroOneEncode,
               {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
                state(sum_, Access::kWrite), absent(), absent(), absent(), frame_.valid_operand(),
                whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(), coefficient()},
@@ -203,25 +203,27 @@ class ZeroOneStep {
     std::vector<OperandRef> operands = in_place(Access::kRead);
     operands.push_back(list(sum_, Access::kWrite, 32));
     operands.push_back(flags == kNoSlot ? absent() : whole(flags, Access::kReadWrite, 0, 4));
-    b_.kernel(KernelId::kInPlaceSum, std::move(operands), pieces_, SourceArgs{gradient_.type});
+    b_.kernel(KernelId::kZeroOneInPlaceSum, std::move(operands), pieces_,
+              SourceArgs{gradient_.type});
   }
 
   void sync_in_place(uint32_t word) {
     std::vector<OperandRef> operands = in_place(Access::kReadWrite);
     operands.insert(operands.end(), {alone() ? sums() : absent(), bits(), messages(),
                                      alone() ? absent() : frame_.mask_operand()});
-    b_.kernel(KernelId::kInPlaceSync, std::move(operands), frame_.updated(pieces_),
+    b_.kernel(KernelId::kZeroOneInPlaceSync, std::move(operands), frame_.updated(pieces_),
               SourceArgs{gradient_.type}, StepFrame::committing(word));
   }
 
   StepPlan local() {
     gradient_ = frame_.local_gradients(Decide::kAlways);
     if (compat()) {
-      b_.kernel(KernelId::kInPlaceLocal, in_place(Access::kReadWrite), frame_.updated(pieces_),
-                SourceArgs{gradient_.type}, StepFrame::committing(gradient_.word));
+      b_.kernel(KernelId::kZeroOneInPlaceLocal, in_place(Access::kReadWrite),
+                frame_.updated(pieces_), SourceArgs{gradient_.type},
+                StepFrame::committing(gradient_.word));
       return frame_.finish(gradient_.word, {}, false);
     }
-    b_.kernel(KernelId::kLocalMomentum,
+    b_.kernel(KernelId::kZeroOneLocal,
               {gradients(), state(s_.m, Access::kReadWrite),
                state(s_.local_sum, Access::kReadWrite), state(s_.den, Access::kRead),
                state(s_.anchor, Access::kRead), list(s_.params, Access::kWrite, 32),

@@ -56,7 +56,7 @@ struct Condition {
 };
 
 // Queues the kernel. tables: the device copy of prepared.tables (null if they are empty). The
-// bits that kOnebitLambPrepare clears lie in memory that is whole 4-byte words. Returns what the
+// bits that kFreezeVariance clears lie in memory that is whole 4-byte words. Returns what the
 // launch returned; nothing was queued if it is not cudaSuccess.
 cudaError_t launch_prepared(cudaStream_t stream, const PreparedKernel& prepared, const void* tables,
                             const Operands& operands, const Condition& condition);

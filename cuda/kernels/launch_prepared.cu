@@ -19,11 +19,11 @@ Family family_of(KernelId id) {
     case KernelId::kOnebitEncodeUndo:
     case KernelId::kOnebitServer:
     case KernelId::kOnebitDecode: return launch_onebit;
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo:
-    case KernelId::kOnebitLambPrepare:
+    case KernelId::kOnebitLambEncode:
+    case KernelId::kOnebitLambEncodeUndo:
+    case KernelId::kFreezeVariance:
     case KernelId::kOnebitLambFactor:
-    case KernelId::kOnebitLambUpdate:
+    case KernelId::kMomentumUpdate:
     case KernelId::kMomentumFromBits: return launch_onebit_lamb;
     case KernelId::kQuantEncode:
     case KernelId::kQuantEncodeUndo:
@@ -46,13 +46,13 @@ Family family_of(KernelId id) {
     case KernelId::kSgd:
     case KernelId::kSgdNarrow: return launch_adam;
     case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum:
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo:
-    case KernelId::kLocalSync:
-    case KernelId::kInPlaceLocal:
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync: return launch_zeroone;
+    case KernelId::kZeroOneLocal:
+    case KernelId::kZeroOneEncode:
+    case KernelId::kZeroOneEncodeUndo:
+    case KernelId::kZeroOneSync:
+    case KernelId::kZeroOneInPlaceLocal:
+    case KernelId::kZeroOneInPlaceSum:
+    case KernelId::kZeroOneInPlaceSync: return launch_zeroone;
     case KernelId::kCount: break;
   }
   return nullptr;

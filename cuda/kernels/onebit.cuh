@@ -31,7 +31,7 @@ struct TensorInput {
   const float* coefficient;
 };
 
-// kOnebitLambFront: the momentum with the new gradient, scaled.
+// kOnebitLambEncode: the momentum with the new gradient, scaled.
 struct LambInput {
   enum : uint32_t { kC = 4, kOld = 5, kOut = 6, kBlockSums = 7, kValid = 8, kFlags = 9 };
   __device__ explicit LambInput(const Params& p)
@@ -50,7 +50,8 @@ struct LambInput {
     const float by = clip != nullptr ? *clip : 1.0f;
     const Quad<float> m = load_momentum(momentum, piece.flat + j, n, magnitude);
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = front_input(s, m.v[k], x.v[k] * by, scaling);
+    for (uint32_t k = 0; k < kQuad; ++k)
+      x.v[k] = onebit_lamb_input(s, m.v[k], x.v[k] * by, scaling);
     return x;
   }
   __device__ float alone(const Piece& piece, float x) const {
@@ -64,7 +65,7 @@ struct LambInput {
   const float* clip;
 };
 
-// kLocalFront: the sum of local updates, with this step's if there is a gradient.
+// kZeroOneEncode: the sum of local updates, with this step's if there is a gradient.
 struct LocalInput {
   enum : uint32_t { kC = 3, kOld = 4, kOut = 5, kBlockSums = 6, kValid = 7, kFlags = 8 };
   __device__ explicit LocalInput(const Params& p)
@@ -83,7 +84,7 @@ struct LocalInput {
     const float by = clip != nullptr ? *clip : 1.0f;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      x.v[k] = local_front_input(s, m4.v[k], x.v[k], g.v[k] * by);
+      x.v[k] = zeroone_encode_input(s, m4.v[k], x.v[k], g.v[k] * by);
     return x;
   }
   __device__ float alone(const Piece&, float x) const { return x; }

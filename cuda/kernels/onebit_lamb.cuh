@@ -31,10 +31,10 @@ __device__ inline uint32_t load_changing_bits(uint8_t* bits, uint64_t i, uint32_
   return out;
 }
 
-struct PrepareKernel : QuadOp {
+struct FreezeVarianceKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
-  __device__ explicit PrepareKernel(const Params& p)
-      : mask_zero(p.arguments<PrepareArgs>().mask_zero_variance),
+  __device__ explicit FreezeVarianceKernel(const Params& p)
+      : mask_zero(p.arguments<FreezeArgs>().mask_zero_variance),
         m(p.operands[0].flat<const float>()),
         v(p.operands[1].flat<const float>()),
         vf(p.operands[2].flat<float>()),
@@ -150,8 +150,8 @@ struct FactorKernel : QuadOp {
 };
 
 // Pass B.
-struct OnebitUpdateKernel : QuadOp {
-  __device__ explicit OnebitUpdateKernel(const Params& p)
+struct MomentumUpdateKernel : QuadOp {
+  __device__ explicit MomentumUpdateKernel(const Params& p)
       : momentum{p.operands[0].flat<const float>(), p.operands[1].flat<const uint8_t>(),
                  p.operands[2].flat<const uint8_t>()},
         den(p.operands[3].flat<const float>()),

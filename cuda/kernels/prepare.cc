@@ -45,8 +45,8 @@ Shape shape_of(const KernelCall& call) {
     }
     case KernelId::kOnebitEncode: return {Spread::kNorms, 8, bit(0)};
     case KernelId::kOnebitEncodeUndo: return {Spread::kQuads, 8, bit(0)};
-    case KernelId::kOnebitLambFront: return {Spread::kNorms, 13, bit(0)};
-    case KernelId::kOnebitLambFrontUndo: return {Spread::kQuads, 13, bit(0)};
+    case KernelId::kOnebitLambEncode: return {Spread::kNorms, 13, bit(0)};
+    case KernelId::kOnebitLambEncodeUndo: return {Spread::kQuads, 13, bit(0)};
     case KernelId::kNormFinish: return {Spread::kNothing, 5, 0};
     case KernelId::kOnebitServer: return {Spread::kNorms, 8, 0};
     case KernelId::kOnebitDecode: return {Spread::kQuads, 4, bit(2), &Piece::target};
@@ -63,24 +63,24 @@ Shape shape_of(const KernelCall& call) {
     case KernelId::kLambMoments: return {Spread::kNorms, 10, bit(0) | bit(3) | bit(9)};
     case KernelId::kLambScalars: return {Spread::kRanges, 5, 0};
     case KernelId::kLambUpdate: return {Spread::kQuads, 3, bit(0) | bit(1), &Piece::offset};
-    case KernelId::kOnebitLambPrepare: return {Spread::kNorms, 7, 0};
+    case KernelId::kFreezeVariance: return {Spread::kNorms, 7, 0};
     case KernelId::kCountValid: return {Spread::kCounters, 2, 0};
     case KernelId::kOnebitLambScaling: return {Spread::kNothing, 3, 0};
     case KernelId::kOnebitLambFactor: return {Spread::kNorms, 15, bit(8)};
     case KernelId::kOnebitLambScalars: return {Spread::kRanges, 6, 0};
-    case KernelId::kOnebitLambUpdate: return {Spread::kQuads, 9, bit(4)};
+    case KernelId::kMomentumUpdate: return {Spread::kQuads, 9, bit(4)};
     case KernelId::kMomentumFromBits: return {Spread::kQuads, 5, 0};
     case KernelId::kStepSizes: return {Spread::kRanges, 2, 0};
     case KernelId::kSgd: return {Spread::kQuads, 6, bit(0) | bit(2)};
     case KernelId::kSgdNarrow: return {Spread::kNorms, 8, bit(0) | bit(2)};
     case KernelId::kFrozenAdam: return {Spread::kQuads, 9, bit(0) | bit(5)};
-    case KernelId::kLocalMomentum: return {Spread::kQuads, 9, bit(0) | bit(5)};
-    case KernelId::kLocalFront: return {Spread::kNorms, 11, bit(0)};
-    case KernelId::kLocalFrontUndo: return {Spread::kQuads, 11, bit(0)};
-    case KernelId::kLocalSync: return {Spread::kQuads, 10, bit(7)};
-    case KernelId::kInPlaceLocal: return {Spread::kQuads, 7, bit(0) | bit(4)};
-    case KernelId::kInPlaceSum: return {Spread::kQuads, 9, bit(0) | bit(4) | bit(7)};
-    case KernelId::kInPlaceSync: return {Spread::kQuads, 11, bit(0) | bit(4) | bit(7)};
+    case KernelId::kZeroOneLocal: return {Spread::kQuads, 9, bit(0) | bit(5)};
+    case KernelId::kZeroOneEncode: return {Spread::kNorms, 11, bit(0)};
+    case KernelId::kZeroOneEncodeUndo: return {Spread::kQuads, 11, bit(0)};
+    case KernelId::kZeroOneSync: return {Spread::kQuads, 10, bit(7)};
+    case KernelId::kZeroOneInPlaceLocal: return {Spread::kQuads, 7, bit(0) | bit(4)};
+    case KernelId::kZeroOneInPlaceSum: return {Spread::kQuads, 9, bit(0) | bit(4) | bit(7)};
+    case KernelId::kZeroOneInPlaceSync: return {Spread::kQuads, 11, bit(0) | bit(4) | bit(7)};
     case KernelId::kCount: break;
   }
   return {Spread::kNothing, 0, 0};
@@ -201,10 +201,10 @@ void keep_arguments(const KernelCall& call, PreparedKernel* out) {
     case KernelId::kReduce: return keep(call.arguments<ReduceArgs>(), out);
     case KernelId::kOnebitEncode:
     case KernelId::kOnebitEncodeUndo:
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo:
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo: return keep(call.arguments<EncodeArgs>(), out);
+    case KernelId::kOnebitLambEncode:
+    case KernelId::kOnebitLambEncodeUndo:
+    case KernelId::kZeroOneEncode:
+    case KernelId::kZeroOneEncodeUndo: return keep(call.arguments<EncodeArgs>(), out);
     case KernelId::kNormFinish: return keep_ranges<NormArgs>(call, out);
     case KernelId::kOnebitServer: return keep(call.arguments<ServerArgs>(), out);
     case KernelId::kQuantEncode:
@@ -223,7 +223,7 @@ void keep_arguments(const KernelCall& call, PreparedKernel* out) {
     case KernelId::kOnebitLambScalars:
     case KernelId::kStepSizes: return keep_ranges<TensorArgs>(call, out);
     case KernelId::kOnebitLambScaling: return keep_ranges<ScalingArgs>(call, out);
-    case KernelId::kOnebitLambPrepare: return keep(call.arguments<PrepareArgs>(), out);
+    case KernelId::kFreezeVariance: return keep(call.arguments<FreezeArgs>(), out);
     case KernelId::kSgd: return keep(call.arguments<SgdArgs>(), out);
     case KernelId::kAdamNarrow:
     case KernelId::kSgdNarrow: return keep(call.arguments<NarrowArgs>(), out);
@@ -231,10 +231,10 @@ void keep_arguments(const KernelCall& call, PreparedKernel* out) {
     case KernelId::kAdam:
     case KernelId::kLambMoments:
     case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum:
-    case KernelId::kInPlaceLocal:
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync: return keep(call.arguments<SourceArgs>(), out);
+    case KernelId::kZeroOneLocal:
+    case KernelId::kZeroOneInPlaceLocal:
+    case KernelId::kZeroOneInPlaceSum:
+    case KernelId::kZeroOneInPlaceSync: return keep(call.arguments<SourceArgs>(), out);
     default: return;  // NoArgs
   }
 }

@@ -51,8 +51,8 @@ struct FrozenAdamKernel : QuadOp {
   const GroupScalars* groups;
 };
 
-struct LocalMomentumKernel : QuadOp {
-  __device__ explicit LocalMomentumKernel(const Params& p)
+struct ZeroOneLocalKernel : QuadOp {
+  __device__ explicit ZeroOneLocalKernel(const Params& p)
       : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
                   p.operands[7].flat<const float>(),
                   p.operands[8].flat<const uint8_t>()},
@@ -76,8 +76,8 @@ struct LocalMomentumKernel : QuadOp {
     Quad<float> p4;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      local_momentum_element(s, lr, (taken >> k & 1) == 0, g.v[k], &m4.v[k], &b4.v[k], den4.v[k],
-                             anchor4.v[k], &p4.v[k]);
+      zeroone_local_element(s, lr, (taken >> k & 1) == 0, g.v[k], &m4.v[k], &b4.v[k], den4.v[k],
+                            anchor4.v[k], &p4.v[k]);
     store_quad(m + flat, n, m4);
     store_quad(b + flat, n, b4);
     store_quad(tensor_of<float>(*parameters, piece) + j, n, p4);
@@ -93,8 +93,8 @@ struct LocalMomentumKernel : QuadOp {
   const GroupScalars* groups;
 };
 
-struct LocalSyncKernel : QuadOp {
-  __device__ explicit LocalSyncKernel(const Params& p)
+struct ZeroOneSyncKernel : QuadOp {
+  __device__ explicit ZeroOneSyncKernel(const Params& p)
       : mean{p.operands[0].flat<const float>(), p.operands[1].flat<const uint8_t>(),
              p.operands[2].flat<const uint8_t>()},
         m(p.operands[3].flat<float>()),
@@ -116,8 +116,8 @@ struct LocalSyncKernel : QuadOp {
     Quad<float> b4, p4;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      local_sync_element(s, (taken >> k & 1) == 0, x.v[k], &m4.v[k], &b4.v[k], den4.v[k],
-                         &anchor4.v[k], &p4.v[k]);
+      zeroone_sync_element(s, (taken >> k & 1) == 0, x.v[k], &m4.v[k], &b4.v[k], den4.v[k],
+                           &anchor4.v[k], &p4.v[k]);
     store_quad(m + flat, n, m4);
     store_quad(b + flat, n, b4);
     store_quad(anchor + flat, n, anchor4);
@@ -162,8 +162,8 @@ struct InPlaceOp : QuadOp {
     const Quad<float> g = gradients.load(piece, j, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      in_place_element(groups[piece.group], g.v[k], &now.m.v[k], &now.b.v[k], now.den.v[k],
-                       &now.p.v[k]);
+      zeroone_in_place_element(groups[piece.group], g.v[k], &now.m.v[k], &now.b.v[k], now.den.v[k],
+                               &now.p.v[k]);
     return now;
   }
   __device__ void store(const Piece& piece, uint64_t j, uint32_t n, const Values& now) const {
@@ -180,16 +180,16 @@ struct InPlaceOp : QuadOp {
   const GroupScalars* groups;
 };
 
-struct InPlaceLocalKernel : InPlaceOp {
-  __device__ explicit InPlaceLocalKernel(const Params& p) : InPlaceOp(p) {}
+struct ZeroOneInPlaceLocalKernel : InPlaceOp {
+  __device__ explicit ZeroOneInPlaceLocalKernel(const Params& p) : InPlaceOp(p) {}
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     store(piece, j, n, updated(piece, j, n));
     return 0;
   }
 };
 
-struct InPlaceSumKernel : InPlaceOp {
-  __device__ explicit InPlaceSumKernel(const Params& p)
+struct ZeroOneInPlaceSumKernel : InPlaceOp {
+  __device__ explicit ZeroOneInPlaceSumKernel(const Params& p)
       : InPlaceOp(p), out(&p.operands[7]), flags_out(p.operands[8].flat<uint32_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) {
@@ -210,8 +210,8 @@ struct InPlaceSumKernel : InPlaceOp {
   uint32_t flags = 0;
 };
 
-struct InPlaceSyncKernel : InPlaceOp {
-  __device__ explicit InPlaceSyncKernel(const Params& p)
+struct ZeroOneInPlaceSyncKernel : InPlaceOp {
+  __device__ explicit ZeroOneInPlaceSyncKernel(const Params& p)
       : InPlaceOp(p),
         floats(&p.operands[7]),
         mean{nullptr, p.operands[8].flat<const uint8_t>(), p.operands[9].flat<const uint8_t>()},
@@ -226,8 +226,8 @@ struct InPlaceSyncKernel : InPlaceOp {
                               : load_momentum(mean, flat, n, mean.magnitude(piece, 1.0f));
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      in_place_sync_element(groups[piece.group], (taken >> k & 1) != 0 ? x.v[k] : 0.0f, &now.m.v[k],
-                            &now.b.v[k], now.den.v[k], &now.p.v[k]);
+      zeroone_in_place_sync_element(groups[piece.group], (taken >> k & 1) != 0 ? x.v[k] : 0.0f,
+                                    &now.m.v[k], &now.b.v[k], now.den.v[k], &now.p.v[k]);
     store(piece, j, n, now);
     return 0;
   }

@@ -32,8 +32,8 @@ uint32_t list_operands(const KernelCall& call) {
     }
     case KernelId::kOnebitEncode:
     case KernelId::kOnebitEncodeUndo:
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo: return 1u << 0;
+    case KernelId::kOnebitLambEncode:
+    case KernelId::kOnebitLambEncodeUndo: return 1u << 0;
     case KernelId::kQuantEncode:
     case KernelId::kQuantEncodeUndo: return 1u << 0;
     case KernelId::kQuantDecode: return 1u << 1;
@@ -44,19 +44,19 @@ uint32_t list_operands(const KernelCall& call) {
     case KernelId::kLambMoments: return 1u << 0 | 1u << 3 | 1u << 9;
     case KernelId::kLambUpdate: return 1u << 0 | 1u << 1;
     case KernelId::kOnebitLambFactor: return 1u << 8;
-    case KernelId::kOnebitLambUpdate: return 1u << 4;
+    case KernelId::kMomentumUpdate: return 1u << 4;
     case KernelId::kAccumulate:
     case KernelId::kConvert: return 1u << 0 | 1u << 1;
     case KernelId::kSgd:
     case KernelId::kSgdNarrow: return 1u << 0 | 1u << 2;
     case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum: return 1u << 0 | 1u << 5;
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo: return 1u << 0;
-    case KernelId::kLocalSync: return 1u << 7;
-    case KernelId::kInPlaceLocal: return 1u << 0 | 1u << 4;
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync: return 1u << 0 | 1u << 4 | 1u << 7;
+    case KernelId::kZeroOneLocal: return 1u << 0 | 1u << 5;
+    case KernelId::kZeroOneEncode:
+    case KernelId::kZeroOneEncodeUndo: return 1u << 0;
+    case KernelId::kZeroOneSync: return 1u << 7;
+    case KernelId::kZeroOneInPlaceLocal: return 1u << 0 | 1u << 4;
+    case KernelId::kZeroOneInPlaceSum:
+    case KernelId::kZeroOneInPlaceSync: return 1u << 0 | 1u << 4 | 1u << 7;
     default: return 0;
   }
 }
