@@ -4,7 +4,7 @@
 
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_onebit_lamb.h"
-#include "core/iface/scalar_steps.h"
+#include "core/kernels/scalar_steps.h"
 
 namespace sotto::scalar {
 namespace {
@@ -57,10 +57,11 @@ void onebit_lamb_factor(const KernelCall& call) { run_elements<FactorOp>(call); 
 void momentum_update(const KernelCall& call) { run_elements<MomentumUpdateOp>(call); }
 
 void onebit_lamb_scaling(const KernelCall& call) {
+  const auto& o = call.of<kernels::OnebitLambScaling>();
   const auto& a = call.arguments<ScalingArgs>();
-  const float* sums = call.operands[0].flat<const float>();
-  const uint64_t* counts = call.operands[1].flat<const uint64_t>();
-  TensorState* states = call.operands[2].flat<TensorState>();
+  const float* sums = o.sums.flat<const float>();
+  const uint64_t* counts = o.counts.flat<const uint64_t>();
+  TensorState* states = o.states.flat<TensorState>();
   const auto scale_of = [&](uint64_t k) {
     return tensor_scale(add_blocks(sums, a.ranges[k].first_block, a.ranges[k].blocks), counts[k]);
   };
@@ -78,13 +79,14 @@ void onebit_lamb_scaling(const KernelCall& call) {
 }
 
 void onebit_lamb_scalars(const KernelCall& call) {
+  const auto& o = call.of<kernels::OnebitLambScalars>();
   const auto& a = call.arguments<TensorArgs>();
-  const float* u0_sums = call.operands[0].flat<const float>();
-  const float* u_sums = call.operands[1].flat<const float>();
-  const float* maxima = call.operands[2].flat<const float>();
-  const GroupScalars* groups = call.operands[3].flat<const GroupScalars>();
-  TensorState* states = call.operands[4].flat<TensorState>();
-  TensorStep* steps = call.operands[5].flat<TensorStep>();
+  const float* u0_sums = o.u0_sums.flat<const float>();
+  const float* u_sums = o.u_sums.flat<const float>();
+  const float* maxima = o.maxima.flat<const float>();
+  const GroupScalars* groups = o.scalars.flat<const GroupScalars>();
+  TensorState* states = o.states.flat<TensorState>();
+  TensorStep* steps = o.steps.flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
     double maximum = 0;
@@ -98,11 +100,11 @@ void onebit_lamb_scalars(const KernelCall& call) {
 }
 
 void momentum_from_bits(const KernelCall& call) {
-  const Momentum momentum{nullptr, call.operands[0].flat<const uint8_t>(),
-                          call.operands[1].flat<const uint8_t>()};
-  const TensorState* states = call.operands[2].flat<const TensorState>();
-  float* m = call.operands[3].flat<float>();
-  const uint8_t* valid = call.operands[4].flat<const uint8_t>();
+  const auto& o = call.of<kernels::MomentumFromBits>();
+  const Momentum momentum{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()};
+  const TensorState* states = o.states.flat<const TensorState>();
+  float* m = o.m.flat<float>();
+  const uint8_t* valid = o.valid.flat<const uint8_t>();
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
     const float magnitude = momentum.magnitude(p, scaling_of(states, p));

@@ -9,14 +9,14 @@ namespace {
 // Operands 0 to 6, which the three kernels share.
 struct InPlace {
   explicit InPlace(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
-                  call.operands[6].flat<const float>(),
-                  nullptr},
-        m(call.operands[1].flat<float>()),
-        b(call.operands[2].flat<float>()),
-        den(call.operands[3].flat<const float>()),
-        parameters(&call.operands[4]),
-        groups(call.operands[5].flat<const GroupScalars>()) {}
+      : InPlace(call, call.of<kernels::ZeroOneInPlaceLocal>()) {}
+  InPlace(const KernelCall& call, const kernels::InPlaceOperands<Operand>& o)
+      : gradients{{&o.g, call.arguments<SourceArgs>().source}, o.clip.flat<const float>(), nullptr},
+        m(o.m.flat<float>()),
+        b(o.b.flat<float>()),
+        den(o.den.flat<const float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   struct Values {
     float m, b, p;
@@ -58,24 +58,25 @@ void zeroone_in_place_local(const KernelCall& call) {
 }
 
 void zeroone_in_place_sum(const KernelCall& call) {
+  const auto& o = call.of<kernels::ZeroOneInPlaceSum>();
   const InPlace at(call);
   uint32_t flags = 0;
   for (const Piece& piece : call.pieces) {
-    float* x = call.operands[7].list<float>(piece.tensor) + piece.offset;
+    float* x = o.x.list<float>(piece.tensor) + piece.offset;
     for (uint64_t j = 0; j < piece.count; ++j) {
       x[j] = at.updated(piece, j).b * at.den[piece.flat + j];
       guard_finite(x[j], &flags);
     }
   }
-  if (uint32_t* out = call.operands[8].flat<uint32_t>(); out != nullptr) raise_flags(out, flags);
+  if (uint32_t* out = o.flags.flat<uint32_t>(); out != nullptr) raise_flags(out, flags);
 }
 
 void zeroone_in_place_sync(const KernelCall& call) {
+  const auto& o = call.of<kernels::ZeroOneInPlaceSync>();
   const InPlace at(call);
-  const Operand& floats = call.operands[7];
-  const Momentum mean{nullptr, call.operands[8].flat<const uint8_t>(),
-                      call.operands[9].flat<const uint8_t>()};
-  const uint8_t* valid = call.operands[10].flat<const uint8_t>();
+  const Operand& floats = o.x;
+  const Momentum mean{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()};
+  const uint8_t* valid = o.valid.flat<const uint8_t>();
   for (const Piece& piece : call.pieces) {
     const GroupScalars& s = at.groups[piece.group];
     const float* x =

@@ -121,7 +121,7 @@ void encode_groups(OnebitLambEncodeOp& op, const Piece& p, uint64_t first, uint6
 void onebit_lamb_encode(const KernelCall& call) {
   const auto& args = call.arguments<EncodeArgs>();
   if (args.identity) return scalar::onebit_lamb_encode(call);
-  const bool bits = call.operands[2].data != nullptr;
+  const bool bits = call.of<kernels::OnebitLambEncode>().m.bits.data != nullptr;
   if (args.scale == ScaleKind::kL1)
     return bits ? run_source_groups<OnebitLambEncodeOp>(call, encode_groups<true, true>)
                 : run_source_groups<OnebitLambEncodeOp>(call, encode_groups<false, true>);

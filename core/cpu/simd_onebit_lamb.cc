@@ -198,8 +198,9 @@ void factor_as(const KernelCall& call) {
 }
 
 void factor(const KernelCall& call) {
-  const bool fresh_bits = call.operands[1].data != nullptr;
-  const bool old_bits = call.operands[4].data != nullptr;
+  const auto& o = call.of<kernels::OnebitLambFactor>();
+  const bool fresh_bits = o.m.bits.data != nullptr;
+  const bool old_bits = o.old.bits.data != nullptr;
   if (fresh_bits) return old_bits ? factor_as<true, true>(call) : factor_as<true, false>(call);
   return old_bits ? factor_as<false, true>(call) : factor_as<false, false>(call);
 }
@@ -242,7 +243,8 @@ void update_as(const KernelCall& call) {
 }
 
 void update(const KernelCall& call) {
-  return call.operands[1].data != nullptr ? update_as<true>(call) : update_as<false>(call);
+  return call.of<kernels::MomentumUpdate>().m.bits.data != nullptr ? update_as<true>(call)
+                                                                   : update_as<false>(call);
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ void frozen_as(FrozenAdamOp& op, const Piece& p, uint64_t first, uint64_t n, con
 }
 
 void frozen_adam(const KernelCall& call) {
-  if (call.operands[1].data == nullptr)
+  if (call.of<kernels::FrozenAdam>().bits.data == nullptr)
     return run_source_groups<FrozenAdamOp>(call, frozen_as<false>);
   run_groups<FrozenAdamOp>(call, [](FrozenAdamOp& op, const Piece& p, uint64_t first, uint64_t n) {
     frozen_as<true>(op, p, first, n, nullptr);
@@ -144,7 +144,8 @@ void encode_groups(ZeroOneEncodeOp& op, const Piece& piece, uint64_t first, uint
 
 void zeroone_encode(const KernelCall& call) {
   const auto& args = call.arguments<EncodeArgs>();
-  if (args.identity || call.operands[0].data == nullptr) return scalar::zeroone_encode(call);
+  if (args.identity || call.of<kernels::ZeroOneEncode>().g.data == nullptr)
+    return scalar::zeroone_encode(call);
   return args.scale == ScaleKind::kL2
              ? run_source_groups<ZeroOneEncodeOp>(call, encode_groups<false>)
              : run_source_groups<ZeroOneEncodeOp>(call, encode_groups<true>);
@@ -184,7 +185,7 @@ void sync_groups(ZeroOneSyncOp& op, const Piece& piece, uint64_t first, uint64_t
 }
 
 void zeroone_sync(const KernelCall& call) {
-  if (call.operands[1].data != nullptr) {
+  if (call.of<kernels::ZeroOneSync>().x.bits.data != nullptr) {
     run_groups<ZeroOneSyncOp>(call, [](ZeroOneSyncOp& op, const Piece& p, uint64_t first,
                                        uint64_t n) { sync_groups<true>(op, p, first, n); });
   } else {

@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/iface/elements.h"
+#include "core/kernels/elements.h"
 #include "core/optim/optimizer.h"
 
 namespace sotto {

@@ -14,10 +14,10 @@ cudaError_t launch_zeroone(cudaStream_t stream, KernelId id, uint32_t blocks,
       return launch<run_quads<ZeroOneLocalKernel>>(shape, stream, params);
     case KernelId::kZeroOneEncode:
       if (params.arguments<EncodeArgs>().identity)
-        return launch<run_quads<AloneKernel<LocalInput>>>(shape, stream, params);
-      return launch<run_quads<EncodeKernel<LocalInput>>>(shape, stream, params);
+        return launch<run_quads<AloneKernel<ZeroOneInput>>>(shape, stream, params);
+      return launch<run_quads<EncodeKernel<ZeroOneInput>>>(shape, stream, params);
     case KernelId::kZeroOneEncodeUndo:
-      return launch<run_quads<EncodeUndoKernel<LocalInput>>>(shape, stream, params);
+      return launch<run_quads<EncodeUndoKernel<ZeroOneInput>>>(shape, stream, params);
     case KernelId::kZeroOneSync: return launch<run_quads<ZeroOneSyncKernel>>(shape, stream, params);
     case KernelId::kZeroOneInPlaceLocal:
       return launch<run_quads<ZeroOneInPlaceLocalKernel>>(shape, stream, params);

@@ -22,7 +22,7 @@ GroupScalars scalars(float wd) {
 }
 
 // Memory that the kernels share, and one kernel call on it. Members are filled in the order of the
-// operands that kernels.h gives.
+// operands that core/kernels/zeroone.h gives.
 struct State {
   State(const Layout& l, Random* random, bool specials, bool masks) : layout(l), use_masks(masks) {
     groups = {scalars(0.0f), scalars(0.01f), scalars(0.1f)};

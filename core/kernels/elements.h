@@ -1,5 +1,5 @@
-// The arithmetic of one element, as kernels.h writes it, for every device: scalar kernels are made
-// of these, vector kernels use them for the elements before and after whole groups, and CUDA
+// The arithmetic of one element, as the contracts write it, for every device: scalar kernels are
+// made of these, vector kernels use them for the elements before and after whole groups, and CUDA
 // kernels compile the same functions. One rounding per written operation: compile without
 // contraction to fused multiply-add.
 #pragma once
@@ -11,7 +11,7 @@
 
 #include "core/base/bits.h"
 #include "core/base/dtype.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 
