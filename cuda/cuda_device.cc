@@ -4,6 +4,7 @@
 #include <set>
 
 #include "core/base/log.h"
+#include "core/kernels/registry.h"
 #include "cuda/cuda_device_class.h"
 #include "cuda/kernels/prepare.h"
 #include "cuda/launch.h"

@@ -14,7 +14,7 @@
 #include "core/base/small_vector.h"
 #include "core/base/status.h"
 #include "core/group/comm.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 #include "sotto/sotto.h"
 
 namespace sotto::capi {

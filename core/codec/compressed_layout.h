@@ -26,7 +26,7 @@
 #include <vector>
 
 #include "core/base/codec.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 

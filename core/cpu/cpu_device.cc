@@ -7,7 +7,8 @@
 #include <cstring>
 
 #include "core/base/clock.h"
-#include "core/iface/pieces.h"
+#include "core/kernels/pieces.h"
+#include "core/kernels/registry.h"
 
 namespace sotto {
 namespace {

@@ -3,7 +3,7 @@
 
 #include <atomic>
 
-#include "core/iface/elements.h"
+#include "core/kernels/elements.h"
 
 namespace sotto {
 

@@ -5,7 +5,7 @@
 #include <array>
 #include <cstddef>
 
-#include "core/iface/kernels.h"
+#include "core/kernels/families.h"
 
 namespace sotto {
 
@@ -19,62 +19,13 @@ inline KernelFunction& kernel_entry(KernelTable& table, KernelId id) {
   return table[static_cast<size_t>(id)];
 }
 
-// The reference: plain loops in the order that kernels.h states.
+// The reference: plain loops in the order that the contracts state.
 const KernelTable& scalar_kernels();
 
 // The parts it is made of.
 namespace scalar {
-void fill(const KernelCall& call);
-void pack(const KernelCall& call);
-void unpack(const KernelCall& call);
-void convert(const KernelCall& call);
-void accumulate(const KernelCall& call);
-void reduce(const KernelCall& call);
-
-void onebit_encode(const KernelCall& call);
-void onebit_encode_undo(const KernelCall& call);
-void onebit_server(const KernelCall& call);
-void onebit_decode(const KernelCall& call);
-void norm_finish(const KernelCall& call);
-void gate(const KernelCall& call);
-
-void quant_encode(const KernelCall& call);
-void quant_encode_undo(const KernelCall& call);
-void quant_server(const KernelCall& call);
-void quant_decode(const KernelCall& call);
-
-void sum_squares(const KernelCall& call);
-void norm_message(const KernelCall& call);
-void clip_coefficient(const KernelCall& call);
-void count_valid(const KernelCall& call);
-
-void adam(const KernelCall& call);
-void adam_narrow(const KernelCall& call);
-void lamb_moments(const KernelCall& call);
-void lamb_scalars(const KernelCall& call);
-void lamb_update(const KernelCall& call);
-
-void onebit_lamb_front(const KernelCall& call);
-void onebit_lamb_front_undo(const KernelCall& call);
-void onebit_lamb_prepare(const KernelCall& call);
-void onebit_lamb_scaling(const KernelCall& call);
-void onebit_lamb_factor(const KernelCall& call);
-void onebit_lamb_scalars(const KernelCall& call);
-void onebit_lamb_update(const KernelCall& call);
-void momentum_from_bits(const KernelCall& call);
-
-void step_sizes(const KernelCall& call);
-void sgd(const KernelCall& call);
-void sgd_narrow(const KernelCall& call);
-
-void frozen_adam(const KernelCall& call);
-void local_momentum(const KernelCall& call);
-void local_front(const KernelCall& call);
-void local_front_undo(const KernelCall& call);
-void local_sync(const KernelCall& call);
-void in_place_local(const KernelCall& call);
-void in_place_sum(const KernelCall& call);
-void in_place_sync(const KernelCall& call);
+#define SOTTO_KERNEL(type, function, family) void function(const KernelCall& call);
+#include "core/kernels/kernels.def"
 }  // namespace scalar
 
 }  // namespace sotto

@@ -1,4 +1,4 @@
-// Sums and maxima over norm blocks (kernels.h): the one place that knows their order.
+// Sums and maxima over norm blocks (core/kernels/call.h): the one place that knows their order.
 #pragma once
 
 #include <algorithm>
@@ -6,7 +6,7 @@
 #include <cstring>
 #include <span>
 
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 

@@ -1,16 +1,21 @@
 // Ops of Adam, LAMB and norms of gradients.
 #pragma once
 
+#include <type_traits>
+
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
 #include "core/cpu/ops_state.h"
+#include "core/kernels/adam.h"
+#include "core/kernels/lamb.h"
 
 namespace sotto {
 
 struct SumSquaresOp : OpBase {
   explicit SumSquaresOp(const KernelCall& call)
-      : input{&call.operands[0], call.arguments<SourceArgs>().source},
-        sums(call.operands[1].flat<float>()) {}
+      : SumSquaresOp(call, call.of<kernels::SumSquares>()) {}
+  SumSquaresOp(const KernelCall& call, const kernels::SumSquaresOperands<Operand>& o)
+      : input{&o.x, call.arguments<SourceArgs>().source}, sums(o.sums.flat<float>()) {}
 
   Floats source(const Piece& p) const { return input.of(p); }
   void open(uint64_t block) { lanes = sums.open(block); }
@@ -49,13 +54,16 @@ Dtype source_of(const KernelCall& call) {
 
 template <class State>
 struct AdamOp : OpBase {
-  explicit AdamOp(const KernelCall& call)
-      : gradients{{&call.operands[0], source_of<State, SourceArgs>(call)},
-                  call.operands[5].flat<const float>(),
-                  call.operands[6].flat<const uint8_t>()},
+  using Kernel = std::conditional_t<State::kNarrow, kernels::AdamNarrow, kernels::Adam>;
+
+  explicit AdamOp(const KernelCall& call) : AdamOp(call, shared(call)) {}
+  AdamOp(const KernelCall& call, const kernels::AdamOperands<Operand>& o)
+      : gradients{{&o.g, source_of<State, SourceArgs>(call)},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
         state(operands(call)),
-        parameters(&call.operands[3]),
-        groups(call.operands[4].flat<const GroupScalars>()) {}
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
@@ -83,12 +91,20 @@ struct AdamOp : OpBase {
   const GroupScalars* groups;
 
  private:
-  static StateOperands operands(const KernelCall& call) {
-    StateOperands at{call.operands[1].data, call.operands[2].data};
+  static const kernels::AdamOperands<Operand>& shared(const KernelCall& call) {
     if constexpr (State::kNarrow) {
-      at.step = call.operands[7].flat<const uint64_t>();
-      at.m_exponents = call.operands[8].flat<uint8_t>();
-      at.v_exponents = call.operands[9].flat<uint8_t>();
+      return call.of<Kernel>().adam;
+    } else {
+      return call.of<Kernel>();
+    }
+  }
+  static StateOperands operands(const KernelCall& call) {
+    StateOperands at{shared(call).m.data, shared(call).v.data};
+    if constexpr (State::kNarrow) {
+      const auto& o = call.of<Kernel>();
+      at.step = o.step.template flat<const uint64_t>();
+      at.m_exponents = o.m_exponents.template flat<uint8_t>();
+      at.v_exponents = o.v_exponents.template flat<uint8_t>();
     }
     return at;
   }
@@ -96,16 +112,18 @@ struct AdamOp : OpBase {
 
 struct LambMomentsOp : OpBase {
   explicit LambMomentsOp(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
-                  call.operands[7].flat<const float>(),
-                  call.operands[8].flat<const uint8_t>()},
-        m(call.operands[1].flat<float>()),
-        v(call.operands[2].flat<float>()),
-        parameters(&call.operands[3]),
-        groups(call.operands[6].flat<const GroupScalars>()),
-        directions(&call.operands[9]),
-        p_sums(call.operands[4].flat<float>()),
-        u_sums(call.operands[5].flat<float>()) {}
+      : LambMomentsOp(call, call.of<kernels::LambMoments>()) {}
+  LambMomentsOp(const KernelCall& call, const kernels::LambMomentsOperands<Operand>& o)
+      : gradients{{&o.g, call.arguments<SourceArgs>().source},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        v(o.v.flat<float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()),
+        directions(&o.u),
+        p_sums(o.p_sums.flat<float>()),
+        u_sums(o.u_sums.flat<float>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   const float* parameter(const Piece& p) const {
@@ -152,9 +170,9 @@ struct LambMomentsOp : OpBase {
 
 struct LambUpdateOp : OpBase {
   explicit LambUpdateOp(const KernelCall& call)
-      : directions(&call.operands[0]),
-        parameters(&call.operands[1]),
-        steps(call.operands[2].flat<const TensorStep>()) {}
+      : LambUpdateOp(call, call.of<kernels::LambUpdate>()) {}
+  LambUpdateOp(const KernelCall&, const kernels::LambUpdateOperands<Operand>& o)
+      : directions(&o.u), parameters(&o.p), steps(o.steps.flat<const TensorStep>()) {}
 
   const float* direction(const Piece& p) const {
     return directions->list<const float>(p.tensor) + p.offset;

@@ -4,14 +4,14 @@
 #include "core/base/dtype.h"
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
+#include "core/kernels/bytes.h"
 
 namespace sotto {
 
 struct ConvertOp : OpBase {
-  explicit ConvertOp(const KernelCall& call)
-      : args(call.arguments<ConvertArgs>()),
-        from{&call.operands[0], args.from},
-        to(&call.operands[1]) {}
+  explicit ConvertOp(const KernelCall& call) : ConvertOp(call, call.of<kernels::Convert>()) {}
+  ConvertOp(const KernelCall& call, const kernels::ConvertOperands<Operand>& o)
+      : args(call.arguments<ConvertArgs>()), from{&o.x, args.from}, to(&o.y) {}
 
   // First element of the piece.
   uint8_t* target(const Piece& p) const {
@@ -37,10 +37,12 @@ struct ConvertOp : OpBase {
 
 struct AccumulateOp : OpBase {
   explicit AccumulateOp(const KernelCall& call)
+      : AccumulateOp(call, call.of<kernels::Accumulate>()) {}
+  AccumulateOp(const KernelCall& call, const kernels::AccumulateOperands<Operand>& o)
       : first_one(call.arguments<AccumulateArgs>().first),
-        from{&call.operands[0], call.arguments<AccumulateArgs>().source},
-        sums(&call.operands[1]) {
-    if (const double* by = call.operands[2].flat<const double>(); by != nullptr)
+        from{&o.x, call.arguments<AccumulateArgs>().source},
+        sums(&o.sum) {
+    if (const double* by = o.factor.flat<const double>(); by != nullptr)
       factor = static_cast<float>(*by);
   }
 

@@ -3,20 +3,22 @@
 
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
+#include "core/kernels/onebit.h"
 
 namespace sotto {
 
 struct EncodeOp : OpBase {
-  explicit EncodeOp(const KernelCall& call)
+  explicit EncodeOp(const KernelCall& call) : EncodeOp(call, call.of<kernels::OnebitEncode>()) {}
+  EncodeOp(const KernelCall& call, const kernels::OnebitEncodeOperands<Operand>& o)
       : args(call.arguments<EncodeArgs>()),
-        input{&call.operands[0], args.source},
-        c(call.operands[1].flat<float>()),
-        old_scales(call.operands[2].flat<const float>()),
-        bits(call.operands[3].flat<uint8_t>()),
-        valid(call.operands[5].flat<const uint8_t>()),
-        flags_out(call.operands[6].flat<uint32_t>()),
-        coefficient(call.operands[7].flat<const float>()),
-        sums(call.operands[4].flat<float>()) {}
+        input{&o.x, args.source},
+        c(o.to.c.flat<float>()),
+        old_scales(o.to.old_scales.flat<const float>()),
+        bits(o.to.bits.flat<uint8_t>()),
+        valid(o.to.valid.flat<const uint8_t>()),
+        flags_out(o.to.flags.flat<uint32_t>()),
+        coefficient(o.coefficient.flat<const float>()),
+        sums(o.to.sums.flat<float>()) {}
 
   float factor() const { return coefficient != nullptr ? *coefficient : 1.0f; }
   Floats source(const Piece& p) const { return input.of(p); }
@@ -57,17 +59,18 @@ struct EncodeOp : OpBase {
 };
 
 struct ServerOp : OpBase {
-  explicit ServerOp(const KernelCall& call)
+  explicit ServerOp(const KernelCall& call) : ServerOp(call, call.of<kernels::OnebitServer>()) {}
+  ServerOp(const KernelCall& call, const kernels::OnebitServerOperands<Operand>& o)
       : args(call.arguments<ServerArgs>()),
         part(1.0f / static_cast<float>(args.world)),
-        rows(call.operands[0].flat<const uint8_t>()),
-        messages(call.operands[1].flat<const uint8_t>()),
-        c(call.operands[2].flat<const float>()),
-        old_scales(call.operands[3].flat<const float>()),
-        bits(call.operands[4].flat<uint8_t>()),
-        valid(call.operands[6].flat<const uint8_t>()),
-        new_c(call.operands[7].flat<float>()),
-        sums(call.operands[5].flat<float>()) {}
+        rows(o.rows.flat<const uint8_t>()),
+        messages(o.messages.flat<const uint8_t>()),
+        c(o.c.flat<const float>()),
+        old_scales(o.old_scales.flat<const float>()),
+        bits(o.bits.flat<uint8_t>()),
+        valid(o.valid.flat<const uint8_t>()),
+        new_c(o.new_c.flat<float>()),
+        sums(o.sums.flat<float>()) {}
 
   // What a bit of rank r counts: fl(S_r * fl(1/W)).
   float term(uint32_t r, const Piece& p) const {
@@ -110,11 +113,12 @@ struct ServerOp : OpBase {
 };
 
 struct DecodeOp : OpBase {
-  explicit DecodeOp(const KernelCall& call)
-      : bits(call.operands[0].flat<const uint8_t>()),
-        messages(call.operands[1].flat<const uint8_t>()),
-        outputs(&call.operands[2]),
-        valid(call.operands[3].flat<const uint8_t>()) {}
+  explicit DecodeOp(const KernelCall& call) : DecodeOp(call, call.of<kernels::OnebitDecode>()) {}
+  DecodeOp(const KernelCall&, const kernels::OnebitDecodeOperands<Operand>& o)
+      : bits(o.bits.flat<const uint8_t>()),
+        messages(o.messages.flat<const uint8_t>()),
+        outputs(&o.y),
+        valid(o.valid.flat<const uint8_t>()) {}
 
   float scale(const Piece& p) const { return message_scale(messages, p.message); }
   float* output(const Piece& p) const { return outputs->list<float>(p.tensor) + p.target; }

@@ -3,33 +3,36 @@
 
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
+#include "core/kernels/onebit_lamb.h"
 
 namespace sotto {
 
-// What the front and its undo read.
-struct FrontOp : OpBase {
-  explicit FrontOp(const KernelCall& call)
+// What the encoder and its undo read.
+struct OnebitLambEncodeOp : OpBase {
+  explicit OnebitLambEncodeOp(const KernelCall& call)
+      : OnebitLambEncodeOp(call, call.of<kernels::OnebitLambEncode>()) {}
+  OnebitLambEncodeOp(const KernelCall& call, const kernels::OnebitLambEncodeOperands<Operand>& o)
       : args(call.arguments<EncodeArgs>()),
-        gradients{&call.operands[0], args.source},
-        momentum{call.operands[1].flat<const float>(), call.operands[2].flat<const uint8_t>(),
-                 call.operands[3].flat<const uint8_t>()},
-        c(call.operands[4].flat<float>()),
-        old_scales(call.operands[5].flat<const float>()),
-        bits(call.operands[6].flat<uint8_t>()),
-        valid(call.operands[8].flat<const uint8_t>()),
-        flags_out(call.operands[9].flat<uint32_t>()),
-        groups(call.operands[10].flat<const GroupScalars>()),
-        states(call.operands[11].flat<const TensorState>()),
-        clip(call.operands[12].flat<const float>()),
-        sums(call.operands[7].flat<float>()) {}
+        gradients{&o.g, args.source},
+        momentum{o.m.floats.flat<const float>(), o.m.bits.flat<const uint8_t>(),
+                 o.m.messages.flat<const uint8_t>()},
+        c(o.to.c.flat<float>()),
+        old_scales(o.to.old_scales.flat<const float>()),
+        bits(o.to.bits.flat<uint8_t>()),
+        valid(o.to.valid.flat<const uint8_t>()),
+        flags_out(o.to.flags.flat<uint32_t>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        states(o.states.flat<const TensorState>()),
+        clip(o.clip.flat<const float>()),
+        sums(o.to.sums.flat<float>()) {}
 
   bool masked(uint64_t flat) const { return valid != nullptr && !get_bit(valid, flat); }
   Floats source(const Piece& p) const { return gradients.of(p); }
   // x of element j of a piece; not for masked elements.
   float input(const Piece& p, uint64_t j, float scaling, float magnitude) const {
     const float g = source(p)[j];
-    return front_input(groups[p.group], momentum.at(p.flat + j, magnitude),
-                       clip != nullptr ? g * *clip : g, scaling);
+    return onebit_lamb_input(groups[p.group], momentum.at(p.flat + j, magnitude),
+                             clip != nullptr ? g * *clip : g, scaling);
   }
   void open(uint64_t block) { lanes = sums.open(block); }
   void pad(const Piece& p, uint64_t first, uint64_t count) {
@@ -70,16 +73,18 @@ struct FrontOp : OpBase {
   uint32_t flags = 0;
 };
 
-struct PrepareOp : OpBase {
-  explicit PrepareOp(const KernelCall& call)
-      : mask_zero(call.arguments<PrepareArgs>().mask_zero_variance),
-        m(call.operands[0].flat<const float>()),
-        v(call.operands[1].flat<const float>()),
-        vf(call.operands[2].flat<float>()),
-        den(call.operands[3].flat<float>()),
-        valid(call.operands[4].flat<uint8_t>()),
-        groups(call.operands[6].flat<const GroupScalars>()),
-        sums(call.operands[5].flat<float>()) {}
+struct FreezeVarianceOp : OpBase {
+  explicit FreezeVarianceOp(const KernelCall& call)
+      : FreezeVarianceOp(call, call.of<kernels::FreezeVariance>()) {}
+  FreezeVarianceOp(const KernelCall& call, const kernels::FreezeVarianceOperands<Operand>& o)
+      : mask_zero(call.arguments<FreezeArgs>().mask_zero_variance),
+        m(o.m.flat<const float>()),
+        v(o.v.flat<const float>()),
+        vf(o.vf.flat<float>()),
+        den(o.den.flat<float>()),
+        valid(o.valid.flat<uint8_t>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        sums(o.sums.flat<float>()) {}
 
   void open(uint64_t block) { lanes = sums.open(block); }
   void elements(const Piece& p, uint64_t first, uint64_t count) {
@@ -111,19 +116,21 @@ struct PrepareOp : OpBase {
 // Pass A.
 struct FactorOp : OpBase {
   explicit FactorOp(const KernelCall& call)
-      : fresh{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-              call.operands[2].flat<const uint8_t>()},
-        old{call.operands[3].flat<const float>(), call.operands[4].flat<const uint8_t>(),
-            call.operands[5].flat<const uint8_t>()},
-        vf(call.operands[6].flat<float>()),
-        den(call.operands[7].flat<const float>()),
-        parameters(&call.operands[8]),
-        valid(call.operands[9].flat<const uint8_t>()),
-        groups(call.operands[13].flat<const GroupScalars>()),
-        states(call.operands[14].flat<const TensorState>()),
-        u0_sums(call.operands[10].flat<float>()),
-        u_sums(call.operands[11].flat<float>()),
-        maxima(call.operands[12].flat<float>()) {}
+      : FactorOp(call, call.of<kernels::OnebitLambFactor>()) {}
+  FactorOp(const KernelCall&, const kernels::OnebitLambFactorOperands<Operand>& o)
+      : fresh{o.m.floats.flat<const float>(), o.m.bits.flat<const uint8_t>(),
+              o.m.messages.flat<const uint8_t>()},
+        old{o.old.floats.flat<const float>(), o.old.bits.flat<const uint8_t>(),
+            o.old.messages.flat<const uint8_t>()},
+        vf(o.vf.flat<float>()),
+        den(o.den.flat<const float>()),
+        parameters(&o.p),
+        valid(o.valid.flat<const uint8_t>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        states(o.states.flat<const TensorState>()),
+        u0_sums(o.u0_sums.flat<float>()),
+        u_sums(o.u_sums.flat<float>()),
+        maxima(o.maxima.flat<float>()) {}
 
   const float* parameter(const Piece& p) const {
     return parameters->list<const float>(p.tensor) + p.offset;
@@ -176,16 +183,18 @@ struct FactorOp : OpBase {
 };
 
 // Pass B.
-struct OnebitUpdateOp : OpBase {
-  explicit OnebitUpdateOp(const KernelCall& call)
-      : momentum{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-                 call.operands[2].flat<const uint8_t>()},
-        den(call.operands[3].flat<const float>()),
-        parameters(&call.operands[4]),
-        valid(call.operands[5].flat<const uint8_t>()),
-        groups(call.operands[6].flat<const GroupScalars>()),
-        steps(call.operands[7].flat<const TensorStep>()),
-        states(call.operands[8].flat<const TensorState>()) {}
+struct MomentumUpdateOp : OpBase {
+  explicit MomentumUpdateOp(const KernelCall& call)
+      : MomentumUpdateOp(call, call.of<kernels::MomentumUpdate>()) {}
+  MomentumUpdateOp(const KernelCall&, const kernels::MomentumUpdateOperands<Operand>& o)
+      : momentum{o.m.floats.flat<const float>(), o.m.bits.flat<const uint8_t>(),
+                 o.m.messages.flat<const uint8_t>()},
+        den(o.den.flat<const float>()),
+        parameters(&o.p),
+        valid(o.valid.flat<const uint8_t>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        steps(o.steps.flat<const TensorStep>()),
+        states(o.states.flat<const TensorState>()) {}
 
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {

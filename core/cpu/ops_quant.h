@@ -8,7 +8,8 @@
 
 #include "core/base/dtype.h"
 #include "core/cpu/elements.h"
-#include "core/iface/quant_elements.h"
+#include "core/kernels/quant.h"
+#include "core/kernels/quant_elements.h"
 
 namespace sotto {
 
@@ -165,9 +166,10 @@ class QuantWriter {
 
 template <class Math>
 void run_quant_encode(const KernelCall& call) {
+  const auto& o = call.of<kernels::QuantEncode>();
   const auto& a = call.arguments<QuantArgs>();
-  float* e = call.operands[1].flat<float>();
-  QuantWriter<Math> writer(a, a.base, e, call.operands[2].flat<uint8_t>());
+  float* e = o.e.flat<float>();
+  QuantWriter<Math> writer(a, a.base, e, o.payload.flat<uint8_t>());
   uint32_t flags = 0;
   for (const Piece& p : call.pieces) {
     for (uint64_t first = 0; first < p.count;) {
@@ -178,7 +180,7 @@ void run_quant_encode(const KernelCall& call) {
       if (p.tensor == kNoTensor) {
         std::memset(c, 0, 4 * n);
       } else {
-        const float* x = call.operands[0].list<const float>(p.tensor) + p.offset + first;
+        const float* x = o.x.list<const float>(p.tensor) + p.offset + first;
         if (writer.direct(x, flat, n, &flags)) {
           first += n;
           continue;
@@ -189,16 +191,17 @@ void run_quant_encode(const KernelCall& call) {
       first += n;
     }
   }
-  raise_flags(call.operands[3].flat<uint32_t>(), flags);
+  raise_flags(o.flags.flat<uint32_t>(), flags);
 }
 
 template <class Math>
 void run_quant_server(const KernelCall& call) {
+  const auto& o = call.of<kernels::QuantServer>();
   const auto& a = call.arguments<QuantArgs>();
-  const uint8_t* rows = call.operands[0].flat<const uint8_t>();
-  const float* old_e = call.operands[1].flat<const float>();
+  const uint8_t* rows = o.rows.flat<const uint8_t>();
+  const float* old_e = o.e.flat<const float>();
   const PayloadUnit unit = payload_unit(a.kind, a.block);
-  QuantWriter<Math> writer(a, 0, call.operands[2].flat<float>(), call.operands[3].flat<uint8_t>());
+  QuantWriter<Math> writer(a, 0, o.new_e.flat<float>(), o.payload.flat<uint8_t>());
   alignas(64) float sums[kMaxQuantBlock];
   uint32_t flags = 0;
   for (const Piece& p : call.pieces) {
@@ -223,7 +226,7 @@ void run_quant_server(const KernelCall& call) {
       first += n;
     }
   }
-  raise_flags(call.operands[4].flat<uint32_t>(), flags);
+  raise_flags(o.flags.flat<uint32_t>(), flags);
 }
 
 // y = v for every run of elements of one block (or of any elements of a cast).
@@ -245,15 +248,16 @@ inline constexpr uint64_t kStreamElements = 32768;
 
 template <class Math>
 void run_quant_decode(const KernelCall& call) {
+  const auto& o = call.of<kernels::QuantDecode>();
   const auto& a = call.arguments<QuantArgs>();
-  const uint8_t* payload = call.operands[0].flat<const uint8_t>();
+  const uint8_t* payload = o.payload.flat<const uint8_t>();
   const uint64_t block = codec_has_blocks(a.kind) ? a.block : kMaxQuantBlock;
   uint64_t total = 0;
   for (const Piece& p : call.pieces) total += p.count;
   const bool stream = total >= kStreamElements;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    float* y = call.operands[1].list<float>(p.tensor) + p.target;
+    float* y = o.y.list<float>(p.tensor) + p.target;
     for (uint64_t first = 0; first < p.count;) {
       const uint64_t flat = p.flat + first;
       const uint64_t n = std::min(p.count - first, block - flat % block);

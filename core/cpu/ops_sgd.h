@@ -4,19 +4,23 @@
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
 #include "core/cpu/ops_adam.h"
+#include "core/kernels/sgd.h"
 
 namespace sotto {
 
 template <class State>
 struct SgdOp : OpBase {
-  explicit SgdOp(const KernelCall& call)
+  using Kernel = std::conditional_t<State::kNarrow, kernels::SgdNarrow, kernels::Sgd>;
+
+  explicit SgdOp(const KernelCall& call) : SgdOp(call, shared(call)) {}
+  SgdOp(const KernelCall& call, const kernels::SgdOperands<Operand>& o)
       : nesterov(is_nesterov(call)),
-        gradients{{&call.operands[0], source_of<State, SgdArgs>(call)},
-                  call.operands[4].flat<const float>(),
-                  call.operands[5].flat<const uint8_t>()},
+        gradients{{&o.g, source_of<State, SgdArgs>(call)},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
         state(operands(call)),
-        parameters(&call.operands[2]),
-        groups(call.operands[3].flat<const GroupScalars>()) {}
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
@@ -50,11 +54,18 @@ struct SgdOp : OpBase {
     if constexpr (State::kNarrow) return call.arguments<NarrowArgs>().nesterov;
     return call.arguments<SgdArgs>().nesterov;
   }
-  static StateOperands operands(const KernelCall& call) {
-    StateOperands at{call.operands[1].data};
+  static const kernels::SgdOperands<Operand>& shared(const KernelCall& call) {
     if constexpr (State::kNarrow) {
-      at.step = call.operands[6].flat<const uint64_t>();
-      at.m_exponents = call.operands[7].flat<uint8_t>();
+      return call.of<Kernel>().sgd;
+    } else {
+      return call.of<Kernel>();
+    }
+  }
+  static StateOperands operands(const KernelCall& call) {
+    StateOperands at{shared(call).m.data};
+    if constexpr (State::kNarrow) {
+      at.step = call.of<Kernel>().step.template flat<const uint64_t>();
+      at.m_exponents = call.of<Kernel>().m_exponents.template flat<uint8_t>();
     }
     return at;
   }

@@ -17,6 +17,7 @@
 
 #include "core/base/narrow_state.h"
 #include "core/cpu/elements.h"
+#include "core/kernels/adam.h"
 
 namespace sotto {
 

@@ -4,20 +4,22 @@
 #include "core/cpu/elements.h"
 #include "core/cpu/ops.h"
 #include "core/cpu/ops_adam.h"
+#include "core/kernels/zeroone.h"
 
 namespace sotto {
 
 struct FrozenAdamOp : OpBase {
   explicit FrozenAdamOp(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
-                  call.operands[7].flat<const float>(),
-                  call.operands[8].flat<const uint8_t>()},
-        mean{nullptr, call.operands[1].flat<const uint8_t>(),
-             call.operands[2].flat<const uint8_t>()},
-        m(call.operands[3].flat<float>()),
-        v(call.operands[4].flat<const float>()),
-        parameters(&call.operands[5]),
-        groups(call.operands[6].flat<const GroupScalars>()) {}
+      : FrozenAdamOp(call, call.of<kernels::FrozenAdam>()) {}
+  FrozenAdamOp(const KernelCall& call, const kernels::FrozenAdamOperands<Operand>& o)
+      : gradients{{&o.g, call.arguments<SourceArgs>().source},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
+        mean{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        v(o.v.flat<const float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
@@ -47,17 +49,19 @@ struct FrozenAdamOp : OpBase {
   const GroupScalars* groups;
 };
 
-struct LocalMomentumOp : OpBase {
-  explicit LocalMomentumOp(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
-                  call.operands[7].flat<const float>(),
-                  call.operands[8].flat<const uint8_t>()},
-        m(call.operands[1].flat<float>()),
-        b(call.operands[2].flat<float>()),
-        den(call.operands[3].flat<const float>()),
-        anchor(call.operands[4].flat<const float>()),
-        parameters(&call.operands[5]),
-        groups(call.operands[6].flat<const GroupScalars>()) {}
+struct ZeroOneLocalOp : OpBase {
+  explicit ZeroOneLocalOp(const KernelCall& call)
+      : ZeroOneLocalOp(call, call.of<kernels::ZeroOneLocal>()) {}
+  ZeroOneLocalOp(const KernelCall& call, const kernels::ZeroOneLocalOperands<Operand>& o)
+      : gradients{{&o.g, call.arguments<SourceArgs>().source},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        b(o.b.flat<float>()),
+        den(o.den.flat<const float>()),
+        anchor(o.anchor.flat<const float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
@@ -68,8 +72,8 @@ struct LocalMomentumOp : OpBase {
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
-      local_momentum_element(s, lr, gradients.masked(flat), gradients.at(g, j, flat), &m[flat],
-                             &b[flat], den[flat], anchor[flat], &p[j]);
+      zeroone_local_element(s, lr, gradients.masked(flat), gradients.at(g, j, flat), &m[flat],
+                            &b[flat], den[flat], anchor[flat], &p[j]);
     }
   }
 
@@ -82,21 +86,22 @@ struct LocalMomentumOp : OpBase {
   const GroupScalars* groups;
 };
 
-// What the front of a synchronisation and its undo read.
-struct LocalFrontOp : OpBase {
-  explicit LocalFrontOp(const KernelCall& call)
+// What the encoder of a synchronisation and its undo read.
+struct ZeroOneEncodeOp : OpBase {
+  explicit ZeroOneEncodeOp(const KernelCall& call)
+      : ZeroOneEncodeOp(call, call.of<kernels::ZeroOneEncode>()) {}
+  ZeroOneEncodeOp(const KernelCall& call, const kernels::ZeroOneEncodeOperands<Operand>& o)
       : args(call.arguments<EncodeArgs>()),
-        gradients{{&call.operands[0], args.source},
-                  call.operands[10].flat<const float>(),
-                  call.operands[7].flat<const uint8_t>()},
-        m(call.operands[1].flat<const float>()),
-        b(call.operands[2].flat<const float>()),
-        c(call.operands[3].flat<float>()),
-        old_scales(call.operands[4].flat<const float>()),
-        bits(call.operands[5].flat<uint8_t>()),
-        flags_out(call.operands[8].flat<uint32_t>()),
-        groups(call.operands[9].flat<const GroupScalars>()),
-        sums(call.operands[6].flat<float>()) {}
+        gradients{
+            {&o.g, args.source}, o.clip.flat<const float>(), o.to.valid.flat<const uint8_t>()},
+        m(o.m.flat<const float>()),
+        b(o.b.flat<const float>()),
+        c(o.to.c.flat<float>()),
+        old_scales(o.to.old_scales.flat<const float>()),
+        bits(o.to.bits.flat<uint8_t>()),
+        flags_out(o.to.flags.flat<uint32_t>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        sums(o.to.sums.flat<float>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   // x of element j of a piece.
@@ -104,7 +109,7 @@ struct LocalFrontOp : OpBase {
     const GroupScalars& s = groups[p.group];
     const uint64_t flat = p.flat + j;
     if (gradients.source.operand->data == nullptr) return b[flat];
-    return local_front_input(s, m[flat], b[flat], gradients.at(source(p), j, flat));
+    return zeroone_encode_input(s, m[flat], b[flat], gradients.at(source(p), j, flat));
   }
   void open(uint64_t block) { lanes = sums.open(block); }
   void pad(const Piece& p, uint64_t first, uint64_t count) {
@@ -141,17 +146,19 @@ struct LocalFrontOp : OpBase {
   uint32_t flags = 0;
 };
 
-struct LocalSyncOp : OpBase {
-  explicit LocalSyncOp(const KernelCall& call)
-      : mean{call.operands[0].flat<const float>(), call.operands[1].flat<const uint8_t>(),
-             call.operands[2].flat<const uint8_t>()},
-        m(call.operands[3].flat<float>()),
-        b(call.operands[4].flat<float>()),
-        den(call.operands[5].flat<const float>()),
-        anchor(call.operands[6].flat<float>()),
-        parameters(&call.operands[7]),
-        groups(call.operands[8].flat<const GroupScalars>()),
-        valid(call.operands[9].flat<const uint8_t>()) {}
+struct ZeroOneSyncOp : OpBase {
+  explicit ZeroOneSyncOp(const KernelCall& call)
+      : ZeroOneSyncOp(call, call.of<kernels::ZeroOneSync>()) {}
+  ZeroOneSyncOp(const KernelCall&, const kernels::ZeroOneSyncOperands<Operand>& o)
+      : mean{o.x.floats.flat<const float>(), o.x.bits.flat<const uint8_t>(),
+             o.x.messages.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        b(o.b.flat<float>()),
+        den(o.den.flat<const float>()),
+        anchor(o.anchor.flat<float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()),
+        valid(o.valid.flat<const uint8_t>()) {}
 
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
@@ -161,8 +168,8 @@ struct LocalSyncOp : OpBase {
     for (uint64_t j = first; j < first + count; ++j) {
       const uint64_t flat = piece.flat + j;
       const bool masked = valid != nullptr && !get_bit(valid, flat);
-      local_sync_element(s, masked, mean.at(flat, magnitude), &m[flat], &b[flat], den[flat],
-                         &anchor[flat], &p[j]);
+      zeroone_sync_element(s, masked, mean.at(flat, magnitude), &m[flat], &b[flat], den[flat],
+                           &anchor[flat], &p[j]);
     }
   }
 

@@ -2,7 +2,7 @@
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_adam.h"
 #include "core/cpu/ops_sgd.h"
-#include "core/iface/scalar_steps.h"
+#include "core/kernels/scalar_steps.h"
 
 namespace sotto::scalar {
 
@@ -22,25 +22,26 @@ void lamb_moments(const KernelCall& call) { run_elements<LambMomentsOp>(call); }
 void lamb_update(const KernelCall& call) { run_elements<LambUpdateOp>(call); }
 
 void lamb_scalars(const KernelCall& call) {
+  const auto& o = call.of<kernels::LambScalars>();
   const auto& a = call.arguments<TensorArgs>();
-  const GroupScalars* groups = call.operands[2].flat<const GroupScalars>();
-  TensorState* states = call.operands[3].flat<TensorState>();
-  TensorStep* steps = call.operands[4].flat<TensorStep>();
+  const GroupScalars* groups = o.scalars.flat<const GroupScalars>();
+  TensorState* states = o.states.flat<TensorState>();
+  TensorStep* steps = o.steps.flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
-    const auto sum_of = [&](size_t operand) {
-      return add_blocks(call.operands[operand].flat<const float>(), range.first_block,
-                        range.blocks);
+    const auto sum_of = [&](const Operand& sums) {
+      return add_blocks(sums.flat<const float>(), range.first_block, range.blocks);
     };
-    steps[range.tensor] = lamb_step(groups[range.group], sum_of(0), sum_of(1), a.average,
-                                    a.average ? &states[range.tensor] : nullptr);
+    steps[range.tensor] = lamb_step(groups[range.group], sum_of(o.p_sums), sum_of(o.u_sums),
+                                    a.average, a.average ? &states[range.tensor] : nullptr);
   }
 }
 
 void step_sizes(const KernelCall& call) {
+  const auto& o = call.of<kernels::StepSizes>();
   const auto& a = call.arguments<TensorArgs>();
-  const GroupScalars* groups = call.operands[0].flat<const GroupScalars>();
-  TensorStep* steps = call.operands[1].flat<TensorStep>();
+  const GroupScalars* groups = o.scalars.flat<const GroupScalars>();
+  TensorStep* steps = o.steps.flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {
     steps[a.ranges[k].tensor] = plain_step(groups[a.ranges[k].group]);
   }

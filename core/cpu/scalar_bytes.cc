@@ -4,7 +4,7 @@
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_convert.h"
-#include "core/iface/reduce_elements.h"
+#include "core/kernels/reduce_elements.h"
 
 namespace sotto::scalar {
 namespace {
@@ -32,10 +32,11 @@ uint32_t reduce_piece(const ReduceArgs& a, const typename Type::Stored* own,
 
 template <class Type, ReduceOp kOp>
 void reduce_as(const KernelCall& call) {
+  const auto& o = call.of<kernels::Reduce>();
   using Stored = typename Type::Stored;
   const auto& a = call.arguments<ReduceArgs>();
-  const Operand& own = call.operands[0];
-  const Operand& out = call.operands[2];
+  const Operand& own = o.own;
+  const Operand& out = o.out;
   uint32_t flags = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
@@ -43,11 +44,11 @@ void reduce_as(const KernelCall& call) {
                                     : own.list<const Stored>(p.tensor) + p.offset;
     Stored* to = a.out_flat ? out.flat<Stored>() + (p.flat - a.out_base)
                             : out.list<Stored>(p.tensor) + p.target;
-    const Stored* rows = call.operands[1].flat<const Stored>();
+    const Stored* rows = o.rows.flat<const Stored>();
     if (a.world > 1) rows += p.flat - a.row_base;
     flags |= reduce_piece<Type, kOp>(a, from, rows, to, p.count);
   }
-  if (call.operands[3].data != nullptr) raise_flags(call.operands[3].flat<uint32_t>(), flags);
+  if (o.flags.data != nullptr) raise_flags(o.flags.flat<uint32_t>(), flags);
 }
 
 template <class Type>
@@ -69,26 +70,28 @@ void reduce_type(const KernelCall& call) {
 
 void fill(const KernelCall& call) {
   if (call.bytes != 0) {
-    std::memset(call.operands[0].data, call.arguments<FillArgs>().value, call.bytes);
+    std::memset(call.of<kernels::Fill>().out.data, call.arguments<FillArgs>().value, call.bytes);
   }
 }
 
 void pack(const KernelCall& call) {
+  const auto& o = call.of<kernels::Pack>();
   const auto& a = call.arguments<PackArgs>();
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor || p.count == 0) continue;
-    std::memcpy(call.operands[1].flat<uint8_t>() + (p.flat - a.flat_base) * a.element_bytes,
-                call.operands[0].list<const uint8_t>(p.tensor) + p.offset * a.element_bytes,
+    std::memcpy(o.flat.flat<uint8_t>() + (p.flat - a.flat_base) * a.element_bytes,
+                o.tensors.list<const uint8_t>(p.tensor) + p.offset * a.element_bytes,
                 p.count * a.element_bytes);
   }
 }
 
 void unpack(const KernelCall& call) {
+  const auto& o = call.of<kernels::Unpack>();
   const auto& a = call.arguments<PackArgs>();
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor || p.count == 0) continue;
-    std::memcpy(call.operands[1].list<uint8_t>(p.tensor) + p.target * a.element_bytes,
-                call.operands[0].flat<const uint8_t>() + (p.flat - a.flat_base) * a.element_bytes,
+    std::memcpy(o.tensors.list<uint8_t>(p.tensor) + p.target * a.element_bytes,
+                o.flat.flat<const uint8_t>() + (p.flat - a.flat_base) * a.element_bytes,
                 p.count * a.element_bytes);
   }
 }

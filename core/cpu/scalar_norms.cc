@@ -2,31 +2,33 @@
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_adam.h"
-#include "core/iface/scalar_steps.h"
+#include "core/kernels/scalar_steps.h"
 
 namespace sotto::scalar {
 void sum_squares(const KernelCall& call) { run_elements<SumSquaresOp>(call); }
 
 void norm_message(const KernelCall& call) {
-  const uint32_t* flags = call.operands[1].flat<const uint32_t>();
-  const double sum =
-      add_blocks(call.operands[0].flat<const float>(), 0, call.arguments<BlocksArgs>().blocks);
+  const auto& o = call.of<kernels::NormMessage>();
+  const uint32_t* flags = o.flags.flat<const uint32_t>();
+  const double sum = add_blocks(o.sums.flat<const float>(), 0, call.arguments<BlocksArgs>().blocks);
   const NormMessage message = norm_message_of(sum, flags != nullptr ? *flags : 0);
-  std::memcpy(call.operands[2].data, &message, sizeof message);
+  std::memcpy(o.message.data, &message, sizeof message);
 }
 
 void clip_coefficient(const KernelCall& call) {
+  const auto& o = call.of<kernels::ClipCoefficient>();
   const ClipResult result =
-      clip_result(call.arguments<ClipArgs>(), call.operands[0].flat<const uint8_t>(),
-                  call.operands[4].flat<const double>(), call.operands[5].flat<const uint32_t>());
-  *call.operands[1].flat<float>() = result.coefficient;
-  *call.operands[2].flat<double>() = result.norm;
-  *call.operands[3].flat<uint32_t>() = result.word;
+      clip_result(call.arguments<ClipArgs>(), o.messages.flat<const uint8_t>(),
+                  o.unscale.flat<const double>(), o.prior.flat<const uint32_t>());
+  *o.coefficient.flat<float>() = result.coefficient;
+  *o.norm.flat<double>() = result.norm;
+  *o.word.flat<uint32_t>() = result.word;
 }
 
 void count_valid(const KernelCall& call) {
-  const uint8_t* valid = call.operands[0].flat<const uint8_t>();
-  uint64_t* counts = call.operands[1].flat<uint64_t>();
+  const auto& o = call.of<kernels::CountValid>();
+  const uint8_t* valid = o.valid.flat<const uint8_t>();
+  uint64_t* counts = o.counts.flat<uint64_t>();
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
     counts[p.block] += valid == nullptr ? p.count : count_bits(valid, p.flat, p.count);

@@ -3,7 +3,7 @@
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_onebit.h"
-#include "core/iface/scalar_steps.h"
+#include "core/kernels/scalar_steps.h"
 
 namespace sotto::scalar {
 
@@ -30,12 +30,13 @@ void onebit_server(const KernelCall& call) { run_elements<ServerOp>(call); }
 void onebit_decode(const KernelCall& call) { run_elements<DecodeOp>(call); }
 
 void norm_finish(const KernelCall& call) {
+  const auto& o = call.of<kernels::NormFinish>();
   const auto& a = call.arguments<NormArgs>();
-  const float* sums = call.operands[0].flat<const float>();
-  const uint64_t* counts = call.operands[1].flat<const uint64_t>();
-  float* scales = call.operands[2].flat<float>();
-  uint8_t* message = call.operands[3].flat<uint8_t>();
-  uint32_t* flags = call.operands[4].flat<uint32_t>();
+  const float* sums = o.sums.flat<const float>();
+  const uint64_t* counts = o.counts.flat<const uint64_t>();
+  float* scales = o.scales.flat<float>();
+  uint8_t* message = o.message.flat<uint8_t>();
+  uint32_t* flags = o.flags.flat<uint32_t>();
   for (uint64_t k = 0; k < a.n; ++k) {
     const double sum = add_blocks(sums, a.ranges[k].first_block, a.ranges[k].blocks);
     scales[k] = guard_finite(norm_scale(a.scale, sum, counts[k]), flags);
@@ -45,9 +46,10 @@ void norm_finish(const KernelCall& call) {
 }
 
 void gate(const KernelCall& call) {
+  const auto& o = call.of<kernels::Gate>();
   const auto& a = call.arguments<GateArgs>();
-  const uint8_t* messages = call.operands[0].flat<const uint8_t>();
-  const uint32_t* prior = call.operands[1].flat<const uint32_t>();
+  const uint8_t* messages = o.messages.flat<const uint8_t>();
+  const uint32_t* prior = o.prior.flat<const uint32_t>();
   uint32_t flags = 0;
   const auto section = [&](uint64_t bytes) {
     for (uint32_t r = 0; r < a.world; ++r) {
@@ -61,7 +63,7 @@ void gate(const KernelCall& call) {
   for (uint64_t s = 0; s < a.n_sections; ++s) section(a.sections[s]);
   uint32_t decision = flags == 0 ? kCommit : a.fail_word;
   if (prior != nullptr && *prior != kCommit) decision = *prior;
-  *call.operands[2].flat<uint32_t>() = decision;
+  *o.word.flat<uint32_t>() = decision;
 }
 
 }  // namespace sotto::scalar

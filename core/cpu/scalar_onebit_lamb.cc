@@ -1,65 +1,67 @@
-// 1-bit LAMB: front (momentum and encoder), switch to the compressed stage, and both passes of the
+// 1-bit LAMB: encoder of the momentum, switch to the compressed stage, and both passes of the
 // compressed step.
 #include <algorithm>
 
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_onebit_lamb.h"
-#include "core/iface/scalar_steps.h"
+#include "core/kernels/scalar_steps.h"
 
 namespace sotto::scalar {
 namespace {
 
 // One rank: the momentum itself, after the multiplication and division that more ranks would do.
-void front_identity(const KernelCall& call) {
-  FrontOp front(call);
+void encode_identity(const KernelCall& call) {
+  OnebitLambEncodeOp encode(call);
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float s = scaling_of(front.states, p);
-    const float magnitude = front.momentum.magnitude(p, s);
+    const float s = scaling_of(encode.states, p);
+    const float magnitude = encode.momentum.magnitude(p, s);
     for (uint64_t i = 0; i < p.count; ++i) {
-      front.c[p.flat + i] = front.masked(p.flat + i)
-                                ? 0.0f
-                                : guard_finite(front.input(p, i, s, magnitude) / s, &front.flags);
+      encode.c[p.flat + i] =
+          encode.masked(p.flat + i)
+              ? 0.0f
+              : guard_finite(encode.input(p, i, s, magnitude) / s, &encode.flags);
     }
   }
-  front.finish();
+  encode.finish();
 }
 
 }  // namespace
 
-void onebit_lamb_front(const KernelCall& call) {
-  if (call.arguments<EncodeArgs>().identity) return front_identity(call);
-  run_elements<FrontOp>(call);
+void onebit_lamb_encode(const KernelCall& call) {
+  if (call.arguments<EncodeArgs>().identity) return encode_identity(call);
+  run_elements<OnebitLambEncodeOp>(call);
 }
 
-void onebit_lamb_front_undo(const KernelCall& call) {
-  FrontOp front(call);
+void onebit_lamb_encode_undo(const KernelCall& call) {
+  OnebitLambEncodeOp encode(call);
   uint32_t unused = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float s = scaling_of(front.states, p);
-    const float magnitude = front.momentum.magnitude(p, s);
+    const float s = scaling_of(encode.states, p);
+    const float magnitude = encode.momentum.magnitude(p, s);
     for (uint64_t i = 0; i < p.count; ++i) {
-      float& value = front.c[p.flat + i];
-      if (front.masked(p.flat + i)) {
+      float& value = encode.c[p.flat + i];
+      if (encode.masked(p.flat + i)) {
         value = 0.0f;
         continue;
       }
-      const float x = guard_finite(front.input(p, i, s, magnitude), &unused);
-      value = undo_encode(value, x, front.old_scales[p.scale], call.paired_ran);
+      const float x = guard_finite(encode.input(p, i, s, magnitude), &unused);
+      value = undo_encode(value, x, encode.old_scales[p.scale], call.paired_ran);
     }
   }
 }
 
-void onebit_lamb_prepare(const KernelCall& call) { run_elements<PrepareOp>(call); }
+void freeze_variance(const KernelCall& call) { run_elements<FreezeVarianceOp>(call); }
 void onebit_lamb_factor(const KernelCall& call) { run_elements<FactorOp>(call); }
-void onebit_lamb_update(const KernelCall& call) { run_elements<OnebitUpdateOp>(call); }
+void momentum_update(const KernelCall& call) { run_elements<MomentumUpdateOp>(call); }
 
 void onebit_lamb_scaling(const KernelCall& call) {
+  const auto& o = call.of<kernels::OnebitLambScaling>();
   const auto& a = call.arguments<ScalingArgs>();
-  const float* sums = call.operands[0].flat<const float>();
-  const uint64_t* counts = call.operands[1].flat<const uint64_t>();
-  TensorState* states = call.operands[2].flat<TensorState>();
+  const float* sums = o.sums.flat<const float>();
+  const uint64_t* counts = o.counts.flat<const uint64_t>();
+  TensorState* states = o.states.flat<TensorState>();
   const auto scale_of = [&](uint64_t k) {
     return tensor_scale(add_blocks(sums, a.ranges[k].first_block, a.ranges[k].blocks), counts[k]);
   };
@@ -77,13 +79,14 @@ void onebit_lamb_scaling(const KernelCall& call) {
 }
 
 void onebit_lamb_scalars(const KernelCall& call) {
+  const auto& o = call.of<kernels::OnebitLambScalars>();
   const auto& a = call.arguments<TensorArgs>();
-  const float* u0_sums = call.operands[0].flat<const float>();
-  const float* u_sums = call.operands[1].flat<const float>();
-  const float* maxima = call.operands[2].flat<const float>();
-  const GroupScalars* groups = call.operands[3].flat<const GroupScalars>();
-  TensorState* states = call.operands[4].flat<TensorState>();
-  TensorStep* steps = call.operands[5].flat<TensorStep>();
+  const float* u0_sums = o.u0_sums.flat<const float>();
+  const float* u_sums = o.u_sums.flat<const float>();
+  const float* maxima = o.maxima.flat<const float>();
+  const GroupScalars* groups = o.scalars.flat<const GroupScalars>();
+  TensorState* states = o.states.flat<TensorState>();
+  TensorStep* steps = o.steps.flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
     double maximum = 0;
@@ -97,11 +100,11 @@ void onebit_lamb_scalars(const KernelCall& call) {
 }
 
 void momentum_from_bits(const KernelCall& call) {
-  const Momentum momentum{nullptr, call.operands[0].flat<const uint8_t>(),
-                          call.operands[1].flat<const uint8_t>()};
-  const TensorState* states = call.operands[2].flat<const TensorState>();
-  float* m = call.operands[3].flat<float>();
-  const uint8_t* valid = call.operands[4].flat<const uint8_t>();
+  const auto& o = call.of<kernels::MomentumFromBits>();
+  const Momentum momentum{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()};
+  const TensorState* states = o.states.flat<const TensorState>();
+  float* m = o.m.flat<float>();
+  const uint8_t* valid = o.valid.flat<const uint8_t>();
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
     const float magnitude = momentum.magnitude(p, scaling_of(states, p));

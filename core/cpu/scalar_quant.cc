@@ -9,15 +9,16 @@ void quant_server(const KernelCall& call) { run_quant_server<ScalarQuant>(call);
 void quant_decode(const KernelCall& call) { run_quant_decode<ScalarQuant>(call); }
 
 void quant_encode_undo(const KernelCall& call) {
+  const auto& o = call.of<kernels::QuantEncodeUndo>();
   if (!call.paired_ran) return;
   const auto& a = call.arguments<QuantArgs>();
-  float* e = call.operands[1].flat<float>();
-  const uint8_t* payload = call.operands[2].flat<const uint8_t>();
+  float* e = o.e.flat<float>();
+  const uint8_t* payload = o.payload.flat<const uint8_t>();
   const uint64_t block = codec_has_blocks(a.kind) ? a.block : kMaxQuantBlock;
   float values[kMaxQuantBlock];
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
-    const float* x = call.operands[0].list<const float>(p.tensor) + p.offset;
+    const float* x = o.x.list<const float>(p.tensor) + p.offset;
     for (uint64_t first = 0; first < p.count;) {
       const uint64_t flat = p.flat + first;
       const uint64_t n = std::min(p.count - first, block - flat % block);

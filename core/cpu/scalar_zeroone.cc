@@ -6,42 +6,42 @@ namespace sotto::scalar {
 namespace {
 
 // One rank: nothing is encoded.
-void front_identity(const KernelCall& call) {
-  LocalFrontOp front(call);
+void encode_identity(const KernelCall& call) {
+  ZeroOneEncodeOp encode(call);
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
     for (uint64_t j = 0; j < p.count; ++j) {
-      const bool masked = front.gradients.masked(p.flat + j);
-      front.c[p.flat + j] = masked ? 0.0f : guard_finite(front.input(p, j), &front.flags);
+      const bool masked = encode.gradients.masked(p.flat + j);
+      encode.c[p.flat + j] = masked ? 0.0f : guard_finite(encode.input(p, j), &encode.flags);
     }
   }
-  front.finish();
+  encode.finish();
 }
 
 }  // namespace
 
 void frozen_adam(const KernelCall& call) { run_elements<FrozenAdamOp>(call); }
-void local_momentum(const KernelCall& call) { run_elements<LocalMomentumOp>(call); }
-void local_sync(const KernelCall& call) { run_elements<LocalSyncOp>(call); }
+void zeroone_local(const KernelCall& call) { run_elements<ZeroOneLocalOp>(call); }
+void zeroone_sync(const KernelCall& call) { run_elements<ZeroOneSyncOp>(call); }
 
-void local_front(const KernelCall& call) {
-  if (call.arguments<EncodeArgs>().identity) return front_identity(call);
-  run_elements<LocalFrontOp>(call);
+void zeroone_encode(const KernelCall& call) {
+  if (call.arguments<EncodeArgs>().identity) return encode_identity(call);
+  run_elements<ZeroOneEncodeOp>(call);
 }
 
-void local_front_undo(const KernelCall& call) {
-  LocalFrontOp front(call);
+void zeroone_encode_undo(const KernelCall& call) {
+  ZeroOneEncodeOp encode(call);
   uint32_t unused = 0;
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
     for (uint64_t j = 0; j < p.count; ++j) {
-      float& value = front.c[p.flat + j];
-      if (front.gradients.masked(p.flat + j)) {
+      float& value = encode.c[p.flat + j];
+      if (encode.gradients.masked(p.flat + j)) {
         value = 0.0f;
         continue;
       }
-      const float x = guard_finite(front.input(p, j), &unused);
-      value = undo_encode(value, x, front.old_scales[p.scale], call.paired_ran);
+      const float x = guard_finite(encode.input(p, j), &unused);
+      value = undo_encode(value, x, encode.old_scales[p.scale], call.paired_ran);
     }
   }
 }

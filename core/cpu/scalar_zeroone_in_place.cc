@@ -9,14 +9,14 @@ namespace {
 // Operands 0 to 6, which the three kernels share.
 struct InPlace {
   explicit InPlace(const KernelCall& call)
-      : gradients{{&call.operands[0], call.arguments<SourceArgs>().source},
-                  call.operands[6].flat<const float>(),
-                  nullptr},
-        m(call.operands[1].flat<float>()),
-        b(call.operands[2].flat<float>()),
-        den(call.operands[3].flat<const float>()),
-        parameters(&call.operands[4]),
-        groups(call.operands[5].flat<const GroupScalars>()) {}
+      : InPlace(call, call.of<kernels::ZeroOneInPlaceLocal>()) {}
+  InPlace(const KernelCall& call, const kernels::InPlaceOperands<Operand>& o)
+      : gradients{{&o.g, call.arguments<SourceArgs>().source}, o.clip.flat<const float>(), nullptr},
+        m(o.m.flat<float>()),
+        b(o.b.flat<float>()),
+        den(o.den.flat<const float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   struct Values {
     float m, b, p;
@@ -27,8 +27,8 @@ struct InPlace {
     const uint64_t flat = piece.flat + j;
     Values now{m[flat], b[flat], parameter(piece)[j]};
     if (gradients.source.operand->data == nullptr) return now;
-    in_place_element(s, gradients.at(gradients.source.of(piece), j, flat), &now.m, &now.b,
-                     den[flat], &now.p);
+    zeroone_in_place_element(s, gradients.at(gradients.source.of(piece), j, flat), &now.m, &now.b,
+                             den[flat], &now.p);
     return now;
   }
   float* parameter(const Piece& piece) const {
@@ -45,7 +45,7 @@ struct InPlace {
 
 }  // namespace
 
-void in_place_local(const KernelCall& call) {
+void zeroone_in_place_local(const KernelCall& call) {
   const InPlace at(call);
   for (const Piece& piece : call.pieces) {
     for (uint64_t j = 0; j < piece.count; ++j) {
@@ -57,25 +57,26 @@ void in_place_local(const KernelCall& call) {
   }
 }
 
-void in_place_sum(const KernelCall& call) {
+void zeroone_in_place_sum(const KernelCall& call) {
+  const auto& o = call.of<kernels::ZeroOneInPlaceSum>();
   const InPlace at(call);
   uint32_t flags = 0;
   for (const Piece& piece : call.pieces) {
-    float* x = call.operands[7].list<float>(piece.tensor) + piece.offset;
+    float* x = o.x.list<float>(piece.tensor) + piece.offset;
     for (uint64_t j = 0; j < piece.count; ++j) {
       x[j] = at.updated(piece, j).b * at.den[piece.flat + j];
       guard_finite(x[j], &flags);
     }
   }
-  if (uint32_t* out = call.operands[8].flat<uint32_t>(); out != nullptr) raise_flags(out, flags);
+  if (uint32_t* out = o.flags.flat<uint32_t>(); out != nullptr) raise_flags(out, flags);
 }
 
-void in_place_sync(const KernelCall& call) {
+void zeroone_in_place_sync(const KernelCall& call) {
+  const auto& o = call.of<kernels::ZeroOneInPlaceSync>();
   const InPlace at(call);
-  const Operand& floats = call.operands[7];
-  const Momentum mean{nullptr, call.operands[8].flat<const uint8_t>(),
-                      call.operands[9].flat<const uint8_t>()};
-  const uint8_t* valid = call.operands[10].flat<const uint8_t>();
+  const Operand& floats = o.x;
+  const Momentum mean{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()};
+  const uint8_t* valid = o.valid.flat<const uint8_t>();
   for (const Piece& piece : call.pieces) {
     const GroupScalars& s = at.groups[piece.group];
     const float* x =
@@ -86,7 +87,7 @@ void in_place_sync(const KernelCall& call) {
       InPlace::Values now = at.updated(piece, j);
       float sum = x != nullptr ? x[j] : mean.at(flat, magnitude);
       if (valid != nullptr && !get_bit(valid, flat)) sum = 0.0f;
-      in_place_sync_element(s, sum, &now.m, &now.b, at.den[flat], &now.p);
+      zeroone_in_place_sync_element(s, sum, &now.m, &now.b, at.den[flat], &now.p);
       at.parameter(piece)[j] = now.p;
       at.m[flat] = now.m;
       at.b[flat] = now.b;

@@ -1,5 +1,5 @@
-// Vector encoders and decoder of the 1-bit codec. Bytes per element: encode 12.125, front of 1-bit
-// LAMB 12.25 (momentum as bits) or 16.125, decode 4.125.
+// Vector encoders and decoder of the 1-bit codec. Bytes per element: encode 12.125, encoder of
+// 1-bit LAMB 12.25 (momentum as bits) or 16.125, decode 4.125.
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -59,15 +59,16 @@ void onebit_encode(const KernelCall& call) {
              : run_source_groups<EncodeOp>(call, encode_groups<true>);
 }
 
-// Constants of the front for one piece. kept: b1 * m where m comes from bits.
-struct FrontConstants {
+// Constants of the encoder of 1-bit LAMB for one piece. kept: b1 * m where m comes from bits.
+struct OnebitLambConstants {
   VF b1, one_minus_b1, clip, scaling, kept, minus_kept, scale, minus_scale;
 };
 
-// One group of the front of 1-bit LAMB: the encoder with x computed from gradient and momentum.
+// One group of the encoder of 1-bit LAMB: x is computed from gradient and momentum.
 template <bool kBits, bool kMasked, bool kL1>
-HWY_INLINE MF front_group(const FrontConstants& s, const float* g, const float* m, uint64_t m_bits,
-                          float* c, uint64_t valid, uint8_t* bits, float* lanes, MF bad) {
+HWY_INLINE MF encode_group(const OnebitLambConstants& s, const float* g, const float* m,
+                           uint64_t m_bits, float* c, uint64_t valid, uint8_t* bits, float* lanes,
+                           MF bad) {
   WordBuilder word(bits);
   const WordMasks masks(valid);
   const WordMasks momentum(m_bits);
@@ -87,19 +88,20 @@ HWY_INLINE MF front_group(const FrontConstants& s, const float* g, const float* 
 }
 
 template <bool kBits, bool kL1>
-void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
+void encode_groups(OnebitLambEncodeOp& op, const Piece& p, uint64_t first, uint64_t n,
+                   const float* g) {
   const float scaling = scaling_of(op.states, p);
   const float magnitude = op.momentum.magnitude(p, scaling);
   const GroupScalars& group = op.groups[p.group];
   const float scale = op.old_scales[p.scale];
-  const FrontConstants s{set(group.b1),
-                         set(group.one_minus_b1),
-                         set(op.clip != nullptr ? *op.clip : 1.0f),
-                         set(scaling),
-                         set(group.b1 * magnitude),
-                         set(-(group.b1 * magnitude)),
-                         set(scale),
-                         set(-scale)};
+  const OnebitLambConstants s{set(group.b1),
+                              set(group.one_minus_b1),
+                              set(op.clip != nullptr ? *op.clip : 1.0f),
+                              set(scaling),
+                              set(group.b1 * magnitude),
+                              set(-(group.b1 * magnitude)),
+                              set(scale),
+                              set(-scale)};
   uint64_t flat = p.flat + first;
   float* c = op.c + flat;
   uint8_t* bits = op.bits + (flat - op.args.bits_base) / 8;
@@ -110,21 +112,21 @@ void front_groups(FrontOp& op, const Piece& p, uint64_t first, uint64_t n, const
     const uint64_t m_bits = kBits ? load_bits64(op.momentum.bits, flat) : 0;
     const uint64_t valid = valid_word(op.valid, flat);
     bad = ~valid == 0
-              ? front_group<kBits, false, kL1>(s, g, m, m_bits, c, valid, bits, op.lanes, bad)
-              : front_group<kBits, true, kL1>(s, g, m, m_bits, c, valid, bits, op.lanes, bad);
+              ? encode_group<kBits, false, kL1>(s, g, m, m_bits, c, valid, bits, op.lanes, bad)
+              : encode_group<kBits, true, kL1>(s, g, m, m_bits, c, valid, bits, op.lanes, bad);
   }
   if (!hn::AllFalse(DF(), bad)) op.flags |= kFlagNonfinite;
 }
 
-void onebit_lamb_front(const KernelCall& call) {
+void onebit_lamb_encode(const KernelCall& call) {
   const auto& args = call.arguments<EncodeArgs>();
-  if (args.identity) return scalar::onebit_lamb_front(call);
-  const bool bits = call.operands[2].data != nullptr;
+  if (args.identity) return scalar::onebit_lamb_encode(call);
+  const bool bits = call.of<kernels::OnebitLambEncode>().m.bits.data != nullptr;
   if (args.scale == ScaleKind::kL1)
-    return bits ? run_source_groups<FrontOp>(call, front_groups<true, true>)
-                : run_source_groups<FrontOp>(call, front_groups<false, true>);
-  return bits ? run_source_groups<FrontOp>(call, front_groups<true, false>)
-              : run_source_groups<FrontOp>(call, front_groups<false, false>);
+    return bits ? run_source_groups<OnebitLambEncodeOp>(call, encode_groups<true, true>)
+                : run_source_groups<OnebitLambEncodeOp>(call, encode_groups<false, true>);
+  return bits ? run_source_groups<OnebitLambEncodeOp>(call, encode_groups<true, false>)
+              : run_source_groups<OnebitLambEncodeOp>(call, encode_groups<false, false>);
 }
 
 // Outputs of calls of this size are larger than what the reader of y finds in L2, so they go past
@@ -180,7 +182,7 @@ void onebit_decode(const KernelCall& call) {
 
 void install_onebit(KernelTable& table) {
   kernel_entry(table, KernelId::kOnebitEncode) = onebit_encode;
-  kernel_entry(table, KernelId::kOnebitLambFront) = onebit_lamb_front;
+  kernel_entry(table, KernelId::kOnebitLambEncode) = onebit_lamb_encode;
   kernel_entry(table, KernelId::kOnebitDecode) = onebit_decode;
 }
 

@@ -16,29 +16,30 @@ namespace HWY_NAMESPACE {
 namespace {
 
 void prepare(const KernelCall& call) {
-  run_groups<PrepareOp>(call, [](PrepareOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    const VF eps = set(op.groups[p.group].eps);
-    for (; n != 0; --n, first += kNormLanes) {
-      const uint64_t flat = p.flat + first;
-      const float* v = op.v + flat;
-      MF zeros = no_lanes();
-      SOTTO_FOR_VECTORS(k) zeros = hn::Or(zeros, hn::Eq(load(v + k * kN), hn::Zero(DF())));
-      // Groups that change or read the mask are few.
-      const bool clears = op.valid != nullptr && op.mask_zero && !hn::AllFalse(DF(), zeros);
-      if (clears || (op.valid != nullptr && ~load_bits64(op.valid, flat) != 0)) {
-        op.elements(p, first, kNormLanes);
-        continue;
-      }
-      SOTTO_FOR_VECTORS(k) {
-        const VF variance = load(v + k * kN);
-        if (op.vf != nullptr) store(variance, op.vf + flat + k * kN);
-        if (op.den != nullptr) store(hn::Add(hn::Sqrt(variance), eps), op.den + flat + k * kN);
-        if (op.m == nullptr) continue;
-        const VF m = load(op.m + flat + k * kN);
-        add_lanes(op.lanes, k, hn::Mul(m, m));
-      }
-    }
-  });
+  run_groups<FreezeVarianceOp>(
+      call, [](FreezeVarianceOp& op, const Piece& p, uint64_t first, uint64_t n) {
+        const VF eps = set(op.groups[p.group].eps);
+        for (; n != 0; --n, first += kNormLanes) {
+          const uint64_t flat = p.flat + first;
+          const float* v = op.v + flat;
+          MF zeros = no_lanes();
+          SOTTO_FOR_VECTORS(k) zeros = hn::Or(zeros, hn::Eq(load(v + k * kN), hn::Zero(DF())));
+          // Groups that change or read the mask are few.
+          const bool clears = op.valid != nullptr && op.mask_zero && !hn::AllFalse(DF(), zeros);
+          if (clears || (op.valid != nullptr && ~load_bits64(op.valid, flat) != 0)) {
+            op.elements(p, first, kNormLanes);
+            continue;
+          }
+          SOTTO_FOR_VECTORS(k) {
+            const VF variance = load(v + k * kN);
+            if (op.vf != nullptr) store(variance, op.vf + flat + k * kN);
+            if (op.den != nullptr) store(hn::Add(hn::Sqrt(variance), eps), op.den + flat + k * kN);
+            if (op.m == nullptr) continue;
+            const VF m = load(op.m + flat + k * kN);
+            add_lanes(op.lanes, k, hn::Mul(m, m));
+          }
+        }
+      });
 }
 
 // Constants of pass A for one piece.
@@ -197,14 +198,15 @@ void factor_as(const KernelCall& call) {
 }
 
 void factor(const KernelCall& call) {
-  const bool fresh_bits = call.operands[1].data != nullptr;
-  const bool old_bits = call.operands[4].data != nullptr;
+  const auto& o = call.of<kernels::OnebitLambFactor>();
+  const bool fresh_bits = o.m.bits.data != nullptr;
+  const bool old_bits = o.old.bits.data != nullptr;
   if (fresh_bits) return old_bits ? factor_as<true, true>(call) : factor_as<true, false>(call);
   return old_bits ? factor_as<false, true>(call) : factor_as<false, false>(call);
 }
 
 template <bool kBits, bool kDecay>
-void update_groups(OnebitUpdateOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void update_groups(MomentumUpdateOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const float magnitude = op.momentum.magnitude(piece, scaling_of(op.states, piece));
   const VF plus = set(magnitude);
   const VF minus = set(-magnitude);
@@ -230,26 +232,27 @@ void update_groups(OnebitUpdateOp& op, const Piece& piece, uint64_t first, uint6
 
 template <bool kBits>
 void update_as(const KernelCall& call) {
-  run_groups<OnebitUpdateOp>(call,
-                             [](OnebitUpdateOp& op, const Piece& p, uint64_t first, uint64_t n) {
-                               if (op.groups[p.group].weight_decay != 0.0f) {
-                                 update_groups<kBits, true>(op, p, first, n);
-                               } else {
-                                 update_groups<kBits, false>(op, p, first, n);
-                               }
-                             });
+  run_groups<MomentumUpdateOp>(
+      call, [](MomentumUpdateOp& op, const Piece& p, uint64_t first, uint64_t n) {
+        if (op.groups[p.group].weight_decay != 0.0f) {
+          update_groups<kBits, true>(op, p, first, n);
+        } else {
+          update_groups<kBits, false>(op, p, first, n);
+        }
+      });
 }
 
 void update(const KernelCall& call) {
-  return call.operands[1].data != nullptr ? update_as<true>(call) : update_as<false>(call);
+  return call.of<kernels::MomentumUpdate>().m.bits.data != nullptr ? update_as<true>(call)
+                                                                   : update_as<false>(call);
 }
 
 }  // namespace
 
 void install_onebit_lamb(KernelTable& table) {
-  kernel_entry(table, KernelId::kOnebitLambPrepare) = prepare;
+  kernel_entry(table, KernelId::kFreezeVariance) = prepare;
   kernel_entry(table, KernelId::kOnebitLambFactor) = factor;
-  kernel_entry(table, KernelId::kOnebitLambUpdate) = update;
+  kernel_entry(table, KernelId::kMomentumUpdate) = update;
 }
 
 }  // namespace HWY_NAMESPACE

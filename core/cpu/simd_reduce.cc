@@ -12,7 +12,8 @@
 
 #include "core/cpu/simd-inl.h"
 #include "core/cpu/simd_types-inl.h"
-#include "core/iface/pieces.h"
+#include "core/kernels/pieces.h"
+#include "core/kernels/reduce.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -129,8 +130,9 @@ struct PlainLoop {
 template <class Stored, class Run>
 void reduce_pieces(const KernelCall& call, uint64_t group, Run&& run) {
   const auto& a = call.arguments<ReduceArgs>();
-  const Operand& own = call.operands[0];
-  const Operand& out = call.operands[2];
+  const auto& o = call.of<kernels::Reduce>();
+  const Operand& own = o.own;
+  const Operand& out = o.out;
   uint32_t flags = 0;
   for (const Piece& p : call.pieces) {
     const uint64_t n = p.count / group;
@@ -139,7 +141,7 @@ void reduce_pieces(const KernelCall& call, uint64_t group, Run&& run) {
                                     : own.list<const Stored>(p.tensor) + p.offset;
     Stored* to = a.out_flat ? out.flat<Stored>() + (p.flat - a.out_base)
                             : out.list<Stored>(p.tensor) + p.target;
-    const Stored* rows = call.operands[1].flat<const Stored>();
+    const Stored* rows = o.rows.flat<const Stored>();
     if (a.world > 1) rows += p.flat - a.row_base;
     flags |= run(from, rows, to, n);
     if (p.count % group == 0) continue;
@@ -148,7 +150,7 @@ void reduce_pieces(const KernelCall& call, uint64_t group, Run&& run) {
     tail.pieces = std::span(&rest, 1);
     scalar::reduce(tail);
   }
-  if (call.operands[3].data != nullptr) raise_flags(call.operands[3].flat<uint32_t>(), flags);
+  if (o.flags.data != nullptr) raise_flags(o.flags.flat<uint32_t>(), flags);
 }
 
 template <class Type, ReduceOp kOp>

@@ -1,5 +1,5 @@
 // Vector kernels of 0/1 Adam. Bytes per element: frozen Adam from bits 20.125, local momentum 32,
-// front of a synchronisation 20.125, synchronisation 24.125.
+// encoder of a synchronisation 20.125, synchronisation 24.125.
 #include "core/cpu/simd_targets.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -66,48 +66,48 @@ void frozen_as(FrozenAdamOp& op, const Piece& p, uint64_t first, uint64_t n, con
 }
 
 void frozen_adam(const KernelCall& call) {
-  if (call.operands[1].data == nullptr)
+  if (call.of<kernels::FrozenAdam>().bits.data == nullptr)
     return run_source_groups<FrozenAdamOp>(call, frozen_as<false>);
   run_groups<FrozenAdamOp>(call, [](FrozenAdamOp& op, const Piece& p, uint64_t first, uint64_t n) {
     frozen_as<true>(op, p, first, n, nullptr);
   });
 }
 
-void local_momentum(const KernelCall& call) {
-  run_source_groups<LocalMomentumOp>(call, [](LocalMomentumOp& op, const Piece& piece,
-                                              uint64_t first, uint64_t n, const float* g) {
-    const ZeroOneGroup s(op.groups[piece.group], op.gradients.clip);
-    uint64_t flat = piece.flat + first;
-    float* p = op.parameter(piece) + first;
-    for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
-      const uint64_t valid = valid_word(op.gradients.valid, flat);
-      const WordMasks masks(valid);
-      SOTTO_FOR_VECTORS(k) {
-        const uint64_t at = flat + k * kN;
-        VF m = hn::Add(hn::Mul(s.b1, load(op.m + at)),
-                       hn::Mul(s.one_minus_b1, hn::Mul(load(g + k * kN), s.clip)));
-        VF b = hn::Sub(load(op.b + at), hn::Mul(s.lr, m));
-        VF step = hn::Div(b, load(op.den + at));
-        const VF anchored = hn::Mul(s.anchor_decay, load(op.anchor + at));
-        VF parameter = hn::Add(anchored, step);
-        if (~valid != 0) {
-          m = hn::IfThenElseZero(masks[k], m);
-          b = hn::IfThenElseZero(masks[k], b);
-          parameter = hn::IfThenElse(masks[k], parameter, anchored);
+void zeroone_local(const KernelCall& call) {
+  run_source_groups<ZeroOneLocalOp>(
+      call, [](ZeroOneLocalOp& op, const Piece& piece, uint64_t first, uint64_t n, const float* g) {
+        const ZeroOneGroup s(op.groups[piece.group], op.gradients.clip);
+        uint64_t flat = piece.flat + first;
+        float* p = op.parameter(piece) + first;
+        for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
+          const uint64_t valid = valid_word(op.gradients.valid, flat);
+          const WordMasks masks(valid);
+          SOTTO_FOR_VECTORS(k) {
+            const uint64_t at = flat + k * kN;
+            VF m = hn::Add(hn::Mul(s.b1, load(op.m + at)),
+                           hn::Mul(s.one_minus_b1, hn::Mul(load(g + k * kN), s.clip)));
+            VF b = hn::Sub(load(op.b + at), hn::Mul(s.lr, m));
+            VF step = hn::Div(b, load(op.den + at));
+            const VF anchored = hn::Mul(s.anchor_decay, load(op.anchor + at));
+            VF parameter = hn::Add(anchored, step);
+            if (~valid != 0) {
+              m = hn::IfThenElseZero(masks[k], m);
+              b = hn::IfThenElseZero(masks[k], b);
+              parameter = hn::IfThenElse(masks[k], parameter, anchored);
+            }
+            store(m, op.m + at);
+            store(b, op.b + at);
+            store(parameter, p + k * kN);
+          }
         }
-        store(m, op.m + at);
-        store(b, op.b + at);
-        store(parameter, p + k * kN);
-      }
-    }
-  });
+      });
 }
 
-// One group of the front: the encoder with x = b - lr * (b1 * m + (1-b1) * g).
+// One group of the encoder: x = b - lr * (b1 * m + (1-b1) * g).
 template <bool kMasked, bool kL1>
-HWY_INLINE MF front_group(const LocalFrontOp& op, const ZeroOneGroup& s, const float* g,
-                          uint64_t flat, VF scale, VF minus_scale, uint64_t valid, uint8_t* bits,
-                          MF bad) {
+HWY_INLINE MF encode_group(const ZeroOneEncodeOp& op, const ZeroOneGroup& s, const float* g,
+                           uint64_t flat, VF scale, VF minus_scale, uint64_t valid, uint8_t* bits,
+                           MF bad) {
   WordBuilder word(bits);
   const WordMasks masks(valid);
   SOTTO_FOR_VECTORS(k) {
@@ -125,8 +125,8 @@ HWY_INLINE MF front_group(const LocalFrontOp& op, const ZeroOneGroup& s, const f
 }
 
 template <bool kL1>
-void front_groups(LocalFrontOp& op, const Piece& piece, uint64_t first, uint64_t n,
-                  const float* g) {
+void encode_groups(ZeroOneEncodeOp& op, const Piece& piece, uint64_t first, uint64_t n,
+                   const float* g) {
   const ZeroOneGroup s(op.groups[piece.group], op.gradients.clip);
   const VF scale = set(op.old_scales[piece.scale]);
   const VF minus_scale = hn::Neg(scale);
@@ -136,21 +136,23 @@ void front_groups(LocalFrontOp& op, const Piece& piece, uint64_t first, uint64_t
   for (; n != 0; --n, flat += kNormLanes, g += kNormLanes, bits += 8) {
     const uint64_t valid = valid_word(op.gradients.valid, flat);
     bad = ~valid == 0
-              ? front_group<false, kL1>(op, s, g, flat, scale, minus_scale, valid, bits, bad)
-              : front_group<true, kL1>(op, s, g, flat, scale, minus_scale, valid, bits, bad);
+              ? encode_group<false, kL1>(op, s, g, flat, scale, minus_scale, valid, bits, bad)
+              : encode_group<true, kL1>(op, s, g, flat, scale, minus_scale, valid, bits, bad);
   }
   if (!hn::AllFalse(DF(), bad)) op.flags |= kFlagNonfinite;
 }
 
-void local_front(const KernelCall& call) {
+void zeroone_encode(const KernelCall& call) {
   const auto& args = call.arguments<EncodeArgs>();
-  if (args.identity || call.operands[0].data == nullptr) return scalar::local_front(call);
-  return args.scale == ScaleKind::kL2 ? run_source_groups<LocalFrontOp>(call, front_groups<false>)
-                                      : run_source_groups<LocalFrontOp>(call, front_groups<true>);
+  if (args.identity || call.of<kernels::ZeroOneEncode>().g.data == nullptr)
+    return scalar::zeroone_encode(call);
+  return args.scale == ScaleKind::kL2
+             ? run_source_groups<ZeroOneEncodeOp>(call, encode_groups<false>)
+             : run_source_groups<ZeroOneEncodeOp>(call, encode_groups<true>);
 }
 
 template <bool kBits>
-void sync_groups(LocalSyncOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+void sync_groups(ZeroOneSyncOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const GroupScalars& scalars = op.groups[piece.group];
   const ZeroOneGroup s(scalars);
   const VF lr_sum = set(scalars.lr_sum);
@@ -182,15 +184,13 @@ void sync_groups(LocalSyncOp& op, const Piece& piece, uint64_t first, uint64_t n
   }
 }
 
-void local_sync(const KernelCall& call) {
-  if (call.operands[1].data != nullptr) {
-    run_groups<LocalSyncOp>(call, [](LocalSyncOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      sync_groups<true>(op, p, first, n);
-    });
+void zeroone_sync(const KernelCall& call) {
+  if (call.of<kernels::ZeroOneSync>().x.bits.data != nullptr) {
+    run_groups<ZeroOneSyncOp>(call, [](ZeroOneSyncOp& op, const Piece& p, uint64_t first,
+                                       uint64_t n) { sync_groups<true>(op, p, first, n); });
   } else {
-    run_groups<LocalSyncOp>(call, [](LocalSyncOp& op, const Piece& p, uint64_t first, uint64_t n) {
-      sync_groups<false>(op, p, first, n);
-    });
+    run_groups<ZeroOneSyncOp>(call, [](ZeroOneSyncOp& op, const Piece& p, uint64_t first,
+                                       uint64_t n) { sync_groups<false>(op, p, first, n); });
   }
 }
 
@@ -198,9 +198,9 @@ void local_sync(const KernelCall& call) {
 
 void install_zeroone(KernelTable& table) {
   kernel_entry(table, KernelId::kFrozenAdam) = frozen_adam;
-  kernel_entry(table, KernelId::kLocalMomentum) = local_momentum;
-  kernel_entry(table, KernelId::kLocalFront) = local_front;
-  kernel_entry(table, KernelId::kLocalSync) = local_sync;
+  kernel_entry(table, KernelId::kZeroOneLocal) = zeroone_local;
+  kernel_entry(table, KernelId::kZeroOneEncode) = zeroone_encode;
+  kernel_entry(table, KernelId::kZeroOneSync) = zeroone_sync;
 }
 
 }  // namespace HWY_NAMESPACE

@@ -9,6 +9,9 @@ namespace {
 
 constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
 constexpr size_t kMaxOperands = 16;
+#define SOTTO_KERNEL(type, function, family) \
+  static_assert(kOperandCount<kernels::type> <= kMaxOperands);
+#include "core/kernels/kernels.def"
 
 // PROTOCOL if a message that has arrived is not what its step expects.
 Status check_message(const Run& run, uint32_t step) {

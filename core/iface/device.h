@@ -10,7 +10,7 @@
 #include <string>
 
 #include "core/base/status.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 

@@ -2,7 +2,7 @@
 
 #include "core/base/dtype.h"
 #include "core/base/hash.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 namespace {

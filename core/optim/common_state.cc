@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "core/iface/elements.h"
+#include "core/kernels/elements.h"
 #include "core/optim/optimizer.h"
 
 namespace sotto {
@@ -77,12 +77,12 @@ Status Optimizer::common_run(const TensorRun& run, const GroupScalars& group,
       if (compat()) {
         const bool masked = comm_->size() > 1 && p.mask != nullptr && p.mask[run.at + i] == 0;
         float none = 0;
-        in_place_sync_element(group, masked ? 0.0f : o.sums[i], &o.m[i], &none, den[i],
-                              &o.params[i]);
+        zeroone_in_place_sync_element(group, masked ? 0.0f : o.sums[i], &o.m[i], &none, den[i],
+                                      &o.params[i]);
       } else {
         const bool masked = !valid.empty() && ((valid[f / 8] >> (7 - f % 8)) & 1u) == 0;
-        local_sync_element(group, masked, o.sums[i], &o.m[i], &o.sums[i], den[i], &o.anchor[i],
-                           &o.params[i]);
+        zeroone_sync_element(group, masked, o.sums[i], &o.m[i], &o.sums[i], den[i], &o.anchor[i],
+                             &o.params[i]);
       }
     }
     return ok_status();

@@ -75,35 +75,34 @@ class CompressedStep {
   void start_stage(bool alone) {
     const uint64_t block_bytes = std::max<uint64_t>(1, layout_.tensor_blocks()) * 4;
     const uint32_t m_blocks = r_.lamb ? b_.scratch(block_bytes) : kNoSlot;
-    b_.kernel(KernelId::kOnebitLambPrepare,
-              {r_.lamb ? flat(s_.m, Access::kRead, 32) : absent(), flat(s_.v, Access::kRead, 32),
-               r_.lamb ? flat(s_.vf, Access::kWrite, 32) : absent(),
-               flat(s_.den, Access::kWrite, 32), frame_.valid_operand(Access::kReadWrite),
-               r_.lamb ? blocks(m_blocks, Access::kWrite) : absent(), frame_.scalars_operand()},
-              compressed_pieces(layout_), PrepareArgs{r_.mask_zero_variance});
+    b_.kernel<kernels::FreezeVariance>(
+        {.m = r_.lamb ? flat(s_.m, Access::kRead, 32) : absent(),
+         .v = flat(s_.v, Access::kRead, 32),
+         .vf = r_.lamb ? flat(s_.vf, Access::kWrite, 32) : absent(),
+         .den = flat(s_.den, Access::kWrite, 32),
+         .valid = frame_.valid_operand(Access::kReadWrite),
+         .sums = r_.lamb ? blocks(m_blocks, Access::kWrite) : absent(),
+         .scalars = frame_.scalars_operand()},
+        compressed_pieces(layout_), FreezeArgs{r_.mask_zero_variance});
     if (!alone && !r_.shape.compat) frame_.count_valid_of_instances();
     if (!r_.lamb) return;
     std::vector<Piece> by_tensor = all_tensor_pieces(layout_);
     for (Piece& piece : by_tensor) piece.block = piece.tensor;
     frame_.count_valid(s_.tensor_counts, frame_.tensors(), std::move(by_tensor));
     const std::vector<NormRange> ranges = layout_.tensor_ranges();
-    b_.kernel(
-        KernelId::kOnebitLambScaling,
-        {whole(m_blocks, Access::kRead, 0, block_bytes),
-         whole(s_.tensor_counts, Access::kRead, 0, frame_.tensors() * 8),
-         frame_.states_operand(Access::kReadWrite)},
+    b_.kernel<kernels::OnebitLambScaling>(
+        {.sums = whole(m_blocks, Access::kRead, 0, block_bytes),
+         .counts = whole(s_.tensor_counts, Access::kRead, 0, frame_.tensors() * 8),
+         .states = frame_.states_operand(Access::kReadWrite)},
         {},
         ScalingArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), r_.debias});
   }
 
-  OperandRef old_m() const { return r_.momentum_bits ? absent() : flat(s_.m, Access::kRead, 32); }
-  OperandRef old_bits() const {
-    return r_.momentum_bits
-               ? whole(s_.old_bits, Access::kRead, 0, layout_.compressed_elements() / 8)
-               : absent();
-  }
-  OperandRef old_messages() const {
-    return r_.momentum_bits ? whole(s_.old_messages, Access::kRead, 0, messages_) : absent();
+  using Momentum = kernels::MomentumOperands<OperandRef>;
+  Momentum old_momentum() const {
+    if (!r_.momentum_bits) return {.floats = flat(s_.m, Access::kRead, 32)};
+    return {.bits = whole(s_.old_bits, Access::kRead, 0, layout_.compressed_elements() / 8),
+            .messages = whole(s_.old_messages, Access::kRead, 0, messages_)};
   }
 
   CompressedRequest exchange_request() {
@@ -116,25 +115,19 @@ class CompressedStep {
     e.segment_bytes = r_.shape.segment_bytes;
     e.encode = [this](std::vector<Piece> pieces, const EncodeTarget& to) {
       const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
-      const std::vector<OperandRef> operands{
-          gradient_.operand(),
-          old_m(),
-          old_bits(),
-          old_messages(),
-          flat(s_.codec.worker, Access::kReadWrite, 32),
-          scales(s_.codec.worker_scale, Access::kRead),
-          flat(to.bits, Access::kWrite, 1, to.bits_base),
-          blocks(to.blocks, Access::kWrite),
-          frame_.valid_operand(),
-          whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
-          frame_.scalars_operand(),
-          frame_.states_operand(Access::kRead),
-          frame_.coefficient_operand(gradient_)};
-      UndoStep undo;
-      undo.step = b_.detached(KernelId::kOnebitLambFrontUndo, operands, pieces, args);
-      undo.pair_first = undo.pair_last =
-          b_.kernel(KernelId::kOnebitLambFront, operands, std::move(pieces), args);
-      b_.undo(std::move(undo));
+      b_.kernel_with_undo<kernels::OnebitLambEncode>(
+          {.g = gradient_.operand(),
+           .m = old_momentum(),
+           .to = {.c = flat(s_.codec.worker, Access::kReadWrite, 32),
+                  .old_scales = scales(s_.codec.worker_scale, Access::kRead),
+                  .bits = flat(to.bits, Access::kWrite, 1, to.bits_base),
+                  .sums = blocks(to.blocks, Access::kWrite),
+                  .valid = frame_.valid_operand(),
+                  .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)},
+           .scalars = frame_.scalars_operand(),
+           .states = frame_.states_operand(Access::kRead),
+           .clip = frame_.coefficient_operand(gradient_)},
+          std::move(pieces), args);
     };
     return e;
   }
@@ -144,12 +137,16 @@ class CompressedStep {
     new_m_ = b_.scratch(std::max<uint64_t>(1, layout_.compressed_elements() * 4));
     const uint32_t flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
-    b_.kernel(KernelId::kOnebitLambFront,
-              {gradient_.operand(), old_m(), absent(), absent(), flat(new_m_, Access::kWrite, 32),
-               absent(), absent(), absent(), frame_.mask_operand(),
-               whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(),
-               frame_.states_operand(Access::kRead), frame_.coefficient_operand(gradient_)},
-              compressed_pieces(layout_), EncodeArgs{0, r_.scale, true, gradient_.type});
+    b_.kernel<kernels::OnebitLambEncode>({.g = gradient_.operand(),
+                                          .m = old_momentum(),
+                                          .to = {.c = flat(new_m_, Access::kWrite, 32),
+                                                 .valid = frame_.mask_operand(),
+                                                 .flags = whole(flags, Access::kReadWrite, 0, 4)},
+                                          .scalars = frame_.scalars_operand(),
+                                          .states = frame_.states_operand(Access::kRead),
+                                          .clip = frame_.coefficient_operand(gradient_)},
+                                         compressed_pieces(layout_),
+                                         EncodeArgs{0, r_.scale, true, gradient_.type});
     return frame_.decide_alone(flags, gradient_.word);
   }
 
@@ -157,10 +154,12 @@ class CompressedStep {
   // cannot stay bits.
   void masked_momentum() {
     const uint32_t floats = b_.scratch(std::max<uint64_t>(1, layout_.compressed_elements() * 4));
-    b_.kernel(KernelId::kMomentumFromBits,
-              {new_bits(), new_messages(), frame_.states_operand(Access::kRead),
-               flat(floats, Access::kWrite, 32), frame_.mask_operand()},
-              compressed_pieces(layout_, true), NoArgs{});
+    b_.kernel<kernels::MomentumFromBits>({.bits = new_bits(),
+                                          .messages = new_messages(),
+                                          .states = frame_.states_operand(Access::kRead),
+                                          .m = flat(floats, Access::kWrite, 32),
+                                          .valid = frame_.mask_operand()},
+                                         compressed_pieces(layout_, true), NoArgs{});
     new_m_ = floats;
   }
 
@@ -169,16 +168,13 @@ class CompressedStep {
     b_.copy({s_.m, 0, bytes}, {new_m_, 0, bytes}, StepFrame::committing(word));
   }
 
-  OperandRef new_m() const {
-    return new_m_ == kNoSlot ? absent() : flat(new_m_, Access::kRead, 32);
-  }
   OperandRef new_bits() const {
-    return new_m_ != kNoSlot
-               ? absent()
-               : whole(s_.codec.bits, Access::kRead, 0, layout_.compressed_elements() / 8);
+    return whole(s_.codec.bits, Access::kRead, 0, layout_.compressed_elements() / 8);
   }
-  OperandRef new_messages() const {
-    return new_m_ != kNoSlot ? absent() : whole(s_.codec.messages, Access::kRead, 0, messages_);
+  OperandRef new_messages() const { return whole(s_.codec.messages, Access::kRead, 0, messages_); }
+  Momentum new_momentum() const {
+    if (new_m_ != kNoSlot) return {.floats = flat(new_m_, Access::kRead, 32)};
+    return {.bits = new_bits(), .messages = new_messages()};
   }
 
   void update(uint32_t word) { r_.lamb ? update_lamb(word) : update_adam(word); }
@@ -186,9 +182,9 @@ class CompressedStep {
   // One pass over all tensors with the group's learning rate as step size.
   void update_adam(uint32_t word) {
     const std::vector<NormRange> ranges = layout_.tensor_ranges();
-    b_.kernel(KernelId::kStepSizes,
-              {frame_.scalars_operand(), frame_.steps_operand(Access::kWrite)}, {},
-              TensorArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), false});
+    b_.kernel<kernels::StepSizes>(
+        {.scalars = frame_.scalars_operand(), .steps = frame_.steps_operand(Access::kWrite)}, {},
+        TensorArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), false});
     emit_update(frame_.updated(compressed_pieces(layout_)), word);
   }
 
@@ -199,12 +195,14 @@ class CompressedStep {
   }
 
   void emit_update(std::vector<Piece> pieces, uint32_t word) {
-    b_.kernel(
-        KernelId::kOnebitLambUpdate,
-        {new_m(), new_bits(), new_messages(), flat(s_.den, Access::kRead, 32),
-         list(s_.params, Access::kReadWrite, 32), frame_.valid_operand(), frame_.scalars_operand(),
-         frame_.steps_operand(Access::kRead), frame_.states_operand(Access::kRead)},
-        std::move(pieces), NoArgs{}, StepFrame::committing(word));
+    b_.kernel<kernels::MomentumUpdate>({.m = new_momentum(),
+                                        .den = flat(s_.den, Access::kRead, 32),
+                                        .p = list(s_.params, Access::kReadWrite, 32),
+                                        .valid = frame_.valid_operand(),
+                                        .scalars = frame_.scalars_operand(),
+                                        .steps = frame_.steps_operand(Access::kRead),
+                                        .states = frame_.states_operand(Access::kRead)},
+                                       std::move(pieces), NoArgs{}, StepFrame::committing(word));
   }
 
   // Passes A and B, tensor after tensor.
@@ -218,20 +216,25 @@ class CompressedStep {
     for (uint32_t t = 0; t < ranges.size(); ++t) {
       if (ranges[t].count == 0 || frame_.frozen(t)) continue;
       std::vector<Piece> pieces = layout_.tensor_pieces(t);
-      b_.kernel(KernelId::kOnebitLambFactor,
-                {new_m(), new_bits(), new_messages(), old_m(), old_bits(), old_messages(),
-                 flat(s_.vf, Access::kReadWrite, 32), flat(s_.den, Access::kRead, 32),
-                 list(s_.params, Access::kRead, 32), frame_.valid_operand(),
-                 blocks(u0_blocks, Access::kWrite), blocks(u_blocks, Access::kWrite),
-                 blocks(maxima, Access::kWrite), frame_.scalars_operand(),
-                 frame_.states_operand(Access::kRead)},
-                pieces, NoArgs{}, commit);
-      b_.kernel(
-          KernelId::kOnebitLambScalars,
-          {StepFrame::blocks_operand(u0_blocks, ranges[t]),
-           StepFrame::blocks_operand(u_blocks, ranges[t]),
-           StepFrame::blocks_operand(maxima, ranges[t]), frame_.scalars_operand(),
-           frame_.states_operand(Access::kReadWrite), frame_.steps_operand(Access::kReadWrite)},
+      b_.kernel<kernels::OnebitLambFactor>({.m = new_momentum(),
+                                            .old = old_momentum(),
+                                            .vf = flat(s_.vf, Access::kReadWrite, 32),
+                                            .den = flat(s_.den, Access::kRead, 32),
+                                            .p = list(s_.params, Access::kRead, 32),
+                                            .valid = frame_.valid_operand(),
+                                            .u0_sums = blocks(u0_blocks, Access::kWrite),
+                                            .u_sums = blocks(u_blocks, Access::kWrite),
+                                            .maxima = blocks(maxima, Access::kWrite),
+                                            .scalars = frame_.scalars_operand(),
+                                            .states = frame_.states_operand(Access::kRead)},
+                                           pieces, NoArgs{}, commit);
+      b_.kernel<kernels::OnebitLambScalars>(
+          {.u0_sums = StepFrame::blocks_operand(u0_blocks, ranges[t]),
+           .u_sums = StepFrame::blocks_operand(u_blocks, ranges[t]),
+           .maxima = StepFrame::blocks_operand(maxima, ranges[t]),
+           .scalars = frame_.scalars_operand(),
+           .states = frame_.states_operand(Access::kReadWrite),
+           .steps = frame_.steps_operand(Access::kReadWrite)},
           {}, frame_.one_tensor(ranges[t], false), commit);
       emit_update(std::move(pieces), word);
     }

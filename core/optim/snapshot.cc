@@ -31,14 +31,13 @@ Status write_copy(const DeviceAccess& access, const ParamSpec& p, uint64_t at,
 // bits.
 Status Optimizer::momentum_to_floats() {
   const std::vector<Piece> pieces = compressed_pieces(*layout_);
-  const Operand operands[] = {{compressed_state_.current_bits().data()},
-                              {compressed_state_.current_messages().data()},
-                              {memory_.tensor_states.data()},
-                              {memory_.m.data()},
-                              {masked_ ? memory_.valid.data() : nullptr}};
-  KernelCall call;
-  call.id = KernelId::kMomentumFromBits;
-  call.operands = operands;
+  const kernels::MomentumFromBitsOperands<Operand> operands{
+      .bits = {compressed_state_.current_bits().data()},
+      .messages = {compressed_state_.current_messages().data()},
+      .states = {memory_.tensor_states.data()},
+      .m = {memory_.m.data()},
+      .valid = {masked_ ? memory_.valid.data() : nullptr}};
+  KernelCall call = call_of<kernels::MomentumFromBits>(operands);
   call.pieces = pieces;
   return access_.run_and_wait(call);
 }

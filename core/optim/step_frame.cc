@@ -10,8 +10,6 @@
 namespace sotto {
 namespace {
 
-constexpr uint64_t kNormMessageBytes = 16;
-
 std::vector<uint64_t> counts_of(const CompressedLayout& layout) {
   std::vector<uint64_t> counts;
   for (const LayoutTensor& t : layout.tensors()) counts.push_back(t.count);
@@ -86,9 +84,11 @@ OperandRef StepFrame::step_scalar(uint64_t offset) const {
 void StepFrame::accumulate(bool first, OperandRef factor) {
   out_.slots.sums = add_padded_list(b_, *shape_.layout, Dtype::kF32);
   const GradientStage given = caller_gradients();
-  b_.kernel(KernelId::kAccumulate,
-            {given.operand(), list(out_.slots.sums, Access::kReadWrite, 32), factor},
-            all_tensor_pieces(*shape_.layout), AccumulateArgs{given.type, first});
+  b_.kernel<kernels::Accumulate>({.x = given.operand(),
+                                  .sum = list(out_.slots.sums, Access::kReadWrite, 32),
+                                  .factor = factor},
+                                 all_tensor_pieces(*shape_.layout),
+                                 AccumulateArgs{given.type, first});
 }
 
 OperandRef StepFrame::state_operand(uint32_t slot) const {
@@ -169,18 +169,20 @@ GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, boo
   const uint64_t n_blocks = norm ? layout.tensor_blocks() : 0;
   const uint32_t block_sums = b_.scratch(std::max<uint64_t>(1, n_blocks) * 4);
   if (norm) {
-    b_.kernel(KernelId::kSumSquares, {stage.operand(), blocks(block_sums, Access::kWrite)},
-              all_tensor_pieces(layout), SourceArgs{stage.type});
+    b_.kernel<kernels::SumSquares>(
+        {.x = stage.operand(), .sums = blocks(block_sums, Access::kWrite)},
+        all_tensor_pieces(layout), SourceArgs{stage.type});
   }
   const uint32_t world = exchange ? static_cast<uint32_t>(shape_.size) : 1;
   const uint64_t own = exchange ? static_cast<uint64_t>(shape_.rank) : 0;
   norm_messages_ = b_.scratch(world * kNormMessageBytes);
   norm_message_count_ = world;
-  b_.kernel(KernelId::kNormMessage,
-            {whole(block_sums, Access::kRead, 0, n_blocks * 4),
-             flags == kNoSlot ? absent() : whole(flags, Access::kRead, 0, 4),
-             whole(norm_messages_, Access::kWrite, own * kNormMessageBytes, kNormMessageBytes)},
-            {}, BlocksArgs{n_blocks});
+  b_.kernel<kernels::NormMessage>(
+      {.sums = whole(block_sums, Access::kRead, 0, n_blocks * 4),
+       .flags = flags == kNoSlot ? absent() : whole(flags, Access::kRead, 0, 4),
+       .message =
+           whole(norm_messages_, Access::kWrite, own * kNormMessageBytes, kNormMessageBytes)},
+      {}, BlocksArgs{n_blocks});
   if (exchange) {
     emit_message_exchange(b_, shape_.rank, shape_.size, norm_messages_, kNormMessageBytes,
                           b_.next_round());
@@ -190,13 +192,14 @@ GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, boo
   const bool scaled = shape_.loss_scaled && !stage.unscaled;
   const uint32_t prior = stage.word;
   stage.word = b_.scratch(4);
-  b_.kernel(KernelId::kClipCoefficient,
-            {whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
-             whole(coefficient, Access::kWrite, 0, 4), whole(norm_value, Access::kWrite, 0, 8),
-             whole(stage.word, Access::kWrite, 0, 4),
-             scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent(),
-             prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4)},
-            {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
+  b_.kernel<kernels::ClipCoefficient>(
+      {.messages = whole(norm_messages_, Access::kRead, 0, world * kNormMessageBytes),
+       .coefficient = whole(coefficient, Access::kWrite, 0, 4),
+       .norm = whole(norm_value, Access::kWrite, 0, 8),
+       .word = whole(stage.word, Access::kWrite, 0, 4),
+       .unscale = scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent(),
+       .prior = prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4)},
+      {}, ClipArgs{shape_.clip, world, kSkipNonfinite});
   if (shape_.clip > 0 || scaled) stage.coefficient = coefficient;
   if (norm) norm_ = norm_value;
   return stage;
@@ -223,9 +226,9 @@ uint32_t StepFrame::scratch_list(Dtype type) { return scratch_list(type, numbers
 void StepFrame::convert(uint32_t from, uint32_t to, const ConvertArgs& args,
                         std::span<const uint32_t> tensors, const KernelOptions& options) {
   const auto bits = [](Dtype type) { return static_cast<uint32_t>(dtype_bytes(type) * 8); };
-  b_.kernel(KernelId::kConvert,
-            {list(from, Access::kRead, bits(args.from)), list(to, Access::kWrite, bits(args.to))},
-            pieces_of(*shape_.layout, tensors), args, options);
+  b_.kernel<kernels::Convert>({.x = list(from, Access::kRead, bits(args.from)),
+                               .y = list(to, Access::kWrite, bits(args.to))},
+                              pieces_of(*shape_.layout, tensors), args, options);
 }
 
 GradientStage StepFrame::caller_gradients() const {
@@ -306,10 +309,11 @@ GradientStage StepFrame::compressed_average() {
   uint32_t in = local.list;
   if (local.type != Dtype::kF32 || shape_.loss_scaled) {
     in = scratch_list(Dtype::kF32);  // not the averages: an undo reads it
-    b_.kernel(KernelId::kAccumulate,
-              {local.operand(), list(in, Access::kWrite, 32),
-               shape_.loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent()},
-              all_tensor_pieces(*shape_.layout), AccumulateArgs{local.type, true});
+    b_.kernel<kernels::Accumulate>(
+        {.x = local.operand(),
+         .sum = list(in, Access::kWrite, 32),
+         .factor = shape_.loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent()},
+        all_tensor_pieces(*shape_.layout), AccumulateArgs{local.type, true});
   }
   CompressedMeanRequest r{shape_.rank, shape_.layout, *shape_.codec, in, stage.list};
   if (shape_.codec->kind == CodecKind::kOnebit) r.valid = out_.slots.valid;
@@ -329,38 +333,46 @@ std::vector<Piece> StepFrame::updated(std::vector<Piece> pieces) const {
 void StepFrame::adam_update(const GradientStage& gradient, std::vector<Piece> pieces,
                             uint32_t word) {
   const StepSlots& s = out_.slots;
-  std::vector<OperandRef> operands = {gradient.operand(), state_operand(s.m),
-                                      state_operand(s.v), list(s.params, Access::kReadWrite, 32),
-                                      scalars_operand(),  coefficient_operand(gradient),
-                                      valid_operand()};
+  const kernels::AdamOperands<OperandRef> operands{.g = gradient.operand(),
+                                                   .m = state_operand(s.m),
+                                                   .v = state_operand(s.v),
+                                                   .p = list(s.params, Access::kReadWrite, 32),
+                                                   .scalars = scalars_operand(),
+                                                   .clip = coefficient_operand(gradient),
+                                                   .valid = valid_operand()};
   if (shape_.state == StateType::kF32) {
-    b_.kernel(KernelId::kAdam, std::move(operands), updated(std::move(pieces)),
-              SourceArgs{gradient.type}, committing(word));
+    b_.kernel<kernels::Adam>(operands, updated(std::move(pieces)), SourceArgs{gradient.type},
+                             committing(word));
     return;
   }
-  operands.insert(operands.end(), {state_step_operand(), exponents_operand(s.m_exponents),
-                                   exponents_operand(s.v_exponents)});
-  b_.kernel(KernelId::kAdamNarrow, std::move(operands), updated(std::move(pieces)),
-            NarrowArgs{gradient.type, shape_.state}, committing(word));
+  b_.kernel<kernels::AdamNarrow>({.adam = operands,
+                                  .step = state_step_operand(),
+                                  .m_exponents = exponents_operand(s.m_exponents),
+                                  .v_exponents = exponents_operand(s.v_exponents)},
+                                 updated(std::move(pieces)),
+                                 NarrowArgs{gradient.type, shape_.state}, committing(word));
 }
 
 void StepFrame::sgd_update(const GradientStage& gradient, bool momentum, bool nesterov) {
   const StepSlots& s = out_.slots;
-  std::vector<OperandRef> operands = {gradient.operand(),
-                                      momentum ? state_operand(s.m) : absent(),
-                                      list(s.params, Access::kReadWrite, 32),
-                                      scalars_operand(),
-                                      coefficient_operand(gradient),
-                                      valid_operand()};
+  const kernels::SgdOperands<OperandRef> operands{.g = gradient.operand(),
+                                                  .m = momentum ? state_operand(s.m) : absent(),
+                                                  .p = list(s.params, Access::kReadWrite, 32),
+                                                  .scalars = scalars_operand(),
+                                                  .clip = coefficient_operand(gradient),
+                                                  .valid = valid_operand()};
   std::vector<Piece> pieces = updated(all_tensor_pieces(*shape_.layout));
   if (shape_.state == StateType::kF32) {
-    b_.kernel(KernelId::kSgd, std::move(operands), std::move(pieces),
-              SgdArgs{nesterov, gradient.type}, committing(gradient.word));
+    b_.kernel<kernels::Sgd>(operands, std::move(pieces), SgdArgs{nesterov, gradient.type},
+                            committing(gradient.word));
     return;
   }
-  operands.insert(operands.end(), {state_step_operand(), exponents_operand(s.m_exponents)});
-  b_.kernel(KernelId::kSgdNarrow, std::move(operands), std::move(pieces),
-            NarrowArgs{gradient.type, shape_.state, nesterov}, committing(gradient.word));
+  b_.kernel<kernels::SgdNarrow>({.sgd = operands,
+                                 .step = state_step_operand(),
+                                 .m_exponents = exponents_operand(s.m_exponents)},
+                                std::move(pieces),
+                                NarrowArgs{gradient.type, shape_.state, nesterov},
+                                committing(gradient.word));
 }
 
 GradientStage StepFrame::local_gradients(Decide decide) {
@@ -382,24 +394,26 @@ void StepFrame::write_copies(uint32_t word) {
 uint32_t StepFrame::decide_alone(uint32_t flags, uint32_t prior) {
   const uint32_t nothing = b_.scratch(1);
   const uint32_t message = b_.scratch(4);
-  b_.kernel(KernelId::kNormFinish,
-            {whole(nothing, Access::kRead, 0, 0), whole(nothing, Access::kRead, 0, 0),
-             whole(nothing, Access::kWrite, 0, 0), whole(message, Access::kWrite, 0, 4),
-             whole(flags, Access::kReadWrite, 0, 4)},
-            {}, NormArgs{nullptr, 0, ScaleKind::kL2});
+  b_.kernel<kernels::NormFinish>({.sums = whole(nothing, Access::kRead, 0, 0),
+                                  .counts = whole(nothing, Access::kRead, 0, 0),
+                                  .scales = whole(nothing, Access::kWrite, 0, 0),
+                                  .message = whole(message, Access::kWrite, 0, 4),
+                                  .flags = whole(flags, Access::kReadWrite, 0, 4)},
+                                 {}, NormArgs{nullptr, 0, ScaleKind::kL2});
   const uint32_t word = b_.scratch(4);
-  b_.kernel(KernelId::kGate,
-            {whole(message, Access::kRead, 0, 4),
-             prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4),
-             whole(word, Access::kWrite, 0, 4)},
-            {}, GateArgs{4, 1, kSkipNonfinite});
+  b_.kernel<kernels::Gate>(
+      {.messages = whole(message, Access::kRead, 0, 4),
+       .prior = prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4),
+       .word = whole(word, Access::kWrite, 0, 4)},
+      {}, GateArgs{4, 1, kSkipNonfinite});
   return word;
 }
 
 void StepFrame::count_valid(uint32_t counts, uint64_t n, std::vector<Piece> pieces) {
   b_.fill({counts, 0, n * 8}, 0);
-  b_.kernel(KernelId::kCountValid, {valid_operand(), whole(counts, Access::kReadWrite, 0, n * 8)},
-            std::move(pieces), NoArgs{});
+  b_.kernel<kernels::CountValid>(
+      {.valid = valid_operand(), .counts = whole(counts, Access::kReadWrite, 0, n * 8)},
+      std::move(pieces), NoArgs{});
 }
 
 void StepFrame::count_valid_of_instances() {

@@ -37,23 +37,27 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   for (uint32_t t = 0; t < ranges.size(); ++t) {
     if (ranges[t].count == 0 || frame.frozen(t)) continue;
     std::vector<Piece> pieces = layout.tensor_pieces(t);
-    b.kernel(KernelId::kLambMoments,
-             {gradient.operand(), flat(s.m, Access::kReadWrite, 32),
-              flat(s.v, Access::kReadWrite, 32), list(s.params, Access::kRead, 32),
-              blocks(p_blocks, Access::kWrite), blocks(u_blocks, Access::kWrite),
-              frame.scalars_operand(), frame.coefficient_operand(gradient), frame.valid_operand(),
-              list(directions, Access::kWrite, 32)},
-             pieces, SourceArgs{gradient.type}, commit);
-    b.kernel(
-        KernelId::kLambScalars,
-        {StepFrame::blocks_operand(p_blocks, ranges[t]),
-         StepFrame::blocks_operand(u_blocks, ranges[t]), frame.scalars_operand(),
-         frame.states_operand(Access::kReadWrite), frame.steps_operand(Access::kReadWrite)},
-        {}, frame.one_tensor(ranges[t], average), commit);
-    b.kernel(KernelId::kLambUpdate,
-             {list(directions, Access::kRead, 32), list(s.params, Access::kReadWrite, 32),
-              frame.steps_operand(Access::kRead)},
-             std::move(pieces), NoArgs{}, commit);
+    b.kernel<kernels::LambMoments>({.g = gradient.operand(),
+                                    .m = flat(s.m, Access::kReadWrite, 32),
+                                    .v = flat(s.v, Access::kReadWrite, 32),
+                                    .p = list(s.params, Access::kRead, 32),
+                                    .p_sums = blocks(p_blocks, Access::kWrite),
+                                    .u_sums = blocks(u_blocks, Access::kWrite),
+                                    .scalars = frame.scalars_operand(),
+                                    .clip = frame.coefficient_operand(gradient),
+                                    .valid = frame.valid_operand(),
+                                    .u = list(directions, Access::kWrite, 32)},
+                                   pieces, SourceArgs{gradient.type}, commit);
+    b.kernel<kernels::LambScalars>({.p_sums = StepFrame::blocks_operand(p_blocks, ranges[t]),
+                                    .u_sums = StepFrame::blocks_operand(u_blocks, ranges[t]),
+                                    .scalars = frame.scalars_operand(),
+                                    .states = frame.states_operand(Access::kReadWrite),
+                                    .steps = frame.steps_operand(Access::kReadWrite)},
+                                   {}, frame.one_tensor(ranges[t], average), commit);
+    b.kernel<kernels::LambUpdate>({.u = list(directions, Access::kRead, 32),
+                                   .p = list(s.params, Access::kReadWrite, 32),
+                                   .steps = frame.steps_operand(Access::kRead)},
+                                  std::move(pieces), NoArgs{}, commit);
   }
 }
 

@@ -78,9 +78,9 @@ class ZeroOneStep {
     const uint64_t flat_bytes = layout_.flat_elements() * 4;
     b_.fill({s_.local_sum, 0, flat_bytes}, 0);
     if (!compat()) {
-      b_.kernel(KernelId::kPack,
-                {list(s_.params, Access::kRead, 32), state(s_.anchor, Access::kWrite)}, pieces_,
-                PackArgs{0, 4});
+      b_.kernel<kernels::Pack>(
+          {.tensors = list(s_.params, Access::kRead, 32), .flat = state(s_.anchor, Access::kWrite)},
+          pieces_, PackArgs{0, 4});
     }
     if (alone()) return;
     b_.fill({s_.codec.worker, 0, flat_bytes}, 0);
@@ -97,11 +97,11 @@ class ZeroOneStep {
       const Region valid{s_.valid, 0, layout_.flat_elements() / 8};
       r_.own_masks ? b_.copy(valid, {s_.base_valid, 0, valid.bytes}) : b_.fill(valid, 0xff);
     }
-    b_.kernel(KernelId::kOnebitLambPrepare,
-              {absent(), state(s_.v, Access::kRead), absent(),
-               frozen ? state(s_.den, Access::kWrite) : absent(),
-               frame_.valid_operand(Access::kReadWrite), absent(), frame_.scalars_operand()},
-              pieces_, PrepareArgs{r_.mask_zero_variance});
+    b_.kernel<kernels::FreezeVariance>({.v = state(s_.v, Access::kRead),
+                                        .den = frozen ? state(s_.den, Access::kWrite) : absent(),
+                                        .valid = frame_.valid_operand(Access::kReadWrite),
+                                        .scalars = frame_.scalars_operand()},
+                                       pieces_, FreezeArgs{r_.mask_zero_variance});
     if (renew && !alone()) frame_.count_valid_of_instances();
   }
 
@@ -109,55 +109,58 @@ class ZeroOneStep {
   void encode(OperandRef x, Dtype type, OperandRef coefficient, std::vector<Piece> pieces,
               const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, type};
-    emit_with_undo(KernelId::kOnebitEncode, KernelId::kOnebitEncodeUndo,
-                   {x, state(s_.codec.worker, Access::kReadWrite),
-                    scales(s_.codec.worker_scale, Access::kRead),
-                    flat(to.bits, Access::kWrite, 1, to.bits_base),
-                    blocks(to.blocks, Access::kWrite), frame_.valid_operand(),
-                    whole(to.flags, Access::kReadWrite, to.flags_offset, 4), coefficient},
-                   std::move(pieces), args);
+    b_.kernel_with_undo<kernels::OnebitEncode>(
+        {.x = x, .to = encoder(to), .coefficient = coefficient}, std::move(pieces), args);
   }
 
   void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
-    emit_with_undo(
-        KernelId::kLocalFront, KernelId::kLocalFrontUndo,
-        {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
-         state(s_.codec.worker, Access::kReadWrite), scales(s_.codec.worker_scale, Access::kRead),
-         flat(to.bits, Access::kWrite, 1, to.bits_base), blocks(to.blocks, Access::kWrite),
-         frame_.valid_operand(), whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
-         frame_.scalars_operand(), coefficient()},
-        std::move(pieces), args);
+    b_.kernel_with_undo<kernels::ZeroOneEncode>({.g = gradients(),
+                                                 .m = state(s_.m, Access::kRead),
+                                                 .b = state(s_.local_sum, Access::kRead),
+                                                 .to = encoder(to),
+                                                 .scalars = frame_.scalars_operand(),
+                                                 .clip = coefficient()},
+                                                std::move(pieces), args);
   }
 
-  void emit_with_undo(KernelId kernel, KernelId undo_kernel, std::vector<OperandRef> operands,
-                      std::vector<Piece> pieces, const EncodeArgs& args) {
-    UndoStep undo;
-    undo.step = b_.detached(undo_kernel, operands, pieces, args);
-    undo.pair_first = undo.pair_last =
-        b_.kernel(kernel, std::move(operands), std::move(pieces), args);
-    b_.undo(std::move(undo));
+  kernels::EncoderOperands<OperandRef> encoder(const EncodeTarget& to) const {
+    return {.c = state(s_.codec.worker, Access::kReadWrite),
+            .old_scales = scales(s_.codec.worker_scale, Access::kRead),
+            .bits = flat(to.bits, Access::kWrite, 1, to.bits_base),
+            .sums = blocks(to.blocks, Access::kWrite),
+            .valid = frame_.valid_operand(),
+            .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)};
   }
 
   // The averaged gradient is in the bits, or, on one rank, the gradient itself.
   void update_compressed(uint32_t word) {
-    b_.kernel(
-        KernelId::kFrozenAdam,
-        {alone() ? gradients() : absent(), bits(), messages(), state(s_.m, Access::kReadWrite),
-         state(s_.v, Access::kRead), list(s_.params, Access::kReadWrite, 32),
-         frame_.scalars_operand(), alone() ? coefficient() : absent(),
-         alone() ? frame_.valid_operand() : frame_.mask_operand()},
+    b_.kernel<kernels::FrozenAdam>(
+        {.g = alone() ? gradients() : absent(),
+         .bits = bits(),
+         .messages = messages(),
+         .m = state(s_.m, Access::kReadWrite),
+         .v = state(s_.v, Access::kRead),
+         .p = list(s_.params, Access::kReadWrite, 32),
+         .scalars = frame_.scalars_operand(),
+         .clip = alone() ? coefficient() : absent(),
+         .valid = alone() ? frame_.valid_operand() : frame_.mask_operand()},
         frame_.updated(pieces_), SourceArgs{gradient_.type}, StepFrame::committing(word));
   }
 
   void update_sync(uint32_t word) {
     if (compat()) return sync_in_place(word);
-    b_.kernel(
-        KernelId::kLocalSync,
-        {sum_ == kNoSlot ? absent() : state(sum_, Access::kRead), bits(), messages(),
-         state(s_.m, Access::kReadWrite), state(s_.local_sum, Access::kWrite),
-         state(s_.den, Access::kRead), state(s_.anchor, Access::kReadWrite),
-         list(s_.params, Access::kWrite, 32), frame_.scalars_operand(), frame_.valid_operand()},
+    b_.kernel<kernels::ZeroOneSync>(
+        {.x = {.floats = sum_ == kNoSlot ? absent() : state(sum_, Access::kRead),
+               .bits = bits(),
+               .messages = messages()},
+         .m = state(s_.m, Access::kReadWrite),
+         .b = state(s_.local_sum, Access::kWrite),
+         .den = state(s_.den, Access::kRead),
+         .anchor = state(s_.anchor, Access::kReadWrite),
+         .p = list(s_.params, Access::kWrite, 32),
+         .scalars = frame_.scalars_operand(),
+         .valid = frame_.valid_operand()},
         frame_.updated(pieces_), NoArgs{}, StepFrame::committing(word));
   }
 
@@ -179,55 +182,67 @@ class ZeroOneStep {
 
   void sum_alone(uint32_t flags) {
     sum_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
-    b_.kernel(KernelId::kLocalFront,
-              {gradients(), state(s_.m, Access::kRead), state(s_.local_sum, Access::kRead),
-               state(sum_, Access::kWrite), absent(), absent(), absent(), frame_.valid_operand(),
-               whole(flags, Access::kReadWrite, 0, 4), frame_.scalars_operand(), coefficient()},
-              pieces_, EncodeArgs{0, r_.scale, true, gradient_.type});
+    b_.kernel<kernels::ZeroOneEncode>({.g = gradients(),
+                                       .m = state(s_.m, Access::kRead),
+                                       .b = state(s_.local_sum, Access::kRead),
+                                       .to = {.c = state(sum_, Access::kWrite),
+                                              .valid = frame_.valid_operand(),
+                                              .flags = whole(flags, Access::kReadWrite, 0, 4)},
+                                       .scalars = frame_.scalars_operand(),
+                                       .clip = coefficient()},
+                                      pieces_, EncodeArgs{0, r_.scale, true, gradient_.type});
   }
 
-  // Operands 0 to 6 of the kernels that update in place.
-  std::vector<OperandRef> in_place(Access access) const {
-    return {gradients(),
-            state(s_.m, access),
-            state(s_.local_sum, access),
-            state(s_.den, Access::kRead),
-            list(s_.params, access, 32),
-            frame_.scalars_operand(),
-            coefficient()};
+  // What the kernels that update in place share.
+  kernels::InPlaceOperands<OperandRef> in_place(Access access) const {
+    return {.g = gradients(),
+            .m = state(s_.m, access),
+            .b = state(s_.local_sum, access),
+            .den = state(s_.den, Access::kRead),
+            .p = list(s_.params, access, 32),
+            .scalars = frame_.scalars_operand(),
+            .clip = coefficient()};
   }
   OperandRef sums() const { return list(sum_, Access::kRead, 32); }
 
   void sum_in_place(uint32_t flags) {
     sum_ = frame_.scratch_list(Dtype::kF32);
-    std::vector<OperandRef> operands = in_place(Access::kRead);
-    operands.push_back(list(sum_, Access::kWrite, 32));
-    operands.push_back(flags == kNoSlot ? absent() : whole(flags, Access::kReadWrite, 0, 4));
-    b_.kernel(KernelId::kInPlaceSum, std::move(operands), pieces_, SourceArgs{gradient_.type});
+    b_.kernel<kernels::ZeroOneInPlaceSum>(
+        {.state = in_place(Access::kRead),
+         .x = list(sum_, Access::kWrite, 32),
+         .flags = flags == kNoSlot ? absent() : whole(flags, Access::kReadWrite, 0, 4)},
+        pieces_, SourceArgs{gradient_.type});
   }
 
   void sync_in_place(uint32_t word) {
-    std::vector<OperandRef> operands = in_place(Access::kReadWrite);
-    operands.insert(operands.end(), {alone() ? sums() : absent(), bits(), messages(),
-                                     alone() ? absent() : frame_.mask_operand()});
-    b_.kernel(KernelId::kInPlaceSync, std::move(operands), frame_.updated(pieces_),
-              SourceArgs{gradient_.type}, StepFrame::committing(word));
+    b_.kernel<kernels::ZeroOneInPlaceSync>({.state = in_place(Access::kReadWrite),
+                                            .x = alone() ? sums() : absent(),
+                                            .bits = bits(),
+                                            .messages = messages(),
+                                            .valid = alone() ? absent() : frame_.mask_operand()},
+                                           frame_.updated(pieces_), SourceArgs{gradient_.type},
+                                           StepFrame::committing(word));
   }
 
   StepPlan local() {
     gradient_ = frame_.local_gradients(Decide::kAlways);
     if (compat()) {
-      b_.kernel(KernelId::kInPlaceLocal, in_place(Access::kReadWrite), frame_.updated(pieces_),
-                SourceArgs{gradient_.type}, StepFrame::committing(gradient_.word));
+      b_.kernel<kernels::ZeroOneInPlaceLocal>(in_place(Access::kReadWrite), frame_.updated(pieces_),
+                                              SourceArgs{gradient_.type},
+                                              StepFrame::committing(gradient_.word));
       return frame_.finish(gradient_.word, {}, false);
     }
-    b_.kernel(KernelId::kLocalMomentum,
-              {gradients(), state(s_.m, Access::kReadWrite),
-               state(s_.local_sum, Access::kReadWrite), state(s_.den, Access::kRead),
-               state(s_.anchor, Access::kRead), list(s_.params, Access::kWrite, 32),
-               frame_.scalars_operand(), coefficient(), frame_.valid_operand()},
-              frame_.updated(pieces_), SourceArgs{gradient_.type},
-              StepFrame::committing(gradient_.word));
+    b_.kernel<kernels::ZeroOneLocal>({.g = gradients(),
+                                      .m = state(s_.m, Access::kReadWrite),
+                                      .b = state(s_.local_sum, Access::kReadWrite),
+                                      .den = state(s_.den, Access::kRead),
+                                      .anchor = state(s_.anchor, Access::kRead),
+                                      .p = list(s_.params, Access::kWrite, 32),
+                                      .scalars = frame_.scalars_operand(),
+                                      .clip = coefficient(),
+                                      .valid = frame_.valid_operand()},
+                                     frame_.updated(pieces_), SourceArgs{gradient_.type},
+                                     StepFrame::committing(gradient_.word));
     return frame_.finish(gradient_.word, {}, false);
   }
 

@@ -80,11 +80,36 @@ void PlanBuilder::committed(uint32_t first, uint64_t n) {
 }
 
 uint32_t PlanBuilder::fill(Region region, uint8_t value, KernelOptions options) {
-  const uint32_t id =
-      kernel(KernelId::kFill, {whole(region.slot, Access::kWrite, region.offset, region.bytes)}, {},
-             FillArgs{value}, std::move(options));
+  const uint32_t id = kernel<kernels::Fill>(
+      {.out = whole(region.slot, Access::kWrite, region.offset, region.bytes)}, {}, FillArgs{value},
+      std::move(options));
   plan_.steps[id].fill_bytes = region.bytes;
   return id;
+}
+
+Step PlanBuilder::detached_fill(Region region, uint8_t value) {
+  Step step;
+  step.kernel = KernelId::kFill;
+  step.operands = {whole(region.slot, Access::kWrite, region.offset, region.bytes)};
+  step.args = plan_.keep(FillArgs{value});
+  step.fill_bytes = region.bytes;
+  return step;
+}
+
+// The operands of a call as its undo has them: what that does not touch is left out.
+Step PlanBuilder::undo_of(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
+                          const void* args) {
+  Step step;
+  step.kernel = kernel_spec(id).undo;
+  const std::span<const OperandSpec> specs = kernel_spec(step.kernel).operands;
+  for (size_t k = 0; k < specs.size(); ++k) {
+    if (specs[k].access == Access::kNone) operands[k] = absent();
+    operands[k].access = specs[k].access;
+  }
+  step.operands = std::move(operands);
+  step.pieces = std::move(pieces);
+  step.args = args;
+  return step;
 }
 
 uint32_t PlanBuilder::copy(Region destination, Region source, KernelOptions options) {

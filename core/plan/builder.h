@@ -50,11 +50,23 @@ class PlanBuilder {
   // Declares that a bound slot is the same memory as another, from `offset` on.
   void alias(uint32_t slot, uint32_t of, uint64_t offset);
 
-  template <class Args>
-  uint32_t kernel(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
-                  const Args& args, KernelOptions options = {}) {
-    return add_kernel(id, std::move(operands), std::move(pieces), plan_.keep(args),
+  // A call of K. Operands that are not named are absent.
+  template <class K>
+  uint32_t kernel(const typename K::template Operands<OperandRef>& operands,
+                  std::vector<Piece> pieces, const typename K::Args& args,
+                  KernelOptions options = {}) {
+    return add_kernel(kKernelId<K>, in_order<K>(operands), std::move(pieces), plan_.keep(args),
                       std::move(options));
+  }
+  // The same, and K::Undo takes it back if the operation does not commit.
+  template <class K>
+  uint32_t kernel_with_undo(const typename K::template Operands<OperandRef>& operands,
+                            std::vector<Piece> pieces, const typename K::Args& args) {
+    UndoStep undo;
+    undo.step = undo_of(kKernelId<K>, in_order<K>(operands), pieces, plan_.keep(args));
+    undo.pair_first = undo.pair_last = kernel<K>(operands, std::move(pieces), args);
+    plan_.undo.push_back(std::move(undo));
+    return plan_.undo.back().pair_last;
   }
   uint32_t fill(Region region, uint8_t value, KernelOptions options = {});
   uint32_t copy(Region destination, Region source, KernelOptions options = {});
@@ -84,17 +96,8 @@ class PlanBuilder {
 
   // Undo of steps [first, last]; see UndoStep.
   void undo(UndoStep step) { plan_.undo.push_back(std::move(step)); }
-  // A kernel step that is not part of the plan's order.
-  template <class Args>
-  Step detached(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
-                const Args& args) {
-    Step step;
-    step.kernel = id;
-    step.operands = std::move(operands);
-    step.pieces = std::move(pieces);
-    step.args = plan_.keep(args);
-    return step;
-  }
+  // A fill that is not part of the plan's order.
+  Step detached_fill(Region region, uint8_t value);
 
   uint32_t steps() const { return static_cast<uint32_t>(plan_.steps.size()); }
   // Rounds below are taken; the next section of the plan starts here.
@@ -120,6 +123,15 @@ class PlanBuilder {
 
  private:
   uint32_t add_slot(Slot slot);
+  template <class K>
+  static std::vector<OperandRef> in_order(
+      const typename K::template Operands<OperandRef>& operands) {
+    static_assert(sizeof operands == kOperandCount<K> * sizeof(OperandRef));
+    const auto* first = reinterpret_cast<const OperandRef*>(&operands);
+    return {first, first + kOperandCount<K>};
+  }
+  static Step undo_of(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
+                      const void* args);
   uint32_t add_kernel(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
                       const void* args, KernelOptions options);
   void add_channel(StepKind kind, int32_t peer, Region data, uint32_t round,

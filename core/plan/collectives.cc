@@ -29,10 +29,10 @@ void copy_tensors(Section& s, Range range) {
 // Adds up a segment of this rank's own data and the rows of the others, into the output tensors.
 void reduce_segment(Section& s, Range segment, const OperandRef& rows, uint64_t base,
                     uint64_t stride) {
-  s.b.kernel(
-      KernelId::kReduce,
-      {list(s.slots.in, Access::kRead, s.bits()), rows,
-       target(s.slots.out, Access::kWrite, s.bits()), absent()},
+  s.b.kernel<kernels::Reduce>(
+      {.own = list(s.slots.in, Access::kRead, s.bits()),
+       .rows = rows,
+       .out = target(s.slots.out, Access::kWrite, s.bits())},
       s.pieces(segment, segment.begin),
       ReduceArgs{stride, base, 0, 0, s.dtype, s.ranks(), s.me(), s.request.reduce, false, false});
 }
@@ -146,10 +146,10 @@ uint32_t emit_reduce_by_chunks(Section& s) {
     return Region{results, place_of(segment), segment.count * s.element};
   };
   d.reduce = [&](Range segment, const OperandRef& rows, uint64_t base, uint64_t stride) {
-    s.b.kernel(
-        KernelId::kReduce,
-        {list(s.slots.in, Access::kRead, s.bits()), rows,
-         flat(results, Access::kWrite, s.bits(), segment.begin, place_of(segment)), absent()},
+    s.b.kernel<kernels::Reduce>(
+        {.own = list(s.slots.in, Access::kRead, s.bits()),
+         .rows = rows,
+         .out = flat(results, Access::kWrite, s.bits(), segment.begin, place_of(segment))},
         s.pieces(segment, segment.begin),
         ReduceArgs{stride, base, 0, segment.begin, s.dtype, s.ranks(), s.me(), s.request.reduce,
                    false, true});
@@ -429,20 +429,22 @@ void emit_flat_all_reduce(PlanBuilder& b, const FlatReduceRequest& r) {
                     s.count * element};
     }
     const uint32_t packed = b.scratch(s.count * element);
-    b.kernel(KernelId::kPack,
-             {list(r.in_list, Access::kRead, bits), flat(packed, Access::kWrite, bits, s.begin)},
-             r.layout->pieces(s, s.begin), PackArgs{s.begin, static_cast<uint32_t>(element)});
+    b.kernel<kernels::Pack>({.tensors = list(r.in_list, Access::kRead, bits),
+                             .flat = flat(packed, Access::kWrite, bits, s.begin)},
+                            r.layout->pieces(s, s.begin),
+                            PackArgs{s.begin, static_cast<uint32_t>(element)});
     return Region{packed, 0, s.count * element};
   };
   d.reduce = [&](Range s, const OperandRef& rows, uint64_t base, uint64_t stride) {
     const OperandRef flags =
         r.flags == kNoSlot ? absent() : whole(r.flags, Access::kReadWrite, 0, 4);
-    b.kernel(
-        KernelId::kReduce,
-        {list(r.in_list, Access::kRead, bits), rows, flat(r.out_flat, Access::kWrite, bits), flags},
-        r.layout->pieces(s, s.begin),
-        ReduceArgs{stride, base, 0, 0, r.dtype, ranks, static_cast<uint32_t>(r.rank), r.op, false,
-                   true});
+    b.kernel<kernels::Reduce>({.own = list(r.in_list, Access::kRead, bits),
+                               .rows = rows,
+                               .out = flat(r.out_flat, Access::kWrite, bits),
+                               .flags = flags},
+                              r.layout->pieces(s, s.begin),
+                              ReduceArgs{stride, base, 0, 0, r.dtype, ranks,
+                                         static_cast<uint32_t>(r.rank), r.op, false, true});
   };
   d.reduced = result;
   d.receive_reduced = [&](int32_t peer, Range s, uint32_t round) {

@@ -111,13 +111,14 @@ void exchange_scales(SectionRun& s, const ScaleSlots& slots, const std::vector<N
     counts = whole(slots.counts, Access::kRead, s.at.first_instance * 8, ranges.size() * 8);
     scale = whole(slots.scale, Access::kWrite, s.at.first_instance * 4, ranges.size() * 4);
   }
-  x.b.kernel(KernelId::kNormFinish,
-             {sums, counts, scale,
-              whole(slots.messages, Access::kWrite, own_offset(x.me), s.at.message_bytes),
-              s.flags(slots.flags)},
-             {},
-             NormArgs{x.b.keep_array(std::span<const NormRange>(ranges)), ranges.size(), x.r.scale},
-             options);
+  x.b.kernel<kernels::NormFinish>(
+      {.sums = sums,
+       .counts = counts,
+       .scales = scale,
+       .message = whole(slots.messages, Access::kWrite, own_offset(x.me), s.at.message_bytes),
+       .flags = s.flags(slots.flags)},
+      {}, NormArgs{x.b.keep_array(std::span<const NormRange>(ranges)), ranges.size(), x.r.scale},
+      options);
   for (uint32_t i = 1; i < x.ranks; ++i) {
     x.b.send(static_cast<int32_t>(x.peer(i)),
              {slots.messages, own_offset(x.me), s.at.message_bytes}, round,
@@ -137,8 +138,9 @@ uint32_t emit_gate(PlanBuilder& b, OperandRef messages, Predicate prior, const G
       prior.slot == kNoSlot ? absent() : whole(prior.slot, Access::kRead, prior.offset, 4);
   KernelOptions options;
   options.lane = kServerLane;
-  b.kernel(KernelId::kGate, {messages, before, whole(word, Access::kWrite, 0, 4)}, {}, args,
-           options);
+  b.kernel<kernels::Gate>(
+      {.messages = messages, .prior = before, .word = whole(word, Access::kWrite, 0, 4)}, {}, args,
+      options);
   return word;
 }
 
@@ -172,12 +174,15 @@ void emit_onebit_server(const SectionRun& s, const LayoutSegment& segment,
   OperandRef valid = absent();
   if (slots.valid != kNoSlot)
     valid = whole(slots.valid, Access::kRead, 0, x.layout.flat_elements() / 8);
-  x.b.kernel(
-      KernelId::kOnebitServer,
-      {rows_operand(s, 1, 1), s.messages(x.worker_messages), flat(slots.server, Access::kRead, 32),
-       scales(slots.server_scale, Access::kRead), flat(slots.bits, Access::kWrite, 1, 0, shift / 8),
-       blocks(x.server_blocks, Access::kWrite), valid, flat(slots.server_next, Access::kWrite, 32)},
-      x.layout.server_pieces(x.me, segment), args, options);
+  x.b.kernel<kernels::OnebitServer>({.rows = rows_operand(s, 1, 1),
+                                     .messages = s.messages(x.worker_messages),
+                                     .c = flat(slots.server, Access::kRead, 32),
+                                     .old_scales = scales(slots.server_scale, Access::kRead),
+                                     .bits = flat(slots.bits, Access::kWrite, 1, 0, shift / 8),
+                                     .sums = blocks(x.server_blocks, Access::kWrite),
+                                     .valid = valid,
+                                     .new_c = flat(slots.server_next, Access::kWrite, 32)},
+                                    x.layout.server_pieces(x.me, segment), args, options);
 }
 
 // Needs no scales but those in the payload, so it waits for its rows only.
@@ -188,13 +193,13 @@ void emit_quant_server(const SectionRun& s, const LayoutSegment& segment,
   const uint64_t shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin;
   const QuantArgs args{0, x.unit.bytes_of(s.at.chunk), x.r.block, x.ranks, x.r.kind};
   const bool residual = slots.server != kNoSlot;
-  x.b.kernel(KernelId::kQuantServer,
-             {rows_operand(s, x.unit.bytes * 8, x.unit.elements),
-              residual ? flat(slots.server, Access::kRead, 32) : absent(),
-              residual ? flat(slots.server_next, Access::kWrite, 32) : absent(),
-              payload(slots.bits, Access::kWrite, x.unit, 0, x.unit.bytes_of(shift)),
-              s.flags(x.server_flags)},
-             x.layout.server_pieces(x.me, segment), args, options);
+  x.b.kernel<kernels::QuantServer>(
+      {.rows = rows_operand(s, x.unit.bytes * 8, x.unit.elements),
+       .e = residual ? flat(slots.server, Access::kRead, 32) : absent(),
+       .new_e = residual ? flat(slots.server_next, Access::kWrite, 32) : absent(),
+       .payload = payload(slots.bits, Access::kWrite, x.unit, 0, x.unit.bytes_of(shift)),
+       .flags = s.flags(x.server_flags)},
+      x.layout.server_pieces(x.me, segment), args, options);
 }
 
 // Sums the rows, re-encodes, sends the own chunk's result to everybody and receives theirs.
@@ -224,9 +229,7 @@ void emit_server_reset(Exchange& x, uint32_t gate) {
   const auto reset = [&](uint32_t slot, uint64_t bytes) {
     if (slot == kNoSlot) return;
     UndoStep undo;
-    undo.step =
-        x.b.detached(KernelId::kFill, {whole(slot, Access::kWrite, 0, bytes)}, {}, FillArgs{0});
-    undo.step.fill_bytes = bytes;
+    undo.step = x.b.detached_fill({slot, 0, bytes}, 0);
     undo.step.predicate = {gate, 0, kSkipServer};
     undo.pair_first = undo.pair_last = x.b.steps() - 1;
     undo.only_if_paired_ran = true;
@@ -341,9 +344,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
 void emit_onebit_scale_undo(PlanBuilder& b, const CompressedRequest& r) {
   UndoStep undo;
   const uint64_t bytes = r.layout->instances() * 4;
-  undo.step = b.detached(KernelId::kFill, {whole(r.slots.worker_scale, Access::kWrite, 0, bytes)},
-                         {}, FillArgs{0});
-  undo.step.fill_bytes = bytes;
+  undo.step = b.detached_fill({r.slots.worker_scale, 0, bytes}, 0);
   b.undo(std::move(undo));
 }
 

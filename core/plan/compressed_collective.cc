@@ -34,54 +34,47 @@ struct Mean {
 
   void encode_onebit(std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, codec.scale, false};
-    const std::vector<OperandRef> operands{list(r.in, Access::kRead, 32),
-                                           flat(slots.worker, Access::kReadWrite, 32),
-                                           scales(slots.worker_scale, Access::kRead),
-                                           flat(to.bits, Access::kWrite, 1, to.bits_base),
-                                           blocks(to.blocks, Access::kWrite),
-                                           valid(),
-                                           whole(to.flags, Access::kReadWrite, to.flags_offset, 4),
-                                           absent()};
-    UndoStep undo;
-    undo.step = b.detached(KernelId::kOnebitEncodeUndo, operands, pieces, args);
-    undo.pair_first = undo.pair_last =
-        b.kernel(KernelId::kOnebitEncode, operands, std::move(pieces), args);
-    b.undo(std::move(undo));
+    b.kernel_with_undo<kernels::OnebitEncode>(
+        {.x = list(r.in, Access::kRead, 32),
+         .to = {.c = flat(slots.worker, Access::kReadWrite, 32),
+                .old_scales = scales(slots.worker_scale, Access::kRead),
+                .bits = flat(to.bits, Access::kWrite, 1, to.bits_base),
+                .sums = blocks(to.blocks, Access::kWrite),
+                .valid = valid(),
+                .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)}},
+        std::move(pieces), args);
   }
 
   void encode_quant(std::vector<Piece> pieces, const EncodeTarget& to) {
     const QuantArgs args{to.bits_base, 0, codec.block, 0, codec.kind};
     OperandRef payload = flat(to.bits, Access::kWrite, unit.bytes * 8, to.bits_base);
     payload.unit_elements = unit.elements;
-    const OperandRef x = list(r.in, Access::kRead, 32);
-    const OperandRef flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4);
+    kernels::QuantEncodeOperands<OperandRef> operands{
+        .x = list(r.in, Access::kRead, 32),
+        .payload = payload,
+        .flags = whole(to.flags, Access::kReadWrite, to.flags_offset, 4)};
     if (!codec.residual) {
-      b.kernel(KernelId::kQuantEncode, {x, absent(), payload, flags}, std::move(pieces), args);
+      b.kernel<kernels::QuantEncode>(operands, std::move(pieces), args);
       return;
     }
-    const OperandRef e = flat(slots.worker, Access::kReadWrite, 32);
-    UndoStep undo;
-    OperandRef written = payload;
-    written.access = Access::kRead;
-    undo.step = b.detached(KernelId::kQuantEncodeUndo, {x, e, written, absent()}, pieces, args);
-    undo.pair_first = undo.pair_last =
-        b.kernel(KernelId::kQuantEncode, {x, e, payload, flags}, std::move(pieces), args);
-    b.undo(std::move(undo));
+    operands.e = flat(slots.worker, Access::kReadWrite, 32);
+    b.kernel_with_undo<kernels::QuantEncode>(operands, std::move(pieces), args);
   }
 
   void decode(std::vector<Piece> pieces, const KernelOptions& options) {
     const OperandRef y = target(r.out, Access::kWrite, 32);
     if (onebit()) {
-      b.kernel(KernelId::kOnebitDecode,
-               {flat(slots.bits, Access::kRead, 1), message_scales(slots.messages, Access::kRead),
-                y, valid()},
-               std::move(pieces), NoArgs{}, options);
+      b.kernel<kernels::OnebitDecode>({.bits = flat(slots.bits, Access::kRead, 1),
+                                       .messages = message_scales(slots.messages, Access::kRead),
+                                       .y = y,
+                                       .valid = valid()},
+                                      std::move(pieces), NoArgs{}, options);
       return;
     }
     OperandRef payload = flat(slots.bits, Access::kRead, unit.bytes * 8);
     payload.unit_elements = unit.elements;
-    b.kernel(KernelId::kQuantDecode, {payload, y}, std::move(pieces),
-             QuantArgs{0, 0, codec.block, 0, codec.kind}, options);
+    b.kernel<kernels::QuantDecode>({.payload = payload, .y = y}, std::move(pieces),
+                                   QuantArgs{0, 0, codec.block, 0, codec.kind}, options);
   }
 
   void decode_all(uint32_t gate) {

@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 

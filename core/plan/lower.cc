@@ -1,6 +1,6 @@
 #include <algorithm>
 
-#include "core/iface/pieces.h"
+#include "core/kernels/pieces.h"
 #include "core/plan/hazards.h"
 #include "core/plan/plan.h"
 
@@ -102,6 +102,7 @@ class Lowering {
     plan_->by_order = target_.transport->matching == Matching::kByOrder;
     plan_->stream_ordered = target_.transport->stream_ordered && !target_.device->synchronous;
     first_.resize(in_.steps.size() + 1);
+    for (const Step& step : in_.steps) SOTTO_TRY(check_call(step));
     place_addresses();
     const size_t decides = decision();
     for (size_t i = 0; i < in_.steps.size(); ++i) {
@@ -133,6 +134,31 @@ class Lowering {
       case StepKind::kSend:
       case StepKind::kRecv: emit_channel(step); break;
     }
+  }
+
+  // What the builder says about operands agrees with the kernel's description: which there are,
+  // which are lists, and which are written. (Of what a call updates, arguments may say that it is
+  // only written.)
+  static Status check_call(const Step& step) {
+    if (step.kind != StepKind::kKernel) return ok_status();
+    const std::span<const OperandSpec> specs = kernel_spec(step.kernel).operands;
+    if (specs.size() != step.operands.size())
+      return error(Code::kInternal, "a call of {} with {} operands instead of {}",
+                   kernel_name(step.kernel), step.operands.size(), specs.size());
+    const uint32_t lists = list_operands(step.kernel, step.args);
+    for (size_t k = 0; k < specs.size(); ++k) {
+      const OperandRef& op = step.operands[k];
+      if (op.slot == kNoSlot ? specs[k].optional
+                             : writes(op.access) == writes(specs[k].access) &&
+                                   is_list(op) == ((lists >> k & 1) != 0))
+        continue;
+      return error(Code::kInternal, "operand '{}' of {} is not what the kernel says", specs[k].name,
+                   kernel_name(step.kernel));
+    }
+    return ok_status();
+  }
+  static bool writes(Access access) {
+    return access == Access::kWrite || access == Access::kReadWrite;
   }
 
   static bool has_list(const Step& step) {

@@ -18,8 +18,8 @@
 
 #include "core/base/status.h"
 #include "core/iface/device.h"
-#include "core/iface/kernels.h"
 #include "core/iface/transport.h"
+#include "core/kernels/registry.h"
 
 namespace sotto {
 
@@ -51,8 +51,6 @@ struct Region {
   uint64_t offset = 0;
   uint64_t bytes = 0;
 };
-
-enum class Access : uint8_t { kRead = 1, kWrite = 2, kReadWrite = 3 };
 
 // How much of an operand a call touches.
 enum class Footprint : uint8_t {

@@ -28,10 +28,10 @@ Region contiguous(Section& s, uint32_t list_slot, Range range, bool use_target, 
   if (use_target) {
     for (Piece& piece : pieces) piece.offset = piece.target;
   }
-  s.b.kernel(KernelId::kPack,
-             {list(list_slot, Access::kRead, s.bits()),
-              flat(packed, Access::kWrite, s.bits(), range.begin)},
-             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
+  s.b.kernel<kernels::Pack>({.tensors = list(list_slot, Access::kRead, s.bits()),
+                             .flat = flat(packed, Access::kWrite, s.bits(), range.begin)},
+                            std::move(pieces),
+                            PackArgs{range.begin, static_cast<uint32_t>(s.element)});
   return {packed, 0, range.count * s.element};
 }
 
@@ -48,10 +48,10 @@ void receive_range(Section& s, int32_t peer, uint32_t list_slot, Range range, bo
   for (Piece& piece : pieces) {
     if (!use_target) piece.target = piece.offset;
   }
-  s.b.kernel(KernelId::kUnpack,
-             {flat(packed, Access::kRead, s.bits(), range.begin),
-              target(list_slot, Access::kWrite, s.bits())},
-             std::move(pieces), PackArgs{range.begin, static_cast<uint32_t>(s.element)});
+  s.b.kernel<kernels::Unpack>({.flat = flat(packed, Access::kRead, s.bits(), range.begin),
+                               .tensors = target(list_slot, Access::kWrite, s.bits())},
+                              std::move(pieces),
+                              PackArgs{range.begin, static_cast<uint32_t>(s.element)});
 }
 
 }  // namespace sotto

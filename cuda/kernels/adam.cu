@@ -10,11 +10,11 @@ cudaError_t launch_adam(cudaStream_t stream, KernelId id, uint32_t blocks, const
   switch (id) {
     case KernelId::kSumSquares: return launch<run_quads<SumSquaresKernel>>(shape, stream, params);
     case KernelId::kAdam: return launch<run_quads<AdamKernel>>(shape, stream, params);
-    case KernelId::kAdamNarrow: return launch<narrow_step<AdamRule>>(shape, stream, params);
+    case KernelId::kAdamNarrow: return launch<narrow_step<NarrowAdam>>(shape, stream, params);
     case KernelId::kLambMoments: return launch<run_quads<LambMomentsKernel>>(shape, stream, params);
     case KernelId::kLambUpdate: return launch<run_quads<LambUpdateKernel>>(shape, stream, params);
     case KernelId::kSgd: return launch<run_quads<SgdKernel>>(shape, stream, params);
-    case KernelId::kSgdNarrow: return launch<narrow_step<SgdRule>>(shape, stream, params);
+    case KernelId::kSgdNarrow: return launch<narrow_step<NarrowSgd>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }

@@ -24,8 +24,9 @@ struct Gradients {
 struct SumSquaresKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
   __device__ explicit SumSquaresKernel(const Params& p)
-      : input{&p.operands[0], p.arguments<SourceArgs>().source},
-        sums_out(p.operands[1].flat<float>()) {}
+      : SumSquaresKernel(p, p.of<kernels::SumSquares>()) {}
+  __device__ SumSquaresKernel(const Params& p, const kernels::SumSquaresOperands<Operand>& o)
+      : input{&o.x, p.arguments<SourceArgs>().source}, sums_out(o.sums.flat<float>()) {}
 
   __device__ float* sums(uint32_t) const { return sums_out; }
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
@@ -43,13 +44,11 @@ struct SumSquaresKernel : QuadOp {
 // What a step of Adam does to elements whose moments have been loaded.
 struct AdamRule {
   static constexpr bool kVariance = true;
-  static constexpr uint32_t kNarrowOperands = 7;  // the first operand that kAdamNarrow adds
-  __device__ AdamRule(const Params& p, Dtype source)
-      : gradients{{&p.operands[0], source},
-                  p.operands[5].flat<const float>(),
-                  p.operands[6].flat<const uint8_t>()},
-        parameters(&p.operands[3]),
-        groups(p.operands[4].flat<const GroupScalars>()) {}
+  using Operands = kernels::AdamOperands<Operand>;
+  __device__ AdamRule(const Operands& o, Dtype source)
+      : gradients{{&o.g, source}, o.clip.flat<const float>(), o.valid.flat<const uint8_t>()},
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   __device__ void step(const Piece& piece, uint64_t j, uint32_t n, Quad<float>* m,
                        Quad<float>* v) const {
@@ -74,10 +73,9 @@ struct AdamRule {
 };
 
 struct AdamKernel : QuadOp {
-  __device__ explicit AdamKernel(const Params& p)
-      : rule(p, p.arguments<SourceArgs>().source),
-        m(p.operands[1].flat<float>()),
-        v(p.operands[2].flat<float>()) {}
+  __device__ explicit AdamKernel(const Params& p) : AdamKernel(p, p.of<kernels::Adam>()) {}
+  __device__ AdamKernel(const Params& p, const kernels::AdamOperands<Operand>& o)
+      : rule(o, p.arguments<SourceArgs>().source), m(o.m.flat<float>()), v(o.v.flat<float>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;
@@ -97,16 +95,18 @@ struct AdamKernel : QuadOp {
 struct LambMomentsKernel : QuadOp {
   static constexpr uint32_t kSums = 2;
   __device__ explicit LambMomentsKernel(const Params& p)
-      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
-                  p.operands[7].flat<const float>(),
-                  p.operands[8].flat<const uint8_t>()},
-        m(p.operands[1].flat<float>()),
-        v(p.operands[2].flat<float>()),
-        parameters(&p.operands[3]),
-        groups(p.operands[6].flat<const GroupScalars>()),
-        directions(&p.operands[9]),
-        p_sums(p.operands[4].flat<float>()),
-        u_sums(p.operands[5].flat<float>()) {}
+      : LambMomentsKernel(p, p.of<kernels::LambMoments>()) {}
+  __device__ LambMomentsKernel(const Params& p, const kernels::LambMomentsOperands<Operand>& o)
+      : gradients{{&o.g, p.arguments<SourceArgs>().source},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        v(o.v.flat<float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()),
+        directions(&o.u),
+        p_sums(o.p_sums.flat<float>()),
+        u_sums(o.u_sums.flat<float>()) {}
 
   __device__ float* sums(uint32_t s) const { return s == 0 ? p_sums : u_sums; }
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
@@ -146,9 +146,9 @@ struct LambMomentsKernel : QuadOp {
 
 struct LambUpdateKernel : QuadOp {
   __device__ explicit LambUpdateKernel(const Params& p)
-      : directions(&p.operands[0]),
-        parameters(&p.operands[1]),
-        steps(p.operands[2].flat<const TensorStep>()) {}
+      : LambUpdateKernel(p, p.of<kernels::LambUpdate>()) {}
+  __device__ LambUpdateKernel(const Params&, const kernels::LambUpdateOperands<Operand>& o)
+      : directions(&o.u), parameters(&o.p), steps(o.steps.flat<const TensorStep>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const float step = steps[piece.tensor].step_size;
@@ -169,15 +169,13 @@ struct LambUpdateKernel : QuadOp {
 // What a step of SGD does to elements whose momentum, if there is one, has been loaded.
 struct SgdRule {
   static constexpr bool kVariance = false;
-  static constexpr uint32_t kNarrowOperands = 6;  // the first operand that kSgdNarrow adds
-  __device__ SgdRule(const Params& p, Dtype source, bool with_nesterov, bool with_momentum)
-      : gradients{{&p.operands[0], source},
-                  p.operands[4].flat<const float>(),
-                  p.operands[5].flat<const uint8_t>()},
+  using Operands = kernels::SgdOperands<Operand>;
+  __device__ SgdRule(const Operands& o, Dtype source, bool with_nesterov, bool with_momentum)
+      : gradients{{&o.g, source}, o.clip.flat<const float>(), o.valid.flat<const uint8_t>()},
         nesterov(with_nesterov),
         momentum(with_momentum),
-        parameters(&p.operands[2]),
-        groups(p.operands[3].flat<const GroupScalars>()) {}
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   __device__ void step(const Piece& piece, uint64_t j, uint32_t n, Quad<float>* m,
                        Quad<float>*) const {
@@ -201,8 +199,9 @@ struct SgdRule {
 
 struct SgdKernel : QuadOp {
   __device__ explicit SgdKernel(const Params& p)
-      : m(p.operands[1].flat<float>()),
-        rule(p, p.arguments<SgdArgs>().source, p.arguments<SgdArgs>().nesterov, m != nullptr) {}
+      : m(p.of<kernels::Sgd>().m.flat<float>()),
+        rule(p.of<kernels::Sgd>(), p.arguments<SgdArgs>().source, p.arguments<SgdArgs>().nesterov,
+             m != nullptr) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     Quad<float> m4{};

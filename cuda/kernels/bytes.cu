@@ -27,7 +27,7 @@ __device__ inline void visit_bytes(const uint8_t* dst, uint64_t bytes, bool chun
 
 __global__ void __launch_bounds__(kThreads) fill_bytes(const __grid_constant__ Params params) {
   if (!params.holds()) return;
-  uint8_t* dst = params.operands[0].flat<uint8_t>();
+  uint8_t* dst = params.of<kernels::Fill>().out.flat<uint8_t>();
   const uint8_t value = params.arguments<FillArgs>().value;
   const uint64_t word = value * 0x0101010101010101ull;
   visit_bytes(

@@ -1,7 +1,7 @@
 // Pack, unpack, conversions, sums of micro-batches and the reduction over ranks.
 #pragma once
 
-#include "core/iface/reduce_elements.h"
+#include "core/kernels/reduce_elements.h"
 #include "cuda/kernels/quads.cuh"
 
 namespace sotto::cuda {
@@ -9,10 +9,9 @@ namespace sotto::cuda {
 // T: an element's bytes as an integer.
 template <class T>
 struct PackKernel : QuadOp {
-  __device__ explicit PackKernel(const Params& p)
-      : base(p.arguments<PackArgs>().flat_base),
-        tensors(&p.operands[0]),
-        flat(p.operands[1].flat<T>()) {}
+  __device__ explicit PackKernel(const Params& p) : PackKernel(p, p.of<kernels::Pack>()) {}
+  __device__ PackKernel(const Params& p, const kernels::PackOperands<Operand>& o)
+      : base(p.arguments<PackArgs>().flat_base), tensors(&o.tensors), flat(o.flat.flat<T>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     store_quad(flat + (piece.flat + j - base), n,
@@ -27,10 +26,11 @@ struct PackKernel : QuadOp {
 
 template <class T>
 struct UnpackKernel : QuadOp {
-  __device__ explicit UnpackKernel(const Params& p)
+  __device__ explicit UnpackKernel(const Params& p) : UnpackKernel(p, p.of<kernels::Unpack>()) {}
+  __device__ UnpackKernel(const Params& p, const kernels::UnpackOperands<Operand>& o)
       : base(p.arguments<PackArgs>().flat_base),
-        flat(p.operands[0].flat<const T>()),
-        tensors(&p.operands[1]) {}
+        flat(o.flat.flat<const T>()),
+        tensors(&o.tensors) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     store_quad(tensors->list<T>(piece.tensor) + piece.target + j, n,
@@ -44,8 +44,9 @@ struct UnpackKernel : QuadOp {
 };
 
 struct ConvertKernel : QuadOp {
-  __device__ explicit ConvertKernel(const Params& p)
-      : args(p.arguments<ConvertArgs>()), from{&p.operands[0], args.from}, to(&p.operands[1]) {}
+  __device__ explicit ConvertKernel(const Params& p) : ConvertKernel(p, p.of<kernels::Convert>()) {}
+  __device__ ConvertKernel(const Params& p, const kernels::ConvertOperands<Operand>& o)
+      : args(p.arguments<ConvertArgs>()), from{&o.x, args.from}, to(&o.y) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     Quad<float> x = load_floats(from.of(piece), j, n);
@@ -69,10 +70,12 @@ struct ConvertKernel : QuadOp {
 
 struct AccumulateKernel : QuadOp {
   __device__ explicit AccumulateKernel(const Params& p)
+      : AccumulateKernel(p, p.of<kernels::Accumulate>()) {}
+  __device__ AccumulateKernel(const Params& p, const kernels::AccumulateOperands<Operand>& o)
       : first(p.arguments<AccumulateArgs>().first),
-        from{&p.operands[0], p.arguments<AccumulateArgs>().source},
-        sums_list(&p.operands[1]),
-        factor(p.operands[2].flat<const double>()) {}
+        from{&o.x, p.arguments<AccumulateArgs>().source},
+        sums_list(&o.sum),
+        factor(o.factor.flat<const double>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const float by = factor != nullptr ? static_cast<float>(*factor) : 1.0f;
@@ -96,12 +99,13 @@ template <class Type>
 struct ReduceKernel : QuadOp {
   using Stored = typename Type::Stored;
   using Wide = typename Type::Wide;
-  __device__ explicit ReduceKernel(const Params& p)
+  __device__ explicit ReduceKernel(const Params& p) : ReduceKernel(p, p.of<kernels::Reduce>()) {}
+  __device__ ReduceKernel(const Params& p, const kernels::ReduceOperands<Operand>& o)
       : args(p.arguments<ReduceArgs>()),
-        own(&p.operands[0]),
-        rows(p.operands[1].flat<const Stored>()),
-        out(&p.operands[2]),
-        flags_out(p.operands[3].flat<uint32_t>()) {}
+        own(&o.own),
+        rows(o.rows.flat<const Stored>()),
+        out(&o.out),
+        flags_out(o.flags.flat<uint32_t>()) {}
 
   template <ReduceOp kOp>
   __device__ Quad<Stored> reduce(const Stored* mine, uint64_t row_at, uint32_t n) const {

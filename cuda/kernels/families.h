@@ -6,15 +6,11 @@
 
 namespace sotto::cuda {
 
-cudaError_t launch_adam(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
-cudaError_t launch_bytes(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
-cudaError_t launch_reduce(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
-cudaError_t launch_onebit(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
-cudaError_t launch_onebit_lamb(cudaStream_t stream, KernelId id, uint32_t blocks,
-                               const Params& params);
-cudaError_t launch_quant(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
-cudaError_t launch_scalars(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
-cudaError_t launch_zeroone(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params);
+// A name that several kernels have is declared several times, which says the same.
+#define SOTTO_KERNEL(type, function, family)                                     \
+  cudaError_t launch_##family(cudaStream_t stream, KernelId id, uint32_t blocks, \
+                              const Params& params);
+#include "core/kernels/kernels.def"
 // Operands: destination, source; params.bytes.
 cudaError_t launch_copy_bytes(cudaStream_t stream, uint32_t blocks, const Params& params);
 // Operand: a word.

@@ -1,10 +1,10 @@
-// The kernel table of core/iface/kernels.h for CUDA devices. A call is prepared once, on the host:
+// The kernels of core/kernels for CUDA devices. A call is prepared once, on the host:
 // everything about it that does not change from run to run (pieces, what each thread block does,
 // ranges, arguments) becomes one block of bytes, which the device object uploads and keeps. A
 // launch then allocates nothing, copies nothing and waits for nothing, so it can be captured in a
 // graph.
 //
-// Operand lists, arithmetic and results are those of core/iface/kernels.h, bit for bit.
+// Operands, arithmetic and results are those of the contracts there, bit for bit.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -13,7 +13,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto::cuda {
 
@@ -42,7 +42,7 @@ struct PreparedKernel {
   alignas(8) std::byte args[kMaxArgBytes] = {};
 };
 
-// Operands of one launch, in the order of the kernel table: device addresses. A list is a device
+// Operands of one launch, in the order of their description: device addresses. A list is a device
 // array of list_tensors device addresses. Optional operands may be null.
 struct Operands {
   void* data[kMaxOperands] = {};
@@ -56,7 +56,7 @@ struct Condition {
 };
 
 // Queues the kernel. tables: the device copy of prepared.tables (null if they are empty). The
-// bits that kOnebitLambPrepare clears lie in memory that is whole 4-byte words. Returns what the
+// bits that kFreezeVariance clears lie in memory that is whole 4-byte words. Returns what the
 // launch returned; nothing was queued if it is not cudaSuccess.
 cudaError_t launch_prepared(cudaStream_t stream, const PreparedKernel& prepared, const void* tables,
                             const Operands& operands, const Condition& condition);

@@ -7,55 +7,14 @@ namespace {
 
 using Family = cudaError_t (*)(cudaStream_t, KernelId, uint32_t, const Params&);
 
+// By number.
+constexpr Family kFamilies[] = {
+#define SOTTO_KERNEL(type, function, family) launch_##family,
+#include "core/kernels/kernels.def"
+};
+
 Family family_of(KernelId id) {
-  switch (id) {
-    case KernelId::kFill:
-    case KernelId::kPack:
-    case KernelId::kUnpack:
-    case KernelId::kConvert:
-    case KernelId::kAccumulate: return launch_bytes;
-    case KernelId::kReduce: return launch_reduce;
-    case KernelId::kOnebitEncode:
-    case KernelId::kOnebitEncodeUndo:
-    case KernelId::kOnebitServer:
-    case KernelId::kOnebitDecode: return launch_onebit;
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo:
-    case KernelId::kOnebitLambPrepare:
-    case KernelId::kOnebitLambFactor:
-    case KernelId::kOnebitLambUpdate:
-    case KernelId::kMomentumFromBits: return launch_onebit_lamb;
-    case KernelId::kQuantEncode:
-    case KernelId::kQuantEncodeUndo:
-    case KernelId::kQuantServer:
-    case KernelId::kQuantDecode: return launch_quant;
-    case KernelId::kNormFinish:
-    case KernelId::kGate:
-    case KernelId::kNormMessage:
-    case KernelId::kClipCoefficient:
-    case KernelId::kLambScalars:
-    case KernelId::kOnebitLambScalars:
-    case KernelId::kOnebitLambScaling:
-    case KernelId::kStepSizes:
-    case KernelId::kCountValid: return launch_scalars;
-    case KernelId::kSumSquares:
-    case KernelId::kAdam:
-    case KernelId::kAdamNarrow:
-    case KernelId::kLambMoments:
-    case KernelId::kLambUpdate:
-    case KernelId::kSgd:
-    case KernelId::kSgdNarrow: return launch_adam;
-    case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum:
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo:
-    case KernelId::kLocalSync:
-    case KernelId::kInPlaceLocal:
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync: return launch_zeroone;
-    case KernelId::kCount: break;
-  }
-  return nullptr;
+  return id < KernelId::kCount ? kFamilies[static_cast<size_t>(id)] : nullptr;
 }
 
 template <class T>

@@ -4,17 +4,41 @@
 #pragma once
 
 #include "core/base/narrow_state.h"
-#include "core/iface/quant_elements.h"
+#include "core/kernels/quant_elements.h"
 #include "cuda/kernels/adam.cuh"
 
 namespace sotto::cuda {
 
-__device__ inline AdamRule narrow_rule(const Params& p, const AdamRule*) {
-  return {p, p.arguments<NarrowArgs>().source};
-}
-__device__ inline SgdRule narrow_rule(const Params& p, const SgdRule*) {
-  return {p, p.arguments<NarrowArgs>().source, p.arguments<NarrowArgs>().nesterov, true};
-}
+// The operands of a narrow step by moment: 0 is m, 1 is v.
+struct NarrowAdam : AdamRule {
+  __device__ explicit NarrowAdam(const Params& p)
+      : AdamRule(p.of<kernels::AdamNarrow>().adam, p.arguments<NarrowArgs>().source) {}
+  __device__ static const Operand& step_of(const Params& p) {
+    return p.of<kernels::AdamNarrow>().step;
+  }
+  __device__ static const Operand& moment(const Params& p, uint32_t index) {
+    const auto& o = p.of<kernels::AdamNarrow>();
+    return index == 0 ? o.adam.m : o.adam.v;
+  }
+  __device__ static const Operand& exponents(const Params& p, uint32_t index) {
+    const auto& o = p.of<kernels::AdamNarrow>();
+    return index == 0 ? o.m_exponents : o.v_exponents;
+  }
+};
+struct NarrowSgd : SgdRule {
+  __device__ explicit NarrowSgd(const Params& p)
+      : SgdRule(p.of<kernels::SgdNarrow>().sgd, p.arguments<NarrowArgs>().source,
+                p.arguments<NarrowArgs>().nesterov, true) {}
+  __device__ static const Operand& step_of(const Params& p) {
+    return p.of<kernels::SgdNarrow>().step;
+  }
+  __device__ static const Operand& moment(const Params& p, uint32_t) {
+    return p.of<kernels::SgdNarrow>().sgd.m;
+  }
+  __device__ static const Operand& exponents(const Params& p, uint32_t) {
+    return p.of<kernels::SgdNarrow>().m_exponents;
+  }
+};
 
 // The old or the new exponents of four positions, which are in one state block.
 struct StateBases {
@@ -27,10 +51,9 @@ class NarrowStep {
   __device__ NarrowStep(const Params& p, const Work& work)
       : params_(p),
         work_(work),
-        rule_(narrow_rule(p, static_cast<const Rule*>(nullptr))),
+        rule_(p),
         fp8_(p.arguments<NarrowArgs>().state == StateType::kFp8),
-        key_(rounding_key(*p.operands[Rule::kNarrowOperands].template flat<const uint64_t>(),
-                          work.block)) {}
+        key_(rounding_key(*Rule::step_of(p).template flat<const uint64_t>(), work.block)) {}
 
   __device__ bool fp8() const { return fp8_; }
 
@@ -86,10 +109,10 @@ class NarrowStep {
  private:
   template <class T>
   __device__ T* array(uint32_t index) const {
-    return params_.operands[1 + index].template flat<T>();
+    return Rule::moment(params_, index).template flat<T>();
   }
   __device__ uint8_t* exponents(uint32_t index) const {
-    return params_.operands[Rule::kNarrowOperands + 1 + index].template flat<uint8_t>();
+    return Rule::exponents(params_, index).template flat<uint8_t>();
   }
   __device__ uint64_t state_block(uint32_t position) const {
     return work_.block * kStateBlocksPerNormBlock + position / kStateBlock;

@@ -22,17 +22,17 @@ cudaError_t launch_onebit_lamb(cudaStream_t stream, KernelId id, uint32_t blocks
                                const Params& params) {
   const LaunchShape shape{blocks, kThreads};
   switch (id) {
-    case KernelId::kOnebitLambFront:
+    case KernelId::kOnebitLambEncode:
       if (params.arguments<EncodeArgs>().identity)
         return launch<run_quads<AloneKernel<LambInput>>>(shape, stream, params);
       return launch<run_quads<EncodeKernel<LambInput>>>(shape, stream, params);
-    case KernelId::kOnebitLambFrontUndo:
+    case KernelId::kOnebitLambEncodeUndo:
       return launch<run_quads<EncodeUndoKernel<LambInput>>>(shape, stream, params);
-    case KernelId::kOnebitLambPrepare:
-      return launch<run_quads<PrepareKernel>>(shape, stream, params);
+    case KernelId::kFreezeVariance:
+      return launch<run_quads<FreezeVarianceKernel>>(shape, stream, params);
     case KernelId::kOnebitLambFactor: return launch<run_quads<FactorKernel>>(shape, stream, params);
-    case KernelId::kOnebitLambUpdate:
-      return launch<run_quads<OnebitUpdateKernel>>(shape, stream, params);
+    case KernelId::kMomentumUpdate:
+      return launch<run_quads<MomentumUpdateKernel>>(shape, stream, params);
     case KernelId::kMomentumFromBits:
       return launch<run_quads<MomentumFromBitsKernel>>(shape, stream, params);
     default: return cudaErrorInvalidValue;

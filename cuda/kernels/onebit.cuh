@@ -6,7 +6,7 @@
 
 namespace sotto::cuda {
 
-// An Input has the indices of the operands that encoders share, and
+// An Input has the kernel, whose operands `to` are what encoders share, and
 //   Quad<float> load(const Piece&, uint64_t j, uint32_t n)
 // x of elements j .. j + n - 1, any value where masked. And
 // of one rank, for whom nothing is encoded: float alone(const Piece&, float x), what the average
@@ -14,10 +14,12 @@ namespace sotto::cuda {
 
 // kOnebitEncode: a tensor, times a coefficient.
 struct TensorInput {
-  enum : uint32_t { kC = 1, kOld = 2, kOut = 3, kBlockSums = 4, kValid = 5, kFlags = 6 };
+  using Kernel = kernels::OnebitEncode;
   __device__ explicit TensorInput(const Params& p)
-      : source{&p.operands[0], p.arguments<EncodeArgs>().source},
-        coefficient(p.operands[7].flat<const float>()) {}
+      : TensorInput(p, p.of<kernels::OnebitEncode>()) {}
+  __device__ TensorInput(const Params& p, const kernels::OnebitEncodeOperands<Operand>& o)
+      : source{&o.x, p.arguments<EncodeArgs>().source},
+        coefficient(o.coefficient.flat<const float>()) {}
 
   __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     Quad<float> x = load_floats(source.of(piece), j, n);
@@ -31,16 +33,18 @@ struct TensorInput {
   const float* coefficient;
 };
 
-// kOnebitLambFront: the momentum with the new gradient, scaled.
+// kOnebitLambEncode: the momentum with the new gradient, scaled.
 struct LambInput {
-  enum : uint32_t { kC = 4, kOld = 5, kOut = 6, kBlockSums = 7, kValid = 8, kFlags = 9 };
+  using Kernel = kernels::OnebitLambEncode;
   __device__ explicit LambInput(const Params& p)
-      : source{&p.operands[0], p.arguments<EncodeArgs>().source},
-        momentum{p.operands[1].flat<const float>(), p.operands[2].flat<const uint8_t>(),
-                 p.operands[3].flat<const uint8_t>()},
-        groups(p.operands[10].flat<const GroupScalars>()),
-        states(p.operands[11].flat<const TensorState>()),
-        clip(p.operands[12].flat<const float>()) {}
+      : LambInput(p, p.of<kernels::OnebitLambEncode>()) {}
+  __device__ LambInput(const Params& p, const kernels::OnebitLambEncodeOperands<Operand>& o)
+      : source{&o.g, p.arguments<EncodeArgs>().source},
+        momentum{o.m.floats.flat<const float>(), o.m.bits.flat<const uint8_t>(),
+                 o.m.messages.flat<const uint8_t>()},
+        groups(o.scalars.flat<const GroupScalars>()),
+        states(o.states.flat<const TensorState>()),
+        clip(o.clip.flat<const float>()) {}
 
   __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     const GroupScalars& s = groups[piece.group];
@@ -50,7 +54,8 @@ struct LambInput {
     const float by = clip != nullptr ? *clip : 1.0f;
     const Quad<float> m = load_momentum(momentum, piece.flat + j, n, magnitude);
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = front_input(s, m.v[k], x.v[k] * by, scaling);
+    for (uint32_t k = 0; k < kQuad; ++k)
+      x.v[k] = onebit_lamb_input(s, m.v[k], x.v[k] * by, scaling);
     return x;
   }
   __device__ float alone(const Piece& piece, float x) const {
@@ -64,15 +69,17 @@ struct LambInput {
   const float* clip;
 };
 
-// kLocalFront: the sum of local updates, with this step's if there is a gradient.
-struct LocalInput {
-  enum : uint32_t { kC = 3, kOld = 4, kOut = 5, kBlockSums = 6, kValid = 7, kFlags = 8 };
-  __device__ explicit LocalInput(const Params& p)
-      : source{&p.operands[0], p.arguments<EncodeArgs>().source},
-        m(p.operands[1].flat<const float>()),
-        b(p.operands[2].flat<const float>()),
-        groups(p.operands[9].flat<const GroupScalars>()),
-        clip(p.operands[10].flat<const float>()) {}
+// kZeroOneEncode: the sum of local updates, with this step's if there is a gradient.
+struct ZeroOneInput {
+  using Kernel = kernels::ZeroOneEncode;
+  __device__ explicit ZeroOneInput(const Params& p)
+      : ZeroOneInput(p, p.of<kernels::ZeroOneEncode>()) {}
+  __device__ ZeroOneInput(const Params& p, const kernels::ZeroOneEncodeOperands<Operand>& o)
+      : source{&o.g, p.arguments<EncodeArgs>().source},
+        m(o.m.flat<const float>()),
+        b(o.b.flat<const float>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        clip(o.clip.flat<const float>()) {}
 
   __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     Quad<float> x = load_quad(b + piece.flat + j, n);
@@ -83,7 +90,7 @@ struct LocalInput {
     const float by = clip != nullptr ? *clip : 1.0f;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      x.v[k] = local_front_input(s, m4.v[k], x.v[k], g.v[k] * by);
+      x.v[k] = zeroone_encode_input(s, m4.v[k], x.v[k], g.v[k] * by);
     return x;
   }
   __device__ float alone(const Piece&, float x) const { return x; }
@@ -100,15 +107,17 @@ struct EncodeKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
   static constexpr bool kBits = true;
   __device__ explicit EncodeKernel(const Params& p)
+      : EncodeKernel(p, p.of<typename Input::Kernel>().to) {}
+  __device__ EncodeKernel(const Params& p, const kernels::EncoderOperands<Operand>& o)
       : input(p),
         scale(p.arguments<EncodeArgs>().scale),
         bits_base(p.arguments<EncodeArgs>().bits_base),
-        c(p.operands[Input::kC].template flat<float>()),
-        old_scales(p.operands[Input::kOld].template flat<const float>()),
-        out(p.operands[Input::kOut].template flat<uint8_t>()),
-        sums_out(p.operands[Input::kBlockSums].template flat<float>()),
-        valid(p.operands[Input::kValid].template flat<const uint8_t>()),
-        flags_out(p.operands[Input::kFlags].template flat<uint32_t>()) {}
+        c(o.c.flat<float>()),
+        old_scales(o.old_scales.flat<const float>()),
+        out(o.bits.flat<uint8_t>()),
+        sums_out(o.sums.flat<float>()),
+        valid(o.valid.flat<const uint8_t>()),
+        flags_out(o.flags.flat<uint32_t>()) {}
 
   __device__ float* sums(uint32_t) const { return sums_out; }
   __device__ uint8_t* bits(const Piece& piece, uint64_t* first) const {
@@ -153,10 +162,12 @@ struct EncodeKernel : QuadOp {
 template <class Input>
 struct AloneKernel : QuadOp {
   __device__ explicit AloneKernel(const Params& p)
+      : AloneKernel(p, p.of<typename Input::Kernel>().to) {}
+  __device__ AloneKernel(const Params& p, const kernels::EncoderOperands<Operand>& o)
       : input(p),
-        c(p.operands[Input::kC].template flat<float>()),
-        valid(p.operands[Input::kValid].template flat<const uint8_t>()),
-        flags_out(p.operands[Input::kFlags].template flat<uint32_t>()) {}
+        c(o.c.flat<float>()),
+        valid(o.valid.flat<const uint8_t>()),
+        flags_out(o.flags.flat<uint32_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) {
     const uint64_t flat = piece.flat + j;
@@ -183,11 +194,13 @@ struct AloneKernel : QuadOp {
 template <class Input>
 struct EncodeUndoKernel : QuadOp {
   __device__ explicit EncodeUndoKernel(const Params& p)
+      : EncodeUndoKernel(p, p.of<typename Input::Kernel>().to) {}
+  __device__ EncodeUndoKernel(const Params& p, const kernels::EncoderOperands<Operand>& o)
       : input(p),
         paired_ran(p.paired_ran),
-        c(p.operands[Input::kC].template flat<float>()),
-        old_scales(p.operands[Input::kOld].template flat<const float>()),
-        valid(p.operands[Input::kValid].template flat<const uint8_t>()) {}
+        c(o.c.flat<float>()),
+        old_scales(o.old_scales.flat<const float>()),
+        valid(o.valid.flat<const uint8_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;
@@ -217,16 +230,18 @@ struct ServerKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
   static constexpr bool kBits = true;
   __device__ explicit ServerKernel(const Params& p)
+      : ServerKernel(p, p.of<kernels::OnebitServer>()) {}
+  __device__ ServerKernel(const Params& p, const kernels::OnebitServerOperands<Operand>& o)
       : args(p.arguments<ServerArgs>()),
         part(1.0f / static_cast<float>(args.world)),
-        rows(p.operands[0].flat<const uint8_t>()),
-        messages(p.operands[1].flat<const uint8_t>()),
-        c(p.operands[2].flat<const float>()),
-        old_scales(p.operands[3].flat<const float>()),
-        out(p.operands[4].flat<uint8_t>()),
-        sums_out(p.operands[5].flat<float>()),
-        valid(p.operands[6].flat<const uint8_t>()),
-        new_c(p.operands[7].flat<float>()) {}
+        rows(o.rows.flat<const uint8_t>()),
+        messages(o.messages.flat<const uint8_t>()),
+        c(o.c.flat<const float>()),
+        old_scales(o.old_scales.flat<const float>()),
+        out(o.bits.flat<uint8_t>()),
+        sums_out(o.sums.flat<float>()),
+        valid(o.valid.flat<const uint8_t>()),
+        new_c(o.new_c.flat<float>()) {}
 
   __device__ float* sums(uint32_t) const { return sums_out; }
   __device__ uint8_t* bits(const Piece& piece, uint64_t* first) const {
@@ -284,10 +299,12 @@ struct ServerKernel : QuadOp {
 
 struct DecodeKernel : QuadOp {
   __device__ explicit DecodeKernel(const Params& p)
-      : bits_in(p.operands[0].flat<const uint8_t>()),
-        messages(p.operands[1].flat<const uint8_t>()),
-        outputs(&p.operands[2]),
-        valid(p.operands[3].flat<const uint8_t>()) {}
+      : DecodeKernel(p, p.of<kernels::OnebitDecode>()) {}
+  __device__ DecodeKernel(const Params&, const kernels::OnebitDecodeOperands<Operand>& o)
+      : bits_in(o.bits.flat<const uint8_t>()),
+        messages(o.messages.flat<const uint8_t>()),
+        outputs(&o.y),
+        valid(o.valid.flat<const uint8_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;

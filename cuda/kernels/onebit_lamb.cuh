@@ -31,17 +31,20 @@ __device__ inline uint32_t load_changing_bits(uint8_t* bits, uint64_t i, uint32_
   return out;
 }
 
-struct PrepareKernel : QuadOp {
+struct FreezeVarianceKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
-  __device__ explicit PrepareKernel(const Params& p)
-      : mask_zero(p.arguments<PrepareArgs>().mask_zero_variance),
-        m(p.operands[0].flat<const float>()),
-        v(p.operands[1].flat<const float>()),
-        vf(p.operands[2].flat<float>()),
-        den(p.operands[3].flat<float>()),
-        valid(p.operands[4].flat<uint8_t>()),
-        sums_out(p.operands[5].flat<float>()),
-        groups(p.operands[6].flat<const GroupScalars>()) {}
+  __device__ explicit FreezeVarianceKernel(const Params& p)
+      : FreezeVarianceKernel(p, p.of<kernels::FreezeVariance>()) {}
+  __device__ FreezeVarianceKernel(const Params& p,
+                                  const kernels::FreezeVarianceOperands<Operand>& o)
+      : mask_zero(p.arguments<FreezeArgs>().mask_zero_variance),
+        m(o.m.flat<const float>()),
+        v(o.v.flat<const float>()),
+        vf(o.vf.flat<float>()),
+        den(o.den.flat<float>()),
+        valid(o.valid.flat<uint8_t>()),
+        sums_out(o.sums.flat<float>()),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   __device__ float* sums(uint32_t) const { return sums_out; }
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
@@ -86,19 +89,21 @@ struct FactorKernel : QuadOp {
   static constexpr uint32_t kSums = 2;
   static constexpr bool kMaximum = true;
   __device__ explicit FactorKernel(const Params& p)
-      : fresh{p.operands[0].flat<const float>(), p.operands[1].flat<const uint8_t>(),
-              p.operands[2].flat<const uint8_t>()},
-        old{p.operands[3].flat<const float>(), p.operands[4].flat<const uint8_t>(),
-            p.operands[5].flat<const uint8_t>()},
-        vf(p.operands[6].flat<float>()),
-        den(p.operands[7].flat<const float>()),
-        parameters(&p.operands[8]),
-        valid(p.operands[9].flat<const uint8_t>()),
-        u0_sums(p.operands[10].flat<float>()),
-        u_sums(p.operands[11].flat<float>()),
-        maxima_out(p.operands[12].flat<float>()),
-        groups(p.operands[13].flat<const GroupScalars>()),
-        states(p.operands[14].flat<const TensorState>()) {}
+      : FactorKernel(p, p.of<kernels::OnebitLambFactor>()) {}
+  __device__ FactorKernel(const Params&, const kernels::OnebitLambFactorOperands<Operand>& o)
+      : fresh{o.m.floats.flat<const float>(), o.m.bits.flat<const uint8_t>(),
+              o.m.messages.flat<const uint8_t>()},
+        old{o.old.floats.flat<const float>(), o.old.bits.flat<const uint8_t>(),
+            o.old.messages.flat<const uint8_t>()},
+        vf(o.vf.flat<float>()),
+        den(o.den.flat<const float>()),
+        parameters(&o.p),
+        valid(o.valid.flat<const uint8_t>()),
+        u0_sums(o.u0_sums.flat<float>()),
+        u_sums(o.u_sums.flat<float>()),
+        maxima_out(o.maxima.flat<float>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        states(o.states.flat<const TensorState>()) {}
 
   __device__ float* sums(uint32_t s) const { return s == 0 ? u0_sums : u_sums; }
   __device__ float* maxima() const { return maxima_out; }
@@ -150,16 +155,18 @@ struct FactorKernel : QuadOp {
 };
 
 // Pass B.
-struct OnebitUpdateKernel : QuadOp {
-  __device__ explicit OnebitUpdateKernel(const Params& p)
-      : momentum{p.operands[0].flat<const float>(), p.operands[1].flat<const uint8_t>(),
-                 p.operands[2].flat<const uint8_t>()},
-        den(p.operands[3].flat<const float>()),
-        parameters(&p.operands[4]),
-        valid(p.operands[5].flat<const uint8_t>()),
-        groups(p.operands[6].flat<const GroupScalars>()),
-        steps(p.operands[7].flat<const TensorStep>()),
-        states(p.operands[8].flat<const TensorState>()) {}
+struct MomentumUpdateKernel : QuadOp {
+  __device__ explicit MomentumUpdateKernel(const Params& p)
+      : MomentumUpdateKernel(p, p.of<kernels::MomentumUpdate>()) {}
+  __device__ MomentumUpdateKernel(const Params&, const kernels::MomentumUpdateOperands<Operand>& o)
+      : momentum{o.m.floats.flat<const float>(), o.m.bits.flat<const uint8_t>(),
+                 o.m.messages.flat<const uint8_t>()},
+        den(o.den.flat<const float>()),
+        parameters(&o.p),
+        valid(o.valid.flat<const uint8_t>()),
+        groups(o.scalars.flat<const GroupScalars>()),
+        steps(o.steps.flat<const TensorStep>()),
+        states(o.states.flat<const TensorState>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const GroupScalars& s = groups[piece.group];
@@ -191,10 +198,13 @@ struct OnebitUpdateKernel : QuadOp {
 
 struct MomentumFromBitsKernel : QuadOp {
   __device__ explicit MomentumFromBitsKernel(const Params& p)
-      : momentum{nullptr, p.operands[0].flat<const uint8_t>(), p.operands[1].flat<const uint8_t>()},
-        states(p.operands[2].flat<const TensorState>()),
-        out(p.operands[3].flat<float>()),
-        valid(p.operands[4].flat<const uint8_t>()) {}
+      : MomentumFromBitsKernel(p, p.of<kernels::MomentumFromBits>()) {}
+  __device__ MomentumFromBitsKernel(const Params&,
+                                    const kernels::MomentumFromBitsOperands<Operand>& o)
+      : momentum{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()},
+        states(o.states.flat<const TensorState>()),
+        out(o.m.flat<float>()),
+        valid(o.valid.flat<const uint8_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;

@@ -4,91 +4,21 @@
 #include <algorithm>
 #include <cstring>
 #include <span>
+#include <type_traits>
 
+#include "core/kernels/registry.h"
 #include "cuda/kernels/tables.h"
 
 namespace sotto::cuda {
 namespace {
 
-// How the elements of a call are spread over thread blocks.
-enum class Spread : uint8_t {
-  kNothing,   // one thread block, no pieces
-  kQuads,     // up to kNormBlock elements each, padding left out
-  kNorms,     // one norm block each, with padding
-  kFlat,      // the flat elements from one multiple of kNormBlock to the next, with padding
-  kCounters,  // runs of one piece; the block of a run is the index of its counter
-  kRanges,    // TensorArgs::ranges, some per thread block
-  kBytes,     // kFill
-};
-
-// How many operands a kernel has, and which of them are lists.
-struct Shape {
-  Spread spread;
-  uint32_t operands;
-  uint32_t lists;
-  // Which index of a piece decides where quads begin: that of most of the memory.
-  uint64_t Piece::*alignment = &Piece::flat;
-};
-
-constexpr uint32_t bit(uint32_t k) { return 1u << k; }
-
-Shape shape_of(const KernelCall& call) {
-  switch (call.id) {
-    case KernelId::kFill: return {Spread::kBytes, 1, 0};
-    case KernelId::kPack: return {Spread::kQuads, 2, bit(0)};
-    case KernelId::kUnpack: return {Spread::kQuads, 2, bit(1)};
-    case KernelId::kConvert: return {Spread::kQuads, 2, bit(0) | bit(1), &Piece::offset};
-    case KernelId::kAccumulate: return {Spread::kQuads, 3, bit(0) | bit(1), &Piece::offset};
-    case KernelId::kReduce: {
-      const auto& a = call.arguments<ReduceArgs>();
-      return {Spread::kQuads, 4, (a.own_flat ? 0 : bit(0)) | (a.out_flat ? 0 : bit(2))};
-    }
-    case KernelId::kOnebitEncode: return {Spread::kNorms, 8, bit(0)};
-    case KernelId::kOnebitEncodeUndo: return {Spread::kQuads, 8, bit(0)};
-    case KernelId::kOnebitLambFront: return {Spread::kNorms, 13, bit(0)};
-    case KernelId::kOnebitLambFrontUndo: return {Spread::kQuads, 13, bit(0)};
-    case KernelId::kNormFinish: return {Spread::kNothing, 5, 0};
-    case KernelId::kOnebitServer: return {Spread::kNorms, 8, 0};
-    case KernelId::kOnebitDecode: return {Spread::kQuads, 4, bit(2), &Piece::target};
-    case KernelId::kQuantEncode: return {Spread::kFlat, 4, bit(0)};
-    case KernelId::kQuantEncodeUndo: return {Spread::kQuads, 4, bit(0)};
-    case KernelId::kQuantServer: return {Spread::kFlat, 5, 0};
-    case KernelId::kQuantDecode: return {Spread::kQuads, 2, bit(1), &Piece::target};
-    case KernelId::kGate: return {Spread::kNothing, 3, 0};
-    case KernelId::kSumSquares: return {Spread::kNorms, 2, bit(0)};
-    case KernelId::kNormMessage: return {Spread::kNothing, 3, 0};
-    case KernelId::kClipCoefficient: return {Spread::kNothing, 6, 0};
-    case KernelId::kAdam: return {Spread::kQuads, 7, bit(0) | bit(3)};
-    case KernelId::kAdamNarrow: return {Spread::kNorms, 10, bit(0) | bit(3)};
-    case KernelId::kLambMoments: return {Spread::kNorms, 10, bit(0) | bit(3) | bit(9)};
-    case KernelId::kLambScalars: return {Spread::kRanges, 5, 0};
-    case KernelId::kLambUpdate: return {Spread::kQuads, 3, bit(0) | bit(1), &Piece::offset};
-    case KernelId::kOnebitLambPrepare: return {Spread::kNorms, 7, 0};
-    case KernelId::kCountValid: return {Spread::kCounters, 2, 0};
-    case KernelId::kOnebitLambScaling: return {Spread::kNothing, 3, 0};
-    case KernelId::kOnebitLambFactor: return {Spread::kNorms, 15, bit(8)};
-    case KernelId::kOnebitLambScalars: return {Spread::kRanges, 6, 0};
-    case KernelId::kOnebitLambUpdate: return {Spread::kQuads, 9, bit(4)};
-    case KernelId::kMomentumFromBits: return {Spread::kQuads, 5, 0};
-    case KernelId::kStepSizes: return {Spread::kRanges, 2, 0};
-    case KernelId::kSgd: return {Spread::kQuads, 6, bit(0) | bit(2)};
-    case KernelId::kSgdNarrow: return {Spread::kNorms, 8, bit(0) | bit(2)};
-    case KernelId::kFrozenAdam: return {Spread::kQuads, 9, bit(0) | bit(5)};
-    case KernelId::kLocalMomentum: return {Spread::kQuads, 9, bit(0) | bit(5)};
-    case KernelId::kLocalFront: return {Spread::kNorms, 11, bit(0)};
-    case KernelId::kLocalFrontUndo: return {Spread::kQuads, 11, bit(0)};
-    case KernelId::kLocalSync: return {Spread::kQuads, 10, bit(7)};
-    case KernelId::kInPlaceLocal: return {Spread::kQuads, 7, bit(0) | bit(4)};
-    case KernelId::kInPlaceSum: return {Spread::kQuads, 9, bit(0) | bit(4) | bit(7)};
-    case KernelId::kInPlaceSync: return {Spread::kQuads, 11, bit(0) | bit(4) | bit(7)};
-    case KernelId::kCount: break;
-  }
-  return {Spread::kNothing, 0, 0};
-}
+#define SOTTO_KERNEL(type, function, family) \
+  static_assert(kOperandCount<kernels::type> <= kMaxOperands);
+#include "core/kernels/kernels.def"
 
 class WorkTable {
  public:
-  explicit WorkTable(const Shape& shape) : shape_(shape) {}
+  explicit WorkTable(const KernelSpec& spec) : spec_(spec) {}
 
   Status add(std::span<const Piece> pieces) {
     if (pieces.size() > UINT32_MAX)
@@ -114,7 +44,7 @@ class WorkTable {
 
  private:
   bool with_padding() const {
-    return shape_.spread == Spread::kNorms || shape_.spread == Spread::kFlat;
+    return spec_.division == Division::kNorms || spec_.division == Division::kFlatSpace;
   }
 
   // Elements that the next run takes.
@@ -122,24 +52,24 @@ class WorkTable {
     uint64_t position = 0;
     uint64_t block = 0;
     bool opens = work.empty();
-    switch (shape_.spread) {
-      case Spread::kNorms:
+    switch (spec_.division) {
+      case Division::kNorms:
         position = (piece.lane + first) % kNormBlock;
         block = piece.block + (piece.lane + first) / kNormBlock;
         opens = opens || work.back().block != block;
         break;
-      case Spread::kFlat:
+      case Division::kFlatSpace:
         position = (piece.flat + first) % kNormBlock;
         block = (piece.flat + first) / kNormBlock;
         opens = opens || work.back().block != block || position < end_;
         break;
-      case Spread::kCounters:
+      case Division::kCounters:
         block = piece.block;
         opens = true;
         break;
       default: {
         // The first position from `end_` on that is aligned as the element is.
-        const uint64_t wanted = (piece.*shape_.alignment + first) % 8;
+        const uint64_t wanted = (piece.*spec_.alignment + first) % 8;
         position = opens ? wanted : end_ + ((wanted - end_) & 3);
         if (position >= kNormBlock) {
           opens = true;
@@ -160,7 +90,7 @@ class WorkTable {
     return count;
   }
 
-  const Shape shape_;
+  const KernelSpec& spec_;
   uint64_t tensors_ = 0;
   uint64_t end_ = 0;  // position behind the last run of the last work
   bool disorder_ = false;
@@ -191,71 +121,49 @@ void keep_ranges(const KernelCall& call, PreparedKernel* out) {
   keep(args, out);
 }
 
+template <class Args>
+void keep_arguments(const KernelCall& call, PreparedKernel* out) {
+  if constexpr (std::is_same_v<Args, NoArgs>) {
+    return;
+  } else if constexpr (std::is_same_v<Args, GateArgs>) {
+    GateArgs args = call.arguments<GateArgs>();
+    out->offsets.sections = append(std::span(args.sections, args.n_sections), &out->tables);
+    args.sections = nullptr;
+    keep(args, out);
+  } else if constexpr (requires(Args args) { args.ranges; }) {
+    keep_ranges<Args>(call, out);
+  } else {
+    keep(call.arguments<Args>(), out);
+  }
+}
+
 void keep_arguments(const KernelCall& call, PreparedKernel* out) {
   switch (call.id) {
-    case KernelId::kFill: return keep(call.arguments<FillArgs>(), out);
-    case KernelId::kPack:
-    case KernelId::kUnpack: return keep(call.arguments<PackArgs>(), out);
-    case KernelId::kConvert: return keep(call.arguments<ConvertArgs>(), out);
-    case KernelId::kAccumulate: return keep(call.arguments<AccumulateArgs>(), out);
-    case KernelId::kReduce: return keep(call.arguments<ReduceArgs>(), out);
-    case KernelId::kOnebitEncode:
-    case KernelId::kOnebitEncodeUndo:
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo:
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo: return keep(call.arguments<EncodeArgs>(), out);
-    case KernelId::kNormFinish: return keep_ranges<NormArgs>(call, out);
-    case KernelId::kOnebitServer: return keep(call.arguments<ServerArgs>(), out);
-    case KernelId::kQuantEncode:
-    case KernelId::kQuantEncodeUndo:
-    case KernelId::kQuantServer:
-    case KernelId::kQuantDecode: return keep(call.arguments<QuantArgs>(), out);
-    case KernelId::kGate: {
-      GateArgs args = call.arguments<GateArgs>();
-      out->offsets.sections = append(std::span(args.sections, args.n_sections), &out->tables);
-      args.sections = nullptr;
-      return keep(args, out);
-    }
-    case KernelId::kNormMessage: return keep(call.arguments<BlocksArgs>(), out);
-    case KernelId::kClipCoefficient: return keep(call.arguments<ClipArgs>(), out);
-    case KernelId::kLambScalars:
-    case KernelId::kOnebitLambScalars:
-    case KernelId::kStepSizes: return keep_ranges<TensorArgs>(call, out);
-    case KernelId::kOnebitLambScaling: return keep_ranges<ScalingArgs>(call, out);
-    case KernelId::kOnebitLambPrepare: return keep(call.arguments<PrepareArgs>(), out);
-    case KernelId::kSgd: return keep(call.arguments<SgdArgs>(), out);
-    case KernelId::kAdamNarrow:
-    case KernelId::kSgdNarrow: return keep(call.arguments<NarrowArgs>(), out);
-    case KernelId::kSumSquares:
-    case KernelId::kAdam:
-    case KernelId::kLambMoments:
-    case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum:
-    case KernelId::kInPlaceLocal:
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync: return keep(call.arguments<SourceArgs>(), out);
-    default: return;  // NoArgs
+#define SOTTO_KERNEL(type, function, family) \
+  case KernelId::k##type:                    \
+    return keep_arguments<kernels::type::Args>(call, out);
+#include "core/kernels/kernels.def"
+    case KernelId::kCount: return;
   }
 }
 
 }  // namespace
 
 Result<PreparedKernel> prepare(const KernelCall& call) {
-  const Shape shape = shape_of(call);
-  if (shape.operands == 0)
+  const KernelSpec& spec = kernel_spec(call.id);
+  if (spec.operands.empty())
     return error(Code::kInternal, "there is no kernel {}", static_cast<uint32_t>(call.id));
   PreparedKernel out;
   out.id = call.id;
-  out.operands = shape.operands;
-  out.lists = shape.lists;
+  out.operands = static_cast<uint32_t>(spec.operands.size());
+  out.lists = list_operands(call.id, call.args);
   out.bytes = call.bytes;
   keep_arguments(call, &out);
-  if (shape.spread == Spread::kBytes) {
+  if (spec.division == Division::kBytes) {
     out.blocks = byte_blocks(call.bytes);
     return out;
   }
-  if (shape.spread == Spread::kRanges) {
+  if (spec.division == Division::kRanges) {
     const uint64_t blocks = range_blocks(call.arguments<TensorArgs>().n);
     if (blocks > INT32_MAX)
       return error(Code::kUnsupported, "a kernel call over {} tensors is too large",
@@ -263,11 +171,11 @@ Result<PreparedKernel> prepare(const KernelCall& call) {
     out.blocks = static_cast<uint32_t>(blocks);
     return out;
   }
-  if (shape.spread == Spread::kNothing) {
+  if (spec.division == Division::kNever) {
     out.blocks = 1;
     return out;
   }
-  WorkTable table(shape);
+  WorkTable table(spec);
   if (Status status = table.add(call.pieces); !status.ok()) return status;
   out.blocks = static_cast<uint32_t>(table.work.size());
   out.list_tensors = table.tensors();

@@ -1,4 +1,5 @@
-// Makes of a kernel call what is launched (kernels.h). The host's side: needs no CUDA compiler.
+// Makes of a kernel call what is launched (cuda/kernels/kernels.h). The host's side: needs no CUDA
+// compiler.
 #pragma once
 
 #include "core/base/status.h"

@@ -3,14 +3,14 @@
 // .. of it. Quads lie at multiples of 4 positions, so flat memory is read and written 128 bits at a
 // time where it is aligned; many small tensors are shared by the threads like one large one.
 //
-// Sums of norm blocks keep the one order of core/iface/kernels.h: all threads write the terms of
+// Sums of norm blocks keep the one order of core/kernels/call.h: all threads write the terms of
 // elements to shared memory, then 64 threads are the 64 lanes and add them in ascending position.
 // What takes no part is +0, which changes no sum.
 #pragma once
 
 #include <cstdint>
 
-#include "core/iface/elements.h"
+#include "core/kernels/elements.h"
 #include "cuda/kernels/tables.h"
 
 namespace sotto::cuda {

@@ -3,7 +3,7 @@
 // share the largest magnitude.
 #pragma once
 
-#include "core/iface/quant_elements.h"
+#include "core/kernels/quant_elements.h"
 #include "cuda/kernels/quads.cuh"
 
 namespace sotto::cuda {
@@ -36,9 +36,9 @@ __device__ inline Quad<float> decode_quad(const QuantArgs& a, const uint8_t* pay
 
 struct QuantDecodeKernel : QuadOp {
   __device__ explicit QuantDecodeKernel(const Params& p)
-      : args(p.arguments<QuantArgs>()),
-        payload(p.operands[0].flat<const uint8_t>()),
-        outputs(&p.operands[1]) {}
+      : QuantDecodeKernel(p, p.of<kernels::QuantDecode>()) {}
+  __device__ QuantDecodeKernel(const Params& p, const kernels::QuantDecodeOperands<Operand>& o)
+      : args(p.arguments<QuantArgs>()), payload(o.payload.flat<const uint8_t>()), outputs(&o.y) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     store_quad(outputs->list<float>(piece.tensor) + piece.target + j, n,
@@ -53,11 +53,13 @@ struct QuantDecodeKernel : QuadOp {
 
 struct QuantUndoKernel : QuadOp {
   __device__ explicit QuantUndoKernel(const Params& p)
+      : QuantUndoKernel(p, p.of<kernels::QuantEncodeUndo>()) {}
+  __device__ QuantUndoKernel(const Params& p, const kernels::QuantEncodeOperands<Operand>& o)
       : args(p.arguments<QuantArgs>()),
         paired_ran(p.paired_ran),
-        tensors(&p.operands[0]),
-        e(p.operands[1].flat<float>()),
-        payload(p.operands[2].flat<const uint8_t>()) {}
+        tensors(&o.x),
+        e(o.e.flat<float>()),
+        payload(o.payload.flat<const uint8_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     if (!paired_ran) return 0;
@@ -78,11 +80,15 @@ struct QuantUndoKernel : QuadOp {
   const uint8_t* payload;
 };
 
-// What an encoder encodes: Quad<float> load(piece, j, n), before the residual is added.
+// What an encoder encodes: Quad<float> load(piece, j, n), before the residual is added. And the
+// operand for the new residual.
 struct QuantTensors {
-  static constexpr uint32_t kOldResidual = 1, kResidual = 1, kPayload = 2, kFlags = 3;
+  using Kernel = kernels::QuantEncode;
+  __device__ static const Operand& residual(const kernels::QuantEncodeOperands<Operand>& o) {
+    return o.e;
+  }
   __device__ explicit QuantTensors(const Params& p)
-      : base(p.arguments<QuantArgs>().base), tensors(&p.operands[0]) {}
+      : base(p.arguments<QuantArgs>().base), tensors(&p.of<kernels::QuantEncode>().x) {}
   __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     return load_quad(tensor_of<const float>(*tensors, piece) + j, n);
   }
@@ -92,9 +98,13 @@ struct QuantTensors {
 
 // The mean of all ranks.
 struct QuantRows {
-  static constexpr uint32_t kOldResidual = 1, kResidual = 2, kPayload = 3, kFlags = 4;
+  using Kernel = kernels::QuantServer;
+  __device__ static const Operand& residual(const kernels::QuantServerOperands<Operand>& o) {
+    return o.new_e;
+  }
   __device__ explicit QuantRows(const Params& p)
-      : args(p.arguments<QuantArgs>()), rows(p.operands[0].flat<const uint8_t>()) {}
+      : args(p.arguments<QuantArgs>()),
+        rows(p.of<kernels::QuantServer>().rows.flat<const uint8_t>()) {}
   __device__ float term(uint32_t r, uint64_t flat, float part) const {
     const uint8_t* row = rows + r * args.row_bytes;
     if (!codec_has_blocks(args.kind)) {
@@ -130,9 +140,9 @@ class QuantEncoder {
       : params_(p),
         input_(p),
         args_(p.arguments<QuantArgs>()),
-        old_(p.operands[Input::kOldResidual].template flat<const float>()),
-        residual_(p.operands[Input::kResidual].template flat<float>()),
-        payload_(p.operands[Input::kPayload].template flat<uint8_t>()) {}
+        old_(p.of<typename Input::Kernel>().e.template flat<const float>()),
+        residual_(Input::residual(p.of<typename Input::Kernel>()).template flat<float>()),
+        payload_(p.of<typename Input::Kernel>().payload.template flat<uint8_t>()) {}
 
   // c of a quad of the flat space, as far as runs have it; 0 elsewhere. Bit k of the result:
   // element k belongs to a run.
@@ -163,7 +173,7 @@ class QuantEncoder {
     }
   }
   __device__ void finish() {
-    raise_on_device(params_.operands[Input::kFlags].template flat<uint32_t>(), flags_);
+    raise_on_device(params_.of<typename Input::Kernel>().flags.template flat<uint32_t>(), flags_);
   }
 
  private:

@@ -6,12 +6,13 @@ namespace sotto::cuda {
 
 __global__ void __launch_bounds__(kWideThreads) norm_finish(const __grid_constant__ Params params) {
   if (!params.holds()) return;
+  const auto& o = params.of<kernels::NormFinish>();
   const auto& a = params.arguments<NormArgs>();
-  const float* sums = params.operands[0].flat<const float>();
-  const uint64_t* counts = params.operands[1].flat<const uint64_t>();
-  float* scales = params.operands[2].flat<float>();
-  uint8_t* message = params.operands[3].flat<uint8_t>();
-  uint32_t* flags = params.operands[4].flat<uint32_t>();
+  const float* sums = o.sums.flat<const float>();
+  const uint64_t* counts = o.counts.flat<const uint64_t>();
+  float* scales = o.scales.flat<float>();
+  uint8_t* message = o.message.flat<uint8_t>();
+  uint32_t* flags = o.flags.flat<uint32_t>();
   visit_ranges(params.ranges, 0, a.n, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
     const double sum = sum_blocks(team, sums, range.first_block, range.blocks);
@@ -30,8 +31,9 @@ __global__ void __launch_bounds__(kWideThreads) norm_finish(const __grid_constan
 
 __global__ void __launch_bounds__(kThreads) gate(const __grid_constant__ Params params) {
   if (!params.holds()) return;
+  const auto& o = params.of<kernels::Gate>();
   const auto& a = params.arguments<GateArgs>();
-  const uint8_t* messages = params.operands[0].flat<const uint8_t>();
+  const uint8_t* messages = o.messages.flat<const uint8_t>();
   uint32_t flags = 0;
   for (uint64_t s = 0; s < (a.n_sections == 0 ? 1 : a.n_sections); ++s) {
     const uint64_t bytes = a.n_sections == 0 ? a.message_bytes : params.sections[s];
@@ -44,30 +46,32 @@ __global__ void __launch_bounds__(kThreads) gate(const __grid_constant__ Params 
   }
   const bool any = __syncthreads_or(flags != 0) != 0;
   if (threadIdx.x != 0) return;
-  const uint32_t* prior = params.operands[1].flat<const uint32_t>();
+  const uint32_t* prior = o.prior.flat<const uint32_t>();
   const uint32_t before = prior != nullptr ? *prior : kCommit;
-  *params.operands[2].flat<uint32_t>() = before != kCommit ? before : any ? a.fail_word : kCommit;
+  *o.word.flat<uint32_t>() = before != kCommit ? before : any ? a.fail_word : kCommit;
 }
 
 __global__ void __launch_bounds__(kWideThreads)
     norm_message(const __grid_constant__ Params params) {
   if (!params.holds()) return;
-  const double sum = sum_blocks(BlockTeam(), params.operands[0].flat<const float>(), 0,
-                                params.arguments<BlocksArgs>().blocks);
+  const auto& o = params.of<kernels::NormMessage>();
+  const double sum =
+      sum_blocks(BlockTeam(), o.sums.flat<const float>(), 0, params.arguments<BlocksArgs>().blocks);
   if (threadIdx.x != 0) return;
-  const uint32_t* flags = params.operands[1].flat<const uint32_t>();
+  const uint32_t* flags = o.flags.flat<const uint32_t>();
   const NormMessage message = norm_message_of(sum, flags != nullptr ? *flags : 0);
-  std::memcpy(params.operands[2].data, &message, sizeof message);
+  std::memcpy(o.message.data, &message, sizeof message);
 }
 
 __global__ void clip_coefficient(const __grid_constant__ Params params) {
   if (!params.holds()) return;
-  const ClipResult result = clip_result(
-      params.arguments<ClipArgs>(), params.operands[0].flat<const uint8_t>(),
-      params.operands[4].flat<const double>(), params.operands[5].flat<const uint32_t>());
-  *params.operands[1].flat<float>() = result.coefficient;
-  *params.operands[2].flat<double>() = result.norm;
-  *params.operands[3].flat<uint32_t>() = result.word;
+  const auto& o = params.of<kernels::ClipCoefficient>();
+  const ClipResult result =
+      clip_result(params.arguments<ClipArgs>(), o.messages.flat<const uint8_t>(),
+                  o.unscale.flat<const double>(), o.prior.flat<const uint32_t>());
+  *o.coefficient.flat<float>() = result.coefficient;
+  *o.norm.flat<double>() = result.norm;
+  *o.word.flat<uint32_t>() = result.word;
 }
 
 // The ranges of this thread block.
@@ -81,36 +85,37 @@ __device__ inline void visit_share(const Params& params, Visit&& visit) {
 
 __global__ void __launch_bounds__(kThreads) lamb_scalars(const __grid_constant__ Params params) {
   if (!params.holds()) return;
+  const auto& o = params.of<kernels::LambScalars>();
   const bool average = params.arguments<TensorArgs>().average;
-  const float* p_sums = params.operands[0].flat<const float>();
-  const float* u_sums = params.operands[1].flat<const float>();
+  const float* p_sums = o.p_sums.flat<const float>();
+  const float* u_sums = o.u_sums.flat<const float>();
   visit_share(params, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
     const double p = sum_blocks(team, p_sums, range.first_block, range.blocks);
     const double u = sum_blocks(team, u_sums, range.first_block, range.blocks);
     if (team.rank() != 0) return;
-    const GroupScalars& s = params.operands[2].flat<const GroupScalars>()[range.group];
-    TensorState* state = average ? params.operands[3].flat<TensorState>() + range.tensor : nullptr;
-    params.operands[4].flat<TensorStep>()[range.tensor] = lamb_step(s, p, u, average, state);
+    const GroupScalars& s = o.scalars.flat<const GroupScalars>()[range.group];
+    TensorState* state = average ? o.states.flat<TensorState>() + range.tensor : nullptr;
+    o.steps.flat<TensorStep>()[range.tensor] = lamb_step(s, p, u, average, state);
   });
 }
 
 __global__ void __launch_bounds__(kThreads)
     onebit_lamb_scalars(const __grid_constant__ Params params) {
   if (!params.holds()) return;
-  const float* u0_sums = params.operands[0].flat<const float>();
-  const float* u_sums = params.operands[1].flat<const float>();
-  const float* maxima = params.operands[2].flat<const float>();
+  const auto& o = params.of<kernels::OnebitLambScalars>();
+  const float* u0_sums = o.u0_sums.flat<const float>();
+  const float* u_sums = o.u_sums.flat<const float>();
+  const float* maxima = o.maxima.flat<const float>();
   visit_share(params, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
     const double u0 = sum_blocks(team, u0_sums, range.first_block, range.blocks);
     const double u = sum_blocks(team, u_sums, range.first_block, range.blocks);
     const double maximum = max_blocks(team, maxima, range.first_block, range.blocks);
     if (team.rank() != 0) return;
-    const GroupScalars& s = params.operands[3].flat<const GroupScalars>()[range.group];
-    TensorState* state = params.operands[4].flat<TensorState>() + range.tensor;
-    params.operands[5].flat<TensorStep>()[range.tensor] =
-        onebit_lamb_step(s, u0, u, maximum, state);
+    const GroupScalars& s = o.scalars.flat<const GroupScalars>()[range.group];
+    TensorState* state = o.states.flat<TensorState>() + range.tensor;
+    o.steps.flat<TensorStep>()[range.tensor] = onebit_lamb_step(s, u0, u, maximum, state);
   });
 }
 
@@ -118,11 +123,12 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kWideThreads)
     onebit_lamb_scaling(const __grid_constant__ Params params) {
   if (!params.holds()) return;
+  const auto& o = params.of<kernels::OnebitLambScaling>();
   __shared__ double united;
   const auto& a = params.arguments<ScalingArgs>();
-  const float* sums = params.operands[0].flat<const float>();
-  const uint64_t* counts = params.operands[1].flat<const uint64_t>();
-  TensorState* states = params.operands[2].flat<TensorState>();
+  const float* sums = o.sums.flat<const float>();
+  const uint64_t* counts = o.counts.flat<const uint64_t>();
+  TensorState* states = o.states.flat<TensorState>();
   visit_ranges(params.ranges, 0, a.n, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
     const double sum = sum_blocks(team, sums, range.first_block, range.blocks);
@@ -148,19 +154,21 @@ __global__ void __launch_bounds__(kWideThreads)
 
 __global__ void __launch_bounds__(kThreads) step_sizes(const __grid_constant__ Params params) {
   if (!params.holds()) return;
-  const GroupScalars* groups = params.operands[0].flat<const GroupScalars>();
+  const auto& o = params.of<kernels::StepSizes>();
+  const GroupScalars* groups = o.scalars.flat<const GroupScalars>();
   const uint64_t k = uint64_t{blockIdx.x} * kRangesPerBlock + threadIdx.x;
   if (threadIdx.x >= kRangesPerBlock || k >= params.arguments<TensorArgs>().n) return;
   const NormRange& range = params.ranges[k];
-  params.operands[1].flat<TensorStep>()[range.tensor] = plain_step(groups[range.group]);
+  o.steps.flat<TensorStep>()[range.tensor] = plain_step(groups[range.group]);
 }
 
 // One run of at most kNormBlock elements per thread block.
 __global__ void __launch_bounds__(kThreads) count_valid(const __grid_constant__ Params params) {
   if (!params.holds()) return;
+  const auto& o = params.of<kernels::CountValid>();
   const Work work = params.work[blockIdx.x];
   const Run run = params.runs[work.first_run];
-  const uint8_t* valid = params.operands[0].flat<const uint8_t>();
+  const uint8_t* valid = o.valid.flat<const uint8_t>();
   const uint64_t flat = params.pieces[run.piece].flat + run.first;
   uint32_t count = 0;
   for (uint32_t at = threadIdx.x * kQuad; at < run.count; at += kThreads * kQuad) {
@@ -168,7 +176,7 @@ __global__ void __launch_bounds__(kThreads) count_valid(const __grid_constant__ 
     count += static_cast<uint32_t>(__popc(load_bits(valid, flat + at, n) & ((1u << n) - 1u)));
   }
   count = WarpTeam().combine(count, [](uint32_t a, uint32_t b) { return a + b; });
-  auto* out = reinterpret_cast<unsigned long long*>(params.operands[1].flat<uint64_t>());
+  auto* out = reinterpret_cast<unsigned long long*>(o.counts.flat<uint64_t>());
   if (threadIdx.x % kWarpThreads == 0) atomicAdd(out + work.block, count);
 }
 

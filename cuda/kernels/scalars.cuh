@@ -4,7 +4,7 @@
 // them, so that no addition waits for memory.
 #pragma once
 
-#include "core/iface/scalar_steps.h"
+#include "core/kernels/scalar_steps.h"
 #include "cuda/kernels/quads.cuh"
 
 namespace sotto::cuda {

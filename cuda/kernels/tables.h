@@ -4,7 +4,7 @@
 
 #include <cstdint>
 
-#include "core/iface/kernels.h"
+#include "core/kernels/families.h"
 #include "cuda/kernels/kernels.h"
 
 namespace sotto::cuda {
@@ -62,6 +62,11 @@ struct Params {
   SOTTO_HOST_DEVICE const T& arguments() const {
     static_assert(sizeof(T) <= kMaxArgBytes && alignof(T) <= 8);
     return *reinterpret_cast<const T*>(args);
+  }
+  // The operands of a call of K.
+  template <class K>
+  SOTTO_HOST_DEVICE const typename K::template Operands<Operand>& of() const {
+    return named<K>(operands);
   }
   // Whether the kernel runs at all.
   SOTTO_HOST_DEVICE bool holds() const {

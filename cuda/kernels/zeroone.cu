@@ -10,19 +10,21 @@ cudaError_t launch_zeroone(cudaStream_t stream, KernelId id, uint32_t blocks,
   const LaunchShape shape{blocks, kThreads};
   switch (id) {
     case KernelId::kFrozenAdam: return launch<run_quads<FrozenAdamKernel>>(shape, stream, params);
-    case KernelId::kLocalMomentum:
-      return launch<run_quads<LocalMomentumKernel>>(shape, stream, params);
-    case KernelId::kLocalFront:
+    case KernelId::kZeroOneLocal:
+      return launch<run_quads<ZeroOneLocalKernel>>(shape, stream, params);
+    case KernelId::kZeroOneEncode:
       if (params.arguments<EncodeArgs>().identity)
-        return launch<run_quads<AloneKernel<LocalInput>>>(shape, stream, params);
-      return launch<run_quads<EncodeKernel<LocalInput>>>(shape, stream, params);
-    case KernelId::kLocalFrontUndo:
-      return launch<run_quads<EncodeUndoKernel<LocalInput>>>(shape, stream, params);
-    case KernelId::kLocalSync: return launch<run_quads<LocalSyncKernel>>(shape, stream, params);
-    case KernelId::kInPlaceLocal:
-      return launch<run_quads<InPlaceLocalKernel>>(shape, stream, params);
-    case KernelId::kInPlaceSum: return launch<run_quads<InPlaceSumKernel>>(shape, stream, params);
-    case KernelId::kInPlaceSync: return launch<run_quads<InPlaceSyncKernel>>(shape, stream, params);
+        return launch<run_quads<AloneKernel<ZeroOneInput>>>(shape, stream, params);
+      return launch<run_quads<EncodeKernel<ZeroOneInput>>>(shape, stream, params);
+    case KernelId::kZeroOneEncodeUndo:
+      return launch<run_quads<EncodeUndoKernel<ZeroOneInput>>>(shape, stream, params);
+    case KernelId::kZeroOneSync: return launch<run_quads<ZeroOneSyncKernel>>(shape, stream, params);
+    case KernelId::kZeroOneInPlaceLocal:
+      return launch<run_quads<ZeroOneInPlaceLocalKernel>>(shape, stream, params);
+    case KernelId::kZeroOneInPlaceSum:
+      return launch<run_quads<ZeroOneInPlaceSumKernel>>(shape, stream, params);
+    case KernelId::kZeroOneInPlaceSync:
+      return launch<run_quads<ZeroOneInPlaceSyncKernel>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }

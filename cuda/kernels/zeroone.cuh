@@ -8,14 +8,16 @@ namespace sotto::cuda {
 
 struct FrozenAdamKernel : QuadOp {
   __device__ explicit FrozenAdamKernel(const Params& p)
-      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
-                  p.operands[7].flat<const float>(),
-                  p.operands[8].flat<const uint8_t>()},
-        mean{nullptr, p.operands[1].flat<const uint8_t>(), p.operands[2].flat<const uint8_t>()},
-        m(p.operands[3].flat<float>()),
-        v(p.operands[4].flat<const float>()),
-        parameters(&p.operands[5]),
-        groups(p.operands[6].flat<const GroupScalars>()) {}
+      : FrozenAdamKernel(p, p.of<kernels::FrozenAdam>()) {}
+  __device__ FrozenAdamKernel(const Params& p, const kernels::FrozenAdamOperands<Operand>& o)
+      : gradients{{&o.g, p.arguments<SourceArgs>().source},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
+        mean{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        v(o.v.flat<const float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   // The averaged gradient, floats or bits.
   __device__ Quad<float> gradient(const Piece& piece, uint64_t j, uint32_t n) const {
@@ -51,17 +53,19 @@ struct FrozenAdamKernel : QuadOp {
   const GroupScalars* groups;
 };
 
-struct LocalMomentumKernel : QuadOp {
-  __device__ explicit LocalMomentumKernel(const Params& p)
-      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
-                  p.operands[7].flat<const float>(),
-                  p.operands[8].flat<const uint8_t>()},
-        m(p.operands[1].flat<float>()),
-        b(p.operands[2].flat<float>()),
-        den(p.operands[3].flat<const float>()),
-        anchor(p.operands[4].flat<const float>()),
-        parameters(&p.operands[5]),
-        groups(p.operands[6].flat<const GroupScalars>()) {}
+struct ZeroOneLocalKernel : QuadOp {
+  __device__ explicit ZeroOneLocalKernel(const Params& p)
+      : ZeroOneLocalKernel(p, p.of<kernels::ZeroOneLocal>()) {}
+  __device__ ZeroOneLocalKernel(const Params& p, const kernels::ZeroOneLocalOperands<Operand>& o)
+      : gradients{{&o.g, p.arguments<SourceArgs>().source},
+                  o.clip.flat<const float>(),
+                  o.valid.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        b(o.b.flat<float>()),
+        den(o.den.flat<const float>()),
+        anchor(o.anchor.flat<const float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const GroupScalars& s = groups[piece.group];
@@ -76,8 +80,8 @@ struct LocalMomentumKernel : QuadOp {
     Quad<float> p4;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      local_momentum_element(s, lr, (taken >> k & 1) == 0, g.v[k], &m4.v[k], &b4.v[k], den4.v[k],
-                             anchor4.v[k], &p4.v[k]);
+      zeroone_local_element(s, lr, (taken >> k & 1) == 0, g.v[k], &m4.v[k], &b4.v[k], den4.v[k],
+                            anchor4.v[k], &p4.v[k]);
     store_quad(m + flat, n, m4);
     store_quad(b + flat, n, b4);
     store_quad(tensor_of<float>(*parameters, piece) + j, n, p4);
@@ -93,17 +97,19 @@ struct LocalMomentumKernel : QuadOp {
   const GroupScalars* groups;
 };
 
-struct LocalSyncKernel : QuadOp {
-  __device__ explicit LocalSyncKernel(const Params& p)
-      : mean{p.operands[0].flat<const float>(), p.operands[1].flat<const uint8_t>(),
-             p.operands[2].flat<const uint8_t>()},
-        m(p.operands[3].flat<float>()),
-        b(p.operands[4].flat<float>()),
-        den(p.operands[5].flat<const float>()),
-        anchor(p.operands[6].flat<float>()),
-        parameters(&p.operands[7]),
-        groups(p.operands[8].flat<const GroupScalars>()),
-        valid(p.operands[9].flat<const uint8_t>()) {}
+struct ZeroOneSyncKernel : QuadOp {
+  __device__ explicit ZeroOneSyncKernel(const Params& p)
+      : ZeroOneSyncKernel(p, p.of<kernels::ZeroOneSync>()) {}
+  __device__ ZeroOneSyncKernel(const Params&, const kernels::ZeroOneSyncOperands<Operand>& o)
+      : mean{o.x.floats.flat<const float>(), o.x.bits.flat<const uint8_t>(),
+             o.x.messages.flat<const uint8_t>()},
+        m(o.m.flat<float>()),
+        b(o.b.flat<float>()),
+        den(o.den.flat<const float>()),
+        anchor(o.anchor.flat<float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()),
+        valid(o.valid.flat<const uint8_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const GroupScalars& s = groups[piece.group];
@@ -116,8 +122,8 @@ struct LocalSyncKernel : QuadOp {
     Quad<float> b4, p4;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      local_sync_element(s, (taken >> k & 1) == 0, x.v[k], &m4.v[k], &b4.v[k], den4.v[k],
-                         &anchor4.v[k], &p4.v[k]);
+      zeroone_sync_element(s, (taken >> k & 1) == 0, x.v[k], &m4.v[k], &b4.v[k], den4.v[k],
+                           &anchor4.v[k], &p4.v[k]);
     store_quad(m + flat, n, m4);
     store_quad(b + flat, n, b4);
     store_quad(anchor + flat, n, anchor4);
@@ -141,14 +147,14 @@ struct InPlaceOp : QuadOp {
     Quad<float> m, b, den, p;
   };
   __device__ explicit InPlaceOp(const Params& p)
-      : gradients{{&p.operands[0], p.arguments<SourceArgs>().source},
-                  p.operands[6].flat<const float>(),
-                  nullptr},
-        m(p.operands[1].flat<float>()),
-        b(p.operands[2].flat<float>()),
-        den(p.operands[3].flat<const float>()),
-        parameters(&p.operands[4]),
-        groups(p.operands[5].flat<const GroupScalars>()) {}
+      : InPlaceOp(p, p.of<kernels::ZeroOneInPlaceLocal>()) {}
+  __device__ InPlaceOp(const Params& p, const kernels::InPlaceOperands<Operand>& o)
+      : gradients{{&o.g, p.arguments<SourceArgs>().source}, o.clip.flat<const float>(), nullptr},
+        m(o.m.flat<float>()),
+        b(o.b.flat<float>()),
+        den(o.den.flat<const float>()),
+        parameters(&o.p),
+        groups(o.scalars.flat<const GroupScalars>()) {}
 
   __device__ float* parameter(const Piece& piece, uint64_t j) const {
     return tensor_of<float>(*parameters, piece) + j;
@@ -162,8 +168,8 @@ struct InPlaceOp : QuadOp {
     const Quad<float> g = gradients.load(piece, j, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      in_place_element(groups[piece.group], g.v[k], &now.m.v[k], &now.b.v[k], now.den.v[k],
-                       &now.p.v[k]);
+      zeroone_in_place_element(groups[piece.group], g.v[k], &now.m.v[k], &now.b.v[k], now.den.v[k],
+                               &now.p.v[k]);
     return now;
   }
   __device__ void store(const Piece& piece, uint64_t j, uint32_t n, const Values& now) const {
@@ -180,17 +186,20 @@ struct InPlaceOp : QuadOp {
   const GroupScalars* groups;
 };
 
-struct InPlaceLocalKernel : InPlaceOp {
-  __device__ explicit InPlaceLocalKernel(const Params& p) : InPlaceOp(p) {}
+struct ZeroOneInPlaceLocalKernel : InPlaceOp {
+  __device__ explicit ZeroOneInPlaceLocalKernel(const Params& p) : InPlaceOp(p) {}
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     store(piece, j, n, updated(piece, j, n));
     return 0;
   }
 };
 
-struct InPlaceSumKernel : InPlaceOp {
-  __device__ explicit InPlaceSumKernel(const Params& p)
-      : InPlaceOp(p), out(&p.operands[7]), flags_out(p.operands[8].flat<uint32_t>()) {}
+struct ZeroOneInPlaceSumKernel : InPlaceOp {
+  __device__ explicit ZeroOneInPlaceSumKernel(const Params& p)
+      : ZeroOneInPlaceSumKernel(p, p.of<kernels::ZeroOneInPlaceSum>()) {}
+  __device__ ZeroOneInPlaceSumKernel(const Params& p,
+                                     const kernels::ZeroOneInPlaceSumOperands<Operand>& o)
+      : InPlaceOp(p), out(&o.x), flags_out(o.flags.flat<uint32_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) {
     const Values now = updated(piece, j, n);
@@ -210,12 +219,15 @@ struct InPlaceSumKernel : InPlaceOp {
   uint32_t flags = 0;
 };
 
-struct InPlaceSyncKernel : InPlaceOp {
-  __device__ explicit InPlaceSyncKernel(const Params& p)
+struct ZeroOneInPlaceSyncKernel : InPlaceOp {
+  __device__ explicit ZeroOneInPlaceSyncKernel(const Params& p)
+      : ZeroOneInPlaceSyncKernel(p, p.of<kernels::ZeroOneInPlaceSync>()) {}
+  __device__ ZeroOneInPlaceSyncKernel(const Params& p,
+                                      const kernels::ZeroOneInPlaceSyncOperands<Operand>& o)
       : InPlaceOp(p),
-        floats(&p.operands[7]),
-        mean{nullptr, p.operands[8].flat<const uint8_t>(), p.operands[9].flat<const uint8_t>()},
-        valid(p.operands[10].flat<const uint8_t>()) {}
+        floats(&o.x),
+        mean{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()},
+        valid(o.valid.flat<const uint8_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;
@@ -226,8 +238,8 @@ struct InPlaceSyncKernel : InPlaceOp {
                               : load_momentum(mean, flat, n, mean.magnitude(piece, 1.0f));
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      in_place_sync_element(groups[piece.group], (taken >> k & 1) != 0 ? x.v[k] : 0.0f, &now.m.v[k],
-                            &now.b.v[k], now.den.v[k], &now.p.v[k]);
+      zeroone_in_place_sync_element(groups[piece.group], (taken >> k & 1) != 0 ? x.v[k] : 0.0f,
+                                    &now.m.v[k], &now.b.v[k], now.den.v[k], &now.p.v[k]);
     store(piece, j, n, now);
     return 0;
   }

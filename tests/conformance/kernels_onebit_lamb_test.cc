@@ -1,4 +1,4 @@
-// 1-bit LAMB: front, switch, both passes of the compressed step.
+// 1-bit LAMB: encoder, switch, both passes of the compressed step.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -92,9 +92,9 @@ struct Stage {
   std::vector<std::vector<float>> scales, old_scales;  // per chunk
 };
 
-struct FrontCase {
-  FrontCase(const Stage& s, bool as_bits, ScaleKind kind, bool identity, const float* clip)
-      : work(KernelId::kOnebitLambFront) {
+struct EncodeCase {
+  EncodeCase(const Stage& s, bool as_bits, ScaleKind kind, bool identity, const float* clip)
+      : work(KernelId::kOnebitLambEncode) {
     work.pieces = s.layout.by_chunk;
     EncodeArgs args{};
     args.scale = kind;
@@ -126,7 +126,7 @@ struct FrontCase {
   size_t c_at = 0, bits_at = 0, sums_at = 0, flags_at = 0;
 };
 
-TEST(KernelsOnebitLamb, FrontEqualsTheReferenceOnEveryTarget) {
+TEST(KernelsOnebitLamb, EncoderEqualsTheReferenceOnEveryTarget) {
   Random random(30);
   const float clip = 0.8f;
   for (const Layout& layout : all_layouts()) {
@@ -134,28 +134,28 @@ TEST(KernelsOnebitLamb, FrontEqualsTheReferenceOnEveryTarget) {
       SCOPED_TRACE(std::to_string(layout.elements()) + " variant " + std::to_string(variant));
       const Stage stage(layout, &random, variant & 1, variant & 2);
       const ScaleKind kind = variant & 1 ? ScaleKind::kL1 : ScaleKind::kL2;
-      FrontCase front(stage, variant & 4, kind, false, variant & 2 ? &clip : nullptr);
-      EXPECT_EQ(compare_on_all_targets(front.work), "");
-      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(front.work), "");
-      front.work.id = KernelId::kOnebitLambFrontUndo;
-      front.work.paired_ran = variant & 1;
-      EXPECT_EQ(compare_on_all_targets(front.work), "");
-      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(front.work), "");
-      const FrontCase identity(stage, false, kind, true, &clip);
+      EncodeCase encode(stage, variant & 4, kind, false, variant & 2 ? &clip : nullptr);
+      EXPECT_EQ(compare_on_all_targets(encode.work), "");
+      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(encode.work), "");
+      encode.work.id = KernelId::kOnebitLambEncodeUndo;
+      encode.work.paired_ran = variant & 1;
+      EXPECT_EQ(compare_on_all_targets(encode.work), "");
+      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(encode.work), "");
+      const EncodeCase identity(stage, false, kind, true, &clip);
       EXPECT_EQ(compare_on_all_targets(identity.work), "");
       EXPECT_EQ(compare_narrow_sources<EncodeArgs>(identity.work), "");
     }
   }
 }
 
-TEST(KernelsOnebitLamb, FrontFollowsTheFormulas) {
+TEST(KernelsOnebitLamb, EncoderFollowsTheFormulas) {
   Random random(31);
   const float clip = 0.8f;
   for (const bool as_bits : {false, true}) {
     const Stage s(make_layout({7, 0, 65, 1, 8193, 30000}, 2, 512, 3), &random, false, true);
-    FrontCase front(s, as_bits, ScaleKind::kL2, false, &clip);
-    FrontCase identity(s, as_bits, ScaleKind::kL2, true, &clip);
-    const std::vector<float> c = execute_reference(front.work).as<float>(front.c_at);
+    EncodeCase encode(s, as_bits, ScaleKind::kL2, false, &clip);
+    EncodeCase identity(s, as_bits, ScaleKind::kL2, true, &clip);
+    const std::vector<float> c = execute_reference(encode.work).as<float>(encode.c_at);
     const std::vector<float> m = execute_reference(identity.work).as<float>(identity.c_at);
     for (size_t t = 0; t < s.g.size(); ++t) {
       for (uint64_t i = 0; i < s.g[t].size(); ++i) {
@@ -169,15 +169,15 @@ TEST(KernelsOnebitLamb, FrontFollowsTheFormulas) {
   }
 }
 
-// Encoder and front agree: the undo of the front gives the residual of the encoder back.
+// Both encoders agree: the undo of this one gives the residual of the encoder back.
 TEST(KernelsOnebitLamb, UndoTakesTheEncodingBack) {
   Random random(32);
   Stage s(make_layout({8193}, 1, 512), &random, false, false);
-  FrontCase front(s, false, ScaleKind::kL2, false, nullptr);
+  EncodeCase encode(s, false, ScaleKind::kL2, false, nullptr);
   const std::vector<float> before = s.c;
-  s.c = execute_reference(front.work).as<float>(front.c_at);
-  FrontCase undo(s, false, ScaleKind::kL2, false, nullptr);
-  undo.work.id = KernelId::kOnebitLambFrontUndo;
+  s.c = execute_reference(encode.work).as<float>(encode.c_at);
+  EncodeCase undo(s, false, ScaleKind::kL2, false, nullptr);
+  undo.work.id = KernelId::kOnebitLambEncodeUndo;
   undo.work.paired_ran = true;
   const std::vector<float> back = execute_reference(undo.work).as<float>(undo.c_at);
   for (size_t i = 0; i < 8193; ++i) {
@@ -299,7 +299,7 @@ TEST(KernelsOnebitLamb, UpdateAndExpansionEqualTheReferenceOnEveryTarget) {
       std::vector<TensorStep> steps(layout.sizes.size());
       for (size_t t = 0; t < steps.size(); ++t)
         steps[t].step_size = 0.01f * static_cast<float>(t + 1);
-      KernelCase update(KernelId::kOnebitLambUpdate);
+      KernelCase update(KernelId::kMomentumUpdate);
       update.pieces = stage.layout.by_tensor;
       stage.add_momentum(&update, variant & 4, false);
       update.add_flat(stage.den);
@@ -350,9 +350,9 @@ TEST(KernelsOnebitLamb, PrepareFreezesAndMasks) {
       for (uint64_t i = 0; i < v.size(); ++i) {
         if (random.below(200) == 0) v[i] = random.below(2) == 0 ? 0.0f : -0.0f;
       }
-      KernelCase work(KernelId::kOnebitLambPrepare);
+      KernelCase work(KernelId::kFreezeVariance);
       work.pieces = layout.by_tensor;
-      work.set_args(PrepareArgs{(variant & 2) != 0});
+      work.set_args(FreezeArgs{(variant & 2) != 0});
       work.add_flat(s.m);
       work.add_flat(v);
       const size_t vf_at = work.add_flat(std::vector<float>(layout.padded, 5.0f));

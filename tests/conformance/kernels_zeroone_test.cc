@@ -22,7 +22,7 @@ GroupScalars scalars(float wd) {
 }
 
 // Memory that the kernels share, and one kernel call on it. Members are filled in the order of the
-// operands that kernels.h gives.
+// operands that core/kernels/zeroone.h gives.
 struct State {
   State(const Layout& l, Random* random, bool specials, bool masks) : layout(l), use_masks(masks) {
     groups = {scalars(0.0f), scalars(0.01f), scalars(0.1f)};
@@ -97,8 +97,8 @@ Call frozen_adam(const State& s, bool as_bits, const float* clip) {
   return call;
 }
 
-Call local_momentum(const State& s, const float* clip) {
-  Call call(KernelId::kLocalMomentum, s, false);
+Call zeroone_local(const State& s, const float* clip) {
+  Call call(KernelId::kZeroOneLocal, s, false);
   call.work.set_args(SourceArgs{});
   call.work.add_list(s.g);
   call.m_at = call.work.add_flat(s.m);
@@ -112,8 +112,9 @@ Call local_momentum(const State& s, const float* clip) {
   return call;
 }
 
-Call local_front(const State& s, ScaleKind kind, bool identity, bool gradients, const float* clip) {
-  Call call(KernelId::kLocalFront, s, true);
+Call zeroone_encode(const State& s, ScaleKind kind, bool identity, bool gradients,
+                    const float* clip) {
+  Call call(KernelId::kZeroOneEncode, s, true);
   EncodeArgs args{};
   args.scale = kind;
   args.identity = identity;
@@ -136,8 +137,8 @@ Call local_front(const State& s, ScaleKind kind, bool identity, bool gradients, 
   return call;
 }
 
-Call local_sync(const State& s, bool as_bits) {
-  Call call(KernelId::kLocalSync, s, false);
+Call zeroone_sync(const State& s, bool as_bits) {
+  Call call(KernelId::kZeroOneSync, s, false);
   as_bits ? call.work.add_null() : call.work.add_flat(s.c);
   call.bits(as_bits);
   call.m_at = call.work.add_flat(s.m);
@@ -164,15 +165,15 @@ Call in_place(KernelId id, const State& s, bool gradients, const float* clip) {
   return call;
 }
 
-Call in_place_sum(const State& s, bool gradients, const float* clip) {
-  Call call = in_place(KernelId::kInPlaceSum, s, gradients, clip);
+Call zeroone_in_place_sum(const State& s, bool gradients, const float* clip) {
+  Call call = in_place(KernelId::kZeroOneInPlaceSum, s, gradients, clip);
   call.c_at = call.work.add_list(s.p);
   call.work.add_flat(std::vector<uint32_t>{0});
   return call;
 }
 
-Call in_place_sync(const State& s, bool gradients, const float* clip) {
-  Call call = in_place(KernelId::kInPlaceSync, s, gradients, clip);
+Call zeroone_in_place_sync(const State& s, bool gradients, const float* clip) {
+  Call call = in_place(KernelId::kZeroOneInPlaceSync, s, gradients, clip);
   call.work.add_null();
   call.bits(true);
   call.optional(s.use_masks, s.valid);
@@ -209,17 +210,17 @@ TEST(KernelsZeroOne, EqualTheReferenceOnEveryTarget) {
       const ScaleKind kind = variant & 1 ? ScaleKind::kL1 : ScaleKind::kL2;
       expect_equal<SourceArgs>(frozen_adam(s, false, factor).work);
       EXPECT_EQ(compare_on_all_targets(frozen_adam(s, true, nullptr).work), "");
-      expect_equal<SourceArgs>(local_momentum(s, factor).work);
-      expect_equal<EncodeArgs>(local_front(s, kind, true, true, factor).work);
+      expect_equal<SourceArgs>(zeroone_local(s, factor).work);
+      expect_equal<EncodeArgs>(zeroone_encode(s, kind, true, true, factor).work);
       for (const bool gradients : {false, true}) {
-        Call front = local_front(s, kind, false, gradients, factor);
-        expect_equal<EncodeArgs>(front.work);
-        front.work.id = KernelId::kLocalFrontUndo;
-        front.work.paired_ran = variant & 1;
-        expect_equal<EncodeArgs>(front.work);
+        Call encode = zeroone_encode(s, kind, false, gradients, factor);
+        expect_equal<EncodeArgs>(encode.work);
+        encode.work.id = KernelId::kZeroOneEncodeUndo;
+        encode.work.paired_ran = variant & 1;
+        expect_equal<EncodeArgs>(encode.work);
       }
-      EXPECT_EQ(compare_on_all_targets(local_sync(s, true).work), "");
-      EXPECT_EQ(compare_on_all_targets(local_sync(s, false).work), "");
+      EXPECT_EQ(compare_on_all_targets(zeroone_sync(s, true).work), "");
+      EXPECT_EQ(compare_on_all_targets(zeroone_sync(s, false).work), "");
       expect_equal<SgdArgs>(sgd(s, false, false, factor).work);
       expect_equal<SgdArgs>(sgd(s, true, variant & 1, factor).work);
     }
@@ -238,12 +239,13 @@ TEST(KernelsZeroOne, FollowTheFormulas) {
   Random random(51);
   const float clip = 0.8f;
   const State s(make_layout({7, 0, 65, 1, 8193}, 2, 512, 3), &random, false, true);
-  const Call frozen = frozen_adam(s, true, nullptr), local = local_momentum(s, &clip),
-             sync = local_sync(s, true), front = local_front(s, ScaleKind::kL2, true, true, &clip);
+  const Call frozen = frozen_adam(s, true, nullptr), local = zeroone_local(s, &clip),
+             sync = zeroone_sync(s, true),
+             encode = zeroone_encode(s, ScaleKind::kL2, true, true, &clip);
   const Outcome after_frozen = execute_reference(frozen.work);
   const Outcome after_local = execute_reference(local.work);
   const Outcome after_sync = execute_reference(sync.work);
-  const std::vector<float> x = execute_reference(front.work).as<float>(front.c_at);
+  const std::vector<float> x = execute_reference(encode.work).as<float>(encode.c_at);
   for_each_element(s, [&](size_t t, uint64_t i, uint64_t flat) {
     const GroupScalars& k = s.group(t);
     const double g = s.masked(flat) ? 0 : s.g[t][i] * 0.8;
@@ -277,8 +279,9 @@ TEST(KernelsZeroOne, InPlaceFollowsTheFormulas) {
   const float clip = 0.8f;
   const State s(make_layout({7, 0, 65, 1, 8193}, 2, 512, 3), &random, false, true);
   for (const bool gradients : {true, false}) {
-    const Call local = in_place(KernelId::kInPlaceLocal, s, gradients, &clip),
-               sum = in_place_sum(s, gradients, &clip), sync = in_place_sync(s, gradients, &clip);
+    const Call local = in_place(KernelId::kZeroOneInPlaceLocal, s, gradients, &clip),
+               sum = zeroone_in_place_sum(s, gradients, &clip),
+               sync = zeroone_in_place_sync(s, gradients, &clip);
     const Outcome after_local = execute_reference(local.work);
     const Outcome after_sum = execute_reference(sum.work);
     const Outcome after_sync = execute_reference(sync.work);
@@ -324,13 +327,13 @@ TEST(KernelsSgd, FollowsTheFormulas) {
 TEST(KernelsZeroOne, UndoTakesTheEncodingBack) {
   Random random(53);
   State s(make_layout({8193}, 1, 512), &random, false, false);
-  Call front = local_front(s, ScaleKind::kL2, false, true, nullptr);
+  Call encode = zeroone_encode(s, ScaleKind::kL2, false, true, nullptr);
   const std::vector<float> before = s.c;
-  const std::vector<float> encoded = execute_reference(front.work).as<float>(front.c_at);
+  const std::vector<float> encoded = execute_reference(encode.work).as<float>(encode.c_at);
   State after = s;
   after.c = encoded;
-  Call undo = local_front(after, ScaleKind::kL2, false, true, nullptr);
-  undo.work.id = KernelId::kLocalFrontUndo;
+  Call undo = zeroone_encode(after, ScaleKind::kL2, false, true, nullptr);
+  undo.work.id = KernelId::kZeroOneEncodeUndo;
   undo.work.paired_ran = true;
   const std::vector<float> back = execute_reference(undo.work).as<float>(undo.c_at);
   for (uint64_t i = 0; i < 8193; ++i) {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "core/base/status.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto::test {
 

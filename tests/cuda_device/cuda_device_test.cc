@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/iface/device.h"
+#include "core/kernels/bytes.h"
 
 namespace sotto {
 namespace {

@@ -1,8 +1,8 @@
 """Holds the direction of includes between the rooms of the tree.
 
-Inside core: base <- iface <- wire, codec, cpu <- plan <- engine <- group <- optim <- state; config sees base alone,
+Inside core: base <- kernels <- iface <- wire, codec, cpu <- plan <- engine <- group <- optim <- state; config sees base alone,
 and group and what is above it see config.
-transports see core/base, core/iface, core/wire. capi sees core. capi/src/backends.cc alone also sees transports.
+transports and cuda see core/base, core/kernels, core/iface, core/wire. capi sees core. capi/src/backends.cc alone also sees transports.
 integration and bindings see the public headers alone. The public headers see the C library alone.
 """
 
@@ -16,7 +16,7 @@ from sources import C_SUFFIXES, project_files, report
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 TOP_FOLDERS = ("core", "capi", "transports", "cuda", "bindings", "integration", "tests")
 
-_TIERS = [("base",), ("iface",), ("wire", "codec", "cpu"), ("plan",), ("engine",), ("group",), ("optim",), ("state",)]
+_TIERS = [("base",), ("kernels",), ("iface",), ("wire", "codec", "cpu"), ("plan",), ("engine",), ("group",), ("optim",), ("state",)]
 
 
 def _core_rules():
@@ -33,7 +33,7 @@ def _core_rules():
 
 
 CORE_RULES = _core_rules()
-FOR_TRANSPORTS = {"core/base", "core/iface", "core/wire"}
+FOR_TRANSPORTS = {"core/base", "core/kernels", "core/iface", "core/wire"}
 PUBLIC_HEADERS = "capi/include"
 MAIN_HEADER = "capi/include/sotto/sotto.h"
 MAIN_MAY_INCLUDE = {"stddef.h", "stdint.h"}

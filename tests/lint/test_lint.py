@@ -50,7 +50,7 @@ class Includes(unittest.TestCase):
         self.assertIn(word, problems[0])
 
     def test_core_points_one_way(self):
-        order = ["base", "iface", "wire", "plan", "engine", "group", "optim", "state"]
+        order = ["base", "kernels", "iface", "wire", "plan", "engine", "group", "optim", "state"]
         for low, lower in enumerate(order):
             for higher in order[low + 1:]:
                 self.assert_allowed(f"core/{higher}/a.cc", f"core/{lower}/b.h")
@@ -76,7 +76,7 @@ class Includes(unittest.TestCase):
         self.assertIn("no rule", include_problems("core/novel/a.cc", "#include <vector>")[0])
 
     def test_transports(self):
-        for room in ("base", "iface", "wire"):
+        for room in ("base", "kernels", "iface", "wire"):
             self.assert_allowed("transports/tcp/a.cc", f"core/{room}/b.h")
         self.assert_allowed("transports/tcp/a.cc", "transports/tcp/b.h")
         self.assert_caught("transports/tcp/a.cc", "core/engine/b.h", "core/engine")

@@ -197,7 +197,7 @@ std::string check_model(const Options& options, uint64_t tensor, Dtype gradients
   return e;
 }
 
-// The local work of one compressed step of 1-bit LAMB or 1-bit Adam with W = 4: the front over
+// The local work of one compressed step of 1-bit LAMB or 1-bit Adam with W = 4: the encoder over
 // everything, the server over a quarter, both passes (Adam: the second) over everything, momentum
 // as bits. Bits of old and new momentum change places from step to step.
 struct CompressedModel : Model {
@@ -261,7 +261,7 @@ struct CompressedModel : Model {
 
   // Up to what the ranks have averaged.
   void exchange(uint8_t* old_bits) {
-    work.run(KernelId::kOnebitLambFront,
+    work.run(KernelId::kOnebitLambEncode,
              {g_list, nullptr, old_bits, messages, c, worker_scale, worker_bits, worker_sums,
               nullptr, flags, scalars, states, nullptr},
              &encode, by_chunk);
@@ -296,7 +296,7 @@ struct CompressedModel : Model {
     }
   }
   void update(uint8_t* new_bits, uint64_t t) {
-    work.run(KernelId::kOnebitLambUpdate,
+    work.run(KernelId::kMomentumUpdate,
              {nullptr, new_bits, messages, den, p_list, nullptr, scalars, steps + t, states + t},
              nullptr, by_tensor[t]);
   }
@@ -417,7 +417,7 @@ void optim_lamb(const Options& options, std::vector<Measurement>* out) {
   }
 }
 
-// Front and server of a compressed step, bytes per element.
+// Encoder and server of a compressed step, bytes per element.
 constexpr double kExchangeBytes = 12.25 + (8.125 + 4 / 8.0) / 4;
 
 void optim_onebit_adam(const Options& options, std::vector<Measurement>* out) {

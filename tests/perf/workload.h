@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "core/cpu/cpu_device.h"
-#include "core/iface/pieces.h"
+#include "core/kernels/pieces.h"
 #include "tests/perf/harness.h"
 
 namespace sotto::perf {

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "core/kernels/bytes.h"
 #include "tests/cuda/pinned_new.h"
 #include "tests/support/kernel_targets.h"
 

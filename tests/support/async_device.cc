@@ -10,6 +10,8 @@
 #include <cstring>
 
 #include "core/cpu/cpu_device.h"
+#include "core/kernels/registry.h"
+#include "tests/support/access_check.h"
 
 namespace sotto::test {
 namespace {
@@ -19,46 +21,6 @@ constexpr int kPoison = 0xff;
 [[noreturn]] void misuse(const char* what) {
   std::fprintf(stderr, "async_device: %s\n", what);
   std::abort();
-}
-
-// Operands that are arrays of tensor pointers: "list" in the kernel table.
-uint32_t list_operands(const KernelCall& call) {
-  switch (call.id) {
-    case KernelId::kPack: return 1u << 0;
-    case KernelId::kUnpack: return 1u << 1;
-    case KernelId::kReduce: {
-      const auto& args = call.arguments<ReduceArgs>();
-      return (args.own_flat ? 0u : 1u << 0) | (args.out_flat ? 0u : 1u << 2);
-    }
-    case KernelId::kOnebitEncode:
-    case KernelId::kOnebitEncodeUndo:
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo: return 1u << 0;
-    case KernelId::kQuantEncode:
-    case KernelId::kQuantEncodeUndo: return 1u << 0;
-    case KernelId::kQuantDecode: return 1u << 1;
-    case KernelId::kOnebitDecode: return 1u << 2;
-    case KernelId::kSumSquares: return 1u << 0;
-    case KernelId::kAdam:
-    case KernelId::kAdamNarrow: return 1u << 0 | 1u << 3;
-    case KernelId::kLambMoments: return 1u << 0 | 1u << 3 | 1u << 9;
-    case KernelId::kLambUpdate: return 1u << 0 | 1u << 1;
-    case KernelId::kOnebitLambFactor: return 1u << 8;
-    case KernelId::kOnebitLambUpdate: return 1u << 4;
-    case KernelId::kAccumulate:
-    case KernelId::kConvert: return 1u << 0 | 1u << 1;
-    case KernelId::kSgd:
-    case KernelId::kSgdNarrow: return 1u << 0 | 1u << 2;
-    case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum: return 1u << 0 | 1u << 5;
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo: return 1u << 0;
-    case KernelId::kLocalSync: return 1u << 7;
-    case KernelId::kInPlaceLocal: return 1u << 0 | 1u << 4;
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync: return 1u << 0 | 1u << 4 | 1u << 7;
-    default: return 0;
-  }
 }
 
 Status no_streams() { return unsupported("the async device has no streams"); }
@@ -438,6 +400,15 @@ void AsyncDevice::lane_main(uint32_t index) noexcept {
   }
 }
 
+void AsyncDevice::run_kernel(Lane& lane, const KernelCall& call) {
+  if (call.predicate != nullptr && *call.predicate != call.expect) return;
+  const AccessCheck check(call);
+  if (!check.missing().empty()) misuse(check.missing().c_str());
+  const Status status = lane.cpu->launch(0, call, {});
+  if (!status.ok()) misuse(status.text().c_str());
+  if (const std::string changed = check.changed(); !changed.empty()) misuse(changed.c_str());
+}
+
 // Through addresses that this thread can reach.
 void AsyncDevice::run(Lane& lane, Item& item) {
   std::vector<std::vector<void*>> lists;
@@ -451,7 +422,7 @@ void AsyncDevice::run(Lane& lane, Item& item) {
       item.src = reach(item.src);
       item.predicate = predicate;
     } else {
-      const uint32_t list_mask = list_operands(call);
+      const uint32_t list_mask = list_operands(call.id, call.args);
       const size_t tensors = list_mask == 0 ? 0 : listed_tensors(call.pieces);
       for (size_t i = 0; i < item.operands.size(); ++i) {
         void*& data = item.operands[i].data;
@@ -460,7 +431,9 @@ void AsyncDevice::run(Lane& lane, Item& item) {
           if (!caps_.host_memory && find_block(data) == blocks_.end())
             misuse("a list of tensor pointers that the device cannot read");
           void* const* pointers = static_cast<void* const*>(reach(data));
-          auto& list = lists.emplace_back(pointers, pointers + tensors);
+          auto& list = lists.emplace_back();
+          list.reserve(tensors + 1);  // also without tensors the list is somewhere
+          list.assign(pointers, pointers + tensors);
           for (void*& p : list) p = reach(p);
           data = list.data();
         } else {
@@ -471,10 +444,12 @@ void AsyncDevice::run(Lane& lane, Item& item) {
       call.predicate = predicate;
     }
   }
+  if (item.kind == Item::Kind::kKernel) {
+    run_kernel(lane, call);
+    return;
+  }
   const Status status =
-      item.kind == Item::Kind::kCopy
-          ? lane.cpu->copy(0, item.dst, item.src, item.bytes, item.predicate, item.expect)
-          : lane.cpu->launch(0, call, {});
+      lane.cpu->copy(0, item.dst, item.src, item.bytes, item.predicate, item.expect);
   if (!status.ok()) {
     std::fprintf(stderr, "%s\n", status.text().c_str());
     misuse("the CPU device refused a call");

@@ -13,6 +13,8 @@
 //  - host_memory = false: what alloc returns cannot be touched by the host at all (SIGSEGV);
 //  kernels and copies go
 //    through a second mapping. Tests read and write it with host_view.
+//  - A call that does not keep to its kernel's description (core/kernels) ends the process: an
+//    operand is absent that may not be, or one is written that is read.
 //  - Operands are copied at launch. Tables, argument structs, lists of tensor pointers and memory
 //  have to live until the call has executed. Tables that are destroyed before, and launches that do
 //  not fit theirs, end the process, as does a list in memory that such a device cannot read.
@@ -120,6 +122,7 @@ class AsyncDevice final : public Device {
   Status enqueue(uint32_t lane, std::unique_ptr<Item> item);
   void lane_main(uint32_t index) noexcept;
   void run(Lane& lane, Item& item);
+  static void run_kernel(Lane& lane, const KernelCall& call);
   void poison(const Item& item) const;
   bool idle() const;                      // with mutex_ held
   void* reach(const void* memory) const;  // with memory_mutex_ held

@@ -8,6 +8,7 @@
 #include <memory>
 
 #include "core/base/bits.h"
+#include "tests/support/access_check.h"
 #include "tests/support/kernel_targets.h"
 
 namespace sotto::test {
@@ -82,6 +83,47 @@ size_t KernelCase::add_null() {
   return ~size_t{0};
 }
 
+// Which bytes of the copies a call may write.
+class Writable {
+ public:
+  explicit Writable(const std::vector<Guarded>& copies) {
+    for (const Guarded& copy : copies) marks_.emplace_back(copy.bytes().size(), uint8_t{0});
+  }
+  void add(const KernelCall& call, const std::vector<Guarded>& copies) {
+    std::vector<WrittenBytes> written;
+    known_ = written_bytes(call, &written) && known_;
+    for (const WrittenBytes& w : written) {
+      for (size_t m = 0; m < copies.size(); ++m) mark(w, copies[m], &marks_[m]);
+    }
+  }
+  // "" or which byte changed that may not.
+  std::string violation(const KernelCase& work, const std::vector<Guarded>& copies) const {
+    for (size_t m = 0; known_ && m < copies.size(); ++m) {
+      const std::vector<uint8_t> now = copies[m].bytes();
+      for (size_t i = 0; i < now.size(); ++i) {
+        if (marks_[m][i] == 0 && now[i] != work.memory[m].bytes[i])
+          return fmt::format(
+              "byte {} of memory {} was written, which the description of {} does "
+              "not say",
+              i, m, kernel_name(work.id));
+      }
+    }
+    return "";
+  }
+
+ private:
+  static void mark(const WrittenBytes& w, const Guarded& copy, std::vector<uint8_t>* marks) {
+    const auto first = reinterpret_cast<uintptr_t>(w.at);
+    const auto begin = reinterpret_cast<uintptr_t>(copy.data());
+    if (first < begin || first >= begin + marks->size()) return;
+    const uint64_t n = std::min<uint64_t>(w.bytes, begin + marks->size() - first);
+    std::fill_n(marks->begin() + static_cast<ptrdiff_t>(first - begin), n, uint8_t{1});
+  }
+
+  std::vector<std::vector<uint8_t>> marks_;
+  bool known_ = true;
+};
+
 Outcome execute(const KernelCase& work, Device& device, uint64_t max_elements) {
   std::vector<Guarded> copies;
   copies.reserve(work.memory.size());
@@ -89,7 +131,7 @@ Outcome execute(const KernelCase& work, Device& device, uint64_t max_elements) {
   std::vector<std::vector<void*>> lists(work.operands.size());
   std::vector<Operand> operands(work.operands.size());
   for (size_t k = 0; k < work.operands.size(); ++k) {
-    const OperandSpec& spec = work.operands[k];
+    const OperandMemory& spec = work.operands[k];
     if (spec.binding == Binding::kFlat) operands[k].data = copies[spec.memory[0]].data();
     if (spec.binding == Binding::kList) {
       for (const size_t m : spec.memory) lists[k].push_back(copies[m].data());
@@ -105,11 +147,17 @@ Outcome execute(const KernelCase& work, Device& device, uint64_t max_elements) {
   std::vector<std::vector<Piece>> tables = {work.pieces};
   if (max_elements != 0) tables = cut_pieces(work.pieces, max_elements);
   Outcome outcome;
+  Writable writable(copies);
   for (const std::vector<Piece>& table : tables) {
     call.pieces = table;
+    const AccessCheck check(call);
+    writable.add(call, copies);
     const Status status = device.launch(0, call, {});
     if (!status.ok()) outcome.error = status.text();
+    if (!check.missing().empty()) outcome.error = check.missing();
+    if (std::string e = check.changed(); !e.empty()) outcome.error = e;
   }
+  if (std::string e = writable.violation(work, copies); !e.empty()) outcome.error = e;
   for (size_t m = 0; m < copies.size(); ++m) {
     outcome.memory.push_back(copies[m].bytes());
     if (!copies[m].intact()) outcome.error = fmt::format("bytes around memory {} were written", m);

@@ -9,7 +9,8 @@
 #include <vector>
 
 #include "core/cpu/cpu_device.h"
-#include "core/iface/pieces.h"
+#include "core/kernels/pieces.h"
+#include "core/kernels/registry.h"
 #include "tests/support/sanitized.h"
 
 namespace sotto::test {
@@ -17,7 +18,8 @@ namespace sotto::test {
 // Memory of an operand or of one tensor of a list operand.
 struct Memory {
   std::vector<uint8_t> bytes;
-  // Compared as float32, any NaN equal to any other (kernels.h leaves sign and payload open).
+  // Compared as float32, any NaN equal to any other (core/kernels/call.h leaves sign and payload
+  // open).
   bool floats = false;
   // First byte lies this far behind a 64-byte border.
   uint32_t misalign = 0;
@@ -25,7 +27,7 @@ struct Memory {
 
 enum class Binding : uint8_t { kNull, kFlat, kList };
 
-struct OperandSpec {
+struct OperandMemory {
   Binding binding = Binding::kNull;
   std::vector<size_t> memory;  // indices into KernelCase::memory
 };
@@ -49,7 +51,7 @@ class KernelCase {
   // One tensor per entry, each with another alignment, a multiple of `element` bytes.
   template <class T>
   size_t add_list(const std::vector<std::vector<T>>& tensors, uint64_t element = sizeof(T)) {
-    OperandSpec spec{Binding::kList, {}};
+    OperandMemory spec{Binding::kList, {}};
     const size_t first = memory.size();
     for (size_t t = 0; t < tensors.size(); ++t) {
       spec.memory.push_back(add_memory(tensors[t], static_cast<uint32_t>(t * 5 % 16 * element)));
@@ -61,7 +63,7 @@ class KernelCase {
   KernelId id;
   std::vector<uint8_t> args;
   std::vector<Piece> pieces;
-  std::vector<OperandSpec> operands;
+  std::vector<OperandMemory> operands;
   std::vector<Memory> memory;
   uint64_t bytes = 0;
   bool paired_ran = false;

@@ -6,6 +6,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "core/kernels/registry.h"
+
 namespace sotto::test {
 namespace {
 
@@ -228,6 +230,40 @@ TEST(AsyncDeviceDeathTest, TheHostCannotTouchDeviceMemory) {
   AsyncDevice device(options);
   auto* memory = static_cast<volatile float*>(device.alloc(64).take());
   EXPECT_DEATH(memory[0] = 1, "");
+}
+
+// Packs a tensor whose first element is left out.
+void pack_rest(AsyncDevice& device, void** list, float* flat) {
+  const kernels::PackOperands<Operand> operands{.tensors = {list}, .flat = {flat}};
+  Piece piece;
+  piece.offset = 1;
+  piece.count = kElements - 1;
+  const PackArgs args{0, 4};
+  KernelCall call = call_of<kernels::Pack>(operands);
+  call.pieces = {&piece, 1};
+  call.args = &args;
+  EXPECT_TRUE(device.launch(0, call, {}).ok());
+  device.drain();
+}
+
+TEST(AsyncDeviceDeathTest, AnOperandThatIsReadIsNotWritten) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  AsyncDevice device({});
+  auto* tensor = static_cast<float*>(device.alloc(kBytes).take());
+  auto* flat = static_cast<float*>(device.alloc(kBytes).take());
+  std::iota(tensor, tensor + kElements, 1.0f);
+  void* list[] = {tensor};
+  pack_rest(device, list, flat);
+  EXPECT_EQ(flat[0], 2.0f);
+  EXPECT_DEATH(pack_rest(device, list, tensor),
+               "pack wrote operand 'tensors', which its description says it reads");
+}
+
+TEST(AsyncDeviceDeathTest, AnOperandIsAbsentOnlyIfItMayBe) {
+  testing::GTEST_FLAG(death_test_style) = "threadsafe";
+  AsyncDevice device({});
+  void* list[] = {device.alloc(kBytes).take()};
+  EXPECT_DEATH(pack_rest(device, list, nullptr), "operand 'flat' of pack is absent");
 }
 
 // A launch of a prepared kFill on a lane that is held.

@@ -223,9 +223,9 @@ struct SmallPlan {
   }
   void receive() { b.recv(1, {came, 0, 64}, b.next_round()); }
   void decide() {
-    b.kernel(KernelId::kGate,
-             {whole(flags, Access::kRead, 0, 4), absent(), whole(word, Access::kWrite, 0, 4)}, {},
-             GateArgs{4, 1, kSkipNonfinite});
+    b.kernel<kernels::Gate>(
+        {.messages = whole(flags, Access::kRead, 0, 4), .word = whole(word, Access::kWrite, 0, 4)},
+        {}, GateArgs{4, 1, kSkipNonfinite});
   }
   void commit() {
     KernelOptions options;

@@ -1,4 +1,5 @@
-#include "core/iface/pieces.h"
+#include "core/kernels/pieces.h"
+#include "core/kernels/registry.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@
 
 #include "core/base/log.h"
 #include "core/iface/device.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto::nccl {
 namespace {

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #include "core/base/dtype.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 

@@ -1,4 +1,4 @@
-#include "core/iface/pieces.h"
+#include "core/kernels/pieces.h"
 
 #include <algorithm>
 
@@ -49,57 +49,6 @@ uint64_t piece_elements(std::span<const Piece> pieces) {
   uint64_t sum = 0;
   for (const Piece& piece : pieces) sum += piece.count;
   return sum;
-}
-
-bool kernel_cuts(KernelId id) {
-  switch (id) {
-    case KernelId::kPack:
-    case KernelId::kUnpack:
-    case KernelId::kConvert:
-    case KernelId::kAccumulate:
-    case KernelId::kReduce:
-    case KernelId::kOnebitEncode:
-    case KernelId::kOnebitEncodeUndo:
-    case KernelId::kOnebitLambFront:
-    case KernelId::kOnebitLambFrontUndo:
-    case KernelId::kOnebitServer:
-    case KernelId::kOnebitDecode:
-    case KernelId::kQuantEncode:
-    case KernelId::kQuantEncodeUndo:
-    case KernelId::kQuantServer:
-    case KernelId::kQuantDecode:
-    case KernelId::kSumSquares:
-    case KernelId::kAdam:
-    case KernelId::kAdamNarrow:
-    case KernelId::kLambMoments:
-    case KernelId::kLambUpdate:
-    case KernelId::kOnebitLambPrepare:
-    case KernelId::kOnebitLambFactor:
-    case KernelId::kOnebitLambUpdate:
-    case KernelId::kSgd:
-    case KernelId::kSgdNarrow:
-    case KernelId::kFrozenAdam:
-    case KernelId::kLocalMomentum:
-    case KernelId::kLocalFront:
-    case KernelId::kLocalFrontUndo:
-    case KernelId::kLocalSync:
-    case KernelId::kInPlaceLocal:
-    case KernelId::kInPlaceSum:
-    case KernelId::kInPlaceSync:
-    case KernelId::kMomentumFromBits: return true;
-    case KernelId::kFill:
-    case KernelId::kNormFinish:
-    case KernelId::kGate:
-    case KernelId::kNormMessage:
-    case KernelId::kClipCoefficient:
-    case KernelId::kLambScalars:
-    case KernelId::kCountValid:
-    case KernelId::kOnebitLambScaling:
-    case KernelId::kOnebitLambScalars:
-    case KernelId::kStepSizes:
-    case KernelId::kCount: return false;
-  }
-  return false;
 }
 
 std::vector<std::vector<Piece>> cut_pieces(std::span<const Piece> pieces, uint64_t max_elements) {

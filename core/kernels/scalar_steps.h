@@ -6,7 +6,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/iface/elements.h"
+#include "core/kernels/elements.h"
+#include "core/kernels/norms.h"
 
 namespace sotto {
 

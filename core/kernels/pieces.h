@@ -6,7 +6,7 @@
 #include <span>
 #include <vector>
 
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 
@@ -16,10 +16,6 @@ Piece sub_piece(const Piece& piece, uint64_t first, uint64_t count);
 
 // Elements of all pieces, padding included.
 uint64_t piece_elements(std::span<const Piece> pieces);
-
-// Whether a call of this kernel may be cut by cut_pieces. Not kCountValid, whose Piece::block is an
-// index of counters, and not the kernels that have no pieces.
-bool kernel_cuts(KernelId id);
 
 // Cuts a table into tables of at most `max_elements` elements (at least kNormBlock; a multiple of
 // it gives even cuts). A cut lies where a norm block starts: inside a piece only where (lane + j) %

@@ -1,5 +1,5 @@
-// The arithmetic of one element, as kernels.h writes it, for every device: scalar kernels are made
-// of these, vector kernels use them for the elements before and after whole groups, and CUDA
+// The arithmetic of one element, as the contracts write it, for every device: scalar kernels are
+// made of these, vector kernels use them for the elements before and after whole groups, and CUDA
 // kernels compile the same functions. One rounding per written operation: compile without
 // contraction to fused multiply-add.
 #pragma once
@@ -11,7 +11,7 @@
 
 #include "core/base/bits.h"
 #include "core/base/dtype.h"
-#include "core/iface/kernels.h"
+#include "core/kernels/call.h"
 
 namespace sotto {
 
@@ -160,7 +160,8 @@ SOTTO_HOST_DEVICE inline void sgd_element(const GroupScalars& s, float lr, bool 
 }
 
 // Input of the encoder of 1-bit LAMB. scaling: float(scaling_coeff).
-SOTTO_HOST_DEVICE inline float front_input(const GroupScalars& s, float m, float g, float scaling) {
+SOTTO_HOST_DEVICE inline float onebit_lamb_input(const GroupScalars& s, float m, float g,
+                                                 float scaling) {
   return (s.b1 * m + s.one_minus_b1 * g) * scaling;
 }
 
@@ -185,9 +186,9 @@ SOTTO_HOST_DEVICE inline void frozen_adam_element(const GroupScalars& s, float l
   *p = *p - lr * with_decay(s, *m / denominator(s, v), *p);
 }
 
-SOTTO_HOST_DEVICE inline void local_momentum_element(const GroupScalars& s, float lr, bool masked,
-                                                     float g, float* m, float* b, float den,
-                                                     float anchor, float* p) {
+SOTTO_HOST_DEVICE inline void zeroone_local_element(const GroupScalars& s, float lr, bool masked,
+                                                    float g, float* m, float* b, float den,
+                                                    float anchor, float* p) {
   if (masked) {
     *m = *b = 0.0f;
     *p = s.anchor_decay * anchor;
@@ -199,15 +200,16 @@ SOTTO_HOST_DEVICE inline void local_momentum_element(const GroupScalars& s, floa
 }
 
 // Input of the encoder of 0/1 Adam.
-SOTTO_HOST_DEVICE inline float local_front_input(const GroupScalars& s, float m, float b, float g) {
+SOTTO_HOST_DEVICE inline float zeroone_encode_input(const GroupScalars& s, float m, float b,
+                                                    float g) {
   const float momentum = s.b1 * m + s.one_minus_b1 * g;
   return b - static_cast<float>(s.lr) * momentum;
 }
 
 // x: what was averaged; any value where masked.
-SOTTO_HOST_DEVICE inline void local_sync_element(const GroupScalars& s, bool masked, float x,
-                                                 float* m, float* b, float den, float* anchor,
-                                                 float* p) {
+SOTTO_HOST_DEVICE inline void zeroone_sync_element(const GroupScalars& s, bool masked, float x,
+                                                   float* m, float* b, float den, float* anchor,
+                                                   float* p) {
   float step = 0.0f;
   if (masked) {
     *m = 0.0f;
@@ -220,8 +222,8 @@ SOTTO_HOST_DEVICE inline void local_sync_element(const GroupScalars& s, bool mas
 }
 
 // 0/1 Adam as published: an element after a local update.
-SOTTO_HOST_DEVICE inline void in_place_element(const GroupScalars& s, float g, float* m, float* b,
-                                               float den, float* p) {
+SOTTO_HOST_DEVICE inline void zeroone_in_place_element(const GroupScalars& s, float g, float* m,
+                                                       float* b, float den, float* p) {
   *m = s.b1 * *m + s.one_minus_b1 * g;
   const float step = static_cast<float>(s.lr) * with_decay(s, *m / den, *p);
   *p = *p - step;
@@ -229,8 +231,9 @@ SOTTO_HOST_DEVICE inline void in_place_element(const GroupScalars& s, float g, f
 }
 
 // Its synchronisation. x: what was averaged, 0 where masked.
-SOTTO_HOST_DEVICE inline void in_place_sync_element(const GroupScalars& s, float x, float* m,
-                                                    float* b, float den, float* p) {
+SOTTO_HOST_DEVICE inline void zeroone_in_place_sync_element(const GroupScalars& s, float x,
+                                                            float* m, float* b, float den,
+                                                            float* p) {
   *p = (*p - *b) + x / den;
   if (s.lr_sum != 0.0f) *m = -x / s.lr_sum;
   *b = 0.0f;

@@ -1,7 +1,7 @@
 // Casts and blockwise integers: the arithmetic of one element and of one block, for every device.
 #pragma once
 
-#include "core/iface/elements.h"
+#include "core/kernels/elements.h"
 
 namespace sotto {
 

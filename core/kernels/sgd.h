@@ -1,0 +1,60 @@
+// SGD, with or without momentum.
+#pragma once
+
+#include "core/kernels/adam.h"
+
+namespace sotto {
+
+struct SgdArgs {
+  bool nesterov;
+  Dtype source = Dtype::kF32;
+};
+
+namespace kernels {
+
+// g' = g * clip, 0 where masked; g' = g' + wd*p (wd != 0). With momentum: m = b1*m + (1-b1)*g',
+// (1-b1) standing for 1 - dampening (1 in the first step), direction m, or g' + b1*m with
+// Nesterov's momentum; else direction g'. p = p - float(lr)*direction.
+// g: source. m: flat, absent without momentum. p: list.
+template <class T>
+struct SgdOperands {
+  T g{}, m{}, p{}, scalars{}, clip{}, valid{};
+};
+struct Sgd {
+  template <class T>
+  using Operands = SgdOperands<T>;
+  using Args = SgdArgs;
+  static constexpr SgdOperands<OperandSpec> kOperands = {
+      .g = source<SgdArgs>("g"),
+      .m = optional(updates("m", Touched::kFlat)),
+      .p = updates("p", Touched::kList),
+      .scalars = group_scalars(),
+      .clip = clip_factor(),
+      .valid = valid_bits()};
+  static constexpr Division kDivision = Division::kQuads;
+};
+
+// Sgd with m of another type, as in AdamNarrow; m is not optional.
+template <class T>
+struct SgdNarrowOperands {
+  SgdOperands<T> sgd{};
+  T step{}, m_exponents{};
+};
+struct SgdNarrow {
+  template <class T>
+  using Operands = SgdNarrowOperands<T>;
+  using Args = NarrowArgs;
+  static constexpr SgdNarrowOperands<OperandSpec> kOperands = {
+      .sgd = {.g = source<NarrowArgs>("g"),
+              .m = narrow_state("m"),
+              .p = updates("p", Touched::kList),
+              .scalars = group_scalars(),
+              .clip = clip_factor(),
+              .valid = valid_bits()},
+      .step = reads("step", Touched::kOne, Element::kU64),
+      .m_exponents = exponents("m_exponents")};
+  static constexpr Division kDivision = Division::kNorms;
+};
+
+}  // namespace kernels
+}  // namespace sotto
