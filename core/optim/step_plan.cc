@@ -44,12 +44,11 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
               frame.scalars_operand(), frame.coefficient_operand(gradient), frame.valid_operand(),
               list(directions, Access::kWrite, 32)},
              pieces, SourceArgs{gradient.type}, commit);
-    b.kernel(
-        KernelId::kLambScalars,
-        {StepFrame::blocks_operand(p_blocks, ranges[t]),
-         StepFrame::blocks_operand(u_blocks, ranges[t]), frame.scalars_operand(),
-         frame.states_operand(Access::kReadWrite), frame.steps_operand(Access::kReadWrite)},
-        {}, frame.one_tensor(ranges[t], average), commit);
+    b.kernel(KernelId::kLambScalars,
+             {StepFrame::blocks_operand(p_blocks, ranges[t]),
+              StepFrame::blocks_operand(u_blocks, ranges[t]), frame.scalars_operand(),
+              frame.states_operand(Access::kReadWrite), frame.steps_operand(Access::kReadWrite)},
+             {}, frame.one_tensor(ranges[t], average), commit);
     b.kernel(KernelId::kLambUpdate,
              {list(directions, Access::kRead, 32), list(s.params, Access::kReadWrite, 32),
               frame.steps_operand(Access::kRead)},
