@@ -19,7 +19,8 @@ Status create(sotto_comm* comm, const char* json, const sotto_buffer* like, uint
   SOTTO_TRY(check_pointer(json, "json"));
   SOTTO_TRY(check_pointer(out_codec, "out_codec"));
   if (n == 0) return invalid_argument("n is 0; a codec needs at least one tensor");
-  SOTTO_ASSIGN(const SmallVector<Buffer> tensors, take_buffers(like, n, "like", false));
+  SmallVector<Buffer> tensors;
+  SOTTO_TRY(take_buffers(like, n, "like", &tensors, false));
   std::vector<uint64_t> counts;
   std::vector<Dtype> dtypes;
   for (const Buffer& tensor : tensors) {

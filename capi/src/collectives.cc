@@ -129,8 +129,10 @@ Status check_pair(const Buffer& in, const Buffer& out, uint64_t in_factor, uint6
 // The common way of collectives with inputs and outputs of equal number.
 Status take_pairs(Submission* s, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
                   Sides sides) {
-  SOTTO_ASSIGN(const SmallVector<Buffer> inputs, take_buffers(in, n, "in"));
-  SOTTO_ASSIGN(const SmallVector<Buffer> outputs, take_buffers(out, n, "out"));
+  SmallVector<Buffer> inputs;
+  SOTTO_TRY(take_buffers(in, n, "in", &inputs));
+  SmallVector<Buffer> outputs;
+  SOTTO_TRY(take_buffers(out, n, "out", &outputs));
   SOTTO_TRY(s->device.add(inputs, "in"));
   SOTTO_TRY(s->device.add(outputs, "out"));
   const auto size = static_cast<uint64_t>(s->comm->size());
@@ -154,7 +156,8 @@ Status take_pairs(Submission* s, const sotto_buffer* in, const sotto_buffer* out
 
 // Collectives and receives that only write (is_read false), sends that only read.
 Status take_one_side(Submission* s, const sotto_buffer* buffers, uint64_t n, bool is_read) {
-  SOTTO_ASSIGN(const SmallVector<Buffer> taken, take_buffers(buffers, n, is_read ? "in" : "out"));
+  SmallVector<Buffer> taken;
+  SOTTO_TRY(take_buffers(buffers, n, is_read ? "in" : "out", &taken));
   SOTTO_TRY(s->device.add(taken, is_read ? "in" : "out"));
   const std::span<const Buffer> none;
   SOTTO_ASSIGN(s->call.request.reduce, take_reduce(s->options.reduce, taken));
@@ -279,8 +282,10 @@ Status divide_counts(CollectiveRequest* r) {
 Status take_uneven(Submission* s, const sotto_buffer* in, const sotto_buffer* out, uint64_t n,
                    const sotto_parts* parts) {
   CollectiveRequest& request = s->call.request;
-  SOTTO_ASSIGN(const SmallVector<Buffer> inputs, take_buffers(in, n, "in"));
-  SOTTO_ASSIGN(const SmallVector<Buffer> outputs, take_buffers(out, n, "out"));
+  SmallVector<Buffer> inputs;
+  SOTTO_TRY(take_buffers(in, n, "in", &inputs));
+  SmallVector<Buffer> outputs;
+  SOTTO_TRY(take_buffers(out, n, "out", &outputs));
   SOTTO_TRY(s->device.add(inputs, "in"));
   SOTTO_TRY(s->device.add(outputs, "out"));
   for (size_t i = 0; i < inputs.size(); ++i) {

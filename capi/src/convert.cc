@@ -79,21 +79,20 @@ Result<Buffer> take_buffer(const sotto_buffer& b, std::string_view name, bool ne
   return out;
 }
 
-Result<SmallVector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n,
-                                         std::string_view name, bool need_data) {
+Status take_buffers(const sotto_buffer* buffers, uint64_t n, std::string_view name,
+                    SmallVector<Buffer>* out, bool need_data) {
   if (n > kMaxBuffers)
     return invalid_argument("n is {}; allowed: at most {} buffers", n, kMaxBuffers);
   if (buffers == nullptr && n != 0) return invalid_argument("{} is NULL but n is {}", name, n);
-  SmallVector<Buffer> out;
-  out.reserve(n);
+  out->reserve(n);
   for (uint64_t i = 0; i < n; ++i) {
     Result<Buffer> buffer = take_buffer(buffers[i], name, need_data);
     // The index is put in on failure only: names are not made for every buffer of every call.
     if (!buffer.ok())
       return take_buffer(buffers[i], fmt::format("{}[{}]", name, i), need_data).status();
-    out.push_back(*buffer);
+    out->push_back(*buffer);
   }
-  return out;
+  return ok_status();
 }
 
 Status CommonDevice::add(const Buffer& buffer, std::string_view name) {

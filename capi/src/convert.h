@@ -32,8 +32,8 @@ struct Buffer {
 // `need_data` false: only dtype and count matter. `name` is the argument's, as in "in[3]".
 Result<Buffer> take_buffer(const sotto_buffer& buffer, std::string_view name,
                            bool need_data = true);
-Result<SmallVector<Buffer>> take_buffers(const sotto_buffer* buffers, uint64_t n,
-                                         std::string_view name, bool need_data = true);
+Status take_buffers(const sotto_buffer* buffers, uint64_t n, std::string_view name,
+                    SmallVector<Buffer>* out, bool need_data = true);
 
 // A range of memory that a call uses; `name` and `index` are for messages.
 struct MemoryRange {

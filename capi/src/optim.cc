@@ -194,7 +194,8 @@ Status set(sotto_optim* optim, const char* name, int32_t group, double value) {
 }
 
 Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
-  SOTTO_ASSIGN(const SmallVector<Buffer> buffers, take_buffers(grads, n, "grads"));
+  SmallVector<Buffer> buffers;
+  SOTTO_TRY(take_buffers(grads, n, "grads", &buffers));
   std::vector<GradientPlace> places;
   places.reserve(n);
   for (const Buffer& b : buffers) {

@@ -53,7 +53,7 @@ class DuplicateFinder final : public Json::json_sax_t {
     levels_.back().current = key;
     if (levels_.back().keys.insert(key).second || !path_.empty()) return;
     for (const Level& level : levels_)
-      path_ += (path_.empty() ? "" : ".") + printable(level.current);
+      path_ += fmt::format("{}{}", path_.empty() ? "" : ".", printable(level.current));
   }
 
   std::vector<Level> levels_;

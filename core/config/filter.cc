@@ -1,5 +1,7 @@
 #include "core/config/filter.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -76,12 +78,12 @@ class PathFinder {
     if (levels_.empty()) return;
     Level& level = levels_.back();
     level.expects_key = level.is_object;
-    if (!level.is_object) level.step = "[" + std::to_string(++level.index) + "]";
+    if (!level.is_object) level.step = fmt::format("[{}]", ++level.index);
   }
 
   void set_key(std::string_view key) {
     Level& level = levels_.back();
-    level.step = levels_.size() == 1 ? std::string(key) : "." + std::string(key);
+    level.step = fmt::format("{}{}", levels_.size() == 1 ? "" : ".", key);
     level.expects_key = false;
   }
 

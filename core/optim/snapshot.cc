@@ -360,8 +360,10 @@ Status Optimizer::check_onebit(const OptimSnapshot& s, StateErrors errors) const
 Status Optimizer::check_zeroone(const OptimSnapshot& s, StateErrors errors) const {
   ZeroOneSchedule schedule(groups_[0]);
   SOTTO_TRY(schedule.restore(s.zeroone, s.step, s.step + config_.sotto.step_offset));
-  SOTTO_TRY(check_size("learning-rate sums, one per parameter group", s.lr_sums.size(), groups_.size()));
-  SOTTO_TRY(check_size("anchor decays, one per parameter group", s.anchor_decays.size(), groups_.size()));
+  SOTTO_TRY(
+      check_size("learning-rate sums, one per parameter group", s.lr_sums.size(), groups_.size()));
+  SOTTO_TRY(
+      check_size("anchor decays, one per parameter group", s.anchor_decays.size(), groups_.size()));
   if (!s.stage_started) return ok_status();
   SOTTO_TRY(
       check_size("the anchor", s.values(StatePart::kAnchor), compat() ? 0 : layout_->elements()));

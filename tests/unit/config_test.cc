@@ -320,9 +320,10 @@ TEST(Config, SottoPoliciesAreRead) {
 TEST(Config, RatesOfGroupsThatTheSchedulerOverridesAreOneWarning) {
   const Config config = parse(R"({"optimizer": {"type": "AdamW"}, "scheduler": {"type": "WarmupLR"},
       "sotto": {"param_groups": [{}, {"lr": 1}, {"eps": 1}, {"lr": 2}, {"lr": 3}]}})");
-  EXPECT_THAT(config.warnings,
-              ElementsAre("sotto.param_groups[1].lr: here and in 2 other group(s) no effect: "
-                          "scheduler WarmupLR sets the rate of every group; give it a list instead"));
+  EXPECT_THAT(
+      config.warnings,
+      ElementsAre("sotto.param_groups[1].lr: here and in 2 other group(s) no effect: "
+                  "scheduler WarmupLR sets the rate of every group; give it a list instead"));
 }
 
 TEST(Config, SottoKeysWithoutEffectAreNamed) {
