@@ -14,6 +14,7 @@ PROGRAMS = HERE.parent / "programs"
 # What `import deepspeed` becomes. The first also serves `from deepspeed.x import y`.
 INSTALLED = "import sotto.deepspeed as deepspeed; deepspeed.install_as_deepspeed()"
 IMPORTED = "import sotto.deepspeed as deepspeed"
+BEGINS = "-- the next program begins --"
 
 
 def changed(program, folder, line):
@@ -64,13 +65,17 @@ def rows_of(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def run(command, ranks=2, timeout=240):
-    """The rows that rank 0 prints as JSON."""
+def run(*commands, kind="sotto", ranks=2, timeout=400):
+    """The rows that rank 0 prints as JSON, for every command: a program and its arguments.
+
+    The programs run one after another in the same processes, with one process group of torch.
+    """
     port = free_port()
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    words = json.dumps([[str(word) for word in command] for command in commands])
     started = [
         subprocess.Popen(
-            [sys.executable, *map(str, command)], env=environment(r, ranks, port), **options
+            [sys.executable, __file__, kind, words], env=environment(r, ranks, port), **options
         )
         for r in range(ranks)
     ]
@@ -81,15 +86,17 @@ def run(command, ranks=2, timeout=240):
             process.kill()
     for rank, (process, text) in enumerate(zip(started, outputs)):
         assert process.returncode == 0, f"rank {rank}: exit code {process.returncode}\n{text}"
-    return rows_of(outputs[0])
+    parts = [rows_of(text) for text in outputs[0].split(BEGINS)[1:]]
+    assert len(parts) == len(commands), outputs[0]
+    return parts
 
 
-def with_deepspeed(program, *arguments, ranks=2):
-    """The program as it stands."""
-    return run([__file__, PROGRAMS / program, *arguments], ranks)
+def with_deepspeed(*commands):
+    """As run(), of programs as they stand: each is a name and arguments."""
+    return run(*([PROGRAMS / name, *more] for name, *more in commands), kind="deepspeed")
 
 
-def main(arguments):
+def prepare_deepspeed():
     """DeepSpeed without compiling its collectives, and without the rehearsal of its wrapper.
 
     The wrapper of 16-bit parameters makes a step with zero gradients in its constructor, which
@@ -100,10 +107,17 @@ def main(arguments):
 
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     FP16_UnfusedOptimizer.initialize_optimizer_states = lambda self: None
-    sys.argv = arguments
-    sys.path[0] = str(PROGRAMS)
-    runpy.run_path(arguments[0], run_name="__main__")
+
+
+def main(kind, commands):
+    if kind == "deepspeed":
+        prepare_deepspeed()
+    for words in json.loads(commands):
+        print(BEGINS, flush=True)
+        sys.argv = words
+        sys.path[0] = str(Path(words[0]).parent)
+        runpy.run_path(words[0], run_name="__main__")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main(*sys.argv[1:])

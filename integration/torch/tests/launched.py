@@ -10,6 +10,7 @@ from pathlib import Path
 from ranks import ROOT, sotto_run
 
 TRAINER = ROOT / "integration/torch/train_bert.py"
+IN_TURN = TRAINER.with_name("tests") / "in_turn.py"
 CONFIGS = ROOT / "integration/configs"
 SMALL = ["--width", "32", "--layers", "2", "--heads", "2", "--mlp", "64", "--eval-sequences", "32"]
 VARIANTS = {  # of the comparison: variant and configuration
@@ -71,6 +72,12 @@ def train_well(*words, **more):
     run = train(*words, **more)
     assert run.returncode == 0, f"exit code {run.returncode}\n{run.stdout}{run.stderr}"
     return run.stdout
+
+
+def train_in_turn(*runs):
+    """Runs on two ranks, in the same processes: importing PyTorch takes seconds."""
+    words = json.dumps([[str(word) for word in run] for run in runs])
+    train_well(words, program=(sys.executable, "-B", IN_TURN))
 
 
 def read_log(path):

@@ -28,6 +28,7 @@ from launched import (  # noqa: E402
     read_json,
     read_log,
     train,
+    train_in_turn,
     train_well,
     wait_until,
     write_config,
@@ -145,8 +146,10 @@ def test_killed_and_resumed(tmp_path, name):
     step = killed(tmp_path, name, broken)
     assert 9 <= step < 50_000
     end = ["--steps", step + 10]
-    train_well(*words_of(tmp_path, name, broken), "--resume", broken / "save", *end)
-    train_well(*words_of(tmp_path, name, whole), *end)
+    train_in_turn(
+        [*words_of(tmp_path, name, broken), "--resume", broken / "save", *end],
+        [*words_of(tmp_path, name, whole), *end],
+    )
     assert losses(broken / "log") == losses(whole / "log")
     found, expected = states(broken / "save"), states(whole / "save")
     assert differences(found, expected) == []

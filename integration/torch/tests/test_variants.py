@@ -13,6 +13,7 @@ from launched import (
     VARIANTS,
     read_json,
     read_log,
+    train_in_turn,
     train_well,
     write_config,
     write_text,
@@ -24,20 +25,24 @@ STEPS = 12
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """(log, summary) by name; made when first asked for."""
-    folder, made = tmp_path_factory.mktemp("variants"), {}
+    """(log, summary) of all variants, by name, and the folder with the files of both."""
+    folder = tmp_path_factory.mktemp("variants")
     text = write_text(folder)
-
-    def run(name):
-        if name not in made:
-            variant, config = VARIANTS[name]
-            files = [folder / f"{name}.jsonl", folder / f"{name}.summary.json"]
-            train_well(
+    files = {n: (folder / f"{n}.jsonl", folder / f"{n}.summary.json") for n in VARIANTS}
+    train_in_turn(
+        *(
+            [
                 *("--deepspeed_config", write_config(folder, config), "--variant", variant),
                 *(*SMALL, "--data", text, "--steps", STEPS, "--eval-every", 6),
-                *("--log-file", files[0], "--summary", files[1], "--powersgd-start", 3),
-            )
-            made[name] = (read_log(files[0]), read_json(files[1]))
+                *("--log-file", files[name][0], "--summary", files[name][1]),
+                *("--powersgd-start", 3),
+            ]
+            for name, (variant, config) in VARIANTS.items()
+        )
+    )
+    made = {name: (read_log(log), read_json(summary)) for name, (log, summary) in files.items()}
+
+    def run(name):
         return made[name]
 
     run.folder = folder
@@ -93,8 +98,6 @@ def test_the_report_reads_them(runs, tmp_path):
     from report import several
     from report.logs import read_run
 
-    for name in VARIANTS:
-        runs(name)
     read = [
         read_run(name, runs.folder / f"{name}.jsonl", runs.folder / f"{name}.summary.json")
         for name in VARIANTS
