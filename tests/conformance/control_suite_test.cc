@@ -1,6 +1,7 @@
 // Rendezvous, set-up exchange and failure: the part of the transport suite that is about the
 // control mesh.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "tests/conformance/transport_suite.h"
@@ -73,6 +74,32 @@ TEST_P(TransportSuite, TheFirstCauseIsEverybodysCause) {
             "");
   EXPECT_EQ(std::count(texts.begin(), texts.end(), texts[0]), 4)
       << texts[0] << " | " << texts[1] << " | " << texts[3];
+}
+
+// Whoever has left in order decides nothing any more, whatever connections to it are still open,
+// and is no reason for what another rank meets.
+TEST_P(TransportSuite, WithoutACoordinatorTheCauseIsARanksOwn) {
+  std::atomic<bool> left = false, ended = false;
+  EXPECT_EQ(
+      run_group(GetParam(), 2,
+                [&](RankKit& kit) {
+                  kit.barrier();
+                  if (kit.rank == 0) {
+                    kit.control->leave(kit.in(1'000'000));
+                    left = true;
+                    require(kit.drive([&] { return ended.load(); }), "rank 1 did not end");
+                    return;
+                  }
+                  require(kit.drive([&] { return left.load(); }), "rank 0 did not leave");
+                  kit.drive([] { return false; }, 50'000);
+                  kit.control->fail({Code::kTimeout, 0, "rank 1 waits in vain"});
+                  EXPECT_TRUE(kit.drive([&] { return !kit.listener.causes.empty(); }, 500'000));
+                  kit.drive([&] { return !kit.listener.causes.empty(); });
+                  EXPECT_EQ(kit.control->failure()->code, Code::kTimeout);
+                  EXPECT_EQ(kit.control->failure()->text, "rank 1 waits in vain");
+                  ended = true;
+                }),
+      "");
 }
 
 TEST_P(TransportSuite, SetUpExchange) {

@@ -80,10 +80,12 @@ void TcpControl::fail(const FailureCause& cause) {
 // A member's cause, which counts only if the coordinator says so.
 void TcpControl::propose(FailureCause cause) {
   const int32_t coordinator = group_.coordinator;
-  const bool link_open = group_.links[0]->open() && !bye_[static_cast<size_t>(coordinator)];
-  if (left_ || (!link_open && !connected(coordinator))) {
-    const bool in_order = lost_[static_cast<size_t>(coordinator)].ok();
-    adopt(in_order ? std::move(cause) : lost_coordinator());
+  if (left_ || bye_[static_cast<size_t>(coordinator)]) {  // nobody decides any more
+    adopt(std::move(cause));
+    return;
+  }
+  if (!group_.links[0]->open() && !connected(coordinator)) {
+    adopt(lost_coordinator());
     return;
   }
   proposed_ns_ = reactor_.now_ns();
