@@ -77,13 +77,11 @@ std::vector<Buffer> send_buffers() {
   return found;
 }
 
-// A receiver holds back the acknowledgement of a packet for 40 ms if nothing comes behind it, so a
-// buffer that holds less than two stalls its sender. What a connection carries in a second must not
-// decide that: it is little where operations are far apart.
-TEST(TcpPressure, BuffersHoldSeveralPacketsWhateverConnectionsCarry) {
+// Those of two ranks that carry bulk, after operations far apart: what a connection carries in a
+// second must not decide how much its buffer holds.
+std::vector<Buffer> buffers_of_bulk(const WorldOptions& world) {
   constexpr uint64_t kElements = 150'000;
   constexpr int kRounds = 20;
-  WorldOptions world = world_of("tcp", 2);
   std::vector<Buffer> buffers;
   Meeting meeting(2);
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
@@ -101,13 +99,26 @@ TEST(TcpPressure, BuffersHoldSeveralPacketsWhateverConnectionsCarry) {
     return ok_status();
   });
   EXPECT_TRUE(status.ok()) << status.text();
-  size_t with_bulk = 0;
-  for (const Buffer& b : buffers) {
-    if (b.sent < kRounds * kElements) continue;
-    ++with_bulk;
-    EXPECT_GE(b.bytes, 4 * b.packet);
+  std::erase_if(buffers, [](const Buffer& b) { return b.sent < kRounds * kElements; });
+  EXPECT_EQ(buffers.size(), 2u) << "a connection has two ends";
+  return buffers;
+}
+
+// A receiver holds back the acknowledgement of a packet for 40 ms if nothing comes behind it, so a
+// buffer that holds less than two stalls its sender.
+TEST(TcpPressure, BuffersHoldSeveralPacketsWhateverConnectionsCarry) {
+  for (const Buffer& b : buffers_of_bulk(world_of("tcp", 2))) EXPECT_GE(b.bytes, 4 * b.packet);
+}
+
+// A receiver that is limited leaves in the kernel what it may not read yet. More than its buffer
+// takes closes it, and a sender that finds it closed stands still for longer than the limit asks.
+TEST(TcpPressure, UnderALimitBuffersHoldWhatIsHandedOverAtOnceAFewTimes) {
+  WorldOptions world = world_of("tcp", 2);
+  world.params.rate_limit_mbit = 100;
+  for (const Buffer& b : buffers_of_bulk(world)) {
+    EXPECT_GE(b.bytes, 4u * 16 * 1024);
+    EXPECT_LT(b.bytes, 4 * b.packet);
   }
-  EXPECT_EQ(with_bulk, 2u) << "a connection has two ends";
 }
 
 // The least urgent first, all before any byte has moved: they end the other way round.

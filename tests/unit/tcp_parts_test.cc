@@ -152,6 +152,7 @@ SendWindow::Path path(uint64_t rate, uint64_t rtt_us, uint64_t packet = 1500) {
   p.rtt_us = rtt_us;
   p.wait_us = rtt_us + 1000;
   p.packet = packet;
+  p.at_once = 256 * 1024;
   return p;
 }
 
@@ -171,6 +172,14 @@ TEST(SendWindow, HoldsSeveralFullPackets) {
   }
   EXPECT_LE(SendWindow::bytes_for(path(14'000'000, 5, 65535)), 425'984u)
       << "what fits without a change of net.core.wmem_max";
+}
+
+TEST(SendWindow, HoldsWhatALimitLetsPassAtOnceSeveralTimes) {
+  SendWindow::Path p = path(14'000'000, 5, 65535);
+  p.at_once = 16384;
+  EXPECT_EQ(SendWindow::bytes_for(p), 6u * 16384);
+  p.packet = 1500;
+  EXPECT_EQ(SendWindow::bytes_for(p), SendWindow::bytes_for(path(14'000'000, 5)));
 }
 
 TEST(SendWindow, HoldsMoreWhereBytesWaitForNoLink) {

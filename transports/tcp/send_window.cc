@@ -78,16 +78,18 @@ uint64_t SendWindow::bytes_for(const Path& path) {
                       path.wait_us < path.rtt_us + kFreelyWaitUs;
   const uint64_t us = path.rtt_us + (freely ? kAwayFreelyUs : kAwayUs);
   const double carried = 2.0 * static_cast<double>(path.rate) * static_cast<double>(us) / 1e6;
-  return std::max(kBeside + static_cast<uint64_t>(std::min(carried, 1e15)), kPackets * path.packet);
+  return std::max(kBeside + static_cast<uint64_t>(std::min(carried, 1e15)),
+                  kPackets * std::min(path.packet, path.at_once));
 }
 
-void SendWindow::start(int fd, bool enabled) {
+void SendWindow::start(int fd, bool enabled, uint64_t at_once) {
   enabled_ = enabled;
+  at_once_ = at_once;
   if (!enabled) return;
   tcp_info info{};
   ask(fd, &info);
   rate_.start(info.tcpi_bytes_acked);
-  bound(fd, std::max(kFirst, kPackets * largest_packet(info)));
+  bound(fd, std::max(kFirst, kPackets * std::min(largest_packet(info), at_once)));
 }
 
 void SendWindow::look(int fd, int64_t now_ns) {
@@ -101,7 +103,7 @@ void SendWindow::look(int fd, int64_t now_ns) {
   if (!rate_.look(info.tcpi_bytes_acked, on_path - std::min(on_path, 2 * packet), now_ns)) return;
   shares_.changed(before, rate_.bytes_per_second());
   const uint64_t wanted = bytes_for({shares_.rate_for(rate_.bytes_per_second()), shares_.sum(),
-                                     info.tcpi_min_rtt, rate_.wait_us(), packet});
+                                     info.tcpi_min_rtt, rate_.wait_us(), packet, at_once_});
   if (wanted > most_) {
     if (bounded_) unbound(fd);
     return;

@@ -9,7 +9,9 @@
 // A window holds some full packets of the path, whatever its rate. A receiver may hold back its
 // acknowledgement of the last one for 40 ms (delayed acknowledgements), and does not once more than
 // a packet has come behind it. So a sender that has room for the next ones never waits for that.
-// Loopback has packets of 64 KiB.
+// Loopback has packets of 64 KiB. Under a rate limit they are what the limit lets pass at once:
+// full ones would gather in front of a receiver that may not read them yet, until its buffer is
+// full.
 //
 // Connections that share this rank's link would keep whatever shares they have: who gets less is
 // given a smaller window. So all windows aim at the mean of the rates.
@@ -88,8 +90,9 @@ class SendWindow {
   SendWindow(const SendWindow&) = delete;
   SendWindow& operator=(const SendWindow&) = delete;
 
-  // fd: a connected socket. enabled: false: the buffer is what somebody has asked for.
-  void start(int fd, bool enabled);
+  // fd: a connected socket. enabled: false: the buffer is what somebody has asked for. at_once: as
+  // many bytes at most are handed to the kernel in one go.
+  void start(int fd, bool enabled, uint64_t at_once);
   // The window stays as it is.
   void stop() { enabled_ = false; }
   // After `bytes` were handed to the kernel.
@@ -113,6 +116,7 @@ class SendWindow {
     uint64_t rtt_us;   // the shortest
     uint64_t wait_us;  // how long bytes are on the way
     uint64_t packet;   // bytes of the largest
+    uint64_t at_once;  // what is handed over in one go, which makes a packet of its own
   };
   static uint64_t bytes_for(const Path& path);
 
@@ -126,6 +130,7 @@ class SendWindow {
   SendShares& shares_;
   PathRate rate_;
   bool enabled_ = false;
+  uint64_t at_once_ = UINT64_MAX;
   bool bounded_ = false;
   uint64_t most_ = UINT64_MAX;  // that a buffer may be set to; more: the system tunes it
   uint64_t unseen_ = 0;         // sent since the kernel was last asked

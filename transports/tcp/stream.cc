@@ -39,7 +39,8 @@ Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd,
                                                        StreamOwner& owner) {
   std::unique_ptr<FrameStream> stream(new FrameStream(reactor, fd, std::move(name), owner));
   reactor.sockets().apply(fd);
-  stream->window_.start(fd, reactor.sockets().send_buffer_bytes == 0);
+  stream->window_.start(fd, reactor.sockets().send_buffer_bytes == 0,
+                        reactor.egress().limited() ? kLimitedTurnBytes : kTurnBytes);
   // A child process that inherits the socket would keep it open when this process dies.
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   const int flags = ::fcntl(fd, F_GETFL);
