@@ -79,7 +79,6 @@ class Work {
       params[t].param = means_[t] = tensors_.add(p_[t]);
       params[t].grad = given_[t] = tensors_.add(g_[t]);
     }
-    tensors_.sync();  // an optimizer reads the parameters, on no stream of the caller
     if (kind.codec != nullptr) {
       OK(sotto_codec_create(comm_, kind.codec, means_, 2, &codec_));
     } else {
