@@ -18,7 +18,7 @@ class Readme(unittest.TestCase):
             self.assertTrue(os.access(ROOT / command, os.X_OK), command)
 
     def test_folders_and_files_exist(self):
-        names = re.findall(r"`((?:bindings|capi|core|transports|integration|tests)(?:/[\w./]+)?|LICENSE)`", TEXT)
+        names = re.findall(r"`((?:bindings|capi|core|docs|transports|integration|tests)(?:/[\w./]+)?|LICENSE|CONTRIBUTING\.md)`", TEXT)
         self.assertGreater(len(names), 5)
         for name in names:
             self.assertTrue((ROOT / name).exists(), name)
