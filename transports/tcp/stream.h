@@ -153,7 +153,6 @@ class FrameStream final : public Pollable {
   uint64_t in_room_ = 0;           // of in_payload_
   uint64_t in_done_ = 0;
   bool in_streamed_ = false;  // the hash is being made in pieces
-  uint64_t in_hash_ = 0;
   Hasher64 in_hasher_;
   size_t in_begin_ = 0, in_end_ = 0;  // bytes of in_buffer_ that are not consumed
   std::array<uint8_t, kInBufferBytes> in_buffer_;
