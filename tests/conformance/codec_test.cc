@@ -370,13 +370,14 @@ TEST_P(CodecTest, SumsThatOverflowResetTheServers) {
 }
 
 TEST_P(CodecTest, ADifferentCodecIsAProtocolErrorEverywhere) {
-  for (const auto& [mine, other] : std::vector<std::pair<std::string, std::string>>{
+  for (const auto& pair : std::vector<std::pair<std::string, std::string>>{
            {kCodecs[4], kCodecs[5]},
            {kCodecs[4], kCodecs[7]},
            {kCodecs[0], kCodecs[1]},
            {kCodecs[2], kCodecs[3]},
            {R"({"type": "onebit", "chunk_align": 24})",
             R"({"type": "onebit", "mode": "compat"})"}}) {
+    const auto &mine = pair.first, &other = pair.second;
     std::atomic<int> protocol{0};
     const Status status =
         run_world(world_of(GetParam(), 3), [&](const std::shared_ptr<Comm>& comm) -> Status {

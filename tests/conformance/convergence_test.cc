@@ -140,7 +140,9 @@ TEST(Convergence, NarrowVarianceDoesNotStandStill) {
   EXPECT_GT(nearest, 10 * exact);
   // The mean of many elements has no bias. While v shrinks to a fiftieth, single elements of 8 bits
   // go astray, since nothing pulls them back; where gradients stay as they are, they return.
-  for (const auto& [state, astray] : {std::pair("bf16", 2.5), {"fp8", 10.0}}) {
+  for (const auto& pair : {std::pair("bf16", 2.5), {"fp8", 10.0}}) {
+    const char* const state = pair.first;
+    const double astray = pair.second;
     const Status status =
         run_world(world_of("inproc", 1), [&](const std::shared_ptr<Comm>& comm) -> Status {
           std::vector<float> p(kCount), g(kCount);

@@ -47,8 +47,10 @@ class OptimizerAccumulate : public ::testing::TestWithParam<std::string> {};
 
 TEST_P(OptimizerAccumulate, IsAStepWithTheMean) {
   for (const char* optimizer : kOptimizers) {
-    for (const auto& [type, size] :
+    for (const auto& pair :
          {std::pair(Dtype::kF32, 3), {Dtype::kBF16, 2}, {Dtype::kF32, 1}, {Dtype::kBF16, 1}}) {
+      const Dtype type = pair.first;
+      const int size = pair.second;
       const Status status =
           run_world(world_of(GetParam(), size), [&](const std::shared_ptr<Comm>& comm) -> Status {
             Model whole(comm->rank()), parts(comm->rank(), type);

@@ -49,8 +49,10 @@ class OptimizerHalf : public ::testing::TestWithParam<std::string> {};
 // made in float32.
 TEST_P(OptimizerHalf, SameAsFloatGradientsOfTheSameValues) {
   for (const char* optimizer : kOptimizers) {
-    for (const auto& [type, size] :
+    for (const auto& pair :
          {std::pair(Dtype::kF16, 2), {Dtype::kBF16, 2}, {Dtype::kF16, 1}, {Dtype::kBF16, 1}}) {
+      const Dtype type = pair.first;
+      const int size = pair.second;
       const Status status =
           run_world(world_of(GetParam(), size), [&](const std::shared_ptr<Comm>& comm) -> Status {
             Model a(comm->rank()), b(comm->rank());

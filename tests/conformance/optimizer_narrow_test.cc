@@ -121,11 +121,13 @@ TEST_P(OptimizerNarrow, RanksAndLayoutChangeNoBit) {
   for (const char* optimizer : kNarrow) {
     for (const StateType type : kTypes) {
       std::string alone;
-      for (const auto& [size, codec] :
+      for (const auto& pair :
            {std::pair(1, ""),
             {2, ""},
             {4, ""},
             {4, R"(, "gradient_codec": {"type": "bf16", "residual": false, "chunk_align": 8})"}}) {
+        const int size = pair.first;
+        const char* const codec = pair.second;
         std::string found;
         const Status status =
             run_world(world_of(GetParam(), size), [&](const std::shared_ptr<Comm>& comm) -> Status {
