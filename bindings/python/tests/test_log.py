@@ -100,7 +100,9 @@ logging.basicConfig(stream=sys.stdout, level=1, format="%(name)s %(levelname)s")
 sotto.capture_log(level="trace")
 comm = sotto.init_process_group(timeout=30)
 work = comm.recv(np.zeros(1), 1 - comm.rank)
+both_receive = comm.barrier()
 if comm.rank == 0:
+    both_receive.wait()
     comm.abort("the end")
 """
 
