@@ -9,8 +9,8 @@ namespace sotto {
 // the one who takes the optimizer and its context down: they are held while a launch is awaited.
 class Optimizer::RecordedHooks final : public OpHooks {
  public:
-  RecordedHooks(std::weak_ptr<const Optimizer> optimizer, Variant variant, bool accumulated,
-                Prepared prepared)
+  RecordedHooks(std::weak_ptr<const Optimizer> optimizer, const StepVariant& variant,
+                bool accumulated, Prepared prepared)
       : optimizer_(std::move(optimizer)),
         variant_(variant),
         accumulated_(accumulated),
@@ -23,7 +23,7 @@ class Optimizer::RecordedHooks final : public OpHooks {
   bool is_of(const std::weak_ptr<const Optimizer>& optimizer) const {
     return !optimizer_.owner_before(optimizer) && !optimizer.owner_before(optimizer_);
   }
-  Variant variant() const { return variant_; }
+  const StepVariant& variant() const { return variant_; }
   bool accumulated() const { return accumulated_; }
   const Prepared& prepared() const { return prepared_; }
   void await(std::shared_ptr<Optimizer> optimizer) { awaits_ = std::move(optimizer); }
@@ -34,12 +34,12 @@ class Optimizer::RecordedHooks final : public OpHooks {
  private:
   const std::weak_ptr<const Optimizer> optimizer_;
   std::shared_ptr<Optimizer> awaits_;
-  Variant variant_;
+  StepVariant variant_;
   bool accumulated_;
   Prepared prepared_;
 };
 
-Result<OpRef> Optimizer::record(Variant variant, CallOptions options,
+Result<OpRef> Optimizer::record(const StepVariant& variant, CallOptions options,
                                 std::shared_ptr<GraphRecorder> recorder) {
   if (options.waits) {
     return invalid_argument(
@@ -51,11 +51,11 @@ Result<OpRef> Optimizer::record(Variant variant, CallOptions options,
         "the stream is being captured into a CUDA graph: a recorded step, which completes once for "
         "every replay, takes no callback");
   }
-  if (starts_compression(variant)) {
+  if (variant.begins_stage) {
     return invalid_state(
         "step {} is the first of a compressed stage and comes once: it cannot be recorded into a "
         "CUDA graph; let it happen first",
-        step_ + 1);
+        data_.step + 1);
   }
   SOTTO_ASSIGN(Prepared p, prepare(variant, accumulated(variant), recorder));
   const std::shared_ptr<PreparedPlan> plan = p.plan;
@@ -66,11 +66,11 @@ Result<OpRef> Optimizer::record(Variant variant, CallOptions options,
   const auto bind_run = [&](Run& run) {
     bind(run, hooks->prepared(), variant);
     hooks->bases = run.bases;
-    hooks->frozen_hash = frozen_hash_;
+    hooks->frozen_hash = data_.parameters.frozen_hash();
   };
-  SOTTO_ASSIGN(const OpRef op,
-               comm_->launch(plan, s, std::ref(bind_run), hooks, options, std::move(recorder)));
-  SOTTO_TRY(comm_->engine().wait(op, -1));
+  SOTTO_ASSIGN(const OpRef op, data_.comm->launch(plan, s, std::ref(bind_run), hooks, options,
+                                                  std::move(recorder)));
+  SOTTO_TRY(data_.comm->engine().wait(op, -1));
   return op;
 }
 
@@ -89,7 +89,7 @@ Status Optimizer::replay(const OpRef& op) {
     recorded->await(shared_from_this());
     return ok_status();
   };
-  const Status status = comm_->replay(op, signature(next_variant()), bind_run);
+  const Status status = data_.comm->replay(op, signature(algorithm_->next()), bind_run);
   if (!status.ok()) in_flight_.store(false, std::memory_order_release);
   return status;
 }
@@ -97,18 +97,18 @@ Status Optimizer::replay(const OpRef& op) {
 // Where everything is is in the graph, but for the scalars, which the first copy of a launch takes
 // from the host.
 Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
-  const Variant next = next_variant();
+  const StepVariant next = algorithm_->next();
   if (next != recorded.variant() || accumulated(next) != recorded.accumulated()) {
     return invalid_state(
         "step {} is of another kind than the recorded one (stage, synchronisation or micro-batches "
         "differ): call sotto_optim_step, or record one like it",
-        step_ + 1);
+        data_.step + 1);
   }
-  if (recorded.frozen_hash != frozen_hash_) {
+  if (recorded.frozen_hash != data_.parameters.frozen_hash()) {
     return invalid_state(
         "step {} leaves other parameters as they are than the recorded one "
         "(sotto_optim_set_frozen): call sotto_optim_step, or record one like it",
-        step_ + 1);
+        data_.step + 1);
   }
   bind(run, recorded.prepared(), next);
   if (std::equal(recorded.bases.begin(), recorded.bases.end(), run.bases.begin(),
@@ -122,7 +122,7 @@ Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
       "(sotto_optim_set_grads, sotto_optim_set_params), or error feedback is in the other one of "
       "its two places, for which "
       "a graph of its own can be recorded",
-      step_ + 1);
+      data_.step + 1);
 }
 
 }  // namespace sotto

@@ -94,6 +94,42 @@ Status read_fp8(const DeviceAccess& access, const StateArray& array, const Tenso
 
 }  // namespace
 
+Status StateArrays::add(const DeviceAccess& access, const CompressedLayout& layout,
+                        const StateArraySpec& spec) {
+  Entry entry{spec, {}, {}};
+  SOTTO_ASSIGN(entry.elements, DeviceArray::make(access.device(), spec.bytes));
+  if (spec.type == StateType::kFp8) {
+    SOTTO_ASSIGN(entry.exponents,
+                 DeviceArray::make(access.device(), state_exponent_bytes(layout, spec.type)));
+  }
+  std::erase_if(entries_, [&](const Entry& e) { return e.spec.name == spec.name; });
+  entries_.push_back(std::move(entry));
+  return ok_status();
+}
+
+const StateArrays::Entry* StateArrays::find(std::string_view name) const {
+  const auto it = std::find_if(entries_.begin(), entries_.end(),
+                               [&](const Entry& e) { return e.spec.name == name; });
+  return it == entries_.end() ? nullptr : &*it;
+}
+
+StateArray StateArrays::operator[](std::string_view name) const {
+  const Entry* entry = find(name);
+  if (entry == nullptr) return {};
+  return {entry->spec.type, entry->spec.variance, entry->elements.data(), entry->exponents.data()};
+}
+
+uint64_t StateArrays::bytes_of(std::string_view name) const {
+  const Entry* entry = find(name);
+  return entry == nullptr ? 0 : entry->elements.bytes();
+}
+
+uint64_t StateArrays::bytes() const {
+  uint64_t bytes = 0;
+  for (const Entry& entry : entries_) bytes += entry.elements.bytes() + entry.exponents.bytes();
+  return bytes;
+}
+
 uint64_t state_element_bytes(const CompressedLayout& layout, StateType type) {
   return layout.flat_elements() * state_type_bytes(type);
 }

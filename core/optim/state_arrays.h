@@ -1,9 +1,11 @@
-// Momentum and variance of every type between a device and the host, where they are float32 in the
-// order of the tensors, without padding.
+// The arrays of an optimizer's state, by name; and their values between a device and the host,
+// where they are float32 in the order of the tensors, without padding.
 #pragma once
 
 #include <cstdint>
 #include <span>
+#include <string_view>
+#include <vector>
 
 #include "core/base/narrow_state.h"
 #include "core/base/status.h"
@@ -19,6 +21,36 @@ struct StateArray {
   bool variance = false;  // fp8 has other codes for it
   void* elements = nullptr;
   void* exponents = nullptr;
+};
+
+// An array that an algorithm keeps.
+struct StateArraySpec {
+  std::string_view name;  // of static storage
+  uint64_t bytes = 0;     // without exponents
+  StateType type = StateType::kF32;
+  bool variance = false;
+};
+
+class StateArrays {
+ public:
+  // Zeroed. Exponents: of narrow types. A second array of a name takes the place of the first.
+  Status add(const DeviceAccess& access, const CompressedLayout& layout,
+             const StateArraySpec& spec);
+  bool has(std::string_view name) const { return find(name) != nullptr; }
+  // Null elements: there is none of that name.
+  StateArray operator[](std::string_view name) const;
+  void* data(std::string_view name) const { return (*this)[name].elements; }
+  uint64_t bytes_of(std::string_view name) const;  // without exponents; 0: there is none
+  uint64_t bytes() const;                          // of all
+
+ private:
+  struct Entry {
+    StateArraySpec spec;
+    DeviceArray elements, exponents;
+  };
+  const Entry* find(std::string_view name) const;
+
+  std::vector<Entry> entries_;
 };
 
 // Bytes of the two parts.

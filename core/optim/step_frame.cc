@@ -25,6 +25,19 @@ std::vector<uint32_t> numbers(size_t n) {
 
 }  // namespace
 
+StepPlan build_accumulation(const StepShape& shape, bool first) {
+  StepFrame frame(shape);
+  frame.accumulate(first, absent());
+  return frame.take();
+}
+
+StepPlan build_dense_step(const StepShape& shape, const DenseUpdate& update, bool tensor_steps) {
+  StepFrame frame(shape);
+  const GradientStage gradient = frame.average_gradients();
+  update(frame, gradient);
+  return frame.finish(gradient.word, frame.worker_messages(), tensor_steps);
+}
+
 std::vector<Piece> pieces_of(const CompressedLayout& layout, std::span<const uint32_t> tensors) {
   std::vector<Piece> out;
   for (const uint32_t t : tensors) {
@@ -56,19 +69,11 @@ StepFrame::StepFrame(const StepShape& shape) : shape_(shape) {
   s.params = b_.bound_list(bytes_of(Dtype::kF32));
   s.grads = add_padded_list(b_, layout, shape.gradients);
   if (!shape.copied.empty()) s.copies = b_.bound_list(bytes_of(shape.copies));
-  s.m = b_.bound(state_element_bytes(layout, shape.state));
-  s.v = b_.bound(state_element_bytes(layout, shape.state));
-  if (shape.state == StateType::kFp8) {
-    s.m_exponents = b_.bound(state_exponent_bytes(layout, shape.state));
-    s.v_exponents = b_.bound(state_exponent_bytes(layout, shape.state));
-  }
-  s.tensor_states = states_ = b_.bound(state_bytes());
+  states_ = bound_states_ = array("tensor_states", state_bytes());
   b_.committed(s.params, layout.tensors().size());
   if (s.copies != kNoSlot) b_.committed(s.copies, layout.tensors().size());
-  for (const uint32_t slot : {s.m, s.v, s.m_exponents, s.v_exponents, s.tensor_states}) {
-    if (slot != kNoSlot) b_.committed(slot);
-  }
-  if (shape.masked) s.valid = b_.bound(layout.flat_elements() / 8);
+  b_.committed(bound_states_);
+  if (shape.masked) valid_ = bit_array("valid");
   const uint64_t scalar_bytes = shape.groups * sizeof(GroupScalars) + sizeof(StepScalars);
   s.scalars = b_.host(scalar_bytes);
   scalars_ = b_.scratch(scalar_bytes);
@@ -91,11 +96,36 @@ void StepFrame::accumulate(bool first, OperandRef factor) {
                                  AccumulateArgs{given.type, first});
 }
 
-OperandRef StepFrame::state_operand(uint32_t slot) const {
-  return flat(slot, Access::kReadWrite, static_cast<uint32_t>(state_type_bytes(shape_.state) * 8));
+uint32_t StepFrame::array(std::string_view name, uint64_t bytes) {
+  std::vector<ArrayBinding>& arrays = out_.slots.arrays;
+  for (const ArrayBinding& a : arrays) {
+    if (a.name == name) return a.elements;
+  }
+  return arrays.emplace_back(ArrayBinding{name, b_.bound(bytes)}).elements;
 }
 
-OperandRef StepFrame::exponents_operand(uint32_t slot) const {
+ArrayBinding StepFrame::moment(std::string_view name) {
+  std::vector<ArrayBinding>& arrays = out_.slots.arrays;
+  for (const ArrayBinding& a : arrays) {
+    if (a.name == name) return a;
+  }
+  const CompressedLayout& layout = *shape_.layout;
+  ArrayBinding out{name, b_.bound(state_element_bytes(layout, shape_.state))};
+  b_.committed(out.elements);
+  if (shape_.state == StateType::kFp8) {
+    out.exponents = b_.bound(state_exponent_bytes(layout, shape_.state));
+    b_.committed(out.exponents);
+  }
+  return arrays.emplace_back(out);
+}
+
+OperandRef StepFrame::moment_operand(std::string_view name) {
+  return flat(moment(name).elements, Access::kReadWrite,
+              static_cast<uint32_t>(state_type_bytes(shape_.state) * 8));
+}
+
+OperandRef StepFrame::exponents_operand(std::string_view name) {
+  const uint32_t slot = moment(name).exponents;
   if (slot == kNoSlot) return absent();
   return blocks(slot, Access::kReadWrite, 8 * static_cast<uint32_t>(kStateBlocksPerNormBlock));
 }
@@ -110,12 +140,12 @@ OperandRef StepFrame::scalars_operand() const {
 
 OperandRef StepFrame::valid_operand(Access access) const {
   if (!shape_.masked || shape_.compat) return absent();
-  return whole(out_.slots.valid, access, 0, shape_.layout->flat_elements() / 8);
+  return whole(valid_, access, 0, shape_.layout->flat_elements() / 8);
 }
 
 OperandRef StepFrame::mask_operand() const {
   if (!shape_.masked) return absent();
-  return whole(out_.slots.valid, Access::kRead, 0, shape_.layout->flat_elements() / 8);
+  return whole(valid_, Access::kRead, 0, shape_.layout->flat_elements() / 8);
 }
 
 uint64_t StepFrame::state_bytes() const {
@@ -146,12 +176,12 @@ TensorArgs StepFrame::one_tensor(NormRange range, bool average) {
 void StepFrame::copy_states() {
   const uint64_t bytes = state_bytes();
   states_ = b_.scratch(bytes);
-  b_.copy({states_, 0, bytes}, {out_.slots.tensor_states, 0, bytes});
+  b_.copy({states_, 0, bytes}, {bound_states_, 0, bytes});
 }
 
 void StepFrame::keep_states(uint32_t word) {
   const uint64_t bytes = state_bytes();
-  b_.copy({out_.slots.tensor_states, 0, bytes}, {states_, 0, bytes}, committing(word));
+  b_.copy({bound_states_, 0, bytes}, {states_, 0, bytes}, committing(word));
 }
 
 KernelOptions StepFrame::committing(uint32_t word) {
@@ -316,7 +346,7 @@ GradientStage StepFrame::compressed_average() {
         all_tensor_pieces(*shape_.layout), AccumulateArgs{local.type, true});
   }
   CompressedMeanRequest r{shape_.rank, shape_.layout, *shape_.codec, in, stage.list};
-  if (shape_.codec->kind == CodecKind::kOnebit) r.valid = out_.slots.valid;
+  if (shape_.codec->kind == CodecKind::kOnebit) r.valid = valid_;
   r.segment_bytes = shape_.segment_bytes;
   const CompressedMean mean = emit_compressed_mean(b_, r);
   out_.slots.codec = mean.slots;
@@ -328,51 +358,6 @@ GradientStage StepFrame::compressed_average() {
 std::vector<Piece> StepFrame::updated(std::vector<Piece> pieces) const {
   std::erase_if(pieces, [this](const Piece& p) { return frozen(p.tensor); });
   return pieces;
-}
-
-void StepFrame::adam_update(const GradientStage& gradient, std::vector<Piece> pieces,
-                            uint32_t word) {
-  const StepSlots& s = out_.slots;
-  const kernels::AdamOperands<OperandRef> operands{.g = gradient.operand(),
-                                                   .m = state_operand(s.m),
-                                                   .v = state_operand(s.v),
-                                                   .p = list(s.params, Access::kReadWrite, 32),
-                                                   .scalars = scalars_operand(),
-                                                   .clip = coefficient_operand(gradient),
-                                                   .valid = valid_operand()};
-  if (shape_.state == StateType::kF32) {
-    b_.kernel<kernels::Adam>(operands, updated(std::move(pieces)), SourceArgs{gradient.type},
-                             committing(word));
-    return;
-  }
-  b_.kernel<kernels::AdamNarrow>({.adam = operands,
-                                  .step = state_step_operand(),
-                                  .m_exponents = exponents_operand(s.m_exponents),
-                                  .v_exponents = exponents_operand(s.v_exponents)},
-                                 updated(std::move(pieces)),
-                                 NarrowArgs{gradient.type, shape_.state}, committing(word));
-}
-
-void StepFrame::sgd_update(const GradientStage& gradient, bool momentum, bool nesterov) {
-  const StepSlots& s = out_.slots;
-  const kernels::SgdOperands<OperandRef> operands{.g = gradient.operand(),
-                                                  .m = momentum ? state_operand(s.m) : absent(),
-                                                  .p = list(s.params, Access::kReadWrite, 32),
-                                                  .scalars = scalars_operand(),
-                                                  .clip = coefficient_operand(gradient),
-                                                  .valid = valid_operand()};
-  std::vector<Piece> pieces = updated(all_tensor_pieces(*shape_.layout));
-  if (shape_.state == StateType::kF32) {
-    b_.kernel<kernels::Sgd>(operands, std::move(pieces), SgdArgs{nesterov, gradient.type},
-                            committing(gradient.word));
-    return;
-  }
-  b_.kernel<kernels::SgdNarrow>({.sgd = operands,
-                                 .step = state_step_operand(),
-                                 .m_exponents = exponents_operand(s.m_exponents)},
-                                std::move(pieces),
-                                NarrowArgs{gradient.type, shape_.state, nesterov},
-                                committing(gradient.word));
 }
 
 GradientStage StepFrame::local_gradients(Decide decide) {

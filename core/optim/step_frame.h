@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <string_view>
 #include <vector>
 
 #include "core/optim/step_plan.h"
@@ -41,6 +43,24 @@ class StepFrame {
   const StepShape& shape() const { return shape_; }
   uint64_t tensors() const { return shape_.layout->tensors().size(); }
 
+  // The slot of an array of the state, which the step's run binds.
+  uint32_t array(std::string_view name, uint64_t bytes);
+  // Of float32, or of bits, for every element of the flat space.
+  uint32_t flat_array(std::string_view name) {
+    return array(name, shape_.layout->flat_elements() * 4);
+  }
+  uint32_t bit_array(std::string_view name) {
+    return array(name, shape_.layout->flat_elements() / 8);
+  }
+  // Of the shape's type of state: momentum or variance, which only a step that commits writes.
+  ArrayBinding moment(std::string_view name);
+  // Such an array as operands of an update; exponents: absent if there are none.
+  OperandRef moment_operand(std::string_view name);
+  OperandRef exponents_operand(std::string_view name);
+  OperandRef state_step_operand() const;
+
+  uint32_t valid() const { return valid_; }  // kNoSlot: nothing is masked
+
   // The sums of micro-batches, with the gradients of this one.
   void accumulate(bool first, OperandRef factor);
 
@@ -56,10 +76,6 @@ class StepFrame {
   bool frozen(uint32_t tensor) const {
     return !shape_.frozen.empty() && tensor < shape_.frozen.size() && shape_.frozen[tensor] != 0;
   }
-  // Adam's update of some tensors.
-  void adam_update(const GradientStage& gradient, std::vector<Piece> pieces, uint32_t word);
-  // SGD's update of all of them.
-  void sgd_update(const GradientStage& gradient, bool momentum, bool nesterov);
   // Steps without a full-precision average: the mean over ranks of the norms of local gradients, if
   // clipping is on. Otherwise ranks that have to decide do so alone.
   GradientStage local_gradients(Decide decide);
@@ -104,10 +120,7 @@ class StepFrame {
   GradientStage caller_gradients() const;
   GradientStage compressed_average();
   GradientStage local_stage() const;
-  OperandRef step_scalar(uint64_t offset) const;      // a member of StepScalars
-  OperandRef state_operand(uint32_t slot) const;      // m or v, of the shape's type
-  OperandRef exponents_operand(uint32_t slot) const;  // absent if there is none
-  OperandRef state_step_operand() const;
+  OperandRef step_scalar(uint64_t offset) const;  // a member of StepScalars
   GradientStage clip_and_decide(GradientStage stage, bool exchange, bool norm, uint32_t flags);
   // Scratch memory for some tensors, one after the other.
   struct ScratchList {
@@ -124,12 +137,19 @@ class StepFrame {
   StepPlan out_;
   uint32_t scalars_ = kNoSlot;
   uint32_t tensor_steps_ = kNoSlot;
+  uint32_t valid_ = kNoSlot;
+  uint32_t bound_states_ = kNoSlot;
   uint32_t states_ = kNoSlot;  // what kernels use: the bound slot or its copy
   uint32_t norm_ = kNoSlot;    // double
   uint32_t norm_messages_ = kNoSlot;
   uint32_t norm_message_count_ = 0;
   Region worker_messages_;
 };
+
+// A step whose gradient is averaged and then used: one piece averages, `update` is the other.
+// tensor_steps: the update leaves a TensorStep of each tensor.
+using DenseUpdate = std::function<void(StepFrame&, const GradientStage&)>;
+StepPlan build_dense_step(const StepShape& shape, const DenseUpdate& update, bool tensor_steps);
 
 // Pieces of tensors, in the order given.
 std::vector<Piece> pieces_of(const CompressedLayout& layout, std::span<const uint32_t> tensors);

@@ -1,13 +1,12 @@
-// The plans of optimizer steps: how gradients are averaged, clipped and applied, as sequences of
-// kernels and messages.
+// The plan of an optimizer step: what its parts are given, and what they give.
 #pragma once
 
 #include <cstdint>
 #include <optional>
+#include <string_view>
 #include <vector>
 
 #include "core/codec/compressed_layout.h"
-#include "core/optim/zeroone_schedule.h"
 #include "core/plan/builder.h"
 #include "core/plan/compressed.h"
 
@@ -49,28 +48,24 @@ struct StepScalars {
   uint64_t state_step = 0;  // for the rounding of narrow state
 };
 
+// An array of the state that a run binds.
+struct ArrayBinding {
+  std::string_view name;  // of static storage
+  uint32_t elements = kNoSlot;
+  uint32_t exponents = kNoSlot;  // of fp8 state
+};
+
 // Slots that a run binds. Lists have one slot per tensor. kNoSlot: the plan does not use it.
 struct StepSlots {
-  uint32_t params = kNoSlot;         // list, float32
-  uint32_t grads = kNoSlot;          // list
-  uint32_t sums = kNoSlot;           // list, float32: of earlier micro-batches
-  uint32_t copies = kNoSlot;         // list; tensors without a copy have no bytes
-  uint32_t m = kNoSlot;              // flat
-  uint32_t v = kNoSlot;              // flat
-  uint32_t m_exponents = kNoSlot;    // fp8 state: exponents of m's blocks
-  uint32_t v_exponents = kNoSlot;    // likewise of v
-  uint32_t valid = kNoSlot;          // flat bits
-  uint32_t tensor_states = kNoSlot;  // TensorState per tensor
+  uint32_t params = kNoSlot;  // list, float32
+  uint32_t grads = kNoSlot;   // list
+  uint32_t sums = kNoSlot;    // list, float32: of earlier micro-batches
+  uint32_t copies = kNoSlot;  // list; tensors without a copy have no bytes
   // Host, written before the start: GroupScalars per group, then StepScalars.
   uint32_t scalars = kNoSlot;
-  // Compressed steps.
-  uint32_t den = kNoSlot;                               // flat: sqrt(v) + eps
-  uint32_t old_bits = kNoSlot, old_messages = kNoSlot;  // momentum as bits
-  uint32_t vf = kNoSlot;                                // 1-bit LAMB: flat
-  uint32_t tensor_counts = kNoSlot;                     // 1-bit LAMB: uint64 per tensor
-  uint32_t local_sum = kNoSlot, anchor = kNoSlot;       // 0/1 Adam: flat (compat: no anchor)
-  uint32_t base_valid = kNoSlot;                        // 0/1 Adam: the callers' masks as bits
+  std::vector<ArrayBinding> arrays;
   CompressedSlots codec;
+  uint32_t current_bits = kNoSlot, current_messages = kNoSlot;  // the codec's current result
 };
 
 // What the host finds in the verdict slot when the step has completed. Offsets in bytes; count 0:
@@ -94,47 +89,5 @@ struct StepPlan {
 
 // Adds the gradients of one micro-batch to the sums; `first`: they become the sums.
 StepPlan build_accumulation(const StepShape& shape, bool first);
-
-// Steps whose gradient is averaged in full precision.
-enum class DenseUpdate : uint8_t {
-  kAdam,  // Adam, AdamW, the warm-up of 1-bit Adam, variance steps of 0/1 Adam
-  kLamb,
-  kLambAverage,  // the warm-up of 1-bit LAMB: c_avg is updated
-  kSgd,
-};
-struct FullStepRequest {
-  StepShape shape;
-  DenseUpdate update = DenseUpdate::kAdam;
-  bool momentum = true;   // SGD: m exists
-  bool nesterov = false;  // SGD
-};
-StepPlan build_full_step(const FullStepRequest& request);
-
-// A compressed step of 1-bit Adam (specification 5.3) or 1-bit LAMB (7.4).
-struct CompressedStepRequest {
-  StepShape shape;
-  ScaleKind scale = ScaleKind::kL2;
-  bool lamb = false;
-  bool momentum_bits = false;  // m is {old_bits, old_messages, TensorState}; else floats in m
-  bool first = false;  // the stage starts: den, mask and, for LAMB, vf and scaling coefficients are
-                       // made first
-  bool mask_zero_variance = false;  // first: elements with v = 0 leave the valid bits
-  double debias = 0;                // LAMB, first: c_avg is divided by it; 0: off
-};
-StepPlan build_compressed_step(const CompressedStepRequest& request);
-
-// A step of 0/1 Adam that is no variance step (specification 6.3, 6.4).
-struct ZeroOneRequest {
-  StepShape shape;
-  ScaleKind scale = ScaleKind::kL2;
-  ZeroOneUpdate kind = ZeroOneUpdate::kCompressed;  // not kVariance
-  bool refresh_mask = false;                        // v has changed: the mask is made anew
-  bool mask_zero_variance = false;                  // elements with v = 0 leave it
-  bool begin = false;  // the variance is frozen from now on: den, anchor and an empty sum are made,
-                       // error feedback starts again
-  bool own_masks = false;  // base_valid is bound; else every element is valid in it
-  bool gradients = true;   // kSync: false: only what has been summed up
-};
-StepPlan build_zeroone_step(const ZeroOneRequest& request);
 
 }  // namespace sotto

@@ -6,7 +6,12 @@
 #include <algorithm>
 #include <functional>
 
-#include "core/optim/step_plan.h"
+#include "core/optim/algorithms/adam.h"
+#include "core/optim/algorithms/lamb.h"
+#include "core/optim/algorithms/onebit_adam.h"
+#include "core/optim/algorithms/onebit_lamb.h"
+#include "core/optim/algorithms/sgd.h"
+#include "core/optim/algorithms/zeroone_step.h"
 
 namespace sotto::test {
 namespace {
@@ -123,12 +128,20 @@ const std::vector<LayoutTensor> kTensors{{70'001, 0}, {3, 0}, {0, 0}, {40'000, 1
 // With a group of tensors that are averaged in full precision.
 const std::vector<LayoutTensor> kMixed{{30'001, 0}, {3, 1, false}, {9'000, 0}, {20'000, 1, false}};
 
-class CommitGateUpdates : public testing::TestWithParam<DenseUpdate> {};
+struct Dense {
+  const char* name;
+  StepPlan (*build)(const StepShape&);
+};
+const Dense kDense[] = {
+    {"adam", build_adam_step},
+    {"lamb", [](const StepShape& shape) { return build_lamb_step(shape, false); }},
+    {"lamb_average", [](const StepShape& shape) { return build_lamb_step(shape, true); }},
+    {"sgd", [](const StepShape& shape) { return build_sgd_step(shape, true, false); }},
+};
 
-TEST_P(CommitGateUpdates, FullPrecision) {
-  const auto build = [](const StepShape& shape) { return build_full_step({shape, GetParam()}); };
-  expect_gated_everywhere(build, kTensors, 8);
-}
+class CommitGateUpdates : public testing::TestWithParam<Dense> {};
+
+TEST_P(CommitGateUpdates, FullPrecision) { expect_gated_everywhere(GetParam().build, kTensors, 8); }
 
 TEST_P(CommitGateUpdates, WithACodec) {
   for (const CodecKind kind : {CodecKind::kOnebit, CodecKind::kInt8, CodecKind::kBf16}) {
@@ -138,22 +151,15 @@ TEST_P(CommitGateUpdates, WithACodec) {
       shape.codec->block = kind == CodecKind::kInt8 ? 256 : 0;
       shape.postscale = 1;
       shape.masked &= kind == CodecKind::kOnebit;
-      return build_full_step({shape, GetParam()});
+      return GetParam().build(shape);
     };
     expect_gated_everywhere(build, kTensors, kind == CodecKind::kInt8 ? 512 : 8,
                             kind == CodecKind::kOnebit);
   }
 }
 
-std::string update_name(const testing::TestParamInfo<DenseUpdate>& info) {
-  constexpr const char* kNames[] = {"adam", "lamb", "lamb_average", "sgd"};
-  return kNames[static_cast<int>(info.param)];
-}
-
-INSTANTIATE_TEST_SUITE_P(All, CommitGateUpdates,
-                         testing::Values(DenseUpdate::kAdam, DenseUpdate::kLamb,
-                                         DenseUpdate::kLambAverage, DenseUpdate::kSgd),
-                         update_name);
+INSTANTIATE_TEST_SUITE_P(All, CommitGateUpdates, testing::ValuesIn(kDense),
+                         [](const auto& dense) { return std::string(dense.param.name); });
 
 TEST(CommitGatePlans, CompressedSteps) {
   for (const auto& tensors : {kTensors, kMixed}) {
@@ -164,10 +170,9 @@ TEST(CommitGatePlans, CompressedSteps) {
           const auto build = [&](const StepShape& shape) {
             CompressedStepRequest request;
             request.shape = shape;
-            request.lamb = lamb;
             request.first = first;
             request.momentum_bits = bits;
-            return build_compressed_step(request);
+            return lamb ? build_onebit_lamb_step(request, 0) : build_onebit_adam_step(request);
           };
           expect_gated_everywhere(build, tensors, 8);
         }

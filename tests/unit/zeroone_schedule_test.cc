@@ -1,5 +1,5 @@
 // When 0/1 Adam updates its variance, compresses, stays silent and synchronises.
-#include "core/optim/zeroone_schedule.h"
+#include "core/optim/algorithms/zeroone_schedule.h"
 
 #include <gtest/gtest.h>
 

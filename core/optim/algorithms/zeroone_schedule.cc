@@ -1,4 +1,4 @@
-#include "core/optim/zeroone_schedule.h"
+#include "core/optim/algorithms/zeroone_schedule.h"
 
 #include <algorithm>
 #include <bit>

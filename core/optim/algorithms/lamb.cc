@@ -1,11 +1,12 @@
-#include "core/optim/step_plan.h"
+#include "core/optim/algorithms/lamb.h"
 
-#include "core/optim/step_frame.h"
+#include <algorithm>
+#include <cmath>
 
 namespace sotto {
 namespace {
 
-// Where LAMB's first pass leaves the direction of each tensor for the second: one slot per tensor;
+// Where the first pass leaves the direction of each tensor for the second: one slot per tensor;
 // returns the first. Averages of this run are overwritten, if they are float32. Otherwise tensors
 // share a buffer with room for the largest; the caller's gradients are only read.
 uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
@@ -23,11 +24,12 @@ uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
   return first;
 }
 
-// LAMB tensor after tensor, so that the second pass finds small tensors in the cache.
+// Tensor after tensor, so that the second pass finds small tensors in the cache.
 void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   PlanBuilder& b = frame.builder();
   const CompressedLayout& layout = *frame.shape().layout;
-  const StepSlots& s = frame.slots();
+  const uint32_t params = frame.slots().params;
+  const uint32_t m = frame.moment("m").elements, v = frame.moment("v").elements;
   const uint64_t block_bytes = std::max<uint64_t>(1, layout.tensor_blocks()) * 4;
   const uint32_t p_blocks = b.scratch(block_bytes);
   const uint32_t u_blocks = b.scratch(block_bytes);
@@ -38,9 +40,9 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
     if (ranges[t].count == 0 || frame.frozen(t)) continue;
     std::vector<Piece> pieces = layout.tensor_pieces(t);
     b.kernel<kernels::LambMoments>({.g = gradient.operand(),
-                                    .m = flat(s.m, Access::kReadWrite, 32),
-                                    .v = flat(s.v, Access::kReadWrite, 32),
-                                    .p = list(s.params, Access::kRead, 32),
+                                    .m = flat(m, Access::kReadWrite, 32),
+                                    .v = flat(v, Access::kReadWrite, 32),
+                                    .p = list(params, Access::kRead, 32),
                                     .p_sums = blocks(p_blocks, Access::kWrite),
                                     .u_sums = blocks(u_blocks, Access::kWrite),
                                     .scalars = frame.scalars_operand(),
@@ -55,7 +57,7 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
                                     .steps = frame.steps_operand(Access::kReadWrite)},
                                    {}, frame.one_tensor(ranges[t], average), commit);
     b.kernel<kernels::LambUpdate>({.u = list(directions, Access::kRead, 32),
-                                   .p = list(s.params, Access::kReadWrite, 32),
+                                   .p = list(params, Access::kReadWrite, 32),
                                    .steps = frame.steps_operand(Access::kRead)},
                                   std::move(pieces), NoArgs{}, commit);
   }
@@ -63,28 +65,36 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
 
 }  // namespace
 
-StepPlan build_accumulation(const StepShape& shape, bool first) {
-  StepFrame frame(shape);
-  frame.accumulate(first, absent());
-  return frame.take();
+StepPlan build_lamb_step(const StepShape& shape, bool average) {
+  const auto update = [average](StepFrame& frame, const GradientStage& gradient) {
+    emit_lamb(frame, gradient, average);
+  };
+  return build_dense_step(shape, update, true);
 }
 
-StepPlan build_full_step(const FullStepRequest& request) {
-  StepFrame frame(request.shape);
-  const GradientStage gradient = frame.average_gradients();
-  bool tensor_steps = false;
-  switch (request.update) {
-    case DenseUpdate::kAdam:
-      frame.adam_update(gradient, all_tensor_pieces(*request.shape.layout), gradient.word);
-      break;
-    case DenseUpdate::kSgd: frame.sgd_update(gradient, request.momentum, request.nesterov); break;
-    case DenseUpdate::kLamb:
-    case DenseUpdate::kLambAverage:
-      emit_lamb(frame, gradient, request.update == DenseUpdate::kLambAverage);
-      tensor_steps = true;
-      break;
-  }
-  return frame.finish(gradient.word, frame.worker_messages(), tensor_steps);
+void write_lamb_scalars(const OptimizerParams& p, uint64_t t, GroupScalars* s) {
+  const auto step = static_cast<double>(t);
+  const double correction1 = p.bias_correction ? 1.0 - std::pow(p.beta1, step) : 1.0;
+  const double correction2 = p.bias_correction ? 1.0 - std::pow(p.beta2, step) : 1.0;
+  s->lamb_lr = s->lr * (p.bias_correction ? std::sqrt(correction2) / correction1 : 1.0);
+  s->max_coeff = p.max_coeff;
+  s->min_coeff = p.min_coeff;
+}
+
+std::span<const std::string_view> Lamb::settable() const {
+  static constexpr std::string_view kNames[] = {"lr",  "weight_decay", "beta1",    "beta2",
+                                                "eps", "max_coeff",    "min_coeff"};
+  return kNames;
+}
+
+StepPlan Lamb::build(const StepVariant&, const StepShape& shape) const {
+  return build_lamb_step(shape, false);
+}
+
+void Lamb::write_scalars(const StepVariant&, size_t group, GroupScalars* s) const {
+  const OptimizerParams p = d_.groups.params(group);
+  write_lamb_scalars(p, d_.next_t(), s);
+  s->eps_inside_sqrt = p.eps_inside_sqrt ? 1 : 0;
 }
 
 }  // namespace sotto

@@ -1,6 +1,6 @@
-// Steps of 0/1 Adam that are not variance steps (specification 6.3, 6.4).
+#include "core/optim/algorithms/zeroone_step.h"
+
 #include "core/optim/step_frame.h"
-#include "core/optim/step_plan.h"
 
 namespace sotto {
 namespace {
@@ -13,21 +13,23 @@ class ZeroOneStep {
         b_(frame_.builder()),
         layout_(*request.shape.layout),
         s_(frame_.slots()),
+        m_(frame_.moment("m").elements),
+        v_(frame_.moment("v").elements),
         pieces_(all_tensor_pieces(layout_)),
         messages_(layout_.message_bytes()) {
     if (!alone()) {
       s_.codec = add_onebit_slots(b_, layout_);
       if (!r_.begin) b_.committed(s_.codec.server);
-      if (!compat()) s_.codec.valid = s_.valid;
+      if (!compat()) s_.codec.valid = frame_.valid();
     }
-    if (r_.own_masks) s_.base_valid = b_.bound(layout_.flat_elements() / 8);
+    if (r_.own_masks) base_valid_ = frame_.bit_array("base_valid");
     if (r_.kind == ZeroOneUpdate::kCompressed) return;
-    s_.local_sum = b_.bound(layout_.flat_elements() * 4);
-    s_.den = b_.bound(layout_.flat_elements() * 4);
-    if (!compat()) s_.anchor = b_.bound(layout_.flat_elements() * 4);
+    local_sum_ = frame_.flat_array("local_sum");
+    den_ = frame_.flat_array("den");
+    if (!compat()) anchor_ = frame_.flat_array("anchor");
     if (r_.begin) return;
-    b_.committed(s_.local_sum);
-    if (!compat()) b_.committed(s_.anchor);
+    b_.committed(local_sum_);
+    if (!compat()) b_.committed(anchor_);
   }
 
   StepPlan build() {
@@ -76,10 +78,10 @@ class ZeroOneStep {
   // What the state at the switch gives. Doing it again changes nothing.
   void begin() {
     const uint64_t flat_bytes = layout_.flat_elements() * 4;
-    b_.fill({s_.local_sum, 0, flat_bytes}, 0);
+    b_.fill({local_sum_, 0, flat_bytes}, 0);
     if (!compat()) {
       b_.kernel<kernels::Pack>(
-          {.tensors = list(s_.params, Access::kRead, 32), .flat = state(s_.anchor, Access::kWrite)},
+          {.tensors = list(s_.params, Access::kRead, 32), .flat = state(anchor_, Access::kWrite)},
           pieces_, PackArgs{0, 4});
     }
     if (alone()) return;
@@ -94,11 +96,11 @@ class ZeroOneStep {
     const bool frozen = r_.kind != ZeroOneUpdate::kCompressed;
     const bool renew = r_.shape.masked && !compat();
     if (renew) {
-      const Region valid{s_.valid, 0, layout_.flat_elements() / 8};
-      r_.own_masks ? b_.copy(valid, {s_.base_valid, 0, valid.bytes}) : b_.fill(valid, 0xff);
+      const Region valid{frame_.valid(), 0, layout_.flat_elements() / 8};
+      r_.own_masks ? b_.copy(valid, {base_valid_, 0, valid.bytes}) : b_.fill(valid, 0xff);
     }
-    b_.kernel<kernels::FreezeVariance>({.v = state(s_.v, Access::kRead),
-                                        .den = frozen ? state(s_.den, Access::kWrite) : absent(),
+    b_.kernel<kernels::FreezeVariance>({.v = state(v_, Access::kRead),
+                                        .den = frozen ? state(den_, Access::kWrite) : absent(),
                                         .valid = frame_.valid_operand(Access::kReadWrite),
                                         .scalars = frame_.scalars_operand()},
                                        pieces_, FreezeArgs{r_.mask_zero_variance});
@@ -116,8 +118,8 @@ class ZeroOneStep {
   void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
     b_.kernel_with_undo<kernels::ZeroOneEncode>({.g = gradients(),
-                                                 .m = state(s_.m, Access::kRead),
-                                                 .b = state(s_.local_sum, Access::kRead),
+                                                 .m = state(m_, Access::kRead),
+                                                 .b = state(local_sum_, Access::kRead),
                                                  .to = encoder(to),
                                                  .scalars = frame_.scalars_operand(),
                                                  .clip = coefficient()},
@@ -139,8 +141,8 @@ class ZeroOneStep {
         {.g = alone() ? gradients() : absent(),
          .bits = bits(),
          .messages = messages(),
-         .m = state(s_.m, Access::kReadWrite),
-         .v = state(s_.v, Access::kRead),
+         .m = state(m_, Access::kReadWrite),
+         .v = state(v_, Access::kRead),
          .p = list(s_.params, Access::kReadWrite, 32),
          .scalars = frame_.scalars_operand(),
          .clip = alone() ? coefficient() : absent(),
@@ -154,10 +156,10 @@ class ZeroOneStep {
         {.x = {.floats = sum_ == kNoSlot ? absent() : state(sum_, Access::kRead),
                .bits = bits(),
                .messages = messages()},
-         .m = state(s_.m, Access::kReadWrite),
-         .b = state(s_.local_sum, Access::kWrite),
-         .den = state(s_.den, Access::kRead),
-         .anchor = state(s_.anchor, Access::kReadWrite),
+         .m = state(m_, Access::kReadWrite),
+         .b = state(local_sum_, Access::kWrite),
+         .den = state(den_, Access::kRead),
+         .anchor = state(anchor_, Access::kReadWrite),
          .p = list(s_.params, Access::kWrite, 32),
          .scalars = frame_.scalars_operand(),
          .valid = frame_.valid_operand()},
@@ -183,8 +185,8 @@ class ZeroOneStep {
   void sum_alone(uint32_t flags) {
     sum_ = b_.scratch(std::max<uint64_t>(1, layout_.flat_elements() * 4));
     b_.kernel<kernels::ZeroOneEncode>({.g = gradients(),
-                                       .m = state(s_.m, Access::kRead),
-                                       .b = state(s_.local_sum, Access::kRead),
+                                       .m = state(m_, Access::kRead),
+                                       .b = state(local_sum_, Access::kRead),
                                        .to = {.c = state(sum_, Access::kWrite),
                                               .valid = frame_.valid_operand(),
                                               .flags = whole(flags, Access::kReadWrite, 0, 4)},
@@ -196,9 +198,9 @@ class ZeroOneStep {
   // What the kernels that update in place share.
   kernels::InPlaceOperands<OperandRef> in_place(Access access) const {
     return {.g = gradients(),
-            .m = state(s_.m, access),
-            .b = state(s_.local_sum, access),
-            .den = state(s_.den, Access::kRead),
+            .m = state(m_, access),
+            .b = state(local_sum_, access),
+            .den = state(den_, Access::kRead),
             .p = list(s_.params, access, 32),
             .scalars = frame_.scalars_operand(),
             .clip = coefficient()};
@@ -233,10 +235,10 @@ class ZeroOneStep {
       return frame_.finish(gradient_.word, {}, false);
     }
     b_.kernel<kernels::ZeroOneLocal>({.g = gradients(),
-                                      .m = state(s_.m, Access::kReadWrite),
-                                      .b = state(s_.local_sum, Access::kReadWrite),
-                                      .den = state(s_.den, Access::kRead),
-                                      .anchor = state(s_.anchor, Access::kRead),
+                                      .m = state(m_, Access::kReadWrite),
+                                      .b = state(local_sum_, Access::kReadWrite),
+                                      .den = state(den_, Access::kRead),
+                                      .anchor = state(anchor_, Access::kRead),
                                       .p = list(s_.params, Access::kWrite, 32),
                                       .scalars = frame_.scalars_operand(),
                                       .clip = coefficient(),
@@ -251,6 +253,8 @@ class ZeroOneStep {
   PlanBuilder& b_;
   const CompressedLayout& layout_;
   StepSlots& s_;
+  uint32_t m_, v_;
+  uint32_t local_sum_ = kNoSlot, den_ = kNoSlot, anchor_ = kNoSlot, base_valid_ = kNoSlot;
   std::vector<Piece> pieces_;
   uint64_t messages_;
   GradientStage gradient_;

@@ -1,0 +1,26 @@
+// What ranks must have alike when they create an optimizer.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/group/comm.h"
+#include "core/optim/loss_scale.h"
+#include "core/optim/optimizer_data.h"
+
+namespace sotto {
+
+// Of one rank. The data outlives it.
+struct CreationTerms {
+  const OptimizerData* data = nullptr;
+  std::string settings;                // lines "key=value"
+  std::vector<uint64_t> value_hashes;  // per parameter; empty: values are not compared
+};
+Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler);
+
+// Whether ranks have made the same; if not, the same error on all, which names the rank, key or
+// parameter. mine: this rank's terms, or why it refuses. Collective.
+Status agree(Comm& comm, const Result<CreationTerms>& mine);
+
+}  // namespace sotto

@@ -1,0 +1,46 @@
+#include "core/optim/algorithms/adam.h"
+
+namespace sotto {
+
+void emit_adam(StepFrame& frame, const GradientStage& gradient, std::vector<Piece> pieces,
+               uint32_t word) {
+  const StepShape& shape = frame.shape();
+  const kernels::AdamOperands<OperandRef> operands{
+      .g = gradient.operand(),
+      .m = frame.moment_operand("m"),
+      .v = frame.moment_operand("v"),
+      .p = list(frame.slots().params, Access::kReadWrite, 32),
+      .scalars = frame.scalars_operand(),
+      .clip = frame.coefficient_operand(gradient),
+      .valid = frame.valid_operand()};
+  const KernelOptions commit = StepFrame::committing(word);
+  if (shape.state == StateType::kF32) {
+    frame.builder().kernel<kernels::Adam>(operands, frame.updated(std::move(pieces)),
+                                          SourceArgs{gradient.type}, commit);
+    return;
+  }
+  frame.builder().kernel<kernels::AdamNarrow>({.adam = operands,
+                                               .step = frame.state_step_operand(),
+                                               .m_exponents = frame.exponents_operand("m"),
+                                               .v_exponents = frame.exponents_operand("v")},
+                                              frame.updated(std::move(pieces)),
+                                              NarrowArgs{gradient.type, shape.state}, commit);
+}
+
+StepPlan build_adam_step(const StepShape& shape) {
+  const auto update = [](StepFrame& frame, const GradientStage& gradient) {
+    emit_adam(frame, gradient, all_tensor_pieces(*frame.shape().layout), gradient.word);
+  };
+  return build_dense_step(shape, update, false);
+}
+
+std::span<const std::string_view> Adam::settable() const {
+  static constexpr std::string_view kNames[] = {"lr", "weight_decay", "beta1", "beta2", "eps"};
+  return kNames;
+}
+
+StepPlan Adam::build(const StepVariant&, const StepShape& shape) const {
+  return build_adam_step(shape);
+}
+
+}  // namespace sotto

@@ -1,0 +1,50 @@
+// 0/1 Adam (arXiv 2202.06009; specification section 6).
+#pragma once
+
+#include "core/optim/algorithms/onebit.h"
+#include "core/optim/algorithms/zeroone_schedule.h"
+#include "core/optim/algorithms/zeroone_step.h"
+
+namespace sotto {
+
+class ZeroOneAdam final : public OneBitAlgorithm {
+ public:
+  explicit ZeroOneAdam(OptimizerData& data);
+  std::vector<StateArraySpec> arrays() const override;
+  Status allocated() override;
+  std::span<const std::string_view> settable() const override;
+  StepVariant next() const override;
+  std::optional<StepVariant> synchronisation() const override;
+  StepPlan build(const StepVariant& variant, const StepShape& shape) const override;
+  void write_scalars(const StepVariant& variant, size_t group,
+                     GroupScalars* scalars) const override;
+  void committed(const StepVariant& variant) override;
+  bool late() const override { return schedule_.counters().frozen; }
+  std::string_view stage() const override;
+  void report_settings(nlohmann::ordered_json* report) const override;
+  Status describe(StateErrors errors, OptimSnapshot* s) override;
+  std::optional<Status> stream(StatePart part, StateErrors errors, const FloatSink& sink) override;
+  Status check(const OptimSnapshot& s, StateErrors errors) const override;
+  Status restore(const OptimSnapshot& s) override;
+  std::vector<StatePart> common_parts(const OptimSnapshot& s) const override;
+  Status read_arrays(const ArrayReader& reader, OptimSnapshot* s) const override;
+
+ protected:
+  bool late_after(uint64_t t) const override { return t > d_.groups[0].var_freeze_step; }
+  bool says_late(const OptimSnapshot& s) const override { return s.zeroone.frozen; }
+
+ private:
+  struct CommonRun;
+
+  // This step's learning rates and decays added to those since the last synchronisation.
+  double next_lr_sum(size_t group) const { return lr_sums_[group] + d_.groups.lr(group); }
+  double next_anchor_decay(size_t group) const;
+  Status common_run(const TensorRun& run, const std::vector<uint8_t>& valid, CommonRun* out) const;
+  Status read_local_sum(const ArrayReader& reader, OptimSnapshot* s) const;
+
+  ZeroOneSchedule schedule_;
+  std::vector<double> lr_sums_, anchor_decays_;  // per group, since the last synchronisation
+  bool mask_is_old_ = true;                      // v has changed since the mask was made
+};
+
+}  // namespace sotto

@@ -1,0 +1,320 @@
+// Optimizer state in and out, in the order of the tensors and without padding.
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/base/text.h"
+#include "core/optim/optimizer.h"
+
+namespace sotto {
+
+Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
+  SOTTO_TRY(check_idle());
+  SOTTO_TRY(check_whole());
+  SOTTO_TRY(check_nothing_accumulated());
+  OptimSnapshot s;
+  s.algorithm = std::string(optimizer_kind_name(data_.config.optimizer.kind));
+  s.mode = std::string(mode_name(data_.mode()));
+  s.step = data_.step;
+  s.step_offset = data_.step_offset();
+  s.scheduler_iteration = data_.groups.schedule().last_batch_iteration();
+  s.skipped_steps = outcomes_.skipped;
+  s.user = user_state_;
+  s.loss_scale = loss_scaler_.state();
+  for (const ParamSpec& p : data_.parameters) {
+    s.names.push_back(p.name);
+    s.counts.push_back(p.count);
+  }
+  const uint64_t n = data_.layout->elements();
+  const auto has = [&s](StatePart part, uint64_t values) {
+    s.outside[static_cast<size_t>(part)] = values;
+  };
+  has(StatePart::kParams, n);
+  for (const StatePart part : {StatePart::kM, StatePart::kV}) {
+    if (data_.arrays.has(array_name(part))) has(part, n);
+  }
+  SOTTO_TRY(algorithm_->describe(errors, &s));
+  if (errors == StateErrors::kMean && keeps_errors()) {
+    s.mean.emplace();
+    has(StatePart::kMeanWorkerError, n);
+    has(StatePart::kMeanServerError, n);
+  }
+  if (!data_.codec || errors != StateErrors::kOwn || data_.alone()) return s;
+  s.residual = data_.compressed.no_errors();
+  has(StatePart::kWorkerError, data_.compressed.worker_values());
+  has(StatePart::kServerError, data_.compressed.server_values());
+  return s;
+}
+
+Status Optimizer::stream(StatePart part, StateErrors errors, const FloatSink& sink) {
+  if (std::optional<Status> own = algorithm_->stream(part, errors, sink)) return std::move(*own);
+  std::vector<float> values;
+  const auto runs = [&](uint32_t first, uint32_t last, auto&& read) {
+    return for_each_tensor_run(*data_.layout, first, last, [&](const TensorRun& run) -> Status {
+      values.resize(run.count);
+      SOTTO_TRY(read(run, values.data()));
+      return sink(values);
+    });
+  };
+  const uint32_t tensors = tensor_count(*data_.layout, false);
+  const auto array = [&](std::string_view name, uint32_t first, uint32_t last) {
+    return runs(first, last, [&, from = data_.arrays[name]](const TensorRun& run, float* out) {
+      return read_state(data_.access, from, run, out);
+    });
+  };
+  if (part == StatePart::kParams) {
+    return runs(0, tensors, [&](const TensorRun& run, float* out) {
+      return data_.access.copy_and_wait(out, data_.parameters[run.tensor].param + run.at,
+                                        run.count * sizeof(float));
+    });
+  }
+  if (part == StatePart::kPaddingM) return array("m", tensors, tensor_count(*data_.layout, true));
+  if (const std::string_view name = array_name(part); !name.empty()) return array(name, 0, tensors);
+  SOTTO_ASSIGN(const std::vector<uint8_t> valid, data_.valid_bits());
+  if (part == StatePart::kWorkerError) return data_.compressed.worker_errors(valid, sink);
+  if (part == StatePart::kServerError) return data_.compressed.server_errors(valid, sink);
+  if (data_.alone()) {  // averages nothing
+    return runs(0, tensors, [](const TensorRun& run, float* out) {
+      std::fill_n(out, run.count, 0.0f);
+      return ok_status();
+    });
+  }
+  return part == StatePart::kMeanWorkerError
+             ? data_.compressed.mean_worker_errors(*data_.comm, valid, sink)
+             : data_.compressed.mean_server_errors(*data_.comm, valid, sink);
+}
+
+// What 0/1 Adam's ranks have summed up is this rank's, with error feedback or without.
+Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
+  SOTTO_ASSIGN(OptimSnapshot s, describe(StateErrors::kOwn));
+  if (!with_residual) {
+    s.residual.reset();
+    for (const StatePart part :
+         {StatePart::kWorkerError, StatePart::kServerError, StatePart::kPaddingM})
+      s.outside[static_cast<size_t>(part)] = 0;
+  }
+  for (size_t i = 0; i < kStateParts; ++i) {
+    const auto part = static_cast<StatePart>(i);
+    if (std::exchange(s.outside[i], 0) == 0) continue;
+    SOTTO_TRY(stream(part, StateErrors::kOwn, [&](std::span<const float> values) {
+      s.part(part)->insert(s.part(part)->end(), values.begin(), values.end());
+      return ok_status();
+    }));
+  }
+  return s;
+}
+
+Status Optimizer::add_mean(OptimSnapshot* s) {
+  if (!keeps_errors()) return ok_status();
+  s->mean.emplace();
+  for (const StatePart part : {StatePart::kMeanWorkerError, StatePart::kMeanServerError}) {
+    SOTTO_TRY(stream(part, StateErrors::kMean, [&](std::span<const float> values) {
+      s->part(part)->insert(s->part(part)->end(), values.begin(), values.end());
+      return ok_status();
+    }));
+  }
+  return ok_status();
+}
+
+Status Optimizer::check_snapshot(const OptimSnapshot& s, StateErrors errors) const {
+  const std::string_view mine = optimizer_kind_name(data_.config.optimizer.kind);
+  if (s.algorithm != mine) {
+    return invalid_argument("the state is of optimizer \"{}\", this one is \"{}\"",
+                            printable(s.algorithm), mine);
+  }
+  if (const std::string_view mode = mode_name(data_.mode()); s.mode != mode) {
+    return invalid_argument("the state was made in sotto.mode \"{}\", this optimizer is in \"{}\"",
+                            printable(s.mode), mode);
+  }
+  if (s.names.size() != s.counts.size()) {
+    return invalid_argument("the state's description has {} parameters, its counts are of {}",
+                            s.names.size(), s.counts.size());
+  }
+  for (size_t i = 0; i < std::max(s.names.size(), data_.parameters.size()); ++i) {
+    const bool found = i < s.names.size(), wanted = i < data_.parameters.size();
+    if (found && wanted && s.names[i] == data_.parameters[i].name &&
+        s.counts[i] == data_.parameters[i].count)
+      continue;
+    const auto text_of = [](std::string_view name, uint64_t count) {
+      return fmt::format("\"{}\" with {} element(s)", printable(name), count);
+    };
+    return invalid_argument(
+        "parameter {} of the state is {}, of this optimizer {}; they have {} and {} parameter(s)",
+        i, found ? text_of(s.names[i], s.counts[i]) : "not there",
+        wanted ? text_of(data_.parameters[i].name, data_.parameters[i].count) : "not there",
+        s.names.size(), data_.parameters.size());
+  }
+  const uint64_t n = data_.layout->elements();
+  SOTTO_TRY(check_size("parameters", s.values(StatePart::kParams), n));
+  SOTTO_TRY(check_size("m", s.values(StatePart::kM), data_.arrays.has("m") ? n : 0));
+  SOTTO_TRY(check_size("v", s.values(StatePart::kV), data_.arrays.has("v") ? n : 0));
+  if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
+    return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
+  if (s.scheduler_iteration < -1)
+    return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
+  SOTTO_TRY(algorithm_->check(s, errors));
+  if (errors == StateErrors::kMean && keeps_errors()) {
+    if (!s.mean && s.residual) {
+      return invalid_argument(
+          "the state has the error feedback of one rank alone (it was exported in mode exact on "
+          "rank {0} of {1}); import it in mode exact on that rank of {1}, or in mode reset, where "
+          "error feedback starts at zero; for another number of ranks have the {1} ranks export it "
+          "in mode mean",
+          s.residual->rank, s.residual->size);
+    }
+    if (!s.mean) {
+      return invalid_argument(
+          "the state has no error feedback (it was exported in mode reset); import it in mode "
+          "reset");
+    }
+    SOTTO_TRY(check_size("mean worker errors", s.values(StatePart::kMeanWorkerError), n));
+    SOTTO_TRY(check_size("server errors", s.values(StatePart::kMeanServerError), n));
+  }
+  if (!data_.codec || errors != StateErrors::kOwn || data_.alone()) return ok_status();
+  if (!s.residual && s.mean) {
+    return invalid_argument(
+        "the state has the mean of the error feedback of all ranks (it was exported in mode mean); "
+        "import it in mode mean, or in mode reset");
+  }
+  if (!s.residual) {
+    return invalid_argument(
+        "the state has no error feedback (it was exported in mode reset, or on one rank); import "
+        "it in mode reset");
+  }
+  return data_.compressed.check_settings(*s.residual, s.values(StatePart::kWorkerError),
+                                         s.values(StatePart::kServerError));
+}
+
+// Values of error feedback; those of other parts are taken as they are.
+Status Optimizer::check_errors(const OptimSnapshot& s, StateErrors errors,
+                               const PartSource& source) const {
+  const bool own = errors == StateErrors::kOwn && data_.codec && !data_.alone();
+  const bool mean = errors == StateErrors::kMean && keeps_errors();
+  if (!own && !mean) return ok_status();
+  std::vector<float> values;
+  for (const StatePart part : {own ? StatePart::kWorkerError : StatePart::kMeanWorkerError,
+                               own ? StatePart::kServerError : StatePart::kMeanServerError}) {
+    SOTTO_ASSIGN(const FloatSource read, source(part));
+    const uint64_t n = s.values(part);
+    for (uint64_t at = 0; at < n; at += kRunElements) {
+      values.resize(std::min(kRunElements, n - at));
+      SOTTO_TRY(read(values));
+      for (const float e : values) {
+        if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
+      }
+    }
+  }
+  return ok_status();
+}
+
+Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
+  const StateErrors errors = with_residual ? StateErrors::kOwn : StateErrors::kNone;
+  return restore(s, errors, [&](StatePart part) -> Result<FloatSource> {
+    const std::vector<float>* values = s.part(part);
+    return FloatSource([values, at = size_t{0}](std::span<float> out) mutable {
+      std::copy_n(values->begin() + static_cast<ptrdiff_t>(at), out.size(), out.begin());
+      at += out.size();
+      return ok_status();
+    });
+  });
+}
+
+Status Optimizer::restore(const OptimSnapshot& s, StateErrors errors, const PartSource& source) {
+  SOTTO_TRY(check_idle());
+  SOTTO_TRY(check_snapshot(s, errors));
+  SOTTO_TRY(check_errors(s, errors, source));
+  torn_ = true;
+  SOTTO_TRY(apply(s, errors, source));
+  torn_ = false;
+  return ok_status();
+}
+
+// Parameters and moments.
+Status Optimizer::apply_arrays(const OptimSnapshot& s, StateErrors errors,
+                               const PartSource& source) {
+  std::array<uint64_t, kStateParts> hashes{};
+  std::vector<float> values;
+  const auto load = [&](StatePart part, auto&& write) -> Status {
+    SOTTO_ASSIGN(const FloatSource read, source(part));
+    Hasher64 hasher;
+    const auto take = [&](const TensorRun& run) -> Status {
+      values.resize(run.count);
+      SOTTO_TRY(read(values));
+      hasher.update(values.data(), values.size() * sizeof(float));
+      return write(run);
+    };
+    SOTTO_TRY(for_each_run(*data_.layout, false, take));
+    hashes[static_cast<size_t>(part)] = hasher.digest();
+    return ok_status();
+  };
+  const auto to = [&](StatePart part, const StateArray& array) {
+    return load(
+        part, [&](const TensorRun& run) { return write_state(data_.access, array, run, values); });
+  };
+  const auto write_params = [&](const TensorRun& run) {
+    return data_.parameters.write(run.tensor, run.at, values);
+  };
+  SOTTO_TRY(load(StatePart::kParams, write_params));
+  for (const StatePart part :
+       {StatePart::kM, StatePart::kV, StatePart::kVf, StatePart::kLocalSum, StatePart::kAnchor}) {
+    const StateArray array = data_.arrays[array_name(part)];
+    if (data_.arrays.has(array_name(part)) && algorithm_->restores(part, s))
+      SOTTO_TRY(to(part, array));
+  }
+  // Padding that is data: only this rank's own state has its momentum.
+  FloatSource padding;
+  if (errors == StateErrors::kOwn && s.values(StatePart::kPaddingM) != 0) {
+    SOTTO_ASSIGN(padding, source(StatePart::kPaddingM));
+  }
+  const uint32_t tensors = tensor_count(*data_.layout, false),
+                 all = tensor_count(*data_.layout, true);
+  const auto write_padding = [&](const TensorRun& run) -> Status {
+    values.assign(run.count, 0.0f);
+    if (padding) SOTTO_TRY(padding(values));
+    return write_state(data_.access, data_.arrays["m"], run, values);
+  };
+  SOTTO_TRY(for_each_tensor_run(*data_.layout, tensors, all, write_padding));
+  if (data_.config.sotto.initial_parameters == InitialParameters::kTrust) {
+    imported_ = 0;
+    return ok_status();
+  }
+  std::vector<uint64_t> common{s.step};
+  for (const StatePart part : algorithm_->common_parts(s))
+    common.push_back(hashes[static_cast<size_t>(part)]);
+  imported_ = std::max<uint64_t>(hash64(common.data(), common.size() * sizeof(uint64_t)), 1);
+  return ok_status();
+}
+
+Status Optimizer::apply_errors(const OptimSnapshot& s, StateErrors errors,
+                               const PartSource& source) {
+  if (!data_.codec || data_.alone()) return ok_status();  // one rank has no errors
+  SOTTO_TRY(data_.compressed.clear_errors());
+  if (!keeps_errors() || errors == StateErrors::kNone) return ok_status();
+  const bool own = errors == StateErrors::kOwn;
+  if (own && !s.residual) return ok_status();
+  SOTTO_ASSIGN(const FloatSource worker,
+               source(own ? StatePart::kWorkerError : StatePart::kMeanWorkerError));
+  SOTTO_TRY(data_.compressed.put_worker_errors(worker, own));
+  SOTTO_ASSIGN(const FloatSource server,
+               source(own ? StatePart::kServerError : StatePart::kMeanServerError));
+  return own ? data_.compressed.put_server_errors(server)
+             : data_.compressed.put_mean_server_errors(server);
+}
+
+Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const PartSource& source) {
+  SOTTO_TRY(apply_arrays(s, errors, source));
+  SOTTO_TRY(algorithm_->restore(s));
+  SOTTO_TRY(apply_errors(s, errors, source));
+  data_.step = s.step;
+  accumulation_.done = 0;
+  prepared_.clear();
+  outcomes_ = {};
+  outcomes_.skipped = s.skipped_steps;
+  user_state_ = s.user;
+  // A static scale is the configuration's.
+  if (loss_scaler_.dynamic()) loss_scaler_.restore(s.loss_scale);
+  return data_.groups.schedule().restore(s.scheduler_iteration);
+}
+
+}  // namespace sotto

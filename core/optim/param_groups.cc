@@ -1,0 +1,105 @@
+#include "core/optim/param_groups.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "core/base/hash.h"
+#include "core/base/text.h"
+#include "core/optim/settings.h"
+
+namespace sotto {
+namespace {
+
+struct Setting {
+  std::string_view name;
+  double OptimizerParams::*value;
+};
+constexpr Setting kSettings[] = {
+    {"weight_decay", &OptimizerParams::weight_decay}, {"eps", &OptimizerParams::eps},
+    {"momentum", &OptimizerParams::momentum},         {"max_coeff", &OptimizerParams::max_coeff},
+    {"min_coeff", &OptimizerParams::min_coeff},
+};
+
+bool is_beta(std::string_view name) { return name == "beta1" || name == "beta2"; }
+
+}  // namespace
+
+ParamGroups::ParamGroups(std::vector<OptimizerParams> groups, LrSchedule schedule)
+    : groups_(std::move(groups)),
+      schedule_(std::move(schedule)),
+      lr_(groups_.size(), std::numeric_limits<double>::quiet_NaN()),
+      beta1_(lr_),
+      beta2_(lr_) {}
+
+double ParamGroups::lr(size_t group) const {
+  return std::isnan(lr_[group]) ? schedule_.lr(group) : lr_[group];
+}
+
+OptimizerParams ParamGroups::params(size_t group) const {
+  OptimizerParams p = groups_[group];
+  if (const auto betas = schedule_.betas()) {
+    p.beta1 = betas->beta1;
+    p.beta2 = betas->beta2;
+  }
+  if (!std::isnan(beta1_[group])) p.beta1 = beta1_[group];
+  if (!std::isnan(beta2_[group])) p.beta2 = beta2_[group];
+  return p;
+}
+
+Status ParamGroups::check(std::string_view name, size_t group, double value,
+                          std::span<const std::string_view> settable,
+                          std::string_view allowed) const {
+  if (std::find(settable.begin(), settable.end(), name) == settable.end())
+    return invalid_argument("\"{}\" cannot be set; allowed: {}", name, allowed);
+  const bool resets = name == "lr" || is_beta(name);
+  if (resets && std::isnan(value)) return ok_status();
+  if (!std::isfinite(value) || value < 0) {
+    return invalid_argument("{} is {}; allowed: a finite number of at least 0{}", name, value,
+                            resets ? ", or NaN for the schedule" : "");
+  }
+  if (is_beta(name) && value >= 1)
+    return invalid_argument("{} is {}; allowed: from 0 to below 1", name, value);
+  const OptimizerParams& p = groups_[group];
+  if ((name == "max_coeff" && value < p.min_coeff) || (name == "min_coeff" && value > p.max_coeff))
+    return invalid_argument("{} of group {} is {}; min_coeff is {}, max_coeff {}", name, group,
+                            value, p.min_coeff, p.max_coeff);
+  return ok_status();
+}
+
+void ParamGroups::set(std::string_view name, size_t group, double value) {
+  if (name == "lr") lr_[group] = value;
+  if (name == "beta1") beta1_[group] = value;
+  if (name == "beta2") beta2_[group] = value;
+  for (const Setting& setting : kSettings) {
+    if (setting.name == name) groups_[group].*setting.value = value;
+  }
+}
+
+uint64_t ParamGroups::settings_hash() const {
+  uint64_t hash = 0;
+  for (const OptimizerParams& group : groups_) {
+    const uint64_t of_group = hash_of_settings(group);
+    hash = hash64(&of_group, sizeof of_group, hash);
+  }
+  return hash;
+}
+
+uint64_t ParamGroups::step_hash(size_t group) const {
+  const OptimizerParams p = params(group);
+  // Adding 0 makes one number of 0 and -0.
+  const float values[] = {static_cast<float>(lr(group)) + 0.0f,
+                          static_cast<float>(p.weight_decay) + 0.0f, static_cast<float>(p.beta1),
+                          static_cast<float>(p.beta2)};
+  return hash64(values, sizeof values);
+}
+
+uint64_t ParamGroups::other_hash(uint64_t seed) const {
+  for (const OptimizerParams& p : groups_) {
+    const double values[] = {p.eps, p.momentum, p.max_coeff, p.min_coeff};
+    seed = hash64(values, sizeof values, seed);
+  }
+  return seed;
+}
+
+}  // namespace sotto
