@@ -74,27 +74,17 @@ Status Algorithm::restore(const OptimSnapshot&) {
   return d_.write_valid_bits(false);
 }
 
-std::vector<StatePart> Algorithm::common_parts(const OptimSnapshot&) const {
-  return {StatePart::kV, StatePart::kM, StatePart::kParams};
+std::vector<std::string_view> Algorithm::common_arrays(const OptimSnapshot&) const {
+  return {"v", "m", kParamsArray};
 }
 
-StateArraySpec Algorithm::floats(std::string_view name) const {
-  return {name, d_.layout->flat_elements() * 4};
+StateArraySpec Algorithm::floats(std::string_view name, bool exported) const {
+  return {name, d_.layout->flat_elements() * 4, exported};
 }
 
 StateArraySpec Algorithm::moment(std::string_view name) const {
-  return {name, state_element_bytes(*d_.layout, d_.moment_type()), d_.moment_type(), name == "v"};
-}
-
-std::string_view array_name(StatePart part) {
-  switch (part) {
-    case StatePart::kM: return "m";
-    case StatePart::kV: return "v";
-    case StatePart::kVf: return "vf";
-    case StatePart::kLocalSum: return "local_sum";
-    case StatePart::kAnchor: return "anchor";
-    default: return {};
-  }
+  const StateType type = d_.moment_type();
+  return {name, state_element_bytes(*d_.layout, type), true, type, name == "v"};
 }
 
 }  // namespace sotto

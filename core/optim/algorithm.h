@@ -13,14 +13,12 @@
 
 #include <nlohmann/json_fwd.hpp>
 
+#include "core/optim/named_arrays.h"
 #include "core/optim/optimizer_data.h"
 #include "core/optim/snapshot.h"
 #include "core/optim/step_frame.h"
 
 namespace sotto {
-
-class ArrayReader;
-struct ArrayKeyInfo;
 
 // Which of its steps an algorithm makes. Follows from counters that are equal on all ranks.
 struct StepVariant {
@@ -94,10 +92,10 @@ class Algorithm {
 
   // ---- state ----
 
-  // Adds its own numbers, and how many values its parts have. errors: as Optimizer::describe.
+  // Adds its own numbers and arrays. errors: as Optimizer::describe.
   virtual Status describe(StateErrors /*errors*/, OptimSnapshot* /*s*/) { return ok_status(); }
-  // A part of its own, if it has another way than to read the array.
-  virtual std::optional<Status> stream(StatePart /*part*/, StateErrors /*errors*/,
+  // An array that has another way out than to be read; nothing: it has not.
+  virtual std::optional<Status> stream(std::string_view /*array*/, StateErrors /*errors*/,
                                        const FloatSink& /*sink*/) {
     return std::nullopt;
   }
@@ -106,32 +104,33 @@ class Algorithm {
   virtual Status check(const OptimSnapshot& /*s*/, StateErrors /*errors*/) const {
     return ok_status();
   }
-  // Whether an array of the state is read from the snapshot.
-  virtual bool restores(StatePart /*part*/, const OptimSnapshot& /*s*/) const { return true; }
+  // Whether an array that is exported is read from the snapshot.
+  virtual bool restores(std::string_view /*array*/, const OptimSnapshot& /*s*/) const {
+    return true;
+  }
   // The arrays are in place: the rest of the state follows. `step` is still the old one.
   virtual Status restore(const OptimSnapshot& s);
-  // Parts that the same state has on all ranks.
-  virtual std::vector<StatePart> common_parts(const OptimSnapshot& s) const;
+  // Arrays that the same state has on all ranks.
+  virtual std::vector<std::string_view> common_arrays(const OptimSnapshot& s) const;
 
   // ---- DeepSpeed checkpoints ----
 
   // UNSUPPORTED: none of its checkpoints is known.
   virtual Status check_importable() const { return ok_status(); }
+  // What its checkpoints have beside the common keys.
+  virtual std::span<const ArrayKey> array_keys() const { return {}; }
   // Reads what the algorithm has beside step, parameters, exp_avg and exp_avg_sq, which are in s.
   virtual Status read_arrays(const ArrayReader& /*reader*/, OptimSnapshot* /*s*/) const {
     return ok_status();
   }
 
  protected:
-  // A flat array of float32.
-  StateArraySpec floats(std::string_view name) const;
+  // A flat array of float32; exported: it is part of a state.
+  StateArraySpec floats(std::string_view name, bool exported) const;
   // Momentum ("m") or variance ("v").
   StateArraySpec moment(std::string_view name) const;
 
   OptimizerData& d_;
 };
-
-// Of the state part: null if it is no array of the state.
-std::string_view array_name(StatePart part);
 
 }  // namespace sotto

@@ -6,7 +6,6 @@
 
 #include "core/base/hash.h"
 #include "core/base/text.h"
-#include "core/optim/named_arrays.h"
 #include "core/optim/optimizer.h"
 
 namespace sotto {
@@ -15,32 +14,42 @@ namespace {
 constexpr float kAny = std::numeric_limits<float>::lowest();
 constexpr double kPositive = std::numeric_limits<float>::min();
 
-// What ranks compare: hashes of the parts of a snapshot that have to be the same.
-constexpr std::string_view kParts[] = {"step, scheduler or loss scaler",
-                                       "parameters",
-                                       "exp_avg",
-                                       "exp_avg_sq",
-                                       "exp_avg_sq_fresh",
-                                       "per-parameter coefficients",
-                                       "schedule",
-                                       "momentum_accumulator"};
-using PartHashes = std::array<uint64_t, std::size(kParts)>;
-
-template <class T>
-uint64_t hash_of(const std::vector<T>& values) {
-  return hash64(values.data(), values.size() * sizeof(T));
-}
+// What ranks compare: the numbers of a snapshot, those of its algorithm, then its arrays in order.
+constexpr size_t kFirstArray = 2;
+constexpr size_t kMostParts = 16;
+using PartHashes = std::array<uint64_t, kMostParts>;
 
 PartHashes hashes_of(const OptimSnapshot& s) {
-  const std::vector<double> counters{
-      static_cast<double>(s.step), static_cast<double>(s.scheduler_iteration), s.loss_scale.scale,
-      static_cast<double>(s.loss_scale.iteration), static_cast<double>(s.loss_scale.last_overflow)};
-  std::vector<double> schedule{
-      static_cast<double>(s.zeroone.var_interval), static_cast<double>(s.zeroone.var_counter),
-      static_cast<double>(s.zeroone.local_interval), static_cast<double>(s.zeroone.local_counter)};
-  schedule.insert(schedule.end(), s.lr_sums.begin(), s.lr_sums.end());
-  return {hash_of(counters), hash_of(s.params),        hash_of(s.m),      hash_of(s.v),
-          hash_of(s.vf),     hash_of(s.tensor_states), hash_of(schedule), hash_of(s.local_sum)};
+  Hasher64 numbers, own;
+  const auto add = [](Hasher64& hasher, const auto& value) { hasher.update(&value, sizeof value); };
+  add(numbers, s.step);
+  add(numbers, s.scheduler_iteration);
+  add(numbers, s.loss_scale.scale);
+  add(numbers, s.loss_scale.iteration);
+  add(numbers, s.loss_scale.last_overflow);
+  for (const OptimSnapshot::Number& number : s.numbers()) add(own, number.value);
+  PartHashes out{numbers.digest(), own.digest()};
+  size_t part = kFirstArray;
+  for (const OptimSnapshot::Array& array : s.arrays()) {
+    if (part < out.size()) out[part++] = hash64(array.values.data(), array.values.size());
+  }
+  return out;
+}
+
+// As the caller knows it.
+std::string_view name_of_part(const OptimSnapshot& s, size_t part,
+                              std::span<const ArrayKey> own_keys) {
+  if (part == 0) return "step, scheduler or loss scaler";
+  if (part == 1) return "schedule";
+  if (part - kFirstArray >= s.arrays().size()) return "an array that only one of them has";
+  const std::string_view array = s.arrays()[part - kFirstArray].name;
+  if (array == kParamsArray) return "parameters";
+  for (const std::span<const ArrayKey> keys : {common_array_keys(), own_keys}) {
+    for (const ArrayKey& key : keys) {
+      if (key.array == array) return key.word;
+    }
+  }
+  return array;
 }
 
 // What a rank tells the others: whether it takes its arrays, else the beginning of its error.
@@ -51,7 +60,7 @@ struct ImportWord {
 };
 
 // Ranks import the same, or all of them nothing. Collective.
-Status compare(Comm& comm, const Result<OptimSnapshot>& mine) {
+Status compare(Comm& comm, const Result<OptimSnapshot>& mine, std::span<const ArrayKey> own_keys) {
   ImportWord word;
   word.taken = mine.ok() ? 1 : 0;
   if (mine.ok()) {
@@ -77,7 +86,7 @@ Status compare(Comm& comm, const Result<OptimSnapshot>& mine) {
       return error(Code::kProtocol,
                    "ranks {} and {} import different values ({}); every rank has to give the same "
                    "arrays; nothing is imported",
-                   r, comm.rank(), kParts[i]);
+                   r, comm.rank(), name_of_part(*mine, i, own_keys));
     }
   }
   return ok_status();
@@ -95,30 +104,31 @@ Status Optimizer::import_arrays(const Result<std::vector<NamedArray>>& arrays) {
   };
   const Result<OptimSnapshot> snapshot = read();
   // All ranks take part in the comparison, also one that refuses its arrays.
-  SOTTO_TRY(compare(*data_.comm, snapshot));
+  SOTTO_TRY(compare(*data_.comm, snapshot, algorithm_->array_keys()));
   return restore(*snapshot, false);
 }
 
 // Everything but what only one of the types has is read here.
 Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays) const {
   SOTTO_TRY(algorithm_->check_importable());
-  ArrayReader reader(data_.access, data_.parameters.specs(), data_.config.optimizer.kind);
+  ArrayReader reader(data_.access, data_.parameters.specs(),
+                     optimizer_kind_name(data_.config.optimizer.kind), algorithm_->array_keys());
   SOTTO_TRY(reader.take(arrays));
-  SOTTO_TRY(reader.need(std::array{ArrayKey::kStep}));
+  SOTTO_TRY(reader.need(std::array<std::string_view, 1>{"step"}));
   OptimSnapshot s;
   s.algorithm = std::string(optimizer_kind_name(data_.config.optimizer.kind));
   s.mode = std::string(mode_name(data_.mode()));
   s.step_offset = data_.step_offset();
-  SOTTO_ASSIGN(const auto t, reader.common_integer(ArrayKey::kStep, s.step_offset));
+  SOTTO_ASSIGN(const auto t, reader.common_integer("step", s.step_offset));
   s.step = static_cast<uint64_t>(t.value_or(s.step_offset)) - s.step_offset;
 
-  std::vector<ArrayKey> needed{ArrayKey::kExpAvg, ArrayKey::kExpAvgSq};
-  if (reader.has(ArrayKey::kFp32)) needed.push_back(ArrayKey::kFp32);
+  std::vector<std::string_view> needed{"exp_avg", "exp_avg_sq"};
+  if (reader.has("fp32")) needed.push_back("fp32");
   if (data_.config.scheduler.kind != SchedulerKind::kNone)
-    needed.push_back(ArrayKey::kLastBatchIteration);
+    needed.push_back("scheduler/last_batch_iteration");
   if (loss_scaler_.dynamic()) {
-    needed.insert(needed.end(),
-                  {ArrayKey::kCurScale, ArrayKey::kCurIter, ArrayKey::kLastOverflowIter});
+    needed.insert(needed.end(), {"loss_scaler/cur_scale", "loss_scaler/cur_iter",
+                                 "loss_scaler/last_overflow_iter"});
   }
   SOTTO_TRY(reader.need(needed));
 
@@ -126,24 +136,28 @@ Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays)
     s.names.push_back(p.name);
     s.counts.push_back(p.count);
   }
-  if (reader.has(ArrayKey::kFp32)) {
-    SOTTO_ASSIGN(s.params, reader.elements(ArrayKey::kFp32, kAny));
+  if (reader.has("fp32")) {
+    SOTTO_ASSIGN(const std::vector<float> values, reader.elements("fp32", kAny));
+    s.put(kParamsArray, values);
   } else {
+    s.put_outside(kParamsArray, 0);
     for (const ParamSpec& p : data_.parameters) {
       SOTTO_ASSIGN(const std::vector<float> kept, data_.access.download<float>(p.param, p.count));
-      s.params.insert(s.params.end(), kept.begin(), kept.end());
+      s.append(kParamsArray, std::as_bytes(std::span<const float>(kept)));
     }
   }
-  SOTTO_ASSIGN(s.m, reader.elements(ArrayKey::kExpAvg, kAny));
-  SOTTO_ASSIGN(s.v, reader.elements(ArrayKey::kExpAvgSq, 0));
-  SOTTO_ASSIGN(const auto iteration, reader.common_integer(ArrayKey::kLastBatchIteration, -1));
+  SOTTO_ASSIGN(const std::vector<float> m, reader.elements("exp_avg", kAny));
+  SOTTO_ASSIGN(const std::vector<float> v, reader.elements("exp_avg_sq", 0));
+  s.put("m", m);
+  s.put("v", v);
+  SOTTO_ASSIGN(const auto iteration, reader.common_integer("scheduler/last_batch_iteration", -1));
   s.scheduler_iteration = iteration.value_or(static_cast<int64_t>(s.step) - 1);
-  SOTTO_ASSIGN(const auto scale, reader.common_number(ArrayKey::kCurScale, kPositive));
-  SOTTO_ASSIGN(const auto attempts, reader.common_integer(ArrayKey::kCurIter, 0));
-  SOTTO_ASSIGN(const auto overflow, reader.common_integer(ArrayKey::kLastOverflowIter, -1));
+  SOTTO_ASSIGN(const auto scale, reader.common_number("loss_scaler/cur_scale", kPositive));
+  SOTTO_ASSIGN(const auto attempts, reader.common_integer("loss_scaler/cur_iter", 0));
+  SOTTO_ASSIGN(const auto overflow, reader.common_integer("loss_scaler/last_overflow_iter", -1));
   s.loss_scale = {scale.value_or(1), static_cast<uint64_t>(attempts.value_or(0)),
                   overflow.value_or(-1)};
-  s.tensor_states.resize(data_.parameters.size());
+  s.put("tensor_states", std::vector<TensorState>(data_.parameters.size()));
   SOTTO_TRY(algorithm_->read_arrays(reader, &s));
   return s;
 }

@@ -5,43 +5,23 @@
 #include <limits>
 
 #include "core/base/text.h"
+#include "core/optim/snapshot.h"
 
 namespace sotto {
 namespace {
 
-enum class Shape : uint8_t {
-  kElements,
-  kNumber,     // of a parameter, or of all parameters of a group
-  kOwnNumber,  // of one parameter
-  kRunNumber,
+using Shape = ArrayKey::Shape;
+
+constexpr ArrayKey kCommonKeys[] = {
+    {"fp32", Shape::kElements, kParamsArray},
+    {"exp_avg", Shape::kElements, "m"},
+    {"exp_avg_sq", Shape::kElements, "v"},
+    {"step", Shape::kNumber, {}},
+    {"scheduler/last_batch_iteration", Shape::kRunNumber, {}},
+    {"loss_scaler/cur_scale", Shape::kRunNumber, {}},
+    {"loss_scaler/cur_iter", Shape::kRunNumber, {}},
+    {"loss_scaler/last_overflow_iter", Shape::kRunNumber, {}},
 };
-struct KeyInfo {
-  std::string_view word;  // of the run: the whole name
-  Shape shape;
-  OptimizerKind only = OptimizerKind::kNone;  // the type that has it; kNone: all
-};
-// In the order of ArrayKey.
-constexpr KeyInfo kKeys[] = {
-    {"fp32", Shape::kElements},
-    {"exp_avg", Shape::kElements},
-    {"exp_avg_sq", Shape::kElements},
-    {"exp_avg_sq_fresh", Shape::kElements, OptimizerKind::kOneBitLamb},
-    {"momentum_accumulator", Shape::kElements, OptimizerKind::kZeroOneAdam},
-    {"step", Shape::kNumber},
-    {"lamb_coeff_freeze", Shape::kOwnNumber, OptimizerKind::kOneBitLamb},
-    {"last_factor", Shape::kOwnNumber, OptimizerKind::kOneBitLamb},
-    {"scaling_coeff", Shape::kOwnNumber, OptimizerKind::kOneBitLamb},
-    {"var_interval", Shape::kNumber, OptimizerKind::kZeroOneAdam},
-    {"var_counter", Shape::kNumber, OptimizerKind::kZeroOneAdam},
-    {"local_step_interval", Shape::kNumber, OptimizerKind::kZeroOneAdam},
-    {"local_step_counter", Shape::kNumber, OptimizerKind::kZeroOneAdam},
-    {"lrs", Shape::kNumber, OptimizerKind::kZeroOneAdam},
-    {"scheduler/last_batch_iteration", Shape::kRunNumber},
-    {"loss_scaler/cur_scale", Shape::kRunNumber},
-    {"loss_scaler/cur_iter", Shape::kRunNumber},
-    {"loss_scaler/last_overflow_iter", Shape::kRunNumber},
-};
-static_assert(std::size(kKeys) == kArrayKeys);
 
 // In checkpoints, but of no use: errors of rank 0 alone, and sizes that follow from the others.
 constexpr std::string_view kNeverImported[] = {"worker_error", "server_error", "tensor_size",
@@ -49,8 +29,6 @@ constexpr std::string_view kNeverImported[] = {"worker_error", "server_error", "
 
 constexpr size_t kMaxListed = 8;
 constexpr double kMaxWhole = 9007199254740992.0;  // 2^53
-
-const KeyInfo& info_of(ArrayKey key) { return kKeys[static_cast<size_t>(key)]; }
 
 bool is_in(std::span<const std::string_view> words, std::string_view word) {
   return std::find(words.begin(), words.end(), word) != words.end();
@@ -92,9 +70,11 @@ Status check_dtype(const NamedArray& array, bool elements) {
 
 }  // namespace
 
+std::span<const ArrayKey> common_array_keys() { return kCommonKeys; }
+
 ArrayReader::ArrayReader(const DeviceAccess& access, std::span<const ParamSpec> params,
-                         OptimizerKind kind)
-    : access_(access), params_(params), kind_(kind) {
+                         std::string_view type, std::span<const ArrayKey> own)
+    : access_(access), params_(params), type_(type) {
   for (uint32_t t = 0; t < params.size(); ++t) {
     Scope& group = scopes_[fmt::format("group:{}", params[t].group)];
     group.tensors.push_back(t);
@@ -102,24 +82,31 @@ ArrayReader::ArrayReader(const DeviceAccess& access, std::span<const ParamSpec> 
   }
   // A parameter's own name goes first.
   for (uint32_t t = 0; t < params.size(); ++t) scopes_[params[t].name] = {{t}, false};
-  for (auto& sources : sources_) sources.resize(params.size());
+  for (const ArrayKey& key : kCommonKeys) keys_.push_back({key, {}});
+  for (const ArrayKey& key : own) keys_.push_back({key, {}});
+  for (Key& key : keys_) key.sources.resize(params.size());
 }
 
-std::string ArrayReader::name_of(ArrayKey key, uint64_t tensor) const {
-  const KeyInfo& info = info_of(key);
-  const NamedArray* given = sources_[static_cast<size_t>(key)][tensor].array;
+const ArrayReader::Key& ArrayReader::key_of(std::string_view word) const {
+  return *std::find_if(keys_.begin(), keys_.end(),
+                       [&](const Key& k) { return k.key.word == word; });
+}
+
+std::string ArrayReader::name_of(std::string_view word, uint64_t tensor) const {
+  const Key& key = key_of(word);
+  const NamedArray* given = key.sources[tensor].array;
   if (given != nullptr) return given->name;
-  if (info.shape == Shape::kRunNumber) return std::string(info.word);
-  return fmt::format("{}/{}", params_[tensor].name, info.word);
+  if (key.key.shape == Shape::kRunNumber) return std::string(word);
+  return fmt::format("{}/{}", params_[tensor].name, word);
 }
 
 // The keys that an array of a parameter or of a group may have here.
 std::vector<std::string_view> ArrayReader::words_of(const Scope& scope) const {
   std::vector<std::string_view> words;
-  for (const KeyInfo& info : kKeys) {
-    if (info.shape == Shape::kRunNumber || (info.shape == Shape::kOwnNumber && scope.group))
+  for (const Key& k : keys_) {
+    if (k.key.shape == Shape::kRunNumber || (k.key.shape == Shape::kOwnNumber && scope.group))
       continue;
-    if (info.only == OptimizerKind::kNone || info.only == kind_) words.push_back(info.word);
+    words.push_back(k.key.word);
   }
   return words;
 }
@@ -131,8 +118,8 @@ std::string ArrayReader::nearest_name(std::string_view scope, std::string_view w
   const std::vector<std::string_view> words = words_of(scopes_.find(near_scope)->second);
   const std::string candidate = fmt::format("{}/{}", near_scope, nearest_word(word, words));
   std::vector<std::string_view> candidates{candidate};
-  for (const KeyInfo& info : kKeys) {
-    if (info.shape == Shape::kRunNumber) candidates.push_back(info.word);
+  for (const Key& k : keys_) {
+    if (k.key.shape == Shape::kRunNumber) candidates.push_back(k.key.word);
   }
   return std::string(nearest_word(fmt::format("{}/{}", scope, word), candidates));
 }
@@ -149,10 +136,14 @@ Status ArrayReader::take(std::span<const NamedArray> arrays) {
 
 Status ArrayReader::take_one(const NamedArray& array) {
   const std::string_view name = array.name;
-  for (size_t k = 0; k < kArrayKeys; ++k) {
+  const auto found = [&](std::string_view word, bool of_run) {
+    return std::find_if(keys_.begin(), keys_.end(), [&](const Key& k) {
+      return k.key.word == word && (k.key.shape == Shape::kRunNumber) == of_run;
+    });
+  };
+  if (const auto key = found(name, true); key != keys_.end()) {
     static constexpr uint32_t kFirst[] = {0};
-    if (kKeys[k].shape == Shape::kRunNumber && kKeys[k].word == name)
-      return place(array, static_cast<ArrayKey>(k), kFirst);
+    return place(array, &*key, kFirst);
   }
   const size_t slash = name.rfind('/');
   const std::string_view scope_name = slash == name.npos ? "" : name.substr(0, slash);
@@ -162,24 +153,20 @@ Status ArrayReader::take_one(const NamedArray& array) {
     refused_.push_back(array.name);
     return ok_status();
   }
-  if (scope != scopes_.end() && is_in(words_of(scope->second), word)) {
-    const auto* const info = std::find_if(std::begin(kKeys), std::end(kKeys),
-                                          [&](const KeyInfo& i) { return i.word == word; });
-    return place(array, static_cast<ArrayKey>(info - kKeys), scope->second.tensors);
-  }
+  if (scope != scopes_.end() && is_in(words_of(scope->second), word))
+    return place(array, &*found(word, false), scope->second.tensors);
   if (scope != scopes_.end() && is_in(words_of({{}, false}), word)) {
     return invalid_argument("array \"{}\" is of one parameter each; allowed: \"<parameter>/{}\"",
                             shown(name), word);
   }
-  return invalid_argument("{} has no array \"{}\"; the nearest name is \"{}\"",
-                          optimizer_kind_name(kind_), shown(name), nearest_name(scope_name, word));
+  return invalid_argument("{} has no array \"{}\"; the nearest name is \"{}\"", type_, shown(name),
+                          nearest_name(scope_name, word));
 }
 
-Status ArrayReader::place(const NamedArray& array, ArrayKey key,
-                          std::span<const uint32_t> tensors) {
-  const bool elements = info_of(key).shape == Shape::kElements;
+Status ArrayReader::place(const NamedArray& array, Key* key, std::span<const uint32_t> tensors) {
+  const bool elements = key->key.shape == Shape::kElements;
   SOTTO_TRY(check_dtype(array, elements));
-  std::vector<Source>& sources = sources_[static_cast<size_t>(key)];
+  std::vector<Source>& sources = key->sources;
   uint64_t count = 0;
   for (const uint32_t t : tensors) {
     if (const NamedArray* other = sources[t].array; other != nullptr) {
@@ -197,19 +184,20 @@ Status ArrayReader::place(const NamedArray& array, ArrayKey key,
                           array.count, wanted);
 }
 
-bool ArrayReader::has(ArrayKey key) const {
-  const std::vector<Source>& sources = sources_[static_cast<size_t>(key)];
+bool ArrayReader::has(std::string_view word) const {
+  const std::vector<Source>& sources = key_of(word).sources;
   return std::any_of(sources.begin(), sources.end(),
                      [](const Source& s) { return s.array != nullptr; });
 }
 
-Status ArrayReader::need(std::span<const ArrayKey> keys) const {
+Status ArrayReader::need(std::span<const std::string_view> words) const {
   std::vector<std::string> missing;
-  for (const ArrayKey key : keys) {
-    const bool of_run = info_of(key).shape == Shape::kRunNumber;
+  for (const std::string_view word : words) {
+    const Key& key = key_of(word);
+    const bool of_run = key.key.shape == Shape::kRunNumber;
     for (uint64_t t = 0; t < (of_run ? 1 : params_.size()); ++t) {
-      if (sources_[static_cast<size_t>(key)][t].array != nullptr) continue;
-      if (of_run || params_[t].count != 0) missing.push_back(name_of(key, t));
+      if (key.sources[t].array != nullptr) continue;
+      if (of_run || params_[t].count != 0) missing.push_back(name_of(word, t));
     }
   }
   if (missing.empty()) return ok_status();
@@ -218,11 +206,11 @@ Status ArrayReader::need(std::span<const ArrayKey> keys) const {
                           one ? "is" : "are");
 }
 
-std::string ArrayReader::given_name(ArrayKey key) const {
-  for (const Source& source : sources_[static_cast<size_t>(key)]) {
+std::string ArrayReader::given_name(std::string_view word) const {
+  for (const Source& source : key_of(word).sources) {
     if (source.array != nullptr) return source.array->name;
   }
-  return std::string(info_of(key).word);
+  return std::string(word);
 }
 
 Result<std::vector<double>> ArrayReader::values(const Source& source, uint64_t count) const {
@@ -236,10 +224,10 @@ Result<std::vector<double>> ArrayReader::values(const Source& source, uint64_t c
   return out;
 }
 
-Result<std::vector<float>> ArrayReader::elements(ArrayKey key, float least) const {
+Result<std::vector<float>> ArrayReader::elements(std::string_view word, float least) const {
   std::vector<float> out;
   for (uint64_t t = 0; t < params_.size(); ++t) {
-    const Source& source = sources_[static_cast<size_t>(key)][t];
+    const Source& source = key_of(word).sources[t];
     const uint64_t first = out.size();
     out.resize(first + params_[t].count, 0.0f);
     if (source.array == nullptr) continue;
@@ -256,9 +244,9 @@ Result<std::vector<float>> ArrayReader::elements(ArrayKey key, float least) cons
   return out;
 }
 
-Result<std::optional<double>> ArrayReader::number(ArrayKey key, uint64_t tensor,
+Result<std::optional<double>> ArrayReader::number(std::string_view word, uint64_t tensor,
                                                   double least) const {
-  const Source& source = sources_[static_cast<size_t>(key)][tensor];
+  const Source& source = key_of(word).sources[tensor];
   if (source.array == nullptr) return std::optional<double>();
   SOTTO_ASSIGN(const std::vector<double> read, values(source, 1));
   if (fits_float(read[0]) && read[0] >= least) return std::optional<double>(read[0]);
@@ -267,19 +255,19 @@ Result<std::optional<double>> ArrayReader::number(ArrayKey key, uint64_t tensor,
 }
 
 template <class Slot>
-Result<std::vector<std::optional<double>>> ArrayReader::common(ArrayKey key, double least,
+Result<std::vector<std::optional<double>>> ArrayReader::common(std::string_view word, double least,
                                                                uint64_t slots, Slot&& slot_of,
                                                                const char* scope) const {
   std::vector<std::optional<double>> out(slots);
   std::vector<uint64_t> from(slots);
   for (uint64_t t = 0; t < params_.size(); ++t) {
-    SOTTO_ASSIGN(const std::optional<double> x, number(key, t, least));
+    SOTTO_ASSIGN(const std::optional<double> x, number(word, t, least));
     if (!x) continue;
     const uint64_t slot = slot_of(params_[t]);
     if (out[slot] && *x != *out[slot]) {
       return invalid_argument(
           "array \"{}\" is {}, but \"{}\" is {}; allowed: one value for all parameters{}",
-          shown(name_of(key, t)), *x, shown(name_of(key, from[slot])), *out[slot], scope);
+          shown(name_of(word, t)), *x, shown(name_of(word, from[slot])), *out[slot], scope);
     }
     if (!out[slot]) from[slot] = t;
     out[slot] = x;
@@ -287,25 +275,28 @@ Result<std::vector<std::optional<double>>> ArrayReader::common(ArrayKey key, dou
   return out;
 }
 
-Result<std::optional<double>> ArrayReader::common_number(ArrayKey key, double least) const {
+Result<std::optional<double>> ArrayReader::common_number(std::string_view word,
+                                                         double least) const {
   SOTTO_ASSIGN(const auto numbers, common(
-                                       key, least, 1, [](const ParamSpec&) { return 0; }, ""));
+                                       word, least, 1, [](const ParamSpec&) { return 0; }, ""));
   return numbers[0];
 }
 
-Result<std::vector<std::optional<double>>> ArrayReader::common_numbers(ArrayKey key, double least,
+Result<std::vector<std::optional<double>>> ArrayReader::common_numbers(std::string_view word,
+                                                                       double least,
                                                                        uint64_t groups) const {
   return common(
-      key, least, groups, [](const ParamSpec& p) { return p.group; }, " of a group");
+      word, least, groups, [](const ParamSpec& p) { return p.group; }, " of a group");
 }
 
-Result<std::optional<int64_t>> ArrayReader::common_integer(ArrayKey key, int64_t least) const {
-  SOTTO_ASSIGN(const std::optional<double> x, common_number(key, static_cast<double>(least)));
+Result<std::optional<int64_t>> ArrayReader::common_integer(std::string_view word,
+                                                           int64_t least) const {
+  SOTTO_ASSIGN(const std::optional<double> x, common_number(word, static_cast<double>(least)));
   if (!x) return std::optional<int64_t>();
   if (*x == std::floor(*x) && *x <= kMaxWhole)
     return std::optional<int64_t>(static_cast<int64_t>(*x));
   return invalid_argument("array \"{}\" is {}; allowed: whole numbers from {} to 2^53",
-                          shown(given_name(key)), *x, least);
+                          shown(given_name(word)), *x, least);
 }
 
 }  // namespace sotto

@@ -20,19 +20,12 @@
 
 #include "core/optim/algorithm.h"
 #include "core/optim/loss_scale.h"
+#include "core/optim/named_arrays.h"
 #include "core/optim/optimizer_data.h"
 #include "core/optim/snapshot.h"
 #include "core/optim/step_plan.h"
 
 namespace sotto {
-
-// An array of a DeepSpeed checkpoint. Its name says what it is: see sotto.h.
-struct NamedArray {
-  std::string name;
-  const void* data = nullptr;  // host or device memory, borrowed
-  uint64_t count = 0;
-  Dtype dtype = Dtype::kF32;
-};
 
 struct OptimInfo {
   int32_t stage = 0;        // 0: full precision, 1: compressed (0/1 Adam: variance frozen)
@@ -48,8 +41,8 @@ struct OptimInfo {
   uint64_t micro_batches = 0;  // accumulated for the next step
 };
 
-// Opens a part for reading, from its beginning.
-using PartSource = std::function<Result<FloatSource>(StatePart)>;
+// Opens an array of a state for reading, from its beginning.
+using ArraySource = std::function<Result<FloatSource>(std::string_view)>;
 
 class Optimizer : public std::enable_shared_from_this<Optimizer> {
  public:
@@ -97,13 +90,16 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // nothing to average, and for other types, an operation that does nothing.
   Result<OpRef> synchronise(const CallOptions& options);
   Status synchronise();
-  // A state without its parts. kOwn: of this rank; else one that any ranks may load: what 0/1
-  // Adam's ranks have summed up since the last synchronisation is averaged in it, not in the
-  // optimizer.
+  std::string_view type() const { return optimizer_kind_name(data_.config.optimizer.kind); }
+  // A state without the arrays that `stream` gives. kOwn: of this rank; else one that any ranks may
+  // load: what 0/1 Adam's ranks have summed up since the last synchronisation is averaged in it,
+  // not in the optimizer.
   Result<OptimSnapshot> describe(StateErrors errors);
-  // A part of such a state. Parts that any ranks may load are collectives where ranks have to ask
-  // each other: those of mean error feedback, and 0/1 Adam's between synchronisations.
-  Status stream(StatePart part, StateErrors errors, const FloatSink& sink);
+  // Whether an array is one of those, which are large.
+  bool streams(std::string_view array) const;
+  // The values of such an array. Those that any ranks may load are collectives where ranks have to
+  // ask each other: mean error feedback, and what is 0/1 Adam's between synchronisations.
+  Status stream(std::string_view array, StateErrors errors, const FloatSink& sink);
   // All of this rank's state in vectors, with its error feedback or without.
   Result<OptimSnapshot> snapshot(bool with_residual);
   // Adds the error feedback of all ranks to a snapshot (nothing for types without). Collective.
@@ -111,7 +107,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Checks everything first, error feedback included, which must be there and fit (kOwn: this
   // rank); on error nothing has changed. Only if a source fails that had given all values for the
   // check, the state is torn, and steps and exports are refused until another is restored.
-  Status restore(const OptimSnapshot& snapshot, StateErrors errors, const PartSource& source);
+  Status restore(const OptimSnapshot& snapshot, StateErrors errors, const ArraySource& source);
   // The same with vectors.
   Status restore(const OptimSnapshot& snapshot, bool with_residual);
   // What a DeepSpeed checkpoint holds, the same on all ranks; error feedback starts at zero. An
@@ -187,11 +183,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   std::string nonfinite_text(const StepVariant& variant, std::span<const std::byte> bytes,
                              const StepVerdict& verdict) const;
 
+  Status fetch(StateErrors errors, OptimSnapshot* s);
   Status check_snapshot(const OptimSnapshot& s, StateErrors errors) const;
-  Status check_errors(const OptimSnapshot& s, StateErrors errors, const PartSource& source) const;
-  Status apply(const OptimSnapshot& s, StateErrors errors, const PartSource& source);
-  Status apply_arrays(const OptimSnapshot& s, StateErrors errors, const PartSource& source);
-  Status apply_errors(const OptimSnapshot& s, StateErrors errors, const PartSource& source);
+  Status check_errors(const OptimSnapshot& s, StateErrors errors, const ArraySource& source) const;
+  Status apply(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
+  Status apply_arrays(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
+  Status apply_errors(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
   Result<OptimSnapshot> read_arrays(std::span<const NamedArray> arrays) const;
 
   OptimizerData data_;

@@ -1,6 +1,7 @@
 // Optimizer state in and out, in the order of the tensors and without padding.
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "core/base/hash.h"
@@ -26,29 +27,33 @@ Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
     s.names.push_back(p.name);
     s.counts.push_back(p.count);
   }
-  const uint64_t n = data_.layout->elements();
-  const auto has = [&s](StatePart part, uint64_t values) {
-    s.outside[static_cast<size_t>(part)] = values;
-  };
-  has(StatePart::kParams, n);
-  for (const StatePart part : {StatePart::kM, StatePart::kV}) {
-    if (data_.arrays.has(array_name(part))) has(part, n);
+  const uint64_t bytes = data_.layout->elements() * sizeof(float);
+  s.put_outside(kParamsArray, bytes);
+  for (const std::string_view moment : {"m", "v"}) {
+    if (data_.arrays.has(moment)) s.put_outside(moment, bytes);
   }
   SOTTO_TRY(algorithm_->describe(errors, &s));
   if (errors == StateErrors::kMean && keeps_errors()) {
     s.mean.emplace();
-    has(StatePart::kMeanWorkerError, n);
-    has(StatePart::kMeanServerError, n);
+    s.put_outside(kMeanWorkerError, bytes);
+    s.put_outside(kMeanServerError, bytes);
   }
   if (!data_.codec || errors != StateErrors::kOwn || data_.alone()) return s;
   s.residual = data_.compressed.no_errors();
-  has(StatePart::kWorkerError, data_.compressed.worker_values());
-  has(StatePart::kServerError, data_.compressed.server_values());
+  s.put_outside(kWorkerError, data_.compressed.worker_values() * sizeof(float));
+  s.put_outside(kServerError, data_.compressed.server_values() * sizeof(float));
   return s;
 }
 
-Status Optimizer::stream(StatePart part, StateErrors errors, const FloatSink& sink) {
-  if (std::optional<Status> own = algorithm_->stream(part, errors, sink)) return std::move(*own);
+bool Optimizer::streams(std::string_view array) const {
+  constexpr std::string_view kOthers[] = {kParamsArray, kMomentumPadding, kWorkerError,
+                                          kServerError, kMeanWorkerError, kMeanServerError};
+  return data_.arrays.exports(array) ||
+         std::find(std::begin(kOthers), std::end(kOthers), array) != std::end(kOthers);
+}
+
+Status Optimizer::stream(std::string_view name, StateErrors errors, const FloatSink& sink) {
+  if (std::optional<Status> own = algorithm_->stream(name, errors, sink)) return std::move(*own);
   std::vector<float> values;
   const auto runs = [&](uint32_t first, uint32_t last, auto&& read) {
     return for_each_tensor_run(*data_.layout, first, last, [&](const TensorRun& run) -> Status {
@@ -58,31 +63,30 @@ Status Optimizer::stream(StatePart part, StateErrors errors, const FloatSink& si
     });
   };
   const uint32_t tensors = tensor_count(*data_.layout, false);
-  const auto array = [&](std::string_view name, uint32_t first, uint32_t last) {
-    return runs(first, last, [&, from = data_.arrays[name]](const TensorRun& run, float* out) {
+  const auto read = [&](std::string_view array, uint32_t first, uint32_t last) {
+    return runs(first, last, [&, from = data_.arrays[array]](const TensorRun& run, float* out) {
       return read_state(data_.access, from, run, out);
     });
   };
-  if (part == StatePart::kParams) {
+  if (name == kParamsArray) {
     return runs(0, tensors, [&](const TensorRun& run, float* out) {
       return data_.access.copy_and_wait(out, data_.parameters[run.tensor].param + run.at,
                                         run.count * sizeof(float));
     });
   }
-  if (part == StatePart::kPaddingM) return array("m", tensors, tensor_count(*data_.layout, true));
-  if (const std::string_view name = array_name(part); !name.empty()) return array(name, 0, tensors);
+  if (name == kMomentumPadding) return read("m", tensors, tensor_count(*data_.layout, true));
+  if (data_.arrays.exports(name)) return read(name, 0, tensors);
   SOTTO_ASSIGN(const std::vector<uint8_t> valid, data_.valid_bits());
-  if (part == StatePart::kWorkerError) return data_.compressed.worker_errors(valid, sink);
-  if (part == StatePart::kServerError) return data_.compressed.server_errors(valid, sink);
+  if (name == kWorkerError) return data_.compressed.worker_errors(valid, sink);
+  if (name == kServerError) return data_.compressed.server_errors(valid, sink);
   if (data_.alone()) {  // averages nothing
     return runs(0, tensors, [](const TensorRun& run, float* out) {
       std::fill_n(out, run.count, 0.0f);
       return ok_status();
     });
   }
-  return part == StatePart::kMeanWorkerError
-             ? data_.compressed.mean_worker_errors(*data_.comm, valid, sink)
-             : data_.compressed.mean_server_errors(*data_.comm, valid, sink);
+  return name == kMeanWorkerError ? data_.compressed.mean_worker_errors(*data_.comm, valid, sink)
+                                  : data_.compressed.mean_server_errors(*data_.comm, valid, sink);
 }
 
 // What 0/1 Adam's ranks have summed up is this rank's, with error feedback or without.
@@ -90,27 +94,29 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   SOTTO_ASSIGN(OptimSnapshot s, describe(StateErrors::kOwn));
   if (!with_residual) {
     s.residual.reset();
-    for (const StatePart part :
-         {StatePart::kWorkerError, StatePart::kServerError, StatePart::kPaddingM})
-      s.outside[static_cast<size_t>(part)] = 0;
+    for (const std::string_view own : {kWorkerError, kServerError, kMomentumPadding}) s.remove(own);
   }
-  for (size_t i = 0; i < kStateParts; ++i) {
-    const auto part = static_cast<StatePart>(i);
-    if (std::exchange(s.outside[i], 0) == 0) continue;
-    SOTTO_TRY(stream(part, StateErrors::kOwn, [&](std::span<const float> values) {
-      s.part(part)->insert(s.part(part)->end(), values.begin(), values.end());
-      return ok_status();
-    }));
-  }
+  SOTTO_TRY(fetch(StateErrors::kOwn, &s));
   return s;
 }
 
 Status Optimizer::add_mean(OptimSnapshot* s) {
   if (!keeps_errors()) return ok_status();
   s->mean.emplace();
-  for (const StatePart part : {StatePart::kMeanWorkerError, StatePart::kMeanServerError}) {
-    SOTTO_TRY(stream(part, StateErrors::kMean, [&](std::span<const float> values) {
-      s->part(part)->insert(s->part(part)->end(), values.begin(), values.end());
+  for (const std::string_view name : {kMeanWorkerError, kMeanServerError})
+    s->put_outside(name, data_.layout->elements() * sizeof(float));
+  return fetch(StateErrors::kMean, s);
+}
+
+// All values of arrays that are outside of the snapshot.
+Status Optimizer::fetch(StateErrors errors, OptimSnapshot* s) {
+  std::vector<std::string> outside;
+  for (const OptimSnapshot::Array& array : s->arrays()) {
+    if (array.bytes != 0 && array.values.empty()) outside.push_back(array.name);
+  }
+  for (const std::string& name : outside) {
+    SOTTO_TRY(stream(name, errors, [&](std::span<const float> values) {
+      s->append(name, std::as_bytes(values));
       return ok_status();
     }));
   }
@@ -146,9 +152,9 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, StateErrors errors) con
         s.names.size(), data_.parameters.size());
   }
   const uint64_t n = data_.layout->elements();
-  SOTTO_TRY(check_size("parameters", s.values(StatePart::kParams), n));
-  SOTTO_TRY(check_size("m", s.values(StatePart::kM), data_.arrays.has("m") ? n : 0));
-  SOTTO_TRY(check_size("v", s.values(StatePart::kV), data_.arrays.has("v") ? n : 0));
+  SOTTO_TRY(check_values("parameters", s.bytes(kParamsArray), n));
+  SOTTO_TRY(check_values("m", s.bytes("m"), data_.arrays.has("m") ? n : 0));
+  SOTTO_TRY(check_values("v", s.bytes("v"), data_.arrays.has("v") ? n : 0));
   if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
     return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
   if (s.scheduler_iteration < -1)
@@ -168,8 +174,8 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, StateErrors errors) con
           "the state has no error feedback (it was exported in mode reset); import it in mode "
           "reset");
     }
-    SOTTO_TRY(check_size("mean worker errors", s.values(StatePart::kMeanWorkerError), n));
-    SOTTO_TRY(check_size("server errors", s.values(StatePart::kMeanServerError), n));
+    SOTTO_TRY(check_values("mean worker errors", s.bytes(kMeanWorkerError), n));
+    SOTTO_TRY(check_values("server errors", s.bytes(kMeanServerError), n));
   }
   if (!data_.codec || errors != StateErrors::kOwn || data_.alone()) return ok_status();
   if (!s.residual && s.mean) {
@@ -182,21 +188,21 @@ Status Optimizer::check_snapshot(const OptimSnapshot& s, StateErrors errors) con
         "the state has no error feedback (it was exported in mode reset, or on one rank); import "
         "it in mode reset");
   }
-  return data_.compressed.check_settings(*s.residual, s.values(StatePart::kWorkerError),
-                                         s.values(StatePart::kServerError));
+  return data_.compressed.check_settings(*s.residual, s.bytes(kWorkerError) / sizeof(float),
+                                         s.bytes(kServerError) / sizeof(float));
 }
 
 // Values of error feedback; those of other parts are taken as they are.
 Status Optimizer::check_errors(const OptimSnapshot& s, StateErrors errors,
-                               const PartSource& source) const {
+                               const ArraySource& source) const {
   const bool own = errors == StateErrors::kOwn && data_.codec && !data_.alone();
   const bool mean = errors == StateErrors::kMean && keeps_errors();
   if (!own && !mean) return ok_status();
   std::vector<float> values;
-  for (const StatePart part : {own ? StatePart::kWorkerError : StatePart::kMeanWorkerError,
-                               own ? StatePart::kServerError : StatePart::kMeanServerError}) {
-    SOTTO_ASSIGN(const FloatSource read, source(part));
-    const uint64_t n = s.values(part);
+  for (const std::string_view name :
+       {own ? kWorkerError : kMeanWorkerError, own ? kServerError : kMeanServerError}) {
+    SOTTO_ASSIGN(const FloatSource read, source(name));
+    const uint64_t n = s.bytes(name) / sizeof(float);
     for (uint64_t at = 0; at < n; at += kRunElements) {
       values.resize(std::min(kRunElements, n - at));
       SOTTO_TRY(read(values));
@@ -210,17 +216,16 @@ Status Optimizer::check_errors(const OptimSnapshot& s, StateErrors errors,
 
 Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
   const StateErrors errors = with_residual ? StateErrors::kOwn : StateErrors::kNone;
-  return restore(s, errors, [&](StatePart part) -> Result<FloatSource> {
-    const std::vector<float>* values = s.part(part);
-    return FloatSource([values, at = size_t{0}](std::span<float> out) mutable {
-      std::copy_n(values->begin() + static_cast<ptrdiff_t>(at), out.size(), out.begin());
-      at += out.size();
+  return restore(s, errors, [&](std::string_view name) -> Result<FloatSource> {
+    return FloatSource([from = s.values<float>(name)](std::span<float> out) mutable {
+      std::copy_n(from.begin(), out.size(), out.begin());
+      from = from.subspan(out.size());
       return ok_status();
     });
   });
 }
 
-Status Optimizer::restore(const OptimSnapshot& s, StateErrors errors, const PartSource& source) {
+Status Optimizer::restore(const OptimSnapshot& s, StateErrors errors, const ArraySource& source) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(check_snapshot(s, errors));
   SOTTO_TRY(check_errors(s, errors, source));
@@ -232,11 +237,11 @@ Status Optimizer::restore(const OptimSnapshot& s, StateErrors errors, const Part
 
 // Parameters and moments.
 Status Optimizer::apply_arrays(const OptimSnapshot& s, StateErrors errors,
-                               const PartSource& source) {
-  std::array<uint64_t, kStateParts> hashes{};
+                               const ArraySource& source) {
+  std::map<std::string_view, uint64_t> hashes;
   std::vector<float> values;
-  const auto load = [&](StatePart part, auto&& write) -> Status {
-    SOTTO_ASSIGN(const FloatSource read, source(part));
+  const auto load = [&](std::string_view name, auto&& write) -> Status {
+    SOTTO_ASSIGN(const FloatSource read, source(name));
     Hasher64 hasher;
     const auto take = [&](const TensorRun& run) -> Status {
       values.resize(run.count);
@@ -245,27 +250,25 @@ Status Optimizer::apply_arrays(const OptimSnapshot& s, StateErrors errors,
       return write(run);
     };
     SOTTO_TRY(for_each_run(*data_.layout, false, take));
-    hashes[static_cast<size_t>(part)] = hasher.digest();
+    hashes[name] = hasher.digest();
     return ok_status();
-  };
-  const auto to = [&](StatePart part, const StateArray& array) {
-    return load(
-        part, [&](const TensorRun& run) { return write_state(data_.access, array, run, values); });
   };
   const auto write_params = [&](const TensorRun& run) {
     return data_.parameters.write(run.tensor, run.at, values);
   };
-  SOTTO_TRY(load(StatePart::kParams, write_params));
-  for (const StatePart part :
-       {StatePart::kM, StatePart::kV, StatePart::kVf, StatePart::kLocalSum, StatePart::kAnchor}) {
-    const StateArray array = data_.arrays[array_name(part)];
-    if (data_.arrays.has(array_name(part)) && algorithm_->restores(part, s))
-      SOTTO_TRY(to(part, array));
+  SOTTO_TRY(load(kParamsArray, write_params));
+  for (const OptimSnapshot::Array& array : s.arrays()) {
+    if (!data_.arrays.exports(array.name) || !algorithm_->restores(array.name, s)) continue;
+    const StateArray to = data_.arrays[array.name];
+    const auto write = [&](const TensorRun& run) {
+      return write_state(data_.access, to, run, values);
+    };
+    SOTTO_TRY(load(array.name, write));
   }
   // Padding that is data: only this rank's own state has its momentum.
   FloatSource padding;
-  if (errors == StateErrors::kOwn && s.values(StatePart::kPaddingM) != 0) {
-    SOTTO_ASSIGN(padding, source(StatePart::kPaddingM));
+  if (errors == StateErrors::kOwn && s.bytes(kMomentumPadding) != 0) {
+    SOTTO_ASSIGN(padding, source(kMomentumPadding));
   }
   const uint32_t tensors = tensor_count(*data_.layout, false),
                  all = tensor_count(*data_.layout, true);
@@ -280,29 +283,26 @@ Status Optimizer::apply_arrays(const OptimSnapshot& s, StateErrors errors,
     return ok_status();
   }
   std::vector<uint64_t> common{s.step};
-  for (const StatePart part : algorithm_->common_parts(s))
-    common.push_back(hashes[static_cast<size_t>(part)]);
+  for (const std::string_view name : algorithm_->common_arrays(s)) common.push_back(hashes[name]);
   imported_ = std::max<uint64_t>(hash64(common.data(), common.size() * sizeof(uint64_t)), 1);
   return ok_status();
 }
 
 Status Optimizer::apply_errors(const OptimSnapshot& s, StateErrors errors,
-                               const PartSource& source) {
+                               const ArraySource& source) {
   if (!data_.codec || data_.alone()) return ok_status();  // one rank has no errors
   SOTTO_TRY(data_.compressed.clear_errors());
   if (!keeps_errors() || errors == StateErrors::kNone) return ok_status();
   const bool own = errors == StateErrors::kOwn;
   if (own && !s.residual) return ok_status();
-  SOTTO_ASSIGN(const FloatSource worker,
-               source(own ? StatePart::kWorkerError : StatePart::kMeanWorkerError));
+  SOTTO_ASSIGN(const FloatSource worker, source(own ? kWorkerError : kMeanWorkerError));
   SOTTO_TRY(data_.compressed.put_worker_errors(worker, own));
-  SOTTO_ASSIGN(const FloatSource server,
-               source(own ? StatePart::kServerError : StatePart::kMeanServerError));
+  SOTTO_ASSIGN(const FloatSource server, source(own ? kServerError : kMeanServerError));
   return own ? data_.compressed.put_server_errors(server)
              : data_.compressed.put_mean_server_errors(server);
 }
 
-Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const PartSource& source) {
+Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const ArraySource& source) {
   SOTTO_TRY(apply_arrays(s, errors, source));
   SOTTO_TRY(algorithm_->restore(s));
   SOTTO_TRY(apply_errors(s, errors, source));

@@ -1,16 +1,16 @@
 // Everything that a run must keep of an optimizer.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "core/group/compressed_state.h"
-#include "core/optim/algorithms/zeroone_schedule.h"
 #include "core/optim/loss_scale.h"
 
 namespace sotto {
@@ -18,71 +18,102 @@ namespace sotto {
 // Longest state of the trainer's own.
 inline constexpr uint64_t kMaxUserState = uint64_t{1} << 26;
 
-// The large parts of a state: float32, the tensors one after the other in order of registration.
-enum class StatePart : uint8_t {
-  kParams,
-  kM,
-  kV,
-  kVf,
-  kPaddingM,
-  kLocalSum,
-  kAnchor,
-  kWorkerError,
-  kServerError,
-  kMeanWorkerError,
-  kMeanServerError,
-};
-inline constexpr size_t kStateParts = 11;
-// Opens a part for reading, from its beginning.
-using PartSource = std::function<Result<FloatSource>(StatePart)>;
-
 // Which error feedback belongs to a state.
 enum class StateErrors : uint8_t { kNone, kOwn, kMean };
 
-// Everything that a run must keep, on the host, independent of how it lies in memory. Parts are in
-// the vectors, or elsewhere: then `outside` has their numbers of values.
-struct OptimSnapshot {
+// Arrays that every state may have, float32 in the order of the tensors, without padding; an
+// algorithm adds its own.
+inline constexpr std::string_view kParamsArray = "params";
+inline constexpr std::string_view kMomentumPadding = "padding_m";  // "m" of padding that is data
+inline constexpr std::string_view kWorkerError = "worker_error", kServerError = "server_error";
+inline constexpr std::string_view kMeanWorkerError = "mean_worker_error";
+inline constexpr std::string_view kMeanServerError = "mean_server_error";
+
+// Independent of how the state lies in memory.
+class OptimSnapshot {
+ public:
+  struct Array {
+    std::string name;
+    uint64_t bytes = 0;             // of its values
+    std::vector<std::byte> values;  // all of them; or none, if they are elsewhere
+  };
+  // A counter or flag of the algorithm's own. "group.name": one of several that belong together.
+  struct Number {
+    std::string name;
+    uint64_t value = 0;
+    bool flag = false;
+  };
+
   std::string algorithm;        // "Adam", "AdamW", "Lamb", "OneBitLamb"
   std::string mode = "strict";  // or "compat"
   uint64_t step = 0;
   uint32_t step_offset = 0;
-  bool compressed = false;
-  bool stage_started = false;  // the compressed stage has vf and scaling coefficients
   int64_t scheduler_iteration = -1;
   LossScale loss_scale;
+  uint64_t skipped_steps = 0;
   std::vector<std::string> names;
   std::vector<uint64_t> counts;
-  std::vector<float> params, m, v, vf;
-  std::vector<TensorState> tensor_states;
-  // 0/1 Adam. With a frozen variance, of this rank: params are what the last synchronisation gave
-  // plus the sum of local updates.
-  ZeroOneCounters zeroone;
-  uint64_t skipped_steps = 0;
-  std::vector<std::byte> user;                 // the trainer's own
-  std::vector<double> lr_sums, anchor_decays;  // per group
-  std::vector<float> local_sum, anchor;
-  uint64_t average_since = 0;  // 1-bit LAMB: updates before the average trust ratios started
-  // 1-bit types: what is exchanged in place of the momentum of frozen parameters; empty: zeros.
-  std::vector<float> frozen_m;
-  std::vector<float> padding_m;           // 1-bit LAMB in mode compat, on the same number of ranks
-  bool local_sum_is_common = false;       // all ranks have the same (never so in a blob)
+  std::vector<std::byte> user;            // the trainer's own
   std::optional<ErrorFeedback> residual;  // error feedback of this rank; empty: none stored
   std::optional<MeanErrorFeedback> mean;  // error feedback of all ranks; empty: none stored
-  std::array<uint64_t, kStateParts> outside{};
+  bool one_for_all = false;  // what is one rank's own is imported by all (never so in a blob)
 
-  // The vector of a part; null: of error feedback that is not stored.
-  std::vector<float>* part(StatePart part);
-  const std::vector<float>* part(StatePart which) const {
-    return const_cast<OptimSnapshot*>(this)->part(which);
+  const std::vector<Number>& numbers() const { return numbers_; }
+  uint64_t number(std::string_view name) const;  // 0: there is none
+  bool flag(std::string_view name) const { return number(name) != 0; }
+  void set_number(std::string_view name, uint64_t value) { set({std::string(name), value, false}); }
+  void set_flag(std::string_view name, bool value) { set({std::string(name), value, true}); }
+  bool has_numbers(std::string_view group) const;
+
+  const std::vector<Array>& arrays() const { return arrays_; }
+  bool has(std::string_view array) const { return find(array) != nullptr; }
+  // Of an array or of error feedback, wherever its values are; 0: there is none.
+  uint64_t bytes(std::string_view array) const;
+  // Values that are here.
+  template <class T>
+  std::span<const T> values(std::string_view array) const {
+    return const_cast<OptimSnapshot*>(this)->values<T>(array);
   }
-  uint64_t values(StatePart which) const {
-    const std::vector<float>* vector = part(which);
-    return vector != nullptr && !vector->empty() ? vector->size()
-                                                 : outside[static_cast<size_t>(which)];
+  template <class T>
+  std::span<T> values(std::string_view array) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    const std::span<std::byte> bytes = bytes_here(array);
+    return {reinterpret_cast<T*>(bytes.data()), bytes.size() / sizeof(T)};
   }
+  template <class T>
+  std::vector<T> copy_of(std::string_view array) const {
+    const std::span<const T> from = values<T>(array);
+    return {from.begin(), from.end()};
+  }
+  std::vector<float> floats(std::string_view array) const { return copy_of<float>(array); }
+
+  // An array comes after those that are there.
+  template <class T>
+  void put(std::string_view array, std::span<const T> values) {
+    static_assert(std::is_trivially_copyable_v<T>);
+    append(array, std::as_bytes(values));
+  }
+  template <class T>
+  void put(std::string_view array, const std::vector<T>& values) {
+    put(array, std::span<const T>(values));
+  }
+  // Its values are elsewhere.
+  void put_outside(std::string_view array, uint64_t bytes);
+  // More values of an array, or of error feedback.
+  void append(std::string_view array, std::span<const std::byte> values);
+  void remove(std::string_view array);
+
+ private:
+  const Array* find(std::string_view name) const;
+  std::span<std::byte> bytes_here(std::string_view array);
+  std::vector<float>* errors(std::string_view array);
+  void set(Number number);
+
+  std::vector<Array> arrays_;
+  std::vector<Number> numbers_;
 };
 
-// INVALID_ARGUMENT unless a state has as many values as the optimizer.
-Status check_size(const char* what, uint64_t values, uint64_t want);
+// INVALID_ARGUMENT unless a state has as many values of type T as the optimizer.
+Status check_values(const char* what, uint64_t bytes, uint64_t want, uint64_t element_bytes = 4);
 
 }  // namespace sotto

@@ -27,6 +27,7 @@ struct StateArray {
 struct StateArraySpec {
   std::string_view name;  // of static storage
   uint64_t bytes = 0;     // without exponents
+  bool exported = false;  // part of a state: a value per element of the tensors
   StateType type = StateType::kF32;
   bool variance = false;
 };
@@ -37,6 +38,10 @@ class StateArrays {
   Status add(const DeviceAccess& access, const CompressedLayout& layout,
              const StateArraySpec& spec);
   bool has(std::string_view name) const { return find(name) != nullptr; }
+  bool exports(std::string_view name) const {
+    const Entry* entry = find(name);
+    return entry != nullptr && entry->spec.exported;
+  }
   // Null elements: there is none of that name.
   StateArray operator[](std::string_view name) const;
   void* data(std::string_view name) const { return (*this)[name].elements; }

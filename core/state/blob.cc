@@ -178,6 +178,15 @@ Status BlobReader::find_sections(uint32_t count, uint64_t end) {
   return at == end ? ok_status() : damaged();
 }
 
+std::vector<std::string> BlobReader::names() const {
+  std::vector<std::string> out;
+  for (const auto& [name, extent] : sections_) out.push_back(name);
+  std::sort(out.begin(), out.end(), [this](const std::string& a, const std::string& b) {
+    return sections_.at(a).offset < sections_.at(b).offset;
+  });
+  return out;
+}
+
 Result<uint64_t> BlobReader::bytes_of(std::string_view name) const {
   const auto it = sections_.find(name);
   if (it == sections_.end()) return invalid_argument("the state has no section \"{}\"", name);

@@ -94,6 +94,7 @@ class BlobReader {
   static Result<BlobReader> open(std::span<const std::byte> bytes);
 
   bool has(std::string_view name) const { return sections_.find(name) != sections_.end(); }
+  std::vector<std::string> names() const;  // of all sections, in order
   // INVALID_ARGUMENT if there is no such section.
   Result<uint64_t> bytes_of(std::string_view name) const;
   // A part of a section, which has it.

@@ -1,8 +1,8 @@
 #include "core/state/optim_state.h"
 
+#include <algorithm>
 #include <functional>
 #include <iterator>
-#include <optional>
 #include <utility>
 
 #include "core/base/text.h"
@@ -11,31 +11,21 @@
 namespace sotto {
 namespace {
 
-constexpr std::string_view kPartNames[] = {"params",
-                                           "m",
-                                           "v",
-                                           "vf",
-                                           "padding_m",
-                                           "local_sum",
-                                           "anchor",
-                                           "worker_error",
-                                           "server_error",
-                                           "mean_worker_error",
-                                           "mean_server_error"};
-static_assert(std::size(kPartNames) == kStateParts);
-std::string_view name_of(StatePart part) { return kPartNames[static_cast<size_t>(part)]; }
+// The first arrays of every blob, empty where the state has none; those of an algorithm follow, and
+// error feedback comes last.
+constexpr std::string_view kFirstArrays[] = {kParamsArray, "m", "v", "vf", "tensor_states"};
+constexpr std::string_view kErrorArrays[] = {kWorkerError, kServerError, kMeanWorkerError,
+                                             kMeanServerError};
+// Sections that are no arrays.
+constexpr std::string_view kOthers[] = {"meta", "counts", "user"};
+// Numbers of the 1-bit types that every description has.
+constexpr std::string_view kNumber = "average_since";
+constexpr std::string_view kFlags[] = {"compressed", "stage_started"};
 
-constexpr StatePart kAllParts[] = {StatePart::kParams,
-                                   StatePart::kM,
-                                   StatePart::kV,
-                                   StatePart::kVf,
-                                   StatePart::kPaddingM,
-                                   StatePart::kLocalSum,
-                                   StatePart::kAnchor,
-                                   StatePart::kWorkerError,
-                                   StatePart::kServerError,
-                                   StatePart::kMeanWorkerError,
-                                   StatePart::kMeanServerError};
+template <size_t N>
+bool is_in(const std::string_view (&names)[N], std::string_view name) {
+  return std::find(std::begin(names), std::end(names), name) != std::end(names);
+}
 
 std::string meta_of(const OptimSnapshot& s) {
   StateJson meta{{"kind", "optimizer"},
@@ -43,9 +33,9 @@ std::string meta_of(const OptimSnapshot& s) {
                  {"mode", s.mode},
                  {"step", s.step},
                  {"step_offset", s.step_offset},
-                 {"average_since", s.average_since},
-                 {"compressed", s.compressed},
-                 {"stage_started", s.stage_started},
+                 {kNumber, 0},
+                 {kFlags[0], false},
+                 {kFlags[1], false},
                  {"scheduler_iteration", s.scheduler_iteration},
                  {"skipped_steps", s.skipped_steps},
                  {"loss_scale",
@@ -54,54 +44,46 @@ std::string meta_of(const OptimSnapshot& s) {
                    {"last_overflow", s.loss_scale.last_overflow}}},
                  {"names", s.names}};
   if (s.residual) meta["residual"] = residual_meta(*s.residual);
-  if (!s.lr_sums.empty()) {
-    meta["zeroone"] = {{"var_interval", s.zeroone.var_interval},
-                       {"var_counter", s.zeroone.var_counter},
-                       {"local_interval", s.zeroone.local_interval},
-                       {"local_counter", s.zeroone.local_counter},
-                       {"frozen", s.zeroone.frozen}};
+  for (const OptimSnapshot::Number& number : s.numbers()) {
+    const StateJson value = number.flag ? StateJson(number.value != 0) : StateJson(number.value);
+    const size_t dot = number.name.find('.');
+    if (dot == std::string::npos) {
+      meta[number.name] = value;
+    } else {
+      meta[number.name.substr(0, dot)][number.name.substr(dot + 1)] = value;
+    }
   }
   return meta.dump(-1, ' ', false, StateJson::error_handler_t::replace);
 }
 
-// A section of a blob: bytes of the snapshot, or a part.
+// A section of a blob: bytes of the snapshot, or an array, whose values may be elsewhere.
 struct Section {
   std::string_view name;
-  const void* data = nullptr;
   uint64_t bytes = 0;
-  std::optional<StatePart> part;
+  const void* data = nullptr;
 };
 
 // In the order of the blob. `meta` and the snapshot have to live as long.
 std::vector<Section> sections_of(const OptimSnapshot& s, const std::string& meta) {
   std::vector<Section> out;
-  const auto bytes = [&](std::string_view name, const auto& values) {
-    out.push_back({name, values.data(), values.size() * sizeof(values[0]), std::nullopt});
+  const auto array = [&](std::string_view name) {
+    const std::span<const std::byte> here = s.values<std::byte>(name);
+    out.push_back({name, s.bytes(name), here.empty() ? nullptr : here.data()});
   };
-  const auto part = [&](StatePart p) {
-    out.push_back({name_of(p), nullptr, s.values(p) * sizeof(float), p});
-  };
-  bytes("meta", meta);
-  bytes("counts", s.counts);
-  for (const StatePart p : {StatePart::kParams, StatePart::kM, StatePart::kV, StatePart::kVf})
-    part(p);
-  bytes("tensor_states", s.tensor_states);
-  if (s.values(StatePart::kPaddingM) != 0) part(StatePart::kPaddingM);
-  if (!s.frozen_m.empty()) bytes("frozen_m", s.frozen_m);
-  if (!s.lr_sums.empty()) {
-    bytes("lr_sums", s.lr_sums);
-    bytes("anchor_decays", s.anchor_decays);
-    part(StatePart::kLocalSum);
-    part(StatePart::kAnchor);
+  out.push_back({"meta", meta.size(), meta.data()});
+  out.push_back({"counts", s.counts.size() * sizeof(uint64_t), s.counts.data()});
+  for (const std::string_view name : kFirstArrays) array(name);
+  for (const OptimSnapshot::Array& a : s.arrays()) {
+    if (!is_in(kFirstArrays, a.name) && !is_in(kErrorArrays, a.name)) array(a.name);
   }
-  if (!s.user.empty()) bytes("user", s.user);
+  if (!s.user.empty()) out.push_back({"user", s.user.size(), s.user.data()});
   if (s.residual) {
-    part(StatePart::kWorkerError);
-    part(StatePart::kServerError);
+    array(kWorkerError);
+    array(kServerError);
   }
   if (s.mean) {
-    part(StatePart::kMeanWorkerError);
-    part(StatePart::kMeanServerError);
+    array(kMeanWorkerError);
+    array(kMeanServerError);
   }
   return out;
 }
@@ -112,19 +94,19 @@ BlobSize size_of(const std::vector<Section>& sections) {
   return size;
 }
 
-using PartWriter = std::function<Status(StatePart, const FloatSink&)>;
+using ArrayWriter = std::function<Status(std::string_view, const FloatSink&)>;
 
-Status write(const OptimSnapshot& s, const PartWriter& parts, const ByteSink& sink) {
+Status write(const OptimSnapshot& s, const ArrayWriter& arrays, const ByteSink& sink) {
   const std::string meta = meta_of(s);
   const std::vector<Section> sections = sections_of(s, meta);
   BlobStream stream(sink);
   SOTTO_TRY(stream.start(size_of(sections)));
   for (const Section& section : sections) {
     SOTTO_TRY(stream.section(section.name, section.bytes));
-    if (!section.part) {
+    if (section.data != nullptr) {
       SOTTO_TRY(stream.put(section.data, section.bytes));
     } else if (section.bytes != 0) {
-      SOTTO_TRY(parts(*section.part, [&](std::span<const float> values) {
+      SOTTO_TRY(arrays(section.name, [&](std::span<const float> values) {
         return stream.put(values.data(), values.size_bytes());
       }));
     }
@@ -150,21 +132,60 @@ StateErrors imported_errors(StateMode mode) {
                                     : StateErrors::kNone;
 }
 
-// A snapshot whose parts are left in the blob.
-Result<OptimSnapshot> read_description(const BlobReader& reader) {
+// Counters and flags of the algorithm's own: those of the 1-bit types, and objects of them.
+Status read_numbers(const StateJson& meta, OptimSnapshot* s) {
+  uint64_t number = 0;
+  SOTTO_TRY(read_key(meta, kNumber.data(), &number));
+  s->set_number(kNumber, number);
+  for (const std::string_view name : kFlags) {
+    bool flag = false;
+    SOTTO_TRY(read_key(meta, name.data(), &flag));
+    s->set_flag(name, flag);
+  }
+  for (const auto& [group, members] : meta.items()) {
+    if (!members.is_object() || group == "loss_scale" || group == "residual") continue;
+    for (const auto& [key, value] : members.items()) {
+      const std::string name = fmt::format("{}.{}", group, key);
+      if (value.is_boolean()) {
+        s->set_flag(name, value.get<bool>());
+      } else if (value.is_number_unsigned()) {
+        s->set_number(name, value.get<uint64_t>());
+      } else {
+        return invalid_argument("the state's description has no valid \"{}\"", printable(name));
+      }
+    }
+  }
+  return ok_status();
+}
+
+// Says whether an array of a snapshot is left in the blob.
+using LeftOutside = std::function<bool(const OptimSnapshot&, std::string_view)>;
+
+Status read_arrays(const BlobReader& reader, const LeftOutside& outside, OptimSnapshot* s) {
+  for (const std::string_view name : kFirstArrays) SOTTO_TRY(reader.bytes_of(name).status());
+  for (const std::string& name : reader.names()) {
+    if (is_in(kOthers, name)) continue;
+    if (name != "tensor_states" && (is_in(kFirstArrays, name) || is_in(kErrorArrays, name)))
+      SOTTO_TRY(reader.count<float>(name).status());
+    SOTTO_ASSIGN(const uint64_t bytes, reader.bytes_of(name));
+    if (outside(*s, name)) {
+      s->put_outside(name, bytes);
+      continue;
+    }
+    SOTTO_ASSIGN(const std::vector<std::byte> values, reader.values<std::byte>(name));
+    s->put(name, values);
+  }
+  return ok_status();
+}
+
+Result<OptimSnapshot> read_snapshot(const BlobReader& reader, const LeftOutside& outside) {
   SOTTO_ASSIGN(const StateJson meta, meta_of(reader, "optimizer"));
   OptimSnapshot s;
-  const auto take = [&](StatePart part) -> Status {
-    SOTTO_ASSIGN(s.outside[static_cast<size_t>(part)], reader.count<float>(name_of(part)));
-    return ok_status();
-  };
   SOTTO_TRY(read_key(meta, "algorithm", &s.algorithm));
   SOTTO_TRY(read_key(meta, "mode", &s.mode));
   SOTTO_TRY(read_key(meta, "step", &s.step));
   SOTTO_TRY(read_key(meta, "step_offset", &s.step_offset));
-  SOTTO_TRY(read_key(meta, "average_since", &s.average_since));
-  SOTTO_TRY(read_key(meta, "compressed", &s.compressed));
-  SOTTO_TRY(read_key(meta, "stage_started", &s.stage_started));
+  SOTTO_TRY(read_numbers(meta, &s));
   SOTTO_TRY(read_key(meta, "scheduler_iteration", &s.scheduler_iteration));
   // States of before have none.
   if (meta.contains("skipped_steps")) SOTTO_TRY(read_key(meta, "skipped_steps", &s.skipped_steps));
@@ -190,36 +211,17 @@ Result<OptimSnapshot> read_description(const BlobReader& reader) {
     s.names.push_back(name.get<std::string>());
   }
   SOTTO_ASSIGN(s.counts, reader.values<uint64_t>("counts"));
-  for (const StatePart part : {StatePart::kParams, StatePart::kM, StatePart::kV, StatePart::kVf})
-    SOTTO_TRY(take(part));
-  SOTTO_ASSIGN(s.tensor_states, reader.values<TensorState>("tensor_states"));
-  if (reader.has("padding_m")) SOTTO_TRY(take(StatePart::kPaddingM));
-  if (reader.has("frozen_m")) {
-    SOTTO_ASSIGN(s.frozen_m, reader.values<float>("frozen_m"));
-  }
-  if (const auto zeroone = meta.find("zeroone"); zeroone != meta.end()) {
-    if (!zeroone->is_object())
-      return invalid_argument("the state's description has no valid \"zeroone\"");
-    SOTTO_TRY(read_key(*zeroone, "var_interval", &s.zeroone.var_interval));
-    SOTTO_TRY(read_key(*zeroone, "var_counter", &s.zeroone.var_counter));
-    SOTTO_TRY(read_key(*zeroone, "local_interval", &s.zeroone.local_interval));
-    SOTTO_TRY(read_key(*zeroone, "local_counter", &s.zeroone.local_counter));
-    SOTTO_TRY(read_key(*zeroone, "frozen", &s.zeroone.frozen));
-    SOTTO_ASSIGN(s.lr_sums, reader.values<double>("lr_sums"));
-    SOTTO_ASSIGN(s.anchor_decays, reader.values<double>("anchor_decays"));
-    SOTTO_TRY(take(StatePart::kLocalSum));
-    SOTTO_TRY(take(StatePart::kAnchor));
-  }
+  // Before arrays: error feedback has a place of its own.
   if (meta.contains("residual")) {
     SOTTO_ASSIGN(s.residual, read_residual_meta(meta));
-    SOTTO_TRY(take(StatePart::kWorkerError));
-    SOTTO_TRY(take(StatePart::kServerError));
+    for (const std::string_view name : {kWorkerError, kServerError})
+      SOTTO_TRY(reader.bytes_of(name).status());
   }
-  if (reader.has("mean_worker_error")) {
+  if (reader.has(kMeanWorkerError)) {
     s.mean.emplace();
-    SOTTO_TRY(take(StatePart::kMeanWorkerError));
-    SOTTO_TRY(take(StatePart::kMeanServerError));
+    SOTTO_TRY(reader.bytes_of(kMeanServerError).status());
   }
+  SOTTO_TRY(read_arrays(reader, outside, &s));
   return s;
 }
 
@@ -227,27 +229,25 @@ Result<OptimSnapshot> read_description(const BlobReader& reader) {
 
 std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
   std::vector<std::byte> out;
-  // Memory takes everything.
+  // Memory takes everything, and all values are here.
   (void)write(
-      s, [&](StatePart part, const FloatSink& sink) { return sink(*s.part(part)); }, sink_of(&out));
+      s, [](std::string_view, const FloatSink&) { return ok_status(); }, sink_of(&out));
   return out;
 }
 
 Result<OptimSnapshot> decode_optim(std::span<const std::byte> bytes) {
   SOTTO_ASSIGN(const BlobReader reader, BlobReader::open(bytes));
-  SOTTO_ASSIGN(OptimSnapshot s, read_description(reader));
-  for (const StatePart part : kAllParts) {
-    if (std::exchange(s.outside[static_cast<size_t>(part)], 0) == 0) continue;
-    SOTTO_ASSIGN(*s.part(part), reader.values<float>(name_of(part)));
-  }
-  return s;
+  return read_snapshot(reader, [](const OptimSnapshot&, std::string_view) { return false; });
 }
 
 Status export_state(Optimizer& optimizer, StateMode mode, const ByteSink& sink) {
   const StateErrors errors = exported_errors(mode);
   SOTTO_ASSIGN(const OptimSnapshot s, optimizer.describe(errors));
   return write(
-      s, [&](StatePart part, const FloatSink& to) { return optimizer.stream(part, errors, to); },
+      s,
+      [&](std::string_view name, const FloatSink& to) {
+        return optimizer.stream(name, errors, to);
+      },
       sink);
 }
 
@@ -267,15 +267,20 @@ Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode) {
 Status import_state(Optimizer& optimizer, StateMode mode, const ByteSource& source,
                     uint64_t bytes) {
   SOTTO_ASSIGN(const BlobReader reader, BlobReader::open(source, bytes));
-  SOTTO_ASSIGN(OptimSnapshot s, read_description(reader));
+  // A state of another type is refused before anybody looks at its arrays.
+  const auto outside = [&](const OptimSnapshot& found, std::string_view name) {
+    return found.algorithm != optimizer.type() || optimizer.streams(name);
+  };
+  SOTTO_ASSIGN(OptimSnapshot s, read_snapshot(reader, outside));
   // Of 0/1 Adam between synchronisations: what one rank has summed up becomes everybody's.
-  s.local_sum_is_common = mode == StateMode::kCommon;
-  return optimizer.restore(s, imported_errors(mode), [&](StatePart part) -> Result<FloatSource> {
-    return FloatSource([&reader, part, at = uint64_t{0}](std::span<float> out) mutable {
-      const uint64_t first = std::exchange(at, at + out.size_bytes());
-      return reader.read(name_of(part), first, std::as_writable_bytes(out));
-    });
-  });
+  s.one_for_all = mode == StateMode::kCommon;
+  return optimizer.restore(
+      s, imported_errors(mode), [&](std::string_view name) -> Result<FloatSource> {
+        return FloatSource([&reader, name, at = uint64_t{0}](std::span<float> out) mutable {
+          const uint64_t first = std::exchange(at, at + out.size_bytes());
+          return reader.read(name, first, std::as_writable_bytes(out));
+        });
+      });
 }
 
 Status import_state(Optimizer& optimizer, StateMode mode, std::span<const std::byte> bytes) {

@@ -162,7 +162,7 @@ TEST(Convergence, NarrowVarianceDoesNotStandStill) {
             }
             SOTTO_ASSIGN(const OptimSnapshot s, o->snapshot(false));
             double mean = 0, worst = 1;
-            for (const float v : s.v) {
+            for (const float v : s.floats("v")) {
               mean += v / kCount;
               worst = std::max({worst, v / want, want / v});
             }

@@ -49,28 +49,28 @@ std::vector<NamedArray> arrays_of(const OptimSnapshot& s, std::deque<double>* nu
   uint64_t at = 0;
   for (size_t t = 0; t < s.names.size(); ++t) {
     const uint64_t count = s.counts[t];
-    const auto elements = [&](const char* key, const std::vector<float>& values) {
+    const auto elements = [&](const char* key, std::span<const float> values) {
       if (!values.empty()) out.push_back({s.names[t] + "/" + key, values.data() + at, count});
     };
     const auto number = [&](const char* key, auto value) {
       numbers->push_back(static_cast<double>(value));
       out.push_back({s.names[t] + "/" + key, &numbers->back(), 1, Dtype::kF64});
     };
-    elements("fp32", s.params);
-    elements("exp_avg", s.m);
-    elements("exp_avg_sq", s.v);
-    elements("exp_avg_sq_fresh", s.vf);
+    elements("fp32", s.values<float>("params"));
+    elements("exp_avg", s.values<float>("m"));
+    elements("exp_avg_sq", s.values<float>("v"));
+    elements("exp_avg_sq_fresh", s.values<float>("vf"));
     number("step", s.step + s.step_offset);
     if (s.algorithm == "OneBitLamb") {
-      number("lamb_coeff_freeze", s.tensor_states[t].c_avg);
-      number("last_factor", s.tensor_states[t].last_factor);
-      number("scaling_coeff", s.tensor_states[t].scaling_coeff);
+      number("lamb_coeff_freeze", s.values<TensorState>("tensor_states")[t].c_avg);
+      number("last_factor", s.values<TensorState>("tensor_states")[t].last_factor);
+      number("scaling_coeff", s.values<TensorState>("tensor_states")[t].scaling_coeff);
     }
     if (s.algorithm == "ZeroOneAdam") {
-      number("var_interval", s.zeroone.var_interval);
-      number("var_counter", s.zeroone.var_counter);
-      number("local_step_interval", s.zeroone.local_interval);
-      number("local_step_counter", s.zeroone.local_counter);
+      number("var_interval", s.number("zeroone.var_interval"));
+      number("var_counter", s.number("zeroone.var_counter"));
+      number("local_step_interval", s.number("zeroone.local_interval"));
+      number("local_step_counter", s.number("zeroone.local_counter"));
     }
     at += count;
   }

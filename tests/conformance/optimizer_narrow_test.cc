@@ -141,7 +141,9 @@ TEST_P(OptimizerNarrow, RanksAndLayoutChangeNoBit) {
                 SOTTO_TRY(do_step(*o));
               }
               SOTTO_ASSIGN(const OptimSnapshot s, o->snapshot(false));
-              if (comm->rank() == 0) found = bytes_of(s.params) + bytes_of(s.m) + bytes_of(s.v);
+              if (comm->rank() == 0)
+                found = bytes_of(s.floats("params")) + bytes_of(s.floats("m")) +
+                        bytes_of(s.floats("v"));
               return ok_status();
             });
         EXPECT_TRUE(status.ok()) << status.text();
@@ -228,14 +230,18 @@ TEST_P(OptimizerNarrow, ExactRestoreContinuesBitForBit) {
         SOTTO_TRY(import_state(*b, StateMode::kExact, blob));
         SOTTO_ASSIGN(const OptimSnapshot given, a->snapshot(false));
         SOTTO_ASSIGN(const OptimSnapshot taken, b->snapshot(false));
-        SOTTO_TRY(same(taken.params, given.params, fmt::format("p, restored after {}", stop)));
-        SOTTO_TRY(same(taken.m, given.m, fmt::format("m, restored after {}", stop)));
-        SOTTO_TRY(same(taken.v, given.v, fmt::format("v, restored after {}", stop)));
+        SOTTO_TRY(same(taken.floats("params"), given.floats("params"),
+                       fmt::format("p, restored after {}", stop)));
+        SOTTO_TRY(
+            same(taken.floats("m"), given.floats("m"), fmt::format("m, restored after {}", stop)));
+        SOTTO_TRY(
+            same(taken.floats("v"), given.floats("v"), fmt::format("v, restored after {}", stop)));
         SOTTO_TRY(train(*b, second, stop, 14));
         SOTTO_ASSIGN(const OptimSnapshot s, b->snapshot(false));
-        SOTTO_TRY(same(s.params, last.params, fmt::format("p, stopped after {}", stop)));
-        SOTTO_TRY(same(s.m, last.m, fmt::format("m, stopped after {}", stop)));
-        SOTTO_TRY(same(s.v, last.v, fmt::format("v, stopped after {}", stop)));
+        SOTTO_TRY(same(s.floats("params"), last.floats("params"),
+                       fmt::format("p, stopped after {}", stop)));
+        SOTTO_TRY(same(s.floats("m"), last.floats("m"), fmt::format("m, stopped after {}", stop)));
+        SOTTO_TRY(same(s.floats("v"), last.floats("v"), fmt::format("v, stopped after {}", stop)));
       }
       return ok_status();
     }();
@@ -262,16 +268,20 @@ TEST(OptimizerNarrowState, ChangesItsType) {
           SOTTO_TRY(narrow->restore(s, false));
           SOTTO_ASSIGN(const OptimSnapshot rounded, narrow->snapshot(false));
           const float part = type == StateType::kBf16 ? 1.0f / 256 : 1.0f / 16;
-          for (size_t i = 0; i < s.m.size(); ++i) {
-            if (std::fabs(rounded.m[i] - s.m[i]) > part * std::fabs(s.m[i]) + 2e-6f)
-              return error(Code::kInternal, "m {} became {}", s.m[i], rounded.m[i]);
-            if (std::fabs(rounded.v[i] - s.v[i]) > part * s.v[i] + 1e-9f)
-              return error(Code::kInternal, "v {} became {}", s.v[i], rounded.v[i]);
+          for (size_t i = 0; i < s.values<float>("m").size(); ++i) {
+            if (std::fabs(rounded.values<float>("m")[i] - s.values<float>("m")[i]) >
+                part * std::fabs(s.values<float>("m")[i]) + 2e-6f)
+              return error(Code::kInternal, "m {} became {}", s.values<float>("m")[i],
+                           rounded.values<float>("m")[i]);
+            if (std::fabs(rounded.values<float>("v")[i] - s.values<float>("v")[i]) >
+                part * s.values<float>("v")[i] + 1e-9f)
+              return error(Code::kInternal, "v {} became {}", s.values<float>("v")[i],
+                           rounded.values<float>("v")[i]);
           }
           SOTTO_TRY(wide->restore(rounded, false));
           SOTTO_ASSIGN(const OptimSnapshot back, wide->snapshot(false));
-          SOTTO_TRY(same(back.m, rounded.m, "m"));
-          SOTTO_TRY(same(back.v, rounded.v, "v"));
+          SOTTO_TRY(same(back.floats("m"), rounded.floats("m"), "m"));
+          SOTTO_TRY(same(back.floats("v"), rounded.floats("v"), "v"));
         }
         return ok_status();
       });

@@ -293,7 +293,8 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CommitAtEveryMessage, testing::ValuesIn(kKinds),
 
 // ---- Processes: at any moment ----
 
-constexpr uint64_t kMostSteps = 40;
+// A kill or a stop ends them before; a reset may hit a connection that nobody misses.
+constexpr uint64_t kMostSteps = 1'000'000, kMostStepsWithAReset = 40;
 
 // A comm of processes over TCP, as far as it comes.
 Result<std::shared_ptr<Comm>> meet(const ProcessRank& self, const std::string& file) {
@@ -348,7 +349,8 @@ SOTTO_RANK_MAIN(commit) {
   Status status = model.create(*comm);
   std::thread breaker;
   uint64_t done = 0;
-  for (; status.ok() && done < kMostSteps; done += status.ok()) {
+  const uint64_t most = resets ? kMostStepsWithAReset : kMostSteps;
+  for (; status.ok() && done < most; done += status.ok()) {
     if (done == 1) self.at("working");
     if (done == 1 && resets && self.rank == task.victim) {
       breaker = std::thread([seed] {

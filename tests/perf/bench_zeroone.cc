@@ -6,6 +6,7 @@
 #include <array>
 #include <nlohmann/json.hpp>
 
+#include "core/optim/algorithms/zeroone_schedule.h"
 #include "core/optim/optimizer.h"
 #include "tests/perf/benchmarks.h"
 #include "tests/perf/wire_world.h"

@@ -182,7 +182,7 @@ void CompressedStep::emit_update(std::vector<Piece> pieces, uint32_t word) {
 // ---- the algorithm ----
 
 std::vector<StateArraySpec> CompressedMomentum::arrays() const {
-  return {moment("m"), moment("v"), floats("den")};
+  return {moment("m"), moment("v"), floats("den", false)};
 }
 
 Status CompressedMomentum::freeze(const std::vector<uint8_t>& flags) {
@@ -241,13 +241,13 @@ Status CompressedMomentum::momentum_to_floats() {
 }
 
 Status CompressedMomentum::describe(StateErrors errors, OptimSnapshot* s) {
-  s->compressed = compressed_;
+  s->set_flag("compressed", compressed_);
   return OneBitAlgorithm::describe(errors, s);
 }
 
 std::vector<TensorState> CompressedMomentum::tensor_states(const OptimSnapshot& s) const {
   if (starts_again(s)) return std::vector<TensorState>(d_.parameters.size());
-  return s.tensor_states;
+  return OneBitAlgorithm::tensor_states(s);
 }
 
 Status CompressedMomentum::restore(const OptimSnapshot& s) {
@@ -258,7 +258,7 @@ Status CompressedMomentum::restore(const OptimSnapshot& s) {
 }
 
 Status CompressedMomentum::read_arrays(const ArrayReader&, OptimSnapshot* s) const {
-  s->compressed = late_stage(s->step);
+  s->set_flag("compressed", late_stage(s->step));
   return ok_status();
 }
 

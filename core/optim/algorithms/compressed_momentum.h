@@ -90,7 +90,9 @@ class CompressedMomentum : public OneBitAlgorithm {
   Status momentum_to_floats() override;
   std::vector<TensorState> tensor_states(const OptimSnapshot& s) const override;
   // Back in warm-up after a compressed stage: its coefficients start again.
-  bool starts_again(const OptimSnapshot& s) const { return s.compressed && !late_stage(s.step); }
+  bool starts_again(const OptimSnapshot& s) const {
+    return s.flag("compressed") && !late_stage(s.step);
+  }
 
  private:
   bool compressed_ = false;

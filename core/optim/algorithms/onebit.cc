@@ -122,18 +122,21 @@ Result<std::vector<float>> OneBitAlgorithm::exchanged_momentum() const {
 // ---- state ----
 
 Status OneBitAlgorithm::describe(StateErrors errors, OptimSnapshot* s) {
-  s->stage_started = stage_started_;
-  SOTTO_ASSIGN(s->tensor_states, d_.access.download<TensorState>(d_.arrays.data("tensor_states"),
-                                                                 d_.parameters.size()));
+  s->set_flag("stage_started", stage_started_);
+  SOTTO_ASSIGN(
+      const std::vector<TensorState> states,
+      d_.access.download<TensorState>(d_.arrays.data("tensor_states"), d_.parameters.size()));
+  s->put("tensor_states", states);
   SOTTO_TRY(momentum_to_floats());
-  if (errors == StateErrors::kOwn || !synchronisation()) {
-    SOTTO_ASSIGN(s->frozen_m, exchanged_momentum());
-  }
+  if (errors != StateErrors::kOwn && synchronisation()) return ok_status();
+  SOTTO_ASSIGN(const std::vector<float> exchanged, exchanged_momentum());
+  if (!exchanged.empty()) s->put("frozen_m", exchanged);
   return ok_status();
 }
 
-std::optional<Status> OneBitAlgorithm::stream(StatePart part, StateErrors, const FloatSink& sink) {
-  if (part != StatePart::kM || aside_m_.empty()) return std::nullopt;
+std::optional<Status> OneBitAlgorithm::stream(std::string_view array, StateErrors,
+                                              const FloatSink& sink) {
+  if (array != "m" || aside_m_.empty()) return std::nullopt;
   const StateArray m = d_.arrays["m"];
   std::vector<float> values;
   return for_each_run(*d_.layout, false, [&](const TensorRun& run) -> Status {
@@ -145,13 +148,15 @@ std::optional<Status> OneBitAlgorithm::stream(StatePart part, StateErrors, const
 }
 
 Status OneBitAlgorithm::check(const OptimSnapshot& s, StateErrors) const {
-  SOTTO_TRY(check_size("per-tensor state", s.tensor_states.size(), d_.parameters.size()));
-  if (s.stage_started && !says_late(s))
+  SOTTO_TRY(check_values("per-tensor state", s.bytes("tensor_states"), d_.parameters.size(),
+                         sizeof(TensorState)));
+  if (s.flag("stage_started") && !says_late(s))
     return invalid_argument("the state's stage flags contradict each other");
   // Before the switch there has to be an average to divide.
-  if (s.average_since > s.step || (s.average_since == s.step && s.step > 0 && late_stage(s.step)))
-    return invalid_argument("the state's average trust ratios start after {} of {} updates",
-                            s.average_since, s.step);
+  const uint64_t since = s.number("average_since");
+  if (since > s.step || (since == s.step && s.step > 0 && late_stage(s.step)))
+    return invalid_argument("the state's average trust ratios start after {} of {} updates", since,
+                            s.step);
   if (s.step_offset != d_.step_offset()) {
     return invalid_argument("the state has step_offset {}, this configuration {}", s.step_offset,
                             d_.step_offset());
@@ -159,12 +164,12 @@ Status OneBitAlgorithm::check(const OptimSnapshot& s, StateErrors) const {
   return ok_status();
 }
 
-bool OneBitAlgorithm::restores(StatePart part, const OptimSnapshot& s) const {
-  return part == StatePart::kM || part == StatePart::kV || (keeps_stage(s) && s.values(part) != 0);
+bool OneBitAlgorithm::restores(std::string_view array, const OptimSnapshot& s) const {
+  return array == "m" || array == "v" || (keeps_stage(s) && s.bytes(array) != 0);
 }
 
 std::vector<TensorState> OneBitAlgorithm::tensor_states(const OptimSnapshot& s) const {
-  return s.tensor_states;
+  return s.copy_of<TensorState>("tensor_states");
 }
 
 Status OneBitAlgorithm::restore(const OptimSnapshot& s) {
@@ -181,7 +186,7 @@ Status OneBitAlgorithm::restore(const OptimSnapshot& s) {
   }
   aside_m_.clear();
   if (d_.parameters.frozen().empty()) return ok_status();
-  return set_momentum_aside({}, d_.parameters.frozen(), s.frozen_m);
+  return set_momentum_aside({}, d_.parameters.frozen(), s.values<float>("frozen_m"));
 }
 
 Status OneBitAlgorithm::restore_stage(const std::vector<uint8_t>& valid) {

@@ -18,16 +18,17 @@ class OneBitAlgorithm : public Algorithm {
   void report_tensor(const TensorState& state, nlohmann::ordered_json* tensor) const override;
 
   Status describe(StateErrors errors, OptimSnapshot* s) override;
-  std::optional<Status> stream(StatePart part, StateErrors errors, const FloatSink& sink) override;
+  std::optional<Status> stream(std::string_view array, StateErrors errors,
+                               const FloatSink& sink) override;
   Status check(const OptimSnapshot& s, StateErrors errors) const override;
-  bool restores(StatePart part, const OptimSnapshot& s) const override;
+  bool restores(std::string_view array, const OptimSnapshot& s) const override;
   Status restore(const OptimSnapshot& s) override;
 
  protected:
   // Whether the update after the one with state step t is of the late stage.
   virtual bool late_after(uint64_t t) const = 0;
   // Whether a snapshot says that it is of that stage.
-  virtual bool says_late(const OptimSnapshot& s) const { return s.compressed; }
+  virtual bool says_late(const OptimSnapshot& s) const { return s.flag("compressed"); }
   // Momentum that is kept in another form becomes "m".
   virtual Status momentum_to_floats() { return ok_status(); }
   // What the late stage derives from the state, but for the denominator. valid: bits.
@@ -39,7 +40,9 @@ class OneBitAlgorithm : public Algorithm {
   // state's step, and this configuration's may be another one than the state was made with.
   bool late_stage(uint64_t step) const;
   // A snapshot of the late stage goes on in it.
-  bool keeps_stage(const OptimSnapshot& s) const { return late_stage(s.step) && s.stage_started; }
+  bool keeps_stage(const OptimSnapshot& s) const {
+    return late_stage(s.step) && s.flag("stage_started");
+  }
   // Of a frozen parameter whose momentum was put aside; false: the run is of another.
   bool read_aside(const TensorRun& run, float* out) const;
 

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "core/optim/algorithms/lamb.h"
-#include "core/optim/named_arrays.h"
 
 namespace sotto {
 namespace {
@@ -89,7 +88,7 @@ StepPlan build_onebit_lamb_step(const CompressedStepRequest& request, double deb
 
 std::vector<StateArraySpec> OneBitLamb::arrays() const {
   std::vector<StateArraySpec> out = CompressedMomentum::arrays();
-  out.push_back(floats("vf"));
+  out.push_back(floats("vf", true));
   out.push_back({"tensor_counts", d_.parameters.size() * 8});
   return out;
 }
@@ -130,26 +129,23 @@ void OneBitLamb::write_padding_scalars(GroupScalars* s) const {
 // ---- state ----
 
 Status OneBitLamb::describe(StateErrors errors, OptimSnapshot* s) {
-  s->average_since = average_since_;
-  const auto has = [s](StatePart part, uint64_t values) {
-    s->outside[static_cast<size_t>(part)] = values;
-  };
-  if (stage_started_) has(StatePart::kVf, d_.layout->elements());
-  if (d_.codec && errors == StateErrors::kOwn && !d_.alone())
-    has(StatePart::kPaddingM, padding_values());
+  s->set_number("average_since", average_since_);
+  if (stage_started_) s->put_outside("vf", d_.layout->elements() * 4);
+  const bool own = d_.codec && errors == StateErrors::kOwn && !d_.alone();
+  if (own && padding_values() != 0) s->put_outside(kMomentumPadding, padding_values() * 4);
   return CompressedMomentum::describe(errors, s);
 }
 
 Status OneBitLamb::check(const OptimSnapshot& s, StateErrors errors) const {
   SOTTO_TRY(CompressedMomentum::check(s, errors));
-  if (s.stage_started) SOTTO_TRY(check_size("vf", s.values(StatePart::kVf), d_.layout->elements()));
+  if (s.flag("stage_started")) SOTTO_TRY(check_values("vf", s.bytes("vf"), d_.layout->elements()));
   if (!d_.codec || errors != StateErrors::kOwn || d_.alone() || !s.residual) return ok_status();
-  return check_size("the momentum's padding", s.values(StatePart::kPaddingM), padding_values());
+  return check_values("the momentum's padding", s.bytes(kMomentumPadding), padding_values());
 }
 
 Status OneBitLamb::restore(const OptimSnapshot& s) {
   SOTTO_TRY(CompressedMomentum::restore(s));
-  average_since_ = starts_again(s) ? s.step : s.average_since;
+  average_since_ = starts_again(s) ? s.step : s.number("average_since");
   return ok_status();
 }
 
@@ -166,33 +162,46 @@ Status OneBitLamb::restore_stage(const std::vector<uint8_t>& valid) {
   return CompressedMomentum::restore_stage(valid);
 }
 
+// ---- DeepSpeed checkpoints ----
+
+std::span<const ArrayKey> OneBitLamb::array_keys() const {
+  using Shape = ArrayKey::Shape;
+  static constexpr ArrayKey kKeys[] = {
+      {"exp_avg_sq_fresh", Shape::kElements, "vf"},
+      {"lamb_coeff_freeze", Shape::kOwnNumber, {}},
+      {"last_factor", Shape::kOwnNumber, {}},
+      {"scaling_coeff", Shape::kOwnNumber, {}},
+  };
+  return kKeys;
+}
+
 // Before freeze_step coefficients start again. Behind it they are the file's; without scaling
 // coefficients the compressed stage has not made a step yet, and begins with the next one.
 Status OneBitLamb::read_arrays(const ArrayReader& reader, OptimSnapshot* s) const {
   SOTTO_TRY(CompressedMomentum::read_arrays(reader, s));
-  if (!s->compressed) {
-    s->average_since = s->step;
+  if (!s->flag("compressed")) {
+    s->set_number("average_since", s->step);
     return ok_status();
   }
-  std::vector<ArrayKey> needed{ArrayKey::kLambCoeffFreeze};
-  s->stage_started = reader.has(ArrayKey::kScalingCoeff);
-  if (s->stage_started) {
-    needed.insert(needed.end(),
-                  {ArrayKey::kScalingCoeff, ArrayKey::kLastFactor, ArrayKey::kExpAvgSqFresh});
-  }
+  std::vector<std::string_view> needed{"lamb_coeff_freeze"};
+  const bool started = reader.has("scaling_coeff");
+  s->set_flag("stage_started", started);
+  if (started) needed.insert(needed.end(), {"scaling_coeff", "last_factor", "exp_avg_sq_fresh"});
   SOTTO_TRY(reader.need(needed));
+  const std::span<TensorState> states = s->values<TensorState>("tensor_states");
   for (uint64_t t = 0; t < d_.parameters.size(); ++t) {
-    TensorState& state = s->tensor_states[t];
-    SOTTO_ASSIGN(const auto average, reader.number(ArrayKey::kLambCoeffFreeze, t, 0));
+    TensorState& state = states[t];
+    SOTTO_ASSIGN(const auto average, reader.number("lamb_coeff_freeze", t, 0));
     state.c_avg = average.value_or(state.c_avg);
-    if (!s->stage_started) continue;
-    SOTTO_ASSIGN(const auto factor, reader.number(ArrayKey::kLastFactor, t, kPositive));
-    SOTTO_ASSIGN(const auto scaling, reader.number(ArrayKey::kScalingCoeff, t, kPositive));
+    if (!started) continue;
+    SOTTO_ASSIGN(const auto factor, reader.number("last_factor", t, kPositive));
+    SOTTO_ASSIGN(const auto scaling, reader.number("scaling_coeff", t, kPositive));
     state.last_factor = factor.value_or(state.last_factor);
     state.scaling_coeff = scaling.value_or(state.scaling_coeff);
   }
-  if (!s->stage_started) return ok_status();
-  SOTTO_ASSIGN(s->vf, reader.elements(ArrayKey::kExpAvgSqFresh, 0));
+  if (!started) return ok_status();
+  SOTTO_ASSIGN(const std::vector<float> fresh, reader.elements("exp_avg_sq_fresh", 0));
+  s->put("vf", fresh);
   return ok_status();
 }
 

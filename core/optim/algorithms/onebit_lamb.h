@@ -19,6 +19,7 @@ class OneBitLamb final : public CompressedMomentum {
   Status describe(StateErrors errors, OptimSnapshot* s) override;
   Status check(const OptimSnapshot& s, StateErrors errors) const override;
   Status restore(const OptimSnapshot& s) override;
+  std::span<const ArrayKey> array_keys() const override;
   Status read_arrays(const ArrayReader& reader, OptimSnapshot* s) const override;
 
  protected:

@@ -9,7 +9,6 @@
 #include "core/base/text.h"
 #include "core/kernels/elements.h"
 #include "core/optim/algorithms/adam.h"
-#include "core/optim/named_arrays.h"
 
 namespace sotto {
 namespace {
@@ -29,8 +28,22 @@ enum : uint8_t {
 // What is exchanged.
 enum : uint8_t { kAverages = 0, kGradientBits = 2, kNothing = 3, kSumBits = 4, kForcedSumBits = 5 };
 
-bool any_moved(const std::vector<double>& lr_sums) {
+bool any_moved(std::span<const double> lr_sums) {
   return std::any_of(lr_sums.begin(), lr_sums.end(), [](double sum) { return sum > 0; });
+}
+
+ZeroOneCounters counters_of(const OptimSnapshot& s) {
+  return {s.number("zeroone.var_interval"), s.number("zeroone.var_counter"),
+          s.number("zeroone.local_interval"), s.number("zeroone.local_counter"),
+          s.flag("zeroone.frozen")};
+}
+
+void put_counters(const ZeroOneCounters& c, OptimSnapshot* s) {
+  s->set_number("zeroone.var_interval", c.var_interval);
+  s->set_number("zeroone.var_counter", c.var_counter);
+  s->set_number("zeroone.local_interval", c.local_interval);
+  s->set_number("zeroone.local_counter", c.local_counter);
+  s->set_flag("zeroone.frozen", c.frozen);
 }
 
 // Means over ranks of host memory, in rank order. Collective.
@@ -61,8 +74,9 @@ ZeroOneAdam::ZeroOneAdam(OptimizerData& data)
       anchor_decays_(data.groups.size(), 1.0) {}
 
 std::vector<StateArraySpec> ZeroOneAdam::arrays() const {
-  std::vector<StateArraySpec> out{moment("m"), moment("v"), floats("den"), floats("local_sum")};
-  if (!d_.compat()) out.push_back(floats("anchor"));
+  std::vector<StateArraySpec> out{moment("m"), moment("v"), floats("den", false),
+                                  floats("local_sum", true)};
+  if (!d_.compat()) out.push_back(floats("anchor", true));
   return out;
 }
 
@@ -168,16 +182,15 @@ void ZeroOneAdam::report_settings(nlohmann::ordered_json* report) const {
 // ---- state ----
 
 Status ZeroOneAdam::describe(StateErrors errors, OptimSnapshot* s) {
-  s->zeroone = schedule_.counters();
+  SOTTO_TRY(OneBitAlgorithm::describe(errors, s));
+  put_counters(schedule_.counters(), s);
   const bool averaged = errors != StateErrors::kOwn && synchronisation();
-  s->lr_sums = averaged ? std::vector<double>(d_.groups.size(), 0.0) : lr_sums_;
-  s->anchor_decays = averaged ? std::vector<double>(d_.groups.size(), 1.0) : anchor_decays_;
-  if (stage_started_) {
-    const uint64_t n = d_.layout->elements();
-    s->outside[static_cast<size_t>(StatePart::kLocalSum)] = n;
-    if (!d_.compat()) s->outside[static_cast<size_t>(StatePart::kAnchor)] = n;
-  }
-  return OneBitAlgorithm::describe(errors, s);
+  s->put("lr_sums", averaged ? std::vector<double>(d_.groups.size(), 0.0) : lr_sums_);
+  s->put("anchor_decays", averaged ? std::vector<double>(d_.groups.size(), 1.0) : anchor_decays_);
+  const uint64_t bytes = stage_started_ ? d_.layout->elements() * 4 : 0;
+  s->put_outside("local_sum", bytes);
+  s->put_outside("anchor", d_.compat() ? 0 : bytes);
+  return ok_status();
 }
 
 struct ZeroOneAdam::CommonRun {
@@ -237,21 +250,21 @@ Status ZeroOneAdam::common_run(const TensorRun& run, const std::vector<uint8_t>&
 }
 
 // What any ranks may load: the state after a synchronisation, which the optimizer does not make.
-std::optional<Status> ZeroOneAdam::stream(StatePart part, StateErrors errors,
+std::optional<Status> ZeroOneAdam::stream(std::string_view array, StateErrors errors,
                                           const FloatSink& sink) {
   std::vector<float> CommonRun::*values = nullptr;
-  if (part == StatePart::kParams) values = &CommonRun::params;
-  if (part == StatePart::kM) values = &CommonRun::m;
-  if (part == StatePart::kAnchor) values = &CommonRun::anchor;
-  if (part == StatePart::kLocalSum) values = &CommonRun::sums;
+  if (array == kParamsArray) values = &CommonRun::params;
+  if (array == "m") values = &CommonRun::m;
+  if (array == "anchor") values = &CommonRun::anchor;
+  if (array == "local_sum") values = &CommonRun::sums;
   if (errors == StateErrors::kOwn || !synchronisation() || values == nullptr)
-    return OneBitAlgorithm::stream(part, errors, sink);
+    return OneBitAlgorithm::stream(array, errors, sink);
   const auto all = [&]() -> Status {
     SOTTO_ASSIGN(const std::vector<uint8_t> valid, d_.valid_bits());
     CommonRun common;
     return for_each_run(*d_.layout, false, [&](const TensorRun& run) -> Status {
       SOTTO_TRY(common_run(run, valid, &common));
-      if (part == StatePart::kLocalSum) std::fill(common.sums.begin(), common.sums.end(), 0.0f);
+      if (array == "local_sum") std::fill(common.sums.begin(), common.sums.end(), 0.0f);
       return sink(common.*values);
     });
   };
@@ -261,16 +274,16 @@ std::optional<Status> ZeroOneAdam::stream(StatePart part, StateErrors errors,
 Status ZeroOneAdam::check(const OptimSnapshot& s, StateErrors errors) const {
   SOTTO_TRY(OneBitAlgorithm::check(s, errors));
   ZeroOneSchedule schedule(d_.groups[0]);
-  SOTTO_TRY(schedule.restore(s.zeroone, s.step, d_.state_step(s.step)));
-  SOTTO_TRY(check_size("learning-rate sums, one per parameter group", s.lr_sums.size(),
-                       d_.groups.size()));
-  SOTTO_TRY(check_size("anchor decays, one per parameter group", s.anchor_decays.size(),
-                       d_.groups.size()));
-  if (!s.stage_started) return ok_status();
+  SOTTO_TRY(schedule.restore(counters_of(s), s.step, d_.state_step(s.step)));
+  SOTTO_TRY(check_values("learning-rate sums, one per parameter group", s.bytes("lr_sums"),
+                         d_.groups.size(), sizeof(double)));
+  SOTTO_TRY(check_values("anchor decays, one per parameter group", s.bytes("anchor_decays"),
+                         d_.groups.size(), sizeof(double)));
+  if (!s.flag("stage_started")) return ok_status();
   const uint64_t n = d_.layout->elements();
-  SOTTO_TRY(check_size("the anchor", s.values(StatePart::kAnchor), d_.compat() ? 0 : n));
-  SOTTO_TRY(check_size("local updates", s.values(StatePart::kLocalSum), n));
-  if (errors == StateErrors::kOwn || s.local_sum_is_common || !any_moved(s.lr_sums))
+  SOTTO_TRY(check_values("the anchor", s.bytes("anchor"), d_.compat() ? 0 : n));
+  SOTTO_TRY(check_values("local updates", s.bytes("local_sum"), n));
+  if (errors == StateErrors::kOwn || s.one_for_all || !any_moved(s.values<double>("lr_sums")))
     return ok_status();
   return invalid_argument(
       "the state holds local updates of one rank since the last synchronisation; import it in mode "
@@ -279,94 +292,118 @@ Status ZeroOneAdam::check(const OptimSnapshot& s, StateErrors errors) const {
 
 Status ZeroOneAdam::restore(const OptimSnapshot& s) {
   SOTTO_TRY(OneBitAlgorithm::restore(s));
-  ZeroOneCounters counters = s.zeroone;
+  ZeroOneCounters counters = counters_of(s);
   counters.frozen = late_stage(s.step);
   SOTTO_TRY(schedule_.restore(counters, s.step, d_.state_step(s.step)));
   const std::vector<double> none(d_.groups.size(), 0.0), whole(d_.groups.size(), 1.0);
-  lr_sums_ = stage_started_ ? s.lr_sums : none;
-  anchor_decays_ = stage_started_ ? s.anchor_decays : whole;
+  lr_sums_ = stage_started_ ? s.copy_of<double>("lr_sums") : none;
+  anchor_decays_ = stage_started_ ? s.copy_of<double>("anchor_decays") : whole;
   mask_is_old_ = true;
   return ok_status();
 }
 
 // Between synchronisations ranks have but variance and anchor alike; in mode compat replicas keep
 // what rounding makes of them.
-std::vector<StatePart> ZeroOneAdam::common_parts(const OptimSnapshot& s) const {
-  if (s.zeroone.frozen && (any_moved(s.lr_sums) || d_.compat()))
-    return {StatePart::kV, StatePart::kAnchor};
-  return OneBitAlgorithm::common_parts(s);
+std::vector<std::string_view> ZeroOneAdam::common_arrays(const OptimSnapshot& s) const {
+  if (says_late(s) && (any_moved(s.values<double>("lr_sums")) || d_.compat()))
+    return {"v", "anchor"};
+  return OneBitAlgorithm::common_arrays(s);
 }
 
 // ---- DeepSpeed checkpoints ----
 
+std::span<const ArrayKey> ZeroOneAdam::array_keys() const {
+  using Shape = ArrayKey::Shape;
+  static constexpr ArrayKey kKeys[] = {
+      {"momentum_accumulator", Shape::kElements, "local_sum"},
+      {"var_interval", Shape::kNumber, {}},
+      {"var_counter", Shape::kNumber, {}},
+      {"local_step_interval", Shape::kNumber, {}},
+      {"local_step_counter", Shape::kNumber, {}},
+      {"lrs", Shape::kNumber, {}},
+  };
+  return kKeys;
+}
+
 Status ZeroOneAdam::read_arrays(const ArrayReader& reader, OptimSnapshot* s) const {
-  s->zeroone.frozen = late_stage(s->step);
-  SOTTO_TRY(reader.need(std::array{ArrayKey::kVarInterval, ArrayKey::kVarCounter,
-                                   ArrayKey::kLocalStepInterval, ArrayKey::kLocalStepCounter}));
-  const auto counter = [&](ArrayKey key, int64_t least, uint64_t* out) -> Status {
-    SOTTO_ASSIGN(const auto value, reader.common_integer(key, least));
+  SOTTO_TRY(reader.need(std::array<std::string_view, 4>{
+      "var_interval", "var_counter", "local_step_interval", "local_step_counter"}));
+  const auto counter = [&](std::string_view word, int64_t least, uint64_t* out) -> Status {
+    SOTTO_ASSIGN(const auto value, reader.common_integer(word, least));
     *out = static_cast<uint64_t>(value.value_or(least));
     return ok_status();
   };
-  SOTTO_TRY(counter(ArrayKey::kVarInterval, 1, &s->zeroone.var_interval));
-  SOTTO_TRY(counter(ArrayKey::kVarCounter, 0, &s->zeroone.var_counter));
-  SOTTO_TRY(counter(ArrayKey::kLocalStepInterval, 1, &s->zeroone.local_interval));
-  SOTTO_TRY(counter(ArrayKey::kLocalStepCounter, 0, &s->zeroone.local_counter));
+  ZeroOneCounters counters;
+  counters.frozen = late_stage(s->step);
+  SOTTO_TRY(counter("var_interval", 1, &counters.var_interval));
+  SOTTO_TRY(counter("var_counter", 0, &counters.var_counter));
+  SOTTO_TRY(counter("local_step_interval", 1, &counters.local_interval));
+  SOTTO_TRY(counter("local_step_counter", 0, &counters.local_counter));
   ZeroOneSchedule schedule(d_.groups[0]);
-  SOTTO_TRY(schedule.restore(s->zeroone, s->step, s->step + s->step_offset)
+  SOTTO_TRY(schedule.restore(counters, s->step, s->step + s->step_offset)
                 .with_prefix(
                     "arrays var_interval, var_counter, local_step_interval, local_step_counter"));
-  s->lr_sums.assign(d_.groups.size(), 0.0);
-  s->anchor_decays.assign(d_.groups.size(), 1.0);
-  const bool between = reader.has(ArrayKey::kLrs) || reader.has(ArrayKey::kMomentumAccumulator);
-  if (!s->zeroone.frozen || !between) return ok_status();
-  SOTTO_TRY(reader.need(std::array{ArrayKey::kLrs, ArrayKey::kMomentumAccumulator}));
-  SOTTO_ASSIGN(const auto sums, reader.common_numbers(ArrayKey::kLrs, 0, d_.groups.size()));
-  for (size_t g = 0; g < d_.groups.size(); ++g) s->lr_sums[g] = sums[g].value_or(0);
-  return read_local_sum(reader, s);
+  put_counters(counters, s);
+  std::vector<double> lr_sums(d_.groups.size(), 0.0);
+  const bool between = reader.has("lrs") || reader.has("momentum_accumulator");
+  if (!counters.frozen || !between) {
+    s->put("lr_sums", lr_sums);
+    s->put("anchor_decays", std::vector<double>(d_.groups.size(), 1.0));
+    return ok_status();
+  }
+  SOTTO_TRY(reader.need(std::array<std::string_view, 2>{"lrs", "momentum_accumulator"}));
+  SOTTO_ASSIGN(const auto sums, reader.common_numbers("lrs", 0, d_.groups.size()));
+  for (size_t g = 0; g < d_.groups.size(); ++g) lr_sums[g] = sums[g].value_or(0);
+  return read_local_sum(reader, lr_sums, s);
 }
 
 // Between synchronisations a checkpoint has rank 0's parameters and what its local updates since
 // the last one have added to them (momentum_accumulator), weight decay included. In mode compat
 // that is what is kept here, else the anchor, what it has decayed to, and the sum of learning rate
 // times momentum.
-Status ZeroOneAdam::read_local_sum(const ArrayReader& reader, OptimSnapshot* s) const {
-  SOTTO_ASSIGN(const std::vector<float> added,
-               reader.elements(ArrayKey::kMomentumAccumulator, kAny));
+Status ZeroOneAdam::read_local_sum(const ArrayReader& reader, const std::vector<double>& lr_sums,
+                                   OptimSnapshot* s) const {
+  SOTTO_ASSIGN(const std::vector<float> added, reader.elements("momentum_accumulator", kAny));
+  std::vector<double> decays;
   for (size_t g = 0; g < d_.groups.size(); ++g)
-    s->anchor_decays[g] = std::exp(-d_.groups[g].weight_decay * s->lr_sums[g]);
-  if (!d_.compat()) s->anchor = s->params;
-  s->local_sum.assign(s->params.size(), 0.0f);
+    decays.push_back(std::exp(-d_.groups[g].weight_decay * lr_sums[g]));
+  const std::span<const float> params = s->values<float>(kParamsArray), v = s->values<float>("v");
+  std::vector<float> anchor = s->floats(kParamsArray);
+  std::vector<float> local_sum(params.size(), 0.0f);
   uint64_t first = 0;
   for (uint64_t t = 0; t < d_.parameters.size(); ++t) {
     const ParamSpec& p = d_.parameters[t];
-    const double decay = s->anchor_decays[p.group];
+    const double decay = decays[p.group];
     for (uint64_t i = first; i < first + p.count; ++i) {
-      if (s->lr_sums[p.group] == 0 && added[i] != 0) {
+      if (lr_sums[p.group] == 0 && added[i] != 0) {
         return invalid_argument(
             "array \"{}\" is not 0 (element {} of \"{}\" is {}), but \"{}\" is 0: there have been "
             "no local updates",
-            printable(reader.name_of(ArrayKey::kMomentumAccumulator, t), 300), i - first, p.name,
-            added[i], printable(reader.name_of(ArrayKey::kLrs, t), 300));
+            printable(reader.name_of("momentum_accumulator", t), 300), i - first, p.name, added[i],
+            printable(reader.name_of("lrs", t), 300));
       }
       if (d_.compat()) {
-        s->local_sum[i] = added[i];
+        local_sum[i] = added[i];
         continue;
       }
       const bool masked =
-          (p.mask != nullptr && p.mask[i - first] == 0) || (s->v[i] == 0 && masks_zero_variance());
+          (p.mask != nullptr && p.mask[i - first] == 0) || (v[i] == 0 && masks_zero_variance());
       if (masked) {
-        s->anchor[i] = static_cast<float>(s->params[i] / decay);
+        anchor[i] = static_cast<float>(params[i] / decay);
         continue;
       }
-      const float den = std::sqrt(s->v[i]) + static_cast<float>(d_.groups[p.group].eps);
-      s->anchor[i] = s->params[i] - added[i];
-      s->local_sum[i] = static_cast<float>((s->params[i] - decay * s->anchor[i]) * den);
+      const float den = std::sqrt(v[i]) + static_cast<float>(d_.groups[p.group].eps);
+      anchor[i] = params[i] - added[i];
+      local_sum[i] = static_cast<float>((params[i] - decay * anchor[i]) * den);
     }
     first += p.count;
   }
-  s->stage_started = any_moved(s->lr_sums);
-  s->local_sum_is_common = true;
+  s->set_flag("stage_started", any_moved(lr_sums));
+  s->one_for_all = true;
+  s->put("lr_sums", lr_sums);
+  s->put("anchor_decays", decays);
+  s->put("local_sum", local_sum);
+  if (!d_.compat()) s->put("anchor", anchor);
   return ok_status();
 }
 

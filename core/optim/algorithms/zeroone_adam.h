@@ -23,15 +23,17 @@ class ZeroOneAdam final : public OneBitAlgorithm {
   std::string_view stage() const override;
   void report_settings(nlohmann::ordered_json* report) const override;
   Status describe(StateErrors errors, OptimSnapshot* s) override;
-  std::optional<Status> stream(StatePart part, StateErrors errors, const FloatSink& sink) override;
+  std::optional<Status> stream(std::string_view array, StateErrors errors,
+                               const FloatSink& sink) override;
   Status check(const OptimSnapshot& s, StateErrors errors) const override;
   Status restore(const OptimSnapshot& s) override;
-  std::vector<StatePart> common_parts(const OptimSnapshot& s) const override;
+  std::vector<std::string_view> common_arrays(const OptimSnapshot& s) const override;
+  std::span<const ArrayKey> array_keys() const override;
   Status read_arrays(const ArrayReader& reader, OptimSnapshot* s) const override;
 
  protected:
   bool late_after(uint64_t t) const override { return t > d_.groups[0].var_freeze_step; }
-  bool says_late(const OptimSnapshot& s) const override { return s.zeroone.frozen; }
+  bool says_late(const OptimSnapshot& s) const override { return s.flag("zeroone.frozen"); }
 
  private:
   struct CommonRun;
@@ -40,7 +42,8 @@ class ZeroOneAdam final : public OneBitAlgorithm {
   double next_lr_sum(size_t group) const { return lr_sums_[group] + d_.groups.lr(group); }
   double next_anchor_decay(size_t group) const;
   Status common_run(const TensorRun& run, const std::vector<uint8_t>& valid, CommonRun* out) const;
-  Status read_local_sum(const ArrayReader& reader, OptimSnapshot* s) const;
+  Status read_local_sum(const ArrayReader& reader, const std::vector<double>& lr_sums,
+                        OptimSnapshot* s) const;
 
   ZeroOneSchedule schedule_;
   std::vector<double> lr_sums_, anchor_decays_;  // per group, since the last synchronisation
