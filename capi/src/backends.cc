@@ -8,7 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
-#include "core/config/config.h"
+#include "core/config/optimizer_types.h"
 #include "core/cpu/cpu_device.h"
 #if SOTTO_WITH_CUDA
 #include "cuda/cuda_device.h"
@@ -100,11 +100,7 @@ std::string make_build_info() {
   info["transports"] = transports;
   info["codecs"] = Json::array({"onebit", "bf16", "fp16", "int8", "int4"});
   Json optimizers = Json::array();
-  for (const OptimizerKind kind :
-       {OptimizerKind::kSgd, OptimizerKind::kAdam, OptimizerKind::kAdamW, OptimizerKind::kLamb,
-        OptimizerKind::kOneBitAdam, OptimizerKind::kZeroOneAdam, OptimizerKind::kOneBitLamb}) {
-    optimizers.push_back(optimizer_kind_name(kind));
-  }
+  for (const OptimizerType& type : optimizer_types()) optimizers.push_back(type.name);
   info["optimizers"] = optimizers;
   info["dtypes"] = Json::array(
       {"int8", "uint8", "int32", "uint32", "int64", "uint64", "fp16", "bf16", "fp32", "fp64"});

@@ -2,16 +2,11 @@
 #include <algorithm>
 
 #include "core/base/text.h"
+#include "core/config/optimizer_types.h"
 #include "core/config/sections.h"
 
 namespace sotto {
 namespace {
-
-constexpr OptimizerKind kOptimizerKinds[] = {
-    OptimizerKind::kSgd,        OptimizerKind::kAdam,       OptimizerKind::kAdamW,
-    OptimizerKind::kLamb,       OptimizerKind::kOneBitAdam, OptimizerKind::kZeroOneAdam,
-    OptimizerKind::kOneBitLamb,
-};
 
 bool equal_without_case(std::string_view a, std::string_view b) {
   const auto lower = [](char c) {
@@ -25,9 +20,9 @@ Status read_type(const ObjectReader& reader, OptimizerKind& kind, Findings& find
   std::string type;
   reader.get("type", type);
   std::vector<std::string_view> names;
-  for (const OptimizerKind candidate : kOptimizerKinds) {
-    names.push_back(optimizer_kind_name(candidate));
-    if (equal_without_case(type, names.back())) kind = candidate;
+  for (const OptimizerType& candidate : optimizer_types()) {
+    names.push_back(candidate.name);
+    if (equal_without_case(type, candidate.name)) kind = candidate.kind;
   }
   if (kind != OptimizerKind::kNone) return ok_status();
   if (!reader.has("type")) {
@@ -147,25 +142,6 @@ void apply_adam_rules(const ObjectReader& reader, OptimizerConfig& optimizer, Fi
 }
 
 }  // namespace
-
-std::string_view optimizer_kind_name(OptimizerKind kind) {
-  switch (kind) {
-    case OptimizerKind::kNone: return "none";
-    case OptimizerKind::kSgd: return "SGD";
-    case OptimizerKind::kAdam: return "Adam";
-    case OptimizerKind::kAdamW: return "AdamW";
-    case OptimizerKind::kLamb: return "Lamb";
-    case OptimizerKind::kOneBitAdam: return "OneBitAdam";
-    case OptimizerKind::kZeroOneAdam: return "ZeroOneAdam";
-    case OptimizerKind::kOneBitLamb: return "OneBitLamb";
-  }
-  return "?";
-}
-
-bool optimizer_is_one_bit(OptimizerKind kind) {
-  return kind == OptimizerKind::kOneBitAdam || kind == OptimizerKind::kZeroOneAdam ||
-         kind == OptimizerKind::kOneBitLamb;
-}
 
 Status read_optimizer(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "core/base/text.h"
+#include "core/config/optimizer_types.h"
 
 namespace sotto {
 namespace {
@@ -100,10 +101,12 @@ std::string allowed_text(const KeySpec& spec) {
 // The types that have the key: "OneBitAdam, OneBitLamb"; empty if none has.
 std::string kinds_with_key(ConfigSection section, std::string_view key) {
   std::vector<std::string_view> names;
+  for (const OptimizerType& type : optimizer_types()) {
+    if (section == ConfigSection::kOptimizerParams && find_key(section, key, kind_bit(type.kind)))
+      names.push_back(type.name);
+  }
   for (uint32_t bit = 1; bit < 32; ++bit) {
     if (find_key(section, key, 1u << bit) == nullptr) continue;
-    if (section == ConfigSection::kOptimizerParams)
-      names.push_back(optimizer_kind_name(static_cast<OptimizerKind>(bit)));
     if (section == ConfigSection::kSchedulerParams)
       names.push_back(scheduler_kind_name(static_cast<SchedulerKind>(bit)));
     if (section == ConfigSection::kCodec) names.push_back(codec_name(static_cast<CodecKind>(bit)));

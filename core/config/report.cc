@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "core/config/optimizer_types.h"
 #include "core/config/schedule.h"
 #include "core/config/sections.h"
 #include "core/config/volume.h"
@@ -181,23 +182,17 @@ Json stages_json(const Config& config, const Request& request) {
     if (codec && !partly_compressed(config))
       compressed = compressed_sizes(*codec, request.n_params, request.world).payload;
   }
-  const uint64_t updates = config.full_precision_updates();
-  switch (config.optimizer.kind) {
-    case OptimizerKind::kNone: return Json::array();
-    case OptimizerKind::kSgd:
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kAdamW:
-    case OptimizerKind::kLamb:
-      if (config.sotto.gradient_codec)
-        return Json::array({stage("compressed_gradients", 1, nullptr, compressed)});
-      return Json::array({stage("full_precision", 1, nullptr, full)});
-    case OptimizerKind::kOneBitAdam:
-    case OptimizerKind::kOneBitLamb:
-      return Json::array({stage("full_precision", 1, updates, full),
-                          stage("compressed", updates + 1, nullptr, compressed)});
-    case OptimizerKind::kZeroOneAdam: return zero_one_stages(config, full, compressed);
+  const OptimizerType& type = optimizer_type(config.optimizer.kind);
+  if (type.kind == OptimizerKind::kNone) return Json::array();
+  if (type.kind == OptimizerKind::kZeroOneAdam) return zero_one_stages(config, full, compressed);
+  if (type.one_bit) {
+    const uint64_t updates = config.full_precision_updates();
+    return Json::array({stage("full_precision", 1, updates, full),
+                        stage("compressed", updates + 1, nullptr, compressed)});
   }
-  return Json::array();
+  if (config.sotto.gradient_codec)
+    return Json::array({stage("compressed_gradients", 1, nullptr, compressed)});
+  return Json::array({stage("full_precision", 1, nullptr, full)});
 }
 
 // The whole run, where the schedule tells how long it is. Bits are those of one round per

@@ -1,6 +1,7 @@
 // What follows from a configuration: batch numbers, lengths of stages, and what stands in its way.
 #include <algorithm>
 
+#include "core/config/optimizer_types.h"
 #include "core/config/sections.h"
 
 namespace sotto {
@@ -93,7 +94,7 @@ bool Config::half_gradients() const {
 }
 
 Granularity published_granularity(OptimizerKind kind, bool half) {
-  return kind == OptimizerKind::kOneBitLamb || half ? Granularity::kFlat : Granularity::kTensor;
+  return optimizer_type(kind).scales_all || half ? Granularity::kFlat : Granularity::kTensor;
 }
 
 Granularity Config::granularity(bool half) const {
@@ -108,7 +109,7 @@ std::optional<CodecSettings> Config::compression(uint64_t world, bool half) cons
   s.scale = sotto.scale;
   s.granularity = granularity(half);
   // "flat" is a parameter group for the Adams, everything for 1-bit LAMB (specification 1.10).
-  if (s.granularity == Granularity::kFlat && optimizer.kind != OptimizerKind::kOneBitLamb)
+  if (s.granularity == Granularity::kFlat && !optimizer_type(optimizer.kind).scales_all)
     s.granularity = Granularity::kGroup;
   if (s.granularity == Granularity::kBucket) s.bucket_elements = sotto.bucket_elements;
   s.compat = sotto.mode == Mode::kCompat;
@@ -120,23 +121,14 @@ uint64_t Config::full_precision_updates() const {
   if (sotto.gradient_codec) return 0;
   const OptimizerParams& p = optimizer.params;
   const uint64_t offset = sotto.step_offset;
-  switch (optimizer.kind) {
-    case OptimizerKind::kOneBitAdam:
-    case OptimizerKind::kOneBitLamb: return p.freeze_step > offset ? p.freeze_step - offset : 1;
-    case OptimizerKind::kZeroOneAdam: {
-      // Interval 1 lasts var_update_scaler updates; then every even state step is one in full
-      // precision.
-      const uint64_t phase_a = std::max<uint64_t>(p.var_freeze_step + 1 - offset, 1);
-      const uint64_t n = std::min(p.var_update_scaler, phase_a);
-      return n < phase_a && (n + 1 + offset) % 2 == 0 ? n + 1 : n;
-    }
-    case OptimizerKind::kNone:
-    case OptimizerKind::kSgd:
-    case OptimizerKind::kAdam:
-    case OptimizerKind::kAdamW:
-    case OptimizerKind::kLamb: break;
-  }
-  return UINT64_MAX;
+  if (optimizer_type(optimizer.kind).freezes_at_step)
+    return p.freeze_step > offset ? p.freeze_step - offset : 1;
+  if (optimizer.kind != OptimizerKind::kZeroOneAdam) return UINT64_MAX;
+  // Interval 1 lasts var_update_scaler updates; then every even state step is one in full
+  // precision.
+  const uint64_t phase_a = std::max<uint64_t>(p.var_freeze_step + 1 - offset, 1);
+  const uint64_t n = std::min(p.var_update_scaler, phase_a);
+  return n < phase_a && (n + 1 + offset) % 2 == 0 ? n + 1 : n;
 }
 
 std::string Obstacle::text() const { return fmt::format("{} {} ({})", path, value, supported); }

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "core/base/text.h"
+#include "core/config/optimizer_types.h"
 #include "core/config/schedule.h"
 #include "core/config/sections.h"
 
@@ -83,8 +84,9 @@ void warn_of_momentum(const ObjectReader& reader, const SchedulerConfig& s, Opti
                       Findings& findings) {
   if (!s.cycle_momentum) return;
   const std::string path = reader.path_of("cycle_momentum");
-  if (kind == OptimizerKind::kSgd) {
-    return findings.warn(path, "true (the default) has no effect: SGD has no betas");
+  if (const OptimizerType& type = optimizer_type(kind); !type.has_betas) {
+    return findings.warn(
+        path, fmt::format("true (the default) has no effect: {} has no betas", type.name));
   }
   findings.warn(path,
                 "true (the default) overwrites the optimizer's betas: beta1 follows the cycle, "

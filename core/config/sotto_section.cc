@@ -1,4 +1,5 @@
 // "sotto": the product's own section, and the hyper-parameters of parameter groups.
+#include "core/config/optimizer_types.h"
 #include "core/config/sections.h"
 
 namespace sotto {
@@ -105,7 +106,7 @@ Status read_state_dtype(const ObjectReader& reader, Config& config, Findings& fi
   if (sotto.state_dtype == StateType::kF32) return ok_status();
   const OptimizerKind kind = config.optimizer.kind;
   const std::string path = reader.path_of("state_dtype");
-  if (kind == OptimizerKind::kLamb || optimizer_is_one_bit(kind)) {
+  if (kind != OptimizerKind::kNone && !optimizer_type(kind).narrow_state) {
     return findings.fail(
         path, fmt::format("found {} with {}, allowed is fp32; SGD, Adam and AdamW "
                           "take fp32, bf16, fp8",

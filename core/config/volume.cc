@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/config/optimizer_types.h"
+
 namespace sotto {
 namespace {
 
@@ -127,8 +129,9 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
       compressed_sizes(codec.value_or(CodecSettings{}), n_params, codec ? world : 1);
   const uint64_t floats = 4 * sizes.flat;
   const uint64_t moment = moment_bytes(config.sotto.state_dtype, sizes.flat, n_params);
-  if (kind != OptimizerKind::kSgd) b.v = moment;
-  if (kind != OptimizerKind::kSgd || config.optimizer.params.momentum > 0) b.m = moment;
+  const OptimizerType& type = optimizer_type(kind);
+  if (type.variance) b.v = moment;
+  if (type.variance || config.optimizer.params.momentum > 0) b.m = moment;
   if (!codec) return b;
   // The server's errors before and after a step.
   if (codec->residual) b.residuals = floats + 2 * 4 * sizes.chunk;
@@ -139,7 +142,7 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
     b.scratch = 2 * payload;
     if (signs) b.scratch += payload / world + 4 * sizes.chunk;
   }
-  if (!optimizer_is_one_bit(kind)) {
+  if (!type.one_bit) {
     // Averages, and results that are no part of the state.
     if (world > 1) b.scratch += 4 * n_params + (signs ? 0 : payload);
     return b;
