@@ -1,30 +1,12 @@
 // Sums and maxima over norm blocks (core/kernels/call.h): the one place that knows their order.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <span>
 
 #include "core/kernels/call.h"
 
 namespace sotto {
-
-// Calls visit(piece, first, count, block) for every run of a piece that lies in one norm block, in
-// order. Element `first` of the piece is the first of the run; its position in the block is
-// (piece.lane + first) % kNormBlock.
-template <class Visit>
-void for_each_run(std::span<const Piece> pieces, Visit&& visit) {
-  for (const Piece& piece : pieces) {
-    uint64_t first = 0;
-    while (first < piece.count) {
-      const uint64_t position = piece.lane + first;
-      const uint64_t count = std::min(piece.count - first, kNormBlock - position % kNormBlock);
-      visit(piece, first, count, piece.block + position / kNormBlock);
-      first += count;
-    }
-  }
-}
 
 // The 64 lanes of one block at a time. Every block that was opened gets its sum, 0 if nothing was
 // added.

@@ -12,6 +12,7 @@
 #include <algorithm>
 
 #include "core/cpu/norm_blocks.h"
+#include "core/kernels/pieces.h"
 
 namespace sotto {
 
@@ -25,14 +26,15 @@ struct OpBase {
 template <class Op>
 void run_elements(const KernelCall& call) {
   Op op(call);
-  for_each_run(call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
-    op.open(block);
-    if (p.tensor == kNoTensor) {
-      op.pad(p, first, count);
-    } else {
-      op.elements(p, first, count);
-    }
-  });
+  for_each_block_run(call.pieces,
+                     [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
+                       op.open(block);
+                       if (p.tensor == kNoTensor) {
+                         op.pad(p, first, count);
+                       } else {
+                         op.elements(p, first, count);
+                       }
+                     });
   op.finish();
 }
 
@@ -41,17 +43,18 @@ void run_elements(const KernelCall& call) {
 template <class Op, class Groups>
 void run_groups(const KernelCall& call, Groups&& groups) {
   Op op(call);
-  for_each_run(call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
-    op.open(block);
-    if (p.tensor == kNoTensor) return op.pad(p, first, count);
-    const uint64_t to_lane_0 = (kNormLanes - (p.lane + first) % kNormLanes) % kNormLanes;
-    const uint64_t head = std::min(count, to_lane_0);
-    const uint64_t n = (count - head) / kNormLanes;
-    if (head != 0) op.elements(p, first, head);
-    if (n != 0) groups(op, p, first + head, n);
-    const uint64_t done = head + n * kNormLanes;
-    if (done != count) op.elements(p, first + done, count - done);
-  });
+  for_each_block_run(
+      call.pieces, [&](const Piece& p, uint64_t first, uint64_t count, uint64_t block) {
+        op.open(block);
+        if (p.tensor == kNoTensor) return op.pad(p, first, count);
+        const uint64_t to_lane_0 = (kNormLanes - (p.lane + first) % kNormLanes) % kNormLanes;
+        const uint64_t head = std::min(count, to_lane_0);
+        const uint64_t n = (count - head) / kNormLanes;
+        if (head != 0) op.elements(p, first, head);
+        if (n != 0) groups(op, p, first + head, n);
+        const uint64_t done = head + n * kNormLanes;
+        if (done != count) op.elements(p, first + done, count - done);
+      });
   op.finish();
 }
 

@@ -5,20 +5,6 @@
 namespace sotto {
 namespace {
 
-// Calls visit(piece, first, count, block) for every run of elements of one norm block, in order.
-template <class Visit>
-void for_each_block_run(std::span<const Piece> pieces, Visit&& visit) {
-  for (const Piece& piece : pieces) {
-    uint64_t first = 0;
-    while (first < piece.count) {
-      const uint64_t position = piece.lane + first;
-      const uint64_t count = std::min(piece.count - first, kNormBlock - position % kNormBlock);
-      visit(piece, first, count, piece.block + position / kNormBlock);
-      first += count;
-    }
-  }
-}
-
 // Appends a run, as part of the last piece where it continues that.
 void append_run(const Piece& piece, uint64_t first, uint64_t count, std::vector<Piece>* out) {
   if (first != 0 && !out->empty()) {

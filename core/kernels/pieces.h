@@ -2,6 +2,7 @@
 // the result.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -13,6 +14,22 @@ namespace sotto {
 // The part of one piece that starts `first` elements after its start and has `count` elements:
 // flat, offset, target, block and lane advance with it. first + count <= piece.count.
 Piece sub_piece(const Piece& piece, uint64_t first, uint64_t count);
+
+// Calls visit(piece, first, count, block) for every run of a piece that lies in one norm block, in
+// order. Element `first` of the piece is the first of the run; its position in the block is
+// (piece.lane + first) % kNormBlock.
+template <class Visit>
+void for_each_block_run(std::span<const Piece> pieces, Visit&& visit) {
+  for (const Piece& piece : pieces) {
+    uint64_t first = 0;
+    while (first < piece.count) {
+      const uint64_t position = piece.lane + first;
+      const uint64_t count = std::min(piece.count - first, kNormBlock - position % kNormBlock);
+      visit(piece, first, count, piece.block + position / kNormBlock);
+      first += count;
+    }
+  }
+}
 
 // Elements of all pieces, padding included.
 uint64_t piece_elements(std::span<const Piece> pieces);

@@ -1,7 +1,9 @@
 #include "core/optim/algorithm.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "core/base/text.h"
 #include "core/optim/algorithms/adam.h"
 #include "core/optim/algorithms/lamb.h"
 #include "core/optim/algorithms/onebit_adam.h"
@@ -65,6 +67,75 @@ void Algorithm::write_padding_scalars(GroupScalars* scalars) const {
 
 void Algorithm::committed(const StepVariant&) {
   if (d_.codec) d_.compressed.flip();
+}
+
+Status Algorithm::accepts(const OptimSnapshot& s, StateErrors errors) const {
+  const std::string_view mine = optimizer_kind_name(d_.config.optimizer.kind);
+  if (s.algorithm != mine) {
+    return invalid_argument("the state is of optimizer \"{}\", this one is \"{}\"",
+                            printable(s.algorithm), mine);
+  }
+  if (const std::string_view mode = mode_name(d_.mode()); s.mode != mode) {
+    return invalid_argument("the state was made in sotto.mode \"{}\", this optimizer is in \"{}\"",
+                            printable(s.mode), mode);
+  }
+  if (s.names.size() != s.counts.size()) {
+    return invalid_argument("the state's description has {} parameters, its counts are of {}",
+                            s.names.size(), s.counts.size());
+  }
+  for (size_t i = 0; i < std::max(s.names.size(), d_.parameters.size()); ++i) {
+    const bool found = i < s.names.size(), wanted = i < d_.parameters.size();
+    if (found && wanted && s.names[i] == d_.parameters[i].name &&
+        s.counts[i] == d_.parameters[i].count)
+      continue;
+    const auto text_of = [](std::string_view name, uint64_t count) {
+      return fmt::format("\"{}\" with {} element(s)", printable(name), count);
+    };
+    return invalid_argument(
+        "parameter {} of the state is {}, of this optimizer {}; they have {} and {} parameter(s)",
+        i, found ? text_of(s.names[i], s.counts[i]) : "not there",
+        wanted ? text_of(d_.parameters[i].name, d_.parameters[i].count) : "not there",
+        s.names.size(), d_.parameters.size());
+  }
+  const uint64_t n = d_.layout->elements();
+  SOTTO_TRY(check_values("parameters", s.bytes(kParamsArray), n));
+  SOTTO_TRY(check_values("m", s.bytes("m"), d_.arrays.has("m") ? n : 0));
+  SOTTO_TRY(check_values("v", s.bytes("v"), d_.arrays.has("v") ? n : 0));
+  if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
+    return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
+  if (s.scheduler_iteration < -1)
+    return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
+  SOTTO_TRY(check(s, errors));
+  if (errors == StateErrors::kMean && d_.keeps_errors()) {
+    if (!s.mean && s.residual) {
+      return invalid_argument(
+          "the state has the error feedback of one rank alone (it was exported in mode exact on "
+          "rank {0} of {1}); import it in mode exact on that rank of {1}, or in mode reset, where "
+          "error feedback starts at zero; for another number of ranks have the {1} ranks export it "
+          "in mode mean",
+          s.residual->rank, s.residual->size);
+    }
+    if (!s.mean) {
+      return invalid_argument(
+          "the state has no error feedback (it was exported in mode reset); import it in mode "
+          "reset");
+    }
+    SOTTO_TRY(check_values("mean worker errors", s.bytes(kMeanWorkerError), n));
+    SOTTO_TRY(check_values("server errors", s.bytes(kMeanServerError), n));
+  }
+  if (!d_.codec || errors != StateErrors::kOwn || d_.alone()) return ok_status();
+  if (!s.residual && s.mean) {
+    return invalid_argument(
+        "the state has the mean of the error feedback of all ranks (it was exported in mode mean); "
+        "import it in mode mean, or in mode reset");
+  }
+  if (!s.residual) {
+    return invalid_argument(
+        "the state has no error feedback (it was exported in mode reset, or on one rank); import "
+        "it in mode reset");
+  }
+  return d_.compressed.check_settings(*s.residual, s.bytes(kWorkerError) / sizeof(float),
+                                      s.bytes(kServerError) / sizeof(float));
 }
 
 Status Algorithm::restore(const OptimSnapshot&) {

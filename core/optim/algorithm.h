@@ -99,8 +99,9 @@ class Algorithm {
                                        const FloatSink& /*sink*/) {
     return std::nullopt;
   }
-  // INVALID_ARGUMENT: not a state of this algorithm with these settings. Names, counts, parameters,
-  // m and v have been checked.
+  // INVALID_ARGUMENT: not a state of this optimizer; sizes of error feedback included.
+  Status accepts(const OptimSnapshot& s, StateErrors errors) const;
+  // The same of what is the algorithm's own.
   virtual Status check(const OptimSnapshot& /*s*/, StateErrors /*errors*/) const {
     return ok_status();
   }

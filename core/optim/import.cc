@@ -92,47 +92,32 @@ Status compare(Comm& comm, const Result<OptimSnapshot>& mine, std::span<const Ar
   return ok_status();
 }
 
-}  // namespace
-
-Status Optimizer::import_arrays(const Result<std::vector<NamedArray>>& arrays) {
-  const auto read = [&]() -> Result<OptimSnapshot> {
-    SOTTO_TRY(check_idle());
-    if (!arrays.ok()) return arrays.status();
-    SOTTO_ASSIGN(OptimSnapshot s, read_arrays(*arrays));
-    SOTTO_TRY(check_snapshot(s, StateErrors::kNone));
-    return s;
-  };
-  const Result<OptimSnapshot> snapshot = read();
-  // All ranks take part in the comparison, also one that refuses its arrays.
-  SOTTO_TRY(compare(*data_.comm, snapshot, algorithm_->array_keys()));
-  return restore(*snapshot, false);
-}
-
 // Everything but what only one of the types has is read here.
-Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays) const {
-  SOTTO_TRY(algorithm_->check_importable());
-  ArrayReader reader(data_.access, data_.parameters.specs(),
-                     optimizer_kind_name(data_.config.optimizer.kind), algorithm_->array_keys());
+Result<OptimSnapshot> read_arrays(const OptimizerData& data, const Algorithm& algorithm,
+                                  bool dynamic_loss_scale, std::span<const NamedArray> arrays) {
+  SOTTO_TRY(algorithm.check_importable());
+  ArrayReader reader(data.access, data.parameters.specs(),
+                     optimizer_kind_name(data.config.optimizer.kind), algorithm.array_keys());
   SOTTO_TRY(reader.take(arrays));
   SOTTO_TRY(reader.need(std::array<std::string_view, 1>{"step"}));
   OptimSnapshot s;
-  s.algorithm = std::string(optimizer_kind_name(data_.config.optimizer.kind));
-  s.mode = std::string(mode_name(data_.mode()));
-  s.step_offset = data_.step_offset();
+  s.algorithm = std::string(optimizer_kind_name(data.config.optimizer.kind));
+  s.mode = std::string(mode_name(data.mode()));
+  s.step_offset = data.step_offset();
   SOTTO_ASSIGN(const auto t, reader.common_integer("step", s.step_offset));
   s.step = static_cast<uint64_t>(t.value_or(s.step_offset)) - s.step_offset;
 
   std::vector<std::string_view> needed{"exp_avg", "exp_avg_sq"};
   if (reader.has("fp32")) needed.push_back("fp32");
-  if (data_.config.scheduler.kind != SchedulerKind::kNone)
+  if (data.config.scheduler.kind != SchedulerKind::kNone)
     needed.push_back("scheduler/last_batch_iteration");
-  if (loss_scaler_.dynamic()) {
+  if (dynamic_loss_scale) {
     needed.insert(needed.end(), {"loss_scaler/cur_scale", "loss_scaler/cur_iter",
                                  "loss_scaler/last_overflow_iter"});
   }
   SOTTO_TRY(reader.need(needed));
 
-  for (const ParamSpec& p : data_.parameters) {
+  for (const ParamSpec& p : data.parameters) {
     s.names.push_back(p.name);
     s.counts.push_back(p.count);
   }
@@ -141,8 +126,8 @@ Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays)
     s.put(kParamsArray, values);
   } else {
     s.put_outside(kParamsArray, 0);
-    for (const ParamSpec& p : data_.parameters) {
-      SOTTO_ASSIGN(const std::vector<float> kept, data_.access.download<float>(p.param, p.count));
+    for (const ParamSpec& p : data.parameters) {
+      SOTTO_ASSIGN(const std::vector<float> kept, data.access.download<float>(p.param, p.count));
       s.append(kParamsArray, std::as_bytes(std::span<const float>(kept)));
     }
   }
@@ -157,9 +142,25 @@ Result<OptimSnapshot> Optimizer::read_arrays(std::span<const NamedArray> arrays)
   SOTTO_ASSIGN(const auto overflow, reader.common_integer("loss_scaler/last_overflow_iter", -1));
   s.loss_scale = {scale.value_or(1), static_cast<uint64_t>(attempts.value_or(0)),
                   overflow.value_or(-1)};
-  s.put("tensor_states", std::vector<TensorState>(data_.parameters.size()));
-  SOTTO_TRY(algorithm_->read_arrays(reader, &s));
+  s.put("tensor_states", std::vector<TensorState>(data.parameters.size()));
+  SOTTO_TRY(algorithm.read_arrays(reader, &s));
   return s;
+}
+
+}  // namespace
+
+Status Optimizer::import_arrays(const Result<std::vector<NamedArray>>& arrays) {
+  const auto read = [&]() -> Result<OptimSnapshot> {
+    SOTTO_TRY(check_idle());
+    if (!arrays.ok()) return arrays.status();
+    SOTTO_ASSIGN(OptimSnapshot s, read_arrays(data_, *algorithm_, loss_scaler_.dynamic(), *arrays));
+    SOTTO_TRY(algorithm_->accepts(s, StateErrors::kNone));
+    return s;
+  };
+  const Result<OptimSnapshot> snapshot = read();
+  // All ranks take part in the comparison, also one that refuses its arrays.
+  SOTTO_TRY(compare(*data_.comm, snapshot, algorithm_->array_keys()));
+  return restore(*snapshot, false);
 }
 
 }  // namespace sotto

@@ -115,7 +115,13 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
   if (group < -1 || group >= n)
     return invalid_argument("group is {}; allowed: -1 (all) to {}", group, n - 1);
   if (name == "loss_scale") return set_loss_scale(group, value);
-  if (name == "scheduler_iteration") return set_scheduler_iteration(group, value);
+  if (name == "scheduler_iteration") {
+    if (data_.config.scheduler.kind == SchedulerKind::kNone)
+      return invalid_argument("scheduler_iteration cannot be set: there is no scheduler");
+    if (group != -1)
+      return invalid_argument("group is {}; scheduler_iteration is one for all: -1", group);
+    return data_.groups.set_iteration(value);
+  }
   const std::span<const std::string_view> settable = algorithm_->settable();
   const auto first = static_cast<size_t>(group < 0 ? 0 : group);
   const auto last = static_cast<size_t>(group < 0 ? n : group + 1);
@@ -136,19 +142,6 @@ Status Optimizer::set_loss_scale(int32_t group, double value) {
   SOTTO_TRY(check_nothing_accumulated());
   loss_scaler_.set(value);
   return ok_status();
-}
-
-Status Optimizer::set_scheduler_iteration(int32_t group, double value) {
-  if (data_.config.scheduler.kind == SchedulerKind::kNone)
-    return invalid_argument("scheduler_iteration cannot be set: there is no scheduler");
-  if (group != -1)
-    return invalid_argument("group is {}; scheduler_iteration is one for all: -1", group);
-  constexpr double kMost = 9007199254740992.0;  // from here on doubles leave whole numbers out
-  if (!(value >= -1 && value < kMost) || value != std::floor(value)) {
-    return invalid_argument("scheduler_iteration is {}; allowed: -1 and whole numbers from 0",
-                            value);
-  }
-  return data_.groups.schedule().restore(static_cast<int64_t>(value));
 }
 
 Status Optimizer::set_gradients(std::span<const GradientPlace> grads) {

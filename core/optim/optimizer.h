@@ -152,7 +152,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
                                                  std::string_view config_text,
                                                  std::vector<ParamSpec> params,
                                                  std::shared_ptr<Device> device);
-  Status set_scheduler_iteration(int32_t group, double value);
   Status set_loss_scale(int32_t group, double value);
   // BUSY: a step is in flight.
   Status check_idle() const;
@@ -160,7 +159,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // INVALID_STATE: an import ended in the middle.
   Status check_whole() const;
 
-  StepShape shape() const;
   // Whether the step takes micro-batches that are accumulated now.
   bool accumulated(const StepVariant& variant) const {
     return accumulation_.done > 0 && variant.update;
@@ -174,22 +172,11 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Result<OpRef> record(const StepVariant& variant, CallOptions options,
                        std::shared_ptr<GraphRecorder> recorder);
   Status bind_again(const RecordedHooks& recorded, Run& run) const;
-  // Ranks decide about such a step alone, without a message.
-  bool silent(const StepVariant& variant) const;
   void completed(const StepVariant& variant, const StepVerdict& verdict, Status& status,
                  std::span<const std::byte> bytes);
-  void advance(const StepVariant& variant);
   void overflowed(Status& status);
-  std::string nonfinite_text(const StepVariant& variant, std::span<const std::byte> bytes,
-                             const StepVerdict& verdict) const;
 
-  Status fetch(StateErrors errors, OptimSnapshot* s);
-  Status check_snapshot(const OptimSnapshot& s, StateErrors errors) const;
-  Status check_errors(const OptimSnapshot& s, StateErrors errors, const ArraySource& source) const;
   Status apply(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
-  Status apply_arrays(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
-  Status apply_errors(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
-  Result<OptimSnapshot> read_arrays(std::span<const NamedArray> arrays) const;
 
   OptimizerData data_;
   std::unique_ptr<Algorithm> algorithm_;

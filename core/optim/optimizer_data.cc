@@ -32,6 +32,36 @@ Status OptimizerData::allocate(const std::vector<StateArraySpec>& specs) {
   return write_valid_bits(false);
 }
 
+StepShape OptimizerData::step_shape() const {
+  StepShape shape;
+  shape.rank = comm->rank();
+  shape.size = comm->size();
+  shape.layout = layout.get();
+  shape.compat = compat();
+  shape.groups = groups.size() + (layout->padding().empty() ? 0 : 1);
+  shape.clip = config.gradient_clipping;
+  shape.gradients = parameters.gradients();
+  shape.wire = config.communication_data_type.value_or(shape.gradients);
+  // Specification 11.2.
+  const double world = comm->size();
+  if (config.prescale_gradients) {
+    shape.prescale = static_cast<float>(1 / world);
+  } else if (const double factor = config.gradient_predivide_factor; factor != 1) {
+    shape.prescale = static_cast<float>(1 / factor);
+    shape.postscale = static_cast<float>(factor / world);
+  }
+  for (uint32_t t = 0; t < parameters.size(); ++t) {
+    if (parameters[t].copy == nullptr) continue;
+    shape.copied.push_back(t);
+    shape.copies = parameters[t].copy_dtype;
+  }
+  shape.frozen = parameters.frozen();
+  shape.masked = masked;
+  shape.state = arrays["m"].type;
+  shape.segment_bytes = comm->segment_bytes();
+  return shape;
+}
+
 Status OptimizerData::write_valid_bits(bool frozen_variance) {
   if (!masked) return ok_status();
   std::vector<uint8_t> bits(layout->flat_elements() / 8, 0);

@@ -13,6 +13,7 @@
 #include "core/optim/param_groups.h"
 #include "core/optim/parameter_set.h"
 #include "core/optim/state_arrays.h"
+#include "core/optim/step_plan.h"
 
 namespace sotto {
 
@@ -43,6 +44,9 @@ struct OptimizerData {
   // whose variance is 0.
   Status lay_out(bool masks_zero_variance);
   Status allocate(const std::vector<StateArraySpec>& arrays);
+
+  // Of every step; loss scale, codec and micro-batches are for the optimizer to say.
+  StepShape step_shape() const;
 
   bool one_bit() const { return optimizer_is_one_bit(config.optimizer.kind); }
   // The published arithmetic; for other types both modes are the same.

@@ -9,6 +9,111 @@
 #include "core/optim/optimizer.h"
 
 namespace sotto {
+namespace {
+
+// All values of arrays that are outside of the snapshot.
+Status fetch(Optimizer& optimizer, StateErrors errors, OptimSnapshot* s) {
+  std::vector<std::string> outside;
+  for (const OptimSnapshot::Array& array : s->arrays()) {
+    if (array.bytes != 0 && array.values.empty()) outside.push_back(array.name);
+  }
+  for (const std::string& name : outside) {
+    SOTTO_TRY(optimizer.stream(name, errors, [&](std::span<const float> values) {
+      s->append(name, std::as_bytes(values));
+      return ok_status();
+    }));
+  }
+  return ok_status();
+}
+
+// Values of error feedback; those of other parts are taken as they are.
+Status check_errors(const OptimizerData& data, const OptimSnapshot& s, StateErrors errors,
+                    const ArraySource& source) {
+  const bool own = errors == StateErrors::kOwn && data.codec && !data.alone();
+  const bool mean = errors == StateErrors::kMean && data.keeps_errors();
+  if (!own && !mean) return ok_status();
+  std::vector<float> values;
+  for (const std::string_view name :
+       {own ? kWorkerError : kMeanWorkerError, own ? kServerError : kMeanServerError}) {
+    SOTTO_ASSIGN(const FloatSource read, source(name));
+    const uint64_t n = s.bytes(name) / sizeof(float);
+    for (uint64_t at = 0; at < n; at += kRunElements) {
+      values.resize(std::min(kRunElements, n - at));
+      SOTTO_TRY(read(values));
+      for (const float e : values) {
+        if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
+      }
+    }
+  }
+  return ok_status();
+}
+
+// Parameters, moments and what else is exported. Returns a hash of what all ranks have to have
+// alike; 0: nobody compares.
+Result<uint64_t> apply_arrays(OptimizerData& data, const Algorithm& algorithm,
+                              const OptimSnapshot& s, StateErrors errors,
+                              const ArraySource& source) {
+  std::map<std::string_view, uint64_t> hashes;
+  std::vector<float> values;
+  const auto load = [&](std::string_view name, auto&& write) -> Status {
+    SOTTO_ASSIGN(const FloatSource read, source(name));
+    Hasher64 hasher;
+    const auto take = [&](const TensorRun& run) -> Status {
+      values.resize(run.count);
+      SOTTO_TRY(read(values));
+      hasher.update(values.data(), values.size() * sizeof(float));
+      return write(run);
+    };
+    SOTTO_TRY(for_each_run(*data.layout, false, take));
+    hashes[name] = hasher.digest();
+    return ok_status();
+  };
+  const auto write_params = [&](const TensorRun& run) {
+    return data.parameters.write(run.tensor, run.at, values);
+  };
+  SOTTO_TRY(load(kParamsArray, write_params));
+  for (const OptimSnapshot::Array& array : s.arrays()) {
+    if (!data.arrays.exports(array.name) || !algorithm.restores(array.name, s)) continue;
+    const StateArray to = data.arrays[array.name];
+    const auto write = [&](const TensorRun& run) {
+      return write_state(data.access, to, run, values);
+    };
+    SOTTO_TRY(load(array.name, write));
+  }
+  // Padding that is data: only this rank's own state has its momentum.
+  FloatSource padding;
+  if (errors == StateErrors::kOwn && s.bytes(kMomentumPadding) != 0) {
+    SOTTO_ASSIGN(padding, source(kMomentumPadding));
+  }
+  const uint32_t tensors = tensor_count(*data.layout, false),
+                 all = tensor_count(*data.layout, true);
+  const auto write_padding = [&](const TensorRun& run) -> Status {
+    values.assign(run.count, 0.0f);
+    if (padding) SOTTO_TRY(padding(values));
+    return write_state(data.access, data.arrays["m"], run, values);
+  };
+  SOTTO_TRY(for_each_tensor_run(*data.layout, tensors, all, write_padding));
+  if (data.config.sotto.initial_parameters == InitialParameters::kTrust) return 0;
+  std::vector<uint64_t> common{s.step};
+  for (const std::string_view name : algorithm.common_arrays(s)) common.push_back(hashes[name]);
+  return std::max<uint64_t>(hash64(common.data(), common.size() * sizeof(uint64_t)), 1);
+}
+
+Status apply_errors(OptimizerData& data, const OptimSnapshot& s, StateErrors errors,
+                    const ArraySource& source) {
+  if (!data.codec || data.alone()) return ok_status();  // one rank has no errors
+  SOTTO_TRY(data.compressed.clear_errors());
+  if (!data.keeps_errors() || errors == StateErrors::kNone) return ok_status();
+  const bool own = errors == StateErrors::kOwn;
+  if (own && !s.residual) return ok_status();
+  SOTTO_ASSIGN(const FloatSource worker, source(own ? kWorkerError : kMeanWorkerError));
+  SOTTO_TRY(data.compressed.put_worker_errors(worker, own));
+  SOTTO_ASSIGN(const FloatSource server, source(own ? kServerError : kMeanServerError));
+  return own ? data.compressed.put_server_errors(server)
+             : data.compressed.put_mean_server_errors(server);
+}
+
+}  // namespace
 
 Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
   SOTTO_TRY(check_idle());
@@ -96,7 +201,7 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
     s.residual.reset();
     for (const std::string_view own : {kWorkerError, kServerError, kMomentumPadding}) s.remove(own);
   }
-  SOTTO_TRY(fetch(StateErrors::kOwn, &s));
+  SOTTO_TRY(fetch(*this, StateErrors::kOwn, &s));
   return s;
 }
 
@@ -105,113 +210,7 @@ Status Optimizer::add_mean(OptimSnapshot* s) {
   s->mean.emplace();
   for (const std::string_view name : {kMeanWorkerError, kMeanServerError})
     s->put_outside(name, data_.layout->elements() * sizeof(float));
-  return fetch(StateErrors::kMean, s);
-}
-
-// All values of arrays that are outside of the snapshot.
-Status Optimizer::fetch(StateErrors errors, OptimSnapshot* s) {
-  std::vector<std::string> outside;
-  for (const OptimSnapshot::Array& array : s->arrays()) {
-    if (array.bytes != 0 && array.values.empty()) outside.push_back(array.name);
-  }
-  for (const std::string& name : outside) {
-    SOTTO_TRY(stream(name, errors, [&](std::span<const float> values) {
-      s->append(name, std::as_bytes(values));
-      return ok_status();
-    }));
-  }
-  return ok_status();
-}
-
-Status Optimizer::check_snapshot(const OptimSnapshot& s, StateErrors errors) const {
-  const std::string_view mine = optimizer_kind_name(data_.config.optimizer.kind);
-  if (s.algorithm != mine) {
-    return invalid_argument("the state is of optimizer \"{}\", this one is \"{}\"",
-                            printable(s.algorithm), mine);
-  }
-  if (const std::string_view mode = mode_name(data_.mode()); s.mode != mode) {
-    return invalid_argument("the state was made in sotto.mode \"{}\", this optimizer is in \"{}\"",
-                            printable(s.mode), mode);
-  }
-  if (s.names.size() != s.counts.size()) {
-    return invalid_argument("the state's description has {} parameters, its counts are of {}",
-                            s.names.size(), s.counts.size());
-  }
-  for (size_t i = 0; i < std::max(s.names.size(), data_.parameters.size()); ++i) {
-    const bool found = i < s.names.size(), wanted = i < data_.parameters.size();
-    if (found && wanted && s.names[i] == data_.parameters[i].name &&
-        s.counts[i] == data_.parameters[i].count)
-      continue;
-    const auto text_of = [](std::string_view name, uint64_t count) {
-      return fmt::format("\"{}\" with {} element(s)", printable(name), count);
-    };
-    return invalid_argument(
-        "parameter {} of the state is {}, of this optimizer {}; they have {} and {} parameter(s)",
-        i, found ? text_of(s.names[i], s.counts[i]) : "not there",
-        wanted ? text_of(data_.parameters[i].name, data_.parameters[i].count) : "not there",
-        s.names.size(), data_.parameters.size());
-  }
-  const uint64_t n = data_.layout->elements();
-  SOTTO_TRY(check_values("parameters", s.bytes(kParamsArray), n));
-  SOTTO_TRY(check_values("m", s.bytes("m"), data_.arrays.has("m") ? n : 0));
-  SOTTO_TRY(check_values("v", s.bytes("v"), data_.arrays.has("v") ? n : 0));
-  if (!std::isfinite(s.loss_scale.scale) || s.loss_scale.scale <= 0)
-    return invalid_argument("the state's loss scale is {}", s.loss_scale.scale);
-  if (s.scheduler_iteration < -1)
-    return invalid_argument("the state's scheduler iteration is {}", s.scheduler_iteration);
-  SOTTO_TRY(algorithm_->check(s, errors));
-  if (errors == StateErrors::kMean && keeps_errors()) {
-    if (!s.mean && s.residual) {
-      return invalid_argument(
-          "the state has the error feedback of one rank alone (it was exported in mode exact on "
-          "rank {0} of {1}); import it in mode exact on that rank of {1}, or in mode reset, where "
-          "error feedback starts at zero; for another number of ranks have the {1} ranks export it "
-          "in mode mean",
-          s.residual->rank, s.residual->size);
-    }
-    if (!s.mean) {
-      return invalid_argument(
-          "the state has no error feedback (it was exported in mode reset); import it in mode "
-          "reset");
-    }
-    SOTTO_TRY(check_values("mean worker errors", s.bytes(kMeanWorkerError), n));
-    SOTTO_TRY(check_values("server errors", s.bytes(kMeanServerError), n));
-  }
-  if (!data_.codec || errors != StateErrors::kOwn || data_.alone()) return ok_status();
-  if (!s.residual && s.mean) {
-    return invalid_argument(
-        "the state has the mean of the error feedback of all ranks (it was exported in mode mean); "
-        "import it in mode mean, or in mode reset");
-  }
-  if (!s.residual) {
-    return invalid_argument(
-        "the state has no error feedback (it was exported in mode reset, or on one rank); import "
-        "it in mode reset");
-  }
-  return data_.compressed.check_settings(*s.residual, s.bytes(kWorkerError) / sizeof(float),
-                                         s.bytes(kServerError) / sizeof(float));
-}
-
-// Values of error feedback; those of other parts are taken as they are.
-Status Optimizer::check_errors(const OptimSnapshot& s, StateErrors errors,
-                               const ArraySource& source) const {
-  const bool own = errors == StateErrors::kOwn && data_.codec && !data_.alone();
-  const bool mean = errors == StateErrors::kMean && keeps_errors();
-  if (!own && !mean) return ok_status();
-  std::vector<float> values;
-  for (const std::string_view name :
-       {own ? kWorkerError : kMeanWorkerError, own ? kServerError : kMeanServerError}) {
-    SOTTO_ASSIGN(const FloatSource read, source(name));
-    const uint64_t n = s.bytes(name) / sizeof(float);
-    for (uint64_t at = 0; at < n; at += kRunElements) {
-      values.resize(std::min(kRunElements, n - at));
-      SOTTO_TRY(read(values));
-      for (const float e : values) {
-        if (!std::isfinite(e)) return invalid_argument("the error feedback has a value {}", e);
-      }
-    }
-  }
-  return ok_status();
+  return fetch(*this, StateErrors::kMean, s);
 }
 
 Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
@@ -227,85 +226,18 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
 
 Status Optimizer::restore(const OptimSnapshot& s, StateErrors errors, const ArraySource& source) {
   SOTTO_TRY(check_idle());
-  SOTTO_TRY(check_snapshot(s, errors));
-  SOTTO_TRY(check_errors(s, errors, source));
+  SOTTO_TRY(algorithm_->accepts(s, errors));
+  SOTTO_TRY(check_errors(data_, s, errors, source));
   torn_ = true;
   SOTTO_TRY(apply(s, errors, source));
   torn_ = false;
   return ok_status();
 }
 
-// Parameters and moments.
-Status Optimizer::apply_arrays(const OptimSnapshot& s, StateErrors errors,
-                               const ArraySource& source) {
-  std::map<std::string_view, uint64_t> hashes;
-  std::vector<float> values;
-  const auto load = [&](std::string_view name, auto&& write) -> Status {
-    SOTTO_ASSIGN(const FloatSource read, source(name));
-    Hasher64 hasher;
-    const auto take = [&](const TensorRun& run) -> Status {
-      values.resize(run.count);
-      SOTTO_TRY(read(values));
-      hasher.update(values.data(), values.size() * sizeof(float));
-      return write(run);
-    };
-    SOTTO_TRY(for_each_run(*data_.layout, false, take));
-    hashes[name] = hasher.digest();
-    return ok_status();
-  };
-  const auto write_params = [&](const TensorRun& run) {
-    return data_.parameters.write(run.tensor, run.at, values);
-  };
-  SOTTO_TRY(load(kParamsArray, write_params));
-  for (const OptimSnapshot::Array& array : s.arrays()) {
-    if (!data_.arrays.exports(array.name) || !algorithm_->restores(array.name, s)) continue;
-    const StateArray to = data_.arrays[array.name];
-    const auto write = [&](const TensorRun& run) {
-      return write_state(data_.access, to, run, values);
-    };
-    SOTTO_TRY(load(array.name, write));
-  }
-  // Padding that is data: only this rank's own state has its momentum.
-  FloatSource padding;
-  if (errors == StateErrors::kOwn && s.bytes(kMomentumPadding) != 0) {
-    SOTTO_ASSIGN(padding, source(kMomentumPadding));
-  }
-  const uint32_t tensors = tensor_count(*data_.layout, false),
-                 all = tensor_count(*data_.layout, true);
-  const auto write_padding = [&](const TensorRun& run) -> Status {
-    values.assign(run.count, 0.0f);
-    if (padding) SOTTO_TRY(padding(values));
-    return write_state(data_.access, data_.arrays["m"], run, values);
-  };
-  SOTTO_TRY(for_each_tensor_run(*data_.layout, tensors, all, write_padding));
-  if (data_.config.sotto.initial_parameters == InitialParameters::kTrust) {
-    imported_ = 0;
-    return ok_status();
-  }
-  std::vector<uint64_t> common{s.step};
-  for (const std::string_view name : algorithm_->common_arrays(s)) common.push_back(hashes[name]);
-  imported_ = std::max<uint64_t>(hash64(common.data(), common.size() * sizeof(uint64_t)), 1);
-  return ok_status();
-}
-
-Status Optimizer::apply_errors(const OptimSnapshot& s, StateErrors errors,
-                               const ArraySource& source) {
-  if (!data_.codec || data_.alone()) return ok_status();  // one rank has no errors
-  SOTTO_TRY(data_.compressed.clear_errors());
-  if (!keeps_errors() || errors == StateErrors::kNone) return ok_status();
-  const bool own = errors == StateErrors::kOwn;
-  if (own && !s.residual) return ok_status();
-  SOTTO_ASSIGN(const FloatSource worker, source(own ? kWorkerError : kMeanWorkerError));
-  SOTTO_TRY(data_.compressed.put_worker_errors(worker, own));
-  SOTTO_ASSIGN(const FloatSource server, source(own ? kServerError : kMeanServerError));
-  return own ? data_.compressed.put_server_errors(server)
-             : data_.compressed.put_mean_server_errors(server);
-}
-
 Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const ArraySource& source) {
-  SOTTO_TRY(apply_arrays(s, errors, source));
+  SOTTO_ASSIGN(imported_, apply_arrays(data_, *algorithm_, s, errors, source));
   SOTTO_TRY(algorithm_->restore(s));
-  SOTTO_TRY(apply_errors(s, errors, source));
+  SOTTO_TRY(apply_errors(data_, s, errors, source));
   data_.step = s.step;
   accumulation_.done = 0;
   prepared_.clear();

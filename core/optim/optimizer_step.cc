@@ -20,6 +20,41 @@ constexpr StepVariant kFirstAccumulation{.number = 254, .local = true, .update =
 constexpr StepVariant kAccumulation{.number = 255, .local = true, .update = false};
 bool accumulates(const StepVariant& v) { return v == kFirstAccumulation || v == kAccumulation; }
 
+// Who met NaN or Inf, as far as ranks know. silent: in a step about which this rank decided alone.
+std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<const std::byte> bytes,
+                           const StepVerdict& verdict) {
+  if (silent) {
+    return fmt::format(
+        "optimizer step {}: NaN or Inf in this rank's gradient{}; this rank takes no part in this "
+        "local step, the others do",
+        data.step + 1, data.parameters.first_nonfinite_gradient());
+  }
+  std::set<uint32_t> ranks;
+  const auto flagged = [&](uint64_t first, uint32_t count, uint64_t stride, uint64_t at) {
+    for (uint32_t r = 0; r < count; ++r) {
+      uint32_t flags = 0;
+      std::memcpy(&flags, bytes.data() + first + r * stride + at, 4);
+      if (flags != 0) ranks.insert(r);
+    }
+  };
+  if (!bytes.empty()) {
+    if (verdict.norm_message_count > 1)
+      flagged(verdict.norm_messages, verdict.norm_message_count, 16, 8);
+    // Whose gradients they are, if that was exchanged; else who met them first.
+    if (ranks.empty() && verdict.worker_message_count != 0) {
+      for (const uint32_t r : data.layout->flagged_ranks(
+               bytes.subspan(verdict.worker_messages, data.layout->message_bytes())))
+        ranks.insert(r);
+    }
+  }
+  std::string who;
+  for (uint32_t r : ranks) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
+  const bool averaged = ranks.empty();
+  return fmt::format("optimizer step {}: NaN or Inf {}{}{}; nothing was updated", data.step + 1,
+                     averaged ? "in the averaged gradient" : "met by rank ", who,
+                     data.parameters.first_nonfinite_gradient());
+}
+
 }  // namespace
 
 class Optimizer::StepHooks final : public OpHooks {
@@ -37,38 +72,6 @@ class Optimizer::StepHooks final : public OpHooks {
   StepVerdict verdict_;
 };
 
-StepShape Optimizer::shape() const {
-  StepShape shape;
-  shape.rank = data_.comm->rank();
-  shape.size = data_.comm->size();
-  shape.layout = data_.layout.get();
-  shape.compat = data_.compat();
-  shape.groups = data_.groups.size() + (data_.layout->padding().empty() ? 0 : 1);
-  shape.clip = data_.config.gradient_clipping;
-  shape.gradients = data_.parameters.gradients();
-  shape.wire = data_.config.communication_data_type.value_or(shape.gradients);
-  // Specification 11.2.
-  const double world = data_.comm->size();
-  if (data_.config.prescale_gradients) {
-    shape.prescale = static_cast<float>(1 / world);
-  } else if (const double factor = data_.config.gradient_predivide_factor; factor != 1) {
-    shape.prescale = static_cast<float>(1 / factor);
-    shape.postscale = static_cast<float>(factor / world);
-  }
-  shape.loss_scaled = loss_scaler_.enabled();
-  for (uint32_t t = 0; t < data_.parameters.size(); ++t) {
-    if (data_.parameters[t].copy == nullptr) continue;
-    shape.copied.push_back(t);
-    shape.copies = data_.parameters[t].copy_dtype;
-  }
-  shape.frozen = data_.parameters.frozen();
-  shape.masked = data_.masked;
-  shape.state = data_.arrays["m"].type;
-  if (algorithm_->compresses_gradients()) shape.codec = data_.codec;
-  shape.segment_bytes = data_.comm->segment_bytes();
-  return shape;
-}
-
 Result<Optimizer::Prepared*> Optimizer::prepared(const StepVariant& variant) {
   const std::pair key(variant.number, accumulated(variant));
   if (const auto it = prepared_.find(key); it != prepared_.end()) return &it->second;
@@ -78,7 +81,9 @@ Result<Optimizer::Prepared*> Optimizer::prepared(const StepVariant& variant) {
 
 Result<Optimizer::Prepared> Optimizer::prepare(const StepVariant& variant, bool accumulated,
                                                const std::shared_ptr<Device>& device) const {
-  StepShape shape = this->shape();
+  StepShape shape = data_.step_shape();
+  shape.loss_scaled = loss_scaler_.enabled();
+  if (algorithm_->compresses_gradients()) shape.codec = data_.codec;
   shape.accumulated = accumulated;
   StepPlan step = accumulates(variant) ? build_accumulation(shape, variant == kFirstAccumulation)
                                        : algorithm_->build(variant, shape);
@@ -231,14 +236,6 @@ Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options)
   return op;
 }
 
-// The step has committed.
-void Optimizer::advance(const StepVariant& variant) {
-  algorithm_->committed(variant);
-  if (!variant.update) return;
-  ++data_.step;
-  data_.groups.schedule().advance();
-}
-
 // On the driver, before anybody learns that the step has ended.
 void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict, Status& status,
                           std::span<const std::byte> bytes) {
@@ -246,6 +243,15 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
     accumulation_.done += status.ok();
     return in_flight_.store(false, std::memory_order_release);
   }
+  const auto advance = [&] {
+    algorithm_->committed(variant);
+    if (!variant.update) return;
+    ++data_.step;
+    data_.groups.schedule().advance();
+  };
+  // Ranks decide about such a step alone, without a message.
+  const bool silent = variant.local && !data_.alone() && data_.config.gradient_clipping == 0 &&
+                      !loss_scaler_.enabled();
   imported_ = 0;
   // Whatever has become of the step, its micro-batches are gone.
   if (variant.update) accumulation_.done = 0;
@@ -257,7 +263,7 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
       std::memcpy(outcomes_.last_steps.data(), bytes.data() + verdict.tensor_steps,
                   outcomes_.last_steps.size() * sizeof(TensorStep));
     }
-    advance(variant);
+    advance();
     outcomes_.skipped_in_a_row = 0;
     if (variant.update) loss_scaler_.advance(false);
   } else {
@@ -265,9 +271,9 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
     // reset.
     if (status.code() == Code::kNonfinite) {
       ++outcomes_.skipped;
-      status = Status(Code::kNonfinite, nonfinite_text(variant, bytes, verdict));
+      status = Status(Code::kNonfinite, nonfinite_text(data_, silent, bytes, verdict));
       // The other ranks know nothing of it and go on.
-      if (silent(variant)) advance(variant);
+      if (silent) advance();
       if (loss_scaler_.enabled()) overflowed(status);
     }
   }
@@ -290,45 +296,6 @@ void Optimizer::overflowed(Status& status) {
                  "{}; {} steps in a row have overflowed (sotto.max_consecutive_skips), the loss "
                  "scale is down to {}: the gradients themselves are not finite",
                  status.text(), outcomes_.skipped_in_a_row, loss_scaler_.scale());
-}
-
-bool Optimizer::silent(const StepVariant& variant) const {
-  return variant.local && !data_.alone() && data_.config.gradient_clipping == 0 &&
-         !loss_scaler_.enabled();
-}
-
-std::string Optimizer::nonfinite_text(const StepVariant& variant, std::span<const std::byte> bytes,
-                                      const StepVerdict& verdict) const {
-  if (silent(variant)) {
-    return fmt::format(
-        "optimizer step {}: NaN or Inf in this rank's gradient{}; this rank takes no part in this "
-        "local step, the others do",
-        data_.step + 1, data_.parameters.first_nonfinite_gradient());
-  }
-  std::set<uint32_t> ranks;
-  const auto flagged = [&](uint64_t first, uint32_t count, uint64_t stride, uint64_t at) {
-    for (uint32_t r = 0; r < count; ++r) {
-      uint32_t flags = 0;
-      std::memcpy(&flags, bytes.data() + first + r * stride + at, 4);
-      if (flags != 0) ranks.insert(r);
-    }
-  };
-  if (!bytes.empty()) {
-    if (verdict.norm_message_count > 1)
-      flagged(verdict.norm_messages, verdict.norm_message_count, 16, 8);
-    // Whose gradients they are, if that was exchanged; else who met them first.
-    if (ranks.empty() && verdict.worker_message_count != 0) {
-      for (const uint32_t r : data_.layout->flagged_ranks(
-               bytes.subspan(verdict.worker_messages, data_.layout->message_bytes())))
-        ranks.insert(r);
-    }
-  }
-  std::string who;
-  for (uint32_t r : ranks) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
-  const bool averaged = ranks.empty();
-  return fmt::format("optimizer step {}: NaN or Inf {}{}{}; nothing was updated", data_.step + 1,
-                     averaged ? "in the averaged gradient" : "met by rank ", who,
-                     data_.parameters.first_nonfinite_gradient());
 }
 
 }  // namespace sotto

@@ -76,6 +76,15 @@ void ParamGroups::set(std::string_view name, size_t group, double value) {
   }
 }
 
+Status ParamGroups::set_iteration(double value) {
+  constexpr double kMost = 9007199254740992.0;  // from here on doubles leave whole numbers out
+  if (!(value >= -1 && value < kMost) || value != std::floor(value)) {
+    return invalid_argument("scheduler_iteration is {}; allowed: -1 and whole numbers from 0",
+                            value);
+  }
+  return schedule_.restore(static_cast<int64_t>(value));
+}
+
 uint64_t ParamGroups::settings_hash() const {
   uint64_t hash = 0;
   for (const OptimizerParams& group : groups_) {

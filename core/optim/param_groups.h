@@ -35,6 +35,9 @@ class ParamGroups {
                std::span<const std::string_view> settable, std::string_view allowed) const;
   void set(std::string_view name, size_t group, double value);
 
+  // Where the schedule goes on: -1 or a whole number of at least 0, else INVALID_ARGUMENT.
+  Status set_iteration(double value);
+
   // Of what the file says, of all groups.
   uint64_t settings_hash() const;
   // Of rate, weight decay and betas of the next step, as float32: between machines a schedule may
