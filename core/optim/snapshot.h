@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "core/group/compressed_state.h"
+#include "core/codec/compressed_state.h"
 #include "core/optim/algorithms/zeroone_schedule.h"
 #include "core/optim/loss_scale.h"
 

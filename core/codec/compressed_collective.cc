@@ -1,5 +1,5 @@
 // The mean over ranks with every codec, and the plain collective.
-#include "core/plan/compressed.h"
+#include "core/codec/compressed.h"
 #include "core/plan/layout.h"
 
 namespace sotto {

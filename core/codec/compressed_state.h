@@ -9,11 +9,11 @@
 #include <string>
 #include <vector>
 
+#include "core/codec/compressed.h"
 #include "core/codec/compressed_layout.h"
+#include "core/codec/tensor_runs.h"
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
-#include "core/group/tensor_runs.h"
-#include "core/plan/compressed.h"
 
 namespace sotto {
 

@@ -1,4 +1,4 @@
-#include "core/group/compressed_state.h"
+#include "core/codec/compressed_state.h"
 
 #include <algorithm>
 #include <cmath>

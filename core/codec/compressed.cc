@@ -1,4 +1,4 @@
-#include "core/plan/compressed.h"
+#include "core/codec/compressed.h"
 
 #include <algorithm>
 

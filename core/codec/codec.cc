@@ -1,4 +1,4 @@
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 
 #include <cstring>
 
