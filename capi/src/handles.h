@@ -13,7 +13,7 @@
 #include "capi/src/guard.h"
 #include "capi/src/handle_pool.h"
 #include "core/base/status.h"
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "core/group/comm.h"
 #include "core/group/context.h"
 #include "core/optim/optimizer.h"

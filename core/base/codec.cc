@@ -1,16 +1,23 @@
 #include "core/base/codec.h"
 
+#include <algorithm>
+#include <iterator>
+
 namespace sotto {
+namespace {
+
+const CodecRow* find_row(CodecKind kind) {
+  const auto* row = std::ranges::find(kCodecs, kind, &CodecRow::kind);
+  return row == std::end(kCodecs) ? nullptr : row;
+}
+
+}  // namespace
+
+const CodecRow& codec_row(CodecKind kind) { return *find_row(kind); }
 
 std::string_view codec_name(CodecKind kind) {
-  switch (kind) {
-    case CodecKind::kOnebit: return "onebit";
-    case CodecKind::kBf16: return "bf16";
-    case CodecKind::kFp16: return "fp16";
-    case CodecKind::kInt8: return "int8";
-    case CodecKind::kInt4: return "int4";
-  }
-  return "?";
+  const CodecRow* row = find_row(kind);
+  return row == nullptr ? "?" : row->name();
 }
 
 std::string_view scale_name(ScaleKind scale) { return scale == ScaleKind::kL2 ? "l2" : "l1"; }

@@ -12,12 +12,10 @@ namespace sotto {
 // What a compressed element is on the wire. The payload of a run of elements is a sequence of
 // units: 8 signs (1 byte), a bfloat16 or binary16 (2 bytes), or a block of int8 or int4 codes and
 // its float32 scale. All are little-endian; of two int4 codes the first is the high nibble.
-enum class CodecKind : uint8_t { kOnebit = 1, kBf16 = 2, kFp16 = 3, kInt8 = 4, kInt4 = 5 };
-std::string_view codec_name(CodecKind kind);  // "onebit", "bf16", ...
-
-SOTTO_HOST_DEVICE constexpr bool codec_has_blocks(CodecKind kind) {
-  return kind == CodecKind::kInt8 || kind == CodecKind::kInt4;
-}
+enum class CodecKind : uint8_t {
+#define SOTTO_CODEC(type, number, ...) k##type = number,
+#include "core/base/codecs.def"
+};
 
 struct PayloadUnit {
   uint32_t elements = 8;
@@ -25,21 +23,47 @@ struct PayloadUnit {
   SOTTO_HOST_DEVICE constexpr uint64_t bytes_of(uint64_t n) const { return n / elements * bytes; }
 };
 
-// block: elements per scale of int8 and int4, a power of two from kMinQuantBlock to kMaxQuantBlock.
+SOTTO_HOST_DEVICE constexpr bool codec_has_blocks(CodecKind kind) {
+#define SOTTO_CODEC(type, number, words, bits, block, ...) \
+  if (kind == CodecKind::k##type) return block != 0;
+#include "core/base/codecs.def"
+  return false;
+}
+
+// block: elements per scale of codecs with blocks, a power of two from kMinQuantBlock to
+// kMaxQuantBlock.
 inline constexpr uint32_t kMinQuantBlock = 32;
 inline constexpr uint32_t kMaxQuantBlock = 512;
 SOTTO_HOST_DEVICE constexpr PayloadUnit payload_unit(CodecKind kind, uint32_t block) {
-  switch (kind) {
-    case CodecKind::kOnebit: return {8, 1};
-    case CodecKind::kBf16:
-    case CodecKind::kFp16: return {1, 2};
-    case CodecKind::kInt8: return {block, block + 4};
-    case CodecKind::kInt4: return {block, block / 2 + 4};
-  }
-  return {};
+  uint32_t bits = 8;
+#define SOTTO_CODEC(type, number, words, bits_of_code, ...) \
+  if (kind == CodecKind::k##type) bits = bits_of_code;
+#include "core/base/codecs.def"
+  if (codec_has_blocks(kind)) return {block, block / 8 * bits + 4};
+  return bits < 8 ? PayloadUnit{8 / bits, 1} : PayloadUnit{1, bits / 8};
 }
 
-// Of 1 bit (specification 1.2).
+enum class ResidualUse : uint8_t { kAlways, kByDefault, kOnRequest };
+
+// A row of the table, whose words are explained there.
+struct CodecRow {
+  CodecKind kind;
+  std::string_view words;
+  uint32_t block;
+  bool scales;
+  ResidualUse residual;
+
+  constexpr std::string_view name() const { return words.substr(0, words.find('|')); }
+};
+inline constexpr CodecRow kCodecs[] = {
+#define SOTTO_CODEC(type, number, words, bits, block, scales, residual, coding) \
+  {CodecKind::k##type, words, block, scales, ResidualUse::residual},
+#include "core/base/codecs.def"
+};
+const CodecRow& codec_row(CodecKind kind);
+std::string_view codec_name(CodecKind kind);  // "onebit", "bf16", ...; "?": no codec
+
+// Of codecs with scales (specification 1.2).
 enum class ScaleKind : uint8_t { kL2 = 1, kL1 = 2 };
 std::string_view scale_name(ScaleKind scale);  // "l2", "l1"
 
@@ -58,11 +82,12 @@ struct CodecSettings {
   Granularity granularity = Granularity::kFlat;
   uint64_t bucket_elements = 0;  // kBucket
   uint64_t chunk_align = 512;    // elements, a positive multiple of 8 and of `block`
-  uint32_t block = 0;            // int8 and int4
-  bool residual = true;          // false: no error feedback; 1 bit always has it
-  // 1 bit, mode compat: padding is data, has error feedback and counts in the scales.
+  uint32_t block = 0;            // of codecs with blocks
+  bool residual = true;          // false: no error feedback
+  // Codecs with scales, mode compat: padding is data, has error feedback and counts in the scales.
   bool compat = false;
 
+  const CodecRow& row() const { return codec_row(kind); }
   PayloadUnit unit() const { return payload_unit(kind, block); }
 };
 

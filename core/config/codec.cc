@@ -9,10 +9,16 @@
 namespace sotto {
 namespace {
 
-constexpr CodecKind kKindOfWord[] = {CodecKind::kOnebit, CodecKind::kOnebit, CodecKind::kBf16,
-                                     CodecKind::kFp16,   CodecKind::kInt8,   CodecKind::kInt4};
 constexpr uint64_t kDefaultBucket = uint64_t{1} << 22;
-constexpr uint64_t kDefaultInt8Block = 256, kDefaultInt4Block = 128;
+
+// The codec that has the word at `position` among the words of all.
+CodecKind kind_of_word(uint32_t position) {
+  for (const CodecRow* row = kCodecs;; ++row) {
+    const auto words = 1 + static_cast<uint32_t>(std::ranges::count(row->words, '|'));
+    if (position < words) return row->kind;
+    position -= words;
+  }
+}
 
 // The type comes first: it says which other keys there are.
 Result<CodecKind> read_type(const Json& object, const std::string& path, Findings& findings) {
@@ -25,12 +31,12 @@ Result<CodecKind> read_type(const Json& object, const std::string& path, Finding
     findings.error_path = type_path;
     return reader.status();
   }
-  if (const auto word = reader->word("type")) return kKindOfWord[*word];
+  if (const auto word = reader->word("type")) return kind_of_word(*word);
   return findings.fail(type_path, fmt::format("missing; write one of {}",
                                               find_key(ConfigSection::kCodec, "type", ~0u)->words));
 }
 
-Status read_onebit(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
+Status read_scales(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
   read_word(reader, "scale", s.scale);
   read_word(reader, "granularity", s.granularity);
   const bool buckets = s.granularity == Granularity::kBucket;
@@ -55,7 +61,7 @@ Status read_onebit(const ObjectReader& reader, CodecSettings& s, Findings& findi
 }
 
 Status read_blocks(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
-  uint64_t block = s.kind == CodecKind::kInt8 ? kDefaultInt8Block : kDefaultInt4Block;
+  uint64_t block = s.row().block;
   reader.get("block", block);
   if (!std::has_single_bit(block)) {
     return findings.fail(reader.path_of("block"),
@@ -76,11 +82,10 @@ Result<CodecSettings> read_codec(const Json& object, const std::string& path, Fi
   SOTTO_ASSIGN(const ObjectReader reader,
                ObjectReader::open(object, ConfigSection::kCodec, kind_bit(s.kind), path, findings));
   SOTTO_TRY(read_chunk_align(reader, s.chunk_align, findings));
-  // Casts lose little, and a residual costs 4 bytes per element.
-  s.residual = s.kind == CodecKind::kOnebit || codec_has_blocks(s.kind);
+  s.residual = s.row().residual != ResidualUse::kOnRequest;
   reader.get("residual", s.residual);
-  if (s.kind == CodecKind::kOnebit) SOTTO_TRY(read_onebit(reader, s, findings));
-  if (codec_has_blocks(s.kind)) SOTTO_TRY(read_blocks(reader, s, findings));
+  if (s.row().scales) SOTTO_TRY(read_scales(reader, s, findings));
+  if (s.row().block != 0) SOTTO_TRY(read_blocks(reader, s, findings));
   return s;
 }
 

@@ -38,9 +38,21 @@ constexpr uint32_t kWarmups = kind_bit(SchedulerKind::kWarmupLR) | kDecay;
 constexpr uint32_t kCycle = kind_bit(SchedulerKind::kOneCycle);
 constexpr uint32_t kRangeTest = kind_bit(SchedulerKind::kLRRangeTest);
 
-constexpr uint32_t kSigns = kind_bit(CodecKind::kOnebit);
-constexpr uint32_t kBlocks = kind_bit(CodecKind::kInt8) | kind_bit(CodecKind::kInt4);
-constexpr uint32_t kCasts = kind_bit(CodecKind::kBf16) | kind_bit(CodecKind::kFp16);
+template <class Has>
+consteval uint32_t codecs_that(Has has) {
+  uint32_t kinds = 0;
+  for (const CodecRow& row : kCodecs) kinds |= has(row) ? kind_bit(row.kind) : 0;
+  return kinds;
+}
+constexpr uint32_t kScaled = codecs_that([](const CodecRow& c) { return c.scales; });
+constexpr uint32_t kBlocks = codecs_that([](const CodecRow& c) { return c.block != 0; });
+constexpr uint32_t kMayFeedBack =
+    codecs_that([](const CodecRow& c) { return c.residual != ResidualUse::kAlways; });
+constexpr std::string_view kBarAndWord =
+#define SOTTO_CODEC(type, number, words, ...) "|" words
+#include "core/base/codecs.def"
+    ;
+constexpr std::string_view kCodecWords = kBarAndWord.substr(1);  // "onebit|1bit|bf16|..."
 
 constexpr Range kAlign{8, 1073741824};
 constexpr Range kBucket{8192, 1099511627776};
@@ -261,14 +273,14 @@ constexpr KeySpec kTable[] = {
     {kGroup, "min_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "for this group"},
     {kGroup, "non_freeze", kOneBitAdam, kBool, false, kNoRange, "", kActs, "this group is never compressed and its variance never frozen"},
 
-    {kCodec, "type", kAll, kText, false, kNoRange, "onebit|1bit|bf16|fp16|int8|int4", kActs, "what an element is on the wire"},
+    {kCodec, "type", kAll, kText, false, kNoRange, kCodecWords, kActs, "what an element is on the wire"},
     {kCodec, "chunk_align", kAll, kInt, false, kAlign, "", kActs, "elements; chunks are multiples of it"},
-    {kCodec, "mode", kSigns, kText, false, kNoRange, "strict|compat", kActs, "arithmetic"},
-    {kCodec, "scale", kSigns, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
-    {kCodec, "granularity", kSigns, kText, false, kNoRange, "flat|tensor|bucket", kActs, "how many elements share a scale"},
-    {kCodec, "bucket_elements", kSigns, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
+    {kCodec, "mode", kScaled, kText, false, kNoRange, "strict|compat", kActs, "arithmetic"},
+    {kCodec, "scale", kScaled, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
+    {kCodec, "granularity", kScaled, kText, false, kNoRange, "flat|tensor|bucket", kActs, "how many elements share a scale"},
+    {kCodec, "bucket_elements", kScaled, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
     {kCodec, "block", kBlocks, kInt, false, Range{kMinQuantBlock, kMaxQuantBlock}, "", kActs, "elements that share a scale"},
-    {kCodec, "residual", kBlocks | kCasts, kBool, false, kNoRange, "", kActs, "error feedback"},
+    {kCodec, "residual", kMayFeedBack, kBool, false, kNoRange, "", kActs, "error feedback"},
 };
 // clang-format on
 

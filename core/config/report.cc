@@ -259,13 +259,13 @@ Json loss_scale_json(const Config& config) {
 
 Json codec_json(const CodecSettings& s) {
   Json out = {{"type", codec_name(s.kind)}, {"chunk_align", s.chunk_align}};
-  if (s.kind == CodecKind::kOnebit) {
+  if (s.row().scales) {
     out["scale"] = scale_name(s.scale);
     out["granularity"] = granularity_name(s.granularity);
     if (s.granularity == Granularity::kBucket) out["bucket_elements"] = s.bucket_elements;
     return out;
   }
-  if (codec_has_blocks(s.kind)) out["block"] = s.block;
+  if (s.row().block != 0) out["block"] = s.block;
   out["residual"] = s.residual;
   return out;
 }

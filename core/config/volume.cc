@@ -136,15 +136,15 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   // The server's errors before and after a step.
   if (codec->residual) b.residuals = floats + 2 * 4 * sizes.chunk;
   const uint64_t payload = codec->unit().bytes_of(sizes.flat);
-  const bool signs = codec->kind == CodecKind::kOnebit;
-  if (signs) b.bits = 2 * payload;
+  const bool scales = codec->row().scales;
+  if (scales) b.bits = 2 * payload;
   if (world > 1) {
     b.scratch = 2 * payload;
-    if (signs) b.scratch += payload / world + 4 * sizes.chunk;
+    if (scales) b.scratch += payload / world + 4 * sizes.chunk;
   }
   if (!type.one_bit) {
     // Averages, and results that are no part of the state.
-    if (world > 1) b.scratch += 4 * n_params + (signs ? 0 : payload);
+    if (world > 1) b.scratch += 4 * n_params + (scales ? 0 : payload);
     return b;
   }
   b.den = floats;

@@ -15,7 +15,7 @@ Status OptimizerData::lay_out(bool masks_zero_variance) {
   if (compat() && world > 1) padding_group = static_cast<uint32_t>(groups.size());
   layout = std::make_unique<CompressedLayout>(
       std::move(tensors), codec ? world : 1, settings.chunk_align, settings.granularity,
-      settings.bucket_elements, settings.kind == CodecKind::kOnebit, padding_group);
+      settings.bucket_elements, settings.row().scales, padding_group);
   masked = parameters.has_masks() || masks_zero_variance;
   return ok_status();
 }
@@ -88,14 +88,13 @@ Status OptimizerData::write_valid_bits(bool frozen_variance) {
     });
   };
   SOTTO_TRY(for_each_run(*layout, true, write));
-  if (!one_bit() && codec && codec->kind == CodecKind::kOnebit)
-    SOTTO_TRY(compressed.set_counts(bits));
+  if (!one_bit() && codec && codec->row().scales) SOTTO_TRY(compressed.set_counts(bits));
   return access.upload(arrays.data("valid"), std::span<const uint8_t>(bits));
 }
 
 Result<std::vector<uint8_t>> OptimizerData::valid_bits() const {
-  const bool signs = codec && codec->kind == CodecKind::kOnebit;
-  if (!masked || compat() || !signs) return std::vector<uint8_t>();
+  const bool scales = codec && codec->row().scales;
+  if (!masked || compat() || !scales) return std::vector<uint8_t>();
   return access.download<uint8_t>(arrays.data("valid"), layout->flat_elements() / 8);
 }
 

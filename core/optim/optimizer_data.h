@@ -6,10 +6,10 @@
 #include <optional>
 #include <vector>
 
+#include "core/codec/compressed_state.h"
 #include "core/config/config.h"
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
-#include "core/group/compressed_state.h"
 #include "core/optim/param_groups.h"
 #include "core/optim/parameter_set.h"
 #include "core/optim/state_arrays.h"

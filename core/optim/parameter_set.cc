@@ -6,7 +6,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/text.h"
-#include "core/group/tensor_runs.h"
+#include "core/codec/tensor_runs.h"
 
 namespace sotto {
 namespace {

@@ -39,11 +39,11 @@ Result<std::string> Optimizer::report_json(std::string_view kind) {
     algorithm_->report_settings(&report);
     if (data_.codec) {
       report["codec"] = codec_name(data_.codec->kind);
-      if (data_.codec->kind == CodecKind::kOnebit) {
+      if (data_.codec->row().scales) {
         report["granularity"] = granularity_name(data_.codec->granularity);
         report["scale"] = scale_name(data_.codec->scale);
       }
-      if (codec_has_blocks(data_.codec->kind)) report["block"] = data_.codec->block;
+      if (data_.codec->row().block != 0) report["block"] = data_.codec->block;
       report["chunk_align"] = data_.codec->chunk_align;
       report["chunk_elements"] = data_.layout->chunk_elements();
     }

@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "core/group/compressed_state.h"
+#include "core/codec/compressed_state.h"
 #include "core/optim/loss_scale.h"
 
 namespace sotto {

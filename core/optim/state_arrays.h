@@ -10,8 +10,8 @@
 #include "core/base/narrow_state.h"
 #include "core/base/status.h"
 #include "core/codec/compressed_layout.h"
+#include "core/codec/tensor_runs.h"
 #include "core/engine/device_array.h"
-#include "core/group/tensor_runs.h"
 
 namespace sotto {
 

@@ -346,7 +346,7 @@ GradientStage StepFrame::compressed_average() {
         all_tensor_pieces(*shape_.layout), AccumulateArgs{local.type, true});
   }
   CompressedMeanRequest r{shape_.rank, shape_.layout, *shape_.codec, in, stage.list};
-  if (shape_.codec->kind == CodecKind::kOnebit) r.valid = valid_;
+  r.valid = valid_;
   r.segment_bytes = shape_.segment_bytes;
   const CompressedMean mean = emit_compressed_mean(b_, r);
   out_.slots.codec = mean.slots;

@@ -6,9 +6,9 @@
 #include <string_view>
 #include <vector>
 
+#include "core/codec/compressed.h"
 #include "core/codec/compressed_layout.h"
 #include "core/plan/builder.h"
-#include "core/plan/compressed.h"
 
 namespace sotto {
 

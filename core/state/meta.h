@@ -5,7 +5,7 @@
 #include <string>
 
 #include "core/base/text.h"
-#include "core/group/compressed_state.h"
+#include "core/codec/compressed_state.h"
 #include "core/state/blob.h"
 
 namespace sotto {

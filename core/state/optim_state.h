@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "core/optim/optimizer.h"
 #include "core/state/blob.h"
 

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <random>
 
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "tests/support/core_ranks.h"
 
 namespace sotto::test {

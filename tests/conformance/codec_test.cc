@@ -12,9 +12,9 @@
 #include <random>
 #include <thread>
 
+#include "core/codec/codec.h"
 #include "core/config/codec.h"
 #include "core/cpu/cpu_device.h"
-#include "core/group/codec.h"
 #include "core/state/optim_state.h"
 #include "tests/support/async_device.h"
 #include "tests/support/core_ranks.h"

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <random>
 
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "tests/support/core_ranks.h"
 
 namespace sotto::test {

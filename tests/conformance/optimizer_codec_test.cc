@@ -5,7 +5,7 @@
 #include <cstring>
 #include <random>
 
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "core/optim/optimizer.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"

@@ -5,7 +5,7 @@
 #include <map>
 #include <nlohmann/json.hpp>
 
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/temp_dir.h"
 

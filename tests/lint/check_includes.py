@@ -1,7 +1,7 @@
 """Holds the direction of includes between the rooms of the tree.
 
-Inside core: base <- kernels <- iface <- wire, codec, cpu <- plan <- engine <- group <- optim <- state; config sees base alone,
-and group and what is above it see config.
+Inside core: base <- kernels <- iface <- wire, cpu <- plan <- engine <- group <- codec <- optim <- state; config sees base alone,
+and codec and what is above it see config.
 transports and cuda see core/base, core/kernels, core/iface, core/wire. capi sees core. capi/src/backends.cc alone also sees transports.
 integration and bindings see the public headers alone. The public headers see the C library alone.
 """
@@ -16,7 +16,7 @@ from sources import C_SUFFIXES, project_files, report
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 TOP_FOLDERS = ("core", "capi", "transports", "cuda", "bindings", "integration", "tests")
 
-_TIERS = [("base",), ("kernels",), ("iface",), ("wire", "codec", "cpu"), ("plan",), ("engine",), ("group",), ("optim",), ("state",)]
+_TIERS = [("base",), ("kernels",), ("iface",), ("wire", "cpu"), ("plan",), ("engine",), ("group",), ("codec",), ("optim",), ("state",)]
 
 
 def _core_rules():
@@ -27,7 +27,7 @@ def _core_rules():
         for room in tier:
             rules[room] = below | {room}
         below |= set(tier)
-    for room in ("group", "optim", "state"):
+    for room in ("codec", "optim", "state"):
         rules[room] |= {"config"}
     return {f"core/{room}": {f"core/{name}" for name in names} for room, names in rules.items()}
 

@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <numeric>
 
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "core/optim/optimizer.h"
 #include "tests/perf/benchmarks.h"
 #include "tests/perf/wire_world.h"

@@ -15,7 +15,7 @@
 #include <thread>
 
 #include "core/base/hash.h"
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 #include "tests/perf/net.h"
 #include "tests/perf/timed_device.h"
 #include "transports/tcp/tcp_backend.h"

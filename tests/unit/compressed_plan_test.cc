@@ -1,6 +1,6 @@
 // The order inside a compressed all-reduce with several sections: what encodes one waits for
 // nothing of another and for no message.
-#include "core/plan/compressed.h"
+#include "core/codec/compressed.h"
 
 #include <gtest/gtest.h>
 

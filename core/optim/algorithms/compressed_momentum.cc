@@ -59,7 +59,6 @@ StepPlan CompressedStep::build() {
     average.coefficient = gradient_.coefficient;
   }
   const CompressedResult result = emit_compressed_all_reduce(b_, exchange);
-  emit_onebit_scale_undo(b_, exchange);
   if (r_.shape.compat) masked_momentum();
   update(result.gate);
   update_uncompressed(average, result.gate);

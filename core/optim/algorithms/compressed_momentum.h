@@ -2,8 +2,8 @@
 // frozen, and the momentum is exchanged in one bit.
 #pragma once
 
+#include "core/codec/compressed.h"
 #include "core/optim/algorithms/onebit.h"
-#include "core/plan/compressed.h"
 
 namespace sotto {
 

@@ -57,7 +57,6 @@ class ZeroOneStep {
       }
     };
     const CompressedResult result = emit_compressed_all_reduce(b_, e);
-    emit_onebit_scale_undo(b_, e);
     sync ? update_sync(result.gate) : update_compressed(result.gate);
     return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, false);
   }

@@ -1,23 +1,17 @@
-#include "core/group/compressed_state.h"
+#include "core/codec/compressed_state.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstring>
 
 #include "core/base/text.h"
+#include "core/codec/coding.h"
 
 namespace sotto {
 namespace {
 
 // What the encoder starts from: c - (c >= 0 ? S : -S).
 float residual_of(float c, float scale) { return c - (c >= 0 ? scale : -scale); }
-
-// What a residual is the residual of.
-std::string coding_name(const CodecSettings& s) {
-  if (s.kind == CodecKind::kOnebit) return std::string(scale_name(s.scale));
-  if (codec_has_blocks(s.kind)) return fmt::format("{}/{}", codec_name(s.kind), s.block);
-  return std::string(codec_name(s.kind));
-}
 
 bool is_valid(const std::vector<uint8_t>& bits, uint64_t flat) {
   return bits.empty() || ((bits[flat / 8] >> (7 - flat % 8)) & 1u) != 0;
@@ -97,7 +91,7 @@ Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAcce
   const uint64_t instances = layout.instances();
   SOTTO_TRY(take(s.worker_, layout.compressed_elements() * 4));
   for (DeviceArray& server : s.server_) SOTTO_TRY(take(server, layout.chunk_elements() * 4));
-  if (!s.onebit()) return s;
+  if (!s.has_scales()) return s;
   SOTTO_TRY(take(s.worker_scale_, instances * 4));
   SOTTO_TRY(take(s.worker_counts_, instances * 8));
   SOTTO_TRY(take(s.server_counts_, instances * 8));
@@ -118,7 +112,7 @@ void CompressedState::bind(Run& run, const CompressedSlots& slots) const {
   set(slots.worker, worker_);
   set(slots.server, server_[current_]);
   set(slots.server_next, server_[next]);
-  if (!onebit()) return;
+  if (!has_scales()) return;
   set(slots.worker_scale, worker_scale_);
   set(slots.server_scale, server_scale_[current_]);
   set(slots.server_scale_next, server_scale_[next]);
@@ -156,7 +150,7 @@ ErrorFeedback CompressedState::no_errors() const {
   r.chunk_align = settings_.chunk_align;
   r.granularity = granularity_name(settings_.granularity);
   r.bucket_elements = settings_.bucket_elements;
-  r.scale = coding_name(settings_);
+  r.scale = coding_of(settings_.kind).state_name(settings_);
   return r;
 }
 
@@ -168,8 +162,8 @@ uint64_t CompressedState::server_values() const {
 }
 
 Result<std::vector<float>> CompressedState::scales_of(const DeviceArray& scales) const {
-  // With scale 0, and so for every codec but 1 bit, what is stored is the error.
-  if (!onebit()) return std::vector<float>(layout_->instances());
+  // With scale 0, and so without scales, what is stored is the error.
+  if (!has_scales()) return std::vector<float>(layout_->instances());
   return access_.download<float>(scales.data(), layout_->instances());
 }
 
@@ -300,7 +294,7 @@ Status CompressedState::check_settings(const ErrorFeedback& r, uint64_t worker_g
         r.rank, r.size, rank_, size_);
   }
   const std::string_view granularity = granularity_name(settings_.granularity);
-  const std::string scale = coding_name(settings_);
+  const std::string scale = coding_of(settings_.kind).state_name(settings_);
   if (r.chunk_align != settings_.chunk_align || r.granularity != granularity ||
       r.bucket_elements != settings_.bucket_elements || r.scale != scale) {
     return invalid_argument(
@@ -338,7 +332,7 @@ Status CompressedState::clear_errors() {
   };
   SOTTO_TRY(clear(worker_, layout_->compressed_elements()));
   SOTTO_TRY(clear(server_[current_], layout_->chunk_elements()));
-  if (!onebit()) return ok_status();
+  if (!has_scales()) return ok_status();
   SOTTO_TRY(clear(worker_scale_, layout_->instances()));
   return clear(server_scale_[current_], layout_->instances());
 }

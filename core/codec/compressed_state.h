@@ -1,19 +1,19 @@
 // The memory of one error-compensated compressor on one rank: worker and server residual, and for
-// 1 bit counts of valid elements and two buffers for the bits and scales of a result, so that an
-// optimizer can keep its momentum in one while the next arrives in the other. 1-bit residuals are
-// in their deferred form (what was encoded and its scale). The server's has two buffers as well:
-// what a step makes of it counts only when the step commits.
+// codecs with scales counts of valid elements and two buffers for the bits and scales of a result,
+// so that an optimizer can keep its momentum in one while the next arrives in the other. Their
+// residuals are in the deferred form (what was encoded and its scale). The server's has two buffers
+// as well: what a step makes of it counts only when the step commits.
 #pragma once
 
 #include <cstdint>
 #include <string>
 #include <vector>
 
+#include "core/codec/compressed.h"
 #include "core/codec/compressed_layout.h"
+#include "core/codec/tensor_runs.h"
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
-#include "core/group/tensor_runs.h"
-#include "core/plan/compressed.h"
 
 namespace sotto {
 
@@ -24,7 +24,7 @@ struct ErrorFeedback {
   uint64_t chunk_align = 0;
   std::string granularity;       // "flat", "group", "tensor" or "bucket"
   uint64_t bucket_elements = 0;  // "bucket"
-  std::string scale;             // "l2" or "l1"; other codecs: "bf16", "int8/256", ...
+  std::string scale;             // what this is the error of: Coding::state_name
   std::vector<float> worker;     // e of every element, the tensors one after the other, then
                                  // padding that is data
   std::vector<float> server;     // e of the own chunk, in the chunk's order
@@ -100,7 +100,7 @@ class CompressedState {
   Result<std::vector<float>> scales_of(const DeviceArray& scales) const;
   // Where an element of the own chunk is in the server's flat space.
   uint64_t server_position(uint64_t flat) const;
-  bool onebit() const { return settings_.kind == CodecKind::kOnebit; }
+  bool has_scales() const { return settings_.row().scales; }
 
   DeviceAccess access_;
   const CompressedLayout* layout_ = nullptr;

@@ -1,7 +1,8 @@
-#include "core/plan/compressed.h"
+#include "core/codec/compressed.h"
 
 #include <algorithm>
 
+#include "core/codec/coding.h"
 #include "core/plan/collectives.h"
 #include "core/plan/layout.h"
 
@@ -14,18 +15,12 @@ constexpr uint16_t kServerLane = 1;
 
 uint64_t at_least_one(uint64_t bytes) { return bytes == 0 ? 1 : bytes; }
 
-// Footprint of a payload, by flat elements.
-OperandRef payload(uint32_t slot, Access access, PayloadUnit unit, uint64_t base, uint64_t offset) {
-  OperandRef op = flat(slot, access, unit.bytes * 8, base, offset);
-  op.unit_elements = unit.elements;
-  return op;
-}
-
 // What the sections of one compressed all-reduce share.
 struct Exchange {
   PlanBuilder& b;
   const CompressedRequest& r;
   const CompressedLayout& layout;
+  const Coding& coding;
   PayloadUnit unit;
   uint32_t ranks;
   uint32_t me;
@@ -36,7 +31,6 @@ struct Exchange {
   uint32_t worker_flags, server_flags;  // a word per section
 
   uint32_t peer(uint32_t i) const { return (me + i) % ranks; }
-  bool onebit() const { return r.kind == CodecKind::kOnebit; }
   Region payload_of(uint32_t slot, const LayoutSegment& s) const {
     return {slot, unit.bytes_of(s.begin), unit.bytes_of(s.count)};
   }
@@ -152,54 +146,20 @@ uint32_t gate_all(Exchange& x, uint32_t messages, Predicate prior, uint32_t fail
   return emit_gate(x.b, whole(messages, Access::kRead, 0, x.layout.message_bytes()), prior, args);
 }
 
-// Rows of the section's own chunk, by the server's flat elements.
-OperandRef rows_operand(const SectionRun& s, uint32_t unit_bits, uint32_t unit_elements) {
+ServerRun server_run(const SectionRun& s, const LayoutSegment& segment) {
   const Exchange& x = s.x;
-  OperandRef op = flat(x.rows, Access::kRead, unit_bits, 0,
-                       x.unit.bytes_of(s.at.flat_begin - s.at.server_begin));
-  op.unit_elements = unit_elements;
-  op.footprint = Footprint::kRows;
-  op.rows = x.ranks;
-  op.row_bytes = x.unit.bytes_of(s.at.chunk);
-  return op;
-}
-
-void emit_onebit_server(const SectionRun& s, const LayoutSegment& segment,
-                        const KernelOptions& options) {
-  const Exchange& x = s.x;
-  const CompressedSlots& slots = x.r.slots;
-  // From the server's flat space to the whole one.
-  const uint64_t shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin;
-  const ServerArgs args{s.at.chunk / 8, shift, s.scales(), x.ranks, x.r.scale};
-  OperandRef valid = absent();
-  if (slots.valid != kNoSlot)
-    valid = whole(slots.valid, Access::kRead, 0, x.layout.flat_elements() / 8);
-  x.b.kernel<kernels::OnebitServer>({.rows = rows_operand(s, 1, 1),
-                                     .messages = s.messages(x.worker_messages),
-                                     .c = flat(slots.server, Access::kRead, 32),
-                                     .old_scales = scales(slots.server_scale, Access::kRead),
-                                     .bits = flat(slots.bits, Access::kWrite, 1, 0, shift / 8),
-                                     .sums = blocks(x.server_blocks, Access::kWrite),
-                                     .valid = valid,
-                                     .new_c = flat(slots.server_next, Access::kWrite, 32)},
-                                    x.layout.server_pieces(x.me, segment), args, options);
-}
-
-// Needs no scales but those in the payload, so it waits for its rows only.
-void emit_quant_server(const SectionRun& s, const LayoutSegment& segment,
-                       const KernelOptions& options) {
-  const Exchange& x = s.x;
-  const CompressedSlots& slots = x.r.slots;
-  const uint64_t shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin;
-  const QuantArgs args{0, x.unit.bytes_of(s.at.chunk), x.r.block, x.ranks, x.r.kind};
-  const bool residual = slots.server != kNoSlot;
-  x.b.kernel<kernels::QuantServer>(
-      {.rows = rows_operand(s, x.unit.bytes * 8, x.unit.elements),
-       .e = residual ? flat(slots.server, Access::kRead, 32) : absent(),
-       .new_e = residual ? flat(slots.server_next, Access::kWrite, 32) : absent(),
-       .payload = payload(slots.bits, Access::kWrite, x.unit, 0, x.unit.bytes_of(shift)),
-       .flags = s.flags(x.server_flags)},
-      x.layout.server_pieces(x.me, segment), args, options);
+  OperandRef rows = payload_operand(x.rows, Access::kRead, x.unit, 0,
+                                    x.unit.bytes_of(s.at.flat_begin - s.at.server_begin));
+  rows.footprint = Footprint::kRows;
+  rows.rows = x.ranks;
+  rows.row_bytes = x.unit.bytes_of(s.at.chunk);
+  return {.pieces = x.layout.server_pieces(x.me, segment),
+          .rows = rows,
+          .shift = x.layout.chunk_begin(s.at, x.me) - s.at.server_begin,
+          .scales = s.scales(),
+          .messages = s.messages(x.worker_messages),
+          .sums = blocks(x.server_blocks, Access::kWrite),
+          .flags = s.flags(x.server_flags)};
 }
 
 // Sums the rows, re-encodes, sends the own chunk's result to everybody and receives theirs.
@@ -208,11 +168,7 @@ void serve(SectionRun& s, const KernelOptions& options) {
   const uint32_t bits = x.r.slots.bits;
   x.b.stage(Stage::kGather);
   for (const LayoutSegment& segment : s.segments(x.me)) {
-    if (x.onebit()) {
-      emit_onebit_server(s, segment, options);
-    } else {
-      emit_quant_server(s, segment, options);
-    }
+    x.coding.serve(x.b, x.r, server_run(s, segment), options);
     for (uint32_t i = 1; i < x.ranks; ++i)
       x.b.send(static_cast<int32_t>(x.peer(i)), x.payload_of(bits, segment), s.round2);
   }
@@ -245,6 +201,7 @@ Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
   Exchange x{b,
              r,
              layout,
+             coding_of(r.kind),
              unit,
              layout.ranks(),
              static_cast<uint32_t>(r.rank),
@@ -286,18 +243,29 @@ uint32_t add_padded_list(PlanBuilder& b, const CompressedLayout& layout, Dtype t
   return first;
 }
 
-CompressedSlots add_onebit_slots(PlanBuilder& b, const CompressedLayout& layout) {
+CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
+                                const CodecSettings& codec) {
+  const bool has_scales = codec.row().scales;
+  const auto errors = [&](uint64_t elements) {
+    return codec.residual ? b.bound(elements * 4) : kNoSlot;
+  };
+  const auto per_instance = [&](uint64_t bytes) {
+    return has_scales ? b.bound(layout.instances() * bytes) : kNoSlot;
+  };
+  const auto result = [&](uint64_t bytes) {
+    return has_scales ? b.bound(bytes) : b.scratch(bytes);
+  };
   CompressedSlots s;
-  s.worker = b.bound(layout.compressed_elements() * 4);
-  s.worker_scale = b.bound(layout.instances() * 4);
-  s.server = b.bound(layout.chunk_elements() * 4);
-  s.server_scale = b.bound(layout.instances() * 4);
-  s.server_next = b.bound(layout.chunk_elements() * 4);
-  s.server_scale_next = b.bound(layout.instances() * 4);
-  s.worker_counts = b.bound(layout.instances() * 8);
-  s.server_counts = b.bound(layout.instances() * 8);
-  s.bits = b.bound(layout.compressed_elements() / 8);
-  s.messages = b.bound(layout.message_bytes());
+  s.worker = errors(layout.compressed_elements());
+  s.worker_scale = per_instance(4);
+  s.server = errors(layout.chunk_elements());
+  s.server_scale = per_instance(4);
+  s.server_next = errors(layout.chunk_elements());
+  s.server_scale_next = per_instance(4);
+  s.worker_counts = per_instance(8);
+  s.server_counts = per_instance(8);
+  s.bits = result(codec.unit().bytes_of(layout.compressed_elements()));
+  s.messages = result(layout.message_bytes());
   return s;
 }
 
@@ -309,6 +277,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
   const std::vector<NormRange> worker_ranges = x.layout.worker_ranges();
   const std::vector<NormRange> server_ranges = x.layout.server_ranges(x.me);
   const CompressedSlots& slots = r.slots;
+  const bool gate_per_section = codec_row(r.kind).scales;
   CompressedResult result;
   result.worker_messages = x.worker_messages;
   for (uint32_t i = 0; i < n; ++i) {
@@ -323,7 +292,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
                     worker_ranges, {}, s.round1);
     KernelOptions server;
     server.lane = kServerLane;
-    if (x.onebit()) {
+    if (gate_per_section) {
       const GateArgs args{s.at.message_bytes, x.ranks, kSkipNonfinite};
       result.gate_workers = emit_gate(b, s.messages(x.worker_messages), r.prior, args);
       server.predicate = {result.gate_workers, 0, kCommit};
@@ -334,18 +303,12 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
                      x.server_flags},
                     server_ranges, server, s.round2);
   }
-  if (n != 1 || !x.onebit())
+  if (n != 1 || !gate_per_section)
     result.gate_workers = gate_all(x, x.worker_messages, r.prior, kSkipNonfinite);
   result.gate = gate_all(x, slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
   emit_server_reset(x, result.gate);
+  x.coding.undo(b, r);
   return result;
-}
-
-void emit_onebit_scale_undo(PlanBuilder& b, const CompressedRequest& r) {
-  UndoStep undo;
-  const uint64_t bytes = r.layout->instances() * 4;
-  undo.step = b.detached_fill({r.slots.worker_scale, 0, bytes}, 0);
-  b.undo(std::move(undo));
 }
 
 }  // namespace sotto

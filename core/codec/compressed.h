@@ -21,7 +21,7 @@ namespace sotto {
 
 // Slots of the state and of the result. All are bound slots except where noted.
 struct CompressedSlots {
-  uint32_t worker = kNoSlot;        // 1 bit: c, else e: flat_elements float32
+  uint32_t worker = kNoSlot;        // with scales: c, else e: compressed_elements float32
   uint32_t worker_scale = kNoSlot;  // S: float32 per instance
   uint32_t server = kNoSlot;        // the same of the server: chunk_elements float32
   uint32_t server_scale = kNoSlot;  // R of the own chunk: float32 per instance
@@ -30,7 +30,7 @@ struct CompressedSlots {
   uint32_t worker_counts = kNoSlot;  // uint64 per instance
   uint32_t server_counts = kNoSlot;  // uint64 per instance
   uint32_t valid = kNoSlot;          // bits, flat_elements; kNoSlot: no mask
-  uint32_t bits = kNoSlot;           // result payload of flat_elements
+  uint32_t bits = kNoSlot;           // result payload of compressed_elements
   uint32_t messages = kNoSlot;       // result: message area
 };
 
@@ -54,7 +54,7 @@ struct CompressedRequest {
   Predicate prior;  // an earlier decision that must be kCommit too; no slot: none
   uint64_t segment_bytes = 256 * 1024;
   CodecKind kind = CodecKind::kOnebit;
-  uint32_t block = 0;  // int8 and int4
+  uint32_t block = 0;  // of codecs with blocks
   // Emits the encoder of one run and its undo.
   std::function<void(std::vector<Piece> pieces, const EncodeTarget& to)> encode;
 };
@@ -68,17 +68,14 @@ struct CompressedResult {
 // Uses rounds from builder.next_round() on, two per section.
 CompressedResult emit_compressed_all_reduce(PlanBuilder& builder, const CompressedRequest& request);
 
-// Undo of the worker residual's new representation: S = 0. To be emitted after the encoders' undo
-// steps.
-void emit_onebit_scale_undo(PlanBuilder& builder, const CompressedRequest& request);
-
 // Encodes float32 tensors and decodes their mean, with every codec.
 struct CompressedMeanRequest {
   int32_t rank = 0;
   const CompressedLayout* layout = nullptr;
   CodecSettings codec;
   uint32_t in = kNoSlot, out = kNoSlot;  // lists of slots, one per tensor, which may be the same
-  // 1 bit: elements that take part, flat bits; the others are 0 in `out`. kNoSlot: all do.
+  // Codecs with scales: elements that take part, flat bits; the others are 0 in `out`. kNoSlot: all
+  // do.
   uint32_t valid = kNoSlot;
   // The result is the caller's memory and written only if all ranks may commit. Otherwise it is
   // written as it arrives, and worth nothing unless CompressedResult::gate says kCommit.
@@ -109,7 +106,12 @@ uint32_t add_padded_list(PlanBuilder& builder, const CompressedLayout& layout, D
 // Scratch for CompressedRequest::worker_flags, 0.
 uint32_t add_worker_flags(PlanBuilder& builder, const CompressedLayout& layout);
 
-// Adds the bound slots of the 1-bit codec for a layout.
-CompressedSlots add_onebit_slots(PlanBuilder& builder, const CompressedLayout& layout);
+// Adds the slots of a codec's state and result for a layout. Results with scales are kept: bound.
+CompressedSlots add_codec_slots(PlanBuilder& builder, const CompressedLayout& layout,
+                                const CodecSettings& codec);
+// Of 1 bit.
+inline CompressedSlots add_onebit_slots(PlanBuilder& builder, const CompressedLayout& layout) {
+  return add_codec_slots(builder, layout, {});
+}
 
 }  // namespace sotto

@@ -1,8 +1,9 @@
-#include "core/group/codec.h"
+#include "core/codec/codec.h"
 
 #include <cstring>
 
 #include "core/base/hash.h"
+#include "core/codec/coding.h"
 #include "core/config/codec.h"
 
 namespace sotto {
@@ -36,7 +37,7 @@ Codec::Codec(std::shared_ptr<Comm> comm, std::shared_ptr<Device> device,
       settings_(settings),
       counts_(std::move(counts)),
       layout_(tensors_of(counts_), static_cast<uint32_t>(comm_->size()), settings.chunk_align,
-              settings.granularity, settings.bucket_elements, settings.kind == CodecKind::kOnebit,
+              settings.granularity, settings.bucket_elements, settings.row().scales,
               settings.compat ? std::optional<uint32_t>(0) : std::nullopt) {}
 
 Result<std::shared_ptr<Codec>> Codec::create(std::shared_ptr<Comm> comm, std::string_view json,
@@ -145,19 +146,18 @@ Status Codec::describe_failure(const Status& status, std::span<const std::byte> 
   std::string who;
   for (const uint32_t r : layout_.flagged_ranks(verdict.subspan(server ? 8 + area : 8, area)))
     who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
-  const char* range =
-      settings_.kind == CodecKind::kOnebit ? "" : ", or a value that the codec has no number for,";
+  const std::string_view refused = coding_of(settings_.kind).refused();
   if (!server) {
-    return Status(status.code(),
-                  fmt::format("compressed all-reduce: NaN or Inf{} in the input of rank {}; "
-                              "nothing was written",
-                              range, who));
+    return Status(
+        status.code(),
+        fmt::format("compressed all-reduce: {} in the input of rank {}; nothing was written",
+                    refused, who));
   }
   return Status(
       status.code(),
-      fmt::format("compressed all-reduce: NaN or Inf{} in the sums at rank {}; nothing "
+      fmt::format("compressed all-reduce: {} in the sums at rank {}; nothing "
                   "was written{}",
-                  range, who,
+                  refused, who,
                   settings_.residual ? ", the error feedback of all sums starts at 0 again" : ""));
 }
 

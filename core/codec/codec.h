@@ -10,8 +10,8 @@
 #include <string_view>
 #include <vector>
 
+#include "core/codec/compressed_state.h"
 #include "core/group/comm.h"
-#include "core/group/compressed_state.h"
 
 namespace sotto {
 
