@@ -234,8 +234,9 @@ def test_spawned_processes_start_anew():
 
 
 INTERRUPTED = """
-import sys, time
+import signal
 import numpy as np, sotto
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
 unique_id = sotto.UniqueId()
 def meet():
     print('waiting', flush=True)
