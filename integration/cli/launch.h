@@ -51,7 +51,20 @@ class Watcher {
   int pipe_ = -1;
 };
 
-// A TCP port of 127.0.0.1 that is free now; 0 if there is none.
-uint16_t free_port();
+// A TCP port of 127.0.0.1 for rank 0: bound here, so that nobody else is given it, but not listened
+// at, so that a listener with SO_REUSEADDR can have it.
+class ReservedPort {
+ public:
+  ReservedPort() = default;
+  ~ReservedPort();
+  ReservedPort(const ReservedPort&) = delete;
+  ReservedPort& operator=(const ReservedPort&) = delete;
+
+  // The port; 0 if there is none.
+  uint16_t reserve();
+
+ private:
+  int fd_ = -1;
+};
 
 }  // namespace sotto_cli

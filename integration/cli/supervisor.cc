@@ -67,7 +67,7 @@ Supervisor::~Supervisor() {
 
 int Supervisor::run() {
   if (rendezvous_.empty()) {
-    const uint16_t port = free_port();
+    const uint16_t port = port_.reserve();
     if (port == 0) {
       say("no free TCP port on 127.0.0.1; name one with --rendezvous tcp://host:port");
       return kExitOwnFailure;

@@ -69,6 +69,7 @@ class Supervisor {
   void show_first_failure() const;
 
   const RunOptions options_;
+  ReservedPort port_;  // of the rendezvous, where the caller names none
   std::string rendezvous_;
   Watcher watcher_;
   std::vector<Rank> ranks_;

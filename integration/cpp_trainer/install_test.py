@@ -16,7 +16,7 @@ int main(void) { return sotto_abi_version() == SOTTO_ABI_VERSION ? 0 : 1; }
 
 
 def run(*command, **kwargs):
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=240, check=False, **kwargs)
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=500, check=False, **kwargs)
     if done.returncode != 0:
         sys.exit(f"{' '.join(command)}\nended with {done.returncode}:\n{done.stdout}")
     return done.stdout
@@ -45,7 +45,7 @@ def main(cmake, build, source, *arguments):
             sys.exit(f"cpp-trainer does not need libsotto.so.0:\n{linked}")
         # The build environment must not help: only what is installed is used.
         for ranks in ("2", "4"):
-            output = run(find(prefix, "sotto-run"), "-n", ranks, "--timeout", "100", "--", program, env={"PATH": "/usr/bin:/bin"})
+            output = run(find(prefix, "sotto-run"), "-n", ranks, "--timeout", "200", "--", program, env={"PATH": "/usr/bin:/bin"})
             print(output)
             if "weights are equal on all ranks" not in output:
                 sys.exit("the trainer did not say that the weights are equal")

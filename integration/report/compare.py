@@ -107,7 +107,10 @@ def broken_checks(runs):
             problems.append(f"{run.name}: payload bytes sent {s['payload_bytes_sent']} differ from those planned "
                             f"{s['payload_bytes_planned']}")
         parts = s["compute_s"] + s["codec_s"] + s["exposed_comm_s"]
-        if abs(parts - s["wall_s"]) > CLOCK_TOLERANCE * s["wall_s"] + CLOCK_SLACK_S:
+        # Parts are means over ranks, whose clocks start a moment apart.
+        clocks = s.get("rank_wall_s") or [s["wall_s"]]
+        wall = sum(clocks) / len(clocks)
+        if abs(parts - wall) > CLOCK_TOLERANCE * wall + CLOCK_SLACK_S:
             problems.append(f"{run.name}: compute + codec + exposed communication = {parts:.2f} s, but the clock says "
-                            f"{s['wall_s']:.2f} s")
+                            f"{wall:.2f} s")
     return problems

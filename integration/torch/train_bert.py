@@ -287,7 +287,7 @@ class Trainer:
         windows = self.data.held_out_windows(self.shape)
         val_loss = self.evaluate(self._eval_batches(True, windows))
         t = self.totals
-        parts = (t.running_ns - t.calls_ns, t.kernel_ns, t.calls_ns - t.kernel_ns)
+        parts = (t.running_ns - t.calls_ns, t.kernel_ns, t.calls_ns - t.kernel_ns, t.running_ns)
         bytes_of = (t.payload, t.planned, t.header, t.interface)
         rows = self.ranks.gather([parts, bytes_of])
         if self.ranks.rank != 0:
@@ -310,6 +310,7 @@ class Trainer:
             "unigram_entropy": self.data.entropy,
             "clock": "monotonic, rank 0; evaluation and checkpoints left out",
             "wall_s": t.running_ns / 1e9,
+            "rank_wall_s": [row[0][3] / 1e9 for row in rows],
             "compute_s": means[0],
             "codec_s": means[1],
             "exposed_comm_s": means[2],

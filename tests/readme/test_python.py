@@ -67,6 +67,6 @@ def test_example_runs(where, tmp_path):
     }
     with_gloo = "init_process_group(\"gloo\")" in FOUND[where]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command = launcher if with_gloo else [run, "-n", "2", "--timeout", "100", "--", sys.executable]
-    done = subprocess.run([*command, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=130, check=False)
+    command = launcher if with_gloo else [run, "-n", "2", "--timeout", "200", "--", sys.executable]
+    done = subprocess.run([*command, str(program)], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=230, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -115,7 +115,7 @@ class LabCase(unittest.TestCase):
     def round_trip(self, host, address, count=1, tries=20, name=NAME):
         """Seconds of the shortest of `count` round trips; None: no answer."""
         run = subprocess.run([str(LAB), "exec", str(host), sys.executable, "-c", PING, address, str(count), str(tries)],
-                             env={**os.environ, "NETLAB": name}, capture_output=True, text=True, timeout=60, check=True)
+                             env={**os.environ, "NETLAB": name}, capture_output=True, text=True, timeout=100, check=True)
         return None if run.stdout.strip() == "none" else float(run.stdout)
 
     def assert_reaches(self, host, address, name=NAME):

@@ -11,7 +11,7 @@ import unittest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60
+DEADLINE_S = 120
 
 # Starts the ranks as sotto-run does: environment, wrapper, exit code, everything ends on SIGTERM.
 LAUNCHER = """#!/usr/bin/env python3
@@ -260,6 +260,10 @@ class Quickstart(unittest.TestCase):
         listing = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True, check=False).stdout
         return [line for line in listing.splitlines() if line.startswith(f"sotto-quickstart-{pid}-")]
 
+    def ranks(self):
+        listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+        return str(self.root / "build/quickstart/bin/sotto-c-trainer") in listing
+
     def interrupt(self, isolation, which):
         """Starts a run that would last for minutes, interrupts it, and returns its exit code."""
         process = subprocess.Popen(self.command("--isolation", isolation), env=self.environment(TEST_SLEEP="300"),
@@ -276,8 +280,7 @@ class Quickstart(unittest.TestCase):
             if process.poll() is None:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
-        ranks = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-        self.assertNotIn(str(self.root / "build/quickstart/bin/sotto-c-trainer"), ranks)
+        self.wait_for(lambda: not self.ranks(), "the end of all ranks")
         self.assertEqual(self.namespaces_of(process.pid), [])
         self.assertEqual(self.left_behind(), [])
         self.assertFalse(self.out.exists())

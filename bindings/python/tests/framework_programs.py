@@ -247,7 +247,7 @@ def fabric(what, directory, kind, record):
 def restarts(what, directory, kind, record):
     """A loop of one's own. "killed": rank 1 ends itself once, and torchrun starts both again."""
     # Without gloo, whose set-up behind a restart fails or hangs now and then.
-    comm = sotto.group.meet(None, timeout=60)
+    comm = sotto.group.meet(None, timeout=200)
     rank = comm.rank
     model = Net()
     optimizer = optimizer_for(model, kind)

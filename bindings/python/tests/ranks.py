@@ -1,9 +1,11 @@
 """Ranks for tests: threads of this process, or processes started by sotto-run."""
 
+import gc
 import inspect
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
@@ -19,6 +21,18 @@ def resident_kb():
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") // 1024
 
 
+def assert_no_leak(cycles, allowed_kb):
+    """A leak grows every time; an arena of the allocator is made once."""
+    grown = []
+    while len(grown) < 3 and (not grown or grown[-1] >= allowed_kb):
+        gc.collect()
+        before = resident_kb()
+        cycles()
+        gc.collect()
+        grown.append(resident_kb() - before)
+    assert grown[-1] < allowed_kb, f"KiB more, every time: {grown}"
+
+
 def thread_ranks(n, body, **options):
     """body(comm) on n threads; a list of what they returned. Raises the first rank's error."""
     results, errors = [None] * n, [None] * n
@@ -28,7 +42,7 @@ def thread_ranks(n, body, **options):
             try:
                 mine = unique_id if rank == 0 else bytes(unique_id)
                 with sotto.create_comm(
-                    rank=rank, world_size=n, unique_id=mine, timeout=20, cpu_threads=1, **options
+                    rank=rank, world_size=n, unique_id=mine, timeout=60, cpu_threads=1, **options
                 ) as comm:
                     results[rank] = body(comm)
             except BaseException as error:
@@ -52,31 +66,33 @@ def sotto_run():
     return str(path)
 
 
-def run_ranks(n, file, function, timeout=100, options=()):
+def meeting_file():
+    """Where torch's process group of the ranks of run_ranks() meets: of no other run."""
+    return "file://" + os.environ["RUN_RANKS_MEETING"]
+
+
+def run_ranks(n, file, function, timeout=200, options=()):
     """function(comm) of a test file in n processes; what they printed.
 
     A function without arguments gets no comm. options: more of sotto-run's.
     """
-    run = subprocess.run(
-        [
-            sotto_run(),
-            "-n",
-            str(n),
-            "--timeout",
-            str(timeout),
-            *options,
-            "--",
-            sys.executable,
-            str(HERE / "ranks.py"),
-            str(file),
-            function,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=timeout + 30,
-        check=False,
-        env={**os.environ, "SOTTO_CPU_THREADS": "1"},
-    )
+    words = ["-n", str(n), "--timeout", str(timeout), *options, "--"]
+    with tempfile.TemporaryDirectory() as folder:
+        run = subprocess.run(
+            [
+                *(sotto_run(), *words),
+                *(sys.executable, str(HERE / "ranks.py"), str(file), function),
+            ],
+            capture_output=True,
+            text=True,
+            timeout=timeout + 30,
+            check=False,
+            env={
+                **os.environ,
+                "SOTTO_CPU_THREADS": "1",
+                "RUN_RANKS_MEETING": os.path.join(folder, "meeting"),
+            },
+        )
     assert run.returncode == 0, f"exit code {run.returncode}\n{run.stdout}{run.stderr}"
     return run.stdout
 
@@ -88,7 +104,7 @@ def main(file, function):
     body = getattr(importlib.import_module(Path(file).stem), function)
     if not inspect.signature(body).parameters:
         return body()
-    with sotto.init_process_group(timeout=30) as comm:
+    with sotto.init_process_group(timeout=60) as comm:
         body(comm)
 
 

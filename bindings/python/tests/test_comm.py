@@ -292,8 +292,8 @@ def test_works():
             with pytest.raises(TimeoutError, match="not all of 2 operations"):
                 sotto.wait_all([work, other], 0.05)
             comm.send(np.zeros(1, np.int8), 1).wait()
-            assert sotto.wait_any([work, other], 10) == 0
-            other.wait(10)
+            assert sotto.wait_any([work, other], 50) == 0
+            other.wait(50)
             sotto.wait_all([work, other])
             work.wait()
             work.wait()
@@ -434,7 +434,7 @@ def test_meeting_over_another_library():
             return list(box)
 
         with sotto.create_comm(
-            rank=rank, world_size=2, all_gather=all_gather, timeout=20, cpu_threads=1
+            rank=rank, world_size=2, all_gather=all_gather, timeout=60, cpu_threads=1
         ) as comm:
             x = np.array([1.0])
             comm.all_reduce(x).wait()

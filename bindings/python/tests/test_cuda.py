@@ -104,7 +104,7 @@ def test_on_the_emulator(scene):
         [sys.executable, "-B", __file__, scene, str(runtime)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
         env={**os.environ, "SOTTO_LIBRARY": str(library), "FAKE_CUDA_MAX_DELAY_US": "500"},
     )

@@ -1,11 +1,10 @@
 """sotto.deepspeed without DeepSpeed: engine and configuration."""
 
 import json
-import os
 import types
 
 import pytest
-from ranks import run_ranks, thread_ranks
+from ranks import meeting_file, run_ranks, thread_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
@@ -510,11 +509,8 @@ def rank_trains(comm):
     run(engine, comm.rank, range(6))
     engine.close()
     comm.close()
-    address = os.environ["SOTTO_RENDEZVOUS"].removeprefix("tcp://")
-    name = "sotto-deepspeed-test-" + address.replace(":", "-").replace("/", "-")
-    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), name)
     dist.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size
+        "gloo", init_method=meeting_file(), rank=comm.rank, world_size=comm.size
     )
     engine, *_ = sd.initialize(model=Loss(), config={"optimizer": LAMB})
     assert sotto.default_comm() is engine.comm

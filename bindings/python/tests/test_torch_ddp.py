@@ -1,12 +1,10 @@
 """The communication hook for DistributedDataParallel."""
 
 import contextlib
-import os
 import pickle
-import tempfile
 
 import pytest
-from ranks import run_ranks
+from ranks import meeting_file, run_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
@@ -21,12 +19,8 @@ torch.set_num_threads(1)
 
 def gloo(comm):
     """torch's own process group of the same ranks."""
-    store = (
-        os.environ["SOTTO_RENDEZVOUS"].removeprefix("tcp://").replace(":", "-").replace("/", "-")
-    )
-    path = os.path.join(tempfile.gettempdir(), f"sotto-ddp-test-{os.getuid()}-{store}")
     dist.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size
+        "gloo", init_method=meeting_file(), rank=comm.rank, world_size=comm.size
     )
 
 
@@ -130,7 +124,7 @@ def test_residuals_are_saved_and_loaded(done):
 
 
 def rank_comm_of_group(comm):
-    with st.comm_of_process_group(timeout=20) as other:
+    with st.comm_of_process_group(timeout=60) as other:
         assert (other.rank, other.size) == (comm.rank, comm.size)
         x = torch.ones(3)
         other.all_reduce(x).wait()

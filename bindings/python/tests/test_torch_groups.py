@@ -21,7 +21,7 @@ torch.set_num_threads(1)
 LAB = str(ROOT / "integration/netns/lab.sh")
 
 
-def join(seconds=60):
+def join(seconds=120):
     """torch's process group of all ranks; nothing is left that could tell sotto of them."""
     rank, size = int(os.environ.pop("SOTTO_RANK")), int(os.environ.pop("SOTTO_WORLD_SIZE"))
     dist.init_process_group(
@@ -118,11 +118,14 @@ def test_optimizers_take_the_launchers_ranks():
 
 
 TAKEN = """
-import os, socket, torch, sotto, sotto.torch
+import errno, os, socket, torch, sotto, sotto.torch
 taken = socket.socket()
 if os.environ["RANK"] == "0":
-    taken.bind(("", int(os.environ["MASTER_PORT"]) + 1))
-    taken.listen()
+    try:
+        taken.bind(("", int(os.environ["MASTER_PORT"]) + 1))
+        taken.listen()
+    except OSError as error:  # somebody else has it
+        assert error.errno == errno.EADDRINUSE, error
 for _ in range(2):
     with sotto.init_process_group(timeout=60) as comm:
         x = torch.full((3,), comm.rank + 1.0)
@@ -144,7 +147,7 @@ def test_torchruns_ranks_need_no_port_beside_its_own(tmp_path):
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert run.returncode == 0, run.stdout
@@ -172,21 +175,23 @@ def test_sub_groups():
 def rank_is_late():
     """Who waits says for whom; who comes too late hears of it; the next meeting is a new one."""
     rank, _ = join()
-    group = dist.new_group([2, 0, 1], timeout=datetime.timedelta(seconds=3))
+    # So many seconds that of the other two nobody is too late.
+    group = dist.new_group([2, 0, 1], timeout=datetime.timedelta(seconds=20))
+    dist.barrier()
     if rank != 1:
         begin = time.monotonic()
         with pytest.raises(
             sotto.OperationTimeoutError,
-            match=r"waited 3 s .* of 3 ranks; not there: rank 1\. Every rank",
-        ):
+            match=r"waited 20 s .* of 3 ranks; not there: rank 1\. Every rank",
+        ) as told:
             st.comm_of_process_group(group)
-        assert 3 <= time.monotonic() - begin < 20
+        assert time.monotonic() - begin >= 20 or "gave up" in str(told.value)
     dist.barrier()
     if rank == 1:
         with pytest.raises(sotto.OperationTimeoutError, match=r"rank (0|2) gave up: waited"):
             st.comm_of_process_group(group)
     dist.barrier()
-    with st.comm_of_process_group(group, timeout=30) as comm:
+    with st.comm_of_process_group(group, timeout=60) as comm:
         both_sum(comm, group)
     if rank != 0:  # ranks of the world, where they are others
         pair = dist.new_group([1, 2], use_local_synchronization=True)
@@ -207,7 +212,7 @@ def test_ranks_that_do_not_come_are_named():
 
 def rank_of_two_machines():
     join()
-    with sotto.init_process_group(timeout=30) as comm:
+    with sotto.init_process_group(timeout=60) as comm:
         print("sum", both_sum(comm))
     dist.destroy_process_group()
 

@@ -10,7 +10,7 @@ import pytest
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 
 from deepspeed_support import LAMB, Loss, batch, model, run, start  # noqa: E402
-from ranks import resident_kb  # noqa: E402
+from ranks import assert_no_leak  # noqa: E402
 
 import sotto  # noqa: E402
 import sotto.torch as st  # noqa: E402
@@ -39,12 +39,7 @@ def cycle(n, comm):
 
 def test_1000_cycles_leave_nothing_behind(comm):
     cycle(200, comm)
-    gc.collect()
-    before = resident_kb()
-    cycle(1000, comm)
-    gc.collect()
-    grown = resident_kb() - before
-    assert grown < 2048, f"{grown} KiB more after 1000 cycles"
+    assert_no_leak(lambda: cycle(1000, comm), allowed_kb=2048)
 
 
 def test_without_a_process_group_nobody_else_is_looked_for(comm, monkeypatch):

@@ -186,7 +186,7 @@ def rank_freezes_alone(comm):
 
 
 def test_ranks_that_disagree_are_told():
-    run_ranks(2, __file__, "rank_freezes_alone", timeout=60)
+    run_ranks(2, __file__, "rank_freezes_alone")
 
 
 # ---- hyper-parameters of steps -----------------------------------------------------------------

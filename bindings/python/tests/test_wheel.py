@@ -23,7 +23,7 @@ assert pathlib.Path(sotto.__file__).is_relative_to(sys.prefix), sotto.__file__
 assert pathlib.Path(sotto.library_path()).is_relative_to(sys.prefix), sotto.library_path()
 assert pathlib.Path(sotto.library_path()).name == "libsotto.so.0"
 import array
-with sotto.init_process_group(timeout=20) as comm:
+with sotto.init_process_group(timeout=60) as comm:
     p, g = array.array("f", [1.0] * 100), array.array("f", [float(comm.rank + 1)] * 100)
     comm.all_reduce(p, op="mean").wait()
     with sotto.optim.Optimizer([(p, g, "p")], kind="OneBitAdam", comm=comm, lr=0.1) as optimizer:

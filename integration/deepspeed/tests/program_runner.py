@@ -1,5 +1,6 @@
 """Runs a program on several ranks with DeepSpeed, or with one changed line on sotto.deepspeed."""
 
+import contextlib
 import json
 import os
 import re
@@ -39,10 +40,14 @@ def by_path(program, folder):
     return path
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
+@contextlib.contextmanager
+def reserved_port():
+    """A port of 127.0.0.1 for rank 0: bound here, so that nobody else is given it, but not listened
+    at, so that a listener with SO_REUSEADDR can have it."""
+    with socket.socket() as kept:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.bind(("127.0.0.1", 0))
+        yield kept.getsockname()[1]
 
 
 def environment(rank, ranks, port):
@@ -65,25 +70,25 @@ def rows_of(text):
     return [json.loads(line) for line in text.splitlines() if line.startswith("{")]
 
 
-def run(*commands, kind="sotto", ranks=2, timeout=400):
+def run(*commands, kind="sotto", ranks=2, timeout=600):
     """The rows that rank 0 prints as JSON, for every command: a program and its arguments.
 
     The programs run one after another in the same processes, with one process group of torch.
     """
-    port = free_port()
     options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     words = json.dumps([[str(word) for word in command] for command in commands])
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, kind, words], env=environment(r, ranks, port), **options
-        )
-        for r in range(ranks)
-    ]
-    try:
-        outputs = [process.communicate(timeout=timeout)[0] for process in started]
-    finally:
-        for process in started:
-            process.kill()
+    with reserved_port() as port:
+        started = [
+            subprocess.Popen(
+                [sys.executable, __file__, kind, words], env=environment(r, ranks, port), **options
+            )
+            for r in range(ranks)
+        ]
+        try:
+            outputs = [process.communicate(timeout=timeout)[0] for process in started]
+        finally:
+            for process in started:
+                process.kill()
     for rank, (process, text) in enumerate(zip(started, outputs)):
         assert process.returncode == 0, f"rank {rank}: exit code {process.returncode}\n{text}"
     parts = [rows_of(text) for text in outputs[0].split(BEGINS)[1:]]

@@ -5,7 +5,7 @@ import importlib.util
 import os
 
 import pytest
-from ranks import run_ranks
+from ranks import meeting_file, run_ranks
 
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
 if importlib.util.find_spec("deepspeed") is None:
@@ -58,12 +58,9 @@ TYPES = {
 def join():
     from reference import join_deepspeed
 
-    address = os.environ["SOTTO_RENDEZVOUS"].removeprefix("tcp://")
-    name = "sotto-client-" + address.replace(":", "-").replace("/", "-")
-    path = os.path.join(os.environ.get("TMPDIR", "/tmp"), name)
     rank, size = int(os.environ["SOTTO_RANK"]), int(os.environ["SOTTO_WORLD_SIZE"])
     os.environ["LOCAL_RANK"] = str(rank)  # DeepSpeed's engine insists
-    dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
+    dist.init_process_group("gloo", init_method=meeting_file(), rank=rank, world_size=size)
     return join_deepspeed()
 
 
@@ -128,7 +125,7 @@ def rank_compares(comm):
 
 
 def test_the_same_parameters_as_from_the_engine_here():
-    out = run_ranks(2, __file__, "rank_compares", timeout=300)
+    out = run_ranks(2, __file__, "rank_compares", timeout=600)
     print(out)
     for kind in KINDS:
         for dtype in TYPES:
@@ -165,7 +162,7 @@ def rank_is_refused():
 
 
 def test_what_cannot_work_is_refused():
-    assert run_ranks(2, __file__, "rank_is_refused", timeout=200).count("refused") == 2
+    assert run_ranks(2, __file__, "rank_is_refused", timeout=400).count("refused") == 2
 
 
 def rank_of_a_pipeline():
@@ -189,4 +186,4 @@ def rank_of_a_pipeline():
 
 
 def test_pipeline_stages_need_a_group_of_their_own():
-    assert "refused 1" in run_ranks(2, __file__, "rank_of_a_pipeline", timeout=200)
+    assert "refused 1" in run_ranks(2, __file__, "rank_of_a_pipeline", timeout=400)

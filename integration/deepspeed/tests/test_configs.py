@@ -118,5 +118,5 @@ def test_there_are_enough_of_them():
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_20_steps(size):
-    lines = run_ranks(size, __file__, "rank_trains", timeout=300).splitlines()
+    lines = run_ranks(size, __file__, "rank_trains", timeout=600).splitlines()
     assert len([line for line in lines if ".json: loss" in line]) == len(CONFIGS), lines

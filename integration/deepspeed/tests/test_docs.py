@@ -108,7 +108,7 @@ def test_examples_run(path, index, tmp_path):
         [sys.executable, "-c", before + example + behind],
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=300,
         check=False,
         cwd=tmp_path,
         env={**os.environ, **rank},

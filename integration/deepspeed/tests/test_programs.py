@@ -171,12 +171,12 @@ def test_engines_of_a_chat_trainer(folder):
 def test_programs_under_sotto_run(tmp_path):
     """No MASTER_ADDR, no RANK: the program finds both behind init_distributed()."""
     path = runner.changed("hello.py", tmp_path, runner.INSTALLED)
-    command = [sotto_run(), "-n", "2", "--timeout", "200", "--", sys.executable, str(path)]
+    command = [sotto_run(), "-n", "2", "--timeout", "400", "--", sys.executable, str(path)]
     done = subprocess.run(
         [*command, "--dir", str(tmp_path / "out"), "--steps", "4"],
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=450,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

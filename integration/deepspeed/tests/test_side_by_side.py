@@ -7,10 +7,9 @@ float16, and the configuration says nothing about what shares a scale.
 
 import importlib.util
 import os
-import tempfile
 
 import pytest
-from ranks import run_ranks
+from ranks import meeting_file, run_ranks
 
 np = pytest.importorskip("numpy", reason="numpy is not installed in this Python")
 torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
@@ -69,11 +68,8 @@ def reason_to_skip():
 
 
 def gloo(comm):
-    place = os.environ["SOTTO_RENDEZVOUS"].removeprefix("tcp://")
-    name = "sotto-reference-" + place.replace(":", "-").replace("/", "-")
-    path = os.path.join(tempfile.gettempdir(), name)
     dist.init_process_group(
-        "gloo", init_method=f"file://{path}", rank=comm.rank, world_size=comm.size
+        "gloo", init_method=meeting_file(), rank=comm.rank, world_size=comm.size
     )
     from reference import join_deepspeed
 

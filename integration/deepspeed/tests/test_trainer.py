@@ -113,8 +113,9 @@ def rank_trains():
 
 
 def test_trainer(monkeypatch):
-    from program_runner import free_port
+    from program_runner import reserved_port
 
-    monkeypatch.setenv("PORT_OF_THE_TEST", str(free_port()))
-    out = run_ranks(2, __file__, "rank_trains", timeout=200)
+    with reserved_port() as port:
+        monkeypatch.setenv("PORT_OF_THE_TEST", str(port))
+        out = run_ranks(2, __file__, "rank_trains", timeout=300)
     assert out.count("trained") == 2, out

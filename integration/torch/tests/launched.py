@@ -20,7 +20,7 @@ VARIANTS = {  # of the comparison: variant and configuration
     "powersgd": ("ddp-powersgd", "lamb"),
     "onebit-hook": ("ddp-onebit", "lamb"),
 }
-LIMIT_S = 300
+LIMIT_S = 600
 
 
 def write_text(folder):
@@ -46,7 +46,7 @@ def environment():
     return {
         **os.environ,
         "SOTTO_CPU_THREADS": "1",
-        "SOTTO_TIMEOUT_US": "60000000",
+        "SOTTO_TIMEOUT_US": "100000000",
         "OMP_NUM_THREADS": "1",
     }
 

@@ -124,7 +124,7 @@ def killed(folder, name, out):
         finally:
             run.kill()
     assert run.returncode != 0, text
-    wait_until(lambda: not processes_with(marker), "the end of all ranks", 30)
+    wait_until(lambda: not processes_with(marker), "the end of all ranks")
     return saved_step(out / "save")
 
 
