@@ -222,15 +222,17 @@ int64_t peak_kib() {
   return used.ru_maxrss;
 }
 
+constexpr int64_t kRogueUs = 10'000'000;
+
 // Rank 1 of so many joins, and takes part in an exchange if that succeeds. Says how much its memory
 // has grown at most, and how it ended.
 SOTTO_RANK_MAIN(strangers_rogue) {
   const Ports ports = Ports::parse(self.argument);  // port, size
   RankKit kit(tcp_case(0), 1, ports.data);
   const int64_t before = peak_kib();
-  Status status = join_at(kit, ports.rendezvous, 1'500'000);
+  Status status = join_at(kit, ports.rendezvous, kRogueUs);
   if (status.ok())
-    status = kit.control->all_gather("agreement", "mine", kit.driver, kit.in(1'500'000)).status();
+    status = kit.control->all_gather("agreement", "mine", kit.driver, kit.in(kRogueUs)).status();
   self.say(
       fmt::format("{} KiB; {}: {}", peak_kib() - before, code_name(status.code()), status.text()));
   return 0;
@@ -249,7 +251,7 @@ SOTTO_RANK_MAIN(strangers_rogue_comm) {
   CommConfig config;
   config.rank = 1;
   config.size = 2;
-  config.timeout_us = 10'000'000;
+  config.timeout_us = 60'000'000;
   const Status status = Comm::create(context, config).status();
   self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
   return 0;
