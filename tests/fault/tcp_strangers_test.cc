@@ -214,6 +214,41 @@ TEST(TcpStrangersFault, WithoutDescriptorsTheOldestMakeRoom) {
   EXPECT_THAT(ranks.output(0), HasSubstr("Too many open files"));
 }
 
+// Rank 2 has descriptors to meet the others, and too few for the data connections that they make.
+SOTTO_RANK_MAIN(strangers_no_descriptors) {
+  const Ports ports = Ports::parse(self.argument);
+  TransportCase which = tcp_case(0);
+  which.make = [](const Clock& clock) {
+    TcpOptions options;
+    options.clock = &clock;
+    options.connections = 16;
+    return make_tcp_backend(options);
+  };
+  RankKit kit(which, self.rank, self.size);
+  check(join_at(kit, ports.rendezvous, 40'000'000));
+  if (self.rank == 2) limit_descriptors(next_descriptor() + 6);
+  const Status status =
+      kit.backend->connect(*kit.control, kit.sink, kit.driver, kit.in(40'000'000)).status();
+  self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
+  self.at("told");
+  return 0;
+}
+
+TEST(TcpStrangersFault, WithoutDescriptorsForDataConnectionsTheGroupFailsWithTheReason) {
+  const ReservedPort port;
+  Processes ranks(
+      "strangers_no_descriptors", 3,
+      {.argument = fmt::format("{},0", port.number()), .stop_at = {"0:told", "1:told", "2:told"}});
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_THAT(ranks.message(rank),
+                AllOf(StartsWith("TRANSPORT: rank 2 (pid"), HasSubstr("from rank(s) 0, 1"),
+                      HasSubstr("Too many open files"), HasSubstr("descriptors are allowed")));
+  }
+  for (const int rank : {0, 1, 2}) ranks.go(rank);
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
 // ---- a coordinator that announces more than it sends
 
 int64_t peak_kib() {
