@@ -31,13 +31,13 @@ inline Status join(RankKit& kit, JoinRequest request, int64_t timeout_us) {
   return joined.status();
 }
 
-inline Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 20'000'000) {
+inline Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 45'000'000) {
   JoinRequest request;
   request.address = address;
   return join(kit, std::move(request), timeout_us);
 }
 
-inline Status join_with(RankKit& kit, const UniqueId& id, int64_t timeout_us = 20'000'000) {
+inline Status join_with(RankKit& kit, const UniqueId& id, int64_t timeout_us = 45'000'000) {
   JoinRequest request;
   request.id = id;
   return join(kit, std::move(request), timeout_us);
