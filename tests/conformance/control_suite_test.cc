@@ -9,6 +9,9 @@
 namespace sotto::test {
 namespace {
 
+// Of what a time-out is to end.
+constexpr int64_t kShortUs = 8'000'000;
+
 TEST_P(TransportSuite, AnOrderlyEndIsNoFailure) {
   EXPECT_EQ(
       run_group(GetParam(), 3,
@@ -79,27 +82,32 @@ TEST_P(TransportSuite, TheFirstCauseIsEverybodysCause) {
 // Whoever has left in order decides nothing any more, whatever connections to it are still open,
 // and is no reason for what another rank meets.
 TEST_P(TransportSuite, WithoutACoordinatorTheCauseIsARanksOwn) {
-  std::atomic<bool> left = false, ended = false;
-  EXPECT_EQ(
-      run_group(GetParam(), 2,
-                [&](RankKit& kit) {
-                  kit.barrier();
-                  if (kit.rank == 0) {
-                    kit.control->leave(kit.in(1'000'000));
-                    left = true;
-                    require(kit.drive([&] { return ended.load(); }), "rank 1 did not end");
-                    return;
-                  }
-                  require(kit.drive([&] { return left.load(); }), "rank 0 did not leave");
-                  kit.drive([] { return false; }, 50'000);
-                  kit.control->fail({Code::kTimeout, 0, "rank 1 waits in vain"});
-                  EXPECT_TRUE(kit.drive([&] { return !kit.listener.causes.empty(); }, 500'000));
-                  kit.drive([&] { return !kit.listener.causes.empty(); });
-                  EXPECT_EQ(kit.control->failure()->code, Code::kTimeout);
-                  EXPECT_EQ(kit.control->failure()->text, "rank 1 waits in vain");
-                  ended = true;
-                }),
-      "");
+  // At once, but for a busy machine now and then: asking takes three times as long.
+  bool at_once = false;
+  for (int attempt = 0; attempt < 20 && !at_once; ++attempt) {
+    std::atomic<bool> left = false, ended = false;
+    EXPECT_EQ(run_group(GetParam(), 2,
+                        [&](RankKit& kit) {
+                          kit.barrier();
+                          if (kit.rank == 0) {
+                            kit.control->leave(kit.in(1'000'000));
+                            left = true;
+                            require(kit.drive([&] { return ended.load(); }), "rank 1 did not end");
+                            return;
+                          }
+                          require(kit.drive([&] { return left.load(); }), "rank 0 did not leave");
+                          kit.drive([] { return false; }, 50'000);
+                          kit.control->fail({Code::kTimeout, 0, "rank 1 waits in vain"});
+                          at_once =
+                              kit.drive([&] { return !kit.listener.causes.empty(); }, 500'000);
+                          kit.drive([&] { return !kit.listener.causes.empty(); });
+                          EXPECT_EQ(kit.control->failure()->code, Code::kTimeout);
+                          EXPECT_EQ(kit.control->failure()->text, "rank 1 waits in vain");
+                          ended = true;
+                        }),
+              "");
+  }
+  EXPECT_TRUE(at_once);
 }
 
 TEST_P(TransportSuite, SetUpExchange) {
@@ -129,15 +137,14 @@ TEST_P(TransportSuite, SetUpExchange) {
 }
 
 TEST_P(TransportSuite, SetUpExchangeNamesWhoIsMissing) {
+  Meeting meeting(2);
   EXPECT_EQ(run_group(GetParam(), 4,
                       [&](RankKit& kit) {
                         kit.barrier();
-                        if (kit.rank == 1 || kit.rank == 2) {
-                          kit.drive([] { return false; }, 300'000);
-                          return;
-                        }
+                        if (kit.rank == 1 || kit.rank == 2) return;
+                        meeting.wait();
                         const auto got =
-                            kit.control->all_gather("splitting", "x", kit.driver, kit.in(150'000));
+                            kit.control->all_gather("splitting", "x", kit.driver, kit.in(kShortUs));
                         require(!got.ok(), "the exchange cannot be complete");
                         EXPECT_EQ(got.status().code(), Code::kTimeout);
                         EXPECT_NE(got.status().text().find("splitting"), std::string::npos)
@@ -201,7 +208,7 @@ std::vector<Status> join_all(const TransportCase& which, const std::vector<Claim
 }
 
 TEST_P(TransportSuite, JoinNamesMissingRanks) {
-  for (const Status& status : join_all(GetParam(), {{0, 5}, {1, 5}, {3, 5}}, 300'000)) {
+  for (const Status& status : join_all(GetParam(), {{0, 5}, {1, 5}, {3, 5}}, kShortUs)) {
     EXPECT_EQ(status.code(), Code::kTimeout) << status.text();
     EXPECT_NE(status.text().find("2, 4"), std::string::npos) << status.text();
   }
@@ -227,19 +234,19 @@ void expect_told(const TransportCase& which, const std::vector<Status>& results,
 }
 
 TEST_P(TransportSuite, JoinNamesARankThatCameTwice) {
-  const int64_t limit_us = GetParam().refuses_alone ? 700'000 : 10'000'000;
+  const int64_t limit_us = GetParam().refuses_alone ? kShortUs : 60'000'000;
   const auto results = join_all(GetParam(), {{0, 3}, {1, 3}, {1, 3}}, limit_us);
   expect_told(GetParam(), results, 1, {"rank 1"});
 }
 
 TEST_P(TransportSuite, JoinNamesSizesThatDiffer) {
-  const int64_t limit_us = GetParam().refuses_alone ? 700'000 : 10'000'000;
+  const int64_t limit_us = GetParam().refuses_alone ? kShortUs : 60'000'000;
   const auto results = join_all(GetParam(), {{0, 3}, {1, 4}, {2, 3}}, limit_us);
   expect_told(GetParam(), results, 1, {"3", "4"});
 }
 
 TEST_P(TransportSuite, JoinRefusesARankOutsideItsGroup) {
-  const auto results = join_all(GetParam(), {{0, 2}, {2, 2}}, 1'000'000);
+  const auto results = join_all(GetParam(), {{0, 2}, {2, 2}}, kShortUs);
   EXPECT_EQ(results[1].code(), Code::kInvalidArgument) << results[1].text();
   EXPECT_NE(results[1].text().find("rank 2"), std::string::npos) << results[1].text();
   EXPECT_FALSE(results[0].ok());

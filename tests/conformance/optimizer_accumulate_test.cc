@@ -141,7 +141,7 @@ TEST(OptimizerAccumulateErrors, NonfiniteMicroBatch) {
 
 TEST(OptimizerAccumulateErrors, RanksWithOtherNumbersOfMicroBatches) {
   WorldOptions world = world_of("inproc", 2);
-  world.timeout_us = 5'000'000;
+  world.timeout_us = 60'000'000;
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     Model model(comm->rank());
     SOTTO_ASSIGN(const auto optimizer, make(comm, model, kOptimizers[1], ""));

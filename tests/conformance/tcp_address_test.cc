@@ -151,7 +151,8 @@ TEST(TcpAddress, ListensWhereTheRendezvousLeads) {
   EXPECT_FALSE(tcp::is_own_address(boost::asio::ip::make_address("192.0.2.1")));
   if (!has_ipv6_loopback()) return;
   EXPECT_EQ(place_of("::1").bind.to_string(), "::1");
-  const std::string address = fmt::format("tcp://[::1]:{}", free_port());
+  const ReservedPort port;
+  const std::string address = fmt::format("tcp://[::1]:{}", port.number());
   EXPECT_EQ(run_ranks(2,
                       [&](int rank) {
                         RankKit kit(with([](TcpOptions&) {}), rank, 2);
@@ -165,13 +166,14 @@ TEST(TcpAddress, ListensWhereTheRendezvousLeads) {
 }
 
 TEST(TcpAddress, EveryAddressThatWasTriedIsNamed) {
+  const ReservedPort port;
   UniqueIdFields fields;
   fields.kind = IdKind::kTcp;
-  fields.port = free_port();
+  fields.port = port.number();
   fields.token = 7;
   fields.addresses = "127.0.0.1,127.0.0.2";
   RankKit kit(with([](TcpOptions&) {}), 1, 2);
-  const Status status = join_with(kit, check(encode_unique_id(fields)), 2'000'000);
+  const Status status = join_with(kit, check(encode_unique_id(fields)), 5'000'000);
   EXPECT_THAT(status.text(), AllOf(HasSubstr(fmt::format("127.0.0.1:{}: ", fields.port)),
                                    HasSubstr(fmt::format("127.0.0.2:{}: ", fields.port))));
 }

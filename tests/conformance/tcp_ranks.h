@@ -12,20 +12,6 @@
 
 namespace sotto::test {
 
-// A port that nobody listens at: bound by the system, then given back. SO_REUSEADDR lets rank 0
-// have it.
-inline uint16_t free_port() {
-  const int fd = ::socket(AF_INET, SOCK_STREAM, 0);
-  sockaddr_in at{};
-  at.sin_family = AF_INET;
-  at.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t bytes = sizeof at;
-  require(::bind(fd, reinterpret_cast<sockaddr*>(&at), bytes) == 0, "bind");
-  require(::getsockname(fd, reinterpret_cast<sockaddr*>(&at), &bytes) == 0, "getsockname");
-  ::close(fd);
-  return ntohs(at.sin_port);
-}
-
 inline bool has_ipv6_loopback() {
   const int fd = ::socket(AF_INET6, SOCK_STREAM, 0);
   sockaddr_in6 at{};
@@ -45,13 +31,13 @@ inline Status join(RankKit& kit, JoinRequest request, int64_t timeout_us) {
   return joined.status();
 }
 
-inline Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 20'000'000) {
+inline Status join_at(RankKit& kit, const std::string& address, int64_t timeout_us = 45'000'000) {
   JoinRequest request;
   request.address = address;
   return join(kit, std::move(request), timeout_us);
 }
 
-inline Status join_with(RankKit& kit, const UniqueId& id, int64_t timeout_us = 20'000'000) {
+inline Status join_with(RankKit& kit, const UniqueId& id, int64_t timeout_us = 45'000'000) {
   JoinRequest request;
   request.id = id;
   return join(kit, std::move(request), timeout_us);

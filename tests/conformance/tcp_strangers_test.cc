@@ -224,18 +224,23 @@ TEST(TcpStrangers, WhoLeavesBeforeAllAreThereCanBeReplaced) {
 // A rank whose join a stranger repeats keeps its place.
 TEST(TcpStrangers, ARepeatedJoinIsRefused) {
   const ReservedPort port;
+  FaultyProxy to_coordinator({.target_port = port.number()});
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
+  const std::string through_proxy = fmt::format("tcp://127.0.0.1:{}", to_coordinator.port());
   std::atomic<bool> repeated{false};
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 3);
                         if (rank == 2) {
-                          std::this_thread::sleep_for(std::chrono::milliseconds(300));
+                          // Rank 1 has come before.
+                          while (to_coordinator.bytes_passed() < join_of(1, 3).size())
+                            std::this_thread::sleep_for(std::chrono::milliseconds(1));
                           for (int i = 0; i < 5; ++i)
                             knock(port.number(), {join_of(1, 3), "rank 1 is already taken by pid"});
                           repeated = true;
                         }
-                        check(join_at(kit, address));
+                        if (rank == 1) Stranger(port.number()).hang_up();  // it listens
+                        check(join_at(kit, rank == 1 ? through_proxy : address));
                         EXPECT_TRUE(repeated);
                         kit.connect();
                         exchange(kit);
@@ -253,7 +258,7 @@ TEST(TcpStrangers, ATimeOutSaysWhoWasTurnedAway) {
                           knock(port.number(), {"GET / HTTP/1.0\r\n\r\n", ""});
                         }
                         RankKit kit(plain(), 2 * rank, 3);
-                        const Status status = join_at(kit, address, 700'000);
+                        const Status status = join_at(kit, address, 8'000'000);
                         EXPECT_EQ(status.code(), Code::kTimeout);
                         EXPECT_THAT(status.text(),
                                     AllOf(HasSubstr("rank 1 did not come"),
@@ -299,7 +304,8 @@ TEST(TcpStrangers, AfterTheSetUpTheGroupGoesOn) {
                           knock(fields.port, {join_of(1, 2, fields.token), "was complete"});
                           knock(fields.port, {join_of(7, 9, fields.token), "was complete"});
                           const IdleCrowd crowd(fields.port, 100);
-                          std::this_thread::sleep_for(std::chrono::milliseconds(1200));
+                          for (int i = 0; i < 30'000 && crowd.open() == 100; ++i)
+                            std::this_thread::sleep_for(std::chrono::milliseconds(1));
                           EXPECT_LT(crowd.open(), 100);
                           meeting.wait();
                           return;
@@ -315,7 +321,7 @@ TEST(TcpStrangers, AfterTheSetUpTheGroupGoesOn) {
                           meeting.wait();
                           over = true;
                         });
-                        kit.drive([&] { return over.load(); });
+                        kit.drive([&] { return over.load(); }, 60'000'000);
                         other.join();
                         exchange(kit);
                       }),

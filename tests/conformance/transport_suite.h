@@ -106,7 +106,7 @@ class RankKit {
     if (control) control->set_listener(nullptr);
   }
 
-  void join(const UniqueId& id, int64_t timeout_us = 20'000'000) {
+  void join(const UniqueId& id, int64_t timeout_us = 45'000'000) {
     JoinRequest request;
     request.rank = rank;
     request.size = size;
@@ -116,10 +116,10 @@ class RankKit {
     control->set_listener(&listener);
   }
   void connect() {
-    transport = check(backend->connect(*control, sink, driver, in(20'000'000)), "connect");
+    transport = check(backend->connect(*control, sink, driver, in(45'000'000)), "connect");
   }
   void barrier() {
-    check(control->all_gather("test barrier", "", driver, in(20'000'000)), "barrier");
+    check(control->all_gather("test barrier", "", driver, in(45'000'000)), "barrier");
   }
   // Leaves as a comm does that is destroyed: everything has been received.
   void finish() {
@@ -129,7 +129,7 @@ class RankKit {
     require(sink.failures.empty(), sink.failures.empty() ? "" : sink.failures[0].status.text());
     require(listener.causes.empty(), listener.causes.empty() ? "" : listener.causes[0].text);
   }
-  bool drive(const std::function<bool()>& done, int64_t timeout_us = 20'000'000) {
+  bool drive(const std::function<bool()>& done, int64_t timeout_us = 45'000'000) {
     return driver.run_until(done, in(timeout_us));
   }
   // Waits until the sink has heard of `count` transfers in all.

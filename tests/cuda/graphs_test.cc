@@ -55,7 +55,7 @@ TEST(GraphSteps, WriteNothingIfNobodyAwaitsThem) {
 TEST(GraphSteps, EndWithoutTheirLaunch) {
   for (const bool abort : {false, true}) {
     WorldOptions options = kAlone;
-    if (!abort) options.timeout_us = 200'000;
+    if (!abort) options.timeout_us = 8'000'000;
     EXPECT_EQ(run_world(1, options,
                         [&](Member& self) {
                           Training training(kGraphKinds[1], self, 0);

@@ -125,7 +125,7 @@ SOTTO_RANK_MAIN(capi_fault) {
   sotto_context* const context = new_context();
   self.at("started");
   sotto_comm* comm = nullptr;
-  OK(meet(context, self.rank, self.size, task.id_file, kKillTimeoutUs, &comm));
+  OK(meet(context, self.rank, self.size, task.id_file, task.timeout_us, &comm));
   const std::string text = work_until_failure(comm, self, task.what);
   const std::string left = sotto_status_name(sotto_comm_destroy(comm));
   require(text.starts_with(left + " "), "destroying the comm says " + left + " after " + text);
@@ -146,13 +146,15 @@ class CapiFault : public testing::TestWithParam<Fault> {};
 
 TEST_P(CapiFault, SurvivorsNameTheRankAndLiveOn) {
   const uint32_t cases = GetParam().signal == SIGSTOP ? kStops : kKills;
+  std::vector<KillCase> all;
   for (uint32_t seed = 1; seed <= cases; ++seed) {
-    KillCase c{.rank_main = "capi_fault", .what = GetParam().what, .signal = GetParam().signal};
+    KillCase& c = all.emplace_back(
+        KillCase{.rank_main = "capi_fault", .what = GetParam().what, .signal = GetParam().signal});
     c.seed = seed;
     c.size = kSize;
     c.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1"};
-    run_kill_case(c);
   }
+  run_kill_cases(all);
 }
 
 INSTANTIATE_TEST_SUITE_P(Work, CapiFault,

@@ -122,14 +122,16 @@ class Model {
     return ok_status();
   }
 
-  // The step after `done` others.
-  Status step(uint64_t done) {
+  // The step after `done` others. timeout_us: 0 is the comm's.
+  Status step(uint64_t done, int64_t timeout_us = 0) {
     if (kind_.half) {
       set_gradients(done * 2 + 1);
       SOTTO_TRY(wait(optimizer_->accumulate({})));
     }
     set_gradients(done * 2);
-    return wait(optimizer_->step({}));
+    CallOptions options;
+    options.timeout_us = timeout_us;
+    return wait(optimizer_->step(options));
   }
 
   // Of everything; without error feedback, which is taken back up to its rounding when a step
@@ -184,7 +186,7 @@ struct Disturbance {
   uint64_t seed = 1;
 };
 
-// Ranks as threads, each with its own script.
+// Ranks as threads, each with its own script. timeout_us: of the disturbed step.
 std::vector<Outcome> run(const Kind& kind, const std::string& transport, int size, uint64_t count,
                          const Disturbance& d, int64_t timeout_us) {
   std::vector<Outcome> outcomes(static_cast<size_t>(size));
@@ -192,7 +194,6 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
   WorldOptions world;
   world.size = size;
   world.transport = transport;
-  world.timeout_us = timeout_us;
   world.params.segment_bytes = 32 * 1024;
   world.params.heartbeat_ms = 50;
   world.wrap_backends = [&](int32_t rank, std::map<std::string, BackendFactory>* backends) {
@@ -219,7 +220,7 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
     FaultState& state = *states[rank];
     const uint64_t first = state.sends;
     state.origin = first;
-    out.status = model.step(static_cast<uint64_t>(kind.before));
+    out.status = model.step(static_cast<uint64_t>(kind.before), timeout_us);
     out.sends = state.sends - first;
     SOTTO_ASSIGN(out.after, model.hash(out.status.ok()));
     return ok_status();
@@ -293,11 +294,11 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CommitAtEveryMessage, testing::ValuesIn(kKinds),
 
 // ---- Processes: at any moment ----
 
-// A kill or a stop ends them before; a reset may hit a connection that nobody misses.
-constexpr uint64_t kMostSteps = 1'000'000, kMostStepsWithAReset = 40;
+constexpr uint64_t kMostSteps = 40;  // where a reset may have harmed nothing
 
 // A comm of processes over TCP, as far as it comes.
-Result<std::shared_ptr<Comm>> meet(const ProcessRank& self, const std::string& file) {
+Result<std::shared_ptr<Comm>> meet(const ProcessRank& self, const KillTask& task) {
+  const std::string& file = task.id_file;
   ContextOptions options;
   options.params.transport = "tcp";
   options.params.heartbeat_ms = 100;
@@ -308,12 +309,12 @@ Result<std::shared_ptr<Comm>> meet(const ProcessRank& self, const std::string& f
   CommConfig config;
   config.rank = self.rank;
   config.size = self.size;
-  config.timeout_us = kKillTimeoutUs;
+  config.timeout_us = task.timeout_us;
   UniqueId id{};
   if (self.rank == 0) {
     SOTTO_ASSIGN(id, context->make_unique_id());
     publish(file, id.data(), id.size());
-  } else if (!await_published(file, id.data(), id.size(), 20'000)) {
+  } else if (!await_published(file, id.data(), id.size(), 60'000)) {
     return error(Code::kTimeout, "no id");
   }
   config.id = id;
@@ -333,8 +334,8 @@ void reset_a_connection(uint32_t seed) {
   if (!sockets.empty()) shutdown(sockets[seed % sockets.size()], SHUT_RDWR);
 }
 
-// Steps until one fails; says how many have not, and the hash of what is there then. Argument:
-// file|kind,count,fault,seed|victim.
+// Steps until one fails; says how many have not, and the hash of what is there then. The task is
+// kind,count,fault,seed.
 SOTTO_RANK_MAIN(commit) {
   const KillTask task = KillTask::parse(self);
   const size_t first = task.what.find(','), second = task.what.find(',', first + 1),
@@ -343,14 +344,13 @@ SOTTO_RANK_MAIN(commit) {
   const uint64_t count = std::stoull(task.what.substr(first + 1));
   const bool resets = task.what.substr(second + 1, third - second - 1) == "reset";
   const auto seed = static_cast<uint32_t>(std::stoul(task.what.substr(third + 1)));
-  Result<std::shared_ptr<Comm>> comm = meet(self, task.id_file);
+  Result<std::shared_ptr<Comm>> comm = meet(self, task);
   require(comm.ok(), comm.status().text());
   Model model(kind, self.rank, count);
   Status status = model.create(*comm);
   std::thread breaker;
   uint64_t done = 0;
-  const uint64_t most = resets ? kMostStepsWithAReset : kMostSteps;
-  for (; status.ok() && done < most; done += status.ok()) {
+  for (; status.ok() && (!resets || done < kMostSteps); done += status.ok()) {
     if (done == 1) self.at("working");
     if (done == 1 && resets && self.rank == task.victim) {
       breaker = std::thread([seed] {
@@ -419,12 +419,19 @@ void run_process_case(const ProcessCase& c) {
       fmt::format("{}sotto-commit-{}-{}", testing::TempDir(), getpid(), c.seed);
   const int victim = static_cast<int>(c.seed / 3) % c.size;
   ProcessOptions options;
+  const bool stops = std::string_view(c.fault) == "stop";
   options.argument =
-      fmt::format("{}|{},{},{},{}|{}", file, c.kind.name, c.count, c.fault, c.seed, victim);
-  options.timeout_ms = 120'000;
+      KillTask{file, fmt::format("{},{},{},{}", c.kind.name, c.count, c.fault, c.seed), victim,
+               stops ? kStopTimeoutUs : kKillTimeoutUs}
+          .argument();
+  options.timeout_ms = 200'000;
+  const auto remove_files = [&] {
+    for (const char* more : {"", ".new"}) std::remove((file + more).c_str());
+  };
+  remove_files();
   Processes ranks("commit", c.size, options);
   const bool resets = std::string_view(c.fault) == "reset";
-  const int signal = std::string_view(c.fault) == "kill" ? SIGKILL : SIGSTOP;
+  const int signal = stops ? SIGSTOP : SIGKILL;
   if (!resets) {
     ranks.await(victim, "working");
     std::this_thread::sleep_for(std::chrono::microseconds(c.seed * 7919 % 20'011));
@@ -441,10 +448,10 @@ void run_process_case(const ProcessCase& c) {
       EXPECT_EQ(text.find(" OK "), std::string::npos) << text;
     }
   }
-  if (signal == SIGSTOP && !resets) ranks.kill(victim, SIGKILL);
+  if (stops) ranks.kill(victim, SIGKILL);
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
-  for (const char* more : {"", ".new"}) std::remove((file + more).c_str());
+  remove_files();
 }
 
 class CommitAtAnyMoment : public testing::TestWithParam<Kind> {};

@@ -28,10 +28,11 @@ using Kind = ProxyFault::Kind;
 
 // Time without progress after which a rank gives up: where only that ends the case, and where
 // something else has to end it before. Sanitizers make everything slower.
-constexpr int64_t kShortUs = kSanitized ? 4'000'000 : 700'000;
-constexpr int64_t kLongUs = kSanitized ? 20'000'000 : 10'000'000;
+constexpr int64_t kShortUs = kSanitized ? 12'000'000 : 6'000'000;
+constexpr int64_t kLongUs = 90'000'000;
 constexpr uint32_t kSeeds = kSanitized ? 3 : 12;
-constexpr int64_t kNeverNs = 40'000'000'000;  // a case in which nothing fails
+constexpr int64_t kNeverNs = 100'000'000'000;  // a case in which nothing fails
+constexpr int64_t kEverythingMs = 3 * kNeverNs / 2'000'000;
 // Cases that run at once: most of their time they wait.
 constexpr int kLanes = 4;
 
@@ -266,8 +267,8 @@ std::string run_case(const FrameCase& c) {
   const UniqueId id = check(contexts[0]->make_unique_id());
   UniqueId second{};
   std::vector<End> ends(static_cast<size_t>(c.size));
-  Meeting meeting(c.size);
-  const std::string broken = run_ranks(c.size, [&](int rank) {
+  Meeting meeting(c.size, kEverythingMs);
+  const auto body = [&](int rank) {
     const auto& context = contexts[static_cast<size_t>(rank)];
     try {
       ends[static_cast<size_t>(rank)] =
@@ -279,7 +280,8 @@ std::string run_case(const FrameCase& c) {
     }
     meeting.wait();
     check_new_comm(context, c, rank, second);
-  });
+  };
+  const std::string broken = run_ranks(c.size, body, kEverythingMs);
   if (!broken.empty()) return broken;
   if (proxy.faults() == 0) return "the proxy has done no harm";
   return judge(c, ends);

@@ -128,7 +128,7 @@ SOTTO_RANK_MAIN(group_fault) {
   Status status;
   {
     Result<std::shared_ptr<Comm>> comm =
-        meet(context, self.rank, self.size, task.id_file, kKillTimeoutUs);
+        meet(context, self.rank, self.size, task.id_file, task.timeout_us);
     status = comm.ok() ? work_until_failure(*comm, self, task.what, work) : comm.status();
     if (comm.ok() && (*comm)->failure().ok())
       status = error(Code::kInternal, "the comm does not know its failure");
@@ -154,12 +154,14 @@ class GroupFault : public ::testing::TestWithParam<Fault> {};
 TEST_P(GroupFault, SurvivorsNameTheRankAndLiveOn) {
   const bool stop = GetParam().signal == SIGSTOP;
   const std::string what = GetParam().what;
+  std::vector<KillCase> all;
   for (uint32_t seed = 1; seed <= (stop ? kStops : kKills); ++seed) {
-    KillCase c{.rank_main = "group_fault", .what = what, .signal = GetParam().signal, .seed = seed};
+    KillCase& c = all.emplace_back(KillCase{
+        .rank_main = "group_fault", .what = what, .signal = GetParam().signal, .seed = seed});
     c.while_they_meet = what == "rendezvous";
     if (c.while_they_meet) c.what = "collective";
-    run_kill_case(c);
   }
+  run_kill_cases(all);
 }
 
 INSTANTIATE_TEST_SUITE_P(Phases, GroupFault,

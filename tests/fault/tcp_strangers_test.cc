@@ -214,6 +214,41 @@ TEST(TcpStrangersFault, WithoutDescriptorsTheOldestMakeRoom) {
   EXPECT_THAT(ranks.output(0), HasSubstr("Too many open files"));
 }
 
+// Rank 2 has descriptors to meet the others, and too few for the data connections that they make.
+SOTTO_RANK_MAIN(strangers_no_descriptors) {
+  const Ports ports = Ports::parse(self.argument);
+  TransportCase which = tcp_case(0);
+  which.make = [](const Clock& clock) {
+    TcpOptions options;
+    options.clock = &clock;
+    options.connections = 16;
+    return make_tcp_backend(options);
+  };
+  RankKit kit(which, self.rank, self.size);
+  check(join_at(kit, ports.rendezvous, 40'000'000));
+  if (self.rank == 2) limit_descriptors(next_descriptor() + 6);
+  const Status status =
+      kit.backend->connect(*kit.control, kit.sink, kit.driver, kit.in(40'000'000)).status();
+  self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
+  self.at("told");
+  return 0;
+}
+
+TEST(TcpStrangersFault, WithoutDescriptorsForDataConnectionsTheGroupFailsWithTheReason) {
+  const ReservedPort port;
+  Processes ranks(
+      "strangers_no_descriptors", 3,
+      {.argument = fmt::format("{},0", port.number()), .stop_at = {"0:told", "1:told", "2:told"}});
+  for (const int rank : {0, 1, 2}) {
+    EXPECT_THAT(ranks.message(rank),
+                AllOf(StartsWith("TRANSPORT: rank 2 (pid"), HasSubstr("from rank(s) 0, 1"),
+                      HasSubstr("Too many open files"), HasSubstr("descriptors are allowed")));
+  }
+  for (const int rank : {0, 1, 2}) ranks.go(rank);
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
 // ---- a coordinator that announces more than it sends
 
 int64_t peak_kib() {
@@ -222,15 +257,17 @@ int64_t peak_kib() {
   return used.ru_maxrss;
 }
 
+constexpr int64_t kRogueUs = 10'000'000;
+
 // Rank 1 of so many joins, and takes part in an exchange if that succeeds. Says how much its memory
 // has grown at most, and how it ended.
 SOTTO_RANK_MAIN(strangers_rogue) {
   const Ports ports = Ports::parse(self.argument);  // port, size
   RankKit kit(tcp_case(0), 1, ports.data);
   const int64_t before = peak_kib();
-  Status status = join_at(kit, ports.rendezvous, 1'500'000);
+  Status status = join_at(kit, ports.rendezvous, kRogueUs);
   if (status.ok())
-    status = kit.control->all_gather("agreement", "mine", kit.driver, kit.in(1'500'000)).status();
+    status = kit.control->all_gather("agreement", "mine", kit.driver, kit.in(kRogueUs)).status();
   self.say(
       fmt::format("{} KiB; {}: {}", peak_kib() - before, code_name(status.code()), status.text()));
   return 0;
@@ -249,7 +286,7 @@ SOTTO_RANK_MAIN(strangers_rogue_comm) {
   CommConfig config;
   config.rank = 1;
   config.size = 2;
-  config.timeout_us = 10'000'000;
+  config.timeout_us = 60'000'000;
   const Status status = Comm::create(context, config).status();
   self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
   return 0;

@@ -75,7 +75,7 @@ TEST_P(CapiTexts, ASplitThatTimesOutIsNamed) {
                       OK(sotto_context_poll(self.context, 10'000));
                   }
                 },
-                2'000'000),
+                10'000'000),
             "");
 }
 

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 #include <malloc.h>
 
+#include <chrono>
 #include <fstream>
+#include <thread>
 
 #include "tests/multirank/capi_support.h"
 
@@ -32,9 +34,17 @@ struct Figures {
   int64_t descriptors = 0, threads = 0;
 };
 
+// A thread that has been joined is counted until the system has let go of it.
+void await_threads(int64_t count) {
+  for (int i = 0; i < 20'000 && threads() > count; ++i)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(threads(), count);
+}
+
 // Of a group of `size` ranks in this process, their own threads not counted.
 Figures figures_of(int32_t size) {
-  Figures before{descriptors(), threads()}, with;
+  const Figures before{descriptors(), threads()};
+  Figures with;
   Meeting meeting(size);
   EXPECT_EQ(run_world(size, {.transport = "tcp"},
                       [&](Member& self) {
@@ -45,6 +55,7 @@ Figures figures_of(int32_t size) {
                       }),
             "");
   EXPECT_EQ(descriptors(), before.descriptors) << "after the end";
+  await_threads(before.threads);
   return {with.descriptors - before.descriptors, with.threads - before.threads - size};
 }
 

@@ -270,6 +270,7 @@ SOTTO_RANK_MAIN(nccl_mismatch) {
   OK(ncclAllReduce(w.a, w.b, n, ncclFloat32, ncclSum, w.comm, w.stream));
   std::this_thread::sleep_for(200ms);
   require(cudaStreamQuery(w.stream) == cudaErrorNotReady, "it hangs");
+  self.at("hangs");
   OK(ncclCommAbort(w.comm));
   return 0;
 }
@@ -304,7 +305,7 @@ TEST(FakeNccl, AnAbortEndsTheFirstUse) { run("nccl_abort_of_first_use", 2); }
 
 TEST(FakeNccl, AKilledRankIsARemoteError) {
   Processes ranks("nccl_survivor", 3, {.argument = new_id(), .stop_at = {"2:ready"}});
-  ranks.await(2, "ready");
+  for (const int rank : {0, 1, 2}) ranks.await(rank, "ready");
   ranks.kill(2, SIGKILL);
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
@@ -317,11 +318,20 @@ TEST(FakeNccl, AnOperationThatHangsEndsWithAnAbort) {
   ranks.wait_all();
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
-TEST(FakeNccl, AMismatchHangsIfAsked) { run("nccl_mismatch", 2, {"FAKE_NCCL_MISMATCH=hang"}); }
+TEST(FakeNccl, AMismatchHangsIfAsked) {
+  Processes ranks("nccl_mismatch", 2,
+                  {.argument = new_id(),
+                   .environment = {"FAKE_NCCL_MISMATCH=hang"},
+                   .stop_at = {"0:hangs", "1:hangs"}});
+  for (const int rank : {0, 1}) ranks.await(rank, "hangs");
+  for (const int rank : {0, 1}) ranks.go(rank);
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
 
 TEST(FakeNccl, AMismatchEndsTheProcessOtherwise) {
-  Processes ranks("nccl_mismatch", 2, {.argument = new_id()});
-  ranks.wait_all();
+  Processes ranks("nccl_mismatch", 2, {.argument = new_id(), .stop_at = {"0:hangs", "1:hangs"}});
+  ranks.wait(0);
   EXPECT_NE(ranks.prefixed_output().find("fake NCCL: rank 0 expects 4000 bytes of operation"),
             std::string::npos)
       << ranks.prefixed_output();

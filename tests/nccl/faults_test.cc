@@ -8,7 +8,6 @@
 
 #include "tests/cuda/device_memory.h"
 #include "tests/nccl/process_rank.h"
-#include "tests/support/sanitized.h"
 #include "tests/support/temp_dir.h"
 
 namespace sotto::test {
@@ -64,7 +63,7 @@ struct Outcome {
 // With the k-th thing failing on rank 0, if there is a fault.
 Outcome train(const ProcessRank& place, const Training& training, const Fault* fault, uint64_t k) {
   Outcome outcome;
-  Rank r(place, kSanitized ? 60'000'000 : 10'000'000);
+  Rank r(place, 60'000'000);
   ok(r.created, "sotto_comm_create");
   {
     Tensors tensors(Where::kCuda);
@@ -148,7 +147,7 @@ SOTTO_RANK_MAIN(nccl_faulty_training) {
       more = outcome.met.empty() ? 0 : 1;
       publish(place.argument + "/more", &more, 1);
     } else {
-      require(await_published(place.argument + "/more", &more, 1, 20'000), "word of rank 0");
+      require(await_published(place.argument + "/more", &more, 1, 60'000), "word of rank 0");
     }
     if (more == 0) {  // a whole training, and nothing was left that could fail
       require(outcome.bits == want, "the bits of a training without faults: " + outcome.error);

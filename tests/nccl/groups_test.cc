@@ -109,7 +109,7 @@ struct Kit {
         driver(backend->poller()),
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),
-        transport(check(backend->connect(control, sink, driver, in(10'000'000)))) {
+        transport(check(backend->connect(control, sink, driver, in(60'000'000)))) {
     meet();  // nobody aborts what others still wait for
   }
 
@@ -126,18 +126,18 @@ struct Kit {
       status = transport->issue(group(op), &on, 1);
       return status.code() != Code::kInProgress || !sink.failures.empty();
     };
-    driver.run_until(queued, in(20'000'000));
+    driver.run_until(queued, in(60'000'000));
     if (sink.failures.empty()) check(status, "issue");
   }
   // Until the sink has heard of so many transfers in all.
   void await(size_t transfers) {
     driver.run_until([&] { return sink.done.size() >= transfers || !sink.failures.empty(); },
-                     in(20'000'000));
+                     in(60'000'000));
     require(sink.failures.empty(), sink.failures.empty() ? "" : sink.failures[0].status.text());
     require(sink.done.size() >= transfers, "transfers were not completed");
   }
   std::string await_failure() {
-    driver.run_until([&] { return !sink.failures.empty(); }, in(10'000'000));
+    driver.run_until([&] { return !sink.failures.empty(); }, in(60'000'000));
     require(!sink.failures.empty(), "nothing has failed");
     const Status& s = sink.failures[0].status;
     return fmt::format("{}: {}", code_name(s.code()), s.text());
@@ -368,7 +368,7 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     EXPECT_EQ(kit.sink.done.size(), done);
                     const int64_t start = Clock::monotonic().now_ns();
                     kit.transport->cancel(op.posting);
-                    EXPECT_LT(Clock::monotonic().now_ns() - start, 2'000'000'000);
+                    EXPECT_LT(Clock::monotonic().now_ns() - start, 30'000'000'000);
                     EXPECT_EQ(status(), Code::kTransport);
                   }),
               "");

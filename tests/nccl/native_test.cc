@@ -342,6 +342,7 @@ TEST(NcclNative, CountersAreThoseOfThePlan) {
 TEST(NcclNative, AnAbortEndsWhatWaits) {
   for (const bool on_split : {false, true}) {
     std::array<sotto_status, 3> ended{};
+    std::atomic<int> there{0};
     const Outcome run = run_native(3, "exact", [&](Member& self, Where where) {
       Tensors tensors(where, self.rank);
       std::vector<float> in(1000, 1.0f), out(3000);
@@ -349,7 +350,9 @@ TEST(NcclNative, AnAbortEndsWhatWaits) {
       const Member on = on_split ? split(self, 0, -self.rank) : self;
       sotto_status& status = ended[static_cast<size_t>(self.rank)];
       std::string text;
+      ++there;
       if (self.rank == 2) {
+        while (there < 3) std::this_thread::yield();
         std::this_thread::sleep_for(std::chrono::milliseconds(100));
         status = sotto_comm_abort(self.comm, "enough");
       } else {

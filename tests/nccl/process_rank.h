@@ -13,14 +13,14 @@ namespace sotto::test {
 
 // The context and comm of one; they meet by an id in a file.
 struct Rank {
-  explicit Rank(const ProcessRank& self, int64_t timeout_us = 20'000'000, void* native = nullptr) {
+  explicit Rank(const ProcessRank& self, int64_t timeout_us = 60'000'000, void* native = nullptr) {
     sotto_unique_id id = {};
     context = new_context();
     if (self.rank == 0) {
       OK(sotto_unique_id_create(context, &id));
       publish(self.argument + "/id", &id, sizeof id);
     } else {
-      require(await_published(self.argument + "/id", &id, sizeof id, 20'000), "no id");
+      require(await_published(self.argument + "/id", &id, sizeof id, 60'000), "no id");
     }
     sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
     config.rank = self.rank;

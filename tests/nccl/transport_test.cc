@@ -24,6 +24,8 @@ using testing::AnyOf;
 using testing::HasSubstr;
 
 constexpr size_t kN = 40'000;
+// Of what a time-out is to end.
+constexpr int64_t kShortUs = 8'000'000;
 const std::string kTransport = "SOTTO_TRANSPORT=nccl";
 
 // Device memory with a value in each element.
@@ -139,13 +141,13 @@ SOTTO_RANK_MAIN(nccl_lent) {
     require(ncclGetUniqueId(&id) == ncclSuccess, "ncclGetUniqueId");
     publish(self.argument + "/nccl", &id, sizeof id);
   } else {
-    require(await_published(self.argument + "/nccl", &id, sizeof id, 20'000), "no NCCL id");
+    require(await_published(self.argument + "/nccl", &id, sizeof id, 60'000), "no NCCL id");
   }
   ncclComm_t lent = nullptr;
   const int size = self.size - (std::getenv("TEST_WRONG_SIZE") != nullptr ? 1 : 0);
   if (self.rank < size)
     require(ncclCommInitRank(&lent, size, id, self.rank) == ncclSuccess, "ncclCommInitRank");
-  Rank r(self, 20'000'000, lent);
+  Rank r(self, 60'000'000, lent);
   if (r.created != SOTTO_OK) {
     self.say(r.error);
     OK(sotto_context_destroy(r.context));
@@ -222,7 +224,7 @@ SOTTO_RANK_MAIN(nccl_refused) {
   if (const char* native = std::getenv("TEST_NATIVE_OF_RANK_1");
       native != nullptr && self.rank == 1)
     setenv("SOTTO_NCCL_NATIVE", native, 1);
-  Rank r(self, 3'000'000);
+  Rank r(self, kShortUs);
   self.say(std::string(sotto_status_name(r.created)) + ": " + r.error);
   OK(sotto_context_destroy(r.context));
   require_nothing_left();
@@ -238,7 +240,7 @@ SOTTO_RANK_MAIN(nccl_loses) {
   const bool roots = std::getenv("TEST_ROOTS") != nullptr;
   const bool kinds = std::getenv("TEST_KINDS") != nullptr;
   const bool native = std::getenv("TEST_NATIVE") != nullptr;
-  Rank r(self, 2'000'000);
+  Rank r(self, kShortUs);
   ok(r.created, "sotto_comm_create");
   sotto_comm* parent = nullptr;
   if (std::getenv("TEST_SPLIT") != nullptr) parent = turn_around(r, self.rank);
@@ -273,9 +275,9 @@ SOTTO_RANK_MAIN(nccl_loses) {
 }
 
 SOTTO_RANK_MAIN(nccl_slow_split) {
-  Rank r(self, 2'000'000);
+  Rank r(self, kShortUs);
   ok(r.created, "sotto_comm_create");
-  setenv("FAKE_NCCL_INIT_DELAY_MS", "4000", 1);
+  setenv("FAKE_NCCL_INIT_DELAY_MS", "20000", 1);
   sotto_comm* turned = nullptr;
   const sotto_status status = sotto_comm_split(r.comm, 0, -self.rank, &turned);
   self.say(std::string(sotto_status_name(status)) + ": " + sotto_last_error());
@@ -289,7 +291,7 @@ SOTTO_RANK_MAIN(nccl_slow_split) {
 // What became of a comm's whole life: made, used once, destroyed. Empty: nothing failed.
 std::string live_once(const ProcessRank& place) {
   std::string text;
-  Rank r(place, 5'000'000);
+  Rank r(place, 30'000'000);
   if (r.created != SOTTO_OK) text = r.error;
   if (r.comm != nullptr) {
     DeviceFloats x(100, 1.0f);
@@ -324,7 +326,7 @@ SOTTO_RANK_MAIN(nccl_every_call_fails) {
     require_nothing_left();
     char more = 1;
     if (self.rank != 0) {
-      require(await_published(folder + "/more", &more, 1, 20'000), "word of rank 0");
+      require(await_published(folder + "/more", &more, 1, 60'000), "word of rank 0");
       if (more == 1) continue;
       require(text.empty(), "no call has failed, but: " + text);
       return 0;
@@ -355,7 +357,9 @@ class NcclTransport : public testing::Test {
   std::vector<std::string> say(const std::string& main, int size,
                                std::vector<std::string> environment) {
     environment.push_back(kTransport);
-    Processes ranks(main, size, {.argument = meeting_place(), .environment = environment});
+    Processes ranks(
+        main, size,
+        {.argument = meeting_place(), .environment = environment, .timeout_ms = 300'000});
     std::vector<std::string> all;
     for (int r = 0; r < size; ++r) all.push_back(ranks.message(r));
     ranks.wait_all();
@@ -365,7 +369,9 @@ class NcclTransport : public testing::Test {
   // What rank 0 has printed.
   std::string run(const std::string& main, int size, std::vector<std::string> environment = {}) {
     environment.push_back(kTransport);
-    Processes ranks(main, size, {.argument = meeting_place(), .environment = environment});
+    Processes ranks(
+        main, size,
+        {.argument = meeting_place(), .environment = environment, .timeout_ms = 300'000});
     ranks.wait_all();
     EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
     return ranks.output(0);
@@ -466,7 +472,7 @@ TEST_F(NcclTransport, TheRealLibraryWithoutAGpu) {
 }
 
 TEST_F(NcclTransport, InitialisationThatDoesNotEnd) {
-  for (const std::string& text : say("nccl_refused", 2, {"FAKE_NCCL_INIT_DELAY_MS=6000"})) {
+  for (const std::string& text : say("nccl_refused", 2, {"FAKE_NCCL_INIT_DELAY_MS=20000"})) {
     EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("ncclCommInitRankConfig of rank")));
   }
 }

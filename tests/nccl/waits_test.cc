@@ -72,8 +72,8 @@ class Work {
 // between, and the caller's stream in front and behind.
 class Collectives final : public Work {
  public:
-  Collectives(const Kind& kind, const ProcessRank& place, sotto_comm* comm)
-      : kind_(kind), place_(place), comm_(comm) {
+  Collectives(const Kind& kind, const ProcessRank& place, sotto_comm* comm, int64_t timeout_us)
+      : kind_(kind), place_(place), comm_(comm), timeout_us_(timeout_us) {
     s_ = tensors_.add(sum_);
     m_ = tensors_.add(mean_);
     for (int round = 0; round < kind_.rounds; ++round) {
@@ -93,8 +93,9 @@ class Collectives final : public Work {
     tensors_.copy(mean_, given_[round]);
     std::vector<int32_t> on_host(3, place_.rank + round);
     const sotto_buffer h = buffer(on_host);
-    const sotto_call plain = tensors_.call();
-    sotto_call compressed = tensors_.call();
+    sotto_call plain = tensors_.call();
+    plain.timeout_us = timeout_us_;
+    sotto_call compressed = plain;
     compressed.codec = codec_;
     OK(sotto_all_reduce(comm_, &s_, &s_, 1, &plain, &ops_.emplace_back()));
     OK(sotto_all_reduce(comm_, &h, &h, 1, nullptr, &ops_.emplace_back()));
@@ -126,6 +127,7 @@ class Collectives final : public Work {
   const Kind& kind_;
   const ProcessRank& place_;
   sotto_comm* comm_;
+  const int64_t timeout_us_;
   Tensors tensors_{Where::kCuda};
   std::vector<float> sum_ = std::vector<float>(kN), mean_ = std::vector<float>(kN);
   sotto_buffer s_ = {}, m_ = {};
@@ -137,7 +139,8 @@ class Collectives final : public Work {
 // A step per round, the caller's stream in front and behind.
 class Training final : public Work {
  public:
-  Training(const Kind& kind, const ProcessRank& place, sotto_comm* comm) : kind_(kind) {
+  Training(const Kind& kind, const ProcessRank& place, sotto_comm* comm, int64_t timeout_us)
+      : kind_(kind), timeout_us_(timeout_us) {
     sotto_param params[2] = {};
     for (size_t t = 0; t < 2; ++t) {
       p_[t].resize(kCounts[t]);
@@ -163,7 +166,8 @@ class Training final : public Work {
 
   std::string round(int round) override {
     for (size_t t = 0; t < 2; ++t) tensors_.copy(g_[t], given_[round][t]);
-    const sotto_call call = tensors_.call();
+    sotto_call call = tensors_.call();
+    call.timeout_us = timeout_us_;
     OK(sotto_optim_step(optim_, &call, &op_));
     OK(sotto_op_stream_wait(op_, tensors_.stream()));
     for (size_t t = 0; t < 2; ++t) tensors_.copy(seen_[round][t], p_[t]);
@@ -192,6 +196,7 @@ class Training final : public Work {
   static constexpr size_t kCounts[2] = {kN, 17};
 
   const Kind& kind_;
+  const int64_t timeout_us_;
   Tensors tensors_{Where::kCuda};
   std::vector<float> p_[2], g_[2], given_[kMaxRounds][2], seen_[kMaxRounds][2];
   sotto_optim* optim_ = nullptr;
@@ -200,8 +205,10 @@ class Training final : public Work {
 
 class Session {
  public:
-  Session(const Kind& kind, const ProcessRank& place, int64_t max_delay_us, uint64_t seed)
-      : kind_(kind), place_(place) {
+  // timeout_us: of operations; 0 is the comm's.
+  Session(const Kind& kind, const ProcessRank& place, int64_t max_delay_us, uint64_t seed,
+          int64_t timeout_us = 0)
+      : kind_(kind), place_(place), timeout_us_(timeout_us) {
     fake_cuda::clear_faults();
     fake_cuda::configure({.max_delay_us = max_delay_us, .seed = seed});
   }
@@ -209,15 +216,15 @@ class Session {
   // `before` and `after` each round. The bits on rank 0, or what has gone wrong.
   std::string run(const std::function<void(int round)>& before,
                   const std::function<void(int round)>& after) {
-    Rank r(place_, 2'000'000);
+    Rank r(place_, 60'000'000);
     ok(r.created, "sotto_comm_create");
     std::string result;
     {
       std::unique_ptr<Work> work;
       if (kind_.codec != nullptr) {
-        work = std::make_unique<Collectives>(kind_, place_, r.comm);
+        work = std::make_unique<Collectives>(kind_, place_, r.comm, timeout_us_);
       } else {
-        work = std::make_unique<Training>(kind_, place_, r.comm);
+        work = std::make_unique<Training>(kind_, place_, r.comm, timeout_us_);
       }
       try {
         for (int round = 0; round < kind_.rounds; ++round) {
@@ -242,6 +249,7 @@ class Session {
  private:
   const Kind& kind_;
   const ProcessRank& place_;
+  const int64_t timeout_us_;
 };
 
 // A wait as every round of a stage has it: connections are made in the first one alone.
@@ -311,7 +319,7 @@ void nothing(int) {}
 // The result without the wait and with the awaited stream late in its round.
 std::string left_out(const Kind& kind, const ProcessRank& place, const fake_cuda::Wait& wait,
                      int round, int64_t late_us) {
-  Session session(kind, place, 0, 1);
+  Session session(kind, place, 0, 1, 2'000'000);  // without it an operation may hang
   fake_cuda::drop_wait(wait);
   return session.run(
       [&](int now) { fake_cuda::make_late(wait.awaited, now == round ? late_us : 0); },

@@ -62,9 +62,9 @@ struct Exit {
 
 struct ProcessOptions {
   std::string argument = {};
-  std::vector<std::string> environment = {};  // "NAME=value", besides this process's own
-  std::vector<std::string> stop_at = {};      // "rank:point"
-  int64_t timeout_ms = 60'000;                // of everything together
+  std::vector<std::string> environment = {};            // "NAME=value", besides this process's own
+  std::vector<std::string> stop_at = {};                // "rank:point"
+  int64_t timeout_ms = kSanitized ? 300'000 : 100'000;  // of everything together
 };
 
 class Processes {

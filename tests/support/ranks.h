@@ -36,13 +36,13 @@ void require(bool condition, std::string_view text);
 // that failed first: "rank 2: ...". Threads cannot be stopped: if some are still running when the
 // time is over, the process ends with a text that names them and the first failure.
 [[nodiscard]] std::string run_ranks(int size, const std::function<void(int rank)>& body,
-                                    int64_t timeout_ms = kSanitized ? 300'000 : 60'000);
+                                    int64_t timeout_ms = kSanitized ? 300'000 : 100'000);
 
 // A barrier for the ranks of a run, any number of times. wait() throws when the time is over, or
 // when another rank of the meeting broke off.
 class Meeting {
  public:
-  explicit Meeting(int size, int64_t timeout_ms = kSanitized ? 300'000 : 60'000);
+  explicit Meeting(int size, int64_t timeout_ms = kSanitized ? 300'000 : 100'000);
   ~Meeting();
   void wait();
   void break_off();

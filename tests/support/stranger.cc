@@ -40,7 +40,7 @@ bool readable(int fd, int64_t until_ns) {
 
 Stranger::Stranger(uint16_t port) {
   const sockaddr_in to = loopback(port);
-  const int64_t until = now_ns() + 10'000'000'000;
+  const int64_t until = now_ns() + 60'000'000'000;
   for (;;) {
     fd_ = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
     require(fd_ >= 0, "socket");

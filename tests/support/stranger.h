@@ -20,8 +20,8 @@ struct StrangerFrame {
 
 class Stranger {
  public:
-  // Connects to 127.0.0.1; throws RankError. A port at which nobody listens yet is tried for ten
-  // seconds.
+  // Connects to 127.0.0.1; throws RankError. A port at which nobody listens yet is tried for a
+  // minute.
   explicit Stranger(uint16_t port);
   // A connected socket.
   struct Connected {
@@ -35,12 +35,12 @@ class Stranger {
   void say(const std::string& bytes) const;
   void hang_up();
   // Whole frames that come until the other side closes, or the time is over.
-  std::vector<StrangerFrame> hear(int64_t timeout_ms = 10'000);
+  std::vector<StrangerFrame> hear(int64_t timeout_ms = 60'000);
   // The next frame; throws RankError when the connection ends or the time is over.
-  StrangerFrame next(int64_t timeout_ms = 10'000);
+  StrangerFrame next(int64_t timeout_ms = 60'000);
   bool closed() const { return closed_; }  // by the other side, as hear and next have found
   // The text of the failure frame that the other side ends with; "" if there is none.
-  std::string refusal(int64_t timeout_ms = 10'000);
+  std::string refusal(int64_t timeout_ms = 60'000);
 
  private:
   bool receive(int64_t until_ns);
@@ -72,7 +72,7 @@ class RogueListener {
   RogueListener(const RogueListener&) = delete;
   RogueListener& operator=(const RogueListener&) = delete;
   uint16_t port() const { return port_; }
-  Stranger accept(int64_t timeout_ms = 10'000) const;
+  Stranger accept(int64_t timeout_ms = 60'000) const;
 
  private:
   int fd_ = -1;

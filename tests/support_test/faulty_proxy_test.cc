@@ -62,13 +62,13 @@ struct Reply {
   int error = 0;  // how it ended: 0 in order, or an errno
 };
 
-// Sends bytes to the echo through the proxy and reads until the end, or for at most 300 ms without
-// any byte.
-Reply through(FaultyProxy& proxy, const std::vector<uint8_t>& data) {
+// Sends bytes to the echo through the proxy and reads until the end, or for at most so many seconds
+// without any byte.
+Reply through(FaultyProxy& proxy, const std::vector<uint8_t>& data, int64_t limit_s = 60) {
   const int fd = ::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
   const sockaddr_in address = loopback(proxy.port());
   EXPECT_EQ(::connect(fd, reinterpret_cast<const sockaddr*>(&address), sizeof address), 0);
-  const timeval limit{0, 300'000};
+  const timeval limit{limit_s, 0};
   setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
   auto writer = std::async(std::launch::async, [&] {
     size_t done = 0;
@@ -161,7 +161,7 @@ TEST(FaultyProxy, ResetsAtAByte) {
 TEST(FaultyProxy, StallsAtAByte) {
   Passage p({{.kind = Kind::kStall, .to_target = false, .at = 1000}}, 100);
   const auto data = numbers(5'000);
-  const Reply reply = through(p.proxy, data);
+  const Reply reply = through(p.proxy, data, 5);
   EXPECT_EQ(reply.error, EAGAIN) << "the connection stays open";
   EXPECT_EQ(reply.data, std::vector<uint8_t>(data.begin(), data.begin() + 1000));
 }

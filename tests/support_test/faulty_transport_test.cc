@@ -42,7 +42,7 @@ Outcome send_three(FaultKind kind, uint64_t which) {
                     auto* memory = kit.rank == 0 ? data.data() : outcome.received[i].data();
                     kit.start(op.add(kit.rank == 0, 1 - kit.rank, 0, i, memory, kMessageBytes));
                   }
-                  kit.drive([&] { return kit.sink.done.size() == 3; }, 300'000);
+                  kit.drive([&] { return kit.sink.done.size() == 3; }, 3'000'000);
                   kit.barrier();
                   kit.transport->cancel(op.posting);
                   if (kit.rank == 0) {

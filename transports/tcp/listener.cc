@@ -75,6 +75,7 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
         max_payload(e.max_payload),
         limit(pending_limit() + e.expected),
         admit(std::move(fn)),
+        on_full(e.on_full),
         refusals(std::move(place)),
         acceptor(std::move(a)),
         timer(r.io()) {}
@@ -85,6 +86,8 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   const uint64_t max_payload;
   size_t limit;
   AdmitFn admit;
+  std::function<void(const Status& why)> on_full;
+  int64_t full_since_ns = 0;  // 0: it is not
   RefusalLog refusals;
   asio::ip::tcp::acceptor acceptor;
   asio::steady_timer timer;
@@ -101,6 +104,7 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   void accept();
   void accepted(asio::ip::tcp::socket socket);
   void not_accepted(const error_code& failed);
+  void look_for_room(const error_code& failed);
   void tick();
   void arm();
 
@@ -238,6 +242,7 @@ void FrameListener::State::accept() {
 
 void FrameListener::State::accepted(asio::ip::tcp::socket socket) {
   --accepts_left;
+  full_since_ns = 0;
   error_code failed;
   const std::string name = endpoint_text(socket.remote_endpoint(failed));
   const int fd = failed ? -1 : socket.release(failed);
@@ -258,8 +263,21 @@ void FrameListener::State::not_accepted(const error_code& failed) {
   if (full && (give_up_reserve() || evict())) {
     accept();
   } else {
+    if (full && pending.empty()) look_for_room(failed);
     arm();  // accepting again at once would spin
   }
+}
+
+// What is short for a moment is no reason to give up.
+void FrameListener::State::look_for_room(const error_code& failed) {
+  const int64_t now = reactor.now_ns();
+  if (full_since_ns == 0) full_since_ns = now;
+  if (!on_full || now - full_since_ns < kLeastMs * 1'000'000) return;
+  rlimit files{};
+  (void)::getrlimit(RLIMIT_NOFILE, &files);
+  on_full(error(Code::kTransport,
+                "cannot be accepted: {}: {} descriptors are allowed (RLIMIT_NOFILE, ulimit -n)",
+                failed.message(), static_cast<uint64_t>(files.rlim_cur)));
 }
 
 // Ticks while somebody is pending or nothing is accepted.

@@ -39,6 +39,9 @@ class FrameListener {
     wire::FrameKind kind = wire::FrameKind::kJoin;
     uint64_t max_payload = 0;
     size_t expected = 0;  // connections that ranks may make at once, on top of the limit
+    // Called when connections wait that this process has no descriptors for, and nobody who is
+    // pending could make room.
+    std::function<void(const Status& why)> on_full = {};
   };
   // Admits a connection: takes the stream and gives it an owner. Else returns why it is refused;
   // the other side is told with a failure frame.

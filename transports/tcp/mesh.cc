@@ -113,7 +113,8 @@ class Mesh {
     const size_t expected = peers_[0].size() * static_cast<size_t>(control_.rank());
     auto opened = FrameListener::open(
         *reactor_, Endpoint(place.bind, place.port),
-        {here, wire::FrameKind::kHello, kMaxHelloBytes, expected},
+        {here, wire::FrameKind::kHello, kMaxHelloBytes, expected,
+         [this](const Status& why) { full(why); }},
         [this](std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
                wire::Bytes payload) { return admit(stream, first, payload); });
     if (!opened.ok()) return opened.status().with_prefix(here);
@@ -263,6 +264,16 @@ class Mesh {
     greeting->stream = stream.take();
     pending_.push_back(std::move(greeting));
     pending_.back()->say_hello();
+  }
+
+  // Each connection is a descriptor.
+  void full(const Status& why) {
+    if (failure_ || missing().empty()) return;
+    failure_ = FailureCause{
+        why.code(), control_.rank(),
+        fmt::format("{}: data connections from rank(s) {} {}; there are {} to each other rank",
+                    control_.describe_rank(control_.rank()), rank_list(missing()), why.text(),
+                    peers_[0].size())};
   }
 
   void fail(int32_t peer, const Status& why) {
