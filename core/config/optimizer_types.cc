@@ -5,7 +5,7 @@
 namespace sotto {
 namespace {
 
-constexpr OptimizerType kTypes[] = {
+constexpr OptimizerType kOptimizerTypes[] = {
     {.kind = OptimizerKind::kSgd,
      .name = "SGD",
      .variance = false,
@@ -25,16 +25,16 @@ constexpr OptimizerType kTypes[] = {
      .scales_all = true,
      .freezes_at_step = true},
 };
-constexpr OptimizerType kNone{.name = "none", .variance = false};
+constexpr OptimizerType kNoOptimizer{.name = "none", .variance = false};
 
 }  // namespace
 
-std::span<const OptimizerType> optimizer_types() { return kTypes; }
+std::span<const OptimizerType> optimizer_types() { return kOptimizerTypes; }
 
 const OptimizerType& optimizer_type(OptimizerKind kind) {
-  const auto* const it = std::find_if(std::begin(kTypes), std::end(kTypes),
+  const auto* const it = std::find_if(std::begin(kOptimizerTypes), std::end(kOptimizerTypes),
                                       [kind](const OptimizerType& t) { return t.kind == kind; });
-  return it == std::end(kTypes) ? kNone : *it;
+  return it == std::end(kOptimizerTypes) ? kNoOptimizer : *it;
 }
 
 std::string_view optimizer_kind_name(OptimizerKind kind) { return optimizer_type(kind).name; }

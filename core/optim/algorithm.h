@@ -32,7 +32,7 @@ struct StepVariant {
 
 class Algorithm {
  public:
-  // The data has its layout; both live as long.
+  // The data outlives it, and has its layout when arrays() is asked for.
   static std::unique_ptr<Algorithm> make(OptimizerData& data);
 
   explicit Algorithm(OptimizerData& data) : d_(data) {}
