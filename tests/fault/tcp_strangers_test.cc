@@ -196,10 +196,13 @@ SOTTO_RANK_MAIN(strangers_few_descriptors) {
   return 0;
 }
 
+// What cannot run where no descriptor is left.
+constexpr bool kNeedsSpareDescriptors = kSanitized && !kThreadSanitizer;
+constexpr const char* kWhySpareDescriptors =
+    "UBSan opens a pipe to see whether memory is there, and takes none for a bad object";
+
 TEST(TcpStrangersFault, WithoutDescriptorsTheOldestMakeRoom) {
-  if (kSanitized && !kThreadSanitizer)
-    GTEST_SKIP()
-        << "UBSan opens a pipe to see whether memory is there, and takes none for a bad object";
+  if (kNeedsSpareDescriptors) GTEST_SKIP() << kWhySpareDescriptors;
   const ReservedPort port;
   Processes ranks("strangers_few_descriptors", 2,
                   {.argument = fmt::format("{},0", port.number()), .stop_at = {"1:before join"}});
@@ -235,6 +238,7 @@ SOTTO_RANK_MAIN(strangers_no_descriptors) {
 }
 
 TEST(TcpStrangersFault, WithoutDescriptorsForDataConnectionsTheGroupFailsWithTheReason) {
+  if (kNeedsSpareDescriptors) GTEST_SKIP() << kWhySpareDescriptors;
   const ReservedPort port;
   Processes ranks(
       "strangers_no_descriptors", 3,
