@@ -100,7 +100,7 @@ std::string make_build_info() {
   info["transports"] = transports;
   info["codecs"] = Json::array({"onebit", "bf16", "fp16", "int8", "int4"});
   Json optimizers = Json::array();
-  for (const OptimizerType& type : optimizer_types()) optimizers.push_back(type.name);
+  for (const OptimizerType& type : kOptimizerTypes) optimizers.push_back(type.name);
   info["optimizers"] = optimizers;
   info["dtypes"] = Json::array(
       {"int8", "uint8", "int32", "uint32", "int64", "uint64", "fp16", "bf16", "fp32", "fp64"});

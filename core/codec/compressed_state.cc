@@ -6,12 +6,10 @@
 
 #include "core/base/text.h"
 #include "core/codec/coding.h"
+#include "core/kernels/elements.h"
 
 namespace sotto {
 namespace {
-
-// What the encoder starts from: c - (c >= 0 ? S : -S).
-float residual_of(float c, float scale) { return c - (c >= 0 ? scale : -scale); }
 
 bool is_valid(const std::vector<uint8_t>& bits, uint64_t flat) {
   return bits.empty() || ((bits[flat / 8] >> (7 - flat % 8)) & 1u) != 0;

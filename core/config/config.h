@@ -20,13 +20,8 @@ namespace sotto {
 
 enum class OptimizerKind : int32_t {
   kNone = 0,  // the file has no "optimizer"
-  kSgd = 1,
-  kAdam = 2,
-  kAdamW = 3,
-  kLamb = 4,
-  kOneBitAdam = 5,
-  kZeroOneAdam = 6,
-  kOneBitLamb = 7,
+#define SOTTO_OPTIMIZER(type, number, ...) k##type = number,
+#include "core/config/optimizers.def"
 };
 // The name as DeepSpeed writes it ("OneBitLamb"); "none" for kNone.
 std::string_view optimizer_kind_name(OptimizerKind kind);

@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "core/config/optimizer_types.h"
+
 namespace sotto {
 namespace {
 
@@ -24,13 +26,22 @@ constexpr Range kOpenUnit{0, 1, true, true};
 constexpr Range kCount{0, kMaxInt};
 constexpr Range kAtLeastOne{1, kMaxInt};
 
+template <class Has>
+consteval uint32_t types_that(Has has) {
+  uint32_t kinds = 0;
+  for (const OptimizerType& type : kOptimizerTypes) kinds |= has(type) ? kind_bit(type.kind) : 0;
+  return kinds;
+}
+constexpr uint32_t kOneBit = types_that([](const OptimizerType& t) { return t.one_bit; });
+constexpr uint32_t kWithBetas = types_that([](const OptimizerType& t) { return t.has_betas; });
+constexpr uint32_t kWithVariance = types_that([](const OptimizerType& t) { return t.variance; });
+
 constexpr uint32_t kSgd = kind_bit(OptimizerKind::kSgd);
 constexpr uint32_t kAdams = kind_bit(OptimizerKind::kAdam) | kind_bit(OptimizerKind::kAdamW);
 constexpr uint32_t kLamb = kind_bit(OptimizerKind::kLamb);
 constexpr uint32_t kOneBitAdam = kind_bit(OptimizerKind::kOneBitAdam);
 constexpr uint32_t kZeroOne = kind_bit(OptimizerKind::kZeroOneAdam);
 constexpr uint32_t kOneBitLamb = kind_bit(OptimizerKind::kOneBitLamb);
-constexpr uint32_t kOneBit = kOneBitAdam | kZeroOne | kOneBitLamb;
 
 constexpr uint32_t kDecay = kind_bit(SchedulerKind::kWarmupDecayLR);
 constexpr uint32_t kCosine = kind_bit(SchedulerKind::kWarmupCosineLR);
@@ -171,14 +182,14 @@ constexpr KeySpec kTable[] = {
 
     {kOptimizerParams, "lr", kAll, kNumber, false, kNotNegative, "", kActs, "learning rate; a scheduler overrides it"},
     {kOptimizerParams, "weight_decay", kAll, kNumber, false, kNotNegative, "", kActs, "weight decay"},
-    {kOptimizerParams, "betas", kAll & ~kSgd, kBetas, false, kUnit, "", kActs, "decay of momentum and variance"},
-    {kOptimizerParams, "eps", kAll & ~kSgd, kNumber, false, kNotNegative, "", kActs, "added to the square root of the variance"},
+    {kOptimizerParams, "betas", kWithBetas, kBetas, false, kUnit, "", kActs, "decay of momentum and variance"},
+    {kOptimizerParams, "eps", kWithVariance, kNumber, false, kNotNegative, "", kActs, "added to the square root of the variance"},
     {kOptimizerParams, "bias_correction", kAdams | kLamb, kBool, false, kNoRange, "", kActs, "bias correction of both moments"},
     {kOptimizerParams, "bias_correction", kOneBit, kBool, false, kNoRange, "", kIgnored, "the 1-bit optimizers never correct bias"},
-    {kOptimizerParams, "amsgrad", kAll & ~kSgd, kBool, false, kNoRange, "", kChecked, "has to be false"},
+    {kOptimizerParams, "amsgrad", kWithVariance, kBool, false, kNoRange, "", kChecked, "has to be false"},
     {kOptimizerParams, "adam_w_mode", kAdams, kBool, false, kNoRange, "", kActs, "decay in the update instead of the gradient"},
     {kOptimizerParams, "torch_adam", kAdams, kBool, false, kNoRange, "", kIgnored, "there is one implementation"},
-    {kOptimizerParams, "set_grad_none", kAll & ~kSgd, kBool, false, kNoRange, "", kIgnored, "the training program clears its gradients"},
+    {kOptimizerParams, "set_grad_none", kWithBetas, kBool, false, kNoRange, "", kIgnored, "the training program clears its gradients"},
     {kOptimizerParams, "eps_inside_sqrt", kLamb, kBool, false, kNoRange, "", kActs, "eps is added to the variance instead"},
     {kOptimizerParams, "eps_inside_sqrt", kOneBit, kBool, false, kNoRange, "", kIgnored, "the 1-bit optimizers add eps outside the root"},
     {kOptimizerParams, "max_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "upper bound of the trust ratio"},
@@ -266,8 +277,8 @@ constexpr KeySpec kTable[] = {
     {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
 
     {kGroup, "lr", kAll, kNumber, false, kNotNegative, "", kActs, "this group's learning rate; a scheduler overrides it"},
-    {kGroup, "betas", kAll & ~kSgd, kBetas, false, kUnit, "", kActs, "for this group"},
-    {kGroup, "eps", kAll & ~kSgd, kNumber, false, kNotNegative, "", kActs, "for this group"},
+    {kGroup, "betas", kWithBetas, kBetas, false, kUnit, "", kActs, "for this group"},
+    {kGroup, "eps", kWithVariance, kNumber, false, kNotNegative, "", kActs, "for this group"},
     {kGroup, "weight_decay", kAll, kNumber, false, kNotNegative, "", kActs, "for this group"},
     {kGroup, "max_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "for this group"},
     {kGroup, "min_coeff", kLamb | kOneBitLamb, kNumber, false, kNotNegative, "", kActs, "for this group"},

@@ -20,7 +20,7 @@ Status read_type(const ObjectReader& reader, OptimizerKind& kind, Findings& find
   std::string type;
   reader.get("type", type);
   std::vector<std::string_view> names;
-  for (const OptimizerType& candidate : optimizer_types()) {
+  for (const OptimizerType& candidate : kOptimizerTypes) {
     names.push_back(candidate.name);
     if (equal_without_case(type, candidate.name)) kind = candidate.kind;
   }
@@ -44,30 +44,11 @@ Status refuse_max_grad_norm(const Json& params, const std::string& path, Finding
 }
 
 void read_values(const ObjectReader& reader, OptimizerParams& p) {
-  reader.get("lr", p.lr);
+  each_hyper_parameter(p, [&](const char* key, auto& value) { reader.get(key, value); });
   std::vector<double> betas = {p.beta1, p.beta2};
   reader.get("betas", betas);
   p.beta1 = betas[0];
   p.beta2 = betas[1];
-  reader.get("eps", p.eps);
-  reader.get("weight_decay", p.weight_decay);
-  reader.get("bias_correction", p.bias_correction);
-  reader.get("eps_inside_sqrt", p.eps_inside_sqrt);
-  reader.get("adam_w_mode", p.adam_w_mode);
-  reader.get("max_coeff", p.max_coeff);
-  reader.get("min_coeff", p.min_coeff);
-  reader.get("freeze_step", p.freeze_step);
-  reader.get("coeff_beta", p.coeff_beta);
-  reader.get("factor_max", p.factor_max);
-  reader.get("factor_min", p.factor_min);
-  reader.get("factor_threshold", p.factor_threshold);
-  reader.get("var_freeze_step", p.var_freeze_step);
-  reader.get("var_update_scaler", p.var_update_scaler);
-  reader.get("local_step_scaler", p.local_step_scaler);
-  reader.get("local_step_clipper", p.local_step_clipper);
-  reader.get("momentum", p.momentum);
-  reader.get("dampening", p.dampening);
-  reader.get("nesterov", p.nesterov);
 }
 
 Status check_values(const ObjectReader& reader, const OptimizerParams& p, Findings& findings) {

@@ -101,7 +101,7 @@ std::string allowed_text(const KeySpec& spec) {
 // The types that have the key: "OneBitAdam, OneBitLamb"; empty if none has.
 std::string kinds_with_key(ConfigSection section, std::string_view key) {
   std::vector<std::string_view> names;
-  for (const OptimizerType& type : optimizer_types()) {
+  for (const OptimizerType& type : kOptimizerTypes) {
     if (section == ConfigSection::kOptimizerParams && find_key(section, key, kind_bit(type.kind)))
       names.push_back(type.name);
   }

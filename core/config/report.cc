@@ -15,39 +15,19 @@ namespace {
 constexpr uint64_t kMaxWorld = uint64_t{1} << 20;
 constexpr uint64_t kMaxParams = uint64_t{1} << 53;
 
+// Of the type's keys those that act. The 1-bit types never correct bias, whatever theirs says.
 Json params_json(OptimizerKind kind, const OptimizerParams& p) {
-  Json out = {{"lr", p.lr}, {"weight_decay", p.weight_decay}};
-  if (kind == OptimizerKind::kSgd) {
-    out["momentum"] = p.momentum;
-    out["dampening"] = p.dampening;
-    out["nesterov"] = p.nesterov;
-    return out;
+  Json values = Json::object();
+  each_hyper_parameter(p, [&](const char* key, const auto& value) { values[key] = value; });
+  values["betas"] = {p.beta1, p.beta2};
+  Json out = Json::object();
+  for (const KeySpec& key : key_table()) {
+    if (key.section != ConfigSection::kOptimizerParams || (key.kinds & kind_bit(kind)) == 0)
+      continue;
+    if (key.disposition == Disposition::kActs || key.key == "bias_correction")
+      out[key.key] = values.at(key.key);
   }
-  out["betas"] = {p.beta1, p.beta2};
-  out["eps"] = p.eps;
-  out["bias_correction"] = p.bias_correction;
-  if (kind == OptimizerKind::kAdam || kind == OptimizerKind::kAdamW)
-    out["adam_w_mode"] = p.adam_w_mode;
-  if (kind == OptimizerKind::kLamb) out["eps_inside_sqrt"] = p.eps_inside_sqrt;
-  if (kind == OptimizerKind::kLamb || kind == OptimizerKind::kOneBitLamb) {
-    out["max_coeff"] = p.max_coeff;
-    out["min_coeff"] = p.min_coeff;
-  }
-  if (kind == OptimizerKind::kOneBitAdam || kind == OptimizerKind::kOneBitLamb)
-    out["freeze_step"] = p.freeze_step;
   if (p.non_freeze) out["non_freeze"] = true;
-  if (kind == OptimizerKind::kOneBitLamb) {
-    out["coeff_beta"] = p.coeff_beta;
-    out["factor_max"] = p.factor_max;
-    out["factor_min"] = p.factor_min;
-    out["factor_threshold"] = p.factor_threshold;
-  }
-  if (kind == OptimizerKind::kZeroOneAdam) {
-    out["var_freeze_step"] = p.var_freeze_step;
-    out["var_update_scaler"] = p.var_update_scaler;
-    out["local_step_scaler"] = p.local_step_scaler;
-    out["local_step_clipper"] = p.local_step_clipper;
-  }
   return out;
 }
 

@@ -85,9 +85,10 @@ Status read_gradient_codec(const ObjectReader& reader, Config& config, Findings&
   const std::string path = reader.path_of("gradient_codec");
   const OptimizerKind kind = config.optimizer.kind;
   if (optimizer_is_one_bit(kind)) {
-    return findings.fail(path, fmt::format("found with {}, which compresses by itself; leave it "
-                                           "out, allowed is SGD, Adam, AdamW, Lamb",
-                                           optimizer_kind_name(kind)));
+    return findings.fail(
+        path, fmt::format("found with {}, which compresses by itself; leave it out, allowed is {}",
+                          optimizer_kind_name(kind),
+                          optimizer_names([](const OptimizerType& t) { return !t.one_bit; })));
   }
   SOTTO_ASSIGN(const CodecSettings codec, read_codec(*object, path, findings));
   if (codec.compat) {
@@ -108,9 +109,10 @@ Status read_state_dtype(const ObjectReader& reader, Config& config, Findings& fi
   const std::string path = reader.path_of("state_dtype");
   if (kind != OptimizerKind::kNone && !optimizer_type(kind).narrow_state) {
     return findings.fail(
-        path, fmt::format("found {} with {}, allowed is fp32; SGD, Adam and AdamW "
-                          "take fp32, bf16, fp8",
-                          state_type_name(sotto.state_dtype), optimizer_kind_name(kind)));
+        path, fmt::format(
+                  "found {} with {}, allowed is fp32; {} take fp32, bf16, fp8",
+                  state_type_name(sotto.state_dtype), optimizer_kind_name(kind),
+                  optimizer_names([](const OptimizerType& t) { return t.narrow_state; }, " and ")));
   }
   if (kind == OptimizerKind::kSgd && config.optimizer.params.momentum == 0) {
     findings.warn(path, "no effect: SGD without momentum has no state");

@@ -1,7 +1,7 @@
 // Adam, AdamW, LAMB and SGD.
 #include "core/cpu/kernel_table.h"
 #include "core/cpu/ops_adam.h"
-#include "core/cpu/ops_sgd.h"
+#include "core/cpu/ops_first_moment.h"
 #include "core/kernels/scalar_steps.h"
 
 namespace sotto::scalar {
@@ -12,12 +12,8 @@ void adam_narrow(const KernelCall& call) {
     return run_elements<AdamOp<Bf16State>>(call);
   run_elements<AdamOp<Fp8State<ScalarFp8>>>(call);
 }
-void sgd(const KernelCall& call) { run_elements<SgdOp<FloatState>>(call); }
-void sgd_narrow(const KernelCall& call) {
-  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
-    return run_elements<SgdOp<Bf16State>>(call);
-  run_elements<SgdOp<Fp8State<ScalarFp8>>>(call);
-}
+void sgd(const KernelCall& call) { run_first_moment<SgdElement>(call); }
+void sgd_narrow(const KernelCall& call) { run_narrow_first_moment<SgdElement>(call); }
 void lamb_moments(const KernelCall& call) { run_elements<LambMomentsOp>(call); }
 void lamb_update(const KernelCall& call) { run_elements<LambUpdateOp>(call); }
 

@@ -6,10 +6,7 @@
 #define HWY_TARGET_INCLUDE "core/cpu/simd_sgd.cc"
 #include <hwy/foreach_target.h>
 
-#include "core/cpu/ops_sgd.h"
-#include "core/cpu/simd-inl.h"
-#include "core/cpu/simd_state-inl.h"
-#include "core/cpu/simd_types-inl.h"
+#include "core/cpu/simd_first_moment-inl.h"
 
 #if SOTTO_SIMD_TARGET
 HWY_BEFORE_NAMESPACE();
@@ -17,52 +14,43 @@ namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
 
-template <bool kMomentum, bool kNesterov, class State>
-void sgd_groups(SgdOp<State>& op, const Piece& piece, uint64_t first, uint64_t n, const float* g) {
-  const GroupScalars& s = op.groups[piece.group];
-  const bool decay = s.weight_decay != 0.0f;
-  const VF momentum = set(s.b1);
-  const VF kept = set(s.one_minus_b1);
-  const VF wd = set(s.weight_decay);
-  const VF lr = set(static_cast<float>(s.lr));
-  const VF clip = set(op.gradients.clip != nullptr ? *op.gradients.clip : 1.0f);
-  uint64_t flat = piece.flat + first;
-  float* p = op.parameter(piece) + first;
-  for (; n != 0; --n, first += kNormLanes, flat += kNormLanes, g += kNormLanes, p += kNormLanes) {
-    op.state.begin(piece, first, kNormLanes);
-    const uint32_t position = position_in_block(piece, first);
-    const uint64_t valid = valid_word(op.gradients.valid, flat);
-    const WordMasks masks(valid);
-    [[maybe_unused]] auto rounding = rounding_of(op.state, position);
-    SOTTO_FOR_VECTORS(k) {
-      const VF old = load(p + k * kN);
-      VF gradient = hn::Mul(load(g + k * kN), clip);
-      if (~valid != 0) gradient = hn::IfThenElseZero(masks[k], gradient);
-      if (decay) gradient = hn::Add(gradient, hn::Mul(wd, old));
-      VF direction = gradient;
-      if constexpr (kMomentum) {
-        const uint64_t at = flat + k * kN;
-        const VF m = hn::Add(hn::Mul(momentum, old_m(op.state, at)), hn::Mul(kept, gradient));
-        keep<false>(op.state, rounding, m, m, at, position + static_cast<uint32_t>(k * kN));
-        direction = kNesterov ? hn::Add(gradient, hn::Mul(momentum, m)) : m;
-      }
-      store(hn::Sub(old, hn::Mul(lr, direction)), p + k * kN);
+template <bool kHasMomentum, bool kNesterov>
+struct SgdRule {
+  static constexpr bool kMomentum = kHasMomentum;
+  HWY_INLINE explicit SgdRule(const GroupScalars& s)
+      : momentum(set(s.b1)),
+        kept(set(s.one_minus_b1)),
+        wd(set(s.weight_decay)),
+        lr(set(static_cast<float>(s.lr))),
+        decay(s.weight_decay != 0.0f) {}
+  HWY_INLINE VF step(VF old, VF gradient, VF* m) const {
+    if (decay) gradient = hn::Add(gradient, hn::Mul(wd, old));
+    VF direction = gradient;
+    if constexpr (kMomentum) {
+      *m = hn::Add(hn::Mul(momentum, *m), hn::Mul(kept, gradient));
+      direction = kNesterov ? hn::Add(gradient, hn::Mul(momentum, *m)) : *m;
     }
+    return hn::Sub(old, hn::Mul(lr, direction));
   }
-}
+  VF momentum, kept, wd, lr;
+  bool decay;
+};
 
 template <class State>
-void sgd_as(SgdOp<State>& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
-  if (!op.state.present()) return sgd_groups<false, false>(op, p, first, n, g);
-  return op.nesterov ? sgd_groups<true, true>(op, p, first, n, g)
-                     : sgd_groups<true, false>(op, p, first, n, g);
+void run(const KernelCall& call) {
+  run_source_groups<FirstMomentOp<State, SgdElement>>(
+      call, [](auto& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
+        if (!op.state.present())
+          return first_moment_groups<SgdRule<false, false>>(op, p, first, n, g);
+        return op.element.nesterov ? first_moment_groups<SgdRule<true, true>>(op, p, first, n, g)
+                                   : first_moment_groups<SgdRule<true, false>>(op, p, first, n, g);
+      });
 }
 
-void sgd(const KernelCall& call) { run_source_groups<SgdOp<FloatState>>(call, sgd_as<FloatState>); }
+void sgd(const KernelCall& call) { run<FloatState>(call); }
 void sgd_narrow(const KernelCall& call) {
-  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
-    return run_source_groups<SgdOp<Bf16State>>(call, sgd_as<Bf16State>);
-  run_source_groups<SgdOp<Fp8Vectors>>(call, sgd_as<Fp8Vectors>);
+  if (call.arguments<NarrowArgs>().state == StateType::kBf16) return run<Bf16State>(call);
+  run<Fp8Vectors>(call);
 }
 
 }  // namespace

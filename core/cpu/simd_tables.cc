@@ -1,37 +1,22 @@
 #include "core/cpu/simd_tables.h"
 
 #include "core/cpu/simd_targets.h"
+#include "simd_files.h"
 
 namespace sotto {
 
-// Every file of vector kernels puts its own into a table, once per target (hence the namespaces,
-// which are Highway's).
-#define SOTTO_DECLARE_TARGET(target)             \
-  namespace target {                             \
-  void install_reduce(KernelTable& table);       \
-  void install_onebit(KernelTable& table);       \
-  void install_server(KernelTable& table);       \
-  void install_quant(KernelTable& table);        \
-  void install_adam(KernelTable& table);         \
-  void install_onebit_lamb(KernelTable& table);  \
-  void install_convert(KernelTable& table);      \
-  void install_sgd(KernelTable& table);          \
-  void install_zeroone(KernelTable& table);      \
-  }                                              \
-  namespace {                                    \
-  [[maybe_unused]] KernelTable make_##target() { \
-    KernelTable table = scalar_kernels();        \
-    target::install_reduce(table);               \
-    target::install_onebit(table);               \
-    target::install_server(table);               \
-    target::install_quant(table);                \
-    target::install_adam(table);                 \
-    target::install_onebit_lamb(table);          \
-    target::install_convert(table);              \
-    target::install_sgd(table);                  \
-    target::install_zeroone(table);              \
-    return table;                                \
-  }                                              \
+// Every file of vector kernels puts its own into a table (install_<name> in simd_<name>.cc), once
+// per target; hence the namespaces, which are Highway's.
+#define SOTTO_DECLARE_INSTALL(name) void install_##name(KernelTable& table);
+#define SOTTO_INSTALL(name) install_##name(table);
+#define SOTTO_DECLARE_TARGET(target)           \
+  namespace target {                           \
+  SOTTO_SIMD_FILES(SOTTO_DECLARE_INSTALL)      \
+  [[maybe_unused]] static KernelTable make() { \
+    KernelTable table = scalar_kernels();      \
+    SOTTO_SIMD_FILES(SOTTO_INSTALL)            \
+    return table;                              \
+  }                                            \
   }
 
 #if HWY_TARGETS & HWY_SSE4
@@ -46,7 +31,7 @@ SOTTO_DECLARE_TARGET(N_AVX3)
 
 const KernelTable* sse4_kernels() {
 #if HWY_TARGETS & HWY_SSE4
-  static const KernelTable table = make_N_SSE4();
+  static const KernelTable table = N_SSE4::make();
   return &table;
 #else
   return nullptr;
@@ -55,7 +40,7 @@ const KernelTable* sse4_kernels() {
 
 const KernelTable* avx2_kernels() {
 #if HWY_TARGETS & HWY_AVX2
-  static const KernelTable table = make_N_AVX2();
+  static const KernelTable table = N_AVX2::make();
   return &table;
 #else
   return nullptr;
@@ -64,7 +49,7 @@ const KernelTable* avx2_kernels() {
 
 const KernelTable* avx512_kernels() {
 #if HWY_TARGETS & HWY_AVX3
-  static const KernelTable table = make_N_AVX3();
+  static const KernelTable table = N_AVX3::make();
   return &table;
 #else
   return nullptr;

@@ -24,9 +24,9 @@ struct ZeroOneGroup {
         eps(set(s.eps)),
         wd(set(s.weight_decay)),
         lr(set(static_cast<float>(s.lr))),
-        anchor_decay(set(s.anchor_decay)),
+        decay(set(s.decay)),
         clip(set(coefficient != nullptr ? *coefficient : 1.0f)) {}
-  VF b1, one_minus_b1, eps, wd, lr, anchor_decay;
+  VF b1, one_minus_b1, eps, wd, lr, decay;
   VF clip;  // 1 without clipping: a product with 1 is exact
 };
 
@@ -88,7 +88,7 @@ void zeroone_local(const KernelCall& call) {
                            hn::Mul(s.one_minus_b1, hn::Mul(load(g + k * kN), s.clip)));
             VF b = hn::Sub(load(op.b + at), hn::Mul(s.lr, m));
             VF step = hn::Div(b, load(op.den + at));
-            const VF anchored = hn::Mul(s.anchor_decay, load(op.anchor + at));
+            const VF anchored = hn::Mul(s.decay, load(op.anchor + at));
             VF parameter = hn::Add(anchored, step);
             if (~valid != 0) {
               m = hn::IfThenElseZero(masks[k], m);
@@ -175,7 +175,7 @@ void sync_groups(ZeroOneSyncOp& op, const Piece& piece, uint64_t first, uint64_t
         step = hn::IfThenElseZero(masks[k], step);
         m = hn::IfThenElseZero(masks[k], m);
       }
-      const VF parameter = hn::Add(hn::Mul(s.anchor_decay, load(op.anchor + at)), step);
+      const VF parameter = hn::Add(hn::Mul(s.decay, load(op.anchor + at)), step);
       store(m, op.m + at);
       store(hn::Zero(DF()), op.b + at);
       store(parameter, op.anchor + at);

@@ -89,7 +89,7 @@ struct GroupScalars {
   float weight_decay = 0;  // 0: none
   float c1 = 1, c2 = 1;    // Adam bias corrections 1 - b1^t, 1 - b2^t (1 without)
   float lr_sum = 0;  // 0/1 Adam: learning rates since the last synchronisation, this one's too
-  float anchor_decay = 1;  // 0/1 Adam: product of 1 - lr * wd over the same steps
+  float decay = 1;   // product of 1 - lr * wd: 0/1 Adam over the same steps, Lion of this one
   uint32_t eps_inside_sqrt = 0;
   uint32_t decoupled = 1;  // Adam: weight decay 1 = in the update (AdamW), 0 = in the gradient (L2)
 };

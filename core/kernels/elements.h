@@ -191,12 +191,12 @@ SOTTO_HOST_DEVICE inline void zeroone_local_element(const GroupScalars& s, float
                                                     float anchor, float* p) {
   if (masked) {
     *m = *b = 0.0f;
-    *p = s.anchor_decay * anchor;
+    *p = s.decay * anchor;
     return;
   }
   *m = s.b1 * *m + s.one_minus_b1 * g;
   *b = *b - lr * *m;
-  *p = s.anchor_decay * anchor + *b / den;
+  *p = s.decay * anchor + *b / den;
 }
 
 // Input of the encoder of 0/1 Adam.
@@ -218,7 +218,7 @@ SOTTO_HOST_DEVICE inline void zeroone_sync_element(const GroupScalars& s, bool m
     if (s.lr_sum != 0.0f) *m = -x / s.lr_sum;
   }
   *b = 0.0f;
-  *anchor = *p = s.anchor_decay * *anchor + step;
+  *anchor = *p = s.decay * *anchor + step;
 }
 
 // 0/1 Adam as published: an element after a local update.

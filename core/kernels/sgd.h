@@ -2,6 +2,7 @@
 #pragma once
 
 #include "core/kernels/adam.h"
+#include "core/kernels/elements.h"
 
 namespace sotto {
 
@@ -57,4 +58,19 @@ struct SgdNarrow {
 };
 
 }  // namespace kernels
+
+// The element of a first-moment optimizer, for the loops of all devices: its kernels, and what it
+// does with a gradient that has been clipped and masked. momentum: there is an m.
+struct SgdElement {
+  using Plain = kernels::Sgd;
+  using Narrow = kernels::SgdNarrow;
+  SOTTO_HOST_DEVICE explicit SgdElement(const SgdArgs& a) : nesterov(a.nesterov) {}
+  SOTTO_HOST_DEVICE explicit SgdElement(const NarrowArgs& a) : nesterov(a.nesterov) {}
+  SOTTO_HOST_DEVICE void step(const GroupScalars& s, float lr, bool momentum, float g, float* m,
+                              float* p) const {
+    sgd_element(s, lr, momentum, nesterov, g, m, p);
+  }
+  bool nesterov;
+};
+
 }  // namespace sotto

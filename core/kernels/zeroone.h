@@ -32,7 +32,7 @@ struct FrozenAdam {
 };
 
 // Between synchronisations (6.4): m = b1*m + (1-b1)*g';  b = b - float(lr)*m;
-// p = anchor_decay*anchor + b / den.  Masked: m = b = 0, p = anchor_decay*anchor.
+// p = decay*anchor + b / den.  Masked: m = b = 0, p = decay*anchor.
 template <class T>
 struct ZeroOneLocalOperands {
   T g{}, m{}, b{}, den{}, anchor{}, p{}, scalars{}, clip{}, valid{};
@@ -94,7 +94,7 @@ struct ZeroOneEncode {
   static constexpr Division kDivision = Division::kNorms;
 };
 
-// Synchronisation: x as floats or +-R from bits, 0 where masked; anchor = p = anchor_decay*anchor +
+// Synchronisation: x as floats or +-R from bits, 0 where masked; anchor = p = decay*anchor +
 // x / den;  m = -x / lr_sum (as it is if lr_sum is 0; 0 where masked);  b = 0.
 template <class T>
 struct ZeroOneSyncOperands {

@@ -4,33 +4,18 @@
 #include <cmath>
 
 #include "core/base/text.h"
-#include "core/optim/algorithms/adam.h"
-#include "core/optim/algorithms/lamb.h"
-#include "core/optim/algorithms/onebit_adam.h"
-#include "core/optim/algorithms/onebit_lamb.h"
-#include "core/optim/algorithms/sgd.h"
-#include "core/optim/algorithms/zeroone_adam.h"
 
 namespace sotto {
 namespace {
-
-template <class T>
-std::unique_ptr<Algorithm> made(OptimizerData& data) {
-  return std::make_unique<T>(data);
-}
 
 struct Row {
   OptimizerKind kind;
   std::unique_ptr<Algorithm> (*make)(OptimizerData&);
 };
 constexpr Row kRows[] = {
-    {OptimizerKind::kSgd, made<Sgd>},
-    {OptimizerKind::kAdam, made<Adam>},
-    {OptimizerKind::kAdamW, made<Adam>},
-    {OptimizerKind::kLamb, made<Lamb>},
-    {OptimizerKind::kOneBitAdam, made<OneBitAdam>},
-    {OptimizerKind::kOneBitLamb, made<OneBitLamb>},
-    {OptimizerKind::kZeroOneAdam, made<ZeroOneAdam>},
+#define SOTTO_OPTIMIZER(type, number, name, algorithm, ...) \
+  {OptimizerKind::k##type, make_##algorithm},
+#include "core/config/optimizers.def"
 };
 
 }  // namespace

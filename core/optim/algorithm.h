@@ -1,7 +1,7 @@
 // What makes one type of optimizer: its state, the kinds of its steps and their plans, what a step
 // that has committed changes, and how its state goes in and out. Everything else is Optimizer.
 //
-// An algorithm is a file in core/optim/algorithms and a row in algorithm.cc.
+// An algorithm is a file in core/optim/algorithms and a row in core/config/optimizers.def.
 #pragma once
 
 #include <cstdint>
@@ -133,5 +133,11 @@ class Algorithm {
 
   OptimizerData& d_;
 };
+
+// The algorithm of each type, in its own file. A name that several types have is declared several
+// times, which says the same.
+#define SOTTO_OPTIMIZER(type, number, name, algorithm, ...) \
+  std::unique_ptr<Algorithm> make_##algorithm(OptimizerData& data);
+#include "core/config/optimizers.def"
 
 }  // namespace sotto

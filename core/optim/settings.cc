@@ -6,6 +6,7 @@
 #include "core/base/hash.h"
 #include "core/base/small_vector.h"
 #include "core/base/text.h"
+#include "core/config/optimizer_types.h"
 
 namespace sotto {
 namespace {
@@ -86,37 +87,9 @@ void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec
   add_codec(own.gradient_codec, lines);
 }
 
-// add(key, value) with everything that a group has.
-template <class Add>
-void each_group_setting(const OptimizerParams& g, Add&& add) {
-  add("lr", g.lr);
-  add("betas[0]", g.beta1);
-  add("betas[1]", g.beta2);
-  add("eps", g.eps);
-  add("weight_decay", g.weight_decay);
-  add("bias_correction", g.bias_correction);
-  add("eps_inside_sqrt", g.eps_inside_sqrt);
-  add("adam_w_mode", g.adam_w_mode);
-  add("max_coeff", g.max_coeff);
-  add("min_coeff", g.min_coeff);
-  add("freeze_step", g.freeze_step);
-  add("non_freeze", g.non_freeze);
-  add("coeff_beta", g.coeff_beta);
-  add("factor_max", g.factor_max);
-  add("factor_min", g.factor_min);
-  add("factor_threshold", g.factor_threshold);
-  add("var_freeze_step", g.var_freeze_step);
-  add("var_update_scaler", g.var_update_scaler);
-  add("local_step_scaler", g.local_step_scaler);
-  add("local_step_clipper", g.local_step_clipper);
-  add("momentum", g.momentum);
-  add("dampening", g.dampening);
-  add("nesterov", g.nesterov);
-}
-
 std::string text_of(const OptimizerParams& group) {
   Lines lines;
-  each_group_setting(group, [&](std::string_view key, const auto& value) {
+  each_hyper_parameter(group, [&](std::string_view key, const auto& value) {
     lines.add(fmt::format("optimizer.params.{}", key), value);
   });
   return std::move(lines).take();
@@ -174,7 +147,7 @@ std::string common_settings(const Config& config, uint64_t n_groups, const LossS
 
 uint64_t hash_of_settings(const OptimizerParams& group) {
   SmallVector<double, 32> values;
-  each_group_setting(group, [&](std::string_view, const auto& value) {
+  each_hyper_parameter(group, [&](std::string_view, const auto& value) {
     values.push_back(static_cast<double>(value));
   });
   return hash64(values.data(), values.size() * sizeof(double));

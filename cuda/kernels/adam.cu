@@ -1,7 +1,7 @@
 #include "cuda/kernels/adam.cuh"
 
 #include "cuda/kernels/families.h"
-#include "cuda/kernels/narrow.cuh"
+#include "cuda/kernels/first_moment.cuh"
 
 namespace sotto::cuda {
 
@@ -13,8 +13,10 @@ cudaError_t launch_adam(cudaStream_t stream, KernelId id, uint32_t blocks, const
     case KernelId::kAdamNarrow: return launch<narrow_step<NarrowAdam>>(shape, stream, params);
     case KernelId::kLambMoments: return launch<run_quads<LambMomentsKernel>>(shape, stream, params);
     case KernelId::kLambUpdate: return launch<run_quads<LambUpdateKernel>>(shape, stream, params);
-    case KernelId::kSgd: return launch<run_quads<SgdKernel>>(shape, stream, params);
-    case KernelId::kSgdNarrow: return launch<narrow_step<NarrowSgd>>(shape, stream, params);
+    case KernelId::kSgd:
+      return launch<run_quads<FirstMomentKernel<SgdElement>>>(shape, stream, params);
+    case KernelId::kSgdNarrow:
+      return launch<narrow_step<NarrowFirstMoment<SgdElement>>>(shape, stream, params);
     default: return cudaErrorInvalidValue;
   }
 }

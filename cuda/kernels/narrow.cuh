@@ -1,4 +1,4 @@
-// SGD and Adam with momentum and variance in fewer bits than float32 (core/base/narrow_state.h). A
+// Steps with momentum and variance in fewer bits than float32 (core/base/narrow_state.h). A
 // thread block takes one norm block; kStateBlock positions of it, which share an exponent if they
 // are 8-bit floats, are what 64 neighbouring threads have at the same time.
 #pragma once
@@ -23,20 +23,6 @@ struct NarrowAdam : AdamRule {
   __device__ static const Operand& exponents(const Params& p, uint32_t index) {
     const auto& o = p.of<kernels::AdamNarrow>();
     return index == 0 ? o.m_exponents : o.v_exponents;
-  }
-};
-struct NarrowSgd : SgdRule {
-  __device__ explicit NarrowSgd(const Params& p)
-      : SgdRule(p.of<kernels::SgdNarrow>().sgd, p.arguments<NarrowArgs>().source,
-                p.arguments<NarrowArgs>().nesterov, true) {}
-  __device__ static const Operand& step_of(const Params& p) {
-    return p.of<kernels::SgdNarrow>().step;
-  }
-  __device__ static const Operand& moment(const Params& p, uint32_t) {
-    return p.of<kernels::SgdNarrow>().sgd.m;
-  }
-  __device__ static const Operand& exponents(const Params& p, uint32_t) {
-    return p.of<kernels::SgdNarrow>().m_exponents;
   }
 };
 

@@ -43,4 +43,6 @@ StepPlan Adam::build(const StepVariant&, const StepShape& shape) const {
   return build_adam_step(shape);
 }
 
+std::unique_ptr<Algorithm> make_adam(OptimizerData& data) { return std::make_unique<Adam>(data); }
+
 }  // namespace sotto

@@ -97,4 +97,6 @@ void Lamb::write_scalars(const StepVariant&, size_t group, GroupScalars* s) cons
   s->eps_inside_sqrt = p.eps_inside_sqrt ? 1 : 0;
 }
 
+std::unique_ptr<Algorithm> make_lamb(OptimizerData& data) { return std::make_unique<Lamb>(data); }
+
 }  // namespace sotto

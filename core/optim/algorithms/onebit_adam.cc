@@ -37,4 +37,8 @@ StepPlan OneBitAdam::build_compressed(const CompressedStepRequest& request) cons
   return build_onebit_adam_step(request);
 }
 
+std::unique_ptr<Algorithm> make_onebit_adam(OptimizerData& data) {
+  return std::make_unique<OneBitAdam>(data);
+}
+
 }  // namespace sotto

@@ -205,4 +205,8 @@ Status OneBitLamb::read_arrays(const ArrayReader& reader, OptimSnapshot* s) cons
   return ok_status();
 }
 
+std::unique_ptr<Algorithm> make_onebit_lamb(OptimizerData& data) {
+  return std::make_unique<OneBitLamb>(data);
+}
+
 }  // namespace sotto

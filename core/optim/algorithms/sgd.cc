@@ -1,36 +1,13 @@
 #include "core/optim/algorithms/sgd.h"
 
+#include "core/optim/algorithms/first_moment.h"
+
 namespace sotto {
-namespace {
-
-void emit_sgd(StepFrame& frame, const GradientStage& gradient, bool momentum, bool nesterov) {
-  const StepShape& shape = frame.shape();
-  const kernels::SgdOperands<OperandRef> operands{
-      .g = gradient.operand(),
-      .m = momentum ? frame.moment_operand("m") : absent(),
-      .p = list(frame.slots().params, Access::kReadWrite, 32),
-      .scalars = frame.scalars_operand(),
-      .clip = frame.coefficient_operand(gradient),
-      .valid = frame.valid_operand()};
-  std::vector<Piece> pieces = frame.updated(all_tensor_pieces(*shape.layout));
-  const KernelOptions commit = StepFrame::committing(gradient.word);
-  if (!momentum || shape.state == StateType::kF32) {
-    frame.builder().kernel<kernels::Sgd>(operands, std::move(pieces),
-                                         SgdArgs{nesterov, gradient.type}, commit);
-    return;
-  }
-  frame.builder().kernel<kernels::SgdNarrow>(
-      {.sgd = operands,
-       .step = frame.state_step_operand(),
-       .m_exponents = frame.exponents_operand("m")},
-      std::move(pieces), NarrowArgs{gradient.type, shape.state, nesterov}, commit);
-}
-
-}  // namespace
 
 StepPlan build_sgd_step(const StepShape& shape, bool momentum, bool nesterov) {
   const auto update = [=](StepFrame& frame, const GradientStage& gradient) {
-    emit_sgd(frame, gradient, momentum, nesterov);
+    emit_first_moment<SgdElement>(frame, gradient, momentum, {nesterov, gradient.type},
+                                  {gradient.type, frame.shape().state, nesterov});
   };
   return build_dense_step(shape, update, false);
 }
@@ -65,5 +42,7 @@ void Sgd::write_scalars(const StepVariant&, size_t group, GroupScalars* s) const
 Status Sgd::check_importable() const {
   return unsupported("SGD has no arrays to import; allowed: Adam, AdamW, Lamb and the 1-bit types");
 }
+
+std::unique_ptr<Algorithm> make_sgd(OptimizerData& data) { return std::make_unique<Sgd>(data); }
 
 }  // namespace sotto

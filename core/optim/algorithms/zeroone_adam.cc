@@ -146,7 +146,7 @@ StepPlan ZeroOneAdam::build(const StepVariant& variant, const StepShape& shape) 
 void ZeroOneAdam::write_scalars(const StepVariant& variant, size_t group, GroupScalars* s) const {
   const bool forced = variant.number == kForcedSync;
   s->lr_sum = static_cast<float>(forced ? lr_sums_[group] : next_lr_sum(group));
-  s->anchor_decay = static_cast<float>(forced ? anchor_decays_[group] : next_anchor_decay(group));
+  s->decay = static_cast<float>(forced ? anchor_decays_[group] : next_anchor_decay(group));
   // As published, one rank leaves such a gradient out.
   if (d_.compat() && d_.alone() && variant.number == kGradient) {
     s->b1 = 1;
@@ -405,6 +405,10 @@ Status ZeroOneAdam::read_local_sum(const ArrayReader& reader, const std::vector<
   s->put("local_sum", local_sum);
   if (!d_.compat()) s->put("anchor", anchor);
   return ok_status();
+}
+
+std::unique_ptr<Algorithm> make_zeroone_adam(OptimizerData& data) {
+  return std::make_unique<ZeroOneAdam>(data);
 }
 
 }  // namespace sotto

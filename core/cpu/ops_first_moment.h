@@ -1,4 +1,5 @@
-// Op of SGD with momentum.
+// Op of optimizers that keep a first moment at most. Element: SgdElement in core/kernels/sgd.h
+// shows what it has.
 #pragma once
 
 #include "core/cpu/elements.h"
@@ -8,14 +9,15 @@
 
 namespace sotto {
 
-template <class State>
-struct SgdOp : OpBase {
-  using Kernel = std::conditional_t<State::kNarrow, kernels::SgdNarrow, kernels::Sgd>;
+template <class State, class Element>
+struct FirstMomentOp : OpBase {
+  using Kernel =
+      std::conditional_t<State::kNarrow, typename Element::Narrow, typename Element::Plain>;
 
-  explicit SgdOp(const KernelCall& call) : SgdOp(call, shared(call)) {}
-  SgdOp(const KernelCall& call, const kernels::SgdOperands<Operand>& o)
-      : nesterov(is_nesterov(call)),
-        gradients{{&o.g, source_of<State, SgdArgs>(call)},
+  explicit FirstMomentOp(const KernelCall& call) : FirstMomentOp(call, shared(call)) {}
+  FirstMomentOp(const KernelCall& call, const kernels::SgdOperands<Operand>& o)
+      : element(call.arguments<typename Kernel::Args>()),
+        gradients{{&o.g, call.arguments<typename Kernel::Args>().source},
                   o.clip.flat<const float>(),
                   o.valid.flat<const uint8_t>()},
         state(operands(call)),
@@ -36,24 +38,20 @@ struct SgdOp : OpBase {
         const uint64_t flat = piece.flat + first;
         const float gradient = gradients.at(g, first, flat);
         Moments moments{state.present() ? state.old_m(flat) : 0.0f, 0.0f};
-        sgd_element(s, lr, state.present(), nesterov, gradient, &moments.m, &p[first]);
+        element.step(s, lr, state.present(), gradient, &moments.m, &p[first]);
         if (state.present()) state.keep(moments, flat, position_in_block(piece, first));
       }
     }
   }
   void finish() { state.finish(); }
 
-  bool nesterov;
+  Element element;
   Gradients gradients;
   State state;
   const Operand* parameters;
   const GroupScalars* groups;
 
  private:
-  static bool is_nesterov(const KernelCall& call) {
-    if constexpr (State::kNarrow) return call.arguments<NarrowArgs>().nesterov;
-    return call.arguments<SgdArgs>().nesterov;
-  }
   static const kernels::SgdOperands<Operand>& shared(const KernelCall& call) {
     if constexpr (State::kNarrow) {
       return call.of<Kernel>().sgd;
@@ -70,5 +68,17 @@ struct SgdOp : OpBase {
     return at;
   }
 };
+
+// The reference kernels of an element.
+template <class Element>
+void run_first_moment(const KernelCall& call) {
+  run_elements<FirstMomentOp<FloatState, Element>>(call);
+}
+template <class Element>
+void run_narrow_first_moment(const KernelCall& call) {
+  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
+    return run_elements<FirstMomentOp<Bf16State, Element>>(call);
+  run_elements<FirstMomentOp<Fp8State<ScalarFp8>, Element>>(call);
+}
 
 }  // namespace sotto
