@@ -27,7 +27,7 @@ inline Result<StateMode> take_mode(sotto_state_mode mode) {
 inline Result<StateMode> take_optim_mode(const Optimizer& optimizer, sotto_state_mode mode) {
   if (mode == SOTTO_STATE_COMMON) return StateMode::kCommon;
   if (mode != SOTTO_STATE_CONFIGURED) return take_mode(mode);
-  switch (optimizer.checkpoint_policy()) {
+  switch (optimizer.config().sotto.checkpoint) {
     case CheckpointErrors::kExact: return StateMode::kExact;
     case CheckpointErrors::kMean: return StateMode::kMean;
     case CheckpointErrors::kReset: break;

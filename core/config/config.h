@@ -168,9 +168,9 @@ struct SottoConfig {
   InitialParameters initial_parameters = InitialParameters::kCheck;
   std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
   uint64_t max_consecutive_skips = 100;  // overflows in a row before a step fails for good; >= 1
-  // Of momentum and variance; types other than float32: SGD, Adam, AdamW.
+  // Of momentum and variance; types other than float32: those with narrow_state.
   StateType state_dtype = StateType::kF32;
-  // Of the gradients' average of SGD, Adam, AdamW and Lamb; nothing: full precision.
+  // Of the gradients' average of types that are not 1-bit; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;
   std::vector<GroupOverride> param_groups;
 };

@@ -272,7 +272,7 @@ constexpr KeySpec kTable[] = {
     {kSotto, "max_consecutive_skips", kAll, kInt, false, kAtLeastOne, "", kActs,
      "steps skipped in a row by overflow before a step fails for good"},
     {kSotto, "state_dtype", kAll, kText, false, kNoRange, "fp32|bf16|fp8", kActs,
-     "type of momentum and variance between steps (SGD, Adam, AdamW)"},
+     "type of momentum and variance between steps (SGD, Adam, AdamW, Lion)"},
     {kSotto, "gradient_codec", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
 

@@ -131,7 +131,7 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   const uint64_t moment = moment_bytes(config.sotto.state_dtype, sizes.flat, n_params);
   const OptimizerType& type = optimizer_type(kind);
   if (type.variance) b.v = moment;
-  if (type.variance || config.optimizer.params.momentum > 0) b.m = moment;
+  if (type.has_betas || config.optimizer.params.momentum > 0) b.m = moment;
   if (!codec) return b;
   // The server's errors before and after a step.
   if (codec->residual) b.residuals = floats + 2 * 4 * sizes.chunk;

@@ -1,7 +1,7 @@
 #include "core/cpu/simd_tables.h"
 
+#include <simd_files.h>
 #include "core/cpu/simd_targets.h"
-#include "simd_files.h"
 
 namespace sotto {
 

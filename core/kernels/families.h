@@ -4,6 +4,7 @@
 #include "core/kernels/adam.h"
 #include "core/kernels/bytes.h"
 #include "core/kernels/lamb.h"
+#include "core/kernels/lion.h"
 #include "core/kernels/momentum.h"
 #include "core/kernels/norms.h"
 #include "core/kernels/onebit.h"

@@ -97,7 +97,8 @@ Result<OptimSnapshot> read_arrays(const OptimizerData& data, const Algorithm& al
                                   bool dynamic_loss_scale, std::span<const NamedArray> arrays) {
   SOTTO_TRY(algorithm.check_importable());
   ArrayReader reader(data.access, data.parameters.specs(),
-                     optimizer_kind_name(data.config.optimizer.kind), algorithm.array_keys());
+                     optimizer_kind_name(data.config.optimizer.kind), algorithm.array_keys(),
+                     data.arrays);
   SOTTO_TRY(reader.take(arrays));
   SOTTO_TRY(reader.need(std::array<std::string_view, 1>{"step"}));
   OptimSnapshot s;
@@ -107,7 +108,9 @@ Result<OptimSnapshot> read_arrays(const OptimizerData& data, const Algorithm& al
   SOTTO_ASSIGN(const auto t, reader.common_integer("step", s.step_offset));
   s.step = static_cast<uint64_t>(t.value_or(s.step_offset)) - s.step_offset;
 
-  std::vector<std::string_view> needed{"exp_avg", "exp_avg_sq"};
+  const bool variance = data.arrays.has("v");
+  std::vector<std::string_view> needed{"exp_avg"};
+  if (variance) needed.push_back("exp_avg_sq");
   if (reader.has("fp32")) needed.push_back("fp32");
   if (data.config.scheduler.kind != SchedulerKind::kNone)
     needed.push_back("scheduler/last_batch_iteration");
@@ -132,9 +135,11 @@ Result<OptimSnapshot> read_arrays(const OptimizerData& data, const Algorithm& al
     }
   }
   SOTTO_ASSIGN(const std::vector<float> m, reader.elements("exp_avg", kAny));
-  SOTTO_ASSIGN(const std::vector<float> v, reader.elements("exp_avg_sq", 0));
   s.put("m", m);
-  s.put("v", v);
+  if (variance) {
+    SOTTO_ASSIGN(const std::vector<float> v, reader.elements("exp_avg_sq", 0));
+    s.put("v", v);
+  }
   SOTTO_ASSIGN(const auto iteration, reader.common_integer("scheduler/last_batch_iteration", -1));
   s.scheduler_iteration = iteration.value_or(static_cast<int64_t>(s.step) - 1);
   SOTTO_ASSIGN(const auto scale, reader.common_number("loss_scaler/cur_scale", kPositive));

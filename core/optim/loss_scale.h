@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "core/base/status.h"
 #include "core/config/config.h"
 
 namespace sotto {
@@ -34,6 +35,13 @@ class LossScaler {
   bool enabled() const { return enabled_; }
   bool dynamic() const { return dynamic_; }
   double scale() const { return state_.scale; }
+  // INVALID_ARGUMENT: there is no scale, or it cannot be set to this, or not for this group.
+  Status check(int32_t group, double scale) const {
+    if (!enabled_) return invalid_argument("loss_scale cannot be set: fp16.enabled is false");
+    if (group != -1) return invalid_argument("group is {}; loss_scale is one for all: -1", group);
+    if (std::isfinite(scale) && scale > 0) return ok_status();
+    return invalid_argument("loss_scale is {}; allowed: a finite number above 0", scale);
+  }
   void set(double scale) { state_.scale = scale; }
   const LossScale& state() const { return state_; }
   void restore(const LossScale& state) { state_ = state; }

@@ -73,7 +73,8 @@ Status check_dtype(const NamedArray& array, bool elements) {
 std::span<const ArrayKey> common_array_keys() { return kCommonKeys; }
 
 ArrayReader::ArrayReader(const DeviceAccess& access, std::span<const ParamSpec> params,
-                         std::string_view type, std::span<const ArrayKey> own)
+                         std::string_view type, std::span<const ArrayKey> own,
+                         const StateArrays& has)
     : access_(access), params_(params), type_(type) {
   for (uint32_t t = 0; t < params.size(); ++t) {
     Scope& group = scopes_[fmt::format("group:{}", params[t].group)];
@@ -82,7 +83,10 @@ ArrayReader::ArrayReader(const DeviceAccess& access, std::span<const ParamSpec> 
   }
   // A parameter's own name goes first.
   for (uint32_t t = 0; t < params.size(); ++t) scopes_[params[t].name] = {{t}, false};
-  for (const ArrayKey& key : kCommonKeys) keys_.push_back({key, {}});
+  for (const ArrayKey& key : kCommonKeys) {
+    if (key.shape != Shape::kElements || key.array == kParamsArray || has.has(key.array))
+      keys_.push_back({key, {}});
+  }
   for (const ArrayKey& key : own) keys_.push_back({key, {}});
   for (Key& key : keys_) key.sources.resize(params.size());
 }

@@ -16,6 +16,7 @@
 
 #include "core/engine/device_array.h"
 #include "core/optim/parameter_set.h"
+#include "core/optim/state_arrays.h"
 
 namespace sotto {
 
@@ -39,15 +40,15 @@ struct ArrayKey {
   Shape shape = Shape::kElements;
   std::string_view array;  // kElements: the array of the state that it becomes
 };
-// That every optimizer has.
+// Those that are not of an array, or of one that every optimizer has or may have.
 std::span<const ArrayKey> common_array_keys();
 
 class ArrayReader {
  public:
   // What it is given has to live as long as the reader.
-  // own: keys that the optimizer `type` has beside the common ones.
+  // own: keys that the optimizer `type` has beside the common ones; has: the arrays of its state.
   ArrayReader(const DeviceAccess& access, std::span<const ParamSpec> params, std::string_view type,
-              std::span<const ArrayKey> own);
+              std::span<const ArrayKey> own, const StateArrays& has);
 
   // Sorts arrays out by name. INVALID_ARGUMENT or UNSUPPORTED: an unknown name, with the nearest
   // one that there is; an array given twice, or with a type or count that it cannot have; state

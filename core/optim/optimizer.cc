@@ -114,7 +114,12 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
   const auto n = static_cast<int32_t>(data_.groups.size());
   if (group < -1 || group >= n)
     return invalid_argument("group is {}; allowed: -1 (all) to {}", group, n - 1);
-  if (name == "loss_scale") return set_loss_scale(group, value);
+  if (name == "loss_scale") {
+    SOTTO_TRY(loss_scaler_.check(group, value));
+    SOTTO_TRY(accumulation_.check_none(*data_.comm));
+    loss_scaler_.set(value);
+    return ok_status();
+  }
   if (name == "scheduler_iteration") {
     if (data_.config.scheduler.kind == SchedulerKind::kNone)
       return invalid_argument("scheduler_iteration cannot be set: there is no scheduler");
@@ -130,17 +135,6 @@ Status Optimizer::set(std::string_view name, int32_t group, double value) {
     SOTTO_TRY(algorithm_->check_setting(name, g, value));
   }
   for (size_t g = first; g < last; ++g) data_.groups.set(name, g, value);
-  return ok_status();
-}
-
-Status Optimizer::set_loss_scale(int32_t group, double value) {
-  if (!loss_scaler_.enabled())
-    return invalid_argument("loss_scale cannot be set: fp16.enabled is false");
-  if (group != -1) return invalid_argument("group is {}; loss_scale is one for all: -1", group);
-  if (!std::isfinite(value) || value <= 0)
-    return invalid_argument("loss_scale is {}; allowed: a finite number above 0", value);
-  SOTTO_TRY(check_nothing_accumulated());
-  loss_scaler_.set(value);
   return ok_status();
 }
 

@@ -1,7 +1,6 @@
-// An optimizer over registered parameters: SGD, Adam, AdamW, LAMB, 1-bit Adam, 0/1 Adam, 1-bit
-// LAMB. One step is one operation: gradients are averaged (or what the compressed stages average
-// is), clipped, applied; either all of it happens or nothing. What makes the types different is
-// their Algorithm.
+// An optimizer over registered parameters, of a type in core/config/optimizers.def. One step is one
+// operation: gradients are averaged (or what the compressed stages average is), clipped, applied;
+// either all of it happens or nothing. What makes the types different is their Algorithm.
 //
 // Threads: one at a time per optimizer. While a step is in flight everything but step's own
 // operation answers BUSY.
@@ -90,7 +89,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // nothing to average, and for other types, an operation that does nothing.
   Result<OpRef> synchronise(const CallOptions& options);
   Status synchronise();
-  std::string_view type() const { return optimizer_kind_name(data_.config.optimizer.kind); }
   // A state without the arrays that `stream` gives. kOwn: of this rank; else one that any ranks may
   // load: what 0/1 Adam's ranks have summed up since the last synchronisation is averaged in it,
   // not in the optimizer.
@@ -102,8 +100,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status stream(std::string_view array, StateErrors errors, const FloatSink& sink);
   // All of this rank's state in vectors, with its error feedback or without.
   Result<OptimSnapshot> snapshot(bool with_residual);
-  // Adds the error feedback of all ranks to a snapshot (nothing for types without). Collective.
-  Status add_mean(OptimSnapshot* snapshot);
   // Checks everything first, error feedback included, which must be there and fit (kOwn: this
   // rank); on error nothing has changed. Only if a source fails that had given all values for the
   // check, the state is torn, and steps and exports are refused until another is restored.
@@ -117,8 +113,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Bytes of the trainer's own that belong to the state, at most kMaxUserState.
   Status set_user_state(std::vector<std::byte> bytes);
   const std::vector<std::byte>& user_state() const { return user_state_; }
-  // sotto.checkpoint.
-  CheckpointErrors checkpoint_policy() const { return data_.config.sotto.checkpoint; }
+  const Config& config() const { return data_.config; }
   // Whether a state has error feedback.
   bool keeps_errors() const { return data_.keeps_errors(); }
 
@@ -138,12 +133,18 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   struct Accumulation {
     uint64_t steps = 0;  // gradient_accumulation_steps; 0: not given
     uint64_t done = 0;   // in the sums, which are float32 per element since the first one
+    // INVALID_STATE: micro-batches belong to the next step. A failed comm never takes one: the
+    // state then is that of the last step.
+    Status check_none(const Comm& comm) const;
   };
   // What steps have left behind.
   struct Outcomes {
     double grad_norm = std::numeric_limits<double>::quiet_NaN();
     uint64_t skipped = 0, skipped_in_a_row = 0;
     std::vector<TensorStep> last_steps;  // per tensor
+    // Gradients have overflowed. With a dynamic loss scale that is no error, at most `limit` times
+    // in a row: the scale is halved and the step left out.
+    void overflowed(LossScaler& scaler, uint64_t limit, Status& status);
   };
 
   explicit Optimizer(OptimizerData data);
@@ -152,10 +153,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
                                                  std::string_view config_text,
                                                  std::vector<ParamSpec> params,
                                                  std::shared_ptr<Device> device);
-  Status set_loss_scale(int32_t group, double value);
   // BUSY: a step is in flight.
   Status check_idle() const;
-  Status check_nothing_accumulated() const;
   // INVALID_STATE: an import ended in the middle.
   Status check_whole() const;
 
@@ -174,7 +173,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status bind_again(const RecordedHooks& recorded, Run& run) const;
   void completed(const StepVariant& variant, const StepVerdict& verdict, Status& status,
                  std::span<const std::byte> bytes);
-  void overflowed(Status& status);
 
   Status apply(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
 

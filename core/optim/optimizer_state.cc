@@ -118,7 +118,7 @@ Status apply_errors(OptimizerData& data, const OptimSnapshot& s, StateErrors err
 Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(check_whole());
-  SOTTO_TRY(check_nothing_accumulated());
+  SOTTO_TRY(accumulation_.check_none(*data_.comm));
   OptimSnapshot s;
   s.algorithm = std::string(optimizer_kind_name(data_.config.optimizer.kind));
   s.mode = std::string(mode_name(data_.mode()));
@@ -203,14 +203,6 @@ Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   }
   SOTTO_TRY(fetch(*this, StateErrors::kOwn, &s));
   return s;
-}
-
-Status Optimizer::add_mean(OptimSnapshot* s) {
-  if (!keeps_errors()) return ok_status();
-  s->mean.emplace();
-  for (const std::string_view name : {kMeanWorkerError, kMeanServerError})
-    s->put_outside(name, data_.layout->elements() * sizeof(float));
-  return fetch(*this, StateErrors::kMean, s);
 }
 
 Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {

@@ -144,12 +144,10 @@ Result<OpRef> Optimizer::accumulate(const CallOptions& options) {
   return launch(accumulation_.done == 0 ? kFirstAccumulation : kAccumulation, options);
 }
 
-// What has been accumulated belongs to the next step, which a failed comm never takes: the state
-// then is that of the last step.
-Status Optimizer::check_nothing_accumulated() const {
-  if (accumulation_.done == 0 || !data_.comm->failure().ok()) return ok_status();
+Status Optimizer::Accumulation::check_none(const Comm& comm) const {
+  if (done == 0 || !comm.failure().ok()) return ok_status();
   return invalid_state("{} micro-batches are accumulated: possible after the step that takes them",
-                       accumulation_.done);
+                       done);
 }
 
 // An import that ended in the middle leaves nothing to go on from.
@@ -182,7 +180,7 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
 Result<OpRef> Optimizer::synchronise(const CallOptions& options) {
   if (busy()) return error(Code::kBusy, kStepInFlight);
   SOTTO_TRY(check_whole());
-  SOTTO_TRY(check_nothing_accumulated());
+  SOTTO_TRY(accumulation_.check_none(*data_.comm));
   if (const std::optional<StepVariant> due = algorithm_->synchronisation())
     return launch(*due, options);
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> nothing,
@@ -274,28 +272,26 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
       status = Status(Code::kNonfinite, nonfinite_text(data_, silent, bytes, verdict));
       // The other ranks know nothing of it and go on.
       if (silent) advance();
-      if (loss_scaler_.enabled()) overflowed(status);
+      if (loss_scaler_.enabled())
+        outcomes_.overflowed(loss_scaler_, data_.config.sotto.max_consecutive_skips, status);
     }
   }
   in_flight_.store(false, std::memory_order_release);
 }
 
-// With a dynamic loss scale an overflow is no error: the scale is halved and the step left out, a
-// limited number of times in a row.
-void Optimizer::overflowed(Status& status) {
-  const double used = loss_scaler_.scale();
-  loss_scaler_.advance(true);
-  if (!loss_scaler_.dynamic()) return;
-  const uint64_t limit = data_.config.sotto.max_consecutive_skips;
-  if (++outcomes_.skipped_in_a_row < limit) {
-    log(LogLevel::kInfo, "{}; loss scale {} -> {}", status.text(), used, loss_scaler_.scale());
+void Optimizer::Outcomes::overflowed(LossScaler& scaler, uint64_t limit, Status& status) {
+  const double used = scaler.scale();
+  scaler.advance(true);
+  if (!scaler.dynamic()) return;
+  if (++skipped_in_a_row < limit) {
+    log(LogLevel::kInfo, "{}; loss scale {} -> {}", status.text(), used, scaler.scale());
     status = ok_status();
     return;
   }
   status = error(Code::kNonfinite,
                  "{}; {} steps in a row have overflowed (sotto.max_consecutive_skips), the loss "
                  "scale is down to {}: the gradients themselves are not finite",
-                 status.text(), outcomes_.skipped_in_a_row, loss_scaler_.scale());
+                 status.text(), skipped_in_a_row, scaler.scale());
 }
 
 }  // namespace sotto

@@ -30,10 +30,10 @@ struct StepShape {
   Dtype copies = Dtype::kF32;         // of model copies
   std::vector<uint32_t> copied;       // tensors that have a model copy
   std::vector<uint8_t> frozen;        // flag per tensor: not updated; empty: none is
-  StateType state = StateType::kF32;  // of m and v; others: SGD, Adam, AdamW alone
+  StateType state = StateType::kF32;  // of m and v
   bool masked = false;                // a mask of valid elements is bound
-  // What averages are compressed with instead (SGD, Adam, AdamW, LAMB; layout is this codec's), if
-  // there is more than one rank.
+  // What averages are compressed with instead (types that are not 1-bit; layout is this codec's),
+  // if there is more than one rank.
   std::optional<CodecSettings> codec;
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.

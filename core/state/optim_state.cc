@@ -269,7 +269,8 @@ Status import_state(Optimizer& optimizer, StateMode mode, const ByteSource& sour
   SOTTO_ASSIGN(const BlobReader reader, BlobReader::open(source, bytes));
   // A state of another type is refused before anybody looks at its arrays.
   const auto outside = [&](const OptimSnapshot& found, std::string_view name) {
-    return found.algorithm != optimizer.type() || optimizer.streams(name);
+    return found.algorithm != optimizer_kind_name(optimizer.config().optimizer.kind) ||
+           optimizer.streams(name);
   };
   SOTTO_ASSIGN(OptimSnapshot s, read_snapshot(reader, outside));
   // Of 0/1 Adam between synchronisations: what one rank has summed up becomes everybody's.

@@ -1,4 +1,5 @@
-// SGD and Adam over bfloat16 and 8-bit state: what is rounded, how, and the same on every target.
+// SGD, Lion and Adam over bfloat16 and 8-bit state: what is rounded, how, and the same on every
+// target.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -25,6 +26,7 @@ std::vector<GroupScalars> groups() {
   out[0].c1 = 0.19f;
   out[0].c2 = 0.002f;
   out[1].weight_decay = 0.1f;
+  out[1].decay = 0.999f;
   out[2].weight_decay = 0.05f;
   out[2].decoupled = 0;
   return out;
@@ -98,7 +100,8 @@ TEST(KernelsNarrow, EveryTargetEqualsTheReference) {
             fmt::format("{} {} variant {}", state_type_name(type), layout.elements(), variant));
         const std::vector<uint8_t> valid = random.mask(layout.padded);
         for (Piece& p : layout.by_tensor) p.group = (p.tensor + static_cast<uint32_t>(variant)) % 3;
-        for (const KernelId id : {KernelId::kAdamNarrow, KernelId::kSgdNarrow}) {
+        for (const KernelId id :
+             {KernelId::kAdamNarrow, KernelId::kSgdNarrow, KernelId::kLionNarrow}) {
           const NarrowCase narrow(id, layout, type, &random, variant & 1,
                                   variant & 1 ? &clip : nullptr, variant & 2 ? &valid : nullptr);
           EXPECT_EQ(compare_on_all_targets(narrow.work), "");
@@ -157,18 +160,20 @@ TEST(KernelsNarrow, RoundsTheStateAndNothingElse) {
   const std::vector<uint8_t> valid = random.mask(layout.padded);
   const std::vector<Place> places = places_of(layout);
   for (const StateType type : kTypes) {
-    for (const bool adam : {true, false}) {
-      const NarrowCase narrow(adam ? KernelId::kAdamNarrow : KernelId::kSgdNarrow, layout, type,
-                              &random, false, &clip, &valid);
+    for (const auto& [id, of_floats] : {std::pair{KernelId::kAdamNarrow, KernelId::kAdam},
+                                        {KernelId::kSgdNarrow, KernelId::kSgd},
+                                        {KernelId::kLionNarrow, KernelId::kLion}}) {
+      const bool adam = id == KernelId::kAdamNarrow;
+      const NarrowCase narrow(id, layout, type, &random, false, &clip, &valid);
       const auto values = [&](const std::vector<std::vector<uint8_t>>& memory, bool v) {
         return widened(memory[v ? narrow.v_at : narrow.m_at], memory[narrow.exponents_at[v]], type,
                        v, places);
       };
       std::vector<std::vector<uint8_t>> before;
       for (const Memory& m : narrow.work.memory) before.push_back(m.bytes);
-      KernelCase wide(adam ? KernelId::kAdam : KernelId::kSgd);
+      KernelCase wide(of_floats);
       wide.pieces = narrow.work.pieces;
-      adam ? wide.set_args(SourceArgs{}) : wide.set_args(SgdArgs{false});
+      id == KernelId::kSgdNarrow ? wide.set_args(SgdArgs{false}) : wide.set_args(SourceArgs{});
       wide.add_list(narrow.g);
       const size_t m_at = wide.add_flat(values(before, false));
       const size_t v_at = adam ? wide.add_flat(values(before, true)) : 0;

@@ -1,4 +1,4 @@
-// Kernels of 0/1 Adam and of SGD.
+// Kernels of 0/1 Adam, SGD and Lion.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -14,10 +14,12 @@ GroupScalars scalars(float wd) {
   s.lr = 0.02;
   s.b1 = 0.9f;
   s.one_minus_b1 = static_cast<float>(1 - 0.9);
+  s.b2 = 0.99f;
+  s.one_minus_b2 = static_cast<float>(1 - 0.99);
   s.eps = 1e-6f;
   s.weight_decay = wd;
   s.lr_sum = 0.06f;
-  s.anchor_decay = 0.998f;
+  s.decay = 0.998f;
   return s;
 }
 
@@ -192,6 +194,18 @@ Call sgd(const State& s, bool momentum, bool nesterov, const float* clip) {
   return call;
 }
 
+Call lion(const State& s, const float* clip) {
+  Call call(KernelId::kLion, s, false);
+  call.work.set_args(SourceArgs{});
+  call.work.add_list(s.g);
+  call.m_at = call.work.add_flat(s.m);
+  call.p_at = call.work.add_list(s.p);
+  call.work.add_flat(s.groups);
+  call.coefficient(clip);
+  call.optional(s.use_masks, s.valid);
+  return call;
+}
+
 // With sources of all types.
 template <class Args>
 void expect_equal(const KernelCase& work) {
@@ -223,6 +237,7 @@ TEST(KernelsZeroOne, EqualTheReferenceOnEveryTarget) {
       EXPECT_EQ(compare_on_all_targets(zeroone_sync(s, false).work), "");
       expect_equal<SgdArgs>(sgd(s, false, false, factor).work);
       expect_equal<SgdArgs>(sgd(s, true, variant & 1, factor).work);
+      expect_equal<SourceArgs>(lion(s, factor).work);
     }
   }
 }
@@ -257,10 +272,10 @@ TEST(KernelsZeroOne, FollowTheFormulas) {
     ASSERT_NEAR(at(after_frozen, frozen.p_at), p - 0.02 * u, 2e-6 * (1 + std::abs(u)));
     const double m = s.masked(flat) ? 0 : 0.9 * s.m[flat] + 0.1 * g;
     const double b = s.masked(flat) ? 0 : s.b[flat] - 0.02 * m;
-    const double moved = k.anchor_decay * s.anchor[flat] + b / s.den[flat];
+    const double moved = k.decay * s.anchor[flat] + b / s.den[flat];
     ASSERT_NEAR(at(after_local, local.p_at), moved, 2e-6 * (1 + std::abs(b / s.den[flat])));
     ASSERT_NEAR(x[flat], b, 1e-6);
-    const double synced = k.anchor_decay * s.anchor[flat] + mean / s.den[flat];
+    const double synced = k.decay * s.anchor[flat] + mean / s.den[flat];
     ASSERT_NEAR(at(after_sync, sync.p_at), synced, 2e-6 * (1 + std::abs(mean / s.den[flat])));
   });
   const std::vector<float> m = after_sync.as<float>(sync.m_at);
@@ -321,6 +336,25 @@ TEST(KernelsSgd, FollowsTheFormulas) {
       ASSERT_NEAR(after.as<float>(call.p_at + t)[i], p - 0.02 * direction, 1e-6);
     });
   }
+}
+
+TEST(KernelsLion, FollowsTheFormulas) {
+  Random random(55);
+  const float clip = 0.8f;
+  State s(make_layout({7, 0, 65, 8193}, 1, 512, 3), &random, false, true);
+  // Where nothing has ever come the sign is 0.
+  s.m[s.layout.starts[3]] = s.g[3][0] = 0;
+  const Call call = lion(s, &clip);
+  const Outcome after = execute_reference(call.work);
+  const std::vector<float> m = after.as<float>(call.m_at);
+  for_each_element(s, [&](size_t t, uint64_t i, uint64_t flat) {
+    const double g = s.masked(flat) ? 0 : s.g[t][i] * 0.8;
+    const double c = 0.9 * s.m[flat] + 0.1 * g;
+    const double sign = std::abs(c) < 1e-9 ? 0 : c > 0 ? 1 : -1;
+    ASSERT_NEAR(after.as<float>(call.p_at + t)[i], 0.998 * s.p[t][i] - 0.02 * sign, 1e-6);
+    ASSERT_NEAR(m[flat], 0.99 * s.m[flat] + 0.01 * g, 1e-6);
+  });
+  EXPECT_EQ(after.as<float>(call.p_at + 3)[0], 0.998f * s.p[3][0]);
 }
 
 // The undo gives the residual back that was there before, up to one rounding.

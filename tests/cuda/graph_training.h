@@ -31,6 +31,7 @@ inline constexpr GraphKind kGraphKinds[] = {
     {"NarrowState", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}},
                         "sotto": {"state_dtype": "fp8"}})",
      1},
+    {"Lion", R"({"optimizer": {"type": "Lion", "params": {"lr": 0.01, "weight_decay": 0.1}}})", 1},
     {"LossScale", kFp16, 1, true},
     {"Lamb", R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.01}}})", 1},
     {"Int8Gradients", R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}},

@@ -52,6 +52,7 @@ constexpr Kind kKinds[] = {
     {"SGD", R"({"optimizer": {"type": "SGD", "params": {"lr": 1.0}}})"},
     {"SGD_momentum", R"({"optimizer": {"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}}})"},
     {"AdamW", R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})"},
+    {"Lion", R"({"optimizer": {"type": "Lion", "params": {"lr": 0.01, "weight_decay": 0.1}}})"},
     {"AdamW_clipped",
      R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0})"},
     {"AdamW_half",

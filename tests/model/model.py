@@ -191,6 +191,16 @@ class Base:
             self.valid = self.v != 0
 
 
+class Lion(Base):
+    """arXiv 2302.06675, algorithm 2."""
+
+    def step(self, gradients):
+        h, g = self.h, self.mean(gradients)
+        c = self.ema(self.m, h["b1"], g)
+        self.p = f32(1 - h["lr"] * h["wd"]) * self.p - f32(h["lr"]) * np.sign(c)
+        self.m = self.ema(self.m, h["b2"], g)
+
+
 class OnebitAdam(Base):
     """Section 5. hyper["non_freeze"]: tensors that are never compressed (2.8)."""
 

@@ -56,7 +56,8 @@ inline constexpr const char* kOptimizers[] = {
     R"({"type": "OneBitAdam", "params": {"lr": 0.01, "freeze_step": 4}})",
     R"({"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 4}})",
     R"({"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 5, "var_update_scaler": 2,
-        "local_step_scaler": 3, "local_step_clipper": 4}})"};
+        "local_step_scaler": 3, "local_step_clipper": 4}})",
+    R"({"type": "Lion", "params": {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.01}})"};
 
 inline Status do_step(Optimizer& optimizer) {
   SOTTO_ASSIGN(const OpRef op, optimizer.step({}));

@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/kernels/lion.h"
 #include "core/optim/algorithms/adam.h"
+#include "core/optim/algorithms/first_moment.h"
 #include "core/optim/algorithms/lamb.h"
 #include "core/optim/algorithms/onebit_adam.h"
 #include "core/optim/algorithms/onebit_lamb.h"
@@ -128,6 +130,13 @@ const std::vector<LayoutTensor> kTensors{{70'001, 0}, {3, 0}, {0, 0}, {40'000, 1
 // With a group of tensors that are averaged in full precision.
 const std::vector<LayoutTensor> kMixed{{30'001, 0}, {3, 1, false}, {9'000, 0}, {20'000, 1, false}};
 
+StepPlan build_lion(const StepShape& shape) {
+  const auto update = [](StepFrame& frame, const GradientStage& gradient) {
+    emit_first_moment<LionElement>(frame, gradient, true, SourceArgs{gradient.type}, {});
+  };
+  return build_dense_step(shape, update, false);
+}
+
 struct Dense {
   const char* name;
   StepPlan (*build)(const StepShape&);
@@ -137,6 +146,7 @@ const Dense kDense[] = {
     {"lamb", [](const StepShape& shape) { return build_lamb_step(shape, false); }},
     {"lamb_average", [](const StepShape& shape) { return build_lamb_step(shape, true); }},
     {"sgd", [](const StepShape& shape) { return build_sgd_step(shape, true, false); }},
+    {"lion", build_lion},
 };
 
 class CommitGateUpdates : public testing::TestWithParam<Dense> {};
