@@ -10,8 +10,10 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
+import check_classes  # noqa: E402
 import check_includes  # noqa: E402
 import check_length  # noqa: E402
+from class_parser import classes  # noqa: E402
 
 
 class Tree:
@@ -143,6 +145,79 @@ class Length(unittest.TestCase):
         self.assertEqual(len(self.problems("core/cpu/a.cc", self.function(151))), 1)
 
 
+MEMBERS = """
+class [[nodiscard]] Several final : public Base<int> {
+ public:
+  explicit Several(int x) : x_{x}, y_(f({x})) {
+    struct Local { int a; } local{};
+  }
+  ~Several() override;
+  Several(const Several&) = delete;
+  Several& operator=(const Several&) =
+      delete;
+  bool operator==(const Several&) const = default;
+  bool operator()(int) const { return x_ < 3 && y_ > 2; }
+  template <class T, int N = 3>
+  std::array<T, N> get() const;
+  static int made();
+  using Call = void (*)(int);
+  friend class Other;
+  enum class Kind : int { kA, kB };
+  struct Slot;
+
+ private:
+  struct alignas(64) Slot {
+    std::atomic<uint64_t> word{0};  // ; }
+    int a = 1 < 2, *b = nullptr;
+  };
+  static constexpr int kSize = 3;
+  const int x_;
+  int y_ = 1 << 20;
+  alignas(64) std::map<int, std::vector<char>> m_ = {{1, {';', '}'}}, {2, {}}};
+  void (*raw_)(int) = nullptr;
+  std::function<void(int)> f_ = [](int v) { return; }, g_;
+};
+"""
+
+
+class Classes(unittest.TestCase):
+    def sizes(self, text):
+        return {found.name: (found.methods, found.fields) for found in classes(text)}
+
+    def problems(self, text, ceilings):
+        with Tree({"core/base/a.h": text}) as tree:
+            return check_classes.check(tree.root, ceilings)[0]
+
+    @staticmethod
+    def sample(methods, fields):
+        return "namespace sotto {\nstruct A {\n" + "  void f();\n" * methods + "  int x;\n" * fields + "};\n}\n"
+
+    def test_what_counts(self):
+        self.assertEqual(self.sizes(MEMBERS), {"Several": (5, 6), "Several::Local": (0, 1), "Several::Slot": (0, 3)})
+
+    def test_namespaces_functions_and_unnamed_structs(self):
+        text = """namespace a::b { namespace { struct In { struct { int x, y; } pair; union U { int u; }; }; } }
+enum class E { kOne };
+struct sotto_c { int n; };
+int f() { class Here { int a; void g() {} }; return 1'000; }
+template <> struct std::hash<In> { size_t operator()(const In& in) const noexcept { return in.x; } };
+"""
+        self.assertEqual(self.sizes(text), {"a::b::In": (0, 1), "a::b::In::(unnamed)": (0, 2), "a::b::In::U": (0, 1),
+                                            "sotto_c": (0, 1), "Here": (1, 1), "std::hash": (1, 0)})
+
+    def test_limits(self):
+        self.assertEqual(self.problems(self.sample(40, 16), {}), [])
+        self.assertIn("core/base/a.h:2: A has 41 methods; at most 40", self.problems(self.sample(41, 16), {})[0])
+        self.assertIn("A has 17 fields; at most 16", self.problems(self.sample(0, 17), {})[0])
+
+    def test_a_ceiling_only_falls(self):
+        self.assertEqual(self.problems(self.sample(50, 20), {"A": {"methods": 50, "fields": 20}}), [])
+        self.assertIn("at most 50", self.problems(self.sample(51, 0), {"A": {"methods": 50}})[0])
+        self.assertIn("lower it to 45", self.problems(self.sample(45, 0), {"A": {"methods": 50}})[0])
+        self.assertIn("take it out", self.problems(self.sample(40, 0), {"A": {"methods": 50}})[0])
+        self.assertIn("no class B", self.problems(self.sample(1, 1), {"B": {"fields": 20}})[0])
+
+
 class Programs(unittest.TestCase):
     """The checks as ctest starts them: exit codes."""
 
@@ -180,7 +255,7 @@ class Programs(unittest.TestCase):
 
     def test_an_empty_tree_is_no_success(self):
         with Tree({}) as tree:
-            for name in ("check_includes.py", "check_format.py", "check_length.py", "check_shell.py"):
+            for name in ("check_classes.py", "check_includes.py", "check_format.py", "check_length.py", "check_shell.py"):
                 self.assertEqual(self.run_check(name, tree.root).returncode, 1, name)
 
 
