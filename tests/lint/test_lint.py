@@ -11,6 +11,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 import check_classes  # noqa: E402
+import check_cycles  # noqa: E402
 import check_includes  # noqa: E402
 import check_length  # noqa: E402
 from class_parser import classes  # noqa: E402
@@ -120,6 +121,39 @@ class Includes(unittest.TestCase):
             self.assertEqual(check_includes.check(tree.root)[0], [])
         with Tree({"transports/tcp/asio.h": line, "transports/tcp/b.cc": line}) as tree:
             self.assertEqual(len(check_includes.check(tree.root)[0]), 2)
+
+
+class Cycles(unittest.TestCase):
+    def problems(self, files, known=frozenset()):
+        with Tree(files) as tree:
+            return check_cycles.check(tree.root, known)[0]
+
+    def python(self, **modules):
+        return self.problems({f"bindings/python/src/p/{name}.py": text for name, text in modules.items()})
+
+    def test_headers(self):
+        files = {"core/base/a.h": '#include "core/base/b.h"', "core/base/b.h": '#include "core/base/c.h"', "core/base/c.h": ""}
+        self.assertEqual(self.problems(files), [])
+        files["core/base/c.h"] = '#include "core/base/a.h"'
+        self.assertEqual(len(self.problems(files)), 1)
+
+    def test_a_header_and_its_source_are_one(self):
+        files = {"core/base/a.h": "", "core/base/a.cc": '#include "core/base/a.h"\n#include "core/base/b.h"',
+                 "core/base/b.h": '#include "core/base/a.h"'}
+        self.assertIn("core/base/a -> core/base/b", self.problems(files)[0])
+        known = {("core/base/a", "core/base/b")}
+        self.assertEqual(self.problems(files, known), [])
+        files["core/base/a.cc"] = ""
+        self.assertIn("take it out of KNOWN", self.problems(files, known)[0])
+
+    def test_modules(self):
+        self.assertEqual(self.python(__init__="from .a import f", a="from . import b", b="import os"), [])
+        for line in ("from .a import f", "from . import a", "import p.a", "def g():\n    from .a import f"):
+            self.assertEqual(len(self.python(__init__="", a="from . import b", b=line)), 1, line)
+
+    def test_imports_for_type_checkers(self):
+        line = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .a import A\n"
+        self.assertEqual(self.python(__init__="", a="from .b import f", b=line), [])
 
 
 class Length(unittest.TestCase):
@@ -255,7 +289,7 @@ class Programs(unittest.TestCase):
 
     def test_an_empty_tree_is_no_success(self):
         with Tree({}) as tree:
-            for name in ("check_classes.py", "check_includes.py", "check_format.py", "check_length.py", "check_shell.py"):
+            for name in sorted(path.name for path in HERE.glob("check_*.py")):
                 self.assertEqual(self.run_check(name, tree.root).returncode, 1, name)
 
 
