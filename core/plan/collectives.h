@@ -8,18 +8,18 @@
 //  - reduce_scatter, all_gather: direct exchange, (W-1)/W of the larger buffer sent per rank.
 //    Direct reductions keep at most 12 MiB of what arrives at a time (plan/direct.h).
 //  - broadcast: binomial tree up to 256 KiB; above, the root scatters chunks and every rank passes
-//  its chunk on.
+//    its chunk on.
 //  - of these four, where the transport has the collective itself and the request permits it: one
-//  call per tensor (plan/native.h).
+//    call per tensor (plan/native.h).
 //  - all_gather and reduce_scatter with unequal counts: as with equal ones, never native.
 //  - reduce: between two ranks, or if (W - 1) * n is at most 64 KiB, every rank sends everything to
-//  the root, which adds up; else every rank reduces its chunk and sends the result to the root:
-//  n sent per rank. Sums run over ranks in ascending order in both.
+//    the root, which adds up; else every rank reduces its chunk and sends the result to the root: n
+//    sent per rank. Sums run over ranks in ascending order in both.
 //  - gather, scatter: one message stream between the root and every other rank.
 //  - all_to_all: direct exchange. In place, what is sent is copied first, because no rank could
-//  receive before it has sent. With parts that differ from pair to pair, the two ranks of every
-//  pair first tell each other how much they send and expect (metadata, two numbers per tensor);
-//  payload moves between them only if they agree, PROTOCOL otherwise.
+//    receive before it has sent. With parts that differ from pair to pair, the two ranks of every
+//    pair first tell each other how much they send and expect (metadata, two numbers per tensor);
+//    payload moves between them only if they agree, PROTOCOL otherwise.
 //  - barrier: dissemination, ceil(log2 W) rounds of empty messages.
 #pragma once
 

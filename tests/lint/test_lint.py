@@ -11,6 +11,7 @@ ROOT = HERE.parents[1]
 sys.path.insert(0, str(HERE))
 
 import check_classes  # noqa: E402
+import check_comments  # noqa: E402
 import check_cycles  # noqa: E402
 import check_includes  # noqa: E402
 import check_length  # noqa: E402
@@ -121,6 +122,43 @@ class Includes(unittest.TestCase):
             self.assertEqual(check_includes.check(tree.root)[0], [])
         with Tree({"transports/tcp/asio.h": line, "transports/tcp/b.cc": line}) as tree:
             self.assertEqual(len(check_includes.check(tree.root)[0]), 2)
+
+
+LONG = "// A line of a paragraph goes on up to the limit of columns or nearly so, whatever comes behind it, as\n"
+PARAGRAPHS = f"""{LONG}// here. A sentence that ends may end a line.
+// So may a colon:
+//
+//  - an item that needs more than the one line that there is for it, which is why it is continued
+//    under its text
+//  - another
+//
+//   field     what it is
+//   other     of a table
+//
+//   int code(
+//       int x);
+{LONG}//     an indented line
+int x;  // behind
+// in the middle
+int y;
+"""
+
+
+class Comments(unittest.TestCase):
+    def problems(self, text):
+        with Tree({"core/base/a.h": text}) as tree:
+            return check_comments.check(tree.root)[0]
+
+    def test_whole_ones(self):
+        self.assertEqual(self.problems(PARAGRAPHS), [])
+
+    def test_items(self):
+        for text in ("//  - an item of\n//  a list\n", "  //  1. an item\n  //     of\n  //  a list\n"):
+            self.assertIn("item's text", self.problems(text)[0])
+
+    def test_paragraphs(self):
+        self.assertIn("a.h:2: the comment's line ends early", self.problems(f"{LONG}// it\n// does here\n")[0])
+        self.assertIn("a.h:1: the comment's line ends early", self.problems("// A line\n// of a sentence.\n")[0])
 
 
 class Cycles(unittest.TestCase):
