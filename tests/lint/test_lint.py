@@ -86,6 +86,14 @@ class Includes(unittest.TestCase):
         self.assert_caught("transports/tcp/a.cc", "core/engine/b.h", "core/engine")
         self.assert_caught("transports/tcp/a.cc", "transports/inproc/b.h", "transports/inproc")
 
+    def test_cuda_calls(self):
+        for name in ("cuda/a.cc", "cuda/kernels/a.cc", "transports/nccl/a.cc"):
+            self.assert_allowed(name, "cuda/calls/b.h")
+        self.assert_allowed("cuda/calls/a.cc", "core/base/b.h")
+        self.assert_caught("cuda/calls/a.cc", "core/iface/b.h", "core/iface")
+        self.assert_caught("transports/tcp/a.cc", "cuda/calls/b.h", "cuda/calls")
+        self.assert_caught("transports/nccl/a.cc", "cuda/launch.h", "cuda")
+
     def test_backends_alone_sees_transports(self):
         self.assert_allowed("capi/src/backends.cc", "transports/tcp/b.h")
         self.assert_caught("capi/src/comm.cc", "transports/tcp/b.h", "transports/tcp")
