@@ -7,7 +7,7 @@
 namespace sotto {
 
 Result<cudaStreamCaptureStatus> CudaDevice::capture_of(void* stream) const {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   const cudaError_t asked = cudaStreamIsCapturing(static_cast<cudaStream_t>(stream), &capture);
@@ -42,7 +42,7 @@ Result<EventId> CudaDevice::record_stream(void* stream) {
 }
 
 Status CudaDevice::stream_after_event(void* stream, EventId event) {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   return check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), event_of(event), 0),
                "cudaStreamWaitEvent");
@@ -54,7 +54,7 @@ Result<HoldId> CudaDevice::hold_stream(void* stream) {
         "a stream cannot wait for an operation that needs the host: this driver has no "
         "cuStreamWaitValue32; use sotto_op_wait");
   }
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   std::lock_guard lock(mutex_);
   if (free_holds_.empty()) {

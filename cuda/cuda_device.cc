@@ -85,7 +85,7 @@ Status CudaDevice::Tables::make(std::span<const KernelCall> calls) {
 }
 
 Status CudaDevice::open() {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   int pools = 0;
   SOTTO_TRY(check(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index_),
@@ -142,7 +142,7 @@ Status CudaDevice::share_with_peers() {
 }
 
 CudaDevice::~CudaDevice() {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   for (cudaStream_t stream : lanes_) {
     if (stream != nullptr) note(cudaStreamDestroy(stream), "cudaStreamDestroy", index_);
   }
@@ -157,7 +157,7 @@ CudaDevice::~CudaDevice() {
 // ---- Memory ----
 
 Result<void*> CudaDevice::alloc(uint64_t bytes) {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   const uint64_t size = round_up(std::max<uint64_t>(bytes, 1), kAlignment);
   if (size < bytes) return error(Code::kOutOfMemory, "no memory for {} bytes", bytes);
@@ -179,7 +179,7 @@ Status CudaDevice::zero(void* memory, uint64_t bytes) {
 }
 
 Status CudaDevice::upload(void* dst, const void* src, uint64_t bytes) {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   SOTTO_TRY(check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyHostToDevice, memory_stream_),
                   "cudaMemcpyAsync"));
@@ -188,7 +188,7 @@ Status CudaDevice::upload(void* dst, const void* src, uint64_t bytes) {
 
 void CudaDevice::free(void* memory, uint64_t) {
   if (memory == nullptr) return;
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   if (pools_) {
     note(cudaFreeAsync(memory, memory_stream_), "cudaFreeAsync", index_);
   } else {
@@ -200,7 +200,7 @@ Result<void*> CudaDevice::alloc_host(uint64_t bytes) {
   const uint64_t size = std::max<uint64_t>(bytes, 1);
   void* memory = take_host(size);
   if (memory == nullptr) {
-    const CurrentDevice current(index_);
+    const OnDevice current(index_);
     SOTTO_TRY(current.status());
     SOTTO_TRY(check(cudaHostAlloc(&memory, size, cudaHostAllocDefault), "cudaHostAlloc")
                   .with_prefix(fmt::format("{} bytes", size)));
@@ -253,7 +253,7 @@ Status CudaDevice::launch_on(cudaStream_t stream, const KernelCall& call) {
   cuda::Operands operands;
   for (size_t i = 0; i < call.operands.size(); ++i) operands.data[i] = call.operands[i].data;
   const cuda::Condition condition{call.predicate, call.expect, call.paired_ran};
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   const cudaError_t launched = cuda::launch_prepared(
       stream, tables->kernel(call.call), tables->tables(call.call), operands, condition);
@@ -271,7 +271,7 @@ Status CudaDevice::copy(uint32_t lane, void* dst, const void* src, uint64_t byte
 Status CudaDevice::copy_on(cudaStream_t stream, void* dst, const void* src, uint64_t bytes,
                            const uint32_t* predicate, uint32_t expect) {
   if (bytes == 0) return ok_status();
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   if (predicate == nullptr) {
     return check(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
@@ -301,7 +301,7 @@ Status CudaDevice::add_events() {
 }
 
 Result<EventId> CudaDevice::record_on(cudaStream_t stream) {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   EventId id = 0;
   cudaEvent_t event = nullptr;
@@ -332,7 +332,7 @@ Status CudaDevice::wait(uint32_t lane, EventId event) {
 }
 
 Result<bool> CudaDevice::query(EventId event) {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   Status failed = current.status();
   if (failed.ok()) {
     const cudaError_t state = cudaEventQuery(event_of(event));
@@ -354,7 +354,7 @@ void CudaDevice::drain() {
 }
 
 Status CudaDevice::health() {
-  const CurrentDevice current(index_);
+  const OnDevice current(index_);
   SOTTO_TRY(current.status());
   const cudaError_t state = cudaStreamQuery(lanes_[0]);
   if (state == cudaErrorNotReady) {

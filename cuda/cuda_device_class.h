@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "core/iface/device.h"
-#include "cuda/cuda_status.h"
+#include "cuda/calls/cuda_calls.h"
 
 namespace sotto {
 

@@ -27,7 +27,7 @@ uint32_t CudaGraphRecorder::count(Count which) const {
 
 Status CudaGraphRecorder::count_up(Count which) {
   const DeviceId& id = caps_.id;
-  const CurrentDevice current(id.index);
+  const OnDevice current(id.index);
   SOTTO_TRY(current.status());
   return cuda_status(cuda::launch_count_up(stream_, counts_ + which),
                      "cudaLaunchKernelExC of count_up", id.index);

@@ -6,7 +6,7 @@ set -euo pipefail
 
 usage() {
   cat <<'END'
-usage: integration/setup.sh [run|test|bench] [--dry-run] [-h|--help]
+usage: integration/setup.sh [run|test|bench|tidy] [--dry-run] [-h|--help]
 
 Installs missing Debian packages (needs root); a second run installs nothing.
   run        what the library, its tools and the quickstart need
@@ -15,6 +15,7 @@ Installs missing Debian packages (needs root); a second run installs nothing.
              where there are CUDA's headers but not NCCL's, also the wheel that has them (200 MB)
   bench      what run needs, and the libraries that sotto bench net compares with; of these torch comes from pip's index,
              into .venv too (several gigabytes where the index has only its CUDA build)
+  tidy       what tests/run.sh --tidy needs
   --dry-run  only says what would be installed
 Without root or apt it prints what to install by hand, and fails only if something is really missing.
 What comes from pip's index is not needed: without it tests are left out, and counted as skipped. Where the index has no CPU
@@ -63,6 +64,9 @@ libopenmpi-dev     | command mpicc.openmpi
 mpich              | command mpiexec.mpich
 libmpich-dev       | command mpicc.mpich
 python3-venv       | python ensurepip
+'
+# The tests' sources are in the list of compile commands too.
+TIDY_PACKAGES=$TEST_PACKAGES'clang-tidy-14      | command clang-tidy-14
 '
 TORCH=torch==2.13.0
 TORCH_CPU=$TORCH+cpu
@@ -143,7 +147,7 @@ parse() {
   local argument
   for argument in "$@"; do
     case $argument in
-      run | test | bench) group=$argument ;;
+      run | test | bench | tidy) group=$argument ;;
       --dry-run) dry_run=yes ;;
       -h | --help) usage && exit 0 ;;
       *) usage_error "unknown argument '$argument'" ;;
@@ -233,6 +237,7 @@ install_packages() {
   local list=$RUN_PACKAGES
   [ "$group" != test ] || list+=$TEST_PACKAGES
   [ "$group" != bench ] || list+=$BENCH_PACKAGES
+  [ "$group" != tidy ] || list+=$TIDY_PACKAGES
   local -a missing
   mapfile -t missing < <(missing_packages "$list" dpkg)
   if [ ${#missing[@]} -gt 0 ] && ! can_install; then

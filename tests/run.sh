@@ -33,6 +33,7 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
                    simt, kernels_emulated, fakes, cuda_device, cuda, nccl, lint, model, python, readme,
                    report, scripts, perf
+  --tidy           something else: clang-tidy over the production sources, with the checks in .clang-tidy; no test
   --fresh          configure the build folders anew
   -h, --help       this text
 The last line is "N passed, N failed, N skipped". The exit code is 0 only if a test ran and none failed.
@@ -40,12 +41,13 @@ END
 }
 
 parse() {
-  sanitizers=yes gpu_emulation=no label='' fresh=no
+  sanitizers=yes gpu_emulation=no tidy=no label='' fresh=no
   while [ $# -gt 0 ]; do
     case $1 in
       --sanitizers) sanitizers=yes ;;
       --no-sanitizers) sanitizers=no ;;
       --gpu-emulation) gpu_emulation=yes ;;
+      --tidy) tidy=yes ;;
       --label)
         [ $# -ge 2 ] || usage_error "--label needs a regular expression"
         label=$2 && shift ;;
@@ -130,9 +132,26 @@ announce() {
   fi
 }
 
+# tidy: every source on its own, from the compile commands of dev, of which nothing is built.
+tidy() {
+  integration/setup.sh tidy
+  need_tools
+  results=$SOTTO_ROOT/build
+  mkdir -p "$results"
+  configure dev
+  say "== clang-tidy: about 25 minutes on 2 cores"
+  run-clang-tidy-14 -quiet -p build/dev -j "$(cores)" -extra-arg=-Wno-unknown-warning-option \
+    "$SOTTO_ROOT/(capi/src|core|cuda|transports)/.*[.]cc\$" || die "clang-tidy found something"
+  say "clang-tidy found nothing"
+}
+
 main() {
   parse "$@"
   cd "$SOTTO_ROOT"
+  if [ "$tidy" = yes ]; then
+    tidy
+    return
+  fi
   announce
   integration/setup.sh test
   need_tools

@@ -18,7 +18,6 @@ uint64_t hash64(const void* data, size_t bytes, uint64_t seed) {
 }
 
 Hasher64::Hasher64() { reset(); }
-Hasher64::~Hasher64() = default;
 void Hasher64::reset() { functions().reset(state_); }
 void Hasher64::update(const void* data, size_t bytes) { functions().update(state_, data, bytes); }
 uint64_t Hasher64::digest() const { return functions().digest(state_); }

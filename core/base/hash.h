@@ -16,7 +16,6 @@ inline uint64_t hash64(std::string_view text, uint64_t seed = 0) {
 class Hasher64 {
  public:
   Hasher64();
-  ~Hasher64();
   Hasher64(const Hasher64&) = delete;
   Hasher64& operator=(const Hasher64&) = delete;
   void reset();

@@ -81,8 +81,8 @@ SOTTO_HOST_DEVICE inline uint16_t bf16_v_code(float v, uint32_t bits) {
 // ---- 8-bit floats ----
 //
 // A block has an exponent byte e. Code c stands for f(c), the float32 with the bits
-// (c << 20) + base, eight codes for every power of two; the largest is f = 2^(e + kFp8LeastTop -
-// 127).
+// (c << 20) + base, eight codes for every power of two.
+// The largest is f = 2^(e + kFp8LeastTop - 127).
 //   v: f(c), c up to 255: down to 2^-32 of the largest. There is no 0: elements that have had no
 //      gradient have the least v, and m = 0.
 //   m: f(c) - f(0) with a sign (bit 7), c up to 127: steps shrink down to 2^-19 of the largest, and

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/codec/compressed.h"
+#include "core/codec/compressed_request.h"
 
 namespace sotto {
 

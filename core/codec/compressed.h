@@ -11,53 +11,13 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
-#include <vector>
+#include <span>
 
 #include "core/codec/compressed_layout.h"
+#include "core/codec/compressed_request.h"
 #include "core/plan/builder.h"
 
 namespace sotto {
-
-// Slots of the state and of the result. All are bound slots except where noted.
-struct CompressedSlots {
-  uint32_t worker = kNoSlot;        // with scales: c, else e: compressed_elements float32
-  uint32_t worker_scale = kNoSlot;  // S: float32 per instance
-  uint32_t server = kNoSlot;        // the same of the server: chunk_elements float32
-  uint32_t server_scale = kNoSlot;  // R of the own chunk: float32 per instance
-  uint32_t server_next = kNoSlot;   // what they become
-  uint32_t server_scale_next = kNoSlot;
-  uint32_t worker_counts = kNoSlot;  // uint64 per instance
-  uint32_t server_counts = kNoSlot;  // uint64 per instance
-  uint32_t valid = kNoSlot;          // bits, flat_elements; kNoSlot: no mask
-  uint32_t bits = kNoSlot;           // result payload of compressed_elements
-  uint32_t messages = kNoSlot;       // result: message area
-};
-
-// Where an encoder is to put its output.
-struct EncodeTarget {
-  uint32_t bits = kNoSlot;    // payload
-  uint64_t bits_base = 0;     // flat index of its first element
-  uint32_t blocks = kNoSlot;  // worker block sums
-  uint32_t flags = kNoSlot;
-  uint64_t flags_offset = 0;
-};
-
-struct CompressedRequest {
-  int32_t rank = 0;
-  const CompressedLayout* layout = nullptr;
-  ScaleKind scale = ScaleKind::kL2;
-  CompressedSlots slots;
-  // A word per section (add_worker_flags), in which this rank's other work of the operation raises
-  // kFlagNonfinite too; kNoSlot: there is none.
-  uint32_t worker_flags = kNoSlot;
-  Predicate prior;  // an earlier decision that must be kCommit too; no slot: none
-  uint64_t segment_bytes = 256 * 1024;
-  CodecKind kind = CodecKind::kOnebit;
-  uint32_t block = 0;  // of codecs with blocks
-  // Emits the encoder of one run and its undo.
-  std::function<void(std::vector<Piece> pieces, const EncodeTarget& to)> encode;
-};
 
 struct CompressedResult {
   uint32_t worker_messages = kNoSlot;  // scratch: message area of all workers
@@ -68,20 +28,6 @@ struct CompressedResult {
 // Uses rounds from builder.next_round() on, two per section.
 CompressedResult emit_compressed_all_reduce(PlanBuilder& builder, const CompressedRequest& request);
 
-// Encodes float32 tensors and decodes their mean, with every codec.
-struct CompressedMeanRequest {
-  int32_t rank = 0;
-  const CompressedLayout* layout = nullptr;
-  CodecSettings codec;
-  uint32_t in = kNoSlot, out = kNoSlot;  // lists of slots, one per tensor, which may be the same
-  // Codecs with scales: elements that take part, flat bits; the others are 0 in `out`. kNoSlot: all
-  // do.
-  uint32_t valid = kNoSlot;
-  // The result is the caller's memory and written only if all ranks may commit. Otherwise it is
-  // written as it arrives, and worth nothing unless CompressedResult::gate says kCommit.
-  bool commits = false;
-  uint64_t segment_bytes = 256 * 1024;
-};
 struct CompressedMean {
   CompressedSlots slots;
   CompressedResult exchange;

@@ -1,5 +1,6 @@
 // The mean over ranks with every codec, and the plain collective.
 #include "core/codec/coding.h"
+#include "core/codec/compressed.h"
 #include "core/plan/layout.h"
 
 namespace sotto {

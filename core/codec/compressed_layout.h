@@ -2,9 +2,9 @@
 //
 // The tensors, by parameter group and then in the order of registration, are one sequence of
 // elements; tensors without elements take no part, nor do those that are never compressed, which
-// lie behind the chunks. A compression instance is a range of it that
-// has scales of its own. Instance i with n_i elements has chunks of K_i = align * ceil(n_i / (align
-// * W)) elements, one per rank.
+// lie behind the chunks. A compression instance is a range of it that has scales of its own.
+// Instance i with n_i elements has chunks of K_i = align * ceil(n_i / (align * W)) elements, one
+// per rank.
 //
 // A section is a run of instances with rounds and scale messages of its own, so that one can be
 // encoded while another travels. The flat space has section after section; inside a section it is

@@ -5,8 +5,8 @@
 //
 //   void open(uint64_t block)                                     a run in this norm block follows
 //   void pad(const Piece&, uint64_t first, uint64_t count)        a run of padding
-//   void elements(const Piece&, uint64_t first, uint64_t count)   a run of elements, all in one
-//   norm block void finish()                                                 end of the call
+//   void elements(const Piece&, uint64_t first, uint64_t count)   a run in one norm block
+//   void finish()                                                 end of the call
 #pragma once
 
 #include <algorithm>

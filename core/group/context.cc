@@ -67,7 +67,7 @@ Status Context::check_unused(const UniqueId& id) {
 
 void Context::note_use(const UniqueId& id, bool made) {
   std::lock_guard lock(mutex_);
-  if (made || made_here_.count(id) != 0) used_.emplace(id, made);
+  if (made || made_here_.contains(id)) used_.emplace(id, made);
   made_here_.erase(id);
 }
 

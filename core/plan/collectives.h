@@ -8,64 +8,30 @@
 //  - reduce_scatter, all_gather: direct exchange, (W-1)/W of the larger buffer sent per rank.
 //    Direct reductions keep at most 12 MiB of what arrives at a time (plan/direct.h).
 //  - broadcast: binomial tree up to 256 KiB; above, the root scatters chunks and every rank passes
-//  its chunk on.
+//    its chunk on.
 //  - of these four, where the transport has the collective itself and the request permits it: one
-//  call per tensor (plan/native.h).
+//    call per tensor (plan/native.h).
 //  - all_gather and reduce_scatter with unequal counts: as with equal ones, never native.
 //  - reduce: between two ranks, or if (W - 1) * n is at most 64 KiB, every rank sends everything to
-//  the root, which adds up; else every rank reduces its chunk and sends the result to the root:
-//  n sent per rank. Sums run over ranks in ascending order in both.
+//    the root, which adds up; else every rank reduces its chunk and sends the result to the root: n
+//    sent per rank. Sums run over ranks in ascending order in both.
 //  - gather, scatter: one message stream between the root and every other rank.
 //  - all_to_all: direct exchange. In place, what is sent is copied first, because no rank could
-//  receive before it has sent. With parts that differ from pair to pair, the two ranks of every
-//  pair first tell each other how much they send and expect (metadata, two numbers per tensor);
-//  payload moves between them only if they agree, PROTOCOL otherwise.
+//    receive before it has sent. With parts that differ from pair to pair, the two ranks of every
+//    pair first tell each other how much they send and expect (metadata, two numbers per tensor);
+//    payload moves between them only if they agree, PROTOCOL otherwise.
 //  - barrier: dissemination, ceil(log2 W) rounds of empty messages.
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "core/base/dtype.h"
-#include "core/base/small_vector.h"
 #include "core/base/status.h"
-#include "core/iface/transport.h"
 #include "core/plan/builder.h"
+#include "core/plan/collective_request.h"
 #include "core/plan/layout.h"
 
 namespace sotto {
-
-struct CollectiveRequest {
-  OpKind kind = OpKind::kBarrier;
-  int32_t rank = 0;
-  int32_t size = 1;
-  ReduceOp reduce = ReduceOp::kSum;
-  int32_t root = 0;      // broadcast, reduce, gather, scatter
-  int32_t peer = -1;     // kSendRecv
-  bool is_send = false;  // kSendRecv
-  // Per tensor. all_gather, gather: elements of `in`; reduce_scatter, scatter: elements of `out`;
-  // all_to_all: elements for one rank; others: elements of both.
-  SmallVector<uint64_t> counts;
-  SmallVector<Dtype> dtypes;
-  SmallVector<uint8_t> in_place;
-  // kAllToAllParts: what of tensor t goes to rank k and what comes from it, at [t * size + k];
-  // counts are not used. Parts of the output do not overlap; this rank's own parts have equal
-  // counts; with in_place all parts of both sides are equal. kAllGatherParts has out_parts,
-  // kReduceScatterParts in_parts alone, whose counts are the same on all ranks; `counts` are those
-  // of all parts together.
-  std::vector<Range> in_parts, out_parts;
-  uint64_t segment_bytes = 256 * 1024;
-  NativeCollectives native = 0;  // that may be used
-  bool operator==(const CollectiveRequest&) const = default;
-};
-
-// Slots that a run binds: inputs [in, in + n), outputs [out, out + n). Where a side has no meaning
-// (the input of a broadcast on a rank that is not the root, the output of a send) its slots exist
-// and may be bound to null.
-struct CollectiveSlots {
-  uint32_t in = kNoSlot;
-  uint32_t out = kNoSlot;
-};
 
 // Appends one collective to the builder, with rounds from 0 in the current posting.
 Result<CollectiveSlots> emit_collective(PlanBuilder& builder, const CollectiveRequest& request);
@@ -90,8 +56,5 @@ void emit_flat_all_reduce(PlanBuilder& builder, const FlatReduceRequest& request
 // of small messages. The caller has written this rank's row.
 void emit_message_exchange(PlanBuilder& builder, int32_t rank, int32_t size, uint32_t rows,
                            uint64_t message_bytes, uint32_t round);
-
-// Elements to which chunks of uncompressed collectives are aligned.
-inline constexpr uint64_t kDenseChunkAlign = 16;
 
 }  // namespace sotto

@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "core/plan/builder.h"
-#include "core/plan/collectives.h"
+#include "core/plan/collective_request.h"
 #include "core/plan/layout.h"
 
 namespace sotto {

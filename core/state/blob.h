@@ -5,8 +5,7 @@
 //        8      4  format version
 //       12      4  number of sections
 //       16      8  bytes of the whole blob
-//       24         sections: name length (4), name, data length (8), data, zeros up to a multiple
-//       of 8
+//       24         sections: name length (4), name, data length (8), data, zeros to a multiple of 8
 //     end-8     8  XXH3 of everything before
 //
 // Little-endian. Names are unique.

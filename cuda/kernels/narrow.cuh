@@ -5,7 +5,7 @@
 
 #include "core/base/narrow_state.h"
 #include "core/kernels/quant_elements.h"
-#include "cuda/kernels/adam.cuh"
+#include "cuda/kernels/rules.cuh"
 
 namespace sotto::cuda {
 

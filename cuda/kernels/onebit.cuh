@@ -8,9 +8,9 @@ namespace sotto::cuda {
 
 // An Input has the kernel, whose operands `to` are what encoders share, and
 //   Quad<float> load(const Piece&, uint64_t j, uint32_t n)
-// x of elements j .. j + n - 1, any value where masked. And
-// of one rank, for whom nothing is encoded: float alone(const Piece&, float x), what the average
-// is.
+//     x of elements j .. j + n - 1, any value where masked
+//   float alone(const Piece&, float x)
+//     the average of one rank, for which nothing is encoded
 
 // kOnebitEncode: a tensor, times a coefficient.
 struct TensorInput {

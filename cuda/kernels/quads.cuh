@@ -1,7 +1,6 @@
-// How kernels over pieces are executed: a thread block takes one Work, a thread the quads t, t +
-// 256,
-// .. of it. Quads lie at multiples of 4 positions, so flat memory is read and written 128 bits at a
-// time where it is aligned; many small tensors are shared by the threads like one large one.
+// How kernels over pieces are executed: a thread block takes one Work, thread t every 256th quad of
+// it from t on. Quads lie at multiples of 4 positions, so flat memory is read and written 128 bits
+// at a time where it is aligned; many small tensors are shared by the threads like one large one.
 //
 // Sums of norm blocks keep the one order of core/kernels/call.h: all threads write the terms of
 // elements to shared memory, then 64 threads are the 64 lanes and add them in ascending position.

@@ -1,8 +1,8 @@
 // One suite for every backend that matches messages by key. A transport instantiates it in a file
 // of its own:
 //
-//   INSTANTIATE_TEST_SUITE_P(Inproc, TransportSuite, testing::Values(TransportCase{"inproc",
-//   [](const Clock& clock) {...}}),
+//   INSTANTIATE_TEST_SUITE_P(Inproc, TransportSuite,
+//                            testing::Values(TransportCase{"inproc", [](const Clock& c) {...}}),
 //                            case_name);
 //
 // All ranks are threads of the test, each with a backend of its own.

@@ -2,7 +2,8 @@
 
 Inside core: base <- kernels <- iface <- wire, cpu <- plan <- engine <- group <- codec <- optim <- state; config sees base alone,
 and codec and what is above it see config.
-transports and cuda see core/base, core/kernels, core/iface, core/wire. capi sees core. capi/src/backends.cc alone also sees transports.
+transports and cuda see core/base, core/kernels, core/iface, core/wire; cuda and transports/nccl also cuda/calls, which sees
+core/base alone. capi sees core. capi/src/backends.cc alone also sees transports.
 integration and bindings see the public headers alone. The public headers see the C library alone.
 """
 
@@ -34,6 +35,7 @@ def _core_rules():
 
 CORE_RULES = _core_rules()
 FOR_TRANSPORTS = {"core/base", "core/kernels", "core/iface", "core/wire"}
+CUDA_CALLS = "cuda/calls"
 PUBLIC_HEADERS = "capi/include"
 MAIN_HEADER = "capi/include/sotto/sotto.h"
 MAIN_MAY_INCLUDE = {"stddef.h", "stdint.h"}
@@ -44,7 +46,7 @@ OTHERS_MAY_INCLUDE = MAIN_MAY_INCLUDE | {"limits.h", "stdbool.h", "string.h"}
 def room_of(path):
     """core/plan for core/plan/x.h; capi, integration and the like for everything below them."""
     parts = Path(path).parts
-    if len(parts) > 2 and parts[0] in ("core", "transports"):
+    if len(parts) > 2 and parts[0] in ("core", "transports") or parts[:2] == ("cuda", "calls"):
         return "/".join(parts[:2])
     if parts[:2] == ("capi", "include") or parts[0] == "sotto":
         return PUBLIC_HEADERS
@@ -58,9 +60,11 @@ def allowed_rooms(path):
         return CORE_RULES[room]
     if room.startswith("core/"):
         return set()
+    if room == CUDA_CALLS:
+        return {"core/base", room}
+    if room in ("cuda", "transports/nccl"):
+        return FOR_TRANSPORTS | {room, CUDA_CALLS}
     if room.startswith("transports/"):
-        return FOR_TRANSPORTS | {room}
-    if room == "cuda":
         return FOR_TRANSPORTS | {room}
     if room == "capi":
         allowed = set(CORE_RULES) | {"capi", PUBLIC_HEADERS}

@@ -4,20 +4,18 @@
 // that goes away too early.
 //
 //  - Memory that a call overwrites (the `fresh` ranges of a launch; the destination of a copy) is
-//  filled with 0xff bytes (NaN for
-//    every float type) until the call really executes: from the launch on if the device is idle,
-//    else from the moment at which everything that the lane waits for is done. Filling earlier
-//    would disturb work that is queued before.
+//    filled with 0xff bytes (NaN for every float type) until the call really executes: from the
+//    launch on if the device is idle, else from the moment at which everything that the lane waits
+//    for is done. Filling earlier would disturb work that is queued before.
 //  - Predicates are read when the call executes. A call whose predicate may not hold is filled only
-//  where it holds.
+//    where it holds.
 //  - host_memory = false: what alloc returns cannot be touched by the host at all (SIGSEGV);
-//  kernels and copies go
-//    through a second mapping. Tests read and write it with host_view.
+//    kernels and copies go through a second mapping. Tests read and write it with host_view.
 //  - A call that does not keep to its kernel's description (core/kernels) ends the process: an
 //    operand is absent that may not be, or one is written that is read.
 //  - Operands are copied at launch. Tables, argument structs, lists of tensor pointers and memory
-//  have to live until the call has executed. Tables that are destroyed before, and launches that do
-//  not fit theirs, end the process, as does a list in memory that such a device cannot read.
+//    have to live until the call has executed. Tables that are destroyed before, and launches that
+//    do not fit theirs, end the process, as does a list in memory that such a device cannot read.
 //
 // Threads: as Device; hold, resume, the counters and host_view from any thread.
 #pragma once

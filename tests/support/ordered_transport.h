@@ -8,7 +8,7 @@
 //  - a send and a receive meet that belong to different messages, or differ in size or signature;
 //  - two ranks wait for each other in groups that can never complete;
 //  - a rank issues groups of a comm in another order than by operation and round, or cuts a round
-//  into two groups.
+//    into two groups.
 #pragma once
 
 #include <memory>

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "core/codec/coding.h"
+#include "core/codec/compressed.h"
 #include "core/config/codec.h"
 
 namespace sotto::test {

@@ -5,7 +5,7 @@
 #include <utility>
 
 #include "core/base/log.h"
-#include "transports/nccl/cuda_calls.h"
+#include "cuda/calls/cuda_calls.h"
 
 namespace sotto::nccl {
 namespace {

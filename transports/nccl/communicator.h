@@ -13,7 +13,7 @@
 
 #include "core/iface/rendezvous.h"
 #include "transports/nccl/api.h"
-#include "transports/nccl/nccl_backend.h"
+#include "transports/nccl/nccl_options.h"
 
 namespace sotto::nccl {
 

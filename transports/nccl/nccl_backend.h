@@ -2,20 +2,13 @@
 // comm. Its ranks meet, and have their control mesh, through another backend (TCP).
 #pragma once
 
-#include <cstdint>
 #include <memory>
-#include <string>
 
 #include "core/base/params.h"
 #include "core/iface/rendezvous.h"
-#include "core/iface/transport.h"
+#include "transports/nccl/nccl_options.h"
 
 namespace sotto {
-
-struct NcclOptions {
-  std::string library;           // path of libnccl.so.2; empty: where it is found
-  NativeCollectives native = 0;  // that plans may use; equal on all ranks
-};
 
 // What the SOTTO_* variables say.
 NcclOptions nccl_options(const Params& params);

@@ -8,6 +8,7 @@
 #include "core/base/log.h"
 #include "core/iface/device.h"
 #include "core/kernels/call.h"
+#include "cuda/calls/cuda_calls.h"
 
 namespace sotto::nccl {
 namespace {

@@ -19,9 +19,9 @@
 #include "core/iface/rendezvous.h"
 #include "core/iface/transport.h"
 #include "transports/nccl/communicator.h"
-#include "transports/nccl/cuda_calls.h"
 #include "transports/nccl/note.h"
 #include "transports/nccl/poller.h"
+#include "transports/nccl/pools.h"
 
 namespace sotto::nccl {
 

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "cuda/calls/cuda_calls.h"
 #include "transports/nccl/nccl_transport.h"
 
 namespace sotto::nccl {

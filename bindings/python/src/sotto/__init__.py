@@ -19,6 +19,7 @@ from . import optim
 from ._lib import library, text_of
 from .codec import Codec
 from .comm import Comm, Counters
+from .create import UniqueId, create_comm
 from .errors import (
     AbortedError,
     BusyError,
@@ -37,7 +38,7 @@ from .errors import (
     TransportError,
     UnsupportedError,
 )
-from .group import UniqueId, create_comm, default_comm, init_process_group
+from .group import default_comm, init_process_group
 from .log import capture_log
 from .optim import config_report, config_resolve
 from .work import OpStats, Work, wait_all, wait_any

@@ -14,10 +14,15 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InvalidArgumentError, UnsupportedError
-from .logs import resident_bytes
 
 __path__: list[str] = []  # deepspeed.accelerator.real_accelerator is found below: see modules.py
 KINDS = ("cpu", "cuda")
+
+
+def resident_bytes() -> int:
+    """Memory of this process that is resident, from /proc."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Accelerator:

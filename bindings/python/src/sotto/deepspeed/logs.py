@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any, cast
@@ -13,6 +12,7 @@ from typing import Any, cast
 import torch.distributed as dist
 
 from ..errors import InvalidArgumentError
+from .accelerator import get_accelerator, resident_bytes
 
 log_levels = {
     "debug": logging.DEBUG,
@@ -122,18 +122,10 @@ def get_caller_func(frame: int = 3) -> str:
     return sys._getframe(frame).f_code.co_name
 
 
-def resident_bytes() -> int:
-    """Memory of this process that is resident, from /proc."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def see_memory_usage(message: str, force: bool = False) -> None:
     """Logs, with force, the memory that rank 0 uses; without it nothing, as DeepSpeed's."""
     if not force or _is_told([0])[1] > 0:
         return
-    from .accelerator import get_accelerator
-
     device, gib = get_accelerator(), 1 << 30
     logger.warning(message)
     logger.warning(

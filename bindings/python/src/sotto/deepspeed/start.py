@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from ..comm import Comm
 from ..errors import InvalidArgumentError, UnsupportedError
 from ..torch.base import SottoOptimizer
-from ..torch.groups import broadcast_parameters, check_parameters
+from ..torch.values import broadcast_parameters, check_parameters
 from . import lr_schedules, ranks
 from .arguments import pick
 from .client import ClientOptimizer

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..errors import InvalidArgumentError, UnsupportedError
-from ..torch.groups import broadcast_parameters
+from ..torch.values import broadcast_parameters
 from .ranks import has_comm, meet
 
 DEVICES = (None, "none", "cpu", "cuda")

@@ -38,8 +38,9 @@ from __future__ import annotations
 from .averagers import no_sync_after_warmup
 from .base import SottoOptimizer
 from .ddp import DDPState, ddp_hook
-from .groups import broadcast_parameters, check_parameters, comm_of_process_group
+from .groups import comm_of_process_group
 from .optim import Adam, AdamW, Lamb, OnebitAdam, OnebitLamb, ZeroOneAdam
+from .values import broadcast_parameters, check_parameters
 
 __all__ = [
     "Adam",

@@ -91,13 +91,13 @@ class SottoOptimizer(Groups):
         group_defaults: dict[str, Any],
         fixed: dict[str, Any],
         *,
-        comm: Comm | None,
-        mode: str,
-        gradient_clipping: float,
-        loss_scale: float | str | None,
-        checkpoint: str,
-        sotto: Mapping[str, Any] | None,
-        max_grad_norm: float,
+        comm: Comm | None = None,
+        mode: str = "strict",
+        gradient_clipping: float = 0.0,
+        loss_scale: float | str | None = None,
+        checkpoint: str = "mean",
+        sotto: Mapping[str, Any] | None = None,
+        max_grad_norm: float = 0.0,
     ) -> None:
         self._optim: plain.Optimizer | None = None
         self._tensors: list[Tensor] = []

@@ -1,8 +1,8 @@
 """Optimizers for PyTorch with the names, arguments and defaults of DeepSpeed's.
 
 Gradients are averaged over the ranks of a comm inside step(), compressed where the algorithm says
-so: backward() stays local. With DistributedDataParallel see no_sync_after_warmup(). Arguments
-behind the ``*`` are those of :class:`SottoOptimizer`, the same for all.
+so: backward() stays local. With DistributedDataParallel see no_sync_after_warmup(). Keywords in
+``shared`` are those of :class:`SottoOptimizer`, the same for all.
 
 ``deepspeed``, DeepSpeed's engine, has to be None: this library averages by itself.
 ``max_grad_norm`` has to be 0: use gradient_clipping. amsgrad has to be False.
@@ -10,13 +10,15 @@ behind the ``*`` are those of :class:`SottoOptimizer`, the same for all.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ..comm import Comm
 from ..errors import InvalidArgumentError
 from .base import ParamsT, SottoOptimizer
+from .shared import Shared, shows_shared
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 # What the 1-bit optimizers of DeepSpeed accept and do not use, with the defaults there.
 _UNUSED = MappingProxyType(
@@ -44,6 +46,7 @@ class Adam(SottoOptimizer):
     _kind = "Adam"
     _quiet = MappingProxyType({"amsgrad": False, "set_grad_none": True})
 
+    @shows_shared
     def __init__(
         self,
         params: ParamsT,
@@ -55,13 +58,7 @@ class Adam(SottoOptimizer):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         set_grad_none: bool = True,
-        *,
-        comm: Comm | None = None,
-        mode: str = "strict",
-        gradient_clipping: float = 0.0,
-        loss_scale: float | str | None = None,
-        checkpoint: str = "mean",
-        sotto: Mapping[str, Any] | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
         super().__init__(
             params,
@@ -72,13 +69,7 @@ class Adam(SottoOptimizer):
                 "amsgrad": amsgrad,
                 "set_grad_none": set_grad_none,
             },
-            comm=comm,
-            mode=mode,
-            gradient_clipping=gradient_clipping,
-            loss_scale=loss_scale,
-            checkpoint=checkpoint,
-            sotto=sotto,
-            max_grad_norm=0.0,
+            **shared,
         )
 
 
@@ -94,6 +85,7 @@ class Lamb(SottoOptimizer):
     _kind = "Lamb"
     _quiet = MappingProxyType({"amsgrad": False})
 
+    @shows_shared
     def __init__(
         self,
         params: ParamsT,
@@ -107,13 +99,7 @@ class Lamb(SottoOptimizer):
         max_coeff: float = 10.0,
         min_coeff: float = 0.01,
         amsgrad: bool = False,
-        *,
-        comm: Comm | None = None,
-        mode: str = "strict",
-        gradient_clipping: float = 0.0,
-        loss_scale: float | str | None = None,
-        checkpoint: str = "mean",
-        sotto: Mapping[str, Any] | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
         super().__init__(
             params,
@@ -130,13 +116,8 @@ class Lamb(SottoOptimizer):
                 "eps_inside_sqrt": eps_inside_sqrt,
                 "amsgrad": amsgrad,
             },
-            comm=comm,
-            mode=mode,
-            gradient_clipping=gradient_clipping,
-            loss_scale=loss_scale,
-            checkpoint=checkpoint,
-            sotto=sotto,
             max_grad_norm=max_grad_norm,
+            **shared,
         )
 
 
@@ -147,6 +128,7 @@ class OnebitAdam(SottoOptimizer):
     _kind = "OneBitAdam"
     _quiet = _UNUSED
 
+    @shows_shared
     def __init__(
         self,
         params: ParamsT,
@@ -162,13 +144,7 @@ class OnebitAdam(SottoOptimizer):
         amsgrad: bool = False,
         cuda_aware: bool = False,
         comm_backend_name: str = "nccl",
-        *,
-        comm: Comm | None = None,
-        mode: str = "strict",
-        gradient_clipping: float = 0.0,
-        loss_scale: float | str | None = None,
-        checkpoint: str = "mean",
-        sotto: Mapping[str, Any] | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
         _no_engine(deepspeed)
         super().__init__(
@@ -188,13 +164,8 @@ class OnebitAdam(SottoOptimizer):
                 "cuda_aware": cuda_aware,
                 "comm_backend_name": comm_backend_name,
             },
-            comm=comm,
-            mode=mode,
-            gradient_clipping=gradient_clipping,
-            loss_scale=loss_scale,
-            checkpoint=checkpoint,
-            sotto=sotto,
             max_grad_norm=max_grad_norm,
+            **shared,
         )
 
 
@@ -205,6 +176,7 @@ class ZeroOneAdam(SottoOptimizer):
     _kind = "ZeroOneAdam"
     _quiet = _UNUSED
 
+    @shows_shared
     def __init__(
         self,
         params: ParamsT,
@@ -223,13 +195,7 @@ class ZeroOneAdam(SottoOptimizer):
         amsgrad: bool = False,
         cuda_aware: bool = False,
         comm_backend_name: str = "nccl",
-        *,
-        comm: Comm | None = None,
-        mode: str = "strict",
-        gradient_clipping: float = 0.0,
-        loss_scale: float | str | None = None,
-        checkpoint: str = "mean",
-        sotto: Mapping[str, Any] | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
         _no_engine(deepspeed)
         super().__init__(
@@ -246,13 +212,8 @@ class ZeroOneAdam(SottoOptimizer):
                 "cuda_aware": cuda_aware,
                 "comm_backend_name": comm_backend_name,
             },
-            comm=comm,
-            mode=mode,
-            gradient_clipping=gradient_clipping,
-            loss_scale=loss_scale,
-            checkpoint=checkpoint,
-            sotto=sotto,
             max_grad_norm=max_grad_norm,
+            **shared,
         )
 
 
@@ -263,6 +224,7 @@ class OnebitLamb(SottoOptimizer):
     _kind = "OneBitLamb"
     _quiet = _UNUSED
 
+    @shows_shared
     def __init__(
         self,
         params: ParamsT,
@@ -284,13 +246,7 @@ class OnebitLamb(SottoOptimizer):
         factor_max: float = 4.0,
         factor_min: float = 0.5,
         factor_threshold: float = 0.1,
-        *,
-        comm: Comm | None = None,
-        mode: str = "strict",
-        gradient_clipping: float = 0.0,
-        loss_scale: float | str | None = None,
-        checkpoint: str = "mean",
-        sotto: Mapping[str, Any] | None = None,
+        **shared: Unpack[Shared],
     ) -> None:
         _no_engine(deepspeed)
         super().__init__(
@@ -315,11 +271,6 @@ class OnebitLamb(SottoOptimizer):
                 "cuda_aware": cuda_aware,
                 "comm_backend_name": comm_backend_name,
             },
-            comm=comm,
-            mode=mode,
-            gradient_clipping=gradient_clipping,
-            loss_scale=loss_scale,
-            checkpoint=checkpoint,
-            sotto=sotto,
             max_grad_norm=max_grad_norm,
+            **shared,
         )

@@ -1,4 +1,4 @@
-// Errors of the CUDA runtime as statuses, and the current device.
+// Calls of the CUDA runtime: errors as statuses, and the current device.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -38,12 +38,12 @@ class BesideCaptures {
 // caller's. A device without a context stays left, since making it current would make one, of
 // hundreds of MiB: threads of our own, whose device is 0 until they name another, would do so on
 // every rank. Beside captures.
-class CurrentDevice {
+class OnDevice {
  public:
-  explicit CurrentDevice(int32_t device);
-  ~CurrentDevice();
-  CurrentDevice(const CurrentDevice&) = delete;
-  CurrentDevice& operator=(const CurrentDevice&) = delete;
+  explicit OnDevice(int32_t device);
+  ~OnDevice();
+  OnDevice(const OnDevice&) = delete;
+  OnDevice& operator=(const OnDevice&) = delete;
 
   const Status& status() const { return status_; }
 

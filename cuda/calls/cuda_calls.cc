@@ -1,4 +1,4 @@
-#include "cuda/cuda_status.h"
+#include "cuda/calls/cuda_calls.h"
 
 #include <cuda.h>
 
@@ -41,7 +41,7 @@ Status cuda_status(cudaError_t error, std::string_view call, int32_t device) {
                                   cudaGetErrorName(error), static_cast<int>(error)));
 }
 
-CurrentDevice::CurrentDevice(int32_t device) {
+OnDevice::OnDevice(int32_t device) {
   status_ = cuda_status(cudaGetDevice(&before_), "cudaGetDevice", device);
   if (status_.ok() && before_ != device) {
     status_ = cuda_status(cudaSetDevice(device), "cudaSetDevice", device);
@@ -50,7 +50,7 @@ CurrentDevice::CurrentDevice(int32_t device) {
   if (status_.ok()) beside_.emplace();
 }
 
-CurrentDevice::~CurrentDevice() {
+OnDevice::~OnDevice() {
   beside_.reset();
   if (changed_ && has_context(before_)) (void)cudaSetDevice(before_);
 }

@@ -1,4 +1,4 @@
-// CUDA calls of the transport: errors as statuses, the current device, pinned memory, events.
+// Pinned memory and events of the transport, which are used again.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -6,45 +6,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <vector>
 
 #include "core/base/status.h"
 
 namespace sotto::nccl {
-
-Status cuda_status(cudaError_t error, const char* call);
-
-// While it lives, calls of this thread neither fail for nor spoil what any thread captures into a
-// CUDA graph on other streams.
-class BesideCaptures {
- public:
-  BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-  ~BesideCaptures() { (void)cudaThreadExchangeStreamCaptureMode(&mode_); }
-  BesideCaptures(const BesideCaptures&) = delete;
-  BesideCaptures& operator=(const BesideCaptures&) = delete;
-
- private:
-  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
-};
-
-// Makes the device current for its lifetime, then the one that was before: the thread may be the
-// caller's. A device without a context stays left, since making it current would make one. Beside
-// captures.
-class OnDevice {
- public:
-  explicit OnDevice(int device);
-  ~OnDevice();
-  OnDevice(const OnDevice&) = delete;
-  OnDevice& operator=(const OnDevice&) = delete;
-  const Status& status() const { return status_; }
-
- private:
-  int before_ = -1;
-  bool changed_ = false;
-  Status status_;
-  std::optional<BesideCaptures> beside_;  // while the device is current
-};
 
 // Pinned memory in blocks that are used again, so that nothing is allocated in steady state.
 class PinnedPool {

@@ -1,0 +1,71 @@
+"""Classes and structs of at most 40 methods and 16 fields.
+
+Methods are member functions that are neither deleted nor defaulted; fields are members that every object has. CEILINGS has the
+classes that are larger: they may not grow, and where one has become smaller its row follows.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from class_parser import classes
+from sources import C_SUFFIXES, project_files, report
+
+LIMITS = {"methods": 40, "fields": 16}
+FOLDERS = ("capi", "core", "cuda", "transports")
+CEILINGS = {  # names without the namespace sotto
+    "CompressedLayout": {"fields": 17},
+    "Config": {"fields": 17},
+    "Engine": {"methods": 74, "fields": 31},
+    "GroupScalars": {"fields": 20},
+    "Op": {"fields": 18},
+    "Optimizer": {"methods": 45},
+    "OptimizerParams": {"fields": 23},
+    "Plan": {"fields": 26},
+    "SchedulerConfig": {"fields": 22},
+    "Step": {"fields": 25},
+    "StepFrame": {"methods": 47},
+    "StepShape": {"fields": 19},
+    "nccl::NcclTransport": {"methods": 52, "fields": 23},
+    "tcp::Channel": {"methods": 47, "fields": 18},
+    "tcp::Flow": {"fields": 17},
+    "tcp::FrameStream": {"methods": 43, "fields": 32},
+    "tcp::Reactor": {"fields": 20},
+    "tcp::TcpControl": {"methods": 50, "fields": 30},
+}
+
+
+def _check_class(place, name, found, row):
+    problems = []
+    for kind, limit in LIMITS.items():
+        count, ceiling = getattr(found, kind), row.get(kind)
+        if count > (ceiling or limit):
+            problems.append(f"{place}: {name} has {count} {kind}; at most {ceiling or limit}: split it by concept")
+        elif ceiling and count < ceiling:
+            mend = f"lower it to {count}" if count > limit else "take it out"
+            problems.append(f"{place}: {name} has {count} {kind}, its ceiling in check_classes.py is {ceiling}: {mend}")
+    return problems
+
+
+def check(root, ceilings=None):
+    root = Path(root)
+    ceilings = CEILINGS if ceilings is None else ceilings
+    files = [path for path in project_files(root, C_SUFFIXES) if path.parts[0] in FOLDERS]
+    problems, names = [], set()
+    for path in files:
+        for found in classes((root / path).read_text(encoding="utf-8", errors="replace")):
+            name = found.name.removeprefix("sotto::")
+            names.add(name)
+            problems += _check_class(f"{path}:{found.line}", name, found, ceilings.get(name, {}))
+    gone = [name for name in ceilings if name not in names]
+    return problems + [f"check_classes.py: there is no class {name}: take its ceiling out" for name in gone], len(files)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--root", default=Path(__file__).resolve().parents[2])
+    return report(*check(parser.parse_args().root))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
