@@ -10,7 +10,7 @@
 #include "tests/support/sanitized.h"
 #include "tests/support/stranger.h"
 #include "transports/tcp/control_plane.h"
-#include "transports/tcp/lobby.h"
+#include "transports/tcp/rendezvous_server.h"
 
 namespace sotto::test {
 namespace {
@@ -73,17 +73,17 @@ class ManyRanks : public testing::Test {
 
   void meet() {
     reactor_ = check(tcp::Reactor::make({}));
-    auto lobby =
-        check(tcp::Lobby::open(*reactor_, kToken, {tcp::asio::ip::address_v4::loopback(), 0}));
-    const tcp::Endpoint at(tcp::asio::ip::address_v4::loopback(), lobby->port());
+    auto server = check(
+        tcp::RendezvousServer::open(*reactor_, kToken, {tcp::asio::ip::address_v4::loopback(), 0}));
+    const tcp::Endpoint at(tcp::asio::ip::address_v4::loopback(), server->port());
     controls_.resize(kRanks);
     joins_.resize(kRanks);
     Phase::run(*reactor_, [&](int32_t rank, Driver& driver) {
       wire::Join& own = joins_[static_cast<size_t>(rank)];
       own = {kToken, rank, kRanks, 1, "here"};
       tcp::Membership group =
-          check(rank == 0 ? tcp::Lobby::meet(std::move(lobby), own, driver, deadline())
-                          : tcp::join_lobby(*reactor_, {at}, false, own, driver, deadline()));
+          check(rank == 0 ? tcp::RendezvousServer::run(std::move(server), own, driver, deadline())
+                          : tcp::join_rendezvous(*reactor_, {at}, false, own, driver, deadline()));
       if (rank == 0) members_ = group.members;
       group_token_ = group.token;
       controls_[static_cast<size_t>(rank)] =

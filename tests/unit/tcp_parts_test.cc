@@ -10,10 +10,10 @@
 #include <set>
 
 #include "core/base/log.h"
-#include "transports/tcp/lobby.h"
 #include "transports/tcp/op_table.h"
 #include "transports/tcp/rate_limiter.h"
 #include "transports/tcp/refusals.h"
+#include "transports/tcp/rendezvous_server.h"
 #include "transports/tcp/send_queue.h"
 #include "transports/tcp/send_window.h"
 #include "transports/tcp/socket_settings.h"

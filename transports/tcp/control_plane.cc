@@ -133,7 +133,7 @@ void TcpControl::complete_exchange() {
   wire::Gathered all{sequence_++, {}};
   for (auto& blob : exchange_.blobs) all.data.push_back(std::exchange(blob, std::nullopt).value());
   exchange_.present = 0;
-  noted_.clear();
+  reported_missing_.clear();
   if (size() > 1) {
     const std::string text = all.encode();
     for (const auto& link : group_.links) {
@@ -238,7 +238,7 @@ void TcpControl::tick() {
     last_heartbeat_ns_ = now;
     send_heartbeats();
   } else if (coordinates() && exchange_.present > 0) {
-    send_note();
+    report_missing();
   }
 }
 
@@ -257,10 +257,10 @@ void TcpControl::send_heartbeats() {
 }
 
 // Tells those who are there whom the exchange waits for.
-void TcpControl::send_note() {
+void TcpControl::report_missing() {
   const std::string missing = missing_text();
-  if (missing == noted_) return;
-  noted_ = missing;
+  if (missing == reported_missing_) return;
+  reported_missing_ = missing;
   const std::string text = wire::Heartbeat{missing, {}}.encode();
   for (const auto& link : group_.links) {
     const bool there = link && exchange_.blobs[static_cast<size_t>(link->rank)].has_value();
@@ -296,7 +296,7 @@ void TcpControl::leave(Deadline deadline) {
   for (const auto& link : group_.links) {
     if (link) link->close();
   }
-  group_.lobby.reset();
+  group_.server.reset();
 }
 
 }  // namespace sotto::tcp

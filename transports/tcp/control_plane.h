@@ -25,8 +25,8 @@
 #include <vector>
 
 #include "core/iface/rendezvous.h"
-#include "transports/tcp/lobby.h"
 #include "transports/tcp/reactor.h"
+#include "transports/tcp/rendezvous_server.h"
 
 namespace sotto::tcp {
 
@@ -116,7 +116,7 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   Status failure_status() const;
   void tick();
   void send_heartbeats();
-  void send_note();
+  void report_missing();
 
   // Failure (control_failure.cc).
   bool connected(int32_t rank) const;
@@ -158,8 +158,8 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   uint64_t sequence_ = 0;  // of the next all-gather
   Exchange exchange_;      // coordinator: the one in progress
   std::optional<std::vector<std::string>> gathered_;
-  std::string waiting_;  // member: whom the coordinator waits for
-  std::string noted_;    // coordinator: what it has told about that
+  std::string waiting_;           // member: whom the coordinator waits for
+  std::string reported_missing_;  // coordinator: what it has told about that
   int64_t last_heartbeat_ns_;
   int64_t silence_limit_ms_ = 0;
   int64_t last_tick_ns_;

@@ -1,4 +1,4 @@
-// How the ranks of a group meet: one of them, the coordinator, keeps a lobby where the others
+// How the ranks of a group meet: one of them, the coordinator, keeps a server where the others
 // present themselves; when everybody is there it tells everyone who the members are. The
 // connections become the control mesh.
 //
@@ -20,7 +20,7 @@
 
 namespace sotto::tcp {
 
-class Lobby;
+class RendezvousServer;
 
 // What a rank has when it has met the others.
 struct Membership {
@@ -31,7 +31,7 @@ struct Membership {
   // Coordinator: by rank, its own is null. Others: one, to the coordinator.
   std::vector<std::unique_ptr<ControlLink>> links;
   // Coordinator of a group with an id: stays, to tell those who come too late.
-  std::unique_ptr<Lobby> lobby;
+  std::unique_ptr<RendezvousServer> server;
   int32_t size() const { return static_cast<int32_t>(members.size()); }
 };
 
@@ -48,25 +48,26 @@ std::string did_not_come(const std::string& waiting);
 // whose place is free; any other is refused, and only the one who came with it fails. A rank that
 // is admitted and lost has kReturnUs to come again before that is everybody's failure; one that
 // gives up leaves its place to whoever comes next.
-class Lobby final : public ControlLinkOwner {
+class RendezvousServer final : public ControlLinkOwner {
  public:
   // token: of the id; 0 when ranks meet at an address. Listens at once.
-  static Result<std::unique_ptr<Lobby>> open(Reactor& reactor, uint64_t token, const Endpoint& at);
-  ~Lobby() override;
+  static Result<std::unique_ptr<RendezvousServer>> open(Reactor& reactor, uint64_t token,
+                                                        const Endpoint& at);
+  ~RendezvousServer() override;
   uint16_t port() const { return listener_->port(); }
 
-  // Waits for all ranks. On failure everybody who is there is told the cause. A lobby is used once;
-  // with an id it then belongs to the membership, otherwise it closes.
-  static Result<Membership> meet(std::unique_ptr<Lobby> lobby, const wire::Join& own,
-                                 Driver& driver, Deadline deadline);
+  // Waits for all ranks. On failure everybody who is there is told the cause. A server is used
+  // once; with an id it then belongs to the membership, otherwise it closes.
+  static Result<Membership> run(std::unique_ptr<RendezvousServer> server, const wire::Join& own,
+                                Driver& driver, Deadline deadline);
 
  private:
-  struct Guest {
+  struct Client {
     std::unique_ptr<ControlLink> link;
     wire::Join join;
     bool gone = false;  // goes when nobody is inside its link
   };
-  // Of a guest that went before all were there.
+  // Of a client that went before all were there.
   struct Departure {
     int32_t rank = -1;
     int64_t at_ns = 0;
@@ -74,7 +75,7 @@ class Lobby final : public ControlLinkOwner {
     FailureCause cause;
   };
 
-  Lobby(Reactor& reactor, uint64_t token);
+  RendezvousServer(Reactor& reactor, uint64_t token);
   std::optional<Refusal> admit(std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
                                wire::Bytes payload);
   std::optional<Refusal> check(const wire::Join& join, const std::string& address);
@@ -83,18 +84,18 @@ class Lobby final : public ControlLinkOwner {
   Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) override;
   void on_lost(ControlLink& link, const Status& why) override;
 
-  Guest* find(const ControlLink& link);
-  Guest*& place_of(int32_t rank) { return by_rank_[static_cast<size_t>(rank)]; }
+  Client* find(const ControlLink& link);
+  Client*& place_of(int32_t rank) { return by_rank_[static_cast<size_t>(rank)]; }
   bool in_range(int32_t rank) const { return own_ && rank >= 0 && rank < own_->size; }
   void check_early();
-  void depart(Guest& guest, bool gave_up, FailureCause cause);
+  void depart(Client& client, bool gave_up, FailureCause cause);
   const Departure* departed(int32_t rank) const;
   // Who was lost and has not come again; due: and had the time to.
   const Departure* lost(bool due) const;
   void tick();
   void fail(FailureCause cause);
   FailureCause too_late() const;
-  void send_note();
+  void report_missing();
   bool all_there() const;
   std::string waiting_text() const;
   Membership finish();
@@ -104,21 +105,22 @@ class Lobby final : public ControlLinkOwner {
   uint64_t token_;
   std::unique_ptr<FrameListener> listener_;
   std::shared_ptr<void> ticker_;
-  std::vector<std::unique_ptr<Guest>> guests_;
+  std::vector<std::unique_ptr<Client>> clients_;
   std::vector<Departure> departures_;  // at most one of each rank
   std::optional<wire::Join> own_;
-  std::vector<Guest*> by_rank_;  // null: missing
+  std::vector<Client*> by_rank_;  // null: missing
   std::optional<FailureCause> failure_;
   std::vector<bool> told_;  // by rank: who knows of the failure
   bool complete_ = false;
   std::vector<wire::Members::Member> members_;  // once complete
-  std::string noted_;  // what the guests were last told about who is missing
+  std::string reported_missing_;  // what the clients were last told about who is missing
 };
 
 // The other ranks' side: finds the coordinator at one of the endpoints and presents itself.
 // at_address: the coordinator may not be there yet, so connecting is tried until the deadline.
-Result<Membership> join_lobby(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address,
-                              const wire::Join& own, Driver& driver, Deadline deadline);
+Result<Membership> join_rendezvous(Reactor& reactor, std::vector<Endpoint> endpoints,
+                                   bool at_address, const wire::Join& own, Driver& driver,
+                                   Deadline deadline);
 
 // How long a failing rank waits for its last words to arrive.
 inline constexpr int64_t kLastWordsUs = 200'000;
