@@ -18,13 +18,13 @@ namespace {
 constexpr size_t kKeptHubs = 64;
 
 // What every rank gives to the caller's exchange. Same process, so native layout.
-struct Card {
+struct MemberRecord {
   uint64_t process_token;
   uint64_t hub_token;  // of rank 0
   int32_t rank;
   int32_t size;
 };
-static_assert(sizeof(Card) == 24);
+static_assert(sizeof(MemberRecord) == 24);
 
 class InprocBackend final : public Backend {
  public:
@@ -103,21 +103,21 @@ Result<std::shared_ptr<Hub>> InprocBackend::hub_by_id(const UniqueId& id) const 
 Result<std::shared_ptr<Hub>> InprocBackend::hub_by_exchange(const JoinRequest& request) {
   SOTTO_TRY(check_place(request));
   std::shared_ptr<Hub> mine = request.rank == 0 ? Hub::make() : nullptr;
-  const Card card{process_token(), mine ? mine->token() : 0, request.rank, request.size};
-  std::vector<Card> cards(static_cast<size_t>(request.size));
-  SOTTO_TRY(request.exchange(&card, sizeof card, cards.data())
+  const MemberRecord record{process_token(), mine ? mine->token() : 0, request.rank, request.size};
+  std::vector<MemberRecord> records(static_cast<size_t>(request.size));
+  SOTTO_TRY(request.exchange(&record, sizeof record, records.data())
                 .with_prefix("rendezvous: the caller's exchange"));
   for (int32_t i = 0; i < request.size; ++i) {
-    const Card& c = cards[static_cast<size_t>(i)];
-    if (c.process_token != card.process_token) {
+    const MemberRecord& r = records[static_cast<size_t>(i)];
+    if (r.process_token != record.process_token) {
       return unsupported(
           "inproc: rank {} is in another process than rank {}; this transport joins threads of one "
           "process",
           i, request.rank);
     }
-    if (c.rank != i || c.size != request.size) {
+    if (r.rank != i || r.size != request.size) {
       return invalid_argument(
-          "rendezvous: the caller's exchange gave rank {} of {} at place {} of {}", c.rank, c.size,
+          "rendezvous: the caller's exchange gave rank {} of {} at place {} of {}", r.rank, r.size,
           i, request.size);
     }
   }
@@ -125,7 +125,7 @@ Result<std::shared_ptr<Hub>> InprocBackend::hub_by_exchange(const JoinRequest& r
     made_.push_back(mine);  // the others look for it, perhaps after rank 0 has given up
     return mine;
   }
-  auto hub = Hub::find(cards[0].hub_token);
+  auto hub = Hub::find(records[0].hub_token);
   if (!hub) return error(Code::kPeerLost, "rendezvous: rank 0 is gone");
   return hub;
 }

@@ -81,7 +81,7 @@ class FrameRing {
 
 class Channel final : public StreamOwner {
  public:
-  // streams: connected and greeted, at least one. name: of the peer, for errors.
+  // streams: at least one, after the handshake. name: of the peer, for errors.
   Channel(TransportCore& core, int32_t peer, std::vector<std::unique_ptr<FrameStream>> streams,
           std::string name);
 

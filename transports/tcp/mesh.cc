@@ -15,7 +15,7 @@ constexpr uint32_t kMaxAddresses = 64;
 constexpr uint32_t kMaxConnections = 64;
 
 // What a rank tells the others before they connect.
-struct Card {
+struct AddressRecord {
   uint16_t port = 0;
   FlowLimits limits;
   std::vector<Address> addresses;
@@ -30,23 +30,23 @@ struct Card {
     for (const Address& a : addresses) out.text(a.to_string());
     return out.take();
   }
-  static Result<Card> decode(const std::string& text) {
+  static Result<AddressRecord> decode(const std::string& text) {
     wire::Reader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-    Card card;
-    card.port = in.number<uint16_t>();
-    card.limits.eager_bytes = in.number<uint64_t>();
-    card.limits.credit_bytes = in.number<uint64_t>();
-    card.limits.connections = std::clamp(in.number<uint32_t>(), 1u, kMaxConnections);
+    AddressRecord record;
+    record.port = in.number<uint16_t>();
+    record.limits.eager_bytes = in.number<uint64_t>();
+    record.limits.credit_bytes = in.number<uint64_t>();
+    record.limits.connections = std::clamp(in.number<uint32_t>(), 1u, kMaxConnections);
     const uint32_t count = std::min(in.number<uint32_t>(), kMaxAddresses);
     for (uint32_t i = 0; i < count && in.ok(); ++i) {
       error_code failed;
       const Address address = asio::ip::make_address(std::string(in.text()), failed);
       if (failed) return error(Code::kProtocol, "malformed address of a data connection");
-      card.addresses.push_back(address);
+      record.addresses.push_back(address);
     }
-    if (!in.finished() || card.addresses.empty())
+    if (!in.finished() || record.addresses.empty())
       return error(Code::kProtocol, "malformed addresses of data connections");
-    return card;
+    return record;
   }
 };
 
@@ -54,9 +54,10 @@ class Mesh;
 
 // A connection to or from a peer, until the transport takes it. Its number among those to the peer
 // is the segment of its hello.
-class Greeting final : public StreamOwner {
+class Handshake final : public StreamOwner {
  public:
-  Greeting(Mesh& mesh, int32_t peer, uint32_t number) : mesh_(mesh), peer_(peer), number_(number) {}
+  Handshake(Mesh& mesh, int32_t peer, uint32_t number)
+      : mesh_(mesh), peer_(peer), number_(number) {}
   std::unique_ptr<FrameStream> stream;
   int32_t peer() const { return peer_; }
   uint32_t number() const { return number_; }
@@ -64,7 +65,7 @@ class Greeting final : public StreamOwner {
   void take(std::unique_ptr<FrameStream> connection) {
     stream = std::move(connection);
     stream->set_owner(*this, stream->name());
-    greeted_ = true;
+    hello_received_ = true;
     say_hello();
   }
   void say_hello() {
@@ -76,7 +77,7 @@ class Greeting final : public StreamOwner {
   Result<PayloadPlace> on_header(FrameStream& s, const wire::FrameHeader& header) override {
     const bool refusal = header.kind == wire::FrameKind::kFailure;
     if ((header.kind != wire::FrameKind::kHello && !refusal) ||
-        header.payload_bytes > (refusal ? kMaxRefusalBytes : kMaxHelloBytes) || greeted_) {
+        header.payload_bytes > (refusal ? kMaxRefusalBytes : kMaxHelloBytes) || hello_received_) {
       return error(Code::kProtocol, "{} from {} instead of a hello", describe(header), s.name());
     }
     inbox_.resize(header.payload_bytes);
@@ -90,12 +91,12 @@ class Greeting final : public StreamOwner {
   Mesh& mesh_;
   int32_t peer_;
   uint32_t number_;
-  bool greeted_ = false, to_send_ = false;
+  bool hello_received_ = false, to_send_ = false;
   std::string inbox_, outbox_;
 };
 
 class Mesh {
-  using Lines = std::vector<std::unique_ptr<Greeting>>;  // connections to one peer
+  using Handshakes = std::vector<std::unique_ptr<Handshake>>;  // connections to one peer
 
  public:
   // connections: to each peer that this rank wishes; the smallest wish of all counts. Lower ranks
@@ -103,7 +104,7 @@ class Mesh {
   Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control, uint32_t connections)
       : reactor_(std::move(reactor)), control_(control) {
     peers_.resize(static_cast<size_t>(control.size()));
-    for (Lines& lines : peers_) lines.resize(connections);
+    for (Handshakes& row : peers_) row.resize(connections);
   }
 
   // Nobody connects to rank 0.
@@ -127,17 +128,18 @@ class Mesh {
     return place.published_port != 0 ? place.published_port : listener_->port();
   }
 
-  Status connect(const std::vector<std::string>& cards, FlowLimits& limits) {
-    std::vector<Card> known;
+  Status connect(const std::vector<std::string>& records, FlowLimits& limits) {
+    std::vector<AddressRecord> known;
     for (int32_t r = 0; r < control_.size(); ++r) {
-      SOTTO_ASSIGN(const Card card, Card::decode(cards[static_cast<size_t>(r)]));
+      SOTTO_ASSIGN(const AddressRecord record,
+                   AddressRecord::decode(records[static_cast<size_t>(r)]));
       // What one may send the other has to be ready for: the smallest wish counts.
-      limits.eager_bytes = std::min(limits.eager_bytes, card.limits.eager_bytes);
-      limits.credit_bytes = std::min(limits.credit_bytes, card.limits.credit_bytes);
-      limits.connections = std::min(limits.connections, card.limits.connections);
-      known.push_back(card);
+      limits.eager_bytes = std::min(limits.eager_bytes, record.limits.eager_bytes);
+      limits.credit_bytes = std::min(limits.credit_bytes, record.limits.credit_bytes);
+      limits.connections = std::min(limits.connections, record.limits.connections);
+      known.push_back(record);
     }
-    for (Lines& lines : peers_) lines.resize(limits.connections);
+    for (Handshakes& row : peers_) row.resize(limits.connections);
     for (int32_t r = control_.rank() + 1; r < control_.size(); ++r) {
       for (uint32_t i = 0; i < limits.connections; ++i)
         start_connecting(r, i, known[static_cast<size_t>(r)]);
@@ -145,16 +147,16 @@ class Mesh {
     return {};
   }
 
-  // All peers have greeted, or one of them cannot be reached.
+  // The handshakes with all peers are over, or one of them cannot be reached.
   bool settled() const {
     return failure_.has_value() || control_.failure().has_value() || missing().empty();
   }
   std::vector<int32_t> missing() const {
     std::vector<int32_t> ranks;
     for (int32_t r = 0; r < control_.size(); ++r) {
-      const Lines& lines = peers_[static_cast<size_t>(r)];
+      const Handshakes& row = peers_[static_cast<size_t>(r)];
       const bool all =
-          std::all_of(lines.begin(), lines.end(), [](const auto& g) { return g != nullptr; });
+          std::all_of(row.begin(), row.end(), [](const auto& h) { return h != nullptr; });
       if (r != control_.rank() && !all) ranks.push_back(r);
     }
     return ranks;
@@ -165,8 +167,8 @@ class Mesh {
     std::vector<MeshPeer> out;
     for (int32_t r = 0; r < control_.size(); ++r) {
       MeshPeer peer;
-      for (auto& greeting : peers_[static_cast<size_t>(r)]) {
-        if (greeting) peer.streams.push_back(std::move(greeting->stream));
+      for (auto& handshake : peers_[static_cast<size_t>(r)]) {
+        if (handshake) peer.streams.push_back(std::move(handshake->stream));
       }
       peer.name = control_.describe_rank(r);
       peer.control_bytes = control_.link_bytes(r);
@@ -177,22 +179,22 @@ class Mesh {
 
   wire::Hello own_hello() const { return {control_.token(), control_.rank(), control_.size()}; }
 
-  // The peer that this rank has connected to answers. Only from inside the stream of `g`, which
+  // The peer that this rank has connected to answers. Only from inside the stream of `h`, which
   // therefore is not destroyed here.
-  Status answered(Greeting& g, const wire::Hello& hello) {
-    SOTTO_TRY(check(hello, hello.rank == g.peer(), g.stream->name()));
-    auto& place = peers_[static_cast<size_t>(g.peer())][g.number()];
+  Status answered(Handshake& h, const wire::Hello& hello) {
+    SOTTO_TRY(check(hello, hello.rank == h.peer(), h.stream->name()));
+    auto& place = peers_[static_cast<size_t>(h.peer())][h.number()];
     const auto found = std::find_if(pending_.begin(), pending_.end(),
-                                    [&](const auto& p) { return p.get() == &g; });
+                                    [&](const auto& p) { return p.get() == &h; });
     place = std::move(*found);
     pending_.erase(found);
     // A peer that gets through set-up first may send messages before there is a transport here to
     // take them.
-    g.stream->pause();
+    h.stream->pause();
     return {};
   }
 
-  void broken(const Greeting& g, const Status& why) { fail(g.peer(), why); }
+  void broken(const Handshake& h, const Status& why) { fail(h.peer(), why); }
 
  private:
   Status check(const wire::Hello& hello, bool expected, const std::string& from) const {
@@ -213,28 +215,29 @@ class Mesh {
     const bool expected = hello->rank >= 0 && hello->rank < control_.rank();
     if (Status status = check(*hello, expected, stream->name()); !status.ok())
       return refusal(hello->token == control_.token() ? "rank" : "token", status.text());
-    Lines& lines = peers_[static_cast<size_t>(hello->rank)];
-    if (first.segment >= lines.size() || lines[first.segment]) {
+    Handshakes& row = peers_[static_cast<size_t>(hello->rank)];
+    if (first.segment >= row.size() || row[first.segment]) {
       return refusal(
           "taken",
           fmt::format("{} greets as connection {} of rank {}, which is connected already or has no "
                       "such connection",
                       stream->name(), first.segment, hello->rank));
     }
-    auto& place = lines[first.segment];
-    place = std::make_unique<Greeting>(*this, hello->rank, first.segment);
+    auto& place = row[first.segment];
+    place = std::make_unique<Handshake>(*this, hello->rank, first.segment);
     place->take(std::move(stream));
     place->stream->pause();  // as in answered()
     return {};
   }
 
-  void start_connecting(int32_t peer, uint32_t number, const Card& card) {
+  void start_connecting(int32_t peer, uint32_t number, const AddressRecord& record) {
     std::vector<Endpoint> endpoints;
     // The address at which the coordinator was found is known to work.
     if (peer == control_.coordinator()) {
-      if (const auto known = coordinator_address(card)) endpoints.emplace_back(*known, card.port);
+      if (const auto known = coordinator_address(record))
+        endpoints.emplace_back(*known, record.port);
     }
-    for (const Address& a : card.addresses) endpoints.emplace_back(a, card.port);
+    for (const Address& a : record.addresses) endpoints.emplace_back(a, record.port);
     connectors_.push_back(std::make_unique<Connector>(
         *reactor_, std::move(endpoints), false,
         [this, peer, number](int fd, std::string name) {
@@ -243,8 +246,8 @@ class Mesh {
         [this, peer](const Status& why) { fail(peer, why); }));
   }
 
-  std::optional<Address> coordinator_address(const Card& card) const {
-    if (card.addresses.size() < 2) return {};
+  std::optional<Address> coordinator_address(const AddressRecord& record) const {
+    if (record.addresses.size() < 2) return {};
     const std::string name = control_.coordinator_address();
     error_code failed;
     std::string host = name.substr(0, name.rfind(':'));
@@ -255,14 +258,14 @@ class Mesh {
   }
 
   void adopt(int fd, std::string name, int32_t peer, uint32_t number) {
-    auto greeting = std::make_unique<Greeting>(*this, peer, number);
-    auto stream = FrameStream::make(*reactor_, fd, std::move(name), *greeting);
+    auto handshake = std::make_unique<Handshake>(*this, peer, number);
+    auto stream = FrameStream::make(*reactor_, fd, std::move(name), *handshake);
     if (!stream.ok()) {
       fail(peer, stream.status());
       return;
     }
-    greeting->stream = stream.take();
-    pending_.push_back(std::move(greeting));
+    handshake->stream = stream.take();
+    pending_.push_back(std::move(handshake));
     pending_.back()->say_hello();
   }
 
@@ -287,12 +290,12 @@ class Mesh {
   TcpControl& control_;
   std::unique_ptr<FrameListener> listener_;
   std::vector<std::unique_ptr<Connector>> connectors_;
-  std::vector<std::unique_ptr<Greeting>> pending_;  // wait for the peer's hello
-  std::vector<Lines> peers_;                        // by rank
+  std::vector<std::unique_ptr<Handshake>> pending_;  // wait for the peer's hello
+  std::vector<Handshakes> peers_;                    // by rank
   std::optional<FailureCause> failure_;
 };
 
-Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
+Status Handshake::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
   const wire::Bytes payload(reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size());
   if (header.kind == wire::FrameKind::kFailure) {
     SOTTO_ASSIGN(const wire::Failure refusal, wire::Failure::decode(payload));
@@ -300,11 +303,11 @@ Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
                  printable(refusal.text, 1000));
   }
   SOTTO_ASSIGN(const wire::Hello hello, wire::Hello::decode(payload));
-  greeted_ = true;
+  hello_received_ = true;
   return mesh_.answered(*this, hello);
 }
 
-bool Greeting::next_frame(FrameStream& /*s*/, OutFrame& out) {
+bool Handshake::next_frame(FrameStream& /*s*/, OutFrame& out) {
   if (!to_send_) return false;
   to_send_ = false;
   outbox_ = mesh_.own_hello().encode();
@@ -316,7 +319,7 @@ bool Greeting::next_frame(FrameStream& /*s*/, OutFrame& out) {
   return true;
 }
 
-void Greeting::on_broken(FrameStream& /*s*/, Status why) { mesh_.broken(*this, why); }
+void Handshake::on_broken(FrameStream& /*s*/, Status why) { mesh_.broken(*this, why); }
 
 Status tell_everyone(TcpControl& control, Driver& driver, FailureCause cause) {
   control.fail(cause);
@@ -337,10 +340,10 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
     if (Status status = mesh.listen(place); !status.ok()) {
       return tell_everyone(control, driver, {status.code(), control.rank(), status.text()});
     }
-    const Card own{mesh.port(place), limits, place.published};
-    SOTTO_ASSIGN(const auto cards, control.all_gather("addresses of data connections", own.encode(),
-                                                      driver, deadline));
-    SOTTO_TRY(mesh.connect(cards, limits));
+    const AddressRecord own{mesh.port(place), limits, place.published};
+    SOTTO_ASSIGN(const auto records, control.all_gather("addresses of data connections",
+                                                        own.encode(), driver, deadline));
+    SOTTO_TRY(mesh.connect(records, limits));
     const bool in_time = driver.run_until([&] { return mesh.settled(); }, deadline);
     if (mesh.failure()) return tell_everyone(control, driver, *mesh.failure());
     if (control.failure()) return Status(control.failure()->code, control.failure()->text);

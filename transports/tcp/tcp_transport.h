@@ -15,7 +15,7 @@
 
 namespace sotto::tcp {
 
-// A peer that is connected and has greeted.
+// A peer after the handshake.
 struct MeshPeer {
   std::vector<std::unique_ptr<FrameStream>> streams;  // empty: this rank itself
   std::string name;                                   // "rank 2 (pid 123 on host, 10.0.0.2:3456)"

@@ -31,7 +31,7 @@ struct Frame {
   uint64_t bytes = 0;
 };
 
-struct Card {
+struct PeerRecord {
   int32_t rank = 0, size = 0;
   char name[kNameBytes] = {};
 };
@@ -113,25 +113,25 @@ void* edge_of(uint64_t comm, uint64_t channel, int from, int to) {
   return &edges[key * 0x9e3779b97f4a7c15u >> 54];
 }
 
-// Collects the cards of all ranks, then gives each all of them.
+// Collects the records of all ranks, then gives each all of them.
 void serve_meeting(int listener) {
   std::vector<int> fds;
-  std::vector<Card> cards;
+  std::vector<PeerRecord> records;
   for (;;) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-    Card card;
+    PeerRecord record;
     if (fd < 0) break;
-    if (!read_all(fd, &card, sizeof card)) {
+    if (!read_all(fd, &record, sizeof record)) {
       close(fd);
       continue;
     }
-    cards.resize(static_cast<size_t>(card.size));
+    records.resize(static_cast<size_t>(record.size));
     fds.push_back(fd);
-    cards[static_cast<size_t>(card.rank)] = card;
-    if (fds.size() == cards.size()) break;
+    records[static_cast<size_t>(record.rank)] = record;
+    if (fds.size() == records.size()) break;
   }
   for (const int fd : fds) {
-    write_all(fd, cards.data(), cards.size() * sizeof(Card));
+    write_all(fd, records.data(), records.size() * sizeof(PeerRecord));
     close(fd);
   }
   close(listener);
@@ -150,19 +150,20 @@ std::string Link::make_meeting() {
 std::shared_ptr<Link> Link::make(const std::string& meeting, int rank, int size,
                                  const std::atomic<bool>& stop) {
   std::shared_ptr<Link> link(new Link(rank, size));
-  Card mine;
+  PeerRecord mine;
   mine.rank = rank;
   mine.size = size;
   const std::string name = fresh_name();
   std::memcpy(mine.name, name.data(), name.size());
   const int listener = listen_at(name);
   const int root = connect_to(meeting);
-  std::vector<Card> cards(static_cast<size_t>(size));
+  std::vector<PeerRecord> records(static_cast<size_t>(size));
   bool ok = listener >= 0 && root >= 0 && write_all(root, &mine, sizeof mine) &&
-            await(root, stop) && read_all(root, cards.data(), cards.size() * sizeof(Card));
+            await(root, stop) &&
+            read_all(root, records.data(), records.size() * sizeof(PeerRecord));
   if (root >= 0) close(root);
   for (int r = 0; ok && r < rank; ++r) {
-    const int fd = connect_to(cards[static_cast<size_t>(r)].name);
+    const int fd = connect_to(records[static_cast<size_t>(r)].name);
     ok = fd >= 0 && write_all(fd, &rank, sizeof rank);
     link->peers_[static_cast<size_t>(r)].fd = fd;
   }
