@@ -66,9 +66,9 @@ class Handshake final : public StreamOwner {
     stream = std::move(connection);
     stream->set_owner(*this, stream->name());
     hello_received_ = true;
-    say_hello();
+    send_hello();
   }
-  void say_hello() {
+  void send_hello() {
     to_send_ = true;
     stream->flush();
   }
@@ -266,7 +266,7 @@ class Mesh {
     }
     handshake->stream = stream.take();
     pending_.push_back(std::move(handshake));
-    pending_.back()->say_hello();
+    pending_.back()->send_hello();
   }
 
   // Each connection is a descriptor.

@@ -1,4 +1,4 @@
-// The data plane of a group: one channel per peer.
+// The data plane of a group: one data link per peer.
 //
 // Threads: the driving thread; counters from any.
 #pragma once
@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "core/iface/transport.h"
-#include "transports/tcp/channel.h"
 #include "transports/tcp/control_link.h"
 #include "transports/tcp/control_plane.h"
+#include "transports/tcp/data_link.h"
 #include "transports/tcp/reactor.h"
 
 namespace sotto::tcp {
@@ -50,13 +50,13 @@ class TcpTransport final : public Transport, public FailureRoute, private Failur
  private:
   Status on_failure_frame(int32_t peer, wire::Bytes payload) override;
   void on_disconnected(int32_t peer) override;
-  Channel* channel(int32_t peer) const;
+  DataLink* link(int32_t peer) const;
   void tick();
 
   std::shared_ptr<Reactor> reactor_;
   std::vector<std::shared_ptr<const LinkBytes>> control_bytes_;
   TransportCore core_;
-  std::vector<std::unique_ptr<Channel>> channels_;  // by rank; null: itself
+  std::vector<std::unique_ptr<DataLink>> links_;  // by rank; null: itself
   std::shared_ptr<void> ticker_;
   std::shared_ptr<FailureBridge> bridge_;  // null: failures do not travel here
   bool closed_ = false;

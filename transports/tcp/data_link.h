@@ -40,7 +40,7 @@ struct FlowLimits {
   uint32_t connections = 1;          // to each peer; equal on all ranks of a group
 };
 
-// What channels learn that concerns the control plane.
+// What data links learn that concerns the control plane.
 class FailureListener {
  public:
   virtual ~FailureListener() = default;
@@ -50,7 +50,7 @@ class FailureListener {
   virtual void on_disconnected(int32_t peer) = 0;
 };
 
-// What the channels of one transport share.
+// What the data links of one transport share.
 struct TransportCore {
   TransportCore(int32_t rank_number, int32_t ranks, TransferSink& s, FlowLimits l, Reactor& r)
       : rank(rank_number), sink(s), limits(l), reactor(r), counters(ranks) {
@@ -79,11 +79,11 @@ class FrameRing {
   size_t first_ = 0, count_ = 0;
 };
 
-class Channel final : public StreamOwner {
+class DataLink final : public StreamOwner {
  public:
   // streams: at least one, after the handshake. name: of the peer, for errors.
-  Channel(TransportCore& core, int32_t peer, std::vector<std::unique_ptr<FrameStream>> streams,
-          std::string name);
+  DataLink(TransportCore& core, int32_t peer, std::vector<std::unique_ptr<FrameStream>> streams,
+           std::string name);
 
   void send(Transfer& transfer);
   void recv(Transfer& transfer);
@@ -93,11 +93,11 @@ class Channel final : public StreamOwner {
   void cancel(OpState& op);
   // The operation is complete: nothing of it may be arriving.
   void retire(const OpState& op);
-  void say_bye();
+  void send_bye();
   // Sends a failure frame, before anything else that waits.
-  void say_failure(std::string payload);
+  void send_failure(std::string payload);
   // Those frames were handed to the network, or never will be.
-  bool failure_said() const;
+  bool failure_sent() const;
   // A connection to the peer is open.
   bool connected() const { return any_open(); }
 
@@ -107,22 +107,22 @@ class Channel final : public StreamOwner {
   bool delivered() const;
   void close();
   // Of the first connection.
-  const std::string& address() const { return lines_[0].stream->name(); }
+  const std::string& address() const { return connections_[0].stream->name(); }
 
  private:
   // One connection, and the message that arrives on it.
-  struct Line {
+  struct Connection {
     std::unique_ptr<FrameStream> stream;
     Flow* flow = nullptr;  // while its operation is not cancelled
     Transfer* transfer = nullptr;
     Unexpected* unexpected = nullptr;
     bool small_only = false;
-    bool bye_due = false;    // said when there is nothing else to say
-    bool bye_heard = false;  // nothing comes any more
-    std::string inbox;       // of a failure frame
+    bool bye_due = false;       // said when there is nothing else to say
+    bool bye_received = false;  // nothing comes any more
+    std::string inbox;          // of a failure frame
   };
 
-  Line& line_of(const FrameStream& stream);
+  Connection& connection_of(const FrameStream& stream);
   void flush();
   bool any_open() const;
   bool can_send() const;
@@ -132,9 +132,9 @@ class Channel final : public StreamOwner {
   void on_sent(FrameStream& stream, const OutFrame& out) override;
   void on_broken(FrameStream& stream, Status why) override;
 
-  Result<void*> begin_message(Line& line, const wire::FrameHeader& header);
-  Result<void*> place_message(Line& line, const wire::FrameHeader& header);
-  Status end_message(Line& line, const wire::FrameHeader& header);
+  Result<void*> begin_message(Connection& connection, const wire::FrameHeader& header);
+  Result<void*> place_message(Connection& connection, const wire::FrameHeader& header);
+  Status end_message(Connection& connection, const wire::FrameHeader& header);
   Status on_ready(const wire::FrameHeader& header);
   Status on_credit(const wire::FrameHeader& header);
   Status on_announce(const wire::FrameHeader& header);
@@ -146,13 +146,13 @@ class Channel final : public StreamOwner {
   void release_waiting(Flow& flow);
   void release_all_waiting();
   void send_ready(Flow& flow);
-  void say(const wire::FrameHeader& frame);
+  void send_control(const wire::FrameHeader& frame);
   Status take_credit(const wire::FrameHeader& header);
   void return_credit(uint64_t cost);
   bool sender_may_be_dry() const { return credit_out_ >= core_.limits.credit_bytes / 8 * 3; }
   void deliver(Flow& flow, Transfer& t, Unexpected& message);
   void complete(Flow& flow, Transfer& t);
-  void drop_incoming(Line& line);
+  void drop_incoming(Connection& connection);
   void fail(Status why);
   void fail_if_needed();
   Status connection_status(Code code, std::string_view what, const Status& why) const;
@@ -160,20 +160,20 @@ class Channel final : public StreamOwner {
   TransportCore& core_;
   const int32_t peer_;
   const std::string name_;
-  std::vector<Line> lines_;
+  std::vector<Connection> connections_;
   PeerCounters& service_counters_;
 
   SendQueue queue_;
   FrameRing service_;
-  uint64_t credit_;               // what this rank may still send
-  size_t waiting_flows_ = 0;      // flows with sends that wait
-  std::vector<Flow*> in_line_;    // of release_all_waiting, kept for its memory
-  uint64_t credit_out_ = 0;       // what the peer has used and not got back
-  uint64_t credit_consumed_ = 0;  // of it: messages that have left for their receive
+  uint64_t credit_;                   // what this rank may still send
+  size_t waiting_flows_ = 0;          // flows with sends that wait
+  std::vector<Flow*> release_order_;  // of release_all_waiting, kept for its memory
+  uint64_t credit_out_ = 0;           // what the peer has used and not got back
+  uint64_t credit_consumed_ = 0;      // of it: messages that have left for their receive
 
   std::deque<std::string> failures_;  // payloads of failure frames
   bool failure_sending_ = false;      // the first of them
-  bool bye_said_ = false;
+  bool bye_sent_ = false;
   bool failed_ = false;
   std::optional<Status> lost_;  // PEER_LOST that is held back for a moment
   int64_t lost_ns_ = 0;
