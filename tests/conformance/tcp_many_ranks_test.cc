@@ -8,7 +8,7 @@
 #include "core/wire/frame.h"
 #include "tests/support/ranks.h"
 #include "tests/support/sanitized.h"
-#include "tests/support/stranger.h"
+#include "tests/support/unknown_peer.h"
 #include "transports/tcp/control_plane.h"
 #include "transports/tcp/rendezvous_server.h"
 

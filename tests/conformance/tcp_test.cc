@@ -1,4 +1,5 @@
-// What only the TCP backend has: addresses, strangers, flow control on sockets, the rate limiter.
+// What only the TCP backend has: addresses, unknown peers, flow control on sockets, the rate
+// limiter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -280,27 +281,28 @@ TEST(Tcp, ARankOfAnotherVersionIsNamedByThoseWhoWaitForIt) {
             "");
 }
 
-TEST(Tcp, StrangersDoNoHarm) {
+TEST(Tcp, UnknownPeersDoNoHarm) {
   Meeting meeting(2);
   UniqueId id{};
   EXPECT_EQ(run_ranks(2,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 2);
-                        std::vector<int> strangers;
+                        std::vector<int> unknown_peers;
                         if (rank == 0) {
                           id = check(kit.backend->make_unique_id());
                           const uint16_t port = check(decode_unique_id(id)).port;
                           const std::string text = "GET / HTTP/1.0\r\n\r\n" + std::string(200, 'x');
                           for (int i = 0; i < 20; ++i) {
-                            strangers.push_back(connect_to(port));
-                            if (i % 2 == 0) ::send(strangers.back(), text.data(), text.size(), 0);
+                            unknown_peers.push_back(connect_to(port));
+                            if (i % 2 == 0)
+                              ::send(unknown_peers.back(), text.data(), text.size(), 0);
                           }
                         }
                         meeting.wait();
                         check(join_with(kit, id));
                         kit.connect();
                         kit.finish();
-                        for (const int fd : strangers) ::close(fd);
+                        for (const int fd : unknown_peers) ::close(fd);
                       }),
             "");
 }

@@ -106,7 +106,7 @@ TEST(RefusalLog, ManyHostsFillNeitherMemoryNorLog) {
       << "ranks come first: " << refusals.summary();
 }
 
-TEST(RefusalLog, WhatAStrangerSaysIsOneLine) {
+TEST(RefusalLog, WhatAnUnknownPeerSendsIsOneLine) {
   const Lines log;
   RefusalLog refusals("here");
   refusals.add("size", true, "h:1", "host \"a\nsotto[1] error: all is lost\x1b[2J\"");
