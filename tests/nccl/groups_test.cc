@@ -14,8 +14,8 @@
 #include "tests/conformance/transport_suite.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
 #include "tests/support/fake_nccl/fake_nccl.h"
+#include "transports/nccl/group_header.h"
 #include "transports/nccl/nccl_backend.h"
-#include "transports/nccl/note.h"
 
 namespace sotto::test {
 namespace {
@@ -255,8 +255,9 @@ TEST_F(NcclGroups, GroupsOfALaneAndOfTheHostAreInOrder) {
             kit.finish();
             const TransferCounters sent = kit.transport->counters(7, kit.next());
             require(sent.payload_bytes_sent == 20 * kBytes, "bytes sent");
-            const TransferCounters notes = kit.transport->counters(0, kit.next());
-            require(notes.service_bytes_sent == 40 * sizeof(nccl::Note), "bytes of notes");
+            const TransferCounters headers = kit.transport->counters(0, kit.next());
+            require(headers.service_bytes_sent == 40 * sizeof(nccl::GroupHeader),
+                    "bytes of headers");
             require(cudaFree(a) == cudaSuccess && cudaFree(b) == cudaSuccess &&
                         cudaFreeHost(result) == cudaSuccess,
                     "free");

@@ -80,7 +80,7 @@ Status InprocTransport::post_op(const OpPosting& op) {
 void InprocTransport::ready(int32_t peer, const OpPosting& op, uint32_t, uint64_t) {
   {
     std::lock_guard lock(inbox_.mutex);
-    // If the peer has sent everything it may have retired the operation, and would keep the note
+    // If the peer has sent everything it may have retired the operation, and would keep the entry
     // for ever.
     const OpEntry* entry = inbox_.ops.find(op.key);
     if (entry == nullptr || entry->open_recvs[static_cast<size_t>(peer)] == 0) return;

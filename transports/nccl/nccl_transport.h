@@ -1,6 +1,7 @@
 // Messages over NCCL: a round of a plan is one group of sends and receives on the transport's own
-// stream; it is complete when an event behind it is. By order, with notes (note.h) that tell
-// whether both sides mean the same. Messages that a native collective stands for are that call.
+// stream; it is complete when an event behind it is. By order, with headers (group_header.h) that
+// tell whether both sides mean the same. Messages that a native collective stands for are that
+// call.
 //
 // Device memory of the communicator's device and pinned host memory go as they are; other host
 // memory through pinned blocks of the transport.
@@ -20,7 +21,7 @@
 #include "core/iface/transport.h"
 #include "transports/nccl/communicator.h"
 #include "transports/nccl/cuda_calls.h"
-#include "transports/nccl/note.h"
+#include "transports/nccl/group_header.h"
 #include "transports/nccl/poller.h"
 
 namespace sotto::nccl {
@@ -69,9 +70,9 @@ class NcclTransport final : public Transport, private PollSource {
     void* in = nullptr;  // of a message, which is `in` alone
     void* out = nullptr;
   };
-  struct PeerNote {
+  struct PeerHeader {
     int32_t peer;
-    Note mine;
+    GroupHeader mine;
     std::byte* out;
     std::byte* in;
     Status meant;  // once seen: whether the peer means the same
@@ -89,9 +90,9 @@ class NcclTransport final : public Transport, private PollSource {
     std::vector<Action> messages, natives;
     const Communicator* natives_on = nullptr;
     std::vector<Staged> staged;
-    std::vector<PeerNote> notes;
-    std::byte* note_memory = nullptr;  // pinned, for all of them
-    cudaEvent_t event = nullptr;       // behind all of it, once that is queued
+    std::vector<PeerHeader> headers;
+    std::byte* header_memory = nullptr;  // pinned, for all of them
+    cudaEvent_t event = nullptr;         // behind all of it, once that is queued
     Stage stage = Stage::kNew;
     const OpPosting* recorded = nullptr;  // what is in a graph: its operation, known by this place
     bool executing = false;               // a launch of that is awaited
@@ -110,9 +111,11 @@ class NcclTransport final : public Transport, private PollSource {
   Status prepare(std::span<Transfer* const> transfers, Group* group);
   Result<Action> message(const Transfer& transfer, Group* group);
   Result<Action> native(const Transfer& transfer, Group* group);
-  uint64_t notes_bytes() const { return 2 * sizeof(Note) * static_cast<uint64_t>(size_ - 1); }
-  static void write_note(const PeerNote& note);
-  Status note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group);
+  uint64_t headers_bytes() const {
+    return 2 * sizeof(GroupHeader) * static_cast<uint64_t>(size_ - 1);
+  }
+  static void write_header(const PeerHeader& header);
+  Status add_header(int32_t peer, std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);
   Status launch(Group& group);
   Status together(const Group& group, const Communicator& on,
@@ -121,7 +124,7 @@ class NcclTransport final : public Transport, private PollSource {
   Status queue_natives(const Group& group) const;
   const Communicator& communicator_of(uint64_t comm) const;
   Status check_communicators() const;
-  const PeerNote* look_at_notes(Group& group);
+  const PeerHeader* check_headers(Group& group);
   template <class Visit>
   void visit_recorded(const OpPosting& op, Visit&& visit);
   void complete(Group& group);
@@ -131,7 +134,7 @@ class NcclTransport final : public Transport, private PollSource {
   void stop();
   void abort_communicators();
   void count(const Transfer& transfer);
-  void count_note(int32_t peer, bool sent);
+  void count_header(int32_t peer, bool sent);
 
   const std::unique_ptr<Communicator> communicator_;  // of all ranks
   // Of those that were joined, by the comm's epoch; and those that end.
