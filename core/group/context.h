@@ -22,7 +22,7 @@ namespace sotto {
 struct BackendFactory {
   std::function<Result<std::unique_ptr<Backend>>(const Params&)> make;
   bool blocking = false;
-  // Name of the backend whose rendezvous and control mesh its comms have; empty: its own.
+  // Name of the backend whose rendezvous and control plane its comms have; empty: its own.
   std::string rendezvous = {};
 };
 

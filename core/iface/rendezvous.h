@@ -1,4 +1,4 @@
-// How ranks find each other, and the control mesh that every root comm keeps beside its data
+// How ranks find each other, and the control plane that every root comm keeps beside its data
 // connections: set-up exchange, first cause of failure, heartbeats.
 //
 // Threads: everything is called by the thread that drives the engine unless said otherwise.
@@ -49,7 +49,7 @@ class ControlListener {
   virtual void on_control_failure(const FailureCause& cause) noexcept = 0;
 };
 
-// One rank's end of the control mesh.
+// One rank's end of the control plane.
 class ControlPlane {
  public:
   virtual ~ControlPlane() = default;

@@ -1,5 +1,5 @@
 // Rendezvous, set-up exchange and failure: the part of the transport suite that is about the
-// control mesh.
+// control plane.
 #include <algorithm>
 #include <atomic>
 #include <cstring>

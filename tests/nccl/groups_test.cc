@@ -23,7 +23,7 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// A control mesh between threads of the test.
+// A control plane between threads of the test.
 struct ControlRoom {
   explicit ControlRoom(int size) : meeting(size), blobs(static_cast<size_t>(size)) {}
   Meeting meeting;

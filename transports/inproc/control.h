@@ -1,4 +1,4 @@
-// One rank's end of the control mesh, for ranks that are threads of one process.
+// One rank's end of the control plane, for ranks that are threads of one process.
 #pragma once
 
 #include <memory>

@@ -1,5 +1,5 @@
 // The backend for ranks with CUDA devices that reach each other through NCCL: the messages of a
-// comm. Its ranks meet, and have their control mesh, through another backend (TCP).
+// comm. Rendezvous and control plane are those of another backend (TCP).
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace sotto::nccl {
 namespace {
 
 constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronous error
-// NCCL does not say who is gone, the control mesh does; so long it has time for it.
+// NCCL does not say who is gone, the control plane does; so long it has time for it.
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
 constexpr auto kDrainLimit = std::chrono::seconds(10);
 constexpr auto kDrainPause = std::chrono::microseconds(100);
@@ -151,7 +151,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   return ok_status();
 }
 
-// NCCL does not say who is gone. The control mesh will; if it does not, watch() fails the comm.
+// NCCL does not say who is gone. The control plane will; if it does not, watch() fails the comm.
 Status NcclTransport::rank_is_gone() {
   return Status(Code::kInProgress, "nccl: a rank is gone, and is about to be named");
 }

@@ -1,6 +1,6 @@
 // How the ranks of a group meet: one of them, the coordinator, keeps a server where the others
 // present themselves; when everybody is there it tells everyone who the members are. The
-// connections become the control mesh.
+// connections become the control plane.
 //
 // Threads: the driving thread.
 #pragma once
