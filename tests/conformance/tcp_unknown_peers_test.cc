@@ -293,13 +293,13 @@ TEST(TcpUnknownPeers, ARankThatIsLostAndDoesNotComeAgainIsNamedSoon) {
 
 // The port of a unique id stays open for those who come late: what else comes there does no harm.
 TEST(TcpUnknownPeers, AfterTheSetUpTheGroupGoesOn) {
-  Meeting meeting(3);
+  RankBarrier barrier(3);
   UniqueId id{};
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         if (rank == 2) {
-                          meeting.wait();
-                          meeting.wait();
+                          barrier.wait();
+                          barrier.wait();
                           const UniqueIdFields fields = check(decode_unique_id(id));
                           make_noise(fields.port);
                           knock(fields.port, {join_of(1, 2, fields.token), "was complete"});
@@ -308,18 +308,18 @@ TEST(TcpUnknownPeers, AfterTheSetUpTheGroupGoesOn) {
                           for (int i = 0; i < 30'000 && crowd.open() == 100; ++i)
                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
                           EXPECT_LT(crowd.open(), 100);
-                          meeting.wait();
+                          barrier.wait();
                           return;
                         }
                         RankKit kit(plain(), rank, 2);
                         if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
+                        barrier.wait();
                         check(join_with(kit, id));
                         kit.connect();
                         std::atomic<bool> over{false};
-                        meeting.wait();
+                        barrier.wait();
                         std::thread other([&] {
-                          meeting.wait();
+                          barrier.wait();
                           over = true;
                         });
                         kit.drive([&] { return over.load(); }, 60'000'000);

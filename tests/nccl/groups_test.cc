@@ -25,8 +25,8 @@ using testing::HasSubstr;
 
 // A control plane between threads of the test.
 struct ControlRoom {
-  explicit ControlRoom(int size) : meeting(size), blobs(static_cast<size_t>(size)) {}
-  Meeting meeting;
+  explicit ControlRoom(int size) : barrier(size), blobs(static_cast<size_t>(size)) {}
+  RankBarrier barrier;
   std::mutex mutex;
   std::vector<std::string> blobs;
 };
@@ -43,9 +43,9 @@ class RoomControl final : public ControlPlane {
       std::lock_guard lock(room_.mutex);
       room_.blobs[static_cast<size_t>(rank_)] = mine;
     }
-    room_.meeting.wait();
+    room_.barrier.wait();
     auto all = room_.blobs;
-    room_.meeting.wait();
+    room_.barrier.wait();
     return all;
   }
   void fail(const FailureCause&) override {}
