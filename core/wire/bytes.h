@@ -24,7 +24,7 @@ T get_at(const uint8_t* in) {
   return static_cast<T>(value);
 }
 
-class Writer {
+class ByteWriter {
  public:
   template <class T>
   void number(T value) {
@@ -46,9 +46,9 @@ class Writer {
 };
 
 // After the first read beyond the end every read gives 0 or "" and ok() is false.
-class Reader {
+class ByteReader {
  public:
-  explicit Reader(std::span<const uint8_t> in) : in_(in) {}
+  explicit ByteReader(std::span<const uint8_t> in) : in_(in) {}
 
   template <class T>
   T number() {

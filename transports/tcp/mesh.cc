@@ -21,7 +21,7 @@ struct AddressRecord {
   std::vector<Address> addresses;
 
   std::string encode() const {
-    wire::Writer out;
+    wire::ByteWriter out;
     out.number(port);
     out.number(limits.eager_bytes);
     out.number(limits.credit_bytes);
@@ -31,7 +31,7 @@ struct AddressRecord {
     return out.take();
   }
   static Result<AddressRecord> decode(const std::string& text) {
-    wire::Reader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+    wire::ByteReader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
     AddressRecord record;
     record.port = in.number<uint16_t>();
     record.limits.eager_bytes = in.number<uint64_t>();
