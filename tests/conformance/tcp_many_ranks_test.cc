@@ -71,7 +71,7 @@ class ManyRanks : public testing::Test {
  protected:
   static Deadline deadline() { return Deadline::in_us(Clock::monotonic(), kTimeoutUs); }
 
-  void meet() {
+  void rendezvous() {
     reactor_ = check(tcp::Reactor::make({}));
     auto server = check(
         tcp::RendezvousServer::open(*reactor_, kToken, {tcp::asio::ip::address_v4::loopback(), 0}));
@@ -133,7 +133,7 @@ TEST_F(ManyRanks, EveryPhaseIsOneFrameToTheCoordinatorAndOneBack) {
   if (const std::string why = allow_descriptors(kDescriptors); !why.empty()) GTEST_SKIP() << why;
   const Clock& clock = Clock::monotonic();
   int64_t begin = clock.now_ns();
-  meet();
+  rendezvous();
   int64_t ms = (clock.now_ns() - begin) / 1'000'000;
   std::printf("rendezvous of %d ranks: %" PRId64 " ms\n", kRanks, ms);
   Traffic before = traffic();

@@ -297,7 +297,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CommitAtEveryMessage, testing::ValuesIn(kKinds),
 constexpr uint64_t kMostSteps = 40;  // where a reset may have harmed nothing
 
 // A comm of processes over TCP, as far as it comes.
-Result<std::shared_ptr<Comm>> meet(const ProcessRank& self, const KillTask& task) {
+Result<std::shared_ptr<Comm>> create_comm(const ProcessRank& self, const KillTask& task) {
   const std::string& file = task.id_file;
   ContextOptions options;
   options.params.transport = "tcp";
@@ -344,7 +344,7 @@ SOTTO_RANK_MAIN(commit) {
   const uint64_t count = std::stoull(task.what.substr(first + 1));
   const bool resets = task.what.substr(second + 1, third - second - 1) == "reset";
   const auto seed = static_cast<uint32_t>(std::stoul(task.what.substr(third + 1)));
-  Result<std::shared_ptr<Comm>> comm = meet(self, task);
+  Result<std::shared_ptr<Comm>> comm = create_comm(self, task);
   require(comm.ok(), comm.status().text());
   Model model(kind, self.rank, count);
   Status status = model.create(*comm);

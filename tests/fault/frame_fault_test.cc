@@ -174,7 +174,7 @@ Result<std::shared_ptr<Comm>> make_comm(const std::shared_ptr<Context>& context,
 struct End {
   Status status;
   std::vector<uint64_t> results;
-  bool met = false;  // there was a comm
+  bool connected = false;  // there was a comm
 };
 
 End work_until_failure(const std::shared_ptr<Context>& context, const FrameCase& c, int rank,
@@ -242,7 +242,7 @@ std::string judge(const FrameCase& c, const std::vector<End>& ends) {
         "did not come");
     if (!names.Matches(status.text())) return who + "names neither: " + status.text();
     // Each rank has its own time limit for the rendezvous.
-    const bool own_limit = !ends[r].met && status.code() == Code::kTimeout;
+    const bool own_limit = !ends[r].connected && status.code() == Code::kTimeout;
     if (!own_limit && !same_cause(status.text(), ends[0].status.text()))
       return who + status.text() + "; but rank 0: " + ends[0].status.text();
     for (size_t k = 0; k < std::min(ends[r].results.size(), ends[0].results.size()); ++k) {

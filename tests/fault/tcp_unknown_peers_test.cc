@@ -323,7 +323,7 @@ class TcpRogue : public testing::Test {
   }
   // How rank 1 of `size` ends to which the coordinator says `answer` after its join, and `gathered`
   // after its part of an exchange.
-  std::string meet(int32_t size, const std::string& answer, const std::string& gathered = "") {
+  std::string join_with(int32_t size, const std::string& answer, const std::string& gathered = "") {
     const RogueListener coordinator;
     Processes rank("unknown_peers_rogue", 1,
                    {.argument = fmt::format("{},{}", coordinator.port(), size)});
@@ -345,27 +345,28 @@ class TcpRogue : public testing::Test {
 };
 
 TEST_F(TcpRogue, MembersOfAGibibyteAreRefusedAtOnce) {
-  EXPECT_THAT(meet(2, header_of(FrameKind::kMembers, uint64_t{1} << 30)),
+  EXPECT_THAT(join_with(2, header_of(FrameKind::kMembers, uint64_t{1} << 30)),
               AllOf(StartsWith("PROTOCOL"), HasSubstr("members frame of 1073741824 bytes"),
                     HasSubstr("bytes are allowed")));
 }
 
 TEST_F(TcpRogue, MembersThatAreAnnouncedButDoNotComeTakeNoMemory) {
   // As many as there can be, and some of them.
-  EXPECT_THAT(meet(65535, header_of(FrameKind::kMembers, 33'000'000) + std::string(100'000, 'x')),
-              AllOf(StartsWith("TIMEOUT"), HasSubstr("did not answer in time")));
+  EXPECT_THAT(
+      join_with(65535, header_of(FrameKind::kMembers, 33'000'000) + std::string(100'000, 'x')),
+      AllOf(StartsWith("TIMEOUT"), HasSubstr("did not answer in time")));
 }
 
 TEST_F(TcpRogue, AFailureWithoutItsTextIsATimeOut) {
-  EXPECT_THAT(meet(65535, header_of(FrameKind::kFailure, 33'000'000)), StartsWith("TIMEOUT"));
+  EXPECT_THAT(join_with(65535, header_of(FrameKind::kFailure, 33'000'000)), StartsWith("TIMEOUT"));
 }
 
 TEST_F(TcpRogue, PartsThatAreAnnouncedButDoNotComeTakeNoMemory) {
   wire::Members members;
   members.token = 7;
   members.members.resize(2000);
-  EXPECT_THAT(meet(2000, frame_of(FrameKind::kMembers, members.encode()),
-                   header_of(FrameKind::kGathered, 2'000'000'000) + std::string(100'000, 'x')),
+  EXPECT_THAT(join_with(2000, frame_of(FrameKind::kMembers, members.encode()),
+                        header_of(FrameKind::kGathered, 2'000'000'000) + std::string(100'000, 'x')),
               AllOf(StartsWith("TIMEOUT"), HasSubstr("agreement")));
 }
 
@@ -384,7 +385,7 @@ TEST_F(TcpRogue, ANameWithoutAnEndIsCut) {
 TEST_F(TcpRogue, ACountThatTheBytesCannotHoldIsRefused) {
   std::string payload = wire::Members{}.encode();
   payload.replace(12, 4, "\xff\xff\xff\xff");
-  EXPECT_THAT(meet(2, frame_of(FrameKind::kMembers, payload)),
+  EXPECT_THAT(join_with(2, frame_of(FrameKind::kMembers, payload)),
               AllOf(StartsWith("PROTOCOL"), HasSubstr("malformed members frame of 16 bytes")));
 }
 

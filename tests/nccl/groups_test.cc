@@ -110,7 +110,7 @@ struct Kit {
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),
         transport(check(backend->connect(control, sink, driver, in(60'000'000)))) {
-    meet();  // nobody aborts what others still wait for
+    barrier();  // nobody aborts what others still wait for
   }
 
   static Deadline in(int64_t us) { return Deadline::in_us(Clock::monotonic(), us); }
@@ -142,9 +142,9 @@ struct Kit {
     const Status& s = sink.failures[0].status;
     return fmt::format("{}: {}", code_name(s.code()), s.text());
   }
-  void meet() { check(control.all_gather("", "", driver, {}).status()); }
+  void barrier() { check(control.all_gather("", "", driver, {}).status()); }
   void finish() {
-    meet();
+    barrier();
     transport->close(in(5'000'000));
   }
   int32_t next() const { return (rank + 1) % size; }
@@ -316,7 +316,7 @@ TEST_F(NcclGroups, PinNoMemoryWhenTheyAreIssued) {
                   void* memory = nullptr;
                   require(cudaMalloc(&memory, 16) == cudaSuccess, "memory");
                   auto* const bytes = static_cast<uint8_t*>(memory);
-                  kit.meet();
+                  kit.barrier();
                   const uint64_t before = fake_cuda::calls("cudaHostAlloc");
                   for (uint64_t i = 0; i < 100; ++i) {
                     TestOp& op = ops.emplace_back(7, i);
@@ -326,7 +326,7 @@ TEST_F(NcclGroups, PinNoMemoryWhenTheyAreIssued) {
                   }
                   EXPECT_EQ(fake_cuda::calls("cudaHostAlloc"), before);
                   require(cudaStreamSynchronize(kit.device.stream()) == cudaSuccess, "wait");
-                  kit.meet();
+                  kit.barrier();
                   require(cudaFree(memory) == cudaSuccess, "free");
                 }),
             "");
