@@ -13,7 +13,7 @@
 
 namespace sotto::inproc {
 
-class InprocControl final : public ControlPlane, private PollSource {
+class InprocControl final : public ControlPlane, private MailboxSource {
  public:
   InprocControl(std::shared_ptr<Hub> hub, std::shared_ptr<Mailbox> mailbox, int32_t rank,
                 int32_t size);

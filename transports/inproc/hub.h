@@ -34,8 +34,8 @@ class Hub {
   // The meeting. What one rank does wrong ends it for all of them, until it is complete.
   Status arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox);
   void refuse(const Status& status);
-  bool met() const;      // everybody is here
-  bool settled() const;  // or somebody gave up
+  bool all_here() const;  // everybody is here
+  bool settled() const;   // or somebody gave up
   // OK if everybody is here; otherwise the reason why not. If nothing has been decided yet the
   // caller's deadline has passed: decides for everybody, naming who is missing.
   Status conclude(int32_t rank);
@@ -60,12 +60,12 @@ class Hub {
   std::atomic<uint32_t> closings{0};
 
  private:
-  struct Member {
+  struct HubMember {
     std::shared_ptr<Mailbox> mailbox;
     bool here = false;
     bool left = false;
   };
-  struct Gather {
+  struct SetupExchange {
     std::string what;
     int32_t first_rank = -1;
     std::vector<std::string> blobs;
@@ -77,17 +77,17 @@ class Hub {
   explicit Hub(uint64_t token) : token_(token) {}
   void wake_all();  // with mutex_ held
   std::string missing(const std::vector<bool>& here) const;
-  Gather& gather(uint64_t round);
-  void fail_gathers_without(int32_t rank, const Status& status);
+  SetupExchange& exchange(uint64_t round);
+  void fail_exchanges_without(int32_t rank, const Status& status);
 
   const uint64_t token_;
   mutable std::mutex mutex_;
   int32_t size_ = 0;  // as the first rank said
   int32_t size_said_by_ = -1;
   size_t arrived_ = 0;
-  std::vector<Member> members_;
+  std::vector<HubMember> members_;
   Status refused_;
-  std::map<uint64_t, Gather> gathers_;
+  std::map<uint64_t, SetupExchange> exchanges_;
   std::optional<FailureCause> cause_;
   std::atomic<bool> failed_{false};
   std::vector<std::unique_ptr<Inbox>> inboxes_;

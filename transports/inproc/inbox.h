@@ -27,7 +27,7 @@ inline Transfer* send_of(const Transfer& recv) {
 }
 
 // First in, first out, linked by Transfer::next.
-class TransferList {
+class TransferQueue {
  public:
   bool empty() const { return head_ == nullptr; }
   void push(Transfer* t);
@@ -94,9 +94,9 @@ struct OpEntry {
 };
 
 // Entries by key; entries are reused.
-class OpTable {
+class OpEntryTable {
  public:
-  explicit OpTable(size_t ranks) : ranks_(ranks), buckets_(kBuckets) {}
+  explicit OpEntryTable(size_t ranks) : ranks_(ranks), buckets_(kBuckets) {}
   OpEntry* find(const OpKey& key) const;
   OpEntry& get(const OpKey& key);
   // Gives the entry back if nothing is known any more.
@@ -116,16 +116,16 @@ struct Inbox {
   const int32_t owner;
   std::mutex mutex;  // guards everything down to `closed_as`
   std::condition_variable copy_done;
-  OpTable ops;
+  OpEntryTable ops;
   TransferTable waiting;
-  TransferList ready;                 // receives with their send, to be copied by the owner
+  TransferQueue ready;                // receives with their send, to be copied by the owner
   const Transfer* copying = nullptr;  // the send that the owner reads right now
   int32_t failed_peer = -1;
   std::optional<Status> failure;  // to be reported by the owner
   uint32_t closed_as = 0;         // which of the hub's closings this was; 0: not closed
 
   std::mutex done_mutex;  // taken inside any inbox's mutex
-  TransferList done;      // sends of the owner that their receivers have finished
+  TransferQueue done;     // sends of the owner that their receivers have finished
 
   std::shared_ptr<Mailbox> mailbox;  // of the owner; set before the ranks meet in connect
 

@@ -60,7 +60,7 @@ Status check_place(const JoinRequest& request) {
 }
 
 Result<UniqueId> InprocBackend::make_unique_id() {
-  std::erase_if(made_, [](const auto& hub) { return hub->met(); });
+  std::erase_if(made_, [](const auto& hub) { return hub->all_here(); });
   if (made_.size() >= kKeptHubs) {
     const auto stale =
         std::find_if(made_.begin(), made_.end(), [](const auto& hub) { return hub->settled(); });
@@ -153,7 +153,7 @@ Result<std::unique_ptr<ControlPlane>> InprocBackend::join(const JoinRequest& req
   SOTTO_TRY(hub->arrive(request.rank, request.size, mailbox_));
   driver.run_until([&] { return hub->settled(); }, request.deadline);
   SOTTO_TRY(hub->conclude(request.rank));
-  std::erase_if(made_, [](const auto& made) { return made->met(); });
+  std::erase_if(made_, [](const auto& made) { return made->all_here(); });
   return std::unique_ptr<ControlPlane>(
       std::make_unique<InprocControl>(hub, mailbox_, request.rank, request.size));
 }
@@ -167,8 +167,8 @@ Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control,
   auto transport =
       std::make_unique<InprocTransport>(mine->hub(), mailbox_, mine->rank(), mine->size(), sink);
   // Nobody sends before every inbox has its owner.
-  auto met = mine->all_gather("connecting the inproc transport", "", driver, deadline);
-  if (!met.ok()) return met.status();
+  auto connected = mine->all_gather("connecting the inproc transport", "", driver, deadline);
+  if (!connected.ok()) return connected.status();
   return std::unique_ptr<Transport>(std::move(transport));
 }
 

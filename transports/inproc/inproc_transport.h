@@ -17,7 +17,7 @@
 
 namespace sotto::inproc {
 
-class InprocTransport final : public Transport, private PollSource {
+class InprocTransport final : public Transport, private MailboxSource {
  public:
   InprocTransport(std::shared_ptr<Hub> hub, std::shared_ptr<Mailbox> mailbox, int32_t rank,
                   int32_t size, TransferSink& sink);

@@ -53,19 +53,19 @@ void Mailbox::forward_wakes(Poller* other) {
   forwards_.store(other != nullptr, std::memory_order_release);
 }
 
-void Mailbox::add(PollSource* source) {
+void Mailbox::add(MailboxSource* source) {
   sources_.push_back(source);
   wake();  // it may have work that came before it was added
 }
 
-void Mailbox::remove(PollSource* source) {
+void Mailbox::remove(MailboxSource* source) {
   sources_.erase(std::remove(sources_.begin(), sources_.end(), source), sources_.end());
 }
 
 bool Mailbox::run_sources() {
   if (!pending_.exchange(false, std::memory_order_acq_rel)) return false;
   bool ran = false;
-  for (PollSource* source : sources_) ran |= source->run();
+  for (MailboxSource* source : sources_) ran |= source->run();
   return ran;
 }
 

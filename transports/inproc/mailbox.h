@@ -13,13 +13,13 @@
 namespace sotto::inproc {
 
 // Has work that is done inside poll.
-class PollSource {
+class MailboxSource {
  public:
   // True if anything was done.
   virtual bool run() = 0;
 
  protected:
-  ~PollSource() = default;
+  ~MailboxSource() = default;
 };
 
 class Mailbox final : public Poller {
@@ -35,8 +35,8 @@ class Mailbox final : public Poller {
   void forward_wakes(Poller* other) override;
 
   // Driving thread, not from inside poll.
-  void add(PollSource* source);
-  void remove(PollSource* source);
+  void add(MailboxSource* source);
+  void remove(MailboxSource* source);
 
  private:
   bool run_sources();
@@ -50,7 +50,7 @@ class Mailbox final : public Poller {
   std::atomic<bool> forwards_{false};
   std::mutex forward_mutex_;  // held while the other poller is woken: it may go away afterwards
   Poller* forward_ = nullptr;
-  std::vector<PollSource*> sources_;
+  std::vector<MailboxSource*> sources_;
 };
 
 }  // namespace sotto::inproc

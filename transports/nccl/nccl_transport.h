@@ -26,7 +26,7 @@
 
 namespace sotto::nccl {
 
-class NcclTransport final : public Transport, private PollSource {
+class NcclTransport final : public Transport, private NcclPollSource {
  public:
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,

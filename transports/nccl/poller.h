@@ -11,14 +11,14 @@
 
 namespace sotto::nccl {
 
-class PollSource {
+class NcclPollSource {
  public:
   // True if anything was done.
   virtual bool run() = 0;
   virtual bool busy() const = 0;
 
  protected:
-  ~PollSource() = default;
+  ~NcclPollSource() = default;
 };
 
 class NcclPoller final : public Poller {
@@ -37,8 +37,8 @@ class NcclPoller final : public Poller {
     return busy ? kBusyUs : kIdleUs;
   }
   void wake() override {}  // it never sleeps for long
-  void add(PollSource* source) { sources_.push_back(source); }
-  void remove(PollSource* source) { std::erase(sources_, source); }
+  void add(NcclPollSource* source) { sources_.push_back(source); }
+  void remove(NcclPollSource* source) { std::erase(sources_, source); }
 
  private:
   static constexpr int64_t kBusyUs = 20;
@@ -47,10 +47,10 @@ class NcclPoller final : public Poller {
 
   bool run() {
     bool ran = false;
-    for (PollSource* source : sources_) ran |= source->run();
+    for (NcclPollSource* source : sources_) ran |= source->run();
     return ran;
   }
-  std::vector<PollSource*> sources_;
+  std::vector<NcclPollSource*> sources_;
 };
 
 }  // namespace sotto::nccl

@@ -68,7 +68,7 @@ Status ControlLink::on_frame(FrameStream& /*stream*/, const wire::FrameHeader& h
 
 bool ControlLink::next_frame(FrameStream& /*stream*/, OutFrame& out) {
   if (outbox_.empty()) return false;
-  const Message& message = outbox_.front();
+  const OutMessage& message = outbox_.front();
   out = OutFrame{};
   out.header.kind = message.kind;
   out.header.payload_bytes = message.payload.size();

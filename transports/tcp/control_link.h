@@ -75,14 +75,14 @@ class ControlLink final : public StreamOwner {
   void on_sent(FrameStream& stream, const OutFrame& out) override;
   void on_broken(FrameStream& stream, Status why) override;
 
-  struct Message {
+  struct OutMessage {
     wire::FrameKind kind;
     std::string payload;
   };
   ControlLinkOwner* owner_;
   uint64_t max_payload_;
   std::unique_ptr<FrameStream> stream_;
-  std::deque<Message> outbox_;  // the first one is being sent
+  std::deque<OutMessage> outbox_;  // the first one is being sent
   std::string inbox_;
   bool bye_received_ = false;
   std::shared_ptr<LinkBytes> bytes_ = std::make_shared<LinkBytes>();

@@ -22,7 +22,7 @@ TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
       last_tick_ns_(last_heartbeat_ns_),
       awake_since_ns_(last_heartbeat_ns_) {
   const auto size = static_cast<uint64_t>(group_.size());
-  exchange_.blobs.resize(size);
+  gather_.blobs.resize(size);
   lost_.resize(size);
   bridge_->control = this;
   for (const auto& link : group_.links) {
@@ -101,38 +101,38 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
 std::string TcpControl::missing_text() const {
   std::vector<int32_t> ranks;
   for (int32_t r = 0; r < size(); ++r) {
-    if (!exchange_.blobs[static_cast<size_t>(r)]) ranks.push_back(r);
+    if (!gather_.blobs[static_cast<size_t>(r)]) ranks.push_back(r);
   }
   return ranks.empty() ? ""
                        : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
 }
 
 void TcpControl::contribute(int32_t from, uint64_t sequence, std::string what, std::string blob) {
-  auto& place = exchange_.blobs[static_cast<size_t>(from)];
+  auto& place = gather_.blobs[static_cast<size_t>(from)];
   if (place || sequence != sequence_) {
     decide({Code::kProtocol, from,
             fmt::format("{} is at exchange {} (\"{}\"), the group is at {}", describe_rank(from),
                         sequence, what, sequence_)});
     return;
   }
-  if (exchange_.present == 0) {
-    exchange_.what = what;
-    exchange_.what_rank = from;
-  } else if (exchange_.what != what) {
+  if (gather_.present == 0) {
+    gather_.what = what;
+    gather_.what_rank = from;
+  } else if (gather_.what != what) {
     decide({Code::kProtocol, from,
             fmt::format(
                 "ranks do not agree on exchange {}: rank {} came for \"{}\", rank {} for \"{}\"",
-                sequence, exchange_.what_rank, exchange_.what, from, what)});
+                sequence, gather_.what_rank, gather_.what, from, what)});
     return;
   }
   place = std::move(blob);
-  if (++exchange_.present == size()) complete_exchange();
+  if (++gather_.present == size()) complete_gather();
 }
 
-void TcpControl::complete_exchange() {
+void TcpControl::complete_gather() {
   wire::Gathered all{sequence_++, {}};
-  for (auto& blob : exchange_.blobs) all.data.push_back(std::exchange(blob, std::nullopt).value());
-  exchange_.present = 0;
+  for (auto& blob : gather_.blobs) all.data.push_back(std::exchange(blob, std::nullopt).value());
+  gather_.present = 0;
   reported_missing_.clear();
   if (size() > 1) {
     const std::string text = all.encode();
@@ -204,10 +204,10 @@ Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
 void TcpControl::on_bye(ControlLink& link) {
   bye_[static_cast<size_t>(link.rank)] = true;
   if (!coordinates() && proposed_) adopt(*proposed_);  // it has left before it heard of that
-  if (coordinates() && exchange_.present > 0 && !exchange_.blobs[static_cast<size_t>(link.rank)]) {
+  if (coordinates() && gather_.present > 0 && !gather_.blobs[static_cast<size_t>(link.rank)]) {
     decide({Code::kPeerLost, link.rank,
             fmt::format("{} has left the group during the exchange \"{}\"",
-                        describe_rank(link.rank), exchange_.what)});
+                        describe_rank(link.rank), gather_.what)});
   }
 }
 
@@ -237,7 +237,7 @@ void TcpControl::tick() {
   if (ms_between(last_heartbeat_ns_, now) >= heartbeat_ms_) {
     last_heartbeat_ns_ = now;
     send_heartbeats();
-  } else if (coordinates() && exchange_.present > 0) {
+  } else if (coordinates() && gather_.present > 0) {
     report_missing();
   }
 }
@@ -245,7 +245,7 @@ void TcpControl::tick() {
 void TcpControl::send_heartbeats() {
   wire::Heartbeat beat;
   if (coordinates()) {
-    if (exchange_.present > 0) beat.waiting = missing_text();
+    if (gather_.present > 0) beat.waiting = missing_text();
     for (int32_t r = 0; r < size(); ++r)
       beat.silent_ms.push_back(static_cast<uint32_t>(silent_ms(r)));
   }
@@ -263,7 +263,7 @@ void TcpControl::report_missing() {
   reported_missing_ = missing;
   const std::string text = wire::Heartbeat{missing, {}}.encode();
   for (const auto& link : group_.links) {
-    const bool there = link && exchange_.blobs[static_cast<size_t>(link->rank)].has_value();
+    const bool there = link && gather_.blobs[static_cast<size_t>(link->rank)].has_value();
     if (there && link->flushed()) link->send(wire::FrameKind::kHeartbeat, text);
   }
 }

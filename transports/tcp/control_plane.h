@@ -89,7 +89,7 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   void on_disconnected(int32_t peer);
 
  private:
-  struct Exchange {
+  struct PendingGather {
     std::string what;
     int32_t what_rank = -1;  // who named it first
     std::vector<std::optional<std::string>> blobs;
@@ -111,7 +111,7 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   Status on_heartbeat(ControlLink& link, wire::Bytes payload);
   void on_bye(ControlLink& link);
   void contribute(int32_t rank, uint64_t sequence, std::string what, std::string blob);
-  void complete_exchange();
+  void complete_gather();
   std::string missing_text() const;
   Status failure_status() const;
   void tick();
@@ -156,7 +156,7 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   std::vector<bool> bye_;  // by rank
 
   uint64_t sequence_ = 0;  // of the next all-gather
-  Exchange exchange_;      // coordinator: the one in progress
+  PendingGather gather_;   // coordinator: the one in progress
   std::optional<std::vector<std::string>> gathered_;
   std::string waiting_;           // member: whom the coordinator waits for
   std::string reported_missing_;  // coordinator: what it has told about that

@@ -37,7 +37,7 @@ class RefusalLog {
   std::string summary() const;
 
  private:
-  struct Entry {
+  struct LoggedRefusal {
     std::string_view cause;
     bool from_rank;
     std::string host;
@@ -45,7 +45,7 @@ class RefusalLog {
   };
 
   std::string place_;
-  std::vector<Entry> entries_;
+  std::vector<LoggedRefusal> entries_;
   uint64_t count_ = 0;
 };
 

@@ -18,12 +18,12 @@ class SendQueue {
 
   void push(Transfer& t) {
     const bool small = t.message_class == MessageClass::kMetadata || t.bytes <= kSmallBytes;
-    auto& buckets = small ? small_ : bulk_;
+    auto& lists = small ? small_ : bulk_;
     const int32_t priority = t.op->priority;
-    auto at = std::find_if(buckets.begin(), buckets.end(),
-                           [&](const Bucket& b) { return b.priority <= priority; });
-    if (at == buckets.end() || at->priority != priority)
-      at = buckets.insert(at, Bucket{priority, {}});
+    auto at = std::find_if(lists.begin(), lists.end(),
+                           [&](const PriorityList& b) { return b.priority <= priority; });
+    if (at == lists.end() || at->priority != priority)
+      at = lists.insert(at, PriorityList{priority, {}});
     at->list.push(t);
   }
 
@@ -37,29 +37,29 @@ class SendQueue {
   bool empty() const { return small_.empty() && bulk_.empty(); }
 
   void remove(const OpPosting& op) {
-    for (auto* buckets : {&small_, &bulk_}) {
-      for (Bucket& b : *buckets) {
+    for (auto* lists : {&small_, &bulk_}) {
+      for (PriorityList& b : *lists) {
         while (b.list.take_first([&](const Transfer& t) { return t.op == &op; }) != nullptr) {
         }
       }
-      std::erase_if(*buckets, [](const Bucket& b) { return b.list.empty(); });
+      std::erase_if(*lists, [](const PriorityList& b) { return b.list.empty(); });
     }
   }
 
  private:
-  struct Bucket {
+  struct PriorityList {
     int32_t priority;
     TransferList list;  // never empty
   };
 
-  static Transfer* pop_from(std::vector<Bucket>& buckets) {
-    if (buckets.empty()) return nullptr;
-    Transfer* t = buckets.front().list.take_first([](const Transfer&) { return true; });
-    if (buckets.front().list.empty()) buckets.erase(buckets.begin());
+  static Transfer* pop_from(std::vector<PriorityList>& lists) {
+    if (lists.empty()) return nullptr;
+    Transfer* t = lists.front().list.take_first([](const Transfer&) { return true; });
+    if (lists.front().list.empty()) lists.erase(lists.begin());
     return t;
   }
 
-  std::vector<Bucket> small_, bulk_;  // highest priority first
+  std::vector<PriorityList> small_, bulk_;  // highest priority first
 };
 
 }  // namespace sotto::tcp

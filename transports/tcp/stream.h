@@ -103,13 +103,13 @@ class FrameStream final : public Pollable {
   const std::string& name() const { return name_; }
   int64_t last_heard_ns() const { return last_heard_ns_; }
   const wire::FrameHeader* receiving() const {
-    return in_stage_ == Stage::kHeader ? nullptr : &in_header_;
+    return in_stage_ == ReceiveStage::kHeader ? nullptr : &in_header_;
   }
 
   bool serve(uint32_t events) override;
 
  private:
-  enum class Stage : uint8_t { kHeader, kPayload, kTrailer };
+  enum class ReceiveStage : uint8_t { kHeader, kPayload, kTrailer };
   static constexpr size_t kInBufferBytes = 8192;
   static constexpr uint64_t kChunkBytes = 128 * 1024;
 
@@ -147,7 +147,7 @@ class FrameStream final : public Pollable {
   bool paused_ = false;
   int64_t last_heard_ns_;
 
-  Stage in_stage_ = Stage::kHeader;
+  ReceiveStage in_stage_ = ReceiveStage::kHeader;
   wire::FrameHeader in_header_;
   uint8_t* in_payload_ = nullptr;  // null: discard
   uint64_t in_room_ = 0;           // of in_payload_
