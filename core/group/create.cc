@@ -77,22 +77,36 @@ Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
   return request;
 }
 
+// Transport "auto": what reaches ranks anywhere, for the rendezvous, and a better one, if there is
+// one, should all ranks turn out to be in one process.
+Status choose_transport(Context& context, Meeting& meeting) {
+  SOTTO_ASSIGN(const std::string near, context.auto_transport(Reach::kProcess));
+  if (meeting.request.size == 1) {
+    meeting.transport = near;
+    return ok_status();
+  }
+  SOTTO_ASSIGN(meeting.transport, context.auto_transport(Reach::kNetwork));
+  // A limited rate is one of sockets.
+  if (near != meeting.transport && context.params().rate_limit_mbit == 0) {
+    SOTTO_ASSIGN(meeting.inside, context.backend(near));
+  }
+  return ok_status();
+}
+
 Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
   Meeting meeting;
   SOTTO_ASSIGN(meeting.request, who_and_where(context, config));
   SOTTO_TRY(check_rank(meeting.request.rank, meeting.request.size));
-  meeting.transport = config.transport.empty() || config.transport == "auto"
-                          ? context.params().transport
-                          : config.transport;
-  // A limited rate is one of sockets.
-  if (meeting.transport == "auto" && meeting.request.size > 1 &&
-      context.params().rate_limit_mbit == 0 && context.has_backend("inproc")) {
-    SOTTO_ASSIGN(meeting.inside, context.backend("inproc"));
+  const bool by_params = config.transport.empty() || config.transport == kAutoTransport;
+  meeting.transport = by_params ? context.params().transport : config.transport;
+  const bool chosen = meeting.transport == kAutoTransport;
+  if (chosen) {
+    SOTTO_TRY(choose_transport(context, meeting));
   }
   if (meeting.request.id.has_value()) {
     SOTTO_TRY(context.check_unused(*meeting.request.id));
     SOTTO_ASSIGN(meeting.backend, context.backend_for(*meeting.request.id));
-    if (meeting.transport == "auto") meeting.transport = meeting.backend->name();
+    if (chosen) meeting.transport = meeting.backend->name();
     SOTTO_ASSIGN(const Backend* const wanted, context.rendezvous(meeting.transport));
     if (wanted != meeting.backend) {
       return invalid_argument("the unique id belongs to transport \"{}\", but \"{}\" was asked for",
@@ -100,7 +114,6 @@ Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
     }
     return meeting;
   }
-  if (meeting.transport == "auto") meeting.transport = meeting.request.size == 1 ? "inproc" : "tcp";
   SOTTO_ASSIGN(meeting.backend, context.rendezvous(meeting.transport));
   if (meeting.request.size == 1 && !meeting.request.exchange) {
     SOTTO_ASSIGN(meeting.request.id, meeting.backend->make_unique_id());

@@ -196,7 +196,7 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
   world.transport = transport;
   world.params.segment_bytes = 32 * 1024;
   world.params.heartbeat_ms = 50;
-  world.wrap_backends = [&](int32_t rank, std::map<std::string, BackendFactory>* backends) {
+  world.wrap_backends = [&](int32_t rank, BackendFactories* backends) {
     FaultScript script{.seed = d.seed, .max_delay_polls = 3};
     if (rank == d.rank) script.faults = {{d.kind, d.send}};
     const auto& state = states.emplace_back(std::make_shared<FaultState>());
