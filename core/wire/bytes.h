@@ -10,7 +10,7 @@
 
 namespace sotto::wire {
 
-// Writes at a fixed place; the caller knows that there is room.
+// Writes at a fixed place, where the caller has room for it.
 template <class T>
 void put_at(uint8_t* out, T value) {
   static_assert(std::is_unsigned_v<T>);
@@ -63,7 +63,7 @@ class ByteReader {
   }
   uint64_t left() const { return in_.size() - at_; }
   bool ok() const { return ok_; }
-  // Everything was read and nothing was missing.
+  // All bytes were read, and none was missing.
   bool finished() const { return ok_ && left() == 0; }
 
  private:
