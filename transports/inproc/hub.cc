@@ -60,7 +60,7 @@ Status Hub::arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox)
     wrong = invalid_argument("rendezvous: two callers came as rank {} of {}", rank, size);
   }
   if (!wrong.ok()) {
-    if (!complete) refused_ = wrong;  // a complete group does not suffer from a latecomer
+    if (!complete) refused_ = wrong;  // a late rank does not fail a complete group
     wake_all();
     return wrong;
   }

@@ -13,11 +13,10 @@ namespace sotto {
 namespace inproc {
 namespace {
 
-// Unused ids whose hubs are kept alive; beyond that the oldest that is of no use any more is
-// forgotten.
+// Unused ids whose hubs are kept alive. Beyond that the oldest settled one is forgotten.
 constexpr size_t kKeptHubs = 64;
 
-// What every rank gives to the caller's exchange. Same process, so native layout.
+// A rank's record in the caller's exchange. Within one process, so in native layout.
 struct MemberRecord {
   uint64_t process_token;
   uint64_t hub_token;  // of rank 0
@@ -46,7 +45,7 @@ class InprocBackend final : public Backend {
   Result<std::shared_ptr<Hub>> hub_by_exchange(const JoinRequest& request);
 
   const std::shared_ptr<Mailbox> mailbox_;
-  std::vector<std::shared_ptr<Hub>> made_;  // so that an id works until the others have come
+  std::vector<std::shared_ptr<Hub>> made_;  // keeps ids valid until all ranks have joined
 };
 
 Status check_place(const JoinRequest& request) {
@@ -122,7 +121,7 @@ Result<std::shared_ptr<Hub>> InprocBackend::hub_by_exchange(const JoinRequest& r
     }
   }
   if (mine) {
-    made_.push_back(mine);  // the others look for it, perhaps after rank 0 has given up
+    made_.push_back(mine);  // for the other ranks, also after rank 0 has given up
     return mine;
   }
   auto hub = Hub::find(records[0].hub_token);
@@ -166,7 +165,7 @@ Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control,
   if (!mine->take_transport()) return invalid_state("inproc: the group is connected already");
   auto transport =
       std::make_unique<InprocTransport>(mine->hub(), mailbox_, mine->rank(), mine->size(), sink);
-  // Nobody sends before every inbox has its owner.
+  // A barrier: every inbox has its owner before the first send.
   auto connected = mine->all_gather("connecting the inproc transport", "", driver, deadline);
   if (!connected.ok()) return connected.status();
   return std::unique_ptr<Transport>(std::move(transport));

@@ -35,9 +35,8 @@ bool Mailbox::poll(int64_t wait_us) {
 }
 
 void Mailbox::wake() {
-  // Whoever clears pending_ looks at the sources afterwards, so a wake that finds it set has
-  // nothing to add. An exchange and not a load: it orders this thread's work before the poller's
-  // look.
+  // The poller clears pending_ before it looks at the sources, so a wake that finds it set has
+  // nothing to do. The exchange, unlike a load, orders this thread's work before that look.
   if (pending_.exchange(true, std::memory_order_acq_rel)) return;
   pthread_mutex_lock(&mutex_);  // the poller is either before its check or inside the wait
   pthread_cond_signal(&condition_);

@@ -1,5 +1,5 @@
-// The poller of a context whose ranks are threads: other threads leave work with a source and wake
-// its owner.
+// The poller of a context whose ranks are threads: other threads give work to a source and wake its
+// owner.
 #pragma once
 
 #include <pthread.h>
@@ -12,7 +12,7 @@
 
 namespace sotto::inproc {
 
-// Has work that is done inside poll.
+// A source of work that is done inside poll.
 class MailboxSource {
  public:
   // True if anything was done.
@@ -48,7 +48,7 @@ class Mailbox final : public Poller {
   pthread_cond_t condition_;
   std::atomic<bool> pending_{false};
   std::atomic<bool> forwards_{false};
-  std::mutex forward_mutex_;  // held while the other poller is woken: it may go away afterwards
+  std::mutex forward_mutex_;  // held while the other poller is woken, which may end afterwards
   Poller* forward_ = nullptr;
   std::vector<MailboxSource*> sources_;
 };

@@ -14,9 +14,9 @@ constexpr char kInit[] = "ncclCommInitRankConfig";
 constexpr char kFinalize[] = "ncclCommFinalize";
 constexpr int64_t kAskUs = 1000;
 
-// What every rank tells the others before a communicator is made.
+// A rank's part in making a communicator, as all ranks have it.
 struct InitRecord {
-  uint32_t code = 0;  // 0, or why this rank cannot
+  uint32_t code = 0;  // 0: ready; else why this rank cannot
   int32_t version = 0;
   int32_t device = -1;
   uint32_t adopts = 0;
@@ -29,7 +29,7 @@ Status new_id(const Api& api, ncclUniqueId* id) {
   return api.status(api.GetUniqueId(id), "ncclGetUniqueId", nullptr);
 }
 
-// ready: whether this rank can.
+// ready: OK, or why this rank cannot.
 std::string blob_of(InitRecord record, const Status& ready) {
   record.code = static_cast<uint32_t>(ready.code());
   if (!ready.ok()) ready.text().copy(record.text, sizeof record.text - 1);
@@ -158,7 +158,7 @@ Status Communicator::init(const ncclUniqueId& id, const ControlPlane& control, D
     now = state(kInit);
     return now.code() != Code::kInProgress || control.failure().has_value();
   };
-  // NCCL tells nobody when it is done, so it is asked every millisecond.
+  // NCCL does not signal the end, so its state is polled every millisecond.
   while (!done() && !deadline.passed(driver.clock()))
     driver.run_until(done, Deadline::in_us(driver.clock(), kAskUs));
   if (control.failure().has_value()) now = Status(control.failure()->code, control.failure()->text);

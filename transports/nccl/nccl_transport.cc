@@ -13,12 +13,12 @@ namespace sotto::nccl {
 namespace {
 
 constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronous error
-// NCCL does not say who is gone, the control plane does; so long it has time for it.
+// Time for the control plane to name a lost rank, which NCCL does not.
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
 constexpr auto kDrainLimit = std::chrono::seconds(10);
 constexpr auto kDrainPause = std::chrono::microseconds(100);
 constexpr auto kEndPause = std::chrono::microseconds(20);
-constexpr uint64_t kGroupsAtOnce = 128;  // whose headers have memory from the start
+constexpr uint64_t kGroupsAtOnce = 128;  // groups with memory for their headers from the start
 
 ncclDataType_t type_of(Dtype dtype) {
   switch (dtype) {
@@ -151,7 +151,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   return ok_status();
 }
 
-// NCCL does not say who is gone. The control plane will; if it does not, watch() fails the comm.
+// The control plane names the lost rank; if it does not in time, watch() fails the comm.
 Status NcclTransport::rank_is_gone() {
   return Status(Code::kInProgress, "nccl: a rank is gone, and is about to be named");
 }

@@ -1,5 +1,5 @@
-// Serves NCCL's communicators. NCCL and CUDA wake nobody, so this is asked again and again: soon
-// while groups are in flight, else now and then, for errors.
+// Serves NCCL's communicators. NCCL and CUDA send no wake-ups, so this polls: often while groups
+// are in flight, else now and then, for errors.
 #pragma once
 
 #include <algorithm>
@@ -36,7 +36,7 @@ class NcclPoller final : public Poller {
         std::any_of(sources_.begin(), sources_.end(), [](const auto* s) { return s->busy(); });
     return busy ? kBusyUs : kIdleUs;
   }
-  void wake() override {}  // it never sleeps for long
+  void wake() override {}  // sleeps are short
   void add(NcclPollSource* source) { sources_.push_back(source); }
   void remove(NcclPollSource* source) { std::erase(sources_, source); }
 

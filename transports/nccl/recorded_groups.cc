@@ -1,4 +1,4 @@
-// Groups that are part of a CUDA graph, and what is asked about an operation's groups.
+// Groups that are part of a CUDA graph, and queries about the groups of an operation.
 #include <algorithm>
 #include <utility>
 

@@ -5,7 +5,7 @@
 namespace sotto::tcp {
 namespace {
 
-// Room for the payload of a message before any of it has come. It then doubles.
+// First room for the payload of a message; it doubles as the payload arrives.
 constexpr uint64_t kFirstRoom = 64 * 1024;
 // Memory that is kept for the next message.
 constexpr uint64_t kKeptRoom = 1024 * 1024;

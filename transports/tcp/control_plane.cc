@@ -6,7 +6,7 @@ namespace sotto::tcp {
 namespace {
 
 constexpr int64_t kBeatTickMs = 50;
-// Ticks further apart than this mean that the process was stopped, or polls only now and then.
+// Ticks further apart than this: the process was stopped, or polls only now and then.
 constexpr int64_t kSleptMs = 200;
 
 }  // namespace
@@ -28,7 +28,7 @@ TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
   for (const auto& link : group_.links) {
     if (!link) continue;
     link->set_owner(*this);
-    // From members one blob; from the coordinator all of them.
+    // Members send one blob, the coordinator all of them.
     link->set_max_payload((coordinates() ? 1 : size) * (wire::kMaxBlobBytes + 64) +
                           4 * wire::kMaxTextBytes);
   }
@@ -61,7 +61,7 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
                                                         std::string_view mine, Driver& driver,
                                                         Deadline deadline) {
   if (mine.size() > wire::kMaxBlobBytes) {
-    // The others wait for this part: they fail, too.
+    // The other ranks wait for this blob: the group fails.
     const Status status =
         invalid_argument("rank {}: {} bytes for the exchange \"{}\"; at most {} are allowed",
                          rank(), mine.size(), what, wire::kMaxBlobBytes);
@@ -189,7 +189,7 @@ Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
     conclude();
     return {};
   }
-  if (link.flushed()) {  // the coordinator may be asking whether this rank is there
+  if (link.flushed()) {  // possibly an inquiry: the coordinator waits for a sign of life
     last_heartbeat_ns_ = reactor_.now_ns();
     link.send(wire::FrameKind::kHeartbeat, wire::Heartbeat{}.encode());
   }
@@ -203,7 +203,8 @@ Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
 
 void TcpControl::on_bye(ControlLink& link) {
   bye_[static_cast<size_t>(link.rank)] = true;
-  if (!coordinates() && proposed_) adopt(*proposed_);  // it has left before it heard of that
+  if (!coordinates() && proposed_)
+    adopt(*proposed_);  // the coordinator left before it received the proposal
   if (coordinates() && gather_.present > 0 && !gather_.blobs[static_cast<size_t>(link.rank)]) {
     decide({Code::kPeerLost, link.rank,
             fmt::format("{} has left the group during the exchange \"{}\"",
@@ -213,7 +214,7 @@ void TcpControl::on_bye(ControlLink& link) {
 
 // ---- signs of life
 
-// Signs of life are so frequent that four fit into the limit.
+// Four heartbeats fit into the limit.
 void TcpControl::set_silence_limit(int64_t limit_ms) {
   silence_limit_ms_ = limit_ms;
   if (limit_ms > 0) heartbeat_ms_ = std::min(heartbeat_ms_, limit_ms / 4);
@@ -256,7 +257,7 @@ void TcpControl::send_heartbeats() {
   }
 }
 
-// Tells those who are there whom the exchange waits for.
+// Sends the ranks that have come the ones that the all-gather waits for.
 void TcpControl::report_missing() {
   const std::string missing = missing_text();
   if (missing == reported_missing_) return;

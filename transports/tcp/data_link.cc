@@ -6,16 +6,15 @@
 namespace sotto::tcp {
 namespace {
 
-// A lost connection is often only the echo of a failure elsewhere: the control plane gets this long
-// to name that first.
+// Time that the control plane has to name the failure that a lost connection is often an echo of.
 constexpr int64_t kGraceNs = 200'000'000;
-// A message that has waited this long for its READY is announced.
+// Wait for a READY after which a message is announced.
 constexpr int64_t kAnnounceNs = 100'000'000;
-// Receives of small messages that are open for so long are made known like those of large ones.
+// Time after which open receives of small messages get a READY, like those of large ones.
 constexpr int64_t kRemindNs = 500'000'000;
 // Transfer::scratch[0] of a send: the flags of its frame.
 constexpr size_t kFlagsSlot = 0;
-// Payload of a failure frame at most: two texts and some numbers.
+// Largest payload of a failure frame: two texts and some numbers.
 constexpr uint64_t kMaxFailureBytes = 2 * wire::kMaxTextBytes + 64;
 
 bool names(const Transfer& t, uint32_t round, uint32_t segment) {
@@ -83,7 +82,7 @@ bool DataLink::can_send() const {
 bool DataLink::failure_sent() const { return failures_.empty() || !can_send(); }
 
 bool DataLink::delivered() const {
-  // A connection with half a message of a cancelled operation sends nothing any more.
+  // A connection with half a message of a cancelled operation cannot send.
   if (!can_send()) return true;
   return queue_.empty() && service_.empty() && (failures_.empty() || failure_sending_) &&
          std::all_of(connections_.begin(), connections_.end(), [](const Connection& connection) {
@@ -119,7 +118,7 @@ void DataLink::send(Transfer& t) {
   fail_if_needed();
 }
 
-// Whether a message may go, and on whose account.
+// Whether a message may be sent: after a READY, or on credit, which it then takes.
 bool DataLink::admit(const Flow& f, Transfer& t) {
   t.scratch[kFlagsSlot] = 0;
   if (f.peer_ready && t.round <= *f.peer_ready) return true;
@@ -139,7 +138,7 @@ void DataLink::release_waiting(Flow& f) {
 
 void DataLink::release_all_waiting() {
   if (waiting_flows_ == 0) return;
-  // The most urgent first, then who has waited longest.
+  // By priority, then by time of waiting.
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
     if (!f->waiting.empty()) release_order_.push_back(f);
   }
@@ -207,8 +206,8 @@ void DataLink::on_sent(FrameStream& /*stream*/, const OutFrame& out) {
 void DataLink::recv(Transfer& t) {
   Flow& f = flow(t.op->key);
   ++f.receives_open;
-  // After a failure nothing is delivered any more: a later operation would take messages of a peer
-  // with which this rank does not agree.
+  // Nothing is delivered after a failure: a later operation would take messages of a peer that does
+  // not agree with this rank.
   for (Unexpected** at = &f.unexpected; !failed_ && *at != nullptr; at = &(*at)->next) {
     if ((*at)->round != t.round || (*at)->segment != t.segment) continue;
     Unexpected* message = *at;
@@ -220,7 +219,7 @@ void DataLink::recv(Transfer& t) {
   fail_if_needed();
 }
 
-// A message that had come before its receive.
+// Gives a receive its message, which came before it.
 void DataLink::deliver(Flow& f, Transfer& t, Unexpected& message) {
   const uint64_t bytes = message.bytes;
   const bool fits = bytes == t.bytes;
@@ -272,7 +271,7 @@ void DataLink::check_posted(Flow& f) {
     fail(std::move(status));
 }
 
-// The flow that a frame belongs to; null: the operation is over here and the frame came late.
+// The flow of a frame; null: a late frame of an operation that is complete here.
 Result<Flow*> DataLink::flow_of_frame(const wire::FrameHeader& h) {
   Flow* known = core_.ops.find(h.key, peer_);
   OpState* op = known != nullptr ? known->op : core_.ops.find_op(h.key);
@@ -417,7 +416,7 @@ Status DataLink::end_message(Connection& connection, const wire::FrameHeader& h)
 
 Status DataLink::on_ready(const wire::FrameHeader& h) {
   SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
-  if (f == nullptr) return {};  // everything was sent before the peer said so
+  if (f == nullptr) return {};  // all was sent on credit before
   f->peer_ready = std::max(f->peer_ready.value_or(0), h.round);
   release_waiting(*f);
   flush();
@@ -464,7 +463,7 @@ void DataLink::cancel(OpState& op) {
   }
 }
 
-// The rest of the message that is arriving is read over.
+// Reads over the rest of the message that is arriving.
 void DataLink::drop_incoming(Connection& connection) {
   connection.stream->discard_in();
   if (connection.unexpected != nullptr) core_.ops.free_unexpected(connection.unexpected);
@@ -497,7 +496,7 @@ void DataLink::send_failure(std::string payload) {
   flush();
 }
 
-// Each end of a connection sees something else; the words name both.
+// The text names both ends, since each of them sees another error.
 Status DataLink::connection_status(Code code, std::string_view what, const Status& why) const {
   return error(code, "the connection between {} and {} {}: rank {}: {}", core_.name, name_, what,
                core_.rank, why.text());
@@ -523,7 +522,7 @@ void DataLink::on_broken(FrameStream& stream, Status why) {
   lost_ns_ = core_.reactor.now_ns();
 }
 
-// After an orderly end of the peer only those who still need it fail.
+// After an orderly end of the peer: fails if an operation here still needs it.
 void DataLink::fail_if_needed() {
   if (!connections_[0].bye_received || any_open() || failed_) return;
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
@@ -537,7 +536,7 @@ void DataLink::fail_if_needed() {
 void DataLink::tick(int64_t now_ns) {
   if (lost_ && now_ns - lost_ns_ >= kGraceNs) fail(*lost_);
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
-    // The peer may have called something in which it sends nothing here: the signature tells it.
+    // The peer may be in an operation without messages to this rank: READY shows it the signature.
     if (now_ns - f->own_ready_ns >= kRemindNs) send_ready(*f);
     if (f->waiting.empty() || f->announced || now_ns - f->waiting_since_ns < kAnnounceNs) continue;
     f->announced = true;

@@ -14,7 +14,7 @@ constexpr uint64_t kMaxRefusalBytes = wire::kMaxTextBytes + 64;
 constexpr uint32_t kMaxAddresses = 64;
 constexpr uint32_t kMaxConnections = 64;
 
-// What a rank tells the others before they connect.
+// What the other ranks need to connect to one.
 struct AddressRecord {
   uint16_t port = 0;
   FlowLimits limits;
@@ -52,8 +52,8 @@ struct AddressRecord {
 
 class Mesh;
 
-// A connection to or from a peer, until the transport takes it. Its number among those to the peer
-// is the segment of its hello.
+// The handshake of one connection, which it keeps until the transport takes it. The hello's segment
+// is the number of the connection among those to the peer.
 class Handshake final : public StreamOwner {
  public:
   Handshake(Mesh& mesh, int32_t peer, uint32_t number)
@@ -61,7 +61,7 @@ class Handshake final : public StreamOwner {
   std::unique_ptr<FrameStream> stream;
   int32_t peer() const { return peer_; }
   uint32_t number() const { return number_; }
-  // The peer has connected and said its hello; it is answered.
+  // Of a peer that has connected and sent its hello: answers it.
   void take(std::unique_ptr<FrameStream> connection) {
     stream = std::move(connection);
     stream->set_owner(*this, stream->name());
@@ -99,15 +99,15 @@ class Mesh {
   using Handshakes = std::vector<std::unique_ptr<Handshake>>;  // connections to one peer
 
  public:
-  // connections: to each peer that this rank wishes; the smallest wish of all counts. Lower ranks
-  // connect to this one; who else does is refused.
+  // connections: to each peer, as this rank wishes; the smallest number of all ranks counts. Lower
+  // ranks connect to this one; any other connection is refused.
   Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control, uint32_t connections)
       : reactor_(std::move(reactor)), control_(control) {
     peers_.resize(static_cast<size_t>(control.size()));
     for (Handshakes& row : peers_) row.resize(connections);
   }
 
-  // Nobody connects to rank 0.
+  // Rank 0 needs no listener: it is the lower rank of all its pairs.
   Status listen(const ListenPlace& place) {
     if (control_.rank() == 0) return {};
     const std::string here = fmt::format("rank {}: data connections", control_.rank());
@@ -122,7 +122,7 @@ class Mesh {
     listener_ = opened.take();
     return {};
   }
-  // The port that others are told.
+  // The port in the address record.
   uint16_t port(const ListenPlace& place) const {
     if (!listener_) return 0;
     return place.published_port != 0 ? place.published_port : listener_->port();
@@ -133,7 +133,7 @@ class Mesh {
     for (int32_t r = 0; r < control_.size(); ++r) {
       SOTTO_ASSIGN(const AddressRecord record,
                    AddressRecord::decode(records[static_cast<size_t>(r)]));
-      // What one may send the other has to be ready for: the smallest wish counts.
+      // A receiver has to be ready for what a sender may send, so the smallest limit counts.
       limits.eager_bytes = std::min(limits.eager_bytes, record.limits.eager_bytes);
       limits.credit_bytes = std::min(limits.credit_bytes, record.limits.credit_bytes);
       limits.connections = std::min(limits.connections, record.limits.connections);
@@ -147,7 +147,7 @@ class Mesh {
     return {};
   }
 
-  // The handshakes with all peers are over, or one of them cannot be reached.
+  // All handshakes are over, or the set-up has failed.
   bool settled() const {
     return failure_.has_value() || control_.failure().has_value() || missing().empty();
   }
@@ -179,8 +179,8 @@ class Mesh {
 
   wire::Hello own_hello() const { return {control_.token(), control_.rank(), control_.size()}; }
 
-  // The peer that this rank has connected to answers. Only from inside the stream of `h`, which
-  // therefore is not destroyed here.
+  // The answer of a peer to which this rank has connected. Called inside the stream of `h`, which
+  // is therefore not destroyed here.
   Status answered(Handshake& h, const wire::Hello& hello) {
     SOTTO_TRY(check(hello, hello.rank == h.peer(), h.stream->name()));
     auto& place = peers_[static_cast<size_t>(h.peer())][h.number()];
@@ -188,8 +188,7 @@ class Mesh {
                                     [&](const auto& p) { return p.get() == &h; });
     place = std::move(*found);
     pending_.erase(found);
-    // A peer that gets through set-up first may send messages before there is a transport here to
-    // take them.
+    // A peer may complete its set-up first and send messages before the transport is made here.
     h.stream->pause();
     return {};
   }
@@ -203,7 +202,7 @@ class Mesh {
                  hello.size, hello.token == control_.token() ? "the right" : "another");
   }
 
-  // Somebody has connected and says hello.
+  // A first hello, from a peer that has connected.
   std::optional<Refusal> admit(std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
                                wire::Bytes payload) {
     const auto refusal = [](std::string_view cause, std::string text) {
@@ -232,7 +231,7 @@ class Mesh {
 
   void start_connecting(int32_t peer, uint32_t number, const AddressRecord& record) {
     std::vector<Endpoint> endpoints;
-    // The address at which the coordinator was found is known to work.
+    // The coordinator's address of the rendezvous is known to work.
     if (peer == control_.coordinator()) {
       if (const auto known = coordinator_address(record))
         endpoints.emplace_back(*known, record.port);
@@ -269,7 +268,7 @@ class Mesh {
     pending_.back()->send_hello();
   }
 
-  // Each connection is a descriptor.
+  // No descriptors left: each connection takes one.
   void full(const Status& why) {
     if (failure_ || missing().empty()) return;
     failure_ = FailureCause{
@@ -354,7 +353,7 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
            fmt::format("rank {}: data connections to rank(s) {} were not made in time",
                        control.rank(), rank_list(mesh.missing()))});
     }
-    // Nobody goes on before all connections of all ranks are there.
+    // A barrier: all connections of all ranks are made.
     SOTTO_TRY(control.all_gather("data connections are made", "", driver, deadline).status());
   }
   auto transport =

@@ -29,7 +29,7 @@ void RefusalLog::add(std::string_view cause, bool from_rank, const std::string& 
   const bool known = std::any_of(entries_.begin(), entries_.end(), [&](const LoggedRefusal& e) {
     return e.cause == cause && e.host == host;
   });
-  // Places are kept for ranks: what they are told is what a user looks for.
+  // A quarter is kept for refusals of ranks, which a user looks for.
   const size_t most = from_rank ? kMaxEntries : kMaxEntries / 4 * 3;
   if (known || entries_.size() >= most) {
     log(LogLevel::kDebug, "{}: connection refused: {}", place_, printable(text, kTextBytes));

@@ -11,16 +11,16 @@ namespace sotto::tcp {
 namespace {
 
 constexpr uint64_t kMaxJoinBytes = 4096;
-// Of a client after its join: that it gives up, and why.
+// Of a client after its join: a failure frame, when it gives up.
 constexpr uint64_t kMaxClientBytes = wire::kMaxTextBytes + 64;
 constexpr size_t kMaxDepartures = 4096;
 constexpr size_t kGivenUpTexts = 4;
 constexpr int64_t kReportTickMs = 50;
 constexpr int64_t kLateComersUs = 1'000'000;
 constexpr int64_t kReturnUs = 2'000'000;
-constexpr int64_t kComeBackUs = 20'000;  // pause before an address that has closed is tried again
+constexpr int64_t kComeBackUs = 20'000;  // pause after a connection that closed
 
-// What a coordinator may send to a rank of so many: the members, or a text.
+// Longest payload from the coordinator of so many ranks: the members, or a text.
 uint64_t max_answer_bytes(int32_t size) {
   const auto members = static_cast<uint64_t>(std::max(size, 1));
   return 4 * wire::kMaxTextBytes + members * (12 + 2 * wire::kMaxHostBytes);
@@ -77,7 +77,7 @@ Result<std::unique_ptr<RendezvousServer>> RendezvousServer::open(Reactor& reacto
   return server;
 }
 
-// ---- who comes
+// ---- joins
 
 std::optional<Refusal> RendezvousServer::admit(std::unique_ptr<FrameStream>& stream,
                                                const wire::FrameHeader& first,
@@ -99,7 +99,7 @@ std::optional<Refusal> RendezvousServer::admit(std::unique_ptr<FrameStream>& str
                                 "that listens at this port",
                                 join->rank)}};
   }
-  // Nobody is inside a client's link here.
+  // No callback of a client's link is running.
   std::erase_if(clients_, [](const auto& c) { return c->gone; });
   if (own_) {
     if (auto refusal = check(*join, stream->name())) return refusal;
@@ -121,7 +121,7 @@ std::optional<Refusal> RendezvousServer::check(const wire::Join& join, const std
     if (in_range(join.rank)) told_[static_cast<size_t>(join.rank)] = true;
     return Refusal{"failed", true, *failure_};
   }
-  // Whoever has the place may have gone.
+  // The holder of the place may be gone without its end having been read.
   if (in_range(join.rank) && place_of(join.rank) != nullptr) place_of(join.rank)->link->look();
   return check_open(join, who);
 }
@@ -160,7 +160,7 @@ Refusal RendezvousServer::refuse_late(const wire::Join& join, const std::string&
        fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size, there)}};
 }
 
-// Those who came with the id before the server was used.
+// Clients that joined with the id before the server ran.
 void RendezvousServer::check_early() {
   for (const auto& client : clients_) {
     if (client->gone) continue;
@@ -175,7 +175,7 @@ void RendezvousServer::check_early() {
   for (Departure& d : departures_) d.at_ns = reactor_.now_ns();
 }
 
-// ---- what clients say
+// ---- messages of clients
 
 RendezvousServer::Client* RendezvousServer::find(const ControlLink& link) {
   for (const auto& client : clients_) {
@@ -290,7 +290,7 @@ std::string RendezvousServer::waiting_text() const {
                      texts.empty() ? "" : " (" + texts + ")");
 }
 
-// Tells those who are there whom they wait for, so that their own time-outs can name them.
+// Sends the clients the missing ranks, so that their own time-outs can name them.
 void RendezvousServer::report_missing() {
   const std::string text = waiting_text();
   if (text == reported_missing_) return;
@@ -330,8 +330,8 @@ Membership RendezvousServer::finish() {
   return out;
 }
 
-// Those who are there get a moment to read why, those who are still on their way a little more to
-// come and hear it; when the time is over nobody is on the way.
+// Clients get a moment to read the failure, and ranks that have yet to connect a little more. After
+// a time-out none is expected any more.
 void RendezvousServer::drain(Driver& driver) {
   const bool late = failure_->code == Code::kTimeout || own_->size < 1;
   const auto done = [&] {
@@ -391,8 +391,8 @@ class RendezvousClient final : public ControlLinkOwner {
       }
       if (failure_) return *failure_;
       if (result_) return take();
-      // The coordinator closed before it answered. At an address another group was there, or it
-      // starts again; others may have crowded this rank out; or it has ended: connecting will tell.
+      // The coordinator closed before it answered. It may have ended, may start again, may have
+      // been that of another group at the address, or had no place. Connecting again finds out.
       again_ = false;
       link_.reset();
       driver.run_until([] { return false; }, Deadline::in_us(driver.clock(), kComeBackUs));
@@ -462,7 +462,7 @@ class RendezvousClient final : public ControlLinkOwner {
     }
   }
 
-  // The coordinator would otherwise take the closing connection for a loss.
+  // Without this the closing connection would be a lost rank to the coordinator.
   void give_up(Driver& driver) {
     if (!link_) return;
     const std::string why =
@@ -514,7 +514,7 @@ class RendezvousClient final : public ControlLinkOwner {
   std::optional<Status> failure_;
   std::optional<Status> lost_;  // why the last connection ended
   std::string missing_;
-  bool answered_ = false;  // whatever the coordinator said
+  bool answered_ = false;  // the coordinator has sent something
   bool again_ = false;
 };
 

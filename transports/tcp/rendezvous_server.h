@@ -1,6 +1,6 @@
-// How the ranks of a group meet: one of them, the coordinator, keeps a server where the others
-// present themselves; when everybody is there it tells everyone who the members are. The
-// connections become the control plane.
+// The rendezvous of a group. One rank, the coordinator, has a server to which the others connect as
+// clients. When all ranks have joined, the server sends the list of members. The connections become
+// the control plane.
 //
 // Threads: the driving thread.
 #pragma once
@@ -22,15 +22,15 @@ namespace sotto::tcp {
 
 class RendezvousServer;
 
-// What a rank has when it has met the others.
+// What a rank has after the rendezvous.
 struct Membership {
   int32_t rank = 0;
   int32_t coordinator = 0;
   uint64_t token = 0;
   std::vector<wire::Members::Member> members;  // in rank order
-  // Coordinator: by rank, its own is null. Others: one, to the coordinator.
+  // Coordinator: by rank, its own null. Other ranks: one, to the coordinator.
   std::vector<std::unique_ptr<ControlLink>> links;
-  // Coordinator of a group with an id: stays, to tell those who come too late.
+  // Coordinator of a group with an id: answers clients that come too late.
   std::unique_ptr<RendezvousServer> server;
   int32_t size() const { return static_cast<int32_t>(members.size()); }
 };
@@ -41,23 +41,22 @@ std::string host_name();
 std::string member_text(int32_t rank, const wire::Members::Member& member);
 // "2, 5 to 7".
 std::string rank_list(const std::vector<int32_t>& ranks);
-// Of what a coordinator waits for, "rank 2 (turned away: ...)": "rank 2 did not come (turned ...)".
+// waiting: "rank 2 (turned away: ...)". Gives "rank 2 did not come (turned away: ...)".
 std::string did_not_come(const std::string& waiting);
 
-// Who connects may be anybody: a connection is admitted by a join of the right token, size and rank
-// whose place is free; any other is refused, and only the one who came with it fails. A rank that
-// is admitted and lost has kReturnUs to come again before that is everybody's failure; one that
-// gives up leaves its place to whoever comes next.
+// Connections come from unknown peers. A join with the right token and size and a free rank is
+// admitted; any other is refused, and fails its sender alone. A rank that is lost after its join
+// has 2 s to join again; then the rendezvous fails. One that gives up leaves its place free.
 class RendezvousServer final : public ControlLinkOwner {
  public:
-  // token: of the id; 0 when ranks meet at an address. Listens at once.
+  // token: of the id; 0: rendezvous at an address. Listens at once.
   static Result<std::unique_ptr<RendezvousServer>> open(Reactor& reactor, uint64_t token,
                                                         const Endpoint& at);
   ~RendezvousServer() override;
   uint16_t port() const { return listener_->port(); }
 
-  // Waits for all ranks. On failure everybody who is there is told the cause. A server is used
-  // once; with an id it then belongs to the membership, otherwise it closes.
+  // Waits for all ranks; a failure is sent to all clients. A server runs once. After that it
+  // belongs to the membership if the group has an id; else it closes.
   static Result<Membership> run(std::unique_ptr<RendezvousServer> server, const wire::Join& own,
                                 Driver& driver, Deadline deadline);
 
@@ -65,9 +64,9 @@ class RendezvousServer final : public ControlLinkOwner {
   struct Client {
     std::unique_ptr<ControlLink> link;
     wire::Join join;
-    bool gone = false;  // goes when nobody is inside its link
+    bool gone = false;  // to be destroyed outside of callbacks of its link
   };
-  // Of a client that went before all were there.
+  // The end of a client before the rendezvous was complete.
   struct Departure {
     int32_t rank = -1;
     int64_t at_ns = 0;
@@ -90,7 +89,7 @@ class RendezvousServer final : public ControlLinkOwner {
   void check_early();
   void depart(Client& client, bool gave_up, FailureCause cause);
   const Departure* departed(int32_t rank) const;
-  // Who was lost and has not come again; due: and had the time to.
+  // A rank that was lost and has not joined again; due: its 2 s for that are over.
   const Departure* lost(bool due) const;
   void tick();
   void fail(FailureCause cause);
@@ -110,19 +109,19 @@ class RendezvousServer final : public ControlLinkOwner {
   std::optional<wire::Join> own_;
   std::vector<Client*> by_rank_;  // null: missing
   std::optional<FailureCause> failure_;
-  std::vector<bool> told_;  // by rank: who knows of the failure
+  std::vector<bool> told_;  // by rank: the failure was sent
   bool complete_ = false;
   std::vector<wire::Members::Member> members_;  // once complete
-  std::string reported_missing_;  // what the clients were last told about who is missing
+  std::string reported_missing_;                // the last report to the clients
 };
 
-// The other ranks' side: finds the coordinator at one of the endpoints and presents itself.
-// at_address: the coordinator may not be there yet, so connecting is tried until the deadline.
+// The client's side: connects to the coordinator at one of the endpoints and joins. at_address: the
+// coordinator may start later, so connecting is tried until the deadline.
 Result<Membership> join_rendezvous(Reactor& reactor, std::vector<Endpoint> endpoints,
                                    bool at_address, const wire::Join& own, Driver& driver,
                                    Deadline deadline);
 
-// How long a failing rank waits for its last words to arrive.
+// Time that a failing rank has to deliver its cause.
 inline constexpr int64_t kLastWordsUs = 200'000;
 
 }  // namespace sotto::tcp

@@ -1,5 +1,5 @@
-// The order in which messages to one peer go out: small ones and metadata before bulk, then higher
-// priority first, then first come, first served. A queue of pointers: payloads stay where they are.
+// The order of messages to one peer: small ones and metadata before bulk, then by priority, then
+// first come, first served. A queue of pointers: payloads stay where they are.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace sotto::tcp {
 
 class SendQueue {
  public:
-  // Messages up to this many bytes overtake bulk: they cost it next to nothing.
+  // Largest message that overtakes bulk, which it hardly delays.
   static constexpr uint64_t kSmallBytes = 4096;
 
   void push(Transfer& t) {
@@ -27,7 +27,7 @@ class SendQueue {
     at->list.push(t);
   }
 
-  // The next message, null if there is none; pop_small: of those that overtake bulk.
+  // The next message; null: none. pop_small: of those that overtake bulk.
   Transfer* pop_small() { return pop_from(small_); }
   Transfer* pop() {
     Transfer* t = pop_small();

@@ -221,7 +221,8 @@ void FrameStream::show_version() {
       ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// Who speaks something else need not send as many bytes as a header has.
+// A peer with another protocol may send fewer bytes than a header has, so these are checked as they
+// come.
 bool FrameStream::plausible_start() {
   const Status start = wire::check_start({in_buffer_.data() + in_begin_, in_end_ - in_begin_});
   return start.ok() || refuse_start(start);
@@ -285,7 +286,7 @@ bool FrameStream::end_payload() {
   const uint64_t sent = wire::decode_trailer(std::span<const uint8_t, wire::kTrailerBytes>(
       in_buffer_.data() + in_begin_, wire::kTrailerBytes));
   in_begin_ += wire::kTrailerBytes;
-  if (in_payload_ != nullptr) {  // nobody reads a discarded payload
+  if (in_payload_ != nullptr) {  // not discarded
     const uint64_t found =
         in_streamed_ ? in_hasher_.digest() : hash64(in_payload_, in_header_.payload_bytes);
     if (found != sent) {

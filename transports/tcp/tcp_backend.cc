@@ -72,8 +72,8 @@ class TcpBackend final : public Backend {
   }
 
  private:
-  // A rank that is out of range, which the others should hear of: it presents itself nevertheless,
-  // for a short time.
+  // Of a rank that is out of range: joins nevertheless, for a short time, so that the other ranks
+  // fail with this cause.
   Status refuse(const JoinRequest& request, Driver& driver) {
     const Status status = invalid_argument(
         "rank {} of {} ranks; the rank has to be from 0 to size - 1", request.rank, request.size);
@@ -138,7 +138,7 @@ class TcpBackend final : public Backend {
     return RendezvousServer::run(std::move(server), own, driver, request.deadline);
   }
 
-  // A rank that was not told where to listen does so at the address that leads to the rendezvous.
+  // Without a setting a rank listens at its address on the route to the rendezvous.
   void choose_place(const std::vector<Endpoint>& endpoints) {
     if (options_.listen.empty()) move_to(place_towards(endpoints));
   }

@@ -28,7 +28,7 @@ class TcpTransport final : public Transport, public FailureRoute, private Failur
   TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank, std::vector<MeshPeer> peers,
                TransferSink& sink, FlowLimits limits);
   ~TcpTransport() override;
-  // Failures also travel on the data connections from now on. control: of the same group.
+  // From now on failure frames also travel on data connections. control: of the same group.
   void carry_failures(TcpControl& control);
 
   const TransportCaps& caps() const override;
@@ -58,7 +58,7 @@ class TcpTransport final : public Transport, public FailureRoute, private Failur
   TransportCore core_;
   std::vector<std::unique_ptr<DataLink>> links_;  // by rank; null: itself
   std::shared_ptr<void> ticker_;
-  std::shared_ptr<FailureBridge> bridge_;  // null: failures do not travel here
+  std::shared_ptr<FailureBridge> bridge_;  // null: no failure frames on data connections
   bool closed_ = false;
 };
 
