@@ -113,8 +113,8 @@ std::vector<UnknownPeer> make_noise(uint16_t port) {
   }
   UnknownPeer other_version(port);
   other_version.send(in_version(2, join_of(1, 2)));
-  const std::vector<ReceivedFrame> shown =
-      other_version.receive_all();  // which version is spoken here
+  // The version of this side.
+  const std::vector<ReceivedFrame> shown = other_version.receive_all();
   EXPECT_TRUE(other_version.closed());
   EXPECT_EQ(shown.size(), 1u);
   return silent;
