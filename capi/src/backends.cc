@@ -55,16 +55,26 @@ uint32_t choose_threads(const Params& params, const Environment& environment, ui
   return std::max(1u, usable_cores() / local_ranks(params, environment));
 }
 
-std::map<std::string, BackendFactory> all_backends() {
-  std::map<std::string, BackendFactory> backends;
-  backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
-                        false};
-  backends["tcp"] = {[](const Params& params) { return make_tcp_backend(tcp_options(params)); },
-                     true};
+// For each row of core/base/transports.def; nullptr: not in this build.
+Result<std::unique_ptr<Backend>> make_inproc(const Params&) {
+  return make_inproc_backend(Clock::monotonic());
+}
+Result<std::unique_ptr<Backend>> make_tcp(const Params& params) {
+  return make_tcp_backend(tcp_options(params));
+}
 #if SOTTO_WITH_NCCL
-  backends["nccl"] = {[](const Params& params) { return make_nccl_backend(nccl_options(params)); },
-                      false, "tcp"};
+Result<std::unique_ptr<Backend>> make_nccl(const Params& params) {
+  return make_nccl_backend(nccl_options(params));
+}
+#else
+constexpr std::nullptr_t make_nccl = nullptr;
 #endif
+
+BackendFactories all_backends() {
+  BackendFactories backends;
+#define SOTTO_TRANSPORT(name, ...) backends[#name] = {make_##name, transport_row(#name)};
+#include "core/base/transports.def"
+  std::erase_if(backends, [](const auto& entry) { return entry.second.make == nullptr; });
   return backends;
 }
 

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "core/base/text.h"
+#include "core/base/transports.h"
 
 extern char** environ;
 

@@ -156,7 +156,7 @@ std::string_view initial_parameters_name(InitialParameters policy);
 // The product's own section.
 struct SottoConfig {
   Mode mode = Mode::kStrict;
-  std::string transport = "auto";  // auto | inproc | nccl | tcp
+  std::string transport = "auto";  // of kTransportChoices
   ScaleKind scale = ScaleKind::kL2;
   std::optional<Granularity> granularity;  // flat, tensor, bucket; nothing: Config::granularity
   uint64_t bucket_elements = uint64_t{1} << 22;  // granularity bucket: >= 8192, multiple of 512

@@ -4,6 +4,7 @@
 
 #include <limits>
 
+#include "core/base/transports.h"
 #include "core/config/optimizer_types.h"
 
 namespace sotto {
@@ -254,7 +255,7 @@ constexpr KeySpec kTable[] = {
     {kZero, "stage", kAll, kInt, false, Range{0, 3}, "", kActs, "0: every rank holds the whole optimizer state"},
 
     {kSotto, "mode", kAll, kText, false, kNoRange, "strict|compat", kActs, "arithmetic of the 1-bit collectives and optimizers"},
-    {kSotto, "transport", kAll, kText, false, kNoRange, "auto|inproc|nccl|tcp", kActs, "how ranks talk; wins over comm_backend_name"},
+    {kSotto, "transport", kAll, kText, false, kNoRange, kTransportWords, kActs, "how ranks talk; wins over comm_backend_name"},
     {kSotto, "scale", kAll, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
     {kSotto, "granularity", kAll, kText, false, kNoRange, "flat|tensor|bucket", kActs,
      "how many elements share a scale; default flat, in mode compat what DeepSpeed has"},

@@ -1,4 +1,5 @@
 // "sotto": the product's own section, and the hyper-parameters of parameter groups.
+#include "core/base/transports.h"
 #include "core/config/optimizer_types.h"
 #include "core/config/sections.h"
 
@@ -198,8 +199,7 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
     read_word(reader, "granularity", sotto.granularity.emplace(Granularity::kFlat));
   read_word(reader, "zero_variance_policy", sotto.zero_variance_policy);
   SOTTO_TRY(read_mode(reader, config, findings));
-  constexpr std::string_view kTransports[] = {"auto", "inproc", "nccl", "tcp"};
-  if (const auto word = reader.word("transport")) sotto.transport = kTransports[*word];
+  if (const auto word = reader.word("transport")) sotto.transport = kTransportChoices[*word];
   SOTTO_TRY(read_sizes(reader, sotto, findings));
   uint64_t step_offset = sotto.step_offset;
   reader.get("step_offset", step_offset);

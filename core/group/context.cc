@@ -34,19 +34,35 @@ Result<Backend*> Context::backend(const std::string& name) {
   }
   SOTTO_ASSIGN(std::unique_ptr<Backend> made, factory->second.make(options_.params));
   Backend* backend = made.get();
-  engine_->drive([&](Driver&) { engine_->add_backend(std::move(made), factory->second.blocking); });
+  engine_->drive(
+      [&](Driver&) { engine_->add_backend(std::move(made), factory->second.transport.blocking); });
   backends_.emplace(name, backend);
   return backend;
 }
 
+Result<std::string> Context::auto_transport(Reach distance) const {
+  const TransportRow* best = nullptr;
+  for (const auto& [name, factory] : options_.backends) {
+    const TransportRow& row = factory.transport;
+    if (row.reach < distance || row.priority <= (best == nullptr ? 0 : best->priority)) continue;
+    best = &row;
+  }
+  if (best == nullptr)
+    return unsupported("transport \"{}\": none of this build reaches all ranks", kAutoTransport);
+  return std::string(best->name);
+}
+
 Result<Backend*> Context::rendezvous(const std::string& transport) {
   const auto factory = options_.backends.find(transport);
-  const bool other = factory != options_.backends.end() && !factory->second.rendezvous.empty();
-  return backend(other ? factory->second.rendezvous : transport);
+  const bool known = factory != options_.backends.end();
+  return backend(known ? std::string(factory->second.transport.rendezvous) : transport);
 }
 
 Result<UniqueId> Context::make_unique_id() {
-  const std::string name = params().transport == "auto" ? "tcp" : params().transport;
+  std::string name = params().transport;
+  if (name == kAutoTransport) {
+    SOTTO_ASSIGN(name, auto_transport(Reach::kNetwork));
+  }
   SOTTO_ASSIGN(Backend * backend_of_id, rendezvous(name));
   SOTTO_ASSIGN(const UniqueId id,
                engine_->drive([&](Driver&) { return backend_of_id->make_unique_id(); }));
@@ -73,7 +89,7 @@ void Context::note_use(const UniqueId& id, bool made) {
 
 Result<Backend*> Context::backend_for(const UniqueId& id) {
   for (const auto& [name, factory] : options_.backends) {
-    if (!factory.rendezvous.empty()) continue;  // it makes no ids
+    if (factory.transport.rendezvous != name) continue;  // it makes no ids
     SOTTO_ASSIGN(Backend * candidate, backend(name));
     if (candidate->knows(id)) return candidate;
   }

@@ -12,19 +12,19 @@
 
 #include "core/base/params.h"
 #include "core/base/status.h"
+#include "core/base/transports.h"
 #include "core/engine/engine.h"
 #include "core/iface/device.h"
 #include "core/iface/rendezvous.h"
 
 namespace sotto {
 
-// How to make a backend. `blocking`: its poller serves sockets, so it is the one to wait on.
+// How to make a backend, and what is known of its transport.
 struct BackendFactory {
   std::function<Result<std::unique_ptr<Backend>>(const Params&)> make;
-  bool blocking = false;
-  // Name of the backend whose rendezvous and control mesh its comms have; empty: its own.
-  std::string rendezvous = {};
+  TransportRow transport;
 };
+using BackendFactories = std::map<std::string, BackendFactory>;  // by the transport's name
 
 struct ContextOptions {
   Params params;
@@ -35,7 +35,7 @@ struct ContextOptions {
   std::function<Result<std::shared_ptr<Device>>(const DeviceId&)> make_device;
   // What there is beside `device`, or why not, for reports: "cuda:0 (...)".
   std::function<std::vector<std::string>()> other_devices;
-  std::map<std::string, BackendFactory> backends;
+  BackendFactories backends;
   uint32_t max_ops = 1024;
   bool progress_thread = true;
 };
@@ -55,10 +55,12 @@ class Context : public std::enable_shared_from_this<Context> {
   // The backend of a name, made at first use; it lives as long as the engine. UNSUPPORTED names
   // what exists.
   Result<Backend*> backend(const std::string& name);
-  bool has_backend(const std::string& name) const { return options_.backends.count(name) != 0; }
+  // The transport that "auto" chooses for ranks so far apart: of those of this build that reach
+  // them the one of the highest priority. UNSUPPORTED: there is none.
+  Result<std::string> auto_transport(Reach distance) const;
   // The backend whose rendezvous comms of the named transport have.
   Result<Backend*> rendezvous(const std::string& transport);
-  // An id of the transport in force (SOTTO_TRANSPORT; auto: tcp).
+  // An id of the transport in force (SOTTO_TRANSPORT; auto: the one for Reach::kNetwork).
   Result<UniqueId> make_unique_id();
   // One id makes one comm. INVALID_ARGUMENT: this context has used it.
   Status check_unused(const UniqueId& id);

@@ -9,30 +9,30 @@
 namespace sotto {
 namespace {
 
-// What every rank tells the others before data connections are made.
-struct Hello {
+// What ranks exchange before data connections are made.
+struct SetupRecord {
   uint32_t version = 3;  // another one where ranks would cut messages differently
   uint32_t silence_limit_ms = 0;
   uint64_t segment_bytes = 0;  // 0: what suits the transport
-  uint64_t process_token = 0;  // 0: does not want to move to the transport inside a process
+  uint64_t process_token = 0;  // 0: stays with sockets
   char transport[16] = {};
-  UniqueId inside = {};  // rank 0: where its process would meet
+  UniqueId inside = {};  // rank 0: an id of the transport inside its process
 };
 
 // Messages of other sizes would make plans that no memory holds.
 constexpr uint64_t kLeastSegment = 8192, kMostSegment = 16777216;
 
-struct Meeting {
+struct RootSetup {
   Backend* backend = nullptr;
-  Backend* inside = nullptr;  // transport "auto": for ranks that turn out to be in one process
+  Backend* inside = nullptr;  // transport "auto": for ranks of one process
   std::string transport;
   JoinRequest request;
 };
 
 struct Agreement {
-  uint64_t segment_bytes = 0;      // 0: nobody named one
-  uint32_t silence_limit_ms = 0;   // 0: nobody named one
-  std::optional<UniqueId> inside;  // all ranks are in one process and meet here
+  uint64_t segment_bytes = 0;      // 0: named by no rank
+  uint32_t silence_limit_ms = 0;   // 0: named by no rank
+  std::optional<UniqueId> inside;  // for ranks that are all in one process
 };
 
 Status check_rank(int32_t rank, int32_t size) {
@@ -43,7 +43,8 @@ Status check_rank(int32_t rank, int32_t size) {
   return ok_status();
 }
 
-// Who this rank is and where it meets the others. One rank meets nobody: it needs no address.
+// This rank's place in the group and where the ranks find each other. A single rank needs no
+// address.
 Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
   JoinRequest request;
   request.rank = config.rank;
@@ -77,46 +78,59 @@ Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
   return request;
 }
 
-Result<Meeting> plan_meeting(Context& context, const CommConfig& config) {
-  Meeting meeting;
-  SOTTO_ASSIGN(meeting.request, who_and_where(context, config));
-  SOTTO_TRY(check_rank(meeting.request.rank, meeting.request.size));
-  meeting.transport = config.transport.empty() || config.transport == "auto"
-                          ? context.params().transport
-                          : config.transport;
+// Transport "auto": what reaches ranks anywhere, for the rendezvous, and a better one, if there is
+// one, should all ranks turn out to be in one process.
+Status choose_transport(Context& context, RootSetup& setup) {
+  SOTTO_ASSIGN(const std::string near, context.auto_transport(Reach::kProcess));
+  if (setup.request.size == 1) {
+    setup.transport = near;
+    return ok_status();
+  }
+  SOTTO_ASSIGN(setup.transport, context.auto_transport(Reach::kNetwork));
   // A limited rate is one of sockets.
-  if (meeting.transport == "auto" && meeting.request.size > 1 &&
-      context.params().rate_limit_mbit == 0 && context.has_backend("inproc")) {
-    SOTTO_ASSIGN(meeting.inside, context.backend("inproc"));
+  if (near != setup.transport && context.params().rate_limit_mbit == 0) {
+    SOTTO_ASSIGN(setup.inside, context.backend(near));
   }
-  if (meeting.request.id.has_value()) {
-    SOTTO_TRY(context.check_unused(*meeting.request.id));
-    SOTTO_ASSIGN(meeting.backend, context.backend_for(*meeting.request.id));
-    if (meeting.transport == "auto") meeting.transport = meeting.backend->name();
-    SOTTO_ASSIGN(const Backend* const wanted, context.rendezvous(meeting.transport));
-    if (wanted != meeting.backend) {
-      return invalid_argument("the unique id belongs to transport \"{}\", but \"{}\" was asked for",
-                              meeting.backend->name(), meeting.transport);
-    }
-    return meeting;
-  }
-  if (meeting.transport == "auto") meeting.transport = meeting.request.size == 1 ? "inproc" : "tcp";
-  SOTTO_ASSIGN(meeting.backend, context.rendezvous(meeting.transport));
-  if (meeting.request.size == 1 && !meeting.request.exchange) {
-    SOTTO_ASSIGN(meeting.request.id, meeting.backend->make_unique_id());
-  }
-  return meeting;
+  return ok_status();
 }
 
-Result<Hello> greeting(const Meeting& meeting, const Params& params) {
-  Hello mine;
+Result<RootSetup> plan_setup(Context& context, const CommConfig& config) {
+  RootSetup setup;
+  SOTTO_ASSIGN(setup.request, who_and_where(context, config));
+  SOTTO_TRY(check_rank(setup.request.rank, setup.request.size));
+  const bool by_params = config.transport.empty() || config.transport == kAutoTransport;
+  setup.transport = by_params ? context.params().transport : config.transport;
+  const bool chosen = setup.transport == kAutoTransport;
+  if (chosen) {
+    SOTTO_TRY(choose_transport(context, setup));
+  }
+  if (setup.request.id.has_value()) {
+    SOTTO_TRY(context.check_unused(*setup.request.id));
+    SOTTO_ASSIGN(setup.backend, context.backend_for(*setup.request.id));
+    if (chosen) setup.transport = setup.backend->name();
+    SOTTO_ASSIGN(const Backend* const wanted, context.rendezvous(setup.transport));
+    if (wanted != setup.backend) {
+      return invalid_argument("the unique id belongs to transport \"{}\", but \"{}\" was asked for",
+                              setup.backend->name(), setup.transport);
+    }
+    return setup;
+  }
+  SOTTO_ASSIGN(setup.backend, context.rendezvous(setup.transport));
+  if (setup.request.size == 1 && !setup.request.exchange) {
+    SOTTO_ASSIGN(setup.request.id, setup.backend->make_unique_id());
+  }
+  return setup;
+}
+
+Result<SetupRecord> own_record(const RootSetup& setup, const Params& params) {
+  SetupRecord mine;
   mine.segment_bytes = static_cast<uint64_t>(params.segment_bytes);
   mine.silence_limit_ms = static_cast<uint32_t>(params.silence_limit_ms);
-  meeting.transport.copy(mine.transport, sizeof mine.transport - 1);
-  if (meeting.inside == nullptr) return mine;
+  setup.transport.copy(mine.transport, sizeof mine.transport - 1);
+  if (setup.inside == nullptr) return mine;
   mine.process_token = process_token();
-  if (meeting.request.rank == 0) {
-    SOTTO_ASSIGN(mine.inside, meeting.inside->make_unique_id());
+  if (setup.request.rank == 0) {
+    SOTTO_ASSIGN(mine.inside, setup.inside->make_unique_id());
   }
   return mine;
 }
@@ -128,91 +142,89 @@ void take_smallest(T& smallest, T named) {
 }
 
 // Versions must be equal; of the segment sizes that ranks name the smallest wins.
-Result<Agreement> agree(ControlPlane& control, const Meeting& meeting, const Params& params,
+Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Params& params,
                         Driver& driver) {
-  SOTTO_ASSIGN(const Hello mine, greeting(meeting, params));
+  SOTTO_ASSIGN(const SetupRecord mine, own_record(setup, params));
   const std::string blob(reinterpret_cast<const char*>(&mine), sizeof mine);
   SOTTO_ASSIGN(const std::vector<std::string> all,
-               control.all_gather("agreement", blob, driver, meeting.request.deadline));
+               control.all_gather("agreement", blob, driver, setup.request.deadline));
   Agreement agreement;
   bool together = mine.process_token != 0;
   for (size_t r = 0; r < all.size(); ++r) {
-    Hello hello;
-    if (all[r].size() != sizeof hello) {
+    SetupRecord theirs;
+    if (all[r].size() != sizeof theirs) {
       return error(
           Code::kProtocol,
           "rank {} sent {} bytes of set-up data, {} expected: its library has another version", r,
-          all[r].size(), sizeof hello);
+          all[r].size(), sizeof theirs);
     }
-    std::memcpy(&hello, all[r].data(), sizeof hello);
-    hello.transport[sizeof hello.transport - 1] = 0;  // another rank's bytes may have no end
-    if (hello.version != mine.version) {
+    std::memcpy(&theirs, all[r].data(), sizeof theirs);
+    theirs.transport[sizeof theirs.transport - 1] = 0;  // another rank's bytes may have no end
+    if (theirs.version != mine.version) {
       return error(Code::kProtocol, "rank {} speaks version {} of the set-up, rank {} version {}",
-                   r, hello.version, control.rank(), mine.version);
+                   r, theirs.version, control.rank(), mine.version);
     }
-    if (std::memcmp(hello.transport, mine.transport, sizeof mine.transport) != 0) {
+    if (std::memcmp(theirs.transport, mine.transport, sizeof mine.transport) != 0) {
       return error(Code::kProtocol, "rank {} wants transport \"{:.15}\", rank {} \"{}\"", r,
-                   hello.transport, control.rank(), meeting.transport);
+                   theirs.transport, control.rank(), setup.transport);
     }
-    if (hello.segment_bytes != 0 &&
-        (hello.segment_bytes < kLeastSegment || hello.segment_bytes > kMostSegment)) {
+    if (theirs.segment_bytes != 0 &&
+        (theirs.segment_bytes < kLeastSegment || theirs.segment_bytes > kMostSegment)) {
       return error(Code::kProtocol,
                    "rank {} wants messages of at most {} bytes; allowed are {} to {}", r,
-                   hello.segment_bytes, kLeastSegment, kMostSegment);
+                   theirs.segment_bytes, kLeastSegment, kMostSegment);
     }
-    take_smallest(agreement.segment_bytes, hello.segment_bytes);
-    take_smallest(agreement.silence_limit_ms, hello.silence_limit_ms);
-    together = together && hello.process_token == mine.process_token;
-    if (r == 0) agreement.inside = hello.inside;
+    take_smallest(agreement.segment_bytes, theirs.segment_bytes);
+    take_smallest(agreement.silence_limit_ms, theirs.silence_limit_ms);
+    together = together && theirs.process_token == mine.process_token;
+    if (r == 0) agreement.inside = theirs.inside;
   }
   if (!together) agreement.inside.reset();
   return agreement;
 }
 
 // All ranks are threads of one process: they go on through its memory and leave the sockets.
-Status move_inside(Meeting& meeting, const UniqueId& id, std::unique_ptr<ControlPlane>& control,
+Status move_inside(RootSetup& setup, const UniqueId& id, std::unique_ptr<ControlPlane>& control,
                    Driver& driver) {
-  meeting.backend = meeting.inside;
-  meeting.transport = meeting.inside->name();
-  meeting.request.id = id;
-  meeting.request.exchange = nullptr;
-  meeting.request.address.clear();
-  SOTTO_ASSIGN(std::unique_ptr<ControlPlane> inside,
-               meeting.backend->join(meeting.request, driver));
-  control->leave(meeting.request.deadline);
+  setup.backend = setup.inside;
+  setup.transport = setup.inside->name();
+  setup.request.id = id;
+  setup.request.exchange = nullptr;
+  setup.request.address.clear();
+  SOTTO_ASSIGN(std::unique_ptr<ControlPlane> inside, setup.backend->join(setup.request, driver));
+  control->leave(setup.request.deadline);
   control = std::move(inside);
   return ok_status();
 }
 
-// The others wait for this rank: they learn why it does not come.
+// A failure of this rank is the failure of the others, which wait for it.
 Status tell(ControlPlane& control, const Status& status) {
   if (!status.ok()) control.fail({status.code(), control.rank(), status.text()});
   return status;
 }
 
 // Rendezvous, agreement, control plane of the comm.
-Result<std::unique_ptr<ControlPlane>> meet(Context& context, Meeting& meeting, RootComm& root,
-                                           Driver& driver) {
-  SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control,
-               meeting.backend->join(meeting.request, driver));
-  Result<Agreement> agreement = agree(*control, meeting, context.params(), driver);
+Result<std::unique_ptr<ControlPlane>> rendezvous(Context& context, RootSetup& setup, RootComm& root,
+                                                 Driver& driver) {
+  SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, setup.backend->join(setup.request, driver));
+  Result<Agreement> agreement = agree(*control, setup, context.params(), driver);
   SOTTO_TRY(tell(*control, agreement.status()));
   control->set_silence_limit(agreement->silence_limit_ms);
   root.segment_bytes = agreement->segment_bytes;
   if (agreement->inside) {
-    const Status moved = move_inside(meeting, *agreement->inside, control, driver);
+    const Status moved = move_inside(setup, *agreement->inside, control, driver);
     SOTTO_TRY(tell(*control, moved));
   }
-  root.transport = meeting.transport;
+  root.transport = setup.transport;
   return control;
 }
 
-Status connect(const Meeting& meeting, void* native_comm, RootComm& root, Driver& driver) {
-  SOTTO_ASSIGN(Backend* const backend, root.context->backend(meeting.transport));
+Status connect(const RootSetup& setup, void* native_comm, RootComm& root, Driver& driver) {
+  SOTTO_ASSIGN(Backend* const backend, root.context->backend(setup.transport));
   if (native_comm != nullptr) SOTTO_TRY(backend->adopt(native_comm));
   SOTTO_ASSIGN(
       std::unique_ptr<Transport> transport,
-      backend->connect(*root.channel->control(), *root.channel, driver, meeting.request.deadline));
+      backend->connect(*root.channel->control(), *root.channel, driver, setup.request.deadline));
   if (root.segment_bytes == 0) root.segment_bytes = transport->caps().segment_bytes;
   root.channel->attach(std::move(transport));
   return ok_status();
@@ -226,16 +238,16 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   root->context = context;
   root->timeout_us = config.timeout_us == 0 ? context->params().timeout_us : config.timeout_us;
   if (root->timeout_us == 0) root->timeout_us = Params().timeout_us;  // the environment says 0
-  SOTTO_ASSIGN(Meeting meeting, plan_meeting(*context, config));
+  SOTTO_ASSIGN(RootSetup setup, plan_setup(*context, config));
   Engine& engine = *context->engine();
-  meeting.request.deadline = Deadline::in_us(engine.clock(), root->timeout_us);
+  setup.request.deadline = Deadline::in_us(engine.clock(), root->timeout_us);
   SOTTO_TRY(engine.drive([&](Driver& driver) -> Status {
-    Result<std::unique_ptr<ControlPlane>> met = meet(*context, meeting, *root, driver);
-    if (config.id) context->note_use(*config.id, met.ok());
-    SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, std::move(met));
+    Result<std::unique_ptr<ControlPlane>> joined = rendezvous(*context, setup, *root, driver);
+    if (config.id) context->note_use(*config.id, joined.ok());
+    SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, std::move(joined));
     root->channel = std::make_shared<Channel>(context->engine());
     root->channel->attach(std::move(control));
-    return tell(*root->channel->control(), connect(meeting, config.native_comm, *root, driver));
+    return tell(*root->channel->control(), connect(setup, config.native_comm, *root, driver));
   }));
   const ControlPlane& control = *root->channel->control();
   std::vector<int32_t> ranks(static_cast<size_t>(control.size()));

@@ -10,7 +10,7 @@
 
 namespace sotto::wire {
 
-// Writes at a fixed place; the caller knows that there is room.
+// Writes at a fixed place, where the caller has room for it.
 template <class T>
 void put_at(uint8_t* out, T value) {
   static_assert(std::is_unsigned_v<T>);
@@ -24,7 +24,7 @@ T get_at(const uint8_t* in) {
   return static_cast<T>(value);
 }
 
-class Writer {
+class ByteWriter {
  public:
   template <class T>
   void number(T value) {
@@ -46,9 +46,9 @@ class Writer {
 };
 
 // After the first read beyond the end every read gives 0 or "" and ok() is false.
-class Reader {
+class ByteReader {
  public:
-  explicit Reader(std::span<const uint8_t> in) : in_(in) {}
+  explicit ByteReader(std::span<const uint8_t> in) : in_(in) {}
 
   template <class T>
   T number() {
@@ -63,7 +63,7 @@ class Reader {
   }
   uint64_t left() const { return in_.size() - at_; }
   bool ok() const { return ok_; }
-  // Everything was read and nothing was missing.
+  // All bytes were read, and none was missing.
   bool finished() const { return ok_ && left() == 0; }
 
  private:

@@ -12,7 +12,7 @@ Status malformed(const char* kind, uint64_t bytes) {
 // Reads a list whose entries take at least `entry_bytes` each: a count that cannot fit is refused
 // before anything is allocated for it.
 template <class Entry, class Read>
-bool read_list(Reader& in, uint64_t entry_bytes, std::vector<Entry>& out, Read read) {
+bool read_list(ByteReader& in, uint64_t entry_bytes, std::vector<Entry>& out, Read read) {
   const uint32_t count = in.number<uint32_t>();
   if (!in.ok() || count > in.left() / entry_bytes) return false;
   out.reserve(count);
@@ -23,7 +23,7 @@ bool read_list(Reader& in, uint64_t entry_bytes, std::vector<Entry>& out, Read r
 }  // namespace
 
 std::string Join::encode() const {
-  Writer out;
+  ByteWriter out;
   out.number(token);
   out.number(rank);
   out.number(size);
@@ -33,7 +33,7 @@ std::string Join::encode() const {
 }
 
 Result<Join> Join::decode(Bytes bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   Join m;
   m.token = in.number<uint64_t>();
   m.rank = in.number<int32_t>();
@@ -45,7 +45,7 @@ Result<Join> Join::decode(Bytes bytes) {
 }
 
 std::string Members::encode() const {
-  Writer out;
+  ByteWriter out;
   out.number(coordinator);
   out.number(token);
   out.number(static_cast<uint32_t>(members.size()));
@@ -58,12 +58,12 @@ std::string Members::encode() const {
 }
 
 Result<Members> Members::decode(Bytes bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   Members m;
   m.coordinator = in.number<int32_t>();
   m.token = in.number<uint64_t>();
   bool fits = true;
-  const bool read = read_list(in, 12, m.members, [&fits](Reader& r) {
+  const bool read = read_list(in, 12, m.members, [&fits](ByteReader& r) {
     Member member;
     member.pid = r.number<uint32_t>();
     member.host = r.text();
@@ -76,7 +76,7 @@ Result<Members> Members::decode(Bytes bytes) {
 }
 
 std::string Gather::encode() const {
-  Writer out;
+  ByteWriter out;
   out.number(sequence);
   out.text(what);
   out.text(data);
@@ -84,7 +84,7 @@ std::string Gather::encode() const {
 }
 
 Result<Gather> Gather::decode(Bytes bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   Gather m;
   m.sequence = in.number<uint64_t>();
   m.what = in.text();
@@ -94,7 +94,7 @@ Result<Gather> Gather::decode(Bytes bytes) {
 }
 
 std::string Gathered::encode() const {
-  Writer out;
+  ByteWriter out;
   out.number(sequence);
   out.number(static_cast<uint32_t>(data.size()));
   for (const std::string& blob : data) out.text(blob);
@@ -102,16 +102,16 @@ std::string Gathered::encode() const {
 }
 
 Result<Gathered> Gathered::decode(Bytes bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   Gathered m;
   m.sequence = in.number<uint64_t>();
-  const bool read = read_list(in, 4, m.data, [](Reader& r) { return std::string(r.text()); });
+  const bool read = read_list(in, 4, m.data, [](ByteReader& r) { return std::string(r.text()); });
   if (!read || !in.finished()) return malformed("gathered", bytes.size());
   return m;
 }
 
 std::string Failure::encode() const {
-  Writer out;
+  ByteWriter out;
   out.number(code);
   out.number(rank);
   out.text(std::string_view(text).substr(0, kMaxTextBytes));
@@ -123,7 +123,7 @@ std::string Failure::encode() const {
 }
 
 Result<Failure> Failure::decode(Bytes bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   Failure m;
   m.code = in.number<int32_t>();
   m.rank = in.number<int32_t>();
@@ -142,7 +142,7 @@ Result<Failure> Failure::decode(Bytes bytes) {
 }
 
 std::string Heartbeat::encode() const {
-  Writer out;
+  ByteWriter out;
   out.text(std::string_view(waiting).substr(0, kMaxTextBytes));
   out.number(static_cast<uint32_t>(silent_ms.size()));
   for (const uint32_t ms : silent_ms) out.number(ms);
@@ -150,17 +150,18 @@ std::string Heartbeat::encode() const {
 }
 
 Result<Heartbeat> Heartbeat::decode(Bytes bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   Heartbeat m;
   m.waiting = in.text();
-  const bool read = read_list(in, 4, m.silent_ms, [](Reader& r) { return r.number<uint32_t>(); });
+  const bool read =
+      read_list(in, 4, m.silent_ms, [](ByteReader& r) { return r.number<uint32_t>(); });
   if (!read || !in.finished() || m.waiting.size() > kMaxTextBytes)
     return malformed("heartbeat", bytes.size());
   return m;
 }
 
 std::string Hello::encode() const {
-  Writer out;
+  ByteWriter out;
   out.number(token);
   out.number(rank);
   out.number(size);
@@ -168,7 +169,7 @@ std::string Hello::encode() const {
 }
 
 Result<Hello> Hello::decode(Bytes bytes) {
-  Reader in(bytes);
+  ByteReader in(bytes);
   Hello m;
   m.token = in.number<uint64_t>();
   m.rank = in.number<int32_t>();

@@ -1,5 +1,5 @@
-// Payloads of the control frames (FORMAT.md, section 3). Decoders read untrusted bytes: they never
-// read out of bounds and allocate at most in proportion to what has arrived.
+// Payloads of the control frames (FORMAT.md, section 3). Decoders read untrusted bytes: never out
+// of bounds, and with memory in proportion to what has arrived.
 #pragma once
 
 #include <cstdint>
@@ -19,9 +19,9 @@ inline constexpr uint64_t kMaxHostBytes = 255;
 
 using Bytes = std::span<const uint8_t>;
 
-// A rank presents itself to the coordinator.
+// From a rank to the coordinator: its place in the group.
 struct Join {
-  uint64_t token = 0;  // of the unique id; 0 when ranks meet at an address
+  uint64_t token = 0;  // of the unique id; 0: rendezvous at an address
   int32_t rank = 0;
   int32_t size = 0;
   uint32_t pid = 0;
@@ -30,12 +30,12 @@ struct Join {
   static Result<Join> decode(Bytes bytes);
 };
 
-// The coordinator's answer when all ranks are there.
+// From the coordinator, once all ranks have joined.
 struct Members {
   struct Member {
     uint32_t pid = 0;
     std::string host;
-    std::string address;  // as the coordinator sees it; may be empty for itself
+    std::string address;  // as the coordinator sees it; of itself it may be empty
   };
   int32_t coordinator = 0;
   uint64_t token = 0;           // of the group
@@ -45,7 +45,7 @@ struct Members {
 };
 
 struct Gather {
-  uint64_t sequence = 0;  // counts the all-gathers of a group from 0
+  uint64_t sequence = 0;  // number of the all-gather in its group, from 0
   std::string what;
   std::string data;
   std::string encode() const;
@@ -63,22 +63,22 @@ struct Failure {
   int32_t code = 0;
   int32_t rank = -1;  // accused
   std::string text;
-  // In a frame only if the reporter is known.
+  // In the frame only if the reporter is known.
   int32_t reporter = -1;
-  std::string waits = {};  // of a proposal
+  std::string waits = {};  // FailureCause::waits
   std::string encode() const;
   static Result<Failure> decode(Bytes bytes);
 };
 
-// A sign of life. The coordinator adds what it knows of the others.
+// A sign of life. The coordinator's has what it knows of the other ranks.
 struct Heartbeat {
-  std::string waiting;  // whom the set-up or exchange in progress waits for; empty: nobody
-  std::vector<uint32_t> silent_ms;  // per rank; empty from members
+  std::string waiting;  // ranks that the set-up or exchange in progress waits for; empty: none
+  std::vector<uint32_t> silent_ms;  // time since each rank was heard; empty from members
   std::string encode() const;
   static Result<Heartbeat> decode(Bytes bytes);
 };
 
-// First frame of a data connection, in each direction.
+// The handshake of a data connection: its first frame in each direction.
 struct Hello {
   uint64_t token = 0;  // of the group
   int32_t rank = 0;

@@ -1,6 +1,5 @@
-// Frames: the unit of everything that ranks say to each other over a byte stream. FORMAT.md beside
-// this file is the document of the format; the golden frames in tests/golden/frames hold it in
-// place.
+// Frames: the unit of what ranks send over a byte stream. FORMAT.md describes the format, and the
+// golden frames in tests/golden/frames hold it in place.
 //
 // Threads: any; nothing here keeps state.
 #pragma once
@@ -20,7 +19,7 @@ inline constexpr uint32_t kMagic = 0x4f544f53u;  // "SOTO" on the wire
 inline constexpr uint16_t kVersion = 1;
 inline constexpr size_t kHeaderBytes = 96;
 inline constexpr size_t kTrailerBytes = 8;
-// Longest payload a header may announce. What a receiver accepts is its own, smaller limit.
+// Longest payload that a header may announce. Receivers have smaller limits of their own.
 inline constexpr uint64_t kMaxPayloadBytes = uint64_t{1} << 40;
 
 enum class FrameKind : uint8_t {
@@ -42,8 +41,7 @@ enum class FrameKind : uint8_t {
 };
 std::string_view kind_name(FrameKind kind);  // "data", "ready", ...
 
-// kData only: the message was sent without a READY and takes its frame's bytes from the credit of
-// the connection.
+// kData only: sent without a READY; the bytes of the frame count against the credit.
 inline constexpr uint32_t kFlagCredited = 1;
 
 struct FrameHeader {
@@ -67,16 +65,15 @@ using HeaderBytes = std::array<uint8_t, kHeaderBytes>;
 using TrailerBytes = std::array<uint8_t, kTrailerBytes>;
 
 HeaderBytes encode_header(const FrameHeader& header);
-// PROTOCOL names what does not fit: magic and version with both sides' numbers, checksum, unknown
-// kind, flag or class, payload where the kind has none.
+// PROTOCOL names what does not fit: magic or version with both sides' numbers, the checksum, an
+// unknown kind, flag or class, or payload where the kind has none.
 Result<FrameHeader> decode_header(std::span<const uint8_t, kHeaderBytes> bytes);
 
-// The first bytes of a header, as many as there are: PROTOCOL as soon as they cannot be those of a
-// frame of this version.
+// bytes: the first ones of a header. PROTOCOL as soon as no frame of this version begins so.
 Status check_start(std::span<const uint8_t> bytes);
 
-// Whether decode_header or check_start has refused a frame for its version: the other side is one
-// of ours, of another release.
+// Whether decode_header or check_start has refused a frame for its version: the sender is another
+// release of this library.
 bool is_version_mismatch(const Status& status);
 
 TrailerBytes encode_trailer(uint64_t payload_hash);

@@ -133,7 +133,7 @@ std::vector<std::string> Supervisor::environment_of(int32_t rank) const {
 
 int64_t Supervisor::poll_wait_ms() const {
   int64_t next = INT64_MAX;
-  for (const int64_t due : {next_stage_ns_, stage_ == Stage::kRunning ? time_limit_ns_ : 0}) {
+  for (const int64_t due : {next_stage_ns_, stage_ == RankStage::kRunning ? time_limit_ns_ : 0}) {
     if (due != 0) next = std::min(next, due);
   }
   for (const Rank& rank : ranks_) {
@@ -170,9 +170,9 @@ void Supervisor::wait_for_events() {
 void Supervisor::on_signal(int number) {
   if (number == SIGCHLD)
     return;  // collect_ended looks at every rank anyway: signals of one kind merge
-  if (stage_ >= Stage::kAsked) {
+  if (stage_ >= RankStage::kAsked) {
     signal_all(SIGKILL);
-    stage_ = Stage::kKilled;
+    stage_ = RankStage::kKilled;
     next_stage_ns_ = 0;
     return;
   }
@@ -199,7 +199,7 @@ void Supervisor::collect_ended() {
     rank.ended_ns = now_ns();
     if (failed(rank.wait_status)) failures.push_back(static_cast<int32_t>(r));
   }
-  if (failures.empty() || first_failure_ >= 0 || stage_ != Stage::kRunning) return;
+  if (failures.empty() || first_failure_ >= 0 || stage_ != RankStage::kRunning) return;
   // Of several that ended since the last look, one that was killed is the cause and those that
   // noticed are the effect.
   const auto killed = std::find_if(failures.begin(), failures.end(), [&](int32_t r) {
@@ -213,7 +213,7 @@ void Supervisor::on_failure(int32_t rank) {
   const int wait_status = ranks_[static_cast<size_t>(rank)].wait_status;
   exit_code_ = exit_code_of(wait_status);
   if (!any_running()) return;
-  stage_ = Stage::kGrace;
+  stage_ = RankStage::kGrace;
   next_stage_ns_ = now_ns() + to_ns(options_.grace_s);
   say(fmt::format("rank {} failed with {}; rank {} may go on for {:g} s", rank,
                   how_it_ended(wait_status), running_ranks(), options_.grace_s));
@@ -221,21 +221,22 @@ void Supervisor::on_failure(int32_t rank) {
 
 void Supervisor::escalate_if_due() {
   const int64_t now = now_ns();
-  if (stage_ == Stage::kRunning && time_limit_ns_ != 0 && now >= time_limit_ns_ && any_running()) {
+  if (stage_ == RankStage::kRunning && time_limit_ns_ != 0 && now >= time_limit_ns_ &&
+      any_running()) {
     end_all(SIGTERM,
             fmt::format("the time limit of {:g} s is over; rank {} was still running",
                         options_.timeout_s, running_ranks()),
             kExitTimeLimit);
   }
   if (next_stage_ns_ == 0 || now < next_stage_ns_ || !any_running()) return;
-  if (stage_ == Stage::kGrace) {
+  if (stage_ == RankStage::kGrace) {
     say(fmt::format("ending rank {}", running_ranks()));
     signal_all(SIGTERM);
-    stage_ = Stage::kAsked;
+    stage_ = RankStage::kAsked;
     next_stage_ns_ = now + kTermToKillNs;
   } else {
     signal_all(SIGKILL);
-    stage_ = Stage::kKilled;
+    stage_ = RankStage::kKilled;
     next_stage_ns_ = 0;
   }
 }
@@ -246,7 +247,7 @@ void Supervisor::end_all(int signal_number, std::string_view why, int exit_code)
     ended_because_ = why;
   }
   signal_all(signal_number);
-  stage_ = Stage::kAsked;
+  stage_ = RankStage::kAsked;
   next_stage_ns_ = now_ns() + to_ns(options_.grace_s);
 }
 

@@ -48,7 +48,7 @@ class Supervisor {
     std::unique_ptr<Relay> out, err;
   };
   // What sotto-run does to the ranks that are left, ascending.
-  enum class Stage { kRunning, kGrace, kAsked, kKilled };
+  enum class RankStage { kRunning, kGrace, kAsked, kKilled };
 
   bool start_all();
   int report_start_failure(int32_t rank, int error);
@@ -76,7 +76,7 @@ class Supervisor {
   int signal_fd_ = -1;
   bool redraw_ = false;  // the raw rank may have left a line unfinished on our terminal
 
-  Stage stage_ = Stage::kRunning;
+  RankStage stage_ = RankStage::kRunning;
   int64_t next_stage_ns_ = 0;  // 0: nothing is due
   int64_t time_limit_ns_ = 0;
   int32_t first_failure_ = -1;

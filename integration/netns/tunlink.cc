@@ -198,7 +198,7 @@ struct Host {
   int tun = -1;
 };
 
-struct RunOptions {
+struct TunnelOptions {
   std::string lab;
   uint64_t seed = 1;
   pid_t owner = 0;  // 0: nobody
@@ -207,7 +207,7 @@ struct RunOptions {
 
 class Tunlink {
  public:
-  explicit Tunlink(const RunOptions& options);
+  explicit Tunlink(const TunnelOptions& options);
   void run();
 
  private:
@@ -233,7 +233,7 @@ class Tunlink {
   std::vector<uint8_t> buffer_ = std::vector<uint8_t>(kMaxFrame);
 };
 
-Tunlink::Tunlink(const RunOptions& options)
+Tunlink::Tunlink(const TunnelOptions& options)
     : wires_(options.seed), polled_(kSpecials), lab_file_(options.lab) {
   if (stat("/proc/self/ns/net", &lab_) != 0) fail_errno("/proc/self/ns/net");
   if (!lab_is_there()) fail(lab_file_ + " is not the network namespace that this runs in");
@@ -381,8 +381,8 @@ void Tunlink::run() {
   }
 }
 
-RunOptions parse_run(const std::vector<std::string>& words) {
-  RunOptions options;
+TunnelOptions parse_run(const std::vector<std::string>& words) {
+  TunnelOptions options;
   size_t w = 1;
   for (; w < words.size() && words[w].rfind("--", 0) == 0; w += 2) {
     if (w + 1 == words.size()) fail(words[w] + " needs a value");
@@ -403,7 +403,7 @@ RunOptions parse_run(const std::vector<std::string>& words) {
 }
 
 // Returns when everything is set up; a child process goes on in the background.
-int run_in_background(const RunOptions& options) {
+int run_in_background(const TunnelOptions& options) {
   close_range(STDERR_FILENO + 1, ~0u, 0);  // a caller's pipe would stay open as long as the lab
   prctl(PR_SET_TIMERSLACK, 1);
   Tunlink tunlink(options);

@@ -1,5 +1,5 @@
 // Rendezvous, set-up exchange and failure: the part of the transport suite that is about the
-// control mesh.
+// control plane.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -137,12 +137,12 @@ TEST_P(TransportSuite, SetUpExchange) {
 }
 
 TEST_P(TransportSuite, SetUpExchangeNamesWhoIsMissing) {
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   EXPECT_EQ(run_group(GetParam(), 4,
                       [&](RankKit& kit) {
                         kit.barrier();
                         if (kit.rank == 1 || kit.rank == 2) return;
-                        meeting.wait();
+                        barrier.wait();
                         const auto got =
                             kit.control->all_gather("splitting", "x", kit.driver, kit.in(kShortUs));
                         require(!got.ok(), "the exchange cannot be complete");
@@ -265,7 +265,7 @@ TEST_P(TransportSuite, JoinByExchange) {
   if (!GetParam().joins_by_exchange)
     GTEST_SKIP() << GetParam().name << " does not join by exchange";
   constexpr int kRanks = 4;
-  Meeting meeting(kRanks);
+  RankBarrier barrier(kRanks);
   std::vector<std::string> board(kRanks);
   std::vector<uint64_t> tokens(kRanks);
   EXPECT_EQ(
@@ -278,13 +278,13 @@ TEST_P(TransportSuite, JoinByExchange) {
                   request.deadline = kit.in(10'000'000);
                   request.exchange = [&](const void* in, uint64_t bytes, void* out) {
                     board[static_cast<size_t>(rank)].assign(static_cast<const char*>(in), bytes);
-                    meeting.wait();
+                    barrier.wait();
                     for (size_t i = 0; i < kRanks; ++i) {
                       require(board[i].size() == bytes,
                               "all ranks exchange the same number of bytes");
                       std::memcpy(static_cast<char*>(out) + i * bytes, board[i].data(), bytes);
                     }
-                    meeting.wait();
+                    barrier.wait();
                     return ok_status();
                   };
                   kit.control = check(kit.backend->join(request, kit.driver), "join by exchange");
@@ -292,7 +292,7 @@ TEST_P(TransportSuite, JoinByExchange) {
                   run_messages(kit, {{0, 0, 3, 0, 0, 1000}, {0, 2, 1, 0, 0, 100'000}}, 1, 1);
                   tokens[static_cast<size_t>(rank)] = kit.control->token();
                   kit.finish();
-                  meeting.wait();
+                  barrier.wait();
                 }),
       "");
   EXPECT_EQ(std::count(tokens.begin(), tokens.end(), tokens[0]), kRanks);

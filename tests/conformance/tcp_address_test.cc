@@ -52,7 +52,7 @@ struct Forwarded {
     for (const ReservedPort& port : ports)
       forwards.push_back(std::make_unique<FaultyProxy>(ProxyOptions{.target_port = port.number()}));
     UniqueId id{};
-    Meeting meeting(kSize);
+    RankBarrier barrier(kSize);
     failure = run_ranks(kSize, [&](int rank) {
       const auto at = static_cast<size_t>(rank);
       const auto which = with([&](TcpOptions& o) {
@@ -62,7 +62,7 @@ struct Forwarded {
       });
       RankKit kit(which, rank, kSize);
       if (rank == 0) id = check(kit.backend->make_unique_id());
-      meeting.wait();
+      barrier.wait();
       kit.join(id);
       kit.connect();
       for (uint64_t i = 0; i < times; ++i) pass_on(kit, i, data);
@@ -96,7 +96,7 @@ TEST(TcpAddress, TheSmallestNumberOfConnectionsCounts) {
 TEST(TcpAddress, APortThatIsTakenIsNamedOnEveryRank) {
   const ReservedPort port;
   UniqueId id{};
-  Meeting meeting(3);
+  RankBarrier barrier(3);
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         // Rank 1 and rank 2 want the same one.
@@ -104,7 +104,7 @@ TEST(TcpAddress, APortThatIsTakenIsNamedOnEveryRank) {
                             with([&](TcpOptions& o) { o.listen_port = port.number(); });
                         RankKit kit(which, rank, 3);
                         if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
+                        barrier.wait();
                         kit.join(id);
                         const auto connected = kit.backend->connect(*kit.control, kit.sink,
                                                                     kit.driver, kit.in(10'000'000));

@@ -8,9 +8,9 @@
 #include "core/wire/frame.h"
 #include "tests/support/ranks.h"
 #include "tests/support/sanitized.h"
-#include "tests/support/stranger.h"
+#include "tests/support/unknown_peer.h"
 #include "transports/tcp/control_plane.h"
-#include "transports/tcp/lobby.h"
+#include "transports/tcp/rendezvous_server.h"
 
 namespace sotto::test {
 namespace {
@@ -71,19 +71,19 @@ class ManyRanks : public testing::Test {
  protected:
   static Deadline deadline() { return Deadline::in_us(Clock::monotonic(), kTimeoutUs); }
 
-  void meet() {
+  void rendezvous() {
     reactor_ = check(tcp::Reactor::make({}));
-    auto lobby =
-        check(tcp::Lobby::open(*reactor_, kToken, {tcp::asio::ip::address_v4::loopback(), 0}));
-    const tcp::Endpoint at(tcp::asio::ip::address_v4::loopback(), lobby->port());
+    auto server = check(
+        tcp::RendezvousServer::open(*reactor_, kToken, {tcp::asio::ip::address_v4::loopback(), 0}));
+    const tcp::Endpoint at(tcp::asio::ip::address_v4::loopback(), server->port());
     controls_.resize(kRanks);
     joins_.resize(kRanks);
     Phase::run(*reactor_, [&](int32_t rank, Driver& driver) {
       wire::Join& own = joins_[static_cast<size_t>(rank)];
       own = {kToken, rank, kRanks, 1, "here"};
       tcp::Membership group =
-          check(rank == 0 ? tcp::Lobby::meet(std::move(lobby), own, driver, deadline())
-                          : tcp::join_lobby(*reactor_, {at}, false, own, driver, deadline()));
+          check(rank == 0 ? tcp::RendezvousServer::run(std::move(server), own, driver, deadline())
+                          : tcp::join_rendezvous(*reactor_, {at}, false, own, driver, deadline()));
       if (rank == 0) members_ = group.members;
       group_token_ = group.token;
       controls_[static_cast<size_t>(rank)] =
@@ -133,7 +133,7 @@ TEST_F(ManyRanks, EveryPhaseIsOneFrameToTheCoordinatorAndOneBack) {
   if (const std::string why = allow_descriptors(kDescriptors); !why.empty()) GTEST_SKIP() << why;
   const Clock& clock = Clock::monotonic();
   int64_t begin = clock.now_ns();
-  meet();
+  rendezvous();
   int64_t ms = (clock.now_ns() - begin) / 1'000'000;
   std::printf("rendezvous of %d ranks: %" PRId64 " ms\n", kRanks, ms);
   Traffic before = traffic();

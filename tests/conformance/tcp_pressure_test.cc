@@ -83,7 +83,7 @@ std::vector<Buffer> buffers_of_bulk(const WorldOptions& world) {
   constexpr uint64_t kElements = 150'000;
   constexpr int kRounds = 20;
   std::vector<Buffer> buffers;
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     Sum sum(kElements);
     for (int round = 0; round < kRounds; ++round) {
@@ -93,9 +93,9 @@ std::vector<Buffer> buffers_of_bulk(const WorldOptions& world) {
       SOTTO_TRY(sum.check(*comm));
       std::this_thread::sleep_for(std::chrono::milliseconds(30));
     }
-    meeting.wait();
+    barrier.wait();
     if (comm->rank() == 0) buffers = send_buffers();
-    meeting.wait();
+    barrier.wait();
     return ok_status();
   });
   EXPECT_TRUE(status.ok()) << status.text();
@@ -125,14 +125,14 @@ TEST(TcpPressure, UnderALimitBuffersHoldWhatIsHandedOverAtOnceAFewTimes) {
 TEST(TcpPressure, OperationsEndInTheOrderOfTheirPriority) {
   constexpr int32_t kLevels = 4;
   constexpr uint64_t kElements = 1 << 20;
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   const Status status =
       run_world(slow_world(2, 400), [&](const std::shared_ptr<Comm>& comm) -> Status {
         std::vector<Sum> sums(kLevels, Sum(kElements));
         for (int32_t p = 0; p < kLevels; ++p) {
           SOTTO_TRY(sums[static_cast<size_t>(p)].start(*comm, p));
         }
-        meeting.wait();
+        barrier.wait();
         for (int32_t p = kLevels - 1; p >= 0; --p) {
           SOTTO_TRY(comm->finish(sums[static_cast<size_t>(p)].op));
           for (int32_t lower = 0; lower < p; ++lower) {

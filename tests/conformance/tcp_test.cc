@@ -1,4 +1,5 @@
-// What only the TCP backend has: addresses, strangers, flow control on sockets, the rate limiter.
+// What only the TCP backend has: addresses, unknown peers, flow control on sockets, the rate
+// limiter.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -135,13 +136,13 @@ TEST(Tcp, ListenOnAnInterfaceAnAddressOrAny) {
 }
 
 TEST(Tcp, TheIdMayBeMadeByAnyRank) {
-  Meeting meeting(4);
+  RankBarrier barrier(4);
   UniqueId id{};
   EXPECT_EQ(run_ranks(4,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 4);
                         if (rank == 2) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
+                        barrier.wait();
                         check(join_with(kit, id));
                         kit.connect();
                         kit.finish();
@@ -162,13 +163,13 @@ TEST(Tcp, AnIdWhoseMakerIsGone) {
 }
 
 TEST(Tcp, AnotherTokenIsTurnedAwayAndTheGroupForms) {
-  Meeting meeting(3), turned_away(2);
+  RankBarrier barrier(3), turned_away(2);
   UniqueId id{};
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(plain(), std::min(rank, 1), 2);
                         if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
+                        barrier.wait();
                         if (rank != 2) {
                           if (rank == 1) turned_away.wait();
                           check(join_with(kit, id));
@@ -185,16 +186,16 @@ TEST(Tcp, AnotherTokenIsTurnedAwayAndTheGroupForms) {
 }
 
 TEST(Tcp, WhoComesLateIsToldSo) {
-  Meeting meeting(3);
+  RankBarrier barrier(3);
   UniqueId id{};
   std::atomic<bool> told{false};
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(plain(), std::min(rank, 1), 2);
                         if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
+                        barrier.wait();
                         if (rank < 2) check(join_with(kit, id));
-                        meeting.wait();
+                        barrier.wait();
                         if (rank == 2) {
                           const Status status = join_with(kit, id);
                           EXPECT_EQ(status.code(), Code::kInvalidArgument);
@@ -203,7 +204,7 @@ TEST(Tcp, WhoComesLateIsToldSo) {
                           told = true;
                         }
                         if (rank == 0) kit.drive([&] { return told.load(); });
-                        meeting.wait();
+                        barrier.wait();
                       }),
             "");
 }
@@ -260,13 +261,13 @@ void join_as_version_2(uint16_t port) {
 }
 
 TEST(Tcp, ARankOfAnotherVersionIsNamedByThoseWhoWaitForIt) {
-  Meeting meeting(3);
+  RankBarrier barrier(3);
   UniqueId id{};
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 3);
                         if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
+                        barrier.wait();
                         if (rank == 2) {
                           join_as_version_2(check(decode_unique_id(id)).port);
                           return;
@@ -280,27 +281,28 @@ TEST(Tcp, ARankOfAnotherVersionIsNamedByThoseWhoWaitForIt) {
             "");
 }
 
-TEST(Tcp, StrangersDoNoHarm) {
-  Meeting meeting(2);
+TEST(Tcp, UnknownPeersDoNoHarm) {
+  RankBarrier barrier(2);
   UniqueId id{};
   EXPECT_EQ(run_ranks(2,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 2);
-                        std::vector<int> strangers;
+                        std::vector<int> unknown_peers;
                         if (rank == 0) {
                           id = check(kit.backend->make_unique_id());
                           const uint16_t port = check(decode_unique_id(id)).port;
                           const std::string text = "GET / HTTP/1.0\r\n\r\n" + std::string(200, 'x');
                           for (int i = 0; i < 20; ++i) {
-                            strangers.push_back(connect_to(port));
-                            if (i % 2 == 0) ::send(strangers.back(), text.data(), text.size(), 0);
+                            unknown_peers.push_back(connect_to(port));
+                            if (i % 2 == 0)
+                              ::send(unknown_peers.back(), text.data(), text.size(), 0);
                           }
                         }
-                        meeting.wait();
+                        barrier.wait();
                         check(join_with(kit, id));
                         kit.connect();
                         kit.finish();
-                        for (const int fd : strangers) ::close(fd);
+                        for (const int fd : unknown_peers) ::close(fd);
                       }),
             "");
 }
@@ -340,7 +342,7 @@ struct Stream {
 };
 
 TEST(Tcp, WithoutReceivesNoMoreThanTheCreditIsSent) {
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   EXPECT_EQ(run_group(plain(), 2,
                       [&](RankKit& kit) {
                         constexpr int kCount = 100;
@@ -354,12 +356,12 @@ TEST(Tcp, WithoutReceivesNoMoreThanTheCreditIsSent) {
                         };
                         kit.drive([&] { return moved() >= kAllowed; });
                         kit.drive([] { return false; }, 300'000);
-                        meeting.wait();
+                        barrier.wait();
                         if (kit.rank == 0) {
                           EXPECT_EQ(moved(), kAllowed);
-                          meeting.wait();
+                          barrier.wait();
                         } else {
-                          meeting.wait();
+                          barrier.wait();
                           s.start(kit);
                         }
                         kit.await_transfers(kCount);
@@ -371,7 +373,7 @@ TEST(Tcp, WithoutReceivesNoMoreThanTheCreditIsSent) {
 }
 
 TEST(Tcp, LongMessagesWaitForTheirReceiver) {
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   EXPECT_EQ(run_group(plain(), 2,
                       [&](RankKit& kit) {
                         Stream s(kit, 0, 3, 1'000'003);
@@ -379,7 +381,7 @@ TEST(Tcp, LongMessagesWaitForTheirReceiver) {
                         kit.drive([] { return false; }, 250'000);
                         EXPECT_EQ(kit.transport->counters(7, 1 - kit.rank).messages_sent, 0u);
                         EXPECT_EQ(kit.transport->counters(7, 1 - kit.rank).messages_received, 0u);
-                        meeting.wait();
+                        barrier.wait();
                         if (kit.rank == 1) s.start(kit);
                         kit.await_transfers(3);
                         s.verify();
@@ -432,13 +434,13 @@ TEST(Tcp, ALongMessageForACallThatExpectsAShortOneIsAMismatch) {
 
 TEST(Tcp, RanksMayDifferInTheirEagerLimits) {
   EXPECT_EQ(run_ranks(2,
-                      [meeting = std::make_shared<IdBoard>(2)](int rank) {
+                      [board = std::make_shared<IdBoard>(2)](int rank) {
                         const auto which = with([&](TcpOptions& o) {
                           o.eager_bytes = rank == 0 ? 1u << 24 : 32'000;
                           o.credit_bytes = rank == 0 ? 1u << 20 : 1u << 17;
                         });
                         RankKit kit(which, rank, 2);
-                        kit.join(meeting->share(kit));
+                        kit.join(board->share(kit));
                         kit.connect();
                         for (uint64_t i = 0; i < 3; ++i) {
                           Stream s(kit, i, 20, 30'000 + 3000 * i);
@@ -512,7 +514,7 @@ TEST(Tcp, AReceiverIsLimitedOverAllItsPeers) {
 
 TEST(Tcp, UrgentMessagesOvertakeBulk) {
   const auto which = with([](TcpOptions& o) { o.rate_limit_mbit = 200; });
-  Meeting meeting(2);
+  RankBarrier barrier(2);
   EXPECT_EQ(run_group(which, 2,
                       [&](RankKit& kit) {
                         Stream bulk(kit, 0, 8, 250'000, 0), urgent(kit, 1, 1, 250'000, 7);
@@ -520,12 +522,12 @@ TEST(Tcp, UrgentMessagesOvertakeBulk) {
                         scales.transfers[0]->message_class = MessageClass::kMetadata;
                         bulk.start(kit);
                         if (kit.rank == 0) {  // all of them are expected
-                          meeting.wait();
+                          barrier.wait();
                           kit.drive([&] { return !kit.sink.done.empty(); });
                         }
                         urgent.start(kit);
                         scales.start(kit);
-                        if (kit.rank == 1) meeting.wait();
+                        if (kit.rank == 1) barrier.wait();
                         kit.await_transfers(10);
                         std::vector<size_t> place(3);
                         for (size_t i = 0; i < kit.sink.done.size(); ++i) {

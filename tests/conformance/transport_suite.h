@@ -47,7 +47,7 @@ class RecordingSink final : public TransferSink {
     Transfer* transfer;
     Status status;
   };
-  struct Failure {
+  struct ReportedFailure {
     int32_t peer;
     Status status;
   };
@@ -58,7 +58,7 @@ class RecordingSink final : public TransferSink {
     failures.push_back({peer, status});
   }
   std::vector<Done> done;
-  std::vector<Failure> failures;
+  std::vector<ReportedFailure> failures;
 };
 
 class RecordingListener final : public ControlListener {
@@ -155,16 +155,16 @@ class RankKit {
 // Rank 0's unique id for everybody.
 class IdBoard {
  public:
-  explicit IdBoard(int size) : meeting_(size) {}
+  explicit IdBoard(int size) : barrier_(size) {}
   UniqueId share(RankKit& kit) {
     if (kit.rank == 0) id_ = check(kit.backend->make_unique_id(), "make_unique_id");
-    meeting_.wait();
+    barrier_.wait();
     return id_;
   }
-  void wait() { meeting_.wait(); }
+  void wait() { barrier_.wait(); }
 
  private:
-  Meeting meeting_;
+  RankBarrier barrier_;
   UniqueId id_{};
 };
 
@@ -192,7 +192,7 @@ inline void fill_message(std::vector<uint8_t>& data, uint32_t source, uint32_t d
   }
 }
 
-struct Message {
+struct TestMessage {
   uint64_t op;
   uint32_t source, destination, round, segment;
   uint64_t bytes;
@@ -200,14 +200,14 @@ struct Message {
 
 // Runs the messages on all ranks: each rank posts its operations and starts its transfers in an
 // order drawn from the seed, then checks what came.
-inline void run_messages(RankKit& kit, const std::vector<Message>& messages, uint64_t ops,
+inline void run_messages(RankKit& kit, const std::vector<TestMessage>& messages, uint64_t ops,
                          uint64_t seed, uint64_t comm = 7) {
   std::mt19937_64 random(seed * 1000 + static_cast<uint64_t>(kit.rank));
   std::deque<TestOp> my_ops;
   for (uint64_t i = 0; i < ops; ++i) my_ops.emplace_back(comm, i);
   std::deque<std::vector<uint8_t>> memory;
-  std::vector<std::pair<const Message*, Transfer*>> mine;
-  for (const Message& m : messages) {
+  std::vector<std::pair<const TestMessage*, Transfer*>> mine;
+  for (const TestMessage& m : messages) {
     for (const bool is_send : {true, false}) {
       if (static_cast<uint32_t>(kit.rank) != (is_send ? m.source : m.destination)) continue;
       auto& data = memory.emplace_back(m.bytes);

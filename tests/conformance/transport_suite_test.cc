@@ -11,7 +11,7 @@ namespace {
 
 TEST_P(TransportSuite, MessagesOfEverySizeBetweenAllPairs) {
   for (const int size : {1, 2, 3, 4, 7, 8}) {
-    std::vector<Message> messages;
+    std::vector<TestMessage> messages;
     for (uint32_t s = 0; s < static_cast<uint32_t>(size); ++s) {
       for (uint32_t d = 0; d < static_cast<uint32_t>(size); ++d) {
         uint32_t segment = 0;
@@ -35,7 +35,7 @@ TEST_P(TransportSuite, MessagesOfEverySizeBetweenAllPairs) {
 TEST_P(TransportSuite, ManyOperationsInFlightInAnyOrder) {
   constexpr uint32_t kRanks = 3;
   std::mt19937_64 random(5);
-  std::vector<Message> messages;
+  std::vector<TestMessage> messages;
   for (uint64_t op = 0; op < 20; ++op) {
     for (uint32_t segment = 0; segment < 12; ++segment) {
       const auto source = static_cast<uint32_t>(random() % kRanks);
@@ -110,19 +110,19 @@ void expect_mismatch(const RankKit& kit, const std::vector<std::string>& words) 
 
 TEST_P(TransportSuite, AMessageOfAnotherOperationIsAProtocolErrorWithoutAnyReceive) {
   for (const bool sender_first : {true, false}) {
-    Meeting meeting(2);
+    RankBarrier barrier(2);
     EXPECT_EQ(
         run_group(GetParam(), 2,
                   [&](RankKit& kit) {
                     TestOp op(7, 0, kit.rank == 0 ? 11 : 22);
-                    if (kit.rank == (sender_first ? 1 : 0)) meeting.wait();
+                    if (kit.rank == (sender_first ? 1 : 0)) barrier.wait();
                     check(kit.transport->post_op(op.posting));
                     std::vector<uint8_t> data(100);
                     if (kit.rank == 0)
                       kit.transport->send(op.add(true, 1, 0, 0, data.data(), data.size()));
                     if (kit.rank == (sender_first ? 0 : 1)) {
                       kit.backend->poller().poll(0);
-                      meeting.wait();
+                      barrier.wait();
                     }
                     kit.drive([&] { return !kit.sink.failures.empty(); },
                               kit.rank == 1 ? 20'000'000 : 200'000);

@@ -23,8 +23,8 @@ constexpr const char* kJson =
 constexpr uint32_t kKills = kSanitized ? 3 : 12;
 constexpr uint32_t kStops = kSanitized ? 1 : 3;
 
-sotto_status meet(sotto_context* context, int rank, int size, const std::string& file,
-                  int64_t timeout_us, sotto_comm** out) {
+sotto_status create_comm(sotto_context* context, int rank, int size, const std::string& file,
+                         int64_t timeout_us, sotto_comm** out) {
   sotto_unique_id id = {};
   if (rank == 0) {
     OK(sotto_unique_id_create(context, &id));
@@ -109,8 +109,8 @@ std::string work_until_failure(sotto_comm* comm, const ProcessRank& self, const 
 
 void work_again(sotto_context* context, const ProcessRank& self, const KillTask& task) {
   sotto_comm* comm = nullptr;
-  OK(meet(context, task.next_rank(self.rank), self.size - 1, task.next_id_file(), kNextTimeoutUs,
-          &comm));
+  OK(create_comm(context, task.next_rank(self.rank), self.size - 1, task.next_id_file(),
+                 kNextTimeoutUs, &comm));
   std::vector<float> data(1000, 1.0f);
   const sotto_buffer all = buffer(data);
   OK(sotto_all_reduce(comm, &all, &all, 1, nullptr, nullptr));
@@ -125,7 +125,7 @@ SOTTO_RANK_MAIN(capi_fault) {
   sotto_context* const context = new_context();
   self.at("started");
   sotto_comm* comm = nullptr;
-  OK(meet(context, self.rank, self.size, task.id_file, task.timeout_us, &comm));
+  OK(create_comm(context, self.rank, self.size, task.id_file, task.timeout_us, &comm));
   const std::string text = work_until_failure(comm, self, task.what);
   const std::string left = sotto_status_name(sotto_comm_destroy(comm));
   require(text.starts_with(left + " "), "destroying the comm says " + left + " after " + text);

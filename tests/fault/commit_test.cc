@@ -197,7 +197,7 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
   world.transport = transport;
   world.params.segment_bytes = 32 * 1024;
   world.params.heartbeat_ms = 50;
-  world.wrap_backends = [&](int32_t rank, std::map<std::string, BackendFactory>* backends) {
+  world.wrap_backends = [&](int32_t rank, BackendFactories* backends) {
     FaultScript script{.seed = d.seed, .max_delay_polls = 3};
     if (rank == d.rank) script.faults = {{d.kind, d.send}};
     const auto& state = states.emplace_back(std::make_shared<FaultState>());
@@ -298,7 +298,7 @@ INSTANTIATE_TEST_SUITE_P(Kinds, CommitAtEveryMessage, testing::ValuesIn(kKinds),
 constexpr uint64_t kMostSteps = 40;  // where a reset may have harmed nothing
 
 // A comm of processes over TCP, as far as it comes.
-Result<std::shared_ptr<Comm>> meet(const ProcessRank& self, const KillTask& task) {
+Result<std::shared_ptr<Comm>> create_comm(const ProcessRank& self, const KillTask& task) {
   const std::string& file = task.id_file;
   ContextOptions options;
   options.params.transport = "tcp";
@@ -345,7 +345,7 @@ SOTTO_RANK_MAIN(commit) {
   const uint64_t count = std::stoull(task.what.substr(first + 1));
   const bool resets = task.what.substr(second + 1, third - second - 1) == "reset";
   const auto seed = static_cast<uint32_t>(std::stoul(task.what.substr(third + 1)));
-  Result<std::shared_ptr<Comm>> comm = meet(self, task);
+  Result<std::shared_ptr<Comm>> comm = create_comm(self, task);
   require(comm.ok(), comm.status().text());
   Model model(kind, self.rank, count);
   Status status = model.create(*comm);

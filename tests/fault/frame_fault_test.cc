@@ -174,7 +174,7 @@ Result<std::shared_ptr<Comm>> make_comm(const std::shared_ptr<Context>& context,
 struct End {
   Status status;
   std::vector<uint64_t> results;
-  bool met = false;  // there was a comm
+  bool connected = false;  // there was a comm
 };
 
 End work_until_failure(const std::shared_ptr<Context>& context, const FrameCase& c, int rank,
@@ -241,8 +241,8 @@ std::string judge(const FrameCase& c, const std::vector<End>& ends) {
         "(to|waiting for .*) rank([(]s[)])? [01]|waiting for rank [01]|rank [01] [(]pid|rank [01] "
         "did not come");
     if (!names.Matches(status.text())) return who + "names neither: " + status.text();
-    // Each rank has its own time limit for meeting the others.
-    const bool own_limit = !ends[r].met && status.code() == Code::kTimeout;
+    // Each rank has its own time limit for the rendezvous.
+    const bool own_limit = !ends[r].connected && status.code() == Code::kTimeout;
     if (!own_limit && !same_cause(status.text(), ends[0].status.text()))
       return who + status.text() + "; but rank 0: " + ends[0].status.text();
     for (size_t k = 0; k < std::min(ends[r].results.size(), ends[0].results.size()); ++k) {
@@ -267,7 +267,7 @@ std::string run_case(const FrameCase& c) {
   const UniqueId id = check(contexts[0]->make_unique_id());
   UniqueId second{};
   std::vector<End> ends(static_cast<size_t>(c.size));
-  Meeting meeting(c.size, kEverythingMs);
+  RankBarrier barrier(c.size, kEverythingMs);
   const auto body = [&](int rank) {
     const auto& context = contexts[static_cast<size_t>(rank)];
     try {
@@ -275,10 +275,10 @@ std::string run_case(const FrameCase& c) {
           work_until_failure(context, c, rank, id, waits ? kShortUs : kLongUs);
       if (rank == 0) second = check(context->make_unique_id());
     } catch (...) {
-      meeting.break_off();
+      barrier.break_off();
       throw;
     }
-    meeting.wait();
+    barrier.wait();
     check_new_comm(context, c, rank, second);
   };
   const std::string broken = run_ranks(c.size, body, kEverythingMs);

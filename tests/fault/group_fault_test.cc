@@ -35,8 +35,8 @@ std::shared_ptr<Context> make_context() {
 }
 
 // Rank 0 makes the id and tells the others through the file system.
-Result<std::shared_ptr<Comm>> meet(const std::shared_ptr<Context>& context, int rank, int size,
-                                   const std::string& file, int64_t timeout_us) {
+Result<std::shared_ptr<Comm>> create_comm(const std::shared_ptr<Context>& context, int rank,
+                                          int size, const std::string& file, int64_t timeout_us) {
   CommConfig config;
   config.rank = rank;
   config.size = size;
@@ -110,9 +110,9 @@ Status work_until_failure(const std::shared_ptr<Comm>& comm, const ProcessRank& 
 // The process lives on: a comm of the survivors works.
 Status work_again(const std::shared_ptr<Context>& context, const ProcessRank& self,
                   const KillTask& task) {
-  SOTTO_ASSIGN(
-      const std::shared_ptr<Comm> comm,
-      meet(context, task.next_rank(self.rank), self.size - 1, task.next_id_file(), kNextTimeoutUs));
+  SOTTO_ASSIGN(const std::shared_ptr<Comm> comm,
+               create_comm(context, task.next_rank(self.rank), self.size - 1, task.next_id_file(),
+                           kNextTimeoutUs));
   std::vector<float> data(1000, 1.0f);
   SOTTO_TRY(all_reduce_once(comm, data));
   if (data != std::vector<float>(1000, static_cast<float>(comm->size())))
@@ -128,7 +128,7 @@ SOTTO_RANK_MAIN(group_fault) {
   Status status;
   {
     Result<std::shared_ptr<Comm>> comm =
-        meet(context, self.rank, self.size, task.id_file, task.timeout_us);
+        create_comm(context, self.rank, self.size, task.id_file, task.timeout_us);
     status = comm.ok() ? work_until_failure(*comm, self, task.what, work) : comm.status();
     if (comm.ok() && (*comm)->failure().ok())
       status = error(Code::kInternal, "the comm does not know its failure");

@@ -98,7 +98,7 @@ SOTTO_RANK_MAIN(tcp_meet) {
   return 0;
 }
 
-// All ranks send to all, over and over, until somebody fails; says the cause that the control mesh
+// All ranks send to all, over and over, until somebody fails; says the cause that the control plane
 // names.
 SOTTO_RANK_MAIN(tcp_exchange) {
   RankKit kit(tcp_case(), self.rank, self.size);
@@ -128,7 +128,7 @@ SOTTO_RANK_MAIN(tcp_exchange) {
   return 0;
 }
 
-// Connected; then an exchange over the control mesh that one rank does not come to.
+// Connected; then an exchange over the control plane that one rank does not come to.
 SOTTO_RANK_MAIN(tcp_gather) {
   RankKit kit(tcp_case(), self.rank, self.size);
   kit.join(share_id(kit, self.argument));

@@ -258,18 +258,18 @@ TEST(CapiNoBlock, BusyIsNoCall) {
 
 // An all-gather of the caller's own in place of the library's rendezvous.
 struct Exchange {
-  Meeting* meeting;
+  RankBarrier* barrier;
   std::vector<std::string>* blobs;
   int rank;
 };
 
 TEST(CapiBootstrap, CallersAllGather) {
   constexpr int kSize = 3;
-  Meeting meeting(kSize);
+  RankBarrier barrier(kSize);
   std::vector<std::string> blobs(kSize);
   EXPECT_EQ(run_ranks(kSize,
                       [&](int rank) {
-                        Exchange exchange{&meeting, &blobs, rank};
+                        Exchange exchange{&barrier, &blobs, rank};
                         sotto_context* context = new_context();
                         sotto_comm* comm = nullptr;
                         sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
@@ -283,12 +283,12 @@ TEST(CapiBootstrap, CallersAllGather) {
                           const auto& e = *static_cast<Exchange*>(user);
                           (*e.blobs)[static_cast<size_t>(e.rank)].assign(
                               static_cast<const char*>(in), bytes);
-                          e.meeting->wait();
+                          e.barrier->wait();
                           for (size_t r = 0; r < e.blobs->size(); ++r) {
                             std::memcpy(static_cast<char*>(out) + r * bytes, (*e.blobs)[r].data(),
                                         bytes);
                           }
-                          e.meeting->wait();
+                          e.barrier->wait();
                           return 0;
                         };
                         OK(sotto_comm_create(context, &config, &comm));

@@ -45,13 +45,13 @@ void await_threads(int64_t count) {
 Figures figures_of(int32_t size) {
   const Figures before{descriptors(), threads()};
   Figures with;
-  Meeting meeting(size);
+  RankBarrier barrier(size);
   EXPECT_EQ(run_world(size, {.transport = "tcp"},
                       [&](Member& self) {
                         OK(sotto_barrier(self.comm, nullptr, nullptr));
-                        meeting.wait();
+                        barrier.wait();
                         if (self.rank == 0) with = {descriptors(), threads()};
-                        meeting.wait();
+                        barrier.wait();
                       }),
             "");
   EXPECT_EQ(descriptors(), before.descriptors) << "after the end";
@@ -81,7 +81,7 @@ TEST(Scale, RepeatedOperationsKeepNoMemory) {
   constexpr int32_t kSize = 4;
   constexpr int kWarmUp = 100, kRepeated = 1000;
   constexpr uint64_t kElements = 5000;
-  Meeting meeting(kSize);
+  RankBarrier barrier(kSize);
   size_t before = 0, after = 0;
   EXPECT_EQ(run_world(kSize, {.transport = "tcp"},
                       [&](Member& self) {
@@ -107,10 +107,10 @@ TEST(Scale, RepeatedOperationsKeepNoMemory) {
                         };
                         const auto look = [&](size_t* bytes) {
                           OK(sotto_barrier(self.comm, nullptr, nullptr));
-                          meeting.wait();
+                          barrier.wait();
                           const struct mallinfo2 info = ::mallinfo2();
                           if (self.rank == 0) *bytes = info.uordblks + info.hblkhd;
-                          meeting.wait();
+                          barrier.wait();
                         };
                         repeat(kWarmUp);
                         look(&before);

@@ -14,8 +14,8 @@
 #include "tests/conformance/transport_suite.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
 #include "tests/support/fake_nccl/fake_nccl.h"
+#include "transports/nccl/group_header.h"
 #include "transports/nccl/nccl_backend.h"
-#include "transports/nccl/note.h"
 
 namespace sotto::test {
 namespace {
@@ -23,10 +23,10 @@ namespace {
 using testing::AllOf;
 using testing::HasSubstr;
 
-// A control mesh between threads of the test.
+// A control plane between threads of the test.
 struct ControlRoom {
-  explicit ControlRoom(int size) : meeting(size), blobs(static_cast<size_t>(size)) {}
-  Meeting meeting;
+  explicit ControlRoom(int size) : barrier(size), blobs(static_cast<size_t>(size)) {}
+  RankBarrier barrier;
   std::mutex mutex;
   std::vector<std::string> blobs;
 };
@@ -43,9 +43,9 @@ class RoomControl final : public ControlPlane {
       std::lock_guard lock(room_.mutex);
       room_.blobs[static_cast<size_t>(rank_)] = mine;
     }
-    room_.meeting.wait();
+    room_.barrier.wait();
     auto all = room_.blobs;
-    room_.meeting.wait();
+    room_.barrier.wait();
     return all;
   }
   void fail(const FailureCause&) override {}
@@ -110,7 +110,7 @@ struct Kit {
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),
         transport(check(backend->connect(control, sink, driver, in(60'000'000)))) {
-    meet();  // nobody aborts what others still wait for
+    barrier();  // nobody aborts what others still wait for
   }
 
   static Deadline in(int64_t us) { return Deadline::in_us(Clock::monotonic(), us); }
@@ -142,9 +142,9 @@ struct Kit {
     const Status& s = sink.failures[0].status;
     return fmt::format("{}: {}", code_name(s.code()), s.text());
   }
-  void meet() { check(control.all_gather("", "", driver, {}).status()); }
+  void barrier() { check(control.all_gather("", "", driver, {}).status()); }
   void finish() {
-    meet();
+    barrier();
     transport->close(in(5'000'000));
   }
   int32_t next() const { return (rank + 1) % size; }
@@ -255,8 +255,9 @@ TEST_F(NcclGroups, GroupsOfALaneAndOfTheHostAreInOrder) {
             kit.finish();
             const TransferCounters sent = kit.transport->counters(7, kit.next());
             require(sent.payload_bytes_sent == 20 * kBytes, "bytes sent");
-            const TransferCounters notes = kit.transport->counters(0, kit.next());
-            require(notes.service_bytes_sent == 40 * sizeof(nccl::Note), "bytes of notes");
+            const TransferCounters headers = kit.transport->counters(0, kit.next());
+            require(headers.service_bytes_sent == 40 * sizeof(nccl::GroupHeader),
+                    "bytes of headers");
             require(cudaFree(a) == cudaSuccess && cudaFree(b) == cudaSuccess &&
                         cudaFreeHost(result) == cudaSuccess,
                     "free");
@@ -315,7 +316,7 @@ TEST_F(NcclGroups, PinNoMemoryWhenTheyAreIssued) {
                   void* memory = nullptr;
                   require(cudaMalloc(&memory, 16) == cudaSuccess, "memory");
                   auto* const bytes = static_cast<uint8_t*>(memory);
-                  kit.meet();
+                  kit.barrier();
                   const uint64_t before = fake_cuda::calls("cudaHostAlloc");
                   for (uint64_t i = 0; i < 100; ++i) {
                     TestOp& op = ops.emplace_back(7, i);
@@ -325,7 +326,7 @@ TEST_F(NcclGroups, PinNoMemoryWhenTheyAreIssued) {
                   }
                   EXPECT_EQ(fake_cuda::calls("cudaHostAlloc"), before);
                   require(cudaStreamSynchronize(kit.device.stream()) == cudaSuccess, "wait");
-                  kit.meet();
+                  kit.barrier();
                   require(cudaFree(memory) == cudaSuccess, "free");
                 }),
             "");

@@ -410,13 +410,13 @@ TEST_F(NcclTransport, BitsGoBeforeTheirScalesInOneGroup) {
     std::vector<uint64_t> sizes;
     std::istringstream groups(text);
     for (std::string group; std::getline(groups, group, ';');) {
-      unsigned long note = 0, bits = 0, scales = 0;
+      unsigned long header = 0, bits = 0, scales = 0;
       int peers[3] = {};
-      ASSERT_EQ(std::sscanf(group.c_str(), "%d:%lu %d:%lu %d:%lu", &peers[0], &note, &peers[1],
+      ASSERT_EQ(std::sscanf(group.c_str(), "%d:%lu %d:%lu %d:%lu", &peers[0], &header, &peers[1],
                             &bits, &peers[2], &scales),
                 6)
           << text;
-      EXPECT_EQ(note, 104u) << text;
+      EXPECT_EQ(header, 104u) << text;
       EXPECT_GE(bits, kN / 8 / 2) << text;
       EXPECT_LE(scales, 16u) << text;
       sizes.push_back(bits);

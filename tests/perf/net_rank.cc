@@ -101,7 +101,7 @@ std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Par
   context.params.transport = "tcp";
   context.device = device;
   context.backends["tcp"] = {[](const Params& p) { return make_tcp_backend(tcp_options(p)); },
-                             true};
+                             transport_row("tcp")};
   Result<std::shared_ptr<Comm>> comm =
       Comm::create(std::make_shared<Context>(std::move(context)), CommConfig{});
   must(comm.status());

@@ -143,7 +143,8 @@ WireWorld::WireWorld(int32_t size) : comms_(static_cast<size_t>(size)) {
     // Signs of life would come or not come during a measurement.
     options.params.heartbeat_ms = kNoHeartbeatMs;
     options.backends["tcp"] = {
-        [](const Params& params) { return make_tcp_backend(tcp_options(params)); }, true};
+        [](const Params& params) { return make_tcp_backend(tcp_options(params)); },
+        transport_row("tcp")};
     contexts_.push_back(std::make_shared<Context>(std::move(options)));
   }
   const Result<UniqueId> id = contexts_[0]->make_unique_id();

@@ -11,12 +11,12 @@
 
 namespace sotto::test {
 
-std::map<std::string, BackendFactory> standard_backends() {
-  std::map<std::string, BackendFactory> backends;
+BackendFactories standard_backends() {
+  BackendFactories backends;
   backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
-                        false};
+                        transport_row("inproc")};
   backends["tcp"] = {[](const Params& params) { return make_tcp_backend(tcp_options(params)); },
-                     true};
+                     transport_row("tcp")};
   return backends;
 }
 
@@ -49,7 +49,7 @@ WorldOptions world_of(const std::string& kind, int32_t size) {
                                                 make_inproc_backend(Clock::monotonic()));
                                    return make_ordered_backend(std::move(base), 7);
                                  },
-                                 false};
+                                 transport_row("ordered")};
   }
   return world;
 }

@@ -15,9 +15,9 @@ struct WorldOptions {
   int32_t size = 1;
   std::string transport = "inproc";  // inproc, tcp, or a test transport that make_backends knows
   std::function<std::shared_ptr<Device>(int32_t rank)> device;  // default: CPU, one thread
-  std::map<std::string, BackendFactory> backends;               // default: inproc and tcp
+  BackendFactories backends;                                    // default: inproc and tcp
   // Changes a rank's backends; optional.
-  std::function<void(int32_t rank, std::map<std::string, BackendFactory>*)> wrap_backends;
+  std::function<void(int32_t rank, BackendFactories*)> wrap_backends;
   Params params;
   int64_t timeout_us = 20'000'000;
   bool progress_thread = true;
@@ -29,7 +29,7 @@ struct WorldOptions {
 Status run_world(const WorldOptions& options,
                  const std::function<Status(const std::shared_ptr<Comm>&)>& body);
 
-std::map<std::string, BackendFactory> standard_backends();
+BackendFactories standard_backends();
 
 // Kinds of world on which every collective and optimizer has to give the same results:
 //   inproc         CPU device, in-process transport

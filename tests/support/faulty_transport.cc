@@ -11,7 +11,7 @@
 namespace sotto::test {
 namespace {
 
-class FaultyTransport final : public Transport, private TransferSink, private PollSource {
+class FaultyTransport final : public Transport, private TransferSink, private OverlaySource {
  public:
   FaultyTransport(std::shared_ptr<OverlayPoller> poller, TransferSink& sink, int32_t rank,
                   const FaultScript& script, std::shared_ptr<FaultState> state)

@@ -75,7 +75,7 @@ std::shared_ptr<OrderedHub> hub_of(uint64_t token, int32_t size) {
   return hub;
 }
 
-class OrderedTransport final : public Transport, private PollSource {
+class OrderedTransport final : public Transport, private OverlaySource {
  public:
   OrderedTransport(std::shared_ptr<OrderedHub> hub, std::shared_ptr<OverlayPoller> poller,
                    int32_t rank, TransferSink& sink, uint64_t seed)

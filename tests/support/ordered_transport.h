@@ -1,7 +1,7 @@
 // A transport without match keys, as NCCL is one: the i-th send of a rank to another meets the i-th
 // receive of that other rank from it, and a group begins only when the group before it is complete
 // on its rank. Around any backend for ranks that are threads of one process: rendezvous and control
-// mesh are that backend's own.
+// plane are that backend's own.
 //
 // Keys travel along for checking only. Found and reported, to all ranks through on_failure
 // (PROTOCOL) and in ordered_violations():

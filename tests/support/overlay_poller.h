@@ -8,13 +8,13 @@
 
 namespace sotto::test {
 
-class PollSource {
+class OverlaySource {
  public:
   // True if anything was done. After a wake() of the poller it is called again.
   virtual bool run() = 0;
 
  protected:
-  ~PollSource() = default;
+  ~OverlaySource() = default;
 };
 
 class OverlayPoller final : public Poller {
@@ -28,17 +28,17 @@ class OverlayPoller final : public Poller {
   }
   void wake() override { base_.wake(); }
   void forward_wakes(Poller* other) override { base_.forward_wakes(other); }
-  void add(PollSource* source) { sources_.push_back(source); }
-  void remove(PollSource* source) { std::erase(sources_, source); }
+  void add(OverlaySource* source) { sources_.push_back(source); }
+  void remove(OverlaySource* source) { std::erase(sources_, source); }
 
  private:
   bool run() {
     bool ran = false;
-    for (PollSource* source : sources_) ran |= source->run();
+    for (OverlaySource* source : sources_) ran |= source->run();
     return ran;
   }
   Poller& base_;
-  std::vector<PollSource*> sources_;
+  std::vector<OverlaySource*> sources_;
 };
 
 }  // namespace sotto::test

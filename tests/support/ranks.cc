@@ -86,7 +86,7 @@ std::string run_ranks(int size, const std::function<void(int rank)>& body, int64
   return run.first_failure;
 }
 
-struct Meeting::State {
+struct RankBarrier::State {
   std::mutex mutex;
   std::condition_variable changed;
   int size = 0;
@@ -96,14 +96,14 @@ struct Meeting::State {
   bool broken = false;
 };
 
-Meeting::Meeting(int size, int64_t timeout_ms) : state_(std::make_unique<State>()) {
+RankBarrier::RankBarrier(int size, int64_t timeout_ms) : state_(std::make_unique<State>()) {
   state_->size = size;
   state_->timeout_ms = timeout_ms;
 }
 
-Meeting::~Meeting() = default;
+RankBarrier::~RankBarrier() = default;
 
-void Meeting::wait() {
+void RankBarrier::wait() {
   State& s = *state_;
   std::unique_lock lock(s.mutex);
   const uint64_t round = s.round;
@@ -119,11 +119,11 @@ void Meeting::wait() {
   }
   if (s.round == round) {
     s.changed.notify_all();
-    throw RankError(fmt::format("meeting {}: only {} of {} ranks came", round, s.here, s.size));
+    throw RankError(fmt::format("barrier {}: only {} of {} ranks came", round, s.here, s.size));
   }
 }
 
-void Meeting::break_off() {
+void RankBarrier::break_off() {
   std::lock_guard lock(state_->mutex);
   state_->broken = true;
   state_->changed.notify_all();

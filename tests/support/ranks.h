@@ -39,11 +39,11 @@ void require(bool condition, std::string_view text);
                                     int64_t timeout_ms = kSanitized ? 300'000 : 100'000);
 
 // A barrier for the ranks of a run, any number of times. wait() throws when the time is over, or
-// when another rank of the meeting broke off.
-class Meeting {
+// when another rank of the barrier broke off.
+class RankBarrier {
  public:
-  explicit Meeting(int size, int64_t timeout_ms = kSanitized ? 300'000 : 100'000);
-  ~Meeting();
+  explicit RankBarrier(int size, int64_t timeout_ms = kSanitized ? 300'000 : 100'000);
+  ~RankBarrier();
   void wait();
   void break_off();
 

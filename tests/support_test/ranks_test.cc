@@ -49,29 +49,29 @@ TEST(RanksDeathTest, AHangEndsWithNames) {
               "still running after 5000 ms: ranks 2.*first failure: rank 0: the cause");
 }
 
-TEST(Meeting, MeetsAgainAndAgain) {
-  Meeting meeting(4);
+TEST(RankBarrier, HoldsAgainAndAgain) {
+  RankBarrier barrier(4);
   std::atomic<int> count{0};
   EXPECT_EQ(run_ranks(4,
                       [&](int) {
                         for (int round = 1; round <= 100; ++round) {
                           ++count;
-                          meeting.wait();
+                          barrier.wait();
                           require(count == 4 * round, "somebody went on too early");
-                          meeting.wait();
+                          barrier.wait();
                         }
                       }),
             "");
 }
 
-TEST(Meeting, EndsWithoutEverybody) {
-  Meeting meeting(2, 50);
-  EXPECT_THROW(meeting.wait(), RankError);
+TEST(RankBarrier, EndsWithoutEverybody) {
+  RankBarrier barrier(2, 50);
+  EXPECT_THROW(barrier.wait(), RankError);
 }
 
-TEST(Meeting, BreaksOff) {
-  Meeting meeting(2);
-  EXPECT_NE(run_ranks(2, [&](int rank) { rank == 0 ? meeting.wait() : meeting.break_off(); }), "");
+TEST(RankBarrier, BreaksOff) {
+  RankBarrier barrier(2);
+  EXPECT_NE(run_ranks(2, [&](int rank) { rank == 0 ? barrier.wait() : barrier.break_off(); }), "");
 }
 
 }  // namespace

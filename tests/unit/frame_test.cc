@@ -156,7 +156,7 @@ TEST(ControlPayload, TruncatedAndLongerOnesAreRefused) {
 }
 
 TEST(ControlPayload, ACountThatCannotBeIsRefusedBeforeMemoryIsTaken) {
-  wire::Writer out;
+  wire::ByteWriter out;
   out.number(uint64_t{1});
   out.number(uint32_t{0xffffffff});
   EXPECT_FALSE(wire::Gathered::decode(view(out.take())).ok());
@@ -172,7 +172,7 @@ TEST(ControlPayload, NamesOfHostsHaveALimit) {
   EXPECT_TRUE(read(longest, longest).ok());
   EXPECT_EQ(read(longer, "").code(), Code::kProtocol);
   EXPECT_EQ(read("", longer).code(), Code::kProtocol);
-  wire::Writer join;
+  wire::ByteWriter join;
   join.number(uint64_t{0});
   for (int i = 0; i < 3; ++i) join.number(uint32_t{1});
   join.text(longer);

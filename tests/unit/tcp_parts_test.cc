@@ -10,10 +10,10 @@
 #include <set>
 
 #include "core/base/log.h"
-#include "transports/tcp/lobby.h"
 #include "transports/tcp/op_table.h"
 #include "transports/tcp/rate_limiter.h"
 #include "transports/tcp/refusals.h"
+#include "transports/tcp/rendezvous_server.h"
 #include "transports/tcp/send_queue.h"
 #include "transports/tcp/send_window.h"
 #include "transports/tcp/socket_settings.h"
@@ -106,7 +106,7 @@ TEST(RefusalLog, ManyHostsFillNeitherMemoryNorLog) {
       << "ranks come first: " << refusals.summary();
 }
 
-TEST(RefusalLog, WhatAStrangerSaysIsOneLine) {
+TEST(RefusalLog, WhatAnUnknownPeerSendsIsOneLine) {
   const Lines log;
   RefusalLog refusals("here");
   refusals.add("size", true, "h:1", "host \"a\nsotto[1] error: all is lost\x1b[2J\"");

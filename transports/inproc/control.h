@@ -1,4 +1,4 @@
-// One rank's end of the control mesh, for ranks that are threads of one process.
+// One rank's end of the control plane, for ranks that are threads of one process.
 #pragma once
 
 #include <memory>
@@ -13,11 +13,11 @@
 
 namespace sotto::inproc {
 
-class InprocControl final : public ControlPlane, private PollSource {
+class InprocControl final : public ControlPlane, private MailboxSource {
  public:
   InprocControl(std::shared_ptr<Hub> hub, std::shared_ptr<Mailbox> mailbox, int32_t rank,
                 int32_t size);
-  // Without leave() before: the others learn that this rank is lost.
+  // Without leave() before, this rank is lost to the other ranks.
   ~InprocControl() override;
 
   int32_t rank() const override { return rank_; }
@@ -44,7 +44,7 @@ class InprocControl final : public ControlPlane, private PollSource {
   uint64_t round_ = 0;                           // of the next set-up exchange
   mutable std::optional<FailureCause> failure_;  // this rank's copy of the hub's
   ControlListener* listener_ = nullptr;
-  bool told_ = false;  // the listener knows
+  bool told_ = false;  // the listener was called
   bool left_ = false;
   bool has_transport_ = false;
 };

@@ -60,7 +60,7 @@ Status Hub::arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox)
     wrong = invalid_argument("rendezvous: two callers came as rank {} of {}", rank, size);
   }
   if (!wrong.ok()) {
-    if (!complete) refused_ = wrong;  // a complete group does not suffer from a latecomer
+    if (!complete) refused_ = wrong;  // a late rank does not fail a complete group
     wake_all();
     return wrong;
   }
@@ -80,7 +80,7 @@ void Hub::refuse(const Status& status) {
   wake_all();
 }
 
-bool Hub::met() const {
+bool Hub::all_here() const {
   std::lock_guard lock(mutex_);
   return !inboxes_.empty();
 }
@@ -95,7 +95,7 @@ Status Hub::conclude(int32_t rank) {
   if (!inboxes_.empty()) return ok_status();
   if (refused_.ok()) {
     std::vector<bool> here;
-    for (const Member& m : members_) here.push_back(m.here);
+    for (const HubMember& m : members_) here.push_back(m.here);
     refused_ = error(Code::kTimeout,
                      "rendezvous: {} of {} did not come before the deadline of rank {} passed",
                      missing(here), size_, rank);
@@ -106,49 +106,49 @@ Status Hub::conclude(int32_t rank) {
 
 void Hub::contribute(uint64_t round, std::string_view what, int32_t rank, std::string_view blob) {
   std::lock_guard lock(mutex_);
-  Gather& g = gather(round);
-  if (g.first_rank < 0) {
-    g.what = what;
-    g.first_rank = rank;
+  SetupExchange& e = exchange(round);
+  if (e.first_rank < 0) {
+    e.what = what;
+    e.first_rank = rank;
   }
-  if (!g.failure.ok()) return;
-  if (g.what != what) {
-    g.failure =
+  if (!e.failure.ok()) return;
+  if (e.what != what) {
+    e.failure =
         error(Code::kProtocol, "set-up exchange {}: rank {} is at \"{}\", rank {} at \"{}\"", round,
-              g.first_rank, g.what, rank, what);
+              e.first_rank, e.what, rank, what);
   } else if (blob.size() > kBlobBytes) {
-    g.failure = invalid_argument("{}: rank {} gives {} bytes, at most {} are allowed", what, rank,
+    e.failure = invalid_argument("{}: rank {} gives {} bytes, at most {} are allowed", what, rank,
                                  blob.size(), kBlobBytes);
   } else {
-    g.blobs[static_cast<size_t>(rank)] = blob;
-    g.here[static_cast<size_t>(rank)] = true;
-    ++g.count;
+    e.blobs[static_cast<size_t>(rank)] = blob;
+    e.here[static_cast<size_t>(rank)] = true;
+    ++e.count;
   }
-  if (!g.failure.ok() || g.count == g.blobs.size()) wake_all();
+  if (!e.failure.ok() || e.count == e.blobs.size()) wake_all();
 }
 
 bool Hub::gathered(uint64_t round) const {
   std::lock_guard lock(mutex_);
-  const Gather& g = gathers_.at(round);
-  return g.count == g.blobs.size() || !g.failure.ok() || cause_.has_value();
+  const SetupExchange& e = exchanges_.at(round);
+  return e.count == e.blobs.size() || !e.failure.ok() || cause_.has_value();
 }
 
 Result<std::vector<std::string>> Hub::collect(uint64_t round, int32_t rank) {
   std::lock_guard lock(mutex_);
-  Gather& g = gather(round);
-  if (g.count < g.blobs.size() && g.failure.ok()) {
+  SetupExchange& e = exchange(round);
+  if (e.count < e.blobs.size() && e.failure.ok()) {
     if (cause_) {
-      g.failure = error(cause_->code, "{}: the group has failed: {}", g.what, cause_->text);
+      e.failure = error(cause_->code, "{}: the group has failed: {}", e.what, cause_->text);
     } else {
-      g.failure =
+      e.failure =
           error(Code::kTimeout, "{}: {} of {} did not come before the deadline of rank {} passed",
-                g.what, missing(g.here), size_, rank);
+                e.what, missing(e.here), size_, rank);
     }
     wake_all();
   }
   Result<std::vector<std::string>> result =
-      g.failure.ok() ? Result(g.blobs) : Result<std::vector<std::string>>(g.failure);
-  if (++g.readers == g.blobs.size()) gathers_.erase(round);
+      e.failure.ok() ? Result(e.blobs) : Result<std::vector<std::string>>(e.failure);
+  if (++e.readers == e.blobs.size()) exchanges_.erase(round);
   return result;
 }
 
@@ -167,10 +167,10 @@ std::optional<FailureCause> Hub::cause() const {
 
 void Hub::leave(int32_t rank) {
   std::lock_guard lock(mutex_);
-  Member& m = members_[static_cast<size_t>(rank)];
+  HubMember& m = members_[static_cast<size_t>(rank)];
   m.left = true;
   m.mailbox.reset();
-  fail_gathers_without(rank, error(Code::kPeerLost, "rank {} has left the group", rank));
+  fail_exchanges_without(rank, error(Code::kPeerLost, "rank {} has left the group", rank));
   wake_all();
 }
 
@@ -182,7 +182,7 @@ void Hub::lost(int32_t rank) {
 }
 
 void Hub::wake_all() {
-  for (const Member& m : members_) {
+  for (const HubMember& m : members_) {
     if (m.mailbox) m.mailbox->wake();
   }
 }
@@ -197,23 +197,23 @@ std::string Hub::missing(const std::vector<bool>& here) const {
   return fmt::format("{} {}", n == 1 ? "rank" : "ranks", list);
 }
 
-Hub::Gather& Hub::gather(uint64_t round) {
-  const auto [it, is_new] = gathers_.try_emplace(round);
-  Gather& g = it->second;
+Hub::SetupExchange& Hub::exchange(uint64_t round) {
+  const auto [it, is_new] = exchanges_.try_emplace(round);
+  SetupExchange& e = it->second;
   if (is_new) {
-    g.blobs.resize(members_.size());
-    g.here.resize(members_.size());
+    e.blobs.resize(members_.size());
+    e.here.resize(members_.size());
     for (size_t i = 0; i < members_.size(); ++i) {
-      if (members_[i].left) g.failure = error(Code::kPeerLost, "rank {} has left the group", i);
+      if (members_[i].left) e.failure = error(Code::kPeerLost, "rank {} has left the group", i);
     }
   }
-  return g;
+  return e;
 }
 
-void Hub::fail_gathers_without(int32_t rank, const Status& status) {
-  for (auto& [round, g] : gathers_) {
-    if (!g.here[static_cast<size_t>(rank)] && g.failure.ok())
-      g.failure = status.with_prefix(g.what);
+void Hub::fail_exchanges_without(int32_t rank, const Status& status) {
+  for (auto& [round, e] : exchanges_) {
+    if (!e.here[static_cast<size_t>(rank)] && e.failure.ok())
+      e.failure = status.with_prefix(e.what);
   }
 }
 

@@ -1,7 +1,7 @@
-// What the ranks of one root comm share when they are threads of one process: the meeting, the
-// set-up exchange, the first cause of failure and the inboxes.
+// The state that ranks of one root comm share as threads of one process: the rendezvous, set-up
+// exchanges, the first cause of failure and the inboxes.
 //
-// Threads: any; every member locks for itself and wakes the ranks concerned.
+// Threads: any; every function locks and wakes the ranks concerned.
 #pragma once
 
 #include <atomic>
@@ -21,7 +21,7 @@ namespace sotto::inproc {
 
 class Hub {
  public:
-  // A new hub, found by its token in this process as long as somebody holds it.
+  // A new hub. Within this process `find` has it by its token while a reference is held.
   static std::shared_ptr<Hub> make();
   // Null if there is none.
   static std::shared_ptr<Hub> find(uint64_t token);
@@ -31,41 +31,41 @@ class Hub {
 
   uint64_t token() const { return token_; }
 
-  // The meeting. What one rank does wrong ends it for all of them, until it is complete.
+  // The rendezvous. Until it is complete an error of one rank ends it for all.
   Status arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox);
   void refuse(const Status& status);
-  bool met() const;      // everybody is here
-  bool settled() const;  // or somebody gave up
-  // OK if everybody is here; otherwise the reason why not. If nothing has been decided yet the
-  // caller's deadline has passed: decides for everybody, naming who is missing.
+  bool all_here() const;
+  bool settled() const;  // all ranks are here, or the rendezvous has failed
+  // OK if all ranks are here, else the cause. To be called when it is settled or the deadline of
+  // this rank has passed, which fails the rendezvous for all and names the missing ranks.
   Status conclude(int32_t rank);
 
-  // The set-up exchange number `round`. Complete or failed for everybody alike.
+  // The set-up exchange number `round`: complete for all ranks, or failed for all.
   void contribute(uint64_t round, std::string_view what, int32_t rank, std::string_view blob);
   bool gathered(uint64_t round) const;
-  // The blobs; as conclude, ends the exchange if nothing is decided.
+  // The blobs. As conclude: fails an exchange that is not settled.
   Result<std::vector<std::string>> collect(uint64_t round, int32_t rank);
 
   // The first cause counts.
   void fail(const FailureCause& cause);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::optional<FailureCause> cause() const;
-  // Out of the group, in order or not.
+  // The end of a rank, in order (leave) or not (lost).
   void leave(int32_t rank);
   void lost(int32_t rank);
 
-  // Once everybody is here.
+  // Once all ranks are here.
   Inbox& inbox(int32_t rank) { return *inboxes_[static_cast<size_t>(rank)]; }
-  // Changes whenever an inbox has been closed.
+  // Number of inboxes that were closed.
   std::atomic<uint32_t> closings{0};
 
  private:
-  struct Member {
+  struct HubMember {
     std::shared_ptr<Mailbox> mailbox;
     bool here = false;
     bool left = false;
   };
-  struct Gather {
+  struct SetupExchange {
     std::string what;
     int32_t first_rank = -1;
     std::vector<std::string> blobs;
@@ -77,17 +77,17 @@ class Hub {
   explicit Hub(uint64_t token) : token_(token) {}
   void wake_all();  // with mutex_ held
   std::string missing(const std::vector<bool>& here) const;
-  Gather& gather(uint64_t round);
-  void fail_gathers_without(int32_t rank, const Status& status);
+  SetupExchange& exchange(uint64_t round);
+  void fail_exchanges_without(int32_t rank, const Status& status);
 
   const uint64_t token_;
   mutable std::mutex mutex_;
-  int32_t size_ = 0;  // as the first rank said
+  int32_t size_ = 0;  // of the first rank that came
   int32_t size_said_by_ = -1;
   size_t arrived_ = 0;
-  std::vector<Member> members_;
+  std::vector<HubMember> members_;
   Status refused_;
-  std::map<uint64_t, Gather> gathers_;
+  std::map<uint64_t, SetupExchange> exchanges_;
   std::optional<FailureCause> cause_;
   std::atomic<bool> failed_{false};
   std::vector<std::unique_ptr<Inbox>> inboxes_;

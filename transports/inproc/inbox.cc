@@ -17,19 +17,19 @@ uint64_t hash_of(const Transfer& t, int32_t source) {
 
 }  // namespace
 
-void TransferList::push(Transfer* t) {
+void TransferQueue::push(Transfer* t) {
   t->next = nullptr;
   (head_ == nullptr ? head_ : tail_->next) = t;
   tail_ = t;
 }
 
-Transfer* TransferList::pop() {
+Transfer* TransferQueue::pop() {
   Transfer* t = head_;
   if (t != nullptr) head_ = t->next;
   return t;
 }
 
-Transfer* TransferList::take_all() {
+Transfer* TransferQueue::take_all() {
   Transfer* all = head_;
   head_ = tail_ = nullptr;
   return all;
@@ -78,13 +78,13 @@ void TransferTable::grow() {
   }
 }
 
-OpEntry* OpTable::find(const OpKey& key) const {
+OpEntry* OpEntryTable::find(const OpKey& key) const {
   OpEntry* entry = buckets_[hash_of(key) % kBuckets];
   while (entry != nullptr && !(entry->key == key)) entry = entry->next;
   return entry;
 }
 
-OpEntry& OpTable::get(const OpKey& key) {
+OpEntry& OpEntryTable::get(const OpKey& key) {
   if (OpEntry* entry = find(key)) return *entry;
   if (free_.empty()) {
     all_.push_back(std::make_unique<OpEntry>());
@@ -101,7 +101,7 @@ OpEntry& OpTable::get(const OpKey& key) {
   return *entry;
 }
 
-void OpTable::drop_if_idle(OpEntry& entry) {
+void OpEntryTable::drop_if_idle(OpEntry& entry) {
   if (entry.posted || entry.heard_from >= 0 || entry.waiting_sends != 0) return;
   OpEntry** link = &buckets_[hash_of(entry.key) % kBuckets];
   while (*link != &entry) link = &(*link)->next;

@@ -1,9 +1,9 @@
-// Where the messages to one rank meet their receives.
+// Matching of the messages to one rank with its receives.
 //
-// A send is published in the inbox of its destination: nothing is copied until the receive is
-// there. Whoever comes second finds the partner; the copy itself is always made by the
-// destination's driving thread, straight from the sender's memory to the receiver's and without
-// holding a lock, so copies of different destinations run side by side.
+// A send is published in the inbox of its destination, without a copy. The later one of a send and
+// its receive finds the other. The copy is always made by the destination's driving thread,
+// straight from the sender's memory to the receiver's, and without a lock. So copies to different
+// destinations run in parallel.
 //
 // Transfers are linked intrusively (Transfer::next); scratch words:
 //   send: [0] source rank  [2] 1: the sizes differ  [3] bytes of the receive
@@ -27,7 +27,7 @@ inline Transfer* send_of(const Transfer& recv) {
 }
 
 // First in, first out, linked by Transfer::next.
-class TransferList {
+class TransferQueue {
  public:
   bool empty() const { return head_ == nullptr; }
   void push(Transfer* t);
@@ -54,8 +54,8 @@ class TransferTable {
  public:
   TransferTable() : buckets_(kFirstBuckets) {}
   void insert(Transfer* t, int32_t source);
-  // Removes and returns an unmatched transfer of the other direction with the key of `t`, or null.
-  // One whose signature differs stays.
+  // Removes an unmatched transfer of the other direction with the key of `t`; null: none. One whose
+  // signature differs stays.
   Transfer* match(const Transfer& t, int32_t source);
   template <class F>
   void remove_if(F drop) {
@@ -81,25 +81,25 @@ class TransferTable {
   size_t count_ = 0;
 };
 
-// What is known about one operation at one rank.
+// The state of one operation at one rank.
 struct OpEntry {
   OpKey key;
   OpEntry* next = nullptr;
   bool posted = false;      // by the owner of the inbox
   OpSignature signature;    // if posted
-  int32_t heard_from = -1;  // a peer whose message or READY came first
+  int32_t heard_from = -1;  // peer whose message or READY came first
   OpSignature heard;
   uint32_t waiting_sends = 0;        // in the table
   std::vector<uint32_t> open_recvs;  // per source, not completed
 };
 
 // Entries by key; entries are reused.
-class OpTable {
+class OpEntryTable {
  public:
-  explicit OpTable(size_t ranks) : ranks_(ranks), buckets_(kBuckets) {}
+  explicit OpEntryTable(size_t ranks) : ranks_(ranks), buckets_(kBuckets) {}
   OpEntry* find(const OpKey& key) const;
   OpEntry& get(const OpKey& key);
-  // Gives the entry back if nothing is known any more.
+  // Frees an entry without any state.
   void drop_if_idle(OpEntry& entry);
 
  private:
@@ -116,23 +116,23 @@ struct Inbox {
   const int32_t owner;
   std::mutex mutex;  // guards everything down to `closed_as`
   std::condition_variable copy_done;
-  OpTable ops;
+  OpEntryTable ops;
   TransferTable waiting;
-  TransferList ready;                 // receives with their send, to be copied by the owner
-  const Transfer* copying = nullptr;  // the send that the owner reads right now
+  TransferQueue ready;                // receives with their send, to be copied by the owner
+  const Transfer* copying = nullptr;  // send that the owner is reading
   int32_t failed_peer = -1;
-  std::optional<Status> failure;  // to be reported by the owner
-  uint32_t closed_as = 0;         // which of the hub's closings this was; 0: not closed
+  std::optional<Status> failure;  // for the owner to report
+  uint32_t closed_as = 0;         // number of this closing in Hub::closings; 0: not closed
 
-  std::mutex done_mutex;  // taken inside any inbox's mutex
-  TransferList done;      // sends of the owner that their receivers have finished
+  std::mutex done_mutex;  // innermost: locked inside any inbox's mutex
+  TransferQueue done;     // sends of the owner that receivers have copied
 
-  std::shared_ptr<Mailbox> mailbox;  // of the owner; set before the ranks meet in connect
+  std::shared_ptr<Mailbox> mailbox;  // of the owner; set before the barrier in connect
 
-  // With `mutex` held. Compares what `from` calls the operation with what is known; remembers it if
-  // nothing is.
+  // With `mutex` held. Compares the signature from `from` with the known one, or keeps it if there
+  // is none.
   Status check_signature(const OpPosting& op, int32_t from);
-  // With `mutex` held. The owner hears it in its next poll; the first one counts.
+  // With `mutex` held. The first failure counts; the owner reports it in its next poll.
   void report(int32_t peer, const Status& status);
 };
 

@@ -13,18 +13,17 @@ namespace sotto {
 namespace inproc {
 namespace {
 
-// Unused ids whose hubs are kept alive; beyond that the oldest that is of no use any more is
-// forgotten.
+// Unused ids whose hubs are kept alive. Beyond that the oldest settled one is forgotten.
 constexpr size_t kKeptHubs = 64;
 
-// What every rank gives to the caller's exchange. Same process, so native layout.
-struct Card {
+// A rank's record in the caller's exchange. Within one process, so in native layout.
+struct MemberRecord {
   uint64_t process_token;
   uint64_t hub_token;  // of rank 0
   int32_t rank;
   int32_t size;
 };
-static_assert(sizeof(Card) == 24);
+static_assert(sizeof(MemberRecord) == 24);
 
 class InprocBackend final : public Backend {
  public:
@@ -46,7 +45,7 @@ class InprocBackend final : public Backend {
   Result<std::shared_ptr<Hub>> hub_by_exchange(const JoinRequest& request);
 
   const std::shared_ptr<Mailbox> mailbox_;
-  std::vector<std::shared_ptr<Hub>> made_;  // so that an id works until the others have come
+  std::vector<std::shared_ptr<Hub>> made_;  // keeps ids valid until all ranks have joined
 };
 
 Status check_place(const JoinRequest& request) {
@@ -60,7 +59,7 @@ Status check_place(const JoinRequest& request) {
 }
 
 Result<UniqueId> InprocBackend::make_unique_id() {
-  std::erase_if(made_, [](const auto& hub) { return hub->met(); });
+  std::erase_if(made_, [](const auto& hub) { return hub->all_here(); });
   if (made_.size() >= kKeptHubs) {
     const auto stale =
         std::find_if(made_.begin(), made_.end(), [](const auto& hub) { return hub->settled(); });
@@ -103,29 +102,29 @@ Result<std::shared_ptr<Hub>> InprocBackend::hub_by_id(const UniqueId& id) const 
 Result<std::shared_ptr<Hub>> InprocBackend::hub_by_exchange(const JoinRequest& request) {
   SOTTO_TRY(check_place(request));
   std::shared_ptr<Hub> mine = request.rank == 0 ? Hub::make() : nullptr;
-  const Card card{process_token(), mine ? mine->token() : 0, request.rank, request.size};
-  std::vector<Card> cards(static_cast<size_t>(request.size));
-  SOTTO_TRY(request.exchange(&card, sizeof card, cards.data())
+  const MemberRecord record{process_token(), mine ? mine->token() : 0, request.rank, request.size};
+  std::vector<MemberRecord> records(static_cast<size_t>(request.size));
+  SOTTO_TRY(request.exchange(&record, sizeof record, records.data())
                 .with_prefix("rendezvous: the caller's exchange"));
   for (int32_t i = 0; i < request.size; ++i) {
-    const Card& c = cards[static_cast<size_t>(i)];
-    if (c.process_token != card.process_token) {
+    const MemberRecord& r = records[static_cast<size_t>(i)];
+    if (r.process_token != record.process_token) {
       return unsupported(
           "inproc: rank {} is in another process than rank {}; this transport joins threads of one "
           "process",
           i, request.rank);
     }
-    if (c.rank != i || c.size != request.size) {
+    if (r.rank != i || r.size != request.size) {
       return invalid_argument(
-          "rendezvous: the caller's exchange gave rank {} of {} at place {} of {}", c.rank, c.size,
+          "rendezvous: the caller's exchange gave rank {} of {} at place {} of {}", r.rank, r.size,
           i, request.size);
     }
   }
   if (mine) {
-    made_.push_back(mine);  // the others look for it, perhaps after rank 0 has given up
+    made_.push_back(mine);  // for the other ranks, also after rank 0 has given up
     return mine;
   }
-  auto hub = Hub::find(cards[0].hub_token);
+  auto hub = Hub::find(records[0].hub_token);
   if (!hub) return error(Code::kPeerLost, "rendezvous: rank 0 is gone");
   return hub;
 }
@@ -153,7 +152,7 @@ Result<std::unique_ptr<ControlPlane>> InprocBackend::join(const JoinRequest& req
   SOTTO_TRY(hub->arrive(request.rank, request.size, mailbox_));
   driver.run_until([&] { return hub->settled(); }, request.deadline);
   SOTTO_TRY(hub->conclude(request.rank));
-  std::erase_if(made_, [](const auto& made) { return made->met(); });
+  std::erase_if(made_, [](const auto& made) { return made->all_here(); });
   return std::unique_ptr<ControlPlane>(
       std::make_unique<InprocControl>(hub, mailbox_, request.rank, request.size));
 }
@@ -166,9 +165,9 @@ Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control,
   if (!mine->take_transport()) return invalid_state("inproc: the group is connected already");
   auto transport =
       std::make_unique<InprocTransport>(mine->hub(), mailbox_, mine->rank(), mine->size(), sink);
-  // Nobody sends before every inbox has its owner.
-  auto met = mine->all_gather("connecting the inproc transport", "", driver, deadline);
-  if (!met.ok()) return met.status();
+  // A barrier: every inbox has its owner before the first send.
+  auto connected = mine->all_gather("connecting the inproc transport", "", driver, deadline);
+  if (!connected.ok()) return connected.status();
   return std::unique_ptr<Transport>(std::move(transport));
 }
 

@@ -76,12 +76,12 @@ Status InprocTransport::post_op(const OpPosting& op) {
   return ok_status();
 }
 
-// Nobody waits for READY here; it only shows a peer early that the two ranks do not do the same.
+// No sender waits for READY here. It shows the peer a mismatch early.
 void InprocTransport::ready(int32_t peer, const OpPosting& op, uint32_t, uint64_t) {
   {
     std::lock_guard lock(inbox_.mutex);
-    // If the peer has sent everything it may have retired the operation, and would keep the note
-    // for ever.
+    // A peer that has sent all its messages may have retired the operation. It would then keep the
+    // entry without end.
     const OpEntry* entry = inbox_.ops.find(op.key);
     if (entry == nullptr || entry->open_recvs[static_cast<size_t>(peer)] == 0) return;
   }
@@ -193,7 +193,7 @@ void InprocTransport::copy(Transfer& recv, Transfer& send) {
   sink_.on_transfer(recv, fits ? ok_status() : size_error(recv, rank_, sent, recv.bytes));
 }
 
-// Both ranks hear it, each in its own poll.
+// Reported to both ranks, each in its own poll.
 void InprocTransport::mismatch(int32_t peer, const Status& status) {
   for (const auto& [inbox, other] :
        {std::pair{&inbox_, peer}, std::pair{&hub_->inbox(peer), rank_}}) {

@@ -1,8 +1,7 @@
-// Messages between ranks that are threads of one process: by key, one copy, no bytes besides the
-// data.
+// Messages between ranks that are threads of one process: by key, with one copy and no other bytes.
 //
-// There are no frames, so header_bytes is 0 and READY costs nothing; metadata messages count as
-// header bytes as everywhere.
+// Without frames header_bytes is 0 and READY costs nothing. Metadata messages count as header
+// bytes, as on every transport.
 #pragma once
 
 #include <atomic>
@@ -17,11 +16,11 @@
 
 namespace sotto::inproc {
 
-class InprocTransport final : public Transport, private PollSource {
+class InprocTransport final : public Transport, private MailboxSource {
  public:
   InprocTransport(std::shared_ptr<Hub> hub, std::shared_ptr<Mailbox> mailbox, int32_t rank,
                   int32_t size, TransferSink& sink);
-  // Takes back every transfer; peers that wait for one are told.
+  // Takes back all transfers. For peers that wait for one this rank is lost.
   ~InprocTransport() override;
 
   const TransportCaps& caps() const override;
@@ -59,7 +58,7 @@ class InprocTransport final : public Transport, private PollSource {
   TransferSink& sink_;
   Inbox& inbox_;
   std::vector<uint64_t> open_;  // per peer: transfers handed over and not completed; driving thread
-  std::vector<bool> told_closed_;  // per peer
+  std::vector<bool> told_closed_;  // per peer: its end was reported
   uint32_t seen_closings_ = 0;
   bool closed_ = false;
 

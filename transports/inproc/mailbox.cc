@@ -35,9 +35,8 @@ bool Mailbox::poll(int64_t wait_us) {
 }
 
 void Mailbox::wake() {
-  // Whoever clears pending_ looks at the sources afterwards, so a wake that finds it set has
-  // nothing to add. An exchange and not a load: it orders this thread's work before the poller's
-  // look.
+  // The poller clears pending_ before it looks at the sources, so a wake that finds it set has
+  // nothing to do. The exchange, unlike a load, orders this thread's work before that look.
   if (pending_.exchange(true, std::memory_order_acq_rel)) return;
   pthread_mutex_lock(&mutex_);  // the poller is either before its check or inside the wait
   pthread_cond_signal(&condition_);
@@ -53,19 +52,19 @@ void Mailbox::forward_wakes(Poller* other) {
   forwards_.store(other != nullptr, std::memory_order_release);
 }
 
-void Mailbox::add(PollSource* source) {
+void Mailbox::add(MailboxSource* source) {
   sources_.push_back(source);
   wake();  // it may have work that came before it was added
 }
 
-void Mailbox::remove(PollSource* source) {
+void Mailbox::remove(MailboxSource* source) {
   sources_.erase(std::remove(sources_.begin(), sources_.end(), source), sources_.end());
 }
 
 bool Mailbox::run_sources() {
   if (!pending_.exchange(false, std::memory_order_acq_rel)) return false;
   bool ran = false;
-  for (PollSource* source : sources_) ran |= source->run();
+  for (MailboxSource* source : sources_) ran |= source->run();
   return ran;
 }
 

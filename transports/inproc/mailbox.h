@@ -1,5 +1,5 @@
-// The poller of a context whose ranks are threads: other threads leave work with a source and wake
-// its owner.
+// The poller of a context whose ranks are threads: other threads give work to a source and wake its
+// owner.
 #pragma once
 
 #include <pthread.h>
@@ -12,14 +12,14 @@
 
 namespace sotto::inproc {
 
-// Has work that is done inside poll.
-class PollSource {
+// A source of work that is done inside poll.
+class MailboxSource {
  public:
   // True if anything was done.
   virtual bool run() = 0;
 
  protected:
-  ~PollSource() = default;
+  ~MailboxSource() = default;
 };
 
 class Mailbox final : public Poller {
@@ -35,8 +35,8 @@ class Mailbox final : public Poller {
   void forward_wakes(Poller* other) override;
 
   // Driving thread, not from inside poll.
-  void add(PollSource* source);
-  void remove(PollSource* source);
+  void add(MailboxSource* source);
+  void remove(MailboxSource* source);
 
  private:
   bool run_sources();
@@ -48,9 +48,9 @@ class Mailbox final : public Poller {
   pthread_cond_t condition_;
   std::atomic<bool> pending_{false};
   std::atomic<bool> forwards_{false};
-  std::mutex forward_mutex_;  // held while the other poller is woken: it may go away afterwards
+  std::mutex forward_mutex_;  // held while the other poller is woken, which may end afterwards
   Poller* forward_ = nullptr;
-  std::vector<PollSource*> sources_;
+  std::vector<MailboxSource*> sources_;
 };
 
 }  // namespace sotto::inproc

@@ -1,5 +1,5 @@
-// NCCL as it is found at run time: a table of the functions that the transport calls. Never linked,
-// so that the library opens on machines without NCCL.
+// NCCL at run time: a table of the functions that the transport calls. Never linked, so that the
+// library opens on machines without NCCL.
 #pragma once
 
 #include <nccl.h>
@@ -32,9 +32,9 @@ struct Api {
   Status status(ncclResult_t result, const char* call, ncclComm_t comm) const;
 };
 
-// The library at `path`; if that is empty, the one that the process has loaded already (a
+// Opens the library at `path`. With an empty path: the one that the process has loaded (a
 // framework's), else libnccl.so.2 where the system finds it. It stays loaded. UNSUPPORTED: there is
-// none, it is older than 2.18, or it lacks a function, with the names.
+// none, or it is older than 2.18 or lacks functions, whose names the text has.
 Result<std::shared_ptr<const Api>> load(const std::string& path);
 
 // "2.28.9"

@@ -14,9 +14,9 @@ constexpr char kInit[] = "ncclCommInitRankConfig";
 constexpr char kFinalize[] = "ncclCommFinalize";
 constexpr int64_t kAskUs = 1000;
 
-// What every rank tells the others before a communicator is made.
-struct Card {
-  uint32_t code = 0;  // 0, or why this rank cannot
+// A rank's part in making a communicator, as all ranks have it.
+struct InitRecord {
+  uint32_t code = 0;  // 0: ready; else why this rank cannot
   int32_t version = 0;
   int32_t device = -1;
   uint32_t adopts = 0;
@@ -29,11 +29,11 @@ Status new_id(const Api& api, ncclUniqueId* id) {
   return api.status(api.GetUniqueId(id), "ncclGetUniqueId", nullptr);
 }
 
-// ready: whether this rank can.
-std::string blob_of(Card card, const Status& ready) {
-  card.code = static_cast<uint32_t>(ready.code());
-  if (!ready.ok()) ready.text().copy(card.text, sizeof card.text - 1);
-  return std::string(reinterpret_cast<const char*>(&card), sizeof card);
+// ready: OK, or why this rank cannot.
+std::string blob_of(InitRecord record, const Status& ready) {
+  record.code = static_cast<uint32_t>(ready.code());
+  if (!ready.ok()) ready.text().copy(record.text, sizeof record.text - 1);
+  return std::string(reinterpret_cast<const char*>(&record), sizeof record);
 }
 
 // The structure of version 2.18, which every later one takes: nothing behind it is used.
@@ -49,34 +49,34 @@ ncclConfig_t config_218() {
   return config;
 }
 
-Status understand(const std::vector<std::string>& blobs, std::vector<Card>* cards) {
+Status understand(const std::vector<std::string>& blobs, std::vector<InitRecord>* records) {
   for (size_t r = 0; r < blobs.size(); ++r) {
-    if (blobs[r].size() != sizeof(Card))
+    if (blobs[r].size() != sizeof(InitRecord))
       return error(Code::kProtocol, "rank {} has sent {} bytes to set up NCCL, {} expected", r,
-                   blobs[r].size(), sizeof(Card));
-    Card& card = cards->emplace_back();
-    std::memcpy(&card, blobs[r].data(), sizeof(Card));
-    card.text[sizeof card.text - 1] = 0;  // another rank's bytes may have no end
+                   blobs[r].size(), sizeof(InitRecord));
+    InitRecord& record = records->emplace_back();
+    std::memcpy(&record, blobs[r].data(), sizeof(InitRecord));
+    record.text[sizeof record.text - 1] = 0;  // another rank's bytes may have no end
   }
-  for (size_t r = 0; r < cards->size(); ++r) {
-    const Card& card = (*cards)[r];
-    if (card.code != 0)
-      return Status(static_cast<Code>(card.code), fmt::format("rank {}: {}", r, card.text));
+  for (size_t r = 0; r < records->size(); ++r) {
+    const InitRecord& record = (*records)[r];
+    if (record.code != 0)
+      return Status(static_cast<Code>(record.code), fmt::format("rank {}: {}", r, record.text));
   }
-  const Card& first = cards->front();
-  for (size_t r = 0; r < cards->size(); ++r) {
-    const Card& card = (*cards)[r];
-    if (card.version != first.version) {
+  const InitRecord& first = records->front();
+  for (size_t r = 0; r < records->size(); ++r) {
+    const InitRecord& record = (*records)[r];
+    if (record.version != first.version) {
       return unsupported("rank {} has NCCL {}, rank 0 NCCL {}; all ranks need the same", r,
-                         version_text(card.version), version_text(first.version));
+                         version_text(record.version), version_text(first.version));
     }
-    if (card.native != first.native) {
+    if (record.native != first.native) {
       return invalid_argument("SOTTO_NCCL_NATIVE of rank {} is not that of rank 0", r);
     }
-    if (card.adopts != first.adopts) {
+    if (record.adopts != first.adopts) {
       return invalid_argument(
           "rank {} gives a communicator of its own and rank {} does not; all ranks do, or none",
-          card.adopts != 0 ? r : 0, card.adopts != 0 ? 0 : r);
+          record.adopts != 0 ? r : 0, record.adopts != 0 ? 0 : r);
     }
   }
   return ok_status();
@@ -87,7 +87,7 @@ Status understand(const std::vector<std::string>& blobs, std::vector<Card>* card
 Result<std::unique_ptr<Communicator>> Communicator::make(const NcclOptions& options,
                                                          ncclComm_t adopted, ControlPlane& control,
                                                          Driver& driver, Deadline deadline) {
-  Card mine;
+  InitRecord mine;
   mine.adopts = adopted != nullptr ? 1 : 0;
   mine.native = options.native;
   std::unique_ptr<Communicator> made;
@@ -103,15 +103,15 @@ Result<std::unique_ptr<Communicator>> Communicator::make(const NcclOptions& opti
   if (made != nullptr) mine.device = made->device_;
   SOTTO_ASSIGN(const std::vector<std::string> blobs,
                control.all_gather("setting up NCCL", blob_of(mine, ready), driver, deadline));
-  std::vector<Card> cards;
-  SOTTO_TRY(understand(blobs, &cards));
+  std::vector<InitRecord> records;
+  SOTTO_TRY(understand(blobs, &records));
   if (adopted != nullptr) return made;
-  SOTTO_TRY(made->init(cards[0].id, control, driver, deadline));
+  SOTTO_TRY(made->init(records[0].id, control, driver, deadline));
   return made;
 }
 
 std::string Communicator::invite(bool first) const {
-  Card mine;
+  InitRecord mine;
   mine.version = api_->version;
   mine.device = device_;
   const OnDevice on(device_);
@@ -121,12 +121,12 @@ std::string Communicator::invite(bool first) const {
 Result<std::unique_ptr<Communicator>> Communicator::join(
     int32_t rank, const std::vector<std::string>& invitations, const ControlPlane& control,
     Driver& driver, Deadline deadline) const {
-  std::vector<Card> cards;
-  SOTTO_TRY(understand(invitations, &cards));
+  std::vector<InitRecord> records;
+  SOTTO_TRY(understand(invitations, &records));
   std::unique_ptr<Communicator> made(
-      new Communicator(api_, false, rank, static_cast<int32_t>(cards.size())));
+      new Communicator(api_, false, rank, static_cast<int32_t>(records.size())));
   made->device_ = device_;
-  SOTTO_TRY(made->init(cards[0].id, control, driver, deadline));
+  SOTTO_TRY(made->init(records[0].id, control, driver, deadline));
   return made;
 }
 
@@ -158,7 +158,7 @@ Status Communicator::init(const ncclUniqueId& id, const ControlPlane& control, D
     now = state(kInit);
     return now.code() != Code::kInProgress || control.failure().has_value();
   };
-  // NCCL tells nobody when it is done, so it is asked every millisecond.
+  // NCCL does not signal the end, so its state is polled every millisecond.
   while (!done() && !deadline.passed(driver.clock()))
     driver.run_until(done, Deadline::in_us(driver.clock(), kAskUs));
   if (control.failure().has_value()) now = Status(control.failure()->code, control.failure()->text);

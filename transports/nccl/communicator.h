@@ -1,5 +1,5 @@
-// An ncclComm_t: made from the ranks' rendezvous or the caller's own, or between some of the ranks;
-// non-blocking, with deadlines.
+// An ncclComm_t: of all ranks, made here or lent by the caller, or of some ranks. Non-blocking,
+// with deadlines.
 //
 // Threads: the driving thread.
 #pragma once
@@ -19,22 +19,22 @@ namespace sotto::nccl {
 
 class Communicator {
  public:
-  // Collective over the control plane; the same on all ranks. `adopted`: this rank's communicator,
-  // made by the caller, with the control plane's ranks; null: one is made, on the device that is
-  // current on this thread. All ranks fail if one does, with its reason.
+  // Collective over the control plane. `adopted`: this rank's communicator, lent by the caller,
+  // with the ranks of the control plane. Null: makes one, on the current device of this thread. If
+  // one rank fails all do, with its reason.
   static Result<std::unique_ptr<Communicator>> make(const NcclOptions& options, ncclComm_t adopted,
                                                     ControlPlane& control, Driver& driver,
                                                     Deadline deadline);
-  // What the ranks of another one are to know of this rank (`first`: the first of them), which may
-  // be why it cannot be made.
+  // This rank's record for the ranks of another communicator (`first`: the first of them). It may
+  // say why this rank cannot take part.
   std::string invite(bool first) const;
-  // Another one, between the ranks that have invited, of which this one is `rank`; on the device of
-  // this one, whose control plane ends the wait if it fails. Collective.
+  // Makes a communicator of the ranks whose records these are, on the same device; this one is
+  // `rank`. Collective. A failure of the control plane ends the wait.
   Result<std::unique_ptr<Communicator>> join(int32_t rank,
                                              const std::vector<std::string>& invitations,
                                              const ControlPlane& control, Driver& driver,
                                              Deadline deadline) const;
-  // Aborts what was made here and is still open.
+  // Aborts a communicator that was made here and is open.
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -46,19 +46,17 @@ class Communicator {
   int32_t size() const { return size_; }
   bool open() const { return comm_ != nullptr; }
 
-  // What has become of a call that NCCL may carry on in the background: IN_PROGRESS, OK or the
-  // error.
+  // The state of a call that NCCL may carry on in the background: IN_PROGRESS, OK or the error.
   Status state(const char* call) const;
-  // What a call has returned, which NCCL may carry on in the background.
+  // The same, from what the call has returned.
   Status queued(ncclResult_t result, const char* call) const;
   // OK, or the asynchronous error.
   Status check() const;
-  // Operations end, on this rank and by an error on the others. The handle is gone, the caller's
-  // own too.
+  // Ends all operations, on other ranks by an error. The handle is invalid then, also a lent one.
   void abort();
-  // Begins its orderly end, in which all ranks of a machine take part. What is the caller's stays.
+  // Begins the orderly end, in which all ranks of a machine take part. A lent communicator stays.
   void end();
-  // Whether that is over; the handle is gone then.
+  // Whether that is over; the handle is invalid then.
   bool ended();
 
  private:

@@ -9,7 +9,7 @@ namespace sotto::nccl {
 
 Result<std::string> NcclTransport::invite(bool first) { return communicator_->invite(first); }
 
-// The others wait for a rank that cannot, so the root comm fails.
+// The root comm fails if this rank cannot join, since the other ranks wait for it.
 Status NcclTransport::join(uint64_t comm, int32_t rank, const std::vector<std::string>& invitations,
                            Driver& driver, Deadline deadline) {
   if (failed_ || !communicator_->open()) return closed();
@@ -31,7 +31,7 @@ void NcclTransport::leave(uint64_t comm) {
   joined_.erase(it);
 }
 
-// Of a comm that was not joined it is that of all ranks.
+// For a comm that was not joined: that of all ranks.
 const Communicator& NcclTransport::communicator_of(uint64_t comm) const {
   const auto it = joined_.find(comm);
   return it == joined_.end() ? *communicator_ : *it->second;
@@ -43,8 +43,8 @@ Status NcclTransport::check_communicators() const {
   return ok_status();
 }
 
-// All at once: an abort may wait for what is queued, and that stand behind what another one has
-// queued. Groups of aborts, which NCCL has for this, came with 2.22; threads do for all versions.
+// Aborts all at once. An abort may wait for queued work, which may be behind the work of another
+// communicator. NCCL has groups of aborts for this since 2.22; threads work with all versions.
 void NcclTransport::abort_communicators() {
   std::vector<Communicator*> others;
   for (const auto& ending : ending_) others.push_back(ending.get());

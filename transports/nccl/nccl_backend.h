@@ -1,5 +1,5 @@
-// The backend for ranks with CUDA devices that reach each other through NCCL: the messages of a
-// comm. Its ranks meet, and have their control mesh, through another backend (TCP).
+// The backend for ranks with CUDA devices: the messages of a comm over NCCL. The rendezvous and the
+// control plane are those of another backend (TCP).
 #pragma once
 
 #include <memory>
@@ -13,8 +13,8 @@ namespace sotto {
 // What the SOTTO_* variables say.
 NcclOptions nccl_options(const Params& params);
 
-// One per context. NCCL is looked for when the first group is connected. A communicator is made on
-// the device that is current on the thread that creates the comm.
+// One per context. NCCL is opened with the first comm. A communicator is made on the current device
+// of the thread that creates the comm.
 Result<std::unique_ptr<Backend>> make_nccl_backend(const NcclOptions& options);
 
 }  // namespace sotto

@@ -14,12 +14,12 @@ namespace sotto::nccl {
 namespace {
 
 constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronous error
-// NCCL does not say who is gone, the control mesh does; so long it has time for it.
+// Time for the control plane to name a lost rank, which NCCL does not.
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
 constexpr auto kDrainLimit = std::chrono::seconds(10);
 constexpr auto kDrainPause = std::chrono::microseconds(100);
 constexpr auto kEndPause = std::chrono::microseconds(20);
-constexpr uint64_t kGroupsAtOnce = 128;  // whose notes have memory from the start
+constexpr uint64_t kGroupsAtOnce = 128;  // groups with memory for their headers from the start
 
 ncclDataType_t type_of(Dtype dtype) {
   switch (dtype) {
@@ -67,7 +67,7 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
   SOTTO_TRY(
       cuda_status(cudaStreamCreateWithPriority(&made->stream_, cudaStreamNonBlocking, highest),
                   "cudaStreamCreateWithPriority"));
-  SOTTO_TRY(made->pinned_.reserve(made->notes_bytes(), kGroupsAtOnce));
+  SOTTO_TRY(made->pinned_.reserve(made->headers_bytes(), kGroupsAtOnce));
   return made;
 }
 
@@ -142,7 +142,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
     recorded_.splice(recorded_.end(), groups_, std::prev(groups_.end()));
     return ok_status();
   }
-  for (const PeerNote& note : group.notes) count_note(note.peer, true);
+  for (const PeerHeader& header : group.headers) count_header(header.peer, true);
   if (!group.reports) {
     for (const Transfer* t : transfers) count(*t);
     group.transfers.clear();  // the engine may use them again before this group is seen to be done
@@ -152,7 +152,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   return ok_status();
 }
 
-// NCCL does not say who is gone. The control mesh will; if it does not, watch() fails the comm.
+// The control plane names the lost rank; if it does not in time, watch() fails the comm.
 Status NcclTransport::rank_is_gone() {
   return Status(Code::kInProgress, "nccl: a rank is gone, and is about to be named");
 }
@@ -182,8 +182,8 @@ NcclTransport::Group& NcclTransport::new_group(cudaStream_t stream) {
   group.natives.clear();
   group.natives_on = nullptr;
   group.staged.clear();
-  group.notes.clear();
-  group.note_memory = nullptr;
+  group.headers.clear();
+  group.header_memory = nullptr;
   group.event = nullptr;
   group.stage = Stage::kNew;
   group.recorded = nullptr;
@@ -200,7 +200,7 @@ Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group
       return error(Code::kInternal, "nccl: message of rank {} to or from rank {} of {}", rank_,
                    t->peer, size_);
     }
-    SOTTO_TRY(note_for(t->peer, transfers, group));
+    SOTTO_TRY(add_header(t->peer, transfers, group));
     if (t->native == nullptr) {
       SOTTO_ASSIGN(const Action action, message(*t, group));
       group->messages.push_back(action);
@@ -215,21 +215,22 @@ Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group
   return ok_status();
 }
 
-Status NcclTransport::note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group) {
-  const auto same = [&](const PeerNote& n) { return n.peer == peer; };
-  if (std::any_of(group->notes.begin(), group->notes.end(), same)) return ok_status();
-  if (group->note_memory == nullptr) {
-    SOTTO_ASSIGN(group->note_memory, pinned_.take(notes_bytes()));
+Status NcclTransport::add_header(int32_t peer, std::span<Transfer* const> transfers, Group* group) {
+  const auto same = [&](const PeerHeader& h) { return h.peer == peer; };
+  if (std::any_of(group->headers.begin(), group->headers.end(), same)) return ok_status();
+  if (group->header_memory == nullptr) {
+    SOTTO_ASSIGN(group->header_memory, pinned_.take(headers_bytes()));
   }
-  std::byte* const both = group->note_memory + 2 * sizeof(Note) * group->notes.size();
-  group->notes.push_back({peer, make_note(transfers, peer), both, both + sizeof(Note), {}, false});
-  write_note(group->notes.back());
+  std::byte* const both = group->header_memory + 2 * sizeof(GroupHeader) * group->headers.size();
+  group->headers.push_back(
+      {peer, make_group_header(transfers, peer), both, both + sizeof(GroupHeader), {}, false});
+  write_header(group->headers.back());
   return ok_status();
 }
 
-void NcclTransport::write_note(const PeerNote& note) {
-  std::memcpy(note.out, &note.mine, sizeof(Note));
-  std::memset(note.in, 0, sizeof(Note));
+void NcclTransport::write_header(const PeerHeader& header) {
+  std::memcpy(header.out, &header.mine, sizeof(GroupHeader));
+  std::memset(header.in, 0, sizeof(GroupHeader));
 }
 
 Result<NcclTransport::Action> NcclTransport::message(const Transfer& t, Group* group) {
@@ -276,7 +277,7 @@ Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool receiv
   return static_cast<void*>(pinned);
 }
 
-// As far as NCCL is ready for it; IN_PROGRESS: it is to be called again. Notes come with the
+// As far as NCCL is ready for it; IN_PROGRESS: it is to be called again. Headers come with the
 // messages. In front of native collectives they have a group of their own, so that they are seen
 // also if the collectives hang.
 Status NcclTransport::launch(Group& group) {
@@ -315,16 +316,16 @@ Status NcclTransport::together(const Group& group, const Communicator& on,
 }
 
 // Of two ranks' calls that belong together the i-th send meets the i-th receive, so both have their
-// notes first, then the messages in the order of the plan.
+// headers first, then the messages in the order of the plan.
 Status NcclTransport::queue_messages(const Group& group) const {
   const Communicator& on = *communicator_;
   const Api& api = on.api();
   const ncclComm_t comm = on.handle();
-  for (const PeerNote& n : group.notes) {
-    SOTTO_TRY(on.queued(api.Send(n.out, sizeof(Note), ncclUint8, n.peer, comm, group.stream),
+  for (const PeerHeader& h : group.headers) {
+    SOTTO_TRY(on.queued(api.Send(h.out, sizeof(GroupHeader), ncclUint8, h.peer, comm, group.stream),
                         "ncclSend"));
-    SOTTO_TRY(
-        on.queued(api.Recv(n.in, sizeof(Note), ncclUint8, n.peer, comm, group.stream), "ncclRecv"));
+    SOTTO_TRY(on.queued(api.Recv(h.in, sizeof(GroupHeader), ncclUint8, h.peer, comm, group.stream),
+                        "ncclRecv"));
   }
   for (const Action& a : group.messages) {
     const Transfer& t = *a.transfer;
@@ -391,7 +392,7 @@ bool NcclTransport::run() {
       fail(-1, cuda_status(state, "cudaEventQuery behind a group of nccl"));
       return true;
     }
-    if (const PeerNote* differs = look_at_notes(first); differs != nullptr) {
+    if (const PeerHeader* differs = check_headers(first); differs != nullptr) {
       fail(differs->peer, differs->meant);
       return true;
     }
@@ -407,14 +408,14 @@ bool NcclTransport::run() {
 }
 
 // Null: nothing of what has arrived is meant for something else.
-const NcclTransport::PeerNote* NcclTransport::look_at_notes(Group& group) {
-  for (PeerNote& note : group.notes) {
-    Note theirs;
-    if (!note.seen && has_arrived(note.in, &theirs)) {
-      note.seen = true;
-      note.meant = compare(note.mine, rank_, theirs, note.peer);
+const NcclTransport::PeerHeader* NcclTransport::check_headers(Group& group) {
+  for (PeerHeader& header : group.headers) {
+    GroupHeader theirs;
+    if (!header.seen && has_arrived(header.in, &theirs)) {
+      header.seen = true;
+      header.meant = compare(header.mine, rank_, theirs, header.peer);
     }
-    if (!note.meant.ok()) return &note;
+    if (!header.meant.ok()) return &header;
   }
   return nullptr;
 }
@@ -427,13 +428,13 @@ void NcclTransport::complete(Group& group) {
     if (s.received) std::memcpy(s.memory, s.at, s.bytes);
   }
   bool all_seen = true;
-  for (const PeerNote& note : group.notes) {
-    count_note(note.peer, false);
-    all_seen = all_seen && note.seen;
+  for (const PeerHeader& header : group.headers) {
+    count_header(header.peer, false);
+    all_seen = all_seen && header.seen;
   }
   release(group);
   if (!all_seen) {
-    fail(-1, without_note());
+    fail(-1, missing_group_header());
     return;
   }
   for (Transfer* t : group.transfers) {
@@ -449,7 +450,7 @@ bool NcclTransport::busy() const {
 
 void NcclTransport::release(Group& group) {
   for (const Staged& s : group.staged) pinned_.give_back(s.at);
-  if (group.note_memory != nullptr) pinned_.give_back(group.note_memory);
+  if (group.header_memory != nullptr) pinned_.give_back(group.header_memory);
   if (group.event != nullptr) events_.give_back(group.event);
 }
 
@@ -458,7 +459,7 @@ void NcclTransport::watch() {
   for (std::list<Group>* groups : {&groups_, &recorded_}) {
     for (Group& group : *groups) {
       if (group.recorded != nullptr && !group.executing) continue;
-      if (const PeerNote* differs = look_at_notes(group); differs != nullptr) {
+      if (const PeerHeader* differs = check_headers(group); differs != nullptr) {
         fail(differs->peer, differs->meant);
         return;
       }
@@ -505,7 +506,7 @@ void NcclTransport::stop() {
   }
   for (Group& group : groups_) {
     // An operation that had all its messages before is asked about later.
-    if (const PeerNote* differs = look_at_notes(group); differs != nullptr)
+    if (const PeerHeader* differs = check_headers(group); differs != nullptr)
       for (const OpKey& key : group.keys) differing_.emplace_back(key, differs->meant);
     release(group);
   }
@@ -561,10 +562,10 @@ void NcclTransport::count(const Transfer& t) {
   }
 }
 
-void NcclTransport::count_note(int32_t peer, bool sent) {
+void NcclTransport::count_header(int32_t peer, bool sent) {
   std::lock_guard lock(counters_mutex_);
   TransferCounters& c = counters_[{0, peer}];
-  (sent ? c.service_bytes_sent : c.service_bytes_received) += sizeof(Note);
+  (sent ? c.service_bytes_sent : c.service_bytes_received) += sizeof(GroupHeader);
 }
 
 TransferCounters NcclTransport::counters(uint64_t comm, int32_t peer) const {

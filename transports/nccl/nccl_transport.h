@@ -1,6 +1,7 @@
-// Messages over NCCL: a round of a plan is one group of sends and receives on the transport's own
-// stream; it is complete when an event behind it is. By order, with notes (note.h) that tell
-// whether both sides mean the same. Messages that a native collective stands for are that call.
+// Messages over NCCL. A round of a plan is one group of sends and receives on a stream, and
+// complete when an event behind it is. Messages match by order; group headers (group_header.h) show
+// whether both ranks mean the same ones. A native collective is one call for all messages that it
+// stands for.
 //
 // Device memory of the communicator's device and pinned host memory go as they are; other host
 // memory through pinned blocks of the transport.
@@ -19,13 +20,13 @@
 #include "core/iface/rendezvous.h"
 #include "core/iface/transport.h"
 #include "transports/nccl/communicator.h"
-#include "transports/nccl/note.h"
+#include "transports/nccl/group_header.h"
 #include "transports/nccl/poller.h"
 #include "transports/nccl/pools.h"
 
 namespace sotto::nccl {
 
-class NcclTransport final : public Transport, private PollSource {
+class NcclTransport final : public Transport, private NcclPollSource {
  public:
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,
@@ -56,42 +57,42 @@ class NcclTransport final : public Transport, private PollSource {
   void close(Deadline deadline) override;
 
  private:
-  // Pinned memory that stands for the caller's.
+  // Pinned memory in place of user memory.
   struct Staged {
     void* memory;
     std::byte* at;
     uint64_t bytes;
     bool received;
   };
-  // A message, or a native collective, and where NCCL finds its memory.
+  // A message or a native collective, with the memory that NCCL accesses.
   struct Action {
     const Transfer* transfer;
     void* in = nullptr;  // of a message, which is `in` alone
     void* out = nullptr;
   };
-  struct PeerNote {
+  struct PeerHeader {
     int32_t peer;
-    Note mine;
+    GroupHeader mine;
     std::byte* out;
     std::byte* in;
-    Status meant;  // once seen: whether the peer means the same
+    Status meant;  // once seen: OK, or the difference from the peer's
     bool seen = false;
   };
-  // How far a group is on its way to the stream. NCCL queues in the background: the first use of a
-  // connection takes until the peer has issued its part.
+  // How far a group is queued. NCCL queues in the background: the first use of a connection takes
+  // until the peer has issued its part.
   enum class Stage : uint8_t { kNew, kMessages, kNatives, kQueued };
-  // What was issued together and is not complete.
+  // Messages that were issued together and are not complete.
   struct Group {
     cudaStream_t stream = nullptr;
-    bool reports = false;              // through on_transfer; else the engine has events of its own
+    bool reports = false;              // by on_transfer; else the engine has its own events
     std::vector<OpKey> keys;           // of the operations
     std::vector<Transfer*> transfers;  // while `reports` or being issued
     std::vector<Action> messages, natives;
     const Communicator* natives_on = nullptr;
     std::vector<Staged> staged;
-    std::vector<PeerNote> notes;
-    std::byte* note_memory = nullptr;  // pinned, for all of them
-    cudaEvent_t event = nullptr;       // behind all of it, once that is queued
+    std::vector<PeerHeader> headers;
+    std::byte* header_memory = nullptr;  // pinned, for all of them
+    cudaEvent_t event = nullptr;         // behind the group, once it is queued
     Stage stage = Stage::kNew;
     const OpPosting* recorded = nullptr;  // what is in a graph: its operation, known by this place
     bool executing = false;               // a launch of that is awaited
@@ -110,9 +111,11 @@ class NcclTransport final : public Transport, private PollSource {
   Status prepare(std::span<Transfer* const> transfers, Group* group);
   Result<Action> message(const Transfer& transfer, Group* group);
   Result<Action> native(const Transfer& transfer, Group* group);
-  uint64_t notes_bytes() const { return 2 * sizeof(Note) * static_cast<uint64_t>(size_ - 1); }
-  static void write_note(const PeerNote& note);
-  Status note_for(int32_t peer, std::span<Transfer* const> transfers, Group* group);
+  uint64_t headers_bytes() const {
+    return 2 * sizeof(GroupHeader) * static_cast<uint64_t>(size_ - 1);
+  }
+  static void write_header(const PeerHeader& header);
+  Status add_header(int32_t peer, std::span<Transfer* const> transfers, Group* group);
   Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);
   Status launch(Group& group);
   Status together(const Group& group, const Communicator& on,
@@ -121,7 +124,7 @@ class NcclTransport final : public Transport, private PollSource {
   Status queue_natives(const Group& group) const;
   const Communicator& communicator_of(uint64_t comm) const;
   Status check_communicators() const;
-  const PeerNote* look_at_notes(Group& group);
+  const PeerHeader* check_headers(Group& group);
   template <class Visit>
   void visit_recorded(const OpPosting& op, Visit&& visit);
   void complete(Group& group);
@@ -131,10 +134,10 @@ class NcclTransport final : public Transport, private PollSource {
   void stop();
   void abort_communicators();
   void count(const Transfer& transfer);
-  void count_note(int32_t peer, bool sent);
+  void count_header(int32_t peer, bool sent);
 
   const std::unique_ptr<Communicator> communicator_;  // of all ranks
-  // Of those that were joined, by the comm's epoch; and those that end.
+  // Joined communicators, by epoch of the comm, and those whose end has begun.
   std::map<uint64_t, std::unique_ptr<Communicator>> joined_;
   std::vector<std::unique_ptr<Communicator>> ending_;
   const std::shared_ptr<NcclPoller> poller_;
@@ -149,12 +152,12 @@ class NcclTransport final : public Transport, private PollSource {
   PinnedPool pinned_;
   EventPool events_;
   std::list<Group> groups_;    // all but the last are queued
-  std::list<Group> spare_;     // with the memory of their vectors, for the next ones
+  std::list<Group> spare_;     // for reuse, with the memory of their vectors
   std::list<Group> recorded_;  // until they are forgotten: graphs have their memory
   std::vector<std::pair<OpKey, Status>> differing_;  // operations of groups that were stopped
   bool failed_ = false;
   int64_t next_watch_ns_ = 0;
-  int64_t remote_error_ns_ = 0;  // when NCCL first said that a rank is gone; 0: it has not
+  int64_t remote_error_ns_ = 0;  // time of NCCL's first error about a lost rank; 0: none
 
   mutable std::mutex counters_mutex_;
   std::map<std::pair<uint64_t, int32_t>, TransferCounters> counters_;  // comm epoch, peer

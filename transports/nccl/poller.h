@@ -1,5 +1,5 @@
-// Serves NCCL's communicators. NCCL and CUDA wake nobody, so this is asked again and again: soon
-// while groups are in flight, else now and then, for errors.
+// Serves NCCL's communicators. NCCL and CUDA send no wake-ups, so this polls: often while groups
+// are in flight, else now and then, for errors.
 #pragma once
 
 #include <algorithm>
@@ -11,14 +11,14 @@
 
 namespace sotto::nccl {
 
-class PollSource {
+class NcclPollSource {
  public:
   // True if anything was done.
   virtual bool run() = 0;
   virtual bool busy() const = 0;
 
  protected:
-  ~PollSource() = default;
+  ~NcclPollSource() = default;
 };
 
 class NcclPoller final : public Poller {
@@ -36,9 +36,9 @@ class NcclPoller final : public Poller {
         std::any_of(sources_.begin(), sources_.end(), [](const auto* s) { return s->busy(); });
     return busy ? kBusyUs : kIdleUs;
   }
-  void wake() override {}  // it never sleeps for long
-  void add(PollSource* source) { sources_.push_back(source); }
-  void remove(PollSource* source) { std::erase(sources_, source); }
+  void wake() override {}  // sleeps are short
+  void add(NcclPollSource* source) { sources_.push_back(source); }
+  void remove(NcclPollSource* source) { std::erase(sources_, source); }
 
  private:
   static constexpr int64_t kBusyUs = 20;
@@ -47,10 +47,10 @@ class NcclPoller final : public Poller {
 
   bool run() {
     bool ran = false;
-    for (PollSource* source : sources_) ran |= source->run();
+    for (NcclPollSource* source : sources_) ran |= source->run();
     return ran;
   }
-  std::vector<PollSource*> sources_;
+  std::vector<NcclPollSource*> sources_;
 };
 
 }  // namespace sotto::nccl

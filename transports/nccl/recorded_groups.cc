@@ -1,4 +1,4 @@
-// Groups that are part of a CUDA graph, and what is asked about an operation's groups.
+// Groups that are part of a CUDA graph, and queries about the groups of an operation.
 #include <algorithm>
 #include <utility>
 
@@ -18,12 +18,13 @@ void NcclTransport::visit_recorded(const OpPosting& op, Visit&& visit) {
 void NcclTransport::restart(const OpPosting& op) {
   visit_recorded(op, [&](auto group) {
     group->executing = true;
-    for (PeerNote& note : group->notes) {
-      note.mine = make_note(group->transfers, note.peer);  // with the number that it has this time
-      write_note(note);
-      note.seen = false;
-      note.meant = ok_status();
-      count_note(note.peer, true);
+    for (PeerHeader& header : group->headers) {
+      // With the number that the operation has this time.
+      header.mine = make_group_header(group->transfers, header.peer);
+      write_header(header);
+      header.seen = false;
+      header.meant = ok_status();
+      count_header(header.peer, true);
     }
     for (const Transfer* t : group->transfers) count(*t);
   });
@@ -40,7 +41,7 @@ void NcclTransport::unrecord(const OpPosting& op) {
 void NcclTransport::retire(const OpPosting& op) {
   visit_recorded(op, [&](auto group) {
     if (!std::exchange(group->executing, false)) return;
-    for (const PeerNote& note : group->notes) count_note(note.peer, false);
+    for (const PeerHeader& header : group->headers) count_header(header.peer, false);
   });
 }
 
@@ -48,17 +49,17 @@ Status NcclTransport::verify(const OpPosting& op) {
   Status recorded;
   visit_recorded(op, [&](auto group) {
     if (!group->executing || !recorded.ok()) return;
-    const auto unseen = [](const PeerNote& note) { return !note.seen; };
-    if (const PeerNote* differs = look_at_notes(*group); differs != nullptr) {
+    const auto unseen = [](const PeerHeader& header) { return !header.seen; };
+    if (const PeerHeader* differs = check_headers(*group); differs != nullptr) {
       recorded = differs->meant;
-    } else if (!failed_ && std::any_of(group->notes.begin(), group->notes.end(), unseen)) {
-      recorded = without_note();
+    } else if (!failed_ && std::any_of(group->headers.begin(), group->headers.end(), unseen)) {
+      recorded = missing_group_header();
     }
   });
   SOTTO_TRY(recorded);
   for (Group& group : groups_) {
     if (std::find(group.keys.begin(), group.keys.end(), op.key) == group.keys.end()) continue;
-    if (const PeerNote* differs = look_at_notes(group); differs != nullptr) return differs->meant;
+    if (const PeerHeader* differs = check_headers(group); differs != nullptr) return differs->meant;
   }
   for (const auto& [key, meant] : differing_) {
     if (key == op.key) return meant;

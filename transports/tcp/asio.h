@@ -1,6 +1,6 @@
-// The only place that includes Boost.Asio. Asio owns accepting, connecting, name resolution, timers
-// and the blocking wait; connected sockets are served with sendmsg and recvmsg (stream.h).
-// Error-code overloads only: nothing throws but the constructor of an io_context.
+// The only file that includes Boost.Asio. Asio accepts, connects, resolves names, keeps timers and
+// blocks; connected sockets are served with sendmsg and recvmsg (stream.h). Only overloads with
+// error codes are used, so only the constructor of an io_context throws.
 #pragma once
 
 #include <utility>  // Asio 1.74 in C++20 needs it before its own headers
@@ -8,8 +8,8 @@
 #ifndef BOOST_ASIO_DISABLE_CO_AWAIT
 #define BOOST_ASIO_DISABLE_CO_AWAIT
 #endif
-// Handlers run on one thread at a time, which took over from another under a lock; and a thread
-// sanitizer does not know fences.
+// Handlers run on one thread at a time, which took over from another under a lock. ThreadSanitizer
+// does not know fences.
 #ifndef BOOST_ASIO_DISABLE_FENCED_BLOCK
 #define BOOST_ASIO_DISABLE_FENCED_BLOCK
 #endif

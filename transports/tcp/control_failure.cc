@@ -1,4 +1,4 @@
-// How the ranks of a group agree on one cause of failure; control_plane.h says by which rules.
+// Agreement of the ranks on one cause of failure, by the rules in control_plane.h.
 #include <algorithm>
 
 #include "core/base/log.h"
@@ -7,14 +7,14 @@
 namespace sotto::tcp {
 namespace {
 
-// How long a decision waits for being sent on data connections.
+// Longest time that a decision waits to be sent on data connections.
 constexpr int64_t kSendMs = 200;
 
 std::string encoded(const FailureCause& c) {
   return wire::Failure{static_cast<int32_t>(c.code), c.rank, c.text, c.reporter, c.waits}.encode();
 }
 
-// What another rank or another connection may be the reason of.
+// Causes whose reason may be another rank or another connection.
 bool is_symptom(const FailureCause& c) {
   return c.code == Code::kTimeout || c.code == Code::kPeerLost;
 }
@@ -42,7 +42,7 @@ FailureCause TcpControl::lost_connection(int32_t peer, const Status& why, bool d
           group_.rank};
 }
 
-// Nothing in it depends on who found out, or how.
+// The same text on every rank.
 FailureCause TcpControl::lost_coordinator() const {
   const int32_t rank = group_.coordinator;
   const wire::Members::Member& member = group_.members[static_cast<size_t>(rank)];
@@ -52,7 +52,7 @@ FailureCause TcpControl::lost_coordinator() const {
           -1};
 }
 
-// Of ranks of which the coordinator hears nothing.
+// Of ranks without a sign of life, on the coordinator.
 FailureCause TcpControl::silent_ranks(Code code, const std::vector<int32_t>& ranks) const {
   FailureCause cause{code, ranks.front(), {}, group_.rank};
   for (const int32_t r : ranks) {
@@ -77,10 +77,10 @@ void TcpControl::fail(const FailureCause& cause) {
   }
 }
 
-// A member's cause, which counts only if the coordinator says so.
+// A member's cause, which counts only if the coordinator decides so.
 void TcpControl::propose(FailureCause cause) {
   const int32_t coordinator = group_.coordinator;
-  if (left_ || bye_[static_cast<size_t>(coordinator)]) {  // nobody decides any more
+  if (left_ || bye_[static_cast<size_t>(coordinator)]) {  // no decision will come
     adopt(std::move(cause));
     return;
   }
@@ -113,11 +113,11 @@ Status TcpControl::on_failure_frame(int32_t peer, wire::Bytes payload) {
   return {};
 }
 
-// The coordinator weighs a proposal, its own or a member's.
+// On the coordinator: a proposal of its own or of a member.
 void TcpControl::consider(FailureCause cause) {
   if (failure_ || decision_) return;
   const FailureCause own = lost_coordinator();
-  if (cause.code == own.code && cause.text == own.text) {  // the members have gone on without it
+  if (cause.code == own.code && cause.text == own.text) {  // members went on without this rank
     decide(own);
   } else if (established_ && !left_ && is_symptom(cause)) {
     inquire(std::move(cause));
@@ -131,7 +131,7 @@ void TcpControl::inquire(FailureCause cause) {
   Inquiry inquiry{std::move(cause), reactor_.now_ns(), {}};
   for (int32_t r = 0; r < size(); ++r) {
     const ControlLink* link = link_of(r);
-    // A lost connection says something about its ends only.
+    // A lost connection concerns only its ends.
     const bool concerned = inquiry.cause.code == Code::kTimeout || r == inquiry.cause.rank;
     if (concerned && link != nullptr && link->open() && !bye_[static_cast<size_t>(r)])
       inquiry.asked.push_back(r);
@@ -142,7 +142,7 @@ void TcpControl::inquire(FailureCause cause) {
   conclude();
 }
 
-// Decides as soon as nothing more can be learnt.
+// Decides as soon as the inquiry cannot find out more.
 void TcpControl::conclude() {
   if (decision_) settle();
   if (!inquiry_ || decision_ || failure_) return;
@@ -155,7 +155,7 @@ void TcpControl::conclude() {
   }
   std::erase_if(inquiry_->asked,
                 [this](int32_t r) { return link_of(r)->last_heard_ns() > inquiry_->begin_ns; });
-  // Whoever has a broken control connection shows on its data connections whether it is there.
+  // With a broken control connection a rank is lost if its data connections end meanwhile, too.
   const bool broken =
       std::any_of(lost_.begin(), lost_.end(), [](const auto& s) { return !s.ok(); });
   const bool over = ms_between(inquiry_->begin_ns, reactor_.now_ns()) >= kInquiryMs;
@@ -169,13 +169,13 @@ void TcpControl::conclude() {
   decide(std::move(cause));
 }
 
-// ---- what connections tell
+// ---- lost connections
 
 void TcpControl::on_lost(ControlLink& link, const Status& why) {
   if (left_ || failure_ || decision_) return;
   const int32_t peer = link.rank;
   lost_[static_cast<size_t>(peer)] = why;
-  // What arrived on it was wrong: the peer, or the path, but it is there.
+  // Wrong bytes arrived: a fault of the peer or the path, but the peer runs.
   const bool wrong = why.code() != Code::kPeerLost;
   if (link.unanswered() || !connected(peer)) {
     if (coordinates()) {
@@ -206,7 +206,7 @@ void TcpControl::on_disconnected(int32_t peer) {
 
 // ---- decisions
 
-// The coordinator's word.
+// On the coordinator: sends the decision to all.
 void TcpControl::decide(FailureCause cause) {
   if (failure_ || decision_) return;
   cause.text = cause.whole_text();
@@ -220,8 +220,8 @@ void TcpControl::decide(FailureCause cause) {
   settle();
 }
 
-// Adopting it cancels operations, and with half a message of theirs a data connection ends. The
-// decision goes first: a control connection that looks sound may have ended at its other side.
+// Adopting the decision cancels operations, and half a message of theirs ends a data connection. So
+// the decision is sent first: the peer's end of a control connection may be closed already.
 void TcpControl::settle() {
   if (failure_) return;
   const bool late = ms_between(decided_ns_, reactor_.now_ns()) >= kSendMs;
@@ -244,13 +244,13 @@ void TcpControl::adopt(FailureCause cause) {
   });
 }
 
-// Between two ticks everything that has arrived was read: a decision that is in time is not missed.
+// Between two ticks all that has arrived is read, so a decision that is in time is not missed.
 void TcpControl::check_decision(int64_t now_ns) {
   if (failure_) return;
   conclude();
   if (!proposed_ || failure_ || ms_between(proposed_ns_, now_ns) < kDecisionMs) return;
   if (!std::exchange(overdue_, true)) return;
-  // Who aborts is not to read of something else.
+  // A rank that aborts reports its own abort.
   const FailureCause cause = proposed_->code == Code::kAborted ? *proposed_ : lost_coordinator();
   tell(group_.coordinator, encoded(cause));
   adopt(cause);
@@ -264,7 +264,7 @@ void TcpControl::check_silence(int64_t now_ns) {
     return std::min(silent_ms(r), ms_between(awake_since_ns_, now_ns));
   };
   if (!coordinates()) {
-    // The coordinator's own word, should only this connection be silent, comes before that.
+    // Half as long again: the coordinator's decision comes first if only this connection is silent.
     if (silent(group_.coordinator) < silence_limit_ms_ + silence_limit_ms_ / 2) return;
     tell(group_.coordinator, encoded(lost_coordinator()));
     adopt(lost_coordinator());

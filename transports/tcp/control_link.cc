@@ -5,7 +5,7 @@
 namespace sotto::tcp {
 namespace {
 
-// Room for the payload of a message before any of it has come. It then doubles.
+// First room for the payload of a message; it doubles as the payload arrives.
 constexpr uint64_t kFirstRoom = 64 * 1024;
 // Memory that is kept for the next message.
 constexpr uint64_t kKeptRoom = 1024 * 1024;
@@ -68,7 +68,7 @@ Status ControlLink::on_frame(FrameStream& /*stream*/, const wire::FrameHeader& h
 
 bool ControlLink::next_frame(FrameStream& /*stream*/, OutFrame& out) {
   if (outbox_.empty()) return false;
-  const Message& message = outbox_.front();
+  const OutMessage& message = outbox_.front();
   out = OutFrame{};
   out.header.kind = message.kind;
   out.header.payload_bytes = message.payload.size();

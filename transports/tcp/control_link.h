@@ -1,4 +1,4 @@
-// One control connection: whole messages out of and into a FrameStream.
+// One control connection: whole messages over a FrameStream.
 //
 // Threads: the driving thread.
 #pragma once
@@ -17,7 +17,7 @@ namespace sotto::tcp {
 
 class ControlLink;
 
-// Bytes of whole frames on one connection. Threads: any may read.
+// Bytes of whole frames on one connection. Threads: any reads.
 struct LinkBytes {
   std::atomic<uint64_t> sent{0}, received{0};
 };
@@ -25,19 +25,19 @@ struct LinkBytes {
 class ControlLinkOwner {
  public:
   virtual ~ControlLinkOwner() = default;
-  // An error makes on_lost follow with it. Neither may destroy the link.
+  // An error is passed on to on_lost. Neither may destroy the link.
   virtual Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) = 0;
-  // Closed, reset, or something that is no control frame came. Called once, not after a bye of the
-  // other side.
+  // The connection was closed or reset, or what came is no control frame. Called once, and not
+  // after the peer's bye.
   virtual void on_lost(ControlLink& link, const Status& why) = 0;
 };
 
 class ControlLink final : public StreamOwner {
  public:
-  // Takes the descriptor. Messages of more than max_payload bytes are refused.
+  // Takes the descriptor. Refuses messages of more than max_payload bytes.
   static Result<std::unique_ptr<ControlLink>> make(Reactor& reactor, int fd, std::string name,
                                                    ControlLinkOwner& owner, uint64_t max_payload);
-  // Takes a connection whose first frame was read already.
+  // Takes a connection whose first frame has been read.
   static std::unique_ptr<ControlLink> adopt(std::unique_ptr<FrameStream> stream,
                                             const wire::FrameHeader& first, ControlLinkOwner& owner,
                                             uint64_t max_payload);
@@ -46,8 +46,9 @@ class ControlLink final : public StreamOwner {
   void set_owner(ControlLinkOwner& owner) { owner_ = &owner; }
   void set_max_payload(uint64_t bytes) { max_payload_ = bytes; }
   void send(wire::FrameKind kind, std::string payload);
-  // Everything was handed to the network / has arrived at the other side's kernel.
+  // All messages were handed to the network.
   bool flushed() const { return outbox_.empty() && stream_->idle(); }
+  // The peer's kernel has all messages, or the connection is closed.
   bool delivered() const { return !stream_->open() || (outbox_.empty() && stream_->delivered()); }
   bool open() const { return stream_->open(); }
   bool damaged() const { return stream_->damaged(); }
@@ -56,13 +57,13 @@ class ControlLink final : public StreamOwner {
   void close() { stream_->close(); }
   // Reads what has come.
   void look() { stream_->look(); }
-  // Gives the connection away, to which nothing has been sent.
+  // Gives away the connection, on which nothing has been sent.
   std::unique_ptr<FrameStream> release() { return std::move(stream_); }
   const std::string& name() const { return stream_->name(); }
   int64_t last_heard_ns() const { return stream_->last_heard_ns(); }
   std::shared_ptr<const LinkBytes> bytes() const { return bytes_; }
 
-  int32_t rank = -1;  // the owner's: who is at the other end
+  int32_t rank = -1;  // the peer's, for the owner
 
  private:
   ControlLink(ControlLinkOwner& owner, uint64_t max_payload)
@@ -75,14 +76,14 @@ class ControlLink final : public StreamOwner {
   void on_sent(FrameStream& stream, const OutFrame& out) override;
   void on_broken(FrameStream& stream, Status why) override;
 
-  struct Message {
+  struct OutMessage {
     wire::FrameKind kind;
     std::string payload;
   };
   ControlLinkOwner* owner_;
   uint64_t max_payload_;
   std::unique_ptr<FrameStream> stream_;
-  std::deque<Message> outbox_;  // the first one is being sent
+  std::deque<OutMessage> outbox_;  // the first one in progress
   std::string inbox_;
   bool bye_received_ = false;
   std::shared_ptr<LinkBytes> bytes_ = std::make_shared<LinkBytes>();

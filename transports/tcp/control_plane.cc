@@ -6,7 +6,7 @@ namespace sotto::tcp {
 namespace {
 
 constexpr int64_t kBeatTickMs = 50;
-// Ticks further apart than this mean that the process was stopped, or polls only now and then.
+// Ticks further apart than this: the process was stopped, or polls only now and then.
 constexpr int64_t kSleptMs = 200;
 
 }  // namespace
@@ -22,13 +22,13 @@ TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
       last_tick_ns_(last_heartbeat_ns_),
       awake_since_ns_(last_heartbeat_ns_) {
   const auto size = static_cast<uint64_t>(group_.size());
-  exchange_.blobs.resize(size);
+  gather_.blobs.resize(size);
   lost_.resize(size);
   bridge_->control = this;
   for (const auto& link : group_.links) {
     if (!link) continue;
     link->set_owner(*this);
-    // From members one blob; from the coordinator all of them.
+    // Members send one blob, the coordinator all of them.
     link->set_max_payload((coordinates() ? 1 : size) * (wire::kMaxBlobBytes + 64) +
                           4 * wire::kMaxTextBytes);
   }
@@ -61,7 +61,7 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
                                                         std::string_view mine, Driver& driver,
                                                         Deadline deadline) {
   if (mine.size() > wire::kMaxBlobBytes) {
-    // The others wait for this part: they fail, too.
+    // The other ranks wait for this blob: the group fails.
     const Status status =
         invalid_argument("rank {}: {} bytes for the exchange \"{}\"; at most {} are allowed",
                          rank(), mine.size(), what, wire::kMaxBlobBytes);
@@ -101,39 +101,39 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
 std::string TcpControl::missing_text() const {
   std::vector<int32_t> ranks;
   for (int32_t r = 0; r < size(); ++r) {
-    if (!exchange_.blobs[static_cast<size_t>(r)]) ranks.push_back(r);
+    if (!gather_.blobs[static_cast<size_t>(r)]) ranks.push_back(r);
   }
   return ranks.empty() ? ""
                        : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
 }
 
 void TcpControl::contribute(int32_t from, uint64_t sequence, std::string what, std::string blob) {
-  auto& place = exchange_.blobs[static_cast<size_t>(from)];
+  auto& place = gather_.blobs[static_cast<size_t>(from)];
   if (place || sequence != sequence_) {
     decide({Code::kProtocol, from,
             fmt::format("{} is at exchange {} (\"{}\"), the group is at {}", describe_rank(from),
                         sequence, what, sequence_)});
     return;
   }
-  if (exchange_.present == 0) {
-    exchange_.what = what;
-    exchange_.what_rank = from;
-  } else if (exchange_.what != what) {
+  if (gather_.present == 0) {
+    gather_.what = what;
+    gather_.what_rank = from;
+  } else if (gather_.what != what) {
     decide({Code::kProtocol, from,
             fmt::format(
                 "ranks do not agree on exchange {}: rank {} came for \"{}\", rank {} for \"{}\"",
-                sequence, exchange_.what_rank, exchange_.what, from, what)});
+                sequence, gather_.what_rank, gather_.what, from, what)});
     return;
   }
   place = std::move(blob);
-  if (++exchange_.present == size()) complete_exchange();
+  if (++gather_.present == size()) complete_gather();
 }
 
-void TcpControl::complete_exchange() {
+void TcpControl::complete_gather() {
   wire::Gathered all{sequence_++, {}};
-  for (auto& blob : exchange_.blobs) all.data.push_back(std::exchange(blob, std::nullopt).value());
-  exchange_.present = 0;
-  noted_.clear();
+  for (auto& blob : gather_.blobs) all.data.push_back(std::exchange(blob, std::nullopt).value());
+  gather_.present = 0;
+  reported_missing_.clear();
   if (size() > 1) {
     const std::string text = all.encode();
     for (const auto& link : group_.links) {
@@ -189,7 +189,7 @@ Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
     conclude();
     return {};
   }
-  if (link.flushed()) {  // the coordinator may be asking whether this rank is there
+  if (link.flushed()) {  // possibly an inquiry: the coordinator waits for a sign of life
     last_heartbeat_ns_ = reactor_.now_ns();
     link.send(wire::FrameKind::kHeartbeat, wire::Heartbeat{}.encode());
   }
@@ -203,17 +203,18 @@ Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
 
 void TcpControl::on_bye(ControlLink& link) {
   bye_[static_cast<size_t>(link.rank)] = true;
-  if (!coordinates() && proposed_) adopt(*proposed_);  // it has left before it heard of that
-  if (coordinates() && exchange_.present > 0 && !exchange_.blobs[static_cast<size_t>(link.rank)]) {
+  if (!coordinates() && proposed_)
+    adopt(*proposed_);  // the coordinator left before it received the proposal
+  if (coordinates() && gather_.present > 0 && !gather_.blobs[static_cast<size_t>(link.rank)]) {
     decide({Code::kPeerLost, link.rank,
             fmt::format("{} has left the group during the exchange \"{}\"",
-                        describe_rank(link.rank), exchange_.what)});
+                        describe_rank(link.rank), gather_.what)});
   }
 }
 
 // ---- signs of life
 
-// Signs of life are so frequent that four fit into the limit.
+// Four heartbeats fit into the limit.
 void TcpControl::set_silence_limit(int64_t limit_ms) {
   silence_limit_ms_ = limit_ms;
   if (limit_ms > 0) heartbeat_ms_ = std::min(heartbeat_ms_, limit_ms / 4);
@@ -237,15 +238,15 @@ void TcpControl::tick() {
   if (ms_between(last_heartbeat_ns_, now) >= heartbeat_ms_) {
     last_heartbeat_ns_ = now;
     send_heartbeats();
-  } else if (coordinates() && exchange_.present > 0) {
-    send_note();
+  } else if (coordinates() && gather_.present > 0) {
+    report_missing();
   }
 }
 
 void TcpControl::send_heartbeats() {
   wire::Heartbeat beat;
   if (coordinates()) {
-    if (exchange_.present > 0) beat.waiting = missing_text();
+    if (gather_.present > 0) beat.waiting = missing_text();
     for (int32_t r = 0; r < size(); ++r)
       beat.silent_ms.push_back(static_cast<uint32_t>(silent_ms(r)));
   }
@@ -256,14 +257,14 @@ void TcpControl::send_heartbeats() {
   }
 }
 
-// Tells those who are there whom the exchange waits for.
-void TcpControl::send_note() {
+// Sends the ranks that have come the ones that the all-gather waits for.
+void TcpControl::report_missing() {
   const std::string missing = missing_text();
-  if (missing == noted_) return;
-  noted_ = missing;
+  if (missing == reported_missing_) return;
+  reported_missing_ = missing;
   const std::string text = wire::Heartbeat{missing, {}}.encode();
   for (const auto& link : group_.links) {
-    const bool there = link && exchange_.blobs[static_cast<size_t>(link->rank)].has_value();
+    const bool there = link && gather_.blobs[static_cast<size_t>(link->rank)].has_value();
     if (there && link->flushed()) link->send(wire::FrameKind::kHeartbeat, text);
   }
 }
@@ -296,7 +297,7 @@ void TcpControl::leave(Deadline deadline) {
   for (const auto& link : group_.links) {
     if (link) link->close();
   }
-  group_.lobby.reset();
+  group_.server.reset();
 }
 
 }  // namespace sotto::tcp

@@ -1,17 +1,17 @@
 // The control plane of a group: a star around the coordinator, over the connections of the
 // rendezvous.
 //
-// Failure. The coordinator decides the first cause and tells everyone; members propose. A decision
-// has to be one text on all ranks, whatever each of them saw of it:
+// Failure. Members propose causes; the coordinator decides on the first cause and sends it to all.
+// A decision is one text on all ranks, whatever each of them saw:
 //
-// - Proposals and decisions travel on the control connection and, once there are any, on a data
-//   connection, so that a broken control connection does not keep a rank from the decision.
-// - A rank is lost when its control connection and its data connections have ended. One connection
-//   that breaks alone is the fault of neither end, and the text names both.
+// - Proposals and decisions travel on the control connection and, once there is one, on a data
+//   connection. So they arrive although the control connection is broken.
+// - A rank is lost when its control connection and its data connections have ended. A single broken
+//   connection is the fault of neither end, and the text names both.
 // - A time-out and a lost connection are only symptoms. The coordinator asks all ranks for a sign
 //   of life (kInquiryMs at most) and accuses those that give none.
-// - A member that hears no decision in time, or whose coordinator is gone, has nobody to ask. Its
-//   cause is then the coordinator itself, in words that are the same on every rank.
+// - For a member that receives no decision in time, or whose coordinator is gone, the cause is the
+//   coordinator itself, in the same words on every rank.
 //
 // Listeners are called from poll, never from inside fail.
 //
@@ -25,33 +25,33 @@
 #include <vector>
 
 #include "core/iface/rendezvous.h"
-#include "transports/tcp/lobby.h"
 #include "transports/tcp/reactor.h"
+#include "transports/tcp/rendezvous_server.h"
 
 namespace sotto::tcp {
 
-// How long a member waits for the coordinator's decision.
+// Longest time that a member waits for the coordinator's decision.
 inline constexpr int64_t kDecisionMs = 1500;
-// How long the coordinator waits for signs of life before it decides.
+// Longest time that the coordinator waits for signs of life before it decides.
 inline constexpr int64_t kInquiryMs = 500;
 
 inline int64_t ms_between(int64_t from_ns, int64_t to_ns) { return (to_ns - from_ns) / 1'000'000; }
 
 class TcpControl;
 
-// The data connections, as a second way for failures.
+// The data connections, as a second way of failure frames.
 class FailureRoute {
  public:
   virtual ~FailureRoute() = default;
-  // Sends a failure frame to the peer, if a connection to it can send.
+  // Sends a failure frame to the peer, where a connection to it can send.
   virtual void send_failure(int32_t peer, const std::string& payload) = 0;
-  // What was to be sent so was handed to the network, or never will be.
+  // All failure frames to the peer were handed to the network, or never will be.
   virtual bool failure_sent(int32_t peer) const = 0;
   // A data connection to the peer is open.
   virtual bool connected(int32_t peer) const = 0;
 };
 
-// Both ends of that way; each takes itself out when it ends.
+// Both ends of that way. Each end removes itself when it is destroyed.
 struct FailureBridge {
   TcpControl* control = nullptr;
   FailureRoute* route = nullptr;
@@ -77,29 +77,29 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
 
   // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
   std::string describe_rank(int32_t rank) const;
-  // The coordinator as this rank reaches it; empty on the coordinator.
+  // The address at which this rank reaches the coordinator; empty on the coordinator.
   std::string coordinator_address() const;
   int32_t coordinator() const { return group_.coordinator; }
-  // What has passed the control connection to a rank; null where there is none.
+  // Bytes on the control connection to a rank; null: there is no such connection.
   std::shared_ptr<const LinkBytes> link_bytes(int32_t rank) const;
 
-  // For the transport: where it becomes the route, and what it hears.
+  // For the transport: where it registers as the route, and its events.
   const std::shared_ptr<FailureBridge>& bridge() const { return bridge_; }
   Status on_failure_frame(int32_t peer, wire::Bytes payload);
   void on_disconnected(int32_t peer);
 
  private:
-  struct Exchange {
+  struct PendingGather {
     std::string what;
-    int32_t what_rank = -1;  // who named it first
+    int32_t what_rank = -1;  // the first rank that came, whose name for it `what` is
     std::vector<std::optional<std::string>> blobs;
     int32_t present = 0;
   };
-  // A proposal that may be a symptom only.
+  // A proposal that may be only a symptom.
   struct Inquiry {
     FailureCause cause;
     int64_t begin_ns = 0;
-    std::vector<int32_t> asked;  // of them no sign of life has come yet
+    std::vector<int32_t> asked;  // ranks without a sign of life since
   };
 
   bool coordinates() const { return group_.rank == group_.coordinator; }
@@ -111,12 +111,12 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   Status on_heartbeat(ControlLink& link, wire::Bytes payload);
   void on_bye(ControlLink& link);
   void contribute(int32_t rank, uint64_t sequence, std::string what, std::string blob);
-  void complete_exchange();
+  void complete_gather();
   std::string missing_text() const;
   Status failure_status() const;
   void tick();
   void send_heartbeats();
-  void send_note();
+  void report_missing();
 
   // Failure (control_failure.cc).
   bool connected(int32_t rank) const;
@@ -144,26 +144,26 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   std::shared_ptr<FailureBridge> bridge_ = std::make_shared<FailureBridge>();
   ControlListener* listener_ = nullptr;
   std::optional<FailureCause> failure_;
-  std::optional<FailureCause> proposed_;  // member: waits for the coordinator's decision
+  std::optional<FailureCause> proposed_;  // member: awaiting the coordinator's decision
   int64_t proposed_ns_ = 0;
-  bool overdue_ = false;                  // the tick before found it late
+  bool overdue_ = false;                  // late already at the last tick
   std::optional<Inquiry> inquiry_;        // coordinator
-  std::optional<FailureCause> decision_;  // coordinator: told to all, and adopted soon
+  std::optional<FailureCause> decision_;  // coordinator: sent to all, adopted soon
   int64_t decided_ns_ = 0;
-  std::vector<Status> lost_;  // by rank: why its control connection ended; OK: it has not
+  std::vector<Status> lost_;  // by rank: the end of its control connection; OK: none
   bool established_ = false;
   bool left_ = false;
   std::vector<bool> bye_;  // by rank
 
   uint64_t sequence_ = 0;  // of the next all-gather
-  Exchange exchange_;      // coordinator: the one in progress
+  PendingGather gather_;   // coordinator: the one in progress
   std::optional<std::vector<std::string>> gathered_;
-  std::string waiting_;  // member: whom the coordinator waits for
-  std::string noted_;    // coordinator: what it has told about that
+  std::string waiting_;           // member: ranks that the coordinator waits for
+  std::string reported_missing_;  // coordinator: the last report of missing ranks
   int64_t last_heartbeat_ns_;
   int64_t silence_limit_ms_ = 0;
   int64_t last_tick_ns_;
-  int64_t awake_since_ns_;  // before it this process did not run, and could not hear anybody
+  int64_t awake_since_ns_;           // end of the last time in which this process did not run
   std::vector<uint32_t> silent_ms_;  // member: as the coordinator reported
   int64_t silent_at_ns_ = 0;
 };

@@ -37,7 +37,7 @@ class PeerCounters {
   struct Direction {
     std::atomic<uint64_t> payload{0}, header{0}, service{0}, messages{0};
   };
-  // One writer: no need for an atomic addition.
+  // With one writer the addition need not be atomic.
   static void add(std::atomic<uint64_t>& to, uint64_t n) {
     to.store(to.load(std::memory_order_relaxed) + n, std::memory_order_relaxed);
   }
@@ -51,8 +51,8 @@ class PeerCounters {
   Direction sent_, received_;
 };
 
-// Entries live as long as the table: the counters of a comm stay readable after its end (W entries
-// of 64 bytes a comm).
+// Entries live as long as the table, so the counters of a comm are readable after its end (W
+// entries of 64 bytes a comm).
 class CounterTable {
  public:
   explicit CounterTable(int32_t peers) : peers_(static_cast<size_t>(peers)) {}

@@ -15,10 +15,10 @@ namespace {
 
 constexpr int kBacklog = 1024;
 constexpr int64_t kSweepMs = 100;
-// For the other side to read why it was refused.
+// Time for the peer to read its refusal.
 constexpr int64_t kLingerMs = 1000;
-// Accepted in a tick: others have their turn, too. And where nobody is expected, which also bounds
-// what is pending there.
+// Connections accepted per tick, so that other work has its turn. kUnexpected: where no rank is
+// expected; also the limit of pending connections there.
 constexpr size_t kMostAccepts = 2048, kUnexpected = 8;
 
 size_t pending_limit() {
@@ -35,7 +35,7 @@ bool out_of_descriptors(const error_code& failed) {
 
 }  // namespace
 
-// A connection whose first frame has not come, or that was refused and has yet to read why.
+// A connection whose first frame has not come, or that was refused and has to read the reason.
 class FrameListener::Pending final : public StreamOwner {
  public:
   explicit Pending(State& listener) : listener_(listener) {}
@@ -92,10 +92,10 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   asio::ip::tcp::acceptor acceptor;
   asio::steady_timer timer;
   std::vector<std::unique_ptr<Pending>> pending;  // the oldest first
-  bool expected = true;                           // somebody is
-  int reserve = -1;  // a descriptor that a connection can have when there is no other
+  bool expected = true;                           // ranks are to come
+  int reserve = -1;                    // descriptor for a connection when there is no other
   size_t accepts_left = kMostAccepts;  // until the next tick
-  bool accepting = false;              // the next connection is being waited for
+  bool accepting = false;              // a wait for the next connection is pending
   bool armed = false;                  // the timer is
 
   void sweep();
@@ -202,7 +202,7 @@ void FrameListener::State::sweep() {
   if (pending.empty()) take_reserve();
 }
 
-// Closes the oldest if it had its time; its place may also be free by now.
+// Closes the oldest if its time is over. True: there is room.
 bool FrameListener::State::evict() {
   if (pending.empty()) return false;
   Pending& oldest = *pending.front();
@@ -268,7 +268,7 @@ void FrameListener::State::not_accepted(const error_code& failed) {
   }
 }
 
-// What is short for a moment is no reason to give up.
+// Reports the lack of descriptors when it has lasted.
 void FrameListener::State::look_for_room(const error_code& failed) {
   const int64_t now = reactor.now_ns();
   if (full_since_ns == 0) full_since_ns = now;
@@ -280,7 +280,7 @@ void FrameListener::State::look_for_room(const error_code& failed) {
                 failed.message(), static_cast<uint64_t>(files.rlim_cur)));
 }
 
-// Ticks while somebody is pending or nothing is accepted.
+// Ticks while connections are pending or none is accepted.
 void FrameListener::State::arm() {
   if (armed || (pending.empty() && accepting)) return;
   armed = true;
@@ -298,7 +298,7 @@ void FrameListener::State::tick() {
   for (size_t i = 0; i < pending.size(); ++i) {
     Pending& one = *pending[i];
     if (!one.overdue(now)) continue;
-    one.look();  // what has come may not have been read yet
+    one.look();  // the frame may have come without having been read
     if (one.overdue(now))
       one.drop("silent", fmt::format("has sent no {} within {} s", wire::kind_name(kind),
                                      kFirstFrameMs / 1000));

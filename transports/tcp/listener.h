@@ -1,10 +1,10 @@
-// A listening socket whose connections begin with one frame, by which they are admitted or refused.
+// A listening socket. The first frame of a connection decides whether it is admitted or refused.
 //
-// Until that frame is complete a connection is pending, and may be anybody's: it gets
-// kFirstFrameMs, and there are at most `limit` of them. When there are more the oldest is closed,
-// but not before it had kLeastMs; meanwhile new ones wait in the kernel's queue. When the process
-// has no descriptors left the oldest makes room, too, and one descriptor is kept in reserve, so
-// that there is always one connection that can be looked at.
+// Until that frame is complete the connection is pending and its peer unknown. A pending connection
+// has kFirstFrameMs. There are at most `limit` of them. Beyond that the oldest is closed when it is
+// kLeastMs old, and meanwhile new ones wait in the kernel's queue. The oldest also makes room when
+// the process has no descriptors left. One descriptor is kept in reserve, so that at least one
+// connection can be accepted and read.
 //
 // Threads: the driving thread.
 #pragma once
@@ -24,12 +24,11 @@
 
 namespace sotto::tcp {
 
-// For the first frame of a connection that was accepted.
+// Time for the first frame of an accepted connection.
 inline constexpr int64_t kFirstFrameMs = 5000;
-// What a pending connection gets when others want its place.
+// Time that a pending connection has before it makes room for others.
 inline constexpr int64_t kLeastMs = 500;
-// Pending connections of one listener: a quarter of the descriptors that the process may have,
-// within these bounds.
+// Bounds of the limit of pending connections, a quarter of the process's descriptors.
 inline constexpr size_t kFewestPending = 16, kMostPending = 256;
 
 class FrameListener {
@@ -39,12 +38,12 @@ class FrameListener {
     wire::FrameKind kind = wire::FrameKind::kJoin;
     uint64_t max_payload = 0;
     size_t expected = 0;  // connections that ranks may make at once, on top of the limit
-    // Called when connections wait that this process has no descriptors for, and nobody who is
-    // pending could make room.
+    // Called when connections wait, the process has no descriptors for them, and no pending
+    // connection could make room.
     std::function<void(const Status& why)> on_full = {};
   };
-  // Admits a connection: takes the stream and gives it an owner. Else returns why it is refused;
-  // the other side is told with a failure frame.
+  // Admits a connection: takes the stream and gives it an owner. Else returns the refusal, which is
+  // sent to the peer as a failure frame.
   using AdmitFn = std::function<std::optional<Refusal>(
       std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first, wire::Bytes payload)>;
 
@@ -56,12 +55,12 @@ class FrameListener {
   FrameListener& operator=(const FrameListener&) = delete;
 
   uint16_t port() const { return port_; }
-  // From now on nobody is expected: fewer pending connections, not many in a second, no descriptor
-  // in reserve.
+  // No rank is expected any more: from now on fewer connections are pending and accepted per
+  // second, and no descriptor is in reserve.
   void expect_nobody();
   // Refuses a connection that was admitted and to which nothing was sent.
   void refuse(std::unique_ptr<FrameStream> stream, const Refusal& refusal);
-  // Those who were refused have been told.
+  // All refusals were delivered.
   bool delivered() const;
   size_t pending() const;
   RefusalLog& refusals();

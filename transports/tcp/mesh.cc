@@ -14,14 +14,14 @@ constexpr uint64_t kMaxRefusalBytes = wire::kMaxTextBytes + 64;
 constexpr uint32_t kMaxAddresses = 64;
 constexpr uint32_t kMaxConnections = 64;
 
-// What a rank tells the others before they connect.
-struct Card {
+// What the other ranks need to connect to one.
+struct AddressRecord {
   uint16_t port = 0;
   FlowLimits limits;
   std::vector<Address> addresses;
 
   std::string encode() const {
-    wire::Writer out;
+    wire::ByteWriter out;
     out.number(port);
     out.number(limits.eager_bytes);
     out.number(limits.credit_bytes);
@@ -30,44 +30,45 @@ struct Card {
     for (const Address& a : addresses) out.text(a.to_string());
     return out.take();
   }
-  static Result<Card> decode(const std::string& text) {
-    wire::Reader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
-    Card card;
-    card.port = in.number<uint16_t>();
-    card.limits.eager_bytes = in.number<uint64_t>();
-    card.limits.credit_bytes = in.number<uint64_t>();
-    card.limits.connections = std::clamp(in.number<uint32_t>(), 1u, kMaxConnections);
+  static Result<AddressRecord> decode(const std::string& text) {
+    wire::ByteReader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
+    AddressRecord record;
+    record.port = in.number<uint16_t>();
+    record.limits.eager_bytes = in.number<uint64_t>();
+    record.limits.credit_bytes = in.number<uint64_t>();
+    record.limits.connections = std::clamp(in.number<uint32_t>(), 1u, kMaxConnections);
     const uint32_t count = std::min(in.number<uint32_t>(), kMaxAddresses);
     for (uint32_t i = 0; i < count && in.ok(); ++i) {
       error_code failed;
       const Address address = asio::ip::make_address(std::string(in.text()), failed);
       if (failed) return error(Code::kProtocol, "malformed address of a data connection");
-      card.addresses.push_back(address);
+      record.addresses.push_back(address);
     }
-    if (!in.finished() || card.addresses.empty())
+    if (!in.finished() || record.addresses.empty())
       return error(Code::kProtocol, "malformed addresses of data connections");
-    return card;
+    return record;
   }
 };
 
 class Mesh;
 
-// A connection to or from a peer, until the transport takes it. Its number among those to the peer
-// is the segment of its hello.
-class Greeting final : public StreamOwner {
+// The handshake of one connection, which it keeps until the transport takes it. The hello's segment
+// is the number of the connection among those to the peer.
+class Handshake final : public StreamOwner {
  public:
-  Greeting(Mesh& mesh, int32_t peer, uint32_t number) : mesh_(mesh), peer_(peer), number_(number) {}
+  Handshake(Mesh& mesh, int32_t peer, uint32_t number)
+      : mesh_(mesh), peer_(peer), number_(number) {}
   std::unique_ptr<FrameStream> stream;
   int32_t peer() const { return peer_; }
   uint32_t number() const { return number_; }
-  // The peer has connected and said its hello; it is answered.
+  // Of a peer that has connected and sent its hello: answers it.
   void take(std::unique_ptr<FrameStream> connection) {
     stream = std::move(connection);
     stream->set_owner(*this, stream->name());
-    greeted_ = true;
-    say_hello();
+    hello_received_ = true;
+    send_hello();
   }
-  void say_hello() {
+  void send_hello() {
     to_send_ = true;
     stream->flush();
   }
@@ -76,7 +77,7 @@ class Greeting final : public StreamOwner {
   Result<PayloadPlace> on_header(FrameStream& s, const wire::FrameHeader& header) override {
     const bool refusal = header.kind == wire::FrameKind::kFailure;
     if ((header.kind != wire::FrameKind::kHello && !refusal) ||
-        header.payload_bytes > (refusal ? kMaxRefusalBytes : kMaxHelloBytes) || greeted_) {
+        header.payload_bytes > (refusal ? kMaxRefusalBytes : kMaxHelloBytes) || hello_received_) {
       return error(Code::kProtocol, "{} from {} instead of a hello", describe(header), s.name());
     }
     inbox_.resize(header.payload_bytes);
@@ -90,23 +91,23 @@ class Greeting final : public StreamOwner {
   Mesh& mesh_;
   int32_t peer_;
   uint32_t number_;
-  bool greeted_ = false, to_send_ = false;
+  bool hello_received_ = false, to_send_ = false;
   std::string inbox_, outbox_;
 };
 
 class Mesh {
-  using Lines = std::vector<std::unique_ptr<Greeting>>;  // connections to one peer
+  using Handshakes = std::vector<std::unique_ptr<Handshake>>;  // connections to one peer
 
  public:
-  // connections: to each peer that this rank wishes; the smallest wish of all counts. Lower ranks
-  // connect to this one; who else does is refused.
+  // connections: to each peer, as this rank wishes; the smallest number of all ranks counts. Lower
+  // ranks connect to this one; any other connection is refused.
   Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control, uint32_t connections)
       : reactor_(std::move(reactor)), control_(control) {
     peers_.resize(static_cast<size_t>(control.size()));
-    for (Lines& lines : peers_) lines.resize(connections);
+    for (Handshakes& row : peers_) row.resize(connections);
   }
 
-  // Nobody connects to rank 0.
+  // Rank 0 needs no listener: it is the lower rank of all its pairs.
   Status listen(const ListenPlace& place) {
     if (control_.rank() == 0) return {};
     const std::string here = fmt::format("rank {}: data connections", control_.rank());
@@ -121,23 +122,24 @@ class Mesh {
     listener_ = opened.take();
     return {};
   }
-  // The port that others are told.
+  // The port in the address record.
   uint16_t port(const ListenPlace& place) const {
     if (!listener_) return 0;
     return place.published_port != 0 ? place.published_port : listener_->port();
   }
 
-  Status connect(const std::vector<std::string>& cards, FlowLimits& limits) {
-    std::vector<Card> known;
+  Status connect(const std::vector<std::string>& records, FlowLimits& limits) {
+    std::vector<AddressRecord> known;
     for (int32_t r = 0; r < control_.size(); ++r) {
-      SOTTO_ASSIGN(const Card card, Card::decode(cards[static_cast<size_t>(r)]));
-      // What one may send the other has to be ready for: the smallest wish counts.
-      limits.eager_bytes = std::min(limits.eager_bytes, card.limits.eager_bytes);
-      limits.credit_bytes = std::min(limits.credit_bytes, card.limits.credit_bytes);
-      limits.connections = std::min(limits.connections, card.limits.connections);
-      known.push_back(card);
+      SOTTO_ASSIGN(const AddressRecord record,
+                   AddressRecord::decode(records[static_cast<size_t>(r)]));
+      // A receiver has to be ready for what a sender may send, so the smallest limit counts.
+      limits.eager_bytes = std::min(limits.eager_bytes, record.limits.eager_bytes);
+      limits.credit_bytes = std::min(limits.credit_bytes, record.limits.credit_bytes);
+      limits.connections = std::min(limits.connections, record.limits.connections);
+      known.push_back(record);
     }
-    for (Lines& lines : peers_) lines.resize(limits.connections);
+    for (Handshakes& row : peers_) row.resize(limits.connections);
     for (int32_t r = control_.rank() + 1; r < control_.size(); ++r) {
       for (uint32_t i = 0; i < limits.connections; ++i)
         start_connecting(r, i, known[static_cast<size_t>(r)]);
@@ -145,16 +147,16 @@ class Mesh {
     return {};
   }
 
-  // All peers have greeted, or one of them cannot be reached.
+  // All handshakes are over, or the set-up has failed.
   bool settled() const {
     return failure_.has_value() || control_.failure().has_value() || missing().empty();
   }
   std::vector<int32_t> missing() const {
     std::vector<int32_t> ranks;
     for (int32_t r = 0; r < control_.size(); ++r) {
-      const Lines& lines = peers_[static_cast<size_t>(r)];
+      const Handshakes& row = peers_[static_cast<size_t>(r)];
       const bool all =
-          std::all_of(lines.begin(), lines.end(), [](const auto& g) { return g != nullptr; });
+          std::all_of(row.begin(), row.end(), [](const auto& h) { return h != nullptr; });
       if (r != control_.rank() && !all) ranks.push_back(r);
     }
     return ranks;
@@ -165,8 +167,8 @@ class Mesh {
     std::vector<MeshPeer> out;
     for (int32_t r = 0; r < control_.size(); ++r) {
       MeshPeer peer;
-      for (auto& greeting : peers_[static_cast<size_t>(r)]) {
-        if (greeting) peer.streams.push_back(std::move(greeting->stream));
+      for (auto& handshake : peers_[static_cast<size_t>(r)]) {
+        if (handshake) peer.streams.push_back(std::move(handshake->stream));
       }
       peer.name = control_.describe_rank(r);
       peer.control_bytes = control_.link_bytes(r);
@@ -177,22 +179,21 @@ class Mesh {
 
   wire::Hello own_hello() const { return {control_.token(), control_.rank(), control_.size()}; }
 
-  // The peer that this rank has connected to answers. Only from inside the stream of `g`, which
-  // therefore is not destroyed here.
-  Status answered(Greeting& g, const wire::Hello& hello) {
-    SOTTO_TRY(check(hello, hello.rank == g.peer(), g.stream->name()));
-    auto& place = peers_[static_cast<size_t>(g.peer())][g.number()];
+  // The answer of a peer to which this rank has connected. Called inside the stream of `h`, which
+  // is therefore not destroyed here.
+  Status answered(Handshake& h, const wire::Hello& hello) {
+    SOTTO_TRY(check(hello, hello.rank == h.peer(), h.stream->name()));
+    auto& place = peers_[static_cast<size_t>(h.peer())][h.number()];
     const auto found = std::find_if(pending_.begin(), pending_.end(),
-                                    [&](const auto& p) { return p.get() == &g; });
+                                    [&](const auto& p) { return p.get() == &h; });
     place = std::move(*found);
     pending_.erase(found);
-    // A peer that gets through set-up first may send messages before there is a transport here to
-    // take them.
-    g.stream->pause();
+    // A peer may complete its set-up first and send messages before the transport is made here.
+    h.stream->pause();
     return {};
   }
 
-  void broken(const Greeting& g, const Status& why) { fail(g.peer(), why); }
+  void broken(const Handshake& h, const Status& why) { fail(h.peer(), why); }
 
  private:
   Status check(const wire::Hello& hello, bool expected, const std::string& from) const {
@@ -201,7 +202,7 @@ class Mesh {
                  hello.size, hello.token == control_.token() ? "the right" : "another");
   }
 
-  // Somebody has connected and says hello.
+  // A first hello, from a peer that has connected.
   std::optional<Refusal> admit(std::unique_ptr<FrameStream>& stream, const wire::FrameHeader& first,
                                wire::Bytes payload) {
     const auto refusal = [](std::string_view cause, std::string text) {
@@ -213,28 +214,29 @@ class Mesh {
     const bool expected = hello->rank >= 0 && hello->rank < control_.rank();
     if (Status status = check(*hello, expected, stream->name()); !status.ok())
       return refusal(hello->token == control_.token() ? "rank" : "token", status.text());
-    Lines& lines = peers_[static_cast<size_t>(hello->rank)];
-    if (first.segment >= lines.size() || lines[first.segment]) {
+    Handshakes& row = peers_[static_cast<size_t>(hello->rank)];
+    if (first.segment >= row.size() || row[first.segment]) {
       return refusal(
           "taken",
           fmt::format("{} greets as connection {} of rank {}, which is connected already or has no "
                       "such connection",
                       stream->name(), first.segment, hello->rank));
     }
-    auto& place = lines[first.segment];
-    place = std::make_unique<Greeting>(*this, hello->rank, first.segment);
+    auto& place = row[first.segment];
+    place = std::make_unique<Handshake>(*this, hello->rank, first.segment);
     place->take(std::move(stream));
     place->stream->pause();  // as in answered()
     return {};
   }
 
-  void start_connecting(int32_t peer, uint32_t number, const Card& card) {
+  void start_connecting(int32_t peer, uint32_t number, const AddressRecord& record) {
     std::vector<Endpoint> endpoints;
-    // The address at which the coordinator was found is known to work.
+    // The coordinator's address of the rendezvous is known to work.
     if (peer == control_.coordinator()) {
-      if (const auto known = coordinator_address(card)) endpoints.emplace_back(*known, card.port);
+      if (const auto known = coordinator_address(record))
+        endpoints.emplace_back(*known, record.port);
     }
-    for (const Address& a : card.addresses) endpoints.emplace_back(a, card.port);
+    for (const Address& a : record.addresses) endpoints.emplace_back(a, record.port);
     connectors_.push_back(std::make_unique<Connector>(
         *reactor_, std::move(endpoints), false,
         [this, peer, number](int fd, std::string name) {
@@ -243,8 +245,8 @@ class Mesh {
         [this, peer](const Status& why) { fail(peer, why); }));
   }
 
-  std::optional<Address> coordinator_address(const Card& card) const {
-    if (card.addresses.size() < 2) return {};
+  std::optional<Address> coordinator_address(const AddressRecord& record) const {
+    if (record.addresses.size() < 2) return {};
     const std::string name = control_.coordinator_address();
     error_code failed;
     std::string host = name.substr(0, name.rfind(':'));
@@ -255,18 +257,18 @@ class Mesh {
   }
 
   void adopt(int fd, std::string name, int32_t peer, uint32_t number) {
-    auto greeting = std::make_unique<Greeting>(*this, peer, number);
-    auto stream = FrameStream::make(*reactor_, fd, std::move(name), *greeting);
+    auto handshake = std::make_unique<Handshake>(*this, peer, number);
+    auto stream = FrameStream::make(*reactor_, fd, std::move(name), *handshake);
     if (!stream.ok()) {
       fail(peer, stream.status());
       return;
     }
-    greeting->stream = stream.take();
-    pending_.push_back(std::move(greeting));
-    pending_.back()->say_hello();
+    handshake->stream = stream.take();
+    pending_.push_back(std::move(handshake));
+    pending_.back()->send_hello();
   }
 
-  // Each connection is a descriptor.
+  // No descriptors left: each connection takes one.
   void full(const Status& why) {
     if (failure_ || missing().empty()) return;
     failure_ = FailureCause{
@@ -287,12 +289,12 @@ class Mesh {
   TcpControl& control_;
   std::unique_ptr<FrameListener> listener_;
   std::vector<std::unique_ptr<Connector>> connectors_;
-  std::vector<std::unique_ptr<Greeting>> pending_;  // wait for the peer's hello
-  std::vector<Lines> peers_;                        // by rank
+  std::vector<std::unique_ptr<Handshake>> pending_;  // wait for the peer's hello
+  std::vector<Handshakes> peers_;                    // by rank
   std::optional<FailureCause> failure_;
 };
 
-Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
+Status Handshake::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
   const wire::Bytes payload(reinterpret_cast<const uint8_t*>(inbox_.data()), inbox_.size());
   if (header.kind == wire::FrameKind::kFailure) {
     SOTTO_ASSIGN(const wire::Failure refusal, wire::Failure::decode(payload));
@@ -300,11 +302,11 @@ Status Greeting::on_frame(FrameStream& /*s*/, const wire::FrameHeader& header) {
                  printable(refusal.text, 1000));
   }
   SOTTO_ASSIGN(const wire::Hello hello, wire::Hello::decode(payload));
-  greeted_ = true;
+  hello_received_ = true;
   return mesh_.answered(*this, hello);
 }
 
-bool Greeting::next_frame(FrameStream& /*s*/, OutFrame& out) {
+bool Handshake::next_frame(FrameStream& /*s*/, OutFrame& out) {
   if (!to_send_) return false;
   to_send_ = false;
   outbox_ = mesh_.own_hello().encode();
@@ -316,7 +318,7 @@ bool Greeting::next_frame(FrameStream& /*s*/, OutFrame& out) {
   return true;
 }
 
-void Greeting::on_broken(FrameStream& /*s*/, Status why) { mesh_.broken(*this, why); }
+void Handshake::on_broken(FrameStream& /*s*/, Status why) { mesh_.broken(*this, why); }
 
 Status tell_everyone(TcpControl& control, Driver& driver, FailureCause cause) {
   control.fail(cause);
@@ -337,10 +339,10 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
     if (Status status = mesh.listen(place); !status.ok()) {
       return tell_everyone(control, driver, {status.code(), control.rank(), status.text()});
     }
-    const Card own{mesh.port(place), limits, place.published};
-    SOTTO_ASSIGN(const auto cards, control.all_gather("addresses of data connections", own.encode(),
-                                                      driver, deadline));
-    SOTTO_TRY(mesh.connect(cards, limits));
+    const AddressRecord own{mesh.port(place), limits, place.published};
+    SOTTO_ASSIGN(const auto records, control.all_gather("addresses of data connections",
+                                                        own.encode(), driver, deadline));
+    SOTTO_TRY(mesh.connect(records, limits));
     const bool in_time = driver.run_until([&] { return mesh.settled(); }, deadline);
     if (mesh.failure()) return tell_everyone(control, driver, *mesh.failure());
     if (control.failure()) return Status(control.failure()->code, control.failure()->text);
@@ -351,7 +353,7 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
            fmt::format("rank {}: data connections to rank(s) {} were not made in time",
                        control.rank(), rank_list(mesh.missing()))});
     }
-    // Nobody goes on before all connections of all ranks are there.
+    // A barrier: all connections of all ranks are made.
     SOTTO_TRY(control.all_gather("data connections are made", "", driver, deadline).status());
   }
   auto transport =

@@ -1,5 +1,6 @@
-// Connects every rank of a group with every other: each listens, addresses are exchanged over the
-// control plane, the lower rank connects, both sides say hello with the group's token.
+// The data connections of a group, between all pairs of ranks. Each rank listens, address records
+// go over the control plane, and the lower rank of a pair connects. The handshake is a hello in
+// each direction, with the token of the group.
 #pragma once
 
 #include <memory>

@@ -90,7 +90,7 @@ bool is_own_address(const Address& address) {
 ListenPlace place_towards(const std::vector<Endpoint>& others) {
   const auto at = [](const Address& address) { return ListenPlace{address, {address}, 0, 0}; };
   for (const Endpoint& to : others) {
-    // Connecting a datagram socket sends nothing: it asks for the route.
+    // Connecting a datagram socket looks up the route, and sends nothing.
     asio::io_context io;
     asio::ip::udp::socket socket(io);
     error_code failed;
@@ -140,7 +140,7 @@ Status advertise(const std::string& text, ListenPlace& place) {
     const char* end = text.data() + text.size();
     const auto [stop, failed] = std::from_chars(text.data() + colon + 1, end, port);
     if (!host.empty()) address = address_of(host);
-    // Of an IPv6 address without brackets nobody could say where it ends.
+    // The end of an IPv6 address without brackets is ambiguous.
     const bool clear = host.find(':') == std::string::npos || host.front() == '[';
     valid = (host.empty() || address) && clear && failed == std::errc() && stop == end && port != 0;
   }

@@ -6,8 +6,7 @@
 namespace sotto::tcp {
 namespace {
 
-// Blocks up to this size are kept by the pool; larger ones (unexpected messages of a large eager
-// limit) go back at once.
+// Largest block that the pool keeps. Larger ones are unexpected messages of a large eager limit.
 constexpr size_t kLargestPooled = 128 * 1024;
 constexpr uint64_t kP2pBit = uint64_t{1} << 63;
 constexpr uint64_t kP2pCounterMask = 0x7fffffffu;

@@ -1,10 +1,10 @@
-// What the transport knows of the operations in flight: per operation its posting here, per
-// operation and peer (a flow) the receives that wait for messages, the sends that wait for
-// permission, and messages that came before their receive.
+// The operations in flight. Of each operation: its posting here. Of each operation and peer (a
+// flow): receives that wait for messages, sends that wait for READY or credit, and messages that
+// came before their receive.
 //
-// Memory: maps and buffers come from one pool that keeps what it once had, so that a steady state
-// allocates nothing. The pool is bounded by the operations in flight, kMaxUnposted operations of
-// which only peers have spoken so far, and the credit of every peer (unexpected messages).
+// Memory: maps and buffers come from one pool that keeps its memory, so a steady state allocates
+// nothing. It is bounded by the operations in flight, kMaxUnposted operations that are known from
+// peers only, and the credit of every peer (unexpected messages).
 //
 // Threads: the driving thread.
 #pragma once
@@ -35,7 +35,7 @@ struct TransferList {
     (head == nullptr ? head : tail->next) = &t;
     tail = &t;
   }
-  // Unlinks and returns the first one that fits; null: none.
+  // Unlinks the first transfer that fits; null: none does.
   template <class Fits>
   Transfer* take_first(Fits fits) {
     Transfer* before = nullptr;
@@ -50,7 +50,7 @@ struct TransferList {
   }
 };
 
-// A message that came before its receive was posted. Its bytes lie behind it in the same block.
+// A message that came before its receive was posted. Its bytes are behind it in the same block.
 struct Unexpected {
   Unexpected* next = nullptr;
   uint32_t round = 0;
@@ -79,23 +79,23 @@ struct Flow {
   TransferList waiting;        // sends without READY or credit
   Unexpected* unexpected = nullptr;
 
-  std::optional<OpSignature> peer_signature;  // what the peer calls the operation
-  std::optional<uint32_t> peer_ready;         // the peer's receives up to this round are posted
-  std::optional<uint32_t> own_ready;          // ours are
+  std::optional<OpSignature> peer_signature;  // of the operation on the peer
+  std::optional<uint32_t> peer_ready;         // last round whose receives the peer has posted
+  std::optional<uint32_t> own_ready;          // the same of this rank
   std::optional<uint32_t> own_ready_sent;
-  int64_t own_ready_ns = 0;  // when own_ready was last raised
+  int64_t own_ready_ns = 0;  // time of its last change
   int64_t waiting_since_ns = 0;
   bool announced = false;
 };
 
 struct OpState {
   OpKey key;
-  const OpPosting* posting = nullptr;  // null: not reached here yet
+  const OpPosting* posting = nullptr;  // null: not posted here yet
   Flow* flows = nullptr;
 };
 
-// Numbers of one space of one comm that are done, as disjoint intervals: operations end in nearly
-// ascending order.
+// Numbers of the completed operations of one space of one comm. Operations end in nearly ascending
+// order, so a few disjoint intervals hold them.
 class NumberSet {
  public:
   bool contains(uint64_t number) const;
@@ -118,21 +118,21 @@ class OpTable {
   OpTable& operator=(const OpTable&) = delete;
   ~OpTable();
 
-  // All flows of one peer, linked by next_of_peer, the oldest first: who has waited longest is
-  // served first.
+  // All flows of one peer, linked by next_of_peer, the oldest first: the longest wait is served
+  // first.
   void set_peers(int32_t peers) { by_peer_.assign(static_cast<size_t>(peers), {}); }
   Flow* flows_of(int32_t peer) const { return by_peer_[static_cast<size_t>(peer)].first; }
 
   Flow* find(const OpKey& op, int32_t peer);
-  // Finds or makes it; a new one has no counters yet.
+  // Finds or makes the flow; a new one has no counters yet.
   Flow& flow(const OpKey& op, int32_t peer);
   OpState* find_op(const OpKey& op);
   OpState& post(const OpPosting& op);
-  // Forgets the operation and frees its messages; done: as completed, so that late frames of it are
-  // recognised.
+  // Forgets the operation and frees its messages. done: it has completed, and its late frames are
+  // to be recognised.
   void erase(OpState& op, bool done);
   bool done(const OpKey& op) const;
-  // The signature of an operation that completed here a short time ago.
+  // The signature of an operation that has recently completed here.
   std::optional<OpSignature> recent(const OpKey& op) const;
   size_t unposted() const { return ops_.size() - posted_; }
 

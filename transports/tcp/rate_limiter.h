@@ -1,8 +1,7 @@
-// A token bucket in bytes: in T seconds no more than T x rate plus the burst passes.
+// A token bucket in bytes: at most T x rate plus the burst passes in T seconds.
 //
-// It stands for a slow link with buffers in front of it: while bytes wait, the link is busy even if
-// this process does not run, so that time is never lost; only an idle link saves up no more than
-// the burst.
+// It models a slow link with buffers in front of it. While bytes wait the link is busy, also when
+// this process does not run, so no time is lost. An idle link saves up at most the burst.
 //
 // Threads: the driving thread.
 #pragma once
@@ -29,11 +28,11 @@ class RateLimiter {
     refill(now_ns);
     return tokens_ < 1 ? 0 : static_cast<uint64_t>(tokens_);
   }
-  // May go below zero: what has passed has passed.
+  // The tokens may go below zero.
   void take(uint64_t bytes) {
     if (limited()) tokens_ -= static_cast<double>(bytes);
   }
-  // For bytes that have to wait: when `bytes` (at most the burst) may pass.
+  // The time when `bytes` (at most the burst) may pass.
   int64_t when_ns(uint64_t bytes, int64_t now_ns) {
     refill(now_ns);
     waiting_ = true;
@@ -42,12 +41,10 @@ class RateLimiter {
   }
 
  private:
-  // What an idle link saves up: enough that a timer that fires late loses nothing, few enough that
-  // a message is not for free.
+  // The burst: large enough for a timer that fires late, small enough that messages take time.
   static constexpr double kBurstBytes = 64 * 1024;
   static constexpr double kBurstNs = 4e6;
-  // Time that a busy link can go on by itself: some megabytes of buffers at the rates that are
-  // worth limiting.
+  // Time for which a busy link has bytes in its buffers: some megabytes at usual limits.
   static constexpr double kBufferNs = 200e6;
 
   void refill(int64_t now_ns) {

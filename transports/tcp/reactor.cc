@@ -61,13 +61,13 @@ struct Reactor::Ticker {
 // Handler of the wait for the epoll descriptor.
 struct Reactor::EpollReady {
   template <class T>
-  struct Allocator {
+  struct WaitAllocator {
     using value_type = T;
     Reactor* reactor;
 
-    explicit Allocator(Reactor* r) : reactor(r) {}
+    explicit WaitAllocator(Reactor* r) : reactor(r) {}
     template <class U>
-    Allocator(const Allocator<U>& other)
+    WaitAllocator(const WaitAllocator<U>& other)
         : reactor(other.reactor) {}  // NOLINT: as allocators have to
     T* allocate(size_t n) {
       if (n * sizeof(T) > reactor->epoll_wait_.size()) throw std::bad_alloc();
@@ -75,11 +75,11 @@ struct Reactor::EpollReady {
     }
     void deallocate(T* /*memory*/, size_t /*n*/) noexcept {}
     template <class U>
-    bool operator==(const Allocator<U>& other) const {
+    bool operator==(const WaitAllocator<U>& other) const {
       return reactor == other.reactor;
     }
   };
-  using allocator_type = Allocator<void>;
+  using allocator_type = WaitAllocator<void>;
 
   Reactor* reactor;
   allocator_type get_allocator() const noexcept { return allocator_type(reactor); }

@@ -1,8 +1,8 @@
-// Serves the sockets and timers of one backend inside poll(); there is no thread of its own.
+// Serves the sockets and timers of one backend inside poll(), without a thread of its own.
 //
-// Connected sockets are in an edge-triggered epoll set of ours, which costs one system call for a
-// pass over all of them; that set is itself a descriptor of Asio, so that one wait in Asio covers
-// sockets, accepts, connects and timers.
+// Connected sockets are in one edge-triggered epoll set: a pass over all of them takes one system
+// call. The set is itself a descriptor in Asio, so one wait in Asio covers sockets, accepts,
+// connects and timers.
 //
 // Threads: the driving thread; wake() from any.
 #pragma once
@@ -27,12 +27,12 @@ namespace sotto::tcp {
 
 class Reactor;
 
-// Something with a descriptor that wants turns. Unregister before destruction.
+// The owner of a descriptor that the reactor serves. Unregister before destruction.
 class Pollable {
  public:
   virtual ~Pollable() = default;
-  // events: of epoll (EPOLLIN, EPOLLOUT, ...), 0: only another turn. True: there is more to do at
-  // once.
+  // events: of epoll (EPOLLIN, EPOLLOUT, ...); 0: another turn without events. True: another turn
+  // is wanted at once.
   virtual bool serve(uint32_t events) = 0;
 
  private:
@@ -64,10 +64,10 @@ class Reactor final : public Poller {
   void remove(int fd, Pollable& pollable);
   // Another turn for `pollable` in the next pass.
   void want_turn(Pollable& pollable);
-  // A turn when the rate limiter allows some bytes again.
+  // Another turn at the time when the rate limiter allows bytes again.
   void want_turn_at(Pollable& pollable, int64_t at_ns);
 
-  // Calls `tick` about every `period_ms` from poll, until the returned handle is destroyed.
+  // Calls `tick` in poll about every `period_ms`, until the returned handle is destroyed.
   std::shared_ptr<void> every(int64_t period_ms, std::function<void()> tick);
   asio::io_context& io() { return io_; }
   RateLimiter& egress() { return egress_; }
@@ -98,7 +98,7 @@ class Reactor final : public Poller {
   RateLimiter egress_, ingress_;
   SendShares send_shares_;
   SocketSettings sockets_;
-  // Of the one wait that is armed at a time: Asio would allocate for each.
+  // Memory of the one wait that is armed at a time, for which Asio would allocate.
   alignas(std::max_align_t) std::array<std::byte, 256> epoll_wait_;
   asio::io_context io_{1};
   asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};

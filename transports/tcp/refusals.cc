@@ -26,10 +26,10 @@ void RefusalLog::add(std::string_view cause, bool from_rank, const std::string& 
                      const std::string& text) {
   ++count_;
   const std::string host = host_of(peer);
-  const bool known = std::any_of(entries_.begin(), entries_.end(), [&](const Entry& e) {
+  const bool known = std::any_of(entries_.begin(), entries_.end(), [&](const LoggedRefusal& e) {
     return e.cause == cause && e.host == host;
   });
-  // Places are kept for ranks: what they are told is what a user looks for.
+  // A quarter is kept for refusals of ranks, which a user looks for.
   const size_t most = from_rank ? kMaxEntries : kMaxEntries / 4 * 3;
   if (known || entries_.size() >= most) {
     log(LogLevel::kDebug, "{}: connection refused: {}", place_, printable(text, kTextBytes));
@@ -43,9 +43,10 @@ void RefusalLog::add(std::string_view cause, bool from_rank, const std::string& 
 }
 
 std::string RefusalLog::summary() const {
-  std::vector<const Entry*> order;
-  for (const Entry& e : entries_) order.push_back(&e);
-  std::stable_partition(order.begin(), order.end(), [](const Entry* e) { return e->from_rank; });
+  std::vector<const LoggedRefusal*> order;
+  for (const LoggedRefusal& e : entries_) order.push_back(&e);
+  std::stable_partition(order.begin(), order.end(),
+                        [](const LoggedRefusal* e) { return e->from_rank; });
   std::string text;
   for (size_t i = 0; i < std::min(order.size(), kSummarized); ++i)
     text += (text.empty() ? "" : "; ") + order[i]->text;

@@ -1,5 +1,5 @@
-// What a listening port has refused: logged once per cause and host, so that a port scanner fills
-// no log, and summed up for the texts of time-outs.
+// The refusals of a listening port. They are logged once per cause and host, so that a port scanner
+// does not fill the log, and summed up in texts of time-outs.
 //
 // Threads: the driving thread.
 #pragma once
@@ -15,29 +15,29 @@ namespace sotto::tcp {
 
 // Why one connection is refused.
 struct Refusal {
-  // Names the cause: refusals of one cause from one host are logged once. A literal.
+  // Name of the cause, a literal; refusals of one cause and one host are logged once.
   std::string_view cause;
-  // The other side is a rank, of this group or another one, not just anything that connects.
+  // The peer is a rank, of this group or another one, rather than an unknown peer.
   bool from_rank = false;
-  FailureCause told;  // what the other side is told
+  FailureCause told;  // sent to the peer
 };
 
 class RefusalLog {
  public:
-  static constexpr size_t kMaxEntries = 64;  // what is logged at most
+  static constexpr size_t kMaxEntries = 64;  // largest number that is logged
 
-  // place: the beginning of every line, "rendezvous at 127.0.0.1:4000".
+  // place: the start of every line, "rendezvous at 127.0.0.1:4000".
   explicit RefusalLog(std::string place) : place_(std::move(place)) {}
 
-  // peer: its address with the port. A warning the first time, later for debugging only.
+  // peer: its address with the port. Logged as a warning the first time, else at level debug.
   void add(std::string_view cause, bool from_rank, const std::string& peer,
            const std::string& text);
   uint64_t count() const { return count_; }
-  // The first text of some causes, ranks first: "A; B; and 3 other causes". Empty: none.
+  // The first text of some causes, those of ranks first: "A; B; and 3 other causes"; empty: none.
   std::string summary() const;
 
  private:
-  struct Entry {
+  struct LoggedRefusal {
     std::string_view cause;
     bool from_rank;
     std::string host;
@@ -45,12 +45,11 @@ class RefusalLog {
   };
 
   std::string place_;
-  std::vector<Entry> entries_;
+  std::vector<LoggedRefusal> entries_;
   uint64_t count_ = 0;
 };
 
-// What a peer that may be anybody has sent, for logs and texts: one line of printable characters,
-// at most `most` of them.
+// Text from an unknown peer, for logs and errors: one line of at most `most` printable characters.
 std::string printable(std::string_view text, size_t most);
 
 }  // namespace sotto::tcp

@@ -1,5 +1,5 @@
-// The order in which messages to one peer go out: small ones and metadata before bulk, then higher
-// priority first, then first come, first served. A queue of pointers: payloads stay where they are.
+// The order of messages to one peer: small ones and metadata before bulk, then by priority, then
+// first come, first served. A queue of pointers: payloads stay where they are.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@ namespace sotto::tcp {
 
 class SendQueue {
  public:
-  // Messages up to this many bytes overtake bulk: they cost it next to nothing.
+  // Largest message that overtakes bulk, which it hardly delays.
   static constexpr uint64_t kSmallBytes = 4096;
 
   void push(Transfer& t) {
     const bool small = t.message_class == MessageClass::kMetadata || t.bytes <= kSmallBytes;
-    auto& buckets = small ? small_ : bulk_;
+    auto& lists = small ? small_ : bulk_;
     const int32_t priority = t.op->priority;
-    auto at = std::find_if(buckets.begin(), buckets.end(),
-                           [&](const Bucket& b) { return b.priority <= priority; });
-    if (at == buckets.end() || at->priority != priority)
-      at = buckets.insert(at, Bucket{priority, {}});
+    auto at = std::find_if(lists.begin(), lists.end(),
+                           [&](const PriorityList& b) { return b.priority <= priority; });
+    if (at == lists.end() || at->priority != priority)
+      at = lists.insert(at, PriorityList{priority, {}});
     at->list.push(t);
   }
 
-  // The next message, null if there is none; pop_small: of those that overtake bulk.
+  // The next message; null: none. pop_small: of those that overtake bulk.
   Transfer* pop_small() { return pop_from(small_); }
   Transfer* pop() {
     Transfer* t = pop_small();
@@ -37,29 +37,29 @@ class SendQueue {
   bool empty() const { return small_.empty() && bulk_.empty(); }
 
   void remove(const OpPosting& op) {
-    for (auto* buckets : {&small_, &bulk_}) {
-      for (Bucket& b : *buckets) {
+    for (auto* lists : {&small_, &bulk_}) {
+      for (PriorityList& b : *lists) {
         while (b.list.take_first([&](const Transfer& t) { return t.op == &op; }) != nullptr) {
         }
       }
-      std::erase_if(*buckets, [](const Bucket& b) { return b.list.empty(); });
+      std::erase_if(*lists, [](const PriorityList& b) { return b.list.empty(); });
     }
   }
 
  private:
-  struct Bucket {
+  struct PriorityList {
     int32_t priority;
     TransferList list;  // never empty
   };
 
-  static Transfer* pop_from(std::vector<Bucket>& buckets) {
-    if (buckets.empty()) return nullptr;
-    Transfer* t = buckets.front().list.take_first([](const Transfer&) { return true; });
-    if (buckets.front().list.empty()) buckets.erase(buckets.begin());
+  static Transfer* pop_from(std::vector<PriorityList>& lists) {
+    if (lists.empty()) return nullptr;
+    Transfer* t = lists.front().list.take_first([](const Transfer&) { return true; });
+    if (lists.front().list.empty()) lists.erase(lists.begin());
     return t;
   }
 
-  std::vector<Bucket> small_, bulk_;  // highest priority first
+  std::vector<PriorityList> small_, bulk_;  // highest priority first
 };
 
 }  // namespace sotto::tcp

@@ -23,15 +23,15 @@ constexpr uint64_t kBeside = 32 * 1024;
 // Gbit/s. With half of it 4 bytes beside that wait half as long, but it takes 8 to 12 % longer (n =
 // 25 000 000; a fifth of the elements, no difference).
 constexpr uint64_t kAwayUs = 500;
-// On links that are faster than processes bytes wait for cores, so that more of them costs nothing:
-// a rank sends so many per second, and they are not on the way for as long as they would be in
-// front of a link. Not on loopback, which is known by its packets: both ends share caches, and what
-// is read before it has left them is read faster.
+// On links that are faster than processes bytes wait for cores, so more of them cost nothing.
+// There a rank sends kFreelyRate, and bytes are on the way for less than a round trip and
+// kFreelyWaitUs. Loopback, known by its larger packets, is no such link: its ends share caches,
+// from which recent bytes are read faster.
 constexpr uint64_t kFreelyRate = 250'000'000, kFreelyWaitUs = 900, kAwayFreelyUs = 2000;
 constexpr uint64_t kLargestOfLinks = 16 * 1024;
 // A rate is that of at least so long, since buckets let bursts pass at once.
 constexpr int64_t kSampleNs = 20'000'000;
-// Before anything is known of the path.
+// Before the first sample of the path.
 constexpr uint64_t kFirst = 256 * 1024;
 // A window has room for so many full packets, with what the kernel counts for its bookkeeping. With
 // less than two the sender waits for delayed acknowledgements, with four loopback is up to 15 %
@@ -112,8 +112,8 @@ void SendWindow::look(int fd, int64_t now_ns) {
   if (!close) bound(fd, wanted);
 }
 
-// The kernel doubles what it is told and counts its own bookkeeping, so that about as many bytes of
-// data fit as `bytes` says if it is told half.
+// The kernel doubles the number and counts its own bookkeeping: with half of `bytes` about `bytes`
+// of data fit.
 void SendWindow::bound(int fd, uint64_t bytes) {
   const auto half = static_cast<int>(std::min<uint64_t>(bytes / 2, INT32_MAX / 2));
   if (::setsockopt(fd, SOL_SOCKET, SO_SNDBUF, &half, sizeof half) != 0) return;

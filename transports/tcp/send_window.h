@@ -1,23 +1,22 @@
-// How much of a data connection's bytes the kernel may hold that the peer has not acknowledged:
-// about twice what the path carries, and not the megabytes that the system would let gather. Deep
-// queues in front of a slow link make its drops, let connections to one receiver share it unevenly,
-// and keep urgent frames waiting.
+// The send window of a data connection: the largest number of unacknowledged bytes that the kernel
+// may hold. It is about twice what the path carries; the system would allow megabytes. Deep queues
+// in front of a slow link cause drops, share the link unevenly between connections to one receiver,
+// and delay urgent frames.
 //
-// The rate of a path is what it carries while there is something to send: a trainer that computes
-// between its steps sends little in a second, but each burst as fast as the path goes.
+// The rate of a path is measured only while there is something to send. A trainer that computes
+// between its steps sends little in a second, but each burst as fast as the path allows.
 //
-// A window holds some full packets of the path, whatever its rate. A receiver may hold back its
-// acknowledgement of the last one for 40 ms (delayed acknowledgements), and does not once more than
-// a packet has come behind it. So a sender that has room for the next ones never waits for that.
-// Loopback has packets of 64 KiB. Under a rate limit they are what the limit lets pass at once:
-// full ones would gather in front of a receiver that may not read them yet, until its buffer is
-// full.
+// A window holds at least some full packets. A receiver may delay the acknowledgement of the last
+// packet for 40 ms (delayed acknowledgements), unless more than a packet follows it. So a sender
+// with room for the next packets never waits for that. Loopback has packets of 64 KiB. Under a rate
+// limit a packet is what the limit lets pass at once: full ones would fill the buffer of a receiver
+// that may not read them yet.
 //
-// Connections that share this rank's link would keep whatever shares they have: who gets less is
-// given a smaller window. So all windows aim at the mean of the rates.
+// Connections that share this rank's link would keep unequal shares, since a smaller share gets a
+// smaller window. So all windows aim at the mean of the rates.
 //
 // Acknowledged bytes, the shortest round-trip time and the packet size are the kernel's (TCP_INFO).
-// Paths that carry more than what a socket buffer may be set to (net.core.wmem_max) are left to the
+// A path that carries more than the largest socket buffer (net.core.wmem_max) is left to the
 // system, which tunes higher.
 //
 // Threads: the driving thread.
@@ -31,14 +30,14 @@ namespace sotto::tcp {
 // The rates of a rank's connections.
 class SendShares {
  public:
-  // 0: nothing is known of the connection, or it is gone.
+  // A rate of 0: not known yet, or the connection is closed.
   void changed(uint64_t before, uint64_t now) {
     sum_ = sum_ - before + now;
     connections_ = connections_ - (before != 0) + (now != 0);
   }
   uint64_t sum() const { return sum_; }
-  // What a connection gets room for. Paths differ: none is held below its own rate (windows are
-  // twice what a path carries), nor flooded.
+  // The rate for which a connection gets room: the mean, within half and twice its own rate, since
+  // paths differ and windows are twice what a path carries.
   uint64_t rate_for(uint64_t own) const {
     return connections_ == 0 ? own : std::clamp(sum_ / connections_, own / 2, own * 2);
   }
@@ -47,11 +46,11 @@ class SendShares {
   uint64_t sum_ = 0, connections_ = 0;
 };
 
-// What a path carries, from looks at how much of what was sent has been acknowledged. Time in which
-// there was nothing to send does not count.
+// The rate of a path, from samples of the acknowledged bytes. Time without bytes to send does not
+// count.
 class PathRate {
  public:
-  // acked: bytes that the peer has acknowledged so far. Nothing is on its way.
+  // acked: bytes that the peer has acknowledged so far. No bytes are on the way.
   void start(uint64_t acked) { handed_ = acked; }
   // After `bytes` were handed to the kernel.
   void sent(uint64_t bytes, int64_t now_ns) {
@@ -62,25 +61,25 @@ class PathRate {
     }
     handed_ += bytes;
   }
-  // on_path: bytes that are sent and not acknowledged. True: there are new figures.
+  // on_path: bytes that are sent and not acknowledged. True: the figures are new.
   bool look(uint64_t acked, uint64_t on_path, int64_t now_ns);
-  // There is nothing to send for now.
+  // All bytes have been sent for now.
   void idle() { busy_ = false; }
 
   uint64_t bytes_per_second() const { return rate_; }
-  // How long bytes are on the way.
+  // The time that bytes are on the way.
   uint64_t wait_us() const { return wait_us_; }
 
  private:
-  uint64_t rate_ = 0;     // the largest of late
-  uint64_t wait_us_ = 0;  // the shortest of late; a mean of each sample
+  uint64_t rate_ = 0;     // largest of the last samples
+  uint64_t wait_us_ = 0;  // smallest of the last samples, which are means
   uint64_t handed_ = 0;   // to the kernel, since the connection was made
   bool busy_ = false;
   uint64_t acked_ = 0;    // at the last look; when the connection became busy, if that was later,
   int64_t mark_ns_ = 0;   // all that had been handed over
   uint64_t bytes_ = 0;    // of the sample that is being taken
-  double waited_ = 0;     // of it: bytes on the way times nanoseconds
-  int64_t taken_ns_ = 0;  // how long it has taken
+  double waited_ = 0;     // of the sample: bytes on the way times nanoseconds
+  int64_t taken_ns_ = 0;  // duration of the sample so far
 };
 
 class SendWindow {
@@ -90,8 +89,8 @@ class SendWindow {
   SendWindow(const SendWindow&) = delete;
   SendWindow& operator=(const SendWindow&) = delete;
 
-  // fd: a connected socket. enabled: false: the buffer is what somebody has asked for. at_once: as
-  // many bytes at most are handed to the kernel in one go.
+  // fd: a connected socket. enabled: false: the buffer has a size that was asked for. at_once:
+  // largest number of bytes that are handed to the kernel in one call.
   void start(int fd, bool enabled, uint64_t at_once);
   // The window stays as it is.
   void stop() { enabled_ = false; }
@@ -102,10 +101,10 @@ class SendWindow {
     unseen_ += bytes;
     if (unseen_ >= kLookEvery) look(fd, now_ns);
   }
-  // Everything has been handed to the kernel.
+  // All bytes were handed to the kernel.
   void idle(int fd, int64_t now_ns) {
     if (!enabled_) return;
-    // Of what fits into the buffer nothing can be learned.
+    // What fits into the buffer is too little to measure.
     if (unseen_ >= kLookEvery / 4) look(fd, now_ns);
     rate_.idle();
   }
@@ -114,9 +113,9 @@ class SendWindow {
     uint64_t rate;     // bytes per second
     uint64_t all;      // of all connections of this rank
     uint64_t rtt_us;   // the shortest
-    uint64_t wait_us;  // how long bytes are on the way
+    uint64_t wait_us;  // time that bytes are on the way
     uint64_t packet;   // bytes of the largest
-    uint64_t at_once;  // what is handed over in one go, which makes a packet of its own
+    uint64_t at_once;  // bytes per call, which make a packet of their own
   };
   static uint64_t bytes_for(const Path& path);
 
@@ -132,7 +131,7 @@ class SendWindow {
   bool enabled_ = false;
   uint64_t at_once_ = UINT64_MAX;
   bool bounded_ = false;
-  uint64_t most_ = UINT64_MAX;  // that a buffer may be set to; more: the system tunes it
+  uint64_t most_ = UINT64_MAX;  // largest size of a buffer; beyond it the system tunes
   uint64_t unseen_ = 0;         // sent since the kernel was last asked
   uint64_t window_ = 0;         // in force while bounded
 };

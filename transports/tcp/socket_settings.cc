@@ -65,8 +65,8 @@ void SocketSettings::watch(int fd) const {
     const int number = static_cast<int>(std::clamp<int64_t>(value, 1, INT32_MAX));
     ::setsockopt(fd, level, option, &number, sizeof number);
   };
-  // What is under way is given up after this time, and so is a connection whose probes nobody
-  // answers. Probes, in whole seconds: three fit into the time.
+  // The connection ends when data or probes are not acknowledged for this time. Three probes fit
+  // into it, in whole seconds.
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, user_timeout_ms);
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   const int64_t probe_s = std::min<int64_t>(user_timeout_ms / 3000, 32767);

@@ -85,7 +85,7 @@ void FrameStream::fail(Status why) {
 
 void FrameStream::fail_errno(const char* call, int number) {
   std::string where;
-  if (in_stage_ != Stage::kHeader) {
+  if (in_stage_ != ReceiveStage::kHeader) {
     where = fmt::format(" in the middle of a {}", describe(in_header_));
   } else if (in_begin_ != in_end_) {
     where = " in the middle of a frame header";
@@ -154,7 +154,7 @@ uint64_t FrameStream::receive_once(uint64_t allowed) {
   iovec parts[2];
   int count = 0;
   uint64_t direct = 0;
-  if (in_stage_ == Stage::kPayload && in_payload_ != nullptr) {
+  if (in_stage_ == ReceiveStage::kPayload && in_payload_ != nullptr) {
     make_room();
     direct = std::min(in_room_ - in_done_, allowed);
     parts[count++] = {in_payload_ + in_done_, direct};
@@ -196,14 +196,14 @@ void FrameStream::take_direct(uint64_t bytes) {
 bool FrameStream::parse() {
   while (!paused_) {
     switch (in_stage_) {
-      case Stage::kHeader:
+      case ReceiveStage::kHeader:
         if (in_end_ - in_begin_ < wire::kHeaderBytes) return plausible_start();
         if (!begin_frame()) return false;
         break;
-      case Stage::kPayload:
+      case ReceiveStage::kPayload:
         if (!take_payload()) return true;
         break;
-      case Stage::kTrailer:
+      case ReceiveStage::kTrailer:
         if (in_end_ - in_begin_ < wire::kTrailerBytes) return true;
         if (!end_payload()) return false;
         break;
@@ -221,7 +221,8 @@ void FrameStream::show_version() {
       ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
-// Who speaks something else need not send as many bytes as a header has.
+// A peer with another protocol may send fewer bytes than a header has, so these are checked as they
+// come.
 bool FrameStream::plausible_start() {
   const Status start = wire::check_start({in_buffer_.data() + in_begin_, in_end_ - in_begin_});
   return start.ok() || refuse_start(start);
@@ -250,7 +251,7 @@ bool FrameStream::begin_frame() {
   in_room_ = std::min(place->room, in_header_.payload_bytes);
   in_done_ = 0;
   if (in_header_.payload_bytes == 0) return finish_frame();
-  in_stage_ = Stage::kPayload;
+  in_stage_ = ReceiveStage::kPayload;
   in_streamed_ = in_header_.payload_bytes > kInBufferBytes;
   if (in_streamed_) in_hasher_.reset();
   return true;
@@ -277,7 +278,7 @@ bool FrameStream::take_payload() {
     left -= bytes;
   }
   if (in_done_ < in_header_.payload_bytes) return false;
-  in_stage_ = Stage::kTrailer;
+  in_stage_ = ReceiveStage::kTrailer;
   return true;
 }
 
@@ -285,7 +286,7 @@ bool FrameStream::end_payload() {
   const uint64_t sent = wire::decode_trailer(std::span<const uint8_t, wire::kTrailerBytes>(
       in_buffer_.data() + in_begin_, wire::kTrailerBytes));
   in_begin_ += wire::kTrailerBytes;
-  if (in_payload_ != nullptr) {  // nobody reads a discarded payload
+  if (in_payload_ != nullptr) {  // not discarded
     const uint64_t found =
         in_streamed_ ? in_hasher_.digest() : hash64(in_payload_, in_header_.payload_bytes);
     if (found != sent) {
@@ -299,7 +300,7 @@ bool FrameStream::end_payload() {
 }
 
 bool FrameStream::finish_frame() {
-  in_stage_ = Stage::kHeader;
+  in_stage_ = ReceiveStage::kHeader;
   in_payload_ = nullptr;
   const Status status = owner_->on_frame(*this, in_header_);
   if (!open()) return false;

@@ -1,6 +1,5 @@
-// A connected socket that carries frames: parses and checks what arrives, receives payloads into
-// the place that the owner names, and sends the frames that the owner hands out, one after the
-// other, from the place where they are.
+// A connected socket that carries frames. It parses and checks arriving frames and receives their
+// payloads where the owner says. It sends the owner's frames in turn, without a copy.
 //
 // Threads: the driving thread.
 #pragma once
@@ -20,40 +19,39 @@ namespace sotto::tcp {
 
 class FrameStream;
 
-// A frame on its way out. The payload stays where it is until on_sent.
+// A frame to send. The payload stays where it is until on_sent.
 struct OutFrame {
   wire::FrameHeader header;
   const uint8_t* payload = nullptr;
   void* cookie = nullptr;  // the owner's
 };
 
-// Where the payload of a frame goes.
+// The memory for the payload of a frame.
 struct PayloadPlace {
-  uint8_t* data = nullptr;  // null: the payload is read over
-  // Bytes of the payload that have a place now. Less than payload_bytes: the owner is asked for
-  // more when these are full, so that memory follows what has arrived and not what a header
-  // announces.
+  uint8_t* data = nullptr;  // null: discard
+  // Bytes that have a place now. Less than payload_bytes: more_room is called when these are full.
+  // So memory follows what has arrived, not what a header announces.
   uint64_t room = 0;
 };
 
-// What a stream asks of and tells its owner. An owner may call close() inside any of these, but not
-// destroy the stream.
+// Requests and events of a stream. The owner may call close() inside any of these, but not destroy
+// the stream.
 class StreamOwner {
  public:
   virtual ~StreamOwner() = default;
   // A frame begins. An error is reported through on_broken.
   virtual Result<PayloadPlace> on_header(FrameStream& stream, const wire::FrameHeader& header) = 0;
-  // The room is full: the place of the whole payload, of which `arrived` bytes stay where they are
-  // counted from its begin, and a larger room. Only for owners that give less than payload_bytes.
+  // The room is full. Returns the new place of the whole payload, with its first `arrived` bytes,
+  // and a larger room. Only for owners that give less than payload_bytes.
   virtual PayloadPlace more_room(FrameStream& stream, const wire::FrameHeader& header,
                                  uint64_t arrived);
-  // The frame is complete and its checksum right.
+  // The frame is complete and its checksum is right.
   virtual Status on_frame(FrameStream& stream, const wire::FrameHeader& header) = 0;
   // The next frame to send, if there is one.
   virtual bool next_frame(FrameStream& stream, OutFrame& out) = 0;
   virtual void on_sent(FrameStream& stream, const OutFrame& out) = 0;
-  // The connection is of no use any more: PROTOCOL (what arrived; FrameStream::damaged tells
-  // whether on the way), PEER_LOST (closed or reset). Called once.
+  // The connection has failed. PROTOCOL: by what arrived; FrameStream::damaged: damaged on the way.
+  // PEER_LOST: closed or reset. Called once.
   virtual void on_broken(FrameStream& stream, Status why) = 0;
 };
 
@@ -64,52 +62,51 @@ class FrameStream final : public Pollable {
                                                    StreamOwner& owner);
   ~FrameStream() override;
 
-  // Sends what the owner has as far as the socket takes it.
+  // Sends the owner's frames, as far as the socket takes them.
   void flush();
-  // peer: who the other side is, for errors about what it sent; until then its address.
+  // peer: its name, for errors about what it sent; until then these have its address.
   void set_owner(StreamOwner& owner, std::string peer) {
     owner_ = &owner;
     peer_ = std::move(peer);
   }
-  // Keepalive and the time limit of what is not acknowledged (SocketSettings::watch).
+  // Keepalive and the time limit of acknowledgements (SocketSettings::watch).
   void watch() { reactor_.sockets().watch(fd_); }
-  // Reads and hands out nothing more until resume; legal inside a callback.
+  // No frames are read or handed out until resume. Legal inside a callback.
   void pause() { paused_ = true; }
   void resume();
-  // Reads what has come and was not read yet: before a connection is closed for its silence.
+  // Reads what has arrived, before the connection is closed because nothing came.
   void look();
   void close();
-  // What is sent says nothing about the path.
+  // Too little is sent to measure the path: the send window stays as it is.
   void carries_little() { window_.stop(); }
-  // No more frames will be sent; what was sent still arrives.
+  // Sends no more frames; those that were sent still arrive.
   void shutdown_send();
-  // Forgets a frame that is being sent or received: the rest of it will not be read from (or
-  // written to) its memory. A frame that was half sent leaves the connection of no use.
+  // Forgets a frame that is being sent or received: its memory is not accessed any more. After half
+  // a frame nothing can be sent on the connection.
   void drop_out(const void* cookie);
   void discard_in() { in_payload_ = nullptr; }
   const void* sending() const { return out_busy_ ? out_.cookie : nullptr; }
 
   bool open() const { return fd_ >= 0; }
   bool idle() const { return !out_busy_; }
-  // The peer's kernel has everything that was sent.
+  // The peer's kernel has all that was sent.
   bool delivered() const;
   // Frames can still be sent.
   bool can_send() const { return fd_ >= 0 && !out_dead_; }
-  // Bytes came that no peer sends: a checksum does not fit, or there is no frame where one has to
-  // be.
+  // Bytes were damaged on the way: a checksum is wrong, or there is no frame where one has to be.
   bool damaged() const { return damaged_; }
-  // The other side's host has not answered for too long (TCP_USER_TIMEOUT, keepalive, routing).
+  // The peer's host has not answered for too long (TCP_USER_TIMEOUT, keepalive, routing).
   bool unanswered() const { return unanswered_; }
   const std::string& name() const { return name_; }
   int64_t last_heard_ns() const { return last_heard_ns_; }
   const wire::FrameHeader* receiving() const {
-    return in_stage_ == Stage::kHeader ? nullptr : &in_header_;
+    return in_stage_ == ReceiveStage::kHeader ? nullptr : &in_header_;
   }
 
   bool serve(uint32_t events) override;
 
  private:
-  enum class Stage : uint8_t { kHeader, kPayload, kTrailer };
+  enum class ReceiveStage : uint8_t { kHeader, kPayload, kTrailer };
   static constexpr size_t kInBufferBytes = 8192;
   static constexpr uint64_t kChunkBytes = 128 * 1024;
 
@@ -136,25 +133,25 @@ class FrameStream final : public Pollable {
   Reactor& reactor_;
   int fd_;
   std::string name_;
-  std::string peer_;  // in errors about what came
+  std::string peer_;  // for errors about what arrived
   StreamOwner* owner_;
   bool readable_ = false, writable_ = true;
-  bool hung_up_ = false;   // the end of the stream is behind what can be read
-  bool out_dead_ = false;  // nothing can be sent any more
+  bool hung_up_ = false;   // closed by the peer, behind what can still be read
+  bool out_dead_ = false;  // no frame can be sent
   bool damaged_ = false;
   bool unanswered_ = false;
   bool in_send_ = false;
   bool paused_ = false;
   int64_t last_heard_ns_;
 
-  Stage in_stage_ = Stage::kHeader;
+  ReceiveStage in_stage_ = ReceiveStage::kHeader;
   wire::FrameHeader in_header_;
   uint8_t* in_payload_ = nullptr;  // null: discard
   uint64_t in_room_ = 0;           // of in_payload_
   uint64_t in_done_ = 0;
-  bool in_streamed_ = false;  // the hash is being made in pieces
+  bool in_streamed_ = false;  // hash in pieces, while the payload arrives
   Hasher64 in_hasher_;
-  size_t in_begin_ = 0, in_end_ = 0;  // bytes of in_buffer_ that are not consumed
+  size_t in_begin_ = 0, in_end_ = 0;  // unconsumed bytes of in_buffer_
   std::array<uint8_t, kInBufferBytes> in_buffer_;
 
   bool out_busy_ = false;

@@ -8,9 +8,9 @@
 #include "core/base/log.h"
 #include "core/iface/unique_id.h"
 #include "transports/tcp/control_plane.h"
-#include "transports/tcp/lobby.h"
 #include "transports/tcp/mesh.h"
 #include "transports/tcp/net.h"
+#include "transports/tcp/rendezvous_server.h"
 
 namespace sotto::tcp {
 namespace {
@@ -35,14 +35,15 @@ class TcpBackend final : public Backend {
     fields.kind = IdKind::kTcp;
     fields.token = random_token();
     fields.process_token = process_token();
-    SOTTO_ASSIGN(auto lobby, Lobby::open(*reactor_, fields.token, Endpoint(place_.bind, 0)));
-    fields.port = lobby->port();
+    SOTTO_ASSIGN(auto server,
+                 RendezvousServer::open(*reactor_, fields.token, Endpoint(place_.bind, 0)));
+    fields.port = server->port();
     for (const Address& a : place_.published) {
       const std::string text = a.to_string();
       if (fields.addresses.size() + text.size() + 1 > kUniqueIdTextBytes) break;
       fields.addresses += (fields.addresses.empty() ? "" : ",") + text;
     }
-    lobbies_[fields.token] = std::move(lobby);
+    servers_[fields.token] = std::move(server);
     return encode_unique_id(fields);
   }
 
@@ -54,7 +55,7 @@ class TcpBackend final : public Backend {
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
     if (request.size < 1 || request.rank < 0 || request.rank >= request.size)
       return refuse(request, driver);
-    SOTTO_ASSIGN(Membership group, meet(request, driver));
+    SOTTO_ASSIGN(Membership group, rendezvous(request, driver));
     return std::unique_ptr<ControlPlane>(
         std::make_unique<TcpControl>(reactor_, std::move(group), options_.heartbeat_ms));
   }
@@ -71,8 +72,8 @@ class TcpBackend final : public Backend {
   }
 
  private:
-  // A rank that is out of range, which the others should hear of: it presents itself nevertheless,
-  // for a short time.
+  // Of a rank that is out of range: joins nevertheless, for a short time, so that the other ranks
+  // fail with this cause.
   Status refuse(const JoinRequest& request, Driver& driver) {
     const Status status = invalid_argument(
         "rank {} of {} ranks; the rank has to be from 0 to size - 1", request.rank, request.size);
@@ -81,35 +82,35 @@ class TcpBackend final : public Backend {
       JoinRequest shown = request;
       shown.deadline = Deadline::in_us(
           driver.clock(), std::min(request.deadline.left_us(driver.clock()), kRefusalUs));
-      log(LogLevel::kDebug, "{}", meet(shown, driver).status().text());
+      log(LogLevel::kDebug, "{}", rendezvous(shown, driver).status().text());
     }
     return status;
   }
 
-  Result<Membership> meet(const JoinRequest& request, Driver& driver) {
+  Result<Membership> rendezvous(const JoinRequest& request, Driver& driver) {
     wire::Join own;
     own.rank = request.rank;
     own.size = request.size;
     own.pid = static_cast<uint32_t>(::getpid());
     own.host = host_name();
-    if (request.exchange) return meet_by_exchange(request, own, driver);
-    if (request.id) return meet_by_id(*request.id, own, driver, request.deadline);
-    if (!request.address.empty()) return meet_at_address(request, own, driver);
+    if (request.exchange) return rendezvous_by_exchange(request, own, driver);
+    if (request.id) return rendezvous_by_id(*request.id, own, driver, request.deadline);
+    if (!request.address.empty()) return rendezvous_at_address(request, own, driver);
     return invalid_argument(
         "rank {}: nothing says where the ranks meet: no unique id, no rendezvous address",
         request.rank);
   }
 
-  Result<Membership> meet_by_id(const UniqueId& id, wire::Join own, Driver& driver,
-                                Deadline deadline) {
+  Result<Membership> rendezvous_by_id(const UniqueId& id, wire::Join own, Driver& driver,
+                                      Deadline deadline) {
     SOTTO_ASSIGN(const UniqueIdFields fields, decode_unique_id(id));
     if (fields.kind != IdKind::kTcp)
       return invalid_argument("the unique id was not made by the tcp backend");
     own.token = fields.token;
-    if (const auto made_here = lobbies_.find(fields.token); made_here != lobbies_.end()) {
-      auto lobby = std::move(made_here->second);
-      lobbies_.erase(made_here);
-      return Lobby::meet(std::move(lobby), own, driver, deadline);
+    if (const auto made_here = servers_.find(fields.token); made_here != servers_.end()) {
+      auto server = std::move(made_here->second);
+      servers_.erase(made_here);
+      return RendezvousServer::run(std::move(server), own, driver, deadline);
     }
     std::vector<Endpoint> endpoints;
     for (size_t at = 0; at < fields.addresses.size();) {
@@ -122,24 +123,24 @@ class TcpBackend final : public Backend {
     choose_place(endpoints);
     if (endpoints.empty())
       return invalid_argument("the unique id has no address: \"{}\"", fields.addresses);
-    return join_lobby(*reactor_, std::move(endpoints), false, own, driver, deadline);
+    return join_rendezvous(*reactor_, std::move(endpoints), false, own, driver, deadline);
   }
 
-  Result<Membership> meet_at_address(const JoinRequest& request, const wire::Join& own,
-                                     Driver& driver) {
+  Result<Membership> rendezvous_at_address(const JoinRequest& request, const wire::Join& own,
+                                           Driver& driver) {
     SOTTO_ASSIGN(std::vector<Endpoint> endpoints, resolve_url(request.address, *reactor_));
     if (own.rank != 0) {
       choose_place(endpoints);
-      return join_lobby(*reactor_, std::move(endpoints), true, own, driver, request.deadline);
+      return join_rendezvous(*reactor_, std::move(endpoints), true, own, driver, request.deadline);
     }
     SOTTO_ASSIGN(const Endpoint at, rendezvous_endpoint(request.address, endpoints));
-    SOTTO_ASSIGN(auto lobby, Lobby::open(*reactor_, 0, at));
-    return Lobby::meet(std::move(lobby), own, driver, request.deadline);
+    SOTTO_ASSIGN(auto server, RendezvousServer::open(*reactor_, 0, at));
+    return RendezvousServer::run(std::move(server), own, driver, request.deadline);
   }
 
-  // A rank that was not told where to listen does so at the address that leads to the rendezvous.
-  void choose_place(const std::vector<Endpoint>& rendezvous) {
-    if (options_.listen.empty()) move_to(place_towards(rendezvous));
+  // Without a setting a rank listens at its address on the route to the rendezvous.
+  void choose_place(const std::vector<Endpoint>& endpoints) {
+    if (options_.listen.empty()) move_to(place_towards(endpoints));
   }
   void move_to(ListenPlace place) {
     if (!options_.advertise.empty()) place.published = place_.published;
@@ -165,8 +166,8 @@ class TcpBackend final : public Backend {
   }
 
   // The caller's all-gather carries the unique id of rank 0.
-  Result<Membership> meet_by_exchange(const JoinRequest& request, const wire::Join& own,
-                                      Driver& driver) {
+  Result<Membership> rendezvous_by_exchange(const JoinRequest& request, const wire::Join& own,
+                                            Driver& driver) {
     UniqueId mine{};
     if (own.rank == 0) {
       SOTTO_ASSIGN(mine, make_unique_id());
@@ -175,14 +176,14 @@ class TcpBackend final : public Backend {
     if (Status status = request.exchange(mine.data(), sizeof mine, all.data()); !status.ok()) {
       return status.with_prefix(fmt::format("rank {}: the caller's all-gather", own.rank));
     }
-    return meet_by_id(all[0], own, driver, request.deadline);
+    return rendezvous_by_id(all[0], own, driver, request.deadline);
   }
 
   TcpOptions options_;
   std::shared_ptr<Reactor> reactor_;
   ListenPlace place_;
-  std::map<uint64_t, std::unique_ptr<Lobby>>
-      lobbies_;  // of ids made here and not used yet, by token
+  std::map<uint64_t, std::unique_ptr<RendezvousServer>>
+      servers_;  // of ids made here and not used yet, by token
 };
 
 }  // namespace

@@ -18,10 +18,10 @@ TcpTransport::TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank,
   for (size_t r = 0; r < peers.size(); ++r) {
     MeshPeer& peer = peers[r];
     control_bytes_.push_back(peer.control_bytes);
-    channels_.push_back(peer.streams.empty()
-                            ? nullptr
-                            : std::make_unique<Channel>(core_, static_cast<int32_t>(r),
-                                                        std::move(peer.streams), peer.name));
+    links_.push_back(peer.streams.empty()
+                         ? nullptr
+                         : std::make_unique<DataLink>(core_, static_cast<int32_t>(r),
+                                                      std::move(peer.streams), peer.name));
   }
   if (peers.size() > 1) ticker_ = reactor_->every(kTickMs, [this] { tick(); });
 }
@@ -38,16 +38,16 @@ void TcpTransport::carry_failures(TcpControl& control) {
 }
 
 void TcpTransport::send_failure(int32_t peer, const std::string& payload) {
-  if (Channel* c = channel(peer)) c->say_failure(payload);
+  if (DataLink* c = link(peer)) c->send_failure(payload);
 }
 
 bool TcpTransport::failure_sent(int32_t peer) const {
-  const Channel* c = channel(peer);
-  return c == nullptr || c->failure_said();
+  const DataLink* c = link(peer);
+  return c == nullptr || c->failure_sent();
 }
 
 bool TcpTransport::connected(int32_t peer) const {
-  const Channel* c = channel(peer);
+  const DataLink* c = link(peer);
   return c != nullptr && c->connected();
 }
 
@@ -76,10 +76,10 @@ uint64_t TcpTransport::header_bytes(uint64_t message_bytes) const {
   return wire::frame_bytes(message_bytes) - message_bytes;
 }
 
-Channel* TcpTransport::channel(int32_t peer) const {
-  return peer < 0 || static_cast<size_t>(peer) >= channels_.size()
+DataLink* TcpTransport::link(int32_t peer) const {
+  return peer < 0 || static_cast<size_t>(peer) >= links_.size()
              ? nullptr
-             : channels_[static_cast<size_t>(peer)].get();
+             : links_[static_cast<size_t>(peer)].get();
 }
 
 Status TcpTransport::post_op(const OpPosting& op) {
@@ -89,19 +89,19 @@ Status TcpTransport::post_op(const OpPosting& op) {
                  core_.rank);
   }
   OpState& state = core_.ops.post(op);
-  for (Flow* f = state.flows; f != nullptr; f = f->next_of_op) channel(f->peer)->check_posted(*f);
+  for (Flow* f = state.flows; f != nullptr; f = f->next_of_op) link(f->peer)->check_posted(*f);
   return {};
 }
 
 void TcpTransport::ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) {
-  if (Channel* c = channel(peer)) c->ready(op, last_round, largest);
+  if (DataLink* c = link(peer)) c->ready(op, last_round, largest);
 }
 
 void TcpTransport::retire(const OpPosting& op) {
   OpState* state = core_.ops.find_op(op.key);
   if (state == nullptr || state->posting == nullptr) return;
   for (const Flow* f = state->flows; f != nullptr; f = f->next_of_op) {
-    channel(f->peer)->retire(*state);
+    link(f->peer)->retire(*state);
     if (f->unexpected == nullptr) continue;
     core_.sink.on_failure(f->peer,
                           error(Code::kProtocol,
@@ -116,31 +116,31 @@ void TcpTransport::retire(const OpPosting& op) {
 void TcpTransport::cancel(const OpPosting& op) {
   OpState* state = core_.ops.find_op(op.key);
   if (state == nullptr || state->posting == nullptr) return;
-  for (const auto& c : channels_) {
+  for (const auto& c : links_) {
     if (c) c->cancel(*state);
   }
   core_.ops.erase(*state, false);
 }
 
 void TcpTransport::send(Transfer& transfer) {
-  if (Channel* c = channel(transfer.peer)) {
+  if (DataLink* c = link(transfer.peer)) {
     c->send(transfer);
   } else {
     core_.sink.on_transfer(
         transfer,
         error(Code::kInternal, "message of {} from rank {} to rank {} of {}",
-              wire::describe(transfer.op->key), core_.rank, transfer.peer, channels_.size()));
+              wire::describe(transfer.op->key), core_.rank, transfer.peer, links_.size()));
   }
 }
 
 void TcpTransport::recv(Transfer& transfer) {
-  if (Channel* c = channel(transfer.peer)) {
+  if (DataLink* c = link(transfer.peer)) {
     c->recv(transfer);
   } else {
     core_.sink.on_transfer(
         transfer,
         error(Code::kInternal, "message of {} from rank {} of {} to rank {}",
-              wire::describe(transfer.op->key), transfer.peer, channels_.size(), core_.rank));
+              wire::describe(transfer.op->key), transfer.peer, links_.size(), core_.rank));
   }
 }
 
@@ -151,7 +151,7 @@ Status TcpTransport::issue(std::span<Transfer* const> /*group*/, Device* /*devic
 }
 
 std::string TcpTransport::route(int32_t peer) const {
-  const Channel* c = channel(peer);
+  const DataLink* c = link(peer);
   return c != nullptr ? "tcp " + c->address() : "self";
 }
 
@@ -168,28 +168,28 @@ TransferCounters TcpTransport::counters(uint64_t comm, int32_t peer) const {
 
 void TcpTransport::tick() {
   const int64_t now = reactor_->now_ns();
-  for (const auto& c : channels_) {
+  for (const auto& c : links_) {
     if (c) c->tick(now);
   }
 }
 
 void TcpTransport::close(Deadline deadline) {
   if (std::exchange(closed_, true)) return;
-  const auto until = [&](bool (Channel::*done)() const) {
+  const auto until = [&](bool (DataLink::*done)() const) {
     const auto all = [&] {
-      return std::all_of(channels_.begin(), channels_.end(),
+      return std::all_of(links_.begin(), links_.end(),
                          [&](const auto& c) { return !c || (c.get()->*done)(); });
     };
     while (!all() && !deadline.passed(reactor_->clock())) {
       reactor_->poll(std::min(kCloseSliceUs, deadline.left_us(reactor_->clock())));
     }
   };
-  for (const auto& c : channels_) {
-    if (c) c->say_bye();
+  for (const auto& c : links_) {
+    if (c) c->send_bye();
   }
   // Closing with data that the peer's kernel has not acknowledged could lose it.
-  until(&Channel::delivered);
-  for (const auto& c : channels_) {
+  until(&DataLink::delivered);
+  for (const auto& c : links_) {
     if (c) c->close();
   }
 }

@@ -1,4 +1,4 @@
-// The data plane of a group: one channel per peer.
+// The data plane of a group: one data link per peer.
 //
 // Threads: the driving thread; counters from any.
 #pragma once
@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "core/iface/transport.h"
-#include "transports/tcp/channel.h"
 #include "transports/tcp/control_link.h"
 #include "transports/tcp/control_plane.h"
+#include "transports/tcp/data_link.h"
 #include "transports/tcp/reactor.h"
 
 namespace sotto::tcp {
 
-// A peer that is connected and has greeted.
+// A peer after the handshake.
 struct MeshPeer {
   std::vector<std::unique_ptr<FrameStream>> streams;  // empty: this rank itself
   std::string name;                                   // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
@@ -28,7 +28,7 @@ class TcpTransport final : public Transport, public FailureRoute, private Failur
   TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank, std::vector<MeshPeer> peers,
                TransferSink& sink, FlowLimits limits);
   ~TcpTransport() override;
-  // Failures also travel on the data connections from now on. control: of the same group.
+  // From now on failure frames also travel on data connections. control: of the same group.
   void carry_failures(TcpControl& control);
 
   const TransportCaps& caps() const override;
@@ -50,15 +50,15 @@ class TcpTransport final : public Transport, public FailureRoute, private Failur
  private:
   Status on_failure_frame(int32_t peer, wire::Bytes payload) override;
   void on_disconnected(int32_t peer) override;
-  Channel* channel(int32_t peer) const;
+  DataLink* link(int32_t peer) const;
   void tick();
 
   std::shared_ptr<Reactor> reactor_;
   std::vector<std::shared_ptr<const LinkBytes>> control_bytes_;
   TransportCore core_;
-  std::vector<std::unique_ptr<Channel>> channels_;  // by rank; null: itself
+  std::vector<std::unique_ptr<DataLink>> links_;  // by rank; null: itself
   std::shared_ptr<void> ticker_;
-  std::shared_ptr<FailureBridge> bridge_;  // null: failures do not travel here
+  std::shared_ptr<FailureBridge> bridge_;  // null: no failure frames on data connections
   bool closed_ = false;
 };
 

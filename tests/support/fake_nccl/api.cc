@@ -129,8 +129,8 @@ struct Between {
   bool sends = false;
 };
 
-std::vector<Connection> connections_of(const Comm& comm, const Between& between) {
-  std::vector<Connection> all;
+std::vector<PairConnection> connections_of(const Comm& comm, const Between& between) {
+  std::vector<PairConnection> all;
   for (int r = 0; r < comm.size; ++r) {
     if (r == comm.rank || (between.peer >= 0 && r != between.peer)) continue;
     for (const bool sends : {false, true}) {
@@ -214,13 +214,13 @@ ncclResult_t gather_places(Comm& c, const Place& mine, std::vector<Place>* all) 
   (*all)[static_cast<size_t>(c.rank)] = mine;
   for (int r = 0; r < c.size; ++r) {
     if (r == c.rank) continue;
-    if (const auto e = c.send(r, code, &mine, sizeof mine, Channel::kSetup); e != ncclSuccess)
+    if (const auto e = c.send(r, code, &mine, sizeof mine, Traffic::kSetup); e != ncclSuccess)
       return e;
   }
   for (int r = 0; r < c.size; ++r) {
     if (r == c.rank) continue;
     const auto e =
-        c.receive(r, code, &(*all)[static_cast<size_t>(r)], sizeof mine, Channel::kSetup);
+        c.receive(r, code, &(*all)[static_cast<size_t>(r)], sizeof mine, Traffic::kSetup);
     if (e != ncclSuccess) return e;
   }
   return ncclSuccess;
@@ -312,7 +312,7 @@ const char* ncclGetLastError(ncclComm_t) { return "the fake NCCL keeps no log"; 
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId* id) {
   FAKE_NCCL_BEGIN();
-  const std::string name = Link::make_meeting();
+  const std::string name = Link::make_rendezvous();
   if (name.empty()) return ncclSystemError;
   std::memset(id, 0, sizeof *id);
   std::memcpy(id->internal, name.data(), name.size());
@@ -326,8 +326,8 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* out, int size, ncclUniqueId id, 
     return ncclInvalidArgument;
   *out = nullptr;
   auto comm = sotto::fake_cuda::make_ref<Comm>();
-  comm->meeting = id.internal;
-  comm->id = std::hash<std::string>{}(comm->meeting);
+  comm->rendezvous = id.internal;
+  comm->id = std::hash<std::string>{}(comm->rendezvous);
   comm->rank = rank;
   comm->size = size;
   for (int r = 0; r < size; ++r) comm->world.push_back(r);

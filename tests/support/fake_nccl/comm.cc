@@ -55,7 +55,7 @@ std::vector<std::unique_ptr<Job>>& captured_jobs() {
 // What a group needs first.
 struct Missing {
   CommRef comm;
-  std::vector<Connection> connections;
+  std::vector<PairConnection> connections;
 };
 
 // On the stream's thread.
@@ -163,15 +163,15 @@ ncclResult_t Comm::async_error() {
   return static_cast<ncclResult_t>(error.load());
 }
 
-ncclResult_t Comm::send(int peer, uint32_t what, const void* data, size_t bytes, Channel channel) {
-  return link->send(world[static_cast<size_t>(peer)], id, channel, what, data, bytes)
+ncclResult_t Comm::send(int peer, uint32_t what, const void* data, size_t bytes, Traffic traffic) {
+  return link->send(world[static_cast<size_t>(peer)], id, traffic, what, data, bytes)
              ? ncclSuccess
              : fail(ncclRemoteError);
 }
 
-ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Channel channel) {
+ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Traffic traffic) {
   Message message;
-  switch (link->receive(world[static_cast<size_t>(peer)], id, channel, aborted, &message)) {
+  switch (link->receive(world[static_cast<size_t>(peer)], id, traffic, aborted, &message)) {
     case Wait::kAborted: return ncclInternalError;
     case Wait::kPeerGone: return fail(ncclRemoteError);
     case Wait::kGot: break;
@@ -190,14 +190,14 @@ ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Ch
   return ncclSuccess;
 }
 
-ncclResult_t Comm::connect(const std::vector<Connection>& wanted) {
-  for (const Connection& c : wanted) {
-    const Channel mine = c.sends ? Channel::kToReceiver : Channel::kToSender;
+ncclResult_t Comm::connect(const std::vector<PairConnection>& wanted) {
+  for (const PairConnection& c : wanted) {
+    const Traffic mine = c.sends ? Traffic::kToReceiver : Traffic::kToSender;
     const ncclResult_t sent = send(c.peer, c.kind, nullptr, 0, mine);
     if (sent != ncclSuccess) return sent;
   }
-  for (const Connection& c : wanted) {
-    const Channel theirs = c.sends ? Channel::kToSender : Channel::kToReceiver;
+  for (const PairConnection& c : wanted) {
+    const Traffic theirs = c.sends ? Traffic::kToSender : Traffic::kToReceiver;
     const ncclResult_t got = receive(c.peer, c.kind, nullptr, 0, theirs);
     if (got != ncclSuccess) return got;
   }
@@ -214,7 +214,7 @@ ncclResult_t connect(Comm& comm) {
   // Asked each time: splits may take longer than their parent.
   const int64_t delay_ms = number("FAKE_NCCL_INIT_DELAY_MS", 0);
   if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
-  comm.link = Link::make(comm.meeting, comm.rank, comm.size, comm.aborted);
+  comm.link = Link::make(comm.rendezvous, comm.rank, comm.size, comm.aborted);
   if (comm.link == nullptr) return comm.aborted ? ncclInternalError : comm.fail(ncclSystemError);
   comm.linked = true;
   return ncclSuccess;
@@ -228,7 +228,7 @@ ncclResult_t launch(std::vector<Operation> operations) {
     auto of_comm = std::find_if(missing.begin(), missing.end(),
                                 [&](const Missing& m) { return m.comm == o.comm; });
     if (of_comm == missing.end()) of_comm = missing.insert(missing.end(), {o.comm, {}});
-    for (const Connection& c : o.connections) {
+    for (const PairConnection& c : o.connections) {
       if (o.comm->connections.insert(c).second) of_comm->connections.push_back(c);
     }
     later |=

@@ -34,22 +34,22 @@ const Environment& environment();
 
 // One way between two ranks. NCCL makes it when the first operation of its kind uses it, and that
 // takes both ranks.
-struct Connection {
+struct PairConnection {
   uint32_t kind = 0;  // of operation
   int peer = -1;
   bool sends = false;
-  auto operator<=>(const Connection&) const = default;
+  auto operator<=>(const PairConnection&) const = default;
 };
 
 struct Comm {
   uint64_t id = 0;
-  std::string meeting;  // where the ranks of a communicator that is no split meet
+  std::string rendezvous;  // where the ranks of a communicator that is no split meet
   int rank = 0, size = 0, device = 0;
   bool blocking = true;
   std::vector<int> world;      // member -> rank in the link
   std::shared_ptr<Link> link;  // null until ready
   uint64_t splits = 0;
-  std::set<Connection> connections;  // that have been used
+  std::set<PairConnection> connections;  // that have been used
 
   std::atomic<int> error{ncclSuccess};  // asynchronous
   std::atomic<int> under_way{0};        // initialisation, launches: ncclInProgress
@@ -64,11 +64,11 @@ struct Comm {
   ncclResult_t fail(ncclResult_t result);  // keeps the first
   ncclResult_t async_error();              // looks for lost peers
   ncclResult_t send(int peer, uint32_t what, const void* data, size_t bytes,
-                    Channel channel = Channel::kData);
+                    Traffic traffic = Traffic::kData);
   ncclResult_t receive(int peer, uint32_t what, void* data, size_t bytes,
-                       Channel channel = Channel::kData);
+                       Traffic traffic = Traffic::kData);
   // Makes those that do not exist; returns when the peers have made them too, or it fails.
-  ncclResult_t connect(const std::vector<Connection>& wanted);
+  ncclResult_t connect(const std::vector<PairConnection>& wanted);
   void wait_pending() const;
 };
 using CommRef = fake_cuda::Ref<Comm>;
@@ -83,7 +83,7 @@ struct Operation {
   const char* name = "";
   int peer = -1;  // of a send or receive
   std::vector<std::pair<const void*, size_t>> buffers;
-  std::vector<Connection> connections;
+  std::vector<PairConnection> connections;
   std::function<ncclResult_t(Comm&, int phase)> run;
 };
 

@@ -19,19 +19,19 @@ namespace {
 
 constexpr size_t kNameBytes = 64;
 constexpr int kPollMs = 20;
-constexpr uint32_t kLeave = 2, kAbort = 3;  // beside the channels
+constexpr uint32_t kLeave = 2, kAbort = 3;  // beside the kinds of traffic
 
 // Connections order nothing that a device does.
-bool orders(Channel channel) { return channel == Channel::kData || channel == Channel::kSetup; }
+bool orders(Traffic traffic) { return traffic == Traffic::kData || traffic == Traffic::kSetup; }
 
 struct Frame {
   uint64_t comm = 0;
-  uint32_t kind = 0;  // Channel, kLeave or kAbort
+  uint32_t kind = 0;  // Traffic, kLeave or kAbort
   uint32_t what = 0;
   uint64_t bytes = 0;
 };
 
-struct Card {
+struct PeerRecord {
   int32_t rank = 0, size = 0;
   char name[kNameBytes] = {};
 };
@@ -104,34 +104,34 @@ bool await(int fd, const std::atomic<bool>& stop) {
   }
 }
 
-// What stands, to ThreadSanitizer, for the messages of a channel from one rank to another: a
-// receive comes after what its sender had done before.
-void* edge_of(uint64_t comm, uint64_t channel, int from, int to) {
+// What stands, to ThreadSanitizer, for the messages of a kind of traffic from one rank to another:
+// a receive comes after what its sender had done before.
+void* edge_of(uint64_t comm, uint64_t traffic, int from, int to) {
   static char edges[1024];
   const uint64_t key =
-      comm ^ channel << 40 ^ static_cast<uint64_t>(from) << 20 ^ static_cast<uint64_t>(to);
+      comm ^ traffic << 40 ^ static_cast<uint64_t>(from) << 20 ^ static_cast<uint64_t>(to);
   return &edges[key * 0x9e3779b97f4a7c15u >> 54];
 }
 
-// Collects the cards of all ranks, then gives each all of them.
-void serve_meeting(int listener) {
+// Collects the records of all ranks, then gives each all of them.
+void serve_rendezvous(int listener) {
   std::vector<int> fds;
-  std::vector<Card> cards;
+  std::vector<PeerRecord> records;
   for (;;) {
     const int fd = accept4(listener, nullptr, nullptr, SOCK_CLOEXEC);
-    Card card;
+    PeerRecord record;
     if (fd < 0) break;
-    if (!read_all(fd, &card, sizeof card)) {
+    if (!read_all(fd, &record, sizeof record)) {
       close(fd);
       continue;
     }
-    cards.resize(static_cast<size_t>(card.size));
+    records.resize(static_cast<size_t>(record.size));
     fds.push_back(fd);
-    cards[static_cast<size_t>(card.rank)] = card;
-    if (fds.size() == cards.size()) break;
+    records[static_cast<size_t>(record.rank)] = record;
+    if (fds.size() == records.size()) break;
   }
   for (const int fd : fds) {
-    write_all(fd, cards.data(), cards.size() * sizeof(Card));
+    write_all(fd, records.data(), records.size() * sizeof(PeerRecord));
     close(fd);
   }
   close(listener);
@@ -139,30 +139,31 @@ void serve_meeting(int listener) {
 
 }  // namespace
 
-std::string Link::make_meeting() {
+std::string Link::make_rendezvous() {
   std::string name = fresh_name();
   const int listener = listen_at(name);
   if (listener < 0) return {};
-  std::thread([listener] { serve_meeting(listener); }).detach();
+  std::thread([listener] { serve_rendezvous(listener); }).detach();
   return name;
 }
 
-std::shared_ptr<Link> Link::make(const std::string& meeting, int rank, int size,
+std::shared_ptr<Link> Link::make(const std::string& rendezvous, int rank, int size,
                                  const std::atomic<bool>& stop) {
   std::shared_ptr<Link> link(new Link(rank, size));
-  Card mine;
+  PeerRecord mine;
   mine.rank = rank;
   mine.size = size;
   const std::string name = fresh_name();
   std::memcpy(mine.name, name.data(), name.size());
   const int listener = listen_at(name);
-  const int root = connect_to(meeting);
-  std::vector<Card> cards(static_cast<size_t>(size));
+  const int root = connect_to(rendezvous);
+  std::vector<PeerRecord> records(static_cast<size_t>(size));
   bool ok = listener >= 0 && root >= 0 && write_all(root, &mine, sizeof mine) &&
-            await(root, stop) && read_all(root, cards.data(), cards.size() * sizeof(Card));
+            await(root, stop) &&
+            read_all(root, records.data(), records.size() * sizeof(PeerRecord));
   if (root >= 0) close(root);
   for (int r = 0; ok && r < rank; ++r) {
-    const int fd = connect_to(cards[static_cast<size_t>(r)].name);
+    const int fd = connect_to(records[static_cast<size_t>(r)].name);
     ok = fd >= 0 && write_all(fd, &rank, sizeof rank);
     link->peers_[static_cast<size_t>(r)].fd = fd;
   }
@@ -212,32 +213,32 @@ void Link::read_from(int peer) {
   changed_.notify_all();
 }
 
-bool Link::send(int peer, uint64_t comm, Channel channel, uint32_t what, const void* data,
+bool Link::send(int peer, uint64_t comm, Traffic traffic, uint32_t what, const void* data,
                 size_t bytes) {
   fake_cuda::read_range(data, bytes);
-  if (orders(channel))
-    fake_cuda::release_edge(edge_of(comm, static_cast<uint64_t>(channel), rank_, peer));
+  if (orders(traffic))
+    fake_cuda::release_edge(edge_of(comm, static_cast<uint64_t>(traffic), rank_, peer));
   Quiet quiet;
   if (peer == rank_) {
     const auto* from = static_cast<const char*>(data);
     std::lock_guard lock(mutex_);
-    inbox_[{comm, static_cast<uint64_t>(channel), static_cast<uint64_t>(peer)}].push_back(
+    inbox_[{comm, static_cast<uint64_t>(traffic), static_cast<uint64_t>(peer)}].push_back(
         {what, std::vector<char>(from, from + bytes)});
     changed_.notify_all();
     return true;
   }
   Peer& p = peers_[static_cast<size_t>(peer)];
-  const Frame frame{comm, static_cast<uint32_t>(channel), what, bytes};
+  const Frame frame{comm, static_cast<uint32_t>(traffic), what, bytes};
   std::lock_guard lock(p.sending);
   return write_all(p.fd, &frame, sizeof frame) && write_all(p.fd, data, bytes);
 }
 
-Wait Link::receive(int peer, uint64_t comm, Channel channel, const std::atomic<bool>& aborted,
+Wait Link::receive(int peer, uint64_t comm, Traffic traffic, const std::atomic<bool>& aborted,
                    Message* message) {
   {
     Quiet quiet;
     std::unique_lock lock(mutex_);
-    auto& queue = inbox_[{comm, static_cast<uint64_t>(channel), static_cast<uint64_t>(peer)}];
+    auto& queue = inbox_[{comm, static_cast<uint64_t>(traffic), static_cast<uint64_t>(peer)}];
     const auto gone = [&] {
       return peers_[static_cast<size_t>(peer)].gone || left_.contains({comm, peer});
     };
@@ -247,8 +248,8 @@ Wait Link::receive(int peer, uint64_t comm, Channel channel, const std::atomic<b
     *message = std::move(queue.front());
     queue.pop_front();
   }
-  if (orders(channel))
-    fake_cuda::acquire_edge(edge_of(comm, static_cast<uint64_t>(channel), peer, rank_));
+  if (orders(traffic))
+    fake_cuda::acquire_edge(edge_of(comm, static_cast<uint64_t>(traffic), peer, rank_));
   return Wait::kGot;
 }
 

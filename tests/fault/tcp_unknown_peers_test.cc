@@ -19,7 +19,7 @@
 #include "tests/support/processes.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/sanitized.h"
-#include "tests/support/stranger.h"
+#include "tests/support/unknown_peer.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
@@ -88,7 +88,7 @@ struct Ports {
 };
 
 // Two ranks with 1024 descriptors each meet and exchange messages.
-SOTTO_RANK_MAIN(strangers_meet) {
+SOTTO_RANK_MAIN(unknown_peers_at_set_up) {
   const Ports ports = Ports::parse(self.argument);
   limit_descriptors(1024);
   set_log(count_warning, nullptr);
@@ -104,20 +104,20 @@ SOTTO_RANK_MAIN(strangers_meet) {
   return 0;
 }
 
-TEST(TcpStrangersFault, TwoThousandSilentConnectionsAtEachPort) {
+TEST(TcpUnknownPeersFault, TwoThousandSilentConnectionsAtEachPort) {
   constexpr int kCrowd = 2000;
   if (const std::string why = allow_descriptors(2 * kCrowd + 200); !why.empty())
     GTEST_SKIP() << why;
   const ReservedPort rendezvous, data;
-  Processes ranks("strangers_meet", 2,
+  Processes ranks("unknown_peers_at_set_up", 2,
                   {.argument = fmt::format("{},{}", rendezvous.number(), data.number()),
                    .stop_at = {"1:before join", "0:before connect"}});
-  Stranger(rendezvous.number()).hang_up();  // it listens
+  UnknownPeer(rendezvous.number()).hang_up();  // it listens
   const IdleCrowd first(rendezvous.number(), kCrowd);
   ranks.await(1, "before join");
   ranks.go(1);
   ranks.await(0, "before connect");
-  Stranger(data.number()).hang_up();
+  UnknownPeer(data.number()).hang_up();
   const IdleCrowd second(data.number(), kCrowd);
   ranks.go(0);
   for (const int rank : {0, 1}) {
@@ -130,7 +130,7 @@ TEST(TcpStrangersFault, TwoThousandSilentConnectionsAtEachPort) {
 
 // What says nothing is closed by itself; what comes and goes as fast as it can is let in so slowly
 // that it costs next to nothing.
-SOTTO_RANK_MAIN(strangers_late) {
+SOTTO_RANK_MAIN(unknown_peers_late) {
   set_log(count_warning, nullptr);
   RankKit kit(tcp_case(0), self.rank, self.size);
   UniqueId id{};
@@ -152,13 +152,13 @@ SOTTO_RANK_MAIN(strangers_late) {
   return 0;
 }
 
-TEST(TcpStrangersFault, AfterTheSetUpACrowdCostsLittle) {
-  Processes rank("strangers_late", 1, {.stop_at = {"0:alone"}});
+TEST(TcpUnknownPeersFault, AfterTheSetUpACrowdCostsLittle) {
+  Processes rank("unknown_peers_late", 1, {.stop_at = {"0:alone"}});
   const auto port = static_cast<uint16_t>(std::stoi(rank.message(0)));
   rank.await(0, "alone");
   const IdleCrowd crowd(port, 40);
-  Stranger half(port);  // begins to say something
-  half.say(frame_of(FrameKind::kJoin, wire::Join{}.encode()).substr(0, 100));
+  UnknownPeer half(port);  // begins to say something
+  half.send(frame_of(FrameKind::kJoin, wire::Join{}.encode()).substr(0, 100));
   rank.go(0);
   std::jthread scanner([port](const std::stop_token& stop) {
     try {
@@ -168,10 +168,10 @@ TEST(TcpStrangersFault, AfterTheSetUpACrowdCostsLittle) {
   });
   const std::string said = rank.message(0);
   scanner.request_stop();
-  std::printf("while strangers came: %s\n", said.c_str());
+  std::printf("while unknown peers came: %s\n", said.c_str());
   EXPECT_LT(std::stoi(said), kSanitized ? 4000 : 800) << said << " of CPU in 8 s";
   EXPECT_EQ(crowd.open(), 0) << "those who say nothing are closed after some seconds";
-  half.hear(0);
+  half.receive_all(0);
   EXPECT_TRUE(half.closed());
   EXPECT_THAT(said, testing::ContainsRegex("; [0-3] warnings")) << rank.prefixed_output();
   rank.wait_all();
@@ -179,7 +179,7 @@ TEST(TcpStrangersFault, AfterTheSetUpACrowdCostsLittle) {
 }
 
 // Some descriptors are left when others connect.
-SOTTO_RANK_MAIN(strangers_few_descriptors) {
+SOTTO_RANK_MAIN(unknown_peers_few_descriptors) {
   const Ports ports = Ports::parse(self.argument);
   RankKit kit(tcp_case(0), self.rank, self.size);
   if (self.rank == 0) {
@@ -201,13 +201,13 @@ constexpr bool kNeedsSpareDescriptors = kSanitized && !kThreadSanitizer;
 constexpr const char* kWhySpareDescriptors =
     "UBSan opens a pipe to see whether memory is there, and takes none for a bad object";
 
-TEST(TcpStrangersFault, WithoutDescriptorsTheOldestMakeRoom) {
+TEST(TcpUnknownPeersFault, WithoutDescriptorsTheOldestMakeRoom) {
   if (kNeedsSpareDescriptors) GTEST_SKIP() << kWhySpareDescriptors;
   const ReservedPort port;
-  Processes ranks("strangers_few_descriptors", 2,
+  Processes ranks("unknown_peers_few_descriptors", 2,
                   {.argument = fmt::format("{},0", port.number()), .stop_at = {"1:before join"}});
   ranks.await(1, "before join");
-  Stranger(port.number()).hang_up();
+  UnknownPeer(port.number()).hang_up();
   const IdleCrowd crowd(port.number(), 12);
   std::this_thread::sleep_for(std::chrono::milliseconds(300));
   ranks.go(1);
@@ -218,7 +218,7 @@ TEST(TcpStrangersFault, WithoutDescriptorsTheOldestMakeRoom) {
 }
 
 // Rank 2 has descriptors to meet the others, and too few for the data connections that they make.
-SOTTO_RANK_MAIN(strangers_no_descriptors) {
+SOTTO_RANK_MAIN(unknown_peers_no_descriptors) {
   const Ports ports = Ports::parse(self.argument);
   TransportCase which = tcp_case(0);
   which.make = [](const Clock& clock) {
@@ -237,11 +237,11 @@ SOTTO_RANK_MAIN(strangers_no_descriptors) {
   return 0;
 }
 
-TEST(TcpStrangersFault, WithoutDescriptorsForDataConnectionsTheGroupFailsWithTheReason) {
+TEST(TcpUnknownPeersFault, WithoutDescriptorsForDataConnectionsTheGroupFailsWithTheReason) {
   if (kNeedsSpareDescriptors) GTEST_SKIP() << kWhySpareDescriptors;
   const ReservedPort port;
   Processes ranks(
-      "strangers_no_descriptors", 3,
+      "unknown_peers_no_descriptors", 3,
       {.argument = fmt::format("{},0", port.number()), .stop_at = {"0:told", "1:told", "2:told"}});
   for (const int rank : {0, 1, 2}) {
     EXPECT_THAT(ranks.message(rank),
@@ -265,7 +265,7 @@ constexpr int64_t kRogueUs = 10'000'000;
 
 // Rank 1 of so many joins, and takes part in an exchange if that succeeds. Says how much its memory
 // has grown at most, and how it ended.
-SOTTO_RANK_MAIN(strangers_rogue) {
+SOTTO_RANK_MAIN(unknown_peers_rogue) {
   const Ports ports = Ports::parse(self.argument);  // port, size
   RankKit kit(tcp_case(0), 1, ports.data);
   const int64_t before = peak_kib();
@@ -278,7 +278,7 @@ SOTTO_RANK_MAIN(strangers_rogue) {
 }
 
 // The same with a whole comm.
-SOTTO_RANK_MAIN(strangers_rogue_comm) {
+SOTTO_RANK_MAIN(unknown_peers_rogue_comm) {
   ContextOptions options;
   options.params.transport = "tcp";
   options.params.rendezvous =
@@ -302,20 +302,20 @@ class TcpRogue : public testing::Test {
   // a change.
   static std::string agree(const std::function<void(std::string&)>& change) {
     const RogueListener coordinator;
-    Processes rank("strangers_rogue_comm", 1,
+    Processes rank("unknown_peers_rogue_comm", 1,
                    {.argument = fmt::format("{},0", coordinator.port())});
-    Stranger link = coordinator.accept();
+    UnknownPeer link = coordinator.accept();
     link.next();
     wire::Members members;
     members.token = 7;
     members.members.resize(2);
-    link.say(frame_of(FrameKind::kMembers, members.encode()));
+    link.send(frame_of(FrameKind::kMembers, members.encode()));
     const std::string part = link.next().payload;
     const wire::Gather theirs =
         check(wire::Gather::decode({reinterpret_cast<const uint8_t*>(part.data()), part.size()}));
     std::string mine = theirs.data;
     change(mine);
-    link.say(frame_of(FrameKind::kGathered, wire::Gathered{0, {mine, theirs.data}}.encode()));
+    link.send(frame_of(FrameKind::kGathered, wire::Gathered{0, {mine, theirs.data}}.encode()));
     const std::string said = rank.message(0);
     link.hang_up();
     rank.wait_all();
@@ -323,16 +323,16 @@ class TcpRogue : public testing::Test {
   }
   // How rank 1 of `size` ends to which the coordinator says `answer` after its join, and `gathered`
   // after its part of an exchange.
-  std::string meet(int32_t size, const std::string& answer, const std::string& gathered = "") {
+  std::string join_with(int32_t size, const std::string& answer, const std::string& gathered = "") {
     const RogueListener coordinator;
-    Processes rank("strangers_rogue", 1,
+    Processes rank("unknown_peers_rogue", 1,
                    {.argument = fmt::format("{},{}", coordinator.port(), size)});
-    Stranger link = coordinator.accept();
+    UnknownPeer link = coordinator.accept();
     EXPECT_EQ(link.next().header.kind, FrameKind::kJoin);
-    link.say(answer);
+    link.send(answer);
     if (!gathered.empty()) {
       EXPECT_EQ(link.next().header.kind, FrameKind::kGather);
-      link.say(gathered);
+      link.send(gathered);
     }
     const std::string said = rank.message(0);
     std::printf("grown by %s\n", said.c_str());
@@ -345,27 +345,28 @@ class TcpRogue : public testing::Test {
 };
 
 TEST_F(TcpRogue, MembersOfAGibibyteAreRefusedAtOnce) {
-  EXPECT_THAT(meet(2, header_of(FrameKind::kMembers, uint64_t{1} << 30)),
+  EXPECT_THAT(join_with(2, header_of(FrameKind::kMembers, uint64_t{1} << 30)),
               AllOf(StartsWith("PROTOCOL"), HasSubstr("members frame of 1073741824 bytes"),
                     HasSubstr("bytes are allowed")));
 }
 
 TEST_F(TcpRogue, MembersThatAreAnnouncedButDoNotComeTakeNoMemory) {
   // As many as there can be, and some of them.
-  EXPECT_THAT(meet(65535, header_of(FrameKind::kMembers, 33'000'000) + std::string(100'000, 'x')),
-              AllOf(StartsWith("TIMEOUT"), HasSubstr("did not answer in time")));
+  EXPECT_THAT(
+      join_with(65535, header_of(FrameKind::kMembers, 33'000'000) + std::string(100'000, 'x')),
+      AllOf(StartsWith("TIMEOUT"), HasSubstr("did not answer in time")));
 }
 
 TEST_F(TcpRogue, AFailureWithoutItsTextIsATimeOut) {
-  EXPECT_THAT(meet(65535, header_of(FrameKind::kFailure, 33'000'000)), StartsWith("TIMEOUT"));
+  EXPECT_THAT(join_with(65535, header_of(FrameKind::kFailure, 33'000'000)), StartsWith("TIMEOUT"));
 }
 
 TEST_F(TcpRogue, PartsThatAreAnnouncedButDoNotComeTakeNoMemory) {
   wire::Members members;
   members.token = 7;
   members.members.resize(2000);
-  EXPECT_THAT(meet(2000, frame_of(FrameKind::kMembers, members.encode()),
-                   header_of(FrameKind::kGathered, 2'000'000'000) + std::string(100'000, 'x')),
+  EXPECT_THAT(join_with(2000, frame_of(FrameKind::kMembers, members.encode()),
+                        header_of(FrameKind::kGathered, 2'000'000'000) + std::string(100'000, 'x')),
               AllOf(StartsWith("TIMEOUT"), HasSubstr("agreement")));
 }
 
@@ -384,7 +385,7 @@ TEST_F(TcpRogue, ANameWithoutAnEndIsCut) {
 TEST_F(TcpRogue, ACountThatTheBytesCannotHoldIsRefused) {
   std::string payload = wire::Members{}.encode();
   payload.replace(12, 4, "\xff\xff\xff\xff");
-  EXPECT_THAT(meet(2, frame_of(FrameKind::kMembers, payload)),
+  EXPECT_THAT(join_with(2, frame_of(FrameKind::kMembers, payload)),
               AllOf(StartsWith("PROTOCOL"), HasSubstr("malformed members frame of 16 bytes")));
 }
 

@@ -1,4 +1,4 @@
-#include "tests/support/stranger.h"
+#include "tests/support/unknown_peer.h"
 
 #include <fcntl.h>
 #include <netinet/in.h>
@@ -38,7 +38,7 @@ bool readable(int fd, int64_t until_ns) {
 
 }  // namespace
 
-Stranger::Stranger(uint16_t port) {
+UnknownPeer::UnknownPeer(uint16_t port) {
   const sockaddr_in to = loopback(port);
   const int64_t until = now_ns() + 60'000'000'000;
   for (;;) {
@@ -53,58 +53,58 @@ Stranger::Stranger(uint16_t port) {
   }
 }
 
-void Stranger::say(const std::string& bytes) const {
+void UnknownPeer::send(const std::string& bytes) const {
   size_t sent = 0;
   while (sent < bytes.size()) {
     const ssize_t n = ::send(fd_, bytes.data() + sent, bytes.size() - sent, MSG_NOSIGNAL);
-    if (n <= 0) return;  // the other side has closed: what it said before can still be heard
+    if (n <= 0) return;  // the other side has closed: what it sent before can still be read
     sent += static_cast<size_t>(n);
   }
 }
 
-void Stranger::hang_up() {
+void UnknownPeer::hang_up() {
   if (fd_ >= 0) ::close(fd_);
   fd_ = -1;
 }
 
-bool Stranger::receive(int64_t until_ns) {
+bool UnknownPeer::receive_some(int64_t until_ns) {
   if (closed_ || !readable(fd_, until_ns)) return false;
   char buffer[65536];
   const ssize_t n = ::recv(fd_, buffer, sizeof buffer, 0);
   closed_ = n <= 0;
-  if (n > 0) heard_.append(buffer, static_cast<size_t>(n));
+  if (n > 0) received_.append(buffer, static_cast<size_t>(n));
   return n > 0;
 }
 
-bool Stranger::cut(StrangerFrame& out) {
-  if (heard_.size() < wire::kHeaderBytes) return false;
+bool UnknownPeer::cut(ReceivedFrame& out) {
+  if (received_.size() < wire::kHeaderBytes) return false;
   out.header = check(wire::decode_header(std::span<const uint8_t, wire::kHeaderBytes>(
-      reinterpret_cast<const uint8_t*>(heard_.data()), wire::kHeaderBytes)));
+      reinterpret_cast<const uint8_t*>(received_.data()), wire::kHeaderBytes)));
   const uint64_t bytes = wire::frame_bytes(out.header.payload_bytes);
-  if (heard_.size() < bytes) return false;
-  out.payload = heard_.substr(wire::kHeaderBytes, out.header.payload_bytes);
-  heard_.erase(0, bytes);
+  if (received_.size() < bytes) return false;
+  out.payload = received_.substr(wire::kHeaderBytes, out.header.payload_bytes);
+  received_.erase(0, bytes);
   return true;
 }
 
-std::vector<StrangerFrame> Stranger::hear(int64_t timeout_ms) {
+std::vector<ReceivedFrame> UnknownPeer::receive_all(int64_t timeout_ms) {
   const int64_t until = now_ns() + timeout_ms * 1'000'000;
-  while (receive(until)) {
+  while (receive_some(until)) {
   }
-  std::vector<StrangerFrame> frames;
-  for (StrangerFrame frame; cut(frame);) frames.push_back(frame);
+  std::vector<ReceivedFrame> frames;
+  for (ReceivedFrame frame; cut(frame);) frames.push_back(frame);
   return frames;
 }
 
-StrangerFrame Stranger::next(int64_t timeout_ms) {
+ReceivedFrame UnknownPeer::next(int64_t timeout_ms) {
   const int64_t until = now_ns() + timeout_ms * 1'000'000;
-  StrangerFrame frame;
-  while (!cut(frame)) require(receive(until), "no further frame has come");
+  ReceivedFrame frame;
+  while (!cut(frame)) require(receive_some(until), "no further frame has come");
   return frame;
 }
 
-std::string Stranger::refusal(int64_t timeout_ms) {
-  const std::vector<StrangerFrame> frames = hear(timeout_ms);
+std::string UnknownPeer::refusal(int64_t timeout_ms) {
+  const std::vector<ReceivedFrame> frames = receive_all(timeout_ms);
   if (frames.empty() || frames.back().header.kind != wire::FrameKind::kFailure) return "";
   const std::string& bytes = frames.back().payload;
   return check(
@@ -146,11 +146,11 @@ RogueListener::RogueListener() {
 
 RogueListener::~RogueListener() { ::close(fd_); }
 
-Stranger RogueListener::accept(int64_t timeout_ms) const {
+UnknownPeer RogueListener::accept(int64_t timeout_ms) const {
   require(readable(fd_, now_ns() + timeout_ms * 1'000'000), "nobody connects");
   const int fd = ::accept4(fd_, nullptr, nullptr, SOCK_CLOEXEC);
   require(fd >= 0, "accept");
-  return Stranger(Stranger::Connected{fd});
+  return UnknownPeer(UnknownPeer::Connected{fd});
 }
 
 std::string frame_of(wire::FrameHeader header, const std::string& payload) {

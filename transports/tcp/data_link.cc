@@ -1,4 +1,4 @@
-#include "transports/tcp/channel.h"
+#include "transports/tcp/data_link.h"
 
 #include <algorithm>
 #include <cstring>
@@ -6,16 +6,15 @@
 namespace sotto::tcp {
 namespace {
 
-// A lost connection is often only the echo of a failure elsewhere: the control plane gets this long
-// to name that first.
+// Time that the control plane has to name the failure that a lost connection is often an echo of.
 constexpr int64_t kGraceNs = 200'000'000;
-// A message that has waited this long for its READY is announced.
+// Wait for a READY after which a message is announced.
 constexpr int64_t kAnnounceNs = 100'000'000;
-// Receives of small messages that are open for so long are made known like those of large ones.
+// Time after which open receives of small messages get a READY, like those of large ones.
 constexpr int64_t kRemindNs = 500'000'000;
 // Transfer::scratch[0] of a send: the flags of its frame.
 constexpr size_t kFlagsSlot = 0;
-// Payload of a failure frame at most: two texts and some numbers.
+// Largest payload of a failure frame: two texts and some numbers.
 constexpr uint64_t kMaxFailureBytes = 2 * wire::kMaxTextBytes + 64;
 
 bool names(const Transfer& t, uint32_t round, uint32_t segment) {
@@ -38,63 +37,65 @@ void FrameRing::pop() {
   --count_;
 }
 
-Channel::Channel(TransportCore& core, int32_t peer,
-                 std::vector<std::unique_ptr<FrameStream>> streams, std::string name)
+DataLink::DataLink(TransportCore& core, int32_t peer,
+                   std::vector<std::unique_ptr<FrameStream>> streams, std::string name)
     : core_(core),
       peer_(peer),
       name_(std::move(name)),
       service_counters_(core.counters.at(0, peer)),
       credit_(core.limits.credit_bytes) {
   for (auto& stream : streams) {
-    Line line;
-    line.stream = std::move(stream);
-    lines_.push_back(std::move(line));
+    Connection connection;
+    connection.stream = std::move(stream);
+    connections_.push_back(std::move(connection));
   }
-  if (lines_.size() > 1) {
-    lines_[0].small_only = true;
-    lines_[0].stream->carries_little();
+  if (connections_.size() > 1) {
+    connections_[0].small_only = true;
+    connections_[0].stream->carries_little();
   }
-  for (const Line& line : lines_) {
-    line.stream->set_owner(*this, name_);
-    line.stream->resume();
+  for (const Connection& connection : connections_) {
+    connection.stream->set_owner(*this, name_);
+    connection.stream->resume();
   }
 }
 
-Channel::Line& Channel::line_of(const FrameStream& stream) {
-  return *std::find_if(lines_.begin(), lines_.end(),
-                       [&](const Line& line) { return line.stream.get() == &stream; });
+DataLink::Connection& DataLink::connection_of(const FrameStream& stream) {
+  return *std::find_if(connections_.begin(), connections_.end(), [&](const Connection& connection) {
+    return connection.stream.get() == &stream;
+  });
 }
 
-void Channel::flush() {
-  for (const Line& line : lines_) line.stream->flush();
+void DataLink::flush() {
+  for (const Connection& connection : connections_) connection.stream->flush();
 }
 
-bool Channel::any_open() const {
-  return std::any_of(lines_.begin(), lines_.end(),
-                     [](const Line& line) { return line.stream->open(); });
+bool DataLink::any_open() const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const Connection& connection) { return connection.stream->open(); });
 }
 
-bool Channel::can_send() const {
-  return std::any_of(lines_.begin(), lines_.end(),
-                     [](const Line& line) { return line.stream->can_send(); });
+bool DataLink::can_send() const {
+  return std::any_of(connections_.begin(), connections_.end(),
+                     [](const Connection& connection) { return connection.stream->can_send(); });
 }
 
-bool Channel::failure_said() const { return failures_.empty() || !can_send(); }
+bool DataLink::failure_sent() const { return failures_.empty() || !can_send(); }
 
-bool Channel::delivered() const {
-  // A connection with half a message of a cancelled operation sends nothing any more.
+bool DataLink::delivered() const {
+  // A connection with half a message of a cancelled operation cannot send.
   if (!can_send()) return true;
   return queue_.empty() && service_.empty() && (failures_.empty() || failure_sending_) &&
-         std::all_of(lines_.begin(), lines_.end(), [](const Line& line) {
-           return !line.stream->can_send() || (!line.bye_due && line.stream->delivered());
+         std::all_of(connections_.begin(), connections_.end(), [](const Connection& connection) {
+           return !connection.stream->can_send() ||
+                  (!connection.bye_due && connection.stream->delivered());
          });
 }
 
-void Channel::close() {
-  for (const Line& line : lines_) line.stream->close();
+void DataLink::close() {
+  for (const Connection& connection : connections_) connection.stream->close();
 }
 
-Flow& Channel::flow(const OpKey& op) {
+Flow& DataLink::flow(const OpKey& op) {
   Flow& f = core_.ops.flow(op, peer_);
   if (f.counters == nullptr) f.counters = &core_.counters.at(op.comm, peer_);
   return f;
@@ -102,7 +103,7 @@ Flow& Channel::flow(const OpKey& op) {
 
 // ---- sending
 
-void Channel::send(Transfer& t) {
+void DataLink::send(Transfer& t) {
   Flow& f = flow(t.op->key);
   if (admit(f, t)) {
     queue_.push(t);
@@ -117,8 +118,8 @@ void Channel::send(Transfer& t) {
   fail_if_needed();
 }
 
-// Whether a message may go, and on whose account.
-bool Channel::admit(const Flow& f, Transfer& t) {
+// Whether a message may be sent: after a READY, or on credit, which it then takes.
+bool DataLink::admit(const Flow& f, Transfer& t) {
   t.scratch[kFlagsSlot] = 0;
   if (f.peer_ready && t.round <= *f.peer_ready) return true;
   const uint64_t cost = wire::frame_bytes(t.bytes);
@@ -128,32 +129,32 @@ bool Channel::admit(const Flow& f, Transfer& t) {
   return true;
 }
 
-void Channel::release_waiting(Flow& f) {
+void DataLink::release_waiting(Flow& f) {
   if (f.waiting.empty()) return;
   while (Transfer* t = f.waiting.take_first([&](Transfer& w) { return admit(f, w); }))
     queue_.push(*t);
   if (f.waiting.empty()) --waiting_flows_;
 }
 
-void Channel::release_all_waiting() {
+void DataLink::release_all_waiting() {
   if (waiting_flows_ == 0) return;
-  // The most urgent first, then who has waited longest.
+  // By priority, then by time of waiting.
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
-    if (!f->waiting.empty()) in_line_.push_back(f);
+    if (!f->waiting.empty()) release_order_.push_back(f);
   }
   const auto urgency = [](const Flow* f) { return f->waiting.head->op->priority; };
-  std::stable_sort(in_line_.begin(), in_line_.end(),
+  std::stable_sort(release_order_.begin(), release_order_.end(),
                    [&](const Flow* a, const Flow* b) { return urgency(a) > urgency(b); });
-  for (Flow* f : in_line_) release_waiting(*f);
-  in_line_.clear();
+  for (Flow* f : release_order_) release_waiting(*f);
+  release_order_.clear();
 }
 
-void Channel::say(const wire::FrameHeader& frame) {
+void DataLink::send_control(const wire::FrameHeader& frame) {
   service_.push(frame);
   flush();
 }
 
-bool Channel::next_frame(FrameStream& stream, OutFrame& out) {
+bool DataLink::next_frame(FrameStream& stream, OutFrame& out) {
   out = OutFrame{};
   if (!failures_.empty() && !failure_sending_) {
     failure_sending_ = true;
@@ -167,11 +168,11 @@ bool Channel::next_frame(FrameStream& stream, OutFrame& out) {
     service_.pop();
     return true;
   }
-  Line& line = line_of(stream);
-  Transfer* t = line.small_only ? queue_.pop_small() : queue_.pop();
+  Connection& connection = connection_of(stream);
+  Transfer* t = connection.small_only ? queue_.pop_small() : queue_.pop();
   if (t == nullptr) {
     out.header.kind = wire::FrameKind::kBye;
-    return std::exchange(line.bye_due, false);
+    return std::exchange(connection.bye_due, false);
   }
   out.header.kind = wire::FrameKind::kData;
   out.header.message_class = t->message_class;
@@ -186,7 +187,7 @@ bool Channel::next_frame(FrameStream& stream, OutFrame& out) {
   return true;
 }
 
-void Channel::on_sent(FrameStream& /*stream*/, const OutFrame& out) {
+void DataLink::on_sent(FrameStream& /*stream*/, const OutFrame& out) {
   if (out.cookie == nullptr) {
     service_counters_.service_sent(wire::frame_bytes(out.header.payload_bytes));
     if (out.header.kind == wire::FrameKind::kFailure) {
@@ -202,11 +203,11 @@ void Channel::on_sent(FrameStream& /*stream*/, const OutFrame& out) {
 
 // ---- receiving
 
-void Channel::recv(Transfer& t) {
+void DataLink::recv(Transfer& t) {
   Flow& f = flow(t.op->key);
   ++f.receives_open;
-  // After a failure nothing is delivered any more: a later operation would take messages of a peer
-  // with which this rank does not agree.
+  // Nothing is delivered after a failure: a later operation would take messages of a peer that does
+  // not agree with this rank.
   for (Unexpected** at = &f.unexpected; !failed_ && *at != nullptr; at = &(*at)->next) {
     if ((*at)->round != t.round || (*at)->segment != t.segment) continue;
     Unexpected* message = *at;
@@ -218,8 +219,8 @@ void Channel::recv(Transfer& t) {
   fail_if_needed();
 }
 
-// A message that had come before its receive.
-void Channel::deliver(Flow& f, Transfer& t, Unexpected& message) {
+// Gives a receive its message, which came before it.
+void DataLink::deliver(Flow& f, Transfer& t, Unexpected& message) {
   const uint64_t bytes = message.bytes;
   const bool fits = bytes == t.bytes;
   if (fits && bytes > 0) std::memcpy(t.data, message.data(), bytes);
@@ -234,19 +235,19 @@ void Channel::deliver(Flow& f, Transfer& t, Unexpected& message) {
   complete(f, t);
 }
 
-void Channel::complete(Flow& f, Transfer& t) {
+void DataLink::complete(Flow& f, Transfer& t) {
   --f.receives_open;
   core_.sink.on_transfer(t, {});
 }
 
-void Channel::ready(const OpPosting& op, uint32_t last_round, uint64_t largest) {
+void DataLink::ready(const OpPosting& op, uint32_t last_round, uint64_t largest) {
   Flow& f = flow(op.key);
   f.own_ready = std::max(f.own_ready.value_or(0), last_round);
   f.own_ready_ns = core_.reactor.now_ns();
   if (largest > core_.limits.eager_bytes || sender_may_be_dry()) send_ready(f);
 }
 
-void Channel::send_ready(Flow& f) {
+void DataLink::send_ready(Flow& f) {
   if (f.receives_open == 0 || !f.own_ready ||
       (f.own_ready_sent && *f.own_ready_sent >= *f.own_ready))
     return;
@@ -256,22 +257,22 @@ void Channel::send_ready(Flow& f) {
   frame.key = f.op->key;
   frame.signature = f.op->posting->signature;
   frame.round = *f.own_ready;
-  say(frame);
+  send_control(frame);
 }
 
-Status Channel::agree(const OpKey& op, const OpSignature& own, const OpSignature& theirs) const {
+Status DataLink::agree(const OpKey& op, const OpSignature& own, const OpSignature& theirs) const {
   if (own == theirs) return {};
   return Status(Code::kProtocol, describe_mismatch(op, core_.rank, own, peer_, theirs));
 }
 
-void Channel::check_posted(Flow& f) {
+void DataLink::check_posted(Flow& f) {
   if (!f.peer_signature) return;
   if (Status status = agree(f.op->key, f.op->posting->signature, *f.peer_signature); !status.ok())
     fail(std::move(status));
 }
 
-// The flow that a frame belongs to; null: the operation is over here and the frame came late.
-Result<Flow*> Channel::flow_of_frame(const wire::FrameHeader& h) {
+// The flow of a frame; null: a late frame of an operation that is complete here.
+Result<Flow*> DataLink::flow_of_frame(const wire::FrameHeader& h) {
   Flow* known = core_.ops.find(h.key, peer_);
   OpState* op = known != nullptr ? known->op : core_.ops.find_op(h.key);
   if (op == nullptr) {
@@ -295,14 +296,14 @@ Result<Flow*> Channel::flow_of_frame(const wire::FrameHeader& h) {
   return &f;
 }
 
-Result<PayloadPlace> Channel::on_header(FrameStream& stream, const wire::FrameHeader& h) {
+Result<PayloadPlace> DataLink::on_header(FrameStream& stream, const wire::FrameHeader& h) {
   if (h.kind == wire::FrameKind::kData) {
-    SOTTO_ASSIGN(void* const place, begin_message(line_of(stream), h));
+    SOTTO_ASSIGN(void* const place, begin_message(connection_of(stream), h));
     return PayloadPlace{static_cast<uint8_t*>(place), h.payload_bytes};
   }
   if (h.kind == wire::FrameKind::kFailure && core_.failures != nullptr &&
       h.payload_bytes <= kMaxFailureBytes) {
-    std::string& inbox = line_of(stream).inbox;
+    std::string& inbox = connection_of(stream).inbox;
     inbox.resize(h.payload_bytes);
     return PayloadPlace{reinterpret_cast<uint8_t*>(inbox.data()), inbox.size()};
   }
@@ -312,7 +313,7 @@ Result<PayloadPlace> Channel::on_header(FrameStream& stream, const wire::FrameHe
   return PayloadPlace{};
 }
 
-Status Channel::take_credit(const wire::FrameHeader& h) {
+Status DataLink::take_credit(const wire::FrameHeader& h) {
   if ((h.flags & wire::kFlagCredited) == 0) return {};
   const uint64_t cost = wire::frame_bytes(h.payload_bytes);
   if (h.payload_bytes > core_.limits.eager_bytes ||
@@ -328,7 +329,7 @@ Status Channel::take_credit(const wire::FrameHeader& h) {
   return {};
 }
 
-void Channel::return_credit(uint64_t cost) {
+void DataLink::return_credit(uint64_t cost) {
   credit_consumed_ += cost;
   if (credit_consumed_ < core_.limits.credit_bytes / 4) return;
   wire::FrameHeader frame;
@@ -336,27 +337,27 @@ void Channel::return_credit(uint64_t cost) {
   frame.key.number = credit_consumed_;
   credit_out_ -= credit_consumed_;
   credit_consumed_ = 0;
-  say(frame);
+  send_control(frame);
 }
 
-Result<void*> Channel::begin_message(Line& line, const wire::FrameHeader& h) {
+Result<void*> DataLink::begin_message(Connection& connection, const wire::FrameHeader& h) {
   SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
   if (f == nullptr)
     return error(Code::kProtocol, "{} sent a {}, which is complete on rank {}", name_, describe(h),
                  core_.rank);
   SOTTO_TRY(take_credit(h));
-  line.flow = f;
-  return place_message(line, h);
+  connection.flow = f;
+  return place_message(connection, h);
 }
 
-Result<void*> Channel::place_message(Line& line, const wire::FrameHeader& h) {
-  Flow& f = *line.flow;
-  line.transfer =
+Result<void*> DataLink::place_message(Connection& connection, const wire::FrameHeader& h) {
+  Flow& f = *connection.flow;
+  connection.transfer =
       f.receives.take_first([&](const Transfer& t) { return names(t, h.round, h.segment); });
-  if (line.transfer != nullptr) {
-    if (line.transfer->bytes == h.payload_bytes) return line.transfer->data;
-    const uint64_t expected = line.transfer->bytes;
-    f.receives.push(*std::exchange(line.transfer, nullptr));
+  if (connection.transfer != nullptr) {
+    if (connection.transfer->bytes == h.payload_bytes) return connection.transfer->data;
+    const uint64_t expected = connection.transfer->bytes;
+    f.receives.push(*std::exchange(connection.transfer, nullptr));
     return error(Code::kProtocol, "{} sent a {}; rank {} expects {} bytes", name_, describe(h),
                  core_.rank, expected);
   }
@@ -369,33 +370,33 @@ Result<void*> Channel::place_message(Line& line, const wire::FrameHeader& h) {
       return error(Code::kProtocol, "{} sent a {} twice", name_, describe(h));
     }
   }
-  line.unexpected = core_.ops.make_unexpected(h.payload_bytes);
-  line.unexpected->round = h.round;
-  line.unexpected->segment = h.segment;
-  line.unexpected->cost = wire::frame_bytes(h.payload_bytes);
-  return line.unexpected->data();
+  connection.unexpected = core_.ops.make_unexpected(h.payload_bytes);
+  connection.unexpected->round = h.round;
+  connection.unexpected->segment = h.segment;
+  connection.unexpected->cost = wire::frame_bytes(h.payload_bytes);
+  return connection.unexpected->data();
 }
 
-Status Channel::on_frame(FrameStream& stream, const wire::FrameHeader& h) {
-  if (h.kind == wire::FrameKind::kData) return end_message(line_of(stream), h);
+Status DataLink::on_frame(FrameStream& stream, const wire::FrameHeader& h) {
+  if (h.kind == wire::FrameKind::kData) return end_message(connection_of(stream), h);
   service_counters_.service_received(wire::frame_bytes(h.payload_bytes));
   switch (h.kind) {
     case wire::FrameKind::kReady: return on_ready(h);
     case wire::FrameKind::kCredit: return on_credit(h);
     case wire::FrameKind::kAnnounce: return on_announce(h);
     case wire::FrameKind::kFailure: {
-      const std::string& inbox = line_of(stream).inbox;
+      const std::string& inbox = connection_of(stream).inbox;
       return core_.failures->on_failure_frame(
           peer_, wire::Bytes(reinterpret_cast<const uint8_t*>(inbox.data()), inbox.size()));
     }
-    default: line_of(stream).bye_heard = true; return {};
+    default: connection_of(stream).bye_received = true; return {};
   }
 }
 
-Status Channel::end_message(Line& line, const wire::FrameHeader& h) {
-  Flow* f = std::exchange(line.flow, nullptr);
-  Transfer* t = std::exchange(line.transfer, nullptr);
-  Unexpected* message = std::exchange(line.unexpected, nullptr);
+Status DataLink::end_message(Connection& connection, const wire::FrameHeader& h) {
+  Flow* f = std::exchange(connection.flow, nullptr);
+  Transfer* t = std::exchange(connection.transfer, nullptr);
+  Unexpected* message = std::exchange(connection.unexpected, nullptr);
   if (f == nullptr) return {};  // cancelled while it arrived
   f->counters->message_received(h);
   if (t != nullptr) {
@@ -413,16 +414,16 @@ Status Channel::end_message(Line& line, const wire::FrameHeader& h) {
   return {};
 }
 
-Status Channel::on_ready(const wire::FrameHeader& h) {
+Status DataLink::on_ready(const wire::FrameHeader& h) {
   SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
-  if (f == nullptr) return {};  // everything was sent before the peer said so
+  if (f == nullptr) return {};  // all was sent on credit before
   f->peer_ready = std::max(f->peer_ready.value_or(0), h.round);
   release_waiting(*f);
   flush();
   return {};
 }
 
-Status Channel::on_credit(const wire::FrameHeader& h) {
+Status DataLink::on_credit(const wire::FrameHeader& h) {
   if (h.key.number > core_.limits.credit_bytes - credit_) {
     return error(Code::kProtocol, "{} gives back {} bytes of credit; {} of {} are in use", name_,
                  h.key.number, core_.limits.credit_bytes - credit_, core_.limits.credit_bytes);
@@ -433,7 +434,7 @@ Status Channel::on_credit(const wire::FrameHeader& h) {
   return {};
 }
 
-Status Channel::on_announce(const wire::FrameHeader& h) {
+Status DataLink::on_announce(const wire::FrameHeader& h) {
   SOTTO_ASSIGN(Flow* const f, flow_of_frame(h));
   if (f == nullptr) {
     return error(Code::kProtocol,
@@ -446,73 +447,74 @@ Status Channel::on_announce(const wire::FrameHeader& h) {
 
 // ---- end and failure
 
-void Channel::cancel(OpState& op) {
+void DataLink::cancel(OpState& op) {
   for (Flow* f = op.flows; f != nullptr; f = f->next_of_op) {
     if (f->peer != peer_) continue;
     if (!f->waiting.empty()) --waiting_flows_;
-    for (Line& line : lines_) {
-      if (line.flow == f) drop_incoming(line);
+    for (Connection& connection : connections_) {
+      if (connection.flow == f) drop_incoming(connection);
     }
   }
   if (op.posting == nullptr) return;
   queue_.remove(*op.posting);
-  for (const Line& line : lines_) {
-    const auto* sending = static_cast<const Transfer*>(line.stream->sending());
-    if (sending != nullptr && sending->op == op.posting) line.stream->drop_out(sending);
+  for (const Connection& connection : connections_) {
+    const auto* sending = static_cast<const Transfer*>(connection.stream->sending());
+    if (sending != nullptr && sending->op == op.posting) connection.stream->drop_out(sending);
   }
 }
 
-// The rest of the message that is arriving is read over.
-void Channel::drop_incoming(Line& line) {
-  line.stream->discard_in();
-  if (line.unexpected != nullptr) core_.ops.free_unexpected(line.unexpected);
-  line.flow = nullptr;
-  line.transfer = nullptr;
-  line.unexpected = nullptr;
+// Reads over the rest of the message that is arriving.
+void DataLink::drop_incoming(Connection& connection) {
+  connection.stream->discard_in();
+  if (connection.unexpected != nullptr) core_.ops.free_unexpected(connection.unexpected);
+  connection.flow = nullptr;
+  connection.transfer = nullptr;
+  connection.unexpected = nullptr;
 }
 
-void Channel::retire(const OpState& op) {
-  const auto arriving = std::find_if(lines_.begin(), lines_.end(), [&](const Line& line) {
-    return line.flow != nullptr && line.flow->op == &op;
-  });
-  if (arriving == lines_.end()) return;
+void DataLink::retire(const OpState& op) {
+  const auto arriving =
+      std::find_if(connections_.begin(), connections_.end(), [&](const Connection& connection) {
+        return connection.flow != nullptr && connection.flow->op == &op;
+      });
+  if (arriving == connections_.end()) return;
   drop_incoming(*arriving);
   fail(error(Code::kProtocol, "{} sends a message of {}, {}, that rank {} did not expect", name_,
              wire::describe(op.key), describe(op.posting->signature), core_.rank));
 }
 
 // On every connection, behind everything else.
-void Channel::say_bye() {
-  if (std::exchange(bye_said_, true)) return;
-  for (Line& line : lines_) line.bye_due = true;
+void DataLink::send_bye() {
+  if (std::exchange(bye_sent_, true)) return;
+  for (Connection& connection : connections_) connection.bye_due = true;
   flush();
 }
 
-void Channel::say_failure(std::string payload) {
-  if (bye_said_) return;
+void DataLink::send_failure(std::string payload) {
+  if (bye_sent_) return;
   failures_.push_back(std::move(payload));
   flush();
 }
 
-// Each end of a connection sees something else; the words name both.
-Status Channel::connection_status(Code code, std::string_view what, const Status& why) const {
+// The text names both ends, since each of them sees another error.
+Status DataLink::connection_status(Code code, std::string_view what, const Status& why) const {
   return error(code, "the connection between {} and {} {}: rank {}: {}", core_.name, name_, what,
                core_.rank, why.text());
 }
 
-void Channel::fail(Status why) {
+void DataLink::fail(Status why) {
   if (std::exchange(failed_, true)) return;
   core_.sink.on_failure(peer_, std::move(why));
 }
 
-void Channel::on_broken(FrameStream& stream, Status why) {
+void DataLink::on_broken(FrameStream& stream, Status why) {
   if (!any_open() && core_.failures != nullptr) core_.failures->on_disconnected(peer_);
-  if (bye_said_ || failed_) return;
+  if (bye_sent_ || failed_) return;
   if (why.code() != Code::kPeerLost) {
     fail(stream.damaged() ? connection_status(why.code(), "is damaged", why) : std::move(why));
     return;
   }
-  if (line_of(stream).bye_heard) {
+  if (connection_of(stream).bye_received) {
     fail_if_needed();
     return;
   }
@@ -520,9 +522,9 @@ void Channel::on_broken(FrameStream& stream, Status why) {
   lost_ns_ = core_.reactor.now_ns();
 }
 
-// After an orderly end of the peer only those who still need it fail.
-void Channel::fail_if_needed() {
-  if (!lines_[0].bye_heard || any_open() || failed_) return;
+// After an orderly end of the peer: fails if an operation here still needs it.
+void DataLink::fail_if_needed() {
+  if (!connections_[0].bye_received || any_open() || failed_) return;
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
     if (f->receives_open == 0 && f->waiting.empty() && queue_.empty()) continue;
     fail(error(Code::kPeerLost, "{} has left the group; rank {} still needs it in {}", name_,
@@ -531,10 +533,10 @@ void Channel::fail_if_needed() {
   }
 }
 
-void Channel::tick(int64_t now_ns) {
+void DataLink::tick(int64_t now_ns) {
   if (lost_ && now_ns - lost_ns_ >= kGraceNs) fail(*lost_);
   for (Flow* f = core_.ops.flows_of(peer_); f != nullptr; f = f->next_of_peer) {
-    // The peer may have called something in which it sends nothing here: the signature tells it.
+    // The peer may be in an operation without messages to this rank: READY shows it the signature.
     if (now_ns - f->own_ready_ns >= kRemindNs) send_ready(*f);
     if (f->waiting.empty() || f->announced || now_ns - f->waiting_since_ns < kAnnounceNs) continue;
     f->announced = true;
@@ -544,7 +546,7 @@ void Channel::tick(int64_t now_ns) {
     frame.signature = f->waiting.head->op->signature;
     frame.round = f->waiting.head->round;
     frame.segment = f->waiting.head->segment;
-    say(frame);
+    send_control(frame);
   }
 }
 

@@ -1,4 +1,4 @@
-#include "transports/nccl/note.h"
+#include "transports/nccl/group_header.h"
 
 #include <cstddef>
 #include <cstring>
@@ -17,41 +17,42 @@ struct Item {
 };
 static_assert(sizeof(Item) == 72);
 
-uint64_t check_of(const Note& note) { return hash64(&note, offsetof(Note, check)); }
+uint64_t check_of(const GroupHeader& header) {
+  return hash64(&header, offsetof(GroupHeader, check));
+}
 
 }  // namespace
 
-Note make_note(std::span<Transfer* const> group, int32_t peer) {
-  Note note;
+GroupHeader make_group_header(std::span<Transfer* const> group, int32_t peer) {
+  GroupHeader header;
   bool first = true;
   for (const Transfer* t : group) {
     if (t->peer != peer) continue;
     if (first) {
-      note.key = t->op->key;
-      note.signature = t->op->signature;
-      note.round = t->round;
+      header.key = t->op->key;
+      header.signature = t->op->signature;
+      header.round = t->round;
       first = false;
     }
     const Item item{t->op->key, t->op->signature, t->bytes, t->round, t->segment};
-    uint64_t& hash = t->is_send ? note.sent : note.expected;
+    uint64_t& hash = t->is_send ? header.sent : header.expected;
     hash = hash64(&item, sizeof item, hash);
-    (t->is_send ? note.sent_bytes : note.expected_bytes) += t->bytes;
+    (t->is_send ? header.sent_bytes : header.expected_bytes) += t->bytes;
   }
-  note.check = check_of(note);
-  return note;
+  header.check = check_of(header);
+  return header;
 }
 
-// The note may be on its way: what is read then does not have its hash. Not an access that
-// ThreadSanitizer is to order.
-__attribute__((no_sanitize("thread"))) bool has_arrived(const void* at, Note* note) {
+// While the header arrives its hash does not fit. ThreadSanitizer need not order this access.
+__attribute__((no_sanitize("thread"))) bool has_arrived(const void* at, GroupHeader* header) {
   const auto* from = static_cast<const volatile uint64_t*>(at);
-  uint64_t words[sizeof(Note) / 8];
+  uint64_t words[sizeof(GroupHeader) / 8];
   for (size_t i = 0; i < std::size(words); ++i) words[i] = from[i];
-  std::memcpy(note, words, sizeof *note);
-  return note->check != 0 && note->check == check_of(*note);
+  std::memcpy(header, words, sizeof *header);
+  return header->check != 0 && header->check == check_of(*header);
 }
 
-Status compare(const Note& mine, int32_t rank, const Note& theirs, int32_t peer) {
+Status compare(const GroupHeader& mine, int32_t rank, const GroupHeader& theirs, int32_t peer) {
   if (mine.sent == theirs.expected && mine.expected == theirs.sent) return ok_status();
   if (mine.key == theirs.key && mine.signature == theirs.signature) {
     return error(Code::kProtocol,
@@ -70,8 +71,8 @@ Status compare(const Note& mine, int32_t rank, const Note& theirs, int32_t peer)
                theirs.key.number & ~(uint64_t{1} << 63), describe(theirs.signature));
 }
 
-Status without_note() {
-  return error(Code::kProtocol, "nccl: what a rank has sent does not begin with its note");
+Status missing_group_header() {
+  return error(Code::kProtocol, "nccl: what a rank has sent does not begin with its group header");
 }
 
 }  // namespace sotto::nccl

@@ -1,4 +1,4 @@
-#include "transports/tcp/lobby.h"
+#include "transports/tcp/rendezvous_server.h"
 
 #include <sys/utsname.h>
 
@@ -11,22 +11,22 @@ namespace sotto::tcp {
 namespace {
 
 constexpr uint64_t kMaxJoinBytes = 4096;
-// Of a guest after its join: that it gives up, and why.
-constexpr uint64_t kMaxGuestBytes = wire::kMaxTextBytes + 64;
+// Of a client after its join: a failure frame, when it gives up.
+constexpr uint64_t kMaxClientBytes = wire::kMaxTextBytes + 64;
 constexpr size_t kMaxDepartures = 4096;
 constexpr size_t kGivenUpTexts = 4;
-constexpr int64_t kNoteTickMs = 50;
+constexpr int64_t kReportTickMs = 50;
 constexpr int64_t kLateComersUs = 1'000'000;
 constexpr int64_t kReturnUs = 2'000'000;
-constexpr int64_t kComeBackUs = 20'000;  // pause before an address that has closed is tried again
+constexpr int64_t kComeBackUs = 20'000;  // pause after a connection that closed
 
-// What a coordinator may send to a rank of so many: the members, or a text.
+// Longest payload from the coordinator of so many ranks: the members, or a text.
 uint64_t max_answer_bytes(int32_t size) {
   const auto members = static_cast<uint64_t>(std::max(size, 1));
   return 4 * wire::kMaxTextBytes + members * (12 + 2 * wire::kMaxHostBytes);
 }
 
-std::string guest_text(int32_t rank, const wire::Join& join, const std::string& address) {
+std::string client_text(int32_t rank, const wire::Join& join, const std::string& address) {
   return member_text(rank, {join.pid, join.host, address});
 }
 
@@ -60,25 +60,28 @@ std::string did_not_come(const std::string& waiting) {
   return waiting.substr(0, more) + " did not come" + waiting.substr(more);
 }
 
-Lobby::Lobby(Reactor& reactor, uint64_t token) : reactor_(reactor), token_(token) {}
-Lobby::~Lobby() = default;
+RendezvousServer::RendezvousServer(Reactor& reactor, uint64_t token)
+    : reactor_(reactor), token_(token) {}
+RendezvousServer::~RendezvousServer() = default;
 
-Result<std::unique_ptr<Lobby>> Lobby::open(Reactor& reactor, uint64_t token, const Endpoint& at) {
-  std::unique_ptr<Lobby> lobby(new Lobby(reactor, token));
-  SOTTO_ASSIGN(lobby->listener_,
+Result<std::unique_ptr<RendezvousServer>> RendezvousServer::open(Reactor& reactor, uint64_t token,
+                                                                 const Endpoint& at) {
+  std::unique_ptr<RendezvousServer> server(new RendezvousServer(reactor, token));
+  SOTTO_ASSIGN(server->listener_,
                FrameListener::open(
                    reactor, at, {"rendezvous", wire::FrameKind::kJoin, kMaxJoinBytes, 0},
-                   [self = lobby.get()](std::unique_ptr<FrameStream>& stream,
-                                        const wire::FrameHeader& first, wire::Bytes payload) {
+                   [self = server.get()](std::unique_ptr<FrameStream>& stream,
+                                         const wire::FrameHeader& first, wire::Bytes payload) {
                      return self->admit(stream, first, payload);
                    }));
-  return lobby;
+  return server;
 }
 
-// ---- who comes
+// ---- joins
 
-std::optional<Refusal> Lobby::admit(std::unique_ptr<FrameStream>& stream,
-                                    const wire::FrameHeader& first, wire::Bytes payload) {
+std::optional<Refusal> RendezvousServer::admit(std::unique_ptr<FrameStream>& stream,
+                                               const wire::FrameHeader& first,
+                                               wire::Bytes payload) {
   auto join = wire::Join::decode(payload);
   if (!join.ok()) {
     return Refusal{
@@ -96,34 +99,35 @@ std::optional<Refusal> Lobby::admit(std::unique_ptr<FrameStream>& stream,
                                 "that listens at this port",
                                 join->rank)}};
   }
-  // Nobody is inside a guest's link here.
-  std::erase_if(guests_, [](const auto& g) { return g->gone; });
+  // No callback of a client's link is running.
+  std::erase_if(clients_, [](const auto& c) { return c->gone; });
   if (own_) {
     if (auto refusal = check(*join, stream->name())) return refusal;
   }
-  auto guest = std::make_unique<Guest>();
-  guest->join = join.take();
-  guest->link = ControlLink::adopt(std::move(stream), first, *this, kMaxGuestBytes);
-  if (own_) place_of(guest->join.rank) = guest.get();
-  noted_.clear();
-  guests_.push_back(std::move(guest));
+  auto client = std::make_unique<Client>();
+  client->join = join.take();
+  client->link = ControlLink::adopt(std::move(stream), first, *this, kMaxClientBytes);
+  if (own_) place_of(client->join.rank) = client.get();
+  reported_missing_.clear();
+  clients_.push_back(std::move(client));
   return {};
 }
 
 // Nothing if the place is free.
-std::optional<Refusal> Lobby::check(const wire::Join& join, const std::string& address) {
-  const std::string who = guest_text(join.rank, join, address);
+std::optional<Refusal> RendezvousServer::check(const wire::Join& join, const std::string& address) {
+  const std::string who = client_text(join.rank, join, address);
   if (complete_) return refuse_late(join, who);
   if (failure_) {
     if (in_range(join.rank)) told_[static_cast<size_t>(join.rank)] = true;
     return Refusal{"failed", true, *failure_};
   }
-  // Whoever has the place may have gone.
+  // The holder of the place may be gone without its end having been read.
   if (in_range(join.rank) && place_of(join.rank) != nullptr) place_of(join.rank)->link->look();
   return check_open(join, who);
 }
 
-std::optional<Refusal> Lobby::check_open(const wire::Join& join, const std::string& who) const {
+std::optional<Refusal> RendezvousServer::check_open(const wire::Join& join,
+                                                    const std::string& who) const {
   const std::string coordinator = member_text(own_->rank, {own_->pid, own_->host, ""});
   const auto refusal = [&](std::string_view cause, std::string text) {
     return Refusal{cause, true, {Code::kInvalidArgument, join.rank, std::move(text)}};
@@ -136,14 +140,14 @@ std::optional<Refusal> Lobby::check_open(const wire::Join& join, const std::stri
     return refusal("range",
                    fmt::format("{} is out of range: the group has {} ranks", who, own_->size));
   }
-  const Guest* other = by_rank_[static_cast<size_t>(join.rank)];
+  const Client* other = by_rank_[static_cast<size_t>(join.rank)];
   if (other == nullptr && join.rank != own_->rank) return {};
   const wire::Join& holder = other != nullptr ? other->join : *own_;
   return refusal("taken", fmt::format("rank {} is already taken by pid {} on {}: {} is refused",
                                       join.rank, holder.pid, holder.host, who));
 }
 
-Refusal Lobby::refuse_late(const wire::Join& join, const std::string& who) const {
+Refusal RendezvousServer::refuse_late(const wire::Join& join, const std::string& who) const {
   const std::string there =
       in_range(join.rank)
           ? fmt::format("; its number belongs to {}",
@@ -156,59 +160,59 @@ Refusal Lobby::refuse_late(const wire::Join& join, const std::string& who) const
        fmt::format("{} came when the group of {} ranks was complete{}", who, own_->size, there)}};
 }
 
-// Those who came with the id before the lobby was used.
-void Lobby::check_early() {
-  for (const auto& guest : guests_) {
-    if (guest->gone) continue;
-    if (auto refusal = check(guest->join, guest->link->name())) {
-      guest->gone = true;
-      listener_->refuse(guest->link->release(), *refusal);
+// Clients that joined with the id before the server ran.
+void RendezvousServer::check_early() {
+  for (const auto& client : clients_) {
+    if (client->gone) continue;
+    if (auto refusal = check(client->join, client->link->name())) {
+      client->gone = true;
+      listener_->refuse(client->link->release(), *refusal);
     } else {
-      place_of(guest->join.rank) = guest.get();
+      place_of(client->join.rank) = client.get();
     }
   }
-  std::erase_if(guests_, [](const auto& g) { return g->gone; });
+  std::erase_if(clients_, [](const auto& c) { return c->gone; });
   for (Departure& d : departures_) d.at_ns = reactor_.now_ns();
 }
 
-// ---- what guests say
+// ---- messages of clients
 
-Lobby::Guest* Lobby::find(const ControlLink& link) {
-  for (const auto& guest : guests_) {
-    if (guest->link.get() == &link) return guest.get();
+RendezvousServer::Client* RendezvousServer::find(const ControlLink& link) {
+  for (const auto& client : clients_) {
+    if (client->link.get() == &link) return client.get();
   }
   return nullptr;
 }
 
-Status Lobby::on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) {
-  Guest* guest = find(link);
-  if (guest == nullptr || guest->gone) return {};
+Status RendezvousServer::on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) {
+  Client* client = find(link);
+  if (client == nullptr || client->gone) return {};
   if (kind != wire::FrameKind::kFailure) {
     return error(Code::kProtocol, "{} frame from {} during the rendezvous", wire::kind_name(kind),
                  link.name());
   }
   auto failure = wire::Failure::decode(payload);
   if (!failure.ok()) return failure.status();
-  const std::string who = guest_text(guest->join.rank, guest->join, link.name());
+  const std::string who = client_text(client->join.rank, client->join, link.name());
   log(LogLevel::kDebug, "{} has left the rendezvous: {}", who, printable(failure->text, 400));
-  depart(*guest, true, {Code::kTimeout, guest->join.rank, who + " gave up waiting"});
+  depart(*client, true, {Code::kTimeout, client->join.rank, who + " gave up waiting"});
   return {};
 }
 
-void Lobby::on_lost(ControlLink& link, const Status& why) {
-  Guest* guest = find(link);
-  if (guest == nullptr || guest->gone) return;
-  const std::string who = guest_text(guest->join.rank, guest->join, link.name());
-  depart(*guest, false,
-         {Code::kPeerLost, guest->join.rank,
+void RendezvousServer::on_lost(ControlLink& link, const Status& why) {
+  Client* client = find(link);
+  if (client == nullptr || client->gone) return;
+  const std::string who = client_text(client->join.rank, client->join, link.name());
+  depart(*client, false,
+         {Code::kPeerLost, client->join.rank,
           fmt::format("{} was lost during the rendezvous: {}", who, why.text())});
 }
 
-void Lobby::depart(Guest& guest, bool gave_up, FailureCause cause) {
-  guest.gone = true;
-  const int32_t rank = guest.join.rank;
+void RendezvousServer::depart(Client& client, bool gave_up, FailureCause cause) {
+  client.gone = true;
+  const int32_t rank = client.join.rank;
   if (in_range(rank)) {
-    if (place_of(rank) == &guest) place_of(rank) = nullptr;
+    if (place_of(rank) == &client) place_of(rank) = nullptr;
     told_[static_cast<size_t>(rank)] = true;
   }
   std::erase_if(departures_, [&](const Departure& d) { return d.rank == rank; });
@@ -216,13 +220,13 @@ void Lobby::depart(Guest& guest, bool gave_up, FailureCause cause) {
     departures_.push_back({rank, reactor_.now_ns(), gave_up, std::move(cause)});
 }
 
-const Lobby::Departure* Lobby::departed(int32_t rank) const {
+const RendezvousServer::Departure* RendezvousServer::departed(int32_t rank) const {
   const auto found = std::find_if(departures_.begin(), departures_.end(),
                                   [&](const Departure& d) { return d.rank == rank; });
   return found == departures_.end() ? nullptr : &*found;
 }
 
-const Lobby::Departure* Lobby::lost(bool due) const {
+const RendezvousServer::Departure* RendezvousServer::lost(bool due) const {
   const int64_t before_ns = reactor_.now_ns() - (due ? kReturnUs * 1000 : 0);
   for (const Departure& d : departures_) {
     const bool missing = in_range(d.rank) && by_rank_[static_cast<size_t>(d.rank)] == nullptr;
@@ -231,36 +235,36 @@ const Lobby::Departure* Lobby::lost(bool due) const {
   return nullptr;
 }
 
-void Lobby::tick() {
-  std::erase_if(guests_, [](const auto& g) { return g->gone; });
+void RendezvousServer::tick() {
+  std::erase_if(clients_, [](const auto& c) { return c->gone; });
   if (complete_ || failure_) return;
   if (const Departure* gone = lost(true)) {
     fail(gone->cause);
   } else {
-    send_note();
+    report_missing();
   }
 }
 
-void Lobby::fail(FailureCause cause) {
+void RendezvousServer::fail(FailureCause cause) {
   if (failure_) return;
   failure_ = std::move(cause);
   const std::string text =
       wire::Failure{static_cast<int32_t>(failure_->code), failure_->rank, failure_->text}.encode();
-  for (const auto& guest : guests_) {
-    if (guest->gone) continue;
-    if (in_range(guest->join.rank)) told_[static_cast<size_t>(guest->join.rank)] = true;
-    guest->link->send(wire::FrameKind::kFailure, text);
+  for (const auto& client : clients_) {
+    if (client->gone) continue;
+    if (in_range(client->join.rank)) told_[static_cast<size_t>(client->join.rank)] = true;
+    client->link->send(wire::FrameKind::kFailure, text);
   }
 }
 
-FailureCause Lobby::too_late() const {
+FailureCause RendezvousServer::too_late() const {
   if (const Departure* gone = lost(false)) return gone->cause;
   return {Code::kTimeout, -1,
           fmt::format("rendezvous of {} ranks is not complete in time: {}", own_->size,
                       did_not_come(waiting_text()))};
 }
 
-bool Lobby::all_there() const {
+bool RendezvousServer::all_there() const {
   for (int32_t r = 0; r < own_->size; ++r) {
     if (r != own_->rank && by_rank_[static_cast<size_t>(r)] == nullptr) return false;
   }
@@ -268,7 +272,7 @@ bool Lobby::all_there() const {
 }
 
 // "ranks 2, 4 (gave up waiting: rank 1 (pid 3 on host); turned away: ...)".
-std::string Lobby::waiting_text() const {
+std::string RendezvousServer::waiting_text() const {
   std::vector<int32_t> missing, gave_up;
   std::string texts;
   for (int32_t r = 0; r < own_->size; ++r) {
@@ -286,35 +290,35 @@ std::string Lobby::waiting_text() const {
                      texts.empty() ? "" : " (" + texts + ")");
 }
 
-// Tells those who are there whom they wait for, so that their own time-outs can name them.
-void Lobby::send_note() {
+// Sends the clients the missing ranks, so that their own time-outs can name them.
+void RendezvousServer::report_missing() {
   const std::string text = waiting_text();
-  if (text == noted_) return;
-  noted_ = text;
-  const std::string note = wire::Heartbeat{text, {}}.encode();
-  for (Guest* guest : by_rank_) {
-    if (guest != nullptr && guest->link->flushed())
-      guest->link->send(wire::FrameKind::kHeartbeat, note);
+  if (text == reported_missing_) return;
+  reported_missing_ = text;
+  const std::string beat = wire::Heartbeat{text, {}}.encode();
+  for (Client* client : by_rank_) {
+    if (client != nullptr && client->link->flushed())
+      client->link->send(wire::FrameKind::kHeartbeat, beat);
   }
 }
 
-Membership Lobby::finish() {
+Membership RendezvousServer::finish() {
   complete_ = true;
   Membership out;
   out.rank = out.coordinator = own_->rank;
   out.token = random_token();
   for (int32_t r = 0; r < own_->size; ++r) {
-    Guest* guest = by_rank_[static_cast<size_t>(r)];
-    if (guest == nullptr) {
+    Client* client = by_rank_[static_cast<size_t>(r)];
+    if (client == nullptr) {
       out.members.push_back({own_->pid, own_->host, ""});
       out.links.push_back(nullptr);
     } else {
-      out.members.push_back({guest->join.pid, guest->join.host, guest->link->name()});
-      guest->link->rank = r;
-      out.links.push_back(std::move(guest->link));
+      out.members.push_back({client->join.pid, client->join.host, client->link->name()});
+      client->link->rank = r;
+      out.links.push_back(std::move(client->link));
     }
   }
-  guests_.clear();
+  clients_.clear();
   by_rank_.clear();
   listener_->expect_nobody();
   members_ = out.members;
@@ -326,22 +330,22 @@ Membership Lobby::finish() {
   return out;
 }
 
-// Those who are there get a moment to read why, those who are still on their way a little more to
-// come and hear it; when the time is over nobody is on the way.
-void Lobby::drain(Driver& driver) {
+// Clients get a moment to read the failure, and ranks that have yet to connect a little more. After
+// a time-out none is expected any more.
+void RendezvousServer::drain(Driver& driver) {
   const bool late = failure_->code == Code::kTimeout || own_->size < 1;
   const auto done = [&] {
     return (late || std::all_of(told_.begin(), told_.end(), [](bool told) { return told; })) &&
-           listener_->delivered() && std::all_of(guests_.begin(), guests_.end(), [](const auto& g) {
-             return g->gone || g->link->delivered();
-           });
+           listener_->delivered() &&
+           std::all_of(clients_.begin(), clients_.end(),
+                       [](const auto& c) { return c->gone || c->link->delivered(); });
   };
   driver.run_until(done, Deadline::in_us(driver.clock(), late ? kLastWordsUs : kLateComersUs));
 }
 
-Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& own, Driver& driver,
-                               Deadline deadline) {
-  Lobby& self = *lobby;
+Result<Membership> RendezvousServer::run(std::unique_ptr<RendezvousServer> server,
+                                         const wire::Join& own, Driver& driver, Deadline deadline) {
+  RendezvousServer& self = *server;
   self.own_ = own;
   self.by_rank_.assign(static_cast<size_t>(std::max(own.size, 0)), nullptr);
   self.told_.assign(self.by_rank_.size(), false);
@@ -352,7 +356,7 @@ Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& o
                fmt::format("{} is out of range: the group has {} ranks",
                            member_text(own.rank, {own.pid, own.host, ""}), own.size)});
   }
-  self.ticker_ = self.reactor_.every(kNoteTickMs, [&self] { self.tick(); });
+  self.ticker_ = self.reactor_.every(kReportTickMs, [&self] { self.tick(); });
   if (!self.failure_) self.check_early();
   const auto done = [&self] { return self.failure_.has_value() || self.all_there(); };
   if (!driver.run_until(done, deadline)) self.fail(self.too_late());
@@ -361,7 +365,7 @@ Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& o
     return Status(self.failure_->code, self.failure_->text);
   }
   Membership out = self.finish();
-  if (self.token_ != 0) out.lobby = std::move(lobby);
+  if (self.token_ != 0) out.server = std::move(server);
   return out;
 }
 
@@ -369,9 +373,10 @@ Result<Membership> Lobby::meet(std::unique_ptr<Lobby> lobby, const wire::Join& o
 
 namespace {
 
-class Visitor final : public ControlLinkOwner {
+class RendezvousClient final : public ControlLinkOwner {
  public:
-  Visitor(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address, const wire::Join& own)
+  RendezvousClient(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address,
+                   const wire::Join& own)
       : reactor_(reactor), endpoints_(std::move(endpoints)), at_address_(at_address), own_(own) {
     connect();
   }
@@ -386,8 +391,8 @@ class Visitor final : public ControlLinkOwner {
       }
       if (failure_) return *failure_;
       if (result_) return take();
-      // The coordinator closed before it answered. At an address another group was there, or it
-      // starts again; others may have crowded this rank out; or it has ended: connecting will tell.
+      // The coordinator closed before it answered. It may have ended, may start again, may have
+      // been that of another group at the address, or had no place. Connecting again finds out.
       again_ = false;
       link_.reset();
       driver.run_until([] { return false; }, Deadline::in_us(driver.clock(), kComeBackUs));
@@ -422,9 +427,9 @@ class Visitor final : public ControlLinkOwner {
   Status on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) override {
     answered_ = true;
     if (kind == wire::FrameKind::kHeartbeat) {
-      auto note = wire::Heartbeat::decode(payload);
-      if (note.ok()) missing_ = note->waiting;
-      return note.status();
+      auto beat = wire::Heartbeat::decode(payload);
+      if (beat.ok()) missing_ = beat->waiting;
+      return beat.status();
     }
     if (kind == wire::FrameKind::kFailure) {
       auto failure = wire::Failure::decode(payload);
@@ -457,7 +462,7 @@ class Visitor final : public ControlLinkOwner {
     }
   }
 
-  // The coordinator would otherwise take the closing connection for a loss.
+  // Without this the closing connection would be a lost rank to the coordinator.
   void give_up(Driver& driver) {
     if (!link_) return;
     const std::string why =
@@ -509,15 +514,16 @@ class Visitor final : public ControlLinkOwner {
   std::optional<Status> failure_;
   std::optional<Status> lost_;  // why the last connection ended
   std::string missing_;
-  bool answered_ = false;  // whatever the coordinator said
+  bool answered_ = false;  // the coordinator has sent something
   bool again_ = false;
 };
 
 }  // namespace
 
-Result<Membership> join_lobby(Reactor& reactor, std::vector<Endpoint> endpoints, bool at_address,
-                              const wire::Join& own, Driver& driver, Deadline deadline) {
-  return Visitor(reactor, std::move(endpoints), at_address, own).run(driver, deadline);
+Result<Membership> join_rendezvous(Reactor& reactor, std::vector<Endpoint> endpoints,
+                                   bool at_address, const wire::Join& own, Driver& driver,
+                                   Deadline deadline) {
+  return RendezvousClient(reactor, std::move(endpoints), at_address, own).run(driver, deadline);
 }
 
 }  // namespace sotto::tcp

@@ -1,5 +1,5 @@
-// A socket of the test that plays somebody who connects to a rank, or a coordinator that ranks
-// connect to, byte for byte.
+// A socket of the test in the place of a peer that connects to a rank, or of a coordinator that
+// ranks connect to, byte for byte.
 //
 // Threads: one per object.
 #pragma once
@@ -13,45 +13,45 @@
 
 namespace sotto::test {
 
-struct StrangerFrame {
+struct ReceivedFrame {
   wire::FrameHeader header;
   std::string payload;
 };
 
-class Stranger {
+class UnknownPeer {
  public:
-  // Connects to 127.0.0.1; throws RankError. A port at which nobody listens yet is tried for a
+  // Connects to 127.0.0.1; throws RankError. A port without a listener is tried for a
   // minute.
-  explicit Stranger(uint16_t port);
+  explicit UnknownPeer(uint16_t port);
   // A connected socket.
   struct Connected {
     int fd;
   };
-  explicit Stranger(Connected connected) : fd_(connected.fd) {}
-  Stranger(Stranger&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
-  Stranger& operator=(Stranger&&) = delete;
-  ~Stranger() { hang_up(); }
+  explicit UnknownPeer(Connected connected) : fd_(connected.fd) {}
+  UnknownPeer(UnknownPeer&& other) noexcept : fd_(other.fd_) { other.fd_ = -1; }
+  UnknownPeer& operator=(UnknownPeer&&) = delete;
+  ~UnknownPeer() { hang_up(); }
 
-  void say(const std::string& bytes) const;
+  void send(const std::string& bytes) const;
   void hang_up();
   // Whole frames that come until the other side closes, or the time is over.
-  std::vector<StrangerFrame> hear(int64_t timeout_ms = 60'000);
+  std::vector<ReceivedFrame> receive_all(int64_t timeout_ms = 60'000);
   // The next frame; throws RankError when the connection ends or the time is over.
-  StrangerFrame next(int64_t timeout_ms = 60'000);
-  bool closed() const { return closed_; }  // by the other side, as hear and next have found
+  ReceivedFrame next(int64_t timeout_ms = 60'000);
+  bool closed() const { return closed_; }  // by the other side, as receive_all and next have found
   // The text of the failure frame that the other side ends with; "" if there is none.
   std::string refusal(int64_t timeout_ms = 60'000);
 
  private:
-  bool receive(int64_t until_ns);
-  bool cut(StrangerFrame& out);
+  bool receive_some(int64_t until_ns);
+  bool cut(ReceivedFrame& out);
 
   int fd_ = -1;
   bool closed_ = false;
-  std::string heard_;
+  std::string received_;
 };
 
-// Connects that nobody waits for: sockets that say nothing.
+// Idle connections: sockets that send nothing.
 class IdleCrowd {
  public:
   IdleCrowd(uint16_t port, int count);
@@ -72,7 +72,7 @@ class RogueListener {
   RogueListener(const RogueListener&) = delete;
   RogueListener& operator=(const RogueListener&) = delete;
   uint16_t port() const { return port_; }
-  Stranger accept(int64_t timeout_ms = 60'000) const;
+  UnknownPeer accept(int64_t timeout_ms = 60'000) const;
 
  private:
   int fd_ = -1;

@@ -14,7 +14,7 @@
 #include "tests/conformance/tcp_ranks.h"
 #include "tests/support/faulty_proxy.h"
 #include "tests/support/reserved_port.h"
-#include "tests/support/stranger.h"
+#include "tests/support/unknown_peer.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::test {
@@ -83,37 +83,38 @@ std::vector<std::string> noise() {
           damaged};
 }
 
-// What a stranger says, and words of what it is told.
+// What an unknown peer says, and words of what it is told.
 struct Saying {
   std::string bytes;
   std::string told;
 };
 
 void knock(uint16_t port, const Saying& saying) {
-  Stranger one(port);
-  one.say(saying.bytes);
+  UnknownPeer one(port);
+  one.send(saying.bytes);
   EXPECT_THAT(one.refusal(), HasSubstr(saying.told)) << saying.told;
   EXPECT_TRUE(one.closed()) << saying.told;
 }
 
 // Noise, and connections that end in all ways; those that say nothing stay open.
-std::vector<Stranger> make_noise(uint16_t port) {
-  std::vector<Stranger> silent;
+std::vector<UnknownPeer> make_noise(uint16_t port) {
+  std::vector<UnknownPeer> silent;
   for (const std::string& bytes : noise()) {
-    Stranger one(port);
-    one.say(bytes);
-    for (const StrangerFrame& answer : one.hear())
+    UnknownPeer one(port);
+    one.send(bytes);
+    for (const ReceivedFrame& answer : one.receive_all())
       EXPECT_EQ(answer.header.kind, FrameKind::kFailure);
     EXPECT_TRUE(one.closed());
   }
-  Stranger(port).hang_up();  // closes at once
+  UnknownPeer(port).hang_up();  // closes at once
   for (const size_t begun : {0, 3, 50, 100}) {
     silent.emplace_back(port);
-    silent.back().say(join_of(1, 2).substr(0, begun));
+    silent.back().send(join_of(1, 2).substr(0, begun));
   }
-  Stranger other_version(port);
-  other_version.say(in_version(2, join_of(1, 2)));
-  const std::vector<StrangerFrame> shown = other_version.hear();  // which version is spoken here
+  UnknownPeer other_version(port);
+  other_version.send(in_version(2, join_of(1, 2)));
+  // The version of this side.
+  const std::vector<ReceivedFrame> shown = other_version.receive_all();
   EXPECT_TRUE(other_version.closed());
   EXPECT_EQ(shown.size(), 1u);
   return silent;
@@ -143,14 +144,14 @@ std::vector<Saying> wrong_joins() {
           {frame_of(FrameKind::kBye, ""), "bye frame"}};
 }
 
-TEST(TcpStrangers, AtTheRendezvousOnlyTheyAreRefused) {
+TEST(TcpUnknownPeers, AtTheRendezvousOnlyTheyAreRefused) {
   const LogLines log;
   const ReservedPort port;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
   EXPECT_EQ(run_ranks(2,
                       [&](int rank) {
                         RankKit kit(plain(), rank, 2);
-                        std::vector<Stranger> silent;
+                        std::vector<UnknownPeer> silent;
                         if (rank == 1) {
                           silent = make_noise(port.number());
                           for (const Saying& saying : wrong_joins()) knock(port.number(), saying);
@@ -166,7 +167,7 @@ TEST(TcpStrangers, AtTheRendezvousOnlyTheyAreRefused) {
 }
 
 // A rank that came and then says that all is lost has left. Its place is free.
-TEST(TcpStrangers, AForgedFailureLeavesThePlaceToTheRank) {
+TEST(TcpUnknownPeers, AForgedFailureLeavesThePlaceToTheRank) {
   const ReservedPort port;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
   EXPECT_EQ(run_ranks(2,
@@ -175,11 +176,11 @@ TEST(TcpStrangers, AForgedFailureLeavesThePlaceToTheRank) {
                         if (rank == 1) {
                           // Of a group of two the join alone would complete it: the failure comes
                           // with it.
-                          Stranger forged(port.number());
-                          forged.say(join_of(1, 2) +
-                                     frame_of(FrameKind::kFailure,
-                                              wire::Failure{-8, 0, "all is lost"}.encode()));
-                          forged.hear(300);
+                          UnknownPeer forged(port.number());
+                          forged.send(join_of(1, 2) +
+                                      frame_of(FrameKind::kFailure,
+                                               wire::Failure{-8, 0, "all is lost"}.encode()));
+                          forged.receive_all(300);
                         }
                         check(join_at(kit, address));
                         kit.connect();
@@ -189,7 +190,7 @@ TEST(TcpStrangers, AForgedFailureLeavesThePlaceToTheRank) {
 }
 
 // Three ranks: what is said for rank 1 while rank 2 has not come.
-TEST(TcpStrangers, WhoLeavesBeforeAllAreThereCanBeReplaced) {
+TEST(TcpUnknownPeers, WhoLeavesBeforeAllAreThereCanBeReplaced) {
   const ReservedPort port;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
   std::atomic<bool> left{false};
@@ -198,16 +199,16 @@ TEST(TcpStrangers, WhoLeavesBeforeAllAreThereCanBeReplaced) {
                         RankKit kit(plain(), rank, 3);
                         if (rank == 2) {
                           for (int i = 0; i < 3; ++i) {
-                            Stranger forged(port.number());
-                            forged.say(join_of(1, 3));
+                            UnknownPeer forged(port.number());
+                            forged.send(join_of(1, 3));
                             forged.next();  // whom the coordinator waits for
                             knock(port.number(), {join_of(1, 3),
                                                   "rank 1 is already taken by pid "
                                                   "4711 on nowhere"});
                             if (i == 0)
-                              forged.say(frame_of(FrameKind::kFailure,
-                                                  wire::Failure{-8, 0, "all is lost"}.encode()));
-                            if (i == 1) forged.say("nonsense that is no frame");
+                              forged.send(frame_of(FrameKind::kFailure,
+                                                   wire::Failure{-8, 0, "all is lost"}.encode()));
+                            if (i == 1) forged.send("nonsense that is no frame");
                             forged.hang_up();
                           }
                           left = true;
@@ -221,8 +222,8 @@ TEST(TcpStrangers, WhoLeavesBeforeAllAreThereCanBeReplaced) {
             "");
 }
 
-// A rank whose join a stranger repeats keeps its place.
-TEST(TcpStrangers, ARepeatedJoinIsRefused) {
+// A rank whose join an unknown peer repeats keeps its place.
+TEST(TcpUnknownPeers, ARepeatedJoinIsRefused) {
   const ReservedPort port;
   FaultyProxy to_coordinator({.target_port = port.number()});
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
@@ -239,7 +240,7 @@ TEST(TcpStrangers, ARepeatedJoinIsRefused) {
                             knock(port.number(), {join_of(1, 3), "rank 1 is already taken by pid"});
                           repeated = true;
                         }
-                        if (rank == 1) Stranger(port.number()).hang_up();  // it listens
+                        if (rank == 1) UnknownPeer(port.number()).hang_up();  // it listens
                         check(join_at(kit, rank == 1 ? through_proxy : address));
                         EXPECT_TRUE(repeated);
                         kit.connect();
@@ -248,7 +249,7 @@ TEST(TcpStrangers, ARepeatedJoinIsRefused) {
             "");
 }
 
-TEST(TcpStrangers, ATimeOutSaysWhoWasTurnedAway) {
+TEST(TcpUnknownPeers, ATimeOutSaysWhoWasTurnedAway) {
   const ReservedPort port;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
   EXPECT_EQ(run_ranks(2,
@@ -269,15 +270,15 @@ TEST(TcpStrangers, ATimeOutSaysWhoWasTurnedAway) {
 }
 
 // A rank that is lost and does not come again ends the set-up long before the time is over.
-TEST(TcpStrangers, ARankThatIsLostAndDoesNotComeAgainIsNamedSoon) {
+TEST(TcpUnknownPeers, ARankThatIsLostAndDoesNotComeAgainIsNamedSoon) {
   const ReservedPort port;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
   const int64_t begin = Clock::monotonic().now_ns();
   EXPECT_EQ(run_ranks(2,
                       [&](int rank) {
                         if (rank == 1) {
-                          Stranger lost(port.number());
-                          lost.say(join_of(1, 3));
+                          UnknownPeer lost(port.number());
+                          lost.send(join_of(1, 3));
                           lost.next();
                           return;
                         }
@@ -291,14 +292,14 @@ TEST(TcpStrangers, ARankThatIsLostAndDoesNotComeAgainIsNamedSoon) {
 }
 
 // The port of a unique id stays open for those who come late: what else comes there does no harm.
-TEST(TcpStrangers, AfterTheSetUpTheGroupGoesOn) {
-  Meeting meeting(3);
+TEST(TcpUnknownPeers, AfterTheSetUpTheGroupGoesOn) {
+  RankBarrier barrier(3);
   UniqueId id{};
   EXPECT_EQ(run_ranks(3,
                       [&](int rank) {
                         if (rank == 2) {
-                          meeting.wait();
-                          meeting.wait();
+                          barrier.wait();
+                          barrier.wait();
                           const UniqueIdFields fields = check(decode_unique_id(id));
                           make_noise(fields.port);
                           knock(fields.port, {join_of(1, 2, fields.token), "was complete"});
@@ -307,18 +308,18 @@ TEST(TcpStrangers, AfterTheSetUpTheGroupGoesOn) {
                           for (int i = 0; i < 30'000 && crowd.open() == 100; ++i)
                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
                           EXPECT_LT(crowd.open(), 100);
-                          meeting.wait();
+                          barrier.wait();
                           return;
                         }
                         RankKit kit(plain(), rank, 2);
                         if (rank == 0) id = check(kit.backend->make_unique_id());
-                        meeting.wait();
+                        barrier.wait();
                         check(join_with(kit, id));
                         kit.connect();
                         std::atomic<bool> over{false};
-                        meeting.wait();
+                        barrier.wait();
                         std::thread other([&] {
-                          meeting.wait();
+                          barrier.wait();
                           over = true;
                         });
                         kit.drive([&] { return over.load(); }, 60'000'000);
@@ -330,7 +331,7 @@ TEST(TcpStrangers, AfterTheSetUpTheGroupGoesOn) {
 
 // ---- data connections
 
-TEST(TcpStrangers, AtDataConnectionsOnlyTheyAreRefused) {
+TEST(TcpUnknownPeers, AtDataConnectionsOnlyTheyAreRefused) {
   const ReservedPort rendezvous, data;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", rendezvous.number());
   const LogLines log;
@@ -341,7 +342,7 @@ TEST(TcpStrangers, AtDataConnectionsOnlyTheyAreRefused) {
                                     }),
                                     rank, 2);
                         check(join_at(kit, address));
-                        std::vector<Stranger> silent;
+                        std::vector<UnknownPeer> silent;
                         if (rank == 0) {
                           const uint64_t token = kit.control->token();
                           silent = make_noise(data.number());
@@ -369,7 +370,7 @@ TEST(TcpStrangers, AtDataConnectionsOnlyTheyAreRefused) {
 }
 
 // Rank 2 is reached slowly, so that rank 1 still listens when rank 0 has connected to it.
-TEST(TcpStrangers, ARepeatedHelloIsRefused) {
+TEST(TcpUnknownPeers, ARepeatedHelloIsRefused) {
   const ReservedPort ports[3];
   FaultyProxy to_1({.target_port = ports[1].number()});
   FaultyProxy to_2({.target_port = ports[2].number(), .max_delay_us = 1'000'000, .max_chunk = 64});
@@ -382,8 +383,8 @@ TEST(TcpStrangers, ARepeatedHelloIsRefused) {
                           const auto both = 2 * 2 * hello_of(0, 3, 1, 0).size();
                           while (to_1.bytes_passed() < both || token == 0)
                             std::this_thread::sleep_for(std::chrono::milliseconds(1));
-                          Stranger replay(ports[1].number());
-                          replay.say(hello_of(0, 3, token, 0));
+                          UnknownPeer replay(ports[1].number());
+                          replay.send(hello_of(0, 3, token, 0));
                           told = replay.refusal();
                           return;
                         }
@@ -404,7 +405,7 @@ TEST(TcpStrangers, ARepeatedHelloIsRefused) {
 
 // ---- the log
 
-TEST(TcpStrangers, APortScannerFillsNoLog) {
+TEST(TcpUnknownPeers, APortScannerFillsNoLog) {
   const LogLines log;
   const ReservedPort port;
   const std::string address = fmt::format("tcp://127.0.0.1:{}", port.number());
@@ -412,9 +413,9 @@ TEST(TcpStrangers, APortScannerFillsNoLog) {
                       [&](int rank) {
                         RankKit kit(plain(), rank, 2);
                         for (int i = 0; rank == 1 && i < 200; ++i) {
-                          Stranger one(port.number());
-                          one.say(i % 2 == 0 ? "GET / HTTP/1.0\r\n\r\n" : join_of(5, 2));
-                          one.hear();
+                          UnknownPeer one(port.number());
+                          one.send(i % 2 == 0 ? "GET / HTTP/1.0\r\n\r\n" : join_of(5, 2));
+                          one.receive_all();
                         }
                         check(join_at(kit, address));
                       }),

@@ -1,0 +1,62 @@
+// The list of transports: its rows, and which of them "auto" chooses.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/base/transports.h"
+#include "core/cpu/cpu_device.h"
+#include "core/group/context.h"
+
+namespace sotto {
+namespace {
+
+std::shared_ptr<Context> context_with(const std::vector<TransportRow>& transports) {
+  ContextOptions options;
+  options.device = std::make_shared<CpuDevice>(1, SimdLevel::kScalar);
+  options.progress_thread = false;
+  for (const TransportRow& row : transports)
+    options.backends[std::string(row.name)] = {nullptr, row};
+  return std::make_shared<Context>(std::move(options));
+}
+
+TEST(Transports, TheListNamesWhatMayBeChosen) {
+  EXPECT_EQ(kTransportWords, "auto|inproc|nccl|tcp");
+  std::string words;
+  for (const std::string_view choice : kTransportChoices)
+    words += (words.empty() ? "" : "|") + std::string(choice);
+  EXPECT_EQ(words, kTransportWords);
+  EXPECT_TRUE(std::ranges::is_sorted(kTransports, {}, &TransportRow::name));
+}
+
+TEST(Transports, ARendezvousIsOneOfARowWithItsOwn) {
+  for (const TransportRow& row : kTransports) {
+    SCOPED_TRACE(row.name);
+    EXPECT_EQ(transport_row(row.name).priority, row.priority);
+    const TransportRow other = transport_row(row.rendezvous);
+    EXPECT_EQ(other.rendezvous, row.rendezvous);
+    EXPECT_GE(other.reach, row.reach);
+    EXPECT_TRUE(std::ranges::count(kTransports, row.rendezvous, &TransportRow::name) == 1);
+  }
+}
+
+TEST(Transports, AutoIsTheHighestPriorityThatReachesAllRanks) {
+  const auto context = context_with({std::begin(kTransports), std::end(kTransports)});
+  EXPECT_EQ(context->auto_transport(Reach::kProcess).take(), "inproc");
+  EXPECT_EQ(context->auto_transport(Reach::kNetwork).take(), "tcp");
+}
+
+TEST(Transports, AutoTakesWhatThisBuildHas) {
+  EXPECT_EQ(context_with({transport_row("tcp")})->auto_transport(Reach::kProcess).take(), "tcp");
+  const auto far = context_with({transport_row("inproc"), transport_row("nccl")});
+  EXPECT_EQ(far->auto_transport(Reach::kNetwork).status().code(), Code::kUnsupported);
+}
+
+TEST(Transports, ANameOutsideTheListIsTakenByNameOnly) {
+  const TransportRow row = transport_row("ordered");
+  EXPECT_EQ(row.name, "ordered");
+  EXPECT_EQ(row.rendezvous, "ordered");
+  EXPECT_EQ(row.priority, 0);
+}
+
+}  // namespace
+}  // namespace sotto
