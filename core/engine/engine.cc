@@ -332,6 +332,8 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   op->stats_.header_bytes_planned = total.header_bytes_sent + total.metadata_bytes_sent;
   request.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
   const bool waits = request.waits;
+  Scheduler::bind(*op, request.plan->plan(), request.run->steps, request.priority,
+                  request.timeout_us);
   op->request_ = std::move(request);
   bool driven = false;
   {
@@ -378,7 +380,7 @@ bool Engine::serve_pollers() {
 
 bool Engine::progress() {
   bool any = take_submissions();
-  const bool due = ready_.empty() || clock().now_ns() - last_poll_ns_ >= kPollEveryNs;
+  const bool due = scheduler_.empty() || clock().now_ns() - last_poll_ns_ >= kPollEveryNs;
   if (due) any |= serve_pollers();
   any |= take_completions();
   any |= channels_failed();
@@ -416,17 +418,9 @@ void Engine::check_deadlines() {
   if (now < next_deadline_check_ns_) return;
   next_deadline_check_ns_ = now + kDeadlineCheckNs;
   for (Channel* channel : channels_) {
-    int64_t ahead = 0;  // latest progress of this or an earlier operation
-    for (size_t i = 0; i < channel->ops_.size(); ++i) {
-      Op& op = *channel->ops_[i];
-      ahead = std::max(ahead, op.last_progress_ns_);
-      if (op.state_ != Op::State::kRunning || op.request_.timeout_us < 0) continue;
-      const int64_t stalled = now - ahead;
-      if (stalled / 1000 < op.request_.timeout_us) continue;
-      if (!channel->proposed_ || channel->failed())
-        propose_failure(*channel, stall_cause(op, stalled));
-      break;
-    }
+    const auto stall = Scheduler::find_stall(channel->ops_, now);
+    if (stall && (!channel->proposed_ || channel->failed()))
+      propose_failure(*channel, stall_cause(*channel->ops_[stall->index], stall->stalled_ns));
   }
 }
 

@@ -23,7 +23,8 @@
 #include "core/base/clock.h"
 #include "core/base/object_pool.h"
 #include "core/base/status.h"
-#include "core/engine/run.h"
+#include "core/engine/op.h"
+#include "core/engine/scheduler.h"
 #include "core/engine/trace.h"
 #include "core/iface/device.h"
 #include "core/iface/rendezvous.h"
@@ -34,98 +35,6 @@ namespace sotto {
 class Channel;
 class Engine;
 struct DeviceQueue;
-
-// Figures that a comm sums over its operations. Threads: any.
-struct OpTotals {
-  std::atomic<uint64_t> payload_bytes_planned{0};
-  std::atomic<uint64_t> header_bytes_planned{0};  // frame headers, trailers and metadata messages
-  std::atomic<uint64_t> kernel_ns{0};
-  std::atomic<uint64_t> completed{0};
-  std::atomic<uint32_t> in_flight{0};
-};
-
-// What an operation's owner does when it has completed: on the driver, before waiters learn of it.
-class OpHooks {
- public:
-  virtual ~OpHooks() = default;
-  // `status`: OK, NONFINITE (the plan's verdict was not to commit) or the failure; may be given a
-  // better text. `verdict`: the bytes of the plan's verdict slot, empty if it has none or the
-  // operation failed.
-  virtual void on_complete(Status& status, std::span<const std::byte> verdict) noexcept = 0;
-};
-
-using DoneFn = void (*)(void* user, int32_t status);
-
-struct OpRequest {
-  std::shared_ptr<PreparedPlan> plan;
-  std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
-  EventId after = 0;         // of the plan's device: what its steps come after; the engine's
-  std::shared_ptr<Channel> channel;
-  std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
-  std::shared_ptr<OpTotals> totals;
-  std::shared_ptr<OpHooks> hooks;  // may be null
-  // The plan's device: the operation is recorded and does not run, but can be replayed (replay).
-  std::shared_ptr<GraphRecorder> recorder;
-  int64_t timeout_us = -1;  // without progress; negative: never
-  int32_t priority = 0;
-  DoneFn on_done = nullptr;
-  void* user = nullptr;
-  bool done_any_thread = false;
-  bool waits = false;  // the caller will wait at once, and then drives itself
-};
-
-struct OpStats {
-  int64_t launch_ns = 0;
-  int64_t start_ns = 0;
-  int64_t end_ns = 0;
-  uint64_t kernel_ns = 0;
-  uint64_t payload_bytes_planned = 0;
-  uint64_t header_bytes_planned = 0;
-};
-
-// One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.
-class Op {
- public:
-  Op() = default;
-  ~Op();
-  Op(const Op&) = delete;
-  Op& operator=(const Op&) = delete;
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  // The result; IN_PROGRESS before completion.
-  Status status() const;
-  OpStats stats() const;
-  // Whose streams may wait for it.
-  const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
-  bool recorded() const { return request_.recorder != nullptr; }
-
- private:
-  friend class Engine;
-  friend class Channel;
-  enum class State : uint8_t { kQueued, kRunning, kFailing, kUndoing };
-
-  // It is being recorded, or has not got so far.
-  bool recording() const { return recorded() && replays_ == 0; }
-
-  OpRequest request_;
-  uint32_t replays_ = 0;   // of a recorded operation: launches of its graph that were asked for
-  uint64_t sequence_ = 0;  // order of start in the engine
-  State state_ = State::kQueued;
-  bool committing_ = false;
-  bool any_step_ran_ = false;
-  bool broken_ = false;  // its device failed, or the peers meant another one: it cannot be finished
-  Status failure_;
-  int64_t last_progress_ns_ = 0;
-  DeviceQueue* queue_ = nullptr;  // of the plan's device
-  uint32_t ordered_lanes_ = 0;    // bit k: what lane k gets now comes after request_.after
-  bool held_ = false;             // steps that touch the caller's memory wait for request_.after
-  std::vector<uint32_t> held_steps_;  // those of them that are ready
-  std::vector<HoldId> holds_;         // streams that stand still until the operation is done
-  OpStats stats_;
-  Status result_;  // written before done_
-  std::atomic<bool> done_{false};
-  std::weak_ptr<Op> self_;
-};
-using OpRef = std::shared_ptr<Op>;
 
 struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
@@ -213,17 +122,6 @@ class Engine final : public Driver {
  private:
   friend class Channel;
 
-  struct Ready {
-    int32_t priority;
-    uint64_t sequence;
-    uint32_t step;
-    Op* op;
-    bool operator<(const Ready& o) const {  // std heap: greatest first
-      if (priority != o.priority) return priority < o.priority;
-      if (sequence != o.sequence) return sequence > o.sequence;
-      return step > o.step;
-    }
-  };
   struct Completion {
     Transfer* transfer;
     Status status;
@@ -255,13 +153,16 @@ class Engine final : public Driver {
   void check_deadlines();
   bool channels_failed();
 
+  // What hands messages that are ready to the transport.
+  auto poster(Op& op) {
+    return [this, &op](uint32_t step) { post_transfer(op, step); };
+  }
+
   // Executing (execute.cc), driver.
   void admit(const OpRef& op);
   void announce_receives(Op& op);
   void await_stream(Op& op);
   bool streams_reached();
-  void let_start(Op& op);
-  void make_ready(Op& op, uint32_t step);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
   bool issue_again();
@@ -276,7 +177,6 @@ class Engine final : public Driver {
   void device_failed(Op& op, const Status& status);
   void step_done(Op& op, uint32_t step);
   void note_issue(Run& run, uint32_t step);
-  void release(Op& op, uint32_t step, bool device_edges);
   bool take_completions();
   bool poll_events();
   bool lane_advanced(Device& device, std::deque<InFlight>& lane);
@@ -297,13 +197,11 @@ class Engine final : public Driver {
   void fail_channel(Channel& channel, const FailureCause& cause);
   void fail_op(Op& op, const Status& status);
   void mark_lanes(DeviceQueue& queue);
-  bool only_device_left(const Op& op) const;
   void settle_failed(Op& op);
-  static bool all_arrived(const Run& run);
   void finish_committing(Op& op);
   FailureCause stall_cause(const Op& op, int64_t stalled_ns) const;
   void let_streams_go(Op& op);
-  void drop_ready(Op& op);
+  void drop_completions(const Op& op);
 
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
@@ -312,12 +210,11 @@ class Engine final : public Driver {
   std::vector<std::unique_ptr<Backend>> backends_;
   Poller* blocking_ = nullptr;  // also under mutex_
   std::vector<Channel*> channels_;
-  std::vector<Ready> ready_;   // heap
-  std::vector<Op*> held_ops_;  // with held_
+  Scheduler scheduler_;
+  std::vector<Op*> held_ops_;  // held
   std::vector<Op*> replayed_;  // recorded, a launch of whose graph is awaited
   std::vector<Completion> completions_, completions_now_;
   std::vector<OpRef> spare_;  // empty; its memory is what submitted_ gets next
-  uint64_t next_sequence_ = 0;
   int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;
 

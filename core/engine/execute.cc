@@ -28,15 +28,15 @@ Status check_message(const Run& run, uint32_t step) {
 void Engine::admit(const OpRef& ref) {
   Op& op = *ref;
   Channel& channel = *op.request_.channel;
-  op.sequence_ = next_sequence_++;
-  op.last_progress_ns_ = op.stats_.start_ns = clock().now_ns();
+  op.stats_.start_ns = clock().now_ns();
+  scheduler_.admit(op, op.stats_.start_ns);
   channel.ops_.push_back(ref);
   if (const Status failed = channel.failure(); !failed.ok()) {
     complete(op, failed);
     return;
   }
-  op.state_ = Op::State::kRunning;
   op.queue_ = queue_of(op.request_.plan->device());
+  Scheduler::set_running(op, op.queue_->asynchronous);
   Run& run = *op.request_.run;
   if (channel.transport_ != nullptr) {
     for (const OpPosting& posting : run.postings) {
@@ -57,9 +57,7 @@ void Engine::admit(const OpRef& ref) {
     return;
   }
   await_stream(op);
-  for (uint32_t i = 0; i < plan.steps.size(); ++i) {
-    if (plan.preds(i).empty()) make_ready(op, i);
-  }
+  scheduler_.start(op, poster(op));
   announce_receives(op);
   if (plan.by_order) issue_groups(channel);
 }
@@ -71,19 +69,13 @@ void Engine::await_stream(Op& op) {
   if (op.request_.after == 0 || !op.queue_->asynchronous) return;
   for (const Channel* channel : channels_) {
     for (const OpRef& other : channel->ops_) {
-      if (other.get() == &op || other->queue_ != op.queue_ || only_device_left(*other)) continue;
-      op.held_ = true;
+      if (other.get() == &op || other->queue_ != op.queue_ || Scheduler::only_device_left(*other))
+        continue;
+      Scheduler::hold(op);
       held_ops_.push_back(&op);
       return;
     }
   }
-}
-
-void Engine::let_start(Op& op) {
-  op.held_ = false;
-  std::erase(held_ops_, &op);
-  for (const uint32_t step : std::exchange(op.held_steps_, {})) make_ready(op, step);
-  if (op.request_.run->plan->by_order) issue_groups(*op.request_.channel);
 }
 
 bool Engine::streams_reached() {
@@ -98,26 +90,11 @@ bool Engine::streams_reached() {
     any = true;
     if (!reached.ok()) device_failed(op, reached.status());
     op.ordered_lanes_ = ~0u;
-    let_start(op);
+    std::erase(held_ops_, &op);
+    scheduler_.let_start(op);
+    if (op.request_.run->plan->by_order) issue_groups(*op.request_.channel);
   }
   return any;
-}
-
-void Engine::make_ready(Op& op, uint32_t step) {
-  Run& run = *op.request_.run;
-  const Step& s = run.plan->steps[step];
-  if (run.progress[step] == StepProgress::kDone) return;  // finish_committing
-  run.progress[step] = StepProgress::kReady;
-  if (op.held_ && s.callers && on_device(s)) {
-    op.held_steps_.push_back(step);
-  } else if (on_device(s)) {
-    ready_.push_back({op.request_.priority, op.sequence_, step, &op});
-    std::push_heap(ready_.begin(), ready_.end());
-  } else if (run.plan->by_order) {
-    --run.group_pending[s.issue_round];
-  } else {
-    post_transfer(op, step);
-  }
 }
 
 // Fills in the transfer of a channel step and, for by_key transports, hands it over.
@@ -142,8 +119,8 @@ void Engine::post_transfer(Op& op, uint32_t step) {
   }
   t.owner = &op;
   t.step = step;
-  run.progress[step] = StepProgress::kIssued;
-  op.any_step_ran_ = true;
+  Scheduler::begin(op, step);
+  Scheduler::issued(op, step);
   note_issue(run, step);
   if (plan.by_order) return;
   Transport& transport = *op.request_.channel->transport_;
@@ -192,11 +169,11 @@ void Engine::issue_groups(Channel& channel) {
   while (!channel.groups_.empty() && channel.replayed_messages_ == 0) {
     const auto [op, index] = channel.groups_.front();
     const Run& run = *op->request_.run;
-    if (run.group_pending[index] != 0) return;
+    if (run.steps.group_pending[index] != 0) return;
     const auto callers = [&](uint32_t step) { return run.plan->steps[step].callers; };
     const std::vector<uint32_t>& steps = run.plan->groups[index];
-    // The caller's stream has not come so far: let_start comes back.
-    if (run.plan->stream_ordered && op->held_ && std::any_of(steps.begin(), steps.end(), callers))
+    // The caller's stream has not come so far: streams_reached comes back.
+    if (run.plan->stream_ordered && op->held() && std::any_of(steps.begin(), steps.end(), callers))
       return;
     const Status status = issue(channel, *op, index);
     if (status.code() == Code::kInProgress) return;  // issue_again comes back
@@ -245,37 +222,27 @@ Status Engine::issue(Channel& channel, Op& op, uint32_t group) {
 }
 
 bool Engine::run_ready() {
-  if (ready_.empty()) return false;
+  if (scheduler_.empty()) return false;
   const int64_t until = clock().now_ns() + kRunBudgetNs;
   do {
-    std::pop_heap(ready_.begin(), ready_.end());
-    const Ready next = ready_.back();
-    ready_.pop_back();
-    execute(*next.op, next.step);
-  } while (!ready_.empty() && clock().now_ns() < until);
+    const Scheduler::Ready next = scheduler_.pop();
+    execute(static_cast<Op&>(*next.op), next.step);
+  } while (!scheduler_.empty() && clock().now_ns() < until);
   return true;
 }
 
 // All that is ready for one device, and what becomes ready with it; other steps stay.
 void Engine::run_ready_on(const DeviceQueue& queue) {
-  for (;;) {
-    auto next = ready_.end();
-    for (auto it = ready_.begin(); it != ready_.end(); ++it) {
-      if (it->op->queue_ == &queue && (next == ready_.end() || *next < *it)) next = it;
-    }
-    if (next == ready_.end()) return;
-    const Ready chosen = *next;
-    ready_.erase(next);
-    std::make_heap(ready_.begin(), ready_.end());
-    execute(*chosen.op, chosen.step);
-  }
+  const auto its = [&](const ScheduledOp& op) {
+    return static_cast<const Op&>(op).queue_ == &queue;
+  };
+  while (const auto next = scheduler_.pop_of(its)) execute(static_cast<Op&>(*next->op), next->step);
 }
 
 void Engine::execute(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];
-  op.any_step_ran_ = true;
-  if (s.phase == Phase::kCommitting) op.committing_ = true;
+  Scheduler::begin(op, step);
   note_issue(run, step);
   DeviceQueue& queue = *op.queue_;
   Status status = queue.asynchronous ? order_lane(op, step) : ok_status();
@@ -288,7 +255,7 @@ void Engine::execute(Op& op, uint32_t step) {
     device_failed(op, status);
     return;
   }
-  run.progress[step] = StepProgress::kIssued;
+  Scheduler::issued(op, step);
   if (queue.asynchronous) {
     after_issue(op, step);
     if (run.plan->stream_ordered) issue_groups(*op.request_.channel);
@@ -375,7 +342,7 @@ Status Engine::order_lane(Op& op, uint32_t step) {
     if (!on_lane(*run.plan, before)) continue;
     const StepEvent& event = run.events[p];
     if (event.ordered) op.ordered_lanes_ |= bit;
-    if (before.lane == s.lane || run.progress[p] == StepProgress::kDone ||
+    if (before.lane == s.lane || run.steps.progress[p] == StepProgress::kDone ||
         after[before.lane] >= event.before[before.lane])
       continue;
     const StepEvent*& known = latest[before.lane];
@@ -413,29 +380,15 @@ void Engine::after_issue(Op& op, uint32_t step) {
     }
   }
   lane.in_flight.push_back({&op, step, event});
-  ++run.device_steps_in_flight;
+  ++run.steps.in_flight;
   // Without its event nothing may follow the step; the operation is about to fail.
-  if (event != 0 || !run.plan->needs_event[step]) release(op, step, true);
+  if (event != 0 || !run.plan->needs_event[step]) scheduler_.release_behind(op, step, poster(op));
 }
 
 void Engine::device_failed(Op& op, const Status& status) {
-  op.broken_ = true;
+  Scheduler::break_off(op);
   Channel& channel = *op.request_.channel;
   channel.pending_failures_.push_back({{Code::kDevice, channel.rank(), status.text()}, false});
-}
-
-// Satisfies edges to successors: those between device steps when the step is issued, the others
-// when it is done.
-void Engine::release(Op& op, uint32_t step, bool device_edges) {
-  Run& run = *op.request_.run;
-  const Plan& plan = *run.plan;
-  for (uint32_t next : plan.succs(step)) {
-    const bool device_edge = op.queue_->asynchronous && on_lane(plan, plan.steps[step]) &&
-                             on_lane(plan, plan.steps[next]) &&
-                             plan.steps[step].expected == nullptr;  // the host looks at it first
-    if (device_edge != device_edges) continue;
-    if (--run.pending[next] == 0) make_ready(op, next);
-  }
 }
 
 void Engine::note_issue(Run& run, uint32_t step) {
@@ -446,21 +399,17 @@ void Engine::note_issue(Run& run, uint32_t step) {
 
 void Engine::step_done(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
-  run.progress[step] = StepProgress::kDone;
-  ++run.done_steps;
-  op.last_progress_ns_ = clock().now_ns();
+  const int64_t now = clock().now_ns();
   if (trace_ != nullptr && !op.recording()) {
     const Step& s = run.plan->steps[step];
-    trace_->step(op.request_.channel->rank(), op.sequence_, s,
-                 on_device(s) ? -1 : (*op.request_.ranks)[s.peer], run.issued_ns[step],
-                 op.last_progress_ns_);
+    trace_->step(op.request_.channel->rank(), op.sequence(), s,
+                 on_device(s) ? -1 : (*op.request_.ranks)[s.peer], run.issued_ns[step], now);
   }
-  if (op.state_ != Op::State::kRunning) return;
-  release(op, step, false);
-  if (run.done_steps == run.plan->steps.size()) {
+  if (scheduler_.done(op, step, now, poster(op))) {
     finish(op);
     return;
   }
+  if (!op.running()) return;
   announce_receives(op);
   if (run.plan->by_order) issue_groups(*op.request_.channel);
 }
@@ -515,7 +464,7 @@ bool Engine::lane_advanced(Device& device, std::deque<InFlight>& lane) {
       complete(op, op.failure_);
       continue;
     }
-    --op.request_.run->device_steps_in_flight;
+    --op.steps().in_flight;
     const Status expected = check_message(*op.request_.run, f.step);
     if (expected.ok()) {
       step_done(op, f.step);
@@ -523,7 +472,7 @@ bool Engine::lane_advanced(Device& device, std::deque<InFlight>& lane) {
       op.request_.channel->pending_failures_.push_back(
           {{expected.code(), -1, expected.text()}, false});
     }
-    if (op.state_ == Op::State::kFailing && !op.done()) settle_failed(op);
+    if (op.state() == Op::State::kFailing && !op.done()) settle_failed(op);
   }
   return true;
 }

@@ -17,7 +17,7 @@ constexpr int64_t kFailedCloseUs = 300'000;
 
 // All steps are done, as far as the device says.
 void Engine::finish(Op& op) {
-  if (op.broken_) return;  // its device has failed; the comm fails first, then this with it
+  if (op.broken()) return;  // its device has failed; the comm fails first, then this with it
   if (op.recording()) {
     complete(op, ok_status());
     return;
@@ -29,7 +29,7 @@ void Engine::finish(Op& op) {
       const Status meant = channel.transport_->verify(posting);
       if (meant.ok()) continue;
       // The comm fails first, then the operation with it: who sees this one fail sees that too.
-      op.broken_ = true;
+      Scheduler::break_off(op);
       channel.pending_failures_.push_back({{meant.code(), -1, meant.text()}, false});
       return;
     }
@@ -50,28 +50,13 @@ void Engine::finish(Op& op) {
 
 // Takes back what the operation had written, then completes it with failure_.
 void Engine::start_undo(Op& op, bool all_ran) {
-  Run& run = *op.request_.run;
-  op.state_ = Op::State::kUndoing;
-  Device& device = *op.queue_->device;
-  bool launched = false;
-  if (run.plan->addresses != kNoSlot && run.progress[0] < StepProgress::kIssued) {
-    const Status status = launch(op, run.plan->steps[0], false);
+  const bool launched = Scheduler::undo(op, all_ran, [&](const Step& step, bool paired_ran) {
+    const Status status = launch(op, step, paired_ran);
     if (!status.ok())
       log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
-  }
-  for (const UndoStep& undo : run.plan->undo) {
-    bool ran = all_ran && undo.pair_first != kNoStep;
-    for (uint32_t s = undo.pair_first; !ran && s != kNoStep && s <= undo.pair_last; ++s) {
-      ran = run.progress[s] >= StepProgress::kIssued;
-    }
-    if (undo.only_if_paired_ran && !ran) continue;
-    const Status status = launch(op, undo.step, ran);
-    if (!status.ok())
-      log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
-    launched = true;
-  }
+  });
   if (op.queue_->asynchronous && launched) {
-    const Result<EventId> event = device.record(0);
+    const Result<EventId> event = op.queue_->device->record(0);
     if (event.ok()) {
       op.queue_->lanes[0].in_flight.push_back({&op, kNoStep, *event});
       return;
@@ -86,14 +71,14 @@ void Engine::complete(Op& op, Status status) {
   OpRequest& request = op.request_;
   Channel& channel = *request.channel;
   Run& run = *request.run;
-  const bool started = op.state_ != Op::State::kQueued;
+  const bool started = op.state() != Op::State::kQueued;
   if (started && channel.transport_ != nullptr && channel.failure().ok()) {
     for (const OpPosting& posting : run.postings) channel.transport_->retire(posting);
   }
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock().now_ns();
   if (trace_ != nullptr && !run.postings.empty() && !op.recording())
-    trace_->operation(channel.rank(), op.sequence_, describe(run.postings[0].signature),
+    trace_->operation(channel.rank(), op.sequence(), describe(run.postings[0].signature),
                       op.stats_.launch_ns, op.stats_.end_ns);
   const bool recording = op.recording();
   if (recording) {
@@ -143,29 +128,13 @@ void Engine::let_streams_go(Op& op) {
   for (const HoldId hold : std::exchange(op.holds_, {})) op.device()->let_go(hold);
 }
 
-void Engine::drop_ready(Op& op) {
-  op.held_ = false;
-  op.held_steps_.clear();
-  std::erase(held_ops_, &op);
-  std::erase_if(ready_, [&](const Ready& r) { return r.op == &op; });
-  std::make_heap(ready_.begin(), ready_.end());
+// What its transfers have reported is no longer of interest.
+void Engine::drop_completions(const Op& op) {
   for (auto* list : {&completions_, &completions_now_}) {
     for (Completion& c : *list) {
       if (c.transfer != nullptr && c.transfer->owner == &op) c.transfer = nullptr;
     }
   }
-}
-
-// Whether the host has every message of the run; those that are calls of lanes are the decision's
-// to judge.
-bool Engine::all_arrived(const Run& run) {
-  for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
-    const Step& step = run.plan->steps[i];
-    if (step.kind == StepKind::kRecv && !on_lane(*run.plan, step) &&
-        run.progress[i] != StepProgress::kDone)
-      return false;
-  }
-  return true;
 }
 
 // What this rank has found is a proposal: the control plane decides which cause was first, so that
@@ -174,7 +143,7 @@ void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
   if (channel.failed()) {
     // An operation that was being finished nevertheless, and now cannot be.
     for (const OpRef& op : std::vector<OpRef>(channel.ops_)) {
-      if (op->broken_) fail_op(*op, Status(cause.code, cause.text));
+      if (op->broken()) fail_op(*op, Status(cause.code, cause.text));
     }
     return;
   }
@@ -211,25 +180,26 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
 }
 
 void Engine::fail_op(Op& op, const Status& status) {
-  if (op.done() || op.state_ == Op::State::kUndoing || op.state_ == Op::State::kFailing) return;
-  Run& run = *op.request_.run;
-  if (op.state_ == Op::State::kRunning && op.request_.channel->transport_ != nullptr) {
-    for (const OpPosting& posting : run.postings) op.request_.channel->transport_->cancel(posting);
+  if (op.done() || op.state() == Op::State::kUndoing || op.state() == Op::State::kFailing) return;
+  if (op.running() && op.request_.channel->transport_ != nullptr) {
+    for (const OpPosting& posting : op.request_.run->postings)
+      op.request_.channel->transport_->cancel(posting);
   }
   if (op.replays_ > 0) {
     fail_replay(op, status);
     return;
   }
-  if (op.committing_ && !op.broken_) {
-    if (all_arrived(run)) {
-      finish_committing(op);
-      return;
-    }
-    log(LogLevel::kError, "operation {} commits without its messages", op.sequence_);
-    op.broken_ = true;
+  if (Scheduler::can_finish(op)) {
+    finish_committing(op);
+    return;
   }
-  drop_ready(op);
-  op.state_ = Op::State::kFailing;
+  if (op.committing() && !op.broken()) {
+    log(LogLevel::kError, "operation {} commits without its messages", op.sequence());
+    Scheduler::break_off(op);
+  }
+  std::erase(held_ops_, &op);
+  drop_completions(op);
+  scheduler_.fail(op);
   op.failure_ = status;
   mark_lanes(*op.queue_);
   settle_failed(op);
@@ -249,7 +219,7 @@ void Engine::mark_lanes(DeviceQueue& queue) {
     }
     log(LogLevel::kError, "the device cannot be waited for: {}", event.status().text());
     for (; !lane.empty() && lane.back().event == 0; lane.pop_back()) {
-      if (lane.back().step != kNoStep) --lane.back().op->request_.run->device_steps_in_flight;
+      if (lane.back().step != kNoStep) --lane.back().op->steps().in_flight;
     }
   }
 }
@@ -259,30 +229,12 @@ void Engine::mark_lanes(DeviceQueue& queue) {
 // not computed yet, which must not reach the transport any more. Receives are done: a plan decides
 // behind all of them.
 void Engine::finish_committing(Op& op) {
-  for (auto* list : {&completions_, &completions_now_}) {
-    for (Completion& c : *list) {
-      if (c.transfer != nullptr && c.transfer->owner == &op) c.transfer = nullptr;
-    }
-  }
+  drop_completions(op);
   const OpRef keep = op.self_.lock();
-  Run& run = *op.request_.run;
-  std::vector<uint32_t> cut_off;
-  for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
-    if (on_lane(*run.plan, run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
-    run.progress[i] = StepProgress::kDone;
-    cut_off.push_back(i);
-  }
-  for (const uint32_t step : cut_off) {
-    if (op.done() || op.state_ != Op::State::kRunning) return;
+  for (const uint32_t step : Scheduler::cut_messages(op)) {
+    if (op.done() || !op.running()) return;
     step_done(op, step);
   }
-}
-
-// Nothing is left of the operation but what has been issued to its device.
-bool Engine::only_device_left(const Op& op) const {
-  if (op.state_ != Op::State::kRunning) return false;
-  const Run& run = *op.request_.run;
-  return run.done_steps + run.device_steps_in_flight == run.plan->steps.size();
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
@@ -300,7 +252,7 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
     if (!op->done() && op->queue_ != nullptr) run_ready_on(*op->queue_);
   }
   if (op->done()) return ok_status();
-  if (!only_device_left(*op)) {
+  if (!Scheduler::only_device_left(*op)) {
     SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
     op->holds_.push_back(hold);
     return ok_status();
@@ -322,10 +274,8 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
 
 // A failed operation completes when the device no longer works for it.
 void Engine::settle_failed(Op& op) {
-  if (op.request_.run->device_steps_in_flight > 0) return;
-  // What a device has failed to commit is neither the old state nor the new one.
-  const bool lost = op.broken_ && op.committing_;
-  if (op.any_step_ran_ && !lost && !op.recording() && !op.request_.run->plan->undo.empty()) {
+  if (op.steps().in_flight > 0) return;
+  if (Scheduler::needs_undo(op) && !op.recording()) {
     start_undo(op, false);
   } else {
     complete(op, op.failure_);
@@ -350,7 +300,7 @@ FailureCause Engine::stall_cause(const Op& op, int64_t stalled_ns) const {
     for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
       const Step& s = run.plan->steps[i];
       if (on_device(s) || s.peer != p) continue;
-      const bool done = run.progress[i] == StepProgress::kDone;
+      const bool done = run.steps.progress[i] == StepProgress::kDone;
       if (s.kind == StepKind::kSend) {
         if (!done) ++peer.sends;
       } else {

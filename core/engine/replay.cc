@@ -16,13 +16,9 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
   Run& run = *op->request_.run;
   SOTTO_TRY(bind(run, op->request_.hooks.get()));
   finish_binding(run);
-  std::fill(run.progress.begin(), run.progress.end(), StepProgress::kIssued);
-  run.done_steps = 0;
   ++op->replays_;
-  op->state_ = Op::State::kRunning;
-  op->any_step_ran_ = true;
-  op->sequence_ = next_sequence_++;
-  op->last_progress_ns_ = op->stats_.launch_ns = op->stats_.start_ns = clock().now_ns();
+  op->stats_.launch_ns = op->stats_.start_ns = clock().now_ns();
+  scheduler_.restart(*op, op->stats_.start_ns);
   op->stats_.end_ns = 0;
   op->done_.store(false, std::memory_order_release);
   op->request_.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
@@ -87,13 +83,13 @@ bool Engine::launches_ended() {
   for (size_t i = 0; i < replayed_.size();) {
     Op& op = *replayed_[i];
     GraphRecorder& recorder = *op.request_.recorder;
-    if (recorder.ended() >= op.replays_ && !op.broken_) {
+    if (recorder.ended() >= op.replays_ && !op.broken()) {
       launch_ended(op);
       any = true;
       continue;
     }
     ++i;
-    if (op.broken_) continue;  // about to fail
+    if (op.broken()) continue;  // about to fail
     if (const Status health = recorder.health(); !health.ok()) {
       device_failed(op, health);
       any = true;
@@ -112,18 +108,15 @@ void Engine::forget_replay(Op& op) {
 
 void Engine::launch_ended(Op& op) {
   forget_replay(op);
-  Run& run = *op.request_.run;
-  run.give_up();
-  for (uint32_t step = 0; step < run.plan->steps.size(); ++step)
-    run.progress[step] = StepProgress::kDone;
-  run.done_steps = static_cast<uint32_t>(run.plan->steps.size());
+  op.request_.run->give_up();
+  Scheduler::all_done(op);
   finish(op);
 }
 
 // What has not begun reads that it is not to commit. What has will end, and tells by its decision
 // whether it was whole.
 void Engine::fail_replay(Op& op, const Status& status) {
-  if (!op.broken_ && op.request_.recorder->begun() >= op.replays_) return;
+  if (!op.broken() && op.request_.recorder->begun() >= op.replays_) return;
   forget_replay(op);
   complete(op, status);
 }
