@@ -394,11 +394,7 @@ bool Engine::progress() {
 }
 
 void Engine::block(int64_t wait_us) {
-  bool device_busy = !held_ops_.empty() || !replayed_.empty();
-  for (const auto& queue : queues_) {
-    for (const auto& lane : queue->lanes) device_busy |= !lane.in_flight.empty();
-  }
-  if (device_busy) wait_us = std::min(wait_us, kDeviceBlockUs);
+  if (queues_.busy() || !replayed_.empty()) wait_us = std::min(wait_us, kDeviceBlockUs);
   for (const auto& backend : backends_)
     wait_us = std::min(wait_us, backend->poller().patience_us());
   for (const Channel* channel : channels_) {

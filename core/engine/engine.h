@@ -14,7 +14,6 @@
 #include <functional>
 #include <memory>
 #include <mutex>
-#include <queue>
 #include <span>
 #include <string>
 #include <thread>
@@ -23,6 +22,7 @@
 #include "core/base/clock.h"
 #include "core/base/object_pool.h"
 #include "core/base/status.h"
+#include "core/engine/device_queues.h"
 #include "core/engine/op.h"
 #include "core/engine/scheduler.h"
 #include "core/engine/trace.h"
@@ -34,34 +34,12 @@ namespace sotto {
 
 class Channel;
 class Engine;
-struct DeviceQueue;
 
 struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
   uint32_t max_ops = 1024;
   bool progress_thread = true;
   std::string trace;  // where a time line is written, as Trace says; empty: nowhere
-};
-
-struct InFlight {
-  Op* op;
-  uint32_t step;  // kNoStep: the operation's undo kernels
-  EventId event;  // 0: a later one's tells
-};
-
-// What has been issued to a device and is not known to be done.
-struct DeviceQueue {
-  struct Lane {
-    std::deque<InFlight> in_flight;
-    LaneClock after{};  // what the next call of the lane comes after; of the lane itself: all of it
-  };
-  explicit DeviceQueue(std::shared_ptr<Device> d)
-      : device(std::move(d)),
-        asynchronous(!device->caps().synchronous),
-        lanes(device->caps().lanes) {}
-  std::shared_ptr<Device> device;
-  bool asynchronous;
-  std::vector<Lane> lanes;
 };
 
 class Engine final : public Driver {
@@ -162,24 +140,20 @@ class Engine final : public Driver {
   void admit(const OpRef& op);
   void announce_receives(Op& op);
   void await_stream(Op& op);
-  bool streams_reached();
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
   bool issue_again();
   Status issue(Channel& channel, Op& op, uint32_t group);
   bool run_ready();
-  void run_ready_on(const DeviceQueue& queue);
+  void run_ready_on(const DeviceQueue* queue);
   void execute(Op& op, uint32_t step);
-  Status launch(Op& op, const Step& step, bool paired_ran);
-  Status order_lane(Op& op, uint32_t step);
-  DeviceQueue* queue_of(const std::shared_ptr<Device>& device);
   void after_issue(Op& op, uint32_t step);
   void device_failed(Op& op, const Status& status);
   void step_done(Op& op, uint32_t step);
   void note_issue(Run& run, uint32_t step);
   bool take_completions();
   bool poll_events();
-  bool lane_advanced(Device& device, std::deque<InFlight>& lane);
+  void call_ended(Op& op, uint32_t step, const Status& device);
 
   // Replaying (replay.cc), driver.
   Status check_replay(const Op& op);
@@ -196,22 +170,19 @@ class Engine final : public Driver {
   void propose_failure(Channel& channel, const FailureCause& cause);
   void fail_channel(Channel& channel, const FailureCause& cause);
   void fail_op(Op& op, const Status& status);
-  void mark_lanes(DeviceQueue& queue);
   void settle_failed(Op& op);
   void finish_committing(Op& op);
   FailureCause stall_cause(const Op& op, int64_t stalled_ns) const;
-  void let_streams_go(Op& op);
   void drop_completions(const Op& op);
 
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
   std::unique_ptr<Trace> trace_;  // null: nobody wants one
-  std::vector<std::unique_ptr<DeviceQueue>> queues_;
   std::vector<std::unique_ptr<Backend>> backends_;
   Poller* blocking_ = nullptr;  // also under mutex_
   std::vector<Channel*> channels_;
   Scheduler scheduler_;
-  std::vector<Op*> held_ops_;  // held
+  DeviceQueues queues_;
   std::vector<Op*> replayed_;  // recorded, a launch of whose graph is awaited
   std::vector<Completion> completions_, completions_now_;
   std::vector<OpRef> spare_;  // empty; its memory is what submitted_ gets next

@@ -1,27 +1,13 @@
 // Running steps. Everything here is done by the driver.
 #include <algorithm>
-#include <array>
 
 #include "core/engine/engine.h"
+#include "core/engine/launch.h"
 
 namespace sotto {
 namespace {
 
 constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
-constexpr size_t kMaxOperands = 16;
-#define SOTTO_KERNEL(type, function, family) \
-  static_assert(kOperandCount<kernels::type> <= kMaxOperands);
-#include "core/kernels/kernels.def"
-
-// PROTOCOL if a message that has arrived is not what its step expects.
-Status check_message(const Run& run, uint32_t step) {
-  const Step& s = run.plan->steps[step];
-  if (s.expected == nullptr) return ok_status();
-  const Region& region = s.kind == StepKind::kCopy ? s.destination : s.data;
-  const std::span got(static_cast<const std::byte*>(run.at(region)), region.bytes);
-  if (std::ranges::equal(got, s.expected->bytes)) return ok_status();
-  return Status(Code::kProtocol, s.expected->explain(got));
-}
 
 }  // namespace
 
@@ -35,8 +21,8 @@ void Engine::admit(const OpRef& ref) {
     complete(op, failed);
     return;
   }
-  op.queue_ = queue_of(op.request_.plan->device());
-  Scheduler::set_running(op, op.queue_->asynchronous);
+  queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);
+  Scheduler::set_running(op, op.queue()->asynchronous);
   Run& run = *op.request_.run;
   if (channel.transport_ != nullptr) {
     for (const OpPosting& posting : run.postings) {
@@ -66,35 +52,15 @@ void Engine::admit(const OpRef& ref) {
 // for it, or for something that other ranks do after it. So lanes wait for the stream only if no
 // such operation needs them; else steps are kept from the lanes until the stream has come so far.
 void Engine::await_stream(Op& op) {
-  if (op.request_.after == 0 || !op.queue_->asynchronous) return;
+  if (!op.has_stream()) return;
   for (const Channel* channel : channels_) {
     for (const OpRef& other : channel->ops_) {
-      if (other.get() == &op || other->queue_ != op.queue_ || Scheduler::only_device_left(*other))
+      if (other.get() == &op || other->queue() != op.queue() || Scheduler::only_device_left(*other))
         continue;
-      Scheduler::hold(op);
-      held_ops_.push_back(&op);
+      queues_.hold(op);
       return;
     }
   }
-}
-
-bool Engine::streams_reached() {
-  bool any = false;
-  for (size_t i = 0; i < held_ops_.size();) {
-    Op& op = *held_ops_[i];
-    const Result<bool> reached = op.queue_->device->query(op.request_.after);
-    if (reached.ok() && !*reached) {
-      ++i;
-      continue;
-    }
-    any = true;
-    if (!reached.ok()) device_failed(op, reached.status());
-    op.ordered_lanes_ = ~0u;
-    std::erase(held_ops_, &op);
-    scheduler_.let_start(op);
-    if (op.request_.run->plan->by_order) issue_groups(*op.request_.channel);
-  }
-  return any;
 }
 
 // Fills in the transfer of a channel step and, for by_key transports, hands it over.
@@ -172,7 +138,7 @@ void Engine::issue_groups(Channel& channel) {
     if (run.steps.group_pending[index] != 0) return;
     const auto callers = [&](uint32_t step) { return run.plan->steps[step].callers; };
     const std::vector<uint32_t>& steps = run.plan->groups[index];
-    // The caller's stream has not come so far: streams_reached comes back.
+    // The caller's stream has not come so far: poll_events comes back.
     if (run.plan->stream_ordered && op->held() && std::any_of(steps.begin(), steps.end(), callers))
       return;
     const Status status = issue(channel, *op, index);
@@ -200,7 +166,7 @@ bool Engine::issue_again() {
 // One group, perhaps not for the first time. Of a stream-ordered transport it is a call of a lane
 // like others: behind what its messages come after, and with events behind it.
 Status Engine::issue(Channel& channel, Op& op, uint32_t group) {
-  Device* device = op.queue_->device.get();
+  Device* device = op.device().get();
   const Plan& plan = *op.request_.run->plan;
   const std::vector<uint32_t>& steps = plan.groups[group];
   if (channel.issuing_.empty()) {
@@ -211,7 +177,7 @@ Status Engine::issue(Channel& channel, Op& op, uint32_t group) {
     if (plan.stream_ordered) {
       // Later steps come after more, so that what the earlier ones would wait for is implied.
       for (auto step = steps.rbegin(); step != steps.rend(); ++step)
-        SOTTO_TRY(order_lane(op, *step));
+        SOTTO_TRY(queues_.order(op, *step));
     }
   }
   Transport& transport = *channel.transport_;
@@ -232,9 +198,9 @@ bool Engine::run_ready() {
 }
 
 // All that is ready for one device, and what becomes ready with it; other steps stay.
-void Engine::run_ready_on(const DeviceQueue& queue) {
+void Engine::run_ready_on(const DeviceQueue* queue) {
   const auto its = [&](const ScheduledOp& op) {
-    return static_cast<const Op&>(op).queue_ == &queue;
+    return static_cast<const Op&>(op).queue() == queue;
   };
   while (const auto next = scheduler_.pop_of(its)) execute(static_cast<Op&>(*next->op), next->step);
 }
@@ -244,19 +210,19 @@ void Engine::execute(Op& op, uint32_t step) {
   const Step& s = run.plan->steps[step];
   Scheduler::begin(op, step);
   note_issue(run, step);
-  DeviceQueue& queue = *op.queue_;
-  Status status = queue.asynchronous ? order_lane(op, step) : ok_status();
+  const Device& device = *op.device();
+  Status status = op.asynchronous() ? queues_.order(op, step) : ok_status();
   if (status.ok()) {
-    const uint64_t before = queue.asynchronous ? 0 : queue.device->busy_ns();
-    status = launch(op, s, true);
-    if (!queue.asynchronous) op.stats_.kernel_ns += queue.device->busy_ns() - before;
+    const uint64_t before = op.asynchronous() ? 0 : device.busy_ns();
+    status = launch_step(*op.request_.plan, run, s, true);
+    if (!op.asynchronous()) op.stats_.kernel_ns += device.busy_ns() - before;
   }
   if (!status.ok()) {
     device_failed(op, status);
     return;
   }
   Scheduler::issued(op, step);
-  if (queue.asynchronous) {
+  if (op.asynchronous()) {
     after_issue(op, step);
     if (run.plan->stream_ordered) issue_groups(*op.request_.channel);
   } else {
@@ -264,125 +230,13 @@ void Engine::execute(Op& op, uint32_t step) {
   }
 }
 
-Status Engine::launch(Op& op, const Step& s, bool paired_ran) {
-  const Run& run = *op.request_.run;
-  Device& device = *op.request_.plan->device();
-  const uint32_t* predicate = nullptr;
-  if (s.predicate.slot != kNoSlot) {
-    predicate = static_cast<const uint32_t*>(run.at({s.predicate.slot, s.predicate.offset, 4}));
-  }
-  if (s.kind == StepKind::kCopy) {
-    return device.copy(s.lane, run.at(s.destination), run.at(s.source), s.source.bytes, predicate,
-                       s.predicate.expect);
-  }
-  // Lists of tensor pointers: where kernels can read them.
-  void* const* const lists = run.plan->addresses == kNoSlot
-                                 ? run.bases.data()
-                                 : static_cast<void* const*>(run.bases[run.plan->addresses]);
-  std::array<Operand, kMaxOperands> operands;
-  for (size_t i = 0; i < s.operands.size(); ++i) {
-    const OperandRef& ref = s.operands[i];
-    if (ref.slot == kNoSlot) {
-      operands[i].data = nullptr;
-    } else if (is_list(ref)) {
-      operands[i].data = const_cast<void**>(lists + ref.slot);
-    } else {
-      operands[i].data = run.at({ref.slot, ref.offset, 0});
-    }
-  }
-  KernelCall call = constant_call(s);
-  call.operands = std::span<const Operand>(operands.data(), s.operands.size());
-  call.predicate = predicate;
-  call.expect = s.predicate.expect;
-  call.paired_ran = paired_ran;
-  call.tables = op.request_.plan->tables();
-  call.call = s.call;
-  if (!device.caps().wants_fresh) return device.launch(s.lane, call, {});
-  std::vector<Use> uses;
-  std::vector<FreshRange> fresh;
-  if (predicate == nullptr) {  // a predicated kernel may leave its output as it was
-    collect_uses(run.plan->slots, s, &uses);
-    for (const Use& use : uses) {
-      // In place: what the call also reads is not overwritten blindly.
-      const auto also_read = [&](const Use& other) {
-        return other.access != Access::kWrite && other.region.slot == use.region.slot &&
-               other.region.offset < use.region.offset + use.region.bytes &&
-               use.region.offset < other.region.offset + other.region.bytes;
-      };
-      if (use.access != Access::kWrite || std::any_of(uses.begin(), uses.end(), also_read))
-        continue;
-      fresh.push_back({run.at(use.region), use.region.bytes});
-    }
-  }
-  return device.launch(s.lane, call, fresh);
-}
-
-DeviceQueue* Engine::queue_of(const std::shared_ptr<Device>& device) {
-  for (const auto& queue : queues_) {
-    if (queue->device == device) return queue.get();
-  }
-  // Recorders come and go. Of one that nobody else knows nothing is in flight.
-  std::erase_if(queues_, [](const auto& queue) { return queue->device.use_count() == 1; });
-  return queues_.emplace_back(std::make_unique<DeviceQueue>(device)).get();
-}
-
-// Asynchronous devices: the step's lane waits for predecessors that were issued to other lanes,
-// unless it comes after them already; and for the caller's stream, before it touches memory that
-// work on that stream may use, unless what it comes after did so.
-Status Engine::order_lane(Op& op, uint32_t step) {
-  const Run& run = *op.request_.run;
-  const Step& s = run.plan->steps[step];
-  Device& device = *op.queue_->device;
-  LaneClock& after = op.queue_->lanes[s.lane].after;
-  const uint32_t bit = 1u << s.lane;
-  // The latest predecessor of each lane.
-  std::array<const StepEvent*, kMaxLanes> latest{};
-  for (uint32_t p : run.plan->preds(step)) {
-    const Step& before = run.plan->steps[p];
-    if (!on_lane(*run.plan, before)) continue;
-    const StepEvent& event = run.events[p];
-    if (event.ordered) op.ordered_lanes_ |= bit;
-    if (before.lane == s.lane || run.steps.progress[p] == StepProgress::kDone ||
-        after[before.lane] >= event.before[before.lane])
-      continue;
-    const StepEvent*& known = latest[before.lane];
-    if (known == nullptr || known->before[before.lane] < event.before[before.lane]) known = &event;
-  }
-  for (size_t lane = 0; lane < latest.size(); ++lane) {
-    const StepEvent* event = latest[lane];
-    // Or one that comes after it.
-    const auto covers = [&](const StepEvent* other) {
-      return other != nullptr && other != event && other->before[lane] >= event->before[lane];
-    };
-    if (event == nullptr || std::any_of(latest.begin(), latest.end(), covers)) continue;
-    SOTTO_TRY(device.wait(s.lane, event->id));
-    for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
-  }
-  if (op.request_.after == 0 || !s.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
-  op.ordered_lanes_ |= bit;
-  return device.wait(s.lane, op.request_.after);
-}
-
 // Asynchronous devices: successors on the device may be queued behind the step at once.
 void Engine::after_issue(Op& op, uint32_t step) {
-  Run& run = *op.request_.run;
-  const Step& s = run.plan->steps[step];
-  DeviceQueue::Lane& lane = op.queue_->lanes[s.lane];
-  ++lane.after[s.lane];
-  EventId event = 0;
-  if (run.plan->needs_event[step]) {
-    Result<EventId> recorded = op.queue_->device->record(s.lane);
-    if (!recorded.ok()) {
-      device_failed(op, recorded.status());
-    } else {
-      event = *recorded;
-      run.events[step] = {event, lane.after, (op.ordered_lanes_ >> s.lane & 1) != 0};
-    }
+  if (const Status status = queues_.issued(op, step); !status.ok()) {
+    device_failed(op, status);
+    return;
   }
-  lane.in_flight.push_back({&op, step, event});
-  ++run.steps.in_flight;
-  // Without its event nothing may follow the step; the operation is about to fail.
-  if (event != 0 || !run.plan->needs_event[step]) scheduler_.release_behind(op, step, poster(op));
+  scheduler_.release_behind(op, step, poster(op));
 }
 
 void Engine::device_failed(Op& op, const Status& status) {
@@ -435,46 +289,34 @@ bool Engine::take_completions() {
 }
 
 bool Engine::poll_events() {
-  bool any = streams_reached();
-  for (size_t q = 0; q < queues_.size(); ++q) {
-    if (!queues_[q]->asynchronous) continue;
-    for (DeviceQueue::Lane& lane : queues_[q]->lanes) {
-      while (lane_advanced(*queues_[q]->device, lane.in_flight)) any = true;
-    }
-  }
-  return any;
+  const bool streams = queues_.poll_streams([this](QueuedOp& held, const Status& device) {
+    Op& op = static_cast<Op&>(held);
+    if (!device.ok()) device_failed(op, device);
+    scheduler_.let_start(op);
+    if (op.plan().by_order) issue_groups(*op.request_.channel);
+  });
+  const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
+    call_ended(static_cast<Op&>(op), step, device);
+  });
+  return streams || calls;
 }
 
-// Ends the steps up to the first event of a lane, if that is done.
-bool Engine::lane_advanced(Device& device, std::deque<InFlight>& lane) {
-  const auto marked =
-      std::find_if(lane.begin(), lane.end(), [](const InFlight& f) { return f.event != 0; });
-  if (marked == lane.end()) return false;
-  const Result<bool> ready = device.query(marked->event);
-  if (ready.ok() && !*ready) return false;
-  const size_t count = static_cast<size_t>(marked - lane.begin()) + 1;
-  for (size_t i = 0; i < count; ++i) {
-    const InFlight f = lane.front();
-    lane.pop_front();
-    if (f.event != 0) device.release(f.event);
-    Op& op = *f.op;
-    const OpRef keep = op.self_.lock();
-    if (!ready.ok()) device_failed(op, ready.status());
-    if (f.step == kNoStep) {
-      complete(op, op.failure_);
-      continue;
-    }
-    --op.steps().in_flight;
-    const Status expected = check_message(*op.request_.run, f.step);
-    if (expected.ok()) {
-      step_done(op, f.step);
-    } else {
-      op.request_.channel->pending_failures_.push_back(
-          {{expected.code(), -1, expected.text()}, false});
-    }
-    if (op.state() == Op::State::kFailing && !op.done()) settle_failed(op);
+// A call of a lane has ended; kNoStep: the undo kernels.
+void Engine::call_ended(Op& op, uint32_t step, const Status& device) {
+  const OpRef keep = op.self_.lock();
+  if (!device.ok()) device_failed(op, device);
+  if (step == kNoStep) {
+    complete(op, op.failure_);
+    return;
   }
-  return true;
+  const Status expected = check_message(*op.request_.run, step);
+  if (expected.ok()) {
+    step_done(op, step);
+  } else {
+    op.request_.channel->pending_failures_.push_back(
+        {{expected.code(), -1, expected.text()}, false});
+  }
+  if (op.state() == Op::State::kFailing && !op.done()) settle_failed(op);
 }
 
 }  // namespace sotto

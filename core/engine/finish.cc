@@ -4,6 +4,7 @@
 
 #include "core/base/log.h"
 #include "core/engine/engine.h"
+#include "core/engine/launch.h"
 
 namespace sotto {
 namespace {
@@ -51,17 +52,14 @@ void Engine::finish(Op& op) {
 // Takes back what the operation had written, then completes it with failure_.
 void Engine::start_undo(Op& op, bool all_ran) {
   const bool launched = Scheduler::undo(op, all_ran, [&](const Step& step, bool paired_ran) {
-    const Status status = launch(op, step, paired_ran);
+    const Status status = launch_step(*op.request_.plan, *op.request_.run, step, paired_ran);
     if (!status.ok())
       log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
   });
-  if (op.queue_->asynchronous && launched) {
-    const Result<EventId> event = op.queue_->device->record(0);
-    if (event.ok()) {
-      op.queue_->lanes[0].in_flight.push_back({&op, kNoStep, *event});
-      return;
-    }
-    log(LogLevel::kError, "the residual could not be recovered: {}", event.status().text());
+  if (op.asynchronous() && launched) {
+    const Status status = queues_.undo_issued(op);
+    if (status.ok()) return;
+    log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
   }
   complete(op, op.failure_);
 }
@@ -104,7 +102,7 @@ void Engine::complete(Op& op, Status status) {
   totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
   totals.completed.fetch_add(1, std::memory_order_relaxed);
   if (request.after != 0) op.device()->release(std::exchange(request.after, 0));
-  let_streams_go(op);
+  DeviceQueues::let_go(op, *op.device());
   if (!op.recorded()) {
     request.plan->give_back(std::move(request.run));
     request.hooks.reset();
@@ -122,10 +120,6 @@ void Engine::complete(Op& op, Status status) {
     op.done_.store(true, std::memory_order_release);
   }
   changed_.notify_all();
-}
-
-void Engine::let_streams_go(Op& op) {
-  for (const HoldId hold : std::exchange(op.holds_, {})) op.device()->let_go(hold);
 }
 
 // What its transfers have reported is no longer of interest.
@@ -173,7 +167,7 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   const bool queued = channel.transport_ != nullptr && channel.transport_->caps().stream_ordered;
   for (const OpRef& op : channel.ops_) {
     op->request_.run->give_up();
-    if (queued) let_streams_go(*op);
+    if (queued) DeviceQueues::let_go(*op, *op->device());
   }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
@@ -197,31 +191,12 @@ void Engine::fail_op(Op& op, const Status& status) {
     log(LogLevel::kError, "operation {} commits without its messages", op.sequence());
     Scheduler::break_off(op);
   }
-  std::erase(held_ops_, &op);
+  queues_.drop_held(op);
   drop_completions(op);
   scheduler_.fail(op);
   op.failure_ = status;
-  mark_lanes(*op.queue_);
+  queues_.mark(op);
   settle_failed(op);
-}
-
-// A step without an event of its own is seen to be done by the event of a later one, which a failed
-// operation may never issue.
-void Engine::mark_lanes(DeviceQueue& queue) {
-  if (!queue.asynchronous) return;
-  for (uint32_t i = 0; i < queue.lanes.size(); ++i) {
-    std::deque<InFlight>& lane = queue.lanes[i].in_flight;
-    if (lane.empty() || lane.back().event != 0) continue;
-    const Result<EventId> event = queue.device->record(i);
-    if (event.ok()) {
-      lane.back().event = *event;
-      continue;
-    }
-    log(LogLevel::kError, "the device cannot be waited for: {}", event.status().text());
-    for (; !lane.empty() && lane.back().event == 0; lane.pop_back()) {
-      if (lane.back().step != kNoStep) --lane.back().op->steps().in_flight;
-    }
-  }
 }
 
 // Everything has arrived and verified on this rank, and parameters are being written: the step is
@@ -249,27 +224,11 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
   // callback the driver is in the middle of something.
   if (!role.nested()) {
     take_submissions();
-    if (!op->done() && op->queue_ != nullptr) run_ready_on(*op->queue_);
+    if (!op->done() && op->queue() != nullptr) run_ready_on(op->queue());
   }
   if (op->done()) return ok_status();
-  if (!Scheduler::only_device_left(*op)) {
-    SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
-    op->holds_.push_back(hold);
-    return ok_status();
-  }
-  const Plan& plan = *op->request_.run->plan;
-  for (uint32_t i = 0; i < op->queue_->lanes.size(); ++i) {
-    const std::deque<InFlight>& lane = op->queue_->lanes[i].in_flight;
-    const auto touches_callers = [&](const InFlight& f) {
-      return f.op == op.get() && (f.step == kNoStep || plan.steps[f.step].callers);
-    };
-    if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
-    SOTTO_ASSIGN(const EventId event, device.record(i));
-    const Status status = device.stream_after_event(stream, event);
-    device.release(event);
-    SOTTO_TRY(status);
-  }
-  return ok_status();
+  if (Scheduler::only_device_left(*op)) return DeviceQueues::order_stream(*op, stream);
+  return DeviceQueues::stand_still(*op, device, stream);
 }
 
 // A failed operation completes when the device no longer works for it.

@@ -8,14 +8,13 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/engine/device_queues.h"
 #include "core/engine/run.h"
-#include "core/engine/scheduler.h"
 #include "core/iface/device.h"
 
 namespace sotto {
 
 class Channel;
-struct DeviceQueue;
 
 // Figures that a comm sums over its operations. Threads: any.
 struct OpTotals {
@@ -66,7 +65,7 @@ struct OpStats {
 };
 
 // One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.
-class Op final : public ScheduledOp {
+class Op final : public QueuedOp {
  public:
   Op() = default;
   ~Op();
@@ -90,9 +89,6 @@ class Op final : public ScheduledOp {
   OpRequest request_;
   uint32_t replays_ = 0;  // of a recorded operation: launches of its graph that were asked for
   Status failure_;
-  DeviceQueue* queue_ = nullptr;  // of the plan's device
-  uint32_t ordered_lanes_ = 0;    // bit k: what lane k gets now comes after request_.after
-  std::vector<HoldId> holds_;     // streams that stand still until the operation is done
   OpStats stats_;
   Status result_;  // written before done_
   std::atomic<bool> done_{false};

@@ -2,27 +2,17 @@
 // reused, so that starting an operation allocates nothing in steady state.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "core/engine/device_queues.h"
 #include "core/engine/scheduler.h"
 #include "core/iface/device.h"
 #include "core/plan/plan.h"
 
 namespace sotto {
-
-// How much of every lane comes before something: positions count what was ever issued to a lane.
-using LaneClock = std::array<uint64_t, kMaxLanes>;
-
-// An event behind a step, and what was before it.
-struct StepEvent {
-  EventId id = 0;
-  LaneClock before{};
-  bool ordered = false;  // the caller's stream too
-};
 
 struct Run {
   std::shared_ptr<const Plan> plan;

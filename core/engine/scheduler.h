@@ -44,7 +44,10 @@ class ScheduledOp {
   bool held() const { return held_; }
   bool broken() const { return broken_; }
   bool committing() const { return committing_; }
+  const Plan& plan() const { return *plan_; }
   StepStates& steps() const { return *steps_; }
+  // Its device takes calls before those that they come after are done.
+  bool asynchronous() const { return asynchronous_; }
 
  private:
   friend class Scheduler;
@@ -56,8 +59,8 @@ class ScheduledOp {
   uint64_t sequence_ = 0;
   int64_t last_progress_ns_ = 0;
   State state_ = State::kQueued;
-  bool asynchronous_ = false;  // its device
-  bool committing_ = false;    // a step that commits has been issued
+  bool asynchronous_ = false;
+  bool committing_ = false;  // a step that commits has been issued
   bool any_step_ran_ = false;
   bool broken_ = false;
   bool held_ = false;
@@ -83,7 +86,6 @@ class Scheduler {
                    int64_t timeout_us);
   // The next one in the order of start.
   void admit(ScheduledOp& op, int64_t now_ns);
-  // `asynchronous`: the device takes calls before those that they come after are done.
   static void set_running(ScheduledOp& op, bool asynchronous);
   // Steps that touch memory of the caller are kept back until let_start.
   static void hold(ScheduledOp& op) { op.held_ = true; }
