@@ -30,7 +30,7 @@ class NcclTransport final : public Transport, private PollSource {
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,
                                                      const ControlPlane& control,
-                                                     TransferSink& sink,
+                                                     TransferSink& sink, const Clock& clock,
                                                      const NcclOptions& options);
   ~NcclTransport() override;
 
@@ -98,7 +98,8 @@ class NcclTransport final : public Transport, private PollSource {
   };
 
   NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-                const ControlPlane& control, TransferSink& sink, const NcclOptions& options);
+                const ControlPlane& control, TransferSink& sink, const Clock& clock,
+                const NcclOptions& options);
   bool run() override;
   bool busy() const override;
   void refuse(Transfer& transfer);
@@ -142,6 +143,7 @@ class NcclTransport final : public Transport, private PollSource {
   const int32_t rank_;
   const int32_t size_;
   TransferSink& sink_;
+  const Clock& clock_;
   const TransportCaps caps_;
   cudaStream_t stream_ = nullptr;       // for operations on the host
   cudaStream_t last_stream_ = nullptr;  // of the group issued last
