@@ -5,11 +5,7 @@
 #include "core/engine/launch.h"
 
 namespace sotto {
-namespace {
-
-constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
-
-}  // namespace
+namespace {}  // namespace
 
 void Engine::admit(const OpRef& ref) {
   Op& op = *ref;
@@ -24,20 +20,12 @@ void Engine::admit(const OpRef& ref) {
   queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);
   Scheduler::set_running(op, op.queue()->asynchronous);
   Run& run = *op.request_.run;
-  if (channel.transport_ != nullptr) {
-    for (const OpPosting& posting : run.postings) {
-      if (const Status status = channel.transport_->post_op(posting); !status.ok()) {
-        channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
-        return;
-      }
-    }
+  if (const Status status = channel.post(run); !status.ok()) {
+    channel.found(status);
+    return;
   }
   const Plan& plan = *run.plan;
-  if (plan.by_order) {
-    for (uint32_t g = 0; g < plan.groups.size(); ++g) {
-      if (!plan.groups[g].empty()) channel.groups_.push_back({&op, g});
-    }
-  }
+  if (plan.by_order) channel.groups_.add(op);
   if (plan.steps.empty()) {
     finish(op);
     return;
@@ -129,50 +117,23 @@ void Engine::announce_receives(Op& op) {
   }
 }
 
-// by_order: issues whole groups, in order, as long as the first in line is ready, and no launch of
-// a graph with others is awaited.
 void Engine::issue_groups(Channel& channel) {
-  while (!channel.groups_.empty() && channel.replayed_messages_ == 0) {
-    const auto [op, index] = channel.groups_.front();
-    const Run& run = *op->request_.run;
-    if (run.steps.group_pending[index] != 0) return;
-    const auto callers = [&](uint32_t step) { return run.plan->steps[step].callers; };
-    const std::vector<uint32_t>& steps = run.plan->groups[index];
-    // The caller's stream has not come so far: poll_events comes back.
-    if (run.plan->stream_ordered && op->held() && std::any_of(steps.begin(), steps.end(), callers))
-      return;
-    const Status status = issue(channel, *op, index);
-    if (status.code() == Code::kInProgress) return;  // issue_again comes back
-    channel.groups_.pop_front();
-    channel.issuing_.clear();
-    if (!status.ok()) {
-      channel.pending_failures_.push_back({{status.code(), -1, status.text()}, false});
-      return;
-    }
-  }
-}
-
-// Groups that transports had in progress.
-bool Engine::issue_again() {
-  bool any = false;
-  for (Channel* channel : channels_) {
-    if (channel->issuing_.empty() || channel->failed()) continue;
-    issue_groups(*channel);
-    any |= channel->issuing_.empty();
-  }
-  return any;
+  const Status status = channel.groups_.issue_ready([&](const auto& group, auto& transfers) {
+    return issue(channel, static_cast<Op&>(*group.op), group.index, transfers);
+  });
+  if (!status.ok()) channel.found(status);
 }
 
 // One group, perhaps not for the first time. Of a stream-ordered transport it is a call of a lane
 // like others: behind what its messages come after, and with events behind it.
-Status Engine::issue(Channel& channel, Op& op, uint32_t group) {
+Status Engine::issue(Channel& channel, Op& op, uint32_t group, std::vector<Transfer*>& transfers) {
   Device* device = op.device().get();
   const Plan& plan = *op.request_.run->plan;
   const std::vector<uint32_t>& steps = plan.groups[group];
-  if (channel.issuing_.empty()) {
+  if (transfers.empty()) {
     for (uint32_t step : steps) {
       post_transfer(op, step);
-      channel.issuing_.push_back(&op.request_.run->transfers[plan.transfer_index[step]]);
+      transfers.push_back(&op.request_.run->transfers[plan.transfer_index[step]]);
     }
     if (plan.stream_ordered) {
       // Later steps come after more, so that what the earlier ones would wait for is implied.
@@ -181,20 +142,10 @@ Status Engine::issue(Channel& channel, Op& op, uint32_t group) {
     }
   }
   Transport& transport = *channel.transport_;
-  if (!plan.stream_ordered) return transport.issue(channel.issuing_, device, 0);
-  SOTTO_TRY(transport.issue(channel.issuing_, device, plan.steps[steps.front()].lane));
+  if (!plan.stream_ordered) return transport.issue(transfers, device, 0);
+  SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
   for (uint32_t step : steps) after_issue(op, step);
   return ok_status();
-}
-
-bool Engine::run_ready() {
-  if (scheduler_.empty()) return false;
-  const int64_t until = clock().now_ns() + kRunBudgetNs;
-  do {
-    const Scheduler::Ready next = scheduler_.pop();
-    execute(static_cast<Op&>(*next.op), next.step);
-  } while (!scheduler_.empty() && clock().now_ns() < until);
-  return true;
 }
 
 // All that is ready for one device, and what becomes ready with it; other steps stay.
@@ -242,7 +193,7 @@ void Engine::after_issue(Op& op, uint32_t step) {
 void Engine::device_failed(Op& op, const Status& status) {
   Scheduler::break_off(op);
   Channel& channel = *op.request_.channel;
-  channel.pending_failures_.push_back({{Code::kDevice, channel.rank(), status.text()}, false});
+  channel.found(Status(Code::kDevice, status.text()), channel.rank());
 }
 
 void Engine::note_issue(Run& run, uint32_t step) {
@@ -268,39 +219,6 @@ void Engine::step_done(Op& op, uint32_t step) {
   if (run.plan->by_order) issue_groups(*op.request_.channel);
 }
 
-bool Engine::take_completions() {
-  if (completions_.empty()) return false;
-  while (!completions_.empty()) {
-    completions_now_.swap(completions_);
-    for (Completion& c : completions_now_) {
-      if (c.transfer == nullptr) continue;  // its operation was cancelled meanwhile
-      Op& op = *static_cast<Op*>(c.transfer->owner);
-      if (c.status.ok()) c.status = check_message(*op.request_.run, c.transfer->step);
-      if (c.status.ok()) {
-        step_done(op, c.transfer->step);
-      } else {
-        op.request_.channel->pending_failures_.push_back(
-            {{c.status.code(), c.transfer->peer, c.status.text()}, false});
-      }
-    }
-    completions_now_.clear();
-  }
-  return true;
-}
-
-bool Engine::poll_events() {
-  const bool streams = queues_.poll_streams([this](QueuedOp& held, const Status& device) {
-    Op& op = static_cast<Op&>(held);
-    if (!device.ok()) device_failed(op, device);
-    scheduler_.let_start(op);
-    if (op.plan().by_order) issue_groups(*op.request_.channel);
-  });
-  const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
-    call_ended(static_cast<Op&>(op), step, device);
-  });
-  return streams || calls;
-}
-
 // A call of a lane has ended; kNoStep: the undo kernels.
 void Engine::call_ended(Op& op, uint32_t step, const Status& device) {
   const OpRef keep = op.self_.lock();
@@ -313,8 +231,7 @@ void Engine::call_ended(Op& op, uint32_t step, const Status& device) {
   if (expected.ok()) {
     step_done(op, step);
   } else {
-    op.request_.channel->pending_failures_.push_back(
-        {{expected.code(), -1, expected.text()}, false});
+    op.request_.channel->found(expected);
   }
   if (op.state() == Op::State::kFailing && !op.done()) settle_failed(op);
 }

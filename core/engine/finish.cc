@@ -7,14 +7,6 @@
 #include "core/engine/launch.h"
 
 namespace sotto {
-namespace {
-
-// How long abort waits for the control plane's word on the first cause.
-constexpr int64_t kDecisionLimitUs = 2'000'000;
-// How long a failed comm's connections have to deliver what was decided.
-constexpr int64_t kFailedCloseUs = 300'000;
-
-}  // namespace
 
 // All steps are done, as far as the device says.
 void Engine::finish(Op& op) {
@@ -26,12 +18,10 @@ void Engine::finish(Op& op) {
   const Run& run = *op.request_.run;
   if (run.plan->stream_ordered) {
     Channel& channel = *op.request_.channel;
-    for (const OpPosting& posting : run.postings) {
-      const Status meant = channel.transport_->verify(posting);
-      if (meant.ok()) continue;
+    if (const Status meant = channel.verify(run); !meant.ok()) {
       // The comm fails first, then the operation with it: who sees this one fail sees that too.
       Scheduler::break_off(op);
-      channel.pending_failures_.push_back({{meant.code(), -1, meant.text()}, false});
+      channel.found(meant);
       return;
     }
   }
@@ -69,10 +59,7 @@ void Engine::complete(Op& op, Status status) {
   OpRequest& request = op.request_;
   Channel& channel = *request.channel;
   Run& run = *request.run;
-  const bool started = op.state() != Op::State::kQueued;
-  if (started && channel.transport_ != nullptr && channel.failure().ok()) {
-    for (const OpPosting& posting : run.postings) channel.transport_->retire(posting);
-  }
+  if (op.state() != Op::State::kQueued) channel.retire(run);
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock().now_ns();
   if (trace_ != nullptr && !run.postings.empty() && !op.recording())
@@ -80,7 +67,7 @@ void Engine::complete(Op& op, Status status) {
                       op.stats_.launch_ns, op.stats_.end_ns);
   const bool recording = op.recording();
   if (recording) {
-    if (const Status ended = request.recorder->finish(); status.ok()) status = ended;
+    if (const Status ended = CapturedOps::finish(op); status.ok()) status = ended;
     run.give_up();  // until it is replayed
   }
   if (request.hooks != nullptr && !recording) {
@@ -112,14 +99,11 @@ void Engine::complete(Op& op, Status status) {
     op.done_.store(true, std::memory_order_release);
     request.on_done(request.user, static_cast<int32_t>(op.result_.code()));
   }
-  {
-    std::lock_guard lock(mutex_);
-    --ops_in_flight_;
-    if (request.on_done != nullptr && !request.done_any_thread) callbacks_.push_back(keep);
+  const bool callback = request.on_done != nullptr && !request.done_any_thread;
+  role_.end_op(callback ? keep : nullptr, [&] {
     totals.in_flight.fetch_sub(1, std::memory_order_acq_rel);
     op.done_.store(true, std::memory_order_release);
-  }
-  changed_.notify_all();
+  });
 }
 
 // What its transfers have reported is no longer of interest.
@@ -141,25 +125,11 @@ void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
     }
     return;
   }
-  if (channel.control_ == nullptr) {
-    fail_channel(channel, cause);
-    return;
-  }
-  channel.proposed_ = true;
-  channel.control_->fail(cause);
-  if (channel.control_->failure().has_value()) fail_channel(channel, *channel.control_->failure());
+  if (const auto first = channel.propose(cause); first.has_value()) fail_channel(channel, *first);
 }
 
 void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
-  if (channel.failed()) return;
-  {
-    std::lock_guard lock(channel.mutex_);
-    channel.failure_ = cause;
-    channel.failure_.text = cause.whole_text();
-  }
-  channel.failed_.store(true, std::memory_order_release);
-  log(LogLevel::kInfo, "rank {}: the group has failed: {}",
-      channel.control_ ? channel.control_->rank() : -1, channel.failure_.text);
+  if (!channel.set_failure(cause)) return;
   channel.groups_.clear();
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
   // these operations, and what is queued behind it executes. The other transports end without the
@@ -175,12 +145,13 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
 
 void Engine::fail_op(Op& op, const Status& status) {
   if (op.done() || op.state() == Op::State::kUndoing || op.state() == Op::State::kFailing) return;
-  if (op.running() && op.request_.channel->transport_ != nullptr) {
-    for (const OpPosting& posting : op.request_.run->postings)
-      op.request_.channel->transport_->cancel(posting);
-  }
-  if (op.replays_ > 0) {
-    fail_replay(op, status);
+  if (op.running()) op.request_.channel->cancel(*op.request_.run);
+  if (op.replayed()) {
+    // What has not begun reads that it is not to commit. What has will end, and tells by its
+    // decision whether it was whole.
+    if (!op.broken() && CapturedOps::launch_begun(op)) return;
+    forget_replay(op);
+    complete(op, status);
     return;
   }
   if (Scheduler::can_finish(op)) {
@@ -213,7 +184,7 @@ void Engine::finish_committing(Op& op) {
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
-  RoleLock role(*this);
+  DriverRole::Lock role(role_);
   if (op->recorded()) {
     return invalid_state(
         "the operation is part of a CUDA graph: what is queued behind its launch comes after it");
@@ -223,7 +194,7 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
   // An operation that was just started may need its device alone, once that has its steps. In a
   // callback the driver is in the middle of something.
   if (!role.nested()) {
-    take_submissions();
+    take_inbox();
     if (!op->done() && op->queue() != nullptr) run_ready_on(op->queue());
   }
   if (op->done()) return ok_status();
@@ -239,121 +210,6 @@ void Engine::settle_failed(Op& op) {
   } else {
     complete(op, op.failure_);
   }
-}
-
-FailureCause Engine::stall_cause(const Op& op, int64_t stalled_ns) const {
-  const Run& run = *op.request_.run;
-  std::string what = "a local operation";
-  if (!run.postings.empty()) {
-    const OpPosting& posting = run.postings[0];
-    what = fmt::format("{} {}", name_of(posting.key), describe(posting.signature));
-  }
-  struct Peer {
-    int32_t root_rank;
-    uint32_t sends = 0, receives = 0, came = 0;  // messages: still open; received
-  };
-  std::vector<Peer> peers;
-  bool some_absent = false;  // a peer of which nothing has come at all
-  for (int32_t p = 0; p < run.plan->comm_size; ++p) {
-    Peer peer{(*op.request_.ranks)[static_cast<size_t>(p)]};
-    for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
-      const Step& s = run.plan->steps[i];
-      if (on_device(s) || s.peer != p) continue;
-      const bool done = run.steps.progress[i] == StepProgress::kDone;
-      if (s.kind == StepKind::kSend) {
-        if (!done) ++peer.sends;
-      } else {
-        ++(done ? peer.came : peer.receives);
-      }
-    }
-    if (peer.sends + peer.receives == 0) continue;
-    some_absent = some_absent || (peer.receives > 0 && peer.came == 0);
-    peers.push_back(peer);
-  }
-  // Those that have sent something wait themselves, for a rank that has sent nothing.
-  if (some_absent)
-    std::erase_if(peers, [](const Peer& p) { return p.receives == 0 || p.came > 0; });
-  const ControlPlane* control = op.request_.channel->control();
-  const int32_t self = control != nullptr ? control->rank() : -1;
-  FailureCause cause{Code::kTimeout, self, {}, self};
-  for (const Peer& p : peers) {
-    if (cause.waits.empty()) cause.rank = p.root_rank;
-    cause.waits +=
-        fmt::format("{}rank {} ({} messages from it, {} to it, last heard from {} ms ago)",
-                    cause.waits.empty() ? "waiting for " : ", ", p.root_rank, p.receives, p.sends,
-                    control != nullptr ? control->silent_ms(p.root_rank) : 0);
-  }
-  if (peers.empty()) cause.waits = "waiting for the local device";
-  cause.text = fmt::format("rank {}: {} made no progress for {:.1f} s (limit {:.1f} s)", self, what,
-                           static_cast<double>(stalled_ns) * 1e-9,
-                           static_cast<double>(op.request_.timeout_us) * 1e-6);
-  return cause;
-}
-
-// ---- Channel ----
-
-Channel::~Channel() {
-  engine_->drive([&](Driver&) {
-    engine_->remove_channel(this);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    transport_.reset();
-    control_.reset();
-  });
-}
-
-void Channel::attach(std::unique_ptr<ControlPlane> control) {
-  control_ = std::move(control);
-  control_->set_listener(this);
-  engine_->add_channel(this);
-}
-
-void Channel::attach(std::unique_ptr<Transport> transport) { transport_ = std::move(transport); }
-
-Status Channel::failure() const {
-  const FailureCause first = cause();
-  return first.code == Code::kOk ? ok_status() : Status(first.code, first.text);
-}
-
-FailureCause Channel::cause() const {
-  if (!failed()) return {};
-  std::lock_guard lock(mutex_);
-  return failure_;
-}
-
-void Channel::abort(const FailureCause& cause) {
-  engine_->run_on_driver([&] { engine_->propose_failure(*this, cause); });
-  if (engine_->wait_until([this] { return failed(); }, kDecisionLimitUs)) return;
-  engine_->run_on_driver([&] { engine_->fail_channel(*this, cause); });
-}
-
-void Channel::unrecord(const Run& run) {
-  engine_->drive([&](Driver&) {
-    if (transport_ == nullptr) return;
-    for (const OpPosting& posting : run.postings) transport_->unrecord(posting);
-  });
-}
-
-void Channel::close(int64_t timeout_us) {
-  engine_->drive([&](Driver& driver) {
-    const bool lost = failed() || (control_ != nullptr && control_->failure().has_value());
-    const Deadline deadline =
-        Deadline::in_us(driver.clock(), lost ? std::min(timeout_us, kFailedCloseUs) : timeout_us);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    if (transport_ != nullptr) transport_->close(deadline);
-    if (control_ != nullptr) control_->leave(deadline);
-  });
-}
-
-void Channel::on_transfer(Transfer& transfer, Status status) noexcept {
-  engine_->completions_.push_back({&transfer, std::move(status)});
-}
-
-void Channel::on_failure(int32_t peer, Status status) noexcept {
-  pending_failures_.push_back({{status.code(), peer, status.text()}, false});
-}
-
-void Channel::on_control_failure(const FailureCause& cause) noexcept {
-  pending_failures_.push_back({cause, true});
 }
 
 }  // namespace sotto

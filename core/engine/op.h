@@ -8,7 +8,8 @@
 #include <vector>
 
 #include "core/base/status.h"
-#include "core/engine/device_queues.h"
+#include "core/engine/captured_ops.h"
+#include "core/engine/driver_role.h"
 #include "core/engine/run.h"
 #include "core/iface/device.h"
 
@@ -65,7 +66,7 @@ struct OpStats {
 };
 
 // One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.
-class Op final : public QueuedOp {
+class Op final : public CapturedOp {
  public:
   Op() = default;
   ~Op();
@@ -77,23 +78,16 @@ class Op final : public QueuedOp {
   OpStats stats() const;
   // Whose streams may wait for it.
   const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
-  bool recorded() const { return request_.recorder != nullptr; }
 
  private:
   friend class Engine;
   friend class Channel;
 
-  // It is being recorded, or has not got so far.
-  bool recording() const { return recorded() && replays_ == 0; }
-
   OpRequest request_;
-  uint32_t replays_ = 0;  // of a recorded operation: launches of its graph that were asked for
   Status failure_;
   OpStats stats_;
   Status result_;  // written before done_
   std::atomic<bool> done_{false};
   std::weak_ptr<Op> self_;
 };
-using OpRef = std::shared_ptr<Op>;
-
 }  // namespace sotto
