@@ -1,31 +1,23 @@
-// Who drives, waiting, progress.
+// What other threads call, and what progress does.
 #include "core/engine/engine.h"
 
 #include <algorithm>
+#include <thread>
 
 #include "core/base/log.h"
+#include "core/engine/launch.h"
+#include "core/engine/stall.h"
 
 namespace sotto {
 namespace {
 
-constexpr int64_t kNever = INT64_MAX;
-// No thread waits: sockets and submissions wake the poller.
-constexpr int64_t kIdleBlockUs = 200'000;
+// A poll without limit looks so often whether a thread wants the role.
+constexpr int64_t kPollSliceUs = 200'000;
 // Work is queued on a device, which does not wake the poller.
 constexpr int64_t kDeviceBlockUs = 20;
 constexpr int64_t kDeadlineCheckNs = 5'000'000;
-// How long the role stays free after its last holder when there is nothing in flight, and how often
-// the progress thread looks.
-constexpr int64_t kLingerNs = 5'000'000;
-constexpr auto kPark = std::chrono::milliseconds(10);
-constexpr int64_t kPollEveryNs = 50'000;  // sockets are served at least so often between kernels
-
-// Deadlines of short waits. On the system clock, because thread sanitizers know the wait on it and
-// not the one on the steady clock; a clock that is set makes one such wait shorter or longer.
-template <class Duration>
-auto soon(Duration wait) {
-  return std::chrono::system_clock::now() + wait;
-}
+constexpr int64_t kPollEveryNs = 50'000;   // sockets are served at least so often between kernels
+constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
 
 }  // namespace
 
@@ -50,20 +42,14 @@ OpStats Op::stats() const {
   return early;
 }
 
-Engine::Engine(EngineOptions options) : options_(std::move(options)) {
+Engine::Engine(EngineOptions options)
+    : options_(std::move(options)), role_(*this, *options_.clock) {
   if (!options_.trace.empty()) trace_ = std::make_unique<Trace>(options_.trace);
-  if (options_.progress_thread) thread_ = std::thread([this] { progress_thread_main(); });
+  if (options_.progress_thread) role_.start_progress_thread();
 }
 
 Engine::~Engine() {
-  {
-    std::lock_guard lock(mutex_);
-    stop_ = true;
-  }
-  changed_.notify_all();
-  parked_.notify_all();
-  wake();
-  if (thread_.joinable()) thread_.join();
+  role_.stop();
   for (const auto& backend : backends_) backend->poller().forward_wakes(nullptr);
   if (trace_ == nullptr) return;
   if (const Status written = trace_->write(); !written.ok())
@@ -74,8 +60,8 @@ void Engine::add_backend(std::unique_ptr<Backend> backend, bool blocking) {
   Poller* poller = &backend->poller();
   if (blocking || blocking_ == nullptr) {
     for (const auto& other : backends_) other->poller().forward_wakes(poller);
-    std::lock_guard lock(mutex_);
     blocking_ = poller;
+    role_.set_serving();
   } else {
     poller->forward_wakes(blocking_);
   }
@@ -86,141 +72,12 @@ void Engine::add_channel(Channel* channel) { channels_.push_back(channel); }
 
 void Engine::remove_channel(Channel* channel) { std::erase(channels_, channel); }
 
-// ---- the driver's role ----
-
-Engine::RoleLock::RoleLock(Engine& engine) : engine_(engine) {
-  std::unique_lock lock(engine_.mutex_);
-  if (engine_.driving_ && engine_.driver_ == std::this_thread::get_id()) {
-    nested_ = true;
-    return;
-  }
-  ++engine_.claims_;
-  ++engine_.waiters_;
-  while (engine_.driving_) {
-    lock.unlock();
-    engine_.wake();
-    lock.lock();
-    if (engine_.driving_) engine_.changed_.wait(lock);
-  }
-  engine_.driving_ = true;
-  engine_.driver_ = std::this_thread::get_id();
-  --engine_.claims_;
-}
-
-Engine::RoleLock::~RoleLock() {
-  if (nested_) return;
-  std::lock_guard lock(engine_.mutex_);
-  --engine_.waiters_;
-  engine_.leave_role();
-}
-
-// The progress thread takes over at once if there is work for it. Otherwise it leaves the role
-// alone for a moment: whoever comes next would have to get it back from a thread that sleeps in a
-// poller.
-void Engine::leave_role() {
-  driving_ = false;
-  left_ns_ = clock().now_ns();
-  changed_.notify_all();
-  if (waiters_ == 0 && ops_in_flight_ > 0) parked_.notify_one();
-}
-
-bool Engine::background_due() const {
-  if (driving_ || waiters_ > 0 || blocking_ == nullptr) return false;
-  return ops_in_flight_ > 0 || !tasks_.empty() || clock().now_ns() - left_ns_ >= kLingerNs;
-}
-
-void Engine::wake() {
-  Poller* poller = nullptr;
-  {
-    std::lock_guard lock(mutex_);
-    poller = blocking_;
-  }
-  if (poller != nullptr) poller->wake();
-}
-
-bool Engine::run_until(const std::function<bool()>& done, Deadline deadline) {
-  while (!done()) {
-    if (deadline.passed(clock())) return false;
-    if (!progress()) block(std::min<int64_t>(deadline.left_us(clock()), kIdleBlockUs));
-  }
-  return true;
-}
-
-bool Engine::wait_until(const std::function<bool()>& done, int64_t timeout_us) {
-  const Deadline deadline = Deadline::in_us(clock(), timeout_us);
-  std::unique_lock lock(mutex_);
-  ++waiters_;
-  bool result = true;
-  while (!done()) {
-    if (deadline.passed(clock())) {
-      result = false;
-      break;
-    }
-    if (driving_ || claims_ > 0) {
-      // Somebody else works; sleep until an operation ends or the role is free.
-      if (driving_) {
-        lock.unlock();
-        wake();  // a progress thread that sleeps in a poller hands the role over
-        lock.lock();
-      }
-      if (!done() && (driving_ || claims_ > 0)) {
-        const int64_t left = std::min<int64_t>(deadline.left_us(clock()), 50'000);
-        changed_.wait_until(lock, soon(std::chrono::microseconds(left)));
-      }
-      continue;
-    }
-    driving_ = true;
-    driver_ = std::this_thread::get_id();
-    while (claims_ == 0) {
-      lock.unlock();
-      bool finished = done() || deadline.passed(clock());
-      if (!finished && !progress())
-        block(std::min<int64_t>(deadline.left_us(clock()), kIdleBlockUs));
-      lock.lock();
-      if (finished) break;
-    }
-    leave_role();
-  }
-  --waiters_;
-  if (waiters_ == 0 && !driving_ && ops_in_flight_ > 0) parked_.notify_one();
-  return result;
-}
-
-void Engine::progress_thread_main() noexcept {
-  std::unique_lock lock(mutex_);
-  while (!stop_) {
-    if (!background_due()) {
-      parked_.wait_until(lock, soon(kPark));
-      continue;
-    }
-    driving_ = true;
-    driver_ = std::this_thread::get_id();
-    while (!stop_ && waiters_ == 0) {
-      lock.unlock();
-      if (!progress()) block(kIdleBlockUs);
-      lock.lock();
-    }
-    driving_ = false;
-    changed_.notify_all();
-  }
-}
-
 Status Engine::test(const OpRef& op) {
   if (!op->done()) {
-    bool mine = false;
-    {
-      std::lock_guard lock(mutex_);
-      if (!driving_ && claims_ == 0) {
-        driving_ = mine = true;
-        driver_ = std::this_thread::get_id();
-      }
-    }
-    if (mine) {
+    role_.try_drive([&] {
       for (int i = 0; i < 64 && !op->done() && progress(); ++i) {
       }
-      std::lock_guard lock(mutex_);
-      leave_role();
-    }
+    });
   }
   run_callbacks();
   return op->status();
@@ -251,15 +108,15 @@ Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) 
 
 void Engine::poll(int64_t timeout_us) {
   {
-    RoleLock role(*this);
+    DriverRole::Lock lock(role_);
     bool any = progress();
     if (!any && timeout_us > 0) {
       block(timeout_us);
       any = progress();
     }
     // Without a limit; but a thread that wants the role does not wait for it.
-    while (!any && timeout_us < 0 && !claimed()) {
-      block(kIdleBlockUs);
+    while (!any && timeout_us < 0 && !role_.claimed()) {
+      block(kPollSliceUs);
       any = progress();
     }
     for (int i = 0; i < 64 && progress(); ++i) {
@@ -268,33 +125,8 @@ void Engine::poll(int64_t timeout_us) {
   run_callbacks();
 }
 
-bool Engine::claimed() {
-  std::lock_guard lock(mutex_);
-  return claims_ > 0;
-}
-
-void Engine::run_on_driver(std::function<void()> f) {
-  std::atomic<bool> ran{false};
-  {
-    std::lock_guard lock(mutex_);
-    tasks_.push_back([&] {
-      f();
-      ran.store(true, std::memory_order_release);
-    });
-    inbox_.store(true, std::memory_order_release);
-  }
-  wake();
-  wait_until([&] { return ran.load(std::memory_order_acquire); }, -1);
-}
-
 void Engine::run_callbacks() {
-  std::vector<OpRef> due;
-  {
-    std::lock_guard lock(mutex_);
-    if (callbacks_.empty()) return;
-    due.swap(callbacks_);
-  }
-  for (const OpRef& op : due) {
+  for (const OpRef& op : role_.take_callbacks()) {
     op->request_.on_done(op->request_.user, static_cast<int32_t>(op->result_.code()));
   }
 }
@@ -308,10 +140,7 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
     return status;
   };
   if (Status failed = request.channel->failure(); !failed.ok()) return refused(std::move(failed));
-  const auto room = [&] {
-    std::lock_guard lock(mutex_);
-    return ops_in_flight_ < options_.max_ops;
-  };
+  const auto room = [&] { return role_.ops_in_flight() < options_.max_ops; };
   if (!room()) {
     const auto full = [&] {
       return error(Code::kBusy, "{} operations are in flight, the limit of this context",
@@ -332,40 +161,25 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   op->stats_.header_bytes_planned = total.header_bytes_sent + total.metadata_bytes_sent;
   request.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
   const bool waits = request.waits;
+  Scheduler::bind(*op, request.plan->plan(), request.run->steps, request.priority,
+                  request.timeout_us);
+  CapturedOps::bind(*op, std::move(request.recorder));
   op->request_ = std::move(request);
-  bool driven = false;
-  {
-    std::lock_guard lock(mutex_);
-    ++ops_in_flight_;
-    submitted_.push_back(op);
-    inbox_.store(true, std::memory_order_release);
-    driven = driving_;
-  }
-  if (driven) {
-    wake();
-  } else if (!waits) {
-    parked_.notify_one();
-  }
+  role_.submit(op, waits);
   return op;
 }
 
 // ---- progress (driver) ----
 
-bool Engine::take_submissions() {
-  if (!inbox_.load(std::memory_order_acquire)) return false;
+bool Engine::take_inbox() {
+  std::vector<DriverRole::Task> tasks;
+  if (!role_.take_inbox(&spare_, &tasks)) return false;
   std::vector<OpRef> ops = std::move(spare_);
-  std::vector<std::function<void()>> tasks;
-  {
-    std::lock_guard lock(mutex_);
-    ops.swap(submitted_);
-    tasks.swap(tasks_);
-    inbox_.store(false, std::memory_order_release);
-  }
   for (const OpRef& op : ops) admit(op);
   ops.clear();
   spare_ = std::move(ops);
   for (auto& task : tasks) task();
-  if (!tasks.empty()) changed_.notify_all();
+  if (!tasks.empty()) role_.notify();
   return true;
 }
 
@@ -377,13 +191,13 @@ bool Engine::serve_pollers() {
 }
 
 bool Engine::progress() {
-  bool any = take_submissions();
-  const bool due = ready_.empty() || clock().now_ns() - last_poll_ns_ >= kPollEveryNs;
+  bool any = take_inbox();
+  const bool due = scheduler_.empty() || clock().now_ns() - last_poll_ns_ >= kPollEveryNs;
   if (due) any |= serve_pollers();
   any |= take_completions();
   any |= channels_failed();
-  any |= poll_events();
-  any |= launches_ended();
+  any |= poll_devices();
+  any |= poll_captured();
   any |= issue_again();
   any |= run_ready();
   any |= take_completions();
@@ -391,24 +205,92 @@ bool Engine::progress() {
   return any;
 }
 
+void Engine::wake() {
+  if (Poller* const poller = blocking_; poller != nullptr) poller->wake();
+}
+
 void Engine::block(int64_t wait_us) {
-  bool device_busy = !held_ops_.empty() || !replayed_.empty();
-  for (const auto& queue : queues_) {
-    for (const auto& lane : queue->lanes) device_busy |= !lane.in_flight.empty();
-  }
-  if (device_busy) wait_us = std::min(wait_us, kDeviceBlockUs);
+  if (queues_.busy() || !captured_.empty()) wait_us = std::min(wait_us, kDeviceBlockUs);
   for (const auto& backend : backends_)
     wait_us = std::min(wait_us, backend->poller().patience_us());
   for (const Channel* channel : channels_) {
     if (!channel->ops_.empty())
       wait_us = std::min<int64_t>(wait_us, 20'000);  // deadlines are looked at
   }
-  if (blocking_ == nullptr) {
+  Poller* const poller = blocking_;
+  if (poller == nullptr) {
     std::this_thread::yield();
     return;
   }
-  blocking_->poll(std::max<int64_t>(wait_us, 0));
+  poller->poll(std::max<int64_t>(wait_us, 0));
   last_poll_ns_ = clock().now_ns();
+}
+
+bool Engine::poll_devices() {
+  const bool streams = queues_.poll_streams([this](QueuedOp& held, const Status& device) {
+    Op& op = static_cast<Op&>(held);
+    if (!device.ok()) device_failed(op, device);
+    scheduler_.let_start(op);
+    if (op.plan().by_order) issue_groups(*op.request_.channel);
+  });
+  const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
+    call_ended(static_cast<Op&>(op), step, device);
+  });
+  return streams || calls;
+}
+
+bool Engine::poll_captured() {
+  const auto ended = [this](CapturedOp& captured) {
+    Op& op = static_cast<Op&>(captured);
+    forget_replay(op);
+    op.request_.run->give_up();
+    Scheduler::all_done(op);
+    finish(op);
+  };
+  const auto failed = [this](CapturedOp& op, const Status& status) {
+    device_failed(static_cast<Op&>(op), status);
+  };
+  return captured_.poll(ended, failed);
+}
+
+// Groups that transports had in progress.
+bool Engine::issue_again() {
+  bool any = false;
+  for (Channel* channel : channels_) {
+    if (!channel->groups_.in_progress() || channel->failed()) continue;
+    issue_groups(*channel);
+    any |= !channel->groups_.in_progress();
+  }
+  return any;
+}
+
+bool Engine::run_ready() {
+  if (scheduler_.empty()) return false;
+  const int64_t until = clock().now_ns() + kRunBudgetNs;
+  do {
+    const Scheduler::Ready next = scheduler_.pop();
+    execute(static_cast<Op&>(*next.op), next.step);
+  } while (!scheduler_.empty() && clock().now_ns() < until);
+  return true;
+}
+
+bool Engine::take_completions() {
+  if (completions_.empty()) return false;
+  while (!completions_.empty()) {
+    completions_now_.swap(completions_);
+    for (Completion& c : completions_now_) {
+      if (c.transfer == nullptr) continue;  // its operation was cancelled meanwhile
+      Op& op = *static_cast<Op*>(c.transfer->owner);
+      if (c.status.ok()) c.status = check_message(*op.request_.run, c.transfer->step);
+      if (c.status.ok()) {
+        step_done(op, c.transfer->step);
+      } else {
+        op.request_.channel->found(c.status, c.transfer->peer);
+      }
+    }
+    completions_now_.clear();
+  }
+  return true;
 }
 
 void Engine::check_deadlines() {
@@ -416,29 +298,20 @@ void Engine::check_deadlines() {
   if (now < next_deadline_check_ns_) return;
   next_deadline_check_ns_ = now + kDeadlineCheckNs;
   for (Channel* channel : channels_) {
-    int64_t ahead = 0;  // latest progress of this or an earlier operation
-    for (size_t i = 0; i < channel->ops_.size(); ++i) {
-      Op& op = *channel->ops_[i];
-      ahead = std::max(ahead, op.last_progress_ns_);
-      if (op.state_ != Op::State::kRunning || op.request_.timeout_us < 0) continue;
-      const int64_t stalled = now - ahead;
-      if (stalled / 1000 < op.request_.timeout_us) continue;
-      if (!channel->proposed_ || channel->failed())
-        propose_failure(*channel, stall_cause(op, stalled));
-      break;
-    }
+    const auto stall = Scheduler::find_stall(channel->ops_, now);
+    if (stall && (!channel->proposed_ || channel->failed()))
+      propose_failure(*channel, stall_cause(channel->ops_[stall->index]->request_,
+                                            channel->control(), stall->stalled_ns));
   }
 }
 
 bool Engine::channels_failed() {
   // Every pass comes here: only a failure makes a copy of the list.
-  const auto healthy = [](const Channel* c) { return c->pending_failures_.empty(); };
+  const auto healthy = [](const Channel* c) { return c->found_.empty(); };
   if (std::all_of(channels_.begin(), channels_.end(), healthy)) return false;
   bool any = false;
   for (Channel* channel : std::vector<Channel*>(channels_)) {
-    auto failures = std::move(channel->pending_failures_);
-    channel->pending_failures_.clear();
-    for (const auto& [cause, decided] : failures) {
+    for (const auto& [cause, decided] : std::exchange(channel->found_, {})) {
       decided ? fail_channel(*channel, cause) : propose_failure(*channel, cause);
       any = true;
     }

@@ -1,131 +1,35 @@
 // Runs plans. One engine per context (rank). Steps run as soon as their predecessors are done;
 // sends and receives go to the transport, kernels and copies to the device.
 //
-// Who drives: exactly one thread at a time holds the driver's role and does all the work. A thread
-// that waits for an operation takes the role itself; the context's progress thread has it only
-// while nobody waits. Everything that is marked "driver" below runs under that role, so engine,
-// transports and control planes need no locks of their own.
+// Everything that is marked "driver" runs under the driver's role (driver_role.h), one thread at a
+// time, so engine, transports and control planes need no locks of their own. Which step is next and
+// how an operation ends is the scheduler's to decide; what was issued to devices is known to the
+// queues.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <memory>
-#include <mutex>
-#include <queue>
 #include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "core/base/clock.h"
 #include "core/base/object_pool.h"
 #include "core/base/status.h"
-#include "core/engine/run.h"
+#include "core/engine/captured_ops.h"
+#include "core/engine/channel.h"
+#include "core/engine/device_queues.h"
+#include "core/engine/driver_role.h"
+#include "core/engine/op.h"
+#include "core/engine/scheduler.h"
 #include "core/engine/trace.h"
 #include "core/iface/device.h"
 #include "core/iface/rendezvous.h"
 #include "core/iface/transport.h"
 
 namespace sotto {
-
-class Channel;
-class Engine;
-struct DeviceQueue;
-
-// Figures that a comm sums over its operations. Threads: any.
-struct OpTotals {
-  std::atomic<uint64_t> payload_bytes_planned{0};
-  std::atomic<uint64_t> header_bytes_planned{0};  // frame headers, trailers and metadata messages
-  std::atomic<uint64_t> kernel_ns{0};
-  std::atomic<uint64_t> completed{0};
-  std::atomic<uint32_t> in_flight{0};
-};
-
-// What an operation's owner does when it has completed: on the driver, before waiters learn of it.
-class OpHooks {
- public:
-  virtual ~OpHooks() = default;
-  // `status`: OK, NONFINITE (the plan's verdict was not to commit) or the failure; may be given a
-  // better text. `verdict`: the bytes of the plan's verdict slot, empty if it has none or the
-  // operation failed.
-  virtual void on_complete(Status& status, std::span<const std::byte> verdict) noexcept = 0;
-};
-
-using DoneFn = void (*)(void* user, int32_t status);
-
-struct OpRequest {
-  std::shared_ptr<PreparedPlan> plan;
-  std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
-  EventId after = 0;         // of the plan's device: what its steps come after; the engine's
-  std::shared_ptr<Channel> channel;
-  std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
-  std::shared_ptr<OpTotals> totals;
-  std::shared_ptr<OpHooks> hooks;  // may be null
-  // The plan's device: the operation is recorded and does not run, but can be replayed (replay).
-  std::shared_ptr<GraphRecorder> recorder;
-  int64_t timeout_us = -1;  // without progress; negative: never
-  int32_t priority = 0;
-  DoneFn on_done = nullptr;
-  void* user = nullptr;
-  bool done_any_thread = false;
-  bool waits = false;  // the caller will wait at once, and then drives itself
-};
-
-struct OpStats {
-  int64_t launch_ns = 0;
-  int64_t start_ns = 0;
-  int64_t end_ns = 0;
-  uint64_t kernel_ns = 0;
-  uint64_t payload_bytes_planned = 0;
-  uint64_t header_bytes_planned = 0;
-};
-
-// One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.
-class Op {
- public:
-  Op() = default;
-  ~Op();
-  Op(const Op&) = delete;
-  Op& operator=(const Op&) = delete;
-  bool done() const { return done_.load(std::memory_order_acquire); }
-  // The result; IN_PROGRESS before completion.
-  Status status() const;
-  OpStats stats() const;
-  // Whose streams may wait for it.
-  const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
-  bool recorded() const { return request_.recorder != nullptr; }
-
- private:
-  friend class Engine;
-  friend class Channel;
-  enum class State : uint8_t { kQueued, kRunning, kFailing, kUndoing };
-
-  // It is being recorded, or has not got so far.
-  bool recording() const { return recorded() && replays_ == 0; }
-
-  OpRequest request_;
-  uint32_t replays_ = 0;   // of a recorded operation: launches of its graph that were asked for
-  uint64_t sequence_ = 0;  // order of start in the engine
-  State state_ = State::kQueued;
-  bool committing_ = false;
-  bool any_step_ran_ = false;
-  bool broken_ = false;  // its device failed, or the peers meant another one: it cannot be finished
-  Status failure_;
-  int64_t last_progress_ns_ = 0;
-  DeviceQueue* queue_ = nullptr;  // of the plan's device
-  uint32_t ordered_lanes_ = 0;    // bit k: what lane k gets now comes after request_.after
-  bool held_ = false;             // steps that touch the caller's memory wait for request_.after
-  std::vector<uint32_t> held_steps_;  // those of them that are ready
-  std::vector<HoldId> holds_;         // streams that stand still until the operation is done
-  OpStats stats_;
-  Status result_;  // written before done_
-  std::atomic<bool> done_{false};
-  std::weak_ptr<Op> self_;
-};
-using OpRef = std::shared_ptr<Op>;
 
 struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
@@ -134,28 +38,7 @@ struct EngineOptions {
   std::string trace;  // where a time line is written, as Trace says; empty: nowhere
 };
 
-struct InFlight {
-  Op* op;
-  uint32_t step;  // kNoStep: the operation's undo kernels
-  EventId event;  // 0: a later one's tells
-};
-
-// What has been issued to a device and is not known to be done.
-struct DeviceQueue {
-  struct Lane {
-    std::deque<InFlight> in_flight;
-    LaneClock after{};  // what the next call of the lane comes after; of the lane itself: all of it
-  };
-  explicit DeviceQueue(std::shared_ptr<Device> d)
-      : device(std::move(d)),
-        asynchronous(!device->caps().synchronous),
-        lanes(device->caps().lanes) {}
-  std::shared_ptr<Device> device;
-  bool asynchronous;
-  std::vector<Lane> lanes;
-};
-
-class Engine final : public Driver {
+class Engine final : public Driver, private DriverWork {
  public:
   explicit Engine(EngineOptions options);
   ~Engine() override;
@@ -173,11 +56,13 @@ class Engine final : public Driver {
   // Runs f as the driver. Threads: any; at once if this thread is the driver.
   template <class F>
   auto drive(F&& f) {
-    RoleLock role(*this);
+    DriverRole::Lock lock(role_);
     return f(static_cast<Driver&>(*this));
   }
   // Only inside drive.
-  bool run_until(const std::function<bool()>& done, Deadline deadline) override;
+  bool run_until(const std::function<bool()>& done, Deadline deadline) override {
+    return role_.run_until(done, deadline);
+  }
 
   // Starts an operation. BUSY if max_ops are in flight and `may_block` is false or the request's
   // time is over. Threads: any. Operations of one channel start in the order of these calls.
@@ -200,12 +85,11 @@ class Engine final : public Driver {
   // Some progress, waiting at most timeout_us (negative: without limit) for something to happen;
   // runs callbacks that are due.
   void poll(int64_t timeout_us);
-  // Waits until done() holds; it is evaluated with and without locks held, so it only reads
-  // atomics.
-  bool wait_until(const std::function<bool()>& done, int64_t timeout_us);
-
-  // Runs f on the driver soon, and returns when it has run. Threads: any.
-  void run_on_driver(std::function<void()> f);
+  // As DriverRole says.
+  bool wait_until(const std::function<bool()>& done, int64_t timeout_us) {
+    return role_.wait_until(done, timeout_us);
+  }
+  void run_on_driver(const std::function<void()>& f) { role_.run_on_driver(f); }
 
   void add_channel(Channel* channel);     // driver
   void remove_channel(Channel* channel);  // driver
@@ -213,187 +97,78 @@ class Engine final : public Driver {
  private:
   friend class Channel;
 
-  struct Ready {
-    int32_t priority;
-    uint64_t sequence;
-    uint32_t step;
-    Op* op;
-    bool operator<(const Ready& o) const {  // std heap: greatest first
-      if (priority != o.priority) return priority < o.priority;
-      if (sequence != o.sequence) return sequence > o.sequence;
-      return step > o.step;
-    }
-  };
   struct Completion {
     Transfer* transfer;
     Status status;
   };
 
-  // Holds the driver's role for its lifetime.
-  class RoleLock {
-   public:
-    explicit RoleLock(Engine& engine);
-    ~RoleLock();
-    bool nested() const { return nested_; }
+  // DriverWork.
+  bool progress() override;
+  void block(int64_t wait_us) override;
+  void wake() override;
 
-   private:
-    Engine& engine_;
-    bool nested_ = false;  // this thread had the role before
-  };
-
-  // Driving (engine.cc).
-  bool progress();
-  void block(int64_t wait_us);
-  bool claimed();  // a thread wants the driver's role
-  void wake();
-  bool take_submissions();
+  // What progress does (engine.cc), driver.
+  bool take_inbox();
   bool serve_pollers();
-  void progress_thread_main() noexcept;
-  void leave_role();            // under mutex_
-  bool background_due() const;  // under mutex_
-  void run_callbacks();
-  void check_deadlines();
   bool channels_failed();
-
-  // Executing (execute.cc), driver.
-  void admit(const OpRef& op);
-  void announce_receives(Op& op);
-  void await_stream(Op& op);
-  bool streams_reached();
-  void let_start(Op& op);
-  void make_ready(Op& op, uint32_t step);
-  void post_transfer(Op& op, uint32_t step);
-  void issue_groups(Channel& channel);
+  bool poll_devices();
+  bool poll_captured();
   bool issue_again();
-  Status issue(Channel& channel, Op& op, uint32_t group);
   bool run_ready();
-  void run_ready_on(const DeviceQueue& queue);
-  void execute(Op& op, uint32_t step);
-  Status launch(Op& op, const Step& step, bool paired_ran);
-  Status order_lane(Op& op, uint32_t step);
-  DeviceQueue* queue_of(const std::shared_ptr<Device>& device);
-  void after_issue(Op& op, uint32_t step);
-  void device_failed(Op& op, const Status& status);
-  void step_done(Op& op, uint32_t step);
-  void note_issue(Run& run, uint32_t step);
-  void release(Op& op, uint32_t step, bool device_edges);
   bool take_completions();
-  bool poll_events();
-  bool lane_advanced(Device& device, std::deque<InFlight>& lane);
+  void check_deadlines();
+  void run_callbacks();  // threads: any
 
-  // Replaying (replay.cc), driver.
-  Status check_replay(const Op& op);
-  Status await_earlier(const Op& op);
-  bool launches_ended();
-  void forget_replay(Op& op);
-  void launch_ended(Op& op);
-  void fail_replay(Op& op, const Status& status);
+  // What hands messages that are ready to the transport.
+  auto poster(Op& op) {
+    return [this, &op](uint32_t step) { post_transfer(op, step); };
+  }
 
-  // Ending (finish.cc), driver.
+  // Steps of operations (execute.cc), driver.
+  void admit(const OpRef& op);
+  void await_stream(Op& op);
+  void post_transfer(Op& op, uint32_t step);
+  void announce_receives(Op& op);
+  void issue_groups(Channel& channel);
+  Status issue(Channel& channel, Op& op, uint32_t group, std::vector<Transfer*>& transfers);
+  void run_ready_on(const DeviceQueue* queue);
+  void execute(Op& op, uint32_t step);
+  void after_issue(Op& op, uint32_t step);
+  void step_done(Op& op, uint32_t step);
+  void call_ended(Op& op, uint32_t step, const Status& device);
+  void note_issue(Run& run, uint32_t step);
+  void device_failed(Op& op, const Status& status);
+
+  // How operations end (finish.cc), driver.
   void finish(Op& op);
   void start_undo(Op& op, bool all_ran);
   void complete(Op& op, Status status);
   void propose_failure(Channel& channel, const FailureCause& cause);
   void fail_channel(Channel& channel, const FailureCause& cause);
   void fail_op(Op& op, const Status& status);
-  void mark_lanes(DeviceQueue& queue);
-  bool only_device_left(const Op& op) const;
   void settle_failed(Op& op);
-  static bool all_arrived(const Run& run);
   void finish_committing(Op& op);
-  FailureCause stall_cause(const Op& op, int64_t stalled_ns) const;
-  void let_streams_go(Op& op);
-  void drop_ready(Op& op);
+  void drop_completions(const Op& op);
+
+  // Recorded ones (replay.cc), driver.
+  Status check_replay(const Op& op);
+  Status await_earlier(const Op& op);
+  void forget_replay(Op& op);
 
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
-  std::unique_ptr<Trace> trace_;  // null: nobody wants one
-  std::vector<std::unique_ptr<DeviceQueue>> queues_;
+  std::unique_ptr<Trace> trace_;  // null: none is wanted
   std::vector<std::unique_ptr<Backend>> backends_;
-  Poller* blocking_ = nullptr;  // also under mutex_
+  std::atomic<Poller*> blocking_{nullptr};
   std::vector<Channel*> channels_;
-  std::vector<Ready> ready_;   // heap
-  std::vector<Op*> held_ops_;  // with held_
-  std::vector<Op*> replayed_;  // recorded, a launch of whose graph is awaited
+  Scheduler scheduler_;
+  DeviceQueues queues_;
+  CapturedOps captured_;
   std::vector<Completion> completions_, completions_now_;
-  std::vector<OpRef> spare_;  // empty; its memory is what submitted_ gets next
-  uint64_t next_sequence_ = 0;
+  std::vector<OpRef> spare_;  // empty; the inbox gets its memory
   int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;
-
-  // Shared by threads, under mutex_.
-  std::mutex mutex_;
-  std::condition_variable changed_;  // threads that want the role or wait for an operation
-  std::condition_variable parked_;   // the progress thread, while there is nothing for it to do
-  int64_t left_ns_ = 0;              // when the role was last given up
-  bool driving_ = false;
-  std::thread::id driver_;  // who, while driving_
-  uint32_t waiters_ = 0;    // threads that want the role or sleep until an operation ends
-  uint32_t claims_ = 0;     // threads that want the role for something else than waiting
-  bool stop_ = false;
-  uint32_t ops_in_flight_ = 0;
-  std::vector<OpRef> submitted_;
-  std::vector<std::function<void()>> tasks_;
-  std::vector<OpRef> callbacks_;
-  std::atomic<bool> inbox_{false};  // submitted_ or tasks_ is not empty
-  std::thread thread_;
-};
-
-// The engine's side of a root comm: its transport and control plane, its operations, its first
-// failure.
-class Channel final : public TransferSink,
-                      public ControlListener,
-                      public std::enable_shared_from_this<Channel> {
- public:
-  explicit Channel(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
-  ~Channel() override;
-
-  // Driver; once.
-  void attach(std::unique_ptr<ControlPlane> control);
-  void attach(std::unique_ptr<Transport> transport);
-  Transport* transport() const { return transport_.get(); }
-  ControlPlane* control() const { return control_.get(); }
-  int32_t rank() const { return control_ == nullptr ? 0 : control_->rank(); }  // in the root comm
-  Engine& engine() const { return *engine_; }
-
-  // The first cause; OK while healthy. Threads: any.
-  Status failure() const;
-  FailureCause cause() const;
-  bool failed() const { return failed_.load(std::memory_order_acquire); }
-
-  // Fails the root comm on all ranks. Threads: any; returns when the first cause is known here,
-  // which takes the control plane a fraction of a second at most.
-  void abort(const FailureCause& cause);
-  // A recorded operation will not be replayed any more. Threads: any.
-  void unrecord(const Run& run);
-  // Ends connections in order, within the time; within a fraction of a second if the comm has
-  // failed. Threads: any, once, with no operation in flight.
-  void close(int64_t timeout_us);
-
-  // TransferSink, ControlListener: driver.
-  void on_transfer(Transfer& transfer, Status status) noexcept override;
-  void on_failure(int32_t peer, Status status) noexcept override;
-  void on_control_failure(const FailureCause& cause) noexcept override;
-
- private:
-  friend class Engine;
-  struct Group {
-    Op* op;
-    uint32_t index;
-  };
-
-  std::shared_ptr<Engine> engine_;
-  std::unique_ptr<ControlPlane> control_;
-  std::unique_ptr<Transport> transport_;
-  std::vector<OpRef> ops_;          // in flight, in order of start
-  std::deque<Group> groups_;        // by_order: groups not yet issued, in order
-  std::vector<Transfer*> issuing_;  // of the first one, while the transport has it in progress
-  uint32_t replayed_messages_ = 0;  // operations in replayed_ that have messages
-  std::vector<std::pair<FailureCause, bool>> pending_failures_;  // bool: decided for all ranks
-  bool proposed_ = false;  // the control plane has a cause from here, and will decide soon
-  std::atomic<bool> failed_{false};  // failure_ has been written
-  mutable std::mutex mutex_;         // guards failure_
-  FailureCause failure_;
+  DriverRole role_;
 };
 
 }  // namespace sotto

@@ -4,20 +4,13 @@
 
 #include "core/base/log.h"
 #include "core/engine/engine.h"
+#include "core/engine/launch.h"
 
 namespace sotto {
-namespace {
-
-// How long abort waits for the control plane's word on the first cause.
-constexpr int64_t kDecisionLimitUs = 2'000'000;
-// How long a failed comm's connections have to deliver what was decided.
-constexpr int64_t kFailedCloseUs = 300'000;
-
-}  // namespace
 
 // All steps are done, as far as the device says.
 void Engine::finish(Op& op) {
-  if (op.broken_) return;  // its device has failed; the comm fails first, then this with it
+  if (op.broken()) return;  // its device has failed; the comm fails first, then this with it
   if (op.recording()) {
     complete(op, ok_status());
     return;
@@ -25,12 +18,10 @@ void Engine::finish(Op& op) {
   const Run& run = *op.request_.run;
   if (run.plan->stream_ordered) {
     Channel& channel = *op.request_.channel;
-    for (const OpPosting& posting : run.postings) {
-      const Status meant = channel.transport_->verify(posting);
-      if (meant.ok()) continue;
+    if (const Status meant = channel.verify(run); !meant.ok()) {
       // The comm fails first, then the operation with it: who sees this one fail sees that too.
-      op.broken_ = true;
-      channel.pending_failures_.push_back({{meant.code(), -1, meant.text()}, false});
+      Scheduler::break_off(op);
+      channel.found(meant);
       return;
     }
   }
@@ -50,33 +41,15 @@ void Engine::finish(Op& op) {
 
 // Takes back what the operation had written, then completes it with failure_.
 void Engine::start_undo(Op& op, bool all_ran) {
-  Run& run = *op.request_.run;
-  op.state_ = Op::State::kUndoing;
-  Device& device = *op.queue_->device;
-  bool launched = false;
-  if (run.plan->addresses != kNoSlot && run.progress[0] < StepProgress::kIssued) {
-    const Status status = launch(op, run.plan->steps[0], false);
+  const bool launched = Scheduler::undo(op, all_ran, [&](const Step& step, bool paired_ran) {
+    const Status status = launch_step(*op.request_.plan, *op.request_.run, step, paired_ran);
     if (!status.ok())
       log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
-  }
-  for (const UndoStep& undo : run.plan->undo) {
-    bool ran = all_ran && undo.pair_first != kNoStep;
-    for (uint32_t s = undo.pair_first; !ran && s != kNoStep && s <= undo.pair_last; ++s) {
-      ran = run.progress[s] >= StepProgress::kIssued;
-    }
-    if (undo.only_if_paired_ran && !ran) continue;
-    const Status status = launch(op, undo.step, ran);
-    if (!status.ok())
-      log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
-    launched = true;
-  }
-  if (op.queue_->asynchronous && launched) {
-    const Result<EventId> event = device.record(0);
-    if (event.ok()) {
-      op.queue_->lanes[0].in_flight.push_back({&op, kNoStep, *event});
-      return;
-    }
-    log(LogLevel::kError, "the residual could not be recovered: {}", event.status().text());
+  });
+  if (op.asynchronous() && launched) {
+    const Status status = queues_.undo_issued(op);
+    if (status.ok()) return;
+    log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
   }
   complete(op, op.failure_);
 }
@@ -86,18 +59,15 @@ void Engine::complete(Op& op, Status status) {
   OpRequest& request = op.request_;
   Channel& channel = *request.channel;
   Run& run = *request.run;
-  const bool started = op.state_ != Op::State::kQueued;
-  if (started && channel.transport_ != nullptr && channel.failure().ok()) {
-    for (const OpPosting& posting : run.postings) channel.transport_->retire(posting);
-  }
+  if (op.state() != Op::State::kQueued) channel.retire(run);
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock().now_ns();
   if (trace_ != nullptr && !run.postings.empty() && !op.recording())
-    trace_->operation(channel.rank(), op.sequence_, describe(run.postings[0].signature),
+    trace_->operation(channel.rank(), op.sequence(), describe(run.postings[0].signature),
                       op.stats_.launch_ns, op.stats_.end_ns);
   const bool recording = op.recording();
   if (recording) {
-    if (const Status ended = request.recorder->finish(); status.ok()) status = ended;
+    if (const Status ended = CapturedOps::finish(op); status.ok()) status = ended;
     run.give_up();  // until it is replayed
   }
   if (request.hooks != nullptr && !recording) {
@@ -119,7 +89,7 @@ void Engine::complete(Op& op, Status status) {
   totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
   totals.completed.fetch_add(1, std::memory_order_relaxed);
   if (request.after != 0) op.device()->release(std::exchange(request.after, 0));
-  let_streams_go(op);
+  DeviceQueues::let_go(op, *op.device());
   if (!op.recorded()) {
     request.plan->give_back(std::move(request.run));
     request.hooks.reset();
@@ -129,43 +99,20 @@ void Engine::complete(Op& op, Status status) {
     op.done_.store(true, std::memory_order_release);
     request.on_done(request.user, static_cast<int32_t>(op.result_.code()));
   }
-  {
-    std::lock_guard lock(mutex_);
-    --ops_in_flight_;
-    if (request.on_done != nullptr && !request.done_any_thread) callbacks_.push_back(keep);
+  const bool callback = request.on_done != nullptr && !request.done_any_thread;
+  role_.end_op(callback ? keep : nullptr, [&] {
     totals.in_flight.fetch_sub(1, std::memory_order_acq_rel);
     op.done_.store(true, std::memory_order_release);
-  }
-  changed_.notify_all();
+  });
 }
 
-void Engine::let_streams_go(Op& op) {
-  for (const HoldId hold : std::exchange(op.holds_, {})) op.device()->let_go(hold);
-}
-
-void Engine::drop_ready(Op& op) {
-  op.held_ = false;
-  op.held_steps_.clear();
-  std::erase(held_ops_, &op);
-  std::erase_if(ready_, [&](const Ready& r) { return r.op == &op; });
-  std::make_heap(ready_.begin(), ready_.end());
+// What its transfers have reported is no longer of interest.
+void Engine::drop_completions(const Op& op) {
   for (auto* list : {&completions_, &completions_now_}) {
     for (Completion& c : *list) {
       if (c.transfer != nullptr && c.transfer->owner == &op) c.transfer = nullptr;
     }
   }
-}
-
-// Whether the host has every message of the run; those that are calls of lanes are the decision's
-// to judge.
-bool Engine::all_arrived(const Run& run) {
-  for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
-    const Step& step = run.plan->steps[i];
-    if (step.kind == StepKind::kRecv && !on_lane(*run.plan, step) &&
-        run.progress[i] != StepProgress::kDone)
-      return false;
-  }
-  return true;
 }
 
 // What this rank has found is a proposal: the control plane decides which cause was first, so that
@@ -174,29 +121,15 @@ void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
   if (channel.failed()) {
     // An operation that was being finished nevertheless, and now cannot be.
     for (const OpRef& op : std::vector<OpRef>(channel.ops_)) {
-      if (op->broken_) fail_op(*op, Status(cause.code, cause.text));
+      if (op->broken()) fail_op(*op, Status(cause.code, cause.text));
     }
     return;
   }
-  if (channel.control_ == nullptr) {
-    fail_channel(channel, cause);
-    return;
-  }
-  channel.proposed_ = true;
-  channel.control_->fail(cause);
-  if (channel.control_->failure().has_value()) fail_channel(channel, *channel.control_->failure());
+  if (const auto first = channel.propose(cause); first.has_value()) fail_channel(channel, *first);
 }
 
 void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
-  if (channel.failed()) return;
-  {
-    std::lock_guard lock(channel.mutex_);
-    channel.failure_ = cause;
-    channel.failure_.text = cause.whole_text();
-  }
-  channel.failed_.store(true, std::memory_order_release);
-  log(LogLevel::kInfo, "rank {}: the group has failed: {}",
-      channel.control_ ? channel.control_->rank() : -1, channel.failure_.text);
+  if (!channel.set_failure(cause)) return;
   channel.groups_.clear();
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
   // these operations, and what is queued behind it executes. The other transports end without the
@@ -204,54 +137,37 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   const bool queued = channel.transport_ != nullptr && channel.transport_->caps().stream_ordered;
   for (const OpRef& op : channel.ops_) {
     op->request_.run->give_up();
-    if (queued) let_streams_go(*op);
+    if (queued) DeviceQueues::let_go(*op, *op->device());
   }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
 }
 
 void Engine::fail_op(Op& op, const Status& status) {
-  if (op.done() || op.state_ == Op::State::kUndoing || op.state_ == Op::State::kFailing) return;
-  Run& run = *op.request_.run;
-  if (op.state_ == Op::State::kRunning && op.request_.channel->transport_ != nullptr) {
-    for (const OpPosting& posting : run.postings) op.request_.channel->transport_->cancel(posting);
-  }
-  if (op.replays_ > 0) {
-    fail_replay(op, status);
+  if (op.done() || op.state() == Op::State::kUndoing || op.state() == Op::State::kFailing) return;
+  if (op.running()) op.request_.channel->cancel(*op.request_.run);
+  if (op.replayed()) {
+    // What has not begun reads that it is not to commit. What has will end, and tells by its
+    // decision whether it was whole.
+    if (!op.broken() && CapturedOps::launch_begun(op)) return;
+    forget_replay(op);
+    complete(op, status);
     return;
   }
-  if (op.committing_ && !op.broken_) {
-    if (all_arrived(run)) {
-      finish_committing(op);
-      return;
-    }
-    log(LogLevel::kError, "operation {} commits without its messages", op.sequence_);
-    op.broken_ = true;
+  if (Scheduler::can_finish(op)) {
+    finish_committing(op);
+    return;
   }
-  drop_ready(op);
-  op.state_ = Op::State::kFailing;
+  if (op.committing() && !op.broken()) {
+    log(LogLevel::kError, "operation {} commits without its messages", op.sequence());
+    Scheduler::break_off(op);
+  }
+  queues_.drop_held(op);
+  drop_completions(op);
+  scheduler_.fail(op);
   op.failure_ = status;
-  mark_lanes(*op.queue_);
+  queues_.mark(op);
   settle_failed(op);
-}
-
-// A step without an event of its own is seen to be done by the event of a later one, which a failed
-// operation may never issue.
-void Engine::mark_lanes(DeviceQueue& queue) {
-  if (!queue.asynchronous) return;
-  for (uint32_t i = 0; i < queue.lanes.size(); ++i) {
-    std::deque<InFlight>& lane = queue.lanes[i].in_flight;
-    if (lane.empty() || lane.back().event != 0) continue;
-    const Result<EventId> event = queue.device->record(i);
-    if (event.ok()) {
-      lane.back().event = *event;
-      continue;
-    }
-    log(LogLevel::kError, "the device cannot be waited for: {}", event.status().text());
-    for (; !lane.empty() && lane.back().event == 0; lane.pop_back()) {
-      if (lane.back().step != kNoStep) --lane.back().op->request_.run->device_steps_in_flight;
-    }
-  }
 }
 
 // Everything has arrived and verified on this rank, and parameters are being written: the step is
@@ -259,34 +175,16 @@ void Engine::mark_lanes(DeviceQueue& queue) {
 // not computed yet, which must not reach the transport any more. Receives are done: a plan decides
 // behind all of them.
 void Engine::finish_committing(Op& op) {
-  for (auto* list : {&completions_, &completions_now_}) {
-    for (Completion& c : *list) {
-      if (c.transfer != nullptr && c.transfer->owner == &op) c.transfer = nullptr;
-    }
-  }
+  drop_completions(op);
   const OpRef keep = op.self_.lock();
-  Run& run = *op.request_.run;
-  std::vector<uint32_t> cut_off;
-  for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
-    if (on_lane(*run.plan, run.plan->steps[i]) || run.progress[i] == StepProgress::kDone) continue;
-    run.progress[i] = StepProgress::kDone;
-    cut_off.push_back(i);
-  }
-  for (const uint32_t step : cut_off) {
-    if (op.done() || op.state_ != Op::State::kRunning) return;
+  for (const uint32_t step : Scheduler::cut_messages(op)) {
+    if (op.done() || !op.running()) return;
     step_done(op, step);
   }
 }
 
-// Nothing is left of the operation but what has been issued to its device.
-bool Engine::only_device_left(const Op& op) const {
-  if (op.state_ != Op::State::kRunning) return false;
-  const Run& run = *op.request_.run;
-  return run.done_steps + run.device_steps_in_flight == run.plan->steps.size();
-}
-
 Status Engine::stream_after(const OpRef& op, void* stream) {
-  RoleLock role(*this);
+  DriverRole::Lock role(role_);
   if (op->recorded()) {
     return invalid_state(
         "the operation is part of a CUDA graph: what is queued behind its launch comes after it");
@@ -296,155 +194,22 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
   // An operation that was just started may need its device alone, once that has its steps. In a
   // callback the driver is in the middle of something.
   if (!role.nested()) {
-    take_submissions();
-    if (!op->done() && op->queue_ != nullptr) run_ready_on(*op->queue_);
+    take_inbox();
+    if (!op->done() && op->queue() != nullptr) run_ready_on(op->queue());
   }
   if (op->done()) return ok_status();
-  if (!only_device_left(*op)) {
-    SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
-    op->holds_.push_back(hold);
-    return ok_status();
-  }
-  const Plan& plan = *op->request_.run->plan;
-  for (uint32_t i = 0; i < op->queue_->lanes.size(); ++i) {
-    const std::deque<InFlight>& lane = op->queue_->lanes[i].in_flight;
-    const auto touches_callers = [&](const InFlight& f) {
-      return f.op == op.get() && (f.step == kNoStep || plan.steps[f.step].callers);
-    };
-    if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
-    SOTTO_ASSIGN(const EventId event, device.record(i));
-    const Status status = device.stream_after_event(stream, event);
-    device.release(event);
-    SOTTO_TRY(status);
-  }
-  return ok_status();
+  if (Scheduler::only_device_left(*op)) return DeviceQueues::order_stream(*op, stream);
+  return DeviceQueues::stand_still(*op, device, stream);
 }
 
 // A failed operation completes when the device no longer works for it.
 void Engine::settle_failed(Op& op) {
-  if (op.request_.run->device_steps_in_flight > 0) return;
-  // What a device has failed to commit is neither the old state nor the new one.
-  const bool lost = op.broken_ && op.committing_;
-  if (op.any_step_ran_ && !lost && !op.recording() && !op.request_.run->plan->undo.empty()) {
+  if (op.steps().in_flight > 0) return;
+  if (Scheduler::needs_undo(op) && !op.recording()) {
     start_undo(op, false);
   } else {
     complete(op, op.failure_);
   }
-}
-
-FailureCause Engine::stall_cause(const Op& op, int64_t stalled_ns) const {
-  const Run& run = *op.request_.run;
-  std::string what = "a local operation";
-  if (!run.postings.empty()) {
-    const OpPosting& posting = run.postings[0];
-    what = fmt::format("{} {}", name_of(posting.key), describe(posting.signature));
-  }
-  struct Peer {
-    int32_t root_rank;
-    uint32_t sends = 0, receives = 0, came = 0;  // messages: still open; received
-  };
-  std::vector<Peer> peers;
-  bool some_absent = false;  // a peer of which nothing has come at all
-  for (int32_t p = 0; p < run.plan->comm_size; ++p) {
-    Peer peer{(*op.request_.ranks)[static_cast<size_t>(p)]};
-    for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
-      const Step& s = run.plan->steps[i];
-      if (on_device(s) || s.peer != p) continue;
-      const bool done = run.progress[i] == StepProgress::kDone;
-      if (s.kind == StepKind::kSend) {
-        if (!done) ++peer.sends;
-      } else {
-        ++(done ? peer.came : peer.receives);
-      }
-    }
-    if (peer.sends + peer.receives == 0) continue;
-    some_absent = some_absent || (peer.receives > 0 && peer.came == 0);
-    peers.push_back(peer);
-  }
-  // Those that have sent something wait themselves, for a rank that has sent nothing.
-  if (some_absent)
-    std::erase_if(peers, [](const Peer& p) { return p.receives == 0 || p.came > 0; });
-  const ControlPlane* control = op.request_.channel->control();
-  const int32_t self = control != nullptr ? control->rank() : -1;
-  FailureCause cause{Code::kTimeout, self, {}, self};
-  for (const Peer& p : peers) {
-    if (cause.waits.empty()) cause.rank = p.root_rank;
-    cause.waits +=
-        fmt::format("{}rank {} ({} messages from it, {} to it, last heard from {} ms ago)",
-                    cause.waits.empty() ? "waiting for " : ", ", p.root_rank, p.receives, p.sends,
-                    control != nullptr ? control->silent_ms(p.root_rank) : 0);
-  }
-  if (peers.empty()) cause.waits = "waiting for the local device";
-  cause.text = fmt::format("rank {}: {} made no progress for {:.1f} s (limit {:.1f} s)", self, what,
-                           static_cast<double>(stalled_ns) * 1e-9,
-                           static_cast<double>(op.request_.timeout_us) * 1e-6);
-  return cause;
-}
-
-// ---- Channel ----
-
-Channel::~Channel() {
-  engine_->drive([&](Driver&) {
-    engine_->remove_channel(this);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    transport_.reset();
-    control_.reset();
-  });
-}
-
-void Channel::attach(std::unique_ptr<ControlPlane> control) {
-  control_ = std::move(control);
-  control_->set_listener(this);
-  engine_->add_channel(this);
-}
-
-void Channel::attach(std::unique_ptr<Transport> transport) { transport_ = std::move(transport); }
-
-Status Channel::failure() const {
-  const FailureCause first = cause();
-  return first.code == Code::kOk ? ok_status() : Status(first.code, first.text);
-}
-
-FailureCause Channel::cause() const {
-  if (!failed()) return {};
-  std::lock_guard lock(mutex_);
-  return failure_;
-}
-
-void Channel::abort(const FailureCause& cause) {
-  engine_->run_on_driver([&] { engine_->propose_failure(*this, cause); });
-  if (engine_->wait_until([this] { return failed(); }, kDecisionLimitUs)) return;
-  engine_->run_on_driver([&] { engine_->fail_channel(*this, cause); });
-}
-
-void Channel::unrecord(const Run& run) {
-  engine_->drive([&](Driver&) {
-    if (transport_ == nullptr) return;
-    for (const OpPosting& posting : run.postings) transport_->unrecord(posting);
-  });
-}
-
-void Channel::close(int64_t timeout_us) {
-  engine_->drive([&](Driver& driver) {
-    const bool lost = failed() || (control_ != nullptr && control_->failure().has_value());
-    const Deadline deadline =
-        Deadline::in_us(driver.clock(), lost ? std::min(timeout_us, kFailedCloseUs) : timeout_us);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    if (transport_ != nullptr) transport_->close(deadline);
-    if (control_ != nullptr) control_->leave(deadline);
-  });
-}
-
-void Channel::on_transfer(Transfer& transfer, Status status) noexcept {
-  engine_->completions_.push_back({&transfer, std::move(status)});
-}
-
-void Channel::on_failure(int32_t peer, Status status) noexcept {
-  pending_failures_.push_back({{status.code(), peer, status.text()}, false});
-}
-
-void Channel::on_control_failure(const FailureCause& cause) noexcept {
-  pending_failures_.push_back({cause, true});
 }
 
 }  // namespace sotto

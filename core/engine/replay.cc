@@ -1,39 +1,29 @@
 // Recorded operations: their calls are part of a graph of the caller's, and execute when that is
 // launched. Everything here is done by the driver unless said otherwise.
-#include <algorithm>
-
 #include "core/engine/engine.h"
 
 namespace sotto {
 
 // Any thread.
 Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind) {
-  RoleLock role(*this);
-  take_submissions();
+  DriverRole::Lock lock(role_);
+  take_inbox();
   SOTTO_TRY(check_replay(*op));
   Channel& channel = *op->request_.channel;
   SOTTO_TRY(await_earlier(*op));
   Run& run = *op->request_.run;
   SOTTO_TRY(bind(run, op->request_.hooks.get()));
   finish_binding(run);
-  std::fill(run.progress.begin(), run.progress.end(), StepProgress::kIssued);
-  run.done_steps = 0;
-  ++op->replays_;
-  op->state_ = Op::State::kRunning;
-  op->any_step_ran_ = true;
-  op->sequence_ = next_sequence_++;
-  op->last_progress_ns_ = op->stats_.launch_ns = op->stats_.start_ns = clock().now_ns();
+  op->stats_.launch_ns = op->stats_.start_ns = clock().now_ns();
+  scheduler_.restart(*op, op->stats_.start_ns);
   op->stats_.end_ns = 0;
   op->done_.store(false, std::memory_order_release);
   op->request_.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
-  if (channel.transport_ != nullptr) {
-    for (const OpPosting& posting : run.postings) channel.transport_->restart(posting);
-  }
+  channel.restart(run);
   channel.ops_.push_back(op);
-  replayed_.push_back(op.get());
-  if (run.plan->stream_ordered) ++channel.replayed_messages_;
-  std::lock_guard lock(mutex_);
-  ++ops_in_flight_;
+  captured_.await_launch(*op);
+  if (run.plan->stream_ordered) channel.groups_.await_launch();
+  role_.add_op();
   return ok_status();
 }
 
@@ -49,18 +39,13 @@ Status Engine::check_replay(const Op& op) {
   }
   Channel& channel = *op.request_.channel;
   SOTTO_TRY(channel.failure());
-  const uint32_t begun = op.request_.recorder->begun();
-  if (begun == op.replays_) {
-    std::lock_guard lock(mutex_);
-    if (ops_in_flight_ < options_.max_ops) return ok_status();
+  const Status launched = CapturedOps::check(op, channel.rank());
+  if (launched.ok()) {
+    if (role_.ops_in_flight() < options_.max_ops) return ok_status();
     return error(Code::kBusy, "{} operations are in flight, the limit of this context",
                  options_.max_ops);
   }
-  const Status launched = invalid_state(
-      "rank {}: a graph with the operation was launched {} times, but replayed {} times: the "
-      "state, error feedback above all, may have changed",
-      channel.rank(), begun, op.replays_);
-  channel.pending_failures_.push_back({{launched.code(), channel.rank(), launched.text()}, false});
+  channel.found(launched, channel.rank());
   channels_failed();
   return launched;
 }
@@ -73,7 +58,7 @@ Status Engine::await_earlier(const Op& op) {
   Channel& channel = *op.request_.channel;
   const auto done = [&] {
     return channel.failed() || (channel.groups_.empty() && channel.transport_->idle() &&
-                                channel.replayed_messages_ == 0);
+                                !channel.groups_.awaits_launch());
   };
   if (run_until(done, Deadline::in_us(clock(), op.request_.timeout_us))) return channel.failure();
   return error(Code::kBusy,
@@ -81,51 +66,12 @@ Status Engine::await_earlier(const Op& op) {
                "operations");
 }
 
-bool Engine::launches_ended() {
-  if (replayed_.empty()) return false;
-  bool any = false;
-  for (size_t i = 0; i < replayed_.size();) {
-    Op& op = *replayed_[i];
-    GraphRecorder& recorder = *op.request_.recorder;
-    if (recorder.ended() >= op.replays_ && !op.broken_) {
-      launch_ended(op);
-      any = true;
-      continue;
-    }
-    ++i;
-    if (op.broken_) continue;  // about to fail
-    if (const Status health = recorder.health(); !health.ok()) {
-      device_failed(op, health);
-      any = true;
-    }
-  }
-  return any;
-}
-
 // Of an operation that then completes.
 void Engine::forget_replay(Op& op) {
-  std::erase(replayed_, &op);
+  captured_.forget(op);
   if (!op.request_.run->plan->stream_ordered) return;
   Channel& channel = *op.request_.channel;
-  if (--channel.replayed_messages_ == 0) issue_groups(channel);
-}
-
-void Engine::launch_ended(Op& op) {
-  forget_replay(op);
-  Run& run = *op.request_.run;
-  run.give_up();
-  for (uint32_t step = 0; step < run.plan->steps.size(); ++step)
-    run.progress[step] = StepProgress::kDone;
-  run.done_steps = static_cast<uint32_t>(run.plan->steps.size());
-  finish(op);
-}
-
-// What has not begun reads that it is not to commit. What has will end, and tells by its decision
-// whether it was whole.
-void Engine::fail_replay(Op& op, const Status& status) {
-  if (!op.broken_ && op.request_.recorder->begun() >= op.replays_) return;
-  forget_replay(op);
-  complete(op, status);
+  if (channel.groups_.launch_ended()) issue_groups(channel);
 }
 
 }  // namespace sotto

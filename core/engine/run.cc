@@ -64,19 +64,13 @@ Result<std::unique_ptr<Run>> PreparedPlan::acquire() {
     SOTTO_ASSIGN(run, make_run());
   }
   const Plan& p = *plan_;
-  for (size_t i = 0; i < p.steps.size(); ++i)
-    run->pending[i] = p.pred_begin[i + 1] - p.pred_begin[i];
-  std::fill(run->progress.begin(), run->progress.end(), StepProgress::kWaiting);
+  run->steps.reset(p);
   std::fill(run->events.begin(), run->events.end(), StepEvent{});
-  for (size_t g = 0; g < p.groups.size(); ++g)
-    run->group_pending[g] = static_cast<uint32_t>(p.groups[g].size());
   for (Run::Announce& a : run->announce) {
     a.round_index = 0;
     std::fill(a.posted.begin(), a.posted.end(), 0u);
   }
   run->receives_posted = false;
-  run->done_steps = 0;
-  run->device_steps_in_flight = 0;
   return run;
 }
 
@@ -101,12 +95,9 @@ Result<std::unique_ptr<Run>> PreparedPlan::make_run() {
       run->bases[s] = static_cast<std::byte*>(run->host) + slot.arena_offset;
     if (slot.kind == SlotKind::kConstant) run->bases[s] = const_cast<void*>(slot.constant);
   }
-  run->pending.resize(p.steps.size());
-  run->progress.resize(p.steps.size());
   if (!device_->caps().synchronous) run->events.resize(p.steps.size());
   run->transfers.resize(p.transfers);
   run->postings.resize(p.postings);
-  run->group_pending.resize(p.groups.size());
   run->announce.resize(p.receives.size());
   for (size_t i = 0; i < p.receives.size(); ++i)
     run->announce[i].posted.resize(p.receives[i].size());

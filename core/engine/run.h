@@ -2,41 +2,27 @@
 // reused, so that starting an operation allocates nothing in steady state.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
 #include <vector>
 
+#include "core/engine/device_queues.h"
+#include "core/engine/scheduler.h"
 #include "core/iface/device.h"
 #include "core/plan/plan.h"
 
 namespace sotto {
 
-// How far a step of a run has come.
-enum class StepProgress : uint8_t { kWaiting = 0, kReady, kIssued, kDone };
-
-// How much of every lane comes before something: positions count what was ever issued to a lane.
-using LaneClock = std::array<uint64_t, kMaxLanes>;
-
-// An event behind a step, and what was before it.
-struct StepEvent {
-  EventId id = 0;
-  LaneClock before{};
-  bool ordered = false;  // the caller's stream too
-};
-
 struct Run {
   std::shared_ptr<const Plan> plan;
-  void* scratch = nullptr;             // device arena
-  void* host = nullptr;                // host arena
-  std::vector<void*> bases;            // per slot
-  std::vector<uint32_t> pending;       // per step: predecessors not yet satisfied
-  std::vector<StepProgress> progress;  // per step
-  std::vector<StepEvent> events;       // per step; empty with a synchronous device
+  void* scratch = nullptr;   // device arena
+  void* host = nullptr;      // host arena
+  std::vector<void*> bases;  // per slot
+  StepStates steps;
+  std::vector<StepEvent> events;  // per step; empty with a synchronous device
   std::vector<Transfer> transfers;
   std::vector<OpPosting> postings;
-  std::vector<uint32_t> group_pending;  // by_order: steps of a group that are not ready
   // Per posting and peer: receives posted in the round that is next to be announced, and that
   // round's index.
   struct Announce {
@@ -46,8 +32,6 @@ struct Run {
   std::vector<Announce> announce;
   bool receives_posted = false;    // since receives were last announced
   std::vector<int64_t> issued_ns;  // when a step was handed over; only with a trace
-  uint32_t done_steps = 0;
-  uint32_t device_steps_in_flight = 0;
 
   void* at(const Region& region) const {
     return static_cast<std::byte*>(bases[region.slot]) + region.offset;

@@ -16,7 +16,7 @@ namespace {
 constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronous error
 // Time for the control plane to name a lost rank, which NCCL does not.
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
-constexpr auto kDrainLimit = std::chrono::seconds(10);
+constexpr int64_t kDrainLimitUs = 10'000'000;
 constexpr auto kDrainPause = std::chrono::microseconds(100);
 constexpr auto kEndPause = std::chrono::microseconds(20);
 constexpr uint64_t kGroupsAtOnce = 128;  // groups with memory for their headers from the start
@@ -56,9 +56,10 @@ ncclRedOp_t op_of(ReduceOp op) {
 
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
     std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-    const ControlPlane& control, TransferSink& sink, const NcclOptions& options) {
+    const ControlPlane& control, TransferSink& sink, const Clock& clock,
+    const NcclOptions& options) {
   std::unique_ptr<NcclTransport> made(
-      new NcclTransport(std::move(communicator), std::move(poller), control, sink, options));
+      new NcclTransport(std::move(communicator), std::move(poller), control, sink, clock, options));
   const OnDevice on(made->communicator_->device());
   SOTTO_TRY(on.status());
   int lowest = 0, highest = 0;
@@ -73,13 +74,14 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
 
 NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
                              std::shared_ptr<NcclPoller> poller, const ControlPlane& control,
-                             TransferSink& sink, const NcclOptions& options)
+                             TransferSink& sink, const Clock& clock, const NcclOptions& options)
     : communicator_(std::move(communicator)),
       poller_(std::move(poller)),
       control_(control),
       rank_(control.rank()),
       size_(control.size()),
       sink_(sink),
+      clock_(clock),
       caps_{.name = "nccl",
             .matching = Matching::kByOrder,
             .stream_ordered = true,
@@ -132,7 +134,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   if (!status.ok()) {
     // What NCCL has queued may still use the memory: the group ends with the communicator.
     if (status.code() == Code::kPeerLost) {
-      remote_error_ns_ = Clock::monotonic().now_ns();
+      remote_error_ns_ = clock_.now_ns();
       return rank_is_gone();
     }
     failed_ = true;
@@ -400,7 +402,7 @@ bool NcclTransport::run() {
     spare_.splice(spare_.begin(), groups_, groups_.begin());
     any = true;
   }
-  const int64_t now = Clock::monotonic().now_ns();
+  const int64_t now = clock_.now_ns();
   if (now < next_watch_ns_) return any;
   next_watch_ns_ = now + kWatchNs;
   watch();
@@ -468,7 +470,7 @@ void NcclTransport::watch() {
   std::erase_if(ending_, [](const auto& ending) { return ending->ended(); });
   const Status state = check_communicators();
   if (state.ok()) return;
-  const int64_t now = Clock::monotonic().now_ns();
+  const int64_t now = clock_.now_ns();
   if (state.code() == Code::kPeerLost) {
     if (remote_error_ns_ == 0) remote_error_ns_ = now;
     if (now - remote_error_ns_ < kNameTheRankNs) return;
@@ -488,7 +490,7 @@ void NcclTransport::stop() {
   const OnDevice on(communicator_->device());
   failed_ = true;
   abort_communicators();
-  const auto limit = std::chrono::steady_clock::now() + kDrainLimit;
+  const Deadline deadline = Deadline::in_us(clock_, kDrainLimitUs);
   const auto working = [](const Group& group) {
     if (group.recorded != nullptr) return false;  // it executes nothing
     const cudaError_t state =
@@ -497,9 +499,9 @@ void NcclTransport::stop() {
   };
   while (std::any_of(groups_.begin(), groups_.end(), working)) {
     (void)cudaGetLastError();
-    if (std::chrono::steady_clock::now() > limit) {
+    if (deadline.passed(clock_)) {
       log(LogLevel::kError, "nccl: the device still works for an aborted communicator after {} s",
-          kDrainLimit.count());
+          kDrainLimitUs / 1'000'000);
       break;
     }
     std::this_thread::sleep_for(kDrainPause);
@@ -521,8 +523,7 @@ void NcclTransport::cancel(const OpPosting&) {
 }
 
 void NcclTransport::close(Deadline deadline) {
-  const Clock& clock = Clock::monotonic();
-  while (!groups_.empty() && !failed_ && !deadline.passed(clock)) {
+  while (!groups_.empty() && !failed_ && !deadline.passed(clock_)) {
     if (!run()) std::this_thread::sleep_for(kDrainPause);
   }
   if (!groups_.empty() || failed_) {
@@ -534,7 +535,7 @@ void NcclTransport::close(Deadline deadline) {
   for (Communicator* communicator : ending) communicator->end();
   for (const auto& before : ending_) ending.push_back(before.get());
   const auto ended = [](Communicator* communicator) { return communicator->ended(); };
-  while (std::erase_if(ending, ended), !ending.empty() && !deadline.passed(clock))
+  while (std::erase_if(ending, ended), !ending.empty() && !deadline.passed(clock_))
     std::this_thread::sleep_for(kEndPause);
   if (ending.empty()) return;
   log(LogLevel::kWarn, "nccl: {} communicators have not ended in time and are aborted",

@@ -31,7 +31,7 @@ class NcclTransport final : public Transport, private NcclPollSource {
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,
                                                      const ControlPlane& control,
-                                                     TransferSink& sink,
+                                                     TransferSink& sink, const Clock& clock,
                                                      const NcclOptions& options);
   ~NcclTransport() override;
 
@@ -99,7 +99,8 @@ class NcclTransport final : public Transport, private NcclPollSource {
   };
 
   NcclTransport(std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-                const ControlPlane& control, TransferSink& sink, const NcclOptions& options);
+                const ControlPlane& control, TransferSink& sink, const Clock& clock,
+                const NcclOptions& options);
   bool run() override;
   bool busy() const override;
   void refuse(Transfer& transfer);
@@ -145,6 +146,7 @@ class NcclTransport final : public Transport, private NcclPollSource {
   const int32_t rank_;
   const int32_t size_;
   TransferSink& sink_;
+  const Clock& clock_;
   const TransportCaps caps_;
   cudaStream_t stream_ = nullptr;       // for operations on the host
   cudaStream_t last_stream_ = nullptr;  // of the group issued last

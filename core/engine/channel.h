@@ -1,0 +1,92 @@
+// The engine's side of a root comm: its transport and control plane, its operations, its first
+// failure.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/engine/op.h"
+#include "core/engine/ordered_issue.h"
+#include "core/iface/rendezvous.h"
+#include "core/iface/transport.h"
+
+namespace sotto {
+
+class Engine;
+
+class Channel final : public TransferSink,
+                      public ControlListener,
+                      public std::enable_shared_from_this<Channel> {
+ public:
+  explicit Channel(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
+  ~Channel() override;
+
+  // Driver; once.
+  void attach(std::unique_ptr<ControlPlane> control);
+  void attach(std::unique_ptr<Transport> transport);
+  Transport* transport() const { return transport_.get(); }
+  ControlPlane* control() const { return control_.get(); }
+  int32_t rank() const { return control_ == nullptr ? 0 : control_->rank(); }  // in the root comm
+  Engine& engine() const { return *engine_; }
+
+  // The first cause; OK while healthy. Threads: any.
+  Status failure() const;
+  FailureCause cause() const;
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+
+  // Fails the root comm on all ranks. Threads: any; returns when the first cause is known here,
+  // which takes the control plane a fraction of a second at most.
+  void abort(const FailureCause& cause);
+  // A recorded operation will not be replayed any more. Threads: any.
+  void unrecord(const Run& run);
+  // Ends connections in order, within the time; within a fraction of a second if the comm has
+  // failed. Threads: any, once, with no operation in flight.
+  void close(int64_t timeout_us);
+
+  // TransferSink, ControlListener: driver.
+  void on_transfer(Transfer& transfer, Status status) noexcept override;
+  void on_failure(int32_t peer, Status status) noexcept override;
+  void on_control_failure(const FailureCause& cause) noexcept override;
+
+ private:
+  friend class Engine;
+  struct Failure {
+    FailureCause cause;
+    bool decided;  // for all ranks
+  };
+
+  // What this rank has found, for the engine to propose. `peer`: -1: not known.
+  void found(const Status& status, int32_t peer = -1) {
+    found_.push_back({{status.code(), peer, status.text()}, false});
+  }
+  // Proposes a cause to the control plane. What counts, if that is known at once.
+  std::optional<FailureCause> propose(const FailureCause& cause);
+  // It is the first cause. False: there is one already.
+  bool set_failure(const FailureCause& cause);
+
+  // The operation's postings at the transport, if there is one.
+  Status post(const Run& run);
+  Status verify(const Run& run);
+  void retire(const Run& run);
+  void cancel(const Run& run);
+  void restart(const Run& run);
+
+  std::shared_ptr<Engine> engine_;
+  std::unique_ptr<ControlPlane> control_;
+  std::unique_ptr<Transport> transport_;
+  std::vector<OpRef> ops_;  // in flight, in order of start
+  OrderedIssue groups_;
+  std::vector<Failure> found_;  // in order
+  bool proposed_ = false;       // the control plane has a cause from here, and will decide soon
+  std::atomic<bool> failed_{false};  // failure_ has been written
+  mutable std::mutex mutex_;         // guards failure_
+  FailureCause failure_;
+};
+
+}  // namespace sotto

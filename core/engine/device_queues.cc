@@ -1,0 +1,132 @@
+#include "core/engine/device_queues.h"
+
+#include "core/base/log.h"
+
+namespace sotto {
+
+void DeviceQueues::admit(QueuedOp& op, const std::shared_ptr<Device>& device,
+                         std::vector<StepEvent>& events, EventId after) {
+  op.events_ = &events;
+  op.after_ = after;
+  for (const auto& queue : queues_) {
+    if (queue->device == device) op.queue_ = queue.get();
+  }
+  if (op.queue_ != nullptr) return;
+  // Recorders come and go. Of one that nobody else knows nothing is in flight.
+  std::erase_if(queues_, [](const auto& queue) { return queue->device.use_count() == 1; });
+  op.queue_ = queues_.emplace_back(std::make_unique<DeviceQueue>(device)).get();
+}
+
+Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
+  const Plan& plan = op.plan();
+  const Step& s = plan.steps[step];
+  Device& device = *op.queue_->device;
+  LaneClock& after = op.queue_->lanes[s.lane].after;
+  const uint32_t bit = 1u << s.lane;
+  // The latest predecessor of each lane.
+  std::array<const StepEvent*, kMaxLanes> latest{};
+  for (uint32_t p : plan.preds(step)) {
+    const Step& before = plan.steps[p];
+    if (!on_lane(plan, before)) continue;
+    const StepEvent& event = (*op.events_)[p];
+    if (event.ordered) op.ordered_lanes_ |= bit;
+    if (before.lane == s.lane || op.steps().progress[p] == StepProgress::kDone ||
+        after[before.lane] >= event.before[before.lane])
+      continue;
+    const StepEvent*& known = latest[before.lane];
+    if (known == nullptr || known->before[before.lane] < event.before[before.lane]) known = &event;
+  }
+  for (size_t lane = 0; lane < latest.size(); ++lane) {
+    const StepEvent* event = latest[lane];
+    // Or one that comes after it.
+    const auto covers = [&](const StepEvent* other) {
+      return other != nullptr && other != event && other->before[lane] >= event->before[lane];
+    };
+    if (event == nullptr || std::any_of(latest.begin(), latest.end(), covers)) continue;
+    SOTTO_TRY(device.wait(s.lane, event->id));
+    for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
+  }
+  if (op.after_ == 0 || !s.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
+  op.ordered_lanes_ |= bit;
+  return device.wait(s.lane, op.after_);
+}
+
+Status DeviceQueues::issued(QueuedOp& op, uint32_t step) {
+  const uint32_t index = op.plan().steps[step].lane;
+  DeviceQueue::Lane& lane = op.queue_->lanes[index];
+  ++lane.after[index];
+  ++op.steps().in_flight;
+  lane.in_flight.push_back({&op, step, 0});
+  if (!op.plan().needs_event[step]) return ok_status();
+  SOTTO_ASSIGN(const EventId event, op.queue_->device->record(index));
+  lane.in_flight.back().event = event;
+  (*op.events_)[step] = {event, lane.after, (op.ordered_lanes_ >> index & 1) != 0};
+  return ok_status();
+}
+
+Status DeviceQueues::undo_issued(QueuedOp& op) {
+  SOTTO_ASSIGN(const EventId event, op.queue_->device->record(0));
+  op.queue_->lanes[0].in_flight.push_back({&op, kNoStep, event});
+  return ok_status();
+}
+
+void DeviceQueues::mark(QueuedOp& op) {
+  DeviceQueue& queue = *op.queue_;
+  if (!queue.asynchronous) return;
+  for (uint32_t i = 0; i < queue.lanes.size(); ++i) {
+    std::deque<DeviceQueue::InFlight>& lane = queue.lanes[i].in_flight;
+    if (lane.empty() || lane.back().event != 0) continue;
+    const Result<EventId> event = queue.device->record(i);
+    if (event.ok()) {
+      lane.back().event = *event;
+      continue;
+    }
+    log(LogLevel::kError, "the device cannot be waited for: {}", event.status().text());
+    for (; !lane.empty() && lane.back().event == 0; lane.pop_back()) {
+      if (lane.back().step != kNoStep) --lane.back().op->steps().in_flight;
+    }
+  }
+}
+
+bool DeviceQueues::busy() const {
+  if (!held_.empty()) return true;
+  for (const auto& queue : queues_) {
+    for (const DeviceQueue::Lane& lane : queue->lanes) {
+      if (!lane.in_flight.empty()) return true;
+    }
+  }
+  return false;
+}
+
+void DeviceQueues::hold(QueuedOp& op) {
+  Scheduler::hold(op);
+  held_.push_back(&op);
+}
+
+Status DeviceQueues::stand_still(QueuedOp& op, Device& device, void* stream) {
+  SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
+  op.holds_.push_back(hold);
+  return ok_status();
+}
+
+void DeviceQueues::let_go(QueuedOp& op, Device& device) {
+  for (const HoldId hold : std::exchange(op.holds_, {})) device.let_go(hold);
+}
+
+Status DeviceQueues::order_stream(QueuedOp& op, void* stream) {
+  Device& device = *op.queue_->device;
+  for (uint32_t i = 0; i < op.queue_->lanes.size(); ++i) {
+    const std::deque<DeviceQueue::InFlight>& lane = op.queue_->lanes[i].in_flight;
+    const auto touches_callers = [&](const DeviceQueue::InFlight& f) {
+      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].callers);
+    };
+    if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
+    SOTTO_ASSIGN(const EventId event, device.record(i));
+    const Status status = device.stream_after_event(stream, event);
+    device.release(event);
+    SOTTO_TRY(status);
+  }
+  return ok_status();
+}
+
+}  // namespace sotto

@@ -1,0 +1,205 @@
+#include "core/engine/driver_role.h"
+
+#include <algorithm>
+#include <chrono>
+
+namespace sotto {
+namespace {
+
+// No thread waits: sockets and submissions wake the poller.
+constexpr int64_t kIdleBlockUs = 200'000;
+// How long the role stays free after its last holder when there is nothing in flight, and how often
+// the progress thread looks.
+constexpr int64_t kLingerNs = 5'000'000;
+constexpr auto kPark = std::chrono::milliseconds(10);
+// How long a thread sleeps that another one drives for, before it looks at its deadline.
+constexpr int64_t kSleepUs = 50'000;
+
+// Ends of short sleeps. On the system clock, because thread sanitizers know the wait on it and not
+// the one on the steady clock; a clock that is set makes one such sleep shorter or longer.
+template <class Duration>
+auto soon(Duration wait) {
+  return std::chrono::system_clock::now() + wait;
+}
+
+}  // namespace
+
+void DriverRole::set_serving() {
+  std::lock_guard lock(mutex_);
+  serving_ = true;
+}
+
+void DriverRole::stop() {
+  {
+    std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  if (!thread_.joinable()) return;
+  changed_.notify_all();
+  parked_.notify_all();
+  work_.wake();
+  thread_.join();
+}
+
+DriverRole::Lock::Lock(DriverRole& role) : role_(role) {
+  std::unique_lock lock(role_.mutex_);
+  if (role_.driving_ && role_.driver_ == std::this_thread::get_id()) {
+    nested_ = true;
+    return;
+  }
+  ++role_.claims_;
+  ++role_.waiters_;
+  while (role_.driving_) {
+    lock.unlock();
+    role_.work_.wake();
+    lock.lock();
+    if (role_.driving_) role_.changed_.wait(lock);
+  }
+  role_.take();
+  --role_.claims_;
+}
+
+DriverRole::Lock::~Lock() {
+  if (nested_) return;
+  std::lock_guard lock(role_.mutex_);
+  --role_.waiters_;
+  role_.leave();
+}
+
+void DriverRole::leave() {
+  driving_ = false;
+  left_ns_ = clock_.now_ns();
+  changed_.notify_all();
+  if (waiters_ == 0 && ops_in_flight_ > 0) parked_.notify_one();
+}
+
+bool DriverRole::background_due() const {
+  if (driving_ || waiters_ > 0 || !serving_) return false;
+  return ops_in_flight_ > 0 || !tasks_.empty() || clock_.now_ns() - left_ns_ >= kLingerNs;
+}
+
+bool DriverRole::run_until(const std::function<bool()>& done, Deadline deadline) {
+  while (!done()) {
+    if (deadline.passed(clock_)) return false;
+    if (!work_.progress()) work_.block(std::min<int64_t>(deadline.left_us(clock_), kIdleBlockUs));
+  }
+  return true;
+}
+
+bool DriverRole::wait_until(const std::function<bool()>& done, int64_t timeout_us) {
+  const Deadline deadline = Deadline::in_us(clock_, timeout_us);
+  std::unique_lock lock(mutex_);
+  ++waiters_;
+  bool result = true;
+  while (!done()) {
+    if (deadline.passed(clock_)) {
+      result = false;
+      break;
+    }
+    if (driving_ || claims_ > 0) {
+      // Another thread works; sleep until an operation ends or the role is free.
+      if (driving_) {
+        lock.unlock();
+        work_.wake();  // a progress thread that sleeps in a poller hands the role over
+        lock.lock();
+      }
+      if (!done() && (driving_ || claims_ > 0)) {
+        const int64_t left = std::min<int64_t>(deadline.left_us(clock_), kSleepUs);
+        changed_.wait_until(lock, soon(std::chrono::microseconds(left)));
+      }
+      continue;
+    }
+    take();
+    while (claims_ == 0) {
+      lock.unlock();
+      const bool finished = done() || deadline.passed(clock_);
+      if (!finished && !work_.progress())
+        work_.block(std::min<int64_t>(deadline.left_us(clock_), kIdleBlockUs));
+      lock.lock();
+      if (finished) break;
+    }
+    leave();
+  }
+  --waiters_;
+  if (waiters_ == 0 && !driving_ && ops_in_flight_ > 0) parked_.notify_one();
+  return result;
+}
+
+void DriverRole::progress_thread_main() noexcept {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (!background_due()) {
+      parked_.wait_until(lock, soon(kPark));
+      continue;
+    }
+    take();
+    while (!stop_ && waiters_ == 0) {
+      lock.unlock();
+      if (!work_.progress()) work_.block(kIdleBlockUs);
+      lock.lock();
+    }
+    driving_ = false;
+    changed_.notify_all();
+  }
+}
+
+bool DriverRole::claimed() {
+  std::lock_guard lock(mutex_);
+  return claims_ > 0;
+}
+
+uint32_t DriverRole::ops_in_flight() {
+  std::lock_guard lock(mutex_);
+  return ops_in_flight_;
+}
+
+void DriverRole::submit(OpRef op, bool waits) {
+  bool driven = false;
+  {
+    std::lock_guard lock(mutex_);
+    ++ops_in_flight_;
+    submitted_.push_back(std::move(op));
+    inbox_.store(true, std::memory_order_release);
+    driven = driving_;
+  }
+  if (driven) {
+    work_.wake();
+  } else if (!waits) {
+    parked_.notify_one();
+  }
+}
+
+void DriverRole::add_op() {
+  std::lock_guard lock(mutex_);
+  ++ops_in_flight_;
+}
+
+void DriverRole::run_on_driver(const Task& f) {
+  std::atomic<bool> ran{false};
+  {
+    std::lock_guard lock(mutex_);
+    tasks_.push_back([&] {
+      f();
+      ran.store(true, std::memory_order_release);
+    });
+    inbox_.store(true, std::memory_order_release);
+  }
+  work_.wake();
+  wait_until([&] { return ran.load(std::memory_order_acquire); }, -1);
+}
+
+bool DriverRole::take_inbox(std::vector<OpRef>* ops, std::vector<Task>* tasks) {
+  if (!inbox_.load(std::memory_order_acquire)) return false;
+  std::lock_guard lock(mutex_);
+  ops->swap(submitted_);
+  tasks->swap(tasks_);
+  inbox_.store(false, std::memory_order_release);
+  return true;
+}
+
+std::vector<OpRef> DriverRole::take_callbacks() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(callbacks_, {});
+}
+
+}  // namespace sotto

@@ -1,0 +1,148 @@
+// Who drives: exactly one thread at a time holds the driver's role and does all the work. A thread
+// that waits takes the role itself; the progress thread has it only while no other thread wants it:
+// at once if operations are in flight, else after a moment, since whoever comes next would have to
+// get the role back from a thread that sleeps in a poller.
+//
+// Here is what threads share: the role, and what they hand to the driver and get from it. Threads:
+// any, unless said otherwise.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "core/base/clock.h"
+
+namespace sotto {
+
+class Op;
+using OpRef = std::shared_ptr<Op>;
+
+// What the driver does.
+class DriverWork {
+ public:
+  // False: there was nothing to do.
+  virtual bool progress() = 0;
+  // Waits at most so long for something to do.
+  virtual void block(int64_t wait_us) = 0;
+  // Ends a block, or the next one. Threads: any.
+  virtual void wake() = 0;
+
+ protected:
+  ~DriverWork() = default;
+};
+
+class DriverRole {
+ public:
+  using Task = std::function<void()>;
+
+  // Both outlive the role.
+  DriverRole(DriverWork& work, const Clock& clock) : work_(work), clock_(clock) {}
+  ~DriverRole() { stop(); }
+  DriverRole(const DriverRole&) = delete;
+  DriverRole& operator=(const DriverRole&) = delete;
+
+  void start_progress_thread() {
+    thread_ = std::thread([this] { progress_thread_main(); });
+  }
+  // There is something that the progress thread can wait on.
+  void set_serving();
+  // Ends the progress thread.
+  void stop();
+
+  // ---- The role ----
+
+  // Holds it for its lifetime.
+  class Lock {
+   public:
+    explicit Lock(DriverRole& role);
+    ~Lock();
+    bool nested() const { return nested_; }
+
+   private:
+    DriverRole& role_;
+    bool nested_ = false;  // this thread had the role before
+  };
+  // Drives until done() (true) or the deadline has passed (false). The holder alone.
+  bool run_until(const std::function<bool()>& done, Deadline deadline);
+  // Waits until done() holds; it is evaluated with and without locks held, so it only reads
+  // atomics. False: the time is over.
+  bool wait_until(const std::function<bool()>& done, int64_t timeout_us);
+  // Runs f as the driver if the role is free and no thread asks for it.
+  template <class F>
+  void try_drive(F&& f) {
+    {
+      std::lock_guard lock(mutex_);
+      if (driving_ || claims_ > 0) return;
+      take();
+    }
+    f();
+    std::lock_guard lock(mutex_);
+    leave();
+  }
+  // A thread waits for the role.
+  bool claimed();
+
+  // ---- Operations and tasks ----
+
+  uint32_t ops_in_flight();
+  // For the driver to start. `waits`: the caller will drive itself.
+  void submit(OpRef op, bool waits);
+  // One more operation is in flight, of which the driver knows.
+  void add_op();
+  // Runs f on the driver soon, and returns when it has run.
+  void run_on_driver(const Task& f);
+  // What was handed over since the last time; false: nothing. Driver.
+  bool take_inbox(std::vector<OpRef>* ops, std::vector<Task>* tasks);
+  void notify() { changed_.notify_all(); }
+  // One operation less is in flight: publish() makes that visible before waiting threads look.
+  // `callback`: the operation, if a function is to be called for it; or null.
+  template <class Publish>
+  void end_op(OpRef callback, Publish&& publish) {
+    {
+      std::lock_guard lock(mutex_);
+      --ops_in_flight_;
+      if (callback != nullptr) callbacks_.push_back(std::move(callback));
+      publish();
+    }
+    notify();
+  }
+  std::vector<OpRef> take_callbacks();
+
+ private:
+  void progress_thread_main() noexcept;
+  // Under mutex_.
+  void take() {
+    driving_ = true;
+    driver_ = std::this_thread::get_id();
+  }
+  void leave();
+  bool background_due() const;
+
+  DriverWork& work_;
+  const Clock& clock_;
+  std::mutex mutex_;                 // guards what follows
+  std::condition_variable changed_;  // threads that want the role or wait for an operation
+  std::condition_variable parked_;   // the progress thread, while there is nothing for it to do
+  int64_t left_ns_ = 0;              // when the role was last given up
+  bool driving_ = false;
+  std::thread::id driver_;  // who, while driving_
+  uint32_t waiters_ = 0;    // threads that want the role or sleep until an operation ends
+  uint32_t claims_ = 0;     // threads that want the role for something else than waiting
+  bool serving_ = false;
+  bool stop_ = false;
+  uint32_t ops_in_flight_ = 0;
+  std::vector<OpRef> submitted_;
+  std::vector<Task> tasks_;
+  std::vector<OpRef> callbacks_;
+  std::atomic<bool> inbox_{false};  // submitted_ or tasks_ is not empty
+  std::thread thread_;
+};
+
+}  // namespace sotto

@@ -1,0 +1,80 @@
+#include "core/engine/launch.h"
+
+#include <algorithm>
+#include <array>
+
+namespace sotto {
+namespace {
+
+constexpr size_t kMaxOperands = 16;
+#define SOTTO_KERNEL(type, function, family) \
+  static_assert(kOperandCount<kernels::type> <= kMaxOperands);
+#include "core/kernels/kernels.def"
+
+// What the call overwrites without reading it.
+std::vector<FreshRange> fresh_ranges(const Run& run, const Step& s) {
+  std::vector<Use> uses;
+  std::vector<FreshRange> fresh;
+  collect_uses(run.plan->slots, s, &uses);
+  for (const Use& use : uses) {
+    // In place: what the call also reads is not overwritten blindly.
+    const auto also_read = [&](const Use& other) {
+      return other.access != Access::kWrite && other.region.slot == use.region.slot &&
+             other.region.offset < use.region.offset + use.region.bytes &&
+             use.region.offset < other.region.offset + other.region.bytes;
+    };
+    if (use.access != Access::kWrite || std::any_of(uses.begin(), uses.end(), also_read)) continue;
+    fresh.push_back({run.at(use.region), use.region.bytes});
+  }
+  return fresh;
+}
+
+}  // namespace
+
+Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, bool paired_ran) {
+  Device& device = *prepared.device();
+  const uint32_t* predicate = nullptr;
+  if (s.predicate.slot != kNoSlot) {
+    predicate = static_cast<const uint32_t*>(run.at({s.predicate.slot, s.predicate.offset, 4}));
+  }
+  if (s.kind == StepKind::kCopy) {
+    return device.copy(s.lane, run.at(s.destination), run.at(s.source), s.source.bytes, predicate,
+                       s.predicate.expect);
+  }
+  // Lists of tensor pointers: where kernels can read them.
+  void* const* const lists = run.plan->addresses == kNoSlot
+                                 ? run.bases.data()
+                                 : static_cast<void* const*>(run.bases[run.plan->addresses]);
+  std::array<Operand, kMaxOperands> operands;
+  for (size_t i = 0; i < s.operands.size(); ++i) {
+    const OperandRef& ref = s.operands[i];
+    if (ref.slot == kNoSlot) {
+      operands[i].data = nullptr;
+    } else if (is_list(ref)) {
+      operands[i].data = const_cast<void**>(lists + ref.slot);
+    } else {
+      operands[i].data = run.at({ref.slot, ref.offset, 0});
+    }
+  }
+  KernelCall call = constant_call(s);
+  call.operands = std::span<const Operand>(operands.data(), s.operands.size());
+  call.predicate = predicate;
+  call.expect = s.predicate.expect;
+  call.paired_ran = paired_ran;
+  call.tables = prepared.tables();
+  call.call = s.call;
+  // A predicated kernel may leave its output as it was.
+  if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(s.lane, call, {});
+  return device.launch(s.lane, call, fresh_ranges(run, s));
+}
+
+Status check_message(const Run& run, uint32_t step) {
+  const Step& s = run.plan->steps[step];
+  if (s.expected == nullptr) return ok_status();
+  const Region& region = s.kind == StepKind::kCopy ? s.destination : s.data;
+  const std::span got(static_cast<const std::byte*>(run.at(region)), region.bytes);
+  if (std::ranges::equal(got, s.expected->bytes)) return ok_status();
+  return Status(Code::kProtocol, s.expected->explain(got));
+}
+
+}  // namespace sotto

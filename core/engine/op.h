@@ -1,0 +1,93 @@
+// An operation: a plan that runs once, from the call that starts it to its status.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "core/base/status.h"
+#include "core/engine/captured_ops.h"
+#include "core/engine/driver_role.h"
+#include "core/engine/run.h"
+#include "core/iface/device.h"
+
+namespace sotto {
+
+class Channel;
+
+// Figures that a comm sums over its operations. Threads: any.
+struct OpTotals {
+  std::atomic<uint64_t> payload_bytes_planned{0};
+  std::atomic<uint64_t> header_bytes_planned{0};  // frame headers, trailers and metadata messages
+  std::atomic<uint64_t> kernel_ns{0};
+  std::atomic<uint64_t> completed{0};
+  std::atomic<uint32_t> in_flight{0};
+};
+
+// What an operation's owner does when it has completed: on the driver, before waiters learn of it.
+class OpHooks {
+ public:
+  virtual ~OpHooks() = default;
+  // `status`: OK, NONFINITE (the plan's verdict was not to commit) or the failure; may be given a
+  // better text. `verdict`: the bytes of the plan's verdict slot, empty if it has none or the
+  // operation failed.
+  virtual void on_complete(Status& status, std::span<const std::byte> verdict) noexcept = 0;
+};
+
+using DoneFn = void (*)(void* user, int32_t status);
+
+struct OpRequest {
+  std::shared_ptr<PreparedPlan> plan;
+  std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
+  EventId after = 0;         // of the plan's device: what its steps come after; the engine's
+  std::shared_ptr<Channel> channel;
+  std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
+  std::shared_ptr<OpTotals> totals;
+  std::shared_ptr<OpHooks> hooks;  // may be null
+  // The plan's device: the operation is recorded and does not run, but can be replayed (replay).
+  std::shared_ptr<GraphRecorder> recorder;
+  int64_t timeout_us = -1;  // without progress; negative: never
+  int32_t priority = 0;
+  DoneFn on_done = nullptr;
+  void* user = nullptr;
+  bool done_any_thread = false;
+  bool waits = false;  // the caller will wait at once, and then drives itself
+};
+
+struct OpStats {
+  int64_t launch_ns = 0;
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+  uint64_t kernel_ns = 0;
+  uint64_t payload_bytes_planned = 0;
+  uint64_t header_bytes_planned = 0;
+};
+
+// One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.
+class Op final : public CapturedOp {
+ public:
+  Op() = default;
+  ~Op();
+  Op(const Op&) = delete;
+  Op& operator=(const Op&) = delete;
+  bool done() const { return done_.load(std::memory_order_acquire); }
+  // The result; IN_PROGRESS before completion.
+  Status status() const;
+  OpStats stats() const;
+  // Whose streams may wait for it.
+  const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
+
+ private:
+  friend class Engine;
+  friend class Channel;
+
+  OpRequest request_;
+  Status failure_;
+  OpStats stats_;
+  Status result_;  // written before done_
+  std::atomic<bool> done_{false};
+  std::weak_ptr<Op> self_;
+};
+}  // namespace sotto

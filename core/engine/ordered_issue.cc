@@ -1,0 +1,27 @@
+#include "core/engine/ordered_issue.h"
+
+#include <algorithm>
+
+namespace sotto {
+
+void OrderedIssue::add(ScheduledOp& op) {
+  const Plan& plan = op.plan();
+  for (uint32_t g = 0; g < plan.groups.size(); ++g) {
+    if (!plan.groups[g].empty()) groups_.push_back({&op, g});
+  }
+}
+
+const OrderedIssue::Group* OrderedIssue::first_ready() const {
+  if (groups_.empty() || awaits_launch()) return nullptr;
+  const Group& first = groups_.front();
+  if (first.op->steps().group_pending[first.index] != 0) return nullptr;
+  const Plan& plan = first.op->plan();
+  const auto callers = [&](uint32_t step) { return plan.steps[step].callers; };
+  const std::vector<uint32_t>& steps = plan.groups[first.index];
+  // The caller's stream has not come so far.
+  if (plan.stream_ordered && first.op->held() && std::any_of(steps.begin(), steps.end(), callers))
+    return nullptr;
+  return &first;
+}
+
+}  // namespace sotto

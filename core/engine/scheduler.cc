@@ -1,0 +1,129 @@
+#include "core/engine/scheduler.h"
+
+#include <algorithm>
+
+namespace sotto {
+
+void StepStates::reset(const Plan& plan) {
+  const size_t count = plan.steps.size();
+  pending.resize(count);
+  for (size_t i = 0; i < count; ++i) pending[i] = plan.pred_begin[i + 1] - plan.pred_begin[i];
+  progress.assign(count, StepProgress::kWaiting);
+  group_pending.resize(plan.groups.size());
+  for (size_t g = 0; g < plan.groups.size(); ++g)
+    group_pending[g] = static_cast<uint32_t>(plan.groups[g].size());
+  done = in_flight = 0;
+}
+
+void Scheduler::bind(ScheduledOp& op, const Plan& plan, StepStates& steps, int32_t priority,
+                     int64_t timeout_us) {
+  op.plan_ = &plan;
+  op.steps_ = &steps;
+  op.priority_ = priority;
+  op.timeout_us_ = timeout_us;
+}
+
+void Scheduler::admit(ScheduledOp& op, int64_t now_ns) {
+  op.sequence_ = next_sequence_++;
+  op.last_progress_ns_ = now_ns;
+}
+
+void Scheduler::set_running(ScheduledOp& op, bool asynchronous) {
+  op.state_ = ScheduledOp::State::kRunning;
+  op.asynchronous_ = asynchronous;
+}
+
+void Scheduler::let_start(ScheduledOp& op) {
+  op.held_ = false;
+  for (const uint32_t step : op.held_steps_) make_ready(op, step);
+  op.held_steps_.clear();
+}
+
+void Scheduler::restart(ScheduledOp& op, int64_t now_ns) {
+  admit(op, now_ns);
+  set_running(op, op.asynchronous_);
+  op.any_step_ran_ = true;
+  std::fill(op.steps_->progress.begin(), op.steps_->progress.end(), StepProgress::kIssued);
+  op.steps_->done = 0;
+}
+
+bool Scheduler::make_ready(ScheduledOp& op, uint32_t step) {
+  const Step& s = op.plan_->steps[step];
+  if (op.steps_->progress[step] == StepProgress::kDone) return false;  // cut_messages
+  op.steps_->progress[step] = StepProgress::kReady;
+  if (op.held_ && s.callers && on_device(s)) {
+    op.held_steps_.push_back(step);
+  } else if (on_device(s)) {
+    ready_.push_back({op.priority_, op.sequence_, step, &op});
+    std::push_heap(ready_.begin(), ready_.end());
+  } else if (op.plan_->by_order) {
+    --op.steps_->group_pending[s.issue_round];
+  } else {
+    return true;
+  }
+  return false;
+}
+
+Scheduler::Ready Scheduler::pop() {
+  std::pop_heap(ready_.begin(), ready_.end());
+  const Entry next = ready_.back();
+  ready_.pop_back();
+  return {next.op, next.step};
+}
+
+Scheduler::Ready Scheduler::take(std::vector<Entry>::iterator entry) {
+  const Entry chosen = *entry;
+  ready_.erase(entry);
+  std::make_heap(ready_.begin(), ready_.end());
+  return {chosen.op, chosen.step};
+}
+
+void Scheduler::begin(ScheduledOp& op, uint32_t step) {
+  op.any_step_ran_ = true;
+  if (op.plan_->steps[step].phase == Phase::kCommitting) op.committing_ = true;
+}
+
+void Scheduler::all_done(ScheduledOp& op) {
+  std::fill(op.steps_->progress.begin(), op.steps_->progress.end(), StepProgress::kDone);
+  op.steps_->done = static_cast<uint32_t>(op.plan_->steps.size());
+}
+
+bool Scheduler::can_finish(const ScheduledOp& op) {
+  if (!op.committing_ || op.broken_) return false;
+  // Messages that are calls of lanes are the decision's to judge.
+  for (uint32_t i = 0; i < op.plan_->steps.size(); ++i) {
+    const Step& step = op.plan_->steps[i];
+    if (step.kind == StepKind::kRecv && !on_lane(*op.plan_, step) &&
+        op.steps_->progress[i] != StepProgress::kDone)
+      return false;
+  }
+  return true;
+}
+
+std::vector<uint32_t> Scheduler::cut_messages(ScheduledOp& op) {
+  std::vector<uint32_t> cut;
+  for (uint32_t i = 0; i < op.plan_->steps.size(); ++i) {
+    if (on_lane(*op.plan_, op.plan_->steps[i]) || op.steps_->progress[i] == StepProgress::kDone)
+      continue;
+    op.steps_->progress[i] = StepProgress::kDone;
+    cut.push_back(i);
+  }
+  return cut;
+}
+
+void Scheduler::fail(ScheduledOp& op) {
+  op.state_ = ScheduledOp::State::kFailing;
+  op.held_ = false;
+  op.held_steps_.clear();
+  std::erase_if(ready_, [&](const Entry& e) { return e.op == &op; });
+  std::make_heap(ready_.begin(), ready_.end());
+}
+
+bool Scheduler::any_issued(const ScheduledOp& op, const UndoStep& undo) {
+  for (uint32_t s = undo.pair_first; s <= undo.pair_last; ++s) {
+    if (op.steps_->progress[s] >= StepProgress::kIssued) return true;
+  }
+  return false;
+}
+
+}  // namespace sotto

@@ -1,0 +1,58 @@
+#include "core/engine/stall.h"
+
+#include <fmt/format.h>
+
+#include <string>
+#include <vector>
+
+namespace sotto {
+
+FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
+                         int64_t stalled_ns) {
+  const Run& run = *request.run;
+  std::string what = "a local operation";
+  if (!run.postings.empty()) {
+    const OpPosting& posting = run.postings[0];
+    what = fmt::format("{} {}", name_of(posting.key), describe(posting.signature));
+  }
+  struct Peer {
+    int32_t root_rank;
+    uint32_t sends = 0, receives = 0, came = 0;  // messages: still open; received
+  };
+  std::vector<Peer> peers;
+  bool some_absent = false;  // a peer of which nothing has come at all
+  for (int32_t p = 0; p < run.plan->comm_size; ++p) {
+    Peer peer{(*request.ranks)[static_cast<size_t>(p)]};
+    for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
+      const Step& s = run.plan->steps[i];
+      if (on_device(s) || s.peer != p) continue;
+      const bool done = run.steps.progress[i] == StepProgress::kDone;
+      if (s.kind == StepKind::kSend) {
+        if (!done) ++peer.sends;
+      } else {
+        ++(done ? peer.came : peer.receives);
+      }
+    }
+    if (peer.sends + peer.receives == 0) continue;
+    some_absent = some_absent || (peer.receives > 0 && peer.came == 0);
+    peers.push_back(peer);
+  }
+  if (some_absent)
+    std::erase_if(peers, [](const Peer& p) { return p.receives == 0 || p.came > 0; });
+  const int32_t self = control != nullptr ? control->rank() : -1;
+  FailureCause cause{Code::kTimeout, self, {}, self};
+  for (const Peer& p : peers) {
+    if (cause.waits.empty()) cause.rank = p.root_rank;
+    cause.waits +=
+        fmt::format("{}rank {} ({} messages from it, {} to it, last heard from {} ms ago)",
+                    cause.waits.empty() ? "waiting for " : ", ", p.root_rank, p.receives, p.sends,
+                    control != nullptr ? control->silent_ms(p.root_rank) : 0);
+  }
+  if (peers.empty()) cause.waits = "waiting for the local device";
+  cause.text = fmt::format("rank {}: {} made no progress for {:.1f} s (limit {:.1f} s)", self, what,
+                           static_cast<double>(stalled_ns) * 1e-9,
+                           static_cast<double>(request.timeout_us) * 1e-6);
+  return cause;
+}
+
+}  // namespace sotto

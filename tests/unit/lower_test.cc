@@ -1,0 +1,212 @@
+// What lowering makes of steps: their order, copies beside messages, cuts of long kernels and of
+// what takes them back, events, and figures. commit_gate_test.cc has the decision.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+
+#include "core/plan/builder.h"
+
+namespace sotto::test {
+namespace {
+
+using Ids = std::vector<uint32_t>;
+
+struct Lowering {
+  DeviceCaps device;
+  TransportCaps transport;
+  int32_t ranks = 3;
+
+  Result<std::shared_ptr<const Plan>> tried(LogicalPlan plan) const {
+    LoweringTarget to;
+    to.device = &device;
+    to.transport = &transport;
+    to.comm_size = ranks;
+    return lower(std::move(plan), to);
+  }
+  std::shared_ptr<const Plan> of(LogicalPlan plan) const {
+    auto lowered = tried(std::move(plan));
+    EXPECT_TRUE(lowered.ok()) << lowered.status().text();
+    return lowered.ok() ? lowered.take() : std::make_shared<const Plan>();
+  }
+};
+
+Lowering far_device() {
+  Lowering far;
+  far.device.synchronous = far.device.host_memory = false;
+  far.device.lanes = 4;
+  return far;
+}
+
+Ids preds(const Plan& plan, uint32_t step) {
+  const auto all = plan.preds(step);
+  return {all.begin(), all.end()};
+}
+Ids succs(const Plan& plan, uint32_t step) {
+  const auto all = plan.succs(step);
+  return {all.begin(), all.end()};
+}
+
+TEST(Lowering, OrderComesFromRegions) {
+  PlanBuilder b;
+  const uint32_t x = b.scratch(64), y = b.scratch(64);
+  b.copy({y, 0, 16}, {x, 0, 16});   // 0
+  b.copy({y, 16, 16}, {x, 0, 16});  // 1: another place
+  b.copy({x, 0, 32}, {y, 0, 32});   // 2: reads both, writes what both read
+  b.copy({x, 32, 16}, {x, 48, 16});
+  const auto plan = Lowering().of(b.take());
+  EXPECT_EQ(preds(*plan, 0), Ids{});
+  EXPECT_EQ(preds(*plan, 1), Ids{});
+  EXPECT_EQ(preds(*plan, 2), (Ids{0, 1}));
+  EXPECT_EQ(preds(*plan, 3), Ids{});
+  EXPECT_EQ(succs(*plan, 0), Ids{2});
+  EXPECT_EQ(succs(*plan, 2), Ids{});
+}
+
+TEST(Lowering, AliasesAreTheSameMemory) {
+  PlanBuilder b;
+  const uint32_t x = b.bound(64), inside = b.bound(16), y = b.scratch(16);
+  b.alias(inside, x, 32);
+  b.copy({x, 32, 16}, {y, 0, 16});
+  b.copy({y, 0, 16}, {inside, 0, 16});
+  EXPECT_EQ(preds(*Lowering().of(b.take()), 1), Ids{0});
+}
+
+TEST(Lowering, OrderThatNoRegionShows) {
+  PlanBuilder b;
+  const uint32_t x = b.scratch(64);
+  const uint32_t first = b.copy({x, 0, 8}, {x, 8, 8}), second = b.copy({x, 16, 8}, {x, 24, 8});
+  b.order(second, first);
+  EXPECT_EQ(preds(*Lowering().of(b.take()), second), Ids{first});
+}
+
+TEST(Lowering, AnAnswerTakesThePlaceOfWhatItWasMadeOf) {
+  for (const bool answers : {false, true}) {
+    PlanBuilder b;
+    const uint32_t x = b.bound(64);
+    b.send(1, {x, 0, 16}, 0);  // 0
+    b.send(2, {x, 0, 16}, 0);  // 1
+    b.recv(1, {x, 0, 16}, 1);  // 2
+    if (answers) b.answers(0);
+    EXPECT_EQ(preds(*Lowering().of(b.take()), 2), answers ? Ids{1} : (Ids{0, 1}));
+  }
+}
+
+TEST(Lowering, MessagesOfADeviceAreStaged) {
+  PlanBuilder b;
+  const uint32_t x = b.bound(64);
+  b.recv(1, {x, 0, 16}, 0);
+  b.send(2, {x, 0, 16}, 1);
+  const auto plan = far_device().of(b.take());
+  ASSERT_EQ(plan->steps.size(), 4u);
+  const StepKind kinds[] = {StepKind::kRecv, StepKind::kCopy, StepKind::kCopy, StepKind::kSend};
+  for (uint32_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(plan->steps[i].kind, kinds[i]) << i;
+    EXPECT_EQ(preds(*plan, i), i == 0 ? Ids{} : Ids{i - 1}) << i;
+  }
+  EXPECT_NE(plan->steps[1].lane, plan->steps[2].lane);  // directions do not wait for each other
+  for (const uint32_t message : {0u, 3u})
+    EXPECT_EQ(plan->slots[plan->steps[message].data.slot].kind, SlotKind::kHost);
+  EXPECT_GE(plan->host_bytes, 32u);
+}
+
+TEST(Lowering, EventsStandWhereSomethingOutsideTheLaneLooks) {
+  PlanBuilder b;
+  const uint32_t x = b.scratch(64);
+  KernelOptions other;
+  other.lane = 1;
+  b.copy({x, 0, 8}, {x, 32, 8});          // 0: seen by 1, of its lane
+  b.copy({x, 8, 8}, {x, 0, 8});           // 1: seen by 2, of another
+  b.copy({x, 16, 8}, {x, 8, 8}, other);   // 2: seen by 3, of its lane
+  b.copy({x, 24, 8}, {x, 16, 8}, other);  // 3: the last
+  const auto plan = far_device().of(b.take());
+  EXPECT_EQ(plan->needs_event, (std::vector<uint8_t>{0, 1, 0, 1}));
+}
+
+TEST(Lowering, LongKernelsAndTheirUndoAreCutAlike) {
+  PlanBuilder b;
+  const uint64_t bytes = 4 * 4 * kNormBlock;
+  const uint32_t tensor = b.bound_list(std::span(&bytes, 1)), space = b.scratch(bytes);
+  const auto pack = [&](uint64_t first, uint64_t blocks) {
+    Piece piece;
+    piece.flat = piece.offset = piece.target = first * kNormBlock;
+    piece.block = first;
+    piece.count = blocks * kNormBlock;
+    return b.kernel<kernels::Pack>(
+        {.tensors = list(tensor, Access::kRead, 32), .flat = flat(space, Access::kWrite, 32)},
+        {piece}, {.flat_base = 0, .element_bytes = 4});
+  };
+  const uint32_t three = pack(0, 3), one = pack(3, 1);
+  LogicalPlan logical = b.take();
+  const auto undo = [&](uint32_t first, uint32_t last) {
+    UndoStep step;
+    step.step = logical.steps[three];
+    step.pair_first = first;
+    step.pair_last = last;
+    step.only_if_paired_ran = true;
+    logical.undo.push_back(step);
+  };
+  undo(three, three);      // parts, each with its own
+  undo(three, one);        // whole, of all parts
+  undo(kNoStep, kNoStep);  // of none
+  Lowering cutting;
+  cutting.device.split_elements = kNormBlock;
+  const auto plan = cutting.of(std::move(logical));
+  ASSERT_EQ(plan->steps.size(), 4u);
+  for (const Step& step : plan->steps) {
+    ASSERT_EQ(step.pieces.size(), 1u);
+    EXPECT_EQ(step.pieces[0].count, kNormBlock);
+  }
+  ASSERT_EQ(plan->undo.size(), 5u);
+  for (uint32_t part = 0; part < 3; ++part) {
+    const UndoStep& step = plan->undo[part];
+    EXPECT_EQ(step.pair_first, part);
+    EXPECT_EQ(step.pair_last, part);
+    EXPECT_TRUE(step.only_if_paired_ran);
+    ASSERT_EQ(step.step.pieces.size(), 1u);
+    EXPECT_EQ(step.step.pieces[0].offset, part * kNormBlock);
+    EXPECT_EQ(step.step.pieces[0].count, kNormBlock);
+  }
+  EXPECT_EQ(plan->undo[3].pair_first, 0u);
+  EXPECT_EQ(plan->undo[3].pair_last, 3u);
+  EXPECT_EQ(plan->undo[4].pair_first, kNoStep);
+  EXPECT_EQ(plan->undo[4].pair_last, kNoStep);
+  // Steps first, then undo steps, in order.
+  EXPECT_EQ(plan->calls, 9u);
+  for (uint32_t i = 0; i < 9; ++i)
+    EXPECT_EQ((i < 4 ? plan->steps[i] : plan->undo[i - 4].step).call, i);
+}
+
+TEST(Lowering, ReceivesOfARoundAreCounted) {
+  PlanBuilder b;
+  const uint32_t x = b.bound(256);
+  b.recv(2, {x, 128, 64}, 3);
+  b.recv(2, {x, 0, 16}, 1);
+  b.recv(2, {x, 16, 48}, 1);
+  b.send(1, {x, 192, 8}, 0);
+  const auto plan = Lowering().of(b.take());
+  ASSERT_EQ(plan->receives.size(), 3u);
+  EXPECT_TRUE(plan->receives[0].empty());
+  EXPECT_TRUE(plan->receives[1].empty());
+  ASSERT_EQ(plan->receives[2].size(), 2u);
+  EXPECT_EQ(plan->receives[2][0].round, 1u);
+  EXPECT_EQ(plan->receives[2][0].count, 2u);
+  EXPECT_EQ(plan->receives[2][0].largest, 48u);
+  EXPECT_EQ(plan->receives[2][1].round, 3u);
+  EXPECT_EQ(plan->traffic[2].payload_bytes_received, 128u);
+  EXPECT_EQ(plan->traffic[1].payload_bytes_sent, 8u);
+  EXPECT_EQ(plan->total.messages_received, 3u);
+  EXPECT_EQ(plan->total.messages_sent, 1u);
+}
+
+TEST(Lowering, RefusesWhatLiesOutsideASlot) {
+  PlanBuilder b;
+  const uint32_t x = b.scratch(64);
+  b.copy({x, 0, 16}, {x, 56, 16});
+  const auto plan = Lowering().tried(b.take());
+  ASSERT_FALSE(plan.ok());
+  EXPECT_EQ(plan.status().code(), Code::kInternal);
+  EXPECT_EQ(plan.status().text(), "step 0 (copy) touches bytes 56..72 of slot 0, which has 64");
+}
+
+}  // namespace
+}  // namespace sotto::test
