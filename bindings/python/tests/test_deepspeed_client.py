@@ -242,6 +242,19 @@ def test_another_batch_size_between_updates(comm):
     close(*results)
 
 
+def test_lion_of_a_configuration_is_the_one_by_name(comm):
+    from sotto.deepspeed.ops.lion import DeepSpeedCPULion, FusedLion
+
+    numbers = {"lr": 0.01, "betas": [0.9, 0.99], "weight_decay": 0.1}
+    engine, *_ = start(comm, {"optimizer": {"type": "Lion", "params": numbers}})
+    run(engine, 0, range(4))
+    for kind in (FusedLion, DeepSpeedCPULion):
+        close(parameters(engine), by_hand(lambda p, k=kind: k(p, **numbers, comm=comm), 1, 4))
+    engine.close()
+    with pytest.raises(sotto.UnsupportedError, match="fp32_optimizer_states"):
+        DeepSpeedCPULion(Loss().parameters(), fp32_optimizer_states=False, comm=comm)
+
+
 # ---- checkpoints of any engine -------------------------------------------------------------------
 
 

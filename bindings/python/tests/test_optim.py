@@ -18,6 +18,7 @@ KINDS = {
     "Adam": {},
     "AdamW": {"weight_decay": 0.01},
     "Lamb": {},
+    "Lion": {"weight_decay": 0.01},
     "OneBitAdam": {"freeze_step": 4},
     "ZeroOneAdam": {
         "var_freeze_step": 5,

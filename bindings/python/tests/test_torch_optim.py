@@ -16,6 +16,7 @@ KINDS = {
     st.Adam: {},
     st.AdamW: {},
     st.Lamb: {},
+    st.Lion: {"betas": (0.9, 0.99), "weight_decay": 0.01},
     st.OnebitAdam: {"freeze_step": 4},
     st.ZeroOneAdam: {
         "var_freeze_step": 5,
@@ -175,7 +176,7 @@ def test_state_dict(kind, checkpoint):
         assert resumed.info().lr == pytest.approx(1e-5)
         got = train(other, resumed, comm.rank, range(6, 9))
         resumed.close()
-        exact = checkpoint == "exact" or kind in (st.Adam, st.AdamW, st.Lamb)
+        exact = checkpoint == "exact" or kind in (st.Adam, st.AdamW, st.Lamb, st.Lion)
         for p, q in zip(got, wanted):
             if exact:
                 assert torch.equal(p, q)
@@ -183,6 +184,23 @@ def test_state_dict(kind, checkpoint):
                 assert (p - q).abs().mean() < 0.01
 
     thread_ranks(2, body)
+
+
+def test_lion_does_what_the_paper_says(comm):
+    net = model()
+    lr, (beta1, beta2), decay = 0.01, (0.9, 0.99), 0.1
+    optimizer = st.Lion(
+        net.parameters(), lr=lr, betas=(beta1, beta2), weight_decay=decay, comm=comm
+    )
+    want = [p.detach().clone() for p in net.parameters()]
+    momenta = [torch.zeros_like(p) for p in want]
+    for step in range(6):
+        train(net, optimizer, 0, [step])
+        for p, q, m in zip(net.parameters(), want, momenta):
+            c = beta1 * m + (1 - beta1) * p.grad
+            q.mul_(1 - lr * decay).sub_(lr * c.sign())
+            m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
+            torch.testing.assert_close(p.detach(), q, atol=1e-6, rtol=0)
 
 
 def test_state_of_an_optimizer_that_made_no_step(comm):

@@ -948,16 +948,16 @@ SOTTO_API sotto_status sotto_config_resolve(const char* json, const char* values
  *                   come as one base64url word. "scheduler" and "gradient_clipping" act inside
  *                   sotto_optim_step. Batch keys are checked when
  *                   present. All params use optimizer.params; "sotto": {"param_groups": [{...},
- *                   ...]} overrides hyper-parameters for group 0, 1, ... SGD, Adam, AdamW and Lamb
- *                   average gradients in full precision, or with the codec that
+ *                   ...]} overrides hyper-parameters for group 0, 1, ... SGD, Adam, AdamW, Lamb
+ *                   and Lion average gradients in full precision, or with the codec that
  *                   "sotto": {"gradient_codec": {...}} describes as sotto_codec_create does (not
  *                   in mode "compat"); its error feedback is a part of the state.
  *                   "sotto": {"state_dtype": "bf16" or "fp8"} keeps momentum and variance of SGD,
- *                   Adam and AdamW in 2 or 1 bytes per element instead of 4 ("fp8": 8-bit floats,
- *                   256 elements of a tensor share an exponent). An update is computed in float32
- *                   and rounded stochastically, by bits that follow from step and element, so that
- *                   all ranks and devices have the same. Exported state is float32 in any case, and
- *                   may be imported with another state_dtype
+ *                   Adam, AdamW and Lion in 2 or 1 bytes per element instead of 4 ("fp8": 8-bit
+ *                   floats, 256 elements of a tensor share an exponent). An update is computed in
+ *                   float32 and rounded stochastically, by bits that follow from step and element,
+ *                   so that all ranks and devices have the same. Exported state is float32 in any
+ *                   case, and may be imported with another state_dtype
  *   params    [in]  n structs; their buffers are borrowed until the optimizer is destroyed.
  *                   Names are UTF-8 and do not begin like "group:<i>". group is below the length of
  *                   "param_groups"; without that key, below n

@@ -128,7 +128,7 @@ class Optimizer(HandleOwner):
     comm:   None: the default comm
     params: Param, or tuples of the same order; the arrays are borrowed and kept alive until close()
     config: a DeepSpeed configuration, whole or just {"optimizer": {...}}: dict, JSON text or path
-    kind:   in place of config: "SGD", "Adam", "AdamW", "Lamb", "OneBitAdam", "ZeroOneAdam",
+    kind:   in place of config: "SGD", "Adam", "AdamW", "Lamb", "Lion", "OneBitAdam", "ZeroOneAdam",
             "OneBitLamb", with hyper-parameters as keyword arguments: lr, betas, freeze_step, ...
 
     Parameter values have to be equal on all ranks, which is checked by a hash; "sotto":

@@ -14,15 +14,8 @@ from ..torch.base import SottoOptimizer
 from .config import Settings
 from .ranks import meet
 
-GROUP_KEYS = {
-    "SGD": ("lr", "weight_decay"),
-    "Adam": ("lr", "betas", "eps", "weight_decay"),
-    "AdamW": ("lr", "betas", "eps", "weight_decay"),
-    "Lamb": ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff"),
-    "OneBitAdam": ("lr", "betas", "eps", "weight_decay", "non_freeze"),
-    "ZeroOneAdam": ("lr", "betas", "eps", "weight_decay"),
-    "OneBitLamb": ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff"),
-}
+# What a parameter group may have for itself, of the keys that its type has.
+GROUP_KEYS = ("lr", "betas", "eps", "weight_decay", "max_coeff", "min_coeff")
 
 
 class ConfiguredOptimizer(SottoOptimizer):
@@ -36,7 +29,9 @@ class ConfiguredOptimizer(SottoOptimizer):
     def __init__(self, params: Iterable[Any], settings: Settings, comm: Comm) -> None:
         optimizer = settings.report["optimizer"]
         self._kind = optimizer["type"]
-        keys = GROUP_KEYS[self._kind]
+        keys = [key for key in GROUP_KEYS if key in optimizer["params"]]
+        if self._kind == "OneBitAdam":
+            keys.append("non_freeze")
         in_file = settings.section("optimizer").get("params") or {}
         section = settings.section("sotto")
         in_force = {"non_freeze": False, **optimizer["params"]}

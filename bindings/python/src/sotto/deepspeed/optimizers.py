@@ -1,7 +1,8 @@
-"""deepspeed.ops.adam, .lamb, .adagrad: DeepSpeed's optimizers by their names and arguments.
+"""deepspeed.ops.adam, .lamb, .lion, .adagrad: DeepSpeed's optimizers by their names and arguments.
 
-FusedAdam, DeepSpeedCPUAdam and FusedLamb are those of libsotto.so, which average in step(). They
-need ranks when they are made: init_distributed() goes first, else the launcher's ranks meet.
+FusedAdam, DeepSpeedCPUAdam, FusedLamb, FusedLion and DeepSpeedCPULion are those of libsotto.so,
+which average in step(). They need ranks when they are made: init_distributed() goes first, else
+the launcher's ranks meet.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import torch
 
 from ..errors import UnsupportedError
 from ..torch.base import ParamsT
-from ..torch.optim import Adam, Lamb, OnebitAdam, OnebitLamb, ZeroOneAdam
+from ..torch.optim import Adam, Lamb, Lion, OnebitAdam, OnebitLamb, ZeroOneAdam
 from .ranks import join, joined
 
 __all__ = [
     "DeepSpeedCPUAdagrad",
     "DeepSpeedCPUAdam",
+    "DeepSpeedCPULion",
     "FusedAdam",
     "FusedLamb",
+    "FusedLion",
     "OnebitAdam",
     "OnebitLamb",
     "ZeroOneAdam",
@@ -113,6 +116,34 @@ class FusedLamb(Lamb):
             return []
         tensors = self.report("tensors")["tensors"]
         return [float(tensor["trust_ratio"]) for tensor in tensors]
+
+
+class FusedLion(Lion):
+    """Lion."""
+
+    def __init__(self, params: ParamsT, *arguments: Any, **options: Any) -> None:
+        _meet(options)
+        super().__init__(params, *arguments, **options)
+
+
+class DeepSpeedCPULion(Lion):
+    """As FusedLion, with the arguments of DeepSpeed's class for the host."""
+
+    def __init__(
+        self,
+        model_params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        fp32_optimizer_states: bool = True,
+        **options: Any,
+    ) -> None:
+        if not fp32_optimizer_states:
+            raise UnsupportedError(
+                "fp32_optimizer_states is False: moments are float32 here; leave it True"
+            )
+        _meet(options)
+        super().__init__(model_params, lr, betas, weight_decay, **options)
 
 
 class DeepSpeedCPUAdagrad(torch.optim.Adagrad):

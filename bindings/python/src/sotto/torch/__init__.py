@@ -20,7 +20,7 @@ state_dict() work. A program for torchrun, sotto-run, mpirun or srun:
         optimizer.step()  # collective: averages, clips, updates
     state = optimizer.state_dict()  # any rank alone; load_state_dict() on all
 
-Adam, AdamW, Lamb              gradients in full precision, or as sotto={"gradient_codec": ...} says
+Adam, AdamW, Lamb, Lion        gradients in full precision, or as sotto={"gradient_codec": ...} says
 OnebitAdam, ZeroOneAdam,       one bit per element after a warm-up
 OnebitLamb
 DDPState, ddp_hook             a communication hook for DistributedDataParallel, with any optimizer
@@ -39,7 +39,7 @@ from .averagers import no_sync_after_warmup
 from .base import SottoOptimizer
 from .ddp import DDPState, ddp_hook
 from .groups import comm_of_process_group
-from .optim import Adam, AdamW, Lamb, OnebitAdam, OnebitLamb, ZeroOneAdam
+from .optim import Adam, AdamW, Lamb, Lion, OnebitAdam, OnebitLamb, ZeroOneAdam
 from .values import broadcast_parameters, check_parameters
 
 __all__ = [
@@ -47,6 +47,7 @@ __all__ = [
     "AdamW",
     "DDPState",
     "Lamb",
+    "Lion",
     "OnebitAdam",
     "OnebitLamb",
     "SottoOptimizer",

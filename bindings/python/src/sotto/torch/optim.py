@@ -121,6 +121,31 @@ class Lamb(SottoOptimizer):
         )
 
 
+class Lion(SottoOptimizer):
+    """Lion on averaged gradients: the sign of an interpolated momentum, decoupled weight decay.
+    DeepSpeed's FusedLion; the paper (arXiv 2302.06675) advises betas of (0.9, 0.99)."""
+
+    _kind = "Lion"
+    _quiet = MappingProxyType({"set_grad_none": True})
+
+    @shows_shared
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        weight_decay: float = 0.0,
+        set_grad_none: bool = True,
+        **shared: Unpack[Shared],
+    ) -> None:
+        super().__init__(
+            params,
+            {"lr": lr, "betas": betas, "weight_decay": weight_decay},
+            {"set_grad_none": set_grad_none},
+            **shared,
+        )
+
+
 class OnebitAdam(SottoOptimizer):
     """1-bit Adam: full precision up to freeze_step, then the variance is frozen and momentum
     travels in one bit per element. A group with ``"non_freeze": True`` is never compressed."""
