@@ -201,7 +201,7 @@ bool Engine::progress() {
   any |= issue_again();
   any |= run_ready();
   any |= take_completions();
-  check_deadlines();
+  any |= check_deadlines();
   return any;
 }
 
@@ -293,16 +293,19 @@ bool Engine::take_completions() {
   return true;
 }
 
-void Engine::check_deadlines() {
+bool Engine::check_deadlines() {
   const int64_t now = clock().now_ns();
-  if (now < next_deadline_check_ns_) return;
+  if (now < next_deadline_check_ns_) return false;
   next_deadline_check_ns_ = now + kDeadlineCheckNs;
+  bool any = false;
   for (Channel* channel : channels_) {
     const auto stall = Scheduler::find_stall(channel->ops_, now);
-    if (stall && (!channel->proposed_ || channel->failed()))
-      propose_failure(*channel, stall_cause(channel->ops_[stall->index]->request_,
-                                            channel->control(), stall->stalled_ns));
+    if (!stall || (channel->proposed_ && !channel->failed())) continue;
+    propose_failure(*channel, stall_cause(channel->ops_[stall->index]->request_, channel->control(),
+                                          stall->stalled_ns));
+    any = true;
   }
+  return any;
 }
 
 bool Engine::channels_failed() {

@@ -116,7 +116,7 @@ class Engine final : public Driver, private DriverWork {
   bool issue_again();
   bool run_ready();
   bool take_completions();
-  void check_deadlines();
+  bool check_deadlines();
   void run_callbacks();  // threads: any
 
   // What hands messages that are ready to the transport.
@@ -128,10 +128,8 @@ class Engine final : public Driver, private DriverWork {
   void admit(const OpRef& op);
   void await_stream(Op& op);
   void post_transfer(Op& op, uint32_t step);
-  void announce_receives(Op& op);
   void issue_groups(Channel& channel);
   Status issue(Channel& channel, Op& op, uint32_t group, std::vector<Transfer*>& transfers);
-  void run_ready_on(const DeviceQueue* queue);
   void execute(Op& op, uint32_t step);
   void after_issue(Op& op, uint32_t step);
   void step_done(Op& op, uint32_t step);

@@ -3,9 +3,9 @@
 
 #include "core/engine/engine.h"
 #include "core/engine/launch.h"
+#include "core/engine/messages.h"
 
 namespace sotto {
-namespace {}  // namespace
 
 void Engine::admit(const OpRef& ref) {
   Op& op = *ref;
@@ -32,7 +32,7 @@ void Engine::admit(const OpRef& ref) {
   }
   await_stream(op);
   scheduler_.start(op, poster(op));
-  announce_receives(op);
+  announce_receives(run, *op.request_.ranks, channel.transport());
   if (plan.by_order) issue_groups(channel);
 }
 
@@ -54,67 +54,19 @@ void Engine::await_stream(Op& op) {
 // Fills in the transfer of a channel step and, for by_key transports, hands it over.
 void Engine::post_transfer(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
-  const Plan& plan = *run.plan;
-  const Step& s = plan.steps[step];
-  Transfer& t = run.transfers[plan.transfer_index[step]];
-  t = Transfer{};
-  t.op = &run.postings[s.posting];
-  t.peer = (*op.request_.ranks)[s.peer];
-  t.round = s.round;
-  t.segment = s.segment;
-  t.is_send = s.kind == StepKind::kSend;
-  t.message_class = s.message_class;
-  t.data = run.at(s.data);
-  t.bytes = s.data.bytes;
-  if (s.native != nullptr) {
-    t.native = &s.native->call;
-    t.native_in = run.at(s.native->in);
-    t.native_out = run.at(s.native->out);
-  }
+  Transfer& t = fill_transfer(run, step, *op.request_.ranks);
   t.owner = &op;
-  t.step = step;
   Scheduler::begin(op, step);
   Scheduler::issued(op, step);
   note_issue(run, step);
-  if (plan.by_order) return;
+  if (run.plan->by_order) return;
   Transport& transport = *op.request_.channel->transport_;
   if (t.is_send) {
     transport.send(t);
     return;
   }
-  const size_t index = static_cast<size_t>(s.posting) * plan.comm_size + s.peer;
-  const auto& rounds = plan.receives[index];
-  const auto it =
-      std::lower_bound(rounds.begin(), rounds.end(), s.round,
-                       [](const RoundReceives& r, uint32_t round) { return r.round < round; });
-  run.receives_posted = true;
-  ++run.announce[index].posted[static_cast<size_t>(it - rounds.begin())];
+  count_receive(run, step);
   transport.recv(t);
-}
-
-// Tells peers for which rounds all receives are posted now.
-void Engine::announce_receives(Op& op) {
-  Run& run = *op.request_.run;
-  const Plan& plan = *run.plan;
-  if (!run.receives_posted) return;
-  run.receives_posted = false;
-  for (size_t index = 0; index < plan.receives.size(); ++index) {
-    const auto& rounds = plan.receives[index];
-    Run::Announce& a = run.announce[index];
-    uint64_t largest = 0;
-    bool advanced = false;
-    while (a.round_index < rounds.size() &&
-           a.posted[a.round_index] == rounds[a.round_index].count) {
-      largest = std::max(largest, rounds[a.round_index].largest);
-      ++a.round_index;
-      advanced = true;
-    }
-    if (!advanced) continue;
-    const size_t posting = index / plan.comm_size;
-    op.request_.channel->transport_->ready((*op.request_.ranks)[index % plan.comm_size],
-                                           run.postings[posting], rounds[a.round_index - 1].round,
-                                           largest);
-  }
 }
 
 void Engine::issue_groups(Channel& channel) {
@@ -146,14 +98,6 @@ Status Engine::issue(Channel& channel, Op& op, uint32_t group, std::vector<Trans
   SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
   for (uint32_t step : steps) after_issue(op, step);
   return ok_status();
-}
-
-// All that is ready for one device, and what becomes ready with it; other steps stay.
-void Engine::run_ready_on(const DeviceQueue* queue) {
-  const auto its = [&](const ScheduledOp& op) {
-    return static_cast<const Op&>(op).queue() == queue;
-  };
-  while (const auto next = scheduler_.pop_of(its)) execute(static_cast<Op&>(*next->op), next->step);
 }
 
 void Engine::execute(Op& op, uint32_t step) {
@@ -215,7 +159,7 @@ void Engine::step_done(Op& op, uint32_t step) {
     return;
   }
   if (!op.running()) return;
-  announce_receives(op);
+  announce_receives(run, *op.request_.ranks, op.request_.channel->transport());
   if (run.plan->by_order) issue_groups(*op.request_.channel);
 }
 

@@ -195,7 +195,12 @@ Status Engine::stream_after(const OpRef& op, void* stream) {
   // callback the driver is in the middle of something.
   if (!role.nested()) {
     take_inbox();
-    if (!op->done() && op->queue() != nullptr) run_ready_on(op->queue());
+    const DeviceQueue* const queue = op->done() ? nullptr : op->queue();
+    const auto same = [&](const ScheduledOp& other) {
+      return queue != nullptr && static_cast<const Op&>(other).queue() == queue;
+    };
+    while (const auto next = scheduler_.pop_of(same))
+      execute(static_cast<Op&>(*next->op), next->step);
   }
   if (op->done()) return ok_status();
   if (Scheduler::only_device_left(*op)) return DeviceQueues::order_stream(*op, stream);

@@ -1,0 +1,61 @@
+#include "core/engine/messages.h"
+
+#include <algorithm>
+
+namespace sotto {
+
+Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks) {
+  const Step& s = run.plan->steps[step];
+  Transfer& t = run.transfers[run.plan->transfer_index[step]];
+  t = Transfer{};
+  t.op = &run.postings[s.posting];
+  t.peer = ranks[static_cast<size_t>(s.peer)];
+  t.round = s.round;
+  t.segment = s.segment;
+  t.is_send = s.kind == StepKind::kSend;
+  t.message_class = s.message_class;
+  t.data = run.at(s.data);
+  t.bytes = s.data.bytes;
+  if (s.native != nullptr) {
+    t.native = &s.native->call;
+    t.native_in = run.at(s.native->in);
+    t.native_out = run.at(s.native->out);
+  }
+  t.step = step;
+  return t;
+}
+
+void count_receive(Run& run, uint32_t step) {
+  const Plan& plan = *run.plan;
+  const Step& s = plan.steps[step];
+  const size_t index = static_cast<size_t>(s.posting) * plan.comm_size + s.peer;
+  const auto& rounds = plan.receives[index];
+  const auto it =
+      std::lower_bound(rounds.begin(), rounds.end(), s.round,
+                       [](const RoundReceives& r, uint32_t round) { return r.round < round; });
+  run.receives_posted = true;
+  ++run.announce[index].posted[static_cast<size_t>(it - rounds.begin())];
+}
+
+void announce_receives(Run& run, std::span<const int32_t> ranks, Transport* transport) {
+  const Plan& plan = *run.plan;
+  if (!run.receives_posted) return;
+  run.receives_posted = false;
+  for (size_t index = 0; index < plan.receives.size(); ++index) {
+    const auto& rounds = plan.receives[index];
+    Run::Announce& a = run.announce[index];
+    uint64_t largest = 0;
+    bool advanced = false;
+    while (a.round_index < rounds.size() &&
+           a.posted[a.round_index] == rounds[a.round_index].count) {
+      largest = std::max(largest, rounds[a.round_index].largest);
+      ++a.round_index;
+      advanced = true;
+    }
+    if (!advanced) continue;
+    transport->ready(ranks[index % plan.comm_size], run.postings[index / plan.comm_size],
+                     rounds[a.round_index - 1].round, largest);
+  }
+}
+
+}  // namespace sotto

@@ -1,0 +1,20 @@
+// The messages of a run: what the transport is given, and of which receives peers learn.
+#pragma once
+
+#include <span>
+
+#include "core/engine/run.h"
+
+namespace sotto {
+
+// The transfer of a channel step, but for its owner. `ranks`: rank in the comm -> rank in the root
+// comm.
+Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks);
+
+// Transports that match by key: the receive of the step is handed over now.
+void count_receive(Run& run, uint32_t step);
+
+// Tells peers for which rounds all receives have been handed over since the last call.
+void announce_receives(Run& run, std::span<const int32_t> ranks, Transport* transport);
+
+}  // namespace sotto
