@@ -186,23 +186,6 @@ def test_state_dict(kind, checkpoint):
     thread_ranks(2, body)
 
 
-def test_lion_does_what_the_paper_says(comm):
-    net = model()
-    lr, (beta1, beta2), decay = 0.01, (0.9, 0.99), 0.1
-    optimizer = st.Lion(
-        net.parameters(), lr=lr, betas=(beta1, beta2), weight_decay=decay, comm=comm
-    )
-    want = [p.detach().clone() for p in net.parameters()]
-    momenta = [torch.zeros_like(p) for p in want]
-    for step in range(6):
-        train(net, optimizer, 0, [step])
-        for p, q, m in zip(net.parameters(), want, momenta):
-            c = beta1 * m + (1 - beta1) * p.grad
-            q.mul_(1 - lr * decay).sub_(lr * c.sign())
-            m.mul_(beta2).add_(p.grad, alpha=1 - beta2)
-            torch.testing.assert_close(p.detach(), q, atol=1e-6, rtol=0)
-
-
 def test_state_of_an_optimizer_that_made_no_step(comm):
     optimizer = st.AdamW(model().parameters(), lr=0.5, comm=comm)
     other = st.AdamW(model().parameters(), lr=0.1, comm=comm)
