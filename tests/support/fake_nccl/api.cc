@@ -214,13 +214,13 @@ ncclResult_t gather_places(Comm& c, const Place& mine, std::vector<Place>* all) 
   (*all)[static_cast<size_t>(c.rank)] = mine;
   for (int r = 0; r < c.size; ++r) {
     if (r == c.rank) continue;
-    if (const auto e = c.send(r, code, &mine, sizeof mine, Traffic::kSetup); e != ncclSuccess)
+    if (const auto e = c.send(r, code, &mine, sizeof mine, LinkChannel::kSetup); e != ncclSuccess)
       return e;
   }
   for (int r = 0; r < c.size; ++r) {
     if (r == c.rank) continue;
     const auto e =
-        c.receive(r, code, &(*all)[static_cast<size_t>(r)], sizeof mine, Traffic::kSetup);
+        c.receive(r, code, &(*all)[static_cast<size_t>(r)], sizeof mine, LinkChannel::kSetup);
     if (e != ncclSuccess) return e;
   }
   return ncclSuccess;

@@ -163,15 +163,16 @@ ncclResult_t Comm::async_error() {
   return static_cast<ncclResult_t>(error.load());
 }
 
-ncclResult_t Comm::send(int peer, uint32_t what, const void* data, size_t bytes, Traffic traffic) {
-  return link->send(world[static_cast<size_t>(peer)], id, traffic, what, data, bytes)
+ncclResult_t Comm::send(int peer, uint32_t what, const void* data, size_t bytes,
+                        LinkChannel channel) {
+  return link->send(world[static_cast<size_t>(peer)], id, channel, what, data, bytes)
              ? ncclSuccess
              : fail(ncclRemoteError);
 }
 
-ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Traffic traffic) {
+ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, LinkChannel channel) {
   Message message;
-  switch (link->receive(world[static_cast<size_t>(peer)], id, traffic, aborted, &message)) {
+  switch (link->receive(world[static_cast<size_t>(peer)], id, channel, aborted, &message)) {
     case Wait::kAborted: return ncclInternalError;
     case Wait::kPeerGone: return fail(ncclRemoteError);
     case Wait::kGot: break;
@@ -192,12 +193,12 @@ ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Tr
 
 ncclResult_t Comm::connect(const std::vector<PairConnection>& wanted) {
   for (const PairConnection& c : wanted) {
-    const Traffic mine = c.sends ? Traffic::kToReceiver : Traffic::kToSender;
+    const LinkChannel mine = c.sends ? LinkChannel::kToReceiver : LinkChannel::kToSender;
     const ncclResult_t sent = send(c.peer, c.kind, nullptr, 0, mine);
     if (sent != ncclSuccess) return sent;
   }
   for (const PairConnection& c : wanted) {
-    const Traffic theirs = c.sends ? Traffic::kToSender : Traffic::kToReceiver;
+    const LinkChannel theirs = c.sends ? LinkChannel::kToSender : LinkChannel::kToReceiver;
     const ncclResult_t got = receive(c.peer, c.kind, nullptr, 0, theirs);
     if (got != ncclSuccess) return got;
   }

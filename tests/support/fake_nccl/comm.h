@@ -64,9 +64,9 @@ struct Comm {
   ncclResult_t fail(ncclResult_t result);  // keeps the first
   ncclResult_t async_error();              // looks for lost peers
   ncclResult_t send(int peer, uint32_t what, const void* data, size_t bytes,
-                    Traffic traffic = Traffic::kData);
+                    LinkChannel channel = LinkChannel::kData);
   ncclResult_t receive(int peer, uint32_t what, void* data, size_t bytes,
-                       Traffic traffic = Traffic::kData);
+                       LinkChannel channel = LinkChannel::kData);
   // Makes those that do not exist; returns when the peers have made them too, or it fails.
   ncclResult_t connect(const std::vector<PairConnection>& wanted);
   void wait_pending() const;

@@ -19,14 +19,16 @@ namespace {
 
 constexpr size_t kNameBytes = 64;
 constexpr int kPollMs = 20;
-constexpr uint32_t kLeave = 2, kAbort = 3;  // beside the kinds of traffic
+constexpr uint32_t kLeave = 2, kAbort = 3;  // beside the channels
 
 // Connections order nothing that a device does.
-bool orders(Traffic traffic) { return traffic == Traffic::kData || traffic == Traffic::kSetup; }
+bool orders(LinkChannel channel) {
+  return channel == LinkChannel::kData || channel == LinkChannel::kSetup;
+}
 
 struct Frame {
   uint64_t comm = 0;
-  uint32_t kind = 0;  // Traffic, kLeave or kAbort
+  uint32_t kind = 0;  // LinkChannel, kLeave or kAbort
   uint32_t what = 0;
   uint64_t bytes = 0;
 };
@@ -104,12 +106,12 @@ bool await(int fd, const std::atomic<bool>& stop) {
   }
 }
 
-// What stands, to ThreadSanitizer, for the messages of a kind of traffic from one rank to another:
-// a receive comes after what its sender had done before.
-void* edge_of(uint64_t comm, uint64_t traffic, int from, int to) {
+// Stands, to ThreadSanitizer, for the messages of a channel between two ranks: a receive comes
+// after what its sender had done before.
+void* edge_of(uint64_t comm, uint64_t channel, int from, int to) {
   static char edges[1024];
   const uint64_t key =
-      comm ^ traffic << 40 ^ static_cast<uint64_t>(from) << 20 ^ static_cast<uint64_t>(to);
+      comm ^ channel << 40 ^ static_cast<uint64_t>(from) << 20 ^ static_cast<uint64_t>(to);
   return &edges[key * 0x9e3779b97f4a7c15u >> 54];
 }
 
@@ -213,32 +215,32 @@ void Link::read_from(int peer) {
   changed_.notify_all();
 }
 
-bool Link::send(int peer, uint64_t comm, Traffic traffic, uint32_t what, const void* data,
+bool Link::send(int peer, uint64_t comm, LinkChannel channel, uint32_t what, const void* data,
                 size_t bytes) {
   fake_cuda::read_range(data, bytes);
-  if (orders(traffic))
-    fake_cuda::release_edge(edge_of(comm, static_cast<uint64_t>(traffic), rank_, peer));
+  if (orders(channel))
+    fake_cuda::release_edge(edge_of(comm, static_cast<uint64_t>(channel), rank_, peer));
   Quiet quiet;
   if (peer == rank_) {
     const auto* from = static_cast<const char*>(data);
     std::lock_guard lock(mutex_);
-    inbox_[{comm, static_cast<uint64_t>(traffic), static_cast<uint64_t>(peer)}].push_back(
+    inbox_[{comm, static_cast<uint64_t>(channel), static_cast<uint64_t>(peer)}].push_back(
         {what, std::vector<char>(from, from + bytes)});
     changed_.notify_all();
     return true;
   }
   Peer& p = peers_[static_cast<size_t>(peer)];
-  const Frame frame{comm, static_cast<uint32_t>(traffic), what, bytes};
+  const Frame frame{comm, static_cast<uint32_t>(channel), what, bytes};
   std::lock_guard lock(p.sending);
   return write_all(p.fd, &frame, sizeof frame) && write_all(p.fd, data, bytes);
 }
 
-Wait Link::receive(int peer, uint64_t comm, Traffic traffic, const std::atomic<bool>& aborted,
+Wait Link::receive(int peer, uint64_t comm, LinkChannel channel, const std::atomic<bool>& aborted,
                    Message* message) {
   {
     Quiet quiet;
     std::unique_lock lock(mutex_);
-    auto& queue = inbox_[{comm, static_cast<uint64_t>(traffic), static_cast<uint64_t>(peer)}];
+    auto& queue = inbox_[{comm, static_cast<uint64_t>(channel), static_cast<uint64_t>(peer)}];
     const auto gone = [&] {
       return peers_[static_cast<size_t>(peer)].gone || left_.contains({comm, peer});
     };
@@ -248,8 +250,8 @@ Wait Link::receive(int peer, uint64_t comm, Traffic traffic, const std::atomic<b
     *message = std::move(queue.front());
     queue.pop_front();
   }
-  if (orders(traffic))
-    fake_cuda::acquire_edge(edge_of(comm, static_cast<uint64_t>(traffic), peer, rank_));
+  if (orders(channel))
+    fake_cuda::acquire_edge(edge_of(comm, static_cast<uint64_t>(channel), peer, rank_));
   return Wait::kGot;
 }
 

@@ -18,9 +18,9 @@
 
 namespace sotto::fake_nccl {
 
-// What a message is; matched by (comm, traffic, source), in order. Of the last two, of which each
+// What a message is; matched by (comm, channel, source), in order. Of the last two, of which each
 // side sends the other one, connections are made.
-enum class Traffic : uint32_t { kData = 0, kSetup = 1, kToSender = 4, kToReceiver = 5 };
+enum class LinkChannel : uint32_t { kData = 0, kSetup = 1, kToSender = 4, kToReceiver = 5 };
 
 struct Message {
   uint32_t what = 0;  // operation and type, compared by the receiver
@@ -41,9 +41,9 @@ class Link {
 
   int size() const { return static_cast<int>(peers_.size()); }
   // False: the peer is gone.
-  bool send(int peer, uint64_t comm, Traffic traffic, uint32_t what, const void* data,
+  bool send(int peer, uint64_t comm, LinkChannel channel, uint32_t what, const void* data,
             size_t bytes);
-  Wait receive(int peer, uint64_t comm, Traffic traffic, const std::atomic<bool>& aborted,
+  Wait receive(int peer, uint64_t comm, LinkChannel channel, const std::atomic<bool>& aborted,
                Message* message);
   // The communicator ends here in order, or by an abort, which its members are told.
   void leave(uint64_t comm, const std::vector<int>& members, bool abort);
@@ -66,7 +66,7 @@ class Link {
   std::vector<Peer> peers_;
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::map<std::array<uint64_t, 3>, std::deque<Message>> inbox_;  // comm, traffic, source
+  std::map<std::array<uint64_t, 3>, std::deque<Message>> inbox_;  // comm, channel, source
   std::map<std::pair<uint64_t, int>, bool> left_;  // comm, rank: in order, or by an abort
 };
 
