@@ -121,14 +121,14 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   const OnDevice on(communicator_->device());
   SOTTO_TRY(on.status());
   Status status;
-  if (groups_.empty() || groups_.back().stage == Stage::kQueued) {
+  if (groups_.empty() || groups_.back().stage == QueueStage::kQueued) {
     SOTTO_ASSIGN(const cudaStream_t stream, stream_of(*device, lane));
-    Group& made = new_group(stream);
+    MessageGroup& made = new_group(stream);
     made.reports = device->caps().synchronous;
     if (device->caps().records) made.recorded = transfers.front()->op;
     status = prepare(transfers, &made);
   }
-  Group& group = groups_.back();
+  MessageGroup& group = groups_.back();
   if (status.ok()) status = launch(group);
   if (status.code() == Code::kInProgress) return status;
   if (!status.ok()) {
@@ -173,10 +173,10 @@ Result<cudaStream_t> NcclTransport::stream_of(const Device& device, uint32_t lan
 }
 
 // With the memory of one that is complete, so that nothing is allocated in steady state.
-NcclTransport::Group& NcclTransport::new_group(cudaStream_t stream) {
+NcclTransport::MessageGroup& NcclTransport::new_group(cudaStream_t stream) {
   if (spare_.empty()) spare_.emplace_back();
   groups_.splice(groups_.end(), spare_, spare_.begin());
-  Group& group = groups_.back();
+  MessageGroup& group = groups_.back();
   group.stream = stream;
   group.keys.clear();
   group.transfers.clear();
@@ -187,13 +187,13 @@ NcclTransport::Group& NcclTransport::new_group(cudaStream_t stream) {
   group.headers.clear();
   group.header_memory = nullptr;
   group.event = nullptr;
-  group.stage = Stage::kNew;
+  group.stage = QueueStage::kNew;
   group.recorded = nullptr;
   group.executing = false;
   return group;
 }
 
-Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group) {
+Status NcclTransport::prepare(std::span<Transfer* const> transfers, MessageGroup* group) {
   group->transfers.assign(transfers.begin(), transfers.end());
   for (const Transfer* t : transfers) {
     if (group->keys.empty() || !(group->keys.back() == t->op->key))
@@ -217,7 +217,8 @@ Status NcclTransport::prepare(std::span<Transfer* const> transfers, Group* group
   return ok_status();
 }
 
-Status NcclTransport::add_header(int32_t peer, std::span<Transfer* const> transfers, Group* group) {
+Status NcclTransport::add_header(int32_t peer, std::span<Transfer* const> transfers,
+                                 MessageGroup* group) {
   const auto same = [&](const PeerHeader& h) { return h.peer == peer; };
   if (std::any_of(group->headers.begin(), group->headers.end(), same)) return ok_status();
   if (group->header_memory == nullptr) {
@@ -235,12 +236,12 @@ void NcclTransport::write_header(const PeerHeader& header) {
   std::memset(header.in, 0, sizeof(GroupHeader));
 }
 
-Result<NcclTransport::Action> NcclTransport::message(const Transfer& t, Group* group) {
+Result<NcclTransport::Action> NcclTransport::message(const Transfer& t, MessageGroup* group) {
   SOTTO_ASSIGN(void* const memory, reachable(t.data, t.bytes, !t.is_send, group));
   return Action{&t, memory};
 }
 
-Result<NcclTransport::Action> NcclTransport::native(const Transfer& t, Group* group) {
+Result<NcclTransport::Action> NcclTransport::native(const Transfer& t, MessageGroup* group) {
   const NativeCall& call = *t.native;
   const uint64_t bytes = call.count * dtype_bytes(call.dtype);
   const auto ranks = static_cast<uint64_t>(group->natives_on->size());
@@ -256,7 +257,8 @@ Result<NcclTransport::Action> NcclTransport::native(const Transfer& t, Group* gr
 }
 
 // Where NCCL can read or write for the caller's memory. What is to be sent is there on return.
-Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool received, Group* group) {
+Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool received,
+                                       MessageGroup* group) {
   if (bytes == 0) return memory;
   cudaPointerAttributes at{};
   SOTTO_TRY(cuda_status(cudaPointerGetAttributes(&at, memory), "cudaPointerGetAttributes"));
@@ -282,33 +284,33 @@ Result<void*> NcclTransport::reachable(void* memory, uint64_t bytes, bool receiv
 // As far as NCCL is ready for it; IN_PROGRESS: it is to be called again. Headers come with the
 // messages. In front of native collectives they have a group of their own, so that they are seen
 // also if the collectives hang.
-Status NcclTransport::launch(Group& group) {
+Status NcclTransport::launch(MessageGroup& group) {
   constexpr char kCall[] = "ncclGroupEnd";
-  if (group.stage == Stage::kNew) {
+  if (group.stage == QueueStage::kNew) {
     // What is captured cannot wait for what is not; NCCL itself orders launches of graphs with it.
     if (last_event_ != nullptr && last_stream_ != group.stream && group.recorded == nullptr)
       SOTTO_TRY(
           cuda_status(cudaStreamWaitEvent(group.stream, last_event_, 0), "cudaStreamWaitEvent"));
     SOTTO_TRY(together(group, *communicator_, &NcclTransport::queue_messages));
-    group.stage = Stage::kMessages;
+    group.stage = QueueStage::kMessages;
   }
-  if (group.stage == Stage::kMessages) {
+  if (group.stage == QueueStage::kMessages) {
     SOTTO_TRY(communicator_->state(kCall));
     if (group.natives_on != nullptr) {
       SOTTO_TRY(together(group, *group.natives_on, &NcclTransport::queue_natives));
     }
-    group.stage = Stage::kNatives;
+    group.stage = QueueStage::kNatives;
   }
   if (group.natives_on != nullptr) SOTTO_TRY(group.natives_on->state(kCall));
   // Not before: until then NCCL may have put nothing on the stream.
   if (group.recorded == nullptr)
     SOTTO_TRY(cuda_status(cudaEventRecord(group.event, group.stream), "cudaEventRecord"));
-  group.stage = Stage::kQueued;
+  group.stage = QueueStage::kQueued;
   return ok_status();
 }
 
-Status NcclTransport::together(const Group& group, const Communicator& on,
-                               Status (NcclTransport::*queue)(const Group&) const) const {
+Status NcclTransport::together(const MessageGroup& group, const Communicator& on,
+                               Status (NcclTransport::*queue)(const MessageGroup&) const) const {
   const Api& api = communicator_->api();
   SOTTO_TRY(api.status(api.GroupStart(), "ncclGroupStart", nullptr));
   const Status status = (this->*queue)(group);
@@ -319,7 +321,7 @@ Status NcclTransport::together(const Group& group, const Communicator& on,
 
 // Of two ranks' calls that belong together the i-th send meets the i-th receive, so both have their
 // headers first, then the messages in the order of the plan.
-Status NcclTransport::queue_messages(const Group& group) const {
+Status NcclTransport::queue_messages(const MessageGroup& group) const {
   const Communicator& on = *communicator_;
   const Api& api = on.api();
   const ncclComm_t comm = on.handle();
@@ -340,7 +342,7 @@ Status NcclTransport::queue_messages(const Group& group) const {
   return ok_status();
 }
 
-Status NcclTransport::queue_natives(const Group& group) const {
+Status NcclTransport::queue_natives(const MessageGroup& group) const {
   const Communicator& on = *group.natives_on;
   const Api& api = on.api();
   const ncclComm_t comm = on.handle();
@@ -383,8 +385,8 @@ bool NcclTransport::run() {
     return true;
   }
   bool any = false;
-  while (!groups_.empty() && groups_.front().stage == Stage::kQueued) {
-    Group& first = groups_.front();
+  while (!groups_.empty() && groups_.front().stage == QueueStage::kQueued) {
+    MessageGroup& first = groups_.front();
     const cudaError_t state = cudaEventQuery(first.event);
     if (state == cudaErrorNotReady) {
       (void)cudaGetLastError();
@@ -410,7 +412,7 @@ bool NcclTransport::run() {
 }
 
 // Null: nothing of what has arrived is meant for something else.
-const NcclTransport::PeerHeader* NcclTransport::check_headers(Group& group) {
+const NcclTransport::PeerHeader* NcclTransport::check_headers(MessageGroup& group) {
   for (PeerHeader& header : group.headers) {
     GroupHeader theirs;
     if (!header.seen && has_arrived(header.in, &theirs)) {
@@ -424,7 +426,7 @@ const NcclTransport::PeerHeader* NcclTransport::check_headers(Group& group) {
 
 // The device has executed the group, and so all of it has arrived: NCCL holds up its stream until
 // then or its abort.
-void NcclTransport::complete(Group& group) {
+void NcclTransport::complete(MessageGroup& group) {
   if (last_event_ == group.event) last_event_ = nullptr;
   for (const Staged& s : group.staged) {
     if (s.received) std::memcpy(s.memory, s.at, s.bytes);
@@ -447,10 +449,10 @@ void NcclTransport::complete(Group& group) {
 
 bool NcclTransport::busy() const {
   return !groups_.empty() || std::any_of(recorded_.begin(), recorded_.end(),
-                                         [](const Group& group) { return group.executing; });
+                                         [](const MessageGroup& group) { return group.executing; });
 }
 
-void NcclTransport::release(Group& group) {
+void NcclTransport::release(MessageGroup& group) {
   for (const Staged& s : group.staged) pinned_.give_back(s.at);
   if (group.header_memory != nullptr) pinned_.give_back(group.header_memory);
   if (group.event != nullptr) events_.give_back(group.event);
@@ -458,8 +460,8 @@ void NcclTransport::release(Group& group) {
 
 // Differences that make operations hang, and errors of NCCL.
 void NcclTransport::watch() {
-  for (std::list<Group>* groups : {&groups_, &recorded_}) {
-    for (Group& group : *groups) {
+  for (std::list<MessageGroup>* groups : {&groups_, &recorded_}) {
+    for (MessageGroup& group : *groups) {
       if (group.recorded != nullptr && !group.executing) continue;
       if (const PeerHeader* differs = check_headers(group); differs != nullptr) {
         fail(differs->peer, differs->meant);
@@ -491,10 +493,10 @@ void NcclTransport::stop() {
   failed_ = true;
   abort_communicators();
   const Deadline deadline = Deadline::in_us(clock_, kDrainLimitUs);
-  const auto working = [](const Group& group) {
+  const auto working = [](const MessageGroup& group) {
     if (group.recorded != nullptr) return false;  // it executes nothing
-    const cudaError_t state =
-        group.stage == Stage::kQueued ? cudaEventQuery(group.event) : cudaStreamQuery(group.stream);
+    const cudaError_t state = group.stage == QueueStage::kQueued ? cudaEventQuery(group.event)
+                                                                 : cudaStreamQuery(group.stream);
     return state == cudaErrorNotReady;
   };
   while (std::any_of(groups_.begin(), groups_.end(), working)) {
@@ -506,7 +508,7 @@ void NcclTransport::stop() {
     }
     std::this_thread::sleep_for(kDrainPause);
   }
-  for (Group& group : groups_) {
+  for (MessageGroup& group : groups_) {
     // An operation that had all its messages before is asked about later.
     if (const PeerHeader* differs = check_headers(group); differs != nullptr)
       for (const OpKey& key : group.keys) differing_.emplace_back(key, differs->meant);

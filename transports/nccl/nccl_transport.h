@@ -80,9 +80,9 @@ class NcclTransport final : public Transport, private NcclPollSource {
   };
   // How far a group is queued. NCCL queues in the background: the first use of a connection takes
   // until the peer has issued its part.
-  enum class Stage : uint8_t { kNew, kMessages, kNatives, kQueued };
+  enum class QueueStage : uint8_t { kNew, kMessages, kNatives, kQueued };
   // Messages that were issued together and are not complete.
-  struct Group {
+  struct MessageGroup {
     cudaStream_t stream = nullptr;
     bool reports = false;              // by on_transfer; else the engine has its own events
     std::vector<OpKey> keys;           // of the operations
@@ -93,7 +93,7 @@ class NcclTransport final : public Transport, private NcclPollSource {
     std::vector<PeerHeader> headers;
     std::byte* header_memory = nullptr;  // pinned, for all of them
     cudaEvent_t event = nullptr;         // behind the group, once it is queued
-    Stage stage = Stage::kNew;
+    QueueStage stage = QueueStage::kNew;
     const OpPosting* recorded = nullptr;  // what is in a graph: its operation, known by this place
     bool executing = false;               // a launch of that is awaited
   };
@@ -108,28 +108,28 @@ class NcclTransport final : public Transport, private NcclPollSource {
   static Status closed();
   static Status rank_is_gone();
   Result<cudaStream_t> stream_of(const Device& device, uint32_t lane) const;
-  Group& new_group(cudaStream_t stream);
-  Status prepare(std::span<Transfer* const> transfers, Group* group);
-  Result<Action> message(const Transfer& transfer, Group* group);
-  Result<Action> native(const Transfer& transfer, Group* group);
+  MessageGroup& new_group(cudaStream_t stream);
+  Status prepare(std::span<Transfer* const> transfers, MessageGroup* group);
+  Result<Action> message(const Transfer& transfer, MessageGroup* group);
+  Result<Action> native(const Transfer& transfer, MessageGroup* group);
   uint64_t headers_bytes() const {
     return 2 * sizeof(GroupHeader) * static_cast<uint64_t>(size_ - 1);
   }
   static void write_header(const PeerHeader& header);
-  Status add_header(int32_t peer, std::span<Transfer* const> transfers, Group* group);
-  Result<void*> reachable(void* memory, uint64_t bytes, bool received, Group* group);
-  Status launch(Group& group);
-  Status together(const Group& group, const Communicator& on,
-                  Status (NcclTransport::*queue)(const Group&) const) const;
-  Status queue_messages(const Group& group) const;
-  Status queue_natives(const Group& group) const;
+  Status add_header(int32_t peer, std::span<Transfer* const> transfers, MessageGroup* group);
+  Result<void*> reachable(void* memory, uint64_t bytes, bool received, MessageGroup* group);
+  Status launch(MessageGroup& group);
+  Status together(const MessageGroup& group, const Communicator& on,
+                  Status (NcclTransport::*queue)(const MessageGroup&) const) const;
+  Status queue_messages(const MessageGroup& group) const;
+  Status queue_natives(const MessageGroup& group) const;
   const Communicator& communicator_of(uint64_t comm) const;
   Status check_communicators() const;
-  const PeerHeader* check_headers(Group& group);
+  const PeerHeader* check_headers(MessageGroup& group);
   template <class Visit>
   void visit_recorded(const OpPosting& op, Visit&& visit);
-  void complete(Group& group);
-  void release(Group& group);
+  void complete(MessageGroup& group);
+  void release(MessageGroup& group);
   void watch();
   void fail(int32_t peer, const Status& status);
   void stop();
@@ -153,9 +153,9 @@ class NcclTransport final : public Transport, private NcclPollSource {
   cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
   PinnedPool pinned_;
   EventPool events_;
-  std::list<Group> groups_;    // all but the last are queued
-  std::list<Group> spare_;     // for reuse, with the memory of their vectors
-  std::list<Group> recorded_;  // until they are forgotten: graphs have their memory
+  std::list<MessageGroup> groups_;    // all but the last are queued
+  std::list<MessageGroup> spare_;     // for reuse, with the memory of their vectors
+  std::list<MessageGroup> recorded_;  // until they are forgotten: graphs have their memory
   std::vector<std::pair<OpKey, Status>> differing_;  // operations of groups that were stopped
   bool failed_ = false;
   int64_t next_watch_ns_ = 0;

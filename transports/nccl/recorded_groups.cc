@@ -57,7 +57,7 @@ Status NcclTransport::verify(const OpPosting& op) {
     }
   });
   SOTTO_TRY(recorded);
-  for (Group& group : groups_) {
+  for (MessageGroup& group : groups_) {
     if (std::find(group.keys.begin(), group.keys.end(), op.key) == group.keys.end()) continue;
     if (const PeerHeader* differs = check_headers(group); differs != nullptr) return differs->meant;
   }

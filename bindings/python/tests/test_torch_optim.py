@@ -589,8 +589,7 @@ def rank_trains(comm):
     optimizer = st.OnebitAdam(net.parameters(), lr=0.01, freeze_step=4, sotto={"chunk_align": 8})
     train(net, optimizer, comm.rank, range(4))
     before = comm.counters().payload_bytes_sent
-    train(net, optimizer, comm.rank, range(10))
-    n = sum(p.numel() for p in net.parameters())
+    n = sum(p.numel() for p in train(net, optimizer, comm.rank, range(10)))
     sent = (comm.counters().payload_bytes_sent - before) / 10
     assert sent < 2.1 * n / 8 * (comm.size - 1) / comm.size + 500 * comm.size, sent
     optimizer.close()
