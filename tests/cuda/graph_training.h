@@ -31,7 +31,6 @@ inline constexpr GraphKind kGraphKinds[] = {
     {"NarrowState", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}},
                         "sotto": {"state_dtype": "fp8"}})",
      1},
-    {"Lion", R"({"optimizer": {"type": "Lion", "params": {"lr": 0.01, "weight_decay": 0.1}}})", 1},
     {"LossScale", kFp16, 1, true},
     {"Lamb", R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.01}}})", 1},
     {"Int8Gradients", R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}},
@@ -50,6 +49,7 @@ inline constexpr GraphKind kGraphKinds[] = {
         "var_freeze_step": 3, "var_update_scaler": 2, "local_step_scaler": 3,
         "local_step_clipper": 4}}})",
      5},
+    {"Lion", R"({"optimizer": {"type": "Lion", "params": {"lr": 0.01, "weight_decay": 0.1}}})", 1},
 };
 inline void PrintTo(const GraphKind& kind, std::ostream* out) { *out << kind.name; }
 

@@ -16,7 +16,7 @@ KINDS = {
     st.Adam: {},
     st.AdamW: {},
     st.Lamb: {},
-    st.Lion: {"betas": (0.9, 0.99), "weight_decay": 0.01},
+    st.Lion: {},
     st.OnebitAdam: {"freeze_step": 4},
     st.ZeroOneAdam: {
         "var_freeze_step": 5,
