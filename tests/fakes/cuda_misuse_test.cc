@@ -255,19 +255,33 @@ constexpr int kDepth = 20;
 struct Fault {
   int64_t dropped_wait = -1;              // of this round
   std::chrono::milliseconds late_copy{};  // the copy is queued so much later
+  bool stalled = false;                   // in that round nothing computes before the copy is done
 };
+
+// On a stream until the flag is set, or until a test has failed anyway.
+void CUDART_CB stall(void* flag) {
+  const auto limit = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+  const auto* copied = static_cast<const std::atomic<bool>*>(flag);
+  while (!copied->load() && std::chrono::steady_clock::now() < limit)
+    std::this_thread::sleep_for(std::chrono::microseconds(100));
+}
 
 // Compute on one stream, copy on another, an event between them.
 void pipeline(cudaStream_t compute, cudaStream_t copy, cudaEvent_t e, float* a, float* host,
               int rounds, const Fault& fault, int* wrong) {
   for (int i = 0; i < rounds; ++i) {
+    std::atomic<bool> copied{false};
     CUDA_OK(cudaMemsetAsync(a, 0, kN * 4, compute));
+    if (fault.stalled && i == fault.dropped_wait) {
+      CUDA_OK(cudaLaunchHostFunc(compute, stall, &copied));
+    }
     for (int k = 0; k < kDepth; ++k) CUDA_OK(launch_add(a, a, static_cast<float>(i), kN, compute));
     CUDA_OK(cudaEventRecord(e, compute));
     std::this_thread::sleep_for(fault.late_copy);
     CUDA_OK(cudaStreamWaitEvent(copy, e, 0));
     CUDA_OK(cudaMemcpyAsync(host, a, kN * 4, cudaMemcpyDeviceToHost, copy));
     CUDA_OK(cudaStreamSynchronize(copy));
+    copied = true;
     *wrong += host[kN - 1] != static_cast<float>(kDepth * i);
     CUDA_OK(cudaStreamSynchronize(compute));
   }
@@ -299,7 +313,7 @@ TEST_F(FakeCudaPipeline, EventsOrderStreams) {
 TEST_F(FakeCudaPipeline, ADroppedWaitShows) {
   if (kTsan) GTEST_SKIP() << "the race that this makes is the subject of the death test";
   int wrong = 0;
-  run(10, {.dropped_wait = 4}, &wrong);
+  run(10, {.dropped_wait = 4, .stalled = true}, &wrong);
   EXPECT_EQ(wrong, 1) << "the wait of one round was dropped";
 }
 
