@@ -19,18 +19,21 @@ Channel::~Channel() {
   engine_->drive([&](Driver&) {
     engine_->remove_channel(this);
     if (control_ != nullptr) control_->set_listener(nullptr);
-    transport_.reset();
+    links_ = LinkTable(0);
     control_.reset();
   });
 }
 
 void Channel::attach(std::unique_ptr<ControlPlane> control) {
   control_ = std::move(control);
+  links_ = LinkTable(control_->size());
   control_->set_listener(this);
   engine_->add_channel(this);
 }
 
-void Channel::attach(std::unique_ptr<Transport> transport) { transport_ = std::move(transport); }
+void Channel::attach(std::unique_ptr<Transport> transport, std::span<const int32_t> peers) {
+  links_.add(std::move(transport), peers);
+}
 
 Status Channel::failure() const {
   const FailureCause first = cause();
@@ -51,8 +54,10 @@ void Channel::abort(const FailureCause& cause) {
 
 void Channel::unrecord(const Run& run) {
   engine_->drive([&](Driver&) {
-    if (transport_ == nullptr) return;
-    for (const OpPosting& posting : run.postings) transport_->unrecord(posting);
+    for (const Link& link : links_.all()) {
+      if (link.queue == nullptr) continue;
+      for (const OpPosting& posting : run.postings) link.queue->unrecord(posting);
+    }
   });
 }
 
@@ -62,7 +67,7 @@ void Channel::close(int64_t timeout_us) {
     const Deadline deadline =
         Deadline::in_us(driver.clock(), lost ? std::min(timeout_us, kFailedCloseUs) : timeout_us);
     if (control_ != nullptr) control_->set_listener(nullptr);
-    if (transport_ != nullptr) transport_->close(deadline);
+    for (const Link& link : links_.all()) link.transport->close(deadline);
     if (control_ != nullptr) control_->leave(deadline);
   });
 }
@@ -98,29 +103,61 @@ bool Channel::set_failure(const FailureCause& cause) {
 }
 
 Status Channel::post(const Run& run) {
-  if (transport_ == nullptr) return ok_status();
-  for (const OpPosting& posting : run.postings) SOTTO_TRY(transport_->post_op(posting));
+  for (const Link& link : links_.all()) {
+    for (const OpPosting& posting : run.postings) SOTTO_TRY(link.transport->post_op(posting));
+  }
   return ok_status();
 }
 
 Status Channel::verify(const Run& run) {
-  for (const OpPosting& posting : run.postings) SOTTO_TRY(transport_->verify(posting));
+  for (const Link& link : links_.all()) {
+    if (link.queue == nullptr) continue;
+    for (const OpPosting& posting : run.postings) SOTTO_TRY(link.queue->verify(posting));
+  }
   return ok_status();
 }
 
 void Channel::retire(const Run& run) {
-  if (transport_ == nullptr || failed()) return;
-  for (const OpPosting& posting : run.postings) transport_->retire(posting);
+  if (failed()) return;
+  for (const Link& link : links_.all()) {
+    for (const OpPosting& posting : run.postings) link.transport->retire(posting);
+  }
 }
 
 void Channel::cancel(const Run& run) {
-  if (transport_ == nullptr) return;
-  for (const OpPosting& posting : run.postings) transport_->cancel(posting);
+  for (const Link& link : links_.all()) {
+    for (const OpPosting& posting : run.postings) link.transport->cancel(posting);
+  }
 }
 
 void Channel::restart(const Run& run) {
-  if (transport_ == nullptr) return;
-  for (const OpPosting& posting : run.postings) transport_->restart(posting);
+  for (const Link& link : links_.all()) {
+    if (link.queue == nullptr) continue;
+    for (const OpPosting& posting : run.postings) link.queue->restart(posting);
+  }
+}
+
+void Channel::add_groups(Op& op) {
+  for (uint8_t link = 0; link < op.plan().links.size(); ++link) links_[link].groups.add(op, link);
+}
+
+void Channel::await_launch(const Plan& plan) {
+  for (uint8_t link = 0; link < plan.links.size(); ++link) {
+    if (plan.links[link].stream_ordered) links_[link].groups.await_launch();
+  }
+}
+
+bool Channel::queues_idle(const Plan& plan) const {
+  for (uint8_t link = 0; link < plan.links.size(); ++link) {
+    const Link& of = links_.all()[link];
+    if (!plan.links[link].stream_ordered) continue;
+    if (!of.groups.empty() || !of.queue->idle() || of.groups.awaits_launch()) return false;
+  }
+  return true;
+}
+
+void Channel::clear_groups() {
+  for (Link& link : links_.all()) link.groups.clear();
 }
 
 }  // namespace sotto

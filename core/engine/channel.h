@@ -1,5 +1,4 @@
-// The engine's side of a root comm: its transport and control plane, its operations, its first
-// failure.
+// The engine's side of a root comm: its links and control plane, its operations, its first failure.
 #pragma once
 
 #include <atomic>
@@ -7,12 +6,13 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "core/engine/links.h"
 #include "core/engine/op.h"
-#include "core/engine/ordered_issue.h"
 #include "core/iface/rendezvous.h"
 #include "core/iface/transport.h"
 
@@ -29,8 +29,10 @@ class Channel final : public TransferSink,
 
   // Driver; once.
   void attach(std::unique_ptr<ControlPlane> control);
-  void attach(std::unique_ptr<Transport> transport);
-  Transport* transport() const { return transport_.get(); }
+  // A transport, and the ranks that it reaches.
+  void attach(std::unique_ptr<Transport> transport, std::span<const int32_t> peers);
+  LinkTable& links() { return links_; }
+  const LinkTable& links() const { return links_; }
   ControlPlane* control() const { return control_.get(); }
   int32_t rank() const { return control_ == nullptr ? 0 : control_->rank(); }  // in the root comm
   Engine& engine() const { return *engine_; }
@@ -70,18 +72,23 @@ class Channel final : public TransferSink,
   // It is the first cause. False: there is one already.
   bool set_failure(const FailureCause& cause);
 
-  // The operation's postings at the transport, if there is one.
+  // The operation's postings at all links.
   Status post(const Run& run);
   Status verify(const Run& run);
   void retire(const Run& run);
   void cancel(const Run& run);
   void restart(const Run& run);
+  // The operation's groups, behind those of others; and of a graph that is launched.
+  void add_groups(Op& op);
+  void await_launch(const Plan& plan);
+  // Nothing of earlier calls is under way on stream-ordered links of the plan.
+  bool queues_idle(const Plan& plan) const;
+  void clear_groups();
 
   std::shared_ptr<Engine> engine_;
   std::unique_ptr<ControlPlane> control_;
-  std::unique_ptr<Transport> transport_;
-  std::vector<OpRef> ops_;  // in flight, in order of start
-  OrderedIssue groups_;
+  LinkTable links_{0};
+  std::vector<OpRef> ops_;      // in flight, in order of start
   std::vector<Failure> found_;  // in order
   bool proposed_ = false;       // the control plane has a cause from here, and will decide soon
   std::atomic<bool> failed_{false};  // failure_ has been written

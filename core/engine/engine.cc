@@ -231,7 +231,7 @@ bool Engine::poll_devices() {
     Op& op = static_cast<Op&>(held);
     if (!device.ok()) device_failed(op, device);
     scheduler_.let_start(op);
-    if (op.plan().by_order) issue_groups(*op.request_.channel);
+    if (!op.plan().groups.empty()) issue_groups(*op.request_.channel);
   });
   const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
     call_ended(static_cast<Op&>(op), step, device);
@@ -257,9 +257,10 @@ bool Engine::poll_captured() {
 bool Engine::issue_again() {
   bool any = false;
   for (Channel* channel : channels_) {
-    if (!channel->groups_.in_progress() || channel->failed()) continue;
+    const auto in_progress = [](const Link& link) { return link.groups.in_progress(); };
+    if (std::ranges::none_of(channel->links().all(), in_progress) || channel->failed()) continue;
     issue_groups(*channel);
-    any |= !channel->groups_.in_progress();
+    any |= std::ranges::none_of(channel->links().all(), in_progress);
   }
   return any;
 }

@@ -1,5 +1,5 @@
 // Runs plans. One engine per context (rank). Steps run as soon as their predecessors are done;
-// sends and receives go to the transport, kernels and copies to the device.
+// sends and receives go to the link of their peer, kernels and copies to the device.
 //
 // Everything that is marked "driver" runs under the driver's role (driver_role.h), one thread at a
 // time, so engine, transports and control planes need no locks of their own. Which step is next and
@@ -129,7 +129,8 @@ class Engine final : public Driver, private DriverWork {
   void await_stream(Op& op);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
-  Status issue(Channel& channel, Op& op, uint32_t group, std::vector<Transfer*>& transfers);
+  Status issue(QueueTransport& transport, Op& op, uint32_t group,
+               std::vector<Transfer*>& transfers);
   void execute(Op& op, uint32_t step);
   void after_issue(Op& op, uint32_t step);
   void step_done(Op& op, uint32_t step);

@@ -25,15 +25,15 @@ void Engine::admit(const OpRef& ref) {
     return;
   }
   const Plan& plan = *run.plan;
-  if (plan.by_order) channel.groups_.add(op);
+  channel.add_groups(op);
   if (plan.steps.empty()) {
     finish(op);
     return;
   }
   await_stream(op);
   scheduler_.start(op, poster(op));
-  announce_receives(run, *op.request_.ranks, channel.transport());
-  if (plan.by_order) issue_groups(channel);
+  announce_receives(run, *op.request_.ranks, channel.links());
+  if (!plan.groups.empty()) issue_groups(channel);
 }
 
 // The caller's stream may stand still until an operation that was started earlier is done: it waits
@@ -51,7 +51,7 @@ void Engine::await_stream(Op& op) {
   }
 }
 
-// Fills in the transfer of a channel step and, for by_key transports, hands it over.
+// Fills in the transfer of a message and, on links that match by key, hands it over.
 void Engine::post_transfer(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   Transfer& t = fill_transfer(run, step, *op.request_.ranks);
@@ -59,42 +59,46 @@ void Engine::post_transfer(Op& op, uint32_t step) {
   Scheduler::begin(op, step);
   Scheduler::issued(op, step);
   note_issue(run, step);
-  if (run.plan->by_order) return;
-  Transport& transport = *op.request_.channel->transport_;
+  MessageTransport* const transport =
+      op.request_.channel->links()[run.plan->steps[step].link].messages;
+  if (transport == nullptr) return;
   if (t.is_send) {
-    transport.send(t);
+    transport->send(t);
     return;
   }
   count_receive(run, step);
-  transport.recv(t);
+  transport->recv(t);
 }
 
 void Engine::issue_groups(Channel& channel) {
-  const Status status = channel.groups_.issue_ready([&](const auto& group, auto& transfers) {
-    return issue(channel, static_cast<Op&>(*group.op), group.index, transfers);
-  });
-  if (!status.ok()) channel.found(status);
+  for (Link& link : channel.links().all()) {
+    const Status status = link.groups.issue_ready([&](const auto& group, auto& transfers) {
+      return issue(*link.queue, static_cast<Op&>(*group.op), group.index, transfers);
+    });
+    if (!status.ok()) channel.found(status);
+  }
 }
 
-// One group, perhaps not for the first time. Of a stream-ordered transport it is a call of a lane
-// like others: behind what its messages come after, and with events behind it.
-Status Engine::issue(Channel& channel, Op& op, uint32_t group, std::vector<Transfer*>& transfers) {
+// One group, perhaps not for the first time. Of a stream-ordered link it is a call of a lane like
+// others: behind what its messages come after, and with events behind it.
+Status Engine::issue(QueueTransport& transport, Op& op, uint32_t group,
+                     std::vector<Transfer*>& transfers) {
   Device* device = op.device().get();
   const Plan& plan = *op.request_.run->plan;
-  const std::vector<uint32_t>& steps = plan.groups[group];
+  const std::vector<uint32_t>& steps = plan.groups[group].steps;
+  const bool stream_ordered = plan.links[plan.groups[group].link].stream_ordered;
   if (transfers.empty()) {
     for (uint32_t step : steps) {
       post_transfer(op, step);
       transfers.push_back(&op.request_.run->transfers[plan.transfer_index[step]]);
     }
-    if (plan.stream_ordered) {
+    if (stream_ordered) {
       // Later steps come after more, so that what the earlier ones would wait for is implied.
       for (auto step = steps.rbegin(); step != steps.rend(); ++step)
         SOTTO_TRY(queues_.order(op, *step));
     }
   }
-  Transport& transport = *channel.transport_;
-  if (!plan.stream_ordered) return transport.issue(transfers, device, 0);
+  if (!stream_ordered) return transport.issue(transfers, device, 0);
   SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
   for (uint32_t step : steps) after_issue(op, step);
   return ok_status();
@@ -119,7 +123,7 @@ void Engine::execute(Op& op, uint32_t step) {
   Scheduler::issued(op, step);
   if (op.asynchronous()) {
     after_issue(op, step);
-    if (run.plan->stream_ordered) issue_groups(*op.request_.channel);
+    if (run.plan->stream_ordered()) issue_groups(*op.request_.channel);
   } else {
     step_done(op, step);
   }
@@ -159,8 +163,8 @@ void Engine::step_done(Op& op, uint32_t step) {
     return;
   }
   if (!op.running()) return;
-  announce_receives(run, *op.request_.ranks, op.request_.channel->transport());
-  if (run.plan->by_order) issue_groups(*op.request_.channel);
+  announce_receives(run, *op.request_.ranks, op.request_.channel->links());
+  if (!run.plan->groups.empty()) issue_groups(*op.request_.channel);
 }
 
 // A call of a lane has ended; kNoStep: the undo kernels.

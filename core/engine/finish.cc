@@ -16,7 +16,7 @@ void Engine::finish(Op& op) {
     return;
   }
   const Run& run = *op.request_.run;
-  if (run.plan->stream_ordered) {
+  if (run.plan->stream_ordered()) {
     Channel& channel = *op.request_.channel;
     if (const Status meant = channel.verify(run); !meant.ok()) {
       // The comm fails first, then the operation with it: who sees this one fail sees that too.
@@ -130,11 +130,11 @@ void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
 
 void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   if (!channel.set_failure(cause)) return;
-  channel.groups_.clear();
+  channel.clear_groups();
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
   // these operations, and what is queued behind it executes. The other transports end without the
   // device, and streams go on when it has done with the operation.
-  const bool queued = channel.transport_ != nullptr && channel.transport_->caps().stream_ordered;
+  const bool queued = std::ranges::any_of(channel.links().all(), &Link::stream_ordered);
   for (const OpRef& op : channel.ops_) {
     op->request_.run->give_up();
     if (queued) DeviceQueues::let_go(*op, *op->device());

@@ -37,7 +37,7 @@ void count_receive(Run& run, uint32_t step) {
   ++run.announce[index].posted[static_cast<size_t>(it - rounds.begin())];
 }
 
-void announce_receives(Run& run, std::span<const int32_t> ranks, Transport* transport) {
+void announce_receives(Run& run, std::span<const int32_t> ranks, const LinkTable& links) {
   const Plan& plan = *run.plan;
   if (!run.receives_posted) return;
   run.receives_posted = false;
@@ -53,8 +53,9 @@ void announce_receives(Run& run, std::span<const int32_t> ranks, Transport* tran
       advanced = true;
     }
     if (!advanced) continue;
-    transport->ready(ranks[index % plan.comm_size], run.postings[index / plan.comm_size],
-                     rounds[a.round_index - 1].round, largest);
+    const int32_t peer = ranks[index % plan.comm_size];
+    links.to(peer).messages->ready(peer, run.postings[index / plan.comm_size],
+                                   rounds[a.round_index - 1].round, largest);
   }
 }
 

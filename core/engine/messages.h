@@ -3,6 +3,7 @@
 
 #include <span>
 
+#include "core/engine/links.h"
 #include "core/engine/run.h"
 
 namespace sotto {
@@ -11,10 +12,10 @@ namespace sotto {
 // comm.
 Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks);
 
-// Transports that match by key: the receive of the step is handed over now.
+// Links that match by key: the receive of the step is handed over now.
 void count_receive(Run& run, uint32_t step);
 
 // Tells peers for which rounds all receives have been handed over since the last call.
-void announce_receives(Run& run, std::span<const int32_t> ranks, Transport* transport);
+void announce_receives(Run& run, std::span<const int32_t> ranks, const LinkTable& links);
 
 }  // namespace sotto

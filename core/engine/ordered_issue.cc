@@ -4,10 +4,10 @@
 
 namespace sotto {
 
-void OrderedIssue::add(ScheduledOp& op) {
+void OrderedIssue::add(ScheduledOp& op, uint8_t link) {
   const Plan& plan = op.plan();
   for (uint32_t g = 0; g < plan.groups.size(); ++g) {
-    if (!plan.groups[g].empty()) groups_.push_back({&op, g});
+    if (plan.groups[g].link == link) groups_.push_back({&op, g});
   }
 }
 
@@ -17,9 +17,10 @@ const OrderedIssue::Group* OrderedIssue::first_ready() const {
   if (first.op->steps().group_pending[first.index] != 0) return nullptr;
   const Plan& plan = first.op->plan();
   const auto callers = [&](uint32_t step) { return plan.steps[step].callers; };
-  const std::vector<uint32_t>& steps = plan.groups[first.index];
+  const IssueGroup& group = plan.groups[first.index];
   // The caller's stream has not come so far.
-  if (plan.stream_ordered && first.op->held() && std::any_of(steps.begin(), steps.end(), callers))
+  if (plan.links[group.link].stream_ordered && first.op->held() &&
+      std::ranges::any_of(group.steps, callers))
     return nullptr;
   return &first;
 }

@@ -1,5 +1,5 @@
-// The groups of messages of a root comm whose transport matches by order: they are issued whole, in
-// the order of the calls, as long as the first in line is ready. Driver.
+// The groups of messages of a link that matches by order: they are issued whole, in the order of
+// the calls, as long as the first in line is ready. Driver.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@ class OrderedIssue {
     uint32_t index;  // in Plan::groups
   };
 
-  // The groups of an operation's plan, behind those of others.
-  void add(ScheduledOp& op);
+  // The groups of an operation's plan on this link, behind those of others.
+  void add(ScheduledOp& op, uint8_t link);
   bool empty() const { return groups_.empty(); }
   void clear() { groups_.clear(); }
 

@@ -22,7 +22,7 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
   channel.restart(run);
   channel.ops_.push_back(op);
   captured_.await_launch(*op);
-  if (run.plan->stream_ordered) channel.groups_.await_launch();
+  channel.await_launch(*run.plan);
   role_.add_op();
   return ok_status();
 }
@@ -54,12 +54,10 @@ Status Engine::check_replay(const Op& op) {
 // never under way together with others. What was called before executes first; issue_groups keeps
 // back what is called later.
 Status Engine::await_earlier(const Op& op) {
-  if (!op.request_.run->plan->stream_ordered) return ok_status();
+  const Plan& plan = *op.request_.run->plan;
+  if (!plan.stream_ordered()) return ok_status();
   Channel& channel = *op.request_.channel;
-  const auto done = [&] {
-    return channel.failed() || (channel.groups_.empty() && channel.transport_->idle() &&
-                                !channel.groups_.awaits_launch());
-  };
+  const auto done = [&] { return channel.failed() || channel.queues_idle(plan); };
   if (run_until(done, Deadline::in_us(clock(), op.request_.timeout_us))) return channel.failure();
   return error(Code::kBusy,
                "operations that were called before still have messages under way; wait for those "
@@ -69,9 +67,12 @@ Status Engine::await_earlier(const Op& op) {
 // Of an operation that then completes.
 void Engine::forget_replay(Op& op) {
   captured_.forget(op);
-  if (!op.request_.run->plan->stream_ordered) return;
   Channel& channel = *op.request_.channel;
-  if (channel.groups_.launch_ended()) issue_groups(channel);
+  const std::vector<PlanLink>& links = op.request_.run->plan->links;
+  for (uint8_t link = 0; link < links.size(); ++link) {
+    if (links[link].stream_ordered && channel.links()[link].groups.launch_ended())
+      issue_groups(channel);
+  }
 }
 
 }  // namespace sotto

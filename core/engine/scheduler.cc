@@ -11,7 +11,7 @@ void StepStates::reset(const Plan& plan) {
   progress.assign(count, StepProgress::kWaiting);
   group_pending.resize(plan.groups.size());
   for (size_t g = 0; g < plan.groups.size(); ++g)
-    group_pending[g] = static_cast<uint32_t>(plan.groups[g].size());
+    group_pending[g] = static_cast<uint32_t>(plan.groups[g].steps.size());
   done = in_flight = 0;
 }
 
@@ -56,8 +56,8 @@ bool Scheduler::make_ready(ScheduledOp& op, uint32_t step) {
   } else if (on_device(s)) {
     ready_.push_back({op.priority_, op.sequence_, step, &op});
     std::push_heap(ready_.begin(), ready_.end());
-  } else if (op.plan_->by_order) {
-    --op.steps_->group_pending[s.issue_round];
+  } else if (op.plan_->links[s.link].matching == Matching::kByOrder) {
+    --op.steps_->group_pending[s.group];
   } else {
     return true;
   }

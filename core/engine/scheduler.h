@@ -3,8 +3,8 @@
 // transports or clocks. Times are values that the caller passes.
 //
 // Steps on the device wait in one heap, by priority, then by order of start, then by position in
-// the plan. Messages wait for nothing but their predecessors, or, on transports that match by
-// order, for the rest of their group.
+// the plan. Messages wait for nothing but their predecessors, or, on links that match by order, for
+// the rest of their group.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ enum class StepProgress : uint8_t { kWaiting = 0, kReady, kIssued, kDone };
 struct StepStates {
   std::vector<uint32_t> pending;        // per step: predecessors not yet satisfied
   std::vector<StepProgress> progress;   // per step
-  std::vector<uint32_t> group_pending;  // by_order: steps of a group that are not ready
+  std::vector<uint32_t> group_pending;  // per group: steps that are not ready
   uint32_t done = 0;
   uint32_t in_flight = 0;  // calls of lanes that have been issued and are not done
 
@@ -90,8 +90,8 @@ class Scheduler {
   // Steps that touch memory of the caller are kept back until let_start.
   static void hold(ScheduledOp& op) { op.held_ = true; }
   void let_start(ScheduledOp& op);
-  // Steps without predecessors. `post(step)` is called for each message that can go to a transport
-  // that matches by key; here and below.
+  // Steps without predecessors. `post(step)` is called for each message that can go to a link that
+  // matches by key; here and below.
   template <class Post>
   void start(ScheduledOp& op, Post&& post) {
     for (uint32_t i = 0; i < op.plan_->steps.size(); ++i) {
@@ -203,7 +203,7 @@ class Scheduler {
     }
   };
 
-  // True: the step is a message for a transport that matches by key.
+  // True: the step is a message for a link that matches by key.
   bool make_ready(ScheduledOp& op, uint32_t step);
   Ready take(std::vector<Entry>::iterator entry);
   static bool any_issued(const ScheduledOp& op, const UndoStep& undo);

@@ -68,7 +68,7 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
-  if (native_ != 0) engine().drive([&](Driver&) { root_->channel->transport()->leave(epoch_); });
+  if (native_ != 0) engine().drive([&](Driver&) { native_link()->leave(epoch_); });
 }
 
 // ---- starting operations ----
@@ -90,11 +90,18 @@ OpPosting Comm::point_to_point_posting(const CollectiveRequest& r, OpSignature s
 
 Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
                                                     const std::shared_ptr<Device>& device) const {
-  const Transport* transport = root_->channel->transport();
+  const LinkTable& table = root_->channel->links();
+  std::vector<LinkTarget> links;
+  for (const Link& link : table.all()) {
+    links.push_back({link.queue != nullptr ? Matching::kByOrder : Matching::kByKey,
+                     &link.transport->caps(), link.transport.get()});
+  }
+  std::vector<uint8_t> link_of;
+  for (const int32_t rank : *ranks_) link_of.push_back(table.link_of(rank));
   LoweringTarget target;
   target.device = &device->caps();
-  target.transport = &transport->caps();
-  target.headers = transport;
+  target.links = links;
+  target.link_of = link_of;
   target.comm_size = size();
   SOTTO_ASSIGN(std::shared_ptr<const Plan> plan, lower(std::move(logical), target));
   return PreparedPlan::make(std::move(plan), device);
@@ -177,7 +184,8 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
                            const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
                            const CallOptions& options, std::shared_ptr<GraphRecorder> recorder) {
   SOTTO_TRY(failure());
-  if (recorder != nullptr && plan->plan().transfers > 0 && !plan->plan().stream_ordered) {
+  const auto by_host = [&](const Step& step) { return !on_lane(plan->plan(), step); };
+  if (recorder != nullptr && std::ranges::any_of(plan->plan().steps, by_host)) {
     return unsupported(
         "over \"{}\" messages are moved by the host, and cannot be part of a CUDA graph; over "
         "\"nccl\" they can",
@@ -324,22 +332,28 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   return made;
 }
 
+// Null: there is none, or some ranks are reached by another one.
+QueueTransport* Comm::native_link() const {
+  const LinkTable& links = root_->channel->links();
+  return links.all().size() == 1 ? links.all()[0].queue : nullptr;
+}
+
 // The transport's native collectives between these ranks; all of the root comm, in its order, have
 // them already.
 Status Comm::join(OpKind service) {
-  Transport& transport = *root_->channel->transport();
-  const NativeCollectives native = transport.caps().native;
+  QueueTransport* const transport = native_link();
+  const NativeCollectives native = transport == nullptr ? 0 : transport->caps().native;
   if (native == 0 || size() == 1) return ok_status();
   if (size() == root_->channel->control()->size() && std::ranges::is_sorted(*ranks_)) {
     native_ = native;
     return ok_status();
   }
   SOTTO_ASSIGN(const std::string mine,
-               engine().drive([&](Driver&) { return transport.invite(rank_ == 0); }));
+               engine().drive([&](Driver&) { return transport->invite(rank_ == 0); }));
   SOTTO_ASSIGN(const std::vector<std::string> all, exchange(mine, service));
   SOTTO_TRY(engine().drive([&](Driver& driver) {
     const Deadline deadline = Deadline::in_us(driver.clock(), timeout_us());
-    return transport.join(epoch_, rank_, all, driver, deadline);
+    return transport->join(epoch_, rank_, all, driver, deadline);
   }));
   native_ = native;
   return ok_status();
@@ -367,9 +381,9 @@ Status Comm::drain() {
 
 CommCounters Comm::counters() const {
   CommCounters c;
-  const Transport* transport = root_->channel->transport();
   for (int32_t r = 0; r < size(); ++r) {
-    if (r != rank_) c.moved += transport->counters(epoch_, (*ranks_)[static_cast<size_t>(r)]);
+    const int32_t peer = (*ranks_)[static_cast<size_t>(r)];
+    if (r != rank_) c.moved += root_->channel->links().counters(epoch_, peer);
   }
   c.payload_bytes_planned = totals_->payload_bytes_planned.load(std::memory_order_relaxed);
   c.header_bytes_planned = totals_->header_bytes_planned.load(std::memory_order_relaxed);
@@ -402,23 +416,23 @@ std::string Comm::report_json(const std::string& kind) const {
         silent[r] = root_->channel->control()->silent_ms((*ranks_)[r]);
     });
   }
-  const Transport* transport = root_->channel->transport();
+  const LinkTable& links = root_->channel->links();
   nlohmann::ordered_json peers = nlohmann::ordered_json::array();
   for (int32_t r = 0; r < size(); ++r) {
     if (r == rank_) continue;
     const int32_t root_rank = (*ranks_)[static_cast<size_t>(r)];
     nlohmann::ordered_json peer{{"rank", r}};
-    if (all || kind == "routes") peer["route"] = transport->route(root_rank);
+    if (all || kind == "routes") peer["route"] = links.to(root_rank).transport->route(root_rank);
     if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
     if (all || kind == "counters") {
-      const TransferCounters c = transport->counters(epoch_, root_rank);
+      const TransferCounters c = links.counters(epoch_, root_rank);
       peer["payload_bytes_sent"] = c.payload_bytes_sent;
       peer["payload_bytes_received"] = c.payload_bytes_received;
       peer["header_bytes_sent"] = c.header_bytes_sent;
       peer["header_bytes_received"] = c.header_bytes_received;
       peer["messages_sent"] = c.messages_sent;
       peer["messages_received"] = c.messages_received;
-      const TransferCounters service = transport->counters(0, root_rank);
+      const TransferCounters service = links.counters(0, root_rank);
       peer["service_bytes_sent"] = service.service_bytes_sent;
       peer["service_bytes_received"] = service.service_bytes_received;
     }

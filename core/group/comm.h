@@ -102,7 +102,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // The executable plan of calls, which are on one device, from a cache. Nothing is sent.
   Result<std::shared_ptr<PreparedPlan>> prepare(std::span<const Call> calls);
-  // Lowers any plan for this comm's transport and a device.
+  // Lowers any plan for this comm's links and a device.
   Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan,
                                                 const std::shared_ptr<Device>& device) const;
 
@@ -153,6 +153,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   };
 
   Status join(OpKind service);
+  QueueTransport* native_link() const;
   OpPosting next_posting(OpSignature signature, int32_t priority);
   OpPosting point_to_point_posting(const CollectiveRequest& request, OpSignature signature,
                                    int32_t priority);

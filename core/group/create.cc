@@ -1,4 +1,5 @@
 // How a root comm comes to be: rendezvous, agreement, connections.
+#include <algorithm>
 #include <cstring>
 
 #include "core/base/hash.h"
@@ -11,10 +12,10 @@ namespace {
 
 // What ranks exchange before data connections are made.
 struct SetupRecord {
-  uint32_t version = 3;  // another one where ranks would cut messages differently
+  uint32_t version = 4;  // another one where ranks would cut or route messages differently
   uint32_t silence_limit_ms = 0;
   uint64_t segment_bytes = 0;  // 0: what suits the transport
-  uint64_t process_token = 0;  // 0: stays with sockets
+  uint64_t place = 0;  // Backend::place of the transport inside a process; 0: stays with sockets
   char transport[16] = {};
   UniqueId inside = {};  // rank 0: an id of the transport inside its process
 };
@@ -24,15 +25,18 @@ constexpr uint64_t kLeastSegment = 8192, kMostSegment = 16777216;
 
 struct RootSetup {
   Backend* backend = nullptr;
-  Backend* inside = nullptr;  // transport "auto": for ranks of one process
+  Backend* inside = nullptr;  // transport "auto": for ranks of one place
   std::string transport;
   JoinRequest request;
+  // By rank, once agreed, unless all have gone inside: where each is; 0: stays with sockets.
+  std::vector<uint64_t> places;
 };
 
 struct Agreement {
   uint64_t segment_bytes = 0;      // 0: named by no rank
   uint32_t silence_limit_ms = 0;   // 0: named by no rank
-  std::optional<UniqueId> inside;  // for ranks that are all in one process
+  std::optional<UniqueId> inside;  // for ranks that are all in one place
+  std::vector<uint64_t> places;    // as in RootSetup
 };
 
 Status check_rank(int32_t rank, int32_t size) {
@@ -78,8 +82,8 @@ Result<JoinRequest> who_and_where(Context& context, const CommConfig& config) {
   return request;
 }
 
-// Transport "auto": what reaches ranks anywhere, for the rendezvous, and a better one, if there is
-// one, should all ranks turn out to be in one process.
+// Transport "auto": what reaches ranks anywhere, and a better one, if there is one, for those that
+// turn out to be in one place.
 Status choose_transport(Context& context, RootSetup& setup) {
   SOTTO_ASSIGN(const std::string near, context.auto_transport(Reach::kProcess));
   if (setup.request.size == 1) {
@@ -128,7 +132,7 @@ Result<SetupRecord> own_record(const RootSetup& setup, const Params& params) {
   mine.silence_limit_ms = static_cast<uint32_t>(params.silence_limit_ms);
   setup.transport.copy(mine.transport, sizeof mine.transport - 1);
   if (setup.inside == nullptr) return mine;
-  mine.process_token = process_token();
+  mine.place = setup.inside->place();
   if (setup.request.rank == 0) {
     SOTTO_ASSIGN(mine.inside, setup.inside->make_unique_id());
   }
@@ -149,7 +153,6 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
   SOTTO_ASSIGN(const std::vector<std::string> all,
                control.all_gather("agreement", blob, driver, setup.request.deadline));
   Agreement agreement;
-  bool together = mine.process_token != 0;
   for (size_t r = 0; r < all.size(); ++r) {
     SetupRecord theirs;
     if (all[r].size() != sizeof theirs) {
@@ -176,14 +179,16 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
     }
     take_smallest(agreement.segment_bytes, theirs.segment_bytes);
     take_smallest(agreement.silence_limit_ms, theirs.silence_limit_ms);
-    together = together && theirs.process_token == mine.process_token;
+    agreement.places.push_back(theirs.place);
     if (r == 0) agreement.inside = theirs.inside;
   }
-  if (!together) agreement.inside.reset();
+  const std::vector<uint64_t>& places = agreement.places;
+  if (places[0] == 0 || std::ranges::count(places, places[0]) != std::ssize(places))
+    agreement.inside.reset();
   return agreement;
 }
 
-// All ranks are threads of one process: they go on through its memory and leave the sockets.
+// All ranks are in one process: they go on through its memory and leave the sockets.
 Status move_inside(RootSetup& setup, const UniqueId& id, std::unique_ptr<ControlPlane>& control,
                    Driver& driver) {
   setup.backend = setup.inside;
@@ -214,19 +219,53 @@ Result<std::unique_ptr<ControlPlane>> rendezvous(Context& context, RootSetup& se
   if (agreement->inside) {
     const Status moved = move_inside(setup, *agreement->inside, control, driver);
     SOTTO_TRY(tell(*control, moved));
+  } else {
+    setup.places = std::move(agreement->places);
   }
   root.transport = setup.transport;
   return control;
 }
 
+bool any_share_a_place(std::vector<uint64_t> places) {
+  std::erase(places, 0u);
+  std::ranges::sort(places);
+  return std::ranges::adjacent_find(places) != places.end();
+}
+
+// One link of the group: a transport and the ranks that this one reaches by it.
+Status add_link(const RootSetup& setup, Backend& backend, std::span<const int32_t> peers,
+                RootComm& root, Driver& driver) {
+  SOTTO_ASSIGN(std::unique_ptr<Transport> transport,
+               backend.connect(*root.channel->control(), peers, *root.channel, driver,
+                               setup.request.deadline));
+  root.channel->attach(std::move(transport), peers);
+  return ok_status();
+}
+
+// Ranks of one place are linked inside it, the others by the transport of the group. All ranks make
+// the same links, also where they have no peers.
 Status connect(const RootSetup& setup, void* native_comm, RootComm& root, Driver& driver) {
+  const ControlPlane& control = *root.channel->control();
   SOTTO_ASSIGN(Backend* const backend, root.context->backend(setup.transport));
   if (native_comm != nullptr) SOTTO_TRY(backend->adopt(native_comm));
-  SOTTO_ASSIGN(
-      std::unique_ptr<Transport> transport,
-      backend->connect(*root.channel->control(), *root.channel, driver, setup.request.deadline));
-  if (root.segment_bytes == 0) root.segment_bytes = transport->caps().segment_bytes;
-  root.channel->attach(std::move(transport));
+  if (!any_share_a_place(setup.places)) {
+    SOTTO_TRY(add_link(setup, *backend, all_ranks(control), root, driver));
+  } else {
+    SOTTO_ASSIGN(const std::string near, root.context->auto_transport(Reach::kProcess));
+    SOTTO_ASSIGN(Backend* const inside, root.context->backend(near));
+    std::vector<int32_t> here, elsewhere;
+    const uint64_t place = setup.places[static_cast<size_t>(control.rank())];
+    for (const int32_t rank : all_ranks(control)) {
+      const bool together = place != 0 && setup.places[static_cast<size_t>(rank)] == place;
+      (together ? here : elsewhere).push_back(rank);
+    }
+    SOTTO_TRY(add_link(setup, *backend, elsewhere, root, driver));
+    SOTTO_TRY(add_link(setup, *inside, here, root, driver));
+  }
+  if (root.segment_bytes != 0) return ok_status();
+  root.segment_bytes = kMostSegment;
+  for (const Link& link : root.channel->links().all())
+    root.segment_bytes = std::min(root.segment_bytes, link.transport->caps().segment_bytes);
   return ok_status();
 }
 

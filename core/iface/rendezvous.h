@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -81,6 +82,9 @@ class ControlPlane {
   virtual void leave(Deadline deadline) = 0;
 };
 
+// Its ranks, ascending.
+std::vector<int32_t> all_ranks(const ControlPlane& control);
+
 // The caller's all-gather: writes `bytes` bytes of every rank, in rank order, to `out`.
 using ExchangeFn = std::function<Status(const void* in, uint64_t bytes, void* out)>;
 
@@ -114,10 +118,16 @@ class Backend {
     (void)native_comm;
     return unsupported("transport \"{}\" has no communicators that could be lent to it", name());
   }
-  // Connects all pairs of ranks. Collective over the control plane. The sink outlives the
-  // transport.
-  virtual Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
-                                                     Driver& driver, Deadline deadline) = 0;
+  // Where this rank is, in a number that is equal for ranks which the transport can connect and
+  // never 0: inproc: the process. Transports for ranks anywhere have the same for all.
+  virtual uint64_t place() const { return 1; }
+  // Connects this rank with `peers`, ascending and perhaps with itself among them, for whom it is
+  // one of theirs. Collective over the control plane, also for ranks that connect with none. The
+  // sink outlives the transport. UNSUPPORTED: the transport takes all ranks or none.
+  virtual Result<std::unique_ptr<Transport>> connect(ControlPlane& control,
+                                                     std::span<const int32_t> peers,
+                                                     TransferSink& sink, Driver& driver,
+                                                     Deadline deadline) = 0;
 };
 
 }  // namespace sotto

@@ -1,11 +1,12 @@
-// A transport moves messages between the ranks of one root comm. Plans say what is sent and
-// received; the engine calls the transport; splits of a comm share their root's transport.
+// A transport moves messages between ranks of one root comm. Plans say what is sent and received;
+// the engine calls the transports; splits of a comm share those of their root.
 //
-// How messages find their receive is declared in the capabilities:
-// - by_key: messages carry their match key (inproc, tcp). Sends and receives may be issued in any
-//   order.
-// - by_order: messages of a pair of ranks match in the order of issue (nccl). The engine issues
-//   whole rounds, each as one group, in the same order on every rank.
+// How messages find their receive makes two kinds:
+// - MessageTransport: messages carry their match key (inproc, tcp). Sends and receives may be
+// issued
+//   in any order.
+// - QueueTransport: messages of a pair of ranks match in the order of issue (nccl). The engine
+//   issues whole rounds, each as one group, in the same order on every rank.
 //
 // Threads: everything is called by the thread that drives the engine (one at a time) unless said
 // otherwise.
@@ -27,8 +28,6 @@ class Device;
 class Driver;
 enum class ReduceOp : uint8_t;
 
-enum class Matching : uint8_t { kByKey, kByOrder };
-
 // Collectives that a transport has itself (TransportCaps::native), the same on all ranks.
 using NativeCollectives = uint32_t;
 inline constexpr NativeCollectives kNativeMoves = 1;  // all-gather and broadcast
@@ -39,15 +38,14 @@ inline constexpr NativeCollectives kNativeFloats = 4;
 
 struct TransportCaps {
   const char* name = "";
-  Matching matching = Matching::kByKey;
-  // Sends and receives are queued on a device lane and complete there, as kernels do (nccl). Only
-  // with kByOrder.
-  bool stream_ordered = false;
   // Host memory only: buffers of other devices are staged by the lowering pass.
   bool host_memory_only = true;
   // Largest message that plans make unless the user says otherwise.
   uint64_t segment_bytes = 256 * 1024;
-  // Those that plans may use, of the root comm and of comms that were joined. Only with kByOrder.
+  // Queue transports: sends and receives are queued on a device lane and complete there, as kernels
+  // do (nccl).
+  bool stream_ordered = false;
+  // Queue transports: those that plans may use, of the root comm and of comms that were joined.
   NativeCollectives native = 0;
 };
 
@@ -191,10 +189,78 @@ class TransferSink {
   virtual void on_failure(int32_t peer, Status status) noexcept = 0;
 };
 
+class MessageTransport;
+class QueueTransport;
+
+// What both kinds have.
 class Transport {
  public:
   virtual ~Transport() = default;
   virtual const TransportCaps& caps() const = 0;
+  // This transport, if it is of the kind.
+  virtual MessageTransport* as_message_transport() { return nullptr; }
+  virtual QueueTransport* as_queue_transport() { return nullptr; }
+
+  // Bytes that one message costs beside its data: frame header and trailer.
+  virtual uint64_t header_bytes(uint64_t message_bytes) const = 0;
+
+  // This rank has reached the operation: its messages may be matched. A peer's message for the same
+  // key with another signature fails the root comm as PROTOCOL, with both sides described, even if
+  // no receive is posted. `op` stays valid until retire or cancel.
+  virtual Status post_op(const OpPosting& op) = 0;
+  // The operation has completed on this rank.
+  virtual void retire(const OpPosting& op) = 0;
+  // Drops every unfinished transfer of the operation, without on_transfer. On return none is
+  // touched any more. Used only when the root comm has failed; messages may be left half sent.
+  virtual void cancel(const OpPosting& op) = 0;
+
+  // One line per peer for reports: "tcp 127.0.0.1:4242".
+  virtual std::string route(int32_t peer) const = 0;
+  // Counters per comm epoch and peer. Threads: any.
+  virtual TransferCounters counters(uint64_t comm, int32_t peer) const = 0;
+  // Orderly end: pending writes are flushed until the deadline, peers learn that the end is
+  // intended.
+  virtual void close(Deadline deadline) = 0;
+};
+
+// Messages match by their keys. Errors arrive through the sink.
+class MessageTransport : public Transport {
+ public:
+  MessageTransport* as_message_transport() final { return this; }
+
+  virtual void send(Transfer& transfer) = 0;
+  virtual void recv(Transfer& transfer) = 0;
+  // All receives from `peer` up to and including `last_round` of the operation have been posted
+  // with recv and have their memory: bulk senders may start. `largest` is the largest of these
+  // messages in bytes, so that a transport can leave out READY frames that nobody waits for.
+  virtual void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) = 0;
+};
+
+// Messages match by the order of their groups.
+class QueueTransport : public Transport {
+ public:
+  QueueTransport* as_queue_transport() final { return this; }
+
+  // Sends and receives of one round, all at once. stream_ordered: queued on `lane` of `device`; the
+  // engine records an event behind them and on_transfer is not used. If the device records, they
+  // execute after each restart, with the transfers and their memory. IN_PROGRESS: they are not
+  // queued yet; the engine issues the same group again, soon and before any other, until they are
+  // or the root comm fails.
+  virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
+
+  // The rest is for stream-ordered ones.
+  // All that was issued has executed, but for what is in graphs.
+  virtual bool idle() const { return true; }
+  // Asked when all steps of the operation are done: PROTOCOL if what it has received was meant for
+  // something else.
+  virtual Status verify(const OpPosting& op) {
+    (void)op;
+    return ok_status();
+  }
+  // What was issued for the operation into a graph, known by the place of `op`, is about to
+  // execute, for the operation that is there now; or will not execute any more.
+  virtual void restart(const OpPosting& op) { (void)op; }
+  virtual void unrecord(const OpPosting& op) { (void)op; }
 
   // Native collectives between some ranks of the root comm, or in another order. First each of them
   // asks what all are to know of it, equally long (`first`: the first of them); with that, in their
@@ -211,53 +277,6 @@ class Transport {
   }
   // The comm has no more operations. Nothing if it was not joined.
   virtual void leave(uint64_t comm) { (void)comm; }
-
-  // Bytes that one message costs beside its data: frame header and trailer.
-  virtual uint64_t header_bytes(uint64_t message_bytes) const = 0;
-
-  // This rank has reached the operation: messages and READY frames of it may be matched. A peer's
-  // message or READY for the same key with another signature fails the root comm as PROTOCOL, with
-  // both sides described, even if no receive is posted. `op` stays valid until retire or cancel.
-  virtual Status post_op(const OpPosting& op) = 0;
-  // All receives from `peer` up to and including `last_round` of the operation have been posted
-  // with recv and have their memory: bulk senders may start. `largest` is the largest of these
-  // messages in bytes, so that a transport can leave out READY frames that nobody waits for.
-  virtual void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) = 0;
-  // Stream-ordered: what was issued for the operation into a graph, known by the place of `op`, is
-  // about to execute, for the operation that is there now; or will not execute any more.
-  virtual void restart(const OpPosting& op) { (void)op; }
-  virtual void unrecord(const OpPosting& op) { (void)op; }
-  // Stream-ordered: all that was issued has executed, but for what is in graphs.
-  virtual bool idle() const { return true; }
-  // Stream-ordered, asked when all steps of the operation are done: PROTOCOL if what it has
-  // received was meant for something else.
-  virtual Status verify(const OpPosting& op) {
-    (void)op;
-    return ok_status();
-  }
-  // The operation has completed on this rank.
-  virtual void retire(const OpPosting& op) = 0;
-  // Drops every unfinished transfer of the operation, without on_transfer. On return none is
-  // touched any more. Used only when the root comm has failed; messages may be left half sent.
-  virtual void cancel(const OpPosting& op) = 0;
-
-  // by_key. Errors arrive through the sink.
-  virtual void send(Transfer& transfer) = 0;
-  virtual void recv(Transfer& transfer) = 0;
-  // by_order: sends and receives of one round, all at once. stream_ordered: queued on `lane` of
-  // `device`; the engine records an event behind them and on_transfer is not used. If the device
-  // records, they execute after each restart, with the transfers and their memory. IN_PROGRESS:
-  // they are not queued yet; the engine issues the same group again, soon and before any other,
-  // until they are or the root comm fails.
-  virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
-
-  // One line per peer for reports: "tcp 127.0.0.1:4242".
-  virtual std::string route(int32_t peer) const = 0;
-  // Counters per comm epoch and peer. Threads: any.
-  virtual TransferCounters counters(uint64_t comm, int32_t peer) const = 0;
-  // Orderly end: pending writes are flushed until the deadline, peers learn that the end is
-  // intended.
-  virtual void close(Deadline deadline) = 0;
 };
 
 // Serves sockets, timers and mailboxes of one context.

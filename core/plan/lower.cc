@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <map>
 
 #include "core/kernels/pieces.h"
 #include "core/plan/hazards.h"
@@ -99,8 +100,10 @@ class Lowering {
     plan_->postings = in_.postings;
     plan_->storage = in_.storage;
     plan_->comm_size = target_.comm_size;
-    plan_->by_order = target_.transport->matching == Matching::kByOrder;
-    plan_->stream_ordered = target_.transport->stream_ordered && !target_.device->synchronous;
+    for (const LinkTarget& link : target_.links) {
+      plan_->links.push_back(
+          {link.matching, link.transport->stream_ordered && !target_.device->synchronous});
+    }
     first_.resize(in_.steps.size() + 1);
     for (const Step& step : in_.steps) SOTTO_TRY(check_call(step));
     place_addresses();
@@ -205,13 +208,13 @@ class Lowering {
   void complete_decision() {
     decision_ = static_cast<uint32_t>(plan_->steps.size()) - 1;
     Step& decision = plan_->steps.back();
-    bool messages = false;
+    bool queued = false;  // a message that is a call of a lane
     for (uint32_t s = 0; s < decision_; ++s) {
       if (plan_->steps[s].kind != StepKind::kRecv) continue;
       decision.after.push_back(s);
-      messages = true;
+      queued |= on_lane(*plan_, plan_->steps[s]);
     }
-    if (target_.device->records || (plan_->stream_ordered && messages)) guard_decision();
+    if (target_.device->records || queued) guard_decision();
   }
 
   // The device may come to the decision when the operation does not want it any more: behind a
@@ -256,22 +259,27 @@ class Lowering {
     return slot.kind == SlotKind::kHost || slot.kind == SlotKind::kConstant;
   }
 
-  // Messages lie on the other side than the transport reaches: of a stream-ordered one, in host
+  // Messages lie on the other side than their link reaches: of a stream-ordered one, in host
   // memory; of others, on a device whose memory is none of the host's.
   bool needs_staging(const Step& step) const {
     if (target_.device->host_memory || step.data.bytes == 0) return false;
     const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]);
-    return plan_->stream_ordered ? host : target_.transport->host_memory_only && !host;
+    return on_lane(*plan_, step) ? host
+                                 : target_.links[step.link].transport->host_memory_only && !host;
   }
 
   void emit_channel(Step& step) {
-    step.lane = channel_lane();
+    if (!target_.link_of.empty()) step.link = target_.link_of[static_cast<size_t>(step.peer)];
+    const bool stream_ordered = on_lane(*plan_, step);
+    // Where a stream-ordered link queues messages: one lane for all, so that ranks issue them in
+    // one order.
+    step.lane = stream_ordered && target_.device->lanes > 1 ? 1 : 0;
     if (!needs_staging(step)) {
       plan_->steps.push_back(std::move(step));
       return;
     }
     const auto slot = static_cast<uint32_t>(plan_->slots.size());
-    const SlotKind kind = plan_->stream_ordered ? SlotKind::kScratch : SlotKind::kHost;
+    const SlotKind kind = stream_ordered ? SlotKind::kScratch : SlotKind::kHost;
     plan_->slots.push_back({kind, step.data.bytes, kNoSlot, 0, 0});
     const Region staged{slot, 0, step.data.bytes};
     Step copy;
@@ -291,7 +299,7 @@ class Lowering {
     } else {
       copy.source = staged;
       copy.destination = step.data;
-      if (plan_->stream_ordered) copy.expected = std::move(step.expected);
+      if (stream_ordered) copy.expected = std::move(step.expected);
       step.data = staged;
       plan_->steps.push_back(std::move(step));
       plan_->steps.push_back(std::move(copy));
@@ -442,12 +450,6 @@ class Lowering {
     return false;
   }
 
-  // Where a stream-ordered transport queues messages: one lane for all, so that ranks issue them in
-  // one order.
-  uint16_t channel_lane() const {
-    return plan_->stream_ordered && target_.device->lanes > 1 ? 1 : 0;
-  }
-
   void index_channels() {
     const size_t n = plan_->steps.size();
     plan_->transfer_index.assign(n, kNoStep);
@@ -457,8 +459,6 @@ class Lowering {
       const Step& step = plan_->steps[i];
       if (on_device(step)) continue;
       plan_->transfer_index[i] = plan_->transfers++;
-      if (plan_->groups.size() <= step.issue_round) plan_->groups.resize(step.issue_round + 1);
-      plan_->groups[step.issue_round].push_back(i);
       count_traffic(step);
       if (step.kind == StepKind::kRecv) note_receive(step);
     }
@@ -467,6 +467,22 @@ class Lowering {
                 [](const auto& a, const auto& b) { return a.round < b.round; });
     }
     for (const PeerTraffic& t : plan_->traffic) add(&plan_->total, t);
+    make_groups();
+  }
+
+  // What links that match by order issue together: a round of the operation each.
+  void make_groups() {
+    std::map<std::pair<uint32_t, uint8_t>, std::vector<uint32_t>> rounds;
+    for (uint32_t i = 0; i < plan_->steps.size(); ++i) {
+      const Step& step = plan_->steps[i];
+      if (!on_device(step) && plan_->links[step.link].matching == Matching::kByOrder)
+        rounds[{step.issue_round, step.link}].push_back(i);
+    }
+    for (auto& [round, steps] : rounds) {
+      for (const uint32_t i : steps)
+        plan_->steps[i].group = static_cast<uint32_t>(plan_->groups.size());
+      plan_->groups.push_back({round.second, std::move(steps)});
+    }
   }
 
   void note_receive(const Step& step) {
@@ -481,8 +497,8 @@ class Lowering {
 
   void count_traffic(const Step& step) {
     PeerTraffic& t = plan_->traffic[step.peer];
-    const uint64_t header =
-        target_.headers != nullptr ? target_.headers->header_bytes(step.data.bytes) : 0;
+    const Transport* const headers = target_.links[step.link].headers;
+    const uint64_t header = headers != nullptr ? headers->header_bytes(step.data.bytes) : 0;
     const bool payload = step.message_class == MessageClass::kPayload;
     if (step.kind == StepKind::kSend) {
       (payload ? t.payload_bytes_sent : t.metadata_bytes_sent) += step.data.bytes;

@@ -1,10 +1,11 @@
 // A plan: steps over buffer regions, with their order derived from what they read and write.
 // Builders emit steps in program order; lower() turns them into an executable Plan for one device
-// and transport; the engine runs it.
+// and the links of a comm; the engine runs it.
 //
 // A plan is immutable and may run many times, also at once: a run binds pointers to its slots.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -132,7 +133,9 @@ struct Step {
   int32_t peer = -1;         // rank in the comm
   uint32_t round = 0;        // part of the match key, equal at both ends
   uint32_t segment = 0;      // counts the messages of (posting, round, source, destination)
-  uint32_t issue_round = 0;  // by_order transports: rounds of the whole operation, ascending
+  uint32_t issue_round = 0;  // links that match by order: rounds of the operation, ascending
+  uint8_t link = 0;          // Plan::links; set by lower()
+  uint32_t group = 0;        // links that match by order: Plan::groups; set by lower()
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
   Stage stage = Stage::kOther;
@@ -204,6 +207,21 @@ struct RoundReceives {
   uint64_t largest = 0;
 };
 
+// How messages of a link match: by their keys, or by the order of their groups.
+enum class Matching : uint8_t { kByKey, kByOrder };
+
+// What a plan knows of a link of its comm.
+struct PlanLink {
+  Matching matching = Matching::kByKey;
+  bool stream_ordered = false;  // its messages are calls of lanes
+};
+
+// Messages of one round that a link which matches by order issues together.
+struct IssueGroup {
+  uint8_t link = 0;
+  std::vector<uint32_t> steps;  // ascending
+};
+
 // An executable plan. Everything is precomputed; the engine allocates nothing to run it.
 struct Plan {
   std::vector<Slot> slots;
@@ -223,10 +241,8 @@ struct Plan {
   // Channel steps: index into the run's array of transfers; others kNoStep.
   std::vector<uint32_t> transfer_index;
   uint32_t transfers = 0;
-  // by_order transports: channel steps of each issue round, ascending.
-  std::vector<std::vector<uint32_t>> groups;
-  bool by_order = false;
-  bool stream_ordered = false;  // sends and receives are calls of their lanes
+  std::vector<PlanLink> links;
+  std::vector<IssueGroup> groups;  // of each link in the order of rounds
   // Receives per posting, peer (indices into the vectors below are posting * comm_size + peer).
   int32_t comm_size = 1;
   std::vector<std::vector<RoundReceives>> receives;
@@ -243,6 +259,8 @@ struct Plan {
   uint64_t scratch_bytes = 0;  // device arena of a run
   uint64_t host_bytes = 0;     // host arena of a run
 
+  // Some messages are calls of lanes.
+  bool stream_ordered() const { return std::ranges::any_of(links, &PlanLink::stream_ordered); }
   std::span<const uint32_t> preds(uint32_t step) const {
     return std::span(predecessors)
         .subspan(pred_begin[step], pred_begin[step + 1] - pred_begin[step]);
@@ -259,7 +277,7 @@ inline bool is_list(const OperandRef& op) {
 
 // Whether a step is a call of a lane: later calls can be queued behind it before it is done.
 inline bool on_lane(const Plan& plan, const Step& step) {
-  return plan.stream_ordered || on_device(step);
+  return on_device(step) || plan.links[step.link].stream_ordered;
 }
 
 // Byte ranges that a kernel or copy step touches, by slot (aliases resolved).
@@ -269,14 +287,20 @@ struct Use {
 };
 void collect_uses(std::span<const Slot> slots, const Step& step, std::vector<Use>* uses);
 
-struct LoweringTarget {
-  const DeviceCaps* device = nullptr;
+struct LinkTarget {
+  Matching matching = Matching::kByKey;
   const TransportCaps* transport = nullptr;
   const Transport* headers = nullptr;  // prices frame headers; null: 0
+};
+
+struct LoweringTarget {
+  const DeviceCaps* device = nullptr;
+  std::span<const LinkTarget> links;
+  std::span<const uint8_t> link_of;  // by rank in the comm; empty: the first for all
   int32_t comm_size = 1;
 };
 
-// Cuts long kernels, stages messages where the transport cannot reach the device's memory, puts
+// Cuts long kernels, stages messages where their link cannot reach the device's memory, puts
 // lists of tensor pointers where the device can read them, derives the order of steps from their
 // regions, puts the decision behind all messages, groups rounds, predicts bytes. INTERNAL if the
 // plan is inconsistent, or writes state that only a decision may change before there is one.

@@ -329,9 +329,9 @@ TEST_P(TransportSuite, SeveralGroupsOfTheSameContexts) {
                         request.deadline = a.in(10'000'000);
                         auto control = check(a.backend->join(request, a.driver), "second join");
                         RecordingSink sink;
-                        auto transport =
-                            check(a.backend->connect(*control, sink, a.driver, a.in(10'000'000)),
-                                  "second connect");
+                        auto transport = check(a.backend->connect(*control, all_ranks(*control),
+                                                                  sink, a.driver, a.in(10'000'000)),
+                                               "second connect");
                         require(control->token() != a.control->token(),
                                 "tokens differ between groups");
                         run_messages(a, {{0, 0, 1, 0, 0, 70'000}, {0, 1, 2, 0, 0, 10}}, 1, 1);

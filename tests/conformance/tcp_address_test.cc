@@ -34,7 +34,7 @@ void pass_on(RankKit& kit, uint64_t number, std::vector<uint8_t> data) {
   const int32_t last = (kit.rank + kit.size - 1) % kit.size;
   kit.start(op.add(true, next, 0, 0, data.data(), data.size()));
   kit.start(op.add(false, last, 0, 0, got.data(), got.size()));
-  kit.transport->ready(last, op.posting, 0, got.size());
+  kit.messages->ready(last, op.posting, 0, got.size());
   kit.drive([&] { return kit.sink.done.size() >= 2 * (number + 1); }, 20'000'000);
   kit.transport->retire(op.posting);
   require(got == data, "what was sent arrives");
@@ -106,8 +106,7 @@ TEST(TcpAddress, APortThatIsTakenIsNamedOnEveryRank) {
                         if (rank == 0) id = check(kit.backend->make_unique_id());
                         barrier.wait();
                         kit.join(id);
-                        const auto connected = kit.backend->connect(*kit.control, kit.sink,
-                                                                    kit.driver, kit.in(10'000'000));
+                        const auto connected = kit.connected(10'000'000);
                         require(!connected.ok(), "connecting fails");
                         const std::string& text = connected.status().text();
                         require(connected.status().code() == Code::kTransport, text);

@@ -327,7 +327,7 @@ struct Stream {
   void start(RankKit& kit) {
     check(kit.transport->post_op(op.posting));
     for (Transfer* t : transfers) kit.start(*t);
-    if (kit.rank == 1) kit.transport->ready(0, op.posting, 0, transfers[0]->bytes);
+    if (kit.rank == 1) kit.messages->ready(0, op.posting, 0, transfers[0]->bytes);
   }
   void verify() const {
     for (size_t i = 0; i < memory.size(); ++i) {
@@ -418,7 +418,7 @@ TEST(Tcp, ALongMessageForACallThatExpectsAShortOneIsAMismatch) {
                         check(kit.transport->post_op(op.posting));
                         kit.start(op.add(kit.rank == 0, 1 - kit.rank, 0, 0, memory.data(),
                                          memory.size()));
-                        if (kit.rank == 1) kit.transport->ready(0, op.posting, 0, 4);
+                        if (kit.rank == 1) kit.messages->ready(0, op.posting, 0, 4);
                         if (kit.rank == 1) {
                           require(kit.drive([&] { return !kit.sink.failures.empty(); }),
                                   "the mismatch was not noticed");
@@ -499,7 +499,7 @@ TEST(Tcp, AReceiverIsLimitedOverAllItsPeers) {
                             kit.start(op.add(
                                 false, peer, 0, 0,
                                 memory.data() + kBytes * static_cast<uint64_t>(peer - 1), kBytes));
-                            kit.transport->ready(peer, op.posting, 0, kBytes);
+                            kit.messages->ready(peer, op.posting, 0, kBytes);
                           }
                           kit.await_transfers(2);
                           const double seconds =

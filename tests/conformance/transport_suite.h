@@ -116,7 +116,12 @@ class RankKit {
     control->set_listener(&listener);
   }
   void connect() {
-    transport = check(backend->connect(*control, sink, driver, in(45'000'000)), "connect");
+    transport = check(connected(45'000'000), "connect");
+    messages = transport->as_message_transport();
+    queue = transport->as_queue_transport();
+  }
+  Result<std::unique_ptr<Transport>> connected(int64_t timeout_us) {
+    return backend->connect(*control, all_ranks(*control), sink, driver, in(timeout_us));
   }
   void barrier() {
     check(control->all_gather("test barrier", "", driver, in(45'000'000)), "barrier");
@@ -139,7 +144,7 @@ class RankKit {
     require(came, fmt::format("only {} of {} transfers were completed", sink.done.size(), count));
     for (const auto& d : sink.done) check(d.status, "transfer");
   }
-  void start(Transfer& t) { t.is_send ? transport->send(t) : transport->recv(t); }
+  void start(Transfer& t) { t.is_send ? messages->send(t) : messages->recv(t); }
   Deadline in(int64_t us) const { return Deadline::in_us(Clock::monotonic(), us); }
 
   const int32_t rank;
@@ -150,6 +155,8 @@ class RankKit {
   RecordingListener listener;
   std::unique_ptr<ControlPlane> control;
   std::unique_ptr<Transport> transport;
+  MessageTransport* messages = nullptr;  // transport, if it is of the kind
+  QueueTransport* queue = nullptr;       // likewise
 };
 
 // Rank 0's unique id for everybody.
@@ -237,7 +244,7 @@ inline void run_messages(RankKit& kit, const std::vector<TestMessage>& messages,
         last = std::max(last, t.round);
         largest = std::max(largest, t.bytes);
       }
-      if (any) kit.transport->ready(peer, op.posting, last, largest);
+      if (any) kit.messages->ready(peer, op.posting, last, largest);
     }
   }
   kit.await_transfers(before + mine.size());

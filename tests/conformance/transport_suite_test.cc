@@ -81,7 +81,7 @@ TEST_P(TransportSuite, CountersCountWhatCrossed) {
                   op.add(false, peer, 0, 1, scales_in.data(), scales_in.size()).message_class =
                       MessageClass::kMetadata;
                   for (Transfer& t : op.transfers) kit.start(t);
-                  kit.transport->ready(peer, op.posting, 0, in.size());
+                  kit.messages->ready(peer, op.posting, 0, in.size());
                   kit.await_transfers(4);
                   const TransferCounters c = kit.transport->counters(comm, peer);
                   const uint64_t headers = 12 + kit.transport->header_bytes(data.size()) +
@@ -119,7 +119,7 @@ TEST_P(TransportSuite, AMessageOfAnotherOperationIsAProtocolErrorWithoutAnyRecei
                     check(kit.transport->post_op(op.posting));
                     std::vector<uint8_t> data(100);
                     if (kit.rank == 0)
-                      kit.transport->send(op.add(true, 1, 0, 0, data.data(), data.size()));
+                      kit.messages->send(op.add(true, 1, 0, 0, data.data(), data.size()));
                     if (kit.rank == (sender_first ? 0 : 1)) {
                       kit.backend->poller().poll(0);
                       barrier.wait();
@@ -142,8 +142,8 @@ TEST_P(TransportSuite, AReceiveThatThePeerDoesNotKnowIsAProtocolError) {
                         check(kit.transport->post_op(op.posting));
                         std::vector<uint8_t> data(1 << 20);
                         if (kit.rank == 1) {
-                          kit.transport->recv(op.add(false, 0, 0, 0, data.data(), data.size()));
-                          kit.transport->ready(0, op.posting, 0, data.size());
+                          kit.messages->recv(op.add(false, 0, 0, 0, data.data(), data.size()));
+                          kit.messages->ready(0, op.posting, 0, data.size());
                         }
                         kit.drive([&] { return !kit.sink.failures.empty(); },
                                   kit.rank == 0 ? 20'000'000 : 200'000);
@@ -163,12 +163,12 @@ TEST_P(TransportSuite, ASizeThatDoesNotFitIsAProtocolError) {
                   check(kit.transport->post_op(op.posting));
                   std::vector<uint8_t> data(2000, 5);
                   if (kit.rank == 0) {
-                    kit.transport->send(op.add(true, 1, 0, 0, data.data(), 1000));
+                    kit.messages->send(op.add(true, 1, 0, 0, data.data(), 1000));
                     kit.drive([&] { return !kit.sink.done.empty() || !kit.sink.failures.empty(); },
                               200'000);
                   } else {
-                    kit.transport->recv(op.add(false, 0, 0, 0, data.data(), 1004));
-                    kit.transport->ready(0, op.posting, 0, 1004);
+                    kit.messages->recv(op.add(false, 0, 0, 0, data.data(), 1004));
+                    kit.messages->ready(0, op.posting, 0, 1004);
                     kit.drive([&] { return !kit.sink.done.empty() || !kit.sink.failures.empty(); });
                     const Status status = !kit.sink.done.empty()      ? kit.sink.done[0].status
                                           : kit.sink.failures.empty() ? ok_status()

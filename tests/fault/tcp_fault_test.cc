@@ -113,7 +113,7 @@ SOTTO_RANK_MAIN(tcp_exchange) {
       if (peer == self.rank) continue;
       kit.start(op.add(true, peer, 0, 0, out.data(), out.size()));
       kit.start(op.add(false, peer, 0, 0, in.data(), in.size()));
-      kit.transport->ready(peer, op.posting, 0, in.size());
+      kit.messages->ready(peer, op.posting, 0, in.size());
     }
     const size_t goal = (number + 1) * 2 * static_cast<size_t>(self.size - 1);
     kit.drive([&] { return kit.sink.done.size() >= goal || !kit.listener.causes.empty(); },

@@ -230,8 +230,7 @@ SOTTO_RANK_MAIN(unknown_peers_no_descriptors) {
   RankKit kit(which, self.rank, self.size);
   check(join_at(kit, ports.rendezvous, 40'000'000));
   if (self.rank == 2) limit_descriptors(next_descriptor() + 6);
-  const Status status =
-      kit.backend->connect(*kit.control, kit.sink, kit.driver, kit.in(40'000'000)).status();
+  const Status status = kit.connected(40'000'000).status();
   self.say(fmt::format("{}: {}", code_name(status.code()), status.text()));
   self.at("told");
   return 0;

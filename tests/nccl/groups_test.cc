@@ -109,7 +109,8 @@ struct Kit {
         driver(backend->poller()),
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),
-        transport(check(backend->connect(control, sink, driver, in(60'000'000)))) {
+        transport(
+            check(backend->connect(control, all_ranks(control), sink, driver, in(60'000'000)))) {
     barrier();  // nobody aborts what others still wait for
   }
 
@@ -123,7 +124,7 @@ struct Kit {
   void issue(TestOp& op, Device& on) {
     Status status;
     const auto queued = [&] {
-      status = transport->issue(group(op), &on, 1);
+      status = queue->issue(group(op), &on, 1);
       return status.code() != Code::kInProgress || !sink.failures.empty();
     };
     driver.run_until(queued, in(60'000'000));
@@ -157,6 +158,7 @@ struct Kit {
   Lane host, device;
   RecordingSink sink;
   std::unique_ptr<Transport> transport;
+  QueueTransport* const queue = transport->as_queue_transport();
 };
 
 class NcclGroups : public testing::Test {
@@ -250,7 +252,7 @@ TEST_F(NcclGroups, GroupsOfALaneAndOfTheHostAreInOrder) {
               require(cudaStreamSynchronize(s) == cudaSuccess, "synchronise");
               for (size_t k = 0; k < kBytes; ++k)
                 require(result[k] == kit.before() + static_cast<int>(i), "the value of the ring");
-              check(kit.transport->verify(op.posting), "verify");
+              check(kit.queue->verify(op.posting), "verify");
             }
             kit.finish();
             const TransferCounters sent = kit.transport->counters(7, kit.next());
@@ -299,7 +301,7 @@ TEST_F(NcclGroups, VerifyFindsWhatWasNotMeant) {
                     require(cudaStreamSynchronize(kit.device.stream()) == cudaSuccess, "wait");
                     executed.arrive_and_wait();
                     if (given_up) kit.transport->cancel(op.posting);
-                    EXPECT_EQ(kit.transport->verify(op.posting).code(), Code::kProtocol);
+                    EXPECT_EQ(kit.queue->verify(op.posting).code(), Code::kProtocol);
                     if (!given_up) kit.transport->cancel(op.posting);
                     require(cudaFree(memory) == cudaSuccess, "free");
                   }),
@@ -353,7 +355,7 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     TestOp op(7, 1);
                     op.add(false, 1, 0, 0, in, sizeof in);
                     const auto status = [&] {
-                      return kit.transport->issue(Kit::group(op), &kit.host, 0).code();
+                      return kit.queue->issue(Kit::group(op), &kit.host, 0).code();
                     };
                     if (connected) {
                       EXPECT_EQ(status(), Code::kOk);
@@ -385,7 +387,7 @@ TEST_F(NcclGroups, MemoryOfAnotherDeviceIsRefused) {
                   require(cudaSetDevice(0) == cudaSuccess, "device");
                   TestOp op(7, 0);
                   op.add(true, 1 - kit.rank, 0, 0, memory, 8);
-                  const Status status = kit.transport->issue(Kit::group(op), &kit.device, 1);
+                  const Status status = kit.queue->issue(Kit::group(op), &kit.device, 1);
                   EXPECT_EQ(status.code(), Code::kInvalidArgument);
                   EXPECT_THAT(status.text(), HasSubstr("memory is on cuda:1, but the communicator "
                                                        "was made on cuda:0"));

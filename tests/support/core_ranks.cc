@@ -11,6 +11,47 @@
 
 namespace sotto::test {
 
+namespace {
+
+// Around any backend: where the rank is, is the test's to say.
+class PlacedBackend final : public Backend {
+ public:
+  PlacedBackend(std::unique_ptr<Backend> base, uint64_t place)
+      : base_(std::move(base)), place_(place) {}
+  const char* name() const override { return base_->name(); }
+  Poller& poller() override { return base_->poller(); }
+  Result<UniqueId> make_unique_id() override { return base_->make_unique_id(); }
+  bool knows(const UniqueId& id) const override { return base_->knows(id); }
+  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
+    return base_->join(request, driver);
+  }
+  uint64_t place() const override { return place_; }
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+                                             TransferSink& sink, Driver& driver,
+                                             Deadline deadline) override {
+    return base_->connect(control, peers, sink, driver, deadline);
+  }
+
+ private:
+  const std::unique_ptr<Backend> base_;
+  const uint64_t place_;
+};
+
+Result<std::unique_ptr<Backend>> make_ordered(const Params&) {
+  SOTTO_ASSIGN(std::unique_ptr<Backend> base, make_inproc_backend(Clock::monotonic()));
+  return make_ordered_backend(std::move(base), 7);
+}
+
+}  // namespace
+
+std::function<Result<std::unique_ptr<Backend>>(const Params&)> placed(
+    std::function<Result<std::unique_ptr<Backend>>(const Params&)> make, uint64_t place) {
+  return [make = std::move(make), place](const Params& params) -> Result<std::unique_ptr<Backend>> {
+    SOTTO_ASSIGN(std::unique_ptr<Backend> base, make(params));
+    return std::unique_ptr<Backend>(std::make_unique<PlacedBackend>(std::move(base), place));
+  };
+}
+
 BackendFactories standard_backends() {
   BackendFactories backends;
   backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
@@ -21,8 +62,8 @@ BackendFactories standard_backends() {
 }
 
 std::vector<std::string> world_kinds() {
-  std::vector<std::string> kinds = {"inproc",        "tcp",     "async",
-                                    "device_memory", "ordered", "ordered_async"};
+  std::vector<std::string> kinds = {"inproc",  "tcp",           "async", "device_memory",
+                                    "ordered", "ordered_async", "mixed"};
   if (add_cuda_world != nullptr) kinds.push_back("cuda");
   return kinds;
 }
@@ -32,7 +73,7 @@ WorldOptions world_of(const std::string& kind, int32_t size) {
   world.size = size;
   if (kind == "tcp") world.transport = "tcp";
   if (kind == "cuda") add_cuda_world(&world);
-  if (kind == "async" || kind == "device_memory" || kind == "ordered_async") {
+  if (kind == "async" || kind == "device_memory" || kind == "ordered_async" || kind == "mixed") {
     world.device = [kind](int32_t rank) -> std::shared_ptr<Device> {
       AsyncDeviceOptions options;
       options.seed = static_cast<uint64_t>(rank) + 1;
@@ -44,12 +85,13 @@ WorldOptions world_of(const std::string& kind, int32_t size) {
   }
   if (kind == "ordered" || kind == "ordered_async") {
     world.transport = "ordered";
-    world.backends["ordered"] = {[](const Params&) -> Result<std::unique_ptr<Backend>> {
-                                   SOTTO_ASSIGN(std::unique_ptr<Backend> base,
-                                                make_inproc_backend(Clock::monotonic()));
-                                   return make_ordered_backend(std::move(base), 7);
-                                 },
-                                 transport_row("ordered")};
+    world.backends["ordered"] = {make_ordered, transport_row("ordered")};
+  }
+  if (kind == "mixed") {
+    world.transport = kAutoTransport;
+    world.wrap_backends = [](int32_t rank, BackendFactories* backends) {
+      backends->at("inproc").make = placed(make_ordered, static_cast<uint64_t>(rank) % 2 + 1);
+    };
   }
   return world;
 }

@@ -30,6 +30,9 @@ Status run_world(const WorldOptions& options,
                  const std::function<Status(const std::shared_ptr<Comm>&)>& body);
 
 BackendFactories standard_backends();
+// What makes a backend, changed so that its ranks are in this place (Backend::place).
+std::function<Result<std::unique_ptr<Backend>>(const Params&)> placed(
+    std::function<Result<std::unique_ptr<Backend>>(const Params&)> make, uint64_t place);
 
 // Kinds of world on which every collective and optimizer has to give the same results:
 //   inproc         CPU device, in-process transport
@@ -38,6 +41,7 @@ BackendFactories standard_backends();
 //   device_memory  the same, and the host cannot touch the device's memory: messages are staged
 //   ordered        a transport without match keys
 //   ordered_async  both
+//   mixed          as async, TCP between even and odd ranks, without match keys among them
 //   cuda           a CUDA device, where the test program has one (tests/cuda/conformance_world.cc)
 std::vector<std::string> world_kinds();
 void add_cuda_world(WorldOptions* world) __attribute__((weak));  // null in other programs

@@ -11,7 +11,7 @@
 namespace sotto::test {
 namespace {
 
-class FaultyTransport final : public Transport, private TransferSink, private OverlaySource {
+class FaultyTransport final : public MessageTransport, private TransferSink, private OverlaySource {
  public:
   FaultyTransport(std::shared_ptr<OverlayPoller> poller, TransferSink& sink, int32_t rank,
                   const FaultScript& script, std::shared_ptr<FaultState> state)
@@ -27,21 +27,21 @@ class FaultyTransport final : public Transport, private TransferSink, private Ov
     base_.reset();
   }
   TransferSink& inner_sink() { return *this; }
-  void attach(std::unique_ptr<Transport> base) { base_ = std::move(base); }
+  void attach(std::unique_ptr<Transport> base) {
+    base_ = std::move(base);
+    messages_ = base_->as_message_transport();
+  }
 
   const TransportCaps& caps() const override { return base_->caps(); }
   uint64_t header_bytes(uint64_t bytes) const override { return base_->header_bytes(bytes); }
   Status post_op(const OpPosting& op) override { return base_->post_op(op); }
   void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) override {
-    base_->ready(peer, op, last_round, largest);
+    messages_->ready(peer, op, last_round, largest);
   }
   void retire(const OpPosting& op) override { base_->retire(op); }
   void cancel(const OpPosting& op) override;
   void send(Transfer& t) override;
-  void recv(Transfer& t) override { base_->recv(t); }
-  Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override {
-    return base_->issue(group, device, lane);
-  }
+  void recv(Transfer& t) override { messages_->recv(t); }
   std::string route(int32_t peer) const override { return base_->route(peer); }
   TransferCounters counters(uint64_t comm, int32_t peer) const override {
     return base_->counters(comm, peer);
@@ -85,6 +85,7 @@ class FaultyTransport final : public Transport, private TransferSink, private Ov
   const std::shared_ptr<FaultState> state_;
   std::mt19937_64 random_;
   std::unique_ptr<Transport> base_;
+  MessageTransport* messages_ = nullptr;  // base_
   std::vector<HeldSend> sends_;
   std::vector<HeldCompletion> completions_;
   std::list<Damaged> damaged_;
@@ -104,7 +105,7 @@ void FaultyTransport::forward(Transfer& t) {
   const uint64_t number = state_->sends++;
   const auto kind = fault_of(number);
   if (!kind) {
-    base_->send(t);
+    messages_->send(t);
     return;
   }
   ++state_->faults;
@@ -121,7 +122,7 @@ void FaultyTransport::forward(Transfer& t) {
 void FaultyTransport::damage(Transfer& t, FaultKind kind) {
   if (t.bytes == 0) {
     --state_->faults;
-    base_->send(t);
+    messages_->send(t);
     return;
   }
   Damaged& d = damaged_.emplace_back();
@@ -135,7 +136,7 @@ void FaultyTransport::damage(Transfer& t, FaultKind kind) {
   d.copy = t;
   d.copy.data = d.data.data();
   d.copy.bytes = d.data.size();
-  base_->send(d.copy);
+  messages_->send(d.copy);
 }
 
 void FaultyTransport::on_transfer(Transfer& transfer, Status status) noexcept {
@@ -199,10 +200,12 @@ class FaultyBackend final : public Backend {
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
     return base_->join(request, driver);
   }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
-                                             Driver& driver, Deadline deadline) override {
+  uint64_t place() const override { return base_->place(); }
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+                                             TransferSink& sink, Driver& driver,
+                                             Deadline deadline) override {
     auto faulty = std::make_unique<FaultyTransport>(poller_, sink, control.rank(), script_, state_);
-    auto base = base_->connect(control, faulty->inner_sink(), driver, deadline);
+    auto base = base_->connect(control, peers, faulty->inner_sink(), driver, deadline);
     if (!base.ok()) return base.status();
     faulty->attach(base.take());
     return std::unique_ptr<Transport>(std::move(faulty));

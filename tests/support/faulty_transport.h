@@ -45,8 +45,7 @@ struct FaultState {
   std::atomic<uint64_t> origin{0};
 };
 
-// `state` may be null. Works around transports that match by key; around others only completions
-// are held back.
+// `state` may be null. Around transports that match by key.
 std::unique_ptr<Backend> make_faulty_backend(std::unique_ptr<Backend> base,
                                              const FaultScript& script,
                                              std::shared_ptr<FaultState> state = nullptr);

@@ -75,7 +75,7 @@ std::shared_ptr<OrderedHub> hub_of(uint64_t token, int32_t size) {
   return hub;
 }
 
-class OrderedTransport final : public Transport, private OverlaySource {
+class OrderedTransport final : public QueueTransport, private OverlaySource {
  public:
   OrderedTransport(std::shared_ptr<OrderedHub> hub, std::shared_ptr<OverlayPoller> poller,
                    int32_t rank, TransferSink& sink, uint64_t seed)
@@ -98,19 +98,13 @@ class OrderedTransport final : public Transport, private OverlaySource {
   }
 
   const TransportCaps& caps() const override {
-    static const TransportCaps caps{.name = "ordered",
-                                    .matching = Matching::kByOrder,
-                                    .stream_ordered = false,
-                                    .host_memory_only = true};
+    static const TransportCaps caps{.name = "ordered"};
     return caps;
   }
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
-  void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
   void retire(const OpPosting&) override {}
   void cancel(const OpPosting& op) override { drop(&op); }
-  void send(Transfer& t) override { refuse(t); }
-  void recv(Transfer& t) override { refuse(t); }
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   std::string route(int32_t) const override { return "ordered test transport"; }
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
@@ -121,10 +115,6 @@ class OrderedTransport final : public Transport, private OverlaySource {
   void drop(const OpPosting* op);
   void check_order(std::span<Transfer* const> group);
   void count(const Transfer& t);
-  void refuse(Transfer& t) {
-    sink_.on_transfer(
-        t, error(Code::kInternal, "the ordered transport takes groups, not single messages"));
-  }
 
   const std::shared_ptr<OrderedHub> hub_;
   const std::shared_ptr<OverlayPoller> poller_;
@@ -336,8 +326,10 @@ class OrderedBackend final : public Backend {
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
     return base_->join(request, driver);
   }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
-                                             Driver& driver, Deadline deadline) override {
+  uint64_t place() const override { return base_->place(); }
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t>,
+                                             TransferSink& sink, Driver& driver,
+                                             Deadline deadline) override {
     auto transport = std::make_unique<OrderedTransport>(hub_of(control.token(), control.size()),
                                                         poller_, control.rank(), sink, seed_);
     auto met = control.all_gather("connecting the ordered transport", "", driver, deadline);

@@ -14,6 +14,7 @@
 #include "core/optim/algorithms/onebit_lamb.h"
 #include "core/optim/algorithms/sgd.h"
 #include "core/optim/algorithms/zeroone_step.h"
+#include "tests/support/lowering.h"
 
 namespace sotto::test {
 namespace {
@@ -22,18 +23,19 @@ struct Target {
   const char* name;
   DeviceCaps device;
   TransportCaps transport;
+  Matching matching = Matching::kByKey;
 };
 
 std::vector<Target> targets() {
-  Target key{"by key", {}, {}}, order{"by order", {}, {}}, device{"device", {}, {}};
+  Target key{"by key", {}, {}, {}}, order{"by order", {}, {}, {}}, device{"device", {}, {}, {}};
   key.device.split_elements = kNormBlock;
-  order.transport.matching = Matching::kByOrder;
+  order.matching = Matching::kByOrder;
   device.device.synchronous = device.device.host_memory = false;
   device.device.lanes = 4;
   device.transport.host_memory_only = true;
   Target stream = device, graph = device;
   stream.name = "stream-ordered";
-  stream.transport.matching = Matching::kByOrder;
+  stream.matching = Matching::kByOrder;
   stream.transport.stream_ordered = true;
   graph = stream;
   graph.name = "graph";
@@ -42,11 +44,7 @@ std::vector<Target> targets() {
 }
 
 Result<std::shared_ptr<const Plan>> lowered(LogicalPlan plan, const Target& target, int32_t size) {
-  LoweringTarget to;
-  to.device = &target.device;
-  to.transport = &target.transport;
-  to.comm_size = size;
-  return lower(std::move(plan), to);
+  return lower_for(std::move(plan), target.device, target.transport, target.matching, size);
 }
 
 // Of each step, whether it comes after step `of`.

@@ -1,6 +1,7 @@
 // The order inside a compressed all-reduce with several sections: what encodes one waits for
 // nothing of another and for no message.
 #include "core/codec/compressed.h"
+#include "tests/support/lowering.h"
 
 #include <gtest/gtest.h>
 
@@ -17,12 +18,9 @@ std::shared_ptr<const Plan> plan_of(const CompressedLayout& layout, const CodecS
   DeviceCaps device;
   device.lanes = 2;
   TransportCaps transport;
-  transport.matching = matching;
-  LoweringTarget target;
-  target.device = &device;
-  target.transport = &transport;
-  target.comm_size = static_cast<int32_t>(layout.ranks());
-  return lower(builder.take(), target).take();
+  return lower_for(builder.take(), device, transport, matching,
+                   static_cast<int32_t>(layout.ranks()))
+      .take();
 }
 
 // Everything that a step waits for, directly or not.
@@ -90,11 +88,7 @@ TEST(CompressedPlan, ServersOfBlocksWaitForTheirRowsOnly) {
   emit_compressed_collective(builder, 0, layout, coding, std::vector<uint8_t>{0}, 16384);
   DeviceCaps device;
   TransportCaps transport;
-  LoweringTarget target;
-  target.device = &device;
-  target.transport = &transport;
-  target.comm_size = 2;
-  const auto plan = lower(builder.take(), target).take();
+  const auto plan = lower_for(builder.take(), device, transport, Matching::kByKey, 2).take();
   uint32_t servers = 0;
   for (uint32_t i = 0; i < plan->steps.size(); ++i) {
     const Step& step = plan->steps[i];
@@ -114,7 +108,7 @@ TEST(CompressedPlan, RoundsInterleaveSections) {
     const CompressedLayout layout({{elements, 0}}, 2, 8, Granularity::kBucket, 9001);
     const auto plan = plan_of(layout, {}, Matching::kByOrder);
     const auto n = static_cast<uint32_t>(layout.sections().size());
-    for (const auto& group : plan->groups) EXPECT_FALSE(group.empty());
+    for (const auto& group : plan->groups) EXPECT_FALSE(group.steps.empty());
     EXPECT_EQ(plan->groups.size(), 2 * n);
     // Section i's payload of the first exchange leaves in a group before its own second one and
     // before the second one of section i - 1.

@@ -8,6 +8,7 @@
 #include <map>
 
 #include "core/plan/collectives.h"
+#include "tests/support/lowering.h"
 
 namespace sotto::test {
 namespace {
@@ -28,12 +29,7 @@ std::shared_ptr<const Plan> plan_of(OpKind kind, int32_t rank, int32_t size, uin
   EXPECT_TRUE(emit_collective(builder, request).ok());
   DeviceCaps device;
   TransportCaps transport;
-  transport.matching = matching;
-  LoweringTarget target;
-  target.device = &device;
-  target.transport = &transport;
-  target.comm_size = size;
-  return lower(builder.take(), target).take();
+  return lower_for(builder.take(), device, transport, matching, size).take();
 }
 
 using Plans = std::vector<std::shared_ptr<const Plan>>;

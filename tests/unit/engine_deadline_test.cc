@@ -9,6 +9,7 @@
 #include "core/engine/engine.h"
 #include "core/plan/builder.h"
 #include "tests/support/fake_clock.h"
+#include "tests/support/lowering.h"
 
 namespace sotto::test {
 namespace {
@@ -39,7 +40,7 @@ class HostDevice final : public Device {
   DeviceCaps caps_;
 };
 
-class NotingTransport final : public Transport {
+class NotingTransport final : public MessageTransport {
  public:
   const TransportCaps& caps() const override { return caps_; }
   uint64_t header_bytes(uint64_t) const override { return 0; }
@@ -49,9 +50,6 @@ class NotingTransport final : public Transport {
   void cancel(const OpPosting&) override { ++cancelled; }
   void send(Transfer& transfer) override { transfers.push_back(&transfer); }
   void recv(Transfer& transfer) override { transfers.push_back(&transfer); }
-  Status issue(std::span<Transfer* const>, Device*, uint32_t) override {
-    return invalid_state("messages have keys here");
-  }
   std::string route(int32_t) const override { return "noting"; }
   TransferCounters counters(uint64_t, int32_t) const override { return {}; }
   void close(Deadline) override {}
@@ -98,8 +96,8 @@ class SkippingBackend final : public Backend, private Poller {
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest&, Driver&) override {
     return invalid_state("nobody to join");
   }
-  Result<std::unique_ptr<Transport>> connect(ControlPlane&, TransferSink&, Driver&,
-                                             Deadline) override {
+  Result<std::unique_ptr<Transport>> connect(ControlPlane&, std::span<const int32_t>, TransferSink&,
+                                             Driver&, Deadline) override {
     return invalid_state("nobody to connect to");
   }
 
@@ -127,8 +125,10 @@ class EngineDeadline : public testing::Test {
     auto transport = std::make_unique<NotingTransport>();
     transport_ = transport.get();
     engine_->drive([&](Driver&) {
-      channel_->attach(std::make_unique<ObedientControl>(size));
-      channel_->attach(std::move(transport));
+      auto control = std::make_unique<ObedientControl>(size);
+      const std::vector<int32_t> peers = all_ranks(*control);
+      channel_->attach(std::move(control));
+      channel_->attach(std::move(transport), peers);
     });
     size_ = size;
     for (int32_t r = 0; r < size; ++r) ranks_->push_back(r);
@@ -143,13 +143,11 @@ class EngineDeadline : public testing::Test {
       builder.send(peer, {out, 0, 16}, 0);
     }
     const DeviceCaps device;
-    LoweringTarget target;
-    target.device = &device;
-    target.transport = &transport_->caps();
-    target.comm_size = size_;
     OpRequest request;
     request.plan =
-        PreparedPlan::make(lower(builder.take(), target).take(), std::make_shared<HostDevice>())
+        PreparedPlan::make(
+            lower_for(builder.take(), device, transport_->caps(), Matching::kByKey, size_).take(),
+            std::make_shared<HostDevice>())
             .take();
     request.run = request.plan->acquire().take();
     request.run->bases[in] = in_;

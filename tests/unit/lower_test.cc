@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "core/plan/builder.h"
+#include "tests/support/lowering.h"
 
 namespace sotto::test {
 namespace {
@@ -14,14 +15,11 @@ using Ids = std::vector<uint32_t>;
 struct Lowering {
   DeviceCaps device;
   TransportCaps transport;
+  Matching matching = Matching::kByKey;
   int32_t ranks = 3;
 
   Result<std::shared_ptr<const Plan>> tried(LogicalPlan plan) const {
-    LoweringTarget to;
-    to.device = &device;
-    to.transport = &transport;
-    to.comm_size = ranks;
-    return lower(std::move(plan), to);
+    return lower_for(std::move(plan), device, transport, matching, ranks);
   }
   std::shared_ptr<const Plan> of(LogicalPlan plan) const {
     auto lowered = tried(std::move(plan));

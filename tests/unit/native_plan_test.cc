@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/plan/collectives.h"
+#include "tests/support/lowering.h"
 
 namespace sotto::test {
 namespace {
@@ -35,12 +36,7 @@ std::shared_ptr<const Plan> plan_of(CollectiveRequest request, int32_t rank = 0,
   if (and_then) and_then(builder);
   DeviceCaps device;
   TransportCaps transport;
-  transport.matching = Matching::kByOrder;
-  LoweringTarget target;
-  target.device = &device;
-  target.transport = &transport;
-  target.comm_size = request.size;
-  return lower(builder.take(), target).take();
+  return lower_for(builder.take(), device, transport, Matching::kByOrder, request.size).take();
 }
 
 // How many calls of the transport the plan makes; -1: some messages go on their own.

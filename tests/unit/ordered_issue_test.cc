@@ -10,13 +10,13 @@ namespace {
 class GroupedOp {
  public:
   explicit GroupedOp(size_t groups, bool stream_ordered = false, bool callers = false) {
-    plan_.by_order = true;
-    plan_.stream_ordered = stream_ordered;
+    plan_.links = {{Matching::kByOrder, stream_ordered}};
     for (uint32_t g = 0; g < groups; ++g) {
       Step& step = plan_.steps.emplace_back();
       step.kind = StepKind::kSend;
       step.callers = callers;
-      plan_.groups.push_back({g});
+      step.group = g;
+      plan_.groups.push_back({0, {g}});
     }
     plan_.pred_begin.assign(groups + 1, 0);
     states_.reset(plan_);
@@ -54,8 +54,8 @@ class OrderedIssueTest : public testing::Test {
 
 TEST_F(OrderedIssueTest, InOrderAsLongAsTheFirstIsReady) {
   GroupedOp first(2), second(1);
-  groups_.add(first.op());
-  groups_.add(second.op());
+  groups_.add(first.op(), 0);
+  groups_.add(second.op(), 0);
   second.ready(0);
   EXPECT_EQ(issue(), Issued{});
   first.ready(0);
@@ -67,7 +67,7 @@ TEST_F(OrderedIssueTest, InOrderAsLongAsTheFirstIsReady) {
 
 TEST_F(OrderedIssueTest, AGroupInProgressComesAgainWithItsTransfers) {
   GroupedOp op(2);
-  groups_.add(op.op());
+  groups_.add(op.op(), 0);
   op.ready(0);
   op.ready(1);
   const Status later(Code::kInProgress, "later");
@@ -84,7 +84,7 @@ TEST_F(OrderedIssueTest, AGroupInProgressComesAgainWithItsTransfers) {
 
 TEST_F(OrderedIssueTest, AnErrorEndsTheRound) {
   GroupedOp op(2);
-  groups_.add(op.op());
+  groups_.add(op.op(), 0);
   op.ready(0);
   op.ready(1);
   EXPECT_EQ(issue({Status(Code::kTransport, "no")}), (Issued{{&op.op(), 0}}));
@@ -96,7 +96,7 @@ TEST_F(OrderedIssueTest, AnErrorEndsTheRound) {
 
 TEST_F(OrderedIssueTest, NothingBesideALaunchOfAGraph) {
   GroupedOp op(1);
-  groups_.add(op.op());
+  groups_.add(op.op(), 0);
   op.ready(0);
   groups_.await_launch();
   groups_.await_launch();
@@ -112,7 +112,7 @@ TEST_F(OrderedIssueTest, CallsOfLanesWaitForTheCallersStream) {
   for (GroupedOp* op : {&messages, &others, &calls}) {
     Scheduler::hold(op->op());
     op->ready(0);
-    groups_.add(op->op());
+    groups_.add(op->op(), 0);
   }
   EXPECT_EQ(issue(), (Issued{{&messages.op(), 0}, {&others.op(), 0}}));
   Scheduler scheduler;

@@ -39,6 +39,7 @@ class PlanOfSteps {
   }
   Plan& raw() { return plan_; }
   const Plan& plan() {
+    if (plan_.links.empty()) plan_.links.emplace_back();
     const size_t count = plan_.steps.size();
     plan_.pred_begin.assign(1, 0);
     plan_.succ_begin.assign(1, 0);
@@ -240,8 +241,8 @@ TEST(Scheduler, GroupsCountDown) {
   const uint32_t kernel = rounds.kernel();
   const uint32_t send = rounds.send({kernel}), receive = rounds.receive();
   Plan& raw = rounds.raw();
-  raw.by_order = true;
-  raw.groups = {{send, receive}};
+  raw.links = {{Matching::kByOrder, false}};
+  raw.groups = {{0, {send, receive}}};
   Scheduler scheduler;
   Operation operation(scheduler, rounds.plan());
   operation.start();

@@ -37,10 +37,29 @@ std::shared_ptr<Hub> Hub::find(uint64_t token) {
   return it == r.hubs.end() ? nullptr : it->second.lock();
 }
 
+std::shared_ptr<Hub> Hub::of_group(uint64_t token, int32_t size) {
+  Registry& r = registry();
+  std::lock_guard lock(r.mutex);
+  std::weak_ptr<Hub>& known = r.hubs[token];
+  std::shared_ptr<Hub> hub = known.lock();
+  if (hub == nullptr) {
+    hub.reset(new Hub(token));
+    hub->make_inboxes(size);
+    known = hub;
+  }
+  return hub;
+}
+
 Hub::~Hub() {
   Registry& r = registry();
   std::lock_guard lock(r.mutex);
-  r.hubs.erase(token_);
+  const auto it = r.hubs.find(token_);
+  if (it != r.hubs.end() && it->second.expired()) r.hubs.erase(it);
+}
+
+void Hub::make_inboxes(int32_t size) {
+  for (int32_t i = 0; i < size; ++i)
+    inboxes_.push_back(std::make_unique<Inbox>(i, static_cast<size_t>(size)));
 }
 
 Status Hub::arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox) {
@@ -66,8 +85,7 @@ Status Hub::arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox)
   }
   members_[static_cast<size_t>(rank)] = {std::move(mailbox), true, false};
   if (++arrived_ == static_cast<size_t>(size_)) {
-    for (int32_t i = 0; i < size_; ++i)
-      inboxes_.push_back(std::make_unique<Inbox>(i, static_cast<size_t>(size_)));
+    make_inboxes(size_);
     wake_all();
   }
   return ok_status();

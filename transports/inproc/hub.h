@@ -25,6 +25,9 @@ class Hub {
   static std::shared_ptr<Hub> make();
   // Null if there is none.
   static std::shared_ptr<Hub> find(uint64_t token);
+  // The inboxes of ranks whose control plane, with this token, is another one: all callers of this
+  // process get the same hub.
+  static std::shared_ptr<Hub> of_group(uint64_t token, int32_t size);
   ~Hub();
   Hub(const Hub&) = delete;
   Hub& operator=(const Hub&) = delete;
@@ -75,6 +78,7 @@ class Hub {
     Status failure;
   };
   explicit Hub(uint64_t token) : token_(token) {}
+  void make_inboxes(int32_t size);
   void wake_all();  // with mutex_ held
   std::string missing(const std::vector<bool>& here) const;
   SetupExchange& exchange(uint64_t round);

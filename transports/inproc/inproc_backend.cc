@@ -36,8 +36,10 @@ class InprocBackend final : public Backend {
   Result<UniqueId> make_unique_id() override;
   bool knows(const UniqueId& id) const override;
   Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override;
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
-                                             Driver& driver, Deadline deadline) override;
+  uint64_t place() const override { return process_token(); }
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+                                             TransferSink& sink, Driver& driver,
+                                             Deadline deadline) override;
 
  private:
   Result<std::shared_ptr<Hub>> find_hub(const JoinRequest& request);
@@ -157,16 +159,20 @@ Result<std::unique_ptr<ControlPlane>> InprocBackend::join(const JoinRequest& req
       std::make_unique<InprocControl>(hub, mailbox_, request.rank, request.size));
 }
 
-Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control, TransferSink& sink,
-                                                          Driver& driver, Deadline deadline) {
+// The ranks of a group that another backend has joined share a hub of their own.
+Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control,
+                                                          std::span<const int32_t>,
+                                                          TransferSink& sink, Driver& driver,
+                                                          Deadline deadline) {
   auto* mine = dynamic_cast<InprocControl*>(&control);
-  if (mine == nullptr)
-    return invalid_argument("inproc: connect needs a control plane that this backend has joined");
-  if (!mine->take_transport()) return invalid_state("inproc: the group is connected already");
+  if (mine != nullptr && !mine->take_transport())
+    return invalid_state("inproc: the group is connected already");
+  const std::shared_ptr<Hub> hub =
+      mine != nullptr ? mine->hub() : Hub::of_group(control.token(), control.size());
   auto transport =
-      std::make_unique<InprocTransport>(mine->hub(), mailbox_, mine->rank(), mine->size(), sink);
+      std::make_unique<InprocTransport>(hub, mailbox_, control.rank(), control.size(), sink);
   // A barrier: every inbox has its owner before the first send.
-  auto connected = mine->all_gather("connecting the inproc transport", "", driver, deadline);
+  auto connected = control.all_gather("connecting the inproc transport", "", driver, deadline);
   if (!connected.ok()) return connected.status();
   return std::unique_ptr<Transport>(std::move(transport));
 }

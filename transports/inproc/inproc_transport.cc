@@ -46,10 +46,7 @@ InprocTransport::~InprocTransport() {
 }
 
 const TransportCaps& InprocTransport::caps() const {
-  static const TransportCaps caps{.name = "inproc",
-                                  .matching = Matching::kByKey,
-                                  .stream_ordered = false,
-                                  .host_memory_only = true};
+  static const TransportCaps caps{.name = "inproc"};
   return caps;
 }
 
@@ -361,10 +358,6 @@ void InprocTransport::drop_received(const OpKey* key) {
     ++inbox_.ops.get(send->op->key).waiting_sends;
     return true;
   });
-}
-
-Status InprocTransport::issue(std::span<Transfer* const>, Device*, uint32_t) {
-  return unsupported("the inproc transport matches messages by key: send and recv, not issue");
 }
 
 std::string InprocTransport::route(int32_t peer) const {

@@ -16,7 +16,7 @@
 
 namespace sotto::inproc {
 
-class InprocTransport final : public Transport, private MailboxSource {
+class InprocTransport final : public MessageTransport, private MailboxSource {
  public:
   InprocTransport(std::shared_ptr<Hub> hub, std::shared_ptr<Mailbox> mailbox, int32_t rank,
                   int32_t size, TransferSink& sink);
@@ -31,7 +31,6 @@ class InprocTransport final : public Transport, private MailboxSource {
   void cancel(const OpPosting& op) override;
   void send(Transfer& transfer) override;
   void recv(Transfer& transfer) override;
-  Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   std::string route(int32_t peer) const override;
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
   void close(Deadline deadline) override;

@@ -83,11 +83,10 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
       sink_(sink),
       clock_(clock),
       caps_{.name = "nccl",
-            .matching = Matching::kByOrder,
-            .stream_ordered = true,
             .host_memory_only = false,
             // A group costs some 10 us to launch, a MiB 20 us at 50 GB/s.
             .segment_bytes = 1 << 20,
+            .stream_ordered = true,
             .native = options.native},
       pinned_(communicator_->device()),
       events_(communicator_->device()) {
@@ -104,11 +103,6 @@ NcclTransport::~NcclTransport() {
 
 Status NcclTransport::closed() {
   return error(Code::kTransport, "nccl: the communicator has failed or is closed");
-}
-
-void NcclTransport::refuse(Transfer& transfer) {
-  sink_.on_transfer(transfer,
-                    error(Code::kInternal, "nccl: messages come in groups, not one by one"));
 }
 
 // ---- Issuing ----

@@ -26,7 +26,7 @@
 
 namespace sotto::nccl {
 
-class NcclTransport final : public Transport, private NcclPollSource {
+class NcclTransport final : public QueueTransport, private NcclPollSource {
  public:
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,
@@ -42,15 +42,12 @@ class NcclTransport final : public Transport, private NcclPollSource {
   void leave(uint64_t comm) override;
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
-  void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
   void restart(const OpPosting& op) override;
   void unrecord(const OpPosting& op) override;
   bool idle() const override { return groups_.empty(); }
   Status verify(const OpPosting& op) override;
   void retire(const OpPosting& op) override;
   void cancel(const OpPosting& op) override;
-  void send(Transfer& transfer) override { refuse(transfer); }
-  void recv(Transfer& transfer) override { refuse(transfer); }
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   std::string route(int32_t peer) const override;
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
@@ -103,7 +100,6 @@ class NcclTransport final : public Transport, private NcclPollSource {
                 const NcclOptions& options);
   bool run() override;
   bool busy() const override;
-  void refuse(Transfer& transfer);
 
   static Status closed();
   static Status rank_is_gone();

@@ -99,19 +99,25 @@ class Mesh {
   using Handshakes = std::vector<std::unique_ptr<Handshake>>;  // connections to one peer
 
  public:
-  // connections: to each peer, as this rank wishes; the smallest number of all ranks counts. Lower
-  // ranks connect to this one; any other connection is refused.
-  Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control, uint32_t connections)
-      : reactor_(std::move(reactor)), control_(control) {
+  // connections: to each of `peers`, as this rank wishes; the smallest number of all ranks counts.
+  // Lower ranks connect to this one; any other connection is refused.
+  Mesh(std::shared_ptr<Reactor> reactor, TcpControl& control, std::span<const int32_t> peers,
+       uint32_t connections)
+      : reactor_(std::move(reactor)), control_(control), connections_(connections) {
     peers_.resize(static_cast<size_t>(control.size()));
-    for (Handshakes& row : peers_) row.resize(connections);
+    for (const int32_t peer : peers) {
+      if (peer != control.rank()) linked_.push_back(peer);
+    }
+    set_connections(connections);
   }
 
-  // Rank 0 needs no listener: it is the lower rank of all its pairs.
+  // A rank that is the lower one of all its pairs needs no listener, as rank 0.
   Status listen(const ListenPlace& place) {
-    if (control_.rank() == 0) return {};
+    const auto lower =
+        std::ranges::count_if(linked_, [&](int32_t peer) { return peer < control_.rank(); });
+    if (lower == 0) return {};
     const std::string here = fmt::format("rank {}: data connections", control_.rank());
-    const size_t expected = peers_[0].size() * static_cast<size_t>(control_.rank());
+    const size_t expected = connections_ * static_cast<size_t>(lower);
     auto opened = FrameListener::open(
         *reactor_, Endpoint(place.bind, place.port),
         {here, wire::FrameKind::kHello, kMaxHelloBytes, expected,
@@ -139,8 +145,9 @@ class Mesh {
       limits.connections = std::min(limits.connections, record.limits.connections);
       known.push_back(record);
     }
-    for (Handshakes& row : peers_) row.resize(limits.connections);
-    for (int32_t r = control_.rank() + 1; r < control_.size(); ++r) {
+    set_connections(limits.connections);
+    for (const int32_t r : linked_) {
+      if (r < control_.rank()) continue;
       for (uint32_t i = 0; i < limits.connections; ++i)
         start_connecting(r, i, known[static_cast<size_t>(r)]);
     }
@@ -153,11 +160,9 @@ class Mesh {
   }
   std::vector<int32_t> missing() const {
     std::vector<int32_t> ranks;
-    for (int32_t r = 0; r < control_.size(); ++r) {
-      const Handshakes& row = peers_[static_cast<size_t>(r)];
-      const bool all =
-          std::all_of(row.begin(), row.end(), [](const auto& h) { return h != nullptr; });
-      if (r != control_.rank() && !all) ranks.push_back(r);
+    for (const int32_t r : linked_) {
+      const auto open = [](const auto& handshake) { return handshake == nullptr; };
+      if (std::ranges::any_of(peers_[static_cast<size_t>(r)], open)) ranks.push_back(r);
     }
     return ranks;
   }
@@ -196,6 +201,11 @@ class Mesh {
   void broken(const Handshake& h, const Status& why) { fail(h.peer(), why); }
 
  private:
+  void set_connections(uint32_t number) {
+    connections_ = number;
+    for (const int32_t peer : linked_) peers_[static_cast<size_t>(peer)].resize(number);
+  }
+
   Status check(const wire::Hello& hello, bool expected, const std::string& from) const {
     if (hello.token == control_.token() && hello.size == control_.size() && expected) return {};
     return error(Code::kProtocol, "{} greets as rank {} of {} with {} token", from, hello.rank,
@@ -211,7 +221,8 @@ class Mesh {
     const auto hello = wire::Hello::decode(payload);
     if (!hello.ok())
       return refusal("hello", fmt::format("{} from {}", hello.status().text(), stream->name()));
-    const bool expected = hello->rank >= 0 && hello->rank < control_.rank();
+    const bool expected = hello->rank >= 0 && hello->rank < control_.rank() &&
+                          std::ranges::count(linked_, hello->rank) != 0;
     if (Status status = check(*hello, expected, stream->name()); !status.ok())
       return refusal(hello->token == control_.token() ? "rank" : "token", status.text());
     Handshakes& row = peers_[static_cast<size_t>(hello->rank)];
@@ -275,7 +286,7 @@ class Mesh {
         why.code(), control_.rank(),
         fmt::format("{}: data connections from rank(s) {} {}; there are {} to each other rank",
                     control_.describe_rank(control_.rank()), rank_list(missing()), why.text(),
-                    peers_[0].size())};
+                    connections_)};
   }
 
   void fail(int32_t peer, const Status& why) {
@@ -290,7 +301,9 @@ class Mesh {
   std::unique_ptr<FrameListener> listener_;
   std::vector<std::unique_ptr<Connector>> connectors_;
   std::vector<std::unique_ptr<Handshake>> pending_;  // wait for the peer's hello
-  std::vector<Handshakes> peers_;                    // by rank
+  uint32_t connections_;                             // to each peer
+  std::vector<int32_t> linked_;                      // ranks to connect with, ascending
+  std::vector<Handshakes> peers_;                    // by rank; empty: not linked
   std::optional<FailureCause> failure_;
 };
 
@@ -332,9 +345,10 @@ Status tell_everyone(TcpControl& control, Driver& driver, FailureCause cause) {
 
 Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor,
                                                 const ListenPlace& place, FlowLimits limits,
-                                                TcpControl& control, TransferSink& sink,
-                                                Driver& driver, Deadline deadline) {
-  Mesh mesh(reactor, control, limits.connections);
+                                                TcpControl& control, std::span<const int32_t> peers,
+                                                TransferSink& sink, Driver& driver,
+                                                Deadline deadline) {
+  Mesh mesh(reactor, control, peers, limits.connections);
   if (control.size() > 1) {
     if (Status status = mesh.listen(place); !status.ok()) {
       return tell_everyone(control, driver, {status.code(), control.rank(), status.text()});

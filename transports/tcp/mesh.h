@@ -1,9 +1,10 @@
-// The data connections of a group, between all pairs of ranks. Each rank listens, address records
-// go over the control plane, and the lower rank of a pair connects. The handshake is a hello in
-// each direction, with the token of the group.
+// The data connections of a group, between all pairs of ranks or some. Each rank listens, address
+// records go over the control plane, and the lower rank of a pair connects. The handshake is a
+// hello in each direction, with the token of the group.
 #pragma once
 
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -16,7 +17,8 @@ namespace sotto::tcp {
 
 Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor,
                                                 const ListenPlace& place, FlowLimits limits,
-                                                TcpControl& control, TransferSink& sink,
-                                                Driver& driver, Deadline deadline);
+                                                TcpControl& control, std::span<const int32_t> peers,
+                                                TransferSink& sink, Driver& driver,
+                                                Deadline deadline);
 
 }  // namespace sotto::tcp

@@ -60,15 +60,16 @@ class TcpBackend final : public Backend {
         std::make_unique<TcpControl>(reactor_, std::move(group), options_.heartbeat_ms));
   }
 
-  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, TransferSink& sink,
-                                             Driver& driver, Deadline deadline) override {
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+                                             TransferSink& sink, Driver& driver,
+                                             Deadline deadline) override {
     auto* own = dynamic_cast<TcpControl*>(&control);
     if (own == nullptr)
       return invalid_argument("the control plane was not made by the tcp backend");
     const uint64_t eager = std::min(options_.eager_bytes, kMostEagerBytes);
     const FlowLimits limits{eager, std::max({options_.credit_bytes, 4 * eager, kLeastCreditBytes}),
                             std::clamp(options_.connections, 1u, kMostConnections)};
-    return connect_mesh(reactor_, place_, limits, *own, sink, driver, deadline);
+    return connect_mesh(reactor_, place_, limits, *own, peers, sink, driver, deadline);
   }
 
  private:

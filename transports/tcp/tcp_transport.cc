@@ -61,9 +61,6 @@ void TcpTransport::on_disconnected(int32_t peer) {
 
 const TransportCaps& TcpTransport::caps() const {
   static const TransportCaps caps{.name = "tcp",
-                                  .matching = Matching::kByKey,
-                                  .stream_ordered = false,
-                                  .host_memory_only = true,
                                   // Above it the end of a collective waits for the slowest
                                   // connection, and urgent messages wait for bulk: 256 KiB take
                                   // 6 % longer for 4 MB at 1 Gbit/s. Below it calls cost:
@@ -142,12 +139,6 @@ void TcpTransport::recv(Transfer& transfer) {
         error(Code::kInternal, "message of {} from rank {} of {} to rank {}",
               wire::describe(transfer.op->key), transfer.peer, links_.size(), core_.rank));
   }
-}
-
-Status TcpTransport::issue(std::span<Transfer* const> /*group*/, Device* /*device*/,
-                           uint32_t /*lane*/) {
-  return unsupported(
-      "the tcp transport matches messages by key; issue is for transports that match by order");
 }
 
 std::string TcpTransport::route(int32_t peer) const {

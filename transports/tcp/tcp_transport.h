@@ -22,7 +22,7 @@ struct MeshPeer {
   std::shared_ptr<const LinkBytes> control_bytes;     // null: no control connection to this peer
 };
 
-class TcpTransport final : public Transport, public FailureRoute, private FailureListener {
+class TcpTransport final : public MessageTransport, public FailureRoute, private FailureListener {
  public:
   // peers: by rank.
   TcpTransport(std::shared_ptr<Reactor> reactor, int32_t rank, std::vector<MeshPeer> peers,
@@ -39,7 +39,6 @@ class TcpTransport final : public Transport, public FailureRoute, private Failur
   void cancel(const OpPosting& op) override;
   void send(Transfer& transfer) override;
   void recv(Transfer& transfer) override;
-  Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   std::string route(int32_t peer) const override;
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
   void close(Deadline deadline) override;
