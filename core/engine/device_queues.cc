@@ -46,7 +46,7 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
     SOTTO_TRY(device.wait(s.lane, event->id));
     for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
   }
-  if (op.after_ == 0 || !s.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
+  if (op.after_ == 0 || !s.lowered.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
   op.ordered_lanes_ |= bit;
   return device.wait(s.lane, op.after_);
 }
@@ -118,7 +118,7 @@ Status DeviceQueues::order_stream(QueuedOp& op, void* stream) {
   for (uint32_t i = 0; i < op.queue_->lanes.size(); ++i) {
     const std::deque<DeviceQueue::InFlight>& lane = op.queue_->lanes[i].in_flight;
     const auto touches_callers = [&](const DeviceQueue::InFlight& f) {
-      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].callers);
+      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].lowered.callers);
     };
     if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
     SOTTO_ASSIGN(const EventId event, device.record(i));

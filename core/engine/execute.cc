@@ -60,7 +60,7 @@ void Engine::post_transfer(Op& op, uint32_t step) {
   Scheduler::issued(op, step);
   note_issue(run, step);
   MessageTransport* const transport =
-      op.request_.channel->links()[run.plan->steps[step].link].messages;
+      op.request_.channel->links()[run.plan->steps[step].lowered.link].messages;
   if (transport == nullptr) return;
   if (t.is_send) {
     transport->send(t);

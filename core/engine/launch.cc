@@ -62,7 +62,7 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
   call.expect = s.predicate.expect;
   call.paired_ran = paired_ran;
   call.tables = prepared.tables();
-  call.call = s.call;
+  call.call = s.lowered.call;
   // A predicated kernel may leave its output as it was.
   if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(s.lane, call, {});
   return device.launch(s.lane, call, fresh_ranges(run, s));

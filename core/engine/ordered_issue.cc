@@ -16,7 +16,7 @@ const OrderedIssue::Group* OrderedIssue::first_ready() const {
   const Group& first = groups_.front();
   if (first.op->steps().group_pending[first.index] != 0) return nullptr;
   const Plan& plan = first.op->plan();
-  const auto callers = [&](uint32_t step) { return plan.steps[step].callers; };
+  const auto callers = [&](uint32_t step) { return plan.steps[step].lowered.callers; };
   const IssueGroup& group = plan.groups[first.index];
   // The caller's stream has not come so far.
   if (plan.links[group.link].stream_ordered && first.op->held() &&

@@ -51,13 +51,13 @@ bool Scheduler::make_ready(ScheduledOp& op, uint32_t step) {
   const Step& s = op.plan_->steps[step];
   if (op.steps_->progress[step] == StepProgress::kDone) return false;  // cut_messages
   op.steps_->progress[step] = StepProgress::kReady;
-  if (op.held_ && s.callers && on_device(s)) {
+  if (op.held_ && s.lowered.callers && on_device(s)) {
     op.held_steps_.push_back(step);
   } else if (on_device(s)) {
     ready_.push_back({op.priority_, op.sequence_, step, &op});
     std::push_heap(ready_.begin(), ready_.end());
-  } else if (op.plan_->links[s.link].matching == Matching::kByOrder) {
-    --op.steps_->group_pending[s.group];
+  } else if (op.plan_->links[s.lowered.link].matching == Matching::kByOrder) {
+    --op.steps_->group_pending[s.lowered.group];
   } else {
     return true;
   }

@@ -236,9 +236,9 @@ class Lowering {
 
   void number_calls() {
     for (Step& step : plan_->steps) {
-      if (step.kind == StepKind::kKernel) step.call = plan_->calls++;
+      if (step.kind == StepKind::kKernel) step.lowered.call = plan_->calls++;
     }
-    for (UndoStep& undo : plan_->undo) undo.step.call = plan_->calls++;
+    for (UndoStep& undo : plan_->undo) undo.step.lowered.call = plan_->calls++;
   }
 
   void emit_kernel(Step& step) {
@@ -265,11 +265,11 @@ class Lowering {
     if (target_.device->host_memory || step.data.bytes == 0) return false;
     const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]);
     return on_lane(*plan_, step) ? host
-                                 : target_.links[step.link].transport->host_memory_only && !host;
+                                 : target_.links[step.lowered.link].transport->host_memory_only && !host;
   }
 
   void emit_channel(Step& step) {
-    if (!target_.link_of.empty()) step.link = target_.link_of[static_cast<size_t>(step.peer)];
+    if (!target_.link_of.empty()) step.lowered.link = target_.link_of[static_cast<size_t>(step.peer)];
     const bool stream_ordered = on_lane(*plan_, step);
     // Where a stream-ordered link queues messages: one lane for all, so that ranks issue them in
     // one order.
@@ -344,7 +344,7 @@ class Lowering {
     std::vector<Use> uses;
     for (uint32_t i = 0; i < n; ++i) {
       if (i > 0 && same_call(plan_->steps[i - 1], plan_->steps[i])) {
-        plan_->steps[i].callers = plan_->steps[i - 1].callers;
+        plan_->steps[i].lowered.callers = plan_->steps[i - 1].lowered.callers;
         waits[i] = waits[i - 1];
         continue;
       }
@@ -357,7 +357,7 @@ class Lowering {
                        step_name(i), use.region.offset, use.region.offset + use.region.bytes,
                        use.region.slot, plan_->slots[use.region.slot].bytes);
         }
-        plan_->steps[i].callers |= plan_->slots[use.region.slot].callers;
+        plan_->steps[i].lowered.callers |= plan_->slots[use.region.slot].callers;
         SOTTO_TRY(check_write(i, use));
         hazards.touch(i, use, &waits[i]);
       }
@@ -475,12 +475,12 @@ class Lowering {
     std::map<std::pair<uint32_t, uint8_t>, std::vector<uint32_t>> rounds;
     for (uint32_t i = 0; i < plan_->steps.size(); ++i) {
       const Step& step = plan_->steps[i];
-      if (!on_device(step) && plan_->links[step.link].matching == Matching::kByOrder)
-        rounds[{step.issue_round, step.link}].push_back(i);
+      if (!on_device(step) && plan_->links[step.lowered.link].matching == Matching::kByOrder)
+        rounds[{step.issue_round, step.lowered.link}].push_back(i);
     }
     for (auto& [round, steps] : rounds) {
       for (const uint32_t i : steps)
-        plan_->steps[i].group = static_cast<uint32_t>(plan_->groups.size());
+        plan_->steps[i].lowered.group = static_cast<uint32_t>(plan_->groups.size());
       plan_->groups.push_back({round.second, std::move(steps)});
     }
   }
@@ -497,7 +497,7 @@ class Lowering {
 
   void count_traffic(const Step& step) {
     PeerTraffic& t = plan_->traffic[step.peer];
-    const Transport* const headers = target_.links[step.link].headers;
+    const Transport* const headers = target_.links[step.lowered.link].headers;
     const uint64_t header = headers != nullptr ? headers->header_bytes(step.data.bytes) : 0;
     const bool payload = step.message_class == MessageClass::kPayload;
     if (step.kind == StepKind::kSend) {

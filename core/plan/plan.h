@@ -114,6 +114,14 @@ struct NativeStep {
   Region in, out;
 };
 
+// What lower() adds to a step.
+struct LoweredStep {
+  uint32_t call = 0;     // kernels: number of the call in the plan (Plan::calls)
+  bool callers = false;  // touches memory of the caller
+  uint8_t link = 0;      // messages: Plan::links
+  uint32_t group = 0;    // messages of links that match by order: Plan::groups
+};
+
 struct Step {
   StepKind kind = StepKind::kKernel;
   Phase phase = Phase::kBody;
@@ -124,9 +132,7 @@ struct Step {
   std::vector<Piece> pieces;
   const void* args = nullptr;  // owned by the plan
   uint64_t fill_bytes = 0;
-  uint32_t call = 0;     // number of the kernel call in the plan (Plan::calls); set by lower()
-  bool callers = false;  // touches memory of the caller; set by lower()
-  Predicate predicate;   // kernels and copies
+  Predicate predicate;  // kernels and copies
   // kCopy
   Region source, destination;
   // kSend, kRecv
@@ -134,8 +140,6 @@ struct Step {
   uint32_t round = 0;        // part of the match key, equal at both ends
   uint32_t segment = 0;      // counts the messages of (posting, round, source, destination)
   uint32_t issue_round = 0;  // links that match by order: rounds of the operation, ascending
-  uint8_t link = 0;          // Plan::links; set by lower()
-  uint32_t group = 0;        // links that match by order: Plan::groups; set by lower()
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
   Stage stage = Stage::kOther;
@@ -150,6 +154,7 @@ struct Step {
   // kRecv: the send to the same peer without whose message the peer could not send this one. When
   // it arrives, nothing reads what that send reads any more, so the receive does not wait for it.
   uint32_t answers = kNoStep;
+  LoweredStep lowered;
 };
 
 inline bool on_device(const Step& step) {
@@ -277,7 +282,7 @@ inline bool is_list(const OperandRef& op) {
 
 // Whether a step is a call of a lane: later calls can be queued behind it before it is done.
 inline bool on_lane(const Plan& plan, const Step& step) {
-  return on_device(step) || plan.links[step.link].stream_ordered;
+  return on_device(step) || plan.links[step.lowered.link].stream_ordered;
 }
 
 // Byte ranges that a kernel or copy step touches, by slot (aliases resolved).

@@ -81,7 +81,7 @@ class LaneOp {
     for (const LaneStep& s : steps) {
       Step& step = plan_.steps.emplace_back();
       step.lane = s.lane;
-      step.callers = s.callers;
+      step.lowered.callers = s.callers;
       plan_.predecessors.insert(plan_.predecessors.end(), s.after.begin(), s.after.end());
       plan_.pred_begin.push_back(static_cast<uint32_t>(plan_.predecessors.size()));
       plan_.needs_event.push_back(s.event);

@@ -171,7 +171,7 @@ TEST(Lowering, LongKernelsAndTheirUndoAreCutAlike) {
   // Steps first, then undo steps, in order.
   EXPECT_EQ(plan->calls, 9u);
   for (uint32_t i = 0; i < 9; ++i)
-    EXPECT_EQ((i < 4 ? plan->steps[i] : plan->undo[i - 4].step).call, i);
+    EXPECT_EQ((i < 4 ? plan->steps[i] : plan->undo[i - 4].step).lowered.call, i);
 }
 
 TEST(Lowering, ReceivesOfARoundAreCounted) {

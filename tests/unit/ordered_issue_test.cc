@@ -14,8 +14,8 @@ class GroupedOp {
     for (uint32_t g = 0; g < groups; ++g) {
       Step& step = plan_.steps.emplace_back();
       step.kind = StepKind::kSend;
-      step.callers = callers;
-      step.group = g;
+      step.lowered.callers = callers;
+      step.lowered.group = g;
       plan_.groups.push_back({0, {g}});
     }
     plan_.pred_begin.assign(groups + 1, 0);

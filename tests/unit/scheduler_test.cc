@@ -255,7 +255,7 @@ TEST(Scheduler, GroupsCountDown) {
 TEST(Scheduler, StepsOnTheCallersMemoryAreKeptBack) {
   PlanOfSteps two;
   const uint32_t touches = two.kernel(), other = two.kernel();
-  two.raw().steps[touches].callers = true;
+  two.raw().steps[touches].lowered.callers = true;
   Scheduler scheduler;
   Operation operation(scheduler, two.plan(), 0, true);
   Scheduler::hold(operation.op());
