@@ -1,34 +1,17 @@
 #include "core/engine/channel.h"
 
-#include <algorithm>
-
 #include "core/base/log.h"
-#include "core/engine/engine.h"
 
 namespace sotto {
-namespace {
-
-// How long abort waits for the control plane's word on the first cause.
-constexpr int64_t kDecisionLimitUs = 2'000'000;
-// How long a failed comm's connections have to deliver what was decided.
-constexpr int64_t kFailedCloseUs = 300'000;
-
-}  // namespace
-
 Channel::~Channel() {
-  engine_->drive([&](Driver&) {
-    engine_->remove_channel(this);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    links_ = LinkTable(0);
-    control_.reset();
-  });
+  if (control_ != nullptr) control_->set_listener(nullptr);
+  links_ = LinkTable(0);
 }
 
 void Channel::attach(std::unique_ptr<ControlPlane> control) {
   control_ = std::move(control);
   links_ = LinkTable(control_->size());
   control_->set_listener(this);
-  engine_->add_channel(this);
 }
 
 void Channel::attach(std::unique_ptr<Transport> transport, std::span<const int32_t> peers) {
@@ -46,34 +29,14 @@ FailureCause Channel::cause() const {
   return failure_;
 }
 
-void Channel::abort(const FailureCause& cause) {
-  engine_->run_on_driver([&] { engine_->propose_failure(*this, cause); });
-  if (engine_->wait_until([this] { return failed(); }, kDecisionLimitUs)) return;
-  engine_->run_on_driver([&] { engine_->fail_channel(*this, cause); });
-}
-
-void Channel::unrecord(const Run& run) {
-  engine_->drive([&](Driver&) {
-    for (const Link& link : links_.all()) {
-      if (link.queue == nullptr) continue;
-      for (const OpPosting& posting : run.postings) link.queue->unrecord(posting);
-    }
-  });
-}
-
-void Channel::close(int64_t timeout_us) {
-  engine_->drive([&](Driver& driver) {
-    const bool lost = failed() || (control_ != nullptr && control_->failure().has_value());
-    const Deadline deadline =
-        Deadline::in_us(driver.clock(), lost ? std::min(timeout_us, kFailedCloseUs) : timeout_us);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    for (const Link& link : links_.all()) link.transport->close(deadline);
-    if (control_ != nullptr) control_->leave(deadline);
-  });
+void Channel::close(Deadline deadline) {
+  if (control_ != nullptr) control_->set_listener(nullptr);
+  for (const Link& link : links_.all()) link.transport->close(deadline);
+  if (control_ != nullptr) control_->leave(deadline);
 }
 
 void Channel::on_transfer(Transfer& transfer, Status status) noexcept {
-  engine_->completions_.push_back({&transfer, std::move(status)});
+  completions_.add(transfer, std::move(status));
 }
 
 void Channel::on_failure(int32_t peer, Status status) noexcept { found(status, peer); }
@@ -134,6 +97,13 @@ void Channel::restart(const Run& run) {
   for (const Link& link : links_.all()) {
     if (link.queue == nullptr) continue;
     for (const OpPosting& posting : run.postings) link.queue->restart(posting);
+  }
+}
+
+void Channel::unrecord(const Run& run) {
+  for (const Link& link : links_.all()) {
+    if (link.queue == nullptr) continue;
+    for (const OpPosting& posting : run.postings) link.queue->unrecord(posting);
   }
 }
 

@@ -80,8 +80,9 @@ class Op final : public CapturedOp {
   const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
 
  private:
-  friend class Engine;
   friend class Channel;
+  friend class Engine;
+  friend class Executor;
 
   OpRequest request_;
   Status failure_;

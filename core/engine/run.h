@@ -33,6 +33,10 @@ struct Run {
   bool receives_posted = false;    // since receives were last announced
   std::vector<int64_t> issued_ns;  // when a step was handed over; only with a trace
 
+  void note_issue(uint32_t step, int64_t now_ns) {
+    issued_ns.resize(plan->steps.size());
+    issued_ns[step] = now_ns;
+  }
   void* at(const Region& region) const {
     return static_cast<std::byte*>(bases[region.slot]) + region.offset;
   }

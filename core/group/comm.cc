@@ -55,8 +55,9 @@ OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
 }
 
 RootComm::~RootComm() {
-  if (channel != nullptr)
-    channel->close(std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000));
+  if (channel == nullptr) return;
+  const int64_t limit = std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000);
+  context->engine()->close(*channel, limit);
 }
 
 Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch)
@@ -363,15 +364,16 @@ Status Comm::join(OpKind service) {
 
 void Comm::abort(const std::string& reason) {
   const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
-  root_->channel->abort(
-      {Code::kAborted, me, fmt::format("rank {} aborted the group: {}", me, reason), me});
+  engine().abort(*root_->channel, {Code::kAborted, me,
+                                   fmt::format("rank {} aborted the group: {}", me, reason), me});
 }
 
 Status Comm::drain() {
   const auto idle = [&] { return totals_->in_flight.load(std::memory_order_acquire) == 0; };
   if (engine().wait_until(idle, timeout_us())) return failure();
   const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
-  root_->channel->abort(
+  engine().abort(
+      *root_->channel,
       {Code::kTimeout, -1,
        fmt::format("rank {}: operations were still in flight {:.1f} s after the comm was destroyed",
                    me, static_cast<double>(timeout_us()) * 1e-6)});

@@ -264,12 +264,14 @@ class Lowering {
   bool needs_staging(const Step& step) const {
     if (target_.device->host_memory || step.data.bytes == 0) return false;
     const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]);
-    return on_lane(*plan_, step) ? host
-                                 : target_.links[step.lowered.link].transport->host_memory_only && !host;
+    return on_lane(*plan_, step)
+               ? host
+               : target_.links[step.lowered.link].transport->host_memory_only && !host;
   }
 
   void emit_channel(Step& step) {
-    if (!target_.link_of.empty()) step.lowered.link = target_.link_of[static_cast<size_t>(step.peer)];
+    if (!target_.link_of.empty())
+      step.lowered.link = target_.link_of[static_cast<size_t>(step.peer)];
     const bool stream_ordered = on_lane(*plan_, step);
     // Where a stream-ordered link queues messages: one lane for all, so that ranks issue them in
     // one order.

@@ -17,7 +17,6 @@ CEILINGS = {  # names without the namespace sotto
     "CompressedLayout": {"fields": 17},
     "Config": {"fields": 17},
     "DriverRole": {"fields": 18},
-    "Engine": {"methods": 55},
     "GroupScalars": {"fields": 20},
     "OptimizerParams": {"fields": 23},
     "Plan": {"fields": 25},

@@ -121,7 +121,7 @@ class EngineDeadline : public testing::Test {
     options.clock = &clock_;
     options.progress_thread = false;
     engine_ = std::make_shared<Engine>(options);
-    channel_ = std::make_shared<Channel>(engine_);
+    channel_ = engine_->make_channel();
     auto transport = std::make_unique<NotingTransport>();
     transport_ = transport.get();
     engine_->drive([&](Driver&) {
