@@ -1,5 +1,7 @@
 #include "core/engine/channel.h"
 
+#include <algorithm>
+
 #include "core/base/log.h"
 
 namespace sotto {
@@ -108,7 +110,12 @@ void Channel::unrecord(const Run& run) {
 }
 
 void Channel::add_groups(Op& op) {
-  for (uint8_t link = 0; link < op.plan().links.size(); ++link) links_[link].groups.add(op, link);
+  const auto all_entered = [](const OpRef& before) {
+    return before->done() || Scheduler::all_groups_entered(*before);
+  };
+  if (!std::ranges::all_of(op.request_.after_ops, all_entered)) return;
+  for (uint32_t g = Scheduler::next_group(op); g != kNoStep; g = Scheduler::next_group(op))
+    links_[op.plan().groups[g].link].groups.add(op, g);
 }
 
 void Channel::await_launch(const Plan& plan) {
@@ -124,6 +131,10 @@ bool Channel::queues_idle(const Plan& plan) const {
     if (!of.groups.empty() || !of.queue->idle() || of.groups.awaits_launch()) return false;
   }
   return true;
+}
+
+void Channel::drop_groups(const Op& op) {
+  for (Link& link : links_.all()) link.groups.drop(op);
 }
 
 void Channel::clear_groups() {

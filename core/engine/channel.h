@@ -81,11 +81,13 @@ class Channel final : public TransferSink,
   void cancel(const Run& run);
   void restart(const Run& run);
   void unrecord(const Run& run);
-  // The operation's groups, behind those of others; and of a graph that is launched.
+  // Those of the operation's groups whose inputs are there, behind those of others and all groups
+  // of the operations that it comes after; and of a graph that is launched.
   void add_groups(Op& op);
   void await_launch(const Plan& plan);
   // Nothing of earlier calls is under way on stream-ordered links of the plan.
   bool queues_idle(const Plan& plan) const;
+  void drop_groups(const Op& op);
   void clear_groups();
 
   std::shared_ptr<Engine> engine_;

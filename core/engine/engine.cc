@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "core/engine/executor.h"
+
 namespace sotto {
 namespace {
 
@@ -38,21 +40,21 @@ OpStats Op::stats() const {
 
 Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
-      executor_(*options_.clock, role_, options_.trace),
-      role_(executor_, *options_.clock) {
+      executor_(std::make_unique<Executor>(*options_.clock, role_, options_.trace)),
+      role_(*executor_, *options_.clock) {
   if (options_.progress_thread) role_.start_progress_thread();
 }
 
 Engine::~Engine() { role_.stop(); }
 
 void Engine::add_backend(std::unique_ptr<Backend> backend, bool blocking) {
-  if (executor_.pollers().add(std::move(backend), blocking)) role_.set_serving();
+  if (executor_->pollers().add(std::move(backend), blocking)) role_.set_serving();
 }
 
 Status Engine::test(const OpRef& op) {
   if (!op->done()) {
     role_.try_drive([&] {
-      for (int i = 0; i < 64 && !op->done() && executor_.progress(); ++i) {
+      for (int i = 0; i < 64 && !op->done() && executor_->progress(); ++i) {
       }
     });
   }
@@ -86,17 +88,17 @@ Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) 
 void Engine::poll(int64_t timeout_us) {
   {
     DriverRole::Lock lock(role_);
-    bool any = executor_.progress();
+    bool any = executor_->progress();
     if (!any && timeout_us > 0) {
-      executor_.block(timeout_us);
-      any = executor_.progress();
+      executor_->block(timeout_us);
+      any = executor_->progress();
     }
     // Without a limit; but a thread that wants the role does not wait for it.
     while (!any && timeout_us < 0 && !role_.claimed()) {
-      executor_.block(kPollSliceUs);
-      any = executor_.progress();
+      executor_->block(kPollSliceUs);
+      any = executor_->progress();
     }
-    for (int i = 0; i < 64 && executor_.progress(); ++i) {
+    for (int i = 0; i < 64 && executor_->progress(); ++i) {
     }
   }
   run_callbacks();
@@ -141,19 +143,45 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   Scheduler::bind(*op, request.plan->plan(), request.run->steps, request.priority,
                   request.timeout_us);
   CapturedOps::bind(*op, std::move(request.recorder));
+  const size_t inputs = request.plan->plan().awaits.size();
+  if (inputs != 0) op->arrived_ = std::make_unique<std::atomic<bool>[]>(inputs);
   op->request_ = std::move(request);
   role_.submit(op, waits);
   return op;
 }
 
+Status Engine::arrive(const OpRef& op, uint32_t input, EventId event,
+                      std::span<void* const> memory) {
+  const Plan& plan = op->plan();
+  if (input >= plan.awaits.size())
+    return invalid_argument("input {} of an operation that has {}", input, plan.awaits.size());
+  const size_t slots = plan.steps[plan.awaits[input]].operands.size();
+  if (!memory.empty() && memory.size() != slots)
+    return invalid_argument("input {} has {} tensors, not {}", input, slots, memory.size());
+  if (event != 0 && op->device()->caps().synchronous)
+    return invalid_argument("input {}: device {} has no events", input,
+                            device_name(op->device()->caps().id));
+  // Before the operation is looked at: its comm is not destroyed while any are in flight.
+  std::atomic<uint32_t>& in_flight = op->request_.totals->in_flight;
+  in_flight.fetch_add(1, std::memory_order_acq_rel);
+  const bool ended = op->done();
+  if (ended || op->arrived_[input].exchange(true)) {
+    in_flight.fetch_sub(1, std::memory_order_acq_rel);
+    return ended ? invalid_state("input {}: the operation has ended", input)
+                 : invalid_state("input {} has arrived before", input);
+  }
+  role_.hand_over({op, input, event, {memory.begin(), memory.end()}});
+  return ok_status();
+}
+
 Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind) {
   DriverRole::Lock lock(role_);
-  return executor_.replay(*op, bind, options_.max_ops);
+  return executor_->replay(*op, bind, options_.max_ops);
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
   DriverRole::Lock role(role_);
-  return executor_.stream_after(*op, stream, role.nested());
+  return executor_->stream_after(*op, stream, role.nested());
 }
 
 // ---- channels ----
@@ -162,19 +190,19 @@ std::shared_ptr<Channel> Engine::make_channel() {
   const std::shared_ptr<Engine> self = shared_from_this();
   const auto destroy = [self](Channel* channel) {
     self->drive([&](Driver&) {
-      std::erase(self->executor_.channels(), channel);
+      std::erase(self->executor_->channels(), channel);
       delete channel;
     });
   };
-  std::shared_ptr<Channel> made(new Channel(self, executor_.completions()), destroy);
-  drive([&](Driver&) { executor_.channels().push_back(made.get()); });
+  std::shared_ptr<Channel> made(new Channel(self, executor_->completions()), destroy);
+  drive([&](Driver&) { executor_->channels().push_back(made.get()); });
   return made;
 }
 
 void Engine::abort(Channel& channel, const FailureCause& cause) {
-  role_.run_on_driver([&] { executor_.propose_failure(channel, cause); });
+  role_.run_on_driver([&] { executor_->propose_failure(channel, cause); });
   if (wait_until([&] { return channel.failed(); }, kDecisionLimitUs)) return;
-  role_.run_on_driver([&] { executor_.fail_channel(channel, cause); });
+  role_.run_on_driver([&] { executor_->fail_channel(channel, cause); });
 }
 
 void Engine::close(Channel& channel, int64_t timeout_us) {

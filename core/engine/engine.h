@@ -16,11 +16,12 @@
 #include "core/base/status.h"
 #include "core/engine/channel.h"
 #include "core/engine/driver_role.h"
-#include "core/engine/executor.h"
 #include "core/engine/op.h"
 #include "core/iface/rendezvous.h"
 
 namespace sotto {
+
+class Executor;
 
 struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
@@ -60,6 +61,14 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
   // Starts an operation. BUSY if max_ops are in flight and `may_block` is false or the request's
   // time is over. Threads: any. Operations of one channel start in the order of these calls.
   Result<OpRef> start(OpRequest request, bool may_block);
+
+  // An input of the operation (PlanBuilder::await) has arrived. It is there behind `event` of the
+  // operation's device, which is the engine's from now on (0: it is there now), in `memory`, by
+  // slot (empty: where it was bound). In any order; what needs the input runs at once, also while
+  // others are missing. No time-out counts before the last one has arrived. INVALID_ARGUMENT: no
+  // such input or as many slots, or an event of a device that has none; INVALID_STATE: it has
+  // arrived before, or the operation has ended. Then the event is not the engine's. Threads: any.
+  Status arrive(const OpRef& op, uint32_t input, EventId event, std::span<void* const> memory);
 
   // A recorded operation runs once more: with the next launch of its graph, which is the caller's
   // to make and must not have been made. `bind` fills in bound slots and scalars; its refusal
@@ -101,7 +110,7 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
 
   EngineOptions options_;
   std::shared_ptr<ObjectPool> pool_ = std::make_shared<ObjectPool>();
-  Executor executor_;
+  const std::unique_ptr<Executor> executor_;
   DriverRole role_;
 };
 

@@ -33,23 +33,90 @@ void Executor::admit(const OpRef& ref) {
     complete(op, failed);
     return;
   }
+  // Also if it begins later: groups are issued in the order of the calls.
+  enter_groups(op);
+  if (op.request_.after_ops.empty()) {
+    begin(op);
+  } else {
+    waiting_.push_back(ref);
+  }
+}
+
+// What it comes after has ended.
+void Executor::begin(Op& op) {
+  Channel& channel = *op.request_.channel;
+  for (const OpRef& before : std::exchange(op.request_.after_ops, {})) {
+    const Status ended = before->status();
+    if (ended.ok()) continue;
+    const std::string text = "an operation that this one comes after has failed: " + ended.text();
+    // Other ranks do not know how a local operation has ended.
+    if (op.plan().transfers > 0 && before->plan().transfers == 0) {
+      const std::string cause = fmt::format("rank {}: {}", channel.rank(), text);
+      channel.found(Status(Code::kAborted, cause), channel.rank());
+      return;
+    }
+    channel.drop_groups(op);
+    complete(op, Status(ended.code(), text));
+    return;
+  }
   queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);
-  Scheduler::set_running(op, op.queue()->asynchronous);
+  Scheduler::set_running(op, op.queue()->asynchronous, clock_.now_ns());
   Run& run = *op.request_.run;
   if (const Status status = channel.post(run); !status.ok()) {
     channel.found(status);
     return;
   }
-  const Plan& plan = *run.plan;
-  channel.add_groups(op);
-  if (plan.steps.empty()) {
+  if (op.plan().steps.empty()) {
     finish(op);
     return;
   }
   if (op.has_stream() && earlier_needs_device(channels_, op)) queues_.hold(op);
   scheduler_.start(op, poster(op));
   announce_receives(run, *op.request_.ranks, channel.links());
-  if (!plan.groups.empty()) issue_groups(channel);
+  const size_t inputs = op.plan().awaits.size();
+  for (uint32_t input = 0; op.running() && input < inputs; ++input) {
+    Run::Arrival& arrival = run.arrivals[input];
+    if (arrival.here) open_input(op, input, std::exchange(arrival.event, 0));
+  }
+  if (op.running() && !op.plan().groups.empty()) issue_groups(channel);
+}
+
+void Executor::input_arrived(Op& op, const Handover& item) {
+  op.request_.totals->in_flight.fetch_sub(1, std::memory_order_acq_rel);
+  const bool queued = op.state() == Op::State::kQueued;
+  if (op.done() || !(queued || op.running())) {  // it has failed
+    if (item.event != 0) op.device()->release(item.event);
+    return;
+  }
+  bind_input(*op.request_.run, item.input, item.memory);
+  if (queued) {
+    op.request_.run->arrivals[item.input] = {true, item.event};
+    Scheduler::issued(op, op.plan().awaits[item.input]);
+    enter_groups(op);
+  } else {
+    open_input(op, item.input, item.event);
+  }
+}
+
+// What comes after the input may run: on a device behind the event, elsewhere when that is done.
+void Executor::open_input(Op& op, uint32_t input, EventId event) {
+  const uint32_t step = op.plan().awaits[input];
+  Scheduler::issued(op, step);
+  if (event != 0) queues_.arrives(op, step, event);
+  if (op.asynchronous()) scheduler_.release_behind(op, step, poster(op));
+  enter_groups(op);
+  if (event == 0) {
+    step_done(op, step);
+  } else if (!op.plan().groups.empty()) {
+    issue_groups(*op.request_.channel);
+  }
+}
+
+// Groups of an operation enter their queues, and behind the last one of those that come after it.
+void Executor::enter_groups(Op& op) {
+  op.request_.channel->add_groups(op);
+  if (op.plan().awaits.empty()) return;
+  for (const OpRef& other : waiting_) other->request_.channel->add_groups(*other);
 }
 
 // Fills in the transfer of a message and, on links that match by key, hands it over.
@@ -148,8 +215,8 @@ void Executor::device_failed(Op& op, const Status& status) {
 void Executor::step_done(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const int64_t now = clock_.now_ns();
-  if (trace_ != nullptr && !op.recording()) {
-    const Step& s = run.plan->steps[step];
+  const Step& s = run.plan->steps[step];
+  if (trace_ != nullptr && !op.recording() && s.kind != StepKind::kAwait) {
     trace_->step(op.request_.channel->rank(), op.sequence(), s,
                  on_device(s) ? -1 : (*op.request_.ranks)[s.peer], run.issued_ns[step], now);
   }

@@ -32,10 +32,11 @@ Executor::~Executor() {
 bool Executor::take_inbox() {
   std::vector<DriverRole::Task> tasks;
   if (!role_.take_inbox(&spare_, &tasks)) return false;
-  std::vector<OpRef> ops = std::move(spare_);
-  for (const OpRef& op : ops) admit(op);
-  ops.clear();
-  spare_ = std::move(ops);
+  std::vector<Handover> items = std::move(spare_);
+  for (const Handover& item : items)
+    item.input == Handover::kStart ? admit(item.op) : input_arrived(*item.op, item);
+  items.clear();
+  spare_ = std::move(items);
   for (auto& task : tasks) task();
   if (!tasks.empty()) role_.notify();
   return true;
@@ -51,8 +52,8 @@ bool Executor::progress() {
   any |= take_completions();
   any |= channels_failed();
   any |= poll_devices();
-  any |= poll_captured();
   any |= issue_again();
+  any |= begin_waiting();
   any |= run_ready();
   any |= take_completions();
   any |= check_deadlines();
@@ -79,10 +80,6 @@ bool Executor::poll_devices() {
   const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
     call_ended(static_cast<Op&>(op), step, device);
   });
-  return streams || calls;
-}
-
-bool Executor::poll_captured() {
   const auto ended = [this](CapturedOp& captured) {
     Op& op = static_cast<Op&>(captured);
     forget_replay(op);
@@ -93,7 +90,8 @@ bool Executor::poll_captured() {
   const auto failed = [this](CapturedOp& op, const Status& status) {
     device_failed(static_cast<Op&>(op), status);
   };
-  return captured_.poll(ended, failed);
+  const bool launches = captured_.poll(ended, failed);
+  return streams || calls || launches;
 }
 
 // Groups that transports had in progress.
@@ -104,6 +102,23 @@ bool Executor::issue_again() {
     if (std::ranges::none_of(channel->links().all(), in_progress) || channel->failed()) continue;
     issue_groups(*channel);
     any |= std::ranges::none_of(channel->links().all(), in_progress);
+  }
+  return any;
+}
+
+// Operations whose predecessors have ended.
+bool Executor::begin_waiting() {
+  const auto due = [](const OpRef& op) {
+    return op->done() || std::ranges::all_of(op->request_.after_ops,
+                                             [](const OpRef& before) { return before->done(); });
+  };
+  bool any = false;
+  for (auto it = std::ranges::find_if(waiting_, due); it != waiting_.end();
+       it = std::ranges::find_if(waiting_, due)) {
+    const OpRef op = std::move(*it);
+    waiting_.erase(it);
+    any = true;
+    if (!op->done()) begin(*op);
   }
   return any;
 }

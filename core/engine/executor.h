@@ -61,8 +61,8 @@ class Executor final : public DriverWork {
   // What progress does (executor.cc).
   bool channels_failed();
   bool poll_devices();
-  bool poll_captured();
   bool issue_again();
+  bool begin_waiting();
   bool run_ready();
   bool take_completions();
   bool check_deadlines();
@@ -74,6 +74,10 @@ class Executor final : public DriverWork {
 
   // Steps of operations (execute.cc).
   void admit(const OpRef& op);
+  void begin(Op& op);
+  void input_arrived(Op& op, const Handover& item);
+  void enter_groups(Op& op);
+  void open_input(Op& op, uint32_t input, EventId event);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
   Status issue(QueueTransport& transport, Op& op, uint32_t group,
@@ -90,10 +94,8 @@ class Executor final : public DriverWork {
   void complete(Op& op, Status status);
   void fail_op(Op& op, const Status& status);
   void settle_failed(Op& op);
-  void finish_committing(Op& op);
 
   // Recorded ones (replay.cc).
-  Status check_replay(const Op& op, uint32_t max_ops);
   void forget_replay(Op& op);
 
   const Clock& clock_;
@@ -105,7 +107,8 @@ class Executor final : public DriverWork {
   DeviceQueues queues_;
   CapturedOps captured_;
   Completions completions_;
-  std::vector<OpRef> spare_;  // empty; the inbox gets its memory
+  std::vector<Handover> spare_;  // empty; the inbox gets its memory
+  std::vector<OpRef> waiting_;   // admitted, and behind other operations
   int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;
 };

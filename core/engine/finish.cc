@@ -89,6 +89,9 @@ void Executor::complete(Op& op, Status status) {
   totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
   totals.completed.fetch_add(1, std::memory_order_relaxed);
   if (request.after != 0) op.device()->release(std::exchange(request.after, 0));
+  for (Run::Arrival& arrival : run.arrivals) {
+    if (arrival.event != 0) op.device()->release(std::exchange(arrival.event, 0));
+  }
   DeviceQueues::let_go(op, *op.device());
   if (!op.recorded()) {
     request.plan->give_back(std::move(request.run));
@@ -101,8 +104,8 @@ void Executor::complete(Op& op, Status status) {
   }
   const bool callback = request.on_done != nullptr && !request.done_any_thread;
   role_.end_op(callback ? keep : nullptr, [&] {
-    totals.in_flight.fetch_sub(1, std::memory_order_acq_rel);
     op.done_.store(true, std::memory_order_release);
+    totals.in_flight.fetch_sub(1, std::memory_order_acq_rel);
   });
 }
 
@@ -146,7 +149,16 @@ void Executor::fail_op(Op& op, const Status& status) {
     return;
   }
   if (Scheduler::can_finish(op)) {
-    finish_committing(op);
+    // Everything has arrived and verified on this rank, and parameters are being written: the step
+    // is finished. Only sends to others are cut off: those under way, and those whose data the
+    // device has not computed yet, which must not reach the transport any more. Receives are done:
+    // a plan decides behind all of them.
+    completions_.drop(&op);
+    const OpRef keep = op.self_.lock();
+    for (const uint32_t step : Scheduler::cut_messages(op)) {
+      if (op.done() || !op.running()) return;
+      step_done(op, step);
+    }
     return;
   }
   if (op.committing() && !op.broken()) {
@@ -154,24 +166,12 @@ void Executor::fail_op(Op& op, const Status& status) {
     Scheduler::break_off(op);
   }
   queues_.drop_held(op);
+  queues_.drop_inputs(op);
   completions_.drop(&op);
   scheduler_.fail(op);
   op.failure_ = status;
   queues_.mark(op);
   settle_failed(op);
-}
-
-// Everything has arrived and verified on this rank, and parameters are being written: the step is
-// finished. Only sends to others are cut off: those under way, and those whose data the device has
-// not computed yet, which must not reach the transport any more. Receives are done: a plan decides
-// behind all of them.
-void Executor::finish_committing(Op& op) {
-  completions_.drop(&op);
-  const OpRef keep = op.self_.lock();
-  for (const uint32_t step : Scheduler::cut_messages(op)) {
-    if (op.done() || !op.running()) return;
-    step_done(op, step);
-  }
 }
 
 Status Executor::stream_after(Op& op, void* stream, bool nested) {

@@ -42,9 +42,9 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
                        s.predicate.expect);
   }
   // Lists of tensor pointers: where kernels can read them.
-  void* const* const lists = run.plan->addresses == kNoSlot
+  void* const* const lists = run.plan->addresses.device == kNoSlot
                                  ? run.bases.data()
-                                 : static_cast<void* const*>(run.bases[run.plan->addresses]);
+                                 : static_cast<void* const*>(run.bases[run.plan->addresses.device]);
   std::array<Operand, kMaxOperands> operands;
   for (size_t i = 0; i < s.operands.size(); ++i) {
     const OperandRef& ref = s.operands[i];

@@ -4,13 +4,6 @@
 
 namespace sotto {
 
-void OrderedIssue::add(ScheduledOp& op, uint8_t link) {
-  const Plan& plan = op.plan();
-  for (uint32_t g = 0; g < plan.groups.size(); ++g) {
-    if (plan.groups[g].link == link) groups_.push_back({&op, g});
-  }
-}
-
 const OrderedIssue::Group* OrderedIssue::first_ready() const {
   if (groups_.empty() || awaits_launch()) return nullptr;
   const Group& first = groups_.front();

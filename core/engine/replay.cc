@@ -3,12 +3,35 @@
 #include "core/engine/executor.h"
 
 namespace sotto {
+namespace {
+
+Status replayable(const Op& op, const Channel& channel) {
+  if (!op.recorded()) {
+    return invalid_state(
+        "the operation is no recorded one: its call's stream was not being captured into a CUDA "
+        "graph");
+  }
+  if (!op.done()) {
+    return error(Code::kBusy,
+                 "the operation is in flight; wait for it, and so for the launch of its graph");
+  }
+  return channel.failure();
+}
+
+}  // namespace
 
 Status Executor::replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bind,
                         uint32_t max_ops) {
   take_inbox();
-  SOTTO_TRY(check_replay(op, max_ops));
   Channel& channel = *op.request_.channel;
+  SOTTO_TRY(replayable(op, channel));
+  if (const Status launched = CapturedOps::check(op, channel.rank()); !launched.ok()) {
+    channel.found(launched, channel.rank());
+    channels_failed();
+    return launched;
+  }
+  if (role_.ops_in_flight() >= max_ops)
+    return error(Code::kBusy, "{} operations are in flight, the limit of this context", max_ops);
   Run& run = *op.request_.run;
   // Messages match by their order, and those of a graph come when the caller launches it: so they
   // are never under way together with others. What was called before executes first; issue_groups
@@ -33,28 +56,6 @@ Status Executor::replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bin
   channel.await_launch(*run.plan);
   role_.add_op();
   return ok_status();
-}
-
-Status Executor::check_replay(const Op& op, uint32_t max_ops) {
-  if (!op.recorded()) {
-    return invalid_state(
-        "the operation is no recorded one: its call's stream was not being captured into a CUDA "
-        "graph");
-  }
-  if (!op.done()) {
-    return error(Code::kBusy,
-                 "the operation is in flight; wait for it, and so for the launch of its graph");
-  }
-  Channel& channel = *op.request_.channel;
-  SOTTO_TRY(channel.failure());
-  const Status launched = CapturedOps::check(op, channel.rank());
-  if (launched.ok()) {
-    if (role_.ops_in_flight() < max_ops) return ok_status();
-    return error(Code::kBusy, "{} operations are in flight, the limit of this context", max_ops);
-  }
-  channel.found(launched, channel.rank());
-  channels_failed();
-  return launched;
 }
 
 // Of an operation that then completes.

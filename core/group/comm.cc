@@ -192,6 +192,10 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
         "\"nccl\" they can",
         transport());
   }
+  if (recorder != nullptr && !plan->plan().awaits.empty()) {
+    return unsupported(
+        "inputs that arrive while the operation runs cannot be part of a CUDA graph");
+  }
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   bind(*run);
   finish_binding(*run);
@@ -239,6 +243,7 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.totals = totals_;
   request.hooks = std::move(hooks);
   request.recorder = std::move(recorder);
+  request.after_ops = options.after;
   request.timeout_us = options.timeout_us == 0 ? timeout_us() : options.timeout_us;
   request.priority = options.priority;
   request.on_done = options.on_done;

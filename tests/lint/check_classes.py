@@ -16,7 +16,6 @@ FOLDERS = ("capi", "core", "cuda", "transports")
 CEILINGS = {  # names without the namespace sotto
     "CompressedLayout": {"fields": 17},
     "Config": {"fields": 17},
-    "DriverRole": {"fields": 18},
     "GroupScalars": {"fields": 20},
     "OptimizerParams": {"fields": 23},
     "Plan": {"fields": 25},

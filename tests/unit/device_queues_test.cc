@@ -89,7 +89,7 @@ class LaneOp {
     states_.reset(plan_);
     Scheduler::bind(op_, plan_, states_, 0, -1);
     queues.admit(op_, device, events_, after);
-    Scheduler::set_running(op_, true);
+    Scheduler::set_running(op_, true, 0);
   }
   // The waits that issuing the step makes.
   Waits issue(uint32_t step) {
