@@ -3,32 +3,17 @@
 #include <algorithm>
 
 #include "core/base/log.h"
-#include "core/engine/engine.h"
 
 namespace sotto {
-namespace {
-
-// How long abort waits for the control plane's word on the first cause.
-constexpr int64_t kDecisionLimitUs = 2'000'000;
-// How long a failed comm's connections have to deliver what was decided.
-constexpr int64_t kFailedCloseUs = 300'000;
-
-}  // namespace
-
 Channel::~Channel() {
-  engine_->drive([&](Driver&) {
-    engine_->remove_channel(this);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    links_ = LinkTable(0);
-    control_.reset();
-  });
+  if (control_ != nullptr) control_->set_listener(nullptr);
+  links_ = LinkTable(0);
 }
 
 void Channel::attach(std::unique_ptr<ControlPlane> control) {
   control_ = std::move(control);
   links_ = LinkTable(control_->size());
   control_->set_listener(this);
-  engine_->add_channel(this);
 }
 
 void Channel::attach(std::unique_ptr<Transport> transport, std::span<const int32_t> peers) {
@@ -46,34 +31,14 @@ FailureCause Channel::cause() const {
   return failure_;
 }
 
-void Channel::abort(const FailureCause& cause) {
-  engine_->run_on_driver([&] { engine_->propose_failure(*this, cause); });
-  if (engine_->wait_until([this] { return failed(); }, kDecisionLimitUs)) return;
-  engine_->run_on_driver([&] { engine_->fail_channel(*this, cause); });
-}
-
-void Channel::unrecord(const Run& run) {
-  engine_->drive([&](Driver&) {
-    for (const Link& link : links_.all()) {
-      if (link.queue == nullptr) continue;
-      for (const OpPosting& posting : run.postings) link.queue->unrecord(posting);
-    }
-  });
-}
-
-void Channel::close(int64_t timeout_us) {
-  engine_->drive([&](Driver& driver) {
-    const bool lost = failed() || (control_ != nullptr && control_->failure().has_value());
-    const Deadline deadline =
-        Deadline::in_us(driver.clock(), lost ? std::min(timeout_us, kFailedCloseUs) : timeout_us);
-    if (control_ != nullptr) control_->set_listener(nullptr);
-    for (const Link& link : links_.all()) link.transport->close(deadline);
-    if (control_ != nullptr) control_->leave(deadline);
-  });
+void Channel::close(Deadline deadline) {
+  if (control_ != nullptr) control_->set_listener(nullptr);
+  for (const Link& link : links_.all()) link.transport->close(deadline);
+  if (control_ != nullptr) control_->leave(deadline);
 }
 
 void Channel::on_transfer(Transfer& transfer, Status status) noexcept {
-  engine_->completions_.push_back({&transfer, std::move(status)});
+  completions_.add(transfer, std::move(status));
 }
 
 void Channel::on_failure(int32_t peer, Status status) noexcept { found(status, peer); }
@@ -137,8 +102,20 @@ void Channel::restart(const Run& run) {
   }
 }
 
+void Channel::unrecord(const Run& run) {
+  for (const Link& link : links_.all()) {
+    if (link.queue == nullptr) continue;
+    for (const OpPosting& posting : run.postings) link.queue->unrecord(posting);
+  }
+}
+
 void Channel::add_groups(Op& op) {
-  for (uint8_t link = 0; link < op.plan().links.size(); ++link) links_[link].groups.add(op, link);
+  const auto all_entered = [](const OpRef& before) {
+    return before->done() || Scheduler::all_groups_entered(*before);
+  };
+  if (!std::ranges::all_of(op.request_.after_ops, all_entered)) return;
+  for (uint32_t g = Scheduler::next_group(op); g != kNoStep; g = Scheduler::next_group(op))
+    links_[op.plan().groups[g].link].groups.add(op, g);
 }
 
 void Channel::await_launch(const Plan& plan) {
@@ -154,6 +131,10 @@ bool Channel::queues_idle(const Plan& plan) const {
     if (!of.groups.empty() || !of.queue->idle() || of.groups.awaits_launch()) return false;
   }
   return true;
+}
+
+void Channel::drop_groups(const Op& op) {
+  for (Link& link : links_.all()) link.groups.drop(op);
 }
 
 void Channel::clear_groups() {

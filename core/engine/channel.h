@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/engine/completions.h"
 #include "core/engine/links.h"
 #include "core/engine/op.h"
 #include "core/iface/rendezvous.h"
@@ -24,8 +25,10 @@ class Channel final : public TransferSink,
                       public ControlListener,
                       public std::enable_shared_from_this<Channel> {
  public:
-  explicit Channel(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
-  ~Channel() override;
+  // Made by Engine::make_channel. Both live as long as the channel.
+  Channel(std::shared_ptr<Engine> engine, Completions& completions)
+      : engine_(std::move(engine)), completions_(completions) {}
+  ~Channel() override;  // driver
 
   // Driver; once.
   void attach(std::unique_ptr<ControlPlane> control);
@@ -36,20 +39,13 @@ class Channel final : public TransferSink,
   ControlPlane* control() const { return control_.get(); }
   int32_t rank() const { return control_ == nullptr ? 0 : control_->rank(); }  // in the root comm
   Engine& engine() const { return *engine_; }
+  // In flight, in the order of start. Driver.
+  std::span<const OpRef> ops() const { return ops_; }
 
   // The first cause; OK while healthy. Threads: any.
   Status failure() const;
   FailureCause cause() const;
   bool failed() const { return failed_.load(std::memory_order_acquire); }
-
-  // Fails the root comm on all ranks. Threads: any; returns when the first cause is known here,
-  // which takes the control plane a fraction of a second at most.
-  void abort(const FailureCause& cause);
-  // A recorded operation will not be replayed any more. Threads: any.
-  void unrecord(const Run& run);
-  // Ends connections in order, within the time; within a fraction of a second if the comm has
-  // failed. Threads: any, once, with no operation in flight.
-  void close(int64_t timeout_us);
 
   // TransferSink, ControlListener: driver.
   void on_transfer(Transfer& transfer, Status status) noexcept override;
@@ -58,6 +54,7 @@ class Channel final : public TransferSink,
 
  private:
   friend class Engine;
+  friend class Executor;
   struct Failure {
     FailureCause cause;
     bool decided;  // for all ranks
@@ -72,20 +69,29 @@ class Channel final : public TransferSink,
   // It is the first cause. False: there is one already.
   bool set_failure(const FailureCause& cause);
 
+  // It has failed, or is about to.
+  bool lost() const { return failed() || (control_ != nullptr && control_->failure().has_value()); }
+  // Ends connections in order, within the time; once, with no operation in flight.
+  void close(Deadline deadline);
+
   // The operation's postings at all links.
   Status post(const Run& run);
   Status verify(const Run& run);
   void retire(const Run& run);
   void cancel(const Run& run);
   void restart(const Run& run);
-  // The operation's groups, behind those of others; and of a graph that is launched.
+  void unrecord(const Run& run);
+  // Those of the operation's groups whose inputs are there, behind those of others and all groups
+  // of the operations that it comes after; and of a graph that is launched.
   void add_groups(Op& op);
   void await_launch(const Plan& plan);
   // Nothing of earlier calls is under way on stream-ordered links of the plan.
   bool queues_idle(const Plan& plan) const;
+  void drop_groups(const Op& op);
   void clear_groups();
 
   std::shared_ptr<Engine> engine_;
+  Completions& completions_;
   std::unique_ptr<ControlPlane> control_;
   LinkTable links_{0};
   std::vector<OpRef> ops_;      // in flight, in order of start

@@ -28,7 +28,15 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
   for (uint32_t p : plan.preds(step)) {
     const Step& before = plan.steps[p];
     if (!on_lane(plan, before)) continue;
-    const StepEvent& event = (*op.events_)[p];
+    StepEvent& event = (*op.events_)[p];
+    if (before.kind == StepKind::kAwait) {
+      if (event.id == 0 || op.steps().progress[p] == StepProgress::kDone ||
+          (event.awaited_by & bit) != 0)
+        continue;
+      event.awaited_by |= bit;
+      SOTTO_TRY(device.wait(s.lane, event.id));
+      continue;
+    }
     if (event.ordered) op.ordered_lanes_ |= bit;
     if (before.lane == s.lane || op.steps().progress[p] == StepProgress::kDone ||
         after[before.lane] >= event.before[before.lane])
@@ -46,7 +54,7 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
     SOTTO_TRY(device.wait(s.lane, event->id));
     for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
   }
-  if (op.after_ == 0 || !s.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
+  if (op.after_ == 0 || !s.lowered.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
   op.ordered_lanes_ |= bit;
   return device.wait(s.lane, op.after_);
 }
@@ -64,6 +72,22 @@ Status DeviceQueues::issued(QueuedOp& op, uint32_t step) {
   return ok_status();
 }
 
+void DeviceQueues::arrives(QueuedOp& op, uint32_t step, EventId event) {
+  (*op.events_)[step] = {event};
+  ++op.steps().in_flight;
+  op.queue_->inputs.push_back({&op, step, event});
+}
+
+void DeviceQueues::drop_inputs(QueuedOp& op) {
+  if (op.queue_ == nullptr) return;
+  std::erase_if(op.queue_->inputs, [&](const DeviceQueue::InFlight& f) {
+    if (f.op != &op) return false;
+    op.queue_->device->release(f.event);
+    --op.steps().in_flight;
+    return true;
+  });
+}
+
 Status DeviceQueues::undo_issued(QueuedOp& op) {
   SOTTO_ASSIGN(const EventId event, op.queue_->device->record(0));
   op.queue_->lanes[0].in_flight.push_back({&op, kNoStep, event});
@@ -71,6 +95,7 @@ Status DeviceQueues::undo_issued(QueuedOp& op) {
 }
 
 void DeviceQueues::mark(QueuedOp& op) {
+  if (op.queue_ == nullptr) return;
   DeviceQueue& queue = *op.queue_;
   if (!queue.asynchronous) return;
   for (uint32_t i = 0; i < queue.lanes.size(); ++i) {
@@ -91,6 +116,7 @@ void DeviceQueues::mark(QueuedOp& op) {
 bool DeviceQueues::busy() const {
   if (!held_.empty()) return true;
   for (const auto& queue : queues_) {
+    if (!queue->inputs.empty()) return true;
     for (const DeviceQueue::Lane& lane : queue->lanes) {
       if (!lane.in_flight.empty()) return true;
     }
@@ -118,7 +144,7 @@ Status DeviceQueues::order_stream(QueuedOp& op, void* stream) {
   for (uint32_t i = 0; i < op.queue_->lanes.size(); ++i) {
     const std::deque<DeviceQueue::InFlight>& lane = op.queue_->lanes[i].in_flight;
     const auto touches_callers = [&](const DeviceQueue::InFlight& f) {
-      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].callers);
+      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].lowered.callers);
     };
     if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
     SOTTO_ASSIGN(const EventId event, device.record(i));

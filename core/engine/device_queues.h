@@ -27,7 +27,8 @@ using LaneClock = std::array<uint64_t, kMaxLanes>;
 struct StepEvent {
   EventId id = 0;
   LaneClock before{};
-  bool ordered = false;  // the caller's stream too
+  bool ordered = false;     // the caller's stream too
+  uint32_t awaited_by = 0;  // of an input: bit k: lane k waits for it
 };
 
 struct DeviceQueue;
@@ -68,6 +69,7 @@ struct DeviceQueue {
   std::shared_ptr<Device> device;
   bool asynchronous;
   std::vector<Lane> lanes;
+  std::vector<InFlight> inputs;  // await steps whose events are not done, in no order
 };
 
 class DeviceQueues {
@@ -85,6 +87,10 @@ class DeviceQueues {
   Status order(QueuedOp& op, uint32_t step);
   // The step was issued. An error: nothing may follow it, since its event could not be recorded.
   Status issued(QueuedOp& op, uint32_t step);
+  // An input is there behind the event, which is the queues' from now on.
+  void arrives(QueuedOp& op, uint32_t step, EventId event);
+  // It is of no interest any more when the operation's inputs are there.
+  void drop_inputs(QueuedOp& op);
   // The operation's undo kernels were issued, to lane 0.
   Status undo_issued(QueuedOp& op);
   // A step without an event of its own is seen to be done by the event of a later one, which a
@@ -100,6 +106,7 @@ class DeviceQueues {
       for (DeviceQueue::Lane& lane : queues_[q]->lanes) {
         while (advance(*queues_[q]->device, lane, ended)) any = true;
       }
+      any |= take_inputs(*queues_[q], ended);
     }
     return any;
   }
@@ -156,6 +163,25 @@ class DeviceQueues {
       ended(*f.op, f.step, ready.ok() ? ok_status() : ready.status());
     }
     return true;
+  }
+
+  template <class Ended>
+  bool take_inputs(DeviceQueue& queue, Ended&& ended) {
+    bool any = false;
+    for (size_t i = 0; i < queue.inputs.size();) {
+      const DeviceQueue::InFlight f = queue.inputs[i];
+      const Result<bool> there = queue.device->query(f.event);
+      if (there.ok() && !*there) {
+        ++i;
+        continue;
+      }
+      queue.inputs.erase(queue.inputs.begin() + static_cast<std::ptrdiff_t>(i));
+      queue.device->release(f.event);
+      --f.op->steps().in_flight;
+      ended(*f.op, f.step, there.ok() ? ok_status() : there.status());
+      any = true;
+    }
+    return any;
   }
 
   std::vector<std::unique_ptr<DeviceQueue>> queues_;

@@ -75,7 +75,7 @@ void DriverRole::leave() {
 
 bool DriverRole::background_due() const {
   if (driving_ || waiters_ > 0 || !serving_) return false;
-  return ops_in_flight_ > 0 || !tasks_.empty() || clock_.now_ns() - left_ns_ >= kLingerNs;
+  return ops_in_flight_ > 0 || !inbox_.tasks.empty() || clock_.now_ns() - left_ns_ >= kLingerNs;
 }
 
 bool DriverRole::run_until(const std::function<bool()>& done, Deadline deadline) {
@@ -158,8 +158,8 @@ void DriverRole::submit(OpRef op, bool waits) {
   {
     std::lock_guard lock(mutex_);
     ++ops_in_flight_;
-    submitted_.push_back(std::move(op));
-    inbox_.store(true, std::memory_order_release);
+    inbox_.items.push_back(Handover{.op = std::move(op), .memory = {}});
+    inbox_.filled.store(true, std::memory_order_release);
     driven = driving_;
   }
   if (driven) {
@@ -167,6 +167,19 @@ void DriverRole::submit(OpRef op, bool waits) {
   } else if (!waits) {
     parked_.notify_one();
   }
+}
+
+void DriverRole::hand_over(Handover item) {
+  {
+    std::lock_guard lock(mutex_);
+    inbox_.items.push_back(std::move(item));
+    inbox_.filled.store(true, std::memory_order_release);
+    if (!driving_) {
+      parked_.notify_one();
+      return;
+    }
+  }
+  work_.wake();
 }
 
 void DriverRole::add_op() {
@@ -178,22 +191,22 @@ void DriverRole::run_on_driver(const Task& f) {
   std::atomic<bool> ran{false};
   {
     std::lock_guard lock(mutex_);
-    tasks_.push_back([&] {
+    inbox_.tasks.push_back([&] {
       f();
       ran.store(true, std::memory_order_release);
     });
-    inbox_.store(true, std::memory_order_release);
+    inbox_.filled.store(true, std::memory_order_release);
   }
   work_.wake();
   wait_until([&] { return ran.load(std::memory_order_acquire); }, -1);
 }
 
-bool DriverRole::take_inbox(std::vector<OpRef>* ops, std::vector<Task>* tasks) {
-  if (!inbox_.load(std::memory_order_acquire)) return false;
+bool DriverRole::take_inbox(std::vector<Handover>* items, std::vector<Task>* tasks) {
+  if (!inbox_.filled.load(std::memory_order_acquire)) return false;
   std::lock_guard lock(mutex_);
-  ops->swap(submitted_);
-  tasks->swap(tasks_);
-  inbox_.store(false, std::memory_order_release);
+  items->swap(inbox_.items);
+  tasks->swap(inbox_.tasks);
+  inbox_.filled.store(false, std::memory_order_release);
   return true;
 }
 

@@ -18,11 +18,22 @@
 #include <vector>
 
 #include "core/base/clock.h"
+#include "core/base/small_vector.h"
+#include "core/iface/device.h"
 
 namespace sotto {
 
 class Op;
 using OpRef = std::shared_ptr<Op>;
+
+// What a thread hands to the driver: an operation to start, or one of its inputs that has arrived.
+struct Handover {
+  static constexpr uint32_t kStart = 0xffffffffu;
+  OpRef op;
+  uint32_t input = kStart;
+  EventId event = 0;  // of the operation's device: behind which the input is there; 0: it is there
+  SmallVector<void*> memory;  // where it is, by slot; empty: where it was bound
+};
 
 // What the driver does.
 class DriverWork {
@@ -92,14 +103,16 @@ class DriverRole {
   // ---- Operations and tasks ----
 
   uint32_t ops_in_flight();
-  // For the driver to start. `waits`: the caller will drive itself.
+  // An operation that is new. `waits`: the caller will drive itself.
   void submit(OpRef op, bool waits);
+  // More for an operation in flight.
+  void hand_over(Handover item);
   // One more operation is in flight, of which the driver knows.
   void add_op();
   // Runs f on the driver soon, and returns when it has run.
   void run_on_driver(const Task& f);
   // What was handed over since the last time; false: nothing. Driver.
-  bool take_inbox(std::vector<OpRef>* ops, std::vector<Task>* tasks);
+  bool take_inbox(std::vector<Handover>* items, std::vector<Task>* tasks);
   void notify() { changed_.notify_all(); }
   // One operation less is in flight: publish() makes that visible before waiting threads look.
   // `callback`: the operation, if a function is to be called for it; or null.
@@ -138,10 +151,13 @@ class DriverRole {
   bool serving_ = false;
   bool stop_ = false;
   uint32_t ops_in_flight_ = 0;
-  std::vector<OpRef> submitted_;
-  std::vector<Task> tasks_;
+  struct Inbox {
+    std::vector<Handover> items;
+    std::vector<Task> tasks;
+    std::atomic<bool> filled{false};
+  };
+  Inbox inbox_;
   std::vector<OpRef> callbacks_;
-  std::atomic<bool> inbox_{false};  // submitted_ or tasks_ is not empty
   std::thread thread_;
 };
 

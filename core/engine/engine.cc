@@ -1,30 +1,26 @@
-// What other threads call, and what progress does.
 #include "core/engine/engine.h"
 
 #include <algorithm>
-#include <thread>
 
-#include "core/base/log.h"
-#include "core/engine/launch.h"
-#include "core/engine/stall.h"
+#include "core/engine/executor.h"
 
 namespace sotto {
 namespace {
 
 // A poll without limit looks so often whether a thread wants the role.
 constexpr int64_t kPollSliceUs = 200'000;
-// Work is queued on a device, which does not wake the poller.
-constexpr int64_t kDeviceBlockUs = 20;
-constexpr int64_t kDeadlineCheckNs = 5'000'000;
-constexpr int64_t kPollEveryNs = 50'000;   // sockets are served at least so often between kernels
-constexpr int64_t kRunBudgetNs = 100'000;  // kernels in a row before sockets are looked at again
+// How long abort waits for the control plane's word on the first cause.
+constexpr int64_t kDecisionLimitUs = 2'000'000;
+// How long a failed comm's connections have to deliver what was decided.
+constexpr int64_t kFailedCloseUs = 300'000;
 
 }  // namespace
 
 // What was recorded uses the run's memory as long as it can be replayed.
 Op::~Op() {
   if (!recorded() || request_.run == nullptr) return;
-  request_.channel->unrecord(*request_.run);
+  Channel& channel = *request_.channel;
+  channel.engine().unrecord(channel, *request_.run);
   request_.plan->give_back(std::move(request_.run));
 }
 
@@ -43,39 +39,22 @@ OpStats Op::stats() const {
 }
 
 Engine::Engine(EngineOptions options)
-    : options_(std::move(options)), role_(*this, *options_.clock) {
-  if (!options_.trace.empty()) trace_ = std::make_unique<Trace>(options_.trace);
+    : options_(std::move(options)),
+      executor_(std::make_unique<Executor>(*options_.clock, role_, options_.trace)),
+      role_(*executor_, *options_.clock) {
   if (options_.progress_thread) role_.start_progress_thread();
 }
 
-Engine::~Engine() {
-  role_.stop();
-  for (const auto& backend : backends_) backend->poller().forward_wakes(nullptr);
-  if (trace_ == nullptr) return;
-  if (const Status written = trace_->write(); !written.ok())
-    log(LogLevel::kError, "{}", written.text());
-}
+Engine::~Engine() { role_.stop(); }
 
 void Engine::add_backend(std::unique_ptr<Backend> backend, bool blocking) {
-  Poller* poller = &backend->poller();
-  if (blocking || blocking_ == nullptr) {
-    for (const auto& other : backends_) other->poller().forward_wakes(poller);
-    blocking_ = poller;
-    role_.set_serving();
-  } else {
-    poller->forward_wakes(blocking_);
-  }
-  backends_.push_back(std::move(backend));
+  if (executor_->pollers().add(std::move(backend), blocking)) role_.set_serving();
 }
-
-void Engine::add_channel(Channel* channel) { channels_.push_back(channel); }
-
-void Engine::remove_channel(Channel* channel) { std::erase(channels_, channel); }
 
 Status Engine::test(const OpRef& op) {
   if (!op->done()) {
     role_.try_drive([&] {
-      for (int i = 0; i < 64 && !op->done() && progress(); ++i) {
+      for (int i = 0; i < 64 && !op->done() && executor_->progress(); ++i) {
       }
     });
   }
@@ -109,17 +88,17 @@ Result<size_t> Engine::wait_any(std::span<const OpRef> ops, int64_t timeout_us) 
 void Engine::poll(int64_t timeout_us) {
   {
     DriverRole::Lock lock(role_);
-    bool any = progress();
+    bool any = executor_->progress();
     if (!any && timeout_us > 0) {
-      block(timeout_us);
-      any = progress();
+      executor_->block(timeout_us);
+      any = executor_->progress();
     }
     // Without a limit; but a thread that wants the role does not wait for it.
     while (!any && timeout_us < 0 && !role_.claimed()) {
-      block(kPollSliceUs);
-      any = progress();
+      executor_->block(kPollSliceUs);
+      any = executor_->progress();
     }
-    for (int i = 0; i < 64 && progress(); ++i) {
+    for (int i = 0; i < 64 && executor_->progress(); ++i) {
     }
   }
   run_callbacks();
@@ -164,163 +143,77 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   Scheduler::bind(*op, request.plan->plan(), request.run->steps, request.priority,
                   request.timeout_us);
   CapturedOps::bind(*op, std::move(request.recorder));
+  const size_t inputs = request.plan->plan().awaits.size();
+  if (inputs != 0) op->arrived_ = std::make_unique<std::atomic<bool>[]>(inputs);
   op->request_ = std::move(request);
   role_.submit(op, waits);
   return op;
 }
 
-// ---- progress (driver) ----
-
-bool Engine::take_inbox() {
-  std::vector<DriverRole::Task> tasks;
-  if (!role_.take_inbox(&spare_, &tasks)) return false;
-  std::vector<OpRef> ops = std::move(spare_);
-  for (const OpRef& op : ops) admit(op);
-  ops.clear();
-  spare_ = std::move(ops);
-  for (auto& task : tasks) task();
-  if (!tasks.empty()) role_.notify();
-  return true;
-}
-
-bool Engine::serve_pollers() {
-  last_poll_ns_ = clock().now_ns();
-  bool any = false;
-  for (const auto& backend : backends_) any |= backend->poller().poll(0);
-  return any;
-}
-
-bool Engine::progress() {
-  bool any = take_inbox();
-  const bool due = scheduler_.empty() || clock().now_ns() - last_poll_ns_ >= kPollEveryNs;
-  if (due) any |= serve_pollers();
-  any |= take_completions();
-  any |= channels_failed();
-  any |= poll_devices();
-  any |= poll_captured();
-  any |= issue_again();
-  any |= run_ready();
-  any |= take_completions();
-  any |= check_deadlines();
-  return any;
-}
-
-void Engine::wake() {
-  if (Poller* const poller = blocking_; poller != nullptr) poller->wake();
-}
-
-void Engine::block(int64_t wait_us) {
-  if (queues_.busy() || !captured_.empty()) wait_us = std::min(wait_us, kDeviceBlockUs);
-  for (const auto& backend : backends_)
-    wait_us = std::min(wait_us, backend->poller().patience_us());
-  for (const Channel* channel : channels_) {
-    if (!channel->ops_.empty())
-      wait_us = std::min<int64_t>(wait_us, 20'000);  // deadlines are looked at
+Status Engine::arrive(const OpRef& op, uint32_t input, EventId event,
+                      std::span<void* const> memory) {
+  const Plan& plan = op->plan();
+  if (input >= plan.awaits.size())
+    return invalid_argument("input {} of an operation that has {}", input, plan.awaits.size());
+  const size_t slots = plan.steps[plan.awaits[input]].operands.size();
+  if (!memory.empty() && memory.size() != slots)
+    return invalid_argument("input {} has {} tensors, not {}", input, slots, memory.size());
+  if (event != 0 && op->device()->caps().synchronous)
+    return invalid_argument("input {}: device {} has no events", input,
+                            device_name(op->device()->caps().id));
+  // Before the operation is looked at: its comm is not destroyed while any are in flight.
+  std::atomic<uint32_t>& in_flight = op->request_.totals->in_flight;
+  in_flight.fetch_add(1, std::memory_order_acq_rel);
+  const bool ended = op->done();
+  if (ended || op->arrived_[input].exchange(true)) {
+    in_flight.fetch_sub(1, std::memory_order_acq_rel);
+    return ended ? invalid_state("input {}: the operation has ended", input)
+                 : invalid_state("input {} has arrived before", input);
   }
-  Poller* const poller = blocking_;
-  if (poller == nullptr) {
-    std::this_thread::yield();
-    return;
-  }
-  poller->poll(std::max<int64_t>(wait_us, 0));
-  last_poll_ns_ = clock().now_ns();
+  role_.hand_over({op, input, event, {memory.begin(), memory.end()}});
+  return ok_status();
 }
 
-bool Engine::poll_devices() {
-  const bool streams = queues_.poll_streams([this](QueuedOp& held, const Status& device) {
-    Op& op = static_cast<Op&>(held);
-    if (!device.ok()) device_failed(op, device);
-    scheduler_.let_start(op);
-    if (!op.plan().groups.empty()) issue_groups(*op.request_.channel);
-  });
-  const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
-    call_ended(static_cast<Op&>(op), step, device);
-  });
-  return streams || calls;
+Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind) {
+  DriverRole::Lock lock(role_);
+  return executor_->replay(*op, bind, options_.max_ops);
 }
 
-bool Engine::poll_captured() {
-  const auto ended = [this](CapturedOp& captured) {
-    Op& op = static_cast<Op&>(captured);
-    forget_replay(op);
-    op.request_.run->give_up();
-    Scheduler::all_done(op);
-    finish(op);
+Status Engine::stream_after(const OpRef& op, void* stream) {
+  DriverRole::Lock role(role_);
+  return executor_->stream_after(*op, stream, role.nested());
+}
+
+// ---- channels ----
+
+std::shared_ptr<Channel> Engine::make_channel() {
+  const std::shared_ptr<Engine> self = shared_from_this();
+  const auto destroy = [self](Channel* channel) {
+    self->drive([&](Driver&) {
+      std::erase(self->executor_->channels(), channel);
+      delete channel;
+    });
   };
-  const auto failed = [this](CapturedOp& op, const Status& status) {
-    device_failed(static_cast<Op&>(op), status);
-  };
-  return captured_.poll(ended, failed);
+  std::shared_ptr<Channel> made(new Channel(self, executor_->completions()), destroy);
+  drive([&](Driver&) { executor_->channels().push_back(made.get()); });
+  return made;
 }
 
-// Groups that transports had in progress.
-bool Engine::issue_again() {
-  bool any = false;
-  for (Channel* channel : channels_) {
-    const auto in_progress = [](const Link& link) { return link.groups.in_progress(); };
-    if (std::ranges::none_of(channel->links().all(), in_progress) || channel->failed()) continue;
-    issue_groups(*channel);
-    any |= std::ranges::none_of(channel->links().all(), in_progress);
-  }
-  return any;
+void Engine::abort(Channel& channel, const FailureCause& cause) {
+  role_.run_on_driver([&] { executor_->propose_failure(channel, cause); });
+  if (wait_until([&] { return channel.failed(); }, kDecisionLimitUs)) return;
+  role_.run_on_driver([&] { executor_->fail_channel(channel, cause); });
 }
 
-bool Engine::run_ready() {
-  if (scheduler_.empty()) return false;
-  const int64_t until = clock().now_ns() + kRunBudgetNs;
-  do {
-    const Scheduler::Ready next = scheduler_.pop();
-    execute(static_cast<Op&>(*next.op), next.step);
-  } while (!scheduler_.empty() && clock().now_ns() < until);
-  return true;
+void Engine::close(Channel& channel, int64_t timeout_us) {
+  drive([&](Driver& driver) {
+    const int64_t limit = channel.lost() ? std::min(timeout_us, kFailedCloseUs) : timeout_us;
+    channel.close(Deadline::in_us(driver.clock(), limit));
+  });
 }
 
-bool Engine::take_completions() {
-  if (completions_.empty()) return false;
-  while (!completions_.empty()) {
-    completions_now_.swap(completions_);
-    for (Completion& c : completions_now_) {
-      if (c.transfer == nullptr) continue;  // its operation was cancelled meanwhile
-      Op& op = *static_cast<Op*>(c.transfer->owner);
-      if (c.status.ok()) c.status = check_message(*op.request_.run, c.transfer->step);
-      if (c.status.ok()) {
-        step_done(op, c.transfer->step);
-      } else {
-        op.request_.channel->found(c.status, c.transfer->peer);
-      }
-    }
-    completions_now_.clear();
-  }
-  return true;
-}
-
-bool Engine::check_deadlines() {
-  const int64_t now = clock().now_ns();
-  if (now < next_deadline_check_ns_) return false;
-  next_deadline_check_ns_ = now + kDeadlineCheckNs;
-  bool any = false;
-  for (Channel* channel : channels_) {
-    const auto stall = Scheduler::find_stall(channel->ops_, now);
-    if (!stall || (channel->proposed_ && !channel->failed())) continue;
-    propose_failure(*channel, stall_cause(channel->ops_[stall->index]->request_, channel->control(),
-                                          stall->stalled_ns));
-    any = true;
-  }
-  return any;
-}
-
-bool Engine::channels_failed() {
-  // Every pass comes here: only a failure makes a copy of the list.
-  const auto healthy = [](const Channel* c) { return c->found_.empty(); };
-  if (std::all_of(channels_.begin(), channels_.end(), healthy)) return false;
-  bool any = false;
-  for (Channel* channel : std::vector<Channel*>(channels_)) {
-    for (const auto& [cause, decided] : std::exchange(channel->found_, {})) {
-      decided ? fail_channel(*channel, cause) : propose_failure(*channel, cause);
-      any = true;
-    }
-  }
-  return any;
+void Engine::unrecord(Channel& channel, const Run& run) {
+  drive([&](Driver&) { channel.unrecord(run); });
 }
 
 }  // namespace sotto

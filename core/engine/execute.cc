@@ -1,66 +1,134 @@
-// Running steps. Everything here is done by the driver.
+// Running steps.
 #include <algorithm>
 
-#include "core/engine/engine.h"
+#include "core/engine/executor.h"
 #include "core/engine/launch.h"
 #include "core/engine/messages.h"
 
 namespace sotto {
+namespace {
 
-void Engine::admit(const OpRef& ref) {
+// An operation that was started earlier has steps to issue to the same device. The caller's stream
+// may stand still until it is done: the stream waits for it, or for something that other ranks do
+// after it. So lanes wait for the stream only if no such operation needs them; else steps are kept
+// from the lanes until the stream has come so far.
+bool earlier_needs_device(std::span<Channel* const> channels, const Op& op) {
+  const auto needs = [&](const OpRef& other) {
+    return other.get() != &op && other->queue() == op.queue() &&
+           !Scheduler::only_device_left(*other);
+  };
+  return std::ranges::any_of(
+      channels, [&](const Channel* c) { return std::ranges::any_of(c->ops(), needs); });
+}
+
+}  // namespace
+
+void Executor::admit(const OpRef& ref) {
   Op& op = *ref;
   Channel& channel = *op.request_.channel;
-  op.stats_.start_ns = clock().now_ns();
+  op.stats_.start_ns = clock_.now_ns();
   scheduler_.admit(op, op.stats_.start_ns);
   channel.ops_.push_back(ref);
   if (const Status failed = channel.failure(); !failed.ok()) {
     complete(op, failed);
     return;
   }
+  // Also if it begins later: groups are issued in the order of the calls.
+  enter_groups(op);
+  if (op.request_.after_ops.empty()) {
+    begin(op);
+  } else {
+    waiting_.push_back(ref);
+  }
+}
+
+// What it comes after has ended.
+void Executor::begin(Op& op) {
+  Channel& channel = *op.request_.channel;
+  for (const OpRef& before : std::exchange(op.request_.after_ops, {})) {
+    const Status ended = before->status();
+    if (ended.ok()) continue;
+    const std::string text = "an operation that this one comes after has failed: " + ended.text();
+    // Other ranks do not know how a local operation has ended.
+    if (op.plan().transfers > 0 && before->plan().transfers == 0) {
+      const std::string cause = fmt::format("rank {}: {}", channel.rank(), text);
+      channel.found(Status(Code::kAborted, cause), channel.rank());
+      return;
+    }
+    channel.drop_groups(op);
+    complete(op, Status(ended.code(), text));
+    return;
+  }
   queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);
-  Scheduler::set_running(op, op.queue()->asynchronous);
+  Scheduler::set_running(op, op.queue()->asynchronous, clock_.now_ns());
   Run& run = *op.request_.run;
   if (const Status status = channel.post(run); !status.ok()) {
     channel.found(status);
     return;
   }
-  const Plan& plan = *run.plan;
-  channel.add_groups(op);
-  if (plan.steps.empty()) {
+  if (op.plan().steps.empty()) {
     finish(op);
     return;
   }
-  await_stream(op);
+  if (op.has_stream() && earlier_needs_device(channels_, op)) queues_.hold(op);
   scheduler_.start(op, poster(op));
   announce_receives(run, *op.request_.ranks, channel.links());
-  if (!plan.groups.empty()) issue_groups(channel);
+  const size_t inputs = op.plan().awaits.size();
+  for (uint32_t input = 0; op.running() && input < inputs; ++input) {
+    Run::Arrival& arrival = run.arrivals[input];
+    if (arrival.here) open_input(op, input, std::exchange(arrival.event, 0));
+  }
+  if (op.running() && !op.plan().groups.empty()) issue_groups(channel);
 }
 
-// The caller's stream may stand still until an operation that was started earlier is done: it waits
-// for it, or for something that other ranks do after it. So lanes wait for the stream only if no
-// such operation needs them; else steps are kept from the lanes until the stream has come so far.
-void Engine::await_stream(Op& op) {
-  if (!op.has_stream()) return;
-  for (const Channel* channel : channels_) {
-    for (const OpRef& other : channel->ops_) {
-      if (other.get() == &op || other->queue() != op.queue() || Scheduler::only_device_left(*other))
-        continue;
-      queues_.hold(op);
-      return;
-    }
+void Executor::input_arrived(Op& op, const Handover& item) {
+  op.request_.totals->in_flight.fetch_sub(1, std::memory_order_acq_rel);
+  const bool queued = op.state() == Op::State::kQueued;
+  if (op.done() || !(queued || op.running())) {  // it has failed
+    if (item.event != 0) op.device()->release(item.event);
+    return;
+  }
+  bind_input(*op.request_.run, item.input, item.memory);
+  if (queued) {
+    op.request_.run->arrivals[item.input] = {true, item.event};
+    Scheduler::issued(op, op.plan().awaits[item.input]);
+    enter_groups(op);
+  } else {
+    open_input(op, item.input, item.event);
   }
 }
 
+// What comes after the input may run: on a device behind the event, elsewhere when that is done.
+void Executor::open_input(Op& op, uint32_t input, EventId event) {
+  const uint32_t step = op.plan().awaits[input];
+  Scheduler::issued(op, step);
+  if (event != 0) queues_.arrives(op, step, event);
+  if (op.asynchronous()) scheduler_.release_behind(op, step, poster(op));
+  enter_groups(op);
+  if (event == 0) {
+    step_done(op, step);
+  } else if (!op.plan().groups.empty()) {
+    issue_groups(*op.request_.channel);
+  }
+}
+
+// Groups of an operation enter their queues, and behind the last one of those that come after it.
+void Executor::enter_groups(Op& op) {
+  op.request_.channel->add_groups(op);
+  if (op.plan().awaits.empty()) return;
+  for (const OpRef& other : waiting_) other->request_.channel->add_groups(*other);
+}
+
 // Fills in the transfer of a message and, on links that match by key, hands it over.
-void Engine::post_transfer(Op& op, uint32_t step) {
+void Executor::post_transfer(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   Transfer& t = fill_transfer(run, step, *op.request_.ranks);
   t.owner = &op;
   Scheduler::begin(op, step);
   Scheduler::issued(op, step);
-  note_issue(run, step);
+  if (trace_ != nullptr) run.note_issue(step, clock_.now_ns());
   MessageTransport* const transport =
-      op.request_.channel->links()[run.plan->steps[step].link].messages;
+      op.request_.channel->links()[run.plan->steps[step].lowered.link].messages;
   if (transport == nullptr) return;
   if (t.is_send) {
     transport->send(t);
@@ -70,7 +138,7 @@ void Engine::post_transfer(Op& op, uint32_t step) {
   transport->recv(t);
 }
 
-void Engine::issue_groups(Channel& channel) {
+void Executor::issue_groups(Channel& channel) {
   for (Link& link : channel.links().all()) {
     const Status status = link.groups.issue_ready([&](const auto& group, auto& transfers) {
       return issue(*link.queue, static_cast<Op&>(*group.op), group.index, transfers);
@@ -81,8 +149,8 @@ void Engine::issue_groups(Channel& channel) {
 
 // One group, perhaps not for the first time. Of a stream-ordered link it is a call of a lane like
 // others: behind what its messages come after, and with events behind it.
-Status Engine::issue(QueueTransport& transport, Op& op, uint32_t group,
-                     std::vector<Transfer*>& transfers) {
+Status Executor::issue(QueueTransport& transport, Op& op, uint32_t group,
+                       std::vector<Transfer*>& transfers) {
   Device* device = op.device().get();
   const Plan& plan = *op.request_.run->plan;
   const std::vector<uint32_t>& steps = plan.groups[group].steps;
@@ -104,11 +172,11 @@ Status Engine::issue(QueueTransport& transport, Op& op, uint32_t group,
   return ok_status();
 }
 
-void Engine::execute(Op& op, uint32_t step) {
+void Executor::execute(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const Step& s = run.plan->steps[step];
   Scheduler::begin(op, step);
-  note_issue(run, step);
+  if (trace_ != nullptr) run.note_issue(step, clock_.now_ns());
   const Device& device = *op.device();
   Status status = op.asynchronous() ? queues_.order(op, step) : ok_status();
   if (status.ok()) {
@@ -130,7 +198,7 @@ void Engine::execute(Op& op, uint32_t step) {
 }
 
 // Asynchronous devices: successors on the device may be queued behind the step at once.
-void Engine::after_issue(Op& op, uint32_t step) {
+void Executor::after_issue(Op& op, uint32_t step) {
   if (const Status status = queues_.issued(op, step); !status.ok()) {
     device_failed(op, status);
     return;
@@ -138,23 +206,17 @@ void Engine::after_issue(Op& op, uint32_t step) {
   scheduler_.release_behind(op, step, poster(op));
 }
 
-void Engine::device_failed(Op& op, const Status& status) {
+void Executor::device_failed(Op& op, const Status& status) {
   Scheduler::break_off(op);
   Channel& channel = *op.request_.channel;
   channel.found(Status(Code::kDevice, status.text()), channel.rank());
 }
 
-void Engine::note_issue(Run& run, uint32_t step) {
-  if (trace_ == nullptr) return;
-  run.issued_ns.resize(run.plan->steps.size());
-  run.issued_ns[step] = clock().now_ns();
-}
-
-void Engine::step_done(Op& op, uint32_t step) {
+void Executor::step_done(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
-  const int64_t now = clock().now_ns();
-  if (trace_ != nullptr && !op.recording()) {
-    const Step& s = run.plan->steps[step];
+  const int64_t now = clock_.now_ns();
+  const Step& s = run.plan->steps[step];
+  if (trace_ != nullptr && !op.recording() && s.kind != StepKind::kAwait) {
     trace_->step(op.request_.channel->rank(), op.sequence(), s,
                  on_device(s) ? -1 : (*op.request_.ranks)[s.peer], run.issued_ns[step], now);
   }
@@ -168,7 +230,7 @@ void Engine::step_done(Op& op, uint32_t step) {
 }
 
 // A call of a lane has ended; kNoStep: the undo kernels.
-void Engine::call_ended(Op& op, uint32_t step, const Status& device) {
+void Executor::call_ended(Op& op, uint32_t step, const Status& device) {
   const OpRef keep = op.self_.lock();
   if (!device.ok()) device_failed(op, device);
   if (step == kNoStep) {

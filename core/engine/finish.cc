@@ -1,15 +1,15 @@
-// How operations and channels end. Everything here is done by the driver unless said otherwise.
+// How operations and channels end.
 #include <algorithm>
 #include <cstring>
 
 #include "core/base/log.h"
-#include "core/engine/engine.h"
+#include "core/engine/executor.h"
 #include "core/engine/launch.h"
 
 namespace sotto {
 
 // All steps are done, as far as the device says.
-void Engine::finish(Op& op) {
+void Executor::finish(Op& op) {
   if (op.broken()) return;  // its device has failed; the comm fails first, then this with it
   if (op.recording()) {
     complete(op, ok_status());
@@ -40,7 +40,7 @@ void Engine::finish(Op& op) {
 }
 
 // Takes back what the operation had written, then completes it with failure_.
-void Engine::start_undo(Op& op, bool all_ran) {
+void Executor::start_undo(Op& op, bool all_ran) {
   const bool launched = Scheduler::undo(op, all_ran, [&](const Step& step, bool paired_ran) {
     const Status status = launch_step(*op.request_.plan, *op.request_.run, step, paired_ran);
     if (!status.ok())
@@ -54,14 +54,14 @@ void Engine::start_undo(Op& op, bool all_ran) {
   complete(op, op.failure_);
 }
 
-void Engine::complete(Op& op, Status status) {
+void Executor::complete(Op& op, Status status) {
   const OpRef keep = op.self_.lock();
   OpRequest& request = op.request_;
   Channel& channel = *request.channel;
   Run& run = *request.run;
   if (op.state() != Op::State::kQueued) channel.retire(run);
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
-  op.stats_.end_ns = clock().now_ns();
+  op.stats_.end_ns = clock_.now_ns();
   if (trace_ != nullptr && !run.postings.empty() && !op.recording())
     trace_->operation(channel.rank(), op.sequence(), describe(run.postings[0].signature),
                       op.stats_.launch_ns, op.stats_.end_ns);
@@ -89,6 +89,9 @@ void Engine::complete(Op& op, Status status) {
   totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
   totals.completed.fetch_add(1, std::memory_order_relaxed);
   if (request.after != 0) op.device()->release(std::exchange(request.after, 0));
+  for (Run::Arrival& arrival : run.arrivals) {
+    if (arrival.event != 0) op.device()->release(std::exchange(arrival.event, 0));
+  }
   DeviceQueues::let_go(op, *op.device());
   if (!op.recorded()) {
     request.plan->give_back(std::move(request.run));
@@ -101,23 +104,14 @@ void Engine::complete(Op& op, Status status) {
   }
   const bool callback = request.on_done != nullptr && !request.done_any_thread;
   role_.end_op(callback ? keep : nullptr, [&] {
-    totals.in_flight.fetch_sub(1, std::memory_order_acq_rel);
     op.done_.store(true, std::memory_order_release);
+    totals.in_flight.fetch_sub(1, std::memory_order_acq_rel);
   });
-}
-
-// What its transfers have reported is no longer of interest.
-void Engine::drop_completions(const Op& op) {
-  for (auto* list : {&completions_, &completions_now_}) {
-    for (Completion& c : *list) {
-      if (c.transfer != nullptr && c.transfer->owner == &op) c.transfer = nullptr;
-    }
-  }
 }
 
 // What this rank has found is a proposal: the control plane decides which cause was first, so that
 // all ranks report the same one, and answers through on_control_failure within its own short time.
-void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
+void Executor::propose_failure(Channel& channel, const FailureCause& cause) {
   if (channel.failed()) {
     // An operation that was being finished nevertheless, and now cannot be.
     for (const OpRef& op : std::vector<OpRef>(channel.ops_)) {
@@ -128,7 +122,7 @@ void Engine::propose_failure(Channel& channel, const FailureCause& cause) {
   if (const auto first = channel.propose(cause); first.has_value()) fail_channel(channel, *first);
 }
 
-void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
+void Executor::fail_channel(Channel& channel, const FailureCause& cause) {
   if (!channel.set_failure(cause)) return;
   channel.clear_groups();
   // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
@@ -143,7 +137,7 @@ void Engine::fail_channel(Channel& channel, const FailureCause& cause) {
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
 }
 
-void Engine::fail_op(Op& op, const Status& status) {
+void Executor::fail_op(Op& op, const Status& status) {
   if (op.done() || op.state() == Op::State::kUndoing || op.state() == Op::State::kFailing) return;
   if (op.running()) op.request_.channel->cancel(*op.request_.run);
   if (op.replayed()) {
@@ -155,7 +149,16 @@ void Engine::fail_op(Op& op, const Status& status) {
     return;
   }
   if (Scheduler::can_finish(op)) {
-    finish_committing(op);
+    // Everything has arrived and verified on this rank, and parameters are being written: the step
+    // is finished. Only sends to others are cut off: those under way, and those whose data the
+    // device has not computed yet, which must not reach the transport any more. Receives are done:
+    // a plan decides behind all of them.
+    completions_.drop(&op);
+    const OpRef keep = op.self_.lock();
+    for (const uint32_t step : Scheduler::cut_messages(op)) {
+      if (op.done() || !op.running()) return;
+      step_done(op, step);
+    }
     return;
   }
   if (op.committing() && !op.broken()) {
@@ -163,52 +166,39 @@ void Engine::fail_op(Op& op, const Status& status) {
     Scheduler::break_off(op);
   }
   queues_.drop_held(op);
-  drop_completions(op);
+  queues_.drop_inputs(op);
+  completions_.drop(&op);
   scheduler_.fail(op);
   op.failure_ = status;
   queues_.mark(op);
   settle_failed(op);
 }
 
-// Everything has arrived and verified on this rank, and parameters are being written: the step is
-// finished. Only sends to others are cut off: those under way, and those whose data the device has
-// not computed yet, which must not reach the transport any more. Receives are done: a plan decides
-// behind all of them.
-void Engine::finish_committing(Op& op) {
-  drop_completions(op);
-  const OpRef keep = op.self_.lock();
-  for (const uint32_t step : Scheduler::cut_messages(op)) {
-    if (op.done() || !op.running()) return;
-    step_done(op, step);
-  }
-}
-
-Status Engine::stream_after(const OpRef& op, void* stream) {
-  DriverRole::Lock role(role_);
-  if (op->recorded()) {
+Status Executor::stream_after(Op& op, void* stream, bool nested) {
+  if (op.recorded()) {
     return invalid_state(
         "the operation is part of a CUDA graph: what is queued behind its launch comes after it");
   }
-  Device& device = *op->device();
+  Device& device = *op.device();
   SOTTO_TRY(device.check_stream(stream));
   // An operation that was just started may need its device alone, once that has its steps. In a
   // callback the driver is in the middle of something.
-  if (!role.nested()) {
+  if (!nested) {
     take_inbox();
-    const DeviceQueue* const queue = op->done() ? nullptr : op->queue();
+    const DeviceQueue* const queue = op.done() ? nullptr : op.queue();
     const auto same = [&](const ScheduledOp& other) {
       return queue != nullptr && static_cast<const Op&>(other).queue() == queue;
     };
     while (const auto next = scheduler_.pop_of(same))
       execute(static_cast<Op&>(*next->op), next->step);
   }
-  if (op->done()) return ok_status();
-  if (Scheduler::only_device_left(*op)) return DeviceQueues::order_stream(*op, stream);
-  return DeviceQueues::stand_still(*op, device, stream);
+  if (op.done()) return ok_status();
+  if (Scheduler::only_device_left(op)) return DeviceQueues::order_stream(op, stream);
+  return DeviceQueues::stand_still(op, device, stream);
 }
 
 // A failed operation completes when the device no longer works for it.
-void Engine::settle_failed(Op& op) {
+void Executor::settle_failed(Op& op) {
   if (op.steps().in_flight > 0) return;
   if (Scheduler::needs_undo(op) && !op.recording()) {
     start_undo(op, false);

@@ -42,9 +42,9 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
                        s.predicate.expect);
   }
   // Lists of tensor pointers: where kernels can read them.
-  void* const* const lists = run.plan->addresses == kNoSlot
+  void* const* const lists = run.plan->addresses.device == kNoSlot
                                  ? run.bases.data()
-                                 : static_cast<void* const*>(run.bases[run.plan->addresses]);
+                                 : static_cast<void* const*>(run.bases[run.plan->addresses.device]);
   std::array<Operand, kMaxOperands> operands;
   for (size_t i = 0; i < s.operands.size(); ++i) {
     const OperandRef& ref = s.operands[i];
@@ -62,7 +62,7 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
   call.expect = s.predicate.expect;
   call.paired_ran = paired_ran;
   call.tables = prepared.tables();
-  call.call = s.call;
+  call.call = s.lowered.call;
   // A predicated kernel may leave its output as it was.
   if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(s.lane, call, {});
   return device.launch(s.lane, call, fresh_ranges(run, s));

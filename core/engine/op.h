@@ -23,7 +23,7 @@ struct OpTotals {
   std::atomic<uint64_t> header_bytes_planned{0};  // frame headers, trailers and metadata messages
   std::atomic<uint64_t> kernel_ns{0};
   std::atomic<uint64_t> completed{0};
-  std::atomic<uint32_t> in_flight{0};
+  std::atomic<uint32_t> in_flight{0};  // operations, and inputs that the driver does not know yet
 };
 
 // What an operation's owner does when it has completed: on the driver, before waiters learn of it.
@@ -42,6 +42,8 @@ struct OpRequest {
   std::shared_ptr<PreparedPlan> plan;
   std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
   EventId after = 0;         // of the plan's device: what its steps come after; the engine's
+  // Operations that it comes after. If one of them fails this one does.
+  std::vector<OpRef> after_ops;
   std::shared_ptr<Channel> channel;
   std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
   std::shared_ptr<OpTotals> totals;
@@ -80,10 +82,12 @@ class Op final : public CapturedOp {
   const std::shared_ptr<Device>& device() const { return request_.plan->device(); }
 
  private:
-  friend class Engine;
   friend class Channel;
+  friend class Engine;
+  friend class Executor;
 
   OpRequest request_;
+  std::unique_ptr<std::atomic<bool>[]> arrived_;  // by input: Engine::arrive was called
   Status failure_;
   OpStats stats_;
   Status result_;  // written before done_

@@ -4,19 +4,12 @@
 
 namespace sotto {
 
-void OrderedIssue::add(ScheduledOp& op, uint8_t link) {
-  const Plan& plan = op.plan();
-  for (uint32_t g = 0; g < plan.groups.size(); ++g) {
-    if (plan.groups[g].link == link) groups_.push_back({&op, g});
-  }
-}
-
 const OrderedIssue::Group* OrderedIssue::first_ready() const {
   if (groups_.empty() || awaits_launch()) return nullptr;
   const Group& first = groups_.front();
   if (first.op->steps().group_pending[first.index] != 0) return nullptr;
   const Plan& plan = first.op->plan();
-  const auto callers = [&](uint32_t step) { return plan.steps[step].callers; };
+  const auto callers = [&](uint32_t step) { return plan.steps[step].lowered.callers; };
   const IssueGroup& group = plan.groups[first.index];
   // The caller's stream has not come so far.
   if (plan.links[group.link].stream_ordered && first.op->held() &&

@@ -17,8 +17,12 @@ class OrderedIssue {
     uint32_t index;  // in Plan::groups
   };
 
-  // The groups of an operation's plan on this link, behind those of others.
-  void add(ScheduledOp& op, uint8_t link);
+  // A group of an operation's plan, behind those that were added before.
+  void add(ScheduledOp& op, uint32_t group) { groups_.push_back({&op, group}); }
+  // What has not been issued of an operation, which will not run.
+  void drop(const ScheduledOp& op) {
+    std::erase_if(groups_, [&](const Group& group) { return group.op == &op; });
+  }
   bool empty() const { return groups_.empty(); }
   void clear() { groups_.clear(); }
 

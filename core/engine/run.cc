@@ -70,6 +70,7 @@ Result<std::unique_ptr<Run>> PreparedPlan::acquire() {
     a.round_index = 0;
     std::fill(a.posted.begin(), a.posted.end(), 0u);
   }
+  run->arrivals.assign(p.awaits.size(), {});
   run->receives_posted = false;
   return run;
 }
@@ -121,14 +122,34 @@ void Run::give_up() const {
   std::atomic_ref(*static_cast<uint32_t*>(bases[plan->given_up])).store(kSkipGivenUp);
 }
 
+void bind_input(Run& run, uint32_t input, std::span<void* const> memory) {
+  const Plan& plan = *run.plan;
+  const std::vector<OperandRef>& slots = plan.steps[plan.awaits[input]].operands;
+  const auto put = [&](uint32_t slot, void* address) {
+    run.bases[slot] = address;
+    if (plan.addresses.late != kNoSlot)
+      static_cast<void**>(run.bases[plan.addresses.late])[slot] = address;
+  };
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const uint32_t slot = slots[i].slot;
+    put(slot, memory.empty() ? run.bases[slot] : memory[i]);
+    for (uint32_t s = 0; s < plan.slots.size(); ++s) {
+      const uint32_t of = plan.slots[s].alias_of;
+      if (of != kNoSlot && root_slot(plan.slots, s) == slot)
+        put(s, static_cast<std::byte*>(run.bases[of]) + plan.slots[s].alias_offset);
+    }
+  }
+}
+
 void finish_binding(Run& run) {
   const std::vector<Slot>& slots = run.plan->slots;
   for (size_t s = 0; s < slots.size(); ++s) {
     if (slots[s].alias_of == kNoSlot) continue;
-    run.bases[s] = static_cast<std::byte*>(run.bases[slots[s].alias_of]) + slots[s].alias_offset;
+    auto* const of = static_cast<std::byte*>(run.bases[slots[s].alias_of]);
+    run.bases[s] = of == nullptr ? nullptr : of + slots[s].alias_offset;  // null: an input
   }
   if (run.plan->given_up != kNoSlot) std::memset(run.bases[run.plan->given_up], 0, 4);
-  const uint32_t addresses = run.plan->addresses_host;
+  const uint32_t addresses = run.plan->addresses.host;
   if (addresses != kNoSlot)
     std::memcpy(run.bases[addresses], run.bases.data(), slots[addresses].bytes);
 }

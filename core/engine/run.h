@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <span>
 #include <vector>
 
 #include "core/engine/device_queues.h"
@@ -30,9 +31,19 @@ struct Run {
     std::vector<uint32_t> posted;
   };
   std::vector<Announce> announce;
+  // Inputs that arrived before the operation had begun: by number.
+  struct Arrival {
+    bool here = false;
+    EventId event = 0;
+  };
+  std::vector<Arrival> arrivals;
   bool receives_posted = false;    // since receives were last announced
   std::vector<int64_t> issued_ns;  // when a step was handed over; only with a trace
 
+  void note_issue(uint32_t step, int64_t now_ns) {
+    issued_ns.resize(plan->steps.size());
+    issued_ns[step] = now_ns;
+  }
   void* at(const Region& region) const {
     return static_cast<std::byte*>(bases[region.slot]) + region.offset;
   }
@@ -74,6 +85,9 @@ class PreparedPlan {
 
 // The constant part of a kernel step, as Device::prepare takes it.
 KernelCall constant_call(const Step& step);
+
+// An input of the run lies elsewhere than it was bound: `memory` by slot of the await.
+void bind_input(Run& run, uint32_t input, std::span<void* const> memory);
 
 // Call after the bound slots have been bound: binds their aliases, and writes the addresses of all
 // slots for the device.

@@ -12,7 +12,7 @@ void StepStates::reset(const Plan& plan) {
   group_pending.resize(plan.groups.size());
   for (size_t g = 0; g < plan.groups.size(); ++g)
     group_pending[g] = static_cast<uint32_t>(plan.groups[g].steps.size());
-  done = in_flight = 0;
+  done = in_flight = inputs = groups = 0;
 }
 
 void Scheduler::bind(ScheduledOp& op, const Plan& plan, StepStates& steps, int32_t priority,
@@ -28,7 +28,8 @@ void Scheduler::admit(ScheduledOp& op, int64_t now_ns) {
   op.last_progress_ns_ = now_ns;
 }
 
-void Scheduler::set_running(ScheduledOp& op, bool asynchronous) {
+void Scheduler::set_running(ScheduledOp& op, bool asynchronous, int64_t now_ns) {
+  op.last_progress_ns_ = now_ns;
   op.state_ = ScheduledOp::State::kRunning;
   op.asynchronous_ = asynchronous;
 }
@@ -41,7 +42,7 @@ void Scheduler::let_start(ScheduledOp& op) {
 
 void Scheduler::restart(ScheduledOp& op, int64_t now_ns) {
   admit(op, now_ns);
-  set_running(op, op.asynchronous_);
+  set_running(op, op.asynchronous_, now_ns);
   op.any_step_ran_ = true;
   std::fill(op.steps_->progress.begin(), op.steps_->progress.end(), StepProgress::kIssued);
   op.steps_->done = 0;
@@ -50,14 +51,15 @@ void Scheduler::restart(ScheduledOp& op, int64_t now_ns) {
 bool Scheduler::make_ready(ScheduledOp& op, uint32_t step) {
   const Step& s = op.plan_->steps[step];
   if (op.steps_->progress[step] == StepProgress::kDone) return false;  // cut_messages
+  if (s.kind == StepKind::kAwait) return false;
   op.steps_->progress[step] = StepProgress::kReady;
-  if (op.held_ && s.callers && on_device(s)) {
+  if (op.held_ && s.lowered.callers && on_device(s)) {
     op.held_steps_.push_back(step);
   } else if (on_device(s)) {
     ready_.push_back({op.priority_, op.sequence_, step, &op});
     std::push_heap(ready_.begin(), ready_.end());
-  } else if (op.plan_->links[s.link].matching == Matching::kByOrder) {
-    --op.steps_->group_pending[s.group];
+  } else if (op.plan_->links[s.lowered.link].matching == Matching::kByOrder) {
+    --op.steps_->group_pending[s.lowered.group];
   } else {
     return true;
   }
@@ -86,6 +88,18 @@ void Scheduler::begin(ScheduledOp& op, uint32_t step) {
 void Scheduler::all_done(ScheduledOp& op) {
   std::fill(op.steps_->progress.begin(), op.steps_->progress.end(), StepProgress::kDone);
   op.steps_->done = static_cast<uint32_t>(op.plan_->steps.size());
+}
+
+uint32_t Scheduler::next_group(ScheduledOp& op) {
+  const Plan& plan = *op.plan_;
+  uint32_t& entered = op.steps_->groups;
+  if (entered == plan.groups.size()) return kNoStep;
+  // Those of the group before are there.
+  uint32_t input = entered == 0 ? 0 : plan.groups[entered - 1].inputs;
+  for (; input < plan.groups[entered].inputs; ++input) {
+    if (op.steps_->progress[plan.awaits[input]] < StepProgress::kIssued) return kNoStep;
+  }
+  return entered++;
 }
 
 bool Scheduler::can_finish(const ScheduledOp& op) {

@@ -26,6 +26,8 @@ struct StepStates {
   std::vector<uint32_t> group_pending;  // per group: steps that are not ready
   uint32_t done = 0;
   uint32_t in_flight = 0;  // calls of lanes that have been issued and are not done
+  uint32_t inputs = 0;     // await steps that are done
+  uint32_t groups = 0;     // the first so many of the plan's groups have entered their queues
 
   // As before the first step of a run.
   void reset(const Plan& plan);
@@ -48,6 +50,8 @@ class ScheduledOp {
   StepStates& steps() const { return *steps_; }
   // Its device takes calls before those that they come after are done.
   bool asynchronous() const { return asynchronous_; }
+  // Some of its inputs have not arrived.
+  bool awaits_input() const { return steps_->inputs < plan_->awaits.size(); }
 
  private:
   friend class Scheduler;
@@ -86,7 +90,7 @@ class Scheduler {
                    int64_t timeout_us);
   // The next one in the order of start.
   void admit(ScheduledOp& op, int64_t now_ns);
-  static void set_running(ScheduledOp& op, bool asynchronous);
+  static void set_running(ScheduledOp& op, bool asynchronous, int64_t now_ns);
   // Steps that touch memory of the caller are kept back until let_start.
   static void hold(ScheduledOp& op) { op.held_ = true; }
   void let_start(ScheduledOp& op);
@@ -131,6 +135,7 @@ class Scheduler {
   bool done(ScheduledOp& op, uint32_t step, int64_t now_ns, Post&& post) {
     op.steps_->progress[step] = StepProgress::kDone;
     ++op.steps_->done;
+    if (op.plan_->steps[step].kind == StepKind::kAwait) ++op.steps_->inputs;
     op.last_progress_ns_ = now_ns;
     if (!op.running()) return false;
     release(op, step, false, post);
@@ -161,7 +166,7 @@ class Scheduler {
     op.state_ = ScheduledOp::State::kUndoing;
     const Plan& plan = *op.plan_;
     // Kernels that take lists need the addresses that the first step brings.
-    bool first = plan.addresses != kNoSlot && op.steps_->progress[0] < StepProgress::kIssued;
+    bool first = plan.addresses.device != kNoSlot && op.steps_->progress[0] < StepProgress::kIssued;
     bool any = false;
     for (const UndoStep& undo : plan.undo) {
       const bool ran = undo.pair_first != kNoStep && (all_ran || any_issued(op, undo));
@@ -176,15 +181,22 @@ class Scheduler {
   static bool only_device_left(const ScheduledOp& op) {
     return op.running() && op.steps_->done + op.steps_->in_flight == op.plan_->steps.size();
   }
+  // The next group of messages to enter its queue, if its inputs are there; kNoStep: none. Groups
+  // enter in their order.
+  static uint32_t next_group(ScheduledOp& op);
+  static bool all_groups_entered(const ScheduledOp& op) {
+    return op.steps_->groups == op.plan_->groups.size();
+  }
   // Of a channel's operations, pointers in the order of start, the first that is over its time. The
-  // progress of one is that of those after it too.
+  // progress of one is that of those after it too. Time does not count while this rank's inputs
+  // have not arrived.
   template <class Ops>
   static std::optional<Stall> find_stall(const Ops& ops, int64_t now_ns) {
     int64_t ahead = 0;
     for (size_t i = 0; i < ops.size(); ++i) {
       const ScheduledOp& op = *ops[i];
       ahead = op.last_progress_ns_ > ahead ? op.last_progress_ns_ : ahead;
-      if (!op.running() || op.timeout_us_ < 0) continue;
+      if (!op.running() || op.timeout_us_ < 0 || op.awaits_input()) continue;
       if ((now_ns - ahead) / 1000 >= op.timeout_us_) return Stall{i, now_ns - ahead};
     }
     return std::nullopt;

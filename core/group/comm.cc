@@ -55,8 +55,9 @@ OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
 }
 
 RootComm::~RootComm() {
-  if (channel != nullptr)
-    channel->close(std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000));
+  if (channel == nullptr) return;
+  const int64_t limit = std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000);
+  context->engine()->close(*channel, limit);
 }
 
 Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch)
@@ -191,6 +192,10 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
         "\"nccl\" they can",
         transport());
   }
+  if (recorder != nullptr && !plan->plan().awaits.empty()) {
+    return unsupported(
+        "inputs that arrive while the operation runs cannot be part of a CUDA graph");
+  }
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   bind(*run);
   finish_binding(*run);
@@ -238,6 +243,7 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.totals = totals_;
   request.hooks = std::move(hooks);
   request.recorder = std::move(recorder);
+  request.after_ops = options.after;
   request.timeout_us = options.timeout_us == 0 ? timeout_us() : options.timeout_us;
   request.priority = options.priority;
   request.on_done = options.on_done;
@@ -363,15 +369,16 @@ Status Comm::join(OpKind service) {
 
 void Comm::abort(const std::string& reason) {
   const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
-  root_->channel->abort(
-      {Code::kAborted, me, fmt::format("rank {} aborted the group: {}", me, reason), me});
+  engine().abort(*root_->channel, {Code::kAborted, me,
+                                   fmt::format("rank {} aborted the group: {}", me, reason), me});
 }
 
 Status Comm::drain() {
   const auto idle = [&] { return totals_->in_flight.load(std::memory_order_acquire) == 0; };
   if (engine().wait_until(idle, timeout_us())) return failure();
   const int32_t me = (*ranks_)[static_cast<size_t>(rank_)];
-  root_->channel->abort(
+  engine().abort(
+      *root_->channel,
       {Code::kTimeout, -1,
        fmt::format("rank {}: operations were still in flight {:.1f} s after the comm was destroyed",
                    me, static_cast<double>(timeout_us()) * 1e-6)});

@@ -42,6 +42,10 @@ struct CallOptions {
   void* user = nullptr;
   bool done_any_thread = false;
   bool waits = false;  // the caller waits for the operation at once
+  // Operations of the context that it comes after: it begins when they have ended, and fails with
+  // the first of them that fails. Of a collective they are collectives of the same comm or its
+  // root's, which end alike on all ranks; if a local one fails, the root comm fails.
+  std::vector<OpRef> after;
   // Stream of the caller, on a device that has them: the operation comes after what is queued on it
   // now. Empty: after nothing.
   std::optional<void*> stream;

@@ -284,7 +284,7 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
     Result<std::unique_ptr<ControlPlane>> joined = rendezvous(*context, setup, *root, driver);
     if (config.id) context->note_use(*config.id, joined.ok());
     SOTTO_ASSIGN(std::unique_ptr<ControlPlane> control, std::move(joined));
-    root->channel = std::make_shared<Channel>(context->engine());
+    root->channel = engine.make_channel();
     root->channel->attach(std::move(control));
     return tell(*root->channel->control(), connect(setup, config.native_comm, *root, driver));
   }));

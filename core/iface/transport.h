@@ -288,14 +288,28 @@ class Poller {
   virtual bool poll(int64_t wait_us) = 0;
   // Microseconds after which it has to be polled again although nothing wakes anybody: how long
   // others may wait at most.
-  virtual int64_t patience_us() const { return INT64_MAX; }
+  virtual int64_t poll_interval_us() const { return INT64_MAX; }
   // Ends a poll that waits, or the next one. Threads: any.
   virtual void wake() = 0;
+
+  // The engine waits in one poller for all. What ends a wait of another poller ends that one too:
+  // by wakes, or by a descriptor.
+  //
   // From now on whatever ends a waiting poll here (wake, and messages that other threads put into
-  // mailboxes) also wakes `other`, on which the engine waits; null: no longer, and no
-  // wake of the old one is under way on return. Pollers whose events come from sockets alone need
-  // nothing.
+  // mailboxes) also wakes `other`, on which the engine waits; null: no longer, and no wake of the
+  // old one is under way on return. Pollers whose events come from sockets alone need nothing.
   virtual void forward_wakes(Poller* other) { (void)other; }
+  // The descriptor, always the same, that becomes readable when there is something to do after arm;
+  // -1: there is none. Such a poller forwards no wakes.
+  virtual int descriptor() const { return -1; }
+  // Asked before the engine waits. False: there is something to do now, and it does not wait.
+  virtual bool arm() { return true; }
+  // Of the poller that is waited in: whether another one's descriptor ends a waiting poll from now
+  // on (`on`), or does not any more. False: it cannot.
+  virtual bool watch(int descriptor, bool on) {
+    (void)descriptor, (void)on;
+    return false;
+  }
 };
 
 }  // namespace sotto

@@ -134,6 +134,15 @@ void PlanBuilder::recv(int32_t peer, Region data, uint32_t round, MessageClass m
   add_channel(StepKind::kRecv, peer, data, round, message_class);
 }
 
+uint32_t PlanBuilder::await(std::span<const uint32_t> slots) {
+  Step step;
+  step.kind = StepKind::kAwait;
+  for (const uint32_t s : slots)
+    step.operands.push_back(whole(s, Access::kWrite, 0, slot(s).bytes));
+  plan_.steps.push_back(std::move(step));
+  return awaits_++;
+}
+
 void PlanBuilder::begin_posting(uint16_t index, bool together) {
   if (!together) issue_base_ += next_round_;
   next_round_ = 0;

@@ -75,6 +75,11 @@ class PlanBuilder {
   void recv(int32_t peer, Region data, uint32_t round,
             MessageClass message_class = MessageClass::kPayload);
 
+  // The contents of bound slots, and where they are unless they were bound, arrive while the
+  // operation runs; steps that use them come after this. Returns the number of the input, which
+  // counts these calls.
+  uint32_t await(std::span<const uint32_t> slots);
+
   // Of the messages that are emitted from now on, metadata apart.
   void stage(Stage stage) { stage_ = stage; }
 
@@ -103,8 +108,8 @@ class PlanBuilder {
   // Rounds below are taken; the next section of the plan starts here.
   uint32_t next_round() const { return next_round_; }
   // Messages emitted from now on belong to posting `index`, with rounds counted from 0 again.
-  // `together`: on by_order transports its rounds are issued with those of the previous posting
-  // instead of after them.
+  // `together`: on links that match by order its rounds are issued with those of the previous
+  // posting instead of after them.
   void begin_posting(uint16_t index, bool together);
 
   template <class T>
@@ -143,6 +148,7 @@ class PlanBuilder {
   uint32_t next_round_ = 0;
   uint32_t issue_base_ = 0;
   uint16_t posting_ = 0;
+  uint32_t awaits_ = 0;
   Stage stage_ = Stage::kOther;
   const NativeStep* native_ = nullptr;
 };

@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "core/kernels/pieces.h"
 #include "core/plan/hazards.h"
@@ -12,81 +13,6 @@ constexpr uint64_t kArenaAlignment = 128;
 constexpr uint32_t kAddressStep = 0;  // the copy of Plan::addresses, where there is one
 
 uint64_t align_up(uint64_t value, uint64_t to) { return (value + to - 1) / to * to; }
-
-Region resolve(std::span<const Slot> slots, Region region) {
-  while (slots[region.slot].alias_of != kNoSlot) {
-    region.offset += slots[region.slot].alias_offset;
-    region.slot = slots[region.slot].alias_of;
-  }
-  return region;
-}
-
-// Appends a region, merged with the previous one if they touch or overlap, as bits of elements do
-// that share a byte.
-void add_use(std::span<const Slot> slots, Region region, Access access, std::vector<Use>* uses) {
-  if (region.bytes == 0) return;
-  region = resolve(slots, region);
-  if (!uses->empty()) {
-    Use& last = uses->back();
-    if (last.access == access && last.region.slot == region.slot &&
-        last.region.offset <= region.offset &&
-        region.offset <= last.region.offset + last.region.bytes) {
-      last.region.bytes =
-          std::max(last.region.bytes, region.offset + region.bytes - last.region.offset);
-      return;
-    }
-  }
-  uses->push_back({region, access});
-}
-
-Region unit_range(uint32_t slot, uint64_t offset, uint64_t first, uint64_t count,
-                  uint32_t unit_bits) {
-  const uint64_t begin = first * unit_bits / 8;
-  const uint64_t end = ((first + count) * unit_bits + 7) / 8;
-  return {slot, offset + begin, end - begin};
-}
-
-Region flat_range(const OperandRef& op, uint64_t offset, const Piece& piece) {
-  const uint64_t first = (piece.flat - op.base) / op.unit_elements;
-  const uint64_t end =
-      (piece.flat - op.base + piece.count + op.unit_elements - 1) / op.unit_elements;
-  return unit_range(op.slot, offset, first, end - first, op.unit_bits);
-}
-
-void piece_uses(std::span<const Slot> slots, const OperandRef& op, const Piece& piece,
-                std::vector<Use>* uses) {
-  switch (op.footprint) {
-    case Footprint::kWhole: break;
-    case Footprint::kFlat: add_use(slots, flat_range(op, op.offset, piece), op.access, uses); break;
-    case Footprint::kRows:
-      for (uint32_t row = 0; row < op.rows; ++row) {
-        add_use(slots, flat_range(op, op.offset + row * op.row_bytes, piece), op.access, uses);
-      }
-      break;
-    case Footprint::kList:
-    case Footprint::kTarget: {
-      if (piece.tensor == kNoTensor) break;
-      const uint64_t first = op.footprint == Footprint::kList ? piece.offset : piece.target;
-      add_use(slots,
-              unit_range(op.slot + piece.tensor, op.offset, first, piece.count, op.unit_bits),
-              op.access, uses);
-      break;
-    }
-    case Footprint::kBlocks: {
-      const uint64_t blocks = (piece.lane + piece.count + kNormBlock - 1) / kNormBlock;
-      add_use(slots, unit_range(op.slot, op.offset, piece.block, blocks, op.unit_bits), op.access,
-              uses);
-      break;
-    }
-    case Footprint::kScale:
-      add_use(slots, unit_range(op.slot, op.offset, piece.scale, 1, op.unit_bits), op.access, uses);
-      break;
-    case Footprint::kMessage:
-      add_use(slots, unit_range(op.slot, op.offset, piece.message, 1, op.unit_bits), op.access,
-              uses);
-      break;
-  }
-}
 
 // One logical plan on its way to an executable one.
 class Lowering {
@@ -114,6 +40,7 @@ class Lowering {
       if (i == decides) complete_decision();
     }
     first_[in_.steps.size()] = static_cast<uint32_t>(plan_->steps.size());
+    SOTTO_TRY(check_undo());
     lower_undo();
     number_calls();
     place_slots();
@@ -136,6 +63,7 @@ class Lowering {
       case StepKind::kCopy: plan_->steps.push_back(std::move(step)); break;
       case StepKind::kSend:
       case StepKind::kRecv: emit_channel(step); break;
+      case StepKind::kAwait: emit_await(step); break;
     }
   }
 
@@ -177,15 +105,66 @@ class Lowering {
                                    [](const UndoStep& undo) { return has_list(undo.step); });
     if (target_.device->host_memory || !lists) return;
     const uint64_t bytes = plan_->slots.size() * sizeof(void*);
-    plan_->addresses_host = static_cast<uint32_t>(plan_->slots.size());
-    plan_->addresses = plan_->addresses_host + 1;
+    AddressTable& table = plan_->addresses;
+    table.host = static_cast<uint32_t>(plan_->slots.size());
+    table.device = table.host + 1;
     plan_->slots.push_back({SlotKind::kHost, bytes, kNoSlot, 0, 0});
     plan_->slots.push_back({SlotKind::kScratch, bytes, kNoSlot, 0, 0});
+    if (std::ranges::any_of(in_.steps, [](const Step& s) { return s.kind == StepKind::kAwait; })) {
+      table.late = table.device + 1;
+      plan_->slots.push_back({SlotKind::kHost, bytes, kNoSlot, 0, 0});
+    }
+    copy_addresses(table.host, 0, plan_->slots.size());
+  }
+
+  // Of slots [first, end), from a table of the host's.
+  uint32_t copy_addresses(uint32_t from, uint64_t first, uint64_t end) {
+    const uint64_t known = plan_->slots[from].bytes / sizeof(void*);
+    const uint64_t offset = first * sizeof(void*);
+    const uint64_t bytes = (std::min(end, known) - first) * sizeof(void*);
     Step copy;
     copy.kind = StepKind::kCopy;
-    copy.source = {plan_->addresses_host, 0, bytes};
-    copy.destination = {plan_->addresses, 0, bytes};
+    copy.source = {from, offset, bytes};
+    copy.destination = {plan_->addresses.device, offset, bytes};
     plan_->steps.push_back(std::move(copy));
+    return static_cast<uint32_t>(plan_->steps.size()) - 1;
+  }
+
+  // Where kernels find lists in device memory, the addresses that arrive follow the input.
+  void emit_await(Step& step) {
+    const auto await = static_cast<uint32_t>(plan_->steps.size());
+    plan_->awaits.push_back(await);
+    std::set<uint32_t> arriving;
+    for (const OperandRef& op : step.operands) arriving.insert(op.slot);
+    plan_->steps.push_back(std::move(step));
+    if (plan_->addresses.late == kNoSlot) return;
+    std::vector<uint32_t> slots;
+    for (uint32_t s = 0; s < in_.slots.size(); ++s) {
+      if (arriving.contains(root_slot(in_.slots, s))) slots.push_back(s);
+    }
+    for (size_t begin = 0, end = 0; begin < slots.size(); begin = end) {
+      for (end = begin + 1; end < slots.size() && slots[end] == slots[end - 1] + 1;) ++end;
+      const uint32_t copy =
+          copy_addresses(plan_->addresses.late, slots[begin], uint64_t{slots[end - 1]} + 1);
+      plan_->steps[copy].after.push_back(await);
+      for (size_t i = begin; i < end; ++i) late_addresses_[slots[i]] = copy;
+    }
+  }
+
+  // The copies of the addresses that a kernel finds its lists at.
+  void order_behind_addresses(Step& step) {
+    step.after.push_back(kAddressStep);
+    if (late_addresses_.empty()) return;
+    for (const OperandRef& op : step.operands) {
+      if (op.slot == kNoSlot || !is_list(op)) continue;
+      for (const Piece& piece : step.pieces) {
+        if (piece.tensor == kNoTensor) continue;
+        const auto late = late_addresses_.find(op.slot + piece.tensor);
+        if (late != late_addresses_.end()) step.after.push_back(late->second);
+      }
+    }
+    std::ranges::sort(step.after);
+    step.after.erase(std::unique(step.after.begin(), step.after.end()), step.after.end());
   }
 
   // The logical step that makes the plan's decision, the last one that writes its word; past the
@@ -203,16 +182,17 @@ class Lowering {
     return in_.steps.size();
   }
 
-  // The decision, just emitted, waits for every message, whether or not it reads what they bring:
-  // what commits behind it needs no more of other ranks.
+  // The decision, just emitted, waits for every message and input, whether or not it reads what
+  // they bring: what commits behind it needs no more of others.
   void complete_decision() {
     decision_ = static_cast<uint32_t>(plan_->steps.size()) - 1;
     Step& decision = plan_->steps.back();
     bool queued = false;  // a message that is a call of a lane
     for (uint32_t s = 0; s < decision_; ++s) {
-      if (plan_->steps[s].kind != StepKind::kRecv) continue;
+      const StepKind kind = plan_->steps[s].kind;
+      if (kind != StepKind::kRecv && kind != StepKind::kAwait) continue;
       decision.after.push_back(s);
-      queued |= on_lane(*plan_, plan_->steps[s]);
+      queued |= kind == StepKind::kRecv && on_lane(*plan_, plan_->steps[s]);
     }
     if (target_.device->records || queued) guard_decision();
   }
@@ -236,13 +216,13 @@ class Lowering {
 
   void number_calls() {
     for (Step& step : plan_->steps) {
-      if (step.kind == StepKind::kKernel) step.call = plan_->calls++;
+      if (step.kind == StepKind::kKernel) step.lowered.call = plan_->calls++;
     }
-    for (UndoStep& undo : plan_->undo) undo.step.call = plan_->calls++;
+    for (UndoStep& undo : plan_->undo) undo.step.lowered.call = plan_->calls++;
   }
 
   void emit_kernel(Step& step) {
-    if (plan_->addresses != kNoSlot && has_list(step)) step.after.push_back(kAddressStep);
+    if (plan_->addresses.device != kNoSlot && has_list(step)) order_behind_addresses(step);
     const uint64_t limit = target_.device->split_elements;
     if (limit == 0 || !kernel_cuts(step.kernel) || piece_elements(step.pieces) <= limit) {
       plan_->steps.push_back(std::move(step));
@@ -264,12 +244,14 @@ class Lowering {
   bool needs_staging(const Step& step) const {
     if (target_.device->host_memory || step.data.bytes == 0) return false;
     const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]);
-    return on_lane(*plan_, step) ? host
-                                 : target_.links[step.link].transport->host_memory_only && !host;
+    return on_lane(*plan_, step)
+               ? host
+               : target_.links[step.lowered.link].transport->host_memory_only && !host;
   }
 
   void emit_channel(Step& step) {
-    if (!target_.link_of.empty()) step.link = target_.link_of[static_cast<size_t>(step.peer)];
+    if (!target_.link_of.empty())
+      step.lowered.link = target_.link_of[static_cast<size_t>(step.peer)];
     const bool stream_ordered = on_lane(*plan_, step);
     // Where a stream-ordered link queues messages: one lane for all, so that ranks issue them in
     // one order.
@@ -304,6 +286,23 @@ class Lowering {
       plan_->steps.push_back(std::move(step));
       plan_->steps.push_back(std::move(copy));
     }
+  }
+
+  // Undo runs whether or not inputs have arrived.
+  Status check_undo() const {
+    std::set<uint32_t> late;
+    for (const uint32_t await : plan_->awaits) {
+      for (const OperandRef& op : plan_->steps[await].operands) late.insert(op.slot);
+    }
+    if (late.empty()) return ok_status();
+    std::vector<Use> uses;
+    for (const UndoStep& undo : in_.undo) collect_uses(plan_->slots, undo.step, &uses);
+    for (const Use& use : uses) {
+      if (late.contains(use.region.slot))
+        return error(Code::kInternal, "an undo step uses slot {}, which is an input that arrives",
+                     use.region.slot);
+    }
+    return ok_status();
   }
 
   // Undo kernels are cut exactly like the step they take back, so that each part knows whether its
@@ -344,7 +343,7 @@ class Lowering {
     std::vector<Use> uses;
     for (uint32_t i = 0; i < n; ++i) {
       if (i > 0 && same_call(plan_->steps[i - 1], plan_->steps[i])) {
-        plan_->steps[i].callers = plan_->steps[i - 1].callers;
+        plan_->steps[i].lowered.callers = plan_->steps[i - 1].lowered.callers;
         waits[i] = waits[i - 1];
         continue;
       }
@@ -357,7 +356,7 @@ class Lowering {
                        step_name(i), use.region.offset, use.region.offset + use.region.bytes,
                        use.region.slot, plan_->slots[use.region.slot].bytes);
         }
-        plan_->steps[i].callers |= plan_->slots[use.region.slot].callers;
+        plan_->steps[i].lowered.callers |= plan_->slots[use.region.slot].callers;
         SOTTO_TRY(check_write(i, use));
         hazards.touch(i, use, &waits[i]);
       }
@@ -388,7 +387,11 @@ class Lowering {
       const Step& step = plan_->steps[i];
       decided[i] = i == decision_ || std::any_of(waits[i].begin(), waits[i].end(),
                                                  [&](uint32_t w) { return decided[w] != 0; });
-      if (decision_ != kNoStep && step.kind == StepKind::kRecv && i > decision_)
+      if (step.kind == StepKind::kAwait && !waits[i].empty())
+        return error(Code::kInternal, "step {} ({}) writes what earlier steps use", i,
+                     step_name(i));
+      const bool arrives = step.kind == StepKind::kRecv || step.kind == StepKind::kAwait;
+      if (decision_ != kNoStep && arrives && i > decision_)
         return error(Code::kInternal, "step {} ({}) comes after the decision", i, step_name(i));
       if (step.phase != Phase::kCommitting) continue;
       if (!decided[i])
@@ -412,6 +415,7 @@ class Lowering {
       case StepKind::kCopy: return "copy";
       case StepKind::kSend: return fmt::format("send to {}", step.peer);
       case StepKind::kRecv: return fmt::format("receive from {}", step.peer);
+      case StepKind::kAwait: return "await";
     }
     return "?";
   }
@@ -441,7 +445,7 @@ class Lowering {
   // (then the run's end does), or the host looks at what it brings.
   bool observed_outside_lane(uint32_t i) const {
     const Step& step = plan_->steps[i];
-    if (!on_lane(*plan_, step)) return false;
+    if (!on_lane(*plan_, step) || step.kind == StepKind::kAwait) return false;
     if (plan_->succs(i).empty() || step.expected != nullptr) return true;
     for (uint32_t s : plan_->succs(i)) {
       const Step& next = plan_->steps[s];
@@ -457,7 +461,7 @@ class Lowering {
     plan_->traffic.resize(plan_->comm_size);
     for (uint32_t i = 0; i < n; ++i) {
       const Step& step = plan_->steps[i];
-      if (on_device(step)) continue;
+      if (!is_message(step)) continue;
       plan_->transfer_index[i] = plan_->transfers++;
       count_traffic(step);
       if (step.kind == StepKind::kRecv) note_receive(step);
@@ -475,13 +479,15 @@ class Lowering {
     std::map<std::pair<uint32_t, uint8_t>, std::vector<uint32_t>> rounds;
     for (uint32_t i = 0; i < plan_->steps.size(); ++i) {
       const Step& step = plan_->steps[i];
-      if (!on_device(step) && plan_->links[step.link].matching == Matching::kByOrder)
-        rounds[{step.issue_round, step.link}].push_back(i);
+      if (is_message(step) && plan_->links[step.lowered.link].matching == Matching::kByOrder)
+        rounds[{step.issue_round, step.lowered.link}].push_back(i);
     }
     for (auto& [round, steps] : rounds) {
-      for (const uint32_t i : steps)
-        plan_->steps[i].group = static_cast<uint32_t>(plan_->groups.size());
-      plan_->groups.push_back({round.second, std::move(steps)});
+      const auto number = static_cast<uint32_t>(plan_->groups.size());
+      for (const uint32_t i : steps) plan_->steps[i].lowered.group = number;
+      const auto named = std::ranges::lower_bound(plan_->awaits, steps.back());
+      plan_->groups.push_back(
+          {round.second, std::move(steps), static_cast<uint32_t>(named - plan_->awaits.begin())});
     }
   }
 
@@ -497,7 +503,7 @@ class Lowering {
 
   void count_traffic(const Step& step) {
     PeerTraffic& t = plan_->traffic[step.peer];
-    const Transport* const headers = target_.links[step.link].headers;
+    const Transport* const headers = target_.links[step.lowered.link].headers;
     const uint64_t header = headers != nullptr ? headers->header_bytes(step.data.bytes) : 0;
     const bool payload = step.message_class == MessageClass::kPayload;
     if (step.kind == StepKind::kSend) {
@@ -525,41 +531,13 @@ class Lowering {
   LogicalPlan in_;
   LoweringTarget target_;
   std::shared_ptr<Plan> plan_;
-  std::vector<uint32_t> first_;  // first lowered step of each logical step
+  std::vector<uint32_t> first_;                  // first lowered step of each logical step
+  std::map<uint32_t, uint32_t> late_addresses_;  // by slot: the step that copies its address
   // The step behind which the decision stands: the one that makes it, or the guard behind that.
   uint32_t decision_ = kNoStep;
 };
 
 }  // namespace
-
-void collect_uses(std::span<const Slot> slots, const Step& step, std::vector<Use>* uses) {
-  if (step.native != nullptr) {
-    add_use(slots, step.native->in, Access::kRead, uses);
-    add_use(slots, step.native->out, Access::kWrite, uses);
-    return;
-  }
-  switch (step.kind) {
-    case StepKind::kSend: add_use(slots, step.data, Access::kRead, uses); return;
-    case StepKind::kRecv: add_use(slots, step.data, Access::kWrite, uses); return;
-    case StepKind::kCopy:
-      add_use(slots, step.source, Access::kRead, uses);
-      add_use(slots, step.destination, Access::kWrite, uses);
-      break;
-    case StepKind::kKernel:
-      for (const OperandRef& op : step.operands) {
-        if (op.slot == kNoSlot) continue;
-        if (op.footprint == Footprint::kWhole) {
-          add_use(slots, {op.slot, op.offset, op.bytes}, op.access, uses);
-        } else {
-          for (const Piece& piece : step.pieces) piece_uses(slots, op, piece, uses);
-        }
-      }
-      break;
-  }
-  if (step.predicate.slot != kNoSlot) {
-    add_use(slots, {step.predicate.slot, step.predicate.offset, 4}, Access::kRead, uses);
-  }
-}
 
 Result<std::shared_ptr<const Plan>> lower(LogicalPlan logical, const LoweringTarget& target) {
   return Lowering(std::move(logical), target).run();

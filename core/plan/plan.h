@@ -53,6 +53,12 @@ struct Region {
   uint64_t bytes = 0;
 };
 
+// The slot whose memory it is.
+inline uint32_t root_slot(std::span<const Slot> slots, uint32_t slot) {
+  while (slots[slot].alias_of != kNoSlot) slot = slots[slot].alias_of;
+  return slot;
+}
+
 // How much of an operand a call touches.
 enum class Footprint : uint8_t {
   kWhole,    // `bytes` from `offset`
@@ -92,7 +98,13 @@ struct Expectation {
   std::function<std::string(std::span<const std::byte>)> explain;
 };
 
-enum class StepKind : uint8_t { kKernel, kCopy, kSend, kRecv };
+enum class StepKind : uint8_t {
+  kKernel,
+  kCopy,
+  kSend,
+  kRecv,
+  kAwait,  // done when an input of the operation has arrived (Engine::arrive)
+};
 enum class Phase : uint8_t {
   kBody,
   // Writes parameters or optimizer state, if the plan's decision says so. It comes after the
@@ -114,19 +126,25 @@ struct NativeStep {
   Region in, out;
 };
 
+// What lower() adds to a step.
+struct LoweredStep {
+  uint32_t call = 0;     // kernels: number of the call in the plan (Plan::calls)
+  bool callers = false;  // touches memory of the caller
+  uint8_t link = 0;      // messages: Plan::links
+  uint32_t group = 0;    // messages of links that match by order: Plan::groups
+};
+
 struct Step {
   StepKind kind = StepKind::kKernel;
   Phase phase = Phase::kBody;
   uint16_t lane = 0;
-  // kKernel
+  // kKernel; kAwait: the whole slots whose contents, and perhaps addresses, arrive
   KernelId kernel = KernelId::kFill;
   std::vector<OperandRef> operands;
   std::vector<Piece> pieces;
   const void* args = nullptr;  // owned by the plan
   uint64_t fill_bytes = 0;
-  uint32_t call = 0;     // number of the kernel call in the plan (Plan::calls); set by lower()
-  bool callers = false;  // touches memory of the caller; set by lower()
-  Predicate predicate;   // kernels and copies
+  Predicate predicate;  // kernels and copies
   // kCopy
   Region source, destination;
   // kSend, kRecv
@@ -134,8 +152,6 @@ struct Step {
   uint32_t round = 0;        // part of the match key, equal at both ends
   uint32_t segment = 0;      // counts the messages of (posting, round, source, destination)
   uint32_t issue_round = 0;  // links that match by order: rounds of the operation, ascending
-  uint8_t link = 0;          // Plan::links; set by lower()
-  uint32_t group = 0;        // links that match by order: Plan::groups; set by lower()
   uint16_t posting = 0;      // which of the operation's postings the message belongs to
   MessageClass message_class = MessageClass::kPayload;
   Stage stage = Stage::kOther;
@@ -150,10 +166,15 @@ struct Step {
   // kRecv: the send to the same peer without whose message the peer could not send this one. When
   // it arrives, nothing reads what that send reads any more, so the receive does not wait for it.
   uint32_t answers = kNoStep;
+  LoweredStep lowered;
 };
 
 inline bool on_device(const Step& step) {
   return step.kind == StepKind::kKernel || step.kind == StepKind::kCopy;
+}
+
+inline bool is_message(const Step& step) {
+  return step.kind == StepKind::kSend || step.kind == StepKind::kRecv;
 }
 
 // Runs when an operation that had started does not commit: in order, one after the other, after
@@ -220,6 +241,18 @@ struct PlanLink {
 struct IssueGroup {
   uint8_t link = 0;
   std::vector<uint32_t> steps;  // ascending
+  // The group enters its queue when so many of the operation's first inputs are there: those that
+  // the builder has named before its messages, whether or not this rank's need them. So it is the
+  // same on all ranks.
+  uint32_t inputs = 0;
+};
+
+// Devices that cannot read host memory: the addresses of all slots, for kernels that take lists.
+struct AddressTable {
+  uint32_t host = kNoSlot;    // written when a run is bound
+  uint32_t device = kNoSlot;  // gets a copy by the first step
+  // Of slots that arrive later; what follows an await copies theirs. kNoSlot: there are none.
+  uint32_t late = kNoSlot;
 };
 
 // An executable plan. Everything is precomputed; the engine allocates nothing to run it.
@@ -249,10 +282,8 @@ struct Plan {
   std::vector<PeerTraffic> traffic;  // per peer
   PeerTraffic total;
   uint32_t calls = 0;  // kernel calls of steps and undo steps
-  // Devices that cannot read host memory: addresses of all slots, for kernels that take lists.
-  // Written to the host slot when a run is bound, copied to the scratch slot by the first step.
-  uint32_t addresses_host = kNoSlot;
-  uint32_t addresses = kNoSlot;
+  AddressTable addresses;
+  std::vector<uint32_t> awaits;  // the await steps, by the number of the input
   // Plans with a decision, for stream-ordered transports and graphs: a word in host memory, 0 or
   // kSkipGivenUp.
   uint32_t given_up = kNoSlot;
@@ -275,12 +306,16 @@ inline bool is_list(const OperandRef& op) {
   return op.footprint == Footprint::kList || op.footprint == Footprint::kTarget;
 }
 
-// Whether a step is a call of a lane: later calls can be queued behind it before it is done.
+// Whether later calls of a lane can be queued behind the step before it is done: it is a call of a
+// lane itself, or an input that arrives with an event.
 inline bool on_lane(const Plan& plan, const Step& step) {
-  return on_device(step) || plan.links[step.link].stream_ordered;
+  return !is_message(step) || plan.links[step.lowered.link].stream_ordered;
 }
 
-// Byte ranges that a kernel or copy step touches, by slot (aliases resolved).
+// The same bytes as a region of the slot whose memory it is.
+Region resolve(std::span<const Slot> slots, Region region);
+
+// Byte ranges that a step touches, by slot (aliases resolved).
 struct Use {
   Region region;
   Access access = Access::kRead;

@@ -16,7 +16,7 @@ from sources import C_SUFFIXES, project_files, report
 FOLDERS = ("capi", "core", "cuda", "transports")
 PACKAGES = "bindings/python/src"
 # Includes that close a circle: they may go, and their row with them. A row is a unit and the beginning of what it includes.
-KNOWN = {("core/engine/channel", "core/engine/engine")}  # a channel is the engine's side of a root comm
+KNOWN = set()
 
 
 def unit_of(path):

@@ -224,7 +224,7 @@ void OrderedTransport::check_order(std::span<Transfer* const> group) {
                                   round->second, name_of(*t)));
     }
     round->second = t->round;
-    if (p2p) continue;
+    if (p2p || !ordered_calls_ascend) continue;
     const auto [last, new_comm] = last_of_comm_.try_emplace(key.comm, key.number, t->round);
     if (!new_comm && std::pair(key.number, t->round) < last->second) {
       hub_->violation(

@@ -11,6 +11,7 @@
 //    into two groups.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
@@ -21,6 +22,10 @@ namespace sotto::test {
 
 // `seed`: in which order and how late transfers that have met are completed.
 std::unique_ptr<Backend> make_ordered_backend(std::unique_ptr<Backend> base, uint64_t seed);
+
+// Operations of a comm are issued in the order of their numbers; operations with inputs that arrive
+// are not. For the whole process.
+inline std::atomic<bool> ordered_calls_ascend{true};
 
 // Texts of everything that was found in this process since the last call.
 std::vector<std::string> take_ordered_violations();

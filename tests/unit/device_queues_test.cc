@@ -81,7 +81,7 @@ class LaneOp {
     for (const LaneStep& s : steps) {
       Step& step = plan_.steps.emplace_back();
       step.lane = s.lane;
-      step.callers = s.callers;
+      step.lowered.callers = s.callers;
       plan_.predecessors.insert(plan_.predecessors.end(), s.after.begin(), s.after.end());
       plan_.pred_begin.push_back(static_cast<uint32_t>(plan_.predecessors.size()));
       plan_.needs_event.push_back(s.event);
@@ -89,7 +89,7 @@ class LaneOp {
     states_.reset(plan_);
     Scheduler::bind(op_, plan_, states_, 0, -1);
     queues.admit(op_, device, events_, after);
-    Scheduler::set_running(op_, true);
+    Scheduler::set_running(op_, true, 0);
   }
   // The waits that issuing the step makes.
   Waits issue(uint32_t step) {

@@ -87,7 +87,7 @@ TEST_F(DriverRoleTest, AThreadThatAsksGetsTheRoleFromOneThatWaits) {
 TEST_F(DriverRoleTest, TasksWakeAndAreTakenOnce) {
   std::atomic<int> ran{0};
   std::thread other([&] { role_.run_on_driver([&] { ++ran; }); });
-  std::vector<OpRef> ops;
+  std::vector<Handover> ops;
   const auto take = [&] {
     std::vector<DriverRole::Task> tasks;
     if (!role_.take_inbox(&ops, &tasks)) return;

@@ -113,6 +113,12 @@ class SkippingBackend final : public Backend, private Poller {
 
 constexpr int64_t kLimitUs = 5'000'000;
 
+// What else there is to an operation.
+struct Extras {
+  bool input = false;  // what is sent arrives later
+  std::vector<OpRef> after = {};
+};
+
 class EngineDeadline : public testing::Test {
  protected:
   // Rank 0 of `size`: receives and sends that never end by themselves.
@@ -121,7 +127,7 @@ class EngineDeadline : public testing::Test {
     options.clock = &clock_;
     options.progress_thread = false;
     engine_ = std::make_shared<Engine>(options);
-    channel_ = std::make_shared<Channel>(engine_);
+    channel_ = engine_->make_channel();
     auto transport = std::make_unique<NotingTransport>();
     transport_ = transport.get();
     engine_->drive([&](Driver&) {
@@ -134,9 +140,11 @@ class EngineDeadline : public testing::Test {
     for (int32_t r = 0; r < size; ++r) ranks_->push_back(r);
   }
   // `receives` messages from, and one to, each of the peers.
-  OpRef start(std::vector<int32_t> peers, uint32_t receives, int64_t timeout_us = kLimitUs) {
+  OpRef start(std::vector<int32_t> peers, uint32_t receives, int64_t timeout_us = kLimitUs,
+              Extras extras = Extras()) {
     PlanBuilder builder;
     const uint32_t in = builder.bound(4096), out = builder.bound(4096);
+    if (extras.input) builder.await({&out, 1});
     for (const int32_t peer : peers) {
       for (uint32_t r = 0; r < receives; ++r)
         builder.recv(peer, {in, 16 * (static_cast<uint64_t>(peer) * 8 + r), 16}, r);
@@ -159,6 +167,7 @@ class EngineDeadline : public testing::Test {
     request.ranks = ranks_;
     request.totals = std::make_shared<OpTotals>();
     request.timeout_us = timeout_us;
+    request.after_ops = std::move(extras.after);
     const OpRef op = engine_->start(std::move(request), false).take();
     engine_->poll(0);
     return op;
@@ -234,6 +243,52 @@ TEST_F(EngineDeadline, ProgressOfAnEarlierOperationIsThatOfALaterOne) {
   pass(10'000);
   EXPECT_EQ(later->status().code(), Code::kTimeout);
   EXPECT_EQ(earlier->status().text(), later->status().text());  // the channel fails as a whole
+}
+
+TEST_F(EngineDeadline, TimeWithoutAnInputOfThisRankDoesNotCount) {
+  connect(2);
+  const OpRef op = start({1}, 1, kLimitUs, {.input = true});
+  ASSERT_EQ(transport_->transfers.size(), 1u);  // the receive
+  pass(3 * kLimitUs);
+  EXPECT_FALSE(op->done());
+  ASSERT_TRUE(engine_->arrive(op, 0, 0, {}).ok());
+  engine_->poll(0);
+  ASSERT_EQ(transport_->transfers.size(), 2u);
+  EXPECT_TRUE(transport_->transfers[1]->is_send);
+  pass(kLimitUs - 10'000);
+  EXPECT_FALSE(op->done());
+  pass(10'000);
+  EXPECT_EQ(op->status().code(), Code::kTimeout);
+}
+
+TEST_F(EngineDeadline, AnOperationAfterAnotherBeginsWithItsEnd) {
+  connect(2);
+  const OpRef first = start({1}, 1, -1), second = start({1}, 1, kLimitUs, {.after = {first}});
+  EXPECT_EQ(transport_->transfers.size(), 2u);
+  pass(3 * kLimitUs);
+  EXPECT_FALSE(second->done());
+  arrive(0);
+  arrive(1);
+  EXPECT_TRUE(first->done());
+  engine_->poll(0);
+  EXPECT_EQ(transport_->transfers.size(), 4u);
+  pass(kLimitUs - 10'000);
+  EXPECT_FALSE(second->done());
+  arrive(2);
+  arrive(3);
+  EXPECT_TRUE(second->status().ok());
+}
+
+TEST_F(EngineDeadline, WhatHasNotBegunFailsWithItsChannel) {
+  connect(2);
+  const OpRef first = start({1}, 1),
+              second = start({1}, 1, kLimitUs, {.input = true, .after = {first}});
+  ASSERT_TRUE(engine_->arrive(second, 0, 0, {}).ok());
+  pass(kLimitUs);
+  EXPECT_EQ(first->status().code(), Code::kTimeout);
+  EXPECT_EQ(second->status().text(), first->status().text());
+  EXPECT_EQ(transport_->cancelled, 1);
+  EXPECT_EQ(engine_->arrive(second, 0, 0, {}).code(), Code::kInvalidState);
 }
 
 TEST_F(EngineDeadline, AccusesThoseOfWhomNothingCame) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/kernels/bytes.h"
 #include "core/plan/builder.h"
 #include "tests/support/lowering.h"
 
@@ -171,7 +172,7 @@ TEST(Lowering, LongKernelsAndTheirUndoAreCutAlike) {
   // Steps first, then undo steps, in order.
   EXPECT_EQ(plan->calls, 9u);
   for (uint32_t i = 0; i < 9; ++i)
-    EXPECT_EQ((i < 4 ? plan->steps[i] : plan->undo[i - 4].step).call, i);
+    EXPECT_EQ((i < 4 ? plan->steps[i] : plan->undo[i - 4].step).lowered.call, i);
 }
 
 TEST(Lowering, ReceivesOfARoundAreCounted) {
@@ -204,6 +205,101 @@ TEST(Lowering, RefusesWhatLiesOutsideASlot) {
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.status().code(), Code::kInternal);
   EXPECT_EQ(plan.status().text(), "step 0 (copy) touches bytes 56..72 of slot 0, which has 64");
+}
+
+// ---- inputs that arrive ----
+
+TEST(Lowering, WhatUsesAnInputComesAfterIt) {
+  PlanBuilder b;
+  const uint32_t early = b.bound(64), late = b.bound(64), other = b.bound(64), out = b.scratch(64);
+  const uint32_t slots[] = {late, other};
+  b.copy({out, 0, 16}, {early, 0, 16});   // 0
+  EXPECT_EQ(b.await(slots), 0u);          // 1
+  b.copy({out, 16, 16}, {late, 0, 16});   // 2
+  b.copy({out, 32, 16}, {other, 8, 16});  // 3
+  EXPECT_EQ(b.await({&early, 0}), 1u);    // 4: of nothing
+  const auto plan = Lowering().of(b.take());
+  EXPECT_EQ(plan->awaits, (Ids{1, 4}));
+  EXPECT_EQ(preds(*plan, 0), Ids{});
+  EXPECT_EQ(preds(*plan, 1), Ids{});
+  EXPECT_EQ(preds(*plan, 2), Ids{1});
+  EXPECT_EQ(preds(*plan, 3), Ids{1});
+  EXPECT_EQ(preds(*plan, 4), Ids{});
+}
+
+TEST(Lowering, RefusesAnInputThatComesTooLate) {
+  PlanBuilder used;
+  const uint32_t in = used.bound(64), out = used.scratch(64);
+  used.copy({out, 0, 16}, {in, 0, 16});
+  used.await({&in, 1});
+  const auto refused = Lowering().tried(used.take());
+  EXPECT_EQ(refused.status().code(), Code::kInternal);
+  EXPECT_EQ(refused.status().text(), "step 1 (await) writes what earlier steps use");
+
+  PlanBuilder decided;
+  const uint32_t late = decided.bound(64), word = decided.scratch(4), host = decided.host(4);
+  decided.fill({word, 0, 4}, 1);
+  decided.set_verdict(host, word);
+  decided.await({&late, 1});
+  EXPECT_EQ(Lowering().tried(decided.take()).status().text(),
+            "step 2 (await) comes after the decision");
+}
+
+TEST(Lowering, TheDecisionWaitsForInputs) {
+  PlanBuilder b;
+  const uint32_t in = b.bound(64), word = b.scratch(4), host = b.host(4);
+  b.await({&in, 1});
+  b.fill({word, 0, 4}, 1);
+  b.set_verdict(host, word);
+  EXPECT_EQ(preds(*Lowering().of(b.take()), 1), Ids{0});
+}
+
+// By order: a group comes after the inputs that were named before it, also where a rank's messages
+// do not need them.
+TEST(Lowering, GroupsComeAfterTheInputsBeforeThem) {
+  PlanBuilder b;
+  const uint32_t a = b.bound(64), c = b.bound(64), in = b.scratch(64);
+  b.send(1, {in, 0, 8}, 0);
+  b.await({&a, 1});
+  b.recv(1, {in, 8, 8}, 1);
+  b.send(2, {a, 0, 8}, 2);
+  b.await({&c, 1});
+  b.send(2, {a, 0, 8}, 3);
+  Lowering by_order;
+  by_order.matching = Matching::kByOrder;
+  const auto plan = by_order.of(b.take());
+  ASSERT_EQ(plan->groups.size(), 4u);
+  Ids inputs;
+  for (const IssueGroup& group : plan->groups) inputs.push_back(group.inputs);
+  EXPECT_EQ(inputs, (Ids{0, 1, 1, 2}));
+}
+
+// Where kernels find lists in device memory, the addresses of an input follow it, and kernels that
+// take them as lists come after that.
+TEST(Lowering, AddressesOfInputsFollowThem) {
+  PlanBuilder b;
+  const std::vector<uint64_t> bytes(4, 64);
+  const uint32_t tensors = b.bound_list(bytes), flat_sum = b.scratch(256);
+  const uint32_t late[] = {tensors + 2, tensors + 1};
+  b.await(late);
+  const auto pieces_of = [](uint32_t tensor) {
+    return std::vector<Piece>{{.flat = 16 * tensor, .count = 16, .tensor = tensor}};
+  };
+  for (const uint32_t tensor : {0u, 2u}) {
+    b.kernel<kernels::Pack>(
+        {.tensors = list(tensors, Access::kRead, 32), .flat = flat(flat_sum, Access::kWrite, 32)},
+        pieces_of(tensor), PackArgs{0, 4});
+  }
+  const auto plan = far_device().of(b.take());
+  // The copy of all addresses, the input, the copy of its addresses, two kernels.
+  ASSERT_EQ(plan->steps.size(), 5u);
+  EXPECT_EQ(plan->steps[1].kind, StepKind::kAwait);
+  EXPECT_EQ(plan->steps[2].source.slot, plan->addresses.late);
+  EXPECT_EQ(plan->steps[2].source.offset, (tensors + 1) * sizeof(void*));
+  EXPECT_EQ(plan->steps[2].source.bytes, 2 * sizeof(void*));
+  EXPECT_EQ(preds(*plan, 2), (Ids{0, 1}));
+  EXPECT_EQ(preds(*plan, 3), Ids{0});
+  EXPECT_EQ(preds(*plan, 4), (Ids{0, 1, 2}));
 }
 
 }  // namespace

@@ -14,9 +14,9 @@ class GroupedOp {
     for (uint32_t g = 0; g < groups; ++g) {
       Step& step = plan_.steps.emplace_back();
       step.kind = StepKind::kSend;
-      step.callers = callers;
-      step.group = g;
-      plan_.groups.push_back({0, {g}});
+      step.lowered.callers = callers;
+      step.lowered.group = g;
+      plan_.groups.push_back({0, {g}, 0});
     }
     plan_.pred_begin.assign(groups + 1, 0);
     states_.reset(plan_);
@@ -47,6 +47,10 @@ class OrderedIssueTest : public testing::Test {
     });
     return issued;
   }
+  // All groups of an operation.
+  void add(GroupedOp& op) {
+    for (uint32_t g = 0; g < op.op().plan().groups.size(); ++g) groups_.add(op.op(), g);
+  }
   OrderedIssue groups_;
   Status last_;
   bool fresh_ = false;
@@ -54,8 +58,8 @@ class OrderedIssueTest : public testing::Test {
 
 TEST_F(OrderedIssueTest, InOrderAsLongAsTheFirstIsReady) {
   GroupedOp first(2), second(1);
-  groups_.add(first.op(), 0);
-  groups_.add(second.op(), 0);
+  add(first);
+  add(second);
   second.ready(0);
   EXPECT_EQ(issue(), Issued{});
   first.ready(0);
@@ -67,7 +71,7 @@ TEST_F(OrderedIssueTest, InOrderAsLongAsTheFirstIsReady) {
 
 TEST_F(OrderedIssueTest, AGroupInProgressComesAgainWithItsTransfers) {
   GroupedOp op(2);
-  groups_.add(op.op(), 0);
+  add(op);
   op.ready(0);
   op.ready(1);
   const Status later(Code::kInProgress, "later");
@@ -84,7 +88,7 @@ TEST_F(OrderedIssueTest, AGroupInProgressComesAgainWithItsTransfers) {
 
 TEST_F(OrderedIssueTest, AnErrorEndsTheRound) {
   GroupedOp op(2);
-  groups_.add(op.op(), 0);
+  add(op);
   op.ready(0);
   op.ready(1);
   EXPECT_EQ(issue({Status(Code::kTransport, "no")}), (Issued{{&op.op(), 0}}));
@@ -96,7 +100,7 @@ TEST_F(OrderedIssueTest, AnErrorEndsTheRound) {
 
 TEST_F(OrderedIssueTest, NothingBesideALaunchOfAGraph) {
   GroupedOp op(1);
-  groups_.add(op.op(), 0);
+  add(op);
   op.ready(0);
   groups_.await_launch();
   groups_.await_launch();
@@ -112,7 +116,7 @@ TEST_F(OrderedIssueTest, CallsOfLanesWaitForTheCallersStream) {
   for (GroupedOp* op : {&messages, &others, &calls}) {
     Scheduler::hold(op->op());
     op->ready(0);
-    groups_.add(op->op(), 0);
+    add(*op);
   }
   EXPECT_EQ(issue(), (Issued{{&messages.op(), 0}, {&others.op(), 0}}));
   Scheduler scheduler;

@@ -79,7 +79,7 @@ class Operation {
     steps_.reset(plan);
     Scheduler::bind(op_, plan, steps_, priority, timeout_us);
     scheduler_.admit(op_, now_ns);
-    Scheduler::set_running(op_, asynchronous);
+    Scheduler::set_running(op_, asynchronous, now_ns);
   }
   Operation& start() {
     scheduler_.start(op_, poster());
@@ -242,7 +242,7 @@ TEST(Scheduler, GroupsCountDown) {
   const uint32_t send = rounds.send({kernel}), receive = rounds.receive();
   Plan& raw = rounds.raw();
   raw.links = {{Matching::kByOrder, false}};
-  raw.groups = {{0, {send, receive}}};
+  raw.groups = {{0, {send, receive}, 0}};
   Scheduler scheduler;
   Operation operation(scheduler, rounds.plan());
   operation.start();
@@ -255,7 +255,7 @@ TEST(Scheduler, GroupsCountDown) {
 TEST(Scheduler, StepsOnTheCallersMemoryAreKeptBack) {
   PlanOfSteps two;
   const uint32_t touches = two.kernel(), other = two.kernel();
-  two.raw().steps[touches].callers = true;
+  two.raw().steps[touches].lowered.callers = true;
   Scheduler scheduler;
   Operation operation(scheduler, two.plan(), 0, true);
   Scheduler::hold(operation.op());
@@ -318,7 +318,7 @@ TEST(Scheduler, UndoBringsAddressesIfTheFirstStepDidNot) {
   PlanOfSteps lists;
   const uint32_t addresses = lists.kernel(), encode = lists.kernel({addresses});
   lists.raw().steps[addresses].lane = 7;
-  lists.raw().addresses = 0;
+  lists.raw().addresses.device = 0;
   lists.undo(1, encode, encode, true);
   lists.undo(2, kNoStep, kNoStep, false);
   const Plan& plan = lists.plan();
@@ -428,6 +428,72 @@ TEST(Scheduler, StallCountsFromTheLastProgressOfThisOrAnEarlierOperation) {
   EXPECT_FALSE(Scheduler::find_stall(ops, 10 * kMs).has_value());
   scheduler.fail(hasty.op());  // no longer waits for anything
   EXPECT_FALSE(Scheduler::find_stall(ops, 1000 * kMs).has_value());
+}
+
+// ---- inputs that arrive ----
+
+TEST(Scheduler, AnInputIsDoneWhenItIsSaidToBe) {
+  for (const bool asynchronous : {false, true}) {
+    PlanOfSteps inputs;
+    const uint32_t first = inputs.add(StepKind::kAwait), second = inputs.add(StepKind::kAwait);
+    const uint32_t one = inputs.kernel({first}), both = inputs.kernel({first, second});
+    const uint32_t send = inputs.send({second});
+    inputs.raw().awaits = {first, second};
+    Scheduler scheduler;
+    Operation operation(scheduler, inputs.plan(), 0, asynchronous);
+    operation.start();
+    EXPECT_TRUE(scheduler.empty());
+    EXPECT_TRUE(operation.op().awaits_input());
+    Scheduler::issued(operation.op(), second);
+    // Calls of lanes go behind the event of an input, messages wait for its end.
+    if (asynchronous) operation.release_behind(second);
+    EXPECT_EQ(operation.take_messages(), Steps{});
+    EXPECT_TRUE(scheduler.empty());
+    operation.done(second);
+    EXPECT_EQ(operation.take_messages(), Steps{send});
+    Scheduler::issued(operation.op(), first);
+    if (asynchronous) operation.release_behind(first);
+    EXPECT_EQ(scheduler.empty(), !asynchronous);
+    operation.done(first);
+    EXPECT_FALSE(operation.op().awaits_input());
+    EXPECT_EQ(drain(scheduler), (Order{{&operation.op(), one}, {&operation.op(), both}}));
+  }
+}
+
+TEST(Scheduler, GroupsEnterTheirQueueInOrderAsInputsCome) {
+  PlanOfSteps inputs;
+  const uint32_t first = inputs.add(StepKind::kAwait), second = inputs.add(StepKind::kAwait);
+  const uint32_t a = inputs.send(), b = inputs.send(), c = inputs.send();
+  Plan& raw = inputs.raw();
+  raw.links = {{Matching::kByOrder, false}};
+  raw.awaits = {first, second};
+  raw.groups = {{0, {a}, 0}, {0, {b}, 1}, {0, {c}, 2}};
+  Scheduler scheduler;
+  Operation operation(scheduler, inputs.plan());
+  ScheduledOp& op = operation.op();
+  EXPECT_EQ(Scheduler::next_group(op), 0u);
+  EXPECT_EQ(Scheduler::next_group(op), kNoStep);
+  Scheduler::issued(op, second);
+  EXPECT_EQ(Scheduler::next_group(op), kNoStep);
+  Scheduler::issued(op, first);
+  EXPECT_EQ(Scheduler::next_group(op), 1u);
+  EXPECT_EQ(Scheduler::next_group(op), 2u);
+  EXPECT_EQ(Scheduler::next_group(op), kNoStep);
+}
+
+TEST(Scheduler, NoOperationStallsWithoutItsInputs) {
+  PlanOfSteps inputs;
+  const uint32_t input = inputs.add(StepKind::kAwait);
+  inputs.receive();
+  inputs.raw().awaits = {input};
+  Scheduler scheduler;
+  Operation operation(scheduler, inputs.plan(), 0, false, 10);
+  operation.start();
+  const std::vector<ScheduledOp*> ops{&operation.op()};
+  EXPECT_FALSE(Scheduler::find_stall(ops, 1'000'000));
+  operation.done(input, 1'000'000);
+  EXPECT_FALSE(Scheduler::find_stall(ops, 1'009'999));
+  EXPECT_TRUE(Scheduler::find_stall(ops, 1'010'000));
 }
 
 }  // namespace

@@ -27,10 +27,10 @@ class NcclPoller final : public Poller {
     bool ran = run();
     if (ran || wait_us <= 0) return ran;
     std::this_thread::sleep_for(
-        std::chrono::microseconds(std::min({wait_us, patience_us(), kLongestSleepUs})));
+        std::chrono::microseconds(std::min({wait_us, poll_interval_us(), kLongestSleepUs})));
     return run();
   }
-  int64_t patience_us() const override {
+  int64_t poll_interval_us() const override {
     if (sources_.empty()) return INT64_MAX;
     const bool busy =
         std::any_of(sources_.begin(), sources_.end(), [](const auto* s) { return s->busy(); });

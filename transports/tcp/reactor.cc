@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <new>
 
 namespace sotto::tcp {
@@ -20,9 +21,14 @@ constexpr int64_t kAsioEveryNs = 100'000;
 
 }  // namespace
 
-// The eventfd behind wake().
+// What ends a wait from outside: the eventfd behind wake(), and descriptors of other pollers.
 class Reactor::Waker final : public Pollable {
  public:
+  // Of another poller, which serves it.
+  struct Watched final : Pollable {
+    bool serve(uint32_t /*events*/) override { return false; }
+  };
+
   explicit Waker(int fd) : fd_(fd) {}
   ~Waker() override { ::close(fd_); }
   int fd() const { return fd_; }
@@ -35,6 +41,7 @@ class Reactor::Waker final : public Pollable {
     [[maybe_unused]] const ssize_t n = ::read(fd_, &count, sizeof count);
     return false;
   }
+  std::map<int, Watched> watched;
 
  private:
   int fd_;
@@ -118,7 +125,9 @@ Status Reactor::open() {
 }
 
 Reactor::~Reactor() {
-  if (waker_) remove(waker_->fd(), *waker_);
+  if (!waker_) return;
+  for (auto& [fd, watched] : waker_->watched) remove(fd, watched);
+  remove(waker_->fd(), *waker_);
 }
 
 Status Reactor::add(int fd, Pollable& pollable) {
@@ -176,6 +185,15 @@ std::shared_ptr<void> Reactor::every(int64_t period_ms, std::function<void()> ti
 
 void Reactor::wake() {
   if (!wake_requested_.exchange(true, std::memory_order_acq_rel)) waker_->ring();
+}
+
+bool Reactor::watch(int descriptor, bool on) {
+  if (on) return add(descriptor, waker_->watched[descriptor]).ok();
+  const auto it = waker_->watched.find(descriptor);
+  if (it == waker_->watched.end()) return false;
+  remove(descriptor, it->second);
+  waker_->watched.erase(it);
+  return true;
 }
 
 bool Reactor::collect() {

@@ -59,6 +59,7 @@ class Reactor final : public Poller {
 
   bool poll(int64_t wait_us) override;
   void wake() override;
+  bool watch(int descriptor, bool on) override;
 
   Status add(int fd, Pollable& pollable);
   void remove(int fd, Pollable& pollable);
