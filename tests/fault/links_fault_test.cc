@@ -8,6 +8,7 @@
 
 #include "core/cpu/cpu_device.h"
 #include "tests/support/core_ranks.h"
+#include "tests/support/kill_campaign.h"
 #include "tests/support/processes.h"
 #include "tests/support/temp_dir.h"
 
@@ -111,7 +112,7 @@ std::string task_of(const std::string& id, std::vector<std::string> transports,
 TEST(Links, EachPairGoesByTheTransportThatSuitsIt) {
   const TempDir folder;
   Processes ranks("links_fault", 2,
-                  {.argument = task_of(folder.file("id"), {"auto", "auto"}, false)});
+                  {.argument = task_of(folder.path() + "/id", {"auto", "auto"}, false)});
   EXPECT_EQ(ranks.message(0), "0 tcp 1:tcp 2:inproc 3:tcp");
   EXPECT_EQ(ranks.message(0), "2 tcp 0:inproc 1:tcp 3:tcp");
   EXPECT_EQ(ranks.message(1), "1 tcp 0:tcp 2:tcp 3:inproc");
@@ -124,7 +125,7 @@ TEST(Links, EachPairGoesByTheTransportThatSuitsIt) {
 TEST(Links, RanksThatAskForSocketsHaveThem) {
   const TempDir folder;
   Processes ranks("links_fault", 2,
-                  {.argument = task_of(folder.file("id"), {"auto", "tcp"}, false)});
+                  {.argument = task_of(folder.path() + "/id", {"auto", "tcp"}, false)});
   EXPECT_EQ(ranks.message(0), "0 tcp 1:tcp 2:inproc 3:tcp");
   EXPECT_EQ(ranks.message(0), "2 tcp 0:inproc 1:tcp 3:tcp");
   EXPECT_EQ(ranks.message(1), "1 tcp 0:tcp 2:tcp 3:tcp");
@@ -137,7 +138,7 @@ TEST(LinksFault, RanksOfALivingProcessFailTogetherWithTheLostOnes) {
   for (const int lost : {0, 1}) {
     const TempDir folder;
     Processes ranks("links_fault", 2,
-                    {.argument = task_of(folder.file("id"), {"auto", "auto"}, true)});
+                    {.argument = task_of(folder.path() + "/id", {"auto", "auto"}, true)});
     ranks.await(0, "working");
     ranks.await(1, "working");
     ranks.kill(lost, SIGKILL);
