@@ -8,6 +8,7 @@
 #include "core/base/hash.h"
 #include "core/base/log.h"
 #include "core/base/small_vector.h"
+#include "core/group/hosts.h"
 
 namespace sotto {
 namespace {
@@ -379,6 +380,12 @@ Status Comm::drain() {
   return failure();
 }
 
+std::vector<int32_t> Comm::hosts() const {
+  std::vector<uint64_t> numbers;
+  for (const int32_t rank : *ranks_) numbers.push_back(root_->hosts[static_cast<size_t>(rank)]);
+  return host_indices(numbers);
+}
+
 CommCounters Comm::counters() const {
   CommCounters c;
   for (int32_t r = 0; r < size(); ++r) {
@@ -417,12 +424,18 @@ std::string Comm::report_json(const std::string& kind) const {
     });
   }
   const LinkTable& links = root_->channel->links();
+  const bool routes = all || kind == "routes";
+  const std::vector<int32_t> host_of = hosts();
+  if (routes) report["host"] = host_of[static_cast<size_t>(rank_)];
   nlohmann::ordered_json peers = nlohmann::ordered_json::array();
   for (int32_t r = 0; r < size(); ++r) {
     if (r == rank_) continue;
     const int32_t root_rank = (*ranks_)[static_cast<size_t>(r)];
     nlohmann::ordered_json peer{{"rank", r}};
-    if (all || kind == "routes") peer["route"] = links.to(root_rank).transport->route(root_rank);
+    if (routes) {
+      peer["route"] = links.to(root_rank).transport->route(root_rank);
+      peer["host"] = host_of[static_cast<size_t>(r)];
+    }
     if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
     if (all || kind == "counters") {
       const TransferCounters c = links.counters(epoch_, root_rank);
