@@ -333,6 +333,12 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   return made;
 }
 
+std::shared_ptr<Comm> Comm::duplicate() {
+  constexpr auto kNoColor = ~uint64_t{0};  // no split has it
+  const uint64_t values[] = {duplicates_++, kNoColor};
+  return std::shared_ptr<Comm>(new Comm(root_, *ranks_, rank_, hash_values(values, epoch_)));
+}
+
 // Null: there is none, or some ranks are reached by another one.
 QueueTransport* Comm::native_link() const {
   const LinkTable& links = root_->channel->links();

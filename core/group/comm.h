@@ -99,6 +99,15 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // color < 0: no comm for this rank (null).
   Result<std::shared_ptr<Comm>> split(int32_t color, int32_t key);
 
+  // The same ranks with numbers, signatures and point-to-point counters of their own, so that its
+  // operations can go on beside those of this comm. Nothing is sent: every rank makes its
+  // duplicates of a comm in the same order, and its epoch follows from that. It has the root comm's
+  // transport and fails with it. Native collectives stay with the comms that joined them: here
+  // messages are sent instead. Over a transport that matches by order the calls of all comms of a
+  // root have one order, the same on all ranks, also those of duplicates. Threads: as create, for
+  // this comm.
+  std::shared_ptr<Comm> duplicate();
+
   // Starts one call, or all calls of a group, on one device, as one operation.
   Result<OpRef> start(Call call, const CallOptions& options);
   Result<OpRef> start_group(std::span<Call> calls, const CallOptions& options);
@@ -177,7 +186,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     uint64_t chain = 0;
   };
   Numbering numbering_;
-  uint32_t splits_ = 0;
+  uint32_t splits_ = 0, duplicates_ = 0;
   std::map<int32_t, uint32_t> sent_to_, received_from_;  // point-to-point operations per peer
   std::list<CachedPlan> cache_;                          // most recent first
 };
