@@ -19,6 +19,14 @@ uint64_t hash_values(std::span<const uint64_t> values, uint64_t seed) {
   return hash64(values.data(), values.size_bytes(), seed);
 }
 
+// null: it has said nothing yet.
+nlohmann::ordered_json standing_json(const std::optional<RankStanding>& said, const Clock& clock) {
+  if (!said) return nullptr;
+  return {{"operations_in_flight", said->in_flight},
+          {"operations_completed", said->completed},
+          {"ms_ago", (clock.now_ns() - said->at_ns) / 1'000'000}};
+}
+
 uint64_t chain_of(const OpSignature& s, uint64_t before) {
   OpSignature plain = s;
   plain.chain = 0;
@@ -56,8 +64,9 @@ OpSignature signature_of(const CollectiveRequest& r, uint64_t tag) {
 }
 
 RootComm::~RootComm() {
-  if (channel != nullptr)
-    channel->close(std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000));
+  if (channel == nullptr) return;
+  channel->close(std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000));
+  context->engine()->drive([&](Driver&) { standing.detach(); });
 }
 
 Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch)
@@ -65,7 +74,9 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
       ranks_(std::make_shared<const std::vector<int32_t>>(std::move(ranks))),
       rank_(rank),
       epoch_(epoch),
-      numbering_{0, epoch} {}
+      numbering_{0, epoch} {
+  root_->standing.add(epoch_, totals_);
+}
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
@@ -423,10 +434,14 @@ std::string Comm::report_json(const std::string& kind) const {
   }
   const bool waiting = all || kind == "waiting";
   std::vector<int64_t> silent(ranks_->size());
+  std::vector<nlohmann::ordered_json> standing(ranks_->size());
   if (waiting) {
-    engine().drive([&](Driver&) {  // what was heard is the driver's
-      for (size_t r = 0; r < silent.size(); ++r)
+    engine().drive([&](Driver& driver) {  // what was heard is the driver's
+      for (size_t r = 0; r < silent.size(); ++r) {
         silent[r] = root_->channel->control()->silent_ms((*ranks_)[r]);
+        if (!all && static_cast<int32_t>(r) != rank_)
+          standing[r] = standing_json(root_->standing.ask(epoch_, (*ranks_)[r]), driver.clock());
+      }
     });
   }
   const LinkTable& links = root_->channel->links();
@@ -443,6 +458,7 @@ std::string Comm::report_json(const std::string& kind) const {
       peer["host"] = host_of[static_cast<size_t>(r)];
     }
     if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
+    if (waiting && !all) peer["said"] = standing[static_cast<size_t>(r)];
     if (all || kind == "counters") {
       const TransferCounters c = links.counters(epoch_, root_rank);
       peer["payload_bytes_sent"] = c.payload_bytes_sent;
@@ -458,7 +474,10 @@ std::string Comm::report_json(const std::string& kind) const {
     peers.push_back(peer);
   }
   report["peers"] = peers;
-  if (waiting) report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
+  if (waiting) {
+    report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
+    report["operations_completed"] = totals_->completed.load(std::memory_order_acquire);
+  }
   return report.dump();
 }
 

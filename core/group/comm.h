@@ -17,6 +17,7 @@
 
 #include "core/engine/engine.h"
 #include "core/group/context.h"
+#include "core/group/standing.h"
 #include "core/iface/rendezvous.h"
 #include "core/plan/collectives.h"
 
@@ -69,6 +70,7 @@ struct CommCounters {
 // What a root comm and its splits share. The connections end when the last of them is gone.
 struct RootComm {
   std::shared_ptr<Context> context;
+  Standing standing;
   std::shared_ptr<Channel> channel;
   std::string transport;
   uint64_t segment_bytes = 0;   // agreed by all ranks

@@ -302,7 +302,11 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   const uint64_t token = control.token();
   const std::shared_ptr<Comm> made(new Comm(std::move(root), std::move(ranks), rank, token));
   SOTTO_TRY(made->join(OpKind::kCommCreate));
-  engine.drive([&](Driver&) { made->root_->channel->control()->established(); });
+  engine.drive([&](Driver& driver) {
+    ControlPlane& control_plane = *made->root_->channel->control();
+    control_plane.established();
+    made->root_->standing.attach(control_plane, driver.clock());
+  });
   return made;
 }
 

@@ -5,6 +5,8 @@
 #include <set>
 #include <thread>
 
+#include <nlohmann/json.hpp>
+
 #include "tests/support/core_ranks.h"
 #include "tests/support/ordered_transport.h"
 #include "tests/support/small_model.h"
@@ -216,6 +218,33 @@ TEST_P(Duplicates, OutliveTheComm) {
     std::vector<float> data(1000, 1.0f);
     SOTTO_TRY(own->run(all_reduce_of(*own, data)));
     return check_sum(data, 2.0f);
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
+// A report says how far the operations of other ranks are.
+TEST_P(Duplicates, ReportsSayHowFarOtherRanksAre) {
+  const Status status = run_world(world(2), [&](const std::shared_ptr<Comm>& comm) -> Status {
+    const std::shared_ptr<Comm> own = comm->duplicate();
+    for (int i = 0; i < 5; ++i) SOTTO_TRY(own->barrier());
+    SOTTO_TRY(comm->barrier());
+    nlohmann::json said;
+    const auto answered = [&](Comm& on, uint64_t completed) {
+      const Deadline deadline = Deadline::in_us(Clock::monotonic(), 20'000'000);
+      while (!deadline.passed(Clock::monotonic())) {
+        said = nlohmann::json::parse(on.report_json("waiting"))["peers"][0]["said"];
+        if (!said.is_null() && said["operations_completed"] == completed) return true;
+        std::this_thread::sleep_for(std::chrono::milliseconds(30));  // in which ranks poll
+      }
+      return false;
+    };
+    const uint64_t users = comm->counters().ops_completed;
+    if (!answered(*own, 5) || !answered(*comm, users))
+      return error(Code::kInternal, "the other rank said {}", said.dump());
+    // The other rank may be in the last barrier already.
+    if (said["operations_in_flight"] > 1 || said["ms_ago"] > 20'000)
+      return error(Code::kInternal, "{}", said.dump());
+    return comm->barrier();
   });
   EXPECT_TRUE(status.ok()) << status.text();
 }
