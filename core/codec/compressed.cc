@@ -273,6 +273,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
   Exchange x = make_exchange(b, r);
   const auto n = static_cast<uint32_t>(x.layout.sections().size());
   const uint32_t first_round = b.next_round();
+  b.reserve_rounds(first_round + 2 * n);
   b.fill({x.server_flags, 0, uint64_t{4} * n}, 0);
   const std::vector<NormRange> worker_ranges = x.layout.worker_ranges();
   const std::vector<NormRange> server_ranges = x.layout.server_ranges(x.me);

@@ -8,6 +8,7 @@
 #include "core/base/hash.h"
 #include "core/base/log.h"
 #include "core/base/small_vector.h"
+#include "core/group/hosts.h"
 
 namespace sotto {
 namespace {
@@ -16,6 +17,14 @@ constexpr size_t kCachedPlans = 64;
 
 uint64_t hash_values(std::span<const uint64_t> values, uint64_t seed) {
   return hash64(values.data(), values.size_bytes(), seed);
+}
+
+// null: it has said nothing yet.
+nlohmann::ordered_json standing_json(const std::optional<RankStanding>& said, const Clock& clock) {
+  if (!said) return nullptr;
+  return {{"operations_in_flight", said->in_flight},
+          {"operations_completed", said->completed},
+          {"ms_ago", (clock.now_ns() - said->at_ns) / 1'000'000}};
 }
 
 uint64_t chain_of(const OpSignature& s, uint64_t before) {
@@ -58,6 +67,7 @@ RootComm::~RootComm() {
   if (channel == nullptr) return;
   const int64_t limit = std::min<int64_t>(timeout_us < 0 ? 10'000'000 : timeout_us, 10'000'000);
   context->engine()->close(*channel, limit);
+  context->engine()->drive([&](Driver&) { standing.detach(); });
 }
 
 Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch)
@@ -65,7 +75,9 @@ Comm::Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t r
       ranks_(std::make_shared<const std::vector<int32_t>>(std::move(ranks))),
       rank_(rank),
       epoch_(epoch),
-      numbering_{0, epoch} {}
+      numbering_{0, epoch} {
+  root_->standing.add(epoch_, totals_);
+}
 
 Comm::~Comm() {
   if (totals_->in_flight.load(std::memory_order_acquire) > 0) (void)drain();
@@ -338,6 +350,12 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
   return made;
 }
 
+std::shared_ptr<Comm> Comm::duplicate() {
+  constexpr auto kNoColor = ~uint64_t{0};  // no split has it
+  const uint64_t values[] = {duplicates_++, kNoColor};
+  return std::shared_ptr<Comm>(new Comm(root_, *ranks_, rank_, hash_values(values, epoch_)));
+}
+
 // Null: there is none, or some ranks are reached by another one.
 QueueTransport* Comm::native_link() const {
   const LinkTable& links = root_->channel->links();
@@ -386,6 +404,12 @@ Status Comm::drain() {
   return failure();
 }
 
+std::vector<int32_t> Comm::hosts() const {
+  std::vector<uint64_t> numbers;
+  for (const int32_t rank : *ranks_) numbers.push_back(root_->hosts[static_cast<size_t>(rank)]);
+  return host_indices(numbers);
+}
+
 CommCounters Comm::counters() const {
   CommCounters c;
   for (int32_t r = 0; r < size(); ++r) {
@@ -417,20 +441,31 @@ std::string Comm::report_json(const std::string& kind) const {
   }
   const bool waiting = all || kind == "waiting";
   std::vector<int64_t> silent(ranks_->size());
+  std::vector<nlohmann::ordered_json> standing(ranks_->size());
   if (waiting) {
-    engine().drive([&](Driver&) {  // what was heard is the driver's
-      for (size_t r = 0; r < silent.size(); ++r)
+    engine().drive([&](Driver& driver) {  // what was heard is the driver's
+      for (size_t r = 0; r < silent.size(); ++r) {
         silent[r] = root_->channel->control()->silent_ms((*ranks_)[r]);
+        if (!all && static_cast<int32_t>(r) != rank_)
+          standing[r] = standing_json(root_->standing.ask(epoch_, (*ranks_)[r]), driver.clock());
+      }
     });
   }
   const LinkTable& links = root_->channel->links();
+  const bool routes = all || kind == "routes";
+  const std::vector<int32_t> host_of = hosts();
+  if (routes) report["host"] = host_of[static_cast<size_t>(rank_)];
   nlohmann::ordered_json peers = nlohmann::ordered_json::array();
   for (int32_t r = 0; r < size(); ++r) {
     if (r == rank_) continue;
     const int32_t root_rank = (*ranks_)[static_cast<size_t>(r)];
     nlohmann::ordered_json peer{{"rank", r}};
-    if (all || kind == "routes") peer["route"] = links.to(root_rank).transport->route(root_rank);
+    if (routes) {
+      peer["route"] = links.to(root_rank).transport->route(root_rank);
+      peer["host"] = host_of[static_cast<size_t>(r)];
+    }
     if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
+    if (waiting && !all) peer["said"] = standing[static_cast<size_t>(r)];
     if (all || kind == "counters") {
       const TransferCounters c = links.counters(epoch_, root_rank);
       peer["payload_bytes_sent"] = c.payload_bytes_sent;
@@ -446,7 +481,10 @@ std::string Comm::report_json(const std::string& kind) const {
     peers.push_back(peer);
   }
   report["peers"] = peers;
-  if (waiting) report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
+  if (waiting) {
+    report["operations_in_flight"] = totals_->in_flight.load(std::memory_order_acquire);
+    report["operations_completed"] = totals_->completed.load(std::memory_order_acquire);
+  }
   return report.dump();
 }
 

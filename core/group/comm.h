@@ -17,6 +17,7 @@
 
 #include "core/engine/engine.h"
 #include "core/group/context.h"
+#include "core/group/standing.h"
 #include "core/iface/rendezvous.h"
 #include "core/plan/collectives.h"
 
@@ -73,10 +74,12 @@ struct CommCounters {
 // What a root comm and its splits share. The connections end when the last of them is gone.
 struct RootComm {
   std::shared_ptr<Context> context;
+  Standing standing;
   std::shared_ptr<Channel> channel;
   std::string transport;
-  uint64_t segment_bytes = 0;  // agreed by all ranks
-  int64_t timeout_us = 0;      // negative: no limit
+  uint64_t segment_bytes = 0;   // agreed by all ranks
+  int64_t timeout_us = 0;       // negative: no limit
+  std::vector<uint64_t> hosts;  // by rank: host_number
   ~RootComm();
 };
 
@@ -92,6 +95,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   const std::string& transport() const { return root_->transport; }
   int64_t timeout_us() const { return root_->timeout_us; }
   uint64_t segment_bytes() const { return root_->segment_bytes; }
+  // By rank of this comm: the index of its host, from 0 in the order of the lowest rank of each.
+  std::vector<int32_t> hosts() const;
   // Those of the transport that are between the ranks of this comm.
   NativeCollectives native() const { return native_; }
   const std::shared_ptr<Context>& context() const { return root_->context; }
@@ -99,6 +104,15 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   // color < 0: no comm for this rank (null).
   Result<std::shared_ptr<Comm>> split(int32_t color, int32_t key);
+
+  // The same ranks with numbers, signatures and point-to-point counters of their own, so that its
+  // operations can go on beside those of this comm. Nothing is sent: every rank makes its
+  // duplicates of a comm in the same order, and its epoch follows from that. It has the root comm's
+  // transport and fails with it. Native collectives stay with the comms that joined them: here
+  // messages are sent instead. Over a transport that matches by order the calls of all comms of a
+  // root have one order, the same on all ranks, also those of duplicates. Threads: as create, for
+  // this comm.
+  std::shared_ptr<Comm> duplicate();
 
   // Starts one call, or all calls of a group, on one device, as one operation.
   Result<OpRef> start(Call call, const CallOptions& options);
@@ -178,7 +192,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
     uint64_t chain = 0;
   };
   Numbering numbering_;
-  uint32_t splits_ = 0;
+  uint32_t splits_ = 0, duplicates_ = 0;
   std::map<int32_t, uint32_t> sent_to_, received_from_;  // point-to-point operations per peer
   std::list<CachedPlan> cache_;                          // most recent first
 };

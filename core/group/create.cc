@@ -3,7 +3,9 @@
 #include <cstring>
 
 #include "core/base/hash.h"
+#include "core/base/host.h"
 #include "core/group/comm.h"
+#include "core/group/hosts.h"
 #include "core/group/launcher.h"
 #include "core/iface/unique_id.h"
 
@@ -17,6 +19,7 @@ struct SetupRecord {
   uint64_t segment_bytes = 0;  // 0: what suits the transport
   uint64_t place = 0;  // Backend::place of the transport inside a process; 0: stays with sockets
   char transport[16] = {};
+  uint64_t host = 0;     // host_number
   UniqueId inside = {};  // rank 0: an id of the transport inside its process
 };
 
@@ -37,6 +40,7 @@ struct Agreement {
   uint32_t silence_limit_ms = 0;   // 0: named by no rank
   std::optional<UniqueId> inside;  // for ranks that are all in one place
   std::vector<uint64_t> places;    // as in RootSetup
+  std::vector<uint64_t> hosts;     // by rank
 };
 
 Status check_rank(int32_t rank, int32_t size) {
@@ -130,6 +134,7 @@ Result<SetupRecord> own_record(const RootSetup& setup, const Params& params) {
   SetupRecord mine;
   mine.segment_bytes = static_cast<uint64_t>(params.segment_bytes);
   mine.silence_limit_ms = static_cast<uint32_t>(params.silence_limit_ms);
+  mine.host = host_number(params.host_id, host_name(), boot_id());
   setup.transport.copy(mine.transport, sizeof mine.transport - 1);
   if (setup.inside == nullptr) return mine;
   mine.place = setup.inside->place();
@@ -180,6 +185,7 @@ Result<Agreement> agree(ControlPlane& control, const RootSetup& setup, const Par
     take_smallest(agreement.segment_bytes, theirs.segment_bytes);
     take_smallest(agreement.silence_limit_ms, theirs.silence_limit_ms);
     agreement.places.push_back(theirs.place);
+    agreement.hosts.push_back(theirs.host);
     if (r == 0) agreement.inside = theirs.inside;
   }
   const std::vector<uint64_t>& places = agreement.places;
@@ -216,6 +222,7 @@ Result<std::unique_ptr<ControlPlane>> rendezvous(Context& context, RootSetup& se
   SOTTO_TRY(tell(*control, agreement.status()));
   control->set_silence_limit(agreement->silence_limit_ms);
   root.segment_bytes = agreement->segment_bytes;
+  root.hosts = std::move(agreement->hosts);
   if (agreement->inside) {
     const Status moved = move_inside(setup, *agreement->inside, control, driver);
     SOTTO_TRY(tell(*control, moved));
@@ -295,7 +302,11 @@ Result<std::shared_ptr<Comm>> Comm::create(const std::shared_ptr<Context>& conte
   const uint64_t token = control.token();
   const std::shared_ptr<Comm> made(new Comm(std::move(root), std::move(ranks), rank, token));
   SOTTO_TRY(made->join(OpKind::kCommCreate));
-  engine.drive([&](Driver&) { made->root_->channel->control()->established(); });
+  engine.drive([&](Driver& driver) {
+    ControlPlane& control_plane = *made->root_->channel->control();
+    control_plane.established();
+    made->root_->standing.attach(control_plane, driver.clock());
+  });
   return made;
 }
 

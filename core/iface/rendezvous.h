@@ -16,6 +16,7 @@
 
 #include "core/base/clock.h"
 #include "core/base/status.h"
+#include "core/iface/service.h"
 #include "core/iface/transport.h"
 
 namespace sotto {
@@ -40,6 +41,7 @@ struct FailureCause {
   // the text, unless another rank turns out to be the cause.
   std::string waits = {};
   std::string whole_text() const { return waits.empty() ? text : text + "; " + waits; }
+  Status status() const { return Status(code, text); }
 };
 
 class ControlListener {
@@ -69,6 +71,22 @@ class ControlPlane {
   virtual const std::optional<FailureCause>& failure() const = 0;
   // The listener outlives the control plane, or is replaced by nullptr before its own end.
   virtual void set_listener(ControlListener* listener) = 0;
+
+  // Sends a message of at most kMaxServiceBytes to the listener of the channel on another rank.
+  // Messages of a pair of ranks and a channel arrive in order, while the group is healthy and both
+  // stay. Only once established() was called: then all ranks are known to have this version of the
+  // set-up. Errors are this rank's alone: those of ServiceBox::admit (BUSY: the rank has yet to
+  // take earlier ones), the group's failure, INVALID_STATE outside of established() and leave().
+  // Does not block.
+  virtual Status send_service(int32_t rank, uint32_t channel, std::string_view bytes) {
+    (void)channel, (void)bytes;
+    return unsupported("rank {} cannot be sent service messages by this control plane", rank);
+  }
+  // The listener outlives the control plane, or is replaced by nullptr before its own end. What
+  // came before it is delivered to it.
+  virtual void set_service_listener(uint32_t channel, ServiceListener* listener) {
+    (void)channel, (void)listener;
+  }
 
   // Time since the last sign of life of a rank, in milliseconds; 0 where that is not measured.
   virtual int64_t silent_ms(int32_t rank) const = 0;

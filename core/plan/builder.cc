@@ -1,6 +1,8 @@
 #include "core/plan/builder.h"
 
 #include <algorithm>
+#include <set>
+#include <utility>
 
 namespace sotto {
 
@@ -150,6 +152,49 @@ void PlanBuilder::begin_posting(uint16_t index, bool together) {
   plan_.postings = std::max<uint16_t>(plan_.postings, static_cast<uint16_t>(index + 1));
 }
 
+Status PlanBuilder::within(std::span<const RankGroup> groups, int32_t me,
+                           const EmitForGroup& emit) {
+  const uint32_t first = next_round_;
+  const auto mine = std::ranges::find_if(
+      groups, [me](const RankGroup& group) { return std::ranges::find(group, me) != group.end(); });
+  std::set<size_t> counted{0};  // sizes
+  if (mine != groups.end()) {
+    const auto place = std::ranges::find(*mine, me) - mine->begin();
+    SOTTO_TRY(emit_for(*mine, static_cast<int32_t>(place), emit));
+    counted.insert(mine->size());
+  }
+  uint32_t end = next_round_;
+  next_round_ = first;
+  for (const RankGroup& group : groups) {
+    if (!counted.insert(group.size()).second) continue;
+    SOTTO_ASSIGN(const uint32_t theirs, end_of_rounds(group, emit));
+    end = std::max(end, theirs);
+  }
+  reserve_rounds(end);
+  return ok_status();
+}
+
+Status PlanBuilder::emit_for(const RankGroup& group, int32_t rank, const EmitForGroup& emit) {
+  RankGroup ranks;
+  for (const int32_t r : group) ranks.push_back(comm_rank(r));
+  std::swap(group_, ranks);
+  Status status = emit(rank, static_cast<int32_t>(group.size()));
+  std::swap(group_, ranks);
+  return status;
+}
+
+Result<uint32_t> PlanBuilder::end_of_rounds(const RankGroup& group, const EmitForGroup& emit) {
+  std::vector<Step> steps;
+  std::swap(steps, plan_.steps);  // not copied
+  PlanBuilder before = *this;
+  const Status status = emit_for(group, 0, emit);
+  const uint32_t end = next_round_;
+  *this = std::move(before);
+  std::swap(steps, plan_.steps);
+  SOTTO_TRY(status);
+  return end;
+}
+
 uint32_t PlanBuilder::add_slot(Slot slot) {
   plan_.slots.push_back(slot);
   return static_cast<uint32_t>(plan_.slots.size() - 1);
@@ -173,6 +218,7 @@ uint32_t PlanBuilder::add_kernel(KernelId id, std::vector<OperandRef> operands,
 
 void PlanBuilder::add_channel(StepKind kind, int32_t peer, Region data, uint32_t round,
                               MessageClass message_class) {
+  peer = comm_rank(peer);
   Step step;
   step.kind = kind;
   step.peer = peer;
@@ -184,7 +230,7 @@ void PlanBuilder::add_channel(StepKind kind, int32_t peer, Region data, uint32_t
   step.stage = message_class == MessageClass::kPayload ? stage_ : Stage::kOther;
   step.native = native_;
   step.segment = segments_[{posting_, round, peer, kind}]++;
-  next_round_ = std::max(next_round_, round + 1);
+  reserve_rounds(round + 1);
   plan_.steps.push_back(std::move(step));
 }
 

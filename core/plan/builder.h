@@ -1,9 +1,14 @@
 // Emits steps into a LogicalPlan. Rounds are given by the caller and must be the same at both ends
 // of a message; the segment number counts the messages of one (posting, round, peer, direction) in
 // emission order, so both ends must emit the messages of a pair in the same order.
+//
+// Emitters number the ranks that they work with from 0. These are all ranks of the comm, or those
+// of a group of them: see PlanBuilder::within.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <span>
@@ -32,6 +37,9 @@ struct KernelOptions {
   uint16_t lane = 0;
   std::vector<uint32_t> after;
 };
+
+// Ranks that exchange messages with each other, in the order of their numbers in the group.
+using RankGroup = std::vector<int32_t>;
 
 class PlanBuilder {
  public:
@@ -107,6 +115,28 @@ class PlanBuilder {
   uint32_t steps() const { return static_cast<uint32_t>(plan_.steps.size()); }
   // Rounds below are taken; the next section of the plan starts here.
   uint32_t next_round() const { return next_round_; }
+  // Takes the rounds below `end`, whichever of them this rank has messages in. Emitters whose ranks
+  // do not all have messages in the last round call it, so that next_round() is equal on all ranks.
+  void reserve_rounds(uint32_t end) { next_round_ = std::max(next_round_, end); }
+
+  // A section in which the ranks of each group exchange messages among themselves, all groups in
+  // the same rounds. `me` is this rank; it and the groups are numbered as emitters number ranks
+  // here, so sections may be nested. A rank is in one group at most. emit(rank, size) emits for a
+  // rank of a group of so many, from next_round() on. Peers and roots are numbers in the group. How
+  // many rounds it takes depends on `size` alone. It adds to the plan and changes nothing that is
+  // there: to count the rounds of groups of another size it is called for these too, and what it
+  // emits is taken back. All ranks of the comm call `within` with the same groups. The next section
+  // begins in the same round on all of them, also on ranks of no group, for which nothing is
+  // emitted.
+  using EmitForGroup = std::function<Status(int32_t rank, int32_t size)>;
+  Status within(std::span<const RankGroup> groups, int32_t me, const EmitForGroup& emit);
+  // Emitters work with all ranks of the comm.
+  bool of_all_ranks() const { return group_.empty(); }
+  // The number in the comm of a rank that an emitter works with.
+  int32_t comm_rank(int32_t rank) const {
+    return of_all_ranks() ? rank : group_[static_cast<size_t>(rank)];
+  }
+
   // Messages emitted from now on belong to posting `index`, with rounds counted from 0 again.
   // `together`: on links that match by order its rounds are issued with those of the previous
   // posting instead of after them.
@@ -141,8 +171,12 @@ class PlanBuilder {
                       const void* args, KernelOptions options);
   void add_channel(StepKind kind, int32_t peer, Region data, uint32_t round,
                    MessageClass message_class);
+  Status emit_for(const RankGroup& group, int32_t rank, const EmitForGroup& emit);
+  // The round behind those that a group takes. What is emitted for that is taken back.
+  Result<uint32_t> end_of_rounds(const RankGroup& group, const EmitForGroup& emit);
 
   LogicalPlan plan_;
+  RankGroup group_;  // ranks of the comm that emitters work with; empty: all of them
   std::map<std::tuple<uint16_t, uint32_t, int32_t, StepKind>, uint32_t> segments_;
   uint32_t last_receive_ = kNoStep;
   uint32_t next_round_ = 0;

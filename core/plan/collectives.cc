@@ -12,9 +12,6 @@
 namespace sotto {
 namespace {
 
-// Builders of a section return how many rounds it takes, the same on all ranks, so that the next
-// section's rounds are: not every rank has a message in each of them.
-
 constexpr uint64_t kOneHopBytes = 64 * 1024;
 constexpr uint64_t kTreeBytes = 256 * 1024;
 
@@ -37,7 +34,7 @@ void reduce_segment(Section& s, Range segment, const OperandRef& rows, uint64_t 
       ReduceArgs{stride, base, 0, 0, s.dtype, s.ranks(), s.me(), s.request.reduce, false, false});
 }
 
-uint32_t emit_one_hop_all_reduce(Section& s) {
+void emit_one_hop_all_reduce(Section& s) {
   const Range all{0, s.layout.size()};
   const Region own = contiguous(s, s.slots.in, all, false);
   for (int32_t peer : s.peers()) s.b.send(peer, own, s.round);
@@ -50,7 +47,6 @@ uint32_t emit_one_hop_all_reduce(Section& s) {
     s.b.recv(peer, {rows.slot, static_cast<uint64_t>(peer) * row_bytes, row_bytes}, s.round);
   }
   reduce_segment(s, all, rows, 0, all.count);
-  return 1;
 }
 
 // What direct reductions of a section have in common.
@@ -64,7 +60,7 @@ DirectReduce direct_reduce(Section& s) {
   return d;
 }
 
-uint32_t emit_direct_all_reduce(Section& s) {
+void emit_direct_all_reduce(Section& s) {
   DirectReduce d = direct_reduce(s);
   d.chunk_of = [&s](uint32_t k) {
     return share_of(s.layout.size(), s.ranks(), k, kDenseChunkAlign);
@@ -73,17 +69,16 @@ uint32_t emit_direct_all_reduce(Section& s) {
   d.receive_reduced = [&s](int32_t peer, Range segment, uint32_t round) {
     receive_range(s, peer, s.slots.out, segment, true, round);
   };
-  return emit_direct_reduce(d);
+  emit_direct_reduce(d);
 }
 
-uint32_t emit_all_reduce(Section& s) {
+void emit_all_reduce(Section& s) {
   const uint64_t bytes = s.layout.size() * s.element;
   if (s.request.size == 1) {
     copy_tensors(s, {0, s.layout.size()});
-    return 0;
+    return;
   }
-  return bytes * (s.ranks() - 1) <= kOneHopBytes ? emit_one_hop_all_reduce(s)
-                                                 : emit_direct_all_reduce(s);
+  bytes*(s.ranks() - 1) <= kOneHopBytes ? emit_one_hop_all_reduce(s) : emit_direct_all_reduce(s);
 }
 
 // Every rank's part of the layout, which is by rank.
@@ -98,28 +93,28 @@ std::vector<Range> parts_of(const Section& s, const std::vector<uint32_t>& tenso
   return parts;
 }
 
-uint32_t emit_reduce_scatter(Section& s, const std::vector<Range>& parts) {
+void emit_reduce_scatter(Section& s, const std::vector<Range>& parts) {
   if (s.request.size == 1) {
     copy_tensors(s, parts[0]);
-    return 0;
+    return;
   }
   DirectReduce d = direct_reduce(s);
   d.chunk_of = [&parts](uint32_t k) { return parts[k]; };
-  return emit_direct_reduce(d);
+  emit_direct_reduce(d);
 }
 
 // Everything to the root, which adds up.
-uint32_t emit_reduce_at_root(Section& s) {
+void emit_reduce_at_root(Section& s) {
   DirectReduce d = direct_reduce(s);
   d.chunk_of = [&s](uint32_t k) {
     return Range{0, static_cast<int32_t>(k) == s.request.root ? s.layout.size() : 0};
   };
-  return emit_direct_reduce(d);
+  emit_direct_reduce(d);
 }
 
 // Every rank adds up its chunk. The root has its own in its tensors, the others keep the results of
 // as many windows as there are rows of; those of a window may be sent all at once, as one group.
-uint32_t emit_reduce_by_chunks(Section& s) {
+void emit_reduce_by_chunks(Section& s) {
   const auto chunk_of = [&s](uint32_t k) {
     return share_of(s.layout.size(), s.ranks(), k, kDenseChunkAlign);
   };
@@ -132,7 +127,8 @@ uint32_t emit_reduce_by_chunks(Section& s) {
   if (s.request.rank == s.request.root) {
     // Its own results are sent nowhere.
     d.reduced = [&s](Range) { return Region{s.slots.out, 0, 0}; };
-    return emit_direct_reduce(d);
+    emit_direct_reduce(d);
+    return;
   }
   const WindowShape windows = windows_of(d);
   const uint64_t first = chunk_of(s.me()).begin;
@@ -154,21 +150,21 @@ uint32_t emit_reduce_by_chunks(Section& s) {
         ReduceArgs{stride, base, 0, segment.begin, s.dtype, s.ranks(), s.me(), s.request.reduce,
                    false, true});
   };
-  return emit_direct_reduce(d);
+  emit_direct_reduce(d);
 }
 
-uint32_t emit_reduce(Section& s) {
+void emit_reduce(Section& s) {
   const uint64_t bytes = s.layout.size() * s.element;
   if (s.request.size == 1) {
     copy_tensors(s, {0, s.layout.size()});
-    return 0;
+    return;
   }
   const bool at_root = s.request.size == 2 || bytes * (s.ranks() - 1) <= kOneHopBytes;
-  return at_root ? emit_reduce_at_root(s) : emit_reduce_by_chunks(s);
+  at_root ? emit_reduce_at_root(s) : emit_reduce_by_chunks(s);
 }
 
 // `offset` of the layout addresses the gathered tensor, `target` the part.
-uint32_t emit_all_gather(Section& s, const std::vector<Range>& parts) {
+void emit_all_gather(Section& s, const std::vector<Range>& parts) {
   const Range mine = parts[s.me()];
   for (Range segment : segments_of(mine, s.segment)) {
     const Region own = contiguous(s, s.slots.in, segment, true);
@@ -184,40 +180,47 @@ uint32_t emit_all_gather(Section& s, const std::vector<Range>& parts) {
     s.b.copy({s.slots.out + piece.tensor, piece.offset * s.element, piece.count * s.element},
              {s.slots.in + piece.tensor, piece.target * s.element, piece.count * s.element});
   }
-  return 1;
 }
 
-// Binomial tree: relative rank v receives from v with its lowest set bit cleared, then serves v +
-// bit for lower bits. A message over edge `bit` has round log2(width / bit): parents send before
-// children pass on.
-uint32_t emit_tree_broadcast(Section& s) {
-  const int32_t size = s.request.size;
-  const int32_t v = (s.request.rank - s.request.root + size) % size;
-  const auto absolute = [&](int32_t relative) { return (relative + s.request.root) % size; };
+// Binomial tree around the root, which is rank 0 of `size`: rank v receives from v with its lowest
+// set bit cleared, then serves v + bit for lower bits. A message over edge `bit` has round
+// log2(width / bit): parents send before children pass on.
+void emit_tree(Section& s, int32_t v, int32_t size) {
   const auto width = static_cast<int32_t>(std::bit_ceil(static_cast<uint32_t>(size)));
-  const auto round_of = [&](int32_t bit) {
-    return s.round + static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(width / bit)));
+  const auto rounds = [width](int32_t bit) {
+    return static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(width / bit)));
   };
+  s.b.reserve_rounds(s.round + rounds(1) + 1);
   const Range all{0, s.layout.size()};
   const int32_t lowest = v == 0 ? width : v & -v;
   for (Range segment : segments_of(all, s.segment)) {
-    if (v != 0)
-      receive_range(s, absolute(v - lowest), s.slots.out, segment, true, round_of(lowest));
+    if (v != 0) receive_range(s, v - lowest, s.slots.out, segment, true, s.round + rounds(lowest));
     if (lowest == 1) continue;
     const Region data = contiguous(s, v == 0 ? s.slots.in : s.slots.out, segment, false);
     for (int32_t bit = lowest / 2; bit > 0; bit /= 2) {
-      if (v + bit < size) s.b.send(absolute(v + bit), data, round_of(bit));
+      if (v + bit < size) s.b.send(v + bit, data, s.round + rounds(bit));
     }
   }
-  return static_cast<uint32_t>(std::countr_zero(static_cast<uint32_t>(width))) + 1;
 }
 
-uint32_t emit_scatter_broadcast(Section& s) {
+// The ranks in a circle from the root on.
+Status emit_tree_broadcast(Section& s) {
+  RankGroup circle;
+  for (int32_t i = 0; i < s.request.size; ++i)
+    circle.push_back((s.request.root + i) % s.request.size);
+  return s.b.within({&circle, 1}, s.request.rank, [&s](int32_t v, int32_t size) {
+    emit_tree(s, v, size);
+    return ok_status();
+  });
+}
+
+void emit_scatter_broadcast(Section& s) {
   const int32_t root = s.request.root;
   const auto chunk_of = [&](int32_t k) {
     return share_of(s.layout.size(), s.ranks(), static_cast<uint32_t>(k), kDenseChunkAlign);
   };
   const bool is_root = s.request.rank == root;
+  s.b.reserve_rounds(s.round + 2);
   if (is_root) {
     for (int32_t peer : s.peers()) {
       for (Range segment : segments_of(chunk_of(peer), s.segment)) {
@@ -235,23 +238,21 @@ uint32_t emit_scatter_broadcast(Section& s) {
       if (peer != root) s.b.send(peer, data, s.round + 1);
     }
   }
-  constexpr uint32_t kRounds = 2;
-  if (is_root) return kRounds;
+  if (is_root) return;
   for (int32_t peer : s.peers()) {
     for (Range segment : segments_of(chunk_of(peer), s.segment))
       receive_range(s, peer, s.slots.out, segment, true, s.round + 1);
   }
-  return kRounds;
 }
 
-uint32_t emit_broadcast(Section& s) {
-  uint32_t rounds = 0;
-  if (s.request.size > 1) {
-    const bool small = s.layout.size() * s.element <= kTreeBytes || s.request.size == 2;
-    rounds = small ? emit_tree_broadcast(s) : emit_scatter_broadcast(s);
+Status emit_broadcast(Section& s) {
+  if (s.request.size == 2 || s.layout.size() * s.element <= kTreeBytes) {
+    SOTTO_TRY(emit_tree_broadcast(s));
+  } else if (s.request.size > 1) {
+    emit_scatter_broadcast(s);
   }
   if (s.request.rank == s.request.root) copy_tensors(s, {0, s.layout.size()});
-  return rounds;
+  return ok_status();
 }
 
 void emit_point_to_point(Section& s) {
@@ -266,7 +267,7 @@ void emit_point_to_point(Section& s) {
 
 void emit_barrier(PlanBuilder& b, const CollectiveRequest& request) {
   const uint32_t nothing = b.scratch(0);
-  uint32_t round = 0;
+  uint32_t round = b.next_round();
   uint32_t last_receive = kNoStep;
   for (int32_t step = 1; step < request.size; step *= 2, ++round) {
     const uint32_t send = b.steps();
@@ -361,26 +362,52 @@ FlatLayout layout_of(const CollectiveRequest& r, const std::vector<uint32_t>& te
                  : FlatLayout::concatenated(r.counts, tensors);
 }
 
+// A section begins in its round; those that take more of them reserve them.
+Status emit_section(Section& s, const std::vector<uint32_t>& tensors) {
+  if (s.b.of_all_ranks() && is_native(s, tensors)) {
+    emit_native(s, tensors);
+    return ok_status();
+  }
+  switch (s.request.kind) {
+    case OpKind::kAllReduce: emit_all_reduce(s); break;
+    case OpKind::kReduceScatterParts:
+    case OpKind::kReduceScatter: emit_reduce_scatter(s, parts_of(s, tensors)); break;
+    case OpKind::kAllGatherParts:
+    case OpKind::kAllGather: emit_all_gather(s, parts_of(s, tensors)); break;
+    case OpKind::kReduce: emit_reduce(s); break;
+    case OpKind::kBroadcast: return emit_broadcast(s);
+    case OpKind::kSendRecv: emit_point_to_point(s); break;
+    case OpKind::kGather: emit_gather(s); break;
+    case OpKind::kScatter: emit_scatter(s); break;
+    default:
+      return error(Code::kInternal, "operation kind {} has no builder",
+                   static_cast<int>(s.request.kind));
+  }
+  return ok_status();
+}
+
 }  // namespace
 
-Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest& request) {
-  const CollectiveSlots slots = add_slots(b, request);
+Status emit_collective(PlanBuilder& b, const CollectiveRequest& request,
+                       const CollectiveSlots& slots) {
   if (request.kind == OpKind::kBarrier) {
     emit_barrier(b, request);
-    return slots;
+    return ok_status();
   }
   std::map<Dtype, std::vector<uint32_t>> by_dtype;
   for (uint32_t i = 0; i < request.counts.size(); ++i) by_dtype[request.dtypes[i]].push_back(i);
   if (request.kind == OpKind::kAllToAll || request.kind == OpKind::kAllToAllParts) {
     emit_all_to_all(b, request, slots, by_dtype);
-    return slots;
+    return ok_status();
   }
-  uint32_t round = b.next_round();
+  // Sections of point to point, gather and scatter share a round: there is no order between them.
+  const bool shared = request.kind == OpKind::kSendRecv || request.kind == OpKind::kGather ||
+                      request.kind == OpKind::kScatter;
+  const uint32_t first = b.next_round();
   for (const auto& [dtype, tensors] : by_dtype) {
     FlatLayout layout = layout_of(request, tensors);
     if (layout.size() == 0) continue;
     const uint64_t element = dtype_bytes(dtype);
-    // Sections of point to point, gather and scatter share a round: there is no order between them.
     Section s{b,
               request,
               slots,
@@ -388,28 +415,16 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
               dtype,
               element,
               segment_elements(request.segment_bytes, static_cast<uint32_t>(element * 8)),
-              round};
-    if (is_native(s, tensors)) {
-      emit_native(s, tensors);
-      round += 1;
-      continue;
-    }
-    switch (request.kind) {
-      case OpKind::kAllReduce: round += emit_all_reduce(s); break;
-      case OpKind::kReduceScatterParts:
-      case OpKind::kReduceScatter: round += emit_reduce_scatter(s, parts_of(s, tensors)); break;
-      case OpKind::kAllGatherParts:
-      case OpKind::kAllGather: round += emit_all_gather(s, parts_of(s, tensors)); break;
-      case OpKind::kReduce: round += emit_reduce(s); break;
-      case OpKind::kBroadcast: round += emit_broadcast(s); break;
-      case OpKind::kSendRecv: emit_point_to_point(s); break;
-      case OpKind::kGather: emit_gather(s); break;
-      case OpKind::kScatter: emit_scatter(s); break;
-      default:
-        return error(Code::kInternal, "operation kind {} has no builder",
-                     static_cast<int>(request.kind));
-    }
+              shared ? first : b.next_round()};
+    b.reserve_rounds(s.round + 1);
+    SOTTO_TRY(emit_section(s, tensors));
   }
+  return ok_status();
+}
+
+Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest& request) {
+  const CollectiveSlots slots = add_slots(b, request);
+  SOTTO_TRY(emit_collective(b, request, slots));
   return slots;
 }
 

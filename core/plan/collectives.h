@@ -33,8 +33,13 @@
 
 namespace sotto {
 
-// Appends one collective to the builder, with rounds from 0 in the current posting.
+// Appends one collective to the builder, between all ranks or, inside PlanBuilder::within, those of
+// a group (never native). It takes rounds from next_round() on, as many on all ranks.
 Result<CollectiveSlots> emit_collective(PlanBuilder& builder, const CollectiveRequest& request);
+// The same in memory that the plan has already: slots [in, in + n) and [out, out + n), which are
+// the same ones where the request says in_place and both are whole tensors.
+Status emit_collective(PlanBuilder& builder, const CollectiveRequest& request,
+                       const CollectiveSlots& slots);
 
 // Direct reduce-scatter and all-gather of the tensors of `layout`, for optimizers: the result goes
 // to one flat buffer.
@@ -52,8 +57,8 @@ struct FlatReduceRequest {
 };
 void emit_flat_all_reduce(PlanBuilder& builder, const FlatReduceRequest& request);
 
-// Every rank sends its row of `rows` (message r at r * message_bytes) to all others: an all-gather
-// of small messages. The caller has written this rank's row.
+// Every rank sends its row of `rows` (message r at r * message_bytes) to all others, in one round:
+// an all-gather of small messages. The caller has written this rank's row.
 void emit_message_exchange(PlanBuilder& builder, int32_t rank, int32_t size, uint32_t rows,
                            uint64_t message_bytes, uint32_t round);
 

@@ -84,8 +84,9 @@ WindowShape windows_of(const DirectReduce& d) {
   return shape;
 }
 
-uint32_t emit_direct_reduce(const DirectReduce& d) {
+void emit_direct_reduce(const DirectReduce& d) {
   const Windows windows(d);
+  d.b.reserve_rounds(d.round + (d.reduced == nullptr ? 1 : 2) * windows.count());
   // The next rank first, so that nobody is hit by all at once.
   const auto peer = [&](int32_t i) { return (d.rank + i) % d.size; };
   std::vector<uint32_t> sends;  // of a window, in the order of its results
@@ -124,7 +125,6 @@ uint32_t emit_direct_reduce(const DirectReduce& d) {
     }
   }
   d.b.stage(Stage::kOther);
-  return (d.reduced == nullptr ? 1 : 2) * windows.count();
 }
 
 }  // namespace sotto

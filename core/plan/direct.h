@@ -44,8 +44,6 @@ struct WindowShape {
 };
 WindowShape windows_of(const DirectReduce& direct);
 
-// Returns how many rounds it takes, the same on all ranks, whichever of them this rank has messages
-// in.
-uint32_t emit_direct_reduce(const DirectReduce& direct);
+void emit_direct_reduce(const DirectReduce& direct);
 
 }  // namespace sotto

@@ -87,8 +87,9 @@ std::vector<uint32_t> emit_count_checks(PlanBuilder& b, const CollectiveRequest&
     const std::span<const std::byte> bytes = std::as_bytes(std::span(wanted));
     b.recv(peer, {b.host(bytes.size()), 0, bytes.size()}, round, MessageClass::kMetadata);
     b.expect({{bytes.begin(), bytes.end()},
-              [wanted, rank = r.rank, peer](std::span<const std::byte> message) {
-                return explain_counts(rank, peer, wanted, message);
+              [wanted, rank = b.comm_rank(r.rank),
+               other = b.comm_rank(peer)](std::span<const std::byte> message) {
+                return explain_counts(rank, other, wanted, message);
               }});
     checked[static_cast<size_t>(peer)] = b.steps() - 1;
   }
@@ -149,6 +150,7 @@ void emit_all_to_all(PlanBuilder& b, const CollectiveRequest& request, const Col
   uint32_t round = b.next_round();
   std::vector<uint32_t> checked;
   if (uneven) checked = emit_count_checks(b, request, round++);
+  b.reserve_rounds(round + 1);  // not every pair has data
   const auto ranks = static_cast<uint32_t>(request.size);
   for (const auto& entry : by_dtype) {
     const Dtype dtype = entry.first;

@@ -160,6 +160,27 @@ Result<Heartbeat> Heartbeat::decode(Bytes bytes) {
   return m;
 }
 
+std::string Service::encode() const {
+  ByteWriter out;
+  out.number(message.source);
+  out.number(message.destination);
+  out.number(message.channel);
+  out.text(message.bytes);
+  return out.take();
+}
+
+Result<Service> Service::decode(Bytes bytes) {
+  ByteReader in(bytes);
+  ServiceMessage m;
+  m.source = in.number<int32_t>();
+  m.destination = in.number<int32_t>();
+  m.channel = in.number<uint32_t>();
+  m.bytes = in.text();
+  if (!in.finished() || m.bytes.size() > kMaxServiceBytes)
+    return malformed("service", bytes.size());
+  return Service{std::move(m)};
+}
+
 std::string Hello::encode() const {
   ByteWriter out;
   out.number(token);

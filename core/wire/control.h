@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/iface/service.h"
 
 namespace sotto::wire {
 
@@ -76,6 +77,13 @@ struct Heartbeat {
   std::vector<uint32_t> silent_ms;  // time since each rank was heard; empty from members
   std::string encode() const;
   static Result<Heartbeat> decode(Bytes bytes);
+};
+
+// A message between two ranks, of which one or both are members; the coordinator passes it on.
+struct Service {
+  ServiceMessage message;
+  std::string encode() const;
+  static Result<Service> decode(Bytes bytes);
 };
 
 // The handshake of a data connection: its first frame in each direction.

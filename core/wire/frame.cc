@@ -55,7 +55,7 @@ bool kind_known(uint8_t kind) {
   return (kind >= static_cast<uint8_t>(FrameKind::kData) &&
           kind <= static_cast<uint8_t>(FrameKind::kHello)) ||
          (kind >= static_cast<uint8_t>(FrameKind::kJoin) &&
-          kind <= static_cast<uint8_t>(FrameKind::kBye));
+          kind <= static_cast<uint8_t>(FrameKind::kService));
 }
 
 bool has_payload(FrameKind kind) {
@@ -129,6 +129,7 @@ std::string_view kind_name(FrameKind kind) {
     case FrameKind::kFailure: return "failure";
     case FrameKind::kHeartbeat: return "heartbeat";
     case FrameKind::kBye: return "bye";
+    case FrameKind::kService: return "service";
   }
   return "unknown";
 }

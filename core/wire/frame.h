@@ -38,6 +38,8 @@ enum class FrameKind : uint8_t {
   kHeartbeat = 21,  // wire::Heartbeat
   // Both.
   kBye = 22,  // the connection will be closed on purpose
+  // Control connections, once set-up is over.
+  kService = 23,  // wire::Service
 };
 std::string_view kind_name(FrameKind kind);  // "data", "ready", ...
 

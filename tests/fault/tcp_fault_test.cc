@@ -98,6 +98,12 @@ SOTTO_RANK_MAIN(tcp_meet) {
   return 0;
 }
 
+void say_cause(const RankKit& kit, const ProcessRank& self) {
+  const FailureCause& cause = kit.listener.causes[0];
+  self.say(fmt::format("{} rank {}: {}", code_name(cause.code), cause.rank, cause.text));
+  self.at("told");  // nobody goes away before all have found the first failure
+}
+
 // All ranks send to all, over and over, until somebody fails; says the cause that the control plane
 // names.
 SOTTO_RANK_MAIN(tcp_exchange) {
@@ -122,9 +128,48 @@ SOTTO_RANK_MAIN(tcp_exchange) {
     kit.transport->retire(op.posting);
     if (number == 20) self.at("exchanging");
   }
-  const FailureCause& cause = kit.listener.causes[0];
-  self.say(fmt::format("{} rank {}: {}", code_name(cause.code), cause.rank, cause.text));
-  self.at("told");  // nobody goes away before all have found the first failure
+  say_cause(kit, self);
+  return 0;
+}
+
+// The same with service messages, each of which is answered by the next one.
+class Answerer final : public ServiceListener {
+ public:
+  explicit Answerer(ControlPlane& control) : control_(control) {}
+  void on_service(int32_t from, std::string_view bytes) noexcept override {
+    ++heard;
+    (void)control_.send_service(from, kTestChannel, bytes);
+  }
+  int heard = 0;
+
+ private:
+  ControlPlane& control_;
+};
+
+SOTTO_RANK_MAIN(tcp_service) {
+  RankKit kit(tcp_case(), self.rank, self.size);
+  kit.join(share_id(kit, self.argument));
+  kit.connect();
+  kit.control->established();
+  Answerer answerer(*kit.control);
+  kit.control->set_service_listener(kTestChannel, &answerer);
+  for (int32_t peer = 0; peer < self.size; ++peer) {
+    for (int i = 0; i < 8 && peer != self.rank; ++i)
+      check(kit.control->send_service(peer, kTestChannel, std::string(500, 'x')));
+  }
+  bool exchanging = false;
+  kit.drive(
+      [&] {
+        if (!std::exchange(exchanging, exchanging || answerer.heard > 2000) && exchanging)
+          self.at("exchanging");
+        return !kit.listener.causes.empty();
+      },
+      60'000'000);
+  require(!kit.listener.causes.empty(), "no failure was heard");
+  const Status status = kit.control->send_service(self.rank, kTestChannel, "late");
+  require(one_line(status) == one_line(kit.listener.causes[0].status()), "another status");
+  kit.control->set_service_listener(kTestChannel, nullptr);
+  say_cause(kit, self);
   return 0;
 }
 
@@ -226,8 +271,8 @@ TEST_F(TcpFault, TheCoordinatorStoppedAtTheRendezvous) {
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
 
-void kill_while_exchanging(const std::string& id_file, int victim) {
-  Processes ranks("tcp_exchange", 4,
+void kill_while_exchanging(const char* main_name, const std::string& id_file, int victim) {
+  Processes ranks(main_name, 4,
                   {.argument = id_file, .stop_at = {"0:told", "1:told", "2:told", "3:told"}});
   for (int r = 0; r < 4; ++r) ranks.await(r, "exchanging");
   const int64_t begin = Clock::monotonic().now_ns();
@@ -245,9 +290,21 @@ void kill_while_exchanging(const std::string& id_file, int victim) {
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
 
-TEST_F(TcpFault, AMemberKilledWhileExchanging) { kill_while_exchanging(id_file(), 2); }
+TEST_F(TcpFault, AMemberKilledWhileExchanging) {
+  kill_while_exchanging("tcp_exchange", id_file(), 2);
+}
 
-TEST_F(TcpFault, TheCoordinatorKilledWhileExchanging) { kill_while_exchanging(id_file(), 0); }
+TEST_F(TcpFault, TheCoordinatorKilledWhileExchanging) {
+  kill_while_exchanging("tcp_exchange", id_file(), 0);
+}
+
+TEST_F(TcpFault, AMemberKilledBetweenServiceMessages) {
+  kill_while_exchanging("tcp_service", id_file(), 2);
+}
+
+TEST_F(TcpFault, TheCoordinatorKilledBetweenServiceMessages) {
+  kill_while_exchanging("tcp_service", id_file(), 0);
+}
 
 const std::vector<std::string> kGatherStops = {"0:connected", "1:connected", "2:connected",
                                                "0:told",      "1:told",      "2:told"};

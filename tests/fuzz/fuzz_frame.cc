@@ -45,6 +45,7 @@ void check_payload_of(wire::FrameKind kind, std::span<const uint8_t> bytes) {
     case wire::FrameKind::kGathered: return check_payload<wire::Gathered>(bytes);
     case wire::FrameKind::kFailure: return check_payload<wire::Failure>(bytes);
     case wire::FrameKind::kHeartbeat: return check_payload<wire::Heartbeat>(bytes);
+    case wire::FrameKind::kService: return check_payload<wire::Service>(bytes);
     default: return;
   }
 }

@@ -43,6 +43,7 @@ class Owner final : public tcp::ControlLinkOwner {
       case wire::FrameKind::kGathered: return wire::Gathered::decode(payload).status();
       case wire::FrameKind::kFailure: return wire::Failure::decode(payload).status();
       case wire::FrameKind::kHeartbeat: return wire::Heartbeat::decode(payload).status();
+      case wire::FrameKind::kService: return wire::Service::decode(payload).status();
       default: return {};
     }
   }

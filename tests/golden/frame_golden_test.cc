@@ -97,6 +97,7 @@ std::vector<Golden> control_frames() {
       {"heartbeat", header_of(FrameKind::kHeartbeat),
        wire::Heartbeat{"ranks 2 to 5", {0, 15, 2500}}.encode()},
       {"bye", header_of(FrameKind::kBye), ""},
+      {"service", header_of(FrameKind::kService), wire::Service{{3, 1, 5, blob}}.encode()},
   };
 }
 

@@ -93,7 +93,7 @@ TEST(Frame, TheFirstBytesTellWhatIsNoFrame) {
 
 TEST(Frame, RefusesWhatItDoesNotKnow) {
   EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[6] = 6; })), HasSubstr("kind 6"));
-  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[6] = 23; })), HasSubstr("kind 23"));
+  EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[6] = 24; })), HasSubstr("kind 24"));
   EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[7] = 2; })), HasSubstr("class 2"));
   EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[8] = 3; })), HasSubstr("flags 0x3"));
   EXPECT_THAT(refused(changed(example(), [](uint8_t* p) { p[12] = 1; })), HasSubstr("reserved"));
@@ -152,6 +152,8 @@ TEST(ControlPayload, TruncatedAndLongerOnesAreRefused) {
   expect_strict(wire::Gathered{1, {"a", "", "ccc"}});
   expect_strict(wire::Failure{-6, -1, "late"});
   expect_strict(wire::Heartbeat{"rank 3", {1, 2, 3}});
+  expect_strict(wire::Service{{2, 0, 5, "data"}});
+  expect_strict(wire::Service{{0, 1, 16, ""}});
   expect_strict(wire::Hello{1, 2, 3});
 }
 
@@ -177,6 +179,17 @@ TEST(ControlPayload, NamesOfHostsHaveALimit) {
   for (int i = 0; i < 3; ++i) join.number(uint32_t{1});
   join.text(longer);
   EXPECT_EQ(wire::Join::decode(view(join.take())).status().code(), Code::kProtocol);
+}
+
+TEST(ControlPayload, ServiceMessagesHaveALimit) {
+  const std::string longest(kMaxServiceBytes, 'd');
+  const auto read = [](const std::string& data) {
+    return wire::Service::decode(view(wire::Service{{1, 2, 3, data}}.encode()));
+  };
+  EXPECT_EQ(read(longest)->message.bytes, longest);
+  const Status longer = read(longest + "d").status();
+  EXPECT_EQ(longer.code(), Code::kProtocol);
+  EXPECT_THAT(longer.text(), HasSubstr("malformed service frame of 4113 bytes"));
 }
 
 TEST(ControlPayload, AFailureHasACodeOfAFailure) {

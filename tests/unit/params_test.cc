@@ -52,6 +52,7 @@ TEST(Params, DefaultsOfAnEmptyEnvironment) {
   EXPECT_EQ(p->world_size, 0);
   EXPECT_EQ(p->local_rank, -1);
   EXPECT_EQ(p->local_size, 0);
+  EXPECT_EQ(p->host_id, "");
   EXPECT_EQ(p->heartbeat_ms, 1000);
   EXPECT_EQ(p->silence_limit_ms, 0);
   EXPECT_EQ(p->tcp_user_timeout_ms, 0);
@@ -77,6 +78,7 @@ TEST(Params, EveryVariableReachesItsField) {
                                  {"SOTTO_WORLD_SIZE", "4"},
                                  {"SOTTO_LOCAL_RANK", "1"},
                                  {"SOTTO_LOCAL_SIZE", "2"},
+                                 {"SOTTO_HOST_ID", "rack 1, node 7"},
                                  {"SOTTO_HEARTBEAT_MS", "250"},
                                  {"SOTTO_SILENCE_LIMIT_MS", "500"},
                                  {"SOTTO_TCP_USER_TIMEOUT_MS", "4000"},
@@ -98,12 +100,13 @@ TEST(Params, EveryVariableReachesItsField) {
   EXPECT_EQ(p->world_size, 4);
   EXPECT_EQ(p->local_rank, 1);
   EXPECT_EQ(p->local_size, 2);
+  EXPECT_EQ(p->host_id, "rack 1, node 7");
   EXPECT_EQ(p->heartbeat_ms, 250);
   EXPECT_EQ(p->silence_limit_ms, 500);
   EXPECT_EQ(p->tcp_user_timeout_ms, 4000);
   EXPECT_EQ(p->spin_us, 0);
   EXPECT_EQ(p->eager_bytes, 0);
-  EXPECT_EQ(p->from_env.size(), 20u);
+  EXPECT_EQ(p->from_env.size(), 21u);
 }
 
 TEST(Params, EmptyValueCountsAsUnset) {
@@ -155,6 +158,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"SOTTO_SILENCE_LIMIT_MS", "3600001", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_TCP_USER_TIMEOUT_MS", "50", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"},
+        BadValue{"SOTTO_HOST_ID", "node\t7", "printable ASCII text"},
         BadValue{"SOTTO_LISTEN_PORT", "65536", "a whole number from 0 to 65535"},
         BadValue{"SOTTO_ADVERTISE", "10.0.0.1\t", "printable ASCII text"}));
 
@@ -173,7 +177,7 @@ TEST(Params, ListingIsJsonWithSourceAndEscapes) {
   const Result<Params> p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
   ASSERT_TRUE(p.ok());
   const auto json = nlohmann::json::parse(p->to_json());
-  ASSERT_EQ(json.size(), 28u);
+  ASSERT_EQ(json.size(), 29u);
   std::map<std::string, nlohmann::json> rows;
   for (const auto& row : json) rows[row["name"]] = row;
   EXPECT_EQ(rows["SOTTO_LISTEN"]["value"], "a\"b\\c");

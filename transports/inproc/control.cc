@@ -4,7 +4,11 @@ namespace sotto::inproc {
 
 InprocControl::InprocControl(std::shared_ptr<Hub> hub, std::shared_ptr<Mailbox> mailbox,
                              int32_t rank, int32_t size)
-    : hub_(std::move(hub)), mailbox_(std::move(mailbox)), rank_(rank), size_(size) {
+    : hub_(std::move(hub)),
+      mailbox_(std::move(mailbox)),
+      rank_(rank),
+      size_(size),
+      services_(rank, size) {
   mailbox_->add(this);
 }
 
@@ -35,6 +39,39 @@ void InprocControl::set_listener(ControlListener* listener) {
   if (hub_->failed()) mailbox_->wake();
 }
 
+Status InprocControl::send_service(int32_t to, uint32_t channel, std::string_view bytes) {
+  if (failure()) return failure_->status();
+  if (!established_ || left_)
+    return invalid_state(
+        "rank {}: service messages are for groups that are set up and have not ended", rank_);
+  ServiceMessage message{rank_, to, channel, std::string(bytes)};
+  SOTTO_TRY(services_.admit(message));
+  hub_->post(std::move(message));
+  return ok_status();
+}
+
+void InprocControl::set_service_listener(uint32_t channel, ServiceListener* listener) {
+  services_.listen(channel, listener);
+  if (listener != nullptr) mailbox_->wake();
+}
+
+// A listener may end everything but this object, whose poller is at work.
+bool InprocControl::deliver_services() {
+  bool any = false;
+  for (ServiceMessage& message : hub_->take_posted(rank_, &posted_seen_)) {
+    if (const Status wrong = services_.arrived(std::move(message)); !wrong.ok())
+      hub_->fail({wrong.code(), rank_, wrong.text(), rank_});
+  }
+  while (!left_ && !failure()) {
+    const std::optional<ServiceMessage> message = services_.next();
+    if (!message) break;
+    any = true;
+    hub_->post(ServiceBox::delivered(*message));
+    services_.deliver(*message);
+  }
+  return any;
+}
+
 void InprocControl::leave(Deadline) {
   if (left_) return;
   left_ = true;
@@ -42,7 +79,8 @@ void InprocControl::leave(Deadline) {
 }
 
 bool InprocControl::run() {
-  if (told_ || left_ || listener_ == nullptr || !failure()) return false;
+  const bool delivered = deliver_services();
+  if (told_ || left_ || listener_ == nullptr || !failure()) return delivered;
   told_ = true;
   listener_->on_control_failure(*failure_);
   return true;

@@ -29,6 +29,9 @@ class InprocControl final : public ControlPlane, private MailboxSource {
   const std::optional<FailureCause>& failure() const override;
   void set_listener(ControlListener* listener) override;
   int64_t silent_ms(int32_t) const override { return 0; }
+  void established() override { established_ = true; }
+  Status send_service(int32_t to, uint32_t channel, std::string_view bytes) override;
+  void set_service_listener(uint32_t channel, ServiceListener* listener) override;
   void leave(Deadline deadline) override;
 
   const std::shared_ptr<Hub>& hub() const { return hub_; }
@@ -36,6 +39,7 @@ class InprocControl final : public ControlPlane, private MailboxSource {
 
  private:
   bool run() override;
+  bool deliver_services();
 
   const std::shared_ptr<Hub> hub_;
   const std::shared_ptr<Mailbox> mailbox_;
@@ -44,6 +48,9 @@ class InprocControl final : public ControlPlane, private MailboxSource {
   uint64_t round_ = 0;                           // of the next set-up exchange
   mutable std::optional<FailureCause> failure_;  // this rank's copy of the hub's
   ControlListener* listener_ = nullptr;
+  ServiceBox services_;
+  uint64_t posted_seen_ = 0;
+  bool established_ = false;
   bool told_ = false;  // the listener was called
   bool left_ = false;
   bool has_transport_ = false;

@@ -1,6 +1,7 @@
 #include "transports/inproc/hub.h"
 
 #include <unordered_map>
+#include <utility>
 
 #include "core/iface/unique_id.h"
 
@@ -83,7 +84,7 @@ Status Hub::arrive(int32_t rank, int32_t size, std::shared_ptr<Mailbox> mailbox)
     wake_all();
     return wrong;
   }
-  members_[static_cast<size_t>(rank)] = {std::move(mailbox), true, false};
+  members_[static_cast<size_t>(rank)] = {std::move(mailbox), true, false, {}};
   if (++arrived_ == static_cast<size_t>(size_)) {
     make_inboxes(size_);
     wake_all();
@@ -168,6 +169,23 @@ Result<std::vector<std::string>> Hub::collect(uint64_t round, int32_t rank) {
       e.failure.ok() ? Result(e.blobs) : Result<std::vector<std::string>>(e.failure);
   if (++e.readers == e.blobs.size()) exchanges_.erase(round);
   return result;
+}
+
+void Hub::post(ServiceMessage message) {
+  std::lock_guard lock(mutex_);
+  HubMember& to = members_[static_cast<size_t>(message.destination)];
+  if (to.mailbox == nullptr) return;
+  to.posted.push_back(std::move(message));
+  posted_.fetch_add(1, std::memory_order_release);
+  to.mailbox->wake();
+}
+
+std::vector<ServiceMessage> Hub::take_posted(int32_t rank, uint64_t* seen) {
+  const uint64_t posted = posted_.load(std::memory_order_acquire);
+  if (posted == *seen) return {};
+  *seen = posted;
+  std::lock_guard lock(mutex_);
+  return std::exchange(members_[static_cast<size_t>(rank)].posted, {});
 }
 
 void Hub::fail(const FailureCause& cause) {

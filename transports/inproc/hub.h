@@ -49,6 +49,12 @@ class Hub {
   // The blobs. As conclude: fails an exchange that is not settled.
   Result<std::vector<std::string>> collect(uint64_t round, int32_t rank);
 
+  // A service message on its way to its destination, which finds it when its mailbox polls. One to
+  // a rank that has left is lost.
+  void post(ServiceMessage message);
+  // Those for a rank. `seen`: posted() of the last call; nothing is locked if none came since.
+  std::vector<ServiceMessage> take_posted(int32_t rank, uint64_t* seen);
+
   // The first cause counts.
   void fail(const FailureCause& cause);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
@@ -67,6 +73,7 @@ class Hub {
     std::shared_ptr<Mailbox> mailbox;
     bool here = false;
     bool left = false;
+    std::vector<ServiceMessage> posted;
   };
   struct SetupExchange {
     std::string what;
@@ -92,6 +99,7 @@ class Hub {
   std::vector<HubMember> members_;
   Status refused_;
   std::map<uint64_t, SetupExchange> exchanges_;
+  std::atomic<uint64_t> posted_{0};  // service messages of all ranks so far
   std::optional<FailureCause> cause_;
   std::atomic<bool> failed_{false};
   std::vector<std::unique_ptr<Inbox>> inboxes_;

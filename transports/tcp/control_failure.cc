@@ -14,14 +14,22 @@ std::string encoded(const FailureCause& c) {
   return wire::Failure{static_cast<int32_t>(c.code), c.rank, c.text, c.reporter, c.waits}.encode();
 }
 
+// The same text on every rank.
+FailureCause lost_coordinator(const Membership& group) {
+  const int32_t rank = group.coordinator;
+  const wire::Members::Member& member = group.members[static_cast<size_t>(rank)];
+  return {Code::kPeerLost, rank,
+          fmt::format("{} is lost: it does not answer",
+                      member_text(rank, {member.pid, member.host, ""})),
+          -1};
+}
+
 // Causes whose reason may be another rank or another connection.
 bool is_symptom(const FailureCause& c) {
   return c.code == Code::kTimeout || c.code == Code::kPeerLost;
 }
 
 }  // namespace
-
-Status TcpControl::failure_status() const { return Status(failure_->code, failure_->text); }
 
 bool TcpControl::connected(int32_t rank) const {
   return bridge_->route != nullptr && bridge_->route->connected(rank);
@@ -40,16 +48,6 @@ FailureCause TcpControl::lost_connection(int32_t peer, const Status& why, bool d
                       describe_rank(group_.rank), describe_rank(peer), damaged ? "damaged" : "lost",
                       group_.rank, why.text()),
           group_.rank};
-}
-
-// The same text on every rank.
-FailureCause TcpControl::lost_coordinator() const {
-  const int32_t rank = group_.coordinator;
-  const wire::Members::Member& member = group_.members[static_cast<size_t>(rank)];
-  return {Code::kPeerLost, rank,
-          fmt::format("{} is lost: it does not answer",
-                      member_text(rank, {member.pid, member.host, ""})),
-          -1};
 }
 
 // Of ranks without a sign of life, on the coordinator.
@@ -85,7 +83,7 @@ void TcpControl::propose(FailureCause cause) {
     return;
   }
   if (!group_.links[0]->open() && !connected(coordinator)) {
-    adopt(lost_coordinator());
+    adopt(lost_coordinator(group_));
     return;
   }
   proposed_ns_ = reactor_.now_ns();
@@ -116,7 +114,7 @@ Status TcpControl::on_failure_frame(int32_t peer, wire::Bytes payload) {
 // On the coordinator: a proposal of its own or of a member.
 void TcpControl::consider(FailureCause cause) {
   if (failure_ || decision_) return;
-  const FailureCause own = lost_coordinator();
+  const FailureCause own = lost_coordinator(group_);
   if (cause.code == own.code && cause.text == own.text) {  // members went on without this rank
     decide(own);
   } else if (established_ && !left_ && is_symptom(cause)) {
@@ -181,7 +179,7 @@ void TcpControl::on_lost(ControlLink& link, const Status& why) {
     if (coordinates()) {
       decide(link.damaged() ? lost_connection(peer, why, true) : lost_rank(peer, why));
     } else {
-      adopt(wrong ? lost_rank(peer, why) : lost_coordinator());
+      adopt(wrong ? lost_rank(peer, why) : lost_coordinator(group_));
     }
     return;
   }
@@ -200,7 +198,7 @@ void TcpControl::on_disconnected(int32_t peer) {
   if (coordinates()) {
     conclude();
   } else if (peer == group_.coordinator) {
-    adopt(lost_coordinator());
+    adopt(lost_coordinator(group_));
   }
 }
 
@@ -239,6 +237,7 @@ void TcpControl::adopt(FailureCause cause) {
   cause.text = cause.whole_text();
   cause.waits.clear();
   failure_ = std::move(cause);
+  service_.stop();
   asio::post(reactor_.io(), [this, alive = std::weak_ptr<bool>(alive_)] {
     if (!alive.expired() && listener_ != nullptr) listener_->on_control_failure(*failure_);
   });
@@ -251,7 +250,8 @@ void TcpControl::check_decision(int64_t now_ns) {
   if (!proposed_ || failure_ || ms_between(proposed_ns_, now_ns) < kDecisionMs) return;
   if (!std::exchange(overdue_, true)) return;
   // A rank that aborts reports its own abort.
-  const FailureCause cause = proposed_->code == Code::kAborted ? *proposed_ : lost_coordinator();
+  const FailureCause cause =
+      proposed_->code == Code::kAborted ? *proposed_ : lost_coordinator(group_);
   tell(group_.coordinator, encoded(cause));
   adopt(cause);
 }
@@ -266,8 +266,8 @@ void TcpControl::check_silence(int64_t now_ns) {
   if (!coordinates()) {
     // Half as long again: the coordinator's decision comes first if only this connection is silent.
     if (silent(group_.coordinator) < silence_limit_ms_ + silence_limit_ms_ / 2) return;
-    tell(group_.coordinator, encoded(lost_coordinator()));
-    adopt(lost_coordinator());
+    tell(group_.coordinator, encoded(lost_coordinator(group_)));
+    adopt(lost_coordinator(group_));
     return;
   }
   std::vector<int32_t> accused;

@@ -17,6 +17,12 @@ TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
       reactor_(*reactor_owner_),
       group_(std::move(membership)),
       heartbeat_ms_(heartbeat_ms),
+      service_(reactor_, group_.rank, group_.size(), group_.coordinator,
+               [this](int32_t rank, std::string payload) {
+                 ControlLink* link = link_of(rank);
+                 if (link != nullptr && !bye_[static_cast<size_t>(rank)])
+                   link->send(wire::FrameKind::kService, std::move(payload));
+               }),
       bye_(static_cast<size_t>(group_.size())),
       last_heartbeat_ns_(reactor_.now_ns()),
       last_tick_ns_(last_heartbeat_ns_),
@@ -71,7 +77,7 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
   if (left_)
     return invalid_state("rank {} has left the group and cannot take part in \"{}\"", rank(), what);
   gathered_.reset();
-  waiting_.clear();
+  told_.waiting.clear();
   const uint64_t sequence = sequence_;
   if (coordinates()) {
     contribute(rank(), sequence, std::string(what), std::string(mine));
@@ -89,8 +95,8 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
     return error(Code::kPeerLost, "exchange \"{}\": the coordinator, {}, has left the group", what,
                  describe_rank(group_.coordinator));
   }
-  if (in_time) return failure_status().with_prefix(fmt::format("exchange \"{}\"", what));
-  const std::string missing = coordinates() ? missing_text() : waiting_;
+  if (in_time) return failure_->status().with_prefix(fmt::format("exchange \"{}\"", what));
+  const std::string missing = coordinates() ? missing_text() : told_.waiting;
   return error(
       Code::kTimeout, "rank {}: the exchange \"{}\" is not complete in time: {}", rank(), what,
       missing.empty()
@@ -156,6 +162,7 @@ Status TcpControl::on_message(ControlLink& link, wire::FrameKind kind, wire::Byt
     case wire::FrameKind::kHeartbeat: return on_heartbeat(link, payload);
     case wire::FrameKind::kFailure: return on_failure_frame(link.rank, payload);
     case wire::FrameKind::kBye: on_bye(link); return {};
+    case wire::FrameKind::kService: return service_.on_frame(link.rank, payload);
     default: break;
   }
   return error(Code::kProtocol, "{} frame from {} to rank {}", wire::kind_name(kind),
@@ -193,9 +200,9 @@ Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
     last_heartbeat_ns_ = reactor_.now_ns();
     link.send(wire::FrameKind::kHeartbeat, wire::Heartbeat{}.encode());
   }
-  waiting_ = std::move(beat->waiting);
+  told_.waiting = std::move(beat->waiting);
   if (beat->silent_ms.size() == static_cast<size_t>(size())) {
-    silent_ms_ = std::move(beat->silent_ms);
+    told_.silent_ms = std::move(beat->silent_ms);
     silent_at_ns_ = reactor_.now_ns();
   }
   return {};
@@ -210,6 +217,20 @@ void TcpControl::on_bye(ControlLink& link) {
             fmt::format("{} has left the group during the exchange \"{}\"",
                         describe_rank(link.rank), gather_.what)});
   }
+}
+
+// ---- service messages
+
+Status TcpControl::send_service(int32_t to, uint32_t channel, std::string_view bytes) {
+  if (failure_) return failure_->status();
+  if (!established_ || left_)
+    return invalid_state(
+        "rank {}: service messages are for groups that are set up and have not ended", rank());
+  return service_.send({rank(), to, channel, std::string(bytes)});
+}
+
+void TcpControl::set_service_listener(uint32_t channel, ServiceListener* listener) {
+  service_.listen(channel, listener);
 }
 
 // ---- signs of life
@@ -274,8 +295,8 @@ int64_t TcpControl::silent_ms(int32_t rank) const {
   const int64_t now = reactor_.now_ns();
   if (const ControlLink* link = link_of(rank))
     return std::max<int64_t>(0, ms_between(link->last_heard_ns(), now));
-  if (silent_ms_.empty()) return 0;
-  return silent_ms_[static_cast<size_t>(rank)] + ms_between(silent_at_ns_, now);
+  if (told_.silent_ms.empty()) return 0;
+  return told_.silent_ms[static_cast<size_t>(rank)] + ms_between(silent_at_ns_, now);
 }
 
 // ---- end
@@ -285,6 +306,7 @@ void TcpControl::leave(Deadline deadline) {
   if (inquiry_) decide(inquiry_->cause);
   if (decision_) adopt(*decision_);
   left_ = true;
+  service_.stop();
   for (const auto& link : group_.links) {
     if (link) link->send(wire::FrameKind::kBye, "");
   }

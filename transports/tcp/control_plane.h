@@ -27,6 +27,7 @@
 #include "core/iface/rendezvous.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/rendezvous_server.h"
+#include "transports/tcp/service_relay.h"
 
 namespace sotto::tcp {
 
@@ -73,6 +74,8 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   int64_t silent_ms(int32_t rank) const override;
   void set_silence_limit(int64_t limit_ms) override;
   void established() override;
+  Status send_service(int32_t to, uint32_t channel, std::string_view bytes) override;
+  void set_service_listener(uint32_t channel, ServiceListener* listener) override;
   void leave(Deadline deadline) override;
 
   // "rank 2 (pid 123 on host, 10.0.0.2:3456)"
@@ -113,7 +116,6 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   void contribute(int32_t rank, uint64_t sequence, std::string what, std::string blob);
   void complete_gather();
   std::string missing_text() const;
-  Status failure_status() const;
   void tick();
   void send_heartbeats();
   void report_missing();
@@ -122,7 +124,6 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   bool connected(int32_t rank) const;
   FailureCause lost_rank(int32_t rank, const Status& why) const;
   FailureCause lost_connection(int32_t peer, const Status& why, bool damaged) const;
-  FailureCause lost_coordinator() const;
   void propose(FailureCause cause);
   void consider(FailureCause cause);
   void inquire(FailureCause cause);
@@ -139,6 +140,7 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   Reactor& reactor_;
   Membership group_;
   int64_t heartbeat_ms_;
+  ServiceRelay service_;
   std::shared_ptr<void> ticker_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   std::shared_ptr<FailureBridge> bridge_ = std::make_shared<FailureBridge>();
@@ -158,13 +160,12 @@ class TcpControl final : public ControlPlane, public ControlLinkOwner {
   uint64_t sequence_ = 0;  // of the next all-gather
   PendingGather gather_;   // coordinator: the one in progress
   std::optional<std::vector<std::string>> gathered_;
-  std::string waiting_;           // member: ranks that the coordinator waits for
   std::string reported_missing_;  // coordinator: the last report of missing ranks
   int64_t last_heartbeat_ns_;
   int64_t silence_limit_ms_ = 0;
   int64_t last_tick_ns_;
-  int64_t awake_since_ns_;           // end of the last time in which this process did not run
-  std::vector<uint32_t> silent_ms_;  // member: as the coordinator reported
+  int64_t awake_since_ns_;  // end of the last time in which this process did not run
+  wire::Heartbeat told_;    // member: the coordinator's last word of each
   int64_t silent_at_ns_ = 0;
 };
 

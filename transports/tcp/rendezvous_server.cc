@@ -1,7 +1,5 @@
 #include "transports/tcp/rendezvous_server.h"
 
-#include <sys/utsname.h>
-
 #include <algorithm>
 
 #include "core/base/log.h"
@@ -31,11 +29,6 @@ std::string client_text(int32_t rank, const wire::Join& join, const std::string&
 }
 
 }  // namespace
-
-std::string host_name() {
-  utsname name;
-  return ::uname(&name) == 0 ? name.nodename : "unknown host";
-}
 
 std::string member_text(int32_t rank, const wire::Members::Member& m) {
   return fmt::format("rank {} (pid {} on {}{}{})", rank, m.pid, m.host,

@@ -35,8 +35,6 @@ struct Membership {
   int32_t size() const { return static_cast<int32_t>(members.size()); }
 };
 
-// This process, for reports.
-std::string host_name();
 // "rank 2 (pid 123 on host, 10.0.0.2:3456)".
 std::string member_text(int32_t rank, const wire::Members::Member& member);
 // "2, 5 to 7".

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <map>
 
+#include "core/base/host.h"
 #include "core/base/log.h"
 #include "core/iface/unique_id.h"
 #include "transports/tcp/control_plane.h"

@@ -1,0 +1,100 @@
+// Ranks as processes know which of them share a host.
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "core/cpu/cpu_device.h"
+#include "tests/support/core_ranks.h"
+#include "tests/support/kill_campaign.h"
+#include "tests/support/processes.h"
+#include "tests/support/temp_dir.h"
+
+namespace sotto::test {
+namespace {
+
+std::string text_of(const Comm& comm) {
+  std::string text;
+  for (const int32_t host : comm.hosts()) text += fmt::format("{} ", host);
+  const auto report = nlohmann::json::parse(comm.report_json("routes"));
+  text += fmt::format("report {}:", report["host"].get<int32_t>());
+  for (const auto& peer : report["peers"]) text += fmt::format(" {}", peer["host"].get<int32_t>());
+  return text;
+}
+
+// argument: path of the id, and SOTTO_HOST_ID of each rank.
+SOTTO_RANK_MAIN(hosts) {
+  const auto task = nlohmann::json::parse(self.argument);
+  const std::string path = task["id"];
+  const std::string host_id = task["hosts"][static_cast<size_t>(self.rank)];
+  if (!host_id.empty()) ::setenv("SOTTO_HOST_ID", host_id.c_str(), 1);
+  ContextOptions options;
+  options.environment = process_environment();
+  const Result<Params> params = Params::read(options.environment);
+  if (!params.ok()) {
+    self.say(params.status().text());
+    return 0;
+  }
+  options.params = *params;
+  options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
+  options.backends = standard_backends();
+  const auto context = std::make_shared<Context>(std::move(options));
+  CommConfig config;
+  config.rank = self.rank;
+  config.size = self.size;
+  UniqueId id{};
+  if (self.rank == 0) {
+    id = check(context->make_unique_id());
+    publish(path, id.data(), id.size());
+  } else if (!await_published(path, id.data(), id.size(), 60'000)) {
+    return 1;
+  }
+  config.id = id;
+  const std::shared_ptr<Comm> comm = check(Comm::create(context, config));
+  self.say(text_of(*comm));
+  // The other way round, without rank 0.
+  const std::shared_ptr<Comm> part = check(comm->split(self.rank == 0 ? -1 : 0, -self.rank));
+  self.say(part == nullptr ? "none" : text_of(*part));
+  check(comm->barrier());
+  return 0;
+}
+
+std::string task_of(const TempDir& folder, const std::vector<std::string>& hosts) {
+  return nlohmann::json{{"id", folder.path() + "/id"}, {"hosts", hosts}}.dump();
+}
+
+TEST(Hosts, ProcessesOfOneMachineShareAHost) {
+  const TempDir folder;
+  Processes ranks("hosts", 2, {.argument = task_of(folder, {"", ""})});
+  for (const int rank : {0, 1}) EXPECT_EQ(ranks.message(rank), "0 0 report 0: 0");
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+TEST(Hosts, TheyAreWhatTheRanksSayAndSplitsInheritThem) {
+  const TempDir folder;
+  Processes ranks("hosts", 4, {.argument = task_of(folder, {"b", "a", "b", ""})});
+  EXPECT_EQ(ranks.message(0), "0 1 0 2 report 0: 1 0 2");
+  EXPECT_EQ(ranks.message(1), "0 1 0 2 report 1: 0 0 2");
+  EXPECT_EQ(ranks.message(2), "0 1 0 2 report 0: 0 1 2");
+  EXPECT_EQ(ranks.message(3), "0 1 0 2 report 2: 0 1 0");
+  // Ranks 3, 2, 1 of the root comm.
+  EXPECT_EQ(ranks.message(0), "none");
+  EXPECT_EQ(ranks.message(1), "0 1 2 report 2: 0 1");
+  EXPECT_EQ(ranks.message(2), "0 1 2 report 1: 0 2");
+  EXPECT_EQ(ranks.message(3), "0 1 2 report 0: 1 2");
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+TEST(Hosts, ABadTextIsRefusedWithItsName) {
+  const TempDir folder;
+  Processes ranks("hosts", 1, {.argument = task_of(folder, {"a\tb"})});
+  const std::string text = ranks.message(0);
+  EXPECT_NE(text.find("SOTTO_HOST_ID"), std::string::npos) << text;
+  EXPECT_NE(text.find("printable ASCII text"), std::string::npos) << text;
+  ranks.wait_all();
+  EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
+}
+
+}  // namespace
+}  // namespace sotto::test
