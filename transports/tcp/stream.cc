@@ -66,9 +66,8 @@ void FrameStream::shutdown_send() {
   out_dead_ = true;
 }
 
-void FrameStream::drop_out(const void* cookie) {
-  if (!out_busy_ || out_.cookie != cookie) return;
-  if (out_sent_ > 0) out_dead_ = true;
+void FrameStream::drop_out() {
+  if (out_busy_ && out_sent_ > 0) out_dead_ = true;
   out_busy_ = false;
 }
 

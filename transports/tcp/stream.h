@@ -12,6 +12,7 @@
 #include "core/base/hash.h"
 #include "core/base/status.h"
 #include "core/wire/frame.h"
+#include "transports/framed/carrier.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/send_window.h"
 
@@ -19,12 +20,7 @@ namespace sotto::tcp {
 
 class FrameStream;
 
-// A frame to send. The payload stays where it is until on_sent.
-struct OutFrame {
-  wire::FrameHeader header;
-  const uint8_t* payload = nullptr;
-  void* cookie = nullptr;  // the owner's
-};
+using framed::OutFrame;
 
 // The memory for the payload of a frame.
 struct PayloadPlace {
@@ -83,9 +79,9 @@ class FrameStream final : public Pollable {
   void shutdown_send();
   // Forgets a frame that is being sent or received: its memory is not accessed any more. After half
   // a frame nothing can be sent on the connection.
-  void drop_out(const void* cookie);
+  void drop_out();
   void discard_in() { in_payload_ = nullptr; }
-  const void* sending() const { return out_busy_ ? out_.cookie : nullptr; }
+  const Transfer* sending() const { return out_busy_ ? out_.message : nullptr; }
 
   bool open() const { return fd_ >= 0; }
   bool idle() const { return !out_busy_; }
