@@ -18,6 +18,7 @@ Result<std::unique_ptr<Backend>> make_delayed(const Clock& clock) {
 Result<std::unique_ptr<Backend>> make_joined_by_tcp(const Clock& clock) {
   TcpOptions options;
   options.clock = &clock;
+  options.heartbeat_ms = 50;
   SOTTO_ASSIGN(std::unique_ptr<Backend> rendezvous, make_tcp_backend(options));
   SOTTO_ASSIGN(std::unique_ptr<Backend> inproc, make_inproc_backend(clock));
   return std::unique_ptr<Backend>(
