@@ -26,7 +26,6 @@ CEILINGS = {  # names without the namespace sotto
     "StepFrame": {"methods": 47},
     "StepShape": {"fields": 19},
     "nccl::NcclTransport": {"methods": 48, "fields": 24},
-    "tcp::FrameStream": {"methods": 43, "fields": 32},
     "tcp::Reactor": {"fields": 20},
     "tcp::TcpControl": {"methods": 50, "fields": 30},
 }
