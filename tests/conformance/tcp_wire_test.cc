@@ -62,7 +62,7 @@ class TcpWire : public testing::Test {
         check(tcp::FrameStream::make(*reactor_, ends[0], "test", no_owner_)));
     peers[1].name = kPeerName;
     transport_ = std::make_unique<tcp::TcpTransport>(reactor_, 0, std::move(peers), sink_,
-                                                     tcp::FlowLimits{kEager, kCredit});
+                                                     framed::FlowLimits{kEager, kCredit});
   }
   void TearDown() override {
     transport_.reset();

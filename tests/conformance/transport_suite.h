@@ -25,6 +25,7 @@
 #include "core/iface/transport.h"
 #include "tests/support/poll_driver.h"
 #include "tests/support/ranks.h"
+#include "tests/support/transfers.h"
 
 namespace sotto::test {
 
@@ -41,57 +42,10 @@ inline std::string case_name(const testing::TestParamInfo<TransportCase>& info) 
 
 class TransportSuite : public testing::TestWithParam<TransportCase> {};
 
-class RecordingSink final : public TransferSink {
- public:
-  struct Done {
-    Transfer* transfer;
-    Status status;
-  };
-  struct ReportedFailure {
-    int32_t peer;
-    Status status;
-  };
-  void on_transfer(Transfer& transfer, Status status) noexcept override {
-    done.push_back({&transfer, status});
-  }
-  void on_failure(int32_t peer, Status status) noexcept override {
-    failures.push_back({peer, status});
-  }
-  std::vector<Done> done;
-  std::vector<ReportedFailure> failures;
-};
-
 class RecordingListener final : public ControlListener {
  public:
   void on_control_failure(const FailureCause& cause) noexcept override { causes.push_back(cause); }
   std::vector<FailureCause> causes;
-};
-
-// One operation of one rank with its transfers. Addresses stay as they are.
-struct TestOp {
-  OpPosting posting;
-  std::deque<Transfer> transfers;
-
-  TestOp(uint64_t comm, uint64_t number, uint64_t tag = 0) {
-    posting.key = {comm, number};
-    posting.signature.kind = OpKind::kAllReduce;
-    posting.signature.reduce = 1;
-    posting.signature.count = 100;
-    posting.signature.tag = tag;
-    posting.signature.chain = number * 77 + tag;
-  }
-  Transfer& add(bool is_send, int32_t peer, uint32_t round, uint32_t segment, void* data,
-                uint64_t bytes) {
-    Transfer& t = transfers.emplace_back();
-    t.op = &posting;
-    t.peer = peer;
-    t.round = round;
-    t.segment = segment;
-    t.is_send = is_send;
-    t.data = data;
-    t.bytes = bytes;
-    return t;
-  }
 };
 
 // Everything one rank owns. Members end in the right order: transport, control, backend.

@@ -24,9 +24,6 @@ CEILINGS = {  # names without the namespace sotto
     "StepFrame": {"methods": 47},
     "StepShape": {"fields": 19},
     "nccl::NcclTransport": {"methods": 48, "fields": 24},
-    "tcp::DataLink": {"methods": 47, "fields": 18},
-    "tcp::Flow": {"fields": 17},
-    "tcp::FrameStream": {"methods": 43, "fields": 32},
     "tcp::Reactor": {"fields": 20},
     "tcp::TcpControl": {"methods": 50, "fields": 30},
 }

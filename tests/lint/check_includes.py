@@ -2,8 +2,8 @@
 
 Inside core: base <- kernels <- iface <- wire, cpu <- plan <- engine <- group <- codec <- optim <- state; config sees base alone,
 and codec and what is above it see config.
-transports and cuda see core/base, core/kernels, core/iface, core/wire; cuda and transports/nccl also cuda/calls, which sees
-core/base alone. capi sees core. capi/src/backends.cc alone also sees transports.
+transports and cuda see core/base, core/kernels, core/iface, core/wire; transports that are made of frame carriers (tcp) also
+transports/framed; cuda and transports/nccl also cuda/calls, which sees core/base alone. capi sees core. capi/src/backends.cc alone also sees transports.
 integration and bindings see the public headers alone. The public headers see the C library alone.
 """
 
@@ -35,6 +35,8 @@ def _core_rules():
 
 CORE_RULES = _core_rules()
 FOR_TRANSPORTS = {"core/base", "core/kernels", "core/iface", "core/wire"}
+FRAMED = "transports/framed"
+ON_FRAMES = {"transports/tcp"}
 CUDA_CALLS = "cuda/calls"
 PUBLIC_HEADERS = "capi/include"
 MAIN_HEADER = "capi/include/sotto/sotto.h"
@@ -65,7 +67,7 @@ def allowed_rooms(path):
     if room in ("cuda", "transports/nccl"):
         return FOR_TRANSPORTS | {room, CUDA_CALLS}
     if room.startswith("transports/"):
-        return FOR_TRANSPORTS | {room}
+        return FOR_TRANSPORTS | {room} | ({FRAMED} if room in ON_FRAMES else set())
     if room == "capi":
         allowed = set(CORE_RULES) | {"capi", PUBLIC_HEADERS}
         return None if path.as_posix() == "capi/src/backends.cc" else allowed

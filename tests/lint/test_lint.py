@@ -85,6 +85,9 @@ class Includes(unittest.TestCase):
         self.assert_allowed("transports/tcp/a.cc", "transports/tcp/b.h")
         self.assert_caught("transports/tcp/a.cc", "core/engine/b.h", "core/engine")
         self.assert_caught("transports/tcp/a.cc", "transports/inproc/b.h", "transports/inproc")
+        self.assert_allowed("transports/tcp/a.cc", "transports/framed/b.h")
+        self.assert_caught("transports/framed/a.cc", "transports/tcp/b.h", "transports/tcp")
+        self.assert_caught("transports/inproc/a.cc", "transports/framed/b.h", "transports/framed")
 
     def test_cuda_calls(self):
         for name in ("cuda/a.cc", "cuda/kernels/a.cc", "transports/nccl/a.cc"):

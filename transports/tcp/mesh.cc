@@ -17,14 +17,14 @@ constexpr uint32_t kMaxConnections = 64;
 // What the other ranks need to connect to one.
 struct AddressRecord {
   uint16_t port = 0;
-  FlowLimits limits;
+  MeshLimits limits;
   std::vector<Address> addresses;
 
   std::string encode() const {
     wire::ByteWriter out;
     out.number(port);
-    out.number(limits.eager_bytes);
-    out.number(limits.credit_bytes);
+    out.number(limits.flow.eager_bytes);
+    out.number(limits.flow.credit_bytes);
     out.number(limits.connections);
     out.number(static_cast<uint32_t>(addresses.size()));
     for (const Address& a : addresses) out.text(a.to_string());
@@ -34,8 +34,8 @@ struct AddressRecord {
     wire::ByteReader in({reinterpret_cast<const uint8_t*>(text.data()), text.size()});
     AddressRecord record;
     record.port = in.number<uint16_t>();
-    record.limits.eager_bytes = in.number<uint64_t>();
-    record.limits.credit_bytes = in.number<uint64_t>();
+    record.limits.flow.eager_bytes = in.number<uint64_t>();
+    record.limits.flow.credit_bytes = in.number<uint64_t>();
     record.limits.connections = std::clamp(in.number<uint32_t>(), 1u, kMaxConnections);
     const uint32_t count = std::min(in.number<uint32_t>(), kMaxAddresses);
     for (uint32_t i = 0; i < count && in.ok(); ++i) {
@@ -134,14 +134,15 @@ class Mesh {
     return place.published_port != 0 ? place.published_port : listener_->port();
   }
 
-  Status connect(const std::vector<std::string>& records, FlowLimits& limits) {
+  Status connect(const std::vector<std::string>& records, MeshLimits& limits) {
     std::vector<AddressRecord> known;
     for (int32_t r = 0; r < control_.size(); ++r) {
       SOTTO_ASSIGN(const AddressRecord record,
                    AddressRecord::decode(records[static_cast<size_t>(r)]));
       // A receiver has to be ready for what a sender may send, so the smallest limit counts.
-      limits.eager_bytes = std::min(limits.eager_bytes, record.limits.eager_bytes);
-      limits.credit_bytes = std::min(limits.credit_bytes, record.limits.credit_bytes);
+      limits.flow.eager_bytes = std::min(limits.flow.eager_bytes, record.limits.flow.eager_bytes);
+      limits.flow.credit_bytes =
+          std::min(limits.flow.credit_bytes, record.limits.flow.credit_bytes);
       limits.connections = std::min(limits.connections, record.limits.connections);
       known.push_back(record);
     }
@@ -344,7 +345,7 @@ Status tell_everyone(TcpControl& control, Driver& driver, FailureCause cause) {
 }  // namespace
 
 Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor,
-                                                const ListenPlace& place, FlowLimits limits,
+                                                const ListenPlace& place, MeshLimits limits,
                                                 TcpControl& control, std::span<const int32_t> peers,
                                                 TransferSink& sink, Driver& driver,
                                                 Deadline deadline) {
@@ -371,7 +372,7 @@ Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& 
     SOTTO_TRY(control.all_gather("data connections are made", "", driver, deadline).status());
   }
   auto transport =
-      std::make_unique<TcpTransport>(reactor, control.rank(), mesh.take(), sink, limits);
+      std::make_unique<TcpTransport>(reactor, control.rank(), mesh.take(), sink, limits.flow);
   transport->carry_failures(control);
   return std::unique_ptr<Transport>(std::move(transport));
 }

@@ -15,8 +15,14 @@
 
 namespace sotto::tcp {
 
+// Of this rank; of a group the smallest of each counts.
+struct MeshLimits {
+  framed::FlowLimits flow;
+  uint32_t connections = 1;  // to each peer
+};
+
 Result<std::unique_ptr<Transport>> connect_mesh(const std::shared_ptr<Reactor>& reactor,
-                                                const ListenPlace& place, FlowLimits limits,
+                                                const ListenPlace& place, MeshLimits limits,
                                                 TcpControl& control, std::span<const int32_t> peers,
                                                 TransferSink& sink, Driver& driver,
                                                 Deadline deadline);

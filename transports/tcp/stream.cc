@@ -30,9 +30,9 @@ FrameStream::FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner
     : reactor_(reactor),
       fd_(fd),
       name_(std::move(name)),
-      peer_(name_),
       owner_(&owner),
       last_heard_ns_(reactor.now_ns()),
+      reader_(name_),
       window_(reactor.send_shares()) {}
 
 Result<std::unique_ptr<FrameStream>> FrameStream::make(Reactor& reactor, int fd, std::string name,
@@ -66,16 +66,14 @@ void FrameStream::shutdown_send() {
   out_dead_ = true;
 }
 
-void FrameStream::drop_out(const void* cookie) {
-  if (!out_busy_ || out_.cookie != cookie) return;
-  if (out_sent_ > 0) out_dead_ = true;
-  out_busy_ = false;
+void FrameStream::drop_out() {
+  if (writer_.drop()) out_dead_ = true;
 }
 
 bool FrameStream::delivered() const {
   if (fd_ < 0 || out_dead_) return true;
   int unacknowledged = 0;
-  return !out_busy_ && (::ioctl(fd_, SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0);
+  return idle() && (::ioctl(fd_, SIOCOUTQ, &unacknowledged) != 0 || unacknowledged == 0);
 }
 
 void FrameStream::fail(Status why) {
@@ -84,12 +82,7 @@ void FrameStream::fail(Status why) {
 }
 
 void FrameStream::fail_errno(const char* call, int number) {
-  std::string where;
-  if (in_stage_ != ReceiveStage::kHeader) {
-    where = fmt::format(" in the middle of a {}", describe(in_header_));
-  } else if (in_begin_ != in_end_) {
-    where = " in the middle of a frame header";
-  }
+  const std::string where = reader_.where();
   unanswered_ = number == ETIMEDOUT || number == EHOSTUNREACH || number == ENETUNREACH;
   if (number == 0) {
     fail(error(Code::kPeerLost, "{} closed the connection{}", name_, where));
@@ -145,25 +138,12 @@ bool FrameStream::receive() {
 }
 
 uint64_t FrameStream::receive_once(uint64_t allowed) {
-  // parse() leaves less than a header or trailer in the buffer.
-  if (in_begin_ > 0) {
-    std::memmove(in_buffer_.data(), in_buffer_.data() + in_begin_, in_end_ - in_begin_);
-    in_end_ -= in_begin_;
-    in_begin_ = 0;
-  }
-  iovec parts[2];
-  int count = 0;
-  uint64_t direct = 0;
-  if (in_stage_ == ReceiveStage::kPayload && in_payload_ != nullptr) {
-    make_room();
-    direct = std::min(in_room_ - in_done_, allowed);
-    parts[count++] = {in_payload_ + in_done_, direct};
-  }
-  const uint64_t room = std::min<uint64_t>(in_buffer_.size() - in_end_, allowed - direct);
-  if (room > 0) parts[count++] = {in_buffer_.data() + in_end_, room};
+  framed::FrameReader::Parts parts;
   msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = static_cast<size_t>(count);
+  message.msg_iov = parts.data();
+  message.msg_iovlen = reader_.parts(allowed, parts);
+  uint64_t asked = 0;
+  for (size_t i = 0; i < message.msg_iovlen; ++i) asked += parts[i].iov_len;
   ssize_t n;
   do {
     n = ::recvmsg(fd_, &message, MSG_DONTWAIT);
@@ -177,39 +157,56 @@ uint64_t FrameStream::receive_once(uint64_t allowed) {
     return 0;
   }
   const auto bytes = static_cast<uint64_t>(n);
-  if (bytes < direct + room && !hung_up_)
+  if (bytes < asked && !hung_up_)
     readable_ = false;  // the socket is empty; its next bytes make an event
   last_heard_ns_ = reactor_.now_ns();
   reactor_.ingress().take(bytes);
-  if (direct > 0) take_direct(std::min(bytes, direct));
-  if (bytes > direct) in_end_ += bytes - direct;
+  reader_.arrived(bytes);
   return bytes;
-}
-
-// Payload bytes that recvmsg has put in place; hashed while they are in the cache.
-void FrameStream::take_direct(uint64_t bytes) {
-  if (in_streamed_) in_hasher_.update(in_payload_ + in_done_, bytes);
-  in_done_ += bytes;
 }
 
 // Consumes what has arrived. False when the connection is closed.
 bool FrameStream::parse() {
+  using Event = framed::FrameReader::Event;
   while (!paused_) {
-    switch (in_stage_) {
-      case ReceiveStage::kHeader:
-        if (in_end_ - in_begin_ < wire::kHeaderBytes) return plausible_start();
+    switch (reader_.next()) {
+      case Event::kStarved: return true;
+      case Event::kHeader:
         if (!begin_frame()) return false;
         break;
-      case ReceiveStage::kPayload:
-        if (!take_payload()) return true;
+      case Event::kRoom: {
+        const PayloadPlace more =
+            owner_->more_room(*this, reader_.header(), reader_.payload_arrived());
+        reader_.place(more.data, more.room);
         break;
-      case ReceiveStage::kTrailer:
-        if (in_end_ - in_begin_ < wire::kTrailerBytes) return true;
-        if (!end_payload()) return false;
+      }
+      case Event::kFrame:
+        if (!settle(owner_->on_frame(*this, reader_.header()))) return false;
         break;
+      case Event::kDamaged: return damage();
     }
   }
   return true;
+}
+
+bool FrameStream::begin_frame() {
+  const auto place = owner_->on_header(*this, reader_.header());
+  if (!settle(place.status())) return false;
+  reader_.place(place->data, place->room);
+  return true;
+}
+
+// Whether the connection goes on after a call of the owner.
+bool FrameStream::settle(const Status& status) {
+  if (open() && !status.ok()) fail(status);
+  return open();
+}
+
+bool FrameStream::damage() {
+  if (wire::is_version_mismatch(reader_.why())) show_version();
+  damaged_ = true;
+  fail(reader_.why());
+  return false;
 }
 
 // Any frame tells the other side which version is spoken here.
@@ -219,96 +216,6 @@ void FrameStream::show_version() {
   const wire::HeaderBytes bytes = wire::encode_header(bye);
   [[maybe_unused]] const ssize_t n =
       ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
-}
-
-// A peer with another protocol may send fewer bytes than a header has, so these are checked as they
-// come.
-bool FrameStream::plausible_start() {
-  const Status start = wire::check_start({in_buffer_.data() + in_begin_, in_end_ - in_begin_});
-  return start.ok() || refuse_start(start);
-}
-
-bool FrameStream::refuse_start(const Status& why) {
-  if (wire::is_version_mismatch(why)) show_version();
-  damaged_ = true;
-  fail(why.with_prefix(fmt::format("from {}", peer_)));
-  return false;
-}
-
-bool FrameStream::begin_frame() {
-  auto header = wire::decode_header(std::span<const uint8_t, wire::kHeaderBytes>(
-      in_buffer_.data() + in_begin_, wire::kHeaderBytes));
-  if (!header.ok()) return refuse_start(header.status());
-  in_begin_ += wire::kHeaderBytes;
-  in_header_ = *header;
-  auto place = owner_->on_header(*this, in_header_);
-  if (!open()) return false;
-  if (!place.ok()) {
-    fail(place.status());
-    return false;
-  }
-  in_payload_ = place->data;
-  in_room_ = std::min(place->room, in_header_.payload_bytes);
-  in_done_ = 0;
-  if (in_header_.payload_bytes == 0) return finish_frame();
-  in_stage_ = ReceiveStage::kPayload;
-  in_streamed_ = in_header_.payload_bytes > kInBufferBytes;
-  if (in_streamed_) in_hasher_.reset();
-  return true;
-}
-
-void FrameStream::make_room() {
-  if (in_done_ < in_room_ || in_done_ == in_header_.payload_bytes) return;
-  const PayloadPlace place = owner_->more_room(*this, in_header_, in_done_);
-  in_payload_ = place.data;
-  in_room_ = std::min(place.room, in_header_.payload_bytes);
-}
-
-// True when the payload is complete.
-bool FrameStream::take_payload() {
-  uint64_t left = std::min<uint64_t>(in_end_ - in_begin_, in_header_.payload_bytes - in_done_);
-  while (left > 0) {
-    if (in_payload_ != nullptr) make_room();
-    const uint64_t bytes = in_payload_ == nullptr ? left : std::min(left, in_room_ - in_done_);
-    const uint8_t* from = in_buffer_.data() + in_begin_;
-    if (in_payload_ != nullptr) std::memcpy(in_payload_ + in_done_, from, bytes);
-    if (in_streamed_) in_hasher_.update(from, bytes);
-    in_begin_ += bytes;
-    in_done_ += bytes;
-    left -= bytes;
-  }
-  if (in_done_ < in_header_.payload_bytes) return false;
-  in_stage_ = ReceiveStage::kTrailer;
-  return true;
-}
-
-bool FrameStream::end_payload() {
-  const uint64_t sent = wire::decode_trailer(std::span<const uint8_t, wire::kTrailerBytes>(
-      in_buffer_.data() + in_begin_, wire::kTrailerBytes));
-  in_begin_ += wire::kTrailerBytes;
-  if (in_payload_ != nullptr) {  // not discarded
-    const uint64_t found =
-        in_streamed_ ? in_hasher_.digest() : hash64(in_payload_, in_header_.payload_bytes);
-    if (found != sent) {
-      damaged_ = true;
-      fail(error(Code::kProtocol, "{} from {} has checksum {:016x}, its bytes have {:016x}",
-                 describe(in_header_), peer_, sent, found));
-      return false;
-    }
-  }
-  return finish_frame();
-}
-
-bool FrameStream::finish_frame() {
-  in_stage_ = ReceiveStage::kHeader;
-  in_payload_ = nullptr;
-  const Status status = owner_->on_frame(*this, in_header_);
-  if (!open()) return false;
-  if (!status.ok()) {
-    fail(status);
-    return false;
-  }
-  return true;
 }
 
 // ---- sending
@@ -323,7 +230,7 @@ bool FrameStream::send() {
   const uint64_t turn = limited ? kLimitedTurnBytes : kTurnBytes;
   uint64_t taken = 0;
   in_send_ = true;
-  while (open() && writable_ && !out_dead_ && (out_busy_ || begin_out())) {
+  while (open() && writable_ && !out_dead_ && (writer_.busy() || begin_out())) {
     if (taken >= turn) {
       in_send_ = false;
       return true;
@@ -342,59 +249,23 @@ bool FrameStream::send() {
     taken += static_cast<uint64_t>(sent);
   }
   in_send_ = false;
-  if (taken > 0 && open() && !out_busy_) window_.idle(fd_, reactor_.now_ns());
+  if (taken > 0 && open() && idle()) window_.idle(fd_, reactor_.now_ns());
   return false;
 }
 
 bool FrameStream::begin_out() {
-  if (!owner_->next_frame(*this, out_)) return false;
-  out_busy_ = true;
-  out_header_ = wire::encode_header(out_.header);
-  out_sent_ = 0;
-  out_hashed_ = 0;
-  const uint64_t bytes = out_.header.payload_bytes;
-  if (bytes > kChunkBytes) {
-    out_hasher_.reset();
-  } else if (bytes > 0) {
-    out_trailer_ = wire::encode_trailer(hash64(out_.payload, bytes));
-    out_hashed_ = bytes;
-  }
+  OutFrame frame;
+  if (!owner_->next_frame(*this, frame)) return false;
+  writer_.begin(frame);
   return true;
-}
-
-// A long payload is hashed just before it is sent, a chunk at a time, so that it is read from
-// memory once.
-void FrameStream::hash_ahead() {
-  const uint64_t bytes = out_.header.payload_bytes;
-  const uint64_t done = out_sent_ > wire::kHeaderBytes ? out_sent_ - wire::kHeaderBytes : 0;
-  if (out_hashed_ == bytes || done < out_hashed_) return;
-  const uint64_t chunk = std::min(kChunkBytes, bytes - out_hashed_);
-  out_hasher_.update(out_.payload + out_hashed_, chunk);
-  out_hashed_ += chunk;
-  if (out_hashed_ == bytes) out_trailer_ = wire::encode_trailer(out_hasher_.digest());
 }
 
 // Bytes sent, or -1 when the socket takes no more.
 int64_t FrameStream::send_once(uint64_t allowed) {
-  hash_ahead();
-  const uint64_t bytes = out_.header.payload_bytes;
-  const uint64_t trailer_at = wire::kHeaderBytes + bytes;
-  const uint64_t total = wire::frame_bytes(bytes);
-  iovec parts[3];
-  int count = 0;
-  uint64_t at = out_sent_;
-  const auto part = [&](const uint8_t* base, uint64_t begin, uint64_t end) {
-    end = std::min(end, out_sent_ + allowed);
-    if (at < begin || at >= end) return;
-    parts[count++] = {const_cast<uint8_t*>(base) + (at - begin), end - at};
-    at = end;
-  };
-  part(out_header_.data(), 0, wire::kHeaderBytes);
-  part(out_.payload, wire::kHeaderBytes, wire::kHeaderBytes + out_hashed_);
-  if (out_hashed_ == bytes) part(out_trailer_.data(), trailer_at, total);
+  framed::FrameWriter::Parts parts;
   msghdr message{};
-  message.msg_iov = parts;
-  message.msg_iovlen = static_cast<size_t>(count);
+  message.msg_iov = parts.data();
+  message.msg_iovlen = writer_.parts(allowed, parts);
   ssize_t n;
   do {
     n = ::sendmsg(fd_, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -409,12 +280,11 @@ int64_t FrameStream::send_once(uint64_t allowed) {
     }
     return -1;
   }
-  reactor_.egress().take(static_cast<uint64_t>(n));
-  out_sent_ += static_cast<uint64_t>(n);
-  window_.sent(fd_, static_cast<uint64_t>(n), reactor_.now_ns());
-  if (out_sent_ == total) {
-    out_busy_ = false;
-    const OutFrame sent = out_;
+  const auto bytes = static_cast<uint64_t>(n);
+  reactor_.egress().take(bytes);
+  window_.sent(fd_, bytes, reactor_.now_ns());
+  if (writer_.sent(bytes)) {
+    const OutFrame sent = writer_.frame();
     owner_->on_sent(*this, sent);
   }
   return n;

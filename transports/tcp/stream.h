@@ -1,17 +1,18 @@
-// A connected socket that carries frames. It parses and checks arriving frames and receives their
-// payloads where the owner says. It sends the owner's frames in turn, without a copy.
+// A connected socket that carries frames: it receives their payloads where the owner says, and
+// sends the owner's frames in turn, without a copy.
 //
 // Threads: the driving thread.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <string>
 
-#include "core/base/hash.h"
 #include "core/base/status.h"
 #include "core/wire/frame.h"
+#include "transports/framed/carrier.h"
+#include "transports/framed/frame_reader.h"
+#include "transports/framed/frame_writer.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/send_window.h"
 
@@ -19,12 +20,7 @@ namespace sotto::tcp {
 
 class FrameStream;
 
-// A frame to send. The payload stays where it is until on_sent.
-struct OutFrame {
-  wire::FrameHeader header;
-  const uint8_t* payload = nullptr;
-  void* cookie = nullptr;  // the owner's
-};
+using framed::OutFrame;
 
 // The memory for the payload of a frame.
 struct PayloadPlace {
@@ -67,7 +63,7 @@ class FrameStream final : public Pollable {
   // peer: its name, for errors about what it sent; until then these have its address.
   void set_owner(StreamOwner& owner, std::string peer) {
     owner_ = &owner;
-    peer_ = std::move(peer);
+    reader_.set_peer(std::move(peer));
   }
   // Keepalive and the time limit of acknowledgements (SocketSettings::watch).
   void watch() { reactor_.sockets().watch(fd_); }
@@ -83,12 +79,12 @@ class FrameStream final : public Pollable {
   void shutdown_send();
   // Forgets a frame that is being sent or received: its memory is not accessed any more. After half
   // a frame nothing can be sent on the connection.
-  void drop_out(const void* cookie);
-  void discard_in() { in_payload_ = nullptr; }
-  const void* sending() const { return out_busy_ ? out_.cookie : nullptr; }
+  void drop_out();
+  void discard_in() { reader_.discard(); }
+  const Transfer* sending() const { return writer_.busy() ? writer_.frame().message : nullptr; }
 
   bool open() const { return fd_ >= 0; }
-  bool idle() const { return !out_busy_; }
+  bool idle() const { return !writer_.busy(); }
   // The peer's kernel has all that was sent.
   bool delivered() const;
   // Frames can still be sent.
@@ -99,33 +95,20 @@ class FrameStream final : public Pollable {
   bool unanswered() const { return unanswered_; }
   const std::string& name() const { return name_; }
   int64_t last_heard_ns() const { return last_heard_ns_; }
-  const wire::FrameHeader* receiving() const {
-    return in_stage_ == ReceiveStage::kHeader ? nullptr : &in_header_;
-  }
 
   bool serve(uint32_t events) override;
 
  private:
-  enum class ReceiveStage : uint8_t { kHeader, kPayload, kTrailer };
-  static constexpr size_t kInBufferBytes = 8192;
-  static constexpr uint64_t kChunkBytes = 128 * 1024;
-
   FrameStream(Reactor& reactor, int fd, std::string name, StreamOwner& owner);
   bool receive();
   uint64_t receive_once(uint64_t allowed);
   bool parse();
-  bool plausible_start();
-  bool refuse_start(const Status& why);
-  void make_room();
-  void show_version();
   bool begin_frame();
-  bool take_payload();
-  void take_direct(uint64_t bytes);
-  bool end_payload();
-  bool finish_frame();
+  bool damage();
+  void show_version();
+  bool settle(const Status& status);
   bool send();
   bool begin_out();
-  void hash_ahead();
   int64_t send_once(uint64_t allowed);
   void fail(Status why);
   void fail_errno(const char* call, int number);
@@ -133,7 +116,6 @@ class FrameStream final : public Pollable {
   Reactor& reactor_;
   int fd_;
   std::string name_;
-  std::string peer_;  // for errors about what arrived
   StreamOwner* owner_;
   bool readable_ = false, writable_ = true;
   bool hung_up_ = false;   // closed by the peer, behind what can still be read
@@ -143,24 +125,9 @@ class FrameStream final : public Pollable {
   bool in_send_ = false;
   bool paused_ = false;
   int64_t last_heard_ns_;
-
-  ReceiveStage in_stage_ = ReceiveStage::kHeader;
-  wire::FrameHeader in_header_;
-  uint8_t* in_payload_ = nullptr;  // null: discard
-  uint64_t in_room_ = 0;           // of in_payload_
-  uint64_t in_done_ = 0;
-  bool in_streamed_ = false;  // hash in pieces, while the payload arrives
-  Hasher64 in_hasher_;
-  size_t in_begin_ = 0, in_end_ = 0;  // unconsumed bytes of in_buffer_
-  std::array<uint8_t, kInBufferBytes> in_buffer_;
-
-  bool out_busy_ = false;
-  OutFrame out_;
-  wire::HeaderBytes out_header_;
-  wire::TrailerBytes out_trailer_;
-  uint64_t out_sent_ = 0, out_hashed_ = 0;
+  framed::FrameReader reader_;
+  framed::FrameWriter writer_;
   SendWindow window_;
-  Hasher64 out_hasher_;
 };
 
 }  // namespace sotto::tcp

@@ -68,7 +68,8 @@ class TcpBackend final : public Backend {
     if (own == nullptr)
       return invalid_argument("the control plane was not made by the tcp backend");
     const uint64_t eager = std::min(options_.eager_bytes, kMostEagerBytes);
-    const FlowLimits limits{eager, std::max({options_.credit_bytes, 4 * eager, kLeastCreditBytes}),
+    const uint64_t credit = std::max({options_.credit_bytes, 4 * eager, kLeastCreditBytes});
+    const MeshLimits limits{{eager, credit},
                             std::clamp(options_.connections, 1u, kMostConnections)};
     return connect_mesh(reactor_, place_, limits, *own, peers, sink, driver, deadline);
   }

@@ -1,9 +1,9 @@
-#include "transports/tcp/op_table.h"
+#include "transports/framed/op_table.h"
 
 #include <algorithm>
 #include <new>
 
-namespace sotto::tcp {
+namespace sotto::framed {
 namespace {
 
 // Largest block that the pool keeps. Larger ones are unexpected messages of a large eager limit.
@@ -152,4 +152,4 @@ void OpTable::free_unexpected(Unexpected* message) {
   pool_.deallocate(message, sizeof(Unexpected) + message->bytes, alignof(Unexpected));
 }
 
-}  // namespace sotto::tcp
+}  // namespace sotto::framed

@@ -7,9 +7,9 @@
 #include <vector>
 
 #include "core/iface/transport.h"
-#include "transports/tcp/op_table.h"
+#include "transports/framed/op_table.h"
 
-namespace sotto::tcp {
+namespace sotto::framed {
 
 class SendQueue {
  public:
@@ -62,4 +62,4 @@ class SendQueue {
   std::vector<PriorityList> small_, bulk_;  // highest priority first
 };
 
-}  // namespace sotto::tcp
+}  // namespace sotto::framed

@@ -11,7 +11,7 @@
 #include "core/iface/transport.h"
 #include "core/wire/frame.h"
 
-namespace sotto::tcp {
+namespace sotto::framed {
 
 class PeerCounters {
  public:
@@ -76,4 +76,4 @@ class CounterTable {
   std::map<uint64_t, std::unique_ptr<PeerCounters[]>> table_;
 };
 
-}  // namespace sotto::tcp
+}  // namespace sotto::framed

@@ -19,7 +19,7 @@
 #include "core/base/hash.h"
 #include "core/iface/transport.h"
 
-namespace sotto::tcp {
+namespace sotto::framed {
 
 class PeerCounters;
 struct OpState;
@@ -66,6 +66,13 @@ struct FlowKey {
   bool operator==(const FlowKey&) const = default;
 };
 
+// What this rank has told, and could tell, with READY frames.
+struct OwnReady {
+  std::optional<uint32_t> round;  // last round whose receives are posted
+  std::optional<uint32_t> sent;   // the same in the last READY
+  int64_t changed_ns = 0;         // time of the last change of `round`
+};
+
 struct Flow {
   OpState* op = nullptr;
   int32_t peer = -1;
@@ -81,9 +88,7 @@ struct Flow {
 
   std::optional<OpSignature> peer_signature;  // of the operation on the peer
   std::optional<uint32_t> peer_ready;         // last round whose receives the peer has posted
-  std::optional<uint32_t> own_ready;          // the same of this rank
-  std::optional<uint32_t> own_ready_sent;
-  int64_t own_ready_ns = 0;  // time of its last change
+  OwnReady own_ready;                         // the same of this rank
   int64_t waiting_since_ns = 0;
   bool announced = false;
 };
@@ -173,4 +178,4 @@ class OpTable {
   size_t recent_at_ = 0;
 };
 
-}  // namespace sotto::tcp
+}  // namespace sotto::framed

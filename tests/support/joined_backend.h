@@ -1,0 +1,47 @@
+// A transport without a rendezvous of its own, beside the backend whose rendezvous and control
+// plane its comms have, as an engine drives the two.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "core/iface/rendezvous.h"
+
+namespace sotto::test {
+
+class JoinedBackend final : public Backend, private Poller {
+ public:
+  JoinedBackend(std::unique_ptr<Backend> rendezvous, std::unique_ptr<Backend> transport)
+      : rendezvous_(std::move(rendezvous)), transport_(std::move(transport)) {
+    transport_->poller().forward_wakes(&rendezvous_->poller());
+  }
+  ~JoinedBackend() override { transport_->poller().forward_wakes(nullptr); }
+
+  const char* name() const override { return transport_->name(); }
+  Poller& poller() override { return *this; }
+  Result<UniqueId> make_unique_id() override { return rendezvous_->make_unique_id(); }
+  bool knows(const UniqueId& id) const override { return rendezvous_->knows(id); }
+  Result<std::unique_ptr<ControlPlane>> join(const JoinRequest& request, Driver& driver) override {
+    return rendezvous_->join(request, driver);
+  }
+  uint64_t place() const override { return transport_->place(); }
+  Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t> peers,
+                                             TransferSink& sink, Driver& driver,
+                                             Deadline deadline) override {
+    return transport_->connect(control, peers, sink, driver, deadline);
+  }
+
+ private:
+  bool poll(int64_t wait_us) override {
+    Poller& messages = transport_->poller();
+    bool ran = messages.poll(0);
+    ran |= rendezvous_->poller().poll(ran ? 0 : std::min(wait_us, messages.patience_us()));
+    return messages.poll(0) || ran;
+  }
+  void wake() override { rendezvous_->poller().wake(); }
+
+  const std::unique_ptr<Backend> rendezvous_;
+  const std::unique_ptr<Backend> transport_;
+};
+
+}  // namespace sotto::test

@@ -1,0 +1,59 @@
+// What tests of transports hand over, and a sink that keeps what comes back.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "core/iface/transport.h"
+
+namespace sotto::test {
+
+class RecordingSink final : public TransferSink {
+ public:
+  struct Done {
+    Transfer* transfer;
+    Status status;
+  };
+  struct ReportedFailure {
+    int32_t peer;
+    Status status;
+  };
+  void on_transfer(Transfer& transfer, Status status) noexcept override {
+    done.push_back({&transfer, status});
+  }
+  void on_failure(int32_t peer, Status status) noexcept override {
+    failures.push_back({peer, status});
+  }
+  std::vector<Done> done;
+  std::vector<ReportedFailure> failures;
+};
+
+// One operation of one rank with its transfers. Addresses stay as they are.
+struct TestOp {
+  OpPosting posting;
+  std::deque<Transfer> transfers;
+
+  TestOp(uint64_t comm, uint64_t number, uint64_t tag = 0) {
+    posting.key = {comm, number};
+    posting.signature.kind = OpKind::kAllReduce;
+    posting.signature.reduce = 1;
+    posting.signature.count = 100;
+    posting.signature.tag = tag;
+    posting.signature.chain = number * 77 + tag;
+  }
+  Transfer& add(bool is_send, int32_t peer, uint32_t round, uint32_t segment, void* data,
+                uint64_t bytes) {
+    Transfer& t = transfers.emplace_back();
+    t.op = &posting;
+    t.peer = peer;
+    t.round = round;
+    t.segment = segment;
+    t.is_send = is_send;
+    t.data = data;
+    t.bytes = bytes;
+    return t;
+  }
+};
+
+}  // namespace sotto::test
