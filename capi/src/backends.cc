@@ -108,7 +108,9 @@ std::string make_build_info() {
   Json transports = Json::array();
   for (const auto& [name, factory] : all_backends()) transports.push_back(name);
   info["transports"] = transports;
-  info["codecs"] = Json::array({"onebit", "bf16", "fp16", "int8", "int4"});
+  Json codecs = Json::array();
+  for (const CodecRow& row : kCodecs) codecs.push_back(row.name());
+  info["codecs"] = codecs;
   Json optimizers = Json::array();
   for (const OptimizerType& type : kOptimizerTypes) optimizers.push_back(type.name);
   info["optimizers"] = optimizers;

@@ -10,8 +10,8 @@
 namespace sotto {
 
 // What a compressed element is on the wire. The payload of a run of elements is a sequence of
-// units: 8 signs (1 byte), a bfloat16 or binary16 (2 bytes), or a block of int8 or int4 codes and
-// its float32 scale. All are little-endian; of two int4 codes the first is the high nibble.
+// units: 8 signs (1 byte), a bfloat16 or binary16 (2 bytes), or a block of integer codes and its
+// float32 scale. All are little-endian; of the codes in a byte the first has the highest bits.
 enum class CodecKind : uint8_t {
 #define SOTTO_CODEC(type, number, ...) k##type = number,
 #include "core/base/codecs.def"
@@ -30,15 +30,20 @@ SOTTO_HOST_DEVICE constexpr bool codec_has_blocks(CodecKind kind) {
   return false;
 }
 
+// Of the code of an element.
+SOTTO_HOST_DEVICE constexpr uint32_t codec_bits(CodecKind kind) {
+#define SOTTO_CODEC(type, number, words, bits, ...) \
+  if (kind == CodecKind::k##type) return bits;
+#include "core/base/codecs.def"
+  return 8;
+}
+
 // block: elements per scale of codecs with blocks, a power of two from kMinQuantBlock to
 // kMaxQuantBlock.
 inline constexpr uint32_t kMinQuantBlock = 32;
 inline constexpr uint32_t kMaxQuantBlock = 512;
 SOTTO_HOST_DEVICE constexpr PayloadUnit payload_unit(CodecKind kind, uint32_t block) {
-  uint32_t bits = 8;
-#define SOTTO_CODEC(type, number, words, bits_of_code, ...) \
-  if (kind == CodecKind::k##type) bits = bits_of_code;
-#include "core/base/codecs.def"
+  const uint32_t bits = codec_bits(kind);
   if (codec_has_blocks(kind)) return {block, block / 8 * bits + 4};
   return bits < 8 ? PayloadUnit{8 / bits, 1} : PayloadUnit{1, bits / 8};
 }

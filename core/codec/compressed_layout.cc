@@ -13,32 +13,10 @@ uint64_t blocks_of(uint64_t elements) { return (elements + kNormBlock - 1) / kNo
 CompressedLayout::CompressedLayout(std::vector<LayoutTensor> tensors, uint32_t ranks,
                                    uint64_t align, Granularity granularity, uint64_t bucket,
                                    bool scales, std::optional<uint32_t> padding_group)
-    : tensors_(std::move(tensors)), ranks_(ranks) {
-  order_tensors();
+    : sequence_(std::move(tensors)), ranks_(ranks) {
   cut_instances(granularity, bucket);
   if (padding_group) append_padding(align * ranks, *padding_group);
   place_instances(align, granularity == Granularity::kBucket, scales);
-}
-
-void CompressedLayout::order_tensors() {
-  std::vector<uint32_t> order(tensors_.size());
-  for (uint32_t t = 0; t < order.size(); ++t) {
-    order[t] = t;
-    first_block_of_.push_back(tensor_blocks_);
-    tensor_blocks_ += blocks_of(tensors_[t].count);
-  }
-  std::stable_sort(order.begin(), order.end(), [this](uint32_t a, uint32_t b) {
-    return tensors_[a].group < tensors_[b].group;
-  });
-  begin_of_.resize(tensors_.size());
-  for (const uint32_t t : order) {
-    elements_ += tensors_[t].count;
-    uint64_t& end = tensors_[t].compressed ? sequence_ : uncompressed_;
-    begin_of_[t] = end;
-    if (tensors_[t].compressed && tensors_[t].count != 0) spans_.push_back({end, t});
-    end += tensors_[t].count;
-  }
-  uncompressed_ = (uncompressed_ + 7) / 8 * 8;
 }
 
 void CompressedLayout::cut_instances(Granularity granularity, uint64_t bucket) {
@@ -47,46 +25,36 @@ void CompressedLayout::cut_instances(Granularity granularity, uint64_t bucket) {
     instances_.back().begin = begin;
     instances_.back().count = end - begin;
   };
-  if (granularity == Granularity::kFlat) bucket = sequence_;
+  const uint64_t length = sequence_.length();
+  if (granularity == Granularity::kFlat) bucket = length;
   if (granularity == Granularity::kFlat || granularity == Granularity::kBucket) {
-    for (uint64_t at = 0; at < sequence_; at += bucket) add(at, std::min(sequence_, at + bucket));
+    for (uint64_t at = 0; at < length; at += bucket) add(at, std::min(length, at + bucket));
     return;
   }
-  for (size_t i = 0; i < spans_.size(); ++i) {
-    const LayoutTensor& tensor = tensors_[spans_[i].tensor];
+  const std::vector<TensorSequence::Span>& spans = sequence_.spans();
+  for (size_t i = 0; i < spans.size(); ++i) {
+    const LayoutTensor& tensor = sequence_[spans[i].tensor];
     const bool joins = granularity == Granularity::kGroup && i > 0 &&
-                       tensors_[spans_[i - 1].tensor].group == tensor.group;
+                       sequence_[spans[i - 1].tensor].group == tensor.group;
     if (joins) {
       instances_.back().count += tensor.count;
     } else {
-      add(spans_[i].begin, spans_[i].begin + tensor.count);
+      add(spans[i].begin, spans[i].begin + tensor.count);
     }
   }
 }
 
 // Makes every instance a multiple of `unit` elements long. No tensor lies in two instances.
 void CompressedLayout::append_padding(uint64_t unit, uint32_t group) {
-  std::vector<Span> spans;
-  size_t next = 0;
-  for (Instance& instance : instances_) {
-    const uint64_t end = instance.begin + instance.count;
-    for (; next < spans_.size() && spans_[next].begin < end; ++next) {
-      const Span span{spans_[next].begin + padding_elements_, spans_[next].tensor};
-      begin_of_[span.tensor] = span.begin;
-      spans.push_back(span);
-    }
-    instance.begin += padding_elements_;
-    const uint64_t missing = (unit - instance.count % unit) % unit;
-    if (missing == 0) continue;
-    spans.push_back({instance.begin + instance.count,
-                     static_cast<uint32_t>(tensors_.size() + padding_.size())});
-    begin_of_.push_back(spans.back().begin);
-    first_block_of_.push_back(tensor_blocks_);
-    padding_.push_back({missing, group});
-    instance.count += missing;
-    padding_elements_ += missing;
+  std::vector<uint64_t> ends;
+  for (const Instance& instance : instances_) ends.push_back(instance.begin + instance.count);
+  const std::vector<uint64_t> added = sequence_.pad(ends, unit, group);
+  uint64_t before = 0;
+  for (size_t i = 0; i < instances_.size(); ++i) {
+    instances_[i].begin += before;
+    instances_[i].count += added[i];
+    before += added[i];
   }
-  spans_ = std::move(spans);
 }
 
 // sections: every instance is one.
@@ -210,13 +178,11 @@ void CompressedLayout::append_pieces(uint32_t chunk, const LayoutSegment& segmen
         piece.count = stop - local;
       } else {
         const uint64_t position = instance.begin + chunk * instance.chunk + local;
-        const auto span = std::upper_bound(spans_.begin(), spans_.end(), position,
-                                           [](uint64_t p, const Span& s) { return p < s.begin; }) -
-                          1;
-        const LayoutTensor& tensor = this->tensor(span->tensor);
-        piece.tensor = span->tensor;
+        const TensorSequence::Span& span = sequence_.span_at(position);
+        const LayoutTensor& tensor = sequence_[span.tensor];
+        piece.tensor = span.tensor;
         piece.group = tensor.group;
-        piece.offset = piece.target = position - span->begin;
+        piece.offset = piece.target = position - span.begin;
         piece.count = std::min({tensor.count - piece.offset, real - local, stop - local});
       }
       local += piece.count;
@@ -259,20 +225,20 @@ std::vector<Piece> CompressedLayout::server_pieces(uint32_t chunk) const {
 // Behind the chunks: one run, which has no chunk and no scale.
 std::vector<Piece> CompressedLayout::uncompressed_pieces(uint32_t tensor) const {
   Piece piece;
-  piece.flat = compressed_elements() + begin_of_[tensor];
-  piece.count = tensors_[tensor].count;
-  piece.block = first_block_of_[tensor];
+  piece.flat = compressed_elements() + sequence_.begin_of(tensor);
+  piece.count = sequence_[tensor].count;
+  piece.block = sequence_.first_block_of(tensor);
   piece.tensor = tensor;
-  piece.group = tensors_[tensor].group;
+  piece.group = sequence_[tensor].group;
   return {piece};
 }
 
 std::vector<Piece> CompressedLayout::tensor_pieces(uint32_t tensor) const {
   std::vector<Piece> out;
-  const uint64_t count = this->tensor(tensor).count;
+  const uint64_t count = sequence_[tensor].count;
   if (count == 0) return out;
-  if (!this->tensor(tensor).compressed) return uncompressed_pieces(tensor);
-  const uint64_t begin = begin_of_[tensor];
+  if (!sequence_[tensor].compressed) return uncompressed_pieces(tensor);
+  const uint64_t begin = sequence_.begin_of(tensor);
   auto instance = std::upper_bound(instances_.begin(), instances_.end(), begin,
                                    [](uint64_t p, const Instance& i) { return p < i.begin; }) -
                   1;
@@ -290,12 +256,12 @@ std::vector<Piece> CompressedLayout::tensor_pieces(uint32_t tensor) const {
         chunk_begin(sections_[instance->section], piece.chunk) + instance->chunk_begin + local;
     piece.offset = piece.target = done;
     piece.count = std::min({count - done, instance->chunk - local, instance->count - in_instance});
-    piece.block = first_block_of_[tensor] + done / kNormBlock;
+    piece.block = sequence_.first_block_of(tensor) + done / kNormBlock;
     piece.lane = static_cast<uint32_t>(done % kNormBlock);
     piece.tensor = tensor;
     piece.scale = static_cast<uint32_t>(index);
     piece.message = message_word(*instance, index, piece.chunk);
-    piece.group = this->tensor(tensor).group;
+    piece.group = sequence_[tensor].group;
     out.push_back(piece);
     done += piece.count;
   }
@@ -320,9 +286,10 @@ std::vector<NormRange> CompressedLayout::server_ranges(uint32_t chunk) const {
 
 std::vector<NormRange> CompressedLayout::tensor_ranges() const {
   std::vector<NormRange> out;
-  for (uint32_t t = 0; t < tensors_.size(); ++t) {
-    out.push_back({first_block_of_[t], blocks_of(tensors_[t].count), tensors_[t].count,
-                   tensors_[t].group, t});
+  for (uint32_t t = 0; t < tensors().size(); ++t) {
+    const LayoutTensor& tensor = sequence_[t];
+    out.push_back(
+        {sequence_.first_block_of(t), blocks_of(tensor.count), tensor.count, tensor.group, t});
   }
   return out;
 }

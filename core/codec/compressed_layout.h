@@ -26,15 +26,10 @@
 #include <vector>
 
 #include "core/base/codec.h"
+#include "core/codec/tensor_sequence.h"
 #include "core/kernels/call.h"
 
 namespace sotto {
-
-struct LayoutTensor {
-  uint64_t count = 0;
-  uint32_t group = 0;
-  bool compressed = true;
-};
 
 struct LayoutSection {
   uint64_t first_instance = 0;
@@ -63,16 +58,16 @@ class CompressedLayout {
 
   uint32_t ranks() const { return ranks_; }
   uint64_t instances() const { return instances_.size(); }
-  uint64_t elements() const { return elements_; }     // real elements of all tensors
-  uint64_t chunk_elements() const { return chunk_; }  // of all instances, per rank
+  uint64_t elements() const { return sequence_.elements(); }  // real elements of all tensors
+  uint64_t chunk_elements() const { return chunk_; }          // of all instances, per rank
   uint64_t compressed_elements() const { return chunk_ * ranks_; }
-  uint64_t flat_elements() const { return compressed_elements() + uncompressed_; }
-  const std::vector<LayoutTensor>& tensors() const { return tensors_; }
+  uint64_t flat_elements() const { return compressed_elements() + sequence_.uncompressed(); }
+  const std::vector<LayoutTensor>& tensors() const { return sequence_.tensors(); }
   // Padding that is data: tensor tensors().size() + i. Empty if padding is no data.
-  const std::vector<LayoutTensor>& padding() const { return padding_; }
+  const std::vector<LayoutTensor>& padding() const { return sequence_.padding(); }
   // Of a tensor or of padding.
-  bool compressed(uint32_t tensor) const { return this->tensor(tensor).compressed; }
-  uint64_t elements_with_padding() const { return elements_ + padding_elements_; }
+  bool compressed(uint32_t tensor) const { return sequence_[tensor].compressed; }
+  uint64_t elements_with_padding() const { return sequence_.elements_with_padding(); }
   const std::vector<LayoutSection>& sections() const { return sections_; }
   uint64_t message_bytes() const { return message_bytes_; }  // of the message area
   // Ranks whose messages carry a flag, ascending. area: message_bytes() bytes.
@@ -104,7 +99,7 @@ class CompressedLayout {
   std::vector<NormRange> tensor_ranges() const;
   uint64_t worker_blocks() const { return worker_blocks_; }
   uint64_t server_blocks() const { return server_blocks_; }
-  uint64_t tensor_blocks() const { return tensor_blocks_; }
+  uint64_t tensor_blocks() const { return sequence_.blocks(); }
 
  private:
   struct Instance {
@@ -116,19 +111,9 @@ class CompressedLayout {
     uint64_t worker_first_block = 0;
     uint64_t server_first_block = 0;  // within a chunk's blocks
   };
-  // A tensor that takes part.
-  struct Span {
-    uint64_t begin = 0;  // in the sequence
-    uint32_t tensor = 0;
-  };
-
-  void order_tensors();
   void cut_instances(Granularity granularity, uint64_t bucket);
   std::vector<Piece> uncompressed_pieces(uint32_t tensor) const;
   void append_padding(uint64_t unit, uint32_t group);
-  const LayoutTensor& tensor(uint32_t t) const {
-    return t < tensors_.size() ? tensors_[t] : padding_[t - tensors_.size()];
-  }
   void place_instances(uint64_t align, bool sections, bool scales);
   uint64_t valid(const Instance& instance, uint32_t chunk) const;
   // Index of the instance of a section that holds an element of its chunk.
@@ -137,19 +122,13 @@ class CompressedLayout {
   void append_pieces(uint32_t chunk, const LayoutSegment& segment, bool server,
                      std::vector<Piece>* out) const;
 
-  std::vector<LayoutTensor> tensors_, padding_;
-  std::vector<Span> spans_;
-  std::vector<uint64_t> begin_of_;  // per tensor: start in the sequence
+  TensorSequence sequence_;
   std::vector<Instance> instances_;
   std::vector<LayoutSection> sections_;
-  std::vector<uint64_t> first_block_of_;  // per tensor
   uint32_t ranks_;
-  uint64_t elements_ = 0, padding_elements_ = 0;
-  uint64_t sequence_ = 0;  // length of the sequence, without padding
   uint64_t chunk_ = 0;
-  uint64_t uncompressed_ = 0;  // elements, a multiple of 8
   uint64_t message_bytes_ = 0;
-  uint64_t worker_blocks_ = 0, server_blocks_ = 0, tensor_blocks_ = 0;
+  uint64_t worker_blocks_ = 0, server_blocks_ = 0;
 };
 
 }  // namespace sotto

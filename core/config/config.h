@@ -15,6 +15,7 @@
 #include "core/base/dtype.h"
 #include "core/base/narrow_state.h"
 #include "core/base/status.h"
+#include "core/config/hyper_parameters.h"
 
 namespace sotto {
 
@@ -27,48 +28,6 @@ enum class OptimizerKind : int32_t {
 std::string_view optimizer_kind_name(OptimizerKind kind);
 // OneBitAdam, ZeroOneAdam, OneBitLamb: the types whose later steps send compressed data.
 bool optimizer_is_one_bit(OptimizerKind kind);
-
-// Hyper-parameters in force, defaults filled in. A field that the type does not have keeps the
-// value below and is read by nobody.
-struct OptimizerParams {
-  double lr = 1e-3;  // >= 0; a scheduler overrides it
-  double beta1 = 0.9;
-  double beta2 = 0.999;          // betas in [0, 1)
-  double eps = 1e-8;             // >= 0
-  double weight_decay = 0.0;     // >= 0
-  bool bias_correction = true;   // always false for the 1-bit types, whatever the file says
-  bool eps_inside_sqrt = false;  // acted on by Lamb alone
-  // Adam, AdamW: decay in the update (true) or added to the gradient (false).
-  bool adam_w_mode = true;
-
-  // Lamb, OneBitLamb: bounds of the trust ratio, min_coeff <= max_coeff.
-  double max_coeff = 10.0;
-  double min_coeff = 0.01;
-
-  // OneBitAdam, OneBitLamb: the state step whose update is the last one in full precision, >= 1.
-  uint64_t freeze_step = 100000;
-
-  // OneBitLamb.
-  double coeff_beta = 0.9;  // [0, 1)
-  double factor_max = 4.0;  // factor_min <= factor_max
-  double factor_min = 0.5;
-  double factor_threshold = 0.1;  // (0, 1)
-
-  // ZeroOneAdam; all >= 1.
-  uint64_t var_freeze_step = 100000;
-  uint64_t var_update_scaler = 16;
-  uint64_t local_step_scaler = 32678;
-  uint64_t local_step_clipper = 16;
-
-  // OneBitAdam: keeps full-precision averages and goes on updating the variance in the compressed
-  // stage. Set per group only.
-  bool non_freeze = false;
-
-  // SGD.
-  double momentum = 0.0;
-  double dampening = 0.0;
-  bool nesterov = false;
-};
 
 struct OptimizerConfig {
   OptimizerKind kind = OptimizerKind::kNone;
@@ -89,38 +48,46 @@ std::string_view scheduler_kind_name(SchedulerKind kind);
 
 enum class WarmupType : int32_t { kLog = 1, kLinear = 2 };
 
-struct SchedulerConfig {
-  SchedulerKind kind = SchedulerKind::kNone;
-
+// WarmupLR, WarmupDecayLR, WarmupCosineLR.
+struct WarmupConfig {
   // WarmupLR, WarmupDecayLR: one value for all groups, or one per group.
-  std::vector<double> warmup_min_lr = {0.0};
-  std::vector<double> warmup_max_lr = {1e-3};
-  // WarmupLR, WarmupDecayLR, WarmupCosineLR.
-  uint64_t warmup_num_steps = 1000;  // >= 2 after parsing
-  WarmupType warmup_type = WarmupType::kLog;
+  std::vector<double> min_lr = {0.0};
+  std::vector<double> max_lr = {1e-3};
+  uint64_t num_steps = 1000;  // >= 2 after parsing
+  WarmupType type = WarmupType::kLog;
   uint64_t total_num_steps = 0;  // WarmupDecayLR, WarmupCosineLR: required there
-
   // WarmupCosineLR.
-  double warmup_min_ratio = 0.0;
+  double min_ratio = 0.0;
   double cos_min_ratio = 1e-4;
+};
 
-  // OneCycle.
-  double cycle_min_lr = 0.0;
-  double cycle_max_lr = 0.0;
+struct OneCycleConfig {
+  double min_lr = 0.0;
+  double max_lr = 0.0;
   double decay_lr_rate = 0.0;
-  uint64_t cycle_first_step_size = 2000;
-  uint64_t cycle_second_step_size = 2000;  // = first unless given
+  uint64_t first_step_size = 2000;
+  uint64_t second_step_size = 2000;  // = first unless given
   uint64_t decay_step_size = 0;
-  bool cycle_momentum = true;
-  double cycle_min_mom = 0.8;
-  double cycle_max_mom = 0.9;
+  bool momentum = true;
+  double min_mom = 0.8;
+  double max_mom = 0.9;
   double decay_mom_rate = 0.0;
 
-  // LRRangeTest.
-  std::vector<double> lr_range_test_min_lr = {1e-3};
-  uint64_t lr_range_test_step_size = 2000;
-  double lr_range_test_step_rate = 1.0;
-  bool lr_range_test_staircase = false;
+  uint64_t steps() const { return first_step_size + second_step_size; }
+};
+
+struct RangeTestConfig {
+  std::vector<double> min_lr = {1e-3};
+  uint64_t step_size = 2000;
+  double step_rate = 1.0;
+  bool staircase = false;
+};
+
+struct SchedulerConfig {
+  SchedulerKind kind = SchedulerKind::kNone;
+  WarmupConfig warmup;
+  OneCycleConfig cycle;
+  RangeTestConfig range_test;
 };
 
 // Loss scaling, read by nobody unless enabled.
@@ -175,6 +142,13 @@ struct SottoConfig {
   std::vector<GroupOverride> param_groups;
 };
 
+// The batch keys of a file.
+struct BatchConfig {
+  std::optional<uint64_t> train_batch_size;
+  std::optional<uint64_t> train_micro_batch_size_per_gpu;
+  std::optional<uint64_t> gradient_accumulation_steps;
+};
+
 struct BatchNumbers {
   uint64_t train = 0;  // samples per update over all ranks = micro * gas * dp_world
   uint64_t micro = 0;  // samples per rank and backward pass
@@ -190,10 +164,7 @@ struct KeyNote {
 };
 
 struct Config {
-  std::optional<uint64_t> train_batch_size;
-  std::optional<uint64_t> train_micro_batch_size_per_gpu;
-  std::optional<uint64_t> gradient_accumulation_steps;
-
+  BatchConfig batch;
   OptimizerConfig optimizer;
   SchedulerConfig scheduler;
   double gradient_clipping = 0.0;  // 0: off

@@ -44,7 +44,7 @@ Status refuse_max_grad_norm(const Json& params, const std::string& path, Finding
 }
 
 void read_values(const ObjectReader& reader, OptimizerParams& p) {
-  each_hyper_parameter(p, [&](const char* key, auto& value) { reader.get(key, value); });
+  OptimizerParams::each(p, [&](const char* key, auto& value) { reader.get(key, value); });
   std::vector<double> betas = {p.beta1, p.beta2};
   reader.get("betas", betas);
   p.beta1 = betas[0];
@@ -59,19 +59,19 @@ Status check_values(const ObjectReader& reader, const OptimizerParams& p, Findin
         reader.path_of("amsgrad"),
         "found true, which no optimizer here has; set it to false or leave it out");
   }
-  if (p.min_coeff > p.max_coeff) {
+  if (p.lamb.min_coeff > p.lamb.max_coeff) {
     return findings.fail(
         reader.path_of(reader.has("min_coeff") ? "min_coeff" : "max_coeff"),
         fmt::format("min_coeff {} is above max_coeff {}; min_coeff has to be the smaller one",
-                    p.min_coeff, p.max_coeff));
+                    p.lamb.min_coeff, p.lamb.max_coeff));
   }
-  if (p.factor_min > p.factor_max) {
+  if (p.factor.factor_min > p.factor.factor_max) {
     return findings.fail(
         reader.path_of(reader.has("factor_min") ? "factor_min" : "factor_max"),
         fmt::format("factor_min {} is above factor_max {}; factor_min has to be the smaller one",
-                    p.factor_min, p.factor_max));
+                    p.factor.factor_min, p.factor.factor_max));
   }
-  if (p.nesterov && (p.momentum == 0 || p.dampening != 0)) {
+  if (p.sgd.nesterov && (p.sgd.momentum == 0 || p.sgd.dampening != 0)) {
     return findings.fail(reader.path_of("nesterov"),
                          "needs a momentum above 0 and a dampening of 0");
   }
@@ -115,11 +115,11 @@ Status apply_one_bit_rules(const ObjectReader& reader, OptimizerConfig& optimize
 }
 
 void apply_adam_rules(const ObjectReader& reader, OptimizerConfig& optimizer, Findings& findings) {
-  if (optimizer.kind != OptimizerKind::kAdamW || optimizer.params.adam_w_mode) return;
+  if (optimizer.kind != OptimizerKind::kAdamW || optimizer.params.adam.w_mode) return;
   findings.warn(
       reader.path_of("adam_w_mode"),
       "false has no effect with type AdamW; use type Adam for decay that is added to the gradient");
-  optimizer.params.adam_w_mode = true;
+  optimizer.params.adam.w_mode = true;
 }
 
 }  // namespace

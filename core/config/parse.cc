@@ -176,9 +176,9 @@ void warn_together(const Config& config, Findings& findings) {
 Status read_config(const Json& json, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader top,
                ObjectReader::open(json, ConfigSection::kTop, ~0u, "", findings));
-  top.get("train_batch_size", config.train_batch_size);
-  top.get("train_micro_batch_size_per_gpu", config.train_micro_batch_size_per_gpu);
-  top.get("gradient_accumulation_steps", config.gradient_accumulation_steps);
+  top.get("train_batch_size", config.batch.train_batch_size);
+  top.get("train_micro_batch_size_per_gpu", config.batch.train_micro_batch_size_per_gpu);
+  top.get("gradient_accumulation_steps", config.batch.gradient_accumulation_steps);
   top.get("gradient_clipping", config.gradient_clipping);
   config.communication_data_type = dtype_of_word(top.word("communication_data_type"));
   top.get("prescale_gradients", config.prescale_gradients);

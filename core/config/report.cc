@@ -18,7 +18,7 @@ constexpr uint64_t kMaxParams = uint64_t{1} << 53;
 // Of the type's keys those that act. The 1-bit types never correct bias, whatever theirs says.
 Json params_json(OptimizerKind kind, const OptimizerParams& p) {
   Json values = Json::object();
-  each_hyper_parameter(p, [&](const char* key, const auto& value) { values[key] = value; });
+  OptimizerParams::each(p, [&](const char* key, const auto& value) { values[key] = value; });
   values["betas"] = {p.beta1, p.beta2};
   Json out = Json::object();
   for (const KeySpec& key : key_table()) {
@@ -27,15 +27,15 @@ Json params_json(OptimizerKind kind, const OptimizerParams& p) {
     if (key.disposition == Disposition::kActs || key.key == "bias_correction")
       out[key.key] = values.at(key.key);
   }
-  if (p.non_freeze) out["non_freeze"] = true;
+  if (p.freeze.non_freeze) out["non_freeze"] = true;
   return out;
 }
 
 // Groups that the file itself speaks of; the program may have more, which then use
 // optimizer.params.
 uint64_t groups_named(const Config& config) {
-  return std::max({config.scheduler.warmup_min_lr.size(), config.scheduler.warmup_max_lr.size(),
-                   config.scheduler.lr_range_test_min_lr.size(), config.sotto.param_groups.size(),
+  return std::max({config.scheduler.warmup.min_lr.size(), config.scheduler.warmup.max_lr.size(),
+                   config.scheduler.range_test.min_lr.size(), config.sotto.param_groups.size(),
                    size_t{1}});
 }
 
@@ -52,7 +52,7 @@ Result<Json> optimizer_json(const Config& config) {
 }
 
 // Length of the run as far as the file says; 0: it does not.
-uint64_t run_updates(const Config& config) { return config.scheduler.total_num_steps; }
+uint64_t run_updates(const Config& config) { return config.scheduler.warmup.total_num_steps; }
 
 // The update with the highest rate; nothing if there is none.
 std::optional<uint64_t> peak_update(const SchedulerConfig& s) {
@@ -63,8 +63,8 @@ std::optional<uint64_t> peak_update(const SchedulerConfig& s) {
     case SchedulerKind::kWarmupDecayLR:
     case SchedulerKind::kWarmupCosineLR:
       // The logarithm is 1 in the last iteration of the warm-up, the straight line behind it.
-      return s.warmup_num_steps + (s.warmup_type == WarmupType::kLog ? 1 : 2);
-    case SchedulerKind::kOneCycle: return s.cycle_first_step_size + 1;
+      return s.warmup.num_steps + (s.warmup.type == WarmupType::kLog ? 1 : 2);
+    case SchedulerKind::kOneCycle: return s.cycle.first_step_size + 1;
   }
   return std::nullopt;
 }
@@ -75,13 +75,12 @@ std::vector<uint64_t> sample_updates(const Config& config) {
   std::vector<uint64_t> updates = {1, 2, 3, 10, 100, 1000, 10000};
   const SchedulerConfig& s = config.scheduler;
   if (const std::optional<uint64_t> peak = peak_update(s)) updates.push_back(*peak);
-  if (s.kind == SchedulerKind::kOneCycle)
-    updates.push_back(s.cycle_first_step_size + s.cycle_second_step_size + 1);
-  if (s.kind == SchedulerKind::kLRRangeTest) updates.push_back(s.lr_range_test_step_size + 1);
-  if (s.total_num_steps > 0) {
-    updates.push_back(std::max<uint64_t>(s.total_num_steps / 2, 1));
-    updates.push_back(s.total_num_steps);
-    updates.push_back(s.total_num_steps + 2);
+  if (s.kind == SchedulerKind::kOneCycle) updates.push_back(s.cycle.steps() + 1);
+  if (s.kind == SchedulerKind::kLRRangeTest) updates.push_back(s.range_test.step_size + 1);
+  if (s.warmup.total_num_steps > 0) {
+    updates.push_back(std::max<uint64_t>(s.warmup.total_num_steps / 2, 1));
+    updates.push_back(s.warmup.total_num_steps);
+    updates.push_back(s.warmup.total_num_steps + 2);
   }
   const uint64_t full = config.full_precision_updates();
   if (full != UINT64_MAX) updates.insert(updates.end(), {full, full + 1});
@@ -121,31 +120,6 @@ struct Request {
   bool known() const { return world != 0 && n_params != 0; }
 };
 
-Json stage(std::string_view name, uint64_t first, Json last, Json bytes) {
-  return {{"name", name},
-          {"first_update", first},
-          {"last_update", std::move(last)},
-          {"payload_bytes_per_update", std::move(bytes)}};
-}
-
-// 0/1 Adam mixes full precision and 1 bit until its variance is frozen; then it sends at every 1st,
-// 2nd, 4th, ... update.
-Json zero_one_stages(const Config& config, const Json& full, const Json& one_bit) {
-  const uint64_t phase_a = variance_phase_updates(config);
-  const UpdateCounts a = count_updates(config, phase_a);
-  Json variance =
-      stage("variance", 1, phase_a, {{"variance_update", full}, {"other_update", one_bit}});
-  variance["updates"] = {{"variance", a.full_precision}, {"other", a.compressed}};
-  Json local =
-      stage("local", phase_a + 1, nullptr, {{"synchronisation", one_bit}, {"other_update", 0}});
-  local["longest_interval"] = config.optimizer.params.local_step_clipper;
-  if (const uint64_t updates = run_updates(config); updates > phase_a) {
-    const UpdateCounts all = count_updates(config, updates);
-    local["updates"] = {{"synchronisation", all.sync}, {"other", all.local}};
-  }
-  return Json::array({std::move(variance), std::move(local)});
-}
-
 // Some parameters are never compressed, and how many is not known.
 bool partly_compressed(const Config& config) {
   const auto& groups = config.sotto.param_groups;
@@ -154,25 +128,16 @@ bool partly_compressed(const Config& config) {
 }
 
 Json stages_json(const Config& config, const Request& request) {
-  Json full = nullptr;
-  Json compressed = nullptr;
+  UpdateBytes bytes;
   if (request.known()) {
-    full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
+    bytes.full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
     const std::optional<CodecSettings> codec = config.compression(request.world);
     if (codec && !partly_compressed(config))
-      compressed = compressed_sizes(*codec, request.n_params, request.world).payload;
+      bytes.compressed = compressed_sizes(*codec, request.n_params, request.world).payload;
   }
   const OptimizerType& type = optimizer_type(config.optimizer.kind);
   if (type.kind == OptimizerKind::kNone) return Json::array();
-  if (type.kind == OptimizerKind::kZeroOneAdam) return zero_one_stages(config, full, compressed);
-  if (type.one_bit) {
-    const uint64_t updates = config.full_precision_updates();
-    return Json::array({stage("full_precision", 1, updates, full),
-                        stage("compressed", updates + 1, nullptr, compressed)});
-  }
-  if (config.sotto.gradient_codec)
-    return Json::array({stage("compressed_gradients", 1, nullptr, compressed)});
-  return Json::array({stage("full_precision", 1, nullptr, full)});
+  return type.stages().report(config, run_updates(config), bytes);
 }
 
 // The whole run, where the schedule tells how long it is. Bits are those of one round per
@@ -203,16 +168,13 @@ Json memory_json(const Config& config, const Request& request) {
                                                     {"gradients", b.gradients},
                                                     {"m", b.m},
                                                     {"v", b.v},
-                                                    {"vf", b.vf},
-                                                    {"den", b.den},
-                                                    {"local_sum", b.local_sum},
-                                                    {"anchor", b.anchor},
                                                     {"residuals", b.residuals},
                                                     {"bits", b.bits},
                                                     {"codec_scratch", b.scratch}};
   for (const auto& [name, bytes] : items) {
     if (bytes != 0) out[name] = bytes;
   }
+  for (const auto& [name, bytes] : b.arrays) out[std::string(name)] = bytes;
   out["state"] = b.state();
   return out;
 }
@@ -293,9 +255,9 @@ Json keys_json(const Config& config, const std::vector<Obstacle>& obstacles) {
 
 // What the batch keys say as long as the number of ranks is unknown.
 std::string batch_note(const Config& c) {
-  const uint64_t train = c.train_batch_size.value_or(0);
-  const uint64_t micro = c.train_micro_batch_size_per_gpu.value_or(0);
-  const uint64_t gas = c.gradient_accumulation_steps.value_or(0);
+  const uint64_t train = c.batch.train_batch_size.value_or(0);
+  const uint64_t micro = c.batch.train_micro_batch_size_per_gpu.value_or(0);
+  const uint64_t gas = c.batch.gradient_accumulation_steps.value_or(0);
   std::string text = "the batch keys were not checked: the number of ranks is unknown";
   if (train == 0 || micro == 0 || gas == 0) return text;
   const bool fits = train % micro == 0 && train / micro % gas == 0;
@@ -320,7 +282,7 @@ Json notes_json(const Config& config, const Request& request) {
         "compressed updates send the parameters of groups with non_freeze in full precision; how "
         "many bytes that is depends on how many they are");
   }
-  if (!config.train_batch_size && !config.train_micro_batch_size_per_gpu) {
+  if (!config.batch.train_batch_size && !config.batch.train_micro_batch_size_per_gpu) {
     notes.push_back(
         "no batch size is given, which DeepSpeed demands and this library does not need");
   } else if (request.world == 0) {

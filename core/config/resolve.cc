@@ -20,9 +20,9 @@ std::optional<uint64_t> batch_product(uint64_t micro, uint64_t gas, uint64_t wor
 // The batch numbers with the missing one derived by integer division.
 BatchNumbers complete(const Config& c, uint64_t world) {
   BatchNumbers b;
-  b.train = c.train_batch_size.value_or(0);
-  b.micro = c.train_micro_batch_size_per_gpu.value_or(0);
-  b.gas = c.gradient_accumulation_steps.value_or(0);
+  b.train = c.batch.train_batch_size.value_or(0);
+  b.micro = c.batch.train_micro_batch_size_per_gpu.value_or(0);
+  b.gas = c.batch.gradient_accumulation_steps.value_or(0);
   if (b.gas == 0) b.gas = b.train != 0 && b.micro != 0 ? b.train / b.micro / world : 1;
   if (b.micro == 0) b.micro = b.train / world / b.gas;
   if (b.train == 0) b.train = batch_product(b.micro, b.gas, world).value_or(0);
@@ -35,19 +35,19 @@ std::string given(const Config& c) {
   const auto add = [&](std::string_view key, const std::optional<uint64_t>& value) {
     if (value) out += fmt::format("{}{} {}", out.empty() ? "" : ", ", key, *value);
   };
-  add("train_batch_size", c.train_batch_size);
-  add("train_micro_batch_size_per_gpu", c.train_micro_batch_size_per_gpu);
-  add("gradient_accumulation_steps", c.gradient_accumulation_steps);
+  add("train_batch_size", c.batch.train_batch_size);
+  add("train_micro_batch_size_per_gpu", c.batch.train_micro_batch_size_per_gpu);
+  add("gradient_accumulation_steps", c.batch.gradient_accumulation_steps);
   return out;
 }
 
 // The train_batch_size nearest to what was written that the other keys divide; 0 if there is none.
 uint64_t fitting_batch(const Config& c, uint64_t world) {
-  const auto& micro = c.train_micro_batch_size_per_gpu;
-  const auto& gas = c.gradient_accumulation_steps;
+  const auto& micro = c.batch.train_micro_batch_size_per_gpu;
+  const auto& gas = c.batch.gradient_accumulation_steps;
   const uint64_t unit = batch_product(micro.value_or(1), gas.value_or(1), world).value_or(0);
   if (unit == 0 || (micro && gas)) return unit;
-  const uint64_t train = c.train_batch_size.value_or(0);
+  const uint64_t train = c.batch.train_batch_size.value_or(0);
   const uint64_t below = train / unit * unit;
   return below == 0 || train - below > below + unit - train ? below + unit : below;
 }
@@ -68,12 +68,12 @@ void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
 Result<std::optional<BatchNumbers>> Config::resolve_batch(uint64_t dp_world) const {
   if (dp_world == 0)
     return invalid_argument("batch arithmetic needs at least one data-parallel rank");
-  if (!train_batch_size && !train_micro_batch_size_per_gpu) {
-    if (!gradient_accumulation_steps) return std::optional<BatchNumbers>();
+  if (!batch.train_batch_size && !batch.train_micro_batch_size_per_gpu) {
+    if (!batch.gradient_accumulation_steps) return std::optional<BatchNumbers>();
     return invalid_argument(
         "gradient_accumulation_steps {} alone does not give the batch; add train_batch_size or "
         "train_micro_batch_size_per_gpu",
-        *gradient_accumulation_steps);
+        *batch.gradient_accumulation_steps);
   }
   const BatchNumbers b = complete(*this, dp_world);
   if (b.train == 0 || b.micro == 0 || b.gas == 0 ||
@@ -119,16 +119,7 @@ std::optional<CodecSettings> Config::compression(uint64_t world, bool half) cons
 
 uint64_t Config::full_precision_updates() const {
   if (sotto.gradient_codec) return 0;
-  const OptimizerParams& p = optimizer.params;
-  const uint64_t offset = sotto.step_offset;
-  if (optimizer_type(optimizer.kind).freezes_at_step)
-    return p.freeze_step > offset ? p.freeze_step - offset : 1;
-  if (optimizer.kind != OptimizerKind::kZeroOneAdam) return UINT64_MAX;
-  // Interval 1 lasts var_update_scaler updates; then every even state step is one in full
-  // precision.
-  const uint64_t phase_a = std::max<uint64_t>(p.var_freeze_step + 1 - offset, 1);
-  const uint64_t n = std::min(p.var_update_scaler, phase_a);
-  return n < phase_a && (n + 1 + offset) % 2 == 0 ? n + 1 : n;
+  return optimizer_type(optimizer.kind).stages().full_precision_updates(*this);
 }
 
 std::string Obstacle::text() const { return fmt::format("{} {} ({})", path, value, supported); }

@@ -40,22 +40,22 @@ Status require(const ObjectReader& reader, std::string_view key, SchedulerKind k
                        fmt::format("missing; scheduler {} needs it", scheduler_kind_name(kind)));
 }
 
-Status read_warmup(const ObjectReader& reader, SchedulerConfig& s, Findings& findings) {
-  reader.get("warmup_min_lr", s.warmup_min_lr);
-  reader.get("warmup_max_lr", s.warmup_max_lr);
-  if (s.warmup_min_lr.size() > 1 && s.warmup_max_lr.size() > 1 &&
-      s.warmup_min_lr.size() != s.warmup_max_lr.size()) {
+Status read_warmup(const ObjectReader& reader, SchedulerKind kind, WarmupConfig& s,
+                   Findings& findings) {
+  reader.get("warmup_min_lr", s.min_lr);
+  reader.get("warmup_max_lr", s.max_lr);
+  if (s.min_lr.size() > 1 && s.max_lr.size() > 1 && s.min_lr.size() != s.max_lr.size()) {
     return findings.fail(
         reader.path_of("warmup_max_lr"),
         fmt::format(
             "a list of {}, but warmup_min_lr has {}; both need one value per parameter group",
-            s.warmup_max_lr.size(), s.warmup_min_lr.size()));
+            s.max_lr.size(), s.min_lr.size()));
   }
-  reader.get("warmup_num_steps", s.warmup_num_steps);
-  if (s.warmup_num_steps < 2) {
+  reader.get("warmup_num_steps", s.num_steps);
+  if (s.num_steps < 2) {
     findings.warn(reader.path_of("warmup_num_steps"),
-                  fmt::format("{} is raised to 2", s.warmup_num_steps));
-    s.warmup_num_steps = 2;
+                  fmt::format("{} is raised to 2", s.num_steps));
+    s.num_steps = 2;
   }
   std::string type = "log";
   reader.get("warmup_type", type);
@@ -64,25 +64,25 @@ Status read_warmup(const ObjectReader& reader, SchedulerConfig& s, Findings& fin
                   fmt::format("unknown type \"{}\", \"log\" is used; known are log and linear",
                               printable(type)));
   }
-  s.warmup_type = type == "linear" ? WarmupType::kLinear : WarmupType::kLog;
-  reader.get("warmup_min_ratio", s.warmup_min_ratio);
+  s.type = type == "linear" ? WarmupType::kLinear : WarmupType::kLog;
+  reader.get("warmup_min_ratio", s.min_ratio);
   reader.get("cos_min_ratio", s.cos_min_ratio);
-  if (s.kind == SchedulerKind::kWarmupLR) return ok_status();
-  SOTTO_TRY(require(reader, "total_num_steps", s.kind, findings));
+  if (kind == SchedulerKind::kWarmupLR) return ok_status();
+  SOTTO_TRY(require(reader, "total_num_steps", kind, findings));
   reader.get("total_num_steps", s.total_num_steps);
-  if (s.total_num_steps <= s.warmup_num_steps) {
+  if (s.total_num_steps <= s.num_steps) {
     findings.warn(reader.path_of("total_num_steps"),
                   fmt::format("{} is not above warmup_num_steps {}; the rate falls to its end "
                               "right behind the warm-up",
-                              s.total_num_steps, s.warmup_num_steps));
+                              s.total_num_steps, s.num_steps));
   }
   return ok_status();
 }
 
 // What OneCycle does to the betas.
-void warn_of_momentum(const ObjectReader& reader, const SchedulerConfig& s, OptimizerKind kind,
+void warn_of_momentum(const ObjectReader& reader, const OneCycleConfig& s, OptimizerKind kind,
                       Findings& findings) {
-  if (!s.cycle_momentum) return;
+  if (!s.momentum) return;
   const std::string path = reader.path_of("cycle_momentum");
   if (const OptimizerType& type = optimizer_type(kind); !type.has_betas) {
     return findings.warn(
@@ -95,34 +95,34 @@ void warn_of_momentum(const ObjectReader& reader, const SchedulerConfig& s, Opti
     findings.warn(reader.path_of("decay_mom_rate"),
                   fmt::format("beta1 grows after the cycle and stays at {}, where DeepSpeed's "
                               "passes 1",
-                              std::max(kLargestGrownBeta1, s.cycle_max_mom)));
+                              std::max(kLargestGrownBeta1, s.max_mom)));
   }
 }
 
-Status read_cycle(const ObjectReader& reader, OptimizerKind kind, SchedulerConfig& s,
+Status read_cycle(const ObjectReader& reader, OptimizerKind kind, OneCycleConfig& s,
                   Findings& findings) {
-  SOTTO_TRY(require(reader, "cycle_min_lr", s.kind, findings));
-  SOTTO_TRY(require(reader, "cycle_max_lr", s.kind, findings));
-  reader.get("cycle_min_lr", s.cycle_min_lr);
-  reader.get("cycle_max_lr", s.cycle_max_lr);
+  SOTTO_TRY(require(reader, "cycle_min_lr", SchedulerKind::kOneCycle, findings));
+  SOTTO_TRY(require(reader, "cycle_max_lr", SchedulerKind::kOneCycle, findings));
+  reader.get("cycle_min_lr", s.min_lr);
+  reader.get("cycle_max_lr", s.max_lr);
   reader.get("decay_lr_rate", s.decay_lr_rate);
-  reader.get("cycle_first_step_size", s.cycle_first_step_size);
-  s.cycle_second_step_size = s.cycle_first_step_size;
-  reader.get("cycle_second_step_size", s.cycle_second_step_size);
+  reader.get("cycle_first_step_size", s.first_step_size);
+  s.second_step_size = s.first_step_size;
+  reader.get("cycle_second_step_size", s.second_step_size);
   reader.get("decay_step_size", s.decay_step_size);
-  reader.get("cycle_momentum", s.cycle_momentum);
-  reader.get("cycle_min_mom", s.cycle_min_mom);
-  reader.get("cycle_max_mom", s.cycle_max_mom);
+  reader.get("cycle_momentum", s.momentum);
+  reader.get("cycle_min_mom", s.min_mom);
+  reader.get("cycle_max_mom", s.max_mom);
   reader.get("decay_mom_rate", s.decay_mom_rate);
   warn_of_momentum(reader, s, kind, findings);
   return ok_status();
 }
 
-void read_range_test(const ObjectReader& reader, SchedulerConfig& s) {
-  reader.get("lr_range_test_min_lr", s.lr_range_test_min_lr);
-  reader.get("lr_range_test_step_size", s.lr_range_test_step_size);
-  reader.get("lr_range_test_step_rate", s.lr_range_test_step_rate);
-  reader.get("lr_range_test_staircase", s.lr_range_test_staircase);
+void read_range_test(const ObjectReader& reader, RangeTestConfig& s) {
+  reader.get("lr_range_test_min_lr", s.min_lr);
+  reader.get("lr_range_test_step_size", s.step_size);
+  reader.get("lr_range_test_step_rate", s.step_rate);
+  reader.get("lr_range_test_staircase", s.staircase);
 }
 
 }  // namespace
@@ -157,10 +157,13 @@ Status read_scheduler(const Json& object, Config& config, Findings& findings) {
     case SchedulerKind::kNone: return ok_status();
     case SchedulerKind::kWarmupLR:
     case SchedulerKind::kWarmupDecayLR:
-    case SchedulerKind::kWarmupCosineLR: return read_warmup(values, scheduler, findings);
+    case SchedulerKind::kWarmupCosineLR:
+      return read_warmup(values, scheduler.kind, scheduler.warmup, findings);
     case SchedulerKind::kOneCycle:
-      return read_cycle(values, config.optimizer.kind, scheduler, findings);
-    case SchedulerKind::kLRRangeTest: read_range_test(values, scheduler); return ok_status();
+      return read_cycle(values, config.optimizer.kind, scheduler.cycle, findings);
+    case SchedulerKind::kLRRangeTest:
+      read_range_test(values, scheduler.range_test);
+      return ok_status();
   }
   return ok_status();
 }

@@ -115,9 +115,12 @@ Status read_state_dtype(const ObjectReader& reader, Config& config, Findings& fi
                   state_type_name(sotto.state_dtype), optimizer_kind_name(kind),
                   optimizer_names([](const OptimizerType& t) { return t.narrow_state; }, " and ")));
   }
-  if (kind == OptimizerKind::kSgd && config.optimizer.params.momentum == 0) {
-    findings.warn(path, "no effect: SGD without momentum has no state");
-    findings.idle(path, "SGD without momentum has no state");
+  if (kind != OptimizerKind::kNone && !optimizer_type(kind).has_betas &&
+      config.optimizer.params.sgd.momentum == 0) {
+    const std::string why =
+        fmt::format("{} without momentum has no state", optimizer_kind_name(kind));
+    findings.warn(path, fmt::format("no effect: {}", why));
+    findings.idle(path, why);
   }
   return ok_status();
 }
@@ -175,7 +178,7 @@ void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Finding
       if (!acts) idle(key, why);
     }
   }
-  if (kind != OptimizerKind::kOneBitLamb) {
+  if (!optimizer_type(kind).averages_trust_ratio) {
     idle("coeff_debias", fmt::format("{} has no average trust ratio", optimizer_kind_name(kind)));
   }
 }
@@ -230,14 +233,14 @@ Result<OptimizerParams> resolve_group(const Config& config, uint64_t index) {
   p.beta2 = group.beta2.value_or(p.beta2);
   p.eps = group.eps.value_or(p.eps);
   p.weight_decay = group.weight_decay.value_or(p.weight_decay);
-  p.max_coeff = group.max_coeff.value_or(p.max_coeff);
-  p.min_coeff = group.min_coeff.value_or(p.min_coeff);
-  p.non_freeze = group.non_freeze.value_or(p.non_freeze);
-  if (p.min_coeff > p.max_coeff) {
+  p.lamb.max_coeff = group.max_coeff.value_or(p.lamb.max_coeff);
+  p.lamb.min_coeff = group.min_coeff.value_or(p.lamb.min_coeff);
+  p.freeze.non_freeze = group.non_freeze.value_or(p.freeze.non_freeze);
+  if (p.lamb.min_coeff > p.lamb.max_coeff) {
     return invalid_argument(
         "sotto.param_groups[{}]: min_coeff {} is above max_coeff {} for this group; min_coeff has "
         "to be the smaller one",
-        index, p.min_coeff, p.max_coeff);
+        index, p.lamb.min_coeff, p.lamb.max_coeff);
   }
   return p;
 }

@@ -21,38 +21,6 @@ uint64_t bounded_product(uint64_t a, uint64_t b) {
   return __builtin_mul_overflow(a, b, &product) ? kMaxFlat : std::min(product, kMaxFlat);
 }
 
-// Multiples of `step` in (after, last].
-uint64_t multiples(uint64_t after, uint64_t last, uint64_t step) {
-  return last / step - after / step;
-}
-
-// Variance updates among the state steps first .. last: var_update_scaler at multiples of 1, then
-// as many at multiples of 2, of 4, ...
-uint64_t variance_updates(const OptimizerParams& p, uint64_t first, uint64_t last) {
-  uint64_t found = 0;
-  uint64_t after = first - 1;
-  for (uint64_t interval = 1; after < last; interval *= 2) {
-    const uint64_t here = multiples(after, last, interval);
-    if (here < p.var_update_scaler) return found + here;
-    found += p.var_update_scaler;
-    after = (after / interval + p.var_update_scaler) * interval;
-  }
-  return found;
-}
-
-// Synchronisations among the state steps after + 1 .. last, all behind the switch.
-uint64_t synchronisations(const OptimizerParams& p, uint64_t after, uint64_t last) {
-  uint64_t found = 0;
-  for (uint64_t interval = 1; after < last;
-       interval = std::min(p.local_step_clipper, 2 * interval)) {
-    const bool longest = interval == p.local_step_clipper;
-    const uint64_t end = longest ? last : std::min(last, after + p.local_step_scaler);
-    found += multiples(after, end, interval);
-    after = end;
-  }
-  return found;
-}
-
 // m or v, as if the parameters were one tensor: elements, and for fp8 an exponent byte per block,
 // of which every 8192 elements have 32.
 uint64_t moment_bytes(StateType type, uint64_t flat, uint64_t n_params) {
@@ -95,26 +63,14 @@ uint64_t communication_bytes(const Config& config) {
   return is_16_bit(config) ? 2 : 4;
 }
 
-uint64_t variance_phase_updates(const Config& config) {
-  const uint64_t offset = config.sotto.step_offset;
-  return std::max<uint64_t>(config.optimizer.params.var_freeze_step + 1 - offset, 1);
+UpdateCounts count_updates(const Config& config, uint64_t updates) {
+  return optimizer_type(config.optimizer.kind).stages().count(config, updates);
 }
 
-UpdateCounts count_updates(const Config& config, uint64_t updates) {
-  UpdateCounts c;
-  const OptimizerParams& p = config.optimizer.params;
-  if (config.optimizer.kind != OptimizerKind::kZeroOneAdam) {
-    c.full_precision = std::min(updates, config.full_precision_updates());
-    c.compressed = updates - c.full_precision;
-    return c;
-  }
-  const uint64_t offset = config.sotto.step_offset;
-  const uint64_t before = std::min(updates, variance_phase_updates(config));
-  c.full_precision = variance_updates(p, offset + 1, offset + before);
-  c.compressed = before - c.full_precision;
-  c.sync = synchronisations(p, offset + before, offset + updates);
-  c.local = updates - before - c.sync;
-  return c;
+uint64_t MemoryBytes::state() const {
+  uint64_t bytes = m + v + residuals + bits + scratch;
+  for (const auto& [name, array] : arrays) bytes += array;
+  return bytes;
 }
 
 MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params) {
@@ -131,7 +87,7 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   const uint64_t moment = moment_bytes(config.sotto.state_dtype, sizes.flat, n_params);
   const OptimizerType& type = optimizer_type(kind);
   if (type.variance) b.v = moment;
-  if (type.has_betas || config.optimizer.params.momentum > 0) b.m = moment;
+  if (type.has_betas || config.optimizer.params.sgd.momentum > 0) b.m = moment;
   if (!codec) return b;
   // The server's errors before and after a step.
   if (codec->residual) b.residuals = floats + 2 * 4 * sizes.chunk;
@@ -147,9 +103,9 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
     if (world > 1) b.scratch += 4 * n_params + (scales ? 0 : payload);
     return b;
   }
-  b.den = floats;
-  if (kind == OptimizerKind::kOneBitLamb) b.vf = floats;
-  if (kind == OptimizerKind::kZeroOneAdam) b.local_sum = b.anchor = floats;
+  for (const std::string_view name : type.late_arrays) {
+    if (!name.empty()) b.arrays.emplace_back(name, floats);
+  }
   if (config.sotto.zero_variance_policy == ZeroVariancePolicy::kMask) b.bits += sizes.flat / 8;
   return b;
 }

@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
+#include <string_view>
+#include <utility>
+#include <vector>
 
-#include "core/config/config.h"
+#include "core/config/stages.h"
 
 namespace sotto {
 
@@ -25,19 +27,8 @@ CompressedSizes compressed_sizes(const CodecSettings& codec, uint64_t n, uint64_
 uint64_t gradient_bytes(const Config& config);
 uint64_t communication_bytes(const Config& config);
 
-// How many of a run's updates are of each kind.
-struct UpdateCounts {
-  uint64_t full_precision = 0;  // 0/1 Adam: those that update the variance
-  uint64_t compressed = 0;      // 0/1 Adam: compressed gradients, before the variance is frozen
-  uint64_t sync = 0;            // 0/1 Adam: compressed sums of momentum
-  uint64_t local = 0;           // 0/1 Adam: nothing is sent
-  uint64_t total() const { return full_precision + compressed + sync + local; }
-};
 // updates: length of the run, at most 2^53.
 UpdateCounts count_updates(const Config& config, uint64_t updates);
-
-// 0/1 Adam: updates before the variance is frozen.
-uint64_t variance_phase_updates(const Config& config);
 
 // Bytes on one rank; 0: not there.
 struct MemoryBytes {
@@ -46,17 +37,13 @@ struct MemoryBytes {
   uint64_t gradients = 0;
   uint64_t m = 0;
   uint64_t v = 0;
-  uint64_t vf = 0;         // 1-bit LAMB: variance that goes on
-  uint64_t den = 0;        // 1-bit types: sqrt(v) + eps while v is frozen
-  uint64_t local_sum = 0;  // 0/1 Adam: updates since the last synchronisation
-  uint64_t anchor = 0;     // 0/1 Adam: parameters at the last synchronisation
   uint64_t residuals = 0;
   uint64_t bits = 0;     // packed signs that stay: of the momentum, and of valid elements
   uint64_t scratch = 0;  // of one compressed step
+  // OptimizerType::late_arrays, with their names.
+  std::vector<std::pair<std::string_view, uint64_t>> arrays;
   // What the library holds.
-  uint64_t state() const {
-    return m + v + vf + den + local_sum + anchor + residuals + bits + scratch;
-  }
+  uint64_t state() const;
 };
 // world >= 1.
 MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params);

@@ -63,13 +63,13 @@ struct AdamOp : OpBase {
                   o.valid.flat<const uint8_t>()},
         state(operands(call)),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const AdamGroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void open(uint64_t block) { state.open(block); }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
-    const GroupScalars& s = groups[piece.group];
+    const AdamGroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const Floats g = source(piece);
     float* p = parameter(piece);
@@ -88,7 +88,7 @@ struct AdamOp : OpBase {
   Gradients gradients;
   State state;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const AdamGroupScalars* groups;
 
  private:
   static const kernels::AdamOperands<Operand>& shared(const KernelCall& call) {
@@ -120,7 +120,7 @@ struct LambMomentsOp : OpBase {
         m(o.m.flat<float>()),
         v(o.v.flat<float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()),
+        groups(o.scalars.flat<const LambGroupScalars>()),
         directions(&o.u),
         p_sums(o.p_sums.flat<float>()),
         u_sums(o.u_sums.flat<float>()) {}
@@ -136,7 +136,7 @@ struct LambMomentsOp : OpBase {
     u_lanes = u_sums.open(block);
   }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
-    const GroupScalars& s = groups[piece.group];
+    const LambGroupScalars& s = groups[piece.group];
     const Floats g = source(piece);
     const float* p = parameter(piece);
     float* out = direction(piece);
@@ -161,7 +161,7 @@ struct LambMomentsOp : OpBase {
   float* m;
   float* v;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const LambGroupScalars* groups;
   const Operand* directions;
   NormBlocks p_sums, u_sums;
   float* p_lanes = nullptr;

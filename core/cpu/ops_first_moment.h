@@ -13,6 +13,7 @@ template <class State, class Element>
 struct FirstMomentOp : OpBase {
   using Kernel =
       std::conditional_t<State::kNarrow, typename Element::Narrow, typename Element::Plain>;
+  using Scalars = typename Element::Scalars;
 
   explicit FirstMomentOp(const KernelCall& call) : FirstMomentOp(call, shared(call)) {}
   FirstMomentOp(const KernelCall& call, const kernels::SgdOperands<Operand>& o)
@@ -22,13 +23,13 @@ struct FirstMomentOp : OpBase {
                   o.valid.flat<const uint8_t>()},
         state(operands(call)),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.template flat<const Scalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void open(uint64_t block) { state.open(block); }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
-    const GroupScalars& s = groups[piece.group];
+    const Scalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const Floats g = source(piece);
     float* p = parameter(piece);
@@ -49,7 +50,7 @@ struct FirstMomentOp : OpBase {
   Gradients gradients;
   State state;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const Scalars* groups;
 
  private:
   static const kernels::SgdOperands<Operand>& shared(const KernelCall& call) {

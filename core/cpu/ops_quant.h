@@ -42,17 +42,15 @@ struct ScalarQuant {
   // Codes of a block, and the error, unless null. error may be c.
   static void pack_block(CodecKind kind, QuantScale s, const float* c, float* error, uint32_t block,
                          uint8_t* out) {
-    for (uint32_t i = 0; i < block; ++i) {
-      const float code = quant_round(s, c[i]);
-      const auto byte = static_cast<uint8_t>(static_cast<int32_t>(code));
-      if (kind == CodecKind::kInt8) {
-        out[i] = byte;
-      } else if (i % 2 == 0) {
-        out[i / 2] = static_cast<uint8_t>(byte << 4);
-      } else {
-        out[i / 2] = static_cast<uint8_t>(out[i / 2] | (byte & 15));
+    const uint32_t per_byte = 8 / codec_bits(kind);
+    for (uint32_t first = 0; first < block; first += per_byte) {
+      int32_t codes[8];
+      for (uint32_t i = 0; i < per_byte; ++i) {
+        const float code = quant_round(s, c[first + i]);
+        codes[i] = static_cast<int32_t>(code);
+        if (error != nullptr) error[first + i] = c[first + i] - code * s.scale;
       }
-      if (error != nullptr) error[i] = c[i] - code * s.scale;
+      out[first / per_byte] = packed_codes(kind, codes);
     }
   }
   // Sums over ranks of n 16-bit values or of a block; rows: the first unit in row 0.

@@ -19,12 +19,12 @@ struct FrozenAdamOp : OpBase {
         m(o.m.flat<float>()),
         v(o.v.flat<const float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const float magnitude = mean.magnitude(piece, 1.0f);
     const Floats g = mean.bits != nullptr ? Floats{} : source(piece);
@@ -46,7 +46,7 @@ struct FrozenAdamOp : OpBase {
   float* m;
   const float* v;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
 };
 
 struct ZeroOneLocalOp : OpBase {
@@ -61,12 +61,12 @@ struct ZeroOneLocalOp : OpBase {
         den(o.den.flat<const float>()),
         anchor(o.anchor.flat<const float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const Floats g = source(piece);
     float* p = parameter(piece);
@@ -83,7 +83,7 @@ struct ZeroOneLocalOp : OpBase {
   const float* den;
   const float* anchor;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
 };
 
 // What the encoder of a synchronisation and its undo read.
@@ -100,13 +100,13 @@ struct ZeroOneEncodeOp : OpBase {
         old_scales(o.to.old_scales.flat<const float>()),
         bits(o.to.bits.flat<uint8_t>()),
         flags_out(o.to.flags.flat<uint32_t>()),
-        groups(o.scalars.flat<const GroupScalars>()),
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()),
         sums(o.to.sums.flat<float>()) {}
 
   Floats source(const Piece& p) const { return gradients.source.of(p); }
   // x of element j of a piece.
   float input(const Piece& p, uint64_t j) const {
-    const GroupScalars& s = groups[p.group];
+    const ZeroOneGroupScalars& s = groups[p.group];
     const uint64_t flat = p.flat + j;
     if (gradients.source.operand->data == nullptr) return b[flat];
     return zeroone_encode_input(s, m[flat], b[flat], gradients.at(source(p), j, flat));
@@ -140,7 +140,7 @@ struct ZeroOneEncodeOp : OpBase {
   const float* old_scales;
   uint8_t* bits;
   uint32_t* flags_out;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
   NormBlocks sums;
   float* lanes = nullptr;
   uint32_t flags = 0;
@@ -157,12 +157,12 @@ struct ZeroOneSyncOp : OpBase {
         den(o.den.flat<const float>()),
         anchor(o.anchor.flat<float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()),
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()),
         valid(o.valid.flat<const uint8_t>()) {}
 
   float* parameter(const Piece& p) const { return parameters->list<float>(p.tensor) + p.offset; }
   void elements(const Piece& piece, uint64_t first, uint64_t count) {
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const float magnitude = mean.magnitude(piece, 1.0f);
     float* p = parameter(piece);
     for (uint64_t j = first; j < first + count; ++j) {
@@ -179,7 +179,7 @@ struct ZeroOneSyncOp : OpBase {
   const float* den;
   float* anchor;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
   const uint8_t* valid;
 };
 

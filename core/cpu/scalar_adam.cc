@@ -20,7 +20,7 @@ void lamb_update(const KernelCall& call) { run_elements<LambUpdateOp>(call); }
 void lamb_scalars(const KernelCall& call) {
   const auto& o = call.of<kernels::LambScalars>();
   const auto& a = call.arguments<TensorArgs>();
-  const GroupScalars* groups = o.scalars.flat<const GroupScalars>();
+  const LambGroupScalars* groups = o.scalars.flat<const LambGroupScalars>();
   TensorState* states = o.states.flat<TensorState>();
   TensorStep* steps = o.steps.flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {

@@ -84,7 +84,7 @@ void onebit_lamb_scalars(const KernelCall& call) {
   const float* u0_sums = o.u0_sums.flat<const float>();
   const float* u_sums = o.u_sums.flat<const float>();
   const float* maxima = o.maxima.flat<const float>();
-  const GroupScalars* groups = o.scalars.flat<const GroupScalars>();
+  const OnebitLambGroupScalars* groups = o.scalars.flat<const OnebitLambGroupScalars>();
   TensorState* states = o.states.flat<TensorState>();
   TensorStep* steps = o.steps.flat<TensorStep>();
   for (uint64_t k = 0; k < a.n; ++k) {

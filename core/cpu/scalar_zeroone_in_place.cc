@@ -1,7 +1,7 @@
 // 0/1 Adam as published: for comparison, so there are no vector kernels of these.
 #include "core/cpu/elements.h"
 #include "core/cpu/kernel_table.h"
-#include "core/cpu/ops_adam.h"
+#include "core/cpu/ops_zeroone.h"
 
 namespace sotto::scalar {
 namespace {
@@ -16,14 +16,14 @@ struct InPlace {
         b(o.b.flat<float>()),
         den(o.den.flat<const float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()) {}
 
   struct Values {
     float m, b, p;
   };
   // Element j of a piece after a local update; without gradients as it is.
   Values updated(const Piece& piece, uint64_t j) const {
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const uint64_t flat = piece.flat + j;
     Values now{m[flat], b[flat], parameter(piece)[j]};
     if (gradients.source.operand->data == nullptr) return now;
@@ -40,7 +40,7 @@ struct InPlace {
   float* b;
   const float* den;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
 };
 
 }  // namespace
@@ -78,7 +78,7 @@ void zeroone_in_place_sync(const KernelCall& call) {
   const Momentum mean{nullptr, o.bits.flat<const uint8_t>(), o.messages.flat<const uint8_t>()};
   const uint8_t* valid = o.valid.flat<const uint8_t>();
   for (const Piece& piece : call.pieces) {
-    const GroupScalars& s = at.groups[piece.group];
+    const ZeroOneGroupScalars& s = at.groups[piece.group];
     const float* x =
         floats.data == nullptr ? nullptr : floats.list<const float>(piece.tensor) + piece.offset;
     const float magnitude = mean.magnitude(piece, 1.0f);

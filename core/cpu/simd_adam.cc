@@ -87,7 +87,7 @@ HWY_INLINE void adam_group(const Group& s, VF correct_m, VF correct_v, VF lr, co
 template <Decay kDecay, bool kCorrected, class State>
 void adam_groups(AdamOp<State>& op, const Piece& piece, uint64_t first, uint64_t n,
                  const float* g) {
-  const GroupScalars& scalars = op.groups[piece.group];
+  const AdamGroupScalars& scalars = op.groups[piece.group];
   const Group s(scalars, op.gradients.clip);
   const VF correct_m = set(1.0f / scalars.c1);
   const VF correct_v = set(1.0f / scalars.c2);
@@ -118,7 +118,7 @@ void adam_decayed(AdamOp<State>& op, const Piece& p, uint64_t first, uint64_t n,
 
 template <class State>
 void adam_as(AdamOp<State>& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
-  const GroupScalars& s = op.groups[p.group];
+  const AdamGroupScalars& s = op.groups[p.group];
   const Decay decay = s.weight_decay == 0.0f ? Decay::kNone
                       : s.decoupled != 0     ? Decay::kDecoupled
                                              : Decay::kL2;
@@ -196,7 +196,7 @@ void moments_groups(LambMomentsOp& op, const Piece& piece, uint64_t first, uint6
 
 template <bool kStream>
 void moments_as(LambMomentsOp& op, const Piece& p, uint64_t first, uint64_t n, const float* g) {
-  const GroupScalars& s = op.groups[p.group];
+  const LambGroupScalars& s = op.groups[p.group];
   const bool decay = s.weight_decay != 0.0f;
   if (s.eps_inside_sqrt != 0) {
     return decay ? moments_groups<true, true, kStream>(op, p, first, n, g)

@@ -16,7 +16,7 @@ namespace {
 
 struct LionRule {
   static constexpr bool kMomentum = true;
-  HWY_INLINE explicit LionRule(const GroupScalars& s)
+  HWY_INLINE explicit LionRule(const LionGroupScalars& s)
       : b1(set(s.b1)),
         one_minus_b1(set(s.one_minus_b1)),
         b2(set(s.b2)),

@@ -176,6 +176,7 @@ struct VectorQuant {
 
   static HWY_NOINLINE void pack_block(CodecKind kind, QuantScale s, const float* c, float* error,
                                       uint32_t block, uint8_t* out) {
+    if (!has_vectors(kind)) return ScalarQuant::pack_block(kind, s, c, error, block, out);
     if (s.scale == 0.0f) {
       std::memset(out, 0, kind == CodecKind::kInt8 ? block : block / 2);
       if (error != nullptr && error != c) std::memcpy(error, c, 4 * uint64_t{block});
@@ -200,6 +201,7 @@ struct VectorQuant {
   }
 
   static HWY_NOINLINE void sum_block(const QuantArgs& a, const uint8_t* rows, float* sums) {
+    if (!has_vectors(a.kind)) return ScalarQuant::sum_block(a, rows, sums);
     if (a.kind == CodecKind::kInt8) return sum_codes<false>(a, rows, sums);
     sum_codes<true>(a, rows, sums);
   }
@@ -216,6 +218,8 @@ struct VectorQuant {
 
   static HWY_NOINLINE void decode_block(CodecKind kind, const uint8_t* unit, float scale,
                                         uint32_t first, uint64_t n, float* y, bool stream) {
+    if (!has_vectors(kind))
+      return ScalarQuant::decode_block(kind, unit, scale, first, n, y, stream);
     // Whole groups from the run's start, which must be a group's.
     const uint64_t groups = first % kGroup == 0 ? n / kGroup * kGroup : 0;
     const auto end = static_cast<uint32_t>(first + groups);
@@ -232,6 +236,10 @@ struct VectorQuant {
   static void finish_streams() { hwy::FlushStream(); }
 
  private:
+  // Integers of other sizes are done one by one.
+  static bool has_vectors(CodecKind kind) {
+    return kind == CodecKind::kInt8 || kind == CodecKind::kInt4;
+  }
   static bool aligned(const float* y) {
     return reinterpret_cast<uintptr_t>(y) % (kN * sizeof(float)) == 0;
   }

@@ -17,9 +17,9 @@ namespace {
 template <bool kHasMomentum, bool kNesterov>
 struct SgdRule {
   static constexpr bool kMomentum = kHasMomentum;
-  HWY_INLINE explicit SgdRule(const GroupScalars& s)
-      : momentum(set(s.b1)),
-        kept(set(s.one_minus_b1)),
+  HWY_INLINE explicit SgdRule(const SgdGroupScalars& s)
+      : momentum(set(s.momentum)),
+        kept(set(s.one_minus_dampening)),
         wd(set(s.weight_decay)),
         lr(set(static_cast<float>(s.lr))),
         decay(s.weight_decay != 0.0f) {}

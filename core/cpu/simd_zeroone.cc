@@ -18,7 +18,7 @@ namespace {
 
 // Numbers of a parameter group, in all lanes.
 struct ZeroOneGroup {
-  HWY_INLINE explicit ZeroOneGroup(const GroupScalars& s, const float* coefficient = nullptr)
+  HWY_INLINE explicit ZeroOneGroup(const ZeroOneGroupScalars& s, const float* coefficient = nullptr)
       : b1(set(s.b1)),
         one_minus_b1(set(s.one_minus_b1)),
         eps(set(s.eps)),
@@ -153,7 +153,7 @@ void zeroone_encode(const KernelCall& call) {
 
 template <bool kBits>
 void sync_groups(ZeroOneSyncOp& op, const Piece& piece, uint64_t first, uint64_t n) {
-  const GroupScalars& scalars = op.groups[piece.group];
+  const ZeroOneGroupScalars& scalars = op.groups[piece.group];
   const ZeroOneGroup s(scalars);
   const VF lr_sum = set(scalars.lr_sum);
   const bool restores_m = scalars.lr_sum != 0.0f;

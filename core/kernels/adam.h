@@ -2,9 +2,15 @@
 #pragma once
 
 #include "core/base/narrow_state.h"
+#include "core/kernels/elements.h"
 #include "core/kernels/norms.h"
 
 namespace sotto {
+
+struct AdamGroupScalars : GroupScalars {
+  float c1 = 1, c2 = 1;    // bias corrections 1 - b1^t, 1 - b2^t (1 without)
+  uint32_t decoupled = 1;  // weight decay 1 = in the update (AdamW), 0 = in the gradient (L2)
+};
 
 struct NarrowArgs {
   Dtype source = Dtype::kF32;
@@ -38,13 +44,14 @@ struct Adam {
   template <class T>
   using Operands = AdamOperands<T>;
   using Args = SourceArgs;
-  static constexpr AdamOperands<OperandSpec> kOperands = {.g = source<SourceArgs>("g"),
-                                                          .m = updates("m", Touched::kFlat),
-                                                          .v = updates("v", Touched::kFlat),
-                                                          .p = updates("p", Touched::kList),
-                                                          .scalars = group_scalars(),
-                                                          .clip = clip_factor(),
-                                                          .valid = valid_bits()};
+  static constexpr AdamOperands<OperandSpec> kOperands = {
+      .g = source<SourceArgs>("g"),
+      .m = updates("m", Touched::kFlat),
+      .v = updates("v", Touched::kFlat),
+      .p = updates("p", Touched::kList),
+      .scalars = group_scalars<AdamGroupScalars>(),
+      .clip = clip_factor(),
+      .valid = valid_bits()};
   static constexpr Division kDivision = Division::kQuads;
 };
 
@@ -68,7 +75,7 @@ struct AdamNarrow {
                .m = narrow_state("m"),
                .v = narrow_state("v"),
                .p = updates("p", Touched::kList),
-               .scalars = group_scalars(),
+               .scalars = group_scalars<AdamGroupScalars>(),
                .clip = clip_factor(),
                .valid = valid_bits()},
       .step = reads("step", Touched::kOne, Element::kU64),
@@ -78,4 +85,20 @@ struct AdamNarrow {
 };
 
 }  // namespace kernels
+
+SOTTO_HOST_DEVICE inline float adam_parameter(const AdamGroupScalars& s, float m, float v, float p,
+                                              float lr) {
+  float u = (m * (1.0f / s.c1)) / (std::sqrt(v * (1.0f / s.c2)) + s.eps);
+  if (s.decoupled != 0) u = with_decay(s, u, p);
+  return p - lr * u;
+}
+
+// g: after clipping and mask.
+SOTTO_HOST_DEVICE inline void adam_element(const AdamGroupScalars& s, float lr, float g,
+                                           Moments* moments, float* p) {
+  if (s.decoupled == 0) g = with_decay(s, g, *p);
+  *moments = adam_moments(s, moments->m, moments->v, g);
+  *p = adam_parameter(s, moments->m, moments->v, *p, lr);
+}
+
 }  // namespace sotto

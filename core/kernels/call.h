@@ -74,24 +74,12 @@ inline constexpr uint32_t kFlagNonfinite = 1;
 constexpr uint64_t scale_message_bytes(uint64_t instances) { return 4 * instances + 4; }
 
 // Numbers of one parameter group in one step; written by the host before the step starts, read by
-// kernels.
+// kernels. A family whose kernels need more derives from it; an operand is an array of one type.
 struct GroupScalars {
-  double lr = 0;         // learning rate of this step
-  double lamb_lr = 0;    // LAMB: lr, times sqrt(1 - b2^t) / (1 - b1^t) with bias correction
-  double max_coeff = 0;  // LAMB trust ratio bounds
-  double min_coeff = 0;
-  double coeff_beta = 0;  // 1-bit LAMB
-  double factor_max = 0;
-  double factor_min = 0;
-  double factor_threshold = 0;
+  double lr = 0;  // learning rate of this step
   float b1 = 0, one_minus_b1 = 0, b2 = 0, one_minus_b2 = 0;
   float eps = 0;
   float weight_decay = 0;  // 0: none
-  float c1 = 1, c2 = 1;    // Adam bias corrections 1 - b1^t, 1 - b2^t (1 without)
-  float lr_sum = 0;  // 0/1 Adam: learning rates since the last synchronisation, this one's too
-  float decay = 1;   // product of 1 - lr * wd: 0/1 Adam over the same steps, Lion of this one
-  uint32_t eps_inside_sqrt = 0;
-  uint32_t decoupled = 1;  // Adam: weight decay 1 = in the update (AdamW), 0 = in the gradient (L2)
 };
 
 // Per-tensor numbers of 1-bit LAMB that live across steps.

@@ -1,9 +1,18 @@
 // LAMB (arXiv 1904.00962), specification section 4, and the warm-up of 1-bit LAMB (section 7).
 #pragma once
 
+#include "core/kernels/elements.h"
 #include "core/kernels/norms.h"
 
 namespace sotto {
+
+struct LambGroupScalars : GroupScalars {
+  double lamb_lr = 0;    // lr, times sqrt(1 - b2^t) / (1 - b1^t) with bias correction
+  double max_coeff = 0;  // bounds of the trust ratio
+  double min_coeff = 0;
+  double coeff_beta = 0;  // of the moving average of trust ratios
+  uint32_t eps_inside_sqrt = 0;
+};
 
 struct TensorArgs {
   const NormRange* ranges;  // one per tensor
@@ -33,7 +42,7 @@ struct LambMoments {
       .p = reads("p", Touched::kList),
       .p_sums = writes("p_sums", Touched::kBlocks),
       .u_sums = writes("u_sums", Touched::kBlocks),
-      .scalars = group_scalars(),
+      .scalars = group_scalars<LambGroupScalars>(),
       .clip = clip_factor(),
       .valid = valid_bits(),
       .u = writes("u", Touched::kList)};
@@ -55,7 +64,7 @@ struct LambScalars {
   static constexpr LambScalarsOperands<OperandSpec> kOperands = {
       .p_sums = reads("p_sums", Touched::kRangeBlocks),
       .u_sums = reads("u_sums", Touched::kRangeBlocks),
-      .scalars = group_scalars(),
+      .scalars = group_scalars<LambGroupScalars>(),
       .states = optional(updates("states", Touched::kTensors, Element::kTensorState)),
       .steps = writes("steps", Touched::kTensors, Element::kTensorStep)};
   static constexpr Division kDivision = Division::kRanges;
@@ -79,4 +88,11 @@ struct LambUpdate {
 };
 
 }  // namespace kernels
+
+SOTTO_HOST_DEVICE inline float lamb_direction(const LambGroupScalars& s, float m, float v,
+                                              float p) {
+  const float den = s.eps_inside_sqrt != 0 ? std::sqrt(v + s.eps) : std::sqrt(v) + s.eps;
+  return with_decay(s, m / den, p);
+}
+
 }  // namespace sotto

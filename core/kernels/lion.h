@@ -4,6 +4,11 @@
 #include "core/kernels/sgd.h"
 
 namespace sotto {
+
+struct LionGroupScalars : GroupScalars {
+  float decay = 1;  // 1 - lr * wd
+};
+
 namespace kernels {
 
 // g' = g * clip, 0 where masked; c = b1*m + (1-b1)*g'; step = float(lr) if c > 0, -float(lr) if
@@ -13,12 +18,13 @@ struct Lion {
   template <class T>
   using Operands = SgdOperands<T>;
   using Args = SourceArgs;
-  static constexpr SgdOperands<OperandSpec> kOperands = {.g = source<SourceArgs>("g"),
-                                                         .m = updates("m", Touched::kFlat),
-                                                         .p = updates("p", Touched::kList),
-                                                         .scalars = group_scalars(),
-                                                         .clip = clip_factor(),
-                                                         .valid = valid_bits()};
+  static constexpr SgdOperands<OperandSpec> kOperands = {
+      .g = source<SourceArgs>("g"),
+      .m = updates("m", Touched::kFlat),
+      .p = updates("p", Touched::kList),
+      .scalars = group_scalars<LionGroupScalars>(),
+      .clip = clip_factor(),
+      .valid = valid_bits()};
   static constexpr Division kDivision = Division::kQuads;
 };
 
@@ -27,7 +33,11 @@ struct LionNarrow {
   template <class T>
   using Operands = SgdNarrowOperands<T>;
   using Args = NarrowArgs;
-  static constexpr SgdNarrowOperands<OperandSpec> kOperands = SgdNarrow::kOperands;
+  static constexpr SgdNarrowOperands<OperandSpec> kOperands = [] {
+    SgdNarrowOperands<OperandSpec> operands = SgdNarrow::kOperands;
+    operands.sgd.scalars = group_scalars<LionGroupScalars>();
+    return operands;
+  }();
   static constexpr Division kDivision = Division::kNorms;
 };
 
@@ -36,9 +46,10 @@ struct LionNarrow {
 struct LionElement {
   using Plain = kernels::Lion;
   using Narrow = kernels::LionNarrow;
+  using Scalars = LionGroupScalars;
   SOTTO_HOST_DEVICE explicit LionElement(const SourceArgs&) {}
   SOTTO_HOST_DEVICE explicit LionElement(const NarrowArgs&) {}
-  SOTTO_HOST_DEVICE void step(const GroupScalars& s, float lr, bool /*momentum*/, float g, float* m,
+  SOTTO_HOST_DEVICE void step(const Scalars& s, float lr, bool /*momentum*/, float g, float* m,
                               float* p) const {
     const float c = s.b1 * *m + s.one_minus_b1 * g;
     const float change = c > 0.0f ? lr : (c < 0.0f ? -lr : 0.0f);

@@ -7,6 +7,12 @@
 
 namespace sotto {
 
+struct OnebitLambGroupScalars : GroupScalars {
+  double factor_max = 0;
+  double factor_min = 0;
+  double factor_threshold = 0;
+};
+
 struct ScalingArgs {
   const NormRange* ranges;  // one per tensor
   uint64_t n;
@@ -120,11 +126,28 @@ struct OnebitLambScalars {
       .u0_sums = reads("u0_sums", Touched::kRangeBlocks),
       .u_sums = reads("u_sums", Touched::kRangeBlocks),
       .maxima = reads("maxima", Touched::kRangeBlocks),
-      .scalars = group_scalars(),
+      .scalars = group_scalars<OnebitLambGroupScalars>(),
       .states = updates("states", Touched::kTensors, Element::kTensorState),
       .steps = writes("steps", Touched::kTensors, Element::kTensorStep)};
   static constexpr Division kDivision = Division::kRanges;
 };
 
 }  // namespace kernels
+
+// Input of the encoder of 1-bit LAMB. scaling: float(scaling_coeff).
+SOTTO_HOST_DEVICE inline float onebit_lamb_input(const GroupScalars& s, float m, float g,
+                                                 float scaling) {
+  return (s.b1 * m + s.one_minus_b1 * g) * scaling;
+}
+
+// (1-b2)*gr*gr, gr the gradient that momentum `m` after `old` implies.
+SOTTO_HOST_DEVICE inline float fresh_square(const GroupScalars& s, float m, float old) {
+  const float g = (m - s.b1 * old) / s.one_minus_b1;
+  return (s.one_minus_b2 * g) * g;
+}
+
+SOTTO_HOST_DEVICE inline float fresh_variance(const GroupScalars& s, float m, float old, float vf) {
+  return s.b2 * vf + fresh_square(s, m, old);
+}
+
 }  // namespace sotto

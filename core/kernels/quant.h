@@ -9,7 +9,7 @@ namespace sotto {
 struct QuantArgs {
   uint64_t base;       // encoder and undo: flat index of the payload's first element
   uint64_t row_bytes;  // server
-  uint32_t block;      // int8 and int4: elements per scale
+  uint32_t block;      // integers: elements per scale
   uint32_t world;      // server
   CodecKind kind;
 };
@@ -19,9 +19,10 @@ namespace kernels {
 // Encoder. x' = isfinite(x) ? x : 0 (and flags |= kFlagNonfinite); c = x' + e (without residual:
 // x'; padding: 0); code and value v of c as below; e = c - v.
 //   bf16, fp16: c rounded to nearest even; if that is not finite: flag, code 0.
-//   int8 (L = 127), int4 (L = 7), by blocks of the flat space: a = max |c|; a block with a < 2^-120
-//   has scale and codes 0, so has one where fl(s*L) is not finite, which raises the flag; else s =
-//   fl(a * fl(1/L)), code q = c * fl(L/a) rounded to nearest even, within +-L, v = fl(q*s).
+//   integers of k bits (L = 2^(k-1) - 1), by blocks of the flat space: a = max |c|; a block with
+//   a < 2^-120 has scale and codes 0, so has one where fl(s*L) is not finite, which raises the
+//   flag; else s = fl(a * fl(1/L)), code q = c * fl(L/a) rounded to nearest even, within +-L, v =
+//   fl(q*s).
 // A unit of the payload is the codes and then s; the one of flat element QuantArgs::base is first.
 // A call has whole blocks; where a block has several pieces they lie one after the other.
 // x: list of float32. e: flat, absent without residual.
@@ -54,7 +55,7 @@ struct QuantEncode {
   static constexpr Division kDivision = Division::kFlatSpace;
 };
 
-// Server. t_r = fl(v_r * fl(1/W)) (int8, int4: fl(q_r * fl(s_r * fl(1/W)))), added in groups of 8
+// Server. t_r = fl(v_r * fl(1/W)) (integers: fl(q_r * fl(s_r * fl(1/W)))), added in groups of 8
 // ranks as in OnebitServer; c = sum + e; then as in QuantEncode. A sum that is not finite raises
 // the flag and counts as 0. Rows may hold any bytes; padding in them is not read.
 // rows: payload of row r at r * row_bytes; flat counts from the start of this rank's chunk. e and

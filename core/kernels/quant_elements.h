@@ -8,8 +8,9 @@ namespace sotto {
 // Blocks whose largest magnitude is below this have scale 0: 127 / amax would come near overflow.
 inline constexpr float kSmallestQuantMax = 0x1p-120f;
 
+// The largest code: 127 of 8 bits, 7 of 4.
 SOTTO_HOST_DEVICE constexpr float quant_limit(CodecKind kind) {
-  return kind == CodecKind::kInt8 ? 127.0f : 7.0f;
+  return static_cast<float>((1 << (codec_bits(kind) - 1)) - 1);
 }
 
 struct QuantScale {
@@ -46,9 +47,20 @@ SOTTO_HOST_DEVICE inline uint16_t half_code(CodecKind kind, float x) {
 
 // Code of element i of a block.
 SOTTO_HOST_DEVICE inline int32_t quant_code(CodecKind kind, const uint8_t* unit, uint32_t i) {
-  if (kind == CodecKind::kInt8) return static_cast<int8_t>(unit[i]);
-  const int32_t nibble = i % 2 == 0 ? unit[i / 2] >> 4 : unit[i / 2] & 15;
-  return (nibble ^ 8) - 8;
+  const uint32_t bits = codec_bits(kind), per_byte = 8 / bits;
+  const uint32_t shift = 8 - bits * (i % per_byte + 1);
+  const auto code = static_cast<int32_t>(unit[i / per_byte] >> shift & ((1u << bits) - 1));
+  const int32_t sign = 1 << (bits - 1);
+  return (code ^ sign) - sign;
+}
+
+// The byte of as many codes as it has room for.
+SOTTO_HOST_DEVICE inline uint8_t packed_codes(CodecKind kind, const int32_t* codes) {
+  const uint32_t bits = codec_bits(kind);
+  uint32_t byte = 0;
+  for (uint32_t i = 0; i < 8 / bits; ++i)
+    byte = byte << bits | (static_cast<uint32_t>(codes[i]) & ((1u << bits) - 1));
+  return static_cast<uint8_t>(byte);
 }
 
 // The scale behind the codes of a unit, whatever its bytes are.

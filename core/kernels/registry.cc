@@ -48,7 +48,6 @@ uint64_t element_bits(const OperandSpec& spec, const void* args) {
     case Element::kF32: return 32;
     case Element::kU64:
     case Element::kF64: return 64;
-    case Element::kGroupScalars: return 8 * sizeof(GroupScalars);
     case Element::kTensorState: return 8 * sizeof(TensorState);
     case Element::kTensorStep: return 8 * sizeof(TensorStep);
     case Element::kStateExponents: return 8 * kStateBlocksPerNormBlock;

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <cstring>
 
-#include "core/kernels/elements.h"
-#include "core/kernels/norms.h"
+#include "core/kernels/lamb.h"
+#include "core/kernels/onebit_lamb.h"
 
 namespace sotto {
 
@@ -58,7 +58,7 @@ SOTTO_HOST_DEVICE inline ClipResult clip_result(const ClipArgs& a, const uint8_t
 }
 
 // kLambScalars, from the sums of p*p and of u*u.
-SOTTO_HOST_DEVICE inline TensorStep lamb_step(const GroupScalars& s, double p_sum, double u_sum,
+SOTTO_HOST_DEVICE inline TensorStep lamb_step(const LambGroupScalars& s, double p_sum, double u_sum,
                                               bool average, TensorState* state) {
   const double wn = std::sqrt(p_sum);
   const double un = std::sqrt(u_sum);
@@ -76,7 +76,7 @@ SOTTO_HOST_DEVICE inline TensorStep lamb_step(const GroupScalars& s, double p_su
 }
 
 // kOnebitLambScalars, from the sums of u0*u0 and of u*u and the maximum over the tensor.
-SOTTO_HOST_DEVICE inline TensorStep onebit_lamb_step(const GroupScalars& s, double u0_sum,
+SOTTO_HOST_DEVICE inline TensorStep onebit_lamb_step(const OnebitLambGroupScalars& s, double u0_sum,
                                                      double u_sum, double maximum,
                                                      TensorState* state) {
   double factor = maximum;

@@ -60,7 +60,6 @@ enum class Element : uint8_t {
   kU64,
   kF32,
   kF64,
-  kGroupScalars,
   kTensorState,
   kTensorStep,
   kStateExponents,  // kStateBlocksPerNormBlock bytes
@@ -130,8 +129,11 @@ constexpr OperandSpec source(const char* name) {
   return sized(reads(name, Touched::kList), dtype_bits<Args, &Args::source>);
 }
 // Operands that many kernels have.
+// T: GroupScalars, or what the kernel's family makes of it.
+template <class T = GroupScalars>
 constexpr OperandSpec group_scalars() {
-  return reads("scalars", Touched::kGroups, Element::kGroupScalars);
+  return sized(reads("scalars", Touched::kGroups),
+               [](const void*) -> uint32_t { return 8 * sizeof(T); });
 }
 constexpr OperandSpec clip_factor() { return optional(reads("clip", Touched::kOne)); }
 constexpr OperandSpec valid_bits() {

@@ -2,9 +2,13 @@
 #pragma once
 
 #include "core/kernels/adam.h"
-#include "core/kernels/elements.h"
 
 namespace sotto {
+
+struct SgdGroupScalars : GroupScalars {
+  float momentum = 0;
+  float one_minus_dampening = 1;  // 1 in the first step
+};
 
 struct SgdArgs {
   bool nesterov;
@@ -13,9 +17,9 @@ struct SgdArgs {
 
 namespace kernels {
 
-// g' = g * clip, 0 where masked; g' = g' + wd*p (wd != 0). With momentum: m = b1*m + (1-b1)*g',
-// (1-b1) standing for 1 - dampening (1 in the first step), direction m, or g' + b1*m with
-// Nesterov's momentum; else direction g'. p = p - float(lr)*direction.
+// g' = g * clip, 0 where masked; g' = g' + wd*p (wd != 0). With momentum:
+// m = momentum*m + (1-dampening)*g', direction m, or g' + momentum*m with Nesterov's momentum; else
+// direction g'. p = p - float(lr)*direction.
 // g: source. m: flat, absent without momentum. p: list.
 template <class T>
 struct SgdOperands {
@@ -29,7 +33,7 @@ struct Sgd {
       .g = source<SgdArgs>("g"),
       .m = optional(updates("m", Touched::kFlat)),
       .p = updates("p", Touched::kList),
-      .scalars = group_scalars(),
+      .scalars = group_scalars<SgdGroupScalars>(),
       .clip = clip_factor(),
       .valid = valid_bits()};
   static constexpr Division kDivision = Division::kQuads;
@@ -49,7 +53,7 @@ struct SgdNarrow {
       .sgd = {.g = source<NarrowArgs>("g"),
               .m = narrow_state("m"),
               .p = updates("p", Touched::kList),
-              .scalars = group_scalars(),
+              .scalars = group_scalars<SgdGroupScalars>(),
               .clip = clip_factor(),
               .valid = valid_bits()},
       .step = reads("step", Touched::kOne, Element::kU64),
@@ -59,14 +63,28 @@ struct SgdNarrow {
 
 }  // namespace kernels
 
-// The element of a first-moment optimizer, for the loops of all devices: its kernels, and what it
-// does with a gradient that has been clipped and masked. momentum: there is an m.
+// m is left alone without momentum.
+SOTTO_HOST_DEVICE inline void sgd_element(const SgdGroupScalars& s, float lr, bool momentum,
+                                          bool nesterov, float g, float* m, float* p) {
+  const float gradient = with_decay(s, g, *p);
+  float direction = gradient;
+  if (momentum) {
+    *m = s.momentum * *m + s.one_minus_dampening * gradient;
+    direction = nesterov ? gradient + s.momentum * *m : *m;
+  }
+  *p = *p - lr * direction;
+}
+
+// The element of a first-moment optimizer, for the loops of all devices: its kernels, what they
+// read of a group, and what it does with a gradient that has been clipped and masked. momentum:
+// there is an m.
 struct SgdElement {
   using Plain = kernels::Sgd;
   using Narrow = kernels::SgdNarrow;
+  using Scalars = SgdGroupScalars;
   SOTTO_HOST_DEVICE explicit SgdElement(const SgdArgs& a) : nesterov(a.nesterov) {}
   SOTTO_HOST_DEVICE explicit SgdElement(const NarrowArgs& a) : nesterov(a.nesterov) {}
-  SOTTO_HOST_DEVICE void step(const GroupScalars& s, float lr, bool momentum, float g, float* m,
+  SOTTO_HOST_DEVICE void step(const Scalars& s, float lr, bool momentum, float g, float* m,
                               float* p) const {
     sgd_element(s, lr, momentum, nesterov, g, m, p);
   }

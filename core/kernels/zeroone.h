@@ -5,7 +5,14 @@
 #include "core/kernels/momentum.h"
 #include "core/kernels/onebit.h"
 
-namespace sotto::kernels {
+namespace sotto {
+
+struct ZeroOneGroupScalars : GroupScalars {
+  float lr_sum = 0;  // learning rates since the last synchronisation, this one's too
+  float decay = 1;   // product of 1 - lr * wd over the same steps
+};
+
+namespace kernels {
 
 // Averaged gradient with the variance as it is (6.3): g' = g * clip, or +-R from bits; 0 where
 // masked. m = b1*m + (1-b1)*g';  u = m / (sqrt(v) + eps) [+ wd*p];  p = p - float(lr)*u.
@@ -25,7 +32,7 @@ struct FrozenAdam {
       .m = updates("m", Touched::kFlat),
       .v = reads("v", Touched::kFlat),
       .p = updates("p", Touched::kList),
-      .scalars = group_scalars(),
+      .scalars = group_scalars<ZeroOneGroupScalars>(),
       .clip = clip_factor(),
       .valid = valid_bits()};
   static constexpr Division kDivision = Division::kQuads;
@@ -48,7 +55,7 @@ struct ZeroOneLocal {
       .den = reads("den", Touched::kFlat),
       .anchor = reads("anchor", Touched::kFlat),
       .p = writes("p", Touched::kList),
-      .scalars = group_scalars(),
+      .scalars = group_scalars<ZeroOneGroupScalars>(),
       .clip = clip_factor(),
       .valid = valid_bits()};
   static constexpr Division kDivision = Division::kQuads;
@@ -69,7 +76,7 @@ inline constexpr ZeroOneEncodeOperands<OperandSpec> kZeroOneEncode = {
     .m = reads("m", Touched::kFlat),
     .b = reads("b", Touched::kFlat),
     .to = kEncoder,
-    .scalars = group_scalars(),
+    .scalars = group_scalars<ZeroOneGroupScalars>(),
     .clip = clip_factor()};
 // As OnebitEncodeUndo, with x as in ZeroOneEncode.
 struct ZeroOneEncodeUndo {
@@ -112,7 +119,7 @@ struct ZeroOneSync {
       .den = reads("den", Touched::kFlat),
       .anchor = updates("anchor", Touched::kFlat),
       .p = writes("p", Touched::kList),
-      .scalars = group_scalars(),
+      .scalars = group_scalars<ZeroOneGroupScalars>(),
       .valid = valid_bits()};
   static constexpr Division kDivision = Division::kQuads;
 };
@@ -123,13 +130,14 @@ template <class T>
 struct InPlaceOperands {
   T g{}, m{}, b{}, den{}, p{}, scalars{}, clip{};
 };
-inline constexpr InPlaceOperands<OperandSpec> kInPlace = {.g = optional(source<SourceArgs>("g")),
-                                                          .m = updates("m", Touched::kFlat),
-                                                          .b = updates("b", Touched::kFlat),
-                                                          .den = reads("den", Touched::kFlat),
-                                                          .p = updates("p", Touched::kList),
-                                                          .scalars = group_scalars(),
-                                                          .clip = clip_factor()};
+inline constexpr InPlaceOperands<OperandSpec> kInPlace = {
+    .g = optional(source<SourceArgs>("g")),
+    .m = updates("m", Touched::kFlat),
+    .b = updates("b", Touched::kFlat),
+    .den = reads("den", Touched::kFlat),
+    .p = updates("p", Touched::kList),
+    .scalars = group_scalars<ZeroOneGroupScalars>(),
+    .clip = clip_factor()};
 
 // Between synchronisations: m = b1*m + (1-b1)*g';  step = float(lr)*(m / den [+ wd*p]);
 // p = p - step;  b = b - step.  No element is masked.
@@ -186,4 +194,65 @@ struct ZeroOneInPlaceSync {
   static constexpr Division kDivision = Division::kQuads;
 };
 
-}  // namespace sotto::kernels
+}  // namespace kernels
+
+SOTTO_HOST_DEVICE inline void frozen_adam_element(const ZeroOneGroupScalars& s, float lr, float g,
+                                                  float* m, float v, float* p) {
+  *m = s.b1 * *m + s.one_minus_b1 * g;
+  *p = *p - lr * with_decay(s, *m / denominator(s, v), *p);
+}
+
+SOTTO_HOST_DEVICE inline void zeroone_local_element(const ZeroOneGroupScalars& s, float lr,
+                                                    bool masked, float g, float* m, float* b,
+                                                    float den, float anchor, float* p) {
+  if (masked) {
+    *m = *b = 0.0f;
+    *p = s.decay * anchor;
+    return;
+  }
+  *m = s.b1 * *m + s.one_minus_b1 * g;
+  *b = *b - lr * *m;
+  *p = s.decay * anchor + *b / den;
+}
+
+// Input of the encoder of 0/1 Adam.
+SOTTO_HOST_DEVICE inline float zeroone_encode_input(const ZeroOneGroupScalars& s, float m, float b,
+                                                    float g) {
+  const float momentum = s.b1 * m + s.one_minus_b1 * g;
+  return b - static_cast<float>(s.lr) * momentum;
+}
+
+// x: what was averaged; any value where masked.
+SOTTO_HOST_DEVICE inline void zeroone_sync_element(const ZeroOneGroupScalars& s, bool masked,
+                                                   float x, float* m, float* b, float den,
+                                                   float* anchor, float* p) {
+  float step = 0.0f;
+  if (masked) {
+    *m = 0.0f;
+  } else {
+    step = x / den;
+    if (s.lr_sum != 0.0f) *m = -x / s.lr_sum;
+  }
+  *b = 0.0f;
+  *anchor = *p = s.decay * *anchor + step;
+}
+
+// 0/1 Adam as published: an element after a local update.
+SOTTO_HOST_DEVICE inline void zeroone_in_place_element(const ZeroOneGroupScalars& s, float g,
+                                                       float* m, float* b, float den, float* p) {
+  *m = s.b1 * *m + s.one_minus_b1 * g;
+  const float step = static_cast<float>(s.lr) * with_decay(s, *m / den, *p);
+  *p = *p - step;
+  *b = *b - step;
+}
+
+// Its synchronisation. x: what was averaged, 0 where masked.
+SOTTO_HOST_DEVICE inline void zeroone_in_place_sync_element(const ZeroOneGroupScalars& s, float x,
+                                                            float* m, float* b, float den,
+                                                            float* p) {
+  *p = (*p - *b) + x / den;
+  if (s.lr_sum != 0.0f) *m = -x / s.lr_sum;
+  *b = 0.0f;
+}
+
+}  // namespace sotto

@@ -40,15 +40,6 @@ std::string_view bytes_of(const T* values, size_t n) {
   return {reinterpret_cast<const char*>(values), n * sizeof(T)};
 }
 
-// "1, 3, 5", and how many more.
-std::string list_of(const std::vector<size_t>& ranks) {
-  const size_t shown = std::min(ranks.size(), kMaxRanksNamed);
-  std::string out;
-  for (size_t i = 0; i < shown; ++i) out += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
-  if (ranks.size() > shown) out += fmt::format(" and {} more", ranks.size() - shown);
-  return out;
-}
-
 // The same on all ranks, which have the same words; `mine` is this rank's own refusal.
 Status compare(const std::vector<CreationWord>& all, const Status& mine) {
   const CreationWord& first = all[0];
@@ -99,12 +90,20 @@ Status name_other_values(Comm& comm, const CreationTerms& mine) {
                  "parameter \"{}\" has other values on rank {} than on rank 0; give all ranks the "
                  "same, or set sotto.initial_parameters to \"broadcast\" (rank 0's for all) or "
                  "\"trust\"",
-                 mine.data->parameters[t].name, list_of(others));
+                 mine.data->parameters[t].name, list_of_ranks(others));
   }
   return error(Code::kInternal, "hashes of parameters differ, but of none of them");
 }
 
 }  // namespace
+
+std::string list_of_ranks(const std::vector<size_t>& ranks) {
+  const size_t shown = std::min(ranks.size(), kMaxRanksNamed);
+  std::string out;
+  for (size_t i = 0; i < shown; ++i) out += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+  if (ranks.size() > shown) out += fmt::format(" and {} more", ranks.size() - shown);
+  return out;
+}
 
 Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler) {
   CreationTerms terms;

@@ -23,4 +23,7 @@ Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler
 // parameter. mine: this rank's terms, or why it refuses. Collective.
 Status agree(Comm& comm, const Result<CreationTerms>& mine);
 
+// "1, 3, 5", and how many more there are than a text has room for.
+std::string list_of_ranks(const std::vector<size_t>& ranks);
+
 }  // namespace sotto

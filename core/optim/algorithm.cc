@@ -27,27 +27,20 @@ std::unique_ptr<Algorithm> Algorithm::make(OptimizerData& data) {
   return nullptr;
 }
 
-GroupScalars Algorithm::scalars(const StepVariant& variant, size_t group) const {
+void Algorithm::write_scalars(const StepVariant&, size_t group, ScalarsRef s) const {
   const OptimizerParams p = d_.groups.params(group);
-  const auto t = static_cast<double>(d_.next_t());
-  GroupScalars s;
-  s.lr = d_.groups.lr(group);
-  s.b1 = static_cast<float>(p.beta1);
-  s.one_minus_b1 = static_cast<float>(1.0 - p.beta1);
-  s.b2 = static_cast<float>(p.beta2);
-  s.one_minus_b2 = static_cast<float>(1.0 - p.beta2);
-  s.eps = static_cast<float>(p.eps);
-  s.weight_decay = static_cast<float>(p.weight_decay);
-  s.c1 = static_cast<float>(p.bias_correction ? 1.0 - std::pow(p.beta1, t) : 1.0);
-  s.c2 = static_cast<float>(p.bias_correction ? 1.0 - std::pow(p.beta2, t) : 1.0);
-  s.decoupled = p.adam_w_mode ? 1 : 0;
-  write_scalars(variant, group, &s);
-  return s;
+  s->lr = d_.groups.lr(group);
+  s->b1 = static_cast<float>(p.beta1);
+  s->one_minus_b1 = static_cast<float>(1.0 - p.beta1);
+  s->b2 = static_cast<float>(p.beta2);
+  s->one_minus_b2 = static_cast<float>(1.0 - p.beta2);
+  s->eps = static_cast<float>(p.eps);
+  s->weight_decay = static_cast<float>(p.weight_decay);
 }
 
-void Algorithm::write_padding_scalars(GroupScalars* scalars) const {
-  scalars->b1 = 0;
-  scalars->one_minus_b1 = 1;
+void Algorithm::write_padding_scalars(ScalarsRef s) const {
+  s->b1 = 0;
+  s->one_minus_b1 = 1;
 }
 
 void Algorithm::committed(const StepVariant&) {

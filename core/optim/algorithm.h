@@ -71,13 +71,11 @@ class Algorithm {
   // INVALID_STATE: a stage cannot begin with this state.
   virtual Status check_start() const { return ok_status(); }
   virtual StepPlan build(const StepVariant& variant, const StepShape& shape) const = 0;
-  // Numbers of a group in that step.
-  GroupScalars scalars(const StepVariant& variant, size_t group) const;
-  // Adds its own to those that all algorithms have.
-  virtual void write_scalars(const StepVariant& /*variant*/, size_t /*group*/,
-                             GroupScalars* /*scalars*/) const {}
+  // Numbers of a group in that step, of each type that the plan's kernels read. Here: those that
+  // all types have. An algorithm adds what is its own.
+  virtual void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const;
   // Of padding that is data.
-  virtual void write_padding_scalars(GroupScalars* scalars) const;
+  virtual void write_padding_scalars(ScalarsRef scalars) const;
   // A step has committed; `step` is still the number of updates before it.
   virtual void committed(const StepVariant& variant);
 

@@ -6,6 +6,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/text.h"
+#include "core/optim/agreement.h"
 #include "core/optim/optimizer.h"
 
 namespace sotto {
@@ -59,6 +60,62 @@ struct ImportWord {
   char text[256] = {};
 };
 
+// Of the values of an array, tensor by tensor; 0: it has none of a tensor's own.
+std::vector<uint64_t> tensor_hashes(const OptimSnapshot& s, size_t array) {
+  std::vector<uint64_t> hashes(s.names.size());
+  if (array >= s.arrays().size()) return hashes;
+  const std::span<const std::byte> values = s.arrays()[array].values;
+  uint64_t elements = 0;
+  for (const uint64_t count : s.counts) elements += count;
+  const bool per_tensor = s.arrays()[array].name == "tensor_states";
+  if (!per_tensor && values.size() != elements * sizeof(float)) return hashes;
+  size_t at = 0;
+  for (size_t t = 0; t < hashes.size(); ++t) {
+    const size_t bytes = per_tensor ? sizeof(TensorState) : s.counts[t] * sizeof(float);
+    hashes[t] = hash64(values.data() + at, bytes);
+    at += bytes;
+  }
+  return hashes;
+}
+
+// " of parameter ...": the first tensor in which an array differs between ranks; empty: in none.
+Result<std::string> differing_tensor(Comm& comm, const OptimSnapshot& mine, size_t array) {
+  const std::vector<uint64_t> hashes = tensor_hashes(mine, array);
+  const size_t bytes = hashes.size() * sizeof(uint64_t);
+  SOTTO_ASSIGN(
+      const std::vector<std::string> all,
+      comm.exchange({reinterpret_cast<const char*>(hashes.data()), bytes}, OpKind::kOptimImport));
+  size_t first = bytes;
+  for (const std::string& other : all) {
+    const auto at = std::mismatch(all[0].begin(), all[0].end(), other.begin()).first;
+    first = std::min(first, static_cast<size_t>(at - all[0].begin()));
+  }
+  if (first == bytes) return std::string();
+  return fmt::format(" of parameter \"{}\"", mine.names[first / sizeof(uint64_t)]);
+}
+
+// The first part in which ranks differ from rank 0, and who they are. All ranks compare the same
+// words, so that all of them look for the tensor.
+Status name_difference(Comm& comm, const std::vector<ImportWord>& all, const OptimSnapshot& mine,
+                       std::span<const ArrayKey> own_keys) {
+  for (size_t i = 0; i < kMostParts; ++i) {
+    std::vector<size_t> others;
+    for (size_t r = 1; r < all.size(); ++r) {
+      if (all[r].parts[i] != all[0].parts[i]) others.push_back(r);
+    }
+    if (others.empty()) continue;
+    std::string tensor;
+    if (i >= kFirstArray) {
+      SOTTO_ASSIGN(tensor, differing_tensor(comm, mine, i - kFirstArray));
+    }
+    return error(Code::kProtocol,
+                 "ranks 0 and {} import different values ({}){}; every rank has to give the same "
+                 "arrays; nothing is imported",
+                 list_of_ranks(others), name_of_part(mine, i, own_keys), tensor);
+  }
+  return ok_status();
+}
+
 // Ranks import the same, or all of them nothing. Collective.
 Status compare(Comm& comm, const Result<OptimSnapshot>& mine, std::span<const ArrayKey> own_keys) {
   ImportWord word;
@@ -69,27 +126,19 @@ Status compare(Comm& comm, const Result<OptimSnapshot>& mine, std::span<const Ar
     const std::string& text = mine.status().text();
     std::memcpy(word.text, text.data(), std::min(text.size(), sizeof word.text));
   }
-  const Result<std::vector<std::string>> all = comm.exchange(
+  const Result<std::vector<std::string>> words = comm.exchange(
       std::string(reinterpret_cast<const char*>(&word), sizeof word), OpKind::kOptimImport);
   SOTTO_TRY(mine.status());
-  SOTTO_TRY(all.status());
-  for (size_t r = 0; r < all->size(); ++r) {
-    ImportWord other;
-    std::memcpy(&other, (*all)[r].data(), sizeof other);
-    if (other.taken == 0) {
-      return error(Code::kProtocol, "rank {} refuses its arrays, nothing is imported: {}", r,
-                   printable(std::string_view(other.text, strnlen(other.text, sizeof other.text)),
-                             sizeof other.text));
-    }
-    for (size_t i = 0; i < word.parts.size(); ++i) {
-      if (other.parts[i] == word.parts[i]) continue;
-      return error(Code::kProtocol,
-                   "ranks {} and {} import different values ({}); every rank has to give the same "
-                   "arrays; nothing is imported",
-                   r, comm.rank(), name_of_part(*mine, i, own_keys));
-    }
+  SOTTO_TRY(words.status());
+  std::vector<ImportWord> all(words->size());
+  for (size_t r = 0; r < all.size(); ++r) {
+    std::memcpy(&all[r], (*words)[r].data(), sizeof word);
+    if (all[r].taken != 0) continue;
+    return error(Code::kProtocol, "rank {} refuses its arrays, nothing is imported: {}", r,
+                 printable(std::string_view(all[r].text, strnlen(all[r].text, sizeof word.text)),
+                           sizeof word.text));
   }
-  return ok_status();
+  return name_difference(comm, all, *mine, own_keys);
 }
 
 // Everything but what only one of the types has is read here.

@@ -5,7 +5,7 @@ namespace sotto {
 Status OptimizerData::lay_out(bool masks_zero_variance) {
   std::vector<LayoutTensor> tensors;
   for (const ParamSpec& p : parameters)
-    tensors.push_back({p.count, p.group, !groups[p.group].non_freeze});
+    tensors.push_back({p.count, p.group, !groups[p.group].freeze.non_freeze});
   const auto world = static_cast<uint32_t>(comm->size());
   const bool half = config.half_gradients() || parameters.gradients() != Dtype::kF32;
   codec = config.compression(world, half);
@@ -41,19 +41,19 @@ StepShape OptimizerData::step_shape() const {
   shape.groups = groups.size() + (layout->padding().empty() ? 0 : 1);
   shape.clip = config.gradient_clipping;
   shape.gradients = parameters.gradients();
-  shape.wire = config.communication_data_type.value_or(shape.gradients);
+  shape.average.wire = config.communication_data_type.value_or(shape.gradients);
   // Specification 11.2.
   const double world = comm->size();
   if (config.prescale_gradients) {
-    shape.prescale = static_cast<float>(1 / world);
+    shape.average.prescale = static_cast<float>(1 / world);
   } else if (const double factor = config.gradient_predivide_factor; factor != 1) {
-    shape.prescale = static_cast<float>(1 / factor);
-    shape.postscale = static_cast<float>(factor / world);
+    shape.average.prescale = static_cast<float>(1 / factor);
+    shape.average.postscale = static_cast<float>(factor / world);
   }
   for (uint32_t t = 0; t < parameters.size(); ++t) {
     if (parameters[t].copy == nullptr) continue;
-    shape.copied.push_back(t);
-    shape.copies = parameters[t].copy_dtype;
+    shape.copies.tensors.push_back(t);
+    shape.copies.type = parameters[t].copy_dtype;
   }
   shape.frozen = parameters.frozen();
   shape.masked = masked;

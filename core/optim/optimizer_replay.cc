@@ -94,8 +94,8 @@ Status Optimizer::replay(const OpRef& op) {
   return status;
 }
 
-// Where everything is is in the graph, but for the scalars, which the first copy of a launch takes
-// from the host.
+// Where everything is is in the graph, but for the scalars, which copies of a launch take from the
+// host.
 Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
   const StepVariant next = algorithm_->next();
   if (next != recorded.variant() || accumulated(next) != recorded.accumulated()) {

@@ -83,7 +83,7 @@ Result<Optimizer::Prepared> Optimizer::prepare(const StepVariant& variant, bool 
                                                const std::shared_ptr<Device>& device) const {
   StepShape shape = data_.step_shape();
   shape.loss_scaled = loss_scaler_.enabled();
-  if (algorithm_->compresses_gradients()) shape.codec = data_.codec;
+  if (algorithm_->compresses_gradients()) shape.average.codec = data_.codec;
   shape.accumulated = accumulated;
   StepPlan step = accumulates(variant) ? build_accumulation(shape, variant == kFirstAccumulation)
                                        : algorithm_->build(variant, shape);
@@ -113,19 +113,17 @@ void Optimizer::bind(Run& run, const Prepared& p, const StepVariant& variant) co
   if (data_.codec) data_.compressed.bind(run, s.codec);
   if (s.current_bits != kNoSlot)
     data_.compressed.bind_current(run, s.current_bits, s.current_messages);
-  SmallVector<GroupScalars> scalars;
-  for (size_t g = 0; g < data_.groups.size(); ++g)
-    scalars.push_back(algorithm_->scalars(variant, g));
-  if (!data_.layout->padding().empty()) {
-    GroupScalars padding;
-    algorithm_->write_padding_scalars(&padding);
-    scalars.push_back(padding);
+  for (const ScalarsArray& array : s.scalars) {
+    auto* at = static_cast<std::byte*>(run.bases[array.host]);
+    for (size_t g = 0; g < data_.groups.size(); ++g, at += array.type->bytes)
+      algorithm_->write_scalars(variant, g, ScalarsRef(*array.type, at));
+    if (!data_.layout->padding().empty())
+      algorithm_->write_padding_scalars(ScalarsRef(*array.type, at));
   }
-  const uint64_t bytes = scalars.size() * sizeof(GroupScalars);
+  if (s.step_scalars == kNoSlot) return;
   const StepScalars step{1 / loss_scaler_.scale(), 1 / static_cast<double>(accumulation_.done + 1),
                          data_.next_t()};
-  std::memcpy(run.bases[s.scalars], scalars.data(), bytes);
-  std::memcpy(static_cast<std::byte*>(run.bases[s.scalars]) + bytes, &step, sizeof step);
+  std::memcpy(run.bases[s.step_scalars], &step, sizeof step);
 }
 
 Result<OpRef> Optimizer::accumulate(const CallOptions& options) {

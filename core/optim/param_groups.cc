@@ -11,16 +11,6 @@
 namespace sotto {
 namespace {
 
-struct Setting {
-  std::string_view name;
-  double OptimizerParams::*value;
-};
-constexpr Setting kSettings[] = {
-    {"weight_decay", &OptimizerParams::weight_decay}, {"eps", &OptimizerParams::eps},
-    {"momentum", &OptimizerParams::momentum},         {"max_coeff", &OptimizerParams::max_coeff},
-    {"min_coeff", &OptimizerParams::min_coeff},
-};
-
 bool is_beta(std::string_view name) { return name == "beta1" || name == "beta2"; }
 
 }  // namespace
@@ -61,9 +51,10 @@ Status ParamGroups::check(std::string_view name, size_t group, double value,
   if (is_beta(name) && value >= 1)
     return invalid_argument("{} is {}; allowed: from 0 to below 1", name, value);
   const OptimizerParams& p = groups_[group];
-  if ((name == "max_coeff" && value < p.min_coeff) || (name == "min_coeff" && value > p.max_coeff))
+  if ((name == "max_coeff" && value < p.lamb.min_coeff) ||
+      (name == "min_coeff" && value > p.lamb.max_coeff))
     return invalid_argument("{} of group {} is {}; min_coeff is {}, max_coeff {}", name, group,
-                            value, p.min_coeff, p.max_coeff);
+                            value, p.lamb.min_coeff, p.lamb.max_coeff);
   return ok_status();
 }
 
@@ -71,9 +62,12 @@ void ParamGroups::set(std::string_view name, size_t group, double value) {
   if (name == "lr") lr_[group] = value;
   if (name == "beta1") beta1_[group] = value;
   if (name == "beta2") beta2_[group] = value;
-  for (const Setting& setting : kSettings) {
-    if (setting.name == name) groups_[group].*setting.value = value;
-  }
+  if (name == "lr" || is_beta(name)) return;
+  OptimizerParams::each(groups_[group], [&](std::string_view key, auto& out) {
+    if constexpr (std::is_same_v<decltype(out), double&>) {
+      if (key == name) out = value;
+    }
+  });
 }
 
 Status ParamGroups::set_iteration(double value) {
@@ -105,7 +99,7 @@ uint64_t ParamGroups::step_hash(size_t group) const {
 
 uint64_t ParamGroups::other_hash(uint64_t seed) const {
   for (const OptimizerParams& p : groups_) {
-    const double values[] = {p.eps, p.momentum, p.max_coeff, p.min_coeff};
+    const double values[] = {p.eps, p.sgd.momentum, p.lamb.max_coeff, p.lamb.min_coeff};
     seed = hash64(values, sizeof values, seed);
   }
   return seed;

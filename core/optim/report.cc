@@ -10,8 +10,8 @@ nlohmann::ordered_json group_json(const OptimizerParams& p, double lr) {
           {"betas", {p.beta1, p.beta2}},
           {"eps", p.eps},
           {"weight_decay", p.weight_decay},
-          {"max_coeff", p.max_coeff},
-          {"min_coeff", p.min_coeff}};
+          {"max_coeff", p.lamb.max_coeff},
+          {"min_coeff", p.lamb.min_coeff}};
 }
 
 }  // namespace

@@ -6,7 +6,6 @@
 #include "core/base/hash.h"
 #include "core/base/small_vector.h"
 #include "core/base/text.h"
-#include "core/config/optimizer_types.h"
 
 namespace sotto {
 namespace {
@@ -38,27 +37,27 @@ class Lines {
 
 void add_scheduler(const SchedulerConfig& c, Lines* lines) {
   lines->add("scheduler.type", scheduler_kind_name(c.kind));
-  lines->add("scheduler.params.warmup_min_lr", c.warmup_min_lr);
-  lines->add("scheduler.params.warmup_max_lr", c.warmup_max_lr);
-  lines->add("scheduler.params.warmup_num_steps", c.warmup_num_steps);
-  lines->add("scheduler.params.warmup_type", c.warmup_type == WarmupType::kLog ? "log" : "linear");
-  lines->add("scheduler.params.total_num_steps", c.total_num_steps);
-  lines->add("scheduler.params.warmup_min_ratio", c.warmup_min_ratio);
-  lines->add("scheduler.params.cos_min_ratio", c.cos_min_ratio);
-  lines->add("scheduler.params.cycle_min_lr", c.cycle_min_lr);
-  lines->add("scheduler.params.cycle_max_lr", c.cycle_max_lr);
-  lines->add("scheduler.params.decay_lr_rate", c.decay_lr_rate);
-  lines->add("scheduler.params.cycle_first_step_size", c.cycle_first_step_size);
-  lines->add("scheduler.params.cycle_second_step_size", c.cycle_second_step_size);
-  lines->add("scheduler.params.decay_step_size", c.decay_step_size);
-  lines->add("scheduler.params.cycle_momentum", c.cycle_momentum);
-  lines->add("scheduler.params.cycle_min_mom", c.cycle_min_mom);
-  lines->add("scheduler.params.cycle_max_mom", c.cycle_max_mom);
-  lines->add("scheduler.params.decay_mom_rate", c.decay_mom_rate);
-  lines->add("scheduler.params.lr_range_test_min_lr", c.lr_range_test_min_lr);
-  lines->add("scheduler.params.lr_range_test_step_size", c.lr_range_test_step_size);
-  lines->add("scheduler.params.lr_range_test_step_rate", c.lr_range_test_step_rate);
-  lines->add("scheduler.params.lr_range_test_staircase", c.lr_range_test_staircase);
+  lines->add("scheduler.params.warmup_min_lr", c.warmup.min_lr);
+  lines->add("scheduler.params.warmup_max_lr", c.warmup.max_lr);
+  lines->add("scheduler.params.warmup_num_steps", c.warmup.num_steps);
+  lines->add("scheduler.params.warmup_type", c.warmup.type == WarmupType::kLog ? "log" : "linear");
+  lines->add("scheduler.params.total_num_steps", c.warmup.total_num_steps);
+  lines->add("scheduler.params.warmup_min_ratio", c.warmup.min_ratio);
+  lines->add("scheduler.params.cos_min_ratio", c.warmup.cos_min_ratio);
+  lines->add("scheduler.params.cycle_min_lr", c.cycle.min_lr);
+  lines->add("scheduler.params.cycle_max_lr", c.cycle.max_lr);
+  lines->add("scheduler.params.decay_lr_rate", c.cycle.decay_lr_rate);
+  lines->add("scheduler.params.cycle_first_step_size", c.cycle.first_step_size);
+  lines->add("scheduler.params.cycle_second_step_size", c.cycle.second_step_size);
+  lines->add("scheduler.params.decay_step_size", c.cycle.decay_step_size);
+  lines->add("scheduler.params.cycle_momentum", c.cycle.momentum);
+  lines->add("scheduler.params.cycle_min_mom", c.cycle.min_mom);
+  lines->add("scheduler.params.cycle_max_mom", c.cycle.max_mom);
+  lines->add("scheduler.params.decay_mom_rate", c.cycle.decay_mom_rate);
+  lines->add("scheduler.params.lr_range_test_min_lr", c.range_test.min_lr);
+  lines->add("scheduler.params.lr_range_test_step_size", c.range_test.step_size);
+  lines->add("scheduler.params.lr_range_test_step_rate", c.range_test.step_rate);
+  lines->add("scheduler.params.lr_range_test_staircase", c.range_test.staircase);
 }
 
 void add_codec(const std::optional<CodecSettings>& codec, Lines* lines) {
@@ -89,7 +88,7 @@ void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec
 
 std::string text_of(const OptimizerParams& group) {
   Lines lines;
-  each_hyper_parameter(group, [&](std::string_view key, const auto& value) {
+  OptimizerParams::each(group, [&](std::string_view key, const auto& value) {
     lines.add(fmt::format("optimizer.params.{}", key), value);
   });
   return std::move(lines).take();
@@ -147,7 +146,7 @@ std::string common_settings(const Config& config, uint64_t n_groups, const LossS
 
 uint64_t hash_of_settings(const OptimizerParams& group) {
   SmallVector<double, 32> values;
-  each_hyper_parameter(group, [&](std::string_view, const auto& value) {
+  OptimizerParams::each(group, [&](std::string_view, const auto& value) {
     values.push_back(static_cast<double>(value));
   });
   return hash64(values.data(), values.size() * sizeof(double));

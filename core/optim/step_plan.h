@@ -8,9 +8,26 @@
 
 #include "core/codec/compressed.h"
 #include "core/codec/compressed_layout.h"
+#include "core/optim/group_scalars.h"
 #include "core/plan/builder.h"
 
 namespace sotto {
+
+// How gradients are averaged.
+struct AverageShape {
+  Dtype wire = Dtype::kF32;  // in full precision
+  // In full precision: gradients times prescale (in float32, then rounded to `wire`), sum, times
+  // postscale. Both 1: sum divided by the number of ranks.
+  float prescale = 1, postscale = 1;
+  // What averages are compressed with instead (types that are not 1-bit; the step's layout is this
+  // codec's), if there is more than one rank.
+  std::optional<CodecSettings> codec;
+};
+
+struct ModelCopies {
+  Dtype type = Dtype::kF32;
+  std::vector<uint32_t> tensors;  // that have a copy
+};
 
 // What all steps of one optimizer share.
 struct StepShape {
@@ -20,21 +37,14 @@ struct StepShape {
   uint64_t groups = 1;
   double clip = 0;                // 0: off
   Dtype gradients = Dtype::kF32;  // of all tensors; float32, float16 or bfloat16
-  Dtype wire = Dtype::kF32;       // of full-precision averages
-  // Full-precision averages: gradients times prescale (in float32, then rounded to `wire`), sum,
-  // times postscale. Both 1: sum divided by the number of ranks.
-  float prescale = 1, postscale = 1;
+  AverageShape average;
   // Sums of earlier micro-batches are there: the step adds its gradients and takes the mean.
   bool accumulated = false;
-  bool loss_scaled = false;           // the host gives a factor for all gradients (unscale)
-  Dtype copies = Dtype::kF32;         // of model copies
-  std::vector<uint32_t> copied;       // tensors that have a model copy
+  bool loss_scaled = false;  // the host gives a factor for all gradients (unscale)
+  ModelCopies copies;
   std::vector<uint8_t> frozen;        // flag per tensor: not updated; empty: none is
   StateType state = StateType::kF32;  // of m and v
   bool masked = false;                // a mask of valid elements is bound
-  // What averages are compressed with instead (types that are not 1-bit; layout is this codec's),
-  // if there is more than one rank.
-  std::optional<CodecSettings> codec;
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
@@ -57,12 +67,12 @@ struct ArrayBinding {
 
 // Slots that a run binds. Lists have one slot per tensor. kNoSlot: the plan does not use it.
 struct StepSlots {
-  uint32_t params = kNoSlot;  // list, float32
-  uint32_t grads = kNoSlot;   // list
-  uint32_t sums = kNoSlot;    // list, float32: of earlier micro-batches
-  uint32_t copies = kNoSlot;  // list; tensors without a copy have no bytes
-  // Host, written before the start: GroupScalars per group, then StepScalars.
-  uint32_t scalars = kNoSlot;
+  uint32_t params = kNoSlot;          // list, float32
+  uint32_t grads = kNoSlot;           // list
+  uint32_t sums = kNoSlot;            // list, float32: of earlier micro-batches
+  uint32_t copies = kNoSlot;          // list; tensors without a copy have no bytes
+  std::vector<ScalarsArray> scalars;  // an element per group
+  uint32_t step_scalars = kNoSlot;    // host, written before the start: StepScalars
   std::vector<ArrayBinding> arrays;
   CompressedSlots codec;
   uint32_t current_bits = kNoSlot, current_messages = kNoSlot;  // the codec's current result

@@ -57,14 +57,14 @@ struct LambMomentsKernel : QuadOp {
         m(o.m.flat<float>()),
         v(o.v.flat<float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()),
+        groups(o.scalars.flat<const LambGroupScalars>()),
         directions(&o.u),
         p_sums(o.p_sums.flat<float>()),
         u_sums(o.u_sums.flat<float>()) {}
 
   __device__ float* sums(uint32_t s) const { return s == 0 ? p_sums : u_sums; }
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
-    const GroupScalars& s = groups[piece.group];
+    const LambGroupScalars& s = groups[piece.group];
     const uint64_t flat = piece.flat + j;
     const Quad<float> g = gradients.load(piece, j, n);
     const Quad<float> p4 = load_quad(tensor_of<const float>(*parameters, piece) + j, n);
@@ -92,7 +92,7 @@ struct LambMomentsKernel : QuadOp {
   float* m;
   float* v;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const LambGroupScalars* groups;
   const Operand* directions;  // may be the memory of float32 gradients
   float* p_sums;
   float* u_sums;

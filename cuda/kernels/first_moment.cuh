@@ -11,6 +11,7 @@ namespace sotto::cuda {
 template <class Element>
 struct FirstMomentRule {
   static constexpr bool kVariance = false;
+  using Scalars = typename Element::Scalars;
   template <class Args>
   __device__ FirstMomentRule(const kernels::SgdOperands<Operand>& o, const Args& args,
                              bool with_momentum)
@@ -18,11 +19,11 @@ struct FirstMomentRule {
         gradients{{&o.g, args.source}, o.clip.flat<const float>(), o.valid.flat<const uint8_t>()},
         momentum(with_momentum),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const Scalars>()) {}
 
   __device__ void step(const Piece& piece, uint64_t j, uint32_t n, Quad<float>* m,
                        Quad<float>*) const {
-    const GroupScalars& s = groups[piece.group];
+    const Scalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     float* at = tensor_of<float>(*parameters, piece) + j;
     const Quad<float> g = gradients.load(piece, j, n);
@@ -36,7 +37,7 @@ struct FirstMomentRule {
   Gradients gradients;
   bool momentum;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const Scalars* groups;
 };
 
 template <class Element>

@@ -78,13 +78,13 @@ struct ZeroOneInput {
       : source{&o.g, p.arguments<EncodeArgs>().source},
         m(o.m.flat<const float>()),
         b(o.b.flat<const float>()),
-        groups(o.scalars.flat<const GroupScalars>()),
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()),
         clip(o.clip.flat<const float>()) {}
 
   __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     Quad<float> x = load_quad(b + piece.flat + j, n);
     if (source.operand->data == nullptr) return x;
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const Quad<float> g = load_floats(source.of(piece), j, n);
     const Quad<float> m4 = load_quad(m + piece.flat + j, n);
     const float by = clip != nullptr ? *clip : 1.0f;
@@ -98,7 +98,7 @@ struct ZeroOneInput {
   Source source;
   const float* m;
   const float* b;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
   const float* clip;
 };
 

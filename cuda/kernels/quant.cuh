@@ -219,18 +219,22 @@ class QuantEncoder {
     uint32_t raised = 0;
     const QuantScale s = quant_scale(args_.kind, max_bits, &raised);
     Quad<float> left;
-    Quad<uint8_t> codes;
+    int32_t codes[kQuad];
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
       const float code = quant_round(s, c.v[k]);
-      codes.v[k] = static_cast<uint8_t>(static_cast<int32_t>(code));
+      codes[k] = static_cast<int32_t>(code);
       left.v[k] = c.v[k] - code * s.scale;
     }
-    if (args_.kind == CodecKind::kInt8) {
-      store_quad(out + inside, kQuad, codes);
+    const uint32_t per_byte = 8 / codec_bits(args_.kind);
+    if (per_byte == 1) {
+      Quad<uint8_t> bytes;
+#pragma unroll
+      for (uint32_t k = 0; k < kQuad; ++k) bytes.v[k] = static_cast<uint8_t>(codes[k]);
+      store_quad(out + inside, kQuad, bytes);
     } else {
-      out[inside / 2] = static_cast<uint8_t>(codes.v[0] << 4 | (codes.v[1] & 15));
-      out[inside / 2 + 1] = static_cast<uint8_t>(codes.v[2] << 4 | (codes.v[3] & 15));
+      for (uint32_t k = 0; k < kQuad; k += per_byte)
+        out[(inside + k) / per_byte] = packed_codes(args_.kind, codes + k);
     }
     if (residual_ != nullptr) store_quad(residual_ + flat, kQuad, left);
     if (inside != 0) return;

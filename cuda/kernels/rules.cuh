@@ -29,11 +29,11 @@ struct AdamRule {
   __device__ AdamRule(const Operands& o, Dtype source)
       : gradients{{&o.g, source}, o.clip.flat<const float>(), o.valid.flat<const uint8_t>()},
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const AdamGroupScalars>()) {}
 
   __device__ void step(const Piece& piece, uint64_t j, uint32_t n, Quad<float>* m,
                        Quad<float>* v) const {
-    const GroupScalars& s = groups[piece.group];
+    const AdamGroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     float* at = tensor_of<float>(*parameters, piece) + j;
     const Quad<float> g = gradients.load(piece, j, n);
@@ -50,7 +50,7 @@ struct AdamRule {
 
   Gradients gradients;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const AdamGroupScalars* groups;
 };
 
 }  // namespace sotto::cuda

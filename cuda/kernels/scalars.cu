@@ -94,7 +94,7 @@ __global__ void __launch_bounds__(kThreads) lamb_scalars(const __grid_constant__
     const double p = sum_blocks(team, p_sums, range.first_block, range.blocks);
     const double u = sum_blocks(team, u_sums, range.first_block, range.blocks);
     if (team.rank() != 0) return;
-    const GroupScalars& s = o.scalars.flat<const GroupScalars>()[range.group];
+    const LambGroupScalars& s = o.scalars.flat<const LambGroupScalars>()[range.group];
     TensorState* state = average ? o.states.flat<TensorState>() + range.tensor : nullptr;
     o.steps.flat<TensorStep>()[range.tensor] = lamb_step(s, p, u, average, state);
   });
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(kThreads)
     const double u = sum_blocks(team, u_sums, range.first_block, range.blocks);
     const double maximum = max_blocks(team, maxima, range.first_block, range.blocks);
     if (team.rank() != 0) return;
-    const GroupScalars& s = o.scalars.flat<const GroupScalars>()[range.group];
+    const OnebitLambGroupScalars& s = o.scalars.flat<const OnebitLambGroupScalars>()[range.group];
     TensorState* state = o.states.flat<TensorState>() + range.tensor;
     o.steps.flat<TensorStep>()[range.tensor] = onebit_lamb_step(s, u0, u, maximum, state);
   });

@@ -17,7 +17,7 @@ struct FrozenAdamKernel : QuadOp {
         m(o.m.flat<float>()),
         v(o.v.flat<const float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()) {}
 
   // The averaged gradient, floats or bits.
   __device__ Quad<float> gradient(const Piece& piece, uint64_t j, uint32_t n) const {
@@ -29,7 +29,7 @@ struct FrozenAdamKernel : QuadOp {
     return g;
   }
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const uint64_t flat = piece.flat + j;
     float* at = tensor_of<float>(*parameters, piece) + j;
@@ -50,7 +50,7 @@ struct FrozenAdamKernel : QuadOp {
   float* m;
   const float* v;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
 };
 
 struct ZeroOneLocalKernel : QuadOp {
@@ -65,10 +65,10 @@ struct ZeroOneLocalKernel : QuadOp {
         den(o.den.flat<const float>()),
         anchor(o.anchor.flat<const float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const uint64_t flat = piece.flat + j;
     const uint32_t taken = load_bits(gradients.valid, flat, n);
@@ -94,7 +94,7 @@ struct ZeroOneLocalKernel : QuadOp {
   const float* den;
   const float* anchor;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
 };
 
 struct ZeroOneSyncKernel : QuadOp {
@@ -108,11 +108,11 @@ struct ZeroOneSyncKernel : QuadOp {
         den(o.den.flat<const float>()),
         anchor(o.anchor.flat<float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()),
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()),
         valid(o.valid.flat<const uint8_t>()) {}
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
-    const GroupScalars& s = groups[piece.group];
+    const ZeroOneGroupScalars& s = groups[piece.group];
     const uint64_t flat = piece.flat + j;
     const uint32_t taken = load_bits(valid, flat, n);
     const Quad<float> x = load_momentum(mean, flat, n, mean.magnitude(piece, 1.0f));
@@ -137,7 +137,7 @@ struct ZeroOneSyncKernel : QuadOp {
   const float* den;
   float* anchor;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
   const uint8_t* valid;
 };
 
@@ -154,7 +154,7 @@ struct InPlaceOp : QuadOp {
         b(o.b.flat<float>()),
         den(o.den.flat<const float>()),
         parameters(&o.p),
-        groups(o.scalars.flat<const GroupScalars>()) {}
+        groups(o.scalars.flat<const ZeroOneGroupScalars>()) {}
 
   __device__ float* parameter(const Piece& piece, uint64_t j) const {
     return tensor_of<float>(*parameters, piece) + j;
@@ -183,7 +183,7 @@ struct InPlaceOp : QuadOp {
   float* b;
   const float* den;
   const Operand* parameters;
-  const GroupScalars* groups;
+  const ZeroOneGroupScalars* groups;
 };
 
 struct ZeroOneInPlaceLocalKernel : InPlaceOp {

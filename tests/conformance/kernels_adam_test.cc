@@ -11,12 +11,10 @@
 namespace sotto::test {
 namespace {
 
-GroupScalars scalars(float lr = 0.01f, float wd = 0.0f) {
-  GroupScalars s;
+template <class T>
+T shared_scalars(float lr, float wd) {
+  T s;
   s.lr = lr;
-  s.lamb_lr = lr;
-  s.max_coeff = 10;
-  s.min_coeff = 0.01;
   s.b1 = 0.9f;
   s.one_minus_b1 = 0.1f;
   s.b2 = 0.999f;
@@ -26,8 +24,20 @@ GroupScalars scalars(float lr = 0.01f, float wd = 0.0f) {
   return s;
 }
 
+AdamGroupScalars scalars(float lr = 0.01f, float wd = 0.0f) {
+  return shared_scalars<AdamGroupScalars>(lr, wd);
+}
+
+LambGroupScalars lamb_scalars(float lr = 0.01f, float wd = 0.0f) {
+  auto s = shared_scalars<LambGroupScalars>(lr, wd);
+  s.lamb_lr = lr;
+  s.max_coeff = 10;
+  s.min_coeff = 0.01;
+  return s;
+}
+
 struct AdamCase {
-  AdamCase(const Layout& layout, const std::vector<GroupScalars>& groups, Random* random,
+  AdamCase(const Layout& layout, const std::vector<AdamGroupScalars>& groups, Random* random,
            bool specials, const float* clip, const std::vector<uint8_t>* valid)
       : work(KernelId::kAdam), g(random->tensors(layout.sizes)), p(random->tensors(layout.sizes)) {
     work.pieces = layout.by_tensor;
@@ -40,21 +50,17 @@ struct AdamCase {
       random->sprinkle(&m);
       random->sprinkle(&v);
     }
-    work.add_list(g);
-    m_at = work.add_flat(m);
-    v_at = work.add_flat(v);
-    p_at = work.add_list(p);
-    work.add_flat(groups);
-    if (clip != nullptr) {
-      work.add_flat(std::vector<float>{*clip});
-    } else {
-      work.add_null();
-    }
-    if (valid != nullptr) {
-      work.add_flat(*valid);
-    } else {
-      work.add_null();
-    }
+    auto& o = work.named<kernels::Adam>();
+    o.g = work.list(g);
+    o.m = work.flat(m);
+    m_at = o.m.at();
+    o.v = work.flat(v);
+    v_at = o.v.at();
+    o.p = work.list(p);
+    p_at = o.p.at();
+    o.scalars = work.flat(groups);
+    if (clip != nullptr) o.clip = work.flat(std::vector<float>{*clip});
+    if (valid != nullptr) o.valid = work.flat(*valid);
   }
   KernelCase work;
   std::vector<std::vector<float>> g, p;
@@ -62,8 +68,8 @@ struct AdamCase {
   size_t m_at = 0, v_at = 0, p_at = 0;
 };
 
-std::vector<GroupScalars> adam_groups() {
-  std::vector<GroupScalars> groups = {scalars(), scalars(0.02f, 0.1f), scalars(0.03f, 0.05f)};
+std::vector<AdamGroupScalars> adam_groups() {
+  std::vector<AdamGroupScalars> groups = {scalars(), scalars(0.02f, 0.1f), scalars(0.03f, 0.05f)};
   groups[0].c1 = 0.19f;
   groups[0].c2 = 0.002f;
   groups[2].decoupled = 0;
@@ -90,13 +96,13 @@ TEST(KernelsAdam, FollowsTheFormulas) {
   Random random(21);
   const float clip = 0.5f;
   const Layout layout = make_layout({7, 0, 65, 1, 8193, 130}, 2, 8, 3);
-  const std::vector<GroupScalars> groups = adam_groups();
+  const std::vector<AdamGroupScalars> groups = adam_groups();
   const std::vector<uint8_t> valid = random.mask(layout.padded);
   AdamCase adam(layout, groups, &random, false, &clip, &valid);
   const Outcome out = execute_reference(adam.work);
   const std::vector<float> m = out.as<float>(adam.m_at), v = out.as<float>(adam.v_at);
   for (size_t t = 0; t < layout.sizes.size(); ++t) {
-    const GroupScalars& s = groups[t % 3];
+    const AdamGroupScalars& s = groups[t % 3];
     const std::vector<float> p = out.as<float>(adam.p_at + t);
     for (uint64_t i = 0; i < layout.sizes[t]; ++i) {
       const uint64_t flat = layout.starts[t] + i;
@@ -115,7 +121,7 @@ TEST(KernelsAdam, FollowsTheFormulas) {
 
 // p = (3, 4), gradients (1, -2) then (0.5, 0.5), lr 0.1, eps 1e-8, wd 0.1.
 std::vector<float> two_adam_steps(bool decoupled, bool corrected) {
-  GroupScalars s = scalars(0.1f, 0.1f);
+  AdamGroupScalars s = scalars(0.1f, 0.1f);
   s.lr = 0.1;
   s.eps = 1e-8f;
   s.decoupled = decoupled;
@@ -131,13 +137,15 @@ std::vector<float> two_adam_steps(bool decoupled, bool corrected) {
     piece.count = 2;
     work.pieces = {piece};
     work.set_args(SourceArgs{});
-    work.add_list(std::vector<std::vector<float>>{gradients[static_cast<size_t>(t - 1)]});
-    const size_t m_at = work.add_flat(m);
-    const size_t v_at = work.add_flat(v);
-    const size_t p_at = work.add_list(std::vector<std::vector<float>>{p});
-    work.add_flat(std::vector<GroupScalars>{s});
-    work.add_null();
-    work.add_null();
+    auto& o = work.named<kernels::Adam>();
+    o.g = work.list(std::vector<std::vector<float>>{gradients[static_cast<size_t>(t - 1)]});
+    o.m = work.flat(m);
+    const size_t m_at = o.m.at();
+    o.v = work.flat(v);
+    const size_t v_at = o.v.at();
+    o.p = work.list(std::vector<std::vector<float>>{p});
+    const size_t p_at = o.p.at();
+    o.scalars = work.flat(std::vector<AdamGroupScalars>{s});
     const Outcome out = execute_reference(work);
     m = out.as<float>(m_at);
     v = out.as<float>(v_at);
@@ -158,7 +166,7 @@ TEST(KernelsAdam, VectorsOfTheSpecification) {
 }
 
 struct MomentsCase {
-  MomentsCase(const Layout& layout, const std::vector<GroupScalars>& groups, Random* random,
+  MomentsCase(const Layout& layout, const std::vector<LambGroupScalars>& groups, Random* random,
               bool specials, const float* clip, const std::vector<uint8_t>* valid)
       : work(KernelId::kLambMoments),
         g(random->tensors(layout.sizes)),
@@ -173,38 +181,39 @@ struct MomentsCase {
       random->sprinkle(&m);
       random->sprinkle(&v);
     }
-    work.add_list(g);
-    m_at = work.add_flat(m);
-    v_at = work.add_flat(v);
-    work.add_list(p);
-    p_sums = work.add_flat(std::vector<float>(layout.tensor_blocks, -1.0f));
-    u_sums = work.add_flat(std::vector<float>(layout.tensor_blocks, -1.0f));
-    work.add_flat(groups);
-    if (clip != nullptr) {
-      work.add_flat(std::vector<float>{*clip});
-    } else {
-      work.add_null();
-    }
-    if (valid != nullptr) {
-      work.add_flat(*valid);
-    } else {
-      work.add_null();
-    }
+    auto& o = work.named<kernels::LambMoments>();
+    o.g = work.list(g);
+    o.m = work.flat(m);
+    m_at = o.m.at();
+    o.v = work.flat(v);
+    v_at = o.v.at();
+    o.p = work.list(p);
+    o.p_sums = work.flat(std::vector<float>(layout.tensor_blocks, -1.0f));
+    p_sums = o.p_sums.at();
+    o.u_sums = work.flat(std::vector<float>(layout.tensor_blocks, -1.0f));
+    u_sums = o.u_sums.at();
+    o.scalars = work.flat(groups);
+    if (clip != nullptr) o.clip = work.flat(std::vector<float>{*clip});
+    if (valid != nullptr) o.valid = work.flat(*valid);
     std::vector<std::vector<float>> directions;
     for (uint64_t size : layout.sizes) directions.emplace_back(size, -1.0f);
-    u_at = work.add_list(directions);
+    o.u = work.list(directions);
+    u_at = o.u.at();
   }
   // Directions take the gradients' place.
-  void in_place() { work.operands[9].memory = work.operands[0].memory; }
+  void in_place() {
+    auto& o = work.named<kernels::LambMoments>();
+    o.u = o.g;
+  }
   KernelCase work;
   std::vector<std::vector<float>> g, p;
   std::vector<float> m, v;
   size_t m_at = 0, v_at = 0, p_sums = 0, u_sums = 0, u_at = 0;
 };
 
-std::vector<GroupScalars> lamb_groups() {
-  std::vector<GroupScalars> groups = {scalars(), scalars(0.02f, 0.1f), scalars(0.03f, 0.05f),
-                                      scalars()};
+std::vector<LambGroupScalars> lamb_groups() {
+  std::vector<LambGroupScalars> groups = {lamb_scalars(), lamb_scalars(0.02f, 0.1f),
+                                          lamb_scalars(0.03f, 0.05f), lamb_scalars()};
   groups[2].eps_inside_sqrt = 1;
   groups[3].eps_inside_sqrt = 1;
   return groups;
@@ -230,12 +239,13 @@ TEST(KernelsLamb, EveryTargetEqualsTheReference) {
       if (variant & 1) {
         for (auto& tensor : directions) random.sprinkle(&tensor);
       }
-      update.add_list(directions);
-      update.add_list(moments.p);
+      auto& o = update.named<kernels::LambUpdate>();
+      o.u = update.list(directions);
+      o.p = update.list(moments.p);
       std::vector<TensorStep> steps(layout.sizes.size());
       for (size_t t = 0; t < steps.size(); ++t)
         steps[t].step_size = 0.01f * static_cast<float>(t + 1);
-      update.add_flat(steps);
+      o.steps = update.flat(steps);
       EXPECT_EQ(compare_on_all_targets(update), "");
     }
   }
@@ -244,7 +254,7 @@ TEST(KernelsLamb, EveryTargetEqualsTheReference) {
 TEST(KernelsLamb, FollowsTheFormulas) {
   Random random(23);
   const Layout layout = make_layout({7, 0, 65, 1, 8193, 30000}, 2, 8, 4);
-  const std::vector<GroupScalars> groups = lamb_groups();
+  const std::vector<LambGroupScalars> groups = lamb_groups();
   const std::vector<uint8_t> valid = random.mask(layout.padded);
   MomentsCase moments(layout, groups, &random, false, nullptr, &valid);
   const Outcome out = execute_reference(moments.work);
@@ -252,7 +262,7 @@ TEST(KernelsLamb, FollowsTheFormulas) {
   const std::vector<float> p_sums = out.as<float>(moments.p_sums),
                            u_sums = out.as<float>(moments.u_sums);
   for (size_t t = 0; t < layout.sizes.size(); ++t) {
-    const GroupScalars& s = groups[t % 4];
+    const LambGroupScalars& s = groups[t % 4];
     const std::vector<float> directions = out.as<float>(moments.u_at + t);
     double p_norm = 0, u_norm = 0, p_found = 0, u_found = 0;
     for (uint64_t i = 0; i < layout.sizes[t]; ++i) {
@@ -284,22 +294,26 @@ struct Lamb {
   TensorState state;
   TensorStep last;
 
-  void step(const GroupScalars& s, const std::vector<float>& g, bool average) {
+  void step(const LambGroupScalars& s, const std::vector<float>& g, bool average) {
     Piece piece;
     piece.count = p.size();
     KernelCase moments(KernelId::kLambMoments);
     moments.pieces = {piece};
     moments.set_args(SourceArgs{});
-    moments.add_list(std::vector<std::vector<float>>{g});
-    const size_t m_at = moments.add_flat(m);
-    const size_t v_at = moments.add_flat(v);
-    moments.add_list(std::vector<std::vector<float>>{p});
-    const size_t sums_p = moments.add_flat(std::vector<float>(1));
-    const size_t sums_u = moments.add_flat(std::vector<float>(1));
-    moments.add_flat(std::vector<GroupScalars>{s});
-    moments.add_null();
-    moments.add_null();
-    const size_t u_at = moments.add_list(std::vector<std::vector<float>>{{0, 0}});
+    auto& o = moments.named<kernels::LambMoments>();
+    o.g = moments.list(std::vector<std::vector<float>>{g});
+    o.m = moments.flat(m);
+    const size_t m_at = o.m.at();
+    o.v = moments.flat(v);
+    const size_t v_at = o.v.at();
+    o.p = moments.list(std::vector<std::vector<float>>{p});
+    o.p_sums = moments.flat(std::vector<float>(1));
+    const size_t sums_p = o.p_sums.at();
+    o.u_sums = moments.flat(std::vector<float>(1));
+    const size_t sums_u = o.u_sums.at();
+    o.scalars = moments.flat(std::vector<LambGroupScalars>{s});
+    o.u = moments.list(std::vector<std::vector<float>>{{0, 0}});
+    const size_t u_at = o.u.at();
     const Outcome out = execute_reference(moments);
     m = out.as<float>(m_at);
     v = out.as<float>(v_at);
@@ -312,11 +326,14 @@ struct Lamb {
     args.n = 1;
     args.average = average;
     ratio.set_args(args);
-    ratio.add_flat(out.as<float>(sums_p));
-    ratio.add_flat(out.as<float>(sums_u));
-    ratio.add_flat(std::vector<GroupScalars>{s});
-    const size_t state_at = ratio.add_flat(std::vector<TensorState>{state});
-    const size_t step_at = ratio.add_flat(std::vector<TensorStep>(1));
+    auto& r = ratio.named<kernels::LambScalars>();
+    r.p_sums = ratio.flat(out.as<float>(sums_p));
+    r.u_sums = ratio.flat(out.as<float>(sums_u));
+    r.scalars = ratio.flat(std::vector<LambGroupScalars>{s});
+    r.states = ratio.flat(std::vector<TensorState>{state});
+    const size_t state_at = r.states.at();
+    r.steps = ratio.flat(std::vector<TensorStep>(1));
+    const size_t step_at = r.steps.at();
     EXPECT_EQ(compare_on_all_targets(ratio), "");
     const Outcome scaled = execute_reference(ratio);
     state = scaled.as<TensorState>(state_at)[0];
@@ -324,9 +341,11 @@ struct Lamb {
 
     KernelCase update(KernelId::kLambUpdate);
     update.pieces = {piece};
-    update.add_list(std::vector<std::vector<float>>{out.as<float>(u_at)});
-    const size_t p_at = update.add_list(std::vector<std::vector<float>>{p});
-    update.add_flat(std::vector<TensorStep>{last});
+    auto& d = update.named<kernels::LambUpdate>();
+    d.u = update.list(std::vector<std::vector<float>>{out.as<float>(u_at)});
+    d.p = update.list(std::vector<std::vector<float>>{p});
+    const size_t p_at = d.p.at();
+    d.steps = update.flat(std::vector<TensorStep>{last});
     p = execute_reference(update).as<float>(p_at);
   }
 };
@@ -364,7 +383,7 @@ TEST(KernelsLamb, VectorsOfTheSpecification) {
   for (const Expected& e : table) {
     Lamb lamb;
     lamb.p = {3, 4};
-    GroupScalars s = scalars(0.1f, 0.01f);
+    LambGroupScalars s = lamb_scalars(0.1f, 0.01f);
     s.eps_inside_sqrt = e.inside;
     const auto rate = [&](int t) {
       return e.corrected ? 0.1 * std::sqrt(1 - std::pow(0.999, t)) / (1 - std::pow(0.9, t)) : 0.1;
@@ -400,16 +419,19 @@ TEST(KernelsLamb, RatioIsBoundedAboveThenBelowAndAveraged) {
     args.n = 1;
     args.average = true;
     work.set_args(args);
-    work.add_flat(std::vector<float>{wn2});
-    work.add_flat(std::vector<float>{un2});
-    GroupScalars s = scalars();
+    auto& o = work.named<kernels::LambScalars>();
+    o.p_sums = work.flat(std::vector<float>{wn2});
+    o.u_sums = work.flat(std::vector<float>{un2});
+    LambGroupScalars s = lamb_scalars();
     s.max_coeff = high;
     s.min_coeff = low;
     s.coeff_beta = 0.9;
     s.lamb_lr = 0.5;
-    work.add_flat(std::vector<GroupScalars>{s});
-    const size_t state_at = work.add_flat(std::vector<TensorState>{*state});
-    const size_t step_at = work.add_flat(std::vector<TensorStep>(1));
+    o.scalars = work.flat(std::vector<LambGroupScalars>{s});
+    o.states = work.flat(std::vector<TensorState>{*state});
+    const size_t state_at = o.states.at();
+    o.steps = work.flat(std::vector<TensorStep>(1));
+    const size_t step_at = o.steps.at();
     const Outcome out = execute_reference(work);
     *state = out.as<TensorState>(state_at)[0];
     const TensorStep step = out.as<TensorStep>(step_at)[0];
@@ -441,8 +463,10 @@ TEST(KernelsNorms, SumSquaresEqualsTheReferenceAndTheSum) {
       KernelCase work(KernelId::kSumSquares);
       work.pieces = layout.by_chunk;
       work.set_args(SourceArgs{});
-      work.add_list(x);
-      const size_t sums = work.add_flat(std::vector<float>(layout.chunk_blocks, -1.0f));
+      auto& o = work.named<kernels::SumSquares>();
+      o.x = work.list(x);
+      o.sums = work.flat(std::vector<float>(layout.chunk_blocks, -1.0f));
+      const size_t sums = o.sums.at();
       EXPECT_EQ(compare_on_all_targets(work), "");
       EXPECT_EQ(compare_narrow_sources<SourceArgs>(work), "");
       if (specials) continue;
@@ -467,8 +491,10 @@ TEST(KernelsNorms, LanesAndFoldsAreInTheStatedOrder) {
   piece.count = x.size();
   work.pieces = {piece};
   work.set_args(SourceArgs{});
-  work.add_list(std::vector<std::vector<float>>{x});
-  const size_t sums = work.add_flat(std::vector<float>(1));
+  auto& o = work.named<kernels::SumSquares>();
+  o.x = work.list(std::vector<std::vector<float>>{x});
+  o.sums = work.flat(std::vector<float>(1));
+  const size_t sums = o.sums.at();
   EXPECT_EQ(compare_on_all_targets(work), "");
   EXPECT_EQ(execute_reference(work).as<float>(sums)[0], 1.0f);
   // In lanes 1 and 33 they meet in the first fold and then count.
@@ -493,9 +519,11 @@ Clip clip_of(const std::vector<std::vector<float>>& block_sums, double clip, uin
   for (const std::vector<float>& sums : block_sums) {
     KernelCase work(KernelId::kNormMessage);
     work.set_args(BlocksArgs{sums.size()});
-    work.add_flat(sums);
-    work.add_flat(std::vector<uint32_t>{flags});
-    const size_t message = work.add_flat(std::vector<uint8_t>(16, 0xff));
+    auto& o = work.named<kernels::NormMessage>();
+    o.sums = work.flat(sums);
+    o.flags = work.flat(std::vector<uint32_t>{flags});
+    o.message = work.flat(std::vector<uint8_t>(16, 0xff));
+    const size_t message = o.message.at();
     EXPECT_EQ(compare_on_all_targets(work), "");
     const std::vector<uint8_t> bytes = execute_reference(work).memory[message];
     messages.insert(messages.end(), bytes.begin(), bytes.end());
@@ -506,16 +534,15 @@ Clip clip_of(const std::vector<std::vector<float>>& block_sums, double clip, uin
   args.world = static_cast<uint32_t>(block_sums.size());
   args.fail_word = kSkipNonfinite;
   work.set_args(args);
-  work.add_flat(messages);
-  const size_t coefficient = work.add_flat(std::vector<float>(1));
-  const size_t norm = work.add_flat(std::vector<double>(1));
-  const size_t word = work.add_flat(std::vector<uint32_t>(1));
-  work.add_null();
-  if (prior) {
-    work.add_flat(std::vector<uint32_t>{*prior});
-  } else {
-    work.add_null();
-  }
+  auto& o = work.named<kernels::ClipCoefficient>();
+  o.messages = work.flat(messages);
+  o.coefficient = work.flat(std::vector<float>(1));
+  const size_t coefficient = o.coefficient.at();
+  o.norm = work.flat(std::vector<double>(1));
+  const size_t norm = o.norm.at();
+  o.word = work.flat(std::vector<uint32_t>(1));
+  const size_t word = o.word.at();
+  if (prior) o.prior = work.flat(std::vector<uint32_t>{*prior});
   EXPECT_EQ(compare_on_all_targets(work), "");
   const Outcome out = execute_reference(work);
   return {out.as<float>(coefficient)[0], out.as<double>(norm)[0], out.as<uint32_t>(word)[0]};

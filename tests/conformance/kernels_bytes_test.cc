@@ -21,7 +21,9 @@ TEST(KernelsBytes, FillSetsEveryByte) {
     KernelCase work(KernelId::kFill);
     work.bytes = n;
     work.set_args(FillArgs{0x5a});
-    const size_t out = work.add_flat(std::vector<uint8_t>(n, 1));
+    auto& o = work.named<kernels::Fill>();
+    o.out = work.flat(std::vector<uint8_t>(n, 1));
+    const size_t out = o.out.at();
     EXPECT_EQ(compare_on_all_targets(work), "");
     EXPECT_EQ(execute_reference(work).memory[out], std::vector<uint8_t>(n, 0x5a));
   }
@@ -45,8 +47,10 @@ TEST(KernelsBytes, PackAndUnpackAreInverse) {
       KernelCase pack(KernelId::kPack);
       pack.pieces = shifted(layout.by_chunk);
       pack.set_args(PackArgs{kBase, width});
-      pack.add_list(tensors, width);
-      const size_t flat = pack.add_flat(std::vector<uint8_t>(layout.padded * width, 7));
+      auto& o = pack.named<kernels::Pack>();
+      o.tensors = pack.list(tensors, width);
+      o.flat = pack.flat(std::vector<uint8_t>(layout.padded * width, 7));
+      const size_t flat = o.flat.at();
       EXPECT_EQ(compare_on_all_targets(pack), "");
       const Outcome packed = execute_reference(pack);
       for (size_t t = 0; t < tensors.size(); ++t) {
@@ -57,8 +61,10 @@ TEST(KernelsBytes, PackAndUnpackAreInverse) {
       KernelCase unpack(KernelId::kUnpack);
       unpack.pieces = pack.pieces;
       unpack.set_args(PackArgs{kBase, width});
-      unpack.add_flat(packed.memory[flat]);
-      const size_t first = unpack.add_list(empty, width);
+      auto& u = unpack.named<kernels::Unpack>();
+      u.flat = unpack.flat(packed.memory[flat]);
+      u.tensors = unpack.list(empty, width);
+      const size_t first = u.tensors.at();
       EXPECT_EQ(compare_on_all_targets(unpack), "");
       const Outcome unpacked = execute_reference(unpack);
       for (size_t t = 0; t < tensors.size(); ++t) EXPECT_EQ(unpacked.memory[first + t], tensors[t]);
@@ -109,22 +115,25 @@ KernelCase reduce_case(Random* random, const Layout& layout, const ReduceSetup& 
   args.op = setup.op;
   args.own_flat = args.out_flat = setup.flat;
   work.set_args(args);
-  std::vector<std::vector<uint8_t>> own, out;
+  auto& o = work.named<kernels::Reduce>();
+  const uint64_t element = dtype_bytes(setup.dtype);
   if (setup.flat) {
-    work.add_flat(reduce_values(random, setup.dtype, layout.padded, specials));
+    o.own = work.flat(reduce_values(random, setup.dtype, layout.padded, specials));
   } else {
+    std::vector<std::vector<uint8_t>> own;
     for (const uint64_t size : layout.sizes)
       own.push_back(reduce_values(random, setup.dtype, size, specials));
-    work.add_list(own, dtype_bytes(setup.dtype));
+    o.own = work.list(own, element);
   }
-  work.add_flat(reduce_values(random, setup.dtype, setup.world * args.row_stride, specials));
+  o.rows = work.flat(reduce_values(random, setup.dtype, setup.world * args.row_stride, specials));
   if (setup.flat) {
-    work.operands.push_back(work.operands[0]);  // in place
+    o.out = o.own;  // in place
   } else {
-    for (const uint64_t size : layout.sizes) out.emplace_back(size * dtype_bytes(setup.dtype));
-    work.add_list(out, dtype_bytes(setup.dtype));
+    std::vector<std::vector<uint8_t>> out;
+    for (const uint64_t size : layout.sizes) out.emplace_back(size * element);
+    o.out = work.list(out, element);
   }
-  work.add_flat(std::vector<uint32_t>{0});
+  o.flags = work.flat(std::vector<uint32_t>{0});
   return work;
 }
 
@@ -164,10 +173,13 @@ T reduce_one(Dtype dtype, ReduceOp op, const std::vector<T>& ranks, uint32_t* fl
   args.op = op;
   args.own_flat = args.out_flat = true;
   work.set_args(args);
-  work.add_flat(std::vector<T>{ranks[0]});
-  work.add_flat(ranks);
-  const size_t out = work.add_flat(std::vector<T>(1));
-  const size_t flag = work.add_flat(std::vector<uint32_t>{0});
+  auto& o = work.named<kernels::Reduce>();
+  o.own = work.flat(std::vector<T>{ranks[0]});
+  o.rows = work.flat(ranks);
+  o.out = work.flat(std::vector<T>(1));
+  const size_t out = o.out.at();
+  o.flags = work.flat(std::vector<uint32_t>{0});
+  const size_t flag = o.flags.at();
   EXPECT_EQ(compare_on_all_targets(work), "");
   const Outcome outcome = execute_reference(work);
   if (flags != nullptr) *flags = outcome.as<uint32_t>(flag)[0];

@@ -37,8 +37,9 @@ KernelCase convert_case(const Layout& layout, Random* random, Dtype from, Dtype 
     sources.push_back(bytes_as(from, values));
     targets.emplace_back(size * dtype_bytes(to), uint8_t{0xaa});
   }
-  work.add_list(sources, dtype_bytes(from));
-  work.add_list(targets, dtype_bytes(to));
+  auto& o = work.named<kernels::Convert>();
+  o.x = work.list(sources, dtype_bytes(from));
+  o.y = work.list(targets, dtype_bytes(to));
   return work;
 }
 
@@ -72,9 +73,11 @@ TEST(KernelsConvert, AccumulationEqualsTheReferenceOnEveryTarget) {
         for (const uint64_t size : layout.sizes)
           sources.push_back(bytes_as(source, random.normal(size)));
         const std::vector<std::vector<float>> sums = random.tensors(layout.sizes);
-        work.add_list(sources, dtype_bytes(source));
-        const size_t sums_at = work.add_list(sums);
-        work.add_flat(std::vector<double>{0.25});
+        auto& o = work.named<kernels::Accumulate>();
+        o.x = work.list(sources, dtype_bytes(source));
+        o.sum = work.list(sums);
+        const size_t sums_at = o.sum.at();
+        o.factor = work.flat(std::vector<double>{0.25});
         EXPECT_EQ(compare_on_all_targets(work), "");
         const Outcome after = execute_reference(work);
         for (size_t t = 0; t < sums.size(); ++t) {

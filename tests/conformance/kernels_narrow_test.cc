@@ -14,22 +14,44 @@ namespace {
 
 constexpr StateType kTypes[] = {StateType::kBf16, StateType::kFp8};
 
-std::vector<GroupScalars> groups() {
-  GroupScalars s;
+template <class T>
+std::vector<T> groups() {
+  T s;
   s.lr = 0.01;
   s.b1 = 0.9f;
   s.one_minus_b1 = 0.1f;
   s.b2 = 0.999f;
   s.one_minus_b2 = static_cast<float>(1 - 0.999);
   s.eps = 1e-6f;
-  std::vector<GroupScalars> out = {s, s, s};
-  out[0].c1 = 0.19f;
-  out[0].c2 = 0.002f;
+  std::vector<T> out = {s, s, s};
   out[1].weight_decay = 0.1f;
-  out[1].decay = 0.999f;
   out[2].weight_decay = 0.05f;
-  out[2].decoupled = 0;
   return out;
+}
+
+// Of the optimizer that a kernel is of.
+OperandMemory groups_of(KernelCase* work) {
+  switch (work->id) {
+    case KernelId::kSgd:
+    case KernelId::kSgdNarrow: {
+      auto sgd = groups<SgdGroupScalars>();
+      for (SgdGroupScalars& s : sgd) s.momentum = 0.9f, s.one_minus_dampening = 0.1f;
+      return work->flat(sgd);
+    }
+    case KernelId::kLion:
+    case KernelId::kLionNarrow: {
+      auto lion = groups<LionGroupScalars>();
+      lion[1].decay = 0.999f;
+      return work->flat(lion);
+    }
+    default: {
+      auto adam = groups<AdamGroupScalars>();
+      adam[0].c1 = 0.19f;
+      adam[0].c2 = 0.002f;
+      adam[2].decoupled = 0;
+      return work->flat(adam);
+    }
+  }
 }
 
 // State of any type as bytes: elements and exponents as they are, which is how any stored state is.
@@ -49,38 +71,54 @@ struct NarrowCase {
     if (specials) {
       for (auto& tensor : g) random->sprinkle(&tensor);
     }
-    work.add_list(g);
-    m_at = add_state(layout.padded, type, random);
-    if (adam) v_at = add_state(layout.padded, type, random);
-    p_at = work.add_list(p);
-    work.add_flat(groups());
-    clip != nullptr ? work.add_flat(std::vector<float>{*clip}) : work.add_null();
-    valid != nullptr ? work.add_flat(*valid) : work.add_null();
-    work.add_flat(std::vector<uint64_t>{step});
-    for (int i = 0; i < (adam ? 2 : 1); ++i) {
-      if (type == StateType::kFp8) {
-        exponents_at[i] = work.add_flat(exponents(layout, random));
-      } else {
-        work.add_null();
-      }
+    if (adam) {
+      auto& o = work.named<kernels::AdamNarrow>();
+      bind(&o.adam, layout.padded, type, random, clip, valid);
+      o.adam.v = state(layout.padded, type, random);
+      o.step = work.flat(std::vector<uint64_t>{step});
+      o.m_exponents = exponents(layout, type, random);
+      o.v_exponents = exponents(layout, type, random);
+      v_at = o.adam.v.at();
+      exponents_at[0] = o.m_exponents.at();
+      exponents_at[1] = o.v_exponents.at();
+    } else {
+      auto& o = work.named<kernels::SgdNarrow>();
+      bind(&o.sgd, layout.padded, type, random, clip, valid);
+      o.step = work.flat(std::vector<uint64_t>{step});
+      o.m_exponents = exponents(layout, type, random);
+      exponents_at[0] = o.m_exponents.at();
     }
   }
+  // What all kernels have.
+  template <class Operands>
+  void bind(Operands* o, uint64_t n, StateType type, Random* random, const float* clip,
+            const std::vector<uint8_t>* valid) {
+    o->g = work.list(g);
+    o->m = state(n, type, random);
+    o->p = work.list(p);
+    o->scalars = groups_of(&work);
+    if (clip != nullptr) o->clip = work.flat(std::vector<float>{*clip});
+    if (valid != nullptr) o->valid = work.flat(*valid);
+    m_at = o->m.at();
+    p_at = o->p.at();
+  }
   // Any code that a state may have been given; bfloat16 also infinite.
-  size_t add_state(uint64_t n, StateType type, Random* random) {
-    if (type == StateType::kFp8) return work.add_flat(random->bytes(n));
+  OperandMemory state(uint64_t n, StateType type, Random* random) {
+    if (type == StateType::kFp8) return work.flat(random->bytes(n));
     std::vector<uint16_t> bits;
     for (const float x : random->positive(n, 0.1f, 0.0f)) bits.push_back(f32_to_bf16(x));
     if (n > 40) bits[n / 3] = 0x7f80;
-    return work.add_flat(bits);
+    return work.flat(bits);
   }
   // Most keep values in the range of the gradients; the largest is that of the limit.
-  static std::vector<uint8_t> exponents(const Layout& layout, Random* random) {
+  OperandMemory exponents(const Layout& layout, StateType type, Random* random) {
+    if (type != StateType::kFp8) return {};
     std::vector<uint8_t> out;
     for (uint64_t i = 0; i < layout.tensor_blocks * kStateBlocksPerNormBlock; ++i) {
       out.push_back(static_cast<uint8_t>(75 + random->below(15)));
       if (random->below(50) == 0) out.back() = random->below(2) == 0 ? 214 : 0;
     }
-    return out;
+    return work.flat(out);
   }
 
   KernelCase work;
@@ -174,13 +212,25 @@ TEST(KernelsNarrow, RoundsTheStateAndNothingElse) {
       KernelCase wide(of_floats);
       wide.pieces = narrow.work.pieces;
       id == KernelId::kSgdNarrow ? wide.set_args(SgdArgs{false}) : wide.set_args(SourceArgs{});
-      wide.add_list(narrow.g);
-      const size_t m_at = wide.add_flat(values(before, false));
-      const size_t v_at = adam ? wide.add_flat(values(before, true)) : 0;
-      const size_t p_at = wide.add_list(narrow.p);
-      wide.add_flat(groups());
-      wide.add_flat(std::vector<float>{clip});
-      wide.add_flat(valid);
+      size_t m_at = 0, v_at = 0, p_at = 0;
+      const auto bind = [&](auto& o) {
+        o.g = wide.list(narrow.g);
+        o.m = wide.flat(values(before, false));
+        o.p = wide.list(narrow.p);
+        o.scalars = groups_of(&wide);
+        o.clip = wide.flat(std::vector<float>{clip});
+        o.valid = wide.flat(valid);
+        m_at = o.m.at();
+        p_at = o.p.at();
+      };
+      if (adam) {
+        auto& o = wide.named<kernels::Adam>();
+        bind(o);
+        o.v = wide.flat(values(before, true));
+        v_at = o.v.at();
+      } else {
+        bind(wide.named<kernels::Sgd>());
+      }
 
       const Outcome got = execute_reference(narrow.work), want = execute_reference(wide);
       for (size_t t = 0; t < layout.sizes.size(); ++t)

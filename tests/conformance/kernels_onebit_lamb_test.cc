@@ -10,10 +10,9 @@
 namespace sotto::test {
 namespace {
 
-GroupScalars scalars(float wd) {
-  GroupScalars s;
+OnebitLambGroupScalars scalars(float wd) {
+  OnebitLambGroupScalars s;
   s.lr = 0.01;
-  s.lamb_lr = 0.01;
   s.factor_max = 4;
   s.factor_min = 0.5;
   s.factor_threshold = 0.1;
@@ -55,24 +54,15 @@ struct Stage {
       old_scales.push_back(random->positive(1, 0.1f, 0.05f));
     }
   }
-  // new_bits: momentum as bits and messages instead of floats.
-  void add_momentum(KernelCase* work, bool as_bits, bool old) const {
-    if (as_bits) {
-      work->add_null();
-      work->add_flat(old ? old_bits : bits);
-      work->add_flat(make_messages(old ? old_scales : scales));
-    } else {
-      work->add_flat(old ? old_m : m);
-      work->add_null();
-      work->add_null();
-    }
+  // As bits and messages, or as floats.
+  kernels::MomentumOperands<OperandMemory> momentum_of(KernelCase* work, bool as_bits,
+                                                       bool old) const {
+    if (!as_bits) return {.floats = work->flat(old ? old_m : m)};
+    return {.bits = work->flat(old ? old_bits : bits),
+            .messages = work->flat(make_messages(old ? old_scales : scales))};
   }
-  void add_valid(KernelCase* work) const {
-    if (use_masks) {
-      work->add_flat(valid);
-    } else {
-      work->add_null();
-    }
+  OperandMemory valid_of(KernelCase* work) const {
+    return use_masks ? work->flat(valid) : OperandMemory();
   }
   bool masked(uint64_t flat) const { return use_masks && !get_bit(valid.data(), flat); }
   double momentum(uint64_t flat, size_t t, bool as_bits, bool old) const {
@@ -100,30 +90,24 @@ struct EncodeCase {
     args.scale = kind;
     args.identity = identity;
     work.set_args(args);
-    work.add_list(s.g);
-    s.add_momentum(&work, as_bits, false);
-    c_at = work.add_flat(s.c);
-    if (identity) {
-      work.add_null();
-      work.add_null();
-      work.add_null();
-    } else {
-      work.add_flat(std::vector<float>{0.08f});
-      bits_at = work.add_flat(std::vector<uint8_t>(s.layout.padded / 8));
-      sums_at = work.add_flat(std::vector<float>(s.layout.chunk_blocks, -1.0f));
+    auto& o = work.named<kernels::OnebitLambEncode>();
+    o.g = work.list(s.g);
+    o.m = s.momentum_of(&work, as_bits, false);
+    o.to.c = work.flat(s.c);
+    if (!identity) {
+      o.to.old_scales = work.flat(std::vector<float>{0.08f});
+      o.to.bits = work.flat(std::vector<uint8_t>(s.layout.padded / 8));
+      o.to.sums = work.flat(std::vector<float>(s.layout.chunk_blocks, -1.0f));
     }
-    s.add_valid(&work);
-    flags_at = work.add_flat(std::vector<uint32_t>{0});
-    work.add_flat(s.groups);
-    work.add_flat(s.states);
-    if (clip != nullptr) {
-      work.add_flat(std::vector<float>{*clip});
-    } else {
-      work.add_null();
-    }
+    o.to.valid = s.valid_of(&work);
+    o.to.flags = work.flat(std::vector<uint32_t>{0});
+    o.scalars = work.flat(s.groups);
+    o.states = work.flat(s.states);
+    if (clip != nullptr) o.clip = work.flat(std::vector<float>{*clip});
+    c_at = o.to.c.at();
   }
   KernelCase work;
-  size_t c_at = 0, bits_at = 0, sums_at = 0, flags_at = 0;
+  size_t c_at = 0;
 };
 
 TEST(KernelsOnebitLamb, EncoderEqualsTheReferenceOnEveryTarget) {
@@ -189,17 +173,22 @@ TEST(KernelsOnebitLamb, UndoTakesTheEncodingBack) {
 struct FactorCase {
   FactorCase(const Stage& s, bool new_bits, bool old_bits) : work(KernelId::kOnebitLambFactor) {
     work.pieces = s.layout.by_tensor;
-    s.add_momentum(&work, new_bits, false);
-    s.add_momentum(&work, old_bits, true);
-    vf_at = work.add_flat(s.vf);
-    work.add_flat(s.den);
-    work.add_list(s.p);
-    s.add_valid(&work);
-    u0_at = work.add_flat(std::vector<float>(s.layout.tensor_blocks, -1.0f));
-    u_at = work.add_flat(std::vector<float>(s.layout.tensor_blocks, -1.0f));
-    max_at = work.add_flat(std::vector<float>(s.layout.tensor_blocks, -1.0f));
-    work.add_flat(s.groups);
-    work.add_flat(s.states);
+    auto& o = work.named<kernels::OnebitLambFactor>();
+    o.m = s.momentum_of(&work, new_bits, false);
+    o.old = s.momentum_of(&work, old_bits, true);
+    o.vf = work.flat(s.vf);
+    o.den = work.flat(s.den);
+    o.p = work.list(s.p);
+    o.valid = s.valid_of(&work);
+    o.u0_sums = work.flat(std::vector<float>(s.layout.tensor_blocks, -1.0f));
+    o.u_sums = work.flat(std::vector<float>(s.layout.tensor_blocks, -1.0f));
+    o.maxima = work.flat(std::vector<float>(s.layout.tensor_blocks, -1.0f));
+    o.scalars = work.flat(s.groups);
+    o.states = work.flat(s.states);
+    vf_at = o.vf.at();
+    u0_at = o.u0_sums.at();
+    u_at = o.u_sums.at();
+    max_at = o.maxima.at();
   }
   KernelCase work;
   size_t vf_at = 0, u0_at = 0, u_at = 0, max_at = 0;
@@ -301,38 +290,40 @@ TEST(KernelsOnebitLamb, UpdateAndExpansionEqualTheReferenceOnEveryTarget) {
         steps[t].step_size = 0.01f * static_cast<float>(t + 1);
       KernelCase update(KernelId::kMomentumUpdate);
       update.pieces = stage.layout.by_tensor;
-      stage.add_momentum(&update, variant & 4, false);
-      update.add_flat(stage.den);
-      const size_t p_at = update.add_list(stage.p);
-      stage.add_valid(&update);
-      update.add_flat(stage.groups);
-      update.add_flat(steps);
-      update.add_flat(stage.states);
+      auto& u = update.named<kernels::MomentumUpdate>();
+      u.m = stage.momentum_of(&update, variant & 4, false);
+      u.den = update.flat(stage.den);
+      u.p = update.list(stage.p);
+      u.valid = stage.valid_of(&update);
+      u.scalars = update.flat(stage.groups);
+      u.steps = update.flat(steps);
+      u.states = update.flat(stage.states);
       EXPECT_EQ(compare_on_all_targets(update), "");
 
       KernelCase expand(KernelId::kMomentumFromBits);
       expand.pieces = layout.by_tensor;
-      expand.add_flat(stage.bits);
-      expand.add_flat(make_messages(stage.scales));
-      expand.add_flat(stage.states);
-      const size_t m_at = expand.add_flat(std::vector<float>(layout.padded, 9.0f));
-      stage.add_valid(&expand);
+      auto& e = expand.named<kernels::MomentumFromBits>();
+      e.bits = expand.flat(stage.bits);
+      e.messages = expand.flat(make_messages(stage.scales));
+      e.states = expand.flat(stage.states);
+      e.m = expand.flat(std::vector<float>(layout.padded, 9.0f));
+      e.valid = stage.valid_of(&expand);
       EXPECT_EQ(compare_on_all_targets(expand), "");
       if (variant & 1) continue;
       const Outcome updated = execute_reference(update);
-      const std::vector<float> m = execute_reference(expand).as<float>(m_at);
+      const std::vector<float> m = execute_reference(expand).as<float>(e.m.at());
       for (size_t t = 0; t < stage.p.size(); ++t) {
-        const std::vector<float> p = updated.as<float>(p_at + t);
+        const std::vector<float> p = updated.as<float>(u.p.at() + t);
         const double wd = stage.groups[(t + static_cast<uint32_t>(variant)) % 3].weight_decay;
         for (uint64_t i = 0; i < p.size(); ++i) {
           const uint64_t flat = layout.starts[t] + i;
           const double bit_m = stage.momentum(flat, t, true, false);
           ASSERT_NEAR(m[flat], stage.masked(flat) ? 0.0 : bit_m, 1e-6);
-          double u =
+          double direction =
               stage.masked(flat) ? 0.0 : (variant & 4 ? bit_m : stage.m[flat]) / stage.den[flat];
-          u += wd * stage.p[t][i];
-          ASSERT_NEAR(p[i], stage.p[t][i] - double{steps[t].step_size} * u,
-                      1e-6 + 1e-6 * std::fabs(u));
+          direction += wd * stage.p[t][i];
+          ASSERT_NEAR(p[i], stage.p[t][i] - double{steps[t].step_size} * direction,
+                      1e-6 + 1e-6 * std::fabs(direction));
         }
       }
     }
@@ -353,13 +344,18 @@ TEST(KernelsOnebitLamb, PrepareFreezesAndMasks) {
       KernelCase work(KernelId::kFreezeVariance);
       work.pieces = layout.by_tensor;
       work.set_args(FreezeArgs{(variant & 2) != 0});
-      work.add_flat(s.m);
-      work.add_flat(v);
-      const size_t vf_at = work.add_flat(std::vector<float>(layout.padded, 5.0f));
-      const size_t den_at = work.add_flat(std::vector<float>(layout.padded, 5.0f));
-      const size_t valid_at = work.add_flat(s.valid);
-      const size_t sums_at = work.add_flat(std::vector<float>(layout.tensor_blocks, -1.0f));
-      work.add_flat(s.groups);
+      auto& o = work.named<kernels::FreezeVariance>();
+      o.m = work.flat(s.m);
+      o.v = work.flat(v);
+      o.vf = work.flat(std::vector<float>(layout.padded, 5.0f));
+      const size_t vf_at = o.vf.at();
+      o.den = work.flat(std::vector<float>(layout.padded, 5.0f));
+      const size_t den_at = o.den.at();
+      o.valid = work.flat(s.valid);
+      const size_t valid_at = o.valid.at();
+      o.sums = work.flat(std::vector<float>(layout.tensor_blocks, -1.0f));
+      const size_t sums_at = o.sums.at();
+      o.scalars = work.flat(s.groups);
       EXPECT_EQ(compare_on_all_targets(work), "");
       if (variant & 1) continue;
       const Outcome out = execute_reference(work);
@@ -387,12 +383,10 @@ TEST(KernelsOnebitLamb, CountsOfValidElements) {
       KernelCase work(KernelId::kCountValid);
       work.pieces = layout.by_tensor;
       for (Piece& p : work.pieces) p.block = p.tensor, p.lane = 0;
-      if (masks) {
-        work.add_flat(valid);
-      } else {
-        work.add_null();
-      }
-      const size_t at = work.add_flat(std::vector<uint64_t>(layout.sizes.size(), 0));
+      auto& o = work.named<kernels::CountValid>();
+      if (masks) o.valid = work.flat(valid);
+      o.counts = work.flat(std::vector<uint64_t>(layout.sizes.size(), 0));
+      const size_t at = o.counts.at();
       EXPECT_EQ(compare_on_all_targets(work), "");
       const std::vector<uint64_t> counts = execute_reference(work).as<uint64_t>(at);
       for (size_t t = 0; t < counts.size(); ++t) {
@@ -417,12 +411,14 @@ TEST(KernelsOnebitLamb, ScalingUnitesTheTensors) {
   args.n = 4;
   args.debias = 0.5;
   work.set_args(args);
-  work.add_flat(std::vector<float>{400, 1600, 0, 0});
-  work.add_flat(std::vector<uint64_t>{100, 100, 100, 0});
+  auto& o = work.named<kernels::OnebitLambScaling>();
+  o.sums = work.flat(std::vector<float>{400, 1600, 0, 0});
+  o.counts = work.flat(std::vector<uint64_t>{100, 100, 100, 0});
   TensorState before;
   before.c_avg = 0.25;
   before.last_factor = 3;
-  const size_t at = work.add_flat(std::vector<TensorState>(4, before));
+  o.states = work.flat(std::vector<TensorState>(4, before));
+  const size_t at = o.states.at();
   EXPECT_EQ(compare_on_all_targets(work), "");
   const std::vector<TensorState> states = execute_reference(work).as<TensorState>(at);
   EXPECT_DOUBLE_EQ(states[0].scaling_coeff, 1.5);
@@ -448,15 +444,18 @@ FactorResult bounded(float u0, float u, float maximum, float wd, double last) {
   args.ranges = &range;
   args.n = 1;
   work.set_args(args);
-  work.add_flat(std::vector<float>{u0, 0});
-  work.add_flat(std::vector<float>{u, 0});
-  work.add_flat(std::vector<float>{0, maximum});
-  work.add_flat(std::vector<GroupScalars>{scalars(wd)});
+  auto& o = work.named<kernels::OnebitLambScalars>();
+  o.u0_sums = work.flat(std::vector<float>{u0, 0});
+  o.u_sums = work.flat(std::vector<float>{u, 0});
+  o.maxima = work.flat(std::vector<float>{0, maximum});
+  o.scalars = work.flat(std::vector<OnebitLambGroupScalars>{scalars(wd)});
   TensorState state;
   state.c_avg = 0.25;
   state.last_factor = last;
-  const size_t state_at = work.add_flat(std::vector<TensorState>{state});
-  const size_t step_at = work.add_flat(std::vector<TensorStep>(1));
+  o.states = work.flat(std::vector<TensorState>{state});
+  const size_t state_at = o.states.at();
+  o.steps = work.flat(std::vector<TensorStep>(1));
+  const size_t step_at = o.steps.at();
   EXPECT_EQ(compare_on_all_targets(work), "");
   const Outcome out = execute_reference(work);
   const FactorResult r{out.as<TensorState>(state_at)[0], out.as<TensorStep>(step_at)[0]};

@@ -22,18 +22,19 @@ struct EncodeCase {
     EncodeArgs args{};
     args.scale = kind;
     work.set_args(args);
-    work.add_list(x);
-    c_at = work.add_flat(c);
-    work.add_flat(std::vector<float>{old_scale});
-    bits_at = work.add_flat(std::vector<uint8_t>(layout.padded / 8, 0));
-    sums_at = work.add_flat(std::vector<float>(layout.chunk_blocks, -1.0f));
-    if (valid != nullptr) {
-      work.add_flat(*valid);
-    } else {
-      work.add_null();
-    }
-    flags_at = work.add_flat(std::vector<uint32_t>{0});
-    coefficient ? work.add_flat(std::vector<float>{*coefficient}) : work.add_null();
+    auto& o = work.named<kernels::OnebitEncode>();
+    o.x = work.list(x);
+    o.to.c = work.flat(c);
+    c_at = o.to.c.at();
+    o.to.old_scales = work.flat(std::vector<float>{old_scale});
+    o.to.bits = work.flat(std::vector<uint8_t>(layout.padded / 8, 0));
+    bits_at = o.to.bits.at();
+    o.to.sums = work.flat(std::vector<float>(layout.chunk_blocks, -1.0f));
+    sums_at = o.to.sums.at();
+    if (valid != nullptr) o.to.valid = work.flat(*valid);
+    o.to.flags = work.flat(std::vector<uint32_t>{0});
+    flags_at = o.to.flags.at();
+    if (coefficient) o.coefficient = work.flat(std::vector<float>{*coefficient});
   }
   KernelCase work;
   size_t c_at = 0, bits_at = 0, sums_at = 0, flags_at = 0;
@@ -131,11 +132,15 @@ float finish(const std::vector<float>& sums, uint64_t count, ScaleKind kind,
   args.n = 1;
   args.scale = kind;
   work.set_args(args);
-  work.add_flat(sums);
-  work.add_flat(std::vector<uint64_t>{count});
-  const size_t scale = work.add_flat(std::vector<float>{-1});
-  const size_t message = work.add_flat(std::vector<uint8_t>(scale_message_bytes(1)));
-  const size_t flag = work.add_flat(std::vector<uint32_t>{flags_before});
+  auto& o = work.named<kernels::NormFinish>();
+  o.sums = work.flat(sums);
+  o.counts = work.flat(std::vector<uint64_t>{count});
+  o.scales = work.flat(std::vector<float>{-1});
+  const size_t scale = o.scales.at();
+  o.message = work.flat(std::vector<uint8_t>(scale_message_bytes(1)));
+  const size_t message = o.message.at();
+  o.flags = work.flat(std::vector<uint32_t>{flags_before});
+  const size_t flag = o.flags.at();
   EXPECT_EQ(compare_on_all_targets(work), "");
   const Outcome out = execute_reference(work);
   EXPECT_EQ(std::memcmp(out.memory[message].data(), out.memory[scale].data(), 4), 0);
@@ -290,18 +295,18 @@ struct ServerCase {
     for (std::vector<float>& s : scales) s = random->positive(1, 1.0f, 0.1f);
     c = random->normal(layout.chunk);
     if (specials) random->sprinkle(&c);
-    work.add_flat(rows);
-    work.add_flat(make_messages(scales));
-    work.add_flat(c);
-    work.add_flat(std::vector<float>{0.3f});
-    bits_at = work.add_flat(std::vector<uint8_t>(layout.chunk / 8));
-    sums_at = work.add_flat(std::vector<float>(layout.chunk_ranges[rank].blocks, -1.0f));
-    if (valid != nullptr) {
-      work.add_flat(*valid);
-    } else {
-      work.add_null();
-    }
-    new_at = work.add_flat(std::vector<float>(layout.chunk, 9.0f));
+    auto& o = work.named<kernels::OnebitServer>();
+    o.rows = work.flat(rows);
+    o.messages = work.flat(make_messages(scales));
+    o.c = work.flat(c);
+    o.old_scales = work.flat(std::vector<float>{0.3f});
+    o.bits = work.flat(std::vector<uint8_t>(layout.chunk / 8));
+    bits_at = o.bits.at();
+    o.sums = work.flat(std::vector<float>(layout.chunk_ranges[rank].blocks, -1.0f));
+    sums_at = o.sums.at();
+    if (valid != nullptr) o.valid = work.flat(*valid);
+    o.new_c = work.flat(std::vector<float>(layout.chunk, 9.0f));
+    new_at = o.new_c.at();
   }
   KernelCase work;
   std::vector<std::vector<float>> scales;
@@ -373,14 +378,15 @@ TEST(KernelsOnebit, ServerAddsRanksInGroupsOfEight) {
   // Terms: 2^24 in rank 0, 1 in all others, so the order shows.
   std::vector<std::vector<float>> scales(world, {16.0f});
   scales[0][0] = 0x1p28f;
-  work.add_flat(std::vector<uint8_t>(world * 8, 0xff));
-  work.add_flat(make_messages(scales));
-  work.add_flat(std::vector<float>(64, 0.0f));
-  work.add_flat(std::vector<float>{0.0f});
-  work.add_flat(std::vector<uint8_t>(8));
-  work.add_flat(std::vector<float>(1));
-  work.add_null();
-  const size_t c = work.add_flat(std::vector<float>(64, 0.0f));
+  auto& o = work.named<kernels::OnebitServer>();
+  o.rows = work.flat(std::vector<uint8_t>(world * 8, 0xff));
+  o.messages = work.flat(make_messages(scales));
+  o.c = work.flat(std::vector<float>(64, 0.0f));
+  o.old_scales = work.flat(std::vector<float>{0.0f});
+  o.bits = work.flat(std::vector<uint8_t>(8));
+  o.sums = work.flat(std::vector<float>(1));
+  o.new_c = work.flat(std::vector<float>(64, 0.0f));
+  const size_t c = o.new_c.at();
   EXPECT_EQ(compare_on_all_targets(work), "");
   // First group: 2^24 + 1 + ... stays 2^24; second: 8; all in one row would stay 2^24.
   for (const float v : execute_reference(work).as<float>(c)) EXPECT_EQ(v, 0x1p24f + 8);
@@ -397,14 +403,12 @@ TEST(KernelsOnebit, DecodeEqualsTheReferenceAndTheRule) {
       const std::vector<uint8_t> valid = random.mask(layout.padded);
       std::vector<std::vector<float>> scales(layout.world);
       for (std::vector<float>& s : scales) s = random.positive(1, 1.0f, 0.1f);
-      work.add_flat(bits);
-      work.add_flat(make_messages(scales));
-      const size_t y = work.add_list(random.tensors(layout.sizes));
-      if (masks) {
-        work.add_flat(valid);
-      } else {
-        work.add_null();
-      }
+      auto& o = work.named<kernels::OnebitDecode>();
+      o.bits = work.flat(bits);
+      o.messages = work.flat(make_messages(scales));
+      o.y = work.list(random.tensors(layout.sizes));
+      const size_t y = o.y.at();
+      if (masks) o.valid = work.flat(valid);
       EXPECT_EQ(compare_on_all_targets(work), "");
       const Outcome out = execute_reference(work);
       for (size_t t = 0; t < layout.sizes.size(); ++t) {
@@ -443,13 +447,11 @@ TEST(KernelsOnebit, GateDecidesFromFlagsAndThePriorWord) {
     work.set_args(args);
     std::vector<uint32_t> area;
     for (const uint32_t f : flags) area.insert(area.end(), {0x3f800000u, 0x3f800000u, f});
-    work.add_flat(area);
-    if (prior != nullptr) {
-      work.add_flat(std::vector<uint32_t>{*prior});
-    } else {
-      work.add_null();
-    }
-    const size_t word = work.add_flat(std::vector<uint32_t>{0});
+    auto& o = work.named<kernels::Gate>();
+    o.messages = work.flat(area);
+    if (prior != nullptr) o.prior = work.flat(std::vector<uint32_t>{*prior});
+    o.word = work.flat(std::vector<uint32_t>{0});
+    const size_t word = o.word.at();
     EXPECT_EQ(compare_on_all_targets(work), "");
     return execute_reference(work).as<uint32_t>(word)[0];
   };

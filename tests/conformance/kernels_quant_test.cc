@@ -45,10 +45,14 @@ struct EncodeCase {
       : work(KernelId::kQuantEncode) {
     work.pieces = layout.by_chunk;
     work.set_args(args_of(f));
-    work.add_list(x);
-    e_at = e != nullptr ? work.add_flat(*e) : work.add_null();
-    out_at = work.add_flat(std::vector<uint8_t>(payload_bytes(f, layout.padded), 0xee));
-    flags_at = work.add_flat(std::vector<uint32_t>{0});
+    auto& o = work.named<kernels::QuantEncode>();
+    o.x = work.list(x);
+    if (e != nullptr) o.e = work.flat(*e);
+    e_at = o.e.at();
+    o.payload = work.flat(std::vector<uint8_t>(payload_bytes(f, layout.padded), 0xee));
+    out_at = o.payload.at();
+    o.flags = work.flat(std::vector<uint32_t>{0});
+    flags_at = o.flags.at();
   }
   KernelCase work;
   size_t e_at = 0, out_at = 0, flags_at = 0;
@@ -66,10 +70,12 @@ std::vector<float> decode(const Layout& layout, const Format& f, const std::vect
   KernelCase work(KernelId::kQuantDecode);
   work.pieces = layout.by_chunk;
   work.set_args(args_of(f));
-  work.add_flat(bytes);
+  auto& o = work.named<kernels::QuantDecode>();
+  o.payload = work.flat(bytes);
   std::vector<std::vector<float>> y;
   for (const uint64_t size : layout.sizes) y.emplace_back(size, 7.0f);
-  const size_t first = work.add_list(y);
+  o.y = work.list(y);
+  const size_t first = o.y.at();
   if (compare) {
     EXPECT_EQ(compare_on_all_targets(work), "");
   }
@@ -214,16 +220,17 @@ struct ServerCase {
     args.row_bytes = payload_bytes(f, layout.chunk);
     work.set_args(args);
     rows = std::move(bytes);
-    work.add_flat(rows);
+    auto& o = work.named<kernels::QuantServer>();
+    o.rows = work.flat(rows);
     if (with_error) {
-      work.add_flat(e);
-      e_at = work.add_flat(std::vector<float>(layout.chunk, 0.0f));
-    } else {
-      work.add_null();
-      e_at = work.add_null();
+      o.e = work.flat(e);
+      o.new_e = work.flat(std::vector<float>(layout.chunk, 0.0f));
     }
-    out_at = work.add_flat(std::vector<uint8_t>(payload_bytes(f, layout.chunk), 0xee));
-    flags_at = work.add_flat(std::vector<uint32_t>{0});
+    o.payload = work.flat(std::vector<uint8_t>(payload_bytes(f, layout.chunk), 0xee));
+    o.flags = work.flat(std::vector<uint32_t>{0});
+    e_at = o.new_e.at();
+    out_at = o.payload.at();
+    flags_at = o.flags.at();
   }
   KernelCase work;
   std::vector<uint8_t> rows;

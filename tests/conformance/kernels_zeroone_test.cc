@@ -9,8 +9,8 @@
 namespace sotto::test {
 namespace {
 
-GroupScalars scalars(float wd) {
-  GroupScalars s;
+ZeroOneGroupScalars scalars(float wd) {
+  ZeroOneGroupScalars s;
   s.lr = 0.02;
   s.b1 = 0.9f;
   s.one_minus_b1 = static_cast<float>(1 - 0.9);
@@ -23,8 +23,7 @@ GroupScalars scalars(float wd) {
   return s;
 }
 
-// Memory that the kernels share, and one kernel call on it. Members are filled in the order of the
-// operands that core/kernels/zeroone.h gives.
+// Memory that the kernels share.
 struct State {
   State(const Layout& l, Random* random, bool specials, bool masks) : layout(l), use_masks(masks) {
     groups = {scalars(0.0f), scalars(0.01f), scalars(0.1f)};
@@ -50,159 +49,199 @@ struct State {
     const float magnitude = scales[flat / layout.chunk][0];
     return get_bit(bits.data(), flat) ? magnitude : -magnitude;
   }
-  const GroupScalars& group(size_t tensor) const { return groups[tensor % groups.size()]; }
+  const ZeroOneGroupScalars& group(size_t tensor) const { return groups[tensor % groups.size()]; }
 
   Layout layout;
   bool use_masks;
-  std::vector<GroupScalars> groups;
+  std::vector<ZeroOneGroupScalars> groups;
   std::vector<std::vector<float>> g, p;
   std::vector<float> m, b, c, v, den, anchor;
   std::vector<uint8_t> bits, valid;
   std::vector<std::vector<float>> scales;
 };
 
+// A kernel call on it.
 struct Call {
   Call(KernelId id, const State& state, bool by_chunk) : s(state), work(id) {
     work.pieces = by_chunk ? s.layout.by_chunk : s.layout.by_tensor;
   }
-  void bits(bool present) {
-    if (present) {
-      work.add_flat(s.bits);
-      work.add_flat(make_messages(s.scales));
-    } else {
-      work.add_null();
-      work.add_null();
-    }
-  }
-  void optional(bool present, const std::vector<uint8_t>& values) {
-    present ? work.add_flat(values) : work.add_null();
-  }
-  void coefficient(const float* value) {
-    value != nullptr ? work.add_flat(std::vector<float>{*value}) : work.add_null();
+  OperandMemory bits() { return work.flat(s.bits); }
+  OperandMemory messages() { return work.flat(make_messages(s.scales)); }
+  OperandMemory valid() { return s.use_masks ? work.flat(s.valid) : OperandMemory(); }
+  OperandMemory coefficient(const float* value) {
+    return value != nullptr ? work.flat(std::vector<float>{*value}) : OperandMemory();
   }
   const State& s;
   KernelCase work;
-  size_t m_at = 0, b_at = 0, p_at = 0, c_at = 0, anchor_at = 0;
+  size_t m_at = 0, b_at = 0, p_at = 0, c_at = 0;
 };
 
 Call frozen_adam(const State& s, bool as_bits, const float* clip) {
   Call call(KernelId::kFrozenAdam, s, false);
-  call.work.set_args(SourceArgs{});
-  as_bits ? call.work.add_null() : call.work.add_list(s.g);
-  call.bits(as_bits);
-  call.m_at = call.work.add_flat(s.m);
-  call.work.add_flat(s.v);
-  call.p_at = call.work.add_list(s.p);
-  call.work.add_flat(s.groups);
-  call.coefficient(clip);
-  call.optional(s.use_masks, s.valid);
+  KernelCase& work = call.work;
+  work.set_args(SourceArgs{});
+  auto& o = work.named<kernels::FrozenAdam>();
+  if (as_bits) {
+    o.bits = call.bits();
+    o.messages = call.messages();
+  } else {
+    o.g = work.list(s.g);
+  }
+  o.m = work.flat(s.m);
+  o.v = work.flat(s.v);
+  o.p = work.list(s.p);
+  o.scalars = work.flat(s.groups);
+  o.clip = call.coefficient(clip);
+  o.valid = call.valid();
+  call.m_at = o.m.at();
+  call.p_at = o.p.at();
   return call;
 }
 
 Call zeroone_local(const State& s, const float* clip) {
   Call call(KernelId::kZeroOneLocal, s, false);
-  call.work.set_args(SourceArgs{});
-  call.work.add_list(s.g);
-  call.m_at = call.work.add_flat(s.m);
-  call.b_at = call.work.add_flat(s.b);
-  call.work.add_flat(s.den);
-  call.work.add_flat(s.anchor);
-  call.p_at = call.work.add_list(s.p);
-  call.work.add_flat(s.groups);
-  call.coefficient(clip);
-  call.optional(s.use_masks, s.valid);
+  KernelCase& work = call.work;
+  work.set_args(SourceArgs{});
+  auto& o = work.named<kernels::ZeroOneLocal>();
+  o.g = work.list(s.g);
+  o.m = work.flat(s.m);
+  o.b = work.flat(s.b);
+  o.den = work.flat(s.den);
+  o.anchor = work.flat(s.anchor);
+  o.p = work.list(s.p);
+  o.scalars = work.flat(s.groups);
+  o.clip = call.coefficient(clip);
+  o.valid = call.valid();
+  call.p_at = o.p.at();
   return call;
 }
 
 Call zeroone_encode(const State& s, ScaleKind kind, bool identity, bool gradients,
                     const float* clip) {
   Call call(KernelId::kZeroOneEncode, s, true);
+  KernelCase& work = call.work;
   EncodeArgs args{};
   args.scale = kind;
   args.identity = identity;
-  call.work.set_args(args);
-  gradients ? call.work.add_list(s.g) : call.work.add_null();
-  call.work.add_flat(s.m);
-  call.work.add_flat(s.b);
-  call.c_at = call.work.add_flat(s.c);
-  if (identity) {
-    for (int i = 0; i < 3; ++i) call.work.add_null();
-  } else {
-    call.work.add_flat(std::vector<float>{0.08f});
-    call.work.add_flat(std::vector<uint8_t>(s.layout.padded / 8));
-    call.work.add_flat(std::vector<float>(s.layout.chunk_blocks, -1.0f));
+  work.set_args(args);
+  auto& o = work.named<kernels::ZeroOneEncode>();
+  if (gradients) o.g = work.list(s.g);
+  o.m = work.flat(s.m);
+  o.b = work.flat(s.b);
+  o.to.c = work.flat(s.c);
+  if (!identity) {
+    o.to.old_scales = work.flat(std::vector<float>{0.08f});
+    o.to.bits = work.flat(std::vector<uint8_t>(s.layout.padded / 8));
+    o.to.sums = work.flat(std::vector<float>(s.layout.chunk_blocks, -1.0f));
   }
-  call.optional(s.use_masks, s.valid);
-  call.work.add_flat(std::vector<uint32_t>{0});
-  call.work.add_flat(s.groups);
-  call.coefficient(clip);
+  o.to.valid = call.valid();
+  o.to.flags = work.flat(std::vector<uint32_t>{0});
+  o.scalars = work.flat(s.groups);
+  o.clip = call.coefficient(clip);
+  call.c_at = o.to.c.at();
   return call;
 }
 
 Call zeroone_sync(const State& s, bool as_bits) {
   Call call(KernelId::kZeroOneSync, s, false);
-  as_bits ? call.work.add_null() : call.work.add_flat(s.c);
-  call.bits(as_bits);
-  call.m_at = call.work.add_flat(s.m);
-  call.b_at = call.work.add_flat(s.b);
-  call.work.add_flat(s.den);
-  call.anchor_at = call.work.add_flat(s.anchor);
-  call.p_at = call.work.add_list(s.p);
-  call.work.add_flat(s.groups);
-  call.optional(s.use_masks, s.valid);
+  KernelCase& work = call.work;
+  auto& o = work.named<kernels::ZeroOneSync>();
+  if (as_bits) {
+    o.x.bits = call.bits();
+    o.x.messages = call.messages();
+  } else {
+    o.x.floats = work.flat(s.c);
+  }
+  o.m = work.flat(s.m);
+  o.b = work.flat(s.b);
+  o.den = work.flat(s.den);
+  o.anchor = work.flat(s.anchor);
+  o.p = work.list(s.p);
+  o.scalars = work.flat(s.groups);
+  o.valid = call.valid();
+  call.m_at = o.m.at();
+  call.b_at = o.b.at();
+  call.p_at = o.p.at();
   return call;
 }
 
 // The operands that the kernels of mode compat share.
-Call in_place(KernelId id, const State& s, bool gradients, const float* clip) {
-  Call call(id, s, false);
-  call.work.set_args(SourceArgs{});
-  gradients ? call.work.add_list(s.g) : call.work.add_null();
-  call.m_at = call.work.add_flat(s.m);
-  call.b_at = call.work.add_flat(s.b);
-  call.work.add_flat(s.den);
-  call.p_at = call.work.add_list(s.p);
-  call.work.add_flat(s.groups);
-  call.coefficient(clip);
+void bind_in_place(Call* call, kernels::InPlaceOperands<OperandMemory>* o, bool gradients,
+                   const float* clip) {
+  KernelCase& work = call->work;
+  const State& s = call->s;
+  work.set_args(SourceArgs{});
+  if (gradients) o->g = work.list(s.g);
+  o->m = work.flat(s.m);
+  o->b = work.flat(s.b);
+  o->den = work.flat(s.den);
+  o->p = work.list(s.p);
+  o->scalars = work.flat(s.groups);
+  o->clip = call->coefficient(clip);
+  call->m_at = o->m.at();
+  call->b_at = o->b.at();
+  call->p_at = o->p.at();
+}
+
+Call zeroone_in_place_local(const State& s, bool gradients, const float* clip) {
+  Call call(KernelId::kZeroOneInPlaceLocal, s, false);
+  bind_in_place(&call, &call.work.named<kernels::ZeroOneInPlaceLocal>(), gradients, clip);
   return call;
 }
 
 Call zeroone_in_place_sum(const State& s, bool gradients, const float* clip) {
-  Call call = in_place(KernelId::kZeroOneInPlaceSum, s, gradients, clip);
-  call.c_at = call.work.add_list(s.p);
-  call.work.add_flat(std::vector<uint32_t>{0});
+  Call call(KernelId::kZeroOneInPlaceSum, s, false);
+  auto& o = call.work.named<kernels::ZeroOneInPlaceSum>();
+  bind_in_place(&call, &o.state, gradients, clip);
+  o.x = call.work.list(s.p);
+  o.flags = call.work.flat(std::vector<uint32_t>{0});
+  call.c_at = o.x.at();
   return call;
 }
 
 Call zeroone_in_place_sync(const State& s, bool gradients, const float* clip) {
-  Call call = in_place(KernelId::kZeroOneInPlaceSync, s, gradients, clip);
-  call.work.add_null();
-  call.bits(true);
-  call.optional(s.use_masks, s.valid);
+  Call call(KernelId::kZeroOneInPlaceSync, s, false);
+  auto& o = call.work.named<kernels::ZeroOneInPlaceSync>();
+  bind_in_place(&call, &o.state, gradients, clip);
+  o.bits = call.bits();
+  o.messages = call.messages();
+  o.valid = call.valid();
   return call;
+}
+
+// What SGD and Lion share. make: numbers of a group.
+template <class Make>
+void bind_first_moment(Call* call, bool momentum, const float* clip, Make&& make) {
+  KernelCase& work = call->work;
+  const State& s = call->s;
+  auto& o = work.named<kernels::Sgd>();
+  o.g = work.list(s.g);
+  if (momentum) o.m = work.flat(s.m);
+  o.p = work.list(s.p);
+  std::vector<decltype(make(s.groups[0]))> groups;
+  for (const ZeroOneGroupScalars& group : s.groups) groups.push_back(make(group));
+  o.scalars = work.flat(groups);
+  o.clip = call->coefficient(clip);
+  o.valid = call->valid();
+  call->m_at = o.m.at();
+  call->p_at = o.p.at();
 }
 
 Call sgd(const State& s, bool momentum, bool nesterov, const float* clip) {
   Call call(KernelId::kSgd, s, false);
   call.work.set_args(SgdArgs{nesterov});
-  call.work.add_list(s.g);
-  call.m_at = momentum ? call.work.add_flat(s.m) : call.work.add_null();
-  call.p_at = call.work.add_list(s.p);
-  call.work.add_flat(s.groups);
-  call.coefficient(clip);
-  call.optional(s.use_masks, s.valid);
+  bind_first_moment(&call, momentum, clip, [](const ZeroOneGroupScalars& group) {
+    return SgdGroupScalars{group, group.b1, group.one_minus_b1};
+  });
   return call;
 }
 
 Call lion(const State& s, const float* clip) {
   Call call(KernelId::kLion, s, false);
   call.work.set_args(SourceArgs{});
-  call.work.add_list(s.g);
-  call.m_at = call.work.add_flat(s.m);
-  call.p_at = call.work.add_list(s.p);
-  call.work.add_flat(s.groups);
-  call.coefficient(clip);
-  call.optional(s.use_masks, s.valid);
+  bind_first_moment(&call, true, clip, [](const ZeroOneGroupScalars& group) {
+    return LionGroupScalars{group, group.decay};
+  });
   return call;
 }
 
@@ -262,7 +301,7 @@ TEST(KernelsZeroOne, FollowTheFormulas) {
   const Outcome after_sync = execute_reference(sync.work);
   const std::vector<float> x = execute_reference(encode.work).as<float>(encode.c_at);
   for_each_element(s, [&](size_t t, uint64_t i, uint64_t flat) {
-    const GroupScalars& k = s.group(t);
+    const ZeroOneGroupScalars& k = s.group(t);
     const double g = s.masked(flat) ? 0 : s.g[t][i] * 0.8;
     const double p = s.p[t][i];
     const auto at = [&](const Outcome& o, size_t index) { return o.as<float>(index + t)[i]; };
@@ -281,7 +320,7 @@ TEST(KernelsZeroOne, FollowTheFormulas) {
   const std::vector<float> m = after_sync.as<float>(sync.m_at);
   const std::vector<float> b = after_sync.as<float>(sync.b_at);
   for_each_element(s, [&](size_t t, uint64_t, uint64_t flat) {
-    const GroupScalars& k = s.group(t);
+    const ZeroOneGroupScalars& k = s.group(t);
     const double mean = s.from_bits(flat);
     const double want = s.masked(flat) ? 0 : k.lr_sum == 0 ? s.m[flat] : -mean / k.lr_sum;
     ASSERT_NEAR(m[flat], want, 1e-6);
@@ -294,7 +333,7 @@ TEST(KernelsZeroOne, InPlaceFollowsTheFormulas) {
   const float clip = 0.8f;
   const State s(make_layout({7, 0, 65, 1, 8193}, 2, 512, 3), &random, false, true);
   for (const bool gradients : {true, false}) {
-    const Call local = in_place(KernelId::kZeroOneInPlaceLocal, s, gradients, &clip),
+    const Call local = zeroone_in_place_local(s, gradients, &clip),
                sum = zeroone_in_place_sum(s, gradients, &clip),
                sync = zeroone_in_place_sync(s, gradients, &clip);
     const Outcome after_local = execute_reference(local.work);
@@ -302,7 +341,7 @@ TEST(KernelsZeroOne, InPlaceFollowsTheFormulas) {
     const Outcome after_sync = execute_reference(sync.work);
     const std::vector<float> m = after_sync.as<float>(sync.m_at);
     for_each_element(s, [&](size_t t, uint64_t i, uint64_t flat) {
-      const GroupScalars& k = s.group(t);
+      const ZeroOneGroupScalars& k = s.group(t);
       const double p = s.p[t][i];
       const double new_m = 0.9 * s.m[flat] + 0.1 * 0.8 * s.g[t][i];
       const double step = gradients ? 0.02 * (new_m / s.den[flat] + k.weight_decay * p) : 0;

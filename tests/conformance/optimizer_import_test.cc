@@ -116,6 +116,53 @@ TEST_P(OptimizerImport, GoesOnLikeTheState) {
   }
 }
 
+// All ranks hear of the first array and tensor that differ, and of all ranks that have others.
+TEST_P(OptimizerImport, DifferencesAreNamed) {
+  struct Difference {
+    const char* array;
+    uint64_t first, second;  // elements, on ranks 1 and 3
+    std::string_view told;
+  };
+  const Difference differences[] = {
+      {"m", 700, 8899, "ranks 0 and 1, 3 import different values (exp_avg) of parameter \"t2\";"},
+      {"v", 8900, 699,
+       "ranks 0 and 1, 3 import different values (exp_avg_sq) of parameter \"t0\";"},
+      {"params", 699, 699,
+       "ranks 0 and 1, 3 import different values (parameters) of parameter "
+       "\"t0\";"},
+      {"vf", 8908, 8908, "(exp_avg_sq_fresh) of parameter \"t3\";"},
+      {"tensor_states", 2, 3, "(tensor_states) of parameter \"t2\";"},
+  };
+  const std::string json =
+      R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 2}}})";
+  const Status status =
+      run_world(world_of(GetParam(), 4), [&](const std::shared_ptr<Comm>& comm) -> Status {
+        Model model(comm->rank());
+        SOTTO_ASSIGN(const auto optimizer, Optimizer::create(comm, json, model.specs()));
+        for (uint64_t k = 0; k < 4; ++k) SOTTO_TRY(model.step(*optimizer, k));
+        SOTTO_ASSIGN(const OptimSnapshot s, optimizer->snapshot(false));
+        for (const Difference& d : differences) {
+          OptimSnapshot mine = s;
+          if (comm->rank() % 2 == 1) {
+            const uint64_t at = comm->rank() == 1 ? d.first : d.second;
+            if (std::string_view(d.array) == "tensor_states") {
+              mine.values<TensorState>(d.array)[at].c_avg += 1;
+            } else {
+              mine.values<float>(d.array)[at] += 1;
+            }
+          }
+          std::deque<double> numbers;
+          const Status refused = optimizer->import_arrays(arrays_of(mine, &numbers));
+          EXPECT_EQ(refused.code(), Code::kProtocol);
+          EXPECT_NE(refused.text().find(d.told), std::string::npos) << refused.text();
+        }
+        std::deque<double> numbers;
+        SOTTO_TRY(optimizer->import_arrays(arrays_of(s, &numbers)));
+        return model.step(*optimizer, 4);
+      });
+  EXPECT_TRUE(status.ok()) << status.text();
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerImport, ::testing::ValuesIn(world_kinds()),
                          [](const auto& kind) { return kind.param; });
 

@@ -40,7 +40,7 @@ void check_schedule(const sotto::Config& config) {
   require(groups.ok(), "one more group than the file names can be resolved");
   std::vector<double> base;
   for (const auto& group : *groups) {
-    require(group.min_coeff <= group.max_coeff, "coefficients in order");
+    require(group.lamb.min_coeff <= group.lamb.max_coeff, "coefficients in order");
     require(group.beta1 >= 0 && group.beta1 < 1 && group.beta2 >= 0 && group.beta2 < 1,
             "betas in [0, 1)");
     base.push_back(group.lr);

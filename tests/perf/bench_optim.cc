@@ -18,23 +18,35 @@ constexpr uint64_t kTile = 65536;
 
 uint64_t blocks_of(uint64_t n) { return (n + kNormBlock - 1) / kNormBlock; }
 
-GroupScalars group_scalars() {
-  GroupScalars s;
-  s.lr = s.lamb_lr = 1e-4;
-  s.max_coeff = 10;
-  s.min_coeff = 0.01;
-  s.coeff_beta = 0.9;
-  s.factor_max = 4;
-  s.factor_min = 0.5;
-  s.factor_threshold = 0.1;
-  s.b1 = 0.9f;
-  s.one_minus_b1 = static_cast<float>(1 - 0.9);
-  s.b2 = 0.999f;
-  s.one_minus_b2 = static_cast<float>(1 - 0.999);
-  s.eps = 1e-8f;
-  s.weight_decay = 0.01f;
-  s.c1 = 0.4f;
-  s.c2 = 0.005f;
+// What each kernel reads of the only group.
+struct Scalars {
+  GroupScalars shared;
+  AdamGroupScalars adam;
+  LambGroupScalars lamb;
+  OnebitLambGroupScalars onebit_lamb;
+};
+
+Scalars group_scalars() {
+  Scalars s;
+  for (GroupScalars* group :
+       std::initializer_list<GroupScalars*>{&s.shared, &s.adam, &s.lamb, &s.onebit_lamb}) {
+    group->lr = 1e-4;
+    group->b1 = 0.9f;
+    group->one_minus_b1 = static_cast<float>(1 - 0.9);
+    group->b2 = 0.999f;
+    group->one_minus_b2 = static_cast<float>(1 - 0.999);
+    group->eps = 1e-8f;
+    group->weight_decay = 0.01f;
+  }
+  s.adam.c1 = 0.4f;
+  s.adam.c2 = 0.005f;
+  s.lamb.lamb_lr = 1e-4;
+  s.lamb.max_coeff = 10;
+  s.lamb.min_coeff = 0.01;
+  s.lamb.coeff_beta = 0.9;
+  s.onebit_lamb.factor_max = 4;
+  s.onebit_lamb.factor_min = 0.5;
+  s.onebit_lamb.factor_threshold = 0.1;
   return s;
 }
 
@@ -61,7 +73,7 @@ struct Model {
         p(work.random(n, 12)),
         m(work.random(n, 13, 0.1f)),
         v(work.positive(n, 14, 0.01f, 1e-4f)),
-        scalars(work.zeros<GroupScalars>(1)),
+        scalars(work.zeros<Scalars>(1)),
         states(work.zeros<TensorState>(tensors())),
         steps(work.zeros<TensorStep>(tensors())),
         sums_a(work.zeros<float>(blocks_of(tensor))),
@@ -107,7 +119,8 @@ struct Model {
 
   void adam() {
     for (const auto& t : tables) {
-      work.run(KernelId::kAdam, {g_list, m, v, p_list, scalars, nullptr, nullptr}, &source, t);
+      work.run(KernelId::kAdam, {g_list, m, v, p_list, &scalars->adam, nullptr, nullptr}, &source,
+               t);
     }
   }
   // Directions take the place of float32 gradients, as in a step that has averaged them itself.
@@ -116,9 +129,10 @@ struct Model {
       range.blocks = blocks_of(std::min(tensor, n - t * tensor));
       range.tensor = static_cast<uint32_t>(t);
       work.run(KernelId::kLambMoments,
-               {g_list, m, v, p_list, sums_a, sums_b, scalars, nullptr, nullptr, directions},
+               {g_list, m, v, p_list, sums_a, sums_b, &scalars->lamb, nullptr, nullptr, directions},
                &source, tables[t]);
-      work.run(KernelId::kLambScalars, {sums_a, sums_b, scalars, states, steps}, &tensor_args);
+      work.run(KernelId::kLambScalars, {sums_a, sums_b, &scalars->lamb, states, steps},
+               &tensor_args);
       work.run(KernelId::kLambUpdate, {directions, p_list, steps}, nullptr, tables[t]);
     }
   }
@@ -126,7 +140,7 @@ struct Model {
   Workload work;
   uint64_t n, tensor;
   float *g, *p, *m, *v;
-  GroupScalars* scalars;
+  Scalars* scalars;
   TensorState* states;
   TensorStep* steps;
   float *sums_a, *sums_b, *maxima;
@@ -157,8 +171,8 @@ struct NarrowModel : Model {
     ++*step;
     for (const auto& t : tables) {
       work.run(KernelId::kAdamNarrow,
-               {g_list, m_codes, v_codes, p_list, scalars, nullptr, nullptr, step, m_exponents,
-                v_exponents},
+               {g_list, m_codes, v_codes, p_list, &scalars->adam, nullptr, nullptr, step,
+                m_exponents, v_exponents},
                &args, t);
     }
   }
@@ -263,7 +277,7 @@ struct CompressedModel : Model {
   void exchange(uint8_t* old_bits) {
     work.run(KernelId::kOnebitLambEncode,
              {g_list, nullptr, old_bits, messages, c, worker_scale, worker_bits, worker_sums,
-              nullptr, flags, scalars, states, nullptr},
+              nullptr, flags, &scalars->shared, states, nullptr},
              &encode, by_chunk);
     finish(&worker_range, worker_sums, counts, worker_scale);
     work.run(KernelId::kOnebitServer,
@@ -274,7 +288,7 @@ struct CompressedModel : Model {
   void onebit_adam() {
     exchange(bits[turn]);
     turn = 1 - turn;
-    work.run(KernelId::kStepSizes, {scalars, steps}, &tensor_args);
+    work.run(KernelId::kStepSizes, {&scalars->shared, steps}, &tensor_args);
     update(bits[turn], 0);
   }
   void onebit_lamb() {
@@ -288,16 +302,18 @@ struct CompressedModel : Model {
       range.blocks = blocks_of(std::min(tensor, n - t * tensor));
       work.run(KernelId::kOnebitLambFactor,
                {nullptr, new_bits, messages, nullptr, old_bits, messages, v, den, p_list, nullptr,
-                sums_a, sums_b, maxima, scalars, states + t},
+                sums_a, sums_b, maxima, &scalars->shared, states + t},
                nullptr, by_tensor[t]);
       work.run(KernelId::kOnebitLambScalars,
-               {sums_a, sums_b, maxima, scalars, states + t, steps + t}, &tensor_args);
+               {sums_a, sums_b, maxima, &scalars->onebit_lamb, states + t, steps + t},
+               &tensor_args);
       update(new_bits, t);
     }
   }
   void update(uint8_t* new_bits, uint64_t t) {
     work.run(KernelId::kMomentumUpdate,
-             {nullptr, new_bits, messages, den, p_list, nullptr, scalars, steps + t, states + t},
+             {nullptr, new_bits, messages, den, p_list, nullptr, &scalars->shared, steps + t,
+              states + t},
              nullptr, by_tensor[t]);
   }
   void finish(NormRange* over, float* sums, uint64_t* count, float* scale) {

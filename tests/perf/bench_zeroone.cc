@@ -21,15 +21,15 @@ constexpr size_t kKinds = 4;  // of ZeroOneUpdate
 
 // Published: 152 511 updates, the others are the defaults.
 constexpr uint64_t kUpdates = 152'511;
-OptimizerParams bert_large() {
-  OptimizerParams params;
+IntervalParams bert_large() {
+  IntervalParams params;
   params.var_freeze_step = 12'500;
   return params;
 }
 // Has every kind of step twice or more in few updates.
 constexpr uint64_t kSmallUpdates = 16;
-OptimizerParams small() {
-  OptimizerParams params;
+IntervalParams small() {
+  IntervalParams params;
   params.var_freeze_step = 6;
   params.var_update_scaler = 2;
   params.local_step_scaler = 4;
@@ -46,7 +46,7 @@ struct Kinds {
 
 // Calls f(kind) for every update of a schedule. offset: state step before the first.
 template <class F>
-void for_each_update(const OptimizerParams& params, uint64_t offset, uint64_t updates, F&& f) {
+void for_each_update(const IntervalParams& params, uint64_t offset, uint64_t updates, F&& f) {
   ZeroOneSchedule schedule(params);
   for (uint64_t t = offset + 1; t <= offset + updates; ++t) {
     f(static_cast<size_t>(schedule.kind(t, true)));
@@ -56,7 +56,7 @@ void for_each_update(const OptimizerParams& params, uint64_t offset, uint64_t up
 
 // One rank with its parameters and gradients.
 struct Rank {
-  Rank(std::shared_ptr<Comm> with, const OptimizerParams& params)
+  Rank(std::shared_ptr<Comm> with, const IntervalParams& params)
       : comm(std::move(with)), p(kElements, 0.5f), g(kElements) {
     for (uint64_t i = 0; i < kElements; ++i)
       g[i] = static_cast<float>((i * 31 + static_cast<uint64_t>(comm->rank()) * 7) % 23) - 11;

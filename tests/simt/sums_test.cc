@@ -26,11 +26,12 @@ KernelCase norm_case(const std::vector<uint64_t>& lengths, const std::vector<flo
   }
   KernelCase work(KernelId::kNormFinish);
   work.set_args(NormArgs{ranges->data(), ranges->size(), ScaleKind::kL2});
-  work.add_flat(sums);
-  work.add_flat(counts);
-  work.add_flat(std::vector<float>(lengths.size()));
-  work.add_flat(std::vector<uint8_t>(4 * lengths.size() + 4));
-  work.add_flat(std::vector<uint32_t>{0});
+  auto& o = work.named<kernels::NormFinish>();
+  o.sums = work.flat(sums);
+  o.counts = work.flat(counts);
+  o.scales = work.flat(std::vector<float>(lengths.size()));
+  o.message = work.flat(std::vector<uint8_t>(4 * lengths.size() + 4));
+  o.flags = work.flat(std::vector<uint32_t>{0});
   return work;
 }
 
@@ -92,16 +93,16 @@ TEST(KernelsSums, AThousandSmallTensorsInOneLaunch) {
   KernelCase work(KernelId::kAdam);
   work.pieces = layout.by_tensor;
   work.set_args(SourceArgs{});
-  work.add_list(random.tensors(sizes));
-  work.add_flat(random.normal(layout.padded));
-  work.add_flat(random.positive(layout.padded, 1.0f, 0.1f));
-  work.add_list(random.tensors(sizes));
-  GroupScalars s;
+  auto& o = work.named<kernels::Adam>();
+  o.g = work.list(random.tensors(sizes));
+  o.m = work.flat(random.normal(layout.padded));
+  o.v = work.flat(random.positive(layout.padded, 1.0f, 0.1f));
+  o.p = work.list(random.tensors(sizes));
+  AdamGroupScalars s;
   s.lr = 1e-3;
   s.b1 = 0.9f, s.one_minus_b1 = 0.1f, s.b2 = 0.99f, s.one_minus_b2 = 0.01f, s.eps = 1e-8f;
-  work.add_flat(std::vector<GroupScalars>{s});
-  work.add_null();
-  work.add_flat(random.mask(layout.padded));
+  o.scalars = work.flat(std::vector<AdamGroupScalars>{s});
+  o.valid = work.flat(random.mask(layout.padded));
   EXPECT_EQ(compare_on_all_targets(work), "");
 }
 

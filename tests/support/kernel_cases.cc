@@ -78,11 +78,6 @@ std::vector<KernelTarget>& targets() {
 
 }  // namespace
 
-size_t KernelCase::add_null() {
-  operands.push_back({});
-  return ~size_t{0};
-}
-
 // Which bytes of the copies a call may write.
 class Writable {
  public:

@@ -2,6 +2,8 @@
 // the same state: on every device, SIMD level and thread count, whole or cut.
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -28,36 +30,44 @@ struct Memory {
 enum class Binding : uint8_t { kNull, kFlat, kList };
 
 struct OperandMemory {
-  Binding binding = Binding::kNull;
-  std::vector<size_t> memory;  // indices into KernelCase::memory
+  Binding binding = Binding::kNull;  // absent
+  std::vector<size_t> memory;        // indices into KernelCase::memory
+
+  size_t at() const { return memory.empty() ? ~size_t{0} : memory[0]; }
 };
 
 class KernelCase {
  public:
-  explicit KernelCase(KernelId kernel) : id(kernel) {}
+  // All operands are absent.
+  explicit KernelCase(KernelId kernel)
+      : id(kernel), operands(kernel_spec(kernel).operands.size()) {}
 
   template <class T>
   void set_args(const T& value) {
     args.resize(sizeof(T));
     std::memcpy(args.data(), &value, sizeof(T));
   }
-  // Appends an operand; the index of its memory is returned.
-  size_t add_null();
+  // The operands by the names that K, or a kernel with the same ones, has.
+  template <class K>
+  typename K::template Operands<OperandMemory>& named() {
+    using Operands = typename K::template Operands<OperandMemory>;
+    static_assert(sizeof(Operands) == kOperandCount<K> * sizeof(OperandMemory));
+    EXPECT_EQ(operands.size(), kOperandCount<K>);
+    operands.resize(kOperandCount<K>);
+    return *reinterpret_cast<Operands*>(operands.data());
+  }
   template <class T>
-  size_t add_flat(const std::vector<T>& values) {
-    operands.push_back({Binding::kFlat, {add_memory(values, 0)}});
-    return memory.size() - 1;
+  OperandMemory flat(const std::vector<T>& values) {
+    return {Binding::kFlat, {add_memory(values, 0)}};
   }
   // One tensor per entry, each with another alignment, a multiple of `element` bytes.
   template <class T>
-  size_t add_list(const std::vector<std::vector<T>>& tensors, uint64_t element = sizeof(T)) {
-    OperandMemory spec{Binding::kList, {}};
-    const size_t first = memory.size();
+  OperandMemory list(const std::vector<std::vector<T>>& tensors, uint64_t element = sizeof(T)) {
+    OperandMemory out{Binding::kList, {}};
     for (size_t t = 0; t < tensors.size(); ++t) {
-      spec.memory.push_back(add_memory(tensors[t], static_cast<uint32_t>(t * 5 % 16 * element)));
+      out.memory.push_back(add_memory(tensors[t], static_cast<uint32_t>(t * 5 % 16 * element)));
     }
-    operands.push_back(spec);
-    return first;
+    return out;
   }
 
   KernelId id;

@@ -92,9 +92,9 @@ std::vector<std::pair<std::string, StepShape>> shapes(const CompressedLayout& la
   add("accumulated").accumulated = true;
   add("loss scaled").loss_scaled = true;
   StepShape& half = add("half");
-  half.gradients = half.wire = half.copies = Dtype::kF16;
-  half.copied = {0, 2};
-  half.postscale = 0.5f;
+  half.gradients = half.average.wire = half.copies.type = Dtype::kF16;
+  half.copies.tensors = {0, 2};
+  half.average.postscale = 0.5f;
   StepShape& all = add("all");
   all.clip = 1;
   all.accumulated = all.loss_scaled = all.masked = true;
@@ -154,10 +154,10 @@ TEST_P(CommitGateUpdates, FullPrecision) { expect_gated_everywhere(GetParam().bu
 TEST_P(CommitGateUpdates, WithACodec) {
   for (const CodecKind kind : {CodecKind::kOnebit, CodecKind::kInt8, CodecKind::kBf16}) {
     const auto build = [&](StepShape shape) {
-      shape.codec = CodecSettings{};
-      shape.codec->kind = kind;
-      shape.codec->block = kind == CodecKind::kInt8 ? 256 : 0;
-      shape.postscale = 1;
+      shape.average.codec = CodecSettings{};
+      shape.average.codec->kind = kind;
+      shape.average.codec->block = kind == CodecKind::kInt8 ? 256 : 0;
+      shape.average.postscale = 1;
       shape.masked &= kind == CodecKind::kOnebit;
       return GetParam().build(shape);
     };

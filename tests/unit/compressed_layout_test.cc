@@ -195,5 +195,36 @@ TEST(CompressedLayout, PaddingThatIsDataFillsTheChunks) {
   }
 }
 
+TEST(TensorSequence, IsOrderedByGroupAndLeavesOutWhatIsNeverCompressed) {
+  const TensorSequence sequence({{7, 1}, {0, 0}, {9000, 0}, {11, 0, false}, {3, 0}, {6, 0, false}});
+  ASSERT_EQ(sequence.spans().size(), 3u);
+  EXPECT_EQ(sequence.spans()[0].tensor, 2u);
+  EXPECT_EQ(sequence.spans()[1].tensor, 4u);
+  EXPECT_EQ(sequence.spans()[2].tensor, 0u);
+  EXPECT_EQ(sequence.begin_of(0), 9003u);
+  EXPECT_EQ(sequence.begin_of(5), 11u);  // of what is never compressed
+  EXPECT_EQ(sequence.length(), 9010u);
+  EXPECT_EQ(sequence.elements(), 9027u);
+  EXPECT_EQ(sequence.uncompressed(), 24u);
+  EXPECT_EQ(sequence.span_at(8999).tensor, 2u);
+  EXPECT_EQ(sequence.span_at(9000).tensor, 4u);
+  EXPECT_EQ(sequence.first_block_of(3), 3u);
+}
+
+TEST(TensorSequence, PaddingEndsEveryRun) {
+  TensorSequence sequence({{10, 0}, {16, 0}, {3, 0}});
+  EXPECT_EQ(sequence.pad({10, 26, 29}, 8, 5), (std::vector<uint64_t>{6, 0, 5}));
+  EXPECT_EQ(sequence.begin_of(1), 16u);
+  EXPECT_EQ(sequence.begin_of(2), 32u);
+  ASSERT_EQ(sequence.padding().size(), 2u);
+  EXPECT_EQ(sequence.begin_of(3), 10u);
+  EXPECT_EQ(sequence.begin_of(4), 35u);
+  EXPECT_EQ(sequence[4].count, 5u);
+  EXPECT_EQ(sequence[4].group, 5u);
+  EXPECT_EQ(sequence.span_at(36).tensor, 4u);
+  EXPECT_EQ(sequence.elements_with_padding(), 40u);
+  EXPECT_EQ(sequence.length(), 29u);
+}
+
 }  // namespace
 }  // namespace sotto::test

@@ -155,11 +155,11 @@ TEST(Config, EveryOptimizerFieldIsRead) {
   const OptimizerParams& p = lamb.optimizer.params;
   EXPECT_EQ(lamb.optimizer.kind, OptimizerKind::kOneBitLamb);
   EXPECT_EQ(lamb.optimizer.comm_backend_name, "compressed");
-  EXPECT_EQ(
-      std::vector<double>({p.lr, p.beta1, p.beta2, p.eps, p.weight_decay, p.max_coeff, p.min_coeff,
-                           p.coeff_beta, p.factor_max, p.factor_min, p.factor_threshold}),
-      std::vector<double>({0.25, 0.5, 0.75, 0.125, 0.0625, 3, 2, 0.375, 5, 4, 0.3}));
-  EXPECT_EQ(p.freeze_step, 7u);
+  EXPECT_EQ(std::vector<double>({p.lr, p.beta1, p.beta2, p.eps, p.weight_decay, p.lamb.max_coeff,
+                                 p.lamb.min_coeff, p.factor.coeff_beta, p.factor.factor_max,
+                                 p.factor.factor_min, p.factor.factor_threshold}),
+            std::vector<double>({0.25, 0.5, 0.75, 0.125, 0.0625, 3, 2, 0.375, 5, 4, 0.3}));
+  EXPECT_EQ(p.freeze.freeze_step, 7u);
   EXPECT_FALSE(p.bias_correction);
   EXPECT_THAT(lamb.warnings, IsEmpty());
 
@@ -167,27 +167,27 @@ TEST(Config, EveryOptimizerFieldIsRead) {
       parse(R"({"optimizer": {"type": "zerooneadam", "params": {"var_freeze_step": 2,
       "var_update_scaler": 3, "local_step_scaler": 4, "local_step_clipper": 5}}})")
           .optimizer.params;
-  EXPECT_EQ(z.var_freeze_step, 2u);
-  EXPECT_EQ(z.var_update_scaler, 3u);
-  EXPECT_EQ(z.local_step_scaler, 4u);
-  EXPECT_EQ(z.local_step_clipper, 5u);
+  EXPECT_EQ(z.intervals.var_freeze_step, 2u);
+  EXPECT_EQ(z.intervals.var_update_scaler, 3u);
+  EXPECT_EQ(z.intervals.local_step_scaler, 4u);
+  EXPECT_EQ(z.intervals.local_step_clipper, 5u);
 
   const OptimizerParams a = parse(R"({"optimizer": {"type": "Adam", "params": {"adam_w_mode": false,
       "bias_correction": false}}})")
                                 .optimizer.params;
-  EXPECT_FALSE(a.adam_w_mode);
+  EXPECT_FALSE(a.adam.w_mode);
   EXPECT_FALSE(a.bias_correction);
   const OptimizerParams s =
       parse(R"({"optimizer": {"type": "sgd", "params": {"momentum": 0.5, "dampening": 0.25}}})")
           .optimizer.params;
-  EXPECT_EQ(s.momentum, 0.5);
-  EXPECT_EQ(s.dampening, 0.25);
+  EXPECT_EQ(s.sgd.momentum, 0.5);
+  EXPECT_EQ(s.sgd.dampening, 0.25);
 }
 
 TEST(Config, AdamWStaysDecoupled) {
   const Config config =
       parse(R"({"optimizer": {"type": "AdamW", "params": {"adam_w_mode": false}}})");
-  EXPECT_TRUE(config.optimizer.params.adam_w_mode);
+  EXPECT_TRUE(config.optimizer.params.adam.w_mode);
   ASSERT_EQ(config.warnings.size(), 1u);
   EXPECT_THAT(config.warnings[0], HasSubstr("use type Adam"));
 }
@@ -198,33 +198,33 @@ TEST(Config, EverySchedulerFieldIsRead) {
       "warmup_max_lr": 0.5, "warmup_num_steps": 3, "warmup_type": "linear", "total_num_steps": 9}}})")
           .scheduler;
   EXPECT_EQ(w.kind, SchedulerKind::kWarmupDecayLR);
-  EXPECT_THAT(w.warmup_min_lr, ElementsAre(0.1, 0.2));
-  EXPECT_THAT(w.warmup_max_lr, ElementsAre(0.5));
-  EXPECT_EQ(w.warmup_num_steps, 3u);
-  EXPECT_EQ(w.warmup_type, WarmupType::kLinear);
-  EXPECT_EQ(w.total_num_steps, 9u);
+  EXPECT_THAT(w.warmup.min_lr, ElementsAre(0.1, 0.2));
+  EXPECT_THAT(w.warmup.max_lr, ElementsAre(0.5));
+  EXPECT_EQ(w.warmup.num_steps, 3u);
+  EXPECT_EQ(w.warmup.type, WarmupType::kLinear);
+  EXPECT_EQ(w.warmup.total_num_steps, 9u);
 
   const SchedulerConfig c =
       parse(R"({"scheduler": {"type": "WarmupCosineLR", "params": {"total_num_steps": 2000,
       "warmup_min_ratio": 0.25, "cos_min_ratio": 0.5}}})")
           .scheduler;
-  EXPECT_EQ(c.warmup_min_ratio, 0.25);
-  EXPECT_EQ(c.cos_min_ratio, 0.5);
-  EXPECT_EQ(c.warmup_num_steps, 1000u);
-  EXPECT_EQ(c.warmup_type, WarmupType::kLog);
+  EXPECT_EQ(c.warmup.min_ratio, 0.25);
+  EXPECT_EQ(c.warmup.cos_min_ratio, 0.5);
+  EXPECT_EQ(c.warmup.num_steps, 1000u);
+  EXPECT_EQ(c.warmup.type, WarmupType::kLog);
 
   const Config cycle =
       parse(R"({"scheduler": {"type": "OneCycle", "params": {"cycle_min_lr": 1, "cycle_max_lr": 2,
       "decay_lr_rate": 0.5, "cycle_first_step_size": 7, "cycle_second_step_size": null, "decay_step_size": 4,
       "cycle_min_mom": 0.25, "cycle_max_mom": 0.75, "decay_mom_rate": 0.125, "cycle_first_stair_count": 3}}})");
   const SchedulerConfig& o = cycle.scheduler;
-  EXPECT_EQ(std::vector<double>({o.cycle_min_lr, o.cycle_max_lr, o.decay_lr_rate, o.cycle_min_mom,
-                                 o.cycle_max_mom, o.decay_mom_rate}),
+  EXPECT_EQ(std::vector<double>({o.cycle.min_lr, o.cycle.max_lr, o.cycle.decay_lr_rate,
+                                 o.cycle.min_mom, o.cycle.max_mom, o.cycle.decay_mom_rate}),
             std::vector<double>({1, 2, 0.5, 0.25, 0.75, 0.125}));
-  EXPECT_EQ(o.cycle_first_step_size, 7u);
-  EXPECT_EQ(o.cycle_second_step_size, 7u);
-  EXPECT_EQ(o.decay_step_size, 4u);
-  EXPECT_TRUE(o.cycle_momentum);
+  EXPECT_EQ(o.cycle.first_step_size, 7u);
+  EXPECT_EQ(o.cycle.second_step_size, 7u);
+  EXPECT_EQ(o.cycle.decay_step_size, 4u);
+  EXPECT_TRUE(o.cycle.momentum);
   ASSERT_EQ(cycle.warnings.size(), 2u);
   EXPECT_THAT(cycle.warnings[0], HasSubstr("beta2 becomes 0.99"));
   EXPECT_THAT(cycle.warnings[1], HasSubstr("decay_mom_rate: beta1 grows after the cycle and stays "
@@ -238,10 +238,10 @@ TEST(Config, EverySchedulerFieldIsRead) {
       parse(R"({"scheduler": {"type": "LRRangeTest", "params": {"lr_range_test_min_lr": [1, 2],
       "lr_range_test_step_size": 3, "lr_range_test_step_rate": 4, "lr_range_test_staircase": true}}})")
           .scheduler;
-  EXPECT_THAT(r.lr_range_test_min_lr, ElementsAre(1, 2));
-  EXPECT_EQ(r.lr_range_test_step_size, 3u);
-  EXPECT_EQ(r.lr_range_test_step_rate, 4);
-  EXPECT_TRUE(r.lr_range_test_staircase);
+  EXPECT_THAT(r.range_test.min_lr, ElementsAre(1, 2));
+  EXPECT_EQ(r.range_test.step_size, 3u);
+  EXPECT_EQ(r.range_test.step_rate, 4);
+  EXPECT_TRUE(r.range_test.staircase);
 }
 
 TEST(Config, RequiredSchedulerKeysAndListLengths) {
@@ -308,8 +308,8 @@ TEST(Config, SottoPoliciesAreRead) {
   EXPECT_THAT(config.warnings, IsEmpty());
   const auto groups = config.resolve_groups(2);
   ASSERT_TRUE(groups.ok());
-  EXPECT_FALSE((*groups)[0].non_freeze);
-  EXPECT_TRUE((*groups)[1].non_freeze);
+  EXPECT_FALSE((*groups)[0].freeze.non_freeze);
+  EXPECT_TRUE((*groups)[1].freeze.non_freeze);
   EXPECT_THAT(error_of(R"({"sotto": {"bucket_elements": 10000}})"), HasSubstr("10240 would fit"));
   EXPECT_THAT(error_of(R"({"optimizer": {"type": "OneBitLamb"}, "sotto": {"param_groups":
       [{"non_freeze": true}]}})"),
@@ -399,11 +399,11 @@ TEST(Config, GroupsInheritAndOverride) {
   for (const size_t i : {0u, 2u}) {
     EXPECT_EQ((*groups)[i].lr, 0.5);
     EXPECT_EQ((*groups)[i].weight_decay, 0.25);
-    EXPECT_EQ((*groups)[i].max_coeff, 10.0);
+    EXPECT_EQ((*groups)[i].lamb.max_coeff, 10.0);
   }
   const OptimizerParams& p = (*groups)[1];
-  EXPECT_EQ(std::vector<double>(
-                {p.lr, p.beta1, p.beta2, p.eps, p.weight_decay, p.max_coeff, p.min_coeff}),
+  EXPECT_EQ(std::vector<double>({p.lr, p.beta1, p.beta2, p.eps, p.weight_decay, p.lamb.max_coeff,
+                                 p.lamb.min_coeff}),
             std::vector<double>({0.125, 0.1, 0.2, 1, 0, 4, 3}));
   const auto too_few = config.resolve_groups(1);
   ASSERT_FALSE(too_few.ok());
@@ -435,9 +435,9 @@ TEST(Config, BatchArithmetic) {
   };
   for (const BatchCase& c : cases) {
     Config config;
-    config.train_batch_size = c.train;
-    config.train_micro_batch_size_per_gpu = c.micro;
-    config.gradient_accumulation_steps = c.gas;
+    config.batch.train_batch_size = c.train;
+    config.batch.train_micro_batch_size_per_gpu = c.micro;
+    config.batch.gradient_accumulation_steps = c.gas;
     const auto batch = config.resolve_batch(c.world);
     EXPECT_EQ(batch.ok(), c.expected.has_value())
         << c.train.value_or(0) << " " << c.micro.value_or(0);

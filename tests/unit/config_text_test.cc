@@ -180,7 +180,7 @@ TEST(ConfigBase64, IsReadAsTheTextItStandsFor) {
                            "  eyJ0cmFpbl9iYXRjaF9z\naXplIjogOCwgIngiOiAiPz5-In0\r\n"}) {
     const Result<Config> config = parse_config(word);
     ASSERT_TRUE(config.ok()) << config.status().text();
-    EXPECT_EQ(config->train_batch_size, 8u);
+    EXPECT_EQ(config->batch.train_batch_size, 8u);
   }
   // "// c\n{}" and "{}"
   parse("Ly8gYwp7fQ");

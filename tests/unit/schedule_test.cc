@@ -25,9 +25,9 @@ LrSchedule make(const SchedulerConfig& config, std::vector<double> base = {0.5})
 SchedulerConfig warmup(SchedulerKind kind, WarmupType type) {
   SchedulerConfig config;
   config.kind = kind;
-  config.warmup_type = type;
-  config.warmup_num_steps = 10;
-  config.total_num_steps = 20;
+  config.warmup.type = type;
+  config.warmup.num_steps = 10;
+  config.warmup.total_num_steps = 20;
   return config;
 }
 
@@ -69,7 +69,7 @@ TEST(Schedule, WarmupDecayLogWarmsUpLikeWarmup) {
 
 TEST(Schedule, TotalBelowWarmupFallsToZeroAfterTheWarmup) {
   SchedulerConfig config = warmup(SchedulerKind::kWarmupDecayLR, WarmupType::kLinear);
-  config.total_num_steps = 5;
+  config.warmup.total_num_steps = 5;
   const LrSchedule schedule = make(config);
   EXPECT_NEAR(schedule.lr_of_update(11, 0), 9e-4, kTolerance);
   EXPECT_EQ(schedule.lr_of_update(12, 0), 0.0);
@@ -77,7 +77,7 @@ TEST(Schedule, TotalBelowWarmupFallsToZeroAfterTheWarmup) {
 
 TEST(Schedule, ShortestWarmupIsTwoSteps) {
   SchedulerConfig config = warmup(SchedulerKind::kWarmupLR, WarmupType::kLog);
-  config.warmup_num_steps = 0;
+  config.warmup.num_steps = 0;
   expect_rates(make(config), {0, 0, 1e-3, 1e-3});  // ln(2)/ln(2) = 1
 }
 
@@ -92,8 +92,8 @@ TEST(Schedule, NoSchedulerKeepsTheRateOfEachGroup) {
 
 TEST(Schedule, ListsGiveEachGroupItsOwnRates) {
   SchedulerConfig config = warmup(SchedulerKind::kWarmupLR, WarmupType::kLinear);
-  config.warmup_min_lr = {0.0, 1e-4};
-  config.warmup_max_lr = {1e-3, 2e-3};
+  config.warmup.min_lr = {0.0, 1e-4};
+  config.warmup.max_lr = {1e-3, 2e-3};
   const LrSchedule schedule = make(config, {0.5, 0.5});
   EXPECT_EQ(schedule.lr_of_update(1, 0), 0.0);
   EXPECT_EQ(schedule.lr_of_update(1, 1), 1e-4);
@@ -103,7 +103,7 @@ TEST(Schedule, ListsGiveEachGroupItsOwnRates) {
 
 TEST(Schedule, OneValueServesAllGroups) {
   SchedulerConfig config = warmup(SchedulerKind::kWarmupLR, WarmupType::kLinear);
-  config.warmup_max_lr = {1e-3, 2e-3, 3e-3};
+  config.warmup.max_lr = {1e-3, 2e-3, 3e-3};
   const LrSchedule schedule = make(config, {1, 1, 1});
   EXPECT_EQ(schedule.lr_of_update(1, 2), 0.0);
   EXPECT_NEAR(schedule.lr_of_update(12, 2), 3e-3, kTolerance);
@@ -111,7 +111,7 @@ TEST(Schedule, OneValueServesAllGroups) {
 
 TEST(Schedule, ListOfWrongLengthIsRefused) {
   SchedulerConfig config = warmup(SchedulerKind::kWarmupLR, WarmupType::kLinear);
-  config.warmup_max_lr = {1e-3, 2e-3};
+  config.warmup.max_lr = {1e-3, 2e-3};
   const Result<LrSchedule> schedule = LrSchedule::create(config, {1, 1, 1});
   ASSERT_FALSE(schedule.ok());
   EXPECT_EQ(schedule.status().code(), Code::kInvalidArgument);
@@ -127,7 +127,7 @@ TEST(Schedule, NoGroupsAreRefused) {
 
 SchedulerConfig cosine(double cos_min_ratio) {
   SchedulerConfig config = warmup(SchedulerKind::kWarmupCosineLR, WarmupType::kLinear);
-  config.cos_min_ratio = cos_min_ratio;
+  config.warmup.cos_min_ratio = cos_min_ratio;
   return config;
 }
 
@@ -167,7 +167,7 @@ TEST(Schedule, WarmupCosineCompatRisesAgain) {
 
 TEST(Schedule, WarmupCosineUsesEachGroupsOwnRate) {
   SchedulerConfig config = cosine(0.5);
-  config.warmup_min_ratio = 0.25;
+  config.warmup.min_ratio = 0.25;
   const LrSchedule schedule = make(config, {1e-3, 4e-3});
   EXPECT_NEAR(schedule.lr_of_update(2, 0), 0.25e-3, kTolerance);
   EXPECT_NEAR(schedule.lr_of_update(7, 1), 4e-3 * (0.25 + 0.75 * 0.5), kTolerance);
@@ -176,7 +176,7 @@ TEST(Schedule, WarmupCosineUsesEachGroupsOwnRate) {
 
 TEST(Schedule, WarmupCosineLog) {
   SchedulerConfig config = cosine(0.1);
-  config.warmup_type = WarmupType::kLog;
+  config.warmup.type = WarmupType::kLog;
   const LrSchedule log = make(config, {1e-3});
   const LrSchedule plain = make(warmup(SchedulerKind::kWarmupLR, WarmupType::kLog));
   for (uint64_t k = 2; k <= 11; ++k)
@@ -187,7 +187,7 @@ TEST(Schedule, WarmupCosineWithoutRoomForTheCosineEndsAtOnce) {
   for (const uint64_t total : {5u, 10u}) {
     for (const Mode mode : {Mode::kStrict, Mode::kCompat}) {
       SchedulerConfig config = cosine(0.1);
-      config.total_num_steps = total;
+      config.warmup.total_num_steps = total;
       Result<LrSchedule> schedule = LrSchedule::create(config, {1e-3}, mode);
       ASSERT_TRUE(schedule.ok());
       EXPECT_NEAR(schedule->lr_of_update(11, 0), 9e-4, kTolerance);
@@ -199,11 +199,11 @@ TEST(Schedule, WarmupCosineWithoutRoomForTheCosineEndsAtOnce) {
 SchedulerConfig one_cycle() {
   SchedulerConfig config;
   config.kind = SchedulerKind::kOneCycle;
-  config.cycle_min_lr = 1e-4;
-  config.cycle_max_lr = 1e-3;
-  config.cycle_first_step_size = config.cycle_second_step_size = 4;
-  config.decay_lr_rate = 0.5;
-  config.decay_step_size = 2;
+  config.cycle.min_lr = 1e-4;
+  config.cycle.max_lr = 1e-3;
+  config.cycle.first_step_size = config.cycle.second_step_size = 4;
+  config.cycle.decay_lr_rate = 0.5;
+  config.cycle.decay_step_size = 2;
   return config;
 }
 
@@ -222,29 +222,29 @@ TEST(Schedule, OneCycle) {
 
 TEST(Schedule, OneCycleWithAShorterSecondHalf) {
   SchedulerConfig config = one_cycle();
-  config.cycle_second_step_size = 2;
-  config.decay_lr_rate = 0;
+  config.cycle.second_step_size = 2;
+  config.cycle.decay_lr_rate = 0;
   expect_rates(make(config), {1e-4, 3.25e-4, 5.5e-4, 7.75e-4, 1e-3, 5.5e-4, 1e-4, 1e-4, 1e-4});
-  config.decay_lr_rate = 0.5;
-  config.decay_step_size = 0;  // no decay either
+  config.cycle.decay_lr_rate = 0.5;
+  config.cycle.decay_step_size = 0;  // no decay either
   expect_rates(make(config), {1e-4, 3.25e-4, 5.5e-4, 7.75e-4, 1e-3, 5.5e-4, 1e-4, 1e-4, 1e-4});
 }
 
 TEST(Schedule, OneCycleMomentumGrowsAfterTheCycleAndStaysBelowOne) {
   SchedulerConfig config = one_cycle();
-  config.decay_mom_rate = 0.05;
+  config.cycle.decay_mom_rate = 0.05;
   const LrSchedule schedule = make(config);
   EXPECT_NEAR(schedule.betas_of_update(9)->beta1, 0.9, kTolerance);
   EXPECT_NEAR(schedule.betas_of_update(10)->beta1, 0.9 * 1.025, kTolerance);
   EXPECT_NEAR(schedule.betas_of_update(11)->beta1, 0.9 * 1.05, kTolerance);
   EXPECT_EQ(schedule.betas_of_update(1000)->beta1, kLargestGrownBeta1);
-  config.cycle_max_mom = 0.9995;
+  config.cycle.max_mom = 0.9995;
   EXPECT_EQ(make(config).betas_of_update(1000)->beta1, 0.9995);
 }
 
 TEST(Schedule, OnlyOneCycleWithMomentumHasBetas) {
   SchedulerConfig config = one_cycle();
-  config.cycle_momentum = false;
+  config.cycle.momentum = false;
   EXPECT_FALSE(make(config).betas());
   EXPECT_FALSE(make(SchedulerConfig()).betas());
   EXPECT_FALSE(make(cosine(0.1)).betas());
@@ -253,12 +253,12 @@ TEST(Schedule, OnlyOneCycleWithMomentumHasBetas) {
 TEST(Schedule, LrRangeTest) {
   SchedulerConfig config;
   config.kind = SchedulerKind::kLRRangeTest;
-  config.lr_range_test_step_size = 2;
+  config.range_test.step_size = 2;
   expect_rates(make(config), {1e-3, 1.5e-3, 2e-3, 2.5e-3, 3e-3});
-  config.lr_range_test_staircase = true;
+  config.range_test.staircase = true;
   expect_rates(make(config), {1e-3, 1e-3, 2e-3, 2e-3, 3e-3});
-  config.lr_range_test_step_rate = 2;
-  config.lr_range_test_min_lr = {1e-3, 2e-3};
+  config.range_test.step_rate = 2;
+  config.range_test.min_lr = {1e-3, 2e-3};
   const LrSchedule two = make(config, {1, 1});
   EXPECT_NEAR(two.lr_of_update(3, 0), 3e-3, kTolerance);
   EXPECT_NEAR(two.lr_of_update(3, 1), 6e-3, kTolerance);
@@ -271,11 +271,11 @@ TEST(Schedule, RatesAreAlwaysNumbers) {
   constexpr double kHuge = 1e308;
   SchedulerConfig range;
   range.kind = SchedulerKind::kLRRangeTest;
-  range.lr_range_test_step_rate = kHuge;
+  range.range_test.step_rate = kHuge;
   SchedulerConfig zero = range;
-  zero.lr_range_test_min_lr = {0.0};
+  zero.range_test.min_lr = {0.0};
   SchedulerConfig cycle = one_cycle();
-  cycle.cycle_max_lr = cycle.decay_lr_rate = cycle.decay_mom_rate = kHuge;
+  cycle.cycle.max_lr = cycle.cycle.decay_lr_rate = cycle.cycle.decay_mom_rate = kHuge;
   SchedulerConfig waves = cosine(kHuge);
   for (const SchedulerConfig& config : {range, zero, cycle, waves}) {
     Result<LrSchedule> schedule = LrSchedule::create(config, {kHuge, 0.0}, Mode::kCompat);

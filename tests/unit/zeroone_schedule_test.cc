@@ -8,8 +8,8 @@
 namespace sotto {
 namespace {
 
-OptimizerParams params(uint64_t freeze, uint64_t kappa, uint64_t scaler, uint64_t clipper) {
-  OptimizerParams p;
+IntervalParams params(uint64_t freeze, uint64_t kappa, uint64_t scaler, uint64_t clipper) {
+  IntervalParams p;
   p.var_freeze_step = freeze;
   p.var_update_scaler = kappa;
   p.local_step_scaler = scaler;
@@ -18,7 +18,7 @@ OptimizerParams params(uint64_t freeze, uint64_t kappa, uint64_t scaler, uint64_
 }
 
 // v: variance, 1: compressed gradient, -: local, s: synchronisation.
-std::string events(const OptimizerParams& p, uint64_t updates, uint64_t offset = 1) {
+std::string events(const IntervalParams& p, uint64_t updates, uint64_t offset = 1) {
   ZeroOneSchedule schedule(p);
   std::string out;
   for (uint64_t t = 1 + offset; t <= updates + offset; ++t) {
@@ -57,7 +57,7 @@ TEST(ZeroOneSchedule, NoSynchronisationWhereNothingMoved) {
 }
 
 TEST(ZeroOneSchedule, RestoresWhatItWas) {
-  const OptimizerParams p = params(40, 3, 7, 6);
+  const IntervalParams p = params(40, 3, 7, 6);
   ZeroOneSchedule one(p);
   for (uint64_t t = 2; t < 100; ++t) {
     ZeroOneSchedule other(p);

@@ -1,5 +1,7 @@
 #include "core/optim/algorithms/adam.h"
 
+#include <cmath>
+
 namespace sotto {
 
 void emit_adam(StepFrame& frame, const GradientStage& gradient, std::vector<Piece> pieces,
@@ -10,7 +12,7 @@ void emit_adam(StepFrame& frame, const GradientStage& gradient, std::vector<Piec
       .m = frame.moment_operand("m"),
       .v = frame.moment_operand("v"),
       .p = list(frame.slots().params, Access::kReadWrite, 32),
-      .scalars = frame.scalars_operand(),
+      .scalars = frame.scalars_operand<AdamGroupScalars>(),
       .clip = frame.coefficient_operand(gradient),
       .valid = frame.valid_operand()};
   const KernelOptions commit = StepFrame::committing(word);
@@ -34,6 +36,15 @@ StepPlan build_adam_step(const StepShape& shape) {
   return build_dense_step(shape, update, false);
 }
 
+void write_adam_scalars(const OptimizerParams& p, uint64_t t, ScalarsRef scalars) {
+  auto* s = scalars.as<AdamGroupScalars>();
+  if (s == nullptr) return;
+  const auto step = static_cast<double>(t);
+  s->c1 = static_cast<float>(p.bias_correction ? 1.0 - std::pow(p.beta1, step) : 1.0);
+  s->c2 = static_cast<float>(p.bias_correction ? 1.0 - std::pow(p.beta2, step) : 1.0);
+  s->decoupled = p.adam.w_mode ? 1 : 0;
+}
+
 std::span<const std::string_view> Adam::settable() const {
   static constexpr std::string_view kNames[] = {"lr", "weight_decay", "beta1", "beta2", "eps"};
   return kNames;
@@ -41,6 +52,11 @@ std::span<const std::string_view> Adam::settable() const {
 
 StepPlan Adam::build(const StepVariant&, const StepShape& shape) const {
   return build_adam_step(shape);
+}
+
+void Adam::write_scalars(const StepVariant& variant, size_t group, ScalarsRef s) const {
+  Algorithm::write_scalars(variant, group, s);
+  write_adam_scalars(d_.groups.params(group), d_.next_t(), s);
 }
 
 std::unique_ptr<Algorithm> make_adam(OptimizerData& data) { return std::make_unique<Adam>(data); }

@@ -10,6 +10,8 @@ void emit_adam(StepFrame& frame, const GradientStage& gradient, std::vector<Piec
                uint32_t word);
 // A step of all tensors.
 StepPlan build_adam_step(const StepShape& shape);
+// What its kernels read of a group beside what all types have. t: state step.
+void write_adam_scalars(const OptimizerParams& params, uint64_t t, ScalarsRef scalars);
 
 class Adam final : public Algorithm {
  public:
@@ -17,6 +19,7 @@ class Adam final : public Algorithm {
   std::vector<StateArraySpec> arrays() const override { return {moment("m"), moment("v")}; }
   std::span<const std::string_view> settable() const override;
   StepPlan build(const StepVariant& variant, const StepShape& shape) const override;
+  void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const override;
 };
 
 }  // namespace sotto

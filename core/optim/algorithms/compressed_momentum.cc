@@ -220,7 +220,7 @@ std::string_view CompressedMomentum::stage() const {
 }
 
 void CompressedMomentum::report_settings(nlohmann::ordered_json* report) const {
-  (*report)["freeze_step"] = d_.groups[0].freeze_step;
+  (*report)["freeze_step"] = d_.groups[0].freeze.freeze_step;
 }
 
 // From {bits, messages, scaling coefficients}: the same values, so the next step gives the same

@@ -86,7 +86,7 @@ class CompressedMomentum : public OneBitAlgorithm {
  protected:
   virtual StepPlan build_warm_up(const StepShape& shape) const = 0;
   virtual StepPlan build_compressed(const CompressedStepRequest& request) const = 0;
-  bool late_after(uint64_t t) const override { return t >= d_.groups[0].freeze_step; }
+  bool late_after(uint64_t t) const override { return t >= d_.groups[0].freeze.freeze_step; }
   Status momentum_to_floats() override;
   std::vector<TensorState> tensor_states(const OptimSnapshot& s) const override;
   // Back in warm-up after a compressed stage: its coefficients start again.

@@ -16,7 +16,7 @@ void emit_first_moment(StepFrame& frame, const GradientStage& gradient, bool mom
       .g = gradient.operand(),
       .m = momentum ? frame.moment_operand("m") : absent(),
       .p = list(frame.slots().params, Access::kReadWrite, 32),
-      .scalars = frame.scalars_operand(),
+      .scalars = frame.scalars_operand<typename Element::Scalars>(),
       .clip = frame.coefficient_operand(gradient),
       .valid = frame.valid_operand()};
   std::vector<Piece> pieces = frame.updated(all_tensor_pieces(*frame.shape().layout));

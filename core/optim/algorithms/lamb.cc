@@ -45,14 +45,14 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
                                     .p = list(params, Access::kRead, 32),
                                     .p_sums = blocks(p_blocks, Access::kWrite),
                                     .u_sums = blocks(u_blocks, Access::kWrite),
-                                    .scalars = frame.scalars_operand(),
+                                    .scalars = frame.scalars_operand<LambGroupScalars>(),
                                     .clip = frame.coefficient_operand(gradient),
                                     .valid = frame.valid_operand(),
                                     .u = list(directions, Access::kWrite, 32)},
                                    pieces, SourceArgs{gradient.type}, commit);
     b.kernel<kernels::LambScalars>({.p_sums = StepFrame::blocks_operand(p_blocks, ranges[t]),
                                     .u_sums = StepFrame::blocks_operand(u_blocks, ranges[t]),
-                                    .scalars = frame.scalars_operand(),
+                                    .scalars = frame.scalars_operand<LambGroupScalars>(),
                                     .states = frame.states_operand(Access::kReadWrite),
                                     .steps = frame.steps_operand(Access::kReadWrite)},
                                    {}, frame.one_tensor(ranges[t], average), commit);
@@ -72,13 +72,17 @@ StepPlan build_lamb_step(const StepShape& shape, bool average) {
   return build_dense_step(shape, update, true);
 }
 
-void write_lamb_scalars(const OptimizerParams& p, uint64_t t, GroupScalars* s) {
+void write_lamb_scalars(const OptimizerParams& p, uint64_t t, ScalarsRef scalars) {
+  auto* s = scalars.as<LambGroupScalars>();
+  if (s == nullptr) return;
   const auto step = static_cast<double>(t);
   const double correction1 = p.bias_correction ? 1.0 - std::pow(p.beta1, step) : 1.0;
   const double correction2 = p.bias_correction ? 1.0 - std::pow(p.beta2, step) : 1.0;
   s->lamb_lr = s->lr * (p.bias_correction ? std::sqrt(correction2) / correction1 : 1.0);
-  s->max_coeff = p.max_coeff;
-  s->min_coeff = p.min_coeff;
+  s->max_coeff = p.lamb.max_coeff;
+  s->min_coeff = p.lamb.min_coeff;
+  s->coeff_beta = p.factor.coeff_beta;
+  s->eps_inside_sqrt = p.eps_inside_sqrt ? 1 : 0;
 }
 
 std::span<const std::string_view> Lamb::settable() const {
@@ -91,10 +95,9 @@ StepPlan Lamb::build(const StepVariant&, const StepShape& shape) const {
   return build_lamb_step(shape, false);
 }
 
-void Lamb::write_scalars(const StepVariant&, size_t group, GroupScalars* s) const {
-  const OptimizerParams p = d_.groups.params(group);
-  write_lamb_scalars(p, d_.next_t(), s);
-  s->eps_inside_sqrt = p.eps_inside_sqrt ? 1 : 0;
+void Lamb::write_scalars(const StepVariant& variant, size_t group, ScalarsRef s) const {
+  Algorithm::write_scalars(variant, group, s);
+  write_lamb_scalars(d_.groups.params(group), d_.next_t(), s);
 }
 
 std::unique_ptr<Algorithm> make_lamb(OptimizerData& data) { return std::make_unique<Lamb>(data); }

@@ -7,8 +7,8 @@ namespace sotto {
 
 // A step of all tensors. average: the moving average of the trust ratios is updated as well.
 StepPlan build_lamb_step(const StepShape& shape, bool average);
-// What LAMB's kernels read of a group: rate with bias correction, bounds of the trust ratio.
-void write_lamb_scalars(const OptimizerParams& params, uint64_t t, GroupScalars* scalars);
+// What its kernels read of a group beside what all types have. t: state step.
+void write_lamb_scalars(const OptimizerParams& params, uint64_t t, ScalarsRef scalars);
 
 class Lamb final : public Algorithm {
  public:
@@ -16,8 +16,7 @@ class Lamb final : public Algorithm {
   std::vector<StateArraySpec> arrays() const override { return {moment("m"), moment("v")}; }
   std::span<const std::string_view> settable() const override;
   StepPlan build(const StepVariant& variant, const StepShape& shape) const override;
-  void write_scalars(const StepVariant& variant, size_t group,
-                     GroupScalars* scalars) const override;
+  void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const override;
 };
 
 }  // namespace sotto

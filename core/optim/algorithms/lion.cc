@@ -23,8 +23,10 @@ class Lion final : public Algorithm {
     };
     return build_dense_step(shape, update, false);
   }
-  void write_scalars(const StepVariant&, size_t group, GroupScalars* s) const override {
-    s->decay = static_cast<float>(1.0 - s->lr * d_.groups.params(group).weight_decay);
+  void write_scalars(const StepVariant& variant, size_t group, ScalarsRef s) const override {
+    Algorithm::write_scalars(variant, group, s);
+    s.as<LionGroupScalars>()->decay =
+        static_cast<float>(1.0 - s->lr * d_.groups.params(group).weight_decay);
   }
 };
 

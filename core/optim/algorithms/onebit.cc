@@ -12,7 +12,7 @@ bool OneBitAlgorithm::masks_zero_variance() const {
 
 Status OneBitAlgorithm::check_setting(std::string_view name, size_t group, double value) const {
   const OptimizerParams& p = d_.groups[group];
-  if (name != "eps" || value == p.eps || !stage_started_ || p.non_freeze) return ok_status();
+  if (name != "eps" || value == p.eps || !stage_started_ || p.freeze.non_freeze) return ok_status();
   return invalid_state(
       "eps of group {} cannot change from {} to {}: the variance is frozen, and eps is part of "
       "what was frozen",

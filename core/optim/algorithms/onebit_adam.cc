@@ -31,6 +31,11 @@ std::span<const std::string_view> OneBitAdam::settable() const {
   return kNames;
 }
 
+void OneBitAdam::write_scalars(const StepVariant& variant, size_t group, ScalarsRef s) const {
+  Algorithm::write_scalars(variant, group, s);
+  write_adam_scalars(d_.groups.params(group), d_.next_t(), s);
+}
+
 StepPlan OneBitAdam::build_warm_up(const StepShape& shape) const { return build_adam_step(shape); }
 
 StepPlan OneBitAdam::build_compressed(const CompressedStepRequest& request) const {

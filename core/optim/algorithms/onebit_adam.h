@@ -11,6 +11,7 @@ class OneBitAdam final : public CompressedMomentum {
  public:
   using CompressedMomentum::CompressedMomentum;
   std::span<const std::string_view> settable() const override;
+  void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const override;
 
  protected:
   StepPlan build_warm_up(const StepShape& shape) const override;

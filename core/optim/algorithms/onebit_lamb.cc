@@ -68,7 +68,7 @@ class OneBitLambStep final : public CompressedStep {
           {.u0_sums = StepFrame::blocks_operand(u0_blocks, ranges[t]),
            .u_sums = StepFrame::blocks_operand(u_blocks, ranges[t]),
            .maxima = StepFrame::blocks_operand(maxima, ranges[t]),
-           .scalars = frame_.scalars_operand(),
+           .scalars = frame_.scalars_operand<OnebitLambGroupScalars>(),
            .states = frame_.states_operand(Access::kReadWrite),
            .steps = frame_.steps_operand(Access::kReadWrite)},
           {}, frame_.one_tensor(ranges[t], false), commit);
@@ -106,22 +106,25 @@ StepPlan OneBitLamb::build_warm_up(const StepShape& shape) const {
 StepPlan OneBitLamb::build_compressed(const CompressedStepRequest& request) const {
   double debias = 0;
   if (request.first && d_.config.sotto.coeff_debias) {
-    debias = 1.0 - std::pow(d_.groups[0].coeff_beta, static_cast<double>(d_.step - average_since_));
+    debias = 1.0 - std::pow(d_.groups[0].factor.coeff_beta,
+                            static_cast<double>(d_.step - average_since_));
   }
   return build_onebit_lamb_step(request, debias);
 }
 
-void OneBitLamb::write_scalars(const StepVariant&, size_t group, GroupScalars* s) const {
+void OneBitLamb::write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const {
+  Algorithm::write_scalars(variant, group, scalars);
   const OptimizerParams p = d_.groups.params(group);
-  write_lamb_scalars(p, d_.next_t(), s);
-  s->coeff_beta = p.coeff_beta;
-  s->factor_max = p.factor_max;
-  s->factor_min = p.factor_min;
-  s->factor_threshold = p.factor_threshold;
+  write_lamb_scalars(p, d_.next_t(), scalars);
+  if (auto* s = scalars.as<OnebitLambGroupScalars>()) {
+    s->factor_max = p.factor.factor_max;
+    s->factor_min = p.factor.factor_min;
+    s->factor_threshold = p.factor.factor_threshold;
+  }
 }
 
 // Padding keeps in its momentum what was averaged there.
-void OneBitLamb::write_padding_scalars(GroupScalars* s) const {
+void OneBitLamb::write_padding_scalars(ScalarsRef s) const {
   s->b1 = 1;
   s->one_minus_b1 = 0;
 }

@@ -13,9 +13,8 @@ class OneBitLamb final : public CompressedMomentum {
   using CompressedMomentum::CompressedMomentum;
   std::vector<StateArraySpec> arrays() const override;
   std::span<const std::string_view> settable() const override;
-  void write_scalars(const StepVariant& variant, size_t group,
-                     GroupScalars* scalars) const override;
-  void write_padding_scalars(GroupScalars* scalars) const override;
+  void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const override;
+  void write_padding_scalars(ScalarsRef scalars) const override;
   Status describe(StateErrors errors, OptimSnapshot* s) override;
   Status check(const OptimSnapshot& s, StateErrors errors) const override;
   Status restore(const OptimSnapshot& s) override;

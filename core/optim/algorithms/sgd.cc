@@ -13,7 +13,7 @@ StepPlan build_sgd_step(const StepShape& shape, bool momentum, bool nesterov) {
 }
 
 std::vector<StateArraySpec> Sgd::arrays() const {
-  if (d_.groups[0].momentum == 0) return {};
+  if (d_.groups[0].sgd.momentum == 0) return {};
   return {moment("m")};
 }
 
@@ -30,13 +30,15 @@ Status Sgd::check_setting(std::string_view name, size_t group, double value) con
 }
 
 StepPlan Sgd::build(const StepVariant&, const StepShape& shape) const {
-  return build_sgd_step(shape, has_momentum(), d_.groups[0].nesterov);
+  return build_sgd_step(shape, has_momentum(), d_.groups[0].sgd.nesterov);
 }
 
-void Sgd::write_scalars(const StepVariant&, size_t group, GroupScalars* s) const {
-  const OptimizerParams p = d_.groups.params(group);
-  s->b1 = static_cast<float>(p.momentum);
-  s->one_minus_b1 = d_.step == 0 ? 1.0f : static_cast<float>(1.0 - p.dampening);
+void Sgd::write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const {
+  Algorithm::write_scalars(variant, group, scalars);
+  const OptimizerParams& p = d_.groups[group];
+  auto* s = scalars.as<SgdGroupScalars>();
+  s->momentum = static_cast<float>(p.sgd.momentum);
+  s->one_minus_dampening = d_.step == 0 ? 1.0f : static_cast<float>(1.0 - p.sgd.dampening);
 }
 
 Status Sgd::check_importable() const {

@@ -15,8 +15,7 @@ class Sgd final : public Algorithm {
   std::span<const std::string_view> settable() const override;
   Status check_setting(std::string_view name, size_t group, double value) const override;
   StepPlan build(const StepVariant& variant, const StepShape& shape) const override;
-  void write_scalars(const StepVariant& variant, size_t group,
-                     GroupScalars* scalars) const override;
+  void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const override;
   Status check_importable() const override;
 
  private:

@@ -7,7 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/text.h"
-#include "core/kernels/elements.h"
+#include "core/kernels/zeroone.h"
 #include "core/optim/algorithms/adam.h"
 
 namespace sotto {
@@ -69,7 +69,7 @@ Status average(Comm& comm, std::span<std::vector<float>* const> arrays) {
 
 ZeroOneAdam::ZeroOneAdam(OptimizerData& data)
     : OneBitAlgorithm(data),
-      schedule_(data.groups[0]),
+      schedule_(data.groups[0].intervals),
       lr_sums_(data.groups.size(), 0.0),
       anchor_decays_(data.groups.size(), 1.0) {}
 
@@ -143,14 +143,19 @@ StepPlan ZeroOneAdam::build(const StepVariant& variant, const StepShape& shape) 
   return build_zeroone_step(r);
 }
 
-void ZeroOneAdam::write_scalars(const StepVariant& variant, size_t group, GroupScalars* s) const {
-  const bool forced = variant.number == kForcedSync;
-  s->lr_sum = static_cast<float>(forced ? lr_sums_[group] : next_lr_sum(group));
-  s->decay = static_cast<float>(forced ? anchor_decays_[group] : next_anchor_decay(group));
+void ZeroOneAdam::write_scalars(const StepVariant& variant, size_t group,
+                                ScalarsRef scalars) const {
+  Algorithm::write_scalars(variant, group, scalars);
+  write_adam_scalars(d_.groups.params(group), d_.next_t(), scalars);
+  if (auto* s = scalars.as<ZeroOneGroupScalars>()) {
+    const bool forced = variant.number == kForcedSync;
+    s->lr_sum = static_cast<float>(forced ? lr_sums_[group] : next_lr_sum(group));
+    s->decay = static_cast<float>(forced ? anchor_decays_[group] : next_anchor_decay(group));
+  }
   // As published, one rank leaves such a gradient out.
   if (d_.compat() && d_.alone() && variant.number == kGradient) {
-    s->b1 = 1;
-    s->one_minus_b1 = 0;
+    scalars->b1 = 1;
+    scalars->one_minus_b1 = 0;
   }
 }
 
@@ -174,7 +179,7 @@ std::string_view ZeroOneAdam::stage() const { return late() ? "local steps" : "v
 
 void ZeroOneAdam::report_settings(nlohmann::ordered_json* report) const {
   const ZeroOneCounters& c = schedule_.counters();
-  (*report)["var_freeze_step"] = d_.groups[0].var_freeze_step;
+  (*report)["var_freeze_step"] = d_.groups[0].intervals.var_freeze_step;
   (*report)["var_interval"] = c.var_interval;
   (*report)["local_interval"] = c.local_interval;
 }
@@ -202,7 +207,8 @@ struct ZeroOneAdam::CommonRun {
 Status ZeroOneAdam::common_run(const TensorRun& run, const std::vector<uint8_t>& valid,
                                CommonRun* out) const {
   const ParamSpec& p = d_.parameters[run.tensor];
-  const GroupScalars group = scalars(*synchronisation(), p.group);
+  ZeroOneGroupScalars group;
+  write_scalars(*synchronisation(), p.group, ScalarsRef(kScalarsType<ZeroOneGroupScalars>, &group));
   CommonRun& o = *out;
   for (std::vector<float>* array : {&o.params, &o.m, &o.anchor, &o.sums, &o.v})
     array->assign(run.count, 0.0f);
@@ -273,7 +279,7 @@ std::optional<Status> ZeroOneAdam::stream(std::string_view array, StateErrors er
 
 Status ZeroOneAdam::check(const OptimSnapshot& s, StateErrors errors) const {
   SOTTO_TRY(OneBitAlgorithm::check(s, errors));
-  ZeroOneSchedule schedule(d_.groups[0]);
+  ZeroOneSchedule schedule(d_.groups[0].intervals);
   SOTTO_TRY(schedule.restore(counters_of(s), s.step, d_.state_step(s.step)));
   SOTTO_TRY(check_values("learning-rate sums, one per parameter group", s.bytes("lr_sums"),
                          d_.groups.size(), sizeof(double)));
@@ -339,7 +345,7 @@ Status ZeroOneAdam::read_arrays(const ArrayReader& reader, OptimSnapshot* s) con
   SOTTO_TRY(counter("var_counter", 0, &counters.var_counter));
   SOTTO_TRY(counter("local_step_interval", 1, &counters.local_interval));
   SOTTO_TRY(counter("local_step_counter", 0, &counters.local_counter));
-  ZeroOneSchedule schedule(d_.groups[0]);
+  ZeroOneSchedule schedule(d_.groups[0].intervals);
   SOTTO_TRY(schedule.restore(counters, s->step, s->step + s->step_offset)
                 .with_prefix(
                     "arrays var_interval, var_counter, local_step_interval, local_step_counter"));

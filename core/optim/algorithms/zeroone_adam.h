@@ -16,8 +16,7 @@ class ZeroOneAdam final : public OneBitAlgorithm {
   StepVariant next() const override;
   std::optional<StepVariant> synchronisation() const override;
   StepPlan build(const StepVariant& variant, const StepShape& shape) const override;
-  void write_scalars(const StepVariant& variant, size_t group,
-                     GroupScalars* scalars) const override;
+  void write_scalars(const StepVariant& variant, size_t group, ScalarsRef scalars) const override;
   void committed(const StepVariant& variant) override;
   bool late() const override { return schedule_.counters().frozen; }
   std::string_view stage() const override;
@@ -32,7 +31,7 @@ class ZeroOneAdam final : public OneBitAlgorithm {
   Status read_arrays(const ArrayReader& reader, OptimSnapshot* s) const override;
 
  protected:
-  bool late_after(uint64_t t) const override { return t > d_.groups[0].var_freeze_step; }
+  bool late_after(uint64_t t) const override { return t > d_.groups[0].intervals.var_freeze_step; }
   bool says_late(const OptimSnapshot& s) const override { return s.flag("zeroone.frozen"); }
 
  private:

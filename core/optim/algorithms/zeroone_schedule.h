@@ -26,7 +26,7 @@ struct ZeroOneCounters {
 
 class ZeroOneSchedule {
  public:
-  explicit ZeroOneSchedule(const OptimizerParams& params)
+  explicit ZeroOneSchedule(const IntervalParams& params)
       : var_freeze_step_(params.var_freeze_step),
         var_update_scaler_(params.var_update_scaler),
         local_step_scaler_(params.local_step_scaler),

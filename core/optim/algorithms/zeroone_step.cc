@@ -116,13 +116,14 @@ class ZeroOneStep {
 
   void encode_sync(std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
-    b_.kernel_with_undo<kernels::ZeroOneEncode>({.g = gradients(),
-                                                 .m = state(m_, Access::kRead),
-                                                 .b = state(local_sum_, Access::kRead),
-                                                 .to = encoder(to),
-                                                 .scalars = frame_.scalars_operand(),
-                                                 .clip = coefficient()},
-                                                std::move(pieces), args);
+    b_.kernel_with_undo<kernels::ZeroOneEncode>(
+        {.g = gradients(),
+         .m = state(m_, Access::kRead),
+         .b = state(local_sum_, Access::kRead),
+         .to = encoder(to),
+         .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
+         .clip = coefficient()},
+        std::move(pieces), args);
   }
 
   kernels::EncoderOperands<OperandRef> encoder(const EncodeTarget& to) const {
@@ -143,7 +144,7 @@ class ZeroOneStep {
          .m = state(m_, Access::kReadWrite),
          .v = state(v_, Access::kRead),
          .p = list(s_.params, Access::kReadWrite, 32),
-         .scalars = frame_.scalars_operand(),
+         .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
          .clip = alone() ? coefficient() : absent(),
          .valid = alone() ? frame_.valid_operand() : frame_.mask_operand()},
         frame_.updated(pieces_), SourceArgs{gradient_.type}, StepFrame::committing(word));
@@ -160,7 +161,7 @@ class ZeroOneStep {
          .den = state(den_, Access::kRead),
          .anchor = state(anchor_, Access::kReadWrite),
          .p = list(s_.params, Access::kWrite, 32),
-         .scalars = frame_.scalars_operand(),
+         .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
          .valid = frame_.valid_operand()},
         frame_.updated(pieces_), NoArgs{}, StepFrame::committing(word));
   }
@@ -189,19 +190,19 @@ class ZeroOneStep {
                                        .to = {.c = state(sum_, Access::kWrite),
                                               .valid = frame_.valid_operand(),
                                               .flags = whole(flags, Access::kReadWrite, 0, 4)},
-                                       .scalars = frame_.scalars_operand(),
+                                       .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
                                        .clip = coefficient()},
                                       pieces_, EncodeArgs{0, r_.scale, true, gradient_.type});
   }
 
   // What the kernels that update in place share.
-  kernels::InPlaceOperands<OperandRef> in_place(Access access) const {
+  kernels::InPlaceOperands<OperandRef> in_place(Access access) {
     return {.g = gradients(),
             .m = state(m_, access),
             .b = state(local_sum_, access),
             .den = state(den_, Access::kRead),
             .p = list(s_.params, access, 32),
-            .scalars = frame_.scalars_operand(),
+            .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
             .clip = coefficient()};
   }
   OperandRef sums() const { return list(sum_, Access::kRead, 32); }
@@ -239,7 +240,7 @@ class ZeroOneStep {
                                       .den = state(den_, Access::kRead),
                                       .anchor = state(anchor_, Access::kRead),
                                       .p = list(s_.params, Access::kWrite, 32),
-                                      .scalars = frame_.scalars_operand(),
+                                      .scalars = frame_.scalars_operand<ZeroOneGroupScalars>(),
                                       .clip = coefficient(),
                                       .valid = frame_.valid_operand()},
                                      frame_.updated(pieces_), SourceArgs{gradient_.type},

@@ -16,8 +16,8 @@ constexpr uint64_t kSmallElements = 10'000'000;  // of all of them: more than a 
 
 uint64_t blocks_of(uint64_t n) { return (n + kNormBlock - 1) / kNormBlock; }
 
-GroupScalars adam_scalars() {
-  GroupScalars s;
+AdamGroupScalars adam_scalars() {
+  AdamGroupScalars s;
   s.lr = 1e-4;
   s.b1 = 0.9f;
   s.one_minus_b1 = static_cast<float>(1 - 0.9);
@@ -46,7 +46,7 @@ std::vector<uint64_t> sizes_of(uint64_t n, uint64_t count) {
 template <class Work>
 struct Adam {
   Adam(Work& device, const std::vector<uint64_t>& sizes)
-      : work(device), scalars(work.template zeros<GroupScalars>(1)) {
+      : work(device), scalars(work.template zeros<AdamGroupScalars>(1)) {
     for (const uint64_t size : sizes) n += size;
     g = work.random(n, 11);
     p = work.random(n, 12);
@@ -68,7 +68,7 @@ struct Adam {
     }
     g_list = work.list_of(gs);
     p_list = work.list_of(ps);
-    const GroupScalars values = adam_scalars();
+    const AdamGroupScalars values = adam_scalars();
     work.put(scalars, &values, sizeof values);
   }
   void update() {
@@ -78,7 +78,7 @@ struct Adam {
   Work& work;
   uint64_t n = 0;
   float *g, *p, *m, *v;
-  GroupScalars* scalars;
+  AdamGroupScalars* scalars;
   void *g_list, *p_list;
   std::vector<std::vector<Piece>> tables;
   SourceArgs source{};
