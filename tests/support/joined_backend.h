@@ -35,7 +35,7 @@ class JoinedBackend final : public Backend, private Poller {
   bool poll(int64_t wait_us) override {
     Poller& messages = transport_->poller();
     bool ran = messages.poll(0);
-    ran |= rendezvous_->poller().poll(ran ? 0 : std::min(wait_us, messages.patience_us()));
+    ran |= rendezvous_->poller().poll(ran ? 0 : std::min(wait_us, messages.poll_interval_us()));
     return messages.poll(0) || ran;
   }
   void wake() override { rendezvous_->poller().wake(); }
