@@ -76,7 +76,8 @@ TEST(FrameWriter, TheBytesAreThoseOfTheFormatInAnyPortions) {
     EXPECT_EQ(written(payload, UINT64_MAX / 2, UINT64_MAX), expected) << size;
     EXPECT_EQ(written(payload, 50'000, 777), expected) << size;
     EXPECT_EQ(written(payload, 97, 97), expected) << size;
-    if (size <= 1000) EXPECT_EQ(written(payload, 1, 1), expected) << size;
+    if (size > 1000) continue;
+    EXPECT_EQ(written(payload, 1, 1), expected) << size;
   }
 }
 
