@@ -119,15 +119,15 @@ class PlanBuilder {
   // do not all have messages in the last round call it, so that next_round() is equal on all ranks.
   void reserve_rounds(uint32_t end) { next_round_ = std::max(next_round_, end); }
 
-  // A section in which the ranks of each group exchange messages among themselves, all groups in
-  // the same rounds. `me` is this rank; it and the groups are numbered as emitters number ranks
-  // here, so sections may be nested. A rank is in one group at most. emit(rank, size) emits for a
-  // rank of a group of so many, from next_round() on. Peers and roots are numbers in the group. How
-  // many rounds it takes depends on `size` alone. It adds to the plan and changes nothing that is
-  // there: to count the rounds of groups of another size it is called for these too, and what it
-  // emits is taken back. All ranks of the comm call `within` with the same groups. The next section
-  // begins in the same round on all of them, also on ranks of no group, for which nothing is
-  // emitted.
+  // A section in which the ranks of each group exchange messages, all groups in the same rounds.
+  // All ranks of the comm call it with the same groups; each is in one at most. `me` and the groups
+  // are numbered as emitters number ranks here, so sections nest.
+  //
+  // emit(rank, size) emits from next_round() on; peers and roots are numbers in the group. How many
+  // rounds it takes depends on `size` alone. It only adds to the plan: to count the rounds of other
+  // sizes it is called for these too, and what it emits is taken back.
+  //
+  // All ranks go on in the same round, those of no group without steps.
   using EmitForGroup = std::function<Status(int32_t rank, int32_t size)>;
   Status within(std::span<const RankGroup> groups, int32_t me, const EmitForGroup& emit);
   // Emitters work with all ranks of the comm.
