@@ -30,8 +30,10 @@ const std::map<std::string, Benchmark>& benchmarks() {
 }
 
 const std::map<std::string, std::string>& scripts() {
-  static const std::map<std::string, std::string> all = {
-      {"net", "net/run.py"}, {"step_ddp", "net/step_ddp.py"}, {"python_step", "python_step.py"}};
+  static const std::map<std::string, std::string> all = {{"net", "net/run.py"},
+                                                         {"step_ddp", "net/step_ddp.py"},
+                                                         {"python_step", "python_step.py"},
+                                                         {"library", "library.py"}};
   return all;
 }
 
@@ -44,6 +46,7 @@ int run(int argc, char** argv) {
       "  sotto bench net          all-reduces over links of a given rate, next to other libraries\n"
       "  sotto bench step_ddp     training steps in PyTorch over such links, next to torch's own\n"
       "  sotto bench python_step  what Python costs in a step over many small tensors\n"
+      "  sotto bench library      collectives and steps with two builds of libsotto.so in turns\n"
       "  sotto bench gpu          codec and Adam on a CUDA device");
   Options options;
   std::vector<std::string> names;
