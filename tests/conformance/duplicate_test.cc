@@ -7,25 +7,13 @@
 
 #include <nlohmann/json.hpp>
 
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/ordered_transport.h"
 #include "tests/support/small_model.h"
 
 namespace sotto::test {
 namespace {
-
-Call all_reduce_of(const Comm& comm, std::vector<float>& data) {
-  Call call;
-  call.request.kind = OpKind::kAllReduce;
-  call.request.rank = comm.rank();
-  call.request.size = comm.size();
-  call.request.counts = {data.size()};
-  call.request.dtypes = {Dtype::kF32};
-  call.request.in_place = {1};
-  call.in = {data.data()};
-  call.out = {data.data()};
-  return call;
-}
 
 Status check_sum(const std::vector<float>& data, float expected) {
   if (data == std::vector<float>(data.size(), expected)) return ok_status();

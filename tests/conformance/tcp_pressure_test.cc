@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <thread>
 
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/ranks.h"
 #include "tests/support/temp_dir.h"
@@ -36,17 +37,9 @@ struct Sum {
 
   explicit Sum(uint64_t n) : data(n, 1.0f) {}
   Status start(Comm& comm, int32_t priority) {
-    Call call;
-    call.request.kind = OpKind::kAllReduce;
-    call.request.rank = comm.rank();
-    call.request.size = comm.size();
-    call.request.counts = {data.size()};
-    call.request.dtypes = {Dtype::kF32};
-    call.request.in_place = {1};
-    call.in = call.out = {data.data()};
     CallOptions options;
     options.priority = priority;
-    SOTTO_ASSIGN(op, comm.start(call, options));
+    SOTTO_ASSIGN(op, comm.start(all_reduce_of(comm, data), options));
     return ok_status();
   }
   Status check(const Comm& comm) const {

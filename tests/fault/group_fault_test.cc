@@ -8,6 +8,7 @@
 #include "core/base/hash.h"
 #include "core/cpu/cpu_device.h"
 #include "core/state/optim_state.h"
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/kill_campaign.h"
 #include "tests/support/sanitized.h"
@@ -69,19 +70,6 @@ struct Work {
   }
 };
 
-Status all_reduce_once(const std::shared_ptr<Comm>& comm, std::vector<float>& data) {
-  Call call;
-  call.request.kind = OpKind::kAllReduce;
-  call.request.rank = comm->rank();
-  call.request.size = comm->size();
-  call.request.counts = {data.size()};
-  call.request.dtypes = {Dtype::kF32};
-  call.request.in_place = {1};
-  call.in = {data.data()};
-  call.out = {data.data()};
-  return comm->finish(comm->start(std::move(call), {}));
-}
-
 // Works until something fails.
 Status work_until_failure(const std::shared_ptr<Comm>& comm, const ProcessRank& self,
                           const std::string& what, Work& work) {
@@ -95,7 +83,7 @@ Status work_until_failure(const std::shared_ptr<Comm>& comm, const ProcessRank& 
   for (uint64_t k = 0;; ++k) {
     if (k == 3) self.at("working");
     if (what == "collective") {
-      SOTTO_TRY(all_reduce_once(comm, data));
+      SOTTO_TRY(all_reduce(comm, data));
     } else {
       SOTTO_TRY(work.step(k, self.rank));
       if (what == "state") {
@@ -114,7 +102,7 @@ Status work_again(const std::shared_ptr<Context>& context, const ProcessRank& se
                create_comm(context, task.next_rank(self.rank), self.size - 1, task.next_id_file(),
                            kNextTimeoutUs));
   std::vector<float> data(1000, 1.0f);
-  SOTTO_TRY(all_reduce_once(comm, data));
+  SOTTO_TRY(all_reduce(comm, data));
   if (data != std::vector<float>(1000, static_cast<float>(comm->size())))
     return error(Code::kInternal, "the result is wrong");
   return comm->barrier();

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "core/cpu/cpu_device.h"
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/kill_campaign.h"
 #include "tests/support/processes.h"
@@ -26,19 +27,6 @@ std::shared_ptr<Context> make_context(const std::string& transport) {
   options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
   options.backends = standard_backends();
   return std::make_shared<Context>(std::move(options));
-}
-
-Status all_reduce(const std::shared_ptr<Comm>& comm, std::vector<float>& data) {
-  Call call;
-  call.request.kind = OpKind::kAllReduce;
-  call.request.rank = comm->rank();
-  call.request.size = comm->size();
-  call.request.counts = {data.size()};
-  call.request.dtypes = {Dtype::kF32};
-  call.request.in_place = {1};
-  call.in = {data.data()};
-  call.out = {data.data()};
-  return comm->finish(comm->start(std::move(call), {}));
 }
 
 // One rank: a sum that only the right ranks make, then what the parent waits for.

@@ -9,6 +9,7 @@
 
 #include "core/plan/collectives.h"
 #include "tests/support/async_device.h"
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/ordered_transport.h"
 
@@ -100,20 +101,6 @@ class Sums {
   std::vector<uint32_t> in_slots_, out_slots_;
   std::vector<std::vector<float>> in_, out_;
 };
-
-Status all_reduce(const std::shared_ptr<Comm>& comm, std::vector<float>& data,
-                  CallOptions options = {}) {
-  Call call;
-  call.request.kind = OpKind::kAllReduce;
-  call.request.rank = comm->rank();
-  call.request.size = comm->size();
-  call.request.counts = {data.size()};
-  call.request.dtypes = {Dtype::kF32};
-  call.request.in_place = {1};
-  call.in = {data.data()};
-  call.out = {data.data()};
-  return comm->finish(comm->start(std::move(call), std::move(options)));
-}
 
 class Inputs : public ::testing::TestWithParam<std::tuple<std::string, int32_t>> {
  protected:
@@ -266,17 +253,9 @@ TEST_P(Inputs, OfOneOperationAreResultsOfAnother) {
     for (int round = 0; round < 3; ++round) {
       Sums sums(comm);
       const OpRef first = sums.start(true);
-      Call call;
-      call.request.kind = OpKind::kAllReduce;
-      call.request.rank = comm->rank();
-      call.request.size = comm->size();
-      call.request.counts = {kCounts[1]};
-      call.request.dtypes = {Dtype::kF32};
-      call.request.in_place = {1};
-      call.in = call.out = {sums.out(1).data()};
       CallOptions options;
       options.after = {first};
-      Result<OpRef> second = comm->start(std::move(call), options);
+      Result<OpRef> second = comm->start(all_reduce_of(*comm, sums.out(1)), options);
       if (!second.ok()) return second.status();
       std::vector<float> data(1000, 1.0f);
       SOTTO_TRY(sums.arrive(first, 1, true));
