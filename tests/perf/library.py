@@ -3,7 +3,7 @@
 
 Both are loaded into the same ranks, beside each other on loopback, and take turns: series of one operation back to back, as many as
 fit into --series milliseconds. A figure of a turn is the time of one operation on this rank; ratios (ours / before) are those of the
-same turn, their median and interquartile range are shown. Results of both have to be the same bits; if not, the exit code is 1.
+same turn, their median and interquartile range are shown, for the clock and for this rank's processor time. Results of both have to be the same bits; if not, the exit code is 1.
 """
 
 import argparse
@@ -15,6 +15,8 @@ import statistics
 import sys
 import time
 from pathlib import Path
+
+import numpy as np
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -53,8 +55,6 @@ class Side:
     """The operations that are measured, with one library. run[name]() makes one; result[name] is what it has written."""
 
     def __init__(self, sotto, comm, stack):
-        import numpy as np
-
         self.run, self.result = {"barrier": lambda: comm.barrier().wait()}, {}
         random = np.random.default_rng(comm.rank)
         for n in (1, 2048, 262_144, LARGE):
@@ -77,30 +77,29 @@ class Side:
 
 
 def series(run, count):
-    begin = time.perf_counter_ns()
+    """Microseconds of the clock and of this process's processor time, per operation."""
+    begin, spent = time.perf_counter_ns(), time.process_time_ns()
     for _ in range(count):
         run()
-    return (time.perf_counter_ns() - begin) / count / 1e3
+    return np.array([time.perf_counter_ns() - begin, time.process_time_ns() - spent]) / count / 1e3
 
 
 def measure(sides, comm, options):
-    """{name: [(us of ours, us of before), ...]}"""
-    import numpy as np
-
+    """{name: us, indexed by turn, side (ours, before) and clock (wall, processor)}"""
     times = {}
     for name in sides[0].run:
-        one = np.array([max(series(side.run[name], 3) for side in sides)], np.float32)
+        one = np.array([max(series(side.run[name], 3)[0] for side in sides)], np.float32)
         comm.all_reduce(one, op="max").wait()
         count = max(1, int(options.series * 1e3 / float(one[0])))
         turns = []
         for turn in range(options.pairs):
             order = (0, 1) if turn % 2 else (1, 0)
-            found = [0.0, 0.0]
+            found = [None, None]
             for which in order:
                 comm.barrier().wait()
                 found[which] = series(sides[which].run[name], count)
-            turns.append(tuple(found))
-        times[name] = turns
+            turns.append(found)
+        times[name] = np.array(turns)
     return times
 
 
@@ -127,13 +126,13 @@ def main(arguments):
         if comm.rank != 0:
             return 1 if wrong else 0
     print(f"{options.ranks} ranks on loopback, {options.pairs} turns, one thread each\n")
-    print(f"{'':28} {'ours us':>10} {'before us':>10} {'ours / before':>14} {'IQR %':>6}")
+    print(f"{'':28} {'ours us':>10} {'before us':>10} {'ours / before':>14} {'IQR %':>6} {'processor':>10} {'IQR %':>6}")
     line = {"benchmark": "library", "ranks": options.ranks, "pairs": options.pairs, "before": str(options.before)}
     for name, turns in times.items():
-        ratios = [a / b for a, b in turns]
-        us = [statistics.median(turn[side] for turn in turns) for side in (0, 1)]
-        print(f"{name:28} {us[0]:10.1f} {us[1]:10.1f} {statistics.median(ratios):14.3f} {100 * spread(ratios):6.1f}")
-        line[name] = {"ours_us": us[0], "before_us": us[1], "ratio": statistics.median(ratios), "iqr": spread(ratios)}
+        us = np.median(turns[:, :, 0], axis=0)
+        (wall, wall_iqr), (cpu, cpu_iqr) = ((statistics.median(r), spread(r)) for r in (turns[:, 0] / turns[:, 1]).T.tolist())
+        print(f"{name:28} {us[0]:10.1f} {us[1]:10.1f} {wall:14.3f} {100 * wall_iqr:6.1f} {cpu:10.3f} {100 * cpu_iqr:6.1f}")
+        line[name] = {"ours_us": us[0], "before_us": us[1], "ratio": wall, "iqr": wall_iqr, "cpu_ratio": cpu, "cpu_iqr": cpu_iqr}
     for name in wrong:
         print(f"{name}: the results differ")
     if options.json:
