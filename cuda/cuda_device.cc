@@ -94,6 +94,7 @@ Status CudaDevice::open() {
   int least = 0, greatest = 0;
   SOTTO_TRY(check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
                   "cudaDeviceGetStreamPriorityRange"));
+  background_priority_ = least;
   for (uint32_t i = 0; i < kLanes; ++i) {
     SOTTO_TRY(check(
         cudaStreamCreateWithPriority(&lanes_[i], cudaStreamNonBlocking, i == 0 ? least : greatest),
@@ -236,11 +237,27 @@ Result<std::shared_ptr<const CallTables>> CudaDevice::prepare(std::span<const Ke
 }
 
 Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) {
-  if (lane >= kLanes) {
-    return error(Code::kInternal, "launch of {} on lane {}: cuda:{} has {}", kernel_name(call.id),
-                 lane, index_, kLanes);
-  }
-  return launch_on(lanes_[lane], call);
+  SOTTO_ASSIGN(const cudaStream_t stream, stream_of(lane));
+  return launch_on(stream, call);
+}
+
+// Streams share the few queues of the hardware: those for background work, which most programs
+// have none of, are made when they are first used.
+Result<cudaStream_t> CudaDevice::stream_of(uint32_t lane) {
+  if (lane >= lanes_.size())
+    return error(Code::kInternal, "lane {}: cuda:{} has {}", lane, index_, lanes_.size());
+  if (lanes_[lane] != nullptr) return lanes_[lane];
+  const OnDevice current(index_);
+  SOTTO_TRY(current.status());
+  SOTTO_TRY(check(
+      cudaStreamCreateWithPriority(&lanes_[lane], cudaStreamNonBlocking, background_priority_),
+      "cudaStreamCreateWithPriority"));
+  return lanes_[lane];
+}
+
+Result<void*> CudaDevice::lane_stream(uint32_t lane) {
+  SOTTO_ASSIGN(const cudaStream_t stream, stream_of(lane));
+  return static_cast<void*>(stream);
 }
 
 Status CudaDevice::launch_on(cudaStream_t stream, const KernelCall& call) {
@@ -263,9 +280,8 @@ Status CudaDevice::launch_on(cudaStream_t stream, const KernelCall& call) {
 
 Status CudaDevice::copy(uint32_t lane, void* dst, const void* src, uint64_t bytes,
                         const uint32_t* predicate, uint32_t expect) {
-  if (lane >= kLanes)
-    return error(Code::kInternal, "copy on lane {}: cuda:{} has {}", lane, index_, kLanes);
-  return copy_on(lanes_[lane], dst, src, bytes, predicate, expect);
+  SOTTO_ASSIGN(const cudaStream_t stream, stream_of(lane));
+  return copy_on(stream, dst, src, bytes, predicate, expect);
 }
 
 Status CudaDevice::copy_on(cudaStream_t stream, void* dst, const void* src, uint64_t bytes,
@@ -320,15 +336,13 @@ Result<EventId> CudaDevice::record_on(cudaStream_t stream) {
 }
 
 Result<EventId> CudaDevice::record(uint32_t lane) {
-  if (lane >= kLanes)
-    return error(Code::kInternal, "event on lane {}: cuda:{} has {}", lane, index_, kLanes);
-  return record_on(lanes_[lane]);
+  SOTTO_ASSIGN(const cudaStream_t stream, stream_of(lane));
+  return record_on(stream);
 }
 
 Status CudaDevice::wait(uint32_t lane, EventId event) {
-  if (lane >= kLanes)
-    return error(Code::kInternal, "wait of lane {}: cuda:{} has {}", lane, index_, kLanes);
-  return stream_after_event(lanes_[lane], event);
+  SOTTO_ASSIGN(const cudaStream_t stream, stream_of(lane));
+  return stream_after_event(stream, event);
 }
 
 Result<bool> CudaDevice::query(EventId event) {
@@ -350,7 +364,9 @@ Result<bool> CudaDevice::query(EventId event) {
 // After an error nobody knows how far the lanes are: what they use is given back when they stand
 // still.
 void CudaDevice::drain() {
-  for (cudaStream_t stream : lanes_) forget_cuda_error(cudaStreamSynchronize(stream));
+  for (cudaStream_t stream : lanes_) {
+    if (stream != nullptr) forget_cuda_error(cudaStreamSynchronize(stream));
+  }
 }
 
 Status CudaDevice::health() {

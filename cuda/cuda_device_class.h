@@ -25,6 +25,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     caps_.synchronous = false;
     caps_.host_memory = false;
     caps_.lanes = kLanes;
+    caps_.background_lanes = true;
     caps_.streams = true;
   }
   ~CudaDevice() override;
@@ -53,7 +54,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Status stream_after_event(void* stream, EventId event) override;
   Result<HoldId> hold_stream(void* stream) override;
   void let_go(HoldId hold) override;
-  void* lane_stream(uint32_t lane) const override { return lane < kLanes ? lanes_[lane] : nullptr; }
+  Result<void*> lane_stream(uint32_t lane) override;
   // Measuring would take two timed events per kernel.
   uint64_t busy_ns() const override { return 0; }
   // An error of execution that CUDA knows of by now.
@@ -78,11 +79,13 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   cudaEvent_t event_of(EventId id);
   void drain();
   Result<cudaStreamCaptureStatus> capture_of(void* stream) const;
+  Result<cudaStream_t> stream_of(uint32_t lane);
 
   const int32_t index_;
   DeviceCaps caps_;
   bool pools_ = false;
-  std::array<cudaStream_t, kLanes> lanes_{};
+  std::array<cudaStream_t, 2 * kLanes> lanes_{};  // those for background work: when first used
+  int background_priority_ = 0;
   cudaStream_t memory_stream_ = nullptr;  // allocates and frees
   WaitValue wait_value_ = nullptr;        // null: the driver has none
   std::mutex mutex_;                      // guards what follows

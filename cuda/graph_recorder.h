@@ -45,8 +45,9 @@ class CudaGraphRecorder final : public GraphRecorder {
   }
   Result<HoldId> hold_stream(void* stream) override { return device_->hold_stream(stream); }
   void let_go(HoldId hold) override { device_->let_go(hold); }
-  void* lane_stream(uint32_t lane) const override {
-    return recording_ ? stream_ : device_->lane_stream(lane);
+  Result<void*> lane_stream(uint32_t lane) override {
+    if (recording_) return static_cast<void*>(stream_);
+    return device_->lane_stream(lane);
   }
   uint64_t busy_ns() const override { return 0; }
 

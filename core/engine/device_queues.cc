@@ -8,6 +8,8 @@ void DeviceQueues::admit(QueuedOp& op, const std::shared_ptr<Device>& device,
                          std::vector<StepEvent>& events, EventId after) {
   op.events_ = &events;
   op.after_ = after;
+  const DeviceCaps& caps = device->caps();
+  op.first_lane_ = caps.background_lanes && in_background(op.priority()) ? caps.lanes : 0;
   for (const auto& queue : queues_) {
     if (queue->device == device) op.queue_ = queue.get();
   }
@@ -21,8 +23,9 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
   const Plan& plan = op.plan();
   const Step& s = plan.steps[step];
   Device& device = *op.queue_->device;
-  LaneClock& after = op.queue_->lanes[s.lane].after;
-  const uint32_t bit = 1u << s.lane;
+  const uint32_t lane = op.lane(s);
+  LaneClock& after = op.queue_->lanes[lane].after;
+  const uint32_t bit = 1u << lane;
   // The latest predecessor of each lane.
   std::array<const StepEvent*, kMaxLanes> latest{};
   for (uint32_t p : plan.preds(step)) {
@@ -34,33 +37,34 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
           (event.awaited_by & bit) != 0)
         continue;
       event.awaited_by |= bit;
-      SOTTO_TRY(device.wait(s.lane, event.id));
+      SOTTO_TRY(device.wait(lane, event.id));
       continue;
     }
     if (event.ordered) op.ordered_lanes_ |= bit;
-    if (before.lane == s.lane || op.steps().progress[p] == StepProgress::kDone ||
-        after[before.lane] >= event.before[before.lane])
+    const uint32_t from = op.lane(before);
+    if (from == lane || op.steps().progress[p] == StepProgress::kDone ||
+        after[from] >= event.before[from])
       continue;
-    const StepEvent*& known = latest[before.lane];
-    if (known == nullptr || known->before[before.lane] < event.before[before.lane]) known = &event;
+    const StepEvent*& known = latest[from];
+    if (known == nullptr || known->before[from] < event.before[from]) known = &event;
   }
-  for (size_t lane = 0; lane < latest.size(); ++lane) {
-    const StepEvent* event = latest[lane];
+  for (size_t from = 0; from < latest.size(); ++from) {
+    const StepEvent* event = latest[from];
     // Or one that comes after it.
     const auto covers = [&](const StepEvent* other) {
-      return other != nullptr && other != event && other->before[lane] >= event->before[lane];
+      return other != nullptr && other != event && other->before[from] >= event->before[from];
     };
     if (event == nullptr || std::any_of(latest.begin(), latest.end(), covers)) continue;
-    SOTTO_TRY(device.wait(s.lane, event->id));
+    SOTTO_TRY(device.wait(lane, event->id));
     for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
   }
   if (op.after_ == 0 || !s.lowered.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
   op.ordered_lanes_ |= bit;
-  return device.wait(s.lane, op.after_);
+  return device.wait(lane, op.after_);
 }
 
 Status DeviceQueues::issued(QueuedOp& op, uint32_t step) {
-  const uint32_t index = op.plan().steps[step].lane;
+  const uint32_t index = op.lane(op.plan().steps[step]);
   DeviceQueue::Lane& lane = op.queue_->lanes[index];
   ++lane.after[index];
   ++op.steps().in_flight;
@@ -89,8 +93,8 @@ void DeviceQueues::drop_inputs(QueuedOp& op) {
 }
 
 Status DeviceQueues::undo_issued(QueuedOp& op) {
-  SOTTO_ASSIGN(const EventId event, op.queue_->device->record(0));
-  op.queue_->lanes[0].in_flight.push_back({&op, kNoStep, event});
+  SOTTO_ASSIGN(const EventId event, op.queue_->device->record(op.first_lane_));
+  op.queue_->lanes[op.first_lane_].in_flight.push_back({&op, kNoStep, event});
   return ok_status();
 }
 

@@ -40,11 +40,14 @@ class QueuedOp : public ScheduledOp {
   const DeviceQueue* queue() const { return queue_; }
   // Its steps come after a stream of the caller.
   bool has_stream() const { return after_ != 0 && asynchronous(); }
+  // Where a step runs. Once the operation is admitted.
+  uint32_t lane(const Step& step) const { return first_lane_ + step.lane; }
 
  private:
   friend class DeviceQueues;
 
   DeviceQueue* queue_ = nullptr;
+  uint32_t first_lane_ = 0;                   // of background work: the first lane for it
   std::vector<StepEvent>* events_ = nullptr;  // per step
   EventId after_ = 0;
   uint32_t ordered_lanes_ = 0;  // bit k: what lane k gets now comes after after_
@@ -65,7 +68,7 @@ struct DeviceQueue {
   explicit DeviceQueue(std::shared_ptr<Device> d)
       : device(std::move(d)),
         asynchronous(!device->caps().synchronous),
-        lanes(device->caps().lanes) {}
+        lanes(device->caps().lanes * (device->caps().background_lanes ? 2 : 1)) {}
   std::shared_ptr<Device> device;
   bool asynchronous;
   std::vector<Lane> lanes;
@@ -91,7 +94,7 @@ class DeviceQueues {
   void arrives(QueuedOp& op, uint32_t step, EventId event);
   // It is of no interest any more when the operation's inputs are there.
   void drop_inputs(QueuedOp& op);
-  // The operation's undo kernels were issued, to lane 0.
+  // The operation's undo kernels were issued, to its first lane.
   Status undo_issued(QueuedOp& op);
   // A step without an event of its own is seen to be done by the event of a later one, which a
   // failed operation may never issue: the last calls of its device's lanes get one.

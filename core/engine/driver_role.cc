@@ -1,7 +1,14 @@
 #include "core/engine/driver_role.h"
 
+#include <pthread.h>
+#include <sys/resource.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
+
+#include "core/base/log.h"
 
 namespace sotto {
 namespace {
@@ -125,7 +132,11 @@ bool DriverRole::wait_until(const std::function<bool()>& done, int64_t timeout_u
   return result;
 }
 
-void DriverRole::progress_thread_main() noexcept {
+void DriverRole::progress_thread_main(int nice) noexcept {
+  pthread_setname_np(pthread_self(), "sotto-progress");
+  // Of this thread alone: Linux counts threads as processes here.
+  if (nice != 0 && setpriority(PRIO_PROCESS, 0, nice) != 0)
+    log(LogLevel::kWarn, "SOTTO_PROGRESS_NICE={}: {}", nice, std::strerror(errno));
   std::unique_lock lock(mutex_);
   while (!stop_) {
     if (!background_due()) {

@@ -59,8 +59,9 @@ class DriverRole {
   DriverRole(const DriverRole&) = delete;
   DriverRole& operator=(const DriverRole&) = delete;
 
-  void start_progress_thread() {
-    thread_ = std::thread([this] { progress_thread_main(); });
+  // nice: its niceness, 0 to 19.
+  void start_progress_thread(int nice) {
+    thread_ = std::thread([this, nice] { progress_thread_main(nice); });
   }
   // There is something that the progress thread can wait on.
   void set_serving();
@@ -129,7 +130,7 @@ class DriverRole {
   std::vector<OpRef> take_callbacks();
 
  private:
-  void progress_thread_main() noexcept;
+  void progress_thread_main(int nice) noexcept;
   // Under mutex_.
   void take() {
     driving_ = true;

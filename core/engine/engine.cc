@@ -42,7 +42,7 @@ Engine::Engine(EngineOptions options)
     : options_(std::move(options)),
       executor_(std::make_unique<Executor>(*options_.clock, role_, options_.trace)),
       role_(*executor_, *options_.clock) {
-  if (options_.progress_thread) role_.start_progress_thread();
+  if (options_.progress_thread) role_.start_progress_thread(options_.progress_nice);
 }
 
 Engine::~Engine() { role_.stop(); }

@@ -27,7 +27,8 @@ struct EngineOptions {
   const Clock* clock = &Clock::monotonic();
   uint32_t max_ops = 1024;
   bool progress_thread = true;
-  std::string trace;  // where a time line is written, as Trace says; empty: nowhere
+  int progress_nice = 0;  // niceness of that thread
+  std::string trace;      // where a time line is written, as Trace says; empty: nowhere
 };
 
 class Engine final : public Driver, public std::enable_shared_from_this<Engine> {

@@ -167,7 +167,7 @@ Status Executor::issue(QueueTransport& transport, Op& op, uint32_t group,
     }
   }
   if (!stream_ordered) return transport.issue(transfers, device, 0);
-  SOTTO_TRY(transport.issue(transfers, device, plan.steps[steps.front()].lane));
+  SOTTO_TRY(transport.issue(transfers, device, op.lane(plan.steps[steps.front()])));
   for (uint32_t step : steps) after_issue(op, step);
   return ok_status();
 }
@@ -181,7 +181,7 @@ void Executor::execute(Op& op, uint32_t step) {
   Status status = op.asynchronous() ? queues_.order(op, step) : ok_status();
   if (status.ok()) {
     const uint64_t before = op.asynchronous() ? 0 : device.busy_ns();
-    status = launch_step(*op.request_.plan, run, s, true);
+    status = launch_step(*op.request_.plan, run, s, op.lane(s), true);
     if (!op.asynchronous()) op.stats_.kernel_ns += device.busy_ns() - before;
   }
   if (!status.ok()) {
@@ -218,7 +218,8 @@ void Executor::step_done(Op& op, uint32_t step) {
   const Step& s = run.plan->steps[step];
   if (trace_ != nullptr && !op.recording() && s.kind != StepKind::kAwait) {
     trace_->step(op.request_.channel->rank(), op.sequence(), s,
-                 on_device(s) ? -1 : (*op.request_.ranks)[s.peer], run.issued_ns[step], now);
+                 on_device(s) ? -1 : (*op.request_.ranks)[s.peer], op.lane(s), run.issued_ns[step],
+                 now);
   }
   if (scheduler_.done(op, step, now, poster(op))) {
     finish(op);

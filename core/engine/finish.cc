@@ -42,7 +42,8 @@ void Executor::finish(Op& op) {
 // Takes back what the operation had written, then completes it with failure_.
 void Executor::start_undo(Op& op, bool all_ran) {
   const bool launched = Scheduler::undo(op, all_ran, [&](const Step& step, bool paired_ran) {
-    const Status status = launch_step(*op.request_.plan, *op.request_.run, step, paired_ran);
+    const Status status =
+        launch_step(*op.request_.plan, *op.request_.run, step, op.lane(step), paired_ran);
     if (!status.ok())
       log(LogLevel::kError, "the residual could not be recovered: {}", status.text());
   });

@@ -31,14 +31,15 @@ std::vector<FreshRange> fresh_ranges(const Run& run, const Step& s) {
 
 }  // namespace
 
-Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, bool paired_ran) {
+Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, uint32_t lane,
+                   bool paired_ran) {
   Device& device = *prepared.device();
   const uint32_t* predicate = nullptr;
   if (s.predicate.slot != kNoSlot) {
     predicate = static_cast<const uint32_t*>(run.at({s.predicate.slot, s.predicate.offset, 4}));
   }
   if (s.kind == StepKind::kCopy) {
-    return device.copy(s.lane, run.at(s.destination), run.at(s.source), s.source.bytes, predicate,
+    return device.copy(lane, run.at(s.destination), run.at(s.source), s.source.bytes, predicate,
                        s.predicate.expect);
   }
   // Lists of tensor pointers: where kernels can read them.
@@ -64,8 +65,8 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
   call.tables = prepared.tables();
   call.call = s.lowered.call;
   // A predicated kernel may leave its output as it was.
-  if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(s.lane, call, {});
-  return device.launch(s.lane, call, fresh_ranges(run, s));
+  if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(lane, call, {});
+  return device.launch(lane, call, fresh_ranges(run, s));
 }
 
 Status check_message(const Run& run, uint32_t step) {

@@ -43,6 +43,7 @@ class ScheduledOp {
   uint64_t sequence() const { return sequence_; }  // order of start
   int64_t last_progress_ns() const { return last_progress_ns_; }
   int64_t timeout_us() const { return timeout_us_; }
+  int32_t priority() const { return priority_; }
   bool held() const { return held_; }
   bool broken() const { return broken_; }
   bool committing() const { return committing_; }

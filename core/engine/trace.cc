@@ -19,14 +19,25 @@ double microseconds(int64_t ns) { return static_cast<double>(ns) / 1000; }
 
 }  // namespace
 
-void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, int64_t begin,
-                 int64_t end) {
+void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, uint32_t lane,
+                 int64_t begin, int64_t end) {
   if (events_.size() >= kMaxEvents) {
     ++dropped_;
     return;
   }
-  Event event{begin,      end,          op,          0,         0,          rank,     peer,
-              step.round, step.segment, step.kernel, step.kind, step.stage, step.lane};
+  Event event{begin,
+              end,
+              op,
+              0,
+              0,
+              rank,
+              peer,
+              step.round,
+              step.segment,
+              step.kernel,
+              step.kind,
+              step.stage,
+              static_cast<uint16_t>(lane)};
   if (step.kind == StepKind::kKernel) {
     if (!step.pieces.empty()) event.first = step.pieces.front().flat;
     for (const Piece& piece : step.pieces) event.size += piece.count;

@@ -25,8 +25,10 @@ class Trace {
   // Files are <prefix>.rank<R>.json.
   explicit Trace(std::string prefix) : prefix_(std::move(prefix)) {}
 
-  // A step of operation number `op` on `rank`, from begin to end in nanoseconds.
-  void step(int32_t rank, uint64_t op, const Step& step, int32_t peer, int64_t begin, int64_t end);
+  // A step of operation number `op` on `rank`, from begin to end in nanoseconds: a message from or
+  // to `peer` of the root comm, or a call of `lane`.
+  void step(int32_t rank, uint64_t op, const Step& step, int32_t peer, uint32_t lane, int64_t begin,
+            int64_t end);
   // A whole operation; text: what it is.
   void operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end);
 

@@ -23,7 +23,7 @@ struct DeviceId {
 };
 std::string device_name(const DeviceId& id);  // "cpu", "cuda:0"
 
-inline constexpr uint32_t kMaxLanes = 8;
+inline constexpr uint32_t kMaxLanes = 8;  // with those for background work
 
 struct DeviceCaps {
   DeviceId id;
@@ -33,9 +33,11 @@ struct DeviceCaps {
   // send from host memory that the device copies to, and lists of tensor pointers are copied to the
   // device before kernels read them.
   bool host_memory = true;
-  // Lanes 0 .. lanes - 1 exist, at most kMaxLanes. Steps of one lane execute in the order of their
-  // launch.
+  // Lanes 0 .. lanes - 1 exist. Steps of one lane execute in the order of their launch.
   uint32_t lanes = 1;
+  // As many lanes follow, lanes .. 2 * lanes - 1, on which operations in the background run, at a
+  // lower priority if the device has any.
+  bool background_lanes = false;
   // Elements after which one kernel should be cut, so that sockets are served in between; 0: never
   // cut. A multiple of kNormBlock.
   uint64_t split_elements = 0;
@@ -125,7 +127,7 @@ class Device {
 
   // A lane as the device's own library knows it (cuda: a cudaStream_t), for transports that queue
   // there too; null: there is no such thing.
-  virtual void* lane_stream(uint32_t lane) const {
+  virtual Result<void*> lane_stream(uint32_t lane) {
     (void)lane;
     return nullptr;
   }

@@ -119,6 +119,11 @@ std::string describe(const OpSignature& signature);
 std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignature& a,
                               int32_t rank_b, const OpSignature& b);
 
+// Operations of this priority or a lower one work in the background: lanes of their own on devices
+// that have such, and at least a small share of a wire that others keep busy.
+inline constexpr int32_t kBackgroundPriority = -1000;
+constexpr bool in_background(int32_t priority) { return priority <= kBackgroundPriority; }
+
 struct OpPosting {
   OpKey key;
   OpSignature signature;

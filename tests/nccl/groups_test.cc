@@ -73,7 +73,7 @@ class Lane final : public Device {
     if (stream_ != nullptr) (void)cudaStreamDestroy(stream_);
   }
   const DeviceCaps& caps() const override { return caps_; }
-  void* lane_stream(uint32_t) const override { return stream_; }
+  Result<void*> lane_stream(uint32_t) override { return static_cast<void*>(stream_); }
   cudaStream_t stream() const { return stream_; }
 
   Result<void*> alloc(uint64_t) override { return unused(); }

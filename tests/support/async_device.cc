@@ -99,15 +99,17 @@ AsyncDevice::AsyncDevice(const AsyncDeviceOptions& options) : max_delay_us_(opti
   caps_.synchronous = false;
   caps_.host_memory = options.host_memory;
   caps_.lanes = options.lanes;
+  caps_.background_lanes = options.background_lanes;
+  const uint32_t lanes = options.lanes * (options.background_lanes ? 2 : 1);
   caps_.split_elements = options.split_elements;
   caps_.wants_fresh = options.wants_fresh;
-  for (uint32_t i = 0; i < options.lanes; ++i) {
+  for (uint32_t i = 0; i < lanes; ++i) {
     auto lane = std::make_unique<Lane>();
     lane->cpu = make_cpu_device(1, SimdLevel::kAuto).take();
     lane->random.seed(options.seed * 1009 + i);
     lanes_.push_back(std::move(lane));
   }
-  for (uint32_t i = 0; i < options.lanes; ++i) {
+  for (uint32_t i = 0; i < lanes; ++i) {
     lanes_[i]->thread = std::thread([this, i] { lane_main(i); });
   }
 }
@@ -347,6 +349,11 @@ void AsyncDevice::resume(uint32_t lane) {
   std::lock_guard lock(mutex_);
   lanes_.at(lane)->held = false;
   lanes_.at(lane)->changed.notify_all();
+}
+
+uint64_t AsyncDevice::executed(uint32_t lane) const {
+  std::lock_guard lock(mutex_);
+  return lanes_.at(lane)->executed;
 }
 
 void AsyncDevice::drain() {

@@ -38,6 +38,7 @@ namespace sotto::test {
 struct AsyncDeviceOptions {
   uint64_t seed = 1;
   uint32_t lanes = 2;
+  bool background_lanes = false;
   bool host_memory = true;
   bool wants_fresh = true;
   uint64_t split_elements = 0;
@@ -86,6 +87,8 @@ class AsyncDevice final : public Device {
   void inject(Fault fault, uint64_t which);
   // How many calls of the kind there were; so a test can go through all of them.
   uint64_t calls(Fault fault) const;
+  // How many calls a lane has executed, waits for events among them.
+  uint64_t executed(uint32_t lane) const;
   // Events that were recorded and not released, tables that were not destroyed, bytes that were
   // allocated and not freed.
   uint64_t live_events() const;

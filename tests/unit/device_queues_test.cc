@@ -16,6 +16,7 @@ class NotingDevice final : public Device {
   NotingDevice() {
     caps_.synchronous = false;
     caps_.lanes = 4;
+    caps_.background_lanes = true;
   }
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t) override { return invalid_state("no memory here"); }
@@ -26,8 +27,9 @@ class NotingDevice final : public Device {
   Status copy(uint32_t, void*, const void*, uint64_t, const uint32_t*, uint32_t) override {
     return ok_status();
   }
-  Result<EventId> record(uint32_t) override {
+  Result<EventId> record(uint32_t lane) override {
     if (broken) return Status(Code::kDevice, "no events");
+    recorded.push_back(lane);
     events.insert(++last);
     return last;
   }
@@ -51,6 +53,7 @@ class NotingDevice final : public Device {
 
   using Waits = std::vector<std::pair<uint32_t, EventId>>;
   Waits waits;
+  std::vector<uint32_t> recorded;  // lanes, in order
   std::vector<EventId> stream_waits;
   std::set<EventId> events;  // recorded and not given back
   std::set<EventId> ended;
@@ -74,7 +77,7 @@ struct LaneStep {
 class LaneOp {
  public:
   LaneOp(DeviceQueues& queues, const std::shared_ptr<NotingDevice>& device,
-         const std::vector<LaneStep>& steps, EventId after = 0)
+         const std::vector<LaneStep>& steps, EventId after = 0, int32_t priority = 0)
       : queues_(queues), device_(device), events_(steps.size()) {
     plan_.pred_begin = {0};
     plan_.succ_begin.assign(steps.size() + 1, 0);
@@ -87,7 +90,7 @@ class LaneOp {
       plan_.needs_event.push_back(s.event);
     }
     states_.reset(plan_);
-    Scheduler::bind(op_, plan_, states_, 0, -1);
+    Scheduler::bind(op_, plan_, states_, priority, -1);
     queues.admit(op_, device, events_, after);
     Scheduler::set_running(op_, true, 0);
   }
@@ -184,6 +187,24 @@ TEST_F(DeviceQueuesTest, LaneClocksGoOnFromOperationToOperation) {
   second.issue(0);
   EXPECT_EQ(second.issue(1), (Waits{{1, second.event(0)}}));
   EXPECT_EQ(first.issue(1), Waits{});  // an earlier event of the same lane
+}
+
+TEST_F(DeviceQueuesTest, BackgroundWorkHasLanesOfItsOwn) {
+  LaneOp normal(queues_, device_, {{0}, {1, {0}}}, 0, kBackgroundPriority + 1);
+  LaneOp background(queues_, device_, {{0, {}, true}, {1, {0}, true}, {0, {1}}}, 900,
+                    kBackgroundPriority);
+  normal.issue(0);
+  EXPECT_EQ(background.issue(0), (Waits{{4, 900}}));
+  EXPECT_EQ(background.issue(1), (Waits{{5, background.event(0)}}));
+  EXPECT_EQ(background.issue(2), (Waits{{4, background.event(1)}}));
+  EXPECT_EQ(normal.issue(1), (Waits{{1, normal.event(0)}}));
+  ASSERT_TRUE(queues_.undo_issued(background.op()).ok());
+  EXPECT_EQ(device_->recorded.back(), 4u);
+  // What ends on lanes 4 and 5 ends whatever stands on 0 and 1.
+  device_->ended = {background.event(0), background.event(1), background.event(2), device_->last};
+  EXPECT_EQ(poll(), (Ended{{0, true}, {2, true}, {kNoStep, true}, {1, true}}));
+  EXPECT_EQ(normal.states().in_flight, 2u);
+  EXPECT_EQ(background.states().in_flight, 0u);
 }
 
 constexpr EventId kStream = 1000;

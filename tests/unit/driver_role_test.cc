@@ -3,6 +3,7 @@
 #include "core/engine/driver_role.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include "tests/support/fake_clock.h"
 
@@ -15,6 +16,7 @@ class NotedWork final : public DriverWork {
   explicit NotedWork(FakeClock& clock) : clock_(clock) {}
   bool progress() override {
     EXPECT_FALSE(busy.exchange(true)) << "two threads drive";
+    niceness = getpriority(PRIO_PROCESS, 0);
     passes.fetch_add(1);
     busy.store(false);
     return false;
@@ -29,6 +31,7 @@ class NotedWork final : public DriverWork {
 
   std::atomic<bool> busy{false};
   std::atomic<int> passes{0}, wakes{0};
+  std::atomic<int> niceness{0};  // of the thread of the last pass
 
  private:
   FakeClock& clock_;
@@ -104,8 +107,20 @@ TEST_F(DriverRoleTest, TasksWakeAndAreTakenOnce) {
   EXPECT_FALSE(role_.take_inbox(&ops, &none));
 }
 
+TEST_F(DriverRoleTest, TheProgressThreadIsAsNiceAsItIsTold) {
+  const int own = getpriority(PRIO_PROCESS, 0);
+  role_.start_progress_thread(own + 3);
+  role_.set_serving();
+  role_.add_op();
+  while (work_.passes.load() == 0) std::this_thread::yield();
+  role_.end_op(nullptr, [] {});
+  role_.stop();
+  EXPECT_EQ(work_.niceness.load(), own + 3);
+  EXPECT_EQ(getpriority(PRIO_PROCESS, 0), own);
+}
+
 TEST_F(DriverRoleTest, TheProgressThreadWorksForOperationsAlone) {
-  role_.start_progress_thread();
+  role_.start_progress_thread(0);
   role_.add_op();
   std::this_thread::yield();
   EXPECT_EQ(work_.passes.load(), 0);  // it has nothing to wait on

@@ -46,7 +46,7 @@ TEST(SendQueue, SmallBeforeBulkThenPriorityThenOrder) {
                               message(low, 10, 4),
                               message(high, 10, 5),
                               message(low, 50'000, 6, MessageClass::kMetadata)};
-  SendQueue queue;
+  SendQueue queue(10);
   EXPECT_TRUE(queue.empty());
   for (Transfer& t : all) queue.push(t);
   std::vector<uint32_t> order;
@@ -60,12 +60,72 @@ TEST(SendQueue, RemoveTakesAllOfOneOperation) {
   b.key.number = 1;
   std::deque<Transfer> all = {message(a, 10, 0), message(b, 10, 1), message(a, 1 << 20, 2),
                               message(b, 1 << 20, 3)};
-  SendQueue queue;
+  SendQueue queue(10);
   for (Transfer& t : all) queue.push(t);
   queue.remove(a);
   EXPECT_EQ(queue.pop()->segment, 1u);
   EXPECT_EQ(queue.pop()->segment, 3u);
   EXPECT_EQ(queue.pop(), nullptr);
+}
+
+// What leaves a queue in which both have always more to send.
+struct Shares {
+  uint64_t normal = 0, background = 0;
+};
+Shares shares_of(uint32_t percent, uint64_t normal_bytes, uint64_t background_bytes) {
+  OpPosting normal, background;
+  background.priority = kBackgroundPriority;
+  std::deque<Transfer> all;
+  SendQueue queue(percent);
+  const auto push = [&](const OpPosting& op, uint64_t bytes) {
+    queue.push(all.emplace_back(message(op, bytes, 0)));
+  };
+  push(normal, normal_bytes);
+  push(background, background_bytes);
+  Shares sent;
+  while (sent.normal + sent.background < 100'000'000) {
+    const Transfer& t = *queue.pop();
+    (t.op == &normal ? sent.normal : sent.background) += t.bytes;
+    push(*t.op, t.bytes);
+  }
+  return sent;
+}
+
+TEST(SendQueue, BackgroundBulkGetsItsShareAndNoMore) {
+  for (const auto& [normal, background] :
+       {std::pair{100'000, 100'000}, {5'000, 300'000}, {400'000, 8'000}}) {
+    for (const uint32_t percent : {1, 10, 50, 90}) {
+      SCOPED_TRACE(fmt::format("{} %, {} and {} bytes", percent, normal, background));
+      const Shares sent =
+          shares_of(percent, static_cast<uint64_t>(normal), static_cast<uint64_t>(background));
+      EXPECT_NEAR(static_cast<double>(sent.background), percent * 1e6, 1e6);
+    }
+    EXPECT_EQ(
+        shares_of(0, static_cast<uint64_t>(normal), static_cast<uint64_t>(background)).background,
+        0u);
+  }
+}
+
+TEST(SendQueue, BackgroundBulkSavesNothingUpWhileItHasNothingToSend) {
+  OpPosting normal, background, low;
+  background.priority = kBackgroundPriority - 5;
+  low.priority = kBackgroundPriority + 1;
+  std::deque<Transfer> all;
+  SendQueue queue(50);
+  const auto push = [&](const OpPosting& op) -> Transfer& {
+    Transfer& t = all.emplace_back(message(op, 10'000, 0));
+    queue.push(t);
+    return t;
+  };
+  for (int i = 0; i < 50; ++i) push(normal);
+  for (int i = 0; i < 50; ++i) EXPECT_EQ(queue.pop()->op, &normal);
+  // Alone it has the wire for itself, and owes nothing for that.
+  push(background), push(background);
+  EXPECT_EQ(queue.pop()->op, &background);
+  push(normal), push(normal), push(low);
+  const OpPosting* const order[] = {&normal, &background, &normal, &low};
+  for (const OpPosting* op : order) EXPECT_EQ(queue.pop()->op, op);
+  EXPECT_TRUE(queue.empty());
 }
 
 TEST(OpTable, FlowsAreFoundAndForgotten) {

@@ -14,7 +14,7 @@ constexpr uint64_t kMaxFailureBytes = 2 * wire::kMaxTextBytes + 64;
 
 DataLink::DataLink(TransportCore& core, int32_t peer, PeerCarriers carriers)
     : peer_(core, peer, std::move(carriers.name)),
-      sender_(std::move(carriers.carriers)),
+      sender_(std::move(carriers.carriers), core.limits.background_share),
       service_counters_(core.counters.at(0, peer)) {
   for (size_t i = 0; i < sender_.carriers(); ++i)
     connections_.push_back(std::make_unique<Connection>(*this, i));

@@ -15,10 +15,12 @@
 
 namespace sotto::framed {
 
-// Equal on all ranks of a group.
 struct FlowLimits {
+  // Equal on all ranks of a group.
   uint64_t eager_bytes = 65536;
   uint64_t credit_bytes = 1u << 20;  // of whole frames
+  // This rank's own. Percent of the bytes, below 100, for bulk in the background beside other bulk.
+  uint32_t background_share = 10;
 };
 
 // Events of data links for the control plane.

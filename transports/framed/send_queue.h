@@ -1,5 +1,8 @@
 // The order of messages to one peer: small ones and metadata before bulk, then by priority, then
 // first come, first served. A queue of pointers: payloads stay where they are.
+//
+// Bulk of operations in the background gets a share of the bytes while other bulk waits too, so
+// that they go on however busy the wire is.
 #pragma once
 
 #include <algorithm>
@@ -16,6 +19,9 @@ class SendQueue {
   // Largest message that overtakes bulk, which it hardly delays.
   static constexpr uint64_t kSmallBytes = 4096;
 
+  // background_share: percent, below 100.
+  explicit SendQueue(uint32_t background_share) : background_share_(background_share) {}
+
   void push(Transfer& t) {
     const bool small = t.message_class == MessageClass::kMetadata || t.bytes <= kSmallBytes;
     auto& lists = small ? small_ : bulk_;
@@ -28,10 +34,25 @@ class SendQueue {
   }
 
   // The next message; null: none. pop_small: of those that overtake bulk.
-  Transfer* pop_small() { return pop_from(small_); }
+  Transfer* pop_small() { return small_.empty() ? nullptr : pop_from(small_, small_.begin()); }
   Transfer* pop() {
-    Transfer* t = pop_small();
-    return t != nullptr ? t : pop_from(bulk_);
+    Transfer* const small = pop_small();
+    if (small != nullptr || bulk_.empty()) return small;
+    const auto background = std::ranges::find_if(
+        bulk_, [](const PriorityList& b) { return in_background(b.priority); });
+    if (background == bulk_.begin() || background == bulk_.end()) {
+      due_ = 0;
+      return pop_from(bulk_, bulk_.begin());
+    }
+    // due_ counts in hundredths of a byte.
+    const uint64_t cost = background->list.head->bytes * (100 - background_share_);
+    if (due_ >= cost) {
+      due_ -= cost;
+      return pop_from(bulk_, background);
+    }
+    Transfer* const urgent = pop_from(bulk_, bulk_.begin());
+    due_ += urgent->bytes * background_share_;
+    return urgent;
   }
 
   bool empty() const { return small_.empty() && bulk_.empty(); }
@@ -52,13 +73,15 @@ class SendQueue {
     TransferList list;  // never empty
   };
 
-  static Transfer* pop_from(std::vector<PriorityList>& lists) {
-    if (lists.empty()) return nullptr;
-    Transfer* t = lists.front().list.take_first([](const Transfer&) { return true; });
-    if (lists.front().list.empty()) lists.erase(lists.begin());
+  static Transfer* pop_from(std::vector<PriorityList>& lists,
+                            std::vector<PriorityList>::iterator from) {
+    Transfer* t = from->list.take_first([](const Transfer&) { return true; });
+    if (from->list.empty()) lists.erase(from);
     return t;
   }
 
+  const uint32_t background_share_;
+  uint64_t due_ = 0;                        // what background bulk has let pass and may catch up
   std::vector<PriorityList> small_, bulk_;  // highest priority first
 };
 

@@ -34,7 +34,8 @@ void FrameRing::pop() {
   --count_;
 }
 
-Sender::Sender(std::vector<std::unique_ptr<FrameCarrier>> carriers) {
+Sender::Sender(std::vector<std::unique_ptr<FrameCarrier>> carriers, uint32_t background_share)
+    : queue_(background_share) {
   for (auto& carrier : carriers) routes_.push_back({std::move(carrier)});
 }
 

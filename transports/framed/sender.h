@@ -35,8 +35,8 @@ class FrameRing {
 
 class Sender {
  public:
-  // At least one.
-  explicit Sender(std::vector<std::unique_ptr<FrameCarrier>> carriers);
+  // At least one carrier. background_share: as SendQueue says.
+  Sender(std::vector<std::unique_ptr<FrameCarrier>> carriers, uint32_t background_share);
 
   FrameCarrier& carrier(size_t number) const { return *routes_[number].carrier; }
   size_t carriers() const { return routes_.size(); }

@@ -153,10 +153,11 @@ Status NcclTransport::rank_is_gone() {
   return Status(Code::kInProgress, "nccl: a rank is gone, and is about to be named");
 }
 
-Result<cudaStream_t> NcclTransport::stream_of(const Device& device, uint32_t lane) const {
+Result<cudaStream_t> NcclTransport::stream_of(Device& device, uint32_t lane) const {
   const DeviceCaps& caps = device.caps();
   if (caps.synchronous) return stream_;
-  const auto stream = static_cast<cudaStream_t>(device.lane_stream(lane));
+  SOTTO_ASSIGN(void* const queue, device.lane_stream(lane));
+  const auto stream = static_cast<cudaStream_t>(queue);
   if (caps.id.type == DeviceType::kCuda && caps.id.index == communicator_->device() &&
       stream != nullptr)
     return stream;

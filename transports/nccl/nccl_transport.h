@@ -103,7 +103,7 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
 
   static Status closed();
   static Status rank_is_gone();
-  Result<cudaStream_t> stream_of(const Device& device, uint32_t lane) const;
+  Result<cudaStream_t> stream_of(Device& device, uint32_t lane) const;
   MessageGroup& new_group(cudaStream_t stream);
   Status prepare(std::span<Transfer* const> transfers, MessageGroup* group);
   Result<Action> message(const Transfer& transfer, MessageGroup* group);

@@ -69,7 +69,7 @@ class TcpBackend final : public Backend {
       return invalid_argument("the control plane was not made by the tcp backend");
     const uint64_t eager = std::min(options_.eager_bytes, kMostEagerBytes);
     const uint64_t credit = std::max({options_.credit_bytes, 4 * eager, kLeastCreditBytes});
-    const MeshLimits limits{{eager, credit},
+    const MeshLimits limits{{eager, credit, options_.background_share},
                             std::clamp(options_.connections, 1u, kMostConnections)};
     return connect_mesh(reactor_, place_, limits, *own, peers, sink, driver, deadline);
   }
@@ -201,6 +201,7 @@ TcpOptions tcp_options(const Params& params) {
   options.advertise = params.advertise;
   options.rate_limit_mbit = params.rate_limit_mbit;
   options.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
+  options.background_share = static_cast<uint32_t>(params.background_share);
   options.connections = static_cast<uint32_t>(params.connections);
   options.send_buffer_bytes = static_cast<uint64_t>(params.send_buffer_bytes);
   options.receive_buffer_bytes = static_cast<uint64_t>(params.receive_buffer_bytes);

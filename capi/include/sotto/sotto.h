@@ -202,6 +202,13 @@ typedef struct sotto_parts {
 #define SOTTO_PARTS_INIT \
   { sizeof(sotto_parts), 0, NULL, NULL, NULL, NULL }
 
+/* Priorities from here down are background work, for operations that may take long beside others:
+ * on CUDA devices it has streams of its own, so that nothing queues up behind it; on TCP it gets at
+ * least SOTTO_BACKGROUND_SHARE percent of the bytes to a peer while others have as much to send, so
+ * that it goes on. NCCL executes messages in the order of the calls, whatever their priority.
+ * Since: 0.2 */
+#define SOTTO_PRIORITY_BACKGROUND (-1000)
+
 /* What may vary per call. NULL or all zero: defaults. */
 typedef struct sotto_call {
   uint32_t struct_size;
@@ -212,7 +219,8 @@ typedef struct sotto_call {
                              INVALID_STATE while it is captured into a CUDA graph, of which
                              sotto_optim_step alone can be a part (sotto_optim_replay) */
   int64_t timeout_us;     /* longest time without progress; 0: the comm's; negative: no limit */
-  int32_t priority;       /* larger is more urgent; equal on all ranks; 0 is normal */
+  int32_t priority;       /* larger is more urgent; equal on all ranks; 0 is normal;
+                             SOTTO_PRIORITY_BACKGROUND and less: see there */
   sotto_reduce_op reduce; /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
   sotto_codec* codec;     /* how the data is encoded on the wire; NULL: as it is */
   sotto_done_fn on_done;  /* may be NULL */

@@ -25,7 +25,9 @@ void cuda_must(cudaError_t error, const char* what) {
 
 GpuWork::GpuWork(std::shared_ptr<Device> device) : device_(std::move(device)) {
   cuda_must(cudaSetDevice(device_->caps().id.index), "cudaSetDevice");
-  stream_ = static_cast<cudaStream_t>(device_->lane_stream(0));
+  Result<void*> stream = device_->lane_stream(0);
+  must(stream.status());
+  stream_ = static_cast<cudaStream_t>(*stream);
   cuda_must(cudaEventCreate(&begin_), "cudaEventCreate");
   cuda_must(cudaEventCreate(&end_), "cudaEventCreate");
 }

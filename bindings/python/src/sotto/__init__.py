@@ -16,6 +16,7 @@ import json
 from typing import Any, cast
 
 from . import optim
+from ._abi import SOTTO_PRIORITY_BACKGROUND as PRIORITY_BACKGROUND
 from ._lib import library, text_of
 from .codec import Codec
 from .comm import Comm, Counters
@@ -46,6 +47,7 @@ from .work import OpStats, Work, wait_all, wait_any
 __version__ = "0.2.0"
 
 __all__ = [
+    "PRIORITY_BACKGROUND",
     "AbortedError",
     "BusyError",
     "CancelledError",
