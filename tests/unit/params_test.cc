@@ -177,7 +177,7 @@ TEST(Params, ListingIsJsonWithSourceAndEscapes) {
   const Result<Params> p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
   ASSERT_TRUE(p.ok());
   const auto json = nlohmann::json::parse(p->to_json());
-  ASSERT_EQ(json.size(), 29u);
+  ASSERT_EQ(json.size(), 31u);
   std::map<std::string, nlohmann::json> rows;
   for (const auto& row : json) rows[row["name"]] = row;
   EXPECT_EQ(rows["SOTTO_LISTEN"]["value"], "a\"b\\c");
