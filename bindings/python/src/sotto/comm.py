@@ -52,8 +52,8 @@ class Comm(Exchanges, HandleOwner):
 
     Options that all collectives have: ``tag`` (a number that has to be equal on all ranks),
     ``timeout`` (seconds that the operation may stand still; None: the comm's; math.inf: no limit),
-    ``priority`` (larger is more urgent; equal on all ranks; ``PRIORITY_BACKGROUND`` and less: streams
-    of its own on CUDA devices, and a small share of the network however busy it is).
+    ``priority`` (larger is more urgent; equal on all ranks; ``PRIORITY_BACKGROUND`` and less:
+    streams of its own on CUDA devices, and a small share of the network however busy it is).
 
     Errors that all of them have: InvalidArgumentError (an array that is not contiguous, counts that
     do not fit, a root or peer out of range), UnsupportedError (dtype, device), InvalidStateError
