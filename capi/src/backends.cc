@@ -18,6 +18,7 @@
 #if SOTTO_WITH_NCCL
 #include "transports/nccl/nccl_backend.h"
 #endif
+#include "transports/nccl/params.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::capi {
@@ -55,27 +56,24 @@ uint32_t choose_threads(const Params& params, const Environment& environment, ui
   return std::max(1u, usable_cores() / local_ranks(params, environment));
 }
 
-// For each row of core/base/transports.def; nullptr: not in this build.
-Result<std::unique_ptr<Backend>> make_inproc(const Params&) {
-  return make_inproc_backend(Clock::monotonic());
+// What each row of core/base/transports.def brings. Its variables are read also where the build
+// leaves the transport out (make is null): they are known then and have no effect.
+BackendFactory bring_inproc(ParamReader&) {
+  return {.make = [](const Params&) { return make_inproc_backend(Clock::monotonic()); }};
 }
-Result<std::unique_ptr<Backend>> make_tcp(const Params& params) {
-  return make_tcp_backend(tcp_options(params));
+BackendFactory bring_tcp(ParamReader& reader) {
+  const auto own = reader.read<tcp::Params>();
+  return {
+      .make = [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
+      .alone = own.rate_limit_mbit > 0};  // the rate is one of sockets
 }
+BackendFactory bring_nccl(ParamReader& reader) {
+  const auto own = reader.read<nccl::Params>();
+  BackendFactory brought;
 #if SOTTO_WITH_NCCL
-Result<std::unique_ptr<Backend>> make_nccl(const Params& params) {
-  return make_nccl_backend(nccl_options(params));
-}
-#else
-constexpr std::nullptr_t make_nccl = nullptr;
+  brought.make = [own](const Params&) { return make_nccl_backend(nccl_options(own)); };
 #endif
-
-BackendFactories all_backends() {
-  BackendFactories backends;
-#define SOTTO_TRANSPORT(name, ...) backends[#name] = {make_##name, transport_row(#name)};
-#include "core/base/transports.def"
-  std::erase_if(backends, [](const auto& entry) { return entry.second.make == nullptr; });
-  return backends;
+  return brought;
 }
 
 #if SOTTO_WITH_CUDA
@@ -106,7 +104,8 @@ std::string make_build_info() {
     info["cuda_architectures"] = kCudaArchitectures;
   }
   Json transports = Json::array();
-  for (const auto& [name, factory] : all_backends()) transports.push_back(name);
+  ParamReader defaults{Environment()};
+  for (const auto& [name, factory] : all_backends(defaults)) transports.push_back(name);
   info["transports"] = transports;
   Json codecs = Json::array();
   for (const CodecRow& row : kCodecs) codecs.push_back(row.name());
@@ -125,20 +124,26 @@ std::string make_build_info() {
 
 }  // namespace
 
-Result<std::shared_ptr<Context>> make_context(const Params& params, const Environment& environment,
+BackendFactories all_backends(ParamReader& reader) {
+  BackendFactories backends;
+#define SOTTO_TRANSPORT(name, ...)        \
+  backends[#name] = bring_##name(reader); \
+  backends[#name].transport = transport_row(#name);
+#include "core/base/transports.def"
+  std::erase_if(backends, [](const auto& entry) { return entry.second.make == nullptr; });
+  return backends;
+}
+
+Result<std::shared_ptr<Context>> make_context(ContextOptions options,
                                               const ContextChoices& choices) {
-  SOTTO_ASSIGN(const SimdLevel limit, simd_level_from_name(params.simd));
-  const uint32_t threads = choose_threads(params, environment, choices.cpu_threads);
+  SOTTO_ASSIGN(const SimdLevel limit, simd_level_from_name(options.params.simd));
+  const uint32_t threads = choose_threads(options.params, options.environment, choices.cpu_threads);
   SOTTO_ASSIGN(std::unique_ptr<Device> device, make_cpu_device(threads, limit));
-  ContextOptions options;
-  options.params = params;
-  options.environment = environment;
   options.device = std::move(device);
   options.device_text =
       fmt::format("cpu ({}, {} thread{})", simd_in_use(limit), threads, threads == 1 ? "" : "s");
   options.make_device = make_device;
   options.other_devices = cuda_device_texts;
-  options.backends = all_backends();
   options.max_ops = choices.max_ops == 0 ? kDefaultMaxOps : choices.max_ops;
   options.progress_thread = choices.progress_thread;
   return std::make_shared<Context>(std::move(options));

@@ -15,7 +15,10 @@ struct ContextChoices {
   uint32_t max_ops = 0;      // 0: 1024
   bool progress_thread = true;
 };
-Result<std::shared_ptr<Context>> make_context(const Params& params, const Environment& environment,
+// The transports of this build. Reads the variables of all rows of core/base/transports.def.
+BackendFactories all_backends(ParamReader& reader);
+// `options` have the variables and the backends; what the machine and the choices say is added.
+Result<std::shared_ptr<Context>> make_context(ContextOptions options,
                                               const ContextChoices& choices);
 
 // JSON; made at the first call, lives as long as the process.

@@ -62,11 +62,19 @@ Status create(uint32_t abi_version, const sotto_context_config* config,
   SOTTO_TRY(check_config(c));
 
   const Environment environment = process_environment();
-  SOTTO_ASSIGN(const Params params, Params::read(environment));
+  ParamReader reader(environment);
+  const auto params = reader.read<Params>();
+  BackendFactories backends = all_backends(reader);
+  SOTTO_TRY(reader.status());
   apply_log_parameter(params.log);
-  for (const std::string& warning : params.warnings) log(LogLevel::kWarn, "{}", warning);
+  for (const std::string& warning : reader.warnings()) log(LogLevel::kWarn, "{}", warning);
+  ContextOptions options;
+  options.params = params;
+  options.listing = reader.to_json();
+  options.environment = environment;
+  options.backends = std::move(backends);
   auto object = std::make_unique<sotto_context>();
-  SOTTO_ASSIGN(object->core, make_context(params, environment,
+  SOTTO_ASSIGN(object->core, make_context(std::move(options),
                                           {c.cpu_threads, c.max_ops, c.no_progress_thread == 0}));
   SOTTO_ASSIGN(*out_context, give_out(std::move(object)));
   g_generation_of_contexts.store(fork_generation());

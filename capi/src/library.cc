@@ -28,8 +28,9 @@ Result<LogLevel> level_from_environment() {
   only_log.get = [&process](const std::string& name) {
     return name == "SOTTO_LOG" ? process.get(name) : std::nullopt;
   };
-  only_log.names = [] { return std::vector<std::string>{"SOTTO_LOG"}; };
-  SOTTO_ASSIGN(const Params params, Params::read(only_log));
+  ParamReader reader(only_log);
+  const auto params = reader.read<Params>();
+  SOTTO_TRY(reader.status());
   return level_of(params.log);
 }
 

@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "core/base/text.h"
-#include "core/base/transports.h"
 
 extern char** environ;
 
@@ -18,111 +17,63 @@ namespace {
 
 constexpr std::string_view kPrefix = "SOTTO_";
 
-constexpr std::string_view kNames[] = {
-#define SOTTO_PARAM_INT(field, env, fallback, lo, hi, text) env,
-#define SOTTO_PARAM_DOUBLE(field, env, fallback, lo, hi, text) env,
-#define SOTTO_PARAM_ENUM(field, env, fallback, allowed, text) env,
-#define SOTTO_PARAM_STRING(field, env, fallback, text) env,
-#define SOTTO_PARAM_BOOL(field, env, fallback, text) env,
-#include "core/base/params.def"
-};
+// Take the value of a variable; a wrong one is refused with what is allowed.
+using Refusal = std::optional<std::string>;
 
-// Reads one variable after another and keeps the first error.
-class Reader {
- public:
-  Reader(const Environment& environment, Params& params)
-      : environment_(environment), params_(params) {}
-  const Status& status() const { return status_; }
-
-  void read_int(int64_t& field, const char* name, int64_t lo, int64_t hi) {
-    const auto text = value_of(name);
-    if (!text) return;
-    int64_t value = 0;
-    const auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), value);
-    const bool number = failure == std::errc() && end == text->data() + text->size();
-    if (!number || ((value < lo || value > hi) && value != field)) {
-      const std::string range = fmt::format("a whole number from {} to {}", lo, hi);
-      return fail(name, *text,
-                  field < lo || field > hi ? fmt::format("{} or {}", field, range) : range);
-    }
-    field = value;
+Refusal take(const ParamRow::Int& row, const std::string& text) {
+  int64_t value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const bool number = failure == std::errc() && end == text.data() + text.size();
+  const int64_t fallback = *row.field;
+  if (!number || ((value < row.lo || value > row.hi) && value != fallback)) {
+    const std::string range = fmt::format("a whole number from {} to {}", row.lo, row.hi);
+    const bool beside = fallback < row.lo || fallback > row.hi;
+    return beside ? fmt::format("{} or {}", fallback, range) : range;
   }
-
-  void read_double(double& field, const char* name, double lo, double hi) {
-    const auto text = value_of(name);
-    if (!text) return;
-    double value = 0;
-    const auto [end, failure] = std::from_chars(text->data(), text->data() + text->size(), value);
-    // The comparison is false for NaN.
-    if (failure != std::errc() || end != text->data() + text->size() ||
-        !(value >= lo && value <= hi)) {
-      return fail(name, *text, fmt::format("a number from {} to {}", lo, hi));
-    }
-    field = value;
-  }
-
-  void read_enum(std::string& field, const char* name, std::string_view allowed) {
-    const auto text = value_of(name);
-    if (!text) return;
-    for (std::string_view rest = allowed; !rest.empty();) {
-      const std::string_view word = rest.substr(0, rest.find('|'));
-      if (*text == word) {
-        field = *text;
-        return;
-      }
-      rest.remove_prefix(std::min(rest.size(), word.size() + 1));
-    }
-    fail(name, *text, fmt::format("one of {}", allowed));
-  }
-
-  void read_string(std::string& field, const char* name) {
-    const auto text = value_of(name);
-    if (!text) return;
-    const bool plain =
-        std::all_of(text->begin(), text->end(), [](char c) { return c >= 0x20 && c <= 0x7e; });
-    if (!plain) return fail(name, *text, "printable ASCII text");
-    field = *text;
-  }
-
-  void read_bool(bool& field, const char* name) {
-    const auto text = value_of(name);
-    if (!text) return;
-    if (*text != "0" && *text != "1") return fail(name, *text, "0 or 1");
-    field = *text == "1";
-  }
-
- private:
-  std::optional<std::string> value_of(const char* name) {
-    auto value = environment_.get(name);
-    if (!value || value->empty()) return std::nullopt;
-    params_.from_env.emplace_back(name);
-    return value;
-  }
-
-  void fail(const char* name, const std::string& value, const std::string& allowed) {
-    if (!status_.ok()) return;
-    status_ = invalid_argument("environment variable {} is \"{}\", allowed is {}", name,
-                               printable(value), allowed);
-  }
-
-  const Environment& environment_;
-  Params& params_;
-  Status status_;
-};
-
-void warn_of_unknown_names(const Environment& environment, std::vector<std::string>& warnings) {
-  std::vector<std::string> names = environment.names();
-  std::sort(names.begin(), names.end());
-  for (const std::string& name : names) {
-    if (!std::string_view(name).starts_with(kPrefix)) continue;
-    if (std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames)) continue;
-    warnings.push_back(fmt::format(
-        "environment variable {} is not known and has no effect; the nearest known one is {}",
-        printable(name), nearest_word(name, kNames)));
-  }
+  *row.field = value;
+  return std::nullopt;
 }
 
-// Values and texts are printable ASCII (read_string), so only these two characters need an escape.
+Refusal take(const ParamRow::Double& row, const std::string& text) {
+  double value = 0;
+  const auto [end, failure] = std::from_chars(text.data(), text.data() + text.size(), value);
+  // The comparison is false for NaN.
+  if (failure != std::errc() || end != text.data() + text.size() ||
+      !(value >= row.lo && value <= row.hi)) {
+    return fmt::format("a number from {} to {}", row.lo, row.hi);
+  }
+  *row.field = value;
+  return std::nullopt;
+}
+
+Refusal take(const ParamRow::Enum& row, const std::string& text) {
+  for (std::string_view rest = row.allowed; !rest.empty();) {
+    const std::string_view word = rest.substr(0, rest.find('|'));
+    if (text == word) {
+      *row.field = text;
+      return std::nullopt;
+    }
+    rest.remove_prefix(std::min(rest.size(), word.size() + 1));
+  }
+  return fmt::format("one of {}", row.allowed);
+}
+
+Refusal take(const ParamRow::String& row, const std::string& text) {
+  const bool plain =
+      std::all_of(text.begin(), text.end(), [](char c) { return c >= 0x20 && c <= 0x7e; });
+  if (!plain) return "printable ASCII text";
+  *row.field = text;
+  return std::nullopt;
+}
+
+Refusal take(const ParamRow::Bool& row, const std::string& text) {
+  if (text != "0" && text != "1") return "0 or 1";
+  *row.field = text == "1";
+  return std::nullopt;
+}
+
+// Values and texts are printable ASCII (ParamRow::String), so only these two characters need an
+// escape.
 std::string json_text(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
@@ -132,31 +83,17 @@ std::string json_text(std::string_view text) {
   return out + "\"";
 }
 
-template <class T>
-std::string json_value(const T& value) {
-  if constexpr (std::is_same_v<T, std::string>) {
-    return json_text(value);
-  } else {
-    return fmt::format("{}", value);
-  }
+std::string json_value(const ParamRow& row) {
+  return std::visit(
+      [](const auto& value) {
+        if constexpr (std::is_same_v<decltype(value.field), std::string*>) {
+          return json_text(*value.field);
+        } else {
+          return fmt::format("{}", *value.field);
+        }
+      },
+      row.value);
 }
-
-class Listing {
- public:
-  explicit Listing(const std::vector<std::string>& from_env) : from_env_(from_env) {}
-  template <class T>
-  void add(const char* name, const T& value, const T& fallback, const char* text) {
-    const bool env = std::find(from_env_.begin(), from_env_.end(), name) != from_env_.end();
-    out_ += fmt::format(R"({}{{"name":{},"value":{},"default":{},"source":"{}","text":{}}})",
-                        out_.empty() ? "" : ",", json_text(name), json_value(value),
-                        json_value(fallback), env ? "env" : "default", json_text(text));
-  }
-  std::string take() { return "[" + out_ + "]"; }
-
- private:
-  const std::vector<std::string>& from_env_;
-  std::string out_;
-};
 
 }  // namespace
 
@@ -178,37 +115,37 @@ Environment process_environment() {
   return environment;
 }
 
-Result<Params> Params::read(const Environment& environment) {
-  Params params;
-  Reader reader(environment, params);
-#define SOTTO_PARAM_INT(field, env, fallback, lo, hi, text) \
-  reader.read_int(params.field, env, lo, hi);
-#define SOTTO_PARAM_DOUBLE(field, env, fallback, lo, hi, text) \
-  reader.read_double(params.field, env, lo, hi);
-#define SOTTO_PARAM_ENUM(field, env, fallback, allowed, text) \
-  reader.read_enum(params.field, env, allowed);
-#define SOTTO_PARAM_STRING(field, env, fallback, text) reader.read_string(params.field, env);
-#define SOTTO_PARAM_BOOL(field, env, fallback, text) reader.read_bool(params.field, env);
-#include "core/base/params.def"
-  SOTTO_TRY(reader.status());
-  warn_of_unknown_names(environment, params.warnings);
-  return params;
+void ParamReader::read_rows(const std::vector<ParamRow>& rows) {
+  for (const ParamRow& row : rows) {
+    const std::string fallback = json_value(row);
+    const std::string given = environment_.get(row.name).value_or("");
+    if (!given.empty()) {
+      const Refusal allowed =
+          std::visit([&](const auto& value) { return take(value, given); }, row.value);
+      if (allowed && status_.ok()) {
+        status_ = invalid_argument("environment variable {} is \"{}\", allowed is {}", row.name,
+                                   printable(given), *allowed);
+      }
+    }
+    names_.emplace_back(row.name);
+    listing_ += fmt::format(R"({}{{"name":{},"value":{},"default":{},"source":"{}","text":{}}})",
+                            listing_.empty() ? "" : ",", json_text(row.name), json_value(row),
+                            fallback, given.empty() ? "default" : "env", json_text(row.text));
+  }
 }
 
-std::string Params::to_json() const {
-  const Params defaults;
-  Listing listing(from_env);
-#define SOTTO_PARAM_INT(field, env, fallback, lo, hi, text) \
-  listing.add(env, field, defaults.field, text);
-#define SOTTO_PARAM_DOUBLE(field, env, fallback, lo, hi, text) \
-  listing.add(env, field, defaults.field, text);
-#define SOTTO_PARAM_ENUM(field, env, fallback, allowed, text) \
-  listing.add(env, field, defaults.field, text);
-#define SOTTO_PARAM_STRING(field, env, fallback, text) \
-  listing.add(env, field, defaults.field, text);
-#define SOTTO_PARAM_BOOL(field, env, fallback, text) listing.add(env, field, defaults.field, text);
-#include "core/base/params.def"
-  return listing.take();
+std::vector<std::string> ParamReader::warnings() const {
+  std::vector<std::string> warnings;
+  std::vector<std::string> names = environment_.names();
+  std::sort(names.begin(), names.end());
+  for (const std::string& name : names) {
+    if (!std::string_view(name).starts_with(kPrefix)) continue;
+    if (std::find(names_.begin(), names_.end(), name) != names_.end()) continue;
+    warnings.push_back(fmt::format(
+        "environment variable {} is not known and has no effect; the nearest known one is {}",
+        printable(name), nearest_word(name, names_)));
+  }
+  return warnings;
 }
 
 }  // namespace sotto

@@ -53,6 +53,11 @@ Result<std::string> Context::auto_transport(Reach distance) const {
   return std::string(best->name);
 }
 
+bool Context::alone(const std::string& transport) const {
+  const auto factory = options_.backends.find(transport);
+  return factory != options_.backends.end() && factory->second.alone;
+}
+
 Result<Backend*> Context::rendezvous(const std::string& transport) {
   const auto factory = options_.backends.find(transport);
   const bool known = factory != options_.backends.end();
@@ -107,7 +112,7 @@ std::string Context::report_json() const {
   report["transports"] = transports;
   report["max_ops"] = options_.max_ops;
   report["progress_thread"] = options_.progress_thread;
-  report["parameters"] = nlohmann::ordered_json::parse(params().to_json());
+  report["parameters"] = nlohmann::ordered_json::parse(options_.listing);
   return report.dump();
 }
 

@@ -22,12 +22,15 @@ namespace sotto {
 // How to make a backend, and what is known of its transport.
 struct BackendFactory {
   std::function<Result<std::unique_ptr<Backend>>(const Params&)> make;
-  TransportRow transport;
+  TransportRow transport = {};
+  // Its own variables ask for all messages: "auto" puts no other transport beside it.
+  bool alone = false;
 };
 using BackendFactories = std::map<std::string, BackendFactory>;  // by the transport's name
 
 struct ContextOptions {
   Params params;
+  std::string listing = "[]";  // of all variables, for reports: ParamReader::to_json
   Environment environment;
   std::shared_ptr<Device> device;  // of calls that name none
   std::string device_text;         // for reports: "cpu (avx2, 1 thread)"
@@ -58,6 +61,8 @@ class Context : public std::enable_shared_from_this<Context> {
   // The transport that "auto" chooses for ranks so far apart: of those of this build that reach
   // them the one of the highest priority. UNSUPPORTED: there is none.
   Result<std::string> auto_transport(Reach distance) const;
+  // Whether it takes all messages of comms that "auto" gives it (BackendFactory::alone).
+  bool alone(const std::string& transport) const;
   // The backend whose rendezvous comms of the named transport have.
   Result<Backend*> rendezvous(const std::string& transport);
   // An id of the transport in force (SOTTO_TRANSPORT; auto: the one for Reach::kNetwork).

@@ -95,8 +95,7 @@ Status choose_transport(Context& context, RootSetup& setup) {
     return ok_status();
   }
   SOTTO_ASSIGN(setup.transport, context.auto_transport(Reach::kNetwork));
-  // A limited rate is one of sockets.
-  if (near != setup.transport && context.params().rate_limit_mbit == 0) {
+  if (near != setup.transport && !context.alone(setup.transport)) {
     SOTTO_ASSIGN(setup.inside, context.backend(near));
   }
   return ok_status();

@@ -23,7 +23,7 @@ constexpr uint64_t kSegment = 64 * 1024;
 
 WorldOptions slow_world(int32_t size, double mbit) {
   WorldOptions world = world_of("tcp", size);
-  world.params.rate_limit_mbit = mbit;
+  world.tcp.rate_limit_mbit = mbit;
   world.params.segment_bytes = kSegment;
   world.params.heartbeat_ms = 3'600'000;
   world.progress_thread = false;  // nothing moves before everybody has started everything
@@ -107,7 +107,7 @@ TEST(TcpPressure, BuffersHoldSeveralPacketsWhateverConnectionsCarry) {
 // takes closes it, and a sender that finds it closed stands still for longer than the limit asks.
 TEST(TcpPressure, UnderALimitBuffersHoldWhatIsHandedOverAtOnceAFewTimes) {
   WorldOptions world = world_of("tcp", 2);
-  world.params.rate_limit_mbit = 100;
+  world.tcp.rate_limit_mbit = 100;
   for (const Buffer& b : buffers_of_bulk(world)) {
     EXPECT_GE(b.bytes, 4u * 16 * 1024);
     EXPECT_LT(b.bytes, 4 * b.packet);
@@ -167,7 +167,7 @@ TEST_P(TcpTraced, ASmallAllReduceWaitsForOneSegmentOfBulkAtMost) {
   constexpr size_t kSmall = 10;
   WorldOptions world = slow_world(2, 400);
   world.params.trace = prefix();
-  world.params.connections = GetParam();
+  world.tcp.connections = GetParam();
   std::vector<uint64_t> sent_at_start[2];  // per rank and small all-reduce: bytes that had left
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
     Sum bulk(kBulk / 4);

@@ -150,13 +150,14 @@ std::shared_ptr<Context> make_context(int rank, const ReservedPort& port, uint16
   ContextOptions options;
   options.params.transport = "tcp";
   options.params.heartbeat_ms = 100;
+  tcp::Params own;
   if (rank == 1) {
-    options.params.listen_port = port.number();
-    options.params.advertise = fmt::format(":{}", proxy);
+    own.listen_port = port.number();
+    own.advertise = fmt::format(":{}", proxy);
   }
   options.environment = process_environment();
   options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
-  options.backends = standard_backends();
+  options.backends = standard_backends(own);
   return std::make_shared<Context>(std::move(options));
 }
 

@@ -29,14 +29,14 @@ SOTTO_RANK_MAIN(hosts) {
   if (!host_id.empty()) ::setenv("SOTTO_HOST_ID", host_id.c_str(), 1);
   ContextOptions options;
   options.environment = process_environment();
-  const Result<Params> params = Params::read(options.environment);
-  if (!params.ok()) {
-    self.say(params.status().text());
+  ParamReader reader(options.environment);
+  options.params = reader.read<Params>();
+  options.backends = standard_backends(reader.read<tcp::Params>());
+  if (!reader.status().ok()) {
+    self.say(reader.status().text());
     return 0;
   }
-  options.params = *params;
   options.device = std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
-  options.backends = standard_backends();
   const auto context = std::make_shared<Context>(std::move(options));
   CommConfig config;
   config.rank = self.rank;

@@ -94,14 +94,15 @@ class Control {
 };
 
 std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Params& params,
-                           const Environment& environment) {
+                           const tcp::Params& own, const Environment& environment) {
   ContextOptions context;
   context.environment = environment;
   context.params = params;
   context.params.transport = "tcp";
   context.device = device;
-  context.backends["tcp"] = {[](const Params& p) { return make_tcp_backend(tcp_options(p)); },
-                             transport_row("tcp")};
+  context.backends["tcp"] = {
+      [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
+      transport_row("tcp")};
   Result<std::shared_ptr<Comm>> comm =
       Comm::create(std::make_shared<Context>(std::move(context)), CommConfig{});
   must(comm.status());
@@ -120,12 +121,14 @@ class Rank {
  public:
   Rank() {
     const Environment environment = process_environment();
-    Result<Params> params = Params::read(environment);
-    must(params.status());
-    Result<SimdLevel> simd = simd_level_from_name(params->simd);
+    ParamReader reader(environment);
+    const auto params = reader.read<Params>();
+    const auto own = reader.read<tcp::Params>();
+    must(reader.status());
+    Result<SimdLevel> simd = simd_level_from_name(params.simd);
     must(simd.status());
     device_ = std::make_shared<TimedDevice>(*simd);
-    comm_ = join(device_, *params, environment);
+    comm_ = join(device_, params, own, environment);
   }
   int32_t rank() const { return comm_->rank(); }
 

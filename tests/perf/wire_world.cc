@@ -143,7 +143,7 @@ WireWorld::WireWorld(int32_t size) : comms_(static_cast<size_t>(size)) {
     // Signs of life would come or not come during a measurement.
     options.params.heartbeat_ms = kNoHeartbeatMs;
     options.backends["tcp"] = {
-        [](const Params& params) { return make_tcp_backend(tcp_options(params)); },
+        [](const Params& common) { return make_tcp_backend(tcp_options(common, {})); },
         transport_row("tcp")};
     contexts_.push_back(std::make_shared<Context>(std::move(options)));
   }

@@ -29,7 +29,9 @@ class Readme(unittest.TestCase):
             self.assertIn(f'"name": "{preset}"', presets)
 
     def test_variables_are_parameters_of_the_library_or_options_of_cmake(self):
-        parameters = (ROOT / "core/base/params.def").read_text(encoding="utf-8")
+        lists = [path for room in ("core", "transports") for path in sorted((ROOT / room).glob("*/params.def"))]
+        self.assertIn(ROOT / "core/base/params.def", lists)
+        parameters = "".join(path.read_text(encoding="utf-8") for path in lists)
         options = (ROOT / "CMakeLists.txt").read_text(encoding="utf-8")
         known = set(re.findall(r'"(SOTTO_[A-Z_]+)"', parameters))
         known |= set(re.findall(r"^(?:option|set)\((SOTTO_[A-Z_]+) ", options, re.MULTILINE))

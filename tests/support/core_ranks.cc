@@ -52,12 +52,13 @@ std::function<Result<std::unique_ptr<Backend>>(const Params&)> placed(
   };
 }
 
-BackendFactories standard_backends() {
+BackendFactories standard_backends(const tcp::Params& own) {
   BackendFactories backends;
   backends["inproc"] = {[](const Params&) { return make_inproc_backend(Clock::monotonic()); },
                         transport_row("inproc")};
-  backends["tcp"] = {[](const Params& params) { return make_tcp_backend(tcp_options(params)); },
-                     transport_row("tcp")};
+  backends["tcp"] = {
+      [own](const Params& common) { return make_tcp_backend(tcp_options(common, own)); },
+      transport_row("tcp")};
   return backends;
 }
 
@@ -106,7 +107,7 @@ std::shared_ptr<Context> make_context(const WorldOptions& options, int32_t rank)
   context.device =
       options.device ? options.device(rank) : std::make_shared<CpuDevice>(1, SimdLevel::kAuto);
   context.device_text = "test";
-  context.backends = options.backends.empty() ? standard_backends() : options.backends;
+  context.backends = options.backends.empty() ? standard_backends(options.tcp) : options.backends;
   if (options.wrap_backends) options.wrap_backends(rank, &context.backends);
   context.progress_thread = options.progress_thread;
   return std::make_shared<Context>(std::move(context));

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "core/group/comm.h"
+#include "transports/tcp/params.h"
 
 namespace sotto::test {
 
@@ -15,10 +16,11 @@ struct WorldOptions {
   int32_t size = 1;
   std::string transport = "inproc";  // inproc, tcp, or a test transport that make_backends knows
   std::function<std::shared_ptr<Device>(int32_t rank)> device;  // default: CPU, one thread
-  BackendFactories backends;                                    // default: inproc and tcp
+  BackendFactories backends;                                    // default: standard_backends(tcp)
   // Changes a rank's backends; optional.
   std::function<void(int32_t rank, BackendFactories*)> wrap_backends;
   Params params;
+  tcp::Params tcp;
   int64_t timeout_us = 20'000'000;
   bool progress_thread = true;
   std::function<void()> on_rank_thread;  // first thing on every rank's thread
@@ -29,7 +31,8 @@ struct WorldOptions {
 Status run_world(const WorldOptions& options,
                  const std::function<Status(const std::shared_ptr<Comm>&)>& body);
 
-BackendFactories standard_backends();
+// inproc and tcp.
+BackendFactories standard_backends(const tcp::Params& own = {});
 // What makes a backend, changed so that its ranks are in this place (Backend::place).
 std::function<Result<std::unique_ptr<Backend>>(const Params&)> placed(
     std::function<Result<std::unique_ptr<Backend>>(const Params&)> make, uint64_t place);

@@ -7,6 +7,8 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/text.h"
+#include "transports/nccl/params.h"
+#include "transports/tcp/params.h"
 
 namespace sotto {
 namespace {
@@ -30,91 +32,129 @@ Environment environment_of(std::map<std::string, std::string> variables) {
   return environment;
 }
 
-Result<Params> read(std::map<std::string, std::string> variables) {
-  return Params::read(environment_of(std::move(variables)));
-}
+// All lists, as a context reads them.
+struct Read {
+  explicit Read(std::map<std::string, std::string> variables)
+      : reader(environment_of(std::move(variables))) {}
+  // Names that were set.
+  std::vector<std::string> from_env() const {
+    std::vector<std::string> names;
+    for (const auto& row : nlohmann::json::parse(reader.to_json())) {
+      if (row["source"] == "env") names.push_back(row["name"]);
+    }
+    return names;
+  }
+  ParamReader reader;
+  const Params common = reader.read<Params>();
+  const nccl::Params nccl = reader.read<nccl::Params>();
+  const tcp::Params tcp = reader.read<tcp::Params>();
+};
+
+Read read(std::map<std::string, std::string> variables) { return Read(std::move(variables)); }
 
 TEST(Params, DefaultsOfAnEmptyEnvironment) {
-  const Result<Params> p = read({});
-  ASSERT_TRUE(p.ok());
-  EXPECT_EQ(p->log, "warn");
-  EXPECT_EQ(p->transport, "auto");
-  EXPECT_EQ(p->timeout_us, 300000000);
-  EXPECT_EQ(p->cpu_threads, 0);
-  EXPECT_EQ(p->simd, "auto");
-  EXPECT_EQ(p->segment_bytes, 0);
-  EXPECT_EQ(p->rate_limit_mbit, 0.0);
-  EXPECT_EQ(p->listen, "");
-  EXPECT_EQ(p->listen_port, 0);
-  EXPECT_EQ(p->advertise, "");
-  EXPECT_EQ(p->rendezvous, "");
-  EXPECT_EQ(p->rank, -1);
-  EXPECT_EQ(p->world_size, 0);
-  EXPECT_EQ(p->local_rank, -1);
-  EXPECT_EQ(p->local_size, 0);
-  EXPECT_EQ(p->host_id, "");
-  EXPECT_EQ(p->heartbeat_ms, 1000);
-  EXPECT_EQ(p->silence_limit_ms, 0);
-  EXPECT_EQ(p->tcp_user_timeout_ms, 0);
-  EXPECT_EQ(p->spin_us, 30);
-  EXPECT_EQ(p->eager_bytes, 65536);
-  EXPECT_THAT(p->warnings, IsEmpty());
-  EXPECT_THAT(p->from_env, IsEmpty());
+  const Read p = read({});
+  ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
+  EXPECT_EQ(p.common.log, "warn");
+  EXPECT_EQ(p.common.transport, "auto");
+  EXPECT_EQ(p.common.timeout_us, 300000000);
+  EXPECT_EQ(p.common.cpu_threads, 0);
+  EXPECT_EQ(p.common.simd, "auto");
+  EXPECT_EQ(p.common.segment_bytes, 0);
+  EXPECT_EQ(p.tcp.rate_limit_mbit, 0.0);
+  EXPECT_EQ(p.tcp.listen, "");
+  EXPECT_EQ(p.tcp.listen_port, 0);
+  EXPECT_EQ(p.tcp.advertise, "");
+  EXPECT_EQ(p.common.rendezvous, "");
+  EXPECT_EQ(p.common.rank, -1);
+  EXPECT_EQ(p.common.world_size, 0);
+  EXPECT_EQ(p.common.local_rank, -1);
+  EXPECT_EQ(p.common.local_size, 0);
+  EXPECT_EQ(p.common.host_id, "");
+  EXPECT_EQ(p.common.heartbeat_ms, 1000);
+  EXPECT_EQ(p.common.silence_limit_ms, 0);
+  EXPECT_EQ(p.tcp.tcp_user_timeout_ms, 0);
+  EXPECT_EQ(p.common.spin_us, 30);
+  EXPECT_EQ(p.common.eager_bytes, 65536);
+  EXPECT_EQ(p.tcp.connections, 2);
+  EXPECT_EQ(p.tcp.send_buffer_bytes, 0);
+  EXPECT_EQ(p.tcp.receive_buffer_bytes, 0);
+  EXPECT_EQ(p.tcp.congestion_control, "");
+  EXPECT_EQ(p.nccl.nccl_library, "");
+  EXPECT_EQ(p.nccl.nccl_native, "exact");
+  EXPECT_THAT(p.reader.warnings(), IsEmpty());
+  EXPECT_THAT(p.from_env(), IsEmpty());
 }
 
 TEST(Params, EveryVariableReachesItsField) {
-  const Result<Params> p = read({{"SOTTO_LOG", "trace"},
-                                 {"SOTTO_TRANSPORT", "tcp"},
-                                 {"SOTTO_TIMEOUT_US", "5"},
-                                 {"SOTTO_CPU_THREADS", "3"},
-                                 {"SOTTO_SIMD", "avx2"},
-                                 {"SOTTO_SEGMENT_BYTES", "8192"},
-                                 {"SOTTO_RATE_LIMIT_MBIT", "12.5"},
-                                 {"SOTTO_LISTEN", "any"},
-                                 {"SOTTO_LISTEN_PORT", "4001"},
-                                 {"SOTTO_ADVERTISE", "203.0.113.5:4002"},
-                                 {"SOTTO_RENDEZVOUS", "tcp://127.0.0.1:4000"},
-                                 {"SOTTO_RANK", "2"},
-                                 {"SOTTO_WORLD_SIZE", "4"},
-                                 {"SOTTO_LOCAL_RANK", "1"},
-                                 {"SOTTO_LOCAL_SIZE", "2"},
-                                 {"SOTTO_HOST_ID", "rack 1, node 7"},
-                                 {"SOTTO_HEARTBEAT_MS", "250"},
-                                 {"SOTTO_SILENCE_LIMIT_MS", "500"},
-                                 {"SOTTO_TCP_USER_TIMEOUT_MS", "4000"},
-                                 {"SOTTO_SPIN_US", "0"},
-                                 {"SOTTO_EAGER_BYTES", "0"}});
-  ASSERT_TRUE(p.ok()) << p.status().text();
-  EXPECT_EQ(p->log, "trace");
-  EXPECT_EQ(p->transport, "tcp");
-  EXPECT_EQ(p->timeout_us, 5);
-  EXPECT_EQ(p->cpu_threads, 3);
-  EXPECT_EQ(p->simd, "avx2");
-  EXPECT_EQ(p->segment_bytes, 8192);
-  EXPECT_EQ(p->rate_limit_mbit, 12.5);
-  EXPECT_EQ(p->listen, "any");
-  EXPECT_EQ(p->listen_port, 4001);
-  EXPECT_EQ(p->advertise, "203.0.113.5:4002");
-  EXPECT_EQ(p->rendezvous, "tcp://127.0.0.1:4000");
-  EXPECT_EQ(p->rank, 2);
-  EXPECT_EQ(p->world_size, 4);
-  EXPECT_EQ(p->local_rank, 1);
-  EXPECT_EQ(p->local_size, 2);
-  EXPECT_EQ(p->host_id, "rack 1, node 7");
-  EXPECT_EQ(p->heartbeat_ms, 250);
-  EXPECT_EQ(p->silence_limit_ms, 500);
-  EXPECT_EQ(p->tcp_user_timeout_ms, 4000);
-  EXPECT_EQ(p->spin_us, 0);
-  EXPECT_EQ(p->eager_bytes, 0);
-  EXPECT_EQ(p->from_env.size(), 21u);
+  const Read p = read({{"SOTTO_LOG", "trace"},
+                       {"SOTTO_TRANSPORT", "tcp"},
+                       {"SOTTO_TIMEOUT_US", "5"},
+                       {"SOTTO_CPU_THREADS", "3"},
+                       {"SOTTO_SIMD", "avx2"},
+                       {"SOTTO_SEGMENT_BYTES", "8192"},
+                       {"SOTTO_RATE_LIMIT_MBIT", "12.5"},
+                       {"SOTTO_LISTEN", "any"},
+                       {"SOTTO_LISTEN_PORT", "4001"},
+                       {"SOTTO_ADVERTISE", "203.0.113.5:4002"},
+                       {"SOTTO_RENDEZVOUS", "tcp://127.0.0.1:4000"},
+                       {"SOTTO_RANK", "2"},
+                       {"SOTTO_WORLD_SIZE", "4"},
+                       {"SOTTO_LOCAL_RANK", "1"},
+                       {"SOTTO_LOCAL_SIZE", "2"},
+                       {"SOTTO_HOST_ID", "rack 1, node 7"},
+                       {"SOTTO_HEARTBEAT_MS", "250"},
+                       {"SOTTO_SILENCE_LIMIT_MS", "500"},
+                       {"SOTTO_TCP_USER_TIMEOUT_MS", "4000"},
+                       {"SOTTO_SPIN_US", "0"},
+                       {"SOTTO_EAGER_BYTES", "0"},
+                       {"SOTTO_TRACE", "steps"},
+                       {"SOTTO_LIBRARY", "/lib/libsotto.so"},
+                       {"SOTTO_CONNECTIONS", "4"},
+                       {"SOTTO_SEND_BUFFER_BYTES", "1"},
+                       {"SOTTO_RECEIVE_BUFFER_BYTES", "2"},
+                       {"SOTTO_CONGESTION_CONTROL", "bbr"},
+                       {"SOTTO_NCCL_LIBRARY", "/lib/libnccl.so.2"},
+                       {"SOTTO_NCCL_NATIVE", "all"}});
+  ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
+  EXPECT_EQ(p.common.log, "trace");
+  EXPECT_EQ(p.common.transport, "tcp");
+  EXPECT_EQ(p.common.timeout_us, 5);
+  EXPECT_EQ(p.common.cpu_threads, 3);
+  EXPECT_EQ(p.common.simd, "avx2");
+  EXPECT_EQ(p.common.segment_bytes, 8192);
+  EXPECT_EQ(p.tcp.rate_limit_mbit, 12.5);
+  EXPECT_EQ(p.tcp.listen, "any");
+  EXPECT_EQ(p.tcp.listen_port, 4001);
+  EXPECT_EQ(p.tcp.advertise, "203.0.113.5:4002");
+  EXPECT_EQ(p.common.rendezvous, "tcp://127.0.0.1:4000");
+  EXPECT_EQ(p.common.rank, 2);
+  EXPECT_EQ(p.common.world_size, 4);
+  EXPECT_EQ(p.common.local_rank, 1);
+  EXPECT_EQ(p.common.local_size, 2);
+  EXPECT_EQ(p.common.host_id, "rack 1, node 7");
+  EXPECT_EQ(p.common.heartbeat_ms, 250);
+  EXPECT_EQ(p.common.silence_limit_ms, 500);
+  EXPECT_EQ(p.tcp.tcp_user_timeout_ms, 4000);
+  EXPECT_EQ(p.common.spin_us, 0);
+  EXPECT_EQ(p.common.eager_bytes, 0);
+  EXPECT_EQ(p.common.trace, "steps");
+  EXPECT_EQ(p.common.library, "/lib/libsotto.so");
+  EXPECT_EQ(p.tcp.connections, 4);
+  EXPECT_EQ(p.tcp.send_buffer_bytes, 1);
+  EXPECT_EQ(p.tcp.receive_buffer_bytes, 2);
+  EXPECT_EQ(p.tcp.congestion_control, "bbr");
+  EXPECT_EQ(p.nccl.nccl_library, "/lib/libnccl.so.2");
+  EXPECT_EQ(p.nccl.nccl_native, "all");
+  EXPECT_EQ(p.from_env().size(), 29u);
 }
 
 TEST(Params, EmptyValueCountsAsUnset) {
-  const Result<Params> p = read({{"SOTTO_RANK", ""}, {"SOTTO_LOG", ""}});
-  ASSERT_TRUE(p.ok());
-  EXPECT_EQ(p->rank, -1);
-  EXPECT_EQ(p->log, "warn");
-  EXPECT_THAT(p->from_env, IsEmpty());
+  const Read p = read({{"SOTTO_RANK", ""}, {"SOTTO_LOG", ""}});
+  ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
+  EXPECT_EQ(p.common.rank, -1);
+  EXPECT_EQ(p.common.log, "warn");
+  EXPECT_THAT(p.from_env(), IsEmpty());
 }
 
 struct BadValue {
@@ -127,11 +167,12 @@ class ParamsRefused : public testing::TestWithParam<BadValue> {};
 
 TEST_P(ParamsRefused, NamesVariableValueAndWhatIsAllowed) {
   const BadValue& bad = GetParam();
-  const Result<Params> p = read({{bad.name, bad.value}});
-  ASSERT_FALSE(p.ok());
-  EXPECT_EQ(p.status().code(), Code::kInvalidArgument);
-  EXPECT_EQ(p.status().text(), fmt::format("environment variable {} is \"{}\", allowed is {}",
-                                           bad.name, printable(bad.value), bad.allowed));
+  const Read p = read({{bad.name, bad.value}});
+  ASSERT_FALSE(p.reader.status().ok());
+  EXPECT_EQ(p.reader.status().code(), Code::kInvalidArgument);
+  EXPECT_EQ(p.reader.status().text(),
+            fmt::format("environment variable {} is \"{}\", allowed is {}", bad.name,
+                        printable(bad.value), bad.allowed));
 }
 
 INSTANTIATE_TEST_SUITE_P(
@@ -157,26 +198,58 @@ INSTANTIATE_TEST_SUITE_P(
         BadValue{"SOTTO_SILENCE_LIMIT_MS", "0.5", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_SILENCE_LIMIT_MS", "3600001", "0 or a whole number from 100 to 3600000"},
         BadValue{"SOTTO_TCP_USER_TIMEOUT_MS", "50", "0 or a whole number from 100 to 3600000"},
+        BadValue{"SOTTO_CONNECTIONS", "0", "a whole number from 1 to 64"},
+        BadValue{"SOTTO_NCCL_NATIVE", "some", "one of off|exact|all"},
         BadValue{"SOTTO_LISTEN", "eth0\n", "printable ASCII text"},
         BadValue{"SOTTO_HOST_ID", "node\t7", "printable ASCII text"},
         BadValue{"SOTTO_LISTEN_PORT", "65536", "a whole number from 0 to 65535"},
         BadValue{"SOTTO_ADVERTISE", "10.0.0.1\t", "printable ASCII text"}));
 
 TEST(Params, UnknownNamesWarnWithTheNearestKnownOne) {
-  const Result<Params> p =
+  const Read p =
       read({{"SOTTO_TIMEOUT", "1"}, {"SOTTO_SIMDD", ""}, {"OTHER", "x"}, {"SOTTO", "y"}});
-  ASSERT_TRUE(p.ok());
-  EXPECT_THAT(p->warnings, ElementsAre("environment variable SOTTO_SIMDD is not known and has no "
-                                       "effect; the nearest known one is SOTTO_SIMD",
-                                       "environment variable SOTTO_TIMEOUT is not known and has no "
-                                       "effect; the nearest known one is "
-                                       "SOTTO_TIMEOUT_US"));
+  ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
+  EXPECT_THAT(p.reader.warnings(),
+              ElementsAre("environment variable SOTTO_SIMDD is not known and has no "
+                          "effect; the nearest known one is SOTTO_SIMD",
+                          "environment variable SOTTO_TIMEOUT is not known and has no "
+                          "effect; the nearest known one is "
+                          "SOTTO_TIMEOUT_US"));
+}
+
+TEST(Params, TheFirstWrongOneOfAllListsIsNamed) {
+  const Read p = read({{"SOTTO_RANK", "x"}, {"SOTTO_CONNECTIONS", "65"}, {"SOTTO_SPIN_US", "7"}});
+  EXPECT_THAT(p.reader.status().text(), HasSubstr("SOTTO_RANK is \"x\""));
+  EXPECT_EQ(p.common.rank, -1) << "wrong values leave the default";
+  EXPECT_EQ(p.common.spin_us, 7);
+  EXPECT_EQ(p.tcp.connections, 2);
+}
+
+TEST(Params, NamesAreThoseOfTheListsThatWereRead) {
+  ParamReader reader(environment_of({{"SOTTO_CONNECTIONS", "4"}}));
+  reader.read<Params>();
+  EXPECT_THAT(reader.warnings(), testing::SizeIs(1));
+  const auto before = nlohmann::json::parse(reader.to_json());
+  EXPECT_EQ(before.size(), 18u);
+  EXPECT_EQ(reader.read<tcp::Params>().connections, 4);
+  EXPECT_THAT(reader.warnings(), IsEmpty());
+  const auto after = nlohmann::json::parse(reader.to_json());
+  EXPECT_EQ(after.size(), 27u);
+  EXPECT_EQ(after[0], before[0]) << "in the order of reading";
+  EXPECT_EQ(after[18]["name"], "SOTTO_LISTEN");
+}
+
+TEST(Params, AnEnvironmentOfItsOwnIsEmpty) {
+  ParamReader reader{Environment()};
+  EXPECT_EQ(reader.read<Params>().rank, -1);
+  EXPECT_TRUE(reader.status().ok());
+  EXPECT_THAT(reader.warnings(), IsEmpty());
 }
 
 TEST(Params, ListingIsJsonWithSourceAndEscapes) {
-  const Result<Params> p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
-  ASSERT_TRUE(p.ok());
-  const auto json = nlohmann::json::parse(p->to_json());
+  const Read p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
+  ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
+  const auto json = nlohmann::json::parse(p.reader.to_json());
   ASSERT_EQ(json.size(), 31u);
   std::map<std::string, nlohmann::json> rows;
   for (const auto& row : json) rows[row["name"]] = row;

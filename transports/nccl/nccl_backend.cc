@@ -54,7 +54,7 @@ class NcclBackend final : public Backend {
 }  // namespace
 }  // namespace nccl
 
-NcclOptions nccl_options(const Params& params) {
+NcclOptions nccl_options(const nccl::Params& params) {
   NativeCollectives native = 0;
   if (params.nccl_native != "off") native = kNativeMoves | kNativeIntegers;
   if (params.nccl_native == "all") native |= kNativeFloats;

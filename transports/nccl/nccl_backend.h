@@ -4,14 +4,14 @@
 
 #include <memory>
 
-#include "core/base/params.h"
 #include "core/iface/rendezvous.h"
 #include "transports/nccl/nccl_options.h"
+#include "transports/nccl/params.h"
 
 namespace sotto {
 
 // What the SOTTO_* variables say.
-NcclOptions nccl_options(const Params& params);
+NcclOptions nccl_options(const nccl::Params& params);
 
 // One per context. NCCL is opened with the first comm. A communicator is made on the current device
 // of the thread that creates the comm.

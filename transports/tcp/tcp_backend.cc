@@ -194,21 +194,21 @@ class TcpBackend final : public Backend {
 
 namespace sotto {
 
-TcpOptions tcp_options(const Params& params) {
+TcpOptions tcp_options(const Params& common, const tcp::Params& own) {
   TcpOptions options;
-  options.listen = params.listen;
-  options.listen_port = static_cast<uint16_t>(params.listen_port);
-  options.advertise = params.advertise;
-  options.rate_limit_mbit = params.rate_limit_mbit;
-  options.eager_bytes = static_cast<uint64_t>(params.eager_bytes);
-  options.background_share = static_cast<uint32_t>(params.background_share);
-  options.connections = static_cast<uint32_t>(params.connections);
-  options.send_buffer_bytes = static_cast<uint64_t>(params.send_buffer_bytes);
-  options.receive_buffer_bytes = static_cast<uint64_t>(params.receive_buffer_bytes);
-  options.congestion_control = params.congestion_control;
-  options.heartbeat_ms = params.heartbeat_ms;
-  options.user_timeout_ms = params.tcp_user_timeout_ms;
-  options.spin_us = params.spin_us;
+  options.listen = own.listen;
+  options.listen_port = static_cast<uint16_t>(own.listen_port);
+  options.advertise = own.advertise;
+  options.rate_limit_mbit = own.rate_limit_mbit;
+  options.eager_bytes = static_cast<uint64_t>(common.eager_bytes);
+  options.connections = static_cast<uint32_t>(own.connections);
+  options.send_buffer_bytes = static_cast<uint64_t>(own.send_buffer_bytes);
+  options.receive_buffer_bytes = static_cast<uint64_t>(own.receive_buffer_bytes);
+  options.congestion_control = own.congestion_control;
+  options.background_share = static_cast<uint32_t>(common.background_share);
+  options.heartbeat_ms = common.heartbeat_ms;
+  options.user_timeout_ms = own.tcp_user_timeout_ms;
+  options.spin_us = common.spin_us;
   return options;
 }
 

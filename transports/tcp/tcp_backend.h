@@ -6,8 +6,8 @@
 #include <string>
 
 #include "core/base/clock.h"
-#include "core/base/params.h"
 #include "core/iface/rendezvous.h"
+#include "transports/tcp/params.h"
 
 namespace sotto {
 
@@ -47,8 +47,8 @@ struct TcpOptions {
   const Clock* clock = nullptr;  // null: monotonic
 };
 
-// From the SOTTO_* variables.
-TcpOptions tcp_options(const Params& params);
+// From the SOTTO_* variables: those that rooms share, and TCP's.
+TcpOptions tcp_options(const Params& common, const tcp::Params& own);
 
 // One per context, without a thread of its own: all work is done inside poller().poll.
 // INVALID_ARGUMENT: listen, advertise, congestion_control. TRANSPORT: no descriptors left. Control
