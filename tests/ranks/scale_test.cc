@@ -8,7 +8,7 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 
 namespace sotto::test {
 namespace {

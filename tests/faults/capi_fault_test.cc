@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 #include "tests/support/kill_campaign.h"
 #include "tests/support/sanitized.h"
 

@@ -15,7 +15,7 @@
 #include <fstream>
 #include <thread>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 #include "tests/support/processes.h"
 #include "tests/support/reserved_port.h"
 #include "tests/support/sanitized.h"

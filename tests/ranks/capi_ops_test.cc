@@ -5,7 +5,7 @@
 #include <thread>
 #include <vector>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 
 namespace sotto::test {
 namespace {

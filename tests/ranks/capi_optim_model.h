@@ -4,7 +4,7 @@
 #include <cmath>
 #include <vector>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 
 namespace sotto::test {
 

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/multirank/capi_optim_model.h"
+#include "tests/ranks/capi_optim_model.h"
 
 namespace sotto::test {
 namespace {

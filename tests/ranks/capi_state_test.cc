@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 #include "tests/support/sanitized.h"
 
 namespace sotto::test {

@@ -4,7 +4,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 #include "tests/support/reserved_port.h"
 
 namespace sotto::test {

@@ -1,7 +1,7 @@
 // Parameters that move in memory or stand still, at the C ABI.
 #include <vector>
 
-#include "tests/multirank/capi_optim_model.h"
+#include "tests/ranks/capi_optim_model.h"
 
 namespace sotto::test {
 namespace {

@@ -28,7 +28,7 @@
 #include <thread>
 
 #include "core/iface/unique_id.h"
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 #include "tests/support/faulty_proxy.h"
 #include "tests/support/kill_campaign.h"
 #include "tests/support/reserved_port.h"
