@@ -6,9 +6,9 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|ranks|faults|fuzz|cli|simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
-TSAN_LABELS='^(unit|conformance|ranks|faults|simt|kernels_emulated|fakes)$'
-GPU_LABELS='^(simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
+ASAN_LABELS='^(unit|conformance|ranks|faults|fuzz|cli|emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
+TSAN_LABELS='^(unit|conformance|ranks|faults|emulation/(cuda|simt)|kernels_emulated)$'
+GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
 # Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, test parts that
 # combine two others or are part of another (inproc of ordered, async of device_memory). What is not even compiled there is
 # listed in tests/CMakeLists.txt.
@@ -31,8 +31,8 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, whole, under both
                    sanitizers, of which the other runs have a selection
   --label REGEX    only tests whose label matches: unit, conformance, ranks, faults, fuzz, abi, golden, cli,
-                   simt, kernels_emulated, fakes, cuda_device, cuda, nccl, lint, model, python, readme,
-                   report, scripts, perf
+                   emulation/async_device, emulation/cuda, emulation/nccl, emulation/simt, support_test,
+                   kernels_emulated, cuda_device, cuda, nccl, lint, model, python, readme, report, scripts, perf
   --tidy           something else: clang-tidy over the production sources, with the checks in .clang-tidy; no test
   --fresh          configure the build folders anew
   -h, --help       this text

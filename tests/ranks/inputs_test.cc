@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "core/plan/collectives.h"
-#include "tests/support/async_device.h"
+#include "tests/emulation/async_device/async_device.h"
 #include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/ordered_transport.h"
