@@ -31,8 +31,9 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, whole, under both
                    sanitizers, of which the other runs have a selection
   --label REGEX    only tests whose label matches: unit, conformance, ranks, faults, fuzz, abi, golden, cli,
-                   emulation/async_device, emulation/cuda, emulation/nccl, emulation/simt, support_test,
-                   kernels_emulated, cuda_device, cuda, nccl, lint, model, python, readme, report, scripts, perf
+                   emulation/async_device, emulation/cuda, emulation/nccl, emulation/simt, support,
+                   kernels_emulated, cuda_device, cuda, nccl, lint, model, python, readme, report, scripts,
+                   perf
   --tidy           something else: clang-tidy over the production sources, with the checks in .clang-tidy; no test
   --fresh          configure the build folders anew
   -h, --help       this text
