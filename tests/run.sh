@@ -6,9 +6,9 @@ set -euo pipefail
 
 # What runs under which sanitizer. Labels are the folders of tests/, cli, and python (bindings/python). Cases labelled no_sanitizer measure time or
 # start programs that are not ours.
-ASAN_LABELS='^(unit|conformance|multirank|fault|fuzz|cli|simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
-TSAN_LABELS='^(unit|conformance|multirank|fault|simt|kernels_emulated|fakes)$'
-GPU_LABELS='^(simt|kernels_emulated|fakes|cuda_device|cuda|nccl)$'
+ASAN_LABELS='^(unit|conformance|ranks|faults|fuzz|cli|emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
+TSAN_LABELS='^(unit|conformance|ranks|faults|emulation/(cuda|simt)|kernels_emulated)$'
+GPU_LABELS='^(emulation/(cuda|nccl|simt)|kernels_emulated|cuda_device|cuda|nccl)$'
 # Not under sanitizers: more than 4 ranks, optimizers that differ from others in their arithmetic only, test parts that
 # combine two others or are part of another (inproc of ordered, async of device_memory). What is not even compiled there is
 # listed in tests/CMakeLists.txt.
@@ -30,9 +30,10 @@ UndefinedBehaviorSanitizer (asan), and with ThreadSanitizer (tsan).
   --sanitizers     all three (default)
   --gpu-emulation  something else: all that runs on the emulated GPU and the fake NCCL, whole, under both
                    sanitizers, of which the other runs have a selection
-  --label REGEX    only tests whose label matches: unit, conformance, multirank, fault, fuzz, abi, golden, cli,
-                   simt, kernels_emulated, fakes, cuda_device, cuda, nccl, lint, model, python, readme,
-                   report, scripts, perf
+  --label REGEX    only tests whose label matches: unit, conformance, ranks, faults, fuzz, abi, golden, cli,
+                   emulation/async_device, emulation/cuda, emulation/nccl, emulation/simt, support,
+                   kernels_emulated, cuda_device, cuda, nccl, lint, model, python, readme, report, scripts,
+                   perf
   --tidy           something else: clang-tidy over the production sources, with the checks in .clang-tidy; no test
   --fresh          configure the build folders anew
   -h, --help       this text
@@ -115,10 +116,10 @@ run_tests() {
   [ $# -lt 3 ] || only+=(-E "$3")
   say "== $preset: tests ($(elapsed))"
   # One expression: ctest excludes a case only if every -LE matches.
-  ctest_part "$preset" "$preset" -j "$((2 * $(cores)))" -LE "^(serial|fault|quiet)$|$not" "${only[@]}"
+  ctest_part "$preset" "$preset" -j "$((2 * $(cores)))" -LE "^(serial|faults|quiet)$|$not" "${only[@]}"
   ctest_part "$preset-serial" "$preset" -j 1 -L '^serial$' -LE "$not" "${only[@]}"
   build_ahead "$preset"
-  ctest_part "$preset-quiet" "$preset" -j "$((3 * $(cores)))" -L '^(fault|quiet)$' -LE "^serial$|$not" "${only[@]}"
+  ctest_part "$preset-quiet" "$preset" -j "$((3 * $(cores)))" -L '^(faults|quiet)$' -LE "^serial$|$not" "${only[@]}"
 }
 
 announce() {

@@ -1,5 +1,5 @@
 // Frames: the unit of what ranks send over a byte stream. FORMAT.md describes the format, and the
-// golden frames in tests/golden/frames hold it in place.
+// golden frames in tests/data/frames hold it in place.
 //
 // Threads: any; nothing here keeps state.
 #pragma once

@@ -16,7 +16,7 @@
 #include "core/config/codec.h"
 #include "core/cpu/cpu_device.h"
 #include "core/state/optim_state.h"
-#include "tests/support/async_device.h"
+#include "tests/emulation/async_device/async_device.h"
 #include "tests/support/core_ranks.h"
 
 namespace sotto::test {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "tests/multirank/capi_support.h"
+#include "tests/ranks/capi_support.h"
 
 namespace sotto::test {
 

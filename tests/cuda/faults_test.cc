@@ -11,7 +11,7 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
-#include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/support/sanitized.h"
 
 namespace sotto::test {

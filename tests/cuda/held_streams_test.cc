@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
-#include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/emulation/cuda/fake_cuda.h"
 
 namespace sotto::test {
 namespace {

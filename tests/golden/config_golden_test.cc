@@ -16,7 +16,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-const std::filesystem::path kConfigs = std::filesystem::path(SOTTO_GOLDEN_DIR) / "configs";
+const std::filesystem::path kConfigs = std::filesystem::path(SOTTO_TEST_DATA) / "configs";
 constexpr std::string_view kExpected = ".expected.json";
 
 std::string read_file(const std::filesystem::path& path) {

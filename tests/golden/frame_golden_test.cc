@@ -108,7 +108,7 @@ std::vector<Golden> goldens() {
   return all;
 }
 
-std::filesystem::path frames_dir() { return std::filesystem::path(SOTTO_GOLDEN_DIR) / "frames"; }
+std::filesystem::path frames_dir() { return std::filesystem::path(SOTTO_TEST_DATA) / "frames"; }
 
 TEST(GoldenFrames, EncodeToTheseBytes) {
   for (const Golden& g : goldens()) {

@@ -4,8 +4,8 @@
 #include <thread>
 
 #include "tests/cuda/graph_training.h"
+#include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/nccl/process_rank.h"
-#include "tests/support/fake_cuda/fake_cuda.h"
 #include "tests/support/temp_dir.h"
 
 namespace sotto::test {

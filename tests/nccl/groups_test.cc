@@ -12,8 +12,8 @@
 
 #include "core/iface/device.h"
 #include "tests/conformance/transport_suite.h"
-#include "tests/support/fake_cuda/fake_cuda.h"
-#include "tests/support/fake_nccl/fake_nccl.h"
+#include "tests/emulation/cuda/fake_cuda.h"
+#include "tests/emulation/nccl/fake_nccl.h"
 #include "transports/nccl/group_header.h"
 #include "transports/nccl/nccl_backend.h"
 

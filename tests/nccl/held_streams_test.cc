@@ -5,8 +5,8 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
-#include "tests/support/fake_cuda/fake_cuda.h"
-#include "tests/support/fake_nccl/fake_nccl.h"
+#include "tests/emulation/cuda/fake_cuda.h"
+#include "tests/emulation/nccl/fake_nccl.h"
 
 namespace sotto::test {
 namespace {

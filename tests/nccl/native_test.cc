@@ -8,7 +8,7 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
-#include "tests/support/fake_nccl/fake_nccl.h"
+#include "tests/emulation/nccl/fake_nccl.h"
 
 namespace sotto::test {
 namespace {

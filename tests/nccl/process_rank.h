@@ -3,9 +3,9 @@
 
 #include <string>
 
-#include "tests/multirank/capi_support.h"
-#include "tests/support/fake_cuda/fake_cuda.h"
-#include "tests/support/fake_nccl/fake_nccl.h"
+#include "tests/emulation/cuda/fake_cuda.h"
+#include "tests/emulation/nccl/fake_nccl.h"
+#include "tests/ranks/capi_support.h"
 #include "tests/support/kill_campaign.h"
 #include "tests/support/processes.h"
 

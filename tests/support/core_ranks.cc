@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "core/cpu/cpu_device.h"
-#include "tests/support/async_device.h"
+#include "tests/emulation/async_device/async_device.h"
 #include "tests/support/ordered_transport.h"
 #include "transports/inproc/inproc_backend.h"
 #include "transports/tcp/tcp_backend.h"

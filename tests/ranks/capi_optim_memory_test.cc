@@ -1,0 +1,93 @@
+// Parameters that move in memory or stand still, at the C ABI.
+#include <vector>
+
+#include "tests/ranks/capi_optim_model.h"
+
+namespace sotto::test {
+namespace {
+
+// Parameters that lie elsewhere give what they give in their first place.
+TEST(CapiOptim, ParametersThatMove) {
+  EXPECT_EQ(
+      run_world(
+          2, kDefault,
+          [](Member& self) {
+            Model fixed(self.rank), moving(self.rank);
+            sotto_optim* const a = new_optim(self, kOneBitLamb, fixed);
+            sotto_optim* const b = new_optim(self, kOneBitLamb, moving);
+            std::vector<float> places[2] = {moving.weights[0], moving.weights[1]};
+            for (int k = 0; k < 6; ++k) {
+              OK(sotto_optim_step(a, nullptr, nullptr));
+              std::vector<float> next[2] = {places[0], places[1]};
+              for (std::vector<float>& old : places) old.assign(old.size(), 1e30f);
+              const sotto_buffer params[] = {buffer(next[0]), buffer(next[1])};
+              OK(sotto_optim_set_params(b, params, nullptr, 2));
+              OK(sotto_optim_step(b, nullptr, nullptr));
+              for (size_t t = 0; t < 2; ++t) {
+                require(fixed.weights[t] == next[t], "equal parameters");
+                places[t].swap(next[t]);
+              }
+            }
+            sotto_buffer params[] = {buffer(places[0]), buffer(places[1])};
+            FAILS(sotto_optim_set_params(b, params, nullptr, 1), SOTTO_E_INVALID_ARGUMENT,
+                  "n is 1; it has to be 2");
+            FAILS(sotto_optim_set_params(b, nullptr, nullptr, 2), SOTTO_E_INVALID_ARGUMENT,
+                  "params");
+            FAILS(sotto_optim_set_params(b, params, params, 2), SOTTO_E_INVALID_ARGUMENT,
+                  "overlap");
+            params[1].count = 36;
+            FAILS(sotto_optim_set_params(b, params, nullptr, 2), SOTTO_E_INVALID_ARGUMENT,
+                  "params[1], of parameter \"b\", has 36 elements of fp32; registered were 37");
+            params[1] = buffer(places[0].data() + 1, 37);
+            FAILS(sotto_optim_set_params(b, params, nullptr, 2), SOTTO_E_INVALID_ARGUMENT,
+                  "overlap");
+            params[1] = buffer(places[1]);
+            std::vector<float> copies(37);
+            const sotto_buffer none[] = {{}, buffer(copies)};
+            FAILS(sotto_optim_set_params(b, params, none, 2), SOTTO_E_INVALID_ARGUMENT,
+                  "model_copies[1], of parameter \"b\", has 37 elements; none was registered");
+            // Gradients are held against the new places.
+            const sotto_buffer grads[] = {buffer(moving.gradients[0]), buffer(places[1])};
+            FAILS(sotto_optim_set_grads(b, grads, 2), SOTTO_E_INVALID_ARGUMENT, "overlap");
+            OK(sotto_optim_step(b, nullptr, nullptr));
+            OK(sotto_optim_destroy(a));
+            OK(sotto_optim_destroy(b));
+          }),
+      "");
+}
+
+// A frozen parameter stands still with its momentum, in both stages, and moves on afterwards.
+TEST(CapiOptim, ParametersThatAreFrozen) {
+  EXPECT_EQ(run_world(2, kDefault,
+                      [](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* const optim = new_optim(self, kOneBitLamb, model);
+                        const uint8_t second[] = {0, 1}, none[] = {0, 0}, wrong[] = {2, 0};
+                        OK(sotto_optim_step(optim, nullptr, nullptr));
+                        OK(sotto_optim_set_frozen(optim, second, 2));
+                        const std::vector<float> before = model.weights[1];
+                        for (int k = 0; k < 6; ++k) {
+                          const std::vector<float> other = model.weights[0];
+                          OK(sotto_optim_step(optim, nullptr, nullptr));
+                          require(model.weights[1] == before, "a frozen parameter");
+                          require(model.weights[0] != other, "another parameter");
+                        }
+                        OK(sotto_optim_set_frozen(optim, none, 2));
+                        OK(sotto_optim_step(optim, nullptr, nullptr));
+                        require(model.weights[1] != before, "it moves again");
+                        FAILS(sotto_optim_set_frozen(optim, none, 3), SOTTO_E_INVALID_ARGUMENT,
+                              "n is 3; it has to be 2");
+                        FAILS(sotto_optim_set_frozen(optim, wrong, 2), SOTTO_E_INVALID_ARGUMENT,
+                              "frozen[0], of parameter", "is 2; allowed: 0 or 1");
+                        FAILS(sotto_optim_set_frozen(optim, nullptr, 2), SOTTO_E_INVALID_ARGUMENT,
+                              "frozen is NULL");
+                        if (self.rank == 1) OK(sotto_optim_set_frozen(optim, second, 2));
+                        FAILS(sotto_optim_step(optim, nullptr, nullptr), SOTTO_E_PROTOCOL,
+                              "ranks do not agree");
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+}
+
+}  // namespace
+}  // namespace sotto::test

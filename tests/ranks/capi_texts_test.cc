@@ -1,0 +1,272 @@
+// What errors at the C ABI say: what the caller called, whom it concerns and what can be done.
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "tests/ranks/capi_support.h"
+
+namespace sotto::test {
+namespace {
+
+void lacks(const std::string& text, const std::string& word) {
+  require(text.find(word) == std::string::npos, "the text has \"" + word + "\": " + text);
+}
+
+constexpr const char* kAdam = R"({"optimizer": {"type": "Adam", "params": {"lr": 0.1}}})";
+
+sotto_status create_optim(const Member& self, const char* json, std::vector<float>* memory,
+                          sotto_optim** out) {
+  memory->assign(16, 0.0f);
+  sotto_param param = SOTTO_PARAM_INIT;
+  param.param = buffer(memory->data(), 8);
+  param.grad = buffer(memory->data() + 8, 8);
+  return sotto_optim_create(self.comm, json, &param, 1, out);
+}
+
+class CapiTexts : public testing::TestWithParam<const char*> {
+ protected:
+  std::string world(int32_t size, const std::function<void(Member&)>& body,
+                    int64_t timeout_us = 20'000'000) const {
+    WorldOptions options;
+    options.transport = GetParam();
+    options.timeout_us = timeout_us;
+    return run_world(size, options, body);
+  }
+};
+
+// One rank splits or creates, the other reduces: both texts name the function that was called.
+TEST_P(CapiTexts, SplitAndCreateAreNamedAsTheyWereCalled) {
+  for (const bool split : {true, false}) {
+    EXPECT_EQ(world(2,
+                    [&](Member& self) {
+                      std::vector<float> x(8), memory;
+                      sotto_comm* half = nullptr;
+                      sotto_optim* optim = nullptr;
+                      sotto_status status = SOTTO_OK;
+                      if (self.rank == 1) {
+                        const sotto_buffer b = buffer(x);
+                        status = sotto_all_reduce(self.comm, &b, &b, 1, nullptr, nullptr);
+                      } else if (split) {
+                        status = sotto_comm_split(self.comm, 0, 0, &half);
+                      } else {
+                        status = create_optim(self, kAdam, &memory, &optim);
+                      }
+                      FAILS(status, SOTTO_E_PROTOCOL,
+                            split ? "called sotto_comm_split" : "called sotto_optim_create",
+                            "called all_reduce(sum, fp32, 8 elements");
+                      lacks(sotto_last_error(), "all_gather");
+                      lacks(sotto_last_error(), "uint8");
+                    }),
+              "");
+  }
+}
+
+TEST_P(CapiTexts, ASplitThatTimesOutIsNamed) {
+  EXPECT_EQ(world(
+                2,
+                [&](Member& self) {
+                  sotto_comm* half = nullptr;
+                  if (self.rank == 0) {
+                    const sotto_status status = sotto_comm_split(self.comm, 0, 0, &half);
+                    FAILS(status, SOTTO_E_TIMEOUT, "sotto_comm_split");
+                    lacks(sotto_last_error(), "all_gather");
+                  } else {
+                    while (sotto_comm_error(self.comm, nullptr) == SOTTO_OK)
+                      OK(sotto_context_poll(self.context, 10'000));
+                  }
+                },
+                10'000'000),
+            "");
+}
+
+TEST_P(CapiTexts, SendAndReceiveHaveNoInternalNumbers) {
+  EXPECT_EQ(world(2,
+                  [&](Member& self) {
+                    std::vector<float> x(100'000);
+                    const sotto_buffer b = buffer(x);
+                    const sotto_call call = call_with([](auto& c) { c.timeout_us = 300'000; });
+                    if (self.rank == 0) {
+                      FAILS(sotto_recv(self.comm, &b, 1, 1, &call, nullptr), SOTTO_E_TIMEOUT,
+                            "send/recv 0 from rank 1 to rank 0");
+                      lacks(sotto_last_error(), "operation 140737488");
+                      lacks(sotto_last_error(), "operation 9223372036");
+                    } else {
+                      while (sotto_comm_error(self.comm, nullptr) == SOTTO_OK)
+                        OK(sotto_context_poll(self.context, 10'000));
+                    }
+                  }),
+            "");
+}
+
+TEST_P(CapiTexts, DifferingConfigurationsNameTheKeyAndBothValues) {
+  struct Pair {
+    std::string first, second;
+    std::vector<std::string> words;
+  };
+  const auto groups = [](int n, const char* last) {
+    std::string list;
+    for (int i = 0; i < n; ++i) list += "{}, ";
+    return R"("sotto": {"param_groups": [)" + list + last + "]}";
+  };
+  const std::vector<Pair> pairs = {
+      {R"("gradient_clipping": 1.0)",
+       R"("gradient_clipping": 2.5)",
+       {"gradient_clipping is 1 on rank 0", "and 2.5 on rank 1"}},
+      {R"("sotto": {"gradient_codec": {"type": "int8"}})",
+       R"("sotto": {"gradient_codec": {"type": "int4"}})",
+       {"sotto.gradient_codec.type is int8 on rank 0 and int4 on rank 1"}},
+      {R"("sotto": {"param_groups": [{"weight_decay": 0.5}]})",
+       R"("bf16": {"enabled": false})",
+       {"optimizer.params.weight_decay of parameter group 0 is 0.5 on rank 0 and 0 on rank 1"}},
+      {groups(1, "{}"),
+       groups(2, "{}"),
+       {"number of parameter groups (sotto.param_groups) is 2 on rank 0 and 3 on rank 1"}},
+      {groups(400, R"({"betas": [0.9, 0.99]}, {}, {"lr": 1})"),
+       groups(400, R"({"betas": [0.9, 0.999]}, {}, {"lr": 2})"),
+       {"optimizer.params.betas[1] of parameter group 400 is 0.99 on rank 0 and 0.999 on rank 1"}},
+      {R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 10}})",
+       R"("scheduler": {"type": "WarmupLR", "params": {"warmup_num_steps": 20}})",
+       {"scheduler.params.warmup_num_steps is 10 on rank 0 and 20 on rank 1"}}};
+  for (const Pair& pair : pairs) {
+    EXPECT_EQ(world(2,
+                    [&](Member& self) {
+                      const std::string json =
+                          R"({"optimizer": {"type": "Adam", "params": {"lr": 0.1}}, )" +
+                          (self.rank == 0 ? pair.first : pair.second) + "}";
+                      std::vector<float> memory;
+                      sotto_optim* optim = nullptr;
+                      fails(create_optim(self, json.c_str(), &memory, &optim), SOTTO_E_PROTOCOL,
+                            pair.words, "create");
+                      // Nothing was lost: the comm is healthy.
+                      OK(create_optim(self, kAdam, &memory, &optim));
+                      OK(sotto_optim_destroy(optim));
+                    }),
+              "");
+  }
+}
+
+// A state of other ranks: what can be done with it.
+TEST_P(CapiTexts, StateOfAnotherWorldSize) {
+  constexpr const char* kOnebit =
+      R"({"optimizer": {"type": "OneBitAdam", "params": {"lr": 0.1, "freeze_step": 1}}})";
+  std::vector<char> exact;
+  EXPECT_EQ(world(3,
+                  [&](Member& self) {
+                    std::vector<float> memory;
+                    sotto_optim* optim = nullptr;
+                    OK(create_optim(self, kOnebit, &memory, &optim));
+                    for (int i = 0; i < 4; ++i) OK(sotto_optim_step(optim, nullptr, nullptr));
+                    uint64_t length = 0;
+                    OK(sotto_optim_state_export(optim, SOTTO_STATE_EXACT, nullptr, 0, &length));
+                    if (self.rank == 1) {
+                      exact.resize(length);
+                      OK(sotto_optim_state_export(optim, SOTTO_STATE_EXACT, exact.data(), length,
+                                                  &length));
+                    }
+                    OK(sotto_optim_destroy(optim));
+                  }),
+            "");
+  EXPECT_EQ(world(2,
+                  [&](Member& self) {
+                    std::vector<float> memory;
+                    sotto_optim* optim = nullptr;
+                    OK(create_optim(self, kOnebit, &memory, &optim));
+                    const auto take = [&](sotto_state_mode mode) {
+                      return sotto_optim_state_import(optim, mode, exact.data(), exact.size());
+                    };
+                    FAILS(take(SOTTO_STATE_EXACT), SOTTO_E_INVALID_ARGUMENT,
+                          "of rank 1 of 3, this is rank", "in mode reset",
+                          "have the 3 ranks export it in mode mean");
+                    for (const sotto_state_mode mode : {SOTTO_STATE_MEAN, SOTTO_STATE_CONFIGURED}) {
+                      FAILS(take(mode), SOTTO_E_INVALID_ARGUMENT, "in mode exact on rank 1 of 3",
+                            "in mode reset", "have the 3 ranks export it in mode mean");
+                    }
+                    OK(take(SOTTO_STATE_RESET));
+                    OK(sotto_optim_destroy(optim));
+                  }),
+            "");
+}
+
+INSTANTIATE_TEST_SUITE_P(Transports, CapiTexts, testing::Values("inproc", "tcp"),
+                         [](const auto& instance) { return std::string(instance.param); });
+
+TEST(CapiTextsOfSetUp, AUniqueIdThatWasUsed) {
+  for (const char* transport : {"tcp", "inproc"}) {
+    setenv("SOTTO_TRANSPORT", transport, 1);
+    sotto_context* first = new_context();
+    sotto_unique_id id;
+    OK(sotto_unique_id_create(first, &id));
+    unsetenv("SOTTO_TRANSPORT");
+    EXPECT_EQ(run_ranks(2,
+                        [&](int rank) {
+                          sotto_context* context = rank == 0 ? first : new_context();
+                          sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+                          config.rank = rank;
+                          config.size = 2;
+                          config.id = &id;
+                          config.timeout_us = 20'000'000;
+                          sotto_comm *comm = nullptr, *again = nullptr;
+                          OK(sotto_comm_create(context, &config, &comm));
+                          for (int i = 0; i < 2; ++i) {
+                            FAILS(sotto_comm_create(context, &config, &again),
+                                  SOTTO_E_INVALID_ARGUMENT, "the unique id has been used before",
+                                  "One id makes one comm", "sotto_unique_id_create");
+                          }
+                          OK(sotto_barrier(comm, nullptr, nullptr));
+                          OK(sotto_comm_destroy(comm));
+                          FAILS(sotto_comm_create(context, &config, &again),
+                                SOTTO_E_INVALID_ARGUMENT, "has been used before");
+                          OK(sotto_context_destroy(context));
+                        }),
+              "");
+  }
+}
+
+// The rank that made the id no longer listens when its meeting has failed.
+TEST(CapiTextsOfSetUp, AUniqueIdWhoseMeetingFailed) {
+  setenv("SOTTO_TRANSPORT", "tcp", 1);
+  sotto_context* context = new_context();
+  sotto_unique_id id;
+  OK(sotto_unique_id_create(context, &id));
+  unsetenv("SOTTO_TRANSPORT");
+  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+  config.size = 2;
+  config.id = &id;
+  config.timeout_us = 200'000;
+  sotto_comm* comm = nullptr;
+  FAILS(sotto_comm_create(context, &config, &comm), SOTTO_E_TIMEOUT, "1");
+  FAILS(sotto_comm_create(context, &config, &comm), SOTTO_E_INVALID_ARGUMENT,
+        "has been used before", "its ranks did not come together");
+  OK(sotto_context_destroy(context));
+}
+
+TEST(CapiTextsOfSetUp, ARankOutOfRangeIsNamedWithoutAnId) {
+  sotto_context* context = new_context();
+  sotto_comm* comm = nullptr;
+  for (const int32_t rank : {2, 7, -1}) {
+    sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+    config.rank = rank;
+    config.size = 2;
+    FAILS(sotto_comm_create(context, &config, &comm), SOTTO_E_INVALID_ARGUMENT,
+          "rank is " + std::to_string(rank), "0 to 1");
+  }
+  OK(sotto_context_destroy(context));
+}
+
+// Who has set the variables is not known.
+TEST(CapiTextsOfSetUp, VariablesWithoutARendezvous) {
+  setenv("SOTTO_RANK", "1", 1);
+  setenv("SOTTO_WORLD_SIZE", "3", 1);
+  sotto_context* context = new_context();
+  sotto_comm* comm = nullptr;
+  FAILS(sotto_comm_create(context, nullptr, &comm), SOTTO_E_INVALID_ARGUMENT,
+        "the environment says 3 ranks (SOTTO_RANK=1, SOTTO_WORLD_SIZE=3)", "no rendezvous is known",
+        "SOTTO_RENDEZVOUS=tcp://");
+  lacks(sotto_last_error(), "started");
+  unsetenv("SOTTO_RANK");
+  unsetenv("SOTTO_WORLD_SIZE");
+  OK(sotto_context_destroy(context));
+}
+
+}  // namespace
+}  // namespace sotto::test
