@@ -7,7 +7,7 @@
 #include <mutex>
 
 #include "core/codec/codec.h"
-#include "tests/support/async_device.h"
+#include "tests/emulation/async_device/async_device.h"
 #include "tests/support/core_ranks.h"
 
 namespace sotto::test {

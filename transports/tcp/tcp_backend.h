@@ -28,12 +28,12 @@ struct TcpOptions {
   // each peer: its memory for messages before their receives, at least four times eager_bytes.
   // Where ranks differ the smallest values count.
   uint64_t eager_bytes = 65536;
-  uint32_t background_share = 10;  // percent; as framed::FlowLimits says
   uint64_t credit_bytes = uint64_t{1} << 20;
   // Data connections to each peer, 1 to 64. The first of several carries small messages only. More
   // than 2 are for links that a single flow cannot fill. Where ranks differ the smallest number
   // counts.
   uint32_t connections = 2;
+  uint32_t background_share = 10;  // percent; as framed::FlowLimits says
   // Of data connections: tcp::SocketSettings.
   uint64_t send_buffer_bytes = 0;
   uint64_t receive_buffer_bytes = 0;
