@@ -18,7 +18,7 @@ constexpr unsigned kWaitValueVersion = 12000;  // CUDA version of the entry poin
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
-// A failure to give something back: nobody can do anything about it. At the end of the process the
+// A failure to give something back has no remedy. At the end of the process the
 // runtime may be gone before us.
 void note(cudaError_t error, const char* call, int32_t device) {
   if (error == cudaErrorCudartUnloading) return;
@@ -361,7 +361,7 @@ Result<bool> CudaDevice::query(EventId event) {
   return failed;
 }
 
-// After an error nobody knows how far the lanes are: what they use is given back when they stand
+// After an error the progress of the lanes is unknown: what they use is given back when they stand
 // still.
 void CudaDevice::drain() {
   for (cudaStream_t stream : lanes_) {

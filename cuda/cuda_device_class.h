@@ -97,7 +97,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::vector<uint32_t> hold_values_;  // number id - 1
   std::vector<HoldId> free_holds_;
   // Pinned memory is kept until the device is closed: giving it back waits for the whole device,
-  // and so for streams that are held until whoever gives it back goes on.
+  // and so for streams that are blocked until the thread that gives it back goes on.
   std::unordered_map<void*, uint64_t> host_sizes_;
   std::multimap<uint64_t, void*> free_host_;  // by size
 };

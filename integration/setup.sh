@@ -82,7 +82,7 @@ VENV=$SOTTO_ROOT/.venv
 # Sbin directories are where ip and tc live, and are not on every user's PATH.
 PATH=$PATH:/usr/sbin:/sbin
 
-# probe KIND [NAME]: is it there, whoever installed it?
+# probe KIND [NAME]: is it installed, by any means?
 probe() {
   case $1 in
     command) command -v "$2" >/dev/null 2>&1 ;;

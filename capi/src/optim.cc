@@ -157,7 +157,7 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   SOTTO_TRY(CallbackScope::refuse_inside());
   auto object = std::make_unique<sotto_optim>();
   object->comm = comm->state;
-  // The other ranks hear of what is wrong here, so that nobody waits for this one.
+  // The other ranks hear of what is wrong here, so that none waits for this one.
   Result<Registration> taken =
       caught([&] { return take_registration(*comm, json, params, n, out_optim); });
   Registration mine = taken.ok() ? taken.take() : Registration();

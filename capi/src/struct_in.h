@@ -26,8 +26,8 @@ inline bool any_nonzero(const void* data, size_t from, size_t to) {
   return false;
 }
 
-// v1_size: size of the struct when it was first released; nobody can have a smaller one. `name` is
-// the argument's.
+// v1_size: size of the struct when it was first released; no caller can have a smaller one. `name`
+// is the argument's.
 template <class T>
 Status check_struct_size(const T* in, uint32_t v1_size, std::string_view name, uint32_t* size) {
   static_assert(std::is_trivially_copyable_v<T> && std::is_standard_layout_v<T>);

@@ -12,7 +12,7 @@
 // chunk 1 of all instances, ... With one section and one instance it is the sequence followed by
 // padding.
 //
-// Padding normally is no data: nobody reads it. Where it is (`padding_group`), every instance ends
+// Padding normally is no data: nothing reads it. Where it is (`padding_group`), every instance ends
 // with a tensor of its own that fills its last chunks; these tensors have the numbers after the
 // registered ones and appear in pieces, but in no norm, average or update of tensors.
 //

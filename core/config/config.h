@@ -90,7 +90,7 @@ struct SchedulerConfig {
   RangeTestConfig range_test;
 };
 
-// Loss scaling, read by nobody unless enabled.
+// Loss scaling; unused unless enabled.
 struct Fp16Config {
   bool enabled = false;
   double loss_scale = 0.0;            // > 0: static, at most 1e38; 0: dynamic

@@ -83,7 +83,7 @@ class Context : public std::enable_shared_from_this<Context> {
   std::mutex mutex_;
   std::map<std::string, Backend*> backends_;
   std::map<DeviceId, std::shared_ptr<Device>> devices_;
-  std::set<UniqueId> made_here_;   // ids that nobody has used here yet
+  std::set<UniqueId> made_here_;   // ids not yet used here
   std::map<UniqueId, bool> used_;  // whether a comm came of it
 };
 

@@ -13,8 +13,8 @@ struct LaunchInfo {
   int32_t rank = 0;
   int32_t size = 1;
   std::string address;  // tcp://host:port of rank 0; empty: none known
-  // Where rank and size were found, for messages: "SOTTO_RANK=0, SOTTO_WORLD_SIZE=2". Whoever has
-  // set the variables is not known.
+  // Where rank and size were found, for messages: "SOTTO_RANK=0, SOTTO_WORLD_SIZE=2". A caller that
+  // has set the variables is not known.
   std::string source;
 };
 

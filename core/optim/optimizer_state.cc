@@ -49,7 +49,7 @@ Status check_errors(const OptimizerData& data, const OptimSnapshot& s, StateErro
 }
 
 // Parameters, moments and what else is exported. Returns a hash of what all ranks have to have
-// alike; 0: nobody compares.
+// alike; 0: not compared.
 Result<uint64_t> apply_arrays(OptimizerData& data, const Algorithm& algorithm,
                               const OptimSnapshot& s, StateErrors errors,
                               const ArraySource& source) {

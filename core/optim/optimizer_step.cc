@@ -232,7 +232,7 @@ Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options)
   return op;
 }
 
-// On the driver, before anybody learns that the step has ended.
+// On the driver, before any thread learns that the step has ended.
 void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict, Status& status,
                           std::span<const std::byte> bytes) {
   if (accumulates(variant)) {

@@ -29,7 +29,7 @@ class StepFrame : public StepOperands {
   // Who met what is not finite, if a codec averages; else no bytes.
   Region worker_messages() const { return worker_messages_; }
   // Averages those of some tensors, more than one rank. flags: raised by the rank whose share of
-  // the sums is not finite; kNoSlot: nobody looks.
+  // the sums is not finite; kNoSlot: not looked for.
   GradientStage average(const std::vector<uint32_t>& tensors, uint32_t flags);
   // Steps without a full-precision average: the mean over ranks of the norms of local gradients, if
   // clipping is on. Otherwise ranks that have to decide do so alone.

@@ -267,7 +267,7 @@ Result<uint64_t> state_bytes(Optimizer& optimizer, StateMode mode) {
 Status import_state(Optimizer& optimizer, StateMode mode, const ByteSource& source,
                     uint64_t bytes) {
   SOTTO_ASSIGN(const BlobReader reader, BlobReader::open(source, bytes));
-  // A state of another type is refused before anybody looks at its arrays.
+  // A state of another type is refused before its arrays are looked at.
   const auto outside = [&](const OptimSnapshot& found, std::string_view name) {
     return found.algorithm != optimizer_kind_name(optimizer.config().optimizer.kind) ||
            optimizer.streams(name);

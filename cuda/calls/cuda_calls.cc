@@ -18,7 +18,7 @@ GetContextState find_get_context_state() {
   return reinterpret_cast<GetContextState>(entry);
 }
 
-// Whether this process has a context on the device; true if nobody can tell.
+// Whether this process has a context on the device; true if that is unknown.
 bool has_context(int device) {
   static const GetContextState get_state = find_get_context_state();
   unsigned flags = 0;

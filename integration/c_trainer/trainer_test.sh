@@ -163,7 +163,7 @@ test_loss_scale() {
   [ "$(stage_of dynamic 10)" = "full precision" ] || fail "step 10 is logged as $(stage_of dynamic 10)"
 }
 
-# One rank meets nobody, whatever started it and whatever address it was given. All runs are the same, bit for bit.
+# One rank connects to no peer, whatever started it and whatever address it was given. All runs are the same, bit for bit.
 test_one_rank() {
   local name start nobody=192.0.2.1
   start=("$launcher" -n 1 --)

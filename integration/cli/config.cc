@@ -13,7 +13,7 @@
 namespace sotto_cli {
 namespace {
 
-// A word that can hold at least "{}", and no name of a file that anybody would use: base64url of an
+// A word that can hold at least "{}", and is no likely name of a file: base64url of an
 // object begins with "e".
 bool is_base64_word(const std::string& word) {
   return word.size() >= 16 && word.front() == 'e' &&

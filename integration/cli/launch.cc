@@ -133,7 +133,7 @@ StartedRank start_rank(const RankCommand& command) {
   }
   report.close_write();
   if (rank.pid > 0) {
-    setpgid(rank.pid, rank.pid);  // in the child too: whoever comes first
+    setpgid(rank.pid, rank.pid);  // in parent and child: either may be first
     int reason = 0;
     ssize_t n = 0;
     while ((n = read(report.read_end, &reason, sizeof reason)) < 0 && errno == EINTR) {

@@ -40,7 +40,7 @@ class Watcher {
   bool start();
   void add(pid_t group) { tell(group); }
   // To be called before the leader is reaped: until then its number cannot have been given to
-  // somebody else.
+  // another process.
   void forget(pid_t group) { tell(-group); }
   void stop();
 
@@ -51,8 +51,8 @@ class Watcher {
   int pipe_ = -1;
 };
 
-// A TCP port of 127.0.0.1 for rank 0: bound here, so that nobody else is given it, but not listened
-// at, so that a listener with SO_REUSEADDR can have it.
+// A TCP port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not
+// listened at, so that a listener with SO_REUSEADDR can have it.
 class ReservedPort {
  public:
   ReservedPort() = default;

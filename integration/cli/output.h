@@ -8,8 +8,8 @@
 
 namespace sotto_cli {
 
-// Writes everything to a descriptor, however long that takes; gives up quietly when nobody reads
-// any more.
+// Writes everything to a descriptor, however long that takes; gives up quietly when no process
+// reads any more.
 void write_all(int fd, std::string_view text);
 
 // One stream of one rank. Complete lines get a prefix and are written in one piece, so that lines

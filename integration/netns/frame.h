@@ -1,5 +1,5 @@
 // What a TUN device hands over at once: an IP packet, or several of one TCP connection in one
-// piece, which are cut only where somebody needs them apart (segmentation offload), and in front of
+// piece, which are cut only where they are needed apart (segmentation offload), and in front of
 // it what the receiver's device has to know of that (OffloadHeader). It goes from device to device
 // as it is.
 #pragma once

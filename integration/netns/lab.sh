@@ -204,7 +204,7 @@ start_tunlink() {
   done
   ip netns exec "$(bridge)" "$program" run "${words[@]}" || die "cannot make TUN devices"
   for i in $(hosts); do
-    # The queue of a TUN device is no part of the link: what it drops nobody counts.
+    # The queue of a TUN device is no part of the link: what it drops is counted nowhere.
     ip -n "$(host "$i")" link set eth0 txqueuelen 10000
     configure "$i" 0
   done
@@ -261,7 +261,7 @@ partition() {
 # ---- hosts ----
 
 # configure I K: addresses of interface ethK. Reno in the namespace and on the route: a default such as BBR paces below the
-# link's rate and would flatter whoever sends less. Metrics of earlier connections are not reused.
+# link's rate and would flatter the sender of fewer bytes. Metrics of earlier connections are not reused.
 configure() {
   local i=$1 k=$2 namespace
   namespace=$(host "$i")
@@ -346,7 +346,7 @@ up() {
   trap - EXIT
 }
 
-# Processes first: a namespace lives as long as somebody is in it.
+# Processes first: a namespace lives as long as a process is in it.
 down() {
   local namespace pids
   for namespace in $(namespaces); do

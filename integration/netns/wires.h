@@ -50,8 +50,8 @@ class Wires {
 
   // What is under way stays under way, in the order it has.
   void set(const WireSettings& settings, int64_t now);
-  // These hosts reach each other and nobody else; the others reach each other. Packets between the
-  // two groups are dropped, also those under way. An empty list heals.
+  // These hosts reach each other and no other host; the others reach each other. Packets between
+  // the two groups are dropped, also those under way. An empty list heals.
   void part(const std::vector<bool>& is_apart);
 
   // What a host has sent. It leaves with the next advance().

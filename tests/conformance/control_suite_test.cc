@@ -79,8 +79,8 @@ TEST_P(TransportSuite, TheFirstCauseIsEverybodysCause) {
       << texts[0] << " | " << texts[1] << " | " << texts[3];
 }
 
-// Whoever has left in order decides nothing any more, whatever connections to it are still open,
-// and is no reason for what another rank meets.
+// A rank that has left in order decides nothing any more, whatever connections to it are still
+// open, and is no reason for what another rank meets.
 TEST_P(TransportSuite, WithoutACoordinatorTheCauseIsARanksOwn) {
   // At once, but for a busy machine now and then: asking takes three times as long.
   bool at_once = false;

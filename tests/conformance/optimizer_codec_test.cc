@@ -129,7 +129,8 @@ TEST_P(OptimizerCodec, ExactRestoreContinuesBitForBit) {
   }
 }
 
-// NaN on one rank: nobody updates anything, its error feedback included, and all know who it was.
+// NaN on one rank: no rank updates anything, its error feedback included, and all know which it
+// was.
 TEST_P(OptimizerCodec, NonfiniteGradientsChangeNothing) {
   for (const char* codec : kCodecs) {
     const std::string json = config(kDense[2], codec, R"(, "gradient_clipping": 1.0)");

@@ -33,7 +33,7 @@ struct TransportCase {
   std::string name;
   std::function<Result<std::unique_ptr<Backend>>(const Clock&)> make;
   bool joins_by_exchange = true;
-  // Anybody may connect, so who joins wrongly is refused alone, and the others wait on.
+  // Any process may connect, so a wrong one is refused alone, and the ranks wait on.
   bool refuses_alone = false;
 };
 inline std::string case_name(const testing::TestParamInfo<TransportCase>& info) {
@@ -138,7 +138,7 @@ class IdBoard {
     kit.join(board.share(kit));
     kit.connect();
     body(kit);
-    board.wait();  // nobody goes away while others still look at what happened
+    board.wait();  // no rank leaves while others still look at what happened
   });
 }
 

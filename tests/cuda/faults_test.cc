@@ -271,7 +271,7 @@ void expect_errors(const char* json, const CallFault& fault) {
       if (self.rank == 0) {
         call_that_failed = fake_cuda::failed_call();
         fake_cuda::clear_faults();
-        // A call that was refused has failed nobody else.
+        // A call that was refused has failed no other.
         if (status != SOTTO_OK) OK(sotto_comm_abort(self.comm, "the step has failed"));
       }
       OK(sotto_optim_destroy(optim));

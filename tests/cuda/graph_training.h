@@ -120,7 +120,7 @@ class Training {
     graphs_.back()->run();
     ++replayed_;
   }
-  // To memory of parameters' size that is nobody's.
+  // To unused memory of parameters' size.
   void move_gradients() {
     std::vector<sotto_buffer> moved;
     for (std::vector<float>& p : elsewhere_) moved.push_back(tensors_.add(p));

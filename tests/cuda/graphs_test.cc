@@ -1,5 +1,5 @@
 // Optimizer steps in CUDA graphs: trainings that replay recorded steps have the bits of those that
-// call every step, and a launch that nobody awaits writes nothing.
+// call every step, and a launch that is not awaited writes nothing.
 #include "tests/cuda/graph_training.h"
 
 namespace sotto::test {

@@ -1,5 +1,5 @@
 // On the fake CUDA runtime, which shows what a GPU would hide: the default stream that runs late,
-// contexts on devices that nobody uses, streams that are held although they need not be, and calls
+// contexts on unused devices, streams that are held although they need not be, and calls
 // that could wait for a held stream.
 #include <gmock/gmock.h>
 

@@ -8,8 +8,8 @@
 
 namespace sotto::perf {
 
-// One thread, so that the time of the calling thread is the time of a kernel, whoever else uses the
-// processor meanwhile.
+// One thread, so that the time of the calling thread is the time of a kernel, whatever else uses
+// the processor meanwhile.
 class TimedDevice final : public Device {
  public:
   explicit TimedDevice(SimdLevel limit) : device_(1, limit) {}

@@ -1,5 +1,5 @@
 // Ranks as threads of this process over TCP, and the loopback interface that carries what they
-// send, in a network namespace of its own so that nobody else's packets count.
+// send, in a network namespace of its own so that no other packets count.
 #pragma once
 
 #include <cstdint>

@@ -169,7 +169,7 @@ class CapiRendezvous : public testing::TestWithParam<const char*> {
     return told;
   }
   static bool tcp() { return std::string(GetParam()) == "tcp"; }
-  // What is wrong, or, over TCP, where only the one who came wrongly is refused, that nobody else
+  // What is wrong, or, over TCP, where only the wrong connection is refused, that no other rank
   // came.
   static bool told(const std::string& text) {
     return text.rfind("INVALID_ARGUMENT", 0) == 0 ||

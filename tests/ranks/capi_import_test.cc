@@ -576,7 +576,7 @@ TEST(CapiImport, RanksImportTheSameOrNothing) {
       "");
 }
 
-// Nobody but the caller drives here, so that a step stays in flight until it is waited for.
+// Only the caller drives here, so that a step stays in flight until it is waited for.
 TEST(CapiImport, BusyWhileAStepIsInFlight) {
   WorldOptions options;
   options.progress_thread = false;

@@ -1,4 +1,4 @@
-// A world of one rank works whatever started it: it meets nobody, so no address matters.
+// A world of one rank works whatever started it: it connects to no peer, so no address matters.
 #include <cstdlib>
 #include <string>
 #include <utility>
@@ -124,7 +124,7 @@ void everything(sotto_context* context, const sotto_comm_config* config) {
   OK(sotto_comm_destroy(comm));
 }
 
-// Nobody answers there, and nobody listens.
+// No process answers or listens there.
 std::string closed_port() { return std::to_string(ReservedPort().number()); }
 
 class WorldOfOne : public testing::TestWithParam<const char*> {};

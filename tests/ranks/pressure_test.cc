@@ -1,9 +1,9 @@
-// A rank that stops reading, reads slowly, or does not ask for what it is sent, makes nobody's
+// A rank that stops reading, reads slowly, or does not ask for what it is sent, makes no rank's
 // memory grow beyond a bound that does not depend on how many bytes wait:
 //   sender    payloads stay where the caller has them; an operation in flight costs its bookkeeping
 //             (plan instance, transfers, flow: at most kPerOperation) and its own scratch (a small
 //             all-reduce: the parts of all ranks), both of which later operations use again
-//   receiver  credit_bytes (1 MiB) per peer for messages that nobody has asked for yet, and a flow
+//   receiver  credit_bytes (1 MiB) per peer for messages without a posted receive, and a flow
 //             of at most kPerOperation for each of their operations
 // What the kernel holds in sockets is bounded by its own limits and is no memory of the process.
 #include <gtest/gtest.h>

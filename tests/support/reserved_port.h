@@ -1,5 +1,5 @@
 // A TCP port of 127.0.0.1 that is kept for one socket of the test: bound here, but not listened at,
-// so that a listener with SO_REUSEADDR can have it and nobody else is given it.
+// so that a listener with SO_REUSEADDR can have it and no other process is given it.
 //
 // Threads: any.
 #pragma once

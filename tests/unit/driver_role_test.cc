@@ -1,5 +1,5 @@
-// One thread at a time drives, whoever waits does so itself, and waiting looks at the clock that it
-// was given.
+// One thread at a time drives, a waiting thread drives itself, and waiting looks at the clock that
+// it was given.
 #include "core/engine/driver_role.h"
 
 #include <gtest/gtest.h>

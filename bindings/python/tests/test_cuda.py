@@ -147,7 +147,7 @@ def scene_optimizers(runtime):
     ):
         expected, reference = train(kind, torch.clone, options)
         params, optimizer = train(kind, on_cuda, options)
-        assert optimizer._flying is not None  # nobody has waited for the last step
+        assert optimizer._flying is not None  # the last step was not waited for
         with torch.no_grad():
             runtime.download(*(p.detach() for p in params))
         for here, there in zip(params, expected):

@@ -108,7 +108,7 @@ comm.close()
 
 @pytest.fixture
 def free_port():
-    """A port of 127.0.0.1 for rank 0: bound here, so that nobody else is given it, but not listened
+    """A port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not listened
     at, so that a listener with SO_REUSEADDR can have it. It is the one after MASTER_PORT."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -70,7 +70,7 @@ def test_arrays_live_as_long_as_their_operation():
         del x
         gc.collect()
         assert seen() is not None
-        del work  # nobody waits any more: the library still writes
+        del work  # no thread waits any more: the library still writes
         gc.collect()
         assert seen() is not None
         comm.send(np.zeros(1, np.int8), 1).wait()

@@ -124,7 +124,7 @@ if os.environ["RANK"] == "0":
     try:
         taken.bind(("", int(os.environ["MASTER_PORT"]) + 1))
         taken.listen()
-    except OSError as error:  # somebody else has it
+    except OSError as error:  # another process has it
         assert error.errno == errno.EADDRINUSE, error
 for _ in range(2):
     with sotto.init_process_group(timeout=60) as comm:
@@ -136,7 +136,7 @@ for _ in range(2):
 
 
 def test_torchruns_ranks_need_no_port_beside_its_own(tmp_path):
-    """MASTER_PORT + 1 may be anybody's, the end of a connection that is closed for instance."""
+    """MASTER_PORT + 1 may be in use, as the end of a connection that is closed for instance."""
     program = tmp_path / "taken.py"
     program.write_text(TAKEN)
     environment = {k: v for k, v in os.environ.items() if not k.startswith("SOTTO_RE")}
@@ -175,7 +175,7 @@ def test_sub_groups():
 def rank_is_late():
     """Who waits says for whom; who comes too late hears of it; the next meeting is a new one."""
     rank, _ = join()
-    # So many seconds that of the other two nobody is too late.
+    # So many seconds that neither of the other two is too late.
     group = dist.new_group([2, 0, 1], timeout=datetime.timedelta(seconds=20))
     dist.barrier()
     if rank != 1:

@@ -74,7 +74,7 @@ def test_parameters_keep_no_optimizer_alive(comm):
     del optimizer
     gc.collect()
     assert seen() is None
-    net(torch.zeros(2, 20)).sum().backward()  # nobody is there any more to look at gradients
+    net(torch.zeros(2, 20)).sum().backward()  # no optimizer is left to look at gradients
     copied = copy.deepcopy(net)
     assert torch.equal(copied[0].weight, net[0].weight)
 

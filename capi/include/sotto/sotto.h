@@ -171,8 +171,8 @@ typedef struct sotto_comm_config {
   sotto_all_gather_fn all_gather; /* NULL: own rendezvous; else used in place of `id` */
   void* user;                     /* passed to all_gather */
   /* With transport "nccl": this rank's ncclComm_t, of the same rank and size, lent until the comm
-   * is destroyed or has failed; nobody else uses it meanwhile. A failure aborts it, which frees it:
-   * the caller must not touch it any more. NULL: the library makes one. All ranks, or none. */
+   * is destroyed or has failed; no other code uses it meanwhile. A failure aborts it, which frees
+   * it: the caller must not touch it any more. NULL: the library makes one. All ranks, or none. */
   void* native_comm;
 } sotto_comm_config;
 #define SOTTO_COMM_CONFIG_INIT \
@@ -363,8 +363,8 @@ SOTTO_API sotto_status sotto_unique_id_create(sotto_context* context, sotto_uniq
 
 /* ---- comm ----------------------------------------------------------------------------------- */
 
-/* Creates a comm: an ordered set of ranks. Collective: every rank calls it. One rank alone meets
- * nobody: it needs no id, and a rendezvous address is not looked at.
+/* Creates a comm: an ordered set of ranks. Collective: every rank calls it. A comm of one
+ * rank connects to none: it needs no id and ignores a rendezvous address.
  *   context  [in]  stays alive until the comm is destroyed
  *   config   [in]  NULL: rank, size and rendezvous from the environment (SOTTO_RANK,
  *                  SOTTO_WORLD_SIZE and SOTTO_RENDEZVOUS as sotto-run sets them; else torchrun's,

@@ -42,7 +42,7 @@ def by_path(program, folder):
 
 @contextlib.contextmanager
 def reserved_port():
-    """A port of 127.0.0.1 for rank 0: bound here, so that nobody else is given it, but not listened
+    """A port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not listened
     at, so that a listener with SO_REUSEADDR can have it."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -105,7 +105,7 @@ def losses(path):
 
 def killed(folder, name, out):
     """Starts a run without end, kills rank 1 when there are checkpoints, and returns the step of
-    the last one. Nobody is left behind."""
+    the last one. No rank is left behind."""
     marker = str(out / "log")
     words = [*words_of(folder, name, out), "--save-every", "3", "--steps", "100000"]
     with subprocess.Popen(

@@ -140,7 +140,7 @@ TEST(AsyncDevice, AMissingWaitForAReaderShows) {
   }
 }
 
-// The same mistake without anybody holding a lane: random delays alone find it.
+// The same mistake without a blocked lane: random delays alone find it.
 TEST(AsyncDevice, RandomDelaysFindAMissingWait) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP()

@@ -1,4 +1,4 @@
-// How the fake CUDA runtime finds the code of a kernel: whoever can run a kernel on the CPU (the
+// How the fake CUDA runtime finds the code of a kernel: what can run a kernel on the CPU (the
 // SIMT emulator) registers a binder for it.
 //
 // Threads: any.

@@ -173,7 +173,7 @@ bool State::begin_job(uint32_t stream, std::mt19937_64& random) {
     std::unique_lock lock(mutex_);
     released_.wait(lock, [this] { return !held_; });
     if (hits(execution_fault_, executions_++)) {
-      // Whoever learns of the error may take everything down: nothing else executes any more then.
+      // The caller that learns of the error may take everything down: nothing executes after it.
       failing_ = true;
       stopped_.wait(lock, [this] { return executing_ == 0; });
       failing_ = false;

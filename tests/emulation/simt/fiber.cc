@@ -25,7 +25,7 @@ namespace context = boost::context::detail;
 
 constexpr size_t kStackBytes = 128 * 1024;  // sanitizers need more than the kernels do
 
-// Below a stack lies a page that nobody may touch. Under ThreadSanitizer there is none, and many
+// Below a stack lies a protected page. Under ThreadSanitizer there is none, and many
 // are mapped at once: a process may have 65530 mappings, and fibers have five each there.
 #ifdef SIMT_TSAN
 constexpr size_t kGuards = 0, kAtOnce = 256;

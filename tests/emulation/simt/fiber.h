@@ -49,7 +49,7 @@ class Context {
   // The next switch to this context calls entry(), which must never return. `colour` bytes are left
   // free at the stack's top: page-aligned stacks would share one set of the first-level cache.
   void arm(void (*entry)(), size_t colour);
-  // Returns when somebody switches back. dies: nobody will.
+  // Returns when a fiber switches back. dies: none will.
   void switch_to(Context& other, bool dies);
 
  private:

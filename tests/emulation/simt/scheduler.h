@@ -18,7 +18,7 @@ namespace simt {
 
 inline constexpr uint32_t kWarp = 32;
 
-// Memory that ends at a page that nobody may touch.
+// Memory that ends at a protected page.
 class GuardedMemory {
  public:
   GuardedMemory() = default;

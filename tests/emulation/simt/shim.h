@@ -1,6 +1,6 @@
 // A test tool: what CUDA C++ source sees when it is compiled as plain C++ for the emulator
 // (simt.h). Included before everything else (-include), since CUDA's headers define the words of
-// the language only where nobody has.
+// the language only where none has.
 #pragma once
 #if defined(__CUDACC__)
 #error "shim.h is for host compilers"

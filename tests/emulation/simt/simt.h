@@ -2,7 +2,7 @@
 // thread; one OS thread runs one block at a time, to its end. What a kernel may not do ends the
 // process with a message that begins with "simt:" and names block, thread, file and line:
 //  - threads of one block that wait at different barriers, or some at a barrier and others for a
-//    warp, so that nobody can go on
+//    warp, so that none can go on
 //  - a warp collective whose mask lacks the calling lane, or that lanes of its mask meet with
 //    another mask or another collective; a shuffle of a width that is not a power of two up to 32
 // A lane that a shuffle may not read gives 0xdeadbeef. Shared memory is full of 0xff when a block

@@ -16,7 +16,7 @@ void gpu_codec(const std::shared_ptr<Device>& device, const Options& options,
 void gpu_optim(const std::shared_ptr<Device>& device, const Options& options,
                std::vector<Measurement>* out);
 
-// Does the work once and returns its milliseconds: for whoever lets another library take turns.
+// Does the work once and returns its milliseconds: for callers that let another library take turns.
 using Turn = std::function<double()>;
 using GpuTurn = Turn (*)(const std::shared_ptr<Device>& device, const Options& options);
 

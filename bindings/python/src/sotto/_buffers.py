@@ -210,7 +210,7 @@ def _of_dlpack(x: Any, what: str) -> View:
         capsule = x.__dlpack__(max_version=(1, 0))
     except TypeError:  # a producer from before DLPack 1.0
         capsule = x.__dlpack__()
-    # A capsule that nobody consumes frees its tensor when it goes: holding it holds the memory.
+    # A capsule that is not consumed frees its tensor when it goes: holding it holds the memory.
     writable = True
     if _capsule_is(capsule, b"dltensor_versioned"):
         managed = _DLManagedVersioned.from_address(_capsule_pointer(capsule, b"dltensor_versioned"))

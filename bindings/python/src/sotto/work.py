@@ -31,14 +31,14 @@ class OpStats(NamedTuple):
     header_bytes_planned: int
 
 
-# What operations in flight read and write. They end after the process does if nobody waits for
+# What operations in flight read and write. They end after the process does if no thread waits for
 # them, so the interpreter must not free this when it takes itself apart.
 _in_flight: dict[int, Any] = {}
 c.pythonapi.Py_IncRef(c.py_object(_in_flight))
 
 
 class _Orphans:
-    """Operations that nobody waits for any more: they go on, and their memory stays in use."""
+    """Operations that no thread waits for any more: they go on, and their memory stays in use."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -126,7 +126,7 @@ class Settings:
         return bool({**self.section("bfloat16"), **self.section("bf16")}.get("enabled"))
 
     def check_groups(self, chosen: bool) -> None:
-        """Errors: InvalidArgumentError (model-parallel ranks, and nobody said which average).
+        """Errors: InvalidArgumentError (model-parallel ranks without a word on which average).
 
         chosen: whether the caller has named the ranks of one pipeline stage or shard.
         """

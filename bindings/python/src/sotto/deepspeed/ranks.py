@@ -113,7 +113,7 @@ def join(
 ) -> None:
     """Makes torch's process group, and the default comm of the same ranks. Collective.
 
-    Afterwards RANK, WORLD_SIZE and LOCAL_RANK are in the environment, whoever the launcher was.
+    Afterwards RANK, WORLD_SIZE and LOCAL_RANK are in the environment, whichever the launcher was.
     discover: whether other launchers than torchrun are looked for.
     """
     if not dist.is_backend_available(backend):

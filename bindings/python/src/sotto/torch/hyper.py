@@ -68,7 +68,7 @@ class Groups(torch.optim.Optimizer):
 
     @property
     def _schedule(self) -> str | None:
-        """Which schedule of the configuration steers lr; None: torch's, or nobody."""
+        """Which schedule of the configuration steers lr; None: torch's, or none."""
         kind: str | None = (self._common.get("scheduler") or {}).get("type")
         return kind
 

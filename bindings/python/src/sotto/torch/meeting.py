@@ -158,7 +158,7 @@ class Meeting:
                     self._prefix + "failed", f"{status} {self._name(self.rank)} gave up: {text}"
                 )
             raise
-        # Nobody reads them any more: the comm is there only when all have what they need.
+        # No rank reads them any more: the comm is there only when all have what they need.
         for key in self._written:
             with contextlib.suppress(RuntimeError):
                 self._store.delete_key(key)
