@@ -13,7 +13,7 @@
 
 #include "core/base/codec.h"
 #include "core/base/dtype.h"
-#include "core/base/narrow_state.h"
+#include "core/base/low_precision_state.h"
 #include "core/base/status.h"
 #include "core/config/hyper_parameters.h"
 
@@ -135,7 +135,7 @@ struct SottoConfig {
   InitialParameters initial_parameters = InitialParameters::kCheck;
   std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
   uint64_t max_consecutive_skips = 100;  // overflows in a row before a step fails for good; >= 1
-  // Of momentum and variance; types other than float32: those with narrow_state.
+  // Of momentum and variance; types other than float32: those with low_precision_state.
   StateType state_dtype = StateType::kF32;
   // Of the gradients' average of types that are not 1-bit; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;

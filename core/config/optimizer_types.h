@@ -12,12 +12,12 @@ namespace sotto {
 
 struct OptimizerType {
   OptimizerKind kind = OptimizerKind::kNone;
-  std::string_view name;      // as DeepSpeed writes it
-  bool one_bit = false;       // later steps send compressed data
-  bool variance = true;       // keeps a second moment
-  bool narrow_state = false;  // moments may be bfloat16 or 8-bit floats
-  bool has_betas = true;      // keeps a first moment; without them only if it has a momentum
-  bool scales_all = false;    // 1 bit, granularity "flat": one scale for everything
+  std::string_view name;             // as DeepSpeed writes it
+  bool one_bit = false;              // later steps send compressed data
+  bool variance = true;              // keeps a second moment
+  bool low_precision_state = false;  // moments may be bfloat16 or 8-bit floats
+  bool has_betas = true;             // keeps a first moment; without them only if it has a momentum
+  bool scales_all = false;           // 1 bit, granularity "flat": one scale for everything
   bool averages_trust_ratio = false;
   const Stages& (*stages)() = one_stage;
   // Arrays of float32 per element that a 1-bit type keeps beside its moments.

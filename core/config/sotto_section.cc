@@ -108,12 +108,13 @@ Status read_state_dtype(const ObjectReader& reader, Config& config, Findings& fi
   if (sotto.state_dtype == StateType::kF32) return ok_status();
   const OptimizerKind kind = config.optimizer.kind;
   const std::string path = reader.path_of("state_dtype");
-  if (kind != OptimizerKind::kNone && !optimizer_type(kind).narrow_state) {
+  if (kind != OptimizerKind::kNone && !optimizer_type(kind).low_precision_state) {
     return findings.fail(
-        path, fmt::format(
-                  "found {} with {}, allowed is fp32; {} take fp32, bf16, fp8",
-                  state_type_name(sotto.state_dtype), optimizer_kind_name(kind),
-                  optimizer_names([](const OptimizerType& t) { return t.narrow_state; }, " and ")));
+        path,
+        fmt::format("found {} with {}, allowed is fp32; {} take fp32, bf16, fp8",
+                    state_type_name(sotto.state_dtype), optimizer_kind_name(kind),
+                    optimizer_names([](const OptimizerType& t) { return t.low_precision_state; },
+                                    " and ")));
   }
   if (kind != OptimizerKind::kNone && !optimizer_type(kind).has_betas &&
       config.optimizer.params.sgd.momentum == 0) {

@@ -48,13 +48,13 @@ struct Gradients {
 // The type of the gradients in a call with this kind of state; Args: where it is float32.
 template <class State, class Args>
 Dtype source_of(const KernelCall& call) {
-  if constexpr (State::kNarrow) return call.arguments<NarrowArgs>().source;
+  if constexpr (State::kLowPrecision) return call.arguments<LowPrecisionArgs>().source;
   return call.arguments<Args>().source;
 }
 
 template <class State>
 struct AdamOp : OpBase {
-  using Kernel = std::conditional_t<State::kNarrow, kernels::AdamNarrow, kernels::Adam>;
+  using Kernel = std::conditional_t<State::kLowPrecision, kernels::AdamLowPrecision, kernels::Adam>;
 
   explicit AdamOp(const KernelCall& call) : AdamOp(call, shared(call)) {}
   AdamOp(const KernelCall& call, const kernels::AdamOperands<Operand>& o)
@@ -92,7 +92,7 @@ struct AdamOp : OpBase {
 
  private:
   static const kernels::AdamOperands<Operand>& shared(const KernelCall& call) {
-    if constexpr (State::kNarrow) {
+    if constexpr (State::kLowPrecision) {
       return call.of<Kernel>().adam;
     } else {
       return call.of<Kernel>();
@@ -100,7 +100,7 @@ struct AdamOp : OpBase {
   }
   static StateOperands operands(const KernelCall& call) {
     StateOperands at{shared(call).m.data, shared(call).v.data};
-    if constexpr (State::kNarrow) {
+    if constexpr (State::kLowPrecision) {
       const auto& o = call.of<Kernel>();
       at.step = o.step.template flat<const uint64_t>();
       at.m_exponents = o.m_exponents.template flat<uint8_t>();

@@ -11,8 +11,8 @@ namespace sotto {
 
 template <class State, class Element>
 struct FirstMomentOp : OpBase {
-  using Kernel =
-      std::conditional_t<State::kNarrow, typename Element::Narrow, typename Element::Plain>;
+  using Kernel = std::conditional_t<State::kLowPrecision, typename Element::LowPrecision,
+                                    typename Element::Plain>;
   using Scalars = typename Element::Scalars;
 
   explicit FirstMomentOp(const KernelCall& call) : FirstMomentOp(call, shared(call)) {}
@@ -54,7 +54,7 @@ struct FirstMomentOp : OpBase {
 
  private:
   static const kernels::SgdOperands<Operand>& shared(const KernelCall& call) {
-    if constexpr (State::kNarrow) {
+    if constexpr (State::kLowPrecision) {
       return call.of<Kernel>().sgd;
     } else {
       return call.of<Kernel>();
@@ -62,7 +62,7 @@ struct FirstMomentOp : OpBase {
   }
   static StateOperands operands(const KernelCall& call) {
     StateOperands at{shared(call).m.data};
-    if constexpr (State::kNarrow) {
+    if constexpr (State::kLowPrecision) {
       at.step = call.of<Kernel>().step.template flat<const uint64_t>();
       at.m_exponents = call.of<Kernel>().m_exponents.template flat<uint8_t>();
     }
@@ -76,8 +76,8 @@ void run_first_moment(const KernelCall& call) {
   run_elements<FirstMomentOp<FloatState, Element>>(call);
 }
 template <class Element>
-void run_narrow_first_moment(const KernelCall& call) {
-  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
+void run_low_precision_first_moment(const KernelCall& call) {
+  if (call.arguments<LowPrecisionArgs>().state == StateType::kBf16)
     return run_elements<FirstMomentOp<Bf16State, Element>>(call);
   run_elements<FirstMomentOp<Fp8State<ScalarFp8>, Element>>(call);
 }

@@ -15,7 +15,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "core/base/narrow_state.h"
+#include "core/base/low_precision_state.h"
 #include "core/cpu/elements.h"
 #include "core/kernels/adam.h"
 
@@ -25,7 +25,7 @@ namespace sotto {
 struct StateOperands {
   void* m = nullptr;
   void* v = nullptr;
-  const uint64_t* step = nullptr;  // as the following: narrow state alone
+  const uint64_t* step = nullptr;  // as the following: low-precision state alone
   uint8_t* m_exponents = nullptr;
   uint8_t* v_exponents = nullptr;
 };
@@ -35,7 +35,7 @@ inline uint32_t position_in_block(const Piece& piece, uint64_t element) {
 }
 
 struct FloatState {
-  static constexpr bool kNarrow = false;
+  static constexpr bool kLowPrecision = false;
   explicit FloatState(const StateOperands& at)
       : m(static_cast<float*>(at.m)), v(static_cast<float*>(at.v)) {}
 
@@ -55,7 +55,7 @@ struct FloatState {
 };
 
 struct Bf16State {
-  static constexpr bool kNarrow = true;
+  static constexpr bool kLowPrecision = true;
   explicit Bf16State(const StateOperands& at)
       : m(static_cast<uint16_t*>(at.m)), v(static_cast<uint16_t*>(at.v)), step(*at.step) {}
 
@@ -108,7 +108,7 @@ struct ScalarFp8 {
 template <class Math>
 class Fp8State {
  public:
-  static constexpr bool kNarrow = true;
+  static constexpr bool kLowPrecision = true;
   explicit Fp8State(const StateOperands& at)
       : m(static_cast<uint8_t*>(at.m)),
         v(static_cast<uint8_t*>(at.v)),

@@ -7,13 +7,13 @@
 namespace sotto::scalar {
 
 void adam(const KernelCall& call) { run_elements<AdamOp<FloatState>>(call); }
-void adam_narrow(const KernelCall& call) {
-  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
+void adam_low_precision(const KernelCall& call) {
+  if (call.arguments<LowPrecisionArgs>().state == StateType::kBf16)
     return run_elements<AdamOp<Bf16State>>(call);
   run_elements<AdamOp<Fp8State<ScalarFp8>>>(call);
 }
 void sgd(const KernelCall& call) { run_first_moment<SgdElement>(call); }
-void sgd_narrow(const KernelCall& call) { run_narrow_first_moment<SgdElement>(call); }
+void sgd_low_precision(const KernelCall& call) { run_low_precision_first_moment<SgdElement>(call); }
 void lamb_moments(const KernelCall& call) { run_elements<LambMomentsOp>(call); }
 void lamb_update(const KernelCall& call) { run_elements<LambUpdateOp>(call); }
 

@@ -5,6 +5,8 @@
 namespace sotto::scalar {
 
 void lion(const KernelCall& call) { run_first_moment<LionElement>(call); }
-void lion_narrow(const KernelCall& call) { run_narrow_first_moment<LionElement>(call); }
+void lion_low_precision(const KernelCall& call) {
+  run_low_precision_first_moment<LionElement>(call);
+}
 
 }  // namespace sotto::scalar

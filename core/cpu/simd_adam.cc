@@ -111,9 +111,9 @@ void adam_groups(AdamOp<State>& op, const Piece& piece, uint64_t first, uint64_t
 template <Decay kDecay, class State>
 void adam_decayed(AdamOp<State>& op, const Piece& p, uint64_t first, uint64_t n, const float* g,
                   bool corrected) {
-  // Narrow state has one form for both.
-  if (State::kNarrow || corrected) return adam_groups<kDecay, true>(op, p, first, n, g);
-  if constexpr (!State::kNarrow) adam_groups<kDecay, false>(op, p, first, n, g);
+  // Low-precision state has one form for both.
+  if (State::kLowPrecision || corrected) return adam_groups<kDecay, true>(op, p, first, n, g);
+  if constexpr (!State::kLowPrecision) adam_groups<kDecay, false>(op, p, first, n, g);
 }
 
 template <class State>
@@ -133,8 +133,8 @@ void adam_as(AdamOp<State>& op, const Piece& p, uint64_t first, uint64_t n, cons
 void adam(const KernelCall& call) {
   run_source_groups<AdamOp<FloatState>>(call, adam_as<FloatState>);
 }
-void adam_narrow(const KernelCall& call) {
-  if (call.arguments<NarrowArgs>().state == StateType::kBf16)
+void adam_low_precision(const KernelCall& call) {
+  if (call.arguments<LowPrecisionArgs>().state == StateType::kBf16)
     return run_source_groups<AdamOp<Bf16State>>(call, adam_as<Bf16State>);
   run_source_groups<AdamOp<Fp8Vectors>>(call, adam_as<Fp8Vectors>);
 }
@@ -238,7 +238,7 @@ void lamb_update(const KernelCall& call) {
 void install_adam(KernelTable& table) {
   kernel_entry(table, KernelId::kSumSquares) = sum_squares;
   kernel_entry(table, KernelId::kAdam) = adam;
-  kernel_entry(table, KernelId::kAdamNarrow) = adam_narrow;
+  kernel_entry(table, KernelId::kAdamLowPrecision) = adam_low_precision;
   kernel_entry(table, KernelId::kLambMoments) = lamb_moments;
   kernel_entry(table, KernelId::kLambUpdate) = lamb_update;
 }

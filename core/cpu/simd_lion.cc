@@ -43,8 +43,8 @@ void run(const KernelCall& call) {
 }
 
 void lion(const KernelCall& call) { run<FloatState>(call); }
-void lion_narrow(const KernelCall& call) {
-  if (call.arguments<NarrowArgs>().state == StateType::kBf16) return run<Bf16State>(call);
+void lion_low_precision(const KernelCall& call) {
+  if (call.arguments<LowPrecisionArgs>().state == StateType::kBf16) return run<Bf16State>(call);
   run<Fp8Vectors>(call);
 }
 
@@ -52,7 +52,7 @@ void lion_narrow(const KernelCall& call) {
 
 void install_lion(KernelTable& table) {
   kernel_entry(table, KernelId::kLion) = lion;
-  kernel_entry(table, KernelId::kLionNarrow) = lion_narrow;
+  kernel_entry(table, KernelId::kLionLowPrecision) = lion_low_precision;
 }
 
 }  // namespace HWY_NAMESPACE

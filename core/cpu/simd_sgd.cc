@@ -48,8 +48,8 @@ void run(const KernelCall& call) {
 }
 
 void sgd(const KernelCall& call) { run<FloatState>(call); }
-void sgd_narrow(const KernelCall& call) {
-  if (call.arguments<NarrowArgs>().state == StateType::kBf16) return run<Bf16State>(call);
+void sgd_low_precision(const KernelCall& call) {
+  if (call.arguments<LowPrecisionArgs>().state == StateType::kBf16) return run<Bf16State>(call);
   run<Fp8Vectors>(call);
 }
 
@@ -57,7 +57,7 @@ void sgd_narrow(const KernelCall& call) {
 
 void install_sgd(KernelTable& table) {
   kernel_entry(table, KernelId::kSgd) = sgd;
-  kernel_entry(table, KernelId::kSgdNarrow) = sgd_narrow;
+  kernel_entry(table, KernelId::kSgdLowPrecision) = sgd_low_precision;
 }
 
 }  // namespace HWY_NAMESPACE

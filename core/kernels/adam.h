@@ -1,7 +1,7 @@
 // Adam (arXiv 1412.6980) and AdamW (arXiv 1711.05101), specification section 3.
 #pragma once
 
-#include "core/base/narrow_state.h"
+#include "core/base/low_precision_state.h"
 #include "core/kernels/elements.h"
 #include "core/kernels/norms.h"
 
@@ -12,7 +12,7 @@ struct AdamGroupScalars : GroupScalars {
   uint32_t decoupled = 1;  // weight decay 1 = in the update (AdamW), 0 = in the gradient (L2)
 };
 
-struct NarrowArgs {
+struct LowPrecisionArgs {
   Dtype source = Dtype::kF32;
   StateType state = StateType::kBf16;  // or kFp8
   bool nesterov = false;               // SGD
@@ -21,9 +21,9 @@ struct NarrowArgs {
 namespace kernels {
 
 inline uint32_t state_bits(const void* args) {
-  return static_cast<const NarrowArgs*>(args)->state == StateType::kBf16 ? 16 : 8;
+  return static_cast<const LowPrecisionArgs*>(args)->state == StateType::kBf16 ? 16 : 8;
 }
-constexpr OperandSpec narrow_state(const char* name) {
+constexpr OperandSpec low_precision_state(const char* name) {
   return sized(updates(name, Touched::kFlat), state_bits);
 }
 // Of 8-bit floats.
@@ -55,25 +55,25 @@ struct Adam {
   static constexpr Division kDivision = Division::kQuads;
 };
 
-// Adam with m and v of another type (base/narrow_state.h): uint16 (bf16) or uint8 (fp8). Their old
-// values are widened; p moves by the new ones as float32, which are then rounded with rounding_bits
-// of the state step (uint64), Piece::block and the position in that norm block. Blocks and
-// positions are those of tensors: pieces are in a tensor's own order, and a call has all of a norm
-// block's elements one after the other. fp8: a norm block has kStateBlocksPerNormBlock exponent
-// bytes of m and as many of v.
+// Adam with m and v of another type (base/low_precision_state.h): uint16 (bf16) or uint8 (fp8).
+// Their old values are widened; p moves by the new ones as float32, which are then rounded with
+// rounding_bits of the state step (uint64), Piece::block and the position in that norm block.
+// Blocks and positions are those of tensors: pieces are in a tensor's own order, and a call has all
+// of a norm block's elements one after the other. fp8: a norm block has kStateBlocksPerNormBlock
+// exponent bytes of m and as many of v.
 template <class T>
-struct AdamNarrowOperands {
+struct AdamLowPrecisionOperands {
   AdamOperands<T> adam{};
   T step{}, m_exponents{}, v_exponents{};
 };
-struct AdamNarrow {
+struct AdamLowPrecision {
   template <class T>
-  using Operands = AdamNarrowOperands<T>;
-  using Args = NarrowArgs;
-  static constexpr AdamNarrowOperands<OperandSpec> kOperands = {
-      .adam = {.g = source<NarrowArgs>("g"),
-               .m = narrow_state("m"),
-               .v = narrow_state("v"),
+  using Operands = AdamLowPrecisionOperands<T>;
+  using Args = LowPrecisionArgs;
+  static constexpr AdamLowPrecisionOperands<OperandSpec> kOperands = {
+      .adam = {.g = source<LowPrecisionArgs>("g"),
+               .m = low_precision_state("m"),
+               .v = low_precision_state("v"),
                .p = updates("p", Touched::kList),
                .scalars = group_scalars<AdamGroupScalars>(),
                .clip = clip_factor(),

@@ -37,7 +37,7 @@
 #include "core/base/codec.h"
 #include "core/base/dtype.h"
 #include "core/base/host_device.h"
-#include "core/base/narrow_state.h"
+#include "core/base/low_precision_state.h"
 
 namespace sotto {
 

@@ -28,13 +28,13 @@ struct Lion {
   static constexpr Division kDivision = Division::kQuads;
 };
 
-// Lion with m of another type, as in AdamNarrow; c is made of the old m.
-struct LionNarrow {
+// Lion with m of another type, as in AdamLowPrecision; c is made of the old m.
+struct LionLowPrecision {
   template <class T>
-  using Operands = SgdNarrowOperands<T>;
-  using Args = NarrowArgs;
-  static constexpr SgdNarrowOperands<OperandSpec> kOperands = [] {
-    SgdNarrowOperands<OperandSpec> operands = SgdNarrow::kOperands;
+  using Operands = SgdLowPrecisionOperands<T>;
+  using Args = LowPrecisionArgs;
+  static constexpr SgdLowPrecisionOperands<OperandSpec> kOperands = [] {
+    SgdLowPrecisionOperands<OperandSpec> operands = SgdLowPrecision::kOperands;
     operands.sgd.scalars = group_scalars<LionGroupScalars>();
     return operands;
   }();
@@ -45,10 +45,10 @@ struct LionNarrow {
 
 struct LionElement {
   using Plain = kernels::Lion;
-  using Narrow = kernels::LionNarrow;
+  using LowPrecision = kernels::LionLowPrecision;
   using Scalars = LionGroupScalars;
   SOTTO_HOST_DEVICE explicit LionElement(const SourceArgs&) {}
-  SOTTO_HOST_DEVICE explicit LionElement(const NarrowArgs&) {}
+  SOTTO_HOST_DEVICE explicit LionElement(const LowPrecisionArgs&) {}
   SOTTO_HOST_DEVICE void step(const Scalars& s, float lr, bool /*momentum*/, float g, float* m,
                               float* p) const {
     const float c = s.b1 * *m + s.one_minus_b1 * g;

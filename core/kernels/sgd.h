@@ -39,19 +39,19 @@ struct Sgd {
   static constexpr Division kDivision = Division::kQuads;
 };
 
-// Sgd with m of another type, as in AdamNarrow; m is not optional.
+// Sgd with m of another type, as in AdamLowPrecision; m is not optional.
 template <class T>
-struct SgdNarrowOperands {
+struct SgdLowPrecisionOperands {
   SgdOperands<T> sgd{};
   T step{}, m_exponents{};
 };
-struct SgdNarrow {
+struct SgdLowPrecision {
   template <class T>
-  using Operands = SgdNarrowOperands<T>;
-  using Args = NarrowArgs;
-  static constexpr SgdNarrowOperands<OperandSpec> kOperands = {
-      .sgd = {.g = source<NarrowArgs>("g"),
-              .m = narrow_state("m"),
+  using Operands = SgdLowPrecisionOperands<T>;
+  using Args = LowPrecisionArgs;
+  static constexpr SgdLowPrecisionOperands<OperandSpec> kOperands = {
+      .sgd = {.g = source<LowPrecisionArgs>("g"),
+              .m = low_precision_state("m"),
               .p = updates("p", Touched::kList),
               .scalars = group_scalars<SgdGroupScalars>(),
               .clip = clip_factor(),
@@ -80,10 +80,10 @@ SOTTO_HOST_DEVICE inline void sgd_element(const SgdGroupScalars& s, float lr, bo
 // there is an m.
 struct SgdElement {
   using Plain = kernels::Sgd;
-  using Narrow = kernels::SgdNarrow;
+  using LowPrecision = kernels::SgdLowPrecision;
   using Scalars = SgdGroupScalars;
   SOTTO_HOST_DEVICE explicit SgdElement(const SgdArgs& a) : nesterov(a.nesterov) {}
-  SOTTO_HOST_DEVICE explicit SgdElement(const NarrowArgs& a) : nesterov(a.nesterov) {}
+  SOTTO_HOST_DEVICE explicit SgdElement(const LowPrecisionArgs& a) : nesterov(a.nesterov) {}
   SOTTO_HOST_DEVICE void step(const Scalars& s, float lr, bool momentum, float g, float* m,
                               float* p) const {
     sgd_element(s, lr, momentum, nesterov, g, m, p);

@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "core/base/narrow_state.h"
+#include "core/base/low_precision_state.h"
 #include "core/base/status.h"
 #include "core/codec/compressed_layout.h"
 #include "core/codec/tensor_runs.h"
@@ -34,7 +34,8 @@ struct StateArraySpec {
 
 class StateArrays {
  public:
-  // Zeroed. Exponents: of narrow types. A second array of a name takes the place of the first.
+  // Zeroed. Exponents: of low-precision types. A second array of a name takes the place of the
+  // first.
   Status add(const DeviceAccess& access, const CompressedLayout& layout,
              const StateArraySpec& spec);
   bool has(std::string_view name) const { return find(name) != nullptr; }

@@ -55,7 +55,7 @@ struct StepShape {
 struct StepScalars {
   double unscale = 1;       // inverse of the loss scale
   double micro_factor = 1;  // inverse of the number of micro-batches
-  uint64_t state_step = 0;  // for the rounding of narrow state
+  uint64_t state_step = 0;  // for the rounding of low-precision state
 };
 
 // An array of the state that a run binds.

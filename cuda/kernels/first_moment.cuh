@@ -3,7 +3,7 @@
 #pragma once
 
 #include "core/kernels/sgd.h"
-#include "cuda/kernels/narrow.cuh"
+#include "cuda/kernels/low_precision.cuh"
 
 namespace sotto::cuda {
 
@@ -59,12 +59,12 @@ struct FirstMomentKernel : QuadOp {
   FirstMomentRule<Element> rule;
 };
 
-// For narrow_step.
+// For low_precision_step.
 template <class Element>
-struct NarrowFirstMoment : FirstMomentRule<Element> {
-  using Kernel = typename Element::Narrow;
-  __device__ explicit NarrowFirstMoment(const Params& p)
-      : FirstMomentRule<Element>(p.of<Kernel>().sgd, p.arguments<NarrowArgs>(), true) {}
+struct LowPrecisionFirstMoment : FirstMomentRule<Element> {
+  using Kernel = typename Element::LowPrecision;
+  __device__ explicit LowPrecisionFirstMoment(const Params& p)
+      : FirstMomentRule<Element>(p.of<Kernel>().sgd, p.arguments<LowPrecisionArgs>(), true) {}
   __device__ static const Operand& step_of(const Params& p) { return p.of<Kernel>().step; }
   __device__ static const Operand& moment(const Params& p, uint32_t) {
     return p.of<Kernel>().sgd.m;

@@ -9,7 +9,7 @@ cudaError_t launch_lion(cudaStream_t stream, KernelId id, uint32_t blocks, const
   const LaunchShape shape{blocks, kThreads};
   if (id == KernelId::kLion)
     return launch<run_quads<FirstMomentKernel<LionElement>>>(shape, stream, params);
-  return launch<narrow_step<NarrowFirstMoment<LionElement>>>(shape, stream, params);
+  return launch<low_precision_step<LowPrecisionFirstMoment<LionElement>>>(shape, stream, params);
 }
 
 }  // namespace sotto::cuda

@@ -1,5 +1,5 @@
-// P12 of the specification: on a noisy quadratic the compressed optimizers, and those with narrow
-// state, end near where the uncompressed one with float32 state ends.
+// P12 of the specification: on a noisy quadratic the compressed optimizers, and those with
+// low-precision state, end near where the uncompressed one with float32 state ends.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -107,9 +107,9 @@ TEST(Convergence, CompressedOptimizersEndNearTheUncompressedOne) {
               onebit, zeroone);
 }
 
-// Adam does not see how large gradients are, and narrow state must not either: a block of 8-bit
-// state has the largest and the smallest in it.
-TEST(Convergence, NarrowStateEndsNearFloat32) {
+// Adam does not see how large gradients are, and low-precision state must not either: a block of
+// 8-bit state has the largest and the smallest in it.
+TEST(Convergence, LowPrecisionStateEndsNearFloat32) {
   const std::string adam = R"({"type": "Adam", "params": {"eps": 1e-12}})";
   for (const double spread : {0.0, 2.0, 4.0}) {
     const double plain = shrinks_to(adam, "fp32", spread);
@@ -126,7 +126,7 @@ TEST(Convergence, NarrowStateEndsNearFloat32) {
 }
 
 // Thousands of steps with b2 = 0.999, whose increments rounding to nearest would lose.
-TEST(Convergence, NarrowVarianceDoesNotStandStill) {
+TEST(Convergence, LowPrecisionVarianceDoesNotStandStill) {
   constexpr size_t kCount = 1000;
   constexpr uint64_t kPhase = 4000;
   const float sizes[] = {1.0f, 0.03f, 3.0f};  // of the gradients, phase by phase

@@ -87,7 +87,7 @@ TEST(KernelsAdam, EveryTargetEqualsTheReference) {
       AdamCase adam(layout, adam_groups(), &random, variant & 1, variant & 1 ? &clip : nullptr,
                     variant & 2 ? &valid : nullptr);
       EXPECT_EQ(compare_on_all_targets(adam.work), "");
-      EXPECT_EQ(compare_narrow_sources<SourceArgs>(adam.work), "");
+      EXPECT_EQ(compare_low_precision_sources<SourceArgs>(adam.work), "");
     }
   }
 }
@@ -230,7 +230,7 @@ TEST(KernelsLamb, EveryTargetEqualsTheReference) {
       MomentsCase moments(layout, lamb_groups(), &random, variant & 1,
                           variant & 1 ? &clip : nullptr, variant & 4 ? &valid : nullptr);
       EXPECT_EQ(compare_on_all_targets(moments.work), "");
-      EXPECT_EQ(compare_narrow_sources<SourceArgs>(moments.work), "");
+      EXPECT_EQ(compare_low_precision_sources<SourceArgs>(moments.work), "");
       moments.in_place();
       EXPECT_EQ(compare_on_all_targets(moments.work), "");
       KernelCase update(KernelId::kLambUpdate);
@@ -468,7 +468,7 @@ TEST(KernelsNorms, SumSquaresEqualsTheReferenceAndTheSum) {
       o.sums = work.flat(std::vector<float>(layout.chunk_blocks, -1.0f));
       const size_t sums = o.sums.at();
       EXPECT_EQ(compare_on_all_targets(work), "");
-      EXPECT_EQ(compare_narrow_sources<SourceArgs>(work), "");
+      EXPECT_EQ(compare_low_precision_sources<SourceArgs>(work), "");
       if (specials) continue;
       double expected = 0, found = 0;
       for (const auto& tensor : x) {

@@ -120,14 +120,14 @@ TEST(KernelsOnebitLamb, EncoderEqualsTheReferenceOnEveryTarget) {
       const ScaleKind kind = variant & 1 ? ScaleKind::kL1 : ScaleKind::kL2;
       EncodeCase encode(stage, variant & 4, kind, false, variant & 2 ? &clip : nullptr);
       EXPECT_EQ(compare_on_all_targets(encode.work), "");
-      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(encode.work), "");
+      EXPECT_EQ(compare_low_precision_sources<EncodeArgs>(encode.work), "");
       encode.work.id = KernelId::kOnebitLambEncodeUndo;
       encode.work.paired_ran = variant & 1;
       EXPECT_EQ(compare_on_all_targets(encode.work), "");
-      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(encode.work), "");
+      EXPECT_EQ(compare_low_precision_sources<EncodeArgs>(encode.work), "");
       const EncodeCase identity(stage, false, kind, true, &clip);
       EXPECT_EQ(compare_on_all_targets(identity.work), "");
-      EXPECT_EQ(compare_narrow_sources<EncodeArgs>(identity.work), "");
+      EXPECT_EQ(compare_low_precision_sources<EncodeArgs>(identity.work), "");
     }
   }
 }

@@ -64,13 +64,13 @@ TEST(KernelsOnebit, EncodeEqualsTheReferenceOnEveryTarget) {
         EXPECT_EQ(compare_on_all_targets(EncodeCase(layout, kind, x, c, 0.7f, mask).work), "");
         EncodeCase encode(layout, kind, x, c, 0.7f, mask, 0.8f);
         EXPECT_EQ(compare_on_all_targets(encode.work), "");
-        EXPECT_EQ(compare_narrow_sources<EncodeArgs>(encode.work), "");
+        EXPECT_EQ(compare_low_precision_sources<EncodeArgs>(encode.work), "");
         for (const bool ran : {false, true}) {
           KernelCase undo = encode.work;
           undo.id = KernelId::kOnebitEncodeUndo;
           undo.paired_ran = ran;
           EXPECT_EQ(compare_on_all_targets(undo), "");
-          EXPECT_EQ(compare_narrow_sources<EncodeArgs>(undo), "");
+          EXPECT_EQ(compare_low_precision_sources<EncodeArgs>(undo), "");
         }
       }
     }

@@ -249,7 +249,7 @@ Call lion(const State& s, const float* clip) {
 template <class Args>
 void expect_equal(const KernelCase& work) {
   EXPECT_EQ(compare_on_all_targets(work), "");
-  EXPECT_EQ(compare_narrow_sources<Args>(work), "");
+  EXPECT_EQ(compare_low_precision_sources<Args>(work), "");
 }
 
 TEST(KernelsZeroOne, EqualTheReferenceOnEveryTarget) {

@@ -28,7 +28,7 @@ inline constexpr GraphKind kGraphKinds[] = {
         "scheduler": {"type": "WarmupDecayLR", "params": {"warmup_max_lr": 0.01,
         "warmup_num_steps": 3, "total_num_steps": 20}}})",
      1},
-    {"NarrowState", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+    {"LowPrecisionState", R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}},
                         "sotto": {"state_dtype": "fp8"}})",
      1},
     {"LossScale", kFp16, 1, true},

@@ -1,6 +1,6 @@
-// Rows 5 to 9: Adam, with narrow state too, LAMB, 1-bit Adam, 1-bit LAMB, each with float32 and
-// with bfloat16 gradients. With the latter there is no table of its own: the same targets, bytes
-// counted anew.
+// Rows 5 to 9: Adam, with low-precision state too, LAMB, 1-bit Adam, 1-bit LAMB, each with float32
+// and with bfloat16 gradients. With the latter there is no table of its own: the same targets,
+// bytes counted anew.
 #include <fmt/format.h>
 
 #include <cstring>
@@ -94,7 +94,7 @@ struct Model {
     }
     p_list = work.list_of(tensors_of(p));
     directions = g_list = work.list_of(tensors_of(g));
-    if (gradients == Dtype::kBF16) narrow_gradients();
+    if (gradients == Dtype::kBF16) low_precision_gradients();
     tensor_args.ranges = &range;
     tensor_args.n = 1;
   }
@@ -107,7 +107,7 @@ struct Model {
 
   // As in a step: float32 directions find no place in 16 bits and get a buffer that all tensors
   // share. It is where g was.
-  void narrow_gradients() {
+  void low_precision_gradients() {
     source.source = Dtype::kBF16;
     auto* narrow = work.zeros<uint16_t>(n);
     for (uint64_t i = 0; i < n; ++i) narrow[i] = f32_to_bf16(g[i]);
@@ -153,10 +153,10 @@ struct Model {
   TensorArgs tensor_args{};
 };
 
-// Adam with narrow state in place of m and v.
-struct NarrowModel : Model {
-  NarrowModel(const Options& options, SimdLevel level, uint64_t count, StateType type,
-              Dtype gradients)
+// Adam with low-precision state in place of m and v.
+struct LowPrecisionModel : Model {
+  LowPrecisionModel(const Options& options, SimdLevel level, uint64_t count, StateType type,
+                    Dtype gradients)
       : Model(options, level, count, count, gradients),
         bytes(n * state_type_bytes(type)),
         m_codes(work.zeros<uint8_t>(bytes)),
@@ -167,10 +167,10 @@ struct NarrowModel : Model {
     args.source = gradients;
     args.state = type;
   }
-  void narrow_adam() {
+  void low_precision_adam() {
     ++*step;
     for (const auto& t : tables) {
-      work.run(KernelId::kAdamNarrow,
+      work.run(KernelId::kAdamLowPrecision,
                {g_list, m_codes, v_codes, p_list, &scalars->adam, nullptr, nullptr, step,
                 m_exponents, v_exponents},
                &args, t);
@@ -180,15 +180,15 @@ struct NarrowModel : Model {
   uint64_t bytes;
   uint8_t *m_codes, *v_codes, *m_exponents, *v_exponents;
   uint64_t* step;
-  NarrowArgs args;
+  LowPrecisionArgs args;
 };
 
-std::string check_narrow(const Options& options, StateType type, Dtype gradients) {
-  NarrowModel ours(options, options.simd, kCheckElements, type, gradients);
-  NarrowModel reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, type, gradients);
+std::string check_low_precision(const Options& options, StateType type, Dtype gradients) {
+  LowPrecisionModel ours(options, options.simd, kCheckElements, type, gradients);
+  LowPrecisionModel reference({.threads = 1}, SimdLevel::kScalar, kCheckElements, type, gradients);
   for (int i = 0; i < 3; ++i) {
-    ours.narrow_adam();
-    reference.narrow_adam();
+    ours.low_precision_adam();
+    reference.low_precision_adam();
   }
   std::string e = difference("p", ours.p, reference.p, 4 * ours.n);
   if (e.empty()) e = difference("m", ours.m_codes, reference.m_codes, ours.bytes);
@@ -384,16 +384,16 @@ void optim_adam(const Options& options, std::vector<Measurement>* out) {
 }
 
 // Row 6. Against the same step with float32 state, of which the bytes are 20 / 28 and 16 / 28.
-void optim_adam_narrow(const Options& options, std::vector<Measurement>* out) {
+void optim_adam_low_precision(const Options& options, std::vector<Measurement>* out) {
   for (const auto& [type, gradients] : {std::pair(StateType::kBf16, kGradients[0]),
                                         {StateType::kBf16, kGradients[1]},
                                         {StateType::kFp8, kGradients[0]},
                                         {StateType::kFp8, kGradients[1]}}) {
-    NarrowModel ours(options, options.simd, options.n, type, gradients);
+    LowPrecisionModel ours(options, options.simd, options.n, type, gradients);
     Model other(options, options.simd, options.n, options.n, gradients);
     Case work;
     work.row = 6;
-    work.benchmark = "optim_adam_narrow";
+    work.benchmark = "optim_adam_low_precision";
     work.variant = variant_of(fmt::format("{} state", state_type_name(type)), gradients);
     work.dtype = dtype_name(gradients);
     work.yardstick_name = "our Adam";
@@ -401,9 +401,9 @@ void optim_adam_narrow(const Options& options, std::vector<Measurement>* out) {
     work.bytes_per_element =
         bytes_with(gradients, 12 + 4 * static_cast<double>(state_type_bytes(type)));
     work.target = type == StateType::kBf16 ? 1 / 1.33 : 1 / 1.6;
-    work.ours = [&] { ours.narrow_adam(); };
+    work.ours = [&] { ours.low_precision_adam(); };
     work.yardstick = [&] { other.adam(); };
-    work.error = check_narrow(options, type, gradients);
+    work.error = check_low_precision(options, type, gradients);
     measure_into(work, options, out);
   }
 }

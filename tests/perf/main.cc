@@ -13,19 +13,20 @@ namespace sotto::perf {
 namespace {
 
 const std::map<std::string, Benchmark>& benchmarks() {
-  static const std::map<std::string, Benchmark> all = {{"codec_encode", codec_encode},
-                                                       {"codec_decode", codec_decode},
-                                                       {"codec_server", codec_server},
-                                                       {"codec_blocks", codec_blocks},
-                                                       {"optim_adam", optim_adam},
-                                                       {"optim_adam_narrow", optim_adam_narrow},
-                                                       {"optim_lamb", optim_lamb},
-                                                       {"optim_1bit_adam", optim_onebit_adam},
-                                                       {"optim_1bit_lamb", optim_onebit_lamb},
-                                                       {"wire_bytes", wire_bytes},
-                                                       {"zeroone_bits", zeroone_bits},
-                                                       {"overheads", overheads},
-                                                       {"scale", scale}};
+  static const std::map<std::string, Benchmark> all = {
+      {"codec_encode", codec_encode},
+      {"codec_decode", codec_decode},
+      {"codec_server", codec_server},
+      {"codec_blocks", codec_blocks},
+      {"optim_adam", optim_adam},
+      {"optim_adam_low_precision", optim_adam_low_precision},
+      {"optim_lamb", optim_lamb},
+      {"optim_1bit_adam", optim_onebit_adam},
+      {"optim_1bit_lamb", optim_onebit_lamb},
+      {"wire_bytes", wire_bytes},
+      {"zeroone_bits", zeroone_bits},
+      {"overheads", overheads},
+      {"scale", scale}};
   return all;
 }
 

@@ -21,7 +21,7 @@ from peers_blocks import median_seconds
 def sotto(args):
     """Runs sotto-perf and returns {variant: seconds}."""
     with tempfile.NamedTemporaryFile("r", suffix=".json") as lines:
-        command = [args.sotto_perf, "optim_adam", "optim_adam_narrow", "--n", str(args.n), "--pairs", str(args.pairs),
+        command = [args.sotto_perf, "optim_adam", "optim_adam_low_precision", "--n", str(args.n), "--pairs", str(args.pairs),
                    "--json", lines.name]
         if args.cpu_clock:
             command.append("--cpu-clock")

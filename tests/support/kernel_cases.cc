@@ -184,7 +184,7 @@ std::string compare_on_all_targets(const KernelCase& work) {
   return "";
 }
 
-KernelCase with_narrow_source(const KernelCase& work, Dtype type) {
+KernelCase with_low_precision_source(const KernelCase& work, Dtype type) {
   const uint16_t mantissa = type == Dtype::kF16 ? 0x3ff : 0x7f;
   const uint16_t infinity = static_cast<uint16_t>(0x7fff & ~mantissa);
   KernelCase narrow = work;

@@ -115,17 +115,17 @@ std::string compare_on_all_targets(const KernelCase& work);
 
 // The case with its source (operand 0, a list of float32) stored as `type`, 16 bits: rounded, with
 // subnormals at some places and both kinds of NaN where it was NaN. The arguments are as before.
-KernelCase with_narrow_source(const KernelCase& work, Dtype type);
+KernelCase with_low_precision_source(const KernelCase& work, Dtype type);
 // Compares `narrow` on all targets, and its reference with the one of the same values as float32.
 std::string compare_with_wide(const KernelCase& work, const KernelCase& narrow, Dtype type);
 
 // For kernels over a source: both of the above for both 16-bit types. Returns "" or the first
 // difference.
 template <class Args>
-std::string compare_narrow_sources(const KernelCase& work) {
+std::string compare_low_precision_sources(const KernelCase& work) {
   std::string e;
   for (const Dtype type : {Dtype::kF16, Dtype::kBF16}) {
-    KernelCase narrow = with_narrow_source(work, type);
+    KernelCase narrow = with_low_precision_source(work, type);
     Args args;
     std::memcpy(&args, work.args.data(), sizeof args);
     args.source = type;

@@ -21,12 +21,12 @@ void emit_adam(StepFrame& frame, const GradientStage& gradient, std::vector<Piec
                                           SourceArgs{gradient.type}, commit);
     return;
   }
-  frame.builder().kernel<kernels::AdamNarrow>({.adam = operands,
-                                               .step = frame.state_step_operand(),
-                                               .m_exponents = frame.exponents_operand("m"),
-                                               .v_exponents = frame.exponents_operand("v")},
-                                              frame.updated(std::move(pieces)),
-                                              NarrowArgs{gradient.type, shape.state}, commit);
+  frame.builder().kernel<kernels::AdamLowPrecision>(
+      {.adam = operands,
+       .step = frame.state_step_operand(),
+       .m_exponents = frame.exponents_operand("m"),
+       .v_exponents = frame.exponents_operand("v")},
+      frame.updated(std::move(pieces)), LowPrecisionArgs{gradient.type, shape.state}, commit);
 }
 
 StepPlan build_adam_step(const StepShape& shape) {

@@ -8,10 +8,12 @@
 namespace sotto {
 
 // All tensors; the gradient's word decides. Element: its kernels (core/kernels/sgd.h). momentum:
-// "m" is there. plain, narrow: arguments for "m" in float32 or not there, and in another type.
+// "m" is there. plain, low_precision: arguments for "m" in float32 or not there, and in another
+// type.
 template <class Element>
 void emit_first_moment(StepFrame& frame, const GradientStage& gradient, bool momentum,
-                       const typename Element::Plain::Args& plain, const NarrowArgs& narrow) {
+                       const typename Element::Plain::Args& plain,
+                       const LowPrecisionArgs& low_precision) {
   const kernels::SgdOperands<OperandRef> operands{
       .g = gradient.operand(),
       .m = momentum ? frame.moment_operand("m") : absent(),
@@ -25,10 +27,11 @@ void emit_first_moment(StepFrame& frame, const GradientStage& gradient, bool mom
     frame.builder().kernel<typename Element::Plain>(operands, std::move(pieces), plain, commit);
     return;
   }
-  frame.builder().kernel<typename Element::Narrow>({.sgd = operands,
-                                                    .step = frame.state_step_operand(),
-                                                    .m_exponents = frame.exponents_operand("m")},
-                                                   std::move(pieces), narrow, commit);
+  frame.builder().kernel<typename Element::LowPrecision>(
+      {.sgd = operands,
+       .step = frame.state_step_operand(),
+       .m_exponents = frame.exponents_operand("m")},
+      std::move(pieces), low_precision, commit);
 }
 
 }  // namespace sotto

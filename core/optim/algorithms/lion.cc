@@ -19,7 +19,7 @@ class Lion final : public Algorithm {
   StepPlan build(const StepVariant&, const StepShape& shape) const override {
     const auto update = [](StepFrame& frame, const GradientStage& gradient) {
       emit_first_moment<LionElement>(frame, gradient, true, SourceArgs{gradient.type},
-                                     NarrowArgs{gradient.type, frame.shape().state});
+                                     LowPrecisionArgs{gradient.type, frame.shape().state});
     };
     return build_dense_step(shape, update, false);
   }

@@ -14,7 +14,7 @@
 namespace sotto::test {
 namespace {
 
-constexpr const char* kNarrow[] = {
+constexpr const char* kLowPrecision[] = {
     R"({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9, "weight_decay": 0.01}})",
     R"({"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9, "nesterov": true}})",
     R"({"type": "Adam", "params": {"lr": 0.01, "weight_decay": 0.01, "adam_w_mode": false}})",
@@ -59,14 +59,14 @@ Status same(const std::vector<float>& a, const std::vector<float>& b, const std:
   return ok_status();
 }
 
-class OptimizerNarrow : public ::testing::TestWithParam<std::string> {};
+class OptimizerLowPrecision : public ::testing::TestWithParam<std::string> {};
 
 // Runs body(comm, optimizer, type) for every optimizer, state and number of ranks. Emulated kernels
 // take long: they run with the largest number alone.
 template <class Body>
 void on_all(const std::string& kind, std::vector<int32_t> sizes, const Body& body) {
   if (kind == "cuda") sizes = {sizes.back()};
-  for (const char* optimizer : kNarrow) {
+  for (const char* optimizer : kLowPrecision) {
     for (const StateType type : kTypes) {
       for (const int32_t size : sizes) {
         const Status status =
@@ -81,7 +81,7 @@ void on_all(const std::string& kind, std::vector<int32_t> sizes, const Body& bod
 }
 
 // After every step all ranks have the same state, near the one that float32 state gives.
-TEST_P(OptimizerNarrow, StateIsEqualOnAllRanksAndNearFloat32) {
+TEST_P(OptimizerLowPrecision, StateIsEqualOnAllRanksAndNearFloat32) {
   on_all(GetParam(), {1, 2, 3}, [](const auto& comm, const char* optimizer, StateType type) {
     return [&]() -> Status {
       Model model(comm->rank()), wide(comm->rank());
@@ -117,8 +117,8 @@ TEST_P(OptimizerNarrow, StateIsEqualOnAllRanksAndNearFloat32) {
 
 // With the same gradients on all ranks, one rank and four give the same bits, and so does another
 // layout of the flat space (averages of bfloat16 values in bfloat16 are exact).
-TEST_P(OptimizerNarrow, RanksAndLayoutChangeNoBit) {
-  for (const char* optimizer : kNarrow) {
+TEST_P(OptimizerLowPrecision, RanksAndLayoutChangeNoBit) {
+  for (const char* optimizer : kLowPrecision) {
     for (const StateType type : kTypes) {
       std::string alone;
       for (const auto& pair :
@@ -157,7 +157,7 @@ TEST_P(OptimizerNarrow, RanksAndLayoutChangeNoBit) {
 
 // 16-bit gradients, masks, clipping, micro-batches and a loss scale do what they do with float32
 // state: the same bits as float32 gradients, or as without the scale.
-TEST_P(OptimizerNarrow, GradientsOfAllKinds) {
+TEST_P(OptimizerLowPrecision, GradientsOfAllKinds) {
   on_all(GetParam(), {1, 2, 3}, [](const auto& comm, const char* optimizer, StateType type) {
     return [&]() -> Status {
       Model a(comm->rank()), b(comm->rank()), c(comm->rank());
@@ -206,7 +206,7 @@ TEST_P(OptimizerNarrow, GradientsOfAllKinds) {
 }
 
 // A state is float32 numbers, and what comes of them is the state that was exported.
-TEST_P(OptimizerNarrow, ExactRestoreContinuesBitForBit) {
+TEST_P(OptimizerLowPrecision, ExactRestoreContinuesBitForBit) {
   on_all(GetParam(), {1, 3}, [](const auto& comm, const char* optimizer, StateType type) {
     return [&]() -> Status {
       Model whole(comm->rank());
@@ -248,14 +248,15 @@ TEST_P(OptimizerNarrow, ExactRestoreContinuesBitForBit) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerNarrow, ::testing::ValuesIn(world_kinds()),
+INSTANTIATE_TEST_SUITE_P(Worlds, OptimizerLowPrecision, ::testing::ValuesIn(world_kinds()),
                          [](const auto& p) { return p.param; });
 
-// Float32 state becomes the nearest that the type has, and narrow state any wider one exactly.
-TEST(OptimizerNarrowState, ChangesItsType) {
+// Float32 state becomes the nearest that the type has, and low-precision state any wider one
+// exactly.
+TEST(OptimizerLowPrecisionState, ChangesItsType) {
   const Status status =
       run_world(world_of("inproc", 1), [](const std::shared_ptr<Comm>& comm) -> Status {
-        const char* adam = kNarrow[3];
+        const char* adam = kLowPrecision[3];
         Model model(0);
         SOTTO_ASSIGN(const auto wide, make(comm, model, json_of(adam, StateType::kF32)));
         for (uint64_t k = 0; k < 5; ++k) {
@@ -288,14 +289,14 @@ TEST(OptimizerNarrowState, ChangesItsType) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
-TEST(OptimizerNarrowState, TakesTheBytesOfTheReport) {
+TEST(OptimizerLowPrecisionState, TakesTheBytesOfTheReport) {
   const Status status =
       run_world(world_of("inproc", 1), [](const std::shared_ptr<Comm>& comm) -> Status {
         constexpr uint64_t kCount = 200 * 512;  // no padding, 12.5 norm blocks
         std::vector<float> p(kCount), g(kCount);
         uint64_t bytes[4] = {};
         for (const StateType type : {StateType::kF32, StateType::kBf16, StateType::kFp8}) {
-          const std::string json = json_of(kNarrow[3], type);
+          const std::string json = json_of(kLowPrecision[3], type);
           SOTTO_ASSIGN(
               const auto o,
               Optimizer::create(comm, json, {{"p", kCount, 0, p.data(), g.data(), nullptr}}));
@@ -314,13 +315,13 @@ TEST(OptimizerNarrowState, TakesTheBytesOfTheReport) {
   EXPECT_TRUE(status.ok()) << status.text();
 }
 
-TEST(OptimizerNarrowState, RanksMustAgree) {
+TEST(OptimizerLowPrecisionState, RanksMustAgree) {
   const Status status =
       run_world(world_of("inproc", 2), [](const std::shared_ptr<Comm>& comm) -> Status {
         Model model(comm->rank());
         const auto o =
             make(comm, model,
-                 json_of(kNarrow[3], comm->rank() == 0 ? StateType::kBf16 : StateType::kFp8));
+                 json_of(kLowPrecision[3], comm->rank() == 0 ? StateType::kBf16 : StateType::kFp8));
         EXPECT_EQ(o.status().code(), Code::kProtocol) << o.status().text();
         return ok_status();
       });
@@ -328,11 +329,11 @@ TEST(OptimizerNarrowState, RanksMustAgree) {
 }
 
 // The report names the type where it is not the usual one.
-TEST(OptimizerNarrowState, IsReported) {
+TEST(OptimizerLowPrecisionState, IsReported) {
   const Status status =
       run_world(world_of("inproc", 1), [](const std::shared_ptr<Comm>& comm) -> Status {
         Model model(0);
-        SOTTO_ASSIGN(const auto o, make(comm, model, json_of(kNarrow[3], StateType::kFp8)));
+        SOTTO_ASSIGN(const auto o, make(comm, model, json_of(kLowPrecision[3], StateType::kFp8)));
         SOTTO_ASSIGN(const std::string report, o->report_json("config"));
         EXPECT_NE(report.find(R"("state_dtype":"fp8")"), std::string::npos) << report;
         return ok_status();

@@ -1,27 +1,27 @@
-// Steps with momentum and variance in fewer bits than float32 (core/base/narrow_state.h). A
+// Steps with momentum and variance in fewer bits than float32 (core/base/low_precision_state.h). A
 // thread block takes one norm block; kStateBlock positions of it, which share an exponent if they
 // are 8-bit floats, are what 64 neighbouring threads have at the same time.
 #pragma once
 
-#include "core/base/narrow_state.h"
+#include "core/base/low_precision_state.h"
 #include "core/kernels/quant_elements.h"
 #include "cuda/kernels/rules.cuh"
 
 namespace sotto::cuda {
 
-// The operands of a narrow step by moment: 0 is m, 1 is v.
-struct NarrowAdam : AdamRule {
-  __device__ explicit NarrowAdam(const Params& p)
-      : AdamRule(p.of<kernels::AdamNarrow>().adam, p.arguments<NarrowArgs>().source) {}
+// The operands of a low-precision step by moment: 0 is m, 1 is v.
+struct LowPrecisionAdam : AdamRule {
+  __device__ explicit LowPrecisionAdam(const Params& p)
+      : AdamRule(p.of<kernels::AdamLowPrecision>().adam, p.arguments<LowPrecisionArgs>().source) {}
   __device__ static const Operand& step_of(const Params& p) {
-    return p.of<kernels::AdamNarrow>().step;
+    return p.of<kernels::AdamLowPrecision>().step;
   }
   __device__ static const Operand& moment(const Params& p, uint32_t index) {
-    const auto& o = p.of<kernels::AdamNarrow>();
+    const auto& o = p.of<kernels::AdamLowPrecision>();
     return index == 0 ? o.adam.m : o.adam.v;
   }
   __device__ static const Operand& exponents(const Params& p, uint32_t index) {
-    const auto& o = p.of<kernels::AdamNarrow>();
+    const auto& o = p.of<kernels::AdamLowPrecision>();
     return index == 0 ? o.m_exponents : o.v_exponents;
   }
 };
@@ -32,13 +32,13 @@ struct StateBases {
 };
 
 template <class Rule>
-class NarrowStep {
+class LowPrecisionStep {
  public:
-  __device__ NarrowStep(const Params& p, const Work& work)
+  __device__ LowPrecisionStep(const Params& p, const Work& work)
       : params_(p),
         work_(work),
         rule_(p),
-        fp8_(p.arguments<NarrowArgs>().state == StateType::kFp8),
+        fp8_(p.arguments<LowPrecisionArgs>().state == StateType::kFp8),
         key_(rounding_key(*Rule::step_of(p).template flat<const uint64_t>(), work.block)) {}
 
   __device__ bool fp8() const { return fp8_; }
@@ -166,14 +166,15 @@ __device__ inline uint32_t largest_bits(const Quad<float>& x) {
 }
 
 template <class Rule>
-__global__ void __launch_bounds__(kThreads) narrow_step(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kThreads)
+    low_precision_step(const __grid_constant__ Params params) {
   if (!params.holds()) return;
   __shared__ uint32_t largest[2][kStateBlocksPerNormBlock];
   static_assert(2 * kStateBlocksPerNormBlock <= kThreads);
   if (threadIdx.x < kStateBlocksPerNormBlock) largest[0][threadIdx.x] = largest[1][threadIdx.x] = 0;
   __syncthreads();
   const Work work = params.work[blockIdx.x];
-  const NarrowStep<Rule> state(params, work);
+  const LowPrecisionStep<Rule> state(params, work);
   const Run last = params.runs[work.first_run + work.runs - 1];
   const uint32_t end = last.position + last.count;
   for (uint32_t first = 0; first < end; first += kThreads * kQuad) {

@@ -33,13 +33,13 @@ std::vector<T> groups() {
 OperandMemory groups_of(KernelCase* work) {
   switch (work->id) {
     case KernelId::kSgd:
-    case KernelId::kSgdNarrow: {
+    case KernelId::kSgdLowPrecision: {
       auto sgd = groups<SgdGroupScalars>();
       for (SgdGroupScalars& s : sgd) s.momentum = 0.9f, s.one_minus_dampening = 0.1f;
       return work->flat(sgd);
     }
     case KernelId::kLion:
-    case KernelId::kLionNarrow: {
+    case KernelId::kLionLowPrecision: {
       auto lion = groups<LionGroupScalars>();
       lion[1].decay = 0.999f;
       return work->flat(lion);
@@ -55,12 +55,12 @@ OperandMemory groups_of(KernelCase* work) {
 }
 
 // State of any type as bytes: elements and exponents as they are, which is how any stored state is.
-struct NarrowCase {
-  NarrowCase(KernelId id, const Layout& layout, StateType type, Random* random, bool specials,
-             const float* clip, const std::vector<uint8_t>* valid)
-      : work(id), adam(id == KernelId::kAdamNarrow), g(random->tensors(layout.sizes)), p(g) {
+struct LowPrecisionCase {
+  LowPrecisionCase(KernelId id, const Layout& layout, StateType type, Random* random, bool specials,
+                   const float* clip, const std::vector<uint8_t>* valid)
+      : work(id), adam(id == KernelId::kAdamLowPrecision), g(random->tensors(layout.sizes)), p(g) {
     work.pieces = layout.by_tensor;
-    NarrowArgs args;
+    LowPrecisionArgs args;
     args.state = type;
     args.nesterov = specials;
     work.set_args(args);
@@ -72,7 +72,7 @@ struct NarrowCase {
       for (auto& tensor : g) random->sprinkle(&tensor);
     }
     if (adam) {
-      auto& o = work.named<kernels::AdamNarrow>();
+      auto& o = work.named<kernels::AdamLowPrecision>();
       bind(&o.adam, layout.padded, type, random, clip, valid);
       o.adam.v = state(layout.padded, type, random);
       o.step = work.flat(std::vector<uint64_t>{step});
@@ -82,7 +82,7 @@ struct NarrowCase {
       exponents_at[0] = o.m_exponents.at();
       exponents_at[1] = o.v_exponents.at();
     } else {
-      auto& o = work.named<kernels::SgdNarrow>();
+      auto& o = work.named<kernels::SgdLowPrecision>();
       bind(&o.sgd, layout.padded, type, random, clip, valid);
       o.step = work.flat(std::vector<uint64_t>{step});
       o.m_exponents = exponents(layout, type, random);
@@ -128,7 +128,7 @@ struct NarrowCase {
   size_t m_at = 0, v_at = 0, p_at = 0, exponents_at[2] = {};
 };
 
-TEST(KernelsNarrow, EveryTargetEqualsTheReference) {
+TEST(KernelsLowPrecision, EveryTargetEqualsTheReference) {
   Random random(30);
   const float clip = 0.37f;
   for (const StateType type : kTypes) {
@@ -138,12 +138,13 @@ TEST(KernelsNarrow, EveryTargetEqualsTheReference) {
             fmt::format("{} {} variant {}", state_type_name(type), layout.elements(), variant));
         const std::vector<uint8_t> valid = random.mask(layout.padded);
         for (Piece& p : layout.by_tensor) p.group = (p.tensor + static_cast<uint32_t>(variant)) % 3;
-        for (const KernelId id :
-             {KernelId::kAdamNarrow, KernelId::kSgdNarrow, KernelId::kLionNarrow}) {
-          const NarrowCase narrow(id, layout, type, &random, variant & 1,
-                                  variant & 1 ? &clip : nullptr, variant & 2 ? &valid : nullptr);
+        for (const KernelId id : {KernelId::kAdamLowPrecision, KernelId::kSgdLowPrecision,
+                                  KernelId::kLionLowPrecision}) {
+          const LowPrecisionCase narrow(id, layout, type, &random, variant & 1,
+                                        variant & 1 ? &clip : nullptr,
+                                        variant & 2 ? &valid : nullptr);
           EXPECT_EQ(compare_on_all_targets(narrow.work), "");
-          EXPECT_EQ(compare_narrow_sources<NarrowArgs>(narrow.work), "");
+          EXPECT_EQ(compare_low_precision_sources<LowPrecisionArgs>(narrow.work), "");
         }
       }
     }
@@ -191,18 +192,18 @@ float gap(StateType type, float magnitude, uint32_t base) {
 
 // Parameters move exactly as with float32 state of the same values; what is kept is one of the two
 // neighbours of what float32 state would be.
-TEST(KernelsNarrow, RoundsTheStateAndNothingElse) {
+TEST(KernelsLowPrecision, RoundsTheStateAndNothingElse) {
   Random random(31);
   const float clip = 0.5f;
   const Layout layout = make_layout({7, 0, 65, 1, 8193, 130, 700}, 2, 8, 3);
   const std::vector<uint8_t> valid = random.mask(layout.padded);
   const std::vector<Place> places = places_of(layout);
   for (const StateType type : kTypes) {
-    for (const auto& [id, of_floats] : {std::pair{KernelId::kAdamNarrow, KernelId::kAdam},
-                                        {KernelId::kSgdNarrow, KernelId::kSgd},
-                                        {KernelId::kLionNarrow, KernelId::kLion}}) {
-      const bool adam = id == KernelId::kAdamNarrow;
-      const NarrowCase narrow(id, layout, type, &random, false, &clip, &valid);
+    for (const auto& [id, of_floats] : {std::pair{KernelId::kAdamLowPrecision, KernelId::kAdam},
+                                        {KernelId::kSgdLowPrecision, KernelId::kSgd},
+                                        {KernelId::kLionLowPrecision, KernelId::kLion}}) {
+      const bool adam = id == KernelId::kAdamLowPrecision;
+      const LowPrecisionCase narrow(id, layout, type, &random, false, &clip, &valid);
       const auto values = [&](const std::vector<std::vector<uint8_t>>& memory, bool v) {
         return widened(memory[v ? narrow.v_at : narrow.m_at], memory[narrow.exponents_at[v]], type,
                        v, places);
@@ -211,7 +212,8 @@ TEST(KernelsNarrow, RoundsTheStateAndNothingElse) {
       for (const Memory& m : narrow.work.memory) before.push_back(m.bytes);
       KernelCase wide(of_floats);
       wide.pieces = narrow.work.pieces;
-      id == KernelId::kSgdNarrow ? wide.set_args(SgdArgs{false}) : wide.set_args(SourceArgs{});
+      id == KernelId::kSgdLowPrecision ? wide.set_args(SgdArgs{false})
+                                       : wide.set_args(SourceArgs{});
       size_t m_at = 0, v_at = 0, p_at = 0;
       const auto bind = [&](auto& o) {
         o.g = wide.list(narrow.g);
@@ -265,7 +267,7 @@ TEST(KernelsNarrow, RoundsTheStateAndNothingElse) {
 }
 
 // The mean of many roundings is the value.
-TEST(NarrowState, RoundingHasNoBias) {
+TEST(LowPrecisionState, RoundingHasNoBias) {
   constexpr uint32_t kSteps = 1 << 16;
   const auto mean_of = [&](auto&& rounded) {
     double sum = 0;
@@ -297,7 +299,7 @@ TEST(NarrowState, RoundingHasNoBias) {
 }
 
 // Neighbouring elements, far ones, steps, blocks and the two arrays round independently.
-TEST(NarrowState, RandomBitsAreUncorrelated) {
+TEST(LowPrecisionState, RandomBitsAreUncorrelated) {
   constexpr uint32_t kCount = 1 << 16;
   const auto half = [](uint32_t bits, bool v) {
     return static_cast<double>(v ? bits & 0xffff : bits >> 16) / 65535 - 0.5;
@@ -327,7 +329,7 @@ TEST(NarrowState, RandomBitsAreUncorrelated) {
 }
 
 // Rounding leaves what a type has already, whatever the random bits are.
-TEST(NarrowState, CodesSurviveFloats) {
+TEST(LowPrecisionState, CodesSurviveFloats) {
   for (uint32_t bits = 0; bits < 0x10000; ++bits) {
     const auto code = static_cast<uint16_t>(bits);
     if (!std::isfinite(bf16_to_f32(code))) continue;
@@ -359,7 +361,7 @@ TEST(NarrowState, CodesSurviveFloats) {
 }
 
 // A block's exponent is enough for its largest element, and no larger than that.
-TEST(NarrowState, ExponentsFit) {
+TEST(LowPrecisionState, ExponentsFit) {
   Random random(33);
   for (float x : random.positive(20000, 1.0f, 0.0f)) {
     x = std::ldexp(x, static_cast<int>(random.below(150)) - 75);
@@ -378,7 +380,7 @@ TEST(NarrowState, ExponentsFit) {
   }
 }
 
-TEST(NarrowState, TheEndsOfTheRange) {
+TEST(LowPrecisionState, TheEndsOfTheRange) {
   using Limits = std::numeric_limits<float>;
   for (const float x : {Limits::max(), Limits::infinity(), Limits::quiet_NaN()}) {
     for (const uint32_t bits : {0u, 0xffffffffu}) {
