@@ -8,6 +8,7 @@
 
 #include "core/codec/codec.h"
 #include "tests/emulation/async_device/async_device.h"
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 
 namespace sotto::test {
@@ -66,16 +67,8 @@ class Elements {
   }
   // The sum over all ranks, in place.
   Result<OpRef> all_reduce(Comm& comm, const CallOptions& options) const {
-    Call call;
-    call.request.kind = OpKind::kAllReduce;
-    call.request.rank = comm.rank();
-    call.request.size = comm.size();
-    call.request.counts = {kCount};
-    call.request.dtypes = {Dtype::kF32};
-    call.request.in_place = {1};
-    call.in = {data_};
-    call.out = {data_};
-    return comm.start(std::move(call), options);
+    auto* const x = static_cast<float*>(data_);
+    return comm.start(all_reduce_of(comm, x, x, kCount), options);
   }
 
  private:

@@ -15,6 +15,7 @@
 #include "core/base/hash.h"
 #include "core/cpu/cpu_device.h"
 #include "core/state/optim_state.h"
+#include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/faulty_proxy.h"
 #include "tests/support/ranks.h"
@@ -93,15 +94,7 @@ struct Work {
 
 Status reduce_dense(const std::shared_ptr<Comm>& comm, std::vector<float>& in,
                     std::vector<float>& out) {
-  Call call;
-  call.request.kind = OpKind::kAllReduce;
-  call.request.rank = comm->rank();
-  call.request.size = comm->size();
-  call.request.counts = {in.size()};
-  call.request.dtypes = {Dtype::kF32};
-  call.request.in_place = {0};
-  call.in = {in.data()};
-  call.out = {out.data()};
+  Call call = all_reduce_of(*comm, in.data(), out.data(), in.size());
   return comm->finish(comm->start(std::move(call), {}));
 }
 

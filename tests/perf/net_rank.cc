@@ -18,6 +18,7 @@
 #include "core/codec/codec.h"
 #include "tests/perf/net.h"
 #include "tests/perf/timed_device.h"
+#include "tests/support/calls.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::perf {
@@ -239,16 +240,8 @@ class Rank {
   static constexpr uint64_t kBulkTag = 1, kUrgentTag = 2;
 
   Call dense(std::vector<float>* in, std::vector<float>* out, uint64_t tag = 0) const {
-    Call call;
-    call.request.kind = OpKind::kAllReduce;
+    Call call = test::all_reduce_of(*comm_, in->data(), out->data(), in->size());
     call.request.reduce = ReduceOp::kMean;
-    call.request.rank = comm_->rank();
-    call.request.size = comm_->size();
-    call.request.counts = {in->size()};
-    call.request.dtypes = {Dtype::kF32};
-    call.request.in_place = {in == out};
-    call.in = {in->data()};
-    call.out = {out->data()};
     call.tag = tag;
     return call;
   }
