@@ -21,7 +21,7 @@ def finite(value: float) -> float | None:
 
 
 class Progress:
-    """A bar by tqdm, where that is installed and the output is a terminal; else a line now and then.
+    """A bar by tqdm, where that is installed, on a terminal; else a line now and then.
 
     how: "auto", "bar", "plain" or "off"."""
 

@@ -108,8 +108,9 @@ comm.close()
 
 @pytest.fixture
 def free_port():
-    """A port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not listened
-    at, so that a listener with SO_REUSEADDR can have it. It is the one after MASTER_PORT."""
+    """A port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not
+    listened at, so that a listener with SO_REUSEADDR can have it. It is the one after
+    MASTER_PORT."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", 0))

@@ -42,8 +42,8 @@ def by_path(program, folder):
 
 @contextlib.contextmanager
 def reserved_port():
-    """A port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not listened
-    at, so that a listener with SO_REUSEADDR can have it."""
+    """A port of 127.0.0.1 for rank 0: bound here, so that no other process is given it, but not
+    listened at, so that a listener with SO_REUSEADDR can have it."""
     with socket.socket() as kept:
         kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         kept.bind(("127.0.0.1", 0))
