@@ -173,7 +173,7 @@ __global__ void __launch_bounds__(kThreads) count_valid(const __grid_constant__ 
   uint32_t count = 0;
   for (uint32_t at = threadIdx.x * kQuad; at < run.count; at += kThreads * kQuad) {
     const uint32_t n = run.count - at < kQuad ? run.count - at : kQuad;
-    count += static_cast<uint32_t>(__popc(load_bits(valid, flat + at, n) & ((1u << n) - 1u)));
+    count += static_cast<uint32_t>(__popc(load_mask(valid, flat + at, n).word));
   }
   count = WarpTeam().combine(count, [](uint32_t a, uint32_t b) { return a + b; });
   auto* out = reinterpret_cast<unsigned long long*>(o.counts.flat<uint64_t>());
