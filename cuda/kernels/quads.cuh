@@ -200,6 +200,19 @@ __device__ inline void raise_on_device(uint32_t* target, uint32_t flags) {
   if (flags != 0 && target != nullptr) atomicOr(target, flags);
 }
 
+// Thread blocks for whose registers a multiprocessor shall have room, as far as its threads allow;
+// 0: as the compiler likes.
+SOTTO_HOST_DEVICE constexpr uint32_t room_for(uint32_t blocks) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+  constexpr uint32_t kThreadsAtOnce = 1024;
+#elif defined(__CUDA_ARCH__) && (__CUDA_ARCH__ % 100 != 0 || __CUDA_ARCH__ >= 1200)
+  constexpr uint32_t kThreadsAtOnce = 1536;
+#else
+  constexpr uint32_t kThreadsAtOnce = 2048;
+#endif
+  return blocks < kThreadsAtOnce / kThreads ? blocks : kThreadsAtOnce / kThreads;
+}
+
 // Parts of an op that most have no use for. An op belongs to one thread.
 //   uint32_t quad(const Piece&, uint64_t first, uint32_t n, float* terms)
 // does elements first .. first + n - 1 of a piece, n being 1 to 4. Returns the bits that are
@@ -220,7 +233,7 @@ struct QuadOp {
   static constexpr bool kMaximum = false;  // and a maximum of `best`
   static constexpr bool kPlain = false;
   static constexpr uint32_t kAtOnce = 4;        // quads that are loaded together, of a plain run
-  static constexpr uint32_t kBlocksAtOnce = 0;  // on a multiprocessor, at least; 0: any
+  static constexpr uint32_t kBlocksAtOnce = 0;  // for room_for()
   __device__ float* sums(uint32_t) const { return nullptr; }
   __device__ uint8_t* bits(const Piece&, uint64_t*) const { return nullptr; }
   __device__ float* maxima() const { return nullptr; }
@@ -467,7 +480,7 @@ __device__ inline float run_parts(const Params& params, Op& op, float* stage) {
 }
 
 template <class Op>
-__global__ void __launch_bounds__(kThreads, Op::kBlocksAtOnce)
+__global__ void __launch_bounds__(kThreads, room_for(Op::kBlocksAtOnce))
     run_quads(const __grid_constant__ Params params) {
   if (!params.holds()) return;
   __shared__ Stage<Op::kSums> stage;

@@ -350,7 +350,7 @@ class QuantEncoder {
 };
 
 template <class Input>
-__global__ void __launch_bounds__(kThreads, Input::kBlocksAtOnce)
+__global__ void __launch_bounds__(kThreads, room_for(Input::kBlocksAtOnce))
     quant_encode(const __grid_constant__ Params params) {
   if (!params.holds()) return;
   // Of every block that the threads have in one round; rounds do not share.

@@ -99,6 +99,7 @@ struct ZeroOneLocalKernel : QuadOp {
 };
 
 struct ZeroOneSyncKernel : QuadOp {
+  static constexpr uint32_t kBlocksAtOnce = 4;
   __device__ explicit ZeroOneSyncKernel(const Params& p)
       : ZeroOneSyncKernel(p, p.of<kernels::ZeroOneSync>()) {}
   __device__ ZeroOneSyncKernel(const Params&, const kernels::ZeroOneSyncOperands<Operand>& o)
