@@ -274,6 +274,11 @@ __device__ inline void visit_quad(const Run* table, uint32_t runs, uint32_t posi
   }
 }
 
+// Whether a run is all that a thread block has, of a tensor.
+__device__ inline bool whole_block(const Run& run, const Piece& piece) {
+  return run.count == kNormBlock && piece.tensor != kNoTensor;
+}
+
 // Where the bits of a thread block's positions are written.
 struct BitsOut {
   uint8_t* bits = nullptr;
@@ -457,7 +462,7 @@ __device__ inline bool run_plain(const Params& params, Op& op, float* stage, flo
   if constexpr (Op::kPlain) {
     const Run run = params.runs[params.work[blockIdx.x].first_run];
     const Piece& piece = params.pieces[run.piece];
-    if (run.count != kNormBlock || piece.tensor == kNoTensor) return false;
+    if (!whole_block(run, piece)) return false;
     const auto at = op.place(piece, run.first + threadIdx.x * kQuad);
     if (!op.plain(at) || !bits_out(params, op).plain()) return false;
     uint32_t nibbles = 0;

@@ -3,6 +3,8 @@
 // share the largest magnitude.
 #pragma once
 
+#include <type_traits>
+
 #include "core/kernels/quant_elements.h"
 #include "cuda/kernels/quads.cuh"
 
@@ -22,6 +24,7 @@ template <CodecKind kKind>
 class PayloadAt {
  public:
   static constexpr bool kBlocks = codec_has_blocks(kKind);
+  static constexpr uint32_t kAligned = kBlocks ? 4 : alignof(Quad<uint16_t>);
 
   __device__ PayloadAt(const uint8_t* payload, uint32_t block, uint64_t i)
       : size_(payload_unit(kKind, block)),
@@ -30,7 +33,6 @@ class PayloadAt {
 
   // Whether quads may be Whole, here and at multiples of 4 elements from here.
   __device__ bool plain() const {
-    constexpr uint32_t kAligned = kBlocks ? 4 : alignof(Quad<uint16_t>);
     return reinterpret_cast<uintptr_t>(unit_) % kAligned == 0 && inside_ % kQuad == 0;
   }
   // The same place of a payload `bytes` behind.
@@ -59,12 +61,14 @@ class PayloadAt {
   __device__ Quad<float> codes(uint32_t i, Whole n) const {
     Quad<float> x;
     if constexpr (kBlocks) {
-      constexpr uint32_t kBytes = codec_bits(kKind) * kQuad / 8;
-      const auto* from = std::assume_aligned<kBytes>(unit(i) + inside(i) * kBytes / kQuad);
-      uint8_t bytes[kBytes];
-      std::memcpy(bytes, from, kBytes);
+      constexpr uint32_t kBits = codec_bits(kKind);
+      using Word = std::conditional_t<kBits == 8, uint32_t, uint16_t>;
+      const uint32_t word = *reinterpret_cast<const Word*>(unit(i) + inside(i) * kBits / 8);
 #pragma unroll
-      for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = static_cast<float>(quant_code(kKind, bytes, k));
+      for (uint32_t k = 0; k < kQuad; ++k) {
+        const uint32_t above = 32 - 8 * (k * kBits / 8 + 1) + k * kBits % 8;  // bits, in a byte too
+        x.v[k] = static_cast<float>(static_cast<int32_t>(word << above) >> (32 - kBits));
+      }
     } else {
       const auto halves = load_quad(reinterpret_cast<const uint16_t*>(unit(i)), n);
 #pragma unroll
@@ -176,11 +180,12 @@ struct QuantUndoKernel : QuadOp {
   const uint8_t* payload;
 };
 
-// What an encoder encodes: Quad<float> load(piece, j, n), before the residual is added, of elements
-// in one quad of the flat space. And the operand for the new residual.
+// What an encoder encodes, before the residual is added, of elements in one quad of the flat space:
+// places and load() as an op's (quads.cuh). And the operand for the new residual.
 template <CodecKind kCodec>
 struct QuantTensors {
   using Kernel = kernels::QuantEncode;
+  using Place = const float*;
   static constexpr CodecKind kKind = kCodec;
   static constexpr uint32_t kBlocksAtOnce = 6;
   __device__ static const Operand& residual(const kernels::QuantEncodeOperands<Operand>& o) {
@@ -188,8 +193,13 @@ struct QuantTensors {
   }
   __device__ explicit QuantTensors(const Params& p)
       : base(p.arguments<QuantArgs>().base), tensors(&p.of<kernels::QuantEncode>().x) {}
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
-    return load_quad(tensor_of<const float>(*tensors, piece) + j, n);
+  __device__ Place place(const Piece& piece, uint64_t j) const {
+    return tensor_of<const float>(*tensors, piece) + j;
+  }
+  __device__ static bool plain(Place at) { return quad_aligned(at); }
+  template <class N>
+  __device__ Quad<float> load(Place at, uint32_t i, N n) const {
+    return load_quad(at + i, n);
   }
   uint64_t base;  // flat index of the payload's first element
   const Operand* tensors;
@@ -199,6 +209,7 @@ struct QuantTensors {
 template <CodecKind kCodec>
 struct QuantRows {
   using Kernel = kernels::QuantServer;
+  using Place = PayloadAt<kCodec>;
   static constexpr CodecKind kKind = kCodec;
   static constexpr uint32_t kBlocksAtOnce = 4;
   __device__ static const Operand& residual(const kernels::QuantServerOperands<Operand>& o) {
@@ -206,30 +217,30 @@ struct QuantRows {
   }
   __device__ explicit QuantRows(const Params& p)
       : args(p.arguments<QuantArgs>()),
+        part(1.0f / static_cast<float>(args.world)),
         rows(p.of<kernels::QuantServer>().rows.flat<const uint8_t>()) {}
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
-    const float part = 1.0f / static_cast<float>(args.world);
-    PayloadAt<kKind> row(rows, args.block, piece.flat + j);
+  __device__ Place place(const Piece& piece, uint64_t j) const {
+    return {rows, args.block, piece.flat + j};
+  }
+  __device__ bool plain(const Place& at) const {
+    return at.plain() && args.row_bytes % Place::kAligned == 0;
+  }
+  template <class N>
+  __device__ Quad<float> load(Place row, uint32_t i, N n) const {
     Quad<float> sum[1] = {};
     add_ranks(args.world, sum, [&](Quad<float>(&partial)[1]) {
-      Quad<float> terms =
-          n == kQuad && row.plain() ? scaled(row, Whole(), part) : scaled(row, n, part);
+      const float by = row.scale(i, n) * part;
+      Quad<float> terms = row.codes(i, n);
+#pragma unroll
+      for (uint32_t k = 0; k < kQuad; ++k) terms.v[k] = terms.v[k] * by;
       add_quad(terms, &partial[0]);
       row.advance(args.row_bytes);
     });
     return sum[0];
   }
-
-  template <class N>
-  __device__ static Quad<float> scaled(const PayloadAt<kKind>& row, N n, float part) {
-    const float by = row.scale(0, n) * part;
-    Quad<float> terms = row.codes(0, n);
-#pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) terms.v[k] = terms.v[k] * by;
-    return terms;
-  }
   static constexpr uint64_t base = 0;
   const QuantArgs args;
+  const float part;
   const uint8_t* rows;
 };
 
@@ -244,6 +255,30 @@ class QuantEncoder {
         residual_(Input::residual(p.of<typename Input::Kernel>()).template flat<float>()),
         payload_(p.of<typename Input::Kernel>().payload.template flat<uint8_t>()) {}
 
+  struct Place {
+    typename Input::Place input;
+    const float* e;
+  };
+  __device__ Place place(const Piece& piece, uint64_t j) const {
+    return {input_.place(piece, j), old_ != nullptr ? old_ + piece.flat + j : nullptr};
+  }
+  __device__ bool plain(const Place& at) const {
+    return input_.plain(at.input) && quad_aligned(at.e);
+  }
+  // c of elements i .. i + n - 1 from a place, in one quad of the flat space.
+  template <class N>
+  __device__ Quad<float> values(const Place& at, uint32_t i, N n) {
+    const Quad<float> x = input_.load(at.input, i, n);
+    Quad<float> e{}, c{};
+    if (old_ != nullptr) e = load_quad(at.e + i, n);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) {
+      if (k >= n) continue;
+      const float in = guard_finite(x.v[k], &flags_);
+      c.v[k] = old_ != nullptr ? in + e.v[k] : in;
+    }
+    return c;
+  }
   // c of a quad of the flat space, as far as runs have it; 0 elsewhere. Bit k of the result:
   // element k belongs to a run.
   __device__ uint32_t values(const Work& work, uint32_t position, Quad<float>* c) {
@@ -255,11 +290,7 @@ class QuantEncoder {
                  const uint32_t at = begin - position;
                  present |= ((1u << n) - 1u) << at;
                  if (piece.tensor == kNoTensor) return;
-                 const uint64_t j = run.first + (begin - run.position);
-                 const Quad<float> x = input_.load(piece, j, n);
-                 Quad<float> e{};
-                 if (old_ != nullptr) e = load_quad(old_ + piece.flat + j, n);
-                 add(x, e, at, n, c);
+                 put(values(place(piece, run.first + (begin - run.position)), 0, n), at, n, c);
                });
     return present;
   }
@@ -277,18 +308,6 @@ class QuantEncoder {
   }
 
  private:
-  // Elements 0 .. n - 1 of x and e make elements at .. at + n - 1 of c.
-  __device__ void add(const Quad<float>& x, const Quad<float>& e, uint32_t at, uint32_t n,
-                      Quad<float>* c) {
-    Quad<float> value{};
-#pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) {
-      if (k >= n) continue;
-      const float in = guard_finite(x.v[k], &flags_);
-      value.v[k] = old_ != nullptr ? in + e.v[k] : in;
-    }
-    put(value, at, n, c);
-  }
   __device__ void write_half(uint64_t flat, uint32_t present, const Quad<float>& c) {
     auto* out = reinterpret_cast<uint16_t*>(payload_) + (flat - input_.base);
     Quad<uint16_t> codes;
@@ -349,29 +368,22 @@ class QuantEncoder {
   uint32_t flags_ = 0;
 };
 
-template <class Input>
-__global__ void __launch_bounds__(kThreads, room_for(Input::kBlocksAtOnce))
-    quant_encode(const __grid_constant__ Params params) {
-  if (!params.holds()) return;
-  // Of every block that the threads have in one round; rounds do not share.
-  constexpr uint32_t kBlocksPerRound = kThreads * kQuad / kMinQuantBlock;
-  __shared__ uint32_t largest[kQuadsPerThread * kBlocksPerRound];
-  static_assert(kQuadsPerThread * kBlocksPerRound == kThreads);
-  largest[threadIdx.x] = 0;
-  __syncthreads();
-  const auto& args = params.arguments<QuantArgs>();
-  QuantEncoder<Input> encoder(params);
-  const Work work = params.work[blockIdx.x];
-  const Run last = params.runs[work.first_run + work.runs - 1];
-  const uint32_t end = last.position + last.count;
-  for (uint32_t i = 0; i < kQuadsPerThread && i * kThreads * kQuad < end; ++i) {
-    const uint32_t in_round = threadIdx.x * kQuad;
-    const uint32_t position = i * kThreads * kQuad + in_round;
+// Blocks of integers that the threads of a thread block have in one round.
+inline constexpr uint32_t kBlocksPerRound = kRound / kMinQuantBlock;
+
+// Calls values(i, &c) for the quads of a thread, each kRound positions behind the one before, which
+// says what c is and which of its elements belong to a run, and encodes them. largest: 0 for every
+// block of every round.
+template <class Input, class Values>
+__device__ inline void encode_quads(QuantEncoder<Input>* encoder, uint64_t first, uint32_t block,
+                                    uint32_t end, uint32_t* largest, Values&& values) {
+  const uint32_t in_round = threadIdx.x * kQuad;
+  for (uint32_t i = 0; i < end; i += kRound) {
     Quad<float> c;
-    const uint32_t present = encoder.values(work, position, &c);
+    const uint32_t present = values(i, &c);
     uint32_t max_bits = 0;
     if constexpr (codec_has_blocks(Input::kKind)) {
-      uint32_t* shared = &largest[i * kBlocksPerRound + quotient(in_round, args.block)];
+      uint32_t* shared = &largest[i / kRound * kBlocksPerRound + quotient(in_round, block)];
 #pragma unroll
       for (uint32_t k = 0; k < kQuad; ++k) {
         const uint32_t bits = magnitude_bits(c.v[k]);
@@ -381,8 +393,41 @@ __global__ void __launch_bounds__(kThreads, room_for(Input::kBlocksAtOnce))
       __syncthreads();
       max_bits = *shared;
     }
-    encoder.write(work.block * kNormBlock + position, present, c, max_bits);
+    encoder->write(first + i + in_round, present, c, max_bits);
   }
+}
+
+template <class Input>
+__global__ void __launch_bounds__(kThreads, room_for(Input::kBlocksAtOnce))
+    quant_encode(const __grid_constant__ Params params) {
+  if (!params.holds()) return;
+  __shared__ uint32_t largest[kQuadsPerThread * kBlocksPerRound];
+  static_assert(kQuadsPerThread * kBlocksPerRound == kThreads);
+  largest[threadIdx.x] = 0;
+  __syncthreads();
+  QuantEncoder<Input> encoder(params);
+  const Work work = params.work[blockIdx.x];
+  const Run run = params.runs[work.first_run];
+  const Piece& piece = params.pieces[run.piece];
+  const auto encode = [&](uint32_t end, auto&& values) {
+    encode_quads(&encoder, work.block * kNormBlock, params.arguments<QuantArgs>().block, end,
+                 largest, values);
+  };
+  if (whole_block(run, piece)) {
+    const auto at = encoder.place(piece, run.first + threadIdx.x * kQuad);
+    if (encoder.plain(at)) {
+      encode(kNormBlock, [&](uint32_t i, Quad<float>* c) {
+        *c = encoder.values(at, i, Whole());
+        return 0xfu;
+      });
+      encoder.finish();
+      return;
+    }
+  }
+  const Run last = params.runs[work.first_run + work.runs - 1];
+  encode(last.position + last.count, [&](uint32_t i, Quad<float>* c) {
+    return encoder.values(work, i + threadIdx.x * kQuad, c);
+  });
   encoder.finish();
 }
 

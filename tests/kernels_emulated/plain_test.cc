@@ -282,15 +282,14 @@ TEST(KernelsPlain, DecoderHasTheSameBitsAtEveryPlace) {
   }
 }
 
+constexpr std::pair<CodecKind, uint32_t> kFormats[] = {
+    {CodecKind::kBf16, 0},   {CodecKind::kFp16, 0},  {CodecKind::kInt8, 32},
+    {CodecKind::kInt8, 512}, {CodecKind::kInt4, 32}, {CodecKind::kInt4, 128}};
+
 TEST(KernelsPlain, DecoderOfIntegersAndHalvesHasTheSameBitsAtEveryPlace) {
   Random random(35);
   const uint64_t all = 2 * kNormBlock + kSpare;
-  for (const auto& [kind, block] : {std::pair{CodecKind::kBf16, 0u},
-                                    {CodecKind::kFp16, 0u},
-                                    {CodecKind::kInt8, 32u},
-                                    {CodecKind::kInt8, 512u},
-                                    {CodecKind::kInt4, 32u},
-                                    {CodecKind::kInt4, 128u}}) {
+  for (const auto& [kind, block] : kFormats) {
     const std::vector<uint8_t> payload = random.bytes(payload_unit(kind, block).bytes_of(2 * all));
     for (const Place& place : places()) {
       if (place.misalign == 12 || place.target == 1) continue;
@@ -309,6 +308,88 @@ TEST(KernelsPlain, DecoderOfIntegersAndHalvesHasTheSameBitsAtEveryPlace) {
       o.y = work.list(std::vector<std::vector<float>>{std::vector<float>(all, 5.0f)});
       work.memory[o.y.at()].misalign = place.misalign;
       EXPECT_EQ(compare_on_all_targets(work), "");
+    }
+  }
+}
+
+// With padding up to `all` elements, since calls have whole blocks of integers.
+std::vector<Piece> filled_up(uint64_t count, uint64_t all) {
+  std::vector<Piece> pieces = one_piece(count);
+  if (count == all) return pieces;
+  Piece padding = pieces[0];
+  padding.flat = count;
+  padding.count = all - count;
+  padding.tensor = kNoTensor;
+  padding.block = count / kNormBlock;
+  padding.lane = static_cast<uint32_t>(count % kNormBlock);
+  pieces.push_back(padding);
+  return pieces;
+}
+
+TEST(KernelsPlain, EncodersOfIntegersAndHalvesHaveTheSameBitsAtEveryPlace) {
+  Random random(37);
+  const uint64_t all = 2 * kNormBlock;
+  for (const auto& [kind, block] : kFormats) {
+    for (const uint64_t count : {kNormBlock - 1, kNormBlock, all}) {
+      for (const bool residual : {false, true}) {
+        std::vector<std::vector<float>> x = {random.normal(count)};
+        random.sprinkle(&x[0]);
+        const std::vector<float> e = random.normal(all);
+        for (const uint32_t misalign : {0u, 4u, 12u}) {
+          for (const uint32_t of_e : {0u, 4u}) {
+            SCOPED_TRACE(std::to_string(static_cast<int>(kind)) + ": " + std::to_string(count));
+            KernelCase work(KernelId::kQuantEncode);
+            work.pieces = filled_up(count, all);
+            QuantArgs args{};
+            args.kind = kind;
+            args.block = block;
+            work.set_args(args);
+            auto& o = work.named<kernels::QuantEncode>();
+            o.x = work.list(x);
+            work.memory[o.x.at()].misalign = misalign;
+            if (residual) {
+              o.e = work.flat(e);
+              work.memory[o.e.at()].misalign = of_e;
+            }
+            o.payload =
+                work.flat(std::vector<uint8_t>(payload_unit(kind, block).bytes_of(all), 0xee));
+            o.flags = work.flat(std::vector<uint32_t>{0});
+            EXPECT_EQ(compare_on_all_targets(work), "");
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(KernelsPlain, ServersOfIntegersAndHalvesHaveTheSameBitsForRowsAnywhere) {
+  Random random(38);
+  for (const auto& [kind, block] : kFormats) {
+    const uint64_t payload = payload_unit(kind, block).bytes_of(kNormBlock);
+    for (const uint64_t count : {kNormBlock - 1, kNormBlock}) {
+      for (const uint64_t apart : {0u, 2u, 4u, 8u}) {
+        for (const uint32_t world : {1u, 4u, 9u}) {
+          SCOPED_TRACE(std::to_string(static_cast<int>(kind)) + ": " + std::to_string(count) +
+                       " apart " + std::to_string(apart));
+          KernelCase work(KernelId::kQuantServer);
+          work.pieces = filled_up(count, kNormBlock);
+          QuantArgs args{};
+          args.kind = kind;
+          args.block = block;
+          args.world = world;
+          args.row_bytes = payload + apart;
+          work.set_args(args);
+          auto& o = work.named<kernels::QuantServer>();
+          o.rows = work.flat(random.bytes(world * args.row_bytes));
+          o.e = work.flat(random.normal(kNormBlock));
+          o.new_e = work.flat(std::vector<float>(kNormBlock));
+          o.payload = work.flat(std::vector<uint8_t>(payload, 0xee));
+          o.flags = work.flat(std::vector<uint32_t>{0});
+          EXPECT_EQ(compare_on_all_targets(work), "");
+          work.memory[o.rows.at()].misalign = 2;
+          EXPECT_EQ(compare_on_all_targets(work), "");
+        }
+      }
     }
   }
 }
