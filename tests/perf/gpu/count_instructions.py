@@ -3,8 +3,8 @@
 
 No GPU is needed: kernels are compiled for one architecture and disassembled, and one way through
 the loop over quads is followed. The loop is the one with the most 128-bit accesses to global memory
-on a way through, of several the largest one, without barriers if it can be. The way is the one with
-the most of these accesses, in the server through the loop over ranks, and of those the shortest. So
+on a way through, without barriers if it can be, and of those the outermost and shortest one. The
+way is the one with the most of these accesses, in the server through the loop over ranks, and of those the shortest. So
 branches that only rare values take are left out, such as divisions of subnormals, and so is what a
 thread block does once, about 200 instructions in 8192 elements. Where plain runs had no loop of
 their own the shortest way is a lower bound.
@@ -47,15 +47,17 @@ class Row:
     wide: int  # 128-bit accesses to global memory that a quad needs
     target: int | None = None
     sums: int = 0  # of norm blocks
+    ranks: bool = False  # a server
 
 
 ROWS = [
     Row("1-bit encode", "onebit", r"EncodeKernel<.*TensorInput", 3, 110, 1),
     Row("1-bit encode, momentum (front)", "onebit", r"EncodeKernel<.*LambInput", 4, 160, 1),
     Row("1-bit encode, 0/1 Adam", "zeroone", r"EncodeKernel<.*ZeroOneInput", 5, None, 1),
-    Row("1-bit server, W = {world}", "onebit", r"ServerKernel", 2, 150, 1),
+    Row("1-bit server, W = {world}", "onebit", r"ServerKernel", 2, 150, 1, True),
     Row("1-bit decode", "onebit", r"[ :<]DecodeKernel", 1, 25),
     Row("sum of squares", "adam", r"SumSquaresKernel", 1, None, 1),
+    Row("int8 encode with residual", "quant", r"QuantTensors(<\D*4>|>)", 3),
     Row("int8 decode", "quant", r"QuantDecodeKernel(<\D*4>|>)", 1, 60),
     Row("int4 decode", "quant", r"QuantDecodeKernel(<\D*5>|>)", 1, None),
 ]
@@ -135,9 +137,9 @@ def adds_terms(loop: Loop) -> bool:
     return loop.count(r"\bLDS\b") > 0 and loop.count(rf"{ACCESS}|\bSTS\b") == 0
 
 
-def ranks_at_once(loop: Loop) -> int:
-    """Ranks whose bits a loop over ranks takes in a round; 0: it is another loop."""
-    if loop.inner() or loop.count(WIDE) or not loop.count(r"\bLDG?\.E\.U8"):
+def ranks_at_once(loop: Loop, row: Row) -> int:
+    """Ranks whose terms a loop over ranks adds in a round; 0: it is another loop."""
+    if not row.ranks or loop.inner() or not loop.count(r"\bLDG?\.E\.U8"):
         return 0
     scales = loop.count(r"\bLDG?\.E\b(?!\.(U8|128|64))")  # one of every rank
     return max(scales, 1)
@@ -154,13 +156,13 @@ def adding(loop: Loop, sums: int) -> float:
     return of_stage * 4 * THREADS_OF_BLOCK / STAGED
 
 
-def way_through(loop: Loop, world: int) -> tuple[int, float]:
+def way_through(loop: Loop, row: Row, world: int) -> tuple[int, float]:
     """128-bit accesses and instructions of the way that counts, without adding()."""
     weights = dict.fromkeys(loop.body, 1.0)
     needed = set()
     for inner in loop.inner():
         times: float = 0 if adds_terms(inner) else 1
-        if ranks := ranks_at_once(inner):
+        if ranks := ranks_at_once(inner, row):
             needed.add(inner.start)
             times = world / ranks
         for index in inner.body:
@@ -261,10 +263,12 @@ def compiled(nvcc: str, nvdisasm: str, file: str, tree: Path, arch: str) -> list
 
 
 def line_of(row: Row, kernel: Kernel, world: int) -> str:
-    ways = {loop: way_through(loop, world) for loop in loops(kernel)}
+    ways = {loop: way_through(loop, row, world) for loop in loops(kernel)}
     most = max(wide for wide, _ in ways.values())
-    candidates = [loop for loop in ways if ways[loop][0] == most]
-    loop = min(candidates, key=lambda each: (each.count(r"\bBAR\b") > 0, -len(each.body)))
+    found = [loop for loop in ways if ways[loop][0] == most]
+    found = [loop for loop in found if not loop.count(r"\bBAR\b")] or found
+    outer = [loop for loop in found if not any(loop.body < other.body for other in found)]
+    loop = min(outer, key=lambda each: ways[each][1])
     quads = most / row.wide  # of a thread: 128 elements of a warp each
     count = ways[loop][1] / quads + adding(loop, row.sums) if quads else math.nan
     verdict = "" if row.target is None else "reached" if count <= row.target else "no"

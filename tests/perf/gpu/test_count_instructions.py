@@ -98,7 +98,7 @@ class Counting(unittest.TestCase):
             registers=32,
         )
         for world in (1, 4, 16):
-            line = cells(count.line_of(row(), server, world))
+            line = cells(count.line_of(row(ranks=True), server, world))
             self.assertEqual(line[:2], [str(world), f"{4 + 4 * world:.1f}"])
 
     def test_registers_and_shared_memory_bound_the_thread_blocks(self):
