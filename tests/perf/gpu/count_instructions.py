@@ -4,10 +4,10 @@
 No GPU is needed: kernels are compiled for one architecture and disassembled, and one way through
 the loop over quads is followed. The loop is the one with the most 128-bit accesses to global memory
 on a way through, without barriers if it can be, and of those the outermost and shortest one. The
-way is the one with the most of these accesses, in the server through the loop over ranks, and of those the shortest. So
-branches that only rare values take are left out, such as divisions of subnormals, and so is what a
-thread block does once, about 200 instructions in 8192 elements. Where plain runs had no loop of
-their own the shortest way is a lower bound.
+way is the one with the most of these accesses, in the server through the loop over ranks, and of
+those the shortest. So branches that only rare values take are left out, such as divisions of
+subnormals, and so is what a thread block does once, about 200 instructions in 8192 elements. Where
+plain runs had no loop of their own the shortest way is a lower bound.
 
 Needs nvcc, and nvdisasm, which toolkits bring along and PyPI has as nvidia-cuda-nvdisasm:
 
