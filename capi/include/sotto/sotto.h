@@ -570,7 +570,8 @@ SOTTO_API sotto_status sotto_op_release(sotto_op* op);
  * call), UNSUPPORTED (dtype, device, newer field of call), BUSY (SOTTO_CALL_NO_BLOCK; with it unset
  * max_ops in flight for longer than the timeout), INVALID_STATE (fork, callback), and the comm's
  * own error if it has failed. If out_op is NULL the call waits for completion itself and returns
- * the operation's error too. */
+ * the operation's error too. A collective that has started and ends with an error leaves the
+ * buffers that it writes with unspecified contents. */
 
 /* Completes on a rank when every rank has called it.
  *   comm   [in]
