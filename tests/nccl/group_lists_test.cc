@@ -179,6 +179,8 @@ TEST_F(NcclCapturedGroups, ThatAreForgottenAreUsedAgain) {
               side.captured.restart(op.posting, side.counters);
               const std::byte* const place = group->headers().all()[0].out;
               side.groups.reuse(side.captured.forget(op.posting));
+              std::deque<std::vector<std::byte>> others;  // where the group was, if it was freed
+              for (int i = 0; i < 20; ++i) others.emplace_back(sizeof(MessageGroup) + 16);
               MessageGroup& again = side.groups.begin(nullptr, true, nullptr);
               EXPECT_EQ(&again, group);
               EXPECT_FALSE(again.executing());
