@@ -17,7 +17,6 @@ CEILINGS = {  # names without the namespace sotto
     "Plan": {"fields": 25},
     "Step": {"fields": 24},
     "nccl::NcclTransport": {"methods": 48, "fields": 24},
-    "tcp::TcpControl": {"methods": 50, "fields": 30},
 }
 
 
