@@ -16,8 +16,6 @@ FOLDERS = ("capi", "core", "cuda", "transports")
 CEILINGS = {  # names without the namespace sotto
     "Plan": {"fields": 25},
     "Step": {"fields": 24},
-    "tcp::Reactor": {"fields": 20},
-    "tcp::TcpControl": {"methods": 50, "fields": 30},
 }
 
 
