@@ -287,8 +287,8 @@ OrderedJson traffic_json(const PeerTraffic& t) {
           {"messages_received", t.messages_received}};
 }
 
-Status report(const sotto_comm* comm, const char* request, char* buf, uint64_t cap,
-              uint64_t* out_len) {
+Status plan_report(const sotto_comm* comm, const char* request, char* buf, uint64_t cap,
+                   uint64_t* out_len) {
   SOTTO_TRY(check_pointer(request, "request"));
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   const std::shared_ptr<Comm>& core = comm->state->core;
@@ -314,5 +314,5 @@ Status report(const sotto_comm* comm, const char* request, char* buf, uint64_t c
 extern "C" sotto_status sotto_plan_report(const sotto_comm* comm, const char* request, char* buf,
                                           uint64_t cap, uint64_t* out_len) {
   return guarded_on("sotto_plan_report", comm,
-                    [&](auto* object) { return report(object, request, buf, cap, out_len); });
+                    [&](auto* object) { return plan_report(object, request, buf, cap, out_len); });
 }
