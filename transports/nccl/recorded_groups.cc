@@ -30,7 +30,7 @@ void NcclTransport::restart(const OpPosting& op) {
   });
 }
 
-void NcclTransport::unrecord(const OpPosting& op) {
+void NcclTransport::release_captured(const OpPosting& op) {
   visit_recorded(op, [&](auto group) {
     const OnDevice on(communicator_->device());
     release(*group);
