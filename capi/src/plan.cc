@@ -295,14 +295,14 @@ Status plan_report(const sotto_comm* comm, const char* request, char* buf, uint6
   SOTTO_ASSIGN(const Request parsed, parse(*core, request));
   SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> prepared, make_plan(core, parsed));
   const Plan& plan = prepared->plan();
-  OrderedJson json = traffic_json(plan.total);
+  OrderedJson json = traffic_json(plan.traffic.total);
   json["steps"] = plan.steps.size();
-  json["scratch_bytes"] = plan.scratch_bytes + plan.host_bytes;
+  json["scratch_bytes"] = plan.arenas.scratch + plan.arenas.host;
   OrderedJson peers = OrderedJson::array();
-  for (size_t peer = 0; peer < plan.traffic.size(); ++peer) {
+  for (size_t peer = 0; peer < plan.traffic.peers.size(); ++peer) {
     if (static_cast<int32_t>(peer) == core->rank()) continue;
     OrderedJson entry{{"rank", peer}};
-    entry.update(traffic_json(plan.traffic[peer]));
+    entry.update(traffic_json(plan.traffic.peers[peer]));
     peers.push_back(entry);
   }
   json["peers"] = peers;

@@ -75,7 +75,7 @@ bool Executor::poll_devices() {
     Op& op = static_cast<Op&>(held);
     if (!device.ok()) device_failed(op, device);
     scheduler_.let_start(op);
-    if (!op.plan().groups.empty()) issue_groups(*op.request_.channel);
+    if (!op.plan().messages.groups.empty()) issue_groups(*op.request_.channel);
   });
   const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
     call_ended(static_cast<Op&>(op), step, device);
@@ -83,7 +83,7 @@ bool Executor::poll_devices() {
   const auto ended = [this](CapturedOp& captured) {
     Op& op = static_cast<Op&>(captured);
     forget_replay(op);
-    op.request_.run->give_up();
+    op.request_.run->abort();
     Scheduler::all_done(op);
     finish(op);
   };

@@ -38,17 +38,18 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
   if (s.predicate.slot != kNoSlot) {
     predicate = static_cast<const uint32_t*>(run.at({s.predicate.slot, s.predicate.offset, 4}));
   }
-  if (s.kind == StepKind::kCopy) {
-    return device.copy(lane, run.at(s.destination), run.at(s.source), s.source.bytes, predicate,
-                       s.predicate.expect);
+  if (const CopyStep* copy = s.copy()) {
+    return device.copy(lane, run.at(copy->destination), run.at(copy->source), copy->source.bytes,
+                       predicate, s.predicate.expect);
   }
+  const KernelStep& kernel = *s.kernel();
   // Lists of tensor pointers: where kernels can read them.
   void* const* const lists = run.plan->addresses.device == kNoSlot
                                  ? run.bases.data()
                                  : static_cast<void* const*>(run.bases[run.plan->addresses.device]);
   std::array<Operand, kMaxOperands> operands;
-  for (size_t i = 0; i < s.operands.size(); ++i) {
-    const OperandRef& ref = s.operands[i];
+  for (size_t i = 0; i < kernel.operands.size(); ++i) {
+    const OperandRef& ref = kernel.operands[i];
     if (ref.slot == kNoSlot) {
       operands[i].data = nullptr;
     } else if (is_list(ref)) {
@@ -57,13 +58,13 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
       operands[i].data = run.at({ref.slot, ref.offset, 0});
     }
   }
-  KernelCall call = constant_call(s);
-  call.operands = std::span<const Operand>(operands.data(), s.operands.size());
+  KernelCall call = constant_call(kernel);
+  call.operands = std::span<const Operand>(operands.data(), kernel.operands.size());
   call.predicate = predicate;
   call.expect = s.predicate.expect;
   call.paired_ran = paired_ran;
   call.tables = prepared.tables();
-  call.call = s.lowered.call;
+  call.call = kernel.call;
   // A predicated kernel may leave its output as it was.
   if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(lane, call, {});
   return device.launch(lane, call, fresh_ranges(run, s));
@@ -71,11 +72,12 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
 
 Status check_message(const Run& run, uint32_t step) {
   const Step& s = run.plan->steps[step];
-  if (s.expected == nullptr) return ok_status();
-  const Region& region = s.kind == StepKind::kCopy ? s.destination : s.data;
+  const Expectation* const expected = expectation(s);
+  if (expected == nullptr) return ok_status();
+  const Region& region = s.copy() != nullptr ? s.copy()->destination : s.message()->data;
   const std::span got(static_cast<const std::byte*>(run.at(region)), region.bytes);
-  if (std::ranges::equal(got, s.expected->bytes)) return ok_status();
-  return Status(Code::kProtocol, s.expected->explain(got));
+  if (std::ranges::equal(got, expected->bytes)) return ok_status();
+  return Status(Code::kProtocol, expected->explain(got));
 }
 
 }  // namespace sotto

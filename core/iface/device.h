@@ -58,7 +58,7 @@ struct FreshRange {
 // A point in a lane or a stream. Value 0 is no event.
 using EventId = uint64_t;
 
-// A stream that stands still until it is let go. Value 0 is none.
+// A block on a stream, until let_go. Value 0 is none.
 using HoldId = uint64_t;
 
 // The constant parts of kernel calls (pieces, and arguments with the arrays that they lead to) in
@@ -108,7 +108,7 @@ class Device {
   virtual void release(EventId event) = 0;
 
   // Streams of the caller, as passed through the C ABI. Devices without streams refuse.
-  // INVALID_STATE if work for the stream would not run but be recorded (a CUDA graph). Asked before
+  // INVALID_STATE if work for the stream would not run but be captured (a CUDA graph). Asked before
   // what follows. Threads: any.
   virtual Status check_stream(void* stream) const {
     (void)stream;
@@ -121,7 +121,8 @@ class Device {
   virtual Result<EventId> record_stream(void* stream) = 0;
   // What is queued on the stream later starts after the event.
   virtual Status stream_after_event(void* stream, EventId event) = 0;
-  // What is queued on the stream later starts when it is let go. The host does not wait.
+  // Blocks the stream: what is queued on it later starts when let_go unblocks it. The host does not
+  // wait.
   virtual Result<HoldId> hold_stream(void* stream) = 0;
   virtual void let_go(HoldId hold) = 0;
 
@@ -139,8 +140,8 @@ class Device {
 
 // Makes calls part of the graph that a stream of the caller is being captured into, one after the
 // other, and knows how far launches of the graph are. A device of one lane: that stream, and after
-// finish() the first lane of the device whose stream it is. Events while recording are done at
-// once.
+// finish() the first lane of the device whose stream it is. Events during the capture are
+// done at once.
 class GraphRecorder : public Device {
  public:
   // Nothing more becomes part of the graph.

@@ -288,7 +288,7 @@ TEST_P(CodecTest, BytesEqualTheFormulaAndThePlan) {
           const uint64_t sent = after.moved.payload_bytes_sent - before.moved.payload_bytes_sent;
           const uint64_t planned = after.payload_bytes_planned - before.payload_bytes_planned;
           if (sent != 2 * 3 * chunk || planned != sent ||
-              plan->plan().total.payload_bytes_sent != sent)
+              plan->plan().traffic.total.payload_bytes_sent != sent)
             return error(Code::kInternal, "{}: sent {}, planned {}, formula {}", json, sent,
                          planned, 6 * chunk);
           const uint64_t header = after.moved.header_bytes_sent - before.moved.header_bytes_sent;

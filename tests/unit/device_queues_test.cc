@@ -69,7 +69,7 @@ using Waits = NotingDevice::Waits;
 struct LaneStep {
   uint16_t lane;
   std::vector<uint32_t> after = {};
-  bool callers = false;
+  bool user = false;
   bool event = true;
 };
 
@@ -79,15 +79,16 @@ class LaneOp {
   LaneOp(DeviceQueues& queues, const std::shared_ptr<NotingDevice>& device,
          const std::vector<LaneStep>& steps, EventId after = 0, int32_t priority = 0)
       : queues_(queues), device_(device), events_(steps.size()) {
-    plan_.pred_begin = {0};
-    plan_.succ_begin.assign(steps.size() + 1, 0);
+    plan_.order.pred_begin = {0};
+    plan_.order.succ_begin.assign(steps.size() + 1, 0);
     for (const LaneStep& s : steps) {
       Step& step = plan_.steps.emplace_back();
       step.lane = s.lane;
-      step.lowered.callers = s.callers;
-      plan_.predecessors.insert(plan_.predecessors.end(), s.after.begin(), s.after.end());
-      plan_.pred_begin.push_back(static_cast<uint32_t>(plan_.predecessors.size()));
-      plan_.needs_event.push_back(s.event);
+      step.user = s.user;
+      plan_.order.predecessors.insert(plan_.order.predecessors.end(), s.after.begin(),
+                                      s.after.end());
+      plan_.order.pred_begin.push_back(static_cast<uint32_t>(plan_.order.predecessors.size()));
+      plan_.order.needs_event.push_back(s.event);
     }
     states_.reset(plan_);
     Scheduler::bind(op_, plan_, states_, priority, -1);
@@ -284,10 +285,10 @@ TEST_F(DeviceQueuesTest, AStreamBehindAnOperation) {
   ASSERT_TRUE(DeviceQueues::order_stream(op.op(), &stream).ok());
   EXPECT_EQ(device_->stream_waits.size(), 2u);  // lanes 0 and 2
   EXPECT_EQ(device_->events.size(), 3u);        // the steps' own
-  ASSERT_TRUE(DeviceQueues::stand_still(op.op(), *device_, &stream).ok());
+  ASSERT_TRUE(DeviceQueues::block_stream(op.op(), *device_, &stream).ok());
   EXPECT_EQ(device_->held, 1u);
-  DeviceQueues::let_go(op.op(), *device_);
-  DeviceQueues::let_go(op.op(), *device_);
+  DeviceQueues::unblock_streams(op.op(), *device_);
+  DeviceQueues::unblock_streams(op.op(), *device_);
   EXPECT_EQ(device_->held, 0u);
 }
 

@@ -42,7 +42,7 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
   void restart(const OpPosting& op) override { captured_.restart(op, counters_); }
-  void unrecord(const OpPosting& op) override { groups_.reuse(captured_.forget(op)); }
+  void release_captured(const OpPosting& op) override { groups_.reuse(captured_.forget(op)); }
   bool idle() const override { return groups_.empty(); }
   Status verify(const OpPosting& op) override;
   void retire(const OpPosting& op) override { captured_.retire(op, counters_); }
