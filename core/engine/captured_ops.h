@@ -23,13 +23,13 @@ class CapturedOp : public QueuedOp {
  private:
   friend class CapturedOps;
 
-  std::shared_ptr<GraphRecorder> recorder_;  // the plan's device; null: not captured
-  uint32_t replays_ = 0;                     // launches of its graph that were asked for
+  std::shared_ptr<GraphCapture> recorder_;  // the plan's device; null: not captured
+  uint32_t replays_ = 0;                    // launches of its graph that were asked for
 };
 
 class CapturedOps {
  public:
-  static void bind(CapturedOp& op, std::shared_ptr<GraphRecorder> recorder) {
+  static void bind(CapturedOp& op, std::shared_ptr<GraphCapture> recorder) {
     op.recorder_ = std::move(recorder);
   }
   // The capture has ended.

@@ -119,7 +119,7 @@ void DeviceQueues::mark(QueuedOp& op) {
 }
 
 bool DeviceQueues::busy() const {
-  if (!held_.empty()) return true;
+  if (!blocked_.empty()) return true;
   for (const auto& queue : queues_) {
     if (!queue->inputs.empty()) return true;
     for (const DeviceQueue::Lane& lane : queue->lanes) {
@@ -129,19 +129,19 @@ bool DeviceQueues::busy() const {
   return false;
 }
 
-void DeviceQueues::hold(QueuedOp& op) {
-  Scheduler::hold(op);
-  held_.push_back(&op);
+void DeviceQueues::block(QueuedOp& op) {
+  Scheduler::block(op);
+  blocked_.push_back(&op);
 }
 
 Status DeviceQueues::block_stream(QueuedOp& op, Device& device, void* stream) {
-  SOTTO_ASSIGN(const HoldId block, device.hold_stream(stream));
-  op.blocked_.push_back(block);
+  SOTTO_ASSIGN(const BlockId block, device.block_stream(stream));
+  op.stream_blocks_.push_back(block);
   return ok_status();
 }
 
 void DeviceQueues::unblock_streams(QueuedOp& op, Device& device) {
-  for (const HoldId block : std::exchange(op.blocked_, {})) device.let_go(block);
+  for (const BlockId block : std::exchange(op.stream_blocks_, {})) device.unblock(block);
 }
 
 Status DeviceQueues::order_stream(QueuedOp& op, void* stream) {

@@ -50,8 +50,8 @@ class QueuedOp : public ScheduledOp {
   uint32_t first_lane_ = 0;                   // of background work: the first lane for it
   std::vector<StepEvent>* events_ = nullptr;  // per step
   EventId after_ = 0;
-  uint32_t ordered_lanes_ = 0;   // bit k: what lane k gets now comes after after_
-  std::vector<HoldId> blocked_;  // streams that are blocked until the operation is done
+  uint32_t ordered_lanes_ = 0;          // bit k: what lane k gets now comes after after_
+  std::vector<BlockId> stream_blocks_;  // streams that are blocked until the operation is done
 };
 
 // One device.
@@ -119,13 +119,13 @@ class DeviceQueues {
   // ---- Streams of the user ----
 
   // Steps that touch user memory enter the lanes when the stream has reached the operation.
-  void hold(QueuedOp& op);
+  void block(QueuedOp& op);
   // Calls reached(operation, status) for each for which it has.
   template <class Reached>
   bool poll_streams(Reached&& reached) {
     bool any = false;
-    for (size_t i = 0; i < held_.size();) {
-      QueuedOp& op = *held_[i];
+    for (size_t i = 0; i < blocked_.size();) {
+      QueuedOp& op = *blocked_[i];
       const Result<bool> came = op.queue_->device->query(op.after_);
       if (came.ok() && !*came) {
         ++i;
@@ -133,13 +133,13 @@ class DeviceQueues {
       }
       any = true;
       op.ordered_lanes_ = ~0u;
-      drop_held(op);
+      drop_blocked(op);
       reached(op, came.ok() ? ok_status() : came.status());
     }
     return any;
   }
   // It does not wait for its stream any more.
-  void drop_held(QueuedOp& op) { std::erase(held_, &op); }
+  void drop_blocked(QueuedOp& op) { std::erase(blocked_, &op); }
   // Blocks a stream of the operation's device: what is queued on it later starts after
   // unblock_streams. Also before the operation is admitted.
   static Status block_stream(QueuedOp& op, Device& device, void* stream);
@@ -188,7 +188,7 @@ class DeviceQueues {
   }
 
   std::vector<std::unique_ptr<DeviceQueue>> queues_;
-  std::vector<QueuedOp*> held_;
+  std::vector<QueuedOp*> blocked_;
 };
 
 }  // namespace sotto

@@ -70,7 +70,7 @@ void Executor::begin(Op& op) {
     finish(op);
     return;
   }
-  if (op.has_stream() && earlier_needs_device(channels_, op)) queues_.hold(op);
+  if (op.has_stream() && earlier_needs_device(channels_, op)) queues_.block(op);
   scheduler_.start(op, poster(op));
   announce_receives(run, *op.request_.ranks, channel.links());
   const size_t inputs = op.plan().awaits.size();

@@ -71,8 +71,8 @@ void Executor::block(int64_t wait_us) {
 }
 
 bool Executor::poll_devices() {
-  const bool streams = queues_.poll_streams([this](QueuedOp& held, const Status& device) {
-    Op& op = static_cast<Op&>(held);
+  const bool streams = queues_.poll_streams([this](QueuedOp& blocked, const Status& device) {
+    Op& op = static_cast<Op&>(blocked);
     if (!device.ok()) device_failed(op, device);
     scheduler_.let_start(op);
     if (!op.plan().messages.groups.empty()) issue_groups(*op.request_.channel);

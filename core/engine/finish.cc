@@ -167,7 +167,7 @@ void Executor::fail_op(Op& op, const Status& status) {
     log(LogLevel::kError, "operation {} commits without its messages", op.sequence());
     Scheduler::break_off(op);
   }
-  queues_.drop_held(op);
+  queues_.drop_blocked(op);
   queues_.drop_inputs(op);
   completions_.drop(&op);
   scheduler_.fail(op);

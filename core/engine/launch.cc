@@ -12,9 +12,9 @@ constexpr size_t kMaxOperands = 16;
 #include "core/kernels/kernels.def"
 
 // What the call overwrites without reading it.
-std::vector<FreshRange> fresh_ranges(const Run& run, const Step& s) {
+std::vector<DiscardedRange> discarded_ranges(const Run& run, const Step& s) {
   std::vector<Use> uses;
-  std::vector<FreshRange> fresh;
+  std::vector<DiscardedRange> discarded;
   collect_uses(run.plan->slots, s, &uses);
   for (const Use& use : uses) {
     // In place: what the call also reads is not overwritten blindly.
@@ -24,9 +24,9 @@ std::vector<FreshRange> fresh_ranges(const Run& run, const Step& s) {
              use.region.offset < other.region.offset + other.region.bytes;
     };
     if (use.access != Access::kWrite || std::any_of(uses.begin(), uses.end(), also_read)) continue;
-    fresh.push_back({run.at(use.region), use.region.bytes});
+    discarded.push_back({run.at(use.region), use.region.bytes});
   }
-  return fresh;
+  return discarded;
 }
 
 }  // namespace
@@ -66,8 +66,8 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
   call.tables = prepared.tables();
   call.call = kernel.call;
   // A predicated kernel may leave its output as it was.
-  if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(lane, call, {});
-  return device.launch(lane, call, fresh_ranges(run, s));
+  if (!device.caps().wants_discarded || predicate != nullptr) return device.launch(lane, call, {});
+  return device.launch(lane, call, discarded_ranges(run, s));
 }
 
 Status check_message(const Run& run, uint32_t step) {

@@ -12,7 +12,7 @@ const OrderedIssue::Group* OrderedIssue::first_ready() const {
   const auto user = [&](uint32_t step) { return plan.steps[step].user; };
   const IssueGroup& group = plan.messages.groups[first.index];
   // The user's stream has not reached the operation.
-  if (plan.messages.links[group.link].stream_ordered && first.op->held() &&
+  if (plan.messages.links[group.link].stream_ordered && first.op->blocked() &&
       std::ranges::any_of(group.steps, user))
     return nullptr;
   return &first;

@@ -36,9 +36,9 @@ void Scheduler::set_running(ScheduledOp& op, bool asynchronous, int64_t now_ns) 
 }
 
 void Scheduler::let_start(ScheduledOp& op) {
-  op.held_ = false;
-  for (const uint32_t step : op.held_steps_) make_ready(op, step);
-  op.held_steps_.clear();
+  op.blocked_ = false;
+  for (const uint32_t step : op.blocked_steps_) make_ready(op, step);
+  op.blocked_steps_.clear();
 }
 
 void Scheduler::restart(ScheduledOp& op, int64_t now_ns) {
@@ -58,8 +58,8 @@ bool Scheduler::make_ready(ScheduledOp& op, uint32_t step) {
     const PlanLink& link = op.plan_->messages.links[message->lowered.link];
     if (link.matching == Matching::kByKey) return true;
     --op.steps_->group_pending[message->lowered.group];
-  } else if (op.held_ && s.user) {
-    op.held_steps_.push_back(step);
+  } else if (op.blocked_ && s.user) {
+    op.blocked_steps_.push_back(step);
   } else {
     ready_.push_back({op.priority_, op.sequence_, step, &op});
     std::push_heap(ready_.begin(), ready_.end());
@@ -129,8 +129,8 @@ std::vector<uint32_t> Scheduler::cut_messages(ScheduledOp& op) {
 
 void Scheduler::fail(ScheduledOp& op) {
   op.state_ = ScheduledOp::State::kFailing;
-  op.held_ = false;
-  op.held_steps_.clear();
+  op.blocked_ = false;
+  op.blocked_steps_.clear();
   std::erase_if(ready_, [&](const Entry& e) { return e.op == &op; });
   std::make_heap(ready_.begin(), ready_.end());
 }

@@ -44,7 +44,7 @@ class ScheduledOp {
   int64_t last_progress_ns() const { return last_progress_ns_; }
   int64_t timeout_us() const { return timeout_us_; }
   int32_t priority() const { return priority_; }
-  bool held() const { return held_; }
+  bool blocked() const { return blocked_; }
   bool broken() const { return broken_; }
   bool committing() const { return committing_; }
   const Plan& plan() const { return *plan_; }
@@ -68,8 +68,8 @@ class ScheduledOp {
   bool committing_ = false;  // a step that commits has been issued
   bool any_step_ran_ = false;
   bool broken_ = false;
-  bool held_ = false;
-  std::vector<uint32_t> held_steps_;  // ready but for held_
+  bool blocked_ = false;
+  std::vector<uint32_t> blocked_steps_;  // ready but for blocked_
 };
 
 class Scheduler {
@@ -93,7 +93,7 @@ class Scheduler {
   void admit(ScheduledOp& op, int64_t now_ns);
   static void set_running(ScheduledOp& op, bool asynchronous, int64_t now_ns);
   // Steps that touch user memory are kept back until let_start.
-  static void hold(ScheduledOp& op) { op.held_ = true; }
+  static void block(ScheduledOp& op) { op.blocked_ = true; }
   void let_start(ScheduledOp& op);
   // Steps without predecessors. `post(step)` is called for each message that can go to a link that
   // matches by key; here and below.

@@ -189,7 +189,7 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
 
 Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
                            const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
-                           const CallOptions& options, std::shared_ptr<GraphRecorder> recorder) {
+                           const CallOptions& options, std::shared_ptr<GraphCapture> recorder) {
   SOTTO_TRY(failure());
   const auto by_host = [&](const Step& step) { return !on_lane(plan->plan(), step); };
   if (recorder != nullptr && std::ranges::any_of(plan->plan().steps, by_host)) {
@@ -240,7 +240,7 @@ Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
 
 Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
                            std::shared_ptr<OpHooks> hooks, const CallOptions& options,
-                           std::shared_ptr<GraphRecorder> recorder) {
+                           std::shared_ptr<GraphCapture> recorder) {
   OpRequest request;
   request.plan = std::move(plan);
   request.run = std::move(run);

@@ -493,10 +493,11 @@ class SlowEncoder final : public Device {
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t bytes) override { return inner_.alloc(bytes); }
   void free(void* memory, uint64_t bytes) override { inner_.free(memory, bytes); }
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override {
+  Status launch(uint32_t lane, const KernelCall& call,
+                std::span<const DiscardedRange> discarded) override {
     if (call.id == KernelId::kOnebitEncode && call.pieces.front().scale == last_scale_)
       SOTTO_TRY(inner_.wait(lane, event_));
-    return inner_.launch(lane, call, fresh);
+    return inner_.launch(lane, call, discarded);
   }
   Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
               uint32_t expect) override {
@@ -508,8 +509,8 @@ class SlowEncoder final : public Device {
   void release(EventId event) override { inner_.release(event); }
   Result<EventId> record_stream(void* s) override { return inner_.record_stream(s); }
   Status stream_after_event(void* s, EventId e) override { return inner_.stream_after_event(s, e); }
-  Result<HoldId> hold_stream(void* s) override { return inner_.hold_stream(s); }
-  void let_go(HoldId hold) override { inner_.let_go(hold); }
+  Result<BlockId> block_stream(void* s) override { return inner_.block_stream(s); }
+  void unblock(BlockId block) override { inner_.unblock(block); }
   uint64_t busy_ns() const override { return inner_.busy_ns(); }
 
  private:

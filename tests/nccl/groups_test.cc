@@ -41,7 +41,7 @@ class Lane final : public Device {
 
   Result<void*> alloc(uint64_t) override { return unused(); }
   void free(void*, uint64_t) override {}
-  Status launch(uint32_t, const KernelCall&, std::span<const FreshRange>) override {
+  Status launch(uint32_t, const KernelCall&, std::span<const DiscardedRange>) override {
     return unused();
   }
   Status copy(uint32_t, void*, const void*, uint64_t, const uint32_t*, uint32_t) override {
@@ -53,8 +53,8 @@ class Lane final : public Device {
   void release(EventId) override {}
   Result<EventId> record_stream(void*) override { return unused(); }
   Status stream_after_event(void*, EventId) override { return unused(); }
-  Result<HoldId> hold_stream(void*) override { return unused(); }
-  void let_go(HoldId) override {}
+  Result<BlockId> block_stream(void*) override { return unused(); }
+  void unblock(BlockId) override {}
   uint64_t busy_ns() const override { return 0; }
 
  private:

@@ -21,7 +21,7 @@ class NotingDevice final : public Device {
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t) override { return invalid_state("no memory here"); }
   void free(void*, uint64_t) override {}
-  Status launch(uint32_t, const KernelCall&, std::span<const FreshRange>) override {
+  Status launch(uint32_t, const KernelCall&, std::span<const DiscardedRange>) override {
     return ok_status();
   }
   Status copy(uint32_t, void*, const void*, uint64_t, const uint32_t*, uint32_t) override {
@@ -47,8 +47,8 @@ class NotingDevice final : public Device {
     stream_waits.push_back(event);
     return ok_status();
   }
-  Result<HoldId> hold_stream(void*) override { return ++held; }
-  void let_go(HoldId) override { --held; }
+  Result<BlockId> block_stream(void*) override { return ++held; }
+  void unblock(BlockId) override { --held; }
   uint64_t busy_ns() const override { return 0; }
 
   using Waits = std::vector<std::pair<uint32_t, EventId>>;
@@ -58,7 +58,7 @@ class NotingDevice final : public Device {
   std::set<EventId> events;  // recorded and not given back
   std::set<EventId> ended;
   EventId last = 0;
-  HoldId held = 0;
+  BlockId held = 0;
   bool broken = false;
 
  private:
@@ -222,8 +222,8 @@ TEST_F(DeviceQueuesTest, StepsOnTheCallersMemoryComeAfterTheStream) {
 
 TEST_F(DeviceQueuesTest, AStreamIsAwaitedByTheHost) {
   LaneOp op(queues_, device_, {{0, {}, true}}, kStream);
-  queues_.hold(op.op());
-  EXPECT_TRUE(op.op().held());
+  queues_.block(op.op());
+  EXPECT_TRUE(op.op().blocked());
   EXPECT_TRUE(queues_.busy());
   int reached = 0;
   const auto count = [&](QueuedOp& which, const Status& status) {

@@ -115,7 +115,7 @@ TEST_F(OrderedIssueTest, NothingBesideALaunchOfAGraph) {
 TEST_F(OrderedIssueTest, CallsOfLanesWaitForTheCallersStream) {
   GroupedOp calls(1, true, true), others(1, true, false), messages(1, false, true);
   for (GroupedOp* op : {&messages, &others, &calls}) {
-    Scheduler::hold(op->op());
+    Scheduler::block(op->op());
     op->ready(0);
     add(*op);
   }

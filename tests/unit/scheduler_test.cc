@@ -263,11 +263,11 @@ TEST(Scheduler, StepsOnUserMemoryAreKeptBack) {
   two.raw().steps[touches].user = true;
   Scheduler scheduler;
   Operation operation(scheduler, two.plan(), 0, true);
-  Scheduler::hold(operation.op());
+  Scheduler::block(operation.op());
   operation.start();
   EXPECT_EQ(drain(scheduler), (Order{{&operation.op(), other}}));
   scheduler.let_start(operation.op());
-  EXPECT_FALSE(operation.op().held());
+  EXPECT_FALSE(operation.op().blocked());
   EXPECT_EQ(drain(scheduler), (Order{{&operation.op(), touches}}));
 }
 
