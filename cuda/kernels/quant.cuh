@@ -38,37 +38,33 @@ class PayloadAt {
   // The same place of a payload `bytes` behind.
   __device__ void advance(uint64_t bytes) { unit_ += bytes; }
 
-  // The code of element i from here, as a number.
-  __device__ float code(uint32_t i) const {
-    if constexpr (kBlocks) return static_cast<float>(quant_code(kKind, unit(i), inside(i)));
+  // The number of element i from here.
+  __device__ float number(uint32_t i) const {
+    if constexpr (kBlocks) return quant_number(kKind, unit(i), inside(i));
     uint16_t bits;
     std::memcpy(&bits, unit(i), 2);
     return half_value(kKind, bits);
   }
-  // What the codes of these elements count times: the scale of their block, any bits.
-  __device__ float scale(uint32_t i, uint32_t) const {
-    return kBlocks ? stored_scale(unit(i), size_) : 1.0f;
-  }
   // Of elements i .. i + n - 1, which are in one block.
-  __device__ Quad<float> codes(uint32_t i, uint32_t n) const {
+  __device__ Quad<float> numbers(uint32_t i, uint32_t n) const {
     Quad<float> x{};
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
-      if (k < n) x.v[k] = code(i + k);
+      if (k < n) x.v[k] = number(i + k);
     }
     return x;
   }
-  __device__ Quad<float> codes(uint32_t i, Whole n) const {
+  __device__ Quad<float> numbers(uint32_t i, Whole n) const {
     Quad<float> x;
     if constexpr (kBlocks) {
-      constexpr uint32_t kBits = codec_bits(kKind);
-      using Word = std::conditional_t<kBits == 8, uint32_t, uint16_t>;
-      const uint32_t word = *reinterpret_cast<const Word*>(unit(i) + inside(i) * kBits / 8);
+      constexpr uint32_t kBytes = codec_bits(kKind) * kQuad / 8;
+      using Word = std::conditional_t<kBytes == 4, uint32_t,
+                                      std::conditional_t<kBytes == 2, uint16_t, uint8_t>>;
+      const Word word = *reinterpret_cast<const Word*>(unit(i) + inside(i) * kBytes / kQuad);
+      uint8_t codes[kBytes];
+      std::memcpy(codes, &word, kBytes);
 #pragma unroll
-      for (uint32_t k = 0; k < kQuad; ++k) {
-        const uint32_t above = 32 - 8 * (k * kBits / 8 + 1) + k * kBits % 8;  // bits, in a byte too
-        x.v[k] = static_cast<float>(static_cast<int32_t>(word << above) >> (32 - kBits));
-      }
+      for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = quant_number(kKind, codes, k);
     } else {
       const auto halves = load_quad(reinterpret_cast<const uint16_t*>(unit(i)), n);
 #pragma unroll
@@ -76,11 +72,21 @@ class PayloadAt {
     }
     return x;
   }
-  __device__ float scale(uint32_t i, Whole) const {
-    return kBlocks ? stored_scale(std::assume_aligned<4>(unit(i)), size_) : 1.0f;
+  // What these numbers count times: the scale of their block, any bits; for decoders a number.
+  template <class N>
+  __device__ float scale(uint32_t i, N n) const {
+    return kBlocks ? stored_scale(unit(i, n), size_) : 1.0f;
+  }
+  template <class N>
+  __device__ float decoding_scale(uint32_t i, N n) const {
+    return kBlocks ? decoded_scale(unit(i, n), size_) : 1.0f;
   }
 
  private:
+  __device__ const uint8_t* unit(uint32_t i, uint32_t) const { return unit(i); }
+  __device__ const uint8_t* unit(uint32_t i, Whole) const {
+    return std::assume_aligned<4>(unit(i));
+  }
   __device__ const uint8_t* unit(uint32_t i) const {
     return unit_ + static_cast<uint32_t>(bytes_before(size_, inside_ + i));
   }
@@ -91,22 +97,20 @@ class PayloadAt {
   const uint32_t inside_;
 };
 
-__device__ inline float or_zero(float scale) { return is_finite(scale) ? scale : 0.0f; }
-
 // Values of elements i .. i + n - 1 from a place.
 template <CodecKind kKind>
 __device__ inline Quad<float> decode_quad(const PayloadAt<kKind>& at, uint32_t i, uint32_t n) {
   Quad<float> y{};
 #pragma unroll
   for (uint32_t k = 0; k < kQuad; ++k) {
-    if (k < n) y.v[k] = at.code(i + k) * or_zero(at.scale(i + k, 1));
+    if (k < n) y.v[k] = at.number(i + k) * at.decoding_scale(i + k, 1u);
   }
   return y;
 }
 template <CodecKind kKind>
 __device__ inline Quad<float> decode_quad(const PayloadAt<kKind>& at, uint32_t i, Whole n) {
-  Quad<float> y = at.codes(i, n);
-  const float scale = or_zero(at.scale(i, n));
+  Quad<float> y = at.numbers(i, n);
+  const float scale = at.decoding_scale(i, n);
 #pragma unroll
   for (uint32_t k = 0; k < kQuad; ++k) y.v[k] = y.v[k] * scale;
   return y;
@@ -230,7 +234,7 @@ struct QuantRows {
     Quad<float> sum[1] = {};
     add_ranks(args.world, sum, [&](Quad<float>(&partial)[1]) {
       const float by = row.scale(i, n) * part;
-      Quad<float> terms = row.codes(i, n);
+      Quad<float> terms = row.numbers(i, n);
 #pragma unroll
       for (uint32_t k = 0; k < kQuad; ++k) terms.v[k] = terms.v[k] * by;
       add_quad(terms, &partial[0]);
@@ -336,22 +340,21 @@ class QuantEncoder {
     uint32_t raised = 0;
     const QuantScale s = quant_scale(Input::kKind, max_bits, &raised);
     Quad<float> left;
-    int32_t codes[kQuad];
+    float numbers[kQuad];
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
-      const float code = quant_round(s, c.v[k]);
-      codes[k] = static_cast<int32_t>(code);
-      left.v[k] = c.v[k] - code * s.scale;
+      numbers[k] = quant_round(s, c.v[k]);
+      left.v[k] = c.v[k] - numbers[k] * s.scale;
     }
     const uint32_t per_byte = 8 / codec_bits(Input::kKind);
     if (per_byte == 1) {
       Quad<uint8_t> bytes;
 #pragma unroll
-      for (uint32_t k = 0; k < kQuad; ++k) bytes.v[k] = static_cast<uint8_t>(codes[k]);
+      for (uint32_t k = 0; k < kQuad; ++k) bytes.v[k] = packed_codes(Input::kKind, numbers + k);
       store_quad(out + inside, kQuad, bytes);
     } else {
       for (uint32_t k = 0; k < kQuad; k += per_byte)
-        out[(inside + k) / per_byte] = packed_codes(Input::kKind, codes + k);
+        out[(inside + k) / per_byte] = packed_codes(Input::kKind, numbers + k);
     }
     if (residual_ != nullptr) store_quad(residual_ + flat, kQuad, left);
     if (inside != 0) return;

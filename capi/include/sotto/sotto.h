@@ -165,7 +165,8 @@ typedef struct sotto_comm_config {
   int32_t size;                   /* ranks; 0: rank and size from the launcher's environment */
   uint32_t reserved;              /* must be 0 */
   const sotto_unique_id* id;      /* NULL: SOTTO_RENDEZVOUS or the launcher's environment */
-  const char* transport;          /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp", "nccl" */
+  const char* transport;          /* "auto" (NULL): SOTTO_TRANSPORT; "tcp" or another one that
+                                     sotto_build_info lists */
   int64_t timeout_us;             /* of set-up; default of operations; 0: SOTTO_TIMEOUT_US (300 s);
                                      negative: no limit */
   sotto_all_gather_fn all_gather; /* NULL: own rendezvous; else used in place of `id` */
@@ -570,7 +571,8 @@ SOTTO_API sotto_status sotto_op_release(sotto_op* op);
  * call), UNSUPPORTED (dtype, device, newer field of call), BUSY (SOTTO_CALL_NO_BLOCK; with it unset
  * max_ops in flight for longer than the timeout), INVALID_STATE (fork, callback), and the comm's
  * own error if it has failed. If out_op is NULL the call waits for completion itself and returns
- * the operation's error too. */
+ * the operation's error too. A collective that has started and ends with an error leaves the
+ * buffers that it writes with unspecified contents. */
 
 /* Completes on a rank when every rank has called it.
  *   comm   [in]
