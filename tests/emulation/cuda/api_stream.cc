@@ -44,7 +44,7 @@ CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned 
     return reached(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags);
   };
   const uint64_t hold = state().add_hold(s->device(), is_reached);
-  s->push_always([=] {
+  s->push_wait([=] {
     while (!is_reached() && state().execution_error() == cudaSuccess)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     state().remove_hold(hold);
