@@ -2,7 +2,7 @@
 #include <atomic>
 
 #include "cuda/cuda_device_class.h"
-#include "cuda/graph_recorder.h"
+#include "cuda/graph_capture.h"
 
 namespace sotto {
 
@@ -29,11 +29,11 @@ Status CudaDevice::check_stream(void* stream) const {
       index_);
 }
 
-Result<std::shared_ptr<GraphRecorder>> CudaDevice::record_graph(void* stream) {
+Result<std::shared_ptr<GraphCapture>> CudaDevice::capture_graph(void* stream) {
   SOTTO_ASSIGN(const cudaStreamCaptureStatus capture, capture_of(stream));
-  if (capture == cudaStreamCaptureStatusNone) return std::shared_ptr<GraphRecorder>();
+  if (capture == cudaStreamCaptureStatusNone) return std::shared_ptr<GraphCapture>();
   if (capture == cudaStreamCaptureStatusActive)
-    return CudaGraphRecorder::make(shared_from_this(), static_cast<cudaStream_t>(stream));
+    return CudaGraphCapture::make(shared_from_this(), static_cast<cudaStream_t>(stream));
   return invalid_state("the capture of the stream on cuda:{} into a CUDA graph is spoilt", index_);
 }
 
@@ -48,7 +48,7 @@ Status CudaDevice::stream_after_event(void* stream, EventId event) {
                "cudaStreamWaitEvent");
 }
 
-Result<HoldId> CudaDevice::hold_stream(void* stream) {
+Result<BlockId> CudaDevice::block_stream(void* stream) {
   if (wait_value_ == nullptr) {
     return unsupported(
         "a stream cannot wait for an operation that needs the host: this driver has no "
@@ -57,32 +57,32 @@ Result<HoldId> CudaDevice::hold_stream(void* stream) {
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
   std::lock_guard lock(mutex_);
-  if (free_holds_.empty()) {
-    if (hold_values_.size() == kHolds) {
+  if (free_blocks_.empty()) {
+    if (block_values_.size() == kBlocks) {
       return error(Code::kDevice, "{} streams of cuda:{} wait for operations already, the limit",
-                   kHolds, index_);
+                   kBlocks, index_);
     }
-    hold_values_.push_back(0);
-    free_holds_.push_back(hold_values_.size());
+    block_values_.push_back(0);
+    free_blocks_.push_back(block_values_.size());
   }
-  const HoldId hold = free_holds_.back();
-  uint32_t* word = hold_words_ + (hold - 1);
+  const BlockId block = free_blocks_.back();
+  uint32_t* word = block_words_ + (block - 1);
   const CUresult result =
       wait_value_(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(word),
-                  hold_values_[hold - 1] + 1, CU_STREAM_WAIT_VALUE_GEQ);
+                  block_values_[block - 1] + 1, CU_STREAM_WAIT_VALUE_GEQ);
   if (result != CUDA_SUCCESS) {
     return error(Code::kDevice, "cuStreamWaitValue32 on cuda:{}: error {} of the driver", index_,
                  static_cast<int>(result));
   }
-  free_holds_.pop_back();
-  return hold;
+  free_blocks_.pop_back();
+  return block;
 }
 
-void CudaDevice::let_go(HoldId hold) {
+void CudaDevice::unblock(BlockId block) {
   std::lock_guard lock(mutex_);
-  uint32_t* word = hold_words_ + (hold - 1);
-  std::atomic_ref<uint32_t>(*word).store(++hold_values_[hold - 1], std::memory_order_release);
-  free_holds_.push_back(hold);
+  uint32_t* word = block_words_ + (block - 1);
+  std::atomic_ref<uint32_t>(*word).store(++block_values_[block - 1], std::memory_order_release);
+  free_blocks_.push_back(block);
 }
 
 }  // namespace sotto

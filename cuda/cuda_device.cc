@@ -109,15 +109,15 @@ Status CudaDevice::open() {
                   "cudaGetDriverEntryPointByVersion"));
   if (found == cudaDriverEntryPointSuccess) {
     wait_value_ = reinterpret_cast<WaitValue>(entry);
-    SOTTO_ASSIGN(void* words, alloc_host(kHolds * sizeof(uint32_t)));
-    hold_words_ = static_cast<uint32_t*>(words);
+    SOTTO_ASSIGN(void* words, alloc_host(kBlocks * sizeof(uint32_t)));
+    block_words_ = static_cast<uint32_t*>(words);
   }
   if (pools_) SOTTO_TRY(share_with_peers());
   return load_kernels();
 }
 
 // CUDA loads a kernel when it is first launched, and may then wait until the device stands still,
-// which it never does while a stream is held.
+// which it never does while a stream is blocked.
 Status CudaDevice::load_kernels() const {
   for (const void* kernel : cuda::launched_kernels()) {
     cudaFuncAttributes attributes;
@@ -236,7 +236,7 @@ Result<std::shared_ptr<const CallTables>> CudaDevice::prepare(std::span<const Ke
   return std::shared_ptr<const CallTables>(std::move(tables));
 }
 
-Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) {
+Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const DiscardedRange>) {
   SOTTO_ASSIGN(const cudaStream_t stream, stream_of(lane));
   return launch_on(stream, call);
 }

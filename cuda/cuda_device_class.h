@@ -37,7 +37,8 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Result<void*> alloc_host(uint64_t bytes) override;
   void free_host(void* memory, uint64_t bytes) override;
   Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls) override;
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
+  Status launch(uint32_t lane, const KernelCall& call,
+                std::span<const DiscardedRange> discarded) override;
   // The same on any stream of the device.
   Status launch_on(cudaStream_t stream, const KernelCall& call);
   Status copy_on(cudaStream_t stream, void* dst, const void* src, uint64_t bytes,
@@ -49,11 +50,11 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Result<bool> query(EventId event) override;
   void release(EventId event) override;
   Status check_stream(void* stream) const override;
-  Result<std::shared_ptr<GraphRecorder>> record_graph(void* stream) override;
+  Result<std::shared_ptr<GraphCapture>> capture_graph(void* stream) override;
   Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
-  Result<HoldId> hold_stream(void* stream) override;
-  void let_go(HoldId hold) override;
+  Result<BlockId> block_stream(void* stream) override;
+  void unblock(BlockId block) override;
   Result<void*> lane_stream(uint32_t lane) override;
   // Measuring would take two timed events per kernel.
   uint64_t busy_ns() const override { return 0; }
@@ -63,7 +64,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
  private:
   using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
   static constexpr uint32_t kLanes = 4;
-  static constexpr uint32_t kHolds = 16384;  // so many streams may be held at once
+  static constexpr uint32_t kBlocks = 16384;  // so many streams may be blocked at once
   class Tables;
 
   Status check(cudaError_t error, std::string_view call) const {
@@ -91,11 +92,11 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::mutex mutex_;                      // guards what follows
   std::vector<cudaEvent_t> events_;       // number id - 1
   std::vector<EventId> free_events_;
-  // A stream is held by waiting for a word to reach a value. A word counts up, so that it can be
+  // A stream is blocked by waiting for a word to reach a value. A word counts up, so that it can be
   // used again while a slow stream has yet to look at it.
-  uint32_t* hold_words_ = nullptr;     // kHolds
-  std::vector<uint32_t> hold_values_;  // number id - 1
-  std::vector<HoldId> free_holds_;
+  uint32_t* block_words_ = nullptr;     // kBlocks
+  std::vector<uint32_t> block_values_;  // number id - 1
+  std::vector<BlockId> free_blocks_;
   // Pinned memory is kept until the device is closed: giving it back waits for the whole device,
   // and so for streams that are blocked until the thread that gives it back goes on.
   std::unordered_map<void*, uint64_t> host_sizes_;

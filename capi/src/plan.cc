@@ -287,22 +287,22 @@ OrderedJson traffic_json(const PeerTraffic& t) {
           {"messages_received", t.messages_received}};
 }
 
-Status report(const sotto_comm* comm, const char* request, char* buf, uint64_t cap,
-              uint64_t* out_len) {
+Status plan_report(const sotto_comm* comm, const char* request, char* buf, uint64_t cap,
+                   uint64_t* out_len) {
   SOTTO_TRY(check_pointer(request, "request"));
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   const std::shared_ptr<Comm>& core = comm->state->core;
   SOTTO_ASSIGN(const Request parsed, parse(*core, request));
   SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> prepared, make_plan(core, parsed));
   const Plan& plan = prepared->plan();
-  OrderedJson json = traffic_json(plan.total);
+  OrderedJson json = traffic_json(plan.traffic.total);
   json["steps"] = plan.steps.size();
-  json["scratch_bytes"] = plan.scratch_bytes + plan.host_bytes;
+  json["scratch_bytes"] = plan.arenas.scratch + plan.arenas.host;
   OrderedJson peers = OrderedJson::array();
-  for (size_t peer = 0; peer < plan.traffic.size(); ++peer) {
+  for (size_t peer = 0; peer < plan.traffic.peers.size(); ++peer) {
     if (static_cast<int32_t>(peer) == core->rank()) continue;
     OrderedJson entry{{"rank", peer}};
-    entry.update(traffic_json(plan.traffic[peer]));
+    entry.update(traffic_json(plan.traffic.peers[peer]));
     peers.push_back(entry);
   }
   json["peers"] = peers;
@@ -314,5 +314,5 @@ Status report(const sotto_comm* comm, const char* request, char* buf, uint64_t c
 extern "C" sotto_status sotto_plan_report(const sotto_comm* comm, const char* request, char* buf,
                                           uint64_t cap, uint64_t* out_len) {
   return guarded_on("sotto_plan_report", comm,
-                    [&](auto* object) { return report(object, request, buf, cap, out_len); });
+                    [&](auto* object) { return plan_report(object, request, buf, cap, out_len); });
 }

@@ -92,7 +92,7 @@ void CpuDevice::free(void* memory, uint64_t bytes) {
   }
 }
 
-Status CpuDevice::launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) {
+Status CpuDevice::launch(uint32_t lane, const KernelCall& call, std::span<const DiscardedRange>) {
   const size_t id = static_cast<size_t>(call.id);
   if (lane >= caps_.lanes || id >= kernels_->size()) {
     return error(Code::kInternal, "kernel {} on lane {}: the CPU has {} kernels and {} lanes", id,
@@ -151,8 +151,8 @@ Result<bool> CpuDevice::query(EventId) { return no_events(); }
 void CpuDevice::release(EventId) {}
 Result<EventId> CpuDevice::record_stream(void*) { return no_events(); }
 Status CpuDevice::stream_after_event(void*, EventId) { return no_events(); }
-Result<HoldId> CpuDevice::hold_stream(void*) { return no_events(); }
-void CpuDevice::let_go(HoldId) {}
+Result<BlockId> CpuDevice::block_stream(void*) { return no_events(); }
+void CpuDevice::unblock(BlockId) {}
 
 Result<std::unique_ptr<Device>> make_cpu_device(unsigned threads, SimdLevel limit) {
   if (threads < 1 || threads > 4096) {

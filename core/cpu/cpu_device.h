@@ -37,7 +37,8 @@ class CpuDevice : public Device {
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t bytes) override;
   void free(void* memory, uint64_t bytes) override;
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
+  Status launch(uint32_t lane, const KernelCall& call,
+                std::span<const DiscardedRange> discarded) override;
   Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
               uint32_t expect) override;
   Result<EventId> record(uint32_t lane) override;
@@ -46,8 +47,8 @@ class CpuDevice : public Device {
   void release(EventId event) override;
   Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
-  Result<HoldId> hold_stream(void* stream) override;
-  void let_go(HoldId hold) override;
+  Result<BlockId> block_stream(void* stream) override;
+  void unblock(BlockId block) override;
   uint64_t busy_ns() const override { return busy_ns_.load(std::memory_order_relaxed); }
 
  private:

@@ -44,13 +44,12 @@ struct ScalarQuant {
                          uint8_t* out) {
     const uint32_t per_byte = 8 / codec_bits(kind);
     for (uint32_t first = 0; first < block; first += per_byte) {
-      int32_t codes[8];
+      float numbers[8];
       for (uint32_t i = 0; i < per_byte; ++i) {
-        const float code = quant_round(s, c[first + i]);
-        codes[i] = static_cast<int32_t>(code);
-        if (error != nullptr) error[first + i] = c[first + i] - code * s.scale;
+        numbers[i] = quant_round(s, c[first + i]);
+        if (error != nullptr) error[first + i] = c[first + i] - numbers[i] * s.scale;
       }
-      out[first / per_byte] = packed_codes(kind, codes);
+      out[first / per_byte] = packed_codes(kind, numbers);
     }
   }
   // Sums over ranks of n 16-bit values or of a block; rows: the first unit in row 0.
@@ -70,7 +69,7 @@ struct ScalarQuant {
     for (uint32_t i = 0; i < a.block; ++i) {
       sums[i] = sum_of_ranks(a.world, [&](uint32_t r) {
         const uint8_t* row = rows + r * a.row_bytes;
-        return static_cast<float>(quant_code(a.kind, row, i)) * (stored_scale(row, unit) * part);
+        return quant_number(a.kind, row, i) * (stored_scale(row, unit) * part);
       });
     }
   }
@@ -86,8 +85,7 @@ struct ScalarQuant {
   // Elements [first, first + n) of a block.
   static void decode_block(CodecKind kind, const uint8_t* unit, float scale, uint32_t first,
                            uint64_t n, float* y, bool /*stream*/) {
-    for (uint32_t i = 0; i < n; ++i)
-      y[i] = static_cast<float>(quant_code(kind, unit, first + i)) * scale;
+    for (uint32_t i = 0; i < n; ++i) y[i] = quant_number(kind, unit, first + i) * scale;
   }
   static void finish_streams() {}
 };

@@ -10,7 +10,7 @@ namespace sotto::scalar {
 namespace {
 
 // One rank: the momentum itself, after the multiplication and division that more ranks would do.
-void encode_identity(const KernelCall& call) {
+void onebit_lamb_identity(const KernelCall& call) {
   OnebitLambEncodeOp encode(call);
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
@@ -29,7 +29,7 @@ void encode_identity(const KernelCall& call) {
 }  // namespace
 
 void onebit_lamb_encode(const KernelCall& call) {
-  if (call.arguments<EncodeArgs>().identity) return encode_identity(call);
+  if (call.arguments<EncodeArgs>().identity) return onebit_lamb_identity(call);
   run_elements<OnebitLambEncodeOp>(call);
 }
 

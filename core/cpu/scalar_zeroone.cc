@@ -6,7 +6,7 @@ namespace sotto::scalar {
 namespace {
 
 // One rank: nothing is encoded.
-void encode_identity(const KernelCall& call) {
+void zeroone_identity(const KernelCall& call) {
   ZeroOneEncodeOp encode(call);
   for (const Piece& p : call.pieces) {
     if (p.tensor == kNoTensor) continue;
@@ -25,7 +25,7 @@ void zeroone_local(const KernelCall& call) { run_elements<ZeroOneLocalOp>(call);
 void zeroone_sync(const KernelCall& call) { run_elements<ZeroOneSyncOp>(call); }
 
 void zeroone_encode(const KernelCall& call) {
-  if (call.arguments<EncodeArgs>().identity) return encode_identity(call);
+  if (call.arguments<EncodeArgs>().identity) return zeroone_identity(call);
   run_elements<ZeroOneEncodeOp>(call);
 }
 

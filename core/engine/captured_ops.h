@@ -1,5 +1,5 @@
-// Recorded operations: their calls are part of a CUDA graph of the caller's, and execute when that
-// is launched. Driver.
+// Captured operations: their calls are part of a CUDA graph of the user's, and execute when that is
+// launched. Driver.
 #pragma once
 
 #include <algorithm>
@@ -12,27 +12,27 @@
 
 namespace sotto {
 
-// What is kept of an operation that may be a recorded one.
+// The part of an operation that may be captured.
 class CapturedOp : public QueuedOp {
  public:
-  bool recorded() const { return recorder_ != nullptr; }  // threads: any
-  // It is being recorded, or has not got so far.
-  bool recording() const { return recorded() && replays_ == 0; }
+  bool captured() const { return recorder_ != nullptr; }  // threads: any
+  // Its capture has not ended.
+  bool capturing() const { return captured() && replays_ == 0; }
   bool replayed() const { return replays_ > 0; }
 
  private:
   friend class CapturedOps;
 
-  std::shared_ptr<GraphRecorder> recorder_;  // the plan's device; null: not recorded
-  uint32_t replays_ = 0;                     // launches of its graph that were asked for
+  std::shared_ptr<GraphCapture> recorder_;  // the plan's device; null: not captured
+  uint32_t replays_ = 0;                    // launches of its graph that were asked for
 };
 
 class CapturedOps {
  public:
-  static void bind(CapturedOp& op, std::shared_ptr<GraphRecorder> recorder) {
+  static void bind(CapturedOp& op, std::shared_ptr<GraphCapture> recorder) {
     op.recorder_ = std::move(recorder);
   }
-  // The operation has been recorded.
+  // The capture has ended.
   static Status finish(CapturedOp& op) { return op.recorder_->finish(); }
   // INVALID_STATE if a graph with the operation was launched otherwise than replayed.
   static Status check(const CapturedOp& op, int32_t rank);

@@ -102,10 +102,10 @@ void Channel::restart(const Run& run) {
   }
 }
 
-void Channel::unrecord(const Run& run) {
+void Channel::release_captured(const Run& run) {
   for (const Link& link : links_.all()) {
     if (link.queue == nullptr) continue;
-    for (const OpPosting& posting : run.postings) link.queue->unrecord(posting);
+    for (const OpPosting& posting : run.postings) link.queue->release_captured(posting);
   }
 }
 
@@ -115,19 +115,19 @@ void Channel::add_groups(Op& op) {
   };
   if (!std::ranges::all_of(op.request_.after_ops, all_entered)) return;
   for (uint32_t g = Scheduler::next_group(op); g != kNoStep; g = Scheduler::next_group(op))
-    links_[op.plan().groups[g].link].groups.add(op, g);
+    links_[op.plan().messages.groups[g].link].groups.add(op, g);
 }
 
 void Channel::await_launch(const Plan& plan) {
-  for (uint8_t link = 0; link < plan.links.size(); ++link) {
-    if (plan.links[link].stream_ordered) links_[link].groups.await_launch();
+  for (uint8_t link = 0; link < plan.messages.links.size(); ++link) {
+    if (plan.messages.links[link].stream_ordered) links_[link].groups.await_launch();
   }
 }
 
 bool Channel::queues_idle(const Plan& plan) const {
-  for (uint8_t link = 0; link < plan.links.size(); ++link) {
+  for (uint8_t link = 0; link < plan.messages.links.size(); ++link) {
     const Link& of = links_.all()[link];
-    if (!plan.links[link].stream_ordered) continue;
+    if (!plan.messages.links[link].stream_ordered) continue;
     if (!of.groups.empty() || !of.queue->idle() || of.groups.awaits_launch()) return false;
   }
   return true;

@@ -80,7 +80,7 @@ class Channel final : public TransferSink,
   void retire(const Run& run);
   void cancel(const Run& run);
   void restart(const Run& run);
-  void unrecord(const Run& run);
+  void release_captured(const Run& run);
   // Those of the operation's groups whose inputs are there, behind those of others and all groups
   // of the operations that it comes after; and of a graph that is launched.
   void add_groups(Op& op);

@@ -14,7 +14,8 @@ void DeviceQueues::admit(QueuedOp& op, const std::shared_ptr<Device>& device,
     if (queue->device == device) op.queue_ = queue.get();
   }
   if (op.queue_ != nullptr) return;
-  // Recorders come and go. Of one that nobody else knows nothing is in flight.
+  // Graph recorders live as long as their operations. One that has no other owner has nothing in
+  // flight.
   std::erase_if(queues_, [](const auto& queue) { return queue->device.use_count() == 1; });
   op.queue_ = queues_.emplace_back(std::make_unique<DeviceQueue>(device)).get();
 }
@@ -28,11 +29,11 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
   const uint32_t bit = 1u << lane;
   // The latest predecessor of each lane.
   std::array<const StepEvent*, kMaxLanes> latest{};
-  for (uint32_t p : plan.preds(step)) {
+  for (uint32_t p : plan.order.preds(step)) {
     const Step& before = plan.steps[p];
     if (!on_lane(plan, before)) continue;
     StepEvent& event = (*op.events_)[p];
-    if (before.kind == StepKind::kAwait) {
+    if (before.await() != nullptr) {
       if (event.id == 0 || op.steps().progress[p] == StepProgress::kDone ||
           (event.awaited_by & bit) != 0)
         continue;
@@ -58,7 +59,7 @@ Status DeviceQueues::order(QueuedOp& op, uint32_t step) {
     SOTTO_TRY(device.wait(lane, event->id));
     for (size_t k = 0; k < after.size(); ++k) after[k] = std::max(after[k], event->before[k]);
   }
-  if (op.after_ == 0 || !s.lowered.callers || (op.ordered_lanes_ & bit) != 0) return ok_status();
+  if (op.after_ == 0 || !s.user || (op.ordered_lanes_ & bit) != 0) return ok_status();
   op.ordered_lanes_ |= bit;
   return device.wait(lane, op.after_);
 }
@@ -69,7 +70,7 @@ Status DeviceQueues::issued(QueuedOp& op, uint32_t step) {
   ++lane.after[index];
   ++op.steps().in_flight;
   lane.in_flight.push_back({&op, step, 0});
-  if (!op.plan().needs_event[step]) return ok_status();
+  if (!op.plan().order.needs_event[step]) return ok_status();
   SOTTO_ASSIGN(const EventId event, op.queue_->device->record(index));
   lane.in_flight.back().event = event;
   (*op.events_)[step] = {event, lane.after, (op.ordered_lanes_ >> index & 1) != 0};
@@ -118,7 +119,7 @@ void DeviceQueues::mark(QueuedOp& op) {
 }
 
 bool DeviceQueues::busy() const {
-  if (!held_.empty()) return true;
+  if (!blocked_.empty()) return true;
   for (const auto& queue : queues_) {
     if (!queue->inputs.empty()) return true;
     for (const DeviceQueue::Lane& lane : queue->lanes) {
@@ -128,29 +129,29 @@ bool DeviceQueues::busy() const {
   return false;
 }
 
-void DeviceQueues::hold(QueuedOp& op) {
-  Scheduler::hold(op);
-  held_.push_back(&op);
+void DeviceQueues::block(QueuedOp& op) {
+  Scheduler::block(op);
+  blocked_.push_back(&op);
 }
 
-Status DeviceQueues::stand_still(QueuedOp& op, Device& device, void* stream) {
-  SOTTO_ASSIGN(const HoldId hold, device.hold_stream(stream));
-  op.holds_.push_back(hold);
+Status DeviceQueues::block_stream(QueuedOp& op, Device& device, void* stream) {
+  SOTTO_ASSIGN(const BlockId block, device.block_stream(stream));
+  op.stream_blocks_.push_back(block);
   return ok_status();
 }
 
-void DeviceQueues::let_go(QueuedOp& op, Device& device) {
-  for (const HoldId hold : std::exchange(op.holds_, {})) device.let_go(hold);
+void DeviceQueues::unblock_streams(QueuedOp& op, Device& device) {
+  for (const BlockId block : std::exchange(op.stream_blocks_, {})) device.unblock(block);
 }
 
 Status DeviceQueues::order_stream(QueuedOp& op, void* stream) {
   Device& device = *op.queue_->device;
   for (uint32_t i = 0; i < op.queue_->lanes.size(); ++i) {
     const std::deque<DeviceQueue::InFlight>& lane = op.queue_->lanes[i].in_flight;
-    const auto touches_callers = [&](const DeviceQueue::InFlight& f) {
-      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].lowered.callers);
+    const auto touches_user = [&](const DeviceQueue::InFlight& f) {
+      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].user);
     };
-    if (std::none_of(lane.begin(), lane.end(), touches_callers)) continue;
+    if (std::none_of(lane.begin(), lane.end(), touches_user)) continue;
     SOTTO_ASSIGN(const EventId event, device.record(i));
     const Status status = device.stream_after_event(stream, event);
     device.release(event);

@@ -1,5 +1,5 @@
-// What has been issued to devices and is not known to be done: lanes, events, and the streams of
-// the caller that stand before and behind operations.
+// What has been issued to devices and is not known to be done: lanes, events, and the user's
+// streams before and behind operations.
 //
 // Between lanes of an asynchronous device an event is recorded and waited for where an edge of the
 // plan crosses. A wait that another one implies is left out: every lane has a clock of what its
@@ -27,18 +27,18 @@ using LaneClock = std::array<uint64_t, kMaxLanes>;
 struct StepEvent {
   EventId id = 0;
   LaneClock before{};
-  bool ordered = false;     // the caller's stream too
+  bool ordered = false;     // the user's stream too
   uint32_t awaited_by = 0;  // of an input: bit k: lane k waits for it
 };
 
 struct DeviceQueue;
 
-// What is kept of an operation while its device works for it.
+// The part of an operation that its device works for.
 class QueuedOp : public ScheduledOp {
  public:
   // Of the plan's device; null before it is admitted.
   const DeviceQueue* queue() const { return queue_; }
-  // Its steps come after a stream of the caller.
+  // Its steps come after a stream of the user.
   bool has_stream() const { return after_ != 0 && asynchronous(); }
   // Where a step runs. Once the operation is admitted.
   uint32_t lane(const Step& step) const { return first_lane_ + step.lane; }
@@ -50,8 +50,8 @@ class QueuedOp : public ScheduledOp {
   uint32_t first_lane_ = 0;                   // of background work: the first lane for it
   std::vector<StepEvent>* events_ = nullptr;  // per step
   EventId after_ = 0;
-  uint32_t ordered_lanes_ = 0;  // bit k: what lane k gets now comes after after_
-  std::vector<HoldId> holds_;   // streams that stand still until the operation is done
+  uint32_t ordered_lanes_ = 0;          // bit k: what lane k gets now comes after after_
+  std::vector<BlockId> stream_blocks_;  // streams that are blocked until the operation is done
 };
 
 // One device.
@@ -85,8 +85,8 @@ class DeviceQueues {
   // ---- Calls of lanes, asynchronous devices ----
 
   // The step's lane waits for predecessors that were issued to other lanes, unless it comes after
-  // them already; and for the caller's stream, before it touches memory that work on that stream
-  // may use, unless what it comes after did so.
+  // them already; and for the user's stream, before it touches user memory, unless what it comes
+  // after did so.
   Status order(QueuedOp& op, uint32_t step);
   // The step was issued. An error: nothing may follow it, since its event could not be recorded.
   Status issued(QueuedOp& op, uint32_t step);
@@ -116,16 +116,16 @@ class DeviceQueues {
   // Work is queued on a device, or a stream is awaited.
   bool busy() const;
 
-  // ---- Streams of the caller ----
+  // ---- Streams of the user ----
 
-  // Steps that touch memory of the caller are kept from the lanes until the stream has come so far.
-  void hold(QueuedOp& op);
+  // Steps that touch user memory enter the lanes when the stream has reached the operation.
+  void block(QueuedOp& op);
   // Calls reached(operation, status) for each for which it has.
   template <class Reached>
   bool poll_streams(Reached&& reached) {
     bool any = false;
-    for (size_t i = 0; i < held_.size();) {
-      QueuedOp& op = *held_[i];
+    for (size_t i = 0; i < blocked_.size();) {
+      QueuedOp& op = *blocked_[i];
       const Result<bool> came = op.queue_->device->query(op.after_);
       if (came.ok() && !*came) {
         ++i;
@@ -133,17 +133,17 @@ class DeviceQueues {
       }
       any = true;
       op.ordered_lanes_ = ~0u;
-      drop_held(op);
+      drop_blocked(op);
       reached(op, came.ok() ? ok_status() : came.status());
     }
     return any;
   }
   // It does not wait for its stream any more.
-  void drop_held(QueuedOp& op) { std::erase(held_, &op); }
-  // What is queued on a stream of the operation's device later starts when let_go is called. Also
-  // before the operation is admitted.
-  static Status stand_still(QueuedOp& op, Device& device, void* stream);
-  static void let_go(QueuedOp& op, Device& device);
+  void drop_blocked(QueuedOp& op) { std::erase(blocked_, &op); }
+  // Blocks a stream of the operation's device: what is queued on it later starts after
+  // unblock_streams. Also before the operation is admitted.
+  static Status block_stream(QueuedOp& op, Device& device, void* stream);
+  static void unblock_streams(QueuedOp& op, Device& device);
   // Or after the operation's calls, if nothing else is left of it.
   static Status order_stream(QueuedOp& op, void* stream);
 
@@ -188,7 +188,7 @@ class DeviceQueues {
   }
 
   std::vector<std::unique_ptr<DeviceQueue>> queues_;
-  std::vector<QueuedOp*> held_;
+  std::vector<QueuedOp*> blocked_;
 };
 
 }  // namespace sotto

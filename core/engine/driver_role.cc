@@ -15,11 +15,11 @@ namespace {
 
 // No thread waits: sockets and submissions wake the poller.
 constexpr int64_t kIdleBlockUs = 200'000;
-// How long the role stays free after its last holder when there is nothing in flight, and how often
-// the progress thread looks.
+// How long the role stays free after a thread has left it when nothing is in flight, and how often
+// the progress thread checks.
 constexpr int64_t kLingerNs = 5'000'000;
 constexpr auto kPark = std::chrono::milliseconds(10);
-// How long a thread sleeps that another one drives for, before it looks at its deadline.
+// Longest sleep of a thread that another one drives for, before it checks its deadline.
 constexpr int64_t kSleepUs = 50'000;
 
 // Ends of short sleeps. On the system clock, because thread sanitizers know the wait on it and not

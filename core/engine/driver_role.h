@@ -1,7 +1,7 @@
-// Who drives: exactly one thread at a time holds the driver's role and does all the work. A thread
-// that waits takes the role itself; the progress thread has it only while no other thread wants it:
-// at once if operations are in flight, else after a moment, since whoever comes next would have to
-// get the role back from a thread that sleeps in a poller.
+// The driver's role: exactly one thread at a time has it and does all the work. A thread that waits
+// takes the role itself. The progress thread has it only while no other thread wants it: at once if
+// operations are in flight, else after a moment, since the next call would have to get the role
+// back from a thread that sleeps in a poller.
 //
 // Here is what threads share: the role, and what they hand to the driver and get from it. Threads:
 // any, unless said otherwise.
@@ -70,7 +70,7 @@ class DriverRole {
 
   // ---- The role ----
 
-  // Holds it for its lifetime.
+  // The thread has the role for the lock's lifetime.
   class Lock {
    public:
     explicit Lock(DriverRole& role);
@@ -81,7 +81,7 @@ class DriverRole {
     DriverRole& role_;
     bool nested_ = false;  // this thread had the role before
   };
-  // Drives until done() (true) or the deadline has passed (false). The holder alone.
+  // Drives until done() (true) or the deadline has passed (false). The thread with the role alone.
   bool run_until(const std::function<bool()>& done, Deadline deadline);
   // Waits until done() holds; it is evaluated with and without locks held, so it only reads
   // atomics. False: the time is over.
@@ -144,9 +144,9 @@ class DriverRole {
   std::mutex mutex_;                 // guards what follows
   std::condition_variable changed_;  // threads that want the role or wait for an operation
   std::condition_variable parked_;   // the progress thread, while there is nothing for it to do
-  int64_t left_ns_ = 0;              // when the role was last given up
+  int64_t left_ns_ = 0;              // when the role was last left
   bool driving_ = false;
-  std::thread::id driver_;  // who, while driving_
+  std::thread::id driver_;  // which thread, while driving_
   uint32_t waiters_ = 0;    // threads that want the role or sleep until an operation ends
   uint32_t claims_ = 0;     // threads that want the role for something else than waiting
   bool serving_ = false;

@@ -7,20 +7,20 @@
 namespace sotto {
 namespace {
 
-// A poll without limit looks so often whether a thread wants the role.
+// Interval at which a poll without limit checks whether a thread wants the role.
 constexpr int64_t kPollSliceUs = 200'000;
-// How long abort waits for the control plane's word on the first cause.
+// How long abort waits for the control plane's decision on the first cause.
 constexpr int64_t kDecisionLimitUs = 2'000'000;
 // How long a failed comm's connections have to deliver what was decided.
 constexpr int64_t kFailedCloseUs = 300'000;
 
 }  // namespace
 
-// What was recorded uses the run's memory as long as it can be replayed.
+// A captured operation uses the run's memory as long as it can be replayed.
 Op::~Op() {
-  if (!recorded() || request_.run == nullptr) return;
+  if (!captured() || request_.run == nullptr) return;
   Channel& channel = *request_.channel;
-  channel.engine().unrecord(channel, *request_.run);
+  channel.engine().release_captured(channel, *request_.run);
   request_.plan->give_back(std::move(request_.run));
 }
 
@@ -135,7 +135,7 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   auto op = pool_->make<Op>();
   op->self_ = op;
   op->stats_.launch_ns = clock().now_ns();
-  const PeerTraffic& total = request.plan->plan().total;
+  const PeerTraffic& total = request.plan->plan().traffic.total;
   op->stats_.payload_bytes_planned = total.payload_bytes_sent;
   op->stats_.header_bytes_planned = total.header_bytes_sent + total.metadata_bytes_sent;
   request.totals->in_flight.fetch_add(1, std::memory_order_acq_rel);
@@ -155,7 +155,7 @@ Status Engine::arrive(const OpRef& op, uint32_t input, EventId event,
   const Plan& plan = op->plan();
   if (input >= plan.awaits.size())
     return invalid_argument("input {} of an operation that has {}", input, plan.awaits.size());
-  const size_t slots = plan.steps[plan.awaits[input]].operands.size();
+  const size_t slots = plan.steps[plan.awaits[input]].await()->slots.size();
   if (!memory.empty() && memory.size() != slots)
     return invalid_argument("input {} has {} tensors, not {}", input, slots, memory.size());
   if (event != 0 && op->device()->caps().synchronous)
@@ -212,8 +212,8 @@ void Engine::close(Channel& channel, int64_t timeout_us) {
   });
 }
 
-void Engine::unrecord(Channel& channel, const Run& run) {
-  drive([&](Driver&) { channel.unrecord(run); });
+void Engine::release_captured(Channel& channel, const Run& run) {
+  drive([&](Driver&) { channel.release_captured(run); });
 }
 
 }  // namespace sotto

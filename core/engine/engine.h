@@ -71,13 +71,13 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
   // arrived before, or the operation has ended. Then the event is not the engine's. Threads: any.
   Status arrive(const OpRef& op, uint32_t input, EventId event, std::span<void* const> memory);
 
-  // A recorded operation runs once more: with the next launch of its graph, which is the caller's
+  // A captured operation runs once more: with the next launch of its graph, which is the caller's
   // to make and must not have been made. `bind` fills in bound slots and scalars; its refusal
   // changes nothing. First waits until the messages of what was called before on the channel are
-  // through, within the operation's time. INVALID_STATE: not recorded, or launched otherwise
+  // through, within the operation's time. INVALID_STATE: not captured, or launched otherwise
   // meanwhile; BUSY: in flight, or the time is over. Threads: any.
   Status replay(const OpRef& op, const std::function<Status(Run&, OpHooks*)>& bind);
-  // IN_PROGRESS, or the operation's result. test makes some progress if nobody drives.
+  // IN_PROGRESS, or the operation's result. test makes some progress if no thread drives.
   Status test(const OpRef& op);
   Status wait(const OpRef& op, int64_t timeout_us);
   // What is queued on a stream of the operation's device later starts after the operation. Does not
@@ -103,8 +103,8 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
   // Ends connections in order, within the time; within a fraction of a second if the comm has
   // failed. Once, with no operation in flight.
   void close(Channel& channel, int64_t timeout_us);
-  // A recorded operation will not be replayed any more.
-  void unrecord(Channel& channel, const Run& run);
+  // A captured operation will not be replayed any more.
+  void release_captured(Channel& channel, const Run& run);
 
  private:
   void run_callbacks();  // threads: any

@@ -8,10 +8,10 @@
 namespace sotto {
 namespace {
 
-// An operation that was started earlier has steps to issue to the same device. The caller's stream
-// may stand still until it is done: the stream waits for it, or for something that other ranks do
-// after it. So lanes wait for the stream only if no such operation needs them; else steps are kept
-// from the lanes until the stream has come so far.
+// An operation that was started earlier has steps to issue to the same device. The user's stream
+// may be blocked until it is done: the stream waits for it, or for something that other ranks do
+// after it. So lanes wait for the stream only if no such operation needs them. Else steps enter the
+// lanes when the stream has reached the operation.
 bool earlier_needs_device(std::span<Channel* const> channels, const Op& op) {
   const auto needs = [&](const OpRef& other) {
     return other.get() != &op && other->queue() == op.queue() &&
@@ -50,7 +50,7 @@ void Executor::begin(Op& op) {
     if (ended.ok()) continue;
     const std::string text = "an operation that this one comes after has failed: " + ended.text();
     // Other ranks do not know how a local operation has ended.
-    if (op.plan().transfers > 0 && before->plan().transfers == 0) {
+    if (op.plan().messages.transfers > 0 && before->plan().messages.transfers == 0) {
       const std::string cause = fmt::format("rank {}: {}", channel.rank(), text);
       channel.found(Status(Code::kAborted, cause), channel.rank());
       return;
@@ -70,7 +70,7 @@ void Executor::begin(Op& op) {
     finish(op);
     return;
   }
-  if (op.has_stream() && earlier_needs_device(channels_, op)) queues_.hold(op);
+  if (op.has_stream() && earlier_needs_device(channels_, op)) queues_.block(op);
   scheduler_.start(op, poster(op));
   announce_receives(run, *op.request_.ranks, channel.links());
   const size_t inputs = op.plan().awaits.size();
@@ -78,7 +78,7 @@ void Executor::begin(Op& op) {
     Run::Arrival& arrival = run.arrivals[input];
     if (arrival.here) open_input(op, input, std::exchange(arrival.event, 0));
   }
-  if (op.running() && !op.plan().groups.empty()) issue_groups(channel);
+  if (op.running() && !op.plan().messages.groups.empty()) issue_groups(channel);
 }
 
 void Executor::input_arrived(Op& op, const Handover& item) {
@@ -107,7 +107,7 @@ void Executor::open_input(Op& op, uint32_t input, EventId event) {
   enter_groups(op);
   if (event == 0) {
     step_done(op, step);
-  } else if (!op.plan().groups.empty()) {
+  } else if (!op.plan().messages.groups.empty()) {
     issue_groups(*op.request_.channel);
   }
 }
@@ -127,14 +127,14 @@ void Executor::post_transfer(Op& op, uint32_t step) {
   Scheduler::begin(op, step);
   Scheduler::issued(op, step);
   if (trace_ != nullptr) run.note_issue(step, clock_.now_ns());
-  MessageTransport* const transport =
-      op.request_.channel->links()[run.plan->steps[step].lowered.link].messages;
+  const MessageStep& message = *run.plan->steps[step].message();
+  MessageTransport* const transport = op.request_.channel->links()[message.lowered.link].messages;
   if (transport == nullptr) return;
   if (t.is_send) {
     transport->send(t);
     return;
   }
-  count_receive(run, step);
+  count_receive(run, message);
   transport->recv(t);
 }
 
@@ -153,12 +153,14 @@ Status Executor::issue(QueueTransport& transport, Op& op, uint32_t group,
                        std::vector<Transfer*>& transfers) {
   Device* device = op.device().get();
   const Plan& plan = *op.request_.run->plan;
-  const std::vector<uint32_t>& steps = plan.groups[group].steps;
-  const bool stream_ordered = plan.links[plan.groups[group].link].stream_ordered;
+  const PlanMessages& messages = plan.messages;
+  const std::vector<uint32_t>& steps = messages.groups[group].steps;
+  const bool stream_ordered = messages.links[messages.groups[group].link].stream_ordered;
   if (transfers.empty()) {
     for (uint32_t step : steps) {
       post_transfer(op, step);
-      transfers.push_back(&op.request_.run->transfers[plan.transfer_index[step]]);
+      transfers.push_back(
+          &op.request_.run->transfers[plan.steps[step].message()->lowered.transfer]);
     }
     if (stream_ordered) {
       // Later steps come after more, so that what the earlier ones would wait for is implied.
@@ -191,7 +193,7 @@ void Executor::execute(Op& op, uint32_t step) {
   Scheduler::issued(op, step);
   if (op.asynchronous()) {
     after_issue(op, step);
-    if (run.plan->stream_ordered()) issue_groups(*op.request_.channel);
+    if (run.plan->messages.stream_ordered()) issue_groups(*op.request_.channel);
   } else {
     step_done(op, step);
   }
@@ -216,10 +218,11 @@ void Executor::step_done(Op& op, uint32_t step) {
   Run& run = *op.request_.run;
   const int64_t now = clock_.now_ns();
   const Step& s = run.plan->steps[step];
-  if (trace_ != nullptr && !op.recording() && s.kind != StepKind::kAwait) {
+  if (trace_ != nullptr && !op.capturing() && s.await() == nullptr) {
+    const MessageStep* const message = s.message();
     trace_->step(op.request_.channel->rank(), op.sequence(), s,
-                 on_device(s) ? -1 : (*op.request_.ranks)[s.peer], op.lane(s), run.issued_ns[step],
-                 now);
+                 message == nullptr ? -1 : (*op.request_.ranks)[message->peer], op.lane(s),
+                 run.issued_ns[step], now);
   }
   if (scheduler_.done(op, step, now, poster(op))) {
     finish(op);
@@ -227,7 +230,7 @@ void Executor::step_done(Op& op, uint32_t step) {
   }
   if (!op.running()) return;
   announce_receives(run, *op.request_.ranks, op.request_.channel->links());
-  if (!run.plan->groups.empty()) issue_groups(*op.request_.channel);
+  if (!run.plan->messages.groups.empty()) issue_groups(*op.request_.channel);
 }
 
 // A call of a lane has ended; kNoStep: the undo kernels.

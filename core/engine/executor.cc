@@ -71,11 +71,11 @@ void Executor::block(int64_t wait_us) {
 }
 
 bool Executor::poll_devices() {
-  const bool streams = queues_.poll_streams([this](QueuedOp& held, const Status& device) {
-    Op& op = static_cast<Op&>(held);
+  const bool streams = queues_.poll_streams([this](QueuedOp& blocked, const Status& device) {
+    Op& op = static_cast<Op&>(blocked);
     if (!device.ok()) device_failed(op, device);
     scheduler_.let_start(op);
-    if (!op.plan().groups.empty()) issue_groups(*op.request_.channel);
+    if (!op.plan().messages.groups.empty()) issue_groups(*op.request_.channel);
   });
   const bool calls = queues_.poll([this](QueuedOp& op, uint32_t step, const Status& device) {
     call_ended(static_cast<Op&>(op), step, device);
@@ -83,7 +83,7 @@ bool Executor::poll_devices() {
   const auto ended = [this](CapturedOp& captured) {
     Op& op = static_cast<Op&>(captured);
     forget_replay(op);
-    op.request_.run->give_up();
+    op.request_.run->abort();
     Scheduler::all_done(op);
     finish(op);
   };

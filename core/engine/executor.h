@@ -95,7 +95,7 @@ class Executor final : public DriverWork {
   void fail_op(Op& op, const Status& status);
   void settle_failed(Op& op);
 
-  // Recorded ones (replay.cc).
+  // Captured ones (replay.cc).
   void forget_replay(Op& op);
 
   const Clock& clock_;

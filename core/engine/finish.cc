@@ -11,25 +11,25 @@ namespace sotto {
 // All steps are done, as far as the device says.
 void Executor::finish(Op& op) {
   if (op.broken()) return;  // its device has failed; the comm fails first, then this with it
-  if (op.recording()) {
+  if (op.capturing()) {
     complete(op, ok_status());
     return;
   }
   const Run& run = *op.request_.run;
-  if (run.plan->stream_ordered()) {
+  if (run.plan->messages.stream_ordered()) {
     Channel& channel = *op.request_.channel;
     if (const Status meant = channel.verify(run); !meant.ok()) {
-      // The comm fails first, then the operation with it: who sees this one fail sees that too.
+      // The comm fails first, then the operation with it.
       Scheduler::break_off(op);
       channel.found(meant);
       return;
     }
   }
-  if (run.plan->verdict_slot != kNoSlot) {
+  if (const uint32_t verdict = run.plan->decision.verdict; verdict != kNoSlot) {
     uint32_t word = 0;
-    std::memcpy(&word, run.bases[run.plan->verdict_slot], 4);
+    std::memcpy(&word, run.bases[verdict], 4);
     if (word != kCommit) {
-      op.failure_ = word == kSkipGivenUp
+      op.failure_ = word == kSkipAborted
                         ? op.request_.channel->failure()
                         : error(Code::kNonfinite, "a NaN or Inf was met; nothing was updated");
       start_undo(op, true);
@@ -63,17 +63,17 @@ void Executor::complete(Op& op, Status status) {
   if (op.state() != Op::State::kQueued) channel.retire(run);
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock_.now_ns();
-  if (trace_ != nullptr && !run.postings.empty() && !op.recording())
+  if (trace_ != nullptr && !run.postings.empty() && !op.capturing())
     trace_->operation(channel.rank(), op.sequence(), describe(run.postings[0].signature),
                       op.stats_.launch_ns, op.stats_.end_ns);
-  const bool recording = op.recording();
-  if (recording) {
+  const bool capturing = op.capturing();
+  if (capturing) {
     if (const Status ended = CapturedOps::finish(op); status.ok()) status = ended;
-    run.give_up();  // until it is replayed
+    run.abort();  // until it is replayed
   }
-  if (request.hooks != nullptr && !recording) {
+  if (request.hooks != nullptr && !capturing) {
     std::span<const std::byte> verdict;
-    const uint32_t slot = run.plan->verdict_slot;
+    const uint32_t slot = run.plan->decision.verdict;
     if (slot != kNoSlot && (status.ok() || status.code() == Code::kNonfinite)) {
       verdict =
           std::span(static_cast<const std::byte*>(run.bases[slot]), run.plan->slots[slot].bytes);
@@ -81,7 +81,7 @@ void Executor::complete(Op& op, Status status) {
     request.hooks->on_complete(status, verdict);
   }
   OpTotals& totals = *request.totals;
-  if (!recording && (status.ok() || status.code() == Code::kNonfinite)) {
+  if (!capturing && (status.ok() || status.code() == Code::kNonfinite)) {
     totals.payload_bytes_planned.fetch_add(op.stats_.payload_bytes_planned,
                                            std::memory_order_relaxed);
     totals.header_bytes_planned.fetch_add(op.stats_.header_bytes_planned,
@@ -93,8 +93,8 @@ void Executor::complete(Op& op, Status status) {
   for (Run::Arrival& arrival : run.arrivals) {
     if (arrival.event != 0) op.device()->release(std::exchange(arrival.event, 0));
   }
-  DeviceQueues::let_go(op, *op.device());
-  if (!op.recorded()) {
+  DeviceQueues::unblock_streams(op, *op.device());
+  if (!op.captured()) {
     request.plan->give_back(std::move(request.run));
     request.hooks.reset();
   }
@@ -110,8 +110,8 @@ void Executor::complete(Op& op, Status status) {
   });
 }
 
-// What this rank has found is a proposal: the control plane decides which cause was first, so that
-// all ranks report the same one, and answers through on_control_failure within its own short time.
+// The cause that this rank has found is a proposal. The control plane decides which one was first,
+// so that all ranks report the same, and calls on_control_failure within its own short time.
 void Executor::propose_failure(Channel& channel, const FailureCause& cause) {
   if (channel.failed()) {
     // An operation that was being finished nevertheless, and now cannot be.
@@ -126,13 +126,14 @@ void Executor::propose_failure(Channel& channel, const FailureCause& cause) {
 void Executor::fail_channel(Channel& channel, const FailureCause& cause) {
   if (!channel.set_failure(cause)) return;
   channel.clear_groups();
-  // NCCL ends when what it has queued does, which may stand behind a stream that is held for one of
-  // these operations, and what is queued behind it executes. The other transports end without the
-  // device, and streams go on when it has done with the operation.
+  // NCCL ends when its queued calls have executed, and these may be behind a stream that is blocked
+  // for one of these operations. So streams are unblocked first, and what is queued behind them
+  // executes. The other transports end without the device, and streams are unblocked when it is
+  // done with the operation.
   const bool queued = std::ranges::any_of(channel.links().all(), &Link::stream_ordered);
   for (const OpRef& op : channel.ops_) {
-    op->request_.run->give_up();
-    if (queued) DeviceQueues::let_go(*op, *op->device());
+    op->request_.run->abort();
+    if (queued) DeviceQueues::unblock_streams(*op, *op->device());
   }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
@@ -142,8 +143,8 @@ void Executor::fail_op(Op& op, const Status& status) {
   if (op.done() || op.state() == Op::State::kUndoing || op.state() == Op::State::kFailing) return;
   if (op.running()) op.request_.channel->cancel(*op.request_.run);
   if (op.replayed()) {
-    // What has not begun reads that it is not to commit. What has will end, and tells by its
-    // decision whether it was whole.
+    // A launch that has not begun reads kSkipAborted and does not commit. One that has begun will
+    // end, and its decision shows whether it was whole.
     if (!op.broken() && CapturedOps::launch_begun(op)) return;
     forget_replay(op);
     complete(op, status);
@@ -151,9 +152,9 @@ void Executor::fail_op(Op& op, const Status& status) {
   }
   if (Scheduler::can_finish(op)) {
     // Everything has arrived and verified on this rank, and parameters are being written: the step
-    // is finished. Only sends to others are cut off: those under way, and those whose data the
-    // device has not computed yet, which must not reach the transport any more. Receives are done:
-    // a plan decides behind all of them.
+    // is finished. Only sends are cut off: those under way, and those whose data the device has not
+    // computed yet, which must not reach the transport any more. Receives are done, since a plan
+    // decides behind all of them.
     completions_.drop(&op);
     const OpRef keep = op.self_.lock();
     for (const uint32_t step : Scheduler::cut_messages(op)) {
@@ -166,7 +167,7 @@ void Executor::fail_op(Op& op, const Status& status) {
     log(LogLevel::kError, "operation {} commits without its messages", op.sequence());
     Scheduler::break_off(op);
   }
-  queues_.drop_held(op);
+  queues_.drop_blocked(op);
   queues_.drop_inputs(op);
   completions_.drop(&op);
   scheduler_.fail(op);
@@ -176,7 +177,7 @@ void Executor::fail_op(Op& op, const Status& status) {
 }
 
 Status Executor::stream_after(Op& op, void* stream, bool nested) {
-  if (op.recorded()) {
+  if (op.captured()) {
     return invalid_state(
         "the operation is part of a CUDA graph: what is queued behind its launch comes after it");
   }
@@ -195,13 +196,13 @@ Status Executor::stream_after(Op& op, void* stream, bool nested) {
   }
   if (op.done()) return ok_status();
   if (Scheduler::only_device_left(op)) return DeviceQueues::order_stream(op, stream);
-  return DeviceQueues::stand_still(op, device, stream);
+  return DeviceQueues::block_stream(op, device, stream);
 }
 
 // A failed operation completes when the device no longer works for it.
 void Executor::settle_failed(Op& op) {
   if (op.steps().in_flight > 0) return;
-  if (Scheduler::needs_undo(op) && !op.recording()) {
+  if (Scheduler::needs_undo(op) && !op.capturing()) {
     start_undo(op, false);
   } else {
     complete(op, op.failure_);

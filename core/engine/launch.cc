@@ -12,9 +12,9 @@ constexpr size_t kMaxOperands = 16;
 #include "core/kernels/kernels.def"
 
 // What the call overwrites without reading it.
-std::vector<FreshRange> fresh_ranges(const Run& run, const Step& s) {
+std::vector<DiscardedRange> discarded_ranges(const Run& run, const Step& s) {
   std::vector<Use> uses;
-  std::vector<FreshRange> fresh;
+  std::vector<DiscardedRange> discarded;
   collect_uses(run.plan->slots, s, &uses);
   for (const Use& use : uses) {
     // In place: what the call also reads is not overwritten blindly.
@@ -24,9 +24,9 @@ std::vector<FreshRange> fresh_ranges(const Run& run, const Step& s) {
              use.region.offset < other.region.offset + other.region.bytes;
     };
     if (use.access != Access::kWrite || std::any_of(uses.begin(), uses.end(), also_read)) continue;
-    fresh.push_back({run.at(use.region), use.region.bytes});
+    discarded.push_back({run.at(use.region), use.region.bytes});
   }
-  return fresh;
+  return discarded;
 }
 
 }  // namespace
@@ -38,17 +38,18 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
   if (s.predicate.slot != kNoSlot) {
     predicate = static_cast<const uint32_t*>(run.at({s.predicate.slot, s.predicate.offset, 4}));
   }
-  if (s.kind == StepKind::kCopy) {
-    return device.copy(lane, run.at(s.destination), run.at(s.source), s.source.bytes, predicate,
-                       s.predicate.expect);
+  if (const CopyStep* copy = s.copy()) {
+    return device.copy(lane, run.at(copy->destination), run.at(copy->source), copy->source.bytes,
+                       predicate, s.predicate.expect);
   }
+  const KernelStep& kernel = *s.kernel();
   // Lists of tensor pointers: where kernels can read them.
   void* const* const lists = run.plan->addresses.device == kNoSlot
                                  ? run.bases.data()
                                  : static_cast<void* const*>(run.bases[run.plan->addresses.device]);
   std::array<Operand, kMaxOperands> operands;
-  for (size_t i = 0; i < s.operands.size(); ++i) {
-    const OperandRef& ref = s.operands[i];
+  for (size_t i = 0; i < kernel.operands.size(); ++i) {
+    const OperandRef& ref = kernel.operands[i];
     if (ref.slot == kNoSlot) {
       operands[i].data = nullptr;
     } else if (is_list(ref)) {
@@ -57,25 +58,26 @@ Status launch_step(const PreparedPlan& prepared, const Run& run, const Step& s, 
       operands[i].data = run.at({ref.slot, ref.offset, 0});
     }
   }
-  KernelCall call = constant_call(s);
-  call.operands = std::span<const Operand>(operands.data(), s.operands.size());
+  KernelCall call = constant_call(kernel);
+  call.operands = std::span<const Operand>(operands.data(), kernel.operands.size());
   call.predicate = predicate;
   call.expect = s.predicate.expect;
   call.paired_ran = paired_ran;
   call.tables = prepared.tables();
-  call.call = s.lowered.call;
+  call.call = kernel.call;
   // A predicated kernel may leave its output as it was.
-  if (!device.caps().wants_fresh || predicate != nullptr) return device.launch(lane, call, {});
-  return device.launch(lane, call, fresh_ranges(run, s));
+  if (!device.caps().wants_discarded || predicate != nullptr) return device.launch(lane, call, {});
+  return device.launch(lane, call, discarded_ranges(run, s));
 }
 
 Status check_message(const Run& run, uint32_t step) {
   const Step& s = run.plan->steps[step];
-  if (s.expected == nullptr) return ok_status();
-  const Region& region = s.kind == StepKind::kCopy ? s.destination : s.data;
+  const Expectation* const expected = expectation(s);
+  if (expected == nullptr) return ok_status();
+  const Region& region = s.copy() != nullptr ? s.copy()->destination : s.message()->data;
   const std::span got(static_cast<const std::byte*>(run.at(region)), region.bytes);
-  if (std::ranges::equal(got, s.expected->bytes)) return ok_status();
-  return Status(Code::kProtocol, s.expected->explain(got));
+  if (std::ranges::equal(got, expected->bytes)) return ok_status();
+  return Status(Code::kProtocol, expected->explain(got));
 }
 
 }  // namespace sotto

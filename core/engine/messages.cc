@@ -5,14 +5,14 @@
 namespace sotto {
 
 Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks) {
-  const Step& s = run.plan->steps[step];
-  Transfer& t = run.transfers[run.plan->transfer_index[step]];
+  const MessageStep& s = *run.plan->steps[step].message();
+  Transfer& t = run.transfers[s.lowered.transfer];
   t = Transfer{};
   t.op = &run.postings[s.posting];
   t.peer = ranks[static_cast<size_t>(s.peer)];
   t.round = s.round;
   t.segment = s.segment;
-  t.is_send = s.kind == StepKind::kSend;
+  t.is_send = s.is_send;
   t.message_class = s.message_class;
   t.data = run.at(s.data);
   t.bytes = s.data.bytes;
@@ -25,24 +25,21 @@ Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks)
   return t;
 }
 
-void count_receive(Run& run, uint32_t step) {
-  const Plan& plan = *run.plan;
-  const Step& s = plan.steps[step];
-  const size_t index = static_cast<size_t>(s.posting) * plan.comm_size + s.peer;
-  const auto& rounds = plan.receives[index];
-  const auto it =
-      std::lower_bound(rounds.begin(), rounds.end(), s.round,
-                       [](const RoundReceives& r, uint32_t round) { return r.round < round; });
+void count_receive(Run& run, const MessageStep& message) {
+  const PlanMessages& messages = run.plan->messages;
+  const size_t index = static_cast<size_t>(message.posting) * messages.comm_size + message.peer;
+  const auto& rounds = messages.receives[index];
+  const auto it = std::ranges::lower_bound(rounds, message.round, {}, &RoundReceives::round);
   run.receives_posted = true;
   ++run.announce[index].posted[static_cast<size_t>(it - rounds.begin())];
 }
 
 void announce_receives(Run& run, std::span<const int32_t> ranks, const LinkTable& links) {
-  const Plan& plan = *run.plan;
+  const PlanMessages& messages = run.plan->messages;
   if (!run.receives_posted) return;
   run.receives_posted = false;
-  for (size_t index = 0; index < plan.receives.size(); ++index) {
-    const auto& rounds = plan.receives[index];
+  for (size_t index = 0; index < messages.receives.size(); ++index) {
+    const auto& rounds = messages.receives[index];
     Run::Announce& a = run.announce[index];
     uint64_t largest = 0;
     bool advanced = false;
@@ -53,8 +50,8 @@ void announce_receives(Run& run, std::span<const int32_t> ranks, const LinkTable
       advanced = true;
     }
     if (!advanced) continue;
-    const int32_t peer = ranks[index % plan.comm_size];
-    links.to(peer).messages->ready(peer, run.postings[index / plan.comm_size],
+    const int32_t peer = ranks[index % messages.comm_size];
+    links.to(peer).messages->ready(peer, run.postings[index / messages.comm_size],
                                    rounds[a.round_index - 1].round, largest);
   }
 }

@@ -12,8 +12,8 @@ namespace sotto {
 // comm.
 Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks);
 
-// Links that match by key: the receive of the step is handed over now.
-void count_receive(Run& run, uint32_t step);
+// Links that match by key: the receive is handed over now.
+void count_receive(Run& run, const MessageStep& message);
 
 // Tells peers for which rounds all receives have been handed over since the last call.
 void announce_receives(Run& run, std::span<const int32_t> ranks, const LinkTable& links);

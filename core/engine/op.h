@@ -48,8 +48,8 @@ struct OpRequest {
   std::shared_ptr<const std::vector<int32_t>> ranks;  // rank in the comm -> rank in the root comm
   std::shared_ptr<OpTotals> totals;
   std::shared_ptr<OpHooks> hooks;  // may be null
-  // The plan's device: the operation is recorded and does not run, but can be replayed (replay).
-  std::shared_ptr<GraphRecorder> recorder;
+  // The plan's device: the operation is captured and does not run, but can be replayed (replay).
+  std::shared_ptr<GraphCapture> recorder;
   int64_t timeout_us = -1;  // without progress; negative: never
   int32_t priority = 0;
   DoneFn on_done = nullptr;

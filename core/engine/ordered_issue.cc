@@ -9,11 +9,11 @@ const OrderedIssue::Group* OrderedIssue::first_ready() const {
   const Group& first = groups_.front();
   if (first.op->steps().group_pending[first.index] != 0) return nullptr;
   const Plan& plan = first.op->plan();
-  const auto callers = [&](uint32_t step) { return plan.steps[step].lowered.callers; };
-  const IssueGroup& group = plan.groups[first.index];
-  // The caller's stream has not come so far.
-  if (plan.links[group.link].stream_ordered && first.op->held() &&
-      std::ranges::any_of(group.steps, callers))
+  const auto user = [&](uint32_t step) { return plan.steps[step].user; };
+  const IssueGroup& group = plan.messages.groups[first.index];
+  // The user's stream has not reached the operation.
+  if (plan.messages.links[group.link].stream_ordered && first.op->blocked() &&
+      std::ranges::any_of(group.steps, user))
     return nullptr;
   return &first;
 }

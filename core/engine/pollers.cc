@@ -6,7 +6,7 @@
 namespace sotto {
 namespace {
 
-// A descriptor that the blocking poller cannot watch is looked at so often.
+// Interval at which a descriptor is polled that the blocking poller cannot watch.
 constexpr int64_t kUnwatchedUs = 20;
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Recorded operations: their calls are part of a graph of the caller's, and execute when that is
+// Captured operations: their calls are part of a graph of the user's, and execute when that is
 // launched.
 #include "core/engine/executor.h"
 
@@ -6,7 +6,7 @@ namespace sotto {
 namespace {
 
 Status replayable(const Op& op, const Channel& channel) {
-  if (!op.recorded()) {
+  if (!op.captured()) {
     return invalid_state(
         "the operation is no recorded one: its call's stream was not being captured into a CUDA "
         "graph");
@@ -62,7 +62,7 @@ Status Executor::replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bin
 void Executor::forget_replay(Op& op) {
   captured_.forget(op);
   Channel& channel = *op.request_.channel;
-  const std::vector<PlanLink>& links = op.request_.run->plan->links;
+  const std::vector<PlanLink>& links = op.request_.run->plan->messages.links;
   for (uint8_t link = 0; link < links.size(); ++link) {
     if (links[link].stream_ordered && channel.links()[link].groups.launch_ended())
       issue_groups(channel);

@@ -12,8 +12,8 @@ PreparedPlan::PreparedPlan(std::shared_ptr<const Plan> plan, std::shared_ptr<Dev
 
 PreparedPlan::~PreparedPlan() {
   for (auto& run : free_) {
-    device_->free(run->scratch, std::max<uint64_t>(plan_->scratch_bytes, 1));
-    device_->free_host(run->host, plan_->host_bytes);
+    device_->free(run->scratch, std::max<uint64_t>(plan_->arenas.scratch, 1));
+    device_->free_host(run->host, plan_->arenas.host);
   }
 }
 
@@ -25,29 +25,29 @@ Result<std::shared_ptr<PreparedPlan>> PreparedPlan::make(std::shared_ptr<const P
   std::vector<KernelCall> calls;
   std::deque<std::vector<Operand>> operands;
   const auto add = [&](const Step& step) {
-    KernelCall call = constant_call(step);
+    const KernelStep* const kernel = step.kernel();
+    if (kernel == nullptr) return;
+    KernelCall call = constant_call(*kernel);
     // Which operands there are is constant, and a device may ask; where they are is not.
-    std::vector<Operand>& present = operands.emplace_back(step.operands.size());
+    std::vector<Operand>& present = operands.emplace_back(kernel->operands.size());
     for (size_t i = 0; i < present.size(); ++i) {
-      if (step.operands[i].slot != kNoSlot) present[i].data = prepared.get();
+      if (kernel->operands[i].slot != kNoSlot) present[i].data = prepared.get();
     }
     call.operands = present;
     calls.push_back(call);
   };
-  for (const Step& step : p.steps) {
-    if (step.kind == StepKind::kKernel) add(step);
-  }
+  for (const Step& step : p.steps) add(step);
   for (const UndoStep& undo : p.undo) add(undo.step);
   SOTTO_ASSIGN(prepared->tables_, prepared->device_->prepare(calls));
   return prepared;
 }
 
-KernelCall constant_call(const Step& step) {
+KernelCall constant_call(const KernelStep& kernel) {
   KernelCall call;
-  call.id = step.kernel;
-  call.pieces = step.pieces;
-  call.args = step.args;
-  call.bytes = step.fill_bytes;
+  call.id = kernel.id;
+  call.pieces = kernel.pieces;
+  call.args = kernel.args;
+  call.bytes = kernel.fill_bytes;
   return call;
 }
 
@@ -79,10 +79,10 @@ Result<std::unique_ptr<Run>> PreparedPlan::make_run() {
   auto run = std::make_unique<Run>();
   const Plan& p = *plan_;
   run->plan = plan_;
-  SOTTO_ASSIGN(run->scratch, device_->alloc(std::max<uint64_t>(p.scratch_bytes, 1)));
-  Result<void*> host = device_->alloc_host(p.host_bytes);
+  SOTTO_ASSIGN(run->scratch, device_->alloc(std::max<uint64_t>(p.arenas.scratch, 1)));
+  Result<void*> host = device_->alloc_host(p.arenas.host);
   if (!host.ok()) {
-    device_->free(run->scratch, std::max<uint64_t>(p.scratch_bytes, 1));
+    device_->free(run->scratch, std::max<uint64_t>(p.arenas.scratch, 1));
     return host.status();
   }
   run->host = *host;
@@ -97,11 +97,11 @@ Result<std::unique_ptr<Run>> PreparedPlan::make_run() {
     if (slot.kind == SlotKind::kConstant) run->bases[s] = const_cast<void*>(slot.constant);
   }
   if (!device_->caps().synchronous) run->events.resize(p.steps.size());
-  run->transfers.resize(p.transfers);
-  run->postings.resize(p.postings);
-  run->announce.resize(p.receives.size());
-  for (size_t i = 0; i < p.receives.size(); ++i)
-    run->announce[i].posted.resize(p.receives[i].size());
+  run->transfers.resize(p.messages.transfers);
+  run->postings.resize(p.messages.postings);
+  const auto& receives = p.messages.receives;
+  run->announce.resize(receives.size());
+  for (size_t i = 0; i < receives.size(); ++i) run->announce[i].posted.resize(receives[i].size());
   std::lock_guard lock(mutex_);
   ++made_;
   return run;
@@ -114,24 +114,24 @@ void PreparedPlan::give_back(std::unique_ptr<Run> run) {
 
 uint64_t PreparedPlan::held_bytes() const {
   std::lock_guard lock(mutex_);
-  return made_ * (plan_->scratch_bytes + plan_->host_bytes);
+  return made_ * (plan_->arenas.scratch + plan_->arenas.host);
 }
 
-void Run::give_up() const {
-  if (plan->given_up == kNoSlot) return;
-  std::atomic_ref(*static_cast<uint32_t*>(bases[plan->given_up])).store(kSkipGivenUp);
+void Run::abort() const {
+  const uint32_t slot = plan->decision.aborted;
+  if (slot != kNoSlot) std::atomic_ref(*static_cast<uint32_t*>(bases[slot])).store(kSkipAborted);
 }
 
 void bind_input(Run& run, uint32_t input, std::span<void* const> memory) {
   const Plan& plan = *run.plan;
-  const std::vector<OperandRef>& slots = plan.steps[plan.awaits[input]].operands;
+  const std::vector<uint32_t>& slots = plan.steps[plan.awaits[input]].await()->slots;
   const auto put = [&](uint32_t slot, void* address) {
     run.bases[slot] = address;
     if (plan.addresses.late != kNoSlot)
       static_cast<void**>(run.bases[plan.addresses.late])[slot] = address;
   };
   for (size_t i = 0; i < slots.size(); ++i) {
-    const uint32_t slot = slots[i].slot;
+    const uint32_t slot = slots[i];
     put(slot, memory.empty() ? run.bases[slot] : memory[i]);
     for (uint32_t s = 0; s < plan.slots.size(); ++s) {
       const uint32_t of = plan.slots[s].alias_of;
@@ -148,7 +148,8 @@ void finish_binding(Run& run) {
     auto* const of = static_cast<std::byte*>(run.bases[slots[s].alias_of]);
     run.bases[s] = of == nullptr ? nullptr : of + slots[s].alias_offset;  // null: an input
   }
-  if (run.plan->given_up != kNoSlot) std::memset(run.bases[run.plan->given_up], 0, 4);
+  const uint32_t aborted = run.plan->decision.aborted;
+  if (aborted != kNoSlot) std::memset(run.bases[aborted], 0, 4);
   const uint32_t addresses = run.plan->addresses.host;
   if (addresses != kNoSlot)
     std::memcpy(run.bases[addresses], run.bases.data(), slots[addresses].bytes);

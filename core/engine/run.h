@@ -47,9 +47,9 @@ struct Run {
   void* at(const Region& region) const {
     return static_cast<std::byte*>(bases[region.slot]) + region.offset;
   }
-  // Before a stream-ordered transport is given up, and while no launch of a graph is awaited:
-  // whatever is decided on the device from now on is not to commit.
-  void give_up() const;
+  // Decisions that the device makes from now on do not commit. Called before a stream-ordered
+  // transport is aborted, and while no launch of a graph is awaited.
+  void abort() const;
 };
 
 // A plan with its pool of runs and its kernels' tables, for one device.
@@ -84,7 +84,7 @@ class PreparedPlan {
 };
 
 // The constant part of a kernel step, as Device::prepare takes it.
-KernelCall constant_call(const Step& step);
+KernelCall constant_call(const KernelStep& kernel);
 
 // An input of the run lies elsewhere than it was bound: `memory` by slot of the await.
 void bind_input(Run& run, uint32_t input, std::span<void* const> memory);

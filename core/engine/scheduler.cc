@@ -7,11 +7,12 @@ namespace sotto {
 void StepStates::reset(const Plan& plan) {
   const size_t count = plan.steps.size();
   pending.resize(count);
-  for (size_t i = 0; i < count; ++i) pending[i] = plan.pred_begin[i + 1] - plan.pred_begin[i];
+  for (size_t i = 0; i < count; ++i) pending[i] = static_cast<uint32_t>(plan.order.preds(i).size());
   progress.assign(count, StepProgress::kWaiting);
-  group_pending.resize(plan.groups.size());
-  for (size_t g = 0; g < plan.groups.size(); ++g)
-    group_pending[g] = static_cast<uint32_t>(plan.groups[g].steps.size());
+  const std::vector<IssueGroup>& of = plan.messages.groups;
+  group_pending.resize(of.size());
+  for (size_t g = 0; g < of.size(); ++g)
+    group_pending[g] = static_cast<uint32_t>(of[g].steps.size());
   done = in_flight = inputs = groups = 0;
 }
 
@@ -35,9 +36,9 @@ void Scheduler::set_running(ScheduledOp& op, bool asynchronous, int64_t now_ns) 
 }
 
 void Scheduler::let_start(ScheduledOp& op) {
-  op.held_ = false;
-  for (const uint32_t step : op.held_steps_) make_ready(op, step);
-  op.held_steps_.clear();
+  op.blocked_ = false;
+  for (const uint32_t step : op.blocked_steps_) make_ready(op, step);
+  op.blocked_steps_.clear();
 }
 
 void Scheduler::restart(ScheduledOp& op, int64_t now_ns) {
@@ -51,17 +52,17 @@ void Scheduler::restart(ScheduledOp& op, int64_t now_ns) {
 bool Scheduler::make_ready(ScheduledOp& op, uint32_t step) {
   const Step& s = op.plan_->steps[step];
   if (op.steps_->progress[step] == StepProgress::kDone) return false;  // cut_messages
-  if (s.kind == StepKind::kAwait) return false;
+  if (s.await() != nullptr) return false;
   op.steps_->progress[step] = StepProgress::kReady;
-  if (op.held_ && s.lowered.callers && on_device(s)) {
-    op.held_steps_.push_back(step);
-  } else if (on_device(s)) {
+  if (const MessageStep* message = s.message()) {
+    const PlanLink& link = op.plan_->messages.links[message->lowered.link];
+    if (link.matching == Matching::kByKey) return true;
+    --op.steps_->group_pending[message->lowered.group];
+  } else if (op.blocked_ && s.user) {
+    op.blocked_steps_.push_back(step);
+  } else {
     ready_.push_back({op.priority_, op.sequence_, step, &op});
     std::push_heap(ready_.begin(), ready_.end());
-  } else if (op.plan_->links[s.lowered.link].matching == Matching::kByOrder) {
-    --op.steps_->group_pending[s.lowered.group];
-  } else {
-    return true;
   }
   return false;
 }
@@ -92,11 +93,12 @@ void Scheduler::all_done(ScheduledOp& op) {
 
 uint32_t Scheduler::next_group(ScheduledOp& op) {
   const Plan& plan = *op.plan_;
+  const std::vector<IssueGroup>& groups = plan.messages.groups;
   uint32_t& entered = op.steps_->groups;
-  if (entered == plan.groups.size()) return kNoStep;
+  if (entered == groups.size()) return kNoStep;
   // Those of the group before are there.
-  uint32_t input = entered == 0 ? 0 : plan.groups[entered - 1].inputs;
-  for (; input < plan.groups[entered].inputs; ++input) {
+  uint32_t input = entered == 0 ? 0 : groups[entered - 1].inputs;
+  for (; input < groups[entered].inputs; ++input) {
     if (op.steps_->progress[plan.awaits[input]] < StepProgress::kIssued) return kNoStep;
   }
   return entered++;
@@ -107,7 +109,7 @@ bool Scheduler::can_finish(const ScheduledOp& op) {
   // Messages that are calls of lanes are the decision's to judge.
   for (uint32_t i = 0; i < op.plan_->steps.size(); ++i) {
     const Step& step = op.plan_->steps[i];
-    if (step.kind == StepKind::kRecv && !on_lane(*op.plan_, step) &&
+    if (is_receive(step) && !on_lane(*op.plan_, step) &&
         op.steps_->progress[i] != StepProgress::kDone)
       return false;
   }
@@ -127,8 +129,8 @@ std::vector<uint32_t> Scheduler::cut_messages(ScheduledOp& op) {
 
 void Scheduler::fail(ScheduledOp& op) {
   op.state_ = ScheduledOp::State::kFailing;
-  op.held_ = false;
-  op.held_steps_.clear();
+  op.blocked_ = false;
+  op.blocked_steps_.clear();
   std::erase_if(ready_, [&](const Entry& e) { return e.op == &op; });
   std::make_heap(ready_.begin(), ready_.end());
 }

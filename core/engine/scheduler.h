@@ -1,5 +1,5 @@
 // Which steps of the operations in flight run next, and what is left to do of an operation. The
-// scheduler knows plans and what has become of their steps, and nothing else: no threads, devices,
+// scheduler has plans and the progress of their steps, and nothing else: no threads, devices,
 // transports or clocks. Times are values that the caller passes.
 //
 // Steps on the device wait in one heap, by priority, then by order of start, then by position in
@@ -33,7 +33,7 @@ struct StepStates {
   void reset(const Plan& plan);
 };
 
-// What the scheduler keeps of an operation.
+// The part of an operation that the scheduler needs.
 class ScheduledOp {
  public:
   enum class State : uint8_t { kQueued, kRunning, kFailing, kUndoing };
@@ -44,7 +44,7 @@ class ScheduledOp {
   int64_t last_progress_ns() const { return last_progress_ns_; }
   int64_t timeout_us() const { return timeout_us_; }
   int32_t priority() const { return priority_; }
-  bool held() const { return held_; }
+  bool blocked() const { return blocked_; }
   bool broken() const { return broken_; }
   bool committing() const { return committing_; }
   const Plan& plan() const { return *plan_; }
@@ -68,8 +68,8 @@ class ScheduledOp {
   bool committing_ = false;  // a step that commits has been issued
   bool any_step_ran_ = false;
   bool broken_ = false;
-  bool held_ = false;
-  std::vector<uint32_t> held_steps_;  // ready but for held_
+  bool blocked_ = false;
+  std::vector<uint32_t> blocked_steps_;  // ready but for blocked_
 };
 
 class Scheduler {
@@ -92,15 +92,15 @@ class Scheduler {
   // The next one in the order of start.
   void admit(ScheduledOp& op, int64_t now_ns);
   static void set_running(ScheduledOp& op, bool asynchronous, int64_t now_ns);
-  // Steps that touch memory of the caller are kept back until let_start.
-  static void hold(ScheduledOp& op) { op.held_ = true; }
+  // Steps that touch user memory are kept back until let_start.
+  static void block(ScheduledOp& op) { op.blocked_ = true; }
   void let_start(ScheduledOp& op);
   // Steps without predecessors. `post(step)` is called for each message that can go to a link that
   // matches by key; here and below.
   template <class Post>
   void start(ScheduledOp& op, Post&& post) {
     for (uint32_t i = 0; i < op.plan_->steps.size(); ++i) {
-      if (op.plan_->preds(i).empty() && make_ready(op, i)) post(i);
+      if (op.plan_->order.preds(i).empty() && make_ready(op, i)) post(i);
     }
   }
   // All steps of an operation that has ended once are under way again, without being issued.
@@ -136,7 +136,7 @@ class Scheduler {
   bool done(ScheduledOp& op, uint32_t step, int64_t now_ns, Post&& post) {
     op.steps_->progress[step] = StepProgress::kDone;
     ++op.steps_->done;
-    if (op.plan_->steps[step].kind == StepKind::kAwait) ++op.steps_->inputs;
+    if (op.plan_->steps[step].await() != nullptr) ++op.steps_->inputs;
     op.last_progress_ns_ = now_ns;
     if (!op.running()) return false;
     release(op, step, false, post);
@@ -186,7 +186,7 @@ class Scheduler {
   // enter in their order.
   static uint32_t next_group(ScheduledOp& op);
   static bool all_groups_entered(const ScheduledOp& op) {
-    return op.steps_->groups == op.plan_->groups.size();
+    return op.steps_->groups == op.plan_->messages.groups.size();
   }
   // Of a channel's operations, pointers in the order of start, the first that is over its time. The
   // progress of one is that of those after it too. Time does not count while this rank's inputs
@@ -226,10 +226,10 @@ class Scheduler {
   template <class Post>
   void release(ScheduledOp& op, uint32_t step, bool lane_edges, Post&& post) {
     const Plan& plan = *op.plan_;
-    // What a message says is looked at by the host first.
-    const bool from_lane =
-        op.asynchronous_ && on_lane(plan, plan.steps[step]) && plan.steps[step].expected == nullptr;
-    for (const uint32_t next : plan.succs(step)) {
+    // The host compares an expected message first.
+    const bool from_lane = op.asynchronous_ && on_lane(plan, plan.steps[step]) &&
+                           expectation(plan.steps[step]) == nullptr;
+    for (const uint32_t next : plan.order.succs(step)) {
       if ((from_lane && on_lane(plan, plan.steps[next])) != lane_edges) continue;
       if (--op.steps_->pending[next] == 0 && make_ready(op, next)) post(next);
     }

@@ -21,13 +21,13 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
   };
   std::vector<Peer> peers;
   bool some_absent = false;  // a peer of which nothing has come at all
-  for (int32_t p = 0; p < run.plan->comm_size; ++p) {
+  for (int32_t p = 0; p < run.plan->messages.comm_size; ++p) {
     Peer peer{(*request.ranks)[static_cast<size_t>(p)]};
     for (uint32_t i = 0; i < run.plan->steps.size(); ++i) {
-      const Step& s = run.plan->steps[i];
-      if (on_device(s) || s.peer != p) continue;
+      const MessageStep* const message = run.plan->steps[i].message();
+      if (message == nullptr || message->peer != p) continue;
       const bool done = run.steps.progress[i] == StepProgress::kDone;
-      if (s.kind == StepKind::kSend) {
+      if (message->is_send) {
         if (!done) ++peer.sends;
       } else {
         ++(done ? peer.came : peer.receives);

@@ -25,24 +25,26 @@ void Trace::step(int32_t rank, uint64_t op, const Step& step, int32_t peer, uint
     ++dropped_;
     return;
   }
-  Event event{begin,
-              end,
-              op,
-              0,
-              0,
-              rank,
-              peer,
-              step.round,
-              step.segment,
-              step.kernel,
-              step.kind,
-              step.stage,
-              static_cast<uint16_t>(lane)};
-  if (step.kind == StepKind::kKernel) {
-    if (!step.pieces.empty()) event.first = step.pieces.front().flat;
-    for (const Piece& piece : step.pieces) event.size += piece.count;
-  } else {
-    event.size = step.kind == StepKind::kCopy ? step.source.bytes : step.data.bytes;
+  Event event;
+  event.begin = begin;
+  event.end = end;
+  event.op = op;
+  event.rank = rank;
+  event.peer = peer;
+  event.lane = static_cast<uint16_t>(lane);
+  if (const KernelStep* kernel = step.kernel()) {
+    event.kernel = kernel->id;
+    if (!kernel->pieces.empty()) event.first = kernel->pieces.front().flat;
+    for (const Piece& piece : kernel->pieces) event.size += piece.count;
+  } else if (const CopyStep* copy = step.copy()) {
+    event.kind = EventKind::kCopy;
+    event.size = copy->source.bytes;
+  } else if (const MessageStep* message = step.message()) {
+    event.kind = message->is_send ? EventKind::kSend : EventKind::kReceive;
+    event.size = message->data.bytes;
+    event.round = message->round;
+    event.segment = message->segment;
+    event.stage = message->stage;
   }
   events_.push_back(event);
 }
@@ -54,12 +56,12 @@ void Trace::operation(int32_t rank, uint64_t op, std::string text, int64_t begin
 
 std::string Trace::arguments(const Event& e) {
   std::string out = fmt::format(R"("operation": {})", e.op);
-  if (e.kind == StepKind::kKernel) {
+  if (e.kind == EventKind::kKernel) {
     if (e.size != 0) out += fmt::format(R"(, "first": {}, "elements": {})", e.first, e.size);
     return out;
   }
   if (e.size != 0) out += fmt::format(R"(, "bytes": {})", e.size);
-  if (e.kind == StepKind::kCopy) return out;
+  if (e.kind == EventKind::kCopy) return out;
   out += fmt::format(R"(, "peer": {}, "round": {}, "segment": {})", e.peer, e.round, e.segment);
   if (e.stage != Stage::kOther)
     out += fmt::format(R"(, "phase": {})", e.stage == Stage::kScatter ? 1 : 2);
@@ -81,12 +83,12 @@ std::string Trace::json(int32_t rank) const {
   }
   for (const Event& e : events_) {
     if (e.rank != rank) continue;
-    const bool message = e.kind == StepKind::kSend || e.kind == StepKind::kRecv;
-    const bool sends = e.kind == StepKind::kSend;
+    const bool sends = e.kind == EventKind::kSend;
+    const bool message = sends || e.kind == EventKind::kReceive;
     const int32_t row = message ? kPeers + 2 * e.peer + (sends ? 0 : 1) : kLanes + e.lane;
-    const char* name = message                     ? (sends ? "send" : "recv")
-                       : e.kind == StepKind::kCopy ? "copy"
-                                                   : kernel_name(e.kernel);
+    const char* name = message                      ? (sends ? "send" : "recv")
+                       : e.kind == EventKind::kCopy ? "copy"
+                                                    : kernel_name(e.kernel);
     if (rows.find(row) == rows.end()) {
       rows[row] = message ? fmt::format("{} rank {}", sends ? "to" : "from", e.peer)
                           : fmt::format("kernels, lane {}", e.lane);

@@ -32,24 +32,25 @@ class Trace {
   // A whole operation; text: what it is.
   void operation(int32_t rank, uint64_t op, std::string text, int64_t begin, int64_t end);
 
-  // One file per rank that something was recorded of.
+  // One file per rank with events.
   Status write() const;
 
  private:
   // Beyond that events are counted and not kept: 64 MiB.
   static constexpr size_t kMaxEvents = 1 << 20;
 
+  enum class EventKind : uint8_t { kKernel, kCopy, kSend, kReceive };
   struct Event {
-    int64_t begin, end;
-    uint64_t op;
-    uint64_t size;   // bytes; of a kernel: elements
-    uint64_t first;  // of a kernel: its first element in the flat space
-    int32_t rank, peer;
-    uint32_t round, segment;  // of messages
-    KernelId kernel;
-    StepKind kind;
-    Stage stage;
-    uint16_t lane;
+    int64_t begin = 0, end = 0;
+    uint64_t op = 0;
+    uint64_t size = 0;   // bytes; of a kernel: elements
+    uint64_t first = 0;  // of a kernel: its first element in the flat space
+    int32_t rank = 0, peer = -1;
+    uint32_t round = 0, segment = 0;  // of messages
+    KernelId kernel = KernelId::kFill;
+    EventKind kind = EventKind::kKernel;
+    Stage stage = Stage::kOther;
+    uint16_t lane = 0;
   };
   static_assert(sizeof(Event) <= 64);
   struct Operation {

@@ -142,8 +142,8 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<const Call> calls)
     if (i > 0)
       builder.begin_posting(static_cast<uint16_t>(i), point_to_point && point_to_point_before);
     point_to_point_before = point_to_point;
-    SOTTO_ASSIGN([[maybe_unused]] const CollectiveSlots slots,
-                 emit_collective(builder, requests[i]));
+    SOTTO_ASSIGN(const CollectiveSlots slots, emit_collective(builder, requests[i]));
+    builder.collective(slots);
   }
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(builder.take(), device));
   cache_.push_front({std::move(requests), plan});
@@ -165,16 +165,10 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(calls));
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   const Numbering before = numbering_;
-  // Every collective adds its input and output slots first, so the bound slots are found by walking
-  // along.
-  size_t slot = 0;
-  const auto bind = [&](void* memory) {
-    while (plan->plan().slots[slot].kind != SlotKind::kBound) ++slot;
-    run->bases[slot++] = memory;
-  };
   for (size_t i = 0; i < calls.size(); ++i) {
-    for (void* memory : calls[i].in) bind(memory);
-    for (void* memory : calls[i].out) bind(memory);
+    const CollectiveSlots& slots = plan->plan().collectives[i];
+    std::ranges::copy(calls[i].in, run->bases.begin() + slots.in);
+    std::ranges::copy(calls[i].out, run->bases.begin() + slots.out);
     OpSignature signature = signature_of(calls[i].request, calls[i].tag);
     if (calls[i].service) signature.kind = *calls[i].service;
     run->postings[i] = calls[i].request.kind == OpKind::kSendRecv
@@ -195,7 +189,7 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
 
 Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
                            const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
-                           const CallOptions& options, std::shared_ptr<GraphRecorder> recorder) {
+                           const CallOptions& options, std::shared_ptr<GraphCapture> recorder) {
   SOTTO_TRY(failure());
   const auto by_host = [&](const Step& step) { return !on_lane(plan->plan(), step); };
   if (recorder != nullptr && std::ranges::any_of(plan->plan().steps, by_host)) {
@@ -215,7 +209,7 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
   run->postings[0] = next_posting(signature, options.priority);
   Result<OpRef> op =
       submit(std::move(plan), std::move(run), std::move(hooks), options, std::move(recorder));
-  if (!op.ok() || (*op)->recorded()) numbering_ = before;
+  if (!op.ok() || (*op)->captured()) numbering_ = before;
   return op;
 }
 
@@ -246,7 +240,7 @@ Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
 
 Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
                            std::shared_ptr<OpHooks> hooks, const CallOptions& options,
-                           std::shared_ptr<GraphRecorder> recorder) {
+                           std::shared_ptr<GraphCapture> recorder) {
   OpRequest request;
   request.plan = std::move(plan);
   request.run = std::move(run);

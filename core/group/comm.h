@@ -130,7 +130,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Result<OpRef> launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
                        const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
                        const CallOptions& options,
-                       std::shared_ptr<GraphRecorder> recorder = nullptr);
+                       std::shared_ptr<GraphCapture> recorder = nullptr);
 
   // A recorded operation is the next collective of this comm, with the signature, as
   // Engine::replay says. Other ranks may call it.
@@ -177,7 +177,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
                                    int32_t priority);
   Result<OpRef> submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
                        std::shared_ptr<OpHooks> hooks, const CallOptions& options,
-                       std::shared_ptr<GraphRecorder> recorder = nullptr);
+                       std::shared_ptr<GraphCapture> recorder = nullptr);
 
   std::shared_ptr<RootComm> root_;
   std::shared_ptr<const std::vector<int32_t>> ranks_;  // rank here -> rank in the root comm

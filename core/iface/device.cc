@@ -30,8 +30,8 @@ Result<std::shared_ptr<const CallTables>> Device::prepare(std::span<const Kernel
   return std::shared_ptr<const CallTables>();
 }
 
-Result<std::shared_ptr<GraphRecorder>> Device::record_graph(void*) {
-  return std::shared_ptr<GraphRecorder>();
+Result<std::shared_ptr<GraphCapture>> Device::capture_graph(void*) {
+  return std::shared_ptr<GraphCapture>();
 }
 
 }  // namespace sotto

@@ -43,14 +43,14 @@ struct DeviceCaps {
   uint64_t split_elements = 0;
   // There are streams of the caller, which operations come after.
   bool streams = false;
-  // The engine passes the byte ranges that a call writes and does not read (LaunchInfo::fresh).
-  bool wants_fresh = false;
-  // Calls do not execute, but become part of a graph (GraphRecorder).
+  // The engine passes the byte ranges that a call writes and does not read (`discarded` of launch).
+  bool wants_discarded = false;
+  // Calls do not execute, but become part of a graph (GraphCapture).
   bool records = false;
 };
 
 // Memory that a call overwrites without reading it.
-struct FreshRange {
+struct DiscardedRange {
   void* data;
   uint64_t bytes;
 };
@@ -58,8 +58,8 @@ struct FreshRange {
 // A point in a lane or a stream. Value 0 is no event.
 using EventId = uint64_t;
 
-// A stream that stands still until it is let go. Value 0 is none.
-using HoldId = uint64_t;
+// A block on a stream, until unblock. Value 0 is none.
+using BlockId = uint64_t;
 
 // The constant parts of kernel calls (pieces, and arguments with the arrays that they lead to) in
 // the form in which a device reads them. Nothing that was launched with them may be in flight when
@@ -69,7 +69,7 @@ class CallTables {
   virtual ~CallTables() = default;
 };
 
-class GraphRecorder;
+class GraphCapture;
 
 class Device {
  public:
@@ -94,7 +94,7 @@ class Device {
   // memory; a copy takes a predicate as kernels do (null: always). An error means that nothing was
   // queued.
   virtual Status launch(uint32_t lane, const KernelCall& call,
-                        std::span<const FreshRange> fresh) = 0;
+                        std::span<const DiscardedRange> discarded) = 0;
   virtual Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes,
                       const uint32_t* predicate, uint32_t expect) = 0;
 
@@ -108,7 +108,7 @@ class Device {
   virtual void release(EventId event) = 0;
 
   // Streams of the caller, as passed through the C ABI. Devices without streams refuse.
-  // INVALID_STATE if work for the stream would not run but be recorded (a CUDA graph). Asked before
+  // INVALID_STATE if work for the stream would not run but be captured (a CUDA graph). Asked before
   // what follows. Threads: any.
   virtual Status check_stream(void* stream) const {
     (void)stream;
@@ -116,14 +116,15 @@ class Device {
   }
   // What puts calls into the graph that the stream is being captured into; null: it is not.
   // Threads: any.
-  virtual Result<std::shared_ptr<GraphRecorder>> record_graph(void* stream);
+  virtual Result<std::shared_ptr<GraphCapture>> capture_graph(void* stream);
   // An event behind what is queued on the stream now. Threads: any.
   virtual Result<EventId> record_stream(void* stream) = 0;
   // What is queued on the stream later starts after the event.
   virtual Status stream_after_event(void* stream, EventId event) = 0;
-  // What is queued on the stream later starts when it is let go. The host does not wait.
-  virtual Result<HoldId> hold_stream(void* stream) = 0;
-  virtual void let_go(HoldId hold) = 0;
+  // Blocks the stream: what is queued on it later starts when unblock unblocks it. The host does
+  // not wait.
+  virtual Result<BlockId> block_stream(void* stream) = 0;
+  virtual void unblock(BlockId block) = 0;
 
   // A lane as the device's own library knows it (cuda: a cudaStream_t), for transports that queue
   // there too; null: there is no such thing.
@@ -139,9 +140,9 @@ class Device {
 
 // Makes calls part of the graph that a stream of the caller is being captured into, one after the
 // other, and knows how far launches of the graph are. A device of one lane: that stream, and after
-// finish() the first lane of the device whose stream it is. Events while recording are done at
-// once.
-class GraphRecorder : public Device {
+// finish() the first lane of the device whose stream it is. Events during the capture are
+// done at once.
+class GraphCapture : public Device {
  public:
   // Nothing more becomes part of the graph.
   virtual Status finish() = 0;

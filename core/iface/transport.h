@@ -237,7 +237,7 @@ class MessageTransport : public Transport {
   virtual void recv(Transfer& transfer) = 0;
   // All receives from `peer` up to and including `last_round` of the operation have been posted
   // with recv and have their memory: bulk senders may start. `largest` is the largest of these
-  // messages in bytes, so that a transport can leave out READY frames that nobody waits for.
+  // messages in bytes, so that a transport can leave out READY frames that no sender waits for.
   virtual void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) = 0;
 };
 
@@ -247,14 +247,14 @@ class QueueTransport : public Transport {
   QueueTransport* as_queue_transport() final { return this; }
 
   // Sends and receives of one round, all at once. stream_ordered: queued on `lane` of `device`; the
-  // engine records an event behind them and on_transfer is not used. If the device records, they
-  // execute after each restart, with the transfers and their memory. IN_PROGRESS: they are not
-  // queued yet; the engine issues the same group again, soon and before any other, until they are
-  // or the root comm fails.
+  // engine records an event behind them and on_transfer is not used. Captured into a CUDA graph
+  // (DeviceCaps::records), they execute after each restart, with the transfers and their memory.
+  // IN_PROGRESS: they are not queued yet; the engine issues the same group again, soon and before
+  // any other, until they are or the root comm fails.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
 
   // The rest is for stream-ordered ones.
-  // All that was issued has executed, but for what is in graphs.
+  // All that was issued has executed, except what was captured into graphs.
   virtual bool idle() const { return true; }
   // Asked when all steps of the operation are done: PROTOCOL if what it has received was meant for
   // something else.
@@ -262,10 +262,11 @@ class QueueTransport : public Transport {
     (void)op;
     return ok_status();
   }
-  // What was issued for the operation into a graph, known by the place of `op`, is about to
-  // execute, for the operation that is there now; or will not execute any more.
+  // What was captured into a graph for the operation, known by the place of `op`. restart: it is
+  // about to execute, for the operation that is there now. release_captured: it will not execute
+  // any more.
   virtual void restart(const OpPosting& op) { (void)op; }
-  virtual void unrecord(const OpPosting& op) { (void)op; }
+  virtual void release_captured(const OpPosting& op) { (void)op; }
 
   // Native collectives between some ranks of the root comm, or in another order. First each of them
   // asks what all are to know of it, equally long (`first`: the first of them); with that, in their
@@ -291,8 +292,7 @@ class Poller {
   // Runs what is ready; if nothing is, waits at most wait_us for something (0: not at all). True if
   // anything ran.
   virtual bool poll(int64_t wait_us) = 0;
-  // Microseconds after which it has to be polled again although nothing wakes anybody: how long
-  // others may wait at most.
+  // Microseconds after which it has to be polled again without a wake: the longest wait of others.
   virtual int64_t poll_interval_us() const { return INT64_MAX; }
   // Ends a poll that waits, or the next one. Threads: any.
   virtual void wake() = 0;

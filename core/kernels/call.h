@@ -119,7 +119,7 @@ inline constexpr uint32_t kCommit = 1;  // every rank commits
 // finite, and server residuals become 0; messages may not have arrived.
 inline constexpr uint32_t kSkipNonfinite = 2;
 inline constexpr uint32_t kSkipServer = 3;
-inline constexpr uint32_t kSkipGivenUp = 4;
+inline constexpr uint32_t kSkipAborted = 4;
 
 struct NoArgs {};  // of kernels without arguments
 

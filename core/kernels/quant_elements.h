@@ -8,14 +8,14 @@ namespace sotto {
 // Blocks whose largest magnitude is below this have scale 0: 127 / amax would come near overflow.
 inline constexpr float kSmallestQuantMax = 0x1p-120f;
 
-// The largest code: 127 of 8 bits, 7 of 4.
+// The largest number: 127 of 8 bits, 7 of 4.
 SOTTO_HOST_DEVICE constexpr float quant_limit(CodecKind kind) {
   return static_cast<float>((1 << (codec_bits(kind) - 1)) - 1);
 }
 
 struct QuantScale {
-  float scale = 0;    // of codes
-  float inverse = 0;  // c * inverse is rounded to the code; at most the limit for |c| <= amax
+  float scale = 0;    // of numbers
+  float inverse = 0;  // c * inverse is rounded to the number; at most the limit for |c| <= amax
 };
 
 // max_bits: the largest |c| of a block, as its bits (so infinities and NaN are the largest).
@@ -45,21 +45,22 @@ SOTTO_HOST_DEVICE inline uint16_t half_code(CodecKind kind, float x) {
   return kind == CodecKind::kBf16 ? f32_to_bf16(x) : f32_to_f16(x);
 }
 
-// Code of element i of a block.
-SOTTO_HOST_DEVICE inline int32_t quant_code(CodecKind kind, const uint8_t* unit, uint32_t i) {
+// The number that the code of element i of a block stands for: its value is that times the scale.
+SOTTO_HOST_DEVICE inline float quant_number(CodecKind kind, const uint8_t* unit, uint32_t i) {
   const uint32_t bits = codec_bits(kind), per_byte = 8 / bits;
   const uint32_t shift = 8 - bits * (i % per_byte + 1);
   const auto code = static_cast<int32_t>(unit[i / per_byte] >> shift & ((1u << bits) - 1));
   const int32_t sign = 1 << (bits - 1);
-  return (code ^ sign) - sign;
+  return static_cast<float>((code ^ sign) - sign);
 }
 
-// The byte of as many codes as it has room for.
-SOTTO_HOST_DEVICE inline uint8_t packed_codes(CodecKind kind, const int32_t* codes) {
+// The byte of the codes of as many numbers as it has room for.
+SOTTO_HOST_DEVICE inline uint8_t packed_codes(CodecKind kind, const float* numbers) {
   const uint32_t bits = codec_bits(kind);
   uint32_t byte = 0;
   for (uint32_t i = 0; i < 8 / bits; ++i)
-    byte = byte << bits | (static_cast<uint32_t>(codes[i]) & ((1u << bits) - 1));
+    byte = byte << bits |
+           (static_cast<uint32_t>(static_cast<int32_t>(numbers[i])) & ((1u << bits) - 1));
   return static_cast<uint8_t>(byte);
 }
 
@@ -82,7 +83,7 @@ SOTTO_HOST_DEVICE inline uint16_t guarded_half_code(CodecKind kind, float c, uin
   return 0;
 }
 
-// Code of c as a number.
+// The number that stands for c.
 SOTTO_HOST_DEVICE inline float quant_round(QuantScale s, float c) {
   return s.scale != 0.0f ? round_even(c * s.inverse) : 0.0f;
 }

@@ -179,7 +179,7 @@ Result<OptimInfo> Optimizer::info() {
   info.loss_scale = loss_scaler_.scale();
   info.micro_batches = accumulation_.done;
   SOTTO_ASSIGN(const Prepared* p, prepared(algorithm_->next()));
-  const PeerTraffic& total = p->plan->plan().total;
+  const PeerTraffic& total = p->plan->plan().traffic.total;
   info.payload_bytes_next_step = total.payload_bytes_sent;
   info.header_bytes_next_step = total.header_bytes_sent + total.metadata_bytes_sent;
   info.state_bytes = data_.arrays.bytes() + data_.compressed.bytes();

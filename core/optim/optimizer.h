@@ -123,7 +123,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
 
  private:
   class StepHooks;
-  class RecordedHooks;
+  class CapturedHooks;
   struct Prepared {
     std::shared_ptr<PreparedPlan> plan;
     StepSlots slots;
@@ -169,8 +169,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   OpSignature signature(const StepVariant& variant) const;
   Result<OpRef> launch(const StepVariant& variant, CallOptions options);
   Result<OpRef> record(const StepVariant& variant, CallOptions options,
-                       std::shared_ptr<GraphRecorder> recorder);
-  Status bind_again(const RecordedHooks& recorded, Run& run) const;
+                       std::shared_ptr<GraphCapture> recorder);
+  Status bind_again(const CapturedHooks& recorded, Run& run) const;
   void completed(const StepVariant& variant, const StepVerdict& verdict, Status& status,
                  std::span<const std::byte> bytes);
 

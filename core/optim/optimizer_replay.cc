@@ -7,9 +7,9 @@ namespace sotto {
 
 // Of a step that is in a graph. The driver may be the last to know the operation, and must not be
 // the one who takes the optimizer and its context down: they are held while a launch is awaited.
-class Optimizer::RecordedHooks final : public OpHooks {
+class Optimizer::CapturedHooks final : public OpHooks {
  public:
-  RecordedHooks(std::weak_ptr<const Optimizer> optimizer, const StepVariant& variant,
+  CapturedHooks(std::weak_ptr<const Optimizer> optimizer, const StepVariant& variant,
                 bool accumulated, Prepared prepared)
       : optimizer_(std::move(optimizer)),
         variant_(variant),
@@ -40,7 +40,7 @@ class Optimizer::RecordedHooks final : public OpHooks {
 };
 
 Result<OpRef> Optimizer::record(const StepVariant& variant, CallOptions options,
-                                std::shared_ptr<GraphRecorder> recorder) {
+                                std::shared_ptr<GraphCapture> recorder) {
   if (options.waits) {
     return invalid_argument(
         "the stream is being captured into a CUDA graph: the step needs an operation, out_op, with "
@@ -61,7 +61,7 @@ Result<OpRef> Optimizer::record(const StepVariant& variant, CallOptions options,
   const std::shared_ptr<PreparedPlan> plan = p.plan;
   OpSignature s = signature(variant);
   s.tag = options.tag;
-  auto hooks = std::make_shared<RecordedHooks>(weak_from_this(), variant, accumulated(variant),
+  auto hooks = std::make_shared<CapturedHooks>(weak_from_this(), variant, accumulated(variant),
                                                std::move(p));
   const auto bind_run = [&](Run& run) {
     bind(run, hooks->prepared(), variant);
@@ -82,7 +82,7 @@ Status Optimizer::replay(const OpRef& op) {
   }
   in_flight_.store(true, std::memory_order_release);
   const auto bind_run = [&](Run& run, OpHooks* hooks) {
-    auto* const recorded = dynamic_cast<RecordedHooks*>(hooks);
+    auto* const recorded = dynamic_cast<CapturedHooks*>(hooks);
     if (recorded == nullptr || !recorded->is_of(weak_from_this()))
       return invalid_argument("the operation is no step of this optimizer");
     SOTTO_TRY(bind_again(*recorded, run));
@@ -96,7 +96,7 @@ Status Optimizer::replay(const OpRef& op) {
 
 // Where everything is is in the graph, but for the scalars, which copies of a launch take from the
 // host.
-Status Optimizer::bind_again(const RecordedHooks& recorded, Run& run) const {
+Status Optimizer::bind_again(const CapturedHooks& recorded, Run& run) const {
   const StepVariant next = algorithm_->next();
   if (next != recorded.variant() || accumulated(next) != recorded.accumulated()) {
     return invalid_state(

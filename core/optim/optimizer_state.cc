@@ -194,7 +194,8 @@ Status Optimizer::stream(std::string_view name, StateErrors errors, const FloatS
                                   : data_.compressed.mean_server_errors(*data_.comm, valid, sink);
 }
 
-// What 0/1 Adam's ranks have summed up is this rank's, with error feedback or without.
+// What a rank has summed up since the last synchronisation is its own, with error feedback or
+// without.
 Result<OptimSnapshot> Optimizer::snapshot(bool with_residual) {
   SOTTO_ASSIGN(OptimSnapshot s, describe(StateErrors::kOwn));
   if (!with_residual) {

@@ -166,8 +166,8 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
   }
   const StepVariant variant = algorithm_->next();
   if (options.stream) {
-    SOTTO_ASSIGN(std::shared_ptr<GraphRecorder> recorder,
-                 data_.access.device()->record_graph(*options.stream));
+    SOTTO_ASSIGN(std::shared_ptr<GraphCapture> recorder,
+                 data_.access.device()->capture_graph(*options.stream));
     if (recorder != nullptr) return record(variant, options, std::move(recorder));
   }
   if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());

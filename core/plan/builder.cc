@@ -66,9 +66,21 @@ OperandRef message_scales(uint32_t slot, Access access) {
 
 OperandRef absent() { return {}; }
 
+Step undo_of(KernelStep call) {
+  call.id = kernel_spec(call.id).undo;
+  const std::span<const OperandSpec> specs = kernel_spec(call.id).operands;
+  for (size_t k = 0; k < specs.size(); ++k) {
+    if (specs[k].access == Access::kNone) call.operands[k] = absent();
+    call.operands[k].access = specs[k].access;
+  }
+  Step step;
+  step.work = std::move(call);
+  return step;
+}
+
 uint32_t PlanBuilder::bound_list(std::span<const uint64_t> bytes) {
   const auto first = static_cast<uint32_t>(plan_.slots.size());
-  for (uint64_t b : bytes) plan_.slots[bound(b)].callers = true;
+  for (uint64_t b : bytes) plan_.slots[bound(b)].user = true;
   return first;
 }
 
@@ -82,67 +94,44 @@ void PlanBuilder::committed(uint32_t first, uint64_t n) {
 }
 
 uint32_t PlanBuilder::fill(Region region, uint8_t value, KernelOptions options) {
-  const uint32_t id = kernel<kernels::Fill>(
-      {.out = whole(region.slot, Access::kWrite, region.offset, region.bytes)}, {}, FillArgs{value},
-      std::move(options));
-  plan_.steps[id].fill_bytes = region.bytes;
-  return id;
+  return add_step(detached_fill(region, value).work, std::move(options));
 }
 
 Step PlanBuilder::detached_fill(Region region, uint8_t value) {
+  KernelStep fill = call_of<kernels::Fill>(
+      {.out = whole(region.slot, Access::kWrite, region.offset, region.bytes)}, {},
+      FillArgs{value});
+  fill.fill_bytes = region.bytes;
   Step step;
-  step.kernel = KernelId::kFill;
-  step.operands = {whole(region.slot, Access::kWrite, region.offset, region.bytes)};
-  step.args = plan_.keep(FillArgs{value});
-  step.fill_bytes = region.bytes;
-  return step;
-}
-
-// The operands of a call as its undo has them: what that does not touch is left out.
-Step PlanBuilder::undo_of(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
-                          const void* args) {
-  Step step;
-  step.kernel = kernel_spec(id).undo;
-  const std::span<const OperandSpec> specs = kernel_spec(step.kernel).operands;
-  for (size_t k = 0; k < specs.size(); ++k) {
-    if (specs[k].access == Access::kNone) operands[k] = absent();
-    operands[k].access = specs[k].access;
-  }
-  step.operands = std::move(operands);
-  step.pieces = std::move(pieces);
-  step.args = args;
+  step.work = std::move(fill);
   return step;
 }
 
 uint32_t PlanBuilder::copy(Region destination, Region source, KernelOptions options) {
-  Step step;
-  step.kind = StepKind::kCopy;
-  step.phase = options.phase;
-  step.lane = options.lane;
-  step.predicate = options.predicate;
-  step.after = std::move(options.after);
-  step.source = source;
-  step.destination = destination;
-  plan_.steps.push_back(std::move(step));
-  return steps() - 1;
+  return add_step(CopyStep{source, destination}, std::move(options));
 }
 
 void PlanBuilder::send(int32_t peer, Region data, uint32_t round, MessageClass message_class) {
-  add_channel(StepKind::kSend, peer, data, round, message_class);
+  add_message(true, peer, data, round, message_class);
 }
 
 void PlanBuilder::recv(int32_t peer, Region data, uint32_t round, MessageClass message_class) {
   last_receive_ = steps();
-  add_channel(StepKind::kRecv, peer, data, round, message_class);
+  add_message(false, peer, data, round, message_class);
 }
 
 uint32_t PlanBuilder::await(std::span<const uint32_t> slots) {
-  Step step;
-  step.kind = StepKind::kAwait;
-  for (const uint32_t s : slots)
-    step.operands.push_back(whole(s, Access::kWrite, 0, slot(s).bytes));
-  plan_.steps.push_back(std::move(step));
+  add_step(AwaitStep{{slots.begin(), slots.end()}}, {});
   return awaits_++;
+}
+
+void PlanBuilder::expect(Expectation expected) {
+  std::get<MessageStep>(plan_.steps.back().work).expected =
+      std::make_shared<const Expectation>(std::move(expected));
+}
+
+void PlanBuilder::elide_anti_dependency(uint32_t send) {
+  std::get<MessageStep>(plan_.steps[last_receive_].work).elided_anti_dependency = send;
 }
 
 void PlanBuilder::begin_posting(uint16_t index, bool together) {
@@ -200,38 +189,32 @@ uint32_t PlanBuilder::add_slot(Slot slot) {
   return static_cast<uint32_t>(plan_.slots.size() - 1);
 }
 
-uint32_t PlanBuilder::add_kernel(KernelId id, std::vector<OperandRef> operands,
-                                 std::vector<Piece> pieces, const void* args,
-                                 KernelOptions options) {
+uint32_t PlanBuilder::add_step(StepWork work, KernelOptions options) {
   Step step;
-  step.kernel = id;
-  step.operands = std::move(operands);
-  step.pieces = std::move(pieces);
-  step.args = args;
   step.phase = options.phase;
-  step.predicate = options.predicate;
   step.lane = options.lane;
+  step.predicate = options.predicate;
   step.after = std::move(options.after);
+  step.work = std::move(work);
   plan_.steps.push_back(std::move(step));
   return steps() - 1;
 }
 
-void PlanBuilder::add_channel(StepKind kind, int32_t peer, Region data, uint32_t round,
+void PlanBuilder::add_message(bool is_send, int32_t peer, Region data, uint32_t round,
                               MessageClass message_class) {
-  peer = comm_rank(peer);
-  Step step;
-  step.kind = kind;
-  step.peer = peer;
-  step.data = data;
-  step.round = round;
-  step.issue_round = issue_base_ + round;
-  step.posting = posting_;
-  step.message_class = message_class;
-  step.stage = message_class == MessageClass::kPayload ? stage_ : Stage::kOther;
-  step.native = native_;
-  step.segment = segments_[{posting_, round, peer, kind}]++;
+  MessageStep message;
+  message.is_send = is_send;
+  message.message_class = message_class;
+  message.stage = message_class == MessageClass::kPayload ? stage_ : Stage::kOther;
+  message.posting = posting_;
+  message.peer = comm_rank(peer);
+  message.round = round;
+  message.segment = segments_[{posting_, round, message.peer, is_send}]++;
+  message.issue_round = issue_base_ + round;
+  message.data = data;
+  message.native = native_;
   reserve_rounds(round + 1);
-  plan_.steps.push_back(std::move(step));
+  add_step(std::move(message), {});
 }
 
 }  // namespace sotto

@@ -31,6 +31,9 @@ OperandRef scales(uint32_t slot, Access access);          // float32 per compres
 OperandRef message_scales(uint32_t slot, Access access);  // a message area
 OperandRef absent();
 
+// The call that takes a call back: Kernel::Undo on the same operands, where it has them.
+Step undo_of(KernelStep call);
+
 struct KernelOptions {
   Phase phase = Phase::kBody;
   Predicate predicate;
@@ -45,7 +48,7 @@ class PlanBuilder {
  public:
   // Memory of a long-lived object.
   uint32_t bound(uint64_t bytes) { return add_slot({SlotKind::kBound, bytes, kNoSlot, 0, 0}); }
-  // Tensors of the caller: one slot per tensor, numbered consecutively; returns the first.
+  // User tensors: one slot per tensor, numbered consecutively; returns the first.
   uint32_t bound_list(std::span<const uint64_t> bytes);
   uint32_t scratch(uint64_t bytes) { return add_slot({SlotKind::kScratch, bytes, kNoSlot, 0, 0}); }
   // `bytes` is copied.
@@ -63,16 +66,16 @@ class PlanBuilder {
   uint32_t kernel(const typename K::template Operands<OperandRef>& operands,
                   std::vector<Piece> pieces, const typename K::Args& args,
                   KernelOptions options = {}) {
-    return add_kernel(kKernelId<K>, in_order<K>(operands), std::move(pieces), plan_.keep(args),
-                      std::move(options));
+    return add_step(call_of<K>(operands, std::move(pieces), args), std::move(options));
   }
   // The same, and K::Undo takes it back if the operation does not commit.
   template <class K>
   uint32_t kernel_with_undo(const typename K::template Operands<OperandRef>& operands,
                             std::vector<Piece> pieces, const typename K::Args& args) {
     UndoStep undo;
-    undo.step = undo_of(kKernelId<K>, in_order<K>(operands), pieces, plan_.keep(args));
-    undo.pair_first = undo.pair_last = kernel<K>(operands, std::move(pieces), args);
+    KernelStep call = call_of<K>(operands, std::move(pieces), args);
+    undo.step = undo_of(call);
+    undo.pair_first = undo.pair_last = add_step(std::move(call), {});
     plan_.undo.push_back(std::move(undo));
     return plan_.undo.back().pair_last;
   }
@@ -97,15 +100,14 @@ class PlanBuilder {
   }
 
   // The last step, a receive into a host slot, has to bring these bytes.
-  void expect(Expectation expected) {
-    plan_.steps.back().expected = std::make_shared<const Expectation>(std::move(expected));
-  }
+  void expect(Expectation expected);
 
-  // Step `later` waits for step `earlier` although no region says so.
+  // Step `later` waits for step `earlier` without a region in common.
   void order(uint32_t later, uint32_t earlier) { plan_.steps[later].after.push_back(earlier); }
 
-  // The last receive brings what its sender makes of the message of step `send`; see Step::answers.
-  void answers(uint32_t send) { plan_.steps[last_receive_].answers = send; }
+  // The last receive brings what its sender makes of the message of step `send`; see
+  // MessageStep::elided_anti_dependency.
+  void elide_anti_dependency(uint32_t send);
 
   // Undo of steps [first, last]; see UndoStep.
   void undo(UndoStep step) { plan_.undo.push_back(std::move(step)); }
@@ -148,11 +150,13 @@ class PlanBuilder {
   }
   // The decision is made in `word`, and copied to the first 4 bytes of `host_slot`.
   void set_verdict(uint32_t host_slot, uint32_t word) {
-    plan_.verdict_slot = host_slot;
-    plan_.word_slot = word;
+    plan_.decision = {.word = word, .verdict = host_slot};
     copy({host_slot, 0, 4}, {word, 0, 4});
   }
   const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
+
+  // The next one of the plan's collectives has these slots.
+  void collective(const CollectiveSlots& slots) { plan_.collectives.push_back(slots); }
 
   LogicalPlan take() { return std::move(plan_); }
 
@@ -165,11 +169,16 @@ class PlanBuilder {
     const auto* first = reinterpret_cast<const OperandRef*>(&operands);
     return {first, first + kOperandCount<K>};
   }
-  static Step undo_of(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
-                      const void* args);
-  uint32_t add_kernel(KernelId id, std::vector<OperandRef> operands, std::vector<Piece> pieces,
-                      const void* args, KernelOptions options);
-  void add_channel(StepKind kind, int32_t peer, Region data, uint32_t round,
+  template <class K>
+  KernelStep call_of(const typename K::template Operands<OperandRef>& operands,
+                     std::vector<Piece> pieces, const typename K::Args& args) {
+    return {.id = kKernelId<K>,
+            .operands = in_order<K>(operands),
+            .pieces = std::move(pieces),
+            .args = plan_.keep(args)};
+  }
+  uint32_t add_step(StepWork work, KernelOptions options);
+  void add_message(bool is_send, int32_t peer, Region data, uint32_t round,
                    MessageClass message_class);
   Status emit_for(const RankGroup& group, int32_t rank, const EmitForGroup& emit);
   // The round behind those that a group takes. What is emitted for that is taken back.
@@ -177,7 +186,7 @@ class PlanBuilder {
 
   LogicalPlan plan_;
   RankGroup group_;  // ranks of the comm that emitters work with; empty: all of them
-  std::map<std::tuple<uint16_t, uint32_t, int32_t, StepKind>, uint32_t> segments_;
+  std::map<std::tuple<uint16_t, uint32_t, int32_t, bool>, uint32_t> segments_;
   uint32_t last_receive_ = kNoStep;
   uint32_t next_round_ = 0;
   uint32_t issue_base_ = 0;

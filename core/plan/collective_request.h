@@ -1,4 +1,4 @@
-// What an uncompressed collective is to do, and the slots that it gets.
+// What an uncompressed collective is to do.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,6 @@
 #include "core/base/small_vector.h"
 #include "core/iface/transport.h"
 #include "core/plan/layout.h"
-#include "core/plan/plan.h"
 
 namespace sotto {
 
@@ -37,14 +36,6 @@ struct CollectiveRequest {
   uint64_t segment_bytes = 256 * 1024;
   NativeCollectives native = 0;  // that may be used
   bool operator==(const CollectiveRequest&) const = default;
-};
-
-// Slots that a run binds: inputs [in, in + n), outputs [out, out + n). Where a side has no meaning
-// (the input of a broadcast on a rank that is not the root, the output of a send) its slots exist
-// and may be bound to null.
-struct CollectiveSlots {
-  uint32_t in = kNoSlot;
-  uint32_t out = kNoSlot;
 };
 
 }  // namespace sotto

@@ -6,7 +6,7 @@ namespace sotto {
 namespace {
 
 // Windows in memory, and bytes in all of them together, of all ranks; at least a segment per rank
-// and window. Fewer would hold up senders on a long path, where what receivers have announced has
+// and window. Fewer would delay senders on a long path, where what receivers have announced has
 // to cover the bytes under way (1 Gbit/s and 50 ms: 6 MB); with more, connections that share a link
 // get farther apart, and the slowest ends alone (3 % at 1 Gbit/s, W = 4, with twice as many).
 constexpr uint64_t kHeldWindows = 4;
@@ -87,7 +87,7 @@ WindowShape windows_of(const DirectReduce& d) {
 void emit_direct_reduce(const DirectReduce& d) {
   const Windows windows(d);
   d.b.reserve_rounds(d.round + (d.reduced == nullptr ? 1 : 2) * windows.count());
-  // The next rank first, so that nobody is hit by all at once.
+  // The next rank first, so that no rank is served by all at once.
   const auto peer = [&](int32_t i) { return (d.rank + i) % d.size; };
   std::vector<uint32_t> sends;  // of a window, in the order of its results
   for (uint32_t w = 0; w < windows.count(); ++w) {
@@ -120,7 +120,7 @@ void emit_direct_reduce(const DirectReduce& d) {
     for (int32_t i = 1; i < d.size; ++i) {
       for (Range segment : windows.segments(peer(i), w)) {
         d.receive_reduced(peer(i), segment, windows.gather_round(w));
-        d.b.answers(*send++);
+        d.b.elide_anti_dependency(*send++);
       }
     }
   }

@@ -22,12 +22,13 @@ class Lowering {
 
   Result<std::shared_ptr<const Plan>> run() {
     plan_->slots = in_.slots;
-    plan_->verdict_slot = in_.verdict_slot;
-    plan_->postings = in_.postings;
+    plan_->decision = in_.decision;
+    plan_->collectives = in_.collectives;
     plan_->storage = in_.storage;
-    plan_->comm_size = target_.comm_size;
+    plan_->messages.postings = in_.postings;
+    plan_->messages.comm_size = target_.comm_size;
     for (const LinkTarget& link : target_.links) {
-      plan_->links.push_back(
+      plan_->messages.links.push_back(
           {link.matching, link.transport->stream_ordered && !target_.device->synchronous});
     }
     first_.resize(in_.steps.size() + 1);
@@ -45,7 +46,7 @@ class Lowering {
     number_calls();
     place_slots();
     SOTTO_TRY(derive_order());
-    index_channels();
+    index_messages();
     return std::shared_ptr<const Plan>(plan_);
   }
 
@@ -57,34 +58,36 @@ class Lowering {
       for (uint32_t s = first_[logical]; s < first_[logical + 1]; ++s) after.push_back(s);
     }
     step.after = std::move(after);
-    if (step.answers != kNoStep) step.answers = first_[step.answers + 1] - 1;  // behind its staging
-    switch (step.kind) {
-      case StepKind::kKernel: emit_kernel(step); break;
-      case StepKind::kCopy: plan_->steps.push_back(std::move(step)); break;
-      case StepKind::kSend:
-      case StepKind::kRecv: emit_channel(step); break;
-      case StepKind::kAwait: emit_await(step); break;
+    if (KernelStep* kernel = std::get_if<KernelStep>(&step.work)) {
+      emit_kernel(step, *kernel);
+    } else if (MessageStep* message = std::get_if<MessageStep>(&step.work)) {
+      emit_message(step, *message);
+    } else if (step.await() != nullptr) {
+      emit_await(step);
+    } else {
+      plan_->steps.push_back(std::move(step));
     }
   }
 
-  // What the builder says about operands agrees with the kernel's description: which there are,
+  // The operands of the builder agree with the kernel's description: which there are,
   // which are lists, and which are written. (Of what a call updates, arguments may say that it is
   // only written.)
   static Status check_call(const Step& step) {
-    if (step.kind != StepKind::kKernel) return ok_status();
-    const std::span<const OperandSpec> specs = kernel_spec(step.kernel).operands;
-    if (specs.size() != step.operands.size())
+    const KernelStep* const kernel = step.kernel();
+    if (kernel == nullptr) return ok_status();
+    const std::span<const OperandSpec> specs = kernel_spec(kernel->id).operands;
+    if (specs.size() != kernel->operands.size())
       return error(Code::kInternal, "a call of {} with {} operands instead of {}",
-                   kernel_name(step.kernel), step.operands.size(), specs.size());
-    const uint32_t lists = list_operands(step.kernel, step.args);
+                   kernel_name(kernel->id), kernel->operands.size(), specs.size());
+    const uint32_t lists = list_operands(kernel->id, kernel->args);
     for (size_t k = 0; k < specs.size(); ++k) {
-      const OperandRef& op = step.operands[k];
+      const OperandRef& op = kernel->operands[k];
       if (op.slot == kNoSlot ? specs[k].optional
                              : writes(op.access) == writes(specs[k].access) &&
                                    is_list(op) == ((lists >> k & 1) != 0))
         continue;
       return error(Code::kInternal, "operand '{}' of {} is not what the kernel says", specs[k].name,
-                   kernel_name(step.kernel));
+                   kernel_name(kernel->id));
     }
     return ok_status();
   }
@@ -92,9 +95,12 @@ class Lowering {
     return access == Access::kWrite || access == Access::kReadWrite;
   }
 
+  static bool takes_list(const KernelStep& kernel) {
+    return std::ranges::any_of(
+        kernel.operands, [](const OperandRef& op) { return op.slot != kNoSlot && is_list(op); });
+  }
   static bool has_list(const Step& step) {
-    return std::any_of(step.operands.begin(), step.operands.end(),
-                       [](const OperandRef& op) { return op.slot != kNoSlot && is_list(op); });
+    return step.kernel() != nullptr && takes_list(*step.kernel());
   }
 
   // The first step copies the addresses of all slots to the device, if any kernel takes a list and
@@ -110,7 +116,7 @@ class Lowering {
     table.device = table.host + 1;
     plan_->slots.push_back({SlotKind::kHost, bytes, kNoSlot, 0, 0});
     plan_->slots.push_back({SlotKind::kScratch, bytes, kNoSlot, 0, 0});
-    if (std::ranges::any_of(in_.steps, [](const Step& s) { return s.kind == StepKind::kAwait; })) {
+    if (std::ranges::any_of(in_.steps, [](const Step& s) { return s.await() != nullptr; })) {
       table.late = table.device + 1;
       plan_->slots.push_back({SlotKind::kHost, bytes, kNoSlot, 0, 0});
     }
@@ -123,9 +129,7 @@ class Lowering {
     const uint64_t offset = first * sizeof(void*);
     const uint64_t bytes = (std::min(end, known) - first) * sizeof(void*);
     Step copy;
-    copy.kind = StepKind::kCopy;
-    copy.source = {from, offset, bytes};
-    copy.destination = {plan_->addresses.device, offset, bytes};
+    copy.work = CopyStep{{from, offset, bytes}, {plan_->addresses.device, offset, bytes}};
     plan_->steps.push_back(std::move(copy));
     return static_cast<uint32_t>(plan_->steps.size()) - 1;
   }
@@ -134,8 +138,8 @@ class Lowering {
   void emit_await(Step& step) {
     const auto await = static_cast<uint32_t>(plan_->steps.size());
     plan_->awaits.push_back(await);
-    std::set<uint32_t> arriving;
-    for (const OperandRef& op : step.operands) arriving.insert(op.slot);
+    const std::vector<uint32_t>& named = step.await()->slots;
+    const std::set<uint32_t> arriving(named.begin(), named.end());
     plan_->steps.push_back(std::move(step));
     if (plan_->addresses.late == kNoSlot) return;
     std::vector<uint32_t> slots;
@@ -152,12 +156,12 @@ class Lowering {
   }
 
   // The copies of the addresses that a kernel finds its lists at.
-  void order_behind_addresses(Step& step) {
+  void order_behind_addresses(Step& step, const KernelStep& kernel) {
     step.after.push_back(kAddressStep);
     if (late_addresses_.empty()) return;
-    for (const OperandRef& op : step.operands) {
+    for (const OperandRef& op : kernel.operands) {
       if (op.slot == kNoSlot || !is_list(op)) continue;
-      for (const Piece& piece : step.pieces) {
+      for (const Piece& piece : kernel.pieces) {
         if (piece.tensor == kNoTensor) continue;
         const auto late = late_addresses_.find(op.slot + piece.tensor);
         if (late != late_addresses_.end()) step.after.push_back(late->second);
@@ -170,17 +174,22 @@ class Lowering {
   // The logical step that makes the plan's decision, the last one that writes its word; past the
   // end if there is none.
   size_t decision() const {
-    const auto decides = [&](const Step& step) {
-      return std::any_of(step.operands.begin(), step.operands.end(), [&](const OperandRef& op) {
-        return op.slot == in_.word_slot && op.access != Access::kRead;
+    const uint32_t word = in_.decision.word;
+    const auto decides = [&](const KernelStep& kernel) {
+      return std::ranges::any_of(kernel.operands, [&](const OperandRef& op) {
+        return op.slot == word && op.access != Access::kRead;
       });
     };
     size_t step = in_.steps.size();
-    while (in_.word_slot != kNoSlot && step-- > 0) {
-      if (decides(in_.steps[step])) return step;
+    while (word != kNoSlot && step-- > 0) {
+      const KernelStep* const kernel = in_.steps[step].kernel();
+      if (kernel != nullptr && decides(*kernel)) return step;
     }
     return in_.steps.size();
   }
+
+  // It brings something from outside: from another rank, or an input.
+  static bool arrives(const Step& step) { return is_receive(step) || step.await() != nullptr; }
 
   // The decision, just emitted, waits for every message and input, whether or not it reads what
   // they bring: what commits behind it needs no more of others.
@@ -189,100 +198,105 @@ class Lowering {
     Step& decision = plan_->steps.back();
     bool queued = false;  // a message that is a call of a lane
     for (uint32_t s = 0; s < decision_; ++s) {
-      const StepKind kind = plan_->steps[s].kind;
-      if (kind != StepKind::kRecv && kind != StepKind::kAwait) continue;
+      const Step& step = plan_->steps[s];
+      if (!arrives(step)) continue;
       decision.after.push_back(s);
-      queued |= kind == StepKind::kRecv && on_lane(*plan_, plan_->steps[s]);
+      queued |= is_receive(step) && on_lane(*plan_, step);
     }
     if (target_.device->records || queued) guard_decision();
   }
 
-  // The device may come to the decision when the operation does not want it any more: behind a
-  // stream-ordered transport that is given up the lanes go on, without the messages, and a graph is
-  // launched by its owner. The engine says so first (Run::give_up); a decision that was made before
-  // that had all messages.
+  // The device may reach the decision after the operation was aborted: the lanes behind an aborted
+  // stream-ordered link go on without the messages, and a graph is launched by its owner. The
+  // engine sets the word first (Run::abort); a decision that was made before that had all messages.
   void guard_decision() {
-    plan_->given_up = static_cast<uint32_t>(plan_->slots.size());
+    const auto aborted = static_cast<uint32_t>(plan_->slots.size());
+    plan_->decision.aborted = aborted;
     plan_->slots.push_back({SlotKind::kHost, 4, kNoSlot, 0, 0});
     Step guard;
-    guard.kind = StepKind::kCopy;
     guard.lane = plan_->steps.back().lane;
-    guard.source = {plan_->given_up, 0, 4};
-    guard.destination = {in_.word_slot, 0, 4};
-    guard.predicate = {plan_->given_up, 0, kSkipGivenUp};
+    guard.predicate = {aborted, 0, kSkipAborted};
+    guard.work = CopyStep{{aborted, 0, 4}, {in_.decision.word, 0, 4}};
     decision_ = static_cast<uint32_t>(plan_->steps.size());
     plan_->steps.push_back(std::move(guard));
   }
 
   void number_calls() {
-    for (Step& step : plan_->steps) {
-      if (step.kind == StepKind::kKernel) step.lowered.call = plan_->calls++;
-    }
-    for (UndoStep& undo : plan_->undo) undo.step.lowered.call = plan_->calls++;
+    const auto number = [this](Step& step) {
+      if (KernelStep* kernel = std::get_if<KernelStep>(&step.work)) kernel->call = plan_->calls++;
+    };
+    for (Step& step : plan_->steps) number(step);
+    for (UndoStep& undo : plan_->undo) number(undo.step);
   }
 
-  void emit_kernel(Step& step) {
-    if (plan_->addresses.device != kNoSlot && has_list(step)) order_behind_addresses(step);
+  void emit_kernel(Step& step, KernelStep& kernel) {
+    if (plan_->addresses.device != kNoSlot && takes_list(kernel))
+      order_behind_addresses(step, kernel);
     const uint64_t limit = target_.device->split_elements;
-    if (limit == 0 || !kernel_cuts(step.kernel) || piece_elements(step.pieces) <= limit) {
+    if (limit == 0 || !kernel_cuts(kernel.id) || piece_elements(kernel.pieces) <= limit) {
       plan_->steps.push_back(std::move(step));
       return;
     }
-    for (std::vector<Piece>& part : cut_pieces(step.pieces, limit)) {
-      Step piece_step = step;
-      piece_step.pieces = std::move(part);
-      plan_->steps.push_back(std::move(piece_step));
-    }
+    for (std::vector<Piece>& part : cut_pieces(kernel.pieces, limit))
+      plan_->steps.push_back(with_pieces(step, std::move(part)));
+  }
+
+  // A kernel step with other pieces.
+  static Step with_pieces(Step step, std::vector<Piece> pieces) {
+    std::get<KernelStep>(step.work).pieces = std::move(pieces);
+    return step;
   }
 
   static bool in_host_memory(const Slot& slot) {
     return slot.kind == SlotKind::kHost || slot.kind == SlotKind::kConstant;
   }
 
-  // Messages lie on the other side than their link reaches: of a stream-ordered one, in host
+  // The message lies on the other side than its link reaches: of a stream-ordered one, in host
   // memory; of others, on a device whose memory is none of the host's.
-  bool needs_staging(const Step& step) const {
-    if (target_.device->host_memory || step.data.bytes == 0) return false;
-    const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, step.data).slot]);
-    return on_lane(*plan_, step)
+  bool needs_staging(const MessageStep& message, bool stream_ordered) const {
+    if (target_.device->host_memory || message.data.bytes == 0) return false;
+    const bool host = in_host_memory(plan_->slots[resolve(plan_->slots, message.data).slot]);
+    return stream_ordered
                ? host
-               : target_.links[step.lowered.link].transport->host_memory_only && !host;
+               : target_.links[message.lowered.link].transport->host_memory_only && !host;
   }
 
-  void emit_channel(Step& step) {
+  void emit_message(Step& step, MessageStep& message) {
+    if (message.elided_anti_dependency != kNoStep) {  // the send, behind its staging
+      message.elided_anti_dependency = first_[message.elided_anti_dependency + 1] - 1;
+    }
     if (!target_.link_of.empty())
-      step.lowered.link = target_.link_of[static_cast<size_t>(step.peer)];
+      message.lowered.link = target_.link_of[static_cast<size_t>(message.peer)];
     const bool stream_ordered = on_lane(*plan_, step);
     // Where a stream-ordered link queues messages: one lane for all, so that ranks issue them in
     // one order.
     step.lane = stream_ordered && target_.device->lanes > 1 ? 1 : 0;
-    if (!needs_staging(step)) {
+    if (needs_staging(message, stream_ordered)) {
+      stage(step, message, stream_ordered);
+    } else {
       plan_->steps.push_back(std::move(step));
-      return;
     }
+  }
+
+  // A message by way of memory that its link reaches.
+  void stage(Step& step, MessageStep& message, bool stream_ordered) {
     const auto slot = static_cast<uint32_t>(plan_->slots.size());
     const SlotKind kind = stream_ordered ? SlotKind::kScratch : SlotKind::kHost;
-    plan_->slots.push_back({kind, step.data.bytes, kNoSlot, 0, 0});
-    const Region staged{slot, 0, step.data.bytes};
+    plan_->slots.push_back({kind, message.data.bytes, kNoSlot, 0, 0});
+    const Region staged{slot, 0, message.data.bytes};
+    const Region data = std::exchange(message.data, staged);
     Step copy;
-    copy.kind = StepKind::kCopy;
     // Copies in one direction do not wait for those in the other, if there are lanes enough.
     const uint32_t lanes = target_.device->lanes;
-    const bool apart = lanes > 3 && step.kind == StepKind::kRecv;
+    const bool apart = lanes > 3 && !message.is_send;
     copy.lane = static_cast<uint16_t>(apart ? lanes - 2 : lanes - 1);
-    if (step.kind == StepKind::kSend) {
-      copy.source = step.data;
-      copy.destination = staged;
-      copy.after = std::move(step.after);
-      step.after.clear();
-      step.data = staged;
+    if (message.is_send) {
+      copy.after = std::exchange(step.after, {});
+      copy.work = CopyStep{data, staged};
       plan_->steps.push_back(std::move(copy));
       plan_->steps.push_back(std::move(step));
     } else {
-      copy.source = staged;
-      copy.destination = step.data;
-      if (stream_ordered) copy.expected = std::move(step.expected);
-      step.data = staged;
+      copy.work = CopyStep{staged, data, stream_ordered ? std::move(message.expected) : nullptr};
       plan_->steps.push_back(std::move(step));
       plan_->steps.push_back(std::move(copy));
     }
@@ -292,7 +306,7 @@ class Lowering {
   Status check_undo() const {
     std::set<uint32_t> late;
     for (const uint32_t await : plan_->awaits) {
-      for (const OperandRef& op : plan_->steps[await].operands) late.insert(op.slot);
+      for (const uint32_t slot : plan_->steps[await].await()->slots) late.insert(slot);
     }
     if (late.empty()) return ok_status();
     std::vector<Use> uses;
@@ -311,15 +325,15 @@ class Lowering {
     for (UndoStep& undo : in_.undo) {
       const uint32_t first = undo.pair_first == kNoStep ? kNoStep : first_[undo.pair_first];
       const uint32_t last = undo.pair_last == kNoStep ? kNoStep : first_[undo.pair_last + 1] - 1;
+      const KernelStep* const kernel = undo.step.kernel();
       const bool parallel = undo.pair_first != kNoStep && undo.pair_first == undo.pair_last &&
-                            !undo.step.pieces.empty();
+                            kernel != nullptr && !kernel->pieces.empty();
       if (!parallel) {
         plan_->undo.push_back({std::move(undo.step), first, last, undo.only_if_paired_ran});
         continue;
       }
       for (uint32_t s = first; s <= last; ++s) {
-        Step part = undo.step;
-        part.pieces = plan_->steps[s].pieces;
+        Step part = with_pieces(undo.step, plan_->steps[s].kernel()->pieces);
         plan_->undo.push_back({std::move(part), s, s, undo.only_if_paired_ran});
       }
     }
@@ -327,8 +341,8 @@ class Lowering {
 
   void place_slots() {
     for (Slot& slot : plan_->slots) {
-      uint64_t* arena = slot.kind == SlotKind::kScratch ? &plan_->scratch_bytes
-                        : slot.kind == SlotKind::kHost  ? &plan_->host_bytes
+      uint64_t* arena = slot.kind == SlotKind::kScratch ? &plan_->arenas.scratch
+                        : slot.kind == SlotKind::kHost  ? &plan_->arenas.host
                                                         : nullptr;
       if (arena == nullptr || slot.alias_of != kNoSlot) continue;
       slot.arena_offset = *arena;
@@ -343,7 +357,7 @@ class Lowering {
     std::vector<Use> uses;
     for (uint32_t i = 0; i < n; ++i) {
       if (i > 0 && same_call(plan_->steps[i - 1], plan_->steps[i])) {
-        plan_->steps[i].lowered.callers = plan_->steps[i - 1].lowered.callers;
+        plan_->steps[i].user = plan_->steps[i - 1].user;
         waits[i] = waits[i - 1];
         continue;
       }
@@ -356,14 +370,15 @@ class Lowering {
                        step_name(i), use.region.offset, use.region.offset + use.region.bytes,
                        use.region.slot, plan_->slots[use.region.slot].bytes);
         }
-        plan_->steps[i].lowered.callers |= plan_->slots[use.region.slot].callers;
+        plan_->steps[i].user |= plan_->slots[use.region.slot].user;
         SOTTO_TRY(check_write(i, use));
         hazards.touch(i, use, &waits[i]);
       }
       waits[i].insert(waits[i].end(), plan_->steps[i].after.begin(), plan_->steps[i].after.end());
       std::sort(waits[i].begin(), waits[i].end());
       waits[i].erase(std::unique(waits[i].begin(), waits[i].end()), waits[i].end());
-      std::erase(waits[i], plan_->steps[i].answers);
+      if (const MessageStep* message = plan_->steps[i].message())
+        std::erase(waits[i], message->elided_anti_dependency);
     }
     SOTTO_TRY(check_commits(waits));
     store_order(waits);
@@ -387,16 +402,15 @@ class Lowering {
       const Step& step = plan_->steps[i];
       decided[i] = i == decision_ || std::any_of(waits[i].begin(), waits[i].end(),
                                                  [&](uint32_t w) { return decided[w] != 0; });
-      if (step.kind == StepKind::kAwait && !waits[i].empty())
+      if (step.await() != nullptr && !waits[i].empty())
         return error(Code::kInternal, "step {} ({}) writes what earlier steps use", i,
                      step_name(i));
-      const bool arrives = step.kind == StepKind::kRecv || step.kind == StepKind::kAwait;
-      if (decision_ != kNoStep && arrives && i > decision_)
+      if (decision_ != kNoStep && arrives(step) && i > decision_)
         return error(Code::kInternal, "step {} ({}) comes after the decision", i, step_name(i));
       if (step.phase != Phase::kCommitting) continue;
       if (!decided[i])
         return error(Code::kInternal, "step {} ({}) commits before the decision", i, step_name(i));
-      if (step.predicate.slot != in_.word_slot || step.predicate.offset != 0 ||
+      if (step.predicate.slot != in_.decision.word || step.predicate.offset != 0 ||
           step.predicate.expect != kCommit)
         return error(Code::kInternal, "step {} ({}) commits whatever is decided", i, step_name(i));
     }
@@ -405,113 +419,110 @@ class Lowering {
 
   // Messages that one native collective moves.
   static bool same_call(const Step& a, const Step& b) {
-    return a.native != nullptr && a.native == b.native;
+    return a.message() != nullptr && b.message() != nullptr && a.message()->native != nullptr &&
+           a.message()->native == b.message()->native;
   }
 
   std::string step_name(uint32_t i) const {
     const Step& step = plan_->steps[i];
-    switch (step.kind) {
-      case StepKind::kKernel: return kernel_name(step.kernel);
-      case StepKind::kCopy: return "copy";
-      case StepKind::kSend: return fmt::format("send to {}", step.peer);
-      case StepKind::kRecv: return fmt::format("receive from {}", step.peer);
-      case StepKind::kAwait: return "await";
-    }
-    return "?";
+    if (const KernelStep* kernel = step.kernel()) return kernel_name(kernel->id);
+    if (const MessageStep* message = step.message())
+      return fmt::format("{} {}", message->is_send ? "send to" : "receive from", message->peer);
+    return step.copy() != nullptr ? "copy" : "await";
   }
 
   void store_order(const std::vector<std::vector<uint32_t>>& waits) {
     const size_t n = waits.size();
-    plan_->pred_begin.assign(n + 1, 0);
-    plan_->succ_begin.assign(n + 1, 0);
+    StepOrder& order = plan_->order;
+    order.pred_begin.assign(n + 1, 0);
+    order.succ_begin.assign(n + 1, 0);
     for (size_t i = 0; i < n; ++i) {
-      plan_->pred_begin[i + 1] = plan_->pred_begin[i] + static_cast<uint32_t>(waits[i].size());
+      order.pred_begin[i + 1] = order.pred_begin[i] + static_cast<uint32_t>(waits[i].size());
       for (uint32_t w : waits[i]) {
-        plan_->predecessors.push_back(w);
-        ++plan_->succ_begin[w + 1];
+        order.predecessors.push_back(w);
+        ++order.succ_begin[w + 1];
       }
     }
-    for (size_t i = 0; i < n; ++i) plan_->succ_begin[i + 1] += plan_->succ_begin[i];
-    plan_->successors.resize(plan_->predecessors.size());
-    std::vector<uint32_t> at(plan_->succ_begin.begin(), plan_->succ_begin.end() - 1);
+    for (size_t i = 0; i < n; ++i) order.succ_begin[i + 1] += order.succ_begin[i];
+    order.successors.resize(order.predecessors.size());
+    std::vector<uint32_t> at(order.succ_begin.begin(), order.succ_begin.end() - 1);
     for (uint32_t i = 0; i < n; ++i) {
-      for (uint32_t w : waits[i]) plan_->successors[at[w]++] = i;
+      for (uint32_t w : waits[i]) order.successors[at[w]++] = i;
     }
-    plan_->needs_event.assign(n, 0);
-    for (uint32_t i = 0; i < n; ++i) plan_->needs_event[i] = observed_outside_lane(i);
+    order.needs_event.assign(n, 0);
+    for (uint32_t i = 0; i < n; ++i) order.needs_event[i] = observed_outside_lane(i);
   }
 
   // True if something other than later work of the same lane waits for the step, or nothing does
-  // (then the run's end does), or the host looks at what it brings.
+  // (then the run's end does), or the host compares what it brings.
   bool observed_outside_lane(uint32_t i) const {
     const Step& step = plan_->steps[i];
-    if (!on_lane(*plan_, step) || step.kind == StepKind::kAwait) return false;
-    if (plan_->succs(i).empty() || step.expected != nullptr) return true;
-    for (uint32_t s : plan_->succs(i)) {
+    if (!on_lane(*plan_, step) || step.await() != nullptr) return false;
+    const std::span<const uint32_t> successors = plan_->order.succs(i);
+    if (successors.empty() || expectation(step) != nullptr) return true;
+    for (uint32_t s : successors) {
       const Step& next = plan_->steps[s];
       if (!on_lane(*plan_, next) || next.lane != step.lane) return true;
     }
     return false;
   }
 
-  void index_channels() {
-    const size_t n = plan_->steps.size();
-    plan_->transfer_index.assign(n, kNoStep);
-    plan_->receives.resize(static_cast<size_t>(plan_->postings) * plan_->comm_size);
-    plan_->traffic.resize(plan_->comm_size);
-    for (uint32_t i = 0; i < n; ++i) {
-      const Step& step = plan_->steps[i];
-      if (!is_message(step)) continue;
-      plan_->transfer_index[i] = plan_->transfers++;
-      count_traffic(step);
-      if (step.kind == StepKind::kRecv) note_receive(step);
-    }
-    for (auto& rounds : plan_->receives) {
-      std::sort(rounds.begin(), rounds.end(),
-                [](const auto& a, const auto& b) { return a.round < b.round; });
-    }
-    for (const PeerTraffic& t : plan_->traffic) add(&plan_->total, t);
-    make_groups();
-  }
-
-  // What links that match by order issue together: a round of the operation each.
-  void make_groups() {
+  void index_messages() {
+    PlanMessages& messages = plan_->messages;
+    messages.receives.resize(static_cast<size_t>(messages.postings) * messages.comm_size);
+    plan_->traffic.peers.resize(messages.comm_size);
     std::map<std::pair<uint32_t, uint8_t>, std::vector<uint32_t>> rounds;
     for (uint32_t i = 0; i < plan_->steps.size(); ++i) {
-      const Step& step = plan_->steps[i];
-      if (is_message(step) && plan_->links[step.lowered.link].matching == Matching::kByOrder)
-        rounds[{step.issue_round, step.lowered.link}].push_back(i);
+      MessageStep* const message = std::get_if<MessageStep>(&plan_->steps[i].work);
+      if (message == nullptr) continue;
+      message->lowered.transfer = messages.transfers++;
+      count_traffic(*message);
+      if (!message->is_send) add_receive(*message);
+      const uint8_t link = message->lowered.link;
+      if (messages.links[link].matching == Matching::kByOrder)
+        rounds[{message->issue_round, link}].push_back(i);
     }
-    for (auto& [round, steps] : rounds) {
-      const auto number = static_cast<uint32_t>(plan_->groups.size());
-      for (const uint32_t i : steps) plan_->steps[i].lowered.group = number;
-      const auto named = std::ranges::lower_bound(plan_->awaits, steps.back());
-      plan_->groups.push_back(
-          {round.second, std::move(steps), static_cast<uint32_t>(named - plan_->awaits.begin())});
+    for (auto& receives : messages.receives) {
+      std::ranges::sort(receives, {}, &RoundReceives::round);
     }
+    for (const PeerTraffic& t : plan_->traffic.peers) add(&plan_->traffic.total, t);
+    for (auto& [round, steps] : rounds) add_group(round.second, std::move(steps));
   }
 
-  void note_receive(const Step& step) {
+  // What a link that matches by order issues together: a round of the operation.
+  void add_group(uint8_t link, std::vector<uint32_t> steps) {
+    std::vector<IssueGroup>& groups = plan_->messages.groups;
+    for (const uint32_t i : steps) {
+      std::get<MessageStep>(plan_->steps[i].work).lowered.group =
+          static_cast<uint32_t>(groups.size());
+    }
+    const auto named = std::ranges::lower_bound(plan_->awaits, steps.back());
+    groups.push_back(
+        {link, std::move(steps), static_cast<uint32_t>(named - plan_->awaits.begin())});
+  }
+
+  void add_receive(const MessageStep& message) {
+    PlanMessages& messages = plan_->messages;
     auto& rounds =
-        plan_->receives[static_cast<size_t>(step.posting) * plan_->comm_size + step.peer];
-    auto it = std::find_if(rounds.begin(), rounds.end(),
-                           [&](const auto& r) { return r.round == step.round; });
-    if (it == rounds.end()) it = rounds.insert(rounds.end(), RoundReceives{step.round, 0, 0});
+        messages.receives[static_cast<size_t>(message.posting) * messages.comm_size + message.peer];
+    auto it = std::ranges::find(rounds, message.round, &RoundReceives::round);
+    if (it == rounds.end()) it = rounds.insert(rounds.end(), RoundReceives{message.round, 0, 0});
     ++it->count;
-    it->largest = std::max(it->largest, step.data.bytes);
+    it->largest = std::max(it->largest, message.data.bytes);
   }
 
-  void count_traffic(const Step& step) {
-    PeerTraffic& t = plan_->traffic[step.peer];
-    const Transport* const headers = target_.links[step.lowered.link].headers;
-    const uint64_t header = headers != nullptr ? headers->header_bytes(step.data.bytes) : 0;
-    const bool payload = step.message_class == MessageClass::kPayload;
-    if (step.kind == StepKind::kSend) {
-      (payload ? t.payload_bytes_sent : t.metadata_bytes_sent) += step.data.bytes;
+  void count_traffic(const MessageStep& message) {
+    PeerTraffic& t = plan_->traffic.peers[message.peer];
+    const uint64_t bytes = message.data.bytes;
+    const Transport* const headers = target_.links[message.lowered.link].headers;
+    const uint64_t header = headers != nullptr ? headers->header_bytes(bytes) : 0;
+    const bool payload = message.message_class == MessageClass::kPayload;
+    if (message.is_send) {
+      (payload ? t.payload_bytes_sent : t.metadata_bytes_sent) += bytes;
       t.header_bytes_sent += header;
       ++t.messages_sent;
     } else {
-      (payload ? t.payload_bytes_received : t.metadata_bytes_received) += step.data.bytes;
+      (payload ? t.payload_bytes_received : t.metadata_bytes_received) += bytes;
       t.header_bytes_received += header;
       ++t.messages_received;
     }
@@ -533,7 +544,7 @@ class Lowering {
   std::shared_ptr<Plan> plan_;
   std::vector<uint32_t> first_;                  // first lowered step of each logical step
   std::map<uint32_t, uint32_t> late_addresses_;  // by slot: the step that copies its address
-  // The step behind which the decision stands: the one that makes it, or the guard behind that.
+  // The step that makes the decision, or the guard behind it.
   uint32_t decision_ = kNoStep;
 };
 

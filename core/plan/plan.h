@@ -15,6 +15,7 @@
 #include <span>
 #include <string>
 #include <type_traits>
+#include <variant>
 #include <vector>
 
 #include "core/base/status.h"
@@ -28,11 +29,11 @@ inline constexpr uint32_t kNoSlot = 0xffffffffu;
 inline constexpr uint32_t kNoStep = 0xffffffffu;
 
 enum class SlotKind : uint8_t {
-  kBound,     // memory of the caller or of a long-lived object, bound at every run
+  kBound,     // user memory or memory of a long-lived object, bound at every run
   kScratch,   // device memory of the run
   kHost,      // host memory of the run: what the host writes before or reads after the steps
   kConstant,  // host memory of the plan, never written: small messages known in advance. Only sent:
-              // a device that copied from it would hold up the host
+              // a device that copied from it would delay the host
 };
 
 struct Slot {
@@ -43,7 +44,7 @@ struct Slot {
   uint64_t alias_offset = 0;
   uint64_t arena_offset = 0;       // kScratch and kHost: place in the run's arena; set by lower()
   const void* constant = nullptr;  // kConstant: owned by the plan
-  bool callers = false;            // kBound: work on the caller's stream may use it too
+  bool user = false;               // kBound: user memory, which work on user streams may use too
   bool committed = false;          // kBound: only committing steps may write it
 };
 
@@ -91,23 +92,16 @@ enum class Stage : uint8_t {
   kGather,   // phase 2: results to all
 };
 
-// What a message has to say. A message that says something else fails the operation as PROTOCOL.
+// The bytes that a message has to have. Other bytes fail the operation as PROTOCOL.
 struct Expectation {
   std::vector<std::byte> bytes;
   // Text of the error; the span has as many bytes.
   std::function<std::string(std::span<const std::byte>)> explain;
 };
 
-enum class StepKind : uint8_t {
-  kKernel,
-  kCopy,
-  kSend,
-  kRecv,
-  kAwait,  // done when an input of the operation has arrived (Engine::arrive)
-};
 enum class Phase : uint8_t {
   kBody,
-  // Writes parameters or optimizer state, if the plan's decision says so. It comes after the
+  // Writes parameters or optimizer state, if the plan's decision is kCommit. It comes after the
   // decision, which comes after every message: lower() sees to both. Once one has been issued, the
   // operation is finished, not undone.
   kCommitting,
@@ -120,70 +114,120 @@ struct Predicate {
   uint32_t expect = 0;
 };
 
-// A collective of the transport's own that does what several sends and receives say.
+// A collective of the transport's own that replaces several sends and receives.
 struct NativeStep {
   NativeCall call;
   Region in, out;
 };
 
-// What lower() adds to a step.
-struct LoweredStep {
-  uint32_t call = 0;     // kernels: number of the call in the plan (Plan::calls)
-  bool callers = false;  // touches memory of the caller
-  uint8_t link = 0;      // messages: Plan::links
-  uint32_t group = 0;    // messages of links that match by order: Plan::groups
-};
-
-struct Step {
-  StepKind kind = StepKind::kKernel;
-  Phase phase = Phase::kBody;
-  uint16_t lane = 0;
-  // kKernel; kAwait: the whole slots whose contents, and perhaps addresses, arrive
-  KernelId kernel = KernelId::kFill;
+// A call of a kernel.
+struct KernelStep {
+  KernelId id = KernelId::kFill;
   std::vector<OperandRef> operands;
   std::vector<Piece> pieces;
   const void* args = nullptr;  // owned by the plan
   uint64_t fill_bytes = 0;
-  Predicate predicate;  // kernels and copies
-  // kCopy
+  uint32_t call = 0;  // number of the call in the plan; set by lower()
+};
+
+struct CopyStep {
   Region source, destination;
-  // kSend, kRecv
+  // The copy brings a received message to the host; or null.
+  std::shared_ptr<const Expectation> expected = nullptr;
+};
+
+// What lower() adds to a message.
+struct LoweredMessage {
+  uint8_t link = 0;       // PlanMessages::links
+  uint32_t group = 0;     // links that match by order: PlanMessages::groups
+  uint32_t transfer = 0;  // index into the run's array of transfers
+};
+
+// A send or a receive.
+struct MessageStep {
+  bool is_send = false;
+  MessageClass message_class = MessageClass::kPayload;
+  Stage stage = Stage::kOther;
+  uint16_t posting = 0;      // which of the operation's postings the message belongs to
   int32_t peer = -1;         // rank in the comm
   uint32_t round = 0;        // part of the match key, equal at both ends
   uint32_t segment = 0;      // counts the messages of (posting, round, source, destination)
   uint32_t issue_round = 0;  // links that match by order: rounds of the operation, ascending
-  uint16_t posting = 0;      // which of the operation's postings the message belongs to
-  MessageClass message_class = MessageClass::kPayload;
-  Stage stage = Stage::kOther;
+  // Receives: the send to the same peer that this message is the reply to, or kNoStep. When the
+  // reply arrives, nothing reads the data of that send any more, so the receive does not wait for
+  // it.
+  uint32_t elided_anti_dependency = kNoStep;
   Region data;
   // Messages of one round that this call moves, one after the other in the plan; owned by the plan.
   // What they touch is what it touches. Null: each goes on its own.
   const NativeStep* native = nullptr;
-  // kRecv into a kHost slot, or the copy that brings what was received there; or null.
-  std::shared_ptr<const Expectation> expected;
-  // Steps that come before this one although no region says so.
-  std::vector<uint32_t> after;
-  // kRecv: the send to the same peer without whose message the peer could not send this one. When
-  // it arrives, nothing reads what that send reads any more, so the receive does not wait for it.
-  uint32_t answers = kNoStep;
-  LoweredStep lowered;
+  // Receives into a kHost slot; or null.
+  std::shared_ptr<const Expectation> expected = nullptr;
+  LoweredMessage lowered;
 };
 
-inline bool on_device(const Step& step) {
-  return step.kind == StepKind::kKernel || step.kind == StepKind::kCopy;
+// Done when an input of the operation has arrived (Engine::arrive).
+struct AwaitStep {
+  std::vector<uint32_t> slots;  // whose contents, and perhaps addresses, arrive
+};
+
+using StepWork = std::variant<KernelStep, CopyStep, MessageStep, AwaitStep>;
+
+struct Step {
+  Phase phase = Phase::kBody;
+  uint16_t lane = 0;
+  bool user = false;    // touches user memory; set by lower()
+  Predicate predicate;  // kernels and copies
+  // Steps that come before this one without a region in common.
+  std::vector<uint32_t> after;
+  StepWork work;
+
+  // The work, if it is of the kind; else null.
+  const KernelStep* kernel() const { return std::get_if<KernelStep>(&work); }
+  const CopyStep* copy() const { return std::get_if<CopyStep>(&work); }
+  const MessageStep* message() const { return std::get_if<MessageStep>(&work); }
+  const AwaitStep* await() const { return std::get_if<AwaitStep>(&work); }
+};
+
+inline bool is_send(const Step& step) {
+  return step.message() != nullptr && step.message()->is_send;
 }
 
-inline bool is_message(const Step& step) {
-  return step.kind == StepKind::kSend || step.kind == StepKind::kRecv;
+inline bool is_receive(const Step& step) {
+  return step.message() != nullptr && !step.message()->is_send;
+}
+
+// What the host compares with the bytes that a step brings, before anything reads them; or null.
+inline const Expectation* expectation(const Step& step) {
+  if (const MessageStep* message = step.message()) return message->expected.get();
+  if (const CopyStep* copy = step.copy()) return copy->expected.get();
+  return nullptr;
 }
 
 // Runs when an operation that had started does not commit: in order, one after the other, after
 // everything else.
 struct UndoStep {
-  Step step;                      // a kernel
+  Step step;                      // a KernelStep
   uint32_t pair_first = kNoStep;  // the steps that it takes back, [pair_first, pair_last]
   uint32_t pair_last = kNoStep;
   bool only_if_paired_ran = false;
+};
+
+// Slots of the decision of all ranks; kNoSlot: the plan has none.
+struct DecisionSlots {
+  uint32_t word = kNoSlot;     // where it is made: kCommit or another word
+  uint32_t verdict = kNoSlot;  // kHost, 4 bytes or more: the copy for the host
+  // kHost, 4 bytes, 0 or kSkipAborted: Run::abort. For stream-ordered links and graphs; set by
+  // lower().
+  uint32_t aborted = kNoSlot;
+};
+
+// Slots that a run binds: inputs [in, in + n), outputs [out, out + n). Where a side has no meaning
+// (the input of a broadcast on a rank that is not the root, the output of a send) its slots exist
+// and may be bound to null.
+struct CollectiveSlots {
+  uint32_t in = kNoSlot;
+  uint32_t out = kNoSlot;
 };
 
 // The steps of one rank before lowering.
@@ -191,10 +235,8 @@ struct LogicalPlan {
   std::vector<Slot> slots;
   std::vector<Step> steps;
   std::vector<UndoStep> undo;
-  // Where the decision of all ranks ends up (a kHost slot of 4 bytes, kCommit or another word), and
-  // where it is made; kNoSlot: no decision.
-  uint32_t verdict_slot = kNoSlot;
-  uint32_t word_slot = kNoSlot;
+  DecisionSlots decision;
+  std::vector<CollectiveSlots> collectives;  // as Plan::collectives
   uint16_t postings = 1;
   // Owns argument structs and tables that steps point to.
   std::shared_ptr<std::deque<std::vector<std::byte>>> storage =
@@ -221,7 +263,7 @@ struct PeerTraffic {
   uint64_t messages_sent = 0, messages_received = 0;
 };
 
-// Receives of one round from one peer: what a READY frame vouches for.
+// Receives of one round from one peer, which one READY frame announces.
 struct RoundReceives {
   uint32_t round = 0;
   uint32_t count = 0;
@@ -231,7 +273,7 @@ struct RoundReceives {
 // How messages of a link match: by their keys, or by the order of their groups.
 enum class Matching : uint8_t { kByKey, kByOrder };
 
-// What a plan knows of a link of its comm.
+// A link of the comm, as a plan sees it.
 struct PlanLink {
   Matching matching = Matching::kByKey;
   bool stream_ordered = false;  // its messages are calls of lanes
@@ -255,43 +297,14 @@ struct AddressTable {
   uint32_t late = kNoSlot;
 };
 
-// An executable plan. Everything is precomputed; the engine allocates nothing to run it.
-struct Plan {
-  std::vector<Slot> slots;
-  std::vector<Step> steps;
-  std::vector<UndoStep> undo;
-  uint32_t verdict_slot = kNoSlot;
-  uint16_t postings = 1;
-  std::shared_ptr<const void> storage;
-
-  // Order: step i waits for predecessors[pred_begin[i] .. pred_begin[i+1]) and releases successors
-  // likewise.
+// Step i waits for predecessors[pred_begin[i] .. pred_begin[i+1]) and releases successors likewise.
+struct StepOrder {
   std::vector<uint32_t> pred_begin, predecessors;
   std::vector<uint32_t> succ_begin, successors;
   // Asynchronous devices: an event is recorded behind the step (something outside its lane waits
   // for it).
   std::vector<uint8_t> needs_event;
-  // Channel steps: index into the run's array of transfers; others kNoStep.
-  std::vector<uint32_t> transfer_index;
-  uint32_t transfers = 0;
-  std::vector<PlanLink> links;
-  std::vector<IssueGroup> groups;  // of each link in the order of rounds
-  // Receives per posting, peer (indices into the vectors below are posting * comm_size + peer).
-  int32_t comm_size = 1;
-  std::vector<std::vector<RoundReceives>> receives;
-  std::vector<PeerTraffic> traffic;  // per peer
-  PeerTraffic total;
-  uint32_t calls = 0;  // kernel calls of steps and undo steps
-  AddressTable addresses;
-  std::vector<uint32_t> awaits;  // the await steps, by the number of the input
-  // Plans with a decision, for stream-ordered transports and graphs: a word in host memory, 0 or
-  // kSkipGivenUp.
-  uint32_t given_up = kNoSlot;
-  uint64_t scratch_bytes = 0;  // device arena of a run
-  uint64_t host_bytes = 0;     // host arena of a run
 
-  // Some messages are calls of lanes.
-  bool stream_ordered() const { return std::ranges::any_of(links, &PlanLink::stream_ordered); }
   std::span<const uint32_t> preds(uint32_t step) const {
     return std::span(predecessors)
         .subspan(pred_begin[step], pred_begin[step + 1] - pred_begin[step]);
@@ -299,6 +312,49 @@ struct Plan {
   std::span<const uint32_t> succs(uint32_t step) const {
     return std::span(successors).subspan(succ_begin[step], succ_begin[step + 1] - succ_begin[step]);
   }
+};
+
+// How the messages of a plan reach their peers.
+struct PlanMessages {
+  uint32_t transfers = 0;
+  uint16_t postings = 1;
+  int32_t comm_size = 1;
+  std::vector<PlanLink> links;
+  std::vector<IssueGroup> groups;  // of each link in the order of rounds
+  // Per posting and peer: [posting * comm_size + peer].
+  std::vector<std::vector<RoundReceives>> receives;
+
+  // Some messages are calls of lanes.
+  bool stream_ordered() const { return std::ranges::any_of(links, &PlanLink::stream_ordered); }
+};
+
+struct PlanTraffic {
+  std::vector<PeerTraffic> peers;
+  PeerTraffic total;
+};
+
+// Memory of a run.
+struct ArenaBytes {
+  uint64_t scratch = 0;  // device
+  uint64_t host = 0;
+};
+
+// An executable plan. Everything is precomputed; the engine allocates nothing to run it.
+struct Plan {
+  std::vector<Slot> slots;
+  std::vector<Step> steps;
+  std::vector<UndoStep> undo;
+  StepOrder order;
+  PlanMessages messages;
+  PlanTraffic traffic;
+  DecisionSlots decision;
+  AddressTable addresses;
+  ArenaBytes arenas;
+  uint32_t calls = 0;            // kernel calls of steps and undo steps
+  std::vector<uint32_t> awaits;  // the await steps, by the number of the input
+  // Of the collectives that the plan was made for, in their order.
+  std::vector<CollectiveSlots> collectives;
+  std::shared_ptr<const void> storage;
 };
 
 // Whether an operand is an array of tensor pointers.
@@ -309,7 +365,8 @@ inline bool is_list(const OperandRef& op) {
 // Whether later calls of a lane can be queued behind the step before it is done: it is a call of a
 // lane itself, or an input that arrives with an event.
 inline bool on_lane(const Plan& plan, const Step& step) {
-  return !is_message(step) || plan.links[step.lowered.link].stream_ordered;
+  const MessageStep* const message = step.message();
+  return message == nullptr || plan.messages.links[message->lowered.link].stream_ordered;
 }
 
 // The same bytes as a region of the slot whose memory it is.

@@ -23,8 +23,8 @@ struct Section {
 
   auto ranks() const { return static_cast<uint32_t>(request.size); }
   auto me() const { return static_cast<uint32_t>(request.rank); }
-  // The peers in the order in which this rank serves them: the next rank first, so that nobody is
-  // hit by all at once.
+  // The peers in the order in which this rank serves them: the next rank first, so that no rank
+  // is served by all at once.
   std::vector<int32_t> peers() const {
     std::vector<int32_t> out;
     for (int32_t i = 1; i < request.size; ++i) out.push_back((request.rank + i) % request.size);

@@ -85,33 +85,33 @@ void piece_uses(std::span<const Slot> slots, const OperandRef& op, const Piece& 
 }  // namespace
 
 void collect_uses(std::span<const Slot> slots, const Step& step, std::vector<Use>* uses) {
-  if (step.native != nullptr) {
-    add_use(slots, step.native->in, Access::kRead, uses);
-    add_use(slots, step.native->out, Access::kWrite, uses);
-    return;
-  }
-  switch (step.kind) {
-    case StepKind::kSend: add_use(slots, step.data, Access::kRead, uses); return;
-    case StepKind::kRecv: add_use(slots, step.data, Access::kWrite, uses); return;
-    case StepKind::kCopy:
-      add_use(slots, step.source, Access::kRead, uses);
-      add_use(slots, step.destination, Access::kWrite, uses);
-      break;
-    case StepKind::kKernel:
-    case StepKind::kAwait:
-      for (const OperandRef& op : step.operands) {
-        if (op.slot == kNoSlot) continue;
-        if (op.footprint == Footprint::kWhole) {
-          add_use(slots, {op.slot, op.offset, op.bytes}, op.access, uses);
-        } else {
-          for (const Piece& piece : step.pieces) piece_uses(slots, op, piece, uses);
-        }
+  const auto add = [&](const Region& region, Access access) {
+    add_use(slots, region, access, uses);
+  };
+  if (const MessageStep* message = step.message()) {
+    if (message->native != nullptr) {
+      add(message->native->in, Access::kRead);
+      add(message->native->out, Access::kWrite);
+    } else {
+      add(message->data, message->is_send ? Access::kRead : Access::kWrite);
+    }
+  } else if (const CopyStep* copy = step.copy()) {
+    add(copy->source, Access::kRead);
+    add(copy->destination, Access::kWrite);
+  } else if (const AwaitStep* await = step.await()) {
+    for (const uint32_t slot : await->slots) add({slot, 0, slots[slot].bytes}, Access::kWrite);
+  } else if (const KernelStep* kernel = step.kernel()) {
+    for (const OperandRef& op : kernel->operands) {
+      if (op.slot == kNoSlot) continue;
+      if (op.footprint == Footprint::kWhole) {
+        add({op.slot, op.offset, op.bytes}, op.access);
+      } else {
+        for (const Piece& piece : kernel->pieces) piece_uses(slots, op, piece, uses);
       }
-      break;
+    }
   }
-  if (step.predicate.slot != kNoSlot) {
-    add_use(slots, {step.predicate.slot, step.predicate.offset, 4}, Access::kRead, uses);
-  }
+  if (step.predicate.slot != kNoSlot)
+    add({step.predicate.slot, step.predicate.offset, 4}, Access::kRead);
 }
 
 }  // namespace sotto

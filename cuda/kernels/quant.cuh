@@ -29,7 +29,7 @@ __device__ inline Quad<float> decode_quad(const QuantArgs& a, const uint8_t* pay
     if (k >= n) continue;
     const uint8_t* at = payload + unit.bytes_of(i + k);
     const auto inside = static_cast<uint32_t>((i + k) % a.block);
-    y.v[k] = static_cast<float>(quant_code(a.kind, at, inside)) * decoded_scale(at, unit);
+    y.v[k] = quant_number(a.kind, at, inside) * decoded_scale(at, unit);
   }
   return y;
 }
@@ -115,7 +115,7 @@ struct QuantRows {
     const PayloadUnit unit = payload_unit(args.kind, args.block);
     const uint8_t* at = row + unit.bytes_of(flat);
     const auto inside = static_cast<uint32_t>(flat % args.block);
-    return static_cast<float>(quant_code(args.kind, at, inside)) * (stored_scale(at, unit) * part);
+    return quant_number(args.kind, at, inside) * (stored_scale(at, unit) * part);
   }
   __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     const float part = 1.0f / static_cast<float>(args.world);
@@ -219,22 +219,21 @@ class QuantEncoder {
     uint32_t raised = 0;
     const QuantScale s = quant_scale(args_.kind, max_bits, &raised);
     Quad<float> left;
-    int32_t codes[kQuad];
+    float numbers[kQuad];
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
-      const float code = quant_round(s, c.v[k]);
-      codes[k] = static_cast<int32_t>(code);
-      left.v[k] = c.v[k] - code * s.scale;
+      numbers[k] = quant_round(s, c.v[k]);
+      left.v[k] = c.v[k] - numbers[k] * s.scale;
     }
     const uint32_t per_byte = 8 / codec_bits(args_.kind);
     if (per_byte == 1) {
       Quad<uint8_t> bytes;
 #pragma unroll
-      for (uint32_t k = 0; k < kQuad; ++k) bytes.v[k] = static_cast<uint8_t>(codes[k]);
+      for (uint32_t k = 0; k < kQuad; ++k) bytes.v[k] = packed_codes(args_.kind, numbers + k);
       store_quad(out + inside, kQuad, bytes);
     } else {
       for (uint32_t k = 0; k < kQuad; k += per_byte)
-        out[(inside + k) / per_byte] = packed_codes(args_.kind, codes + k);
+        out[(inside + k) / per_byte] = packed_codes(args_.kind, numbers + k);
     }
     if (residual_ != nullptr) store_quad(residual_ + flat, kQuad, left);
     if (inside != 0) return;

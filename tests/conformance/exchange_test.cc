@@ -55,7 +55,7 @@ Call make_call(const Comm& comm, OpKind kind, std::vector<Dtype> dtypes) {
 Status run_counted(Comm& comm, Call call) {
   call.request.segment_bytes = comm.segment_bytes();
   SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan, comm.prepare({&call, 1}));
-  const PeerTraffic planned = plan->plan().total;
+  const PeerTraffic planned = plan->plan().traffic.total;
   const TransferCounters before = comm.counters().moved;
   SOTTO_TRY(comm.finish(comm.start(std::move(call), {})));
   const TransferCounters after = comm.counters().moved;
@@ -325,7 +325,7 @@ TEST(ExchangePlans, BytesAreThoseOfTheFormulas) {
     const auto total = [&](Call call) -> Result<PeerTraffic> {
       call.request.segment_bytes = comm->segment_bytes();
       SOTTO_ASSIGN(const auto plan, comm->prepare({&call, 1}));
-      return plan->plan().total;
+      return plan->plan().traffic.total;
     };
     Call even = make_call(*comm, OpKind::kAllToAll, {Dtype::kF32, Dtype::kU8});
     even.request.counts = {100000, 7};

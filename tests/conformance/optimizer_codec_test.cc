@@ -277,7 +277,7 @@ TEST_P(OptimizerCodec, SendsWhatTheCodecSends) {
           const uint64_t before = comm->counters().moved.payload_bytes_sent;
           SOTTO_TRY(train(*optimizer, a, 0, 1));
           const uint64_t sent = comm->counters().moved.payload_bytes_sent - before;
-          const uint64_t want = plan->plan().total.payload_bytes_sent;
+          const uint64_t want = plan->plan().traffic.total.payload_bytes_sent;
           if (sent != want || info.payload_bytes_next_step != want)
             return error(Code::kInternal, "{} bytes, {} foretold, the codec sends {}", sent,
                          info.payload_bytes_next_step, want);

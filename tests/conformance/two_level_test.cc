@@ -60,7 +60,7 @@ Status run_two_level(Comm& comm, const std::vector<RankGroup>& groups, const std
   OpSignature signature;
   signature.kind = OpKind::kAllReduce;
   signature.count = in.size();
-  const PeerTraffic planned = plan->plan().total;
+  const PeerTraffic planned = plan->plan().traffic.total;
   const TransferCounters before = comm.counters().moved;
   const auto bind = [&](Run& run) {
     run.bases[0] = const_cast<T*>(in.data());

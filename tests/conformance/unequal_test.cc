@@ -36,7 +36,7 @@ Call make_call(const Comm& comm, OpKind kind, size_t tensors) {
 Status run_counted(Comm& comm, Call call) {
   call.request.segment_bytes = comm.segment_bytes();
   SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan, comm.prepare({&call, 1}));
-  const PeerTraffic planned = plan->plan().total;
+  const PeerTraffic planned = plan->plan().traffic.total;
   const TransferCounters before = comm.counters().moved;
   SOTTO_TRY(comm.finish(comm.start(std::move(call), {})));
   const TransferCounters after = comm.counters().moved;

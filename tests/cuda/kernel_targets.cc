@@ -18,7 +18,7 @@ class SettledDevice final : public CpuDevice {
 
   Result<void*> alloc(uint64_t bytes) override { return cuda_->alloc_host(bytes); }
   void free(void* memory, uint64_t bytes) override { cuda_->free_host(memory, bytes); }
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) override {
+  Status launch(uint32_t lane, const KernelCall& call, std::span<const DiscardedRange>) override {
     SOTTO_TRY(pinned_operands(call));
     SOTTO_ASSIGN(const std::shared_ptr<const CallTables> tables, cuda_->prepare({&call, 1}));
     KernelCall prepared = call;

@@ -142,12 +142,12 @@ TEST_F(CudaDeviceTest, StreamsAreHeldUntilTheyAreLetGo) {
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   for (int round = 0; round < 3; ++round) {
-    std::vector<HoldId> holds;
-    for (int i = 0; i < 1100; ++i) holds.push_back(device_->hold_stream(stream).take());
-    for (size_t i = 0; i + 1 < holds.size(); ++i) device_->let_go(holds[i]);
+    std::vector<BlockId> blocks;
+    for (int i = 0; i < 1100; ++i) blocks.push_back(device_->block_stream(stream).take());
+    for (size_t i = 0; i + 1 < blocks.size(); ++i) device_->unblock(blocks[i]);
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
     EXPECT_EQ(cudaStreamQuery(stream), cudaErrorNotReady);
-    device_->let_go(holds.back());
+    device_->unblock(blocks.back());
     ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   }
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
@@ -166,12 +166,12 @@ TEST_F(CudaDeviceTest, KernelsAreLoadedBeforeStreamsAreHeld) {
   call.operands = {&operand, 1};
   const std::shared_ptr<const CallTables> tables = device_->prepare({&call, 1}).take();
   call.tables = tables.get();
-  const HoldId hold = device_->hold_stream(stream).take();
+  const BlockId block = device_->block_stream(stream).take();
   ASSERT_TRUE(device_->launch(0, call, {}).ok());
   ASSERT_TRUE(copy(0, back_, memory).ok());
   settle(0);
   EXPECT_TRUE(all(back_, 0x22));
-  device_->let_go(hold);
+  device_->unblock(block);
   ASSERT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
   device_->free(memory, kBytes);
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);

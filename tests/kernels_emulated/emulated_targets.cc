@@ -19,7 +19,7 @@ class EmulatedDevice : public CpuDevice {
  public:
   EmulatedDevice() : CpuDevice(1, SimdLevel::kScalar) {}
 
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange>) override {
+  Status launch(uint32_t lane, const KernelCall& call, std::span<const DiscardedRange>) override {
     if (lane != 0) return error(Code::kInternal, "there is one lane");
     if (pinned_operands != nullptr) SOTTO_TRY(pinned_operands(call));
     Result<cuda::PreparedKernel> prepared = cuda::prepare(call);

@@ -7,13 +7,13 @@
 #include <barrier>
 #include <chrono>
 #include <deque>
-#include <mutex>
 #include <thread>
 
 #include "core/iface/device.h"
 #include "tests/conformance/transport_suite.h"
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
+#include "tests/nccl/room_control.h"
 #include "transports/nccl/group_header.h"
 #include "transports/nccl/nccl_backend.h"
 
@@ -22,43 +22,6 @@ namespace {
 
 using testing::AllOf;
 using testing::HasSubstr;
-
-// A control plane between threads of the test.
-struct ControlRoom {
-  explicit ControlRoom(int size) : barrier(size), blobs(static_cast<size_t>(size)) {}
-  RankBarrier barrier;
-  std::mutex mutex;
-  std::vector<std::string> blobs;
-};
-
-class RoomControl final : public ControlPlane {
- public:
-  RoomControl(ControlRoom& room, int32_t rank) : room_(room), rank_(rank) {}
-  int32_t rank() const override { return rank_; }
-  int32_t size() const override { return static_cast<int32_t>(room_.blobs.size()); }
-  uint64_t token() const override { return 1; }
-  Result<std::vector<std::string>> all_gather(std::string_view, std::string_view mine, Driver&,
-                                              Deadline) override {
-    {
-      std::lock_guard lock(room_.mutex);
-      room_.blobs[static_cast<size_t>(rank_)] = mine;
-    }
-    room_.barrier.wait();
-    auto all = room_.blobs;
-    room_.barrier.wait();
-    return all;
-  }
-  void fail(const FailureCause&) override {}
-  const std::optional<FailureCause>& failure() const override { return failure_; }
-  void set_listener(ControlListener*) override {}
-  int64_t silent_ms(int32_t) const override { return 0; }
-  void leave(Deadline) override {}
-
- private:
-  ControlRoom& room_;
-  const int32_t rank_;
-  std::optional<FailureCause> failure_;
-};
 
 // What the transport asks of a device: what it is, and the stream of a lane.
 class Lane final : public Device {
@@ -78,7 +41,7 @@ class Lane final : public Device {
 
   Result<void*> alloc(uint64_t) override { return unused(); }
   void free(void*, uint64_t) override {}
-  Status launch(uint32_t, const KernelCall&, std::span<const FreshRange>) override {
+  Status launch(uint32_t, const KernelCall&, std::span<const DiscardedRange>) override {
     return unused();
   }
   Status copy(uint32_t, void*, const void*, uint64_t, const uint32_t*, uint32_t) override {
@@ -90,8 +53,8 @@ class Lane final : public Device {
   void release(EventId) override {}
   Result<EventId> record_stream(void*) override { return unused(); }
   Status stream_after_event(void*, EventId) override { return unused(); }
-  Result<HoldId> hold_stream(void*) override { return unused(); }
-  void let_go(HoldId) override {}
+  Result<BlockId> block_stream(void*) override { return unused(); }
+  void unblock(BlockId) override {}
   uint64_t busy_ns() const override { return 0; }
 
  private:
@@ -111,7 +74,7 @@ struct Kit {
         device({DeviceType::kCuda, 0}),
         transport(
             check(backend->connect(control, all_ranks(control), sink, driver, in(60'000'000)))) {
-    barrier();  // nobody aborts what others still wait for
+    barrier();  // no rank aborts what others still wait for
   }
 
   static Deadline in(int64_t us) { return Deadline::in_us(Clock::monotonic(), us); }
@@ -284,11 +247,11 @@ TEST_F(NcclGroups, ADifferentOperationIsDescribedOnBothRanks) {
             "");
 }
 
-// On a lane the engine may see the end before the transport is polled, or when that has been given
-// up: it asks.
+// On a lane the engine may see the end before the transport is polled, or when that was aborted: it
+// asks.
 TEST_F(NcclGroups, VerifyFindsWhatWasNotMeant) {
   for (const bool given_up : {false, true}) {
-    std::barrier executed(2);  // what a rank gives up hangs on the other
+    std::barrier executed(2);  // what a rank aborts hangs on the other
     EXPECT_EQ(run(2,
                   [given_up, &executed](Kit& kit) {
                     void* memory = nullptr;

@@ -14,9 +14,9 @@ uint64_t thread_ns() {
 }  // namespace
 
 Status TimedDevice::launch(uint32_t lane, const KernelCall& call,
-                           std::span<const FreshRange> fresh) {
+                           std::span<const DiscardedRange> discarded) {
   const uint64_t before = thread_ns();
-  Status status = device_.launch(lane, call, fresh);
+  Status status = device_.launch(lane, call, discarded);
   times_[static_cast<size_t>(call.id)].fetch_add(thread_ns() - before, std::memory_order_relaxed);
   return status;
 }

@@ -20,7 +20,8 @@ class TimedDevice final : public Device {
   const DeviceCaps& caps() const override { return device_.caps(); }
   Result<void*> alloc(uint64_t bytes) override { return device_.alloc(bytes); }
   void free(void* memory, uint64_t bytes) override { device_.free(memory, bytes); }
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
+  Status launch(uint32_t lane, const KernelCall& call,
+                std::span<const DiscardedRange> discarded) override;
   Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
               uint32_t expect) override {
     return device_.copy(lane, dst, src, bytes, predicate, expect);
@@ -33,8 +34,8 @@ class TimedDevice final : public Device {
   Status stream_after_event(void* stream, EventId event) override {
     return device_.stream_after_event(stream, event);
   }
-  Result<HoldId> hold_stream(void* stream) override { return device_.hold_stream(stream); }
-  void let_go(HoldId hold) override { device_.let_go(hold); }
+  Result<BlockId> block_stream(void* stream) override { return device_.block_stream(stream); }
+  void unblock(BlockId block) override { device_.unblock(block); }
   uint64_t busy_ns() const override { return device_.busy_ns(); }
 
  private:

@@ -1,8 +1,10 @@
 #include "tests/support/core_ranks.h"
 
+#include <algorithm>
 #include <thread>
 #include <vector>
 
+#include "core/base/transports.h"
 #include "core/cpu/cpu_device.h"
 #include "tests/emulation/async_device/async_device.h"
 #include "tests/support/ordered_transport.h"
@@ -72,7 +74,7 @@ std::vector<std::string> world_kinds() {
 WorldOptions world_of(const std::string& kind, int32_t size) {
   WorldOptions world;
   world.size = size;
-  if (kind == "tcp") world.transport = "tcp";
+  if (std::ranges::count(kTransportChoices, kind) != 0) world.transport = kind;
   if (kind == "cuda") add_cuda_world(&world);
   if (kind == "async" || kind == "device_memory" || kind == "ordered_async" || kind == "mixed") {
     world.device = [kind](int32_t rank) -> std::shared_ptr<Device> {

@@ -79,14 +79,14 @@ struct Covered {
 Covered covered(const LogicalPlan& plan, Footprint footprint, Access access, uint32_t slot) {
   Covered out;
   for (uint32_t i = 0; i < plan.steps.size(); ++i) {
-    const Step& step = plan.steps[i];
+    const KernelStep* const kernel = plan.steps[i].kernel();
     const auto fits = [&](const OperandRef& o) {
       return o.slot != kNoSlot && o.footprint == footprint && o.access == access &&
              (slot == kNoSlot || o.slot == slot);
     };
-    if (std::none_of(step.operands.begin(), step.operands.end(), fits)) continue;
+    if (kernel == nullptr || std::ranges::none_of(kernel->operands, fits)) continue;
     out.steps.push_back(i);
-    for (const Piece& p : step.pieces) out.elements += p.tensor == kNoTensor ? 0 : p.count;
+    for (const Piece& p : kernel->pieces) out.elements += p.tensor == kNoTensor ? 0 : p.count;
   }
   return out;
 }

@@ -52,7 +52,7 @@ std::vector<uint8_t> descendants(const Plan& plan, uint32_t of) {
   std::vector<uint8_t> after(plan.steps.size());
   after[of] = 1;
   for (uint32_t i = of + 1; i < plan.steps.size(); ++i) {
-    for (const uint32_t before : plan.preds(i)) after[i] |= after[before];
+    for (const uint32_t before : plan.order.preds(i)) after[i] |= after[before];
   }
   return after;
 }
@@ -64,7 +64,7 @@ int expect_gated(const Plan& plan) {
     if (plan.steps[i].phase == Phase::kCommitting) commits.push_back(i);
   }
   for (uint32_t i = 0; i < plan.steps.size(); ++i) {
-    if (plan.steps[i].kind != StepKind::kRecv) continue;
+    if (!is_receive(plan.steps[i])) continue;
     const std::vector<uint8_t> after = descendants(plan, i);
     for (const uint32_t commit : commits) {
       EXPECT_TRUE(after[commit]) << "step " << commit << " of " << plan.steps.size()
@@ -264,10 +264,10 @@ TEST(CommitGatePlans, TheDecisionWaitsForMessagesThatItDoesNotRead) {
   ASSERT_TRUE(plan.ok()) << plan.status().text();
   EXPECT_EQ(expect_gated(**plan), 1);
   for (uint32_t i = 0; i < (*plan)->steps.size(); ++i) {
-    if ((*plan)->steps[i].kernel != KernelId::kGate) continue;
-    const auto before = (*plan)->preds(i);
-    EXPECT_TRUE(std::any_of(before.begin(), before.end(),
-                            [&](uint32_t s) { return (*plan)->steps[s].kind == StepKind::kRecv; }));
+    const KernelStep* const kernel = (*plan)->steps[i].kernel();
+    if (kernel == nullptr || kernel->id != KernelId::kGate) continue;
+    EXPECT_TRUE(std::ranges::any_of((*plan)->order.preds(i),
+                                    [&](uint32_t s) { return is_receive((*plan)->steps[s]); }));
   }
 }
 

@@ -27,7 +27,7 @@ std::shared_ptr<const Plan> plan_of(const CompressedLayout& layout, const CodecS
 std::vector<uint8_t> ancestors(const Plan& plan, uint32_t step) {
   std::vector<uint8_t> seen(plan.steps.size());
   const std::function<void(uint32_t)> visit = [&](uint32_t s) {
-    for (const uint32_t before : plan.preds(s)) {
+    for (const uint32_t before : plan.order.preds(s)) {
       if (seen[before]) continue;
       seen[before] = 1;
       visit(before);
@@ -44,18 +44,18 @@ TEST(CompressedPlan, EncodersWaitForNothingOfOtherSections) {
     const auto plan = plan_of(layout, {}, matching);
     uint32_t encoders = 0;
     for (uint32_t i = 0; i < plan->steps.size(); ++i) {
-      const Step& step = plan->steps[i];
-      if (step.kind != StepKind::kKernel || step.kernel != KernelId::kOnebitEncode) continue;
+      const KernelStep* const encode = plan->steps[i].kernel();
+      if (encode == nullptr || encode->id != KernelId::kOnebitEncode) continue;
       ++encoders;
-      const uint32_t section = step.pieces.front().scale;
+      const uint32_t section = encode->pieces.front().scale;
       const std::vector<uint8_t> before = ancestors(*plan, i);
       for (uint32_t b = 0; b < before.size(); ++b) {
         if (!before[b]) continue;
         const Step& other = plan->steps[b];
-        ASSERT_TRUE(on_device(other)) << "an encoder waits for a message";
-        if (other.kernel == KernelId::kFill) continue;
-        ASSERT_EQ(other.kernel, KernelId::kOnebitEncode);
-        ASSERT_EQ(other.pieces.front().scale, section);
+        ASSERT_EQ(other.message(), nullptr) << "an encoder waits for a message";
+        if (other.kernel() == nullptr || other.kernel()->id == KernelId::kFill) continue;
+        ASSERT_EQ(other.kernel()->id, KernelId::kOnebitEncode);
+        ASSERT_EQ(other.kernel()->pieces.front().scale, section);
       }
     }
     EXPECT_GE(encoders, 18u);
@@ -67,13 +67,14 @@ TEST(CompressedPlan, ServersOfASectionWaitForNoOtherSection) {
   const auto plan = plan_of(layout, {}, Matching::kByKey);
   uint32_t servers = 0;
   for (uint32_t i = 0; i < plan->steps.size(); ++i) {
-    const Step& step = plan->steps[i];
-    if (step.kind != StepKind::kKernel || step.kernel != KernelId::kOnebitServer) continue;
+    const KernelStep* const server = plan->steps[i].kernel();
+    if (server == nullptr || server->id != KernelId::kOnebitServer) continue;
     ++servers;
     const std::vector<uint8_t> before = ancestors(*plan, i);
     for (uint32_t b = 0; b < before.size(); ++b) {
-      if (!before[b] || plan->steps[b].pieces.empty()) continue;
-      ASSERT_EQ(plan->steps[b].pieces.front().scale, step.pieces.front().scale);
+      const KernelStep* const kernel = plan->steps[b].kernel();
+      if (!before[b] || kernel == nullptr || kernel->pieces.empty()) continue;
+      ASSERT_EQ(kernel->pieces.front().scale, server->pieces.front().scale);
     }
   }
   EXPECT_EQ(servers, layout.sections().size());
@@ -91,11 +92,11 @@ TEST(CompressedPlan, ServersOfBlocksWaitForTheirRowsOnly) {
   const auto plan = lower_for(builder.take(), device, transport, Matching::kByKey, 2).take();
   uint32_t servers = 0;
   for (uint32_t i = 0; i < plan->steps.size(); ++i) {
-    const Step& step = plan->steps[i];
-    if (step.kind != StepKind::kKernel || step.kernel != KernelId::kQuantServer) continue;
+    const KernelStep* const server = plan->steps[i].kernel();
+    if (server == nullptr || server->id != KernelId::kQuantServer) continue;
     ++servers;
     uint32_t receives = 0;
-    for (const uint32_t b : plan->preds(i)) receives += plan->steps[b].kind == StepKind::kRecv;
+    for (const uint32_t b : plan->order.preds(i)) receives += is_receive(plan->steps[b]);
     EXPECT_EQ(receives, 1u);
   }
   EXPECT_GT(servers, 3u);
@@ -108,19 +109,19 @@ TEST(CompressedPlan, RoundsInterleaveSections) {
     const CompressedLayout layout({{elements, 0}}, 2, 8, Granularity::kBucket, 9001);
     const auto plan = plan_of(layout, {}, Matching::kByOrder);
     const auto n = static_cast<uint32_t>(layout.sections().size());
-    for (const auto& group : plan->groups) EXPECT_FALSE(group.steps.empty());
-    EXPECT_EQ(plan->groups.size(), 2 * n);
+    for (const auto& group : plan->messages.groups) EXPECT_FALSE(group.steps.empty());
+    EXPECT_EQ(plan->messages.groups.size(), 2 * n);
     // Section i's payload of the first exchange leaves in a group before its own second one and
     // before the second one of section i - 1.
     const auto group_of = [&](KernelId producer, uint32_t section) {
       for (uint32_t i = 0; i < plan->steps.size(); ++i) {
         const Step& step = plan->steps[i];
-        if (step.kind != StepKind::kSend) continue;
-        for (const uint32_t b : plan->preds(i)) {
-          const Step& before = plan->steps[b];
-          if (on_device(before) && before.kernel == producer && !before.pieces.empty() &&
-              before.pieces.front().scale == section)
-            return step.issue_round;
+        if (!is_send(step)) continue;
+        for (const uint32_t b : plan->order.preds(i)) {
+          const KernelStep* const before = plan->steps[b].kernel();
+          if (before != nullptr && before->id == producer && !before->pieces.empty() &&
+              before->pieces.front().scale == section)
+            return step.message()->issue_round;
         }
       }
       return ~0u;
@@ -142,15 +143,17 @@ TEST(CompressedPlan, RoundsInterleaveSections) {
 // tensors would be looked through for every later step that reads the bits.
 TEST(CompressedPlan, BytesThatTensorsShareAreTouchedOnce) {
   const std::vector<Slot> slots(1, Slot{SlotKind::kScratch, 1000, kNoSlot, 0, 0});
-  Step step;
-  step.operands = {flat(0, Access::kWrite, 1)};
+  KernelStep kernel;
+  kernel.operands = {flat(0, Access::kWrite, 1)};
   for (uint32_t t = 0; t < 1000; ++t) {
     Piece piece;
     piece.flat = t * uint64_t{3};
     piece.count = 3;
     piece.tensor = t;
-    step.pieces.push_back(piece);
+    kernel.pieces.push_back(piece);
   }
+  Step step;
+  step.work = std::move(kernel);
   std::vector<Use> uses;
   collect_uses(slots, step, &uses);
   ASSERT_EQ(uses.size(), 1u);

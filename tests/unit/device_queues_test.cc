@@ -21,7 +21,7 @@ class NotingDevice final : public Device {
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t) override { return invalid_state("no memory here"); }
   void free(void*, uint64_t) override {}
-  Status launch(uint32_t, const KernelCall&, std::span<const FreshRange>) override {
+  Status launch(uint32_t, const KernelCall&, std::span<const DiscardedRange>) override {
     return ok_status();
   }
   Status copy(uint32_t, void*, const void*, uint64_t, const uint32_t*, uint32_t) override {
@@ -47,8 +47,8 @@ class NotingDevice final : public Device {
     stream_waits.push_back(event);
     return ok_status();
   }
-  Result<HoldId> hold_stream(void*) override { return ++held; }
-  void let_go(HoldId) override { --held; }
+  Result<BlockId> block_stream(void*) override { return ++held; }
+  void unblock(BlockId) override { --held; }
   uint64_t busy_ns() const override { return 0; }
 
   using Waits = std::vector<std::pair<uint32_t, EventId>>;
@@ -58,7 +58,7 @@ class NotingDevice final : public Device {
   std::set<EventId> events;  // recorded and not given back
   std::set<EventId> ended;
   EventId last = 0;
-  HoldId held = 0;
+  BlockId held = 0;
   bool broken = false;
 
  private:
@@ -69,7 +69,7 @@ using Waits = NotingDevice::Waits;
 struct LaneStep {
   uint16_t lane;
   std::vector<uint32_t> after = {};
-  bool callers = false;
+  bool user = false;
   bool event = true;
 };
 
@@ -79,15 +79,16 @@ class LaneOp {
   LaneOp(DeviceQueues& queues, const std::shared_ptr<NotingDevice>& device,
          const std::vector<LaneStep>& steps, EventId after = 0, int32_t priority = 0)
       : queues_(queues), device_(device), events_(steps.size()) {
-    plan_.pred_begin = {0};
-    plan_.succ_begin.assign(steps.size() + 1, 0);
+    plan_.order.pred_begin = {0};
+    plan_.order.succ_begin.assign(steps.size() + 1, 0);
     for (const LaneStep& s : steps) {
       Step& step = plan_.steps.emplace_back();
       step.lane = s.lane;
-      step.lowered.callers = s.callers;
-      plan_.predecessors.insert(plan_.predecessors.end(), s.after.begin(), s.after.end());
-      plan_.pred_begin.push_back(static_cast<uint32_t>(plan_.predecessors.size()));
-      plan_.needs_event.push_back(s.event);
+      step.user = s.user;
+      plan_.order.predecessors.insert(plan_.order.predecessors.end(), s.after.begin(),
+                                      s.after.end());
+      plan_.order.pred_begin.push_back(static_cast<uint32_t>(plan_.order.predecessors.size()));
+      plan_.order.needs_event.push_back(s.event);
     }
     states_.reset(plan_);
     Scheduler::bind(op_, plan_, states_, priority, -1);
@@ -221,8 +222,8 @@ TEST_F(DeviceQueuesTest, StepsOnTheCallersMemoryComeAfterTheStream) {
 
 TEST_F(DeviceQueuesTest, AStreamIsAwaitedByTheHost) {
   LaneOp op(queues_, device_, {{0, {}, true}}, kStream);
-  queues_.hold(op.op());
-  EXPECT_TRUE(op.op().held());
+  queues_.block(op.op());
+  EXPECT_TRUE(op.op().blocked());
   EXPECT_TRUE(queues_.busy());
   int reached = 0;
   const auto count = [&](QueuedOp& which, const Status& status) {
@@ -284,10 +285,10 @@ TEST_F(DeviceQueuesTest, AStreamBehindAnOperation) {
   ASSERT_TRUE(DeviceQueues::order_stream(op.op(), &stream).ok());
   EXPECT_EQ(device_->stream_waits.size(), 2u);  // lanes 0 and 2
   EXPECT_EQ(device_->events.size(), 3u);        // the steps' own
-  ASSERT_TRUE(DeviceQueues::stand_still(op.op(), *device_, &stream).ok());
+  ASSERT_TRUE(DeviceQueues::block_stream(op.op(), *device_, &stream).ok());
   EXPECT_EQ(device_->held, 1u);
-  DeviceQueues::let_go(op.op(), *device_);
-  DeviceQueues::let_go(op.op(), *device_);
+  DeviceQueues::unblock_streams(op.op(), *device_);
+  DeviceQueues::unblock_streams(op.op(), *device_);
   EXPECT_EQ(device_->held, 0u);
 }
 

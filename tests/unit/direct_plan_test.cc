@@ -64,34 +64,35 @@ class Simulation {
 
  private:
   bool startable(size_t rank, uint32_t i) const {
-    const auto before = plans_[rank]->preds(i);
+    const auto before = plans_[rank]->order.preds(i);
     return std::all_of(before.begin(), before.end(), [&](uint32_t b) { return done_[rank][b]; });
   }
 
   bool advance(size_t rank, uint32_t i) {
     const Step& step = plans_[rank]->steps[i];
-    if (done_[rank][i] || !startable(rank, i) || step.kind == StepKind::kRecv) return false;
-    if (step.kind == StepKind::kSend && !deliver(rank, step)) return false;
+    if (done_[rank][i] || !startable(rank, i) || is_receive(step)) return false;
+    if (is_send(step) && !deliver(rank, *step.message())) return false;
     done_[rank][i] = 1;
     return true;
   }
 
-  bool deliver(size_t from, const Step& message) {
+  bool deliver(size_t from, const MessageStep& message) {
     const auto to = static_cast<size_t>(message.peer);
-    uint32_t receive = kNoStep;
+    uint32_t place = kNoStep;
     for (uint32_t i = 0; i < plans_[to]->steps.size(); ++i) {
-      const Step& step = plans_[to]->steps[i];
-      if (step.kind != StepKind::kRecv || step.peer != static_cast<int32_t>(from) ||
-          step.round > message.round)
+      const MessageStep* const m = plans_[to]->steps[i].message();
+      if (m == nullptr || m->is_send || m->peer != static_cast<int32_t>(from) ||
+          m->round > message.round)
         continue;
       if (!startable(to, i)) return false;
-      if (step.round == message.round && step.segment == message.segment) receive = i;
+      if (m->round == message.round && m->segment == message.segment) place = i;
     }
-    if (receive == kNoStep) return false;
-    const uint32_t answered = plans_[to]->steps[receive].answers;
-    EXPECT_TRUE(answered == kNoStep || done_[to][answered]) << "a result before its row";
-    EXPECT_EQ(plans_[to]->steps[receive].data.bytes, message.data.bytes);
-    done_[to][receive] = 1;
+    if (place == kNoStep) return false;
+    const MessageStep& receive = *plans_[to]->steps[place].message();
+    const uint32_t row = receive.elided_anti_dependency;
+    EXPECT_TRUE(row == kNoStep || done_[to][row]) << "a result before its row";
+    EXPECT_EQ(receive.data.bytes, message.data.bytes);
+    done_[to][place] = 1;
     return true;
   }
 
@@ -105,12 +106,12 @@ TEST(DirectPlan, MemoryDoesNotGrowWithTheTensors) {
     for (const int32_t size : {2, 4, 12}) {
       const uint64_t count = kind == OpKind::kAllReduce ? 25'000'000 : 25'000'000 / size;
       const auto plan = plan_of(kind, 1, size, count, kSegment, Matching::kByKey);
-      EXPECT_LE(plan->scratch_bytes, kLimit) << size;
-      EXPECT_GE(plan->scratch_bytes, kLimit / 2) << size;
+      EXPECT_LE(plan->arenas.scratch, kLimit) << size;
+      EXPECT_GE(plan->arenas.scratch, kLimit / 2) << size;
     }
     // A segment of every rank and window at least.
     const auto plan = plan_of(kind, 1, 64, 16'000'000, kSegment, Matching::kByKey);
-    EXPECT_LE(plan->scratch_bytes, 4 * 64 * segment_elements(kSegment, 32) * 4);
+    EXPECT_LE(plan->arenas.scratch, 4 * 64 * segment_elements(kSegment, 32) * 4);
   }
 }
 
@@ -129,19 +130,19 @@ TEST(DirectPlan, RanksThatWaitForEachOthersReceivesComeToTheEnd) {
 // senders had them before they could make results, and would be kept from starting.
 TEST(DirectPlan, ResultsDoNotWaitForTheRowsWhosePlaceTheyTake) {
   const auto plan = plan_of(OpKind::kAllReduce, 0, 4, 10'000'003, kSegment, Matching::kByKey);
-  size_t answers = 0;
+  size_t replies = 0;
   for (uint32_t i = 0; i < plan->steps.size(); ++i) {
-    const Step& step = plan->steps[i];
-    if (step.answers == kNoStep) continue;
-    ++answers;
-    const Step& send = plan->steps[step.answers];
-    EXPECT_EQ(send.kind, StepKind::kSend);
-    EXPECT_EQ(send.peer, step.peer);
-    EXPECT_EQ(send.data.offset, step.data.offset);
-    for (const uint32_t before : plan->preds(i))
-      EXPECT_NE(plan->steps[before].kind, StepKind::kSend) << "step " << i;
+    const MessageStep* const m = plan->steps[i].message();
+    if (m == nullptr || m->elided_anti_dependency == kNoStep) continue;
+    ++replies;
+    ASSERT_TRUE(is_send(plan->steps[m->elided_anti_dependency]));
+    const MessageStep& send = *plan->steps[m->elided_anti_dependency].message();
+    EXPECT_EQ(send.peer, m->peer);
+    EXPECT_EQ(send.data.offset, m->data.offset);
+    for (const uint32_t before : plan->order.preds(i))
+      EXPECT_FALSE(is_send(plan->steps[before])) << "step " << i;
   }
-  EXPECT_GT(answers, 100u);
+  EXPECT_GT(replies, 100u);
 }
 
 // Transports that match by order issue a group when all of it can start: nothing in it may wait for
@@ -153,21 +154,21 @@ TEST(DirectPlan, GroupsFollowEachOther) {
       std::map<std::tuple<size_t, int32_t, int32_t>, std::vector<uint64_t>> sent, received;
       for (int32_t rank = 0; rank < size; ++rank) {
         const Plan& plan = *plans[rank];
-        ASSERT_EQ(plan.groups.size(), plans[0]->groups.size());
+        ASSERT_EQ(plan.messages.groups.size(), plans[0]->messages.groups.size());
         std::vector<size_t> last(plan.steps.size());  // latest group that a step waits for, + 1
         for (uint32_t i = 0; i < plan.steps.size(); ++i) {
           const Step& step = plan.steps[i];
-          for (const uint32_t b : plan.preds(i)) last[i] = std::max(last[i], last[b]);
-          if (on_device(step)) continue;
-          EXPECT_LE(last[i], step.issue_round) << "rank " << rank << " step " << i;
-          last[i] = step.issue_round + 1;
-          auto& list = step.kind == StepKind::kSend ? sent : received;
-          const auto pair = step.kind == StepKind::kSend ? std::pair{rank, step.peer}
-                                                         : std::pair{step.peer, rank};
-          list[{step.issue_round, pair.first, pair.second}].push_back(step.data.bytes);
+          for (const uint32_t b : plan.order.preds(i)) last[i] = std::max(last[i], last[b]);
+          const MessageStep* const m = step.message();
+          if (m == nullptr) continue;
+          EXPECT_LE(last[i], m->issue_round) << "rank " << rank << " step " << i;
+          last[i] = m->issue_round + 1;
+          auto& list = m->is_send ? sent : received;
+          const auto pair = m->is_send ? std::pair{rank, m->peer} : std::pair{m->peer, rank};
+          list[{m->issue_round, pair.first, pair.second}].push_back(m->data.bytes);
         }
       }
-      EXPECT_GT(plans[0]->groups.size(), 8u);
+      EXPECT_GT(plans[0]->messages.groups.size(), 8u);
       EXPECT_EQ(sent, received);
     }
   }

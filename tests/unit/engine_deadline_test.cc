@@ -20,7 +20,7 @@ class HostDevice final : public Device {
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t bytes) override { return std::calloc(bytes + 1, 1); }
   void free(void* memory, uint64_t) override { std::free(memory); }
-  Status launch(uint32_t, const KernelCall&, std::span<const FreshRange>) override {
+  Status launch(uint32_t, const KernelCall&, std::span<const DiscardedRange>) override {
     return ok_status();
   }
   Status copy(uint32_t, void*, const void*, uint64_t, const uint32_t*, uint32_t) override {
@@ -32,8 +32,8 @@ class HostDevice final : public Device {
   void release(EventId) override {}
   Result<EventId> record_stream(void*) override { return EventId{1}; }
   Status stream_after_event(void*, EventId) override { return ok_status(); }
-  Result<HoldId> hold_stream(void*) override { return HoldId{1}; }
-  void let_go(HoldId) override {}
+  Result<BlockId> block_stream(void*) override { return BlockId{1}; }
+  void unblock(BlockId) override {}
   uint64_t busy_ns() const override { return 0; }
 
  private:

@@ -37,7 +37,7 @@ PlanBuilder::EmitForGroup collective(PlanBuilder& b, OpKind kind, uint64_t count
 std::set<int32_t> peers_of(const LogicalPlan& plan) {
   std::set<int32_t> peers;
   for (const Step& step : plan.steps) {
-    if (!on_device(step)) peers.insert(step.peer);
+    if (step.message() != nullptr) peers.insert(step.message()->peer);
   }
   return peers;
 }
@@ -50,11 +50,13 @@ void expect_matched(const std::vector<LogicalPlan>& plans) {
   std::multiset<Message> sent, received;
   for (size_t r = 0; r < plans.size(); ++r) {
     const auto me = static_cast<int32_t>(r);
-    for (const Step& s : plans[r].steps) {
-      if (s.kind == StepKind::kSend)
-        sent.emplace(me, s.peer, s.round, s.issue_round, s.segment, s.data.bytes);
-      if (s.kind == StepKind::kRecv)
-        received.emplace(s.peer, me, s.round, s.issue_round, s.segment, s.data.bytes);
+    for (const Step& step : plans[r].steps) {
+      const MessageStep* const m = step.message();
+      if (m == nullptr) continue;
+      if (m->is_send)
+        sent.emplace(me, m->peer, m->round, m->issue_round, m->segment, m->data.bytes);
+      else
+        received.emplace(m->peer, me, m->round, m->issue_round, m->segment, m->data.bytes);
     }
   }
   EXPECT_FALSE(sent.empty());
@@ -95,10 +97,13 @@ TEST(GroupPlan, AGroupOfAllRanksChangesNothing) {
     const LogicalPlan a = grouped.take(), b = plain.take();
     ASSERT_EQ(a.steps.size(), b.steps.size());
     for (size_t i = 0; i < a.steps.size(); ++i) {
-      EXPECT_EQ(a.steps[i].kind, b.steps[i].kind);
-      EXPECT_EQ(a.steps[i].peer, b.steps[i].peer);
-      EXPECT_EQ(a.steps[i].round, b.steps[i].round);
-      EXPECT_EQ(a.steps[i].data.bytes, b.steps[i].data.bytes);
+      ASSERT_EQ(a.steps[i].work.index(), b.steps[i].work.index());
+      const MessageStep *const one = a.steps[i].message(), *const other = b.steps[i].message();
+      if (one == nullptr) continue;
+      EXPECT_EQ(one->is_send, other->is_send);
+      EXPECT_EQ(one->peer, other->peer);
+      EXPECT_EQ(one->round, other->round);
+      EXPECT_EQ(one->data.bytes, other->data.bytes);
     }
   }
 }
@@ -119,7 +124,10 @@ TEST(GroupPlan, AllRanksGoOnInTheSameRound) {
       ASSERT_TRUE(emit_collective(b, request_of(OpKind::kBarrier, 0, me, 9)).ok());
       plans.push_back(b.take());
       if (me < 8) continue;
-      for (const Step& step : plans.back().steps) EXPECT_GE(step.round, *rounds.begin());
+      for (const Step& step : plans.back().steps) {
+        ASSERT_NE(step.message(), nullptr);
+        EXPECT_GE(step.message()->round, *rounds.begin());
+      }
       PlanBuilder plain;
       plain.scratch(8);
       ASSERT_TRUE(emit_collective(plain, request_of(OpKind::kBarrier, 0, me, 9)).ok());
@@ -201,11 +209,13 @@ TEST(GroupPlan, NoGroupUsesNativeCollectives) {
   ASSERT_TRUE(b.within({&all, 1}, 0, [&](int32_t, int32_t) {
                  return emit_collective(b, request).status();
                }).ok());
-  for (const Step& step : b.take().steps) EXPECT_EQ(step.native, nullptr);
+  const auto native = [](const Step& step) {
+    return step.message() != nullptr && step.message()->native != nullptr;
+  };
+  EXPECT_TRUE(std::ranges::none_of(b.take().steps, native));
   PlanBuilder plain;
   ASSERT_TRUE(emit_collective(plain, request).ok());
-  const LogicalPlan plan = plain.take();
-  EXPECT_TRUE(std::ranges::any_of(plan.steps, [](const Step& s) { return s.native != nullptr; }));
+  EXPECT_TRUE(std::ranges::any_of(plain.take().steps, native));
 }
 
 TEST(GroupPlan, AnErrorOfAnEmitterIsOneOfThePlan) {

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "core/kernels/bytes.h"
-#include "core/plan/builder.h"
+#include "core/plan/collectives.h"
 #include "tests/support/lowering.h"
 
 namespace sotto::test {
@@ -37,11 +37,11 @@ Lowering far_device() {
 }
 
 Ids preds(const Plan& plan, uint32_t step) {
-  const auto all = plan.preds(step);
+  const auto all = plan.order.preds(step);
   return {all.begin(), all.end()};
 }
 Ids succs(const Plan& plan, uint32_t step) {
-  const auto all = plan.succs(step);
+  const auto all = plan.order.succs(step);
   return {all.begin(), all.end()};
 }
 
@@ -78,15 +78,15 @@ TEST(Lowering, OrderThatNoRegionShows) {
   EXPECT_EQ(preds(*Lowering().of(b.take()), second), Ids{first});
 }
 
-TEST(Lowering, AnAnswerTakesThePlaceOfWhatItWasMadeOf) {
-  for (const bool answers : {false, true}) {
+TEST(Lowering, AReplyTakesThePlaceOfWhatItWasMadeOf) {
+  for (const bool elided : {false, true}) {
     PlanBuilder b;
     const uint32_t x = b.bound(64);
     b.send(1, {x, 0, 16}, 0);  // 0
     b.send(2, {x, 0, 16}, 0);  // 1
     b.recv(1, {x, 0, 16}, 1);  // 2
-    if (answers) b.answers(0);
-    EXPECT_EQ(preds(*Lowering().of(b.take()), 2), answers ? Ids{1} : (Ids{0, 1}));
+    if (elided) b.elide_anti_dependency(0);
+    EXPECT_EQ(preds(*Lowering().of(b.take()), 2), elided ? Ids{1} : (Ids{0, 1}));
   }
 }
 
@@ -97,15 +97,15 @@ TEST(Lowering, MessagesOfADeviceAreStaged) {
   b.send(2, {x, 0, 16}, 1);
   const auto plan = far_device().of(b.take());
   ASSERT_EQ(plan->steps.size(), 4u);
-  const StepKind kinds[] = {StepKind::kRecv, StepKind::kCopy, StepKind::kCopy, StepKind::kSend};
-  for (uint32_t i = 0; i < 4; ++i) {
-    EXPECT_EQ(plan->steps[i].kind, kinds[i]) << i;
-    EXPECT_EQ(preds(*plan, i), i == 0 ? Ids{} : Ids{i - 1}) << i;
-  }
+  EXPECT_TRUE(is_receive(plan->steps[0]));
+  EXPECT_NE(plan->steps[1].copy(), nullptr);
+  EXPECT_NE(plan->steps[2].copy(), nullptr);
+  EXPECT_TRUE(is_send(plan->steps[3]));
+  for (uint32_t i = 0; i < 4; ++i) EXPECT_EQ(preds(*plan, i), i == 0 ? Ids{} : Ids{i - 1}) << i;
   EXPECT_NE(plan->steps[1].lane, plan->steps[2].lane);  // directions do not wait for each other
   for (const uint32_t message : {0u, 3u})
-    EXPECT_EQ(plan->slots[plan->steps[message].data.slot].kind, SlotKind::kHost);
-  EXPECT_GE(plan->host_bytes, 32u);
+    EXPECT_EQ(plan->slots[plan->steps[message].message()->data.slot].kind, SlotKind::kHost);
+  EXPECT_GE(plan->arenas.host, 32u);
 }
 
 TEST(Lowering, EventsStandWhereSomethingOutsideTheLaneLooks) {
@@ -118,7 +118,7 @@ TEST(Lowering, EventsStandWhereSomethingOutsideTheLaneLooks) {
   b.copy({x, 16, 8}, {x, 8, 8}, other);   // 2: seen by 3, of its lane
   b.copy({x, 24, 8}, {x, 16, 8}, other);  // 3: the last
   const auto plan = far_device().of(b.take());
-  EXPECT_EQ(plan->needs_event, (std::vector<uint8_t>{0, 1, 0, 1}));
+  EXPECT_EQ(plan->order.needs_event, (std::vector<uint8_t>{0, 1, 0, 1}));
 }
 
 TEST(Lowering, LongKernelsAndTheirUndoAreCutAlike) {
@@ -152,8 +152,8 @@ TEST(Lowering, LongKernelsAndTheirUndoAreCutAlike) {
   const auto plan = cutting.of(std::move(logical));
   ASSERT_EQ(plan->steps.size(), 4u);
   for (const Step& step : plan->steps) {
-    ASSERT_EQ(step.pieces.size(), 1u);
-    EXPECT_EQ(step.pieces[0].count, kNormBlock);
+    ASSERT_EQ(step.kernel()->pieces.size(), 1u);
+    EXPECT_EQ(step.kernel()->pieces[0].count, kNormBlock);
   }
   ASSERT_EQ(plan->undo.size(), 5u);
   for (uint32_t part = 0; part < 3; ++part) {
@@ -161,9 +161,9 @@ TEST(Lowering, LongKernelsAndTheirUndoAreCutAlike) {
     EXPECT_EQ(step.pair_first, part);
     EXPECT_EQ(step.pair_last, part);
     EXPECT_TRUE(step.only_if_paired_ran);
-    ASSERT_EQ(step.step.pieces.size(), 1u);
-    EXPECT_EQ(step.step.pieces[0].offset, part * kNormBlock);
-    EXPECT_EQ(step.step.pieces[0].count, kNormBlock);
+    ASSERT_EQ(step.step.kernel()->pieces.size(), 1u);
+    EXPECT_EQ(step.step.kernel()->pieces[0].offset, part * kNormBlock);
+    EXPECT_EQ(step.step.kernel()->pieces[0].count, kNormBlock);
   }
   EXPECT_EQ(plan->undo[3].pair_first, 0u);
   EXPECT_EQ(plan->undo[3].pair_last, 3u);
@@ -172,7 +172,7 @@ TEST(Lowering, LongKernelsAndTheirUndoAreCutAlike) {
   // Steps first, then undo steps, in order.
   EXPECT_EQ(plan->calls, 9u);
   for (uint32_t i = 0; i < 9; ++i)
-    EXPECT_EQ((i < 4 ? plan->steps[i] : plan->undo[i - 4].step).lowered.call, i);
+    EXPECT_EQ((i < 4 ? plan->steps[i] : plan->undo[i - 4].step).kernel()->call, i);
 }
 
 TEST(Lowering, ReceivesOfARoundAreCounted) {
@@ -183,18 +183,39 @@ TEST(Lowering, ReceivesOfARoundAreCounted) {
   b.recv(2, {x, 16, 48}, 1);
   b.send(1, {x, 192, 8}, 0);
   const auto plan = Lowering().of(b.take());
-  ASSERT_EQ(plan->receives.size(), 3u);
-  EXPECT_TRUE(plan->receives[0].empty());
-  EXPECT_TRUE(plan->receives[1].empty());
-  ASSERT_EQ(plan->receives[2].size(), 2u);
-  EXPECT_EQ(plan->receives[2][0].round, 1u);
-  EXPECT_EQ(plan->receives[2][0].count, 2u);
-  EXPECT_EQ(plan->receives[2][0].largest, 48u);
-  EXPECT_EQ(plan->receives[2][1].round, 3u);
-  EXPECT_EQ(plan->traffic[2].payload_bytes_received, 128u);
-  EXPECT_EQ(plan->traffic[1].payload_bytes_sent, 8u);
-  EXPECT_EQ(plan->total.messages_received, 3u);
-  EXPECT_EQ(plan->total.messages_sent, 1u);
+  ASSERT_EQ(plan->messages.receives.size(), 3u);
+  EXPECT_TRUE(plan->messages.receives[0].empty());
+  EXPECT_TRUE(plan->messages.receives[1].empty());
+  ASSERT_EQ(plan->messages.receives[2].size(), 2u);
+  EXPECT_EQ(plan->messages.receives[2][0].round, 1u);
+  EXPECT_EQ(plan->messages.receives[2][0].count, 2u);
+  EXPECT_EQ(plan->messages.receives[2][0].largest, 48u);
+  EXPECT_EQ(plan->messages.receives[2][1].round, 3u);
+  EXPECT_EQ(plan->traffic.peers[2].payload_bytes_received, 128u);
+  EXPECT_EQ(plan->traffic.peers[1].payload_bytes_sent, 8u);
+  EXPECT_EQ(plan->traffic.total.messages_received, 3u);
+  EXPECT_EQ(plan->traffic.total.messages_sent, 1u);
+}
+
+// By place, whatever other bound slots there are.
+TEST(Lowering, SlotsOfCollectivesStayKnown) {
+  PlanBuilder b;
+  CollectiveRequest request;
+  request.kind = OpKind::kAllReduce;
+  request.size = 3;
+  request.dtypes = {Dtype::kF32};
+  request.in_place = {0};
+  for (const uint64_t count : {5u, 7u}) {
+    b.bound(8);
+    request.counts = {count};
+    b.collective(emit_collective(b, request).take());
+  }
+  const auto plan = far_device().of(b.take());
+  ASSERT_EQ(plan->collectives.size(), 2u);
+  for (const uint32_t side : {plan->collectives[0].in, plan->collectives[0].out})
+    EXPECT_EQ(plan->slots[side].bytes, 5 * sizeof(float));
+  for (const uint32_t side : {plan->collectives[1].in, plan->collectives[1].out})
+    EXPECT_EQ(plan->slots[side].bytes, 7 * sizeof(float));
 }
 
 TEST(Lowering, RefusesWhatLiesOutsideASlot) {
@@ -268,9 +289,9 @@ TEST(Lowering, GroupsComeAfterTheInputsBeforeThem) {
   Lowering by_order;
   by_order.matching = Matching::kByOrder;
   const auto plan = by_order.of(b.take());
-  ASSERT_EQ(plan->groups.size(), 4u);
+  ASSERT_EQ(plan->messages.groups.size(), 4u);
   Ids inputs;
-  for (const IssueGroup& group : plan->groups) inputs.push_back(group.inputs);
+  for (const IssueGroup& group : plan->messages.groups) inputs.push_back(group.inputs);
   EXPECT_EQ(inputs, (Ids{0, 1, 1, 2}));
 }
 
@@ -293,10 +314,10 @@ TEST(Lowering, AddressesOfInputsFollowThem) {
   const auto plan = far_device().of(b.take());
   // The copy of all addresses, the input, the copy of its addresses, two kernels.
   ASSERT_EQ(plan->steps.size(), 5u);
-  EXPECT_EQ(plan->steps[1].kind, StepKind::kAwait);
-  EXPECT_EQ(plan->steps[2].source.slot, plan->addresses.late);
-  EXPECT_EQ(plan->steps[2].source.offset, (tensors + 1) * sizeof(void*));
-  EXPECT_EQ(plan->steps[2].source.bytes, 2 * sizeof(void*));
+  EXPECT_NE(plan->steps[1].await(), nullptr);
+  EXPECT_EQ(plan->steps[2].copy()->source.slot, plan->addresses.late);
+  EXPECT_EQ(plan->steps[2].copy()->source.offset, (tensors + 1) * sizeof(void*));
+  EXPECT_EQ(plan->steps[2].copy()->source.bytes, 2 * sizeof(void*));
   EXPECT_EQ(preds(*plan, 2), (Ids{0, 1}));
   EXPECT_EQ(preds(*plan, 3), Ids{0});
   EXPECT_EQ(preds(*plan, 4), (Ids{0, 1, 2}));

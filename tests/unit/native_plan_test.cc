@@ -45,9 +45,10 @@ int calls(const CollectiveRequest& request) {
   int count = 0;
   const NativeStep* last = nullptr;
   for (const Step& step : plan->steps) {
-    if (step.native == nullptr) return -1;
-    count += step.native != last ? 1 : 0;
-    last = step.native;
+    const MessageStep* const message = step.message();
+    if (message == nullptr || message->native == nullptr) return -1;
+    count += message->native != last ? 1 : 0;
+    last = message->native;
   }
   return count;
 }
@@ -72,7 +73,7 @@ TEST(NativePlan, WhatIsNative) {
     EXPECT_EQ(calls(request_of(other, all)), -1);
   CollectiveRequest alone = request_of(OpKind::kAllGather, all);
   alone.size = 1;
-  EXPECT_EQ(plan_of(alone)->transfers, 0u);
+  EXPECT_EQ(plan_of(alone)->messages.transfers, 0u);
 }
 
 // The bytes per pair of ranks are those of messages, and what one sends the other expects.
@@ -84,7 +85,7 @@ TEST(NativePlan, BytesPerPeer) {
       plans.push_back(plan_of(request_of(kind, ~0u), rank));
     for (size_t a = 0; a < kRanks; ++a) {
       for (size_t b = 0; b < kRanks; ++b) {
-        const PeerTraffic &there = plans[a]->traffic[b], &back = plans[b]->traffic[a];
+        const PeerTraffic &there = plans[a]->traffic.peers[b], &back = plans[b]->traffic.peers[a];
         EXPECT_EQ(there.payload_bytes_sent, back.payload_bytes_received);
         EXPECT_EQ(there.messages_sent, back.messages_received);
       }
@@ -93,7 +94,7 @@ TEST(NativePlan, BytesPerPeer) {
       const uint64_t sent = kind == OpKind::kBroadcast   ? (a == 0 ? 2 * kCount : 0)
                             : kind == OpKind::kAllReduce ? kCount + own
                                                          : 2 * kCount;
-      EXPECT_EQ(plans[a]->total.payload_bytes_sent, 4 * sent) << static_cast<int>(kind);
+      EXPECT_EQ(plans[a]->traffic.total.payload_bytes_sent, 4 * sent) << static_cast<int>(kind);
     }
   }
 }
@@ -107,12 +108,12 @@ TEST(NativePlan, OneCallInTheOrderOfThePlan) {
     b.fill({0, 0, 4}, 0);                            // the first of the input
   });
   const auto steps = static_cast<uint32_t>(plan->steps.size());
-  ASSERT_EQ(steps, plan->transfers + 2);
-  ASSERT_EQ(plan->groups.size(), 1u);
-  for (uint32_t i = 0; i + 2 < steps; ++i) EXPECT_TRUE(plan->preds(i).empty());
+  ASSERT_EQ(steps, plan->messages.transfers + 2);
+  ASSERT_EQ(plan->messages.groups.size(), 1u);
+  for (uint32_t i = 0; i + 2 < steps; ++i) EXPECT_TRUE(plan->order.preds(i).empty());
   for (const uint32_t after : {steps - 2, steps - 1}) {
-    ASSERT_EQ(plan->preds(after).size(), 1u);
-    EXPECT_EQ(plan->preds(after)[0], 0u);
+    ASSERT_EQ(plan->order.preds(after).size(), 1u);
+    EXPECT_EQ(plan->order.preds(after)[0], 0u);
   }
 }
 

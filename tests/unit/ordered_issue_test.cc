@@ -9,16 +9,17 @@ namespace {
 // An operation of one message per group.
 class GroupedOp {
  public:
-  explicit GroupedOp(size_t groups, bool stream_ordered = false, bool callers = false) {
-    plan_.links = {{Matching::kByOrder, stream_ordered}};
+  explicit GroupedOp(size_t groups, bool stream_ordered = false, bool user = false) {
+    plan_.messages.links = {{Matching::kByOrder, stream_ordered}};
     for (uint32_t g = 0; g < groups; ++g) {
       Step& step = plan_.steps.emplace_back();
-      step.kind = StepKind::kSend;
-      step.lowered.callers = callers;
-      step.lowered.group = g;
-      plan_.groups.push_back({0, {g}, 0});
+      step.user = user;
+      auto& message = step.work.emplace<MessageStep>();
+      message.is_send = true;
+      message.lowered.group = g;
+      plan_.messages.groups.push_back({0, {g}, 0});
     }
-    plan_.pred_begin.assign(groups + 1, 0);
+    plan_.order.pred_begin.assign(groups + 1, 0);
     states_.reset(plan_);
     Scheduler::bind(op_, plan_, states_, 0, -1);
   }
@@ -49,7 +50,7 @@ class OrderedIssueTest : public testing::Test {
   }
   // All groups of an operation.
   void add(GroupedOp& op) {
-    for (uint32_t g = 0; g < op.op().plan().groups.size(); ++g) groups_.add(op.op(), g);
+    for (uint32_t g = 0; g < op.op().plan().messages.groups.size(); ++g) groups_.add(op.op(), g);
   }
   OrderedIssue groups_;
   Status last_;
@@ -114,7 +115,7 @@ TEST_F(OrderedIssueTest, NothingBesideALaunchOfAGraph) {
 TEST_F(OrderedIssueTest, CallsOfLanesWaitForTheCallersStream) {
   GroupedOp calls(1, true, true), others(1, true, false), messages(1, false, true);
   for (GroupedOp* op : {&messages, &others, &calls}) {
-    Scheduler::hold(op->op());
+    Scheduler::block(op->op());
     op->ready(0);
     add(*op);
   }

@@ -14,20 +14,25 @@ using Steps = std::vector<uint32_t>;
 // A plan whose steps and edges are given; the rest is what lower() would make of it.
 class PlanOfSteps {
  public:
-  uint32_t add(StepKind kind, Steps after = {}, Phase phase = Phase::kBody) {
+  uint32_t add(StepWork work, Steps after = {}, Phase phase = Phase::kBody) {
     Step step;
-    step.kind = kind;
     step.phase = phase;
+    step.work = std::move(work);
     plan_.steps.push_back(step);
     after_.push_back(std::move(after));
     return static_cast<uint32_t>(plan_.steps.size()) - 1;
   }
-  uint32_t kernel(Steps after = {}) { return add(StepKind::kKernel, std::move(after)); }
+  uint32_t kernel(Steps after = {}) { return add(KernelStep{}, std::move(after)); }
   uint32_t commit(Steps after = {}) {
-    return add(StepKind::kKernel, std::move(after), Phase::kCommitting);
+    return add(KernelStep{}, std::move(after), Phase::kCommitting);
   }
-  uint32_t send(Steps after = {}) { return add(StepKind::kSend, std::move(after)); }
-  uint32_t receive(Steps after = {}) { return add(StepKind::kRecv, std::move(after)); }
+  uint32_t send(Steps after = {}) { return message(true, std::move(after)); }
+  uint32_t receive(Steps after = {}) { return message(false, std::move(after)); }
+  uint32_t message(bool is_send, Steps after) {
+    MessageStep work;
+    work.is_send = is_send;
+    return add(std::move(work), std::move(after));
+  }
   // Undo steps are told apart by the lane.
   void undo(uint16_t mark, uint32_t first, uint32_t last, bool only_if_paired_ran) {
     UndoStep step;
@@ -39,21 +44,22 @@ class PlanOfSteps {
   }
   Plan& raw() { return plan_; }
   const Plan& plan() {
-    if (plan_.links.empty()) plan_.links.emplace_back();
+    if (plan_.messages.links.empty()) plan_.messages.links.emplace_back();
     const size_t count = plan_.steps.size();
-    plan_.pred_begin.assign(1, 0);
-    plan_.succ_begin.assign(1, 0);
-    plan_.predecessors.clear();
-    plan_.successors.clear();
+    plan_.order.pred_begin.assign(1, 0);
+    plan_.order.succ_begin.assign(1, 0);
+    plan_.order.predecessors.clear();
+    plan_.order.successors.clear();
     for (uint32_t i = 0; i < count; ++i) {
-      plan_.predecessors.insert(plan_.predecessors.end(), after_[i].begin(), after_[i].end());
-      plan_.pred_begin.push_back(static_cast<uint32_t>(plan_.predecessors.size()));
+      plan_.order.predecessors.insert(plan_.order.predecessors.end(), after_[i].begin(),
+                                      after_[i].end());
+      plan_.order.pred_begin.push_back(static_cast<uint32_t>(plan_.order.predecessors.size()));
       for (uint32_t next = 0; next < count; ++next) {
         for (const uint32_t before : after_[next]) {
-          if (before == i) plan_.successors.push_back(next);
+          if (before == i) plan_.order.successors.push_back(next);
         }
       }
-      plan_.succ_begin.push_back(static_cast<uint32_t>(plan_.successors.size()));
+      plan_.order.succ_begin.push_back(static_cast<uint32_t>(plan_.order.successors.size()));
     }
     return plan_;
   }
@@ -222,9 +228,8 @@ TEST(Scheduler, CallsOfLanesAreQueuedBehindEachOther) {
 
 TEST(Scheduler, NothingIsQueuedBehindACallWhoseMessageIsLookedAt) {
   PlanOfSteps chain;
-  const uint32_t first = chain.kernel();
+  const uint32_t first = chain.add(CopyStep{{}, {}, std::make_shared<Expectation>()});
   const uint32_t second = chain.kernel({first});
-  chain.raw().steps[first].expected = std::make_shared<Expectation>();
   Scheduler scheduler;
   Operation operation(scheduler, chain.plan(), 0, true);
   operation.start();
@@ -241,8 +246,8 @@ TEST(Scheduler, GroupsCountDown) {
   const uint32_t kernel = rounds.kernel();
   const uint32_t send = rounds.send({kernel}), receive = rounds.receive();
   Plan& raw = rounds.raw();
-  raw.links = {{Matching::kByOrder, false}};
-  raw.groups = {{0, {send, receive}, 0}};
+  raw.messages.links = {{Matching::kByOrder, false}};
+  raw.messages.groups = {{0, {send, receive}, 0}};
   Scheduler scheduler;
   Operation operation(scheduler, rounds.plan());
   operation.start();
@@ -252,17 +257,17 @@ TEST(Scheduler, GroupsCountDown) {
   EXPECT_TRUE(operation.take_messages().empty());
 }
 
-TEST(Scheduler, StepsOnTheCallersMemoryAreKeptBack) {
+TEST(Scheduler, StepsOnUserMemoryAreKeptBack) {
   PlanOfSteps two;
   const uint32_t touches = two.kernel(), other = two.kernel();
-  two.raw().steps[touches].lowered.callers = true;
+  two.raw().steps[touches].user = true;
   Scheduler scheduler;
   Operation operation(scheduler, two.plan(), 0, true);
-  Scheduler::hold(operation.op());
+  Scheduler::block(operation.op());
   operation.start();
   EXPECT_EQ(drain(scheduler), (Order{{&operation.op(), other}}));
   scheduler.let_start(operation.op());
-  EXPECT_FALSE(operation.op().held());
+  EXPECT_FALSE(operation.op().blocked());
   EXPECT_EQ(drain(scheduler), (Order{{&operation.op(), touches}}));
 }
 
@@ -435,7 +440,7 @@ TEST(Scheduler, StallCountsFromTheLastProgressOfThisOrAnEarlierOperation) {
 TEST(Scheduler, AnInputIsDoneWhenItIsSaidToBe) {
   for (const bool asynchronous : {false, true}) {
     PlanOfSteps inputs;
-    const uint32_t first = inputs.add(StepKind::kAwait), second = inputs.add(StepKind::kAwait);
+    const uint32_t first = inputs.add(AwaitStep{}), second = inputs.add(AwaitStep{});
     const uint32_t one = inputs.kernel({first}), both = inputs.kernel({first, second});
     const uint32_t send = inputs.send({second});
     inputs.raw().awaits = {first, second};
@@ -462,12 +467,12 @@ TEST(Scheduler, AnInputIsDoneWhenItIsSaidToBe) {
 
 TEST(Scheduler, GroupsEnterTheirQueueInOrderAsInputsCome) {
   PlanOfSteps inputs;
-  const uint32_t first = inputs.add(StepKind::kAwait), second = inputs.add(StepKind::kAwait);
+  const uint32_t first = inputs.add(AwaitStep{}), second = inputs.add(AwaitStep{});
   const uint32_t a = inputs.send(), b = inputs.send(), c = inputs.send();
   Plan& raw = inputs.raw();
-  raw.links = {{Matching::kByOrder, false}};
+  raw.messages.links = {{Matching::kByOrder, false}};
   raw.awaits = {first, second};
-  raw.groups = {{0, {a}, 0}, {0, {b}, 1}, {0, {c}, 2}};
+  raw.messages.groups = {{0, {a}, 0}, {0, {b}, 1}, {0, {c}, 2}};
   Scheduler scheduler;
   Operation operation(scheduler, inputs.plan());
   ScheduledOp& op = operation.op();
@@ -483,7 +488,7 @@ TEST(Scheduler, GroupsEnterTheirQueueInOrderAsInputsCome) {
 
 TEST(Scheduler, NoOperationStallsWithoutItsInputs) {
   PlanOfSteps inputs;
-  const uint32_t input = inputs.add(StepKind::kAwait);
+  const uint32_t input = inputs.add(AwaitStep{});
   inputs.receive();
   inputs.raw().awaits = {input};
   Scheduler scheduler;

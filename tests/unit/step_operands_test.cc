@@ -40,10 +40,10 @@ std::vector<const ScalarsType*> types_of(const StepPlan& step) {
     EXPECT_EQ(step.plan.slots[array.host].kind, SlotKind::kHost);
     EXPECT_EQ(std::ranges::count_if(step.plan.steps,
                                     [&](const Step& s) {
-                                      return s.kind == StepKind::kCopy &&
-                                             s.source.slot == array.host &&
-                                             s.destination.slot == array.device &&
-                                             s.source.bytes == bytes;
+                                      const CopyStep* const copy = s.copy();
+                                      return copy != nullptr && copy->source.slot == array.host &&
+                                             copy->destination.slot == array.device &&
+                                             copy->source.bytes == bytes;
                                     }),
               1);
   }

@@ -27,7 +27,7 @@ static_assert(sizeof(MemberRecord) == 24);
 
 class InprocBackend final : public Backend {
  public:
-  InprocBackend() : mailbox_(std::make_shared<Mailbox>()) {}
+  explicit InprocBackend(const Clock& clock) : mailbox_(std::make_shared<Mailbox>(clock)) {}
   // Other ranks may still hold the mailbox, and wake it.
   ~InprocBackend() override { mailbox_->forward_wakes(nullptr); }
 
@@ -180,8 +180,8 @@ Result<std::unique_ptr<Transport>> InprocBackend::connect(ControlPlane& control,
 }  // namespace
 }  // namespace inproc
 
-Result<std::unique_ptr<Backend>> make_inproc_backend(const Clock&) {
-  return std::unique_ptr<Backend>(std::make_unique<inproc::InprocBackend>());
+Result<std::unique_ptr<Backend>> make_inproc_backend(const Clock& clock) {
+  return std::unique_ptr<Backend>(std::make_unique<inproc::InprocBackend>(clock));
 }
 
 }  // namespace sotto

@@ -7,12 +7,12 @@
 namespace sotto::inproc {
 namespace {
 
-// A longer wait ends early, which poll allows.
-constexpr int64_t kLongestWaitUs = 3'600'000'000;
+// Longest sleep before the clock is read again.
+constexpr int64_t kSleepUs = 200'000;
 
 }  // namespace
 
-Mailbox::Mailbox() {
+Mailbox::Mailbox(const Clock& clock) : clock_(clock) {
   pthread_mutex_init(&mutex_, nullptr);
   pthread_condattr_t attributes;
   pthread_condattr_init(&attributes);
@@ -29,7 +29,7 @@ Mailbox::~Mailbox() {
 bool Mailbox::poll(int64_t wait_us) {
   if (!pending_.load(std::memory_order_acquire)) {
     if (wait_us <= 0) return false;
-    wait(wait_us);
+    wait(Deadline::in_us(clock_, wait_us));
   }
   return run_sources();
 }
@@ -68,21 +68,21 @@ bool Mailbox::run_sources() {
   return ran;
 }
 
-void Mailbox::wait(int64_t wait_us) {
+void Mailbox::wait(Deadline deadline) {
+  pthread_mutex_lock(&mutex_);
+  while (!pending_.load(std::memory_order_acquire) && !deadline.passed(clock_))
+    sleep(std::min(deadline.left_us(clock_), kSleepUs));
+  pthread_mutex_unlock(&mutex_);
+}
+
+// Real time, with the mutex held.
+void Mailbox::sleep(int64_t us) {
   timespec until{};
   clock_gettime(CLOCK_MONOTONIC, &until);
-  wait_us = std::min(wait_us, kLongestWaitUs);
-  until.tv_sec += static_cast<time_t>(wait_us / 1'000'000);
-  until.tv_nsec += static_cast<long>(wait_us % 1'000'000) * 1000;
-  if (until.tv_nsec >= 1'000'000'000) {
-    until.tv_nsec -= 1'000'000'000;
-    ++until.tv_sec;
-  }
-  pthread_mutex_lock(&mutex_);
-  while (!pending_.load(std::memory_order_acquire)) {
-    if (pthread_cond_timedwait(&condition_, &mutex_, &until) != 0) break;
-  }
-  pthread_mutex_unlock(&mutex_);
+  until.tv_nsec += static_cast<long>(us) * 1000;
+  until.tv_sec += until.tv_nsec / 1'000'000'000;
+  until.tv_nsec %= 1'000'000'000;
+  pthread_cond_timedwait(&condition_, &mutex_, &until);
 }
 
 }  // namespace sotto::inproc

@@ -8,6 +8,7 @@
 #include <mutex>
 #include <vector>
 
+#include "core/base/clock.h"
 #include "core/iface/transport.h"
 
 namespace sotto::inproc {
@@ -24,7 +25,8 @@ class MailboxSource {
 
 class Mailbox final : public Poller {
  public:
-  Mailbox();
+  // Waits end by the clock, which outlives the mailbox.
+  explicit Mailbox(const Clock& clock);
   ~Mailbox() override;
   Mailbox(const Mailbox&) = delete;
   Mailbox& operator=(const Mailbox&) = delete;
@@ -40,8 +42,10 @@ class Mailbox final : public Poller {
 
  private:
   bool run_sources();
-  void wait(int64_t wait_us);
+  void wait(Deadline deadline);
+  void sleep(int64_t us);
 
+  const Clock& clock_;
   // std::condition_variable waits with pthread_cond_clockwait, which the thread sanitizer of GCC 12
   // does not know.
   pthread_mutex_t mutex_;

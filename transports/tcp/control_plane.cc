@@ -1,64 +1,28 @@
 #include "transports/tcp/control_plane.h"
 
-#include <algorithm>
+#include <utility>
 
 namespace sotto::tcp {
 namespace {
 
-constexpr int64_t kBeatTickMs = 50;
-// Ticks further apart than this: the process was stopped, or polls only now and then.
-constexpr int64_t kSleptMs = 200;
+Status exchange_failed(std::string_view what, const FailureCause& cause) {
+  return cause.status().with_prefix(fmt::format("exchange \"{}\"", what));
+}
 
 }  // namespace
 
 TcpControl::TcpControl(std::shared_ptr<Reactor> reactor, Membership membership,
                        int64_t heartbeat_ms)
-    : reactor_owner_(std::move(reactor)),
-      reactor_(*reactor_owner_),
-      group_(std::move(membership)),
-      heartbeat_ms_(heartbeat_ms),
-      service_(reactor_, group_.rank, group_.size(), group_.coordinator,
-               [this](int32_t rank, std::string payload) {
-                 ControlLink* link = link_of(rank);
-                 if (link != nullptr && !bye_[static_cast<size_t>(rank)])
-                   link->send(wire::FrameKind::kService, std::move(payload));
-               }),
-      bye_(static_cast<size_t>(group_.size())),
-      last_heartbeat_ns_(reactor_.now_ns()),
-      last_tick_ns_(last_heartbeat_ns_),
-      awake_since_ns_(last_heartbeat_ns_) {
-  const auto size = static_cast<uint64_t>(group_.size());
-  gather_.blobs.resize(size);
-  lost_.resize(size);
-  bridge_->control = this;
-  for (const auto& link : group_.links) {
-    if (!link) continue;
-    link->set_owner(*this);
-    // Members send one blob, the coordinator all of them.
-    link->set_max_payload((coordinates() ? 1 : size) * (wire::kMaxBlobBytes + 64) +
-                          4 * wire::kMaxTextBytes);
-  }
-  set_silence_limit(0);
-}
-
-TcpControl::~TcpControl() { bridge_->control = nullptr; }
-
-ControlLink* TcpControl::link_of(int32_t rank) const {
-  if (coordinates()) return group_.links[static_cast<size_t>(rank)].get();
-  return rank == group_.coordinator && !group_.links.empty() ? group_.links[0].get() : nullptr;
-}
-
-std::string TcpControl::describe_rank(int32_t rank) const {
-  return member_text(rank, group_.members[static_cast<size_t>(rank)]);
-}
-
-std::string TcpControl::coordinator_address() const {
-  return coordinates() ? "" : group_.links[0]->name();
-}
-
-std::shared_ptr<const LinkBytes> TcpControl::link_bytes(int32_t rank) const {
-  const ControlLink* link = link_of(rank);
-  return link != nullptr ? link->bytes() : nullptr;
+    : reactor_(std::move(reactor)),
+      star_(*reactor_, std::move(membership), *this),
+      gather_(star_),
+      signs_(star_, gather_, reactor_->clock(), heartbeat_ms),
+      agreement_(star_, signs_, reactor_->clock(), [this] { failed(); }),
+      service_(*reactor_, star_.rank(), star_.size(), star_.coordinator(),
+               [this](int32_t rank, const std::string& payload) {
+                 if (!star_.left(rank)) star_.send(rank, wire::FrameKind::kService, payload);
+               }) {
+  start_ticking();
 }
 
 // ---- all-gather
@@ -74,79 +38,25 @@ Result<std::vector<std::string>> TcpControl::all_gather(std::string_view what,
     fail({status.code(), rank(), status.text(), rank()});
     return status;
   }
-  if (left_)
+  if (star_.left(rank()))
     return invalid_state("rank {} has left the group and cannot take part in \"{}\"", rank(), what);
-  gathered_.reset();
-  told_.waiting.clear();
-  const uint64_t sequence = sequence_;
-  if (coordinates()) {
-    contribute(rank(), sequence, std::string(what), std::string(mine));
-  } else if (!failure_) {
-    group_.links[0]->send(wire::FrameKind::kGather,
-                          wire::Gather{sequence, std::string(what), std::string(mine)}.encode());
-  }
-  const auto abandoned = [this] {
-    return !coordinates() && bye_[static_cast<size_t>(group_.coordinator)];
-  };
+  if (failure() && !star_.coordinates()) return exchange_failed(what, *failure());
+  decide(gather_.begin(what, mine));
+  const auto abandoned = [this] { return !star_.coordinates() && star_.left(coordinator()); };
   const bool in_time =
-      driver.run_until([&] { return failure_ || gathered_ || abandoned(); }, deadline);
-  if (gathered_) return std::exchange(gathered_, std::nullopt).value();
-  if (!failure_ && abandoned()) {
+      driver.run_until([&] { return failure() || gather_.complete() || abandoned(); }, deadline);
+  if (gather_.complete()) return gather_.take();
+  if (!failure() && abandoned()) {
     return error(Code::kPeerLost, "exchange \"{}\": the coordinator, {}, has left the group", what,
-                 describe_rank(group_.coordinator));
+                 describe_rank(coordinator()));
   }
-  if (in_time) return failure_->status().with_prefix(fmt::format("exchange \"{}\"", what));
-  const std::string missing = coordinates() ? missing_text() : told_.waiting;
-  return error(
-      Code::kTimeout, "rank {}: the exchange \"{}\" is not complete in time: {}", rank(), what,
-      missing.empty()
-          ? fmt::format("no answer from the coordinator, {}", describe_rank(group_.coordinator))
-          : missing + " did not come");
-}
-
-std::string TcpControl::missing_text() const {
-  std::vector<int32_t> ranks;
-  for (int32_t r = 0; r < size(); ++r) {
-    if (!gather_.blobs[static_cast<size_t>(r)]) ranks.push_back(r);
-  }
-  return ranks.empty() ? ""
-                       : fmt::format("rank{} {}", ranks.size() == 1 ? "" : "s", rank_list(ranks));
-}
-
-void TcpControl::contribute(int32_t from, uint64_t sequence, std::string what, std::string blob) {
-  auto& place = gather_.blobs[static_cast<size_t>(from)];
-  if (place || sequence != sequence_) {
-    decide({Code::kProtocol, from,
-            fmt::format("{} is at exchange {} (\"{}\"), the group is at {}", describe_rank(from),
-                        sequence, what, sequence_)});
-    return;
-  }
-  if (gather_.present == 0) {
-    gather_.what = what;
-    gather_.what_rank = from;
-  } else if (gather_.what != what) {
-    decide({Code::kProtocol, from,
-            fmt::format(
-                "ranks do not agree on exchange {}: rank {} came for \"{}\", rank {} for \"{}\"",
-                sequence, gather_.what_rank, gather_.what, from, what)});
-    return;
-  }
-  place = std::move(blob);
-  if (++gather_.present == size()) complete_gather();
-}
-
-void TcpControl::complete_gather() {
-  wire::Gathered all{sequence_++, {}};
-  for (auto& blob : gather_.blobs) all.data.push_back(std::exchange(blob, std::nullopt).value());
-  gather_.present = 0;
-  reported_missing_.clear();
-  if (size() > 1) {
-    const std::string text = all.encode();
-    for (const auto& link : group_.links) {
-      if (link) link->send(wire::FrameKind::kGathered, text);
-    }
-  }
-  gathered_ = std::move(all.data);
+  if (in_time) return exchange_failed(what, *failure());
+  const std::string missing = gather_.waiting();
+  return error(Code::kTimeout, "rank {}: the exchange \"{}\" is not complete in time: {}", rank(),
+               what,
+               missing.empty()
+                   ? fmt::format("no answer from the coordinator, {}", describe_rank(coordinator()))
+                   : missing + " did not come");
 }
 
 // ---- messages
@@ -154,14 +64,14 @@ void TcpControl::complete_gather() {
 Status TcpControl::on_message(ControlLink& link, wire::FrameKind kind, wire::Bytes payload) {
   switch (kind) {
     case wire::FrameKind::kGather:
-      if (coordinates()) return on_gather(link, payload);
+      if (star_.coordinates()) return on_gather(link.rank, payload);
       break;
     case wire::FrameKind::kGathered:
-      if (!coordinates()) return on_gathered(payload);
+      if (!star_.coordinates()) return gather_.on_answer(payload);
       break;
-    case wire::FrameKind::kHeartbeat: return on_heartbeat(link, payload);
-    case wire::FrameKind::kFailure: return on_failure_frame(link.rank, payload);
-    case wire::FrameKind::kBye: on_bye(link); return {};
+    case wire::FrameKind::kHeartbeat: return on_heartbeat(payload);
+    case wire::FrameKind::kFailure: return agreement_.on_frame(link.rank, payload);
+    case wire::FrameKind::kBye: on_bye(link.rank); return {};
     case wire::FrameKind::kService: return service_.on_frame(link.rank, payload);
     default: break;
   }
@@ -169,61 +79,40 @@ Status TcpControl::on_message(ControlLink& link, wire::FrameKind kind, wire::Byt
                describe_rank(link.rank), rank());
 }
 
-Status TcpControl::on_gather(ControlLink& link, wire::Bytes payload) {
-  auto gather = wire::Gather::decode(payload);
-  if (!gather.ok()) return gather.status();
-  contribute(link.rank, gather->sequence, std::move(gather->what), std::move(gather->data));
+void TcpControl::on_lost(ControlLink& link, const Status& why) {
+  agreement_.on_lost(link.rank, {why, link.damaged(), link.unanswered()});
+}
+
+Status TcpControl::on_gather(int32_t from, wire::Bytes payload) {
+  auto part = wire::Gather::decode(payload);
+  if (!part.ok()) return part.status();
+  decide(gather_.contribute(from, part.take()));
   return {};
 }
 
-Status TcpControl::on_gathered(wire::Bytes payload) {
-  auto all = wire::Gathered::decode(payload);
-  if (!all.ok()) return all.status();
-  if (all->sequence != sequence_ || all->data.size() != static_cast<size_t>(size())) {
-    return error(Code::kProtocol,
-                 "answer to exchange {} with {} parts; rank {} is at exchange {} of {} ranks",
-                 all->sequence, all->data.size(), rank(), sequence_, size());
-  }
-  ++sequence_;
-  gathered_ = std::move(all->data);
-  return {};
-}
-
-Status TcpControl::on_heartbeat(ControlLink& link, wire::Bytes payload) {
+Status TcpControl::on_heartbeat(wire::Bytes payload) {
   auto beat = wire::Heartbeat::decode(payload);
   if (!beat.ok()) return beat.status();
-  if (coordinates()) {
-    conclude();
-    return {};
-  }
-  if (link.flushed()) {  // possibly an inquiry: the coordinator waits for a sign of life
-    last_heartbeat_ns_ = reactor_.now_ns();
-    link.send(wire::FrameKind::kHeartbeat, wire::Heartbeat{}.encode());
-  }
-  told_.waiting = std::move(beat->waiting);
-  if (beat->silent_ms.size() == static_cast<size_t>(size())) {
-    told_.silent_ms = std::move(beat->silent_ms);
-    silent_at_ns_ = reactor_.now_ns();
+  if (star_.coordinates()) {
+    agreement_.on_sign();
+  } else {
+    gather_.on_waiting(beat->waiting);
+    signs_.on_word(beat.take());
   }
   return {};
 }
 
-void TcpControl::on_bye(ControlLink& link) {
-  bye_[static_cast<size_t>(link.rank)] = true;
-  if (!coordinates() && proposed_)
-    adopt(*proposed_);  // the coordinator left before it received the proposal
-  if (coordinates() && gather_.present > 0 && !gather_.blobs[static_cast<size_t>(link.rank)]) {
-    decide({Code::kPeerLost, link.rank,
-            fmt::format("{} has left the group during the exchange \"{}\"",
-                        describe_rank(link.rank), gather_.what)});
-  }
+void TcpControl::on_bye(int32_t from) {
+  star_.on_bye(from);
+  agreement_.on_left(from);
+  if (star_.coordinates()) decide(gather_.on_left(from));
 }
 
 // ---- service messages
 
 Status TcpControl::send_service(int32_t to, uint32_t channel, std::string_view bytes) {
-  if (failure_) return failure_->status();
-  if (!established_ || left_)
+  if (failure()) return failure()->status();
+  if (!star_.established() || star_.left(rank()))
     return invalid_state(
         "rank {}: service messages are for groups that are set up and have not ended", rank());
   return service_.send({rank(), to, channel, std::string(bytes)});
@@ -233,93 +122,49 @@ void TcpControl::set_service_listener(uint32_t channel, ServiceListener* listene
   service_.listen(channel, listener);
 }
 
+// ---- failure
+
+void TcpControl::decide(std::optional<FailureCause> cause) {
+  if (cause) agreement_.decide(*std::move(cause));
+}
+
+void TcpControl::failed() {
+  service_.stop();
+  asio::post(reactor_->io(), [this, alive = std::weak_ptr<bool>(alive_)] {
+    if (!alive.expired() && listener_ != nullptr) listener_->on_control_failure(*failure());
+  });
+}
+
 // ---- signs of life
 
-// Four heartbeats fit into the limit.
 void TcpControl::set_silence_limit(int64_t limit_ms) {
-  silence_limit_ms_ = limit_ms;
-  if (limit_ms > 0) heartbeat_ms_ = std::min(heartbeat_ms_, limit_ms / 4);
-  if (size() > 1)
-    ticker_ = reactor_.every(std::min(kBeatTickMs, heartbeat_ms_), [this] { tick(); });
+  signs_.set_limit(limit_ms);
+  start_ticking();
 }
 
 void TcpControl::established() {
-  established_ = true;
-  awake_since_ns_ = reactor_.now_ns();
+  star_.establish();
+  signs_.restart();
+}
+
+void TcpControl::start_ticking() {
+  if (size() > 1) ticker_ = reactor_->every(signs_.tick_ms(), [this] { tick(); });
 }
 
 void TcpControl::tick() {
-  const int64_t now = reactor_.now_ns();
-  if (ms_between(last_tick_ns_, now) > std::max(kSleptMs, silence_limit_ms_ / 2))
-    awake_since_ns_ = now;
-  last_tick_ns_ = now;
-  check_decision(now);
-  if (left_) return;
-  check_silence(now);
-  if (ms_between(last_heartbeat_ns_, now) >= heartbeat_ms_) {
-    last_heartbeat_ns_ = now;
-    send_heartbeats();
-  } else if (coordinates() && gather_.present > 0) {
-    report_missing();
-  }
-}
-
-void TcpControl::send_heartbeats() {
-  wire::Heartbeat beat;
-  if (coordinates()) {
-    if (gather_.present > 0) beat.waiting = missing_text();
-    for (int32_t r = 0; r < size(); ++r)
-      beat.silent_ms.push_back(static_cast<uint32_t>(silent_ms(r)));
-  }
-  const std::string text = beat.encode();
-  for (const auto& link : group_.links) {
-    // A peer that does not read must not make the queue grow.
-    if (link && link->flushed()) link->send(wire::FrameKind::kHeartbeat, text);
-  }
-}
-
-// Sends the ranks that have come the ones that the all-gather waits for.
-void TcpControl::report_missing() {
-  const std::string missing = missing_text();
-  if (missing == reported_missing_) return;
-  reported_missing_ = missing;
-  const std::string text = wire::Heartbeat{missing, {}}.encode();
-  for (const auto& link : group_.links) {
-    const bool there = link && gather_.blobs[static_cast<size_t>(link->rank)].has_value();
-    if (there && link->flushed()) link->send(wire::FrameKind::kHeartbeat, text);
-  }
-}
-
-int64_t TcpControl::silent_ms(int32_t rank) const {
-  if (rank == group_.rank) return 0;
-  const int64_t now = reactor_.now_ns();
-  if (const ControlLink* link = link_of(rank))
-    return std::max<int64_t>(0, ms_between(link->last_heard_ns(), now));
-  if (told_.silent_ms.empty()) return 0;
-  return told_.silent_ms[static_cast<size_t>(rank)] + ms_between(silent_at_ns_, now);
+  signs_.tick();
+  agreement_.tick();
+  if (star_.left(rank())) return;
+  if (!signs_.beat()) gather_.report_missing();
 }
 
 // ---- end
 
 void TcpControl::leave(Deadline deadline) {
-  if (left_) return;
-  if (inquiry_) decide(inquiry_->cause);
-  if (decision_) adopt(*decision_);
-  left_ = true;
+  if (star_.left(rank())) return;
+  agreement_.conclude_at_once();
   service_.stop();
-  for (const auto& link : group_.links) {
-    if (link) link->send(wire::FrameKind::kBye, "");
-  }
-  const auto told = [this] {
-    return std::all_of(group_.links.begin(), group_.links.end(),
-                       [](const auto& l) { return !l || l->delivered(); });
-  };
-  while (!told() && !deadline.passed(reactor_.clock()))
-    reactor_.poll(std::min<int64_t>(1000, deadline.left_us(reactor_.clock())));
-  for (const auto& link : group_.links) {
-    if (link) link->close();
-  }
-  group_.server.reset();
+  star_.leave(deadline);
 }
 
 }  // namespace sotto::tcp

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <vector>
 
 #include "transports/tcp/net.h"
@@ -77,9 +76,8 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
         admit(std::move(fn)),
         on_full(e.on_full),
         refusals(std::move(place)),
-        acceptor(std::move(a)),
-        timer(r.io()) {}
-  ~State() { give_up_reserve(); }
+        acceptor(std::move(a)) {}
+  ~State() { release_reserve(); }
 
   Reactor& reactor;
   const wire::FrameKind kind;
@@ -90,7 +88,7 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   int64_t full_since_ns = 0;  // 0: it is not
   RefusalLog refusals;
   asio::ip::tcp::acceptor acceptor;
-  asio::steady_timer timer;
+  Timers::Timer timer;
   std::vector<std::unique_ptr<Pending>> pending;  // the oldest first
   bool expected = true;                           // ranks are to come
   int reserve = -1;                    // descriptor for a connection when there is no other
@@ -111,7 +109,7 @@ struct FrameListener::State : std::enable_shared_from_this<State> {
   void take_reserve() {
     if (expected && reserve < 0) reserve = ::open("/dev/null", O_RDONLY | O_CLOEXEC);
   }
-  bool give_up_reserve() {
+  bool release_reserve() {
     if (reserve < 0) return false;
     ::close(std::exchange(reserve, -1));
     return true;
@@ -260,7 +258,7 @@ void FrameListener::State::accepted(asio::ip::tcp::socket socket) {
 void FrameListener::State::not_accepted(const error_code& failed) {
   const bool full = out_of_descriptors(failed);
   refusals.add("accept", full, "", "accepting it: " + failed.message());
-  if (full && (give_up_reserve() || evict())) {
+  if (full && (release_reserve() || evict())) {
     accept();
   } else {
     if (full && pending.empty()) look_for_room(failed);
@@ -284,10 +282,9 @@ void FrameListener::State::look_for_room(const error_code& failed) {
 void FrameListener::State::arm() {
   if (armed || (pending.empty() && accepting)) return;
   armed = true;
-  timer.expires_after(std::chrono::milliseconds(kSweepMs));
-  timer.async_wait([weak = weak_from_this()](const error_code& cancelled) {
+  timer = reactor.after(kSweepMs, [weak = weak_from_this()] {
     const std::shared_ptr<State> self = weak.lock();
-    if (cancelled || !self || !self->acceptor.is_open()) return;
+    if (!self) return;
     self->armed = false;
     self->tick();
   });
@@ -341,14 +338,14 @@ Result<std::unique_ptr<FrameListener>> FrameListener::open(Reactor& reactor, con
 FrameListener::~FrameListener() {
   error_code ignored;
   state_->acceptor.close(ignored);
-  state_->timer.cancel();
+  state_->timer.reset();
   state_->pending.clear();
 }
 
-void FrameListener::expect_nobody() {
+void FrameListener::expect_no_rank() {
   state_->expected = false;
   state_->limit = state_->accepts_left = kUnexpected;
-  state_->give_up_reserve();
+  state_->release_reserve();
   auto& pending = state_->pending;
   for (size_t i = 0; i + kUnexpected < pending.size(); ++i)
     pending[i]->drop("crowded", fmt::format("has sent no {} when all ranks were there",

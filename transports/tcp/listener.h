@@ -57,7 +57,7 @@ class FrameListener {
   uint16_t port() const { return port_; }
   // No rank is expected any more: from now on fewer connections are pending and accepted per
   // second, and no descriptor is in reserve.
-  void expect_nobody();
+  void expect_no_rank();
   // Refuses a connection that was admitted and to which nothing was sent.
   void refuse(std::unique_ptr<FrameStream> stream, const Refusal& refusal);
   // All refusals were delivered.

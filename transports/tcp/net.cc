@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <charconv>
-#include <chrono>
 #include <cstring>
 #include <optional>
 
@@ -14,9 +13,8 @@ namespace sotto::tcp {
 namespace {
 
 // An address that does not answer is left for the next one after this time.
-constexpr auto kAttempt = std::chrono::seconds(2);
-constexpr auto kFirstPause = std::chrono::milliseconds(10);
-constexpr auto kLongestPause = std::chrono::milliseconds(200);
+constexpr int64_t kAttemptMs = 2000;
+constexpr int64_t kFirstPauseMs = 10, kLongestPauseMs = 200;
 
 struct Interface {
   std::string name;
@@ -204,19 +202,18 @@ struct Connector::State {
         retry(again),
         connected(std::move(c)),
         failed(std::move(f)),
-        socket(r.io()),
-        timer(r.io()) {}
+        socket(r.io()) {}
   Reactor& reactor;
   std::vector<Endpoint> endpoints;
   bool retry;
   SocketFn connected;
   FailedFn failed;
   asio::ip::tcp::socket socket;
-  asio::steady_timer timer;
+  Timers::Timer timer;  // ends the attempt, or the pause behind it
   size_t next = 0;
-  uint64_t attempt = 0;  // tells a timer or an answer that belongs to an attempt given up
+  uint64_t attempt = 0;  // tells an answer that belongs to an aborted attempt
   bool stopped = false;
-  std::chrono::milliseconds pause = kFirstPause;
+  int64_t pause_ms = kFirstPauseMs;
   std::vector<std::string> answers;  // of each endpoint's last attempt
 
   std::string tried() const {
@@ -242,21 +239,17 @@ struct Connector::State {
           }
         });
     if (!self->retry && self->next + 1 == self->endpoints.size()) {
-      self->timer.cancel();
+      self->timer.reset();
       return;  // the last chance: as long as the system tries
     }
-    self->timer.expires_after(kAttempt);
-    self->timer.async_wait(
-        [weak = std::weak_ptr<State>(self), to, attempt](const error_code& cancelled) {
-          const std::shared_ptr<State> state = weak.lock();
-          if (cancelled || !state || state->stopped || state->attempt != attempt) return;
-          refused(state, to, "no answer");
-        });
+    self->timer = self->reactor.after(kAttemptMs, [weak = std::weak_ptr<State>(self), to] {
+      if (const std::shared_ptr<State> state = weak.lock()) refused(state, to, "no answer");
+    });
   }
 
   static void done(const std::shared_ptr<State>& self, const Endpoint& to) {
     self->stopped = true;
-    self->timer.cancel();
+    self->timer.reset();
     error_code ignored;
     const int fd = self->socket.release(ignored);
     if (!ignored) self->connected(fd, endpoint_text(to));
@@ -276,14 +269,11 @@ struct Connector::State {
       self->failed(error(Code::kTransport, "cannot connect to {}", self->tried()));
       return;
     }
-    const uint64_t attempt = ++self->attempt;
-    self->timer.expires_after(self->pause);
-    self->pause = std::min<std::chrono::milliseconds>(self->pause * 2, kLongestPause);
-    self->timer.async_wait(
-        [weak = std::weak_ptr<State>(self), attempt](const error_code& cancelled) {
-          const std::shared_ptr<State> state = weak.lock();
-          if (!cancelled && state && !state->stopped && state->attempt == attempt) start(state);
-        });
+    ++self->attempt;
+    self->timer = self->reactor.after(self->pause_ms, [weak = std::weak_ptr<State>(self)] {
+      if (const std::shared_ptr<State> state = weak.lock()) start(state);
+    });
+    self->pause_ms = std::min(self->pause_ms * 2, kLongestPauseMs);
   }
 };
 

@@ -4,43 +4,28 @@
 // call. The set is itself a descriptor in Asio, so one wait in Asio covers sockets, accepts,
 // connects and timers.
 //
+// Timers and delayed turns have the times of the injected clock. Real time is only how long a poll
+// waits at once.
+//
 // Threads: the driving thread; wake() from any.
 #pragma once
 
-#include <array>
 #include <atomic>
-#include <cstddef>
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <vector>
 
 #include "core/base/clock.h"
 #include "core/base/status.h"
 #include "core/iface/transport.h"
-#include "transports/tcp/asio.h"
+#include "transports/tcp/asio_wait.h"
 #include "transports/tcp/rate_limiter.h"
 #include "transports/tcp/send_window.h"
 #include "transports/tcp/socket_settings.h"
+#include "transports/tcp/timers.h"
+#include "transports/tcp/turn_queue.h"
 
 namespace sotto::tcp {
-
-class Reactor;
-
-// The owner of a descriptor that the reactor serves. Unregister before destruction.
-class Pollable {
- public:
-  virtual ~Pollable() = default;
-  // events: of epoll (EPOLLIN, EPOLLOUT, ...); 0: another turn without events. True: another turn
-  // is wanted at once.
-  virtual bool serve(uint32_t events) = 0;
-
- private:
-  friend class Reactor;
-  uint32_t events_ = 0;
-  bool queued_ = false;
-  bool registered_ = false;
-};
 
 struct ReactorOptions {
   double rate_limit_mbit = 0;
@@ -64,13 +49,18 @@ class Reactor final : public Poller {
   Status add(int fd, Pollable& pollable);
   void remove(int fd, Pollable& pollable);
   // Another turn for `pollable` in the next pass.
-  void want_turn(Pollable& pollable);
+  void want_turn(Pollable& pollable) { turns_.want(pollable); }
   // Another turn at the time when the rate limiter allows bytes again.
-  void want_turn_at(Pollable& pollable, int64_t at_ns);
+  void want_turn_at(Pollable& pollable, int64_t at_ns) { turns_.want_at(pollable, at_ns); }
 
-  // Calls `tick` in poll about every `period_ms`, until the returned handle is destroyed.
-  std::shared_ptr<void> every(int64_t period_ms, std::function<void()> tick);
-  asio::io_context& io() { return io_; }
+  // Calls from inside poll, until the timer is destroyed: Timers::after, Timers::every.
+  [[nodiscard]] Timers::Timer after(int64_t ms, std::function<void()> call) {
+    return timers_.after(ms, std::move(call));
+  }
+  [[nodiscard]] Timers::Timer every(int64_t ms, std::function<void()> call) {
+    return timers_.every(ms, std::move(call));
+  }
+  asio::io_context& io() { return asio_.io(); }
   RateLimiter& egress() { return egress_; }
   RateLimiter& ingress() { return ingress_; }
   SendShares& send_shares() { return send_shares_; }
@@ -80,43 +70,24 @@ class Reactor final : public Poller {
 
  private:
   class Waker;
-  struct Ticker;
-  struct EpollReady;
 
   explicit Reactor(const ReactorOptions& options);
   Status open();
   bool pass();
-  bool collect();
-  bool serve_turns();
-  bool run_asio();
+  void collect();
   void block(int64_t wait_us);
-  void arm_epoll();
-  void arm_turn_timer();
-  void release_delayed();
 
   const Clock* clock_;
   int64_t spin_us_;
   RateLimiter egress_, ingress_;
   SendShares send_shares_;
   SocketSettings sockets_;
-  // Memory of the one wait that is armed at a time, for which Asio would allocate.
-  alignas(std::max_align_t) std::array<std::byte, 256> epoll_wait_;
-  asio::io_context io_{1};
-  asio::executor_work_guard<asio::io_context::executor_type> work_{io_.get_executor()};
-  asio::posix::stream_descriptor epoll_in_asio_{io_};
-  asio::steady_timer turn_timer_{io_};
-  int epoll_fd_ = -1;
-  bool epoll_armed_ = false;
-  int64_t turn_timer_at_ = INT64_MAX;
-  int64_t last_asio_ns_ = 0;
+  TurnQueue turns_;
+  Timers timers_;
+  AsioWait asio_;
+  int epoll_fd_ = -1;  // Asio's
   std::atomic<bool> wake_requested_{false};
   std::unique_ptr<Waker> waker_;
-  struct Delayed {
-    Pollable* pollable;
-    int64_t at_ns;
-  };
-  std::vector<Pollable*> turns_, serving_;
-  std::vector<Delayed> delayed_;
 };
 
 }  // namespace sotto::tcp

@@ -9,10 +9,10 @@ namespace sotto::tcp {
 namespace {
 
 constexpr uint64_t kMaxJoinBytes = 4096;
-// Of a client after its join: a failure frame, when it gives up.
+// Of a client after its join: a failure frame, when it aborts.
 constexpr uint64_t kMaxClientBytes = wire::kMaxTextBytes + 64;
 constexpr size_t kMaxDepartures = 4096;
-constexpr size_t kGivenUpTexts = 4;
+constexpr size_t kAbortedTexts = 4;
 constexpr int64_t kReportTickMs = 50;
 constexpr int64_t kLateComersUs = 1'000'000;
 constexpr int64_t kReturnUs = 2'000'000;
@@ -29,29 +29,6 @@ std::string client_text(int32_t rank, const wire::Join& join, const std::string&
 }
 
 }  // namespace
-
-std::string member_text(int32_t rank, const wire::Members::Member& m) {
-  return fmt::format("rank {} (pid {} on {}{}{})", rank, m.pid, m.host,
-                     m.address.empty() ? "" : ", ", m.address);
-}
-
-std::string rank_list(const std::vector<int32_t>& ranks) {
-  std::string text;
-  for (size_t i = 0; i < ranks.size();) {
-    size_t last = i;
-    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
-    text += text.empty() ? "" : ", ";
-    text +=
-        last > i + 1 ? fmt::format("{} to {}", ranks[i], ranks[last]) : fmt::format("{}", ranks[i]);
-    i = last > i + 1 ? last + 1 : i + 1;
-  }
-  return text;
-}
-
-std::string did_not_come(const std::string& waiting) {
-  const size_t more = std::min(waiting.find(" ("), waiting.size());
-  return waiting.substr(0, more) + " did not come" + waiting.substr(more);
-}
 
 RendezvousServer::RendezvousServer(Reactor& reactor, uint64_t token)
     : reactor_(reactor), token_(token) {}
@@ -201,7 +178,7 @@ void RendezvousServer::on_lost(ControlLink& link, const Status& why) {
           fmt::format("{} was lost during the rendezvous: {}", who, why.text())});
 }
 
-void RendezvousServer::depart(Client& client, bool gave_up, FailureCause cause) {
+void RendezvousServer::depart(Client& client, bool aborted, FailureCause cause) {
   client.gone = true;
   const int32_t rank = client.join.rank;
   if (in_range(rank)) {
@@ -210,7 +187,7 @@ void RendezvousServer::depart(Client& client, bool gave_up, FailureCause cause) 
   }
   std::erase_if(departures_, [&](const Departure& d) { return d.rank == rank; });
   if (departures_.size() < kMaxDepartures)
-    departures_.push_back({rank, reactor_.now_ns(), gave_up, std::move(cause)});
+    departures_.push_back({rank, reactor_.now_ns(), aborted, std::move(cause)});
 }
 
 const RendezvousServer::Departure* RendezvousServer::departed(int32_t rank) const {
@@ -223,7 +200,7 @@ const RendezvousServer::Departure* RendezvousServer::lost(bool due) const {
   const int64_t before_ns = reactor_.now_ns() - (due ? kReturnUs * 1000 : 0);
   for (const Departure& d : departures_) {
     const bool missing = in_range(d.rank) && by_rank_[static_cast<size_t>(d.rank)] == nullptr;
-    if (missing && !d.gave_up && d.at_ns <= before_ns) return &d;
+    if (missing && !d.aborted && d.at_ns <= before_ns) return &d;
   }
   return nullptr;
 }
@@ -266,16 +243,16 @@ bool RendezvousServer::all_there() const {
 
 // "ranks 2, 4 (gave up waiting: rank 1 (pid 3 on host); turned away: ...)".
 std::string RendezvousServer::waiting_text() const {
-  std::vector<int32_t> missing, gave_up;
+  std::vector<int32_t> missing, aborted;
   std::string texts;
   for (int32_t r = 0; r < own_->size; ++r) {
     if (r == own_->rank || by_rank_[static_cast<size_t>(r)] != nullptr) continue;
     const Departure* gone = departed(r);
-    (gone != nullptr && gone->gave_up ? gave_up : missing).push_back(r);
-    if (gone != nullptr && gone->gave_up && gave_up.size() <= kGivenUpTexts)
+    (gone != nullptr && gone->aborted ? aborted : missing).push_back(r);
+    if (gone != nullptr && gone->aborted && aborted.size() <= kAbortedTexts)
       texts += (texts.empty() ? "" : "; ") + gone->cause.text;
   }
-  if (missing.empty()) missing = gave_up;
+  if (missing.empty()) missing = aborted;
   if (missing.empty()) return "";
   if (const std::string refused = listener_->refusals().summary(); !refused.empty())
     texts += (texts.empty() ? "" : "; ") + ("turned away: " + refused);
@@ -313,7 +290,7 @@ Membership RendezvousServer::finish() {
   }
   clients_.clear();
   by_rank_.clear();
-  listener_->expect_nobody();
+  listener_->expect_no_rank();
   members_ = out.members;
   const std::string text = wire::Members{out.coordinator, out.token, out.members}.encode();
   for (const auto& link : out.links) {
@@ -379,7 +356,7 @@ class RendezvousClient final : public ControlLinkOwner {
       const bool in_time =
           driver.run_until([this] { return again_ || result_ || failure_; }, deadline);
       if (!in_time) {
-        give_up(driver);
+        abort_join(driver);
         return late();
       }
       if (failure_) return *failure_;
@@ -456,7 +433,7 @@ class RendezvousClient final : public ControlLinkOwner {
   }
 
   // Without this the closing connection would be a lost rank to the coordinator.
-  void give_up(Driver& driver) {
+  void abort_join(Driver& driver) {
     if (!link_) return;
     const std::string why =
         missing_.empty() ? "the coordinator did not answer in time" : did_not_come(missing_);

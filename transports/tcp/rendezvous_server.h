@@ -16,6 +16,7 @@
 #include "transports/tcp/control_link.h"
 #include "transports/tcp/listener.h"
 #include "transports/tcp/net.h"
+#include "transports/tcp/rank_text.h"
 #include "transports/tcp/reactor.h"
 
 namespace sotto::tcp {
@@ -35,16 +36,9 @@ struct Membership {
   int32_t size() const { return static_cast<int32_t>(members.size()); }
 };
 
-// "rank 2 (pid 123 on host, 10.0.0.2:3456)".
-std::string member_text(int32_t rank, const wire::Members::Member& member);
-// "2, 5 to 7".
-std::string rank_list(const std::vector<int32_t>& ranks);
-// waiting: "rank 2 (turned away: ...)". Gives "rank 2 did not come (turned away: ...)".
-std::string did_not_come(const std::string& waiting);
-
 // Connections come from unknown peers. A join with the right token and size and a free rank is
 // admitted; any other is refused, and fails its sender alone. A rank that is lost after its join
-// has 2 s to join again; then the rendezvous fails. One that gives up leaves its place free.
+// has 2 s to join again; then the rendezvous fails. One that aborts leaves its place free.
 class RendezvousServer final : public ControlLinkOwner {
  public:
   // token: of the id; 0: rendezvous at an address. Listens at once.
@@ -68,7 +62,7 @@ class RendezvousServer final : public ControlLinkOwner {
   struct Departure {
     int32_t rank = -1;
     int64_t at_ns = 0;
-    bool gave_up = false;
+    bool aborted = false;
     FailureCause cause;
   };
 
@@ -85,7 +79,7 @@ class RendezvousServer final : public ControlLinkOwner {
   Client*& place_of(int32_t rank) { return by_rank_[static_cast<size_t>(rank)]; }
   bool in_range(int32_t rank) const { return own_ && rank >= 0 && rank < own_->size; }
   void check_early();
-  void depart(Client& client, bool gave_up, FailureCause cause);
+  void depart(Client& client, bool aborted, FailureCause cause);
   const Departure* departed(int32_t rank) const;
   // A rank that was lost and has not joined again; due: its 2 s for that are over.
   const Departure* lost(bool due) const;

@@ -1,5 +1,6 @@
 #include "transports/tcp/tcp_transport.h"
 
+#include "transports/tcp/control_plane.h"
 #include "transports/tcp/stream_carrier.h"
 
 namespace sotto::tcp {
@@ -38,7 +39,7 @@ TcpTransport::~TcpTransport() {
 }
 
 void TcpTransport::carry_failures(TcpControl& control) {
-  bridge_ = control.bridge();
+  bridge_ = control.failure_bridge();
   bridge_->route = this;
   FramedTransport::carry_failures(*this, control.describe_rank(control.rank()));
 }
@@ -58,11 +59,11 @@ bool TcpTransport::connected(int32_t peer) const {
 }
 
 Status TcpTransport::on_failure_frame(int32_t peer, wire::Bytes payload) {
-  return bridge_->control != nullptr ? bridge_->control->on_failure_frame(peer, payload) : Status();
+  return bridge_->agreement != nullptr ? bridge_->agreement->on_frame(peer, payload) : Status();
 }
 
 void TcpTransport::on_disconnected(int32_t peer) {
-  if (bridge_->control != nullptr) bridge_->control->on_disconnected(peer);
+  if (bridge_->agreement != nullptr) bridge_->agreement->on_disconnected(peer);
 }
 
 TransferCounters TcpTransport::counters(uint64_t comm, int32_t peer) const {

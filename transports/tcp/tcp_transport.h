@@ -10,11 +10,13 @@
 #include "core/iface/transport.h"
 #include "transports/framed/framed_transport.h"
 #include "transports/tcp/control_link.h"
-#include "transports/tcp/control_plane.h"
+#include "transports/tcp/failure_agreement.h"
 #include "transports/tcp/reactor.h"
 #include "transports/tcp/stream.h"
 
 namespace sotto::tcp {
+
+class TcpControl;
 
 // A peer after the handshake.
 struct MeshPeer {

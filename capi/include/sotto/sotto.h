@@ -165,7 +165,8 @@ typedef struct sotto_comm_config {
   int32_t size;                   /* ranks; 0: rank and size from the launcher's environment */
   uint32_t reserved;              /* must be 0 */
   const sotto_unique_id* id;      /* NULL: SOTTO_RENDEZVOUS or the launcher's environment */
-  const char* transport;          /* "auto" (NULL): SOTTO_TRANSPORT; "inproc", "tcp", "nccl" */
+  const char* transport;          /* "auto" (NULL): SOTTO_TRANSPORT; "tcp" or another one that
+                                     sotto_build_info lists */
   int64_t timeout_us;             /* of set-up; default of operations; 0: SOTTO_TIMEOUT_US (300 s);
                                      negative: no limit */
   sotto_all_gather_fn all_gather; /* NULL: own rendezvous; else used in place of `id` */

@@ -86,7 +86,7 @@ struct AsyncDevice::Item {
   KernelCall call;
   const Tables* tables = nullptr;
   std::vector<Operand> operands;
-  std::vector<FreshRange> fresh;
+  std::vector<DiscardedRange> discarded;
   void* dst = nullptr;
   const void* src = nullptr;
   uint64_t bytes = 0;
@@ -102,7 +102,7 @@ AsyncDevice::AsyncDevice(const AsyncDeviceOptions& options) : max_delay_us_(opti
   caps_.background_lanes = options.background_lanes;
   const uint32_t lanes = options.lanes * (options.background_lanes ? 2 : 1);
   caps_.split_elements = options.split_elements;
-  caps_.wants_fresh = options.wants_fresh;
+  caps_.wants_discarded = options.wants_discarded;
   for (uint32_t i = 0; i < lanes; ++i) {
     auto lane = std::make_unique<Lane>();
     lane->cpu = make_cpu_device(1, SimdLevel::kAuto).take();
@@ -255,13 +255,13 @@ Result<std::shared_ptr<const CallTables>> AsyncDevice::prepare(std::span<const K
 }
 
 Status AsyncDevice::launch(uint32_t lane, const KernelCall& call,
-                           std::span<const FreshRange> fresh) {
+                           std::span<const DiscardedRange> discarded) {
   auto item = std::make_unique<Item>();
   item->kind = Item::Kind::kKernel;
   item->call = call;
   item->operands.assign(call.operands.begin(), call.operands.end());
   item->call.operands = item->operands;
-  item->fresh.assign(fresh.begin(), fresh.end());
+  item->discarded.assign(discarded.begin(), discarded.end());
   item->predicate = call.predicate;
   item->expect = call.expect;
   item->tables = static_cast<const Tables*>(call.tables);
@@ -277,7 +277,7 @@ Status AsyncDevice::copy(uint32_t lane, void* dst, const void* src, uint64_t byt
   item->bytes = bytes;
   item->predicate = predicate;
   item->expect = expect;
-  if (caps_.wants_fresh && bytes != 0) item->fresh.push_back({dst, bytes});
+  if (caps_.wants_discarded && bytes != 0) item->discarded.push_back({dst, bytes});
   return enqueue(lane, std::move(item));
 }
 
@@ -329,8 +329,8 @@ uint64_t AsyncDevice::live_events() const {
 
 Result<EventId> AsyncDevice::record_stream(void*) { return no_streams(); }
 Status AsyncDevice::stream_after_event(void*, EventId) { return no_streams(); }
-Result<HoldId> AsyncDevice::hold_stream(void*) { return no_streams(); }
-void AsyncDevice::let_go(HoldId) {}
+Result<BlockId> AsyncDevice::block_stream(void*) { return no_streams(); }
+void AsyncDevice::unblock(BlockId) {}
 
 uint64_t AsyncDevice::busy_ns() const {
   uint64_t ns = 0;
@@ -363,7 +363,7 @@ void AsyncDevice::drain() {
 
 void AsyncDevice::poison(const Item& item) const {
   std::lock_guard lock(memory_mutex_);
-  for (const FreshRange& range : item.fresh) {
+  for (const DiscardedRange& range : item.discarded) {
     if (range.bytes != 0) std::memset(reach(range.data), kPoison, range.bytes);
   }
 }

@@ -3,7 +3,7 @@
 // synchronous device hides: a missing event wait, a result that is read before it is there, memory
 // that goes away too early.
 //
-//  - Memory that a call overwrites (the `fresh` ranges of a launch; the destination of a copy) is
+//  - Memory that a call overwrites (the `discarded` ranges of a launch; a copy's destination) is
 //    filled with 0xff bytes (NaN for every float type) until the call really executes: from the
 //    launch on if the device is idle, else from the moment at which everything that the lane waits
 //    for is done. Filling earlier would disturb work that is queued before.
@@ -40,7 +40,7 @@ struct AsyncDeviceOptions {
   uint32_t lanes = 2;
   bool background_lanes = false;
   bool host_memory = true;
-  bool wants_fresh = true;
+  bool wants_discarded = true;
   uint64_t split_elements = 0;
   // Before each call, drawn evenly from 0 ..; one in eight waits up to four times that.
   int64_t max_delay_us = 100;
@@ -56,7 +56,8 @@ class AsyncDevice final : public Device {
   Result<void*> alloc(uint64_t bytes) override;
   void free(void* memory, uint64_t bytes) override;
   Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls) override;
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
+  Status launch(uint32_t lane, const KernelCall& call,
+                std::span<const DiscardedRange> discarded) override;
   Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
               uint32_t expect) override;
   Result<EventId> record(uint32_t lane) override;
@@ -65,8 +66,8 @@ class AsyncDevice final : public Device {
   void release(EventId event) override;
   Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
-  Result<HoldId> hold_stream(void* stream) override;
-  void let_go(HoldId hold) override;
+  Result<BlockId> block_stream(void* stream) override;
+  void unblock(BlockId block) override;
   uint64_t busy_ns() const override;
 
   // ---- For tests ----

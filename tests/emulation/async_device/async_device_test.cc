@@ -191,8 +191,8 @@ Status pack(AsyncDevice& device, void** list, float* flat, const Piece* piece,
   call.operands = operands;
   call.pieces = {piece, 1};
   call.args = args;
-  const FreshRange fresh[] = {{flat, kBytes}};
-  return device.launch(0, call, fresh);
+  const DiscardedRange discarded[] = {{flat, kBytes}};
+  return device.launch(0, call, discarded);
 }
 
 TEST(AsyncDevice, KernelsRunOnMemoryThatTheHostCannotReach) {

@@ -1,5 +1,6 @@
 // The calls.
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <map>
 
@@ -27,6 +28,7 @@ uint64_t g_calls = 0;
 uint64_t g_fail_at = UINT64_MAX;
 ncclResult_t g_fail_with = ncclSuccess;
 std::string g_failed_call;
+std::atomic<bool> g_finalize_hangs{false};
 std::map<std::string, uint64_t>& g_calls_of = *new std::map<std::string, uint64_t>;
 std::string& g_sent = *new std::string;
 
@@ -280,6 +282,8 @@ const char* fake_nccl_sent() {
   return sent.c_str();
 }
 
+void fake_nccl_hang_finalize(bool on) { g_finalize_hangs = on; }
+
 void fake_nccl_break(void* comm, int result) {
   find(static_cast<ncclComm_t>(comm), __func__)->fail(static_cast<ncclResult_t>(result));
 }
@@ -414,7 +418,9 @@ ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   const Use use(comm, __func__);
   comm->wait_pending();
   comm->finalized = true;
-  return ncclSuccess;
+  if (comm->blocking || !g_finalize_hangs) return ncclSuccess;
+  ++comm->under_way;
+  return ncclInProgress;
 }
 
 ncclResult_t ncclCommGetAsyncError(ncclComm_t handle, ncclResult_t* result) {

@@ -34,6 +34,10 @@ void fake_nccl_fail_call(uint64_t k, int result);
 void fake_nccl_hang(uint64_t k);
 // Operations that only an abort ends, of all ranks that are threads of this process.
 uint64_t fake_nccl_hanging();
+// Whether communicators that do not block are in progress, once they are finalized from now on,
+// until they are aborted. So it is with NCCL while another rank of the machine does not finalize
+// its own.
+void fake_nccl_hang_finalize(bool on);
 // The communicator's asynchronous error, as from a broken network.
 void fake_nccl_break(void* comm, int result);
 // Calls so far, as fake_nccl_fail_call counts them.

@@ -339,6 +339,33 @@ TEST(FakeNccl, AMismatchEndsTheProcessOtherwise) {
 
 // ---- One rank, in this process ----
 
+TEST(FakeNccl, AFinalizeThatHangsEndsWithAnAbort) {
+  const auto settled = [](ncclComm_t comm) {
+    ncclResult_t state = ncclInProgress;
+    const auto end = std::chrono::steady_clock::now() + 60s;
+    while (state == ncclInProgress && std::chrono::steady_clock::now() < end)
+      EXPECT_EQ(ncclCommGetAsyncError(comm, &state), ncclSuccess);
+    return state;
+  };
+  for (const bool hangs : {false, true}) {
+    ncclUniqueId id;
+    ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    ncclComm_t comm = nullptr;
+    ASSERT_EQ(ncclCommInitRankConfig(&comm, 1, id, 0, &config), ncclInProgress);
+    ASSERT_EQ(settled(comm), ncclSuccess);
+    fake_nccl_hang_finalize(hangs);
+    EXPECT_EQ(ncclCommFinalize(comm), hangs ? ncclInProgress : ncclSuccess);
+    fake_nccl_hang_finalize(false);  // for those from now on
+    ncclResult_t state = ncclSuccess;
+    ASSERT_EQ(ncclCommGetAsyncError(comm, &state), ncclSuccess);
+    EXPECT_EQ(state, hangs ? ncclInProgress : ncclSuccess);
+    EXPECT_EQ(hangs ? ncclCommAbort(comm) : ncclCommDestroy(comm), ncclSuccess);
+    EXPECT_EQ(fake_nccl_live_comms(), 0u);
+  }
+}
+
 class FakeNcclDeathTest : public testing::Test {
  protected:
   void SetUp() override {

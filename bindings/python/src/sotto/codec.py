@@ -61,7 +61,7 @@ class Codec(HandleOwner):
     encoding is added to the next. Make the same codec for the same counts on all ranks.
 
     comm:    the comm that it is used with
-    kind:    "onebit" (or "1bit"), "int4", "int8", "bf16", "fp16"
+    kind:    "onebit", "int8" or another type of sotto_codec_create
     like:    an array, or a list: float32, as many elements each as will be reduced; not read
     options: the codec's own keys: chunk_align, scale, granularity, bucket_elements, mode, block,
              residual; the C header describes them

@@ -48,7 +48,7 @@ def init_process_group(
                  those of all ranks in rank order (mpi4py: MPI.COMM_WORLD.allgather)
     listen:      where this rank accepts connections: an address, an interface or "any"; None:
                  SOTTO_LISTEN, else where the rendezvous leads
-    transport:   "auto" (None: SOTTO_TRANSPORT), "tcp", "inproc"
+    transport:   "auto" (None: SOTTO_TRANSPORT), "tcp" or another one that `sotto info` lists
     timeout:     seconds; of the set-up, and default of all operations; None: SOTTO_TIMEOUT_US,
                  300 s
     cpu_threads: for kernels; 0: SOTTO_CPU_THREADS, else cores per rank

@@ -22,7 +22,7 @@ FORMAT = 1
 class DDPState:
     """What :func:`ddp_hook` keeps: a codec with its residuals for every bucket of gradients.
 
-    codec:   "onebit", "int4", "int8", "bf16", "fp16", or None: the plain mean
+    codec:   "int8", "onebit" or another kind of sotto.Codec, or None: the plain mean
     comm:    of the same ranks as DDP's process group, which the first backward() checks; None: as
              for the optimizers
     options: the codec's own, as for sotto.Codec

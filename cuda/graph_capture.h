@@ -11,12 +11,12 @@
 
 namespace sotto {
 
-class CudaGraphRecorder final : public GraphRecorder {
+class CudaGraphCapture final : public GraphCapture {
  public:
   // The stream is being captured.
-  static Result<std::shared_ptr<GraphRecorder>> make(std::shared_ptr<CudaDevice> device,
-                                                     cudaStream_t stream);
-  ~CudaGraphRecorder() override { device_->free_host(counts_, kCountBytes); }
+  static Result<std::shared_ptr<GraphCapture>> make(std::shared_ptr<CudaDevice> device,
+                                                    cudaStream_t stream);
+  ~CudaGraphCapture() override { device_->free_host(counts_, kCountBytes); }
 
   Status finish() override;
   uint32_t begun() const override { return count(kBegun); }
@@ -31,7 +31,8 @@ class CudaGraphRecorder final : public GraphRecorder {
   Result<std::shared_ptr<const CallTables>> prepare(std::span<const KernelCall> calls) override {
     return device_->prepare(calls);
   }
-  Status launch(uint32_t lane, const KernelCall& call, std::span<const FreshRange> fresh) override;
+  Status launch(uint32_t lane, const KernelCall& call,
+                std::span<const DiscardedRange> discarded) override;
   Status copy(uint32_t lane, void* dst, const void* src, uint64_t bytes, const uint32_t* predicate,
               uint32_t expect) override;
   Result<EventId> record(uint32_t lane) override;
@@ -43,8 +44,8 @@ class CudaGraphRecorder final : public GraphRecorder {
   Status stream_after_event(void* stream, EventId event) override {
     return device_->stream_after_event(stream, event);
   }
-  Result<HoldId> hold_stream(void* stream) override { return device_->hold_stream(stream); }
-  void let_go(HoldId hold) override { device_->let_go(hold); }
+  Result<BlockId> block_stream(void* stream) override { return device_->block_stream(stream); }
+  void unblock(BlockId block) override { device_->unblock(block); }
   Result<void*> lane_stream(uint32_t lane) override {
     if (recording_) return static_cast<void*>(stream_);
     return device_->lane_stream(lane);
@@ -56,7 +57,7 @@ class CudaGraphRecorder final : public GraphRecorder {
   static constexpr EventId kAtOnce = UINT64_MAX;  // the event while recording
   enum Count : uint8_t { kBegun, kEnded };
 
-  CudaGraphRecorder(std::shared_ptr<CudaDevice> device, cudaStream_t stream);
+  CudaGraphCapture(std::shared_ptr<CudaDevice> device, cudaStream_t stream);
   uint32_t count(Count which) const;
   Status count_up(Count which);
 

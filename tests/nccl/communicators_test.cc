@@ -1,0 +1,160 @@
+// The communicators of a root comm, on the fake NCCL: joins, ends, errors and aborts.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "core/base/log.h"
+#include "tests/emulation/cuda/fake_cuda.h"
+#include "tests/emulation/nccl/fake_nccl.h"
+#include "tests/nccl/room_control.h"
+
+namespace sotto::test {
+namespace {
+
+using testing::ElementsAre;
+using testing::HasSubstr;
+
+struct Lines {
+  Lines() {
+    set_log(
+        [](void* to, int32_t, const char* line) { static_cast<Lines*>(to)->all.push_back(line); },
+        this);
+  }
+  ~Lines() { set_log(nullptr, nullptr); }
+  std::vector<std::string> all;
+};
+
+uint64_t aborts() { return fake_nccl_calls_of("ncclCommAbort"); }
+uint64_t destroyed() { return fake_nccl_calls_of("ncclCommDestroy"); }
+
+// One rank, which joins as many comms as a test needs.
+class NcclCommunicators : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake_cuda::clear_faults();
+    fake_cuda::configure({});
+  }
+  void TearDown() override {
+    fake_nccl_hang_finalize(false);
+    if (rank != nullptr) rank->communicators.abort();
+    rank.reset();
+    EXPECT_EQ(fake_nccl_live_comms(), 0u);
+  }
+  nccl::Communicators& all() { return rank->communicators; }
+  bool joined(uint64_t comm) { return &all().of(comm) != &all().all(); }
+
+  ControlRoom room{1};
+  std::unique_ptr<NcclRank> rank = std::make_unique<NcclRank>(room, 0);
+};
+
+TEST_F(NcclCommunicators, ACommHasItsOwnFromJoinToLeave) {
+  EXPECT_FALSE(joined(7));
+  check(rank->join(7));
+  check(rank->join(8));
+  EXPECT_TRUE(joined(7));
+  EXPECT_TRUE(joined(8));
+  EXPECT_NE(&all().of(7), &all().of(8));
+  EXPECT_FALSE(joined(9));
+  all().leave(7);
+  all().leave(9);  // it has none
+  EXPECT_FALSE(joined(7));
+  EXPECT_TRUE(joined(8));
+  EXPECT_TRUE(all().all().open());
+}
+
+TEST_F(NcclCommunicators, RanksOfACommAreThoseOfItsInvitations) {
+  rank->communicators.abort();
+  rank.reset();
+  ControlRoom three(3);
+  EXPECT_EQ(run_ranks(3,
+                      [&](int number) {
+                        NcclRank of(three, number);
+                        check(of.join(7));
+                        require(of.communicators.of(7).size() == 3, "size");
+                        require(of.communicators.of(7).rank() == number, "rank");
+                        of.barrier();
+                        of.communicators.end(Clock::monotonic(), NcclRank::in(60'000'000));
+                        require(!of.communicators.of(7).open(), "it has ended");
+                        require(!of.communicators.all().open(), "all have ended");
+                        of.barrier();
+                      }),
+            "");
+}
+
+TEST_F(NcclCommunicators, AnInvitationThatIsNoneLeavesTheCommWithoutOne) {
+  const Status status = all().join(7, 0, {"what"}, rank->control, rank->driver, NcclRank::in(1000));
+  EXPECT_EQ(status.code(), Code::kProtocol);
+  EXPECT_THAT(status.text(), HasSubstr("rank 0 has sent 4 bytes to set up NCCL"));
+  EXPECT_FALSE(joined(7));
+  check(all().check());
+}
+
+TEST_F(NcclCommunicators, OneThatWasLeftIsDestroyedWhenItHasEnded) {
+  check(rank->join(7));
+  const uint64_t before = destroyed();
+  all().leave(7);
+  EXPECT_EQ(fake_nccl_live_comms(), 2u);
+  all().reap();
+  EXPECT_EQ(fake_nccl_live_comms(), 1u);
+  EXPECT_EQ(destroyed(), before + 1);
+
+  fake_nccl_hang_finalize(true);
+  check(rank->join(8));
+  all().leave(8);
+  all().reap();
+  EXPECT_EQ(fake_nccl_live_comms(), 2u);
+  EXPECT_EQ(destroyed(), before + 1);
+}
+
+TEST_F(NcclCommunicators, CheckFindsTheErrorOfEachThatWasNotLeft) {
+  check(rank->join(7));
+  check(all().check());
+  fake_nccl_break(all().of(7).handle(), ncclRemoteError);
+  EXPECT_EQ(all().check().code(), Code::kPeerLost);
+  all().leave(7);
+  check(all().check());
+  fake_nccl_break(all().all().handle(), ncclSystemError);
+  EXPECT_EQ(all().check().code(), Code::kTransport);
+}
+
+TEST_F(NcclCommunicators, AnAbortIsOfAll) {
+  for (const uint64_t comm : {7, 8, 9}) check(rank->join(comm));
+  fake_nccl_hang_finalize(true);
+  all().leave(9);
+  const uint64_t before = aborts();
+  all().abort();
+  EXPECT_EQ(aborts(), before + 4);
+  EXPECT_EQ(fake_nccl_live_comms(), 0u);
+  EXPECT_FALSE(all().all().open());
+  EXPECT_FALSE(all().of(7).open());
+  all().reap();
+  all().abort();  // nothing is open any more
+  EXPECT_EQ(aborts(), before + 4);
+}
+
+TEST_F(NcclCommunicators, TheEndOfAllIsOrderly) {
+  for (const uint64_t comm : {7, 8}) check(rank->join(comm));
+  all().leave(8);
+  const uint64_t aborted = aborts(), before = destroyed();
+  Lines log;
+  all().end(Clock::monotonic(), NcclRank::in(60'000'000));
+  EXPECT_EQ(destroyed(), before + 3);
+  EXPECT_EQ(aborts(), aborted);
+  EXPECT_EQ(fake_nccl_live_comms(), 0u);
+  EXPECT_TRUE(log.all.empty());
+}
+
+TEST_F(NcclCommunicators, WhatDoesNotEndInTimeIsAborted) {
+  check(rank->join(7));
+  fake_nccl_hang_finalize(true);
+  all().leave(7);
+  const uint64_t aborted = aborts();
+  Lines log;
+  all().end(Clock::monotonic(), NcclRank::in(20'000));
+  EXPECT_EQ(aborts(), aborted + 2);
+  EXPECT_EQ(fake_nccl_live_comms(), 0u);
+  EXPECT_FALSE(all().all().open());
+  EXPECT_THAT(log.all, ElementsAre("nccl: 2 communicators have not ended in time and are aborted"));
+}
+
+}  // namespace
+}  // namespace sotto::test

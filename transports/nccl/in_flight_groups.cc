@@ -1,0 +1,116 @@
+#include "transports/nccl/in_flight_groups.h"
+
+#include <algorithm>
+#include <chrono>
+#include <iterator>
+#include <thread>
+
+#include "core/base/log.h"
+#include "cuda/calls/cuda_calls.h"
+
+namespace sotto::nccl {
+namespace {
+
+constexpr uint64_t kGroupsAtOnce = 128;  // groups with memory for their headers from the start
+constexpr int64_t kStopLimitUs = 10'000'000;
+constexpr auto kStopPause = std::chrono::microseconds(100);
+
+}  // namespace
+
+InFlightGroups::InFlightGroups(const Communicators& communicators)
+    : communicators_(communicators),
+      pinned_(communicators.all().device()),
+      events_(communicators.all().device()) {}
+
+Status InFlightGroups::reserve() {
+  return pinned_.reserve(HeaderExchange::bytes(communicators_.all().size()), kGroupsAtOnce);
+}
+
+MessageGroup* InFlightGroups::unqueued() {
+  return groups_.empty() || groups_.back().queued() ? nullptr : &groups_.back();
+}
+
+MessageGroup& InFlightGroups::begin(cudaStream_t stream, bool reports, const OpPosting* captured) {
+  if (spare_.empty()) spare_.emplace_back(communicators_, pinned_, events_);
+  groups_.splice(groups_.end(), spare_, spare_.begin());
+  groups_.back().begin(stream, reports, captured);
+  return groups_.back();
+}
+
+Status InFlightGroups::launch(MessageGroup& group) {
+  const bool in_order = last_stream_ == group.stream();
+  SOTTO_TRY(group.launch(in_order ? nullptr : last_event_));
+  if (group.captured() != nullptr) return ok_status();
+  last_stream_ = group.stream();
+  last_event_ = group.event();
+  return ok_status();
+}
+
+std::list<MessageGroup> InFlightGroups::take_last() {
+  std::list<MessageGroup> taken;
+  taken.splice(taken.end(), groups_, std::prev(groups_.end()));
+  return taken;
+}
+
+MessageGroup* InFlightGroups::oldest_queued() {
+  return groups_.empty() || !groups_.front().queued() ? nullptr : &groups_.front();
+}
+
+void InFlightGroups::release(MessageGroup& group) {
+  if (last_event_ == group.event()) last_event_ = nullptr;
+  group.release();
+}
+
+void InFlightGroups::pop_oldest() { spare_.splice(spare_.begin(), groups_, groups_.begin()); }
+
+void InFlightGroups::reuse(std::list<MessageGroup> captured) {
+  for (MessageGroup& group : captured) {
+    const OnDevice on(communicators_.all().device());
+    group.release();
+  }
+  spare_.splice(spare_.begin(), captured);
+}
+
+const PeerHeader* InFlightGroups::check() {
+  for (MessageGroup& group : groups_) {
+    if (group.captured() != nullptr) continue;
+    if (const PeerHeader* differs = group.headers().check(); differs != nullptr) return differs;
+  }
+  return nullptr;
+}
+
+Status InFlightGroups::verify(const OpKey& key) {
+  for (MessageGroup& group : groups_) {
+    if (!group.has(key)) continue;
+    if (const PeerHeader* differs = group.headers().check(); differs != nullptr)
+      return differs->meant;
+  }
+  for (const auto& [of, meant] : differing_) {
+    if (of == key) return meant;
+  }
+  return ok_status();
+}
+
+void InFlightGroups::stop(const Clock& clock) {
+  const Deadline deadline = Deadline::in_us(clock, kStopLimitUs);
+  const auto working = [](const MessageGroup& group) { return group.working(); };
+  while (std::any_of(groups_.begin(), groups_.end(), working)) {
+    (void)cudaGetLastError();
+    if (deadline.passed(clock)) {
+      log(LogLevel::kError, "nccl: the device still works for an aborted communicator after {} s",
+          kStopLimitUs / 1'000'000);
+      break;
+    }
+    std::this_thread::sleep_for(kStopPause);
+  }
+  for (MessageGroup& group : groups_) {
+    // An operation that had all its messages before is asked about later.
+    if (const PeerHeader* differs = group.headers().check(); differs != nullptr)
+      for (const OpKey& key : group.keys()) differing_.emplace_back(key, differs->meant);
+    group.release();
+  }
+  groups_.clear();
+  last_event_ = nullptr;
+}
+
+}  // namespace sotto::nccl

@@ -1,0 +1,65 @@
+// Groups in flight, in the order of issue, and what they share: pinned memory, events, and groups
+// that are used again.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <list>
+#include <utility>
+#include <vector>
+
+#include "core/base/clock.h"
+#include "transports/nccl/communicators.h"
+#include "transports/nccl/message_group.h"
+#include "transports/nccl/pools.h"
+
+namespace sotto::nccl {
+
+class InFlightGroups {
+ public:
+  explicit InFlightGroups(const Communicators& communicators);
+
+  // Pins memory for the headers of the groups that are usually in flight, so that issuing one pins
+  // none.
+  Status reserve();
+  bool empty() const { return groups_.empty(); }
+
+  // The group that is being issued; null: all are queued.
+  MessageGroup* unqueued();
+  // A new group, as MessageGroup::begin has it. All others are queued.
+  MessageGroup& begin(cudaStream_t stream, bool reports, const OpPosting* captured);
+  // Queues the group behind those before it. IN_PROGRESS: it is to be called again.
+  Status launch(MessageGroup& group);
+  // The group that was begun last, which is part of a graph and so not in flight.
+  std::list<MessageGroup> take_last();
+
+  // The oldest group, if it is queued; else null.
+  MessageGroup* oldest_queued();
+  // The device has executed the group: its memory and its event are given back.
+  void release(MessageGroup& group);
+  // The oldest group, which was released, is complete.
+  void pop_oldest();
+  // Groups that were part of a graph are used again.
+  void reuse(std::list<MessageGroup> captured);
+
+  // Compares headers that have arrived. Null: nothing is meant for something else.
+  const PeerHeader* check();
+  // PROTOCOL if what has arrived for the operation was meant for something else, also in groups
+  // that were stopped.
+  Status verify(const OpKey& key);
+  // Behind an abort of the communicators: waits until the device touches nothing of the groups, for
+  // at most 10 s, and forgets them.
+  void stop(const Clock& clock);
+
+ private:
+  const Communicators& communicators_;
+  PinnedPool pinned_;
+  EventPool events_;
+  cudaStream_t last_stream_ = nullptr;  // of the group that was queued last
+  cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
+  std::list<MessageGroup> groups_;      // all but the last are queued
+  std::list<MessageGroup> spare_;
+  std::vector<std::pair<OpKey, Status>> differing_;  // operations of groups that were stopped
+};
+
+}  // namespace sotto::nccl
