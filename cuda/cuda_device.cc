@@ -14,7 +14,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;  // of what the runtime allocates
 constexpr uint32_t kEventsAtOnce = 128;
-constexpr unsigned kWaitValueVersion = 12000;  // CUDA version of the entry point's signature
+constexpr unsigned kStreamValueVersion = 12000;  // CUDA version of the entry point's signature
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -102,18 +102,29 @@ Status CudaDevice::open() {
   }
   SOTTO_TRY(check(cudaStreamCreateWithPriority(&memory_stream_, cudaStreamNonBlocking, least),
                   "cudaStreamCreateWithPriority"));
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  SOTTO_TRY(check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, kWaitValueVersion,
-                                                   cudaEnableDefault, &found),
-                  "cudaGetDriverEntryPointByVersion"));
-  if (found == cudaDriverEntryPointSuccess) {
-    wait_value_ = reinterpret_cast<WaitValue>(entry);
-    SOTTO_ASSIGN(void* words, alloc_host(kBlocks * sizeof(uint32_t)));
-    block_words_ = static_cast<uint32_t*>(words);
-  }
+  SOTTO_TRY(open_blocks());
   if (pools_) SOTTO_TRY(share_with_peers());
   return load_kernels();
+}
+
+Status CudaDevice::open_blocks() {
+  StreamBlocks::StreamValue wait_value = nullptr, write_value = nullptr;
+  for (const auto& [name, function] : {std::pair("cuStreamWaitValue32", &wait_value),
+                                       std::pair("cuStreamWriteValue32", &write_value)}) {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    SOTTO_TRY(check(cudaGetDriverEntryPointByVersion(name, &entry, kStreamValueVersion,
+                                                     cudaEnableDefault, &found),
+                    "cudaGetDriverEntryPointByVersion"));
+    if (found == cudaDriverEntryPointSuccess)
+      *function = reinterpret_cast<StreamBlocks::StreamValue>(entry);
+  }
+  void* words = nullptr;
+  if (wait_value != nullptr) {
+    SOTTO_ASSIGN(words, alloc_host(StreamBlocks::kWords * sizeof(uint32_t)));
+  }
+  blocks_.open(wait_value, write_value, static_cast<uint32_t*>(words));
+  return ok_status();
 }
 
 // CUDA loads a kernel when it is first launched, and may then wait until the device stands still,

@@ -15,12 +15,13 @@
 
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
+#include "cuda/stream_blocks.h"
 
 namespace sotto {
 
 class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
  public:
-  explicit CudaDevice(int32_t index) : index_(index) {
+  explicit CudaDevice(int32_t index) : index_(index), blocks_(index) {
     caps_.id = {DeviceType::kCuda, index};
     caps_.synchronous = false;
     caps_.host_memory = false;
@@ -54,7 +55,8 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
   Result<BlockId> block_stream(void* stream) override;
-  void unblock(BlockId block) override;
+  void unblock(BlockId block) override { blocks_.unblock(block); }
+  Status unblock_behind(uint32_t lane, BlockId block) override;
   Result<void*> lane_stream(uint32_t lane) override;
   // Measuring would take two timed events per kernel.
   uint64_t busy_ns() const override { return 0; }
@@ -62,15 +64,14 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Status health();
 
  private:
-  using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
   static constexpr uint32_t kLanes = 4;
-  static constexpr uint32_t kBlocks = 16384;  // so many streams may be blocked at once
   class Tables;
 
   Status check(cudaError_t error, std::string_view call) const {
     return cuda_status(error, call, index_);
   }
   Status load_kernels() const;
+  Status open_blocks();
   Status share_with_peers();
   void* take_host(uint64_t bytes);
   Status upload(void* dst, const void* src, uint64_t bytes);
@@ -88,15 +89,10 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   std::array<cudaStream_t, 2 * kLanes> lanes_{};  // those for background work: when first used
   int background_priority_ = 0;
   cudaStream_t memory_stream_ = nullptr;  // allocates and frees
-  WaitValue wait_value_ = nullptr;        // null: the driver has none
-  std::mutex mutex_;                      // guards what follows
-  std::vector<cudaEvent_t> events_;       // number id - 1
+  StreamBlocks blocks_;
+  std::mutex mutex_;                 // guards what follows
+  std::vector<cudaEvent_t> events_;  // number id - 1
   std::vector<EventId> free_events_;
-  // A stream is blocked by waiting for a word to reach a value. A word counts up, so that it can be
-  // used again while a slow stream has yet to look at it.
-  uint32_t* block_words_ = nullptr;     // kBlocks
-  std::vector<uint32_t> block_values_;  // number id - 1
-  std::vector<BlockId> free_blocks_;
   // Pinned memory is kept until the device is closed: giving it back waits for the whole device,
   // and so for streams that are blocked until the thread that gives it back goes on.
   std::unordered_map<void*, uint64_t> host_sizes_;

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/small_vector.h"
 #include "core/base/status.h"
 #include "core/engine/scheduler.h"
 #include "core/iface/device.h"
@@ -144,8 +145,10 @@ class DeviceQueues {
   // unblock_streams. Also before the operation is admitted.
   static Status block_stream(QueuedOp& op, Device& device, void* stream);
   static void unblock_streams(QueuedOp& op, Device& device);
-  // Or after the operation's calls, if nothing else is left of it.
+  // If nothing is left of the operation but its calls: the stream starts after them; and streams
+  // that it blocks do, without the host, if the device can.
   static Status order_stream(QueuedOp& op, void* stream);
+  static void unblock_behind(QueuedOp& op);
 
  private:
   // Ends the steps up to the first event of a lane, if that is done.
@@ -167,6 +170,9 @@ class DeviceQueues {
     }
     return true;
   }
+
+  // The lanes with calls of the operation that touch user memory.
+  static SmallVector<uint32_t, kMaxLanes> user_lanes(const QueuedOp& op);
 
   template <class Ended>
   bool take_inputs(DeviceQueue& queue, Ended&& ended) {

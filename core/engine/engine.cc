@@ -180,8 +180,16 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
-  DriverRole::Lock role(role_);
-  return executor_->stream_after(*op, stream, role.nested());
+  StreamOrder order{op.get(), stream, ok_status()};
+  {
+    const DriverRole::Lock role(role_);
+    const bool waits = !options_.block_streams;
+    const Status status = executor_->stream_after(order, role.nested(), waits);
+    if (status.code() != Code::kInProgress) return status;
+  }
+  // The operation ends at its deadline, if not before.
+  role_.wait_until([&] { return order.done.load(std::memory_order_acquire); }, -1);
+  return order.status;
 }
 
 // ---- channels ----

@@ -57,6 +57,10 @@ bool Executor::progress() {
   any |= run_ready();
   any |= take_completions();
   any |= check_deadlines();
+  if (stream_orders_.settle()) {
+    role_.notify();
+    any = true;
+  }
   return any;
 }
 

@@ -23,6 +23,7 @@
 #include "core/engine/op.h"
 #include "core/engine/pollers.h"
 #include "core/engine/scheduler.h"
+#include "core/engine/stream_orders.h"
 #include "core/engine/trace.h"
 
 namespace sotto {
@@ -50,8 +51,9 @@ class Executor final : public DriverWork {
   bool take_inbox();
   // As Engine says; `max_ops`: the limit of operations in flight.
   Status replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bind, uint32_t max_ops);
-  // `nested`: in a callback, where the driver is in the middle of something.
-  Status stream_after(Op& op, void* stream, bool nested);
+  // `nested`: in a callback, where the driver is in the middle of something. IN_PROGRESS: `order`
+  // will be done; not unless `may_wait`, for which the stream is blocked.
+  Status stream_after(StreamOrder& order, bool nested, bool may_wait);
   // What a rank has found, for all ranks to agree on.
   void propose_failure(Channel& channel, const FailureCause& cause);
   // The channel has failed: ends its operations.
@@ -109,6 +111,7 @@ class Executor final : public DriverWork {
   Completions completions_;
   std::vector<Handover> spare_;  // empty; the inbox gets its memory
   std::vector<OpRef> waiting_;   // admitted, and behind other operations
+  StreamOrders stream_orders_;
   int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;
 };

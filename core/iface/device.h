@@ -121,10 +121,12 @@ class Device {
   virtual Result<EventId> record_stream(void* stream) = 0;
   // What is queued on the stream later starts after the event.
   virtual Status stream_after_event(void* stream, EventId event) = 0;
-  // Blocks the stream: what is queued on it later starts when unblock unblocks it. The host does
-  // not wait.
+  // Blocks the stream: what is queued on it later starts when unblock unblocks it, or when what is
+  // queued on the lane of unblock_behind has executed. Both end the block; an error of the second
+  // leaves it. The host does not wait.
   virtual Result<BlockId> block_stream(void* stream) = 0;
   virtual void unblock(BlockId block) = 0;
+  virtual Status unblock_behind(uint32_t lane, BlockId block);
 
   // A lane as the device's own library knows it (cuda: a cudaStream_t), for transports that queue
   // there too; null: there is no such thing.

@@ -62,7 +62,9 @@ TEST_F(FakeDriver, AWaitHoldsUpTheStreamsOfItsHardwareQueue) {
       wait_for(word, a);
       CUDA_OK(cudaLaunchHostFunc(b, set, &of_b));
       CUDA_OK(cudaLaunchHostFunc(c, set, &of_c));
-      if (queues == 2) EXPECT_TRUE(comes(of_b));
+      if (queues == 2) {
+        EXPECT_TRUE(comes(of_b));
+      }
       short_time();
       EXPECT_EQ(of_b, queues == 2);
       EXPECT_FALSE(of_c);
