@@ -18,7 +18,7 @@ Result<std::shared_ptr<GraphCapture>> CudaGraphCapture::make(std::shared_ptr<Cud
 CudaGraphCapture::CudaGraphCapture(std::shared_ptr<CudaDevice> device, cudaStream_t stream)
     : device_(std::move(device)), stream_(stream), caps_(device_->caps()) {
   caps_.lanes = 1;
-  caps_.records = true;
+  caps_.captures = true;
 }
 
 uint32_t CudaGraphCapture::count(Count which) const {
@@ -34,23 +34,23 @@ Status CudaGraphCapture::count_up(Count which) {
 }
 
 Status CudaGraphCapture::finish() {
-  recording_ = false;
+  capturing_ = false;
   return count_up(kEnded);
 }
 
 Status CudaGraphCapture::launch(uint32_t lane, const KernelCall& call,
                                 std::span<const DiscardedRange> discarded) {
-  return recording_ ? device_->launch_on(stream_, call) : device_->launch(lane, call, discarded);
+  return capturing_ ? device_->launch_on(stream_, call) : device_->launch(lane, call, discarded);
 }
 
 Status CudaGraphCapture::copy(uint32_t lane, void* dst, const void* src, uint64_t bytes,
                               const uint32_t* predicate, uint32_t expect) {
-  return recording_ ? device_->copy_on(stream_, dst, src, bytes, predicate, expect)
+  return capturing_ ? device_->copy_on(stream_, dst, src, bytes, predicate, expect)
                     : device_->copy(lane, dst, src, bytes, predicate, expect);
 }
 
 Result<EventId> CudaGraphCapture::record(uint32_t lane) {
-  return recording_ ? kAtOnce : device_->record(lane);
+  return capturing_ ? kAtOnce : device_->record(lane);
 }
 
 Status CudaGraphCapture::wait(uint32_t lane, EventId event) {

@@ -50,14 +50,14 @@ class CudaGraphCapture final : public GraphCapture {
     return device_->unblock_behind(lane, block);
   }
   Result<void*> lane_stream(uint32_t lane) override {
-    if (recording_) return static_cast<void*>(stream_);
+    if (capturing_) return static_cast<void*>(stream_);
     return device_->lane_stream(lane);
   }
   uint64_t busy_ns() const override { return 0; }
 
  private:
   static constexpr uint64_t kCountBytes = 8;
-  static constexpr EventId kAtOnce = UINT64_MAX;  // the event while recording
+  static constexpr EventId kAtOnce = UINT64_MAX;  // the event while capturing
   enum Count : uint8_t { kBegun, kEnded };
 
   CudaGraphCapture(std::shared_ptr<CudaDevice> device, cudaStream_t stream);
@@ -67,7 +67,7 @@ class CudaGraphCapture final : public GraphCapture {
   const std::shared_ptr<CudaDevice> device_;
   const cudaStream_t stream_;
   DeviceCaps caps_;
-  bool recording_ = true;
+  bool capturing_ = true;
   uint32_t* counts_ = nullptr;
 };
 

@@ -15,7 +15,7 @@ namespace sotto {
 // The part of an operation that may be captured.
 class CapturedOp : public QueuedOp {
  public:
-  bool captured() const { return recorder_ != nullptr; }  // threads: any
+  bool captured() const { return capture_ != nullptr; }  // threads: any
   // Its capture has not ended.
   bool capturing() const { return captured() && replays_ == 0; }
   bool replayed() const { return replays_ > 0; }
@@ -23,21 +23,21 @@ class CapturedOp : public QueuedOp {
  private:
   friend class CapturedOps;
 
-  std::shared_ptr<GraphCapture> recorder_;  // the plan's device; null: not captured
-  uint32_t replays_ = 0;                    // launches of its graph that were asked for
+  std::shared_ptr<GraphCapture> capture_;  // the plan's device; null: not captured
+  uint32_t replays_ = 0;                   // launches of its graph that were asked for
 };
 
 class CapturedOps {
  public:
-  static void bind(CapturedOp& op, std::shared_ptr<GraphCapture> recorder) {
-    op.recorder_ = std::move(recorder);
+  static void bind(CapturedOp& op, std::shared_ptr<GraphCapture> capture) {
+    op.capture_ = std::move(capture);
   }
   // The capture has ended.
-  static Status finish(CapturedOp& op) { return op.recorder_->finish(); }
+  static Status finish(CapturedOp& op) { return op.capture_->finish(); }
   // INVALID_STATE if a graph with the operation was launched otherwise than replayed.
   static Status check(const CapturedOp& op, int32_t rank);
   // The next launch of its graph will end.
-  static bool launch_begun(const CapturedOp& op) { return op.recorder_->begun() >= op.replays_; }
+  static bool launch_begun(const CapturedOp& op) { return op.capture_->begun() >= op.replays_; }
 
   // One more launch of its graph is awaited, until forget.
   void await_launch(CapturedOp& op) {
@@ -53,7 +53,7 @@ class CapturedOps {
     bool any = false;
     for (size_t i = 0; i < awaited_.size();) {
       CapturedOp& op = *awaited_[i];
-      if (op.recorder_->ended() >= op.replays_ && !op.broken()) {
+      if (op.capture_->ended() >= op.replays_ && !op.broken()) {
         forget(op);
         ended(op);
         any = true;
@@ -61,7 +61,7 @@ class CapturedOps {
       }
       ++i;
       if (op.broken()) continue;  // about to fail
-      if (const Status health = op.recorder_->health(); !health.ok()) {
+      if (const Status health = op.capture_->health(); !health.ok()) {
         failed(op, health);
         any = true;
       }

@@ -14,7 +14,7 @@ void DeviceQueues::admit(QueuedOp& op, const std::shared_ptr<Device>& device,
     if (queue->device == device) op.queue_ = queue.get();
   }
   if (op.queue_ != nullptr) return;
-  // Graph recorders live as long as their operations. One that has no other owner has nothing in
+  // Graph captures live as long as their operations. One that has no other owner has nothing in
   // flight.
   std::erase_if(queues_, [](const auto& queue) { return queue->device.use_count() == 1; });
   op.queue_ = queues_.emplace_back(std::make_unique<DeviceQueue>(device)).get();

@@ -142,7 +142,7 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
   const bool waits = request.waits;
   Scheduler::bind(*op, request.plan->plan(), request.run->steps, request.priority,
                   request.timeout_us);
-  CapturedOps::bind(*op, std::move(request.recorder));
+  CapturedOps::bind(*op, std::move(request.capture));
   const size_t inputs = request.plan->plan().awaits.size();
   if (inputs != 0) op->arrived_ = std::make_unique<std::atomic<bool>[]>(inputs);
   op->request_ = std::move(request);

@@ -49,7 +49,7 @@ struct OpRequest {
   std::shared_ptr<OpTotals> totals;
   std::shared_ptr<OpHooks> hooks;  // may be null
   // The plan's device: the operation is captured and does not run, but can be replayed (replay).
-  std::shared_ptr<GraphCapture> recorder;
+  std::shared_ptr<GraphCapture> capture;
   int64_t timeout_us = -1;  // without progress; negative: never
   int32_t priority = 0;
   DoneFn on_done = nullptr;

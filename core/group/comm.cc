@@ -189,16 +189,16 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
 
 Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
                            const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
-                           const CallOptions& options, std::shared_ptr<GraphCapture> recorder) {
+                           const CallOptions& options, std::shared_ptr<GraphCapture> capture) {
   SOTTO_TRY(failure());
   const auto by_host = [&](const Step& step) { return !on_lane(plan->plan(), step); };
-  if (recorder != nullptr && std::ranges::any_of(plan->plan().steps, by_host)) {
+  if (capture != nullptr && std::ranges::any_of(plan->plan().steps, by_host)) {
     return unsupported(
         "over \"{}\" messages are moved by the host, and cannot be part of a CUDA graph; over "
         "\"nccl\" they can",
         transport());
   }
-  if (recorder != nullptr && !plan->plan().awaits.empty()) {
+  if (capture != nullptr && !plan->plan().awaits.empty()) {
     return unsupported(
         "inputs that arrive while the operation runs cannot be part of a CUDA graph");
   }
@@ -208,7 +208,7 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
   const Numbering before = numbering_;
   run->postings[0] = next_posting(signature, options.priority);
   Result<OpRef> op =
-      submit(std::move(plan), std::move(run), std::move(hooks), options, std::move(recorder));
+      submit(std::move(plan), std::move(run), std::move(hooks), options, std::move(capture));
   if (!op.ok() || (*op)->captured()) numbering_ = before;
   return op;
 }
@@ -240,7 +240,7 @@ Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
 
 Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
                            std::shared_ptr<OpHooks> hooks, const CallOptions& options,
-                           std::shared_ptr<GraphCapture> recorder) {
+                           std::shared_ptr<GraphCapture> capture) {
   OpRequest request;
   request.plan = std::move(plan);
   request.run = std::move(run);
@@ -248,7 +248,7 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.ranks = ranks_;
   request.totals = totals_;
   request.hooks = std::move(hooks);
-  request.recorder = std::move(recorder);
+  request.capture = std::move(capture);
   request.after_ops = options.after;
   request.timeout_us = options.timeout_us == 0 ? timeout_us() : options.timeout_us;
   request.priority = options.priority;
@@ -257,7 +257,7 @@ Result<OpRef> Comm::submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<R
   request.done_any_thread = options.done_any_thread;
   request.waits = options.waits;
   if (const std::shared_ptr<Device>& device = request.plan->device();
-      options.stream && device->caps().streams && request.recorder == nullptr) {
+      options.stream && device->caps().streams && request.capture == nullptr) {
     const Status usable = device->check_stream(*options.stream);
     Result<EventId> event = usable.ok() ? device->record_stream(*options.stream) : usable;
     if (!event.ok()) {

@@ -125,12 +125,11 @@ class Comm : public std::enable_shared_from_this<Comm> {
                                                 const std::shared_ptr<Device>& device) const;
 
   // Starts a prepared plan of one posting as the next collective of this comm. `bind` fills the
-  // bound slots. The signature's chain is filled in here. recorder: the plan's device, which
-  // records it; UNSUPPORTED if messages need the host.
+  // bound slots. The signature's chain is filled in here. capture: the plan's device, which
+  // makes it part of a graph; UNSUPPORTED if messages need the host.
   Result<OpRef> launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
                        const std::function<void(Run&)>& bind, std::shared_ptr<OpHooks> hooks,
-                       const CallOptions& options,
-                       std::shared_ptr<GraphCapture> recorder = nullptr);
+                       const CallOptions& options, std::shared_ptr<GraphCapture> capture = nullptr);
 
   // A recorded operation is the next collective of this comm, with the signature, as
   // Engine::replay says. Other ranks may call it.
@@ -177,7 +176,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
                                    int32_t priority);
   Result<OpRef> submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
                        std::shared_ptr<OpHooks> hooks, const CallOptions& options,
-                       std::shared_ptr<GraphCapture> recorder = nullptr);
+                       std::shared_ptr<GraphCapture> capture = nullptr);
 
   std::shared_ptr<RootComm> root_;
   std::shared_ptr<const std::vector<int32_t>> ranks_;  // rank here -> rank in the root comm

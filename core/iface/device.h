@@ -46,7 +46,7 @@ struct DeviceCaps {
   // The engine passes the byte ranges that a call writes and does not read (`discarded` of launch).
   bool wants_discarded = false;
   // Calls do not execute, but become part of a graph (GraphCapture).
-  bool records = false;
+  bool captures = false;
 };
 
 // Memory that a call overwrites without reading it.

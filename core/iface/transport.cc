@@ -119,6 +119,17 @@ std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignatur
       key.comm, rank_a, describe(a), rank_b, describe(b), why);
 }
 
+void TransferCounters::add(const Transfer& transfer) {
+  const bool payload = transfer.message_class == MessageClass::kPayload;
+  if (transfer.is_send) {
+    (payload ? payload_bytes_sent : header_bytes_sent) += transfer.bytes;
+    ++messages_sent;
+  } else {
+    (payload ? payload_bytes_received : header_bytes_received) += transfer.bytes;
+    ++messages_received;
+  }
+}
+
 TransferCounters& TransferCounters::operator+=(const TransferCounters& o) {
   payload_bytes_sent += o.payload_bytes_sent;
   payload_bytes_received += o.payload_bytes_received;

@@ -179,6 +179,8 @@ struct TransferCounters {
            service_bytes_received = 0;  // flow control; not attributed to an epoch: epoch 0
   uint64_t messages_sent = 0, messages_received = 0;
   TransferCounters& operator+=(const TransferCounters& o);
+  // A message without frames: payload, or metadata among the headers.
+  void add(const Transfer& transfer);
 };
 
 // What the engine hears. Called on the driving thread from inside poll, send, recv or issue; the
@@ -248,7 +250,7 @@ class QueueTransport : public Transport {
 
   // Sends and receives of one round, all at once. stream_ordered: queued on `lane` of `device`; the
   // engine records an event behind them and on_transfer is not used. Captured into a CUDA graph
-  // (DeviceCaps::records), they execute after each restart, with the transfers and their memory.
+  // (DeviceCaps::captures), they execute after each restart, with the transfers and their memory.
   // IN_PROGRESS: they are not queued yet; the engine issues the same group again, soon and before
   // any other, until they are or the root comm fails.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;

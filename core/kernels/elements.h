@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 
 #include "core/base/bits.h"
 #include "core/base/dtype.h"
@@ -41,10 +42,10 @@ SOTTO_HOST_DEVICE inline float guard_finite(float x, uint32_t* flags) {
   return 0.0f;
 }
 
-// Number `index` of messages, counted in float32.
+// Number `index` of messages, counted in float32. Messages lie at multiples of 4 bytes.
 SOTTO_HOST_DEVICE inline float message_scale(const uint8_t* messages, uint64_t index) {
   float scale;
-  std::memcpy(&scale, messages + 4 * index, sizeof scale);
+  std::memcpy(&scale, std::assume_aligned<4>(messages + 4 * index), sizeof scale);
   return scale;
 }
 
@@ -83,6 +84,7 @@ struct Floats {
   Dtype type;
 
   SOTTO_HOST_DEVICE float operator[](uint64_t i) const { return float_at(type, data, i); }
+  SOTTO_HOST_DEVICE Floats from(uint64_t i) const { return {data + i * dtype_bytes(type), type}; }
 };
 
 // A source operand.

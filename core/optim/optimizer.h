@@ -168,8 +168,8 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   void bind(Run& run, const Prepared& prepared, const StepVariant& variant) const;
   OpSignature signature(const StepVariant& variant) const;
   Result<OpRef> launch(const StepVariant& variant, CallOptions options);
-  Result<OpRef> record(const StepVariant& variant, CallOptions options,
-                       std::shared_ptr<GraphCapture> recorder);
+  Result<OpRef> capture(const StepVariant& variant, CallOptions options,
+                        std::shared_ptr<GraphCapture> graph);
   Status bind_again(const CapturedHooks& recorded, Run& run) const;
   void completed(const StepVariant& variant, const StepVerdict& verdict, Status& status,
                  std::span<const std::byte> bytes);

@@ -39,8 +39,8 @@ class Optimizer::CapturedHooks final : public OpHooks {
   Prepared prepared_;
 };
 
-Result<OpRef> Optimizer::record(const StepVariant& variant, CallOptions options,
-                                std::shared_ptr<GraphCapture> recorder) {
+Result<OpRef> Optimizer::capture(const StepVariant& variant, CallOptions options,
+                                 std::shared_ptr<GraphCapture> graph) {
   if (options.waits) {
     return invalid_argument(
         "the stream is being captured into a CUDA graph: the step needs an operation, out_op, with "
@@ -57,7 +57,7 @@ Result<OpRef> Optimizer::record(const StepVariant& variant, CallOptions options,
         "CUDA graph; let it happen first",
         data_.step + 1);
   }
-  SOTTO_ASSIGN(Prepared p, prepare(variant, accumulated(variant), recorder));
+  SOTTO_ASSIGN(Prepared p, prepare(variant, accumulated(variant), graph));
   const std::shared_ptr<PreparedPlan> plan = p.plan;
   OpSignature s = signature(variant);
   s.tag = options.tag;
@@ -68,8 +68,8 @@ Result<OpRef> Optimizer::record(const StepVariant& variant, CallOptions options,
     hooks->bases = run.bases;
     hooks->frozen_hash = data_.parameters.frozen_hash();
   };
-  SOTTO_ASSIGN(const OpRef op, data_.comm->launch(plan, s, std::ref(bind_run), hooks, options,
-                                                  std::move(recorder)));
+  SOTTO_ASSIGN(const OpRef op,
+               data_.comm->launch(plan, s, std::ref(bind_run), hooks, options, std::move(graph)));
   SOTTO_TRY(data_.comm->engine().wait(op, -1));
   return op;
 }

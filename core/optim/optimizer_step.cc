@@ -166,9 +166,9 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
   }
   const StepVariant variant = algorithm_->next();
   if (options.stream) {
-    SOTTO_ASSIGN(std::shared_ptr<GraphCapture> recorder,
+    SOTTO_ASSIGN(std::shared_ptr<GraphCapture> graph,
                  data_.access.device()->capture_graph(*options.stream));
-    if (recorder != nullptr) return record(variant, options, std::move(recorder));
+    if (graph != nullptr) return capture(variant, options, std::move(graph));
   }
   if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());
   return launch(variant, options);

@@ -203,7 +203,7 @@ class Lowering {
       decision.after.push_back(s);
       queued |= is_receive(step) && on_lane(*plan_, step);
     }
-    if (target_.device->records || queued) guard_decision();
+    if (target_.device->captures || queued) guard_decision();
   }
 
   // The device may reach the decision after the operation was aborted: the lanes behind an aborted

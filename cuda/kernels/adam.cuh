@@ -8,14 +8,24 @@ namespace sotto::cuda {
 
 struct SumSquaresKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
+  static constexpr bool kPlain = true;
+  using Place = Floats;
+  using Values = Quad<float>;
   __device__ explicit SumSquaresKernel(const Params& p)
       : SumSquaresKernel(p, p.of<kernels::SumSquares>()) {}
   __device__ SumSquaresKernel(const Params& p, const kernels::SumSquaresOperands<Operand>& o)
       : input{&o.x, p.arguments<SourceArgs>().source}, sums_out(o.sums.flat<float>()) {}
 
   __device__ float* sums(uint32_t) const { return sums_out; }
-  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
-    Quad<float> x = load_floats(input.of(piece), j, n);
+  __device__ Place place(const Piece& piece, uint64_t j) const { return input.of(piece).from(j); }
+  __device__ static bool plain(const Place& at) { return plain_floats(at); }
+  template <class N, uint32_t kRounds>
+  __device__ void load(const Place& at, uint32_t i, N n, Values (&values)[kRounds]) const {
+#pragma unroll
+    for (uint32_t q = 0; q < kRounds; ++q) values[q] = load_floats(at, i + q * kRound, n);
+  }
+  template <class N>
+  __device__ uint32_t step(const Place&, uint32_t, N n, Values x, float* terms) const {
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = x.v[k] * x.v[k];
     store_quad(terms, n, x);

@@ -57,14 +57,12 @@ class LowPrecisionStep {
       if (Rule::kVariance) v4 = load_v(piece.flat + j, n, bases);
       rule_.step(piece, j, n, &m4, &v4);
 #pragma unroll
-      for (uint32_t k = 0; k < kQuad; ++k) {
-#pragma unroll
-        for (uint32_t slot = 0; slot < kQuad; ++slot) {  // indices of registers are constants
-          if (k >= n || slot != at + k) continue;
-          m->v[slot] = fp8_ ? within(m4.v[k], kFp8Limit) : m4.v[k];
-          v->v[slot] = fp8_ ? at_most(v4.v[k], kFp8Limit) : v4.v[k];
-        }
+      for (uint32_t k = 0; fp8_ && k < kQuad; ++k) {
+        m4.v[k] = within(m4.v[k], kFp8Limit);
+        v4.v[k] = at_most(v4.v[k], kFp8Limit);
       }
+      put(m4, at, n, m);
+      put(v4, at, n, v);
     });
   }
 
@@ -81,15 +79,17 @@ class LowPrecisionStep {
         if (Rule::kVariance) exponents(1)[state_block(position)] = v_exponent;
       }
     }
-    visit(position, [&](const Piece& piece, uint64_t j, uint32_t at, uint32_t n) {
-      const uint64_t flat = piece.flat + j;
-#pragma unroll
-      for (uint32_t slot = 0; slot < kQuad; ++slot) {
-        if (slot < at || slot >= at + n) continue;
-        const uint32_t random = rounding_bits(key_, position + slot);
-        keep_one(flat + slot - at, m.v[slot], v.v[slot], random, bases);
-      }
-    });
+    if (fp8_) {
+      keep_codes<uint8_t>(position, [&](uint32_t k, uint32_t random, uint8_t* m_code) {
+        *m_code = fp8_m_code(m.v[k], bases.m, random >> 12);
+        return fp8_v_code(v.v[k], bases.v, random & 0xfffffu);
+      });
+    } else {
+      keep_codes<uint16_t>(position, [&](uint32_t k, uint32_t random, uint16_t* m_code) {
+        *m_code = bf16_m_code(m.v[k], random);
+        return bf16_v_code(v.v[k], random);
+      });
+    }
   }
 
  private:
@@ -136,15 +136,18 @@ class LowPrecisionStep {
   __device__ Floats bfloats(uint32_t index) const {
     return {array<const uint8_t>(index), Dtype::kBF16};
   }
-  __device__ void keep_one(uint64_t flat, float m, float v, uint32_t random,
-                           const StateBases& bases) const {
-    if (fp8_) {
-      array<uint8_t>(0)[flat] = fp8_m_code(m, bases.m, random >> 12);
-      if (Rule::kVariance) array<uint8_t>(1)[flat] = fp8_v_code(v, bases.v, random & 0xfffffu);
-    } else {
-      array<uint16_t>(0)[flat] = bf16_m_code(m, random);
-      if (Rule::kVariance) array<uint16_t>(1)[flat] = bf16_v_code(v, random);
-    }
+  // Stores what code(k, random bits, code of m) makes of element k, which is the code of v.
+  template <class T, class Code>
+  __device__ void keep_codes(uint32_t position, Code&& code) const {
+    Quad<T> m_codes, v_codes;
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k)
+      v_codes.v[k] = code(k, rounding_bits(key_, position + k), &m_codes.v[k]);
+    visit(position, [&](const Piece& piece, uint64_t j, uint32_t at, uint32_t n) {
+      const uint64_t flat = piece.flat + j;
+      store_quad(array<T>(0) + flat, n, moved_down(m_codes, at));
+      if (Rule::kVariance) store_quad(array<T>(1) + flat, n, moved_down(v_codes, at));
+    });
   }
 
   const Params& params_;

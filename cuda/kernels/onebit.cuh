@@ -7,25 +7,42 @@
 namespace sotto::cuda {
 
 // An Input has the kernel, whose operands `to` are what encoders share, and
-//   Quad<float> load(const Piece&, uint64_t j, uint32_t n)
-//     x of elements j .. j + n - 1, any value where masked
-//   float alone(const Piece&, float x)
+//   Place place(const Piece&, uint64_t j)
+//     of element j of a piece
+//   bool plain(const Place&)
+//     as an op's (quads.cuh)
+//   Quad<float> load(const Place&, uint32_t i, N n)
+//     x of elements i .. i + n - 1 from a place, any value where masked
+//   float alone(const Place&, float x)
 //     the average of one rank, for which nothing is encoded
+
+__device__ inline float value_or_one(const float* factor) {
+  return factor != nullptr ? *factor : 1.0f;  // a product with 1 is exact
+}
 
 // kOnebitEncode: a tensor, times a coefficient.
 struct TensorInput {
   using Kernel = kernels::OnebitEncode;
+  static constexpr uint32_t kBlocksAtOnce = 5;
+  struct Place {
+    Floats x;
+    float by;
+  };
   __device__ explicit TensorInput(const Params& p)
       : TensorInput(p, p.of<kernels::OnebitEncode>()) {}
   __device__ TensorInput(const Params& p, const kernels::OnebitEncodeOperands<Operand>& o)
       : source{&o.x, p.arguments<EncodeArgs>().source},
         coefficient(o.coefficient.flat<const float>()) {}
 
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
-    Quad<float> x = load_floats(source.of(piece), j, n);
-    const float by = coefficient != nullptr ? *coefficient : 1.0f;  // a product with 1 is exact
+  __device__ Place place(const Piece& piece, uint64_t j) const {
+    return {source.of(piece).from(j), value_or_one(coefficient)};
+  }
+  __device__ static bool plain(const Place& at) { return plain_floats(at.x); }
+  template <class N>
+  __device__ Quad<float> load(const Place& at, uint32_t i, N n) const {
+    Quad<float> x = load_floats(at.x, i, n);
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = x.v[k] * by;
+    for (uint32_t k = 0; k < kQuad; ++k) x.v[k] = x.v[k] * at.by;
     return x;
   }
 
@@ -36,6 +53,7 @@ struct TensorInput {
 // kOnebitLambEncode: the momentum with the new gradient, scaled.
 struct LambInput {
   using Kernel = kernels::OnebitLambEncode;
+  static constexpr uint32_t kBlocksAtOnce = 4;
   __device__ explicit LambInput(const Params& p)
       : LambInput(p, p.of<kernels::OnebitLambEncode>()) {}
   __device__ LambInput(const Params& p, const kernels::OnebitLambEncodeOperands<Operand>& o)
@@ -46,21 +64,30 @@ struct LambInput {
         states(o.states.flat<const TensorState>()),
         clip(o.clip.flat<const float>()) {}
 
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
-    const GroupScalars& s = groups[piece.group];
+  struct Place {
+    Floats g;
+    float by;
+    MomentumAt m;
+    GroupScalars s;
+    float scaling;
+  };
+  __device__ Place place(const Piece& piece, uint64_t j) const {
     const float scaling = scaling_of(states, piece);
-    const float magnitude = momentum.magnitude(piece, scaling);
-    Quad<float> x = load_floats(source.of(piece), j, n);
-    const float by = clip != nullptr ? *clip : 1.0f;
-    const Quad<float> m = load_momentum(momentum, piece.flat + j, n, magnitude);
+    return {source.of(piece).from(j), value_or_one(clip),
+            MomentumAt(momentum, piece.flat + j, momentum.magnitude(piece, scaling)),
+            groups[piece.group], scaling};
+  }
+  __device__ static bool plain(const Place& at) { return plain_floats(at.g) && at.m.plain(); }
+  template <class N>
+  __device__ Quad<float> load(const Place& at, uint32_t i, N n) const {
+    Quad<float> x = load_floats(at.g, i, n);
+    const Quad<float> m = at.m.load(i, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      x.v[k] = onebit_lamb_input(s, m.v[k], x.v[k] * by, scaling);
+      x.v[k] = onebit_lamb_input(at.s, m.v[k], x.v[k] * at.by, at.scaling);
     return x;
   }
-  __device__ float alone(const Piece& piece, float x) const {
-    return x / scaling_of(states, piece);
-  }
+  __device__ static float alone(const Place& at, float x) { return x / at.scaling; }
 
   Source source;
   Momentum momentum;
@@ -72,6 +99,14 @@ struct LambInput {
 // kZeroOneEncode: the sum of local updates, with this step's if there is a gradient.
 struct ZeroOneInput {
   using Kernel = kernels::ZeroOneEncode;
+  static constexpr uint32_t kBlocksAtOnce = 4;
+  struct Place {
+    Floats g;  // null: none
+    float by;
+    const float* m;
+    const float* b;
+    ZeroOneGroupScalars s;
+  };
   __device__ explicit ZeroOneInput(const Params& p)
       : ZeroOneInput(p, p.of<kernels::ZeroOneEncode>()) {}
   __device__ ZeroOneInput(const Params& p, const kernels::ZeroOneEncodeOperands<Operand>& o)
@@ -81,19 +116,27 @@ struct ZeroOneInput {
         groups(o.scalars.flat<const ZeroOneGroupScalars>()),
         clip(o.clip.flat<const float>()) {}
 
-  __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
-    Quad<float> x = load_quad(b + piece.flat + j, n);
-    if (source.operand->data == nullptr) return x;
-    const ZeroOneGroupScalars& s = groups[piece.group];
-    const Quad<float> g = load_floats(source.of(piece), j, n);
-    const Quad<float> m4 = load_quad(m + piece.flat + j, n);
-    const float by = clip != nullptr ? *clip : 1.0f;
+  __device__ Place place(const Piece& piece, uint64_t j) const {
+    const uint64_t flat = piece.flat + j;
+    if (source.operand->data == nullptr) return {{}, 1.0f, nullptr, b + flat, {}};
+    return {source.of(piece).from(j), value_or_one(clip), m + flat, b + flat, groups[piece.group]};
+  }
+  __device__ static bool plain(const Place& at) {
+    return quad_aligned(at.b) &&
+           (at.g.data == nullptr || (plain_floats(at.g) && quad_aligned(at.m)));
+  }
+  template <class N>
+  __device__ Quad<float> load(const Place& at, uint32_t i, N n) const {
+    Quad<float> x = load_quad(at.b + i, n);
+    if (at.g.data == nullptr) return x;
+    const Quad<float> g = load_floats(at.g, i, n);
+    const Quad<float> m4 = load_quad(at.m + i, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      x.v[k] = zeroone_encode_input(s, m4.v[k], x.v[k], g.v[k] * by);
+      x.v[k] = zeroone_encode_input(at.s, m4.v[k], x.v[k], g.v[k] * at.by);
     return x;
   }
-  __device__ float alone(const Piece&, float x) const { return x; }
+  __device__ static float alone(const Place&, float x) { return x; }
 
   Source source;
   const float* m;
@@ -106,6 +149,18 @@ template <class Input>
 struct EncodeKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
   static constexpr bool kBits = true;
+  static constexpr bool kPlain = true;
+  static constexpr uint32_t kAtOnce = 2;
+  static constexpr uint32_t kBlocksAtOnce = Input::kBlocksAtOnce;
+  struct Place {
+    typename Input::Place input;
+    float* c;
+    float old;
+    uint64_t flat;
+  };
+  struct Values {
+    Quad<float> x, c;
+  };
   __device__ explicit EncodeKernel(const Params& p)
       : EncodeKernel(p, p.of<typename Input::Kernel>().to) {}
   __device__ EncodeKernel(const Params& p, const kernels::EncoderOperands<Operand>& o)
@@ -124,23 +179,35 @@ struct EncodeKernel : QuadOp {
     *first = piece.flat - bits_base;
     return out;
   }
-  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) {
+  __device__ Place place(const Piece& piece, uint64_t j) const {
     const uint64_t flat = piece.flat + j;
-    const float old = old_scales[piece.scale];
-    const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
-    const Quad<float> x = input.load(piece, j, n);
-    Quad<float> values = load_quad(c + flat, n);
-    Quad<float> squares;
+    return {input.place(piece, j), c + flat, old_scales[piece.scale], flat};
+  }
+  __device__ bool plain(const Place& at) const {
+    return valid == nullptr && quad_aligned(at.c) && input.plain(at.input);
+  }
+  template <class N, uint32_t kRounds>
+  __device__ void load(const Place& at, uint32_t i, N n, Values (&values)[kRounds]) const {
+#pragma unroll
+    for (uint32_t q = 0; q < kRounds; ++q) {
+      values[q].x = input.load(at.input, i + q * kRound, n);
+      values[q].c = load_quad(at.c + i + q * kRound, n);
+    }
+  }
+  template <class N>
+  __device__ uint32_t step(const Place& at, uint32_t i, N n, const Values& values, float* terms) {
+    const QuadBits taken = load_mask(valid, at.flat + i, n);
+    Quad<float> next, squares;
     uint32_t ones = 0;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
       float value = 0.0f;
-      if ((taken >> k & 1) != 0) value = encode_value(x.v[k], values.v[k], old, &flags);
-      values.v[k] = value;
+      if (taken[k]) value = encode_value(values.x.v[k], values.c.v[k], at.old, &flags);
+      next.v[k] = value;
       squares.v[k] = norm_term(scale, value);
-      ones |= static_cast<uint32_t>(value >= 0.0f) << k;
+      if (value >= 0.0f) ones |= 8u >> k;
     }
-    store_quad(c + flat, n, values);
+    store_quad(at.c + i, n, next);
     store_quad(terms, n, squares);
     return ones;
   }
@@ -171,12 +238,13 @@ struct AloneKernel : QuadOp {
 
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) {
     const uint64_t flat = piece.flat + j;
-    const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
-    Quad<float> x = input.load(piece, j, n);
+    const QuadBits taken = load_mask(valid, flat, n);
+    const typename Input::Place at = input.place(piece, j);
+    Quad<float> x = input.load(at, 0, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
       float value = 0.0f;
-      if ((taken >> k & 1) != 0) value = guard_finite(input.alone(piece, x.v[k]), &flags);
+      if (taken[k]) value = guard_finite(input.alone(at, x.v[k]), &flags);
       x.v[k] = value;
     }
     store_quad(c + flat, n, x);
@@ -205,15 +273,15 @@ struct EncodeUndoKernel : QuadOp {
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;
     const float old = old_scales[piece.scale];
-    const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
+    const QuadBits taken = load_mask(valid, flat, n);
     // What was never encoded may still be under way to the device.
-    const Quad<float> x = paired_ran ? input.load(piece, j, n) : Quad<float>{};
+    const Quad<float> x = paired_ran ? input.load(input.place(piece, j), 0, n) : Quad<float>{};
     Quad<float> values = load_quad(c + flat, n);
     uint32_t unused = 0;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
       const float in = guard_finite(x.v[k], &unused);
-      values.v[k] = (taken >> k & 1) != 0 ? undo_encode(values.v[k], in, old, paired_ran) : 0.0f;
+      values.v[k] = taken[k] ? undo_encode(values.v[k], in, old, paired_ran) : 0.0f;
     }
     store_quad(c + flat, n, values);
     return 0;
@@ -229,6 +297,19 @@ struct EncodeUndoKernel : QuadOp {
 struct ServerKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
   static constexpr bool kBits = true;
+  static constexpr bool kPlain = true;
+  static constexpr uint32_t kBlocksAtOnce = 4;
+  struct Place {
+    Bits row;  // of rank 0
+    const uint8_t* scale;
+    const float* c;
+    float* new_c;
+    float old;
+    uint64_t flat;
+  };
+  struct Values {
+    Quad<float> sum, c;
+  };
   __device__ explicit ServerKernel(const Params& p)
       : ServerKernel(p, p.of<kernels::OnebitServer>()) {}
   __device__ ServerKernel(const Params& p, const kernels::OnebitServerOperands<Operand>& o)
@@ -248,39 +329,49 @@ struct ServerKernel : QuadOp {
     *first = piece.flat;
     return out;
   }
-  // Sums over ranks of four elements: groups of 8, each from 0 in ascending order.
-  __device__ Quad<float> average(const Piece& piece, uint64_t flat, uint32_t n) const {
-    Quad<float> total{};
-    for (uint32_t group = 0; group < args.world; group += 8) {
-      Quad<float> partial{};
-      const uint32_t end = group + 8 < args.world ? group + 8 : args.world;
-      for (uint32_t r = group; r < end; ++r) {
-        const float term = message_scale(messages, r * (args.instances + 1) + piece.message) * part;
-        const uint32_t ones = load_bits(rows + r * args.row_bytes, flat, n);
-#pragma unroll
-        for (uint32_t k = 0; k < kQuad; ++k) partial.v[k] += plus_minus(ones >> k & 1, term);
-      }
-#pragma unroll
-      for (uint32_t k = 0; k < kQuad; ++k) total.v[k] += partial.v[k];
-    }
-    return total;
-  }
-  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float* terms) const {
+  __device__ Place place(const Piece& piece, uint64_t j) const {
     const uint64_t flat = piece.flat + j;
-    const float old = old_scales[piece.scale];
-    const uint32_t taken = load_bits(valid, flat + args.valid_base, n);
-    const Quad<float> sum = average(piece, flat, n);
-    Quad<float> values = load_quad(c + flat, n);
-    Quad<float> squares;
+    return {Bits(rows, flat),
+            messages + 4 * uint64_t{piece.message},
+            c + flat,
+            new_c + flat,
+            old_scales[piece.scale],
+            flat};
+  }
+  __device__ bool plain(const Place& at) const {
+    return valid == nullptr && at.row.plain() && quad_aligned(at.c) && quad_aligned(at.new_c);
+  }
+  template <class N, uint32_t kRounds>
+  __device__ void load(const Place& at, uint32_t i, N n, Values (&values)[kRounds]) const {
+    Bits row = at.row;
+    const uint8_t* scale = at.scale;
+    Quad<float> sums[kRounds] = {};
+    add_ranks(args.world, sums, [&](Quad<float>(&partial)[kRounds]) {
+      const float term = message_scale(scale, 0) * part;
+#pragma unroll
+      for (uint32_t q = 0; q < kRounds; ++q)
+        add_quad(row.load(i + q * kRound, n).plus_minus(term), &partial[q]);
+      row.bytes += args.row_bytes;
+      scale += scale_message_bytes(args.instances);
+    });
+#pragma unroll
+    for (uint32_t q = 0; q < kRounds; ++q)
+      values[q] = {sums[q], load_quad(at.c + i + q * kRound, n)};
+  }
+  template <class N>
+  __device__ uint32_t step(const Place& at, uint32_t i, N n, const Values& values,
+                           float* terms) const {
+    const QuadBits taken = load_mask(valid, at.flat + args.valid_base + i, n);
+    Quad<float> next, squares;
     uint32_t ones = 0;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
-      const float value = (taken >> k & 1) != 0 ? sum.v[k] + residual_of(values.v[k], old) : 0.0f;
-      values.v[k] = value;
+      const float value = taken[k] ? values.sum.v[k] + residual_of(values.c.v[k], at.old) : 0.0f;
+      next.v[k] = value;
       squares.v[k] = norm_term(args.scale, value);
-      ones |= static_cast<uint32_t>(value >= 0.0f) << k;
+      if (value >= 0.0f) ones |= 8u >> k;
     }
-    store_quad(new_c + flat, n, values);
+    store_quad(at.new_c + i, n, next);
     store_quad(terms, n, squares);
     return ones;
   }
@@ -298,6 +389,14 @@ struct ServerKernel : QuadOp {
 };
 
 struct DecodeKernel : QuadOp {
+  static constexpr bool kPlain = true;
+  struct Place {
+    Bits bits;
+    float magnitude;
+    float* y;
+    uint64_t flat;
+  };
+  using Values = QuadBits;
   __device__ explicit DecodeKernel(const Params& p)
       : DecodeKernel(p, p.of<kernels::OnebitDecode>()) {}
   __device__ DecodeKernel(const Params&, const kernels::OnebitDecodeOperands<Operand>& o)
@@ -306,16 +405,26 @@ struct DecodeKernel : QuadOp {
         outputs(&o.y),
         valid(o.valid.flat<const uint8_t>()) {}
 
-  __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
+  __device__ Place place(const Piece& piece, uint64_t j) const {
     const uint64_t flat = piece.flat + j;
-    const float magnitude = message_scale(messages, piece.message);
-    const uint32_t ones = load_bits(bits_in, flat, n);
-    const uint32_t taken = load_bits(valid, flat, n);
-    Quad<float> y;
+    return {Bits(bits_in, flat), message_scale(messages, piece.message),
+            outputs->list<float>(piece.tensor) + piece.target + j, flat};
+  }
+  __device__ bool plain(const Place& at) const {
+    return valid == nullptr && at.bits.plain() && quad_aligned(at.y);
+  }
+  template <class N, uint32_t kRounds>
+  __device__ void load(const Place& at, uint32_t i, N n, Values (&values)[kRounds]) const {
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k)
-      y.v[k] = (taken >> k & 1) != 0 ? plus_minus(ones >> k & 1, magnitude) : 0.0f;
-    store_quad(outputs->list<float>(piece.tensor) + piece.target + j, n, y);
+    for (uint32_t q = 0; q < kRounds; ++q) values[q] = at.bits.load(i + q * kRound, n);
+  }
+  template <class N>
+  __device__ uint32_t step(const Place& at, uint32_t i, N n, const Values& ones, float*) const {
+    const QuadBits taken = load_mask(valid, at.flat + i, n);
+    Quad<float> y = ones.plus_minus(at.magnitude);
+#pragma unroll
+    for (uint32_t k = 0; k < kQuad; ++k) y.v[k] = taken[k] ? y.v[k] : 0.0f;
+    store_quad(at.y + i, n, y);
     return 0;
   }
 

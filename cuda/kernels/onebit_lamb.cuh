@@ -18,21 +18,22 @@ __device__ inline void clear_bits(uint8_t* bits, uint64_t i, uint32_t zeros) {
 }
 
 // Bits of a quad while other threads clear other bits.
-__device__ inline uint32_t load_changing_bits(uint8_t* bits, uint64_t i, uint32_t n) {
-  uint32_t out = 0;
+__device__ inline QuadBits load_changing_bits(uint8_t* bits, uint64_t i, uint32_t n) {
+  QuadBits out{0};
 #pragma unroll
   for (uint32_t k = 0; k < kQuad; ++k) {
     if (k >= n) continue;
     const uintptr_t byte = reinterpret_cast<uintptr_t>(bits + ((i + k) >> 3));
     const uint32_t shift = static_cast<uint32_t>(byte % 4 * 8 + 7 - ((i + k) & 7));
     const uint32_t word = atomicOr(reinterpret_cast<uint32_t*>(byte - byte % 4), 0u);
-    out |= (word >> shift & 1u) << k;
+    out.word |= (word >> shift & 1u) << (31 - k);
   }
   return out;
 }
 
 struct FreezeVarianceKernel : QuadOp {
   static constexpr uint32_t kSums = 1;
+  static constexpr uint32_t kBlocksAtOnce = 6;
   __device__ explicit FreezeVarianceKernel(const Params& p)
       : FreezeVarianceKernel(p, p.of<kernels::FreezeVariance>()) {}
   __device__ FreezeVarianceKernel(const Params& p,
@@ -60,7 +61,7 @@ struct FreezeVarianceKernel : QuadOp {
       zeros |= static_cast<uint32_t>(k < n && v4.v[k] == 0.0f) << k;
     }
     if (den != nullptr) store_quad(den + flat, n, out);
-    uint32_t taken = 0xfu;
+    QuadBits taken{~0u};
     if (valid != nullptr) {
       if (mask_zero) clear_bits(valid, flat, zeros);
       if (m != nullptr) taken = load_changing_bits(valid, flat, n);
@@ -68,8 +69,7 @@ struct FreezeVarianceKernel : QuadOp {
     if (m == nullptr) return 0;  // the terms are 0
     const Quad<float> m4 = load_quad(m + flat, n);
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k)
-      out.v[k] = (taken >> k & 1) != 0 ? m4.v[k] * m4.v[k] : 0.0f;
+    for (uint32_t k = 0; k < kQuad; ++k) out.v[k] = taken[k] ? m4.v[k] * m4.v[k] : 0.0f;
     store_quad(terms, n, out);
     return 0;
   }
@@ -111,7 +111,7 @@ struct FactorKernel : QuadOp {
     const GroupScalars& s = groups[piece.group];
     const float scaling = scaling_of(states, piece);
     const uint64_t flat = piece.flat + j;
-    const uint32_t taken = load_bits(valid, flat, n) & ((1u << n) - 1u);
+    const QuadBits taken = load_mask(valid, flat, n);
     const Quad<float> m = load_momentum(fresh, flat, n, fresh.magnitude(piece, scaling));
     const Quad<float> before = load_momentum(old, flat, n, old.magnitude(piece, scaling));
     const Quad<float> den4 = load_quad(den + flat, n);
@@ -119,7 +119,7 @@ struct FactorKernel : QuadOp {
     Quad<float> u0{};
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
-      if ((taken >> k & 1) == 0) continue;
+      if (!taken[k]) continue;
       vf4.v[k] = fresh_variance(s, m.v[k], before.v[k], vf4.v[k]);
       const float ratio = den4.v[k] / denominator(s, vf4.v[k]);
       // Bits of numbers that are not negative are in their order; NaN takes no part.
@@ -174,13 +174,13 @@ struct MomentumUpdateKernel : QuadOp {
     const float magnitude = momentum.magnitude(piece, scaling_of(states, piece));
     const uint64_t flat = piece.flat + j;
     float* at = tensor_of<float>(*parameters, piece) + j;
-    const uint32_t taken = load_bits(valid, flat, n);
+    const QuadBits taken = load_mask(valid, flat, n);
     const Quad<float> m = load_momentum(momentum, flat, n, magnitude);
     const Quad<float> den4 = load_quad(den + flat, n);
     Quad<float> p4 = load_quad(at, n);
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k) {
-      const float u0 = (taken >> k & 1) != 0 ? m.v[k] / den4.v[k] : 0.0f;
+      const float u0 = taken[k] ? m.v[k] / den4.v[k] : 0.0f;
       p4.v[k] = p4.v[k] - step * with_decay(s, u0, p4.v[k]);
     }
     store_quad(at, n, p4);
@@ -209,10 +209,10 @@ struct MomentumFromBitsKernel : QuadOp {
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;
     const float magnitude = momentum.magnitude(piece, scaling_of(states, piece));
-    const uint32_t taken = load_bits(valid, flat, n);
+    const QuadBits taken = load_mask(valid, flat, n);
     Quad<float> m = load_momentum(momentum, flat, n, magnitude);
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) m.v[k] = (taken >> k & 1) != 0 ? m.v[k] : 0.0f;
+    for (uint32_t k = 0; k < kQuad; ++k) m.v[k] = taken[k] ? m.v[k] : 0.0f;
     store_quad(out + flat, n, m);
     return 0;
   }

@@ -14,10 +14,10 @@ struct Gradients {
 
   __device__ Quad<float> load(const Piece& piece, uint64_t j, uint32_t n) const {
     Quad<float> g = load_floats(source.of(piece), j, n);
-    const uint32_t ones = load_bits(valid, piece.flat + j, n);
+    const QuadBits taken = load_mask(valid, piece.flat + j, n);
     const float by = clip != nullptr ? *clip : 1.0f;  // a product with 1 is exact
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) g.v[k] = (ones >> k & 1) != 0 ? g.v[k] * by : 0.0f;
+    for (uint32_t k = 0; k < kQuad; ++k) g.v[k] = taken[k] ? g.v[k] * by : 0.0f;
     return g;
   }
 };

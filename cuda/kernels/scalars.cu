@@ -4,7 +4,8 @@
 
 namespace sotto::cuda {
 
-__global__ void __launch_bounds__(kWideThreads) norm_finish(const __grid_constant__ Params params) {
+__global__ void __launch_bounds__(kWideThreads, 1)
+    norm_finish(const __grid_constant__ Params params) {
   if (!params.holds()) return;
   const auto& o = params.of<kernels::NormFinish>();
   const auto& a = params.arguments<NormArgs>();
@@ -51,7 +52,7 @@ __global__ void __launch_bounds__(kThreads) gate(const __grid_constant__ Params 
   *o.word.flat<uint32_t>() = before != kCommit ? before : any ? a.fail_word : kCommit;
 }
 
-__global__ void __launch_bounds__(kWideThreads)
+__global__ void __launch_bounds__(kWideThreads, 1)
     norm_message(const __grid_constant__ Params params) {
   if (!params.holds()) return;
   const auto& o = params.of<kernels::NormMessage>();
@@ -120,7 +121,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 // The scale of a tensor is kept in scaling_coeff until all are known.
-__global__ void __launch_bounds__(kWideThreads)
+__global__ void __launch_bounds__(kWideThreads, 1)
     onebit_lamb_scaling(const __grid_constant__ Params params) {
   if (!params.holds()) return;
   const auto& o = params.of<kernels::OnebitLambScaling>();
@@ -173,7 +174,7 @@ __global__ void __launch_bounds__(kThreads) count_valid(const __grid_constant__ 
   uint32_t count = 0;
   for (uint32_t at = threadIdx.x * kQuad; at < run.count; at += kThreads * kQuad) {
     const uint32_t n = run.count - at < kQuad ? run.count - at : kQuad;
-    count += static_cast<uint32_t>(__popc(load_bits(valid, flat + at, n) & ((1u << n) - 1u)));
+    count += static_cast<uint32_t>(__popc(load_mask(valid, flat + at, n).word));
   }
   count = WarpTeam().combine(count, [](uint32_t a, uint32_t b) { return a + b; });
   auto* out = reinterpret_cast<unsigned long long*>(o.counts.flat<uint64_t>());

@@ -1,7 +1,6 @@
 // Numbers that are made once per tensor, instance or step. Block sums are added in float64 as if by
-// one thread in ascending order: where no partial sum can round, which integers decide, any order
-// gives those bits, and many threads add; else they are added in order, and other threads bring
-// them, so that no addition waits for memory.
+// one thread in ascending order, which many threads do with integers: where no partial sum can
+// round any order gives those bits, else sums are rounded as Rounding says.
 #pragma once
 
 #include "core/kernels/scalar_steps.h"
@@ -27,22 +26,21 @@ struct WarpTeam {
       value = op(value, __shfl_xor_sync(kAllLanes, value, lanes));
     return value;
   }
-  // from[0] + from[1] + ...; everybody's.
-  __device__ double sum_in_order(const float* from, uint64_t count) const {
-    double total = 0;
-    float next = rank() < count ? from[rank()] : 0;
-    for (uint64_t first = 0; first < count; first += kWarpThreads) {
-      const float mine = next;
-      const uint64_t at = first + kWarpThreads + rank();
-      next = at < count ? from[at] : 0;
-      const uint64_t left = count - first;
+  // Inclusive, in the order of lanes.
+  template <class T>
+  __device__ T scan(T value) const {
 #pragma unroll
-      for (uint32_t lane = 0; lane < kWarpThreads; ++lane) {
-        const float x = __shfl_sync(kAllLanes, mine, static_cast<int>(lane));
-        if (lane < left) total += x;
-      }
+    for (uint32_t lanes = 1; lanes < kWarpThreads; lanes *= 2) {
+      const T before = value.from_below(lanes);
+      if (rank() >= lanes) value = before.then(value);
     }
-    return total;
+    return value;
+  }
+  // Values that have one lane of scan_rows().
+  static constexpr uint32_t kRow = 1;
+  template <class T>
+  __device__ T scan_rows(T value) const {
+    return scan(value);
   }
 };
 
@@ -61,28 +59,17 @@ struct BlockTeam {
     __syncthreads();
     return value;
   }
-  // As WarpTeam's: thread 0 adds one tile while all bring the next one.
-  __device__ double sum_in_order(const float* from, uint64_t count) const {
-    __shared__ double tiles[2][kWideThreads];
-    __shared__ double sum;
-    double total = 0;
-    uint32_t tile = 0;
-    if (rank() < count) tiles[tile][rank()] = from[rank()];
-    for (uint64_t first = 0; first < count; first += size(), tile ^= 1) {
-      __syncthreads();  // this tile is there, and the other one has been added
-      const uint64_t at = first + size() + rank();
-      if (at < count) tiles[tile ^ 1][rank()] = from[at];
-      if (rank() != 0) continue;
-      const uint64_t left = count - first;
-      const uint32_t n = left < size() ? static_cast<uint32_t>(left) : size();
-#pragma unroll 16
-      for (uint32_t i = 0; i < n; ++i) total += tiles[tile][i];
-    }
-    if (rank() == 0) sum = total;
+  static constexpr uint32_t kRow = kWarpThreads;
+  template <class T>
+  __device__ T scan_rows(T value) const {
+    __shared__ T of_warps[kWideThreads / kWarpThreads];
+    value = WarpTeam().scan(value);
+    const uint32_t lane = threadIdx.x % kWarpThreads;
+    if (lane == kWarpThreads - 1) of_warps[threadIdx.x / kWarpThreads] = value;
     __syncthreads();
-    total = sum;
+    value = lane < blockDim.x / kWarpThreads ? of_warps[lane] : T{};
     __syncthreads();
-    return total;
+    return WarpTeam().scan(value);
   }
 };
 
@@ -105,13 +92,86 @@ __device__ inline bool sums_are_exact(uint64_t n, uint32_t low, uint32_t high) {
   return high - low + log2_n <= 29;
 }
 
-// Sum of block sums; everybody's.
+// What additions make of a float64 that is not negative, as long as it stays below the next power
+// of two: it is a whole number of units of its last place, and so is what each addition adds after
+// rounding. A value that lies halfway between two such numbers makes the sum even, so it matters
+// whether the sum was, and of nothing else. So additions can be combined before the sum is known.
+struct Rounding {
+  uint64_t even = 0, odd = 0;  // units that are added to an even and to an odd number of units
+
+  __device__ uint64_t to(uint64_t units) const { return units % 2 == 0 ? even : odd; }
+  __device__ Rounding then(const Rounding& next) const {
+    return {even + next.to(even), odd + next.to(odd + 1)};
+  }
+  __device__ Rounding from_below(uint32_t lanes) const {
+    return {__shfl_up_sync(kAllLanes, even, lanes), __shfl_up_sync(kAllLanes, odd, lanes)};
+  }
+};
+
+// A sum, taken apart: units * 2^(field - 1075). Zero has field 0 and no units, and less than any
+// float32 as its unit.
+struct Units {
+  static constexpr uint64_t kNextPower = uint64_t{1} << 53;
+  __device__ explicit Units(double sum)
+      : field(static_cast<int32_t>(std::bit_cast<uint64_t>(sum) >> 52)),
+        units(std::bit_cast<uint64_t>(sum) % (kNextPower / 2) + (field != 0 ? kNextPower / 2 : 0)) {
+  }
+  // Of adding x; kNextPower or more if the sum would reach the next power of two by that alone.
+  __device__ Rounding rounding(float x) const {
+    const uint32_t bits = std::bit_cast<uint32_t>(x);
+    const int32_t x_field = bits >> 23 == 0 ? 1 : static_cast<int32_t>(bits >> 23);
+    const uint64_t mantissa = bits % (1u << 23) + (bits >> 23 == 0 ? 0 : 1u << 23);
+    const int32_t lost = field - 1075 - (x_field - 150);  // bits of x below a unit
+    if (mantissa == 0 || lost >= 25) return {};
+    if (lost <= 0) {
+      const uint64_t whole = lost < -29 ? kNextPower : mantissa << -lost;
+      return {whole, whole};
+    }
+    const uint64_t whole = mantissa >> lost, rest = mantissa - (whole << lost);
+    const uint64_t half = uint64_t{1} << (lost - 1);
+    if (rest == half) return {whole + whole % 2, whole + (whole + 1) % 2};
+    const uint64_t rounded = whole + (rest > half ? 1 : 0);
+    return {rounded, rounded};
+  }
+  __device__ double value() const {
+    return std::bit_cast<double>(static_cast<uint64_t>(field) << 52 | units % (kNextPower / 2));
+  }
+
+  int32_t field;
+  uint64_t units;
+};
+
+// from[0] + from[1] + ..., finite and not negative; everybody's. A tile of values, one per thread,
+// is added at once as far as the sum stays below the next power of two; those of the row that takes
+// it there are added one after the other. So there are few more rounds than tiles.
+template <class Team>
+__device__ inline double sum_in_order(const Team& team, const float* from, uint64_t count) {
+  double total = 0;
+  for (uint64_t first = 0; first < count;) {
+    const uint64_t at = first + team.rank();
+    Units sum(total);
+    const Rounding rounding = team.scan_rows(at < count ? sum.rounding(from[at]) : Rounding{});
+    const uint64_t after = sum.units + rounding.to(sum.units);  // the row of this lane
+    const uint32_t over = __ballot_sync(kAllLanes, after >= Units::kNextPower);
+    const int rows = over != 0 ? __ffs(static_cast<int>(over)) - 1 : static_cast<int>(kWarpThreads);
+    const uint64_t reached = __shfl_sync(kAllLanes, after, rows != 0 ? rows - 1 : 0);
+    if (rows != 0) sum.units = reached;
+    total = sum.value();
+    first += over != 0 ? static_cast<uint64_t>(rows) * Team::kRow : team.size();
+    if (over == 0) continue;
+    const uint64_t end = first + Team::kRow < count ? first + Team::kRow : count;
+#pragma unroll 8
+    for (; first < end; ++first) total += from[first];
+  }
+  return total;
+}
+
+// Sum of block sums, which are not negative; everybody's.
 template <class Team>
 __device__ inline double sum_blocks(const Team& team, const float* sums, uint64_t first,
                                     uint64_t count) {
   const float* from = sums + first;
   uint32_t low = 255, high = 1;
-  bool ordinary = true;  // finite and not negative
   double total = 0;
 #pragma unroll 8
   for (uint64_t b = team.rank(); b < count; b += team.size()) {
@@ -120,16 +180,15 @@ __device__ inline double sum_blocks(const Team& team, const float* sums, uint64_
     total += x;
     if (bits == 0) continue;
     const uint32_t field = bits >> 23 == 0 ? 1 : bits >> 23;
-    ordinary = ordinary && field < 255;
     low = field < low ? field : low;
     high = field > high ? field : high;
   }
   low = team.combine(low, Smaller());
   high = team.combine(high, Larger());
-  const bool all_ordinary = team.combine(ordinary ? 1u : 0u, Smaller()) != 0;
   total = team.combine(total, Plus());
-  if (all_ordinary && (low > high || sums_are_exact(count, low, high))) return total;
-  return team.sum_in_order(from, count);
+  // Infinities and NaN give the same in any order.
+  if (low > high || high >= 255 || sums_are_exact(count, low, high)) return total;
+  return sum_in_order(team, from, count);
 }
 
 // Largest of block maxima, which are not negative.

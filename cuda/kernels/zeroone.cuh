@@ -22,10 +22,10 @@ struct FrozenAdamKernel : QuadOp {
   // The averaged gradient, floats or bits.
   __device__ Quad<float> gradient(const Piece& piece, uint64_t j, uint32_t n) const {
     if (mean.bits == nullptr) return gradients.load(piece, j, n);
-    const uint32_t taken = load_bits(gradients.valid, piece.flat + j, n);
+    const QuadBits taken = load_mask(gradients.valid, piece.flat + j, n);
     Quad<float> g = load_momentum(mean, piece.flat + j, n, mean.magnitude(piece, 1.0f));
 #pragma unroll
-    for (uint32_t k = 0; k < kQuad; ++k) g.v[k] = (taken >> k & 1) != 0 ? g.v[k] : 0.0f;
+    for (uint32_t k = 0; k < kQuad; ++k) g.v[k] = taken[k] ? g.v[k] : 0.0f;
     return g;
   }
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
@@ -54,6 +54,7 @@ struct FrozenAdamKernel : QuadOp {
 };
 
 struct ZeroOneLocalKernel : QuadOp {
+  static constexpr uint32_t kBlocksAtOnce = 4;
   __device__ explicit ZeroOneLocalKernel(const Params& p)
       : ZeroOneLocalKernel(p, p.of<kernels::ZeroOneLocal>()) {}
   __device__ ZeroOneLocalKernel(const Params& p, const kernels::ZeroOneLocalOperands<Operand>& o)
@@ -71,7 +72,7 @@ struct ZeroOneLocalKernel : QuadOp {
     const ZeroOneGroupScalars& s = groups[piece.group];
     const float lr = static_cast<float>(s.lr);
     const uint64_t flat = piece.flat + j;
-    const uint32_t taken = load_bits(gradients.valid, flat, n);
+    const QuadBits taken = load_mask(gradients.valid, flat, n);
     const Quad<float> g = gradients.load(piece, j, n);
     const Quad<float> den4 = load_quad(den + flat, n);
     const Quad<float> anchor4 = load_quad(anchor + flat, n);
@@ -80,8 +81,8 @@ struct ZeroOneLocalKernel : QuadOp {
     Quad<float> p4;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      zeroone_local_element(s, lr, (taken >> k & 1) == 0, g.v[k], &m4.v[k], &b4.v[k], den4.v[k],
-                            anchor4.v[k], &p4.v[k]);
+      zeroone_local_element(s, lr, !taken[k], g.v[k], &m4.v[k], &b4.v[k], den4.v[k], anchor4.v[k],
+                            &p4.v[k]);
     store_quad(m + flat, n, m4);
     store_quad(b + flat, n, b4);
     store_quad(tensor_of<float>(*parameters, piece) + j, n, p4);
@@ -98,6 +99,7 @@ struct ZeroOneLocalKernel : QuadOp {
 };
 
 struct ZeroOneSyncKernel : QuadOp {
+  static constexpr uint32_t kBlocksAtOnce = 4;
   __device__ explicit ZeroOneSyncKernel(const Params& p)
       : ZeroOneSyncKernel(p, p.of<kernels::ZeroOneSync>()) {}
   __device__ ZeroOneSyncKernel(const Params&, const kernels::ZeroOneSyncOperands<Operand>& o)
@@ -114,7 +116,7 @@ struct ZeroOneSyncKernel : QuadOp {
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const ZeroOneGroupScalars& s = groups[piece.group];
     const uint64_t flat = piece.flat + j;
-    const uint32_t taken = load_bits(valid, flat, n);
+    const QuadBits taken = load_mask(valid, flat, n);
     const Quad<float> x = load_momentum(mean, flat, n, mean.magnitude(piece, 1.0f));
     const Quad<float> den4 = load_quad(den + flat, n);
     Quad<float> m4 = load_quad(m + flat, n);
@@ -122,8 +124,8 @@ struct ZeroOneSyncKernel : QuadOp {
     Quad<float> b4, p4;
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      zeroone_sync_element(s, (taken >> k & 1) == 0, x.v[k], &m4.v[k], &b4.v[k], den4.v[k],
-                           &anchor4.v[k], &p4.v[k]);
+      zeroone_sync_element(s, !taken[k], x.v[k], &m4.v[k], &b4.v[k], den4.v[k], &anchor4.v[k],
+                           &p4.v[k]);
     store_quad(m + flat, n, m4);
     store_quad(b + flat, n, b4);
     store_quad(anchor + flat, n, anchor4);
@@ -232,14 +234,14 @@ struct ZeroOneInPlaceSyncKernel : InPlaceOp {
   __device__ uint32_t quad(const Piece& piece, uint64_t j, uint32_t n, float*) const {
     const uint64_t flat = piece.flat + j;
     Values now = updated(piece, j, n);
-    const uint32_t taken = load_bits(valid, flat, n);
+    const QuadBits taken = load_mask(valid, flat, n);
     const Quad<float> x = floats->data != nullptr
                               ? load_quad(tensor_of<const float>(*floats, piece) + j, n)
                               : load_momentum(mean, flat, n, mean.magnitude(piece, 1.0f));
 #pragma unroll
     for (uint32_t k = 0; k < kQuad; ++k)
-      zeroone_in_place_sync_element(groups[piece.group], (taken >> k & 1) != 0 ? x.v[k] : 0.0f,
-                                    &now.m.v[k], &now.b.v[k], now.den.v[k], &now.p.v[k]);
+      zeroone_in_place_sync_element(groups[piece.group], taken[k] ? x.v[k] : 0.0f, &now.m.v[k],
+                                    &now.b.v[k], now.den.v[k], &now.p.v[k]);
     store(piece, j, n, now);
     return 0;
   }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <numeric>
 
@@ -46,7 +47,7 @@ std::pair<double, double> two_orders(const std::vector<float>& sums, size_t firs
 }
 
 TEST(KernelsSums, ManyThreadsAddAsOneWould) {
-  // Warps add in order by 32, thread blocks by 1024: around, at and between multiples of both.
+  // Warps add 32 at once, thread blocks 1024: around, at and between multiples of both.
   const std::vector<uint64_t> lengths = {0, 1, 31, 32, 33, 64, 1024, 1025, 2048, 2049, 5000};
   const uint64_t all = std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
   Random random(5);
@@ -68,6 +69,121 @@ TEST(KernelsSums, ManyThreadsAddAsOneWould) {
     }
   }
   EXPECT_GT(orders_differ, 0u);  // so the order was put to the test
+}
+
+// Block sums whose partial sums round, in several ways.
+using Make = std::function<std::vector<float>(Random*, uint64_t)>;
+struct Kind {
+  const char* what;
+  Make make;
+};
+float times_power(float x, int64_t power) { return std::ldexp(x, static_cast<int>(power)); }
+
+const Kind kKinds[] = {
+    {"any sizes",
+     [](Random* random, uint64_t n) {
+       std::vector<float> sums = random->positive(n, 100.0f, 1000.0f);
+       for (float& s : sums) s = times_power(s, int64_t{random->below(90)} - 45);
+       return sums;
+     }},
+    {"halfway between two sums",  // the last place of 2^60 is 2^8
+     [](Random* random, uint64_t n) {
+       std::vector<float> sums(n, 0x1p60f);
+       for (uint64_t i = 1; i < n; ++i)
+         sums[i] = times_power(static_cast<float>(random->below(16)), 6 + random->below(3));
+       return sums;
+     }},
+    {"halfway, beyond several powers of two",
+     [](Random* random, uint64_t n) {
+       std::vector<float> sums(n);
+       for (uint64_t i = 0; i < n; ++i)
+         sums[i] = times_power(static_cast<float>(1 + random->below(3)),
+                               int64_t{60} * (i % 7 == 0) + static_cast<int64_t>(i * 9 / n));
+       return sums;
+     }},
+    {"zeros first",
+     [](Random* random, uint64_t n) {
+       std::vector<float> sums = random->positive(n, 1.0f, 0.001f);
+       for (uint64_t i = 0; i < n; ++i)
+         sums[i] = i < n * 2 / 3 ? 0.0f : times_power(sums[i], int64_t{random->below(60)} - 30);
+       return sums;
+     }},
+    {"growing",
+     [](Random* random, uint64_t n) {
+       std::vector<float> sums = random->positive(n, 1.0f, 1.0f);
+       for (uint64_t i = 0; i < n; ++i)
+         sums[i] = times_power(sums[i], static_cast<int64_t>(i * 120 / n) - 60);
+       return sums;
+     }},
+    {"shrinking",
+     [](Random* random, uint64_t n) {
+       std::vector<float> sums = random->positive(n, 1.0f, 1.0f);
+       for (uint64_t i = 0; i < n; ++i)
+         sums[i] = times_power(sums[i], 60 - static_cast<int64_t>(i * 120 / n));
+       return sums;
+     }},
+    {"the least and the largest",
+     [](Random* random, uint64_t n) {
+       std::vector<float> sums(n);
+       for (float& s : sums)
+         s = random->below(50) == 0 ? 3e38f : times_power(1.0f + random->below(9), -149);
+       return sums;
+     }},
+};
+
+// Roots of sums by whole thread blocks, as float64.
+TEST(KernelsSums, ThreadBlocksRoundEveryPartialSum) {
+  Random random(7);
+  uint64_t orders_differ = 0;
+  for (const Kind& kind : kKinds) {
+    for (const uint64_t n : {1u, 31u, 33u, 1023u, 1024u, 1025u, 1056u, 4100u, 20000u}) {
+      const std::vector<float> sums = kind.make(&random, n);
+      const auto [ordered, halves] = two_orders(sums, 0, n);
+      orders_differ += std::sqrt(ordered) != std::sqrt(halves);
+      KernelCase work(KernelId::kNormMessage);
+      work.set_args(BlocksArgs{n});
+      auto& o = work.named<kernels::NormMessage>();
+      o.sums = work.flat(sums);
+      o.message = work.flat(std::vector<uint8_t>(kNormMessageBytes));
+      EXPECT_EQ(compare_on_all_targets(work), "") << n << ", " << kind.what;
+    }
+  }
+  EXPECT_GT(orders_differ, 10u);
+}
+
+// Trust ratios are such roots where the other sum is 1. Warps have the short tensors, thread blocks
+// the long ones.
+TEST(KernelsSums, WarpsRoundEveryPartialSum) {
+  const std::vector<uint64_t> lengths = {1, 2, 31, 32, 33, 64, 500, 1000, 1024, 1025, 3000};
+  Random random(8);
+  for (const Kind& kind : kKinds) {
+    std::vector<NormRange> ranges;
+    std::vector<float> p, u;
+    for (const uint64_t n : lengths) {
+      NormRange range;
+      range.first_block = p.size();
+      range.blocks = n;
+      range.tensor = static_cast<uint32_t>(ranges.size());
+      ranges.push_back(range);
+      const std::vector<float> sums = kind.make(&random, n);
+      p.insert(p.end(), sums.begin(), sums.end());
+      u.resize(p.size(), 0.0f);
+      u[range.first_block] = 1.0f;
+    }
+    KernelCase work(KernelId::kLambScalars);
+    TensorArgs args{};
+    args.ranges = ranges.data();
+    args.n = ranges.size();
+    work.set_args(args);
+    LambGroupScalars scalars;
+    scalars.max_coeff = std::numeric_limits<double>::max();
+    auto& o = work.named<kernels::LambScalars>();
+    o.p_sums = work.flat(p);
+    o.u_sums = work.flat(u);
+    o.scalars = work.flat(std::vector<LambGroupScalars>{scalars});
+    o.steps = work.flat(std::vector<TensorStep>(ranges.size()));
+    EXPECT_EQ(compare_on_all_targets(work), "") << kind.what;
+  }
 }
 
 TEST(KernelsSums, ZerosSubnormalsAndWhatIsNotANumber) {

@@ -296,15 +296,7 @@ void OrderedTransport::drop(const OpPosting* op) {
 
 void OrderedTransport::count(const Transfer& t) {
   std::lock_guard lock(counters_mutex_);
-  TransferCounters& c = counters_[{t.op->key.comm, t.peer}];
-  const bool payload = t.message_class == MessageClass::kPayload;
-  if (t.is_send) {
-    (payload ? c.payload_bytes_sent : c.header_bytes_sent) += t.bytes;
-    ++c.messages_sent;
-  } else {
-    (payload ? c.payload_bytes_received : c.header_bytes_received) += t.bytes;
-    ++c.messages_received;
-  }
+  counters_[{t.op->key.comm, t.peer}].add(t);
 }
 
 TransferCounters OrderedTransport::counters(uint64_t comm, int32_t peer) const {

@@ -39,7 +39,7 @@ std::vector<Target> targets() {
   stream.transport.stream_ordered = true;
   graph = stream;
   graph.name = "graph";
-  graph.device.records = true;
+  graph.device.captures = true;
   return {key, order, device, stream, graph};
 }
 

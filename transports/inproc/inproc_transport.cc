@@ -297,15 +297,7 @@ void InprocTransport::count(const Transfer& t) {
   std::lock_guard lock(counters_mutex_);
   auto& of_comm = counters_[t.op->key.comm];
   if (of_comm.empty()) of_comm.resize(static_cast<size_t>(size_));
-  TransferCounters& c = of_comm[static_cast<size_t>(t.peer)];
-  const bool payload = t.message_class == MessageClass::kPayload;
-  if (t.is_send) {
-    (payload ? c.payload_bytes_sent : c.header_bytes_sent) += t.bytes;
-    ++c.messages_sent;
-  } else {
-    (payload ? c.payload_bytes_received : c.header_bytes_received) += t.bytes;
-    ++c.messages_received;
-  }
+  of_comm[static_cast<size_t>(t.peer)].add(t);
 }
 
 void InprocTransport::drop(const OpKey* key) {

@@ -17,15 +17,7 @@ class Counters {
  public:
   void count(const Transfer& transfer) {
     const std::lock_guard lock(mutex_);
-    TransferCounters& c = counters_[{transfer.op->key.comm, transfer.peer}];
-    const bool payload = transfer.message_class == MessageClass::kPayload;
-    if (transfer.is_send) {
-      (payload ? c.payload_bytes_sent : c.header_bytes_sent) += transfer.bytes;
-      ++c.messages_sent;
-    } else {
-      (payload ? c.payload_bytes_received : c.header_bytes_received) += transfer.bytes;
-      ++c.messages_received;
-    }
+    counters_[{transfer.op->key.comm, transfer.peer}].add(transfer);
   }
   void count_header(int32_t peer, bool sent) {
     const std::lock_guard lock(mutex_);

@@ -90,7 +90,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
     SOTTO_ASSIGN(const cudaStream_t stream, stream_of(*device, lane));
     const DeviceCaps& caps = device->caps();
     group =
-        &groups_.begin(stream, caps.synchronous, caps.records ? transfers.front()->op : nullptr);
+        &groups_.begin(stream, caps.synchronous, caps.captures ? transfers.front()->op : nullptr);
     status = group->prepare(transfers);
   }
   if (status.ok()) status = groups_.launch(*group);

@@ -22,6 +22,7 @@ constexpr uint64_t kUnreadable = 0xdeadbeefdeadbeefull;
 constexpr int kBurst = 64;
 
 thread_local Scheduler* current = nullptr;
+std::atomic<uint64_t> came_to_collectives{0};
 
 struct TlsBlock {
   uintptr_t code;
@@ -325,8 +326,10 @@ bool in_kernel() { return current != nullptr; }
 int block_barrier(BarrierResult kind, bool predicate, const Location& at) {
   return running().barrier(kind, predicate, at);
 }
+uint64_t collectives() { return came_to_collectives.load(std::memory_order_relaxed); }
 uint64_t warp_collective(Collective kind, uint32_t mask, uint64_t value, uint32_t source,
                          const Location& at) {
+  came_to_collectives.fetch_add(1, std::memory_order_relaxed);
   return running().collective(kind, mask, value, source, at);
 }
 uint32_t lane_index() { return running().lane(); }

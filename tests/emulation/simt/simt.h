@@ -56,6 +56,8 @@ struct Grid {
 SIMT_API bool valid_grid(const Grid& grid);
 // Runs body once per thread. code: any address in the shared object with the kernel.
 SIMT_API void run_grid(const Grid& grid, const void* code, const std::function<void()>& body);
+// Warp collectives that threads have come to, in all grids so far.
+SIMT_API uint64_t collectives();
 // Whether the calling code is a kernel.
 SIMT_API bool in_kernel();
 

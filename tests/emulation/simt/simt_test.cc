@@ -36,6 +36,12 @@ std::vector<uint32_t> run(std::string_view name, dim3 grid, dim3 block, size_t w
   return out;
 }
 
+TEST_F(Simt, CollectivesAreCountedByThread) {
+  const uint64_t before = simt::collectives();
+  run("neighbours", 8, 256, 8 * 256);
+  EXPECT_EQ(simt::collectives() - before, 8 * 256u);
+}
+
 TEST_F(Simt, BarriersOrderSharedMemoryInEveryOrder) {
   std::vector<uint32_t> expected(8 * 256);
   for (uint32_t i = 0; i < expected.size(); ++i) expected[i] = i / 256 * 256 + 255 - i % 256;
