@@ -95,6 +95,7 @@ Status CudaDevice::open() {
   SOTTO_TRY(check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
                   "cudaDeviceGetStreamPriorityRange"));
   background_priority_ = least;
+  message_priority_ = greatest;
   for (uint32_t i = 0; i < kLanes; ++i) {
     SOTTO_TRY(check(
         cudaStreamCreateWithPriority(&lanes_[i], cudaStreamNonBlocking, i == 0 ? least : greatest),
@@ -252,17 +253,17 @@ Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const
   return launch_on(stream, call);
 }
 
-// Streams share the few queues of the hardware: those for background work, which most programs
-// have none of, are made when they are first used.
+// Streams share the few queues of the hardware: those for background work and for messages, which
+// many programs have none of, are made when they are first used.
 Result<cudaStream_t> CudaDevice::stream_of(uint32_t lane) {
   if (lane >= lanes_.size())
     return error(Code::kInternal, "lane {}: cuda:{} has {}", lane, index_, lanes_.size());
   if (lanes_[lane] != nullptr) return lanes_[lane];
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
-  SOTTO_TRY(check(
-      cudaStreamCreateWithPriority(&lanes_[lane], cudaStreamNonBlocking, background_priority_),
-      "cudaStreamCreateWithPriority"));
+  const int priority = lane < caps_.first_message_lane() ? background_priority_ : message_priority_;
+  SOTTO_TRY(check(cudaStreamCreateWithPriority(&lanes_[lane], cudaStreamNonBlocking, priority),
+                  "cudaStreamCreateWithPriority"));
   return lanes_[lane];
 }
 

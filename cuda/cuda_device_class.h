@@ -27,6 +27,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
     caps_.host_memory = false;
     caps_.lanes = kLanes;
     caps_.background_lanes = true;
+    caps_.message_lanes = kMessageLanes;
     caps_.streams = true;
   }
   ~CudaDevice() override;
@@ -64,7 +65,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Status health();
 
  private:
-  static constexpr uint32_t kLanes = 4;
+  static constexpr uint32_t kLanes = 4, kMessageLanes = 8;
   class Tables;
 
   Status check(cudaError_t error, std::string_view call) const {
@@ -86,8 +87,9 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   const int32_t index_;
   DeviceCaps caps_;
   bool pools_ = false;
-  std::array<cudaStream_t, 2 * kLanes> lanes_{};  // those for background work: when first used
-  int background_priority_ = 0;
+  // Made when the device is opened: kLanes; the others when they are first used.
+  std::array<cudaStream_t, 2 * kLanes + kMessageLanes> lanes_{};
+  int background_priority_ = 0, message_priority_ = 0;
   cudaStream_t memory_stream_ = nullptr;  // allocates and frees
   StreamBlocks blocks_;
   std::mutex mutex_;                 // guards what follows

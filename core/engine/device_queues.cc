@@ -9,6 +9,7 @@ void DeviceQueues::admit(QueuedOp& op, const std::shared_ptr<Device>& device,
   op.events_ = &events;
   op.after_ = after;
   const DeviceCaps& caps = device->caps();
+  op.shared_lanes_ = caps.lanes;
   op.first_lane_ = caps.background_lanes && in_background(op.priority()) ? caps.lanes : 0;
   for (const auto& queue : queues_) {
     if (queue->device == device) op.queue_ = queue.get();

@@ -42,13 +42,16 @@ class QueuedOp : public ScheduledOp {
   // Its steps come after a stream of the user.
   bool has_stream() const { return after_ != 0 && asynchronous(); }
   // Where a step runs. Once the operation is admitted.
-  uint32_t lane(const Step& step) const { return first_lane_ + step.lane; }
+  uint32_t lane(const Step& step) const {
+    return step.lane < shared_lanes_ ? first_lane_ + step.lane : step.lane;
+  }
 
  private:
   friend class DeviceQueues;
 
   DeviceQueue* queue_ = nullptr;
   uint32_t first_lane_ = 0;                   // of background work: the first lane for it
+  uint32_t shared_lanes_ = 0;                 // all but those for messages
   std::vector<StepEvent>* events_ = nullptr;  // per step
   EventId after_ = 0;
   uint32_t ordered_lanes_ = 0;          // bit k: what lane k gets now comes after after_
@@ -69,7 +72,7 @@ struct DeviceQueue {
   explicit DeviceQueue(std::shared_ptr<Device> d)
       : device(std::move(d)),
         asynchronous(!device->caps().synchronous),
-        lanes(device->caps().lanes * (device->caps().background_lanes ? 2 : 1)) {}
+        lanes(device->caps().all_lanes()) {}
   std::shared_ptr<Device> device;
   bool asynchronous;
   std::vector<Lane> lanes;

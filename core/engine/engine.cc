@@ -202,8 +202,13 @@ std::shared_ptr<Channel> Engine::make_channel() {
       delete channel;
     });
   };
-  std::shared_ptr<Channel> made(new Channel(self, executor_->completions()), destroy);
-  drive([&](Driver&) { executor_->channels().push_back(made.get()); });
+  std::shared_ptr<Channel> made;
+  drive([&](Driver&) {
+    made.reset(new Channel(self, executor_->completions(), executor_->free_channel_number(),
+                           executor_->lane_groups()),
+               destroy);
+    executor_->channels().push_back(made.get());
+  });
   return made;
 }
 

@@ -42,6 +42,13 @@ bool Executor::take_inbox() {
   return true;
 }
 
+uint32_t Executor::free_channel_number() const {
+  uint32_t number = 0;
+  const auto taken = [&](const Channel* channel) { return channel->number() == number; };
+  while (std::ranges::any_of(channels_, taken)) ++number;
+  return number;
+}
+
 bool Executor::progress() {
   bool any = take_inbox();
   const bool due = scheduler_.empty() || clock_.now_ns() - last_poll_ns_ >= kPollEveryNs;
@@ -101,11 +108,16 @@ bool Executor::poll_devices() {
 // Groups that transports had in progress.
 bool Executor::issue_again() {
   bool any = false;
-  for (Channel* channel : channels_) {
-    const auto in_progress = [](const Link& link) { return link.groups.in_progress(); };
-    if (std::ranges::none_of(channel->links().all(), in_progress) || channel->failed()) continue;
-    issue_groups(*channel);
-    any |= std::ranges::none_of(channel->links().all(), in_progress);
+  const auto again = [&](OrderedIssue& groups) {
+    if (!groups.in_progress()) return;
+    issue_groups(groups);
+    any |= !groups.in_progress();
+  };
+  again(*lane_groups_);
+  for (const Channel* channel : channels_) {
+    for (const Link& link : channel->links().all()) {
+      if (link.groups != lane_groups_) again(*link.groups);
+    }
   }
   return any;
 }

@@ -46,6 +46,10 @@ class Executor final : public DriverWork {
   Completions& completions() { return completions_; }
   // Those that are served.
   std::vector<Channel*>& channels() { return channels_; }
+  // The lowest that no channel has.
+  uint32_t free_channel_number() const;
+  // Those of all links whose messages are calls of lanes.
+  const std::shared_ptr<OrderedIssue>& lane_groups() const { return lane_groups_; }
 
   // Takes what other threads have handed over: admits operations, runs tasks.
   bool take_inbox();
@@ -82,6 +86,7 @@ class Executor final : public DriverWork {
   void open_input(Op& op, uint32_t input, EventId event);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
+  void issue_groups(OrderedIssue& groups);
   Status issue(QueueTransport& transport, Op& op, uint32_t group,
                std::vector<Transfer*>& transfers);
   void execute(Op& op, uint32_t step);
@@ -105,6 +110,7 @@ class Executor final : public DriverWork {
   std::unique_ptr<Trace> trace_;  // null: none is wanted
   Pollers pollers_;
   std::vector<Channel*> channels_;
+  const std::shared_ptr<OrderedIssue> lane_groups_ = std::make_shared<OrderedIssue>();
   Scheduler scheduler_;
   DeviceQueues queues_;
   CapturedOps captured_;

@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <random>
+#include <utility>
 
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
@@ -221,9 +223,31 @@ ncclResult_t connect(Comm& comm) {
   return ncclSuccess;
 }
 
+namespace {
+
+// Launches of a device that are late, from the next one on.
+struct LateLaunches {
+  uint64_t late = 0;
+  uint32_t us = 0;
+};
+std::mutex g_late_mutex;
+std::map<int, LateLaunches> g_late_launches;
+
+int64_t launch_delay(int device) {
+  const std::lock_guard lock(g_late_mutex);
+  LateLaunches& of = g_late_launches[device];
+  const bool late = (std::exchange(of.late, of.late >> 1) & 1) != 0;
+  return std::max<int64_t>(environment().launch_delay_us, late ? of.us : 0);
+}
+
+}  // namespace
+
 ncclResult_t launch(std::vector<Operation> operations) {
   std::vector<Missing> missing;
   bool later = false;
+  const bool waits =
+      std::ranges::any_of(operations, [](const auto& o) { return !o.comm->blocking; });
+  const int64_t delay_us = waits ? launch_delay(operations.front().comm->device) : 0;
   for (const Operation& o : operations) {
     leave_group(*o.comm);
     auto of_comm = std::find_if(missing.begin(), missing.end(),
@@ -232,8 +256,7 @@ ncclResult_t launch(std::vector<Operation> operations) {
     for (const PairConnection& c : o.connections) {
       if (o.comm->connections.insert(c).second) of_comm->connections.push_back(c);
     }
-    later |=
-        !o.comm->blocking && (!of_comm->connections.empty() || environment().launch_delay_us > 0);
+    later |= !o.comm->blocking && (!of_comm->connections.empty() || delay_us > 0);
   }
   if (!later) {
     for (const Missing& m : missing) {
@@ -244,8 +267,8 @@ ncclResult_t launch(std::vector<Operation> operations) {
   for (const Missing& m : missing) ++m.comm->under_way;
   Comm& first = *missing.front().comm;
   if (first.worker.joinable()) first.worker.join();
-  first.worker = std::thread([missing, all = std::move(operations)]() mutable {
-    std::this_thread::sleep_for(std::chrono::microseconds(environment().launch_delay_us));
+  first.worker = std::thread([missing, delay_us, all = std::move(operations)]() mutable {
+    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
     cudaSetDevice(missing.front().comm->device);
     bool connected = true;
     for (const Missing& m : missing) connected &= m.comm->connect(m.connections) == ncclSuccess;
@@ -260,6 +283,12 @@ ncclResult_t launch(std::vector<Operation> operations) {
 extern "C" void fake_nccl_hang(uint64_t k) {
   using namespace sotto::fake_nccl;
   g_hang_at = g_executed + k;
+}
+
+extern "C" void fake_nccl_delay_launches(int device, uint64_t late, uint32_t us) {
+  using namespace sotto::fake_nccl;
+  const std::lock_guard lock(g_late_mutex);
+  g_late_launches[device] = {late, us};
 }
 
 extern "C" uint64_t fake_nccl_hanging() { return sotto::fake_nccl::g_hanging; }

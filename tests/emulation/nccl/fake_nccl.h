@@ -38,6 +38,9 @@ uint64_t fake_nccl_hanging();
 // until they are aborted. So it is with NCCL while another rank of the machine does not finalize
 // its own.
 void fake_nccl_hang_finalize(bool on);
+// Of the groups that non-blocking communicators of the device launch from now on, the k-th is in
+// progress for `us` if bit k of `late` is set.
+void fake_nccl_delay_launches(int device, uint64_t late, uint32_t us);
 // The communicator's asynchronous error, as from a broken network.
 void fake_nccl_break(void* comm, int result);
 // Calls so far, as fake_nccl_fail_call counts them.
