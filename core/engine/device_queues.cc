@@ -149,11 +149,19 @@ SmallVector<uint32_t, kMaxLanes> DeviceQueues::user_lanes(const QueuedOp& op) {
   const auto touches_user_memory = [&](const DeviceQueue::InFlight& f) {
     return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].user);
   };
+  const std::vector<DeviceQueue::Lane>& all = op.queue_->lanes;
   SmallVector<uint32_t, kMaxLanes> lanes;
-  for (uint32_t i = 0; i < op.queue_->lanes.size(); ++i) {
-    if (std::ranges::any_of(op.queue_->lanes[i].in_flight, touches_user_memory)) lanes.push_back(i);
+  for (uint32_t i = 0; i < all.size(); ++i) {
+    if (std::ranges::any_of(all[i].in_flight, touches_user_memory)) lanes.push_back(i);
   }
-  return lanes;
+  SmallVector<uint32_t, kMaxLanes> last;
+  for (const uint32_t lane : lanes) {
+    const auto comes_after = [&](uint32_t other) {
+      return other != lane && all[other].after[lane] >= all[lane].after[lane];
+    };
+    if (std::ranges::none_of(lanes, comes_after)) last.push_back(lane);
+  }
+  return last;
 }
 
 Status DeviceQueues::order_stream(QueuedOp& op, void* stream) {

@@ -174,7 +174,8 @@ class DeviceQueues {
     return true;
   }
 
-  // The lanes with calls of the operation that touch user memory.
+  // The lanes with calls of the operation that touch user memory, but for those that another one of
+  // them comes after.
   static SmallVector<uint32_t, kMaxLanes> user_lanes(const QueuedOp& op);
 
   template <class Ended>

@@ -13,7 +13,7 @@
 namespace sotto::test {
 namespace {
 
-class CudaStreams : public ::testing::Test {
+class CudaStreamOrder : public ::testing::Test {
  protected:
   void SetUp() override {
     fake_cuda::clear_faults();
@@ -27,21 +27,21 @@ class CudaStreams : public ::testing::Test {
 };
 
 // With what SOTTO_STREAM_BLOCK asks for.
-class CudaBlockedStreams : public CudaStreams {
+class CudaBlockedStreams : public CudaStreamOrder {
  protected:
   void SetUp() override {
     setenv("SOTTO_STREAM_BLOCK", "1", 1);
     setenv("CUDA_MODULE_LOADING", "EAGER", 1);
-    CudaStreams::SetUp();
+    CudaStreamOrder::SetUp();
   }
   void TearDown() override {
     for (const char* name : {"SOTTO_STREAM_BLOCK", "CUDA_MODULE_LOADING"}) unsetenv(name);
-    CudaStreams::TearDown();
+    CudaStreamOrder::TearDown();
   }
 };
 
 // NULL is all defaults, so the default stream too.
-TEST_F(CudaStreams, ACallWithoutOptionsComesAfterTheDefaultStream) {
+TEST_F(CudaStreamOrder, ACallWithoutOptionsComesAfterTheDefaultStream) {
   EXPECT_EQ(run_world(1, {},
                       [](Member& self) {
                         // The first stream that is made: number 0.
@@ -62,7 +62,7 @@ TEST_F(CudaStreams, ACallWithoutOptionsComesAfterTheDefaultStream) {
 }
 
 // A rank whose tensors are on one device makes no context on another, whatever thread works for it.
-TEST_F(CudaStreams, ContextsAreMadeOnDevicesInUseAlone) {
+TEST_F(CudaStreamOrder, ContextsAreMadeOnDevicesInUseAlone) {
   WorldOptions options;
   options.on_rank = [](int32_t) { CUDA_OK(cudaSetDevice(1)); };
   EXPECT_EQ(run_world(2, options,
@@ -190,7 +190,7 @@ std::string reduce_behind(const std::function<void(Member&, sotto_op*, cudaStrea
 }
 
 // Without being asked to, no stream is blocked: the thread waits for the other rank's message.
-TEST_F(CudaStreams, WaitForOtherRanksOnTheHost) {
+TEST_F(CudaStreamOrder, IsAwaitedOnTheHost) {
   const uint64_t blocks = fake_cuda::calls("cuStreamWaitValue32");
   std::atomic<bool> comes{false};
   EXPECT_EQ(reduce_behind(
@@ -209,7 +209,7 @@ TEST_F(CudaStreams, WaitForOtherRanksOnTheHost) {
 }
 
 // A rank that waits for a stream does not wait for longer than the operation lasts.
-TEST_F(CudaStreams, AnOperationThatFailsEndsTheWait) {
+TEST_F(CudaStreamOrder, AnOperationThatFailsEndsTheWait) {
   std::atomic<bool> comes{false};
   EXPECT_EQ(run_world(2, {},
                       [&](Member& self) {

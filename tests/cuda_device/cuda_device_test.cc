@@ -18,6 +18,12 @@ namespace {
 
 constexpr uint64_t kBytes = 100'000;
 
+// Blocked streams ask for it. The device was opened without: its kernels are loaded nevertheless.
+struct AsBlocksNeed {
+  AsBlocksNeed() { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
+  ~AsBlocksNeed() { unsetenv("CUDA_MODULE_LOADING"); }
+};
+
 class CudaDeviceTest : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -138,7 +144,8 @@ TEST_F(CudaDeviceTest, StreamsOfTheCallerComeBeforeAndBehind) {
 }
 
 // Several rounds, so that words are used again.
-TEST_F(CudaDeviceTest, StreamsAreHeldUntilTheyAreLetGo) {
+TEST_F(CudaDeviceTest, StreamsAreBlockedUntilTheyAreUnblocked) {
+  const AsBlocksNeed environment;
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   for (int round = 0; round < 3; ++round) {
@@ -153,8 +160,9 @@ TEST_F(CudaDeviceTest, StreamsAreHeldUntilTheyAreLetGo) {
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// Loading a kernel may wait until the device stands still, which a held stream keeps it from.
-TEST_F(CudaDeviceTest, KernelsAreLoadedBeforeStreamsAreHeld) {
+// Loading a kernel may wait until the device stands still, which a blocked stream keeps it from.
+TEST_F(CudaDeviceTest, KernelsAreLoadedBeforeStreamsAreBlocked) {
+  const AsBlocksNeed environment;
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   void* memory = device_->alloc(kBytes).take();
