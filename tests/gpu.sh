@@ -293,7 +293,7 @@ suite_nccl() {
 suite_torch_loop() {
   has torch || return 0
   run env SOTTO_LIBRARY="$folder/lib/libsotto.so.0" "$folder/bin/sotto-run" -n 2 -- \
-    "$python" -B tests/gpu/torch_loop.py --seconds $((limit - 20))
+    "$python" -B tests/gpu/torch_loop.py --seconds 60
 }
 
 suite_python() {

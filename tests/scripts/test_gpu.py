@@ -287,11 +287,11 @@ class Failures(Gpu):
         checkout.does("sotto-test-cuda_device", "sleep 100 & echo begun; wait")
         script = checkout.root / "tests/gpu.sh"
         script.write_text(re.sub(r"'device  .*", "'device 1 1 default x'", script.read_text(encoding="utf-8")).replace(
-            "60 * minutes", "2 * minutes"), encoding="utf-8")
+            "60 * minutes", "5 * minutes"), encoding="utf-8")
         answer = checkout.run("--no-build", "--only", "device")
         self.assertEqual(answer.returncode, 1, answer.stderr)
         self.assertIn("begun", answer.stdout)
-        self.assertIn("ended after 0 min 02 s", answer.parts["device@default"])
+        self.assertIn("ended after 0 min 05 s", answer.parts["device@default"])
 
     def test_programs_without_cases(self):
         checkout = self.checkout()
@@ -315,6 +315,11 @@ class Failures(Gpu):
             "python@default": "skipped", "bench@default": "passed", "peers@default": "skipped"})
         self.assertIn("torch cannot be imported: there is none", answer.parts["python@default"])
         self.assertEqual(len([call for call in answer.calls if "ask.py modules torch" in call]), 2)  # once per list
+        # That of the checkout, where there is one.
+        (checkout.root / ".venv/bin").mkdir(parents=True)
+        checkout.program(checkout.root / ".venv/bin", "python", "echo 'numpy is of another Python'; exit 77")
+        answer = checkout.run("--no-build", "--only", "python")
+        self.assertIn("numpy is of another Python", answer.parts["python@default"])
         answer = checkout.run("--no-build", "--only", "python", "--python", "no/such/python")
         self.assertEqual(answer.returncode, 0, answer.stderr)
         self.assertIn("no/such/python cannot be run", answer.parts["python@default"])
