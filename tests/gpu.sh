@@ -8,8 +8,9 @@ set -euo pipefail
 programs=(sotto sotto-run sotto-perf-gpu sotto-test-cuda_device sotto-test-kernels_cuda sotto-test-cuda sotto-test-conformance
   sotto-test-nccl_ranks)
 
-# Name, time limit in minutes, shards, environments, what it is. The limit is that of one environment; a shard has its share of it.
-# A suite with one shard has no cases to divide. One shard takes 8 minutes at most, all environments together.
+# Name, time limit in minutes, shards, environments, what it is. The limit is that of one environment; one of N shards has its share
+# of it, and at least that of so many shards as are named here: 8 minutes, all environments together. A suite with one shard has no
+# cases to divide.
 suites=(
   'device       4 1 eager,default            memory, copies, events and streams of the device'
   'kernels     24 3 default                  kernels, compared with the CPU on the same inputs'
@@ -125,14 +126,15 @@ all_parts() {
 
 # Sets `parts`: suite, environment, time limit in seconds, and whether its cases are divided.
 plan() {
-  local suite name minutes shards environments environment
+  local suite name minutes shards environments environment of
   parts=()
   for suite in "${suites[@]}"; do
     read -r name minutes shards environments _ <<<"$suite"
+    of=$((${shard#*/} < shards ? ${shard#*/} : shards))
     for environment in ${environments//,/ }; do
       wanted "$name" "$environment" || continue
       if [ "$shards" -gt 1 ]; then
-        parts+=("$name $environment $((60 * minutes / ${shard#*/})) divided")
+        parts+=("$name $environment $((60 * minutes / of)) divided")
       elif [ "${shard%/*}" -eq 1 ]; then
         parts+=("$name $environment $((60 * minutes)) whole")
       fi
@@ -220,8 +222,8 @@ conclude() {
   case $code in
     0) record passed "$1" ;;
     77) record skipped "${1:-it had nothing to do}" ;;
-    124) record FAILED "ended after $(duration "$limit")" ;;
-    137) record FAILED "killed, after $(duration "$limit") or for its memory" ;;
+    124) record FAILED "ended after $(duration "$limit")${1:+, $1}" ;;
+    137) record FAILED "killed, after $(duration "$limit") or for its memory${1:+, $1}" ;;
     *) record FAILED "exit code $code${1:+, $1}" ;;
   esac
 }
@@ -233,18 +235,22 @@ run() {
 
 # run_cases COMMAND...: a program of gtest or pytest. One that had no case failed; one whose cases were all skipped was skipped.
 run_cases() {
-  local passed failed why
+  local passed failed last why
   attempt "$@"
   passed=$(sed -n -e 's/^\[  PASSED  \] \([0-9]*\) tests\?\..*/\1/p' -e 's/^=.* \([0-9]*\) passed.*/\1/p' "$log" | tail -n 1)
   failed=$(sed -n -e '/^\[  FAILED  \] [0-9]* tests\?, listed/,$ s/^\[  FAILED  \] \([^ ,]*\.[^ ,]*\).*/\1/p' \
     -e 's/^FAILED \([^ ]*\).*/\1/p' "$log" | head -n 3 | paste -sd ' ')
+  last=$(sed -n 's/^\[ RUN      \] //p' "$log" | tail -n 1)
   why=$(sed -n -e '/: Skipped$/{n;p}' -e 's/^SKIPPED \[[0-9]*\] [^ ]*: //p' "$log" | sort -u | paste -sd ';')
-  [ "$code" -ne 0 ] || [ "${passed:-0}" -gt 0 ] || code=$([ -n "$why" ] && echo 77 || echo 1)
-  case $code in
-    0) conclude "$passed cases passed${why:+, some skipped: $why}" ;;
-    77) conclude "$why" ;;
-    *) conclude "${failed:-no case passed or failed}" ;;
-  esac
+  if [ "$code" -ne 0 ]; then
+    conclude "${failed:-${last:+in $last}}"
+  elif [ "${passed:-0}" -gt 0 ]; then
+    conclude "$passed cases passed${why:+, some skipped: $why}"
+  elif [ -n "$why" ]; then
+    record skipped "$why"
+  else
+    record FAILED "no case ran"
+  fi
 }
 
 # ask WORD...: sets `answer`; exit code 0 if it is one, 77 if it says why there is none.

@@ -240,7 +240,7 @@ class Runs(Gpu):
         answer = checkout.run("--no-build", "--only", "conformance@eager,device@default", "--shard", "1/4")
         self.assertEqual(list(answer.parts), ["device@default", "conformance@eager"])
         self.assertEqual(answer.environments[1:3], ["sotto-test-cuda_device   /", "sotto-test-conformance EAGER 32 0/4"])
-        self.assertIn("conformance@eager, 3 min 00 s at most", answer.stdout)
+        self.assertIn("conformance@eager, 4 min 00 s at most", answer.stdout)
         answer = checkout.run("--no-build", "--only", "conformance@eager,device@default", "--shard", "4/4")
         self.assertEqual(answer.environments[1:2], ["sotto-test-conformance EAGER 32 3/4"])
         self.assertEqual(list(answer.parts), ["conformance@eager"])
@@ -268,7 +268,7 @@ class Runs(Gpu):
 class Failures(Gpu):
     def test_a_failure_hides_nothing(self):
         checkout = self.checkout()
-        checkout.does("sotto-test-kernels_cuda", "kill -SEGV $$")
+        checkout.does("sotto-test-kernels_cuda", "echo '[ RUN      ] A.crashes'; kill -SEGV $$")
         checkout.does("sotto-perf-gpu", "exit 2")
         checkout.does("sotto-test-cuda", "echo '[  FAILED  ] 1 test, listed below:'; echo '[  FAILED  ] A.b, where x = 1'; exit 1")
         checkout.program(checkout.stand_ins, "timeout",
@@ -276,7 +276,7 @@ class Failures(Gpu):
         answer = checkout.run("--no-build")
         self.assertEqual(answer.returncode, 1)
         self.assertEqual(list(answer.parts), EVERYTHING)
-        self.assertIn("exit code 139", answer.parts["kernels@default"])
+        self.assertIn("exit code 139, in A.crashes", answer.parts["kernels@default"])
         self.assertIn("exit code 1, A.b", answer.parts["capi@eager"])
         self.assertIn("ended after 12 min 00 s", answer.parts["conformance@eager"])
         self.assertIn("exit code 2", answer.parts["bench@default"])
@@ -284,19 +284,18 @@ class Failures(Gpu):
 
     def test_a_suite_that_does_not_end(self):
         checkout = self.checkout()
-        checkout.does("sotto-test-cuda_device", "sleep 100 & echo begun; wait")
+        checkout.does("sotto-test-cuda_device", "echo '[ RUN      ] A.ends'; echo '[ RUN      ] A.hangs'; sleep 100 & wait")
         script = checkout.root / "tests/gpu.sh"
         script.write_text(re.sub(r"'device  .*", "'device 1 1 default x'", script.read_text(encoding="utf-8")).replace(
             "60 * minutes", "5 * minutes"), encoding="utf-8")
         answer = checkout.run("--no-build", "--only", "device")
         self.assertEqual(answer.returncode, 1, answer.stderr)
-        self.assertIn("begun", answer.stdout)
-        self.assertIn("ended after 0 min 05 s", answer.parts["device@default"])
+        self.assertIn("ended after 0 min 05 s, in A.hangs", answer.parts["device@default"])
 
     def test_programs_without_cases(self):
         checkout = self.checkout()
         for says, ended, text in (
-                ("[  PASSED  ] 0 tests.", "FAILED", "no case"),
+                ("[  PASSED  ] 0 tests.", "FAILED", "no case ran"),
                 ("a.cc:1: Skipped\nneeds two CUDA devices\n\n[  PASSED  ] 0 tests.", "skipped", "needs two CUDA devices"),
                 ("a.cc:1: Skipped\nneeds two CUDA devices\n\n[  PASSED  ] 3 tests.", "passed",
                  "3 cases passed, some skipped: needs two CUDA devices")):
