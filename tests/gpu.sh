@@ -324,6 +324,13 @@ run_parts() {
   done
 }
 
+# counts PASSED FAILED SKIPPED: the last line.
+counts() {
+  local strictly=''
+  [ "$strict" = no ] || [ "$3" -eq 0 ] || strictly=", which --strict counts as failed"
+  say "$1 suites passed, $2 failed, $3 skipped$strictly"
+}
+
 count_of() { grep -c "^$1|" < <(printf '%s\n' "${results[@]}") || true; }
 
 # What ran and how it ended; a row for the table of cuda/README.md; the counts.
@@ -337,16 +344,15 @@ summary() {
     printf '%-7s  %-21s  %s  %s\n' "$how" "$name" "$(duration "$took")" "$what"
     names+="${names:+ }$name"
   done
-  counts="$(count_of passed) suites passed, $(count_of FAILED) failed, $(count_of skipped) skipped"
+  counts=$(counts "$(count_of passed)" "$(count_of FAILED)" "$(count_of skipped)")
   say "| $(date -u +%F) | $devices | ${driver:-unknown} | $toolkit | $nccl_version | $commit | $names, shard $shard | $counts |"
-  [ "$strict" = no ] || [ "$(count_of skipped)" -eq 0 ] || counts+=", which --strict counts as failed"
   say "$counts"
   [ "$(count_of FAILED)" -eq 0 ] && [[ $counts != *--strict* ]]
 }
 
 without_device() {
   say "SKIPPED: nothing was run, since this machine has no CUDA device"
-  say "0 suites passed, 0 failed, ${#parts[@]} skipped"
+  counts 0 0 ${#parts[@]}
   [ "$strict" = no ] || exit 1
   exit 77
 }
