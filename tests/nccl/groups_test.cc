@@ -297,19 +297,21 @@ TEST_F(NcclGroups, PinNoMemoryWhenTheyAreIssued) {
             "");
 }
 
-// What is on the stream, and what NCCL still makes a connection for.
+// What is on the stream, and what NCCL has yet to queue there.
 TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
-  for (const bool connected : {true, false}) {
+  for (const bool queued : {true, false}) {
     EXPECT_EQ(run(2,
-                  [connected](Kit& kit) {
+                  [queued](Kit& kit) {
                     uint8_t in[8] = {}, out[8] = {};
                     TestOp first(7, 0);
                     first.add(true, 1 - kit.rank, 0, 0, out, sizeof out);
                     first.add(false, 1 - kit.rank, 0, 0, in, sizeof in);
-                    if (connected) {
+                    if (queued) {
                       kit.issue(first, kit.host);
                       kit.await(2);
                     }
+                    kit.barrier();
+                    if (!queued) fake_nccl_delay_launches(100'000'000);
                     if (kit.rank == 1) {  // never comes
                       (void)kit.await_failure();
                       kit.transport->cancel(TestOp(7, 1).posting);
@@ -320,13 +322,13 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     const auto status = [&] {
                       return kit.queue->issue(Kit::group(op), &kit.host, 0).code();
                     };
-                    if (connected) {
+                    if (queued) {
                       EXPECT_EQ(status(), Code::kOk);
                     }
                     const Deadline soon = Kit::in(50'000);
                     const size_t done = kit.sink.done.size();
                     while (!soon.passed(Clock::monotonic())) {
-                      if (!connected) {
+                      if (!queued) {
                         EXPECT_EQ(status(), Code::kInProgress);
                       }
                       kit.driver.run_until([] { return false; }, Kit::in(1'000));
@@ -338,6 +340,7 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     EXPECT_EQ(status(), Code::kTransport);
                   }),
               "");
+    fake_nccl_delay_launches(0);
   }
 }
 

@@ -477,6 +477,14 @@ TEST_F(NcclTransport, InitialisationThatDoesNotEnd) {
   }
 }
 
+TEST_F(NcclTransport, ConnectionsThatAreNotMadeInTime) {
+  for (const std::string& text : say("nccl_refused", 2, {"FAKE_NCCL_CONNECT_DELAY_MS=20000"})) {
+    EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"),
+                            AnyOf(HasSubstr("rank 0 has not been connected with rank 1 in time"),
+                                  HasSubstr("rank 1 has not been connected with rank 0 in time"))));
+  }
+}
+
 TEST_F(NcclTransport, TheCommunicatorOfASplitThatIsNotMadeInTime) {
   for (const std::string& text : say("nccl_slow_split", 2, {})) {
     EXPECT_THAT(text, AllOf(HasSubstr("TIMEOUT"), HasSubstr("ncclCommInitRankConfig of rank")));

@@ -6,6 +6,7 @@
 
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
+#include "transports/nccl/connect_peers.h"
 
 namespace sotto::nccl {
 namespace {
@@ -19,11 +20,12 @@ constexpr auto kClosePause = std::chrono::microseconds(100);
 
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
     std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-    const ControlPlane& control, TransferSink& sink, const Clock& clock,
+    const ControlPlane& control, TransferSink& sink, Driver& driver, Deadline deadline,
     const NcclOptions& options) {
-  std::unique_ptr<NcclTransport> made(
-      new NcclTransport(std::move(communicator), std::move(poller), control, sink, clock, options));
-  const OnDevice on(made->communicators_.all().device());
+  std::unique_ptr<NcclTransport> made(new NcclTransport(std::move(communicator), std::move(poller),
+                                                        control, sink, driver.clock(), options));
+  const Communicator& all = made->communicators_.all();
+  const OnDevice on(all.device());
   SOTTO_TRY(on.status());
   int lowest = 0, highest = 0;
   SOTTO_TRY(cuda_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
@@ -32,6 +34,8 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
       cuda_status(cudaStreamCreateWithPriority(&made->stream_, cudaStreamNonBlocking, highest),
                   "cudaStreamCreateWithPriority"));
   SOTTO_TRY(made->groups_.reserve());
+  SOTTO_TRY(connect_peers(made->groups_, all, made->stream_, control, driver, deadline));
+  made->poller_->add(made.get());
   return made;
 }
 
@@ -49,9 +53,7 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
             .segment_bytes = 1 << 20,
             .stream_ordered = true,
             .native = options.native},
-      groups_(communicators_) {
-  poller_->add(this);
-}
+      groups_(communicators_) {}
 
 NcclTransport::~NcclTransport() {
   poller_->remove(this);

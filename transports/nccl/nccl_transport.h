@@ -27,11 +27,12 @@ namespace sotto::nccl {
 
 class NcclTransport final : public QueueTransport, private NcclPollSource {
  public:
+  // Collective over the control plane: connects the ranks with each other, within the deadline.
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,
                                                      const ControlPlane& control,
-                                                     TransferSink& sink, const Clock& clock,
-                                                     const NcclOptions& options);
+                                                     TransferSink& sink, Driver& driver,
+                                                     Deadline deadline, const NcclOptions& options);
   ~NcclTransport() override;
 
   const TransportCaps& caps() const override { return caps_; }
