@@ -11,6 +11,7 @@
 #include "tests/cuda/device_memory.h"
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
+#include "tests/nccl/second_comm.h"
 
 namespace sotto::test {
 namespace {
@@ -21,24 +22,6 @@ int64_t ms_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
                                                                start)
       .count();
-}
-
-// A comm over NCCL in the context of the comm over TCP that the ranks have. Nothing has been sent
-// through it.
-sotto_comm* nccl_comm(const Member& self, int64_t timeout_us) {
-  sotto_unique_id id = {};
-  if (self.rank == 0) OK(sotto_unique_id_create(self.context, &id));
-  const sotto_buffer bytes = {&id, sizeof id, SOTTO_UINT8, SOTTO_DEVICE_CPU, 0, 0};
-  OK(sotto_broadcast(self.comm, &bytes, &bytes, 1, 0, nullptr, nullptr));
-  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
-  config.rank = self.rank;
-  config.size = self.size;
-  config.id = &id;
-  config.transport = "nccl";
-  config.timeout_us = timeout_us;
-  sotto_comm* comm = nullptr;
-  OK(sotto_comm_create(self.context, &config, &comm));
-  return comm;
 }
 
 class NcclConnecting : public testing::TestWithParam<Where> {

@@ -31,7 +31,7 @@ struct Side {
     rank.barrier();
   }
   ~Side() {
-    rank.communicators.abort();
+    rank.abort();
     (void)cudaFreeHost(memory);
   }
   int32_t peer() const { return 1 - rank.control.rank(); }
@@ -190,8 +190,9 @@ TEST_F(NcclCapturedGroups, ThatAreForgottenAreUsedAgain) {
               EXPECT_EQ(again.headers().all()[0].out, place);
               EXPECT_TRUE(again.has({7, 4}));
               EXPECT_FALSE(again.has({7, 3}));
-              side.rank.communicators.abort();
-              side.groups.stop(Clock::monotonic());
+              side.rank.abort();
+              EXPECT_FALSE(side.groups.working());
+              side.groups.forget();
               EXPECT_TRUE(side.groups.empty());
             }),
             "");
@@ -247,8 +248,9 @@ TEST_F(NcclInFlightGroups, AGroupOnAnotherStreamComesBehindTheLast) {
               EXPECT_EQ(fake_cuda::waits(), before);
               require(cudaStreamSynchronize(other) == cudaSuccess, "synchronise");
               side.rank.barrier();
-              side.rank.communicators.abort();
-              side.groups.stop(Clock::monotonic());
+              side.rank.abort();
+              EXPECT_FALSE(side.groups.working());
+              side.groups.forget();
               require(
                   cudaStreamDestroy(one) == cudaSuccess && cudaStreamDestroy(other) == cudaSuccess,
                   "destroy");
@@ -263,8 +265,9 @@ TEST_F(NcclInFlightGroups, WhatWasStoppedIsStillVerified) {
               check(group.prepare(Side::transfers(op)));
               check(side.groups.verify({7, 3}));
               side.receive(group, side.op(3, 6).posting);
-              side.rank.communicators.abort();
-              side.groups.stop(Clock::monotonic());
+              side.rank.abort();
+              EXPECT_FALSE(side.groups.working());
+              side.groups.forget();
               EXPECT_TRUE(side.groups.empty());
               EXPECT_EQ(side.groups.verify({7, 3}).code(), Code::kProtocol);
               check(side.groups.verify({7, 4}));

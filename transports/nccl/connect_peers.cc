@@ -4,11 +4,10 @@
 #include <vector>
 
 #include "cuda/calls/cuda_calls.h"
+#include "transports/nccl/ask_until.h"
 
 namespace sotto::nccl {
 namespace {
-
-constexpr int64_t kAskUs = 1000;
 
 // Messages of no bytes to every other rank and back: what is sent of them is their header.
 std::vector<Transfer> empty_messages(const Communicator& all, const OpPosting& of) {
@@ -70,9 +69,7 @@ Status connect_peers(InFlightGroups& groups, const Communicator& all, cudaStream
     }
     return now.code() != Code::kInProgress || control.failure().has_value();
   };
-  // Neither NCCL nor the device signals the end.
-  while (!done() && !deadline.passed(driver.clock()))
-    driver.run_until(done, Deadline::in_us(driver.clock(), kAskUs));
+  ask_until(done, driver, deadline);
   if (control.failure().has_value()) return control.failure()->status();
   if (const PeerHeader* differs = group.headers().check(); differs != nullptr)
     return differs->meant;

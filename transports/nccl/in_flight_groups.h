@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/base/clock.h"
 #include "transports/nccl/communicators.h"
 #include "transports/nccl/message_group.h"
 #include "transports/nccl/pools.h"
@@ -47,9 +46,12 @@ class InFlightGroups {
   // PROTOCOL if what has arrived for the operation was meant for something else, also in groups
   // that were stopped.
   Status verify(const OpKey& key);
-  // Behind an abort of the communicators: waits until the device touches nothing of the groups, for
-  // at most 10 s, and forgets them.
-  void stop(const Clock& clock);
+  // Whether the device may still access memory of a group.
+  bool working() const;
+  // The communicators have ended, and the device does not work any more.
+  void forget();
+  // It may work on: memory of groups is not given back.
+  void leave_memory_behind();
 
  private:
   const Communicators& communicators_;

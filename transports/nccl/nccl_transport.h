@@ -49,6 +49,7 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   void retire(const OpPosting& op) override { captured_.retire(op, counters_); }
   void cancel(const OpPosting& op) override;
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
+  bool settled() const override { return life_ == Life::kWorking || life_ == Life::kEnded; }
   std::string route(int32_t peer) const override;
   TransferCounters counters(uint64_t comm, int32_t peer) const override {
     return counters_.read(comm, peer);
@@ -60,7 +61,7 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
                 const ControlPlane& control, TransferSink& sink, const Clock& clock,
                 const NcclOptions& options);
   bool run() override;
-  bool busy() const override { return !groups_.empty() || captured_.executing(); }
+  bool busy() const override { return !groups_.empty() || captured_.executing() || !settled(); }
 
   bool closed() const { return failed_ || !communicators_.all().open(); }
   static Status closed_error();
@@ -70,6 +71,7 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   void watch();
   void fail(int32_t peer, const Status& status);
   void stop();
+  bool settle();
 
   Communicators communicators_;
   const std::shared_ptr<NcclPoller> poller_;
@@ -81,6 +83,10 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   InFlightGroups groups_;
   CapturedGroups captured_;
   Counters counters_;
+  // Closing: in order, stopping: by an abort.
+  enum class Life : uint8_t { kWorking, kClosing, kStopping, kEnded };
+  Life life_ = Life::kWorking;
+  Deadline limit_;  // of what is closing or stopping
   bool failed_ = false;
   int64_t next_watch_ns_ = 0;
   int64_t remote_error_ns_ = 0;  // time of NCCL's first error about a lost rank; 0: none

@@ -234,8 +234,7 @@ void Comm::wait_pending() const {
 
 ncclResult_t connect(Comm& comm) {
   // Asked each time: splits may take longer than their parent.
-  const int64_t delay_ms = number("FAKE_NCCL_INIT_DELAY_MS", 0);
-  if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+  pause(comm, 1000 * number("FAKE_NCCL_INIT_DELAY_MS", 0));
   comm.link = Link::make(comm.rendezvous, comm.rank, comm.size, comm.aborted);
   if (comm.link == nullptr) return comm.aborted ? ncclInternalError : comm.fail(ncclSystemError);
   comm.linked = true;
