@@ -30,8 +30,17 @@ Status CudaDevice::check_stream(void* stream) const {
 Result<std::shared_ptr<GraphCapture>> CudaDevice::capture_graph(void* stream) {
   SOTTO_ASSIGN(const cudaStreamCaptureStatus capture, capture_of(stream));
   if (capture == cudaStreamCaptureStatusNone) return std::shared_ptr<GraphCapture>();
-  if (capture == cudaStreamCaptureStatusActive)
+  if (capture == cudaStreamCaptureStatusActive) {
+    // The handle is another stream in each thread, and calls are captured by the thread that
+    // drives, and by NCCL's.
+    if (stream == cudaStreamPerThread) {
+      return invalid_argument(
+          "a step on cuda:{} cannot be captured on cudaStreamPerThread, which is another stream in "
+          "the threads that capture it; capture a stream of your own",
+          index_);
+    }
     return CudaGraphCapture::make(shared_from_this(), static_cast<cudaStream_t>(stream));
+  }
   return invalid_state("the capture of the stream on cuda:{} into a CUDA graph is spoilt", index_);
 }
 

@@ -259,8 +259,14 @@ std::shared_ptr<HardwareQueue> State::next_queue(int device) {
 }
 
 Ref<Stream> State::stream(cudaStream_t handle, const char* call) {
-  if (handle == cudaStreamPerThread)
-    misuse(std::string(call) + ": the fake has no per-thread default stream");
+  if (handle == cudaStreamPerThread) {
+    if (!options.per_thread_stream)
+      misuse(std::string(call) + ": the fake has no per-thread default stream");
+    thread_local std::map<int, Ref<Stream>> of_thread;
+    Ref<Stream>& mine = of_thread[t_device];
+    if (mine == nullptr) mine = new_stream(t_device, cudaStreamDefault, 0);
+    return mine;
+  }
   if (handle == nullptr || handle == cudaStreamLegacy) {
     if (options.forbid_default_stream)
       misuse(std::string(call) + ": the default stream is used, which this test forbids");
