@@ -59,7 +59,7 @@ Status connect_peers(InFlightGroups& groups, const Communicator& all, cudaStream
   std::vector<Transfer*> places;
   for (Transfer& message : messages) places.push_back(&message);
   MessageGroup& group = groups.begin(stream, true, nullptr);
-  SOTTO_TRY(group.prepare(places));
+  SOTTO_TRY(groups.prepare(group, places));
   group.forget_transfers();
   Status now;
   const auto done = [&] {
@@ -81,6 +81,7 @@ Status connect_peers(InFlightGroups& groups, const Communicator& all, cudaStream
   if (!group.headers().all_seen()) return missing_group_header();
   groups.release(group);
   groups.pop_oldest();
+  groups.retire(setup.key);
   return ok_status();
 }
 

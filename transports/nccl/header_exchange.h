@@ -1,5 +1,5 @@
-// The headers of one group: this rank sends one to each peer of the group and receives one from it,
-// in pinned memory.
+// The headers of one group: this rank sends one to each peer that needs it (HeadedPeers) and
+// receives one from it, in pinned memory.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,8 @@ constexpr uint64_t kGroupsAtOnce = 128;  // groups with memory for their headers
 InFlightGroups::InFlightGroups(const Communicators& communicators)
     : communicators_(communicators),
       pinned_(communicators.all().device()),
-      events_(communicators.all().device()) {}
+      events_(communicators.all().device()),
+      headed_(communicators.all().size()) {}
 
 Status InFlightGroups::reserve() {
   return pinned_.reserve(HeaderExchange::bytes(communicators_.all().size()), kGroupsAtOnce);

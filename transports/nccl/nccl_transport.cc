@@ -106,7 +106,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
     const DeviceCaps& caps = device->caps();
     group =
         &groups_.begin(stream, caps.synchronous, caps.captures ? transfers.front()->op : nullptr);
-    status = group->prepare(transfers);
+    status = groups_.prepare(*group, transfers);
   }
   if (status.ok()) status = groups_.launch(*group);
   if (status.code() == Code::kInProgress) return status;

@@ -46,7 +46,10 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   void release_captured(const OpPosting& op) override { groups_.reuse(captured_.forget(op)); }
   bool idle() const override { return groups_.empty(); }
   Status verify(const OpPosting& op) override;
-  void retire(const OpPosting& op) override { captured_.retire(op, counters_); }
+  void retire(const OpPosting& op) override {
+    captured_.retire(op, counters_);
+    groups_.retire(op.key);
+  }
   void cancel(const OpPosting& op) override;
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   bool settled() const override { return life_ == Life::kWorking || life_ == Life::kEnded; }
