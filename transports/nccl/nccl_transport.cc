@@ -16,6 +16,8 @@ namespace {
 constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronous error
 // Time for the control plane to name a lost rank, which NCCL does not.
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
+// For NCCL to queue a group.
+constexpr int64_t kSpinUs = 200;
 constexpr auto kPause = std::chrono::microseconds(100);
 // For an abort, and for what it ends on the device.
 constexpr int64_t kStopLimitUs = 10'000'000;
@@ -101,6 +103,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   SOTTO_TRY(on.status());
   Status status;
   MessageGroup* group = groups_.unqueued();
+  const bool spin = group == nullptr;
   if (group == nullptr) {
     SOTTO_ASSIGN(const cudaStream_t stream, stream_of(*device, lane));
     const DeviceCaps& caps = device->caps();
@@ -108,7 +111,7 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
         &groups_.begin(stream, caps.synchronous, caps.captures ? transfers.front()->op : nullptr);
     status = groups_.prepare(*group, transfers);
   }
-  if (status.ok()) status = groups_.launch(*group);
+  if (status.ok()) status = launch(*group, spin);
   if (status.code() == Code::kInProgress) return status;
   if (!status.ok()) {
     // What NCCL has queued may still use the memory: the group ends with the communicator.
@@ -129,6 +132,17 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
     group->forget_transfers();  // the engine may use them again before the group has executed
   }
   return ok_status();
+}
+
+// NCCL queues a group from a thread of its own, which takes less than coming back to it does.
+// `spin`: waits for that a moment.
+Status NcclTransport::launch(MessageGroup& group, bool spin) {
+  const Deadline deadline = Deadline::in_us(clock_, spin ? kSpinUs : 0);
+  for (;;) {
+    const Status status = groups_.launch(group);
+    if (status.code() != Code::kInProgress || deadline.passed(clock_)) return status;
+    std::this_thread::yield();
+  }
 }
 
 // The control plane names the lost rank; if it does not in time, watch() fails the comm.

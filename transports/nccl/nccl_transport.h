@@ -70,6 +70,7 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   static Status closed_error();
   static Status rank_is_gone();
   Result<cudaStream_t> stream_of(Device& device, uint32_t lane) const;
+  Status launch(MessageGroup& group, bool spin);
   void complete(MessageGroup& group);
   void watch();
   void fail(int32_t peer, const Status& status);
