@@ -15,13 +15,14 @@
 
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
+#include "cuda/device_pool.h"
 #include "cuda/stream_blocks.h"
 
 namespace sotto {
 
 class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
  public:
-  explicit CudaDevice(int32_t index) : index_(index), blocks_(index) {
+  explicit CudaDevice(int32_t index) : index_(index), pool_(index), blocks_(index) {
     caps_.id = {DeviceType::kCuda, index};
     caps_.synchronous = false;
     caps_.host_memory = false;
@@ -72,7 +73,6 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   }
   Status load_kernels() const;
   Status open_blocks();
-  Status share_with_peers();
   void* take_host(uint64_t bytes);
   Status upload(void* dst, const void* src, uint64_t bytes);
   Status zero(void* memory, uint64_t bytes);
@@ -85,7 +85,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
 
   const int32_t index_;
   DeviceCaps caps_;
-  bool pools_ = false;
+  DevicePool pool_;
   std::array<cudaStream_t, 2 * kLanes> lanes_{};  // those for background work: when first used
   int background_priority_ = 0;
   cudaStream_t memory_stream_ = nullptr;  // allocates and frees

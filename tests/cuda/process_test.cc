@@ -66,5 +66,34 @@ TEST_F(CudaProcess, StreamsOfAThreadAreTakenByCallsAndNotCaptured) {
             "");
 }
 
+// What the process sets for a device's default pool is its own, and what the library sets is not
+// the process's.
+TEST_F(CudaProcess, MemoryComesFromAPoolOfTheLibrarysOwn) {
+  cudaMemPool_t pool = nullptr;
+  CUDA_OK(cudaDeviceGetDefaultMemPool(&pool, 0));
+  const uint64_t others = fake_cuda::calls("cudaMallocAsync");
+  const uint64_t own = fake_cuda::calls("cudaMallocFromPoolAsync");
+  WorldOptions options;
+  options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
+  EXPECT_EQ(run_world(2, options,
+                      [](Member& self) {
+                        Tensors tensors(Where::kCuda, self.rank);
+                        std::vector<float> a(3000, 1);
+                        const sotto_buffer at = tensors.add(a);
+                        const sotto_call call = tensors.call();
+                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, nullptr));
+                        EXPECT_GE(fake_cuda::live().pools, 1u);
+                      }),
+            "");
+  EXPECT_EQ(fake_cuda::calls("cudaMallocAsync"), others + 2);  // those of the tensors
+  EXPECT_GT(fake_cuda::calls("cudaMallocFromPoolAsync"), own);
+  cudaMemLocation peer = {};
+  peer.type = cudaMemLocationTypeDevice;
+  peer.id = 1;
+  cudaMemAccessFlags access = cudaMemAccessFlagsProtReadWrite;
+  CUDA_OK(cudaMemPoolGetAccess(&access, pool, &peer));
+  EXPECT_EQ(access, cudaMemAccessFlagsProtNone);
+}
+
 }  // namespace
 }  // namespace sotto::test

@@ -125,8 +125,9 @@ SOTTO_RANK_MAIN(nccl_lent) {
 // Calls of CUDA that give memory or events, or make the host wait.
 std::map<std::string, uint64_t> calls_of_a_first_time() {
   std::map<std::string, uint64_t> counts;
-  for (const char* call : {"cudaMalloc", "cudaMallocAsync", "cudaHostAlloc", "cudaFree",
-                           "cudaFreeAsync", "cudaFreeHost", "cudaEventCreateWithFlags"})
+  for (const char* call :
+       {"cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync", "cudaHostAlloc", "cudaFree",
+        "cudaFreeAsync", "cudaFreeHost", "cudaEventCreateWithFlags"})
     counts[call] = fake_cuda::calls(call);
   counts["host waits"] = fake_cuda::host_waits();
   return counts;
