@@ -55,15 +55,21 @@ Status CudaDevice::stream_after_event(void* stream, EventId event) {
                "cudaStreamWaitEvent");
 }
 
+// Calls of the driver need a context that is bound to the thread. That the device is current
+// already need not mean that.
+Status CudaDevice::bind_context() const { return check(cudaSetDevice(index_), "cudaSetDevice"); }
+
 Result<BlockId> CudaDevice::block_stream(void* stream) {
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
+  SOTTO_TRY(bind_context());
   return blocks_.block(static_cast<CUstream>(stream));
 }
 
 Status CudaDevice::unblock_behind(uint32_t lane, BlockId block) {
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
+  SOTTO_TRY(bind_context());
   SOTTO_ASSIGN(const cudaStream_t behind, stream_of(lane));
   return blocks_.unblock_behind(behind, block);
 }

@@ -71,6 +71,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Status check(cudaError_t error, std::string_view call) const {
     return cuda_status(error, call, index_);
   }
+  Status bind_context() const;
   Status load_kernels() const;
   Status open_blocks();
   void* take_host(uint64_t bytes);

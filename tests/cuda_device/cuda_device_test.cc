@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -202,6 +203,23 @@ TEST_F(CudaDeviceTest, DevicesInUseReachEachOthersMemory) {
       EXPECT_EQ(access(i, 2), cudaMemAccessFlagsProtNone) << "nobody uses it here";
     }
   }
+}
+
+// Of a thread that has called nothing of the runtime.
+TEST_F(CudaDeviceTest, CallsOfTheDriverHaveAContext) {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  Result<BlockId> block = BlockId{0};
+  Status behind;
+  std::thread([&] { block = device_->block_stream(stream); }).join();
+  ASSERT_TRUE(block.ok()) << block.status().text();
+  std::thread([&] { behind = device_->unblock_behind(0, *block); }).join();
+  EXPECT_TRUE(behind.ok()) << behind.text();
+  if (!behind.ok()) device_->unblock(*block);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  unsetenv("CUDA_MODULE_LOADING");
 }
 
 TEST_F(CudaDeviceTest, ErrorsNameTheCallTheDeviceAndTheError) {

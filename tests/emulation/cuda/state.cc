@@ -32,6 +32,9 @@ constexpr std::string_view kNeedNoContext[] = {"cudaGetDeviceCount",
                                                "cudaGetDriverEntryPointByVersion",
                                                "cuDevicePrimaryCtxGetState"};
 
+// The driver's, which need a context that is bound to the thread.
+constexpr std::string_view kOfDriver[] = {"cuStreamWaitValue32", "cuStreamWriteValue32"};
+
 // Calls that may wait until the current device stands still.
 constexpr std::string_view kMayWait[] = {"cudaMalloc",
                                          "cudaFree",
@@ -50,6 +53,7 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
 }
 
 thread_local int t_device = 0;
+thread_local bool t_bound = false;  // a context to the thread
 thread_local cudaError_t t_last_error = cudaSuccess;
 
 int64_t environment(const char* name, int64_t fallback) {
@@ -107,7 +111,11 @@ State::State() : options(options_of_environment()) {
 }
 
 int current_device() { return t_device; }
-void set_current_device(int device) { t_device = device; }
+void set_current_device(int device) {
+  t_device = device;
+  t_bound = true;
+}
+bool context_is_bound() { return t_bound; }
 
 cudaError_t note(cudaError_t error) {
   if (error != cudaSuccess) t_last_error = error;
@@ -148,7 +156,10 @@ cudaError_t State::count_call(const char* name, CallKind kind) {
   if (sticky_ != cudaSuccess) return sticky_;
   if (captures().forbid(name)) return cudaErrorStreamCaptureUnsupported;
   if (options.devices == 0) return cudaErrorNoDevice;
-  if (!contains(kNeedNoContext, name)) contexts_.insert(t_device);
+  if (!contains(kNeedNoContext, name) && !contains(kOfDriver, name)) {
+    contexts_.insert(t_device);
+    t_bound = true;
+  }
   if (contains(kMayWait, name) && is_held_locked(t_device)) waits_behind_holds_.emplace_back(name);
   return cudaSuccess;
 }
