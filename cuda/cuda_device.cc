@@ -1,7 +1,6 @@
 #include "cuda/cuda_device.h"
 
 #include <algorithm>
-#include <set>
 
 #include "core/base/log.h"
 #include "core/kernels/registry.h"
@@ -24,21 +23,6 @@ void note(cudaError_t error, const char* call, int32_t device) {
   if (error == cudaErrorCudartUnloading) return;
   if (const Status status = cuda_status(error, call, device); !status.ok())
     log(LogLevel::kError, "{}", status.text());
-}
-
-// Lets the peer use what the device's pool hands out.
-Status let_in(int32_t device, int32_t peer) {
-  int can = 0;
-  SOTTO_TRY(
-      cuda_status(cudaDeviceCanAccessPeer(&can, peer, device), "cudaDeviceCanAccessPeer", device));
-  if (can == 0) return ok_status();
-  cudaMemPool_t pool = nullptr;
-  SOTTO_TRY(cuda_status(cudaDeviceGetMemPool(&pool, device), "cudaDeviceGetMemPool", device));
-  cudaMemAccessDesc access{};
-  access.location.type = cudaMemLocationTypeDevice;
-  access.location.id = peer;
-  access.flags = cudaMemAccessFlagsProtReadWrite;
-  return cuda_status(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess", device);
 }
 
 }  // namespace
@@ -87,10 +71,7 @@ Status CudaDevice::Tables::make(std::span<const KernelCall> calls) {
 Status CudaDevice::open() {
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
-  int pools = 0;
-  SOTTO_TRY(check(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index_),
-                  "cudaDeviceGetAttribute"));
-  pools_ = pools != 0;
+  SOTTO_TRY(pool_.open());
   int least = 0, greatest = 0;
   SOTTO_TRY(check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
                   "cudaDeviceGetStreamPriorityRange"));
@@ -104,7 +85,6 @@ Status CudaDevice::open() {
   SOTTO_TRY(check(cudaStreamCreateWithPriority(&memory_stream_, cudaStreamNonBlocking, least),
                   "cudaStreamCreateWithPriority"));
   SOTTO_TRY(open_blocks());
-  if (pools_) SOTTO_TRY(share_with_peers());
   return load_kernels();
 }
 
@@ -138,22 +118,6 @@ Status CudaDevice::load_kernels() const {
   return ok_status();
 }
 
-// What a pool hands out is its own device's alone until it is said otherwise, and NCCL copies
-// between devices of one process directly. Only for devices that are in use here: another process
-// has the others.
-Status CudaDevice::share_with_peers() {
-  static std::mutex mutex;
-  static std::set<int32_t> opened;
-  std::lock_guard lock(mutex);
-  if (opened.contains(index_)) return ok_status();
-  for (const int32_t peer : opened) {
-    SOTTO_TRY(let_in(index_, peer));
-    SOTTO_TRY(let_in(peer, index_));
-  }
-  opened.insert(index_);
-  return ok_status();
-}
-
 CudaDevice::~CudaDevice() {
   const OnDevice current(index_);
   for (cudaStream_t stream : lanes_) {
@@ -175,9 +139,11 @@ Result<void*> CudaDevice::alloc(uint64_t bytes) {
   const uint64_t size = round_up(std::max<uint64_t>(bytes, 1), kAlignment);
   if (size < bytes) return error(Code::kOutOfMemory, "no memory for {} bytes", bytes);
   void* memory = nullptr;
-  const Status made = pools_
-                          ? check(cudaMallocAsync(&memory, size, memory_stream_), "cudaMallocAsync")
-                          : check(cudaMalloc(&memory, size), "cudaMalloc");
+  const Status made =
+      pool_.handle() != nullptr
+          ? check(cudaMallocFromPoolAsync(&memory, size, pool_.handle(), memory_stream_),
+                  "cudaMallocFromPoolAsync")
+          : check(cudaMalloc(&memory, size), "cudaMalloc");
   if (!made.ok()) return made.with_prefix(fmt::format("{} bytes", size));
   if (Status zeroed = zero(memory, size); !zeroed.ok()) {
     free(memory, bytes);
@@ -202,7 +168,7 @@ Status CudaDevice::upload(void* dst, const void* src, uint64_t bytes) {
 void CudaDevice::free(void* memory, uint64_t) {
   if (memory == nullptr) return;
   const OnDevice current(index_);
-  if (pools_) {
+  if (pool_.handle() != nullptr) {
     note(cudaFreeAsync(memory, memory_stream_), "cudaFreeAsync", index_);
   } else {
     note(cudaFree(memory), "cudaFree", index_);

@@ -15,13 +15,14 @@
 
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
+#include "cuda/device_pool.h"
 #include "cuda/stream_blocks.h"
 
 namespace sotto {
 
 class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
  public:
-  explicit CudaDevice(int32_t index) : index_(index), blocks_(index) {
+  explicit CudaDevice(int32_t index) : index_(index), pool_(index), blocks_(index) {
     caps_.id = {DeviceType::kCuda, index};
     caps_.synchronous = false;
     caps_.host_memory = false;
@@ -71,9 +72,9 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Status check(cudaError_t error, std::string_view call) const {
     return cuda_status(error, call, index_);
   }
+  Status bind_context() const;
   Status load_kernels() const;
   Status open_blocks();
-  Status share_with_peers();
   void* take_host(uint64_t bytes);
   Status upload(void* dst, const void* src, uint64_t bytes);
   Status zero(void* memory, uint64_t bytes);
@@ -86,7 +87,7 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
 
   const int32_t index_;
   DeviceCaps caps_;
-  bool pools_ = false;
+  DevicePool pool_;
   // Made when the device is opened: kLanes; the others when they are first used.
   std::array<cudaStream_t, 2 * kLanes + kMessageLanes> lanes_{};
   int background_priority_ = 0, message_priority_ = 0;

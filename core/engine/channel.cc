@@ -95,6 +95,12 @@ void Channel::cancel(const Run& run) {
   }
 }
 
+bool Channel::settled() const {
+  return std::ranges::all_of(links_.all(), [](const Link& link) {
+    return link.queue == nullptr || link.queue->settled();
+  });
+}
+
 void Channel::restart(const Run& run) {
   for (const Link& link : links_.all()) {
     if (link.queue == nullptr) continue;

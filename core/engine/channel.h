@@ -85,6 +85,8 @@ class Channel final : public TransferSink,
   Status verify(const Run& run);
   void retire(const Run& run);
   void cancel(const Run& run);
+  // No link touches any more what was cancelled, and links that were closed have ended.
+  bool settled() const;
   void restart(const Run& run);
   void release_captured(const Run& run);
   // Those of the operation's groups whose inputs are there, behind those of others and all groups
@@ -105,6 +107,7 @@ class Channel final : public TransferSink,
   std::vector<OpRef> ops_;      // in flight, in order of start
   std::vector<Failure> found_;  // in order
   bool proposed_ = false;       // the control plane has a cause from here, and will decide soon
+  bool settling_ = false;       // operations that were cancelled wait until links are settled
   std::atomic<bool> failed_{false};  // failure_ has been written
   mutable std::mutex mutex_;         // guards failure_
   FailureCause failure_;

@@ -13,6 +13,8 @@ constexpr int64_t kPollSliceUs = 200'000;
 constexpr int64_t kDecisionLimitUs = 2'000'000;
 // How long a failed comm's connections have to deliver what was decided.
 constexpr int64_t kFailedCloseUs = 300'000;
+// And its transports to end, beyond what they bound themselves.
+constexpr int64_t kSettleLimitUs = 15'000'000;
 
 }  // namespace
 
@@ -222,6 +224,8 @@ void Engine::close(Channel& channel, int64_t timeout_us) {
   drive([&](Driver& driver) {
     const int64_t limit = channel.lost() ? std::min(timeout_us, kFailedCloseUs) : timeout_us;
     channel.close(Deadline::in_us(driver.clock(), limit));
+    driver.run_until([&] { return channel.settled(); },
+                     Deadline::in_us(driver.clock(), limit + kSettleLimitUs));
   });
 }
 

@@ -176,18 +176,22 @@ bool Executor::check_deadlines() {
   return any;
 }
 
+// What channels have found, and operations that were cancelled while a link still touched them.
 bool Executor::channels_failed() {
   // Every pass comes here: only a failure makes a copy of the list.
-  const auto healthy = [](const Channel* c) { return c->found_.empty(); };
-  if (std::all_of(channels_.begin(), channels_.end(), healthy)) return false;
-  bool any = false;
+  const auto settles = [](const Channel* c) { return c->settling_ && c->settled(); };
+  const auto quiet = [&](const Channel* c) { return c->found_.empty() && !settles(c); };
+  if (std::ranges::all_of(channels_, quiet)) return false;
   for (Channel* channel : std::vector<Channel*>(channels_)) {
-    for (const auto& [cause, decided] : std::exchange(channel->found_, {})) {
+    for (const auto& [cause, decided] : std::exchange(channel->found_, {}))
       decided ? fail_channel(*channel, cause) : propose_failure(*channel, cause);
-      any = true;
-    }
+    if (!settles(channel)) continue;
+    channel->settling_ = false;
+    const Status status = channel->failure();
+    for (const OpRef& op : std::vector<OpRef>(channel->ops_))
+      op->state() == Op::State::kFailing ? settle_failed(*op) : fail_op(*op, status);
   }
-  return any;
+  return true;
 }
 
 }  // namespace sotto

@@ -153,6 +153,10 @@ void Executor::fail_op(Op& op, const Status& status) {
     return;
   }
   if (Scheduler::can_finish(op)) {
+    if (!op.request_.channel->settled()) {
+      op.request_.channel->settling_ = true;
+      return;
+    }
     // Everything has arrived and verified on this rank, and parameters are being written: the step
     // is finished. Only sends are cut off: those under way, and those whose data the device has not
     // computed yet, which must not reach the transport any more. Receives are done, since a plan
@@ -213,9 +217,13 @@ Status Executor::stream_after(StreamOrder& order, bool nested, bool may_wait) {
   return Status(Code::kInProgress, "the stream is not ordered yet");
 }
 
-// A failed operation completes when the device no longer works for it.
+// A failed operation completes when neither the device nor a link works for it any more.
 void Executor::settle_failed(Op& op) {
-  if (op.steps().in_flight > 0) return;
+  if (op.done() || op.steps().in_flight > 0) return;
+  if (Channel& channel = *op.request_.channel; !channel.settled()) {
+    channel.settling_ = true;
+    return;
+  }
   if (Scheduler::needs_undo(op) && !op.capturing()) {
     start_undo(op, false);
   } else {

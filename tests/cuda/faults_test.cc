@@ -363,9 +363,10 @@ TEST_P(CudaFaults, AStepMayBeAbortedAtAnyTime) {
 TEST_P(CudaFaults, StepsNeitherAllocateNorWait) {
   const auto counted = [] {
     std::map<std::string, uint64_t> counts;
-    for (const char* call : {"cudaMalloc", "cudaMallocAsync", "cudaFree", "cudaFreeAsync",
-                             "cudaHostAlloc", "cudaFreeHost", "cudaEventCreateWithFlags",
-                             "cudaStreamSynchronize", "cudaDeviceSynchronize"})
+    for (const char* call :
+         {"cudaMalloc", "cudaMallocAsync", "cudaMallocFromPoolAsync", "cudaFree", "cudaFreeAsync",
+          "cudaHostAlloc", "cudaFreeHost", "cudaEventCreateWithFlags", "cudaStreamSynchronize",
+          "cudaDeviceSynchronize"})
       counts[call] = fake_cuda::calls(call);
     counts["host waits"] = fake_cuda::host_waits();
     return counts;

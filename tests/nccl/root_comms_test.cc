@@ -5,6 +5,7 @@
 #include "tests/cuda/device_memory.h"
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
+#include "tests/nccl/second_comm.h"
 #include "tests/support/ranks.h"
 
 namespace sotto::test {
@@ -16,14 +17,8 @@ constexpr int kLaunches = 3;  // each is late or not, on either rank
 // Operations on both comms, and what they give.
 class BothComms {
  public:
-  BothComms(Member& self, const sotto_unique_id& id) : tensors_(Where::kCuda, self.rank + 1) {
-    sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
-    config.rank = self.rank;
-    config.size = self.size;
-    config.id = &id;
-    config.timeout_us = 5'000'000;
-    comms_[0] = self.comm;
-    OK(sotto_comm_create(self.context, &config, &comms_[1]));
+  explicit BothComms(Member& self)
+      : tensors_(Where::kCuda, self.rank + 1), comms_{self.comm, nccl_comm(self, kTimeoutUs)} {
     for (size_t i = 0; i < 2; ++i) buffers_[i] = tensors_.add(values_[i]);
     tensors_.sync();
   }
@@ -33,7 +28,7 @@ class BothComms {
     for (std::vector<float>& values : values_) values.assign(kCount, 1);
     tensors_.upload();
     sotto_call call = tensors_.call();
-    call.timeout_us = 5'000'000;
+    call.timeout_us = kTimeoutUs;
     sotto_op* ops[2] = {};
     for (size_t i = 0; i < 2; ++i)
       OK(sotto_all_reduce(comms_[i], &buffers_[i], &buffers_[i], 1, &call, &ops[i]));
@@ -49,10 +44,11 @@ class BothComms {
 
  private:
   static constexpr size_t kCount = 3000;
+  static constexpr int64_t kTimeoutUs = 5'000'000;
   Tensors tensors_;
   std::vector<float> values_[2] = {std::vector<float>(kCount), std::vector<float>(kCount)};
   sotto_buffer buffers_[2] = {};
-  sotto_comm* comms_[2] = {};
+  sotto_comm* comms_[2];
 };
 
 class NcclRootComms : public testing::TestWithParam<int> {};  // hardware queues
@@ -63,18 +59,15 @@ TEST_P(NcclRootComms, AreServedInOneOrderWhateverIsLate) {
   options.transport = "nccl";
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
   RankBarrier barrier(2);
-  sotto_unique_id id = {};
   EXPECT_EQ(run_world(2, options,
                       [&](Member& self) {
-                        if (self.rank == 0) OK(sotto_unique_id_create(self.context, &id));
-                        barrier.wait();
-                        BothComms both(self, id);
+                        BothComms both(self);
                         both.reduce_on_both();
                         for (uint64_t late = 0; late < 1u << (2 * kLaunches); ++late) {
                           barrier.wait();
                           const uint64_t mine = late >> (self.rank * kLaunches);
-                          fake_nccl_delay_launches(self.rank + 1, mine & ((1u << kLaunches) - 1),
-                                                   kLateUs);
+                          fake_nccl_delay_some(self.rank + 1, mine & ((1u << kLaunches) - 1),
+                                               kLateUs);
                           both.reduce_on_both();
                         }
                       }),

@@ -35,6 +35,7 @@ cudaError_t refuse_captured(const Ref<Stream>& s, cudaError_t error) {
 CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
   constexpr const char* kCall = "cuStreamWaitValue32";
   if (note(state().begin_call(kCall)) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
+  if (!context_is_bound()) return CUDA_ERROR_INVALID_CONTEXT;
   auto* const word = reinterpret_cast<uint32_t*>(at);
   const auto s = state().stream(stream, kCall);
   if (captured(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -56,6 +57,7 @@ CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned 
 CUresult write_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
   constexpr const char* kCall = "cuStreamWriteValue32";
   if (note(state().begin_call(kCall)) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
+  if (!context_is_bound()) return CUDA_ERROR_INVALID_CONTEXT;
   if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
   auto* const word = reinterpret_cast<uint32_t*>(at);
   const auto s = state().stream(stream, kCall);

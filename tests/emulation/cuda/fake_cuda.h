@@ -42,6 +42,8 @@ struct Options {
   uint64_t seed = 1;         // of the delays
   // Ends the process when the default stream is used.
   bool forbid_default_stream = false;
+  // There is cudaStreamPerThread. Else its use ends the process.
+  bool per_thread_stream = false;
   // Device memory is out of the host's reach while no stream works (and while one does, as luck has
   // it): host code that dereferences a device pointer faults. Costs some 10 us per job.
   bool guard_host = false;

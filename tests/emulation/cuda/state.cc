@@ -32,6 +32,9 @@ constexpr std::string_view kNeedNoContext[] = {"cudaGetDeviceCount",
                                                "cudaGetDriverEntryPointByVersion",
                                                "cuDevicePrimaryCtxGetState"};
 
+// The driver's, which need a context that is bound to the thread.
+constexpr std::string_view kOfDriver[] = {"cuStreamWaitValue32", "cuStreamWriteValue32"};
+
 // Calls that may wait until the current device stands still.
 constexpr std::string_view kMayWait[] = {"cudaMalloc",
                                          "cudaFree",
@@ -50,6 +53,7 @@ bool contains(std::span<const std::string_view> names, std::string_view name) {
 }
 
 thread_local int t_device = 0;
+thread_local bool t_bound = false;  // a context to the thread
 thread_local cudaError_t t_last_error = cudaSuccess;
 
 int64_t environment(const char* name, int64_t fallback) {
@@ -107,7 +111,11 @@ State::State() : options(options_of_environment()) {
 }
 
 int current_device() { return t_device; }
-void set_current_device(int device) { t_device = device; }
+void set_current_device(int device) {
+  t_device = device;
+  t_bound = true;
+}
+bool context_is_bound() { return t_bound; }
 
 cudaError_t note(cudaError_t error) {
   if (error != cudaSuccess) t_last_error = error;
@@ -148,7 +156,10 @@ cudaError_t State::count_call(const char* name, CallKind kind) {
   if (sticky_ != cudaSuccess) return sticky_;
   if (captures().forbid(name)) return cudaErrorStreamCaptureUnsupported;
   if (options.devices == 0) return cudaErrorNoDevice;
-  if (!contains(kNeedNoContext, name)) contexts_.insert(t_device);
+  if (!contains(kNeedNoContext, name) && !contains(kOfDriver, name)) {
+    contexts_.insert(t_device);
+    t_bound = true;
+  }
   if (contains(kMayWait, name) && is_held_locked(t_device)) waits_behind_holds_.emplace_back(name);
   return cudaSuccess;
 }
@@ -259,8 +270,14 @@ std::shared_ptr<HardwareQueue> State::next_queue(int device) {
 }
 
 Ref<Stream> State::stream(cudaStream_t handle, const char* call) {
-  if (handle == cudaStreamPerThread)
-    misuse(std::string(call) + ": the fake has no per-thread default stream");
+  if (handle == cudaStreamPerThread) {
+    if (!options.per_thread_stream)
+      misuse(std::string(call) + ": the fake has no per-thread default stream");
+    thread_local std::map<int, Ref<Stream>> of_thread;
+    Ref<Stream>& mine = of_thread[t_device];
+    if (mine == nullptr) mine = new_stream(t_device, cudaStreamDefault, 0);
+    return mine;
+  }
   if (handle == nullptr || handle == cudaStreamLegacy) {
     if (options.forbid_default_stream)
       misuse(std::string(call) + ": the default stream is used, which this test forbids");

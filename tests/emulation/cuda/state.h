@@ -191,6 +191,8 @@ State& state();
 // The device that is current on this thread.
 int current_device();
 void set_current_device(int device);
+// A context was bound to this thread, by cudaSetDevice or a call that needs one.
+bool context_is_bound();
 // Remembers the error for cudaGetLastError and returns it.
 cudaError_t note(cudaError_t error);
 #define FAKE_CUDA_BEGIN()                                         \

@@ -18,6 +18,8 @@ namespace {
 std::atomic<uint64_t> g_executed{0};
 std::atomic<uint64_t> g_hang_at{UINT64_MAX};
 std::atomic<uint64_t> g_hanging{0};
+std::atomic<uint64_t> g_connections{0};
+std::atomic<bool> g_waits_for_device{false};
 
 int64_t number(const char* name, int64_t fallback) {
   const char* text = std::getenv(name);
@@ -30,9 +32,20 @@ Environment read_environment() {
   const char* mismatch = std::getenv("FAKE_NCCL_MISMATCH");
   e.hang_on_mismatch = mismatch != nullptr && std::strcmp(mismatch, "hang") == 0;
   e.max_delay_us = number("FAKE_NCCL_MAX_DELAY_US", 0);
-  e.launch_delay_us = number("FAKE_NCCL_LAUNCH_DELAY_US", 0);
   e.seed = static_cast<uint64_t>(number("FAKE_NCCL_SEED", 1));
   return e;
+}
+
+std::atomic<int64_t>& launch_delay_us() {
+  static auto* const delay = new std::atomic<int64_t>(number("FAKE_NCCL_LAUNCH_DELAY_US", 0));
+  return *delay;
+}
+
+// For the delay, or until the communicator is aborted.
+void pause(const Comm& comm, int64_t us) {
+  constexpr int64_t kSliceUs = 1000;
+  for (; us > 0 && !comm.aborted; us -= kSliceUs)
+    std::this_thread::sleep_for(std::chrono::microseconds(std::min(us, kSliceUs)));
 }
 
 void hang(const Comm& comm) {
@@ -148,6 +161,10 @@ void forget_captured(const Comm& comm) {
   });
 }
 
+void wait_for_device() {
+  if (g_waits_for_device) cudaDeviceSynchronize();
+}
+
 void leave_group(Comm& comm) {
   fake_cuda::Quiet quiet;
   comm.group_thread = std::thread::id();
@@ -194,6 +211,10 @@ ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Li
 }
 
 ncclResult_t Comm::connect(const std::vector<PairConnection>& wanted) {
+  if (wanted.empty()) return ncclSuccess;
+  pause(*this, 1000 * number("FAKE_NCCL_CONNECT_DELAY_MS", 0));
+  wait_for_device();
+  g_connections += wanted.size();
   for (const PairConnection& c : wanted) {
     const LinkChannel mine = c.sends ? LinkChannel::kToReceiver : LinkChannel::kToSender;
     const ncclResult_t sent = send(c.peer, c.kind, nullptr, 0, mine);
@@ -215,8 +236,7 @@ void Comm::wait_pending() const {
 
 ncclResult_t connect(Comm& comm) {
   // Asked each time: splits may take longer than their parent.
-  const int64_t delay_ms = number("FAKE_NCCL_INIT_DELAY_MS", 0);
-  if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+  pause(comm, 1000 * number("FAKE_NCCL_INIT_DELAY_MS", 0));
   comm.link = Link::make(comm.rendezvous, comm.rank, comm.size, comm.aborted);
   if (comm.link == nullptr) return comm.aborted ? ncclInternalError : comm.fail(ncclSystemError);
   comm.linked = true;
@@ -237,7 +257,7 @@ int64_t launch_delay(int device) {
   const std::lock_guard lock(g_late_mutex);
   LateLaunches& of = g_late_launches[device];
   const bool late = (std::exchange(of.late, of.late >> 1) & 1) != 0;
-  return std::max<int64_t>(environment().launch_delay_us, late ? of.us : 0);
+  return std::max<int64_t>(launch_delay_us(), late ? of.us : 0);
 }
 
 }  // namespace
@@ -268,7 +288,7 @@ ncclResult_t launch(std::vector<Operation> operations) {
   Comm& first = *missing.front().comm;
   if (first.worker.joinable()) first.worker.join();
   first.worker = std::thread([missing, delay_us, all = std::move(operations)]() mutable {
-    std::this_thread::sleep_for(std::chrono::microseconds(delay_us));
+    pause(*missing.front().comm, delay_us);
     cudaSetDevice(missing.front().comm->device);
     bool connected = true;
     for (const Missing& m : missing) connected &= m.comm->connect(m.connections) == ncclSuccess;
@@ -285,10 +305,16 @@ extern "C" void fake_nccl_hang(uint64_t k) {
   g_hang_at = g_executed + k;
 }
 
-extern "C" void fake_nccl_delay_launches(int device, uint64_t late, uint32_t us) {
+extern "C" void fake_nccl_delay_some(int device, uint64_t late, uint32_t us) {
   using namespace sotto::fake_nccl;
   const std::lock_guard lock(g_late_mutex);
   g_late_launches[device] = {late, us};
 }
+
+extern "C" uint64_t fake_nccl_connections() { return sotto::fake_nccl::g_connections; }
+
+extern "C" void fake_nccl_wait_for_device(bool on) { sotto::fake_nccl::g_waits_for_device = on; }
+
+extern "C" void fake_nccl_delay_launches(int64_t us) { sotto::fake_nccl::launch_delay_us() = us; }
 
 extern "C" uint64_t fake_nccl_hanging() { return sotto::fake_nccl::g_hanging; }
