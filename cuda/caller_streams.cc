@@ -1,6 +1,4 @@
 // Streams of the caller.
-#include <atomic>
-
 #include "cuda/cuda_device_class.h"
 #include "cuda/graph_capture.h"
 
@@ -32,8 +30,17 @@ Status CudaDevice::check_stream(void* stream) const {
 Result<std::shared_ptr<GraphCapture>> CudaDevice::capture_graph(void* stream) {
   SOTTO_ASSIGN(const cudaStreamCaptureStatus capture, capture_of(stream));
   if (capture == cudaStreamCaptureStatusNone) return std::shared_ptr<GraphCapture>();
-  if (capture == cudaStreamCaptureStatusActive)
+  if (capture == cudaStreamCaptureStatusActive) {
+    // The handle is another stream in each thread, and calls are captured by the thread that
+    // drives, and by NCCL's.
+    if (stream == cudaStreamPerThread) {
+      return invalid_argument(
+          "a step on cuda:{} cannot be captured on cudaStreamPerThread, which is another stream in "
+          "the threads that capture it; capture a stream of your own",
+          index_);
+    }
     return CudaGraphCapture::make(shared_from_this(), static_cast<cudaStream_t>(stream));
+  }
   return invalid_state("the capture of the stream on cuda:{} into a CUDA graph is spoilt", index_);
 }
 
@@ -48,41 +55,23 @@ Status CudaDevice::stream_after_event(void* stream, EventId event) {
                "cudaStreamWaitEvent");
 }
 
+// Calls of the driver need a context that is bound to the thread. That the device is current
+// already need not mean that.
+Status CudaDevice::bind_context() const { return check(cudaSetDevice(index_), "cudaSetDevice"); }
+
 Result<BlockId> CudaDevice::block_stream(void* stream) {
-  if (wait_value_ == nullptr) {
-    return unsupported(
-        "a stream cannot wait for an operation that needs the host: this driver has no "
-        "cuStreamWaitValue32; use sotto_op_wait");
-  }
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
-  std::lock_guard lock(mutex_);
-  if (free_blocks_.empty()) {
-    if (block_values_.size() == kBlocks) {
-      return error(Code::kDevice, "{} streams of cuda:{} wait for operations already, the limit",
-                   kBlocks, index_);
-    }
-    block_values_.push_back(0);
-    free_blocks_.push_back(block_values_.size());
-  }
-  const BlockId block = free_blocks_.back();
-  uint32_t* word = block_words_ + (block - 1);
-  const CUresult result =
-      wait_value_(static_cast<CUstream>(stream), reinterpret_cast<CUdeviceptr>(word),
-                  block_values_[block - 1] + 1, CU_STREAM_WAIT_VALUE_GEQ);
-  if (result != CUDA_SUCCESS) {
-    return error(Code::kDevice, "cuStreamWaitValue32 on cuda:{}: error {} of the driver", index_,
-                 static_cast<int>(result));
-  }
-  free_blocks_.pop_back();
-  return block;
+  SOTTO_TRY(bind_context());
+  return blocks_.block(static_cast<CUstream>(stream));
 }
 
-void CudaDevice::unblock(BlockId block) {
-  std::lock_guard lock(mutex_);
-  uint32_t* word = block_words_ + (block - 1);
-  std::atomic_ref<uint32_t>(*word).store(++block_values_[block - 1], std::memory_order_release);
-  free_blocks_.push_back(block);
+Status CudaDevice::unblock_behind(uint32_t lane, BlockId block) {
+  const OnDevice current(index_);
+  SOTTO_TRY(current.status());
+  SOTTO_TRY(bind_context());
+  SOTTO_ASSIGN(const cudaStream_t behind, stream_of(lane));
+  return blocks_.unblock_behind(behind, block);
 }
 
 }  // namespace sotto

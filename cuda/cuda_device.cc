@@ -1,7 +1,6 @@
 #include "cuda/cuda_device.h"
 
 #include <algorithm>
-#include <set>
 
 #include "core/base/log.h"
 #include "core/kernels/registry.h"
@@ -14,7 +13,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 256;  // of what the runtime allocates
 constexpr uint32_t kEventsAtOnce = 128;
-constexpr unsigned kWaitValueVersion = 12000;  // CUDA version of the entry point's signature
+constexpr unsigned kStreamValueVersion = 12000;  // CUDA version of the entry point's signature
 
 uint64_t round_up(uint64_t bytes, uint64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
@@ -24,21 +23,6 @@ void note(cudaError_t error, const char* call, int32_t device) {
   if (error == cudaErrorCudartUnloading) return;
   if (const Status status = cuda_status(error, call, device); !status.ok())
     log(LogLevel::kError, "{}", status.text());
-}
-
-// Lets the peer use what the device's pool hands out.
-Status let_in(int32_t device, int32_t peer) {
-  int can = 0;
-  SOTTO_TRY(
-      cuda_status(cudaDeviceCanAccessPeer(&can, peer, device), "cudaDeviceCanAccessPeer", device));
-  if (can == 0) return ok_status();
-  cudaMemPool_t pool = nullptr;
-  SOTTO_TRY(cuda_status(cudaDeviceGetMemPool(&pool, device), "cudaDeviceGetMemPool", device));
-  cudaMemAccessDesc access{};
-  access.location.type = cudaMemLocationTypeDevice;
-  access.location.id = peer;
-  access.flags = cudaMemAccessFlagsProtReadWrite;
-  return cuda_status(cudaMemPoolSetAccess(pool, &access, 1), "cudaMemPoolSetAccess", device);
 }
 
 }  // namespace
@@ -87,14 +71,12 @@ Status CudaDevice::Tables::make(std::span<const KernelCall> calls) {
 Status CudaDevice::open() {
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
-  int pools = 0;
-  SOTTO_TRY(check(cudaDeviceGetAttribute(&pools, cudaDevAttrMemoryPoolsSupported, index_),
-                  "cudaDeviceGetAttribute"));
-  pools_ = pools != 0;
+  SOTTO_TRY(pool_.open());
   int least = 0, greatest = 0;
   SOTTO_TRY(check(cudaDeviceGetStreamPriorityRange(&least, &greatest),
                   "cudaDeviceGetStreamPriorityRange"));
   background_priority_ = least;
+  message_priority_ = greatest;
   for (uint32_t i = 0; i < kLanes; ++i) {
     SOTTO_TRY(check(
         cudaStreamCreateWithPriority(&lanes_[i], cudaStreamNonBlocking, i == 0 ? least : greatest),
@@ -102,18 +84,28 @@ Status CudaDevice::open() {
   }
   SOTTO_TRY(check(cudaStreamCreateWithPriority(&memory_stream_, cudaStreamNonBlocking, least),
                   "cudaStreamCreateWithPriority"));
-  void* entry = nullptr;
-  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
-  SOTTO_TRY(check(cudaGetDriverEntryPointByVersion("cuStreamWaitValue32", &entry, kWaitValueVersion,
-                                                   cudaEnableDefault, &found),
-                  "cudaGetDriverEntryPointByVersion"));
-  if (found == cudaDriverEntryPointSuccess) {
-    wait_value_ = reinterpret_cast<WaitValue>(entry);
-    SOTTO_ASSIGN(void* words, alloc_host(kBlocks * sizeof(uint32_t)));
-    block_words_ = static_cast<uint32_t*>(words);
-  }
-  if (pools_) SOTTO_TRY(share_with_peers());
+  SOTTO_TRY(open_blocks());
   return load_kernels();
+}
+
+Status CudaDevice::open_blocks() {
+  StreamBlocks::StreamValue wait_value = nullptr, write_value = nullptr;
+  for (const auto& [name, function] : {std::pair("cuStreamWaitValue32", &wait_value),
+                                       std::pair("cuStreamWriteValue32", &write_value)}) {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+    SOTTO_TRY(check(cudaGetDriverEntryPointByVersion(name, &entry, kStreamValueVersion,
+                                                     cudaEnableDefault, &found),
+                    "cudaGetDriverEntryPointByVersion"));
+    if (found == cudaDriverEntryPointSuccess)
+      *function = reinterpret_cast<StreamBlocks::StreamValue>(entry);
+  }
+  void* words = nullptr;
+  if (wait_value != nullptr) {
+    SOTTO_ASSIGN(words, alloc_host(StreamBlocks::kWords * sizeof(uint32_t)));
+  }
+  blocks_.open(wait_value, write_value, static_cast<uint32_t*>(words));
+  return ok_status();
 }
 
 // CUDA loads a kernel when it is first launched, and may then wait until the device stands still,
@@ -123,22 +115,6 @@ Status CudaDevice::load_kernels() const {
     cudaFuncAttributes attributes;
     SOTTO_TRY(check(cudaFuncGetAttributes(&attributes, kernel), "cudaFuncGetAttributes"));
   }
-  return ok_status();
-}
-
-// What a pool hands out is its own device's alone until it is said otherwise, and NCCL copies
-// between devices of one process directly. Only for devices that are in use here: another process
-// has the others.
-Status CudaDevice::share_with_peers() {
-  static std::mutex mutex;
-  static std::set<int32_t> opened;
-  std::lock_guard lock(mutex);
-  if (opened.contains(index_)) return ok_status();
-  for (const int32_t peer : opened) {
-    SOTTO_TRY(let_in(index_, peer));
-    SOTTO_TRY(let_in(peer, index_));
-  }
-  opened.insert(index_);
   return ok_status();
 }
 
@@ -163,9 +139,11 @@ Result<void*> CudaDevice::alloc(uint64_t bytes) {
   const uint64_t size = round_up(std::max<uint64_t>(bytes, 1), kAlignment);
   if (size < bytes) return error(Code::kOutOfMemory, "no memory for {} bytes", bytes);
   void* memory = nullptr;
-  const Status made = pools_
-                          ? check(cudaMallocAsync(&memory, size, memory_stream_), "cudaMallocAsync")
-                          : check(cudaMalloc(&memory, size), "cudaMalloc");
+  const Status made =
+      pool_.handle() != nullptr
+          ? check(cudaMallocFromPoolAsync(&memory, size, pool_.handle(), memory_stream_),
+                  "cudaMallocFromPoolAsync")
+          : check(cudaMalloc(&memory, size), "cudaMalloc");
   if (!made.ok()) return made.with_prefix(fmt::format("{} bytes", size));
   if (Status zeroed = zero(memory, size); !zeroed.ok()) {
     free(memory, bytes);
@@ -190,7 +168,7 @@ Status CudaDevice::upload(void* dst, const void* src, uint64_t bytes) {
 void CudaDevice::free(void* memory, uint64_t) {
   if (memory == nullptr) return;
   const OnDevice current(index_);
-  if (pools_) {
+  if (pool_.handle() != nullptr) {
     note(cudaFreeAsync(memory, memory_stream_), "cudaFreeAsync", index_);
   } else {
     note(cudaFree(memory), "cudaFree", index_);
@@ -241,17 +219,17 @@ Status CudaDevice::launch(uint32_t lane, const KernelCall& call, std::span<const
   return launch_on(stream, call);
 }
 
-// Streams share the few queues of the hardware: those for background work, which most programs
-// have none of, are made when they are first used.
+// Streams share the few queues of the hardware: those for background work and for messages, which
+// many programs have none of, are made when they are first used.
 Result<cudaStream_t> CudaDevice::stream_of(uint32_t lane) {
   if (lane >= lanes_.size())
     return error(Code::kInternal, "lane {}: cuda:{} has {}", lane, index_, lanes_.size());
   if (lanes_[lane] != nullptr) return lanes_[lane];
   const OnDevice current(index_);
   SOTTO_TRY(current.status());
-  SOTTO_TRY(check(
-      cudaStreamCreateWithPriority(&lanes_[lane], cudaStreamNonBlocking, background_priority_),
-      "cudaStreamCreateWithPriority"));
+  const int priority = lane < caps_.first_message_lane() ? background_priority_ : message_priority_;
+  SOTTO_TRY(check(cudaStreamCreateWithPriority(&lanes_[lane], cudaStreamNonBlocking, priority),
+                  "cudaStreamCreateWithPriority"));
   return lanes_[lane];
 }
 

@@ -15,17 +15,20 @@
 
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
+#include "cuda/device_pool.h"
+#include "cuda/stream_blocks.h"
 
 namespace sotto {
 
 class CudaDevice final : public Device, public std::enable_shared_from_this<CudaDevice> {
  public:
-  explicit CudaDevice(int32_t index) : index_(index) {
+  explicit CudaDevice(int32_t index) : index_(index), pool_(index), blocks_(index) {
     caps_.id = {DeviceType::kCuda, index};
     caps_.synchronous = false;
     caps_.host_memory = false;
     caps_.lanes = kLanes;
     caps_.background_lanes = true;
+    caps_.message_lanes = kMessageLanes;
     caps_.streams = true;
   }
   ~CudaDevice() override;
@@ -54,7 +57,8 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Result<EventId> record_stream(void* stream) override;
   Status stream_after_event(void* stream, EventId event) override;
   Result<BlockId> block_stream(void* stream) override;
-  void unblock(BlockId block) override;
+  void unblock(BlockId block) override { blocks_.unblock(block); }
+  Status unblock_behind(uint32_t lane, BlockId block) override;
   Result<void*> lane_stream(uint32_t lane) override;
   // Measuring would take two timed events per kernel.
   uint64_t busy_ns() const override { return 0; }
@@ -62,16 +66,15 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
   Status health();
 
  private:
-  using WaitValue = CUresult (*)(CUstream, CUdeviceptr, cuuint32_t, unsigned);
-  static constexpr uint32_t kLanes = 4;
-  static constexpr uint32_t kBlocks = 16384;  // so many streams may be blocked at once
+  static constexpr uint32_t kLanes = 4, kMessageLanes = 8;
   class Tables;
 
   Status check(cudaError_t error, std::string_view call) const {
     return cuda_status(error, call, index_);
   }
+  Status bind_context() const;
   Status load_kernels() const;
-  Status share_with_peers();
+  Status open_blocks();
   void* take_host(uint64_t bytes);
   Status upload(void* dst, const void* src, uint64_t bytes);
   Status zero(void* memory, uint64_t bytes);
@@ -84,19 +87,15 @@ class CudaDevice final : public Device, public std::enable_shared_from_this<Cuda
 
   const int32_t index_;
   DeviceCaps caps_;
-  bool pools_ = false;
-  std::array<cudaStream_t, 2 * kLanes> lanes_{};  // those for background work: when first used
-  int background_priority_ = 0;
+  DevicePool pool_;
+  // Made when the device is opened: kLanes; the others when they are first used.
+  std::array<cudaStream_t, 2 * kLanes + kMessageLanes> lanes_{};
+  int background_priority_ = 0, message_priority_ = 0;
   cudaStream_t memory_stream_ = nullptr;  // allocates and frees
-  WaitValue wait_value_ = nullptr;        // null: the driver has none
-  std::mutex mutex_;                      // guards what follows
-  std::vector<cudaEvent_t> events_;       // number id - 1
+  StreamBlocks blocks_;
+  std::mutex mutex_;                 // guards what follows
+  std::vector<cudaEvent_t> events_;  // number id - 1
   std::vector<EventId> free_events_;
-  // A stream is blocked by waiting for a word to reach a value. A word counts up, so that it can be
-  // used again while a slow stream has yet to look at it.
-  uint32_t* block_words_ = nullptr;     // kBlocks
-  std::vector<uint32_t> block_values_;  // number id - 1
-  std::vector<BlockId> free_blocks_;
   // Pinned memory is kept until the device is closed: giving it back waits for the whole device,
   // and so for streams that are blocked until the thread that gives it back goes on.
   std::unordered_map<void*, uint64_t> host_sizes_;

@@ -18,6 +18,7 @@ Result<std::shared_ptr<GraphCapture>> CudaGraphCapture::make(std::shared_ptr<Cud
 CudaGraphCapture::CudaGraphCapture(std::shared_ptr<CudaDevice> device, cudaStream_t stream)
     : device_(std::move(device)), stream_(stream), caps_(device_->caps()) {
   caps_.lanes = 1;
+  caps_.message_lanes = 0;
   caps_.captures = true;
 }
 

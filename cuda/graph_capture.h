@@ -46,6 +46,9 @@ class CudaGraphCapture final : public GraphCapture {
   }
   Result<BlockId> block_stream(void* stream) override { return device_->block_stream(stream); }
   void unblock(BlockId block) override { device_->unblock(block); }
+  Status unblock_behind(uint32_t lane, BlockId block) override {
+    return device_->unblock_behind(lane, block);
+  }
   Result<void*> lane_stream(uint32_t lane) override {
     if (capturing_) return static_cast<void*>(stream_);
     return device_->lane_stream(lane);

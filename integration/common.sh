@@ -19,8 +19,9 @@ usage_error() {
 
 cores() { nproc 2>/dev/null || echo 1; }
 
-# Seconds since the start of the script as "3 min 20 s".
-elapsed() { printf '%d min %02d s' $((SECONDS / 60)) $((SECONDS % 60)); }
+# duration SECONDS: "3 min 20 s"; elapsed: since the start of the script.
+duration() { printf '%d min %02d s' $(($1 / 60)) $(($1 % 60)); }
+elapsed() { duration "$SECONDS"; }
 
 # cmake_is_new_enough CMAKE: at least 3.25 (presets of version 6), and really runs: a version manager's shim may not.
 cmake_is_new_enough() {

@@ -17,7 +17,7 @@ void Channel::attach(std::unique_ptr<ControlPlane> control) {
 }
 
 void Channel::attach(std::unique_ptr<Transport> transport, std::span<const int32_t> peers) {
-  links_.add(std::move(transport), peers);
+  links_.add(std::move(transport), peers, lane_groups_);
 }
 
 Status Channel::failure() const {
@@ -95,6 +95,12 @@ void Channel::cancel(const Run& run) {
   }
 }
 
+bool Channel::settled() const {
+  return std::ranges::all_of(links_.all(), [](const Link& link) {
+    return link.queue == nullptr || link.queue->settled();
+  });
+}
+
 void Channel::restart(const Run& run) {
   for (const Link& link : links_.all()) {
     if (link.queue == nullptr) continue;
@@ -115,12 +121,12 @@ void Channel::add_groups(Op& op) {
   };
   if (!std::ranges::all_of(op.request_.after_ops, all_entered)) return;
   for (uint32_t g = Scheduler::next_group(op); g != kNoStep; g = Scheduler::next_group(op))
-    links_[op.plan().messages.groups[g].link].groups.add(op, g);
+    links_[op.plan().messages.groups[g].link].groups->add(op, g);
 }
 
 void Channel::await_launch(const Plan& plan) {
   for (uint8_t link = 0; link < plan.messages.links.size(); ++link) {
-    if (plan.messages.links[link].stream_ordered) links_[link].groups.await_launch();
+    if (plan.messages.links[link].stream_ordered) links_[link].groups->await_launch();
   }
 }
 
@@ -128,17 +134,21 @@ bool Channel::queues_idle(const Plan& plan) const {
   for (uint8_t link = 0; link < plan.messages.links.size(); ++link) {
     const Link& of = links_.all()[link];
     if (!plan.messages.links[link].stream_ordered) continue;
-    if (!of.groups.empty() || !of.queue->idle() || of.groups.awaits_launch()) return false;
+    if (!of.groups->empty() || !of.queue->idle() || of.groups->awaits_launch()) return false;
   }
   return true;
 }
 
 void Channel::drop_groups(const Op& op) {
-  for (Link& link : links_.all()) link.groups.drop(op);
+  for (Link& link : links_.all())
+    link.groups->drop([&](const ScheduledOp& other) { return &other == &op; });
 }
 
 void Channel::clear_groups() {
-  for (Link& link : links_.all()) link.groups.clear();
+  const auto of_channel = [this](const ScheduledOp& op) {
+    return static_cast<const Op&>(op).request_.channel.get() == this;
+  };
+  for (Link& link : links_.all()) link.groups->drop(of_channel);
 }
 
 }  // namespace sotto

@@ -25,9 +25,14 @@ class Channel final : public TransferSink,
                       public ControlListener,
                       public std::enable_shared_from_this<Channel> {
  public:
-  // Made by Engine::make_channel. Both live as long as the channel.
-  Channel(std::shared_ptr<Engine> engine, Completions& completions)
-      : engine_(std::move(engine)), completions_(completions) {}
+  // Made by Engine::make_channel. They live as long as the channel. `number`: the lowest that no
+  // other channel of the engine has; `lane_groups`: as LinkTable says.
+  Channel(std::shared_ptr<Engine> engine, Completions& completions, uint32_t number,
+          std::shared_ptr<OrderedIssue> lane_groups)
+      : engine_(std::move(engine)),
+        completions_(completions),
+        number_(number),
+        lane_groups_(std::move(lane_groups)) {}
   ~Channel() override;  // driver
 
   // Driver; once.
@@ -37,6 +42,7 @@ class Channel final : public TransferSink,
   LinkTable& links() { return links_; }
   const LinkTable& links() const { return links_; }
   ControlPlane* control() const { return control_.get(); }
+  uint32_t number() const { return number_; }
   int32_t rank() const { return control_ == nullptr ? 0 : control_->rank(); }  // in the root comm
   Engine& engine() const { return *engine_; }
   // In flight, in the order of start. Driver.
@@ -79,6 +85,8 @@ class Channel final : public TransferSink,
   Status verify(const Run& run);
   void retire(const Run& run);
   void cancel(const Run& run);
+  // No link touches any more what was cancelled, and links that were closed have ended.
+  bool settled() const;
   void restart(const Run& run);
   void release_captured(const Run& run);
   // Those of the operation's groups whose inputs are there, behind those of others and all groups
@@ -92,11 +100,14 @@ class Channel final : public TransferSink,
 
   std::shared_ptr<Engine> engine_;
   Completions& completions_;
+  const uint32_t number_;
+  const std::shared_ptr<OrderedIssue> lane_groups_;
   std::unique_ptr<ControlPlane> control_;
   LinkTable links_{0};
   std::vector<OpRef> ops_;      // in flight, in order of start
   std::vector<Failure> found_;  // in order
   bool proposed_ = false;       // the control plane has a cause from here, and will decide soon
+  bool settling_ = false;       // operations that were cancelled wait until links are settled
   std::atomic<bool> failed_{false};  // failure_ has been written
   mutable std::mutex mutex_;         // guards failure_
   FailureCause failure_;

@@ -9,6 +9,7 @@ void DeviceQueues::admit(QueuedOp& op, const std::shared_ptr<Device>& device,
   op.events_ = &events;
   op.after_ = after;
   const DeviceCaps& caps = device->caps();
+  op.shared_lanes_ = caps.lanes;
   op.first_lane_ = caps.background_lanes && in_background(op.priority()) ? caps.lanes : 0;
   for (const auto& queue : queues_) {
     if (queue->device == device) op.queue_ = queue.get();
@@ -144,20 +145,51 @@ void DeviceQueues::unblock_streams(QueuedOp& op, Device& device) {
   for (const BlockId block : std::exchange(op.stream_blocks_, {})) device.unblock(block);
 }
 
+SmallVector<uint32_t, kMaxLanes> DeviceQueues::user_lanes(const QueuedOp& op) {
+  const auto touches_user_memory = [&](const DeviceQueue::InFlight& f) {
+    return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].user);
+  };
+  const std::vector<DeviceQueue::Lane>& all = op.queue_->lanes;
+  SmallVector<uint32_t, kMaxLanes> lanes;
+  for (uint32_t i = 0; i < all.size(); ++i) {
+    if (std::ranges::any_of(all[i].in_flight, touches_user_memory)) lanes.push_back(i);
+  }
+  SmallVector<uint32_t, kMaxLanes> last;
+  for (const uint32_t lane : lanes) {
+    const auto comes_after = [&](uint32_t other) {
+      return other != lane && all[other].after[lane] >= all[lane].after[lane];
+    };
+    if (std::ranges::none_of(lanes, comes_after)) last.push_back(lane);
+  }
+  return last;
+}
+
 Status DeviceQueues::order_stream(QueuedOp& op, void* stream) {
   Device& device = *op.queue_->device;
-  for (uint32_t i = 0; i < op.queue_->lanes.size(); ++i) {
-    const std::deque<DeviceQueue::InFlight>& lane = op.queue_->lanes[i].in_flight;
-    const auto touches_user = [&](const DeviceQueue::InFlight& f) {
-      return f.op == &op && (f.step == kNoStep || op.plan().steps[f.step].user);
-    };
-    if (std::none_of(lane.begin(), lane.end(), touches_user)) continue;
-    SOTTO_ASSIGN(const EventId event, device.record(i));
+  for (const uint32_t lane : user_lanes(op)) {
+    SOTTO_ASSIGN(const EventId event, device.record(lane));
     const Status status = device.stream_after_event(stream, event);
     device.release(event);
     SOTTO_TRY(status);
   }
   return ok_status();
+}
+
+void DeviceQueues::unblock_behind(QueuedOp& op) {
+  Device& device = *op.queue_->device;
+  const SmallVector<uint32_t, kMaxLanes> lanes = user_lanes(op);
+  if (lanes.empty()) return unblock_streams(op, device);
+  const uint32_t last = lanes.back();
+  for (const uint32_t lane : lanes) {
+    if (lane == last) continue;
+    const Result<EventId> event = device.record(lane);
+    if (!event.ok()) return;
+    const Status behind = device.wait(last, *event);
+    device.release(*event);
+    if (!behind.ok()) return;
+  }
+  std::erase_if(op.stream_blocks_,
+                [&](BlockId block) { return device.unblock_behind(last, block).ok(); });
 }
 
 }  // namespace sotto

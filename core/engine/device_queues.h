@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/small_vector.h"
 #include "core/base/status.h"
 #include "core/engine/scheduler.h"
 #include "core/iface/device.h"
@@ -41,13 +42,16 @@ class QueuedOp : public ScheduledOp {
   // Its steps come after a stream of the user.
   bool has_stream() const { return after_ != 0 && asynchronous(); }
   // Where a step runs. Once the operation is admitted.
-  uint32_t lane(const Step& step) const { return first_lane_ + step.lane; }
+  uint32_t lane(const Step& step) const {
+    return step.lane < shared_lanes_ ? first_lane_ + step.lane : step.lane;
+  }
 
  private:
   friend class DeviceQueues;
 
   DeviceQueue* queue_ = nullptr;
   uint32_t first_lane_ = 0;                   // of background work: the first lane for it
+  uint32_t shared_lanes_ = 0;                 // all but those for messages
   std::vector<StepEvent>* events_ = nullptr;  // per step
   EventId after_ = 0;
   uint32_t ordered_lanes_ = 0;          // bit k: what lane k gets now comes after after_
@@ -68,7 +72,7 @@ struct DeviceQueue {
   explicit DeviceQueue(std::shared_ptr<Device> d)
       : device(std::move(d)),
         asynchronous(!device->caps().synchronous),
-        lanes(device->caps().lanes * (device->caps().background_lanes ? 2 : 1)) {}
+        lanes(device->caps().all_lanes()) {}
   std::shared_ptr<Device> device;
   bool asynchronous;
   std::vector<Lane> lanes;
@@ -144,8 +148,10 @@ class DeviceQueues {
   // unblock_streams. Also before the operation is admitted.
   static Status block_stream(QueuedOp& op, Device& device, void* stream);
   static void unblock_streams(QueuedOp& op, Device& device);
-  // Or after the operation's calls, if nothing else is left of it.
+  // If nothing is left of the operation but its calls: the stream starts after them; and streams
+  // that it blocks do, without the host, if the device can.
   static Status order_stream(QueuedOp& op, void* stream);
+  static void unblock_behind(QueuedOp& op);
 
  private:
   // Ends the steps up to the first event of a lane, if that is done.
@@ -167,6 +173,10 @@ class DeviceQueues {
     }
     return true;
   }
+
+  // The lanes with calls of the operation that touch user memory, but for those that another one of
+  // them comes after.
+  static SmallVector<uint32_t, kMaxLanes> user_lanes(const QueuedOp& op);
 
   template <class Ended>
   bool take_inputs(DeviceQueue& queue, Ended&& ended) {

@@ -13,6 +13,8 @@ constexpr int64_t kPollSliceUs = 200'000;
 constexpr int64_t kDecisionLimitUs = 2'000'000;
 // How long a failed comm's connections have to deliver what was decided.
 constexpr int64_t kFailedCloseUs = 300'000;
+// And its transports to end, beyond what they bound themselves.
+constexpr int64_t kSettleLimitUs = 15'000'000;
 
 }  // namespace
 
@@ -180,8 +182,16 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
-  DriverRole::Lock role(role_);
-  return executor_->stream_after(*op, stream, role.nested());
+  StreamOrder order{op.get(), stream, ok_status()};
+  {
+    const DriverRole::Lock role(role_);
+    const bool waits = !options_.block_streams;
+    const Status status = executor_->stream_after(order, role.nested(), waits);
+    if (status.code() != Code::kInProgress) return status;
+  }
+  // The operation ends at its deadline, if not before.
+  role_.wait_until([&] { return order.done.load(std::memory_order_acquire); }, -1);
+  return order.status;
 }
 
 // ---- channels ----
@@ -194,8 +204,13 @@ std::shared_ptr<Channel> Engine::make_channel() {
       delete channel;
     });
   };
-  std::shared_ptr<Channel> made(new Channel(self, executor_->completions()), destroy);
-  drive([&](Driver&) { executor_->channels().push_back(made.get()); });
+  std::shared_ptr<Channel> made;
+  drive([&](Driver&) {
+    made.reset(new Channel(self, executor_->completions(), executor_->free_channel_number(),
+                           executor_->lane_groups()),
+               destroy);
+    executor_->channels().push_back(made.get());
+  });
   return made;
 }
 
@@ -209,6 +224,8 @@ void Engine::close(Channel& channel, int64_t timeout_us) {
   drive([&](Driver& driver) {
     const int64_t limit = channel.lost() ? std::min(timeout_us, kFailedCloseUs) : timeout_us;
     channel.close(Deadline::in_us(driver.clock(), limit));
+    driver.run_until([&] { return channel.settled(); },
+                     Deadline::in_us(driver.clock(), limit + kSettleLimitUs));
   });
 }
 

@@ -28,7 +28,9 @@ struct EngineOptions {
   uint32_t max_ops = 1024;
   bool progress_thread = true;
   int progress_nice = 0;  // niceness of that thread
-  std::string trace;      // where a time line is written, as Trace says; empty: nowhere
+  // stream_after blocks streams where the host has work left for an operation.
+  bool block_streams = false;
+  std::string trace;  // where a time line is written, as Trace says; empty: nowhere
 };
 
 class Engine final : public Driver, public std::enable_shared_from_this<Engine> {
@@ -80,8 +82,10 @@ class Engine final : public Driver, public std::enable_shared_from_this<Engine> 
   // IN_PROGRESS, or the operation's result. test makes some progress if no thread drives.
   Status test(const OpRef& op);
   Status wait(const OpRef& op, int64_t timeout_us);
-  // What is queued on a stream of the operation's device later starts after the operation. Does not
-  // wait for it. Threads: any.
+  // What is queued on a stream of the operation's device later starts after the operation. Waits
+  // until all of the operation is queued on the device or, if the host has to do the rest of it
+  // (messages by TCP), until it has; with block_streams the stream waits in place of the thread.
+  // INVALID_STATE: in a callback, where neither is possible. Threads: any.
   Status stream_after(const OpRef& op, void* stream);
   // Index of the lowest completed op, null entries skipped; IN_PROGRESS when the time is over.
   Result<size_t> wait_any(std::span<const OpRef> ops, int64_t timeout_us);

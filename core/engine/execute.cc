@@ -57,6 +57,7 @@ void Executor::begin(Op& op) {
     }
     channel.drop_groups(op);
     complete(op, Status(ended.code(), text));
+    issue_groups(channel);
     return;
   }
   queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);
@@ -139,12 +140,19 @@ void Executor::post_transfer(Op& op, uint32_t step) {
 }
 
 void Executor::issue_groups(Channel& channel) {
-  for (Link& link : channel.links().all()) {
-    const Status status = link.groups.issue_ready([&](const auto& group, auto& transfers) {
-      return issue(*link.queue, static_cast<Op&>(*group.op), group.index, transfers);
-    });
-    if (!status.ok()) channel.found(status);
-  }
+  for (const Link& link : channel.links().all()) issue_groups(*link.groups);
+}
+
+// Behind a group that fails none is issued until its channel has failed.
+void Executor::issue_groups(OrderedIssue& groups) {
+  Channel* failing = nullptr;
+  const Status status = groups.issue_ready([&](const auto& group, auto& transfers) {
+    Op& op = static_cast<Op&>(*group.op);
+    failing = op.request_.channel.get();
+    const uint8_t link = op.plan().messages.groups[group.index].link;
+    return issue(*failing->links()[link].queue, op, group.index, transfers);
+  });
+  if (!status.ok()) failing->found(status);
 }
 
 // One group, perhaps not for the first time. Of a stream-ordered link it is a call of a lane like

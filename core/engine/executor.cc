@@ -42,6 +42,13 @@ bool Executor::take_inbox() {
   return true;
 }
 
+uint32_t Executor::free_channel_number() const {
+  uint32_t number = 0;
+  const auto taken = [&](const Channel* channel) { return channel->number() == number; };
+  while (std::ranges::any_of(channels_, taken)) ++number;
+  return number;
+}
+
 bool Executor::progress() {
   bool any = take_inbox();
   const bool due = scheduler_.empty() || clock_.now_ns() - last_poll_ns_ >= kPollEveryNs;
@@ -57,6 +64,10 @@ bool Executor::progress() {
   any |= run_ready();
   any |= take_completions();
   any |= check_deadlines();
+  if (stream_orders_.settle()) {
+    role_.notify();
+    any = true;
+  }
   return any;
 }
 
@@ -97,11 +108,16 @@ bool Executor::poll_devices() {
 // Groups that transports had in progress.
 bool Executor::issue_again() {
   bool any = false;
-  for (Channel* channel : channels_) {
-    const auto in_progress = [](const Link& link) { return link.groups.in_progress(); };
-    if (std::ranges::none_of(channel->links().all(), in_progress) || channel->failed()) continue;
-    issue_groups(*channel);
-    any |= std::ranges::none_of(channel->links().all(), in_progress);
+  const auto again = [&](OrderedIssue& groups) {
+    if (!groups.in_progress()) return;
+    issue_groups(groups);
+    any |= !groups.in_progress();
+  };
+  again(*lane_groups_);
+  for (const Channel* channel : channels_) {
+    for (const Link& link : channel->links().all()) {
+      if (link.groups != lane_groups_) again(*link.groups);
+    }
   }
   return any;
 }
@@ -160,18 +176,22 @@ bool Executor::check_deadlines() {
   return any;
 }
 
+// What channels have found, and operations that were cancelled while a link still touched them.
 bool Executor::channels_failed() {
   // Every pass comes here: only a failure makes a copy of the list.
-  const auto healthy = [](const Channel* c) { return c->found_.empty(); };
-  if (std::all_of(channels_.begin(), channels_.end(), healthy)) return false;
-  bool any = false;
+  const auto settles = [](const Channel* c) { return c->settling_ && c->settled(); };
+  const auto quiet = [&](const Channel* c) { return c->found_.empty() && !settles(c); };
+  if (std::ranges::all_of(channels_, quiet)) return false;
   for (Channel* channel : std::vector<Channel*>(channels_)) {
-    for (const auto& [cause, decided] : std::exchange(channel->found_, {})) {
+    for (const auto& [cause, decided] : std::exchange(channel->found_, {}))
       decided ? fail_channel(*channel, cause) : propose_failure(*channel, cause);
-      any = true;
-    }
+    if (!settles(channel)) continue;
+    channel->settling_ = false;
+    const Status status = channel->failure();
+    for (const OpRef& op : std::vector<OpRef>(channel->ops_))
+      op->state() == Op::State::kFailing ? settle_failed(*op) : fail_op(*op, status);
   }
-  return any;
+  return true;
 }
 
 }  // namespace sotto

@@ -23,6 +23,7 @@
 #include "core/engine/op.h"
 #include "core/engine/pollers.h"
 #include "core/engine/scheduler.h"
+#include "core/engine/stream_orders.h"
 #include "core/engine/trace.h"
 
 namespace sotto {
@@ -45,13 +46,18 @@ class Executor final : public DriverWork {
   Completions& completions() { return completions_; }
   // Those that are served.
   std::vector<Channel*>& channels() { return channels_; }
+  // The lowest that no channel has.
+  uint32_t free_channel_number() const;
+  // Those of all links whose messages are calls of lanes.
+  const std::shared_ptr<OrderedIssue>& lane_groups() const { return lane_groups_; }
 
   // Takes what other threads have handed over: admits operations, runs tasks.
   bool take_inbox();
   // As Engine says; `max_ops`: the limit of operations in flight.
   Status replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bind, uint32_t max_ops);
-  // `nested`: in a callback, where the driver is in the middle of something.
-  Status stream_after(Op& op, void* stream, bool nested);
+  // `nested`: in a callback, where the driver is in the middle of something. IN_PROGRESS: `order`
+  // will be done; not unless `may_wait`, for which the stream is blocked.
+  Status stream_after(StreamOrder& order, bool nested, bool may_wait);
   // What a rank has found, for all ranks to agree on.
   void propose_failure(Channel& channel, const FailureCause& cause);
   // The channel has failed: ends its operations.
@@ -80,6 +86,7 @@ class Executor final : public DriverWork {
   void open_input(Op& op, uint32_t input, EventId event);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
+  void issue_groups(OrderedIssue& groups);
   Status issue(QueueTransport& transport, Op& op, uint32_t group,
                std::vector<Transfer*>& transfers);
   void execute(Op& op, uint32_t step);
@@ -103,12 +110,14 @@ class Executor final : public DriverWork {
   std::unique_ptr<Trace> trace_;  // null: none is wanted
   Pollers pollers_;
   std::vector<Channel*> channels_;
+  const std::shared_ptr<OrderedIssue> lane_groups_ = std::make_shared<OrderedIssue>();
   Scheduler scheduler_;
   DeviceQueues queues_;
   CapturedOps captured_;
   Completions completions_;
   std::vector<Handover> spare_;  // empty; the inbox gets its memory
   std::vector<OpRef> waiting_;   // admitted, and behind other operations
+  StreamOrders stream_orders_;
   int64_t last_poll_ns_ = 0;
   int64_t next_deadline_check_ns_ = 0;
 };

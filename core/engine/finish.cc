@@ -94,6 +94,7 @@ void Executor::complete(Op& op, Status status) {
     if (arrival.event != 0) op.device()->release(std::exchange(arrival.event, 0));
   }
   DeviceQueues::unblock_streams(op, *op.device());
+  stream_orders_.drop_blocking(op);
   if (!op.captured()) {
     request.plan->give_back(std::move(request.run));
     request.hooks.reset();
@@ -137,6 +138,7 @@ void Executor::fail_channel(Channel& channel, const FailureCause& cause) {
   }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
+  issue_groups(*lane_groups_);  // those of other root comms, behind what was dropped
 }
 
 void Executor::fail_op(Op& op, const Status& status) {
@@ -151,6 +153,10 @@ void Executor::fail_op(Op& op, const Status& status) {
     return;
   }
   if (Scheduler::can_finish(op)) {
+    if (!op.request_.channel->settled()) {
+      op.request_.channel->settling_ = true;
+      return;
+    }
     // Everything has arrived and verified on this rank, and parameters are being written: the step
     // is finished. Only sends are cut off: those under way, and those whose data the device has not
     // computed yet, which must not reach the transport any more. Receives are done, since a plan
@@ -176,13 +182,14 @@ void Executor::fail_op(Op& op, const Status& status) {
   settle_failed(op);
 }
 
-Status Executor::stream_after(Op& op, void* stream, bool nested) {
+Status Executor::stream_after(StreamOrder& order, bool nested, bool may_wait) {
+  Op& op = *order.op;
   if (op.captured()) {
     return invalid_state(
         "the operation is part of a CUDA graph: what is queued behind its launch comes after it");
   }
   Device& device = *op.device();
-  SOTTO_TRY(device.check_stream(stream));
+  SOTTO_TRY(device.check_stream(order.stream));
   // An operation that was just started may need its device alone, once that has its steps. In a
   // callback the driver is in the middle of something.
   if (!nested) {
@@ -195,13 +202,28 @@ Status Executor::stream_after(Op& op, void* stream, bool nested) {
       execute(static_cast<Op&>(*next->op), next->step);
   }
   if (op.done()) return ok_status();
-  if (Scheduler::only_device_left(op)) return DeviceQueues::order_stream(op, stream);
-  return DeviceQueues::block_stream(op, device, stream);
+  if (Scheduler::only_device_left(op)) return DeviceQueues::order_stream(op, order.stream);
+  if (!may_wait) {
+    SOTTO_TRY(DeviceQueues::block_stream(op, device, order.stream));
+    stream_orders_.add_blocking(op);
+    return ok_status();
+  }
+  if (nested) {
+    return invalid_state(
+        "the host has work left for the operation and cannot wait in a callback; wait for it "
+        "behind the callback, or set SOTTO_STREAM_BLOCK=1");
+  }
+  stream_orders_.add(order);
+  return Status(Code::kInProgress, "the stream is not ordered yet");
 }
 
-// A failed operation completes when the device no longer works for it.
+// A failed operation completes when neither the device nor a link works for it any more.
 void Executor::settle_failed(Op& op) {
-  if (op.steps().in_flight > 0) return;
+  if (op.done() || op.steps().in_flight > 0) return;
+  if (Channel& channel = *op.request_.channel; !channel.settled()) {
+    channel.settling_ = true;
+    return;
+  }
   if (Scheduler::needs_undo(op) && !op.capturing()) {
     start_undo(op, false);
   } else {

@@ -16,7 +16,9 @@ struct Link {
   std::unique_ptr<Transport> transport;
   MessageTransport* messages = nullptr;
   QueueTransport* queue = nullptr;
-  OrderedIssue groups;  // of `queue`
+  // Of `queue`. Links whose messages are calls of lanes share the context's: so ranks that make
+  // their calls in one order, on whatever root comms, issue all groups in one order.
+  std::shared_ptr<OrderedIssue> groups;
 
   // Messages are calls of device lanes (TransportCaps::stream_ordered).
   bool stream_ordered() const { return queue != nullptr && queue->caps().stream_ordered; }
@@ -28,8 +30,9 @@ class LinkTable {
  public:
   explicit LinkTable(int32_t ranks) : link_of_(static_cast<size_t>(ranks)) {}
 
-  // `peers`: ranks of the root comm that it reaches from now on.
-  void add(std::unique_ptr<Transport> transport, std::span<const int32_t> peers);
+  // `peers`: ranks of the root comm that it reaches from now on. `lane_groups`: the context's.
+  void add(std::unique_ptr<Transport> transport, std::span<const int32_t> peers,
+           const std::shared_ptr<OrderedIssue>& lane_groups);
 
   bool empty() const { return links_.empty(); }
   std::vector<Link>& all() { return links_; }

@@ -1,5 +1,6 @@
-// The groups of messages of a link that matches by order: they are issued whole, in the order of
-// the calls, as long as the first in line is ready. Driver.
+// The groups of messages of a link that matches by order, or of all links of a context whose
+// messages are calls of lanes: they are issued whole, in the order of the calls, as long as the
+// first in line is ready. Driver.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +20,14 @@ class OrderedIssue {
 
   // A group of an operation's plan, behind those that were added before.
   void add(ScheduledOp& op, uint32_t group) { groups_.push_back({&op, group}); }
-  // What has not been issued of an operation, which will not run.
-  void drop(const ScheduledOp& op) {
-    std::erase_if(groups_, [&](const Group& group) { return group.op == &op; });
+  // What has not been issued of operations that will not run: those for which dropped(op).
+  template <class Dropped>
+  void drop(Dropped&& dropped) {
+    const auto of_dropped = [&](const Group& group) { return dropped(*group.op); };
+    if (!groups_.empty() && of_dropped(groups_.front())) issuing_.clear();
+    std::erase_if(groups_, of_dropped);
   }
   bool empty() const { return groups_.empty(); }
-  void clear() { groups_.clear(); }
 
   // A launch of a graph with messages is awaited: until it has ended no others are issued.
   void await_launch() { ++launches_; }

@@ -64,7 +64,7 @@ void Executor::forget_replay(Op& op) {
   Channel& channel = *op.request_.channel;
   const std::vector<PlanLink>& links = op.request_.run->plan->messages.links;
   for (uint8_t link = 0; link < links.size(); ++link) {
-    if (links[link].stream_ordered && channel.links()[link].groups.launch_ended())
+    if (links[link].stream_ordered && channel.links()[link].groups->launch_ended())
       issue_groups(channel);
   }
 }

@@ -116,6 +116,7 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(LogicalPlan logical,
   target.links = links;
   target.link_of = link_of;
   target.comm_size = size();
+  target.channel = root_->channel->number();
   SOTTO_ASSIGN(std::shared_ptr<const Plan> plan, lower(std::move(logical), target));
   return PreparedPlan::make(std::move(plan), device);
 }

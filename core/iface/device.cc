@@ -30,6 +30,10 @@ Result<std::shared_ptr<const CallTables>> Device::prepare(std::span<const Kernel
   return std::shared_ptr<const CallTables>();
 }
 
+Status Device::unblock_behind(uint32_t, BlockId) {
+  return unsupported("{} does not unblock streams itself", device_name(caps().id));
+}
+
 Result<std::shared_ptr<GraphCapture>> Device::capture_graph(void*) {
   return std::shared_ptr<GraphCapture>();
 }

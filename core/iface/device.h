@@ -23,7 +23,7 @@ struct DeviceId {
 };
 std::string device_name(const DeviceId& id);  // "cpu", "cuda:0"
 
-inline constexpr uint32_t kMaxLanes = 8;  // with those for background work
+inline constexpr uint32_t kMaxLanes = 16;  // with those for background work and messages
 
 struct DeviceCaps {
   DeviceId id;
@@ -38,6 +38,9 @@ struct DeviceCaps {
   // As many lanes follow, lanes .. 2 * lanes - 1, on which operations in the background run, at a
   // lower priority if the device has any.
   bool background_lanes = false;
+  // So many more follow, at a high priority, for messages that are calls of lanes: root comms take
+  // turns, so that none waits behind another's. 0: they are in lane 1, if there is one.
+  uint32_t message_lanes = 0;
   // Elements after which one kernel should be cut, so that sockets are served in between; 0: never
   // cut. A multiple of kNormBlock.
   uint64_t split_elements = 0;
@@ -47,6 +50,14 @@ struct DeviceCaps {
   bool wants_discarded = false;
   // Calls do not execute, but become part of a graph (GraphCapture).
   bool captures = false;
+
+  uint32_t first_message_lane() const { return lanes * (background_lanes ? 2 : 1); }
+  uint32_t all_lanes() const { return first_message_lane() + message_lanes; }
+  // `channel`: number of the root comm, of those of the context.
+  uint32_t message_lane(uint32_t channel) const {
+    if (message_lanes == 0) return lanes > 1 ? 1 : 0;
+    return first_message_lane() + channel % message_lanes;
+  }
 };
 
 // Memory that a call overwrites without reading it.
@@ -121,10 +132,12 @@ class Device {
   virtual Result<EventId> record_stream(void* stream) = 0;
   // What is queued on the stream later starts after the event.
   virtual Status stream_after_event(void* stream, EventId event) = 0;
-  // Blocks the stream: what is queued on it later starts when unblock unblocks it. The host does
-  // not wait.
+  // Blocks the stream: what is queued on it later starts when unblock unblocks it, or when what is
+  // queued on the lane of unblock_behind has executed. Both end the block; an error of the second
+  // leaves it. The host does not wait.
   virtual Result<BlockId> block_stream(void* stream) = 0;
   virtual void unblock(BlockId block) = 0;
+  virtual Status unblock_behind(uint32_t lane, BlockId block);
 
   // A lane as the device's own library knows it (cuda: a cudaStream_t), for transports that queue
   // there too; null: there is no such thing.

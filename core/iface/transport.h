@@ -254,6 +254,9 @@ class QueueTransport : public Transport {
   // IN_PROGRESS: they are not queued yet; the engine issues the same group again, soon and before
   // any other, until they are or the root comm fails.
   virtual Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) = 0;
+  // What cancel or close has begun is over. Until then the transport goes on with it when it is
+  // polled, and what was cancelled may be touched. It bounds the time itself.
+  virtual bool settled() const { return true; }
 
   // The rest is for stream-ordered ones.
   // All that was issued has executed, except what was captured into graphs.

@@ -268,9 +268,10 @@ class Lowering {
     if (!target_.link_of.empty())
       message.lowered.link = target_.link_of[static_cast<size_t>(message.peer)];
     const bool stream_ordered = on_lane(*plan_, step);
-    // Where a stream-ordered link queues messages: one lane for all, so that ranks issue them in
-    // one order.
-    step.lane = stream_ordered && target_.device->lanes > 1 ? 1 : 0;
+    // Where a stream-ordered link queues messages: one lane for all of a root comm, so that ranks
+    // issue them in one order.
+    step.lane =
+        stream_ordered ? static_cast<uint16_t>(target_.device->message_lane(target_.channel)) : 0;
     if (needs_staging(message, stream_ordered)) {
       stage(step, message, stream_ordered);
     } else {

@@ -390,6 +390,7 @@ struct LoweringTarget {
   std::span<const LinkTarget> links;
   std::span<const uint8_t> link_of;  // by rank in the comm; empty: the first for all
   int32_t comm_size = 1;
+  uint32_t channel = 0;  // number of the root comm, of those of the context
 };
 
 // Cuts long kernels, stages messages where their link cannot reach the device's memory, puts

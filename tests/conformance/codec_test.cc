@@ -511,6 +511,9 @@ class SlowEncoder final : public Device {
   Status stream_after_event(void* s, EventId e) override { return inner_.stream_after_event(s, e); }
   Result<BlockId> block_stream(void* s) override { return inner_.block_stream(s); }
   void unblock(BlockId block) override { inner_.unblock(block); }
+  Status unblock_behind(uint32_t lane, BlockId block) override {
+    return inner_.unblock_behind(lane, block);
+  }
   uint64_t busy_ns() const override { return inner_.busy_ns(); }
 
  private:

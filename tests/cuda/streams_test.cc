@@ -1,6 +1,9 @@
 // What sotto.h says about devices and streams: operations start after what is queued on the
 // caller's stream, streams wait for operations without the host, buffers of a call are on one
 // device.
+#include <chrono>
+#include <thread>
+
 #include "tests/cuda/device_memory.h"
 
 namespace sotto::test {
@@ -144,8 +147,12 @@ TEST(CudaStreams, AFailedOperationLetsStreamsGo) {
                         if (self.rank == 0) {
                           sotto_op* op = nullptr;
                           OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+                          std::thread aborts([&] {
+                            std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                            EXPECT_EQ(sotto_comm_abort(self.comm, "test"), SOTTO_OK);
+                          });
                           OK(sotto_op_stream_wait(op, stream.handle));
-                          OK(sotto_comm_abort(self.comm, "test"));
+                          aborts.join();
                           require(sotto_op_wait(op, -1) == SOTTO_E_ABORTED, "aborted");
                           CUDA_OK(cudaStreamSynchronize(stream.handle));
                           OK(sotto_op_release(op));

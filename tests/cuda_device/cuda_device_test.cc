@@ -1,10 +1,12 @@
 // The CUDA device itself: memory, copies, events, streams of the caller, errors.
 #include "cuda/cuda_device.h"
+#include "cuda/device_pool.h"
 
 #include <cuda_runtime_api.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <string>
 #include <thread>
@@ -17,6 +19,12 @@ namespace sotto {
 namespace {
 
 constexpr uint64_t kBytes = 100'000;
+
+// Blocked streams ask for it. The device was opened without: its kernels are loaded nevertheless.
+struct AsBlocksNeed {
+  AsBlocksNeed() { setenv("CUDA_MODULE_LOADING", "EAGER", 1); }
+  ~AsBlocksNeed() { unsetenv("CUDA_MODULE_LOADING"); }
+};
 
 class CudaDeviceTest : public ::testing::Test {
  protected:
@@ -138,7 +146,8 @@ TEST_F(CudaDeviceTest, StreamsOfTheCallerComeBeforeAndBehind) {
 }
 
 // Several rounds, so that words are used again.
-TEST_F(CudaDeviceTest, StreamsAreHeldUntilTheyAreLetGo) {
+TEST_F(CudaDeviceTest, StreamsAreBlockedUntilTheyAreUnblocked) {
+  const AsBlocksNeed environment;
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   for (int round = 0; round < 3; ++round) {
@@ -153,8 +162,9 @@ TEST_F(CudaDeviceTest, StreamsAreHeldUntilTheyAreLetGo) {
   ASSERT_EQ(cudaStreamDestroy(stream), cudaSuccess);
 }
 
-// Loading a kernel may wait until the device stands still, which a held stream keeps it from.
-TEST_F(CudaDeviceTest, KernelsAreLoadedBeforeStreamsAreHeld) {
+// Loading a kernel may wait until the device stands still, which a blocked stream keeps it from.
+TEST_F(CudaDeviceTest, KernelsAreLoadedBeforeStreamsAreBlocked) {
+  const AsBlocksNeed environment;
   cudaStream_t stream = nullptr;
   ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
   void* memory = device_->alloc(kBytes).take();
@@ -182,10 +192,11 @@ TEST_F(CudaDeviceTest, DevicesInUseReachEachOthersMemory) {
   ASSERT_EQ(cudaGetDeviceCount(&devices), cudaSuccess);
   if (devices < 2) GTEST_SKIP() << "needs two CUDA devices";
   for (int i : {0, 1}) ASSERT_EQ(cudaDeviceCanAccessPeer(&can[i], i, 1 - i), cudaSuccess);
-  const std::shared_ptr<Device> other = make_cuda_device(1).take();
-  const auto access = [](int of, int by) {
-    cudaMemPool_t pool = nullptr;
-    EXPECT_EQ(cudaDeviceGetMemPool(&pool, of), cudaSuccess);
+  DevicePool first(0), second(1);
+  ASSERT_EQ(first.open().text(), "");
+  ASSERT_EQ(second.open().text(), "");
+  const auto access = [&](int of, int by) {
+    const cudaMemPool_t pool = of == 0 ? first.handle() : second.handle();
     cudaMemLocation location{};
     location.type = cudaMemLocationTypeDevice;
     location.id = by;
@@ -202,14 +213,31 @@ TEST_F(CudaDeviceTest, DevicesInUseReachEachOthersMemory) {
   }
 }
 
+// Of a thread that has called nothing of the runtime.
+TEST_F(CudaDeviceTest, CallsOfTheDriverHaveAContext) {
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  cudaStream_t stream = nullptr;
+  ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+  Result<BlockId> block = BlockId{0};
+  Status behind;
+  std::thread([&] { block = device_->block_stream(stream); }).join();
+  ASSERT_TRUE(block.ok()) << block.status().text();
+  std::thread([&] { behind = device_->unblock_behind(0, *block); }).join();
+  EXPECT_TRUE(behind.ok()) << behind.text();
+  if (!behind.ok()) device_->unblock(*block);
+  EXPECT_EQ(cudaStreamSynchronize(stream), cudaSuccess);
+  EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  unsetenv("CUDA_MODULE_LOADING");
+}
+
 TEST_F(CudaDeviceTest, ErrorsNameTheCallTheDeviceAndTheError) {
   const Status far = make_cuda_device(77).status();
   EXPECT_EQ(far.code(), Code::kDevice);
   EXPECT_NE(far.text().find("there is no cuda:77; this process sees "), std::string::npos);
   const Status large = device_->alloc(uint64_t{1} << 50).status();
   EXPECT_EQ(large.code(), Code::kOutOfMemory);
-  for (const char* part :
-       {"1125899906842624 bytes", "cudaMallocAsync on cuda:0: ", "(cudaErrorMemoryAllocation, 2)"})
+  for (const char* part : {"1125899906842624 bytes",
+                           "cudaMallocFromPoolAsync on cuda:0: ", "(cudaErrorMemoryAllocation, 2)"})
     EXPECT_NE(large.text().find(part), std::string::npos) << large.text();
   EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "others would take it for theirs";
 }

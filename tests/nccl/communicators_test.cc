@@ -2,6 +2,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <thread>
+
 #include "core/base/log.h"
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
@@ -23,6 +28,12 @@ struct Lines {
   std::vector<std::string> all;
 };
 
+ncclUniqueId new_id() {
+  ncclUniqueId id;
+  EXPECT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+  return id;
+}
+
 uint64_t aborts() { return fake_nccl_calls_of("ncclCommAbort"); }
 uint64_t destroyed() { return fake_nccl_calls_of("ncclCommDestroy"); }
 
@@ -35,7 +46,7 @@ class NcclCommunicators : public testing::Test {
   }
   void TearDown() override {
     fake_nccl_hang_finalize(false);
-    if (rank != nullptr) rank->communicators.abort();
+    if (rank != nullptr) rank->abort();
     rank.reset();
     EXPECT_EQ(fake_nccl_live_comms(), 0u);
   }
@@ -62,7 +73,7 @@ TEST_F(NcclCommunicators, ACommHasItsOwnFromJoinToLeave) {
 }
 
 TEST_F(NcclCommunicators, RanksOfACommAreThoseOfItsInvitations) {
-  rank->communicators.abort();
+  rank->abort();
   rank.reset();
   ControlRoom three(3);
   EXPECT_EQ(run_ranks(3,
@@ -72,7 +83,8 @@ TEST_F(NcclCommunicators, RanksOfACommAreThoseOfItsInvitations) {
                         require(of.communicators.of(7).size() == 3, "size");
                         require(of.communicators.of(7).rank() == number, "rank");
                         of.barrier();
-                        of.communicators.end(Clock::monotonic(), NcclRank::in(60'000'000));
+                        of.communicators.end(NcclRank::in(60'000'000));
+                        of.await_end();
                         require(!of.communicators.of(7).open(), "it has ended");
                         require(!of.communicators.all().open(), "all have ended");
                         of.barrier();
@@ -92,14 +104,15 @@ TEST_F(NcclCommunicators, OneThatWasLeftIsDestroyedWhenItHasEnded) {
   check(rank->join(7));
   const uint64_t before = destroyed();
   all().leave(7);
-  EXPECT_EQ(fake_nccl_live_comms(), 2u);
-  all().reap();
+  rank->driver.run_until([] { return fake_nccl_live_comms() == 1; }, NcclRank::in(60'000'000));
   EXPECT_EQ(fake_nccl_live_comms(), 1u);
   EXPECT_EQ(destroyed(), before + 1);
+  all().reap();
 
   fake_nccl_hang_finalize(true);
   check(rank->join(8));
   all().leave(8);
+  rank->driver.run_until([] { return false; }, NcclRank::in(50'000));
   all().reap();
   EXPECT_EQ(fake_nccl_live_comms(), 2u);
   EXPECT_EQ(destroyed(), before + 1);
@@ -122,6 +135,9 @@ TEST_F(NcclCommunicators, AnAbortIsOfAll) {
   all().leave(9);
   const uint64_t before = aborts();
   all().abort();
+  EXPECT_FALSE(all().all().open());
+  EXPECT_FALSE(all().of(7).open());
+  rank->await_end();
   EXPECT_EQ(aborts(), before + 4);
   EXPECT_EQ(fake_nccl_live_comms(), 0u);
   EXPECT_FALSE(all().all().open());
@@ -133,10 +149,11 @@ TEST_F(NcclCommunicators, AnAbortIsOfAll) {
 
 TEST_F(NcclCommunicators, TheEndOfAllIsOrderly) {
   for (const uint64_t comm : {7, 8}) check(rank->join(comm));
-  all().leave(8);
   const uint64_t aborted = aborts(), before = destroyed();
+  all().leave(8);
   Lines log;
-  all().end(Clock::monotonic(), NcclRank::in(60'000'000));
+  all().end(NcclRank::in(60'000'000));
+  rank->await_end();
   EXPECT_EQ(destroyed(), before + 3);
   EXPECT_EQ(aborts(), aborted);
   EXPECT_EQ(fake_nccl_live_comms(), 0u);
@@ -149,11 +166,96 @@ TEST_F(NcclCommunicators, WhatDoesNotEndInTimeIsAborted) {
   all().leave(7);
   const uint64_t aborted = aborts();
   Lines log;
-  all().end(Clock::monotonic(), NcclRank::in(20'000));
+  all().end(NcclRank::in(20'000));
+  rank->await_end();
   EXPECT_EQ(aborts(), aborted + 2);
   EXPECT_EQ(fake_nccl_live_comms(), 0u);
   EXPECT_FALSE(all().all().open());
   EXPECT_THAT(log.all, ElementsAre("nccl: 2 communicators have not ended in time and are aborted"));
+}
+
+// Work of a device that goes on until it is let go.
+class BusyDevice {
+ public:
+  BusyDevice() {
+    require(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking) == cudaSuccess &&
+                cudaLaunchHostFunc(stream_, wait, &go_) == cudaSuccess,
+            "work");
+    fake_nccl_wait_for_device(true);
+  }
+  ~BusyDevice() {
+    fake_nccl_wait_for_device(false);
+    let_go();
+    (void)cudaStreamSynchronize(stream_);
+    (void)cudaStreamDestroy(stream_);
+  }
+  BusyDevice(const BusyDevice&) = delete;
+  BusyDevice& operator=(const BusyDevice&) = delete;
+  void let_go() { go_ = true; }
+
+ private:
+  static void wait(void* go) {
+    while (!static_cast<std::atomic<bool>*>(go)->load())
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  std::atomic<bool> go_{false};
+  cudaStream_t stream_ = nullptr;
+};
+
+// What the device does may be another comm's, and be waiting for the thread that drives.
+TEST_F(NcclCommunicators, EndWithoutTheDrivingThread) {
+  const auto keeps_no_thread = [&](const std::function<void()>& begin) {
+    BusyDevice device;
+    begin();
+    rank->driver.run_until([] { return false; }, NcclRank::in(50'000));
+    EXPECT_GT(fake_nccl_live_comms(), 0u);
+    EXPECT_FALSE(all().ended(Clock::monotonic()));
+    device.let_go();
+    rank->await_end();
+    EXPECT_EQ(fake_nccl_live_comms(), 0u);
+  };
+  check(rank->join(7));
+  keeps_no_thread([&] {
+    all().leave(7);
+    all().abort();
+  });
+  rank = std::make_unique<NcclRank>(room, 0);
+  check(rank->join(7));
+  keeps_no_thread([&] { all().end(NcclRank::in(60'000'000)); });
+}
+
+// Each may wait for what another one ends.
+TEST_F(NcclCommunicators, AreAbortedAtOnce) {
+  for (const uint64_t comm : {7, 8}) check(rank->join(comm));
+  const uint64_t before = aborts();
+  BusyDevice device;
+  all().abort();
+  rank->driver.run_until([&] { return aborts() == before + 3; }, NcclRank::in(60'000'000));
+  EXPECT_EQ(aborts(), before + 3);
+  device.let_go();
+  rank->await_end();
+}
+
+TEST(NcclCommunicatorEnd, ThatTakesTooLongIsLeftBehind) {
+  ControlRoom room(1);
+  const uint64_t live = fake_nccl_live_comms();
+  NcclRank rank(room, 0);
+  ncclComm_t comm = nullptr;
+  ASSERT_EQ(ncclCommInitRank(&comm, 1, new_id(), 0), ncclSuccess);
+  Lines log;
+  BusyDevice device;
+  {
+    nccl::CommunicatorEnd end(check(nccl::load("")), comm, 0, std::chrono::milliseconds(30));
+    end.abort();
+    EXPECT_FALSE(end.over());
+  }
+  EXPECT_THAT(log.all, ElementsAre("nccl: a communicator on cuda:0 has not ended after 30 ms and "
+                                   "is left behind"));
+  device.let_go();
+  rank.driver.run_until([&] { return fake_nccl_live_comms() == live + 1; },
+                        NcclRank::in(60'000'000));
+  EXPECT_EQ(fake_nccl_live_comms(), live + 1);
+  rank.abort();
 }
 
 }  // namespace

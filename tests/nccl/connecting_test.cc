@@ -1,12 +1,17 @@
-// NCCL makes a connection when it is first used, and that takes until the peer comes. Meanwhile a
-// rank goes on with everything else: other comms, deadlines, aborts. Ranks are threads.
+// NCCL makes a connection when it is first used. Those of messages are made with the comm; those of
+// its own collectives take until the peer comes, and meanwhile a rank goes on with everything else:
+// other comms, deadlines, aborts. Ranks are threads.
+#include <atomic>
+#include <barrier>
 #include <chrono>
+#include <cstdlib>
 #include <numeric>
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
+#include "tests/nccl/second_comm.h"
 
 namespace sotto::test {
 namespace {
@@ -17,24 +22,6 @@ int64_t ms_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration_cast<std::chrono::milliseconds>(std::chrono::steady_clock::now() -
                                                                start)
       .count();
-}
-
-// A comm over NCCL in the context of the comm over TCP that the ranks have. Nothing has been sent
-// through it.
-sotto_comm* nccl_comm(const Member& self, int64_t timeout_us) {
-  sotto_unique_id id = {};
-  if (self.rank == 0) OK(sotto_unique_id_create(self.context, &id));
-  const sotto_buffer bytes = {&id, sizeof id, SOTTO_UINT8, SOTTO_DEVICE_CPU, 0, 0};
-  OK(sotto_broadcast(self.comm, &bytes, &bytes, 1, 0, nullptr, nullptr));
-  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
-  config.rank = self.rank;
-  config.size = self.size;
-  config.id = &id;
-  config.transport = "nccl";
-  config.timeout_us = timeout_us;
-  sotto_comm* comm = nullptr;
-  OK(sotto_comm_create(self.context, &config, &comm));
-  return comm;
 }
 
 class NcclConnecting : public testing::TestWithParam<Where> {
@@ -144,6 +131,86 @@ TEST_P(NcclConnecting, TheTimeOfAnOperationHolds) {
                   }
                   (void)sotto_comm_destroy(nccl);
                 }),
+            "");
+}
+
+class NcclConnections : public testing::Test {
+ protected:
+  void SetUp() override {
+    fake_cuda::clear_faults();
+    fake_cuda::configure({.devices = 4});
+    setenv("SOTTO_NCCL_NATIVE", "off", 1);
+  }
+  void TearDown() override { unsetenv("SOTTO_NCCL_NATIVE"); }
+  static WorldOptions world() {
+    WorldOptions options;
+    options.transport = "nccl";
+    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
+    return options;
+  }
+  // Of a comm or a split, on the device and on the host.
+  static void sum(sotto_comm* comm, Where where, int device) {
+    Tensors tensors(where, device);
+    std::vector<float> x(70'000, 1.0f);
+    const sotto_buffer a = tensors.add(x);
+    const sotto_call call = tensors.call();
+    OK(sotto_all_reduce(comm, &a, &a, 1, &call, nullptr));
+  }
+};
+
+TEST_F(NcclConnections, AreMadeWithTheComm) {
+  for (const int32_t size : {1, 2, 4}) {
+    std::barrier ranks(size);
+    const uint64_t before = fake_nccl_connections();
+    EXPECT_EQ(run_world(size, world(),
+                        [&](Member& self) {
+                          // Each rank with each other one, both ways.
+                          const uint64_t all = 2 * static_cast<uint64_t>(size) * (size - 1);
+                          ranks.arrive_and_wait();
+                          require(fake_nccl_connections() - before == all, "connections");
+                          for (const Where where : {Where::kCuda, Where::kHost})
+                            sum(self.comm, where, self.rank);
+                          sotto_comm* turned = nullptr;
+                          OK(sotto_comm_split(self.comm, 0, -self.rank, &turned));
+                          sum(turned, Where::kCuda, self.rank);
+                          OK(sotto_comm_destroy(turned));
+                          ranks.arrive_and_wait();
+                          require(fake_nccl_connections() - before == all, "no more of them");
+                        }),
+              "")
+        << size << " ranks";
+  }
+}
+
+void wait_for(void* go) {
+  while (!static_cast<std::atomic<bool>*>(go)->load())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+}
+
+// A stream of the caller may wait for what the caller does behind the operation.
+TEST_F(NcclConnections, KeepNoOperationWaitingForTheDevice) {
+  std::barrier ranks(2);
+  EXPECT_EQ(run_world(2, world(),
+                      [&](Member& self) {
+                        std::atomic<bool> go{false};
+                        cudaStream_t stream = nullptr;
+                        CUDA_OK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+                        Tensors tensors(Where::kCuda, self.rank);
+                        std::vector<float> x(1000, 1.0f);
+                        const sotto_buffer a = tensors.add(x);
+                        const sotto_call call = tensors.call();
+                        ranks.arrive_and_wait();
+                        CUDA_OK(cudaLaunchHostFunc(stream, wait_for, &go));
+                        fake_nccl_wait_for_device(true);
+                        const sotto_status status =
+                            sotto_all_reduce(self.comm, &a, &a, 1, &call, nullptr);
+                        ranks.arrive_and_wait();
+                        fake_nccl_wait_for_device(false);
+                        go = true;
+                        CUDA_OK(cudaStreamSynchronize(stream));
+                        CUDA_OK(cudaStreamDestroy(stream));
+                        ok(status, "the sum");
+                      }),
             "");
 }
 

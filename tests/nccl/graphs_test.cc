@@ -101,6 +101,35 @@ TEST(GraphSteps, AreFoundToDiffer) {
             "");
 }
 
+// NCCL registers memory of captured operations, which both sides have to do or none.
+TEST(GraphSteps, BesideCallsNeedMemoryThatIsNotRegistered) {
+  for (const bool both : {true, false}) {
+    unsetenv("NCCL_GRAPH_REGISTER");
+    EXPECT_EQ(
+        run_world(2, world(2),
+                  [&](Member& self) {
+                    Training training(kGraphKinds[0], self, self.rank);
+                    training.call();
+                    require(training.record(), "nothing was recorded");
+                    if (both || self.rank == 0) {
+                      OK(sotto_optim_replay(training.optim(), training.graph().op()));
+                      training.graph().launch();
+                      const sotto_status status = sotto_op_wait(training.graph().op(), -1);
+                      if (both) return ok(status, "replays");
+                      fails(status, SOTTO_E_PROTOCOL,
+                            {"rank 0 replays a graph", "rank 1 does not", "NCCL_GRAPH_REGISTER=0"},
+                            "the replay");
+                    } else {
+                      const sotto_call call = training.tensors().call();
+                      FAILS(sotto_optim_step(training.optim(), &call, nullptr), SOTTO_E_PROTOCOL,
+                            "rank 0 replays a graph");
+                    }
+                  }),
+        "");
+    setenv("NCCL_GRAPH_REGISTER", "0", 1);
+  }
+}
+
 TEST(GraphSteps, AnyExecutionMayFail) {
   uint64_t k = 0;
   for (bool failed = true; failed; ++k) {

@@ -31,7 +31,7 @@ struct Side {
     rank.barrier();
   }
   ~Side() {
-    rank.communicators.abort();
+    rank.abort();
     (void)cudaFreeHost(memory);
   }
   int32_t peer() const { return 1 - rank.control.rank(); }
@@ -47,8 +47,9 @@ struct Side {
   // A group that goes into the graph of the operation.
   MessageGroup& capture(TestOp& op) {
     MessageGroup& group = groups.begin(nullptr, false, &op.posting);
-    check(group.prepare(transfers(op)));
+    check(groups.prepare(group, transfers(op)));
     captured.add(groups.take_last());
+    groups.retire(op.posting.key);  // it was captured whole
     return group;
   }
   // As if the peer had sent the header of the operation that it means.
@@ -185,14 +186,37 @@ TEST_F(NcclCapturedGroups, ThatAreForgottenAreUsedAgain) {
               EXPECT_EQ(&again, group);
               EXPECT_FALSE(again.executing());
               EXPECT_EQ(again.captured(), nullptr);
-              check(again.prepare(Side::transfers(side.op(4))));
+              check(side.groups.prepare(again, Side::transfers(side.op(4))));
               EXPECT_EQ(again.headers().all().size(), 1u);
               EXPECT_EQ(again.headers().all()[0].out, place);
               EXPECT_TRUE(again.has({7, 4}));
               EXPECT_FALSE(again.has({7, 3}));
-              side.rank.communicators.abort();
-              side.groups.stop(Clock::monotonic());
+              side.rank.abort();
+              EXPECT_FALSE(side.groups.working());
+              side.groups.forget();
               EXPECT_TRUE(side.groups.empty());
+            }),
+            "");
+}
+
+TEST_F(NcclInFlightGroups, AnOperationHasAHeaderForEachRankOnce) {
+  EXPECT_EQ(run([](Side& side) {
+              TestOp &op = side.op(3), &other = side.op(4);
+              const auto headers = [&](TestOp& of) {
+                MessageGroup& group = side.groups.begin(nullptr, false, &of.posting);
+                check(side.groups.prepare(group, Side::transfers(of)));
+                const size_t count = group.headers().all().size();
+                EXPECT_TRUE(count == 1 || group.headers().all_seen());
+                side.captured.add(side.groups.take_last());
+                return count;
+              };
+              EXPECT_EQ(headers(op), 1u);
+              EXPECT_EQ(headers(op), 0u);
+              EXPECT_EQ(headers(other), 1u);
+              EXPECT_EQ(headers(op), 0u);
+              side.groups.retire(op.posting.key);
+              EXPECT_EQ(headers(op), 1u);
+              EXPECT_EQ(headers(other), 0u);
             }),
             "");
 }
@@ -221,7 +245,7 @@ TEST_F(NcclInFlightGroups, AGroupOnAnotherStreamComesBehindTheLast) {
                 side.rank.barrier();
                 MessageGroup& group = side.groups.begin(stream, true, nullptr);
                 EXPECT_EQ(side.groups.unqueued(), &group);
-                check(group.prepare(Side::transfers(side.op(waits.size()))));
+                check(side.groups.prepare(group, Side::transfers(side.op(waits.size()))));
                 launch(side, group);
                 EXPECT_EQ(side.groups.unqueued(), nullptr);
                 side.rank.barrier();
@@ -241,14 +265,15 @@ TEST_F(NcclInFlightGroups, AGroupOnAnotherStreamComesBehindTheLast) {
               const uint64_t before = fake_cuda::waits();
               side.rank.barrier();
               MessageGroup& group = side.groups.begin(other, true, nullptr);
-              check(group.prepare(Side::transfers(side.op(9))));
+              check(side.groups.prepare(group, Side::transfers(side.op(9))));
               launch(side, group);
               side.rank.barrier();
               EXPECT_EQ(fake_cuda::waits(), before);
               require(cudaStreamSynchronize(other) == cudaSuccess, "synchronise");
               side.rank.barrier();
-              side.rank.communicators.abort();
-              side.groups.stop(Clock::monotonic());
+              side.rank.abort();
+              EXPECT_FALSE(side.groups.working());
+              side.groups.forget();
               require(
                   cudaStreamDestroy(one) == cudaSuccess && cudaStreamDestroy(other) == cudaSuccess,
                   "destroy");
@@ -260,11 +285,12 @@ TEST_F(NcclInFlightGroups, WhatWasStoppedIsStillVerified) {
   EXPECT_EQ(run([](Side& side) {
               TestOp& op = side.op(3, 5);
               MessageGroup& group = side.groups.begin(nullptr, false, nullptr);
-              check(group.prepare(Side::transfers(op)));
+              check(side.groups.prepare(group, Side::transfers(op)));
               check(side.groups.verify({7, 3}));
               side.receive(group, side.op(3, 6).posting);
-              side.rank.communicators.abort();
-              side.groups.stop(Clock::monotonic());
+              side.rank.abort();
+              EXPECT_FALSE(side.groups.working());
+              side.groups.forget();
               EXPECT_TRUE(side.groups.empty());
               EXPECT_EQ(side.groups.verify({7, 3}).code(), Code::kProtocol);
               check(side.groups.verify({7, 4}));

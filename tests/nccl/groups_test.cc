@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <barrier>
 #include <chrono>
 #include <deque>
@@ -63,17 +64,32 @@ class Lane final : public Device {
   cudaStream_t stream_ = nullptr;
 };
 
+// A microsecond goes by at each look, however long that takes.
+class LookingClock final : public Clock {
+ public:
+  int64_t now_ns() const override {
+    std::this_thread::sleep_for(std::chrono::microseconds(real_us_.load()));
+    return now_ns_ += 1000;
+  }
+  // How long a look takes.
+  void slow_down(int64_t real_us) { real_us_ = real_us; }
+
+ private:
+  std::atomic<int64_t> real_us_{0};
+  mutable std::atomic<int64_t> now_ns_{1'000'000'000};
+};
+
 struct Kit {
-  Kit(ControlRoom& room, int32_t number)
+  Kit(ControlRoom& room, int32_t number, const Clock& clock = Clock::monotonic())
       : rank(number),
         size(static_cast<int32_t>(room.blobs.size())),
         control(room, number),
         backend(check(make_nccl_backend({.library = {}, .native = 0}))),
-        driver(backend->poller()),
+        driver(backend->poller(), clock),
         host({DeviceType::kCpu, 0}),
         device({DeviceType::kCuda, 0}),
-        transport(
-            check(backend->connect(control, all_ranks(control), sink, driver, in(60'000'000)))) {
+        transport(check(backend->connect(control, all_ranks(control), sink, driver,
+                                         Deadline::in_us(clock, 60'000'000)))) {
     barrier();  // no rank aborts what others still wait for
   }
 
@@ -297,19 +313,57 @@ TEST_F(NcclGroups, PinNoMemoryWhenTheyAreIssued) {
             "");
 }
 
-// What is on the stream, and what NCCL still makes a connection for.
+// NCCL's thread for the group takes some of the 200 us, or more.
+TEST_F(NcclGroups, AreWaitedForAMomentWhenTheyAreIssued) {
+  for (const int64_t takes_us : {2'000, 100'000'000}) {
+    const bool soon = takes_us == 2'000;
+    ControlRoom room(2);
+    EXPECT_EQ(run_ranks(2,
+                        [&](int rank) {
+                          LookingClock clock;
+                          Kit kit(room, rank, clock);
+                          uint8_t in[8] = {}, out[8] = {};
+                          TestOp op(7, 0);
+                          op.add(true, 1 - kit.rank, 0, 0, out, sizeof out);
+                          op.add(false, 1 - kit.rank, 0, 0, in, sizeof in);
+                          fake_nccl_delay_launches(takes_us);
+                          clock.slow_down(soon ? 1'000 : 0);  // 200 ms in all
+                          const auto issue = [&] {
+                            return kit.queue->issue(Kit::group(op), &kit.host, 1).code();
+                          };
+                          const int64_t before = clock.now_ns();
+                          EXPECT_EQ(issue(), soon ? Code::kOk : Code::kInProgress);
+                          const int64_t first = clock.now_ns() - before;
+                          clock.slow_down(0);
+                          if (!soon) {
+                            EXPECT_GE(first, 200'000);
+                            EXPECT_EQ(issue(), Code::kInProgress);
+                            EXPECT_LT(clock.now_ns() - before - first, 20'000);
+                          }
+                          EXPECT_LT(first, 250'000);
+                          kit.barrier();
+                          kit.transport->cancel(op.posting);
+                        }),
+              "");
+    fake_nccl_delay_launches(0);
+  }
+}
+
+// What is on the stream, and what NCCL has yet to queue there.
 TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
-  for (const bool connected : {true, false}) {
+  for (const bool queued : {true, false}) {
     EXPECT_EQ(run(2,
-                  [connected](Kit& kit) {
+                  [queued](Kit& kit) {
                     uint8_t in[8] = {}, out[8] = {};
                     TestOp first(7, 0);
                     first.add(true, 1 - kit.rank, 0, 0, out, sizeof out);
                     first.add(false, 1 - kit.rank, 0, 0, in, sizeof in);
-                    if (connected) {
+                    if (queued) {
                       kit.issue(first, kit.host);
                       kit.await(2);
                     }
+                    kit.barrier();
+                    if (!queued) fake_nccl_delay_launches(100'000'000);
                     if (kit.rank == 1) {  // never comes
                       (void)kit.await_failure();
                       kit.transport->cancel(TestOp(7, 1).posting);
@@ -320,13 +374,13 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     const auto status = [&] {
                       return kit.queue->issue(Kit::group(op), &kit.host, 0).code();
                     };
-                    if (connected) {
+                    if (queued) {
                       EXPECT_EQ(status(), Code::kOk);
                     }
                     const Deadline soon = Kit::in(50'000);
                     const size_t done = kit.sink.done.size();
                     while (!soon.passed(Clock::monotonic())) {
-                      if (!connected) {
+                      if (!queued) {
                         EXPECT_EQ(status(), Code::kInProgress);
                       }
                       kit.driver.run_until([] { return false; }, Kit::in(1'000));
@@ -338,6 +392,7 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     EXPECT_EQ(status(), Code::kTransport);
                   }),
               "");
+    fake_nccl_delay_launches(0);
   }
 }
 

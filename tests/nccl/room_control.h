@@ -61,6 +61,15 @@ struct NcclRank {
         control.all_gather("", communicators.invite(control.rank() == 0), driver, in(60'000'000)));
     return communicators.join(comm, control.rank(), invitations, control, driver, in(60'000'000));
   }
+  // What has begun of the ends of the communicators.
+  void await_end() {
+    driver.run_until([this] { return communicators.ended(Clock::monotonic()); }, in(60'000'000));
+    require(communicators.ended(Clock::monotonic()), "the communicators have ended");
+  }
+  void abort() {
+    communicators.abort();
+    await_end();
+  }
   void barrier() { check(control.all_gather("", "", driver, {}).status()); }
 
   RoomControl control;

@@ -36,6 +36,9 @@ class TimedDevice final : public Device {
   }
   Result<BlockId> block_stream(void* stream) override { return device_.block_stream(stream); }
   void unblock(BlockId block) override { device_.unblock(block); }
+  Status unblock_behind(uint32_t lane, BlockId block) override {
+    return device_.unblock_behind(lane, block);
+  }
   uint64_t busy_ns() const override { return device_.busy_ns(); }
 
  private:

@@ -17,6 +17,7 @@ class NotingDevice final : public Device {
     caps_.synchronous = false;
     caps_.lanes = 4;
     caps_.background_lanes = true;
+    caps_.message_lanes = 2;
   }
   const DeviceCaps& caps() const override { return caps_; }
   Result<void*> alloc(uint64_t) override { return invalid_state("no memory here"); }
@@ -206,6 +207,25 @@ TEST_F(DeviceQueuesTest, BackgroundWorkHasLanesOfItsOwn) {
   EXPECT_EQ(poll(), (Ended{{0, true}, {2, true}, {kNoStep, true}, {1, true}}));
   EXPECT_EQ(normal.states().in_flight, 2u);
   EXPECT_EQ(background.states().in_flight, 0u);
+}
+
+// A root comm has one lane for them, whatever its operations' priority.
+TEST_F(DeviceQueuesTest, MessagesHaveALaneForEachRootComm) {
+  const DeviceCaps& caps = device_->caps();
+  EXPECT_EQ(caps.all_lanes(), 10u);
+  EXPECT_EQ(caps.message_lane(0), 8u);
+  EXPECT_EQ(caps.message_lane(1), 9u);
+  EXPECT_EQ(caps.message_lane(2), 8u);
+  LaneOp normal(queues_, device_, {{0}, {8, {0}}});
+  LaneOp background(queues_, device_, {{0}, {8, {0}}, {9, {0}}}, 0, kBackgroundPriority);
+  normal.issue(0);
+  background.issue(0);
+  EXPECT_EQ(normal.issue(1), (Waits{{8, normal.event(0)}}));
+  EXPECT_EQ(background.issue(1), (Waits{{8, background.event(0)}}));
+  EXPECT_EQ(background.issue(2), (Waits{{9, background.event(0)}}));
+  device_->ended = {normal.event(0), normal.event(1), background.event(0), background.event(1),
+                    background.event(2)};
+  EXPECT_EQ(poll().size(), 5u);
 }
 
 constexpr EventId kStream = 1000;

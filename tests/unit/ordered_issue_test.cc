@@ -95,8 +95,23 @@ TEST_F(OrderedIssueTest, AnErrorEndsTheRound) {
   EXPECT_EQ(issue({Status(Code::kTransport, "no")}), (Issued{{&op.op(), 0}}));
   EXPECT_EQ(last_.code(), Code::kTransport);
   EXPECT_FALSE(groups_.empty());
-  groups_.clear();
+  groups_.drop([](const ScheduledOp&) { return true; });
   EXPECT_EQ(issue(), Issued{});
+}
+
+// Also of one that the transport has in progress: the next group has transfers of its own.
+TEST_F(OrderedIssueTest, WhatIsDroppedKeepsNothingBack) {
+  GroupedOp first(2), second(1);
+  for (GroupedOp* op : {&first, &second}) {
+    add(*op);
+    op->ready(0);
+  }
+  EXPECT_EQ(issue({Status(Code::kInProgress, "later")}), (Issued{{&first.op(), 0}}));
+  groups_.drop([&](const ScheduledOp& op) { return &op == &first.op(); });
+  EXPECT_FALSE(groups_.in_progress());
+  EXPECT_EQ(issue(), (Issued{{&second.op(), 0}}));
+  EXPECT_TRUE(fresh_);
+  EXPECT_TRUE(groups_.empty());
 }
 
 TEST_F(OrderedIssueTest, NothingBesideALaunchOfAGraph) {

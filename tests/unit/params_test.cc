@@ -230,7 +230,7 @@ TEST(Params, NamesAreThoseOfTheListsThatWereRead) {
   reader.read<Params>();
   EXPECT_THAT(reader.warnings(), testing::SizeIs(1));
   const auto before = nlohmann::json::parse(reader.to_json());
-  EXPECT_EQ(before.size(), 20u);
+  EXPECT_EQ(before.size(), 21u);
   EXPECT_EQ(reader.read<tcp::Params>().connections, 4);
   EXPECT_THAT(reader.warnings(), IsEmpty());
   const auto after = nlohmann::json::parse(reader.to_json());
@@ -250,7 +250,7 @@ TEST(Params, ListingIsJsonWithSourceAndEscapes) {
   const Read p = read({{"SOTTO_LISTEN", "a\"b\\c"}, {"SOTTO_RATE_LIMIT_MBIT", "0.5"}});
   ASSERT_TRUE(p.reader.status().ok()) << p.reader.status().text();
   const auto json = nlohmann::json::parse(p.reader.to_json());
-  ASSERT_EQ(json.size(), 31u);
+  ASSERT_EQ(json.size(), 32u);
   std::map<std::string, nlohmann::json> rows;
   for (const auto& row : json) rows[row["name"]] = row;
   EXPECT_EQ(rows["SOTTO_LISTEN"]["value"], "a\"b\\c");

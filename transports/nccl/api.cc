@@ -2,6 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <cstdlib>
+#include <string_view>
+
 #include "core/base/log.h"
 
 namespace sotto::nccl {
@@ -10,14 +13,23 @@ namespace {
 constexpr char kSoname[] = "libnccl.so.2";
 constexpr int kOldest = NCCL_VERSION(2, 18, 0);
 
+constexpr char kGraphRegister[] = "NCCL_GRAPH_REGISTER";
+
 struct Opened {
   void* handle;
   const char* how;
 };
 
+// A copy that this process has not loaded yet.
+void* open_first(const char* path) {
+  setenv(kGraphRegister, "0", 0);  // unless the caller has set it
+  return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+}
+
 Result<Opened> open(const std::string& path) {
   if (!path.empty()) {
-    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    void* handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD);
+    if (handle == nullptr) handle = open_first(path.c_str());
     if (handle != nullptr) return Opened{handle, "as SOTTO_NCCL_LIBRARY says"};
     return unsupported("NCCL cannot be opened at SOTTO_NCCL_LIBRARY={}: {}", path, dlerror());
   }
@@ -26,7 +38,7 @@ Result<Opened> open(const std::string& path) {
   // A framework may contain NCCL instead of loading it.
   if (dlsym(RTLD_DEFAULT, "ncclGetUniqueId") != nullptr)
     return Opened{RTLD_DEFAULT, "part of this process"};
-  if (void* handle = dlopen(kSoname, RTLD_NOW | RTLD_LOCAL); handle != nullptr)
+  if (void* handle = open_first(kSoname); handle != nullptr)
     return Opened{handle, "where the system finds it"};
   return unsupported(
       "NCCL was not found ({}); install it, load a framework that has it, or set "
@@ -73,6 +85,8 @@ Result<std::shared_ptr<const Api>> load(const std::string& path) {
     return unsupported("NCCL {} at {} is too old; {} or later is needed",
                        version_text(api->version), api->path, version_text(kOldest));
   }
+  const char* const registers = std::getenv(kGraphRegister);
+  api->registers_captured = registers == nullptr || std::string_view(registers) != "0";
   std::string missing;
 #define SOTTO_NCCL_LOOK_UP(name)                                                           \
   api->name = reinterpret_cast<decltype(&nccl##name)>(dlsym(opened.handle, "nccl" #name)); \

@@ -1,18 +1,17 @@
 #include "transports/nccl/communicator.h"
 
+#include <chrono>
 #include <cstddef>
 #include <cstring>
 #include <utility>
 
-#include "core/base/log.h"
 #include "cuda/calls/cuda_calls.h"
+#include "transports/nccl/ask_until.h"
 
 namespace sotto::nccl {
 namespace {
 
 constexpr char kInit[] = "ncclCommInitRankConfig";
-constexpr char kFinalize[] = "ncclCommFinalize";
-constexpr int64_t kAskUs = 1000;
 
 // A rank's part in making a communicator, as all ranks have it.
 struct InitRecord {
@@ -158,13 +157,15 @@ Status Communicator::init(const ncclUniqueId& id, const ControlPlane& control, D
     now = state(kInit);
     return now.code() != Code::kInProgress || control.failure().has_value();
   };
-  // NCCL does not signal the end, so its state is polled every millisecond.
-  while (!done() && !deadline.passed(driver.clock()))
-    driver.run_until(done, Deadline::in_us(driver.clock(), kAskUs));
+  ask_until(done, driver, deadline);
   if (control.failure().has_value()) now = Status(control.failure()->code, control.failure()->text);
   if (now.code() == Code::kInProgress)
     now = error(Code::kTimeout, "{} of rank {} has not ended in time", kInit, rank_);
-  if (!now.ok()) abort();
+  if (now.ok()) return now;
+  abort();
+  ask_until(
+      [this] { return ended(); }, driver,
+      Deadline::in_us(driver.clock(), std::chrono::microseconds(CommunicatorEnd::kLimit).count()));
   return now;
 }
 
@@ -190,48 +191,28 @@ Status Communicator::check() const {
   return now.code() == Code::kInProgress ? ok_status() : now;
 }
 
-void Communicator::abort() {
-  if (!open()) return;
-  const OnDevice on(device_);
-  const ncclResult_t aborted = api_->CommAbort(comm_);
-  if (const Status status = api_->status(aborted, "ncclCommAbort", nullptr); !status.ok())
-    log(LogLevel::kWarn, "{}", status.text());
-  comm_ = nullptr;
+CommunicatorEnd& Communicator::give_up_handle() {
+  end_ = std::make_unique<CommunicatorEnd>(api_, std::exchange(comm_, nullptr), device_);
+  return *end_;
 }
 
-// What has failed cannot be ended otherwise.
+void Communicator::abort() {
+  if (open()) {
+    give_up_handle().abort();
+  } else if (end_ != nullptr) {
+    end_->abort();
+  }
+}
+
 void Communicator::end() {
   if (!open()) return;
   if (adopted_) {
     comm_ = nullptr;
-    return;
+  } else {
+    give_up_handle().begin();
   }
-  const OnDevice on(device_);
-  if (!state(kInit).ok()) {
-    abort();
-    return;
-  }
-  const ncclResult_t begun = api_->CommFinalize(comm_);
-  if (begun != ncclInProgress) abort_after(api_->status(begun, kFinalize, comm_));
 }
 
-bool Communicator::ended() {
-  if (!open()) return true;
-  const Status now = state(kFinalize);
-  if (now.code() == Code::kInProgress) return false;
-  abort_after(now);
-  if (!open()) return true;
-  const OnDevice on(device_);
-  const ncclResult_t destroyed = api_->CommDestroy(std::exchange(comm_, nullptr));
-  if (const Status status = api_->status(destroyed, "ncclCommDestroy", nullptr); !status.ok())
-    log(LogLevel::kWarn, "{}", status.text());
-  return true;
-}
-
-void Communicator::abort_after(const Status& status) {
-  if (status.ok()) return;
-  log(LogLevel::kWarn, "{}; the communicator is aborted", status.text());
-  abort();
-}
+bool Communicator::ended() const { return !open() && (end_ == nullptr || end_->over()); }
 
 }  // namespace sotto::nccl

@@ -13,6 +13,7 @@
 
 #include "core/iface/rendezvous.h"
 #include "transports/nccl/api.h"
+#include "transports/nccl/communicator_end.h"
 #include "transports/nccl/nccl_options.h"
 
 namespace sotto::nccl {
@@ -34,7 +35,7 @@ class Communicator {
                                              const std::vector<std::string>& invitations,
                                              const ControlPlane& control, Driver& driver,
                                              Deadline deadline) const;
-  // Aborts a communicator that was made here and is open.
+  // Aborts a communicator that was made here and is open. Waits for its end (CommunicatorEnd).
   ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -52,12 +53,12 @@ class Communicator {
   Status queued(ncclResult_t result, const char* call) const;
   // OK, or the asynchronous error.
   Status check() const;
-  // Ends all operations, on other ranks by an error. The handle is invalid then, also a lent one.
+  // Begins to end all operations, on other ranks by an error. Also of a lent one.
   void abort();
   // Begins the orderly end, in which all ranks of a machine take part. A lent communicator stays.
   void end();
-  // Whether that is over; the handle is invalid then.
-  bool ended();
+  // Whether what has begun is over. The handle was invalid from the start.
+  bool ended() const;
 
  private:
   Communicator(std::shared_ptr<const Api> api, bool adopted, int32_t rank, int32_t size)
@@ -65,13 +66,14 @@ class Communicator {
   Status adopt(ncclComm_t comm);
   Status init(const ncclUniqueId& id, const ControlPlane& control, Driver& driver,
               Deadline deadline);
-  void abort_after(const Status& status);
+  CommunicatorEnd& give_up_handle();
 
   const std::shared_ptr<const Api> api_;
   const bool adopted_;
   const int32_t rank_, size_;
   ncclComm_t comm_ = nullptr;
   int device_ = 0;
+  std::unique_ptr<CommunicatorEnd> end_;  // null: it has not begun, or it is the caller's
 };
 
 }  // namespace sotto::nccl

@@ -1,18 +1,11 @@
 #include "transports/nccl/communicators.h"
 
-#include <chrono>
-#include <system_error>
-#include <thread>
+#include <algorithm>
 #include <utility>
 
 #include "core/base/log.h"
 
 namespace sotto::nccl {
-namespace {
-
-constexpr auto kEndPause = std::chrono::microseconds(20);
-
-}  // namespace
 
 const Communicator& Communicators::of(uint64_t comm) const {
   const auto it = joined_.find(comm);
@@ -43,36 +36,32 @@ Status Communicators::check() const {
   return ok_status();
 }
 
-void Communicators::end(const Clock& clock, Deadline deadline) {
-  std::vector<Communicator*> ending{all_.get()};
-  for (const auto& [comm, joined] : joined_) ending.push_back(joined.get());
-  for (Communicator* communicator : ending) communicator->end();
-  for (const auto& before : ending_) ending.push_back(before.get());
-  const auto ended = [](Communicator* communicator) { return communicator->ended(); };
-  while (std::erase_if(ending, ended), !ending.empty() && !deadline.passed(clock))
-    std::this_thread::sleep_for(kEndPause);
-  if (ending.empty()) return;
-  log(LogLevel::kWarn, "nccl: {} communicators have not ended in time and are aborted",
-      ending.size());
-  abort();
+std::vector<Communicator*> Communicators::every() const {
+  std::vector<Communicator*> all{all_.get()};
+  for (const auto& [comm, joined] : joined_) all.push_back(joined.get());
+  for (const auto& left : ending_) all.push_back(left.get());
+  return all;
 }
 
-// All at once. An abort may wait for queued work, which may be behind the work of another
-// communicator. NCCL has groups of aborts for this since 2.22; threads work with all versions.
+void Communicators::end(Deadline deadline) {
+  deadline_ = deadline;
+  for (Communicator* communicator : every()) communicator->end();
+}
+
 void Communicators::abort() {
-  std::vector<Communicator*> others;
-  for (const auto& ending : ending_) others.push_back(ending.get());
-  for (const auto& [comm, joined] : joined_) others.push_back(joined.get());
-  std::vector<std::jthread> threads;
-  for (Communicator* other : others) {
-    if (!other->open()) continue;
-    try {
-      threads.emplace_back([other] { other->abort(); });
-    } catch (const std::system_error&) {  // there are no more threads
-      other->abort();
-    }
+  deadline_ = {};
+  for (Communicator* communicator : every()) communicator->abort();
+}
+
+bool Communicators::ended(const Clock& clock) {
+  const auto left =
+      std::ranges::count_if(every(), [](const Communicator* c) { return !c->ended(); });
+  if (left == 0) return true;
+  if (deadline_.passed(clock)) {
+    log(LogLevel::kWarn, "nccl: {} communicators have not ended in time and are aborted", left);
+    abort();
   }
-  all_->abort();
+  return false;
 }
 
 }  // namespace sotto::nccl

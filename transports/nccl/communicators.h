@@ -30,20 +30,25 @@ class Communicators {
               const ControlPlane& control, Driver& driver, Deadline deadline);
   // Begins the end of the comm's communicator. Nothing if it was not joined.
   void leave(uint64_t comm);
-  // Destroys those of comms that were left, as far as they have ended.
+  // Forgets those of comms that were left, as far as they have ended.
   void reap();
 
   // OK, or the asynchronous error of one that was not left.
   Status check() const;
-  // Ends all of them, in an orderly way until the deadline, then by an abort.
-  void end(const Clock& clock, Deadline deadline);
-  // Aborts all of them.
+  // Begins the end of all of them: in an orderly way, from the deadline on by aborts.
+  void end(Deadline deadline);
+  // Begins to abort all of them, also those that are ending.
   void abort();
+  // Whether what has begun is over; to be asked again until it is.
+  bool ended(const Clock& clock);
 
  private:
+  std::vector<Communicator*> every() const;
+
   const std::unique_ptr<Communicator> all_;
   std::map<uint64_t, std::unique_ptr<Communicator>> joined_;  // by epoch
   std::vector<std::unique_ptr<Communicator>> ending_;         // of comms that were left
+  Deadline deadline_;                                         // of an orderly end
 };
 
 }  // namespace sotto::nccl

@@ -76,7 +76,8 @@ Status GroupCalls::queue(std::span<const PeerHeader> headers, cudaStream_t strea
   constexpr char kCall[] = "ncclGroupEnd";
   const Communicator& all = communicators_.all();
   if (stage_ == Stage::kNew) {
-    SOTTO_TRY(together(all, [&] { return queue_messages(headers, stream); }));
+    if (!headers.empty() || !messages_.empty())
+      SOTTO_TRY(together(all, [&] { return queue_messages(headers, stream); }));
     stage_ = Stage::kMessages;
   }
   if (stage_ == Stage::kMessages) {

@@ -26,8 +26,8 @@ class GroupCalls {
   // Nothing is queued yet.
   bool fresh() const { return stage_ == Stage::kNew; }
   // Queues on the stream as far as NCCL is ready for it. IN_PROGRESS: it is to be called again.
-  // Headers come with the messages. In front of native collectives they have an NCCL group of their
-  // own, so that they are seen also if the collectives hang.
+  // Headers, if there are any, come with the messages. In front of native collectives they have an
+  // NCCL group of their own, so that they are seen also if the collectives hang.
   Status queue(std::span<const PeerHeader> headers, cudaStream_t stream);
 
  private:

@@ -23,8 +23,9 @@ uint64_t check_of(const GroupHeader& header) {
 
 }  // namespace
 
-GroupHeader make_group_header(std::span<Transfer* const> group, int32_t peer) {
+GroupHeader make_group_header(std::span<Transfer* const> group, int32_t peer, GraphUse use) {
   GroupHeader header;
+  header.use = use;
   bool first = true;
   for (const Transfer* t : group) {
     if (t->peer != peer) continue;
@@ -53,7 +54,16 @@ __attribute__((no_sanitize("thread"))) bool has_arrived(const void* at, GroupHea
 }
 
 Status compare(const GroupHeader& mine, int32_t rank, const GroupHeader& theirs, int32_t peer) {
-  if (mine.sent == theirs.expected && mine.expected == theirs.sent) return ok_status();
+  if (mine.sent == theirs.expected && mine.expected == theirs.sent) {
+    const bool registered = mine.use == GraphUse::kReplayedRegistered;
+    if (registered == (theirs.use == GraphUse::kReplayedRegistered)) return ok_status();
+    return error(
+        Code::kProtocol,
+        "{}: rank {} replays a graph in which NCCL may have registered its memory, and rank "
+        "{} does not; replay on all ranks, or set NCCL_GRAPH_REGISTER=0 on all before NCCL "
+        "is loaded",
+        describe(mine.signature), registered ? rank : peer, registered ? peer : rank);
+  }
   if (mine.key == theirs.key && mine.signature == theirs.signature) {
     return error(Code::kProtocol,
                  "{}: rank {} sends {} bytes to rank {} in round {}, which expects {} in round {}, "

@@ -6,7 +6,7 @@
 
 namespace sotto::nccl {
 
-Status HeaderExchange::add(int32_t peer, std::span<Transfer* const> group) {
+Status HeaderExchange::add(int32_t peer, std::span<Transfer* const> group, GraphUse use) {
   const auto same = [&](const PeerHeader& h) { return h.peer == peer; };
   if (std::any_of(headers_.begin(), headers_.end(), same)) return ok_status();
   if (memory_ == nullptr) {
@@ -14,7 +14,7 @@ Status HeaderExchange::add(int32_t peer, std::span<Transfer* const> group) {
   }
   std::byte* const both = memory_ + 2 * sizeof(GroupHeader) * headers_.size();
   headers_.push_back(
-      {peer, make_group_header(group, peer), both, both + sizeof(GroupHeader), {}, false});
+      {peer, make_group_header(group, peer, use), both, both + sizeof(GroupHeader), {}, false});
   write(headers_.back());
   return ok_status();
 }
@@ -26,7 +26,7 @@ void HeaderExchange::write(const PeerHeader& header) {
 
 void HeaderExchange::renew(std::span<Transfer* const> group) {
   for (PeerHeader& header : headers_) {
-    header.mine = make_group_header(group, header.peer);
+    header.mine = make_group_header(group, header.peer, header.mine.use);
     write(header);
     header.seen = false;
     header.meant = ok_status();

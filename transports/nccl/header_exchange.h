@@ -1,5 +1,5 @@
-// The headers of one group: this rank sends one to each peer of the group and receives one from it,
-// in pinned memory.
+// The headers of one group: this rank sends one to each peer that needs it (HeadedPeers) and
+// receives one from it, in pinned memory.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class HeaderExchange {
     return 2 * sizeof(GroupHeader) * static_cast<uint64_t>(size - 1);
   }
   // The header of the group's messages with `peer`, if there is none yet.
-  Status add(int32_t peer, std::span<Transfer* const> group);
+  Status add(int32_t peer, std::span<Transfer* const> group, GraphUse use = GraphUse::kCalled);
   // For one more execution of the same group, with the numbers that its operations have now.
   void renew(std::span<Transfer* const> group);
   // Compares what has arrived. Null: none of it is meant for something else.

@@ -1,26 +1,22 @@
 #include "transports/nccl/in_flight_groups.h"
 
 #include <algorithm>
-#include <chrono>
 #include <iterator>
-#include <thread>
 
-#include "core/base/log.h"
 #include "cuda/calls/cuda_calls.h"
 
 namespace sotto::nccl {
 namespace {
 
 constexpr uint64_t kGroupsAtOnce = 128;  // groups with memory for their headers from the start
-constexpr int64_t kStopLimitUs = 10'000'000;
-constexpr auto kStopPause = std::chrono::microseconds(100);
 
 }  // namespace
 
 InFlightGroups::InFlightGroups(const Communicators& communicators)
     : communicators_(communicators),
       pinned_(communicators.all().device()),
-      events_(communicators.all().device()) {}
+      events_(communicators.all().device()),
+      headed_(communicators.all().size()) {}
 
 Status InFlightGroups::reserve() {
   return pinned_.reserve(HeaderExchange::bytes(communicators_.all().size()), kGroupsAtOnce);
@@ -91,18 +87,19 @@ Status InFlightGroups::verify(const OpKey& key) {
   return ok_status();
 }
 
-void InFlightGroups::stop(const Clock& clock) {
-  const Deadline deadline = Deadline::in_us(clock, kStopLimitUs);
-  const auto working = [](const MessageGroup& group) { return group.working(); };
-  while (std::any_of(groups_.begin(), groups_.end(), working)) {
-    (void)cudaGetLastError();
-    if (deadline.passed(clock)) {
-      log(LogLevel::kError, "nccl: the device still works for an aborted communicator after {} s",
-          kStopLimitUs / 1'000'000);
-      break;
-    }
-    std::this_thread::sleep_for(kStopPause);
-  }
+bool InFlightGroups::working() const {
+  const OnDevice on(communicators_.all().device());
+  const bool any = std::ranges::any_of(groups_, &MessageGroup::working);
+  forget_cuda_error(cudaErrorNotReady);
+  return any;
+}
+
+void InFlightGroups::leave_memory_behind() {
+  pinned_.leave_behind();
+  events_.leave_behind();
+}
+
+void InFlightGroups::forget() {
   for (MessageGroup& group : groups_) {
     // An operation that had all its messages before is asked about later.
     if (const PeerHeader* differs = group.headers().check(); differs != nullptr)

@@ -5,11 +5,12 @@
 #include <cuda_runtime_api.h>
 
 #include <list>
+#include <span>
 #include <utility>
 #include <vector>
 
-#include "core/base/clock.h"
 #include "transports/nccl/communicators.h"
+#include "transports/nccl/headed_peers.h"
 #include "transports/nccl/message_group.h"
 #include "transports/nccl/pools.h"
 
@@ -28,6 +29,12 @@ class InFlightGroups {
   MessageGroup* unqueued();
   // A new group, as MessageGroup::begin has it. All others are queued.
   MessageGroup& begin(cudaStream_t stream, bool reports, const OpPosting* captured);
+  // Gives the group its messages, as MessageGroup::prepare has it.
+  Status prepare(MessageGroup& group, std::span<Transfer* const> transfers) {
+    return group.prepare(transfers, headed_);
+  }
+  // The operation has no more groups.
+  void retire(const OpKey& key) { headed_.forget(key); }
   // Queues the group behind those before it. IN_PROGRESS: it is to be called again.
   Status launch(MessageGroup& group);
   // The group that was begun last, which is part of a graph and so not in flight.
@@ -47,14 +54,18 @@ class InFlightGroups {
   // PROTOCOL if what has arrived for the operation was meant for something else, also in groups
   // that were stopped.
   Status verify(const OpKey& key);
-  // Behind an abort of the communicators: waits until the device touches nothing of the groups, for
-  // at most 10 s, and forgets them.
-  void stop(const Clock& clock);
+  // Whether the device may still access memory of a group.
+  bool working() const;
+  // The communicators have ended, and the device does not work any more.
+  void forget();
+  // It may work on: memory of groups is not given back.
+  void leave_memory_behind();
 
  private:
   const Communicators& communicators_;
   PinnedPool pinned_;
   EventPool events_;
+  HeadedPeers headed_;
   cudaStream_t last_stream_ = nullptr;  // of the group that was queued last
   cudaEvent_t last_event_ = nullptr;    // behind it, if it is not complete
   std::list<MessageGroup> groups_;      // all but the last are queued

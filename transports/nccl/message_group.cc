@@ -26,8 +26,12 @@ void MessageGroup::begin(cudaStream_t stream, bool reports, const OpPosting* cap
   executing_ = false;
 }
 
-Status MessageGroup::prepare(std::span<Transfer* const> transfers) {
+Status MessageGroup::prepare(std::span<Transfer* const> transfers, HeadedPeers& headed) {
   const int32_t rank = communicators_.all().rank(), size = communicators_.all().size();
+  const GraphUse replayed = communicators_.all().api().registers_captured
+                                ? GraphUse::kReplayedRegistered
+                                : GraphUse::kReplayed;
+  const GraphUse use = captured_ == nullptr ? GraphUse::kCalled : replayed;
   transfers_.assign(transfers.begin(), transfers.end());
   for (const Transfer* t : transfers) {
     if (keys_.empty() || !(keys_.back() == t->op->key)) keys_.push_back(t->op->key);
@@ -35,7 +39,7 @@ Status MessageGroup::prepare(std::span<Transfer* const> transfers) {
       return error(Code::kInternal, "nccl: message of rank {} to or from rank {} of {}", rank,
                    t->peer, size);
     }
-    SOTTO_TRY(headers_.add(t->peer, transfers));
+    if (headed.add(t->op->key, t->peer)) SOTTO_TRY(headers_.add(t->peer, transfers, use));
     SOTTO_TRY(calls_.add(*t, staging_, captured_ != nullptr));
   }
   if (captured_ != nullptr) return ok_status();

@@ -13,6 +13,7 @@
 
 #include "transports/nccl/communicators.h"
 #include "transports/nccl/group_calls.h"
+#include "transports/nccl/headed_peers.h"
 #include "transports/nccl/header_exchange.h"
 #include "transports/nccl/pools.h"
 #include "transports/nccl/staging.h"
@@ -27,7 +28,8 @@ class MessageGroup {
   // `captured`: the operation into whose graph the group goes, known by this place, or null.
   void begin(cudaStream_t stream, bool reports, const OpPosting* captured);
   // Memory, headers and calls of the messages. They stay as they are while the group has them.
-  Status prepare(std::span<Transfer* const> transfers);
+  // Headers are for ranks with which an operation has none in `headed`.
+  Status prepare(std::span<Transfer* const> transfers, HeadedPeers& headed);
   // Queues the group behind `after`, which may be null. IN_PROGRESS: it is to be called again.
   Status launch(cudaEvent_t after);
   bool queued() const { return queued_; }

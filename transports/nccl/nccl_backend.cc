@@ -36,8 +36,8 @@ class NcclBackend final : public Backend {
         std::unique_ptr<Communicator> communicator,
         Communicator::make(options_, std::exchange(adopted_, nullptr), control, driver, deadline));
     SOTTO_ASSIGN(std::unique_ptr<NcclTransport> transport,
-                 NcclTransport::make(std::move(communicator), poller_, control, sink,
-                                     driver.clock(), options_));
+                 NcclTransport::make(std::move(communicator), poller_, control, sink, driver,
+                                     deadline, options_));
     return std::unique_ptr<Transport>(std::move(transport));
   }
 

@@ -4,8 +4,11 @@
 #include <thread>
 #include <utility>
 
+#include "core/base/log.h"
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
+#include "transports/nccl/ask_until.h"
+#include "transports/nccl/connect_peers.h"
 
 namespace sotto::nccl {
 namespace {
@@ -13,17 +16,22 @@ namespace {
 constexpr int64_t kWatchNs = 20'000'000;  // between looks at NCCL's asynchronous error
 // Time for the control plane to name a lost rank, which NCCL does not.
 constexpr int64_t kNameTheRankNs = 1'000'000'000;
-constexpr auto kClosePause = std::chrono::microseconds(100);
+// For NCCL to queue a group.
+constexpr int64_t kSpinUs = 200;
+constexpr auto kPause = std::chrono::microseconds(100);
+// For an abort, and for what it ends on the device.
+constexpr int64_t kStopLimitUs = 10'000'000;
 
 }  // namespace
 
 Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
     std::unique_ptr<Communicator> communicator, std::shared_ptr<NcclPoller> poller,
-    const ControlPlane& control, TransferSink& sink, const Clock& clock,
+    const ControlPlane& control, TransferSink& sink, Driver& driver, Deadline deadline,
     const NcclOptions& options) {
-  std::unique_ptr<NcclTransport> made(
-      new NcclTransport(std::move(communicator), std::move(poller), control, sink, clock, options));
-  const OnDevice on(made->communicators_.all().device());
+  std::unique_ptr<NcclTransport> made(new NcclTransport(std::move(communicator), std::move(poller),
+                                                        control, sink, driver.clock(), options));
+  const Communicator& all = made->communicators_.all();
+  const OnDevice on(all.device());
   SOTTO_TRY(on.status());
   int lowest = 0, highest = 0;
   SOTTO_TRY(cuda_status(cudaDeviceGetStreamPriorityRange(&lowest, &highest),
@@ -32,6 +40,14 @@ Result<std::unique_ptr<NcclTransport>> NcclTransport::make(
       cuda_status(cudaStreamCreateWithPriority(&made->stream_, cudaStreamNonBlocking, highest),
                   "cudaStreamCreateWithPriority"));
   SOTTO_TRY(made->groups_.reserve());
+  const Status connected =
+      connect_peers(made->groups_, all, made->stream_, control, driver, deadline);
+  if (!connected.ok()) {
+    made->stop();
+    ask_until([&] { return made->settle() || made->settled(); }, driver, made->limit_);
+    return connected;
+  }
+  made->poller_->add(made.get());
   return made;
 }
 
@@ -49,13 +65,14 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
             .segment_bytes = 1 << 20,
             .stream_ordered = true,
             .native = options.native},
-      groups_(communicators_) {
-  poller_->add(this);
-}
+      groups_(communicators_) {}
 
 NcclTransport::~NcclTransport() {
   poller_->remove(this);
-  if (!groups_.empty()) stop();
+  if (life_ == Life::kWorking && !groups_.empty()) stop();
+  while (!settled()) {
+    if (!settle()) std::this_thread::sleep_for(kPause);
+  }
   if (stream_ == nullptr) return;
   const OnDevice on(communicators_.all().device());
   (void)cudaStreamDestroy(stream_);
@@ -86,14 +103,15 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
   SOTTO_TRY(on.status());
   Status status;
   MessageGroup* group = groups_.unqueued();
+  const bool spin = group == nullptr;
   if (group == nullptr) {
     SOTTO_ASSIGN(const cudaStream_t stream, stream_of(*device, lane));
     const DeviceCaps& caps = device->caps();
     group =
         &groups_.begin(stream, caps.synchronous, caps.captures ? transfers.front()->op : nullptr);
-    status = group->prepare(transfers);
+    status = groups_.prepare(*group, transfers);
   }
-  if (status.ok()) status = groups_.launch(*group);
+  if (status.ok()) status = launch(*group, spin);
   if (status.code() == Code::kInProgress) return status;
   if (!status.ok()) {
     // What NCCL has queued may still use the memory: the group ends with the communicator.
@@ -114,6 +132,17 @@ Status NcclTransport::issue(std::span<Transfer* const> transfers, Device* device
     group->forget_transfers();  // the engine may use them again before the group has executed
   }
   return ok_status();
+}
+
+// NCCL queues a group from a thread of its own, which takes less than coming back to it does.
+// `spin`: waits for that a moment.
+Status NcclTransport::launch(MessageGroup& group, bool spin) {
+  const Deadline deadline = Deadline::in_us(clock_, spin ? kSpinUs : 0);
+  for (;;) {
+    const Status status = groups_.launch(group);
+    if (status.code() != Code::kInProgress || deadline.passed(clock_)) return status;
+    std::this_thread::yield();
+  }
 }
 
 // The control plane names the lost rank; if it does not in time, watch() fails the comm.
@@ -138,6 +167,7 @@ Result<cudaStream_t> NcclTransport::stream_of(Device& device, uint32_t lane) con
 // ---- Progress ----
 
 bool NcclTransport::run() {
+  if (!settled()) return settle();
   if (closed()) return false;
   const OnDevice on(communicators_.all().device());
   if (!on.status().ok()) {
@@ -213,29 +243,43 @@ void NcclTransport::fail(int32_t peer, const Status& status) {
   sink_.on_failure(peer, status);
 }
 
-// Ends what is in flight; nothing is touched any more on return.
+// Begins to end what is in flight.
 void NcclTransport::stop() {
-  const OnDevice on(communicators_.all().device());
   failed_ = true;
+  if (life_ == Life::kStopping || life_ == Life::kEnded) return;
+  life_ = Life::kStopping;
+  limit_ = Deadline::in_us(clock_, kStopLimitUs);
   communicators_.abort();
-  groups_.stop(clock_);
+}
+
+// True: what was begun is over now, or has taken too long.
+bool NcclTransport::settle() {
+  if (settled()) return false;
+  const bool ended = communicators_.ended(clock_) && !groups_.working();
+  if (!ended && !limit_.passed(clock_)) return false;
+  if (!ended) {
+    log(LogLevel::kError, "nccl: the device still works for an aborted communicator after {} s",
+        kStopLimitUs / 1'000'000);
+    groups_.leave_memory_behind();
+  }
+  groups_.forget();
+  life_ = Life::kEnded;
+  return true;
 }
 
 // An aborted communicator is of no more use, so everything in flight ends, not this operation's
 // alone.
-void NcclTransport::cancel(const OpPosting&) {
-  if (communicators_.all().open() || !groups_.empty()) stop();
-}
+void NcclTransport::cancel(const OpPosting&) { stop(); }
 
 void NcclTransport::close(Deadline deadline) {
   while (!groups_.empty() && !failed_ && !deadline.passed(clock_)) {
-    if (!run()) std::this_thread::sleep_for(kClosePause);
+    if (!run()) std::this_thread::sleep_for(kPause);
   }
-  if (!groups_.empty() || failed_) {
-    stop();
-  } else {
-    communicators_.end(clock_, deadline);
-  }
+  if (!groups_.empty() || failed_) return stop();
+  if (life_ != Life::kWorking) return;
+  life_ = Life::kClosing;
+  communicators_.end(deadline);
+  if (!deadline.never()) limit_ = Deadline::in_us(clock_, deadline.left_us(clock_) + kStopLimitUs);
 }
 
 // ---- Queries ----

@@ -27,11 +27,12 @@ namespace sotto::nccl {
 
 class NcclTransport final : public QueueTransport, private NcclPollSource {
  public:
+  // Collective over the control plane: connects the ranks with each other, within the deadline.
   static Result<std::unique_ptr<NcclTransport>> make(std::unique_ptr<Communicator> communicator,
                                                      std::shared_ptr<NcclPoller> poller,
                                                      const ControlPlane& control,
-                                                     TransferSink& sink, const Clock& clock,
-                                                     const NcclOptions& options);
+                                                     TransferSink& sink, Driver& driver,
+                                                     Deadline deadline, const NcclOptions& options);
   ~NcclTransport() override;
 
   const TransportCaps& caps() const override { return caps_; }
@@ -45,9 +46,13 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   void release_captured(const OpPosting& op) override { groups_.reuse(captured_.forget(op)); }
   bool idle() const override { return groups_.empty(); }
   Status verify(const OpPosting& op) override;
-  void retire(const OpPosting& op) override { captured_.retire(op, counters_); }
+  void retire(const OpPosting& op) override {
+    captured_.retire(op, counters_);
+    groups_.retire(op.key);
+  }
   void cancel(const OpPosting& op) override;
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
+  bool settled() const override { return life_ == Life::kWorking || life_ == Life::kEnded; }
   std::string route(int32_t peer) const override;
   TransferCounters counters(uint64_t comm, int32_t peer) const override {
     return counters_.read(comm, peer);
@@ -59,16 +64,18 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
                 const ControlPlane& control, TransferSink& sink, const Clock& clock,
                 const NcclOptions& options);
   bool run() override;
-  bool busy() const override { return !groups_.empty() || captured_.executing(); }
+  bool busy() const override { return !groups_.empty() || captured_.executing() || !settled(); }
 
   bool closed() const { return failed_ || !communicators_.all().open(); }
   static Status closed_error();
   static Status rank_is_gone();
   Result<cudaStream_t> stream_of(Device& device, uint32_t lane) const;
+  Status launch(MessageGroup& group, bool spin);
   void complete(MessageGroup& group);
   void watch();
   void fail(int32_t peer, const Status& status);
   void stop();
+  bool settle();
 
   Communicators communicators_;
   const std::shared_ptr<NcclPoller> poller_;
@@ -80,6 +87,10 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
   InFlightGroups groups_;
   CapturedGroups captured_;
   Counters counters_;
+  // Closing: in order, stopping: by an abort.
+  enum class Life : uint8_t { kWorking, kClosing, kStopping, kEnded };
+  Life life_ = Life::kWorking;
+  Deadline limit_;  // of what is closing or stopping
   bool failed_ = false;
   int64_t next_watch_ns_ = 0;
   int64_t remote_error_ns_ = 0;  // time of NCCL's first error about a lost rank; 0: none

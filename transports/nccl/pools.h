@@ -26,6 +26,8 @@ class PinnedPool {
   // Makes n such blocks.
   Status reserve(uint64_t bytes, uint64_t n);
   void give_back(std::byte* at);
+  // Something may access it for ever: it is not freed.
+  void leave_behind() { allocated_.clear(); }
 
  private:
   static uint64_t block_size(uint64_t bytes);
@@ -45,6 +47,8 @@ class EventPool {
 
   Result<cudaEvent_t> take();
   void give_back(cudaEvent_t event) { free_.push_back(event); }
+  // Nothing that was given back is destroyed.
+  void leave_behind() { free_.clear(); }
 
  private:
   const int device_;

@@ -517,12 +517,17 @@ SOTTO_API sotto_status sotto_op_wait_all(sotto_op* const* ops, uint64_t n, int64
  * not finite leaves the parameters as they were. If a comm over NCCL fails, its streams go on at
  * once, since NCCL could not end otherwise: what the operation had queued may still be under way
  * until sotto_op_wait has returned.
+ * Returns when all of the operation is queued on the device. Over NCCL that is soon, and other
+ * ranks need not have called. Where the host has to do a part (messages by TCP) the thread waits
+ * for that part. With SOTTO_STREAM_BLOCK=1 the stream waits in its place, under the conditions that
+ * `sotto info` lists.
  *   op     [in]
  *   stream [in] a cudaStream_t of the operation's device, NULL: its default stream
- * Threads: any. Blocks: no. Stream: what is queued on it later waits for the operation. Errors:
- * UNSUPPORTED (operation on host memory: there is no stream; a driver older than CUDA 12), DEVICE,
- * INVALID_ARGUMENT (released), INVALID_STATE (fork; the stream is being captured into a CUDA
- * graph; a recorded operation). Since: 0.1 */
+ * Threads: any. Blocks: until the operation is queued. Stream: what is queued on it later waits for
+ * the operation. Errors: UNSUPPORTED (operation on host memory: there is no stream;
+ * SOTTO_STREAM_BLOCK without its conditions, or with a driver older than CUDA 12), DEVICE,
+ * INVALID_ARGUMENT (released), INVALID_STATE (fork; the stream is being captured into a CUDA graph;
+ * a captured operation; in a callback while the host has a part to do). Since: 0.1 */
 SOTTO_API sotto_status sotto_op_stream_wait(sotto_op* op, void* stream);
 
 /* The operation's own status (SOTTO_IN_PROGRESS before completion) and text.

@@ -100,7 +100,8 @@ AsyncDevice::AsyncDevice(const AsyncDeviceOptions& options) : max_delay_us_(opti
   caps_.host_memory = options.host_memory;
   caps_.lanes = options.lanes;
   caps_.background_lanes = options.background_lanes;
-  const uint32_t lanes = options.lanes * (options.background_lanes ? 2 : 1);
+  caps_.message_lanes = options.message_lanes;
+  const uint32_t lanes = caps_.all_lanes();
   caps_.split_elements = options.split_elements;
   caps_.wants_discarded = options.wants_discarded;
   for (uint32_t i = 0; i < lanes; ++i) {

@@ -39,6 +39,7 @@ struct AsyncDeviceOptions {
   uint64_t seed = 1;
   uint32_t lanes = 2;
   bool background_lanes = false;
+  uint32_t message_lanes = 0;
   bool host_memory = true;
   bool wants_discarded = true;
   uint64_t split_elements = 0;

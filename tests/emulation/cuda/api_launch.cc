@@ -79,11 +79,7 @@ cudaError_t launch(const cudaLaunchConfig_t& config, const void* function, void*
            " while device " + std::to_string(current_device()) + " is current");
   }
   const Kernel kernel = kernel_of(function, call);
-  if (state().load_kernel(current_device(), function) && state().is_held(current_device())) {
-    misuse(std::string(call) + " of a kernel that is not loaded, while a stream of device " +
-           std::to_string(current_device()) +
-           " waits for a word in memory: loading may wait until the device stands still");
-  }
+  if (state().load_kernel(current_device(), function)) state().wait_to_load(call);
   state().count_launch();
   state().submit(stream, kernel.binder(kernel.address, args, {g, b, config.dynamicSmemBytes}));
   return cudaSuccess;

@@ -1,6 +1,7 @@
 // Memory, pools, copies.
 #include <cstring>
 
+#include "tests/emulation/cuda/contexts.h"
 #include "tests/emulation/cuda/state.h"
 
 using namespace sotto::fake_cuda;
@@ -83,6 +84,10 @@ bool copy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, const R
   state().submit(stream, [=] { std::memcpy(dst, src, bytes); });
   if (on.dst_device || !is_pageable(dst)) return false;
   state().count_host_wait();
+  if (state().options.context_lock) {
+    contexts_of_devices().wait_locked(stream->device(), {stream},
+                                      std::string(call) + " to pageable memory");
+  }
   stream->drain();
   return true;
 }

@@ -35,6 +35,7 @@ cudaError_t refuse_captured(const Ref<Stream>& s, cudaError_t error) {
 CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
   constexpr const char* kCall = "cuStreamWaitValue32";
   if (note(state().begin_call(kCall)) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
+  if (!context_is_bound()) return CUDA_ERROR_INVALID_CONTEXT;
   auto* const word = reinterpret_cast<uint32_t*>(at);
   const auto s = state().stream(stream, kCall);
   if (captured(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
@@ -44,11 +45,25 @@ CUresult wait_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned 
     return reached(std::atomic_ref(*word).load(std::memory_order_acquire), value, flags);
   };
   const uint64_t hold = state().add_hold(s->device(), is_reached);
-  s->push_always([=] {
+  s->push_wait([=] {
     while (!is_reached() && state().execution_error() == cudaSuccess)
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     state().remove_hold(hold);
   });
+  return CUDA_SUCCESS;
+}
+
+// The driver's cuStreamWriteValue32: the word has the value when the stream has come so far.
+CUresult write_value(CUstream stream, CUdeviceptr at, cuuint32_t value, unsigned flags) {
+  constexpr const char* kCall = "cuStreamWriteValue32";
+  if (note(state().begin_call(kCall)) != cudaSuccess) return CUDA_ERROR_UNKNOWN;
+  if (!context_is_bound()) return CUDA_ERROR_INVALID_CONTEXT;
+  if (flags != CU_STREAM_WRITE_VALUE_DEFAULT) return CUDA_ERROR_INVALID_VALUE;
+  auto* const word = reinterpret_cast<uint32_t*>(at);
+  const auto s = state().stream(stream, kCall);
+  if (captured(s)) return CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED;
+  state().memory.check_reachable(word, sizeof *word, kCall);
+  state().submit(s, [=] { std::atomic_ref(*word).store(value, std::memory_order_release); });
   return CUDA_SUCCESS;
 }
 
@@ -71,6 +86,8 @@ cudaError_t cudaGetDriverEntryPointByVersion(const char* symbol, void** function
   *function = nullptr;
   if (std::strcmp(symbol, "cuStreamWaitValue32") == 0)
     *function = reinterpret_cast<void*>(&wait_value);
+  if (std::strcmp(symbol, "cuStreamWriteValue32") == 0)
+    *function = reinterpret_cast<void*>(&write_value);
   if (std::strcmp(symbol, "cuDevicePrimaryCtxGetState") == 0)
     *function = reinterpret_cast<void*>(&context_state);
   const bool known = *function != nullptr;

@@ -17,6 +17,8 @@ void configure(const Options& options) {
   s.options = options;
   s.next_seed_ = 0;
   s.default_streams_.clear();
+  s.queues_.clear();
+  s.loaded_.clear();
   s.contexts_.clear();
 }
 

@@ -11,6 +11,8 @@
 //    another device is current;
 //  - a kernel that is launched before it was loaded, while a stream of the device waits for a word
 //    in memory, ends the process: loading may wait until the device stands still;
+//  - on demand streams share hardware queues, and calls that may wait for the device do so with the
+//    context's lock;
 //  - any call, kernel or wait can be made to fail;
 //  - calls that CUDA calls unsafe fail while a stream is captured into a graph, and spoil it
 //    (capture.h);
@@ -20,7 +22,7 @@
 // Environment, read at the first call: FAKE_CUDA_DEVICES (2), FAKE_CUDA_MEMORY_MB (4096, of each
 // device), FAKE_CUDA_MAX_DELAY_US (0), FAKE_CUDA_SEED (1), FAKE_CUDA_FORBID_DEFAULT_STREAM (0),
 // FAKE_CUDA_GUARD_HOST (0), FAKE_CUDA_PAGEABLE_ACCESS (0), FAKE_CUDA_NO_DRIVER (0),
-// FAKE_CUDA_FAIL_CALL (none).
+// FAKE_CUDA_HARDWARE_QUEUES (0), FAKE_CUDA_CONTEXT_LOCK (0), FAKE_CUDA_FAIL_CALL (none).
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -40,6 +42,8 @@ struct Options {
   uint64_t seed = 1;         // of the delays
   // Ends the process when the default stream is used.
   bool forbid_default_stream = false;
+  // There is cudaStreamPerThread. Else its use ends the process.
+  bool per_thread_stream = false;
   // Device memory is out of the host's reach while no stream works (and while one does, as luck has
   // it): host code that dereferences a device pointer faults. Costs some 10 us per job.
   bool guard_host = false;
@@ -47,6 +51,15 @@ struct Options {
   bool pageable_access = false;
   // false: every call fails with cudaErrorInsufficientDriver.
   bool driver = true;
+  // So many hardware queues of each device, which streams share in turn, as drivers have them
+  // (CUDA_DEVICE_MAX_CONNECTIONS, 8 unless set): a wait at the head of one holds up the rest of it.
+  // 0: every stream has its own.
+  int hardware_queues = 0;
+  // Calls that may wait for the device do, with a lock that all other calls take: first launches of
+  // kernels (CUDA_MODULE_LOADING=LAZY), allocations, streams that are made, copies to pageable
+  // memory. A wait of deadlock_ms ends the process with a text.
+  bool context_lock = false;
+  int64_t deadlock_ms = 20'000;
 };
 
 // Only while nothing is allocated or queued.

@@ -7,11 +7,13 @@
 #include <cstdlib>
 #include <cstring>
 #include <iterator>
+#include <span>
 #include <string_view>
 #include <thread>
 #include <utility>
 
 #include "tests/emulation/cuda/capture.h"
+#include "tests/emulation/cuda/contexts.h"
 #include "tests/emulation/cuda/sync_model.h"
 
 namespace sotto::fake_cuda {
@@ -30,12 +32,28 @@ constexpr std::string_view kNeedNoContext[] = {"cudaGetDeviceCount",
                                                "cudaGetDriverEntryPointByVersion",
                                                "cuDevicePrimaryCtxGetState"};
 
+// The driver's, which need a context that is bound to the thread.
+constexpr std::string_view kOfDriver[] = {"cuStreamWaitValue32", "cuStreamWriteValue32"};
+
 // Calls that may wait until the current device stands still.
-constexpr std::string_view kMayWait[] = {
-    "cudaMalloc",   "cudaFree",         "cudaMallocHost",     "cudaHostAlloc",
-    "cudaFreeHost", "cudaHostRegister", "cudaHostUnregister", "cudaDeviceSynchronize"};
+constexpr std::string_view kMayWait[] = {"cudaMalloc",
+                                         "cudaFree",
+                                         "cudaMallocHost",
+                                         "cudaHostAlloc",
+                                         "cudaFreeHost",
+                                         "cudaHostRegister",
+                                         "cudaHostUnregister",
+                                         "cudaStreamCreate",
+                                         "cudaStreamCreateWithFlags",
+                                         "cudaStreamCreateWithPriority",
+                                         "cudaDeviceSynchronize"};
+
+bool contains(std::span<const std::string_view> names, std::string_view name) {
+  return std::ranges::find(names, name) != names.end();
+}
 
 thread_local int t_device = 0;
+thread_local bool t_bound = false;  // a context to the thread
 thread_local cudaError_t t_last_error = cudaSuccess;
 
 int64_t environment(const char* name, int64_t fallback) {
@@ -53,6 +71,8 @@ Options options_of_environment() {
   o.guard_host = environment("FAKE_CUDA_GUARD_HOST", 0) != 0;
   o.pageable_access = environment("FAKE_CUDA_PAGEABLE_ACCESS", 0) != 0;
   o.driver = environment("FAKE_CUDA_NO_DRIVER", 0) == 0;
+  o.hardware_queues = static_cast<int>(environment("FAKE_CUDA_HARDWARE_QUEUES", 0));
+  o.context_lock = environment("FAKE_CUDA_CONTEXT_LOCK", 0) != 0;
   return o;
 }
 
@@ -91,7 +111,11 @@ State::State() : options(options_of_environment()) {
 }
 
 int current_device() { return t_device; }
-void set_current_device(int device) { t_device = device; }
+void set_current_device(int device) {
+  t_device = device;
+  t_bound = true;
+}
+bool context_is_bound() { return t_bound; }
 
 cudaError_t note(cudaError_t error) {
   if (error != cudaSuccess) t_last_error = error;
@@ -108,6 +132,18 @@ cudaError_t State::begin_call(const char* name, CallKind kind) {
   if (Stream::on_stream_thread())
     misuse(std::string(name) + " is called from a host function: CUDA forbids it");
   if (!options.driver) return cudaErrorInsufficientDriver;
+  const cudaError_t counted = count_call(name, kind);
+  if (counted == cudaSuccess && options.context_lock && !contains(kNeedNoContext, name)) {
+    if (contains(kMayWait, name)) {
+      contexts_of_devices().wait_locked(t_device, streams_of(t_device), name);
+    } else {
+      contexts_of_devices().pass(t_device);
+    }
+  }
+  return counted;
+}
+
+cudaError_t State::count_call(const char* name, CallKind kind) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
   ++calls_by_name_[name];
@@ -120,11 +156,11 @@ cudaError_t State::begin_call(const char* name, CallKind kind) {
   if (sticky_ != cudaSuccess) return sticky_;
   if (captures().forbid(name)) return cudaErrorStreamCaptureUnsupported;
   if (options.devices == 0) return cudaErrorNoDevice;
-  if (std::ranges::find(kNeedNoContext, std::string_view(name)) == std::end(kNeedNoContext))
+  if (!contains(kNeedNoContext, name) && !contains(kOfDriver, name)) {
     contexts_.insert(t_device);
-  if (std::ranges::find(kMayWait, std::string_view(name)) != std::end(kMayWait) &&
-      is_held_locked(t_device))
-    waits_behind_holds_.emplace_back(name);
+    t_bound = true;
+  }
+  if (contains(kMayWait, name) && is_held_locked(t_device)) waits_behind_holds_.emplace_back(name);
   return cudaSuccess;
 }
 
@@ -212,18 +248,36 @@ std::string unknown(const char* call, const char* what) {
 Ref<Stream> State::new_stream(int device, unsigned flags, int priority) {
   uint64_t seed = 0;
   uint32_t stream = 0;
+  std::shared_ptr<HardwareQueue> queue;
   {
     Quiet quiet;
     std::lock_guard lock(mutex_);
     seed = options.seed * 1009 + next_seed_++;
     stream = next_stream_++;
+    queue = next_queue(device);
   }
-  return make_ref<Stream>(stream, device, flags, priority, seed);
+  return make_ref<Stream>(stream, device, flags, priority, seed, std::move(queue));
+}
+
+std::shared_ptr<HardwareQueue> State::next_queue(int device) {
+  if (options.hardware_queues == 0) return nullptr;
+  DeviceQueues& queues = queues_[device];
+  if (queues.all.empty()) {
+    for (int i = 0; i < options.hardware_queues; ++i)
+      queues.all.push_back(std::make_shared<HardwareQueue>());
+  }
+  return queues.all[queues.streams++ % queues.all.size()];
 }
 
 Ref<Stream> State::stream(cudaStream_t handle, const char* call) {
-  if (handle == cudaStreamPerThread)
-    misuse(std::string(call) + ": the fake has no per-thread default stream");
+  if (handle == cudaStreamPerThread) {
+    if (!options.per_thread_stream)
+      misuse(std::string(call) + ": the fake has no per-thread default stream");
+    thread_local std::map<int, Ref<Stream>> of_thread;
+    Ref<Stream>& mine = of_thread[t_device];
+    if (mine == nullptr) mine = new_stream(t_device, cudaStreamDefault, 0);
+    return mine;
+  }
   if (handle == nullptr || handle == cudaStreamLegacy) {
     if (options.forbid_default_stream)
       misuse(std::string(call) + ": the default stream is used, which this test forbids");
@@ -482,6 +536,15 @@ bool State::load_kernel(int device, const void* function) {
   Quiet quiet;
   std::lock_guard lock(mutex_);
   return loaded_.emplace(device, function).second;
+}
+
+void State::wait_to_load(const char* call) {
+  const std::string what = std::string(call) + " of a kernel that is not loaded";
+  if (options.context_lock)
+    return contexts_of_devices().wait_locked(t_device, streams_of(t_device), what);
+  if (!is_held(t_device)) return;
+  misuse(what + ", while a stream of device " + std::to_string(t_device) +
+         " waits for a word in memory: loading may wait until the device stands still");
 }
 
 }  // namespace sotto::fake_cuda

@@ -89,11 +89,13 @@ class State {
   void register_stub(const void* stub, const std::string& mangled);
   Kernel find_kernel(const void* function, std::string* name);  // binder null: none
   bool load_kernel(int device, const void* function);           // false: it was loaded already
+  // What loading may do: waits for the current device; ends the process if that may be for ever.
+  void wait_to_load(const char* call);
 
   // Streams that wait for a word in memory; `reached` says whether it has its value.
   uint64_t add_hold(int device, std::function<bool()> reached);
   void remove_hold(uint64_t hold);
-  bool is_held(int device) const;  // whether one stands still
+  bool is_held(int device) const;  // whether one is blocked
 
   // Record, under the lock that waits use.
   void record(Event& event, Ref<Marker> marker);
@@ -134,7 +136,13 @@ class State {
     uint64_t at = UINT64_MAX;  // number of the call that fails
     cudaError_t error = cudaSuccess;
   };
-  bool hits(Fault& fault, uint64_t number);  // once
+  struct DeviceQueues {
+    std::vector<std::shared_ptr<HardwareQueue>> all;
+    uint64_t streams = 0;  // that were made
+  };
+  cudaError_t count_call(const char* name, CallKind kind);
+  std::shared_ptr<HardwareQueue> next_queue(int device);  // with mutex_ locked
+  bool hits(Fault& fault, uint64_t number);               // once
   bool is_held_locked(int device) const;
 
   mutable std::mutex mutex_;
@@ -144,7 +152,8 @@ class State {
   std::map<int, uint64_t> device_pool_, default_pool_;
   std::map<int, Ref<Stream>> default_streams_;
   std::vector<Ref<Stream>> dying_;  // destroyed, perhaps with work left
-  uint64_t next_handle_ = 0x1000;   // never used twice
+  std::map<int, DeviceQueues> queues_;
+  uint64_t next_handle_ = 0x1000;  // never used twice
   uint64_t next_seed_ = 0;
   std::unordered_map<const void*, Kernel> kernels_;
   std::unordered_map<std::string, Kernel> kernels_by_name_;
@@ -182,6 +191,8 @@ State& state();
 // The device that is current on this thread.
 int current_device();
 void set_current_device(int device);
+// A context was bound to this thread, by cudaSetDevice or a call that needs one.
+bool context_is_bound();
 // Remembers the error for cudaGetLastError and returns it.
 cudaError_t note(cudaError_t error);
 #define FAKE_CUDA_BEGIN()                                         \

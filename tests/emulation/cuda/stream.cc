@@ -40,11 +40,13 @@ void Marker::complete() {
 
 // ---- Stream ----
 
-Stream::Stream(uint32_t number, int device, unsigned flags, int priority, uint64_t seed)
+Stream::Stream(uint32_t number, int device, unsigned flags, int priority, uint64_t seed,
+               std::shared_ptr<HardwareQueue> queue)
     : number_(number),
       device_(device),
       flags_(flags),
       priority_(priority),
+      hardware_(std::move(queue)),
       random_(seed),
       thread_([this] { run(); }) {}
 
@@ -60,12 +62,13 @@ Stream::~Stream() {
 
 bool Stream::on_stream_thread() { return t_on_stream; }
 
-void Stream::push(Job job) { enqueue(std::move(job), true); }
-void Stream::push_always(Job job) { enqueue(std::move(job), false); }
+void Stream::push(Job job) { enqueue(std::move(job), Kind::kWork); }
+void Stream::push_always(Job job) { enqueue(std::move(job), Kind::kMarker); }
+void Stream::push_wait(Job job) { enqueue(std::move(job), Kind::kWait); }
 
 Ref<Marker> Stream::mark() {
   auto marker = make_ref<Marker>();
-  enqueue([marker] { marker->complete(); }, false);
+  push_always([marker] { marker->complete(); });
   return marker;
 }
 
@@ -77,7 +80,7 @@ Ref<Marker> Stream::record() {
     std::lock_guard lock(mutex_);
     marker->record_ = records_++;
   }
-  enqueue([marker] { marker->complete(); }, false);
+  push_always([marker] { marker->complete(); });
   return marker;
 }
 
@@ -88,14 +91,15 @@ uint64_t Stream::records() {
 }
 
 void Stream::wait_for(Ref<Marker> marker) {
-  enqueue([marker = std::move(marker)] { marker->wait(); }, false);
+  push_wait([marker = std::move(marker)] { marker->wait(); });
 }
 
-void Stream::enqueue(Job job, bool is_work) {
-  Entry entry{std::move(job), is_work, std::make_unique<char>()};
+void Stream::enqueue(Job job, Kind kind) {
+  Entry entry{std::move(job), kind, std::make_unique<char>()};
   release_edge(entry.edge.get());
   Quiet quiet;
   std::lock_guard lock(mutex_);
+  if (hardware_ != nullptr) entry.place = hardware_->enter();
   queue_.push_back(std::move(entry));
   changed_.notify_all();
 }
@@ -109,15 +113,34 @@ void Stream::drain() {
   acquire_edge(this);
 }
 
+bool Stream::busy() {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  return !queue_.empty() || busy_;
+}
+
+bool Stream::waits() {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  return waits_;
+}
+
 bool Stream::idle() {
-  bool is = false;
-  {
-    Quiet quiet;
-    std::lock_guard lock(mutex_);
-    is = queue_.empty() && !busy_;
+  if (busy()) return false;
+  acquire_edge(this);
+  return true;
+}
+
+void Stream::execute(Entry& entry) {
+  if (hardware_ != nullptr) hardware_->await_head(entry.place);
+  if (hardware_ != nullptr && entry.kind != Kind::kWait) hardware_->leave();
+  if (entry.kind != Kind::kWork) {
+    entry.job();
+  } else if (state().begin_job(number_, random_)) {
+    entry.job();
+    state().end_job();
   }
-  if (is) acquire_edge(this);
-  return is;
+  if (hardware_ != nullptr && entry.kind == Kind::kWait) hardware_->leave();
 }
 
 void Stream::run() {
@@ -132,20 +155,16 @@ void Stream::run() {
       entry = std::move(queue_.front());
       queue_.pop_front();
       busy_ = true;
+      waits_ = entry.kind == Kind::kWait;
     }
     acquire_edge(entry.edge.get());
-    if (!entry.is_work) {
-      entry.job();
-    } else if (state().begin_job(number_, random_)) {
-      entry.job();
-      state().end_job();
-    }
+    execute(entry);
     release_edge(this);
     entry.job = nullptr;  // not under Quiet: what the job holds is given back in order
     Quiet quiet;
     entry.edge.reset();
     std::lock_guard lock(mutex_);
-    busy_ = false;
+    busy_ = waits_ = false;
     if (queue_.empty()) idle_.notify_all();
   }
 }

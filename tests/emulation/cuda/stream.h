@@ -13,6 +13,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/emulation/cuda/hardware_queue.h"
 #include "tests/emulation/cuda/kernel_registry.h"
 #include "tests/emulation/cuda/ref.h"
 
@@ -37,7 +38,9 @@ class Marker {
 
 class Stream {
  public:
-  Stream(uint32_t number, int device, unsigned flags, int priority, uint64_t seed);
+  // queue: what it shares with other streams; null: nothing.
+  Stream(uint32_t number, int device, unsigned flags, int priority, uint64_t seed,
+         std::shared_ptr<HardwareQueue> queue);
   // Waits until the queue is empty.
   ~Stream();
 
@@ -50,6 +53,8 @@ class Stream {
   void push(Job job);
   // Queues what is neither delayed nor made to fail.
   void push_always(Job job);
+  // The same for what waits: it is in the way of its hardware queue until it has ended.
+  void push_wait(Job job);
   // A position after all that is queued now.
   Ref<Marker> mark();
   // The same for an event, which counts it.
@@ -59,27 +64,39 @@ class Stream {
   void wait_for(Ref<Marker> marker);
   void drain();
   bool idle();
+  // As idle, but the caller is not ordered behind what the stream has done.
+  bool busy();
+  bool waits();  // the stream is in what push_wait has queued
   // The thread is a stream's, or runs a host function.
   static bool on_stream_thread();
 
  private:
+  enum class Kind : uint8_t {
+    kWork,    // may be delayed and fail
+    kMarker,  // neither
+    kWait,    // neither, and holds up its hardware queue
+  };
   struct Entry {
     Job job;
-    bool is_work = false;        // else a marker or a wait, which cannot fail
+    Kind kind = Kind::kMarker;
     std::unique_ptr<char> edge;  // what the submission happened before
+    uint64_t place = 0;          // in the hardware queue
   };
-  void enqueue(Job job, bool is_work);
+  void enqueue(Job job, Kind kind);
+  void execute(Entry& entry);
   void run();
 
   const uint32_t number_;
   const int device_;
   const unsigned flags_;
   const int priority_;
+  const std::shared_ptr<HardwareQueue> hardware_;  // null: its own
   std::mutex mutex_;
   std::condition_variable changed_, idle_;
   std::deque<Entry> queue_;
   bool stop_ = false;
   bool busy_ = false;
+  bool waits_ = false;
   uint64_t records_ = 0;  // under mutex_
   std::mt19937_64 random_;
   std::thread thread_;  // last: it uses the rest

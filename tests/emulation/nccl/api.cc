@@ -392,6 +392,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t handle) {
   if (comm->under_way > 0) misuse("ncclCommDestroy: the communicator is in progress");
   if (comm->worker.joinable()) comm->worker.join();
   comm->wait_pending();
+  wait_for_device();
   if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, false);
   forget_captured(*comm);
   remove(handle);
@@ -406,6 +407,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
   if (comm->worker.joinable()) comm->worker.join();
   if (comm->link != nullptr) comm->link->wake();
   comm->wait_pending();
+  wait_for_device();
   if (comm->link != nullptr) comm->link->leave(comm->id, comm->world, true);
   comm->link.reset();  // what graphs have of it does nothing any more
   remove(handle);

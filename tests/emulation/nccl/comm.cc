@@ -5,7 +5,9 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <mutex>
 #include <random>
+#include <utility>
 
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/emulation/nccl/fake_nccl.h"
@@ -16,6 +18,8 @@ namespace {
 std::atomic<uint64_t> g_executed{0};
 std::atomic<uint64_t> g_hang_at{UINT64_MAX};
 std::atomic<uint64_t> g_hanging{0};
+std::atomic<uint64_t> g_connections{0};
+std::atomic<bool> g_waits_for_device{false};
 
 int64_t number(const char* name, int64_t fallback) {
   const char* text = std::getenv(name);
@@ -28,9 +32,20 @@ Environment read_environment() {
   const char* mismatch = std::getenv("FAKE_NCCL_MISMATCH");
   e.hang_on_mismatch = mismatch != nullptr && std::strcmp(mismatch, "hang") == 0;
   e.max_delay_us = number("FAKE_NCCL_MAX_DELAY_US", 0);
-  e.launch_delay_us = number("FAKE_NCCL_LAUNCH_DELAY_US", 0);
   e.seed = static_cast<uint64_t>(number("FAKE_NCCL_SEED", 1));
   return e;
+}
+
+std::atomic<int64_t>& launch_delay_us() {
+  static auto* const delay = new std::atomic<int64_t>(number("FAKE_NCCL_LAUNCH_DELAY_US", 0));
+  return *delay;
+}
+
+// For the delay, or until the communicator is aborted.
+void pause(const Comm& comm, int64_t us) {
+  constexpr int64_t kSliceUs = 1000;
+  for (; us > 0 && !comm.aborted; us -= kSliceUs)
+    std::this_thread::sleep_for(std::chrono::microseconds(std::min(us, kSliceUs)));
 }
 
 void hang(const Comm& comm) {
@@ -146,6 +161,10 @@ void forget_captured(const Comm& comm) {
   });
 }
 
+void wait_for_device() {
+  if (g_waits_for_device) cudaDeviceSynchronize();
+}
+
 void leave_group(Comm& comm) {
   fake_cuda::Quiet quiet;
   comm.group_thread = std::thread::id();
@@ -192,6 +211,10 @@ ncclResult_t Comm::receive(int peer, uint32_t what, void* data, size_t bytes, Li
 }
 
 ncclResult_t Comm::connect(const std::vector<PairConnection>& wanted) {
+  if (wanted.empty()) return ncclSuccess;
+  pause(*this, 1000 * number("FAKE_NCCL_CONNECT_DELAY_MS", 0));
+  wait_for_device();
+  g_connections += wanted.size();
   for (const PairConnection& c : wanted) {
     const LinkChannel mine = c.sends ? LinkChannel::kToReceiver : LinkChannel::kToSender;
     const ncclResult_t sent = send(c.peer, c.kind, nullptr, 0, mine);
@@ -213,17 +236,38 @@ void Comm::wait_pending() const {
 
 ncclResult_t connect(Comm& comm) {
   // Asked each time: splits may take longer than their parent.
-  const int64_t delay_ms = number("FAKE_NCCL_INIT_DELAY_MS", 0);
-  if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+  pause(comm, 1000 * number("FAKE_NCCL_INIT_DELAY_MS", 0));
   comm.link = Link::make(comm.rendezvous, comm.rank, comm.size, comm.aborted);
   if (comm.link == nullptr) return comm.aborted ? ncclInternalError : comm.fail(ncclSystemError);
   comm.linked = true;
   return ncclSuccess;
 }
 
+namespace {
+
+// Launches of a device that are late, from the next one on.
+struct LateLaunches {
+  uint64_t late = 0;
+  uint32_t us = 0;
+};
+std::mutex g_late_mutex;
+std::map<int, LateLaunches> g_late_launches;
+
+int64_t launch_delay(int device) {
+  const std::lock_guard lock(g_late_mutex);
+  LateLaunches& of = g_late_launches[device];
+  const bool late = (std::exchange(of.late, of.late >> 1) & 1) != 0;
+  return std::max<int64_t>(launch_delay_us(), late ? of.us : 0);
+}
+
+}  // namespace
+
 ncclResult_t launch(std::vector<Operation> operations) {
   std::vector<Missing> missing;
   bool later = false;
+  const bool waits =
+      std::ranges::any_of(operations, [](const auto& o) { return !o.comm->blocking; });
+  const int64_t delay_us = waits ? launch_delay(operations.front().comm->device) : 0;
   for (const Operation& o : operations) {
     leave_group(*o.comm);
     auto of_comm = std::find_if(missing.begin(), missing.end(),
@@ -232,8 +276,7 @@ ncclResult_t launch(std::vector<Operation> operations) {
     for (const PairConnection& c : o.connections) {
       if (o.comm->connections.insert(c).second) of_comm->connections.push_back(c);
     }
-    later |=
-        !o.comm->blocking && (!of_comm->connections.empty() || environment().launch_delay_us > 0);
+    later |= !o.comm->blocking && (!of_comm->connections.empty() || delay_us > 0);
   }
   if (!later) {
     for (const Missing& m : missing) {
@@ -244,8 +287,8 @@ ncclResult_t launch(std::vector<Operation> operations) {
   for (const Missing& m : missing) ++m.comm->under_way;
   Comm& first = *missing.front().comm;
   if (first.worker.joinable()) first.worker.join();
-  first.worker = std::thread([missing, all = std::move(operations)]() mutable {
-    std::this_thread::sleep_for(std::chrono::microseconds(environment().launch_delay_us));
+  first.worker = std::thread([missing, delay_us, all = std::move(operations)]() mutable {
+    pause(*missing.front().comm, delay_us);
     cudaSetDevice(missing.front().comm->device);
     bool connected = true;
     for (const Missing& m : missing) connected &= m.comm->connect(m.connections) == ncclSuccess;
@@ -261,5 +304,17 @@ extern "C" void fake_nccl_hang(uint64_t k) {
   using namespace sotto::fake_nccl;
   g_hang_at = g_executed + k;
 }
+
+extern "C" void fake_nccl_delay_some(int device, uint64_t late, uint32_t us) {
+  using namespace sotto::fake_nccl;
+  const std::lock_guard lock(g_late_mutex);
+  g_late_launches[device] = {late, us};
+}
+
+extern "C" uint64_t fake_nccl_connections() { return sotto::fake_nccl::g_connections; }
+
+extern "C" void fake_nccl_wait_for_device(bool on) { sotto::fake_nccl::g_waits_for_device = on; }
+
+extern "C" void fake_nccl_delay_launches(int64_t us) { sotto::fake_nccl::launch_delay_us() = us; }
 
 extern "C" uint64_t fake_nccl_hanging() { return sotto::fake_nccl::g_hanging; }

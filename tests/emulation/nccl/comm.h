@@ -27,7 +27,6 @@ struct Environment {
   int version = NCCL_VERSION_CODE;
   bool hang_on_mismatch = false;
   int64_t max_delay_us = 0;
-  int64_t launch_delay_us = 0;
   uint64_t seed = 1;
 };
 const Environment& environment();
@@ -72,6 +71,10 @@ struct Comm {
   void wait_pending() const;
 };
 using CommRef = fake_cuda::Ref<Comm>;
+
+// What NCCL does before it allocates or frees, with fake_nccl_wait_for_device. Of the current
+// device.
+void wait_for_device();
 
 // Meets the other ranks; on success the communicator is ready.
 ncclResult_t connect(Comm& comm);

@@ -19,7 +19,8 @@
 // Environment, read when the library is loaded: FAKE_NCCL_VERSION (the header's; for example
 // 21805), FAKE_NCCL_MISMATCH (end|hang), FAKE_NCCL_MAX_DELAY_US (0; before each operation),
 // FAKE_NCCL_LAUNCH_DELAY_US (0; how long a non-blocking communicator is in progress after a group),
-// FAKE_NCCL_INIT_DELAY_MS (0), FAKE_NCCL_SEED (1).
+// FAKE_NCCL_INIT_DELAY_MS (0), FAKE_NCCL_CONNECT_DELAY_MS (0; before a group that makes
+// connections; both are asked each time), FAKE_NCCL_SEED (1).
 //
 // This header declares what tests steer it with, to be looked up with dlsym.
 #pragma once
@@ -38,6 +39,9 @@ uint64_t fake_nccl_hanging();
 // until they are aborted. So it is with NCCL while another rank of the machine does not finalize
 // its own.
 void fake_nccl_hang_finalize(bool on);
+// Of the groups that non-blocking communicators of the device launch from now on, the k-th is in
+// progress for `us` if bit k of `late` is set.
+void fake_nccl_delay_some(int device, uint64_t late, uint32_t us);
 // The communicator's asynchronous error, as from a broken network.
 void fake_nccl_break(void* comm, int result);
 // Calls so far, as fake_nccl_fail_call counts them.
@@ -47,6 +51,14 @@ uint64_t fake_nccl_calls_of(const char* name);
 // Name of the call that was made to fail; empty: none.
 const char* fake_nccl_failed_call();
 uint64_t fake_nccl_live_comms();
+// Connections that groups have made so far because they were the first to use them, of all ranks
+// that are threads of this process. One of two ranks is one each way for each of them.
+uint64_t fake_nccl_connections();
+// Whether what allocates or frees, making connections and the end of a communicator, waits from now
+// on until the device stands still, as cudaFree may.
+void fake_nccl_wait_for_device(bool on);
+// From now on, instead of FAKE_NCCL_LAUNCH_DELAY_US.
+void fake_nccl_delay_launches(int64_t us);
 // What groups have sent since the last call, of all ranks that are threads of this process, in the
 // order of the calls: "1:104 1:4096;1:104;" is two messages to rank 1 in one group, and a third.
 const char* fake_nccl_sent();

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <nccl.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <numeric>
@@ -185,6 +186,7 @@ SOTTO_RANK_MAIN(nccl_first_use) {
   }
   require(w.settle() == ncclSuccess, "settle");
   w.expect(w.b, w.n, static_cast<float>(w.before() + 1), "exchange");
+  require(fake_nccl_connections() == 2, "one to send and one to receive");
   if (w.rank == 1) self.at("late again");
   queue_exchange(w, ncclSuccess, "a connection that is there");
   if (w.rank == 0) {
@@ -193,6 +195,7 @@ SOTTO_RANK_MAIN(nccl_first_use) {
     self.at("queued");
   }
   w.expect(w.b, w.n, static_cast<float>(w.before() + 1), "exchange");
+  require(fake_nccl_connections() == 2, "those that are there");
   leave(w);
   return 0;
 }
@@ -214,6 +217,44 @@ SOTTO_RANK_MAIN(nccl_abort_of_first_use) {
   }
   require(state == ncclRemoteError, "an abort is told");
   OK(ncclCommAbort(w.comm));
+  return 0;
+}
+
+void wait_for(void* go) {
+  while (!static_cast<std::atomic<bool>*>(go)->load()) std::this_thread::sleep_for(1ms);
+}
+
+// Rank 0's connections, then both ranks' ends, wait for another stream of the device.
+SOTTO_RANK_MAIN(nccl_waits_for_device) {
+  World w(self, 0);
+  w.fill(w.a, 1, w.n);
+  OK(cudaStreamSynchronize(w.stream));
+  cudaStream_t busy = nullptr;
+  OK(cudaStreamCreateWithFlags(&busy, cudaStreamNonBlocking));
+  std::atomic<bool> go{false};
+  fake_nccl_wait_for_device(true);
+  if (w.rank == 0) OK(cudaLaunchHostFunc(busy, wait_for, &go));
+  queue_exchange(w, ncclInProgress, "the first use of a connection");
+  std::this_thread::sleep_for(50ms);
+  ncclResult_t state = ncclSuccess;
+  OK(ncclCommGetAsyncError(w.comm, &state));
+  require(w.rank == 1 || state == ncclInProgress, "the device of rank 0 does not stand still");
+  go = true;
+  require(w.settle() == ncclSuccess, "settle");
+  OK(cudaStreamSynchronize(w.stream));
+
+  go = false;
+  OK(cudaLaunchHostFunc(busy, wait_for, &go));
+  std::atomic<bool> ended{false};
+  std::thread end([&] {
+    w.rank == 0 ? ncclCommAbort(w.comm) : ncclCommDestroy(w.comm);
+    ended = true;
+  });
+  std::this_thread::sleep_for(50ms);
+  const bool waited = !ended;
+  go = true;
+  end.join();
+  require(waited, "the end waits for the device");
   return 0;
 }
 
@@ -302,6 +343,8 @@ TEST(FakeNccl, ConnectionsAreMadeByBothRanksAtTheirFirstUse) {
   EXPECT_EQ(ranks.failure(), "") << ranks.prefixed_output();
 }
 TEST(FakeNccl, AnAbortEndsTheFirstUse) { run("nccl_abort_of_first_use", 2); }
+
+TEST(FakeNccl, ConnectionsAndEndsWaitForTheDeviceIfAsked) { run("nccl_waits_for_device", 2); }
 
 TEST(FakeNccl, AKilledRankIsARemoteError) {
   Processes ranks("nccl_survivor", 3, {.argument = new_id(), .stop_at = {"2:ready"}});

@@ -188,7 +188,9 @@ class Work:
     def wait_stream(self, stream: Any = None) -> None:
         """Puts what is queued on a CUDA stream from now on behind the operation, also if it fails.
 
-        The host does not wait, and the operation stays in flight: wait() or error() tell its end.
+        Returns when all of the operation is queued on the device: over NCCL soon, over TCP when
+        its messages have come (SOTTO_STREAM_BLOCK=1: the stream waits for that, not the host). The
+        operation stays in flight: wait() or error() tell its end.
         stream: a torch.cuda.Stream, or the number of a cudaStream_t; None: PyTorch's current stream
         on the arrays' device. Errors: UnsupportedError (arrays in host memory: there is no stream),
         InvalidStateError (the stream is being captured into a graph; fork, open group).

@@ -76,9 +76,11 @@ class SottoOptimizer(Groups):
     torch does not count.
 
     On a CUDA device step() and accumulate() start behind what is queued on PyTorch's current
-    stream, and what is queued on it later comes after them; the host does not wait. So a step's
-    error is raised by the next call that needs the optimizer (step, accumulate, loss_scale, info,
-    state_dict, close), or by synchronize(). With a "scheduler" of the configuration the host waits.
+    stream, and what is queued on it later comes after them. They return when all of the step is
+    queued on the device: over NCCL soon, over TCP when its messages have come. So a step's error is
+    raised by the next call that needs the optimizer (step, accumulate, loss_scale, info,
+    state_dict, close), or by synchronize(). With a "scheduler" of the configuration the host waits
+    for the end.
     """
 
     # Keys that DeepSpeed's constructors have and that change nothing here: passed on only if they

@@ -152,21 +152,27 @@ class DDPState:
         devices = [values.device] if work.on_cuda else None  # whose streams wait for the future
         future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         if work.on_cuda and codec is None:  # NaN goes to all ranks alike: the host need not know
-            self._finish_on_stream(work, bucket.index(), values, future)
+            self._waiter.submit(self._finish_on_stream, work, bucket.index(), values, future)
         else:
             self._waiter.submit(self._finish, work, sent, values, future)
         return future
 
     def _finish_on_stream(self, work: Work, index: int, values: torch.Tensor, future: Any) -> None:
-        """DDP's stream waits for the device; backward's own goes on. Errors come a step later."""
-        before, self._flying[index] = self._flying.get(index), work
-        if before is not None:
-            before.wait()
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
-        with torch.cuda.stream(self._stream):  # where the future records its event
-            work.wait_stream()
-            future.set_result(values)
+        """DDP's stream waits for the device; backward's own goes on. Errors come a step later.
+
+        On the waiting thread, since wait_stream() waits until the operation is queued.
+        """
+        try:
+            before, self._flying[index] = self._flying.get(index), work
+            if before is not None:
+                before.wait()
+            if self._stream is None:
+                self._stream = torch.cuda.Stream(values.device)  # type: ignore[no-untyped-call]
+            with torch.cuda.stream(self._stream):  # where the future records its event
+                work.wait_stream()
+                future.set_result(values)
+        except Exception as error:
+            future.set_exception(error)
 
     @staticmethod
     def _finish(work: Work, sent: torch.Tensor, values: torch.Tensor, future: Any) -> None:

@@ -1,6 +1,6 @@
 // On the fake CUDA runtime, which shows what a GPU would hide: the default stream that runs late,
-// contexts on unused devices, streams that are held although they need not be, and calls
-// that could wait for a held stream.
+// contexts on unused devices, streams that are blocked although they need not be, and calls that
+// could wait for a blocked stream.
 #include <gmock/gmock.h>
 
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace sotto::test {
 namespace {
 
-class CudaHeldStreams : public ::testing::Test {
+class CudaStreamOrder : public ::testing::Test {
  protected:
   void SetUp() override {
     fake_cuda::clear_faults();
@@ -26,8 +26,22 @@ class CudaHeldStreams : public ::testing::Test {
   }
 };
 
+// With what SOTTO_STREAM_BLOCK asks for.
+class CudaBlockedStreams : public CudaStreamOrder {
+ protected:
+  void SetUp() override {
+    setenv("SOTTO_STREAM_BLOCK", "1", 1);
+    setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+    CudaStreamOrder::SetUp();
+  }
+  void TearDown() override {
+    for (const char* name : {"SOTTO_STREAM_BLOCK", "CUDA_MODULE_LOADING"}) unsetenv(name);
+    CudaStreamOrder::TearDown();
+  }
+};
+
 // NULL is all defaults, so the default stream too.
-TEST_F(CudaHeldStreams, ACallWithoutOptionsComesAfterTheDefaultStream) {
+TEST_F(CudaStreamOrder, ACallWithoutOptionsComesAfterTheDefaultStream) {
   EXPECT_EQ(run_world(1, {},
                       [](Member& self) {
                         // The first stream that is made: number 0.
@@ -48,7 +62,7 @@ TEST_F(CudaHeldStreams, ACallWithoutOptionsComesAfterTheDefaultStream) {
 }
 
 // A rank whose tensors are on one device makes no context on another, whatever thread works for it.
-TEST_F(CudaHeldStreams, ContextsAreMadeOnDevicesInUseAlone) {
+TEST_F(CudaStreamOrder, ContextsAreMadeOnDevicesInUseAlone) {
   WorldOptions options;
   options.on_rank = [](int32_t) { CUDA_OK(cudaSetDevice(1)); };
   EXPECT_EQ(run_world(2, options,
@@ -73,7 +87,7 @@ TEST_F(CudaHeldStreams, ContextsAreMadeOnDevicesInUseAlone) {
 }
 
 // Events order a stream behind an operation that only its device has to do with.
-TEST_F(CudaHeldStreams, AreNotThoseOfOperationsThatTheHostHasNoPartIn) {
+TEST_F(CudaBlockedStreams, AreNotThoseOfOperationsThatTheHostHasNoPartIn) {
   const uint64_t holds = fake_cuda::calls("cuStreamWaitValue32");
   EXPECT_EQ(run_world(1, {},
                       [](Member& self) {
@@ -95,7 +109,7 @@ TEST_F(CudaHeldStreams, AreNotThoseOfOperationsThatTheHostHasNoPartIn) {
 }
 
 // Their words were made when the device was opened, so there are only so many.
-TEST_F(CudaHeldStreams, HaveALimit) {
+TEST_F(CudaBlockedStreams, HaveALimit) {
   std::atomic<bool> enough{false};
   EXPECT_EQ(run_world(2, {},
                       [&](Member& self) {
@@ -121,8 +135,8 @@ TEST_F(CudaHeldStreams, HaveALimit) {
             "");
 }
 
-// What waits until the device stands still would wait for a stream that is held.
-TEST_F(CudaHeldStreams, DoNotHoldUpWhatIsGivenBack) {
+// What waits until the device stands still would wait for a stream that is blocked.
+TEST_F(CudaBlockedStreams, DoNotHoldUpWhatIsGivenBack) {
   constexpr const char* kConfig = R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})";
   EXPECT_EQ(
       run_world(2, {},
@@ -140,7 +154,7 @@ TEST_F(CudaHeldStreams, DoNotHoldUpWhatIsGivenBack) {
                   OK(sotto_optim_step(optim, &call, nullptr));
                   OK(sotto_all_reduce(self.comm, &param.grad, &param.grad, 1, &call, nullptr));
                   OK(sotto_barrier(self.comm, nullptr, nullptr));
-                  // The stream of rank 0 is held until rank 1 comes.
+                  // The stream of rank 0 is blocked until rank 1 comes.
                   if (self.rank == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
                   sotto_op* op = nullptr;
                   OK(sotto_all_reduce(self.comm, &param.grad, &param.grad, 1, &call, &op));
@@ -152,6 +166,135 @@ TEST_F(CudaHeldStreams, DoNotHoldUpWhatIsGivenBack) {
                 }),
       "");
   EXPECT_THAT(fake_cuda::waits_behind_holds(), testing::IsEmpty());
+}
+
+// One all-reduce of two ranks, rank 0 on a device; rank 1 comes when `let_rank_1` allows it.
+std::string reduce_behind(const std::function<void(Member&, sotto_op*, cudaStream_t)>& order,
+                          const std::atomic<bool>& let_rank_1) {
+  return run_world(2, {}, [&](Member& self) {
+    Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
+    std::vector<float> a(1000, 1);
+    const sotto_buffer at = tensors.add(a);
+    const sotto_call call = tensors.call();
+    while (self.rank == 1 && !let_rank_1) std::this_thread::yield();
+    sotto_op* op = nullptr;
+    OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+    if (self.rank == 0) {
+      order(self, op, tensors.stream());
+      tensors.download();
+      require(a[0] == 2 && a[999] == 2, "the stream comes after the operation");
+    }
+    OK(sotto_op_wait(op, -1));
+    OK(sotto_op_release(op));
+  });
+}
+
+// Without being asked to, no stream is blocked: the thread waits for the other rank's message.
+TEST_F(CudaStreamOrder, IsAwaitedOnTheHost) {
+  const uint64_t blocks = fake_cuda::calls("cuStreamWaitValue32");
+  std::atomic<bool> comes{false};
+  EXPECT_EQ(reduce_behind(
+                [&](Member&, sotto_op* op, cudaStream_t stream) {
+                  std::thread other([&] {
+                    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+                    comes = true;
+                  });
+                  OK(sotto_op_stream_wait(op, stream));
+                  require(comes, "the other rank has come");
+                  other.join();
+                },
+                comes),
+            "");
+  EXPECT_EQ(fake_cuda::calls("cuStreamWaitValue32"), blocks);
+}
+
+// A rank that waits for a stream does not wait for longer than the operation lasts.
+TEST_F(CudaStreamOrder, AnOperationThatFailsEndsTheWait) {
+  std::atomic<bool> comes{false};
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
+                        std::vector<float> a(1000, 1);
+                        const sotto_buffer at = tensors.add(a);
+                        sotto_call call = tensors.call();
+                        call.timeout_us = 200'000;
+                        if (self.rank == 1) {
+                          while (!comes) std::this_thread::yield();
+                          return;
+                        }
+                        sotto_op* op = nullptr;
+                        OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+                        OK(sotto_op_stream_wait(op, tensors.stream()));
+                        FAILS(sotto_op_error(op, nullptr), SOTTO_E_TIMEOUT, "");
+                        OK(sotto_op_release(op));
+                        tensors.sync();
+                        comes = true;
+                      }),
+            "");
+}
+
+// The thread goes on, the stream waits, and the device ends that.
+TEST_F(CudaBlockedStreams, GoOnWithoutTheHost) {
+  const uint64_t writes = fake_cuda::calls("cuStreamWriteValue32");
+  std::atomic<bool> comes{false};
+  EXPECT_EQ(reduce_behind(
+                [&](Member&, sotto_op* op, cudaStream_t stream) {
+                  OK(sotto_op_stream_wait(op, stream));
+                  require(cudaStreamQuery(stream) == cudaErrorNotReady, "the stream is blocked");
+                  comes = true;
+                },
+                comes),
+            "");
+  EXPECT_EQ(fake_cuda::calls("cuStreamWriteValue32"), writes + 1);
+}
+
+// A block takes the place of an earlier one only when the stream of that has gone on.
+TEST_F(CudaBlockedStreams, CanBeMadeAgainAndAgain) {
+  EXPECT_EQ(run_world(2, {},
+                      [](Member& self) {
+                        Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
+                        std::vector<float> a(1000, 1);
+                        const sotto_buffer at = tensors.add(a);
+                        const sotto_call call = tensors.call();
+                        for (int round = 0; round < 20; ++round) {
+                          sotto_op* op = nullptr;
+                          OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+                          if (self.rank == 0) OK(sotto_op_stream_wait(op, tensors.stream()));
+                          OK(sotto_op_wait(op, -1));
+                          OK(sotto_op_release(op));
+                        }
+                        tensors.download();
+                        require(a[999] == 1 << 20, "twenty sums");
+                      }),
+            "");
+}
+
+// In a process where they could block themselves there are none.
+TEST_F(CudaBlockedStreams, NeedTheirConditions) {
+  const auto refused = [](const char* why) {
+    std::atomic<bool> comes{false};
+    return run_world(2, {}, [&](Member& self) {
+      Tensors tensors(self.rank == 0 ? Where::kCuda : Where::kHost);
+      std::vector<float> a(1000, 1);
+      const sotto_buffer at = tensors.add(a);
+      const sotto_call call = tensors.call();
+      while (self.rank == 1 && !comes) std::this_thread::yield();
+      sotto_op* op = nullptr;
+      OK(sotto_all_reduce(self.comm, &at, &at, 1, &call, &op));
+      if (self.rank == 0)
+        FAILS(sotto_op_stream_wait(op, tensors.stream()), SOTTO_E_UNSUPPORTED, "SOTTO_STREAM_BLOCK",
+              why);
+      comes = true;
+      OK(sotto_op_wait(op, -1));
+      OK(sotto_op_release(op));
+    });
+  };
+  unsetenv("CUDA_MODULE_LOADING");
+  EXPECT_EQ(refused("CUDA_MODULE_LOADING=EAGER, which is \"\""), "");
+  setenv("CUDA_MODULE_LOADING", "EAGER", 1);
+  setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1", 1);
+  EXPECT_EQ(refused("CUDA_DEVICE_MAX_CONNECTIONS of 8 or more, which is 1"), "");
+  unsetenv("CUDA_DEVICE_MAX_CONNECTIONS");
 }
 
 }  // namespace

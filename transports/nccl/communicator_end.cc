@@ -1,0 +1,93 @@
+#include "transports/nccl/communicator_end.h"
+
+#include <system_error>
+#include <utility>
+
+#include "core/base/log.h"
+#include "cuda/calls/cuda_calls.h"
+
+namespace sotto::nccl {
+namespace {
+
+// Between looks at whether NCCL has finalized a communicator, of which it does not tell.
+constexpr auto kPause = std::chrono::microseconds(50);
+
+void warn(const Status& status, const char* consequence) {
+  if (!status.ok()) log(LogLevel::kWarn, "{}{}", status.text(), consequence);
+}
+
+}  // namespace
+
+CommunicatorEnd::CommunicatorEnd(std::shared_ptr<const Api> api, ncclComm_t comm, int device,
+                                 std::chrono::milliseconds limit)
+    : state_(new State{std::move(api), comm, device}), limit_(limit) {}
+
+CommunicatorEnd::~CommunicatorEnd() {
+  if (!thread_.joinable()) return;
+  while (!over() && std::chrono::steady_clock::now() < left_behind_at_)
+    std::this_thread::sleep_for(kPause);
+  if (over()) {
+    thread_.join();
+    return;
+  }
+  log(LogLevel::kError,
+      "nccl: a communicator on cuda:{} has not ended after {} ms and is left behind",
+      state_->device, limit_.count());
+  thread_.detach();
+}
+
+void CommunicatorEnd::begin() {
+  if (!thread_.joinable() && !over()) start();
+}
+
+void CommunicatorEnd::abort() {
+  if (!state_->abort.exchange(true)) left_behind_at_ = std::chrono::steady_clock::now() + limit_;
+  begin();
+}
+
+void CommunicatorEnd::start() {
+  left_behind_at_ = std::chrono::steady_clock::now() + limit_;
+  try {
+    thread_ = std::thread([state = state_] { run(*state); });
+  } catch (const std::system_error&) {  // there are no more threads
+    run(*state_);
+  }
+}
+
+void CommunicatorEnd::run(State& state) noexcept {
+  const Api& api = *state.api;
+  const OnDevice on(state.device);
+  if (!state.abort && finalize(state)) {
+    warn(api.status(api.CommDestroy(state.comm), "ncclCommDestroy", nullptr), "");
+  } else {
+    warn(api.status(api.CommAbort(state.comm), "ncclCommAbort", nullptr), "");
+  }
+  state.over.store(true, std::memory_order_release);
+}
+
+// True: it can be destroyed.
+bool CommunicatorEnd::finalize(const State& state) {
+  constexpr char kConsequence[] = "; the communicator is aborted";
+  const Api& api = *state.api;
+  const auto in_progress = [&](ncclResult_t* now) {
+    const ncclResult_t asked = api.CommGetAsyncError(state.comm, now);
+    if (asked != ncclSuccess) *now = asked;
+    return *now == ncclInProgress;
+  };
+  ncclResult_t now = ncclSuccess;
+  // What has failed, or still makes something, cannot be ended in order.
+  if (in_progress(&now) || now != ncclSuccess) return false;
+  const ncclResult_t begun = api.CommFinalize(state.comm);
+  if (begun != ncclSuccess && begun != ncclInProgress) {
+    warn(api.status(begun, "ncclCommFinalize", state.comm), kConsequence);
+    return false;
+  }
+  while (in_progress(&now)) {
+    if (state.abort) return false;
+    std::this_thread::sleep_for(kPause);
+  }
+  warn(api.status(now, "ncclCommFinalize", state.comm), kConsequence);
+  return now == ncclSuccess;
+}
+
+}  // namespace sotto::nccl
