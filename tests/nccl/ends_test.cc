@@ -2,6 +2,7 @@
 // another comm has its stream blocked, which the thread that drives is to carry on. Ranks are
 // threads.
 #include <atomic>
+#include <barrier>
 #include <chrono>
 #include <cstdlib>
 #include <functional>
@@ -108,12 +109,14 @@ TYPED_TEST_SUITE(NcclEnds, Endings);
 TYPED_TEST(NcclEnds, KeepNoOtherCommWaiting) {
   std::atomic<bool> blocked{false}, watched{false};
   std::atomic<uint64_t> before{0};
+  std::barrier ranks(2);
   WorldOptions options;
   options.transport = "tcp";
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
   EXPECT_EQ(run_world(2, options,
                       [&](Member& self) {
                         TypeParam ending(self, nccl_comm(self, 60'000'000));
+                        ranks.arrive_and_wait();  // a comm that is being made would fail
                         Tensors tensors(Where::kCuda, self.rank);
                         std::vector<float> x(1000, 1.0f);
                         const sotto_buffer a = tensors.add(x);

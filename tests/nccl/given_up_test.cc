@@ -3,6 +3,7 @@
 // data. What was to be written then stays as it was, and the operation fails; or else all of it had
 // arrived. So it is with operations in graphs.
 #include <algorithm>
+#include <atomic>
 #include <barrier>
 #include <cmath>
 #include <csignal>
@@ -182,6 +183,7 @@ bool give_up(const Kind& kind, int size, bool in_graph, uint64_t k, Outcomes* ou
   options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
   bool hung = false;
   std::barrier ranks(size);
+  std::atomic<int> started{0};
   const std::string failure = run_world(size, options, [&](Member& self) {
     Outcome& mine = (*outcomes)[static_cast<size_t>(self.rank)];
     Work work(kind, self.rank, self.rank + 1, self.comm);
@@ -192,9 +194,12 @@ bool give_up(const Kind& kind, int size, bool in_graph, uint64_t k, Outcomes* ou
     if (self.rank == 0) fake_nccl_hang(k);
     ranks.arrive_and_wait();
     sotto_op* const op = work.start(kBefore);
+    ++started;
     if (self.rank == 0) {
-      while (fake_nccl_hanging() == 0 && sotto_op_test(op) == SOTTO_IN_PROGRESS)
-        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      const auto runs = [&] {
+        return fake_nccl_hanging() == 0 && sotto_op_test(op) == SOTTO_IN_PROGRESS;
+      };
+      while (started < size || runs()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
       await_quiet();
       hung = fake_nccl_hanging() > 0;
       fake_nccl_hang(UINT64_MAX / 2);
