@@ -182,16 +182,17 @@ Status Engine::replay(const OpRef& op, const std::function<Status(Run&, OpHooks*
 }
 
 Status Engine::stream_after(const OpRef& op, void* stream) {
-  StreamOrder order{op.get(), stream, ok_status()};
-  {
-    const DriverRole::Lock role(role_);
-    const bool waits = !options_.block_streams;
-    const Status status = executor_->stream_after(order, role.nested(), waits);
-    if (status.code() != Code::kInProgress) return status;
+  for (;;) {
+    StreamOrder order{op.get(), stream};
+    {
+      const DriverRole::Lock role(role_);
+      const bool waits = !options_.block_streams;
+      const Status status = executor_->stream_after(order, role.nested(), waits);
+      if (status.code() != Code::kInProgress) return status;
+    }
+    // The operation ends at its deadline, if not before. The stream may be one of this thread's.
+    role_.wait_until([&] { return order.done.load(std::memory_order_acquire); }, -1);
   }
-  // The operation ends at its deadline, if not before.
-  role_.wait_until([&] { return order.done.load(std::memory_order_acquire); }, -1);
-  return order.status;
 }
 
 // ---- channels ----
@@ -200,16 +201,16 @@ std::shared_ptr<Channel> Engine::make_channel() {
   const std::shared_ptr<Engine> self = shared_from_this();
   const auto destroy = [self](Channel* channel) {
     self->drive([&](Driver&) {
-      std::erase(self->executor_->channels(), channel);
+      self->executor_->channels().remove(*channel);
       delete channel;
     });
   };
   std::shared_ptr<Channel> made;
   drive([&](Driver&) {
-    made.reset(new Channel(self, executor_->completions(), executor_->free_channel_number(),
-                           executor_->lane_groups()),
+    ChannelList& all = executor_->channels();
+    made.reset(new Channel(self, executor_->completions(), all.free_number(), all.lane_groups()),
                destroy);
-    executor_->channels().push_back(made.get());
+    all.add(*made);
   });
   return made;
 }

@@ -12,7 +12,7 @@ namespace {
 // may be blocked until it is done: the stream waits for it, or for something that other ranks do
 // after it. So lanes wait for the stream only if no such operation needs them. Else steps enter the
 // lanes when the stream has reached the operation.
-bool earlier_needs_device(std::span<Channel* const> channels, const Op& op) {
+bool earlier_needs_device(const ChannelList& channels, const Op& op) {
   const auto needs = [&](const OpRef& other) {
     return other.get() != &op && other->queue() == op.queue() &&
            !Scheduler::only_device_left(*other);
@@ -139,20 +139,19 @@ void Executor::post_transfer(Op& op, uint32_t step) {
   transport->recv(t);
 }
 
+// What is ready on the channel's links, and on those of others that share the order of one. Behind
+// a group that fails none is issued until its channel has failed.
 void Executor::issue_groups(Channel& channel) {
-  for (const Link& link : channel.links().all()) issue_groups(*link.groups);
-}
-
-// Behind a group that fails none is issued until its channel has failed.
-void Executor::issue_groups(OrderedIssue& groups) {
-  Channel* failing = nullptr;
-  const Status status = groups.issue_ready([&](const auto& group, auto& transfers) {
-    Op& op = static_cast<Op&>(*group.op);
-    failing = op.request_.channel.get();
-    const uint8_t link = op.plan().messages.groups[group.index].link;
-    return issue(*failing->links()[link].queue, op, group.index, transfers);
-  });
-  if (!status.ok()) failing->found(status);
+  for (const Link& link : channel.links().all()) {
+    Channel* of = nullptr;
+    const Status status = link.groups->issue_ready([&](const auto& group, auto& transfers) {
+      Op& op = static_cast<Op&>(*group.op);
+      of = op.request_.channel.get();
+      QueueTransport& queue = *of->links()[op.plan().messages.groups[group.index].link].queue;
+      return issue(queue, op, group.index, transfers);
+    });
+    if (!status.ok()) of->found(status);
+  }
 }
 
 // One group, perhaps not for the first time. Of a stream-ordered link it is a call of a lane like

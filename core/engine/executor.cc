@@ -42,13 +42,6 @@ bool Executor::take_inbox() {
   return true;
 }
 
-uint32_t Executor::free_channel_number() const {
-  uint32_t number = 0;
-  const auto taken = [&](const Channel* channel) { return channel->number() == number; };
-  while (std::ranges::any_of(channels_, taken)) ++number;
-  return number;
-}
-
 bool Executor::progress() {
   bool any = take_inbox();
   const bool due = scheduler_.empty() || clock_.now_ns() - last_poll_ns_ >= kPollEveryNs;
@@ -108,16 +101,11 @@ bool Executor::poll_devices() {
 // Groups that transports had in progress.
 bool Executor::issue_again() {
   bool any = false;
-  const auto again = [&](OrderedIssue& groups) {
-    if (!groups.in_progress()) return;
-    issue_groups(groups);
-    any |= !groups.in_progress();
-  };
-  again(*lane_groups_);
-  for (const Channel* channel : channels_) {
-    for (const Link& link : channel->links().all()) {
-      if (link.groups != lane_groups_) again(*link.groups);
-    }
+  for (Channel* channel : channels_) {
+    const auto in_progress = [](const Link& link) { return link.groups->in_progress(); };
+    if (std::ranges::none_of(channel->links().all(), in_progress)) continue;
+    issue_groups(*channel);
+    any |= std::ranges::none_of(channel->links().all(), in_progress);
   }
   return any;
 }
@@ -182,7 +170,7 @@ bool Executor::channels_failed() {
   const auto settles = [](const Channel* c) { return c->settling_ && c->settled(); };
   const auto quiet = [&](const Channel* c) { return c->found_.empty() && !settles(c); };
   if (std::ranges::all_of(channels_, quiet)) return false;
-  for (Channel* channel : std::vector<Channel*>(channels_)) {
+  for (Channel* channel : channels_.copy()) {
     for (const auto& [cause, decided] : std::exchange(channel->found_, {}))
       decided ? fail_channel(*channel, cause) : propose_failure(*channel, cause);
     if (!settles(channel)) continue;

@@ -17,6 +17,7 @@
 #include "core/base/status.h"
 #include "core/engine/captured_ops.h"
 #include "core/engine/channel.h"
+#include "core/engine/channel_list.h"
 #include "core/engine/completions.h"
 #include "core/engine/device_queues.h"
 #include "core/engine/driver_role.h"
@@ -45,18 +46,15 @@ class Executor final : public DriverWork {
   Pollers& pollers() { return pollers_; }
   Completions& completions() { return completions_; }
   // Those that are served.
-  std::vector<Channel*>& channels() { return channels_; }
-  // The lowest that no channel has.
-  uint32_t free_channel_number() const;
-  // Those of all links whose messages are calls of lanes.
-  const std::shared_ptr<OrderedIssue>& lane_groups() const { return lane_groups_; }
+  ChannelList& channels() { return channels_; }
 
   // Takes what other threads have handed over: admits operations, runs tasks.
   bool take_inbox();
   // As Engine says; `max_ops`: the limit of operations in flight.
   Status replay(Op& op, const std::function<Status(Run&, OpHooks*)>& bind, uint32_t max_ops);
-  // `nested`: in a callback, where the driver is in the middle of something. IN_PROGRESS: `order`
-  // will be done; not unless `may_wait`, for which the stream is blocked.
+  // `nested`: in a callback, where the driver is in the middle of something. IN_PROGRESS: it is not
+  // ordered, but when `order` is done it can be; not unless `may_wait`, for which the stream is
+  // blocked.
   Status stream_after(StreamOrder& order, bool nested, bool may_wait);
   // What a rank has found, for all ranks to agree on.
   void propose_failure(Channel& channel, const FailureCause& cause);
@@ -86,7 +84,6 @@ class Executor final : public DriverWork {
   void open_input(Op& op, uint32_t input, EventId event);
   void post_transfer(Op& op, uint32_t step);
   void issue_groups(Channel& channel);
-  void issue_groups(OrderedIssue& groups);
   Status issue(QueueTransport& transport, Op& op, uint32_t group,
                std::vector<Transfer*>& transfers);
   void execute(Op& op, uint32_t step);
@@ -109,8 +106,7 @@ class Executor final : public DriverWork {
   DriverRole& role_;
   std::unique_ptr<Trace> trace_;  // null: none is wanted
   Pollers pollers_;
-  std::vector<Channel*> channels_;
-  const std::shared_ptr<OrderedIssue> lane_groups_ = std::make_shared<OrderedIssue>();
+  ChannelList channels_;
   Scheduler scheduler_;
   DeviceQueues queues_;
   CapturedOps captured_;

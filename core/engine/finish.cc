@@ -138,7 +138,7 @@ void Executor::fail_channel(Channel& channel, const FailureCause& cause) {
   }
   const Status status = channel.failure();
   for (const OpRef& op : std::vector<OpRef>(channel.ops_)) fail_op(*op, status);
-  issue_groups(*lane_groups_);  // those of other root comms, behind what was dropped
+  issue_groups(channel);  // those of other root comms, behind what was dropped
 }
 
 void Executor::fail_op(Op& op, const Status& status) {

@@ -1,5 +1,5 @@
 // Streams of the user that come after operations of which the host still has a part to do. When the
-// rest is the device's, threads that wait for that order their streams by events, and blocked
+// rest is the device's, threads that wait for that may order their streams by events, and blocked
 // streams are unblocked by the device. Driver.
 #pragma once
 
@@ -18,7 +18,6 @@ namespace sotto {
 struct StreamOrder {
   Op* op;
   void* stream;
-  Status status;
   std::atomic<bool> done{false};  // the order is the thread's again
 };
 
@@ -44,7 +43,6 @@ class StreamOrders {
     Op& op = *order->op;
     const bool ended = op.done();
     if (!ended && !Scheduler::only_device_left(op)) return false;
-    if (!ended) order->status = DeviceQueues::order_stream(op, order->stream);
     order->done.store(true, std::memory_order_release);
     return true;
   }

@@ -464,8 +464,9 @@ SOTTO_API sotto_status sotto_comm_get_counters(const sotto_comm* comm,
                                                sotto_comm_counters* out_counters);
 
 /* Destroys the comm: waits for operations in flight at most the comm's timeout, then fails those
- * left; if the comm has failed a fraction of a second in all. Not collective. The handle is gone
- * whatever is returned, except for INVALID_STATE.
+ * left; if the comm has failed a fraction of a second in all, over NCCL until NCCL has aborted it (10
+ * seconds at most). Not collective. The handle is gone whatever is returned, except for
+ * INVALID_STATE.
  *   comm [in] NULL: nothing happens
  * Threads: one per handle, not from callbacks. Blocks: yes. Errors: the first error met while
  * draining, INVALID_STATE (fork, callback). Since: 0.1 */
@@ -568,8 +569,9 @@ SOTTO_API sotto_status sotto_op_release(sotto_op* op);
 /* ---- collectives ---------------------------------------------------------------------------- */
 /* All ranks of the comm call the same collectives in the same order with the same dtypes, counts,
  * reduction, root and tag (in sotto_all_to_all with parts counts may differ, but fit in pairs): a
- * difference is PROTOCOL on every rank, with both sides named. `in` and `out` are arrays of n
- * buffers handled as one operation; in[i].data == out[i].data means in place, any other overlap
+ * difference is PROTOCOL on every rank, with both sides named. Over NCCL that order is one over all
+ * comms of a context, as NCCL asks: ranks that share two comms make their calls on both in one
+ * order, or wait for each other until the timeout. `in` and `out` are arrays of n buffers handled as one operation; in[i].data == out[i].data means in place, any other overlap
  * with a buffer that is written is INVALID_ARGUMENT. Counts and n may be 0.
  *
  * The same for all of them, "the common errors": INVALID_ARGUMENT (buffers, counts, root, peer,
