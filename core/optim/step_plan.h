@@ -49,7 +49,16 @@ struct StepShape {
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
   uint64_t segment_bytes = 256 * 1024;
+  // Updates of several passes make them over so many elements at a time: whole tensors of one
+  // group, one at least. 0: over a group.
+  uint64_t batch_elements = 0;
 };
+
+// StepShape::batch_elements on a device. Where a launch is a call of a function, one tensor: the
+// next pass finds it in the caches. Else as many as one launch may have.
+inline uint64_t batch_elements_of(const DeviceCaps& device) {
+  return device.synchronous ? 1 : device.split_elements;
+}
 
 // Numbers of a step that are not a group's.
 struct StepScalars {
