@@ -87,17 +87,17 @@ struct StepSlots {
   uint32_t current_bits = kNoSlot, current_messages = kNoSlot;  // the codec's current result
 };
 
-// What the host finds in the verdict slot when the step has completed. Offsets in bytes; count 0:
-// not there.
+// What the host finds in the verdict slot when the step has completed, behind the word of the
+// decision. It lies in one piece on the device too, so that one copy brings it. Offsets in bytes;
+// norm 0, count 0: not there.
 struct StepVerdict {
-  uint64_t norm = 8;           // double: gradient norm before clipping; NaN: not computed
+  uint64_t norm = 0;           // double: gradient norm before clipping
   uint64_t norm_messages = 0;  // 16 bytes per rank
   uint32_t norm_message_count = 0;
   uint64_t worker_messages = 0;  // scale messages
   uint32_t worker_message_count = 0;
   uint64_t tensor_steps = 0;  // TensorStep per tensor
   uint64_t tensor_step_count = 0;
-  uint64_t bytes = 0;
 };
 
 struct StepPlan {

@@ -1,5 +1,5 @@
 // What a step asks of a device, counted on the fake runtime: the launches of an update do not grow
-// with the number of tensors.
+// with the number of tensors, and one copy brings the outcome to the host.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -72,6 +72,7 @@ Counts of_step(const char* json, int32_t size, int steps) {
 }
 
 constexpr char kSgd[] = R"({"optimizer": {"type": "SGD", "params": {"lr": 0.01}}})";
+constexpr char kAdam[] = R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}}})";
 constexpr char kLamb[] =
     R"({"optimizer": {"type": "Lamb", "params": {"lr": 0.01, "weight_decay": 0.1}}})";
 constexpr char kOneBitAdam[] =
@@ -101,6 +102,15 @@ TEST_P(StepCounts, LambHasThreeLaunchesForAGroup) {
 TEST_P(StepCounts, CompressedLambHasThreeLaunchesForAGroup) {
   const uint64_t others = launches(kOneBitAdam, kCompressed) - 2;
   EXPECT_EQ(launches(kOneBitLamb, kCompressed) - others, 3 * kGroups);
+}
+
+// Messages over TCP go by way of the host, with a copy each.
+TEST_P(StepCounts, TheOutcomeIsOneCopy) {
+  for (const char* json : {kAdam, kLamb, kOneBitAdam, kOneBitLamb}) {
+    SCOPED_TRACE(json);
+    const Counts counts = of_step(json, GetParam(), kCompressed);
+    EXPECT_EQ(counts.copies_to_host - counts.messages, static_cast<uint64_t>(GetParam()));
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Ranks, StepCounts, testing::Values(1, 2),

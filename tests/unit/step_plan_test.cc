@@ -1,13 +1,16 @@
-// Plans of steps: which tensors the kernels of an update of several passes take at once, and where
-// one pass leaves what the next reads.
+// Plans of steps: which tensors the kernels of an update of several passes take at once, where one
+// pass leaves what the next reads, and how the outcome comes to the host.
 #include <gtest/gtest.h>
 
 #include <algorithm>
 #include <map>
 #include <set>
 
+#include "core/optim/algorithms/adam.h"
 #include "core/optim/algorithms/lamb.h"
+#include "core/optim/algorithms/onebit_adam.h"
 #include "core/optim/algorithms/onebit_lamb.h"
+#include "core/optim/algorithms/zeroone_step.h"
 
 namespace sotto::test {
 namespace {
@@ -164,6 +167,76 @@ TEST(LambPlan, DirectionsTakeThePlaceOfAverages) {
   const StepPlan step = build_lamb_step(world.shape, false);
   const OperandRef& g = first_call(step.plan, KernelId::kLambMoments).operands[0];
   EXPECT_EQ(first_call(step.plan, KernelId::kLambUpdate).operands[0].slot, g.slot);
+}
+
+// ---- The outcome ----
+
+// Everything that the host reads at the end comes with one copy, and what it reads there has its
+// place in it.
+void expect_one_copy(const StepPlan& step) {
+  const LogicalPlan& plan = step.plan;
+  const uint32_t host = plan.decision.verdict;
+  std::vector<CopyStep> copies;
+  for (const Step& s : plan.steps) {
+    if (s.copy() == nullptr) continue;
+    const Region to = s.copy()->destination;
+    EXPECT_EQ(plan.slots[to.slot].kind == SlotKind::kHost, to.slot == host);
+    if (to.slot == host) copies.push_back(*s.copy());
+  }
+  ASSERT_EQ(copies.size(), 1u);
+  const uint64_t bytes = plan.slots[host].bytes;
+  EXPECT_EQ(copies[0].destination.offset, 0u);
+  EXPECT_EQ(copies[0].destination.bytes, bytes);
+  const Region word = resolve(plan.slots, {plan.decision.word, 0, 4});
+  EXPECT_EQ(word.slot, copies[0].source.slot);
+  EXPECT_EQ(word.offset, copies[0].source.offset);
+  const StepVerdict& v = step.verdict;
+  uint64_t end = 4;
+  const auto behind = [&](uint64_t at, uint64_t size) {
+    EXPECT_GE(at, end);
+    EXPECT_EQ(at % 8, 0u);
+    end = at + size;
+    EXPECT_LE(end, bytes);
+  };
+  if (v.norm != 0) behind(v.norm, 8);
+  if (v.norm_message_count != 0) behind(v.norm_messages, v.norm_message_count * kNormMessageBytes);
+  if (v.worker_message_count != 0) behind(v.worker_messages, v.worker_message_count * 4);
+  if (v.tensor_step_count != 0) behind(v.tensor_steps, v.tensor_step_count * sizeof(TensorStep));
+}
+
+TEST(StepOutcome, IsOneCopy) {
+  for (const int32_t size : {1, 2}) {
+    for (const double clip : {0.0, 1.0}) {
+      World world(size);
+      world.shape.clip = clip;
+      const StepPlan adam = build_adam_step(world.shape);
+      expect_one_copy(adam);
+      EXPECT_EQ(adam.verdict.norm != 0, clip > 0 || size == 1);
+      EXPECT_EQ(adam.verdict.norm_message_count, clip > 0 ? 1u : static_cast<uint32_t>(size));
+      EXPECT_EQ(adam.verdict.tensor_step_count, 0u);
+      const StepPlan lamb = build_lamb_step(world.shape, false);
+      expect_one_copy(lamb);
+      EXPECT_EQ(lamb.verdict.tensor_step_count, kTensors.size());
+      const StepPlan onebit_lamb = onebit_lamb_step(world.shape);
+      expect_one_copy(onebit_lamb);
+      EXPECT_EQ(onebit_lamb.verdict.worker_message_count, size == 1 ? 0u : 2u);
+      CompressedStepRequest request;
+      request.shape = world.shape;
+      expect_one_copy(build_onebit_adam_step(request));
+      ZeroOneRequest sync;
+      sync.shape = world.shape;
+      sync.kind = ZeroOneUpdate::kSync;
+      expect_one_copy(build_zeroone_step(sync));
+    }
+  }
+}
+
+TEST(StepOutcome, HasTheMessagesOfACodec) {
+  World world(2);
+  world.shape.average.codec = CodecSettings{};
+  const StepPlan step = build_adam_step(world.shape);
+  expect_one_copy(step);
+  EXPECT_EQ(step.verdict.worker_message_count, 2u);
 }
 
 }  // namespace
