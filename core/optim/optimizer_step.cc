@@ -85,6 +85,7 @@ Result<Optimizer::Prepared> Optimizer::prepare(const StepVariant& variant, bool 
   shape.loss_scaled = loss_scaler_.enabled();
   if (algorithm_->compresses_gradients()) shape.average.codec = data_.codec;
   shape.accumulated = accumulated;
+  shape.batch_elements = batch_elements_of(device->caps());
   StepPlan step = accumulates(variant) ? build_accumulation(shape, variant == kFirstAccumulation)
                                        : algorithm_->build(variant, shape);
   Prepared p;

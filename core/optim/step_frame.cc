@@ -1,6 +1,7 @@
 #include "core/optim/step_frame.h"
 
 #include <cstddef>
+#include <utility>
 
 #include "core/plan/collectives.h"
 #include "core/plan/layout.h"
@@ -250,37 +251,31 @@ StepPlan StepFrame::take() { return {builder().take(), std::move(slots()), verdi
 
 StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_steps) {
   write_copies(word);
+  std::vector<std::pair<uint32_t, uint64_t>> places;  // slots, and where they lie in the outcome
+  uint64_t end = 0;
+  const auto place = [&](uint32_t slot, uint64_t bytes) {
+    places.emplace_back(slot, end);
+    return std::exchange(end, end + (bytes + 7) / 8 * 8);
+  };
+  place(word, 4);
   StepVerdict& v = verdict_;
-  uint64_t at = 16;
-  v.norm_messages = at;
-  v.norm_message_count = norm_message_count_;
-  at += norm_message_count_ * kNormMessageBytes;
-  v.worker_messages = at;
-  v.worker_message_count =
-      worker_messages.slot == kNoSlot ? 0 : static_cast<uint32_t>(shape().size);
-  if (worker_messages.slot != kNoSlot) at += (worker_messages.bytes + 7) / 8 * 8;
-  v.tensor_steps = at;
-  v.tensor_step_count = tensor_steps ? tensors() : 0;
-  at += v.tensor_step_count * sizeof(TensorStep);
-  v.bytes = at;
-  const uint32_t host = builder().host(at);
-  builder().set_verdict(host, word);
-  if (norm_ != kNoSlot) {
-    builder().copy({host, v.norm, 8}, {norm_, 0, 8});
-  } else {
-    v.norm = 0;
-  }
+  if (norm_ != kNoSlot) v.norm = place(norm_, 8);
   if (norm_message_count_ > 0) {
-    const uint64_t bytes = norm_message_count_ * kNormMessageBytes;
-    builder().copy({host, v.norm_messages, bytes}, {norm_messages_, 0, bytes});
+    v.norm_message_count = norm_message_count_;
+    v.norm_messages = place(norm_messages_, norm_message_count_ * kNormMessageBytes);
   }
   if (worker_messages.slot != kNoSlot) {
-    builder().copy({host, v.worker_messages, worker_messages.bytes}, worker_messages);
+    v.worker_message_count = static_cast<uint32_t>(shape().size);
+    v.worker_messages = place(worker_messages.slot, worker_messages.bytes);
   }
-  if (tensor_steps && tensors() > 0) {
-    const uint64_t bytes = tensors() * sizeof(TensorStep);
-    builder().copy({host, v.tensor_steps, bytes}, {steps_operand(Access::kRead).slot, 0, bytes});
+  if (tensor_steps) {
+    v.tensor_step_count = tensors();
+    v.tensor_steps =
+        place(steps_operand(Access::kRead).slot, v.tensor_step_count * sizeof(TensorStep));
   }
+  const uint32_t outcome = builder().scratch(end);
+  for (const auto& [slot, offset] : places) builder().alias(slot, outcome, offset);
+  builder().set_verdict(builder().host(end), word, {outcome, 0, end});
   return take();
 }
 

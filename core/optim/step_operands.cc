@@ -141,13 +141,12 @@ OperandRef StepOperands::steps_operand(Access access) const {
   return whole(tensor_steps_, access, 0, tensors() * sizeof(TensorStep));
 }
 
-OperandRef StepOperands::blocks_operand(uint32_t slot, const NormRange& range) {
-  return whole(slot, Access::kRead, range.first_block * 4, range.blocks * 4);
+OperandRef StepOperands::blocks_operand(uint32_t slot, const TensorBatch& batch) {
+  return whole(slot, Access::kRead, batch.first_block * 4, batch.blocks * 4);
 }
 
-TensorArgs StepOperands::one_tensor(NormRange range, bool average) {
-  range.first_block = 0;  // of the operand
-  return {b_.keep_array(std::span<const NormRange>(&range, 1)), 1, average};
+TensorArgs StepOperands::tensor_args(const TensorBatch& batch, bool average) {
+  return {b_.keep_array(std::span<const NormRange>(batch.ranges)), batch.ranges.size(), average};
 }
 
 void StepOperands::copy_states() {
@@ -187,6 +186,29 @@ StepOperands::ScratchList StepOperands::scratch_list(Dtype type,
 
 uint32_t StepOperands::scratch_list(Dtype type) {
   return scratch_list(type, tensor_numbers(tensors())).list;
+}
+
+std::vector<TensorBatch> StepOperands::batches() const {
+  std::vector<NormRange> ranges = shape_.layout->tensor_ranges();
+  std::erase_if(ranges, [this](const NormRange& r) { return r.count == 0 || frozen(r.tensor); });
+  std::ranges::stable_sort(ranges, {}, &NormRange::group);
+  std::vector<TensorBatch> out;
+  uint64_t elements = 0;  // of the last batch
+  for (NormRange& range : ranges) {
+    elements += range.count;
+    const bool fits = shape_.batch_elements == 0 || elements <= shape_.batch_elements;
+    if (out.empty() || !fits || out.back().ranges.back().group != range.group) {
+      out.emplace_back().first_block = range.first_block;
+      elements = range.count;
+    }
+    TensorBatch& batch = out.back();
+    range.first_block -= batch.first_block;
+    batch.blocks = range.first_block + range.blocks;
+    batch.ranges.push_back(range);
+    const std::vector<Piece> pieces = shape_.layout->tensor_pieces(range.tensor);
+    batch.pieces.insert(batch.pieces.end(), pieces.begin(), pieces.end());
+  }
+  return out;
 }
 
 std::vector<Piece> StepOperands::updated(std::vector<Piece> pieces) const {

@@ -26,6 +26,14 @@ struct GradientStage {
   }
 };
 
+// Tensors that kernels take at once which follow each other over the same memory: of one parameter
+// group, in the order of registration.
+struct TensorBatch {
+  uint64_t first_block = 0, blocks = 0;  // of block sums: from those of the first tensor on
+  std::vector<NormRange> ranges;         // per tensor; blocks count from first_block
+  std::vector<Piece> pieces;
+};
+
 class StepOperands {
  public:
   explicit StepOperands(const StepShape& shape);
@@ -54,6 +62,8 @@ class StepOperands {
   uint32_t valid() const { return valid_; }  // kNoSlot: nothing is masked
   // What a step updates of these pieces: those of tensors that are not frozen.
   std::vector<Piece> updated(std::vector<Piece> pieces) const;
+  // The tensors that have elements and are not frozen, each in one batch.
+  std::vector<TensorBatch> batches() const;
   bool frozen(uint32_t tensor) const {
     return !shape_.frozen.empty() && tensor < shape_.frozen.size() && shape_.frozen[tensor] != 0;
   }
@@ -72,9 +82,9 @@ class StepOperands {
   OperandRef coefficient_operand(const GradientStage& stage) const;
   OperandRef states_operand(Access access) const;
   OperandRef steps_operand(Access access) const;
-  // What kernels of a single tensor read of blocks that all tensors have, and their argument.
-  static OperandRef blocks_operand(uint32_t slot, const NormRange& range);
-  TensorArgs one_tensor(NormRange range, bool average);
+  // What kernels of numbers per tensor read of blocks that all tensors have, and their argument.
+  static OperandRef blocks_operand(uint32_t slot, const TensorBatch& batch);
+  TensorArgs tensor_args(const TensorBatch& batch, bool average);
 
   // From now on kernels work on a copy of the per-tensor state, which keep_states writes back if
   // `word` says so: for steps that change it before the decision.

@@ -49,7 +49,16 @@ struct StepShape {
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
   uint64_t segment_bytes = 256 * 1024;
+  // Updates of several passes make them over so many elements at a time: whole tensors of one
+  // group, one at least. 0: over a group.
+  uint64_t batch_elements = 0;
 };
+
+// StepShape::batch_elements on a device. Where a launch is a call of a function, one tensor: the
+// next pass finds it in the caches. Else as many as one launch may have.
+inline uint64_t batch_elements_of(const DeviceCaps& device) {
+  return device.synchronous ? 1 : device.split_elements;
+}
 
 // Numbers of a step that are not a group's.
 struct StepScalars {
@@ -78,17 +87,17 @@ struct StepSlots {
   uint32_t current_bits = kNoSlot, current_messages = kNoSlot;  // the codec's current result
 };
 
-// What the host finds in the verdict slot when the step has completed. Offsets in bytes; count 0:
-// not there.
+// What the host finds in the verdict slot when the step has completed, behind the word of the
+// decision. It lies in one piece on the device too, so that one copy brings it. Offsets in bytes;
+// norm 0, count 0: not there.
 struct StepVerdict {
-  uint64_t norm = 8;           // double: gradient norm before clipping; NaN: not computed
+  uint64_t norm = 0;           // double: gradient norm before clipping
   uint64_t norm_messages = 0;  // 16 bytes per rank
   uint32_t norm_message_count = 0;
   uint64_t worker_messages = 0;  // scale messages
   uint32_t worker_message_count = 0;
   uint64_t tensor_steps = 0;  // TensorStep per tensor
   uint64_t tensor_step_count = 0;
-  uint64_t bytes = 0;
 };
 
 struct StepPlan {

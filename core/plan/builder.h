@@ -58,7 +58,7 @@ class PlanBuilder {
   uint32_t host(uint64_t bytes) { return add_slot({SlotKind::kHost, bytes, kNoSlot, 0, 0}); }
   // Declares that only committing steps write slots [first, first + n), which are bound.
   void committed(uint32_t first, uint64_t n = 1);
-  // Declares that a bound slot is the same memory as another, from `offset` on.
+  // Declares that a bound or scratch slot is the same memory as another, from `offset` on.
   void alias(uint32_t slot, uint32_t of, uint64_t offset);
 
   // A call of K. Operands that are not named are absent.
@@ -150,8 +150,12 @@ class PlanBuilder {
   }
   // The decision is made in `word`, and copied to the first 4 bytes of `host_slot`.
   void set_verdict(uint32_t host_slot, uint32_t word) {
+    set_verdict(host_slot, word, {word, 0, 4});
+  }
+  // The same, with all of a region that begins with the word.
+  void set_verdict(uint32_t host_slot, uint32_t word, Region outcome) {
     plan_.decision = {.word = word, .verdict = host_slot};
-    copy({host_slot, 0, 4}, {word, 0, 4});
+    copy({host_slot, 0, outcome.bytes}, outcome);
   }
   const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
 

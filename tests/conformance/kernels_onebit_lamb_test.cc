@@ -465,6 +465,31 @@ FactorResult bounded(float u0, float u, float maximum, float wd, double last) {
   return r;
 }
 
+// A call has the tensors of a group, of any number of blocks each.
+TEST(KernelsOnebitLamb, ScalarsOfManyTensorsEqualTheReferenceOnEveryTarget) {
+  Random random(31);
+  std::vector<NormRange> ranges;
+  uint64_t blocks = 0;
+  for (const uint64_t n : {1, 2, 33, 1024, 1025, 3000, 1, 5, 1, 7, 1, 64, 1, 3, 1, 1, 2}) {
+    const auto t = static_cast<uint32_t>(ranges.size());
+    ranges.push_back({blocks, n, n * kNormBlock, t % 3, t});
+    blocks += n;
+  }
+  std::vector<TensorState> states(ranges.size());
+  for (size_t t = 0; t < states.size(); ++t)
+    states[t] = {0.1 * static_cast<double>(t), 0.6 + 0.2 * static_cast<double>(t), 1};
+  KernelCase work(KernelId::kOnebitLambScalars);
+  work.set_args(TensorArgs{ranges.data(), ranges.size(), false});
+  auto& o = work.named<kernels::OnebitLambScalars>();
+  o.u0_sums = work.flat(random.positive(blocks, 1, 0));
+  o.u_sums = work.flat(random.positive(blocks, 1, 0));
+  o.maxima = work.flat(random.positive(blocks, 0.5f, 0));
+  o.scalars = work.flat(std::vector{scalars(0.0f), scalars(0.01f), scalars(0.1f)});
+  o.states = work.flat(states);
+  o.steps = work.flat(std::vector<TensorStep>(ranges.size()));
+  EXPECT_EQ(compare_on_all_targets(work), "");
+}
+
 TEST(KernelsOnebitLamb, FactorIsBoundedInTheStatedOrder) {
   EXPECT_DOUBLE_EQ(bounded(0, 0, 1.05f, 0, 1).step.factor, double{1.05f});
   EXPECT_DOUBLE_EQ(bounded(0, 0, 3.0f, 0, 1).step.factor, 1.1);     // per-step bound above

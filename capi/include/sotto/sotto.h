@@ -571,8 +571,9 @@ SOTTO_API sotto_status sotto_op_release(sotto_op* op);
  * reduction, root and tag (in sotto_all_to_all with parts counts may differ, but fit in pairs): a
  * difference is PROTOCOL on every rank, with both sides named. Over NCCL that order is one over all
  * comms of a context, as NCCL asks: ranks that share two comms make their calls on both in one
- * order, or wait for each other until the timeout. `in` and `out` are arrays of n buffers handled as one operation; in[i].data == out[i].data means in place, any other overlap
- * with a buffer that is written is INVALID_ARGUMENT. Counts and n may be 0.
+ * order, or wait for each other until the timeout. `in` and `out` are arrays of n buffers handled
+ * as one operation; in[i].data == out[i].data means in place, any other overlap with a buffer that
+ * is written is INVALID_ARGUMENT. Counts and n may be 0.
  *
  * The same for all of them, "the common errors": INVALID_ARGUMENT (buffers, counts, root, peer,
  * call), UNSUPPORTED (dtype, device, newer field of call), BUSY (SOTTO_CALL_NO_BLOCK; with it unset

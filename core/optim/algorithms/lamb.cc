@@ -6,39 +6,50 @@
 namespace sotto {
 namespace {
 
+// Of tensors in a shared buffer: whole cache lines, so that vectors and thread blocks read and
+// write them as they do tensors of the caller's.
+constexpr uint64_t kDirectionAlignment = 128;
+
 // Where the first pass leaves the direction of each tensor for the second: one slot per tensor;
-// returns the first. Averages of this run are overwritten, if they are float32. Otherwise tensors
+// returns the first. Averages of this run are overwritten, if they are float32. Otherwise batches
 // share a buffer with room for the largest; the caller's gradients are only read.
-uint32_t direction_list(StepFrame& frame, const GradientStage& gradient) {
+uint32_t direction_list(StepFrame& frame, const GradientStage& gradient,
+                        std::span<const TensorBatch> batches) {
   if (gradient.own) return gradient.list;
   PlanBuilder& b = frame.builder();
-  uint64_t largest = 4;
   std::vector<uint64_t> bytes;
-  for (const LayoutTensor& t : frame.shape().layout->tensors()) {
-    bytes.push_back(t.count * 4);
-    largest = std::max(largest, t.count * 4);
+  for (const LayoutTensor& t : frame.shape().layout->tensors()) bytes.push_back(t.count * 4);
+  const uint32_t first = b.bound_list(bytes);
+  std::vector<uint64_t> places(bytes.size());
+  uint64_t largest = 4;
+  for (const TensorBatch& batch : batches) {
+    uint64_t end = 0;
+    for (const NormRange& range : batch.ranges) {
+      places[range.tensor] = end;
+      end += (bytes[range.tensor] + kDirectionAlignment - 1) / kDirectionAlignment *
+             kDirectionAlignment;
+    }
+    largest = std::max(largest, end);
   }
   const uint32_t shared = b.scratch(largest);
-  const uint32_t first = b.bound_list(bytes);
-  for (uint32_t t = 0; t < bytes.size(); ++t) b.alias(first + t, shared, 0);
+  for (const TensorBatch& batch : batches) {
+    for (const NormRange& range : batch.ranges)
+      b.alias(first + range.tensor, shared, places[range.tensor]);
+  }
   return first;
 }
 
-// Tensor after tensor, so that the second pass finds small tensors in the cache.
 void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
   PlanBuilder& b = frame.builder();
-  const CompressedLayout& layout = *frame.shape().layout;
   const uint32_t params = frame.slots().params;
   const uint32_t m = frame.moment("m").elements, v = frame.moment("v").elements;
-  const uint64_t block_bytes = std::max<uint64_t>(1, layout.tensor_blocks()) * 4;
+  const uint64_t block_bytes = std::max<uint64_t>(1, frame.shape().layout->tensor_blocks()) * 4;
   const uint32_t p_blocks = b.scratch(block_bytes);
   const uint32_t u_blocks = b.scratch(block_bytes);
-  const uint32_t directions = direction_list(frame, gradient);
-  const std::vector<NormRange> ranges = layout.tensor_ranges();
+  std::vector<TensorBatch> batches = frame.batches();
+  const uint32_t directions = direction_list(frame, gradient, batches);
   const KernelOptions commit = StepFrame::committing(gradient.word);
-  for (uint32_t t = 0; t < ranges.size(); ++t) {
-    if (ranges[t].count == 0 || frame.frozen(t)) continue;
-    std::vector<Piece> pieces = layout.tensor_pieces(t);
+  for (TensorBatch& batch : batches) {
     b.kernel<kernels::LambMoments>({.g = gradient.operand(),
                                     .m = flat(m, Access::kReadWrite, 32),
                                     .v = flat(v, Access::kReadWrite, 32),
@@ -49,17 +60,17 @@ void emit_lamb(StepFrame& frame, const GradientStage& gradient, bool average) {
                                     .clip = frame.coefficient_operand(gradient),
                                     .valid = frame.valid_operand(),
                                     .u = list(directions, Access::kWrite, 32)},
-                                   pieces, SourceArgs{gradient.type}, commit);
-    b.kernel<kernels::LambScalars>({.p_sums = StepFrame::blocks_operand(p_blocks, ranges[t]),
-                                    .u_sums = StepFrame::blocks_operand(u_blocks, ranges[t]),
+                                   batch.pieces, SourceArgs{gradient.type}, commit);
+    b.kernel<kernels::LambScalars>({.p_sums = StepFrame::blocks_operand(p_blocks, batch),
+                                    .u_sums = StepFrame::blocks_operand(u_blocks, batch),
                                     .scalars = frame.scalars_operand<LambGroupScalars>(),
                                     .states = frame.states_operand(Access::kReadWrite),
                                     .steps = frame.steps_operand(Access::kReadWrite)},
-                                   {}, frame.one_tensor(ranges[t], average), commit);
+                                   {}, frame.tensor_args(batch, average), commit);
     b.kernel<kernels::LambUpdate>({.u = list(directions, Access::kRead, 32),
                                    .p = list(params, Access::kReadWrite, 32),
                                    .steps = frame.steps_operand(Access::kRead)},
-                                  std::move(pieces), NoArgs{}, commit);
+                                  std::move(batch.pieces), NoArgs{}, commit);
   }
 }
 

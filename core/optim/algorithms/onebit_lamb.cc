@@ -42,16 +42,13 @@ class OneBitLambStep final : public CompressedStep {
         {}, ScalingArgs{b_.keep_array(std::span<const NormRange>(ranges)), ranges.size(), debias_});
   }
 
-  // Passes A and B, tensor after tensor.
+  // Passes A and B.
   void update(uint32_t word) override {
     const uint32_t u0_blocks = b_.scratch(block_bytes());
     const uint32_t u_blocks = b_.scratch(block_bytes());
     const uint32_t maxima = b_.scratch(block_bytes());
-    const std::vector<NormRange> ranges = layout_.tensor_ranges();
     const KernelOptions commit = StepFrame::committing(word);
-    for (uint32_t t = 0; t < ranges.size(); ++t) {
-      if (ranges[t].count == 0 || frame_.frozen(t)) continue;
-      std::vector<Piece> pieces = layout_.tensor_pieces(t);
+    for (TensorBatch& batch : frame_.batches()) {
       b_.kernel<kernels::OnebitLambFactor>({.m = new_momentum(),
                                             .old = old_momentum(),
                                             .vf = flat(vf_, Access::kReadWrite, 32),
@@ -63,16 +60,16 @@ class OneBitLambStep final : public CompressedStep {
                                             .maxima = blocks(maxima, Access::kWrite),
                                             .scalars = frame_.scalars_operand(),
                                             .states = frame_.states_operand(Access::kRead)},
-                                           pieces, NoArgs{}, commit);
+                                           batch.pieces, NoArgs{}, commit);
       b_.kernel<kernels::OnebitLambScalars>(
-          {.u0_sums = StepFrame::blocks_operand(u0_blocks, ranges[t]),
-           .u_sums = StepFrame::blocks_operand(u_blocks, ranges[t]),
-           .maxima = StepFrame::blocks_operand(maxima, ranges[t]),
+          {.u0_sums = StepFrame::blocks_operand(u0_blocks, batch),
+           .u_sums = StepFrame::blocks_operand(u_blocks, batch),
+           .maxima = StepFrame::blocks_operand(maxima, batch),
            .scalars = frame_.scalars_operand<OnebitLambGroupScalars>(),
            .states = frame_.states_operand(Access::kReadWrite),
            .steps = frame_.steps_operand(Access::kReadWrite)},
-          {}, frame_.one_tensor(ranges[t], false), commit);
-      emit_update(std::move(pieces), word);
+          {}, frame_.tensor_args(batch, false), commit);
+      emit_update(std::move(batch.pieces), word);
     }
   }
 

@@ -74,6 +74,7 @@ bool copy(void* dst, const void* src, size_t bytes, cudaMemcpyKind kind, const R
   state().memory.check(dst, bytes, on.dst_device, call);
   state().memory.check(src, bytes, on.src_device, call);
   check_overlap(dst, src, bytes, call);
+  if (on.src_device && !on.dst_device) state().count_copy_to_host();
   if (on.dst_device && !on.src_device && is_pageable(src)) {  // staged before the call returns
     const auto* from = static_cast<const char*>(src);
     const auto staged = make_ref<std::vector<char>>(from, from + bytes);

@@ -163,6 +163,13 @@ uint64_t launches() {
   return s.launches_;
 }
 
+uint64_t copies_to_host() {
+  State& s = state();
+  Quiet quiet;
+  std::lock_guard lock(s.mutex_);
+  return s.copies_to_host_;
+}
+
 std::set<int> contexts() {
   State& s = state();
   Quiet quiet;

@@ -113,7 +113,9 @@ TEST_F(FakeCuda, AStreamIsInOrder) {
   float* a = floats(kN);
   CUDA_OK(cudaMemsetAsync(a, 0, kN * 4, s));
   for (int i = 0; i < 20; ++i) CUDA_OK(launch_add(a, a, 1.0f, kN, s));
+  const uint64_t copies = copies_to_host();
   EXPECT_EQ(read(a, kN, s), std::vector<float>(kN, 20.0f));
+  EXPECT_EQ(copies_to_host(), copies + 1);
   EXPECT_EQ(launches() > 0, true);
   CUDA_OK(cudaFreeAsync(a, s));
   CUDA_OK(cudaStreamSynchronize(s));

@@ -107,7 +107,8 @@ uint64_t records(uint32_t stream);  // of events on a stream that lives, since i
 uint64_t executions();              // kernels, copies, fills, host functions, since then
 // Calls that made the host wait for the device: synchronise, blocking copies, cudaFree.
 uint64_t host_waits();
-uint64_t launches();  // kernels, since the start
+uint64_t launches();        // kernels, since the start
+uint64_t copies_to_host();  // from device memory by the functions for copies, since the start
 // Devices on which a context was made, since the last configure or start: by making the device
 // current, and by every call that needs one while it is.
 std::set<int> contexts();

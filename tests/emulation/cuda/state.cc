@@ -194,6 +194,12 @@ void State::count_launch() {
   ++launches_;
 }
 
+void State::count_copy_to_host() {
+  Quiet quiet;
+  std::lock_guard lock(mutex_);
+  ++copies_to_host_;
+}
+
 bool State::begin_job(uint32_t stream, std::mt19937_64& random) {
   int64_t delay_us = 0;
   {

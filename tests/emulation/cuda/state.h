@@ -123,6 +123,7 @@ class State {
   friend uint64_t executions();
   friend uint64_t host_waits();
   friend uint64_t launches();
+  friend uint64_t copies_to_host();
   friend std::set<int> contexts();
   friend std::vector<std::string> waits_behind_holds();
   friend Live live();
@@ -130,6 +131,7 @@ class State {
   friend void resume();
 
   void count_launch();
+  void count_copy_to_host();
 
  private:
   struct Fault {
@@ -169,6 +171,7 @@ class State {
   std::string failed_call_;
   cudaError_t sticky_ = cudaSuccess;
   uint64_t calls_ = 0, queries_ = 0, executions_ = 0, host_waits_ = 0, launches_ = 0;
+  uint64_t copies_to_host_ = 0;
   std::map<std::string, uint64_t> calls_by_name_;
   std::set<int> contexts_;
   std::set<std::pair<int, const void*>> loaded_;  // device, kernel
