@@ -48,7 +48,8 @@ struct StepShape {
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
-  uint64_t segment_bytes = 256 * 1024;
+  MessageSizes sizes = {.segment_bytes = 256 * 1024};
+  NativeCollectives native = 0;  // that averages in full precision may use
 };
 
 // Numbers of a step that are not a group's.

@@ -6,6 +6,7 @@
 
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
+#include "transports/nccl/caps.h"
 
 namespace sotto::nccl {
 namespace {
@@ -43,12 +44,7 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
       control_(control),
       sink_(sink),
       clock_(clock),
-      caps_{.name = "nccl",
-            .host_memory_only = false,
-            // A group costs some 10 us to launch, a MiB 20 us at 50 GB/s.
-            .segment_bytes = 1 << 20,
-            .stream_ordered = true,
-            .native = options.native},
+      caps_(caps_of(options.native)),
       groups_(communicators_) {
   poller_->add(this);
 }
