@@ -43,7 +43,7 @@ struct CompressedRequest {
   // kFlagNonfinite too; kNoSlot: there is none.
   uint32_t worker_flags = kNoSlot;
   Predicate prior;  // an earlier decision that must be kCommit too; no slot: none
-  uint64_t segment_bytes = 256 * 1024;
+  uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   CodecKind kind = CodecKind::kOnebit;
   uint32_t block = 0;  // of codecs with blocks
   // Emits the encoder of one run and its undo.
@@ -62,7 +62,7 @@ struct CompressedMeanRequest {
   // The result is the caller's memory and written only if all ranks may commit. Otherwise it is
   // written as it arrives, and worth nothing unless CompressedResult::gate says kCommit.
   bool commits = false;
-  uint64_t segment_bytes = 256 * 1024;
+  uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
 };
 
 }  // namespace sotto

@@ -161,6 +161,7 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
   SOTTO_TRY(failure());
   for (Call& call : calls) {
     call.request.segment_bytes = segment_bytes();
+    call.request.held = held_windows();
     call.request.native = native();
   }
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan, prepare(calls));

@@ -77,7 +77,7 @@ struct RootComm {
   Standing standing;
   std::shared_ptr<Channel> channel;
   std::string transport;
-  uint64_t segment_bytes = 0;   // agreed by all ranks
+  MessageSizes sizes;           // the segments agreed by all ranks
   int64_t timeout_us = 0;       // negative: no limit
   std::vector<uint64_t> hosts;  // by rank: host_number
   ~RootComm();
@@ -94,7 +94,8 @@ class Comm : public std::enable_shared_from_this<Comm> {
   uint64_t epoch() const { return epoch_; }
   const std::string& transport() const { return root_->transport; }
   int64_t timeout_us() const { return root_->timeout_us; }
-  uint64_t segment_bytes() const { return root_->segment_bytes; }
+  uint64_t segment_bytes() const { return root_->sizes.segment_bytes; }
+  const HeldWindows& held_windows() const { return root_->sizes.held; }
   // By rank of this comm: the index of its host, from 0 in the order of the lowest rank of each.
   std::vector<int32_t> hosts() const;
   // Those of the transport that are between the ranks of this comm.

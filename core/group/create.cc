@@ -220,7 +220,7 @@ Result<std::unique_ptr<ControlPlane>> rendezvous(Context& context, RootSetup& se
   Result<Agreement> agreement = agree(*control, setup, context.params(), driver);
   SOTTO_TRY(tell(*control, agreement.status()));
   control->set_silence_limit(agreement->silence_limit_ms);
-  root.segment_bytes = agreement->segment_bytes;
+  root.sizes.segment_bytes = agreement->segment_bytes;
   root.hosts = std::move(agreement->hosts);
   if (agreement->inside) {
     const Status moved = move_inside(setup, *agreement->inside, control, driver);
@@ -268,10 +268,12 @@ Status connect(const RootSetup& setup, void* native_comm, RootComm& root, Driver
     SOTTO_TRY(add_link(setup, *backend, elsewhere, root, driver));
     SOTTO_TRY(add_link(setup, *inside, here, root, driver));
   }
-  if (root.segment_bytes != 0) return ok_status();
-  root.segment_bytes = kMostSegment;
+  std::vector<const TransportCaps*> transports;
   for (const Link& link : root.channel->links().all())
-    root.segment_bytes = std::min(root.segment_bytes, link.transport->caps().segment_bytes);
+    transports.push_back(&link.transport->caps());
+  const uint64_t named = root.sizes.segment_bytes;
+  root.sizes = common_sizes(transports);
+  if (named != 0) root.sizes.segment_bytes = named;
   return ok_status();
 }
 

@@ -75,6 +75,18 @@ std::string step_differences(const OpSignature& a, const OpSignature& b) {
 
 }  // namespace
 
+MessageSizes common_sizes(std::span<const TransportCaps* const> transports) {
+  MessageSizes sizes;
+  for (const TransportCaps* caps : transports) {
+    const bool first = caps == transports.front();
+    const uint64_t segment = caps->segment_bytes;
+    if (segment != 0 && (sizes.segment_bytes == 0 || segment < sizes.segment_bytes))
+      sizes.segment_bytes = segment;
+    if (first || caps->held.bytes < sizes.held.bytes) sizes.held = caps->held;
+  }
+  return sizes;
+}
+
 std::string name_of(const OpKey& key) {
   if ((key.number >> 63) == 0) return fmt::format("operation {}", key.number);
   return fmt::format("send/recv {} from rank {} to rank {}", key.number & 0x7fffffffu,

@@ -36,18 +36,39 @@ inline constexpr NativeCollectives kNativeIntegers = 2;
 // And of floating-point numbers, in an order of the transport's own.
 inline constexpr NativeCollectives kNativeFloats = 4;
 
+// What a direct reduction keeps of what arrives (plan/direct.h). The numbers are those of byte
+// streams. Fewer would delay senders on a long path, where what receivers have announced has to
+// cover the bytes under way (1 Gbit/s and 50 ms: 6 MB); with more, connections that share a link
+// get farther apart, and the slowest ends alone (3 % at 1 Gbit/s, W = 4, with twice as many).
+struct HeldWindows {
+  uint32_t count = 4;         // windows in memory at a time
+  uint64_t bytes = 12 << 20;  // of all of them together, of all ranks
+  bool operator==(const HeldWindows&) const = default;
+};
+
 struct TransportCaps {
   const char* name = "";
   // Host memory only: buffers of other devices are staged by the lowering pass.
   bool host_memory_only = true;
-  // Largest message that plans make unless the user says otherwise.
+  // Largest message that plans make unless the user says otherwise. 0: messages are not cut, for
+  // transports that move a round as a whole.
   uint64_t segment_bytes = 256 * 1024;
+  HeldWindows held = {};
   // Queue transports: sends and receives are queued on a device lane and complete there, as kernels
   // do (nccl).
   bool stream_ordered = false;
   // Queue transports: those that plans may use, of the root comm and of comms that were joined.
   NativeCollectives native = 0;
 };
+
+// How plans cut messages and windows.
+struct MessageSizes {
+  uint64_t segment_bytes = 0;  // as in TransportCaps
+  HeldWindows held = {};
+};
+// Sizes for messages that may go over any of these transports: as soon as one cuts messages, its
+// segments, and the windows with the fewest bytes.
+MessageSizes common_sizes(std::span<const TransportCaps* const> transports);
 
 // Names an operation on all ranks alike. `comm` is the epoch of the comm, unique among the comms of
 // a root; `number` counts its collectives from 0. Point-to-point operations have a number space of

@@ -58,7 +58,8 @@ StepShape OptimizerData::step_shape() const {
   shape.frozen = parameters.frozen();
   shape.masked = masked;
   shape.state = arrays["m"].type;
-  shape.segment_bytes = comm->segment_bytes();
+  shape.sizes = {comm->segment_bytes(), comm->held_windows()};
+  shape.native = comm->native();
   return shape;
 }
 

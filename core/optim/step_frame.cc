@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/plan/collectives.h"
+#include "core/plan/flat_reduce.h"
 #include "core/plan/layout.h"
 
 namespace sotto {
@@ -132,24 +133,30 @@ GradientStage StepFrame::average(const std::vector<uint32_t>& tensors, uint32_t 
   const FlatLayout dense = FlatLayout::concatenated(counts_of(*shape().layout), tensors);
   const bool scaled = shape().average.prescale != 1 || shape().average.postscale != 1;
   const GradientStage local = local_stage();
-  uint32_t summands = local.list;
-  if (local.type != shape().average.wire || shape().average.prescale != 1) {
-    summands = scratch_list(shape().average.wire, tensors).list;
-    convert(local.list, summands, {local.type, shape().average.wire, shape().average.prescale},
-            tensors);
-  }
-  const ScratchList averages = scratch_list(shape().average.wire, tensors);
   FlatReduceRequest reduce;
   reduce.rank = shape().rank;
   reduce.size = shape().size;
   reduce.layout = &dense;
   reduce.dtype = shape().average.wire;
   reduce.op = scaled ? ReduceOp::kSum : ReduceOp::kMean;
-  reduce.in_list = summands;
-  reduce.out_flat = averages.flat;
   reduce.flags = flags;
   reduce.round = builder().next_round();
-  reduce.segment_bytes = shape().segment_bytes;
+  reduce.segment_bytes = shape().sizes.segment_bytes;
+  reduce.held = shape().sizes.held;
+  reduce.native = shape().native;
+  const uint64_t bytes = flat_reduce_bytes(reduce);
+  const bool converts = local.type != reduce.dtype || shape().average.prescale != 1;
+  ScratchList summands{local.list};
+  if (converts) {
+    summands = scratch_list(reduce.dtype, tensors, bytes);
+    convert(local.list, summands.list, {local.type, reduce.dtype, shape().average.prescale},
+            tensors);
+  }
+  reduce.in_place = converts && packs_in_place(reduce);
+  const ScratchList averages =
+      reduce.in_place ? summands : scratch_list(reduce.dtype, tensors, bytes);
+  reduce.in_list = summands.list;
+  reduce.out_flat = averages.flat;
   emit_flat_all_reduce(builder(), reduce);
   GradientStage stage;
   stage.list = averages.list;
@@ -182,7 +189,7 @@ GradientStage StepFrame::compressed_average() {
   }
   CompressedMeanRequest r{shape().rank, shape().layout, *shape().average.codec, in, stage.list};
   r.valid = valid();
-  r.segment_bytes = shape().segment_bytes;
+  r.segment_bytes = shape().sizes.segment_bytes;
   const CompressedMean mean = emit_compressed_mean(builder(), r);
   slots().codec = mean.slots;
   worker_messages_ = {mean.exchange.worker_messages, 0, shape().layout->message_bytes()};

@@ -96,11 +96,11 @@ class StepOperands {
 
  protected:
   OperandRef step_scalar(uint64_t offset);  // a member of StepScalars
-  // Scratch memory for some tensors, one after the other.
+  // Scratch memory for some tensors, one after the other, and of so many bytes at least.
   struct ScratchList {
     uint32_t list = kNoSlot, flat = kNoSlot;
   };
-  ScratchList scratch_list(Dtype type, std::span<const uint32_t> tensors);
+  ScratchList scratch_list(Dtype type, std::span<const uint32_t> tensors, uint64_t at_least = 0);
 
  private:
   OperandRef scalars_of(const ScalarsType& type);

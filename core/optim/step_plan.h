@@ -48,10 +48,11 @@ struct StepShape {
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
-  uint64_t segment_bytes = 256 * 1024;
   // Updates of several passes make them over so many elements at a time: whole tensors of one
   // group, one at least. 0: over a group.
   uint64_t batch_elements = 0;
+  MessageSizes sizes = {.segment_bytes = 256 * 1024};
+  NativeCollectives native = 0;  // that averages in full precision may use
 };
 
 // StepShape::batch_elements on a device. Where a launch is a call of a function, one tensor: the

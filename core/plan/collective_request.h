@@ -33,7 +33,8 @@ struct CollectiveRequest {
   // kReduceScatterParts in_parts alone, whose counts are the same on all ranks; `counts` are those
   // of all parts together.
   std::vector<Range> in_parts, out_parts;
-  uint64_t segment_bytes = 256 * 1024;
+  uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
+  HeldWindows held = {};
   NativeCollectives native = 0;  // that may be used
   bool operator==(const CollectiveRequest&) const = default;
 };

@@ -51,8 +51,13 @@ void emit_one_hop_all_reduce(Section& s) {
 
 // What direct reductions of a section have in common.
 DirectReduce direct_reduce(Section& s) {
-  DirectReduce d{s.b, s.request.rank, s.request.size, s.element, s.segment, s.round, {}, {}, {}, {},
-                 {}};
+  DirectReduce d{.b = s.b,
+                 .rank = s.request.rank,
+                 .size = s.request.size,
+                 .element = s.element,
+                 .segment = s.segment,
+                 .held = s.request.held,
+                 .round = s.round};
   d.contribution = [&s](Range segment) { return contiguous(s, s.slots.in, segment, false); };
   d.reduce = [&s](Range segment, const OperandRef& rows, uint64_t base, uint64_t stride) {
     reduce_segment(s, segment, rows, base, stride);
@@ -426,46 +431,6 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& b, const CollectiveRequest&
   const CollectiveSlots slots = add_slots(b, request);
   SOTTO_TRY(emit_collective(b, request, slots));
   return slots;
-}
-
-void emit_flat_all_reduce(PlanBuilder& b, const FlatReduceRequest& r) {
-  const uint64_t element = dtype_bytes(r.dtype);
-  const auto bits = static_cast<uint32_t>(element * 8);
-  const auto ranks = static_cast<uint32_t>(r.size);
-  const auto result = [&](Range s) {
-    return Region{r.out_flat, s.begin * element, s.count * element};
-  };
-  DirectReduce d{b,  r.rank, r.size, element, segment_elements(r.segment_bytes, bits), r.round, {},
-                 {}, {},     {},     {}};
-  d.chunk_of = [&](uint32_t k) { return share_of(r.layout->size(), ranks, k, kDenseChunkAlign); };
-  d.contribution = [&](Range s) {
-    if (const FlatLayout::Span* span = r.layout->single(s)) {
-      return Region{r.in_list + span->tensor, (span->offset + s.begin - span->flat) * element,
-                    s.count * element};
-    }
-    const uint32_t packed = b.scratch(s.count * element);
-    b.kernel<kernels::Pack>({.tensors = list(r.in_list, Access::kRead, bits),
-                             .flat = flat(packed, Access::kWrite, bits, s.begin)},
-                            r.layout->pieces(s, s.begin),
-                            PackArgs{s.begin, static_cast<uint32_t>(element)});
-    return Region{packed, 0, s.count * element};
-  };
-  d.reduce = [&](Range s, const OperandRef& rows, uint64_t base, uint64_t stride) {
-    const OperandRef flags =
-        r.flags == kNoSlot ? absent() : whole(r.flags, Access::kReadWrite, 0, 4);
-    b.kernel<kernels::Reduce>({.own = list(r.in_list, Access::kRead, bits),
-                               .rows = rows,
-                               .out = flat(r.out_flat, Access::kWrite, bits),
-                               .flags = flags},
-                              r.layout->pieces(s, s.begin),
-                              ReduceArgs{stride, base, 0, 0, r.dtype, ranks,
-                                         static_cast<uint32_t>(r.rank), r.op, false, true});
-  };
-  d.reduced = result;
-  d.receive_reduced = [&](int32_t peer, Range s, uint32_t round) {
-    b.recv(peer, result(s), round);
-  };
-  emit_direct_reduce(d);
 }
 
 void emit_message_exchange(PlanBuilder& b, int32_t rank, int32_t size, uint32_t rows,

@@ -6,7 +6,7 @@
 //    the result to all (direct all-gather): 2 (W-1)/W * n sent per rank. Sums run over ranks in
 //    ascending order in both.
 //  - reduce_scatter, all_gather: direct exchange, (W-1)/W of the larger buffer sent per rank.
-//    Direct reductions keep at most 12 MiB of what arrives at a time (plan/direct.h).
+//    Direct reductions keep a bounded part of what arrives at a time (plan/direct.h).
 //  - broadcast: binomial tree up to 256 KiB; above, the root scatters chunks and every rank passes
 //    its chunk on.
 //  - of these four, where the transport has the collective itself and the request permits it: one
@@ -40,22 +40,6 @@ Result<CollectiveSlots> emit_collective(PlanBuilder& builder, const CollectiveRe
 // the same ones where the request says in_place and both are whole tensors.
 Status emit_collective(PlanBuilder& builder, const CollectiveRequest& request,
                        const CollectiveSlots& slots);
-
-// Direct reduce-scatter and all-gather of the tensors of `layout`, for optimizers: the result goes
-// to one flat buffer.
-struct FlatReduceRequest {
-  int32_t rank = 0;
-  int32_t size = 1;
-  const FlatLayout* layout = nullptr;  // concatenated
-  Dtype dtype = Dtype::kF32;
-  ReduceOp op = ReduceOp::kMean;
-  uint32_t in_list = kNoSlot;   // first slot of the tensors
-  uint32_t out_flat = kNoSlot;  // layout->size() elements
-  uint32_t flags = kNoSlot;     // uint32 that is or-ed with kFlagNonfinite, kNoSlot: none
-  uint32_t round = 0;           // the first; more follow
-  uint64_t segment_bytes = 256 * 1024;
-};
-void emit_flat_all_reduce(PlanBuilder& builder, const FlatReduceRequest& request);
 
 // Every rank sends its row of `rows` (message r at r * message_bytes) to all others, in one round:
 // an all-gather of small messages. The caller has written this rank's row.

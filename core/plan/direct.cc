@@ -5,13 +5,6 @@
 namespace sotto {
 namespace {
 
-// Windows in memory, and bytes in all of them together, of all ranks; at least a segment per rank
-// and window. Fewer would delay senders on a long path, where what receivers have announced has
-// to cover the bytes under way (1 Gbit/s and 50 ms: 6 MB); with more, connections that share a link
-// get farther apart, and the slowest ends alone (3 % at 1 Gbit/s, W = 4, with twice as many).
-constexpr uint64_t kHeldWindows = 4;
-constexpr uint64_t kHeldBytes = 12 << 20;
-
 class Windows {
  public:
   explicit Windows(const DirectReduce& d) : d_(d) {
@@ -31,14 +24,17 @@ class Windows {
     return segments_of({all.begin + first, std::min(elements_, all.count - first)}, d_.segment);
   }
 
-  // Transports that match by order issue rounds in ascending order: the next window is on its way
-  // before the results of this one are.
+  // Transports that match by order issue rounds in ascending order: rows of the next window come
+  // before the results of this one, or with them.
   uint32_t scatter_round(uint32_t window) const {
-    if (d_.reduced == nullptr) return d_.round + window;
-    return d_.round + (window == 0 ? 0 : 2 * window - 1);
+    return d_.round + (apart() && window > 0 ? 2 * window - 1 : window);
   }
   uint32_t gather_round(uint32_t window) const {
-    return d_.round + std::min(2 * window + 2, 2 * count_ - 1);
+    return d_.round + (apart() ? std::min(2 * window + 2, 2 * count_ - 1) : window + 1);
+  }
+  uint32_t end_round() const {
+    if (count_ == 0) return d_.round;
+    return (d_.reduced == nullptr ? scatter_round(count_ - 1) : gather_round(count_ - 1)) + 1;
   }
 
   Region row(int32_t peer, uint32_t window, Range segment) const {
@@ -57,6 +53,8 @@ class Windows {
   }
 
  private:
+  // Rows and results have rounds of their own.
+  bool apart() const { return d_.reduced != nullptr && held_ > 1; }
   Range chunk(int32_t rank) const { return d_.chunk_of(static_cast<uint32_t>(rank)); }
   uint64_t base(uint32_t window) const { return chunk(d_.rank).begin + window * elements_; }
   uint64_t window_bytes() const { return d_.size * elements_ * d_.element; }
@@ -72,21 +70,22 @@ class Windows {
 }  // namespace
 
 WindowShape windows_of(const DirectReduce& d) {
-  const uint64_t held = kHeldBytes / kHeldWindows / static_cast<uint64_t>(d.size) / d.element;
+  const uint64_t held = d.held.bytes / d.held.count / static_cast<uint64_t>(d.size) / d.element;
+  const uint64_t unit = d.segment == kUncut ? kNormBlock : d.segment;
   uint64_t longest = 0;
   for (int32_t k = 0; k < d.size; ++k)
     longest = std::max(longest, d.chunk_of(static_cast<uint32_t>(k)).count);
   WindowShape shape;
   shape.elements =
-      std::min(d.segment * std::max<uint64_t>(1, held / d.segment), std::max<uint64_t>(1, longest));
+      std::min(unit * std::max<uint64_t>(1, held / unit), std::max<uint64_t>(1, longest));
   shape.count = static_cast<uint32_t>((longest + shape.elements - 1) / shape.elements);
-  shape.held = static_cast<uint32_t>(std::min<uint64_t>(shape.count, kHeldWindows));
+  shape.held = std::min(shape.count, d.held.count);
   return shape;
 }
 
 void emit_direct_reduce(const DirectReduce& d) {
   const Windows windows(d);
-  d.b.reserve_rounds(d.round + (d.reduced == nullptr ? 1 : 2) * windows.count());
+  d.b.reserve_rounds(windows.end_round());
   // The next rank first, so that no rank is served by all at once.
   const auto peer = [&](int32_t i) { return (d.rank + i) % d.size; };
   std::vector<uint32_t> sends;  // of a window, in the order of its results

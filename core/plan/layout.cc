@@ -89,6 +89,7 @@ std::vector<Range> segments_of(Range range, uint64_t segment) {
 }
 
 uint64_t segment_elements(uint64_t bytes, uint32_t bits) {
+  if (bytes == 0) return kUncut;
   const uint64_t elements = bytes * 8 / bits;
   return std::max(kNormBlock, elements / kNormBlock * kNormBlock);
 }

@@ -62,8 +62,10 @@ Range share_of(uint64_t n, uint32_t ranks, uint32_t k, uint64_t align);
 // Cuts a range every `segment` elements from its begin.
 std::vector<Range> segments_of(Range range, uint64_t segment);
 
+// Elements of a segment where messages are not cut: more than any range has.
+inline constexpr uint64_t kUncut = uint64_t{1} << 62;
 // Elements of one wire segment: `bytes` of `bits`-bit elements, rounded down to norm blocks, at
-// least one block.
+// least one block. No bytes: kUncut.
 uint64_t segment_elements(uint64_t bytes, uint32_t bits);
 
 }  // namespace sotto

@@ -200,7 +200,7 @@ class Lowering {
     for (uint32_t s = 0; s < decision_; ++s) {
       const Step& step = plan_->steps[s];
       if (!arrives(step)) continue;
-      decision.after.push_back(s);
+      decision.after.push_back(first_of_call(s));
       queued |= is_receive(step) && on_lane(*plan_, step);
     }
     if (target_.device->captures || queued) guard_decision();
@@ -422,6 +422,12 @@ class Lowering {
   static bool same_call(const Step& a, const Step& b) {
     return a.message() != nullptr && b.message() != nullptr && a.message()->native != nullptr &&
            a.message()->native == b.message()->native;
+  }
+
+  // The first message of a native collective stands for all of them: they complete together.
+  uint32_t first_of_call(uint32_t i) const {
+    while (i > 0 && same_call(plan_->steps[i - 1], plan_->steps[i])) --i;
+    return i;
   }
 
   std::string step_name(uint32_t i) const {

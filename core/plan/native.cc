@@ -3,22 +3,6 @@
 namespace sotto {
 namespace {
 
-// Sums of integers wrap around, so order is nothing to them. Their mean is left out: what NCCL
-// rounds and when it overflows is not ours.
-NativeCollectives needed_for(const Section& s) {
-  switch (s.request.kind) {
-    case OpKind::kAllGather:
-    case OpKind::kBroadcast: return kNativeMoves;
-    case OpKind::kAllReduce:
-    case OpKind::kReduceScatter:
-      if (s.request.reduce == ReduceOp::kBitOr) return 0;
-      if (s.dtype == Dtype::kI16 || s.dtype == Dtype::kU16) return 0;  // NCCL has none
-      if (dtype_is_float(s.dtype)) return kNativeFloats;
-      return s.request.reduce == ReduceOp::kMean ? 0 : kNativeIntegers;
-    default: return 0;
-  }
-}
-
 // Message k of a rank to a peer is what the peer receives k-th from it.
 void emit_messages(Section& s, const NativeStep& native) {
   const uint64_t bytes = native.call.count * s.element;
@@ -57,8 +41,25 @@ void emit_messages(Section& s, const NativeStep& native) {
 
 }  // namespace
 
+// Sums of integers wrap around, so order is nothing to them. Their mean is left out: what NCCL
+// rounds and when it overflows is not ours.
+NativeCollectives native_needs(OpKind kind, ReduceOp reduce, Dtype dtype) {
+  switch (kind) {
+    case OpKind::kAllGather:
+    case OpKind::kBroadcast: return kNativeMoves;
+    case OpKind::kAllReduce:
+    case OpKind::kReduceScatter:
+      if (reduce == ReduceOp::kBitOr) return 0;
+      if (dtype == Dtype::kI16 || dtype == Dtype::kU16) return 0;  // NCCL has none
+      if (dtype_is_float(dtype)) return kNativeFloats;
+      return reduce == ReduceOp::kMean ? 0 : kNativeIntegers;
+    default: return 0;
+  }
+}
+
 bool is_native(const Section& s, const std::vector<uint32_t>& tensors) {
-  return (s.request.native & needed_for(s)) != 0 && s.request.size > 1 &&
+  const CollectiveRequest& r = s.request;
+  return (r.native & native_needs(r.kind, r.reduce, s.dtype)) != 0 && r.size > 1 &&
          tensors.size() <= kNativeTensors;
 }
 

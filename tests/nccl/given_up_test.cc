@@ -7,6 +7,7 @@
 #include <barrier>
 #include <cmath>
 #include <csignal>
+#include <cstdlib>
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
@@ -23,8 +24,9 @@ constexpr size_t kCounts[] = {150'000, 17};
 
 struct Kind {
   const char* name;
-  const char* codec;      // of a compressed mean
-  const char* optimizer;  // or of a training
+  const char* codec;             // of a compressed mean
+  const char* optimizer;         // or of a training
+  const char* native = "exact";  // SOTTO_NCCL_NATIVE
 };
 constexpr size_t kCodecs = 2;  // the first of these
 constexpr Kind kKinds[] = {
@@ -40,6 +42,11 @@ constexpr Kind kKinds[] = {
      R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 2}}})"},
     {"ZeroOneAdam", nullptr,
      R"({"optimizer": {"type": "ZeroOneAdam", "params": {"lr": 0.01, "var_freeze_step": 2}}})"},
+    {"SgdNative", nullptr,
+     R"({"optimizer": {"type": "SGD", "params": {"lr": 0.01, "momentum": 0.9}}})", "all"},
+    {"AdamWNative", nullptr,
+     R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}, "gradient_clipping": 1.0})",
+     "all"},
 };
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
@@ -184,6 +191,7 @@ bool give_up(const Kind& kind, int size, bool in_graph, uint64_t k, Outcomes* ou
   bool hung = false;
   std::barrier ranks(size);
   std::atomic<int> started{0};
+  setenv("SOTTO_NCCL_NATIVE", kind.native, 1);
   const std::string failure = run_world(size, options, [&](Member& self) {
     Outcome& mine = (*outcomes)[static_cast<size_t>(self.rank)];
     Work work(kind, self.rank, self.rank + 1, self.comm);
@@ -209,6 +217,7 @@ bool give_up(const Kind& kind, int size, bool in_graph, uint64_t k, Outcomes* ou
     work.release(op);
     mine.after = work.bytes();
   });
+  unsetenv("SOTTO_NCCL_NATIVE");
   EXPECT_EQ(failure, "") << "job " << k;
   return hung && failure.empty();
 }
@@ -297,7 +306,8 @@ TEST_P(NcclGivenUp, ByTheDeathOfARank) {
     Processes ranks("nccl_killed_in_a_round", size,
                     {.argument = directory.path(),
                      .environment = {"SOTTO_TRANSPORT=nccl", std::string("TEST_JOB=") + job,
-                                     std::string("TEST_KIND=") + GetParam().name}});
+                                     std::string("TEST_KIND=") + GetParam().name,
+                                     std::string("SOTTO_NCCL_NATIVE=") + GetParam().native}});
     for (int r = 0; r < size; ++r) {
       if (r == 1) continue;
       ranks.await(r, "has run");  // or else the round before, whose end it may not know yet, fails

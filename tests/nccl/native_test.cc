@@ -3,58 +3,12 @@
 #include <array>
 #include <atomic>
 #include <cmath>
-#include <cstdlib>
-#include <mutex>
 #include <thread>
 
-#include "tests/cuda/device_memory.h"
-#include "tests/emulation/nccl/fake_nccl.h"
+#include "tests/nccl/native_world.h"
 
 namespace sotto::test {
 namespace {
-
-constexpr std::array kNames = {"ncclAllGather", "ncclBroadcast", "ncclReduceScatter",
-                               "ncclAllReduce"};
-using Calls = std::array<uint64_t, kNames.size()>;
-
-// So many of each rank.
-Calls each(int32_t size, Calls calls) {
-  for (uint64_t& n : calls) n *= static_cast<uint64_t>(size);
-  return calls;
-}
-
-Calls calls_so_far() {
-  Calls calls{};
-  for (size_t i = 0; i < kNames.size(); ++i) calls[i] = fake_nccl_calls_of(kNames[i]);
-  return calls;
-}
-
-struct Outcome {
-  std::string failure;
-  std::vector<std::string> results;  // of the ranks
-  Calls calls{};                     // of all ranks
-};
-
-using Body = std::function<std::string(Member&, Where)>;
-
-// `native`: what SOTTO_NCCL_NATIVE says.
-Outcome run_native(int32_t size, const char* native, const Body& body,
-                   const char* transport = "nccl", Where where = Where::kCuda) {
-  Outcome run;
-  run.results.resize(static_cast<size_t>(size));
-  WorldOptions options;
-  options.transport = transport;
-  options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank)); };
-  setenv("SOTTO_NCCL_NATIVE", native, 1);
-  const Calls before = calls_so_far();
-  run.failure = run_world(size, options, [&](Member& self) {
-    run.results[static_cast<size_t>(self.rank)] = body(self, where);
-  });
-  unsetenv("SOTTO_NCCL_NATIVE");
-  const Calls after = calls_so_far();
-  for (size_t i = 0; i < run.calls.size(); ++i) run.calls[i] = after[i] - before[i];
-  return run;
-}
 
 template <class T>
 std::vector<T> numbers(size_t n, int32_t rank) {
@@ -140,14 +94,14 @@ TEST(NcclNative, ResultsAreThoseOfMessages) {
     ASSERT_EQ(host.failure, "");
     EXPECT_EQ(host.calls, Calls{});
     for (const char* native : {"off", "exact", "all"}) {
-      const Outcome run = run_native(size, native, every_collective<int32_t, uint8_t>);
+      const NativeRun run = run_native(size, native, every_collective<int32_t, uint8_t>);
       EXPECT_EQ(run.failure, "");
       EXPECT_TRUE(run.results == host.results) << native << ", " << size << " ranks";
-      const Outcome on_host =
+      const NativeRun on_host =
           run_native(size, native, every_collective<int32_t, uint8_t>, "nccl", Where::kHost);
       EXPECT_EQ(on_host.failure, "");
       EXPECT_TRUE(on_host.results == host.results) << native << ", " << size << " ranks, host";
-      const Outcome both = run_native(size, native, mixed);
+      const NativeRun both = run_native(size, native, mixed);
       EXPECT_EQ(both.failure, "");
       EXPECT_TRUE(both.results == host.results) << native << ", " << size << " ranks, mixed";
       // Two tensors, in place and not, three reductions.
@@ -163,11 +117,11 @@ TEST(NcclNative, ResultsAreThoseOfMessages) {
 // up.
 TEST(NcclNative, SumsOfFloatsAreNcclsOnlyWhereAllowed) {
   const auto host = run_native(4, "exact", every_collective<float, double>, "inproc", Where::kHost);
-  const Outcome exact = run_native(4, "exact", every_collective<float, double>);
+  const NativeRun exact = run_native(4, "exact", every_collective<float, double>);
   EXPECT_EQ(exact.failure, "");
   EXPECT_TRUE(exact.results == host.results);
   EXPECT_EQ(exact.calls, each(4, {4, 4, 0, 0}));
-  const Outcome all = run_native(4, "all", every_collective<float, double>);
+  const NativeRun all = run_native(4, "all", every_collective<float, double>);
   EXPECT_EQ(all.failure, "");
   EXPECT_TRUE(all.results == host.results) << "the fake adds in the order of ranks";
   EXPECT_EQ(all.calls, each(4, {4, 4, 12, 12}));
@@ -195,8 +149,8 @@ TEST(NcclNative, WhatNcclDoesOtherwiseGoesAsMessages) {
     for (auto& v : many) all += bytes_of(v);
     return all;
   };
-  const Outcome host = run_native(2, "all", body, "inproc", Where::kHost);
-  const Outcome run = run_native(2, "all", body);
+  const NativeRun host = run_native(2, "all", body, "inproc", Where::kHost);
+  const NativeRun run = run_native(2, "all", body);
   EXPECT_EQ(run.failure, "");
   EXPECT_TRUE(run.results == host.results);
   EXPECT_EQ(run.calls, Calls{});
@@ -223,13 +177,13 @@ TEST(NcclNative, SplitsHaveCommunicatorsOfTheirOwn) {
         OK(sotto_comm_destroy(grandchild.comm));
         return results;
       };
-      const Outcome host = run_native(4, "exact", body, "inproc", Where::kHost);
+      const NativeRun host = run_native(4, "exact", body, "inproc", Where::kHost);
       ASSERT_EQ(host.failure, "");
-      const Outcome off = run_native(4, "off", body);
+      const NativeRun off = run_native(4, "off", body);
       EXPECT_EQ(off.failure, "");
       EXPECT_TRUE(off.results == host.results);
       EXPECT_EQ(off.calls, Calls{});
-      const Outcome run = run_native(4, "exact", body);
+      const NativeRun run = run_native(4, "exact", body);
       EXPECT_EQ(run.failure, "");
       EXPECT_TRUE(run.results == host.results) << colors << " colors, " << key_sign;
       // All-gathers of both splits are native too; one rank alone calls nothing.
@@ -241,7 +195,7 @@ TEST(NcclNative, SplitsHaveCommunicatorsOfTheirOwn) {
 // Each rank is in a row and a column at once; operations of both are in flight together.
 TEST(NcclNative, RowsAndColumnsOfAMeshDoNotMeet) {
   const uint64_t before = fake_nccl_live_comms();
-  const Outcome run = run_native(4, "exact", [](Member& self, Where where) {
+  const NativeRun run = run_native(4, "exact", [](Member& self, Where where) {
     Member row = split(self, self.rank / 2, self.rank), column = split(self, self.rank % 2, 0);
     Tensors tensors(where, self.rank);
     constexpr size_t kCount = 3001;
@@ -274,7 +228,7 @@ TEST(NcclNative, RowsAndColumnsOfAMeshDoNotMeet) {
 // Without an end of the root comm, at the latest when its ranks use that again.
 TEST(NcclNative, CommunicatorsOfSplitsEndWithThem) {
   std::atomic<uint64_t> most{0};
-  const Outcome run = run_native(2, "exact", [&](Member& self, Where where) {
+  const NativeRun run = run_native(2, "exact", [&](Member& self, Where where) {
     Tensors tensors(where, self.rank);
     std::vector<int32_t> numbers(100, 1);
     const sotto_buffer b = tensors.add(numbers);
@@ -300,7 +254,7 @@ TEST(NcclNative, CommunicatorsOfSplitsEndWithThem) {
 
 // Counters state what the plan says that each rank is to get from each.
 TEST(NcclNative, CountersAreThoseOfThePlan) {
-  const Outcome run = run_native(3, "all", [](Member& self, Where where) {
+  const NativeRun run = run_native(3, "all", [](Member& self, Where where) {
     constexpr uint64_t kCount = 1000;
     Tensors tensors(where, self.rank);
     std::vector<float> in(kCount, 1.0f), out(kCount * 3);
@@ -343,7 +297,7 @@ TEST(NcclNative, AnAbortEndsWhatWaits) {
   for (const bool on_split : {false, true}) {
     std::array<sotto_status, 3> ended{};
     std::atomic<int> there{0};
-    const Outcome run = run_native(3, "exact", [&](Member& self, Where where) {
+    const NativeRun run = run_native(3, "exact", [&](Member& self, Where where) {
       Tensors tensors(where, self.rank);
       std::vector<float> in(1000, 1.0f), out(3000);
       const sotto_buffer a = tensors.add(in), b = tensors.add(out);

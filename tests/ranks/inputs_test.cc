@@ -7,7 +7,7 @@
 #include <random>
 #include <thread>
 
-#include "core/plan/collectives.h"
+#include "core/plan/flat_reduce.h"
 #include "tests/emulation/async_device/async_device.h"
 #include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"

@@ -39,9 +39,17 @@ class PlacedBackend final : public Backend {
   const uint64_t place_;
 };
 
+constexpr TransportCaps kCut{.name = "ordered"};
+// As NCCL has them, with windows so small that there are many, and large ones.
+constexpr TransportCaps kWhole{
+    .name = "ordered", .segment_bytes = 0, .held = {.count = 1, .bytes = 128 * 1024}};
+constexpr TransportCaps kWholeLarge{
+    .name = "ordered", .segment_bytes = 0, .held = {.count = 1, .bytes = 64 << 20}};
+
+template <const TransportCaps& kCaps>
 Result<std::unique_ptr<Backend>> make_ordered(const Params&) {
   SOTTO_ASSIGN(std::unique_ptr<Backend> base, make_inproc_backend(Clock::monotonic()));
-  return make_ordered_backend(std::move(base), 7);
+  return make_ordered_backend(std::move(base), 7, kCaps);
 }
 
 }  // namespace
@@ -87,13 +95,15 @@ WorldOptions world_of(const std::string& kind, int32_t size) {
     };
   }
   if (kind == "ordered" || kind == "ordered_async") {
+    const auto make = kind == "ordered" ? make_ordered<kCut> : make_ordered<kWhole>;
     world.transport = "ordered";
-    world.backends["ordered"] = {make_ordered, transport_row("ordered")};
+    world.backends["ordered"] = {make, transport_row("ordered")};
   }
   if (kind == "mixed") {
     world.transport = kAutoTransport;
     world.wrap_backends = [](int32_t rank, BackendFactories* backends) {
-      backends->at("inproc").make = placed(make_ordered, static_cast<uint64_t>(rank) % 2 + 1);
+      backends->at("inproc").make =
+          placed(make_ordered<kWholeLarge>, static_cast<uint64_t>(rank) % 2 + 1);
     };
   }
   return world;

@@ -43,7 +43,7 @@ std::function<Result<std::unique_ptr<Backend>>(const Params&)> placed(
 //   async          kernels complete later (AsyncDevice), in-process transport
 //   device_memory  the same, and the host cannot touch the device's memory: messages are staged
 //   ordered        a transport without match keys
-//   ordered_async  both
+//   ordered_async  both, and messages are not cut: as NCCL
 //   mixed          as async, TCP between even and odd ranks, without match keys among them
 //   cuda           a CUDA device, where the test program has one (tests/cuda/conformance_world.cc)
 std::vector<std::string> world_kinds();

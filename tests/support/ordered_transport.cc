@@ -78,11 +78,12 @@ std::shared_ptr<OrderedHub> hub_of(uint64_t token, int32_t size) {
 class OrderedTransport final : public QueueTransport, private OverlaySource {
  public:
   OrderedTransport(std::shared_ptr<OrderedHub> hub, std::shared_ptr<OverlayPoller> poller,
-                   int32_t rank, TransferSink& sink, uint64_t seed)
+                   int32_t rank, TransferSink& sink, uint64_t seed, const TransportCaps& caps)
       : hub_(std::move(hub)),
         poller_(std::move(poller)),
         rank_(rank),
         sink_(sink),
+        caps_(caps),
         random_(seed * 31 + rank) {
     std::lock_guard lock(hub_->mutex);
     hub_->rank(rank_).transport = this;
@@ -97,10 +98,7 @@ class OrderedTransport final : public QueueTransport, private OverlaySource {
     hub_->rank(rank_).poller = nullptr;
   }
 
-  const TransportCaps& caps() const override {
-    static const TransportCaps caps{.name = "ordered"};
-    return caps;
-  }
+  const TransportCaps& caps() const override { return caps_; }
   uint64_t header_bytes(uint64_t) const override { return 0; }
   Status post_op(const OpPosting&) override { return ok_status(); }
   void retire(const OpPosting&) override {}
@@ -120,6 +118,7 @@ class OrderedTransport final : public QueueTransport, private OverlaySource {
   const std::shared_ptr<OverlayPoller> poller_;
   const int32_t rank_;
   TransferSink& sink_;
+  const TransportCaps caps_;
   std::mt19937_64 random_;
   std::map<uint64_t, std::pair<uint64_t, uint32_t>>
       last_of_comm_;  // number and round of its last group
@@ -307,10 +306,11 @@ TransferCounters OrderedTransport::counters(uint64_t comm, int32_t peer) const {
 
 class OrderedBackend final : public Backend {
  public:
-  OrderedBackend(std::unique_ptr<Backend> base, uint64_t seed)
+  OrderedBackend(std::unique_ptr<Backend> base, uint64_t seed, const TransportCaps& caps)
       : base_(std::move(base)),
         poller_(std::make_shared<OverlayPoller>(base_->poller())),
-        seed_(seed) {}
+        seed_(seed),
+        caps_(caps) {}
   const char* name() const override { return "ordered"; }
   Poller& poller() override { return *poller_; }
   Result<UniqueId> make_unique_id() override { return base_->make_unique_id(); }
@@ -322,8 +322,8 @@ class OrderedBackend final : public Backend {
   Result<std::unique_ptr<Transport>> connect(ControlPlane& control, std::span<const int32_t>,
                                              TransferSink& sink, Driver& driver,
                                              Deadline deadline) override {
-    auto transport = std::make_unique<OrderedTransport>(hub_of(control.token(), control.size()),
-                                                        poller_, control.rank(), sink, seed_);
+    auto transport = std::make_unique<OrderedTransport>(
+        hub_of(control.token(), control.size()), poller_, control.rank(), sink, seed_, caps_);
     auto met = control.all_gather("connecting the ordered transport", "", driver, deadline);
     if (!met.ok()) return met.status();
     return std::unique_ptr<Transport>(std::move(transport));
@@ -333,12 +333,14 @@ class OrderedBackend final : public Backend {
   const std::unique_ptr<Backend> base_;
   const std::shared_ptr<OverlayPoller> poller_;
   const uint64_t seed_;
+  const TransportCaps caps_;
 };
 
 }  // namespace
 
-std::unique_ptr<Backend> make_ordered_backend(std::unique_ptr<Backend> base, uint64_t seed) {
-  return std::make_unique<OrderedBackend>(std::move(base), seed);
+std::unique_ptr<Backend> make_ordered_backend(std::unique_ptr<Backend> base, uint64_t seed,
+                                              const TransportCaps& caps) {
+  return std::make_unique<OrderedBackend>(std::move(base), seed, caps);
 }
 
 std::vector<std::string> take_ordered_violations() {

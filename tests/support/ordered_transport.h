@@ -21,7 +21,8 @@
 namespace sotto::test {
 
 // `seed`: in which order and how late transfers that have met are completed.
-std::unique_ptr<Backend> make_ordered_backend(std::unique_ptr<Backend> base, uint64_t seed);
+std::unique_ptr<Backend> make_ordered_backend(std::unique_ptr<Backend> base, uint64_t seed,
+                                              const TransportCaps& caps = {.name = "ordered"});
 
 // Operations of a comm are issued in the order of their numbers; operations with inputs that arrive
 // are not. For the whole process.

@@ -57,6 +57,17 @@ std::vector<uint8_t> descendants(const Plan& plan, uint32_t of) {
   return after;
 }
 
+// The first message of a native collective, whose messages complete together.
+uint32_t stands_for(const Plan& plan, uint32_t message) {
+  const NativeStep* const call = plan.steps[message].message()->native;
+  while (call != nullptr && message > 0) {
+    const MessageStep* const before = plan.steps[message - 1].message();
+    if (before == nullptr || before->native != call) break;
+    --message;
+  }
+  return message;
+}
+
 // Returns the number of committing steps.
 int expect_gated(const Plan& plan) {
   std::vector<uint32_t> commits;
@@ -65,7 +76,7 @@ int expect_gated(const Plan& plan) {
   }
   for (uint32_t i = 0; i < plan.steps.size(); ++i) {
     if (!is_receive(plan.steps[i])) continue;
-    const std::vector<uint8_t> after = descendants(plan, i);
+    const std::vector<uint8_t> after = descendants(plan, stands_for(plan, i));
     for (const uint32_t commit : commits) {
       EXPECT_TRUE(after[commit]) << "step " << commit << " of " << plan.steps.size()
                                  << " commits without the message of step " << i;
@@ -83,7 +94,7 @@ std::vector<std::pair<std::string, StepShape>> shapes(const CompressedLayout& la
   plain.size = static_cast<int32_t>(layout.ranks());
   plain.layout = &layout;
   plain.groups = 2;
-  plain.segment_bytes = 16 * 1024;
+  plain.sizes.segment_bytes = 16 * 1024;
   std::vector<std::pair<std::string, StepShape>> out{{"plain", plain}};
   const auto add = [&](const char* name) -> StepShape& {
     return out.emplace_back(name, plain).second;
@@ -91,6 +102,8 @@ std::vector<std::pair<std::string, StepShape>> shapes(const CompressedLayout& la
   add("clipped").clip = 1;
   add("accumulated").accumulated = true;
   add("loss scaled").loss_scaled = true;
+  add("not cut").sizes = {.segment_bytes = 0, .held = {.count = 1, .bytes = 128 * 1024}};
+  add("native").native = ~0u;
   StepShape& half = add("half");
   half.gradients = half.average.wire = half.copies.type = Dtype::kF16;
   half.copies.tensors = {0, 2};

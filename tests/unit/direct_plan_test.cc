@@ -15,8 +15,13 @@ namespace {
 
 constexpr uint64_t kSegment = 256 * 1024;  // bytes
 
+// Messages are not cut, and one window is in memory.
+constexpr uint64_t kUncutSegment = 0;
+constexpr HeldWindows kOne{.count = 1, .bytes = 8 << 20};
+
 std::shared_ptr<const Plan> plan_of(OpKind kind, int32_t rank, int32_t size, uint64_t count,
-                                    uint64_t segment, Matching matching) {
+                                    uint64_t segment, Matching matching,
+                                    const HeldWindows& held = {}) {
   PlanBuilder builder;
   CollectiveRequest request;
   request.kind = kind;
@@ -26,6 +31,7 @@ std::shared_ptr<const Plan> plan_of(OpKind kind, int32_t rank, int32_t size, uin
   request.dtypes = {Dtype::kF32};
   request.in_place = {1};
   request.segment_bytes = segment;
+  request.held = held;
   EXPECT_TRUE(emit_collective(builder, request).ok());
   DeviceCaps device;
   TransportCaps transport;
@@ -34,11 +40,16 @@ std::shared_ptr<const Plan> plan_of(OpKind kind, int32_t rank, int32_t size, uin
 
 using Plans = std::vector<std::shared_ptr<const Plan>>;
 
-Plans plans_of(OpKind kind, int32_t size, uint64_t count, Matching matching) {
+Plans plans_of(OpKind kind, int32_t size, uint64_t count, Matching matching, uint64_t segment,
+               const HeldWindows& held) {
   Plans plans;
   for (int32_t rank = 0; rank < size; ++rank)
-    plans.push_back(plan_of(kind, rank, size, count, kSegment, matching));
+    plans.push_back(plan_of(kind, rank, size, count, segment, matching, held));
   return plans;
+}
+
+Plans plans_of(OpKind kind, int32_t size, uint64_t count, Matching matching) {
+  return plans_of(kind, size, count, matching, kSegment, {});
 }
 
 // Whether all ranks come to the end of their plans, if a message leaves only when its receiver has
@@ -121,7 +132,30 @@ TEST(DirectPlan, RanksThatWaitForEachOthersReceivesComeToTheEnd) {
       for (const uint64_t count : {16'400u, 2'000'001u, 10'000'003u}) {
         EXPECT_TRUE(Simulation(plans_of(kind, size, count, Matching::kByKey)).ends())
             << size << " ranks, " << count;
+        const Plans uncut = plans_of(kind, size, count, Matching::kByKey, kUncutSegment, kOne);
+        EXPECT_TRUE(Simulation(uncut).ends()) << size << " ranks, " << count << ", not cut";
       }
+    }
+  }
+}
+
+// One window in memory: its rows, and what is sent of it at once. A round more than there are
+// windows.
+TEST(DirectPlan, OneWindowOfWholeMessages) {
+  for (const int32_t size : {2, 4, 8}) {
+    const auto others = static_cast<uint64_t>(size - 1);
+    for (const uint64_t windows : {1u, 2u, 5u}) {
+      const uint64_t count = kOne.bytes / 4 * windows - 4096;
+      const auto reduced =
+          plan_of(OpKind::kAllReduce, 1, size, count, kUncutSegment, Matching::kByOrder, kOne);
+      EXPECT_EQ(reduced->messages.groups.size(), windows + 1) << size;
+      EXPECT_EQ(reduced->traffic.total.messages_sent, 2 * windows * others) << size;
+      EXPECT_LE(reduced->arenas.scratch, kOne.bytes + 4096);
+      EXPECT_GE(reduced->arenas.scratch, kOne.bytes * 3 / 4);
+      const auto parts = plan_of(OpKind::kReduceScatter, 1, size, count / size, kUncutSegment,
+                                 Matching::kByOrder, kOne);
+      EXPECT_EQ(parts->messages.groups.size(), windows) << size;
+      EXPECT_EQ(parts->traffic.total.messages_sent, windows * others) << size;
     }
   }
 }
@@ -148,9 +182,15 @@ TEST(DirectPlan, ResultsDoNotWaitForTheRowsWhosePlaceTheyTake) {
 // Transports that match by order issue a group when all of it can start: nothing in it may wait for
 // a message of its own group or a later one, and both ends of a pair have the same messages in it.
 TEST(DirectPlan, GroupsFollowEachOther) {
-  for (const OpKind kind : {OpKind::kAllReduce, OpKind::kReduceScatter}) {
-    for (const int32_t size : {2, 4}) {
-      const Plans plans = plans_of(kind, size, 10'000'003, Matching::kByOrder);
+  for (const bool cut : {true, false}) {
+    for (const auto& [kind, size] : {std::pair{OpKind::kAllReduce, 2},
+                                     {OpKind::kAllReduce, 4},
+                                     {OpKind::kReduce, 4},
+                                     {OpKind::kReduceScatter, 2},
+                                     {OpKind::kReduceScatter, 4}}) {
+      const Plans plans =
+          cut ? plans_of(kind, size, 10'000'003, Matching::kByOrder)
+              : plans_of(kind, size, 20'000'003, Matching::kByOrder, kUncutSegment, kOne);
       std::map<std::tuple<size_t, int32_t, int32_t>, std::vector<uint64_t>> sent, received;
       for (int32_t rank = 0; rank < size; ++rank) {
         const Plan& plan = *plans[rank];

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "core/plan/collectives.h"
+#include "core/plan/flat_reduce.h"
 #include "tests/support/lowering.h"
 
 namespace sotto::test {
@@ -114,6 +115,134 @@ TEST(NativePlan, OneCallInTheOrderOfThePlan) {
   for (const uint32_t after : {steps - 2, steps - 1}) {
     ASSERT_EQ(plan->order.preds(after).size(), 1u);
     EXPECT_EQ(plan->order.preds(after)[0], 0u);
+  }
+}
+
+// ---- the all-reduce of optimizers ----
+
+struct Flat {
+  std::shared_ptr<const Plan> plan;
+  uint32_t in = kNoSlot, out = kNoSlot, flags = kNoSlot;
+};
+
+// Of two tensors, whose elements are no multiple of what all ranks get alike.
+Flat flat_plan(NativeCollectives native, int32_t rank, bool in_place = false) {
+  static const std::vector<uint64_t> counts{kCount, 77};
+  const FlatLayout layout = FlatLayout::concatenated(counts, std::vector<uint32_t>{0, 1});
+  PlanBuilder b;
+  Flat flat;
+  FlatReduceRequest request;
+  request.rank = rank;
+  request.size = kRanks;
+  request.layout = &layout;
+  request.native = native;
+  flat.in = b.bound_list(std::vector<uint64_t>{4 * counts[0], 4 * counts[1]});
+  flat.out = b.scratch(flat_reduce_bytes(request));
+  flat.flags = b.scratch(4);
+  if (in_place) {
+    b.alias(flat.in, flat.out, 0);
+    b.alias(flat.in + 1, flat.out, 4 * counts[0]);
+  }
+  request.in_list = flat.in;
+  request.out_flat = flat.out;
+  request.in_place = in_place;
+  request.flags = flat.flags;
+  emit_flat_all_reduce(b, request);
+  DeviceCaps device;
+  TransportCaps transport;
+  flat.plan = lower_for(b.take(), device, transport, Matching::kByOrder, kRanks).take();
+  return flat;
+}
+
+std::vector<const NativeStep*> native_calls(const Plan& plan) {
+  std::vector<const NativeStep*> calls;
+  for (const Step& step : plan.steps) {
+    const MessageStep* const message = step.message();
+    if (message != nullptr && (calls.empty() || message->native != calls.back()))
+      calls.push_back(message->native);
+  }
+  return calls;
+}
+
+// A reduce-scatter to the rank's share of the result and an all-gather of the shares, one group
+// each. Other ranks see the bits that one rank has added up.
+TEST(NativePlan, AllReduceOfOptimizers) {
+  constexpr uint64_t kShare = 368;  // of 1077 elements, a multiple of 16
+  for (int32_t rank = 0; rank < kRanks; ++rank) {
+    for (const bool in_place : {false, true}) {
+      const Flat flat = flat_plan(~0u, rank, in_place);
+      const std::vector<const NativeStep*> calls = native_calls(*flat.plan);
+      ASSERT_EQ(calls.size(), 2u);
+      ASSERT_EQ(flat.plan->messages.groups.size(), 2u);
+      EXPECT_EQ(calls[0]->call.kind, OpKind::kReduceScatter);
+      EXPECT_EQ(calls[0]->call.reduce, ReduceOp::kMean);
+      EXPECT_EQ(calls[1]->call.kind, OpKind::kAllGather);
+      for (const NativeStep* call : calls) EXPECT_EQ(call->call.count, kShare);
+      const auto resolved = [&](const Region& region) {
+        const Region r = resolve(flat.plan->slots, region);
+        return std::tuple(r.slot, r.offset, r.bytes);
+      };
+      const auto all = std::tuple(flat.out, uint64_t{0}, 4 * kShare * kRanks);
+      const auto mine = std::tuple(flat.out, 4 * kShare * static_cast<uint64_t>(rank), 4 * kShare);
+      EXPECT_EQ(resolved(calls[0]->in), all);
+      EXPECT_EQ(resolved(calls[0]->out), mine);
+      EXPECT_EQ(resolved(calls[1]->in), mine);
+      EXPECT_EQ(resolved(calls[1]->out), all);
+      const PeerTraffic& total = flat.plan->traffic.total;
+      EXPECT_EQ(total.payload_bytes_sent, 2 * (kRanks - 1) * 4 * kShare);
+      EXPECT_EQ(total.payload_bytes_received, total.payload_bytes_sent);
+      EXPECT_EQ(std::ranges::count_if(flat.plan->steps,
+                                      [](const Step& step) {
+                                        return step.kernel() != nullptr &&
+                                               step.kernel()->id == KernelId::kPack;
+                                      }),
+                in_place ? 0 : 1);
+    }
+  }
+}
+
+// What is not finite is flagged by the rank that has added it up; what is behind the tensors is no
+// element.
+TEST(NativePlan, AllReduceOfOptimizersFlagsItsOwnShare) {
+  for (int32_t rank = 0; rank < kRanks; ++rank) {
+    const Flat flat = flat_plan(~0u, rank);
+    const Step* check = nullptr;
+    size_t at = 0;
+    for (size_t i = 0; i < flat.plan->steps.size(); ++i) {
+      const KernelStep* const kernel = flat.plan->steps[i].kernel();
+      if (kernel == nullptr || kernel->id != KernelId::kReduce) continue;
+      ASSERT_EQ(check, nullptr);
+      check = &flat.plan->steps[i];
+      at = i;
+    }
+    ASSERT_NE(check, nullptr);
+    uint64_t elements = 0;
+    for (const Piece& piece : check->kernel()->pieces) {
+      EXPECT_GE(piece.flat, 368u * static_cast<uint64_t>(rank));
+      elements += piece.count;
+    }
+    EXPECT_EQ(elements, rank == 2 ? 1077u - 2 * 368u : 368u);
+    std::vector<Use> uses;
+    collect_uses(flat.plan->slots, *check, &uses);
+    EXPECT_TRUE(std::ranges::any_of(uses, [&](const Use& use) {
+      return use.region.slot == flat.flags && use.access == Access::kReadWrite;
+    }));
+    const auto before = flat.plan->order.preds(static_cast<uint32_t>(at));
+    EXPECT_TRUE(std::ranges::any_of(before, [&](uint32_t b) {
+      const MessageStep* const message = flat.plan->steps[b].message();
+      return message != nullptr && message->native->call.kind == OpKind::kAllGather;
+    }));
+  }
+}
+
+TEST(NativePlan, AllReduceOfOptimizersNeedsSumsOfFloats) {
+  for (const NativeCollectives native : {NativeCollectives{0}, kNativeMoves | kNativeIntegers}) {
+    const Flat flat = flat_plan(native, 0);
+    EXPECT_GT(flat.plan->messages.transfers, 0u);
+    for (const Step& step : flat.plan->steps) {
+      const MessageStep* const message = step.message();
+      EXPECT_TRUE(message == nullptr || message->native == nullptr);
+    }
   }
 }
 

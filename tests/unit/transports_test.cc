@@ -6,6 +6,7 @@
 #include "core/base/transports.h"
 #include "core/cpu/cpu_device.h"
 #include "core/group/context.h"
+#include "transports/nccl/caps.h"
 
 namespace sotto {
 namespace {
@@ -56,6 +57,25 @@ TEST(Transports, ANameOutsideTheListIsTakenByNameOnly) {
   EXPECT_EQ(row.name, "ordered");
   EXPECT_EQ(row.rendezvous, "ordered");
   EXPECT_EQ(row.priority, 0);
+}
+
+// Sizes of the transport that cuts more, whichever comes first: every plan of a comm has one kind.
+TEST(Transports, SizesSuitAllLinks) {
+  const TransportCaps tcp{.segment_bytes = 128 * 1024}, inside, nccl = nccl::caps_of(0);
+  const auto sizes_of = [](std::vector<const TransportCaps*> links) {
+    const MessageSizes sizes = common_sizes(links);
+    return std::pair(sizes.segment_bytes, sizes.held);
+  };
+  EXPECT_EQ(sizes_of({&nccl}), std::pair(uint64_t{0}, nccl.held));
+  EXPECT_EQ(nccl.held.count, 1u);
+  const auto cut = std::pair(tcp.segment_bytes, tcp.held);
+  for (const auto& links : {std::vector{&tcp},
+                            {&tcp, &inside},
+                            {&inside, &tcp},
+                            {&nccl, &tcp},
+                            {&tcp, &nccl},
+                            {&nccl, &inside, &tcp}})
+    EXPECT_EQ(sizes_of(links), cut);
 }
 
 }  // namespace

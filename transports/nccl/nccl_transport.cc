@@ -8,6 +8,7 @@
 #include "core/iface/device.h"
 #include "cuda/calls/cuda_calls.h"
 #include "transports/nccl/ask_until.h"
+#include "transports/nccl/caps.h"
 #include "transports/nccl/connect_peers.h"
 
 namespace sotto::nccl {
@@ -59,12 +60,7 @@ NcclTransport::NcclTransport(std::unique_ptr<Communicator> communicator,
       control_(control),
       sink_(sink),
       clock_(clock),
-      caps_{.name = "nccl",
-            .host_memory_only = false,
-            // A group costs some 10 us to launch, a MiB 20 us at 50 GB/s.
-            .segment_bytes = 1 << 20,
-            .stream_ordered = true,
-            .native = options.native},
+      caps_(caps_of(options.native)),
       groups_(communicators_) {}
 
 NcclTransport::~NcclTransport() {

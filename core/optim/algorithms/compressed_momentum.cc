@@ -94,7 +94,7 @@ CompressedRequest CompressedStep::exchange_request() {
   e.scale = r_.scale;
   e.slots = s_.codec;
   if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
-  e.segment_bytes = r_.shape.segment_bytes;
+  e.segment_bytes = r_.shape.sizes.segment_bytes;
   e.encode = [this](std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
     b_.kernel_with_undo<kernels::OnebitLambEncode>(

@@ -46,7 +46,7 @@ class ZeroOneStep {
     e.scale = r_.scale;
     e.slots = s_.codec;
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
-    e.segment_bytes = r_.shape.segment_bytes;
+    e.segment_bytes = r_.shape.sizes.segment_bytes;
     e.encode = [this, sync](std::vector<Piece> pieces, const EncodeTarget& to) {
       if (!sync) {
         encode(gradients(), gradient_.type, coefficient(), std::move(pieces), to);
