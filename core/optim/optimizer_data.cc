@@ -59,7 +59,7 @@ StepShape OptimizerData::step_shape() const {
   shape.masked = masked;
   shape.state = arrays["m"].type;
   shape.sizes = {comm->segment_bytes(), comm->held_windows()};
-  shape.native = comm->native();
+  shape.average.native = comm->native();
   return shape;
 }
 

@@ -143,7 +143,7 @@ GradientStage StepFrame::average(const std::vector<uint32_t>& tensors, uint32_t 
   reduce.round = builder().next_round();
   reduce.segment_bytes = shape().sizes.segment_bytes;
   reduce.held = shape().sizes.held;
-  reduce.native = shape().native;
+  reduce.native = shape().average.native;
   const uint64_t bytes = flat_reduce_bytes(reduce);
   const bool converts = local.type != reduce.dtype || shape().average.prescale != 1;
   ScratchList summands{local.list};
@@ -282,7 +282,7 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
   }
   const uint32_t outcome = builder().scratch(end);
   for (const auto& [slot, offset] : places) builder().alias(slot, outcome, offset);
-  builder().set_verdict(builder().host(end), word, {outcome, 0, end});
+  builder().set_verdict(builder().host(end), word, Region{outcome, 0, end});
   return take();
 }
 

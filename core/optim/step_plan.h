@@ -19,6 +19,7 @@ struct AverageShape {
   // In full precision: gradients times prescale (in float32, then rounded to `wire`), sum, times
   // postscale. Both 1: sum divided by the number of ranks.
   float prescale = 1, postscale = 1;
+  NativeCollectives native = 0;  // that averages in full precision may use
   // What averages are compressed with instead (types that are not 1-bit; the step's layout is this
   // codec's), if there is more than one rank.
   std::optional<CodecSettings> codec;
@@ -52,7 +53,6 @@ struct StepShape {
   // group, one at least. 0: over a group.
   uint64_t batch_elements = 0;
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
-  NativeCollectives native = 0;  // that averages in full precision may use
 };
 
 // StepShape::batch_elements on a device. Where a launch is a call of a function, one tensor: the

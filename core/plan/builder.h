@@ -9,6 +9,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <map>
 #include <memory>
 #include <span>
@@ -148,14 +149,12 @@ class PlanBuilder {
   const T* keep_array(std::span<const T> values) {
     return plan_.keep_array(values);
   }
-  // The decision is made in `word`, and copied to the first 4 bytes of `host_slot`.
-  void set_verdict(uint32_t host_slot, uint32_t word) {
-    set_verdict(host_slot, word, {word, 0, 4});
-  }
-  // The same, with all of a region that begins with the word.
-  void set_verdict(uint32_t host_slot, uint32_t word, Region outcome) {
+  // The decision is made in `word`. It is copied to the beginning of `host_slot`, or a region that
+  // begins with it is.
+  void set_verdict(uint32_t host_slot, uint32_t word, std::optional<Region> outcome = {}) {
     plan_.decision = {.word = word, .verdict = host_slot};
-    copy({host_slot, 0, outcome.bytes}, outcome);
+    const Region from = outcome.value_or(Region{word, 0, 4});
+    copy({host_slot, 0, from.bytes}, from);
   }
   const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
 

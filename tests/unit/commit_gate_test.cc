@@ -103,7 +103,7 @@ std::vector<std::pair<std::string, StepShape>> shapes(const CompressedLayout& la
   add("accumulated").accumulated = true;
   add("loss scaled").loss_scaled = true;
   add("not cut").sizes = {.segment_bytes = 0, .held = {.count = 1, .bytes = 128 * 1024}};
-  add("native").native = ~0u;
+  add("native").average.native = ~0u;
   StepShape& half = add("half");
   half.gradients = half.average.wire = half.copies.type = Dtype::kF16;
   half.copies.tensors = {0, 2};

@@ -50,7 +50,7 @@ struct World {
     shape.layout = &layout;
     const TransportCaps* const transports[] = {&caps};
     shape.sizes = common_sizes(transports);
-    shape.native = caps.native;
+    shape.average.native = caps.native;
   }
   std::shared_ptr<const Plan> plan(StepPlan step) const {
     DeviceCaps device;

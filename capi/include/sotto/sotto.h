@@ -464,8 +464,8 @@ SOTTO_API sotto_status sotto_comm_get_counters(const sotto_comm* comm,
                                                sotto_comm_counters* out_counters);
 
 /* Destroys the comm: waits for operations in flight at most the comm's timeout, then fails those
- * left; if the comm has failed a fraction of a second in all, over NCCL until NCCL has aborted it (10
- * seconds at most). Not collective. The handle is gone whatever is returned, except for
+ * left; if the comm has failed a fraction of a second in all, over NCCL until NCCL has aborted it
+ * (10 seconds at most). Not collective. The handle is gone whatever is returned, except for
  * INVALID_STATE.
  *   comm [in] NULL: nothing happens
  * Threads: one per handle, not from callbacks. Blocks: yes. Errors: the first error met while
