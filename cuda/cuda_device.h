@@ -4,7 +4,7 @@
 //    from it; then as many for background work, then those for messages over NCCL. What follows on
 //    messages (1, 2, 3) has the higher priority.
 //  - Memory comes from a stream-ordered pool (device_pool.h), host memory is pinned. Allocating
-//    waits for its own stream alone. Nothing else here makes the host wait, and steps allocate nothing.
+//    waits for its own stream alone. Nothing else here makes the host wait; steps allocate nothing.
 //  - Tables of prepared kernels lie in one block of device memory per plan.
 //  - The thread's current device is what it was before, after every call, unless that has no
 //    context.
