@@ -148,13 +148,11 @@ class PlanBuilder {
   const T* keep_array(std::span<const T> values) {
     return plan_.keep_array(values);
   }
-  // The decision is made in `word`, and copied to the first 4 bytes of `host_slot`.
-  void set_verdict(uint32_t host_slot, uint32_t word) {
-    set_verdict(host_slot, word, {word, 0, 4});
-  }
-  // The same, with all of a region that begins with the word.
-  void set_verdict(uint32_t host_slot, uint32_t word, Region outcome) {
+  // The decision is made in `word`, and copied to the first 4 bytes of `host_slot`: with all of
+  // `outcome`, which begins with it, if that is a region.
+  void set_verdict(uint32_t host_slot, uint32_t word, Region outcome = {}) {
     plan_.decision = {.word = word, .verdict = host_slot};
+    if (outcome.slot == kNoSlot) outcome = {word, 0, 4};
     copy({host_slot, 0, outcome.bytes}, outcome);
   }
   const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
