@@ -282,7 +282,7 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
   }
   const uint32_t outcome = builder().scratch(end);
   for (const auto& [slot, offset] : places) builder().alias(slot, outcome, offset);
-  builder().set_verdict(builder().host(end), word, Region{outcome, 0, end});
+  builder().set_verdict(builder().host(end), word, {outcome, 0, end});
   return take();
 }
 

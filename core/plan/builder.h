@@ -11,7 +11,6 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <optional>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -149,12 +148,12 @@ class PlanBuilder {
   const T* keep_array(std::span<const T> values) {
     return plan_.keep_array(values);
   }
-  // The decision is made in `word`. It is copied to the beginning of `host_slot`, or a region that
-  // begins with it is.
-  void set_verdict(uint32_t host_slot, uint32_t word, std::optional<Region> outcome = {}) {
+  // The decision is made in `word`, and copied to the first 4 bytes of `host_slot`: with all of
+  // `outcome`, which begins with it, if that is a region.
+  void set_verdict(uint32_t host_slot, uint32_t word, Region outcome = {}) {
     plan_.decision = {.word = word, .verdict = host_slot};
-    const Region from = outcome.value_or(Region{word, 0, 4});
-    copy({host_slot, 0, from.bytes}, from);
+    if (outcome.slot == kNoSlot) outcome = {word, 0, 4};
+    copy({host_slot, 0, outcome.bytes}, outcome);
   }
   const Slot& slot(uint32_t id) const { return plan_.slots[id]; }
 
