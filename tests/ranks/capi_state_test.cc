@@ -38,16 +38,17 @@ struct Model {
   sotto_param params[3] = {};
   int32_t rank;
 
-  explicit Model(int32_t rank_in) : rank(rank_in) {
-    constexpr uint64_t kCounts[] = {1000, 37, 600'000};  // the last one in several parts
-    for (uint64_t i = 0; i < 601'037; ++i) p.push_back(std::sin(static_cast<float>(i)));
+  // State of the last one is in several parts, if it is not smaller.
+  explicit Model(int32_t rank_in, uint64_t last = 600'000) : rank(rank_in) {
+    const uint64_t counts[] = {1000, 37, last};
+    for (uint64_t i = 0; i < 1037 + last; ++i) p.push_back(std::sin(static_cast<float>(i)));
     g.resize(p.size());
     uint64_t at = 0;
     for (int t = 0; t < 3; ++t) {
       params[t].struct_size = sizeof params[t];
-      params[t].param = buffer(p.data() + at, kCounts[t]);
-      params[t].grad = buffer(g.data() + at, kCounts[t]);
-      at += kCounts[t];
+      params[t].param = buffer(p.data() + at, counts[t]);
+      params[t].grad = buffer(g.data() + at, counts[t]);
+      at += counts[t];
     }
   }
   sotto_optim* optim(const Member& self, const char* json) {
@@ -251,7 +252,7 @@ TEST(CapiState, SynchronizeBringsParametersTogether) {
                   [&](Member& self) {
                     const bool zeroone = std::string(json).find("ZeroOne") != std::string::npos;
                     const bool compat = std::string(json).find("compat") != std::string::npos;
-                    Model model(self.rank);
+                    Model model(self.rank, 60'000);
                     sotto_optim* const optim = model.optim(self, json);
                     const auto spread = [&] {
                       std::vector<float> all(model.p.size() * 3), out = all;
