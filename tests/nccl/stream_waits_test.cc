@@ -1,4 +1,4 @@
-// Held streams and contexts with NCCL under the library. Ranks are threads on the fake NCCL, with
+// Streams that come after operations, and contexts, with NCCL under the library. Ranks are threads on the fake NCCL, with
 // tensors on fake devices.
 #include <atomic>
 #include <chrono>
@@ -26,8 +26,8 @@ void await(const std::function<bool()>& done, const char* what) {
 }
 
 // NCCL's abort waits for all that NCCL has queued. Here that is an operation behind a stream which
-// is held for an operation that fails.
-TEST(NcclHeldStreams, DoNotKeepAFailedGroupFromEnding) {
+// comes after an operation that fails.
+TEST(NcclStreamWaits, DoNotKeepAFailedGroupFromEnding) {
   std::atomic<bool> hangs{false};
   std::atomic<uint64_t> groups{0};
   EXPECT_EQ(
@@ -71,10 +71,9 @@ TEST(NcclHeldStreams, DoNotKeepAFailedGroupFromEnding) {
       "");
 }
 
-// Its operations are the device's alone, so events order streams behind them, but for the first
-// one: NCCL makes its connections in the background.
-TEST(NcclHeldStreams, AreNotThoseOfNcclsOwnOperations) {
-  std::atomic<uint64_t> holds = 0;
+// Its operations are the device's alone, so events order streams behind them.
+TEST(NcclStreamWaits, BlockNoStream) {
+  std::atomic<uint64_t> blocks = 0;
   EXPECT_EQ(run_world(2, nccl_world(),
                       [&](Member& self) {
                         Tensors tensors(Where::kCuda, self.rank + 1);
@@ -83,7 +82,7 @@ TEST(NcclHeldStreams, AreNotThoseOfNcclsOwnOperations) {
                         const sotto_call call = tensors.call();
                         OK(sotto_all_reduce(self.comm, &in, &out, 1, &call, nullptr));
                         OK(sotto_barrier(self.comm, nullptr, nullptr));
-                        holds = fake_cuda::calls("cuStreamWaitValue32");
+                        blocks = fake_cuda::calls("cuStreamWaitValue32");
                         for (int round = 0; round < 50; ++round) {
                           sotto_op* op = nullptr;
                           OK(sotto_all_reduce(self.comm, &in, &out, 1, &call, &op));
@@ -94,7 +93,7 @@ TEST(NcclHeldStreams, AreNotThoseOfNcclsOwnOperations) {
                         require(sum[4999] == 2, "the sum");
                       }),
             "");
-  EXPECT_EQ(fake_cuda::calls("cuStreamWaitValue32"), holds);
+  EXPECT_EQ(fake_cuda::calls("cuStreamWaitValue32"), blocks);
 }
 
 TEST(NcclContexts, AreMadeOnDevicesInUseAlone) {
