@@ -88,7 +88,7 @@ TEST_F(CudaStreamOrder, ContextsAreMadeOnDevicesInUseAlone) {
 
 // Events order a stream behind an operation that only its device has to do with.
 TEST_F(CudaBlockedStreams, AreNotThoseOfOperationsThatTheHostHasNoPartIn) {
-  const uint64_t holds = fake_cuda::calls("cuStreamWaitValue32");
+  const uint64_t blocks = fake_cuda::calls("cuStreamWaitValue32");
   EXPECT_EQ(run_world(1, {},
                       [](Member& self) {
                         Tensors tensors(Where::kCuda);
@@ -105,7 +105,7 @@ TEST_F(CudaBlockedStreams, AreNotThoseOfOperationsThatTheHostHasNoPartIn) {
                         require(sum[4999] == 3, "the sum");
                       }),
             "");
-  EXPECT_EQ(fake_cuda::calls("cuStreamWaitValue32"), holds);
+  EXPECT_EQ(fake_cuda::calls("cuStreamWaitValue32"), blocks);
 }
 
 // Their words were made when the device was opened, so there are only so many.
@@ -165,7 +165,7 @@ TEST_F(CudaBlockedStreams, DoNotHoldUpWhatIsGivenBack) {
                   tensors.download();
                 }),
       "");
-  EXPECT_THAT(fake_cuda::waits_behind_holds(), testing::IsEmpty());
+  EXPECT_THAT(fake_cuda::waits_behind_blocks(), testing::IsEmpty());
 }
 
 // One all-reduce of two ranks, rank 0 on a device; rank 1 comes when `let_rank_1` allows it.

@@ -1,5 +1,5 @@
-// Streams that come after operations, and contexts, with NCCL under the library. Ranks are threads on the fake NCCL, with
-// tensors on fake devices.
+// Streams that come after operations, and contexts, with NCCL under the library. Ranks are threads
+// on the fake NCCL, with tensors on fake devices.
 #include <atomic>
 #include <chrono>
 #include <thread>

@@ -85,7 +85,7 @@ void clear_faults() {
   s.waits_made_.clear();
   s.next_stream_ = 0;
   s.failed_call_.clear();
-  s.waits_behind_holds_.clear();
+  s.waits_behind_blocks_.clear();
   s.sticky_ = cudaSuccess;
   s.calls_ = s.queries_ = s.waits_dropped_ = s.executions_ = 0;
 }
@@ -177,11 +177,11 @@ std::set<int> contexts() {
   return s.contexts_;
 }
 
-std::vector<std::string> waits_behind_holds() {
+std::vector<std::string> waits_behind_blocks() {
   State& s = state();
   Quiet quiet;
   std::lock_guard lock(s.mutex_);
-  return s.waits_behind_holds_;
+  return s.waits_behind_blocks_;
 }
 
 Live live() {

@@ -171,13 +171,13 @@ TEST_F(FakeCudaDeathTest, CallsThatMayWaitForAHeldStream) {
   CUDA_OK(cudaFuncGetAttributes(&attributes, reinterpret_cast<const void*>(&add_kernel)));
   CUDA_OK(launch_add(a, a, 1, kN, free));
   CUDA_OK(cudaStreamSynchronize(free));
-  EXPECT_TRUE(waits_behind_holds().empty());
+  EXPECT_TRUE(waits_behind_blocks().empty());
   float* more = pinned(1);
-  EXPECT_EQ(waits_behind_holds(), std::vector<std::string>{"cudaMallocHost"});
+  EXPECT_EQ(waits_behind_blocks(), std::vector<std::string>{"cudaMallocHost"});
   std::atomic_ref(*reinterpret_cast<uint32_t*>(word)).store(1);
   for (float* memory : {word, more}) CUDA_OK(cudaFreeHost(memory));
   CUDA_OK(cudaFree(a));
-  EXPECT_EQ(waits_behind_holds().size(), 1u) << "the word has its value";
+  EXPECT_EQ(waits_behind_blocks().size(), 1u) << "the word has its value";
   for (cudaStream_t s : {held, free}) CUDA_OK(cudaStreamDestroy(s));
 }
 

@@ -114,7 +114,7 @@ uint64_t copies_to_host();  // from device memory by the functions for copies, s
 std::set<int> contexts();
 // Calls that may wait until the device stands still, made while a stream of it waited for a word in
 // memory (cuStreamWaitValue32), since the last clear_faults or start.
-std::vector<std::string> waits_behind_holds();
+std::vector<std::string> waits_behind_blocks();
 
 struct Live {
   uint64_t streams = 0, events = 0, pools = 0;

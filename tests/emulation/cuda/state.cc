@@ -160,7 +160,7 @@ cudaError_t State::count_call(const char* name, CallKind kind) {
     contexts_.insert(t_device);
     t_bound = true;
   }
-  if (contains(kMayWait, name) && is_held_locked(t_device)) waits_behind_holds_.emplace_back(name);
+  if (contains(kMayWait, name) && is_held_locked(t_device)) waits_behind_blocks_.emplace_back(name);
   return cudaSuccess;
 }
 

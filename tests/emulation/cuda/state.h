@@ -125,7 +125,7 @@ class State {
   friend uint64_t launches();
   friend uint64_t copies_to_host();
   friend std::set<int> contexts();
-  friend std::vector<std::string> waits_behind_holds();
+  friend std::vector<std::string> waits_behind_blocks();
   friend Live live();
   friend void hold();
   friend void resume();
@@ -181,7 +181,7 @@ class State {
   };
   std::map<uint64_t, Hold> holds_;
   uint64_t next_hold_ = 0;
-  std::vector<std::string> waits_behind_holds_;
+  std::vector<std::string> waits_behind_blocks_;
   bool held_ = false;
   std::condition_variable released_;
   uint64_t executing_ = 0;  // jobs
