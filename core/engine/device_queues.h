@@ -51,7 +51,7 @@ class QueuedOp : public ScheduledOp {
 
   DeviceQueue* queue_ = nullptr;
   uint32_t first_lane_ = 0;                   // of background work: the first lane for it
-  uint32_t shared_lanes_ = 0;                 // all but those for messages
+  uint32_t shared_lanes_ = 0;                 // DeviceCaps::lanes: others are as steps say
   std::vector<StepEvent>* events_ = nullptr;  // per step
   EventId after_ = 0;
   uint32_t ordered_lanes_ = 0;          // bit k: what lane k gets now comes after after_

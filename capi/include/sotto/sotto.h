@@ -519,8 +519,9 @@ SOTTO_API sotto_status sotto_op_wait_all(sotto_op* const* ops, uint64_t n, int64
  * once, since NCCL could not end otherwise: what the operation had queued may still be under way
  * until sotto_op_wait has returned.
  * Returns when all of the operation is queued on the device. Over NCCL that is soon, and other
- * ranks need not have called. Where the host has to do a part (messages by TCP) the thread waits
- * for that part. With SOTTO_STREAM_BLOCK=1 the stream waits in its place, under the conditions that
+ * ranks need not have called, unless its own counts (sotto_all_to_all with parts) or an earlier
+ * operation wait for them. Where the host has to do a part (messages by TCP) the thread waits for
+ * that part. With SOTTO_STREAM_BLOCK=1 the stream waits in its place, under the conditions that
  * `sotto info` lists.
  *   op     [in]
  *   stream [in] a cudaStream_t of the operation's device, NULL: its default stream
