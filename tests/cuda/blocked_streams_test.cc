@@ -8,23 +8,13 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
+#include "tests/cuda/on_fake_cuda.h"
 #include "tests/emulation/cuda/fake_cuda.h"
 
 namespace sotto::test {
 namespace {
 
-class CudaStreamOrder : public ::testing::Test {
- protected:
-  void SetUp() override {
-    fake_cuda::clear_faults();
-    fake_cuda::configure({});
-  }
-  void TearDown() override {
-    fake_cuda::clear_faults();
-    fake_cuda::drain();
-    EXPECT_EQ(fake_cuda::live(), fake_cuda::Live{}) << fake_cuda::live().text();
-  }
-};
+using CudaStreamOrder = OnFakeCuda<testing::Test>;
 
 // With what SOTTO_STREAM_BLOCK asks for.
 class CudaBlockedStreams : public CudaStreamOrder {

@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "tests/cuda/device_memory.h"
+#include "tests/cuda/on_fake_cuda.h"
 #include "tests/emulation/cuda/fake_cuda.h"
 #include "tests/support/sanitized.h"
 
@@ -134,17 +135,8 @@ void step_on_stream(Member& self, sotto_optim* optim, Model& model, int step) {
           "step " + std::to_string(step) + ": " + sotto_status_name(status));
 }
 
-class CudaFaults : public ::testing::TestWithParam<int> {
+class CudaFaults : public OnFakeCuda<testing::TestWithParam<int>> {
  protected:
-  void SetUp() override {
-    fake_cuda::clear_faults();
-    fake_cuda::configure({});
-  }
-  void TearDown() override {
-    fake_cuda::clear_faults();
-    fake_cuda::drain();
-    EXPECT_EQ(fake_cuda::live(), fake_cuda::Live{}) << fake_cuda::live().text();
-  }
   static const char* json() { return kConfigs[GetParam()]; }
 };
 
