@@ -69,7 +69,8 @@ bool Channel::set_failure(const FailureCause& cause) {
 
 Status Channel::post(const Run& run) {
   for (const Link& link : links_.all()) {
-    for (const OpPosting& posting : run.postings) SOTTO_TRY(link.transport->post_op(posting));
+    for (const OpDescriptor& descriptor : run.descriptors)
+      SOTTO_TRY(link.transport->post_op(descriptor));
   }
   return ok_status();
 }
@@ -77,21 +78,22 @@ Status Channel::post(const Run& run) {
 Status Channel::verify(const Run& run) {
   for (const Link& link : links_.all()) {
     if (link.queue == nullptr) continue;
-    for (const OpPosting& posting : run.postings) SOTTO_TRY(link.queue->verify(posting));
+    for (const OpDescriptor& descriptor : run.descriptors)
+      SOTTO_TRY(link.queue->verify(descriptor));
   }
   return ok_status();
 }
 
-void Channel::retire(const Run& run) {
+void Channel::complete(const Run& run) {
   if (failed()) return;
   for (const Link& link : links_.all()) {
-    for (const OpPosting& posting : run.postings) link.transport->retire(posting);
+    for (const OpDescriptor& descriptor : run.descriptors) link.transport->complete(descriptor);
   }
 }
 
 void Channel::cancel(const Run& run) {
   for (const Link& link : links_.all()) {
-    for (const OpPosting& posting : run.postings) link.transport->cancel(posting);
+    for (const OpDescriptor& descriptor : run.descriptors) link.transport->cancel(descriptor);
   }
 }
 
@@ -104,14 +106,14 @@ bool Channel::settled() const {
 void Channel::restart(const Run& run) {
   for (const Link& link : links_.all()) {
     if (link.queue == nullptr) continue;
-    for (const OpPosting& posting : run.postings) link.queue->restart(posting);
+    for (const OpDescriptor& descriptor : run.descriptors) link.queue->restart(descriptor);
   }
 }
 
 void Channel::release_captured(const Run& run) {
   for (const Link& link : links_.all()) {
     if (link.queue == nullptr) continue;
-    for (const OpPosting& posting : run.postings) link.queue->release_captured(posting);
+    for (const OpDescriptor& descriptor : run.descriptors) link.queue->release_captured(descriptor);
   }
 }
 

@@ -80,10 +80,10 @@ class Channel final : public TransferSink,
   // Ends connections in order, within the time; once, with no operation in flight.
   void close(Deadline deadline);
 
-  // The operation's postings at all links.
+  // The operation's descriptors at all links.
   Status post(const Run& run);
   Status verify(const Run& run);
-  void retire(const Run& run);
+  void complete(const Run& run);
   void cancel(const Run& run);
   // No link touches any more what was cancelled, and links that were closed have ended.
   bool settled() const;

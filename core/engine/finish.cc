@@ -60,11 +60,11 @@ void Executor::complete(Op& op, Status status) {
   OpRequest& request = op.request_;
   Channel& channel = *request.channel;
   Run& run = *request.run;
-  if (op.state() != Op::State::kQueued) channel.retire(run);
+  if (op.state() != Op::State::kQueued) channel.complete(run);
   std::erase_if(channel.ops_, [&](const OpRef& other) { return other.get() == &op; });
   op.stats_.end_ns = clock_.now_ns();
-  if (trace_ != nullptr && !run.postings.empty() && !op.capturing())
-    trace_->operation(channel.rank(), op.sequence(), describe(run.postings[0].signature),
+  if (trace_ != nullptr && !run.descriptors.empty() && !op.capturing())
+    trace_->operation(channel.rank(), op.sequence(), describe(run.descriptors[0].signature),
                       op.stats_.launch_ns, op.stats_.end_ns);
   const bool capturing = op.capturing();
   if (capturing) {

@@ -8,7 +8,7 @@ Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks)
   const MessageStep& s = *run.plan->steps[step].message();
   Transfer& t = run.transfers[s.lowered.transfer];
   t = Transfer{};
-  t.op = &run.postings[s.posting];
+  t.op = &run.descriptors[s.descriptor];
   t.peer = ranks[static_cast<size_t>(s.peer)];
   t.round = s.round;
   t.segment = s.segment;
@@ -27,7 +27,7 @@ Transfer& fill_transfer(Run& run, uint32_t step, std::span<const int32_t> ranks)
 
 void count_receive(Run& run, const MessageStep& message) {
   const PlanMessages& messages = run.plan->messages;
-  const size_t index = static_cast<size_t>(message.posting) * messages.comm_size + message.peer;
+  const size_t index = static_cast<size_t>(message.descriptor) * messages.comm_size + message.peer;
   const auto& rounds = messages.receives[index];
   const auto it = std::ranges::lower_bound(rounds, message.round, {}, &RoundReceives::round);
   run.receives_posted = true;
@@ -51,7 +51,7 @@ void announce_receives(Run& run, std::span<const int32_t> ranks, const LinkTable
     }
     if (!advanced) continue;
     const int32_t peer = ranks[index % messages.comm_size];
-    links.to(peer).messages->ready(peer, run.postings[index / messages.comm_size],
+    links.to(peer).messages->ready(peer, run.descriptors[index / messages.comm_size],
                                    rounds[a.round_index - 1].round, largest);
   }
 }

@@ -40,7 +40,7 @@ using DoneFn = void (*)(void* user, int32_t status);
 
 struct OpRequest {
   std::shared_ptr<PreparedPlan> plan;
-  std::unique_ptr<Run> run;  // acquired from the plan, bound slots and postings filled in
+  std::unique_ptr<Run> run;  // acquired from the plan, bound slots and descriptors filled in
   EventId after = 0;         // of the plan's device: what its steps come after; the engine's
   // Operations that it comes after. If one of them fails this one does.
   std::vector<OpRef> after_ops;

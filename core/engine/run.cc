@@ -98,7 +98,7 @@ Result<std::unique_ptr<Run>> PreparedPlan::make_run() {
   }
   if (!device_->caps().synchronous) run->events.resize(p.steps.size());
   run->transfers.resize(p.messages.transfers);
-  run->postings.resize(p.messages.postings);
+  run->descriptors.resize(p.messages.descriptors);
   const auto& receives = p.messages.receives;
   run->announce.resize(receives.size());
   for (size_t i = 0; i < receives.size(); ++i) run->announce[i].posted.resize(receives[i].size());

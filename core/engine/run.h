@@ -23,8 +23,8 @@ struct Run {
   StepStates steps;
   std::vector<StepEvent> events;  // per step; empty with a synchronous device
   std::vector<Transfer> transfers;
-  std::vector<OpPosting> postings;
-  // Per posting and peer: receives posted in the round that is next to be announced, and that
+  std::vector<OpDescriptor> descriptors;
+  // Per descriptor and peer: receives posted in the round that is next to be announced, and that
   // round's index.
   struct Announce {
     uint32_t round_index = 0;

@@ -11,9 +11,9 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
                          int64_t stalled_ns) {
   const Run& run = *request.run;
   std::string what = "a local operation";
-  if (!run.postings.empty()) {
-    const OpPosting& posting = run.postings[0];
-    what = fmt::format("{} {}", name_of(posting.key), describe(posting.signature));
+  if (!run.descriptors.empty()) {
+    const OpDescriptor& descriptor = run.descriptors[0];
+    what = fmt::format("{} {}", name_of(descriptor.key), describe(descriptor.signature));
   }
   struct Peer {
     int32_t root_rank;

@@ -86,14 +86,14 @@ Comm::~Comm() {
 
 // ---- starting operations ----
 
-OpPosting Comm::next_posting(OpSignature signature, int32_t priority) {
+OpDescriptor Comm::next_descriptor(OpSignature signature, int32_t priority) {
   numbering_.chain = chain_of(signature, numbering_.chain);
   signature.chain = numbering_.chain;
   return {{epoch_, numbering_.next++}, signature, priority};
 }
 
-OpPosting Comm::point_to_point_posting(const CollectiveRequest& r, OpSignature signature,
-                                       int32_t priority) {
+OpDescriptor Comm::point_to_point_descriptor(const CollectiveRequest& r, OpSignature signature,
+                                             int32_t priority) {
   uint32_t& counter = r.is_send ? sent_to_[r.peer] : received_from_[r.peer];
   const auto source = static_cast<uint32_t>(r.is_send ? rank_ : r.peer);
   const auto destination = static_cast<uint32_t>(r.is_send ? r.peer : rank_);
@@ -141,7 +141,7 @@ Result<std::shared_ptr<PreparedPlan>> Comm::prepare(std::span<const Call> calls)
     requests.push_back(calls[i].request);
     const bool point_to_point = requests[i].kind == OpKind::kSendRecv;
     if (i > 0)
-      builder.begin_posting(static_cast<uint16_t>(i), point_to_point && point_to_point_before);
+      builder.begin_descriptor(static_cast<uint16_t>(i), point_to_point && point_to_point_before);
     point_to_point_before = point_to_point;
     SOTTO_ASSIGN(const CollectiveSlots slots, emit_collective(builder, requests[i]));
     builder.collective(slots);
@@ -173,9 +173,10 @@ Result<OpRef> Comm::start_group(std::span<Call> calls, const CallOptions& option
     std::ranges::copy(calls[i].out, run->bases.begin() + slots.out);
     OpSignature signature = signature_of(calls[i].request, calls[i].tag);
     if (calls[i].service) signature.kind = *calls[i].service;
-    run->postings[i] = calls[i].request.kind == OpKind::kSendRecv
-                           ? point_to_point_posting(calls[i].request, signature, options.priority)
-                           : next_posting(signature, options.priority);
+    run->descriptors[i] =
+        calls[i].request.kind == OpKind::kSendRecv
+            ? point_to_point_descriptor(calls[i].request, signature, options.priority)
+            : next_descriptor(signature, options.priority);
   }
   finish_binding(*run);
   Result<OpRef> op = submit(std::move(plan), std::move(run), nullptr, options);
@@ -208,7 +209,7 @@ Result<OpRef> Comm::launch(std::shared_ptr<PreparedPlan> plan, OpSignature signa
   bind(*run);
   finish_binding(*run);
   const Numbering before = numbering_;
-  run->postings[0] = next_posting(signature, options.priority);
+  run->descriptors[0] = next_descriptor(signature, options.priority);
   Result<OpRef> op =
       submit(std::move(plan), std::move(run), std::move(hooks), options, std::move(capture));
   if (!op.ok() || (*op)->captured()) numbering_ = before;
@@ -220,9 +221,9 @@ Status Comm::replay(const OpRef& op, OpSignature signature,
   const Numbering before = numbering_;
   Status status = engine().replay(op, [&](Run& run, OpHooks* hooks) {
     SOTTO_TRY(bind(run, hooks));
-    OpPosting& posting = run.postings[0];
-    signature.tag = posting.signature.tag;
-    posting = next_posting(signature, posting.priority);
+    OpDescriptor& descriptor = run.descriptors[0];
+    signature.tag = descriptor.signature.tag;
+    descriptor = next_descriptor(signature, descriptor.priority);
     return ok_status();
   });
   if (!status.ok()) numbering_ = before;
@@ -236,7 +237,7 @@ Result<OpRef> Comm::launch_local(std::shared_ptr<PreparedPlan> plan,
   SOTTO_ASSIGN(std::unique_ptr<Run> run, plan->acquire());
   bind(*run);
   finish_binding(*run);
-  run->postings.clear();
+  run->descriptors.clear();
   return submit(std::move(plan), std::move(run), std::move(hooks), options);
 }
 

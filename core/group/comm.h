@@ -125,7 +125,7 @@ class Comm : public std::enable_shared_from_this<Comm> {
   Result<std::shared_ptr<PreparedPlan>> prepare(LogicalPlan plan,
                                                 const std::shared_ptr<Device>& device) const;
 
-  // Starts a prepared plan of one posting as the next collective of this comm. `bind` fills the
+  // Starts a prepared plan of one descriptor as the next collective of this comm. `bind` fills the
   // bound slots. The signature's chain is filled in here. capture: the plan's device, which
   // makes it part of a graph; UNSUPPORTED if messages need the host.
   Result<OpRef> launch(std::shared_ptr<PreparedPlan> plan, OpSignature signature,
@@ -172,9 +172,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
 
   Status join(OpKind service);
   QueueTransport* native_link() const;
-  OpPosting next_posting(OpSignature signature, int32_t priority);
-  OpPosting point_to_point_posting(const CollectiveRequest& request, OpSignature signature,
-                                   int32_t priority);
+  OpDescriptor next_descriptor(OpSignature signature, int32_t priority);
+  OpDescriptor point_to_point_descriptor(const CollectiveRequest& request, OpSignature signature,
+                                         int32_t priority);
   Result<OpRef> submit(std::shared_ptr<PreparedPlan> plan, std::unique_ptr<Run> run,
                        std::shared_ptr<OpHooks> hooks, const CallOptions& options,
                        std::shared_ptr<GraphCapture> capture = nullptr);

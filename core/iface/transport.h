@@ -145,7 +145,7 @@ std::string describe_mismatch(const OpKey& key, int32_t rank_a, const OpSignatur
 inline constexpr int32_t kBackgroundPriority = -1000;
 constexpr bool in_background(int32_t priority) { return priority <= kBackgroundPriority; }
 
-struct OpPosting {
+struct OpDescriptor {
   OpKey key;
   OpSignature signature;
   int32_t priority = 0;
@@ -168,7 +168,7 @@ struct NativeCall {
 // One message. Owned by the engine; `data` and the Transfer stay valid and unmoved until it is
 // completed or its operation is cancelled.
 struct Transfer {
-  const OpPosting* op = nullptr;
+  const OpDescriptor* op = nullptr;
   int32_t peer = -1;   // rank in the root comm
   uint32_t round = 0;  // with `segment`: identifies the message within the operation for one
                        // (source, destination)
@@ -234,13 +234,13 @@ class Transport {
 
   // This rank has reached the operation: its messages may be matched. A peer's message for the same
   // key with another signature fails the root comm as PROTOCOL, with both sides described, even if
-  // no receive is posted. `op` stays valid until retire or cancel.
-  virtual Status post_op(const OpPosting& op) = 0;
+  // no receive is posted. `op` stays valid until complete or cancel.
+  virtual Status post_op(const OpDescriptor& op) = 0;
   // The operation has completed on this rank.
-  virtual void retire(const OpPosting& op) = 0;
+  virtual void complete(const OpDescriptor& op) = 0;
   // Drops every unfinished transfer of the operation, without on_transfer. On return none is
   // touched any more. Used only when the root comm has failed; messages may be left half sent.
-  virtual void cancel(const OpPosting& op) = 0;
+  virtual void cancel(const OpDescriptor& op) = 0;
 
   // One line per peer for reports: "tcp 127.0.0.1:4242".
   virtual std::string route(int32_t peer) const = 0;
@@ -261,7 +261,8 @@ class MessageTransport : public Transport {
   // All receives from `peer` up to and including `last_round` of the operation have been posted
   // with recv and have their memory: bulk senders may start. `largest` is the largest of these
   // messages in bytes, so that a transport can leave out READY frames that no sender waits for.
-  virtual void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) = 0;
+  virtual void ready(int32_t peer, const OpDescriptor& op, uint32_t last_round,
+                     uint64_t largest) = 0;
 };
 
 // Messages match by the order of their groups.
@@ -284,15 +285,15 @@ class QueueTransport : public Transport {
   virtual bool idle() const { return true; }
   // Asked when all steps of the operation are done: PROTOCOL if what it has received was meant for
   // something else.
-  virtual Status verify(const OpPosting& op) {
+  virtual Status verify(const OpDescriptor& op) {
     (void)op;
     return ok_status();
   }
   // What was captured into a graph for the operation, known by the place of `op`. restart: it is
   // about to execute, for the operation that is there now. release_captured: it will not execute
   // any more.
-  virtual void restart(const OpPosting& op) { (void)op; }
-  virtual void release_captured(const OpPosting& op) { (void)op; }
+  virtual void restart(const OpDescriptor& op) { (void)op; }
+  virtual void release_captured(const OpDescriptor& op) { (void)op; }
 
   // Native collectives between some ranks of the root comm, or in another order. First each of them
   // asks what all are to know of it, equally long (`first`: the first of them); with that, in their

@@ -134,11 +134,11 @@ void PlanBuilder::elide_anti_dependency(uint32_t send) {
   std::get<MessageStep>(plan_.steps[last_receive_].work).elided_anti_dependency = send;
 }
 
-void PlanBuilder::begin_posting(uint16_t index, bool together) {
+void PlanBuilder::begin_descriptor(uint16_t index, bool together) {
   if (!together) issue_base_ += next_round_;
   next_round_ = 0;
-  posting_ = index;
-  plan_.postings = std::max<uint16_t>(plan_.postings, static_cast<uint16_t>(index + 1));
+  descriptor_ = index;
+  plan_.descriptors = std::max<uint16_t>(plan_.descriptors, static_cast<uint16_t>(index + 1));
 }
 
 Status PlanBuilder::within(std::span<const RankGroup> groups, int32_t me,
@@ -206,10 +206,10 @@ void PlanBuilder::add_message(bool is_send, int32_t peer, Region data, uint32_t 
   message.is_send = is_send;
   message.message_class = message_class;
   message.stage = message_class == MessageClass::kPayload ? stage_ : Stage::kOther;
-  message.posting = posting_;
+  message.descriptor = descriptor_;
   message.peer = comm_rank(peer);
   message.round = round;
-  message.segment = segments_[{posting_, round, message.peer, is_send}]++;
+  message.segment = segments_[{descriptor_, round, message.peer, is_send}]++;
   message.issue_round = issue_base_ + round;
   message.data = data;
   message.native = native_;

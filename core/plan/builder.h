@@ -1,6 +1,6 @@
 // Emits steps into a LogicalPlan. Rounds are given by the caller and must be the same at both ends
-// of a message; the segment number counts the messages of one (posting, round, peer, direction) in
-// emission order, so both ends must emit the messages of a pair in the same order.
+// of a message; the segment number counts the messages of one (descriptor, round, peer, direction)
+// in emission order, so both ends must emit the messages of a pair in the same order.
 //
 // Emitters number the ranks that they work with from 0. These are all ranks of the comm, or those
 // of a group of them: see PlanBuilder::within.
@@ -139,10 +139,10 @@ class PlanBuilder {
     return of_all_ranks() ? rank : group_[static_cast<size_t>(rank)];
   }
 
-  // Messages emitted from now on belong to posting `index`, with rounds counted from 0 again.
+  // Messages emitted from now on belong to descriptor `index`, with rounds counted from 0 again.
   // `together`: on links that match by order its rounds are issued with those of the previous
-  // posting instead of after them.
-  void begin_posting(uint16_t index, bool together);
+  // descriptor instead of after them.
+  void begin_descriptor(uint16_t index, bool together);
 
   template <class T>
   const T* keep_array(std::span<const T> values) {
@@ -192,7 +192,7 @@ class PlanBuilder {
   uint32_t last_receive_ = kNoStep;
   uint32_t next_round_ = 0;
   uint32_t issue_base_ = 0;
-  uint16_t posting_ = 0;
+  uint16_t descriptor_ = 0;
   uint32_t awaits_ = 0;
   Stage stage_ = Stage::kOther;
   const NativeStep* native_ = nullptr;

@@ -25,7 +25,7 @@ class Lowering {
     plan_->decision = in_.decision;
     plan_->collectives = in_.collectives;
     plan_->storage = in_.storage;
-    plan_->messages.postings = in_.postings;
+    plan_->messages.descriptors = in_.descriptors;
     plan_->messages.comm_size = target_.comm_size;
     for (const LinkTarget& link : target_.links) {
       plan_->messages.links.push_back(
@@ -476,7 +476,7 @@ class Lowering {
 
   void index_messages() {
     PlanMessages& messages = plan_->messages;
-    messages.receives.resize(static_cast<size_t>(messages.postings) * messages.comm_size);
+    messages.receives.resize(static_cast<size_t>(messages.descriptors) * messages.comm_size);
     plan_->traffic.peers.resize(messages.comm_size);
     std::map<std::pair<uint32_t, uint8_t>, std::vector<uint32_t>> rounds;
     for (uint32_t i = 0; i < plan_->steps.size(); ++i) {
@@ -511,7 +511,8 @@ class Lowering {
   void add_receive(const MessageStep& message) {
     PlanMessages& messages = plan_->messages;
     auto& rounds =
-        messages.receives[static_cast<size_t>(message.posting) * messages.comm_size + message.peer];
+        messages
+            .receives[static_cast<size_t>(message.descriptor) * messages.comm_size + message.peer];
     auto it = std::ranges::find(rounds, message.round, &RoundReceives::round);
     if (it == rounds.end()) it = rounds.insert(rounds.end(), RoundReceives{message.round, 0, 0});
     ++it->count;

@@ -148,10 +148,10 @@ struct MessageStep {
   bool is_send = false;
   MessageClass message_class = MessageClass::kPayload;
   Stage stage = Stage::kOther;
-  uint16_t posting = 0;      // which of the operation's postings the message belongs to
+  uint16_t descriptor = 0;   // which of the operation's descriptors the message belongs to
   int32_t peer = -1;         // rank in the comm
   uint32_t round = 0;        // part of the match key, equal at both ends
-  uint32_t segment = 0;      // counts the messages of (posting, round, source, destination)
+  uint32_t segment = 0;      // counts the messages of (descriptor, round, source, destination)
   uint32_t issue_round = 0;  // links that match by order: rounds of the operation, ascending
   // Receives: the send to the same peer that this message is the reply to, or kNoStep. When the
   // reply arrives, nothing reads the data of that send any more, so the receive does not wait for
@@ -237,7 +237,7 @@ struct LogicalPlan {
   std::vector<UndoStep> undo;
   DecisionSlots decision;
   std::vector<CollectiveSlots> collectives;  // as Plan::collectives
-  uint16_t postings = 1;
+  uint16_t descriptors = 1;
   // Owns argument structs and tables that steps point to.
   std::shared_ptr<std::deque<std::vector<std::byte>>> storage =
       std::make_shared<std::deque<std::vector<std::byte>>>();
@@ -317,11 +317,11 @@ struct StepOrder {
 // How the messages of a plan reach their peers.
 struct PlanMessages {
   uint32_t transfers = 0;
-  uint16_t postings = 1;
+  uint16_t descriptors = 1;
   int32_t comm_size = 1;
   std::vector<PlanLink> links;
   std::vector<IssueGroup> groups;  // of each link in the order of rounds
-  // Per posting and peer: [posting * comm_size + peer].
+  // Per descriptor and peer: [descriptor * comm_size + peer].
   std::vector<std::vector<RoundReceives>> receives;
 
   // Some messages are calls of lanes.

@@ -29,14 +29,14 @@ TransportCase with(const std::function<void(TcpOptions&)>& change) {
 void pass_on(RankKit& kit, uint64_t number, std::vector<uint8_t> data) {
   TestOp op(7, number);
   std::vector<uint8_t> got(data.size());
-  check(kit.transport->post_op(op.posting));
+  check(kit.transport->post_op(op.descriptor));
   const int32_t next = (kit.rank + 1) % kit.size;
   const int32_t last = (kit.rank + kit.size - 1) % kit.size;
   kit.start(op.add(true, next, 0, 0, data.data(), data.size()));
   kit.start(op.add(false, last, 0, 0, got.data(), got.size()));
-  kit.messages->ready(last, op.posting, 0, got.size());
+  kit.messages->ready(last, op.descriptor, 0, got.size());
   kit.drive([&] { return kit.sink.done.size() >= 2 * (number + 1); }, 20'000'000);
-  kit.transport->retire(op.posting);
+  kit.transport->complete(op.descriptor);
   require(got == data, "what was sent arrives");
 }
 

@@ -317,7 +317,7 @@ struct Stream {
 
   Stream(RankKit& kit, uint64_t number, int count, uint64_t bytes, int32_t priority = 0)
       : op(7, number) {
-    op.posting.priority = priority;
+    op.descriptor.priority = priority;
     for (int i = 0; i < count; ++i) {
       memory.emplace_back(bytes, static_cast<uint8_t>(kit.rank == 0 ? i + 1 : 0));
       transfers.push_back(&op.add(kit.rank == 0, 1 - kit.rank, 0, static_cast<uint32_t>(i),
@@ -325,9 +325,9 @@ struct Stream {
     }
   }
   void start(RankKit& kit) {
-    check(kit.transport->post_op(op.posting));
+    check(kit.transport->post_op(op.descriptor));
     for (Transfer* t : transfers) kit.start(*t);
-    if (kit.rank == 1) kit.messages->ready(0, op.posting, 0, transfers[0]->bytes);
+    if (kit.rank == 1) kit.messages->ready(0, op.descriptor, 0, transfers[0]->bytes);
   }
   void verify() const {
     for (size_t i = 0; i < memory.size(); ++i) {
@@ -366,7 +366,7 @@ TEST(Tcp, WithoutReceivesNoMoreThanTheCreditIsSent) {
                         }
                         kit.await_transfers(kCount);
                         s.verify();
-                        kit.transport->retire(s.op.posting);
+                        kit.transport->complete(s.op.descriptor);
                         kit.finish();
                       }),
             "");
@@ -385,7 +385,7 @@ TEST(Tcp, LongMessagesWaitForTheirReceiver) {
                         if (kit.rank == 1) s.start(kit);
                         kit.await_transfers(3);
                         s.verify();
-                        kit.transport->retire(s.op.posting);
+                        kit.transport->complete(s.op.descriptor);
                         kit.finish();
                       }),
             "");
@@ -399,7 +399,7 @@ TEST(Tcp, SmallMessagesCostOneFrameEach) {
                           Stream s(kit, i, 1, 4);
                           s.start(kit);
                           kit.await_transfers(i + 1);
-                          kit.transport->retire(s.op.posting);
+                          kit.transport->complete(s.op.descriptor);
                         }
                         const auto after = kit.transport->counters(0, 1 - kit.rank);
                         EXPECT_EQ(after.service_bytes_sent, before.service_bytes_sent);
@@ -413,12 +413,12 @@ TEST(Tcp, ALongMessageForACallThatExpectsAShortOneIsAMismatch) {
   EXPECT_EQ(run_group(plain(), 2,
                       [&](RankKit& kit) {
                         TestOp op(7, 0);
-                        op.posting.signature.count = kit.rank == 0 ? 250'000 : 1;
+                        op.descriptor.signature.count = kit.rank == 0 ? 250'000 : 1;
                         std::vector<uint8_t> memory(kit.rank == 0 ? 1'000'000 : 4);
-                        check(kit.transport->post_op(op.posting));
+                        check(kit.transport->post_op(op.descriptor));
                         kit.start(op.add(kit.rank == 0, 1 - kit.rank, 0, 0, memory.data(),
                                          memory.size()));
-                        if (kit.rank == 1) kit.messages->ready(0, op.posting, 0, 4);
+                        if (kit.rank == 1) kit.messages->ready(0, op.descriptor, 0, 4);
                         if (kit.rank == 1) {
                           require(kit.drive([&] { return !kit.sink.failures.empty(); }),
                                   "the mismatch was not noticed");
@@ -427,7 +427,7 @@ TEST(Tcp, ALongMessageForACallThatExpectsAShortOneIsAMismatch) {
                                             HasSubstr("rank 0")));
                         }
                         kit.barrier();
-                        kit.transport->cancel(op.posting);
+                        kit.transport->cancel(op.descriptor);
                       }),
             "");
 }
@@ -447,7 +447,7 @@ TEST(Tcp, RanksMayDifferInTheirEagerLimits) {
                           s.start(kit);
                           kit.await_transfers(20 * (i + 1));
                           s.verify();
-                          kit.transport->retire(s.op.posting);
+                          kit.transport->complete(s.op.descriptor);
                         }
                         kit.finish();
                       }),
@@ -473,7 +473,7 @@ TEST(Tcp, TheRateLimitBoundsBothDirections) {
                         const double bits = 8.0 * (kCount * kBytes - 2 * 131072);
                         EXPECT_GE(seconds, bits / (kMbit * 1e6)) << "faster than the limit";
                         s.verify();
-                        kit.transport->retire(s.op.posting);
+                        kit.transport->complete(s.op.descriptor);
                         kit.finish();
                       }),
             "");
@@ -488,7 +488,7 @@ TEST(Tcp, AReceiverIsLimitedOverAllItsPeers) {
                       [&](RankKit& kit) {
                         TestOp op(7, 0);
                         std::vector<uint8_t> memory(2 * kBytes);
-                        check(kit.transport->post_op(op.posting));
+                        check(kit.transport->post_op(op.descriptor));
                         kit.barrier();
                         const int64_t begin = Clock::monotonic().now_ns();
                         if (kit.rank != 0) {
@@ -499,14 +499,14 @@ TEST(Tcp, AReceiverIsLimitedOverAllItsPeers) {
                             kit.start(op.add(
                                 false, peer, 0, 0,
                                 memory.data() + kBytes * static_cast<uint64_t>(peer - 1), kBytes));
-                            kit.messages->ready(peer, op.posting, 0, kBytes);
+                            kit.messages->ready(peer, op.descriptor, 0, kBytes);
                           }
                           kit.await_transfers(2);
                           const double seconds =
                               static_cast<double>(Clock::monotonic().now_ns() - begin) * 1e-9;
                           EXPECT_GE(seconds, 8.0 * (2 * kBytes - 131072) / (kMbit * 1e6));
                         }
-                        kit.transport->retire(op.posting);
+                        kit.transport->complete(op.descriptor);
                         kit.finish();
                       }),
             "");
@@ -538,7 +538,7 @@ TEST(Tcp, UrgentMessagesOvertakeBulk) {
                         EXPECT_LE(place[1], 4u);
                         EXPECT_EQ(place[0], 9u);
                         for (Stream* s : {&bulk, &urgent, &scales}) {
-                          kit.transport->retire(s->op.posting);
+                          kit.transport->complete(s->op.descriptor);
                         }
                         kit.finish();
                       }),

@@ -32,8 +32,8 @@ class NoOwner final : public tcp::StreamOwner {
 FrameHeader data_header(const TestOp& op, uint64_t bytes, uint32_t segment = 0,
                         uint32_t flags = wire::kFlagCredited) {
   FrameHeader h;
-  h.key = op.posting.key;
-  h.signature = op.posting.signature;
+  h.key = op.descriptor.key;
+  h.signature = op.descriptor.signature;
   h.segment = segment;
   h.flags = flags;
   h.payload_bytes = bytes;
@@ -133,7 +133,7 @@ TEST_F(TcpWire, FramesMayArriveInAnyPortions) {
     sent.push_back(std::string(s * 700, static_cast<char>('a' + s)));
     bytes += frame(data_header(op, 0, s), sent.back());
   }
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   std::vector<std::string> got;
   for (const std::string& s : sent) got.emplace_back(s.size(), '?');
   for (uint32_t s = 0; s < 3; ++s) {
@@ -146,13 +146,13 @@ TEST_F(TcpWire, FramesMayArriveInAnyPortions) {
   EXPECT_EQ(sink_.done.size(), 6u);
   EXPECT_TRUE(sink_.failures.empty());
   EXPECT_EQ(got, sent);
-  transport_->retire(op.posting);
+  transport_->complete(op.descriptor);
 }
 
 TEST_F(TcpWire, AFlippedPayloadIsNamed) {
   TestOp op(7, 12);
   std::vector<uint8_t> memory(3000);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   transport_->recv(op.add(false, 1, 0, 0, memory.data(), memory.size()));
   std::string bytes = frame(data_header(op, 0), std::string(3000, 'x'));
   bytes[96 + 1500] = 'y';
@@ -165,9 +165,9 @@ TEST_F(TcpWire, AFlippedPayloadIsNamed) {
 TEST_F(TcpWire, AFlippedTrailerOfALongMessageIsNamed) {
   TestOp op(7, 12);
   std::vector<uint8_t> memory(300'000);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   transport_->recv(op.add(false, 1, 0, 0, memory.data(), memory.size()));
-  transport_->ready(1, op.posting, 0, memory.size());
+  transport_->ready(1, op.descriptor, 0, memory.size());
   std::string bytes = frame(data_header(op, 0, 0, 0), std::string(300'000, 'x'));
   bytes.back() = static_cast<char>(bytes.back() ^ 1);
   say(bytes);
@@ -201,7 +201,7 @@ TEST_F(TcpWire, AMissingPieceMakesTheNextFrameUnreadable) {
 TEST_F(TcpWire, AConnectionThatEndsInAMessageIsALostPeer) {
   TestOp op(7, 3);
   std::vector<uint8_t> memory(3000);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   transport_->recv(op.add(false, 1, 0, 0, memory.data(), memory.size()));
   say(frame(data_header(op, 0), std::string(3000, 'x')).substr(0, 1500));
   hang_up();
@@ -217,7 +217,7 @@ TEST_F(TcpWire, AByeThenTheEndIsNoFailureForThoseWhoNeedNothing) {
   poll();
   EXPECT_TRUE(sink_.failures.empty());
   TestOp op(7, 0);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   char byte;
   transport_->recv(op.add(false, 1, 0, 0, &byte, 1));
   expect_failure(Code::kPeerLost, AllOf(HasSubstr("rank 1"), HasSubstr("has left")));
@@ -237,7 +237,7 @@ TEST_F(TcpWire, MoreThanTheCreditIsRefused) {
 TEST_F(TcpWire, CreditComesBackWhenMessagesAreTaken) {
   TestOp op(7, 0);
   std::vector<uint8_t> memory(4000);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   for (uint32_t s = 0; s < 50; ++s) {
     transport_->recv(op.add(false, 1, 0, s, memory.data(), memory.size()));
     say(frame(data_header(op, 0, s), std::string(4000, 'x')));
@@ -252,29 +252,29 @@ TEST_F(TcpWire, CreditComesBackWhenMessagesAreTaken) {
   const uint64_t used = 50 * wire::frame_bytes(4000);
   EXPECT_LE(returned, used);
   EXPECT_GT(returned + kCredit / 4, used);
-  transport_->retire(op.posting);
+  transport_->complete(op.descriptor);
 }
 
 TEST_F(TcpWire, WhenCreditRunsLowReadyIsSaidForSmallMessages) {
   TestOp busy(7, 0), waiting(7, 1);
   char byte;
-  check(transport_->post_op(waiting.posting));
+  check(transport_->post_op(waiting.descriptor));
   transport_->recv(waiting.add(false, 1, 0, 0, &byte, 1));
-  transport_->ready(1, waiting.posting, 0, 1);
+  transport_->ready(1, waiting.descriptor, 0, 1);
   EXPECT_TRUE(heard().empty()) << "nobody waits for it";
   for (uint32_t s = 0; s < 2; ++s) say(frame(data_header(busy, 0, s), std::string(4000, 'x')));
   const auto headers = heard_headers();
   ASSERT_EQ(headers.size(), 1u);
   EXPECT_EQ(headers[0].kind, FrameKind::kReady);
-  EXPECT_EQ(headers[0].key, waiting.posting.key);
+  EXPECT_EQ(headers[0].key, waiting.descriptor.key);
   say(frame(data_header(waiting, 0, 0, 0), "!"));  // without credit
   EXPECT_EQ(byte, '!');
-  transport_->retire(waiting.posting);
+  transport_->complete(waiting.descriptor);
 }
 
 TEST_F(TcpWire, AMessageWithoutCreditNeedsAReceive) {
   TestOp op(7, 0);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   say(frame(data_header(op, 0, 0, 0), "x"));
   expect_failure(Code::kProtocol, HasSubstr("has no receive"));
 }
@@ -292,36 +292,36 @@ TEST_F(TcpWire, AMessageThatComesTwiceIsRefused) {
 
 TEST_F(TcpWire, AMessageOfAnOperationThatIsOverIsRefused) {
   TestOp op(7, 0);
-  check(transport_->post_op(op.posting));
-  transport_->retire(op.posting);
+  check(transport_->post_op(op.descriptor));
+  transport_->complete(op.descriptor);
   say(frame(data_header(op, 0), "x"));
   expect_failure(Code::kProtocol, HasSubstr("complete"));
 }
 
 TEST_F(TcpWire, AnOperationMayNotEndWhileAMessageOfItArrives) {
   TestOp op(7, 4);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   const std::string bytes = frame(data_header(op, 0), std::string(3000, 'x'));
   say(bytes.substr(0, 1500));
   EXPECT_TRUE(sink_.failures.empty());
-  transport_->retire(op.posting);
+  transport_->complete(op.descriptor);
   expect_failure(Code::kProtocol, AllOf(HasSubstr("operation 4"), HasSubstr("did not expect")));
   say(bytes.substr(1500));
 }
 
 TEST_F(TcpWire, AMessageThatNobodyReceivedIsNamedAtTheEnd) {
   TestOp op(7, 4);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   say(frame(data_header(op, 0, 9), "x"));
   EXPECT_TRUE(sink_.failures.empty());
-  transport_->retire(op.posting);
+  transport_->complete(op.descriptor);
   expect_failure(Code::kProtocol, AllOf(HasSubstr("operation 4"), HasSubstr("segment 9")));
 }
 
 TEST_F(TcpWire, AReadyOfAnOperationThatIsOverIsLate) {
   TestOp op(7, 0);
-  check(transport_->post_op(op.posting));
-  transport_->retire(op.posting);
+  check(transport_->post_op(op.descriptor));
+  transport_->complete(op.descriptor);
   FrameHeader ready = data_header(op, 0, 0, 0);
   ready.kind = FrameKind::kReady;
   say(frame(ready));
@@ -334,7 +334,7 @@ TEST_F(TcpWire, AReadyOfAnOperationThatIsOverIsLate) {
 TEST_F(TcpWire, ALongMessageWaitsForReadyAndIsAnnounced) {
   TestOp op(7, 5);
   std::vector<uint8_t> memory(10'000, 7);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   transport_->send(op.add(true, 1, 0, 0, memory.data(), memory.size()));
   EXPECT_TRUE(heard().empty());
   const Deadline deadline = Deadline::in_us(Clock::monotonic(), 5'000'000);
@@ -345,7 +345,7 @@ TEST_F(TcpWire, ALongMessageWaitsForReadyAndIsAnnounced) {
   }
   ASSERT_EQ(headers.size(), 1u);
   EXPECT_EQ(headers[0].kind, FrameKind::kAnnounce);
-  EXPECT_EQ(headers[0].key, op.posting.key);
+  EXPECT_EQ(headers[0].key, op.descriptor.key);
   FrameHeader ready = data_header(op, 0, 0, 0);
   ready.kind = FrameKind::kReady;
   say(frame(ready));
@@ -355,12 +355,12 @@ TEST_F(TcpWire, ALongMessageWaitsForReadyAndIsAnnounced) {
   EXPECT_EQ(headers[0].flags, 0u);
   EXPECT_EQ(headers[0].payload_bytes, memory.size());
   EXPECT_EQ(sink_.done.size(), 1u);
-  transport_->retire(op.posting);
+  transport_->complete(op.descriptor);
 }
 
 TEST_F(TcpWire, AnAnnouncedOperationThatIsAnotherHereIsNamed) {
   TestOp mine(7, 5, 1), theirs(7, 5, 2);
-  check(transport_->post_op(mine.posting));
+  check(transport_->post_op(mine.descriptor));
   FrameHeader announce = data_header(theirs, 0, 0, 0);
   announce.kind = FrameKind::kAnnounce;
   say(frame(announce));
@@ -371,7 +371,7 @@ TEST_F(TcpWire, AnAnnouncedOperationThatIsAnotherHereIsNamed) {
 TEST_F(TcpWire, RoundsBeyondAReadyWait) {
   TestOp op(7, 0);
   std::vector<uint8_t> memory(10'000);
-  check(transport_->post_op(op.posting));
+  check(transport_->post_op(op.descriptor));
   for (uint32_t round = 0; round < 3; ++round) {
     transport_->send(op.add(true, 1, round, 0, memory.data(), memory.size()));
   }
@@ -384,7 +384,7 @@ TEST_F(TcpWire, RoundsBeyondAReadyWait) {
   say(frame(ready));
   EXPECT_EQ(heard_headers().size(), 1u);
   EXPECT_EQ(sink_.done.size(), 3u);
-  transport_->retire(op.posting);
+  transport_->complete(op.descriptor);
 }
 
 TEST_F(TcpWire, CreditThatWasNotUsedCannotComeBack) {
@@ -405,23 +405,23 @@ TEST_F(TcpWire, ControlFramesDoNotBelongHere) {
 TEST_F(TcpWire, ACancelledReceiveIsReadOverAndTheConnectionGoesOn) {
   auto op = std::make_unique<TestOp>(7, 0);
   auto memory = std::make_unique<std::vector<uint8_t>>(9000);
-  check(transport_->post_op(op->posting));
+  check(transport_->post_op(op->descriptor));
   transport_->recv(op->add(false, 1, 0, 0, memory->data(), memory->size()));
-  transport_->ready(1, op->posting, 0, memory->size());
+  transport_->ready(1, op->descriptor, 0, memory->size());
   const std::string bytes = frame(data_header(*op, 0, 0, 0), std::string(9000, 'x'));
   say(bytes.substr(0, 5000));
-  transport_->cancel(op->posting);
+  transport_->cancel(op->descriptor);
   memory.reset();
   op.reset();
   say(bytes.substr(5000));
   TestOp next(7, 1);
   char byte = 0;
-  check(transport_->post_op(next.posting));
+  check(transport_->post_op(next.descriptor));
   transport_->recv(next.add(false, 1, 0, 0, &byte, 1));
   say(frame(data_header(next, 0), "!"));
   EXPECT_EQ(byte, '!');
   EXPECT_TRUE(sink_.failures.empty());
-  transport_->retire(next.posting);
+  transport_->complete(next.descriptor);
 }
 
 }  // namespace

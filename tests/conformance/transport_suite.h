@@ -179,7 +179,7 @@ inline void run_messages(RankKit& kit, const std::vector<TestMessage>& messages,
     }
   }
   const size_t before = kit.sink.done.size();
-  for (TestOp& op : my_ops) check(kit.transport->post_op(op.posting), "post_op");
+  for (TestOp& op : my_ops) check(kit.transport->post_op(op.descriptor), "post_op");
   std::vector<Transfer*> order;
   for (auto& [m, t] : mine) order.push_back(t);
   std::shuffle(order.begin(), order.end(), random);
@@ -198,11 +198,11 @@ inline void run_messages(RankKit& kit, const std::vector<TestMessage>& messages,
         last = std::max(last, t.round);
         largest = std::max(largest, t.bytes);
       }
-      if (any) kit.messages->ready(peer, op.posting, last, largest);
+      if (any) kit.messages->ready(peer, op.descriptor, last, largest);
     }
   }
   kit.await_transfers(before + mine.size());
-  for (TestOp& op : my_ops) kit.transport->retire(op.posting);
+  for (TestOp& op : my_ops) kit.transport->complete(op.descriptor);
   for (const auto& [m, t] : mine) {
     if (t->is_send) continue;
     std::vector<uint8_t> expected(m->bytes);

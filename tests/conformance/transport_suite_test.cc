@@ -73,7 +73,7 @@ TEST_P(TransportSuite, CountersCountWhatCrossed) {
                   TestOp op(comm, 0);
                   std::vector<uint8_t> data(70'000), scales(12), in(70'000), scales_in(12);
                   const int32_t peer = 1 - kit.rank;
-                  check(kit.transport->post_op(op.posting));
+                  check(kit.transport->post_op(op.descriptor));
                   op.add(true, peer, 0, 0, data.data(), data.size());
                   op.add(true, peer, 0, 1, scales.data(), scales.size()).message_class =
                       MessageClass::kMetadata;
@@ -81,7 +81,7 @@ TEST_P(TransportSuite, CountersCountWhatCrossed) {
                   op.add(false, peer, 0, 1, scales_in.data(), scales_in.size()).message_class =
                       MessageClass::kMetadata;
                   for (Transfer& t : op.transfers) kit.start(t);
-                  kit.messages->ready(peer, op.posting, 0, in.size());
+                  kit.messages->ready(peer, op.descriptor, 0, in.size());
                   kit.await_transfers(4);
                   const TransferCounters c = kit.transport->counters(comm, peer);
                   const uint64_t headers = 12 + kit.transport->header_bytes(data.size()) +
@@ -94,7 +94,7 @@ TEST_P(TransportSuite, CountersCountWhatCrossed) {
                   EXPECT_EQ(c.messages_received, 2u);
                   EXPECT_EQ(kit.transport->counters(comm + 1, peer).messages_sent, 0u);
                   EXPECT_FALSE(kit.transport->route(peer).empty());
-                  kit.transport->retire(op.posting);
+                  kit.transport->complete(op.descriptor);
                   kit.finish();
                 }),
       "");
@@ -116,7 +116,7 @@ TEST_P(TransportSuite, AMessageOfAnotherOperationIsAProtocolErrorWithoutAnyRecei
                   [&](RankKit& kit) {
                     TestOp op(7, 0, kit.rank == 0 ? 11 : 22);
                     if (kit.rank == (sender_first ? 1 : 0)) barrier.wait();
-                    check(kit.transport->post_op(op.posting));
+                    check(kit.transport->post_op(op.descriptor));
                     std::vector<uint8_t> data(100);
                     if (kit.rank == 0)
                       kit.messages->send(op.add(true, 1, 0, 0, data.data(), data.size()));
@@ -129,7 +129,7 @@ TEST_P(TransportSuite, AMessageOfAnotherOperationIsAProtocolErrorWithoutAnyRecei
                     if (kit.rank == 1)
                       expect_mismatch(kit, {"rank 0", "rank 1", "tag 11", "tag 22", "all_reduce"});
                     kit.barrier();
-                    kit.transport->cancel(op.posting);
+                    kit.transport->cancel(op.descriptor);
                   }),
         "");
   }
@@ -139,18 +139,18 @@ TEST_P(TransportSuite, AReceiveThatThePeerDoesNotKnowIsAProtocolError) {
   EXPECT_EQ(run_group(GetParam(), 2,
                       [&](RankKit& kit) {
                         TestOp op(7, 3, kit.rank == 0 ? 11 : 22);
-                        check(kit.transport->post_op(op.posting));
+                        check(kit.transport->post_op(op.descriptor));
                         std::vector<uint8_t> data(1 << 20);
                         if (kit.rank == 1) {
                           kit.messages->recv(op.add(false, 0, 0, 0, data.data(), data.size()));
-                          kit.messages->ready(0, op.posting, 0, data.size());
+                          kit.messages->ready(0, op.descriptor, 0, data.size());
                         }
                         kit.drive([&] { return !kit.sink.failures.empty(); },
                                   kit.rank == 0 ? 20'000'000 : 200'000);
                         if (kit.rank == 0)
                           expect_mismatch(kit, {"operation 3", "tag 11", "tag 22"});
                         kit.barrier();
-                        kit.transport->cancel(op.posting);
+                        kit.transport->cancel(op.descriptor);
                       }),
             "");
 }
@@ -160,7 +160,7 @@ TEST_P(TransportSuite, ASizeThatDoesNotFitIsAProtocolError) {
       run_group(GetParam(), 2,
                 [&](RankKit& kit) {
                   TestOp op(7, 0);
-                  check(kit.transport->post_op(op.posting));
+                  check(kit.transport->post_op(op.descriptor));
                   std::vector<uint8_t> data(2000, 5);
                   if (kit.rank == 0) {
                     kit.messages->send(op.add(true, 1, 0, 0, data.data(), 1000));
@@ -168,7 +168,7 @@ TEST_P(TransportSuite, ASizeThatDoesNotFitIsAProtocolError) {
                               200'000);
                   } else {
                     kit.messages->recv(op.add(false, 0, 0, 0, data.data(), 1004));
-                    kit.messages->ready(0, op.posting, 0, 1004);
+                    kit.messages->ready(0, op.descriptor, 0, 1004);
                     kit.drive([&] { return !kit.sink.done.empty() || !kit.sink.failures.empty(); });
                     const Status status = !kit.sink.done.empty()      ? kit.sink.done[0].status
                                           : kit.sink.failures.empty() ? ok_status()
@@ -178,7 +178,7 @@ TEST_P(TransportSuite, ASizeThatDoesNotFitIsAProtocolError) {
                     EXPECT_NE(status.text().find("1004"), std::string::npos) << status.text();
                   }
                   kit.barrier();
-                  kit.transport->cancel(op.posting);
+                  kit.transport->cancel(op.descriptor);
                 }),
       "");
 }
@@ -192,7 +192,7 @@ TEST_P(TransportSuite, CancelledTransfersAreNotTouched) {
                         std::mt19937_64 random(static_cast<uint64_t>(kit.rank));
                         for (uint64_t round = 0; round < 30; ++round) {
                           auto op = std::make_unique<TestOp>(9, round);
-                          check(kit.transport->post_op(op->posting));
+                          check(kit.transport->post_op(op->descriptor));
                           std::vector<std::unique_ptr<std::vector<uint8_t>>> memory;
                           for (uint32_t segment = 0; segment < 4; ++segment) {
                             for (int32_t peer = 0; peer < kRanks; ++peer) {
@@ -206,7 +206,7 @@ TEST_P(TransportSuite, CancelledTransfersAreNotTouched) {
                           }
                           const uint64_t polls = random() % 4;
                           for (uint64_t i = 0; i < polls; ++i) kit.backend->poller().poll(50);
-                          kit.transport->cancel(op->posting);
+                          kit.transport->cancel(op->descriptor);
                           const size_t heard = kit.sink.done.size();
                           const Transfer* const first = &op->transfers.front();
                           memory.clear();

@@ -114,18 +114,18 @@ SOTTO_RANK_MAIN(tcp_exchange) {
   std::vector<uint8_t> out(300'000), in(300'000);
   for (uint64_t number = 0;; ++number) {
     TestOp& op = ops.emplace_back(7, number);
-    check(kit.transport->post_op(op.posting));
+    check(kit.transport->post_op(op.descriptor));
     for (int32_t peer = 0; peer < self.size; ++peer) {
       if (peer == self.rank) continue;
       kit.start(op.add(true, peer, 0, 0, out.data(), out.size()));
       kit.start(op.add(false, peer, 0, 0, in.data(), in.size()));
-      kit.messages->ready(peer, op.posting, 0, in.size());
+      kit.messages->ready(peer, op.descriptor, 0, in.size());
     }
     const size_t goal = (number + 1) * 2 * static_cast<size_t>(self.size - 1);
     kit.drive([&] { return kit.sink.done.size() >= goal || !kit.listener.causes.empty(); },
               30'000'000);
     if (!kit.listener.causes.empty()) break;
-    kit.transport->retire(op.posting);
+    kit.transport->complete(op.descriptor);
     if (number == 20) self.at("exchanging");
   }
   say_cause(kit, self);

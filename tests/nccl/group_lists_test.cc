@@ -46,16 +46,16 @@ struct Side {
   }
   // A group that goes into the graph of the operation.
   MessageGroup& capture(TestOp& op) {
-    MessageGroup& group = groups.begin(nullptr, false, &op.posting);
+    MessageGroup& group = groups.begin(nullptr, false, &op.descriptor);
     check(groups.prepare(group, transfers(op)));
     captured.add(groups.take_last());
-    groups.retire(op.posting.key);  // it was captured whole
+    groups.complete(op.descriptor.key);  // it was captured whole
     return group;
   }
   // As if the peer had sent the header of the operation that it means.
-  void receive(MessageGroup& group, const OpPosting& meant) {
+  void receive(MessageGroup& group, const OpDescriptor& meant) {
     TestOp theirs(0, 0);
-    theirs.posting = meant;
+    theirs.descriptor = meant;
     theirs.add(true, 1 - peer(), 0, 0, nullptr, 8);
     theirs.add(false, 1 - peer(), 0, 0, nullptr, 8);
     const GroupHeader header = nccl::make_group_header(transfers(theirs), 1 - peer());
@@ -95,25 +95,25 @@ class NcclSides : public testing::Test {
 class NcclCapturedGroups : public NcclSides {};
 class NcclInFlightGroups : public NcclSides {};
 
-TEST_F(NcclCapturedGroups, ExecuteFromRestartToRetire) {
+TEST_F(NcclCapturedGroups, ExecuteFromRestartToCompletion) {
   EXPECT_EQ(run([](Side& side) {
               TestOp& op = side.op(3);
               MessageGroup& group = side.capture(op);
               EXPECT_TRUE(side.groups.empty());
               EXPECT_FALSE(side.captured.executing());
               EXPECT_EQ(side.headers_sent(), 0u);
-              side.captured.retire(op.posting, side.counters);  // no launch was awaited
+              side.captured.complete(op.descriptor, side.counters);  // no launch was awaited
               EXPECT_EQ(side.headers_received(), 0u);
               for (uint64_t launch = 1; launch <= 2; ++launch) {
-                op.posting.key.number = 10 * launch;
-                side.captured.restart(op.posting, side.counters);
+                op.descriptor.key.number = 10 * launch;
+                side.captured.restart(op.descriptor, side.counters);
                 EXPECT_TRUE(side.captured.executing());
                 EXPECT_EQ(group.headers().all()[0].mine.key.number, 10 * launch);
                 EXPECT_EQ(side.headers_sent(), launch * sizeof(GroupHeader));
                 EXPECT_EQ(side.counters.read(7, side.peer()).payload_bytes_sent, 8 * launch);
                 EXPECT_EQ(side.counters.read(7, side.peer()).messages_received, launch);
                 for (int times = 0; times < 2; ++times) {
-                  side.captured.retire(op.posting, side.counters);
+                  side.captured.complete(op.descriptor, side.counters);
                   EXPECT_FALSE(side.captured.executing());
                   EXPECT_EQ(side.headers_received(), launch * sizeof(GroupHeader));
                 }
@@ -126,25 +126,25 @@ TEST_F(NcclCapturedGroups, ALaunchIsVerifiedByItsHeaders) {
   EXPECT_EQ(run([](Side& side) {
               TestOp& op = side.op(3);
               MessageGroup& group = side.capture(op);
-              check(side.captured.verify(op.posting, true));  // nothing is executing
-              side.captured.restart(op.posting, side.counters);
-              check(side.captured.verify(op.posting, false));
-              const Status missing = side.captured.verify(op.posting, true);
+              check(side.captured.verify(op.descriptor, true));  // nothing is executing
+              side.captured.restart(op.descriptor, side.counters);
+              check(side.captured.verify(op.descriptor, false));
+              const Status missing = side.captured.verify(op.descriptor, true);
               EXPECT_EQ(missing.code(), Code::kProtocol);
               EXPECT_THAT(missing.text(), HasSubstr("does not begin with its group header"));
 
-              side.receive(group, op.posting);
+              side.receive(group, op.descriptor);
               EXPECT_EQ(side.captured.check(), nullptr);
-              check(side.captured.verify(op.posting, true));
+              check(side.captured.verify(op.descriptor, true));
 
-              side.captured.restart(op.posting, side.counters);
-              side.receive(group, side.op(3, 6).posting);
-              EXPECT_EQ(side.captured.verify(op.posting, false).code(), Code::kProtocol);
+              side.captured.restart(op.descriptor, side.counters);
+              side.receive(group, side.op(3, 6).descriptor);
+              EXPECT_EQ(side.captured.verify(op.descriptor, false).code(), Code::kProtocol);
               const PeerHeader* const differs = side.captured.check();
               require(differs != nullptr, "the difference is found");
               EXPECT_EQ(differs->peer, side.peer());
               EXPECT_THAT(differs->meant.text(), HasSubstr("tag 6"));
-              side.captured.retire(op.posting, side.counters);
+              side.captured.complete(op.descriptor, side.counters);
               EXPECT_EQ(side.captured.check(), nullptr);
             }),
             "");
@@ -156,19 +156,19 @@ TEST_F(NcclCapturedGroups, AreThoseOfTheirOperation) {
               side.capture(one);
               MessageGroup& of_other = side.capture(other);
               side.capture(one);
-              side.captured.restart(one.posting, side.counters);
+              side.captured.restart(one.descriptor, side.counters);
               EXPECT_FALSE(of_other.executing());
               EXPECT_EQ(side.headers_sent(), 2 * sizeof(GroupHeader));
-              check(side.captured.verify(other.posting, true));
-              EXPECT_EQ(side.captured.verify(one.posting, true).code(), Code::kProtocol);
+              check(side.captured.verify(other.descriptor, true));
+              EXPECT_EQ(side.captured.verify(one.descriptor, true).code(), Code::kProtocol);
 
-              EXPECT_EQ(side.captured.forget(one.posting).size(), 2u);
+              EXPECT_EQ(side.captured.forget(one.descriptor).size(), 2u);
               EXPECT_FALSE(side.captured.executing());
-              check(side.captured.verify(one.posting, true));
-              side.captured.restart(other.posting, side.counters);
+              check(side.captured.verify(one.descriptor, true));
+              side.captured.restart(other.descriptor, side.counters);
               EXPECT_TRUE(of_other.executing());
-              EXPECT_EQ(side.captured.forget(other.posting).size(), 1u);
-              EXPECT_TRUE(side.captured.forget(other.posting).empty());
+              EXPECT_EQ(side.captured.forget(other.descriptor).size(), 1u);
+              EXPECT_TRUE(side.captured.forget(other.descriptor).empty());
             }),
             "");
 }
@@ -177,9 +177,9 @@ TEST_F(NcclCapturedGroups, ThatAreForgottenAreUsedAgain) {
   EXPECT_EQ(run([](Side& side) {
               TestOp& op = side.op(3);
               const MessageGroup* const group = &side.capture(op);
-              side.captured.restart(op.posting, side.counters);
+              side.captured.restart(op.descriptor, side.counters);
               const std::byte* const place = group->headers().all()[0].out;
-              side.groups.reuse(side.captured.forget(op.posting));
+              side.groups.reuse(side.captured.forget(op.descriptor));
               std::deque<std::vector<std::byte>> others;  // where the group was, if it was freed
               for (int i = 0; i < 20; ++i) others.emplace_back(sizeof(MessageGroup) + 16);
               MessageGroup& again = side.groups.begin(nullptr, true, nullptr);
@@ -203,7 +203,7 @@ TEST_F(NcclInFlightGroups, AnOperationHasAHeaderForEachRankOnce) {
   EXPECT_EQ(run([](Side& side) {
               TestOp &op = side.op(3), &other = side.op(4);
               const auto headers = [&](TestOp& of) {
-                MessageGroup& group = side.groups.begin(nullptr, false, &of.posting);
+                MessageGroup& group = side.groups.begin(nullptr, false, &of.descriptor);
                 check(side.groups.prepare(group, Side::transfers(of)));
                 const size_t count = group.headers().all().size();
                 EXPECT_TRUE(count == 1 || group.headers().all_seen());
@@ -214,7 +214,7 @@ TEST_F(NcclInFlightGroups, AnOperationHasAHeaderForEachRankOnce) {
               EXPECT_EQ(headers(op), 0u);
               EXPECT_EQ(headers(other), 1u);
               EXPECT_EQ(headers(op), 0u);
-              side.groups.retire(op.posting.key);
+              side.groups.complete(op.descriptor.key);
               EXPECT_EQ(headers(op), 1u);
               EXPECT_EQ(headers(other), 0u);
             }),
@@ -287,7 +287,7 @@ TEST_F(NcclInFlightGroups, WhatWasStoppedIsStillVerified) {
               MessageGroup& group = side.groups.begin(nullptr, false, nullptr);
               check(side.groups.prepare(group, Side::transfers(op)));
               check(side.groups.verify({7, 3}));
-              side.receive(group, side.op(3, 6).posting);
+              side.receive(group, side.op(3, 6).descriptor);
               side.rank.abort();
               EXPECT_FALSE(side.groups.working());
               side.groups.forget();

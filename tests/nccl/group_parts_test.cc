@@ -54,7 +54,7 @@ struct Side {
   Side(int32_t rank, TestOp& op, int32_t size = 2)
       : headers(pool, rank, size), group(group_of(op)) {
     for (Transfer* t : group) {
-      t->op = &op.posting;
+      t->op = &op.descriptor;
       check(headers.add(t->peer, group));
     }
   }
@@ -123,14 +123,14 @@ TEST_F(NcclHeaders, RenewedHeadersHaveTheNumberOfNowAndAreNotSeen) {
   Side side(0, op), other(1, theirs);
   side.receive(other);
   ASSERT_NE(side.headers.check(), nullptr);
-  op.posting = exchange(9, {}).posting;
+  op.descriptor = exchange(9, {}).descriptor;
   side.headers.renew(side.group);
   EXPECT_EQ(side.headers.check(), nullptr);  // neither the difference nor what had arrived
   EXPECT_FALSE(side.headers.all_seen());
   EXPECT_EQ(side.headers.all()[0].mine.key.number, 9u);
   EXPECT_EQ(
       std::memcmp(side.headers.all()[0].out, &side.headers.all()[0].mine, sizeof(GroupHeader)), 0);
-  theirs.posting = op.posting;
+  theirs.descriptor = op.descriptor;
   other.headers.renew(other.group);
   side.receive(other);
   EXPECT_EQ(side.headers.check(), nullptr);

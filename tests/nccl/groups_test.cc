@@ -231,7 +231,7 @@ TEST_F(NcclGroups, GroupsOfALaneAndOfTheHostAreInOrder) {
               require(cudaStreamSynchronize(s) == cudaSuccess, "synchronise");
               for (size_t k = 0; k < kBytes; ++k)
                 require(result[k] == kit.before() + static_cast<int>(i), "the value of the ring");
-              check(kit.queue->verify(op.posting), "verify");
+              check(kit.queue->verify(op.descriptor), "verify");
             }
             kit.finish();
             const TransferCounters sent = kit.transport->counters(7, kit.next());
@@ -258,7 +258,7 @@ TEST_F(NcclGroups, ADifferentOperationIsDescribedOnBothRanks) {
                               AllOf(HasSubstr("PROTOCOL"), HasSubstr("do not agree on operation 0"),
                                     HasSubstr("tag 0"), HasSubstr("tag 1")));
                   EXPECT_TRUE(kit.sink.done.empty());
-                  kit.transport->cancel(op.posting);
+                  kit.transport->cancel(op.descriptor);
                 }),
             "");
 }
@@ -279,9 +279,9 @@ TEST_F(NcclGroups, VerifyFindsWhatWasNotMeant) {
                     kit.issue(op, kit.device);
                     require(cudaStreamSynchronize(kit.device.stream()) == cudaSuccess, "wait");
                     executed.arrive_and_wait();
-                    if (given_up) kit.transport->cancel(op.posting);
-                    EXPECT_EQ(kit.queue->verify(op.posting).code(), Code::kProtocol);
-                    if (!given_up) kit.transport->cancel(op.posting);
+                    if (given_up) kit.transport->cancel(op.descriptor);
+                    EXPECT_EQ(kit.queue->verify(op.descriptor).code(), Code::kProtocol);
+                    if (!given_up) kit.transport->cancel(op.descriptor);
                     require(cudaFree(memory) == cudaSuccess, "free");
                   }),
               "");
@@ -342,7 +342,7 @@ TEST_F(NcclGroups, AreWaitedForAMomentWhenTheyAreIssued) {
                           }
                           EXPECT_LT(first, 250'000);
                           kit.barrier();
-                          kit.transport->cancel(op.posting);
+                          kit.transport->cancel(op.descriptor);
                         }),
               "");
     fake_nccl_delay_launches(0);
@@ -366,7 +366,7 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     if (!queued) fake_nccl_delay_launches(100'000'000);
                     if (kit.rank == 1) {  // never comes
                       (void)kit.await_failure();
-                      kit.transport->cancel(TestOp(7, 1).posting);
+                      kit.transport->cancel(TestOp(7, 1).descriptor);
                       return;
                     }
                     TestOp op(7, 1);
@@ -387,7 +387,7 @@ TEST_F(NcclGroups, CancelEndsWhatNobodyAnswers) {
                     }
                     EXPECT_EQ(kit.sink.done.size(), done);
                     const int64_t start = Clock::monotonic().now_ns();
-                    kit.transport->cancel(op.posting);
+                    kit.transport->cancel(op.descriptor);
                     EXPECT_LT(Clock::monotonic().now_ns() - start, 30'000'000'000);
                     EXPECT_EQ(status(), Code::kTransport);
                   }),
@@ -409,7 +409,7 @@ TEST_F(NcclGroups, MemoryOfAnotherDeviceIsRefused) {
                   EXPECT_EQ(status.code(), Code::kInvalidArgument);
                   EXPECT_THAT(status.text(), HasSubstr("memory is on cuda:1, but the communicator "
                                                        "was made on cuda:0"));
-                  kit.transport->cancel(op.posting);
+                  kit.transport->cancel(op.descriptor);
                   require(cudaFree(memory) == cudaSuccess, "free");
                 }),
             "");

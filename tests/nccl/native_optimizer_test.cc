@@ -108,30 +108,32 @@ float largest_difference(const std::string& a, const std::string& b) {
 
 // Each average is a reduce-scatter and an all-gather; what only `exact` calls is not of the steps.
 // (Compressed steps behind another warm-up may differ in signs.)
-TEST(NcclNativeOptimizers, AveragesAreNcclsWhereAllowed) {
+void averages_are_nccls(int32_t size) {
   for (const Training& training : kTrainings) {
     SCOPED_TRACE(training.json);
     const Body body = [&](Member& self, Where where) { return train(self, where, training); };
-    for (const int32_t size : {2, 4}) {
-      const NativeRun exact = run_native(size, "exact", body);
-      const NativeRun all = run_native(size, "all", body);
-      ASSERT_EQ(exact.failure, "");
-      ASSERT_EQ(all.failure, "");
-      const auto averages = static_cast<uint64_t>(training.averages);
-      const Calls more = each(size, {averages, 0, averages, 0});
-      for (size_t i = 0; i < more.size(); ++i)
-        EXPECT_EQ(all.calls[i] - exact.calls[i], more[i]) << kNativeNames[i];
-      EXPECT_EQ(exact.calls[2] + exact.calls[3], 0u);
-      for (int32_t rank = 0; rank < size; ++rank) {
-        const auto r = static_cast<size_t>(rank);
-        EXPECT_TRUE(all.results[r] == all.results[0]) << "rank " << rank;
-        ASSERT_EQ(all.results[r].size(), exact.results[r].size());
-        EXPECT_LE(largest_difference(all.results[r], exact.results[r]), training.tolerance)
-            << "rank " << rank;
-      }
+    const NativeRun exact = run_native(size, "exact", body);
+    const NativeRun all = run_native(size, "all", body);
+    ASSERT_EQ(exact.failure, "");
+    ASSERT_EQ(all.failure, "");
+    const auto averages = static_cast<uint64_t>(training.averages);
+    const Calls more = each(size, {averages, 0, averages, 0});
+    for (size_t i = 0; i < more.size(); ++i)
+      EXPECT_EQ(all.calls[i] - exact.calls[i], more[i]) << kNativeNames[i];
+    EXPECT_EQ(exact.calls[2] + exact.calls[3], 0u);
+    for (int32_t rank = 0; rank < size; ++rank) {
+      const auto r = static_cast<size_t>(rank);
+      EXPECT_TRUE(all.results[r] == all.results[0]) << "rank " << rank;
+      ASSERT_EQ(all.results[r].size(), exact.results[r].size());
+      EXPECT_LE(largest_difference(all.results[r], exact.results[r]), training.tolerance)
+          << "rank " << rank;
     }
   }
 }
+
+TEST(NcclNativeOptimizers, AveragesAreNcclsWhereAllowed) { averages_are_nccls(2); }
+
+TEST(NcclNativeOptimizers, AveragesAreNcclsWhereAllowedFourRanks) { averages_are_nccls(4); }
 
 // Whichever rank it comes from and whoever adds it up: no rank commits, and the next step is whole.
 TEST(NcclNativeOptimizers, NoRankCommitsWhatIsNotFinite) {

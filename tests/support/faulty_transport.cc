@@ -34,12 +34,12 @@ class FaultyTransport final : public MessageTransport, private TransferSink, pri
 
   const TransportCaps& caps() const override { return base_->caps(); }
   uint64_t header_bytes(uint64_t bytes) const override { return base_->header_bytes(bytes); }
-  Status post_op(const OpPosting& op) override { return base_->post_op(op); }
-  void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) override {
+  Status post_op(const OpDescriptor& op) override { return base_->post_op(op); }
+  void ready(int32_t peer, const OpDescriptor& op, uint32_t last_round, uint64_t largest) override {
     messages_->ready(peer, op, last_round, largest);
   }
-  void retire(const OpPosting& op) override { base_->retire(op); }
-  void cancel(const OpPosting& op) override;
+  void complete(const OpDescriptor& op) override { base_->complete(op); }
+  void cancel(const OpDescriptor& op) override;
   void send(Transfer& t) override;
   void recv(Transfer& t) override { messages_->recv(t); }
   std::string route(int32_t peer) const override { return base_->route(peer); }
@@ -178,7 +178,7 @@ bool FaultyTransport::run() {
   return !sends.empty() || !completions.empty();
 }
 
-void FaultyTransport::cancel(const OpPosting& op) {
+void FaultyTransport::cancel(const OpDescriptor& op) {
   std::erase_if(sends_, [&](const HeldSend& h) { return h.transfer->op == &op; });
   std::erase_if(completions_, [&](const HeldCompletion& h) { return h.transfer->op == &op; });
   base_->cancel(op);

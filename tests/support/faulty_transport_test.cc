@@ -37,14 +37,14 @@ Outcome send_three(FaultKind kind, uint64_t which) {
       run_group(faulty({.seed = 3, .faults = {{kind, which}}}, state), 2,
                 [&](RankKit& kit) {
                   TestOp op(7, 0);
-                  check(kit.transport->post_op(op.posting));
+                  check(kit.transport->post_op(op.descriptor));
                   for (uint32_t i = 0; i < 3; ++i) {
                     auto* memory = kit.rank == 0 ? data.data() : outcome.received[i].data();
                     kit.start(op.add(kit.rank == 0, 1 - kit.rank, 0, i, memory, kMessageBytes));
                   }
                   kit.drive([&] { return kit.sink.done.size() == 3; }, 3'000'000);
                   kit.barrier();
-                  kit.transport->cancel(op.posting);
+                  kit.transport->cancel(op.descriptor);
                   if (kit.rank == 0) {
                     outcome.sends_completed = kit.sink.done.size();
                     for (const auto& f : kit.sink.failures) outcome.failures.push_back(f.status);
@@ -107,7 +107,7 @@ TEST(FaultyTransport, DelaysChangeTheOrderOnly) {
     EXPECT_EQ(run_group(faulty({.seed = seed, .max_delay_polls = 10}, state), 2,
                         [&](RankKit& kit) {
                           TestOp op(7, 0);
-                          check(kit.transport->post_op(op.posting));
+                          check(kit.transport->post_op(op.descriptor));
                           std::vector<uint32_t> data(16);
                           for (uint32_t i = 0; i < 16; ++i) {
                             if (kit.rank == 0) data[i] = i * 3;
@@ -119,7 +119,7 @@ TEST(FaultyTransport, DelaysChangeTheOrderOnly) {
                             for (const auto& d : kit.sink.done)
                               order.push_back(d.transfer->segment);
                           }
-                          kit.transport->retire(op.posting);
+                          kit.transport->complete(op.descriptor);
                           kit.finish();
                         }),
               "");

@@ -100,9 +100,9 @@ class OrderedTransport final : public QueueTransport, private OverlaySource {
 
   const TransportCaps& caps() const override { return caps_; }
   uint64_t header_bytes(uint64_t) const override { return 0; }
-  Status post_op(const OpPosting&) override { return ok_status(); }
-  void retire(const OpPosting&) override {}
-  void cancel(const OpPosting& op) override { drop(&op); }
+  Status post_op(const OpDescriptor&) override { return ok_status(); }
+  void complete(const OpDescriptor&) override {}
+  void cancel(const OpDescriptor& op) override { drop(&op); }
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   std::string route(int32_t) const override { return "ordered test transport"; }
   TransferCounters counters(uint64_t comm, int32_t peer) const override;
@@ -110,7 +110,7 @@ class OrderedTransport final : public QueueTransport, private OverlaySource {
 
  private:
   bool run() override;
-  void drop(const OpPosting* op);
+  void drop(const OpDescriptor* op);
   void check_order(std::span<Transfer* const> group);
   void count(const Transfer& t);
 
@@ -282,7 +282,7 @@ bool OrderedTransport::run() {
   return failure.has_value() || !finished.empty();
 }
 
-void OrderedTransport::drop(const OpPosting* op) {
+void OrderedTransport::drop(const OpDescriptor* op) {
   std::lock_guard lock(hub_->mutex);
   const auto concerned = [&](const Transfer* t) { return op == nullptr || t->op->key == op->key; };
   OrderedHub::Rank& me = hub_->rank(rank_);

@@ -81,8 +81,8 @@ TEST(OrderedTransport, OperationsInAnotherOrderAreReportedOnBothRanks) {
                         (kit.rank == 0 ? b : a).group.issue(kit);
                         expect_protocol_error(kit);
                         kit.barrier();
-                        kit.transport->cancel(first.posting);
-                        kit.transport->cancel(second.posting);
+                        kit.transport->cancel(first.descriptor);
+                        kit.transport->cancel(second.descriptor);
                       }),
             "");
   const auto found = take_ordered_violations();
@@ -104,7 +104,7 @@ TEST(OrderedTransport, GroupsThatWaitForEachOtherAreReported) {
                         send.issue(kit);
                         expect_protocol_error(kit);
                         kit.barrier();
-                        kit.transport->cancel(op.posting);
+                        kit.transport->cancel(op.descriptor);
                       }),
             "");
   EXPECT_EQ(take_ordered_violations().size(), 1u);
@@ -119,7 +119,7 @@ TEST(OrderedTransport, RoundsThatDescendAreReported) {
                         early.group.issue(kit);
                         expect_protocol_error(kit);
                         kit.barrier();
-                        kit.transport->cancel(op.posting);
+                        kit.transport->cancel(op.descriptor);
                       }),
             "");
   EXPECT_FALSE(take_ordered_violations().empty());
@@ -134,8 +134,8 @@ TEST(OrderedTransport, OperationsOfACommThatDescendAreReported) {
                         early.group.issue(kit);
                         expect_protocol_error(kit);
                         kit.barrier();
-                        kit.transport->cancel(first.posting);
-                        kit.transport->cancel(second.posting);
+                        kit.transport->cancel(first.descriptor);
+                        kit.transport->cancel(second.descriptor);
                       }),
             "");
   EXPECT_FALSE(take_ordered_violations().empty());
@@ -149,7 +149,7 @@ TEST(OrderedTransport, ARoundInTwoGroupsIsReported) {
                         for (Transfer* t : whole.group.transfers) Group{{t}}.issue(kit);
                         expect_protocol_error(kit);
                         kit.barrier();
-                        kit.transport->cancel(op.posting);
+                        kit.transport->cancel(op.descriptor);
                       }),
             "");
   EXPECT_FALSE(take_ordered_violations().empty());
@@ -165,7 +165,7 @@ TEST(OrderedTransport, SizesThatDifferAreReported) {
                         group.issue(kit);
                         expect_protocol_error(kit);
                         kit.barrier();
-                        kit.transport->cancel(op.posting);
+                        kit.transport->cancel(op.descriptor);
                       }),
             "");
   const auto found = take_ordered_violations();
@@ -181,7 +181,7 @@ TEST(OrderedTransport, CancelledTransfersAreNotTouched) {
                         auto first = std::make_unique<Round>(kit, *op, 0);
                         first->group.issue(kit);
                         if (kit.rank != 0) kit.backend->poller().poll(100);
-                        kit.transport->cancel(op->posting);
+                        kit.transport->cancel(op->descriptor);
                         const size_t heard = kit.sink.done.size();
                         first.reset();
                         op.reset();

@@ -31,21 +31,21 @@ class RecordingSink final : public TransferSink {
 
 // One operation of one rank with its transfers. Addresses stay as they are.
 struct TestOp {
-  OpPosting posting;
+  OpDescriptor descriptor;
   std::deque<Transfer> transfers;
 
   TestOp(uint64_t comm, uint64_t number, uint64_t tag = 0) {
-    posting.key = {comm, number};
-    posting.signature.kind = OpKind::kAllReduce;
-    posting.signature.reduce = 1;
-    posting.signature.count = 100;
-    posting.signature.tag = tag;
-    posting.signature.chain = number * 77 + tag;
+    descriptor.key = {comm, number};
+    descriptor.signature.kind = OpKind::kAllReduce;
+    descriptor.signature.reduce = 1;
+    descriptor.signature.count = 100;
+    descriptor.signature.tag = tag;
+    descriptor.signature.chain = number * 77 + tag;
   }
   Transfer& add(bool is_send, int32_t peer, uint32_t round, uint32_t segment, void* data,
                 uint64_t bytes) {
     Transfer& t = transfers.emplace_back();
-    t.op = &posting;
+    t.op = &descriptor;
     t.peer = peer;
     t.round = round;
     t.segment = segment;

@@ -44,10 +44,10 @@ class NotingTransport final : public MessageTransport {
  public:
   const TransportCaps& caps() const override { return caps_; }
   uint64_t header_bytes(uint64_t) const override { return 0; }
-  Status post_op(const OpPosting&) override { return ok_status(); }
-  void ready(int32_t, const OpPosting&, uint32_t, uint64_t) override {}
-  void retire(const OpPosting&) override { ++retired; }
-  void cancel(const OpPosting&) override { ++cancelled; }
+  Status post_op(const OpDescriptor&) override { return ok_status(); }
+  void ready(int32_t, const OpDescriptor&, uint32_t, uint64_t) override {}
+  void complete(const OpDescriptor&) override { ++completed; }
+  void cancel(const OpDescriptor&) override { ++cancelled; }
   void send(Transfer& transfer) override { transfers.push_back(&transfer); }
   void recv(Transfer& transfer) override { transfers.push_back(&transfer); }
   std::string route(int32_t) const override { return "noting"; }
@@ -55,7 +55,7 @@ class NotingTransport final : public MessageTransport {
   void close(Deadline) override {}
 
   std::vector<Transfer*> transfers;
-  int retired = 0, cancelled = 0;
+  int completed = 0, cancelled = 0;
 
  private:
   TransportCaps caps_;
@@ -161,8 +161,8 @@ class EngineDeadline : public testing::Test {
     request.run->bases[in] = in_;
     request.run->bases[out] = out_;
     finish_binding(*request.run);
-    request.run->postings[0].key = {1, ++number_};
-    request.run->postings[0].signature.kind = OpKind::kAllGather;
+    request.run->descriptors[0].key = {1, ++number_};
+    request.run->descriptors[0].signature.kind = OpKind::kAllGather;
     request.channel = channel_;
     request.ranks = ranks_;
     request.totals = std::make_shared<OpTotals>();
@@ -208,7 +208,7 @@ TEST_F(EngineDeadline, ComesAfterTheLimitAndNotBefore) {
   EXPECT_EQ(channel_->cause().rank, 1);
   EXPECT_EQ(channel_->cause().reporter, 0);
   EXPECT_EQ(transport_->cancelled, 1);
-  EXPECT_EQ(transport_->retired, 0);
+  EXPECT_EQ(transport_->completed, 0);
 }
 
 TEST_F(EngineDeadline, NeverWithoutALimit) {
@@ -219,7 +219,7 @@ TEST_F(EngineDeadline, NeverWithoutALimit) {
   arrive(0);
   arrive(1);
   EXPECT_TRUE(op->status().ok());
-  EXPECT_EQ(transport_->retired, 1);
+  EXPECT_EQ(transport_->completed, 1);
 }
 
 TEST_F(EngineDeadline, CountsFromTheLastProgress) {

@@ -25,7 +25,7 @@ TEST(NumberSet, HoldsWhatWasInserted) {
   for (uint64_t n = 0; n < 500; ++n) ASSERT_EQ(set.contains(n), reference.contains(n));
 }
 
-Transfer message(const OpPosting& op, uint64_t bytes, uint32_t segment,
+Transfer message(const OpDescriptor& op, uint64_t bytes, uint32_t segment,
                  MessageClass message_class = MessageClass::kPayload) {
   Transfer t;
   t.op = &op;
@@ -36,7 +36,7 @@ Transfer message(const OpPosting& op, uint64_t bytes, uint32_t segment,
 }
 
 TEST(SendQueue, SmallBeforeBulkThenPriorityThenOrder) {
-  OpPosting low, high;
+  OpDescriptor low, high;
   low.priority = -1;
   high.priority = 5;
   std::deque<Transfer> all = {message(low, 100'000, 0),
@@ -56,7 +56,7 @@ TEST(SendQueue, SmallBeforeBulkThenPriorityThenOrder) {
 }
 
 TEST(SendQueue, RemoveTakesAllOfOneOperation) {
-  OpPosting a, b;
+  OpDescriptor a, b;
   b.key.number = 1;
   std::deque<Transfer> all = {message(a, 10, 0), message(b, 10, 1), message(a, 1 << 20, 2),
                               message(b, 1 << 20, 3)};
@@ -73,11 +73,11 @@ struct Shares {
   uint64_t normal = 0, background = 0;
 };
 Shares shares_of(uint32_t percent, uint64_t normal_bytes, uint64_t background_bytes) {
-  OpPosting normal, background;
+  OpDescriptor normal, background;
   background.priority = kBackgroundPriority;
   std::deque<Transfer> all;
   SendQueue queue(percent);
-  const auto push = [&](const OpPosting& op, uint64_t bytes) {
+  const auto push = [&](const OpDescriptor& op, uint64_t bytes) {
     queue.push(all.emplace_back(message(op, bytes, 0)));
   };
   push(normal, normal_bytes);
@@ -107,12 +107,12 @@ TEST(SendQueue, BackgroundBulkGetsItsShareAndNoMore) {
 }
 
 TEST(SendQueue, BackgroundBulkSavesNothingUpWhileItHasNothingToSend) {
-  OpPosting normal, background, low;
+  OpDescriptor normal, background, low;
   background.priority = kBackgroundPriority - 5;
   low.priority = kBackgroundPriority + 1;
   std::deque<Transfer> all;
   SendQueue queue(50);
-  const auto push = [&](const OpPosting& op) -> Transfer& {
+  const auto push = [&](const OpDescriptor& op) -> Transfer& {
     Transfer& t = all.emplace_back(message(op, 10'000, 0));
     queue.push(t);
     return t;
@@ -123,15 +123,15 @@ TEST(SendQueue, BackgroundBulkSavesNothingUpWhileItHasNothingToSend) {
   push(background), push(background);
   EXPECT_EQ(queue.pop()->op, &background);
   push(normal), push(normal), push(low);
-  const OpPosting* const order[] = {&normal, &background, &normal, &low};
-  for (const OpPosting* op : order) EXPECT_EQ(queue.pop()->op, op);
+  const OpDescriptor* const order[] = {&normal, &background, &normal, &low};
+  for (const OpDescriptor* op : order) EXPECT_EQ(queue.pop()->op, op);
   EXPECT_TRUE(queue.empty());
 }
 
 TEST(OpTable, FlowsAreFoundAndForgotten) {
   OpTable table;
   table.set_peers(3);
-  OpPosting op;
+  OpDescriptor op;
   op.key = {9, 4};
   Flow& one = table.flow(op.key, 1);
   Flow& two = table.flow(op.key, 2);
@@ -156,7 +156,7 @@ TEST(OpTable, FlowsAreFoundAndForgotten) {
 TEST(OpTable, PointToPointNumbersHaveSpacesOfTheirOwn) {
   OpTable table;
   table.set_peers(3);
-  OpPosting op;
+  OpDescriptor op;
   op.key = {1, p2p_number(0, 2, 5)};
   table.erase(table.post(op), true);
   EXPECT_TRUE(table.done(op.key));

@@ -126,8 +126,8 @@ class Framed : public testing::Test {
   }
   // The operation, posted on both ranks.
   void post(TestOp& mine, TestOp& theirs) {
-    check(source_.transport->post_op(mine.posting));
-    check(target_.transport->post_op(theirs.posting));
+    check(source_.transport->post_op(mine.descriptor));
+    check(target_.transport->post_op(theirs.descriptor));
   }
   Transfer& send(TestOp& op, std::vector<uint8_t>& data, uint32_t round = 0, uint32_t segment = 0) {
     Transfer& t = op.add(true, 1, round, segment, data.data(), data.size());
@@ -175,8 +175,8 @@ TEST_F(Framed, ASmallMessageGoesAtOnceAndStraightToItsReceive) {
   EXPECT_EQ(source_.sink.done[0].transfer, &message);
   ASSERT_EQ(target_.sink.done.size(), 1u);
   EXPECT_EQ(target_.sink.done[0].transfer, &receive);
-  source_.transport->retire(mine.posting);
-  target_.transport->retire(theirs.posting);
+  source_.transport->complete(mine.descriptor);
+  target_.transport->complete(theirs.descriptor);
   expect_no_failure();
 }
 
@@ -198,7 +198,7 @@ TEST_F(Framed, HeaderBytesAreWhatIsCounted) {
   metadata.message_class = MessageClass::kMetadata;
   source_.transport->send(metadata);
   headers += source_.transport->header_bytes(12) + 12;
-  target_.transport->ready(0, theirs.posting, 1, 100'000);
+  target_.transport->ready(0, theirs.descriptor, 1, 100'000);
   settle();
   const TransferCounters out = source_.counters(7), in = target_.counters(7);
   EXPECT_EQ(out.payload_bytes_sent, payload);
@@ -222,12 +222,12 @@ TEST_F(Framed, AMessageBeforeItsReceiveWaitsInMemoryWithinTheCredit) {
   TestOp mine(7, 0), theirs(7, 0);
   auto data = bytes_of(1000);
   std::vector<uint8_t> got(1000);
-  check(source_.transport->post_op(mine.posting));
+  check(source_.transport->post_op(mine.descriptor));
   send(mine, data);
   settle();
   EXPECT_EQ(source_.sink.done.size(), 1u);
   EXPECT_TRUE(target_.sink.done.empty());
-  check(target_.transport->post_op(theirs.posting));
+  check(target_.transport->post_op(theirs.descriptor));
   recv(theirs, got);
   EXPECT_EQ(target_.sink.done.size(), 1u);
   EXPECT_EQ(got, data);
@@ -258,14 +258,14 @@ TEST_F(Framed, ALongMessageWaitsForReadyOfItsRound) {
   settle();
   EXPECT_TRUE(source_.sent().empty());
   recv(theirs, got, 0);
-  target_.transport->ready(0, theirs.posting, 0, kEager + 1);
+  target_.transport->ready(0, theirs.descriptor, 0, kEager + 1);
   settle();
   EXPECT_THAT(kinds(target_), ElementsAre(FrameKind::kReady));
   ASSERT_EQ(source_.sent().size(), 1u);
   EXPECT_EQ(source_.sent()[0].flags, 0u) << "needs no credit";
   EXPECT_EQ(got, data);
   recv(theirs, second, 1);
-  target_.transport->ready(0, theirs.posting, 1, kEager + 1);
+  target_.transport->ready(0, theirs.descriptor, 1, kEager + 1);
   settle();
   EXPECT_EQ(second, data);
   EXPECT_EQ(target_.sink.done.size(), 2u);
@@ -273,7 +273,7 @@ TEST_F(Framed, ALongMessageWaitsForReadyOfItsRound) {
 
 TEST_F(Framed, WithTheCreditUsedUpReadyLetsSmallMessagesGo) {
   TestOp busy(7, 0), mine(7, 1), theirs(7, 1);
-  check(source_.transport->post_op(busy.posting));
+  check(source_.transport->post_op(busy.descriptor));
   post(mine, theirs);
   auto data = bytes_of(4000);
   use_up_credit(busy, data);
@@ -283,7 +283,7 @@ TEST_F(Framed, WithTheCreditUsedUpReadyLetsSmallMessagesGo) {
   settle();
   EXPECT_EQ(source_.sent().size(), before) << "no credit is left";
   recv(theirs, got);
-  target_.transport->ready(0, theirs.posting, 0, 4000);
+  target_.transport->ready(0, theirs.descriptor, 0, 4000);
   settle();
   EXPECT_EQ(got, data);
   EXPECT_EQ(target_.sent().back().kind, FrameKind::kReady);
@@ -296,7 +296,7 @@ TEST_F(Framed, WithCreditLeftNoReadyIsSaidForSmallMessages) {
   post(mine, theirs);
   std::vector<uint8_t> got(100);
   recv(theirs, got);
-  target_.transport->ready(0, theirs.posting, 0, 100);
+  target_.transport->ready(0, theirs.descriptor, 0, 100);
   settle();
   EXPECT_TRUE(target_.sent().empty());
 }
@@ -309,8 +309,8 @@ TEST_F(Framed, CreditThatComesBackGoesToTheMostUrgent) {
   std::deque<TestOp> waiting;
   for (const int32_t priority : {0, 5, -1}) {
     TestOp& op = waiting.emplace_back(7, 1 + waiting.size());
-    op.posting.priority = priority;
-    check(source_.transport->post_op(op.posting));
+    op.descriptor.priority = priority;
+    check(source_.transport->post_op(op.descriptor));
     send(op, data);
   }
   const size_t before = source_.sent().size();
@@ -328,7 +328,7 @@ TEST_F(Framed, CreditThatComesBackGoesToTheMostUrgent) {
 
 TEST_F(Framed, SmallMessagesAndUrgentOnesGoFirst) {
   TestOp low(7, 0), high(7, 1), low_there(7, 0), high_there(7, 1);
-  high.posting.priority = 3;
+  high.descriptor.priority = 3;
   post(low, low_there);
   post(high, high_there);
   auto bulk = bytes_of(20'000), small = bytes_of(10);
@@ -341,8 +341,8 @@ TEST_F(Framed, SmallMessagesAndUrgentOnesGoFirst) {
   recv(low_there, got.emplace_back(20'000), 0, 1);
   recv(low_there, got.emplace_back(10), 0, 2);
   recv(high_there, got.emplace_back(20'000), 0, 0);
-  target_.transport->ready(0, low_there.posting, 0, 20'000);
-  target_.transport->ready(0, high_there.posting, 0, 20'000);
+  target_.transport->ready(0, low_there.descriptor, 0, 20'000);
+  target_.transport->ready(0, high_there.descriptor, 0, 20'000);
   while (target_.carriers[0]->step()) {
   }
   settle();
@@ -363,7 +363,7 @@ TEST_F(Framed, OfTwoCarriersTheFirstTakesSmallMessagesOnly) {
   std::vector<uint8_t> got(20'000), small_got(10);
   recv(theirs, got);
   recv(theirs, small_got, 0, 1);
-  target_.transport->ready(0, theirs.posting, 0, 20'000);
+  target_.transport->ready(0, theirs.descriptor, 0, 20'000);
   settle();
   send(mine, bulk);
   EXPECT_FALSE(source_.carriers[0]->step());
@@ -377,7 +377,7 @@ TEST_F(Framed, OfTwoCarriersTheFirstTakesSmallMessagesOnly) {
 
 TEST_F(Framed, AnOperationThatWaitsLongIsAnnouncedOnce) {
   TestOp mine(7, 5);
-  check(source_.transport->post_op(mine.posting));
+  check(source_.transport->post_op(mine.descriptor));
   auto data = bytes_of(kEager + 1);
   send(mine, data, 2, 3);
   const auto tick_after = [&](int64_t us) {
@@ -389,23 +389,23 @@ TEST_F(Framed, AnOperationThatWaitsLongIsAnnouncedOnce) {
   EXPECT_TRUE(source_.sent().empty());
   tick_after(1);
   ASSERT_THAT(kinds(source_), ElementsAre(FrameKind::kAnnounce));
-  EXPECT_EQ(source_.sent()[0].key, mine.posting.key);
+  EXPECT_EQ(source_.sent()[0].key, mine.descriptor.key);
   EXPECT_EQ(source_.sent()[0].round, 2u);
   EXPECT_EQ(source_.sent()[0].segment, 3u);
   tick_after(1'000'000);
   EXPECT_EQ(source_.sent().size(), 1u);
   expect_no_failure();
   TestOp theirs(7, 5, 99);
-  check(target_.transport->post_op(theirs.posting));
+  check(target_.transport->post_op(theirs.descriptor));
   expect_failure(target_, Code::kProtocol, AllOf(HasSubstr("rank 0"), HasSubstr("tag 99")));
 }
 
 TEST_F(Framed, APeerIsRemindedOfReceivesAfterHalfASecond) {
   TestOp mine(7, 0, 1), theirs(7, 0, 2);
-  check(target_.transport->post_op(theirs.posting));
+  check(target_.transport->post_op(theirs.descriptor));
   std::vector<uint8_t> got(100);
   recv(theirs, got);
-  target_.transport->ready(0, theirs.posting, 0, 100);
+  target_.transport->ready(0, theirs.descriptor, 0, 100);
   clock_.advance_us(499'999);
   target_.transport->tick();
   settle();
@@ -414,7 +414,7 @@ TEST_F(Framed, APeerIsRemindedOfReceivesAfterHalfASecond) {
   target_.transport->tick();
   settle();
   EXPECT_THAT(kinds(target_), ElementsAre(FrameKind::kReady));
-  check(source_.transport->post_op(mine.posting));
+  check(source_.transport->post_op(mine.descriptor));
   expect_failure(source_, Code::kProtocol, AllOf(HasSubstr("tag 1"), HasSubstr("tag 2")));
 }
 
@@ -441,7 +441,7 @@ TEST_F(Framed, ACancelledSendIsNotReadAnyMore) {
   send(mine, more, 0, 1);
   send(mine, waits, 0, 2);
   ASSERT_TRUE(source_.carriers[0]->begin());
-  source_.transport->cancel(mine.posting);
+  source_.transport->cancel(mine.descriptor);
   EXPECT_EQ(source_.carriers[0]->sending(), nullptr);
   EXPECT_FALSE(source_.carriers[0]->can_send()) << "half a frame is out";
   source_.carriers[0]->finish();
@@ -452,19 +452,19 @@ TEST_F(Framed, ACancelledSendIsNotReadAnyMore) {
 
 TEST_F(Framed, ACancelledOperationLeavesTheOthersTheirTurn) {
   TestOp gone(7, 0), mine(7, 1), theirs(7, 1);
-  check(source_.transport->post_op(gone.posting));
+  check(source_.transport->post_op(gone.descriptor));
   post(mine, theirs);
   auto data = bytes_of(1000), waits = bytes_of(kEager + 1);
   std::vector<uint8_t> got(1000);
   send(gone, data);
   send(gone, waits, 0, 1);
-  source_.transport->cancel(gone.posting);
+  source_.transport->cancel(gone.descriptor);
   recv(theirs, got);
   send(mine, data);
   settle();
   EXPECT_EQ(got, data);
   ASSERT_EQ(source_.sent().size(), 1u);
-  EXPECT_EQ(source_.sent()[0].key, mine.posting.key);
+  EXPECT_EQ(source_.sent()[0].key, mine.descriptor.key);
 }
 
 TEST_F(Framed, ACancelledReceiveIsNotWrittenAnyMore) {
@@ -475,7 +475,7 @@ TEST_F(Framed, ACancelledReceiveIsNotWrittenAnyMore) {
   recv(theirs, got);
   send(mine, data);
   ASSERT_TRUE(source_.carriers[0]->begin());
-  target_.transport->cancel(theirs.posting);
+  target_.transport->cancel(theirs.descriptor);
   EXPECT_EQ(target_.carriers[0]->place, nullptr);
   source_.carriers[0]->finish();
   EXPECT_TRUE(target_.sink.done.empty());
@@ -504,7 +504,7 @@ TEST_F(Framed, ByeIsTheLastFrameAndTheEndBehindItIsNoFailure) {
   clock_.advance_us(1'000'000);
   target_.transport->tick();
   expect_no_failure();
-  check(target_.transport->post_op(late.posting));
+  check(target_.transport->post_op(late.descriptor));
   recv(late, got);
   expect_failure(target_, Code::kPeerLost,
                  AllOf(HasSubstr("rank 0"), HasSubstr("has left"), HasSubstr("operation 1")));
@@ -512,7 +512,7 @@ TEST_F(Framed, ByeIsTheLastFrameAndTheEndBehindItIsNoFailure) {
 
 TEST_F(Framed, CloseEndsAtItsDeadline) {
   TestOp mine(7, 0);
-  check(source_.transport->post_op(mine.posting));
+  check(source_.transport->post_op(mine.descriptor));
   auto data = bytes_of(1000);
   send(mine, data);
   const int64_t before = clock_.now_ns();
@@ -525,7 +525,7 @@ TEST_F(Framed, AFailureFrameGoesBeforeAllElse) {
   RecordingFailures heard;
   target_.transport->carry_failures(heard, "rank 1 (me)");
   TestOp mine(7, 0);
-  check(source_.transport->post_op(mine.posting));
+  check(source_.transport->post_op(mine.descriptor));
   auto data = bytes_of(1000);
   send(mine, data);
   source_.transport->link(1)->send_failure("the cause");

@@ -40,10 +40,10 @@ void DataLink::cancel(OpState& op) {
       if (connection->arrival.flow == f) connection->drop_arrival();
     }
   }
-  if (op.posting != nullptr) sender_.cancel(*op.posting);
+  if (op.descriptor != nullptr) sender_.cancel(*op.descriptor);
 }
 
-void DataLink::retire(const OpState& op) {
+void DataLink::complete(const OpState& op) {
   const auto arriving = std::ranges::find_if(connections_, [&](const auto& connection) {
     const Flow* flow = connection->arrival.flow;
     return flow != nullptr && flow->op == &op;
@@ -51,7 +51,7 @@ void DataLink::retire(const OpState& op) {
   if (arriving == connections_.end()) return;
   (*arriving)->drop_arrival();
   peer_.fail(error(Code::kProtocol, "{} sends a message of {}, {}, that rank {} did not expect",
-                   peer_.name(), wire::describe(op.key), describe(op.posting->signature),
+                   peer_.name(), wire::describe(op.key), describe(op.descriptor->signature),
                    peer_.core().rank));
 }
 

@@ -31,14 +31,14 @@ class DataLink {
 
   void send(Transfer& transfer);
   void recv(Transfer& transfer);
-  void ready(const OpPosting& op, uint32_t last_round, uint64_t largest) {
+  void ready(const OpDescriptor& op, uint32_t last_round, uint64_t largest) {
     flow_control_.ready(op, last_round, largest);
   }
-  // The operation is posted here: its flow is compared with the posting.
+  // The operation is posted here: its flow is compared with the descriptor.
   void check_posted(const Flow& flow) { peer_.check_posted(flow); }
   void cancel(OpState& op);
   // The operation is complete. PROTOCOL if a message of it is arriving.
-  void retire(const OpState& op);
+  void complete(const OpState& op);
   void send_bye() { sender_.send_bye(); }
   // Sends a failure frame before all that waits.
   void send_failure(std::string payload) { sender_.send_failure(std::move(payload)); }

@@ -61,7 +61,7 @@ void FlowControl::cancel(const Flow& f) {
   if (!f.waiting.empty()) --waiting_flows_;
 }
 
-void FlowControl::ready(const OpPosting& op, uint32_t last_round, uint64_t largest) {
+void FlowControl::ready(const OpDescriptor& op, uint32_t last_round, uint64_t largest) {
   Flow& f = peer_.flow(op.key);
   f.own_ready.round = std::max(f.own_ready.round.value_or(0), last_round);
   f.own_ready.changed_ns = peer_.core().clock.now_ns();
@@ -75,7 +75,7 @@ void FlowControl::send_ready(Flow& f) {
   wire::FrameHeader frame;
   frame.kind = wire::FrameKind::kReady;
   frame.key = f.op->key;
-  frame.signature = f.op->posting->signature;
+  frame.signature = f.op->descriptor->signature;
   frame.round = *own.round;
   sender_.send_control(frame);
 }
@@ -108,7 +108,7 @@ Status FlowControl::on_announce(const wire::FrameHeader& h) {
                  "{} waits to send a message of {}, {}, which is complete on rank {}", peer_.name(),
                  wire::describe(h.key), describe(h.signature), peer_.core().rank);
   }
-  if (f->op->posting != nullptr) send_ready(*f);
+  if (f->op->descriptor != nullptr) send_ready(*f);
   return {};
 }
 

@@ -31,7 +31,7 @@ class FlowControl {
   // Sends the message, or keeps it until it may be sent.
   void send(Transfer& message);
   // The receives of the operation up to last_round are posted.
-  void ready(const OpPosting& op, uint32_t last_round, uint64_t largest);
+  void ready(const OpDescriptor& op, uint32_t last_round, uint64_t largest);
   // Forgets the messages of the flow that wait.
   void cancel(const Flow& flow);
 

@@ -38,9 +38,9 @@ DataLink* FramedTransport::link(int32_t peer) const {
              : links_[static_cast<size_t>(peer)].get();
 }
 
-Status FramedTransport::post_op(const OpPosting& op) {
+Status FramedTransport::post_op(const OpDescriptor& op) {
   const OpState* known = core_.ops.find_op(op.key);
-  if (known != nullptr && known->posting != nullptr) {
+  if (known != nullptr && known->descriptor != nullptr) {
     return error(Code::kInternal, "{} is posted twice on rank {}", wire::describe(op.key),
                  core_.rank);
   }
@@ -49,16 +49,16 @@ Status FramedTransport::post_op(const OpPosting& op) {
   return {};
 }
 
-void FramedTransport::ready(int32_t peer, const OpPosting& op, uint32_t last_round,
+void FramedTransport::ready(int32_t peer, const OpDescriptor& op, uint32_t last_round,
                             uint64_t largest) {
   if (DataLink* c = link(peer)) c->ready(op, last_round, largest);
 }
 
-void FramedTransport::retire(const OpPosting& op) {
+void FramedTransport::complete(const OpDescriptor& op) {
   OpState* state = core_.ops.find_op(op.key);
-  if (state == nullptr || state->posting == nullptr) return;
+  if (state == nullptr || state->descriptor == nullptr) return;
   for (const Flow* f = state->flows; f != nullptr; f = f->next_of_op) {
-    link(f->peer)->retire(*state);
+    link(f->peer)->complete(*state);
     if (f->unexpected == nullptr) continue;
     core_.sink.on_failure(f->peer,
                           error(Code::kProtocol,
@@ -70,9 +70,9 @@ void FramedTransport::retire(const OpPosting& op) {
   core_.ops.erase(*state, true);
 }
 
-void FramedTransport::cancel(const OpPosting& op) {
+void FramedTransport::cancel(const OpDescriptor& op) {
   OpState* state = core_.ops.find_op(op.key);
-  if (state == nullptr || state->posting == nullptr) return;
+  if (state == nullptr || state->descriptor == nullptr) return;
   for (const auto& c : links_) {
     if (c) c->cancel(*state);
   }

@@ -29,10 +29,10 @@ class FramedTransport : public MessageTransport {
 
   const TransportCaps& caps() const final { return caps_; }
   uint64_t header_bytes(uint64_t message_bytes) const final;
-  Status post_op(const OpPosting& op) final;
-  void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) final;
-  void retire(const OpPosting& op) final;
-  void cancel(const OpPosting& op) final;
+  Status post_op(const OpDescriptor& op) final;
+  void ready(int32_t peer, const OpDescriptor& op, uint32_t last_round, uint64_t largest) final;
+  void complete(const OpDescriptor& op) final;
+  void cancel(const OpDescriptor& op) final;
   void send(Transfer& transfer) final;
   void recv(Transfer& transfer) final;
   // The name of the transport and the address of the peer's first carrier.

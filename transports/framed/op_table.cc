@@ -87,10 +87,10 @@ Flow& OpTable::flow(const OpKey& op, int32_t peer) {
   return flow;
 }
 
-OpState& OpTable::post(const OpPosting& op) {
+OpState& OpTable::post(const OpDescriptor& op) {
   OpState& state = op_state(op.key);
-  if (state.posting == nullptr) ++posted_;
-  state.posting = &op;
+  if (state.descriptor == nullptr) ++posted_;
+  state.descriptor = &op;
   // A counter that has gone round begins again.
   const auto space = done_.find(space_of(op.key));
   if (space != done_.end() && space->second.contains(number_of(op.key))) space->second.clear();
@@ -98,10 +98,10 @@ OpState& OpTable::post(const OpPosting& op) {
 }
 
 void OpTable::erase(OpState& op, bool done) {
-  if (op.posting != nullptr) {
+  if (op.descriptor != nullptr) {
     --posted_;
     if (done) {
-      const Recent entry{op.key, op.posting->signature};
+      const Recent entry{op.key, op.descriptor->signature};
       if (recent_.size() < kRecent) {
         recent_.push_back(entry);
       } else {

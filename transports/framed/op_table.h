@@ -1,4 +1,4 @@
-// The operations in flight. Of each operation: its posting here. Of each operation and peer (a
+// The operations in flight. Of each operation: its descriptor here. Of each operation and peer (a
 // flow): receives that wait for messages, sends that wait for READY or credit, and messages that
 // came before their receive.
 //
@@ -95,7 +95,7 @@ struct Flow {
 
 struct OpState {
   OpKey key;
-  const OpPosting* posting = nullptr;  // null: not posted here yet
+  const OpDescriptor* descriptor = nullptr;  // null: not posted here yet
   Flow* flows = nullptr;
 };
 
@@ -132,7 +132,7 @@ class OpTable {
   // Finds or makes the flow; a new one has no counters yet.
   Flow& flow(const OpKey& op, int32_t peer);
   OpState* find_op(const OpKey& op);
-  OpState& post(const OpPosting& op);
+  OpState& post(const OpDescriptor& op);
   // Forgets the operation and frees its messages. done: it has completed, and its late frames are
   // to be recognised.
   void erase(OpState& op, bool done);

@@ -15,7 +15,8 @@ Status Peer::agree(const OpKey& op, const OpSignature& own, const OpSignature& t
 
 void Peer::check_posted(const Flow& f) {
   if (!f.peer_signature) return;
-  if (Status status = agree(f.op->key, f.op->posting->signature, *f.peer_signature); !status.ok())
+  if (Status status = agree(f.op->key, f.op->descriptor->signature, *f.peer_signature);
+      !status.ok())
     fail(std::move(status));
 }
 
@@ -32,8 +33,8 @@ Result<Flow*> Peer::flow_of_frame(const wire::FrameHeader& h) {
                    core_.rank, OpTable::kMaxUnposted);
     }
   }
-  if (op != nullptr && op->posting != nullptr)
-    SOTTO_TRY(agree(h.key, op->posting->signature, h.signature));
+  if (op != nullptr && op->descriptor != nullptr)
+    SOTTO_TRY(agree(h.key, op->descriptor->signature, h.signature));
   Flow& f = known != nullptr ? *known : flow(h.key);
   if (f.peer_signature && !(*f.peer_signature == h.signature)) {
     return error(Code::kProtocol, "{} calls {} both {} and {}", name_, wire::describe(h.key),

@@ -70,7 +70,7 @@ class Peer {
   // The flow of a frame; null: a late frame of an operation that is complete here. PROTOCOL: the
   // peer has another operation under this key.
   Result<Flow*> flow_of_frame(const wire::FrameHeader& header);
-  // Compares the peer's signature of the operation with the posting.
+  // Compares the peer's signature of the operation with the descriptor.
   void check_posted(const Flow& flow);
 
   // The first cause is reported.

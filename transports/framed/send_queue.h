@@ -57,7 +57,7 @@ class SendQueue {
 
   bool empty() const { return small_.empty() && bulk_.empty(); }
 
-  void remove(const OpPosting& op) {
+  void remove(const OpDescriptor& op) {
     for (auto* lists : {&small_, &bulk_}) {
       for (PriorityList& b : *lists) {
         while (b.list.take_first([&](const Transfer& t) { return t.op == &op; }) != nullptr) {

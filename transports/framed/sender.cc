@@ -110,7 +110,7 @@ void Sender::sent(const OutFrame& out) {
   failure_sending_ = false;
 }
 
-void Sender::cancel(const OpPosting& op) {
+void Sender::cancel(const OpDescriptor& op) {
   queue_.remove(op);
   for (const Route& route : routes_) {
     const Transfer* sending = route.carrier->sending();

@@ -52,7 +52,7 @@ class Sender {
   void send_failure(std::string payload);
   void flush();
   // No message of the operation is sent, or accessed, any more.
-  void cancel(const OpPosting& op);
+  void cancel(const OpDescriptor& op);
   void close();
 
   // The next frame for a carrier, if there is one.

@@ -111,7 +111,7 @@ void OpEntryTable::drop_if_idle(OpEntry& entry) {
   free_.push_back(&entry);
 }
 
-Status Inbox::check_signature(const OpPosting& op, int32_t from) {
+Status Inbox::check_signature(const OpDescriptor& op, int32_t from) {
   OpEntry& entry = ops.get(op.key);
   if (entry.posted) {
     if (entry.signature == op.signature) return ok_status();

@@ -131,7 +131,7 @@ struct Inbox {
 
   // With `mutex` held. Compares the signature from `from` with the known one, or keeps it if there
   // is none.
-  Status check_signature(const OpPosting& op, int32_t from);
+  Status check_signature(const OpDescriptor& op, int32_t from);
   // With `mutex` held. The first failure counts; the owner reports it in its next poll.
   void report(int32_t peer, const Status& status);
 };

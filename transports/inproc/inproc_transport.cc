@@ -50,7 +50,7 @@ const TransportCaps& InprocTransport::caps() const {
   return caps;
 }
 
-Status InprocTransport::post_op(const OpPosting& op) {
+Status InprocTransport::post_op(const OpDescriptor& op) {
   Status wrong;
   int32_t peer = -1;
   {
@@ -74,11 +74,11 @@ Status InprocTransport::post_op(const OpPosting& op) {
 }
 
 // No sender waits for READY here. It shows the peer a mismatch early.
-void InprocTransport::ready(int32_t peer, const OpPosting& op, uint32_t, uint64_t) {
+void InprocTransport::ready(int32_t peer, const OpDescriptor& op, uint32_t, uint64_t) {
   {
     std::lock_guard lock(inbox_.mutex);
-    // A peer that has sent all its messages may have retired the operation. It would then keep the
-    // entry without end.
+    // A peer that has sent all its messages may have completed the operation. It would then keep
+    // the entry without end.
     const OpEntry* entry = inbox_.ops.find(op.key);
     if (entry == nullptr || entry->open_recvs[static_cast<size_t>(peer)] == 0) return;
   }
@@ -91,7 +91,7 @@ void InprocTransport::ready(int32_t peer, const OpPosting& op, uint32_t, uint64_
   if (!wrong.ok()) mismatch(peer, wrong);
 }
 
-void InprocTransport::retire(const OpPosting& op) {
+void InprocTransport::complete(const OpDescriptor& op) {
   std::lock_guard lock(inbox_.mutex);
   OpEntry* entry = inbox_.ops.find(op.key);
   if (entry == nullptr) return;
@@ -99,9 +99,9 @@ void InprocTransport::retire(const OpPosting& op) {
   inbox_.ops.drop_if_idle(*entry);
 }
 
-void InprocTransport::cancel(const OpPosting& op) {
+void InprocTransport::cancel(const OpDescriptor& op) {
   drop(&op.key);
-  retire(op);
+  complete(op);
 }
 
 bool InprocTransport::accept(Transfer& t) {

@@ -25,10 +25,10 @@ class InprocTransport final : public MessageTransport, private MailboxSource {
 
   const TransportCaps& caps() const override;
   uint64_t header_bytes(uint64_t) const override { return 0; }
-  Status post_op(const OpPosting& op) override;
-  void ready(int32_t peer, const OpPosting& op, uint32_t last_round, uint64_t largest) override;
-  void retire(const OpPosting& op) override;
-  void cancel(const OpPosting& op) override;
+  Status post_op(const OpDescriptor& op) override;
+  void ready(int32_t peer, const OpDescriptor& op, uint32_t last_round, uint64_t largest) override;
+  void complete(const OpDescriptor& op) override;
+  void cancel(const OpDescriptor& op) override;
   void send(Transfer& transfer) override;
   void recv(Transfer& transfer) override;
   std::string route(int32_t peer) const override;

@@ -4,7 +4,7 @@
 
 namespace sotto::nccl {
 
-std::list<MessageGroup> CapturedGroups::forget(const OpPosting& op) {
+std::list<MessageGroup> CapturedGroups::forget(const OpDescriptor& op) {
   std::list<MessageGroup> forgotten;
   for (auto it = groups_.begin(); it != groups_.end();) {
     const auto group = it++;
@@ -13,15 +13,15 @@ std::list<MessageGroup> CapturedGroups::forget(const OpPosting& op) {
   return forgotten;
 }
 
-void CapturedGroups::restart(const OpPosting& op, Counters& counters) {
+void CapturedGroups::restart(const OpDescriptor& op, Counters& counters) {
   for (MessageGroup& group : groups_) {
     if (group.captured() == &op) group.restart(counters);
   }
 }
 
-void CapturedGroups::retire(const OpPosting& op, Counters& counters) {
+void CapturedGroups::complete(const OpDescriptor& op, Counters& counters) {
   for (MessageGroup& group : groups_) {
-    if (group.captured() == &op) group.retire(counters);
+    if (group.captured() == &op) group.complete(counters);
   }
 }
 
@@ -38,7 +38,7 @@ const PeerHeader* CapturedGroups::check() {
   return nullptr;
 }
 
-Status CapturedGroups::verify(const OpPosting& op, bool complete) {
+Status CapturedGroups::verify(const OpDescriptor& op, bool complete) {
   for (MessageGroup& group : groups_) {
     if (group.captured() != &op || !group.executing()) continue;
     if (const PeerHeader* differs = group.headers().check(); differs != nullptr)

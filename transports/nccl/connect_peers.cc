@@ -10,7 +10,7 @@ namespace sotto::nccl {
 namespace {
 
 // Messages of no bytes to every other rank and back: what is sent of them is their header.
-std::vector<Transfer> empty_messages(const Communicator& all, const OpPosting& of) {
+std::vector<Transfer> empty_messages(const Communicator& all, const OpDescriptor& of) {
   std::vector<Transfer> messages;
   for (int32_t peer = 0; peer < all.size(); ++peer) {
     if (peer == all.rank()) continue;
@@ -53,7 +53,7 @@ Status connect_peers(InFlightGroups& groups, const Communicator& all, cudaStream
   if (all.size() == 1) return ok_status();
   const OnDevice on(all.device());
   SOTTO_TRY(on.status());
-  OpPosting setup;
+  OpDescriptor setup;
   setup.signature.kind = OpKind::kCommCreate;
   std::vector<Transfer> messages = empty_messages(all, setup);
   std::vector<Transfer*> places;
@@ -81,7 +81,7 @@ Status connect_peers(InFlightGroups& groups, const Communicator& all, cudaStream
   if (!group.headers().all_seen()) return missing_group_header();
   groups.release(group);
   groups.pop_oldest();
-  groups.retire(setup.key);
+  groups.complete(setup.key);
   return ok_status();
 }
 

@@ -26,7 +26,8 @@ MessageGroup* InFlightGroups::unqueued() {
   return groups_.empty() || groups_.back().queued() ? nullptr : &groups_.back();
 }
 
-MessageGroup& InFlightGroups::begin(cudaStream_t stream, bool reports, const OpPosting* captured) {
+MessageGroup& InFlightGroups::begin(cudaStream_t stream, bool reports,
+                                    const OpDescriptor* captured) {
   if (spare_.empty()) spare_.emplace_back(communicators_, pinned_, events_);
   groups_.splice(groups_.end(), spare_, spare_.begin());
   groups_.back().begin(stream, reports, captured);

@@ -28,13 +28,13 @@ class InFlightGroups {
   // The group that is being issued; null: all are queued.
   MessageGroup* unqueued();
   // A new group, as MessageGroup::begin has it. All others are queued.
-  MessageGroup& begin(cudaStream_t stream, bool reports, const OpPosting* captured);
+  MessageGroup& begin(cudaStream_t stream, bool reports, const OpDescriptor* captured);
   // Gives the group its messages, as MessageGroup::prepare has it.
   Status prepare(MessageGroup& group, std::span<Transfer* const> transfers) {
     return group.prepare(transfers, headed_);
   }
   // The operation has no more groups.
-  void retire(const OpKey& key) { headed_.forget(key); }
+  void complete(const OpKey& key) { headed_.forget(key); }
   // Queues the group behind those before it. IN_PROGRESS: it is to be called again.
   Status launch(MessageGroup& group);
   // The group that was begun last, which is part of a graph and so not in flight.

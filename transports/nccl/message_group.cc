@@ -15,7 +15,7 @@ MessageGroup::MessageGroup(const Communicators& communicators, PinnedPool& pinne
       staging_(pinned, communicators.all().device()),
       calls_(communicators) {}
 
-void MessageGroup::begin(cudaStream_t stream, bool reports, const OpPosting* captured) {
+void MessageGroup::begin(cudaStream_t stream, bool reports, const OpDescriptor* captured) {
   stream_ = stream;
   reports_ = reports;
   captured_ = captured;
@@ -75,7 +75,7 @@ void MessageGroup::restart(Counters& counters) {
   count_transfers(counters);
 }
 
-void MessageGroup::retire(Counters& counters) {
+void MessageGroup::complete(Counters& counters) {
   if (std::exchange(executing_, false)) headers_.count(counters, false);
 }
 

@@ -26,7 +26,7 @@ class MessageGroup {
 
   // `reports`: messages are reported to the sink, else the engine has events of its own.
   // `captured`: the operation into whose graph the group goes, known by this place, or null.
-  void begin(cudaStream_t stream, bool reports, const OpPosting* captured);
+  void begin(cudaStream_t stream, bool reports, const OpDescriptor* captured);
   // Memory, headers and calls of the messages. They stay as they are while the group has them.
   // Headers are for ranks with which an operation has none in `headed`.
   Status prepare(std::span<Transfer* const> transfers, HeadedPeers& headed);
@@ -45,13 +45,13 @@ class MessageGroup {
   // Of a group that is part of a graph: a launch is awaited, for the operations that there are now;
   // or it has ended.
   void restart(Counters& counters);
-  void retire(Counters& counters);
+  void complete(Counters& counters);
   bool executing() const { return executing_; }
 
   cudaStream_t stream() const { return stream_; }
   cudaEvent_t event() const { return event_; }  // behind the group; null: it is part of a graph
   bool reports() const { return reports_; }
-  const OpPosting* captured() const { return captured_; }
+  const OpDescriptor* captured() const { return captured_; }
   // Operations that messages are of.
   std::span<const OpKey> keys() const { return keys_; }
   std::span<Transfer* const> transfers() const { return transfers_; }
@@ -68,7 +68,7 @@ class MessageGroup {
   GroupCalls calls_;
   cudaStream_t stream_ = nullptr;
   bool reports_ = false;
-  const OpPosting* captured_ = nullptr;
+  const OpDescriptor* captured_ = nullptr;
   std::vector<OpKey> keys_;
   std::vector<Transfer*> transfers_;
   cudaEvent_t event_ = nullptr;

@@ -265,7 +265,7 @@ bool NcclTransport::settle() {
 
 // An aborted communicator is of no more use, so everything in flight ends, not this operation's
 // alone.
-void NcclTransport::cancel(const OpPosting&) { stop(); }
+void NcclTransport::cancel(const OpDescriptor&) { stop(); }
 
 void NcclTransport::close(Deadline deadline) {
   while (!groups_.empty() && !failed_ && !deadline.passed(clock_)) {
@@ -281,7 +281,7 @@ void NcclTransport::close(Deadline deadline) {
 // ---- Queries ----
 
 // After a failure headers may be missing: the device need not have executed all of the operation.
-Status NcclTransport::verify(const OpPosting& op) {
+Status NcclTransport::verify(const OpDescriptor& op) {
   SOTTO_TRY(captured_.verify(op, !failed_));
   return groups_.verify(op.key);
 }

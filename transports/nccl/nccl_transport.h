@@ -41,16 +41,16 @@ class NcclTransport final : public QueueTransport, private NcclPollSource {
               Driver& driver, Deadline deadline) override;
   void leave(uint64_t comm) override { communicators_.leave(comm); }
   uint64_t header_bytes(uint64_t) const override { return 0; }
-  Status post_op(const OpPosting&) override { return ok_status(); }
-  void restart(const OpPosting& op) override { captured_.restart(op, counters_); }
-  void release_captured(const OpPosting& op) override { groups_.reuse(captured_.forget(op)); }
+  Status post_op(const OpDescriptor&) override { return ok_status(); }
+  void restart(const OpDescriptor& op) override { captured_.restart(op, counters_); }
+  void release_captured(const OpDescriptor& op) override { groups_.reuse(captured_.forget(op)); }
   bool idle() const override { return groups_.empty(); }
-  Status verify(const OpPosting& op) override;
-  void retire(const OpPosting& op) override {
-    captured_.retire(op, counters_);
-    groups_.retire(op.key);
+  Status verify(const OpDescriptor& op) override;
+  void complete(const OpDescriptor& op) override {
+    captured_.complete(op, counters_);
+    groups_.complete(op.key);
   }
-  void cancel(const OpPosting& op) override;
+  void cancel(const OpDescriptor& op) override;
   Status issue(std::span<Transfer* const> group, Device* device, uint32_t lane) override;
   bool settled() const override { return life_ == Life::kWorking || life_ == Life::kEnded; }
   std::string route(int32_t peer) const override;
