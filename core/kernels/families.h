@@ -9,6 +9,7 @@
 #include "core/kernels/norms.h"
 #include "core/kernels/onebit.h"
 #include "core/kernels/onebit_lamb.h"
+#include "core/kernels/outer.h"
 #include "core/kernels/quant.h"
 #include "core/kernels/reduce.h"
 #include "core/kernels/sgd.h"

@@ -18,7 +18,7 @@
 namespace sotto::cuda {
 
 inline constexpr size_t kMaxOperands = 15;
-inline constexpr size_t kMaxArgBytes = 64;
+inline constexpr size_t kMaxArgBytes = 128;
 // What a device copy of `tables` has to be aligned to.
 inline constexpr size_t kTableAlignment = 16;
 
