@@ -282,24 +282,29 @@ struct OuterNorm {
 };
 
 // The outer step (section 13), every product and sum rounded once:
-//   u = sum * mean; params: u = launch_anchor - u, with the anchor of now where launch_anchor is
-//   absent. sum absent: u = 0.
-//   d = u; anchor_diff: d = u - last_alpha * last, last = last_step, or m where that is absent.
-//   v = d * inv_lambda, of factor 0 or, with more of them, of factor `tensor`; element: v = d *
-//   float(1 / Lambda), float64 Lambda = max(G == 0 ? 1 : min(1 + G / (|u| + eps), lambda_max),
-//   floor), G = stale ? |last_alpha * last| : 0. g = v; fresh there: g = v + freshness * ((fresh -
-//   previous) + (d - v)), previous absent: 0. m = beta * m + g. clip: coordinate and rms: m =
-//   min(max(m, -limit), limit); norm: m = m * shrink. step = nesterov ? beta * m + g : m. Rule
-//   "none": step = g, and there is no m. change = alpha * step; anchor = anchor - change;
-//   last_step, where it is there, = step. Rule "none" with params: anchor = sum * mean, change =
-//   old anchor - new anchor. merge: reset: x = anchor; lerp: x = a * x + one_minus_a * anchor;
-//   add_progress: x = anchor + (x - x_launch); pull: x = one_minus_a * x + a * anchor.
+//  - u = sum * mean, 0 where sum is absent. params: u = launch_anchor - u, with the anchor of now
+//    where launch_anchor is absent.
+//  - d = u. anchor_diff: d = u - last_alpha * last; last = last_step, or m where that is absent.
+//  - v = d * inv_lambda, of factor 0 or, if there are more, of factor `tensor`.
+//  - element: v = d * float(1 / Lambda) instead, in float64: Lambda = max(L, floor), L = 1 if G is
+//    0, else min(1 + G / (|u| + eps), lambda_max); G = stale ? |last_alpha * last| : 0.
+//  - g = v. fresh is there: g = v + freshness * ((fresh - previous) + (d - v)); previous absent: 0.
+//  - m = beta * m + g.
+//  - Clip: coordinate and rms: m = min(max(m, -limit), limit); norm: m = m * shrink.
+//  - step = nesterov ? beta * m + g : m. Rule "none": step = g, and there is no m.
+//  - change = alpha * step; anchor = anchor - change; last_step = step, where it is there. Rule
+//    "none" with params: anchor = sum * mean, change = old anchor - new anchor.
+//  - Merge: reset: x = anchor. lerp: x = a * x + one_minus_a * anchor. add_progress: x = anchor +
+//    (x - x_launch). pull: x = one_minus_a * x + a * anchor.
+//
 // step_sums: block sums of change * change. clipped: per norm block, float32 number of elements
 // whose m the limit has changed.
-// pass kMomentum: up to m = beta * m + g, which is stored, and m_sums: block sums of m * m.
-// kUpdate: from the clip on, with the stored m, where the old m is not needed: with anchor_diff
-// last_step is there. kMerge: the merge alone. sum, launch_anchor, last_step, fresh, previous,
-// x_launch, m, anchor: flat. x: list.
+//
+// Pass kMomentum: up to m = beta * m + g, which is stored, and m_sums, block sums of m * m. Pass
+// kUpdate: from the clip on, with the stored m; with anchor_diff last_step is there if g is needed.
+// Pass kMerge: the merge alone.
+//
+// sum, launch_anchor, last_step, fresh, previous, x_launch, m, anchor: flat. x: list.
 template <class T>
 struct OuterStepOperands {
   T sum{}, launch_anchor{}, last_step{}, fresh{}, previous{}, x_launch{}, numbers{}, factors{}, m{},
