@@ -30,6 +30,8 @@ const char* kind_name(OpKind kind) {
     case OpKind::kOptimCreate: return "sotto_optim_create";
     case OpKind::kOptimImport: return "sotto_optim_state_import_arrays";
     case OpKind::kStateExport: return "export of a state";
+    case OpKind::kOuterCreate: return "sotto_outer_create";
+    case OpKind::kOuterStep: return "outer step";
   }
   return "unknown operation";
 }
@@ -47,7 +49,7 @@ const char* reduce_name(uint16_t reduce) {
 }
 
 // Their own exchange says nothing that the caller knows of.
-bool is_service(OpKind kind) { return kind >= OpKind::kCommCreate && kind <= OpKind::kStateExport; }
+bool is_service(OpKind kind) { return kind >= OpKind::kCommCreate && kind <= OpKind::kOuterCreate; }
 
 constexpr uint32_t kGroupBits = 28;
 

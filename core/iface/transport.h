@@ -108,7 +108,9 @@ enum class OpKind : uint16_t {
   kCommSplit,
   kOptimCreate,
   kOptimImport,
-  kStateExport
+  kStateExport,
+  kOuterCreate,
+  kOuterStep,  // the average of an outer step: a collective like any other
 };
 //
 // Optimizer steps have no reduction and no root. There `root` tells hashes of parameter groups

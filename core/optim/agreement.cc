@@ -70,12 +70,12 @@ Status compare(const std::vector<CreationWord>& all, const Status& mine) {
 }
 
 // Ranks have registered the same, so all of them come here together.
-Status name_other_values(Comm& comm, const CreationTerms& mine) {
+Status name_other_values(Comm& comm, OpKind kind, const CreationTerms& mine) {
   SOTTO_ASSIGN(
       const std::vector<std::string> all,
       comm.exchange(std::string(bytes_of(mine.value_hashes.data(), mine.value_hashes.size())),
-                    OpKind::kOptimCreate));
-  for (size_t t = 0; t < mine.data->parameters.size(); ++t) {
+                    kind));
+  for (size_t t = 0; t < mine.parameters->size(); ++t) {
     const auto hash_at = [&](size_t rank) {
       uint64_t hash = 0;
       std::memcpy(&hash, all[rank].data() + t * sizeof hash, sizeof hash);
@@ -88,9 +88,8 @@ Status name_other_values(Comm& comm, const CreationTerms& mine) {
     if (others.empty()) continue;
     return error(Code::kProtocol,
                  "parameter \"{}\" has other values on rank {} than on rank 0; give all ranks the "
-                 "same, or set sotto.initial_parameters to \"broadcast\" (rank 0's for all) or "
-                 "\"trust\"",
-                 mine.data->parameters[t].name, list_of_ranks(others));
+                 "same, or set {} to \"broadcast\" (rank 0's for all) or \"trust\"",
+                 (*mine.parameters)[t].name, list_of_ranks(others), mine.policy);
   }
   return error(Code::kInternal, "hashes of parameters differ, but of none of them");
 }
@@ -107,7 +106,9 @@ std::string list_of_ranks(const std::vector<size_t>& ranks) {
 
 Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler) {
   CreationTerms terms;
-  terms.data = &data;
+  terms.parameters = &data.parameters;
+  terms.groups = &data.groups;
+  terms.elements = data.layout->elements();
   terms.settings = common_settings(data.config, data.groups.size(), loss_scaler,
                                    data.parameters.gradients(), data.codec);
   if (data.config.sotto.initial_parameters == InitialParameters::kCheck && !data.alone()) {
@@ -116,24 +117,23 @@ Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler
   return terms;
 }
 
-Status agree(Comm& comm, const Result<CreationTerms>& mine) {
+Status agree(Comm& comm, OpKind kind, const Result<CreationTerms>& mine) {
   CreationWord word;
   std::string settings;
   if (!mine.ok()) {
     word.refuse(mine.status());
   } else {
-    const OptimizerData& data = *mine->data;
-    word.parameters = data.parameters.size();
-    word.elements = data.layout->elements();
-    word.registration = data.parameters.registration_hash();
+    word.parameters = mine->parameters->size();
+    word.elements = mine->elements;
+    word.registration = mine->parameters->registration_hash();
     settings = mine->settings;
     word.settings = hash64(settings);
     word.settings_bytes = settings.size();
-    word.group_settings = data.groups.settings_hash();
+    if (mine->groups != nullptr) word.group_settings = mine->groups->settings_hash();
     word.values = hash64(mine->value_hashes.data(), mine->value_hashes.size() * sizeof(uint64_t));
   }
   const Result<std::vector<std::string>> words =
-      comm.exchange(std::string(bytes_of(&word, 1)), OpKind::kOptimCreate);
+      comm.exchange(std::string(bytes_of(&word, 1)), kind);
   if (!words.ok()) return mine.ok() ? words.status() : mine.status();
   std::vector<CreationWord> all(words->size());
   for (size_t r = 0; r < all.size(); ++r) std::memcpy(&all[r], (*words)[r].data(), sizeof word);
@@ -145,10 +145,10 @@ Status agree(Comm& comm, const Result<CreationTerms>& mine) {
   if (!same(&CreationWord::settings)) {
     std::vector<uint64_t> bytes;
     for (const CreationWord& w : all) bytes.push_back(w.settings_bytes);
-    return explain_common_settings(comm, settings, bytes);
+    return explain_common_settings(comm, kind, settings, bytes);
   }
-  if (!same(&CreationWord::group_settings)) return explain_groups(comm, mine->data->groups.all());
-  return same(&CreationWord::values) ? ok_status() : name_other_values(comm, *mine);
+  if (!same(&CreationWord::group_settings)) return explain_groups(comm, kind, mine->groups->all());
+  return same(&CreationWord::values) ? ok_status() : name_other_values(comm, kind, *mine);
 }
 
 }  // namespace sotto

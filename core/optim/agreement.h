@@ -1,4 +1,4 @@
-// What ranks must have alike when they create an optimizer.
+// What ranks must have alike when they create an optimizer, inner or outer.
 #pragma once
 
 #include <cstdint>
@@ -11,17 +11,21 @@
 
 namespace sotto {
 
-// Of one rank. The data outlives it.
+// Of one rank. What it points to outlives it.
 struct CreationTerms {
-  const OptimizerData* data = nullptr;
+  const ParameterSet* parameters = nullptr;
+  const ParamGroups* groups = nullptr;  // null: there are none
+  uint64_t elements = 0;
   std::string settings;                // lines "key=value"
   std::vector<uint64_t> value_hashes;  // per parameter; empty: values are not compared
+  std::string_view policy = "sotto.initial_parameters";  // the key about values that differ
 };
 Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler);
 
 // Whether ranks have made the same; if not, the same error on all, which names the rank, key or
-// parameter. mine: this rank's terms, or why it refuses. Collective.
-Status agree(Comm& comm, const Result<CreationTerms>& mine);
+// parameter. mine: this rank's terms, or why it refuses. kind: what ranks take the exchange for.
+// Collective.
+Status agree(Comm& comm, OpKind kind, const Result<CreationTerms>& mine);
 
 // "1, 3, 5", and how many more there are than a text has room for.
 std::string list_of_ranks(const std::vector<size_t>& ranks);

@@ -62,7 +62,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
     SOTTO_TRY(made.status());
     return creation_terms((*made)->data_, (*made)->loss_scaler_);
   });
-  SOTTO_TRY(agree(*comm, terms));
+  SOTTO_TRY(agree(*comm, OpKind::kOptimCreate, terms));
   if ((*made)->data_.config.sotto.initial_parameters == InitialParameters::kBroadcast)
     SOTTO_TRY((*made)->data_.parameters.broadcast(*(*made)->data_.comm, *(*made)->data_.layout));
   return made;

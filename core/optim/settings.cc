@@ -152,24 +152,23 @@ uint64_t hash_of_settings(const OptimizerParams& group) {
   return hash64(values.data(), values.size() * sizeof(double));
 }
 
-Status explain_common_settings(Comm& comm, const std::string& mine,
+Status explain_common_settings(Comm& comm, OpKind kind, const std::string& mine,
                                const std::vector<uint64_t>& bytes) {
   std::string padded = mine;
   padded.resize(*std::max_element(bytes.begin(), bytes.end()));
-  SOTTO_ASSIGN(const std::vector<std::string> all, comm.exchange(padded, OpKind::kOptimCreate));
+  SOTTO_ASSIGN(const std::vector<std::string> all, comm.exchange(padded, kind));
   std::vector<std::string_view> texts;
   for (size_t r = 0; r < all.size(); ++r)
     texts.push_back(std::string_view(all[r]).substr(0, bytes[r]));
   return name_difference(texts, "");
 }
 
-Status explain_groups(Comm& comm, const std::vector<OptimizerParams>& mine) {
+Status explain_groups(Comm& comm, OpKind kind, const std::vector<OptimizerParams>& mine) {
   std::vector<uint64_t> hashes;
   for (const OptimizerParams& group : mine) hashes.push_back(hash_of_settings(group));
   const uint64_t bytes = hashes.size() * sizeof(uint64_t);
-  SOTTO_ASSIGN(
-      const std::vector<std::string> all,
-      comm.exchange({reinterpret_cast<const char*>(hashes.data()), bytes}, OpKind::kOptimCreate));
+  SOTTO_ASSIGN(const std::vector<std::string> all,
+               comm.exchange({reinterpret_cast<const char*>(hashes.data()), bytes}, kind));
   size_t different = bytes;  // the first byte in which a rank differs from rank 0
   for (const std::string& other : all) {
     const auto at = std::mismatch(all[0].begin(), all[0].end(), other.begin()).first;
@@ -178,7 +177,7 @@ Status explain_groups(Comm& comm, const std::vector<OptimizerParams>& mine) {
   const size_t group = std::min(different / sizeof(uint64_t), mine.size() - 1);
   std::string text = text_of(mine[group]);
   text.resize(kGroupBytes);
-  SOTTO_ASSIGN(const std::vector<std::string> texts, comm.exchange(text, OpKind::kOptimCreate));
+  SOTTO_ASSIGN(const std::vector<std::string> texts, comm.exchange(text, kind));
   const std::vector<std::string_view> views(texts.begin(), texts.end());
   return name_difference(views, fmt::format(" of parameter group {}", group));
 }

@@ -22,9 +22,9 @@ uint64_t hash_of_settings(const OptimizerParams& group);
 
 // The PROTOCOL errors for ranks with different settings: the first key that differs, and both
 // values. Collectives; the same text on all ranks. bytes: of every rank's settings.
-Status explain_common_settings(Comm& comm, const std::string& mine,
+Status explain_common_settings(Comm& comm, OpKind kind, const std::string& mine,
                                const std::vector<uint64_t>& bytes);
 // Common settings are the same.
-Status explain_groups(Comm& comm, const std::vector<OptimizerParams>& mine);
+Status explain_groups(Comm& comm, OpKind kind, const std::vector<OptimizerParams>& mine);
 
 }  // namespace sotto

@@ -1,0 +1,344 @@
+#include "core/outer/fragment.h"
+
+#include <cstring>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/optim/state_arrays.h"
+
+namespace sotto {
+namespace {
+
+std::vector<LayoutTensor> tensors_of(const ParameterSet& parameters,
+                                     const std::vector<uint32_t>& tensors) {
+  std::vector<LayoutTensor> out;
+  for (const uint32_t t : tensors) out.push_back({parameters[t].count, 0});
+  return out;
+}
+
+// Of inner steps before outer steps begin: live parameters become their mean.
+OuterConfig mean_of_parameters() {
+  OuterConfig c;
+  c.payload = OuterPayload::kParams;
+  c.schedule.period = 1;
+  c.rule.kind = OuterRule::kNone;
+  return c;
+}
+
+}  // namespace
+
+// What an average leaves behind: error feedback.
+class OuterFragment::ReductionHooks final : public OpHooks {
+ public:
+  ReductionHooks(OuterFragment* fragment, bool compressed)
+      : fragment_(fragment), compressed_(compressed) {}
+  void on_complete(Status& status, std::span<const std::byte>) noexcept override {
+    if (status.ok() && compressed_) fragment_->compressed_.flip();
+  }
+
+ private:
+  OuterFragment* const fragment_;
+  const bool compressed_;
+};
+
+// What an update leaves behind. An average in which no rank takes part is none, and no failure. Of
+// a payload that was not finite the last operation of the step tells, so that the others go on.
+class OuterFragment::UpdateHooks final : public OpHooks {
+ public:
+  UpdateHooks(OuterFragment* fragment, const OuterOutcome& at, bool average)
+      : fragment_(fragment), at_(at), average_(average) {}
+  void on_complete(Status& status, std::span<const std::byte> bytes) noexcept override {
+    OuterFragment& f = *fragment_;
+    f.refused_ = false;
+    if (status.code() == Code::kNonfinite) {
+      f.refused_ = average_ && f.context_.config.nonfinite == OuterNonfinite::kError;
+      status = ok_status();
+    }
+    if (!status.ok() || !average_) return;
+    ++f.consumed_;
+    if (bytes.empty()) return;
+    std::memcpy(&f.report_.numbers, bytes.data() + at_.numbers, sizeof f.report_.numbers);
+    std::memcpy(f.report_.factors.data(), bytes.data() + at_.factors,
+                f.report_.factors.size() * sizeof(OuterFactor));
+    std::memcpy(f.report_.messages.data(), bytes.data() + at_.messages,
+                f.report_.messages.size() * sizeof(OuterMessage));
+  }
+
+ private:
+  OuterFragment* const fragment_;
+  const OuterOutcome at_;
+  const bool average_;
+};
+
+OuterFragment::OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors)
+    : context_(context), tensors_(std::move(tensors)) {
+  const Comm& comm = *context_.comm;
+  const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
+  layout_ = std::make_unique<CompressedLayout>(
+      tensors_of(*context_.parameters, tensors_),
+      context_.config.codec ? static_cast<uint32_t>(comm.size()) : 1, codec.chunk_align,
+      Granularity::kFlat, 0, codec.row().scales);
+  last_config_ = context_.config;
+  last_config_.merge.kind = OuterMerge::kReset;
+  mean_config_ = mean_of_parameters();
+  shape_.rank = comm.rank();
+  shape_.size = comm.size();
+  shape_.layout = layout_.get();
+  shape_.sizes = {comm.segment_bytes(), comm.held_windows()};
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const ParamSpec& p = (*context_.parameters)[tensors_[i]];
+    if (p.copy == nullptr) continue;
+    shape_.copies.tensors.push_back(i);
+    shape_.copies.type = p.copy_dtype;
+  }
+  mean_shape_ = last_shape_ = shape_;
+  shape_.config = &context_.config;
+  last_shape_.config = &last_config_;
+  mean_shape_.config = &mean_config_;
+}
+
+OuterFragment::~OuterFragment() = default;
+
+Result<std::unique_ptr<OuterFragment>> OuterFragment::make(const OuterContext& context,
+                                                           std::vector<uint32_t> tensors) {
+  std::unique_ptr<OuterFragment> fragment(new OuterFragment(context, std::move(tensors)));
+  SOTTO_TRY(fragment->allocate());
+  return fragment;
+}
+
+Status OuterFragment::allocate() {
+  for (size_t i = 0; i < kOuterArrays; ++i) {
+    const auto which = static_cast<OuterArray>(i);
+    const uint64_t bytes = shape_.bytes_of(which);
+    if (bytes == 0 || which == OuterArray::kSwapped) continue;  // that is made when it is needed
+    SOTTO_ASSIGN(arrays_[i], DeviceArray::make(context_.access.device(), bytes));
+  }
+  const std::vector<OuterSegment> segments(shape_.segments());
+  SOTTO_TRY(context_.access.upload(array(OuterArray::kSegments).data(),
+                                   std::span<const OuterSegment>(segments)));
+  report_.factors.resize(segments.size());
+  report_.messages.resize(static_cast<size_t>(shape_.size));
+  if (!context_.config.codec || shape_.alone()) return ok_status();
+  SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, *layout_,
+                                                  *context_.config.codec));
+  return ok_status();
+}
+
+OuterPlan OuterFragment::build(Kind kind) const {
+  switch (kind) {
+    case Kind::kStart: return build_outer_start(shape_);
+    case Kind::kInner: return build_outer_inner_sum(shape_);
+    case Kind::kLaunch: return build_outer_launch(shape_);
+    case Kind::kReduce: return build_outer_reduction(shape_, false);
+    case Kind::kReduceCoded: return build_outer_reduction(shape_, true);
+    case Kind::kUpdate: return build_outer_update(shape_, false, false);
+    case Kind::kUpdateCoded: return build_outer_update(shape_, true, false);
+    case Kind::kHold: return build_outer_hold(shape_);
+    case Kind::kLastUpdate: return build_outer_update(last_shape_, false, true);
+    case Kind::kLastUpdateCoded: return build_outer_update(last_shape_, true, true);
+    case Kind::kLastHold: return build_outer_hold(last_shape_);
+    case Kind::kMeanLaunch: return build_outer_launch(mean_shape_);
+    case Kind::kMeanUpdate: return build_outer_update(mean_shape_, false, false);
+    case Kind::kSwap: return build_outer_swap(shape_, false);
+    case Kind::kSwapBack: return build_outer_swap(shape_, true);
+    case Kind::kCount: break;
+  }
+  return {};
+}
+
+Result<const OuterFragment::Prepared*> OuterFragment::prepared(Kind kind) {
+  std::optional<Prepared>& known = plans_[static_cast<size_t>(kind)];
+  if (known) return &*known;
+  OuterPlan made = build(kind);
+  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
+               context_.comm->prepare(std::move(made.plan), context_.access.device()));
+  known.emplace(Prepared{std::move(plan), std::move(made)});
+  return &*known;
+}
+
+void OuterFragment::bind(Run& run, const OuterPlan& slots, const Step& step) const {
+  for (size_t i = 0; i < kOuterArrays; ++i) {
+    if (slots.arrays[i] != kNoSlot) run.bases[slots.arrays[i]] = arrays_[i].data();
+  }
+  for (uint32_t i = 0; i < tensors_.size(); ++i) {
+    const ParamSpec& p = (*context_.parameters)[tensors_[i]];
+    if (slots.params != kNoSlot) run.bases[slots.params + i] = p.param;
+    if (slots.copies != kNoSlot) run.bases[slots.copies + i] = p.copy;
+  }
+  if (slots.inputs != kNoSlot) {
+    const OuterInputs inputs{step.gamma, context_.config.clip.phi};
+    std::memcpy(run.bases[slots.inputs], &inputs, sizeof inputs);
+  }
+  if (slots.told != kNoSlot) std::memcpy(run.bases[slots.told], &step.told, sizeof step.told);
+}
+
+std::shared_ptr<OpHooks> OuterFragment::hooks_of(Kind kind, const OuterOutcome& outcome) {
+  switch (kind) {
+    case Kind::kUpdate:
+    case Kind::kUpdateCoded:
+    case Kind::kLastUpdate:
+    case Kind::kLastUpdateCoded:
+    case Kind::kMeanUpdate: return std::make_shared<UpdateHooks>(this, outcome, true);
+    case Kind::kHold:
+    case Kind::kLastHold: return std::make_shared<UpdateHooks>(this, outcome, false);
+    default: return nullptr;
+  }
+}
+
+// An operation without messages.
+Result<OpRef> OuterFragment::local(Kind kind, const Step& step, std::vector<OpRef> after) {
+  SOTTO_ASSIGN(const Prepared* p, prepared(kind));
+  CallOptions options = step.options;
+  options.after = std::move(after);
+  const auto bind_run = [&](Run& run) { bind(run, p->slots, step); };
+  SOTTO_ASSIGN(OpRef op, context_.comm->launch_local(p->plan, std::ref(bind_run),
+                                                     hooks_of(kind, p->slots.outcome), options));
+  step.ops->push_back(op);
+  return op;
+}
+
+// The average of the payload, which nobody waits for yet.
+Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRef> after) {
+  SOTTO_ASSIGN(const Prepared* p, prepared(compressed ? Kind::kReduceCoded : Kind::kReduce));
+  const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
+  const uint64_t agreed[] = {tensors_.front(),
+                             tensors_.size(),
+                             launches_,
+                             uint64_t{compressed},
+                             compressed ? static_cast<uint64_t>(codec.kind) : 0,
+                             compressed ? codec.chunk_align : 0,
+                             compressed ? uint64_t{codec.block} : 0,
+                             context_.comm->segment_bytes()};
+  OpSignature signature;
+  signature.kind = OpKind::kAllReduce;
+  signature.reduce = static_cast<uint16_t>(compressed ? ReduceOp::kMean : ReduceOp::kSum);
+  signature.dtype = static_cast<uint32_t>(Dtype::kF32);
+  signature.count = layout_->elements();
+  signature.tag = step.options.tag;
+  signature.detail = static_cast<uint32_t>(hash64(agreed, sizeof agreed));
+  CallOptions options;
+  options.timeout_us = step.options.timeout_us;
+  options.priority = kBackgroundPriority;
+  options.after = std::move(after);
+  const auto bind_run = [&](Run& run) {
+    bind(run, p->slots, step);
+    if (compressed) compressed_.bind(run, p->slots.codec);
+  };
+  SOTTO_ASSIGN(OpRef op, context_.reductions->launch(
+                             p->plan, signature, std::ref(bind_run),
+                             std::make_shared<ReductionHooks>(this, compressed), options));
+  pending_ = Pending{std::move(op), compressed};
+  return ok_status();
+}
+
+// The step with the average that is under way, which then is not any more.
+Result<OpRef> OuterFragment::update(Kind full, Kind coded, const Step& step,
+                                    std::vector<OpRef> after) {
+  after.push_back(pending_->reduction);
+  SOTTO_ASSIGN(OpRef op, local(pending_->compressed ? coded : full, step, std::move(after)));
+  pending_.reset();
+  return op;
+}
+
+// Launches, and consumes what the last boundary has launched (delay = period).
+Status OuterFragment::boundary(const Step& step) {
+  const bool compressed = compresses_next();
+  const auto step_or_hold = [&](std::vector<OpRef> after) {
+    return pending_ ? update(Kind::kUpdate, Kind::kUpdateCoded, step, std::move(after))
+                    : local(Kind::kHold, step, std::move(after));
+  };
+  if (!shape_.launches_first()) {
+    SOTTO_ASSIGN(const OpRef stepped, step_or_hold({}));
+    SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, {stepped}));
+    return reduce(step, compressed, {launched});
+  }
+  std::vector<OpRef> prior;
+  if (pending_) prior.push_back(pending_->reduction);
+  // That of the average under way stays as `previous`.
+  if (two_payloads()) std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
+  SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, std::move(prior)));
+  SOTTO_ASSIGN(const OpRef stepped, step_or_hold({launched}));
+  return reduce(step, compressed, {launched, stepped});
+}
+
+Status OuterFragment::average_now(const Step& step) {
+  SOTTO_ASSIGN(const OpRef launched, local(Kind::kMeanLaunch, step, {}));
+  SOTTO_TRY(reduce(step, false, {launched}));
+  return update(Kind::kMeanUpdate, Kind::kMeanUpdate, step, {}).status();
+}
+
+Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
+  if (events.averages) return average_now(step);
+  if (events.measures) SOTTO_TRY(local(Kind::kInner, step, {}).status());
+  if (events.launches && events.consumes && context_.config.schedule.delay != 0) {
+    SOTTO_TRY(boundary(step));
+    ++launches_;
+    return ok_status();
+  }
+  if (events.launches) {
+    SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, {}));
+    SOTTO_TRY(reduce(step, compresses_next(), {launched}));
+    ++launches_;
+  }
+  if (!events.consumes || !pending_) return ok_status();
+  return update(Kind::kUpdate, Kind::kUpdateCoded, step, {}).status();
+}
+
+// Nothing was launched beside it.
+Status OuterFragment::last_update(const Step& step) {
+  if (two_payloads()) std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
+  return (pending_ ? update(Kind::kLastUpdate, Kind::kLastUpdateCoded, step, {})
+                   : local(Kind::kLastHold, step, {}))
+      .status();
+}
+
+Status OuterFragment::flush(uint64_t since, const Step& step) {
+  const uint64_t delay = context_.config.schedule.delay;
+  const bool both = delay == 0 || delay == context_.config.schedule.period;
+  if (since != 0 && !both && pending_) SOTTO_TRY(begin({.consumes = true}, step));
+  if (since != 0) SOTTO_TRY(begin({.launches = true, .consumes = both}, step));
+  return last_update(step);
+}
+
+void OuterFragment::await() const {
+  if (pending_) (void)context_.comm->engine().wait(pending_->reduction, -1);
+}
+
+Status OuterFragment::start(const Step& step) { return local(Kind::kStart, step, {}).status(); }
+
+Status OuterFragment::swap(const Step& step, bool back) {
+  DeviceArray& swapped = array(OuterArray::kSwapped);
+  if (swapped.data() == nullptr) {
+    SOTTO_ASSIGN(swapped, DeviceArray::make(context_.access.device(),
+                                            shape_.bytes_of(OuterArray::kSwapped)));
+  }
+  return local(back ? Kind::kSwapBack : Kind::kSwap, step, {}).status();
+}
+
+uint64_t OuterFragment::state_bytes() const {
+  uint64_t bytes = compressed_.bytes();
+  for (const DeviceArray& a : arrays_) bytes += a.bytes();
+  for (const std::optional<Prepared>& p : plans_) bytes += p ? p->plan->held_bytes() : 0;
+  return bytes;
+}
+
+Result<PeerTraffic> OuterFragment::next_traffic() {
+  SOTTO_ASSIGN(const Prepared* p, prepared(compresses_next() ? Kind::kReduceCoded : Kind::kReduce));
+  return p->plan->plan().traffic.total;
+}
+
+Result<std::vector<float>> OuterFragment::values(OuterArray which) const {
+  const DeviceArray& from = arrays_[static_cast<size_t>(which)];
+  std::vector<float> out(layout_->elements());
+  const StateArray array{.elements = from.data()};
+  uint64_t at = 0;
+  const auto read = [&](const TensorRun& run) {
+    float* to = out.data() + at;
+    at += run.count;
+    return read_state(context_.access, array, run, to);
+  };
+  SOTTO_TRY(for_each_run(*layout_, false, read));
+  return out;
+}
+
+}  // namespace sotto

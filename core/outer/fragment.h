@@ -1,0 +1,158 @@
+// A fragment of an outer optimizer: the tensors that are averaged together, their anchor and
+// momentum, the average that is under way.
+//
+// Threads: one at a time. What operations leave behind when they end is written by the driver,
+// before an operation that comes after them ends.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "core/codec/compressed_state.h"
+#include "core/engine/device_array.h"
+#include "core/group/comm.h"
+#include "core/optim/parameter_set.h"
+#include "core/outer/plans.h"
+
+namespace sotto {
+
+// What fragments of one outer optimizer share.
+struct OuterContext {
+  std::shared_ptr<Comm> comm;        // of what has no messages
+  std::shared_ptr<Comm> reductions;  // its duplicate, on which averages travel
+  DeviceAccess access;
+  OuterConfig config;  // resolved
+  const ParameterSet* parameters = nullptr;
+};
+
+// What an inner step has to do with a fragment.
+struct OuterEvents {
+  bool launches = false;
+  bool consumes = false;
+  bool measures = false;  // the round's first inner step
+  bool averages = false;  // before outer steps begin: live parameters become their mean
+  bool none() const { return !launches && !consumes && !measures && !averages; }
+};
+
+// What the last update has left for reports.
+struct OuterReport {
+  OuterNumbers numbers;
+  std::vector<OuterFactor> factors;    // per segment
+  std::vector<OuterMessage> messages;  // by rank
+};
+
+class OuterFragment {
+ public:
+  // What the operations of one inner step share.
+  struct Step {
+    double gamma = 1;     // inner learning rate
+    OuterMessage told{};  // this rank's
+    CallOptions options;
+    std::vector<OpRef>* ops = nullptr;  // what the caller has to wait for is appended
+  };
+
+  // tensors: numbers of parameters. The context lives longer.
+  static Result<std::unique_ptr<OuterFragment>> make(const OuterContext& context,
+                                                     std::vector<uint32_t> tensors);
+  ~OuterFragment();
+  OuterFragment(const OuterFragment&) = delete;
+  OuterFragment& operator=(const OuterFragment&) = delete;
+
+  // Starts the operations of a step. An average that is launched goes on behind those that the
+  // caller waits for. After an error those in step.ops are still in flight.
+  Status begin(const OuterEvents& events, const Step& step);
+  // Sends what the last `since` inner steps have changed, consumes everything; live parameters
+  // become the anchor, whatever the merge.
+  Status flush(uint64_t since, const Step& step);
+  // The anchor becomes the live parameters.
+  Status start(const Step& step);
+  // Live parameters and anchor change places; back: they have their own again.
+  Status swap(const Step& step, bool back);
+
+  // An average has been launched, and not been consumed.
+  bool under_way() const { return pending_.has_value(); }
+  // It has not ended.
+  bool late() const { return pending_ && !pending_->reduction->done(); }
+  // Waits for it, as long as its time-out.
+  void await() const;
+  uint64_t launches() const { return launches_; }
+  uint64_t consumed() const { return consumed_; }
+  // The update of the last step has met a payload that is not finite, where that is an error.
+  bool take_refused() { return std::exchange(refused_, false); }
+  const OuterReport& report() const { return report_; }
+  uint64_t state_bytes() const;
+  // Of the next launch.
+  Result<PeerTraffic> next_traffic();
+  const std::vector<uint32_t>& tensors() const { return tensors_; }
+  uint64_t elements() const { return layout_->elements(); }
+  // Values of an array in the order of the tensors. Nothing is in flight.
+  Result<std::vector<float>> values(OuterArray array) const;
+
+ private:
+  class ReductionHooks;
+  class UpdateHooks;
+  enum class Kind : uint8_t {
+    kStart,
+    kInner,
+    kLaunch,
+    kReduce,
+    kReduceCoded,
+    kUpdate,
+    kUpdateCoded,
+    kHold,
+    kLastUpdate,  // of a flush, as the following
+    kLastUpdateCoded,
+    kLastHold,
+    kMeanLaunch,  // the mean of parameters
+    kMeanUpdate,
+    kSwap,
+    kSwapBack,
+    kCount
+  };
+  struct Prepared {
+    std::shared_ptr<PreparedPlan> plan;
+    OuterPlan slots;  // without its plan
+  };
+  struct Pending {
+    OpRef reduction;
+    bool compressed = false;
+  };
+
+  OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
+  Status allocate();
+  Result<const Prepared*> prepared(Kind kind);
+  OuterPlan build(Kind kind) const;
+  DeviceArray& array(OuterArray which) { return arrays_[static_cast<size_t>(which)]; }
+  void bind(Run& run, const OuterPlan& slots, const Step& step) const;
+  std::shared_ptr<OpHooks> hooks_of(Kind kind, const OuterOutcome& outcome);
+  Result<OpRef> local(Kind kind, const Step& step, std::vector<OpRef> after);
+  Status reduce(const Step& step, bool compressed, std::vector<OpRef> after);
+  Result<OpRef> update(Kind full, Kind coded, const Step& step, std::vector<OpRef> after);
+  Status boundary(const Step& step);
+  Status last_update(const Step& step);
+  Status average_now(const Step& step);
+  bool compresses_next() const {
+    return context_.config.codec && !shape_.alone() && launches_ >= context_.config.dense_rounds;
+  }
+  // Both payloads are needed: those of an average and of the next one.
+  bool two_payloads() const { return context_.config.rule.freshness > 0; }
+
+  const OuterContext& context_;
+  const std::vector<uint32_t> tensors_;
+  std::unique_ptr<CompressedLayout> layout_;
+  OuterConfig last_config_, mean_config_;
+  OuterShape shape_, last_shape_, mean_shape_;
+  std::array<DeviceArray, kOuterArrays> arrays_;
+  CompressedState compressed_;
+  std::array<std::optional<Prepared>, static_cast<size_t>(Kind::kCount)> plans_;
+  std::optional<Pending> pending_;
+  uint64_t launches_ = 0, consumed_ = 0;
+  bool refused_ = false;
+  OuterReport report_;
+};
+
+}  // namespace sotto

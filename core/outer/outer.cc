@@ -1,0 +1,362 @@
+#include "core/outer/outer.h"
+
+#include <cmath>
+#include <utility>
+
+#include "core/base/log.h"
+#include "core/optim/agreement.h"
+#include "core/optim/settings.h"
+
+namespace sotto {
+namespace {
+
+// Everything that changes what a boundary does, as lines "key=value".
+std::string settings_text(const OuterConfig& c, const ParameterSet& parameters) {
+  std::string text;
+  const auto add = [&](std::string_view key, const auto& value) {
+    text += fmt::format("sotto.outer.{}={}\n", key, value);
+  };
+  add("payload", outer_word("payload", c.payload));
+  add("period", c.schedule.period);
+  add("delay", c.schedule.delay);
+  add("switch_step", c.schedule.switch_step);
+  add("warmup_steps", c.schedule.warmup_steps);
+  add("rule", outer_word("rule", c.rule.kind));
+  add("form", outer_word("form", c.rule.form));
+  add("alpha", c.rule.alpha);
+  add("beta", c.rule.beta);
+  add("freshness", c.rule.freshness);
+  add("lr_normalised", c.rule.lr_normalised);
+  add("penalty", outer_word("penalty", c.penalty.kind));
+  add("granularity", outer_word("granularity", c.penalty.granularity));
+  add("lambda_const", c.penalty.lambda_const);
+  add("lambda_max", c.penalty.lambda_max);
+  add("eps", c.penalty.eps);
+  add("auto_floor", c.penalty.auto_floor);
+  add("consensus_scalars", c.penalty.consensus_scalars);
+  add("clip", outer_word("clip", c.clip.kind));
+  add("clip_units", outer_word("clip_units", c.clip.units));
+  add("phi", c.clip.phi);
+  add("merge", outer_word("merge", c.merge.kind));
+  add("merge_a", c.merge.a);
+  add("nonfinite", outer_word("nonfinite", c.nonfinite));
+  add("dense_rounds", c.dense_rounds);
+  add("codec", c.codec ? codec_name(c.codec->kind) : "none");
+  if (c.codec) {
+    add("codec.scale", scale_name(c.codec->scale));
+    add("codec.chunk_align", c.codec->chunk_align);
+    add("codec.block", c.codec->block);
+    add("codec.residual", c.codec->residual);
+  }
+  std::vector<uint64_t> counts;
+  for (const ParamSpec& p : parameters) counts.push_back(p.count);
+  if (const auto cut = c.cut(counts); cut.ok()) {
+    for (const std::vector<uint64_t>& fragment : *cut)
+      add("fragments", fmt::format("[{}]", fmt::join(fragment, ", ")));
+  }
+  return text;
+}
+
+// Of the fragment's last update.
+void add_report(const OuterFragment& fragment, OuterInfo* info) {
+  const OuterReport& report = fragment.report();
+  double changed = 0, clipped = 0, deltas = 0;
+  for (const OuterFactor& factor : report.factors) {
+    info->lambda = std::max(info->lambda, factor.lambda);
+    info->gap = std::max(info->gap, factor.gap);
+    info->unit = std::max(info->unit, factor.unit);
+    changed += static_cast<double>(factor.change) * factor.change;
+    clipped += factor.clipped;
+  }
+  for (const OuterMessage& message : report.messages) {
+    deltas += message.delta_sum;
+    info->votes |= message.votes;
+  }
+  info->step_norm = std::sqrt(changed);
+  info->delta_norm = std::sqrt(deltas / static_cast<double>(report.messages.size()));
+  if (fragment.elements() != 0)
+    info->clip_fraction = clipped / static_cast<double>(fragment.elements());
+}
+
+}  // namespace
+
+// The end of the last operation of a step.
+class Outer::StepHooks final : public OpHooks {
+ public:
+  explicit StepHooks(std::shared_ptr<Outer> outer) : outer_(std::move(outer)) {}
+  void on_complete(Status& status, std::span<const std::byte>) noexcept override {
+    outer_->completed(status);
+  }
+
+ private:
+  std::shared_ptr<Outer> outer_;
+};
+
+Outer::Outer(OuterContext context, ParameterSet parameters)
+    : parameters_(std::move(parameters)), context_(std::move(context)) {
+  context_.parameters = &parameters_;
+}
+
+// Averages use the fragments' memory.
+Outer::~Outer() {
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->await();
+}
+
+Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, std::string_view json,
+                                             std::vector<ParamSpec> params,
+                                             std::shared_ptr<Device> device,
+                                             const Status& refused) {
+  const Result<std::shared_ptr<Outer>> made = caught([&]() -> Result<std::shared_ptr<Outer>> {
+    SOTTO_TRY(refused);
+    return make(comm, json, std::move(params), std::move(device));
+  });
+  const Result<CreationTerms> terms = caught([&]() -> Result<CreationTerms> {
+    SOTTO_TRY(made.status());
+    return (*made)->terms();
+  });
+  SOTTO_TRY(agree(*comm, OpKind::kOuterCreate, terms));
+  SOTTO_TRY((*made)->start());
+  return made;
+}
+
+Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, std::string_view json,
+                                           std::vector<ParamSpec> params,
+                                           std::shared_ptr<Device> device) {
+  SOTTO_ASSIGN(OuterConfig config, parse_outer(json));
+  SOTTO_TRY(check_supported(config));
+  for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
+  OuterContext context;
+  context.comm = comm;
+  context.access = DeviceAccess(comm->context()->engine(),
+                                device != nullptr ? std::move(device) : comm->context()->device());
+  context.config = config.resolved(static_cast<uint64_t>(comm->size()));
+  ParameterSet parameters(std::move(params), context.access);
+  SOTTO_TRY(parameters.check(std::nullopt));
+  std::shared_ptr<Outer> outer(new Outer(std::move(context), std::move(parameters)));
+  const OuterConfig& c = outer->context_.config;
+  std::vector<uint64_t> counts;
+  for (const ParamSpec& p : outer->parameters_) counts.push_back(p.count);
+  SOTTO_ASSIGN(const std::vector<std::vector<uint64_t>> cut, c.cut(counts));
+  for (const std::vector<uint64_t>& tensors : cut) {
+    SOTTO_ASSIGN(std::unique_ptr<OuterFragment> fragment,
+                 OuterFragment::make(outer->context_, {tensors.begin(), tensors.end()}));
+    outer->fragments_.push_back(std::move(fragment));
+  }
+  outer->rounds_ = {c.schedule.period, c.schedule.delay, cut.size(), c.schedule.synchronous_steps(),
+                    c.penalty.kind == OuterPenalty::kGapInner};
+  SOTTO_ASSIGN(outer->nothing_, comm->prepare(LogicalPlan(), outer->device()));
+  return outer;
+}
+
+// All ranks make the duplicate, at the same place in the order of their calls.
+Status Outer::start() {
+  context_.reductions = context_.comm->duplicate();
+  std::vector<OpRef> ops;
+  const OuterFragment::Step step = fragment_step({}, &ops);
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) SOTTO_TRY(f->start(step));
+  SOTTO_ASSIGN(const OpRef started, finish(ok_status(), std::move(ops), {}));
+  return context_.comm->engine().wait(started, -1);
+}
+
+Result<CreationTerms> Outer::terms() const {
+  CreationTerms terms;
+  terms.parameters = &parameters_;
+  for (const ParamSpec& p : parameters_) terms.elements += p.count;
+  terms.settings = settings_text(context_.config, parameters_);
+  if (context_.comm->size() > 1) {
+    SOTTO_ASSIGN(terms.value_hashes, parameters_.value_hashes());
+  }
+  return terms;
+}
+
+Status Outer::check_idle() const {
+  return busy()
+             ? error(Code::kBusy, "a step of this outer optimizer is in flight; wait for it first")
+             : ok_status();
+}
+
+Status Outer::set(std::string_view name, double value) {
+  SOTTO_TRY(check_idle());
+  if (name == "lr") {
+    if (!(value > 0 && std::isfinite(value)) && context_.config.rule.lr_normalised) {
+      return invalid_state(
+          "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
+          "divided by it; allowed: > 0",
+          value);
+    }
+    if (!std::isfinite(value)) return invalid_argument("lr is {}; allowed: a finite number", value);
+    gamma_ = value;
+    return ok_status();
+  }
+  if (name == "loss") {
+    loss_ = value;
+    return ok_status();
+  }
+  if (name == "weight") {
+    if (value != 0 && value != 1) return invalid_argument("weight is {}; allowed: 0 or 1", value);
+    weight_ = value;
+    return ok_status();
+  }
+  return invalid_argument("\"{}\" cannot be set; allowed: \"lr\", \"loss\", \"weight\"", name);
+}
+
+Status Outer::set_parameters(std::span<const ParameterPlace> params,
+                             std::span<const ParameterPlace> copies) {
+  SOTTO_TRY(check_idle());
+  return parameters_.set_parameters(params, copies);
+}
+
+OuterFragment::Step Outer::fragment_step(const CallOptions& options,
+                                         std::vector<OpRef>* ops) const {
+  OuterFragment::Step step;
+  step.gamma = gamma_;
+  step.told.loss = loss_;
+  step.told.weight = static_cast<float>(weight_);
+  step.told.votes = votes_;
+  step.told.version = kOuterMessageVersion;
+  step.options.tag = options.tag;
+  step.options.timeout_us = options.timeout_us;
+  step.options.priority = options.priority;
+  step.options.stream = options.stream;
+  step.ops = ops;
+  return step;
+}
+
+Result<OpRef> Outer::step(const CallOptions& options) {
+  SOTTO_TRY(check_idle());
+  SOTTO_TRY(context_.comm->failure());
+  if (swapped_) {
+    return invalid_state(
+        "the anchor is in the place of the parameters; call sotto_outer_swap before the next inner "
+        "step");
+  }
+  std::vector<OpRef> ops;
+  const OuterFragment::Step step = fragment_step(options, &ops);
+  uint32_t happens = 0;
+  Status begun;
+  for (size_t f = 0; f < fragments_.size() && begun.ok(); ++f) {
+    const OuterEvents events = rounds_.at(step_ + 1, f);
+    if (events.none()) continue;
+    const bool held =
+        events.launches && events.consumes && rounds_.delay != 0 && !fragments_[f]->under_way();
+    happens |= (events.launches ? kOuterLaunched : 0) | (held ? kOuterHeld : 0) |
+               ((events.consumes && !held) || events.averages ? kOuterConsumed : 0);
+    if (events.consumes && fragments_[f]->late()) happens |= kOuterWaited;
+    begun = fragments_[f]->begin(events, step);
+  }
+  if (begun.ok()) {
+    events_ = happens;
+    if ((happens & kOuterLaunched) != 0) votes_ = 0;
+    ++step_;
+  }
+  return finish(begun, std::move(ops), options);
+}
+
+Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
+                            const CallOptions& options) {
+  Status status = begun;
+  if (status.ok()) {
+    CallOptions last = options;
+    last.after = ops;
+    in_flight_.store(true, std::memory_order_release);
+    Result<OpRef> op = context_.comm->launch_local(
+        nothing_, [](Run&) {}, context_.comm->engine().pool().make<StepHooks>(shared_from_this()),
+        last);
+    if (op.ok()) return op;
+    in_flight_.store(false, std::memory_order_release);
+    status = op.status();
+  }
+  // What was started uses the caller's memory.
+  for (const OpRef& op : ops) (void)context_.comm->engine().wait(op, -1);
+  return status;
+}
+
+void Outer::completed(Status& status) {
+  if (status.ok()) {
+    for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+      if (!f->take_refused()) continue;
+      std::string who;
+      const std::vector<OuterMessage>& messages = f->report().messages;
+      for (size_t r = 0; r < messages.size(); ++r) {
+        if (messages[r].flags != 0) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
+      }
+      status = error(Code::kNonfinite,
+                     "outer step {}: NaN or Inf in the parameters of rank {}; nothing was updated",
+                     step_, who);
+      break;
+    }
+  }
+  in_flight_.store(false, std::memory_order_release);
+}
+
+Result<OpRef> Outer::flush(const CallOptions& options) {
+  SOTTO_TRY(check_idle());
+  SOTTO_TRY(context_.comm->failure());
+  if (swapped_)
+    return invalid_state("the anchor is in the place of the parameters; call sotto_outer_swap");
+  std::vector<OpRef> ops;
+  const OuterFragment::Step step = fragment_step(options, &ops);
+  Status begun;
+  // Nothing has changed since the last one, or outer steps have not begun.
+  const bool idle = flushed_at_ == step_ || step_ <= rounds_.start;
+  const uint64_t from = std::max(flushed_at_, rounds_.start);
+  for (size_t f = 0; f < fragments_.size() && begun.ok() && !idle; ++f) {
+    const uint64_t since = std::min(rounds_.since_launch(step_, f), step_ - from);
+    begun = fragments_[f]->flush(since, step);
+  }
+  if (begun.ok()) {
+    flushed_at_ = step_;
+    events_ = idle ? 0 : kOuterLaunched | kOuterConsumed;
+  }
+  return finish(begun, std::move(ops), options);
+}
+
+Result<OpRef> Outer::swap(const CallOptions& options) {
+  SOTTO_TRY(check_idle());
+  SOTTO_TRY(context_.comm->failure());
+  std::vector<OpRef> ops;
+  const OuterFragment::Step step = fragment_step(options, &ops);
+  Status begun;
+  for (size_t f = 0; f < fragments_.size() && begun.ok(); ++f)
+    begun = fragments_[f]->swap(step, swapped_);
+  if (begun.ok()) swapped_ = !swapped_;
+  return finish(begun, std::move(ops), options);
+}
+
+Result<OuterInfo> Outer::info() {
+  SOTTO_TRY(check_idle());
+  OuterInfo info;
+  info.events = events_;
+  info.step = step_;
+  info.next_boundary = rounds_.until_next(step_);
+  info.fragments = static_cast<uint32_t>(fragments_.size());
+  info.gain = context_.config.gain().value_or(1);
+  const OuterFragment* last = nullptr;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    info.round += f->consumed();
+    info.in_flight += f->under_way() ? 1 : 0;
+    info.state_bytes += f->state_bytes();
+    if (last == nullptr || f->consumed() > last->consumed()) last = f.get();
+  }
+  add_report(*last, &info);
+  SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
+  info.payload_bytes_next_launch = next.payload_bytes_sent;
+  info.header_bytes_next_launch = next.header_bytes_sent + next.metadata_bytes_sent;
+  return info;
+}
+
+Result<std::vector<std::vector<float>>> Outer::values(OuterArray array) const {
+  std::vector<std::vector<float>> out(parameters_.size());
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    SOTTO_ASSIGN(const std::vector<float> all, f->values(array));
+    auto at = all.begin();
+    for (const uint32_t t : f->tensors()) {
+      const auto end = at + static_cast<ptrdiff_t>(parameters_[t].count);
+      out[t].assign(at, end);
+      at = end;
+    }
+  }
+  return out;
+}
+
+}  // namespace sotto

@@ -1,0 +1,111 @@
+// An outer optimizer: after every `period` inner steps what they have changed is averaged over
+// ranks and moves an anchor, in the background of the next ones (specification co2-overlap). CO2,
+// SlowMo, DiLoCo and their family are settings of it.
+//
+// Threads: one at a time per outer optimizer. While a step is in flight everything but its own
+// operation answers BUSY. An average goes on behind the steps.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/optim/agreement.h"
+#include "core/optim/parameter_set.h"
+#include "core/outer/fragment.h"
+#include "core/outer/rounds.h"
+
+namespace sotto {
+
+// What a step has done, or-ed together.
+inline constexpr uint32_t kOuterLaunched = 1;
+inline constexpr uint32_t kOuterConsumed = 2;  // live parameters have changed
+inline constexpr uint32_t kOuterHeld = 4;  // they are back at the anchor: there was no average yet
+inline constexpr uint32_t kOuterWaited = 8;  // the average was late
+
+struct OuterInfo {
+  uint32_t events = 0;         // of the last step
+  uint64_t step = 0;           // inner steps done
+  uint64_t round = 0;          // averages consumed, of all fragments
+  uint64_t next_boundary = 0;  // inner steps until something happens
+  uint32_t fragments = 0;
+  uint32_t in_flight = 0;  // averages
+  uint32_t votes = 0;      // of all ranks, of the last average
+  // Of the last update, fragment by fragment the latest.
+  double lambda = 1, gap = 0, unit = 0;
+  double clip_fraction = 0;
+  double delta_norm = 0;  // root of the mean over ranks of the squared length of Delta
+  double step_norm = 0;   // of the anchor's update
+  double gain = 1;
+  uint64_t payload_bytes_next_launch = 0;
+  uint64_t header_bytes_next_launch = 0;
+  uint64_t state_bytes = 0;
+};
+
+class Outer : public std::enable_shared_from_this<Outer> {
+ public:
+  // Collective: as Optimizer::create. json: as parse_outer. params: names, counts, live values and
+  // model copies.
+  static Result<std::shared_ptr<Outer>> create(std::shared_ptr<Comm> comm, std::string_view json,
+                                               std::vector<ParamSpec> params,
+                                               std::shared_ptr<Device> device = nullptr,
+                                               const Status& refused = {});
+  ~Outer();
+
+  // "lr": inner learning rate of the next steps; "loss": what this rank tells the others with the
+  // next average; "weight": 1, or 0: its inner steps do not count in the next averages.
+  Status set(std::string_view name, double value);
+  // Told to all ranks with the next average, or-ed together.
+  void vote(uint32_t bits) { votes_ |= bits; }
+  Status set_parameters(std::span<const ParameterPlace> params,
+                        std::span<const ParameterPlace> copies);
+
+  // After every inner step. INVALID_STATE: the anchor is in the place of the parameters (swap).
+  Result<OpRef> step(const CallOptions& options);
+  // Launches what has not been sent, consumes everything; live parameters become the anchor. A
+  // collective; behind another one it does nothing.
+  Result<OpRef> flush(const CallOptions& options);
+  // Anchor and live parameters change places, what is under way goes on; the next call undoes it.
+  Result<OpRef> swap(const CallOptions& options);
+
+  Result<OuterInfo> info();
+  bool busy() const { return in_flight_.load(std::memory_order_acquire); }
+  const OuterConfig& config() const { return context_.config; }
+  const std::shared_ptr<Comm>& comm() const { return context_.comm; }
+  const std::shared_ptr<Device>& device() const { return context_.access.device(); }
+  // Values of an array of all fragments, in the order of the parameters; for tests and states.
+  Result<std::vector<std::vector<float>>> values(OuterArray array) const;
+
+ private:
+  class StepHooks;
+
+  Outer(OuterContext context, ParameterSet parameters);
+  static Result<std::shared_ptr<Outer>> make(std::shared_ptr<Comm> comm, std::string_view json,
+                                             std::vector<ParamSpec> params,
+                                             std::shared_ptr<Device> device);
+  Status start();
+  Result<CreationTerms> terms() const;
+  Status check_idle() const;
+  OuterFragment::Step fragment_step(const CallOptions& options, std::vector<OpRef>* ops) const;
+  // The operation that the caller waits for: it comes after `ops`.
+  Result<OpRef> finish(const Status& begun, std::vector<OpRef> ops, const CallOptions& options);
+  void completed(Status& status);
+
+  ParameterSet parameters_;
+  OuterContext context_;
+  OuterRounds rounds_;
+  std::vector<std::unique_ptr<OuterFragment>> fragments_;
+  std::shared_ptr<PreparedPlan> nothing_;
+  uint64_t step_ = 0;
+  uint64_t flushed_at_ = 0;  // inner steps
+  uint32_t events_ = 0, votes_ = 0;
+  double gamma_ = 1, loss_ = std::numeric_limits<double>::quiet_NaN(), weight_ = 1;
+  bool swapped_ = false;
+  std::atomic<bool> in_flight_{false};
+};
+
+}  // namespace sotto

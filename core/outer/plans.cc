@@ -1,0 +1,543 @@
+#include "core/outer/plans.h"
+
+#include <algorithm>
+#include <cmath>
+#include <utility>
+
+#include "core/optim/step_operands.h"
+#include "core/plan/collectives.h"
+#include "core/plan/flat_reduce.h"
+
+namespace sotto {
+namespace {
+
+bool clips_by_gamma(const OuterConfig& c) {
+  return c.clip.units == OuterClipUnits::kGrad && !c.rule.lr_normalised &&
+         (c.clip.kind == OuterClip::kCoordinate || c.clip.kind == OuterClip::kNorm);
+}
+
+class OuterBuilder {
+ public:
+  explicit OuterBuilder(const OuterShape& shape)
+      : x_(shape), s_(*shape.config), layout_(*shape.layout), pieces_(all_tensor_pieces(layout_)) {
+    out_.arrays.fill(kNoSlot);
+  }
+
+  OuterPlan launch();
+  OuterPlan reduction(bool compressed);
+  OuterPlan update(bool compressed, bool last);
+  OuterPlan hold();
+  OuterPlan swap(bool back);
+  OuterPlan start();
+  OuterPlan inner_sum();
+
+ private:
+  // Scratch copies that the update works on and keeps if it commits, and what it tells the host.
+  struct UpdateMemory {
+    uint32_t word, numbers, factors, segments;
+  };
+
+  uint32_t array(OuterArray which) {
+    uint32_t& slot = out_.arrays[static_cast<size_t>(which)];
+    if (slot == kNoSlot) slot = b_.bound(x_.bytes_of(which));
+    return slot;
+  }
+  OperandRef flat_of(OuterArray which, Access access) { return flat(array(which), access, 32); }
+  OperandRef all_of(OuterArray which, Access access) {
+    return whole(array(which), access, 0, x_.bytes_of(which));
+  }
+  OperandRef params(Access access) {
+    if (out_.params == kNoSlot) {
+      std::vector<uint64_t> bytes;
+      for (const LayoutTensor& t : layout_.tensors()) bytes.push_back(t.count * 4);
+      out_.params = b_.bound_list(bytes);
+    }
+    return list(out_.params, access, 32);
+  }
+  template <class T>
+  OperandRef from_host(uint32_t& slot) {
+    slot = b_.host(sizeof(T));
+    const uint32_t here = b_.scratch(sizeof(T));
+    b_.copy({here, 0, sizeof(T)}, {slot, 0, sizeof(T)});
+    return whole(here, Access::kRead, 0, sizeof(T));
+  }
+  // What Unpack writes, at the places that pieces have there.
+  OperandRef live() {
+    params(Access::kWrite);
+    return target(out_.params, Access::kWrite, 32);
+  }
+  std::vector<Piece> to_tensors() const {
+    std::vector<Piece> pieces = pieces_;
+    for (Piece& piece : pieces) piece.target = piece.offset;
+    return pieces;
+  }
+  uint32_t block_scratch() {
+    return b_.scratch(std::max<uint64_t>(1, layout_.tensor_blocks()) * 4);
+  }
+  std::span<const NormRange> segment_ranges();
+  uint32_t measure(bool keeps);  // block sums; the flags are then in flags_
+  // Tensors as parts of a flat array, for a codec.
+  uint32_t parts_of(OuterArray which);
+  void sum_in_full();
+  void compress();
+
+  OuterStepArgs step_args(OuterPass pass) const;
+  kernels::OuterStepOperands<OperandRef> step_operands(const UpdateMemory& m, bool average);
+  UpdateMemory update_memory();
+  OperandRef norm_of_average(bool compressed);
+  // With an average; else with this rank's message alone, and no penalty.
+  void emit_factors(const UpdateMemory& m, bool average, bool compressed);
+  void emit_step(const UpdateMemory& m, bool average);
+  // Where no rank takes part the anchor stays, and live parameters still merge with it.
+  void emit_merge(const UpdateMemory& m, const KernelOptions& options);
+  void write_copies(const KernelOptions& options);
+  OuterPlan finish(const UpdateMemory& m, bool average);
+
+  const OuterShape& x_;
+  const OuterConfig& s_;
+  const CompressedLayout& layout_;
+  const std::vector<Piece> pieces_;
+  PlanBuilder b_;
+  OuterPlan out_;
+  uint32_t flags_ = kNoSlot;
+};
+
+std::span<const NormRange> OuterBuilder::segment_ranges() {
+  std::vector<NormRange> ranges;
+  if (x_.segments() > 1) {
+    ranges = layout_.tensor_ranges();
+  } else {
+    ranges = {{.first_block = 0, .blocks = layout_.tensor_blocks(), .count = layout_.elements()}};
+  }
+  const NormRange* kept = b_.keep_array(std::span<const NormRange>(ranges));
+  return {kept, ranges.size()};
+}
+
+uint32_t OuterBuilder::measure(bool keeps) {
+  flags_ = b_.scratch(4);
+  b_.fill({flags_, 0, 4}, 0);
+  const uint32_t sums = block_scratch();
+  const bool params_payload = keeps && s_.payload == OuterPayload::kParams;
+  b_.kernel<kernels::OuterDelta>(
+      {.x = params(Access::kRead),
+       .anchor = flat_of(OuterArray::kAnchor, Access::kRead),
+       .y = keeps ? flat_of(OuterArray::kPayload, Access::kWrite) : absent(),
+       .sums = blocks(sums, Access::kWrite),
+       .flags = whole(flags_, Access::kReadWrite, 0, 4)},
+      pieces_, OuterDeltaArgs{params_payload});
+  return sums;
+}
+
+OuterPlan OuterBuilder::launch() {
+  const uint32_t sums = measure(true);
+  const uint32_t word = b_.scratch(4);
+  const uint64_t n = layout_.tensor_blocks();
+  b_.kernel<kernels::OuterTell>(
+      {.sums = whole(sums, Access::kRead, 0, n * 4),
+       .flags = whole(flags_, Access::kRead, 0, 4),
+       .segments = whole(array(OuterArray::kSegments), Access::kRead, 0, sizeof(OuterSegment)),
+       .inner_sum = x_.bytes_of(OuterArray::kInnerSum) != 0
+                        ? all_of(OuterArray::kInnerSum, Access::kRead)
+                        : absent(),
+       .host = from_host<OuterMessage>(out_.told),
+       .message = all_of(OuterArray::kMessage, Access::kWrite),
+       .word = whole(word, Access::kWrite, 0, 4)},
+      {}, OuterMessageArgs{n});
+  if (s_.nonfinite != OuterNonfinite::kPass) {
+    KernelOptions if_refused;
+    if_refused.predicate = {word, 0, kSkipNonfinite};
+    b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0, if_refused);
+  }
+  if (x_.bytes_of(OuterArray::kLaunchLive) != 0) {
+    b_.kernel<kernels::Pack>({.tensors = params(Access::kRead),
+                              .flat = flat_of(OuterArray::kLaunchLive, Access::kWrite)},
+                             pieces_, PackArgs{0, 4});
+  }
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+uint32_t OuterBuilder::parts_of(OuterArray which) {
+  const uint32_t first = add_padded_list(b_, layout_, Dtype::kF32);
+  for (uint32_t t = 0; t < layout_.tensors().size(); ++t) {
+    if (layout_.tensors()[t].count == 0) continue;
+    b_.alias(first + t, array(which), layout_.tensor_pieces(t).front().flat * 4);
+  }
+  return first;
+}
+
+void OuterBuilder::sum_in_full() {
+  const uint64_t n = layout_.elements();
+  if (x_.alone()) {
+    b_.copy({array(OuterArray::kResult), 0, n * 4}, {array(OuterArray::kPayload), 0, n * 4});
+    return;
+  }
+  const uint64_t counts[] = {n};
+  const uint32_t tensors[] = {0};
+  const FlatLayout layout = FlatLayout::concatenated(counts, tensors);
+  FlatReduceRequest r;
+  r.rank = x_.rank;
+  r.size = x_.size;
+  r.layout = &layout;
+  r.op = ReduceOp::kSum;
+  r.in_list = array(OuterArray::kPayload);
+  r.out_flat = array(OuterArray::kResult);
+  r.round = b_.next_round();
+  r.segment_bytes = x_.sizes.segment_bytes;
+  r.held = x_.sizes.held;
+  emit_flat_all_reduce(b_, r);
+}
+
+void OuterBuilder::compress() {
+  CompressedMeanRequest r{x_.rank, &layout_, *s_.codec, parts_of(OuterArray::kPayload),
+                          parts_of(OuterArray::kResult)};
+  r.segment_bytes = x_.sizes.segment_bytes;
+  const CompressedMean mean = emit_compressed_mean(b_, r);
+  out_.codec = mean.slots;
+  b_.set_verdict(b_.host(8), mean.exchange.gate);
+}
+
+OuterPlan OuterBuilder::reduction(bool compressed) {
+  constexpr uint64_t kBytes = sizeof(OuterMessage);
+  const uint32_t messages = array(OuterArray::kMessages);
+  b_.copy({messages, static_cast<uint64_t>(x_.rank) * kBytes, kBytes},
+          {array(OuterArray::kMessage), 0, kBytes});
+  if (!x_.alone()) emit_message_exchange(b_, x_.rank, x_.size, messages, kBytes, b_.next_round());
+  if (layout_.elements() != 0) compressed ? compress() : sum_in_full();
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+OuterStepArgs OuterBuilder::step_args(OuterPass pass) const {
+  return {.pass = pass,
+          .rule = s_.rule.kind,
+          .merge = s_.merge.kind,
+          .clip = s_.clip.kind,
+          .anchor_diff = x_.takes_out_last_step(),
+          .params = s_.payload == OuterPayload::kParams,
+          .factors = static_cast<uint32_t>(x_.segments()),
+          .stale = s_.late(),
+          .element = x_.by_element(),
+          .a = static_cast<float>(s_.merge.a),
+          .one_minus_a = static_cast<float>(1 - s_.merge.a),
+          .eps = s_.penalty.eps,
+          .lambda_max = s_.penalty.lambda_max,
+          .floor = s_.floor()};
+}
+
+// average: there is one.
+kernels::OuterStepOperands<OperandRef> OuterBuilder::step_operands(const UpdateMemory& m,
+                                                                   bool average) {
+  const auto has = [&](OuterArray which) { return x_.bytes_of(which) != 0; };
+  kernels::OuterStepOperands<OperandRef> o;
+  o.numbers = whole(m.numbers, Access::kRead, 0, sizeof(OuterNumbers));
+  o.factors = whole(m.factors, Access::kRead, 0, x_.segments() * sizeof(OuterFactor));
+  o.sum = average ? flat_of(OuterArray::kResult, Access::kRead) : absent();
+  o.launch_anchor = average && has(OuterArray::kLaunchAnchor)
+                        ? flat_of(OuterArray::kLaunchAnchor, Access::kRead)
+                        : absent();
+  o.last_step =
+      has(OuterArray::kLastStep) ? flat_of(OuterArray::kLastStep, Access::kReadWrite) : absent();
+  o.fresh = s_.rule.freshness > 0 ? flat_of(OuterArray::kPayload, Access::kRead) : absent();
+  o.previous =
+      s_.rule.freshness > 0 && average ? flat_of(OuterArray::kPrevious, Access::kRead) : absent();
+  o.x_launch = absent();
+  if (s_.merge.kind == OuterMerge::kAddProgress) {
+    o.x_launch =
+        flat_of(has(OuterArray::kLaunchLive) ? OuterArray::kLaunchLive : OuterArray::kPayload,
+                Access::kRead);
+  }
+  o.m = s_.rule.kind == OuterRule::kNone ? absent()
+                                         : flat_of(OuterArray::kMomentum, Access::kReadWrite);
+  o.anchor = flat_of(OuterArray::kAnchor, Access::kReadWrite);
+  o.x = params(Access::kReadWrite);
+  o.step_sums = o.m_sums = o.clipped = absent();
+  return o;
+}
+
+OuterBuilder::UpdateMemory OuterBuilder::update_memory() {
+  const uint64_t segments = x_.segments();
+  UpdateMemory m{b_.scratch(4), b_.scratch(sizeof(OuterNumbers)),
+                 b_.scratch(segments * sizeof(OuterFactor)),
+                 b_.scratch(segments * sizeof(OuterSegment))};
+  const uint64_t bytes = segments * sizeof(OuterSegment);
+  b_.copy({m.segments, 0, bytes}, {array(OuterArray::kSegments), 0, bytes});
+  return m;
+}
+
+OperandRef OuterBuilder::norm_of_average(bool compressed) {
+  if (s_.penalty.kind != OuterPenalty::kGapRel || x_.by_element()) return absent();
+  OperandRef anchor = absent();
+  if (s_.payload == OuterPayload::kParams) {
+    const bool moved = x_.bytes_of(OuterArray::kLaunchAnchor) != 0;
+    anchor = flat_of(moved ? OuterArray::kLaunchAnchor : OuterArray::kAnchor, Access::kRead);
+  }
+  const uint32_t sums = block_scratch();
+  b_.kernel<kernels::OuterNorm>({.sum = flat_of(OuterArray::kResult, Access::kRead),
+                                 .anchor = anchor,
+                                 .messages = all_of(OuterArray::kMessages, Access::kRead),
+                                 .sums = blocks(sums, Access::kWrite)},
+                                pieces_, OuterNormArgs{static_cast<uint32_t>(x_.size), compressed});
+  return whole(sums, Access::kRead, 0, layout_.tensor_blocks() * 4);
+}
+
+void OuterBuilder::emit_factors(const UpdateMemory& m, bool average, bool compressed) {
+  const std::span<const NormRange> ranges = segment_ranges();
+  OuterFactorsArgs args;
+  args.ranges = ranges.data();
+  args.n = ranges.size();
+  args.normalised = s_.rule.lr_normalised && average;
+  args.clip_by_gamma = clips_by_gamma(s_);
+  args.alpha = s_.rule.alpha;
+  args.beta = s_.rule.beta;
+  args.freshness = s_.rule.freshness;
+  args.averaged = compressed || !average;
+  if (average) {
+    args.world = static_cast<uint32_t>(x_.size);
+    args.penalty = s_.penalty.kind;
+    args.stale = s_.late();
+    args.consensus = s_.penalty.consensus_scalars;
+    args.element = x_.by_element();
+    args.fails = s_.nonfinite == OuterNonfinite::kError;
+    args.constant = s_.penalty.lambda_const;
+    args.lambda_max = s_.penalty.lambda_max;
+    args.floor = s_.floor();
+    args.eps = s_.penalty.eps;
+    args.period = static_cast<double>(s_.schedule.period);
+  }
+  const uint64_t segments = ranges.size();
+  b_.kernel<kernels::OuterFactors>(
+      {.messages = all_of(average ? OuterArray::kMessages : OuterArray::kMessage, Access::kRead),
+       .inputs = from_host<OuterInputs>(out_.inputs),
+       .sums = average ? norm_of_average(compressed) : absent(),
+       .segments = whole(m.segments, Access::kReadWrite, 0, segments * sizeof(OuterSegment)),
+       .factors = whole(m.factors, Access::kWrite, 0, segments * sizeof(OuterFactor)),
+       .numbers = whole(m.numbers, Access::kWrite, 0, sizeof(OuterNumbers)),
+       .word = whole(m.word, Access::kWrite, 0, 4)},
+      {}, args);
+}
+
+// Clips of the whole fragment see all of the new momentum before the anchor moves.
+void OuterBuilder::emit_step(const UpdateMemory& m, bool average) {
+  const bool two = s_.clip.kind == OuterClip::kNorm || s_.clip.kind == OuterClip::kRms;
+  const KernelOptions options = StepOperands::committing(m.word);
+  kernels::OuterStepOperands<OperandRef> o = step_operands(m, average);
+  if (two) {
+    const uint32_t m_sums = block_scratch();
+    const auto without_result = [&](kernels::OuterStepOperands<OperandRef> first) {
+      first.anchor.access = s_.payload == OuterPayload::kParams ? Access::kRead : Access::kNone;
+      if (first.anchor.access == Access::kNone) first.anchor = absent();
+      if (first.last_step.slot != kNoSlot) first.last_step.access = Access::kRead;
+      first.x = first.x_launch = absent();
+      first.m_sums = blocks(m_sums, Access::kWrite);
+      return first;
+    };
+    b_.kernel<kernels::OuterStep>(without_result(o), pieces_, step_args(OuterPass::kMomentum),
+                                  options);
+    b_.kernel<kernels::OuterLimit>(
+        {.m_sums = whole(m_sums, Access::kRead, 0, layout_.tensor_blocks() * 4),
+         .numbers = whole(m.numbers, Access::kReadWrite, 0, sizeof(OuterNumbers))},
+        {}, OuterLimitArgs{layout_.tensor_blocks(), layout_.elements(), s_.clip.kind});
+  }
+  const uint32_t step_sums = block_scratch();
+  const bool counts = s_.clip.kind == OuterClip::kCoordinate || s_.clip.kind == OuterClip::kRms;
+  const uint32_t clipped = counts ? block_scratch() : kNoSlot;
+  o.step_sums = blocks(step_sums, Access::kWrite);
+  if (counts) o.clipped = blocks(clipped, Access::kWrite);
+  b_.kernel<kernels::OuterStep>(o, pieces_, step_args(two ? OuterPass::kUpdate : OuterPass::kWhole),
+                                options);
+  const std::span<const NormRange> ranges = segment_ranges();
+  const uint64_t bytes = layout_.tensor_blocks() * 4;
+  b_.kernel<kernels::OuterGap>(
+      {.step_sums = whole(step_sums, Access::kRead, 0, bytes),
+       .clipped = counts ? whole(clipped, Access::kRead, 0, bytes) : absent(),
+       .segments = whole(m.segments, Access::kReadWrite, 0, ranges.size() * sizeof(OuterSegment)),
+       .factors = whole(m.factors, Access::kReadWrite, 0, ranges.size() * sizeof(OuterFactor))},
+      {}, OuterGapArgs{ranges.data(), ranges.size()});
+}
+
+void OuterBuilder::emit_merge(const UpdateMemory& m, const KernelOptions& options) {
+  kernels::OuterStepOperands<OperandRef> o = step_operands(m, false);
+  o.anchor.access = Access::kRead;
+  o.last_step = o.fresh = o.previous = o.m = o.numbers = o.factors = absent();
+  b_.kernel<kernels::OuterStep>(o, pieces_, step_args(OuterPass::kMerge), options);
+}
+
+void OuterBuilder::write_copies(const KernelOptions& options) {
+  const ModelCopies& copies = x_.copies;
+  if (copies.tensors.empty()) return;
+  const auto bits = static_cast<uint32_t>(dtype_bytes(copies.type) * 8);
+  if (out_.copies == kNoSlot) {
+    std::vector<uint64_t> bytes;
+    for (const LayoutTensor& t : layout_.tensors()) bytes.push_back(t.count * bits / 8);
+    out_.copies = b_.bound_list(bytes);
+  }
+  b_.kernel<kernels::Convert>(
+      {.x = params(Access::kRead), .y = list(out_.copies, Access::kWrite, bits)},
+      pieces_of(layout_, copies.tensors), ConvertArgs{Dtype::kF32, copies.type, 1}, options);
+}
+
+OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
+  const uint64_t segments = x_.segments();
+  b_.copy({array(OuterArray::kSegments), 0, segments * sizeof(OuterSegment)},
+          {m.segments, 0, segments * sizeof(OuterSegment)}, StepOperands::committing(m.word));
+  const uint64_t messages = average ? static_cast<uint64_t>(x_.size) * sizeof(OuterMessage) : 0;
+  OuterOutcome& at = out_.outcome;
+  at.numbers = 8;
+  at.factors = at.numbers + sizeof(OuterNumbers);
+  at.messages = at.factors + segments * sizeof(OuterFactor);
+  const uint32_t outcome = b_.scratch(at.messages + messages);
+  b_.alias(m.word, outcome, 0);
+  b_.alias(m.numbers, outcome, at.numbers);
+  b_.alias(m.factors, outcome, at.factors);
+  if (messages != 0) {
+    b_.copy({outcome, at.messages, messages}, {array(OuterArray::kMessages), 0, messages});
+  }
+  b_.set_verdict(b_.host(at.messages + messages), m.word, {outcome, 0, at.messages + messages});
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+OuterPlan OuterBuilder::update(bool compressed, bool last) {
+  const UpdateMemory m = update_memory();
+  if (last && s_.rule.freshness > 0)
+    b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0);
+  emit_factors(m, true, compressed);
+  const KernelOptions commits = StepOperands::committing(m.word);
+  const bool moves = x_.bytes_of(OuterArray::kLaunchAnchor) != 0;
+  const Region anchor{array(OuterArray::kAnchor), 0, x_.bytes_of(OuterArray::kAnchor)};
+  const Region before{moves ? b_.scratch(anchor.bytes) : kNoSlot, 0, anchor.bytes};
+  if (moves) b_.copy(before, anchor);
+  emit_step(m, true);
+  if (moves) b_.copy({array(OuterArray::kLaunchAnchor), 0, anchor.bytes}, before, commits);
+  write_copies(commits);
+  if (s_.nonfinite == OuterNonfinite::kSkipRank) {
+    KernelOptions skips;
+    skips.predicate = {m.word, 0, kSkipNonfinite};
+    emit_merge(m, skips);
+    write_copies(skips);
+  }
+  return finish(m, true);
+}
+
+OuterPlan OuterBuilder::hold() {
+  const UpdateMemory m = update_memory();
+  emit_factors(m, false, false);
+  const KernelOptions commits = StepOperands::committing(m.word);
+  s_.rule.freshness > 0 ? emit_step(m, false) : emit_merge(m, commits);
+  write_copies(commits);
+  KernelOptions skips;
+  skips.predicate = {m.word, 0, kSkipNonfinite};
+  emit_merge(m, skips);
+  write_copies(skips);
+  return finish(m, false);
+}
+
+OuterPlan OuterBuilder::inner_sum() {
+  const uint32_t sums = measure(false);
+  const uint64_t n = layout_.tensor_blocks();
+  b_.kernel<kernels::OuterSum>({.sums = whole(sums, Access::kRead, 0, n * 4),
+                                .sum = all_of(OuterArray::kInnerSum, Access::kWrite)},
+                               {}, OuterMessageArgs{n});
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+OuterPlan OuterBuilder::swap(bool back) {
+  const KernelOptions always;
+  if (!back) {
+    b_.kernel<kernels::Pack>(
+        {.tensors = params(Access::kRead), .flat = flat_of(OuterArray::kSwapped, Access::kWrite)},
+        pieces_, PackArgs{0, 4});
+  }
+  const OuterArray from = back ? OuterArray::kSwapped : OuterArray::kAnchor;
+  b_.kernel<kernels::Unpack>({.flat = flat_of(from, Access::kRead), .tensors = live()},
+                             to_tensors(), PackArgs{0, 4});
+  write_copies(always);
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+OuterPlan OuterBuilder::start() {
+  std::vector<OuterArray> arrays{OuterArray::kAnchor};
+  // What progress is counted from (section 3, first boundary).
+  if (s_.merge.kind == OuterMerge::kAddProgress) {
+    arrays.push_back(s_.payload == OuterPayload::kParams ? OuterArray::kPayload
+                                                         : OuterArray::kLaunchLive);
+  }
+  if (x_.bytes_of(OuterArray::kLaunchAnchor) != 0) arrays.push_back(OuterArray::kLaunchAnchor);
+  for (const OuterArray to : arrays) {
+    b_.kernel<kernels::Pack>(
+        {.tensors = params(Access::kRead), .flat = flat_of(to, Access::kWrite)}, pieces_,
+        PackArgs{0, 4});
+  }
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+}  // namespace
+
+uint64_t OuterShape::segments() const {
+  return config->penalty.granularity == OuterGranularity::kTensor ? layout->tensors().size() : 1;
+}
+
+bool OuterShape::launches_first() const {
+  return config->schedule.delay == 0 || config->merge.kind == OuterMerge::kReset ||
+         config->merge.kind == OuterMerge::kLerp;
+}
+
+bool OuterShape::takes_out_last_step() const {
+  return config->rule.form == OuterForm::kAnchorDiff && config->late() &&
+         config->payload == OuterPayload::kDelta;
+}
+
+bool OuterShape::by_element() const {
+  return config->penalty.kind == OuterPenalty::kGapRel &&
+         config->penalty.granularity == OuterGranularity::kElement;
+}
+
+uint64_t OuterShape::bytes_of(OuterArray array) const {
+  const OuterConfig& c = *config;
+  const uint64_t all = layout->flat_elements() * 4;
+  const auto of_all = [all](bool there) { return there ? all : 0; };
+  switch (array) {
+    case OuterArray::kAnchor:
+    case OuterArray::kPayload:
+    case OuterArray::kSwapped:
+    case OuterArray::kResult: return all;
+    case OuterArray::kMomentum: return of_all(c.rule.kind != OuterRule::kNone);
+    case OuterArray::kPrevious: return of_all(c.rule.freshness > 0);
+    case OuterArray::kLastStep:
+      // Momentum is the last step of the rule heavy_ball.
+      return of_all(c.rule.kind != OuterRule::kHeavyBall &&
+                    (takes_out_last_step() || (by_element() && c.late())));
+    case OuterArray::kLaunchAnchor:
+      return of_all(c.payload == OuterPayload::kParams && c.rule.form == OuterForm::kDelta &&
+                    c.late() && c.rule.kind != OuterRule::kNone);
+    case OuterArray::kLaunchLive:
+      return of_all(c.merge.kind == OuterMerge::kAddProgress && c.payload == OuterPayload::kDelta);
+    case OuterArray::kSegments: return segments() * sizeof(OuterSegment);
+    case OuterArray::kInnerSum: return c.penalty.kind == OuterPenalty::kGapInner ? 8 : 0;
+    case OuterArray::kMessage: return sizeof(OuterMessage);
+    case OuterArray::kMessages: return static_cast<uint64_t>(size) * sizeof(OuterMessage);
+    case OuterArray::kCount: break;
+  }
+  return 0;
+}
+
+OuterPlan build_outer_launch(const OuterShape& shape) { return OuterBuilder(shape).launch(); }
+OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed) {
+  return OuterBuilder(shape).reduction(compressed);
+}
+OuterPlan build_outer_update(const OuterShape& shape, bool compressed, bool last) {
+  return OuterBuilder(shape).update(compressed, last);
+}
+OuterPlan build_outer_hold(const OuterShape& shape) { return OuterBuilder(shape).hold(); }
+OuterPlan build_outer_inner_sum(const OuterShape& shape) { return OuterBuilder(shape).inner_sum(); }
+
+OuterPlan build_outer_swap(const OuterShape& shape, bool back) {
+  return OuterBuilder(shape).swap(back);
+}
+OuterPlan build_outer_start(const OuterShape& shape) { return OuterBuilder(shape).start(); }
+
+}  // namespace sotto
