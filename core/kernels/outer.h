@@ -85,6 +85,9 @@ struct OuterPenaltyArgs {
   double floor = 0;    // smallest Lambda; 0: none
   double eps = 1e-12;  // times the square root of the elements that a gap is of
   double period = 1;   // inner steps of a round, of "gap_inner"
+
+  // Whether OuterFactors compares gaps with norms of segments.
+  SOTTO_HOST_DEVICE bool needs_norms() const { return kind == OuterPenalty::kGapRel && !element; }
 };
 
 struct OuterFactorsArgs {
@@ -244,7 +247,7 @@ struct OuterSum {
 //   inv_lambda = float(1 / (numbers.gamma * Lambda)).
 // element: as with penalty "none" and no floor; the penalty is OuterStep's.
 // messages: OuterMessage[world]. inputs: OuterInputs. segments: OuterSegment[n]. factors:
-// OuterFactor[n], with clipped and change 0.
+// OuterFactor[n], with clipped and change 0. sums: of OuterNorm, for "gap_rel" of segments.
 template <class T>
 struct OuterFactorsOperands {
   T messages{}, inputs{}, sums{}, segments{}, factors{}, numbers{}, word{};
@@ -289,6 +292,7 @@ struct OuterNorm {
 //  - u = sum * mean, 0 where sum is absent. params: u = launch_anchor - u, with the anchor of now
 //    where launch_anchor is absent.
 //  - d = u. anchor_diff: d = u - last_alpha * last; last = last_step, or m where that is absent.
+//    It is not set where u is of the anchor of now, which has that step already.
 //  - v = d * inv_lambda, of factor 0 or, if there are more, of factor `tensor`; v = d where factors
 //    are absent.
 //  - element: v = d * float(1 / (numbers.gamma * Lambda)) instead, in float64: Lambda = max(L,
