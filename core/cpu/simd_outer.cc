@@ -63,9 +63,42 @@ void outer_norm(const KernelCall& call) {
   });
 }
 
-HWY_INLINE VF load_or_zero(const float* values, uint64_t flat) {
-  return values != nullptr ? load(values + flat) : hn::Zero(DF());
-}
+// What a call of the step does. AnyStep looks it up; PlainStep is for the steps that are most
+// common, whose loops ask nothing: of differences, all of them late, with merge "reset".
+struct AnyStep {
+  HWY_INLINE explicit AnyStep(const OuterStepOp& op)
+      : params(op.args.params),
+        anchor_diff(op.args.anchor_diff),
+        has_gradient(op.element.has_gradient()),
+        adds_gradient(op.element.adds_gradient()),
+        takes_mean(op.element.takes_mean()),
+        rule(op.args.rule),
+        clip(op.args.clip),
+        merge(op.args.merge),
+        sum(op.arrays.sum != nullptr),
+        fresh(op.arrays.fresh != nullptr),
+        last_step(op.arrays.last_step != nullptr) {}
+
+  const bool params, anchor_diff, has_gradient, adds_gradient, takes_mean;
+  const OuterRule rule;
+  const OuterClip clip;
+  const OuterMerge merge;
+  const bool sum, fresh, last_step;  // are there
+};
+
+template <OuterRule kRule, OuterPass kPass, OuterClip kClip>
+struct PlainStep {
+  HWY_INLINE explicit PlainStep(const OuterStepOp&) {}
+
+  static constexpr bool params = false, anchor_diff = false;
+  static constexpr bool adds_gradient = kPass != OuterPass::kUpdate;
+  static constexpr bool has_gradient = adds_gradient || kRule != OuterRule::kHeavyBall;
+  static constexpr bool takes_mean = false;
+  static constexpr OuterRule rule = kRule;
+  static constexpr OuterClip clip = kClip;
+  static constexpr OuterMerge merge = OuterMerge::kReset;
+  static constexpr bool sum = true, fresh = false, last_step = false;
+};
 
 // Numbers of a step, in all lanes.
 struct StepNumbers {
@@ -91,129 +124,187 @@ struct StepNumbers {
     const VF above = hn::IfThenElse(hn::Gt(m, limit), limit, m);
     return hn::IfThenElse(hn::Lt(m, minus_limit), minus_limit, above);
   }
-  HWY_INLINE VF merged(const OuterStepOp& op, const float* x, VF anchor, uint64_t at) const {
-    switch (op.args.merge) {
-      case OuterMerge::kReset: return anchor;
-      case OuterMerge::kLerp: return hn::Add(hn::Mul(a, load(x)), hn::Mul(one_minus_a, anchor));
-      case OuterMerge::kAddProgress:
-        return hn::Add(anchor, hn::Sub(load(x), load_or_zero(op.arrays.x_launch, at)));
-      case OuterMerge::kPull: return hn::Add(hn::Mul(one_minus_a, load(x)), hn::Mul(a, anchor));
-    }
-    return anchor;
-  }
 
   VF mean, inv_lambda, last_alpha, freshness, beta, alpha, limit, minus_limit, shrink, a,
       one_minus_a;
 };
 
-// kPlain: of an average of differences, all of it late.
-template <bool kPlain>
-HWY_INLINE VF pseudo_gradient(const OuterStepOp& op, const StepNumbers& s, VF sum, uint64_t flat) {
+HWY_INLINE VF load_or_zero(const float* values, uint64_t at) {
+  return values != nullptr ? load(values + at) : hn::Zero(DF());
+}
+
+template <class Step>
+HWY_INLINE VF pseudo_gradient(const Step& step, const StepNumbers& s, const OuterArrays& from,
+                              VF sum, uint64_t at) {
   VF u = hn::Mul(sum, s.mean);
-  if constexpr (kPlain) return hn::Mul(u, s.inv_lambda);
-  const OuterArrays& from = op.arrays;
-  if (op.args.params) u = hn::Sub(load_or_zero(from.start, flat), u);
+  if (step.params) u = hn::Sub(load_or_zero(from.start, at), u);
   VF d = u;
-  if (op.args.anchor_diff) d = hn::Sub(u, hn::Mul(s.last_alpha, load_or_zero(from.last, flat)));
+  if (step.anchor_diff) d = hn::Sub(u, hn::Mul(s.last_alpha, load_or_zero(from.last, at)));
   const VF v = hn::Mul(d, s.inv_lambda);
-  if (from.fresh == nullptr) return v;
-  const VF newer = hn::Sub(load(from.fresh + flat), load_or_zero(from.previous, flat));
+  if (!step.fresh) return v;
+  const VF newer = hn::Sub(load(from.fresh + at), load_or_zero(from.previous, at));
   return hn::Add(v, hn::Mul(s.freshness, hn::Add(newer, hn::Sub(d, v))));
 }
 
+template <class Step>
+HWY_INLINE VF sum_of(const Step& step, const OuterArrays& from, uint64_t at) {
+  return step.sum ? load(from.sum + at) : hn::Zero(DF());
+}
+
 // New momentum, before the clip.
-template <bool kPlain>
+template <class Step>
 void momentum_groups(OuterStepOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+  const Step step(op);
   const StepNumbers s(op, piece);
-  float* all = op.arrays.m;
+  const OuterArrays arrays = op.arrays;
+  float* lanes = op.m_lanes;
   for (uint64_t flat = piece.flat + first; n != 0; --n, flat += kNormLanes) {
     SOTTO_FOR_VECTORS(k) {
       const uint64_t at = flat + k * kN;
-      const VF g = pseudo_gradient<kPlain>(op, s, load_or_zero(op.arrays.sum, at), at);
-      const VF m = s.momentum(load(all + at), g);
-      store(m, all + at);
-      add_lanes(op.m_lanes, k, hn::Mul(m, m));
+      const VF g = pseudo_gradient(step, s, arrays, sum_of(step, arrays, at), at);
+      const VF m = s.momentum(load(arrays.m + at), g);
+      store(m, arrays.m + at);
+      add_lanes(lanes, k, hn::Mul(m, m));
     }
   }
+}
+
+// Where an update writes beside its arrays.
+struct UpdateLanes {
+  float* changes;
+  float* clipped;  // null: they are not counted
+};
+
+// New momentum, which is stored. Returns the step of the anchor.
+template <class Step>
+HWY_INLINE VF step_of(const Step& step, const StepNumbers& s, float* all, VF g,
+                      const UpdateLanes& lanes, uint64_t at, size_t k) {
+  VF m = load(all + at);
+  if (step.adds_gradient) m = s.momentum(m, g);
+  const VF kept = s.limited(step.clip, m);
+  if (step.clip != OuterClip::kNone && lanes.clipped != nullptr) {
+    const MF changed = hn::Or(hn::Lt(kept, m), hn::Gt(kept, m));
+    add_lanes(lanes.clipped, k, hn::IfThenElseZero(changed, set(1.0f)));
+  }
+  store(kept, all + at);
+  return step.rule == OuterRule::kNesterov ? s.momentum(kept, g) : kept;
 }
 
 // One vector of an update. Returns the new anchor, which is stored.
-template <bool kPlain>
-HWY_INLINE VF move(OuterStepOp& op, const StepNumbers& s, uint64_t at, size_t k) {
-  const OuterArrays& arrays = op.arrays;
-  const VF zero = hn::Zero(DF());
+template <class Step>
+HWY_INLINE VF move(const Step& step, const StepNumbers& s, const OuterArrays& arrays,
+                   const UpdateLanes& lanes, uint64_t at, size_t k) {
   const VF old = load(arrays.anchor + at);
-  VF sum = zero, g = zero;
-  if (op.element.has_gradient()) {
-    sum = load_or_zero(arrays.sum, at);
-    g = pseudo_gradient<kPlain>(op, s, sum, at);
+  VF sum = hn::Zero(DF()), g = sum;
+  if (step.has_gradient) {
+    sum = sum_of(step, arrays, at);
+    g = pseudo_gradient(step, s, arrays, sum, at);
   }
-  VF step = g;
-  if (arrays.m != nullptr) {
-    VF m = load(arrays.m + at);
-    if (op.element.adds_gradient()) m = s.momentum(m, g);
-    step = s.limited(op.args.clip, m);
-    if (op.counts) {
-      const MF changed = hn::Or(hn::Lt(step, m), hn::Gt(step, m));
-      add_lanes(op.clipped_lanes, k, hn::IfThenElseZero(changed, set(1.0f)));
-    }
-    store(step, arrays.m + at);
-    if (op.args.rule == OuterRule::kNesterov) step = s.momentum(step, g);
-  }
-  VF change = hn::Mul(s.alpha, step);
+  VF by = g;
+  if (step.rule != OuterRule::kNone) by = step_of(step, s, arrays.m, g, lanes, at, k);
+  VF change = hn::Mul(s.alpha, by);
   VF anchor = hn::Sub(old, change);
-  if (!kPlain && op.element.takes_mean()) {
+  if (step.takes_mean) {
     anchor = hn::Mul(sum, s.mean);
-    step = change = hn::Sub(old, anchor);
+    by = change = hn::Sub(old, anchor);
   }
-  if (arrays.last_step != nullptr) store(step, arrays.last_step + at);
+  if (step.last_step) store(by, arrays.last_step + at);
   store(anchor, arrays.anchor + at);
-  add_lanes(op.step_lanes, k, hn::Mul(change, change));
+  add_lanes(lanes.changes, k, hn::Mul(change, change));
   return anchor;
 }
 
-template <bool kPlain>
+template <class Step>
+HWY_INLINE VF merged(const Step& step, const StepNumbers& s, const float* x, VF anchor,
+                     const float* x_launch, uint64_t at) {
+  switch (step.merge) {
+    case OuterMerge::kReset: return anchor;
+    case OuterMerge::kLerp: return hn::Add(hn::Mul(s.a, load(x)), hn::Mul(s.one_minus_a, anchor));
+    case OuterMerge::kAddProgress:
+      return hn::Add(anchor, hn::Sub(load(x), load_or_zero(x_launch, at)));
+    case OuterMerge::kPull: return hn::Add(hn::Mul(s.one_minus_a, load(x)), hn::Mul(s.a, anchor));
+  }
+  return anchor;
+}
+
+template <class Step>
 void move_groups(OuterStepOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+  const Step step(op);
   const StepNumbers s(op, piece);
+  const OuterArrays arrays = op.arrays;
+  const UpdateLanes lanes{op.step_lanes, op.counts ? op.clipped_lanes : nullptr};
   float* x = op.live(piece);
   for (uint64_t flat = piece.flat + first; n != 0; --n, first += kNormLanes, flat += kNormLanes) {
     SOTTO_FOR_VECTORS(k) {
       const uint64_t at = flat + k * kN;
-      const VF anchor = move<kPlain>(op, s, at, k);
+      const VF anchor = move(step, s, arrays, lanes, at, k);
       if (x == nullptr) continue;
       float* live = x + first + k * kN;
-      store(s.merged(op, live, anchor, at), live);
+      store(merged(step, s, live, anchor, arrays.x_launch, at), live);
     }
   }
 }
 
 void merge_groups(OuterStepOp& op, const Piece& piece, uint64_t first, uint64_t n) {
+  const AnyStep step(op);
   const StepNumbers s(op, piece);
+  const OuterArrays arrays = op.arrays;
   float* x = op.live(piece);
   if (x == nullptr) return;
   for (uint64_t flat = piece.flat + first; n != 0; --n, first += kNormLanes, flat += kNormLanes) {
     SOTTO_FOR_VECTORS(k) {
       const uint64_t at = flat + k * kN;
       float* live = x + first + k * kN;
-      const VF anchor = load(op.arrays.anchor + at);
-      store(s.merged(op, live, anchor, at), live);
+      store(merged(step, s, live, load(arrays.anchor + at), arrays.x_launch, at), live);
     }
   }
 }
 
-template <bool kPlain>
-void step_groups(OuterStepOp& op, const Piece& p, uint64_t first, uint64_t n) {
-  if (op.args.pass == OuterPass::kMerge) return merge_groups(op, p, first, n);
-  return op.moves ? move_groups<kPlain>(op, p, first, n) : momentum_groups<kPlain>(op, p, first, n);
+// The loop of a call.
+using StepLoop = void (*)(OuterStepOp&, const Piece&, uint64_t, uint64_t);
+
+template <OuterRule kRule>
+StepLoop plain_loop(const OuterStepArgs& a) {
+  const bool whole = a.pass == OuterPass::kWhole;
+  switch (a.clip) {
+    case OuterClip::kNone:
+      return whole ? move_groups<PlainStep<kRule, OuterPass::kWhole, OuterClip::kNone>> : nullptr;
+    case OuterClip::kCoordinate:
+      return whole ? move_groups<PlainStep<kRule, OuterPass::kWhole, OuterClip::kCoordinate>>
+                   : nullptr;
+    case OuterClip::kNorm:
+      return whole ? nullptr : move_groups<PlainStep<kRule, OuterPass::kUpdate, OuterClip::kNorm>>;
+    case OuterClip::kRms:
+      return whole ? nullptr : move_groups<PlainStep<kRule, OuterPass::kUpdate, OuterClip::kRms>>;
+  }
+  return nullptr;
+}
+
+StepLoop loop_of(const OuterStepOp& op) {
+  const OuterStepArgs& a = op.args;
+  const bool plain =
+      op.arrays.sum != nullptr && op.arrays.fresh == nullptr && !a.params && !a.anchor_diff;
+  if (a.pass == OuterPass::kMerge) return merge_groups;
+  if (a.pass == OuterPass::kMomentum) {
+    return plain ? momentum_groups<
+                       PlainStep<OuterRule::kHeavyBall, OuterPass::kMomentum, OuterClip::kNone>>
+                 : momentum_groups<AnyStep>;
+  }
+  StepLoop found = nullptr;
+  if (plain && a.merge == OuterMerge::kReset && op.arrays.last_step == nullptr) {
+    if (a.rule == OuterRule::kHeavyBall) found = plain_loop<OuterRule::kHeavyBall>(a);
+    if (a.rule == OuterRule::kNesterov) found = plain_loop<OuterRule::kNesterov>(a);
+  }
+  return found != nullptr ? found : move_groups<AnyStep>;
 }
 
 void outer_step(const KernelCall& call) {
-  const auto& args = call.arguments<OuterStepArgs>();
-  if (args.penalty.element) return scalar::outer_step(call);
-  const bool fresh = call.of<kernels::OuterStep>().fresh.data != nullptr;
-  return args.params || args.anchor_diff || fresh
-             ? run_groups<OuterStepOp>(call, step_groups<false>)
-             : run_groups<OuterStepOp>(call, step_groups<true>);
+  if (call.arguments<OuterStepArgs>().penalty.element) return scalar::outer_step(call);
+  StepLoop loop = nullptr;
+  run_groups<OuterStepOp>(call, [&](OuterStepOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    if (loop == nullptr) loop = loop_of(op);
+    loop(op, p, first, n);
+  });
 }
 
 }  // namespace
