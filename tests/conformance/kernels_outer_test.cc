@@ -270,19 +270,28 @@ struct StepCase {
   KernelCase work;
 };
 
-// Whether momentum is no longer the anchor's last step.
-bool needs_old_step(const OuterStepArgs& a) {
-  return a.pass == OuterPass::kUpdate && a.rule == OuterRule::kNesterov;
+// Whether the contract asks for last_step.
+bool needs_last_step(const OuterStepArgs& a) {
+  const bool replaced = a.pass == OuterPass::kUpdate && a.rule == OuterRule::kNesterov;
+  return (a.anchor_diff || a.penalty.element) && (replaced || a.rule == OuterRule::kNone);
 }
 
-// Operands that the contract asks for, and some of the others.
+// What most calls have.
+Given usual_operands(const OuterStepArgs& a, bool fresh) {
+  Given g;
+  g.launch_anchor = a.params && !a.anchor_diff;
+  g.last_step = needs_last_step(a);
+  g.fresh = g.previous = fresh;
+  return g;
+}
+
+// What the contract asks for, and some of the others.
 Given random_operands(const OuterStepArgs& a, bool fresh, Random* random) {
   const auto some = [&] { return random->below(3) != 0; };
   Given g;
-  g.sum = random->below(6) != 0 || (a.rule == OuterRule::kNone && a.params);
+  g.sum = some() || (a.rule == OuterRule::kNone && a.params);
   g.launch_anchor = a.params && some();
-  const bool of_last = a.anchor_diff || a.penalty.element;
-  g.last_step = some() || (of_last && (a.rule == OuterRule::kNone || needs_old_step(a)));
+  g.last_step = some() || needs_last_step(a);
   g.fresh = fresh;
   g.previous = fresh && some();
   g.x = some();
@@ -357,11 +366,13 @@ TEST(KernelsOuter, EveryStepEqualsTheReferenceOnEveryTarget) {
   const Layout layout = make_layout({7, 0, 65, 1, 130, 199}, 2, 8);
   const StepMemory plain(layout, &random, false), special(layout, &random, true);
   for_each_step([&](OuterStepArgs a, bool fresh) {
-    if (random.below(2) != 0) a.factors = static_cast<uint32_t>(layout.sizes.size());
-    const Given given = random_operands(a, fresh, &random);
-    const StepMemory& memory = random.below(2) != 0 ? special : plain;
-    const StepCase step(memory, a, given, random.below(2) != 0);
-    ASSERT_EQ(compare_on_all_targets(step.work), "") << name_of(a, given);
+    for (const bool usual : {true, false}) {
+      if (random.below(2) != 0) a.factors = static_cast<uint32_t>(layout.sizes.size());
+      const Given given = usual ? usual_operands(a, fresh) : random_operands(a, fresh, &random);
+      const StepMemory& memory = random.below(2) != 0 ? special : plain;
+      const StepCase step(memory, a, given, random.below(2) != 0);
+      ASSERT_EQ(compare_on_all_targets(step.work), "") << name_of(a, given);
+    }
   });
 }
 
@@ -374,7 +385,8 @@ TEST(KernelsOuter, StepsEqualTheReferenceOnAllLayouts) {
     for (int i = 0; i < 10; ++i) {
       auto [a, fresh] = all[random.below(static_cast<uint32_t>(all.size()))];
       a.factors = static_cast<uint32_t>(layout.sizes.size());
-      const Given given = random_operands(a, fresh, &random);
+      const Given given =
+          i % 2 == 0 ? usual_operands(a, fresh) : random_operands(a, fresh, &random);
       const StepCase step(memory, a, given, random.below(2) != 0);
       ASSERT_EQ(compare_on_all_targets(step.work), "")
           << layout.elements() << ": " << name_of(a, given);
