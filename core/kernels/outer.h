@@ -48,6 +48,7 @@ struct OuterFactor {
 // Numbers of one boundary: written by OuterFactors, read by every later kernel of it.
 struct OuterNumbers {
   double phi = 0;        // of clip "rms": what the root mean square is multiplied with
+  double gamma = 1;      // what Lambda is multiplied with: not 1 where the rule is normalised
   float mean = 1;        // what the sum over ranks is multiplied with
   float alpha = 1;       // outer learning rate, times gamma where the rule is normalised
   float last_alpha = 0;  // that of the anchor's last update
@@ -72,25 +73,33 @@ struct OuterMessageArgs {
   uint64_t blocks = 0;  // of sums
 };
 
-struct OuterFactorsArgs {
-  const NormRange* ranges = nullptr;  // per segment: its norm blocks and elements
-  uint64_t n = 0;                     // segments
-  uint32_t world = 1;
-  OuterPenalty penalty = OuterPenalty::kNone;
+// What a late pseudo-gradient is divided by, Lambda (section 4.3).
+struct OuterPenaltyArgs {
+  OuterPenalty kind = OuterPenalty::kNone;
   // The gap is that of the anchor's last update: the average was launched before it. False: 0.
   bool stale = false;
-  bool consensus = false;      // rank 0's gap, which came with the average
+  bool consensus = false;  // rank 0's gap, which came with the average
+  bool element = false;    // "gap_rel" of each element, which OuterStep makes; no other kind
+  double constant = 1;     // Lambda of "const"
+  double lambda_max = 16;
+  double floor = 0;    // smallest Lambda; 0: none
+  double eps = 1e-12;  // times the square root of the elements that a gap is of
+  double period = 1;   // inner steps of a round, of "gap_inner"
+
+  // Whether OuterFactors compares gaps with norms of segments.
+  SOTTO_HOST_DEVICE bool needs_norms() const { return kind == OuterPenalty::kGapRel && !element; }
+};
+
+struct OuterFactorsArgs {
+  const NormRange* ranges = nullptr;  // per segment: its norm blocks and elements
+  uint64_t n = 0;                     // segments, 1 or more
+  uint32_t world = 1;
+  OuterPenaltyArgs penalty;
   bool normalised = false;     // momentum in the units of gradients (lr_normalised)
   bool clip_by_gamma = false;  // phi * gamma
-  bool element = false;        // the penalty is the element's: Lambda is 1 here
   bool averaged = false;       // a mean over ranks comes in place of a sum: a codec's
   bool fails = false;          // a rank whose payload was not finite is an error
   double alpha = 1, beta = 0, freshness = 0;
-  double constant = 1;  // Lambda of penalty "const"
-  double lambda_max = 16;
-  double floor = 0;    // smallest Lambda; 0: none
-  double eps = 1e-12;  // times the square root of the segment's elements
-  double period = 1;   // inner steps of a round, of penalty "gap_inner"
 };
 
 struct OuterNormArgs {
@@ -121,10 +130,8 @@ struct OuterStepArgs {
   bool anchor_diff = false;      // the anchor's last step is taken out of the average
   bool params = false;           // the average is one of parameters
   uint32_t factors = 1;          // one for all tensors, or one for each
-  bool stale = false;            // as OuterFactorsArgs
-  bool element = false;          // the penalty is the element's: "gap_rel"
+  OuterPenaltyArgs penalty;      // as OuterFactorsArgs
   float a = 0, one_minus_a = 1;  // of merges "lerp" and "pull"
-  double eps = 1e-12, lambda_max = 16, floor = 0;
 };
 
 namespace kernels {
@@ -161,7 +168,7 @@ inline uint64_t outer_limit_bytes(const void* args) {
 }
 
 // y = anchor - x, or y = x with `params`; flags |= kFlagNonfinite if a y is not finite. Block sums
-// of d*d, where d = anchor - x in either case. y absent: only the sums.
+// of d*d, where d = anchor - x in either case. y absent: only the sums, and flags may be absent.
 // x: list. anchor, y: flat.
 template <class T>
 struct OuterDeltaOperands {
@@ -176,7 +183,7 @@ struct OuterDelta {
       .anchor = reads("anchor", Touched::kFlat),
       .y = optional(writes("y", Touched::kFlat)),
       .sums = writes("sums", Touched::kBlocks),
-      .flags = raised_flags()};
+      .flags = optional(raised_flags())};
   static constexpr Division kDivision = Division::kNorms;
 };
 
@@ -222,25 +229,25 @@ struct OuterSum {
 };
 
 // Numbers and factors of a boundary.
-//   ranks = messages with weight not 0; mean = averaged ? 1 : float(1 / ranks), 0 if there is none;
-//   last_alpha = segments[0].alpha; alpha = float(args.alpha * gamma) if normalised, else
-//   float(args.alpha), which becomes segments[0].alpha; beta, freshness = float of the arguments;
+//   ranks = messages with weight not 0. mean = 1 if averaged, else float(1 / ranks), 0 without
+//   ranks. numbers.gamma = normalised ? gamma : 1. alpha = float(args.alpha * numbers.gamma);
+//   last_alpha = segments[0].alpha, which becomes alpha. beta, freshness = float of the arguments.
 //   numbers.phi = phi; limit = float(phi * gamma) if clip_by_gamma, else float(phi); shrink = 1.
 //   word = fails and a flag is raised, or no rank takes part ? kSkipNonfinite : kCommit. Unless it
 //   is kCommit segments stay as they are.
 // Per segment, in float64:
 //   gap = !stale ? 0 : consensus ? messages[0].gap : segment.gap
-//   penalty "none": Lambda = 1.  "const": Lambda = constant.
+//   penalty "none": Lambda = 1.  "const": Lambda = constant.  Both: unit = 0.
 //   "gap_ema": average_gap = average_gap == 0 ? gap : 0.9*average_gap + 0.1*gap; unit = average_gap
 //   "gap_rel": unit = float(sqrt(sum of the segment's blocks of `sums`))
 //   "gap_inner": unit = period * (float32 sum of inner_norm in ascending rank order, as
-//     sum_of_ranks, times float(1 / world))
+//     sum_of_ranks, times float(1 / world), in float32)
 //   "gap_*": Lambda = gap == 0 ? 1 : clamp(1 + gap / (unit + eps * sqrt(count)), 1, lambda_max)
-//   Lambda = max(Lambda, floor).
-//   inv_lambda = float(1 / Lambda), or float(1 / (gamma * Lambda)) if normalised.
+//   Lambda = max(Lambda, floor). NaN stays NaN.
+//   inv_lambda = float(1 / (numbers.gamma * Lambda)).
 // element: as with penalty "none" and no floor; the penalty is OuterStep's.
 // messages: OuterMessage[world]. inputs: OuterInputs. segments: OuterSegment[n]. factors:
-// OuterFactor[n], with clipped and change 0.
+// OuterFactor[n], with clipped and change 0. sums: of OuterNorm, for "gap_rel" of segments.
 template <class T>
 struct OuterFactorsOperands {
   T messages{}, inputs{}, sums{}, segments{}, factors{}, numbers{}, word{};
@@ -285,26 +292,31 @@ struct OuterNorm {
 //  - u = sum * mean, 0 where sum is absent. params: u = launch_anchor - u, with the anchor of now
 //    where launch_anchor is absent.
 //  - d = u. anchor_diff: d = u - last_alpha * last; last = last_step, or m where that is absent.
-//  - v = d * inv_lambda, of factor 0 or, if there are more, of factor `tensor`.
-//  - element: v = d * float(1 / Lambda) instead, in float64: Lambda = max(L, floor), L = 1 if G is
-//    0, else min(1 + G / (|u| + eps), lambda_max); G = stale ? |last_alpha * last| : 0.
+//    It is not set where u is of the anchor of now, which has that step already.
+//  - v = d * inv_lambda, of factor 0 or, if there are more, of factor `tensor`; v = d where factors
+//    are absent.
+//  - element: v = d * float(1 / (numbers.gamma * Lambda)) instead, in float64: Lambda = max(L,
+//    floor), L = 1 if G is 0, else min(1 + G / (|u| + eps), lambda_max); G = stale ? |last_alpha *
+//    last| : 0, that product in float32.
 //  - g = v. fresh is there: g = v + freshness * ((fresh - previous) + (d - v)); previous absent: 0.
 //  - m = beta * m + g.
-//  - Clip: coordinate and rms: m = min(max(m, -limit), limit); norm: m = m * shrink.
-//  - step = nesterov ? beta * m + g : m. Rule "none": step = g, and there is no m.
+//  - Clip: coordinate and rms: m = -limit if m < -limit, limit if m > limit; norm: m = m * shrink.
+//  - step = nesterov ? beta * m + g : m. Rule "none": step = g, and there is no m and no clip.
 //  - change = alpha * step; anchor = anchor - change; last_step = step, where it is there. Rule
-//    "none" with params: anchor = sum * mean, change = old anchor - new anchor.
-//  - Merge: reset: x = anchor. lerp: x = a * x + one_minus_a * anchor. add_progress: x = anchor +
-//    (x - x_launch). pull: x = one_minus_a * x + a * anchor.
+//    "none" with params: anchor = sum * mean, step = change = old anchor - new anchor.
+//  - Merge, where x is there: reset: x = anchor. lerp: x = a * x + one_minus_a * anchor.
+//    add_progress: x = anchor + (x - x_launch). pull: x = one_minus_a * x + a * anchor.
 //
 // step_sums: block sums of change * change. clipped: per norm block, float32 number of elements
-// whose m the limit has changed.
+// whose m the clip has made smaller or larger.
 //
-// Pass kMomentum: up to m = beta * m + g, which is stored, and m_sums, block sums of m * m. Pass
-// kUpdate: from the clip on, with the stored m; with anchor_diff last_step is there if g is needed.
-// Pass kMerge: the merge alone.
+// Pass kMomentum: up to m = beta * m + g, which is stored, and m_sums, block sums of m * m, which
+// no other pass makes. Pass kUpdate: from the clip on, with the stored m; with anchor_diff or
+// element last_step is there if g is needed, which is so with Nesterov's momentum. Pass kMerge: the
+// merge alone. Rule "none" has no passes kMomentum and kUpdate.
 //
-// sum, launch_anchor, last_step, fresh, previous, x_launch, m, anchor: flat. x: list.
+// sum, launch_anchor, last_step, fresh, previous, x_launch, m, anchor: flat. x: list. numbers:
+// OuterNumbers. factors: OuterFactor[]. Pass kMerge has neither.
 template <class T>
 struct OuterStepOperands {
   T sum{}, launch_anchor{}, last_step{}, fresh{}, previous{}, x_launch{}, numbers{}, factors{}, m{},
@@ -335,7 +347,7 @@ struct OuterStep {
 };
 
 // The limit of a clip that the whole fragment decides, of the float64 sum of all blocks of m * m.
-//   rms: limit = float(phi * float(sqrt(sum / elements)));
+//   rms: limit = float(phi * float(sqrt(sum / elements))), 0 without elements.
 //   norm: with n = float(sqrt(sum)): shrink = n > limit ? limit / n : 1, in float32.
 template <class T>
 struct OuterLimitOperands {
