@@ -51,8 +51,12 @@ std::string settings_text(const OuterConfig& c, const ParameterSet& parameters) 
   std::vector<uint64_t> counts;
   for (const ParamSpec& p : parameters) counts.push_back(p.count);
   if (const auto cut = c.cut(counts); cut.ok()) {
-    for (const std::vector<uint64_t>& fragment : *cut)
-      add("fragments", fmt::format("[{}]", fmt::join(fragment, ", ")));
+    for (const std::vector<uint64_t>& fragment : *cut) {
+      std::string numbers;
+      for (const uint64_t tensor : fragment)
+        numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", tensor);
+      add("fragments", numbers);
+    }
   }
   return text;
 }

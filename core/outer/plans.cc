@@ -81,6 +81,7 @@ class OuterBuilder {
   void sum_in_full();
   void compress();
 
+  OuterPenaltyArgs penalty() const;
   OuterStepArgs step_args(OuterPass pass) const;
   kernels::OuterStepOperands<OperandRef> step_operands(const UpdateMemory& m, bool average);
   UpdateMemory update_memory();
@@ -208,6 +209,18 @@ OuterPlan OuterBuilder::reduction(bool compressed) {
   return std::move(out_);
 }
 
+OuterPenaltyArgs OuterBuilder::penalty() const {
+  return {.kind = s_.penalty.kind,
+          .stale = s_.late(),
+          .consensus = s_.penalty.consensus_scalars,
+          .element = x_.by_element(),
+          .constant = s_.penalty.lambda_const,
+          .lambda_max = s_.penalty.lambda_max,
+          .floor = s_.floor(),
+          .eps = s_.penalty.eps,
+          .period = static_cast<double>(s_.schedule.period)};
+}
+
 OuterStepArgs OuterBuilder::step_args(OuterPass pass) const {
   return {.pass = pass,
           .rule = s_.rule.kind,
@@ -216,13 +229,9 @@ OuterStepArgs OuterBuilder::step_args(OuterPass pass) const {
           .anchor_diff = x_.takes_out_last_step(),
           .params = s_.payload == OuterPayload::kParams,
           .factors = static_cast<uint32_t>(x_.segments()),
-          .stale = s_.late(),
-          .element = x_.by_element(),
+          .penalty = penalty(),
           .a = static_cast<float>(s_.merge.a),
-          .one_minus_a = static_cast<float>(1 - s_.merge.a),
-          .eps = s_.penalty.eps,
-          .lambda_max = s_.penalty.lambda_max,
-          .floor = s_.floor()};
+          .one_minus_a = static_cast<float>(1 - s_.merge.a)};
 }
 
 // average: there is one.
@@ -294,16 +303,8 @@ void OuterBuilder::emit_factors(const UpdateMemory& m, bool average, bool compre
   args.averaged = compressed || !average;
   if (average) {
     args.world = static_cast<uint32_t>(x_.size);
-    args.penalty = s_.penalty.kind;
-    args.stale = s_.late();
-    args.consensus = s_.penalty.consensus_scalars;
-    args.element = x_.by_element();
+    args.penalty = penalty();
     args.fails = s_.nonfinite == OuterNonfinite::kError;
-    args.constant = s_.penalty.lambda_const;
-    args.lambda_max = s_.penalty.lambda_max;
-    args.floor = s_.floor();
-    args.eps = s_.penalty.eps;
-    args.period = static_cast<double>(s_.schedule.period);
   }
   const uint64_t segments = ranges.size();
   b_.kernel<kernels::OuterFactors>(

@@ -213,7 +213,7 @@ TEST_P(OuterTest, OneRankIsDelayedGradientDescent) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, OuterTest, testing::ValuesIn(world_kinds()),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& world) { return world.param; });
 
 }  // namespace
 }  // namespace sotto::test
