@@ -148,9 +148,7 @@ Status check_together(const ObjectReader& top, const Config& config, Findings& f
 
 void warn_together(const Config& config, Findings& findings) {
   for (const char* key : {"prescale_gradients", "gradient_predivide_factor"}) {
-    const bool given = std::any_of(findings.keys.begin(), findings.keys.end(),
-                                   [&](const KeyNote& note) { return note.path == key; });
-    if (!given || !config.sotto.gradient_codec) continue;
+    if (!config.sotto.gradient_codec || !findings.noted(key)) continue;
     const std::string why = "sotto.gradient_codec averages in fp32, where nothing overflows";
     findings.warn(key, fmt::format("no effect: {}", why));
     findings.idle(key, why);
