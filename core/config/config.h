@@ -16,6 +16,7 @@
 #include "core/base/low_precision_state.h"
 #include "core/base/status.h"
 #include "core/config/hyper_parameters.h"
+#include "core/config/outer.h"
 
 namespace sotto {
 
@@ -144,6 +145,7 @@ struct SottoConfig : OneBitConfig {
   // Of the gradients' average of types that are not 1-bit; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;
   std::vector<GroupOverride> param_groups;
+  std::optional<OuterConfig> outer;  // nothing: there are no outer steps
 };
 
 // The batch keys of a file.

@@ -26,6 +26,7 @@ enum class ConfigSection {
   kSotto,
   kGroup,
   kCodec,
+  kOuter,
 };
 
 // 2^53: every whole number up to here is a double.

@@ -234,7 +234,8 @@ Json sotto_json(const Config& config) {
 bool is_about(const KeyNote& note, const Obstacle& obstacle) {
   return note.path == obstacle.path ||
          (obstacle.path == "bf16.enabled" && note.path == "bfloat16.enabled") ||
-         (obstacle.path == "zero_optimization.stage" && note.path == "zero_optimization");
+         (obstacle.path == "zero_optimization.stage" && note.path == "zero_optimization") ||
+         (obstacle.path == "sotto.outer.codec" && note.path == "sotto.outer.codec.type");
 }
 
 Json keys_json(const Config& config, const std::vector<Obstacle>& obstacles) {
