@@ -46,6 +46,10 @@ std::vector<Obstacle> find_obstacles(const Config& config);
 // Of outer steps, whose object has this path.
 std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view path);
 
+// Parts of a report. 0: unknown.
+Json codec_json(const CodecSettings& codec);
+Json outer_json(const OuterConfig& outer, uint64_t world, uint64_t n_params);
+
 std::string_view zero_variance_policy_name(ZeroVariancePolicy policy);
 std::string_view checkpoint_name(CheckpointErrors checkpoint);
 
