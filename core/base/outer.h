@@ -37,4 +37,7 @@ enum class OuterMerge : uint8_t { kReset = 1, kLerp = 2, kAddProgress = 3, kPull
 // What becomes of a rank whose payload is not finite (section 14).
 enum class OuterNonfinite : uint8_t { kSkipRank = 1, kError = 2, kPass = 3 };
 
+// What every step averages before outer steps begin (section 6).
+enum class OuterEveryStep : uint8_t { kParameters = 1, kGradients = 2 };
+
 }  // namespace sotto

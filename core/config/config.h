@@ -16,6 +16,7 @@
 #include "core/base/low_precision_state.h"
 #include "core/base/status.h"
 #include "core/config/hyper_parameters.h"
+#include "core/config/outer.h"
 
 namespace sotto {
 
@@ -120,10 +121,8 @@ enum class CheckpointErrors : int32_t { kExact = 1, kMean = 2, kReset = 3 };
 enum class InitialParameters : int32_t { kBroadcast = 1, kCheck = 2, kTrust = 3 };
 std::string_view initial_parameters_name(InitialParameters policy);
 
-// The product's own section.
-struct SottoConfig {
-  Mode mode = Mode::kStrict;
-  std::string transport = "auto";  // of kTransportChoices
+// Keys of "sotto" that act with the 1-bit types alone.
+struct OneBitConfig {
   ScaleKind scale = ScaleKind::kL2;
   std::optional<Granularity> granularity;  // flat, tensor, bucket; nothing: Config::granularity
   uint64_t bucket_elements = uint64_t{1} << 22;  // granularity bucket: >= 8192, multiple of 512
@@ -131,6 +130,12 @@ struct SottoConfig {
   uint32_t step_offset = 1;                      // 0 or 1; only the 1-bit types have one
   ZeroVariancePolicy zero_variance_policy = ZeroVariancePolicy::kMask;
   bool coeff_debias = false;
+};
+
+// The product's own section.
+struct SottoConfig : OneBitConfig {
+  Mode mode = Mode::kStrict;
+  std::string transport = "auto";  // of kTransportChoices
   CheckpointErrors checkpoint = CheckpointErrors::kMean;
   InitialParameters initial_parameters = InitialParameters::kCheck;
   std::optional<uint64_t> timeout_ms;    // of steps that name none themselves; nothing: the comm's
@@ -140,6 +145,7 @@ struct SottoConfig {
   // Of the gradients' average of types that are not 1-bit; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;
   std::vector<GroupOverride> param_groups;
+  std::optional<OuterConfig> outer;  // nothing: there are no outer steps
 };
 
 // The batch keys of a file.

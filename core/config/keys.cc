@@ -18,6 +18,7 @@ constexpr uint32_t kAll = ~0u;
 constexpr double kInf = std::numeric_limits<double>::infinity();
 
 constexpr double kLargestLossScale = 1e38;  // in the range of a float
+constexpr double kLargestFloat = 1e38;      // likewise
 
 constexpr Range kNoRange{-kInf, kInf};
 constexpr Range kNotNegative{0, kInf};
@@ -26,6 +27,8 @@ constexpr Range kUnit{0, 1, false, true};
 constexpr Range kOpenUnit{0, 1, true, true};
 constexpr Range kCount{0, kMaxInt};
 constexpr Range kAtLeastOne{1, kMaxInt};
+constexpr Range kClosedUnit{0, 1};
+constexpr Range kFactor{1, kInf};
 
 template <class Has>
 consteval uint32_t types_that(Has has) {
@@ -65,6 +68,12 @@ constexpr std::string_view kBarAndWord =
 #include "core/base/codecs.def"
     ;
 constexpr std::string_view kCodecWords = kBarAndWord.substr(1);  // "onebit|1bit|bf16|..."
+
+constexpr std::string_view kBarAndPreset =
+#define SOTTO_OUTER_PRESET(name, ...) "|" name
+#include "core/config/outer_presets.def"
+    ;
+constexpr std::string_view kPresetWords = kBarAndPreset.substr(1);  // "co2|co2_paper|..."
 
 constexpr Range kAlign{8, 1073741824};
 constexpr Range kBucket{8192, 1099511627776};
@@ -275,6 +284,7 @@ constexpr KeySpec kTable[] = {
     {kSotto, "state_dtype", kAll, kText, false, kNoRange, "fp32|bf16|fp8", kActs,
      "type of momentum and variance between steps (SGD, Adam, AdamW, Lion)"},
     {kSotto, "gradient_codec", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
+    {kSotto, "outer", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
 
     {kGroup, "lr", kAll, kNumber, false, kNotNegative, "", kActs, "this group's learning rate; a scheduler overrides it"},
@@ -293,6 +303,37 @@ constexpr KeySpec kTable[] = {
     {kCodec, "bucket_elements", kScaled, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
     {kCodec, "block", kBlocks, kInt, false, Range{kMinQuantBlock, kMaxQuantBlock}, "", kActs, "elements that share a scale"},
     {kCodec, "residual", kMayFeedBack, kBool, false, kNoRange, "", kActs, "error feedback"},
+
+    {kOuter, "preset", kAll, kText, false, kNoRange, kPresetWords, kActs, "where all other keys start; without it co2"},
+    {kOuter, "payload", kAll, kText, false, kNoRange, "delta|params", kActs, "what ranks average: anchor less parameters, or parameters"},
+    {kOuter, "period", kAll, kIntOrAuto, false, kAtLeastOne, "", kActs, "inner steps from one launch of a fragment to the next"},
+    {kOuter, "delay", kAll, kInt, false, kCount, "", kActs, "inner steps from a launch to the use of its average, at most period"},
+    {kOuter, "rule", kAll, kText, false, kNoRange, "heavy_ball|nesterov|none", kActs, "outer momentum"},
+    {kOuter, "form", kAll, kText, false, kNoRange, "delta|anchor_diff", kActs, "what a late average is subtracted from: the anchor it started at, or today's"},
+    {kOuter, "alpha", kAll, kNumber, false, Range{0, kLargestFloat, true}, "", kActs, "outer learning rate"},
+    {kOuter, "beta", kAll, kNumber, false, kUnit, "", kActs, "outer momentum's decay"},
+    {kOuter, "lr_normalised", kAll, kBool, false, kNoRange, "", kActs, "momentum in units of gradients: divided by the learning rate"},
+    {kOuter, "penalty", kAll, kText, false, kNoRange, "none|const|gap_rel|gap_ema|gap_inner", kActs, "what a late pseudo-gradient is divided by"},
+    {kOuter, "lambda_const", kAll, kNumber, false, kFactor, "", kActs, "divisor of penalty const"},
+    {kOuter, "lambda_max", kAll, kNumber, false, kFactor, "", kActs, "largest divisor of a gap"},
+    {kOuter, "granularity", kAll, kText, false, kNoRange, "global|tensor|element", kActs, "what has a gap of its own"},
+    {kOuter, "auto_floor", kAll, kBool, false, kNoRange, "", kActs, "divides by 1.25 alpha / (1 - beta) at least: keeps the gain below 1"},
+    {kOuter, "eps", kAll, kNumber, false, kNotNegative, "", kActs, "added to what a gap is compared with, times the root of its elements"},
+    {kOuter, "consensus_scalars", kAll, kBool, false, kNoRange, "", kActs, "all ranks use the gap of rank 0"},
+    {kOuter, "clip", kAll, kText, false, kNoRange, "none|coord|norm|rms", kActs, "limit of the outer momentum"},
+    {kOuter, "phi", kAll, kNumber, false, Range{0, kLargestFloat}, "", kActs, "the limit; of clip rms times the root mean square"},
+    {kOuter, "clip_units", kAll, kText, false, kNoRange, "param|grad", kActs, "units of phi; grad: times the learning rate"},
+    {kOuter, "freshness", kAll, kNumber, false, kClosedUnit, "", kActs, "share of a rank's own newest delta in a late average"},
+    {kOuter, "merge", kAll, kText, false, kNoRange, "reset|lerp|add_progress|pull", kActs, "what parameters become when an average is used"},
+    {kOuter, "merge_a", kAll, kNumber, false, kClosedUnit, "", kActs, "weight of merge lerp and pull"},
+    {kOuter, "codec", kAll, kObjectOrText, false, kNoRange, "", kActs, "compresses payloads; \"none\", a type alone, or an object as gradient_codec"},
+    {kOuter, "dense_rounds", kAll, kInt, false, kCount, "", kActs, "first launches of a fragment, in full precision"},
+    {kOuter, "fragments", kAll, kFragments, false, kNoRange, "", kActs, "parts of the model with launches of their own"},
+    {kOuter, "switch_step", kAll, kInt, false, kCount, "", kActs, "last step that averages as every step before it; outer steps follow"},
+    {kOuter, "warmup_steps", kAll, kInt, false, kCount, "", kActs, "steps that average every time, before outer steps"},
+    {kOuter, "every_step", kAll, kText, false, kNoRange, "parameters|gradients", kActs, "what steps average before outer steps"},
+    {kOuter, "nonfinite", kAll, kText, false, kNoRange, "skip_rank|error|pass", kActs, "what becomes of a rank whose payload is not finite"},
+    {kOuter, "failure_safe", kAll, kBool, false, kNoRange, "", kActs, "a rank keeps what it sent until the average is used"},
 };
 // clang-format on
 

@@ -26,6 +26,7 @@ enum class ConfigSection {
   kSotto,
   kGroup,
   kCodec,
+  kOuter,
 };
 
 // 2^53: every whole number up to here is a double.
@@ -33,6 +34,7 @@ inline constexpr double kMaxInt = 9007199254740992.0;
 
 enum class KeyType {
   kInt,           // also 5e8: a float without a fraction, at most 2^53
+  kIntOrAuto,     // the text "auto" too
   kNumber,        // finite
   kNumberOrList,  // a number, or a list with one per parameter group
   kBool,
@@ -40,8 +42,10 @@ enum class KeyType {
   kBetas,  // [beta1, beta2], each in [0, 1)
   kObject,
   kObjectOrBool,
+  kObjectOrText,
   kObjectList,
-  kAny,  // not looked at
+  kFragments,  // their number, or a list of lists; what is in these is not looked at
+  kAny,        // not looked at
 };
 
 enum class Disposition {

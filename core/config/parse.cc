@@ -137,6 +137,7 @@ Status check_together(const ObjectReader& top, const Config& config, Findings& f
                          "sotto.gradient_codec says what gradients are on the wire; leave one of "
                          "them out");
   }
+  if (config.sotto.outer) SOTTO_TRY(check_outer_in_file(config, findings));
   for (size_t i = 0; i < config.sotto.param_groups.size(); ++i) {
     const Result<OptimizerParams> group = resolve_group(config, i);
     if (group.ok()) continue;
@@ -147,10 +148,9 @@ Status check_together(const ObjectReader& top, const Config& config, Findings& f
 }
 
 void warn_together(const Config& config, Findings& findings) {
+  if (config.sotto.outer) warn_outer_in_file(config, findings);
   for (const char* key : {"prescale_gradients", "gradient_predivide_factor"}) {
-    const bool given = std::any_of(findings.keys.begin(), findings.keys.end(),
-                                   [&](const KeyNote& note) { return note.path == key; });
-    if (!given || !config.sotto.gradient_codec) continue;
+    if (!config.sotto.gradient_codec || !findings.noted(key)) continue;
     const std::string why = "sotto.gradient_codec averages in fp32, where nothing overflows";
     findings.warn(key, fmt::format("no effect: {}", why));
     findings.idle(key, why);

@@ -19,20 +19,10 @@ std::string lower(std::string_view text) {
   return out;
 }
 
-// Position of `text` in "a|b|c" without regard to case.
-std::optional<uint32_t> word_position(std::string_view words, std::string_view text) {
-  const std::string wanted = lower(text);
-  for (uint32_t i = 0; !words.empty(); ++i) {
-    const std::string_view word = words.substr(0, words.find('|'));
-    if (word == wanted) return i;
-    words.remove_prefix(std::min(words.size(), word.size() + 1));
-  }
-  return std::nullopt;
-}
-
 std::string_view type_text(KeyType type) {
   switch (type) {
-    case KeyType::kInt: return "a whole number";
+    case KeyType::kInt:
+    case KeyType::kIntOrAuto: return "a whole number";
     case KeyType::kNumber: return "a number";
     case KeyType::kNumberOrList: return "a number, or a list with one number per parameter group";
     case KeyType::kBool: return "true or false";
@@ -40,7 +30,9 @@ std::string_view type_text(KeyType type) {
     case KeyType::kBetas: return "a list of two numbers";
     case KeyType::kObject: return "an object";
     case KeyType::kObjectOrBool: return "an object";
+    case KeyType::kObjectOrText: return "an object or a text";
     case KeyType::kObjectList: return "a list of objects";
+    case KeyType::kFragments: return "a whole number, or a list of lists of tensor indices";
     case KeyType::kAny: return "anything";
   }
   return "?";
@@ -51,10 +43,18 @@ bool all_of_list(const Json& value, bool (Json::*is)() const noexcept) {
          std::all_of(value.begin(), value.end(), [&](const Json& v) { return (v.*is)(); });
 }
 
+bool is_whole(const Json& value) {
+  return value.is_number() && std::trunc(value.get<double>()) == value.get<double>();
+}
+
+bool is_auto(const Json& value) {
+  return value.is_string() && word_position("auto", value.get_ref<const std::string&>());
+}
+
 bool has_type(const Json& value, KeyType type) {
   switch (type) {
-    case KeyType::kInt:
-      return value.is_number() && std::trunc(value.get<double>()) == value.get<double>();
+    case KeyType::kInt: return is_whole(value);
+    case KeyType::kIntOrAuto: return is_whole(value) || is_auto(value);
     case KeyType::kNumber: return value.is_number();
     case KeyType::kNumberOrList:
       return value.is_number() || (!value.empty() && all_of_list(value, &Json::is_number));
@@ -63,15 +63,17 @@ bool has_type(const Json& value, KeyType type) {
     case KeyType::kBetas: return value.size() == 2 && all_of_list(value, &Json::is_number);
     case KeyType::kObject: return value.is_object();
     case KeyType::kObjectOrBool: return value.is_object() || value.is_boolean();
+    case KeyType::kObjectOrText: return value.is_object() || value.is_string();
     case KeyType::kObjectList: return all_of_list(value, &Json::is_object);
+    case KeyType::kFragments: return is_whole(value) || all_of_list(value, &Json::is_array);
     case KeyType::kAny: return true;
   }
   return false;
 }
 
 bool is_numeric(KeyType type) {
-  return type == KeyType::kInt || type == KeyType::kNumber || type == KeyType::kNumberOrList ||
-         type == KeyType::kBetas;
+  return type == KeyType::kInt || type == KeyType::kIntOrAuto || type == KeyType::kNumber ||
+         type == KeyType::kNumberOrList || type == KeyType::kBetas;
 }
 
 bool in_range(const Json& value, const KeySpec& spec) {
@@ -80,7 +82,8 @@ bool in_range(const Json& value, const KeySpec& spec) {
                        [&](const Json& v) { return spec.range.contains(v.get<double>()); });
   }
   const auto number = value.get<double>();
-  return spec.range.contains(number) && (spec.type != KeyType::kInt || std::abs(number) <= kMaxInt);
+  const bool whole = spec.type == KeyType::kInt || spec.type == KeyType::kIntOrAuto;
+  return spec.range.contains(number) && (!whole || std::abs(number) <= kMaxInt);
 }
 
 // Whether the text is a number in quotes, which deserves its own advice.
@@ -94,8 +97,9 @@ bool is_quoted_number(const Json& value) {
 std::string allowed_text(const KeySpec& spec) {
   if (!spec.words.empty()) return fmt::format("one of {}", spec.words);
   const bool bounded = is_numeric(spec.type) && !std::isinf(spec.range.lo);
-  return fmt::format("{}{}{}", type_text(spec.type), bounded ? " " : "",
-                     bounded ? spec.range.text() : "");
+  return fmt::format("{}{}{}{}", type_text(spec.type), bounded ? " " : "",
+                     bounded ? spec.range.text() : "",
+                     spec.type == KeyType::kIntOrAuto ? ", or \"auto\"" : "");
 }
 
 // The types that have the key: "OneBitAdam, OneBitLamb"; empty if none has.
@@ -120,6 +124,10 @@ bool near(std::string_view key, std::string_view candidate) {
 }
 
 }  // namespace
+
+bool Findings::noted(std::string_view path) const {
+  return std::ranges::any_of(keys, [&](const KeyNote& note) { return note.path == path; });
+}
 
 void Findings::idle(std::string_view path, std::string_view reason) {
   for (KeyNote& note : keys) {
@@ -152,6 +160,16 @@ std::string placeholder_hint(std::string_view text) {
   return "";
 }
 
+std::optional<uint32_t> word_position(std::string_view words, std::string_view text) {
+  const std::string wanted = lower(text);
+  for (uint32_t i = 0; !words.empty(); ++i) {
+    const std::string_view word = words.substr(0, words.find('|'));
+    if (word == wanted) return i;
+    words.remove_prefix(std::min(words.size(), word.size() + 1));
+  }
+  return std::nullopt;
+}
+
 std::string word_list(const std::vector<std::string_view>& words) {
   return fmt::format("{}", fmt::join(words, ", "));
 }
@@ -172,7 +190,7 @@ Status ObjectReader::check(std::string_view key, const Json& value, Findings& fi
     findings.keys.push_back({path, "null", "ignored", "null is the same as leaving the key out"});
     return ok_status();
   }
-  if (value == "auto" && spec->type != KeyType::kAny) {
+  if (value == "auto" && spec->type != KeyType::kAny && spec->type != KeyType::kIntOrAuto) {
     return findings.fail(path,
                          fmt::format("found \"auto\", which the training program has to replace "
                                      "before; put {} there",
@@ -186,7 +204,7 @@ Status ObjectReader::check(std::string_view key, const Json& value, Findings& fi
     return findings.fail(path,
                          fmt::format("found {}, allowed is {}{}", json_text(value), allowed, hint));
   }
-  if (is_numeric(spec->type) && !in_range(value, *spec)) {
+  if (is_numeric(spec->type) && !value.is_string() && !in_range(value, *spec)) {
     return findings.fail(path, fmt::format("found {}, allowed is {}", json_text(value), allowed));
   }
   if (!spec->words.empty() && !word_position(spec->words, value.get_ref<const std::string&>())) {
@@ -214,7 +232,7 @@ Status ObjectReader::check_unknown(std::string_view key, const Json& value,
   const bool strict = section_ == ConfigSection::kOptimizerParams ||
                       section_ == ConfigSection::kSchedulerParams ||
                       section_ == ConfigSection::kSotto || section_ == ConfigSection::kGroup ||
-                      section_ == ConfigSection::kCodec;
+                      section_ == ConfigSection::kCodec || section_ == ConfigSection::kOuter;
   if (const std::string owners = kinds_with_key(section_, key); strict && !owners.empty()) {
     return findings.fail(path,
                          fmt::format("a key of {}; allowed here are {}", owners, word_list(known)));

@@ -25,6 +25,8 @@ struct Findings {
   void warn(std::string_view path, std::string_view text) {
     warnings.push_back(fmt::format("{}: {}", path, text));
   }
+  // Whether the file has a key with this path that has been read.
+  bool noted(std::string_view path) const;
   // The key at `path`, if it is there, has no effect, for this reason.
   void idle(std::string_view path, std::string_view reason);
   // INVALID_ARGUMENT with `path: ` before the text.
@@ -39,6 +41,9 @@ bool is_active(const Json& value);
 
 // "; ${LR} looks like ..." if the text has a template's placeholder in it, else empty.
 std::string placeholder_hint(std::string_view text);
+
+// Position of `text` in "a|b|c" without regard to case.
+std::optional<uint32_t> word_position(std::string_view words, std::string_view text);
 
 // A list of words for messages: "a, b, c".
 std::string word_list(const std::vector<std::string_view>& words);

@@ -129,28 +129,54 @@ bool partly_compressed(const Config& config) {
 
 Json stages_json(const Config& config, const Request& request) {
   UpdateBytes bytes;
-  if (request.known()) {
+  if (const auto& outer = config.sotto.outer; outer && request.known()) {
+    const OuterBytes sent = outer_bytes(*outer, request.n_params, request.world);
+    bytes.full = full_precision_bytes(
+        request.n_params, request.world,
+        outer->schedule.averages_gradients() ? communication_bytes(config) : 4);
+    const uint64_t steps = outer->schedule.period;
+    if (sent.period) bytes.share = *sent.period / steps + (*sent.period % steps == 0 ? 0 : 1);
+  } else if (request.known()) {
     bytes.full = full_precision_bytes(request.n_params, request.world, communication_bytes(config));
     const std::optional<CodecSettings> codec = config.compression(request.world);
     if (codec && !partly_compressed(config))
       bytes.compressed = compressed_sizes(*codec, request.n_params, request.world).payload;
   }
-  const OptimizerType& type = optimizer_type(config.optimizer.kind);
-  if (type.kind == OptimizerKind::kNone) return Json::array();
-  return type.stages().report(config, run_updates(config), bytes);
+  if (config.optimizer.kind == OptimizerKind::kNone && !config.sotto.outer) return Json::array();
+  return stages_of(config).report(config, run_updates(config), bytes);
+}
+
+// Of an element.
+double bits_of(const CodecSettings& codec) {
+  return 8.0 * codec.unit().bytes / codec.unit().elements;
+}
+
+// Of a parameter in the whole run. A launch has one fragment.
+double outer_bits(const OuterConfig& outer, double gradient_bits, uint64_t updates) {
+  constexpr double kDenseBits = 32;
+  const OuterSchedule& s = outer.schedule;
+  const uint64_t before = std::min(updates, s.synchronous_steps());
+  const OuterLaunches launches = outer_launches(outer, updates);
+  const double coded = outer.codec ? bits_of(*outer.codec) : 0;
+  return static_cast<double>(before) * (s.averages_gradients() ? gradient_bits : kDenseBits) +
+         (static_cast<double>(launches.dense) * kDenseBits +
+          static_cast<double>(launches.compressed) * coded) /
+             static_cast<double>(outer.fragments.count);
 }
 
 // The whole run, where the schedule tells how long it is. Bits are those of one round per
 // parameter: a rank sends 2 (W-1)/W times as many.
 Json run_json(const Config& config) {
   const uint64_t updates = run_updates(config);
-  if (updates == 0 || config.optimizer.kind == OptimizerKind::kNone || partly_compressed(config))
-    return nullptr;
+  const std::optional<OuterConfig>& outer = config.sotto.outer;
+  if (updates == 0 || config.optimizer.kind == OptimizerKind::kNone) return nullptr;
+  if (outer ? outer->top_k : partly_compressed(config)) return nullptr;
   const UpdateCounts c = count_updates(config, updates);
   const double full_bits = 8.0 * static_cast<double>(communication_bytes(config));
-  const PayloadUnit unit = config.compression(1).value_or(CodecSettings{}).unit();
-  const double bits = full_bits * static_cast<double>(c.full_precision) +
-                      8.0 * unit.bytes / unit.elements * static_cast<double>(c.compressed + c.sync);
+  const double bits = outer ? outer_bits(*outer, full_bits, updates)
+                            : full_bits * static_cast<double>(c.full_precision) +
+                                  bits_of(config.compression(1).value_or(CodecSettings{})) *
+                                      static_cast<double>(c.compressed + c.sync);
   return {{"updates", updates},
           {"full_precision_updates", c.full_precision},
           {"compressed_updates", c.compressed + c.sync},
@@ -161,7 +187,9 @@ Json run_json(const Config& config) {
 
 Json memory_json(const Config& config, const Request& request) {
   if (!request.known()) return nullptr;
-  const MemoryBytes b = memory_bytes(config, request.world, request.n_params);
+  // Inner optimizers work as if they were alone.
+  const uint64_t world = config.sotto.outer ? 1 : request.world;
+  const MemoryBytes b = memory_bytes(config, world, request.n_params);
   Json out = Json::object();
   const std::pair<const char*, uint64_t> items[] = {{"parameters", b.parameters},
                                                     {"model_copy", b.model_copy},
@@ -199,19 +227,6 @@ Json loss_scale_json(const Config& config) {
           {"smallest_scale", f.min_loss_scale}};
 }
 
-Json codec_json(const CodecSettings& s) {
-  Json out = {{"type", codec_name(s.kind)}, {"chunk_align", s.chunk_align}};
-  if (s.row().scales) {
-    out["scale"] = scale_name(s.scale);
-    out["granularity"] = granularity_name(s.granularity);
-    if (s.granularity == Granularity::kBucket) out["bucket_elements"] = s.bucket_elements;
-    return out;
-  }
-  if (s.row().block != 0) out["block"] = s.block;
-  out["residual"] = s.residual;
-  return out;
-}
-
 Json sotto_json(const Config& config) {
   const SottoConfig& s = config.sotto;
   return {{"mode", mode_name(s.mode)},
@@ -234,7 +249,8 @@ Json sotto_json(const Config& config) {
 bool is_about(const KeyNote& note, const Obstacle& obstacle) {
   return note.path == obstacle.path ||
          (obstacle.path == "bf16.enabled" && note.path == "bfloat16.enabled") ||
-         (obstacle.path == "zero_optimization.stage" && note.path == "zero_optimization");
+         (obstacle.path == "zero_optimization.stage" && note.path == "zero_optimization") ||
+         (obstacle.path == "sotto.outer.codec" && note.path == "sotto.outer.codec.type");
 }
 
 Json keys_json(const Config& config, const std::vector<Obstacle>& obstacles) {
@@ -277,7 +293,12 @@ Json notes_json(const Config& config, const Request& request) {
         "sotto.granularity tensor pads every tensor, so compressed updates send at least these "
         "bytes");
   }
-  if (partly_compressed(config)) {
+  if (config.sotto.outer) {
+    notes.push_back(
+        "stage outer has the share of an update in the launches of a period; fragments count as "
+        "equal, and memory_bytes has the inner optimizer alone");
+  }
+  if (partly_compressed(config) && !config.sotto.outer) {
     notes.push_back(
         "compressed updates send the parameters of groups with non_freeze in full precision; how "
         "many bytes that is depends on how many they are");
@@ -292,6 +313,19 @@ Json notes_json(const Config& config, const Request& request) {
 }
 
 }  // namespace
+
+Json codec_json(const CodecSettings& s) {
+  Json out = {{"type", codec_name(s.kind)}, {"chunk_align", s.chunk_align}};
+  if (s.row().scales) {
+    out["scale"] = scale_name(s.scale);
+    out["granularity"] = granularity_name(s.granularity);
+    if (s.granularity == Granularity::kBucket) out["bucket_elements"] = s.bucket_elements;
+    return out;
+  }
+  if (s.row().block != 0) out["block"] = s.block;
+  out["residual"] = s.residual;
+  return out;
+}
 
 Result<std::string> config_report(std::string_view text, uint64_t world_size, uint64_t n_params) {
   if (world_size > kMaxWorld) {
@@ -316,6 +350,8 @@ Result<std::string> config_report(std::string_view text, uint64_t world_size, ui
   out["gradient_clipping"] = config.gradient_clipping;
   out["loss_scale"] = loss_scale_json(config);
   out["sotto"] = sotto_json(config);
+  out["outer"] =
+      config.sotto.outer ? outer_json(*config.sotto.outer, world_size, n_params) : Json(nullptr);
   out["stages"] = stages_json(config, request);
   out["run"] = run_json(config);
   out["memory_bytes"] = memory_json(config, request);

@@ -1,5 +1,6 @@
 // What follows from a configuration: batch numbers, lengths of stages, and what stands in its way.
 #include <algorithm>
+#include <iterator>
 
 #include "core/config/optimizer_types.h"
 #include "core/config/sections.h"
@@ -61,6 +62,11 @@ void add_gradient_obstacles(const Config& c, std::vector<Obstacle>& out) {
                    "supported is 0: every rank holds the whole optimizer state; sharding it is "
                    "the host framework's"});
   }
+}
+
+Status status_of(const std::vector<std::string>& reasons) {
+  if (reasons.empty()) return ok_status();
+  return unsupported("configuration: not supported in this release: {}", fmt::join(reasons, "; "));
 }
 
 }  // namespace
@@ -127,6 +133,28 @@ std::string Obstacle::text() const { return fmt::format("{} {} ({})", path, valu
 std::vector<Obstacle> find_obstacles(const Config& config) {
   std::vector<Obstacle> out;
   add_gradient_obstacles(config, out);
+  if (config.sotto.outer)
+    std::ranges::move(find_obstacles(*config.sotto.outer, "sotto.outer"), std::back_inserter(out));
+  return out;
+}
+
+std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view path) {
+  std::vector<Obstacle> out;
+  const auto add = [&](std::string_view key, std::string_view value, std::string_view supported) {
+    out.push_back({fmt::format("{}.{}", path, key), std::string(value), std::string(supported)});
+  };
+  if (outer.schedule.automatic) add("period", "auto", "supported is a whole number >= 1");
+  if (outer.schedule.every_step == OuterEveryStep::kGradients)
+    add("every_step", "gradients", "supported is parameters");
+  const OuterRuleConfig& rule = outer.rule;
+  if ((outer.codec || outer.top_k) && (rule.freshness > 0 || rule.freshness_by_world)) {
+    add("freshness", rule.freshness_by_world ? "1/W" : fmt::format("{}", rule.freshness),
+        "supported with a codec is 0");
+  }
+  if (!outer.top_k) return out;
+  std::vector<std::string_view> names = {"none"};
+  for (const CodecRow& row : kCodecs) names.push_back(row.name());
+  add("codec", "topk", fmt::format("supported is {}", word_list(names)));
   return out;
 }
 
@@ -136,12 +164,15 @@ std::vector<std::string> unsupported_reasons(const Config& config) {
   return texts;
 }
 
+Status check_supported(const OuterConfig& outer) {
+  std::vector<std::string> reasons;
+  for (const Obstacle& obstacle : find_obstacles(outer, "outer"))
+    reasons.push_back(obstacle.text());
+  return status_of(reasons);
+}
+
 Status check_supported(const Config& config) {
-  const std::vector<std::string> reasons = unsupported_reasons(config);
-  if (!reasons.empty()) {
-    return unsupported("configuration: not supported in this release: {}",
-                       fmt::join(reasons, "; "));
-  }
+  SOTTO_TRY(status_of(unsupported_reasons(config)));
   if (config.optimizer.kind == OptimizerKind::kNone) {
     return invalid_argument(
         "configuration: the key optimizer is missing; add {{\"optimizer\": {{\"type\": "

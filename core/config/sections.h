@@ -15,6 +15,10 @@ Status read_optimizer(const Json& object, Config& config, Findings& findings);
 Status read_scheduler(const Json& object, Config& config, Findings& findings);
 Status read_sotto(const Json& object, Config& config, Findings& findings);
 Result<CodecSettings> read_codec(const Json& object, const std::string& path, Findings& findings);
+Result<OuterConfig> read_outer(const Json& object, const std::string& path, Findings& findings);
+// What outer steps and the rest of a file have to do with each other.
+Status check_outer_in_file(const Config& config, Findings& findings);
+void warn_outer_in_file(const Config& config, Findings& findings);
 
 // Elements, of "sotto" and of a codec.
 Status read_chunk_align(const ObjectReader& reader, uint64_t& out, Findings& findings);
@@ -39,6 +43,12 @@ struct Obstacle {
   std::string text() const;
 };
 std::vector<Obstacle> find_obstacles(const Config& config);
+// Of outer steps, whose object has this path.
+std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view path);
+
+// Parts of a report. 0: unknown.
+Json codec_json(const CodecSettings& codec);
+Json outer_json(const OuterConfig& outer, uint64_t world, uint64_t n_params);
 
 std::string_view zero_variance_policy_name(ZeroVariancePolicy policy);
 std::string_view checkpoint_name(CheckpointErrors checkpoint);

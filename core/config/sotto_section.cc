@@ -175,7 +175,8 @@ void warn_of_idle_keys(const ObjectReader& reader, const Config& config, Finding
                                        "zero_variance_policy", "checkpoint"}) {
       const bool acts =
           (key == "mode" && config.scheduler.kind == SchedulerKind::kWarmupCosineLR) ||
-          (key == "checkpoint" && config.sotto.gradient_codec);
+          (key == "checkpoint" &&
+           (config.sotto.gradient_codec || (config.sotto.outer && config.sotto.outer->codec)));
       if (!acts) idle(key, why);
     }
   }
@@ -215,6 +216,9 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   reader.get("max_consecutive_skips", sotto.max_consecutive_skips);
   SOTTO_TRY(read_state_dtype(reader, config, findings));
   SOTTO_TRY(read_gradient_codec(reader, config, findings));
+  if (const Json* outer = reader.find("outer")) {
+    SOTTO_ASSIGN(sotto.outer, read_outer(*outer, reader.path_of("outer"), findings));
+  }
   warn_of_idle_keys(reader, config, findings);
   const Json* groups = reader.find("param_groups");
   for (size_t i = 0; groups != nullptr && i < groups->size(); ++i) {

@@ -124,6 +124,33 @@ class IntervalStages final : public Stages {
   }
 };
 
+class OuterStages final : public Stages {
+ public:
+  uint64_t full_precision_updates(const Config& config) const override {
+    return config.sotto.outer->schedule.synchronous_steps();
+  }
+  UpdateCounts count(const Config& config, uint64_t updates) const override {
+    const OuterLaunches launches = outer_launches(*config.sotto.outer, updates);
+    UpdateCounts c;
+    c.full_precision = std::min(updates, full_precision_updates(config)) + launches.dense;
+    c.sync = launches.compressed;
+    c.local = updates - c.full_precision - c.sync;
+    return c;
+  }
+  Json report(const Config& config, uint64_t updates, const UpdateBytes& bytes) const override {
+    const uint64_t before = full_precision_updates(config);
+    Json rows = Json::array();
+    if (before > 0) rows.push_back(stage_json("every_step", 1, before, bytes_json(bytes.full)));
+    Json outer = stage_json("outer", before + 1, nullptr, bytes_json(bytes.share));
+    if (updates > before) {
+      const UpdateCounts all = count(config, updates);
+      outer["updates"] = {{"launch", all.total() - all.local - before}, {"silent", all.local}};
+    }
+    rows.push_back(std::move(outer));
+    return rows;
+  }
+};
+
 }  // namespace
 
 UpdateCounts Stages::count(const Config& config, uint64_t updates) const {
@@ -146,6 +173,24 @@ const Stages& freeze_stages() {
 const Stages& interval_stages() {
   static const IntervalStages stages;
   return stages;
+}
+
+const Stages& outer_stages() {
+  static const OuterStages stages;
+  return stages;
+}
+
+OuterLaunches outer_launches(const OuterConfig& outer, uint64_t updates) {
+  const uint64_t local = updates - std::min(updates, outer.schedule.synchronous_steps());
+  const uint64_t launches = local / outer.spacing();
+  OuterLaunches out;
+  out.dense = launches;
+  if (!outer.codec) return out;
+  uint64_t rounds = 0;
+  if (__builtin_mul_overflow(outer.dense_rounds, outer.fragments.count, &rounds)) return out;
+  out.dense = std::min(launches, rounds);
+  out.compressed = launches - out.dense;
+  return out;
 }
 
 }  // namespace sotto

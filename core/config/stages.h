@@ -14,14 +14,15 @@ namespace sotto {
 struct UpdateCounts {
   uint64_t full_precision = 0;
   uint64_t compressed = 0;  // gradients or momentum
-  uint64_t sync = 0;        // compressed sums of local updates
+  uint64_t sync = 0;        // compressed averages of local updates
   uint64_t local = 0;       // nothing is sent
   uint64_t total() const { return full_precision + compressed + sync + local; }
 };
 
-// What an update in full precision and a compressed one send, if it is known.
+// What an update in full precision and a compressed one send, and the share of an inner step in the
+// launches of outer steps, if it is known.
 struct UpdateBytes {
-  std::optional<uint64_t> full, compressed;
+  std::optional<uint64_t> full, compressed, share;
 };
 
 class Stages {
@@ -44,5 +45,15 @@ const Stages& freeze_stages();
 // and compressed ones between them; then local steps between compressed synchronisations, at
 // growing intervals too.
 const Stages& interval_stages();
+// Under outer steps, whatever the inner optimizer is: averages of every step, then local steps. A
+// launch belongs to the step before it.
+const Stages& outer_stages();
+
+// Launches of a fragment, in full precision and with the codec.
+struct OuterLaunches {
+  uint64_t dense = 0, compressed = 0;
+};
+// Among the first `updates`.
+OuterLaunches outer_launches(const OuterConfig& outer, uint64_t updates);
 
 }  // namespace sotto

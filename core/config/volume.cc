@@ -63,8 +63,26 @@ uint64_t communication_bytes(const Config& config) {
   return is_16_bit(config) ? 2 : 4;
 }
 
+OuterBytes outer_bytes(const OuterConfig& outer, uint64_t n, uint64_t w) {
+  OuterBytes b;
+  const uint64_t count = outer.fragments.count;
+  // Also of lists of any sizes.
+  if (!outer.codec && !outer.top_k) b.period = full_precision_bytes(n, w, 4);
+  if (count > 1 && !outer.fragments.lists.empty()) return b;
+  const uint64_t elements = n / count + (n % count == 0 ? 0 : 1);
+  b.dense_launch = full_precision_bytes(elements, w, 4);
+  if (outer.top_k) return b;
+  b.launch = outer.codec ? compressed_sizes(*outer.codec, elements, w).payload : b.dense_launch;
+  if (outer.codec) b.period = bounded_product(count, *b.launch);
+  return b;
+}
+
+const Stages& stages_of(const Config& config) {
+  return config.sotto.outer ? outer_stages() : optimizer_type(config.optimizer.kind).stages();
+}
+
 UpdateCounts count_updates(const Config& config, uint64_t updates) {
-  return optimizer_type(config.optimizer.kind).stages().count(config, updates);
+  return stages_of(config).count(config, updates);
 }
 
 uint64_t MemoryBytes::state() const {

@@ -27,6 +27,16 @@ CompressedSizes compressed_sizes(const CodecSettings& codec, uint64_t n, uint64_
 uint64_t gradient_bytes(const Config& config);
 uint64_t communication_bytes(const Config& config);
 
+// What one launch of a fragment sends, and all launches of a period; fragments that are cut as the
+// parameters come count as equal ones. Nothing: lists whose sizes are not known.
+struct OuterBytes {
+  std::optional<uint64_t> dense_launch, launch, period;
+};
+OuterBytes outer_bytes(const OuterConfig& outer, uint64_t n, uint64_t w);
+
+// Those of the type, or of outer steps.
+const Stages& stages_of(const Config& config);
+
 // updates: length of the run, at most 2^53.
 UpdateCounts count_updates(const Config& config, uint64_t updates);
 
