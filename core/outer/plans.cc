@@ -326,9 +326,7 @@ void OuterBuilder::emit_step(const UpdateMemory& m, bool average) {
   if (two) {
     const uint32_t m_sums = block_scratch();
     const auto without_result = [&](kernels::OuterStepOperands<OperandRef> first) {
-      first.anchor.access = s_.payload == OuterPayload::kParams ? Access::kRead : Access::kNone;
-      if (first.anchor.access == Access::kNone) first.anchor = absent();
-      if (first.last_step.slot != kNoSlot) first.last_step.access = Access::kRead;
+      if (s_.payload == OuterPayload::kDelta) first.anchor = absent();
       first.x = first.x_launch = absent();
       first.m_sums = blocks(m_sums, Access::kWrite);
       return first;
@@ -359,7 +357,6 @@ void OuterBuilder::emit_step(const UpdateMemory& m, bool average) {
 
 void OuterBuilder::emit_merge(const UpdateMemory& m, const KernelOptions& options) {
   kernels::OuterStepOperands<OperandRef> o = step_operands(m, false);
-  o.anchor.access = Access::kRead;
   o.last_step = o.fresh = o.previous = o.m = o.numbers = o.factors = absent();
   b_.kernel<kernels::OuterStep>(o, pieces_, step_args(OuterPass::kMerge), options);
 }
