@@ -23,5 +23,10 @@ ObjectPool<sotto_optim>& pool_of() {
   static auto* const pool = new ObjectPool<sotto_optim>("optim", "destroyed");
   return *pool;
 }
+template <>
+ObjectPool<sotto_outer>& pool_of() {
+  static auto* const pool = new ObjectPool<sotto_outer>("outer", "destroyed");
+  return *pool;
+}
 
 }  // namespace sotto::capi

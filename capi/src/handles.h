@@ -17,6 +17,7 @@
 #include "core/group/comm.h"
 #include "core/group/context.h"
 #include "core/optim/optimizer.h"
+#include "core/outer/outer.h"
 #include "sotto/sotto.h"
 
 namespace sotto::capi {
@@ -61,11 +62,16 @@ struct sotto_optim {
   std::vector<sotto::capi::MemoryRange> written;
 };
 
+struct sotto_outer {
+  std::shared_ptr<sotto::capi::CommState> comm;
+  std::shared_ptr<sotto::Outer> core;
+};
+
 namespace sotto::capi {
 
 template <class Object>
 using ObjectPool = HandlePool<std::unique_ptr<Object>>;
-// The pool of sotto_context, sotto_comm, sotto_codec or sotto_optim.
+// The pool of sotto_context, sotto_comm, sotto_codec, sotto_optim or sotto_outer.
 template <class Object>
 ObjectPool<Object>& pool_of();
 template <>
@@ -76,6 +82,8 @@ template <>
 ObjectPool<sotto_codec>& pool_of();
 template <>
 ObjectPool<sotto_optim>& pool_of();
+template <>
+ObjectPool<sotto_outer>& pool_of();
 
 // The handle that the caller gets.
 template <class Object>

@@ -1,7 +1,5 @@
 // sotto_optim_*
 #include <algorithm>
-#include <functional>
-#include <initializer_list>
 #include <memory>
 #include <span>
 #include <string>
@@ -11,6 +9,7 @@
 #include "capi/src/convert.h"
 #include "capi/src/handles.h"
 #include "capi/src/op_handles.h"
+#include "capi/src/params.h"
 #include "capi/src/state_mode.h"
 #include "capi/src/struct_in.h"
 #include "core/base/text.h"
@@ -20,92 +19,8 @@ using namespace sotto::capi;  // NOLINT
 
 namespace {
 
-constexpr uint64_t kMaxParams = uint64_t{1} << 24;
 constexpr uint64_t kMaxArrays = kMaxParams * 16;
 constexpr size_t kMaxNameShown = 300;
-
-Status check_like(const Buffer& b, const Buffer& param, std::initializer_list<Dtype> allowed,
-                  std::string_view name) {
-  if (std::find(allowed.begin(), allowed.end(), b.dtype) == allowed.end()) {
-    std::string names;
-    for (const Dtype d : allowed)
-      names += fmt::format("{}{}", names.empty() ? "" : ", ", dtype_name(d));
-    return unsupported("{} is {}; allowed: {}", name, dtype_name(b.dtype), names);
-  }
-  if (b.count != param.count) {
-    return invalid_argument("{}.count is {} but its parameter has {} elements", name, b.count,
-                            param.count);
-  }
-  return ok_status();
-}
-
-// What the parameters of an optimizer have in common.
-struct Registered {
-  std::vector<MemoryRange> ranges;
-  CommonDevice device;
-};
-
-Result<ParamSpec> take_param(const sotto_param& p, uint64_t index, Registered* all) {
-  std::vector<MemoryRange>* const ranges = &all->ranges;
-  const std::string name = fmt::format("params[{}]", index);
-  if (p.models > 1)
-    return unsupported("{}.models is {}; fused arrays are not built: it must be 0 or 1", name,
-                       p.models);
-  ParamSpec spec;
-  spec.name = p.name == nullptr ? fmt::format("param{}", index) : p.name;
-  spec.group = p.group;
-  SOTTO_ASSIGN(const Buffer param, take_buffer(p.param, name + ".param"));
-  SOTTO_TRY(check_like(param, param, {Dtype::kF32}, name + ".param"));
-  SOTTO_ASSIGN(const Buffer grad, take_buffer(p.grad, name + ".grad"));
-  SOTTO_TRY(check_like(grad, param, {Dtype::kF32, Dtype::kF16, Dtype::kBF16}, name + ".grad"));
-  SOTTO_TRY(all->device.add(param, name + ".param"));
-  SOTTO_TRY(all->device.add(grad, name + ".grad"));
-  spec.count = param.count;
-  spec.param = static_cast<float*>(param.data);
-  spec.grad = grad.data;
-  spec.grad_dtype = grad.dtype;
-  ranges->push_back({param.data, param.bytes(), true, "params.param", index});
-  ranges->push_back({grad.data, grad.bytes(), false, "params.grad", index});
-  if (p.model_copy.count != 0) {
-    SOTTO_ASSIGN(const Buffer copy, take_buffer(p.model_copy, name + ".model_copy"));
-    SOTTO_TRY(check_like(copy, param, {Dtype::kF16, Dtype::kBF16}, name + ".model_copy"));
-    SOTTO_TRY(all->device.add(copy, name + ".model_copy"));
-    spec.copy = copy.data;
-    spec.copy_dtype = copy.dtype;
-    ranges->push_back({copy.data, copy.bytes(), true, "params.model_copy", index});
-  }
-  if (p.mask.count != 0) {
-    SOTTO_ASSIGN(const Buffer mask, take_buffer(p.mask, name + ".mask"));
-    SOTTO_TRY(check_like(mask, param, {Dtype::kU8}, name + ".mask"));
-    SOTTO_TRY(all->device.add(mask, name + ".mask"));
-    spec.mask = static_cast<const uint8_t*>(mask.data);
-    ranges->push_back({mask.data, mask.bytes(), false, "params.mask", index});
-  }
-  return spec;
-}
-
-Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n, Registered* all) {
-  if (n == 0 || n > kMaxParams)
-    return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
-  std::vector<ParamSpec> specs;
-  for (uint64_t i = 0; i < n; ++i) {
-    sotto_param p;
-    SOTTO_TRY(take_element(params, i, sizeof(sotto_param), "params", p));
-    SOTTO_ASSIGN(ParamSpec spec, take_param(p, i, all));
-    specs.push_back(std::move(spec));
-  }
-  SOTTO_TRY(check_overlap(all->ranges));
-  return specs;
-}
-
-std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges) {
-  std::erase_if(ranges, [](const MemoryRange& r) { return !r.written || r.bytes == 0; });
-  std::sort(ranges.begin(), ranges.end(), [](const MemoryRange& a, const MemoryRange& b) {
-    return std::less<const void*>()(a.data, b.data);
-  });
-  ranges.shrink_to_fit();
-  return ranges;
-}
 
 // Values may be in host memory or on the optimizer's device.
 Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* arrays, uint64_t n,
@@ -146,7 +61,7 @@ Result<Registration> take_registration(const sotto_comm& comm, const char* json,
   SOTTO_TRY(check_pointer(out_optim, "out_optim"));
   Registered all;
   Registration out;
-  SOTTO_ASSIGN(out.specs, take_params(params, n, &all));
+  SOTTO_ASSIGN(out.specs, take_params(params, n, ParamUse::kTrained, &all));
   SOTTO_ASSIGN(out.device, all.device.find(*comm.state->core->context()));
   out.written = written_in_order(std::move(all.ranges));
   return out;

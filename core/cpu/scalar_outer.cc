@@ -19,10 +19,11 @@ void outer_tell(const KernelCall& call) {
   const uint32_t flags = *o.flags.flat<const uint32_t>();
   const double sum =
       add_blocks(o.sums.flat<const float>(), 0, call.arguments<OuterMessageArgs>().blocks);
-  *o.message.flat<OuterMessage>() = outer_message(*o.host.flat<const OuterMessage>(), sum,
-                                                  o.segments.flat<const OuterSegment>()->gap,
-                                                  o.inner_sum.flat<const double>(), flags);
-  *o.word.flat<uint32_t>() = flags != 0 ? kSkipNonfinite : kCommit;
+  const OuterMessage message = outer_message(*o.host.flat<const OuterMessage>(), sum,
+                                             o.segments.flat<const OuterSegment>()->gap,
+                                             o.inner_sum.flat<const double>(), flags);
+  *o.message.flat<OuterMessage>() = message;
+  *o.word.flat<uint32_t>() = message.weight == 0 ? kSkipNonfinite : kCommit;
 }
 
 void outer_factors(const KernelCall& call) {
@@ -35,7 +36,8 @@ void outer_factors(const KernelCall& call) {
   const OuterNumbers numbers =
       outer_numbers(a, *o.inputs.flat<const OuterInputs>(), votes.ranks, segments[0].alpha);
   const uint32_t word = outer_word(a, votes);
-  const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, messages) : 0.0;
+  const double of_ranks =
+      a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, messages, votes.ranks) : 0.0;
   for (uint64_t k = 0; k < a.n; ++k) {
     const NormRange& range = a.ranges[k];
     double unit = of_ranks;

@@ -47,7 +47,7 @@ struct OuterFactor {
 
 // Numbers of one boundary: written by OuterFactors, read by every later kernel of it.
 struct OuterNumbers {
-  double phi = 0;        // of clip "rms": what the root mean square is multiplied with
+  double phi = 0;        // threshold of the clip in this boundary, before it is rounded
   double gamma = 1;      // what Lambda is multiplied with: not 1 where the rule is normalised
   float mean = 1;        // what the sum over ranks is multiplied with
   float alpha = 1;       // outer learning rate, times gamma where the rule is normalised
@@ -189,9 +189,9 @@ struct OuterDelta {
 
 // This rank's message: what the host gives, and what is known on the device.
 //   delta_sum = float64 sum of all blocks; gap = segments[0].gap; inner_norm = float(sqrt(float64
-//   sum of inner blocks)), 0 without them; flags = *flags; weight = 1, 0 if flags are raised;
-//   word = flags raised ? kSkipNonfinite : kCommit.
-// host: OuterMessage, of which delta_sum, gap, inner_norm, flags and weight are not read. segments:
+//   sum of inner blocks)), 0 without them; flags = *flags; weight = the host's, 0 if flags are
+//   raised; word = weight is 0 ? kSkipNonfinite : kCommit.
+// host: OuterMessage, of which delta_sum, gap, inner_norm and flags are not read. segments:
 // OuterSegment[]. inner_sum: double, sum of squares of the first inner step; optional.
 template <class T>
 struct OuterTellOperands {
@@ -232,7 +232,7 @@ struct OuterSum {
 //   ranks = messages with weight not 0. mean = 1 if averaged, else float(1 / ranks), 0 without
 //   ranks. numbers.gamma = normalised ? gamma : 1. alpha = float(args.alpha * numbers.gamma);
 //   last_alpha = segments[0].alpha, which becomes alpha. beta, freshness = float of the arguments.
-//   numbers.phi = phi; limit = float(phi * gamma) if clip_by_gamma, else float(phi); shrink = 1.
+//   numbers.phi = phi * gamma if clip_by_gamma, else phi; limit = float(numbers.phi); shrink = 1.
 //   word = fails and a flag is raised, or no rank takes part ? kSkipNonfinite : kCommit. Unless it
 //   is kCommit segments stay as they are.
 // Per segment, in float64:
@@ -240,8 +240,8 @@ struct OuterSum {
 //   penalty "none": Lambda = 1.  "const": Lambda = constant.  Both: unit = 0.
 //   "gap_ema": average_gap = average_gap == 0 ? gap : 0.9*average_gap + 0.1*gap; unit = average_gap
 //   "gap_rel": unit = float(sqrt(sum of the segment's blocks of `sums`))
-//   "gap_inner": unit = period * (float32 sum of inner_norm in ascending rank order, as
-//     sum_of_ranks, times float(1 / world), in float32)
+//   "gap_inner": unit = period * (float32 sum of inner_norm over the ranks that take part, in
+//     ascending order, as sum_of_ranks, times float(1 / ranks), in float32)
 //   "gap_*": Lambda = gap == 0 ? 1 : clamp(1 + gap / (unit + eps * sqrt(count)), 1, lambda_max)
 //   Lambda = max(Lambda, floor). NaN stays NaN.
 //   inv_lambda = float(1 / (numbers.gamma * Lambda)).
@@ -348,7 +348,7 @@ struct OuterStep {
 
 // The limit of a clip that the whole fragment decides, of the float64 sum of all blocks of m * m.
 //   rms: limit = float(phi * float(sqrt(sum / elements))), 0 without elements.
-//   norm: with n = float(sqrt(sum)): shrink = n > limit ? limit / n : 1, in float32.
+//   norm: with n = float(sqrt(sum)): shrink = n > phi ? float(phi / n) : 1.
 template <class T>
 struct OuterLimitOperands {
   T m_sums{}, numbers{};

@@ -35,7 +35,7 @@ SOTTO_HOST_DEVICE inline OuterMessage outer_message(const OuterMessage& host, do
   message.delta_sum = delta_sum;
   message.gap = gap;
   message.inner_norm = inner_sum == nullptr ? 0.0f : float_root(*inner_sum);
-  message.weight = flags == 0 ? 1.0f : 0.0f;
+  if (flags != 0) message.weight = 0;
   message.flags = flags;
   return message;
 }
@@ -45,14 +45,14 @@ SOTTO_HOST_DEVICE inline OuterNumbers outer_numbers(const OuterFactorsArgs& a,
                                                     const OuterInputs& inputs, uint32_t ranks,
                                                     float last_alpha) {
   OuterNumbers n;
-  n.phi = inputs.phi;
+  n.phi = a.clip_by_gamma ? inputs.phi * inputs.gamma : inputs.phi;
   n.gamma = a.normalised ? inputs.gamma : 1.0;
   n.mean = outer_mean(a.averaged, ranks);
   n.alpha = static_cast<float>(a.alpha * n.gamma);
   n.last_alpha = last_alpha;
   n.beta = static_cast<float>(a.beta);
   n.freshness = static_cast<float>(a.freshness);
-  n.limit = static_cast<float>(a.clip_by_gamma ? inputs.phi * inputs.gamma : inputs.phi);
+  n.limit = static_cast<float>(n.phi);
   n.ranks = ranks;
   return n;
 }
@@ -73,11 +73,12 @@ SOTTO_HOST_DEVICE inline float outer_inv_lambda(double gamma, double lambda) {
   return static_cast<float>(1.0 / (gamma * lambda));
 }
 
-// The unit of penalty "gap_inner".
-SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a,
-                                           const OuterMessage* messages) {
-  const float sum = sum_of_ranks(a.world, [&](uint32_t r) { return messages[r].inner_norm; });
-  const float mean = sum * static_cast<float>(1.0 / a.world);
+// The unit of penalty "gap_inner". ranks: that take part.
+SOTTO_HOST_DEVICE inline double inner_unit(const OuterFactorsArgs& a, const OuterMessage* messages,
+                                           uint32_t ranks) {
+  const float sum = sum_of_ranks(
+      a.world, [&](uint32_t r) { return messages[r].weight != 0 ? messages[r].inner_norm : 0.0f; });
+  const float mean = sum * outer_mean(false, ranks);
   return a.penalty.period * static_cast<double>(mean);
 }
 
@@ -112,7 +113,9 @@ SOTTO_HOST_DEVICE inline void limit_momentum(const OuterLimitArgs& a, double sum
   }
   if (a.clip == OuterClip::kNorm) {
     const float norm = float_root(sum);
-    n->shrink = norm > n->limit ? n->limit / norm : 1.0f;
+    n->shrink = static_cast<double>(norm) > n->phi
+                    ? static_cast<float>(n->phi / static_cast<double>(norm))
+                    : 1.0f;
   }
 }
 

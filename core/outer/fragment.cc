@@ -78,8 +78,6 @@ OuterFragment::OuterFragment(const OuterContext& context, std::vector<uint32_t> 
       tensors_of(*context_.parameters, tensors_),
       context_.config.codec ? static_cast<uint32_t>(comm.size()) : 1, codec.chunk_align,
       Granularity::kFlat, 0, codec.row().scales);
-  last_config_ = context_.config;
-  last_config_.merge.kind = OuterMerge::kReset;
   mean_config_ = mean_of_parameters();
   shape_.rank = comm.rank();
   shape_.size = comm.size();
@@ -91,9 +89,10 @@ OuterFragment::OuterFragment(const OuterContext& context, std::vector<uint32_t> 
     shape_.copies.tensors.push_back(i);
     shape_.copies.type = p.copy_dtype;
   }
-  mean_shape_ = last_shape_ = shape_;
   shape_.config = &context_.config;
-  last_shape_.config = &last_config_;
+  mean_shape_ = last_shape_ = shape_;
+  last_shape_.last = true;
+  shape_.config = &context_.config;
   mean_shape_.config = &mean_config_;
 }
 
@@ -131,14 +130,15 @@ OuterPlan OuterFragment::build(Kind kind) const {
     case Kind::kLaunch: return build_outer_launch(shape_);
     case Kind::kReduce: return build_outer_reduction(shape_, false);
     case Kind::kReduceCoded: return build_outer_reduction(shape_, true);
-    case Kind::kUpdate: return build_outer_update(shape_, false, false);
-    case Kind::kUpdateCoded: return build_outer_update(shape_, true, false);
+    case Kind::kUpdate: return build_outer_update(shape_, false);
+    case Kind::kUpdateCoded: return build_outer_update(shape_, true);
     case Kind::kHold: return build_outer_hold(shape_);
-    case Kind::kLastUpdate: return build_outer_update(last_shape_, false, true);
-    case Kind::kLastUpdateCoded: return build_outer_update(last_shape_, true, true);
+    case Kind::kLastUpdate: return build_outer_update(last_shape_, false);
+    case Kind::kLastUpdateCoded: return build_outer_update(last_shape_, true);
     case Kind::kLastHold: return build_outer_hold(last_shape_);
+    case Kind::kAgree: return build_outer_agreement(shape_);
     case Kind::kMeanLaunch: return build_outer_launch(mean_shape_);
-    case Kind::kMeanUpdate: return build_outer_update(mean_shape_, false, false);
+    case Kind::kMeanUpdate: return build_outer_update(mean_shape_, false);
     case Kind::kSwap: return build_outer_swap(shape_, false);
     case Kind::kSwapBack: return build_outer_swap(shape_, true);
     case Kind::kCount: break;
@@ -197,36 +197,41 @@ Result<OpRef> OuterFragment::local(Kind kind, const Step& step, std::vector<OpRe
   return op;
 }
 
-// The average of the payload, which nobody waits for yet.
-Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRef> after) {
-  SOTTO_ASSIGN(const Prepared* p, prepared(compressed ? Kind::kReduceCoded : Kind::kReduce));
+// An operation of all ranks.
+Result<OpRef> OuterFragment::collective(Kind kind, const Step& step, bool compressed,
+                                        int32_t priority, std::vector<OpRef> after) {
+  SOTTO_ASSIGN(const Prepared* p, prepared(kind));
   const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
-  const uint64_t agreed[] = {tensors_.front(),
+  const uint64_t agreed[] = {static_cast<uint64_t>(kind),
+                             tensors_.front(),
                              tensors_.size(),
                              launches_,
-                             uint64_t{compressed},
-                             compressed ? static_cast<uint64_t>(codec.kind) : 0,
-                             compressed ? codec.chunk_align : 0,
-                             compressed ? uint64_t{codec.block} : 0,
+                             static_cast<uint64_t>(codec.kind),
+                             codec.chunk_align,
+                             codec.block,
                              context_.comm->segment_bytes()};
   OpSignature signature;
-  signature.kind = OpKind::kAllReduce;
-  signature.reduce = static_cast<uint16_t>(compressed ? ReduceOp::kMean : ReduceOp::kSum);
+  signature.kind = OpKind::kOuterStep;
   signature.dtype = static_cast<uint32_t>(Dtype::kF32);
   signature.count = layout_->elements();
   signature.tag = step.options.tag;
   signature.detail = static_cast<uint32_t>(hash64(agreed, sizeof agreed));
   CallOptions options;
   options.timeout_us = step.options.timeout_us;
-  options.priority = kBackgroundPriority;
+  options.priority = priority;
   options.after = std::move(after);
   const auto bind_run = [&](Run& run) {
     bind(run, p->slots, step);
     if (compressed) compressed_.bind(run, p->slots.codec);
   };
-  SOTTO_ASSIGN(OpRef op, context_.reductions->launch(
-                             p->plan, signature, std::ref(bind_run),
-                             std::make_shared<ReductionHooks>(this, compressed), options));
+  return context_.reductions->launch(p->plan, signature, std::ref(bind_run),
+                                     std::make_shared<ReductionHooks>(this, compressed), options);
+}
+
+// The average of the payload, which nobody waits for yet.
+Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRef> after) {
+  SOTTO_ASSIGN(OpRef op, collective(compressed ? Kind::kReduceCoded : Kind::kReduce, step,
+                                    compressed, kBackgroundPriority, std::move(after)));
   pending_ = Pending{std::move(op), compressed};
   return ok_status();
 }
@@ -236,6 +241,7 @@ Result<OpRef> OuterFragment::update(Kind full, Kind coded, const Step& step,
                                     std::vector<OpRef> after) {
   after.push_back(pending_->reduction);
   SOTTO_ASSIGN(OpRef op, local(pending_->compressed ? coded : full, step, std::move(after)));
+  last_ = Consumed{std::move(pending_->reduction), context_.comm->engine().clock().now_ns()};
   pending_.reset();
   return op;
 }
@@ -284,12 +290,18 @@ Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
   return update(Kind::kUpdate, Kind::kUpdateCoded, step, {}).status();
 }
 
-// Nothing was launched beside it.
+// Nothing was launched beside it. Ranks that have gone their own ways come together (section 5).
 Status OuterFragment::last_update(const Step& step) {
   if (two_payloads()) std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
-  return (pending_ ? update(Kind::kLastUpdate, Kind::kLastUpdateCoded, step, {})
-                   : local(Kind::kLastHold, step, {}))
-      .status();
+  SOTTO_ASSIGN(OpRef stepped, pending_ ? update(Kind::kLastUpdate, Kind::kLastUpdateCoded, step, {})
+                                       : local(Kind::kLastHold, step, {}));
+  const OuterRuleConfig& rule = context_.config.rule;
+  if (!two_payloads() || rule.beta == 0 || rule.kind == OuterRule::kNone || shape_.alone())
+    return ok_status();
+  SOTTO_ASSIGN(OpRef agreed,
+               collective(Kind::kAgree, step, false, step.options.priority, {std::move(stepped)}));
+  step.ops->push_back(std::move(agreed));
+  return ok_status();
 }
 
 Status OuterFragment::flush(uint64_t since, const Step& step) {
@@ -298,6 +310,11 @@ Status OuterFragment::flush(uint64_t since, const Step& step) {
   if (since != 0 && !both && pending_) SOTTO_TRY(begin({.consumes = true}, step));
   if (since != 0) SOTTO_TRY(begin({.launches = true, .consumes = both}, step));
   return last_update(step);
+}
+
+std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {
+  if (!last_ || !last_->reduction->done()) return std::nullopt;
+  return std::exchange(last_, std::nullopt);
 }
 
 void OuterFragment::await() const {

@@ -77,6 +77,12 @@ class OuterFragment {
   bool under_way() const { return pending_.has_value(); }
   // It has not ended.
   bool late() const { return pending_ && !pending_->reduction->done(); }
+  // The average that was consumed last, once it has ended, with the time of the call: given once.
+  struct Consumed {
+    OpRef reduction;
+    int64_t asked_ns = 0;
+  };
+  std::optional<Consumed> take_consumed();
   // Waits for it, as long as its time-out.
   void await() const;
   uint64_t launches() const { return launches_; }
@@ -107,6 +113,7 @@ class OuterFragment {
     kLastUpdate,  // of a flush, as the following
     kLastUpdateCoded,
     kLastHold,
+    kAgree,
     kMeanLaunch,  // the mean of parameters
     kMeanUpdate,
     kSwap,
@@ -130,6 +137,8 @@ class OuterFragment {
   void bind(Run& run, const OuterPlan& slots, const Step& step) const;
   std::shared_ptr<OpHooks> hooks_of(Kind kind, const OuterOutcome& outcome);
   Result<OpRef> local(Kind kind, const Step& step, std::vector<OpRef> after);
+  Result<OpRef> collective(Kind kind, const Step& step, bool compressed, int32_t priority,
+                           std::vector<OpRef> after);
   Status reduce(const Step& step, bool compressed, std::vector<OpRef> after);
   Result<OpRef> update(Kind full, Kind coded, const Step& step, std::vector<OpRef> after);
   Status boundary(const Step& step);
@@ -144,12 +153,13 @@ class OuterFragment {
   const OuterContext& context_;
   const std::vector<uint32_t> tensors_;
   std::unique_ptr<CompressedLayout> layout_;
-  OuterConfig last_config_, mean_config_;
+  OuterConfig mean_config_;
   OuterShape shape_, last_shape_, mean_shape_;
   std::array<DeviceArray, kOuterArrays> arrays_;
   CompressedState compressed_;
   std::array<std::optional<Prepared>, static_cast<size_t>(Kind::kCount)> plans_;
   std::optional<Pending> pending_;
+  std::optional<Consumed> last_;
   uint64_t launches_ = 0, consumed_ = 0;
   bool refused_ = false;
   OuterReport report_;

@@ -101,8 +101,10 @@ Outer::Outer(OuterContext context, ParameterSet parameters)
   context_.parameters = &parameters_;
 }
 
-// Averages use the fragments' memory.
-Outer::~Outer() {
+Outer::~Outer() = default;
+
+void Outer::close() {
+  context_.comm->engine().wait_until([this] { return !busy(); }, -1);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) f->await();
 }
 
@@ -204,6 +206,12 @@ Status Outer::set(std::string_view name, double value) {
   return invalid_argument("\"{}\" cannot be set; allowed: \"lr\", \"loss\", \"weight\"", name);
 }
 
+Status Outer::vote(uint32_t bits) {
+  SOTTO_TRY(check_idle());
+  votes_ |= bits;
+  return ok_status();
+}
+
 Status Outer::set_parameters(std::span<const ParameterPlace> params,
                              std::span<const ParameterPlace> copies) {
   SOTTO_TRY(check_idle());
@@ -217,6 +225,11 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   step.told.loss = loss_;
   step.told.weight = static_cast<float>(weight_);
   step.told.votes = votes_;
+  const auto us = [](int64_t ns) {
+    return static_cast<uint32_t>(std::clamp<int64_t>(ns / 1000, 0, UINT32_MAX));
+  };
+  step.told.step_us = us(meter_.step_ns());
+  step.told.network_us = us(meter_.network_ns());
   step.told.version = kOuterMessageVersion;
   step.options.tag = options.tag;
   step.options.timeout_us = options.timeout_us;
@@ -234,6 +247,7 @@ Result<OpRef> Outer::step(const CallOptions& options) {
         "the anchor is in the place of the parameters; call sotto_outer_swap before the next inner "
         "step");
   }
+  measure(context_.comm->engine().clock().now_ns());
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step(options, &ops);
   uint32_t happens = 0;
@@ -253,7 +267,35 @@ Result<OpRef> Outer::step(const CallOptions& options) {
     if ((happens & kOuterLaunched) != 0) votes_ = 0;
     ++step_;
   }
-  return finish(begun, std::move(ops), options);
+  Result<OpRef> op = finish(begun, std::move(ops), options);
+  left_ns_ = context_.comm->engine().clock().now_ns();
+  left_in_flight_ = averages_in_flight();
+  return op;
+}
+
+uint32_t Outer::averages_in_flight() const {
+  uint32_t n = 0;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) n += f->late() ? 1 : 0;
+  return n;
+}
+
+// What averages took that have been consumed since the last time.
+void Outer::fold_consumed() {
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    if (const auto consumed = f->take_consumed()) {
+      const OpStats stats = consumed->reduction->stats();
+      meter_.consumed(stats.start_ns, stats.end_ns, consumed->asked_ns);
+    }
+  }
+}
+
+// The trainer has made an inner step since the last call.
+void Outer::measure(int64_t now_ns) {
+  fold_consumed();
+  const bool beside = left_in_flight_ != 0 && averages_in_flight() != 0;
+  if (left_ns_ != 0 && (beside || left_in_flight_ == 0))
+    meter_.inner_step(now_ns - left_ns_, beside);
+  left_ns_ = 0;
 }
 
 Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
@@ -342,6 +384,11 @@ Result<OuterInfo> Outer::info() {
     info.state_bytes += f->state_bytes();
     if (last == nullptr || f->consumed() > last->consumed()) last = f.get();
   }
+  fold_consumed();
+  info.overlap_ratio = meter_.ratio();
+  info.contention = meter_.contention();
+  info.network_ns = meter_.network_ns();
+  info.exposed_ns = meter_.exposed_ns();
   add_report(*last, &info);
   SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
   info.payload_bytes_next_launch = next.payload_bytes_sent;

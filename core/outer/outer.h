@@ -17,6 +17,7 @@
 #include "core/optim/agreement.h"
 #include "core/optim/parameter_set.h"
 #include "core/outer/fragment.h"
+#include "core/outer/overlap_meter.h"
 #include "core/outer/rounds.h"
 
 namespace sotto {
@@ -41,6 +42,9 @@ struct OuterInfo {
   double delta_norm = 0;  // root of the mean over ranks of the squared length of Delta
   double step_norm = 0;   // of the anchor's update
   double gain = 1;
+  double overlap_ratio = 1;  // of the time of all averages so far
+  double contention = std::numeric_limits<double>::quiet_NaN();  // OverlapMeter::contention
+  int64_t network_ns = -1, exposed_ns = -1;  // of the last average that was consumed; -1: none was
   uint64_t payload_bytes_next_launch = 0;
   uint64_t header_bytes_next_launch = 0;
   uint64_t state_bytes = 0;
@@ -55,12 +59,14 @@ class Outer : public std::enable_shared_from_this<Outer> {
                                                std::shared_ptr<Device> device = nullptr,
                                                const Status& refused = {});
   ~Outer();
+  Outer(const Outer&) = delete;
+  Outer& operator=(const Outer&) = delete;
 
   // "lr": inner learning rate of the next steps; "loss": what this rank tells the others with the
   // next average; "weight": 1, or 0: its inner steps do not count in the next averages.
   Status set(std::string_view name, double value);
   // Told to all ranks with the next average, or-ed together.
-  void vote(uint32_t bits) { votes_ |= bits; }
+  Status vote(uint32_t bits);
   Status set_parameters(std::span<const ParameterPlace> params,
                         std::span<const ParameterPlace> copies);
 
@@ -73,6 +79,9 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Result<OpRef> swap(const CallOptions& options);
 
   Result<OuterInfo> info();
+  // Waits for a step in flight and for averages under way, at most as long as their deadlines. The
+  // caller's memory is free then.
+  void close();
   bool busy() const { return in_flight_.load(std::memory_order_acquire); }
   const OuterConfig& config() const { return context_.config; }
   const std::shared_ptr<Comm>& comm() const { return context_.comm; }
@@ -94,6 +103,9 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // The operation that the caller waits for: it comes after `ops`.
   Result<OpRef> finish(const Status& begun, std::vector<OpRef> ops, const CallOptions& options);
   void completed(Status& status);
+  uint32_t averages_in_flight() const;
+  void fold_consumed();
+  void measure(int64_t now_ns);
 
   ParameterSet parameters_;
   OuterContext context_;
@@ -105,6 +117,9 @@ class Outer : public std::enable_shared_from_this<Outer> {
   uint32_t events_ = 0, votes_ = 0;
   double gamma_ = 1, loss_ = std::numeric_limits<double>::quiet_NaN(), weight_ = 1;
   bool swapped_ = false;
+  OverlapMeter meter_;
+  int64_t left_ns_ = 0;          // when the last step's call returned; 0: there was none
+  uint32_t left_in_flight_ = 0;  // averages then
   std::atomic<bool> in_flight_{false};
 };
 

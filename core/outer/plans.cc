@@ -25,8 +25,9 @@ class OuterBuilder {
 
   OuterPlan launch();
   OuterPlan reduction(bool compressed);
-  OuterPlan update(bool compressed, bool last);
+  OuterPlan update(bool compressed);
   OuterPlan hold();
+  OuterPlan agreement();
   OuterPlan swap(bool back);
   OuterPlan start();
   OuterPlan inner_sum();
@@ -78,9 +79,15 @@ class OuterBuilder {
   uint32_t measure(bool keeps);  // block sums; the flags are then in flags_
   // Tensors as parts of a flat array, for a codec.
   uint32_t parts_of(OuterArray which);
-  void sum_in_full();
+  void sum_in_full(OuterArray from);
   void compress();
 
+  // Where live parameters are as they were at the launch.
+  OuterArray launch_live() const {
+    return x_.bytes_of(OuterArray::kLaunchLive) != 0 ? OuterArray::kLaunchLive
+                                                     : OuterArray::kPayload;
+  }
+  OuterMerge merge() const { return x_.last ? OuterMerge::kReset : s_.merge.kind; }
   OuterPenaltyArgs penalty() const;
   OuterStepArgs step_args(OuterPass pass) const;
   kernels::OuterStepOperands<OperandRef> step_operands(const UpdateMemory& m, bool average);
@@ -90,7 +97,8 @@ class OuterBuilder {
   void emit_factors(const UpdateMemory& m, bool average, bool compressed);
   void emit_step(const UpdateMemory& m, bool average);
   // Where no rank takes part the anchor stays, and live parameters still merge with it.
-  void emit_merge(const UpdateMemory& m, const KernelOptions& options);
+  // from: what progress is counted from.
+  void emit_merge(const UpdateMemory& m, OuterArray from, const KernelOptions& options);
   void write_copies(const KernelOptions& options);
   OuterPlan finish(const UpdateMemory& m, bool average);
 
@@ -167,10 +175,11 @@ uint32_t OuterBuilder::parts_of(OuterArray which) {
   return first;
 }
 
-void OuterBuilder::sum_in_full() {
+// Into the result.
+void OuterBuilder::sum_in_full(OuterArray from) {
   const uint64_t n = layout_.elements();
   if (x_.alone()) {
-    b_.copy({array(OuterArray::kResult), 0, n * 4}, {array(OuterArray::kPayload), 0, n * 4});
+    b_.copy({array(OuterArray::kResult), 0, n * 4}, {array(from), 0, n * 4});
     return;
   }
   const uint64_t counts[] = {n};
@@ -181,7 +190,7 @@ void OuterBuilder::sum_in_full() {
   r.size = x_.size;
   r.layout = &layout;
   r.op = ReduceOp::kSum;
-  r.in_list = array(OuterArray::kPayload);
+  r.in_list = array(from);
   r.out_flat = array(OuterArray::kResult);
   r.round = b_.next_round();
   r.segment_bytes = x_.sizes.segment_bytes;
@@ -204,7 +213,7 @@ OuterPlan OuterBuilder::reduction(bool compressed) {
   b_.copy({messages, static_cast<uint64_t>(x_.rank) * kBytes, kBytes},
           {array(OuterArray::kMessage), 0, kBytes});
   if (!x_.alone()) emit_message_exchange(b_, x_.rank, x_.size, messages, kBytes, b_.next_round());
-  if (layout_.elements() != 0) compressed ? compress() : sum_in_full();
+  if (layout_.elements() != 0) compressed ? compress() : sum_in_full(OuterArray::kPayload);
   out_.plan = b_.take();
   return std::move(out_);
 }
@@ -224,7 +233,7 @@ OuterPenaltyArgs OuterBuilder::penalty() const {
 OuterStepArgs OuterBuilder::step_args(OuterPass pass) const {
   return {.pass = pass,
           .rule = s_.rule.kind,
-          .merge = s_.merge.kind,
+          .merge = merge(),
           .clip = s_.clip.kind,
           .anchor_diff = x_.takes_out_last_step(),
           .params = s_.payload == OuterPayload::kParams,
@@ -251,10 +260,8 @@ kernels::OuterStepOperands<OperandRef> OuterBuilder::step_operands(const UpdateM
   o.previous =
       s_.rule.freshness > 0 && average ? flat_of(OuterArray::kPrevious, Access::kRead) : absent();
   o.x_launch = absent();
-  if (s_.merge.kind == OuterMerge::kAddProgress) {
-    o.x_launch =
-        flat_of(has(OuterArray::kLaunchLive) ? OuterArray::kLaunchLive : OuterArray::kPayload,
-                Access::kRead);
+  if (merge() == OuterMerge::kAddProgress) {
+    o.x_launch = flat_of(launch_live(), Access::kRead);
   }
   o.m = s_.rule.kind == OuterRule::kNone ? absent()
                                          : flat_of(OuterArray::kMomentum, Access::kReadWrite);
@@ -355,8 +362,10 @@ void OuterBuilder::emit_step(const UpdateMemory& m, bool average) {
       {}, OuterGapArgs{ranges.data(), ranges.size()});
 }
 
-void OuterBuilder::emit_merge(const UpdateMemory& m, const KernelOptions& options) {
+void OuterBuilder::emit_merge(const UpdateMemory& m, OuterArray from,
+                              const KernelOptions& options) {
   kernels::OuterStepOperands<OperandRef> o = step_operands(m, false);
+  if (merge() == OuterMerge::kAddProgress) o.x_launch = flat_of(from, Access::kRead);
   o.last_step = o.fresh = o.previous = o.m = o.numbers = o.factors = absent();
   b_.kernel<kernels::OuterStep>(o, pieces_, step_args(OuterPass::kMerge), options);
 }
@@ -377,8 +386,10 @@ void OuterBuilder::write_copies(const KernelOptions& options) {
 
 OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
   const uint64_t segments = x_.segments();
-  b_.copy({array(OuterArray::kSegments), 0, segments * sizeof(OuterSegment)},
-          {m.segments, 0, segments * sizeof(OuterSegment)}, StepOperands::committing(m.word));
+  if (!s_.averages_parameters()) {  // else there is no gap
+    b_.copy({array(OuterArray::kSegments), 0, segments * sizeof(OuterSegment)},
+            {m.segments, 0, segments * sizeof(OuterSegment)}, StepOperands::committing(m.word));
+  }
   const uint64_t messages = average ? static_cast<uint64_t>(x_.size) * sizeof(OuterMessage) : 0;
   OuterOutcome& at = out_.outcome;
   at.numbers = 8;
@@ -396,9 +407,9 @@ OuterPlan OuterBuilder::finish(const UpdateMemory& m, bool average) {
   return std::move(out_);
 }
 
-OuterPlan OuterBuilder::update(bool compressed, bool last) {
+OuterPlan OuterBuilder::update(bool compressed) {
   const UpdateMemory m = update_memory();
-  if (last && s_.rule.freshness > 0)
+  if (x_.last && s_.rule.freshness > 0)
     b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0);
   emit_factors(m, true, compressed);
   const KernelOptions commits = StepOperands::committing(m.word);
@@ -412,7 +423,7 @@ OuterPlan OuterBuilder::update(bool compressed, bool last) {
   if (s_.nonfinite == OuterNonfinite::kSkipRank) {
     KernelOptions skips;
     skips.predicate = {m.word, 0, kSkipNonfinite};
-    emit_merge(m, skips);
+    emit_merge(m, launch_live(), skips);
     write_copies(skips);
   }
   return finish(m, true);
@@ -422,11 +433,16 @@ OuterPlan OuterBuilder::hold() {
   const UpdateMemory m = update_memory();
   emit_factors(m, false, false);
   const KernelOptions commits = StepOperands::committing(m.word);
-  s_.rule.freshness > 0 ? emit_step(m, false) : emit_merge(m, commits);
+  // The next average is launched against this anchor, and progress counts from it.
+  if (x_.bytes_of(OuterArray::kLaunchAnchor) != 0) {
+    const uint64_t bytes = x_.bytes_of(OuterArray::kAnchor);
+    b_.copy({array(OuterArray::kLaunchAnchor), 0, bytes}, {array(OuterArray::kAnchor), 0, bytes});
+  }
+  s_.rule.freshness > 0 ? emit_step(m, false) : emit_merge(m, OuterArray::kAnchor, commits);
   write_copies(commits);
   KernelOptions skips;
   skips.predicate = {m.word, 0, kSkipNonfinite};
-  emit_merge(m, skips);
+  emit_merge(m, OuterArray::kAnchor, skips);
   write_copies(skips);
   return finish(m, false);
 }
@@ -437,6 +453,22 @@ OuterPlan OuterBuilder::inner_sum() {
   b_.kernel<kernels::OuterSum>({.sums = whole(sums, Access::kRead, 0, n * 4),
                                 .sum = all_of(OuterArray::kInnerSum, Access::kWrite)},
                                {}, OuterMessageArgs{n});
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+OuterPlan OuterBuilder::agreement() {
+  for (const OuterArray which : {OuterArray::kAnchor, OuterArray::kMomentum}) {
+    sum_in_full(which);
+    b_.kernel<kernels::Convert>(
+        {.x = list(parts_of(OuterArray::kResult), Access::kRead, 32),
+         .y = list(parts_of(which), Access::kWrite, 32)},
+        pieces_, ConvertArgs{Dtype::kF32, Dtype::kF32, static_cast<float>(1.0 / x_.size)});
+  }
+  b_.kernel<kernels::Unpack>(
+      {.flat = flat_of(OuterArray::kAnchor, Access::kRead), .tensors = live()}, to_tensors(),
+      PackArgs{0, 4});
+  write_copies({});
   out_.plan = b_.take();
   return std::move(out_);
 }
@@ -457,18 +489,9 @@ OuterPlan OuterBuilder::swap(bool back) {
 }
 
 OuterPlan OuterBuilder::start() {
-  std::vector<OuterArray> arrays{OuterArray::kAnchor};
-  // What progress is counted from (section 3, first boundary).
-  if (s_.merge.kind == OuterMerge::kAddProgress) {
-    arrays.push_back(s_.payload == OuterPayload::kParams ? OuterArray::kPayload
-                                                         : OuterArray::kLaunchLive);
-  }
-  if (x_.bytes_of(OuterArray::kLaunchAnchor) != 0) arrays.push_back(OuterArray::kLaunchAnchor);
-  for (const OuterArray to : arrays) {
-    b_.kernel<kernels::Pack>(
-        {.tensors = params(Access::kRead), .flat = flat_of(to, Access::kWrite)}, pieces_,
-        PackArgs{0, 4});
-  }
+  b_.kernel<kernels::Pack>(
+      {.tensors = params(Access::kRead), .flat = flat_of(OuterArray::kAnchor, Access::kWrite)},
+      pieces_, PackArgs{0, 4});
   out_.plan = b_.take();
   return std::move(out_);
 }
@@ -527,12 +550,13 @@ OuterPlan build_outer_launch(const OuterShape& shape) { return OuterBuilder(shap
 OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed) {
   return OuterBuilder(shape).reduction(compressed);
 }
-OuterPlan build_outer_update(const OuterShape& shape, bool compressed, bool last) {
-  return OuterBuilder(shape).update(compressed, last);
+OuterPlan build_outer_update(const OuterShape& shape, bool compressed) {
+  return OuterBuilder(shape).update(compressed);
 }
 OuterPlan build_outer_hold(const OuterShape& shape) { return OuterBuilder(shape).hold(); }
 OuterPlan build_outer_inner_sum(const OuterShape& shape) { return OuterBuilder(shape).inner_sum(); }
 
+OuterPlan build_outer_agreement(const OuterShape& shape) { return OuterBuilder(shape).agreement(); }
 OuterPlan build_outer_swap(const OuterShape& shape, bool back) {
   return OuterBuilder(shape).swap(back);
 }

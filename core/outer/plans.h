@@ -47,6 +47,7 @@ struct OuterShape {
   const CompressedLayout* layout = nullptr;  // of the fragment's tensors
   const OuterConfig* config = nullptr;       // resolved
   ModelCopies copies;                        // numbers of tensors of the fragment
+  bool last = false;  // nothing is launched any more: live parameters become the anchor
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
 
   bool alone() const { return size == 1; }
@@ -86,11 +87,13 @@ struct OuterPlan {
 OuterPlan build_outer_launch(const OuterShape& shape);
 // compressed: with the settings' codec.
 OuterPlan build_outer_reduction(const OuterShape& shape, bool compressed);
-// compressed: the average comes from a codec. last: nothing was launched with it.
-OuterPlan build_outer_update(const OuterShape& shape, bool compressed, bool last);
+// compressed: the average comes from a codec.
+OuterPlan build_outer_update(const OuterShape& shape, bool compressed);
 OuterPlan build_outer_hold(const OuterShape& shape);
 // Measures the round's first inner step.
 OuterPlan build_outer_inner_sum(const OuterShape& shape);
+// Ranks whose anchors and momenta differ take the mean of them, and anchors as live parameters.
+OuterPlan build_outer_agreement(const OuterShape& shape);
 // The anchor takes the place of live parameters; back: they have theirs again.
 OuterPlan build_outer_swap(const OuterShape& shape, bool back);
 // Live parameters become the anchor.

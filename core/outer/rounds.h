@@ -29,7 +29,8 @@ struct OuterRounds {
       return m > 0 && m >= offset && (m - offset) % period == 0;
     };
     events.launches = launched(n);
-    events.consumes = n >= delay && (launched(n - delay) || (events.launches && delay == period));
+    // With delay = period the first one of a fragment has nothing to consume: it holds.
+    events.consumes = (events.launches && delay == period) || (n >= delay && launched(n - delay));
     events.measures = measures && (n == 1 || launched(n - 1));
     return events;
   }

@@ -1,6 +1,7 @@
 // Kernels of outer optimizers that make numbers of a boundary, and boundaries made of all of them.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <limits>
@@ -30,7 +31,8 @@ OuterMessage host_message() {
   m.loss = 2.5;
   m.tokens = 4096;
   m.anchor_hash = 0x123456789abcdef0;
-  m.gap = m.inner_norm = m.weight = -1;
+  m.gap = m.inner_norm = -1;
+  m.weight = 1;
   m.flags = 77;
   m.step_us = 1000;
   m.network_us = 2000;
@@ -39,8 +41,8 @@ OuterMessage host_message() {
   return m;
 }
 
-KernelCase tell_case(const std::vector<float>& sums, uint32_t flags, const double* inner,
-                     float gap) {
+KernelCase tell_case(const std::vector<float>& sums, uint32_t flags, const double* inner, float gap,
+                     float weight = 1) {
   KernelCase work(KernelId::kOuterTell);
   work.set_args(OuterMessageArgs{sums.size()});
   auto& o = work.named<kernels::OuterTell>();
@@ -48,7 +50,9 @@ KernelCase tell_case(const std::vector<float>& sums, uint32_t flags, const doubl
   o.flags = work.flat(std::vector<uint32_t>{flags});
   o.segments = work.flat(std::vector<OuterSegment>{{3, gap, 0.5f}, {4, 9, 9}});
   if (inner != nullptr) o.inner_sum = work.flat(std::vector<double>{*inner});
-  o.host = work.flat(std::vector<OuterMessage>{host_message()});
+  OuterMessage host = host_message();
+  host.weight = weight;
+  o.host = work.flat(std::vector<OuterMessage>{host});
   o.message = work.flat(std::vector<uint8_t>(sizeof(OuterMessage), 0xee));
   o.word = work.flat(std::vector<uint32_t>{0});
   return work;
@@ -85,6 +89,15 @@ TEST(KernelsOuterBoundary, MessagesTellWhatTheHostGivesAndWhatTheDeviceKnows) {
       }
     }
   }
+}
+
+TEST(KernelsOuterBoundary, ARankThatTheHostLeavesOutTakesNoPart) {
+  KernelCase work = tell_case({1, 2}, 0, nullptr, 0, 0);
+  const auto& o = work.named<kernels::OuterTell>();
+  const Outcome out = run(work);
+  EXPECT_EQ(first<OuterMessage>(out, o.message).weight, 0.0f);
+  EXPECT_EQ(first<OuterMessage>(out, o.message).flags, 0u);
+  EXPECT_EQ(first<uint32_t>(out, o.word), kSkipNonfinite);
 }
 
 TEST(KernelsOuterBoundary, SumsAreAddedInOrder) {
@@ -175,10 +188,12 @@ double unit_of(const Segments& s, const FactorsCase& c, size_t k, double gap, do
       for (size_t g = 0; g < c.messages.size(); g += 8) {
         float eight = 0;
         for (size_t r = g; r < std::min(g + 8, c.messages.size()); ++r)
-          eight += c.messages[r].inner_norm;
+          eight += c.messages[r].weight != 0 ? c.messages[r].inner_norm : 0.0f;
         total += eight;
       }
-      total *= static_cast<float>(1.0 / static_cast<double>(c.messages.size()));
+      const auto ranks = std::count_if(c.messages.begin(), c.messages.end(),
+                                       [](const OuterMessage& m) { return m.weight != 0; });
+      total *= ranks == 0 ? 0.0f : static_cast<float>(1.0 / static_cast<double>(ranks));
       return 48 * static_cast<double>(total);
     }
     default: return 0;
@@ -223,7 +238,7 @@ void expect_factors(const Segments& s, FactorsCase c) {
   const bool commits = ranks != 0 && !(flagged && c.args.fails);
   EXPECT_EQ(first<uint32_t>(out, o.word), commits ? kCommit : kSkipNonfinite);
   const OuterNumbers n = first<OuterNumbers>(out, o.numbers);
-  EXPECT_EQ(n.phi, 0.35);
+  EXPECT_EQ(n.phi, c.args.clip_by_gamma ? 0.35 * c.in.gamma : 0.35);
   EXPECT_EQ(n.gamma, c.args.normalised ? c.in.gamma : 1.0);
   EXPECT_EQ(n.mean, c.args.averaged ? 1.0f : ranks == 0 ? 0.0f : static_cast<float>(1.0 / ranks));
   EXPECT_EQ(n.alpha, static_cast<float>(c.args.normalised ? 0.7 * c.in.gamma : 0.7));
@@ -313,7 +328,7 @@ TEST(KernelsOuterBoundary, LimitsOfWholeFragments) {
   EXPECT_EQ(limited(OuterClip::kRms, sums, 16).limit, 5.0f);
   EXPECT_EQ(limited(OuterClip::kRms, sums, 16).shrink, 1.0f);
   EXPECT_EQ(limited(OuterClip::kRms, {}, 0).limit, 0.0f);
-  EXPECT_EQ(limited(OuterClip::kNorm, sums, 16).shrink, 1.25f / 8.0f);
+  EXPECT_EQ(limited(OuterClip::kNorm, sums, 16).shrink, 2.5f / 8.0f);
   EXPECT_EQ(limited(OuterClip::kNorm, sums, 16).limit, 1.25f);
   EXPECT_EQ(limited(OuterClip::kNorm, {1, 0.25f}, 16).shrink, 1.0f);
   EXPECT_EQ(limited(OuterClip::kNorm, {0}, 16).shrink, 1.0f);

@@ -36,6 +36,8 @@ class Model {
     engine_ = &comm->engine();
   }
 
+  ~Model() { outer_->close(); }
+
   Outer& outer() { return *outer_; }
   void write(float x) {
     for (size_t t = 0; t < memory_.size(); ++t) {

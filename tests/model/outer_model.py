@@ -136,7 +136,8 @@ class Fragment:
         """Gap and unit of 4.3 for the own state k. moved: s, None where it is zero by section 4.1."""
         s = self.settings
         if s.granularity == "element":
-            return np.abs(moved).astype(np.float64) if moved is not None else np.zeros(len(d)), np.abs(d)
+            return (np.abs(moved).astype(np.float64) if moved is not None else np.zeros(len(d)),
+                    np.abs(d).astype(np.float64))
         # Decided: where s is zero by construction consensus changes nothing.
         if moved is None:
             gap = np.zeros(len(self.segments))

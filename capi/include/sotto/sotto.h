@@ -118,6 +118,7 @@ typedef struct sotto_comm sotto_comm;
 typedef struct sotto_op sotto_op;
 typedef struct sotto_codec sotto_codec;
 typedef struct sotto_optim sotto_optim;
+typedef struct sotto_outer sotto_outer;
 
 /* ---- structs -------------------------------------------------------------------------------- */
 
@@ -1293,6 +1294,145 @@ SOTTO_API sotto_status sotto_optim_set_frozen(sotto_optim* optim, const uint8_t*
  * Threads: one per handle, not from callbacks. Blocks: waits for a step in flight, at most its
  * deadline. Errors: INVALID_STATE (fork, callback). Since: 0.1 */
 SOTTO_API sotto_status sotto_optim_destroy(sotto_optim* optim);
+
+/* ---- outer optimizer ------------------------------------------------------------------------ */
+
+/* Outer optimizers train with inner steps that send nothing: every rank makes its own, with any
+ * optimizer. What a period of them has changed is averaged over ranks, in the background of the
+ * next ones, and moves an anchor, from which all go on: CO2, SlowMo, DiLoCo, local SGD and their
+ * family. sotto_outer_step is called after every inner step, whatever the settings. */
+
+/* Creates an outer optimizer over n parameters, whose values are the first anchor. Collective:
+ * names, counts, values (by a hash) and settings are compared; if one rank refuses, whatever the
+ * reason, all of them end with its code and text, and the comm stays as it is.
+ *   comm      [in]  stays alive until the outer optimizer is destroyed. Its averages have an order
+ *                   of their own beside the comm's collectives
+ *   json      [in]  the object {"preset": "co2", "period": 48, ...}, or a file that has it as
+ *                   "sotto": {"outer": {...}}; either may come as one base64url word.
+ *                   sotto_config_report explains every key
+ *   params    [in]  n structs: live values (float32) and model copies, which are written after
+ *                   every change; group, grad and mask must be empty. Borrowed until the outer
+ *                   optimizer is destroyed
+ *   n         [in]  > 0
+ *   out_outer [out] owned by the caller: sotto_outer_destroy
+ * Threads: one per comm, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
+ * INVALID_ARGUMENT (names the key or the parameter), UNSUPPORTED (names what is not built),
+ * PROTOCOL (ranks differ), INVALID_STATE (fork, callback), the comm's own. Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_create(sotto_comm* comm, const char* json,
+                                          const sotto_param* params, uint64_t n,
+                                          sotto_outer** out_outer);
+
+/* Sets what belongs to the next steps.
+ *   outer [in]
+ *   name  [in] "lr": the inner learning rate, for settings in its units (lr_normalised, clip_units
+ *              "grad"); 1 before the first call. "loss": what this rank tells the others with its
+ *              next average. "weight": 1, or 0: this rank's inner steps do not count in the next
+ *              averages
+ *   value [in] finite
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown name, value), BUSY (step
+ * in flight), INVALID_STATE (lr 0 or less with lr_normalised; fork). Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_set(sotto_outer* outer, const char* name, double value);
+
+/* Counts an inner step, which has changed the live parameters. In most calls that is all. Every
+ * period it takes what is to be averaged, and where an average is due it moves the anchor and
+ * changes the live parameters; the average that is launched goes on behind the operation.
+ * Collective where something happens: all ranks make the same number of calls. If the average is
+ * late the operation waits for it. If its group has failed, live parameters, anchor and momentum
+ * are those of before the call.
+ * A rank whose parameters are not finite is left out of the average ("nonfinite": "skip_rank"), or
+ * ends the step with NONFINITE on all ranks, where nothing is updated ("error").
+ *   outer  [in]
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] owned by the caller: sotto_op_release; may be NULL: the call waits for completion.
+ *                The caller may touch the parameters again when it has completed
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: reads and writes after work queued on call->stream. Errors: BUSY
+ * (previous step in flight), INVALID_STATE (sotto_outer_swap) and the common errors of collectives;
+ * from the operation also NONFINITE (nothing updated, group healthy). Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_step(sotto_outer* outer, const sotto_call* call,
+                                        sotto_op** out_op);
+
+/* Averages what was not averaged yet and consumes everything: live parameters become the anchor,
+ * whatever the merge. For the end of a training. A second call does nothing. Collective.
+ *   outer  [in]
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] as for sotto_outer_step
+ * Threads: one per handle, not from callbacks. Blocks: as sotto_outer_step. Stream: as
+ * sotto_outer_step. Errors: as sotto_outer_step. Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_flush(sotto_outer* outer, const sotto_call* call,
+                                         sotto_op** out_op);
+
+/* Puts the anchor into the place of the live parameters, for an evaluation; the next call puts them
+ * back, bit for bit. Averages go on meanwhile; steps and flushes are INVALID_STATE. Local.
+ *   outer  [in]
+ *   call   [in]  may be NULL; reduce and codec must be zero
+ *   out_op [out] as for sotto_outer_step
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; without
+ * out_op until completion. Stream: as sotto_outer_step. Errors: BUSY (step in flight),
+ * OUT_OF_MEMORY (the first call allocates as much as the parameters have), the common errors of
+ * collectives. Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_swap(sotto_outer* outer, const sotto_call* call,
+                                        sotto_op** out_op);
+
+/* Bits that travel with the next average: sotto_outer_info.votes has those of all ranks, or-ed,
+ * when it has been consumed, at the same step on all of them.
+ *   outer [in]
+ *   bits  [in] or-ed to those of earlier calls
+ * Threads: one per handle. Blocks: no. Errors: BUSY (step in flight), INVALID_STATE (fork). Since:
+ * 0.2 */
+SOTTO_API sotto_status sotto_outer_vote(sotto_outer* outer, uint32_t bits);
+
+#define SOTTO_OUTER_LAUNCHED 1u
+#define SOTTO_OUTER_CONSUMED 2u /* live parameters have changed */
+#define SOTTO_OUTER_HELD 4u     /* they are back at the anchor: there was no average yet */
+#define SOTTO_OUTER_WAITED 8u   /* the average was late: exposed_ns */
+
+/* Hot figures of an outer optimizer. struct_size in, the rest out. Those of an update are of the
+ * fragment that was updated last; 1, 0 or NaN before the first. */
+typedef struct sotto_outer_info {
+  uint32_t struct_size;
+  uint32_t events;        /* of the last step: SOTTO_OUTER_..., or-ed */
+  uint64_t step;          /* inner steps done */
+  uint64_t round;         /* averages consumed, of all fragments */
+  uint64_t next_boundary; /* inner steps until something happens */
+  uint32_t fragments;
+  uint32_t in_flight; /* averages launched and not consumed */
+  uint32_t votes;     /* of all ranks, with the last average */
+  uint32_t reserved;
+  double lambda;        /* staleness penalty: what a late average was divided by */
+  double gap;           /* length of the anchor's update that the average had missed */
+  double unit;          /* what the gap is compared with */
+  double clip_fraction; /* share of elements whose momentum was limited */
+  double delta_norm;    /* root of the mean over ranks of the squared change of a period */
+  double step_norm;     /* length of the anchor's update */
+  double gain;          /* of slow directions, for the settings: alpha / (1 - beta) and the like */
+  double overlap_ratio; /* share of the time of averages that was hidden; 1: nothing was exposed */
+  double contention;    /* how much longer an inner step takes beside an average; NaN: not known */
+  int64_t network_ns;   /* of the last average that was consumed; -1: none */
+  int64_t exposed_ns;   /* the part of it in which a step waited; -1: none */
+  uint64_t payload_bytes_next_launch; /* what this rank will send, of the first fragment */
+  uint64_t header_bytes_next_launch;
+  uint64_t state_bytes; /* memory held */
+} sotto_outer_info;
+#define SOTTO_OUTER_INFO_INIT                                                                      \
+  {                                                                                                \
+    sizeof(sotto_outer_info), 0, 0, 0, 0, 0, 0, 0, 0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, \
+        0, 0, 0, 0, 0                                                                              \
+  }
+
+/* Reads the hot figures.
+ *   outer    [in]
+ *   out_info [in,out] struct_size set by the caller; zeroed beyond what the library knows
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (struct_size), BUSY (step in
+ * flight), INVALID_STATE (fork). Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_outer_info* out_info);
+
+/* Destroys the outer optimizer; live parameters stay as they are. Averages under way are not
+ * consumed. The handle is gone whatever is returned, except for INVALID_STATE.
+ *   outer [in] NULL: nothing happens
+ * Threads: one per handle, not from callbacks. Blocks: waits for averages under way, at most their
+ * deadline. Errors: INVALID_STATE (fork, callback). Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
 
 #ifdef __cplusplus
 }

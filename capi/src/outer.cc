@@ -1,0 +1,142 @@
+// sotto_outer_*
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "capi/src/convert.h"
+#include "capi/src/handles.h"
+#include "capi/src/op_handles.h"
+#include "capi/src/params.h"
+#include "capi/src/struct_in.h"
+
+using namespace sotto;        // NOLINT: the definitions below are the border itself
+using namespace sotto::capi;  // NOLINT
+
+namespace {
+
+struct Registration {
+  std::vector<ParamSpec> specs;
+  std::shared_ptr<Device> device;
+};
+
+Result<Registration> take_registration(const sotto_comm& comm, const char* json,
+                                       const sotto_param* params, uint64_t n,
+                                       sotto_outer** out_outer) {
+  SOTTO_TRY(check_no_group(*comm.state));
+  SOTTO_TRY(check_pointer(json, "json"));
+  SOTTO_TRY(check_pointer(out_outer, "out_outer"));
+  Registered all;
+  Registration out;
+  SOTTO_ASSIGN(out.specs, take_params(params, n, ParamUse::kAveraged, &all));
+  SOTTO_ASSIGN(out.device, all.device.find(*comm.state->core->context()));
+  return out;
+}
+
+Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
+              sotto_outer** out_outer) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  auto object = std::make_unique<sotto_outer>();
+  object->comm = comm->state;
+  // The other ranks hear of what is wrong here, so that none waits for this one.
+  Result<Registration> taken =
+      caught([&] { return take_registration(*comm, json, params, n, out_outer); });
+  Registration mine = taken.ok() ? taken.take() : Registration();
+  SOTTO_ASSIGN(object->core,
+               Outer::create(comm->state->core, json == nullptr ? "" : json, std::move(mine.specs),
+                             std::move(mine.device), taken.status()));
+  SOTTO_ASSIGN(*out_outer, give_out(std::move(object)));
+  return ok_status();
+}
+
+// start: Outer::step, flush or swap.
+Status run(sotto_outer* outer, const sotto_call* call, sotto_op** out_op,
+           Result<OpRef> (Outer::*start)(const CallOptions&)) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_no_group(*outer->comm));
+  SOTTO_ASSIGN(const CallIn options, take_call(call));
+  SOTTO_TRY(refuse_reduce_and_codec(options));
+  return run_operation(*outer->comm->core, options, out_op,
+                       [&](const CallOptions& o) { return ((*outer->core).*start)(o); });
+}
+
+Status set(sotto_outer* outer, const char* name, double value) {
+  SOTTO_TRY(check_pointer(name, "name"));
+  return outer->core->set(name, value);
+}
+
+Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
+  SOTTO_ASSIGN(const OuterInfo i, outer->core->info());
+  sotto_outer_info out = {};
+  out.events = i.events;
+  out.step = i.step;
+  out.round = i.round;
+  out.next_boundary = i.next_boundary;
+  out.fragments = i.fragments;
+  out.in_flight = i.in_flight;
+  out.votes = i.votes;
+  out.lambda = i.lambda;
+  out.gap = i.gap;
+  out.unit = i.unit;
+  out.clip_fraction = i.clip_fraction;
+  out.delta_norm = i.delta_norm;
+  out.step_norm = i.step_norm;
+  out.gain = i.gain;
+  out.overlap_ratio = i.overlap_ratio;
+  out.contention = i.contention;
+  out.network_ns = i.network_ns;
+  out.exposed_ns = i.exposed_ns;
+  out.payload_bytes_next_launch = i.payload_bytes_next_launch;
+  out.header_bytes_next_launch = i.header_bytes_next_launch;
+  out.state_bytes = i.state_bytes;
+  return put(out, out_info, sizeof(sotto_outer_info), "out_info");
+}
+
+}  // namespace
+
+extern "C" {
+
+sotto_status sotto_outer_create(sotto_comm* comm, const char* json, const sotto_param* params,
+                                uint64_t n, sotto_outer** out_outer) {
+  return guarded_on("sotto_outer_create", comm,
+                    [&](auto* object) { return create(object, json, params, n, out_outer); });
+}
+
+sotto_status sotto_outer_set(sotto_outer* outer, const char* name, double value) {
+  return guarded_on("sotto_outer_set", outer,
+                    [&](auto* object) { return set(object, name, value); });
+}
+
+sotto_status sotto_outer_step(sotto_outer* outer, const sotto_call* call, sotto_op** out_op) {
+  return guarded_on("sotto_outer_step", outer,
+                    [&](auto* object) { return run(object, call, out_op, &Outer::step); });
+}
+
+sotto_status sotto_outer_flush(sotto_outer* outer, const sotto_call* call, sotto_op** out_op) {
+  return guarded_on("sotto_outer_flush", outer,
+                    [&](auto* object) { return run(object, call, out_op, &Outer::flush); });
+}
+
+sotto_status sotto_outer_swap(sotto_outer* outer, const sotto_call* call, sotto_op** out_op) {
+  return guarded_on("sotto_outer_swap", outer,
+                    [&](auto* object) { return run(object, call, out_op, &Outer::swap); });
+}
+
+sotto_status sotto_outer_vote(sotto_outer* outer, uint32_t bits) {
+  return guarded_on("sotto_outer_vote", outer,
+                    [&](auto* object) { return object->core->vote(bits); });
+}
+
+sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
+  return guarded_on("sotto_outer_get_info", outer,
+                    [&](auto* object) { return get_info(object, out_info); });
+}
+
+sotto_status sotto_outer_destroy(sotto_outer* outer) {
+  return destroyed("sotto_outer_destroy", outer, [](sotto_outer& object) {
+    object.core->close();
+    return ok_status();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,164 @@
+"""The library's outer optimizers against the numpy model, bit for bit.
+
+Usage: outer_library_test.py LIBSOTTO
+"""
+import ctypes as c
+import dataclasses
+import json
+import sys
+import threading
+
+import numpy as np
+
+import sotto_library
+from outer_settings import preset
+from outer_toy import CASES, GAMMA, Toy, close, same_bits
+
+STEPS = 23  # the last round is a short one: the flush sends it
+WORLDS = (1, 2, 3, 4, 5, 8)
+# What the library refuses: a codec that is not built, own payloads beside a codec, a first inner step per tensor.
+WITHOUT = {"sparse_loco", "fp16", "int8", "per tensor"}
+# Beside what the model's own checks use: forms, merges, clips and units with each other.
+MORE = {
+    "anchor_diff, params": lambda w: close(payload="params", form="anchor_diff", beta=0.5),
+    "late params": lambda w: close(payload="params", beta=0.2, penalty="gap_rel"),
+    "late params, nesterov": lambda w: close(payload="params", rule="nesterov", alpha=0.5, beta=0.3, clip="coord", phi=0.02),
+    "anchor_diff, none": lambda w: close(form="anchor_diff", rule="none", alpha=0.75),
+    "nesterov per element": lambda w: close(rule="nesterov", alpha=0.5, beta=0.3, penalty="gap_rel", granularity="element"),
+    "const, norm": lambda w: close(beta=0.3, penalty="const", lambda_const=1.7, clip="norm", phi=0.05),
+    "lerp, late": lambda w: close(beta=0.2, merge="lerp", merge_a=0.3, penalty="gap_ema"),
+    "pull, delta": lambda w: close(beta=0.2, merge="pull", merge_a=0.6),
+    "progress, late": lambda w: close(beta=0.2, merge="add_progress"),
+    "progress, params, early": lambda w: close(delay=3, payload="params", rule="none", merge="add_progress"),
+    "normalised, late": lambda w: close(beta=0.4, lr_normalised=True, clip="rms", phi=2),
+    "clip by gamma": lambda w: close(beta=0.4, clip="coord", clip_units="grad", phi=0.5),
+    "delay 0, rms": lambda w: close(delay=0, beta=0.6, clip="rms", phi=1.5),
+    "gap_ema per tensor": lambda w: close(beta=0.2, penalty="gap_ema", granularity="tensor"),
+    "gap_rel, norm": lambda w: close(alpha=0.5, beta=0.1, penalty="gap_rel", clip="norm", phi=0.03),
+    "period 1": lambda w: close(period=1, delay=1, beta=0.1, alpha=0.5),
+    "period 1, delay 0": lambda w: close(period=1, delay=0, beta=0.9),
+    "bf16": lambda w: close(beta=0.1, codec="bf16"),
+    "int4": lambda w: close(beta=0.1, alpha=0.5, codec="int4", chunk_align=128),
+    "onebit, delay 1": lambda w: close(delay=1, beta=0.1, codec="onebit", chunk_align=8, dense_rounds=2),
+    "fp16, residual": lambda w: preset("co2", w, period=4, codec={"type": "fp16", "residual": True}),
+    "int8, lerp": lambda w: close(beta=0.2, codec="int8", chunk_align=256, merge="lerp", merge_a=0.25),
+    "int4, warm": lambda w: close(beta=0.1, codec="int4", chunk_align=128, warmup_steps=3),
+    "warm": lambda w: close(beta=0.2, warmup_steps=5),
+}
+
+
+class Info(c.Structure):
+    _fields_ = [("struct_size", c.c_uint32), ("events", c.c_uint32), ("step", c.c_uint64), ("round", c.c_uint64),
+                ("next_boundary", c.c_uint64), ("fragments", c.c_uint32), ("in_flight", c.c_uint32), ("votes", c.c_uint32),
+                ("reserved", c.c_uint32),
+                *((name, c.c_double) for name in ("lambda", "gap", "unit", "clip_fraction", "delta_norm", "step_norm", "gain",
+                                                  "overlap_ratio", "contention")),
+                ("network_ns", c.c_int64), ("exposed_ns", c.c_int64), ("payload_bytes_next_launch", c.c_uint64),
+                ("header_bytes_next_launch", c.c_uint64), ("state_bytes", c.c_uint64)]
+
+
+def described(settings):
+    """The settings as the library's JSON object."""
+    out = {"preset": "co2"}
+    for field in dataclasses.fields(settings):
+        value = getattr(settings, field.name)
+        if value is not None and field.name not in NOT_KEYS:
+            out[field.name] = value
+    codec = out.get("codec")
+    if codec is not None:
+        codec = {"type": codec} if isinstance(codec, str) else dict(codec)
+        codec.setdefault("chunk_align", settings.chunk_align)
+        out["codec"] = codec
+    else:
+        del out["dense_rounds"]
+    return json.dumps(out)
+
+
+NOT_KEYS = {"every_step", "chunk_align"}  # the first has one word here, the second belongs to a codec
+
+
+class Rank:
+    """An outer optimizer of the library over numpy arrays."""
+
+    def __init__(self, library, comm, text, tensors):
+        self.library = library
+        params = (sotto_library.Param * len(tensors))()
+        for i, (param, tensor) in enumerate(zip(params, tensors)):
+            param.struct_size = c.sizeof(sotto_library.Param)
+            param.name = f"t{i}".encode()
+            param.param = sotto_library.buffer(tensor)
+        self.handle = c.c_void_p()
+        library.call("sotto_outer_create", comm, text.encode(), params, c.c_uint64(len(tensors)), c.byref(self.handle))
+
+    def call(self, name, *arguments):
+        self.library.call(f"sotto_outer_{name}", self.handle, *arguments)
+
+    def info(self):
+        info = Info(struct_size=c.sizeof(Info))
+        self.call("get_info", c.byref(info))
+        return info
+
+
+def compare(library, name, make, world):
+    settings = make(world)
+    model, ours = Toy(settings, world), Toy(settings, world)
+    wanted = []
+    for _ in range(STEPS):
+        model.step()
+        wanted.append([model.vector(r).copy() for r in range(world)])
+    model.outer.flush(model.live)
+    wanted.append([model.vector(r).copy() for r in range(world)])
+    meet = threading.Barrier(world, timeout=60)  # an error of one rank must not keep the others
+    text = described(settings)
+
+    def body(comm, rank):
+        try:
+            train(comm, rank)
+        except Exception:
+            meet.abort()
+            raise
+
+    def train(comm, rank):
+        mine = ours.live[rank]
+        outer = Rank(library, comm, text, mine)
+        outer.call("set", b"lr", c.c_double(GAMMA))
+        for step in range(STEPS):
+            if meet.wait() == 0:
+                ours.inner()
+            meet.wait()
+            if step % 5 == 3:  # what an evaluation does
+                before = [x.copy() for x in mine]
+                outer.call("swap", None, None)
+                outer.call("swap", None, None)
+                same_bits(np.concatenate(before), np.concatenate(mine), "swapped twice: ")
+            outer.call("step", None, None)
+            same_bits(wanted[step][rank], np.concatenate(mine), f"{name}, {world} ranks, rank {rank}, step {step + 1}: ")
+        for what in ("flush", "flush again"):
+            outer.call("flush", None, None)
+            same_bits(wanted[STEPS][rank], np.concatenate(mine), f"{name}, {world} ranks, rank {rank}, {what}: ")
+        info = outer.info()
+        assert (info.step, info.in_flight) == (STEPS, 0), (info.step, info.in_flight)
+        outer.call("destroy")
+
+    library.run(world, body)
+
+
+def main():
+    library = sotto_library.Library(sys.argv[1])
+    failed = 0
+    for name, make in {**CASES, **MORE}.items():
+        if name in WITHOUT:
+            continue
+        for world in WORLDS:
+            try:
+                compare(library, name, make, world)
+            except Exception as error:  # pylint: disable=broad-except
+                failed += 1
+                print(f"failed  {name}, {world} ranks: {str(error)[:300]}")
+        print(f"ok      {name}")
+    print(f"{failed} failed")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
