@@ -323,8 +323,16 @@ Status check_outer_choices(const OuterReading& r) {
                       .found = "element",
                       .other = "penalty",
                       .with = std::string(outer_word("penalty", penalty)),
-                      .allowed = "global, tensor",
+                      .allowed = penalty == OuterPenalty::kGapInner ? "global" : "global, tensor",
                       .remedy = "set penalty to gap_rel for a gap of each element"});
+  }
+  if (c.penalty.granularity == OuterGranularity::kTensor && penalty == OuterPenalty::kGapInner) {
+    return refuse(r, {.key = "granularity",
+                      .found = "tensor",
+                      .other = "penalty",
+                      .with = "gap_inner",
+                      .allowed = "global",
+                      .remedy = "set penalty to gap_rel or gap_ema for a gap of each tensor"});
   }
   if (c.penalty.consensus_scalars && c.penalty.granularity != OuterGranularity::kGlobal) {
     return refuse(r, {.key = "granularity",

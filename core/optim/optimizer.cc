@@ -74,6 +74,11 @@ Result<std::shared_ptr<Optimizer>> Optimizer::make(std::shared_ptr<Comm> comm,
                                                    std::shared_ptr<Device> device) {
   SOTTO_ASSIGN(Config config, parse_config(config_text));
   SOTTO_TRY(check_supported(config));
+  if (config.sotto.outer) {
+    return unsupported(
+        "sotto.outer: the steps of an optimizer do not make outer steps in this release; create "
+        "them with sotto_outer_create, and leave the section out here");
+  }
   for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
   if (const std::string& wanted = config.sotto.transport;
       wanted != "auto" && wanted != comm->transport()) {

@@ -62,7 +62,7 @@ std::string settings_text(const OuterConfig& c, const ParameterSet& parameters) 
 }
 
 // Of the fragment's last update.
-void add_report(const OuterFragment& fragment, OuterInfo* info) {
+void add_report(const OuterFragment& fragment, OuterUpdateInfo* info) {
   const OuterReport& report = fragment.report();
   double changed = 0, clipped = 0, deltas = 0;
   for (const OuterFactor& factor : report.factors) {
@@ -191,16 +191,16 @@ Status Outer::set(std::string_view name, double value) {
           value);
     }
     if (!std::isfinite(value)) return invalid_argument("lr is {}; allowed: a finite number", value);
-    gamma_ = value;
+    given_.gamma = value;
     return ok_status();
   }
   if (name == "loss") {
-    loss_ = value;
+    given_.loss = value;
     return ok_status();
   }
   if (name == "weight") {
     if (value != 0 && value != 1) return invalid_argument("weight is {}; allowed: 0 or 1", value);
-    weight_ = value;
+    given_.weight = value;
     return ok_status();
   }
   return invalid_argument("\"{}\" cannot be set; allowed: \"lr\", \"loss\", \"weight\"", name);
@@ -208,7 +208,7 @@ Status Outer::set(std::string_view name, double value) {
 
 Status Outer::vote(uint32_t bits) {
   SOTTO_TRY(check_idle());
-  votes_ |= bits;
+  given_.votes |= bits;
   return ok_status();
 }
 
@@ -221,10 +221,10 @@ Status Outer::set_parameters(std::span<const ParameterPlace> params,
 OuterFragment::Step Outer::fragment_step(const CallOptions& options,
                                          std::vector<OpRef>* ops) const {
   OuterFragment::Step step;
-  step.gamma = gamma_;
-  step.told.loss = loss_;
-  step.told.weight = static_cast<float>(weight_);
-  step.told.votes = votes_;
+  step.gamma = given_.gamma;
+  step.told.loss = given_.loss;
+  step.told.weight = static_cast<float>(given_.weight);
+  step.told.votes = given_.votes;
   const auto us = [](int64_t ns) {
     return static_cast<uint32_t>(std::clamp<int64_t>(ns / 1000, 0, UINT32_MAX));
   };
@@ -264,7 +264,7 @@ Result<OpRef> Outer::step(const CallOptions& options) {
   }
   if (begun.ok()) {
     events_ = happens;
-    if ((happens & kOuterLaunched) != 0) votes_ = 0;
+    if ((happens & kOuterLaunched) != 0) given_.votes = 0;
     ++step_;
   }
   Result<OpRef> op = finish(begun, std::move(ops), options);
@@ -385,11 +385,8 @@ Result<OuterInfo> Outer::info() {
     if (last == nullptr || f->consumed() > last->consumed()) last = f.get();
   }
   fold_consumed();
-  info.overlap_ratio = meter_.ratio();
-  info.contention = meter_.contention();
-  info.network_ns = meter_.network_ns();
-  info.exposed_ns = meter_.exposed_ns();
-  add_report(*last, &info);
+  info.overlap = meter_;
+  add_report(*last, &info.update);
   SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
   info.payload_bytes_next_launch = next.payload_bytes_sent;
   info.header_bytes_next_launch = next.header_bytes_sent + next.metadata_bytes_sent;

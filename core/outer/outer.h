@@ -28,6 +28,15 @@ inline constexpr uint32_t kOuterConsumed = 2;  // live parameters have changed
 inline constexpr uint32_t kOuterHeld = 4;  // they are back at the anchor: there was no average yet
 inline constexpr uint32_t kOuterWaited = 8;  // the average was late
 
+// Of the last update, of the fragment that was updated last.
+struct OuterUpdateInfo {
+  double lambda = 1, gap = 0, unit = 0;
+  double clip_fraction = 0;
+  double delta_norm = 0;  // root of the mean over ranks of the squared length of Delta
+  double step_norm = 0;   // of the anchor's update
+  uint32_t votes = 0;     // of all ranks
+};
+
 struct OuterInfo {
   uint32_t events = 0;         // of the last step
   uint64_t step = 0;           // inner steps done
@@ -35,16 +44,9 @@ struct OuterInfo {
   uint64_t next_boundary = 0;  // inner steps until something happens
   uint32_t fragments = 0;
   uint32_t in_flight = 0;  // averages
-  uint32_t votes = 0;      // of all ranks, of the last average
-  // Of the last update, fragment by fragment the latest.
-  double lambda = 1, gap = 0, unit = 0;
-  double clip_fraction = 0;
-  double delta_norm = 0;  // root of the mean over ranks of the squared length of Delta
-  double step_norm = 0;   // of the anchor's update
+  OuterUpdateInfo update;
   double gain = 1;
-  double overlap_ratio = 1;  // of the time of all averages so far
-  double contention = std::numeric_limits<double>::quiet_NaN();  // OverlapMeter::contention
-  int64_t network_ns = -1, exposed_ns = -1;  // of the last average that was consumed; -1: none was
+  OverlapMeter overlap;
   uint64_t payload_bytes_next_launch = 0;
   uint64_t header_bytes_next_launch = 0;
   uint64_t state_bytes = 0;
@@ -91,6 +93,11 @@ class Outer : public std::enable_shared_from_this<Outer> {
 
  private:
   class StepHooks;
+  // By the trainer, for the next steps.
+  struct Given {
+    double gamma = 1, loss = std::numeric_limits<double>::quiet_NaN(), weight = 1;
+    uint32_t votes = 0;
+  };
 
   Outer(OuterContext context, ParameterSet parameters);
   static Result<std::shared_ptr<Outer>> make(std::shared_ptr<Comm> comm, std::string_view json,
@@ -114,8 +121,8 @@ class Outer : public std::enable_shared_from_this<Outer> {
   std::shared_ptr<PreparedPlan> nothing_;
   uint64_t step_ = 0;
   uint64_t flushed_at_ = 0;  // inner steps
-  uint32_t events_ = 0, votes_ = 0;
-  double gamma_ = 1, loss_ = std::numeric_limits<double>::quiet_NaN(), weight_ = 1;
+  uint32_t events_ = 0;
+  Given given_;
   bool swapped_ = false;
   OverlapMeter meter_;
   int64_t left_ns_ = 0;          // when the last step's call returned; 0: there was none

@@ -13,8 +13,8 @@ struct OuterRounds {
   uint64_t period = 1;  // inner steps from launch to launch of a fragment
   uint64_t delay = 0;   // from launch to consumption
   uint64_t fragments = 1;
-  uint64_t start =
-      0;  // inner steps before outer steps begin: each ends with the mean of parameters
+  // Inner steps before outer steps begin: each ends with the mean of parameters.
+  uint64_t start = 0;
   bool measures = false;  // first inner steps of rounds are measured
 
   // After so many inner steps.

@@ -21,10 +21,11 @@ __global__ void __launch_bounds__(kWideThreads, 1)
                                 params.arguments<OuterMessageArgs>().blocks);
   if (threadIdx.x != 0) return;
   const uint32_t flags = *o.flags.flat<const uint32_t>();
-  *o.message.flat<OuterMessage>() = outer_message(*o.host.flat<const OuterMessage>(), sum,
-                                                  o.segments.flat<const OuterSegment>()->gap,
-                                                  o.inner_sum.flat<const double>(), flags);
-  *o.word.flat<uint32_t>() = flags != 0 ? kSkipNonfinite : kCommit;
+  const OuterMessage message = outer_message(*o.host.flat<const OuterMessage>(), sum,
+                                             o.segments.flat<const OuterSegment>()->gap,
+                                             o.inner_sum.flat<const double>(), flags);
+  *o.message.flat<OuterMessage>() = message;
+  *o.word.flat<uint32_t>() = message.weight == 0 ? kSkipNonfinite : kCommit;
 }
 
 // Every thread makes the numbers that segments share.
@@ -40,7 +41,8 @@ __global__ void __launch_bounds__(kWideThreads, 1)
   const OuterNumbers numbers =
       outer_numbers(a, *o.inputs.flat<const OuterInputs>(), votes.ranks, last_alpha);
   const uint32_t word = outer_word(a, votes);
-  const double of_ranks = a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, messages) : 0.0;
+  const double of_ranks =
+      a.penalty.kind == OuterPenalty::kGapInner ? inner_unit(a, messages, votes.ranks) : 0.0;
   visit_ranges(params.ranges, 0, a.n, [&](const auto& team, uint64_t k) {
     const NormRange& range = params.ranges[k];
     double unit = of_ranks;

@@ -137,8 +137,11 @@ TEST(ConfigOuterRefuses, Penalties) {
        "outer.granularity: found granularity element with penalty gap_ema, allowed is global, "
        "tensor; set penalty to gap_rel for a gap of each element"},
       {R"({"granularity": "element", "penalty": "gap_inner"})",
-       "outer.granularity: found granularity element with penalty gap_inner, allowed is global, "
-       "tensor; set penalty to gap_rel for a gap of each element"},
+       "outer.granularity: found granularity element with penalty gap_inner, allowed is global; "
+       "set penalty to gap_rel for a gap of each element"},
+      {R"({"granularity": "tensor", "penalty": "gap_inner"})",
+       "outer.granularity: found granularity tensor with penalty gap_inner, allowed is global; set "
+       "penalty to gap_rel or gap_ema for a gap of each tensor"},
       {R"({"granularity": "tensor", "consensus_scalars": true})",
        "outer.granularity: found granularity tensor with consensus_scalars true, allowed is "
        "global; set consensus_scalars to false or granularity to global: ranks share one gap"},

@@ -66,6 +66,10 @@ SOTTO_STATE_EXACT = 1
 SOTTO_STATE_RESET = 2
 SOTTO_STATE_MEAN = 3
 SOTTO_STATE_COMMON = 4
+SOTTO_OUTER_LAUNCHED = 1
+SOTTO_OUTER_CONSUMED = 2
+SOTTO_OUTER_HELD = 4
+SOTTO_OUTER_WAITED = 8
 
 # Typedefs of numbers.
 Status = c.c_int32
@@ -227,6 +231,34 @@ class OptimInfo(Sized):
     ]
 
 
+class OuterInfo(Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("events", c.c_uint32),
+        ("step", c.c_uint64),
+        ("round", c.c_uint64),
+        ("next_boundary", c.c_uint64),
+        ("fragments", c.c_uint32),
+        ("in_flight", c.c_uint32),
+        ("votes", c.c_uint32),
+        ("reserved", c.c_uint32),
+        ("lambda", c.c_double),
+        ("gap", c.c_double),
+        ("unit", c.c_double),
+        ("clip_fraction", c.c_double),
+        ("delta_norm", c.c_double),
+        ("step_norm", c.c_double),
+        ("gain", c.c_double),
+        ("overlap_ratio", c.c_double),
+        ("contention", c.c_double),
+        ("network_ns", c.c_int64),
+        ("exposed_ns", c.c_int64),
+        ("payload_bytes_next_launch", c.c_uint64),
+        ("header_bytes_next_launch", c.c_uint64),
+        ("state_bytes", c.c_uint64),
+    ]
+
+
 STRUCTS: dict[str, type[c.Structure]] = {
     "sotto_buffer": Buffer,
     "sotto_call": Call,
@@ -236,6 +268,7 @@ STRUCTS: dict[str, type[c.Structure]] = {
     "sotto_named_array": NamedArray,
     "sotto_op_stats": OpStats,
     "sotto_optim_info": OptimInfo,
+    "sotto_outer_info": OuterInfo,
     "sotto_param": Param,
     "sotto_parts": Parts,
     "sotto_unique_id": UniqueId,
@@ -254,7 +287,7 @@ TYPEDEFS: dict[str, Any] = {
     "sotto_write_fn": WriteFn,
 }
 
-HANDLES = ("sotto_codec", "sotto_comm", "sotto_context", "sotto_op", "sotto_optim")
+HANDLES = ("sotto_codec", "sotto_comm", "sotto_context", "sotto_op", "sotto_optim", "sotto_outer")
 
 _Buffers = c.POINTER(Buffer)
 _CallIn = c.POINTER(Call)
@@ -342,6 +375,14 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_optim_state_read": (Status, [Handle, StateMode, ReadFn, c.c_void_p, _Count]),
     "sotto_optim_set_user_state": (Status, [Handle, _Bytes, _Count]),
     "sotto_optim_get_user_state": (Status, [Handle, _Bytes, _Count, _CountOut]),
+    "sotto_outer_create": (Status, [Handle, _Text, c.POINTER(Param), _Count, _Handles]),
+    "sotto_outer_set": (Status, [Handle, _Text, c.c_double]),
+    "sotto_outer_step": (Status, [Handle, *_CALL_OP]),
+    "sotto_outer_flush": (Status, [Handle, *_CALL_OP]),
+    "sotto_outer_swap": (Status, [Handle, *_CALL_OP]),
+    "sotto_outer_vote": (Status, [Handle, c.c_uint32]),
+    "sotto_outer_get_info": (Status, [Handle, c.POINTER(OuterInfo)]),
+    "sotto_outer_destroy": (Status, [Handle]),
 }
 
 CONSTANTS: dict[str, int] = {
