@@ -8,7 +8,9 @@
 #include "capi/src/handles.h"
 #include "capi/src/op_handles.h"
 #include "capi/src/params.h"
+#include "capi/src/state_mode.h"
 #include "capi/src/struct_in.h"
+#include "core/state/outer_state.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -63,6 +65,30 @@ Status run(sotto_outer* outer, const sotto_call* call, sotto_op** out_op,
 Status set(sotto_outer* outer, const char* name, double value) {
   SOTTO_TRY(check_pointer(name, "name"));
   return outer->core->set(name, value);
+}
+
+Status check_mode(sotto_state_mode mode) {
+  if (mode == SOTTO_STATE_EXACT) return ok_status();
+  return unsupported("mode is {}; states of outer optimizers are exact: allowed is {}", mode,
+                     SOTTO_STATE_EXACT);
+}
+
+Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, uint64_t cap,
+                    uint64_t* out_len) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_pointer(out_len, "out_len"));
+  SOTTO_TRY(check_mode(mode));
+  SOTTO_ASSIGN(const OuterSnapshot snapshot, outer->core->snapshot());
+  const std::vector<std::byte> blob = encode_outer(snapshot);
+  return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
+}
+
+Status state_import(sotto_outer* outer, sotto_state_mode mode, const void* buf, uint64_t len) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_mode(mode));
+  SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
+  SOTTO_ASSIGN(const OuterSnapshot snapshot, decode_outer(blob));
+  return outer->core->restore(snapshot);
 }
 
 Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
@@ -125,6 +151,18 @@ sotto_status sotto_outer_swap(sotto_outer* outer, const sotto_call* call, sotto_
 sotto_status sotto_outer_vote(sotto_outer* outer, uint32_t bits) {
   return guarded_on("sotto_outer_vote", outer,
                     [&](auto* object) { return object->core->vote(bits); });
+}
+
+sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf,
+                                      uint64_t cap, uint64_t* out_len) {
+  return guarded_on("sotto_outer_state_export", outer,
+                    [&](auto* object) { return state_export(object, mode, buf, cap, out_len); });
+}
+
+sotto_status sotto_outer_state_import(sotto_outer* outer, sotto_state_mode mode, const void* buf,
+                                      uint64_t len) {
+  return guarded_on("sotto_outer_state_import", outer,
+                    [&](auto* object) { return state_import(object, mode, buf, len); });
 }
 
 sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_outer_info* out_info) {

@@ -239,9 +239,10 @@ Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRe
 // The step with the average that is under way, which then is not any more.
 Result<OpRef> OuterFragment::update(Kind full, Kind coded, const Step& step,
                                     std::vector<OpRef> after) {
-  after.push_back(pending_->reduction);
+  if (pending_->reduction != nullptr) after.push_back(pending_->reduction);
   SOTTO_ASSIGN(OpRef op, local(pending_->compressed ? coded : full, step, std::move(after)));
-  last_ = Consumed{std::move(pending_->reduction), context_.comm->engine().clock().now_ns()};
+  if (pending_->reduction != nullptr)
+    last_ = Consumed{std::move(pending_->reduction), context_.comm->engine().clock().now_ns()};
   pending_.reset();
   return op;
 }
@@ -259,7 +260,7 @@ Status OuterFragment::boundary(const Step& step) {
     return reduce(step, compressed, {launched});
   }
   std::vector<OpRef> prior;
-  if (pending_) prior.push_back(pending_->reduction);
+  if (pending_ && pending_->reduction != nullptr) prior.push_back(pending_->reduction);
   // That of the average under way stays as `previous`.
   if (two_payloads()) std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
   SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, std::move(prior)));
@@ -318,7 +319,8 @@ std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {
 }
 
 void OuterFragment::await() const {
-  if (pending_) (void)context_.comm->engine().wait(pending_->reduction, -1);
+  if (pending_ && pending_->reduction != nullptr)
+    (void)context_.comm->engine().wait(pending_->reduction, -1);
 }
 
 Status OuterFragment::start(const Step& step) { return local(Kind::kStart, step, {}).status(); }
@@ -331,6 +333,81 @@ Status OuterFragment::swap(const Step& step, bool back) {
   }
   return local(back ? Kind::kSwapBack : Kind::kSwap, step, {}).status();
 }
+
+OuterPending OuterFragment::pending() const {
+  if (!pending_) return OuterPending::kNone;
+  const bool delivered =
+      pending_->reduction != nullptr ? pending_->reduction->status().ok() : pending_->delivered;
+  return delivered ? OuterPending::kDelivered : OuterPending::kUndelivered;
+}
+
+Result<OuterFragmentState> OuterFragment::snapshot() const {
+  await();
+  OuterFragmentState state;
+  state.launches = launches_;
+  state.consumed = consumed_;
+  state.pending = pending();
+  state.compressed = pending_ && pending_->compressed;
+  for (size_t i = 0; i < kOuterArrays; ++i) {
+    const DeviceArray& from = arrays_[i];
+    if (from.bytes() == 0) continue;
+    SOTTO_ASSIGN(state.arrays[i], context_.access.download<std::byte>(from.data(), from.bytes()));
+  }
+  for (const uint32_t t : tensors_) {
+    const ParamSpec& p = (*context_.parameters)[t];
+    SOTTO_ASSIGN(const std::vector<float> values,
+                 context_.access.download<float>(p.param, p.count));
+    state.live.insert(state.live.end(), values.begin(), values.end());
+  }
+  if (keeps_errors()) {
+    SOTTO_ASSIGN(state.residual, compressed_.residual({}));
+  }
+  return state;
+}
+
+Status OuterFragment::check(const OuterFragmentState& state) const {
+  for (size_t i = 0; i < kOuterArrays; ++i) {
+    const auto which = static_cast<OuterArray>(i);
+    const uint64_t found = state.arrays[i].size();
+    if (found == shape_.bytes_of(which) || (which == OuterArray::kSwapped && found == 0)) continue;
+    return invalid_argument("the state has {} bytes of array {} of a fragment, allowed is {}",
+                            found, i, shape_.bytes_of(which));
+  }
+  if (state.live.size() != elements())
+    return invalid_argument("the state has {} parameters of a fragment, allowed is {}",
+                            state.live.size(), elements());
+  if (state.residual.has_value() != keeps_errors())
+    return invalid_argument("the state {} error feedback", keeps_errors() ? "lacks" : "has");
+  return state.residual ? compressed_.check(*state.residual) : ok_status();
+}
+
+Status OuterFragment::restore(const OuterFragmentState& state) {
+  for (size_t i = 0; i < kOuterArrays; ++i) {
+    const std::vector<std::byte>& from = state.arrays[i];
+    if (from.empty()) continue;
+    if (arrays_[i].bytes() != from.size()) {
+      SOTTO_ASSIGN(arrays_[i], DeviceArray::make(context_.access.device(), from.size()));
+    }
+    SOTTO_TRY(context_.access.upload(arrays_[i].data(), std::span<const std::byte>(from)));
+  }
+  uint64_t at = 0;
+  for (const uint32_t t : tensors_) {
+    const uint64_t count = (*context_.parameters)[t].count;
+    SOTTO_TRY(context_.parameters->write(t, 0, std::span(state.live).subspan(at, count)));
+    at += count;
+  }
+  if (state.residual) SOTTO_TRY(compressed_.restore(&*state.residual));
+  launches_ = state.launches;
+  consumed_ = state.consumed;
+  pending_.reset();
+  last_.reset();
+  if (state.pending != OuterPending::kNone) {
+    pending_ = Pending{nullptr, state.compressed, state.pending == OuterPending::kDelivered};
+  }
+  return ok_status();
+}
+
+Status OuterFragment::relaunch(const Step& step) { return reduce(step, pending_->compressed, {}); }
 
 uint64_t OuterFragment::state_bytes() const {
   uint64_t bytes = compressed_.bytes();

@@ -45,6 +45,19 @@ struct OuterReport {
   std::vector<OuterMessage> messages;  // by rank
 };
 
+// An average between its launch and its consumption, in a state.
+enum class OuterPending : uint8_t { kNone = 0, kDelivered = 1, kUndelivered = 2 };
+
+// Everything that a fragment of one rank keeps across steps.
+struct OuterFragmentState {
+  uint64_t launches = 0, consumed = 0;
+  OuterPending pending = OuterPending::kNone;
+  bool compressed = false;                                  // the pending one
+  std::array<std::vector<std::byte>, kOuterArrays> arrays;  // empty: there is none
+  std::vector<float> live;                                  // the tensors one after the other
+  std::optional<ErrorFeedback> residual;
+};
+
 class OuterFragment {
  public:
   // What the operations of one inner step share.
@@ -75,8 +88,11 @@ class OuterFragment {
 
   // An average has been launched, and not been consumed.
   bool under_way() const { return pending_.has_value(); }
+  OuterPending pending() const;
   // It has not ended.
-  bool late() const { return pending_ && !pending_->reduction->done(); }
+  bool late() const {
+    return pending_ && pending_->reduction != nullptr && !pending_->reduction->done();
+  }
   // The average that was consumed last, once it has ended, with the time of the call: given once.
   struct Consumed {
     OpRef reduction;
@@ -95,7 +111,16 @@ class OuterFragment {
   Result<PeerTraffic> next_traffic();
   const std::vector<uint32_t>& tensors() const { return tensors_; }
   uint64_t elements() const { return layout_->elements(); }
-  // Values of an array in the order of the tensors. Nothing is in flight.
+  // Waits for the average under way. Nothing else is in flight; here and below.
+  Result<OuterFragmentState> snapshot() const;
+  // INVALID_ARGUMENT: it is not of such a fragment.
+  Status check(const OuterFragmentState& state) const;
+  // A state that has been checked. A pending average is the one of the state, or has to be launched
+  // again.
+  Status restore(const OuterFragmentState& state);
+  // Averages again what this rank has sent.
+  Status relaunch(const Step& step);
+  // Values of an array in the order of the tensors.
   Result<std::vector<float>> values(OuterArray array) const;
 
  private:
@@ -125,8 +150,9 @@ class OuterFragment {
     OuterPlan slots;  // without its plan
   };
   struct Pending {
-    OpRef reduction;
+    OpRef reduction;  // null: of a state
     bool compressed = false;
+    bool delivered = false;  // of a state
   };
 
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
@@ -146,6 +172,9 @@ class OuterFragment {
   Status average_now(const Step& step);
   bool compresses_next() const {
     return context_.config.codec && !shape_.alone() && launches_ >= context_.config.dense_rounds;
+  }
+  bool keeps_errors() const {
+    return context_.config.codec && context_.config.codec->residual && !shape_.alone();
   }
   // Both payloads are needed: those of an average and of the next one.
   bool two_payloads() const { return context_.config.rule.freshness > 0; }

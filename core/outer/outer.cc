@@ -1,6 +1,8 @@
 #include "core/outer/outer.h"
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <utility>
 
 #include "core/base/log.h"
@@ -11,11 +13,13 @@ namespace sotto {
 namespace {
 
 // Everything that changes what a boundary does, as lines "key=value".
-std::string settings_text(const OuterConfig& c, const ParameterSet& parameters) {
+// all: also those that may change between a state and its restore.
+std::string settings_text(const OuterConfig& c, const ParameterSet& parameters, bool all) {
   std::string text;
   const auto add = [&](std::string_view key, const auto& value) {
     text += fmt::format("sotto.outer.{}={}\n", key, value);
   };
+  add("parameters", parameters.registration_hash());
   add("payload", outer_word("payload", c.payload));
   add("period", c.schedule.period);
   add("delay", c.schedule.delay);
@@ -23,23 +27,23 @@ std::string settings_text(const OuterConfig& c, const ParameterSet& parameters) 
   add("warmup_steps", c.schedule.warmup_steps);
   add("rule", outer_word("rule", c.rule.kind));
   add("form", outer_word("form", c.rule.form));
-  add("alpha", c.rule.alpha);
-  add("beta", c.rule.beta);
+  if (all) add("alpha", c.rule.alpha);
+  if (all) add("beta", c.rule.beta);
   add("freshness", c.rule.freshness);
   add("lr_normalised", c.rule.lr_normalised);
   add("penalty", outer_word("penalty", c.penalty.kind));
   add("granularity", outer_word("granularity", c.penalty.granularity));
-  add("lambda_const", c.penalty.lambda_const);
-  add("lambda_max", c.penalty.lambda_max);
-  add("eps", c.penalty.eps);
-  add("auto_floor", c.penalty.auto_floor);
+  if (all) add("lambda_const", c.penalty.lambda_const);
+  if (all) add("lambda_max", c.penalty.lambda_max);
+  if (all) add("eps", c.penalty.eps);
+  if (all) add("auto_floor", c.penalty.auto_floor);
   add("consensus_scalars", c.penalty.consensus_scalars);
   add("clip", outer_word("clip", c.clip.kind));
   add("clip_units", outer_word("clip_units", c.clip.units));
-  add("phi", c.clip.phi);
+  if (all) add("phi", c.clip.phi);
   add("merge", outer_word("merge", c.merge.kind));
   add("merge_a", c.merge.a);
-  add("nonfinite", outer_word("nonfinite", c.nonfinite));
+  if (all) add("nonfinite", outer_word("nonfinite", c.nonfinite));
   add("dense_rounds", c.dense_rounds);
   add("codec", c.codec ? codec_name(c.codec->kind) : "none");
   if (c.codec) {
@@ -168,7 +172,7 @@ Result<CreationTerms> Outer::terms() const {
   CreationTerms terms;
   terms.parameters = &parameters_;
   for (const ParamSpec& p : parameters_) terms.elements += p.count;
-  terms.settings = settings_text(context_.config, parameters_);
+  terms.settings = settings_text(context_.config, parameters_, true);
   if (context_.comm->size() > 1) {
     SOTTO_ASSIGN(terms.value_hashes, parameters_.value_hashes());
   }
@@ -250,6 +254,7 @@ Result<OpRef> Outer::step(const CallOptions& options) {
   measure(context_.comm->engine().clock().now_ns());
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step(options, &ops);
+  if (restored_) SOTTO_TRY(rejoin(step));
   uint32_t happens = 0;
   Status begun;
   for (size_t f = 0; f < fragments_.size() && begun.ok(); ++f) {
@@ -342,6 +347,7 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
     return invalid_state("the anchor is in the place of the parameters; call sotto_outer_swap");
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step(options, &ops);
+  if (restored_) SOTTO_TRY(rejoin(step));
   Status begun;
   // Nothing has changed since the last one, or outer steps have not begun.
   const bool idle = flushed_at_ == step_ || step_ <= rounds_.start;
@@ -367,6 +373,89 @@ Result<OpRef> Outer::swap(const CallOptions& options) {
     begun = fragments_[f]->swap(step, swapped_);
   if (begun.ok()) swapped_ = !swapped_;
   return finish(begun, std::move(ops), options);
+}
+
+Result<OuterSnapshot> Outer::snapshot() {
+  SOTTO_TRY(check_idle());
+  OuterSnapshot s;
+  s.rank = context_.comm->rank();
+  s.size = context_.comm->size();
+  s.settings = settings_text(context_.config, parameters_, false);
+  s.step = step_;
+  s.flushed_at = flushed_at_;
+  s.swapped = swapped_;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
+    s.fragments.push_back(std::move(state));
+  }
+  return s;
+}
+
+Status Outer::restore(const OuterSnapshot& s) {
+  SOTTO_TRY(check_idle());
+  if (s.rank != context_.comm->rank() || s.size != context_.comm->size()) {
+    return invalid_argument("the state is of rank {} of {}; this is rank {} of {}", s.rank, s.size,
+                            context_.comm->rank(), context_.comm->size());
+  }
+  const std::string mine = settings_text(context_.config, parameters_, false);
+  if (s.settings != mine) {
+    const auto differs = std::ranges::mismatch(mine, s.settings).in1;
+    const auto begin = mine.rfind('\n', static_cast<size_t>(differs - mine.begin()));
+    const std::string line = mine.substr(begin == std::string::npos ? 0 : begin + 1);
+    return invalid_argument(
+        "the state is of other settings or parameters; the first that differs here "
+        "is {}",
+        line.substr(0, line.find('\n')));
+  }
+  if (s.fragments.size() != fragments_.size())
+    return invalid_argument("the state has {} fragments, allowed is {}", s.fragments.size(),
+                            fragments_.size());
+  for (size_t f = 0; f < fragments_.size(); ++f) SOTTO_TRY(fragments_[f]->check(s.fragments[f]));
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    fragments_[f]->await();
+    SOTTO_TRY(fragments_[f]->restore(s.fragments[f]));
+  }
+  step_ = s.step;
+  flushed_at_ = s.flushed_at;
+  swapped_ = s.swapped;
+  left_ns_ = 0;
+  restored_ = true;
+  return ok_status();
+}
+
+Status Outer::rejoin(const OuterFragment::Step& step) {
+  std::vector<uint64_t> mine{step_, flushed_at_};
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    mine.push_back(f->launches());
+    mine.push_back(static_cast<uint64_t>(f->pending()));
+  }
+  SOTTO_ASSIGN(const std::vector<std::string> all,
+               context_.comm->exchange(
+                   {reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(uint64_t)},
+                   OpKind::kOuterCreate));
+  std::vector<bool> missing(fragments_.size());
+  for (size_t r = 0; r < all.size(); ++r) {
+    std::vector<uint64_t> other(mine.size());
+    std::memcpy(other.data(), all[r].data(), all[r].size());
+    for (size_t i = 0; i < mine.size(); ++i) {
+      const bool of_average = i >= 2 && i % 2 == 1;
+      const bool alike = of_average ? (other[i] == 0) == (mine[i] == 0) : other[i] == mine[i];
+      if (!alike) {
+        return error(
+            Code::kProtocol,
+            "outer step {}: rank {} has restored the state of step {}, rank {} that of step "
+            "{}, or between other averages",
+            step_ + 1, r, other[0], context_.comm->rank(), step_);
+      }
+      if (of_average && other[i] == static_cast<uint64_t>(OuterPending::kUndelivered))
+        missing[(i - 2) / 2] = true;
+    }
+  }
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    if (missing[f]) SOTTO_TRY(fragments_[f]->relaunch(step));
+  }
+  restored_ = false;
+  return ok_status();
 }
 
 Result<OuterInfo> Outer::info() {

@@ -52,6 +52,15 @@ struct OuterInfo {
   uint64_t state_bytes = 0;
 };
 
+// Everything that one rank keeps across steps.
+struct OuterSnapshot {
+  int32_t rank = 0, size = 1;
+  std::string settings;  // lines "key=value": what states of others must have alike
+  uint64_t step = 0, flushed_at = 0;
+  bool swapped = false;
+  std::vector<OuterFragmentState> fragments;
+};
+
 class Outer : public std::enable_shared_from_this<Outer> {
  public:
   // Collective: as Optimizer::create. json: as parse_outer. params: names, counts, live values and
@@ -80,6 +89,12 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // Anchor and live parameters change places, what is under way goes on; the next call undoes it.
   Result<OpRef> swap(const CallOptions& options);
 
+  // Waits for averages under way, which are not consumed. Also of a comm that has failed: what had
+  // not been delivered is sent again after the restore.
+  Result<OuterSnapshot> snapshot();
+  // INVALID_ARGUMENT: of other settings, parameters, rank or size; then nothing has changed. Ranks
+  // find each other in the next step, which is a collective.
+  Status restore(const OuterSnapshot& snapshot);
   Result<OuterInfo> info();
   // Waits for a step in flight and for averages under way, at most as long as their deadlines. The
   // caller's memory is free then.
@@ -110,6 +125,8 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // The operation that the caller waits for: it comes after `ops`.
   Result<OpRef> finish(const Status& begun, std::vector<OpRef> ops, const CallOptions& options);
   void completed(Status& status);
+  // Ranks that have restored a state: all of the same step; what is missing is launched again.
+  Status rejoin(const OuterFragment::Step& step);
   uint32_t averages_in_flight() const;
   void fold_consumed();
   void measure(int64_t now_ns);
@@ -124,6 +141,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   uint32_t events_ = 0;
   Given given_;
   bool swapped_ = false;
+  bool restored_ = false;
   OverlapMeter meter_;
   int64_t left_ns_ = 0;          // when the last step's call returned; 0: there was none
   uint32_t left_in_flight_ = 0;  // averages then

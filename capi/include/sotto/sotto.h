@@ -1427,6 +1427,36 @@ typedef struct sotto_outer_info {
  * flight), INVALID_STATE (fork). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_outer_info* out_info);
 
+/* Exports this rank's state: live parameters, anchor, momentum, error feedback, counters, and the
+ * average under way, for which it waits but which it does not consume. After any inner step, also
+ * of a comm that has failed: an average that was not delivered then is launched again by the first
+ * step after the import.
+ *   outer   [in]
+ *   mode    [in]  SOTTO_STATE_EXACT
+ *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
+ *   cap     [in]  bytes of buf
+ *   out_len [out] bytes needed
+ * Threads: one per handle, not from callbacks. Blocks: until the average under way has ended, at
+ * most its deadline. Errors: UNSUPPORTED (mode), BUSY (step in flight), INVALID_STATE (fork,
+ * callback). Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_state_mode mode,
+                                                void* buf, uint64_t cap, uint64_t* out_len);
+
+/* Replaces this rank's state, live parameters and model copies included, on the same ranks: it
+ * continues bit for bit. Learning rates, momentum, penalty and clip may be others than those of the
+ * export. Nothing changes on error. The first step or flush afterwards compares the states of the
+ * ranks, PROTOCOL names those of another step.
+ *   outer [in]
+ *   mode  [in] SOTTO_STATE_EXACT
+ *   buf   [in] what an export wrote
+ *   len   [in] bytes of buf
+ * Threads: one per handle, not from callbacks. Blocks: until the average under way has ended.
+ * Errors: INVALID_ARGUMENT (truncated, damaged; of other settings, parameters, rank or world size),
+ * UNSUPPORTED (mode, newer format), BUSY (step in flight), INVALID_STATE (fork, callback). Since:
+ * 0.2 */
+SOTTO_API sotto_status sotto_outer_state_import(sotto_outer* outer, sotto_state_mode mode,
+                                                const void* buf, uint64_t len);
+
 /* Destroys the outer optimizer; live parameters stay as they are. Averages under way are not
  * consumed. The handle is gone whatever is returned, except for INVALID_STATE.
  *   outer [in] NULL: nothing happens

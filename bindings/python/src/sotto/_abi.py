@@ -381,6 +381,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_outer_flush": (Status, [Handle, *_CALL_OP]),
     "sotto_outer_swap": (Status, [Handle, *_CALL_OP]),
     "sotto_outer_vote": (Status, [Handle, c.c_uint32]),
+    "sotto_outer_state_export": (Status, [Handle, StateMode, _Bytes, _Count, _CountOut]),
+    "sotto_outer_state_import": (Status, [Handle, StateMode, _Bytes, _Count]),
     "sotto_outer_get_info": (Status, [Handle, c.POINTER(OuterInfo)]),
     "sotto_outer_destroy": (Status, [Handle]),
 }

@@ -1,0 +1,104 @@
+#include "core/state/outer_state.h"
+
+#include <string>
+#include <utility>
+
+#include "core/state/meta.h"
+
+namespace sotto {
+namespace {
+
+// Names of arrays in a state, by OuterArray. They stay.
+constexpr std::string_view kArrayNames[] = {
+    "anchor",      "momentum", "payload",   "previous", "result",   "last_step", "launch_anchor",
+    "launch_live", "segments", "inner_sum", "message",  "messages", "swapped"};
+static_assert(std::size(kArrayNames) == kOuterArrays);
+
+std::string section(size_t fragment, std::string_view name) {
+  return fmt::format("outer.{}.{}", fragment, name);
+}
+
+StateJson fragment_meta(const OuterFragmentState& f) {
+  StateJson meta{{"launches", f.launches},
+                 {"consumed", f.consumed},
+                 {"pending", static_cast<uint64_t>(f.pending)},
+                 {"compressed", f.compressed}};
+  if (f.residual) meta["residual"] = residual_meta(*f.residual);
+  return meta;
+}
+
+void add_fragment(size_t i, const OuterFragmentState& f, BlobWriter* writer) {
+  for (size_t k = 0; k < kOuterArrays; ++k) {
+    if (!f.arrays[k].empty()) writer->add(section(i, kArrayNames[k]), f.arrays[k]);
+  }
+  writer->add(section(i, "live"), f.live);
+  if (!f.residual) return;
+  writer->add(section(i, "worker_error"), f.residual->worker);
+  writer->add(section(i, "server_error"), f.residual->server);
+}
+
+Result<OuterFragmentState> read_fragment(const BlobReader& reader, const StateJson& meta,
+                                         size_t i) {
+  OuterFragmentState f;
+  uint64_t pending = 0;
+  SOTTO_TRY(read_key(meta, "launches", &f.launches));
+  SOTTO_TRY(read_key(meta, "consumed", &f.consumed));
+  SOTTO_TRY(read_key(meta, "pending", &pending));
+  SOTTO_TRY(read_key(meta, "compressed", &f.compressed));
+  if (pending > static_cast<uint64_t>(OuterPending::kUndelivered))
+    return invalid_argument("the state's description has no valid \"pending\"");
+  f.pending = static_cast<OuterPending>(pending);
+  for (size_t k = 0; k < kOuterArrays; ++k) {
+    const std::string name = section(i, kArrayNames[k]);
+    if (!reader.has(name)) continue;
+    SOTTO_ASSIGN(f.arrays[k], reader.values<std::byte>(name));
+  }
+  SOTTO_ASSIGN(f.live, reader.values<float>(section(i, "live")));
+  if (!meta.contains("residual")) return f;
+  SOTTO_ASSIGN(f.residual, read_residual_meta(meta));
+  SOTTO_ASSIGN(f.residual->worker, reader.values<float>(section(i, "worker_error")));
+  SOTTO_ASSIGN(f.residual->server, reader.values<float>(section(i, "server_error")));
+  return f;
+}
+
+}  // namespace
+
+std::vector<std::byte> encode_outer(const OuterSnapshot& s) {
+  StateJson meta{{"kind", "outer"},
+                 {"type", "outer"},
+                 {"mode", "exact"},
+                 {"rank", s.rank},
+                 {"size", s.size},
+                 {"step", s.step},
+                 {"flushed_at", s.flushed_at},
+                 {"swapped", s.swapped},
+                 {"settings", s.settings}};
+  meta["fragments"] = StateJson::array();
+  for (const OuterFragmentState& f : s.fragments) meta["fragments"].push_back(fragment_meta(f));
+  BlobWriter writer;
+  writer.add("meta", std::string_view(meta.dump()));
+  for (size_t i = 0; i < s.fragments.size(); ++i) add_fragment(i, s.fragments[i], &writer);
+  return std::move(writer).finish();
+}
+
+Result<OuterSnapshot> decode_outer(std::span<const std::byte> bytes) {
+  SOTTO_ASSIGN(const BlobReader reader, BlobReader::open(bytes));
+  SOTTO_ASSIGN(const StateJson meta, meta_of(reader, "outer"));
+  OuterSnapshot s;
+  SOTTO_TRY(read_key(meta, "rank", &s.rank));
+  SOTTO_TRY(read_key(meta, "size", &s.size));
+  SOTTO_TRY(read_key(meta, "step", &s.step));
+  SOTTO_TRY(read_key(meta, "flushed_at", &s.flushed_at));
+  SOTTO_TRY(read_key(meta, "swapped", &s.swapped));
+  SOTTO_TRY(read_key(meta, "settings", &s.settings));
+  const auto fragments = meta.find("fragments");
+  if (fragments == meta.end() || !fragments->is_array())
+    return invalid_argument("the state's description has no valid \"fragments\"");
+  for (const StateJson& fragment : *fragments) {
+    SOTTO_ASSIGN(OuterFragmentState f, read_fragment(reader, fragment, s.fragments.size()));
+    s.fragments.push_back(std::move(f));
+  }
+  return s;
+}
+
+}  // namespace sotto
