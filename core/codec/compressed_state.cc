@@ -102,17 +102,17 @@ Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAcce
   return s;
 }
 
-void CompressedState::bind(Run& run, const CompressedSlots& slots) const {
-  const int next = 1 - current_;
+void CompressedState::bind(Run& run, const CompressedSlots& slots, int current) const {
+  const int next = 1 - current;
   const auto set = [&run](uint32_t slot, const DeviceArray& array) {
     if (slot != kNoSlot) run.bases[slot] = array.data();
   };
   set(slots.worker, worker_);
-  set(slots.server, server_[current_]);
+  set(slots.server, server_[current]);
   set(slots.server_next, server_[next]);
   if (!has_scales()) return;
   set(slots.worker_scale, worker_scale_);
-  set(slots.server_scale, server_scale_[current_]);
+  set(slots.server_scale, server_scale_[current]);
   set(slots.server_scale_next, server_scale_[next]);
   set(slots.worker_counts, worker_counts_);
   set(slots.server_counts, server_counts_);

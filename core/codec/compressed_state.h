@@ -46,7 +46,10 @@ class CompressedState {
                                       const CodecSettings& settings);
 
   // Binds the slots; the result and the new server residual go to the buffers that are not current.
-  void bind(Run& run, const CompressedSlots& slots) const;
+  void bind(Run& run, const CompressedSlots& slots) const { bind(run, slots, current_); }
+  // The same for an operation that begins when buffers `current` will be current, 0 or 1.
+  void bind(Run& run, const CompressedSlots& slots, int current) const;
+  int current() const { return current_; }
   void bind_current(Run& run, uint32_t bits_slot, uint32_t messages_slot) const;
   // What was bound as next becomes current: after a step that has committed, and only then.
   void flip() { current_ = 1 - current_; }

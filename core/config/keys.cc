@@ -333,7 +333,6 @@ constexpr KeySpec kTable[] = {
     {kOuter, "warmup_steps", kAll, kInt, false, kCount, "", kActs, "steps that average every time, before outer steps"},
     {kOuter, "every_step", kAll, kText, false, kNoRange, "parameters|gradients", kActs, "what steps average before outer steps"},
     {kOuter, "nonfinite", kAll, kText, false, kNoRange, "skip_rank|error|pass", kActs, "what becomes of a rank whose payload is not finite"},
-    {kOuter, "failure_safe", kAll, kBool, false, kNoRange, "", kActs, "a rank keeps what it sent until the average is used"},
 };
 // clang-format on
 

@@ -90,7 +90,6 @@ struct OuterConfig {
   bool top_k = false;                  // codec "topk", in place of `codec`
   uint64_t dense_rounds = 0;           // first launches of a fragment, without the codec
   OuterNonfinite nonfinite = OuterNonfinite::kSkipRank;
-  bool failure_safe = true;           // a rank keeps what it sent until the average is consumed
   std::vector<std::string> warnings;  // of parse_outer: to be logged once
 
   // A pseudo-gradient is applied to an anchor that has moved since it was measured: delay = period,

@@ -74,8 +74,7 @@ Json payload_json(const OuterConfig& c) {
                               : Json(nullptr)},
           {"dense_rounds", c.codec || c.top_k ? Json(c.dense_rounds) : Json(nullptr)},
           {"fragments", lists.empty() ? Json(c.fragments.count) : lists},
-          {"nonfinite", outer_word("nonfinite", c.nonfinite)},
-          {"failure_safe", c.failure_safe}};
+          {"nonfinite", outer_word("nonfinite", c.nonfinite)}};
 }
 
 // Steps of a period, from its start: the use of a fragment's average may be in the next one.

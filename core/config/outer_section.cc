@@ -165,7 +165,6 @@ Status read_payload(OuterReading& r) {
   read_word(r.reader, "payload", c.payload);
   r.reader.get("dense_rounds", c.dense_rounds);
   read_word(r.reader, "nonfinite", c.nonfinite);
-  r.reader.get("failure_safe", c.failure_safe);
   const Json* value = r.reader.find("codec");
   if (value == nullptr) return ok_status();
   const std::string path = r.reader.path_of("codec");

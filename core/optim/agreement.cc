@@ -88,8 +88,12 @@ Status name_other_values(Comm& comm, OpKind kind, const CreationTerms& mine) {
     if (others.empty()) continue;
     return error(Code::kProtocol,
                  "parameter \"{}\" has other values on rank {} than on rank 0; give all ranks the "
-                 "same, or set {} to \"broadcast\" (rank 0's for all) or \"trust\"",
-                 (*mine.parameters)[t].name, list_of_ranks(others), mine.policy);
+                 "same{}",
+                 (*mine.parameters)[t].name, list_of_ranks(others),
+                 mine.policy.empty()
+                     ? ""
+                     : fmt::format(", or set {} to \"broadcast\" (rank 0's for all) or \"trust\"",
+                                   mine.policy));
   }
   return error(Code::kInternal, "hashes of parameters differ, but of none of them");
 }

@@ -222,7 +222,7 @@ Result<OpRef> OuterFragment::collective(Kind kind, const Step& step, bool compre
   options.after = std::move(after);
   const auto bind_run = [&](Run& run) {
     bind(run, p->slots, step);
-    if (compressed) compressed_.bind(run, p->slots.codec);
+    if (compressed) compressed_.bind(run, p->slots.codec, next_errors_);
   };
   return context_.reductions->launch(p->plan, signature, std::ref(bind_run),
                                      std::make_shared<ReductionHooks>(this, compressed), options);
@@ -232,6 +232,7 @@ Result<OpRef> OuterFragment::collective(Kind kind, const Step& step, bool compre
 Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRef> after) {
   SOTTO_ASSIGN(OpRef op, collective(compressed ? Kind::kReduceCoded : Kind::kReduce, step,
                                     compressed, kBackgroundPriority, std::move(after)));
+  if (compressed) next_errors_ = 1 - next_errors_;
   pending_ = Pending{std::move(op), compressed};
   return ok_status();
 }
@@ -397,6 +398,7 @@ Status OuterFragment::restore(const OuterFragmentState& state) {
     at += count;
   }
   if (state.residual) SOTTO_TRY(compressed_.restore(&*state.residual));
+  next_errors_ = compressed_.current();
   launches_ = state.launches;
   consumed_ = state.consumed;
   pending_.reset();

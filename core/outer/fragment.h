@@ -190,6 +190,9 @@ class OuterFragment {
   std::optional<Pending> pending_;
   std::optional<Consumed> last_;
   uint64_t launches_ = 0, consumed_ = 0;
+  // Buffers of error feedback for the next average with a codec, which begins when those before it
+  // have ended: by then each of them has made the other ones current.
+  int next_errors_ = 0;
   bool refused_ = false;
   OuterReport report_;
 };

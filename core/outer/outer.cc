@@ -172,6 +172,7 @@ Result<CreationTerms> Outer::terms() const {
   CreationTerms terms;
   terms.parameters = &parameters_;
   for (const ParamSpec& p : parameters_) terms.elements += p.count;
+  terms.policy = {};
   terms.settings = settings_text(context_.config, parameters_, true);
   if (context_.comm->size() > 1) {
     SOTTO_ASSIGN(terms.value_hashes, parameters_.value_hashes());

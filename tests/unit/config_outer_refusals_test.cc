@@ -37,7 +37,6 @@ TEST(ConfigOuterRefuses, Numbers) {
       {R"({"lambda_max": 0.5})", "outer.lambda_max: found 0.5, allowed is a number >= 1"},
       {R"({"eps": -1})", "outer.eps: found -1, allowed is a number >= 0"},
       {R"({"dense_rounds": 1.5})", "outer.dense_rounds: found 1.5, allowed is a whole number >= 0"},
-      {R"({"failure_safe": 1})", "outer.failure_safe: found 1, allowed is true or false"},
   });
   EXPECT_THAT(parse_outer(R"({"beta": NaN})").status().text(), HasSubstr("NaN is no number"));
 }

@@ -19,7 +19,7 @@ TEST(ConfigOuterReport, HasResolvedNumbers) {
       "lambda_max": 2.0, "eps": 1e-12, "granularity": "global", "consensus_scalars": false,
       "auto_floor": false, "clip": "coord", "phi": 1.0, "clip_units": "param", "merge": "reset",
       "merge_a": null, "codec": null, "dense_rounds": null, "fragments": 2, "switch_step": 0,
-      "warmup_steps": 0, "every_step": null, "nonfinite": "skip_rank", "failure_safe": true,
+      "warmup_steps": 0, "every_step": null, "nonfinite": "skip_rank",
       "gain_bound": 1, "gain_with_floor": null, "payload_bytes_per_launch": 3875,
       "payload_bytes_per_dense_launch": 3875, "payload_bytes_per_period": 7750,
       "events": [{"fragment": 0, "launch": 0, "consume": 48},

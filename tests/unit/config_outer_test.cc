@@ -93,7 +93,6 @@ TEST(ConfigOuter, PresetsAreTheTable) {
     EXPECT_FALSE(c.codec);
     EXPECT_EQ(c.nonfinite, OuterNonfinite::kSkipRank);
     EXPECT_EQ(c.schedule.every_step, OuterEveryStep::kParameters);
-    EXPECT_TRUE(c.failure_safe);
   }
   EXPECT_EQ(seen.size(), std::size(kOuterPresets));
 }
@@ -148,7 +147,7 @@ TEST(ConfigOuter, EveryKeyIsRead) {
       "lambda_max": 3, "granularity": "tensor", "auto_floor": true, "eps": 0, "clip": "norm",
       "phi": 2.5, "clip_units": "grad", "merge": "lerp", "merge_a": 0.75,
       "codec": {"type": "int8", "block": 64}, "dense_rounds": 3, "fragments": [[0, 2], [1]],
-      "switch_step": 7, "nonfinite": "error", "failure_safe": false})");
+      "switch_step": 7, "nonfinite": "error"})");
   EXPECT_EQ(c.rule.kind, OuterRule::kHeavyBall);
   EXPECT_EQ(c.rule.alpha, 0.25);
   EXPECT_EQ(c.rule.beta, 0.125);
@@ -170,7 +169,6 @@ TEST(ConfigOuter, EveryKeyIsRead) {
   EXPECT_EQ(c.fragments.count, 2u);
   EXPECT_EQ(c.schedule.switch_step, 7u);
   EXPECT_EQ(c.nonfinite, OuterNonfinite::kError);
-  EXPECT_FALSE(c.failure_safe);
   EXPECT_THAT(c.warnings, IsEmpty());
   EXPECT_EQ(parse(R"({"penalty": "const", "lambda_const": 4})").penalty.lambda_const, 4);
   EXPECT_TRUE(parse(R"({"consensus_scalars": true})").penalty.consensus_scalars);

@@ -5,7 +5,8 @@
         x = np.full(4, comm.rank, np.float32)
         comm.all_reduce(x, op="mean").wait()
 
-``sotto.optim`` has the optimizers on plain buffers; ``sotto.torch`` (imported on request) those for
+``sotto.optim`` has the optimizers on plain buffers, ``sotto.outer`` outer optimizers (CO2, DiLoCo
+and the like); ``sotto.torch`` (imported on request) those for
 PyTorch and a hook for DistributedDataParallel. The library is loaded on first use: the file that
 SOTTO_LIBRARY names, else the one in the wheel, else the system's.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from . import optim
+from . import optim, outer
 from ._abi import SOTTO_PRIORITY_BACKGROUND as PRIORITY_BACKGROUND
 from ._lib import library, text_of
 from .codec import Codec
@@ -80,6 +81,7 @@ __all__ = [
     "library_path",
     "library_version",
     "optim",
+    "outer",
     "wait_all",
     "wait_any",
 ]

@@ -1,0 +1,215 @@
+"""Outer optimizers on plain buffers: local steps whose changes are averaged in the background."""
+
+from __future__ import annotations
+
+import ctypes as c
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from . import _abi as abi
+from ._buffers import HOST, View, await_current_stream, buffer_of, cuda_of, view_of
+from ._call import call_on, call_options
+from ._handle import HandleOwner
+from ._lib import interruptible
+from .codec import export_state, import_state, state_mode
+from .comm import Comm
+from .errors import InvalidArgumentError
+from .group import default_comm
+from .optim import config_text
+from .work import Work, orphans
+
+LAUNCHED = abi.SOTTO_OUTER_LAUNCHED
+CONSUMED = abi.SOTTO_OUTER_CONSUMED
+HELD = abi.SOTTO_OUTER_HELD
+WAITED = abi.SOTTO_OUTER_WAITED
+
+
+class OuterParam(NamedTuple):
+    """One tensor of an outer optimizer.
+
+    param:      float32, the live values, which inner steps change
+    name:       unique; None: "param<index>"
+    model_copy: float16 or bfloat16 (all alike), or None: written after every change of the param
+    """
+
+    param: Any
+    name: str | None = None
+    model_copy: Any = None
+
+
+class OuterInfo(NamedTuple):
+    """Hot figures of an outer optimizer. Those of an update are of the last one."""
+
+    events: int  # of the last step: LAUNCHED, CONSUMED, HELD, WAITED
+    step: int  # inner steps done
+    round: int  # averages consumed
+    next_boundary: int  # inner steps until something happens
+    fragments: int
+    in_flight: int  # averages launched and not consumed
+    votes: int  # of all ranks
+    staleness: float  # penalty: what a late average was divided by
+    gap: float
+    unit: float
+    clip_fraction: float
+    delta_norm: float
+    step_norm: float
+    gain: float
+    overlap_ratio: float  # share of the time of averages that was hidden
+    contention: float  # NaN: not known
+    network_ns: int  # of the last average that was consumed; -1: none
+    exposed_ns: int
+    payload_bytes_next_launch: int
+    header_bytes_next_launch: int
+    state_bytes: int
+
+
+class Outer(HandleOwner):
+    """An outer optimizer over registered buffers. Collective: all ranks make the same.
+
+    params: OuterParam, tuples of the same order, or the arrays alone; borrowed until close()
+    config: {"preset": "co2", "period": 48, ...}, or a file with "sotto": {"outer": {...}}: dict,
+            JSON text or path
+    comm:   None: the default comm
+
+    Values have to be equal on all ranks. If one rank refuses, all of them raise its error. Errors:
+    InvalidArgumentError (names the key or the parameter), UnsupportedError, ProtocolError (ranks
+    differ), the comm's own. Threads: one at a time.
+    """
+
+    _noun = "outer optimizer"
+    _destroy = "sotto_outer_destroy"
+    _blocks = True
+
+    def __init__(
+        self,
+        params: Sequence[OuterParam | tuple[Any, ...] | Any],
+        config: Any = None,
+        *,
+        comm: Comm | None = None,
+    ) -> None:
+        comm = default_comm() if comm is None else comm
+        text = config_text({} if config is None else config).encode()
+        lib, handle = comm._lib, comm._handle
+        self.cuda = HOST  # number of the CUDA device that the params are on
+        self._keep: list[Any] = [comm]
+        structs = (abi.Param * len(params))()
+        for i, given in enumerate(params):
+            param = OuterParam(*given) if isinstance(given, tuple) else OuterParam(given)
+            self._fill(structs[i], param, f"params[{i}]")
+        out = c.c_void_p()
+        await_current_stream(self.cuda)
+
+        def work() -> None:
+            with comm._lock:
+                comm._call("sotto_outer_create", handle, text, structs, len(params), c.byref(out))
+
+        interruptible(work, lambda: lib.functions.sotto_outer_destroy(out))
+        super().__init__(lib, out)
+        self._comm = comm
+
+    def _fill(self, struct: abi.Param, param: OuterParam, what: str) -> None:
+        live = self._writable(param.param, f"{what}.param")
+        copy = None
+        if param.model_copy is not None:
+            copy = self._writable(param.model_copy, f"{what}.model_copy")
+        self.cuda = cuda_of((live,)) if self.cuda == HOST else self.cuda
+        self._keep.append((live, copy))
+        struct.struct_size = c.sizeof(abi.Param)
+        struct.name = None if param.name is None else param.name.encode()
+        struct.param, struct.model_copy = buffer_of(live), buffer_of(copy)
+
+    @staticmethod
+    def _writable(array: Any, what: str) -> View:
+        view = view_of(array, what)
+        if not view.writable:
+            raise InvalidArgumentError(f"{what} is read-only; outer steps write it")
+        return view
+
+    def __repr__(self) -> str:
+        return f"<sotto.outer.Outer on {self._comm!r}{', closed' if self.closed else ''}>"
+
+    def _start(self, name: str, timeout: float | None) -> Work:
+        op = c.c_void_p()
+        with self._comm._lock:
+            orphans.reap(self._lib)
+            call = call_on(self.cuda, call_options(timeout=timeout))
+            self._comm._call(name, self._handle, call, c.byref(op))
+        return Work(self._comm, op, [self, self._keep], name.removeprefix("sotto_"), self.cuda)
+
+    def step(self, *, timeout: float | None = None) -> Work:
+        """Counts an inner step, which has changed the params; see sotto_outer_step.
+
+        The params may be touched again when the Work has completed; an average that was launched
+        goes on behind it. Collective where something happens. Errors: BusyError (previous step in
+        flight), InvalidStateError (inside evaluation()), NonfiniteError (nothing was updated, the
+        group is healthy), the comm's own.
+        """
+        return self._start("sotto_outer_step", timeout)
+
+    def flush(self, *, timeout: float | None = None) -> Work:
+        """Averages and consumes everything: the params become the anchor. Collective.
+
+        Errors: as step().
+        """
+        return self._start("sotto_outer_flush", timeout)
+
+    @contextmanager
+    def evaluation(self, *, timeout: float | None = None) -> Iterator[None]:
+        """The anchor is in the place of the params inside; then they are back, bit for bit.
+
+        Errors: BusyError (step in flight), the comm's own.
+        """
+        self._start("sotto_outer_swap", timeout).wait()
+        try:
+            yield
+        finally:
+            self._start("sotto_outer_swap", timeout).wait()
+
+    def set(
+        self,
+        *,
+        lr: float | None = None,
+        loss: float | None = None,
+        weight: float | None = None,
+    ) -> None:
+        """What belongs to the next steps: see sotto_outer_set.
+
+        lr: the inner learning rate. loss: told to the other ranks. weight: 1, or 0: the inner steps
+        of this rank do not count. Errors: InvalidArgumentError, InvalidStateError (lr), BusyError.
+        """
+        for name, value in (("lr", lr), ("loss", loss), ("weight", weight)):
+            if value is not None:
+                self._lib.call("sotto_outer_set", self._handle, name.encode(), value)
+
+    def vote(self, bits: int) -> None:
+        """Bits that travel with the next average; info().votes has those of all ranks, or-ed.
+
+        Errors: BusyError (step in flight).
+        """
+        self._lib.call("sotto_outer_vote", self._handle, bits)
+
+    def info(self) -> OuterInfo:
+        """Hot figures. Errors: BusyError (step in flight)."""
+        info = abi.OuterInfo()
+        self._lib.call("sotto_outer_get_info", self._handle, c.byref(info))
+        names = (field[0] for field in info._fields_)
+        skipped = ("struct_size", "reserved")
+        return OuterInfo(*(getattr(info, name) for name in names if name not in skipped))
+
+    def export_state(self, mode: str = "exact") -> bytearray:
+        """This rank's state, params included, after any inner step.
+
+        Waits for the average under way, which is not consumed. Errors: BusyError (step in flight).
+        """
+        number = state_mode(mode, ("exact",))
+        return export_state(self._comm, "sotto_outer_state_export", self._handle, number)
+
+    def import_state(self, state: Any, mode: str = "exact") -> None:
+        """What export_state gave on the same rank: goes on from there, bit for bit.
+
+        Errors: InvalidArgumentError (damaged; of other settings, params or ranks), BusyError.
+        Nothing changes on error.
+        """
+        number = state_mode(mode, ("exact",))
+        import_state(self._lib, "sotto_outer_state_import", self._handle, number, state)

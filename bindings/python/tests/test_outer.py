@@ -1,0 +1,142 @@
+"""Outer optimizers on plain buffers."""
+
+import numpy as np
+import pytest
+from ranks import run_ranks, thread_ranks
+
+import sotto
+from sotto.outer import CONSUMED, HELD, LAUNCHED, WAITED, Outer, OuterParam
+
+f32 = np.float32
+CENTRES = (-1.0, 3.0)
+# Problem T of the specification: quadratics around -1 and 3, rate 1/2, two inner steps a round.
+NEUTRAL = {"preset": "co2", "period": 2, "auto_floor": False, "penalty": "none", "clip": "none"}
+
+
+def descend(x, rank):
+    x -= f32(0.5) * (x - f32(CENTRES[rank]))
+
+
+def train(comm, config, rounds, parameters=None):
+    x = np.full(700, 5, f32)
+    anchors = []
+    with Outer([parameters(x) if parameters else x], config, comm=comm) as outer:
+        for _ in range(rounds):
+            for _ in range(2):
+                descend(x, comm.rank)
+                outer.step().wait()
+            anchors.append(float(x[0]))
+            assert (x == x[0]).all()
+        outer.flush().wait()
+        return anchors, float(x[0]), outer.info()
+
+
+@pytest.mark.parametrize(
+    ("more", "anchors", "flushed"),
+    [
+        ({"beta": 0}, [5, 2, -1, -1.75, -0.25, 1.8125, 2.75, 2.140625], 0.828125),
+        ({"beta": 0, "delay": 0}, [2, 1.25, 1.0625, 1.015625], 1.015625),
+    ],
+)
+def test_anchors_follow_the_exact_sequences(more, anchors, flushed):
+    for found, last, info in thread_ranks(
+        2, lambda comm: train(comm, {**NEUTRAL, **more}, len(anchors))
+    ):
+        assert found == anchors
+        assert last == flushed
+        assert (info.step, info.in_flight, info.fragments) == (2 * len(anchors), 0, 1)
+        assert info.payload_bytes_next_launch == 700 * 4
+        assert 0 <= info.overlap_ratio <= 1
+
+
+def test_events_and_evaluation():
+    def body(comm):
+        x = np.full(9, 5, f32)
+        copy = np.zeros(9, np.float16)
+        outer = Outer([OuterParam(x, "x", copy)], {**NEUTRAL, "beta": 0}, comm=comm)
+        events = []
+        for _ in range(4):
+            descend(x, comm.rank)
+            outer.step().wait()
+            events.append(outer.info().events & ~WAITED)
+        assert events == [0, LAUNCHED | HELD, 0, LAUNCHED | CONSUMED]
+        assert outer.info().next_boundary == 2
+        assert (copy == 2).all()
+        descend(x, comm.rank)
+        before = x.copy()
+        with outer.evaluation():
+            assert (x == 2).all()
+            with pytest.raises(sotto.InvalidStateError, match="anchor is in the place"):
+                outer.step()
+        assert (x == before).all()
+        outer.vote(1 << comm.rank)
+        outer.set(lr=0.1, loss=2.0, weight=1)
+        with pytest.raises(sotto.InvalidArgumentError, match=r"weight is 0.5; allowed: 0 or 1"):
+            outer.set(weight=0.5)
+        for _ in range(4):
+            outer.step().wait()
+        assert outer.info().votes == 3
+        outer.close()
+
+    thread_ranks(2, body)
+
+
+def test_states_continue_bit_for_bit():
+    config = {"preset": "co2", "period": 3, "codec": "onebit", "dense_rounds": 1}
+
+    def body(comm):
+        rng = np.random.default_rng(4)
+        start = rng.standard_normal(5000).astype(f32)
+        steps = [rng.standard_normal(5000).astype(f32) * f32(0.01) + comm.rank for _ in range(14)]
+        plain, resumed = start.copy(), start.copy()
+        with Outer([plain], config, comm=comm) as outer:
+            for step in steps:
+                plain -= step
+                outer.step().wait()
+        outer = Outer([resumed], config, comm=comm)
+        for step in steps:
+            state = outer.export_state()
+            outer.close()
+            resumed[:] = 0
+            outer = Outer([resumed], config, comm=comm)
+            outer.import_state(state)
+            resumed -= step
+            outer.step().wait()
+        assert (plain == resumed).all()
+        with pytest.raises(sotto.InvalidArgumentError, match="mode is 'mean'; allowed: exact"):
+            outer.export_state("mean")
+        other = Outer([start.copy()], {**config, "period": 4}, comm=comm)
+        with pytest.raises(sotto.InvalidArgumentError, match="period"):
+            other.import_state(state)
+        other.close()
+        outer.close()
+
+    thread_ranks(2, body)
+
+
+def test_bad_input():
+    with sotto.create_comm(rank=0, world_size=1) as comm:
+        x = np.zeros(4, f32)
+        with pytest.raises(sotto.InvalidArgumentError, match="period: found 0"):
+            Outer([x], {"period": 0}, comm=comm)
+        with pytest.raises(sotto.InvalidArgumentError, match="perid"):
+            Outer([x], {"perid": 3}, comm=comm)
+        with pytest.raises(sotto.UnsupportedError, match="sotto.outer"):
+            sotto.optim.Optimizer(
+                [(x, x.copy())],
+                {"optimizer": {"type": "Adam"}, "sotto": {"outer": {"preset": "co2"}}},
+                comm=comm,
+            )
+        x.flags.writeable = False
+        with pytest.raises(sotto.InvalidArgumentError, match="read-only"):
+            Outer([x], comm=comm)
+
+
+def rank_trains(comm):
+    anchors, last, _ = train(comm, {**NEUTRAL, "beta": 0}, 4)
+    assert anchors == [5, 2, -1, -1.75], anchors
+    print(f"trained {last}")
+
+
+def test_processes():
+    assert run_ranks(2, __file__, "rank_trains").count("trained") == 2
