@@ -18,7 +18,8 @@ struct CreationTerms {
   uint64_t elements = 0;
   std::string settings;                // lines "key=value"
   std::vector<uint64_t> value_hashes;  // per parameter; empty: values are not compared
-  std::string_view policy = "sotto.initial_parameters";  // the key about values that differ
+  // The key about values that differ; empty: there is none.
+  std::string_view policy = "sotto.initial_parameters";
 };
 Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler);
 

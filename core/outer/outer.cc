@@ -167,6 +167,7 @@ Status Outer::start() {
 Result<CreationTerms> Outer::terms() const {
   CreationTerms terms;
   terms.parameters = &parameters_;
+  terms.policy = "";
   for (const ParamSpec& p : parameters_) terms.elements += p.count;
   terms.settings = settings_text(context_.config, parameters_);
   if (context_.comm->size() > 1) {
@@ -183,14 +184,15 @@ Status Outer::check_idle() const {
 
 Status Outer::set(std::string_view name, double value) {
   SOTTO_TRY(check_idle());
+  if ((name == "lr" || name == "loss") && !std::isfinite(value))
+    return invalid_argument("{} is {}; allowed: a finite number", name, value);
   if (name == "lr") {
-    if (!(value > 0 && std::isfinite(value)) && context_.config.rule.lr_normalised) {
+    if (value <= 0 && context_.config.rule.lr_normalised) {
       return invalid_state(
           "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
           "divided by it; allowed: > 0",
           value);
     }
-    if (!std::isfinite(value)) return invalid_argument("lr is {}; allowed: a finite number", value);
     given_.gamma = value;
     return ok_status();
   }
