@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "core/codec/compressed_state.h"
@@ -43,6 +44,7 @@ struct OuterReport {
   OuterNumbers numbers;
   std::vector<OuterFactor> factors;    // per segment
   std::vector<OuterMessage> messages;  // by rank
+  uint32_t votes = 0;                  // of all ranks, in all averages since forget_votes
 };
 
 class OuterFragment {
@@ -87,9 +89,12 @@ class OuterFragment {
   void await() const;
   uint64_t launches() const { return launches_; }
   uint64_t consumed() const { return consumed_; }
-  // The update of the last step has met a payload that is not finite, where that is an error.
-  bool take_refused() { return std::exchange(refused_, false); }
+  // Updates of the last step have met payloads that are not finite, where that is an error.
+  // Their ranks are added.
+  bool take_refused(std::set<size_t>* ranks);
   const OuterReport& report() const { return report_; }
+  // Before a step that consumes, which may be more than one average.
+  void forget_votes() { report_.votes = 0; }
   uint64_t state_bytes() const;
   // Of the next launch.
   Result<PeerTraffic> next_traffic();
@@ -131,6 +136,7 @@ class OuterFragment {
 
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
   Status allocate();
+  void take_report(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing);
   Result<const Prepared*> prepared(Kind kind);
   OuterPlan build(Kind kind) const;
   DeviceArray& array(OuterArray which) { return arrays_[static_cast<size_t>(which)]; }
@@ -162,6 +168,7 @@ class OuterFragment {
   std::optional<Consumed> last_;
   uint64_t launches_ = 0, consumed_ = 0;
   bool refused_ = false;
+  std::vector<uint8_t> not_finite_;  // by rank, in averages that were refused
   OuterReport report_;
 };
 

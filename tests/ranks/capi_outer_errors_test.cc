@@ -21,7 +21,7 @@ void works(const Member& self) {
     model.add(static_cast<float>(self.rank));
     step(outer);
   }
-  equal(model.read(), 1 + static_cast<float>(self.size - 1), "the mean");
+  same(model.read(), 1 + static_cast<float>(self.size - 1), "the mean");
   OK(sotto_outer_destroy(outer));
 }
 
@@ -133,20 +133,31 @@ struct BadJson {
 
 TEST(CapiOuterErrors, Settings) {
   const std::vector<BadJson> cases{
-      {R"({"preset": "co2", "perid": 4})", SOTTO_E_INVALID_ARGUMENT, {"outer.perid: unknown key; the nearest one is period"}},
-      {R"({"preset": "co3"})", SOTTO_E_INVALID_ARGUMENT, {"preset", "co3", "co2"}},
-      {R"({"preset": "co2", "period": 0})", SOTTO_E_INVALID_ARGUMENT, {"period"}},
-      {R"({"preset": "co2", "period": 4, "delay": 5})", SOTTO_E_INVALID_ARGUMENT, {"delay", "5"}},
-      {R"({"preset": "co2", "beta": 1})", SOTTO_E_INVALID_ARGUMENT, {"beta"}},
+      {R"({"preset": "co2", "perid": 4})",
+       SOTTO_E_INVALID_ARGUMENT,
+       {"outer.perid: unknown key; the nearest one is period"}},
+      {R"({"preset": "co3"})",
+       SOTTO_E_INVALID_ARGUMENT,
+       {"outer.preset: found \"co3\", allowed is one of co2|co2_paper|"}},
+      {R"({"preset": "co2", "period": 0})",
+       SOTTO_E_INVALID_ARGUMENT,
+       {"outer.period: found 0, allowed is a whole number >= 1"}},
+      {R"({"preset": "co2", "period": 4, "delay": 5})",
+       SOTTO_E_INVALID_ARGUMENT,
+       {"outer.delay: found delay 5 with period 4, allowed is 0 to the period"}},
+      {R"({"preset": "co2", "beta": 1})",
+       SOTTO_E_INVALID_ARGUMENT,
+       {"outer.beta: found 1, allowed is a number in [0, 1)"}},
       {R"({"preset": "co2", "period": 4, "fragments": 3})",
        SOTTO_E_INVALID_ARGUMENT,
-       {"fragments"}},
+       {"outer.fragments: found 3 fragments with period 4"}},
       {R"({"preset": "co2", "period": 3, "fragments": 3})",
        SOTTO_E_INVALID_ARGUMENT,
-       {"fragments"}},
+       {"fragments", "3", "2"}},
       {R"({"preset": "sparse_loco"})", SOTTO_E_UNSUPPORTED, {"topk"}},
       {R"({"preset": "co2", "period": "auto"})", SOTTO_E_UNSUPPORTED, {"period", "auto"}},
-      {"{", SOTTO_E_INVALID_ARGUMENT, {"line"}},
+      {R"({"optimizer": {"type": "AdamW"}})", SOTTO_E_INVALID_ARGUMENT, {"outer"}},
+      {"{", SOTTO_E_INVALID_ARGUMENT, {"line 1", "the text ends before everything is closed"}},
       {"", SOTTO_E_INVALID_ARGUMENT, {}},
   };
   EXPECT_EQ(run_world(2, {},
@@ -278,7 +289,7 @@ TEST(CapiOuterErrors, CallsFromACallback) {
                           OK(sotto_op_release(op));
                           require(reentry.problem.empty(), "in the callback: " + reentry.problem);
                         }
-                        equal(info_of(outer).step, 4, "step");
+                        same(info_of(outer).step, 4, "step");
                         OK(sotto_outer_destroy(outer));
                         works(self);
                       }),
@@ -299,7 +310,7 @@ TEST(CapiOuterErrors, OpenGroup) {
             FAILS(sotto_outer_swap(outer, nullptr, nullptr), SOTTO_E_INVALID_STATE, "open group");
             FAILS(create_outer(self, kTwo, model, &other), SOTTO_E_INVALID_STATE, "open group");
             OK(sotto_group_end(self.comm, nullptr, nullptr));
-            equal(info_of(outer).step, 0, "step");
+            same(info_of(outer).step, 0, "step");
             step(outer);
             OK(sotto_outer_destroy(outer));
             works(self);
@@ -321,7 +332,7 @@ TEST(CapiOuterErrors, CallOptions) {
                   each(call_with([](auto& c) { c.reduce = SOTTO_REDUCE_MEAN; }), "call.reduce is ");
                   sotto_codec* codec = reinterpret_cast<sotto_codec*>(&model);
                   each(call_with([&](auto& c) { c.codec = codec; }), "call.codec must be NULL");
-                  equal(info_of(outer).step, 0, "step");
+                  same(info_of(outer).step, 0, "step");
                   OK(sotto_outer_destroy(outer));
                 }),
       "");

@@ -95,7 +95,7 @@ inline sotto_comm_counters counters_of(const Member& self) {
 inline void step(sotto_outer* outer) { OK(sotto_outer_step(outer, nullptr, nullptr)); }
 
 template <class A, class B>
-void equal(const A& found, const B& wanted, const std::string& what) {
+void same(const A& found, const B& wanted, const std::string& what) {
   if (found == static_cast<A>(wanted)) return;
   throw RankError(what + " is " + std::to_string(found) + ", not " + std::to_string(wanted));
 }
