@@ -90,8 +90,8 @@ Status name_other_values(Comm& comm, OpKind kind, const CreationTerms& mine) {
         "parameter \"{}\" has other values on rank {} than on rank 0; give all ranks the same",
         (*mine.parameters)[t].name, list_of_ranks(others));
     if (!mine.policy.empty()) {
-      text += fmt::format(", or set {} to \"broadcast\" (rank 0's for all) or \"trust\"",
-                          mine.policy);
+      text +=
+          fmt::format(", or set {} to \"broadcast\" (rank 0's for all) or \"trust\"", mine.policy);
     }
     return error(Code::kProtocol, "{}", text);
   }

@@ -53,12 +53,12 @@ class OuterFragment::UpdateHooks final : public OpHooks {
     if (nothing) status = ok_status();
     if (!status.ok() || !average_) return;
     const bool refused = nothing && f.context_.config.nonfinite == OuterNonfinite::kError;
-    f.refused_ |= refused;
+    f.report_.refused |= refused;
     ++f.consumed_;
     if (bytes.empty()) return;
     f.take_report(bytes, at_, nothing);
-    for (size_t r = 0; refused && r < f.not_finite_.size(); ++r)
-      f.not_finite_[r] |= f.report_.messages[r].flags != 0;
+    for (size_t r = 0; refused && r < f.report_.not_finite.size(); ++r)
+      f.report_.not_finite[r] |= f.report_.messages[r].flags != 0;
   }
 
  private:
@@ -127,7 +127,7 @@ Status OuterFragment::allocate() {
                                    std::span<const OuterSegment>(segments)));
   report_.factors.resize(segments.size());
   report_.messages.resize(static_cast<size_t>(shape_.size));
-  not_finite_.resize(report_.messages.size());
+  report_.not_finite.resize(report_.messages.size());
   if (!context_.config.codec || shape_.alone()) return ok_status();
   SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, *layout_,
                                                   *context_.config.codec));
@@ -329,9 +329,9 @@ std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {
 }
 
 bool OuterFragment::take_refused(std::set<size_t>* ranks) {
-  if (!std::exchange(refused_, false)) return false;
-  for (size_t r = 0; r < not_finite_.size(); ++r) {
-    if (std::exchange(not_finite_[r], uint8_t{0}) != 0) ranks->insert(r);
+  if (!std::exchange(report_.refused, false)) return false;
+  for (size_t r = 0; r < report_.not_finite.size(); ++r) {
+    if (std::exchange(report_.not_finite[r], uint8_t{0}) != 0) ranks->insert(r);
   }
   return true;
 }

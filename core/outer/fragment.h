@@ -39,12 +39,14 @@ struct OuterEvents {
   bool none() const { return !launches && !consumes && !measures && !averages; }
 };
 
-// What the last update has left for reports.
+// What updates have left for reports; of the last one, unless it says otherwise.
 struct OuterReport {
   OuterNumbers numbers;
   std::vector<OuterFactor> factors;    // per segment
   std::vector<OuterMessage> messages;  // by rank
   uint32_t votes = 0;                  // of all ranks, in all averages since forget_votes
+  bool refused = false;                // an average, since take_refused
+  std::vector<uint8_t> not_finite;     // by rank: in averages that were refused
 };
 
 class OuterFragment {
@@ -167,8 +169,6 @@ class OuterFragment {
   std::optional<Pending> pending_;
   std::optional<Consumed> last_;
   uint64_t launches_ = 0, consumed_ = 0;
-  bool refused_ = false;
-  std::vector<uint8_t> not_finite_;  // by rank, in averages that were refused
   OuterReport report_;
 };
 
