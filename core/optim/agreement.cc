@@ -86,14 +86,14 @@ Status name_other_values(Comm& comm, OpKind kind, const CreationTerms& mine) {
       if (hash_at(r) != hash_at(0)) others.push_back(r);
     }
     if (others.empty()) continue;
-    return error(Code::kProtocol,
-                 "parameter \"{}\" has other values on rank {} than on rank 0; give all ranks the "
-                 "same{}",
-                 (*mine.parameters)[t].name, list_of_ranks(others),
-                 mine.policy.empty()
-                     ? ""
-                     : fmt::format(", or set {} to \"broadcast\" (rank 0's for all) or \"trust\"",
-                                   mine.policy));
+    std::string text = fmt::format(
+        "parameter \"{}\" has other values on rank {} than on rank 0; give all ranks the same",
+        (*mine.parameters)[t].name, list_of_ranks(others));
+    if (!mine.policy.empty()) {
+      text +=
+          fmt::format(", or set {} to \"broadcast\" (rank 0's for all) or \"trust\"", mine.policy);
+    }
+    return error(Code::kProtocol, "{}", text);
   }
   return error(Code::kInternal, "hashes of parameters differ, but of none of them");
 }

@@ -49,19 +49,16 @@ class OuterFragment::UpdateHooks final : public OpHooks {
       : fragment_(fragment), at_(at), average_(average) {}
   void on_complete(Status& status, std::span<const std::byte> bytes) noexcept override {
     OuterFragment& f = *fragment_;
-    f.refused_ = false;
-    if (status.code() == Code::kNonfinite) {
-      f.refused_ = average_ && f.context_.config.nonfinite == OuterNonfinite::kError;
-      status = ok_status();
-    }
+    const bool nothing = status.code() == Code::kNonfinite;
+    if (nothing) status = ok_status();
     if (!status.ok() || !average_) return;
+    const bool refused = nothing && f.context_.config.nonfinite == OuterNonfinite::kError;
+    f.report_.refused |= refused;
     ++f.consumed_;
     if (bytes.empty()) return;
-    std::memcpy(&f.report_.numbers, bytes.data() + at_.numbers, sizeof f.report_.numbers);
-    std::memcpy(f.report_.factors.data(), bytes.data() + at_.factors,
-                f.report_.factors.size() * sizeof(OuterFactor));
-    std::memcpy(f.report_.messages.data(), bytes.data() + at_.messages,
-                f.report_.messages.size() * sizeof(OuterMessage));
+    f.take_report(bytes, at_, nothing);
+    for (size_t r = 0; refused && r < f.report_.not_finite.size(); ++r)
+      f.report_.not_finite[r] |= f.report_.messages[r].flags != 0;
   }
 
  private:
@@ -98,6 +95,19 @@ OuterFragment::OuterFragment(const OuterContext& context, std::vector<uint32_t> 
 
 OuterFragment::~OuterFragment() = default;
 
+// nothing: no rank took part, so the anchor has not moved.
+void OuterFragment::take_report(std::span<const std::byte> bytes, const OuterOutcome& at,
+                                bool nothing) {
+  OuterReport& r = report_;
+  std::memcpy(&r.numbers, bytes.data() + at.numbers, sizeof r.numbers);
+  std::memcpy(r.factors.data(), bytes.data() + at.factors, r.factors.size() * sizeof(OuterFactor));
+  std::memcpy(r.messages.data(), bytes.data() + at.messages,
+              r.messages.size() * sizeof(OuterMessage));
+  for (const OuterMessage& message : r.messages) r.votes |= message.votes;
+  if (!nothing) return;
+  for (OuterFactor& factor : r.factors) factor.change = 0, factor.clipped = 0;
+}
+
 Result<std::unique_ptr<OuterFragment>> OuterFragment::make(const OuterContext& context,
                                                            std::vector<uint32_t> tensors) {
   std::unique_ptr<OuterFragment> fragment(new OuterFragment(context, std::move(tensors)));
@@ -117,6 +127,7 @@ Status OuterFragment::allocate() {
                                    std::span<const OuterSegment>(segments)));
   report_.factors.resize(segments.size());
   report_.messages.resize(static_cast<size_t>(shape_.size));
+  report_.not_finite.resize(report_.messages.size());
   if (!context_.config.codec || shape_.alone()) return ok_status();
   SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, *layout_,
                                                   *context_.config.codec));
@@ -317,6 +328,14 @@ Status OuterFragment::flush(uint64_t since, const Step& step) {
 std::optional<OuterFragment::Consumed> OuterFragment::take_consumed() {
   if (!last_ || !last_->reduction->done()) return std::nullopt;
   return std::exchange(last_, std::nullopt);
+}
+
+bool OuterFragment::take_refused(std::set<size_t>* ranks) {
+  if (!std::exchange(report_.refused, false)) return false;
+  for (size_t r = 0; r < report_.not_finite.size(); ++r) {
+    if (std::exchange(report_.not_finite[r], uint8_t{0}) != 0) ranks->insert(r);
+  }
+  return true;
 }
 
 void OuterFragment::await() const {

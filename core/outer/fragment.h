@@ -9,7 +9,8 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
-#include <utility>
+#include <set>
+#include <span>
 #include <vector>
 
 #include "core/codec/compressed_state.h"
@@ -38,11 +39,14 @@ struct OuterEvents {
   bool none() const { return !launches && !consumes && !measures && !averages; }
 };
 
-// What the last update has left for reports.
+// What updates have left for reports; of the last one, unless it says otherwise.
 struct OuterReport {
   OuterNumbers numbers;
   std::vector<OuterFactor> factors;    // per segment
   std::vector<OuterMessage> messages;  // by rank
+  uint32_t votes = 0;                  // of all ranks, in all averages since forget_votes
+  bool refused = false;                // an average, since take_refused
+  std::vector<uint8_t> not_finite;     // by rank: in averages that were refused
 };
 
 // An average between its launch and its consumption, in a state.
@@ -103,9 +107,12 @@ class OuterFragment {
   void await() const;
   uint64_t launches() const { return launches_; }
   uint64_t consumed() const { return consumed_; }
-  // The update of the last step has met a payload that is not finite, where that is an error.
-  bool take_refused() { return std::exchange(refused_, false); }
+  // Updates of the last step have met payloads that are not finite, where that is an error.
+  // Their ranks are added.
+  bool take_refused(std::set<size_t>* ranks);
   const OuterReport& report() const { return report_; }
+  // Before a step that consumes, which may be more than one average.
+  void forget_votes() { report_.votes = 0; }
   uint64_t state_bytes() const;
   // Of the next launch.
   Result<PeerTraffic> next_traffic();
@@ -157,6 +164,7 @@ class OuterFragment {
 
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
   Status allocate();
+  void take_report(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing);
   Result<const Prepared*> prepared(Kind kind);
   OuterPlan build(Kind kind) const;
   DeviceArray& array(OuterArray which) { return arrays_[static_cast<size_t>(which)]; }
@@ -193,7 +201,6 @@ class OuterFragment {
   // Buffers of error feedback for the next average with a codec, which begins when those before it
   // have ended: by then each of them has made the other ones current.
   int next_errors_ = 0;
-  bool refused_ = false;
   OuterReport report_;
 };
 

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <set>
 #include <utility>
 
 #include "core/base/log.h"
@@ -76,10 +77,8 @@ void add_report(const OuterFragment& fragment, OuterUpdateInfo* info) {
     changed += static_cast<double>(factor.change) * factor.change;
     clipped += factor.clipped;
   }
-  for (const OuterMessage& message : report.messages) {
-    deltas += message.delta_sum;
-    info->votes |= message.votes;
-  }
+  for (const OuterMessage& message : report.messages) deltas += message.delta_sum;
+  info->votes = report.votes;
   info->step_norm = std::sqrt(changed);
   info->delta_norm = std::sqrt(deltas / static_cast<double>(report.messages.size()));
   if (fragment.elements() != 0)
@@ -188,14 +187,15 @@ Status Outer::check_idle() const {
 
 Status Outer::set(std::string_view name, double value) {
   SOTTO_TRY(check_idle());
+  if ((name == "lr" || name == "loss") && !std::isfinite(value))
+    return invalid_argument("{} is {}; allowed: a finite number", name, value);
   if (name == "lr") {
-    if (!(value > 0 && std::isfinite(value)) && context_.config.rule.lr_normalised) {
+    if (value <= 0 && context_.config.rule.lr_normalised) {
       return invalid_state(
           "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
           "divided by it; allowed: > 0",
           value);
     }
-    if (!std::isfinite(value)) return invalid_argument("lr is {}; allowed: a finite number", value);
     given_.gamma = value;
     return ok_status();
   }
@@ -266,6 +266,10 @@ Result<OpRef> Outer::step(const CallOptions& options) {
     happens |= (events.launches ? kOuterLaunched : 0) | (held ? kOuterHeld : 0) |
                ((events.consumes && !held) || events.averages ? kOuterConsumed : 0);
     if (events.consumes && fragments_[f]->late()) happens |= kOuterWaited;
+    if ((events.consumes && !held) || events.averages) {
+      fragments_[f]->forget_votes();
+      updated_last_ = f;
+    }
     begun = fragments_[f]->begin(events, step);
   }
   if (begun.ok()) {
@@ -324,19 +328,14 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
 }
 
 void Outer::completed(Status& status) {
-  if (status.ok()) {
-    for (const std::unique_ptr<OuterFragment>& f : fragments_) {
-      if (!f->take_refused()) continue;
-      std::string who;
-      const std::vector<OuterMessage>& messages = f->report().messages;
-      for (size_t r = 0; r < messages.size(); ++r) {
-        if (messages[r].flags != 0) who += fmt::format("{}{}", who.empty() ? "" : ", ", r);
-      }
-      status = error(Code::kNonfinite,
-                     "outer step {}: NaN or Inf in the parameters of rank {}; nothing was updated",
-                     step_, who);
-      break;
-    }
+  std::set<size_t> who;
+  bool refused = false;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_)
+    refused = f->take_refused(&who) || refused;
+  if (status.ok() && refused) {
+    status = error(Code::kNonfinite,
+                   "outer step {}: NaN or Inf in the parameters of rank {}; nothing was updated",
+                   step_, list_of_ranks({who.begin(), who.end()}));
   }
   in_flight_.store(false, std::memory_order_release);
 }
@@ -353,12 +352,17 @@ Result<OpRef> Outer::flush(const CallOptions& options) {
   // Nothing has changed since the last one, or outer steps have not begun.
   const bool idle = flushed_at_ == step_ || step_ <= rounds_.start;
   const uint64_t from = std::max(flushed_at_, rounds_.start);
+  bool sends = false;
   for (size_t f = 0; f < fragments_.size() && begun.ok() && !idle; ++f) {
     const uint64_t since = std::min(rounds_.since_launch(step_, f), step_ - from);
+    sends = sends || since != 0;
+    fragments_[f]->forget_votes();
+    updated_last_ = f;
     begun = fragments_[f]->flush(since, step);
   }
   if (begun.ok()) {
     flushed_at_ = step_;
+    if (sends) given_.votes = 0;
     events_ = idle ? 0 : kOuterLaunched | kOuterConsumed;
   }
   return finish(begun, std::move(ops), options);
@@ -467,16 +471,14 @@ Result<OuterInfo> Outer::info() {
   info.next_boundary = rounds_.until_next(step_);
   info.fragments = static_cast<uint32_t>(fragments_.size());
   info.gain = context_.config.gain().value_or(1);
-  const OuterFragment* last = nullptr;
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     info.round += f->consumed();
     info.in_flight += f->under_way() ? 1 : 0;
     info.state_bytes += f->state_bytes();
-    if (last == nullptr || f->consumed() > last->consumed()) last = f.get();
   }
   fold_consumed();
   info.overlap = meter_;
-  add_report(*last, &info.update);
+  add_report(*fragments_[updated_last_], &info.update);
   SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
   info.payload_bytes_next_launch = next.payload_bytes_sent;
   info.header_bytes_next_launch = next.header_bytes_sent + next.metadata_bytes_sent;

@@ -139,6 +139,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   uint64_t step_ = 0;
   uint64_t flushed_at_ = 0;  // inner steps
   uint32_t events_ = 0;
+  size_t updated_last_ = 0;  // fragment
   Given given_;
   bool swapped_ = false;
   bool restored_ = false;

@@ -139,6 +139,8 @@ uint32_t OuterBuilder::measure(bool keeps) {
 
 OuterPlan OuterBuilder::launch() {
   const uint32_t sums = measure(true);
+  // A rank whose payload passes takes part as all others.
+  if (s_.nonfinite == OuterNonfinite::kPass) b_.fill({flags_, 0, 4}, 0);
   const uint32_t word = b_.scratch(4);
   const uint64_t n = layout_.tensor_blocks();
   b_.kernel<kernels::OuterTell>(
@@ -152,11 +154,9 @@ OuterPlan OuterBuilder::launch() {
        .message = all_of(OuterArray::kMessage, Access::kWrite),
        .word = whole(word, Access::kWrite, 0, 4)},
       {}, OuterMessageArgs{n});
-  if (s_.nonfinite != OuterNonfinite::kPass) {
-    KernelOptions if_refused;
-    if_refused.predicate = {word, 0, kSkipNonfinite};
-    b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0, if_refused);
-  }
+  KernelOptions if_left_out;
+  if_left_out.predicate = {word, 0, kSkipNonfinite};
+  b_.fill({array(OuterArray::kPayload), 0, x_.bytes_of(OuterArray::kPayload)}, 0, if_left_out);
   if (x_.bytes_of(OuterArray::kLaunchLive) != 0) {
     b_.kernel<kernels::Pack>({.tensors = params(Access::kRead),
                               .flat = flat_of(OuterArray::kLaunchLive, Access::kWrite)},
