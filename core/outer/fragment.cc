@@ -7,25 +7,6 @@
 #include "core/optim/state_arrays.h"
 
 namespace sotto {
-namespace {
-
-std::vector<LayoutTensor> tensors_of(const ParameterSet& parameters,
-                                     const std::vector<uint32_t>& tensors) {
-  std::vector<LayoutTensor> out;
-  for (const uint32_t t : tensors) out.push_back({parameters[t].count, 0});
-  return out;
-}
-
-// Of inner steps before outer steps begin: live parameters become their mean.
-OuterConfig mean_of_parameters() {
-  OuterConfig c;
-  c.payload = OuterPayload::kParams;
-  c.schedule.period = 1;
-  c.rule.kind = OuterRule::kNone;
-  return c;
-}
-
-}  // namespace
 
 // What an average leaves behind: error feedback.
 class OuterFragment::ReductionHooks final : public OpHooks {
@@ -68,30 +49,7 @@ class OuterFragment::UpdateHooks final : public OpHooks {
 };
 
 OuterFragment::OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors)
-    : context_(context), tensors_(std::move(tensors)) {
-  const Comm& comm = *context_.comm;
-  const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
-  layout_ = std::make_unique<CompressedLayout>(
-      tensors_of(*context_.parameters, tensors_),
-      context_.config.codec ? static_cast<uint32_t>(comm.size()) : 1, codec.chunk_align,
-      Granularity::kFlat, 0, codec.row().scales);
-  mean_config_ = mean_of_parameters();
-  shape_.rank = comm.rank();
-  shape_.size = comm.size();
-  shape_.layout = layout_.get();
-  shape_.sizes = {comm.segment_bytes(), comm.held_windows()};
-  for (uint32_t i = 0; i < tensors_.size(); ++i) {
-    const ParamSpec& p = (*context_.parameters)[tensors_[i]];
-    if (p.copy == nullptr) continue;
-    shape_.copies.tensors.push_back(i);
-    shape_.copies.type = p.copy_dtype;
-  }
-  shape_.config = &context_.config;
-  mean_shape_ = last_shape_ = shape_;
-  last_shape_.last = true;
-  shape_.config = &context_.config;
-  mean_shape_.config = &mean_config_;
-}
+    : context_(context), tensors_(std::move(tensors)), plans_(context_, tensors_) {}
 
 OuterFragment::~OuterFragment() = default;
 
@@ -118,53 +76,20 @@ Result<std::unique_ptr<OuterFragment>> OuterFragment::make(const OuterContext& c
 Status OuterFragment::allocate() {
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const auto which = static_cast<OuterArray>(i);
-    const uint64_t bytes = shape_.bytes_of(which);
+    const uint64_t bytes = plans_.shape().bytes_of(which);
     if (bytes == 0 || which == OuterArray::kSwapped) continue;  // that is made when it is needed
     SOTTO_ASSIGN(arrays_[i], DeviceArray::make(context_.access.device(), bytes));
   }
-  const std::vector<OuterSegment> segments(shape_.segments());
+  const std::vector<OuterSegment> segments(plans_.shape().segments());
   SOTTO_TRY(context_.access.upload(array(OuterArray::kSegments).data(),
                                    std::span<const OuterSegment>(segments)));
   report_.factors.resize(segments.size());
-  report_.messages.resize(static_cast<size_t>(shape_.size));
+  report_.messages.resize(static_cast<size_t>(plans_.shape().size));
   report_.not_finite.resize(report_.messages.size());
-  if (!context_.config.codec || shape_.alone()) return ok_status();
-  SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, *layout_,
+  if (!context_.config.codec || plans_.shape().alone()) return ok_status();
+  SOTTO_ASSIGN(compressed_, CompressedState::make(*context_.comm, context_.access, plans_.layout(),
                                                   *context_.config.codec));
   return ok_status();
-}
-
-OuterPlan OuterFragment::build(Kind kind) const {
-  switch (kind) {
-    case Kind::kStart: return build_outer_start(shape_);
-    case Kind::kInner: return build_outer_inner_sum(shape_);
-    case Kind::kLaunch: return build_outer_launch(shape_);
-    case Kind::kReduce: return build_outer_reduction(shape_, false);
-    case Kind::kReduceCoded: return build_outer_reduction(shape_, true);
-    case Kind::kUpdate: return build_outer_update(shape_, false);
-    case Kind::kUpdateCoded: return build_outer_update(shape_, true);
-    case Kind::kHold: return build_outer_hold(shape_);
-    case Kind::kLastUpdate: return build_outer_update(last_shape_, false);
-    case Kind::kLastUpdateCoded: return build_outer_update(last_shape_, true);
-    case Kind::kLastHold: return build_outer_hold(last_shape_);
-    case Kind::kAgree: return build_outer_agreement(shape_);
-    case Kind::kMeanLaunch: return build_outer_launch(mean_shape_);
-    case Kind::kMeanUpdate: return build_outer_update(mean_shape_, false);
-    case Kind::kSwap: return build_outer_swap(shape_, false);
-    case Kind::kSwapBack: return build_outer_swap(shape_, true);
-    case Kind::kCount: break;
-  }
-  return {};
-}
-
-Result<const OuterFragment::Prepared*> OuterFragment::prepared(Kind kind) {
-  std::optional<Prepared>& known = plans_[static_cast<size_t>(kind)];
-  if (known) return &*known;
-  OuterPlan made = build(kind);
-  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
-               context_.comm->prepare(std::move(made.plan), context_.access.device()));
-  known.emplace(Prepared{std::move(plan), std::move(made)});
-  return &*known;
 }
 
 void OuterFragment::bind(Run& run, const OuterPlan& slots, const Step& step) const {
@@ -183,22 +108,22 @@ void OuterFragment::bind(Run& run, const OuterPlan& slots, const Step& step) con
   if (slots.told != kNoSlot) std::memcpy(run.bases[slots.told], &step.told, sizeof step.told);
 }
 
-std::shared_ptr<OpHooks> OuterFragment::hooks_of(Kind kind, const OuterOutcome& outcome) {
+std::shared_ptr<OpHooks> OuterFragment::hooks_of(FragmentOp kind, const OuterOutcome& outcome) {
   switch (kind) {
-    case Kind::kUpdate:
-    case Kind::kUpdateCoded:
-    case Kind::kLastUpdate:
-    case Kind::kLastUpdateCoded:
-    case Kind::kMeanUpdate: return std::make_shared<UpdateHooks>(this, outcome, true);
-    case Kind::kHold:
-    case Kind::kLastHold: return std::make_shared<UpdateHooks>(this, outcome, false);
+    case FragmentOp::kUpdate:
+    case FragmentOp::kUpdateCoded:
+    case FragmentOp::kLastUpdate:
+    case FragmentOp::kLastUpdateCoded:
+    case FragmentOp::kMeanUpdate: return std::make_shared<UpdateHooks>(this, outcome, true);
+    case FragmentOp::kHold:
+    case FragmentOp::kLastHold: return std::make_shared<UpdateHooks>(this, outcome, false);
     default: return nullptr;
   }
 }
 
 // An operation without messages.
-Result<OpRef> OuterFragment::local(Kind kind, const Step& step, std::vector<OpRef> after) {
-  SOTTO_ASSIGN(const Prepared* p, prepared(kind));
+Result<OpRef> OuterFragment::local(FragmentOp kind, const Step& step, std::vector<OpRef> after) {
+  SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   CallOptions options = step.options;
   options.after = std::move(after);
   const auto bind_run = [&](Run& run) { bind(run, p->slots, step); };
@@ -209,9 +134,9 @@ Result<OpRef> OuterFragment::local(Kind kind, const Step& step, std::vector<OpRe
 }
 
 // An operation of all ranks.
-Result<OpRef> OuterFragment::collective(Kind kind, const Step& step, bool compressed,
+Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool compressed,
                                         int32_t priority, std::vector<OpRef> after) {
-  SOTTO_ASSIGN(const Prepared* p, prepared(kind));
+  SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
   const uint64_t agreed[] = {static_cast<uint64_t>(kind),
                              tensors_.front(),
@@ -224,7 +149,7 @@ Result<OpRef> OuterFragment::collective(Kind kind, const Step& step, bool compre
   OpSignature signature;
   signature.kind = OpKind::kOuterStep;
   signature.dtype = static_cast<uint32_t>(Dtype::kF32);
-  signature.count = layout_->elements();
+  signature.count = plans_.layout().elements();
   signature.tag = step.options.tag;
   signature.detail = static_cast<uint32_t>(hash64(agreed, sizeof agreed));
   CallOptions options;
@@ -241,15 +166,15 @@ Result<OpRef> OuterFragment::collective(Kind kind, const Step& step, bool compre
 
 // The average of the payload, which nobody waits for yet.
 Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRef> after) {
-  SOTTO_ASSIGN(OpRef op, collective(compressed ? Kind::kReduceCoded : Kind::kReduce, step,
-                                    compressed, kBackgroundPriority, std::move(after)));
+  SOTTO_ASSIGN(OpRef op, collective(compressed ? FragmentOp::kReduceCoded : FragmentOp::kReduce,
+                                    step, compressed, kBackgroundPriority, std::move(after)));
   if (compressed) next_errors_ = 1 - next_errors_;
   pending_ = Pending{std::move(op), compressed};
   return ok_status();
 }
 
 // The step with the average that is under way, which then is not any more.
-Result<OpRef> OuterFragment::update(Kind full, Kind coded, const Step& step,
+Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Step& step,
                                     std::vector<OpRef> after) {
   if (pending_->reduction != nullptr) after.push_back(pending_->reduction);
   SOTTO_ASSIGN(OpRef op, local(pending_->compressed ? coded : full, step, std::move(after)));
@@ -263,56 +188,60 @@ Result<OpRef> OuterFragment::update(Kind full, Kind coded, const Step& step,
 Status OuterFragment::boundary(const Step& step) {
   const bool compressed = compresses_next();
   const auto step_or_hold = [&](std::vector<OpRef> after) {
-    return pending_ ? update(Kind::kUpdate, Kind::kUpdateCoded, step, std::move(after))
-                    : local(Kind::kHold, step, std::move(after));
+    return pending_ ? update(FragmentOp::kUpdate, FragmentOp::kUpdateCoded, step, std::move(after))
+                    : local(FragmentOp::kHold, step, std::move(after));
   };
-  if (!shape_.launches_first()) {
+  if (!plans_.shape().launches_first()) {
     SOTTO_ASSIGN(const OpRef stepped, step_or_hold({}));
-    SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, {stepped}));
+    SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, {stepped}));
     return reduce(step, compressed, {launched});
   }
   std::vector<OpRef> prior;
   if (pending_ && pending_->reduction != nullptr) prior.push_back(pending_->reduction);
   // That of the average under way stays as `previous`.
-  if (two_payloads()) std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
-  SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, std::move(prior)));
+  if (plans_.shape().two_payloads())
+    std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
+  SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, std::move(prior)));
   SOTTO_ASSIGN(const OpRef stepped, step_or_hold({launched}));
   return reduce(step, compressed, {launched, stepped});
 }
 
 Status OuterFragment::average_now(const Step& step) {
-  SOTTO_ASSIGN(const OpRef launched, local(Kind::kMeanLaunch, step, {}));
+  SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kMeanLaunch, step, {}));
   SOTTO_TRY(reduce(step, false, {launched}));
-  return update(Kind::kMeanUpdate, Kind::kMeanUpdate, step, {}).status();
+  return update(FragmentOp::kMeanUpdate, FragmentOp::kMeanUpdate, step, {}).status();
 }
 
 Status OuterFragment::begin(const OuterEvents& events, const Step& step) {
   if (events.averages) return average_now(step);
-  if (events.measures) SOTTO_TRY(local(Kind::kInner, step, {}).status());
+  if (events.measures) SOTTO_TRY(local(FragmentOp::kInner, step, {}).status());
   if (events.launches && events.consumes && context_.config.schedule.delay != 0) {
     SOTTO_TRY(boundary(step));
     ++launches_;
     return ok_status();
   }
   if (events.launches) {
-    SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, {}));
+    SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, {}));
     SOTTO_TRY(reduce(step, compresses_next(), {launched}));
     ++launches_;
   }
   if (!events.consumes || !pending_) return ok_status();
-  return update(Kind::kUpdate, Kind::kUpdateCoded, step, {}).status();
+  return update(FragmentOp::kUpdate, FragmentOp::kUpdateCoded, step, {}).status();
 }
 
 // Nothing was launched beside it. Ranks that have gone their own ways come together (section 5).
 Status OuterFragment::last_update(const Step& step) {
-  if (two_payloads()) std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
-  SOTTO_ASSIGN(OpRef stepped, pending_ ? update(Kind::kLastUpdate, Kind::kLastUpdateCoded, step, {})
-                                       : local(Kind::kLastHold, step, {}));
+  if (plans_.shape().two_payloads())
+    std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
+  SOTTO_ASSIGN(OpRef stepped,
+               pending_ ? update(FragmentOp::kLastUpdate, FragmentOp::kLastUpdateCoded, step, {})
+                        : local(FragmentOp::kLastHold, step, {}));
   const OuterRuleConfig& rule = context_.config.rule;
-  if (!two_payloads() || rule.beta == 0 || rule.kind == OuterRule::kNone || shape_.alone())
+  if (!plans_.shape().two_payloads() || rule.beta == 0 || rule.kind == OuterRule::kNone ||
+      plans_.shape().alone())
     return ok_status();
-  SOTTO_ASSIGN(OpRef agreed,
-               collective(Kind::kAgree, step, false, step.options.priority, {std::move(stepped)}));
+  SOTTO_ASSIGN(OpRef agreed, collective(FragmentOp::kAgree, step, false, step.options.priority,
+                                        {std::move(stepped)}));
   step.ops->push_back(std::move(agreed));
   return ok_status();
 }
@@ -343,15 +272,17 @@ void OuterFragment::await() const {
     (void)context_.comm->engine().wait(pending_->reduction, -1);
 }
 
-Status OuterFragment::start(const Step& step) { return local(Kind::kStart, step, {}).status(); }
+Status OuterFragment::start(const Step& step) {
+  return local(FragmentOp::kStart, step, {}).status();
+}
 
 Status OuterFragment::swap(const Step& step, bool back) {
   DeviceArray& swapped = array(OuterArray::kSwapped);
   if (swapped.data() == nullptr) {
     SOTTO_ASSIGN(swapped, DeviceArray::make(context_.access.device(),
-                                            shape_.bytes_of(OuterArray::kSwapped)));
+                                            plans_.shape().bytes_of(OuterArray::kSwapped)));
   }
-  return local(back ? Kind::kSwapBack : Kind::kSwap, step, {}).status();
+  return local(back ? FragmentOp::kSwapBack : FragmentOp::kSwap, step, {}).status();
 }
 
 OuterPending OuterFragment::pending() const {
@@ -389,9 +320,10 @@ Status OuterFragment::check(const OuterFragmentState& state) const {
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const auto which = static_cast<OuterArray>(i);
     const uint64_t found = state.arrays[i].size();
-    if (found == shape_.bytes_of(which) || (which == OuterArray::kSwapped && found == 0)) continue;
+    if (found == plans_.shape().bytes_of(which) || (which == OuterArray::kSwapped && found == 0))
+      continue;
     return invalid_argument("the state has {} bytes of array {} of a fragment, allowed is {}",
-                            found, i, shape_.bytes_of(which));
+                            found, i, plans_.shape().bytes_of(which));
   }
   if (state.live.size() != elements())
     return invalid_argument("the state has {} parameters of a fragment, allowed is {}",
@@ -433,18 +365,19 @@ Status OuterFragment::relaunch(const Step& step) { return reduce(step, pending_-
 uint64_t OuterFragment::state_bytes() const {
   uint64_t bytes = compressed_.bytes();
   for (const DeviceArray& a : arrays_) bytes += a.bytes();
-  for (const std::optional<Prepared>& p : plans_) bytes += p ? p->plan->held_bytes() : 0;
+  bytes += plans_.held_bytes();
   return bytes;
 }
 
 Result<PeerTraffic> OuterFragment::next_traffic() {
-  SOTTO_ASSIGN(const Prepared* p, prepared(compresses_next() ? Kind::kReduceCoded : Kind::kReduce));
+  SOTTO_ASSIGN(const FragmentPlans::Prepared* p,
+               plans_.get(compresses_next() ? FragmentOp::kReduceCoded : FragmentOp::kReduce));
   return p->plan->plan().traffic.total;
 }
 
 Result<std::vector<float>> OuterFragment::values(OuterArray which) const {
   const DeviceArray& from = arrays_[static_cast<size_t>(which)];
-  std::vector<float> out(layout_->elements());
+  std::vector<float> out(plans_.layout().elements());
   const StateArray array{.elements = from.data()};
   uint64_t at = 0;
   const auto read = [&](const TensorRun& run) {
@@ -452,7 +385,7 @@ Result<std::vector<float>> OuterFragment::values(OuterArray which) const {
     at += run.count;
     return read_state(context_.access, array, run, to);
   };
-  SOTTO_TRY(for_each_run(*layout_, false, read));
+  SOTTO_TRY(for_each_run(plans_.layout(), false, read));
   return out;
 }
 

@@ -17,18 +17,9 @@
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
 #include "core/optim/parameter_set.h"
-#include "core/outer/plans.h"
+#include "core/outer/fragment_plans.h"
 
 namespace sotto {
-
-// What fragments of one outer optimizer share.
-struct OuterContext {
-  std::shared_ptr<Comm> comm;        // of what has no messages
-  std::shared_ptr<Comm> reductions;  // its duplicate, on which averages travel
-  DeviceAccess access;
-  OuterConfig config;  // resolved
-  const ParameterSet* parameters = nullptr;
-};
 
 // What an inner step has to do with a fragment.
 struct OuterEvents {
@@ -117,7 +108,7 @@ class OuterFragment {
   // Of the next launch.
   Result<PeerTraffic> next_traffic();
   const std::vector<uint32_t>& tensors() const { return tensors_; }
-  uint64_t elements() const { return layout_->elements(); }
+  uint64_t elements() const { return plans_.layout().elements(); }
   // Waits for the average under way. Nothing else is in flight; here and below.
   Result<OuterFragmentState> snapshot() const;
   // INVALID_ARGUMENT: it is not of such a fragment.
@@ -133,29 +124,6 @@ class OuterFragment {
  private:
   class ReductionHooks;
   class UpdateHooks;
-  enum class Kind : uint8_t {
-    kStart,
-    kInner,
-    kLaunch,
-    kReduce,
-    kReduceCoded,
-    kUpdate,
-    kUpdateCoded,
-    kHold,
-    kLastUpdate,  // of a flush, as the following
-    kLastUpdateCoded,
-    kLastHold,
-    kAgree,
-    kMeanLaunch,  // the mean of parameters
-    kMeanUpdate,
-    kSwap,
-    kSwapBack,
-    kCount
-  };
-  struct Prepared {
-    std::shared_ptr<PreparedPlan> plan;
-    OuterPlan slots;  // without its plan
-  };
   struct Pending {
     OpRef reduction;  // null: of a state
     bool compressed = false;
@@ -165,36 +133,31 @@ class OuterFragment {
   OuterFragment(const OuterContext& context, std::vector<uint32_t> tensors);
   Status allocate();
   void take_report(std::span<const std::byte> bytes, const OuterOutcome& at, bool nothing);
-  Result<const Prepared*> prepared(Kind kind);
-  OuterPlan build(Kind kind) const;
   DeviceArray& array(OuterArray which) { return arrays_[static_cast<size_t>(which)]; }
   void bind(Run& run, const OuterPlan& slots, const Step& step) const;
-  std::shared_ptr<OpHooks> hooks_of(Kind kind, const OuterOutcome& outcome);
-  Result<OpRef> local(Kind kind, const Step& step, std::vector<OpRef> after);
-  Result<OpRef> collective(Kind kind, const Step& step, bool compressed, int32_t priority,
+  std::shared_ptr<OpHooks> hooks_of(FragmentOp kind, const OuterOutcome& outcome);
+  Result<OpRef> local(FragmentOp kind, const Step& step, std::vector<OpRef> after);
+  Result<OpRef> collective(FragmentOp kind, const Step& step, bool compressed, int32_t priority,
                            std::vector<OpRef> after);
   Status reduce(const Step& step, bool compressed, std::vector<OpRef> after);
-  Result<OpRef> update(Kind full, Kind coded, const Step& step, std::vector<OpRef> after);
+  Result<OpRef> update(FragmentOp full, FragmentOp coded, const Step& step,
+                       std::vector<OpRef> after);
   Status boundary(const Step& step);
   Status last_update(const Step& step);
   Status average_now(const Step& step);
   bool compresses_next() const {
-    return context_.config.codec && !shape_.alone() && launches_ >= context_.config.dense_rounds;
+    return context_.config.codec && !plans_.shape().alone() &&
+           launches_ >= context_.config.dense_rounds;
   }
   bool keeps_errors() const {
-    return context_.config.codec && context_.config.codec->residual && !shape_.alone();
+    return context_.config.codec && context_.config.codec->residual && !plans_.shape().alone();
   }
-  // Both payloads are needed: those of an average and of the next one.
-  bool two_payloads() const { return context_.config.rule.freshness > 0; }
 
   const OuterContext& context_;
   const std::vector<uint32_t> tensors_;
-  std::unique_ptr<CompressedLayout> layout_;
-  OuterConfig mean_config_;
-  OuterShape shape_, last_shape_, mean_shape_;
+  FragmentPlans plans_;
   std::array<DeviceArray, kOuterArrays> arrays_;
   CompressedState compressed_;
-  std::array<std::optional<Prepared>, static_cast<size_t>(Kind::kCount)> plans_;
   std::optional<Pending> pending_;
   std::optional<Consumed> last_;
   uint64_t launches_ = 0, consumed_ = 0;
