@@ -80,6 +80,15 @@ Result<const FragmentPlans::Prepared*> FragmentPlans::get(FragmentOp op) {
   OuterPlan made = build(op);
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
                context_.comm->prepare(std::move(made.plan), context_.access.device()));
+  // An average may be launched while the one before it is still on its way. So that memory does not
+  // depend on when it ends, there are runs for both from the start.
+  const bool reduces = op == FragmentOp::kReduce || op == FragmentOp::kReduceCoded;
+  if (reduces && context_.config.schedule.delay != 0) {
+    SOTTO_ASSIGN(std::unique_ptr<Run> first, plan->acquire());
+    SOTTO_ASSIGN(std::unique_ptr<Run> second, plan->acquire());
+    plan->give_back(std::move(first));
+    plan->give_back(std::move(second));
+  }
   known.emplace(Prepared{std::move(plan), std::move(made)});
   return &*known;
 }
