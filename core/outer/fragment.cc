@@ -173,6 +173,15 @@ Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRe
   return ok_status();
 }
 
+// The update may be made, so the call does not fail with the comm: the next one tells of it.
+Status OuterFragment::reduce_behind_update(const Step& step, bool compressed,
+                                           std::vector<OpRef> after) {
+  const Status begun = reduce(step, compressed, std::move(after));
+  if (begun.ok() || context_.comm->failure().ok()) return begun;
+  pending_ = Pending{nullptr, compressed, false};
+  return ok_status();
+}
+
 // The step with the average that is under way, which then is not any more.
 Result<OpRef> OuterFragment::update(FragmentOp full, FragmentOp coded, const Step& step,
                                     std::vector<OpRef> after) {
@@ -194,7 +203,7 @@ Status OuterFragment::boundary(const Step& step) {
   if (!plans_.shape().launches_first()) {
     SOTTO_ASSIGN(const OpRef stepped, step_or_hold({}));
     SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, {stepped}));
-    return reduce(step, compressed, {launched});
+    return reduce_behind_update(step, compressed, {launched});
   }
   std::vector<OpRef> prior;
   if (pending_ && pending_->reduction != nullptr) prior.push_back(pending_->reduction);
@@ -203,7 +212,7 @@ Status OuterFragment::boundary(const Step& step) {
     std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
   SOTTO_ASSIGN(const OpRef launched, local(FragmentOp::kLaunch, step, std::move(prior)));
   SOTTO_ASSIGN(const OpRef stepped, step_or_hold({launched}));
-  return reduce(step, compressed, {launched, stepped});
+  return reduce_behind_update(step, compressed, {launched, stepped});
 }
 
 Status OuterFragment::average_now(const Step& step) {
@@ -310,7 +319,7 @@ Result<OuterFragmentState> OuterFragment::snapshot() const {
                  context_.access.download<float>(p.param, p.count));
     state.live.insert(state.live.end(), values.begin(), values.end());
   }
-  if (keeps_errors()) {
+  if (plans_.shape().keeps_errors()) {
     SOTTO_ASSIGN(state.residual, compressed_.residual({}));
   }
   return state;
@@ -328,8 +337,9 @@ Status OuterFragment::check(const OuterFragmentState& state) const {
   if (state.live.size() != elements())
     return invalid_argument("the state has {} parameters of a fragment, allowed is {}",
                             state.live.size(), elements());
-  if (state.residual.has_value() != keeps_errors())
-    return invalid_argument("the state {} error feedback", keeps_errors() ? "lacks" : "has");
+  if (state.residual.has_value() != plans_.shape().keeps_errors())
+    return invalid_argument("the state {} error feedback",
+                            plans_.shape().keeps_errors() ? "lacks" : "has");
   return state.residual ? compressed_.check(*state.residual) : ok_status();
 }
 

@@ -140,6 +140,7 @@ class OuterFragment {
   Result<OpRef> collective(FragmentOp kind, const Step& step, bool compressed, int32_t priority,
                            std::vector<OpRef> after);
   Status reduce(const Step& step, bool compressed, std::vector<OpRef> after);
+  Status reduce_behind_update(const Step& step, bool compressed, std::vector<OpRef> after);
   Result<OpRef> update(FragmentOp full, FragmentOp coded, const Step& step,
                        std::vector<OpRef> after);
   Status boundary(const Step& step);
@@ -148,9 +149,6 @@ class OuterFragment {
   bool compresses_next() const {
     return context_.config.codec && !plans_.shape().alone() &&
            launches_ >= context_.config.dense_rounds;
-  }
-  bool keeps_errors() const {
-    return context_.config.codec && context_.config.codec->residual && !plans_.shape().alone();
   }
 
   const OuterContext& context_;
