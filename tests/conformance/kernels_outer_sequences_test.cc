@@ -134,7 +134,9 @@ class Training {
     t.sums = tell.value(delta.result<float>(d.sums));
     t.flags = tell.value(delta.result<uint32_t>(d.flags));
     t.segments = tell.value(rank.segment);
-    t.host = tell.value(OuterMessage{});
+    OuterMessage told{};
+    told.weight = 1;
+    t.host = tell.value(told);
     t.message = tell.value(OuterMessage{});
     t.word = tell.value(uint32_t{0});
     tell.run({1});

@@ -1,0 +1,254 @@
+// Outer optimizers whose peers are lost. The average that was under way, or the step that runs,
+// ends with the one cause, which names a rank. Live parameters, anchor and momentum are those of
+// before the step that failed, whatever message was the last, and closing waits for nothing. At
+// every message of launches and flights, on ranks that are threads; at any moment, on ranks that
+// are processes over TCP and use nothing but sotto.h.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <barrier>
+#include <chrono>
+#include <random>
+
+#include "core/base/hash.h"
+#include "core/outer/outer.h"
+#include "tests/support/core_ranks.h"
+#include "tests/support/faulty_transport.h"
+#include "tests/support/sanitized.h"
+
+namespace sotto::test {
+namespace {
+
+struct Kind {
+  const char* name;
+  const char* json;
+};
+
+// With momentum, so that an update changes everything. Two steps of a period.
+constexpr Kind kKinds[] = {
+    {"dense_now", R"({"preset": "diloco", "period": 2, "delay": 0})"},
+    {"dense_late", R"({"preset": "delayed_diloco", "period": 2, "delay": 2})"},
+    {"dense_between", R"({"preset": "diloco", "period": 2, "delay": 1})"},
+    {"params_now", R"({"preset": "slowmo", "period": 2})"},
+    {"onebit_now",
+     R"({"preset": "diloco", "period": 2, "delay": 0, "codec": "onebit", "dense_rounds": 1})"},
+    {"onebit_late",
+     R"({"preset": "co2", "period": 2, "delay": 2, "codec": "onebit", "dense_rounds": 1})"},
+};
+
+constexpr uint64_t kBefore = 6;     // steps before the first fault: three launches
+constexpr uint64_t kDisturbed = 4;  // steps whose messages are disturbed
+constexpr uint64_t kSteps = kBefore + kDisturbed + 6;
+constexpr uint64_t kCount = 20'011;
+constexpr auto kClosing = std::chrono::seconds(kSanitized ? 5 : 1);
+
+// Live parameters, anchor and momentum.
+struct Hashes {
+  uint64_t live = 0, anchor = 0, momentum = 0;
+  bool operator==(const Hashes&) const = default;
+};
+
+class Model {
+ public:
+  explicit Model(int32_t rank) : rank_(rank) {
+    for (size_t t = 0; t < 2; ++t) live_[t].assign(t == 0 ? kCount - kCount / 3 : kCount / 3, 0.5f);
+  }
+  Status create(const std::shared_ptr<Comm>& comm, const Kind& kind) {
+    std::vector<ParamSpec> specs(2);
+    for (size_t t = 0; t < 2; ++t) {
+      specs[t].name = "p" + std::to_string(t);
+      specs[t].count = live_[t].size();
+      specs[t].param = live_[t].data();
+    }
+    SOTTO_ASSIGN(outer_, Outer::create(comm, kind.json, std::move(specs)));
+    return ok_status();
+  }
+  // The inner step after `done` others.
+  void train(uint64_t done) {
+    for (auto& live : live_) {
+      for (uint64_t i = 0; i < live.size(); ++i) {
+        const uint64_t x = (i * 31 + done * 17 + static_cast<uint64_t>(rank_) * 7) % 23;
+        live[i] += 0.01f * (static_cast<float>(x) - 11);
+      }
+    }
+  }
+  Status step(int64_t timeout_us) {
+    CallOptions options;
+    options.timeout_us = timeout_us;
+    const Result<OpRef> op = outer_->step(options);
+    return op.ok() ? outer_->comm()->engine().wait(*op, -1) : op.status();
+  }
+  Result<Hashes> hashes() const {
+    Hashes h;
+    for (const auto& live : live_) h.live = mixed(h.live, live);
+    SOTTO_ASSIGN(const auto anchor, outer_->values(OuterArray::kAnchor));
+    for (const auto& values : anchor) h.anchor = mixed(h.anchor, values);
+    SOTTO_ASSIGN(const auto momentum, outer_->values(OuterArray::kMomentum));
+    for (const auto& values : momentum) h.momentum = mixed(h.momentum, values);
+    return h;
+  }
+  Outer& outer() { return *outer_; }
+
+ private:
+  static uint64_t mixed(uint64_t hash, const std::vector<float>& values) {
+    const uint64_t both[] = {hash, hash64(values.data(), values.size() * sizeof(float))};
+    return hash64(both, sizeof both);
+  }
+
+  const int32_t rank_;
+  std::vector<float> live_[2];
+  std::shared_ptr<Outer> outer_;
+};
+
+struct Outcome {
+  std::vector<Hashes> before, after;  // of every step that was made
+  Status status;                      // of the first step that failed
+  Status again;                       // of the step after it
+  Status cause;                       // of the comm
+  std::chrono::nanoseconds closing{0};
+  uint64_t sends = 0;  // of the disturbed steps
+};
+
+struct Disturbance {
+  int rank = -1;  // none
+  FaultKind kind = FaultKind::kLosePeer;
+  uint64_t send = 0;
+  int64_t timeout_us = 20'000'000;
+};
+
+Status train(const std::shared_ptr<Comm>& comm, const Kind& kind, const Disturbance& d,
+             FaultState& state, std::barrier<>& all_there, Outcome* out) {
+  Model model(comm->rank());
+  SOTTO_TRY(model.create(comm, kind));
+  uint64_t first = 0;
+  for (uint64_t k = 0; k < kSteps && out->status.ok(); ++k) {
+    model.train(k);
+    SOTTO_ASSIGN(const Hashes before, model.hashes());
+    if (k == kBefore) {
+      all_there.arrive_and_wait();
+      state.origin = first = state.sends;
+    }
+    out->status = model.step(d.timeout_us);
+    if (k + 1 == kBefore + kDisturbed) out->sends = state.sends - first;
+    SOTTO_ASSIGN(const Hashes after, model.hashes());
+    out->before.push_back(before);
+    out->after.push_back(after);
+  }
+  if (!out->status.ok()) out->again = model.step(0);
+  out->cause = comm->failure();
+  const auto start = std::chrono::steady_clock::now();
+  model.outer().close();
+  out->closing = std::chrono::steady_clock::now() - start;
+  // What was under way has changed nothing.
+  SOTTO_ASSIGN(const Hashes closed, model.hashes());
+  if (closed != out->after.back()) return error(Code::kInternal, "closing has changed something");
+  return ok_status();
+}
+
+std::vector<Outcome> run(const Kind& kind, const std::string& transport, int size,
+                         const Disturbance& d) {
+  std::vector<Outcome> outcomes(static_cast<size_t>(size));
+  std::vector<std::shared_ptr<FaultState>> states(static_cast<size_t>(size));
+  WorldOptions world;
+  world.size = size;
+  world.transport = transport;
+  world.params.segment_bytes = 32 * 1024;
+  world.params.heartbeat_ms = 50;
+  world.wrap_backends = [&](int32_t rank, BackendFactories* backends) {
+    FaultScript script{.seed = d.send + 1, .max_delay_polls = 3};
+    if (rank == d.rank) script.faults = {{d.kind, d.send}};
+    const auto state = states[static_cast<size_t>(rank)] = std::make_shared<FaultState>();
+    state->origin = UINT64_MAX;
+    BackendFactory& factory = (*backends)[transport];
+    factory.make = [make = factory.make, script,
+                    state](const Params& params) -> Result<std::unique_ptr<Backend>> {
+      SOTTO_ASSIGN(std::unique_ptr<Backend> base, make(params));
+      return make_faulty_backend(std::move(base), script, state);
+    };
+  };
+  std::barrier all_there(size);
+  const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {
+    const auto rank = static_cast<size_t>(comm->rank());
+    return train(comm, kind, d, *states[rank], all_there, &outcomes[rank]);
+  });
+  EXPECT_TRUE(status.ok()) << status.text();
+  return outcomes;
+}
+
+void expect_nothing_between(const Outcome& undisturbed, const Outcome& got) {
+  const size_t steps = got.after.size();
+  for (size_t k = 0; k < steps; ++k) {
+    EXPECT_EQ(got.before[k], undisturbed.before[k]) << "before step " << k;
+    const bool made = k + 1 < steps || got.status.ok();
+    EXPECT_EQ(got.after[k], (made ? undisturbed.after : undisturbed.before)[k])
+        << "after step " << k << ": " << got.status.text();
+    if (!made && got.after[k] == undisturbed.after[k] &&
+        undisturbed.after[k] != undisturbed.before[k])
+      ADD_FAILURE() << "the step has failed, and was made";
+  }
+}
+
+void expect_one_cause(const std::vector<Outcome>& outcomes, Code code) {
+  for (const Outcome& o : outcomes) {
+    ASSERT_FALSE(o.status.ok()) << "a rank has not noticed";
+    EXPECT_TRUE(o.status.code() == code || o.status.code() == outcomes[0].status.code())
+        << o.status.text();
+    EXPECT_EQ(o.cause.text(), outcomes[0].cause.text());
+    EXPECT_NE(o.cause.text().find("rank "), std::string::npos) << o.cause.text();
+    EXPECT_NE(o.status.text().find(o.cause.text()), std::string::npos)
+        << o.status.text() << "; but the comm: " << o.cause.text();
+    EXPECT_EQ(o.again.code(), o.cause.code()) << o.again.text();
+    EXPECT_LT(o.closing, kClosing);
+  }
+}
+
+class OuterAtEveryMessage : public testing::TestWithParam<Kind> {
+ protected:
+  // Every `stride`th of the disturbances that there are.
+  static void expect(const std::string& transport, int size, FaultKind fault, int64_t timeout_us,
+                     uint64_t stride) {
+    const Kind& kind = GetParam();
+    const std::vector<Outcome> whole = run(kind, transport, size, {});
+    for (const Outcome& rank : whole) ASSERT_TRUE(rank.status.ok()) << rank.status.text();
+    uint64_t number = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      const uint64_t sends = whole[static_cast<size_t>(rank)].sends;
+      ASSERT_GT(sends, 0u);
+      for (uint64_t send = 0; send < sends; ++send) {
+        if (number++ % stride != stride / 2) continue;
+        SCOPED_TRACE(fmt::format("{} over {}, {} ranks: send {} of {} of rank {}", kind.name,
+                                 transport, size, send, sends, rank));
+        const std::vector<Outcome> got =
+            run(kind, transport, size, {rank, fault, send, timeout_us});
+        for (size_t r = 0; r < got.size(); ++r) {
+          SCOPED_TRACE(fmt::format("rank {}", r));
+          expect_nothing_between(whole[r], got[r]);
+        }
+        expect_one_cause(got, fault == FaultKind::kDrop ? Code::kTimeout : Code::kPeerLost);
+        if (HasFailure()) return;
+      }
+    }
+  }
+};
+
+TEST_P(OuterAtEveryMessage, ALostPeer) {
+  for (const int size : {2, 3})
+    expect("inproc", size, FaultKind::kLosePeer, 20'000'000, kSanitized ? 7 : 1);
+}
+
+TEST_P(OuterAtEveryMessage, ALostPeerOverTcp) {
+  for (const int size : {2, 3})
+    expect("tcp", size, FaultKind::kLosePeer, 20'000'000, kSanitized ? 17 : 5);
+}
+
+// A rank that stands still: what it was to send never comes.
+TEST_P(OuterAtEveryMessage, AMessageThatNeverComes) {
+  expect("inproc", 2, FaultKind::kDrop, 300'000, kSanitized ? 17 : 7);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kinds, OuterAtEveryMessage, testing::ValuesIn(kKinds),
+                         [](const auto& p) { return std::string(p.param.name); });
+
+}  // namespace
+}  // namespace sotto::test
