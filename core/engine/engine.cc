@@ -120,7 +120,11 @@ Result<OpRef> Engine::start(OpRequest request, bool may_block) {
     request.plan->give_back(std::move(request.run));
     return status;
   };
-  if (Status failed = request.channel->failure(); !failed.ok()) return refused(std::move(failed));
+  // A local one that comes after others ends behind them.
+  const bool behind_others =
+      request.plan->plan().messages.transfers == 0 && !request.after_ops.empty();
+  if (Status failed = request.channel->failure(); !failed.ok() && !behind_others)
+    return refused(std::move(failed));
   const auto room = [&] { return role_.ops_in_flight() < options_.max_ops; };
   if (!room()) {
     const auto full = [&] {

@@ -29,12 +29,13 @@ void Executor::admit(const OpRef& ref) {
   op.stats_.start_ns = clock_.now_ns();
   scheduler_.admit(op, op.stats_.start_ns);
   channel.ops_.push_back(ref);
-  if (const Status failed = channel.failure(); !failed.ok()) {
+  const Status failed = channel.failure();
+  if (!failed.ok() && op.request_.after_ops.empty()) {
     complete(op, failed);
     return;
   }
   // Also if it begins later: groups are issued in the order of the calls.
-  enter_groups(op);
+  if (failed.ok()) enter_groups(op);
   if (op.request_.after_ops.empty()) {
     begin(op);
   } else {
@@ -50,7 +51,8 @@ void Executor::begin(Op& op) {
     if (ended.ok()) continue;
     const std::string text = "an operation that this one comes after has failed: " + ended.text();
     // Other ranks do not know how a local operation has ended.
-    if (op.plan().messages.transfers > 0 && before->plan().messages.transfers == 0) {
+    if (op.plan().messages.transfers > 0 && before->plan().messages.transfers == 0 &&
+        channel.failure().ok()) {
       const std::string cause = fmt::format("rank {}: {}", channel.rank(), text);
       channel.found(Status(Code::kAborted, cause), channel.rank());
       return;
@@ -58,6 +60,12 @@ void Executor::begin(Op& op) {
     channel.drop_groups(op);
     complete(op, Status(ended.code(), text));
     issue_groups(channel);
+    return;
+  }
+  // What only waits for others ends as they have, though the comm has failed meanwhile.
+  if (const Status failed = channel.failure(); !failed.ok()) {
+    complete(op,
+             op.plan().steps.empty() && op.plan().messages.transfers == 0 ? ok_status() : failed);
     return;
   }
   queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);

@@ -143,6 +143,7 @@ void Executor::fail_channel(Channel& channel, const FailureCause& cause) {
 
 void Executor::fail_op(Op& op, const Status& status) {
   if (op.done() || op.state() == Op::State::kUndoing || op.state() == Op::State::kFailing) return;
+  if (!op.request_.after_ops.empty()) return;  // begin() ends it, behind what it waits for
   if (op.running()) op.request_.channel->cancel(*op.request_.run);
   if (op.replayed()) {
     // A launch that has not begun reads kSkipAborted and does not commit. One that has begun will

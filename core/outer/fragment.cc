@@ -27,20 +27,6 @@ OuterConfig mean_of_parameters() {
 
 }  // namespace
 
-// What an average leaves behind: error feedback.
-class OuterFragment::ReductionHooks final : public OpHooks {
- public:
-  ReductionHooks(OuterFragment* fragment, bool compressed)
-      : fragment_(fragment), compressed_(compressed) {}
-  void on_complete(Status& status, std::span<const std::byte>) noexcept override {
-    if (status.ok() && compressed_) fragment_->compressed_.flip();
-  }
-
- private:
-  OuterFragment* const fragment_;
-  const bool compressed_;
-};
-
 // What an update leaves behind. An average in which no rank takes part is none, and no failure. Of
 // a payload that was not finite the last operation of the step tells, so that the others go on.
 class OuterFragment::UpdateHooks final : public OpHooks {
@@ -235,8 +221,11 @@ Result<OpRef> OuterFragment::collective(Kind kind, const Step& step, bool compre
     bind(run, p->slots, step);
     if (compressed) compressed_.bind(run, p->slots.codec);
   };
-  return context_.reductions->launch(p->plan, signature, std::ref(bind_run),
-                                     std::make_shared<ReductionHooks>(this, compressed), options);
+  SOTTO_ASSIGN(OpRef op, context_.reductions->launch(p->plan, signature, std::ref(bind_run),
+                                                     nullptr, options));
+  // The next one is bound before this one has ended, and goes on from its error feedback.
+  if (compressed) compressed_.flip();
+  return op;
 }
 
 // The average of the payload, which nobody waits for yet.
@@ -245,6 +234,13 @@ Status OuterFragment::reduce(const Step& step, bool compressed, std::vector<OpRe
                                     compressed, kBackgroundPriority, std::move(after)));
   pending_ = Pending{std::move(op), compressed};
   return ok_status();
+}
+
+// The update may be made, so the call does not fail with the comm: the next one tells of it.
+Status OuterFragment::reduce_behind_update(const Step& step, bool compressed,
+                                           std::vector<OpRef> after) {
+  const Status begun = reduce(step, compressed, std::move(after));
+  return context_.comm->failure().ok() ? begun : ok_status();
 }
 
 // The step with the average that is under way, which then is not any more.
@@ -267,7 +263,7 @@ Status OuterFragment::boundary(const Step& step) {
   if (!shape_.launches_first()) {
     SOTTO_ASSIGN(const OpRef stepped, step_or_hold({}));
     SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, {stepped}));
-    return reduce(step, compressed, {launched});
+    return reduce_behind_update(step, compressed, {launched});
   }
   std::vector<OpRef> prior;
   if (pending_) prior.push_back(pending_->reduction);
@@ -275,7 +271,7 @@ Status OuterFragment::boundary(const Step& step) {
   if (two_payloads()) std::swap(array(OuterArray::kPayload), array(OuterArray::kPrevious));
   SOTTO_ASSIGN(const OpRef launched, local(Kind::kLaunch, step, std::move(prior)));
   SOTTO_ASSIGN(const OpRef stepped, step_or_hold({launched}));
-  return reduce(step, compressed, {launched, stepped});
+  return reduce_behind_update(step, compressed, {launched, stepped});
 }
 
 Status OuterFragment::average_now(const Step& step) {

@@ -106,7 +106,6 @@ class OuterFragment {
   Result<std::vector<float>> values(OuterArray array) const;
 
  private:
-  class ReductionHooks;
   class UpdateHooks;
   enum class Kind : uint8_t {
     kStart,
@@ -148,6 +147,7 @@ class OuterFragment {
   Result<OpRef> collective(Kind kind, const Step& step, bool compressed, int32_t priority,
                            std::vector<OpRef> after);
   Status reduce(const Step& step, bool compressed, std::vector<OpRef> after);
+  Status reduce_behind_update(const Step& step, bool compressed, std::vector<OpRef> after);
   Result<OpRef> update(Kind full, Kind coded, const Step& step, std::vector<OpRef> after);
   Status boundary(const Step& step);
   Status last_update(const Step& step);

@@ -1,5 +1,6 @@
 #include "core/outer/outer.h"
 
+#include <algorithm>
 #include <cmath>
 #include <set>
 #include <utility>
@@ -86,13 +87,19 @@ void add_report(const OuterFragment& fragment, OuterUpdateInfo* info) {
 // The end of the last operation of a step.
 class Outer::StepHooks final : public OpHooks {
  public:
-  explicit StepHooks(std::shared_ptr<Outer> outer) : outer_(std::move(outer)) {}
+  StepHooks(std::shared_ptr<Outer> outer, std::vector<OpRef> ops)
+      : outer_(std::move(outer)), ops_(std::move(ops)) {}
   void on_complete(Status& status, std::span<const std::byte>) noexcept override {
+    // The comm has failed behind a step that was made: the next one tells of it.
+    if (!ops_.empty() &&
+        std::ranges::all_of(ops_, [](const OpRef& op) { return op->status().ok(); }))
+      status = ok_status();
     outer_->completed(status);
   }
 
  private:
   std::shared_ptr<Outer> outer_;
+  std::vector<OpRef> ops_;
 };
 
 Outer::Outer(OuterContext context, ParameterSet parameters)
@@ -311,8 +318,8 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
     last.after = ops;
     in_flight_.store(true, std::memory_order_release);
     Result<OpRef> op = context_.comm->launch_local(
-        nothing_, [](Run&) {}, context_.comm->engine().pool().make<StepHooks>(shared_from_this()),
-        last);
+        nothing_, [](Run&) {},
+        context_.comm->engine().pool().make<StepHooks>(shared_from_this(), ops), last);
     if (op.ok()) return op;
     in_flight_.store(false, std::memory_order_release);
     status = op.status();

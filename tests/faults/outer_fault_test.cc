@@ -28,7 +28,7 @@ struct Kind {
 // With momentum, so that an update changes everything. Two steps of a period.
 constexpr Kind kKinds[] = {
     {"dense_now", R"({"preset": "diloco", "period": 2, "delay": 0})"},
-    {"dense_late", R"({"preset": "delayed_diloco", "period": 2, "delay": 2})"},
+    {"dense_late", R"({"preset": "delayed_diloco", "alpha": 0.1, "period": 2, "delay": 2})"},
     {"dense_between", R"({"preset": "diloco", "period": 2, "delay": 1})"},
     {"params_now", R"({"preset": "slowmo", "period": 2})"},
     {"onebit_now",
