@@ -46,13 +46,24 @@ void Executor::admit(const OpRef& ref) {
 // What it comes after has ended.
 void Executor::begin(Op& op) {
   Channel& channel = *op.request_.channel;
-  for (const OpRef& before : std::exchange(op.request_.after_ops, {})) {
+  const std::vector<OpRef> after = std::exchange(op.request_.after_ops, {});
+  if (const Status failed = channel.failure(); !failed.ok()) {
+    const auto ended_well = [](const OpRef& before) { return before->status().ok(); };
+    const bool waits_only = op.plan().steps.empty() && !after.empty();
+    // What only waits for others ends as they have.
+    if (waits_only && std::ranges::all_of(after, ended_well)) {
+      complete(op, ok_status());
+    } else {
+      fail_op(op, failed);
+    }
+    return;
+  }
+  for (const OpRef& before : after) {
     const Status ended = before->status();
     if (ended.ok()) continue;
     const std::string text = "an operation that this one comes after has failed: " + ended.text();
     // Other ranks do not know how a local operation has ended.
-    if (op.plan().messages.transfers > 0 && before->plan().messages.transfers == 0 &&
-        channel.failure().ok()) {
+    if (op.plan().messages.transfers > 0 && before->plan().messages.transfers == 0) {
       const std::string cause = fmt::format("rank {}: {}", channel.rank(), text);
       channel.found(Status(Code::kAborted, cause), channel.rank());
       return;
@@ -60,12 +71,6 @@ void Executor::begin(Op& op) {
     channel.drop_groups(op);
     complete(op, Status(ended.code(), text));
     issue_groups(channel);
-    return;
-  }
-  // What only waits for others ends as they have, though the comm has failed meanwhile.
-  if (const Status failed = channel.failure(); !failed.ok()) {
-    complete(op,
-             op.plan().steps.empty() && op.plan().messages.transfers == 0 ? ok_status() : failed);
     return;
   }
   queues_.admit(op, op.device(), op.request_.run->events, op.request_.after);

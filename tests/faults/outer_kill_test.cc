@@ -1,0 +1,88 @@
+// Processes that use nothing but sotto.h and make outer steps, one of them killed or stopped at a
+// seeded moment. The others end with PEER_LOST or TIMEOUT that names it, their parameters are those
+// of before the step that failed, and destroying waits for nothing.
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <algorithm>
+#include <chrono>
+
+#include "tests/ranks/capi_outer_model.h"
+#include "tests/support/kill_campaign.h"
+
+namespace sotto::test {
+namespace {
+
+constexpr uint32_t kKills = kSanitized ? 2 : 6;
+constexpr auto kDestroying = std::chrono::seconds(kSanitized ? 5 : 1);
+
+sotto_comm* new_comm(sotto_context* context, const ProcessRank& self, const KillTask& task) {
+  sotto_unique_id id = {};
+  if (self.rank == 0) {
+    OK(sotto_unique_id_create(context, &id));
+    publish(task.id_file, &id, sizeof id);
+  } else {
+    require(await_published(task.id_file, &id, sizeof id, task.timeout_us / 1000), "no id");
+  }
+  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
+  config.rank = self.rank;
+  config.size = self.size;
+  config.id = &id;
+  config.timeout_us = task.timeout_us;
+  sotto_comm* comm = nullptr;
+  OK(sotto_comm_create(context, &config, &comm));
+  return comm;
+}
+
+SOTTO_RANK_MAIN(outer_kill) {
+  const KillTask task = KillTask::parse(self);
+  sotto_context* const context = new_context();
+  self.at("started");
+  const Member member{self.rank, self.size, context, new_comm(context, self, task)};
+  OuterModel model(1, 0, {200'000, 777});
+  sotto_outer* outer = new_outer(member, task.what, model);
+  sotto_status status = SOTTO_OK;
+  std::vector<float> before[2];
+  for (int k = 0; status == SOTTO_OK; ++k) {
+    if (k == 3) self.at("working");
+    model.add(0.25f * static_cast<float>(self.rank));
+    std::copy(std::begin(model.weights), std::end(model.weights), std::begin(before));
+    status = sotto_outer_step(outer, nullptr, nullptr);
+  }
+  std::string text = std::string(sotto_status_name(status)) + " " + sotto_last_error();
+  require(std::equal(std::begin(before), std::end(before), std::begin(model.weights)),
+          "a step that failed has changed parameters: " + text);
+  require(sotto_outer_step(outer, nullptr, nullptr) == status, "the step after it");
+  const auto start = std::chrono::steady_clock::now();
+  OK(sotto_outer_destroy(outer));
+  require(std::chrono::steady_clock::now() - start < kDestroying, "destroying has waited");
+  sotto_comm_destroy(member.comm);
+  OK(sotto_context_destroy(context));
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  self.say(text);
+  return 0;
+}
+
+class OuterKill : public testing::TestWithParam<int> {};
+
+TEST_P(OuterKill, SurvivorsNameTheRank) {
+  const char* const settings[] = {R"({"preset":"diloco","period":1})",
+                                  R"({"preset":"co2","period":1})",
+                                  R"({"preset":"diloco","period":1,"codec":"onebit"})",
+                                  R"({"preset":"co2","period":2,"codec":"onebit"})"};
+  const uint32_t cases = GetParam() == SIGSTOP ? 1 : kKills;
+  std::vector<KillCase> all;
+  for (uint32_t seed = 1; seed <= cases; ++seed) {
+    KillCase& c = all.emplace_back(KillCase{
+        .rank_main = "outer_kill", .what = settings[seed % 4], .signal = GetParam(), .seed = seed});
+    c.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1"};
+  }
+  run_kill_cases(all);
+}
+
+INSTANTIATE_TEST_SUITE_P(Signals, OuterKill, testing::Values(SIGKILL, SIGSTOP), [](const auto& p) {
+  return std::string(p.param == SIGKILL ? "killed" : "stopped");
+});
+
+}  // namespace
+}  // namespace sotto::test
