@@ -394,6 +394,26 @@ TEST(KernelsOuter, StepsEqualTheReferenceOnAllLayouts) {
   }
 }
 
+TEST(KernelsOuter, CommonStepsEqualTheReferenceOnAllLayouts) {
+  Random random(70);
+  const std::pair<OuterPass, OuterClip> kinds[] = {
+      {OuterPass::kWhole, OuterClip::kNone},    {OuterPass::kWhole, OuterClip::kCoordinate},
+      {OuterPass::kMomentum, OuterClip::kNone}, {OuterPass::kUpdate, OuterClip::kRms},
+      {OuterPass::kUpdate, OuterClip::kNorm},
+  };
+  for (const Layout& layout : all_layouts()) {
+    const StepMemory memory(layout, &random, random.below(2) != 0);
+    for (const OuterRule rule : {OuterRule::kHeavyBall, OuterRule::kNesterov}) {
+      for (const auto& [pass, clip] : kinds) {
+        const OuterStepArgs a = arguments(pass, rule, OuterMerge::kReset, clip);
+        const StepCase step(memory, a, Given(), random.below(2) != 0);
+        ASSERT_EQ(compare_on_all_targets(step.work), "")
+            << layout.elements() << ": " << name_of(a, Given());
+      }
+    }
+  }
+}
+
 // One element of a step, written as the specification does (section 13).
 struct Element {
   float m, last_step, anchor, x, change;
