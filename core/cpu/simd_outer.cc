@@ -309,7 +309,8 @@ StepLoops loops_of(const OuterStepOp& op) {
   const OuterStepArgs& a = op.args;
   const OuterArrays& arrays = op.arrays;
   const bool plain =
-      arrays.sum != nullptr && arrays.fresh == nullptr && !a.params && !a.anchor_diff;
+      !op.element.has_gradient() ||
+      (arrays.sum != nullptr && arrays.fresh == nullptr && !a.params && !a.anchor_diff);
   if (a.pass == OuterPass::kMerge) return {merge_groups};
   if (a.pass == OuterPass::kMomentum) {
     using Plain = PlainStep<OuterRule::kHeavyBall, OuterPass::kMomentum, OuterClip::kNone>;

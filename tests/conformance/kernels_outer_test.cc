@@ -279,6 +279,7 @@ bool needs_last_step(const OuterStepArgs& a) {
 // What most calls have.
 Given usual_operands(const OuterStepArgs& a, bool fresh) {
   Given g;
+  g.sum = a.pass != OuterPass::kUpdate || a.rule != OuterRule::kHeavyBall;
   g.launch_anchor = a.params && !a.anchor_diff;
   g.last_step = needs_last_step(a);
   g.fresh = g.previous = fresh;
