@@ -53,6 +53,23 @@ HWY_INLINE VF load(const float* p) { return hn::LoadU(DF(), p); }
 HWY_INLINE void store(VF v, float* p) { hn::StoreU(v, DF(), p); }
 HWY_INLINE VF set(float x) { return hn::Set(DF(), x); }
 
+// Elements of a tensor that are only written go to memory directly, but for the first ones: small
+// tensors stay in the cache.
+constexpr uint64_t kCachedElements = 65536;
+
+// Whether those of a piece from element `first` on, at `to`, do. hwy::FlushStream() follows.
+HWY_INLINE bool streams(const Piece& piece, uint64_t first, const float* to) {
+  return piece.offset + first >= kCachedElements && reinterpret_cast<uintptr_t>(to) % 64 == 0;
+}
+template <bool kStream>
+HWY_INLINE void store_or_stream(VF v, float* p) {
+  if constexpr (kStream) {
+    hn::Stream(v, DF(), p);
+  } else {
+    store(v, p);
+  }
+}
+
 // 64 bits of a bit array as lane masks. Word: element i is bit 63 - i, as load_bits64 gives.
 class WordMasks {
  public:

@@ -147,10 +147,7 @@ HWY_INLINE VF direction(VF eps, VF wd, VF m, VF v, VF p) {
   return kDecay ? hn::Add(u, hn::Mul(wd, p)) : u;
 }
 
-// Directions that do not lie where the gradient was, and is in the cache anyway, go to memory
-// directly, but for those of the first elements of a tensor: small ones stay in the cache.
-constexpr uint64_t kCachedElements = 65536;
-
+// kStream: for directions that do not lie where the gradient was, which is in the cache anyway.
 template <bool kInside, bool kDecay, bool kMasked, bool kStream>
 HWY_INLINE void moments_group(const Group& s, const float* g, float* m, float* v, const float* p,
                               float* direction_out, uint64_t valid, float* p_lanes,
@@ -164,11 +161,7 @@ HWY_INLINE void moments_group(const Group& s, const float* g, float* m, float* v
     store(new_m, m + k * kN);
     store(new_v, v + k * kN);
     const VF u = direction<kInside, kDecay>(s.eps, s.wd, new_m, new_v, parameter);
-    if constexpr (kStream) {
-      hn::Stream(u, DF(), direction_out + k * kN);
-    } else {
-      store(u, direction_out + k * kN);
-    }
+    store_or_stream<kStream>(u, direction_out + k * kN);
     add_lanes(p_lanes, k, hn::Mul(parameter, parameter));
     add_lanes(u_lanes, k, hn::Mul(u, u));
   }
@@ -211,8 +204,7 @@ void lamb_moments(const KernelCall& call) {
   run_source_groups<LambMomentsOp>(call, [&](LambMomentsOp& op, const Piece& p, uint64_t first,
                                              uint64_t n, const float* g) {
     const float* u = op.direction(p) + first;
-    const bool stream =
-        p.offset + first >= kCachedElements && u != g && reinterpret_cast<uintptr_t>(u) % 64 == 0;
+    const bool stream = u != g && streams(p, first, u);
     streamed |= stream;
     return stream ? moments_as<true>(op, p, first, n, g) : moments_as<false>(op, p, first, n, g);
   });

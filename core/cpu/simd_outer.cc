@@ -16,7 +16,9 @@ namespace sotto {
 namespace HWY_NAMESPACE {
 namespace {
 
-template <bool kStores, bool kParams>
+enum class Payload { kNone, kDelta, kParams };
+
+template <Payload kPayload, bool kStream>
 void delta_groups(OuterDeltaOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const float* x = op.live(piece) + first;
   uint64_t flat = piece.flat + first;
@@ -26,9 +28,9 @@ void delta_groups(OuterDeltaOp& op, const Piece& piece, uint64_t first, uint64_t
       const VF live = load(x + k * kN);
       const VF d = hn::Sub(load(op.anchor + flat + k * kN), live);
       add_lanes(op.lanes, k, hn::Mul(d, d));
-      if constexpr (kStores) {
-        const VF y = kParams ? live : d;
-        store(y, op.y + flat + k * kN);
+      if constexpr (kPayload != Payload::kNone) {
+        const VF y = kPayload == Payload::kParams ? live : d;
+        store_or_stream<kStream>(y, op.y + flat + k * kN);
         bad = hn::Or(bad, hn::Not(finite(y)));
       }
     }
@@ -36,12 +38,22 @@ void delta_groups(OuterDeltaOp& op, const Piece& piece, uint64_t first, uint64_t
   if (!hn::AllFalse(DF(), bad)) op.flags |= kFlagNonfinite;
 }
 
+template <Payload kPayload>
+void delta_as(OuterDeltaOp& op, const Piece& p, uint64_t first, uint64_t n, bool stream) {
+  return stream ? delta_groups<kPayload, true>(op, p, first, n)
+                : delta_groups<kPayload, false>(op, p, first, n);
+}
+
 void outer_delta(const KernelCall& call) {
-  run_groups<OuterDeltaOp>(call, [](OuterDeltaOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    if (op.y == nullptr) return delta_groups<false, false>(op, p, first, n);
-    return op.params ? delta_groups<true, true>(op, p, first, n)
-                     : delta_groups<true, false>(op, p, first, n);
+  bool streamed = false;
+  run_groups<OuterDeltaOp>(call, [&](OuterDeltaOp& op, const Piece& p, uint64_t first, uint64_t n) {
+    if (op.y == nullptr) return delta_groups<Payload::kNone, false>(op, p, first, n);
+    const bool stream = streams(p, first, op.y + p.flat + first);
+    streamed |= stream;
+    return op.params ? delta_as<Payload::kParams>(op, p, first, n, stream)
+                     : delta_as<Payload::kDelta>(op, p, first, n, stream);
   });
+  if (streamed) hwy::FlushStream();
 }
 
 template <bool kParams>
@@ -77,13 +89,15 @@ struct AnyStep {
         merge(op.args.merge),
         sum(op.arrays.sum != nullptr),
         fresh(op.arrays.fresh != nullptr),
-        last_step(op.arrays.last_step != nullptr) {}
+        last_step(op.arrays.last_step != nullptr),
+        x(op.tensors->data != nullptr),
+        clipped(op.counts) {}
 
   const bool params, anchor_diff, has_gradient, adds_gradient, takes_mean;
   const OuterRule rule;
   const OuterClip clip;
   const OuterMerge merge;
-  const bool sum, fresh, last_step;  // are there
+  const bool sum, fresh, last_step, x, clipped;  // are there
 };
 
 template <OuterRule kRule, OuterPass kPass, OuterClip kClip>
@@ -97,7 +111,8 @@ struct PlainStep {
   static constexpr OuterRule rule = kRule;
   static constexpr OuterClip clip = kClip;
   static constexpr OuterMerge merge = OuterMerge::kReset;
-  static constexpr bool sum = true, fresh = false, last_step = false;
+  static constexpr bool sum = true, fresh = false, last_step = false, x = true;
+  static constexpr bool clipped = kClip != OuterClip::kNone;
 };
 
 // Numbers of a step, in all lanes.
@@ -172,7 +187,7 @@ void momentum_groups(OuterStepOp& op, const Piece& piece, uint64_t first, uint64
 // Where an update writes beside its arrays.
 struct UpdateLanes {
   float* changes;
-  float* clipped;  // null: they are not counted
+  float* clipped;
 };
 
 // New momentum, which is stored. Returns the step of the anchor.
@@ -182,7 +197,7 @@ HWY_INLINE VF step_of(const Step& step, const StepNumbers& s, float* all, VF g,
   VF m = load(all + at);
   if (step.adds_gradient) m = s.momentum(m, g);
   const VF kept = s.limited(step.clip, m);
-  if (step.clip != OuterClip::kNone && lanes.clipped != nullptr) {
+  if (step.clipped) {
     const MF changed = hn::Or(hn::Lt(kept, m), hn::Gt(kept, m));
     add_lanes(lanes.clipped, k, hn::IfThenElseZero(changed, set(1.0f)));
   }
@@ -227,20 +242,21 @@ HWY_INLINE VF merged(const Step& step, const StepNumbers& s, const float* x, VF 
   return anchor;
 }
 
-template <class Step>
+// kStream: of x, which the merge does not read.
+template <class Step, bool kStream>
 void move_groups(OuterStepOp& op, const Piece& piece, uint64_t first, uint64_t n) {
   const Step step(op);
   const StepNumbers s(op, piece);
   const OuterArrays arrays = op.arrays;
-  const UpdateLanes lanes{op.step_lanes, op.counts ? op.clipped_lanes : nullptr};
+  const UpdateLanes lanes{op.step_lanes, op.clipped_lanes};
   float* x = op.live(piece);
   for (uint64_t flat = piece.flat + first; n != 0; --n, first += kNormLanes, flat += kNormLanes) {
     SOTTO_FOR_VECTORS(k) {
       const uint64_t at = flat + k * kN;
       const VF anchor = move(step, s, arrays, lanes, at, k);
-      if (x == nullptr) continue;
+      if (!step.x) continue;
       float* live = x + first + k * kN;
-      store(merged(step, s, live, anchor, arrays.x_launch, at), live);
+      store_or_stream<kStream>(merged(step, s, live, anchor, arrays.x_launch, at), live);
     }
   }
 }
@@ -260,51 +276,67 @@ void merge_groups(OuterStepOp& op, const Piece& piece, uint64_t first, uint64_t 
   }
 }
 
-// The loop of a call.
 using StepLoop = void (*)(OuterStepOp&, const Piece&, uint64_t, uint64_t);
 
-template <OuterRule kRule>
-StepLoop plain_loop(const OuterStepArgs& a) {
-  const bool whole = a.pass == OuterPass::kWhole;
-  switch (a.clip) {
-    case OuterClip::kNone:
-      return whole ? move_groups<PlainStep<kRule, OuterPass::kWhole, OuterClip::kNone>> : nullptr;
-    case OuterClip::kCoordinate:
-      return whole ? move_groups<PlainStep<kRule, OuterPass::kWhole, OuterClip::kCoordinate>>
-                   : nullptr;
-    case OuterClip::kNorm:
-      return whole ? nullptr : move_groups<PlainStep<kRule, OuterPass::kUpdate, OuterClip::kNorm>>;
-    case OuterClip::kRms:
-      return whole ? nullptr : move_groups<PlainStep<kRule, OuterPass::kUpdate, OuterClip::kRms>>;
-  }
-  return nullptr;
+// The loops of a call. streamed: null if x does not go past the caches.
+struct StepLoops {
+  StepLoop usual = nullptr, streamed = nullptr;
+};
+
+template <OuterRule kRule, OuterPass kPass, OuterClip kClip>
+StepLoops loops_of_plain() {
+  using Step = PlainStep<kRule, kPass, kClip>;
+  return {move_groups<Step, false>, move_groups<Step, true>};
 }
 
-StepLoop loop_of(const OuterStepOp& op) {
+template <OuterRule kRule>
+StepLoops plain_loops(const OuterStepArgs& a) {
+  if (a.pass == OuterPass::kUpdate) {
+    if (a.clip == OuterClip::kNorm)
+      return loops_of_plain<kRule, OuterPass::kUpdate, OuterClip::kNorm>();
+    if (a.clip == OuterClip::kRms)
+      return loops_of_plain<kRule, OuterPass::kUpdate, OuterClip::kRms>();
+    return {};
+  }
+  if (a.clip == OuterClip::kNone)
+    return loops_of_plain<kRule, OuterPass::kWhole, OuterClip::kNone>();
+  if (a.clip == OuterClip::kCoordinate)
+    return loops_of_plain<kRule, OuterPass::kWhole, OuterClip::kCoordinate>();
+  return {};
+}
+
+StepLoops loops_of(const OuterStepOp& op) {
   const OuterStepArgs& a = op.args;
+  const OuterArrays& arrays = op.arrays;
   const bool plain =
-      op.arrays.sum != nullptr && op.arrays.fresh == nullptr && !a.params && !a.anchor_diff;
-  if (a.pass == OuterPass::kMerge) return merge_groups;
+      !op.element.has_gradient() ||
+      (arrays.sum != nullptr && arrays.fresh == nullptr && !a.params && !a.anchor_diff);
+  if (a.pass == OuterPass::kMerge) return {merge_groups};
   if (a.pass == OuterPass::kMomentum) {
-    return plain ? momentum_groups<
-                       PlainStep<OuterRule::kHeavyBall, OuterPass::kMomentum, OuterClip::kNone>>
-                 : momentum_groups<AnyStep>;
+    using Plain = PlainStep<OuterRule::kHeavyBall, OuterPass::kMomentum, OuterClip::kNone>;
+    return {plain ? momentum_groups<Plain> : momentum_groups<AnyStep>};
   }
-  StepLoop found = nullptr;
-  if (plain && a.merge == OuterMerge::kReset && op.arrays.last_step == nullptr) {
-    if (a.rule == OuterRule::kHeavyBall) found = plain_loop<OuterRule::kHeavyBall>(a);
-    if (a.rule == OuterRule::kNesterov) found = plain_loop<OuterRule::kNesterov>(a);
+  StepLoops found;
+  const bool there = op.tensors->data != nullptr && (op.counts || a.clip == OuterClip::kNone);
+  if (plain && there && a.merge == OuterMerge::kReset && arrays.last_step == nullptr) {
+    if (a.rule == OuterRule::kHeavyBall) found = plain_loops<OuterRule::kHeavyBall>(a);
+    if (a.rule == OuterRule::kNesterov) found = plain_loops<OuterRule::kNesterov>(a);
   }
-  return found != nullptr ? found : move_groups<AnyStep>;
+  if (found.usual == nullptr) found.usual = move_groups<AnyStep, false>;
+  return found;
 }
 
 void outer_step(const KernelCall& call) {
   if (call.arguments<OuterStepArgs>().penalty.element) return scalar::outer_step(call);
-  StepLoop loop = nullptr;
+  StepLoops loops;
+  bool streamed = false;
   run_groups<OuterStepOp>(call, [&](OuterStepOp& op, const Piece& p, uint64_t first, uint64_t n) {
-    if (loop == nullptr) loop = loop_of(op);
-    loop(op, p, first, n);
+    if (loops.usual == nullptr) loops = loops_of(op);
+    const bool stream = loops.streamed != nullptr && streams(p, first, op.live(p) + first);
+    streamed |= stream;
+    return (stream ? loops.streamed : loops.usual)(op, p, first, n);
   });
+  if (streamed) hwy::FlushStream();
 }
 
 }  // namespace

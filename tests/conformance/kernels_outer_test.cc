@@ -279,6 +279,7 @@ bool needs_last_step(const OuterStepArgs& a) {
 // What most calls have.
 Given usual_operands(const OuterStepArgs& a, bool fresh) {
   Given g;
+  g.sum = a.pass != OuterPass::kUpdate || a.rule != OuterRule::kHeavyBall;
   g.launch_anchor = a.params && !a.anchor_diff;
   g.last_step = needs_last_step(a);
   g.fresh = g.previous = fresh;
@@ -390,6 +391,26 @@ TEST(KernelsOuter, StepsEqualTheReferenceOnAllLayouts) {
       const StepCase step(memory, a, given, random.below(2) != 0);
       ASSERT_EQ(compare_on_all_targets(step.work), "")
           << layout.elements() << ": " << name_of(a, given);
+    }
+  }
+}
+
+TEST(KernelsOuter, CommonStepsEqualTheReferenceOnAllLayouts) {
+  Random random(70);
+  const std::pair<OuterPass, OuterClip> kinds[] = {
+      {OuterPass::kWhole, OuterClip::kNone},    {OuterPass::kWhole, OuterClip::kCoordinate},
+      {OuterPass::kMomentum, OuterClip::kNone}, {OuterPass::kUpdate, OuterClip::kRms},
+      {OuterPass::kUpdate, OuterClip::kNorm},
+  };
+  for (const Layout& layout : all_layouts()) {
+    const StepMemory memory(layout, &random, random.below(2) != 0);
+    for (const OuterRule rule : {OuterRule::kHeavyBall, OuterRule::kNesterov}) {
+      for (const auto& [pass, clip] : kinds) {
+        const OuterStepArgs a = arguments(pass, rule, OuterMerge::kReset, clip);
+        const StepCase step(memory, a, Given(), random.below(2) != 0);
+        ASSERT_EQ(compare_on_all_targets(step.work), "")
+            << layout.elements() << ": " << name_of(a, Given());
+      }
     }
   }
 }

@@ -19,6 +19,7 @@ void optim_adam_low_precision(const Options& options, std::vector<Measurement>* 
 void optim_lamb(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_adam(const Options& options, std::vector<Measurement>* out);
 void optim_onebit_lamb(const Options& options, std::vector<Measurement>* out);
+void outer_step(const Options& options, std::vector<Measurement>* out);
 // Counts bytes; sizes of its own, none of the options.
 void wire_bytes(const Options& options, std::vector<Measurement>* out);
 // The same.

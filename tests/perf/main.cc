@@ -23,6 +23,7 @@ const std::map<std::string, Benchmark>& benchmarks() {
       {"optim_lamb", optim_lamb},
       {"optim_1bit_adam", optim_onebit_adam},
       {"optim_1bit_lamb", optim_onebit_lamb},
+      {"outer_step", outer_step},
       {"wire_bytes", wire_bytes},
       {"zeroone_bits", zeroone_bits},
       {"overheads", overheads},

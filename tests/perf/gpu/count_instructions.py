@@ -60,6 +60,10 @@ ROWS = [
     Row("int8 encode with residual", "quant", r"QuantTensors(<\D*4>|>)", 3),
     Row("int8 decode", "quant", r"QuantDecodeKernel(<\D*4>|>)", 1, 60),
     Row("int4 decode", "quant", r"QuantDecodeKernel(<\D*5>|>)", 1, None),
+    Row("outer difference", "outer", r"OuterDeltaKernel", 3, None, 1),
+    Row("outer norm of an average", "outer", r"OuterNormKernel", 2, None, 1),
+    Row("outer momentum, all operands", "outer", r"OuterMomentumKernel", 7, None, 1),
+    Row("outer step, all operands", "outer", r"OuterMoveKernel", 13, None, 2),
 ]
 
 
