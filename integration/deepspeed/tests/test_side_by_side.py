@@ -7,6 +7,7 @@ float16, and the configuration says nothing about what shares a scale.
 
 import importlib.util
 import os
+from pathlib import Path
 
 import pytest
 from ranks import meeting_file, run_ranks
@@ -118,19 +119,35 @@ def reference_scale():
     return LOSS_SCALE
 
 
+def start_of(half):
+    dtype = np.float16 if half else f32
+    return np.random.default_rng(7).standard_normal(sum(SIZES)).astype(dtype).astype(f32)
+
+
+def recording(kind, half):
+    return Path(os.environ["RECORDED_GRADIENTS"]) / f"{kind}-{'fp16' if half else 'fp32'}.npy"
+
+
+def record(kind, half, size):
+    """The gradients of all ranks in a file: every rank reads it, since recording takes longest."""
+    hyper, maker = CASES[kind]
+    start = start_of(half)
+    names = {"b1": COMMON["betas"][0], "b2": COMMON["betas"][1], "wd": COMMON["weight_decay"]}
+    of_model = {**names, "lr": COMMON["lr"], "eps": COMMON["eps"], **hyper}
+    if half:
+        of_model["wire"] = "fp16"
+        tensors = np.split(start, np.cumsum(SIZES)[:-1])
+        of_model["units"] = [sum(len(t) for t in group) for group in of_groups(tensors)]
+    gradients = recorded.record(maker, start, SIZES, size, of_model, STEPS)
+    np.save(recording(kind, half), np.array(gradients, f32))
+
+
 def compare(comm, kind, half):
     from reference import Reference
 
-    hyper, maker = CASES[kind]
-    dtype = np.float16 if half else f32
-    start = np.random.default_rng(7).standard_normal(sum(SIZES)).astype(dtype).astype(f32)
-    names = {"b1": COMMON["betas"][0], "b2": COMMON["betas"][1], "wd": COMMON["weight_decay"]}
-    of_model = {**names, "lr": COMMON["lr"], "eps": COMMON["eps"], **hyper}
-    tensors = np.split(start, np.cumsum(SIZES)[:-1])
-    if half:
-        of_model["wire"] = "fp16"
-        of_model["units"] = [sum(len(t) for t in group) for group in of_groups(tensors)]
-    gradients = recorded.record(maker, start, SIZES, comm.size, of_model, STEPS)
+    hyper = CASES[kind][0]
+    tensors = np.split(start_of(half), np.cumsum(SIZES)[:-1])
+    gradients = np.load(recording(kind, half))
 
     reference = Reference(kind, of_groups(tensors), MARGIN, half, **COMMON, **hyper)
     mine = Mine(comm, kind, tensors, half, hyper)
@@ -171,7 +188,11 @@ def reference():
 
 @pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("size", [2, 3, 5, 8])
-def test_parameters_are_equal_at_every_step(size):
+def test_parameters_are_equal_at_every_step(size, tmp_path, monkeypatch):
+    monkeypatch.setenv("RECORDED_GRADIENTS", str(tmp_path))
+    for kind in CASES:
+        for half in (False, True):
+            record(kind, half, size)
     out = run_ranks(size, __file__, "rank_compares", timeout=600)
     print(out)
     for kind in CASES:
