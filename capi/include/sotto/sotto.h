@@ -1305,10 +1305,10 @@ SOTTO_API sotto_status sotto_optim_destroy(sotto_optim* optim);
 /* Creates an outer optimizer over n parameters, whose values are the first anchor. Collective:
  * names, counts, values (by a hash) and settings are compared; if one rank refuses, whatever the
  * reason, all of them end with its code and text, and the comm stays as it is.
- *   comm      [in]  stays alive until the outer optimizer is destroyed. Its averages go on beside
- * the comm's collectives. Over a transport that matches by order (NCCL) all ranks call steps and
- * collectives in one order json      [in]  the object {"preset": "co2", "period": 48, ...}, or a
- * file that has it as "sotto": {"outer": {...}}; either may come as one base64url word.
+ *   comm      [in]  outlives the outer optimizer, whose averages go on beside its collectives. Over
+ *                   NCCL, which matches by order, all ranks call steps and collectives in one order
+ *   json      [in]  the object {"preset": "co2", "period": 48, ...}, or a file that has it as
+ *                   "sotto": {"outer": {...}}; either may come as one base64url word.
  *                   sotto_config_report explains every key
  *   params    [in]  n structs: live values (float32) and model copies, which are written after
  *                   every change; group, grad and mask must be empty. Borrowed until the outer
