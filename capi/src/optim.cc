@@ -46,35 +46,16 @@ Result<std::vector<NamedArray>> take_named_arrays(const sotto_named_array* array
   return out;
 }
 
-// What a rank registers, checked.
-struct Registration {
-  std::vector<ParamSpec> specs;
-  std::shared_ptr<Device> device;
-  std::vector<MemoryRange> written;
-};
-
-Result<Registration> take_registration(const sotto_comm& comm, const char* json,
-                                       const sotto_param* params, uint64_t n,
-                                       sotto_optim** out_optim) {
-  SOTTO_TRY(check_no_group(*comm.state));
-  SOTTO_TRY(check_pointer(json, "json"));
-  SOTTO_TRY(check_pointer(out_optim, "out_optim"));
-  Registered all;
-  Registration out;
-  SOTTO_ASSIGN(out.specs, take_params(params, n, ParamUse::kTrained, &all));
-  SOTTO_ASSIGN(out.device, all.device.find(*comm.state->core->context()));
-  out.written = written_in_order(std::move(all.ranges));
-  return out;
-}
-
 Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
               sotto_optim** out_optim) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   auto object = std::make_unique<sotto_optim>();
   object->comm = comm->state;
   // The other ranks hear of what is wrong here, so that none waits for this one.
-  Result<Registration> taken =
-      caught([&] { return take_registration(*comm, json, params, n, out_optim); });
+  Result<Registration> taken = caught([&]() -> Result<Registration> {
+    SOTTO_TRY(check_pointer(out_optim, "out_optim"));
+    return take_registration(*comm, json, params, n, ParamUse::kTrained);
+  });
   Registration mine = taken.ok() ? taken.take() : Registration();
   SOTTO_ASSIGN(object->core,
                Optimizer::create(comm->state->core, json == nullptr ? "" : json,

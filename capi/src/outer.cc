@@ -17,32 +17,16 @@ using namespace sotto::capi;  // NOLINT
 
 namespace {
 
-struct Registration {
-  std::vector<ParamSpec> specs;
-  std::shared_ptr<Device> device;
-};
-
-Result<Registration> take_registration(const sotto_comm& comm, const char* json,
-                                       const sotto_param* params, uint64_t n,
-                                       sotto_outer** out_outer) {
-  SOTTO_TRY(check_no_group(*comm.state));
-  SOTTO_TRY(check_pointer(json, "json"));
-  SOTTO_TRY(check_pointer(out_outer, "out_outer"));
-  Registered all;
-  Registration out;
-  SOTTO_ASSIGN(out.specs, take_params(params, n, ParamUse::kAveraged, &all));
-  SOTTO_ASSIGN(out.device, all.device.find(*comm.state->core->context()));
-  return out;
-}
-
 Status create(sotto_comm* comm, const char* json, const sotto_param* params, uint64_t n,
               sotto_outer** out_outer) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   auto object = std::make_unique<sotto_outer>();
   object->comm = comm->state;
   // The other ranks hear of what is wrong here, so that none waits for this one.
-  Result<Registration> taken =
-      caught([&] { return take_registration(*comm, json, params, n, out_outer); });
+  Result<Registration> taken = caught([&]() -> Result<Registration> {
+    SOTTO_TRY(check_pointer(out_outer, "out_outer"));
+    return take_registration(*comm, json, params, n, ParamUse::kAveraged);
+  });
   Registration mine = taken.ok() ? taken.take() : Registration();
   SOTTO_ASSIGN(object->core,
                Outer::create(comm->state->core, json == nullptr ? "" : json, std::move(mine.specs),

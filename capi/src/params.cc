@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -10,6 +11,12 @@
 
 namespace sotto::capi {
 namespace {
+
+// What the parameters of an optimizer have in common.
+struct Registered {
+  std::vector<MemoryRange> ranges;
+  CommonDevice device;
+};
 
 Status check_like(const Buffer& b, const Buffer& param, std::initializer_list<Dtype> allowed,
                   std::string_view name) {
@@ -80,8 +87,6 @@ Result<ParamSpec> take_param(const sotto_param& p, uint64_t index, ParamUse use,
   return spec;
 }
 
-}  // namespace
-
 Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n, ParamUse use,
                                            Registered* all) {
   if (n == 0 || n > kMaxParams)
@@ -97,6 +102,8 @@ Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n
   return specs;
 }
 
+}  // namespace
+
 std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges) {
   std::erase_if(ranges, [](const MemoryRange& r) { return !r.written || r.bytes == 0; });
   std::sort(ranges.begin(), ranges.end(), [](const MemoryRange& a, const MemoryRange& b) {
@@ -104,6 +111,18 @@ std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges) {
   });
   ranges.shrink_to_fit();
   return ranges;
+}
+
+Result<Registration> take_registration(const sotto_comm& comm, const char* json,
+                                       const sotto_param* params, uint64_t n, ParamUse use) {
+  SOTTO_TRY(check_no_group(*comm.state));
+  SOTTO_TRY(check_pointer(json, "json"));
+  Registered all;
+  Registration out;
+  SOTTO_ASSIGN(out.specs, take_params(params, n, use, &all));
+  SOTTO_ASSIGN(out.device, all.device.find(*comm.state->core->context()));
+  out.written = written_in_order(std::move(all.ranges));
+  return out;
 }
 
 }  // namespace sotto::capi

@@ -2,9 +2,11 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "capi/src/convert.h"
+#include "capi/src/handles.h"
 #include "core/optim/parameter_set.h"
 #include "sotto/sotto.h"
 
@@ -17,14 +19,15 @@ enum class ParamUse : uint8_t {
   kAveraged,  // by an outer optimizer: values and model copies alone
 };
 
-// What the parameters of an optimizer have in common.
-struct Registered {
-  std::vector<MemoryRange> ranges;
-  CommonDevice device;
+// What a rank registers with an optimizer, checked.
+struct Registration {
+  std::vector<ParamSpec> specs;
+  std::shared_ptr<Device> device;
+  std::vector<MemoryRange> written;  // in the order of addresses
 };
 
-Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n, ParamUse use,
-                                           Registered* all);
+Result<Registration> take_registration(const sotto_comm& comm, const char* json,
+                                       const sotto_param* params, uint64_t n, ParamUse use);
 
 // Memory that is written, in the order of addresses.
 std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges);
