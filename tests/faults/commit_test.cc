@@ -202,12 +202,7 @@ std::vector<Outcome> run(const Kind& kind, const std::string& transport, int siz
     if (rank == d.rank) script.faults = {{d.kind, d.send}};
     const auto& state = states.emplace_back(std::make_shared<FaultState>());
     state->origin = UINT64_MAX;
-    BackendFactory& factory = (*backends)[transport];
-    factory.make = [make = factory.make, script,
-                    state](const Params& params) -> Result<std::unique_ptr<Backend>> {
-      SOTTO_ASSIGN(std::unique_ptr<Backend> base, make(params));
-      return make_faulty_backend(std::move(base), script, state);
-    };
+    make_faulty(&(*backends)[transport], script, state);
   };
   std::barrier all_there(size);
   const Status status = run_world(world, [&](const std::shared_ptr<Comm>& comm) -> Status {

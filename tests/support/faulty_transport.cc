@@ -226,4 +226,13 @@ std::unique_ptr<Backend> make_faulty_backend(std::unique_ptr<Backend> base,
   return std::make_unique<FaultyBackend>(std::move(base), script, std::move(state));
 }
 
+void make_faulty(BackendFactory* factory, const FaultScript& script,
+                 std::shared_ptr<FaultState> state) {
+  factory->make = [make = factory->make, script, state = std::move(state)](
+                      const Params& params) -> Result<std::unique_ptr<Backend>> {
+    SOTTO_ASSIGN(std::unique_ptr<Backend> base, make(params));
+    return make_faulty_backend(std::move(base), script, state);
+  };
+}
+
 }  // namespace sotto::test

@@ -14,6 +14,7 @@
 #include <memory>
 #include <vector>
 
+#include "core/group/context.h"
 #include "core/iface/rendezvous.h"
 
 namespace sotto::test {
@@ -49,5 +50,8 @@ struct FaultState {
 std::unique_ptr<Backend> make_faulty_backend(std::unique_ptr<Backend> base,
                                              const FaultScript& script,
                                              std::shared_ptr<FaultState> state = nullptr);
+// The backend that `factory` makes from now on has them.
+void make_faulty(BackendFactory* factory, const FaultScript& script,
+                 std::shared_ptr<FaultState> state);
 
 }  // namespace sotto::test
