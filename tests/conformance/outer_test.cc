@@ -193,20 +193,24 @@ TEST_P(OuterTest, FollowsTheExactSequences) {
 // One rank: gradient descent with the gradient of the round before, or, with all of its own newest
 // steps, as it is.
 TEST_P(OuterTest, OneRankIsDelayedGradientDescent) {
-  const std::pair<const char*, std::vector<double>> cases[] = {
+  struct Case {
+    const char* json;
+    std::vector<double> wanted;
+  };
+  const Case cases[] = {
       {R"("beta": 0)", {1, 1, 0.5, 0, -0.25, -0.25, -0.125, 0, 0.0625}},
       {R"("beta": 0, "form": "anchor_diff")", {1, 1, 0.5, 0.5, 0.25, 0.25, 0.125, 0.125, 0.0625}},
       {R"("beta": 0, "freshness": 1)", {1, 0.5, 0.25, 0.125, 0.0625}}};
-  for (const auto& [json, wanted] : cases) {
-    SCOPED_TRACE(json);
-    std::string text = merged(json);
+  for (const Case& c : cases) {
+    SCOPED_TRACE(c.json);
+    std::string text = merged(c.json);
     text.replace(text.find("\"period\": 2"), 11, "\"period\": 1");
     const Status status = run_world(world_of(GetParam(), 1), [&](const auto& comm) {
       Model model(comm, text, 1);
-      for (size_t t = 1; t < wanted.size(); ++t) {
+      for (size_t t = 1; t < c.wanted.size(); ++t) {
         model.descend(0, 0.5f);
         model.step();
-        expect_near(model.read(), wanted[t], 0, "round " + std::to_string(t));
+        expect_near(model.read(), c.wanted[t], 0, "round " + std::to_string(t));
       }
       return ok_status();
     });
