@@ -58,6 +58,7 @@ struct sotto_codec {
 struct sotto_optim {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Optimizer> core;
+  std::shared_ptr<sotto::Outer> outer;  // that follows its steps; null: none does
   // Parameters and model copies, in the order of their addresses.
   std::vector<sotto::capi::MemoryRange> written;
 };
@@ -65,6 +66,7 @@ struct sotto_optim {
 struct sotto_outer {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Outer> core;
+  bool of_optim = false;  // an optimizer makes its steps and has its state
 };
 
 namespace sotto::capi {

@@ -13,6 +13,7 @@
 #include "capi/src/state_mode.h"
 #include "capi/src/struct_in.h"
 #include "core/base/text.h"
+#include "core/state/optimizer_outer.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -57,9 +58,12 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
     return take_registration(*comm, json, params, n, ParamUse::kTrained);
   });
   Registration mine = taken.ok() ? taken.take() : Registration();
-  SOTTO_ASSIGN(object->core,
-               Optimizer::create(comm->state->core, json == nullptr ? "" : json,
-                                 std::move(mine.specs), std::move(mine.device), taken.status()));
+  const auto make_outer = [&](const auto& on, const auto& config, auto specs, auto device) {
+    return make_outer_steps(on, config, std::move(specs), std::move(device), &object->outer);
+  };
+  SOTTO_ASSIGN(object->core, Optimizer::create(comm->state->core, json == nullptr ? "" : json,
+                                               std::move(mine.specs), std::move(mine.device),
+                                               taken.status(), make_outer));
   object->written = std::move(mine.written);
   SOTTO_ASSIGN(*out_optim, give_out(std::move(object)));
   return ok_status();
@@ -74,6 +78,21 @@ Status run(sotto_optim* optim, const sotto_call* call, sotto_op** out_op,
   SOTTO_TRY(refuse_reduce_and_codec(options));
   return run_operation(*optim->comm->core, options, out_op,
                        [&](const CallOptions& o) { return ((*optim->core).*start)(o); });
+}
+
+Status outer_of(const sotto_optim* optim, sotto_outer** out_outer) {
+  SOTTO_TRY(check_pointer(out_outer, "out_outer"));
+  if (optim->outer == nullptr) {
+    return invalid_state(
+        "this optimizer has no outer steps: its configuration has no \"sotto\": {{\"outer\": "
+        "...}}");
+  }
+  auto object = std::make_unique<sotto_outer>();
+  object->comm = optim->comm;
+  object->core = optim->outer;
+  object->of_optim = true;
+  SOTTO_ASSIGN(*out_outer, give_out(std::move(object)));
+  return ok_status();
 }
 
 Status replay(sotto_optim* optim, sotto_op* op) {
@@ -247,6 +266,7 @@ Status end(sotto_optim& optim) {
   // Its own deadline ends it; the other operations of the comm go on.
   Optimizer& core = *optim.core;
   core.comm()->engine().wait_until([&] { return !core.busy(); }, -1);
+  if (optim.outer != nullptr) optim.outer->close();
   return ok_status();
 }
 
@@ -263,6 +283,11 @@ sotto_status sotto_optim_create(sotto_comm* comm, const char* json, const sotto_
 sotto_status sotto_optim_step(sotto_optim* optim, const sotto_call* call, sotto_op** out_op) {
   return guarded_on("sotto_optim_step", optim,
                     [&](auto* object) { return run(object, call, out_op, &Optimizer::step); });
+}
+
+sotto_status sotto_optim_outer(sotto_optim* optim, sotto_outer** out_outer) {
+  return guarded_on("sotto_optim_outer", optim,
+                    [&](auto* object) { return outer_of(object, out_outer); });
 }
 
 sotto_status sotto_optim_replay(sotto_optim* optim, sotto_op* op) {

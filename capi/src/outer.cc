@@ -1,6 +1,7 @@
 // sotto_outer_*
 #include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -35,6 +36,13 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   return ok_status();
 }
 
+// What the optimizer does itself whose steps these are.
+Status check_own(const sotto_outer& outer, std::string_view instead) {
+  if (!outer.of_optim) return ok_status();
+  return invalid_state("these outer steps are those of an optimizer (sotto_optim_outer); call {}",
+                       instead);
+}
+
 // start: Outer::step, flush or swap.
 Status run(sotto_outer* outer, const sotto_call* call, sotto_op** out_op,
            Result<OpRef> (Outer::*start)(const CallOptions&)) {
@@ -46,8 +54,15 @@ Status run(sotto_outer* outer, const sotto_call* call, sotto_op** out_op,
                        [&](const CallOptions& o) { return ((*outer->core).*start)(o); });
 }
 
+Status step(sotto_outer* outer, const sotto_call* call, sotto_op** out_op) {
+  SOTTO_TRY(check_own(*outer, "sotto_optim_step, which makes them"));
+  return run(outer, call, out_op, &Outer::step);
+}
+
 Status set(sotto_outer* outer, const char* name, double value) {
   SOTTO_TRY(check_pointer(name, "name"));
+  if (std::string_view(name) == "lr")
+    SOTTO_TRY(check_own(*outer, "sotto_optim_set, whose learning rate they have"));
   return outer->core->set(name, value);
 }
 
@@ -61,6 +76,7 @@ Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, 
                     uint64_t* out_len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(out_len, "out_len"));
+  SOTTO_TRY(check_own(*outer, "sotto_optim_state_export, which has their state"));
   SOTTO_TRY(check_mode(mode));
   SOTTO_ASSIGN(const OuterSnapshot snapshot, outer->core->snapshot());
   const std::vector<std::byte> blob = encode_outer(snapshot);
@@ -69,6 +85,7 @@ Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, 
 
 Status state_import(sotto_outer* outer, sotto_state_mode mode, const void* buf, uint64_t len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_own(*outer, "sotto_optim_state_import, which has their state"));
   SOTTO_TRY(check_mode(mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   SOTTO_ASSIGN(const OuterSnapshot snapshot, decode_outer(blob));
@@ -119,7 +136,7 @@ sotto_status sotto_outer_set(sotto_outer* outer, const char* name, double value)
 
 sotto_status sotto_outer_step(sotto_outer* outer, const sotto_call* call, sotto_op** out_op) {
   return guarded_on("sotto_outer_step", outer,
-                    [&](auto* object) { return run(object, call, out_op, &Outer::step); });
+                    [&](auto* object) { return step(object, call, out_op); });
 }
 
 sotto_status sotto_outer_flush(sotto_outer* outer, const sotto_call* call, sotto_op** out_op) {
@@ -156,7 +173,7 @@ sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_outer_info* ou
 
 sotto_status sotto_outer_destroy(sotto_outer* outer) {
   return destroyed("sotto_outer_destroy", outer, [](sotto_outer& object) {
-    object.core->close();
+    if (!object.of_optim) object.core->close();
     return ok_status();
   });
 }

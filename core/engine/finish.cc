@@ -89,6 +89,7 @@ void Executor::complete(Op& op, Status status) {
   }
   totals.kernel_ns.fetch_add(op.stats_.kernel_ns, std::memory_order_relaxed);
   totals.completed.fetch_add(1, std::memory_order_relaxed);
+  if (request.hooks != nullptr) request.hooks->add_stats(op.stats_);
   if (request.after != 0) op.device()->release(std::exchange(request.after, 0));
   for (Run::Arrival& arrival : run.arrivals) {
     if (arrival.event != 0) op.device()->release(std::exchange(arrival.event, 0));

@@ -26,6 +26,15 @@ struct OpTotals {
   std::atomic<uint32_t> in_flight{0};  // operations, and inputs that the driver does not know yet
 };
 
+struct OpStats {
+  int64_t launch_ns = 0;
+  int64_t start_ns = 0;
+  int64_t end_ns = 0;
+  uint64_t kernel_ns = 0;
+  uint64_t payload_bytes_planned = 0;
+  uint64_t header_bytes_planned = 0;
+};
+
 // What an operation's owner does when it has completed: on the driver, before waiters learn of it.
 class OpHooks {
  public:
@@ -34,6 +43,8 @@ class OpHooks {
   // better text. `verdict`: the bytes of the plan's verdict slot, empty if it has none or the
   // operation failed.
   virtual void on_complete(Status& status, std::span<const std::byte> verdict) noexcept = 0;
+  // Behind on_complete: figures of other operations that the user sees as this one are added.
+  virtual void add_stats(OpStats& /*stats*/) const noexcept {}
 };
 
 using DoneFn = void (*)(void* user, int32_t status);
@@ -56,15 +67,6 @@ struct OpRequest {
   void* user = nullptr;
   bool done_any_thread = false;
   bool waits = false;  // the caller will wait at once, and then drives itself
-};
-
-struct OpStats {
-  int64_t launch_ns = 0;
-  int64_t start_ns = 0;
-  int64_t end_ns = 0;
-  uint64_t kernel_ns = 0;
-  uint64_t payload_bytes_planned = 0;
-  uint64_t header_bytes_planned = 0;
 };
 
 // One operation. Kept alive by shared_ptr: by its user, and by the engine until it has completed.

@@ -14,6 +14,8 @@ namespace sotto {
 namespace {
 
 constexpr size_t kCachedPlans = 64;
+// In place of the color of a split; no split has them.
+constexpr uint64_t kDuplicateColor = ~uint64_t{0}, kAloneColor = ~uint64_t{1};
 
 uint64_t hash_values(std::span<const uint64_t> values, uint64_t seed) {
   return hash64(values.data(), values.size_bytes(), seed);
@@ -349,9 +351,27 @@ Result<std::shared_ptr<Comm>> Comm::split(int32_t color, int32_t key) {
 }
 
 std::shared_ptr<Comm> Comm::duplicate() {
-  constexpr auto kNoColor = ~uint64_t{0};  // no split has it
-  const uint64_t values[] = {duplicates_++, kNoColor};
-  return std::shared_ptr<Comm>(new Comm(root_, *ranks_, rank_, hash_values(values, epoch_)));
+  return make_part(*ranks_, rank_, duplicates_++, kDuplicateColor);
+}
+
+std::shared_ptr<Comm> Comm::alone() {
+  return make_part({(*ranks_)[static_cast<size_t>(rank_)]}, 0, parts_.size(), kAloneColor);
+}
+
+std::shared_ptr<Comm> Comm::make_part(std::vector<int32_t> ranks, int32_t rank, uint64_t number,
+                                      uint64_t color) {
+  const uint64_t values[] = {number, color};
+  const std::lock_guard lock(parts_mutex_);
+  std::shared_ptr<Comm> made(new Comm(root_, std::move(ranks), rank, hash_values(values, epoch_)));
+  parts_.push_back({made->epoch_, made->totals_});
+  return made;
+}
+
+std::vector<Comm::Part> Comm::parts() const {
+  const std::lock_guard lock(parts_mutex_);
+  std::vector<Part> all = parts_;
+  all.push_back({epoch_, totals_});
+  return all;
 }
 
 // Null: there is none, or some ranks are reached by another one.
@@ -410,14 +430,17 @@ std::vector<int32_t> Comm::hosts() const {
 
 CommCounters Comm::counters() const {
   CommCounters c;
-  for (int32_t r = 0; r < size(); ++r) {
-    const int32_t peer = (*ranks_)[static_cast<size_t>(r)];
-    if (r != rank_) c.moved += root_->channel->links().counters(epoch_, peer);
+  for (const Part& part : parts()) {
+    for (int32_t r = 0; r < size(); ++r) {
+      const int32_t peer = (*ranks_)[static_cast<size_t>(r)];
+      if (r != rank_) c.moved += root_->channel->links().counters(part.epoch, peer);
+    }
+    const OpTotals& totals = *part.totals;
+    c.payload_bytes_planned += totals.payload_bytes_planned.load(std::memory_order_relaxed);
+    c.header_bytes_planned += totals.header_bytes_planned.load(std::memory_order_relaxed);
+    c.kernel_ns += totals.kernel_ns.load(std::memory_order_relaxed);
+    c.ops_completed += totals.completed.load(std::memory_order_relaxed);
   }
-  c.payload_bytes_planned = totals_->payload_bytes_planned.load(std::memory_order_relaxed);
-  c.header_bytes_planned = totals_->header_bytes_planned.load(std::memory_order_relaxed);
-  c.kernel_ns = totals_->kernel_ns.load(std::memory_order_relaxed);
-  c.ops_completed = totals_->completed.load(std::memory_order_relaxed);
   return c;
 }
 
@@ -465,7 +488,8 @@ std::string Comm::report_json(const std::string& kind) const {
     if (waiting) peer["silent_ms"] = silent[static_cast<size_t>(r)];
     if (waiting && !all) peer["said"] = standing[static_cast<size_t>(r)];
     if (all || kind == "counters") {
-      const TransferCounters c = links.counters(epoch_, root_rank);
+      TransferCounters c;
+      for (const Part& part : parts()) c += links.counters(part.epoch, root_rank);
       peer["payload_bytes_sent"] = c.payload_bytes_sent;
       peer["payload_bytes_received"] = c.payload_bytes_received;
       peer["header_bytes_sent"] = c.header_bytes_sent;

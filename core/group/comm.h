@@ -114,6 +114,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // root have one order, the same on all ranks, also those of duplicates. Threads: as create, for
   // this comm.
   std::shared_ptr<Comm> duplicate();
+  // This rank by itself: a comm for what needs no other rank. Nothing is sent. Threads: as create,
+  // for this comm.
+  std::shared_ptr<Comm> alone();
 
   // Starts one call, or all calls of a group, on one device, as one operation.
   Result<OpRef> start(Call call, const CallOptions& options);
@@ -159,17 +162,26 @@ class Comm : public std::enable_shared_from_this<Comm> {
   // error.
   Status drain();
 
+  // Those of what was made by duplicate and alone count here too.
   CommCounters counters() const;
   std::string report_json(const std::string& kind) const;  // "all", "counters", "routes", "waiting"
 
  private:
   Comm(std::shared_ptr<RootComm> root, std::vector<int32_t> ranks, int32_t rank, uint64_t epoch);
 
+  // A comm that this one has made for the library's own operations; it may be gone.
+  struct Part {
+    uint64_t epoch;
+    std::shared_ptr<const OpTotals> totals;
+  };
   struct CachedPlan {
     std::vector<CollectiveRequest> requests;
     std::shared_ptr<PreparedPlan> plan;  // names the device
   };
 
+  std::shared_ptr<Comm> make_part(std::vector<int32_t> ranks, int32_t rank, uint64_t number,
+                                  uint64_t color);
+  std::vector<Part> parts() const;
   Status join(OpKind service);
   QueueTransport* native_link() const;
   OpDescriptor next_descriptor(OpSignature signature, int32_t priority);
@@ -192,7 +204,9 @@ class Comm : public std::enable_shared_from_this<Comm> {
     uint64_t chain = 0;
   };
   Numbering numbering_;
-  uint32_t splits_ = 0, duplicates_ = 0;
+  uint32_t splits_ = 0, duplicates_ = 0;  // the same on all ranks
+  mutable std::mutex parts_mutex_;
+  std::vector<Part> parts_;
   std::map<int32_t, uint32_t> sent_to_, received_from_;  // point-to-point operations per peer
   std::list<CachedPlan> cache_;                          // most recent first
 };

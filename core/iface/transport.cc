@@ -31,6 +31,7 @@ const char* kind_name(OpKind kind) {
     case OpKind::kOptimImport: return "sotto_optim_state_import_arrays";
     case OpKind::kStateExport: return "export of a state";
     case OpKind::kOuterCreate: return "sotto_outer_create";
+    case OpKind::kOuterImport: return "sotto_outer_state_import";
     case OpKind::kOuterStep: return "outer step";
   }
   return "unknown operation";
@@ -49,7 +50,7 @@ const char* reduce_name(uint16_t reduce) {
 }
 
 // Their own exchange says nothing that the caller knows of.
-bool is_service(OpKind kind) { return kind >= OpKind::kCommCreate && kind <= OpKind::kOuterCreate; }
+bool is_service(OpKind kind) { return kind >= OpKind::kCommCreate && kind <= OpKind::kOuterImport; }
 
 constexpr uint32_t kGroupBits = 28;
 

@@ -110,6 +110,7 @@ enum class OpKind : uint16_t {
   kOptimImport,
   kStateExport,
   kOuterCreate,
+  kOuterImport,
   kOuterStep,  // the average of an outer step: a collective like any other
 };
 //

@@ -108,14 +108,15 @@ std::string list_of_ranks(const std::vector<size_t>& ranks) {
   return out;
 }
 
-Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler) {
+Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler,
+                                     int32_t ranks) {
   CreationTerms terms;
   terms.parameters = &data.parameters;
   terms.groups = &data.groups;
   terms.elements = data.layout->elements();
   terms.settings = common_settings(data.config, data.groups.size(), loss_scaler,
                                    data.parameters.gradients(), data.codec);
-  if (data.config.sotto.initial_parameters == InitialParameters::kCheck && !data.alone()) {
+  if (data.config.sotto.initial_parameters == InitialParameters::kCheck && ranks > 1) {
     SOTTO_ASSIGN(terms.value_hashes, data.parameters.value_hashes());
   }
   return terms;

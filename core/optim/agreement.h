@@ -21,7 +21,9 @@ struct CreationTerms {
   // The key about values that differ; empty: there is none.
   std::string_view policy = "sotto.initial_parameters";
 };
-Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler);
+// ranks: that create it.
+Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler,
+                                     int32_t ranks);
 
 // Whether ranks have made the same; if not, the same error on all, which names the rank, key or
 // parameter. mine: this rank's terms, or why it refuses. kind: what ranks take the exchange for.

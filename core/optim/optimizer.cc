@@ -47,38 +47,39 @@ std::string allowed_names(std::span<const std::string_view> of_groups) {
 Optimizer::Optimizer(OptimizerData data)
     : data_(std::move(data)), algorithm_(Algorithm::make(data_)), loss_scaler_(data_.config.fp16) {}
 
-Result<std::shared_ptr<Optimizer>> Optimizer::create(std::shared_ptr<Comm> comm,
-                                                     std::string_view config_text,
-                                                     std::vector<ParamSpec> params,
-                                                     std::shared_ptr<Device> device,
-                                                     const Status& refused) {
+Result<std::shared_ptr<Optimizer>> Optimizer::create(
+    std::shared_ptr<Comm> comm, std::string_view config_text, std::vector<ParamSpec> params,
+    std::shared_ptr<Device> device, const Status& refused, const MakeOuterSteps& make_outer) {
+  const std::vector<ParamSpec> specs = params;
   // All ranks meet, also one that has found a fault of its own or has no memory.
   const Result<std::shared_ptr<Optimizer>> made =
       caught([&]() -> Result<std::shared_ptr<Optimizer>> {
         SOTTO_TRY(refused);
-        return make(comm, config_text, std::move(params), std::move(device));
+        return make(comm, config_text, std::move(params), device, make_outer != nullptr);
       });
   const Result<CreationTerms> terms = caught([&]() -> Result<CreationTerms> {
     SOTTO_TRY(made.status());
-    return creation_terms((*made)->data_, (*made)->loss_scaler_);
+    return creation_terms((*made)->data_, (*made)->loss_scaler_, comm->size());
   });
   SOTTO_TRY(agree(*comm, OpKind::kOptimCreate, terms));
-  if ((*made)->data_.config.sotto.initial_parameters == InitialParameters::kBroadcast)
-    SOTTO_TRY((*made)->data_.parameters.broadcast(*(*made)->data_.comm, *(*made)->data_.layout));
+  OptimizerData& d = (*made)->data_;
+  (*made)->group_ = comm;
+  if (d.config.sotto.initial_parameters == InitialParameters::kBroadcast)
+    SOTTO_TRY(d.parameters.broadcast(*comm, *d.layout));
+  if (d.config.sotto.outer) {
+    SOTTO_ASSIGN((*made)->outer_, make_outer(comm, d.config, specs, d.access.device()));
+  }
   return made;
 }
 
 Result<std::shared_ptr<Optimizer>> Optimizer::make(std::shared_ptr<Comm> comm,
                                                    std::string_view config_text,
                                                    std::vector<ParamSpec> params,
-                                                   std::shared_ptr<Device> device) {
+                                                   std::shared_ptr<Device> device, bool has_outer) {
   SOTTO_ASSIGN(Config config, parse_config(config_text));
   SOTTO_TRY(check_supported(config));
-  if (config.sotto.outer) {
-    return unsupported(
-        "sotto.outer: the steps of an optimizer do not make outer steps in this release; create "
-        "them with sotto_outer_create, and leave the section out here");
-  }
+  if (config.sotto.outer && !has_outer)
+    return unsupported("sotto.outer: there are no outer steps for this optimizer");
   for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
   if (const std::string& wanted = config.sotto.transport;
       wanted != "auto" && wanted != comm->transport()) {
@@ -89,6 +90,7 @@ Result<std::shared_ptr<Optimizer>> Optimizer::make(std::shared_ptr<Comm> comm,
   }
   SOTTO_ASSIGN(const std::optional<BatchNumbers> batch,
                config.resolve_batch(static_cast<uint64_t>(comm->size())));
+  if (config.sotto.outer) comm = comm->alone();
   SOTTO_ASSIGN(const uint64_t n_groups, count_groups(config, params));
   SOTTO_ASSIGN(std::vector<OptimizerParams> groups, config.resolve_groups(n_groups));
   std::vector<double> base_lr;
@@ -151,6 +153,7 @@ Status Optimizer::set_gradients(std::span<const GradientPlace> grads) {
 Status Optimizer::set_parameters(std::span<const ParameterPlace> params,
                                  std::span<const ParameterPlace> copies) {
   SOTTO_TRY(check_idle());
+  if (outer_ != nullptr) SOTTO_TRY(outer_->set_parameters(params, copies));
   return data_.parameters.set_parameters(params, copies);
 }
 
@@ -184,10 +187,14 @@ Result<OptimInfo> Optimizer::info() {
   info.loss_scale = loss_scaler_.scale();
   info.micro_batches = accumulation_.done;
   SOTTO_ASSIGN(const Prepared* p, prepared(algorithm_->next()));
-  const PeerTraffic& total = p->plan->plan().traffic.total;
+  PeerTraffic total = p->plan->plan().traffic.total;
+  if (outer_ != nullptr) {
+    SOTTO_ASSIGN(total, outer_->next_traffic());
+    info.state_bytes = outer_->state_bytes();
+  }
   info.payload_bytes_next_step = total.payload_bytes_sent;
   info.header_bytes_next_step = total.header_bytes_sent + total.metadata_bytes_sent;
-  info.state_bytes = data_.arrays.bytes() + data_.compressed.bytes();
+  info.state_bytes += data_.arrays.bytes() + data_.compressed.bytes();
   for (const auto& [variant, plan] : prepared_) info.state_bytes += plan.plan->held_bytes();
   return info;
 }

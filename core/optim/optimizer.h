@@ -21,6 +21,7 @@
 #include "core/optim/loss_scale.h"
 #include "core/optim/named_arrays.h"
 #include "core/optim/optimizer_data.h"
+#include "core/optim/outer_steps.h"
 #include "core/optim/snapshot.h"
 #include "core/optim/step_plan.h"
 
@@ -49,18 +50,21 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // If one of them refuses, all of them end with its code and text, and the comm stays healthy.
   // `config_text`: JSON as in parse_config. device: where the memory of all parameters is; null:
   // the context's. refused: what the caller has found wrong itself; the rest is then not looked at.
+  // make_outer: for a configuration with "sotto.outer", whose steps are local; UNSUPPORTED without.
   static Result<std::shared_ptr<Optimizer>> create(std::shared_ptr<Comm> comm,
                                                    std::string_view config_text,
                                                    std::vector<ParamSpec> params,
                                                    std::shared_ptr<Device> device = nullptr,
-                                                   const Status& refused = {});
+                                                   const Status& refused = {},
+                                                   const MakeOuterSteps& make_outer = nullptr);
 
   // Adds the gradients of a micro-batch to those that the next step averages. INVALID_STATE if
   // that would be more than gradient_accumulation_steps.
   Result<OpRef> accumulate(const CallOptions& options);
   // INVALID_STATE if micro-batches were accumulated, but not as many as
   // gradient_accumulation_steps, this one included. If the call's stream is being captured into a
-  // graph, the step is recorded and does not happen (replay).
+  // graph, the step is recorded and does not happen (replay). With outer steps the operation ends
+  // when parameters may be used; averages go on behind it.
   Result<OpRef> step(const CallOptions& options);
   // A recorded step of this optimizer happens with the next launch of its graph. INVALID_STATE: the
   // next step is not like the recorded one, or has other memory; see Engine::replay.
@@ -117,7 +121,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Whether a state has error feedback.
   bool keeps_errors() const { return data_.keeps_errors(); }
 
-  bool busy() const { return in_flight_.load(std::memory_order_acquire); }
+  bool busy() const {
+    return in_flight_.load(std::memory_order_acquire) || (outer_ != nullptr && outer_->busy());
+  }
+  // Null: there are none.
+  const std::shared_ptr<OuterSteps>& outer() const { return outer_; }
+  // Of its steps; with outer steps, of this rank alone.
   const std::shared_ptr<Comm>& comm() const { return data_.comm; }
   const std::shared_ptr<Device>& device() const { return data_.access.device(); }
 
@@ -152,7 +161,7 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   static Result<std::shared_ptr<Optimizer>> make(std::shared_ptr<Comm> comm,
                                                  std::string_view config_text,
                                                  std::vector<ParamSpec> params,
-                                                 std::shared_ptr<Device> device);
+                                                 std::shared_ptr<Device> device, bool has_outer);
   // BUSY: a step is in flight.
   Status check_idle() const;
   // INVALID_STATE: an import ended in the middle.
@@ -177,7 +186,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   Status apply(const OptimSnapshot& s, StateErrors errors, const ArraySource& source);
 
   OptimizerData data_;
+  std::shared_ptr<Comm> group_;  // that has created it; with outer steps data_.comm is another one
   std::unique_ptr<Algorithm> algorithm_;
+  std::shared_ptr<OuterSteps> outer_;                      // null: there are none
+  bool followed_ = false;                                  // the step in flight, by outer steps
   std::map<std::pair<uint8_t, bool>, Prepared> prepared_;  // by variant; bool: with micro-batches
   Accumulation accumulation_;
   LossScaler loss_scaler_;

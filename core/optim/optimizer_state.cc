@@ -127,6 +127,9 @@ Result<OptimSnapshot> Optimizer::describe(StateErrors errors) {
   s.scheduler_iteration = data_.groups.schedule().last_batch_iteration();
   s.skipped_steps = outcomes_.skipped;
   s.user = user_state_;
+  if (outer_ != nullptr) {
+    SOTTO_ASSIGN(s.outer, outer_->state(errors));
+  }
   s.loss_scale = loss_scaler_.state();
   for (const ParamSpec& p : data_.parameters) {
     s.names.push_back(p.name);
@@ -220,9 +223,15 @@ Status Optimizer::restore(const OptimSnapshot& s, bool with_residual) {
 Status Optimizer::restore(const OptimSnapshot& s, StateErrors errors, const ArraySource& source) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(algorithm_->accepts(s, errors));
+  const bool own = errors == StateErrors::kOwn;
+  if (outer_ == nullptr && !s.outer.empty())
+    return invalid_argument("the state is of an optimizer with sotto.outer, which this one lacks");
+  if (outer_ != nullptr && !s.outer.empty()) SOTTO_TRY(outer_->check_state(s.outer, own));
   SOTTO_TRY(check_errors(data_, s, errors, source));
   torn_ = true;
   SOTTO_TRY(apply(s, errors, source));
+  if (outer_ != nullptr)
+    SOTTO_TRY(s.outer.empty() ? outer_->restart() : outer_->restore(s.outer, own));
   torn_ = false;
   return ok_status();
 }

@@ -166,13 +166,30 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
         accumulation_.steps, accumulation_.done + 1, accumulation_.done);
   }
   const StepVariant variant = algorithm_->next();
+  const double lr = data_.groups.lr(0);
+  if (outer_ != nullptr) SOTTO_TRY(outer_->check(lr));
   if (options.stream) {
     SOTTO_ASSIGN(std::shared_ptr<GraphCapture> graph,
                  data_.access.device()->capture_graph(*options.stream));
+    if (graph != nullptr && outer_ != nullptr)
+      return invalid_state(
+          "the call's stream is being captured: outer steps (sotto.outer) are not "
+          "part of a graph; make the step outside of the capture");
     if (graph != nullptr) return capture(variant, options, std::move(graph));
   }
   if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());
-  return launch(variant, options);
+  followed_ = outer_ != nullptr && outer_->due();
+  if (!followed_) {
+    Result<OpRef> op = launch(variant, options);
+    if (outer_ != nullptr && op.ok()) outer_->passed();
+    return op;
+  }
+  CallOptions local;
+  local.timeout_us = options.timeout_us;
+  local.priority = options.priority;
+  local.stream = options.stream;
+  SOTTO_ASSIGN(OpRef inner, launch(variant, std::move(local)));
+  return outer_->step(std::move(inner), lr, options);
 }
 
 // Whether there is something to average follows from counters, so ranks agree on it.
@@ -226,7 +243,7 @@ Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options)
   auto hooks = data_.comm->engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict);
   const auto bind_run = [&](Run& run) { bind(run, *p, variant); };
   Result<OpRef> op =
-      accumulates(variant)
+      accumulates(variant) || outer_ != nullptr
           ? data_.comm->launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
           : data_.comm->launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
@@ -249,6 +266,8 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
   // Ranks decide about such a step alone, without a message.
   const bool silent = variant.local && !data_.alone() && data_.config.gradient_clipping == 0 &&
                       !loss_scaler_.enabled();
+  // Of such a rank, beside outer steps: it goes on with them, and with the learning rate.
+  const bool local = outer_ != nullptr;
   imported_ = 0;
   // Whatever has become of the step, its micro-batches are gone.
   if (variant.update) accumulation_.done = 0;
@@ -268,11 +287,16 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
     // reset.
     if (status.code() == Code::kNonfinite) {
       ++outcomes_.skipped;
-      status = Status(Code::kNonfinite, nonfinite_text(data_, silent, bytes, verdict));
+      status = Status(Code::kNonfinite, nonfinite_text(data_, silent || local, bytes, verdict));
       // The other ranks know nothing of it and go on.
       if (silent) advance();
+      if (local) data_.groups.schedule().advance();
       if (loss_scaler_.enabled())
         outcomes_.overflowed(loss_scaler_, data_.config.sotto.max_consecutive_skips, status);
+      if (followed_ && !status.ok()) {
+        outer_->skipped(status);
+        status = ok_status();
+      }
     }
   }
   in_flight_.store(false, std::memory_order_release);

@@ -54,6 +54,7 @@ class OptimSnapshot {
   std::vector<std::string> names;
   std::vector<uint64_t> counts;
   std::vector<std::byte> user;            // the trainer's own
+  std::vector<std::byte> outer;           // of outer steps; empty: there are none
   std::optional<ErrorFeedback> residual;  // error feedback of this rank; empty: none stored
   std::optional<MeanErrorFeedback> mean;  // error feedback of all ranks; empty: none stored
   bool one_for_all = false;  // what is one rank's own is imported by all (never so in a blob)

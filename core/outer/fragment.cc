@@ -1,5 +1,7 @@
 #include "core/outer/fragment.h"
 
+#include <algorithm>
+#include <bit>
 #include <cstring>
 #include <utility>
 
@@ -126,6 +128,7 @@ Result<OpRef> OuterFragment::local(FragmentOp kind, const Step& step, std::vecto
   SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   CallOptions options = step.options;
   options.after = std::move(after);
+  if (step.inner != nullptr) options.after.push_back(step.inner);
   const auto bind_run = [&](Run& run) { bind(run, p->slots, step); };
   SOTTO_ASSIGN(OpRef op, context_.comm->launch_local(p->plan, std::ref(bind_run),
                                                      hooks_of(kind, p->slots.outcome), options));
@@ -138,7 +141,10 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
                                         int32_t priority, std::vector<OpRef> after) {
   SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
+  const OuterConfig& c = context_.config;
+  const bool by_lr = c.rule.lr_normalised || c.clip.units == OuterClipUnits::kGrad;
   const uint64_t agreed[] = {static_cast<uint64_t>(kind),
+                             by_lr ? std::bit_cast<uint64_t>(step.gamma) : 0,
                              tensors_.front(),
                              tensors_.size(),
                              launches_,
@@ -325,7 +331,24 @@ Result<OuterFragmentState> OuterFragment::snapshot() const {
   return state;
 }
 
-Status OuterFragment::check(const OuterFragmentState& state) const {
+// Those that have the same values on all ranks, and outlive a boundary.
+constexpr OuterArray kCommonArrays[] = {OuterArray::kAnchor, OuterArray::kMomentum,
+                                        OuterArray::kLastStep, OuterArray::kSegments};
+
+Status OuterFragment::check(const OuterFragmentState& state, bool own) const {
+  if (!own) {
+    // Behind the elements there is padding, as much as the number of ranks needs.
+    for (const OuterArray which : kCommonArrays) {
+      const uint64_t found = state.arrays[static_cast<size_t>(which)].size();
+      const uint64_t needed = which == OuterArray::kSegments        ? plans_.shape().bytes_of(which)
+                              : plans_.shape().bytes_of(which) == 0 ? 0
+                                                                    : elements() * sizeof(float);
+      if (found < needed)
+        return invalid_argument("the state has {} bytes of array {} of a fragment, needed are {}",
+                                found, static_cast<size_t>(which), needed);
+    }
+    return ok_status();
+  }
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const auto which = static_cast<OuterArray>(i);
     const uint64_t found = state.arrays[i].size();
@@ -343,7 +366,20 @@ Status OuterFragment::check(const OuterFragmentState& state) const {
   return state.residual ? compressed_.check(*state.residual) : ok_status();
 }
 
-Status OuterFragment::restore(const OuterFragmentState& state) {
+Status OuterFragment::restore(const OuterFragmentState& state, bool own) {
+  launches_ = state.launches;
+  consumed_ = state.consumed;
+  pending_.reset();
+  last_.reset();
+  if (!own) {
+    for (const OuterArray which : kCommonArrays) {
+      const std::vector<std::byte>& from = state.arrays[static_cast<size_t>(which)];
+      const uint64_t bytes = std::min<uint64_t>(from.size(), array(which).bytes());
+      SOTTO_TRY(context_.access.upload(array(which).data(), std::span(from).first(bytes)));
+    }
+    SOTTO_ASSIGN(const std::vector<float> anchor, values(OuterArray::kAnchor));
+    return write_live(anchor);
+  }
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const std::vector<std::byte>& from = state.arrays[i];
     if (from.empty()) continue;
@@ -352,20 +388,21 @@ Status OuterFragment::restore(const OuterFragmentState& state) {
     }
     SOTTO_TRY(context_.access.upload(arrays_[i].data(), std::span<const std::byte>(from)));
   }
+  SOTTO_TRY(write_live(state.live));
+  if (state.residual) SOTTO_TRY(compressed_.restore(&*state.residual));
+  next_errors_ = compressed_.current();
+  if (state.pending != OuterPending::kNone) {
+    pending_ = Pending{nullptr, state.compressed, state.pending == OuterPending::kDelivered};
+  }
+  return ok_status();
+}
+
+Status OuterFragment::write_live(std::span<const float> values) const {
   uint64_t at = 0;
   for (const uint32_t t : tensors_) {
     const uint64_t count = (*context_.parameters)[t].count;
-    SOTTO_TRY(context_.parameters->write(t, 0, std::span(state.live).subspan(at, count)));
+    SOTTO_TRY(context_.parameters->write(t, 0, values.subspan(at, count)));
     at += count;
-  }
-  if (state.residual) SOTTO_TRY(compressed_.restore(&*state.residual));
-  next_errors_ = compressed_.current();
-  launches_ = state.launches;
-  consumed_ = state.consumed;
-  pending_.reset();
-  last_.reset();
-  if (state.pending != OuterPending::kNone) {
-    pending_ = Pending{nullptr, state.compressed, state.pending == OuterPending::kDelivered};
   }
   return ok_status();
 }
@@ -379,9 +416,10 @@ uint64_t OuterFragment::state_bytes() const {
   return bytes;
 }
 
-Result<PeerTraffic> OuterFragment::next_traffic() {
-  SOTTO_ASSIGN(const FragmentPlans::Prepared* p,
-               plans_.get(compresses_next() ? FragmentOp::kReduceCoded : FragmentOp::kReduce));
+Result<PeerTraffic> OuterFragment::next_traffic(bool averages) {
+  SOTTO_ASSIGN(
+      const FragmentPlans::Prepared* p,
+      plans_.get(compresses_next() && !averages ? FragmentOp::kReduceCoded : FragmentOp::kReduce));
   return p->plan->plan().traffic.total;
 }
 

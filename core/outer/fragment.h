@@ -60,6 +60,7 @@ class OuterFragment {
     double gamma = 1;     // inner learning rate
     OuterMessage told{};  // this rank's
     CallOptions options;
+    OpRef inner;                        // what is local comes after it; null: after nothing
     std::vector<OpRef>* ops = nullptr;  // what the caller has to wait for is appended
   };
 
@@ -105,17 +106,18 @@ class OuterFragment {
   // Before a step that consumes, which may be more than one average.
   void forget_votes() { report_.votes = 0; }
   uint64_t state_bytes() const;
-  // Of the next launch.
-  Result<PeerTraffic> next_traffic();
+  // Of the next launch, or of a mean of parameters.
+  Result<PeerTraffic> next_traffic(bool averages = false);
   const std::vector<uint32_t>& tensors() const { return tensors_; }
   uint64_t elements() const { return plans_.layout().elements(); }
   // Waits for the average under way. Nothing else is in flight; here and below.
   Result<OuterFragmentState> snapshot() const;
-  // INVALID_ARGUMENT: it is not of such a fragment.
-  Status check(const OuterFragmentState& state) const;
+  // INVALID_ARGUMENT: it is not of such a fragment. own: of this rank; else of any, of which anchor
+  // and momentum are taken.
+  Status check(const OuterFragmentState& state, bool own) const;
   // A state that has been checked. A pending average is the one of the state, or has to be launched
-  // again.
-  Status restore(const OuterFragmentState& state);
+  // again; not own: there is none, and live parameters become the anchor, without error feedback.
+  Status restore(const OuterFragmentState& state, bool own);
   // Averages again what this rank has sent.
   Status relaunch(const Step& step);
   // Values of an array in the order of the tensors.
@@ -146,6 +148,7 @@ class OuterFragment {
   Status boundary(const Step& step);
   Status last_update(const Step& step);
   Status average_now(const Step& step);
+  Status write_live(std::span<const float> values) const;
   bool compresses_next() const {
     return context_.config.codec && !plans_.shape().alone() &&
            launches_ >= context_.config.dense_rounds;

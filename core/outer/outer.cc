@@ -8,63 +8,10 @@
 
 #include "core/base/log.h"
 #include "core/optim/agreement.h"
-#include "core/optim/settings.h"
+#include "core/outer/settings.h"
 
 namespace sotto {
 namespace {
-
-// Everything that changes what a boundary does, as lines "key=value".
-// all: also those that may change between a state and its restore.
-std::string settings_text(const OuterConfig& c, const ParameterSet& parameters, bool all) {
-  std::string text;
-  const auto add = [&](std::string_view key, const auto& value) {
-    text += fmt::format("sotto.outer.{}={}\n", key, value);
-  };
-  add("parameters", parameters.registration_hash());
-  add("payload", outer_word("payload", c.payload));
-  add("period", c.schedule.period);
-  add("delay", c.schedule.delay);
-  add("switch_step", c.schedule.switch_step);
-  add("warmup_steps", c.schedule.warmup_steps);
-  add("rule", outer_word("rule", c.rule.kind));
-  add("form", outer_word("form", c.rule.form));
-  if (all) add("alpha", c.rule.alpha);
-  if (all) add("beta", c.rule.beta);
-  add("freshness", c.rule.freshness);
-  add("lr_normalised", c.rule.lr_normalised);
-  add("penalty", outer_word("penalty", c.penalty.kind));
-  add("granularity", outer_word("granularity", c.penalty.granularity));
-  if (all) add("lambda_const", c.penalty.lambda_const);
-  if (all) add("lambda_max", c.penalty.lambda_max);
-  if (all) add("eps", c.penalty.eps);
-  if (all) add("auto_floor", c.penalty.auto_floor);
-  add("consensus_scalars", c.penalty.consensus_scalars);
-  add("clip", outer_word("clip", c.clip.kind));
-  add("clip_units", outer_word("clip_units", c.clip.units));
-  if (all) add("phi", c.clip.phi);
-  add("merge", outer_word("merge", c.merge.kind));
-  add("merge_a", c.merge.a);
-  if (all) add("nonfinite", outer_word("nonfinite", c.nonfinite));
-  add("dense_rounds", c.dense_rounds);
-  add("codec", c.codec ? codec_name(c.codec->kind) : "none");
-  if (c.codec) {
-    add("codec.scale", scale_name(c.codec->scale));
-    add("codec.chunk_align", c.codec->chunk_align);
-    add("codec.block", c.codec->block);
-    add("codec.residual", c.codec->residual);
-  }
-  std::vector<uint64_t> counts;
-  for (const ParamSpec& p : parameters) counts.push_back(p.count);
-  if (const auto cut = c.cut(counts); cut.ok()) {
-    for (const std::vector<uint64_t>& fragment : *cut) {
-      std::string numbers;
-      for (const uint64_t tensor : fragment)
-        numbers += fmt::format("{}{}", numbers.empty() ? "" : ", ", tensor);
-      add("fragments", numbers);
-    }
-  }
-  return text;
-}
 
 // Of the fragment's last update.
 void add_report(const OuterFragment& fragment, OuterUpdateInfo* info) {
@@ -99,6 +46,15 @@ class Outer::StepHooks final : public OpHooks {
       status = ok_status();
     outer_->completed(status);
   }
+  void add_stats(OpStats& stats) const noexcept override {
+    for (const OpRef& op : ops_) {
+      const OpStats part = op->stats();
+      if (part.start_ns != 0) stats.start_ns = std::min(stats.start_ns, part.start_ns);
+      stats.kernel_ns += part.kernel_ns;
+      stats.payload_bytes_planned += part.payload_bytes_planned;
+      stats.header_bytes_planned += part.header_bytes_planned;
+    }
+  }
 
  private:
   std::shared_ptr<Outer> outer_;
@@ -121,25 +77,39 @@ Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, std::st
                                              std::vector<ParamSpec> params,
                                              std::shared_ptr<Device> device,
                                              const Status& refused) {
-  const Result<std::shared_ptr<Outer>> made = caught([&]() -> Result<std::shared_ptr<Outer>> {
+  const auto made = caught([&]() -> Result<std::shared_ptr<Outer>> {
     SOTTO_TRY(refused);
-    return make(comm, json, std::move(params), std::move(device));
+    SOTTO_ASSIGN(const OuterConfig config, parse_outer(json));
+    SOTTO_TRY(check_supported(config));
+    for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
+    return make(comm, config, std::move(params), std::move(device));
   });
+  return agreed(made, *comm, true);
+}
+
+Result<std::shared_ptr<Outer>> Outer::create(std::shared_ptr<Comm> comm, OuterConfig config,
+                                             std::vector<ParamSpec> params,
+                                             std::shared_ptr<Device> device, bool compares_values) {
+  const auto made =
+      caught([&] { return make(comm, config, std::move(params), std::move(device)); });
+  return agreed(made, *comm, compares_values);
+}
+
+Result<std::shared_ptr<Outer>> Outer::agreed(const Result<std::shared_ptr<Outer>>& made, Comm& comm,
+                                             bool compares_values) {
   const Result<CreationTerms> terms = caught([&]() -> Result<CreationTerms> {
     SOTTO_TRY(made.status());
-    return (*made)->terms();
+    return (*made)->terms(compares_values);
   });
-  SOTTO_TRY(agree(*comm, OpKind::kOuterCreate, terms));
+  SOTTO_TRY(agree(comm, OpKind::kOuterCreate, terms));
+  (*made)->context_.reductions = comm.duplicate();
   SOTTO_TRY((*made)->start());
   return made;
 }
 
-Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, std::string_view json,
+Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const OuterConfig& config,
                                            std::vector<ParamSpec> params,
                                            std::shared_ptr<Device> device) {
-  SOTTO_ASSIGN(OuterConfig config, parse_outer(json));
-  SOTTO_TRY(check_supported(config));
-  for (const std::string& warning : config.warnings) log(LogLevel::kWarn, "{}", warning);
   OuterContext context;
   context.comm = comm;
   context.access = DeviceAccess(comm->context()->engine(),
@@ -148,24 +118,31 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, std::stri
   ParameterSet parameters(std::move(params), context.access);
   SOTTO_TRY(parameters.check(std::nullopt));
   std::shared_ptr<Outer> outer(new Outer(std::move(context), std::move(parameters)));
-  const OuterConfig& c = outer->context_.config;
-  std::vector<uint64_t> counts;
-  for (const ParamSpec& p : outer->parameters_) counts.push_back(p.count);
-  SOTTO_ASSIGN(const std::vector<std::vector<uint64_t>> cut, c.cut(counts));
-  for (const std::vector<uint64_t>& tensors : cut) {
-    SOTTO_ASSIGN(std::unique_ptr<OuterFragment> fragment,
-                 OuterFragment::make(outer->context_, {tensors.begin(), tensors.end()}));
-    outer->fragments_.push_back(std::move(fragment));
-  }
-  outer->rounds_ = {c.schedule.period, c.schedule.delay, cut.size(), c.schedule.synchronous_steps(),
-                    c.penalty.kind == OuterPenalty::kGapInner};
+  SOTTO_TRY(outer->make_fragments());
   SOTTO_ASSIGN(outer->nothing_, comm->prepare(LogicalPlan(), outer->device()));
   return outer;
 }
 
-// All ranks make the duplicate, at the same place in the order of their calls.
+// As new, which have to be started.
+Status Outer::make_fragments() {
+  const OuterConfig& c = context_.config;
+  std::vector<uint64_t> counts;
+  for (const ParamSpec& p : parameters_) counts.push_back(p.count);
+  SOTTO_ASSIGN(const std::vector<std::vector<uint64_t>> cut, c.cut(counts));
+  std::vector<std::unique_ptr<OuterFragment>> fragments;
+  for (const std::vector<uint64_t>& tensors : cut) {
+    SOTTO_ASSIGN(std::unique_ptr<OuterFragment> fragment,
+                 OuterFragment::make(context_, {tensors.begin(), tensors.end()}));
+    fragments.push_back(std::move(fragment));
+  }
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) f->await();
+  fragments_ = std::move(fragments);
+  rounds_ = {c.schedule.period, c.schedule.delay, cut.size(), c.schedule.synchronous_steps(),
+             c.penalty.kind == OuterPenalty::kGapInner};
+  return ok_status();
+}
+
 Status Outer::start() {
-  context_.reductions = context_.comm->duplicate();
   std::vector<OpRef> ops;
   const OuterFragment::Step step = fragment_step({}, &ops);
   for (const std::unique_ptr<OuterFragment>& f : fragments_) SOTTO_TRY(f->start(step));
@@ -173,13 +150,13 @@ Status Outer::start() {
   return context_.comm->engine().wait(started, -1);
 }
 
-Result<CreationTerms> Outer::terms() const {
+Result<CreationTerms> Outer::terms(bool compares_values) const {
   CreationTerms terms;
   terms.parameters = &parameters_;
   for (const ParamSpec& p : parameters_) terms.elements += p.count;
   terms.policy = {};
-  terms.settings = settings_text(context_.config, parameters_, true);
-  if (context_.comm->size() > 1) {
+  terms.settings = outer_settings_text(context_.config, parameters_, true);
+  if (compares_values && context_.comm->size() > 1) {
     SOTTO_ASSIGN(terms.value_hashes, parameters_.value_hashes());
   }
   return terms;
@@ -196,12 +173,7 @@ Status Outer::set(std::string_view name, double value) {
   if ((name == "lr" || name == "loss") && !std::isfinite(value))
     return invalid_argument("{} is {}; allowed: a finite number", name, value);
   if (name == "lr") {
-    if (value <= 0 && context_.config.rule.lr_normalised) {
-      return invalid_state(
-          "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
-          "divided by it; allowed: > 0",
-          value);
-    }
+    SOTTO_TRY(check_lr(value));
     given_.gamma = value;
     return ok_status();
   }
@@ -250,7 +222,7 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   return step;
 }
 
-Result<OpRef> Outer::step(const CallOptions& options) {
+Status Outer::check(double lr) const {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(context_.comm->failure());
   if (swapped_) {
@@ -258,13 +230,56 @@ Result<OpRef> Outer::step(const CallOptions& options) {
         "the anchor is in the place of the parameters; call sotto_outer_swap before the next inner "
         "step");
   }
+  return due() ? check_lr(lr) : ok_status();
+}
+
+bool Outer::due() const {
+  if (restored_) return true;
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    if (!rounds_.at(step_ + 1, f).none()) return true;
+  }
+  return false;
+}
+
+void Outer::passed() {
+  measure(context_.comm->engine().clock().now_ns());
+  events_ = 0;
+  ++step_;
+  returned();
+}
+
+// The trainer goes on with the next inner step.
+void Outer::returned() {
+  left_ns_ = context_.comm->engine().clock().now_ns();
+  left_in_flight_ = averages_in_flight();
+}
+
+Status Outer::check_lr(double lr) const {
+  if (lr > 0 || !context_.config.rule.lr_normalised) return ok_status();
+  return invalid_state(
+      "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
+      "divided by it; allowed: > 0",
+      lr);
+}
+
+Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& options) {
+  SOTTO_TRY(check(lr));
+  given_.gamma = lr;
   measure(context_.comm->engine().clock().now_ns());
   std::vector<OpRef> ops;
-  const OuterFragment::Step step = fragment_step(options, &ops);
-  if (restored_) SOTTO_TRY(rejoin(step));
+  if (inner != nullptr) ops.push_back(inner);
+  OuterFragment::Step step = fragment_step(options, &ops);
+  step.inner = std::move(inner);
+  Status begun = restored_ ? rejoin(step) : ok_status();
+  if (begun.ok()) begun = begin_step(step);
+  Result<OpRef> op = finish(begun, std::move(ops), options);
+  returned();
+  return op;
+}
+
+Status Outer::begin_step(const OuterFragment::Step& step) {
   uint32_t happens = 0;
-  Status begun;
-  for (size_t f = 0; f < fragments_.size() && begun.ok(); ++f) {
+  for (size_t f = 0; f < fragments_.size(); ++f) {
     const OuterEvents events = rounds_.at(step_ + 1, f);
     if (events.none()) continue;
     const bool held =
@@ -276,17 +291,12 @@ Result<OpRef> Outer::step(const CallOptions& options) {
       fragments_[f]->forget_votes();
       updated_last_ = f;
     }
-    begun = fragments_[f]->begin(events, step);
+    SOTTO_TRY(fragments_[f]->begin(events, step));
   }
-  if (begun.ok()) {
-    events_ = happens;
-    if ((happens & kOuterLaunched) != 0) given_.votes = 0;
-    ++step_;
-  }
-  Result<OpRef> op = finish(begun, std::move(ops), options);
-  left_ns_ = context_.comm->engine().clock().now_ns();
-  left_in_flight_ = averages_in_flight();
-  return op;
+  events_ = happens;
+  if ((happens & kOuterLaunched) != 0) given_.votes = 0;
+  ++step_;
+  return ok_status();
 }
 
 uint32_t Outer::averages_in_flight() const {
@@ -330,6 +340,7 @@ Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
   }
   // What was started uses the caller's memory.
   for (const OpRef& op : ops) (void)context_.comm->engine().wait(op, -1);
+  skipped_ = ok_status();
   return status;
 }
 
@@ -343,6 +354,8 @@ void Outer::completed(Status& status) {
                    "outer step {}: NaN or Inf in the parameters of rank {}; nothing was updated",
                    step_, list_of_ranks({who.begin(), who.end()}));
   }
+  if (status.ok()) status = skipped_;
+  skipped_ = ok_status();
   in_flight_.store(false, std::memory_order_release);
 }
 
@@ -386,89 +399,6 @@ Result<OpRef> Outer::swap(const CallOptions& options) {
   return finish(begun, std::move(ops), options);
 }
 
-Result<OuterSnapshot> Outer::snapshot() {
-  SOTTO_TRY(check_idle());
-  OuterSnapshot s;
-  s.rank = context_.comm->rank();
-  s.size = context_.comm->size();
-  s.settings = settings_text(context_.config, parameters_, false);
-  s.step = step_;
-  s.flushed_at = flushed_at_;
-  s.swapped = swapped_;
-  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
-    SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
-    s.fragments.push_back(std::move(state));
-  }
-  return s;
-}
-
-Status Outer::restore(const OuterSnapshot& s) {
-  SOTTO_TRY(check_idle());
-  if (s.rank != context_.comm->rank() || s.size != context_.comm->size()) {
-    return invalid_argument("the state is of rank {} of {}; this is rank {} of {}", s.rank, s.size,
-                            context_.comm->rank(), context_.comm->size());
-  }
-  const std::string mine = settings_text(context_.config, parameters_, false);
-  if (s.settings != mine) {
-    const auto differs = std::ranges::mismatch(mine, s.settings).in1;
-    const auto begin = mine.rfind('\n', static_cast<size_t>(differs - mine.begin()));
-    const std::string line = mine.substr(begin == std::string::npos ? 0 : begin + 1);
-    return invalid_argument(
-        "the state is of other settings or parameters; the first that differs here "
-        "is {}",
-        line.substr(0, line.find('\n')));
-  }
-  if (s.fragments.size() != fragments_.size())
-    return invalid_argument("the state has {} fragments, allowed is {}", s.fragments.size(),
-                            fragments_.size());
-  for (size_t f = 0; f < fragments_.size(); ++f) SOTTO_TRY(fragments_[f]->check(s.fragments[f]));
-  for (size_t f = 0; f < fragments_.size(); ++f) {
-    fragments_[f]->await();
-    SOTTO_TRY(fragments_[f]->restore(s.fragments[f]));
-  }
-  step_ = s.step;
-  flushed_at_ = s.flushed_at;
-  swapped_ = s.swapped;
-  left_ns_ = 0;
-  restored_ = true;
-  return ok_status();
-}
-
-Status Outer::rejoin(const OuterFragment::Step& step) {
-  std::vector<uint64_t> mine{step_, flushed_at_};
-  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
-    mine.push_back(f->launches());
-    mine.push_back(static_cast<uint64_t>(f->pending()));
-  }
-  SOTTO_ASSIGN(const std::vector<std::string> all,
-               context_.comm->exchange(
-                   {reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(uint64_t)},
-                   OpKind::kOuterCreate));
-  std::vector<bool> missing(fragments_.size());
-  for (size_t r = 0; r < all.size(); ++r) {
-    std::vector<uint64_t> other(mine.size());
-    std::memcpy(other.data(), all[r].data(), all[r].size());
-    for (size_t i = 0; i < mine.size(); ++i) {
-      const bool of_average = i >= 2 && i % 2 == 1;
-      const bool alike = of_average ? (other[i] == 0) == (mine[i] == 0) : other[i] == mine[i];
-      if (!alike) {
-        return error(
-            Code::kProtocol,
-            "outer step {}: rank {} has restored the state of step {}, rank {} that of step "
-            "{}, or between other averages",
-            step_ + 1, r, other[0], context_.comm->rank(), step_);
-      }
-      if (of_average && other[i] == static_cast<uint64_t>(OuterPending::kUndelivered))
-        missing[(i - 2) / 2] = true;
-    }
-  }
-  for (size_t f = 0; f < fragments_.size(); ++f) {
-    if (missing[f]) SOTTO_TRY(fragments_[f]->relaunch(step));
-  }
-  restored_ = false;
-  return ok_status();
-}
-
 Result<OuterInfo> Outer::info() {
   SOTTO_TRY(check_idle());
   OuterInfo info;
@@ -480,8 +410,8 @@ Result<OuterInfo> Outer::info() {
   for (const std::unique_ptr<OuterFragment>& f : fragments_) {
     info.round += f->consumed();
     info.in_flight += f->under_way() ? 1 : 0;
-    info.state_bytes += f->state_bytes();
   }
+  info.state_bytes = state_bytes();
   fold_consumed();
   info.overlap = meter_;
   add_report(*fragments_[updated_last_], &info.update);
@@ -489,6 +419,23 @@ Result<OuterInfo> Outer::info() {
   info.payload_bytes_next_launch = next.payload_bytes_sent;
   info.header_bytes_next_launch = next.header_bytes_sent + next.metadata_bytes_sent;
   return info;
+}
+
+uint64_t Outer::state_bytes() const {
+  uint64_t bytes = 0;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) bytes += f->state_bytes();
+  return bytes;
+}
+
+Result<PeerTraffic> Outer::next_traffic() {
+  PeerTraffic sum;
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    const OuterEvents events = rounds_.at(step_ + 1, f);
+    if (!events.launches && !events.averages) continue;
+    SOTTO_ASSIGN(const PeerTraffic next, fragments_[f]->next_traffic(events.averages));
+    sum += next;
+  }
+  return sum;
 }
 
 Result<std::vector<std::vector<float>>> Outer::values(OuterArray array) const {

@@ -69,6 +69,11 @@ class Outer : public std::enable_shared_from_this<Outer> {
                                                std::vector<ParamSpec> params,
                                                std::shared_ptr<Device> device = nullptr,
                                                const Status& refused = {});
+  // Of a configuration that has been read. compares_values: whether ranks compare them.
+  static Result<std::shared_ptr<Outer>> create(std::shared_ptr<Comm> comm, OuterConfig config,
+                                               std::vector<ParamSpec> params,
+                                               std::shared_ptr<Device> device,
+                                               bool compares_values);
   ~Outer();
   Outer(const Outer&) = delete;
   Outer& operator=(const Outer&) = delete;
@@ -81,8 +86,22 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Status set_parameters(std::span<const ParameterPlace> params,
                         std::span<const ParameterPlace> copies);
 
-  // After every inner step. INVALID_STATE: the anchor is in the place of the parameters (swap).
-  Result<OpRef> step(const CallOptions& options);
+  // Why no step with this inner learning rate can be made now. INVALID_STATE: the anchor is in the
+  // place of the parameters; the update would divide by the learning rate.
+  Status check(double lr) const;
+  // Whether something happens after the next inner step. If not, passed() may take the place of
+  // step_behind, which would make an operation that does nothing.
+  bool due() const;
+  void passed();
+  // After every inner step.
+  Result<OpRef> step(const CallOptions& options) {
+    return step_behind(nullptr, given_.gamma, options);
+  }
+  // The same behind an inner step in flight with learning rate `lr`, which ends well unless the
+  // comm or device has failed.
+  Result<OpRef> step_behind(OpRef inner, double lr, const CallOptions& options);
+  // That inner step has changed nothing: the operation of step_behind ends with this. Driver.
+  void skipped(const Status& why) noexcept { skipped_ = why; }
   // Launches what has not been sent, consumes everything; live parameters become the anchor. A
   // collective; behind another one it does nothing.
   Result<OpRef> flush(const CallOptions& options);
@@ -92,10 +111,18 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // Waits for averages under way, which are not consumed. Also of a comm that has failed: what had
   // not been delivered is sent again after the restore.
   Result<OuterSnapshot> snapshot();
-  // INVALID_ARGUMENT: of other settings, parameters, rank or size; then nothing has changed. Ranks
-  // find each other in the next step, which is a collective.
-  Status restore(const OuterSnapshot& snapshot);
+  // INVALID_ARGUMENT: of other settings, parameters, rank or size. own: of this rank; else of any
+  // rank of any number, of which anchor, momentum and counters are taken.
+  Status check(const OuterSnapshot& snapshot, bool own) const;
+  // After that check, which it makes too: on its error nothing has changed. Ranks find each other
+  // in the next step, which is a collective.
+  Status restore(const OuterSnapshot& snapshot, bool own = true);
+  // Live parameters become the anchor, as in a new one. Ranks do so between the same steps.
+  Status restart();
   Result<OuterInfo> info();
+  // What the next step sends.
+  Result<PeerTraffic> next_traffic();
+  uint64_t state_bytes() const;
   // Waits for a step in flight and for averages under way, at most as long as their deadlines. The
   // caller's memory is free then.
   void close();
@@ -115,13 +142,18 @@ class Outer : public std::enable_shared_from_this<Outer> {
   };
 
   Outer(OuterContext context, ParameterSet parameters);
-  static Result<std::shared_ptr<Outer>> make(std::shared_ptr<Comm> comm, std::string_view json,
+  static Result<std::shared_ptr<Outer>> make(std::shared_ptr<Comm> comm, const OuterConfig& config,
                                              std::vector<ParamSpec> params,
                                              std::shared_ptr<Device> device);
+  static Result<std::shared_ptr<Outer>> agreed(const Result<std::shared_ptr<Outer>>& made,
+                                               Comm& comm, bool compares_values);
+  Status make_fragments();
   Status start();
-  Result<CreationTerms> terms() const;
+  Result<CreationTerms> terms(bool compares_values) const;
   Status check_idle() const;
+  Status check_lr(double lr) const;
   OuterFragment::Step fragment_step(const CallOptions& options, std::vector<OpRef>* ops) const;
+  Status begin_step(const OuterFragment::Step& step);
   // The operation that the caller waits for: it comes after `ops`.
   Result<OpRef> finish(const Status& begun, std::vector<OpRef> ops, const CallOptions& options);
   void completed(Status& status);
@@ -129,6 +161,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Status rejoin(const OuterFragment::Step& step);
   uint32_t averages_in_flight() const;
   void fold_consumed();
+  void returned();
   void measure(int64_t now_ns);
 
   ParameterSet parameters_;
@@ -143,6 +176,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Given given_;
   bool swapped_ = false;
   bool restored_ = false;
+  Status skipped_;  // the inner step in flight
   OverlapMeter meter_;
   int64_t left_ns_ = 0;          // when the last step's call returned; 0: there was none
   uint32_t left_in_flight_ = 0;  // averages then

@@ -492,7 +492,7 @@ class Lowering {
     for (auto& receives : messages.receives) {
       std::ranges::sort(receives, {}, &RoundReceives::round);
     }
-    for (const PeerTraffic& t : plan_->traffic.peers) add(&plan_->traffic.total, t);
+    for (const PeerTraffic& t : plan_->traffic.peers) plan_->traffic.total += t;
     for (auto& [round, steps] : rounds) add_group(round.second, std::move(steps));
   }
 
@@ -536,17 +536,6 @@ class Lowering {
     }
   }
 
-  static void add(PeerTraffic* sum, const PeerTraffic& t) {
-    sum->payload_bytes_sent += t.payload_bytes_sent;
-    sum->payload_bytes_received += t.payload_bytes_received;
-    sum->metadata_bytes_sent += t.metadata_bytes_sent;
-    sum->metadata_bytes_received += t.metadata_bytes_received;
-    sum->header_bytes_sent += t.header_bytes_sent;
-    sum->header_bytes_received += t.header_bytes_received;
-    sum->messages_sent += t.messages_sent;
-    sum->messages_received += t.messages_received;
-  }
-
   LogicalPlan in_;
   LoweringTarget target_;
   std::shared_ptr<Plan> plan_;
@@ -557,6 +546,18 @@ class Lowering {
 };
 
 }  // namespace
+
+PeerTraffic& PeerTraffic::operator+=(const PeerTraffic& o) {
+  payload_bytes_sent += o.payload_bytes_sent;
+  payload_bytes_received += o.payload_bytes_received;
+  metadata_bytes_sent += o.metadata_bytes_sent;
+  metadata_bytes_received += o.metadata_bytes_received;
+  header_bytes_sent += o.header_bytes_sent;
+  header_bytes_received += o.header_bytes_received;
+  messages_sent += o.messages_sent;
+  messages_received += o.messages_received;
+  return *this;
+}
 
 Result<std::shared_ptr<const Plan>> lower(LogicalPlan logical, const LoweringTarget& target) {
   return Lowering(std::move(logical), target).run();

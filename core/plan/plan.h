@@ -261,6 +261,7 @@ struct PeerTraffic {
   uint64_t metadata_bytes_sent = 0, metadata_bytes_received = 0;
   uint64_t header_bytes_sent = 0, header_bytes_received = 0;  // frame overhead only
   uint64_t messages_sent = 0, messages_received = 0;
+  PeerTraffic& operator+=(const PeerTraffic& o);
 };
 
 // Receives of one round from one peer, which one READY frame announces.

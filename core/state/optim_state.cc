@@ -17,7 +17,7 @@ constexpr std::string_view kFirstArrays[] = {kParamsArray, "m", "v", "vf", "tens
 constexpr std::string_view kErrorArrays[] = {kWorkerError, kServerError, kMeanWorkerError,
                                              kMeanServerError};
 // Sections that are no arrays.
-constexpr std::string_view kOthers[] = {"meta", "counts", "user"};
+constexpr std::string_view kOthers[] = {"meta", "counts", "user", "outer"};
 // Numbers of the 1-bit types that every description has.
 constexpr std::string_view kNumber = "average_since";
 constexpr std::string_view kFlags[] = {"compressed", "stage_started"};
@@ -77,6 +77,7 @@ std::vector<Section> sections_of(const OptimSnapshot& s, const std::string& meta
     if (!is_in(kFirstArrays, a.name) && !is_in(kErrorArrays, a.name)) array(a.name);
   }
   if (!s.user.empty()) out.push_back({"user", s.user.size(), s.user.data()});
+  if (!s.outer.empty()) out.push_back({"outer", s.outer.size(), s.outer.data()});
   if (s.residual) {
     array(kWorkerError);
     array(kServerError);
@@ -195,6 +196,9 @@ Result<OptimSnapshot> read_snapshot(const BlobReader& reader, const LeftOutside&
       return invalid_argument("the state has {} bytes of the trainer's own; allowed: at most {}",
                               s.user.size(), kMaxUserState);
     }
+  }
+  if (reader.has("outer")) {
+    SOTTO_ASSIGN(s.outer, reader.values<std::byte>("outer"));
   }
   const auto loss_scale = meta.find("loss_scale");
   if (loss_scale == meta.end() || !loss_scale->is_object())

@@ -10,7 +10,8 @@
 #include "blas.h"
 #include "common.h"
 
-const char* const kStageNames[N_STAGES] = {"full precision", "compressed", "local", "skipped"};
+const char* const kStageNames[N_STAGES] = {"full precision", "compressed", "local", "outer",
+                                           "skipped"};
 
 /* JSON has no NaN and no infinity. */
 static void put_number(FILE* file, const char* name, double value) {

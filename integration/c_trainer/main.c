@@ -34,6 +34,7 @@ typedef struct Trainer {
   Model* model;
   Batch batch;
   sotto_optim* optim;
+  sotto_outer* outer;         /* its outer steps; NULL: gradients are averaged in each step */
   sotto_optim_info info;      /* before the next step */
   sotto_comm_counters before; /* of ranks.comm, before the next step */
   Totals totals;
@@ -97,6 +98,11 @@ static void create_optimizer(Trainer* t, const char* config) {
   check(sotto_optim_create(t->ranks.comm, config, params, (uint64_t)model->n_tensors, &t->optim),
         "sotto_optim_create");
   free(params); /* the structs are copied; the buffers they name are borrowed */
+  const sotto_status status = sotto_optim_outer(t->optim, &t->outer);
+  if (status == SOTTO_E_INVALID_STATE)
+    t->outer = NULL; /* the configuration has none */
+  else
+    check(status, "sotto_optim_outer");
 }
 
 static void read_optimizer_info(Trainer* t) {
@@ -132,6 +138,7 @@ static uint64_t batches(const Totals* totals) { return totals->step + totals->sk
  * parameter, each way to W - 1 of W ranks; compressed is one bit; between two synchronisations 0/1
  * Adam sends nothing, or a few bytes to decide on clipping and overflow together. */
 static Stage next_stage(const Trainer* t) {
+  if (t->outer) return t->info.payload_bytes_next_step ? OUTER : LOCAL;
   const double ways = 2.0 * (t->ranks.size - 1) / t->ranks.size;
   const double bytes = (double)t->info.payload_bytes_next_step;
   const double each = ways > 0 ? bytes / (ways * (double)t->model->n_params) : 0;
@@ -157,15 +164,23 @@ static double compute_gradient(Trainer* t) {
   return loss * scale;
 }
 
+/* Adds what was sent since the last time to the totals. */
+static void count_bytes(Trainer* t) {
+  const sotto_comm_counters before = t->before;
+  read_optimizer_info(t);
+  t->totals.payload_sent += t->before.payload_bytes_sent - before.payload_bytes_sent;
+  t->totals.header_sent += t->before.header_bytes_sent - before.header_bytes_sent;
+  t->totals.payload_planned += t->before.payload_bytes_planned - before.payload_bytes_planned;
+}
+
 /* Adds the step's times and bytes to the totals and completes the record. The optimizer says
  * whether the step was an update: one that a dynamic loss scale left out has used time, bytes and a
  * batch, but is not counted as a step. */
 static void account(Trainer* t, const sotto_op_stats* stats, int64_t computed_ns,
                     StepRecord* record) {
-  const sotto_comm_counters before = t->before;
-  const uint64_t updates = t->info.step;
+  const uint64_t updates = t->info.step, sent = t->totals.payload_sent;
   Totals* totals = &t->totals;
-  read_optimizer_info(t);
+  count_bytes(t);
   const int64_t end = now_ns(), step_ns = end - t->last_ns, sotto_ns = end - computed_ns;
   const int64_t kernel_ns = (int64_t)stats->kernel_ns;
   if (t->info.step == updates) {
@@ -177,20 +192,29 @@ static void account(Trainer* t, const sotto_op_stats* stats, int64_t computed_ns
   totals->running_ns += step_ns;
   totals->sotto_ns += sotto_ns;
   totals->kernel_ns += kernel_ns;
-  totals->payload_sent += t->before.payload_bytes_sent - before.payload_bytes_sent;
-  totals->header_sent += t->before.header_bytes_sent - before.header_bytes_sent;
-  totals->payload_planned += stats->payload_bytes_planned;
   ++totals->stage_steps[record->stage];
   totals->stage_ns[record->stage] += step_ns;
   record->step_ms = (double)step_ns / 1e6;
   record->compute_ms = (double)(step_ns - sotto_ns) / 1e6;
   record->codec_ms = (double)kernel_ns / 1e6;
   record->comm_ms = (double)(sotto_ns - kernel_ns) / 1e6;
-  record->payload_bytes = t->before.payload_bytes_sent - before.payload_bytes_sent;
+  record->payload_bytes = totals->payload_sent - sent;
   record->grad_norm = t->info.grad_norm;
   record->batch = samples_per_step(t);
   record->samples = batches(totals) * record->batch;
   t->last_ns = end;
+}
+
+/* The end of a training with outer steps: what was not averaged yet is, and the anchor becomes the
+ * parameters. On the clock, as a part of the last step. */
+static void flush(Trainer* t) {
+  if (!t->outer) return;
+  check(sotto_outer_flush(t->outer, NULL, NULL), "sotto_outer_flush");
+  count_bytes(t);
+  const int64_t now = now_ns();
+  t->totals.running_ns += now - t->last_ns;
+  t->totals.sotto_ns += now - t->last_ns;
+  t->last_ns = now;
 }
 
 /* Returns whether the parameters were updated. */
@@ -225,8 +249,15 @@ static double evaluate(Trainer* t, int which, size_t n) {
   return sums[0] / sums[1];
 }
 
+/* With outer steps it is the anchor, which all ranks have alike, that is evaluated. */
+static void swap_anchor(Trainer* t) {
+  if (t->outer) check(sotto_outer_swap(t->outer, NULL, NULL), "sotto_outer_swap");
+}
+
 static void evaluate_subset(Trainer* t) {
+  swap_anchor(t);
   t->totals.eval_loss = evaluate(t, EVAL_SUBSET, (size_t)t->options.eval_sequences);
+  swap_anchor(t);
   if (t->ranks.rank == 0) log_eval(&t->log, &t->totals, batches(&t->totals) * samples_per_step(t));
 }
 
@@ -317,6 +348,7 @@ static void train(Trainer* t) {
     const int checkpoint =
         o->save && (last || (o->save_every && t->totals.step % (uint64_t)o->save_every == 0));
     if (!eval && !checkpoint) continue;
+    if (last) flush(t);
     clock_stop(t);
     if (eval) evaluate_subset(t);
     if (checkpoint) save(t);
@@ -406,6 +438,7 @@ int main(int argc, char** argv) {
   const size_t windows = data_held_out_windows(&t->data, &t->model->shape);
   report(t, evaluate(t, EVAL_ALL, windows), windows);
   if (t->ranks.rank == 0) log_close(&t->log);
+  check(sotto_outer_destroy(t->outer), "sotto_outer_destroy");
   check(sotto_optim_destroy(t->optim), "sotto_optim_destroy");
   ranks_leave(&t->ranks);
   batch_free(&t->batch);

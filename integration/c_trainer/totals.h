@@ -5,8 +5,9 @@
 
 #include <stdint.h>
 
-/* What a step did. Skipped: a dynamic loss scale left it out, nothing was updated. */
-typedef enum Stage { FULL_PRECISION, COMPRESSED, LOCAL, SKIPPED, N_STAGES } Stage;
+/* What a step did. Local: it sent nothing. Outer: it launched an average of what local steps have
+ * changed. Skipped: a dynamic loss scale left it out, nothing was updated. */
+typedef enum Stage { FULL_PRECISION, COMPRESSED, LOCAL, OUTER, SKIPPED, N_STAGES } Stage;
 
 /* Only 8-byte fields: written to checkpoints as it is. Bytes are what this rank sent in optimizer
  * steps. */

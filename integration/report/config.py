@@ -12,6 +12,8 @@ from .logs import ReportError
 # the length of a run.
 SCHEDULER_STEPS = ("warmup_num_steps",)
 OPTIMIZER_STEPS = ("freeze_step", "var_freeze_step", "local_step_scaler")
+# Of outer steps; period and delay stay, since what they hide does not depend on the length of a run.
+OUTER_STEPS = ("switch_step", "warmup_steps")
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOTALL)
 _TRAILING_COMMA = re.compile(r'("(?:[^"\\]|\\.)*")|,(?=\s*[}\]])', re.DOTALL)
@@ -59,7 +61,8 @@ def scale_config(config, steps):
         raise ReportError("a configuration whose schedule is to be scaled needs scheduler.params.total_num_steps, a "
                           "number above 0") from error
     scheduler["total_num_steps"] = steps
-    for place, keys in ((scheduler, SCHEDULER_STEPS), (params, OPTIMIZER_STEPS)):
+    outer = config.get("sotto", {}).get("outer", {})
+    for place, keys in ((scheduler, SCHEDULER_STEPS), (params, OPTIMIZER_STEPS), (outer, OUTER_STEPS)):
         for key in keys:
             if key in place:
                 place[key] = max(1, round(place[key] * share))

@@ -358,26 +358,5 @@ TEST(CapiOuterErrors, HandleAfterDestroy) {
       "");
 }
 
-// Optimizers make no outer steps, and say who does.
-TEST(CapiOuterErrors, OptimizersRefuseTheSection) {
-  EXPECT_EQ(run_world(2, {},
-                      [](Member& self) {
-                        OuterModel model;
-                        std::vector<float> gradients(1000, 0.0f);
-                        sotto_param param = model.params[0];
-                        param.grad = buffer(gradients);
-                        sotto_optim* optim = nullptr;
-                        FAILS(sotto_optim_create(
-                                  self.comm,
-                                  R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.1}},
-                                      "sotto": {"outer": {"preset": "co2", "period": 12}}})",
-                                  &param, 1, &optim),
-                              SOTTO_E_UNSUPPORTED, "sotto.outer",
-                              "them with sotto_outer_create, and leave the section out here");
-                        works(self);
-                      }),
-            "");
-}
-
 }  // namespace
 }  // namespace sotto::test

@@ -1322,6 +1322,16 @@ SOTTO_API sotto_status sotto_outer_create(sotto_comm* comm, const char* json,
                                           const sotto_param* params, uint64_t n,
                                           sotto_outer** out_outer);
 
+/* The outer steps of an optimizer whose file has "sotto": {"outer": {...}}. Its steps are local, and
+ * sotto_optim_step does what sotto_outer_step does, with the learning rate of group 0. The handle
+ * is for flush, swap, vote, "loss", "weight" and figures: what the optimizer does itself (steps,
+ * "lr", export, import) is INVALID_STATE here. Parameters stay borrowed until both are destroyed.
+ *   optim     [in]
+ *   out_outer [out] owned by the caller: sotto_outer_destroy; each call gives one more
+ * Threads: one per handle of both. Blocks: no. Errors: INVALID_STATE (the file has no sotto.outer;
+ * fork). Since: 0.2 */
+SOTTO_API sotto_status sotto_optim_outer(sotto_optim* optim, sotto_outer** out_outer);
+
 /* Sets what belongs to the next steps.
  *   outer [in]
  *   name  [in] "lr": the inner learning rate, for settings in its units (lr_normalised, clip_units

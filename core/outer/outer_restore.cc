@@ -1,0 +1,127 @@
+// States of an outer optimizer, and how ranks find each other behind them.
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "core/base/hash.h"
+#include "core/outer/outer.h"
+#include "core/outer/settings.h"
+
+namespace sotto {
+
+Result<OuterSnapshot> Outer::snapshot() {
+  SOTTO_TRY(check_idle());
+  OuterSnapshot s;
+  s.rank = context_.comm->rank();
+  s.size = context_.comm->size();
+  s.settings = outer_settings_text(context_.config, parameters_, false);
+  s.step = step_;
+  s.flushed_at = flushed_at_;
+  s.swapped = swapped_;
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    SOTTO_ASSIGN(OuterFragmentState state, f->snapshot());
+    s.fragments.push_back(std::move(state));
+  }
+  return s;
+}
+
+Status Outer::check(const OuterSnapshot& s, bool own) const {
+  if (own && (s.rank != context_.comm->rank() || s.size != context_.comm->size())) {
+    return invalid_argument("the state is of rank {} of {}; this is rank {} of {}", s.rank, s.size,
+                            context_.comm->rank(), context_.comm->size());
+  }
+  const std::string mine = outer_settings_text(context_.config, parameters_, false);
+  if (s.settings != mine) {
+    const auto differs = std::ranges::mismatch(mine, s.settings).in1;
+    const auto begin = mine.rfind('\n', static_cast<size_t>(differs - mine.begin()));
+    const std::string line = mine.substr(begin == std::string::npos ? 0 : begin + 1);
+    return invalid_argument(
+        "the state is of other settings or parameters; the first that differs here "
+        "is {}",
+        line.substr(0, line.find('\n')));
+  }
+  if (!own && context_.config.rule.freshness > 0) {
+    return invalid_argument(
+        "with freshness {} every rank has an anchor of its own: a state can be loaded by its own "
+        "rank alone; flush the optimizer before the export",
+        context_.config.rule.freshness);
+  }
+  if (s.fragments.size() != fragments_.size())
+    return invalid_argument("the state has {} fragments, allowed is {}", s.fragments.size(),
+                            fragments_.size());
+  for (size_t f = 0; f < fragments_.size(); ++f)
+    SOTTO_TRY(fragments_[f]->check(s.fragments[f], own));
+  return ok_status();
+}
+
+Status Outer::restore(const OuterSnapshot& s, bool own) {
+  SOTTO_TRY(check_idle());
+  SOTTO_TRY(check(s, own));
+  if (!own) SOTTO_TRY(make_fragments());
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    fragments_[f]->await();
+    SOTTO_TRY(fragments_[f]->restore(s.fragments[f], own));
+  }
+  step_ = s.step;
+  flushed_at_ = s.flushed_at;
+  swapped_ = own && s.swapped;
+  left_ns_ = 0;
+  restored_ = true;
+  return ok_status();
+}
+
+Status Outer::restart() {
+  SOTTO_TRY(check_idle());
+  SOTTO_TRY(make_fragments());
+  step_ = flushed_at_ = 0;
+  events_ = 0;
+  updated_last_ = 0;
+  swapped_ = restored_ = false;
+  left_ns_ = 0;
+  return start();
+}
+
+Status Outer::rejoin(const OuterFragment::Step& step) {
+  // Anchors differ with freshness.
+  uint64_t anchors = 0;
+  if (context_.config.rule.freshness == 0) {
+    SOTTO_ASSIGN(const std::vector<std::vector<float>> all, values(OuterArray::kAnchor));
+    for (const std::vector<float>& v : all)
+      anchors = hash64(v.data(), v.size() * sizeof(float), anchors);
+  }
+  std::vector<uint64_t> mine{step_, flushed_at_, anchors};
+  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
+    mine.push_back(f->launches());
+    mine.push_back(static_cast<uint64_t>(f->pending()));
+  }
+  SOTTO_ASSIGN(const std::vector<std::string> all,
+               context_.comm->exchange(
+                   {reinterpret_cast<const char*>(mine.data()), mine.size() * sizeof(uint64_t)},
+                   OpKind::kOuterImport));
+  constexpr size_t kFirst = 3;  // of a fragment: launches, and what has become of its average
+  std::vector<bool> missing(fragments_.size());
+  for (size_t r = 0; r < all.size(); ++r) {
+    std::vector<uint64_t> other(mine.size());
+    std::memcpy(other.data(), all[r].data(), all[r].size());
+    for (size_t i = 0; i < mine.size(); ++i) {
+      const bool of_average = i >= kFirst && (i - kFirst) % 2 == 1;
+      const bool alike = of_average ? (other[i] == 0) == (mine[i] == 0) : other[i] == mine[i];
+      if (!alike) {
+        return error(
+            Code::kProtocol,
+            "outer step {}: rank {} has restored the state of step {}, rank {} that of step "
+            "{}, or between other averages, or with another anchor",
+            step_ + 1, r, other[0], context_.comm->rank(), step_);
+      }
+      if (of_average && other[i] == static_cast<uint64_t>(OuterPending::kUndelivered))
+        missing[(i - kFirst) / 2] = true;
+    }
+  }
+  for (size_t f = 0; f < fragments_.size(); ++f) {
+    if (missing[f]) SOTTO_TRY(fragments_[f]->relaunch(step));
+  }
+  restored_ = false;
+  return ok_status();
+}
+
+}  // namespace sotto

@@ -1,0 +1,373 @@
+// Optimizers whose file has "sotto": {"outer": ...}: the same as an optimizer of one rank and an
+// outer optimizer that are called one after the other; their states; what they refuse.
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "tests/ranks/capi_optim_model.h"
+#include "tests/ranks/capi_outer_model.h"
+
+namespace sotto::test {
+namespace {
+
+std::string file(const std::string& optimizer, const std::string& outer,
+                 const std::string& more = "") {
+  return R"({"optimizer": )" + optimizer + R"(, "sotto": {"outer": )" + outer + "}" + more + "}";
+}
+constexpr char kAdamW[] = R"({"type": "AdamW", "params": {"lr": 0.01, "weight_decay": 0.1}})";
+constexpr char kCo2[] = R"({"preset": "co2", "period": 3})";
+
+// Gradients of a step, other ones on every rank.
+void draw(Model& model, int32_t rank, int step) {
+  for (std::vector<float>& g : model.gradients) {
+    for (size_t i = 0; i < g.size(); ++i)
+      g[i] = std::sin(static_cast<float>(i * 3 + 1 + 17 * static_cast<size_t>(step) +
+                                         101 * static_cast<size_t>(rank)));
+  }
+}
+
+void expect_same(const Model& found, const Model& wanted, const std::string& what) {
+  for (size_t t = 0; t < 2; ++t)
+    require(found.weights[t] == wanted.weights[t], what + ": tensor " + std::to_string(t));
+}
+
+sotto_outer* outer_of(sotto_optim* optim) {
+  sotto_outer* outer = nullptr;
+  OK(sotto_optim_outer(optim, &outer));
+  return outer;
+}
+
+void train(sotto_optim* optim) { OK(sotto_optim_step(optim, nullptr, nullptr)); }
+
+std::vector<char> export_of(sotto_optim* optim, sotto_state_mode mode) {
+  uint64_t n = 0;
+  OK(sotto_optim_state_export(optim, mode, nullptr, 0, &n));
+  std::vector<char> blob(n);
+  OK(sotto_optim_state_export(optim, mode, blob.data(), n, &n));
+  return blob;
+}
+
+void import_into(sotto_optim* optim, sotto_state_mode mode, const std::vector<char>& blob) {
+  OK(sotto_optim_state_import(optim, mode, blob.data(), blob.size()));
+}
+
+std::vector<float> all_of(const Member& self, const std::vector<float>& mine) {
+  std::vector<float> from = mine, all(mine.size() * static_cast<size_t>(self.size));
+  const sotto_buffer in = buffer(from), out = buffer(all);
+  OK(sotto_all_gather(self.comm, &in, &out, 1, nullptr, nullptr));
+  return all;
+}
+
+// Every rank has the first one's.
+void expect_alike(const Member& self, const Model& model, const std::string& what) {
+  for (const std::vector<float>& w : model.weights) {
+    const std::vector<float> all = all_of(self, w);
+    for (size_t i = 0; i < all.size(); ++i)
+      require(all[i] == all[i % w.size()], what + ": ranks differ in element " + std::to_string(i));
+  }
+}
+
+// ---- the same as calling both ----
+
+void compare_with_both(const Member& self, const std::string& optimizer, const std::string& outer) {
+  Model one(self.rank), two(self.rank);
+  sotto_optim* composed = new_optim(self, file(optimizer, outer).c_str(), one);
+  Member alone = self;
+  OK(sotto_comm_split(self.comm, self.rank, 0, &alone.comm));
+  sotto_optim* inner = new_optim(alone, (R"({"optimizer": )" + optimizer + "}").c_str(), two);
+  std::vector<sotto_param> averaged = two.params;
+  for (sotto_param& p : averaged) p.grad = {};
+  sotto_outer* by_hand = nullptr;
+  OK(sotto_outer_create(self.comm, outer.c_str(), averaged.data(), averaged.size(), &by_hand));
+  for (int n = 1; n <= 14; ++n) {
+    draw(one, self.rank, n);
+    draw(two, self.rank, n);
+    train(composed);
+    sotto_optim_info info = {};
+    info.struct_size = sizeof info;
+    OK(sotto_optim_get_info(inner, &info));
+    OK(sotto_outer_set(by_hand, "lr", info.lr));
+    train(inner);
+    step(by_hand);
+    expect_same(one, two, optimizer + outer + ", step " + std::to_string(n));
+  }
+  sotto_outer* handle = outer_of(composed);
+  OK(sotto_outer_flush(handle, nullptr, nullptr));
+  OK(sotto_outer_flush(by_hand, nullptr, nullptr));
+  expect_same(one, two, optimizer + outer + ", flush");
+  expect_alike(self, one, optimizer + outer);
+  const sotto_outer_info info = info_of(handle);
+  same(info.step, 14, "step");
+  OK(sotto_outer_destroy(handle));
+  OK(sotto_optim_destroy(composed));
+  OK(sotto_outer_destroy(by_hand));
+  OK(sotto_optim_destroy(inner));
+  OK(sotto_comm_destroy(alone.comm));
+}
+
+TEST(CapiOptimOuter, IsAnOptimizerOfOneRankAndOuterSteps) {
+  const char* const optimizers[] = {
+      kAdamW, R"({"type": "Lamb", "params": {"lr": 0.02}})",
+      R"({"type": "SGD", "params": {"lr": 0.1, "momentum": 0.9}})",
+      R"({"type": "OneBitLamb", "params": {"lr": 0.02, "freeze_step": 4}})",
+      R"({"type": "OneBitAdam", "params": {"lr": 0.02, "freeze_step": 4}})"};
+  const char* const outers[] = {kCo2, R"({"preset": "slowmo", "period": 4})",
+                                R"({"preset": "co2", "period": 2, "codec": "onebit"})",
+                                R"({"preset": "local_sgd", "period": 4, "warmup_steps": 3})",
+                                R"({"preset": "streaming_diloco", "period": 4, "delay": 1,)"
+                                R"( "fragments": 2})"};
+  for (const int size : {1, 2, 3}) {
+    EXPECT_EQ(run_world(size, {},
+                        [&](Member& self) {
+                          for (const char* optimizer : optimizers) {
+                            for (const char* outer : outers)
+                              compare_with_both(self, optimizer, outer);
+                          }
+                        }),
+              "");
+  }
+}
+
+// ---- states ----
+
+// A new optimizer that has the state of step k goes on as the old one, whose average is pending.
+TEST(CapiOptimOuter, ContinuesFromEveryStepBitForBit) {
+  const std::string json =
+      file(R"({"type": "Lamb", "params": {"lr": 0.02}})",
+           R"({"preset": "co2", "period": 3, "codec": "onebit"})",
+           R"(, "scheduler": {"type": "WarmupLR", "params": {"warmup_max_lr": 0.02}})");
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        constexpr int kSteps = 10;
+                        Model whole(self.rank);
+                        sotto_optim* undisturbed = new_optim(self, json.c_str(), whole);
+                        std::vector<std::vector<char>> blobs;
+                        for (int n = 0; n < kSteps; ++n) {
+                          blobs.push_back(export_of(undisturbed, SOTTO_STATE_EXACT));
+                          draw(whole, self.rank, n);
+                          train(undisturbed);
+                        }
+                        const Model before = whole;
+                        sotto_outer* last = outer_of(undisturbed);
+                        OK(sotto_outer_flush(last, nullptr, nullptr));
+                        for (int k = 0; k < kSteps; ++k) {
+                          const std::string from = "from step " + std::to_string(k);
+                          Model model(self.rank);
+                          sotto_optim* resumed = new_optim(self, json.c_str(), model);
+                          import_into(resumed, SOTTO_STATE_EXACT, blobs[static_cast<size_t>(k)]);
+                          for (int n = k; n < kSteps; ++n) {
+                            draw(model, self.rank, n);
+                            train(resumed);
+                          }
+                          expect_same(model, before, from);
+                          sotto_outer* outer = outer_of(resumed);
+                          OK(sotto_outer_flush(outer, nullptr, nullptr));
+                          expect_same(model, whole, from + ", flush");
+                          OK(sotto_outer_destroy(outer));
+                          OK(sotto_optim_destroy(resumed));
+                        }
+                        OK(sotto_outer_destroy(last));
+                        OK(sotto_optim_destroy(undisturbed));
+                      }),
+            "");
+}
+
+// A rank's state on three ranks: parameters are the anchor on all of them, and they go on alike.
+TEST(CapiOptimOuter, AnyRanksLoadACommonState) {
+  const std::string json = file(kAdamW, kCo2);
+  std::vector<char> blob, reset;
+  std::vector<float> anchor;
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* optim = new_optim(self, json.c_str(), model);
+                        for (int n = 0; n < 7; ++n) {
+                          draw(model, self.rank, n);
+                          train(optim);
+                        }
+                        const std::vector<char> mine = export_of(optim, SOTTO_STATE_COMMON);
+                        const std::vector<char> other = export_of(optim, SOTTO_STATE_RESET);
+                        sotto_outer* outer = outer_of(optim);
+                        OK(sotto_outer_swap(outer, nullptr, nullptr));
+                        expect_alike(self, model, "the anchor");
+                        if (self.rank == 1) {
+                          blob = mine;
+                          reset = other;
+                          anchor = model.weights[0];
+                        }
+                        OK(sotto_outer_destroy(outer));
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+  EXPECT_EQ(run_world(3, {},
+                      [&](Member& self) {
+                        for (const bool common : {true, false}) {
+                          Model model(self.rank);
+                          sotto_optim* optim = new_optim(self, json.c_str(), model);
+                          import_into(optim, common ? SOTTO_STATE_COMMON : SOTTO_STATE_RESET,
+                                      common ? blob : reset);
+                          require(model.weights[0] == anchor, "parameters are not the anchor");
+                          FAILS(sotto_optim_state_import(optim, SOTTO_STATE_EXACT, blob.data(),
+                                                         blob.size()),
+                                SOTTO_E_INVALID_ARGUMENT, "rank 1 of 2");
+                          for (int n = 7; n < 13; ++n) {
+                            draw(model, self.rank, n);
+                            train(optim);
+                          }
+                          sotto_outer* outer = outer_of(optim);
+                          OK(sotto_outer_flush(outer, nullptr, nullptr));
+                          expect_alike(self, model, "after the import");
+                          require(model.weights[0] != anchor, "nothing was trained");
+                          OK(sotto_outer_destroy(outer));
+                          OK(sotto_optim_destroy(optim));
+                        }
+                      }),
+            "");
+}
+
+// A rank that has loaded another state than the others is named by the next step.
+TEST(CapiOptimOuter, RanksWithOtherAnchorsAreFound) {
+  const std::string json = file(kAdamW, kCo2);
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* optim = new_optim(self, json.c_str(), model);
+                        const std::vector<char> first = export_of(optim, SOTTO_STATE_EXACT);
+                        for (int n = 0; n < 4; ++n) {
+                          draw(model, self.rank, n);
+                          train(optim);
+                        }
+                        const std::vector<char> later = export_of(optim, SOTTO_STATE_EXACT);
+                        import_into(optim, SOTTO_STATE_EXACT, self.rank == 0 ? first : later);
+                        FAILS(sotto_optim_step(optim, nullptr, nullptr), SOTTO_E_PROTOCOL,
+                              "has restored the state of step");
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+}
+
+// ---- failures of one rank ----
+
+// At every step of a round: that rank's call says so, it takes part in everything else, and the
+// others do not notice.
+TEST(CapiOptimOuter, ANanConcernsItsRankAlone) {
+  const std::string json = file(kAdamW, kCo2);
+  for (int bad = 1; bad <= 7; ++bad) {
+    EXPECT_EQ(run_world(2, {},
+                        [&](Member& self) {
+                          Model model(self.rank);
+                          sotto_optim* optim = new_optim(self, json.c_str(), model);
+                          for (int n = 1; n <= 9; ++n) {
+                            draw(model, self.rank, n);
+                            if (n == bad && self.rank == 1)
+                              model.gradients[1][3] = std::numeric_limits<float>::quiet_NaN();
+                            const sotto_status status = sotto_optim_step(optim, nullptr, nullptr);
+                            if (n == bad && self.rank == 1) {
+                              fails(status, SOTTO_E_NONFINITE,
+                                    {"\"b\"", "takes no part in this local step"}, "step");
+                            } else {
+                              ok(status, "step");
+                            }
+                          }
+                          sotto_optim_info info = {};
+                          info.struct_size = sizeof info;
+                          OK(sotto_optim_get_info(optim, &info));
+                          same(info.step, self.rank == 1 ? 8 : 9, "updates");
+                          same(info.skipped_steps, self.rank == 1 ? 1 : 0, "skipped");
+                          sotto_outer* outer = outer_of(optim);
+                          same(info_of(outer).step, 9, "inner steps");
+                          OK(sotto_outer_flush(outer, nullptr, nullptr));
+                          expect_alike(self, model, "flush");
+                          OK(sotto_outer_destroy(outer));
+                          OK(sotto_optim_destroy(optim));
+                        }),
+              "")
+        << "NaN in step " << bad;
+  }
+}
+
+// ---- figures and refusals ----
+
+// What is announced is what is sent, in the counters of the user's own comm.
+TEST(CapiOptimOuter, BytesAreAnnouncedAndCounted) {
+  const std::string json = file(kAdamW, R"({"preset": "co2", "period": 3, "codec": "onebit"})");
+  EXPECT_EQ(run_world(3, {},
+                      [&](Member& self) {
+                        Model model(self.rank);
+                        sotto_optim* optim = new_optim(self, json.c_str(), model);
+                        const sotto_comm_counters before = counters_of(self);
+                        uint64_t announced = 0;
+                        for (int n = 1; n <= 9; ++n) {
+                          sotto_optim_info info = {};
+                          info.struct_size = sizeof info;
+                          OK(sotto_optim_get_info(optim, &info));
+                          require((info.payload_bytes_next_step != 0) == (n % 3 == 0),
+                                  "bytes are announced for another step");
+                          require(info.state_bytes > 4 * 1037 * 5, "state_bytes lacks the anchor");
+                          announced += info.payload_bytes_next_step;
+                          draw(model, self.rank, n);
+                          train(optim);
+                        }
+                        (void)export_of(optim, SOTTO_STATE_EXACT);  // waits for the average
+                        const sotto_comm_counters after = counters_of(self);
+                        same(after.payload_bytes_sent - before.payload_bytes_sent, announced,
+                             "bytes sent");
+                        same(after.payload_bytes_planned - before.payload_bytes_planned, announced,
+                             "bytes planned");
+                        OK(sotto_optim_destroy(optim));
+                      }),
+            "");
+}
+
+TEST(CapiOptimOuter, RefusalsNameTheRemedy) {
+  EXPECT_EQ(
+      run_world(
+          2, {},
+          [&](Member& self) {
+            Model model(self.rank);
+            sotto_optim* optim = nullptr;
+            const std::string zeroone = file(R"({"type": "ZeroOneAdam", "params": {}})", kCo2);
+            FAILS(sotto_optim_create(self.comm, zeroone.c_str(), model.params.data(), 2, &optim),
+                  SOTTO_E_INVALID_ARGUMENT, "optimizer.type", "found ZeroOneAdam with sotto.outer");
+            optim = new_optim(self, kLamb, model);
+            sotto_outer* outer = nullptr;
+            FAILS(sotto_optim_outer(optim, &outer), SOTTO_E_INVALID_STATE, "has no outer steps");
+            const std::vector<char> plain = export_of(optim, SOTTO_STATE_EXACT);
+            OK(sotto_optim_destroy(optim));
+            optim = new_optim(self, file(R"({"type": "Lamb"})", kCo2).c_str(), model);
+            outer = outer_of(optim);
+            FAILS(sotto_outer_step(outer, nullptr, nullptr), SOTTO_E_INVALID_STATE,
+                  "sotto_optim_step");
+            FAILS(sotto_outer_set(outer, "lr", 1), SOTTO_E_INVALID_STATE, "sotto_optim_set");
+            uint64_t n = 0;
+            FAILS(sotto_outer_state_export(outer, SOTTO_STATE_EXACT, nullptr, 0, &n),
+                  SOTTO_E_INVALID_STATE, "sotto_optim_state_export");
+            FAILS(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, plain.data(), plain.size()),
+                  SOTTO_E_INVALID_STATE, "sotto_optim_state_import");
+            OK(sotto_outer_set(outer, "weight", 1));
+            OK(sotto_outer_vote(outer, 2));
+            // While the anchor is in the place of the parameters.
+            OK(sotto_outer_swap(outer, nullptr, nullptr));
+            FAILS(sotto_optim_step(optim, nullptr, nullptr), SOTTO_E_INVALID_STATE,
+                  "sotto_outer_swap");
+            OK(sotto_outer_swap(outer, nullptr, nullptr));
+            // States with outer steps, and without.
+            const std::vector<char> composed = export_of(optim, SOTTO_STATE_EXACT);
+            import_into(optim, SOTTO_STATE_EXACT, plain);
+            same(info_of(outer).step, 0, "outer steps of a state without any");
+            train(optim);
+            OK(sotto_optim_destroy(optim));
+            OK(sotto_outer_flush(outer, nullptr, nullptr));  // lives longer than the optimizer
+            OK(sotto_outer_destroy(outer));
+            optim = new_optim(self, kLamb, model);
+            FAILS(sotto_optim_state_import(optim, SOTTO_STATE_EXACT, composed.data(),
+                                           composed.size()),
+                  SOTTO_E_INVALID_ARGUMENT, "sotto.outer");
+            OK(sotto_optim_destroy(optim));
+          }),
+      "");
+}
+
+}  // namespace
+}  // namespace sotto::test
