@@ -199,10 +199,11 @@ TEST_P(CudaFaults, EveryWaitOfAStreamIsNeeded) {
   WaitSites sites;
   for (uint64_t seed = 1; seed <= 3; ++seed) add_waits(json(), seed, &sites);
   ASSERT_FALSE(sites.empty());
-  for (const auto& [site, waits] : sites) {
+  for (const auto& known : sites) {
+    const auto& [site, waits] = known;
     bool shows = false;
     uint64_t dropped = 0;
-    const auto left_out = [&](int late_step, int64_t late_us) {
+    const auto left_out = [&, &site = known.first](int late_step, int64_t late_us) {
       fake_cuda::clear_faults();
       fake_cuda::configure({});
       const auto do_step = [&](Member& self, sotto_optim* optim, Model& model, int step) {
