@@ -111,14 +111,15 @@ void OuterFragment::bind(Run& run, const OuterPlan& slots, const Step& step) con
 }
 
 std::shared_ptr<OpHooks> OuterFragment::hooks_of(FragmentOp kind, const OuterOutcome& outcome) {
+  auto& pool = context_.comm->engine().pool();
   switch (kind) {
     case FragmentOp::kUpdate:
     case FragmentOp::kUpdateCoded:
     case FragmentOp::kLastUpdate:
     case FragmentOp::kLastUpdateCoded:
-    case FragmentOp::kMeanUpdate: return std::make_shared<UpdateHooks>(this, outcome, true);
+    case FragmentOp::kMeanUpdate: return pool.make<UpdateHooks>(this, outcome, true);
     case FragmentOp::kHold:
-    case FragmentOp::kLastHold: return std::make_shared<UpdateHooks>(this, outcome, false);
+    case FragmentOp::kLastHold: return pool.make<UpdateHooks>(this, outcome, false);
     default: return nullptr;
   }
 }
@@ -166,8 +167,9 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
     bind(run, p->slots, step);
     if (compressed) compressed_.bind(run, p->slots.codec, next_errors_);
   };
-  return context_.reductions->launch(p->plan, signature, std::ref(bind_run),
-                                     std::make_shared<ReductionHooks>(this, compressed), options);
+  return context_.reductions->launch(
+      p->plan, signature, std::ref(bind_run),
+      context_.comm->engine().pool().make<ReductionHooks>(this, compressed), options);
 }
 
 // The average of the payload, which nobody waits for yet.

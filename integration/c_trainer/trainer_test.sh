@@ -76,10 +76,11 @@ kill_tree() {
   kill -KILL "$1" 2>/dev/null || true
 }
 
-# kill_at STEP NAME: starts a run and kills it, launcher and ranks, once a checkpoint of that step or later is complete.
+# kill_at STEP NAME args...: starts a run and kills it, launcher and ranks, once a checkpoint of that step or later is complete.
 kill_at() {
   local step=$1 name=$2 now
-  train "$name" --save "$work/$name.d" --save-every 3 --eval-every 50000 --steps 100000 &
+  shift 2
+  train "$name" "$@" --save "$work/$name.d" --save-every 3 --eval-every 50000 --steps 100000 &
   background=$!
   for _ in $(seq 2000); do
     now=$(latest_step "$work/$name.d")
@@ -123,6 +124,32 @@ onebit_adam OneBitAdam ,"freeze_step":3 - compressed
 tensors OneBitLamb ,"freeze_step":3 ,"fp16":{"enabled":true},"sotto":{"granularity":"tensor"} compressed
 buckets OneBitLamb ,"freeze_step":3 ,"sotto":{"granularity":"bucket","bucket_elements":8192} compressed
 END
+}
+
+# Outer steps by the file alone: every kind trains, and the bytes of its averages are those planned. Ranks end with the
+# anchor, so a rank's hash is everybody's. What is killed with an average under way goes on from its checkpoint bit for bit.
+test_outer_steps() {
+  local name outer stages step
+  while read -r name stages outer; do
+    printf '{"optimizer": {"type": "Lamb", "params": {"lr": 0.02}}, "sotto": {"outer": %s}}' "$outer" >"$work/$name"
+    run_well "$name" --config "$work/$name" --steps 15 --eval-every 5
+    bytes_as_planned "$name"
+    [ "$(stage_of "$name" 6),$(stage_of "$name" 7)" = "$stages" ] ||
+      fail "$name: steps 6 and 7 are logged as $(stage_of "$name" 6) and $(stage_of "$name" 7)"
+  done <<'END'
+co2 outer,local {"preset": "co2", "period": 6}
+co2_onebit outer,local {"preset": "co2", "period": 6, "codec": "onebit"}
+diloco outer,local {"preset": "diloco", "period": 3}
+slowmo local,local {"preset": "slowmo", "period": 4}
+streaming local,local {"preset": "streaming_diloco", "period": 8, "delay": 2, "fragments": 2, "codec": "int4"}
+warmed outer,local {"preset": "local_sgd", "period": 12, "warmup_steps": 6}
+END
+  kill_at 9 outer_broken --config "$work/co2_onebit"
+  step=$(latest_step "$work/outer_broken.d")
+  run_well outer_broken --config "$work/co2_onebit" --save "$work/outer_broken.d" --save-every 50 --resume \
+    --steps $((step + 20)) --eval-every 50000
+  run_well outer_unbroken --config "$work/co2_onebit" --steps $((step + 20)) --eval-every 50000
+  same_run outer_unbroken outer_broken
 }
 
 # stage_of NAME STEP: what the log says that step did.
@@ -209,7 +236,7 @@ test_bad_input() {
 }
 
 seq 1 400000 >"$work/text"
-for test in test_one_rank test_figures test_resume test_optimizers test_resume_between_synchronisations test_loss_scale test_disk_full test_bad_input; do
+for test in test_one_rank test_figures test_resume test_optimizers test_outer_steps test_resume_between_synchronisations test_loss_scale test_disk_full test_bad_input; do
   printf '%s\n' "$test"
   $test
 done

@@ -1,11 +1,12 @@
 // Processes that use nothing but sotto.h and make outer steps, one of them killed or stopped at a
 // seeded moment. The others end with PEER_LOST or TIMEOUT that names it, their parameters are those
-// of before the step that failed, and destroying waits for nothing.
+// of before the step that failed, or of the local step in it, and destroying waits for nothing.
 #include <gtest/gtest.h>
 #include <signal.h>
 
 #include <algorithm>
 #include <chrono>
+#include <functional>
 
 #include "tests/ranks/capi_outer_model.h"
 #include "tests/support/kill_campaign.h"
@@ -34,6 +35,20 @@ sotto_comm* new_comm(sotto_context* context, const ProcessRank& self, const Kill
   return comm;
 }
 
+// What both kinds of ranks do behind the failure.
+void end_with(sotto_status status, std::string text, const std::function<sotto_status()>& step,
+              const std::function<void()>& destroy, const Member& member, const ProcessRank& self) {
+  text = std::string(sotto_status_name(status)) + " " + text;
+  require(step() == status, "the step after it");
+  const auto start = std::chrono::steady_clock::now();
+  destroy();
+  require(std::chrono::steady_clock::now() - start < kDestroying, "destroying has waited");
+  sotto_comm_destroy(member.comm);
+  OK(sotto_context_destroy(member.context));
+  std::replace(text.begin(), text.end(), '\n', ' ');
+  self.say(text);
+}
+
 SOTTO_RANK_MAIN(outer_kill) {
   const KillTask task = KillTask::parse(self);
   sotto_context* const context = new_context();
@@ -49,17 +64,52 @@ SOTTO_RANK_MAIN(outer_kill) {
     std::copy(std::begin(model.weights), std::end(model.weights), std::begin(before));
     status = sotto_outer_step(outer, nullptr, nullptr);
   }
-  std::string text = std::string(sotto_status_name(status)) + " " + sotto_last_error();
+  const std::string text = sotto_last_error();
   require(std::equal(std::begin(before), std::end(before), std::begin(model.weights)),
           "a step that failed has changed parameters: " + text);
-  require(sotto_outer_step(outer, nullptr, nullptr) == status, "the step after it");
-  const auto start = std::chrono::steady_clock::now();
-  OK(sotto_outer_destroy(outer));
-  require(std::chrono::steady_clock::now() - start < kDestroying, "destroying has waited");
-  sotto_comm_destroy(member.comm);
-  OK(sotto_context_destroy(context));
-  std::replace(text.begin(), text.end(), '\n', ' ');
-  self.say(text);
+  end_with(
+      status, text, [&] { return sotto_outer_step(outer, nullptr, nullptr); },
+      [&] { OK(sotto_outer_destroy(outer)); }, member, self);
+  return 0;
+}
+
+// Steps of an optimizer that outer steps follow. What failed has made the local step or not, alike
+// in all parameters, and can be exported.
+SOTTO_RANK_MAIN(optim_outer_kill) {
+  constexpr float kStep = 0.25f;
+  const KillTask task = KillTask::parse(self);
+  sotto_context* const context = new_context();
+  self.at("started");
+  const Member member{self.rank, self.size, context, new_comm(context, self, task)};
+  OuterModel model(1, 0, {200'000, 777});
+  std::vector<float> gradients[2];
+  for (size_t t = 0; t < 2; ++t) {
+    gradients[t].assign(model.weights[t].size(), static_cast<float>(self.rank));
+    model.params[t].grad = buffer(gradients[t]);
+  }
+  const std::string json =
+      R"({"optimizer": {"type": "SGD", "params": {"lr": 0.25}}, "sotto": {"outer": )" +
+      std::string(task.what) + "}}";
+  sotto_optim* optim = nullptr;
+  OK(sotto_optim_create(member.comm, json.c_str(), model.params.data(), 2, &optim));
+  sotto_status status = SOTTO_OK;
+  float before = 0;
+  for (int k = 0; status == SOTTO_OK; ++k) {
+    if (k == 3) self.at("working");
+    before = model.read();
+    status = sotto_optim_step(optim, nullptr, nullptr);
+  }
+  const std::string text = sotto_last_error();
+  const float after = model.read();
+  require(after == before || after == before - kStep * static_cast<float>(self.rank),
+          "a step that failed has made something else than the local step: " + text);
+  uint64_t n = 0;
+  OK(sotto_optim_state_export(optim, SOTTO_STATE_EXACT, nullptr, 0, &n));
+  std::vector<char> state(n);
+  OK(sotto_optim_state_export(optim, SOTTO_STATE_EXACT, state.data(), n, &n));
+  end_with(
+      status, text, [&] { return sotto_optim_step(optim, nullptr, nullptr); },
+      [&] { OK(sotto_optim_destroy(optim)); }, member, self);
   return 0;
 }
 
@@ -72,10 +122,12 @@ TEST_P(OuterKill, SurvivorsNameTheRank) {
                                   R"({"preset":"co2","period":2,"codec":"onebit"})"};
   const uint32_t cases = GetParam() == SIGSTOP ? 1 : kKills;
   std::vector<KillCase> all;
-  for (uint32_t seed = 1; seed <= cases; ++seed) {
-    KillCase& c = all.emplace_back(KillCase{
-        .rank_main = "outer_kill", .what = settings[seed % 4], .signal = GetParam(), .seed = seed});
-    c.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1"};
+  for (const char* rank_main : {"outer_kill", "optim_outer_kill"}) {
+    for (uint32_t seed = 1; seed <= cases; ++seed) {
+      KillCase& c = all.emplace_back(KillCase{
+          .rank_main = rank_main, .what = settings[seed % 4], .signal = GetParam(), .seed = seed});
+      c.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1"};
+    }
   }
   run_kill_cases(all);
 }

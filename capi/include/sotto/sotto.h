@@ -999,8 +999,12 @@ SOTTO_API sotto_status sotto_optim_create(sotto_comm* comm, const char* json,
  * (skipped_steps counts it), until sotto.max_consecutive_skips of them in a row are: NONFINITE.
  * 0/1 Adam, steps that send nothing (no clipping, no loss scaling): a rank that meets NaN or Inf
  * ends with NONFINITE alone, takes no part in this step and stays in step with the others.
+ * With "sotto": {"outer": ...} the step is local, and outer steps follow it (sotto_outer_step): a
+ * collective where something happens. A rank's NaN, Inf or overflow is its own: it ends with
+ * NONFINITE alone, or is counted, and takes part in the rest. If the group fails the outer step has
+ * not happened, and the local one has or has not.
  * While call->stream is being captured into a CUDA graph the step is recorded and does not happen:
- * see sotto_optim_replay.
+ * see sotto_optim_replay; INVALID_STATE with outer steps.
  *   optim  [in]
  *   call   [in]  may be NULL; reduce and codec must be zero
  *   out_op [out] owned by the caller: sotto_op_release; may be NULL: the call waits for completion
