@@ -66,30 +66,24 @@ Status set(sotto_outer* outer, const char* name, double value) {
   return outer->core->set(name, value);
 }
 
-Status check_mode(sotto_state_mode mode) {
-  if (mode == SOTTO_STATE_EXACT) return ok_status();
-  return unsupported("mode is {}; states of outer optimizers are exact: allowed is {}", mode,
-                     SOTTO_STATE_EXACT);
-}
-
 Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, uint64_t cap,
                     uint64_t* out_len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   SOTTO_TRY(check_own(*outer, "sotto_optim_state_export, which has their state"));
-  SOTTO_TRY(check_mode(mode));
-  SOTTO_ASSIGN(const OuterSnapshot snapshot, outer->core->snapshot());
-  const std::vector<std::byte> blob = encode_outer(snapshot);
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const std::vector<std::byte> blob,
+               export_outer(*outer->core, exported_errors(checked)));
   return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
 }
 
 Status state_import(sotto_outer* outer, sotto_state_mode mode, const void* buf, uint64_t len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_own(*outer, "sotto_optim_state_import, which has their state"));
-  SOTTO_TRY(check_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   SOTTO_ASSIGN(const OuterSnapshot snapshot, decode_outer(blob));
-  return outer->core->restore(snapshot);
+  return outer->core->restore(snapshot, checked == StateMode::kExact);
 }
 
 Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {

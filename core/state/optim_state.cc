@@ -122,11 +122,6 @@ ByteSink sink_of(std::vector<std::byte>* out) {
   };
 }
 
-StateErrors exported_errors(StateMode mode) {
-  if (made_by_one_rank(mode)) return StateErrors::kOwn;
-  return mode == StateMode::kMean ? StateErrors::kMean : StateErrors::kNone;
-}
-
 StateErrors imported_errors(StateMode mode) {
   return mode == StateMode::kExact  ? StateErrors::kOwn
          : mode == StateMode::kMean ? StateErrors::kMean
@@ -230,6 +225,11 @@ Result<OptimSnapshot> read_snapshot(const BlobReader& reader, const LeftOutside&
 }
 
 }  // namespace
+
+StateErrors exported_errors(StateMode mode) {
+  if (made_by_one_rank(mode)) return StateErrors::kOwn;
+  return mode == StateMode::kMean ? StateErrors::kMean : StateErrors::kNone;
+}
 
 std::vector<std::byte> encode_optim(const OptimSnapshot& s) {
   std::vector<std::byte> out;

@@ -20,6 +20,9 @@ constexpr bool made_by_one_rank(StateMode mode) {
   return mode == StateMode::kExact || mode == StateMode::kCommon;
 }
 
+// Error feedback in an export of the mode.
+StateErrors exported_errors(StateMode mode);
+
 // All parts are in the snapshot's vectors.
 std::vector<std::byte> encode_optim(const OptimSnapshot& snapshot);
 // INVALID_ARGUMENT or UNSUPPORTED on any blob that encode_optim cannot have made; never reads out

@@ -28,16 +28,7 @@ class OptimizerOuter final : public OuterSteps {
   uint64_t state_bytes() const override { return outer_->state_bytes(); }
 
   Result<std::vector<std::byte>> state(StateErrors errors) override {
-    SOTTO_ASSIGN(OuterSnapshot snapshot, outer_->snapshot());
-    for (OuterFragmentState& f : snapshot.fragments) {
-      if (errors == StateErrors::kMean && f.residual) {
-        return unsupported(
-            "states with mean error feedback do not hold that of sotto.outer.codec; export exactly "
-            "(SOTTO_STATE_EXACT), or without error feedback (SOTTO_STATE_RESET)");
-      }
-      if (errors != StateErrors::kOwn) f.residual.reset();
-    }
-    return encode_outer(snapshot);
+    return export_outer(*outer_, errors);
   }
   Status check_state(std::span<const std::byte> state, bool own) const override {
     SOTTO_ASSIGN(const OuterSnapshot snapshot, decode_outer(state));

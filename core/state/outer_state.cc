@@ -101,4 +101,17 @@ Result<OuterSnapshot> decode_outer(std::span<const std::byte> bytes) {
   return s;
 }
 
+Result<std::vector<std::byte>> export_outer(Outer& outer, StateErrors errors) {
+  SOTTO_ASSIGN(OuterSnapshot snapshot, outer.snapshot());
+  for (OuterFragmentState& f : snapshot.fragments) {
+    if (errors == StateErrors::kMean && f.residual) {
+      return unsupported(
+          "states with mean error feedback do not hold that of sotto.outer.codec; export exactly "
+          "(SOTTO_STATE_EXACT), or without error feedback (SOTTO_STATE_RESET)");
+    }
+    if (errors != StateErrors::kOwn) f.residual.reset();
+  }
+  return encode_outer(snapshot);
+}
+
 }  // namespace sotto

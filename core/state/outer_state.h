@@ -16,4 +16,8 @@ std::vector<std::byte> encode_outer(const OuterSnapshot& snapshot);
 // of bounds.
 Result<OuterSnapshot> decode_outer(std::span<const std::byte> bytes);
 
+// What this rank has now, for itself (kOwn) or for any rank of any number. Waits for averages under
+// way. UNSUPPORTED: kMean, of a codec with error feedback.
+Result<std::vector<std::byte>> export_outer(Outer& outer, StateErrors errors);
+
 }  // namespace sotto

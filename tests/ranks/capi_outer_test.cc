@@ -462,5 +462,49 @@ TEST(CapiOuter, ModelCopiesAreWrittenAfterEveryChange) {
   }
 }
 
+// ---- States for any ranks ----
+
+// Of one rank of two, on three: parameters become the anchor, and the next averages are of three.
+TEST(CapiOuter, AnyRanksLoadAStateWithoutErrorFeedback) {
+  std::vector<char> blob;
+  EXPECT_EQ(run_world(2, {},
+                      [&](Member& self) {
+                        OuterModel model;
+                        sotto_outer* outer =
+                            new_outer(self, mean_json(R"("period": 2, "delay": 2)"), model);
+                        for (int n = 0; n < 5; ++n) {
+                          model.add(static_cast<float>(self.rank));
+                          step(outer);
+                        }
+                        uint64_t n = 0;
+                        OK(sotto_outer_state_export(outer, SOTTO_STATE_RESET, nullptr, 0, &n));
+                        std::vector<char> mine(n);
+                        OK(sotto_outer_state_export(outer, SOTTO_STATE_RESET, mine.data(), n, &n));
+                        if (self.rank == 1) blob = mine;
+                        OK(sotto_outer_destroy(outer));
+                      }),
+            "");
+  EXPECT_EQ(
+      run_world(
+          3, {},
+          [&](Member& self) {
+            OuterModel model(9);
+            sotto_outer* outer = new_outer(self, mean_json(R"("period": 2, "delay": 2)"), model);
+            FAILS(sotto_outer_state_import(outer, SOTTO_STATE_EXACT, blob.data(), blob.size()),
+                  SOTTO_E_INVALID_ARGUMENT, "rank 1 of 2; this is rank");
+            OK(sotto_outer_state_import(outer, SOTTO_STATE_RESET, blob.data(), blob.size()));
+            same(model.read(), 2, "1 and the mean of the first average, 0 and 2");
+            same(info_of(outer).step, 5, "step");
+            same(info_of(outer).in_flight, 0, "averages");
+            for (int n = 5; n < 8; ++n) {  // hold at 6, consumed at 8
+              model.add(static_cast<float>(self.rank));
+              step(outer);
+            }
+            same(model.read(), 3, "with the mean of one inner step, 0, 1 and 2");
+            OK(sotto_outer_destroy(outer));
+          }),
+      "");
+}
+
 }  // namespace
 }  // namespace sotto::test

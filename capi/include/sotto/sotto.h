@@ -1326,10 +1326,11 @@ SOTTO_API sotto_status sotto_outer_create(sotto_comm* comm, const char* json,
                                           const sotto_param* params, uint64_t n,
                                           sotto_outer** out_outer);
 
-/* The outer steps of an optimizer whose file has "sotto": {"outer": {...}}. Its steps are local, and
- * sotto_optim_step does what sotto_outer_step does, with the learning rate of group 0. The handle
- * is for flush, swap, vote, "loss", "weight" and figures: what the optimizer does itself (steps,
- * "lr", export, import) is INVALID_STATE here. Parameters stay borrowed until both are destroyed.
+/* The outer steps of an optimizer whose file has "sotto": {"outer": {...}}. Its steps are local,
+ * and sotto_optim_step does what sotto_outer_step does, with the learning rate of group 0. The
+ * handle is for flush, swap, vote, "loss", "weight" and figures: what the optimizer does itself
+ * (steps, "lr", export, import) is INVALID_STATE here. Parameters stay borrowed until both are
+ * destroyed.
  *   optim     [in]
  *   out_outer [out] owned by the caller: sotto_outer_destroy; each call gives one more
  * Threads: one per handle of both. Blocks: no. Errors: INVALID_STATE (the file has no sotto.outer;
@@ -1446,7 +1447,8 @@ SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_oute
  * of a comm that has failed: an average that was not delivered then is launched again by the first
  * step after the import.
  *   outer   [in]
- *   mode    [in]  SOTTO_STATE_EXACT
+ *   mode    [in]  SOTTO_STATE_EXACT: for this rank; SOTTO_STATE_RESET, and SOTTO_STATE_MEAN where
+ *                 there is no error feedback: for any rank of any number
  *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed
@@ -1457,17 +1459,19 @@ SOTTO_API sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_
                                                 void* buf, uint64_t cap, uint64_t* out_len);
 
 /* Replaces this rank's state, live parameters and model copies included, on the same ranks: it
- * continues bit for bit. Learning rates, momentum, penalty and clip may be others than those of the
- * export. Nothing changes on error. The first step or flush afterwards compares the states of the
- * ranks, PROTOCOL names those of another step.
+ * continues bit for bit. With another mode all ranks, of any number, import one state: parameters
+ * become its anchor, with its momentum and counters, and no average is under way. Learning rates,
+ * momentum, penalty and clip may be others than those of the export. Nothing changes on error. The
+ * first step or flush afterwards compares the states of the ranks, PROTOCOL names those of another
+ * step or anchor.
  *   outer [in]
- *   mode  [in] SOTTO_STATE_EXACT
+ *   mode  [in] SOTTO_STATE_EXACT, SOTTO_STATE_RESET, SOTTO_STATE_MEAN
  *   buf   [in] what an export wrote
  *   len   [in] bytes of buf
  * Threads: one per handle, not from callbacks. Blocks: until the average under way has ended.
- * Errors: INVALID_ARGUMENT (truncated, damaged; of other settings, parameters, rank or world size),
- * UNSUPPORTED (mode, newer format), BUSY (step in flight), INVALID_STATE (fork, callback). Since:
- * 0.2 */
+ * Errors: INVALID_ARGUMENT (truncated, damaged; of other settings or parameters; EXACT: of another
+ * rank or world size; else: with freshness), UNSUPPORTED (newer format), BUSY (step in flight),
+ * INVALID_STATE (fork, callback). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_state_import(sotto_outer* outer, sotto_state_mode mode,
                                                 const void* buf, uint64_t len);
 
