@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/status.h"
+#include "core/optim/snapshot.h"
 #include "core/outer/outer.h"
 
 namespace sotto {
