@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from . import _abi as abi
-from ._buffers import HOST, Buffers, View, await_current_stream, buffer_of, cuda_of, view_of
-from ._call import call_on, call_options
-from ._handle import HandleOwner
+from ._buffers import Buffers, View, await_current_stream, buffer_of, view_of
 from ._lib import interruptible, library
+from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import InvalidArgumentError, SottoError
-from .group import default_comm
-from .work import Work, orphans
+from .work import Work
 
 STATE_MODES = ("configured", "exact", "mean", "reset", "common")
 
@@ -122,7 +120,7 @@ def _mask_view(mask: Any, what: str) -> View:
     return view_of(mask, what)
 
 
-class Optimizer(HandleOwner):
+class Optimizer(Registered):
     """An optimizer over registered buffers. Collective: all ranks make the same.
 
     comm:   None: the default comm
@@ -139,8 +137,8 @@ class Optimizer(HandleOwner):
     """
 
     _noun = "optimizer"
+    _create = "sotto_optim_create"
     _destroy = "sotto_optim_destroy"
-    _blocks = True
 
     def __init__(
         self,
@@ -151,57 +149,22 @@ class Optimizer(HandleOwner):
         kind: str | None = None,
         **hyper: Any,
     ) -> None:
-        comm = default_comm() if comm is None else comm
-        text = config_text(config, kind, hyper).encode()
-        lib, handle = comm._lib, comm._handle
-        self.cuda = HOST  # number of the CUDA device that the params are on
-        self._keep: list[Any] = [comm]
         self._grads: list[View] = []  # kept alive until others take their place
-        structs = (abi.Param * len(params))()
-        for i, given in enumerate(params):
-            self._fill(structs[i], Param(*given), f"params[{i}]")
-        out = c.c_void_p()
+        registered = [Param(*param) for param in params]
+        super().__init__(registered, config_text(config, kind, hyper), comm)
 
-        await_current_stream(self.cuda)
-
-        def work() -> None:
-            with comm._lock:
-                comm._call("sotto_optim_create", handle, text, structs, len(params), c.byref(out))
-
-        interruptible(work, lambda: lib.functions.sotto_optim_destroy(out))
-        super().__init__(lib, out)
-        self._comm = comm
-
-    def _fill(self, struct: abi.Param, param: Param, what: str) -> None:
-        master = view_of(param.param, f"{what}.param")
-        copy = None if param.model_copy is None else view_of(param.model_copy, f"{what}.model_copy")
-        for view, name in ((master, "param"), (copy, "model_copy")):
-            if view is not None and not view.writable:
-                raise InvalidArgumentError(f"{what}.{name} is read-only; steps write it")
+    def _fill(self, struct: abi.Param, param: Any, what: str) -> tuple[View | None, ...]:
         if param.group < 0:
             raise InvalidArgumentError(f"{what}.group is {param.group}; allowed: from 0")
         grad = view_of(param.grad, f"{what}.grad")
-        self.cuda = cuda_of((master,)) if self.cuda == HOST else self.cuda
         mask = None if param.mask is None else _mask_view(param.mask, f"{what}.mask")
-        self._keep.append((master, copy, mask))
         self._grads.append(grad)
-        struct.struct_size = c.sizeof(abi.Param)
         struct.group = param.group
-        struct.name = None if param.name is None else param.name.encode()
-        struct.param, struct.grad = buffer_of(master), buffer_of(grad)
-        struct.model_copy, struct.mask = buffer_of(copy), buffer_of(mask)
+        struct.grad, struct.mask = buffer_of(grad), buffer_of(mask)
+        return (mask,)
 
-    def __repr__(self) -> str:
-        return f"<sotto.optim.Optimizer on {self._comm!r}{', closed' if self.closed else ''}>"
-
-    def _start(self, name: str, timeout: float | None) -> Work:
-        op = c.c_void_p()
-        with self._comm._lock:
-            orphans.reap(self._lib)
-            call = call_on(self.cuda, call_options(timeout=timeout))
-            self._comm._call(name, self._handle, call, c.byref(op))
-        keep = [self, self._keep, self._grads]
-        return Work(self._comm, op, keep, name.removeprefix("sotto_"), self.cuda)
+    def _kept(self) -> list[Any]:
+        return [*super()._kept(), self._grads]
 
     def step(self, *, timeout: float | None = None) -> Work:
         """One step with what is in the grad arrays now: averages, clips, updates the parameters.

@@ -8,16 +8,11 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import _abi as abi
-from ._buffers import HOST, View, await_current_stream, buffer_of, cuda_of, view_of
-from ._call import call_on, call_options
-from ._handle import HandleOwner
-from ._lib import interruptible
+from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
-from .errors import InvalidArgumentError
-from .group import default_comm
 from .optim import config_text
-from .work import Work, orphans
+from .work import Work
 
 LAUNCHED = abi.SOTTO_OUTER_LAUNCHED
 CONSUMED = abi.SOTTO_OUTER_CONSUMED
@@ -64,7 +59,7 @@ class OuterInfo(NamedTuple):
     state_bytes: int
 
 
-class Outer(HandleOwner):
+class Outer(Registered):
     """An outer optimizer over registered buffers. Collective: all ranks make the same.
 
     params: OuterParam, tuples of the same order, or the arrays alone; borrowed until close()
@@ -78,8 +73,8 @@ class Outer(HandleOwner):
     """
 
     _noun = "outer optimizer"
+    _create = "sotto_outer_create"
     _destroy = "sotto_outer_destroy"
-    _blocks = True
 
     def __init__(
         self,
@@ -88,54 +83,11 @@ class Outer(HandleOwner):
         *,
         comm: Comm | None = None,
     ) -> None:
-        comm = default_comm() if comm is None else comm
-        text = config_text({} if config is None else config).encode()
-        lib, handle = comm._lib, comm._handle
-        self.cuda = HOST  # number of the CUDA device that the params are on
-        self._keep: list[Any] = [comm]
-        structs = (abi.Param * len(params))()
-        for i, given in enumerate(params):
-            param = OuterParam(*given) if isinstance(given, tuple) else OuterParam(given)
-            self._fill(structs[i], param, f"params[{i}]")
-        out = c.c_void_p()
-        await_current_stream(self.cuda)
-
-        def work() -> None:
-            with comm._lock:
-                comm._call("sotto_outer_create", handle, text, structs, len(params), c.byref(out))
-
-        interruptible(work, lambda: lib.functions.sotto_outer_destroy(out))
-        super().__init__(lib, out)
-        self._comm = comm
-
-    def _fill(self, struct: abi.Param, param: OuterParam, what: str) -> None:
-        live = self._writable(param.param, f"{what}.param")
-        copy = None
-        if param.model_copy is not None:
-            copy = self._writable(param.model_copy, f"{what}.model_copy")
-        self.cuda = cuda_of((live,)) if self.cuda == HOST else self.cuda
-        self._keep.append((live, copy))
-        struct.struct_size = c.sizeof(abi.Param)
-        struct.name = None if param.name is None else param.name.encode()
-        struct.param, struct.model_copy = buffer_of(live), buffer_of(copy)
-
-    @staticmethod
-    def _writable(array: Any, what: str) -> View:
-        view = view_of(array, what)
-        if not view.writable:
-            raise InvalidArgumentError(f"{what} is read-only; outer steps write it")
-        return view
-
-    def __repr__(self) -> str:
-        return f"<sotto.outer.Outer on {self._comm!r}{', closed' if self.closed else ''}>"
-
-    def _start(self, name: str, timeout: float | None) -> Work:
-        op = c.c_void_p()
-        with self._comm._lock:
-            orphans.reap(self._lib)
-            call = call_on(self.cuda, call_options(timeout=timeout))
-            self._comm._call(name, self._handle, call, c.byref(op))
-        return Work(self._comm, op, [self, self._keep], name.removeprefix("sotto_"), self.cuda)
+        registered = [
+            OuterParam(*param) if isinstance(param, tuple) else OuterParam(param)
+            for param in params
+        ]
+        super().__init__(registered, config_text({} if config is None else config), comm)
 
     def step(self, *, timeout: float | None = None) -> Work:
         """Counts an inner step, which has changed the params; see sotto_outer_step.
