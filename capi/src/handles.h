@@ -65,6 +65,8 @@ struct sotto_optim {
 struct sotto_outer {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Outer> core;
+  // What steps write, in the order of addresses.
+  std::vector<sotto::capi::MemoryRange> written;
 };
 
 namespace sotto::capi {

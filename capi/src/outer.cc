@@ -31,6 +31,7 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   SOTTO_ASSIGN(object->core,
                Outer::create(comm->state->core, json == nullptr ? "" : json, std::move(mine.specs),
                              std::move(mine.device), taken.status()));
+  object->written = std::move(mine.written);
   SOTTO_ASSIGN(*out_outer, give_out(std::move(object)));
   return ok_status();
 }
@@ -51,10 +52,20 @@ Status set(sotto_outer* outer, const char* name, double value) {
   return outer->core->set(name, value);
 }
 
+Status set_params(sotto_outer* outer, const sotto_buffer* params, const sotto_buffer* model_copies,
+                  uint64_t n) {
+  SOTTO_ASSIGN(Places places, take_places(params, model_copies, n, outer->written));
+  SOTTO_TRY(outer->core->set_parameters(places.params, places.copies));
+  outer->written = std::move(places.written);
+  return ok_status();
+}
+
+// Exports of both modes are alike.
 Status check_mode(sotto_state_mode mode) {
-  if (mode == SOTTO_STATE_EXACT) return ok_status();
-  return unsupported("mode is {}; states of outer optimizers are exact: allowed is {}", mode,
-                     SOTTO_STATE_EXACT);
+  if (mode == SOTTO_STATE_EXACT || mode == SOTTO_STATE_COMMON) return ok_status();
+  return unsupported(
+      "mode is {}; states of outer optimizers are exact or common: allowed are {} and {}", mode,
+      SOTTO_STATE_EXACT, SOTTO_STATE_COMMON);
 }
 
 Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, uint64_t cap,
@@ -72,7 +83,7 @@ Status state_import(sotto_outer* outer, sotto_state_mode mode, const void* buf, 
   SOTTO_TRY(check_mode(mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   SOTTO_ASSIGN(const OuterSnapshot snapshot, decode_outer(blob));
-  return outer->core->restore(snapshot);
+  return outer->core->restore(snapshot, mode == SOTTO_STATE_COMMON);
 }
 
 Status get_info(const sotto_outer* outer, sotto_outer_info* out_info) {
@@ -135,6 +146,12 @@ sotto_status sotto_outer_swap(sotto_outer* outer, const sotto_call* call, sotto_
 sotto_status sotto_outer_vote(sotto_outer* outer, uint32_t bits) {
   return guarded_on("sotto_outer_vote", outer,
                     [&](auto* object) { return object->core->vote(bits); });
+}
+
+sotto_status sotto_outer_set_params(sotto_outer* outer, const sotto_buffer* params,
+                                    const sotto_buffer* model_copies, uint64_t n) {
+  return guarded_on("sotto_outer_set_params", outer,
+                    [&](auto* object) { return set_params(object, params, model_copies, n); });
 }
 
 sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf,

@@ -325,7 +325,7 @@ Result<OuterFragmentState> OuterFragment::snapshot() const {
   return state;
 }
 
-Status OuterFragment::check(const OuterFragmentState& state) const {
+Status OuterFragment::check(const OuterFragmentState& state, bool errors) const {
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const auto which = static_cast<OuterArray>(i);
     const uint64_t found = state.arrays[i].size();
@@ -337,13 +337,14 @@ Status OuterFragment::check(const OuterFragmentState& state) const {
   if (state.live.size() != elements())
     return invalid_argument("the state has {} parameters of a fragment, allowed is {}",
                             state.live.size(), elements());
+  if (!errors) return ok_status();
   if (state.residual.has_value() != plans_.shape().keeps_errors())
     return invalid_argument("the state {} error feedback",
                             plans_.shape().keeps_errors() ? "lacks" : "has");
   return state.residual ? compressed_.check(*state.residual) : ok_status();
 }
 
-Status OuterFragment::restore(const OuterFragmentState& state) {
+Status OuterFragment::restore(const OuterFragmentState& state, bool errors) {
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const std::vector<std::byte>& from = state.arrays[i];
     if (from.empty()) continue;
@@ -358,7 +359,8 @@ Status OuterFragment::restore(const OuterFragmentState& state) {
     SOTTO_TRY(context_.parameters->write(t, 0, std::span(state.live).subspan(at, count)));
     at += count;
   }
-  if (state.residual) SOTTO_TRY(compressed_.restore(&*state.residual));
+  if (plans_.shape().keeps_errors())
+    SOTTO_TRY(compressed_.restore(errors ? &*state.residual : nullptr));
   next_errors_ = compressed_.current();
   launches_ = state.launches;
   consumed_ = state.consumed;

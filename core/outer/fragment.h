@@ -111,11 +111,12 @@ class OuterFragment {
   uint64_t elements() const { return plans_.layout().elements(); }
   // Waits for the average under way. Nothing else is in flight; here and below.
   Result<OuterFragmentState> snapshot() const;
-  // INVALID_ARGUMENT: it is not of such a fragment.
-  Status check(const OuterFragmentState& state) const;
+  // INVALID_ARGUMENT: it is not of such a fragment. errors: error feedback is restored too; here
+  // and below.
+  Status check(const OuterFragmentState& state, bool errors) const;
   // A state that has been checked. A pending average is the one of the state, or has to be launched
   // again.
-  Status restore(const OuterFragmentState& state);
+  Status restore(const OuterFragmentState& state, bool errors);
   // Averages again what this rank has sent.
   Status relaunch(const Step& step);
   // Values of an array in the order of the tensors.

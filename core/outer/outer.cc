@@ -402,9 +402,9 @@ Result<OuterSnapshot> Outer::snapshot() {
   return s;
 }
 
-Status Outer::restore(const OuterSnapshot& s) {
+Status Outer::restore(const OuterSnapshot& s, bool common) {
   SOTTO_TRY(check_idle());
-  if (s.rank != context_.comm->rank() || s.size != context_.comm->size()) {
+  if (s.size != context_.comm->size() || (!common && s.rank != context_.comm->rank())) {
     return invalid_argument("the state is of rank {} of {}; this is rank {} of {}", s.rank, s.size,
                             context_.comm->rank(), context_.comm->size());
   }
@@ -421,10 +421,11 @@ Status Outer::restore(const OuterSnapshot& s) {
   if (s.fragments.size() != fragments_.size())
     return invalid_argument("the state has {} fragments, allowed is {}", s.fragments.size(),
                             fragments_.size());
-  for (size_t f = 0; f < fragments_.size(); ++f) SOTTO_TRY(fragments_[f]->check(s.fragments[f]));
+  for (size_t f = 0; f < fragments_.size(); ++f)
+    SOTTO_TRY(fragments_[f]->check(s.fragments[f], !common));
   for (size_t f = 0; f < fragments_.size(); ++f) {
     fragments_[f]->await();
-    SOTTO_TRY(fragments_[f]->restore(s.fragments[f]));
+    SOTTO_TRY(fragments_[f]->restore(s.fragments[f], !common));
   }
   step_ = s.step;
   flushed_at_ = s.flushed_at;

@@ -94,7 +94,8 @@ class Outer : public std::enable_shared_from_this<Outer> {
   Result<OuterSnapshot> snapshot();
   // INVALID_ARGUMENT: of other settings, parameters, rank or size; then nothing has changed. Ranks
   // find each other in the next step, which is a collective.
-  Status restore(const OuterSnapshot& snapshot);
+  // common: of any rank; error feedback starts at zero.
+  Status restore(const OuterSnapshot& snapshot, bool common);
   Result<OuterInfo> info();
   // Waits for a step in flight and for averages under way, at most as long as their deadlines. The
   // caller's memory is free then.

@@ -34,6 +34,7 @@ class Registered(HandleOwner):
 
     _blocks = True
     _create = ""  # the C function: of a comm, JSON text and sotto_param
+    _places = ""  # the C function that says where params and model copies lie
 
     def __init__(self, params: Sequence[Any], text: str, comm: Comm | None) -> None:
         """params: with the members param, name and model_copy; _fill() adds others."""
@@ -84,3 +85,30 @@ class Registered(HandleOwner):
             call = call_on(self.cuda, call_options(timeout=timeout))
             self._comm._call(name, self._handle, call, c.byref(op))
         return Work(self._comm, op, self._kept(), name.removeprefix("sotto_"), self.cuda)
+
+    def set_params(self, params: Sequence[Any], model_copies: Sequence[Any] | None = None) -> None:
+        """Says where parameters lie from now on: other arrays than those that were registered.
+
+        params: float32, one for every param, in their order, with the values that steps go on from;
+        kept alive until the next call. model_copies: None: they stay where they are; else one or
+        None for every param. Masks stay. Errors: InvalidArgumentError (names the parameter),
+        BusyError (step in flight). Nothing changes on error.
+        """
+        live = [writable_view(param, f"params[{i}]") for i, param in enumerate(params)]
+        copies = [
+            _copy_view(copy, f"model_copies[{i}]")
+            for i, copy in enumerate(model_copies or [None] * len(live))
+        ]
+        if len(copies) != len(live):
+            raise InvalidArgumentError(
+                f"model_copies has {len(copies)} entries, params {len(live)}"
+            )
+        places = (abi.Buffer * len(live))(*map(buffer_of, live))
+        places_of_copies = (abi.Buffer * len(copies))(*map(buffer_of, copies))
+        given = None if model_copies is None else places_of_copies
+        self._lib.call(self._places, self._handle, places, given, len(live))
+        before = self._keep
+        self._keep = before[:1] + [
+            (param, old[1] if model_copies is None else copy, *old[2:])
+            for param, copy, old in zip(live, copies, before[1:])
+        ]

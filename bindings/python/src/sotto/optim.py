@@ -139,6 +139,7 @@ class Optimizer(Registered):
     _noun = "optimizer"
     _create = "sotto_optim_create"
     _destroy = "sotto_optim_destroy"
+    _places = "sotto_optim_set_params"
 
     def __init__(
         self,
@@ -221,37 +222,6 @@ class Optimizer(Registered):
         """As set_grads; the caller keeps the memory alive while a step may read it."""
         self._lib.call("sotto_optim_set_grads", self._handle, buffers, len(buffers))
         self._grads = []
-
-    def set_params(self, params: Sequence[Any], model_copies: Sequence[Any] | None = None) -> None:
-        """Says where parameters lie from now on: other arrays than those of Param.param.
-
-        params: float32, one for every param, in their order, with the values that steps go on from;
-        kept alive until the next call. model_copies: None: they stay where they are; else one or
-        None for every param. Masks stay. Errors: InvalidArgumentError (names the parameter),
-        BusyError (step in flight). Nothing changes on error.
-        """
-        masters = [view_of(param, f"params[{i}]") for i, param in enumerate(params)]
-        copies = [
-            None if copy is None else view_of(copy, f"model_copies[{i}]")
-            for i, copy in enumerate(model_copies or [None] * len(masters))
-        ]
-        if len(copies) != len(masters):
-            raise InvalidArgumentError(
-                f"model_copies has {len(copies)} entries, params {len(masters)}"
-            )
-        for name, views in (("params", masters), ("model_copies", copies)):
-            for i, view in enumerate(views):
-                if view is not None and not view.writable:
-                    raise InvalidArgumentError(f"{name}[{i}] is read-only; steps write it")
-        places = (abi.Buffer * len(masters))(*map(buffer_of, masters))
-        places_of_copies = (abi.Buffer * len(copies))(*map(buffer_of, copies))
-        given = None if model_copies is None else places_of_copies
-        self._lib.call("sotto_optim_set_params", self._handle, places, given, len(masters))
-        before = self._keep
-        self._keep = before[:1] + [
-            (master, old[1] if model_copies is None else copy, old[2])
-            for master, copy, old in zip(masters, copies, before[1:])
-        ]
 
     def set_frozen(self, frozen: Sequence[bool]) -> None:
         """Says which params the next steps leave as they are, with their momentum and variance.

@@ -8,12 +8,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import _abi as abi
+from ._buffers import await_current_stream
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .optim import config_text
 from .work import Work
 
+STATE_MODES = ("exact", "common")
 LAUNCHED = abi.SOTTO_OUTER_LAUNCHED
 CONSUMED = abi.SOTTO_OUTER_CONSUMED
 HELD = abi.SOTTO_OUTER_HELD
@@ -75,6 +77,7 @@ class Outer(Registered):
     _noun = "outer optimizer"
     _create = "sotto_outer_create"
     _destroy = "sotto_outer_destroy"
+    _places = "sotto_outer_set_params"
 
     def __init__(
         self,
@@ -150,18 +153,23 @@ class Outer(Registered):
         return OuterInfo(*(getattr(info, name) for name in names if name not in skipped))
 
     def export_state(self, mode: str = "exact") -> bytearray:
-        """This rank's state, params included, after any inner step.
+        """This rank's state, params included, after any inner step; any rank can make it alone.
 
-        Waits for the average under way, which is not consumed. Errors: BusyError (step in flight).
+        mode: "exact" or "common", which are alike here. Waits for the average under way, which is
+        not consumed. Errors: BusyError (step in flight).
         """
-        number = state_mode(mode, ("exact",))
+        number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         return export_state(self._comm, "sotto_outer_state_export", self._handle, number)
 
     def import_state(self, state: Any, mode: str = "exact") -> None:
-        """What export_state gave on the same rank: goes on from there, bit for bit.
+        """Takes what export_state() gave, params included. Nothing changes on error.
 
-        Errors: InvalidArgumentError (damaged; of other settings, params or ranks), BusyError.
-        Nothing changes on error.
+        mode: "exact": of the same rank, goes on from there bit for bit. "common": of any rank:
+        the params become those of that rank, error feedback starts at zero. Both: of as many ranks.
+        Errors: InvalidArgumentError (damaged; of other settings, params or ranks),
+        BusyError (step in flight).
         """
-        number = state_mode(mode, ("exact",))
+        number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         import_state(self._lib, "sotto_outer_state_import", self._handle, number, state)
