@@ -15,6 +15,7 @@ from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 if TYPE_CHECKING:
     from ..comm import Comm
     from .base import SottoOptimizer
+    from .outer import Outer
 
 
 def _ddp_class() -> Any:
@@ -174,13 +175,13 @@ def _unwrapped(optimizer: Any) -> Any:
     return found
 
 
-def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> None:
+def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer | Outer) -> None:
     """Leaves the averaging of a DistributedDataParallel model's gradients to the optimizer.
 
     Call it once, before training. backward() then sends nothing: step() averages, in full precision
-    during the warm-up and in one bit afterwards, so gradients are all-reduced once in both. DDP's
-    other work ends too: buffers, such as the running statistics of batch norm, are those of each
-    rank.
+    during the warm-up and in one bit afterwards, so gradients are all-reduced once in both; Outer
+    averages what a period of steps has changed. DDP's other work ends too: buffers, such as the
+    running statistics of batch norm, are those of each rank.
 
     model: the DistributedDataParallel module, or what a framework has put around it; optimizer: of
     its parameters, with a comm of the ranks of its process group, also as Accelerate, Lightning and
