@@ -67,6 +67,8 @@ struct sotto_outer {
   std::shared_ptr<sotto::capi::CommState> comm;
   std::shared_ptr<sotto::Outer> core;
   bool of_optim = false;  // an optimizer makes its steps and has its state
+  // What steps write, in the order of addresses.
+  std::vector<sotto::capi::MemoryRange> written;
 };
 
 namespace sotto::capi {

@@ -123,33 +123,9 @@ Status set_grads(sotto_optim* optim, const sotto_buffer* grads, uint64_t n) {
 // Gradients are left out: those that are registered may be memory that the caller has freed.
 Status set_params(sotto_optim* optim, const sotto_buffer* params, const sotto_buffer* model_copies,
                   uint64_t n) {
-  std::vector<MemoryRange> ranges;
-  const auto take = [&](const sotto_buffer* given,
-                        const char* name) -> Result<std::vector<ParameterPlace>> {
-    if (n == 0 || n > kMaxParams)
-      return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
-    SOTTO_TRY(check_pointer(given, name));
-    std::vector<ParameterPlace> places(n);
-    for (uint64_t i = 0; i < n; ++i) {
-      if (given == model_copies && given[i].count == 0) continue;  // the parameter has none
-      SOTTO_ASSIGN(const Buffer b, take_buffer(given[i], fmt::format("{}[{}]", name, i)));
-      ranges.push_back({b.data, b.bytes(), true, name, i});
-      places[i] = {b.data, b.count, b.dtype, b.device};
-    }
-    return places;
-  };
-  SOTTO_ASSIGN(const std::vector<ParameterPlace> places, take(params, "params"));
-  std::vector<ParameterPlace> copies;
-  if (model_copies != nullptr) {
-    SOTTO_ASSIGN(copies, take(model_copies, "model_copies"));
-  } else {
-    for (const MemoryRange& r : optim->written)
-      if (r.name == "params.model_copy") ranges.push_back(r);
-  }
-  SOTTO_TRY(check_overlap(ranges));
-  SOTTO_TRY(optim->core->set_parameters(places, copies));
-  for (MemoryRange& r : ranges) r.name = r.name == "params" ? "params.param" : "params.model_copy";
-  optim->written = written_in_order(std::move(ranges));
+  SOTTO_ASSIGN(Places places, take_places(params, model_copies, n, optim->written));
+  SOTTO_TRY(optim->core->set_parameters(places.params, places.copies));
+  optim->written = std::move(places.written);
   return ok_status();
 }
 

@@ -32,6 +32,7 @@ Status create(sotto_comm* comm, const char* json, const sotto_param* params, uin
   SOTTO_ASSIGN(object->core,
                Outer::create(comm->state->core, json == nullptr ? "" : json, std::move(mine.specs),
                              std::move(mine.device), taken.status()));
+  object->written = std::move(mine.written);
   SOTTO_ASSIGN(*out_outer, give_out(std::move(object)));
   return ok_status();
 }
@@ -66,12 +67,25 @@ Status set(sotto_outer* outer, const char* name, double value) {
   return outer->core->set(name, value);
 }
 
+Status set_params(sotto_outer* outer, const sotto_buffer* params, const sotto_buffer* model_copies,
+                  uint64_t n) {
+  SOTTO_TRY(check_own(*outer, "sotto_optim_set_params, which moves theirs too"));
+  SOTTO_ASSIGN(Places places, take_places(params, model_copies, n, outer->written));
+  SOTTO_TRY(outer->core->set_parameters(places.params, places.copies));
+  outer->written = std::move(places.written);
+  return ok_status();
+}
+
+Result<StateMode> take_outer_mode(sotto_state_mode mode) {
+  return mode == SOTTO_STATE_COMMON ? StateMode::kCommon : take_mode(mode);
+}
+
 Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, uint64_t cap,
                     uint64_t* out_len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_pointer(out_len, "out_len"));
   SOTTO_TRY(check_own(*outer, "sotto_optim_state_export, which has their state"));
-  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_outer_mode(mode));
   SOTTO_ASSIGN(const std::vector<std::byte> blob,
                export_outer(*outer->core, exported_errors(checked)));
   return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
@@ -80,7 +94,7 @@ Status state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf, 
 Status state_import(sotto_outer* outer, sotto_state_mode mode, const void* buf, uint64_t len) {
   SOTTO_TRY(CallbackScope::refuse_inside());
   SOTTO_TRY(check_own(*outer, "sotto_optim_state_import, which has their state"));
-  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const StateMode checked, take_outer_mode(mode));
   SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
   SOTTO_ASSIGN(const OuterSnapshot snapshot, decode_outer(blob));
   return outer->core->restore(snapshot, checked == StateMode::kExact);
@@ -146,6 +160,12 @@ sotto_status sotto_outer_swap(sotto_outer* outer, const sotto_call* call, sotto_
 sotto_status sotto_outer_vote(sotto_outer* outer, uint32_t bits) {
   return guarded_on("sotto_outer_vote", outer,
                     [&](auto* object) { return object->core->vote(bits); });
+}
+
+sotto_status sotto_outer_set_params(sotto_outer* outer, const sotto_buffer* params,
+                                    const sotto_buffer* model_copies, uint64_t n) {
+  return guarded_on("sotto_outer_set_params", outer,
+                    [&](auto* object) { return set_params(object, params, model_copies, n); });
 }
 
 sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_state_mode mode, void* buf,

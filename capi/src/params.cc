@@ -102,8 +102,7 @@ Result<std::vector<ParamSpec>> take_params(const sotto_param* params, uint64_t n
   return specs;
 }
 
-}  // namespace
-
+// Memory that is written, in the order of addresses.
 std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges) {
   std::erase_if(ranges, [](const MemoryRange& r) { return !r.written || r.bytes == 0; });
   std::sort(ranges.begin(), ranges.end(), [](const MemoryRange& a, const MemoryRange& b) {
@@ -112,6 +111,8 @@ std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges) {
   ranges.shrink_to_fit();
   return ranges;
 }
+
+}  // namespace
 
 Result<Registration> take_registration(const sotto_comm& comm, const char* json,
                                        const sotto_param* params, uint64_t n, ParamUse use) {
@@ -122,6 +123,37 @@ Result<Registration> take_registration(const sotto_comm& comm, const char* json,
   SOTTO_ASSIGN(out.specs, take_params(params, n, use, &all));
   SOTTO_ASSIGN(out.device, all.device.find(*comm.state->core->context()));
   out.written = written_in_order(std::move(all.ranges));
+  return out;
+}
+
+Result<Places> take_places(const sotto_buffer* params, const sotto_buffer* model_copies, uint64_t n,
+                           const std::vector<MemoryRange>& written) {
+  std::vector<MemoryRange> ranges;
+  const auto take = [&](const sotto_buffer* given,
+                        const char* name) -> Result<std::vector<ParameterPlace>> {
+    if (n == 0 || n > kMaxParams)
+      return invalid_argument("n is {}; allowed: 1 to {} parameters", n, kMaxParams);
+    SOTTO_TRY(check_pointer(given, name));
+    std::vector<ParameterPlace> places(n);
+    for (uint64_t i = 0; i < n; ++i) {
+      if (given == model_copies && given[i].count == 0) continue;  // the parameter has none
+      SOTTO_ASSIGN(const Buffer b, take_buffer(given[i], fmt::format("{}[{}]", name, i)));
+      ranges.push_back({b.data, b.bytes(), true, name, i});
+      places[i] = {b.data, b.count, b.dtype, b.device};
+    }
+    return places;
+  };
+  Places out;
+  SOTTO_ASSIGN(out.params, take(params, "params"));
+  if (model_copies != nullptr) {
+    SOTTO_ASSIGN(out.copies, take(model_copies, "model_copies"));
+  } else {
+    for (const MemoryRange& r : written)
+      if (r.name == "params.model_copy") ranges.push_back(r);
+  }
+  SOTTO_TRY(check_overlap(ranges));
+  for (MemoryRange& r : ranges) r.name = r.name == "params" ? "params.param" : "params.model_copy";
+  out.written = written_in_order(std::move(ranges));
   return out;
 }
 

@@ -29,7 +29,14 @@ struct Registration {
 Result<Registration> take_registration(const sotto_comm& comm, const char* json,
                                        const sotto_param* params, uint64_t n, ParamUse use);
 
-// Memory that is written, in the order of addresses.
-std::vector<MemoryRange> written_in_order(std::vector<MemoryRange> ranges);
+// Where parameters and model copies lie from now on, checked.
+struct Places {
+  std::vector<ParameterPlace> params, copies;  // no copies: they stay
+  std::vector<MemoryRange> written;            // in the order of addresses
+};
+
+// written: of the registration, or of the last places.
+Result<Places> take_places(const sotto_buffer* params, const sotto_buffer* model_copies, uint64_t n,
+                           const std::vector<MemoryRange>& written);
 
 }  // namespace sotto::capi

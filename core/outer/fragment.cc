@@ -337,8 +337,8 @@ Result<OuterFragmentState> OuterFragment::snapshot() const {
 constexpr OuterArray kCommonArrays[] = {OuterArray::kAnchor, OuterArray::kMomentum,
                                         OuterArray::kLastStep, OuterArray::kSegments};
 
-Status OuterFragment::check(const OuterFragmentState& state, bool own) const {
-  if (!own) {
+Status OuterFragment::check(const OuterFragmentState& state, OuterRestore how) const {
+  if (how == OuterRestore::kAnchor) {
     // Behind the elements there is padding, as much as the number of ranks needs.
     for (const OuterArray which : kCommonArrays) {
       const uint64_t found = state.arrays[static_cast<size_t>(which)].size();
@@ -362,18 +362,19 @@ Status OuterFragment::check(const OuterFragmentState& state, bool own) const {
   if (state.live.size() != elements())
     return invalid_argument("the state has {} parameters of a fragment, allowed is {}",
                             state.live.size(), elements());
+  if (how == OuterRestore::kCommon) return ok_status();
   if (state.residual.has_value() != plans_.shape().keeps_errors())
     return invalid_argument("the state {} error feedback",
                             plans_.shape().keeps_errors() ? "lacks" : "has");
   return state.residual ? compressed_.check(*state.residual) : ok_status();
 }
 
-Status OuterFragment::restore(const OuterFragmentState& state, bool own) {
+Status OuterFragment::restore(const OuterFragmentState& state, OuterRestore how) {
   launches_ = state.launches;
   consumed_ = state.consumed;
   pending_.reset();
   last_.reset();
-  if (!own) {
+  if (how == OuterRestore::kAnchor) {
     for (const OuterArray which : kCommonArrays) {
       const std::vector<std::byte>& from = state.arrays[static_cast<size_t>(which)];
       const uint64_t bytes = std::min<uint64_t>(from.size(), array(which).bytes());
@@ -391,7 +392,10 @@ Status OuterFragment::restore(const OuterFragmentState& state, bool own) {
     SOTTO_TRY(context_.access.upload(arrays_[i].data(), std::span<const std::byte>(from)));
   }
   SOTTO_TRY(write_live(state.live));
-  if (state.residual) SOTTO_TRY(compressed_.restore(&*state.residual));
+  if (plans_.shape().keeps_errors()) {
+    const bool own = how == OuterRestore::kExact;
+    SOTTO_TRY(compressed_.restore(own ? &*state.residual : nullptr));
+  }
   next_errors_ = compressed_.current();
   if (state.pending != OuterPending::kNone) {
     pending_ = Pending{nullptr, state.compressed, state.pending == OuterPending::kDelivered};

@@ -53,6 +53,13 @@ struct OuterFragmentState {
   std::optional<ErrorFeedback> residual;
 };
 
+// What is taken from a state.
+enum class OuterRestore : uint8_t {
+  kExact,   // of this rank: everything
+  kCommon,  // of a rank of as many: all but error feedback
+  kAnchor,  // of any rank: anchor and momentum, without an average under way
+};
+
 class OuterFragment {
  public:
   // What the operations of one inner step share.
@@ -112,12 +119,11 @@ class OuterFragment {
   uint64_t elements() const { return plans_.layout().elements(); }
   // Waits for the average under way. Nothing else is in flight; here and below.
   Result<OuterFragmentState> snapshot() const;
-  // INVALID_ARGUMENT: it is not of such a fragment. own: of this rank; else of any, of which anchor
-  // and momentum are taken.
-  Status check(const OuterFragmentState& state, bool own) const;
+  // INVALID_ARGUMENT: it is not of such a fragment.
+  Status check(const OuterFragmentState& state, OuterRestore how) const;
   // A state that has been checked. A pending average is the one of the state, or has to be launched
-  // again; not own: there is none, and live parameters become the anchor, without error feedback.
-  Status restore(const OuterFragmentState& state, bool own);
+  // again. kAnchor: of a new fragment, whose live parameters become the anchor.
+  Status restore(const OuterFragmentState& state, OuterRestore how);
   // Averages again what this rank has sent.
   Status relaunch(const Step& step);
   // Values of an array in the order of the tensors.

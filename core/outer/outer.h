@@ -111,8 +111,8 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // Waits for averages under way, which are not consumed. Also of a comm that has failed: what had
   // not been delivered is sent again after the restore.
   Result<OuterSnapshot> snapshot();
-  // INVALID_ARGUMENT: of other settings, parameters, rank or size. own: of this rank; else of any
-  // rank of any number, of which anchor, momentum and counters are taken.
+  // INVALID_ARGUMENT: of other settings or parameters. own: of this rank of as many; else of any,
+  // without error feedback (OuterRestore).
   Status check(const OuterSnapshot& snapshot, bool own) const;
   // After that check, which it makes too: on its error nothing has changed. Ranks find each other
   // in the next step, which is a collective.
@@ -148,6 +148,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   static Result<std::shared_ptr<Outer>> agreed(const Result<std::shared_ptr<Outer>>& made,
                                                Comm& comm, bool compares_values);
   Status make_fragments();
+  OuterRestore kind_of(const OuterSnapshot& s, bool own) const;
   Status start();
   Result<CreationTerms> terms(bool compares_values) const;
   Status check_idle() const;

@@ -25,6 +25,11 @@ Result<OuterSnapshot> Outer::snapshot() {
   return s;
 }
 
+OuterRestore Outer::kind_of(const OuterSnapshot& s, bool own) const {
+  if (own) return OuterRestore::kExact;
+  return s.size == context_.comm->size() ? OuterRestore::kCommon : OuterRestore::kAnchor;
+}
+
 Status Outer::check(const OuterSnapshot& s, bool own) const {
   if (own && (s.rank != context_.comm->rank() || s.size != context_.comm->size())) {
     return invalid_argument("the state is of rank {} of {}; this is rank {} of {}", s.rank, s.size,
@@ -40,31 +45,33 @@ Status Outer::check(const OuterSnapshot& s, bool own) const {
         "is {}",
         line.substr(0, line.find('\n')));
   }
-  if (!own && context_.config.rule.freshness > 0) {
+  const OuterRestore how = kind_of(s, own);
+  if (how == OuterRestore::kAnchor && context_.config.rule.freshness > 0) {
     return invalid_argument(
-        "with freshness {} every rank has an anchor of its own: a state can be loaded by its own "
-        "rank alone; flush the optimizer before the export",
-        context_.config.rule.freshness);
+        "with freshness {} every rank has an anchor of its own: the state, of {} ranks, cannot be "
+        "loaded by {}",
+        context_.config.rule.freshness, s.size, context_.comm->size());
   }
   if (s.fragments.size() != fragments_.size())
     return invalid_argument("the state has {} fragments, allowed is {}", s.fragments.size(),
                             fragments_.size());
   for (size_t f = 0; f < fragments_.size(); ++f)
-    SOTTO_TRY(fragments_[f]->check(s.fragments[f], own));
+    SOTTO_TRY(fragments_[f]->check(s.fragments[f], how));
   return ok_status();
 }
 
 Status Outer::restore(const OuterSnapshot& s, bool own) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(check(s, own));
-  if (!own) SOTTO_TRY(make_fragments());
+  const OuterRestore how = kind_of(s, own);
+  if (how == OuterRestore::kAnchor) SOTTO_TRY(make_fragments());
   for (size_t f = 0; f < fragments_.size(); ++f) {
     fragments_[f]->await();
-    SOTTO_TRY(fragments_[f]->restore(s.fragments[f], own));
+    SOTTO_TRY(fragments_[f]->restore(s.fragments[f], how));
   }
   step_ = s.step;
   flushed_at_ = s.flushed_at;
-  swapped_ = own && s.swapped;
+  swapped_ = how != OuterRestore::kAnchor && s.swapped;
   left_ns_ = 0;
   restored_ = true;
   return ok_status();

@@ -340,6 +340,8 @@ TEST(CapiOptimOuter, RefusalsNameTheRemedy) {
             FAILS(sotto_outer_step(outer, nullptr, nullptr), SOTTO_E_INVALID_STATE,
                   "sotto_optim_step");
             FAILS(sotto_outer_set(outer, "lr", 1), SOTTO_E_INVALID_STATE, "sotto_optim_set");
+            FAILS(sotto_outer_set_params(outer, &model.params[0].param, nullptr, 1),
+                  SOTTO_E_INVALID_STATE, "sotto_optim_set_params");
             uint64_t n = 0;
             FAILS(sotto_outer_state_export(outer, SOTTO_STATE_EXACT, nullptr, 0, &n),
                   SOTTO_E_INVALID_STATE, "sotto_optim_state_export");

@@ -1,15 +1,24 @@
-"""extract.py README TEMPLATE OUT: puts the README's C example into the template, in place of @EXAMPLE@."""
+"""extract.py PAGE LANGUAGE OUT [TEMPLATE]: writes a page's one example in a language to a file, in place of the template's @EXAMPLE@.
+
+Without a template the example is the file. It has at most 30 lines.
+"""
 
 import re
 import sys
 from pathlib import Path
 
+LINES = 30
 
-def main(readme, template, out):
-    blocks = re.findall(r"^```c\n(.*?)^```", Path(readme).read_text(encoding="utf-8"), re.M | re.S)
+
+def main(page, language, out, template=None):
+    blocks = re.findall(rf"^```{language}\n(.*?)^```", Path(page).read_text(encoding="utf-8"), re.M | re.S)
     if len(blocks) != 1:
-        sys.exit(f"{readme}: expected one C example, found {len(blocks)}")
-    Path(out).write_text(Path(template).read_text(encoding="utf-8").replace("@EXAMPLE@", blocks[0]), encoding="utf-8")
+        sys.exit(f"{page}: expected one example in {language}, found {len(blocks)}")
+    lines = blocks[0].count("\n")
+    if lines > LINES:
+        sys.exit(f"{page}: the example in {language} has {lines} lines, at most {LINES} are allowed")
+    around = "@EXAMPLE@" if template is None else Path(template).read_text(encoding="utf-8")
+    Path(out).write_text(around.replace("@EXAMPLE@", blocks[0]), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Python examples run as they stand: in the READMEs and in what help(sotto.torch) shows.
+"""The Python examples run as they stand: in the READMEs, on docs/outer-steps.md and in what help(sotto.torch) shows.
 
 Each is a program of two ranks of its own, started by sotto-run. SOTTO_LIBRARY names the library, PYTHON_TESTS_SOTTO_RUN the program.
 """
@@ -15,7 +15,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "bindings/python/src"
-READMES = ("README.md", "bindings/python/README.md")
+READMES = ("README.md", "bindings/python/README.md", "docs/outer-steps.md")
 
 
 def examples():

@@ -25,10 +25,15 @@ OPTIONS = {
     "AdamW": {"lr": 0.02, "weight_decay": 0.01},
     "OnebitAdam": {"lr": 0.005, "freeze_step": 4},
     "ZeroOneAdam": {"lr": 0.002, "var_freeze_step": 4, "local_step_scaler": 2},
+    "Outer": {"preset": "co2", "period": 3},
 }
 
 
 def optimizer_for(model, kind, **more):
+    if kind == "Outer":
+        # Without momentum: the inner state is all that is each rank's own at a boundary.
+        inner = torch.optim.SGD(model.named_parameters(), lr=0.05)
+        return st.Outer(inner, **OPTIONS[kind])
     return getattr(st, kind)(model.named_parameters(), **{**OPTIONS[kind], **more})
 
 

@@ -90,6 +90,7 @@ def emulated():
     "scene",
     [
         "optimizers",
+        "outer_steps",
         "a_step_that_fails",
         "writes_that_are_queued",
         "graphs",
@@ -156,6 +157,66 @@ def scene_optimizers(runtime):
         assert optimizer._flying is None
         for each in (optimizer, reference):
             each.close()
+
+
+class Descent(torch.optim.Optimizer):
+    """Gradient descent on tensors of the stand-in, or of the host."""
+
+    def __init__(self, params, runtime=None):
+        super().__init__(params, {"lr": 0.5})
+        self.runtime = runtime
+
+    def step(self, closure=None):
+        for p in self.param_groups[0]["params"]:
+            with torch.no_grad():
+                if self.runtime:
+                    self.runtime.download(p.detach())
+                p.sub_(p.grad, alpha=0.5)
+                if self.runtime:
+                    self.runtime.upload(p.detach())
+
+
+def scene_outer_steps(runtime):
+    """Steps are not waited for; states, evaluations and parameters that move come after them."""
+    found = []
+    for on in (None, runtime):
+        place = torch.clone if on is None else on_cuda
+        params = [place(numbers(n, n)).requires_grad_() for n in (1000, 17)]
+        outer = sotto.torch.Outer(Descent(params, on), preset="co2", period=3)
+        for step in range(10):
+            for i, p in enumerate(params):
+                p.grad = place(numbers(p.numel(), 100 * step + i))
+            outer.step()
+            assert (outer._flying is not None) == (on is not None)
+            if step == 4:
+                state = outer.state_dict()
+                assert outer._flying is None
+            if step == 6:
+                with torch.no_grad():
+                    if on:
+                        on.download(params[0].detach())
+                    params[0].data = place(params[0].detach())
+        assert outer.info().step == 10
+        with outer.evaluation():
+            with torch.no_grad():
+                if on:
+                    on.download(*(p.detach() for p in params))
+            found.append([p.detach().as_subclass(torch.Tensor).clone() for p in params])
+        if on:
+            with on.graph().capture(), pytest.raises(sotto.InvalidStateError, match="CUDA graph"):
+                outer.step()
+        outer.load_state_dict(state)
+        assert outer.info().step == 5
+        outer.flush()
+        if on:
+            outer.synchronize()
+            with torch.no_grad():
+                on.download(*(p.detach() for p in params))
+        found.append([p.detach().as_subclass(torch.Tensor).clone() for p in params])
+        outer.close()
+    (anchor, flushed), (anchor_there, flushed_there) = found[:2], found[2:]
+    assert all(map(torch.equal, anchor, anchor_there))
+    assert all(map(torch.equal, flushed, flushed_there))
 
 
 def scene_a_step_that_fails(runtime):

@@ -103,7 +103,7 @@ def test_states_continue_bit_for_bit():
             resumed -= step
             outer.step().wait()
         assert (plain == resumed).all()
-        with pytest.raises(sotto.InvalidArgumentError, match="mode is 'mean'; allowed: exact"):
+        with pytest.raises(sotto.InvalidArgumentError, match=r"'mean'; allowed: exact, common"):
             outer.export_state("mean")
         other = Outer([start.copy()], {**config, "period": 4}, comm=comm)
         with pytest.raises(sotto.InvalidArgumentError, match="period"):
@@ -112,6 +112,48 @@ def test_states_continue_bit_for_bit():
         outer.close()
 
     thread_ranks(2, body)
+
+
+def test_states_of_other_ranks():
+    """Mode common takes them, of as many ranks; error feedback starts at zero."""
+    config = {"preset": "co2", "period": 3, "codec": "onebit", "dense_rounds": 1}
+    states = {}
+
+    def save(comm):
+        x = np.zeros(3000, f32)
+        with Outer([x], config, comm=comm) as outer:
+            for step in range(8):
+                x += f32(0.1) * np.sin(np.arange(3000) + step + comm.rank).astype(f32)
+                outer.step().wait()
+            states[comm.rank] = outer.export_state("common"), x.copy()
+
+    def load(comm):
+        x = np.zeros(3000, f32)
+        with Outer([x], config, comm=comm) as outer:
+            theirs, _ = states[1 - comm.rank] if comm.size == 2 else states[0]
+            with pytest.raises(
+                sotto.InvalidArgumentError,
+                match=rf"of rank \d of 2; this is rank {comm.rank} of {comm.size}",
+            ):
+                outer.import_state(theirs)
+            if comm.size != 2:
+                with pytest.raises(sotto.InvalidArgumentError, match="of rank 0 of 2; this is"):
+                    outer.import_state(theirs, "common")
+                assert not x.any()
+                return None
+            outer.import_state(states[0][0], "exact" if comm.rank == 0 else "common")
+            assert (x == states[0][1]).all()
+            assert outer.info().step == 8
+            assert outer.info().in_flight == 1
+            x += comm.rank
+            outer.step().wait()  # the average of before, and the next one is launched
+            outer.flush().wait()
+            return x
+
+    thread_ranks(2, save)
+    a, b = thread_ranks(2, load)
+    assert (a == b).all()
+    thread_ranks(3, load)
 
 
 def test_bad_input():

@@ -871,10 +871,9 @@ SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
  * reset: error feedback is left out and starts at zero again. mean: error feedback averaged over
  * the ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has
  * a residual) and loses nothing of the sum of the results. configured (optimizers): what "sotto":
- * {"checkpoint"} says, mean unless set. common (optimizers): exported by one rank alone, as exact;
- * imported by all ranks, of any number, from the same export, exact or common: error feedback
- * starts at zero, and what that rank of 0/1 Adam had added up since a synchronisation becomes
- * everybody's. */
+ * {"checkpoint"} says, mean unless set. common (optimizers, outer ones too): exported by one rank
+ * alone, as exact; imported by all ranks, of any number, from the same export, exact or common: error feedback starts at zero, and what that rank of 0/1 Adam had added
+ * up since a synchronisation becomes everybody's. */
 typedef int32_t sotto_state_mode;
 #define SOTTO_STATE_CONFIGURED 0
 #define SOTTO_STATE_EXACT 1
@@ -1348,6 +1347,21 @@ SOTTO_API sotto_status sotto_optim_outer(sotto_optim* optim, sotto_outer** out_o
  * in flight), INVALID_STATE (lr 0 or less with lr_normalised; fork). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_set(sotto_outer* outer, const char* name, double value);
 
+/* Says where parameters and model copies lie from now on. Nothing is copied: live parameters are
+ * the values in the new place. While the anchor is in their place (sotto_outer_swap) those are the
+ * anchor's.
+ *   outer        [in]
+ *   params       [in] n buffers, borrowed, in the order of registration: float32, of the same
+ *                     count
+ *   model_copies [in] NULL: they stay where they are; else n buffers of the registered dtype and
+ *                     count, borrowed; all-zero where a parameter has no copy
+ *   n            [in] number of parameters
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (n, dtype, count, alignment,
+ * another device or an overlap: names the parameter), UNSUPPORTED (unknown dtype or kind of
+ * device), BUSY (step in flight), INVALID_STATE (fork). Nothing changes on error. Since: 0.2 */
+SOTTO_API sotto_status sotto_outer_set_params(sotto_outer* outer, const sotto_buffer* params,
+                                              const sotto_buffer* model_copies, uint64_t n);
+
 /* Counts an inner step, which has changed the live parameters. In most calls that is all. Every
  * period it takes what is to be averaged, and where an average is due it moves the anchor and
  * changes the live parameters; the average that is launched goes on behind the operation.
@@ -1447,8 +1461,8 @@ SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_oute
  * of a comm that has failed: an average that was not delivered then is launched again by the first
  * step after the import.
  *   outer   [in]
- *   mode    [in]  SOTTO_STATE_EXACT: for this rank; SOTTO_STATE_RESET, and SOTTO_STATE_MEAN where
- *                 there is no error feedback: for any rank of any number
+ *   mode    [in]  SOTTO_STATE_EXACT, SOTTO_STATE_COMMON (alike here), SOTTO_STATE_RESET, or, where
+ *                 there is no error feedback, SOTTO_STATE_MEAN
  *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed
@@ -1458,19 +1472,21 @@ SOTTO_API sotto_status sotto_outer_get_info(const sotto_outer* outer, sotto_oute
 SOTTO_API sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_state_mode mode,
                                                 void* buf, uint64_t cap, uint64_t* out_len);
 
-/* Replaces this rank's state, live parameters and model copies included, on the same ranks: it
- * continues bit for bit. With another mode all ranks, of any number, import one state: parameters
- * become its anchor, with its momentum and counters, and no average is under way. Learning rates,
- * momentum, penalty and clip may be others than those of the export. Nothing changes on error. The
- * first step or flush afterwards compares the states of the ranks, PROTOCOL names those of another
- * step or anchor.
+/* Replaces this rank's state, live parameters and model copies included. Exact: of the same rank:
+ * it continues bit for bit. Other modes: of any rank, without error feedback. From as many ranks
+ * live parameters become those of that rank, so what this one had changed since the last launch is
+ * not in them; a rank may import in mode exact beside others in mode common. From another number of
+ * ranks live parameters become the anchor, and no average is under way.
+ * Learning rates, momentum, penalty and clip may be others than those of the export. Nothing
+ * changes on error. The first step or flush afterwards compares the states of the ranks, PROTOCOL
+ * names those of another step or anchor.
  *   outer [in]
- *   mode  [in] SOTTO_STATE_EXACT, SOTTO_STATE_RESET, SOTTO_STATE_MEAN
+ *   mode  [in] SOTTO_STATE_EXACT, SOTTO_STATE_COMMON, SOTTO_STATE_RESET, SOTTO_STATE_MEAN
  *   buf   [in] what an export wrote
  *   len   [in] bytes of buf
  * Threads: one per handle, not from callbacks. Blocks: until the average under way has ended.
  * Errors: INVALID_ARGUMENT (truncated, damaged; of other settings or parameters; EXACT: of another
- * rank or world size; else: with freshness), UNSUPPORTED (newer format), BUSY (step in flight),
+ * rank or world size; else: of another world size with freshness), UNSUPPORTED (newer format), BUSY (step in flight),
  * INVALID_STATE (fork, callback). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_state_import(sotto_outer* outer, sotto_state_mode mode,
                                                 const void* buf, uint64_t len);

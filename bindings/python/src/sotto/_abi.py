@@ -378,6 +378,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_outer_create": (Status, [Handle, _Text, c.POINTER(Param), _Count, _Handles]),
     "sotto_outer_set": (Status, [Handle, _Text, c.c_double]),
     "sotto_optim_outer": (Status, [Handle, c.POINTER(Handle)]),
+    "sotto_outer_set_params": (Status, [Handle, c.POINTER(Buffer), c.POINTER(Buffer), _Count]),
     "sotto_outer_step": (Status, [Handle, *_CALL_OP]),
     "sotto_outer_flush": (Status, [Handle, *_CALL_OP]),
     "sotto_outer_swap": (Status, [Handle, *_CALL_OP]),

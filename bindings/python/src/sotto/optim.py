@@ -9,15 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from . import _abi as abi
-from ._buffers import HOST, Buffers, View, await_current_stream, buffer_of, cuda_of, view_of
-from ._call import call_on, call_options
-from ._handle import HandleOwner
+from ._buffers import Buffers, View, await_current_stream, buffer_of, view_of
 from ._lib import interruptible, library
+from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import InvalidArgumentError, SottoError
-from .group import default_comm
-from .work import Work, orphans
+from .work import Work
 
 STATE_MODES = ("configured", "exact", "mean", "reset", "common")
 
@@ -122,7 +120,7 @@ def _mask_view(mask: Any, what: str) -> View:
     return view_of(mask, what)
 
 
-class Optimizer(HandleOwner):
+class Optimizer(Registered):
     """An optimizer over registered buffers. Collective: all ranks make the same.
 
     comm:   None: the default comm
@@ -139,8 +137,9 @@ class Optimizer(HandleOwner):
     """
 
     _noun = "optimizer"
+    _create = "sotto_optim_create"
     _destroy = "sotto_optim_destroy"
-    _blocks = True
+    _places = "sotto_optim_set_params"
 
     def __init__(
         self,
@@ -151,57 +150,22 @@ class Optimizer(HandleOwner):
         kind: str | None = None,
         **hyper: Any,
     ) -> None:
-        comm = default_comm() if comm is None else comm
-        text = config_text(config, kind, hyper).encode()
-        lib, handle = comm._lib, comm._handle
-        self.cuda = HOST  # number of the CUDA device that the params are on
-        self._keep: list[Any] = [comm]
         self._grads: list[View] = []  # kept alive until others take their place
-        structs = (abi.Param * len(params))()
-        for i, given in enumerate(params):
-            self._fill(structs[i], Param(*given), f"params[{i}]")
-        out = c.c_void_p()
+        registered = [Param(*param) for param in params]
+        super().__init__(registered, config_text(config, kind, hyper), comm)
 
-        await_current_stream(self.cuda)
-
-        def work() -> None:
-            with comm._lock:
-                comm._call("sotto_optim_create", handle, text, structs, len(params), c.byref(out))
-
-        interruptible(work, lambda: lib.functions.sotto_optim_destroy(out))
-        super().__init__(lib, out)
-        self._comm = comm
-
-    def _fill(self, struct: abi.Param, param: Param, what: str) -> None:
-        master = view_of(param.param, f"{what}.param")
-        copy = None if param.model_copy is None else view_of(param.model_copy, f"{what}.model_copy")
-        for view, name in ((master, "param"), (copy, "model_copy")):
-            if view is not None and not view.writable:
-                raise InvalidArgumentError(f"{what}.{name} is read-only; steps write it")
+    def _fill(self, struct: abi.Param, param: Any, what: str) -> tuple[View | None, ...]:
         if param.group < 0:
             raise InvalidArgumentError(f"{what}.group is {param.group}; allowed: from 0")
         grad = view_of(param.grad, f"{what}.grad")
-        self.cuda = cuda_of((master,)) if self.cuda == HOST else self.cuda
         mask = None if param.mask is None else _mask_view(param.mask, f"{what}.mask")
-        self._keep.append((master, copy, mask))
         self._grads.append(grad)
-        struct.struct_size = c.sizeof(abi.Param)
         struct.group = param.group
-        struct.name = None if param.name is None else param.name.encode()
-        struct.param, struct.grad = buffer_of(master), buffer_of(grad)
-        struct.model_copy, struct.mask = buffer_of(copy), buffer_of(mask)
+        struct.grad, struct.mask = buffer_of(grad), buffer_of(mask)
+        return (mask,)
 
-    def __repr__(self) -> str:
-        return f"<sotto.optim.Optimizer on {self._comm!r}{', closed' if self.closed else ''}>"
-
-    def _start(self, name: str, timeout: float | None) -> Work:
-        op = c.c_void_p()
-        with self._comm._lock:
-            orphans.reap(self._lib)
-            call = call_on(self.cuda, call_options(timeout=timeout))
-            self._comm._call(name, self._handle, call, c.byref(op))
-        keep = [self, self._keep, self._grads]
-        return Work(self._comm, op, keep, name.removeprefix("sotto_"), self.cuda)
+    def _kept(self) -> list[Any]:
+        return [*super()._kept(), self._grads]
 
     def step(self, *, timeout: float | None = None) -> Work:
         """One step with what is in the grad arrays now: averages, clips, updates the parameters.
@@ -258,37 +222,6 @@ class Optimizer(HandleOwner):
         """As set_grads; the caller keeps the memory alive while a step may read it."""
         self._lib.call("sotto_optim_set_grads", self._handle, buffers, len(buffers))
         self._grads = []
-
-    def set_params(self, params: Sequence[Any], model_copies: Sequence[Any] | None = None) -> None:
-        """Says where parameters lie from now on: other arrays than those of Param.param.
-
-        params: float32, one for every param, in their order, with the values that steps go on from;
-        kept alive until the next call. model_copies: None: they stay where they are; else one or
-        None for every param. Masks stay. Errors: InvalidArgumentError (names the parameter),
-        BusyError (step in flight). Nothing changes on error.
-        """
-        masters = [view_of(param, f"params[{i}]") for i, param in enumerate(params)]
-        copies = [
-            None if copy is None else view_of(copy, f"model_copies[{i}]")
-            for i, copy in enumerate(model_copies or [None] * len(masters))
-        ]
-        if len(copies) != len(masters):
-            raise InvalidArgumentError(
-                f"model_copies has {len(copies)} entries, params {len(masters)}"
-            )
-        for name, views in (("params", masters), ("model_copies", copies)):
-            for i, view in enumerate(views):
-                if view is not None and not view.writable:
-                    raise InvalidArgumentError(f"{name}[{i}] is read-only; steps write it")
-        places = (abi.Buffer * len(masters))(*map(buffer_of, masters))
-        places_of_copies = (abi.Buffer * len(copies))(*map(buffer_of, copies))
-        given = None if model_copies is None else places_of_copies
-        self._lib.call("sotto_optim_set_params", self._handle, places, given, len(masters))
-        before = self._keep
-        self._keep = before[:1] + [
-            (master, old[1] if model_copies is None else copy, old[2])
-            for master, copy, old in zip(masters, copies, before[1:])
-        ]
 
     def set_frozen(self, frozen: Sequence[bool]) -> None:
         """Says which params the next steps leave as they are, with their momentum and variance.

@@ -8,17 +8,14 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from . import _abi as abi
-from ._buffers import HOST, View, await_current_stream, buffer_of, cuda_of, view_of
-from ._call import call_on, call_options
-from ._handle import HandleOwner
-from ._lib import interruptible
+from ._buffers import await_current_stream
+from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
-from .errors import InvalidArgumentError
-from .group import default_comm
 from .optim import config_text
-from .work import Work, orphans
+from .work import Work
 
+STATE_MODES = ("exact", "common")
 LAUNCHED = abi.SOTTO_OUTER_LAUNCHED
 CONSUMED = abi.SOTTO_OUTER_CONSUMED
 HELD = abi.SOTTO_OUTER_HELD
@@ -64,7 +61,7 @@ class OuterInfo(NamedTuple):
     state_bytes: int
 
 
-class Outer(HandleOwner):
+class Outer(Registered):
     """An outer optimizer over registered buffers. Collective: all ranks make the same.
 
     params: OuterParam, tuples of the same order, or the arrays alone; borrowed until close()
@@ -78,8 +75,9 @@ class Outer(HandleOwner):
     """
 
     _noun = "outer optimizer"
+    _create = "sotto_outer_create"
     _destroy = "sotto_outer_destroy"
-    _blocks = True
+    _places = "sotto_outer_set_params"
 
     def __init__(
         self,
@@ -88,54 +86,11 @@ class Outer(HandleOwner):
         *,
         comm: Comm | None = None,
     ) -> None:
-        comm = default_comm() if comm is None else comm
-        text = config_text({} if config is None else config).encode()
-        lib, handle = comm._lib, comm._handle
-        self.cuda = HOST  # number of the CUDA device that the params are on
-        self._keep: list[Any] = [comm]
-        structs = (abi.Param * len(params))()
-        for i, given in enumerate(params):
-            param = OuterParam(*given) if isinstance(given, tuple) else OuterParam(given)
-            self._fill(structs[i], param, f"params[{i}]")
-        out = c.c_void_p()
-        await_current_stream(self.cuda)
-
-        def work() -> None:
-            with comm._lock:
-                comm._call("sotto_outer_create", handle, text, structs, len(params), c.byref(out))
-
-        interruptible(work, lambda: lib.functions.sotto_outer_destroy(out))
-        super().__init__(lib, out)
-        self._comm = comm
-
-    def _fill(self, struct: abi.Param, param: OuterParam, what: str) -> None:
-        live = self._writable(param.param, f"{what}.param")
-        copy = None
-        if param.model_copy is not None:
-            copy = self._writable(param.model_copy, f"{what}.model_copy")
-        self.cuda = cuda_of((live,)) if self.cuda == HOST else self.cuda
-        self._keep.append((live, copy))
-        struct.struct_size = c.sizeof(abi.Param)
-        struct.name = None if param.name is None else param.name.encode()
-        struct.param, struct.model_copy = buffer_of(live), buffer_of(copy)
-
-    @staticmethod
-    def _writable(array: Any, what: str) -> View:
-        view = view_of(array, what)
-        if not view.writable:
-            raise InvalidArgumentError(f"{what} is read-only; outer steps write it")
-        return view
-
-    def __repr__(self) -> str:
-        return f"<sotto.outer.Outer on {self._comm!r}{', closed' if self.closed else ''}>"
-
-    def _start(self, name: str, timeout: float | None) -> Work:
-        op = c.c_void_p()
-        with self._comm._lock:
-            orphans.reap(self._lib)
-            call = call_on(self.cuda, call_options(timeout=timeout))
-            self._comm._call(name, self._handle, call, c.byref(op))
-        return Work(self._comm, op, [self, self._keep], name.removeprefix("sotto_"), self.cuda)
+        registered = [
+            OuterParam(*param) if isinstance(param, tuple) else OuterParam(param)
+            for param in params
+        ]
+        super().__init__(registered, config_text({} if config is None else config), comm)
 
     def step(self, *, timeout: float | None = None) -> Work:
         """Counts an inner step, which has changed the params; see sotto_outer_step.
@@ -198,18 +153,23 @@ class Outer(HandleOwner):
         return OuterInfo(*(getattr(info, name) for name in names if name not in skipped))
 
     def export_state(self, mode: str = "exact") -> bytearray:
-        """This rank's state, params included, after any inner step.
+        """This rank's state, params included, after any inner step; any rank can make it alone.
 
-        Waits for the average under way, which is not consumed. Errors: BusyError (step in flight).
+        mode: "exact" or "common", which are alike here. Waits for the average under way, which is
+        not consumed. Errors: BusyError (step in flight).
         """
-        number = state_mode(mode, ("exact",))
+        number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         return export_state(self._comm, "sotto_outer_state_export", self._handle, number)
 
     def import_state(self, state: Any, mode: str = "exact") -> None:
-        """What export_state gave on the same rank: goes on from there, bit for bit.
+        """Takes what export_state() gave, params included. Nothing changes on error.
 
-        Errors: InvalidArgumentError (damaged; of other settings, params or ranks), BusyError.
-        Nothing changes on error.
+        mode: "exact": of the same rank, goes on from there bit for bit. "common": of any rank:
+        the params become those of that rank, error feedback starts at zero. Both: of as many ranks.
+        Errors: InvalidArgumentError (damaged; of other settings, params or ranks),
+        BusyError (step in flight).
         """
-        number = state_mode(mode, ("exact",))
+        number = state_mode(mode, STATE_MODES)
+        await_current_stream(self.cuda)
         import_state(self._lib, "sotto_outer_state_import", self._handle, number, state)

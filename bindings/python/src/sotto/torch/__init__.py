@@ -23,6 +23,7 @@ state_dict() work. A program for torchrun, sotto-run, mpirun or srun:
 Adam, AdamW, Lamb, Lion        gradients in full precision, or as sotto={"gradient_codec": ...} says
 OnebitAdam, ZeroOneAdam,       one bit per element after a warm-up
 OnebitLamb
+Outer                          outer steps around any optimizer: CO2, DiLoCo, local SGD, ...
 DDPState, ddp_hook             a communication hook for DistributedDataParallel, with any optimizer
 no_sync_after_warmup           DistributedDataParallel around the model, averaging in step()
 broadcast_parameters,          equal values on all ranks
@@ -40,6 +41,7 @@ from .base import SottoOptimizer
 from .ddp import DDPState, ddp_hook
 from .groups import comm_of_process_group
 from .optim import Adam, AdamW, Lamb, Lion, OnebitAdam, OnebitLamb, ZeroOneAdam
+from .outer import Outer
 from .values import broadcast_parameters, check_parameters
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "Lion",
     "OnebitAdam",
     "OnebitLamb",
+    "Outer",
     "SottoOptimizer",
     "ZeroOneAdam",
     "broadcast_parameters",

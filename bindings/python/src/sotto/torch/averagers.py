@@ -15,6 +15,7 @@ from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 if TYPE_CHECKING:
     from ..comm import Comm
     from .base import SottoOptimizer
+    from .outer import Outer
 
 
 def _ddp_class() -> Any:
@@ -126,6 +127,36 @@ def check_ddp(modules: Sequence[Any], averaged: Sequence[bool] | None, comm: Com
                 )
 
 
+def ddp_over_ranks_of(comm: Comm, params: Iterable[torch.Tensor]) -> list[Any]:
+    """The DistributedDataParallel modules of parameters that average over several ranks of a comm.
+
+    All that average at all, if it is not known which ranks of torch's world the comm has.
+    """
+    if comm.size == 1:
+        return []
+    mine = None if comm._torch_ranks is None else set(comm._torch_ranks)
+    found = []
+    for module in ddp_modules(params):
+        ranks = set(dist.get_process_group_ranks(module.process_group))
+        if len(ranks if mine is None else ranks & mine) > 1:
+            found.append(module)
+    return found
+
+
+def check_local(modules: Iterable[Any]) -> None:
+    """Whether inner steps are each rank's own: modules of ddp_over_ranks_of().
+
+    Errors: InvalidStateError (one has averaged the gradients).
+    """
+    if any(ddp_averages(module) for module in modules):
+        raise InvalidStateError(
+            "DistributedDataParallel has averaged the gradients in backward(): inner steps are the "
+            "same on all ranks then, and outer steps have nothing to average. Leave the model "
+            "unwrapped, or call sotto.torch.no_sync_after_warmup(model, optimizer) once before "
+            "training; where DDP is meant to average too, give the outer optimizer ddp=True"
+        )
+
+
 def _first_of(kind: Any, model: Any) -> Any:
     modules = model.modules() if isinstance(model, torch.nn.Module) else ()
     return next((module for module in modules if isinstance(module, kind)), None)
@@ -144,13 +175,13 @@ def _unwrapped(optimizer: Any) -> Any:
     return found
 
 
-def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> None:
+def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer | Outer) -> None:
     """Leaves the averaging of a DistributedDataParallel model's gradients to the optimizer.
 
     Call it once, before training. backward() then sends nothing: step() averages, in full precision
-    during the warm-up and in one bit afterwards, so gradients are all-reduced once in both. DDP's
-    other work ends too: buffers, such as the running statistics of batch norm, are those of each
-    rank.
+    during the warm-up and in one bit afterwards, so gradients are all-reduced once in both; Outer
+    averages what a period of steps has changed. DDP's other work ends too: buffers, such as the
+    running statistics of batch norm, are those of each rank.
 
     model: the DistributedDataParallel module, or what a framework has put around it; optimizer: of
     its parameters, with a comm of the ranks of its process group, also as Accelerate, Lightning and
@@ -177,7 +208,7 @@ def no_sync_after_warmup(model: torch.nn.Module, optimizer: SottoOptimizer) -> N
 # ---- DeepSpeed's engine ----------------------------------------------------------------------
 
 
-def deepspeed_engine(optimizer: SottoOptimizer) -> Any:
+def deepspeed_engine(optimizer: torch.optim.Optimizer) -> Any:
     """DeepSpeed's engine that was given this optimizer, or None."""
     module = sys.modules.get("deepspeed.runtime.engine")
     if module is None:

@@ -26,8 +26,9 @@ from .averagers import (
     deepspeed_engine,
     is_rehearsal,
 )
-from .gradients import Gradients, Tensor, check_param
+from .gradients import Gradients, Tensor
 from .hyper import CONSTANTS, Groups
+from .parameters import check_params
 from .replaced import Replaced
 
 NAMED_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -102,14 +103,10 @@ class SottoOptimizer(Groups):
         max_grad_norm: float = 0.0,
     ) -> None:
         self._optim: plain.Optimizer | None = None
-        self._tensors: list[Tensor] = []
+        self._forget()
         self._gradients: Gradients | None = None
         self._flying: Work | None = None  # a step or micro-batch on a device whose end is not seen
         self.recorded: Work | None = None  # the step of the graph that was captured last
-        self._loaded: frozenset[str] = (
-            frozenset()
-        )  # parameters of a state: frozen ones are kept too
-        self._untrained: list[tuple[str, torch.Tensor]] = []
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
@@ -157,17 +154,6 @@ class SottoOptimizer(Groups):
 
     # ---- the library's optimizer ---------------------------------------------------------------
 
-    def _registered(self) -> list[tuple[str, int, torch.Tensor]]:
-        """Name, group and tensor of all parameters that the library has, or will have."""
-        if self._tensors:
-            return [(t.name, t.group, t.p) for t in self._tensors]
-        return [
-            (name, index, p)
-            for index, (group, names) in enumerate(zip(self.param_groups, self._names()))
-            for name, p in zip(names, group["params"])
-            if p.requires_grad or name in self._loaded
-        ]
-
     def _mask_of(self, name: str, index: int, p: torch.Tensor) -> torch.Tensor | None:
         """The group's "exp_avg_mask" for its parameter, as 0 and 1."""
         mask: torch.Tensor | None = self.param_groups[index].get(MASK)
@@ -190,29 +176,12 @@ class SottoOptimizer(Groups):
         dtypes = {p.dtype for _, _, p in trained}
         return dtypes.pop() if len(dtypes) == 1 else torch.float32
 
-    @staticmethod
-    def _check_params(trained: list[tuple[str, int, torch.Tensor]]) -> None:
-        """Errors: UnsupportedError (a parameter that the library cannot work on: names it)."""
-        for name, _, p in trained:
-            check_param(name, p)
-            if p.device != trained[0][2].device:
-                raise UnsupportedError(
-                    f'parameter "{name}" is on {p.device}, "{trained[0][0]}" on '
-                    f"{trained[0][2].device}; all have to be on one device"
-                )
-
     def _build(self) -> plain.Optimizer:
         self.synchronize()
         self._follow_replaced()
         if self._optim is not None:
             return self._optim
-        trained = self._registered()
-        if not trained:
-            raise InvalidStateError(
-                "no parameter of the optimizer requires a gradient: there is nothing to train"
-            )
-        check_whole((name, p) for name, _, p in trained)
-        self._check_params(trained)
+        trained = self._trained()
         self._meet_averagers()
         self._tensors = [
             Tensor(name, group, p, self._mask_of(name, group, p)) for name, group, p in trained
@@ -223,13 +192,7 @@ class SottoOptimizer(Groups):
         params = self._gradients.registered()
         self._optim = plain.Optimizer(params, json.dumps(self._config()), comm=self._comm)
         self._sent = [self._hyper(group) for group in self.param_groups]
-        known = {id(p) for _, _, p in trained}
-        self._untrained = [
-            (name, p)
-            for group, names in zip(self.param_groups, self._names())
-            for name, p in zip(names, group["params"])
-            if id(p) not in known
-        ]
+        self._note_untrained()
         return self._optim
 
     def _drop(self) -> None:
@@ -240,7 +203,6 @@ class SottoOptimizer(Groups):
 
     def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
         super()._replace(new)
-        self._untrained = [(name, new.get(id(p), p)) for name, p in self._untrained]
         if self._gradients is not None:
             self._gradients.replace(new)
             self._meet_averagers()
@@ -286,14 +248,6 @@ class SottoOptimizer(Groups):
     def _meet_averagers(self) -> None:
         self._meet_engine()
         self._ddp = ddp_modules(p for _, _, p in self._registered())
-
-    def _check_untrained(self) -> None:
-        for name, p in self._untrained:
-            if p.grad is not None:
-                raise InvalidStateError(
-                    f'parameter "{name}" has a gradient, but did not require one at the first '
-                    "step; make a new optimizer and load the state"
-                )
 
     def _ready(self, *, micro_batch: bool = False) -> plain.Optimizer:
         """The library's optimizer, which knows where the gradients are."""
@@ -427,7 +381,7 @@ class SottoOptimizer(Groups):
         super().add_param_group(param_group)
         try:
             self._check_constants()
-            self._check_params(self._registered())
+            check_params(self._registered())
         except BaseException:
             self.param_groups.pop()
             raise

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
-import torch
-
 from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
-from .replaced import Replaced
+from .parameters import Parameters
 
 # Schedules of a configuration that start from the optimizer's lr; the others have their own rates.
 RELATIVE_SCHEDULES = ("WarmupCosineLR",)
@@ -30,7 +28,7 @@ CONSTANTS = MappingProxyType(
 )
 
 
-class Groups(torch.optim.Optimizer):
+class Groups(Parameters):
     """What an optimizer here does with its parameter groups; the rest is in SottoOptimizer."""
 
     _kind = ""
@@ -42,7 +40,6 @@ class Groups(torch.optim.Optimizer):
     _constants: dict[str, Any]  # the same with all that torch has: groups cannot differ in it
     _group_keys: tuple[str, ...]  # torch adds some of its own to self.defaults
     _sent: list[dict[str, Any]]  # what the library has of every group
-    _replaced: Replaced
     _held: int | None  # the step at which rates stand still for the next update
 
     @property
@@ -110,45 +107,6 @@ class Groups(torch.optim.Optimizer):
         if self._schedule:
             for group, lr in zip(self.param_groups, report["schedule"]["lr"][0]["groups"]):
                 group["lr"] = lr
-
-    def _names(self) -> list[list[str]]:
-        """A name for every parameter of every group."""
-        names, n = [], 0
-        for group in self.param_groups:
-            given = group.get("param_names")
-            names.append(
-                list(given) if given else [f"param{n + i}" for i in range(len(group["params"]))]
-            )
-            n += len(group["params"])
-        return names
-
-    # ---- parameters that others take the place of ------------------------------------------------
-
-    def _follow_replaced(self) -> None:
-        """Takes what modules have been given in place of parameters: load_state_dict(assign=True).
-
-        Errors: InvalidStateError (one parameter became several).
-        """
-        if self._replaced:
-            named = [
-                (name, p)
-                for group, names in zip(self.param_groups, self._names())
-                for name, p in zip(names, group["params"])
-            ]
-            new = self._replaced.take(named)
-            if new:
-                self._replace(new)
-                self._replaced.watch(new.get(id(p), p) for _, p in named)
-
-    def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
-        """new: Parameters that take the place of others, by the ids of those."""
-        for group in self.param_groups:
-            group["params"][:] = [new.get(id(p), p) for p in group["params"]]
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's."""
-        self._follow_replaced()
-        super().zero_grad(set_to_none)
 
     # ---- the configuration's schedule ------------------------------------------------------------
 

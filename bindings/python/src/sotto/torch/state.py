@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
@@ -31,11 +31,36 @@ FORMAT = 2
 KNOWN = (1, FORMAT)  # 1 has "checkpoint" in place of "form"
 
 
-def _tensor(blob: bytearray) -> torch.Tensor:
+class Described(Protocol):
+    """An optimizer or outer optimizer whose state is described."""
+
+    _kind: str
+
+    def _registered(self) -> list[tuple[str, int, torch.Tensor]]: ...
+
+
+def tensor_of(blob: bytearray) -> torch.Tensor:
+    """Bytes as states have them."""
     return torch.frombuffer(blob, dtype=torch.uint8)
 
 
-def description(optimizer: SottoOptimizer) -> dict[str, Any]:
+def bytes_of(blob: torch.Tensor) -> Any:
+    """What the library takes of a tensor_of()."""
+    return blob.cpu().contiguous().numpy()
+
+
+def gather(comm: Comm, blob: torch.Tensor) -> list[torch.Tensor]:
+    """The bytes of all ranks, of any lengths. Collective."""
+    lengths = torch.empty(comm.size, dtype=torch.int64)
+    comm.all_gather(torch.tensor([blob.numel()]), lengths).wait()
+    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
+    padded[: blob.numel()] = blob
+    rows = torch.empty(comm.size * padded.numel(), dtype=torch.uint8)
+    comm.all_gather(padded, rows).wait()
+    return [row[:n].clone() for row, n in zip(rows.view(comm.size, -1), lengths.tolist())]
+
+
+def description(optimizer: Described) -> dict[str, Any]:
     """The entry "sotto" without a state of the library."""
     trained = optimizer._registered()
     return {
@@ -58,7 +83,7 @@ def own_state(optimizer: SottoOptimizer, optim: plain.Optimizer, policy: str) ->
         "world_size": comm.size,
         "error_feedback": _has_error_feedback(optimizer, optim),
         "frozen": optimizer.standing_still(),
-        "blob": _tensor(optim.export_state("common")),
+        "blob": tensor_of(optim.export_state("common")),
     }
 
 
@@ -77,25 +102,18 @@ def mean_state(optimizer: SottoOptimizer, optim: plain.Optimizer) -> dict[str, A
     return {
         "form": "mean",
         "frozen": optimizer.standing_still(),
-        "blob": _tensor(optim.export_state("mean")),
+        "blob": tensor_of(optim.export_state("mean")),
     }
 
 
 def whole_state(optimizer: SottoOptimizer, optim: plain.Optimizer) -> dict[str, Any]:
     """The states of all ranks. Collective."""
     mine = own_state(optimizer, optim, "mean")
-    comm = optimizer._comm
-    lengths = torch.empty(comm.size, dtype=torch.int64)
-    comm.all_gather(torch.tensor([mine["blob"].numel()]), lengths).wait()
-    padded = torch.zeros(int(lengths.max()), dtype=torch.uint8)
-    padded[: mine["blob"].numel()] = mine["blob"]
-    rows = torch.empty(comm.size * padded.numel(), dtype=torch.uint8)
-    comm.all_gather(padded, rows).wait()
-    blobs = [row[:n].clone() for row, n in zip(rows.view(comm.size, -1), lengths.tolist())]
+    blobs = gather(optimizer._comm, mine["blob"])
     return {**mine, "form": "whole", "rank": 0, "blob": blobs[0], "blobs": blobs}
 
 
-def check_saved(optimizer: SottoOptimizer, saved: Mapping[str, Any]) -> None:
+def check_saved(optimizer: Described, saved: Mapping[str, Any]) -> None:
     """Errors: InvalidArgumentError (another optimizer or model: names what differs)."""
     if saved["format"] not in KNOWN:
         raise InvalidArgumentError(
@@ -131,14 +149,14 @@ def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, 
     """
     form = saved.get("form") or saved["checkpoint"]
     if form in ("mean", "exact"):
-        optim.import_state(_bytes(saved["blob"]), form)
+        optim.import_state(bytes_of(saved["blob"]), form)
         return
     if form == "reset":
-        optim.import_state(_bytes(saved["blob"]), "common")
+        optim.import_state(bytes_of(saved["blob"]), "common")
         return
     comm, rank, world = optimizer._comm, saved["rank"], saved["world_size"]
     whole = form == "whole" and world == comm.size
-    blob = _bytes(saved["blobs"][comm.rank] if whole else saved["blob"])
+    blob = bytes_of(saved["blobs"][comm.rank] if whole else saved["blob"])
     fits = whole or (rank == comm.rank and world == comm.size)
     if optimizer._kind == "ZeroOneAdam" and comm.size > 1:
         _check_common(comm, blob, fits)
@@ -156,10 +174,6 @@ def load(optimizer: SottoOptimizer, optim: plain.Optimizer, saved: Mapping[str, 
             "save what gather_state() gives, which every rank has to call",
             stacklevel=4,
         )
-
-
-def _bytes(blob: torch.Tensor) -> Any:
-    return blob.cpu().contiguous().numpy()
 
 
 def _check_common(comm: Comm, blob: Any, fits: bool) -> None:

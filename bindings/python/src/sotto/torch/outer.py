@@ -1,0 +1,448 @@
+"""Outer steps around the inner steps of any optimizer of torch: CO2, DiLoCo and their family."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from types import MappingProxyType
+from typing import Any, NoReturn, overload
+
+import torch
+
+from .. import outer as plain
+from .._buffers import HOST
+from ..comm import Comm
+from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
+from ..group import meet
+from ..optim import config_report
+from ..work import Work
+from . import outer_state as states
+from .averagers import check_local, check_whole, ddp_over_ranks_of, deepspeed_engine
+from .base import SottoOptimizer
+from .gradients import Tensor
+from .parameters import Parameters
+from .replaced import Replaced
+
+# Inner optimizers that cannot be: the name of a class, and what it does.
+REFUSED = MappingProxyType(
+    {
+        "ZeroOneAdam": "0/1 Adam has local steps and synchronisations of its own",
+        "OnebitAdam": "it averages over the ranks in every step",
+        "OnebitLamb": "it averages over the ranks in every step",
+        "ZeroRedundancyOptimizer": "every rank updates a shard and sends it to the others",
+        "PostLocalSGDOptimizer": "it averages parameters; preset post_local_sgd does that here",
+    }
+)
+
+
+def _check_inner(inner: Any) -> None:
+    kind = type(inner)
+    name = kind.__qualname__
+    if not isinstance(inner, torch.optim.Optimizer):
+        raise InvalidArgumentError(
+            f"inner_optimizer is of type {name}; it has to be a torch.optim.Optimizer"
+        )
+    if isinstance(inner, Outer):
+        raise InvalidArgumentError(
+            "inner_optimizer is an Outer; give this one the optimizer that it is around"
+        )
+    names = {base.__name__ for base in kind.__mro__}
+    if isinstance(inner, SottoOptimizer):
+        names &= {"ZeroOneAdam"}  # the others may have a comm of one rank
+    for refused in names & set(REFUSED):
+        raise UnsupportedError(
+            f"inner_optimizer is a {name}, which is not supported: {REFUSED[refused]}"
+        )
+    if isinstance(inner, SottoOptimizer) and inner._comm.size > 1:
+        raise UnsupportedError(
+            f"inner_optimizer is a {name} that averages over {inner._comm.size} ranks in every "
+            "step; allowed is one on a comm of one rank. The configuration file composes the two: "
+            '"sotto": {"outer": {...}} of the optimizer'
+        )
+
+
+class Outer(Parameters):
+    """Inner steps that send nothing, and outer ones that average what they have changed.
+
+    A torch optimizer around another one, which makes the inner steps: this rank's alone, with the
+    gradients of this rank's samples. Every ``period`` of them what they have changed is averaged
+    over the ranks, in the background of the next ones, and moves an anchor from which all go on:
+
+        inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        optimizer = sotto.torch.Outer(inner, preset="co2", period=12, codec="onebit")
+
+    Parameter groups and their state are those of the inner optimizer: torch's schedulers work on
+    either.
+
+    inner_optimizer: any of torch's, or one of sotto.torch on a comm of one rank, not 0/1 Adam
+    preset: "co2", "diloco", "streaming_diloco", "slowmo", "local_sgd" and the others of
+            docs/outer-configuration.md
+    period: inner steps from one launch of an average to the next; None: the preset's
+    codec:  of what is averaged: a type, "onebit" for one, or a dict; None: the preset's
+    comm:   as for the other optimizers here; None: the default comm, or of torch's process group
+    ddp:    True: DistributedDataParallel around the model averages gradients too, over the ranks of
+            a host for one. Without it that is an error where it averages over ranks of the comm
+    keys:   delay, alpha, beta, merge and all other keys of the section "sotto": {"outer": {...}}
+
+    Parameters are those that require gradients at the first step: float32, or float16 and bfloat16,
+    which have float32 masters; dense, all in host memory or all on one CUDA device, equal on all
+    ranks then: see broadcast_parameters(). Buffers of modules stay each rank's own. The library's
+    outer optimizer is made at the first step or load_state_dict(), collectively. Later every rank
+    has to make as many steps as the others; collective is a step in which something is launched or
+    consumed. The inner learning rate that outer steps may need is that of group 0.
+
+    Parameters may move to other memory of the same dtype, device and shape, and modules may be
+    given others in their place. One that is frozen later gets no more inner steps; outer steps go
+    on until what it has changed before is averaged and their momentum has faded.
+
+    GradScaler works: an inner step whose gradients overflow is left out on this rank, and counted.
+    An exception of an inner step is not counted: other ranks would wait for this one.
+
+    On a CUDA device outer steps start behind what is queued on PyTorch's current stream, and what
+    is queued there later comes after them. A step's error is raised by the next call, or by
+    synchronize().
+
+    Errors: InvalidArgumentError (inner_optimizer; a key: names it and what is allowed),
+    UnsupportedError (an inner optimizer that averages; a parameter of FSDP, a DTensor, or one that
+    is not as above: names it; what is not built).
+    """
+
+    _kind = "Outer"
+
+    def __init__(
+        self,
+        inner_optimizer: torch.optim.Optimizer,
+        *,
+        preset: str = "co2",
+        period: int | None = None,
+        codec: str | Mapping[str, Any] | None = None,
+        comm: Comm | None = None,
+        ddp: bool = False,
+        **keys: Any,
+    ) -> None:
+        _check_inner(inner_optimizer)
+        self.inner = inner_optimizer
+        self._forget()
+        self._outer: plain.Outer | None = None
+        self._flying: Work | None = None  # a step on a device whose end is not seen
+        self._at: list[int] = []  # where the library knows the parameters to lie
+        self._ddp: list[Any] = []  # DistributedDataParallel modules that must not average
+        self._allow_ddp = ddp
+        self._evaluating = False
+        self._lr: float | None = None  # of the last inner step
+        self._step_supports_amp_scaling = True  # GradScaler leaves its verdict to step()
+        self.__setstate__({})  # torch's hooks
+        self._comm = meet(comm)
+        given = {"preset": preset, "period": period, "codec": codec}
+        self._section = {**{k: v for k, v in given.items() if v is not None}, **keys}
+        # Wrong values are told now, not at the first step. Some optimizer has to be in a file.
+        file = {"optimizer": {"type": "SGD"}, "sotto": {"outer": self._section}}
+        report = config_report(file, world_size=self._comm.size)
+        if not report["can_run"]:
+            raise UnsupportedError("; ".join(report["reasons"]))
+        check_whole((name, p) for name, _, p in self._registered())
+        self._replaced = Replaced()
+        self._replaced.watch(p for _, _, p in self._named())
+
+    # ---- the inner optimizer's ------------------------------------------------------------------
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Those of the inner optimizer."""
+        return self.inner.param_groups
+
+    @property
+    def state(self) -> Any:  # type: ignore[override]
+        """That of the inner optimizer."""
+        return self.inner.state
+
+    @property
+    def defaults(self) -> dict[str, Any]:  # type: ignore[override]
+        """Those of the inner optimizer."""
+        return self.inner.defaults
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As the inner optimizer's."""
+        self._follow_replaced()
+        self.inner.zero_grad(set_to_none)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Before the first step alone. Errors: InvalidStateError (after it)."""
+        if self._outer is not None:
+            raise InvalidStateError(
+                "parameters cannot be added after the first step; make a new optimizer"
+            )
+        self._follow_replaced()
+        self.inner.add_param_group(param_group)
+        try:
+            check_whole((name, p) for name, _, p in self._registered())
+        except BaseException:
+            self.param_groups.pop()
+            raise
+        self._replaced.watch(p for _, _, p in self._named())
+
+    def _inner_step(self, closure: Callable[[], float] | None) -> float | None:
+        """Of this rank. Where GradScaler has found an overflow there is none, or the inner one
+        leaves it out."""
+        step: Callable[..., float | None] = self.inner.step
+        arguments = () if closure is None else (closure,)
+        found_inf, scale = (getattr(self, name, None) for name in ("found_inf", "grad_scale"))
+        if found_inf is None:
+            return step(*arguments)
+        if getattr(self.inner, "_step_supports_amp_scaling", False):
+            inner: Any = self.inner
+            inner.found_inf, inner.grad_scale = found_inf, scale
+            try:
+                return step(*arguments)
+            finally:
+                for name in ("found_inf", "grad_scale"):
+                    inner.__dict__.pop(name, None)
+        if bool(found_inf.item()):
+            return None
+        if scale is not None:
+            inverse = scale.double().reciprocal().float()  # as GradScaler.unscale_() has it
+            for _, _, p in self._named():
+                if p.grad is not None:
+                    p.grad.mul_(inverse.to(p.grad.device))
+        return step(*arguments)
+
+    # ---- the library's outer optimizer ----------------------------------------------------------
+
+    def _build(self) -> plain.Outer:
+        self.synchronize()
+        self._follow()
+        if self._outer is not None:
+            return self._outer
+        if deepspeed_engine(self) is not None:
+            raise UnsupportedError(
+                "DeepSpeed's engine averages the gradients in every step; its configuration has "
+                'outer steps as "sotto": {"outer": {...}}'
+            )
+        trained = self._trained()
+        for name, _, p in trained:
+            if isinstance(self.inner, SottoOptimizer) and p.dtype != torch.float32:
+                raise UnsupportedError(
+                    f'parameter "{name}" is {p.dtype}, of which {type(self.inner).__name__} keeps '
+                    "a float32 master of its own; allowed is float32, or an optimizer of torch"
+                )
+        self._ddp = (
+            [] if self._allow_ddp else ddp_over_ranks_of(self._comm, (p for *_, p in trained))
+        )
+        tensors = [Tensor(name, group, p) for name, group, p in trained]
+        params = [plain.OuterParam(t.master, t.name, t.copy) for t in tensors]
+        self._outer = plain.Outer(params, self._section, comm=self._comm)
+        self._tensors = tensors
+        self._at = [t.p.data_ptr() for t in tensors]
+        self._note_untrained()
+        return self._outer
+
+    def _drop(self) -> None:
+        outer, self._outer, self._tensors = self._outer, None, []
+        if outer is not None:
+            outer.close()
+
+    def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        for tensor in self._tensors:
+            tensor.p = new.get(id(tensor.p), tensor.p)
+        super()._replace(new)
+        state = self.inner.state
+        for p in [p for p in state if isinstance(p, torch.Tensor) and id(p) in new]:
+            state[new[id(p)]] = state.pop(p)
+
+    def _follow_replaced(self) -> None:
+        if not isinstance(self.inner, SottoOptimizer):
+            super()._follow_replaced()
+            return
+        before = [id(p) for _, _, p in self._named()]
+        self.inner._follow_replaced()  # which has the same groups
+        new = {old: p for old, (_, _, p) in zip(before, self._named()) if old != id(p)}
+        for tensor in self._tensors:
+            tensor.p = new.get(id(tensor.p), tensor.p)
+
+    @torch.no_grad()
+    def _follow(self) -> None:
+        """Tells the library where the parameters lie.
+
+        Errors: InvalidStateError (dtype, device or shape has changed, one became several).
+        """
+        self._follow_replaced()
+        at = [t.p.data_ptr() for t in self._tensors]
+        if self._outer is None or at == self._at:
+            return
+        for tensor in self._tensors:
+            tensor.check_still()
+        for tensor, now, before in zip(self._tensors, at, self._at):
+            if now != before:
+                tensor.move()
+        copies = [t.copy for t in self._tensors]
+        self._outer.set_params(
+            [t.master for t in self._tensors],
+            None if all(copy is None for copy in copies) else copies,
+        )
+        self._at = at
+
+    @torch.no_grad()
+    def _adopt(self) -> None:
+        """Masters take what inner steps, or others, have written into 16-bit parameters."""
+        for tensor in self._tensors:
+            if tensor.copy is not None:
+                tensor.adopt()
+
+    def _check_at_work(self, what: str) -> None:
+        if self._evaluating:
+            raise InvalidStateError(
+                f"{what} inside evaluation(): the anchor is in the place of the parameters"
+            )
+        on_cuda = self._outer is not None and self._outer.cuda != HOST
+        if on_cuda and torch.cuda.is_current_stream_capturing():
+            raise InvalidStateError(
+                f"{what} cannot be recorded into a CUDA graph; capture what comes before it"
+            )
+
+    # ---- torch.optim.Optimizer ------------------------------------------------------------------
+
+    @overload
+    def step(self, closure: None = ...) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """The inner optimizer's step, then the outer one: in most calls that only counts.
+
+        closure: as the inner optimizer takes it; its loss is returned.
+        Errors: those of the inner step; InvalidStateError (inside evaluation(); DDP has averaged:
+        neither step was made); NonfiniteError ("nonfinite": "error"), the comm's own: the inner
+        step was made and is not counted, anchor and momentum are those of before.
+        """
+        self._check_at_work("step()")
+        outer = self._build()
+        check_local(self._ddp)
+        self._check_untrained()
+        lr = self.param_groups[0].get("lr")
+        self._lr = None if lr is None else float(lr)
+        if outer.info().next_boundary == 1:
+            outer.set(lr=self._lr)
+        loss = self._inner_step(closure)
+        self._adopt()
+        self._await(outer.step())
+        return loss
+
+    def _await(self, work: Work) -> None:
+        """Work of the caller from now on comes after the operation: the host's, or a stream's."""
+        if work.on_cuda:
+            self._flying = work
+            work.wait_stream()
+        else:
+            work.wait()
+
+    def synchronize(self) -> None:
+        """Waits until the last step has ended on its CUDA device. Errors: those of the step."""
+        work, self._flying = self._flying, None
+        if work is not None:
+            work.wait()
+
+    def flush(self) -> None:
+        """Averages and consumes everything: the parameters become the anchor, equal on all ranks.
+
+        For the end of a training. Collective; nothing before the first step.
+        Errors: those of step().
+        """
+        self._check_at_work("flush()")
+        if self._outer is None:
+            return
+        outer = self._build()
+        outer.set(lr=self._lr)
+        self._adopt()
+        self._await(outer.flush())
+
+    @contextmanager
+    def evaluation(self) -> Iterator[None]:
+        """The anchor is in the place of the parameters inside; then they are back, bit for bit.
+
+        Local. Averages under way go on. Errors: InvalidStateError (inside another), the comm's own.
+        """
+        self._check_at_work("evaluation()")
+        if self._outer is None:  # the parameters are what the first anchor will be
+            yield
+            return
+        outer = self._build()
+        self._adopt()
+        with outer.evaluation():
+            self._evaluating = True
+            try:
+                yield
+                self._follow()
+            finally:
+                self._evaluating = False
+
+    def set(self, *, loss: float | None = None, weight: float | None = None) -> None:
+        """What belongs to the next averages; see sotto.outer.Outer.set().
+
+        loss: told to the other ranks. weight: 1, or 0: the inner steps of this rank do not count,
+        as on a rank that has run out of samples. Collective if no step was made yet.
+        """
+        self._build().set(loss=loss, weight=weight)
+
+    def vote(self, bits: int) -> None:
+        """Bits that travel with the next average; info().votes has those of all ranks, or-ed, when
+        it was consumed, at the same step on all. Collective if no step was made yet."""
+        self._build().vote(bits)
+
+    def info(self) -> plain.OuterInfo:
+        """Steps, rounds, averages under way and the like. Collective if no step was made yet."""
+        return self._build().info()
+
+    def close(self) -> None:
+        """Gives the library's outer optimizer back; call it before the comm's close()."""
+        try:
+            self.synchronize()
+        finally:
+            self._drop()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The inner optimizer's, and under "sotto" what the library keeps, as a tensor of bytes.
+
+        That is parameters, anchor, momentum, error feedback, counters and the average under way,
+        which it waits for. Any rank can make it alone, after any step, also when the comm has
+        failed. If every rank saves and loads its own, all go on bit for bit. If all load the state
+        of one rank, its parameters and its inner optimizer's state are everybody's. For as many
+        ranks as there were.
+        Errors: InvalidStateError (inside evaluation()), those of the last step on a CUDA device.
+        """
+        self._check_at_work("state_dict()")
+        self.synchronize()
+        for before in self._optimizer_state_dict_pre_hooks.values():
+            before(self)
+        self._follow()
+        self._adopt()
+        state = states.own_state(self)
+        for behind in self._optimizer_state_dict_post_hooks.values():
+            state = behind(self, state) or state
+        return state
+
+    def gather_state(self) -> dict[str, Any]:
+        """The states of all ranks in one, the same on all: each goes on bit for bit from it. As
+        large as all of them together. Collective. Errors: those of state_dict(), the comm's own."""
+        return states.gathered(self, self.state_dict())
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes a state_dict() or gather_state(). Collective: every rank loads one, the same or its
+        own. Parameters become those of the state, whatever they were. Nothing changes on error.
+
+        A warning says where a rank goes on from another one's state. Keys alpha, beta, penalty and
+        clip may be others than those of the state.
+        Errors: InvalidArgumentError (another optimizer, model, preset, period, delay, codec,
+        fragments or number of ranks: names what differs), InvalidStateError (inside evaluation()).
+        """
+        self._check_at_work("load_state_dict()")
+        self.synchronize()
+        for before in self._optimizer_load_state_dict_pre_hooks.values():
+            state_dict = before(self, dict(state_dict)) or state_dict
+        self._follow()
+        states.load(self, state_dict)
+        for behind in self._optimizer_load_state_dict_post_hooks.values():
+            behind(self)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "an optimizer of sotto.torch cannot be pickled or copied: save its state_dict()"
+        )

@@ -1,0 +1,136 @@
+"""States of outer optimizers around inner ones, as sotto.torch.state has them for the others.
+
+The inner optimizer's state_dict(), with an entry "sotto". Its "form" says what a load does:
+
+rank   made by one rank alone. The same rank goes on bit for bit; on others parameters, anchor,
+       momentum and counters become theirs, error feedback starts at zero
+whole  the states of all ranks: "blobs" and "inners"
+
+Both are for as many ranks as there were.
+"""
+
+from __future__ import annotations
+
+import io
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ..errors import InvalidArgumentError
+from .state import bytes_of, check_saved, description, gather, tensor_of
+
+if TYPE_CHECKING:
+    from .outer import Outer
+
+
+def own_state(optimizer: Outer) -> dict[str, Any]:
+    """What this rank makes alone."""
+    comm, inner = optimizer._comm, optimizer.inner.state_dict()
+    mine = description(optimizer)
+    if "sotto" in inner:  # of an optimizer of sotto.torch
+        mine["inner"] = inner["sotto"]
+    if optimizer._outer is not None:
+        blob = tensor_of(optimizer._outer.export_state())
+        mine.update(form="rank", rank=comm.rank, world_size=comm.size, lr=optimizer._lr, blob=blob)
+    return {**inner, "sotto": mine}
+
+
+def gathered(optimizer: Outer, mine: dict[str, Any]) -> dict[str, Any]:
+    """The states of all ranks, from that of this one. Collective."""
+    saved = mine["sotto"]
+    if saved["blob"] is None:
+        return mine
+    file = io.BytesIO()
+    torch.save({"state": mine["state"], "inner": saved.get("inner")}, file)
+    inners = gather(optimizer._comm, tensor_of(bytearray(file.getvalue())))
+    blobs = gather(optimizer._comm, saved["blob"])
+    whole = {**saved, "form": "whole", "rank": 0, "blob": blobs[0], "blobs": blobs}
+    return _with_inner({**mine, "sotto": {**whole, "inners": inners}}, 0)
+
+
+def _with_inner(state: Mapping[str, Any], rank: int) -> dict[str, Any]:
+    """The state with the inner optimizer's of a rank."""
+    saved = state["sotto"]
+    inner = torch.load(io.BytesIO(bytes_of(saved["inners"][rank]).tobytes()), weights_only=True)
+    more = {} if inner["inner"] is None else {"inner": inner["inner"]}
+    return {**state, "state": inner["state"], "sotto": {**saved, **more}}
+
+
+def load(optimizer: Outer, state: Mapping[str, Any]) -> None:
+    """See Outer.load_state_dict()."""
+    saved = state.get("sotto")
+    if saved is None or saved.get("kind") != optimizer._kind:
+        found = "no entry" if saved is None else f"{saved.get('kind')!r}"
+        raise InvalidArgumentError(
+            f'the kind in the entry "sotto" of the state is {found}, it has to be '
+            f"{optimizer._kind!r}: it was not made by a sotto.torch.Outer"
+        )
+    comm = optimizer._comm
+    loaded, lr = optimizer._loaded, optimizer._lr
+    optimizer._loaded = frozenset(saved["names"])
+    try:
+        check_saved(optimizer, saved)
+        mode, blob = "exact", saved["blob"]
+        if blob is not None and saved["world_size"] != comm.size:
+            raise InvalidArgumentError(
+                f"the state is of {saved['world_size']} ranks, here are {comm.size}; outer states "
+                "are for as many: go on from the model's parameters with a new optimizer, as "
+                "flush() or evaluation() leave them"
+            )
+        if saved["form"] == "whole":
+            blob = saved["blobs"][comm.rank]
+            state = _with_inner(state, comm.rank)
+        elif blob is not None and saved["rank"] != comm.rank:
+            mode = "common"
+        before = optimizer.inner.state_dict()
+        _load_inner(optimizer, state)
+        try:
+            _take(optimizer, blob, mode)
+        except BaseException:
+            optimizer.inner.load_state_dict(before)
+            raise
+    except BaseException:
+        optimizer._loaded, optimizer._lr = loaded, lr
+        raise
+    optimizer._lr = saved.get("lr")
+    if mode == "common":
+        warnings.warn(
+            f"the state was made by rank {saved['rank']} of {saved['world_size']}, and this is "
+            f"rank {comm.rank} of {comm.size}: what this rank had changed since the last launch is "
+            "not in it, and error feedback starts at zero. For all of it every rank has to save "
+            "and load its own state_dict(), or what gather_state() gives",
+            stacklevel=3,
+        )
+
+
+def _load_inner(optimizer: Outer, state: Mapping[str, Any]) -> None:
+    inner = {key: value for key, value in state.items() if key != "sotto"}
+    if "inner" in state["sotto"]:
+        inner["sotto"] = state["sotto"]["inner"]
+    optimizer.inner.load_state_dict(inner)
+
+
+@torch.no_grad()
+def _take(optimizer: Outer, blob: torch.Tensor | None, mode: str) -> None:
+    """The library's part. None: of before the first step."""
+    if blob is None or optimizer._outer is not None:
+        if blob is None:
+            optimizer._drop()
+        else:
+            optimizer._build().import_state(bytes_of(blob), mode)
+        return
+    # Ranks may have loaded the parameters of their checkpoints, which differ; all of them start
+    # from the same here, and then have those of the state.
+    params = [p for _, _, p in optimizer._registered()]
+    before = [p.detach().clone() for p in params]
+    try:
+        for p in params:
+            p.detach().zero_()
+        optimizer._build().import_state(bytes_of(blob), mode)
+    except BaseException:
+        optimizer._drop()
+        for p, values in zip(params, before):
+            p.detach().copy_(values)
+        raise

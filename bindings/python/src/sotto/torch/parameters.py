@@ -1,0 +1,116 @@
+"""The parameters of an optimizer here: their names, which are trained, and what replaces them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from ..errors import InvalidStateError, UnsupportedError
+from .averagers import check_whole
+from .gradients import Tensor, check_param
+from .replaced import Replaced
+
+
+class Parameters(torch.optim.Optimizer):
+    """What optimizers and outer optimizers here do with the parameters of their groups."""
+
+    _tensors: list[Tensor]  # as the library has them; empty: it has none yet
+    _loaded: frozenset[str]  # parameters of a state: frozen ones are kept too
+    _untrained: list[tuple[str, torch.Tensor]]  # those that the library does not have
+    _replaced: Replaced
+
+    def _forget(self) -> None:
+        """Nothing is registered with the library."""
+        self._tensors, self._loaded, self._untrained = [], frozenset(), []
+
+    def _names(self) -> list[list[str]]:
+        """A name for every parameter of every group."""
+        names, n = [], 0
+        for group in self.param_groups:
+            given = group.get("param_names")
+            names.append(
+                list(given) if given else [f"param{n + i}" for i in range(len(group["params"]))]
+            )
+            n += len(group["params"])
+        return names
+
+    def _named(self) -> list[tuple[str, int, torch.Tensor]]:
+        """Name, group and tensor of all parameters."""
+        return [
+            (name, index, p)
+            for index, (group, names) in enumerate(zip(self.param_groups, self._names()))
+            for name, p in zip(names, group["params"])
+        ]
+
+    def _registered(self) -> list[tuple[str, int, torch.Tensor]]:
+        """The same of those that the library has, or will have."""
+        if self._tensors:
+            return [(t.name, t.group, t.p) for t in self._tensors]
+        return [
+            (name, index, p)
+            for name, index, p in self._named()
+            if p.requires_grad or name in self._loaded
+        ]
+
+    def _trained(self) -> list[tuple[str, int, torch.Tensor]]:
+        """The same for the library, checked.
+
+        Errors: InvalidStateError (none requires a gradient), UnsupportedError (names a parameter).
+        """
+        trained = self._registered()
+        if not trained:
+            raise InvalidStateError(
+                "no parameter of the optimizer requires a gradient: there is nothing to train"
+            )
+        check_whole((name, p) for name, _, p in trained)
+        check_params(trained)
+        return trained
+
+    def _note_untrained(self) -> None:
+        known = {id(t.p) for t in self._tensors}
+        self._untrained = [(name, p) for name, _, p in self._named() if id(p) not in known]
+
+    def _check_untrained(self) -> None:
+        for name, p in self._untrained:
+            if p.grad is not None:
+                raise InvalidStateError(
+                    f'parameter "{name}" has a gradient, but did not require one at the first '
+                    "step; make a new optimizer and load the state"
+                )
+
+    # ---- parameters that others take the place of ------------------------------------------------
+
+    def _follow_replaced(self) -> None:
+        """Takes what modules have been given in place of parameters: load_state_dict(assign=True).
+
+        Errors: InvalidStateError (one parameter became several).
+        """
+        if self._replaced:
+            named = [(name, p) for name, _, p in self._named()]
+            new = self._replaced.take(named)
+            if new:
+                self._replace(new)
+                self._replaced.watch(new.get(id(p), p) for _, p in named)
+
+    def _replace(self, new: Mapping[int, torch.Tensor]) -> None:
+        """new: Parameters that take the place of others, by the ids of those."""
+        for group in self.param_groups:
+            group["params"][:] = [new.get(id(p), p) for p in group["params"]]
+        self._untrained = [(name, new.get(id(p), p)) for name, p in self._untrained]
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's."""
+        self._follow_replaced()
+        super().zero_grad(set_to_none)
+
+
+def check_params(trained: list[tuple[str, int, torch.Tensor]]) -> None:
+    """Errors: UnsupportedError (a parameter that the library cannot work on: names it)."""
+    for name, _, p in trained:
+        check_param(name, p)
+        if p.device != trained[0][2].device:
+            raise UnsupportedError(
+                f'parameter "{name}" is on {p.device}, "{trained[0][0]}" on '
+                f"{trained[0][2].device}; all have to be on one device"
+            )
