@@ -19,6 +19,7 @@
 #include "transports/nccl/nccl_backend.h"
 #endif
 #include "transports/nccl/params.h"
+#include "transports/tcp/caps.h"
 #include "transports/tcp/tcp_backend.h"
 
 namespace sotto::capi {
@@ -132,6 +133,20 @@ BackendFactories all_backends(ParamReader& reader) {
 #include "core/base/transports.def"
   std::erase_if(backends, [](const auto& entry) { return entry.second.make == nullptr; });
   return backends;
+}
+
+Result<std::shared_ptr<Device>> make_host_device(const Params& params,
+                                                 const Environment& environment, uint32_t threads) {
+  SOTTO_ASSIGN(const SimdLevel limit, simd_level_from_name(params.simd));
+  SOTTO_ASSIGN(std::shared_ptr<Device> device,
+               make_cpu_device(choose_threads(params, environment, threads), limit));
+  return device;
+}
+
+TransportCaps network_caps(const Params& params) {
+  TransportCaps caps = tcp::kCaps;
+  if (params.segment_bytes != 0) caps.segment_bytes = static_cast<uint64_t>(params.segment_bytes);
+  return caps;
 }
 
 Result<std::shared_ptr<Context>> make_context(ContextOptions options,

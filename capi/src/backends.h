@@ -21,6 +21,13 @@ BackendFactories all_backends(ParamReader& reader);
 Result<std::shared_ptr<Context>> make_context(ContextOptions options,
                                               const ContextChoices& choices);
 
+// The processor as a context of these variables has it. threads: 0: as ContextChoices.
+Result<std::shared_ptr<Device>> make_host_device(const Params& params,
+                                                 const Environment& environment, uint32_t threads);
+
+// Of the transport between hosts, with the messages that these variables ask for.
+TransportCaps network_caps(const Params& params);
+
 // JSON; made at the first call, lives as long as the process.
 const std::string& build_info();
 

@@ -72,6 +72,36 @@ FloatSink sink_of(std::vector<float>* values) {
 
 }  // namespace
 
+template <class Visit>
+Status CompressedState::for_each_array(const CompressedLayout& layout, Visit&& visit) {
+  if (!settings_.residual) return ok_status();
+  const uint64_t instances = layout.instances();
+  SOTTO_TRY(visit(worker_, layout.compressed_elements() * 4));
+  for (DeviceArray& server : server_) SOTTO_TRY(visit(server, layout.chunk_elements() * 4));
+  if (!has_scales()) return ok_status();
+  SOTTO_TRY(visit(worker_scale_, instances * 4));
+  SOTTO_TRY(visit(worker_counts_, instances * 8));
+  SOTTO_TRY(visit(server_counts_, instances * 8));
+  for (int i = 0; i < 2; ++i) {
+    SOTTO_TRY(visit(server_scale_[i], instances * 4));
+    SOTTO_TRY(visit(bits_[i], layout.compressed_elements() / 8));
+    SOTTO_TRY(visit(messages_[i], layout.message_bytes()));
+  }
+  return ok_status();
+}
+
+uint64_t CompressedState::bytes_of(const CompressedLayout& layout, const CodecSettings& settings) {
+  CompressedState s;
+  s.settings_ = settings;
+  uint64_t sum = 0;
+  const auto add = [&sum](DeviceArray&, uint64_t bytes) {
+    sum += bytes;
+    return ok_status();
+  };
+  (void)s.for_each_array(layout, add);
+  return sum;
+}
+
 Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAccess& access,
                                               const CompressedLayout& layout,
                                               const CodecSettings& settings) {
@@ -81,23 +111,11 @@ Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAcce
   s.settings_ = settings;
   s.rank_ = comm.rank();
   s.size_ = comm.size();
-  if (!settings.residual) return s;
-  const auto take = [&](DeviceArray& array, uint64_t bytes) -> Status {
+  SOTTO_TRY(s.for_each_array(layout, [&](DeviceArray& array, uint64_t bytes) -> Status {
     SOTTO_ASSIGN(array, DeviceArray::make(access.device(), bytes));
     return ok_status();
-  };
-  const uint64_t instances = layout.instances();
-  SOTTO_TRY(take(s.worker_, layout.compressed_elements() * 4));
-  for (DeviceArray& server : s.server_) SOTTO_TRY(take(server, layout.chunk_elements() * 4));
-  if (!s.has_scales()) return s;
-  SOTTO_TRY(take(s.worker_scale_, instances * 4));
-  SOTTO_TRY(take(s.worker_counts_, instances * 8));
-  SOTTO_TRY(take(s.server_counts_, instances * 8));
-  for (int i = 0; i < 2; ++i) {
-    SOTTO_TRY(take(s.server_scale_[i], instances * 4));
-    SOTTO_TRY(take(s.bits_[i], layout.compressed_elements() / 8));
-    SOTTO_TRY(take(s.messages_[i], layout.message_bytes()));
-  }
+  }));
+  if (!settings.residual || !s.has_scales()) return s;
   SOTTO_TRY(s.set_counts(std::vector<uint8_t>(layout.flat_elements() / 8, 0xff)));
   return s;
 }

@@ -45,6 +45,9 @@ class CompressedState {
                                       const CompressedLayout& layout,
                                       const CodecSettings& settings);
 
+  // What bytes() of such a state is.
+  static uint64_t bytes_of(const CompressedLayout& layout, const CodecSettings& settings);
+
   // Binds the slots; the result and the new server residual go to the buffers that are not current.
   void bind(Run& run, const CompressedSlots& slots) const { bind(run, slots, current_); }
   // The same for an operation that begins when buffers `current` will be current, 0 or 1.
@@ -98,6 +101,9 @@ class CompressedState {
   uint64_t bytes() const;
 
  private:
+  // visit(array, bytes) for every array that the settings call for, until one fails.
+  template <class Visit>
+  Status for_each_array(const CompressedLayout& layout, Visit&& visit);
   Status worker_run(const TensorRun& run, const std::vector<float>& scales,
                     const std::vector<uint8_t>& valid_bits, float* out) const;
   Result<std::vector<float>> scales_of(const DeviceArray& scales) const;

@@ -12,28 +12,13 @@ std::vector<LayoutTensor> tensors_of(const ParameterSet& parameters,
   return out;
 }
 
-// One space of the fragment's tensors, one after the other.
-CompressedLayout layout_of(const OuterContext& context, const std::vector<uint32_t>& tensors) {
-  const CodecSettings codec = context.config.codec.value_or(CodecSettings{});
-  const auto ranks = static_cast<uint32_t>(context.comm->size());
-  return CompressedLayout(tensors_of(*context.parameters, tensors),
-                          context.config.codec ? ranks : 1, codec.chunk_align, Granularity::kFlat,
-                          0, codec.row().scales);
-}
-
-// Of inner steps before outer steps begin: live parameters become their mean.
-OuterConfig mean_of_parameters() {
-  OuterConfig c;
-  c.payload = OuterPayload::kParams;
-  c.schedule.period = 1;
-  c.rule.kind = OuterRule::kNone;
-  return c;
-}
-
 }  // namespace
 
 FragmentPlans::FragmentPlans(const OuterContext& context, const std::vector<uint32_t>& tensors)
-    : context_(context), layout_(layout_of(context, tensors)), mean_config_(mean_of_parameters()) {
+    : context_(context),
+      layout_(outer_layout(context.config, tensors_of(*context.parameters, tensors),
+                           static_cast<uint32_t>(context.comm->size()))),
+      mean_config_(outer_mean_of_parameters()) {
   const Comm& comm = *context_.comm;
   shape_.rank = comm.rank();
   shape_.size = comm.size();

@@ -498,6 +498,21 @@ OuterPlan OuterBuilder::start() {
 
 }  // namespace
 
+CompressedLayout outer_layout(const OuterConfig& config, std::vector<LayoutTensor> tensors,
+                              uint32_t ranks) {
+  const CodecSettings codec = config.codec.value_or(CodecSettings{});
+  return CompressedLayout(std::move(tensors), config.codec ? ranks : 1, codec.chunk_align,
+                          Granularity::kFlat, 0, codec.row().scales);
+}
+
+OuterConfig outer_mean_of_parameters() {
+  OuterConfig c;
+  c.payload = OuterPayload::kParams;
+  c.schedule.period = 1;
+  c.rule.kind = OuterRule::kNone;
+  return c;
+}
+
 uint64_t OuterShape::segments() const {
   return config->penalty.granularity == OuterGranularity::kTensor ? layout->tensors().size() : 1;
 }

@@ -41,6 +41,12 @@ enum class OuterArray : uint8_t {
 };
 inline constexpr size_t kOuterArrays = static_cast<size_t>(OuterArray::kCount);
 
+// One space of a fragment's tensors, one after the other.
+CompressedLayout outer_layout(const OuterConfig& config, std::vector<LayoutTensor> tensors,
+                              uint32_t ranks);
+// Of inner steps before outer steps begin: live parameters become their mean.
+OuterConfig outer_mean_of_parameters();
+
 struct OuterShape {
   int32_t rank = 0;
   int32_t size = 1;

@@ -26,6 +26,19 @@ struct ConfigArguments {
 // stands in its way.
 int run_config(const ConfigArguments& arguments);
 
+struct PlanArguments {
+  std::string file;       // as ConfigArguments::file
+  std::string bandwidth;  // "100mbit"
+  std::string latency;    // "0.5ms"
+  std::string step_time;  // "80ms"
+  int32_t ranks = 0;
+  std::vector<uint64_t> params;  // elements: of the model, or of each tensor
+  double contention = 0;
+  bool json = false;
+};
+// What outer steps would cost. 0, or a CommandError.
+int run_plan(const PlanArguments& arguments);
+
 // Replaces this process by sotto-perf, which lies beside this program or in PATH.
 int run_bench(const std::vector<std::string>& arguments);
 

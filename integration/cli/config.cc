@@ -1,10 +1,5 @@
 // sotto config: what a DeepSpeed configuration file will do.
-#include <algorithm>
-#include <cctype>
 #include <cstdio>
-#include <fstream>
-#include <iostream>
-#include <iterator>
 
 #include "integration/cli/commands.h"
 #include "integration/cli/render.h"
@@ -12,25 +7,6 @@
 
 namespace sotto_cli {
 namespace {
-
-// A word that can hold at least "{}", and is no likely name of a file: base64url of an
-// object begins with "e".
-bool is_base64_word(const std::string& word) {
-  return word.size() >= 16 && word.front() == 'e' &&
-         std::all_of(word.begin(), word.end(), [](unsigned char c) {
-           return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '=';
-         });
-}
-
-std::string read_file(const std::string& name) {
-  if (name == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
-  std::ifstream file(name, std::ios::binary);
-  if (!file && is_base64_word(name)) return name;
-  if (!file) throw CommandError("cannot open " + name);
-  std::string text{std::istreambuf_iterator<char>(file), {}};
-  if (file.bad() || text.empty()) throw CommandError(name + " is empty or cannot be read");
-  return text;
-}
 
 std::string members(const Json& object, const std::string& title) {
   if (!object.is_object()) return "";
@@ -161,7 +137,7 @@ std::string render(const Json& report) {
 }  // namespace
 
 int run_config(const ConfigArguments& arguments) {
-  const std::string config = read_file(arguments.file);
+  const std::string config = read_config_file(arguments.file);
   std::string text;
   try {
     text = read_report([&](char* buf, uint64_t cap, uint64_t* out_len) {

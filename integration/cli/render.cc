@@ -1,12 +1,38 @@
 #include "integration/cli/render.h"
 
 #include <algorithm>
+#include <cctype>
 #include <cstdint>
+#include <fstream>
+#include <iostream>
+#include <iterator>
 
 #include "integration/cli/commands.h"
 #include "sotto/sotto.h"
 
 namespace sotto_cli {
+namespace {
+
+// A word that can hold at least "{}", and is no likely name of a file: base64url of an
+// object begins with "e".
+bool is_base64_word(const std::string& word) {
+  return word.size() >= 16 && word.front() == 'e' &&
+         std::all_of(word.begin(), word.end(), [](unsigned char c) {
+           return std::isalnum(c) != 0 || c == '-' || c == '_' || c == '=';
+         });
+}
+
+}  // namespace
+
+std::string read_config_file(const std::string& name) {
+  if (name == "-") return {std::istreambuf_iterator<char>(std::cin), {}};
+  std::ifstream file(name, std::ios::binary);
+  if (!file && is_base64_word(name)) return name;
+  if (!file) throw CommandError("cannot open " + name);
+  std::string text{std::istreambuf_iterator<char>(file), {}};
+  if (file.bad() || text.empty()) throw CommandError(name + " is empty or cannot be read");
+  return text;
+}
 
 std::string read_report(const std::function<int32_t(char*, uint64_t, uint64_t*)>& call) {
   std::string text;

@@ -16,6 +16,10 @@ using Json = nlohmann::ordered_json;
 std::string read_report(
     const std::function<int32_t(char* buf, uint64_t cap, uint64_t* out_len)>& call);
 
+// A configuration file's text; "-": standard input. A name that is no file, but looks like a
+// configuration as one base64url word, is that itself. Throws CommandError.
+std::string read_config_file(const std::string& name);
+
 // A value on one line: strings bare, lists separated by commas, null as a dash.
 std::string plain(const Json& value);
 

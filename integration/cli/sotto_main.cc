@@ -9,8 +9,40 @@
 namespace {
 
 using sotto_cli::ConfigArguments;
+using sotto_cli::PlanArguments;
 
 constexpr int kUsageError = 2;
+
+CLI::App* add_plan(CLI::App* app, PlanArguments* arguments) {
+  CLI::App* plan = app->add_subcommand(
+      "plan", "What outer steps (CO2, DiLoCo, ...) would cost on a link, and which ones to take");
+  plan->add_option("FILE", arguments->file,
+                   "The file with \"sotto\": {\"outer\": {...}}, or that object; as for config")
+      ->required();
+  plan->add_option("--ranks", arguments->ranks, "Ranks that average")
+      ->required()
+      ->check(CLI::Range(1, 1024));
+  plan->add_option("--bandwidth", arguments->bandwidth,
+                   "Of a rank's link, in each direction: 100mbit, 2.5gbit")
+      ->required();
+  plan->add_option("--latency", arguments->latency, "One way: 0.1ms, 25ms")->required();
+  plan->add_option("--step-time", arguments->step_time, "An inner step: 80ms, 1.2s")->required();
+  plan->add_option("--params", arguments->params,
+                   "Parameters of the model, or of each of its tensors (fragments are made of "
+                   "tensors)")
+      ->required()
+      ->delimiter(',');
+  plan->add_option("--contention", arguments->contention,
+                   "How much longer a step is beside an average, as a share")
+      ->check(CLI::Range(0.0, 1000.0))
+      ->capture_default_str();
+  plan->add_flag("--json", arguments->json, "As JSON");
+  plan->footer(
+      "Codecs and outer steps are timed on this machine. Exit code: 0, 1 with the error on "
+      "standard "
+      "error, 2 for wrong arguments.");
+  return plan;
+}
 
 int dispatch(int argc, char** argv) {
   CLI::App app(
@@ -43,9 +75,14 @@ int dispatch(int argc, char** argv) {
       "Exit code: 0 if the configuration can run here, else 1 with the error on standard error; 2 "
       "for wrong arguments.");
 
-  CLI::App* bench = app.add_subcommand("bench",
-                                       "Benchmarks; all further arguments go to sotto-perf. bench "
-                                       "net: over links of a given rate, next to other libraries");
+  PlanArguments plan_arguments;
+  const CLI::App* plan = add_plan(&app, &plan_arguments);
+
+  CLI::App* bench =
+      app.add_subcommand("bench",
+                         "Benchmarks; all further arguments go to sotto-perf. bench "
+                         "net: over links of a given rate, next to other libraries; bench "
+                         "overlap: outer steps that hide their averages");
   bench->prefix_command();
   bench->set_help_flag();  // --help is sotto-perf's
 
@@ -59,6 +96,7 @@ int dispatch(int argc, char** argv) {
   }
   if (info->parsed()) return sotto_cli::run_info(info_json);
   if (config->parsed()) return sotto_cli::run_config(arguments);
+  if (plan->parsed()) return sotto_cli::run_plan(plan_arguments);
   return sotto_cli::run_bench(bench->remaining());
 }
 

@@ -1,17 +1,11 @@
 #include "transports/tcp/tcp_transport.h"
 
+#include "transports/tcp/caps.h"
 #include "transports/tcp/control_plane.h"
 #include "transports/tcp/stream_carrier.h"
 
 namespace sotto::tcp {
 namespace {
-
-constexpr TransportCaps kCaps{.name = "tcp",
-                              // Above it the end of a collective waits for the slowest
-                              // connection, and urgent messages wait for bulk: 256 KiB take
-                              // 6 % longer for 4 MB at 1 Gbit/s. Below it calls cost:
-                              // 64 KiB take 20 % longer where links do not limit.
-                              .segment_bytes = 128 * 1024};
 
 std::vector<framed::PeerCarriers> carriers_of(std::vector<MeshPeer>& peers) {
   std::vector<framed::PeerCarriers> out;

@@ -1498,6 +1498,39 @@ SOTTO_API sotto_status sotto_outer_state_import(sotto_outer* outer, sotto_state_
  * deadline. Errors: INVALID_STATE (fork, callback). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
 
+/* What outer steps would cost, without a group: exposed time, the shortest delay that hides an
+ * average, bytes and memory for every preset and codec, and which one to take, as JSON
+ * (specification co2-overlap, sections 12.3 and 12.4). Bytes are those of the plans that ranks
+ * would run (payload_bytes_next_launch of rank 0). Memory is state_bytes of sotto_outer_info from
+ * the second boundary on that has the codec. An average takes the time of its wire and of its
+ * kernels, one after the other. Kernels are run here, on up to 4194304 elements.
+ *   json    [in]  an object with
+ *                   "params"         elements of the model, or a list with those of each tensor
+ *                   "ranks"          1 to 1024
+ *                   "bandwidth_mbit" of a rank, in each direction, 10^6 bits per second, > 0
+ *                   "step_ms"        an inner step, > 0
+ *                 and perhaps
+ *                   "config"         the text of a configuration file, the object that it holds, or
+ *                                    its "sotto.outer": predicted beside the presets
+ *                   "latency_ms"     one way; 0 without it
+ *                   "message_us"     what a message costs beside its bytes; 0
+ *                   "efficiency"     share of the bandwidth that is left for messages, in (0, 1];
+ *                                    0.956, as TCP's on Ethernet
+ *                   "contention"     how much longer a step is beside an average, as a share; 0
+ *                   "threads"        1 to 4096, for kernels; as contexts have them
+ *                   "segment_bytes"  as SOTTO_SEGMENT_BYTES
+ *                   "rates"          nanoseconds per element that are not measured then: {"fp32":
+ *                                    of a sum, "onebit": of a codec by its name, "outer": of launch
+ *                                    and update}
+ *   buf     [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written,
+ *                 and the next call with this json on this thread has the same text
+ *   cap     [in]  bytes of buf
+ *   out_len [out] bytes needed, without the final zero
+ * Threads: any. Blocks: while it measures, seconds. Errors: INVALID_ARGUMENT (names the key, what
+ * was found and what is allowed), OUT_OF_MEMORY. Since: 0.2 */
+SOTTO_API sotto_status sotto_predict_report(const char* json, char* buf, uint64_t cap,
+                                            uint64_t* out_len);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,5 @@
 #!/usr/bin/python3
-"""sotto info, config and bench: sotto_test.py PATH-OF-SOTTO"""
+"""sotto info, config, plan and bench: sotto_test.py PATH-OF-SOTTO"""
 
 import base64
 import json
@@ -130,6 +130,69 @@ class Config(unittest.TestCase):
         self.assertIn("cannot open no-such-file.json", done.stderr)
 
 
+CO2 = '{"optimizer": {"type": "AdamW"}, "sotto": {"outer": {"preset": "co2", "codec": "onebit", "period": %d}}}  // a file'
+
+
+class Plan(unittest.TestCase):
+    def plan(self, text, *changed):
+        args = {"--ranks": "4", "--bandwidth": "100mbit", "--latency": "0.1ms", "--step-time": "20ms", "--params": "1000000"}
+        args.update(changed[i : i + 2] for i in range(0, len(changed) - 1, 2))
+        words = [word for pair in args.items() for word in pair if word]
+        return sotto("plan", "-", *words, input=text)
+
+    def test_text(self):
+        done = self.plan(CO2 % 1)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        lines = [" ".join(line.split()) for line in done.stdout.splitlines()]
+        self.assertIn("1000000 parameters, 4 ranks, 100 Mbit/s of which 95.6 % carry messages, latency 0.1 ms, steps of 20 ms", lines)
+        for method in ("co2", "co2_paper", "diloco", "streaming_diloco", "slowmo", "cocod"):
+            self.assertTrue(any(line.startswith(f"{method} fp32 ") for line in lines), method)
+        for codec in ("onebit", "bf16", "int8", "int4"):
+            self.assertTrue(any(line.startswith(f"co2 {codec} ") for line in lines), codec)
+        self.assertTrue(any(line.startswith("Take: ") for line in lines))
+        self.assertTrue(any(line.startswith("configuration onebit 1 1 ") for line in lines), done.stdout)
+
+    def test_late_and_hidden(self):
+        # 375 kB of 4 million parameters' bits twice 3/4, 63 ms of 100 Mbit/s.
+        late = self.plan(CO2 % 1, "--params", "4000000")
+        self.assertRegex(late.stdout, r"A delay of [3456] steps, or 3[0-9]{2} Mbit/s, would hide its averages")
+        self.assertIn("Its averages are hidden.", self.plan(CO2 % 6, "--params", "4000000").stdout)
+        blocking = self.plan('{"preset": "diloco"}')
+        self.assertIn("It waits for every average: its delay is 0.", blocking.stdout)
+
+    def test_json(self):
+        done = self.plan('{"preset": "streaming_diloco", "period": 8, "delay": 2, "fragments": 2}', "--params", "1000000,3000000", "--json", "")
+        self.assertEqual(done.returncode, 0, done.stderr)
+        report = json.loads(done.stdout)
+        self.assertEqual((report["params"], report["tensors"], report["ranks"]), (4000000, 2, 4))
+        self.assertEqual(report["configuration"]["fragments"], 2)
+        self.assertEqual(report["configuration"]["payload_bytes_per_launch"], 6000000)
+        self.assertAlmostEqual(report["link"]["latency_ms"], 0.1)
+        gbit = json.loads(self.plan('{}', "--bandwidth", "2.5gbit", "--step-time", "1.5s", "--latency", "7us", "--json", "").stdout)
+        self.assertEqual((gbit["link"]["bandwidth_mbit"], gbit["step_ms"]), (2500, 1500))
+        self.assertAlmostEqual(gbit["link"]["latency_ms"], 0.007)
+
+    def test_errors(self):
+        for changed, text in (
+            (("--bandwidth", "100"), "--bandwidth: found 100, allowed is a number and one of bit, kbit, mbit, gbit behind it: 2.5mbit"),
+            (("--latency", "1 ms"), "--latency: found 1 ms, allowed is a number and one of ns, us, ms, s behind it: 2.5ms"),
+            (("--step-time", "fast"), "--step-time: found fast, allowed is a number and one of ns, us, ms, s behind it: 2.5ms"),
+            (("--step-time", "0ms"), "step_ms: found 0.0, allowed is a number > 0 (an inner step, in milliseconds)"),
+            (("--params", "0"), "params: found 0, allowed is a whole number >= 1 and <= 68719476736 (elements)"),
+        ):
+            done = self.plan('{}', *changed)
+            self.assertEqual((done.returncode, done.stdout), (1, ""), changed)
+            self.assertIn(text, done.stderr)
+        done = self.plan(LAMB)
+        self.assertEqual((done.returncode, done.stdout), (1, ""))
+        self.assertIn("sotto.outer: missing", done.stderr)
+        done = self.plan('{"fragments": 3, "period": 3}')
+        self.assertIn("sotto.outer.fragments: found 3 fragments, allowed is at most the number of tensors, 1", done.stderr)
+        done = self.plan('{}', "--ranks", "0")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("--ranks", done.stderr)
+
+
 class Others(unittest.TestCase):
     def test_bench_starts_what_lies_beside(self):
         with tempfile.TemporaryDirectory() as folder:
@@ -149,7 +212,7 @@ class Others(unittest.TestCase):
             self.assertEqual((done.returncode, done.stdout), (7, "got: --row 3 --help\n"))
 
     def test_usage(self):
-        for args in ((), ("nothing",), ("config",), ("config", "x", "--world-size", "0"), ("info", "--yaml")):
+        for args in ((), ("nothing",), ("config",), ("config", "x", "--world-size", "0"), ("plan", "x", "--ranks", "4"), ("info", "--yaml")):
             done = sotto(*args)
             self.assertEqual(done.returncode, 2, args)
             self.assertIn("Try sotto --help", done.stderr)

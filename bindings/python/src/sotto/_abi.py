@@ -387,6 +387,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_outer_state_import": (Status, [Handle, StateMode, _Bytes, _Count]),
     "sotto_outer_get_info": (Status, [Handle, c.POINTER(OuterInfo)]),
     "sotto_outer_destroy": (Status, [Handle]),
+    "sotto_predict_report": (Status, [_Text, _Bytes, _Count, _CountOut]),
 }
 
 CONSTANTS: dict[str, int] = {

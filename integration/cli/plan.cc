@@ -1,0 +1,169 @@
+// sotto plan: what outer steps would cost on a link, and which ones to take.
+#include <array>
+#include <charconv>
+#include <cstdio>
+#include <map>
+#include <string_view>
+
+#include "integration/cli/commands.h"
+#include "integration/cli/render.h"
+#include "sotto/sotto.h"
+
+namespace sotto_cli {
+namespace {
+
+struct Unit {
+  std::string_view word;
+  double factor;
+};
+// Smallest first; the words of errors are in this order.
+constexpr std::array<Unit, 4> kRates = {
+    {{"bit", 1e-6}, {"kbit", 1e-3}, {"mbit", 1}, {"gbit", 1e3}}};
+constexpr std::array<Unit, 4> kTimes = {{{"ns", 1e-6}, {"us", 1e-3}, {"ms", 1}, {"s", 1e3}}};
+
+// "100mbit" in the unit with factor 1.
+double quantity(std::string_view option, std::string_view text, const std::array<Unit, 4>& units) {
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  const std::string_view word(end, static_cast<size_t>(text.data() + text.size() - end));
+  for (const Unit& unit : units) {
+    if (error == std::errc() && word == unit.word) return value * unit.factor;
+  }
+  std::string words;
+  for (const Unit& unit : units) words += (words.empty() ? "" : ", ") + std::string(unit.word);
+  throw CommandError(std::string(option) + ": found " + std::string(text) +
+                     ", allowed is a number and one of " + words + " behind it: 2.5" +
+                     std::string(units[2].word));
+}
+
+std::string request_of(const PlanArguments& a) {
+  Json request;
+  request["params"] = a.params.size() == 1 ? Json(a.params.front()) : Json(a.params);
+  request["ranks"] = a.ranks;
+  request["bandwidth_mbit"] = quantity("--bandwidth", a.bandwidth, kRates);
+  request["step_ms"] = quantity("--step-time", a.step_time, kTimes);
+  request["latency_ms"] = quantity("--latency", a.latency, kTimes);
+  request["contention"] = a.contention;
+  request["config"] = read_config_file(a.file);
+  return request.dump();
+}
+
+std::string number(const Json& value, const char* format = "%.3g") {
+  if (value.is_null()) return "-";
+  char text[32];
+  std::snprintf(text, sizeof text, format, value.get<double>());
+  return text;
+}
+
+std::string milliseconds(const Json& value) {
+  if (value.get<double>() < 1000) return number(value) + " ms";
+  return number(value.get<double>() / 1000) + " s";
+}
+
+std::string percent(const Json& value) { return number(value.get<double>() * 100) + " %"; }
+
+// Bytes with a unit that leaves at most four digits in front of the point.
+std::string bytes(const Json& value) {
+  double amount = value.get<double>();
+  const char* unit = " B";
+  for (const char* larger : {" kB", " MB", " GB", " TB"}) {
+    if (amount < 10000) break;
+    amount /= 1000;
+    unit = larger;
+  }
+  return number(amount, "%.4g") + unit;
+}
+
+std::vector<std::string> cells(const Json& row) {
+  const std::string name = plain(row.at("method"));
+  const std::string codec = plain(row.at("codec"));
+  if (!row.at("can_run").get<bool>()) return {name, codec, "-"};
+  return {name,
+          codec,
+          plain(row.at("period")),
+          plain(row.at("delay")),
+          plain(row.at("tau_min")),
+          milliseconds(row.at("average_ms")),
+          milliseconds(row.at("exposed_ms_per_period")),
+          percent(row.at("exposed_share")),
+          percent(row.at("efficiency")),
+          bytes(row.at("payload_bytes_per_launch")),
+          bytes(row.at("payload_bytes_per_step")),
+          bytes(row.at("memory_bytes"))};
+}
+
+const std::vector<std::string> kTitles = {
+    "method",  "codec",       "period",     "delay",           "tau_min",  "average",
+    "exposed", "of the time", "efficiency", "sent per launch", "and step", "memory"};
+
+std::string own(const Json& report) {
+  const Json& row = report.at("configuration");
+  if (row.is_null()) return "";
+  if (!row.at("can_run").get<bool>())
+    return "\nThis configuration cannot run here: " + plain(row.at("reason")) + "\n";
+  std::string text = "\nThis configuration:\n" + table({kTitles, cells(row)}, "  ");
+  const bool late = row.at("exposed_ms_per_period").get<double>() > 0;
+  if (!late) return text + "  Its averages are hidden.\n";
+  if (row.at("delay") == 0) return text + "  It waits for every average: its delay is 0.\n";
+  return text + "  A delay of " + plain(row.at("tau_min")) + " steps, or " +
+         number(row.at("bandwidth_mbit_needed")) + " Mbit/s, would hide its averages.\n";
+}
+
+std::string methods(const Json& report) {
+  std::vector<std::vector<std::string>> rows = {kTitles};
+  std::string refused;
+  for (const Json& row : report.at("methods")) {
+    rows.push_back(cells(row));
+    if (!row.at("can_run").get<bool>())
+      refused += "  " + plain(row.at("method")) + ": " + plain(row.at("reason")) + "\n";
+  }
+  return "\nEvery method, with the shortest delay that hides its averages:\n" + table(rows, "  ") +
+         (refused.empty() ? "" : "\nNot here:\n" + refused);
+}
+
+std::string every_step(const Json& report) {
+  std::vector<std::vector<std::string>> rows = {
+      {"codec", "average", "step with it", "of the time", "sent per step"}};
+  for (const Json& row : report.at("every_step")) {
+    rows.push_back({plain(row.at("codec")), milliseconds(row.at("average_ms")),
+                    milliseconds(row.at("step_ms")), percent(row.at("exposed_share")),
+                    bytes(row.at("payload_bytes_per_step"))});
+  }
+  return "\nWithout outer steps, averages at every step that nothing hides:\n" + table(rows, "  ");
+}
+
+std::string take(const Json& report) {
+  const Json& choice = report.at("take");
+  const std::string what = choice.at("outer").is_null()
+                               ? "gradients at every step, " + plain(choice.at("codec"))
+                               : "\"sotto\": {\"outer\": " + choice.at("outer").dump() + "}";
+  return "Take: " + what + "\n  " + plain(choice.at("why")) + "\n";
+}
+
+std::string render(const Json& report) {
+  const Json& link = report.at("link");
+  std::string text = plain(report.at("params")) + " parameters, " + plain(report.at("ranks")) +
+                     " ranks, " + number(link.at("bandwidth_mbit")) + " Mbit/s of which " +
+                     percent(link.at("efficiency")) + " carry messages, latency " +
+                     milliseconds(link.at("latency_ms")) + ", steps of " +
+                     milliseconds(report.at("step_ms")) + "\n";
+  return text + take(report) + own(report) + methods(report) + every_step(report);
+}
+
+}  // namespace
+
+int run_plan(const PlanArguments& arguments) {
+  const std::string request = request_of(arguments);
+  std::string text;
+  try {
+    text = read_report([&](char* buf, uint64_t cap, uint64_t* out_len) {
+      return sotto_predict_report(request.c_str(), buf, cap, out_len);
+    });
+  } catch (const CommandError& e) {
+    throw CommandError(arguments.file + ": " + e.what());
+  }
+  std::fputs(arguments.json ? (text + "\n").c_str() : render(Json::parse(text)).c_str(), stdout);
+  return 0;
+}
+
+}  // namespace sotto_cli
