@@ -236,8 +236,14 @@ def test_evaluation_votes_and_figures():
             moved.data = moved.data.clone()
         assert equal(values(net), live)
         assert not equal(anchor, live)
-        with pytest.raises(KeyError), outer.evaluation():
-            raise KeyError
+
+        def evaluate():
+            with outer.evaluation():
+                moved.data = moved.data.clone()
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            evaluate()
         assert equal(values(net), live)
         outer.set(loss=1.5, weight=1)
         with pytest.raises(sotto.InvalidArgumentError, match="weight is 2; allowed: 0 or 1"):

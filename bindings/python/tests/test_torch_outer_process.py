@@ -222,7 +222,6 @@ def rank_resumes(comm):
 def test_killed_and_resumed_in_new_processes(tmp_path, monkeypatch):
     monkeypatch.setenv("OUTER_STATES", str(tmp_path))
     words = [sys.executable, str(HERE / "ranks.py"), str(Path(__file__)), "rank_saves_and_dies"]
-    begun = time.monotonic()
     run = subprocess.run(
         [sotto_run(), "-n", "3", "--grace", "100", "--timeout", "200", "--", *words],
         capture_output=True,
@@ -235,5 +234,4 @@ def test_killed_and_resumed_in_new_processes(tmp_path, monkeypatch):
     assert run.returncode == 9, text
     assert run.stdout.count("told of rank 2 True") == 2, text
     assert run.stdout.count("saved") == 2, text
-    assert time.monotonic() - begun < 100, text  # before the comm's time-out
     assert run_ranks(3, __file__, "rank_resumes").count("resumed") == 3

@@ -256,8 +256,8 @@ class Outer(Parameters):
         before = [id(p) for _, _, p in self._named()]
         self.inner._follow_replaced()  # which has the same groups
         new = {old: p for old, (_, _, p) in zip(before, self._named()) if old != id(p)}
-        for tensor in self._tensors:
-            tensor.p = new.get(id(tensor.p), tensor.p)
+        if new:
+            self._replace(new)
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -370,9 +370,9 @@ class Outer(Parameters):
             self._evaluating = True
             try:
                 yield
-                self._follow()
             finally:
                 self._evaluating = False
+                self._follow()
 
     def set(self, *, loss: float | None = None, weight: float | None = None) -> None:
         """What belongs to the next averages; see sotto.outer.Outer.set().
