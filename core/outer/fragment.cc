@@ -138,20 +138,15 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
                                         int32_t priority, std::vector<OpRef> after) {
   SOTTO_ASSIGN(const FragmentPlans::Prepared* p, plans_.get(kind));
   const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
-  const uint64_t agreed[] = {static_cast<uint64_t>(kind),
-                             tensors_.front(),
-                             tensors_.size(),
-                             launches_,
-                             static_cast<uint64_t>(codec.kind),
-                             codec.chunk_align,
-                             codec.block,
-                             context_.comm->segment_bytes()};
+  SmallVector<uint64_t, 24> agreed{static_cast<uint64_t>(kind), tensors_.front(), tensors_.size(),
+                                   launches_, context_.comm->segment_bytes()};
+  for (const uint64_t value : codec.terms()) agreed.push_back(value);
   OpSignature signature;
   signature.kind = OpKind::kOuterStep;
   signature.dtype = static_cast<uint32_t>(Dtype::kF32);
   signature.count = plans_.layout().elements();
   signature.tag = step.options.tag;
-  signature.detail = static_cast<uint32_t>(hash64(agreed, sizeof agreed));
+  signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   CallOptions options;
   options.timeout_us = step.options.timeout_us;
   options.priority = priority;
