@@ -1,6 +1,7 @@
 #include "core/base/codec.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 
 namespace sotto {
@@ -30,6 +31,31 @@ std::string_view granularity_name(Granularity granularity) {
     case Granularity::kGroup: return "group";
   }
   return "?";
+}
+
+std::string_view sparse_index_name(SparseIndex index) {
+  return index == SparseIndex::kEliasFano ? "ef" : "packed";
+}
+std::string_view sparse_average_name(SparseAverage average) {
+  return average == SparseAverage::kRanks ? "ranks" : "contributors";
+}
+
+std::array<uint64_t, 15> CodecSettings::terms() const {
+  return {static_cast<uint64_t>(kind),
+          chunk_align,
+          static_cast<uint64_t>(granularity),
+          bucket_elements,
+          static_cast<uint64_t>(scale),
+          block,
+          residual,
+          compat,
+          sparse.block,
+          sparse.k,
+          sparse.bits,
+          static_cast<uint64_t>(sparse.index),
+          static_cast<uint64_t>(sparse.average),
+          std::bit_cast<uint64_t>(sparse.error_decay),
+          sparse.dense_below};
 }
 
 }  // namespace sotto

@@ -1,17 +1,20 @@
 // How an all-reduce compresses: kinds of codecs, and the settings that make one.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <numeric>
 #include <string_view>
 
 #include "core/base/host_device.h"
+#include "core/base/sparse.h"
 
 namespace sotto {
 
 // What a compressed element is on the wire. The payload of a run of elements is a sequence of
 // units: 8 signs (1 byte), a bfloat16 or binary16 (2 bytes), or a block of integer codes and its
 // float32 scale. All are little-endian; of the codes in a byte the first has the highest bits.
+// Sparse codecs have no unit: core/base/sparse.h.
 enum class CodecKind : uint8_t {
 #define SOTTO_CODEC(type, number, ...) k##type = number,
 #include "core/base/codecs.def"
@@ -56,13 +59,14 @@ struct CodecRow {
   std::string_view words;
   uint32_t block;
   bool scales;
+  bool sparse;
   ResidualUse residual;
 
   constexpr std::string_view name() const { return words.substr(0, words.find('|')); }
 };
 inline constexpr CodecRow kCodecs[] = {
-#define SOTTO_CODEC(type, number, words, bits, block, scales, residual, coding) \
-  {CodecKind::k##type, words, block, scales, ResidualUse::residual},
+#define SOTTO_CODEC(type, number, words, bits, block, scales, sparse, residual, coding) \
+  {CodecKind::k##type, words, block, scales, sparse, ResidualUse::residual},
 #include "core/base/codecs.def"
 };
 const CodecRow& codec_row(CodecKind kind);
@@ -81,6 +85,9 @@ std::string_view granularity_name(Granularity granularity);  // "flat", "tensor"
 // chunk_align of the published arithmetic (mode compat): padded to a multiple of W * lcm(W, 8).
 constexpr uint64_t compat_chunk_align(uint64_t ranks) { return std::lcm(ranks, uint64_t{8}); }
 
+// chunk_align of sparse codecs, whose payload knows no chunks: error feedback has little padding.
+inline constexpr uint64_t kSparseAlign = 8;
+
 struct CodecSettings {
   CodecKind kind = CodecKind::kOnebit;
   ScaleKind scale = ScaleKind::kL2;
@@ -91,9 +98,21 @@ struct CodecSettings {
   bool residual = true;          // false: no error feedback
   // Codecs with scales, mode compat: padding is data, has error feedback and counts in the scales.
   bool compat = false;
+  SparseSettings sparse;  // of sparse codecs
 
   const CodecRow& row() const { return codec_row(kind); }
   PayloadUnit unit() const { return payload_unit(kind, block); }
+  // Of an element in one encoding, padding apart.
+  double bits_per_element() const {
+    if (codec_row(kind).sparse)
+      return 8.0 * sparse_block(sparse, sparse.block).bytes() / sparse.block;
+    const PayloadUnit payload = payload_unit(kind, block);
+    return 8.0 * payload.bytes / payload.elements;
+  }
+  // What decides about bytes and results, for hashes that ranks compare.
+  std::array<uint64_t, 15> terms() const;
+  // Servers add up and encode again, with error feedback of their own.
+  bool server_residual() const { return residual && !row().sparse; }
 };
 
 }  // namespace sotto

@@ -99,13 +99,8 @@ Result<OpRef> Codec::all_reduce(const SmallVector<void*>& in, const SmallVector<
   signature.count = layout_.elements();
   signature.tag = options.tag;
   SmallVector<uint64_t, 16> agreed(counts_.begin(), counts_.end());
-  for (const uint64_t value :
-       {static_cast<uint64_t>(settings_.kind), settings_.chunk_align,
-        static_cast<uint64_t>(settings_.granularity), settings_.bucket_elements,
-        static_cast<uint64_t>(settings_.scale), uint64_t{settings_.block},
-        uint64_t{settings_.residual}, uint64_t{settings_.compat}, comm_->segment_bytes()}) {
-    agreed.push_back(value);
-  }
+  for (const uint64_t value : settings_.terms()) agreed.push_back(value);
+  agreed.push_back(comm_->segment_bytes());
   signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   const auto bind = [&](Run& run) {
     for (size_t i = 0; i < in.size(); ++i) {
@@ -155,10 +150,11 @@ Status Codec::describe_failure(const Status& status, std::span<const std::byte> 
   }
   return Status(
       status.code(),
-      fmt::format("compressed all-reduce: {} in the sums at rank {}; nothing "
-                  "was written{}",
-                  refused, who,
-                  settings_.residual ? ", the error feedback of all sums starts at 0 again" : ""));
+      fmt::format(
+          "compressed all-reduce: {} in the sums at rank {}; nothing "
+          "was written{}",
+          refused, who,
+          settings_.server_residual() ? ", the error feedback of all sums starts at 0 again" : ""));
 }
 
 Result<Codec::Snapshot> Codec::snapshot() {

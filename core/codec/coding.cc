@@ -2,13 +2,13 @@
 
 namespace sotto {
 
-#define SOTTO_CODEC(type, number, words, bits, block, scales, residual, coding) \
+#define SOTTO_CODEC(type, number, words, bits, block, scales, sparse, residual, coding) \
   const Coding& coding##_coding();
 #include "core/base/codecs.def"
 
 const Coding& coding_of(CodecKind kind) {
   const Coding* found = nullptr;
-#define SOTTO_CODEC(type, number, words, bits, block, scales, residual, coding) \
+#define SOTTO_CODEC(type, number, words, bits, block, scales, sparse, residual, coding) \
   if (kind == CodecKind::k##type) found = &coding##_coding();
 #include "core/base/codecs.def"
   return *found;

@@ -1,6 +1,7 @@
-// What differs between codecs: how a run of elements is encoded, added up, decoded and taken back,
-// and what its state and its errors are called. Plans, state and texts ask it; what needs no code
-// stands in the row of the codec (CodecRow). docs/adding-a-codec.md adds one.
+// What differs between codecs: how ranks come to a mean, and what its state and its errors are
+// called. Most send every chunk to its server, which adds up and encodes again: for these it is how
+// a run of elements is encoded, added up, decoded and taken back. Plans, state and texts ask it;
+// what needs no code stands in the row of the codec (CodecRow). docs/adding-a-codec.md adds one.
 #pragma once
 
 #include <string>
@@ -22,8 +23,28 @@ struct ServerRun {
   OperandRef flags;           // word of the section
 };
 
+class ServerCoding;
+
 class Coding {
  public:
+  // Emits the mean over ranks. Uses rounds from builder.next_round() on.
+  virtual CompressedMean mean(PlanBuilder& b, const CompressedMeanRequest& r) const = 0;
+  // What servers do; null: it has none.
+  virtual const ServerCoding* servers() const { return nullptr; }
+
+  // What a residual is the residual of, as in ErrorFeedback::scale.
+  virtual std::string state_name(const CodecSettings& codec) const = 0;
+  // Values that have no code, for texts of errors.
+  virtual std::string_view refused() const = 0;
+
+ protected:
+  ~Coding() = default;
+};
+
+class ServerCoding : public Coding {
+ public:
+  CompressedMean mean(PlanBuilder& b, const CompressedMeanRequest& r) const final;
+  const ServerCoding* servers() const final { return this; }
   // Emits the encoder of pieces of the tensors `r.in`, and what takes it back if there is a
   // residual.
   virtual void encode(PlanBuilder& b, const CompressedMeanRequest& r, const CompressedSlots& slots,
@@ -37,13 +58,8 @@ class Coding {
   // Emits what comes after the undo steps of all encoders.
   virtual void undo(PlanBuilder&, const CompressedRequest&) const {}
 
-  // What a residual is the residual of, as in ErrorFeedback::scale.
-  virtual std::string state_name(const CodecSettings& codec) const = 0;
-  // Values that have no code, for texts of errors.
-  virtual std::string_view refused() const = 0;
-
  protected:
-  ~Coding() = default;
+  ~ServerCoding() = default;
 };
 
 // Lives as long as the process.

@@ -20,7 +20,7 @@ struct Exchange {
   PlanBuilder& b;
   const CompressedRequest& r;
   const CompressedLayout& layout;
-  const Coding& coding;
+  const ServerCoding& coding;
   PayloadUnit unit;
   uint32_t ranks;
   uint32_t me;
@@ -201,7 +201,7 @@ Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
   Exchange x{b,
              r,
              layout,
-             coding_of(r.kind),
+             *coding_of(r.kind).servers(),
              unit,
              layout.ranks(),
              static_cast<uint32_t>(r.rank),
@@ -257,6 +257,7 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
   };
   CompressedSlots s;
   s.worker = errors(layout.compressed_elements());
+  if (codec.row().sparse) return s;
   s.worker_scale = per_instance(4);
   s.server = errors(layout.chunk_elements());
   s.server_scale = per_instance(4);

@@ -19,19 +19,9 @@
 
 namespace sotto {
 
-struct CompressedResult {
-  uint32_t worker_messages = kNoSlot;  // scratch: message area of all workers
-  uint32_t gate_workers = kNoSlot;     // word: no worker met a non-finite value
-  uint32_t gate = kNoSlot;             // word: all may commit
-};
-
 // Uses rounds from builder.next_round() on, two per section.
 CompressedResult emit_compressed_all_reduce(PlanBuilder& builder, const CompressedRequest& request);
 
-struct CompressedMean {
-  CompressedSlots slots;
-  CompressedResult exchange;
-};
 CompressedMean emit_compressed_mean(PlanBuilder& builder, const CompressedMeanRequest& request);
 
 // The plain collective: encodes the tensors of slots [in, in + n), decodes into [out, out + n).

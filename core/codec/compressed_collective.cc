@@ -6,7 +6,8 @@
 namespace sotto {
 namespace {
 
-void decode_all(PlanBuilder& b, const CompressedMeanRequest& r, const CompressedMean& mean) {
+void decode_all(PlanBuilder& b, const ServerCoding& coding, const CompressedMeanRequest& r,
+                const CompressedMean& mean) {
   const CompressedLayout& layout = *r.layout;
   const PayloadUnit unit = r.codec.unit();
   KernelOptions options;
@@ -22,7 +23,7 @@ void decode_all(PlanBuilder& b, const CompressedMeanRequest& r, const Compressed
         std::vector<Piece> pieces = layout.worker_pieces(k, run);
         // Neither padding nor padding that is data.
         std::erase_if(pieces, [&](const Piece& p) { return p.tensor >= layout.tensors().size(); });
-        coding_of(r.codec.kind).decode(b, r, mean.slots, std::move(pieces), options);
+        coding.decode(b, r, mean.slots, std::move(pieces), options);
       }
     }
   }
@@ -31,6 +32,10 @@ void decode_all(PlanBuilder& b, const CompressedMeanRequest& r, const Compressed
 }  // namespace
 
 CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest& request) {
+  return coding_of(request.codec.kind).mean(b, request);
+}
+
+CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& request) const {
   CompressedMean mean;
   mean.slots = add_codec_slots(b, *request.layout, request.codec);
   mean.slots.valid = request.valid;
@@ -44,10 +49,10 @@ CompressedMean emit_compressed_mean(PlanBuilder& b, const CompressedMeanRequest&
   r.kind = request.codec.kind;
   r.block = request.codec.block;
   r.encode = [&](std::vector<Piece> pieces, const EncodeTarget& to) {
-    coding_of(r.kind).encode(b, request, mean.slots, std::move(pieces), to);
+    encode(b, request, mean.slots, std::move(pieces), to);
   };
   mean.exchange = emit_compressed_all_reduce(b, r);
-  decode_all(b, request, mean);
+  decode_all(b, *this, request, mean);
   return mean;
 }
 

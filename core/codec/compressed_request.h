@@ -50,6 +50,20 @@ struct CompressedRequest {
   std::function<void(std::vector<Piece> pieces, const EncodeTarget& to)> encode;
 };
 
+// Of every rank whether it counts in the mean: a float32, 0 or not. The first one lies at `offset`,
+// the others each `stride` bytes behind the one before.
+struct RankWeights {
+  uint32_t slot = kNoSlot;  // kNoSlot: all count
+  uint64_t offset = 0;
+  uint32_t stride = 0;
+};
+
+struct CompressedResult {
+  uint32_t worker_messages = kNoSlot;  // scratch: message area of all workers
+  uint32_t gate_workers = kNoSlot;     // word: no worker met a non-finite value
+  uint32_t gate = kNoSlot;             // word: all may commit
+};
+
 // Encodes float32 tensors and decodes their mean, with every codec.
 struct CompressedMeanRequest {
   int32_t rank = 0;
@@ -59,10 +73,18 @@ struct CompressedMeanRequest {
   // Codecs with scales: elements that take part, flat bits; the others are 0 in `out`. kNoSlot: all
   // do.
   uint32_t valid = kNoSlot;
+  // Sparse codecs leave out ranks that do not count, also in what sums are divided by. For others
+  // their tensors are zeros.
+  RankWeights weights{};
   // The result is the caller's memory and written only if all ranks may commit. Otherwise it is
   // written as it arrives, and worth nothing unless CompressedResult::gate says kCommit.
   bool commits = false;
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
+};
+
+struct CompressedMean {
+  CompressedSlots slots;
+  CompressedResult exchange;
 };
 
 }  // namespace sotto

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
 
 #include "core/base/text.h"
 #include "core/codec/coding.h"
@@ -77,6 +78,7 @@ Status CompressedState::for_each_array(const CompressedLayout& layout, Visit&& v
   if (!settings_.residual) return ok_status();
   const uint64_t instances = layout.instances();
   SOTTO_TRY(visit(worker_, layout.compressed_elements() * 4));
+  if (!settings_.server_residual()) return ok_status();
   for (DeviceArray& server : server_) SOTTO_TRY(visit(server, layout.chunk_elements() * 4));
   if (!has_scales()) return ok_status();
   SOTTO_TRY(visit(worker_scale_, instances * 4));
@@ -115,7 +117,7 @@ Result<CompressedState> CompressedState::make(const Comm& comm, const DeviceAcce
     SOTTO_ASSIGN(array, DeviceArray::make(access.device(), bytes));
     return ok_status();
   }));
-  if (!settings.residual || !s.has_scales()) return s;
+  if (!settings.server_residual() || !s.has_scales()) return s;
   SOTTO_TRY(s.set_counts(std::vector<uint8_t>(layout.flat_elements() / 8, 0xff)));
   return s;
 }
@@ -174,7 +176,7 @@ uint64_t CompressedState::worker_values() const {
   return settings_.residual ? layout_->elements_with_padding() : 0;
 }
 uint64_t CompressedState::server_values() const {
-  return settings_.residual ? layout_->chunk_elements() : 0;
+  return settings_.server_residual() ? layout_->chunk_elements() : 0;
 }
 
 Result<std::vector<float>> CompressedState::scales_of(const DeviceArray& scales) const {
@@ -214,7 +216,7 @@ Status CompressedState::worker_errors(const std::vector<uint8_t>& valid_bits,
 
 Status CompressedState::server_errors(const std::vector<uint8_t>& valid_bits,
                                       const FloatSink& sink) const {
-  if (!settings_.residual) return ok_status();
+  if (!settings_.server_residual()) return ok_status();
   SOTTO_ASSIGN(const std::vector<float> scales, scales_of(server_scale_[current_]));
   const auto me = static_cast<uint32_t>(rank_);
   const std::vector<Piece> pieces = layout_->server_pieces(me);
@@ -268,13 +270,14 @@ uint64_t CompressedState::server_position(uint64_t flat) const {
 // Every error has one owner; the others add no bits.
 Status CompressedState::mean_server_errors(Comm& comm, const std::vector<uint8_t>& valid_bits,
                                            const FloatSink& sink) const {
+  const bool there = settings_.server_residual();
   std::vector<float> scales;
-  if (settings_.residual) {
+  if (there) {
     SOTTO_ASSIGN(scales, scales_of(server_scale_[current_]));
   }
   const auto* server = static_cast<const float*>(server_[current_].data());
   const auto read = [&](const TensorRun& run, float* out) -> Status {
-    if (!settings_.residual || !layout_->compressed(run.tensor)) return ok_status();
+    if (!there || !layout_->compressed(run.tensor)) return ok_status();
     return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
       if (p.chunk != static_cast<uint32_t>(rank_)) return ok_status();
       SOTTO_TRY(access_.copy_and_wait(out + at, server + server_position(flat), n * sizeof(float)));
@@ -286,9 +289,8 @@ Status CompressedState::mean_server_errors(Comm& comm, const std::vector<uint8_t
     });
   };
   const auto gather = [&](std::span<float> values) {
-    return settings_.residual
-               ? reduce(comm, values.data(), values.size(), Dtype::kU32, ReduceOp::kBitOr)
-               : ok_status();
+    return there ? reduce(comm, values.data(), values.size(), Dtype::kU32, ReduceOp::kBitOr)
+                 : ok_status();
   };
   return for_each_batch(*layout_, read, gather, sink);
 }
@@ -347,6 +349,7 @@ Status CompressedState::clear_errors() {
     return ok_status();
   };
   SOTTO_TRY(clear(worker_, layout_->compressed_elements()));
+  if (!settings_.server_residual()) return ok_status();
   SOTTO_TRY(clear(server_[current_], layout_->chunk_elements()));
   if (!has_scales()) return ok_status();
   SOTTO_TRY(clear(worker_scale_, layout_->instances()));
@@ -369,8 +372,8 @@ Status CompressedState::put_worker_errors(const FloatSource& source, bool paddin
 Status CompressedState::put_server_errors(const FloatSource& source) {
   auto* server = static_cast<float*>(server_[current_].data());
   std::vector<float> values;
-  for (uint64_t at = 0; at < layout_->chunk_elements(); at += kRunElements) {
-    values.resize(std::min(kRunElements, layout_->chunk_elements() - at));
+  for (uint64_t at = 0; at < server_values(); at += kRunElements) {
+    values.resize(std::min(kRunElements, server_values() - at));
     SOTTO_TRY(source(values));
     SOTTO_TRY(access_.upload(server + at, std::span<const float>(values)));
   }
@@ -378,16 +381,23 @@ Status CompressedState::put_server_errors(const FloatSource& source) {
 }
 
 Status CompressedState::put_mean_server_errors(const FloatSource& source) {
+  const bool servers = settings_.server_residual();
   auto* server = static_cast<float*>(server_[current_].data());
-  std::vector<float> values;
+  auto* worker = static_cast<float*>(worker_.data());
+  std::vector<float> values, errors;
   return for_each_run(*layout_, false, [&](const TensorRun& run) -> Status {
     values.resize(run.count);
     SOTTO_TRY(source(values));
-    return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) {
-      if (!layout_->compressed(run.tensor) || p.chunk != static_cast<uint32_t>(rank_))
-        return ok_status();
-      return access_.upload(server + server_position(flat),
-                            std::span<const float>(values).subspan(at, n));
+    return run.each_part([&](const Piece& p, uint64_t flat, uint64_t at, uint64_t n) -> Status {
+      if (!layout_->compressed(run.tensor)) return ok_status();
+      const auto part = std::span<const float>(values).subspan(at, n);
+      if (servers && p.chunk != static_cast<uint32_t>(rank_)) return ok_status();
+      if (servers) return access_.upload(server + server_position(flat), part);
+      // Without servers the errors of every worker are as much larger.
+      errors.resize(n);
+      SOTTO_TRY(access_.copy_and_wait(errors.data(), worker + flat, n * sizeof(float)));
+      std::ranges::transform(errors, part, errors.begin(), std::plus<>());
+      return access_.upload(worker + flat, std::span<const float>(errors));
     });
   });
 }

@@ -8,7 +8,7 @@ OperandRef valid_operand(uint32_t slot, const CompressedLayout& layout) {
   return slot == kNoSlot ? absent() : whole(slot, Access::kRead, 0, layout.flat_elements() / 8);
 }
 
-class OnebitCoding final : public Coding {
+class OnebitCoding final : public ServerCoding {
  public:
   void encode(PlanBuilder& b, const CompressedMeanRequest& r, const CompressedSlots& slots,
               std::vector<Piece> pieces, const EncodeTarget& to) const override {

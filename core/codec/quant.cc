@@ -5,7 +5,7 @@
 namespace sotto {
 namespace {
 
-class QuantCoding final : public Coding {
+class QuantCoding final : public ServerCoding {
  public:
   void encode(PlanBuilder& b, const CompressedMeanRequest& r, const CompressedSlots& slots,
               std::vector<Piece> pieces, const EncodeTarget& to) const override {

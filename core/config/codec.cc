@@ -74,6 +74,40 @@ Status read_blocks(const ObjectReader& reader, CodecSettings& s, Findings& findi
       fmt::format("found {}, allowed is a multiple of block, {}", s.chunk_align, block));
 }
 
+Status read_sparse(const ObjectReader& reader, CodecSettings& s, Findings& findings) {
+  SparseSettings& sparse = s.sparse;
+  uint64_t block = sparse.block, k = sparse.k, bits = sparse.bits;
+  reader.get("block", block);
+  if (!std::has_single_bit(block)) {
+    return findings.fail(reader.path_of("block"),
+                         fmt::format("found {}, allowed is a power of two from {} to {}", block,
+                                     kMinSparseBlock, kMaxSparseBlock));
+  }
+  reader.get("k", k);
+  if (k > block) {
+    return findings.fail(
+        reader.path_of(reader.has("k") ? "k" : "block"),
+        fmt::format("found k {} with block {}, allowed is k from 1 to block", k, block));
+  }
+  reader.get("bits", bits);
+  if (bits != 2 && bits != 4 && bits != 8 && bits != 32) {
+    return findings.fail(reader.path_of("bits"),
+                         fmt::format("found {}, allowed is 2, 4, 8, 32", bits));
+  }
+  bool clip = false;
+  reader.get("median_clip", clip);
+  if (clip) return findings.fail(reader.path_of("median_clip"), "found true, allowed is false");
+  sparse.block = static_cast<uint32_t>(block);
+  sparse.k = static_cast<uint32_t>(k);
+  sparse.bits = static_cast<uint32_t>(bits);
+  reader.get("error_decay", sparse.error_decay);
+  read_word(reader, "index", sparse.index);
+  read_word(reader, "average", sparse.average);
+  reader.get("dense_below", sparse.dense_below);
+  s.chunk_align = kSparseAlign;
+  return ok_status();
+}
+
 }  // namespace
 
 Result<CodecSettings> read_codec(const Json& object, const std::string& path, Findings& findings) {
@@ -86,6 +120,7 @@ Result<CodecSettings> read_codec(const Json& object, const std::string& path, Fi
   reader.get("residual", s.residual);
   if (s.row().scales) SOTTO_TRY(read_scales(reader, s, findings));
   if (s.row().block != 0) SOTTO_TRY(read_blocks(reader, s, findings));
+  if (s.row().sparse) SOTTO_TRY(read_sparse(reader, s, findings));
   return s;
 }
 

@@ -61,6 +61,8 @@ consteval uint32_t codecs_that(Has has) {
 }
 constexpr uint32_t kScaled = codecs_that([](const CodecRow& c) { return c.scales; });
 constexpr uint32_t kBlocks = codecs_that([](const CodecRow& c) { return c.block != 0; });
+constexpr uint32_t kSparse = codecs_that([](const CodecRow& c) { return c.sparse; });
+constexpr uint32_t kServed = codecs_that([](const CodecRow& c) { return !c.sparse; });
 constexpr uint32_t kMayFeedBack =
     codecs_that([](const CodecRow& c) { return c.residual != ResidualUse::kAlways; });
 constexpr std::string_view kBarAndWord =
@@ -296,13 +298,26 @@ constexpr KeySpec kTable[] = {
     {kGroup, "non_freeze", kOneBitAdam, kBool, false, kNoRange, "", kActs, "this group is never compressed and its variance never frozen"},
 
     {kCodec, "type", kAll, kText, false, kNoRange, kCodecWords, kActs, "what an element is on the wire"},
-    {kCodec, "chunk_align", kAll, kInt, false, kAlign, "", kActs, "elements; chunks are multiples of it"},
+    {kCodec, "chunk_align", kServed, kInt, false, kAlign, "", kActs, "elements; chunks are multiples of it"},
     {kCodec, "mode", kScaled, kText, false, kNoRange, "strict|compat", kActs, "arithmetic"},
     {kCodec, "scale", kScaled, kText, false, kNoRange, "l2|l1", kActs, "scale of compressed data"},
     {kCodec, "granularity", kScaled, kText, false, kNoRange, "flat|tensor|bucket", kActs, "how many elements share a scale"},
     {kCodec, "bucket_elements", kScaled, kInt, false, kBucket, "", kActs, "elements that share a scale with granularity bucket"},
     {kCodec, "block", kBlocks, kInt, false, Range{kMinQuantBlock, kMaxQuantBlock}, "", kActs, "elements that share a scale"},
     {kCodec, "residual", kMayFeedBack, kBool, false, kNoRange, "", kActs, "error feedback"},
+    {kCodec, "block", kSparse, kInt, false, Range{kMinSparseBlock, kMaxSparseBlock}, "", kActs, "elements of which k are sent"},
+    {kCodec, "k", kSparse, kInt, false, Range{1, kMaxSparseBlock}, "", kActs, "elements that are sent of a block"},
+    {kCodec, "bits", kSparse, kInt, false, Range{2, 32}, "", kActs, "of a value"},
+    {kCodec, "index", kSparse, kText, false, kNoRange, "ef|packed", kActs, "how indices are sent: Elias-Fano or a bitmap, or numbers of equal length"},
+    {kCodec, "error_decay", kSparse, kNumber, false, kClosedUnit, "", kActs, "what error feedback is multiplied with in each call"},
+    {kCodec, "exchange", kSparse, kText, false, kNoRange, "gather", kActs, "every rank sends to all others"},
+    {kCodec, "k_server", kSparse, kInt, false, Range{0, 0}, "", kActs, "of exchanges with servers, which gather is not"},
+    {kCodec, "median_clip", kSparse, kBool, false, kNoRange, "", kActs, "ranks with large payloads count less"},
+    {kCodec, "average", kSparse, kText, false, kNoRange, "ranks|contributors", kActs, "what sums are divided by: all ranks, or those that have sent the element"},
+    {kCodec, "dense_below", kSparse, kInt, false, kCount, "", kActs, "tensors with fewer elements are sent as float32"},
+    {kCodec, "alone", kSparse, kText, false, kNoRange, "identity", kActs, "what one rank does"},
+    {kCodec, "shape", kSparse, kText, false, kNoRange, "flat", kActs, "blocks are runs of a tensor's elements in memory"},
+    {kCodec, "levels", kSparse, kText, false, kNoRange, "block", kActs, "what has levels of its own"},
 
     {kOuter, "preset", kAll, kText, false, kNoRange, kPresetWords, kActs, "where all other keys start; without it co2"},
     {kOuter, "payload", kAll, kText, false, kNoRange, "delta|params", kActs, "what ranks average: anchor less parameters, or parameters"},

@@ -87,7 +87,6 @@ struct OuterConfig {
   OuterMergeConfig merge;
   OuterFragments fragments;
   std::optional<CodecSettings> codec;  // of payloads; nothing: float32
-  bool top_k = false;                  // codec "topk", in place of `codec`
   uint64_t dense_rounds = 0;           // first launches of a fragment, without the codec
   OuterNonfinite nonfinite = OuterNonfinite::kSkipRank;
   std::vector<std::string> warnings;  // of parse_outer: to be logged once

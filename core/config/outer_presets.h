@@ -20,10 +20,19 @@ struct OuterPreset {
   OuterPenaltyConfig penalty = {};
   OuterClipConfig clip = {};
   OuterMergeConfig merge = {};
-  bool top_k = false;
+  std::optional<CodecSettings> codec = {};
   uint64_t dense_rounds = 1;
   std::array<std::string_view, 2> required = {};  // further keys that have to be given
 };
+
+// A sparse codec with error feedback that decays.
+constexpr CodecSettings top_k(double error_decay) {
+  CodecSettings codec;
+  codec.kind = CodecKind::kTopk;
+  codec.chunk_align = kSparseAlign;
+  codec.sparse.error_decay = error_decay;
+  return codec;
+}
 
 inline constexpr OuterPreset kOuterPresets[] = {
 #define SOTTO_OUTER_PRESET(name_of_preset, ...) {.name = name_of_preset, __VA_ARGS__},

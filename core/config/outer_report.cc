@@ -69,10 +69,8 @@ Json payload_json(const OuterConfig& c) {
   const Json lists = c.fragments.lists;
   return {{"preset", c.preset},
           {"payload", outer_word("payload", c.payload)},
-          {"codec", c.codec   ? codec_json(*c.codec)
-                    : c.top_k ? Json{{"type", "topk"}}
-                              : Json(nullptr)},
-          {"dense_rounds", c.codec || c.top_k ? Json(c.dense_rounds) : Json(nullptr)},
+          {"codec", c.codec ? codec_json(*c.codec) : Json(nullptr)},
+          {"dense_rounds", c.codec ? Json(c.dense_rounds) : Json(nullptr)},
           {"fragments", lists.empty() ? Json(c.fragments.count) : lists},
           {"nonfinite", outer_word("nonfinite", c.nonfinite)}};
 }

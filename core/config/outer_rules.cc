@@ -18,7 +18,8 @@ bool is_gap(const OuterConfig& c) {
 }
 bool is_fresh(const OuterConfig& c) { return c.rule.freshness > 0 || c.rule.freshness_by_world; }
 bool is_all_fresh(const OuterConfig& c) { return c.rule.freshness == 1; }
-bool compresses(const OuterConfig& c) { return c.codec || c.top_k; }
+bool compresses(const OuterConfig& c) { return c.codec.has_value(); }
+bool is_sparse(const OuterConfig& c) { return c.codec && c.codec->row().sparse; }
 bool weighs(const OuterConfig& c) {
   return c.merge.kind == OuterMerge::kLerp || c.merge.kind == OuterMerge::kPull;
 }
@@ -29,9 +30,7 @@ OuterConfig with_largest_beta(const OuterConfig& c) { return c.resolved(UINT64_M
 std::string freshness_text(const OuterConfig& c) {
   return c.rule.freshness_by_world ? "1/W" : fmt::format("{}", c.rule.freshness);
 }
-std::string codec_text(const OuterConfig& c) {
-  return std::string(c.top_k ? "topk" : codec_name(c.codec->kind));
-}
+std::string codec_text(const OuterConfig& c) { return std::string(codec_name(c.codec->kind)); }
 
 // A key without effect under a condition. reset gives it its neutral value, and says whether it had
 // another one.
@@ -190,12 +189,12 @@ Status check_payload(const OuterReading& r) {
                       .remedy = "set payload to delta: what a codec loses is made up for in the "
                                 "next delta"});
   }
-  if (!c.top_k || c.merge.kind == OuterMerge::kReset || c.merge.kind == OuterMerge::kLerp)
+  if (!is_sparse(c) || c.merge.kind == OuterMerge::kReset || c.merge.kind == OuterMerge::kLerp)
     return ok_status();
   return refuse(r, {.key = "merge",
                     .found = outer_word("merge", c.merge.kind),
                     .other = "codec",
-                    .with = "topk",
+                    .with = codec_text(c),
                     .allowed = "reset, lerp",
                     .remedy = "set merge to reset"});
 }
@@ -253,12 +252,11 @@ void warn_of_gain(const OuterReading& r) {
 
 void warn_of_codec(const OuterReading& r) {
   const OuterConfig c = with_largest_beta(r.outer);
-  if (c.top_k && c.rule.kind != OuterRule::kNone) {
-    r.findings.warn(
-        r.path_of({"rule", "codec", "preset"}),
-        fmt::format("MOMENTUM_AND_ERROR_FEEDBACK: found {} with codec topk, whose error "
-                    "feedback takes the place of momentum; set rule to none",
-                    outer_word("rule", c.rule.kind)));
+  if (is_sparse(c) && c.rule.kind != OuterRule::kNone) {
+    r.findings.warn(r.path_of({"rule", "codec", "preset"}),
+                    fmt::format("MOMENTUM_AND_ERROR_FEEDBACK: found {} with codec {}, whose error "
+                                "feedback takes the place of momentum; set rule to none",
+                                outer_word("rule", c.rule.kind), codec_text(c)));
   }
   if (!c.codec || c.codec->kind != CodecKind::kOnebit) return;
   if (c.schedule.delay == 0 || c.rule.beta <= kLargestOneBitBeta) return;

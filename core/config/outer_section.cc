@@ -33,7 +33,7 @@ OuterConfig of_preset(const OuterPreset& preset) {
   c.penalty.lambda_const = c.penalty.lambda_max = kToBeGiven;
   c.clip = preset.clip;
   c.merge = preset.merge;
-  c.top_k = preset.top_k;
+  c.codec = preset.codec;
   c.dense_rounds = preset.dense_rounds;
   return c;
 }
@@ -137,19 +137,11 @@ Status read_fragments(OuterReading& r) {
   return value->is_array() ? read_fragment_lists(*value, path, r) : ok_status();
 }
 
-// Codec "topk" is known and not built, so its keys are not looked at.
-void note_top_k(const Json& object, const std::string& path, Findings& findings) {
-  for (const auto& [key, value] : object.items()) {
-    findings.keys.push_back({fmt::format("{}.{}", path, printable(key)), json_text(value),
-                             "unsupported", "of codec topk, which is not built"});
-  }
-}
-
 // {"type": word} for a word.
 Status read_codec_word(const std::string& word, const std::string& path, OuterReading& r) {
   OuterConfig& c = r.outer;
-  c.top_k = word_position("topk", word).has_value();
-  if (c.top_k || word_position("none", word)) return ok_status();
+  c.codec.reset();
+  if (word_position("none", word)) return ok_status();
   const std::string_view types = find_key(ConfigSection::kCodec, "type", ~0u)->words;
   if (!word_position(types, word)) {
     return r.findings.fail(path, fmt::format("found {}, allowed is one of none|{}, or an object{}",
@@ -169,13 +161,6 @@ Status read_payload(OuterReading& r) {
   if (value == nullptr) return ok_status();
   const std::string path = r.reader.path_of("codec");
   if (value->is_string()) return read_codec_word(value->get<std::string>(), path, r);
-  const auto type = value->find("type");
-  c.top_k =
-      type != value->end() && type->is_string() && word_position("topk", type->get<std::string>());
-  if (c.top_k) {
-    note_top_k(*value, path, r.findings);
-    return ok_status();
-  }
   SOTTO_ASSIGN(c.codec, read_codec(*value, path, r.findings));
   if (!c.codec->compat) return ok_status();
   return r.findings.fail(path + ".mode",

@@ -147,9 +147,7 @@ Json stages_json(const Config& config, const Request& request) {
 }
 
 // Of an element.
-double bits_of(const CodecSettings& codec) {
-  return 8.0 * codec.unit().bytes / codec.unit().elements;
-}
+double bits_of(const CodecSettings& codec) { return codec.bits_per_element(); }
 
 // Of a parameter in the whole run. A launch has one fragment.
 double outer_bits(const OuterConfig& outer, double gradient_bits, uint64_t updates) {
@@ -165,12 +163,12 @@ double outer_bits(const OuterConfig& outer, double gradient_bits, uint64_t updat
 }
 
 // The whole run, where the schedule tells how long it is. Bits are those of one round per
-// parameter: a rank sends 2 (W-1)/W times as many.
+// parameter: a rank sends 2 (W-1)/W times as many, with a sparse codec W-1 times.
 Json run_json(const Config& config) {
   const uint64_t updates = run_updates(config);
   const std::optional<OuterConfig>& outer = config.sotto.outer;
   if (updates == 0 || config.optimizer.kind == OptimizerKind::kNone) return nullptr;
-  if (outer ? outer->top_k : partly_compressed(config)) return nullptr;
+  if (!outer && partly_compressed(config)) return nullptr;
   const UpdateCounts c = count_updates(config, updates);
   const double full_bits = 8.0 * static_cast<double>(communication_bytes(config));
   const double bits = outer ? outer_bits(*outer, full_bits, updates)
@@ -315,7 +313,12 @@ Json notes_json(const Config& config, const Request& request) {
 }  // namespace
 
 Json codec_json(const CodecSettings& s) {
-  Json out = {{"type", codec_name(s.kind)}, {"chunk_align", s.chunk_align}};
+  Json out = {{"type", codec_name(s.kind)}};
+  if (s.row().sparse) {
+    for_each_setting(s.sparse, [&](const char* key, const auto& value) { out[key] = value; });
+    return out;
+  }
+  out["chunk_align"] = s.chunk_align;
   if (s.row().scales) {
     out["scale"] = scale_name(s.scale);
     out["granularity"] = granularity_name(s.granularity);

@@ -147,14 +147,10 @@ std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view 
   if (outer.schedule.every_step == OuterEveryStep::kGradients)
     add("every_step", "gradients", "supported is parameters");
   const OuterRuleConfig& rule = outer.rule;
-  if ((outer.codec || outer.top_k) && (rule.freshness > 0 || rule.freshness_by_world)) {
+  if (outer.codec && (rule.freshness > 0 || rule.freshness_by_world)) {
     add("freshness", rule.freshness_by_world ? "1/W" : fmt::format("{}", rule.freshness),
         "supported with a codec is 0");
   }
-  if (!outer.top_k) return out;
-  std::vector<std::string_view> names = {"none"};
-  for (const CodecRow& row : kCodecs) names.push_back(row.name());
-  add("codec", "topk", fmt::format("supported is {}", word_list(names)));
   return out;
 }
 

@@ -49,7 +49,8 @@ CompressedSizes compressed_sizes(const CodecSettings& codec, uint64_t n, uint64_
   }
   s.chunk = std::min(s.chunk, kMaxFlat / w);
   s.flat = s.chunk * w;
-  s.payload = 2 * (w - 1) * codec.unit().bytes_of(s.chunk);
+  s.payload = codec.row().sparse ? bounded_product(w - 1, sparse_bytes(codec.sparse, n))
+                                 : 2 * (w - 1) * codec.unit().bytes_of(s.chunk);
   return s;
 }
 
@@ -67,11 +68,10 @@ OuterBytes outer_bytes(const OuterConfig& outer, uint64_t n, uint64_t w) {
   OuterBytes b;
   const uint64_t count = outer.fragments.count;
   // Also of lists of any sizes.
-  if (!outer.codec && !outer.top_k) b.period = full_precision_bytes(n, w, 4);
+  if (!outer.codec) b.period = full_precision_bytes(n, w, 4);
   if (count > 1 && !outer.fragments.lists.empty()) return b;
   const uint64_t elements = n / count + (n % count == 0 ? 0 : 1);
   b.dense_launch = full_precision_bytes(elements, w, 4);
-  if (outer.top_k) return b;
   b.launch = outer.codec ? compressed_sizes(*outer.codec, elements, w).payload : b.dense_launch;
   if (outer.codec) b.period = bounded_product(count, *b.launch);
   return b;
@@ -108,12 +108,15 @@ MemoryBytes memory_bytes(const Config& config, uint64_t world, uint64_t n_params
   if (type.has_betas || config.optimizer.params.sgd.momentum > 0) b.m = moment;
   if (!codec) return b;
   // The server's errors before and after a step.
-  if (codec->residual) b.residuals = floats + 2 * 4 * sizes.chunk;
-  const uint64_t payload = codec->unit().bytes_of(sizes.flat);
+  if (codec->residual) b.residuals = floats;
+  if (codec->server_residual()) b.residuals += 2 * 4 * sizes.chunk;
+  const bool sparse = codec->row().sparse;
+  const uint64_t payload = sparse ? 0 : codec->unit().bytes_of(sizes.flat);
   const bool scales = codec->row().scales;
   if (scales) b.bits = 2 * payload;
+  // The payloads of all ranks, or what goes out and comes in.
   if (world > 1) {
-    b.scratch = 2 * payload;
+    b.scratch = sparse ? world * sparse_bytes(codec->sparse, n_params) : 2 * payload;
     if (scales) b.scratch += payload / world + 4 * sizes.chunk;
   }
   if (!type.one_bit) {

@@ -13,4 +13,5 @@
 #include "core/kernels/quant.h"
 #include "core/kernels/reduce.h"
 #include "core/kernels/sgd.h"
+#include "core/kernels/sparse.h"
 #include "core/kernels/zeroone.h"

@@ -63,6 +63,11 @@ void add_scheduler(const SchedulerConfig& c, Lines* lines) {
 void add_codec(const std::optional<CodecSettings>& codec, Lines* lines) {
   lines->add("sotto.gradient_codec.type", codec ? codec_name(codec->kind) : "none");
   if (!codec) return;
+  if (codec->row().sparse) {
+    for_each_setting(codec->sparse, [&](const char* key, const auto& value) {
+      lines->add(fmt::format("sotto.gradient_codec.{}", key), value);
+    });
+  }
   lines->add("sotto.gradient_codec.scale", scale_name(codec->scale));
   lines->add("sotto.gradient_codec.granularity", granularity_name(codec->granularity));
   lines->add("sotto.gradient_codec.bucket_elements", codec->bucket_elements);

@@ -144,21 +144,19 @@ Result<OpRef> OuterFragment::collective(FragmentOp kind, const Step& step, bool 
   const CodecSettings codec = context_.config.codec.value_or(CodecSettings{});
   const OuterConfig& c = context_.config;
   const bool by_lr = c.rule.lr_normalised || c.clip.units == OuterClipUnits::kGrad;
-  const uint64_t agreed[] = {static_cast<uint64_t>(kind),
-                             by_lr ? std::bit_cast<uint64_t>(step.gamma) : 0,
-                             tensors_.front(),
-                             tensors_.size(),
-                             launches_,
-                             static_cast<uint64_t>(codec.kind),
-                             codec.chunk_align,
-                             codec.block,
-                             context_.comm->segment_bytes()};
+  SmallVector<uint64_t, 24> agreed{static_cast<uint64_t>(kind),
+                                   tensors_.front(),
+                                   tensors_.size(),
+                                   launches_,
+                                   context_.comm->segment_bytes(),
+                                   by_lr ? std::bit_cast<uint64_t>(step.gamma) : 0};
+  for (const uint64_t value : codec.terms()) agreed.push_back(value);
   OpSignature signature;
   signature.kind = OpKind::kOuterStep;
   signature.dtype = static_cast<uint32_t>(Dtype::kF32);
   signature.count = plans_.layout().elements();
   signature.tag = step.options.tag;
-  signature.detail = static_cast<uint32_t>(hash64(agreed, sizeof agreed));
+  signature.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * 8));
   CallOptions options;
   options.timeout_us = step.options.timeout_us;
   options.priority = priority;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <utility>
 
 #include "core/optim/step_operands.h"
@@ -201,6 +202,7 @@ void OuterBuilder::sum_in_full(OuterArray from) {
 void OuterBuilder::compress() {
   CompressedMeanRequest r{x_.rank, &layout_, *s_.codec, parts_of(OuterArray::kPayload),
                           parts_of(OuterArray::kResult)};
+  r.weights = {array(OuterArray::kMessages), offsetof(OuterMessage, weight), sizeof(OuterMessage)};
   r.segment_bytes = x_.sizes.segment_bytes;
   const CompressedMean mean = emit_compressed_mean(b_, r);
   out_.codec = mean.slots;

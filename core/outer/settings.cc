@@ -39,6 +39,12 @@ std::string outer_settings_text(const OuterConfig& c, const ParameterSet& parame
   add("dense_rounds", c.dense_rounds);
   add("codec", c.codec ? codec_name(c.codec->kind) : "none");
   if (c.codec) {
+    // Error feedback fits other blocks and selections.
+    if (c.codec->row().sparse && all) {
+      for_each_setting(c.codec->sparse, [&](const char* key, const auto& value) {
+        add(fmt::format("codec.{}", key), value);
+      });
+    }
     add("codec.scale", scale_name(c.codec->scale));
     add("codec.chunk_align", c.codec->chunk_align);
     add("codec.block", c.codec->block);

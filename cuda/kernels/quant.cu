@@ -32,8 +32,8 @@ cudaError_t launch_kind(cudaStream_t stream, KernelId id, uint32_t blocks, const
 cudaError_t launch_quant(cudaStream_t stream, KernelId id, uint32_t blocks, const Params& params) {
   constexpr std::string_view kOurs = "quant";
   switch (params.arguments<QuantArgs>().kind) {
-#define SOTTO_CODEC(type, number, words, bits, block, scales, residual, coding) \
-  case CodecKind::k##type:                                                      \
+#define SOTTO_CODEC(type, number, words, bits, block, scales, sparse, residual, coding) \
+  case CodecKind::k##type:                                                              \
     return launch_kind<CodecKind::k##type, kOurs == #coding>(stream, id, blocks, params);
 #include "core/base/codecs.def"
   }

@@ -29,6 +29,7 @@ const std::vector<std::string> kWithResidual = {
     R"({"type": "fp16", "residual": true})",
     R"({"type": "int8"})",
     R"({"type": "int4", "block": 64, "chunk_align": 64})",
+    R"({"type": "topk", "block": 256, "k": 16})",
 };
 // With the error of one encoding, relative to the largest magnitude.
 const std::map<std::string, double> kWithoutResidual = {
@@ -277,7 +278,12 @@ TEST_P(CodecTest, BytesEqualTheFormulaAndThePlan) {
             {R"({"type": "int8"})", chunk_of(n, 512, 4) / 256 * 260},
             {R"({"type": "int4", "residual": false})", chunk_of(n, 512, 4) / 128 * 68},
         };
-        for (const auto& [json, chunk] : chunk_bytes) {
+        std::map<std::string, uint64_t> bytes;
+        for (const auto& [json, chunk] : chunk_bytes) bytes[json] = 2 * 3 * chunk;
+        // 7 blocks, and 1329 elements of which 21 are sent.
+        bytes[R"({"type": "topk"})"] = 3 * (7 * 84 + (21 * 5 + 7) / 8 + (21 + 41 + 7) / 8 + 6 + 4);
+        bytes[R"({"type": "topk", "dense_below": 30002})"] = 3 * 4 * n;
+        for (const auto& [json, formula] : bytes) {
           SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, {n}));
           Tensors t({n});
           SOTTO_TRY(comm->barrier());
@@ -287,10 +293,10 @@ TEST_P(CodecTest, BytesEqualTheFormulaAndThePlan) {
           SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan, codec->plan({0}));
           const uint64_t sent = after.moved.payload_bytes_sent - before.moved.payload_bytes_sent;
           const uint64_t planned = after.payload_bytes_planned - before.payload_bytes_planned;
-          if (sent != 2 * 3 * chunk || planned != sent ||
+          if (sent != formula || planned != sent ||
               plan->plan().traffic.total.payload_bytes_sent != sent)
             return error(Code::kInternal, "{}: sent {}, planned {}, formula {}", json, sent,
-                         planned, 6 * chunk);
+                         planned, formula);
           const uint64_t header = after.moved.header_bytes_sent - before.moved.header_bytes_sent;
           if (header != after.header_bytes_planned - before.header_bytes_planned)
             return error(Code::kInternal, "{}: headers are not as planned", json);
@@ -378,6 +384,8 @@ TEST_P(CodecTest, ADifferentCodecIsAProtocolErrorEverywhere) {
            {kWithResidual[4], R"({"type": "int8", "residual": false})"},
            {kWithResidual[0], kWithResidual[1]},
            {kWithResidual[2], kWithResidual[3]},
+           {kWithResidual[6], R"({"type": "topk", "block": 256, "k": 17})"},
+           {kWithResidual[6], R"({"type": "topk", "block": 256, "k": 16, "error_decay": 0.5})"},
            {R"({"type": "onebit", "chunk_align": 24})",
             R"({"type": "onebit", "mode": "compat"})"}}) {
     const auto &mine = pair.first, &other = pair.second;
@@ -455,12 +463,16 @@ TEST(CodecState, TheMeanRestoresOnAnotherWorldSize) {
         });
     ASSERT_TRUE(status.ok()) << status.text();
     status = run_world(world_of("inproc", after), [&](const std::shared_ptr<Comm>& comm) -> Status {
-      for (const std::string& json : {kWithResidual[0], kWithResidual[4]}) {
+      for (const std::string& json : {kWithResidual[0], kWithResidual[4], kWithResidual[6]}) {
         SOTTO_ASSIGN(const std::shared_ptr<Codec> codec, make_codec(comm, json, counts));
         SOTTO_TRY(import_state(*codec, StateMode::kMean, blob));
         SOTTO_ASSIGN(const MeanErrorFeedback mean, codec->mean());
         for (size_t i = 0; i < worker.size(); ++i) {
-          if (std::abs(mean.worker[i] - worker[i]) > 1e-6 || mean.server[i] != server[i])
+          // Top-k has no servers, so their errors are the workers'.
+          const bool served = json != kWithResidual[6];
+          const float moved = served ? 0.0f : server[i];
+          if (std::abs(mean.worker[i] - (worker[i] + moved)) > 1e-6 ||
+              mean.server[i] != server[i] - moved)
             return error(Code::kInternal, "element {} was not restored", i);
         }
         if (import_state(*codec, StateMode::kExact, blob).code() != Code::kInvalidArgument)

@@ -116,7 +116,8 @@ double bound(const Format& f, float c, float a) {
     case CodecKind::kFp16: return std::max(std::fabs(c) * 0x1p-11, 0x1p-25);
     case CodecKind::kInt8: return a < 0x1p-120f ? a : a / 254.0 * (1 + 0x1p-12);
     case CodecKind::kInt4: return a < 0x1p-120f ? a : a / 14.0 * (1 + 0x1p-12);
-    case CodecKind::kOnebit: break;
+    case CodecKind::kOnebit:
+    case CodecKind::kTopk: break;
   }
   return 0;
 }

@@ -194,7 +194,8 @@ TEST_P(SameBits, Codecs) {
        {R"({"type": "onebit", "granularity": "bucket", "bucket_elements": 8192, "chunk_align": 8})",
         R"({"type": "onebit", "scale": "l1", "granularity": "tensor"})", R"({"type": "int8"})",
         R"({"type": "int4", "block": 64, "chunk_align": 64})",
-        R"({"type": "bf16", "residual": true})", R"({"type": "fp16"})"}) {
+        R"({"type": "bf16", "residual": true})", R"({"type": "fp16"})", R"({"type": "topk"})",
+        R"({"type": "topk", "block": 64, "k": 8, "bits": 4, "average": "contributors"})"}) {
     SCOPED_TRACE(json);
     compare([json](Member& self, Where where) { return codec_results(self, where, json); });
   }

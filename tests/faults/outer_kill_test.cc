@@ -116,16 +116,18 @@ SOTTO_RANK_MAIN(optim_outer_kill) {
 class OuterKill : public testing::TestWithParam<int> {};
 
 TEST_P(OuterKill, SurvivorsNameTheRank) {
-  const char* const settings[] = {R"({"preset":"diloco","period":1})",
-                                  R"({"preset":"co2","period":1})",
-                                  R"({"preset":"diloco","period":1,"codec":"onebit"})",
-                                  R"({"preset":"co2","period":2,"codec":"onebit"})"};
+  const char* const settings[] = {
+      R"({"preset":"diloco","period":1})", R"({"preset":"co2","period":1})",
+      R"({"preset":"diloco","period":1,"codec":"onebit"})",
+      R"({"preset":"co2","period":2,"codec":"onebit"})", R"({"preset":"sparse_loco","period":1})"};
   const uint32_t cases = GetParam() == SIGSTOP ? 1 : kKills;
   std::vector<KillCase> all;
   for (const char* rank_main : {"outer_kill", "optim_outer_kill"}) {
     for (uint32_t seed = 1; seed <= cases; ++seed) {
-      KillCase& c = all.emplace_back(KillCase{
-          .rank_main = rank_main, .what = settings[seed % 4], .signal = GetParam(), .seed = seed});
+      KillCase& c = all.emplace_back(KillCase{.rank_main = rank_main,
+                                              .what = settings[seed % std::size(settings)],
+                                              .signal = GetParam(),
+                                              .seed = seed});
       c.environment = {"SOTTO_TRANSPORT=tcp", "SOTTO_HEARTBEAT_MS=100", "SOTTO_CPU_THREADS=1"};
     }
   }

@@ -247,7 +247,9 @@ class TopK:
         return True
 
     def skip(self, rank, delta):
-        self.encode(rank, delta)
+        """Decided: a rank that is skipped is known before anything is encoded (14), so its x' is 0 and nothing is
+        taken out: section 8, SKIP_RANK, without its roundings."""
+        self.worker[rank] = np.where(self.dense, f32(0), self.rho * self.worker[rank]).astype(f32)
 
     def clip_to_median(self, ranks):
         """Section 7, median_clip: what the receivers add for each rank."""

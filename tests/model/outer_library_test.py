@@ -1,6 +1,6 @@
 """The library's outer optimizers against the numpy model, bit for bit.
 
-Usage: outer_library_test.py LIBSOTTO
+Usage: outer_library_test.py LIBSOTTO [PART OF A NAME]
 """
 import ctypes as c
 import dataclasses
@@ -11,13 +11,14 @@ import threading
 import numpy as np
 
 import sotto_library
+from outer_codecs import payload_bytes
 from outer_settings import preset
-from outer_toy import CASES, GAMMA, Toy, close, same_bits
+from outer_toy import CASES, GAMMA, SIZES, Toy, close, same_bits
 
 STEPS = 23  # the last round is a short one: the flush sends it
 WORLDS = (1, 2, 3, 4, 5, 8)
-# What the library refuses: a codec that is not built, own payloads beside a codec, a first inner step per tensor.
-WITHOUT = {"sparse_loco", "fp16", "int8", "per tensor"}
+# What the library refuses: own payloads beside a codec, a first inner step per tensor.
+WITHOUT = {"fp16", "int8", "per tensor"}
 # Beside what the model's own checks use: forms, merges, clips and units with each other.
 MORE = {
     "anchor_diff, params": lambda w: close(payload="params", form="anchor_diff", beta=0.5),
@@ -44,7 +45,28 @@ MORE = {
     "int8, lerp": lambda w: close(beta=0.2, codec="int8", chunk_align=256, merge="lerp", merge_a=0.25),
     "int4, warm": lambda w: close(beta=0.1, codec="int4", chunk_align=128, warmup_steps=3),
     "warm": lambda w: close(beta=0.2, warmup_steps=5),
+    "topk, contributors": lambda w: sparse(w, block=32, k=3, average="contributors"),
+    "topk, packed, 4 bits": lambda w: sparse(w, block=64, k=8, bits=4, index="packed"),
+    "topk, 8 bits, some dense": lambda w: sparse(w, block=16, k=3, bits=8, dense_below=10),
+    "topk, 32 bits, all": lambda w: sparse(w, block=64, k=64, bits=32),
+    "topk, no decay": lambda w: sparse(w, block=128, k=9, error_decay=1.0),
+    "topk, only the newest": lambda w: sparse(w, block=8, k=1, error_decay=0.0),
+    "topk, delay 4": lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4),
+    "topk, delay 1, lerp": lambda w: sparse(w, {"delay": 1, "merge": "lerp", "merge_a": 0.25}, block=32, k=4),
+    "topk, fragments": lambda w: sparse(w, {"fragments": [[3, 0], [4, 1, 2]], "dense_rounds": 1}, block=32, k=4),
+    "topk, momentum": lambda w: close(beta=0.1, alpha=0.5, codec={"type": "topk", "block": 4096}),
+    "topk, warm": lambda w: sparse(w, {"warmup_steps": 3}, block=32, k=4),
 }
+# A rank's parameters become NaN in one inner step: it is left out of that average, which has another rank or none.
+POISONED = {
+    "topk, NaN": (lambda w: sparse(w, block=32, k=4), 6),
+    "topk, contributors, NaN": (lambda w: sparse(w, block=32, k=4, average="contributors", dense_below=10), 10),
+    "topk, delay 4, NaN": (lambda w: sparse(w, {"delay": 4, "alpha": 0.5}, block=32, k=4), 6),
+}
+
+
+def sparse(world, keys=None, **codec):
+    return preset("sparse_loco", world, period=4, codec={"type": "topk", "error_decay": 0.95, **codec}, **(keys or {}))
 
 
 class Info(c.Structure):
@@ -67,7 +89,8 @@ def described(settings):
     codec = out.get("codec")
     if codec is not None:
         codec = {"type": codec} if isinstance(codec, str) else dict(codec)
-        codec.setdefault("chunk_align", settings.chunk_align)
+        if codec["type"] != "topk":
+            codec.setdefault("chunk_align", settings.chunk_align)
         out["codec"] = codec
     else:
         del out["dense_rounds"]
@@ -109,12 +132,35 @@ class Rank:
         return info
 
 
-def compare(library, name, make, world):
+def payload_of(codec):
+    """What a rank sends to each other one in a round: sparse-loco.md, sections 5 and 6.1."""
+    block, k = codec["block"], codec["k"]
+    total = 0
+    for size in SIZES:
+        if size < codec["dense_below"]:
+            total += 4 * size
+            continue
+        for at in range(0, size, block):
+            m = min(block, size - at)
+            selected = min(max((2 * m * k + block) // (2 * block), 1), m)
+            total += payload_bytes(m, selected, codec["bits"], codec["index"])
+    return total
+
+
+def compare(library, name, make, world, poison=None):
+    """poison: an inner step that the last rank ends with NaN."""
     settings = make(world)
     model, ours = Toy(settings, world), Toy(settings, world)
     wanted = []
+
+    def inner(toy):
+        toy.inner()
+        if toy.t == poison:
+            toy.live[world - 1][1][7:9] = np.nan
+
     for _ in range(STEPS):
-        model.step()
+        inner(model)
+        model.outer.step(model.live, model.gamma)
         wanted.append([model.vector(r).copy() for r in range(world)])
     model.outer.flush(model.live)
     wanted.append([model.vector(r).copy() for r in range(world)])
@@ -134,7 +180,7 @@ def compare(library, name, make, world):
         outer.call("set", b"lr", c.c_double(GAMMA))
         for step in range(STEPS):
             if meet.wait() == 0:
-                ours.inner()
+                inner(ours)
             meet.wait()
             if step % 5 == 3:  # what an evaluation does
                 before = [x.copy() for x in mine]
@@ -153,6 +199,9 @@ def compare(library, name, make, world):
             outer.call("flush", None, None)
             same_bits(wanted[STEPS][rank], np.concatenate(mine), f"{name}, {world} ranks, rank {rank}, {what}: ")
         info = outer.info()
+        if settings.codec is not None and settings.codec["type"] == "topk" and not settings.fragments:
+            sent = (world - 1) * payload_of(settings.codec)
+            assert info.payload_bytes_next_launch == sent, (info.payload_bytes_next_launch, sent)
         assert (info.step, info.in_flight) == (STEPS, 0), (info.step, info.in_flight)
         outer.call("destroy")
 
@@ -162,12 +211,13 @@ def compare(library, name, make, world):
 def main():
     library = sotto_library.Library(sys.argv[1])
     failed = 0
-    for name, make in {**CASES, **MORE}.items():
-        if name in WITHOUT:
+    cases = {name: (make, None) for name, make in {**CASES, **MORE}.items() if name not in WITHOUT}
+    for name, (make, poison) in {**cases, **POISONED}.items():
+        if len(sys.argv) > 2 and sys.argv[2] not in name:
             continue
         for world in WORLDS:
             try:
-                compare(library, name, make, world)
+                compare(library, name, make, world, poison)
             except Exception as error:  # pylint: disable=broad-except
                 failed += 1
                 print(f"failed  {name}, {world} ranks: {str(error)[:300]}")

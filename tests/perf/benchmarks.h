@@ -14,6 +14,7 @@ void codec_encode(const Options& options, std::vector<Measurement>* out);
 void codec_decode(const Options& options, std::vector<Measurement>* out);
 void codec_server(const Options& options, std::vector<Measurement>* out);
 void codec_blocks(const Options& options, std::vector<Measurement>* out);
+void codec_topk(const Options& options, std::vector<Measurement>* out);
 void optim_adam(const Options& options, std::vector<Measurement>* out);
 void optim_adam_low_precision(const Options& options, std::vector<Measurement>* out);
 void optim_lamb(const Options& options, std::vector<Measurement>* out);

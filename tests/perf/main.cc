@@ -18,6 +18,7 @@ const std::map<std::string, Benchmark>& benchmarks() {
       {"codec_decode", codec_decode},
       {"codec_server", codec_server},
       {"codec_blocks", codec_blocks},
+      {"codec_topk", codec_topk},
       {"optim_adam", optim_adam},
       {"optim_adam_low_precision", optim_adam_low_precision},
       {"optim_lamb", optim_lamb},

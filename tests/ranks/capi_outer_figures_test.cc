@@ -346,7 +346,8 @@ TEST(CapiOuterBeside, AnyOrderOfCalls) {
 TEST(CapiOuterMemory, StateBytesAreFlat) {
   for (const char* json :
        {R"({"preset": "co2", "period": 1})", R"({"preset": "co2", "period": 1, "codec": "onebit"})",
-        R"({"preset": "eager_diloco", "period": 1})", R"({"preset": "slowmo", "period": 1})"}) {
+        R"({"preset": "eager_diloco", "period": 1})", R"({"preset": "slowmo", "period": 1})",
+        R"({"preset": "sparse_loco", "period": 1})"}) {
     SCOPED_TRACE(json);
     EXPECT_EQ(run_world(2, {},
                         [&](Member& self) {

@@ -14,7 +14,7 @@ TEST(CodecSettings, NamesWhatIsWrong) {
   const std::map<const char*, const char*> errors = {
       {"[", "no JSON"},
       {"[]", "found [], allowed is an object"},
-      {"{}", "codec.type: missing; write one of onebit|1bit|bf16|fp16|int8|int4"},
+      {"{}", "codec.type: missing; write one of onebit|1bit|bf16|fp16|int8|int4|topk"},
       {R"({"type": "int9"})", "codec.type: found \"int9\", allowed is one of onebit|"},
       {R"({"type": 8})", "codec.type: found 8"},
       {R"({"type": "int8", "blocks": 64})", "codec.blocks: unknown key; the nearest one is block"},
@@ -23,7 +23,29 @@ TEST(CodecSettings, NamesWhatIsWrong) {
       {R"({"type": "int8", "block": 1024})", "codec.block: found 1024"},
       {R"({"type": "int4", "chunk_align": 64})", "codec.chunk_align: found 64, allowed is a mult"},
       {R"({"type": "int4", "residual": 1})", "codec.residual: found 1, allowed is true or false"},
-      {R"({"type": "bf16", "block": 64})", "codec.block: a key of int8, int4"},
+      {R"({"type": "bf16", "block": 64})", "codec.block: a key of int8, int4, topk"},
+      {R"({"type": "topk", "chunk_align": 8})", "codec.chunk_align: a key of onebit, bf16, fp16"},
+      {R"({"type": "topk", "residual": true})", "codec.residual: a key of bf16, fp16, int8, int4"},
+      {R"({"type": "topk", "k": 0})", "codec.k: found 0, allowed is a whole number in [1, 4096]"},
+      {R"({"type": "topk", "k": 65, "block": 64})",
+       "codec.k: found k 65 with block 64, allowed is k from 1 to block"},
+      {R"({"type": "topk", "block": 4})", "codec.block: found 4, allowed is a whole number in [8"},
+      {R"({"type": "topk", "block": 100})",
+       "codec.block: found 100, allowed is a power of two from 8 to 4096"},
+      {R"({"type": "topk", "bits": 3})", "codec.bits: found 3, allowed is 2, 4, 8, 32"},
+      {R"({"type": "topk", "bits": 1})",
+       "codec.bits: found 1, allowed is a whole number in [2, 32]"},
+      {R"({"type": "topk", "error_decay": 1.5})", "codec.error_decay: found 1.5, allowed is a num"},
+      {R"({"type": "topk", "index": "rice"})",
+       "codec.index: found \"rice\", allowed is one of ef|p"},
+      {R"({"type": "topk", "exchange": "two_phase"})", "allowed is one of gather"},
+      {R"({"type": "topk", "average": "all"})", "allowed is one of ranks|contributors"},
+      {R"({"type": "topk", "alone": "encode"})", "allowed is one of identity"},
+      {R"({"type": "topk", "shape": "tile"})", "allowed is one of flat"},
+      {R"({"type": "topk", "levels": "tensor"})", "allowed is one of block"},
+      {R"({"type": "topk", "k_server": 4})", "codec.k_server: found 4, allowed is a whole number"},
+      {R"({"type": "topk", "median_clip": true})", "codec.median_clip: found true, allowed is fal"},
+      {R"({"type": "topk", "blok": 8})", "codec.blok: unknown key; the nearest one is block"},
       {R"({"type": "onebit", "residual": false})", "codec.residual: a key of bf16, fp16"},
       {R"({"type": "onebit", "granularity": "group"})", "flat|tensor|bucket"},
       {R"({"type": "onebit", "bucket_elements": 9216})", "belongs to granularity bucket"},
@@ -43,6 +65,23 @@ TEST(CodecSettings, NamesWhatIsWrong) {
   EXPECT_EQ(parse_codec(R"({"type": "int4"})")->block, 128u);
   EXPECT_TRUE(parse_codec(R"({"type": "int4"})")->residual);
   EXPECT_FALSE(parse_codec(R"({"type": "fp16"})")->residual);
+  const CodecSettings all = parse_codec(R"({"type": "topk", "block": 256, "k": 8, "bits": 4,
+      "index": "packed", "error_decay": 0.5, "exchange": "gather", "k_server": 0,
+      "average": "contributors", "dense_below": 100, "alone": "identity", "median_clip": false,
+      "shape": "flat", "levels": "block"})")
+                                .take();
+  EXPECT_TRUE(all.residual);
+  EXPECT_FALSE(all.server_residual());
+  EXPECT_EQ(all.sparse.block, 256u);
+  EXPECT_EQ(all.sparse.k, 8u);
+  EXPECT_EQ(all.sparse.bits, 4u);
+  EXPECT_EQ(all.sparse.index, SparseIndex::kPacked);
+  EXPECT_EQ(all.sparse.average, SparseAverage::kContributors);
+  EXPECT_EQ(all.sparse.error_decay, 0.5);
+  EXPECT_EQ(all.sparse.dense_below, 100u);
+  // Whatever one of them is, ranks notice that it differs.
+  for (const char* json : {R"({"type": "topk", "block": 256, "k": 8})", R"({"type": "topk"})"})
+    EXPECT_NE(parse_codec(json)->terms(), all.terms());
 }
 
 }  // namespace

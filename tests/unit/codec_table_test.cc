@@ -29,8 +29,8 @@ CodecSettings settings_of(std::string_view word) {
 }
 
 TEST(CodecTable, NumbersThatStandInSignatures) {
-  const std::map<std::string_view, int> numbers{
-      {"onebit", 1}, {"bf16", 2}, {"fp16", 3}, {"int8", 4}, {"int4", 5}};
+  const std::map<std::string_view, int> numbers{{"onebit", 1}, {"bf16", 2}, {"fp16", 3},
+                                                {"int8", 4},   {"int4", 5}, {"topk", 6}};
   for (const auto& [name, number] : numbers)
     EXPECT_EQ(static_cast<int>(settings_of(name).kind), number) << name;
   std::set<CodecKind> taken;
@@ -47,6 +47,10 @@ TEST(CodecTable, EveryWordMakesItsCodec) {
       EXPECT_EQ(s.kind, row.kind) << word;
       EXPECT_EQ(s.block, row.block) << word;
       EXPECT_EQ(s.residual, row.residual != ResidualUse::kOnRequest) << word;
+      EXPECT_EQ(s.server_residual(), s.residual && !row.sparse) << word;
+      EXPECT_GT(s.bits_per_element(), 0) << word;
+      EXPECT_LE(s.bits_per_element(), 16) << word;
+      if (row.sparse) continue;
       EXPECT_EQ(s.chunk_align % s.unit().elements, 0u) << word;
       EXPECT_GT(s.unit().bytes, 0u) << word;
     }
@@ -106,14 +110,17 @@ TEST_P(CodecParts, ACollectiveEncodesServesDecodesAndTakesBack) {
     const LogicalPlan plan = b.take();
     const Covered encoded = covered(plan, Footprint::kList, Access::kRead, c.in);
     EXPECT_EQ(encoded.elements, layout.elements());
+    // Every rank adds up all of what is not for servers.
+    const bool sparse = codec.row().sparse;
     uint64_t own = 0;
     for (const Piece& p : layout.server_pieces(1)) own += p.tensor == kNoTensor ? 0 : p.count;
-    EXPECT_EQ(covered(plan, Footprint::kRows, Access::kRead, kNoSlot).elements, own);
-    const Covered decoded = covered(plan, Footprint::kTarget, Access::kWrite, c.out);
+    EXPECT_EQ(covered(plan, Footprint::kRows, Access::kRead, kNoSlot).elements, sparse ? 0 : own);
+    const Covered decoded =
+        covered(plan, sparse ? Footprint::kList : Footprint::kTarget, Access::kWrite, c.out);
     EXPECT_EQ(decoded.elements, layout.elements());
     for (const uint32_t i : decoded.steps) EXPECT_EQ(plan.steps[i].phase, Phase::kCommitting);
     EXPECT_EQ(c.slots.worker != kNoSlot, residual);
-    EXPECT_EQ(c.slots.server_next != kNoSlot, residual);
+    EXPECT_EQ(c.slots.server_next != kNoSlot, codec.server_residual());
     EXPECT_EQ(c.slots.server_scale_next != kNoSlot, codec.row().scales);
     // Whatever changes the worker's residual is taken back.
     if (!residual) continue;

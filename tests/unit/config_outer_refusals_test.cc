@@ -183,11 +183,21 @@ TEST(ConfigOuterRefuses, Codecs) {
       {R"({"preset": "sparse_loco", "delay": 30, "merge": "pull", "merge_a": 0.5})",
        "outer.merge: found merge pull with codec topk, allowed is reset, lerp; set merge to reset"},
       {R"({"codec": "int9"})",
-       "outer.codec: found \"int9\", allowed is one of none|onebit|1bit|bf16|fp16|int8|int4, or an "
-       "object"},
+       "outer.codec: found \"int9\", allowed is one of none|onebit|1bit|bf16|fp16|int8|int4|topk, "
+       "or an object"},
       {R"({"codec": 8})", "outer.codec: found 8, allowed is an object or a text"},
       {R"({"codec": {"type": "int8", "block": 7}})",
        "outer.codec.block: found 7, allowed is a whole number in [32, 512]"},
+      {R"({"codec": {"type": "topk", "k": 0}})",
+       "outer.codec.k: found 0, allowed is a whole number in [1, 4096]"},
+      {R"({"codec": {"type": "topk", "block": 512, "k": 513}})",
+       "outer.codec.k: found k 513 with block 512, allowed is k from 1 to block"},
+      {R"({"codec": {"type": "topk", "block": 32}})",
+       "outer.codec.block: found k 64 with block 32, allowed is k from 1 to block"},
+      {R"({"codec": {"type": "topk", "error_decya": 0.9}})",
+       "outer.codec.error_decya: unknown key; the nearest one is error_decay, allowed are type, "
+       "block, k, bits, index, error_decay, exchange, k_server, median_clip, average, dense_below, "
+       "alone, shape, levels"},
       {R"({"codec": {"type": "onebit", "mode": "compat"}})",
        "outer.codec.mode: found compat, which is the 1-bit optimizers' published arithmetic; "
        "allowed here is strict"},

@@ -77,8 +77,14 @@ TEST(ConfigOuterReport, BytesOfLaunches) {
   EXPECT_EQ(lists["payload_bytes_per_launch"], nullptr);
   EXPECT_EQ(lists["payload_bytes_per_period"], 6000000);
   const Json sparse = report_of_outer(R"({"preset": "sparse_loco"})", 4, 1000000)["outer"];
-  EXPECT_EQ(sparse["payload_bytes_per_launch"], nullptr);
-  EXPECT_EQ(sparse["codec"]["type"], "topk");
+  // 244 blocks of 4096 and one of 576, of which 9 are sent: 9 * 6 + 9 + (576 - 1) / 64 bits of
+  // indices, 18 of codes.
+  EXPECT_EQ(sparse["payload_bytes_per_launch"], 3 * (244 * 84 + 7 + 3 + 3 + 4));
+  EXPECT_EQ(sparse["payload_bytes_per_period"], sparse["payload_bytes_per_launch"]);
+  EXPECT_EQ(sparse["dense_rounds"], 0);
+  EXPECT_EQ(sparse["codec"],
+            Json::parse(R"({"type": "topk", "block": 4096, "k": 64, "bits": 2, "index": "ef",
+                            "average": "ranks", "error_decay": 0.95, "dense_below": 0})"));
 }
 
 TEST(ConfigOuterReport, StagesAreSharesOfLaunches) {
@@ -123,7 +129,9 @@ TEST(ConfigOuterReport, TheWholeRun) {
   EXPECT_EQ(coded["run"]["silent_updates"], 900);
   EXPECT_DOUBLE_EQ(coded["run"]["bits_per_parameter_and_update"].get<double>(),
                    (8 * 32 + 92 * 1) / 4.0 / 1000);
-  EXPECT_EQ(run_of(R"({"preset": "sparse_loco"})")["run"], nullptr);
+  // 33 launches of 84 bytes for 4096 elements.
+  EXPECT_EQ(run_of(R"({"preset": "sparse_loco"})")["run"]["bits_per_parameter_and_update"],
+            33 * 84 * 8 / 4096.0 / 1000);
   const Json late = run_of(R"({"period": 4096, "fragments": 4096, "codec": "int8",
       "dense_rounds": 9007199254740992})");
   EXPECT_EQ(late["run"]["full_precision_updates"], 1000);

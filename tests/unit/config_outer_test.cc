@@ -82,7 +82,6 @@ TEST(ConfigOuter, PresetsAreTheTable) {
     EXPECT_EQ(c.merge.a, row.a);
     const bool slowmo = c.preset == "slowmo", sparse = c.preset == "sparse_loco";
     EXPECT_EQ(c.rule.lr_normalised, slowmo);
-    EXPECT_EQ(c.top_k, sparse);
     EXPECT_EQ(c.fragments.count, c.preset == "streaming_diloco" ? 4u : 1u);
     EXPECT_EQ(c.schedule.synchronous_steps(), c.preset == "post_local_sgd" ? 100u : 0u);
     EXPECT_EQ(c.penalty.lambda_max, c.preset == "co2_paper" ? 2 : 16);
@@ -90,7 +89,14 @@ TEST(ConfigOuter, PresetsAreTheTable) {
     EXPECT_EQ(c.penalty.granularity, OuterGranularity::kGlobal);
     EXPECT_FALSE(c.penalty.consensus_scalars);
     EXPECT_EQ(c.clip.units, OuterClipUnits::kParam);
-    EXPECT_FALSE(c.codec);
+    ASSERT_EQ(c.codec.has_value(), sparse);
+    if (sparse) {
+      EXPECT_EQ(c.codec->kind, CodecKind::kTopk);
+      EXPECT_EQ(c.codec->sparse.error_decay, 0.95);
+      EXPECT_EQ(c.codec->sparse.block, 4096u);
+      EXPECT_EQ(c.codec->sparse.k, 64u);
+      EXPECT_EQ(c.codec->sparse.bits, 2u);
+    }
     EXPECT_EQ(c.nonfinite, OuterNonfinite::kSkipRank);
     EXPECT_EQ(c.schedule.every_step, OuterEveryStep::kParameters);
   }
@@ -199,7 +205,12 @@ TEST(ConfigOuter, CodecAsAWord) {
   EXPECT_EQ(word.dense_rounds, 1u);
   EXPECT_FALSE(parse(R"({"codec": "none"})").codec);
   const OuterConfig dense = parse(R"({"preset": "sparse_loco", "codec": "none"})");
-  EXPECT_FALSE(dense.top_k);
+  EXPECT_FALSE(dense.codec);
+  // A codec that is given replaces the preset's as a whole.
+  const OuterConfig other =
+      parse(R"({"preset": "sparse_loco", "codec": {"type": "TopK", "k": 32}})");
+  EXPECT_EQ(other.codec->sparse.k, 32u);
+  EXPECT_EQ(other.codec->sparse.error_decay, 1);
   EXPECT_TRUE(check_supported(dense).ok());
   const Config file = parse_file(R"({"codec": "int4"})");
   EXPECT_EQ(note_of(file, "sotto.outer.codec").disposition, "acts");
@@ -245,10 +256,6 @@ TEST(ConfigOuter, AFileWithoutTheKeyHasNone) {
 TEST(ConfigOuter, UnsupportedByName) {
   const std::string prefix = "configuration: not supported in this release: ";
   const std::vector<std::pair<const char*, const char*>> cases = {
-      {R"({"preset": "sparse_loco"})",
-       "outer.codec topk (supported is none, onebit, bf16, fp16, int8, int4)"},
-      {R"({"codec": {"type": "TopK", "block": 4096, "k": 64}})",
-       "outer.codec topk (supported is none, onebit, bf16, fp16, int8, int4)"},
       {R"({"period": "auto"})", "outer.period auto (supported is a whole number >= 1)"},
       {R"({"every_step": "gradients"})", "outer.every_step gradients (supported is parameters)"},
       {R"({"freshness": 0.5, "codec": "int8"})",
@@ -266,7 +273,7 @@ TEST(ConfigOuter, UnsupportedByName) {
   }
   for (const Row& row : kTable) {
     const OuterConfig c = parse(row.json);
-    EXPECT_EQ(check_supported(c).ok(), !c.top_k) << row.json;
+    EXPECT_TRUE(check_supported(c).ok()) << row.json;
   }
   const Json report = report_of_outer(R"({"codec": {"type": "topk", "k": 64}, "period": "auto"})");
   EXPECT_EQ(report["can_run"], false);
@@ -274,8 +281,7 @@ TEST(ConfigOuter, UnsupportedByName) {
   for (const Json& key : report["keys"]) {
     if (key["disposition"] == "unsupported") unsupported.insert(key["key"].get<std::string>());
   }
-  EXPECT_THAT(unsupported,
-              ElementsAre("sotto.outer.codec.k", "sotto.outer.codec.type", "sotto.outer.period"));
+  EXPECT_THAT(unsupported, ElementsAre("sotto.outer.period"));
 }
 
 // ---- warnings

@@ -821,7 +821,7 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *
  * json: {"type": ..., ...}; all keys but type may be absent, a key that the type does not have is
  * an error.
- *  - type: "onebit" (or "1bit"), "bf16", "fp16", "int8", "int4"
+ *  - type: "onebit" (or "1bit"), "bf16", "fp16", "int8", "int4", "topk"
  *  - chunk_align: 512; elements, a multiple of 8: what the part of a rank is padded to. int8 and
  *    int4: a multiple of block too
  *  - scale (onebit): "l2" (default) or "l1"
@@ -836,6 +836,20 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *  - residual (bf16, fp16, int8, int4): whether what one call loses is added to the next (4 bytes
  *    per element, and 8 / W of a server); true for int8 and int4, false for the casts; onebit
  *    always has it
+ *  - of topk, which has none of the keys above (chunk_align too):
+ *    block: 4096; a power of two, 8 to 4096: elements of a tensor, the last block may be shorter;
+ *    k: 64; 1 to block: elements that are sent of a block, those with the largest magnitudes, of
+ *    shorter blocks in proportion, at least one;
+ *    bits: 2, 4, 8 or 32 of a value. 2: a sign and one of two magnitudes of the block;
+ *    index: "ef" (default: Elias-Fano, or a bit per element where that is shorter), or "packed"
+ *    (log2 block bits for each index);
+ *    error_decay: 1; 0 to 1: what is not sent is multiplied with it when it is added to the next
+ *    call (4 bytes per element, always there);
+ *    average: "ranks" (default: sums are divided by W), or "contributors" (by the number of ranks
+ *    that have sent the element);
+ *    dense_below: 0; tensors with fewer elements are sent as float32;
+ *    exchange "gather", alone "identity", shape "flat", levels "block", k_server 0 and median_clip
+ *    false have no other values yet
  *
  * Every rank sends 2 (W - 1) P bytes of payload per call, P = the payload of ceil(n / (align W))
  * align elements (onebit: per tensor or bucket): 1/8 byte per element, 2, (block + 4) / block or
@@ -845,6 +859,11 @@ SOTTO_API sotto_status sotto_group_end(sotto_comm* comm, const sotto_call* call,
  *   int8  a / 254 (1 + 2^-12)           int4  a / 14 (1 + 2^-12)
  * where a is the largest |c| of the block; a block with a < 2^-120 becomes 0. So without residual a
  * result is off by at most twice the largest such error of its ranks and its server, and rounding.
+ * topk instead sends (W - 1) P bytes, P the sum over blocks of m elements with k sent ones of I +
+ * ceil(k bits / 8) + 4 (32 bits: 0): "packed" I = ceil(k ceil(log2 m) / 8), "ef" with l =
+ * floor(log2(m / k)) I = min(ceil(k l / 8) + ceil((k + floor((m - 1) / 2^l)) / 8), ceil(m / 8)); 84
+ * bytes for 4096 elements with k 64 and 2 bits. Elements that are not sent wait in the residual, so
+ * there is no bound per element. Sums of finite values that overflow are Inf on all ranks.
  * With residual the sum of the results of T calls is off the sum of the means by the errors of the
  * last call only. onebit has no bound per element: see the residual.
  * NaN, Inf, and what the type has no number for (fp16: from 65520 on) give NONFINITE on every rank:

@@ -1,0 +1,359 @@
+// Selections of blocks: what is common to the reference and to vector kernels.
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+
+#include "core/cpu/elements.h"
+#include "core/kernels/sparse_elements.h"
+
+namespace sotto {
+
+// Parts that vector kernels do in another way.
+struct ScalarSparse {
+  // e becomes c, n elements.
+  static void form(const float* x, float* e, float rho, uint32_t n, uint32_t* flags) {
+    for (uint32_t i = 0; i < n; ++i) e[i] = sparse_value(x[i], e[i], rho, flags);
+  }
+  static void scale(float* x, float factor, uint32_t n) {
+    for (uint32_t i = 0; i < n; ++i) x[i] *= factor;
+  }
+  // Indices of the k largest of m magnitudes, ascending, k < m.
+  static void select(const float* c, uint32_t m, uint32_t k, uint16_t* indices) {
+    uint32_t keys[kMaxSparseBlock] = {};
+    for (uint32_t i = 0; i < m; ++i) keys[i] = magnitude_bits(c[i]);
+    std::nth_element(keys, keys + (k - 1), keys + m, std::greater<>());
+    collect(c, m, k, keys[k - 1], indices);
+  }
+  // last: the smallest key that is selected.
+  static void collect(const float* c, uint32_t m, uint32_t k, uint32_t last, uint16_t* indices) {
+    uint32_t above = 0;
+    for (uint32_t i = 0; i < m; ++i) above += magnitude_bits(c[i]) > last;
+    uint32_t equal = k - above;
+    for (uint32_t i = 0, j = 0; j < k; ++i) {
+      const uint32_t key = magnitude_bits(c[i]);
+      if (key < last || (key == last && equal == 0)) continue;
+      equal -= key == last;
+      indices[j++] = static_cast<uint16_t>(i);
+    }
+  }
+};
+
+// A block that is encoded.
+struct SparseChoice {
+  uint16_t indices[kMaxSparseBlock];
+  float values[kMaxSparseBlock];   // v
+  float decoded[kMaxSparseBlock];  // q
+};
+
+// Writes numbers of a few bits one after the other; the last byte is filled with zeros.
+class BitWriter {
+ public:
+  explicit BitWriter(uint8_t* out) : out_(out) {}
+  void put(uint32_t value, uint32_t bits) {
+    word_ = word_ << bits | value;
+    for (held_ += bits; held_ >= 8; held_ -= 8)
+      *out_++ = static_cast<uint8_t>(word_ >> (held_ - 8));
+  }
+  void finish() {
+    if (held_ != 0) put(0, 8 - held_);
+  }
+
+ private:
+  uint8_t* out_;
+  uint64_t word_ = 0;
+  uint32_t held_ = 0;
+};
+
+inline void set_string_bit(uint8_t* bytes, uint32_t i) {
+  bytes[i / 8] |= static_cast<uint8_t>(0x80u >> i % 8);
+}
+
+inline void write_indices(const SparseBlock& b, const uint16_t* indices, uint8_t* out) {
+  switch (b.form) {
+    case SparseForm::kAll: return;
+    case SparseForm::kBitmap:
+      std::memset(out, 0, b.index_bytes);
+      for (uint32_t j = 0; j < b.k; ++j) set_string_bit(out, indices[j]);
+      return;
+    case SparseForm::kPacked:
+    case SparseForm::kEliasFano: break;
+  }
+  BitWriter low(out);
+  const uint32_t mask = (1u << b.low) - 1;
+  for (uint32_t j = 0; j < b.k; ++j) low.put(indices[j] & mask, b.low);
+  low.finish();
+  if (b.form == SparseForm::kPacked) return;
+  uint8_t* upper = out + b.low_bytes;
+  std::memset(upper, 0, b.index_bytes - b.low_bytes);
+  for (uint32_t j = 0; j < b.k; ++j) set_string_bit(upper, (indices[j] >> b.low) + j);
+}
+
+// Bits at .. at + 63 of a string of `bits` bits, the first one highest; 0 behind its end.
+inline uint64_t string_word(const uint8_t* bytes, uint32_t bits, uint32_t at) {
+  uint64_t word = 0;
+  if (bits - at >= 64) {
+    std::memcpy(&word, bytes + at / 8, 8);
+    return __builtin_bswap64(word);
+  }
+  for (uint32_t i = 0; i < bytes_of_bits(bits - at); ++i)
+    word |= uint64_t{bytes[at / 8 + i]} << (56 - 8 * i);
+  return word & ~(~uint64_t{0} >> (bits - at));
+}
+
+// The positions of the ones of a string, as far as there are `most` of them. Returns how many it
+// has.
+inline uint32_t positions_of_ones(const uint8_t* bytes, uint32_t bits, uint32_t most,
+                                  uint16_t* positions) {
+  uint32_t ones = 0;
+  for (uint32_t at = 0; at < bits; at += 64) {
+    for (uint64_t word = string_word(bytes, bits, at); word != 0; ++ones) {
+      const auto first = static_cast<uint32_t>(std::countl_zero(word));
+      if (ones < most) positions[ones] = static_cast<uint16_t>(at + first);
+      word &= ~(uint64_t{1} << (63 - first));
+    }
+  }
+  return ones;
+}
+
+// Whether these are k ascending indices below m.
+inline bool read_indices(const SparseBlock& b, const uint8_t* payload, uint16_t* indices) {
+  switch (b.form) {
+    case SparseForm::kAll:
+      for (uint32_t j = 0; j < b.k; ++j) indices[j] = static_cast<uint16_t>(j);
+      return true;
+    case SparseForm::kBitmap: return positions_of_ones(payload, b.m, b.k, indices) == b.k;
+    case SparseForm::kPacked:
+      for (uint32_t j = 0; j < b.k; ++j)
+        indices[j] = static_cast<uint16_t>(number_at(payload, b.low, j));
+      break;
+    case SparseForm::kEliasFano: {
+      const uint32_t bits = b.k + ((b.m - 1) >> b.low);
+      if (positions_of_ones(payload + b.low_bytes, bits, b.k, indices) != b.k) return false;
+      for (uint32_t j = 0; j < b.k; ++j) {
+        indices[j] =
+            static_cast<uint16_t>((indices[j] - j) << b.low | number_at(payload, b.low, j));
+      }
+    }
+  }
+  for (uint32_t j = 1; j < b.k; ++j) {
+    if (indices[j] <= indices[j - 1]) return false;
+  }
+  return indices[b.k - 1] < b.m;
+}
+
+// Lanes of sums, eight magnitudes at a time: which(a) says whether one counts.
+template <class Which>
+double sum_of_magnitudes(const float* v, uint32_t k, Which&& which) {
+  double lanes[8] = {};
+  uint32_t j = 0;
+  for (; j + 8 <= k; j += 8) {
+    for (uint32_t l = 0; l < 8; ++l) {
+      const float a = std::fabs(v[j + l]);
+      lanes[l] += which(a) ? a : 0.0f;
+    }
+  }
+  for (uint32_t l = 0; j + l < k; ++l) {
+    const float a = std::fabs(v[j + l]);
+    lanes[l] += which(a) ? a : 0.0f;
+  }
+  return fold_sum(lanes);
+}
+
+// Codes and levels of v; q.
+inline void write_two_bits(const SparseBlock& b, SparseChoice* s, uint8_t* codes, uint32_t* flags) {
+  bool zero = false;
+  for (uint32_t j = 0; j < b.k; ++j) zero |= s->values[j] == 0.0f;
+  const SparseSplit split(sum_of_magnitudes(s->values, b.k, [](float) { return true; }), b.k, zero);
+  uint32_t n_high = 0;
+  for (uint32_t j = 0; j < b.k; ++j) n_high += split.high(std::fabs(s->values[j]));
+  const double low = sum_of_magnitudes(s->values, b.k, [&](float a) { return !split.high(a); });
+  const double high = sum_of_magnitudes(s->values, b.k, [&](float a) { return split.high(a); });
+  const SparseLevels levels = SparseLevels::of_groups(low, high, b.k, n_high, flags);
+  for (uint32_t first = 0; first < b.k; first += 4) {
+    uint32_t byte = 0;
+    for (uint32_t j = first; j < std::min(first + 4, b.k); ++j) {
+      const float v = s->values[j];
+      const bool is_high = split.high(std::fabs(v));
+      s->decoded[j] = two_bit_value(levels, v, is_high);
+      byte |= two_bit_code(v, is_high) << (6 - 2 * (j - first));
+    }
+    codes[first / 4] = static_cast<uint8_t>(byte);
+  }
+  store_word(codes + b.code_bytes, levels.stored);
+}
+
+inline void write_integers(const SparseBlock& b, SparseChoice* s, uint8_t* codes, uint32_t* flags) {
+  uint32_t largest = 0;
+  for (uint32_t j = 0; j < b.k; ++j) largest = std::max(largest, magnitude_bits(s->values[j]));
+  const SparseLevels levels = SparseLevels::of_largest(b.bits, largest, flags);
+  BitWriter out(codes);
+  for (uint32_t j = 0; j < b.k; ++j) {
+    const float number = quant_round(levels.scale, s->values[j]);
+    s->decoded[j] = number * levels.scale.scale;
+    out.put(static_cast<uint32_t>(static_cast<int32_t>(number)) & ((1u << b.bits) - 1), b.bits);
+  }
+  out.finish();
+  store_word(codes + b.code_bytes, levels.stored);
+}
+
+inline void write_values(const SparseBlock& b, SparseChoice* s, uint8_t* codes, uint32_t* flags) {
+  if (b.bits == 2) return write_two_bits(b, s, codes, flags);
+  if (b.bits != 32) return write_integers(b, s, codes, flags);
+  std::memcpy(codes, s->values, b.code_bytes);
+  std::memcpy(s->decoded, s->values, b.code_bytes);
+}
+
+// Calls visit(block, first element of the piece, byte of the payload) for the blocks of a piece.
+template <class Visit>
+void for_each_sparse_block(const SparseArgs& args, const Piece& p, Visit&& visit) {
+  const SparsePlace place(args, p);
+  const uint32_t size = args.settings.block;
+  const SparseBlock whole = sparse_block(args.settings, size);
+  for (uint64_t first = 0; first < p.count; first += size) {
+    const auto m = static_cast<uint32_t>(std::min<uint64_t>(size, p.count - first));
+    visit(m == size ? whole : sparse_block(args.settings, m), first,
+          place.of_block(args, p.offset + first));
+  }
+}
+
+// x of elements that are sent as float32.
+inline void write_dense(const float* x, uint64_t n, uint8_t* out, uint32_t* flags) {
+  for (uint64_t i = 0; i < n; ++i) {
+    const float guarded = guard_finite(x[i], flags);
+    std::memcpy(out + 4 * i, &guarded, sizeof guarded);
+  }
+}
+
+template <class Ops>
+void run_sparse_encode(const KernelCall& call) {
+  const auto& o = call.of<kernels::SparseEncode>();
+  const auto& a = call.arguments<SparseArgs>();
+  auto* payload = o.payload.flat<uint8_t>();
+  const auto* weight = o.weight.flat<const float>();
+  const bool counts = weight == nullptr || *weight != 0.0f;
+  const auto rho = static_cast<float>(a.settings.error_decay);
+  uint32_t flags = 0;
+  SparseChoice s;
+  for (const Piece& p : call.pieces) {
+    if (p.tensor == kNoTensor) continue;
+    const float* x = o.x.list<const float>(p.tensor) + p.offset;
+    if (is_sent_dense(p)) {
+      write_dense(x, p.count, payload + SparsePlace(a, p).of_dense(p.offset), &flags);
+      continue;
+    }
+    for_each_sparse_block(a, p, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
+      float* c = o.e.flat<float>() + p.flat + first;
+      Ops::form(x + first, c, rho, b.m, &flags);
+      if (b.form == SparseForm::kAll) {
+        for (uint32_t j = 0; j < b.k; ++j) s.indices[j] = static_cast<uint16_t>(j);
+      } else {
+        Ops::select(c, b.m, b.k, s.indices);
+      }
+      for (uint32_t j = 0; j < b.k; ++j) s.values[j] = c[s.indices[j]];
+      write_indices(b, s.indices, payload + at);
+      write_values(b, &s, payload + at + b.index_bytes, &flags);
+      if (!counts) return;
+      for (uint32_t j = 0; j < b.k; ++j) c[s.indices[j]] = s.values[j] - s.decoded[j];
+    });
+  }
+  raise_flags(o.flags.flat<uint32_t>(), flags);
+}
+
+// The mean of all ranks.
+template <class Ops>
+class SparseSum {
+ public:
+  SparseSum(const KernelCall& call, const kernels::SparseMeanOperands<Operand>& o)
+      : args_(call.arguments<SparseArgs>()),
+        rows_(o.rows.flat<const uint8_t>()),
+        weights_(o.weights.flat<const uint8_t>()) {
+    for (uint32_t r = 0; r < args_.world; ++r) ranks_ += takes_part(weights_, args_, r);
+  }
+
+  void block(const SparseBlock& b, uint64_t at, float* y) {
+    const bool by_element = args_.settings.average == SparseAverage::kContributors;
+    std::fill_n(y, b.m, 0.0f);
+    if (by_element) std::fill_n(senders_, b.m, 0u);
+    add_group(b, 0, at, y);
+    for (uint32_t group = 8; group < args_.world; group += 8) {
+      std::fill_n(partial_, b.m, 0.0f);
+      add_group(b, group, at, partial_);
+      for (uint32_t i = 0; i < b.m; ++i) y[i] += partial_[i];
+    }
+    if (!by_element) return Ops::scale(y, share_of(ranks_), b.m);
+    for (uint32_t i = 0; i < b.m; ++i) y[i] *= share_of(senders_[i]);
+  }
+  void dense(uint64_t at, uint64_t n, float* y) {
+    const float share = share_of(ranks_);
+    for (uint64_t i = 0; i < n; ++i) {
+      y[i] = share * sum_of_ranks(args_.world, [&](uint32_t r) {
+               if (!takes_part(weights_, args_, r)) return 0.0f;
+               return SparseValues::dense_value(rows_ + r * args_.row_bytes + at, i);
+             });
+    }
+  }
+  const SparseArgs& args() const { return args_; }
+
+ private:
+  // Ranks from `group` on.
+  void add_group(const SparseBlock& b, uint32_t group, uint64_t at, float* sums) {
+    for (uint32_t r = group; r < std::min(args_.world, group + 8); ++r) {
+      const uint8_t* row = rows_ + r * args_.row_bytes + at;
+      if (!takes_part(weights_, args_, r) || !read_indices(b, row, indices_)) continue;
+      const SparseValues values(b, row);
+      if (b.bits == 2) {
+        add_two_bits(b, values, row, sums);
+      } else {
+        for (uint32_t j = 0; j < b.k; ++j) sums[indices_[j]] += values[j];
+      }
+      if (args_.settings.average == SparseAverage::kRanks) continue;
+      for (uint32_t j = 0; j < b.k; ++j) ++senders_[indices_[j]];
+    }
+  }
+
+  // By bytes of codes.
+  void add_two_bits(const SparseBlock& b, const SparseValues& values, const uint8_t* row,
+                    float* sums) const {
+    const float value[4] = {values.two_bits(0), values.two_bits(1), values.two_bits(2),
+                            values.two_bits(3)};
+    const uint8_t* codes = row + b.index_bytes;
+    uint32_t j = 0;
+    for (; j + 4 <= b.k; j += 4) {
+      const uint32_t byte = codes[j / 4];
+      sums[indices_[j]] += value[byte >> 6];
+      sums[indices_[j + 1]] += value[byte >> 4 & 3];
+      sums[indices_[j + 2]] += value[byte >> 2 & 3];
+      sums[indices_[j + 3]] += value[byte & 3];
+    }
+    for (; j < b.k; ++j) sums[indices_[j]] += values[j];
+  }
+
+  const SparseArgs& args_;
+  const uint8_t* rows_;
+  const uint8_t* weights_;
+  uint32_t ranks_ = 0;
+  uint16_t indices_[kMaxSparseBlock];
+  uint32_t senders_[kMaxSparseBlock];
+  alignas(64) float partial_[kMaxSparseBlock];
+};
+
+template <class Ops>
+void run_sparse_mean(const KernelCall& call) {
+  const auto& o = call.of<kernels::SparseMean>();
+  SparseSum<Ops> sum(call, o);
+  for (const Piece& p : call.pieces) {
+    if (p.tensor == kNoTensor) continue;
+    float* y = o.y.list<float>(p.tensor) + p.offset;
+    if (is_sent_dense(p)) {
+      sum.dense(SparsePlace(sum.args(), p).of_dense(p.offset), p.count, y);
+      continue;
+    }
+    for_each_sparse_block(sum.args(), p, [&](const SparseBlock& b, uint64_t first, uint64_t at) {
+      sum.block(b, at, y + first);
+    });
+  }
+}
+
+}  // namespace sotto
