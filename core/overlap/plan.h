@@ -1,0 +1,54 @@
+// The plan of a round: one operation whose inputs are buckets, which open one after the other, and
+// last of all what ranks tell each other.
+//
+// Every bucket is an all-reduce in place, in rounds of its own, so its messages go as soon as its
+// input is there, whatever is missing of others. Behind the last input ranks exchange a message
+// each: a rank that gives the round up says so there, and the decision of all is not to commit. So
+// the round of a rank that gives up has the same messages as any other, and the group stays
+// healthy.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "core/overlap/buckets.h"
+#include "core/plan/builder.h"
+
+namespace sotto {
+
+struct OverlapShape {
+  int32_t rank = 0;
+  int32_t size = 1;
+  std::span<const OverlapTensor> tensors;
+  std::span<const OverlapBucket> buckets;
+  std::optional<Dtype> wire;
+  ReduceOp reduce = ReduceOp::kMean;
+  MessageSizes sizes = {.segment_bytes = 256 * 1024};
+};
+
+// Of one rank, at the end of a round.
+struct RoundMessage {
+  char reason[252] = {};   // text that ends with a zero; of a rank that withdraws
+  uint32_t withdrawn = 0;  // 0 or 1; last, as Gate has it
+};
+static_assert(sizeof(RoundMessage) == 256);
+
+struct OverlapPlan {
+  LogicalPlan plan;
+  // Input b is bucket b; its slots are those of its gradients, in the bucket's order.
+  std::vector<uint32_t> slots;  // by gradient
+  // Host, a RoundMessage: the last input.
+  uint32_t told = kNoSlot;
+  // Where the messages of all ranks begin in the verdict, in bytes; by rank.
+  uint64_t messages = 0;
+};
+Result<OverlapPlan> build_overlap_round(const OverlapShape& shape);
+
+// Zeros in memory that a run binds: slots [0, n).
+LogicalPlan build_zeros(std::span<const uint64_t> bytes);
+
+}  // namespace sotto
