@@ -6,7 +6,9 @@
 #include "capi/src/convert.h"
 #include "capi/src/handles.h"
 #include "capi/src/op_handles.h"
+#include "capi/src/state_mode.h"
 #include "capi/src/struct_in.h"
+#include "core/state/overlap_state.h"
 
 using namespace sotto;        // NOLINT: the definitions below are the border itself
 using namespace sotto::capi;  // NOLINT
@@ -72,6 +74,11 @@ Status begin(sotto_overlap* overlap, const sotto_call* call, sotto_op** out_op) 
   SOTTO_TRY(check_pointer(out_op, "out_op"));
   SOTTO_ASSIGN(CallIn options, take_call(call));
   SOTTO_ASSIGN(const ReduceOp reduce, take_mean_or_sum(options.reduce));
+  if (overlap->core->config().codec && reduce == ReduceOp::kSum)
+    return invalid_argument(
+        "call.reduce is {} (SOTTO_REDUCE_SUM), but with a codec gradients become their mean: "
+        "allowed are {} and {} (SOTTO_REDUCE_MEAN)",
+        SOTTO_REDUCE_SUM, SOTTO_REDUCE_DEFAULT, SOTTO_REDUCE_MEAN);
   options.reduce = SOTTO_REDUCE_DEFAULT;
   SOTTO_TRY(refuse_reduce_and_codec(options));
   return run_operation(*overlap->comm->core, options, out_op,
@@ -115,6 +122,27 @@ Status get_info(const sotto_overlap* overlap, sotto_overlap_info* out_info) {
   out.state_bytes = i.state_bytes;
   out.missing = static_cast<uint32_t>(i.missing);
   return put(out, out_info, sizeof(sotto_overlap_info), "out_info");
+}
+
+Status state_export(const sotto_overlap* overlap, sotto_state_mode mode, void* buf, uint64_t cap,
+                    uint64_t* out_len) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_TRY(check_pointer(out_len, "out_len"));
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  if (checked == StateMode::kMean) {
+    // Other ranks are asked only when the result has a place.
+    SOTTO_ASSIGN(*out_len, mean_state_bytes(*overlap->core));
+    if (buf == nullptr || cap < *out_len) return ok_status();
+  }
+  SOTTO_ASSIGN(const std::vector<std::byte> blob, export_state(*overlap->core, checked));
+  return write_bytes(blob.data(), blob.size(), buf, cap, out_len);
+}
+
+Status state_import(sotto_overlap* overlap, sotto_state_mode mode, const void* buf, uint64_t len) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  SOTTO_ASSIGN(const StateMode checked, take_mode(mode));
+  SOTTO_ASSIGN(const std::span<const std::byte> blob, take_blob(buf, len));
+  return import_state(*overlap->core, checked, blob);
 }
 
 Status report(const sotto_overlap* overlap, const char* kind, char* buf, uint64_t cap,
@@ -173,6 +201,18 @@ sotto_status sotto_overlap_report(const sotto_overlap* overlap, const char* kind
                                   uint64_t cap, uint64_t* out_len) {
   return guarded_on("sotto_overlap_report", overlap,
                     [&](auto* object) { return report(object, kind, buf, cap, out_len); });
+}
+
+sotto_status sotto_overlap_state_export(const sotto_overlap* overlap, sotto_state_mode mode,
+                                        void* buf, uint64_t cap, uint64_t* out_len) {
+  return guarded_on("sotto_overlap_state_export", overlap,
+                    [&](auto* object) { return state_export(object, mode, buf, cap, out_len); });
+}
+
+sotto_status sotto_overlap_state_import(sotto_overlap* overlap, sotto_state_mode mode,
+                                        const void* buf, uint64_t len) {
+  return guarded_on("sotto_overlap_state_import", overlap,
+                    [&](auto* object) { return state_import(object, mode, buf, len); });
 }
 
 sotto_status sotto_overlap_destroy(sotto_overlap* overlap) {

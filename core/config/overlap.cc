@@ -4,6 +4,26 @@
 #include "core/config/sections.h"
 
 namespace sotto {
+namespace {
+
+// {"type": word} for a word.
+Status read_overlap_codec(const ObjectReader& reader, OverlapConfig& config, Findings& findings) {
+  const Json* const value = reader.find("codec");
+  if (value == nullptr) return ok_status();
+  const std::string path = reader.path_of("codec");
+  SOTTO_ASSIGN(config.codec, value->is_string() ? read_codec(Json{{"type", *value}}, path, findings)
+                                                : read_codec(*value, path, findings));
+  if (config.codec->compat) {
+    return findings.fail(path + ".mode",
+                         "found compat, which is the 1-bit optimizers' published arithmetic; "
+                         "allowed here is strict");
+  }
+  if (!config.wire) return ok_status();
+  return findings.fail(reader.path_of("wire"),
+                       "the codec says what gradients are on the wire; leave one of them out");
+}
+
+}  // namespace
 
 std::string_view overlap_order_name(OverlapOrder order) {
   return order == OverlapOrder::kReversed ? "reversed" : "registered";
@@ -30,6 +50,7 @@ Result<OverlapConfig> parse_overlap(std::string_view text) {
   read_word(reader, "order", config.order);
   read_word(reader, "unused", config.unused);
   config.wire = dtype_of_word(reader.word("wire"));
+  SOTTO_TRY(read_overlap_codec(reader, config, findings));
   return config;
 }
 

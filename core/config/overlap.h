@@ -6,6 +6,7 @@
 #include <optional>
 #include <string_view>
 
+#include "core/base/codec.h"
 #include "core/base/dtype.h"
 #include "core/base/status.h"
 
@@ -21,7 +22,8 @@ struct OverlapConfig {
   uint64_t bucket_bytes = 25 * (uint64_t{1} << 20);
   OverlapOrder order = OverlapOrder::kReversed;
   OverlapUnused unused = OverlapUnused::kError;
-  std::optional<Dtype> wire;  // fp32, fp16 or bf16; nothing: each gradient has its own
+  std::optional<Dtype> wire;           // fp32, fp16 or bf16; nothing: each gradient has its own
+  std::optional<CodecSettings> codec;  // of each bucket, in place of `wire`
 };
 
 std::string_view overlap_order_name(OverlapOrder order);

@@ -61,6 +61,8 @@ Overlap::Overlap(std::shared_ptr<Comm> comm, OverlapConfig config,
       round_(comm_->engine(), *device_, tensors_, buckets_),
       own_(tensors_.size()) {
   info_.buckets = static_cast<uint32_t>(buckets_.size());
+  if (config_.codec)
+    codecs_ = std::make_unique<OverlapCodecs>(*comm_, tensors_, buckets_, *config_.codec);
 }
 
 Overlap::~Overlap() = default;
@@ -105,8 +107,13 @@ Result<std::shared_ptr<Overlap>> Overlap::make(const std::shared_ptr<Comm>& comm
     if (dtype == Dtype::kF32 || dtype == Dtype::kF16 || dtype == Dtype::kBF16) continue;
     return unsupported("like[{}] is {}; gradients are fp32, fp16 or bf16", t, dtype_name(dtype));
   }
-  return std::shared_ptr<Overlap>(
+  std::shared_ptr<Overlap> overlap(
       new Overlap(comm, std::move(config), std::move(tensors), std::move(device)));
+  if (overlap->codecs_ != nullptr) {
+    const DeviceAccess access(comm->context()->engine(), overlap->device_);
+    SOTTO_TRY(overlap->codecs_->allocate(*comm, access));
+  }
+  return overlap;
 }
 
 ParameterSet Overlap::registration() const {
@@ -129,6 +136,14 @@ std::string Overlap::settings_text() const {
   add("overlap.bucket_bytes", config_.bucket_bytes);
   add("overlap.order", overlap_order_name(config_.order));
   add("overlap.wire", config_.wire ? dtype_name(*config_.wire) : "of each gradient");
+  const CodecSettings codec = config_.codec.value_or(CodecSettings{});
+  add("overlap.codec.type", config_.codec ? codec_name(codec.kind) : "none");
+  add("overlap.codec.scale", scale_name(codec.scale));
+  add("overlap.codec.granularity", granularity_name(codec.granularity));
+  add("overlap.codec.bucket_elements", codec.bucket_elements);
+  add("overlap.codec.chunk_align", codec.chunk_align);
+  add("overlap.codec.block", codec.block);
+  add("overlap.codec.residual", codec.residual);
   for (size_t t = 0; t < tensors_.size(); ++t)
     add(fmt::format("dtype of gradient {}", t), dtype_name(tensors_[t].dtype));
   return text;
@@ -143,6 +158,11 @@ Result<const Overlap::Prepared*> Overlap::prepared(ReduceOp reduce) {
   shape.tensors = tensors_;
   shape.buckets = buckets_;
   shape.wire = config_.wire;
+  OverlapCoding coding;
+  if (codecs_ != nullptr) {
+    coding = {codecs_->settings(), codecs_->layouts()};
+    shape.coding = &coding;
+  }
   shape.reduce = reduce;
   shape.sizes = {comm_->segment_bytes(), comm_->held_windows()};
   SOTTO_ASSIGN(OverlapPlan made, build_overlap_round(shape));
@@ -179,6 +199,7 @@ Result<OpRef> Overlap::begin(const CallOptions& options, ReduceOp reduce) {
   }
   const auto bind = [&](Run& run) {
     for (size_t t = 0; t < tensors_.size(); ++t) run.bases[p->slots.slots[t]] = tensors_[t].data;
+    if (codecs_ != nullptr) codecs_->bind(run, p->slots.codecs);
     const std::lock_guard lock(mutex_);
     round_.bound(static_cast<RoundMessage*>(run.bases[p->slots.told]));
   };
@@ -343,6 +364,7 @@ void Overlap::ended(Status& status, std::span<const std::byte> verdict) {
   const std::lock_guard lock(mutex_);
   if (status.code() == Code::kNonfinite && !verdict.empty()) status = explain(verdict);
   if (status.ok()) {
+    if (codecs_ != nullptr) codecs_->flip();
     const int64_t now = now_ns();
     ++info_.rounds;
     const OverlapRound::Times& times = round_.times();
@@ -366,6 +388,11 @@ Status Overlap::explain(std::span<const std::byte> verdict) const {
     if (who.empty()) reason = message.reason;
     who.push_back(r);
   }
+  if (who.empty()) {
+    return error(Code::kNonfinite,
+                 "overlap round {}: {}; gradients are undefined, the group is healthy",
+                 round_.number(), codecs_->explain(verdict, prepared_[0]->slots.verdicts));
+  }
   const bool one = who.size() == 1;
   return error(Code::kCancelled,
                "overlap round {}: {} {} {} withdrawn: {}; gradients are undefined, the group is "
@@ -384,6 +411,42 @@ void Overlap::close() {
   if (op != nullptr) (void)comm_->engine().wait(op, -1);
 }
 
+// ---- State ----
+
+Status Overlap::check_state() const {
+  if (codecs_ == nullptr)
+    return invalid_state("this overlap has no codec, and so no error feedback that could be saved");
+  const std::lock_guard lock(mutex_);
+  if (round_.state() == OverlapRound::State::kIdle) return ok_status();
+  return error(Code::kBusy, "round {} of this overlap is open or in flight; end it first",
+               round_.number());
+}
+
+Result<OverlapSnapshot> Overlap::snapshot() const {
+  SOTTO_TRY(check_state());
+  return codecs_->snapshot();
+}
+
+Result<OverlapSnapshot> Overlap::mean() const {
+  SOTTO_TRY(check_state());
+  return codecs_->mean(*comm_);
+}
+
+Status Overlap::restore(const OverlapSnapshot& snapshot, bool with_errors) {
+  SOTTO_TRY(check_state());
+  return with_errors ? codecs_->restore(snapshot) : codecs_->clear();
+}
+
+Status Overlap::restore_mean(const OverlapSnapshot& snapshot) {
+  SOTTO_TRY(check_state());
+  return codecs_->restore_mean(snapshot);
+}
+
+Result<OverlapSnapshot> Overlap::empty_mean() const {
+  SOTTO_TRY(check_state());
+  return codecs_->empty_mean();
+}
+
 OverlapInfo Overlap::info() const {
   const std::lock_guard lock(mutex_);
   OverlapInfo info = info_;
@@ -393,6 +456,7 @@ OverlapInfo Overlap::info() const {
   for (const std::optional<Prepared>& p : prepared_)
     info.state_bytes += p ? p->plan->held_bytes() : 0;
   for (const Zeros& zeros : zeros_) info.state_bytes += zeros.plan->held_bytes();
+  if (codecs_ != nullptr) info.state_bytes += codecs_->bytes();
   for (const DeviceArray& own : own_) info.state_bytes += own.bytes();
   if (round_.state() == OverlapRound::State::kOpen) info.missing = round_.marks().missing();
   return info;

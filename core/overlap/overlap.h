@@ -21,6 +21,7 @@
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
 #include "core/optim/parameter_set.h"
+#include "core/overlap/codecs.h"
 #include "core/overlap/plan.h"
 #include "core/overlap/round.h"
 
@@ -52,7 +53,8 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   Overlap(const Overlap&) = delete;
   Overlap& operator=(const Overlap&) = delete;
 
-  // Opens a round, which ends when its operation does. reduce: mean or sum. BUSY: one is open.
+  // Opens a round, which ends when its operation does. reduce: mean or sum; with a codec mean.
+  // BUSY: one is open.
   Result<OpRef> begin(const CallOptions& options, ReduceOp reduce);
   // Gradients are final behind what is queued on the stream. places: one for each; empty: where
   // they lie in every round. On error nothing has changed.
@@ -64,6 +66,17 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   Status finish();
   // Gradients of this rank that are missing stay as they are.
   Status withdraw(std::string_view reason);
+
+  // Error feedback, between rounds: BUSY while one is open or in flight. INVALID_STATE: there is no
+  // codec.
+  Result<OverlapSnapshot> snapshot() const;
+  // A collective.
+  Result<OverlapSnapshot> mean() const;
+  // As large as that, with zeros.
+  Result<OverlapSnapshot> empty_mean() const;
+  // with_errors = false: error feedback becomes 0. Nothing changes on error.
+  Status restore(const OverlapSnapshot& snapshot, bool with_errors);
+  Status restore_mean(const OverlapSnapshot& snapshot);
 
   OverlapInfo info() const;
   // kind: "all", "buckets", "order".
@@ -109,6 +122,7 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   void zeroed(uint64_t round, std::span<const uint64_t> indices, std::span<void* const> places);
   void ended(Status& status, std::span<const std::byte> verdict);
   Status explain(std::span<const std::byte> verdict) const;
+  Status check_state() const;
   int64_t now_ns() const { return comm_->engine().clock().now_ns(); }
 
   const std::shared_ptr<Comm> comm_;
@@ -118,6 +132,7 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   const std::vector<OverlapTensor> tensors_;
   const std::vector<OverlapBucket> buckets_;
   std::array<std::optional<Prepared>, 2> prepared_;  // mean, sum
+  std::unique_ptr<OverlapCodecs> codecs_;            // null: nothing is compressed
   mutable std::mutex mutex_;                         // guards what follows; never held in a wait
   OverlapRound round_;
   std::vector<DeviceArray> own_;  // by gradient

@@ -6,6 +6,9 @@
 // each: a rank that gives the round up says so there, and the decision of all is not to commit. So
 // the round of a rank that gives up has the same messages as any other, and the group stays
 // healthy.
+//
+// With a codec a bucket is compressed on its own. What it encodes is a copy, since undo cannot use
+// inputs, which may be missing; what it decodes goes to the gradients.
 #pragma once
 
 #include <cstdint>
@@ -15,10 +18,17 @@
 #include <string_view>
 #include <vector>
 
+#include "core/codec/compressed.h"
 #include "core/overlap/buckets.h"
 #include "core/plan/builder.h"
 
 namespace sotto {
+
+// Layouts of buckets that are compressed.
+struct OverlapCoding {
+  CodecSettings settings;
+  std::vector<const CompressedLayout*> layouts;  // by bucket
+};
 
 struct OverlapShape {
   int32_t rank = 0;
@@ -26,6 +36,7 @@ struct OverlapShape {
   std::span<const OverlapTensor> tensors;
   std::span<const OverlapBucket> buckets;
   std::optional<Dtype> wire;
+  const OverlapCoding* coding = nullptr;  // null: gradients are not compressed
   ReduceOp reduce = ReduceOp::kMean;
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
 };
@@ -37,6 +48,11 @@ struct RoundMessage {
 };
 static_assert(sizeof(RoundMessage) == 256);
 
+// Where the scale messages of a bucket are in the verdict, in bytes.
+struct BucketVerdict {
+  uint64_t workers = 0, servers = 0;
+};
+
 struct OverlapPlan {
   LogicalPlan plan;
   // Input b is bucket b; its slots are those of its gradients, in the bucket's order.
@@ -45,6 +61,9 @@ struct OverlapPlan {
   uint32_t told = kNoSlot;
   // Where the messages of all ranks begin in the verdict, in bytes; by rank.
   uint64_t messages = 0;
+  // With a codec, by bucket.
+  std::vector<CompressedSlots> codecs;
+  std::vector<BucketVerdict> verdicts;
 };
 Result<OverlapPlan> build_overlap_round(const OverlapShape& shape);
 

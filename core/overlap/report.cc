@@ -36,11 +36,13 @@ Result<std::string> Overlap::report(std::string_view kind) const {
     return invalid_argument("kind is \"{}\"; known: all, buckets, order", printable(kind));
   }
   const OverlapInfo i = info();
-  const Json settings = {{"first_bucket_bytes", config_.first_bucket_bytes},
-                         {"bucket_bytes", config_.bucket_bytes},
-                         {"order", overlap_order_name(config_.order)},
-                         {"unused", overlap_unused_name(config_.unused)},
-                         {"wire", config_.wire ? Json(dtype_name(*config_.wire)) : Json(nullptr)}};
+  const Json settings = {
+      {"first_bucket_bytes", config_.first_bucket_bytes},
+      {"bucket_bytes", config_.bucket_bytes},
+      {"order", overlap_order_name(config_.order)},
+      {"unused", overlap_unused_name(config_.unused)},
+      {"wire", config_.wire ? Json(dtype_name(*config_.wire)) : Json(nullptr)},
+      {"codec", config_.codec ? Json(codec_name(config_.codec->kind)) : Json(nullptr)}};
   const Json out = {{"settings", settings},
                     {"hidden", true},
                     {"rounds", i.rounds},

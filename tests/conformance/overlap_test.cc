@@ -7,7 +7,6 @@
 #include <random>
 #include <thread>
 
-#include "core/kernels/elements.h"
 #include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/ordered_transport.h"
@@ -94,27 +93,6 @@ TEST_P(Overlaps, OrderOfRegistrationGivesTheSameBits) {
     round_in_any_order(model, mine, 3 + static_cast<uint32_t>(comm->rank()), ReduceOp::kMean);
     same_values(model.read(), wanted, "registered");
   });
-}
-
-std::vector<std::byte> converted(const std::vector<std::byte>& in, Dtype from, Dtype to) {
-  std::vector<std::byte> out(in.size() / dtype_bytes(from) * dtype_bytes(to));
-  for (size_t i = 0; i < in.size() / dtype_bytes(from); ++i) {
-    float x = 0;
-    uint16_t half = 0;
-    if (from == Dtype::kF32) {
-      std::memcpy(&x, &in[4 * i], 4);
-    } else {
-      std::memcpy(&half, &in[2 * i], 2);
-      x = from == Dtype::kF16 ? f16_to_f32(half) : bf16_to_f32(half);
-    }
-    if (to == Dtype::kF32) {
-      std::memcpy(&out[4 * i], &x, 4);
-    } else {
-      half = narrow(to, x);
-      std::memcpy(&out[2 * i], &half, 2);
-    }
-  }
-  return out;
 }
 
 // The same as an all-reduce of converted gradients. One rank sends nothing.

@@ -453,6 +453,65 @@ TEST(CapiOverlap, BytesAreAsPlanned) {
             "");
 }
 
+std::string state_of(const sotto_overlap* overlap, sotto_state_mode mode) {
+  return read_all([&](char* buf, uint64_t cap, uint64_t* len) {
+    return sotto_overlap_state_export(overlap, mode, buf, cap, len);
+  });
+}
+
+TEST(CapiOverlap, StatesOfCodecs) {
+  EXPECT_EQ(
+      run_world(
+          2, {},
+          [](Member& self) {
+            Gradients gradients;
+            uint64_t length = 0;
+            sotto_overlap* plain = new_overlap(self, gradients);
+            FAILS(sotto_overlap_state_export(plain, SOTTO_STATE_EXACT, nullptr, 0, &length),
+                  SOTTO_E_INVALID_STATE, "this overlap has no codec");
+            FAILS(sotto_overlap_state_import(plain, SOTTO_STATE_EXACT, "x", 1),
+                  SOTTO_E_INVALID_ARGUMENT, "state");
+            OK(sotto_overlap_destroy(plain));
+            sotto_overlap* overlap =
+                new_overlap(self, gradients, R"({"bucket_bytes": 4000, "codec": "onebit"})");
+            const sotto_call sum = call_with([](sotto_call& c) { c.reduce = SOTTO_REDUCE_SUM; });
+            sotto_op* op = nullptr;
+            FAILS(sotto_overlap_begin(overlap, &sum, &op), SOTTO_E_INVALID_ARGUMENT,
+                  "call.reduce is 1 (SOTTO_REDUCE_SUM), but with a codec gradients become "
+                  "their mean: allowed are 0 and 2 (SOTTO_REDUCE_MEAN)");
+            const auto round = [&](float x) {
+              for (std::vector<float>& d : gradients.data) {
+                for (size_t i = 0; i < d.size(); ++i) d[i] = x + static_cast<float>(i % 7);
+              }
+              sotto_op* started = begin(overlap);
+              mark(overlap, {0, 1, 2, 3, 4, 5});
+              FAILS(sotto_overlap_state_export(overlap, SOTTO_STATE_EXACT, nullptr, 0, &length),
+                    SOTTO_E_BUSY, "is open or in flight; end it first");
+              finish(overlap, started);
+            };
+            round(static_cast<float>(self.rank));
+            const std::string state = state_of(overlap, SOTTO_STATE_EXACT);
+            round(2);
+            const std::vector<std::vector<float>> wanted = gradients.data;
+            OK(sotto_overlap_state_import(overlap, SOTTO_STATE_EXACT, state.data(), state.size()));
+            round(2);
+            require(gradients.data == wanted, "it does not go on from its state");
+            FAILS(sotto_overlap_state_import(overlap, SOTTO_STATE_EXACT, state.data(),
+                                             state.size() / 2),
+                  SOTTO_E_INVALID_ARGUMENT, "state");
+            FAILS(sotto_overlap_state_import(overlap, SOTTO_STATE_MEAN, state.data(), state.size()),
+                  SOTTO_E_INVALID_ARGUMENT,
+                  "the state was exported in mode exact; it cannot be imported in mode mean");
+            FAILS(sotto_overlap_state_export(overlap, 9, nullptr, 0, &length),
+                  SOTTO_E_INVALID_ARGUMENT, "mode is 9");
+            const std::string mean = state_of(overlap, SOTTO_STATE_MEAN);
+            OK(sotto_overlap_state_import(overlap, SOTTO_STATE_MEAN, mean.data(), mean.size()));
+            OK(sotto_overlap_state_import(overlap, SOTTO_STATE_RESET, mean.data(), mean.size()));
+            OK(sotto_overlap_destroy(overlap));
+          }),
+      "");
+}
+
 TEST(CapiOverlap, NullHandles) {
   sotto_overlap_info info = SOTTO_OVERLAP_INFO_INIT;
   uint64_t length = 0, zero[] = {0};

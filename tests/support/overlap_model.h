@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/kernels/elements.h"
 #include "core/overlap/overlap.h"
 #include "tests/support/ranks.h"
 
@@ -22,6 +23,27 @@ inline void checked(const Status& status) {
 }
 
 using Values = std::vector<std::vector<std::byte>>;  // by gradient
+
+inline std::vector<std::byte> converted(const std::vector<std::byte>& in, Dtype from, Dtype to) {
+  std::vector<std::byte> out(in.size() / dtype_bytes(from) * dtype_bytes(to));
+  for (size_t i = 0; i < in.size() / dtype_bytes(from); ++i) {
+    float x = 0;
+    uint16_t half = 0;
+    if (from == Dtype::kF32) {
+      std::memcpy(&x, &in[4 * i], 4);
+    } else {
+      std::memcpy(&half, &in[2 * i], 2);
+      x = from == Dtype::kF16 ? f16_to_f32(half) : bf16_to_f32(half);
+    }
+    if (to == Dtype::kF32) {
+      std::memcpy(&out[4 * i], &x, 4);
+    } else {
+      half = narrow(to, x);
+      std::memcpy(&out[2 * i], &half, 2);
+    }
+  }
+  return out;
+}
 
 class OverlapModel {
  public:

@@ -116,11 +116,21 @@ TEST(OverlapSettings, WithMistakesAreRefused) {
        "overlap: the key wire is there twice; leave one of them out"},
       {R"({"bucket_byte": 1})",
        "overlap.bucket_byte: unknown key; the nearest one is bucket_bytes, allowed are "
-       "first_bucket_bytes, bucket_bytes, order, unused, wire"},
+       "first_bucket_bytes, bucket_bytes, order, unused, codec, wire"},
       {R"({"bucket_bytes": 0})", "overlap.bucket_bytes: found 0, allowed is a whole number >= 1"},
       {R"({"order": "random"})",
        "overlap.order: found \"random\", allowed is one of reversed|registered"},
       {R"({"unused": true})", "overlap.unused: found true, allowed is one of error|zero"},
+      {R"({"codec": "int9"})",
+       "overlap.codec.type: found \"int9\", allowed is one of "
+       "onebit|1bit|bf16|fp16|int8|int4"},
+      {R"({"codec": {"type": "int8", "block": 33}})",
+       "overlap.codec.block: found 33, allowed is 32, 64, 128, 256, 512"},
+      {R"({"codec": {"type": "onebit", "mode": "compat"}})",
+       "overlap.codec.mode: found compat, which is the 1-bit optimizers' published arithmetic; "
+       "allowed here is strict"},
+      {R"({"codec": "int8", "wire": "fp16"})",
+       "overlap.wire: the codec says what gradients are on the wire; leave one of them out"},
       {R"({"wire": "int8"})", "overlap.wire: found \"int8\", allowed is one of fp32|fp16|bf16"},
   };
   for (const auto& [json, text] : cases) {

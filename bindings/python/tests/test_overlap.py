@@ -84,6 +84,38 @@ def test_withdraw():
     thread_ranks(2, body)
 
 
+def test_codecs_keep_error_feedback():
+    def body(comm):
+        gradient = np.zeros(5000, f32)
+        rng = np.random.default_rng(comm.rank)
+        with Overlap([gradient], {"codec": "int4"}, comm=comm) as overlap:
+
+            def round_of(values):
+                gradient[:] = values
+                work = overlap.begin()
+                overlap.ready([0])
+                overlap.finish()
+                work.wait()
+                return gradient.copy()
+
+            first, second = rng.standard_normal((2, 5000)).astype(f32)
+            round_of(first)
+            state = overlap.export_state()
+            wanted = round_of(second)
+            assert (round_of(second) != wanted).any()
+            overlap.import_state(state)
+            assert (round_of(second) == wanted).all()
+            overlap.import_state(overlap.export_state("mean"), "mean")
+            overlap.import_state(state, "reset")
+        with (
+            Overlap([gradient], comm=comm) as overlap,
+            pytest.raises(sotto.InvalidStateError, match="this overlap has no codec"),
+        ):
+            overlap.export_state()
+
+    thread_ranks(2, body)
+
+
 def test_bad_input():
     with sotto.create_comm(rank=0, world_size=1) as comm:
         x = np.zeros(4, f32)

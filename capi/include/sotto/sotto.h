@@ -1484,12 +1484,15 @@ SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
  *   json        [in]  object; every key may be left out:
  *                     {"first_bucket_bytes": 1048576, "bucket_bytes": 26214400,
  *                      "order": "reversed" | "registered", "unused": "error" | "zero",
- *                      "wire": "fp32" | "fp16" | "bf16"}
+ *                      "wire": "fp32" | "fp16" | "bf16", "codec": {...}}
  *                     A bucket ends with the gradient that makes it as long as its bytes, or
  *                     longer; the first one is shorter, so that something is sent early. order: in
  *                     which gradients are put into buckets, and buckets are launched. unused: what
  *                     gradients are that are missing at sotto_overlap_finish. wire: type that is
- *                     sent and added up; without it each gradient's own
+ *                     sent and added up; without it each gradient's own. codec: as json of
+ *                     sotto_codec_create, or its type alone, and in place of wire: every bucket is
+ *                     compressed on its own, in fp32, with error feedback that a round changes only
+ *                     if it ends well; granularity is inside a bucket
  *   like        [in]  n buffers, all on one device: count, dtype (fp32, fp16 or bf16) and, if data
  *                     is not NULL, where the gradient is in every round. Then it is borrowed until
  *                     the overlap is destroyed
@@ -1507,13 +1510,14 @@ SOTTO_API sotto_status sotto_overlap_create(sotto_comm* comm, const char* json,
  * Time counts against the operation's deadline only while no gradient of this rank is missing. If
  * it fails, gradients of the round are undefined.
  *   overlap [in]
- *   call    [in]  may be NULL; codec must be NULL. reduce: 0 is mean, or SOTTO_REDUCE_SUM
+ *   call    [in]  may be NULL; codec must be NULL. reduce: 0 is mean, or SOTTO_REDUCE_SUM without
+ *                 a codec
  *   out_op  [out] owned by the caller: sotto_op_release; not NULL
  * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot. Stream: the
  * gradients that sotto_overlap_unused names get their zeros after work queued on call->stream.
  * Errors: BUSY (a round is open or in flight) and the common errors of collectives; from the
- * operation also CANCELLED (sotto_overlap_withdraw of any rank; the group is healthy). Since: 0.2
- */
+ * operation also CANCELLED (sotto_overlap_withdraw of any rank; the group is healthy) and, with a
+ * codec, NONFINITE (error feedback is as before; the group is healthy). Since: 0.2 */
 SOTTO_API sotto_status sotto_overlap_begin(sotto_overlap* overlap, const sotto_call* call,
                                            sotto_op** out_op);
 
@@ -1598,6 +1602,33 @@ SOTTO_API sotto_status sotto_overlap_get_info(const sotto_overlap* overlap,
  * (fork). Since: 0.2 */
 SOTTO_API sotto_status sotto_overlap_report(const sotto_overlap* overlap, const char* kind,
                                             char* buf, uint64_t cap, uint64_t* out_len);
+
+/* Saves error feedback, between rounds.
+ *   overlap [in]
+ *   mode    [in]  SOTTO_STATE_EXACT (goes on bit for bit on the same ranks with the same buckets),
+ *                 SOTTO_STATE_RESET (without error feedback), SOTTO_STATE_MEAN (mean over ranks in
+ *                 the order of gradients, for any number of ranks and any buckets; a collective)
+ *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written, no rank is asked
+ *   cap     [in]  bytes of buf
+ *   out_len [out] bytes needed
+ * Threads: one per handle, not from callbacks. Blocks: SOTTO_STATE_MEAN until all ranks have called
+ * it. Errors: INVALID_STATE (no codec; fork, callback), BUSY (a round is open or in flight),
+ * INVALID_ARGUMENT (mode), the comm's own. Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_state_export(const sotto_overlap* overlap,
+                                                  sotto_state_mode mode, void* buf, uint64_t cap,
+                                                  uint64_t* out_len);
+
+/* Error feedback becomes what was saved, between rounds.
+ *   overlap [in]
+ *   mode    [in] that of the export; SOTTO_STATE_RESET takes any, and error feedback becomes 0
+ *   buf     [in] len bytes of an export; borrowed during the call
+ *   len     [in]
+ * Threads: one per handle, not from callbacks. Blocks: no. Errors: INVALID_ARGUMENT (damaged; of
+ * other gradients, settings, buckets or ranks; mode), UNSUPPORTED (newer format), BUSY (a round is
+ * open or in flight), INVALID_STATE (no codec; fork, callback). Nothing changes on error.
+ * Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_state_import(sotto_overlap* overlap, sotto_state_mode mode,
+                                                  const void* buf, uint64_t len);
 
 /* Destroys the overlap. From an open round this rank withdraws; a round in flight ends first. The
  * handle is gone whatever is returned, except for INVALID_STATE.

@@ -420,6 +420,8 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_overlap_withdraw": (Status, [Handle, _Text]),
     "sotto_overlap_get_info": (Status, [Handle, c.POINTER(OverlapInfo)]),
     "sotto_overlap_report": (Status, _REPORT),
+    "sotto_overlap_state_export": (Status, [Handle, StateMode, _Bytes, _Count, _CountOut]),
+    "sotto_overlap_state_import": (Status, [Handle, StateMode, _Bytes, _Count]),
     "sotto_overlap_destroy": (Status, [Handle]),
 }
 

@@ -21,6 +21,7 @@ from ._buffers import (
 from ._call import call_on, call_options
 from ._handle import HandleOwner
 from ._lib import interruptible
+from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import InvalidArgumentError, UnsupportedError
 from .group import default_comm
@@ -188,6 +189,25 @@ class Overlap(HandleOwner):
         Errors: InvalidStateError (no open round), or what the round has ended with.
         """
         self._lib.call("sotto_overlap_withdraw", self._handle, reason.encode() or None)
+
+    def export_state(self, mode: str = "exact") -> bytearray:
+        """The error feedback of a codec, between rounds. Mode mean is collective.
+
+        mode: "exact" (same ranks and buckets), "reset" (without it), "mean" (any ranks and buckets)
+
+        Errors: InvalidStateError (no codec), BusyError (a round is open or in flight).
+        """
+        number = state_mode(mode, ("exact", "reset", "mean"))
+        return export_state(self._comm, "sotto_overlap_state_export", self._handle, number)
+
+    def import_state(self, state: Any, mode: str = "exact") -> None:
+        """What export_state gave in the same mode; "reset" takes any.
+
+        Errors: InvalidArgumentError (damaged; of other gradients, settings, buckets or ranks),
+        InvalidStateError (no codec), BusyError. Nothing changes on error.
+        """
+        number = state_mode(mode, ("exact", "reset", "mean"))
+        import_state(self._lib, "sotto_overlap_state_import", self._handle, number, state)
 
     def info(self) -> OverlapInfo:
         """Hot figures."""
