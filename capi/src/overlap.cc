@@ -114,6 +114,7 @@ Status get_info(const sotto_overlap* overlap, sotto_overlap_info* out_info) {
   sotto_overlap_info out = {};
   out.buckets = i.buckets;
   out.rounds = i.rounds;
+  out.layout = i.layout;
   out.begin_to_last_ready_ns = i.begin_to_last_ready_ns;
   out.network_ns = i.network_ns;
   out.exposed_ns = i.exposed_ns;

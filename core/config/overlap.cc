@@ -26,7 +26,12 @@ Status read_overlap_codec(const ObjectReader& reader, OverlapConfig& config, Fin
 }  // namespace
 
 std::string_view overlap_order_name(OverlapOrder order) {
-  return order == OverlapOrder::kReversed ? "reversed" : "registered";
+  switch (order) {
+    case OverlapOrder::kReversed: return "reversed";
+    case OverlapOrder::kRegistered: return "registered";
+    case OverlapOrder::kObserved: break;
+  }
+  return "observed";
 }
 
 std::string_view overlap_unused_name(OverlapUnused unused) {

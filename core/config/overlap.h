@@ -12,8 +12,9 @@
 
 namespace sotto {
 
-// In which order buckets are launched: that of registration or its reverse.
-enum class OverlapOrder : uint8_t { kReversed = 1, kRegistered = 2 };
+// In which order buckets are launched: that of registration or its reverse; or, from the round
+// behind the first that has ended well on, the one in which gradients became ready on rank 0.
+enum class OverlapOrder : uint8_t { kReversed = 1, kRegistered = 2, kObserved = 3 };
 // What becomes of gradients that are missing when a round is finished.
 enum class OverlapUnused : uint8_t { kError = 1, kZero = 2 };
 

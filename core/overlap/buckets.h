@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "core/base/dtype.h"
+#include "core/base/status.h"
 #include "core/config/overlap.h"
 
 namespace sotto {
@@ -24,9 +25,18 @@ struct OverlapBucket {
   uint64_t bytes = 0;             // of gradients
 };
 
+// Gradients in the order in which they are put into buckets. That of kObserved is not known yet: as
+// kReversed.
+std::vector<uint32_t> launch_order(uint64_t tensors, OverlapOrder order);
+
 // In launch order. A bucket ends with the gradient that makes it as long as the settings say, or
-// longer. Every gradient is in one, also one without elements.
+// longer. order: every gradient once, also those without elements.
 std::vector<OverlapBucket> cut_buckets(std::span<const OverlapTensor> tensors,
+                                       std::span<const uint32_t> order,
                                        const OverlapConfig& config);
+
+// Buckets with these gradients. INVALID_ARGUMENT: not every gradient is in one of them, once.
+Result<std::vector<OverlapBucket>> buckets_of(std::span<const OverlapTensor> tensors,
+                                              std::span<const std::vector<uint32_t>> lists);
 
 }  // namespace sotto

@@ -155,20 +155,21 @@ Status OverlapCodecs::clear() {
   return ok_status();
 }
 
-Result<OverlapSnapshot> OverlapCodecs::mean(Comm& comm) const {
+template <class ErrorsOf>
+Result<OverlapSnapshot> OverlapCodecs::in_order(ErrorsOf&& errors_of) const {
   OverlapSnapshot s = without_values();
   s.errors.rank = s.errors.size = 0;
   std::vector<std::vector<float>> worker(tensors_.size()), server(tensors_.size());
   for (size_t b = 0; b < codecs_.size(); ++b) {
-    SOTTO_ASSIGN(const MeanErrorFeedback mean, codecs_[b]->state.mean(comm, {}));
+    SOTTO_ASSIGN(const MeanErrorFeedback errors, errors_of(codecs_[b]->state));
     uint64_t at = 0;
     for (const uint32_t t : buckets_[b].tensors) {
       const auto part = [&](const std::vector<float>& all) {
         const auto begin = all.begin() + static_cast<std::ptrdiff_t>(at);
         return std::vector<float>(begin, begin + static_cast<std::ptrdiff_t>(tensors_[t].count));
       };
-      worker[t] = part(mean.worker);
-      server[t] = part(mean.server);
+      worker[t] = part(errors.worker);
+      server[t] = part(errors.server);
       at += tensors_[t].count;
     }
   }
@@ -177,6 +178,25 @@ Result<OverlapSnapshot> OverlapCodecs::mean(Comm& comm) const {
     s.errors.server.insert(s.errors.server.end(), server[t].begin(), server[t].end());
   }
   return s;
+}
+
+Result<OverlapSnapshot> OverlapCodecs::mean(Comm& comm) const {
+  return in_order([&](const CompressedState& state) { return state.mean(comm, {}); });
+}
+
+Result<OverlapSnapshot> OverlapCodecs::by_gradient(Comm& comm) const {
+  return in_order([&](const CompressedState& state) -> Result<MeanErrorFeedback> {
+    MeanErrorFeedback errors;
+    const auto into = [](std::vector<float>* to) {
+      return [to](std::span<const float> more) {
+        to->insert(to->end(), more.begin(), more.end());
+        return ok_status();
+      };
+    };
+    SOTTO_TRY(state.worker_errors({}, into(&errors.worker)));
+    SOTTO_TRY(state.mean_server_errors(comm, {}, into(&errors.server)));
+    return errors;
+  });
 }
 
 OverlapSnapshot OverlapCodecs::empty_mean() const {

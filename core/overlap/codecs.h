@@ -44,6 +44,9 @@ class OverlapCodecs {
   Result<OverlapSnapshot> mean(Comm& comm) const;
   // As large as that, with zeros.
   OverlapSnapshot empty_mean() const;
+  // What this rank's workers and the servers of all ranks have, as restore_mean takes it: for other
+  // buckets of the same ranks. A collective of `comm`.
+  Result<OverlapSnapshot> by_gradient(Comm& comm) const;
   // Nothing changes on error.
   Status restore(const OverlapSnapshot& snapshot);
   Status restore_mean(const OverlapSnapshot& snapshot);
@@ -58,6 +61,9 @@ class OverlapCodecs {
   std::vector<uint64_t> counts() const;
   OverlapSnapshot without_values() const;
   Status check_counts(const OverlapSnapshot& snapshot) const;
+  // errors_of(a bucket's state): in the order of its gradients.
+  template <class ErrorsOf>
+  Result<OverlapSnapshot> in_order(ErrorsOf&& errors_of) const;
 
   const std::span<const OverlapTensor> tensors_;
   const std::span<const OverlapBucket> buckets_;

@@ -10,6 +10,7 @@ RoundMarks::RoundMarks(std::span<const OverlapBucket> buckets, uint64_t tensors)
     for (const uint32_t t : buckets[b].tensors) bucket_of_[t] = b;
     sizes_.push_back(static_cast<uint32_t>(buckets[b].tensors.size()));
   }
+  order_.reserve(tensors);
   reset();
 }
 
@@ -17,6 +18,7 @@ void RoundMarks::reset() {
   left_ = sizes_;
   std::ranges::fill(marks_, Mark::kMissing);
   missing_ = marks_.size();
+  order_.clear();
 }
 
 Status RoundMarks::claim(std::span<const uint64_t> indices, uint64_t round) {
@@ -25,6 +27,7 @@ Status RoundMarks::claim(std::span<const uint64_t> indices, uint64_t round) {
     const bool known = index < marks_.size();
     if (known && marks_[index] == Mark::kMissing) {
       marks_[index] = Mark::kClaimed;
+      order_.push_back(static_cast<uint32_t>(index));
       --missing_;
       continue;
     }
@@ -42,6 +45,7 @@ Status RoundMarks::claim(std::span<const uint64_t> indices, uint64_t round) {
 
 void RoundMarks::give_up(std::span<const uint64_t> indices) {
   for (const uint64_t index : indices) marks_[index] = Mark::kMissing;
+  std::erase_if(order_, [&](uint32_t t) { return marks_[t] == Mark::kMissing; });
   missing_ += indices.size();
 }
 

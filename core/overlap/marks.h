@@ -30,6 +30,8 @@ class RoundMarks {
   uint32_t bucket_of(uint64_t index) const { return bucket_of_[index]; }
   uint64_t missing() const { return missing_; }
   std::vector<uint64_t> missing_ones() const;
+  // Those that are not missing, in the order of the claims.
+  const std::vector<uint32_t>& order() const { return order_; }
 
  private:
   enum class Mark : uint8_t { kMissing, kClaimed, kThere };
@@ -38,6 +40,7 @@ class RoundMarks {
   std::vector<uint32_t> sizes_;      // by bucket
   std::vector<uint32_t> left_;       // by bucket: gradients that are not there
   std::vector<Mark> marks_;          // by gradient
+  std::vector<uint32_t> order_;
   uint64_t missing_ = 0;
 };
 

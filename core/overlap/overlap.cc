@@ -57,12 +57,11 @@ Overlap::Overlap(std::shared_ptr<Comm> comm, OverlapConfig config,
       device_(device != nullptr ? std::move(device) : comm_->context()->device()),
       config_(std::move(config)),
       tensors_(std::move(tensors)),
-      buckets_(cut_buckets(tensors_, config_)),
+      buckets_(cut_buckets(tensors_, launch_order(tensors_.size(), config_.order), config_)),
+      observes_(config_.order == OverlapOrder::kObserved),
       round_(comm_->engine(), *device_, tensors_, buckets_),
       own_(tensors_.size()) {
   info_.buckets = static_cast<uint32_t>(buckets_.size());
-  if (config_.codec)
-    codecs_ = std::make_unique<OverlapCodecs>(*comm_, tensors_, buckets_, *config_.codec);
 }
 
 Overlap::~Overlap() = default;
@@ -109,10 +108,7 @@ Result<std::shared_ptr<Overlap>> Overlap::make(const std::shared_ptr<Comm>& comm
   }
   std::shared_ptr<Overlap> overlap(
       new Overlap(comm, std::move(config), std::move(tensors), std::move(device)));
-  if (overlap->codecs_ != nullptr) {
-    const DeviceAccess access(comm->context()->engine(), overlap->device_);
-    SOTTO_TRY(overlap->codecs_->allocate(*comm, access));
-  }
+  SOTTO_ASSIGN(overlap->codecs_, overlap->make_codecs(overlap->buckets_));
   return overlap;
 }
 
@@ -164,12 +160,56 @@ Result<const Overlap::Prepared*> Overlap::prepared(ReduceOp reduce) {
     shape.coding = &coding;
   }
   shape.reduce = reduce;
+  shape.observes = observes_;
   shape.sizes = {comm_->segment_bytes(), comm_->held_windows()};
   SOTTO_ASSIGN(OverlapPlan made, build_overlap_round(shape));
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
                rounds_comm_->prepare(std::move(made.plan), device_));
   known.emplace(Prepared{std::move(plan), std::move(made)});
   return &*known;
+}
+
+// ---- Layout ----
+
+Result<std::unique_ptr<OverlapCodecs>> Overlap::make_codecs(
+    std::span<const OverlapBucket> buckets) const {
+  if (!config_.codec) return std::unique_ptr<OverlapCodecs>();
+  auto codecs = std::make_unique<OverlapCodecs>(*comm_, tensors_, buckets, *config_.codec);
+  SOTTO_TRY(codecs->allocate(*comm_, DeviceAccess(comm_->context()->engine(), device_)));
+  return codecs;
+}
+
+// `codecs` may refer to `buckets`, which stay in their memory.
+Status Overlap::adopt(std::vector<OverlapBucket> buckets, std::unique_ptr<OverlapCodecs> codecs) {
+  {
+    const std::lock_guard lock(mutex_);
+    buckets_ = std::move(buckets);
+    codecs_ = std::move(codecs);
+    for (std::optional<Prepared>& p : prepared_) p.reset();
+    open_ = nullptr;
+    round_.relayout(buckets_);
+    observes_ = false;
+    observed_.clear();
+    info_.buckets = static_cast<uint32_t>(buckets_.size());
+    ++info_.layout;
+  }
+  return prepared(ReduceOp::kMean).status();
+}
+
+Status Overlap::use_observed_order() {
+  std::vector<OverlapBucket> buckets = cut_buckets(tensors_, observed_, config_);
+  if (std::ranges::equal(buckets, buckets_, {}, &OverlapBucket::tensors, &OverlapBucket::tensors)) {
+    observes_ = false;
+    observed_.clear();
+    for (std::optional<Prepared>& p : prepared_) p.reset();
+    return prepared(ReduceOp::kMean).status();
+  }
+  SOTTO_ASSIGN(std::unique_ptr<OverlapCodecs> codecs, make_codecs(buckets));
+  if (codecs != nullptr && codecs->settings().residual && comm_->size() > 1) {
+    SOTTO_ASSIGN(const OverlapSnapshot errors, codecs_->by_gradient(*rounds_comm_));
+    SOTTO_TRY(codecs->restore_mean(errors));
+  }
+  return adopt(std::move(buckets), std::move(codecs));
 }
 
 // ---- Rounds ----
@@ -184,31 +224,42 @@ OpSignature Overlap::signature(ReduceOp reduce, uint64_t tag) const {
     if (static_cast<uint32_t>(t.dtype) != s.dtype) s.dtype = 0;
   }
   s.tag = tag;
-  // The rest was compared when the overlap was made.
-  const uint64_t agreed[] = {buckets_.size(), comm_->segment_bytes()};
-  s.detail = static_cast<uint32_t>(hash64(agreed, sizeof agreed));
+  // The rest was compared when the overlap was made; buckets may be those of a state.
+  std::vector<uint64_t> agreed{comm_->segment_bytes(), observes_};
+  for (const OverlapBucket& bucket : buckets_) {
+    agreed.push_back(bucket.tensors.size());
+    agreed.insert(agreed.end(), bucket.tensors.begin(), bucket.tensors.end());
+  }
+  s.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * sizeof(uint64_t)));
   return s;
 }
 
 Result<OpRef> Overlap::begin(const CallOptions& options, ReduceOp reduce) {
   SOTTO_TRY(comm_->failure());
-  SOTTO_ASSIGN(const Prepared* p, prepared(reduce));
   {
     const std::lock_guard lock(mutex_);
     SOTTO_TRY(round_.start(now_ns()));
   }
-  const auto bind = [&](Run& run) {
-    for (size_t t = 0; t < tensors_.size(); ++t) run.bases[p->slots.slots[t]] = tensors_[t].data;
-    if (codecs_ != nullptr) codecs_->bind(run, p->slots.codecs);
-    const std::lock_guard lock(mutex_);
-    round_.bound(static_cast<RoundMessage*>(run.bases[p->slots.told]));
-  };
-  Result<OpRef> op =
-      rounds_comm_->launch(p->plan, signature(reduce, options.tag), std::ref(bind),
-                           comm_->engine().pool().make<RoundHooks>(shared_from_this()), options);
+  Result<OpRef> op = caught([&] { return launch(options, reduce); });
   const std::lock_guard lock(mutex_);
   op.ok() ? round_.opened(*op, options.stream) : round_.drop();
   return op;
+}
+
+Result<OpRef> Overlap::launch(const CallOptions& options, ReduceOp reduce) {
+  if (!observed_.empty()) SOTTO_TRY(use_observed_order());
+  SOTTO_ASSIGN(const Prepared* p, prepared(reduce));
+  const auto bind = [&](Run& run) {
+    const OverlapPlan& slots = p->slots;
+    for (size_t t = 0; t < tensors_.size(); ++t) run.bases[slots.slots[t]] = tensors_[t].data;
+    if (codecs_ != nullptr) codecs_->bind(run, slots.codecs);
+    void* const order = slots.order == kNoSlot ? nullptr : run.bases[slots.order];
+    const std::lock_guard lock(mutex_);
+    open_ = p;
+    round_.bound(static_cast<RoundMessage*>(run.bases[slots.told]), static_cast<uint32_t*>(order));
+  };
+  return rounds_comm_->launch(p->plan, signature(reduce, options.tag), std::ref(bind),
+                              comm_->engine().pool().make<RoundHooks>(shared_from_this()), options);
 }
 
 Status Overlap::check_places(std::span<const uint64_t> indices,
@@ -365,6 +416,7 @@ void Overlap::ended(Status& status, std::span<const std::byte> verdict) {
   if (status.code() == Code::kNonfinite && !verdict.empty()) status = explain(verdict);
   if (status.ok()) {
     if (codecs_ != nullptr) codecs_->flip();
+    if (open_->slots.order != kNoSlot) observe(verdict.subspan(open_->slots.order_of_rank_0));
     const int64_t now = now_ns();
     ++info_.rounds;
     const OverlapRound::Times& times = round_.times();
@@ -375,11 +427,19 @@ void Overlap::ended(Status& status, std::span<const std::byte> verdict) {
   round_.ended(status);
 }
 
+// bytes: begin with the order of rank 0.
+void Overlap::observe(std::span<const std::byte> bytes) {
+  std::vector<uint32_t> order(tensors_.size());
+  std::memcpy(order.data(), bytes.data(), order.size() * sizeof(uint32_t));
+  if (std::ranges::is_permutation(order, launch_order(order.size(), OverlapOrder::kRegistered)))
+    observed_ = std::move(order);
+}
+
 // Why the ranks have decided not to commit.
 Status Overlap::explain(std::span<const std::byte> verdict) const {
   std::vector<size_t> who;
   std::string reason;
-  const uint64_t first = prepared_[0]->slots.messages;
+  const uint64_t first = open_->slots.messages;
   for (size_t r = 0; r < static_cast<size_t>(comm_->size()); ++r) {
     RoundMessage message;
     std::memcpy(&message, verdict.data() + first + r * sizeof message, sizeof message);
@@ -391,7 +451,7 @@ Status Overlap::explain(std::span<const std::byte> verdict) const {
   if (who.empty()) {
     return error(Code::kNonfinite,
                  "overlap round {}: {}; gradients are undefined, the group is healthy",
-                 round_.number(), codecs_->explain(verdict, prepared_[0]->slots.verdicts));
+                 round_.number(), codecs_->explain(verdict, open_->slots.verdicts));
   }
   const bool one = who.size() == 1;
   return error(Code::kCancelled,
@@ -434,7 +494,18 @@ Result<OverlapSnapshot> Overlap::mean() const {
 
 Status Overlap::restore(const OverlapSnapshot& snapshot, bool with_errors) {
   SOTTO_TRY(check_state());
-  return with_errors ? codecs_->restore(snapshot) : codecs_->clear();
+  if (!with_errors) return codecs_->clear();
+  const auto alike = [](const OverlapBucket& mine, const std::vector<uint32_t>& other) {
+    return mine.tensors == other;
+  };
+  // An order that was observed belongs to the state.
+  if (config_.order != OverlapOrder::kObserved ||
+      std::ranges::equal(buckets_, snapshot.buckets, alike))
+    return codecs_->restore(snapshot);
+  SOTTO_ASSIGN(std::vector<OverlapBucket> buckets, buckets_of(tensors_, snapshot.buckets));
+  SOTTO_ASSIGN(std::unique_ptr<OverlapCodecs> codecs, make_codecs(buckets));
+  SOTTO_TRY(codecs->restore(snapshot));
+  return adopt(std::move(buckets), std::move(codecs));
 }
 
 Status Overlap::restore_mean(const OverlapSnapshot& snapshot) {

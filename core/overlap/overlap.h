@@ -30,6 +30,7 @@ namespace sotto {
 struct OverlapInfo {
   uint32_t buckets = 0;
   uint64_t rounds = 0;  // that ended well
+  uint64_t layout = 0;  // how often buckets have changed
   // Of the last round that ended well; -1: there was none.
   int64_t begin_to_last_ready_ns = -1;
   int64_t network_ns = -1;  // from the first complete bucket to the end
@@ -53,8 +54,9 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   Overlap(const Overlap&) = delete;
   Overlap& operator=(const Overlap&) = delete;
 
-  // Opens a round, which ends when its operation does. reduce: mean or sum; with a codec mean.
-  // BUSY: one is open.
+  // Opens a round, which ends when its operation does. With order "observed" the call behind the
+  // first round that has ended well waits for all ranks, to move error feedback to new buckets.
+  // reduce: mean or sum; with a codec mean. BUSY: one is open.
   Result<OpRef> begin(const CallOptions& options, ReduceOp reduce);
   // Gradients are final behind what is queued on the stream. places: one for each; empty: where
   // they lie in every round. On error nothing has changed.
@@ -113,6 +115,13 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   std::string settings_text() const;
   OpSignature signature(ReduceOp reduce, uint64_t tag) const;
   Result<const Prepared*> prepared(ReduceOp reduce);
+  // Null: there is no codec.
+  Result<std::unique_ptr<OverlapCodecs>> make_codecs(std::span<const OverlapBucket> buckets) const;
+  // The next rounds have these buckets, and their codecs.
+  Status adopt(std::vector<OverlapBucket> buckets, std::unique_ptr<OverlapCodecs> codecs);
+  // The first round has shown in which order gradients become ready. Collective, with a codec.
+  Status use_observed_order();
+  Result<OpRef> launch(const CallOptions& options, ReduceOp reduce);
   Status check_places(std::span<const uint64_t> indices,
                       std::span<const ParameterPlace> places) const;
   // Where gradients are whose memory this rank does not know.
@@ -121,6 +130,7 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   Status write_zeros(const std::vector<uint64_t>& indices, std::vector<void*> places);
   void zeroed(uint64_t round, std::span<const uint64_t> indices, std::span<void* const> places);
   void ended(Status& status, std::span<const std::byte> verdict);
+  void observe(std::span<const std::byte> bytes);
   Status explain(std::span<const std::byte> verdict) const;
   Status check_state() const;
   int64_t now_ns() const { return comm_->engine().clock().now_ns(); }
@@ -130,10 +140,13 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   const std::shared_ptr<Device> device_;
   const OverlapConfig config_;
   const std::vector<OverlapTensor> tensors_;
-  const std::vector<OverlapBucket> buckets_;
-  std::array<std::optional<Prepared>, 2> prepared_;  // mean, sum
+  std::vector<OverlapBucket> buckets_;
   std::unique_ptr<OverlapCodecs> codecs_;            // null: nothing is compressed
-  mutable std::mutex mutex_;                         // guards what follows; never held in a wait
+  std::array<std::optional<Prepared>, 2> prepared_;  // mean, sum
+  bool observes_ = false;           // the next round's order is the first that is looked at
+  mutable std::mutex mutex_;        // guards what follows; never held in a wait
+  const Prepared* open_ = nullptr;  // of the open round
+  std::vector<uint32_t> observed_;  // the order to be used from the next round on; empty: none
   OverlapRound round_;
   std::vector<DeviceArray> own_;  // by gradient
   std::vector<Zeros> zeros_;

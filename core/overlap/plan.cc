@@ -35,6 +35,8 @@ class RoundBuilder {
   void convert(const FlatLayout& layout, uint32_t from, Dtype from_type, uint32_t to,
                Dtype to_type);
   void exchange_messages();
+  // Scratch with the order of rank 0, on all ranks.
+  uint32_t share_order(uint64_t bytes, uint32_t round);
   // The decision: no rank has withdrawn, and no bucket met what is not finite.
   void decide(const OperandRef& rows, uint32_t word);
   // State that encoders change: they work on a copy, which becomes the state if all ranks commit.
@@ -232,14 +234,28 @@ void RoundBuilder::decide(const OperandRef& rows, uint32_t word) {
   }
 }
 
+uint32_t RoundBuilder::share_order(uint64_t bytes, uint32_t round) {
+  if (!x_.observes) return kNoSlot;
+  const Region order{b_.scratch(bytes), 0, bytes};
+  if (x_.rank == 0) b_.copy(order, {out_.order, 0, bytes});
+  for (int32_t peer = 1; peer < x_.size && x_.rank == 0; ++peer)
+    b_.send(peer, order, round, MessageClass::kMetadata);
+  if (x_.rank != 0) b_.recv(0, order, round, MessageClass::kMetadata);
+  return order.slot;
+}
+
 void RoundBuilder::exchange_messages() {
   constexpr uint64_t kBytes = sizeof(RoundMessage);
   const auto size = static_cast<uint64_t>(x_.size);
-  out_.told = b_.host(kBytes);
-  b_.await({&out_.told, 1});
+  const uint64_t order_bytes = x_.observes ? x_.tensors.size() * sizeof(uint32_t) : 0;
+  std::vector<uint32_t> input{out_.told = b_.host(kBytes)};
+  if (x_.observes) input.push_back(out_.order = b_.host(order_bytes));
+  b_.await(input);
   const uint32_t rows = b_.scratch(size * kBytes);
   b_.copy({rows, static_cast<uint64_t>(x_.rank) * kBytes, kBytes}, {out_.told, 0, kBytes});
-  emit_message_exchange(b_, x_.rank, x_.size, rows, kBytes, b_.next_round());
+  const uint32_t round = b_.next_round();
+  emit_message_exchange(b_, x_.rank, x_.size, rows, kBytes, round);
+  const uint32_t order = share_order(order_bytes, round);
   const uint32_t word = b_.scratch(4);
   decide(whole(rows, Access::kRead, 0, size * kBytes), word);
   KernelOptions committing;
@@ -249,6 +265,7 @@ void RoundBuilder::exchange_messages() {
   uint64_t bytes = 8;  // the word
   const auto place = [&](uint64_t n) { return std::exchange(bytes, bytes + (n + 7) / 8 * 8); };
   out_.messages = place(size * kBytes);
+  out_.order_of_rank_0 = place(order_bytes);
   for (size_t b = 0; b < worker_messages_.size(); ++b) {
     const uint64_t area = worker_messages_[b] == kNoSlot ? 0 : message_bytes(b);
     out_.verdicts.push_back({place(area), place(area)});
@@ -256,6 +273,7 @@ void RoundBuilder::exchange_messages() {
   const uint32_t host = b_.host(bytes);
   b_.set_verdict(host, word);
   b_.copy({host, out_.messages, size * kBytes}, {rows, 0, size * kBytes});
+  if (x_.observes) b_.copy({host, out_.order_of_rank_0, order_bytes}, {order, 0, order_bytes});
   for (size_t b = 0; b < worker_messages_.size(); ++b) {
     if (worker_messages_[b] == kNoSlot) continue;
     const uint64_t area = message_bytes(b);

@@ -38,6 +38,7 @@ struct OverlapShape {
   std::optional<Dtype> wire;
   const OverlapCoding* coding = nullptr;  // null: gradients are not compressed
   ReduceOp reduce = ReduceOp::kMean;
+  bool observes = false;  // ranks learn in which order gradients became ready on rank 0
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
 };
 
@@ -59,6 +60,10 @@ struct OverlapPlan {
   std::vector<uint32_t> slots;  // by gradient
   // Host, a RoundMessage: the last input.
   uint32_t told = kNoSlot;
+  // Host, a part of that input: uint32 for each gradient, the order on this rank. kNoSlot: ranks do
+  // not learn it.
+  uint32_t order = kNoSlot;
+  uint64_t order_of_rank_0 = 0;  // where it is in the verdict, in bytes
   // Where the messages of all ranks begin in the verdict, in bytes; by rank.
   uint64_t messages = 0;
   // With a codec, by bucket.

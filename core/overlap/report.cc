@@ -46,6 +46,7 @@ Result<std::string> Overlap::report(std::string_view kind) const {
   const Json out = {{"settings", settings},
                     {"hidden", true},
                     {"rounds", i.rounds},
+                    {"layout", i.layout},
                     {"begin_to_last_ready_ns", time_json(i.begin_to_last_ready_ns)},
                     {"network_ns", time_json(i.network_ns)},
                     {"exposed_ns", time_json(i.exposed_ns)},

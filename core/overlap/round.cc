@@ -18,6 +18,12 @@ OverlapRound::OverlapRound(Engine& engine, Device& device, std::span<const Overl
       places_(tensors.size()),
       pending_(buckets.size()) {}
 
+void OverlapRound::relayout(std::span<const OverlapBucket> buckets) {
+  buckets_ = buckets;
+  marks_ = RoundMarks(buckets, tensors_.size());
+  pending_.assign(buckets.size(), {});
+}
+
 Status OverlapRound::start(int64_t now_ns) {
   switch (state_) {
     case State::kIdle: break;
@@ -129,6 +135,7 @@ void OverlapRound::finish(const std::optional<std::string_view>& reason, int64_t
     std::memcpy(message.reason, reason->data(),
                 std::min(reason->size(), sizeof message.reason - 1));
   std::memcpy(told_, &message, sizeof message);
+  if (told_order_ != nullptr) std::ranges::copy(marks_.order(), told_order_);
   state_ = reason ? State::kWithdrawn : State::kFinished;
   times_.finished_ns = now_ns;
   (void)engine_.arrive(op_, static_cast<uint32_t>(buckets_.size()), 0, {});
@@ -146,6 +153,7 @@ void OverlapRound::ended(const Status& status) {
   state_ = State::kIdle;
   op_.reset();
   told_ = nullptr;
+  told_order_ = nullptr;
 }
 
 }  // namespace sotto

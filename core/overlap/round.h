@@ -32,8 +32,14 @@ class OverlapRound {
   Status start(int64_t now_ns);
   // Its operation did not start.
   void drop();
-  // `told`: where the operation reads this rank's message.
-  void bound(RoundMessage* told) { told_ = told; }
+  // Where the operation reads this rank's message, and the order of its gradients if ranks learn
+  // that (else null).
+  void bound(RoundMessage* told, uint32_t* order) {
+    told_ = told;
+    told_order_ = order;
+  }
+  // The buckets have changed. No round is open or in flight.
+  void relayout(std::span<const OverlapBucket> buckets);
   void opened(OpRef op, const std::optional<void*>& stream);
   // Where what is not known to be ready is.
   const std::optional<void*>& stream() const { return stream_; }
@@ -71,7 +77,7 @@ class OverlapRound {
   Engine& engine_;
   Device& device_;
   const std::span<const OverlapTensor> tensors_;
-  const std::span<const OverlapBucket> buckets_;
+  std::span<const OverlapBucket> buckets_;
   RoundMarks marks_;
   std::vector<void*> places_;     // by gradient
   std::vector<Pending> pending_;  // by bucket
@@ -79,6 +85,7 @@ class OverlapRound {
   uint64_t number_ = 0;
   OpRef op_;
   RoundMessage* told_ = nullptr;
+  uint32_t* told_order_ = nullptr;
   std::optional<void*> stream_;
   Status cut_off_;  // how a round ended that was open
   Times times_;

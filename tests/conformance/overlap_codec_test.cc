@@ -226,6 +226,43 @@ TEST_P(OverlapCodec, GoesOnFromItsState) {
   });
 }
 
+// What is left over of each gradient follows it to other buckets.
+TEST_P(OverlapCodec, MovesErrorFeedbackToTheObservedOrder) {
+  if (std::get<1>(GetParam()) == 1) return;  // nothing is compressed
+  run([](const std::shared_ptr<Comm>& comm) {
+    for (const char* codec : {kCodecs[0], kCodecs[3], kCodecs[5]}) {
+      const std::string json = R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, )"
+                               R"("order": "observed", "codec": )" +
+                               std::string(codec) + "}";
+      OverlapModel model(comm, json, OverlapModel::floats(kCounts));
+      const std::vector<OverlapBucket> before = model.overlap().buckets();
+      round_of(model, model.values(comm->rank(), 0), 17 + static_cast<uint64_t>(comm->rank()));
+      const auto errors = checked(export_state(model.overlap(), StateMode::kMean));
+      const OpRef op = model.begin();
+      checked(model.overlap().withdraw("to look"));
+      if (model.wait(op).code() != Code::kCancelled) throw RankError("not withdrawn");
+      const auto alike = [](const OverlapBucket& a, const OverlapBucket& b) {
+        return a.tensors == b.tensors;
+      };
+      if (model.overlap().info().layout != 1 ||
+          std::ranges::equal(before, model.overlap().buckets(), alike))
+        throw RankError("the same buckets");
+      if (checked(export_state(model.overlap(), StateMode::kMean)) != errors)
+        throw RankError(fmt::format("{}: other errors", codec));
+      // A state has its buckets with it.
+      round_of(model, model.values(comm->rank(), 1), 2);
+      const auto state = checked(export_state(model.overlap(), StateMode::kExact));
+      OverlapModel other(comm, json, OverlapModel::floats(kCounts));
+      checked(import_state(other.overlap(), StateMode::kExact, state));
+      const Values next = model.values(comm->rank(), 2);
+      round_of(model, next, 3);
+      round_of(other, next, 4);
+      same_values(other.read(), model.read(), codec);
+      if (other.overlap().info().layout != 1) throw RankError("layout");
+    }
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, OverlapCodec,
                          ::testing::Combine(::testing::ValuesIn(world_kinds()),
                                             ::testing::Values(1, 2, 3)),

@@ -16,11 +16,16 @@ std::vector<OverlapTensor> floats(const std::vector<uint64_t>& counts) {
   return out;
 }
 
+std::vector<OverlapBucket> cut(const std::vector<OverlapTensor>& tensors,
+                               const OverlapConfig& config) {
+  return cut_buckets(tensors, launch_order(tensors.size(), config.order), config);
+}
+
 using Lists = std::vector<std::vector<uint32_t>>;
 
 Lists lists_of(const std::vector<OverlapTensor>& tensors, const OverlapConfig& config) {
   Lists out;
-  for (const OverlapBucket& bucket : cut_buckets(tensors, config)) out.push_back(bucket.tensors);
+  for (const OverlapBucket& bucket : cut(tensors, config)) out.push_back(bucket.tensors);
   return out;
 }
 
@@ -32,7 +37,7 @@ TEST(OverlapBuckets, EndWithTheGradientThatFillsThem) {
   EXPECT_EQ(lists_of(tensors, config), (Lists{{5, 4}, {3, 2, 1}, {0}}));
   config.order = OverlapOrder::kRegistered;
   EXPECT_EQ(lists_of(tensors, config), (Lists{{0}, {1, 2}, {3, 4, 5}}));
-  const std::vector<OverlapBucket> buckets = cut_buckets(tensors, config);
+  const std::vector<OverlapBucket> buckets = cut(tensors, config);
   EXPECT_EQ(buckets[0].bytes, 40u);
   EXPECT_EQ(buckets[1].bytes, 100u);
   EXPECT_EQ(buckets[2].bytes, 72u);
@@ -70,6 +75,18 @@ TEST_F(Marks, CompleteBuckets) {
   EXPECT_EQ(marks.mark(0), std::optional<uint32_t>(0));
   marks.reset();
   EXPECT_EQ(marks.missing_ones(), (std::vector<uint64_t>{0, 1, 2}));
+}
+
+TEST_F(Marks, RememberTheirOrder) {
+  const uint64_t first[] = {2}, wrong[] = {1, 2}, then[] = {1, 0};
+  ASSERT_TRUE(marks.claim(first, 1).ok());
+  EXPECT_FALSE(marks.claim(wrong, 1).ok());
+  ASSERT_TRUE(marks.claim(then, 1).ok());
+  EXPECT_EQ(marks.order(), (std::vector<uint32_t>{2, 1, 0}));
+  marks.give_up(then);
+  EXPECT_EQ(marks.order(), (std::vector<uint32_t>{2}));
+  marks.reset();
+  EXPECT_TRUE(marks.order().empty());
 }
 
 TEST_F(Marks, RefuseAllOrNothing) {
@@ -119,7 +136,7 @@ TEST(OverlapSettings, WithMistakesAreRefused) {
        "first_bucket_bytes, bucket_bytes, order, unused, codec, wire"},
       {R"({"bucket_bytes": 0})", "overlap.bucket_bytes: found 0, allowed is a whole number >= 1"},
       {R"({"order": "random"})",
-       "overlap.order: found \"random\", allowed is one of reversed|registered"},
+       "overlap.order: found \"random\", allowed is one of reversed|registered|observed"},
       {R"({"unused": true})", "overlap.unused: found true, allowed is one of error|zero"},
       {R"({"codec": "int9"})",
        "overlap.codec.type: found \"int9\", allowed is one of "

@@ -1483,11 +1483,13 @@ SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
  *                     one order
  *   json        [in]  object; every key may be left out:
  *                     {"first_bucket_bytes": 1048576, "bucket_bytes": 26214400,
- *                      "order": "reversed" | "registered", "unused": "error" | "zero",
+ *                      "order": "reversed" | "registered" | "observed", "unused": "error" | "zero",
  *                      "wire": "fp32" | "fp16" | "bf16", "codec": {...}}
  *                     A bucket ends with the gradient that makes it as long as its bytes, or
  *                     longer; the first one is shorter, so that something is sent early. order: in
- *                     which gradients are put into buckets, and buckets are launched. unused: what
+ *                     which gradients are put into buckets, and buckets are launched; "observed":
+ *                     as "reversed" until a round has ended well, then that in which they became
+ *                     ready on rank 0 (error feedback moves along). unused: what
  *                     gradients are that are missing at sotto_overlap_finish. wire: type that is
  *                     sent and added up; without it each gradient's own. codec: as json of
  *                     sotto_codec_create, or its type alone, and in place of wire: every bucket is
@@ -1513,11 +1515,12 @@ SOTTO_API sotto_status sotto_overlap_create(sotto_comm* comm, const char* json,
  *   call    [in]  may be NULL; codec must be NULL. reduce: 0 is mean, or SOTTO_REDUCE_SUM without
  *                 a codec
  *   out_op  [out] owned by the caller: sotto_op_release; not NULL
- * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot. Stream: the
- * gradients that sotto_overlap_unused names get their zeros after work queued on call->stream.
- * Errors: BUSY (a round is open or in flight) and the common errors of collectives; from the
- * operation also CANCELLED (sotto_overlap_withdraw of any rank; the group is healthy) and, with a
- * codec, NONFINITE (error feedback is as before; the group is healthy). Since: 0.2 */
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; with a codec
+ * and order "observed" the call behind the first round that has ended well waits for all ranks.
+ * Stream: the gradients that sotto_overlap_unused names get their zeros after work queued on
+ * call->stream. Errors: BUSY (a round is open or in flight) and the common errors of collectives;
+ * from the operation also CANCELLED (sotto_overlap_withdraw of any rank; the group is healthy) and,
+ * with a codec, NONFINITE (error feedback is as before; the group is healthy). Since: 0.2 */
 SOTTO_API sotto_status sotto_overlap_begin(sotto_overlap* overlap, const sotto_call* call,
                                            sotto_op** out_op);
 
