@@ -32,12 +32,12 @@ from .work import Work, orphans
 class Moving(NamedTuple):
     """A gradient that lies elsewhere in every round, so that every ready() says where.
 
-    count: elements
-    dtype: "float32", "float16" or "bfloat16"
-    cuda:  number of its CUDA device; -1: host memory
+    elements: of the gradient
+    dtype:    "float32", "float16" or "bfloat16"
+    cuda:     number of its CUDA device; -1: host memory
     """
 
-    count: int
+    elements: int
     dtype: str = "float32"
     cuda: int = HOST
 
@@ -114,10 +114,10 @@ class Overlap(HandleOwner):
             raise UnsupportedError(
                 f"{what} is of dtype {gradient.dtype}; allowed: {', '.join(DTYPES)}"
             )
-        if gradient.count < 0:
-            raise InvalidArgumentError(f"{what} has {gradient.count} elements; allowed: >= 0")
+        if gradient.elements < 0:
+            raise InvalidArgumentError(f"{what} has {gradient.elements} elements; allowed: >= 0")
         self.cuda = gradient.cuda if self.cuda == HOST else self.cuda
-        view = View(0, gradient.count, dtype, True, None, gradient.cuda)
+        view = View(0, gradient.elements, dtype, True, None, gradient.cuda)
         return buffer_of(view)
 
     @staticmethod

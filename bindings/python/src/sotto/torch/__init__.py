@@ -24,6 +24,7 @@ Adam, AdamW, Lamb, Lion        gradients in full precision, or as sotto={"gradie
 OnebitAdam, ZeroOneAdam,       one bit per element after a warm-up
 OnebitLamb
 DDPState, ddp_hook             a communication hook for DistributedDataParallel, with any optimizer
+Overlap                        gradients averaged during backward(), with any optimizer of torch
 no_sync_after_warmup           DistributedDataParallel around the model, averaging in step()
 broadcast_parameters,          equal values on all ranks
 check_parameters
@@ -40,6 +41,7 @@ from .base import SottoOptimizer
 from .ddp import DDPState, ddp_hook
 from .groups import comm_of_process_group
 from .optim import Adam, AdamW, Lamb, Lion, OnebitAdam, OnebitLamb, ZeroOneAdam
+from .overlap import Overlap
 from .values import broadcast_parameters, check_parameters
 
 __all__ = [
@@ -50,6 +52,7 @@ __all__ = [
     "Lion",
     "OnebitAdam",
     "OnebitLamb",
+    "Overlap",
     "SottoOptimizer",
     "ZeroOneAdam",
     "broadcast_parameters",
