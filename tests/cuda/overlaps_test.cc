@@ -1,5 +1,7 @@
 // Overlaps of gradients on CUDA devices: what is ready is so behind streams, of which a bucket may
 // have several, and the host waits for the end alone.
+#include <chrono>
+#include <thread>
 #include <vector>
 
 #include "tests/cuda/device_memory.h"
@@ -41,10 +43,12 @@ class DeviceGradients {
   DeviceGradients& operator=(const DeviceGradients&) = delete;
 
   cudaStream_t stream(size_t i) const { return streams_[i % 2]; }
-  // Queued on one of the streams: the gradient's elements become x.
+  // Queued on one of the streams, which takes its time: the gradient's elements become x.
   void compute(uint64_t t, size_t on, float x) {
     CUDA_OK(cudaStreamSynchronize(stream(on)));  // the source is free
     std::fill_n(sources_[t], kCounts[t], x);
+    const auto later = [](void*) { std::this_thread::sleep_for(std::chrono::milliseconds(2)); };
+    CUDA_OK(cudaLaunchHostFunc(stream(on), later, nullptr));
     CUDA_OK(cudaMemcpyAsync(buffers[t].data, sources_[t], kCounts[t] * 4, cudaMemcpyHostToDevice,
                             stream(on)));
   }
