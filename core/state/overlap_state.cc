@@ -7,12 +7,8 @@
 namespace sotto {
 namespace {
 
-constexpr const char* kModes[] = {"exact", "reset", "mean"};
-
-const char* name_of(StateMode mode) { return kModes[static_cast<int>(mode) - 1]; }
-
 std::vector<std::byte> encode(const OverlapSnapshot& s, StateMode mode) {
-  StateJson meta{{"kind", "overlap"}, {"type", "overlap"}, {"mode", name_of(mode)}};
+  StateJson meta{{"kind", "overlap"}, {"type", "overlap"}, {"mode", mode_name(mode)}};
   meta["residual"] = residual_meta(s.errors);
   std::vector<uint64_t> sizes;
   std::vector<uint32_t> gradients;
@@ -73,9 +69,9 @@ Status import_state(Overlap& overlap, StateMode mode, std::span<const std::byte>
   if (mode == StateMode::kReset) return overlap.restore(s, false);
   std::string found;
   SOTTO_TRY(read_key(meta, "mode", &found));
-  if (found != name_of(mode)) {
+  if (found != mode_name(mode)) {
     return invalid_argument("the state was exported in mode {}; it cannot be imported in mode {}",
-                            printable(found), name_of(mode));
+                            printable(found), mode_name(mode));
   }
   return mode == StateMode::kExact ? overlap.restore(s, true) : overlap.restore_mean(s);
 }
