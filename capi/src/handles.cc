@@ -28,5 +28,10 @@ ObjectPool<sotto_outer>& pool_of() {
   static auto* const pool = new ObjectPool<sotto_outer>("outer", "destroyed");
   return *pool;
 }
+template <>
+ObjectPool<sotto_overlap>& pool_of() {
+  static auto* const pool = new ObjectPool<sotto_overlap>("overlap", "destroyed");
+  return *pool;
+}
 
 }  // namespace sotto::capi

@@ -18,6 +18,7 @@
 #include "core/group/context.h"
 #include "core/optim/optimizer.h"
 #include "core/outer/outer.h"
+#include "core/overlap/overlap.h"
 #include "sotto/sotto.h"
 
 namespace sotto::capi {
@@ -71,11 +72,16 @@ struct sotto_outer {
   std::vector<sotto::capi::MemoryRange> written;
 };
 
+struct sotto_overlap {
+  std::shared_ptr<sotto::capi::CommState> comm;
+  std::shared_ptr<sotto::Overlap> core;
+};
+
 namespace sotto::capi {
 
 template <class Object>
 using ObjectPool = HandlePool<std::unique_ptr<Object>>;
-// The pool of sotto_context, sotto_comm, sotto_codec, sotto_optim or sotto_outer.
+// The pool of sotto_context, sotto_comm, sotto_codec, sotto_optim, sotto_outer or sotto_overlap.
 template <class Object>
 ObjectPool<Object>& pool_of();
 template <>
@@ -88,6 +94,8 @@ template <>
 ObjectPool<sotto_optim>& pool_of();
 template <>
 ObjectPool<sotto_outer>& pool_of();
+template <>
+ObjectPool<sotto_overlap>& pool_of();
 
 // The handle that the caller gets.
 template <class Object>

@@ -348,6 +348,13 @@ constexpr KeySpec kTable[] = {
     {kOuter, "warmup_steps", kAll, kInt, false, kCount, "", kActs, "steps that average every time, before outer steps"},
     {kOuter, "every_step", kAll, kText, false, kNoRange, "parameters|gradients", kActs, "what steps average before outer steps"},
     {kOuter, "nonfinite", kAll, kText, false, kNoRange, "skip_rank|error|pass", kActs, "what becomes of a rank whose payload is not finite"},
+
+    {kOverlap, "first_bucket_bytes", kAll, kInt, false, kAtLeastOne, "", kActs, "gradients of the first bucket, which has the shortest way to the network"},
+    {kOverlap, "bucket_bytes", kAll, kInt, false, kAtLeastOne, "", kActs, "gradients of every other bucket"},
+    {kOverlap, "order", kAll, kText, false, kNoRange, "reversed|registered|observed", kActs, "order in which buckets are cut and launched"},
+    {kOverlap, "unused", kAll, kText, false, kNoRange, "error|zero", kActs, "what gradients are that a rank has not marked at the end of a round"},
+    {kOverlap, "codec", kAll, kObjectOrText, true, kNoRange, "", kActs, "compresses buckets, with error feedback; a type alone, or an object as gradient_codec"},
+    {kOverlap, "wire", kAll, kText, true, kNoRange, kDtypes, kActs, "type on the wire; without it each gradient's own"},
 };
 // clang-format on
 

@@ -27,6 +27,7 @@ enum class ConfigSection {
   kGroup,
   kCodec,
   kOuter,
+  kOverlap,
 };
 
 // 2^53: every whole number up to here is a double.

@@ -64,12 +64,6 @@ Status read_amp(const Json& object, Findings& findings) {
                        "found true; apex AMP is not supported, leave the section out");
 }
 
-std::optional<Dtype> dtype_of_word(std::optional<uint32_t> word) {
-  constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kF16, Dtype::kBF16};
-  if (!word) return std::nullopt;
-  return kTypes[*word];
-}
-
 Status read_data_types(const Json& object, Config& config, Findings& findings) {
   SOTTO_ASSIGN(const ObjectReader reader,
                ObjectReader::open(object, ConfigSection::kDataTypes, ~0u, "data_types", findings));
@@ -204,6 +198,12 @@ Result<Config> parse_text(std::string_view text) {
 }
 
 }  // namespace
+
+std::optional<Dtype> dtype_of_word(std::optional<uint32_t> word) {
+  constexpr Dtype kTypes[] = {Dtype::kF32, Dtype::kF16, Dtype::kBF16};
+  if (!word) return std::nullopt;
+  return kTypes[*word];
+}
 
 Result<Config> parse_config(std::string_view text) { return from_source(text, parse_text); }
 

@@ -232,7 +232,8 @@ Status ObjectReader::check_unknown(std::string_view key, const Json& value,
   const bool strict = section_ == ConfigSection::kOptimizerParams ||
                       section_ == ConfigSection::kSchedulerParams ||
                       section_ == ConfigSection::kSotto || section_ == ConfigSection::kGroup ||
-                      section_ == ConfigSection::kCodec || section_ == ConfigSection::kOuter;
+                      section_ == ConfigSection::kCodec || section_ == ConfigSection::kOuter ||
+                      section_ == ConfigSection::kOverlap;
   if (const std::string owners = kinds_with_key(section_, key); strict && !owners.empty()) {
     return findings.fail(path,
                          fmt::format("a key of {}; allowed here are {}", owners, word_list(known)));

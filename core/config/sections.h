@@ -2,6 +2,7 @@
 // of a configuration.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,9 @@ void warn_outer_in_file(const Config& config, Findings& findings);
 
 // Elements, of "sotto" and of a codec.
 Status read_chunk_align(const ObjectReader& reader, uint64_t& out, Findings& findings);
+
+// The type that a word of "fp32|fp16|bf16" names.
+std::optional<Dtype> dtype_of_word(std::optional<uint32_t> word);
 
 // A word of the table, whose words are in the order of the enum, which starts at 1.
 template <class Enum>

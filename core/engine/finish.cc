@@ -71,17 +71,19 @@ void Executor::complete(Op& op, Status status) {
     if (const Status ended = CapturedOps::finish(op); status.ok()) status = ended;
     run.abort();  // until it is replayed
   }
+  // All of its messages have been through, whatever its owner makes of that.
+  const bool whole = status.ok() || status.code() == Code::kNonfinite;
   if (request.hooks != nullptr && !capturing) {
     std::span<const std::byte> verdict;
     const uint32_t slot = run.plan->decision.verdict;
-    if (slot != kNoSlot && (status.ok() || status.code() == Code::kNonfinite)) {
+    if (slot != kNoSlot && whole) {
       verdict =
           std::span(static_cast<const std::byte*>(run.bases[slot]), run.plan->slots[slot].bytes);
     }
     request.hooks->on_complete(status, verdict);
   }
   OpTotals& totals = *request.totals;
-  if (!capturing && (status.ok() || status.code() == Code::kNonfinite)) {
+  if (!capturing && whole) {
     totals.payload_bytes_planned.fetch_add(op.stats_.payload_bytes_planned,
                                            std::memory_order_relaxed);
     totals.header_bytes_planned.fetch_add(op.stats_.header_bytes_planned,

@@ -39,8 +39,8 @@ struct OpStats {
 class OpHooks {
  public:
   virtual ~OpHooks() = default;
-  // `status`: OK, NONFINITE (the plan's verdict was not to commit) or the failure; may be given a
-  // better text. `verdict`: the bytes of the plan's verdict slot, empty if it has none or the
+  // `status`: OK, NONFINITE (the plan's verdict was not to commit) or the failure; may be replaced
+  // by a better one. `verdict`: the bytes of the plan's verdict slot, empty if it has none or the
   // operation failed.
   virtual void on_complete(Status& status, std::span<const std::byte> verdict) noexcept = 0;
   // Behind on_complete: figures of other operations that the user sees as this one are added.

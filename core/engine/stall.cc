@@ -2,10 +2,22 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
 #include <string>
 #include <vector>
 
 namespace sotto {
+namespace {
+
+// Of a plan with inputs: the last one before a message is what its sender seems to lack.
+std::string missing_input(const Plan& plan, uint32_t step) {
+  const auto before = std::ranges::lower_bound(plan.awaits, step) - plan.awaits.begin();
+  if (before == 0) return "";
+  return fmt::format("nothing of bucket {} of {}, ", before - 1, plan.awaits.size() - 1);
+}
+
+}  // namespace
 
 FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
                          int64_t stalled_ns) {
@@ -18,6 +30,7 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
   struct Peer {
     int32_t root_rank;
     uint32_t sends = 0, receives = 0, came = 0;  // messages: still open; received
+    std::optional<uint32_t> first = {};          // step: the first receive that is open
   };
   std::vector<Peer> peers;
   bool some_absent = false;  // a peer of which nothing has come at all
@@ -31,6 +44,7 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
         if (!done) ++peer.sends;
       } else {
         ++(done ? peer.came : peer.receives);
+        if (!done && !peer.first) peer.first = i;
       }
     }
     if (peer.sends + peer.receives == 0) continue;
@@ -44,8 +58,9 @@ FailureCause stall_cause(const OpRequest& request, const ControlPlane* control,
   for (const Peer& p : peers) {
     if (cause.waits.empty()) cause.rank = p.root_rank;
     cause.waits +=
-        fmt::format("{}rank {} ({} messages from it, {} to it, last heard from {} ms ago)",
+        fmt::format("{}rank {} ({} messages from it, {} to it, {}last heard from {} ms ago)",
                     cause.waits.empty() ? "waiting for " : ", ", p.root_rank, p.receives, p.sends,
+                    p.first ? missing_input(*run.plan, *p.first) : "",
                     control != nullptr ? control->silent_ms(p.root_rank) : 0);
   }
   if (peers.empty()) cause.waits = "waiting for the local device";

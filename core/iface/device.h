@@ -111,8 +111,8 @@ class Device {
 
   // record: an event that is done when everything queued on the lane so far has executed. wait:
   // later work of the lane starts after the event. query: whether it is done; an execution error of
-  // the work before it is returned once. The event is given back with release, which is legal
-  // before it is done. Synchronous devices are never asked.
+  // the work before it is returned once. The event is given back with release, which any thread may
+  // call before it is done. Synchronous devices are never asked.
   virtual Result<EventId> record(uint32_t lane) = 0;
   virtual Status wait(uint32_t lane, EventId event) = 0;
   virtual Result<bool> query(EventId event) = 0;
@@ -130,7 +130,7 @@ class Device {
   virtual Result<std::shared_ptr<GraphCapture>> capture_graph(void* stream);
   // An event behind what is queued on the stream now. Threads: any.
   virtual Result<EventId> record_stream(void* stream) = 0;
-  // What is queued on the stream later starts after the event.
+  // What is queued on the stream later starts after the event. Threads: any.
   virtual Status stream_after_event(void* stream, EventId event) = 0;
   // Blocks the stream: what is queued on it later starts when unblock unblocks it, or when what is
   // queued on the lane of unblock_behind has executed. Both end the block; an error of the second

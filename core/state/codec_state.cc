@@ -5,12 +5,8 @@
 namespace sotto {
 namespace {
 
-constexpr const char* kModes[] = {"exact", "reset", "mean"};
-
-const char* name_of(StateMode mode) { return kModes[static_cast<int>(mode) - 1]; }
-
 std::vector<std::byte> encode(const Codec& codec, StateMode mode, const ErrorFeedback& r) {
-  StateJson meta{{"kind", "codec"}, {"type", "codec"}, {"mode", name_of(mode)}};
+  StateJson meta{{"kind", "codec"}, {"type", "codec"}, {"mode", mode_name(mode)}};
   meta["residual"] = residual_meta(r);
   BlobWriter writer;
   writer.add("meta", std::string_view(meta.dump()));
@@ -56,9 +52,9 @@ Status import_state(Codec& codec, StateMode mode, std::span<const std::byte> byt
   if (mode == StateMode::kReset) return codec.restore(s, false);
   std::string found = "exact";
   if (meta.contains("mode")) SOTTO_TRY(read_key(meta, "mode", &found));
-  if (found != name_of(mode)) {
+  if (found != mode_name(mode)) {
     return invalid_argument("the state was exported in mode {}; it cannot be imported in mode {}",
-                            printable(found), name_of(mode));
+                            printable(found), mode_name(mode));
   }
   if (mode == StateMode::kExact) return codec.restore(s, true);
   return codec.restore_mean(s.counts, {std::move(s.residual.worker), std::move(s.residual.server)});

@@ -15,6 +15,11 @@ namespace sotto {
 // number of ranks. mean: error feedback averaged over ranks, any number of ranks. common: exported
 // as exact, and imported by all ranks, of any number, without error feedback.
 enum class StateMode : int32_t { kExact = 1, kReset = 2, kMean = 3, kCommon = 4 };
+// In descriptions of states and in texts.
+constexpr const char* mode_name(StateMode mode) {
+  constexpr const char* kNames[] = {"exact", "reset", "mean", "common"};
+  return kNames[static_cast<int>(mode) - 1];
+}
 // An export of the mode is made by a rank alone, with what only this rank has.
 constexpr bool made_by_one_rank(StateMode mode) {
   return mode == StateMode::kExact || mode == StateMode::kCommon;

@@ -1,6 +1,6 @@
 """Holds the direction of includes between the rooms of the tree.
 
-Inside core: base <- kernels <- iface <- wire, cpu <- plan <- engine <- group <- codec <- optim <- outer <- state, predict; config sees base alone,
+Inside core: base <- kernels <- iface <- wire, cpu <- plan <- engine <- group <- codec <- optim <- overlap <- outer <- state, predict; config sees base alone,
 and codec and what is above it see config.
 transports and cuda see core/base, core/kernels, core/iface, core/wire; transports that are made of frame carriers (tcp) also
 transports/framed; cuda and transports/nccl also cuda/calls, which sees core/base alone. capi sees core. capi/src/backends.cc alone also sees transports.
@@ -17,7 +17,7 @@ from sources import C_SUFFIXES, project_files, report
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]', re.M)
 TOP_FOLDERS = ("core", "capi", "transports", "cuda", "bindings", "integration", "tests")
 
-_TIERS = [("base",), ("kernels",), ("iface",), ("wire", "cpu"), ("plan",), ("engine",), ("group",), ("codec",), ("optim",), ("outer",), ("state", "predict")]
+_TIERS = [("base",), ("kernels",), ("iface",), ("wire", "cpu"), ("plan",), ("engine",), ("group",), ("codec",), ("optim",), ("overlap",), ("outer",), ("state", "predict")]
 
 
 def _core_rules():
@@ -28,7 +28,7 @@ def _core_rules():
         for room in tier:
             rules[room] = below | {room}
         below |= set(tier)
-    for room in ("codec", "optim", "outer", "state", "predict"):
+    for room in ("codec", "optim", "overlap", "outer", "state", "predict"):
         rules[room] |= {"config"}
     return {f"core/{room}": {f"core/{name}" for name in names} for room, names in rules.items()}
 

@@ -1,6 +1,7 @@
 // Row 27: what an operation costs beside its work, through the C interface: calls of the allocator
 // per operation once everything has run before, resident memory beyond what is asked to be held,
-// the time of an operation that has next to nothing to do, and that of looking a handle up.
+// the time of an operation that has next to nothing to do, of looking a handle up, and of marking a
+// gradient as ready.
 #include <fmt/format.h>
 #include <malloc.h>
 #include <time.h>
@@ -28,6 +29,7 @@ constexpr int kSeries = 9, kReplays = 20'000;
 constexpr double kMostAllocations = 0, kMostMicroseconds = 5;
 // A look-up under a lock took 25 (comm) and 37 (operation).
 constexpr double kMostNanoseconds = 30;
+constexpr double kMostReadyNanoseconds = 2000;
 constexpr int kCalls = 200'000;
 constexpr double kMiB = 1 << 20;
 
@@ -199,6 +201,42 @@ void look_ups(std::vector<Measurement>* out) {
   });
 }
 
+// Marks of gradients in rounds of one rank, one a call and `batch` a bucket: time on this thread.
+void ready_calls(uint64_t batch, std::vector<Measurement>* out) {
+  constexpr uint64_t kGradients = 1000;
+  constexpr int kRounds = 100;
+  std::vector<double> ns;
+  capi_world(1, [&](CapiRank& rank) {
+    std::vector<float> values(kGradients);
+    std::vector<sotto_buffer> like;
+    for (float& v : values) like.push_back({&v, 1, SOTTO_FLOAT32, SOTTO_DEVICE_CPU, 0, 0});
+    const std::string json =
+        fmt::format(R"({{"first_bucket_bytes": {0}, "bucket_bytes": {0}}})", 4 * batch);
+    sotto_overlap* overlap = nullptr;
+    must(sotto_overlap_create(rank.comm, json.c_str(), like.data(), kGradients, &overlap),
+         "overlap_create");
+    for (int s = 0; s < kSeries * kRounds; ++s) {
+      sotto_op* op = nullptr;
+      must(sotto_overlap_begin(overlap, nullptr, &op), "overlap_begin");
+      const double start = thread_cpu_ns();
+      for (uint64_t i = kGradients; i-- > 0;)
+        must(sotto_overlap_ready(overlap, &i, &like[i], 1, nullptr), "overlap_ready");
+      if (s % kRounds == 0) ns.push_back(0);
+      ns.back() += (thread_cpu_ns() - start) / (kRounds * kGradients);
+      must(sotto_overlap_finish(overlap), "overlap_finish");
+      must(sotto_op_wait(op, -1), "wait");
+      must(sotto_op_release(op), "release");
+    }
+    must(sotto_overlap_destroy(overlap), "overlap_destroy");
+  });
+  std::sort(ns.begin(), ns.end());
+  Measurement m = row(fmt::format("sotto_overlap_ready, {} gradient(s) a bucket", batch), batch);
+  m.figures = {{"ns per call, median", ns[ns.size() / 2], kMostReadyNanoseconds},
+               {"least", ns.front(), {}},
+               {"most", ns.back(), {}}};
+  out->push_back(m);
+}
+
 }  // namespace
 
 void overheads(const Options& options, std::vector<Measurement>* out) {
@@ -226,6 +264,7 @@ void overheads(const Options& options, std::vector<Measurement>* out) {
     out->push_back(m);
   }
   look_ups(out);
+  for (const uint64_t batch : {1, 25}) ready_calls(batch, out);
 }
 
 }  // namespace sotto::perf

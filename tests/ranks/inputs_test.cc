@@ -316,6 +316,31 @@ TEST_P(Inputs, OneThatDoesNotCommitEndsThoseAfterIt) {
   });
 }
 
+class Renames final : public OpHooks {
+ public:
+  void on_complete(Status& status, std::span<const std::byte>) noexcept override {
+    status = Status(Code::kCancelled, "its owner says so");
+  }
+};
+
+// Its messages have been through, whatever its owner calls the end.
+TEST_P(Inputs, OneThatItsOwnerCancelsHasSentWhatWasPlanned) {
+  run([](const std::shared_ptr<Comm>& comm) -> Status {
+    SOTTO_ASSIGN(const std::shared_ptr<PreparedPlan> plan,
+                 comm->prepare(refusing(*comm, true), comm->context()->device()));
+    OpSignature signature;
+    signature.kind = OpKind::kOptimStep;
+    SOTTO_ASSIGN(const OpRef op, comm->launch(plan, signature, [](sotto::Run&) {},
+                                              std::make_shared<Renames>(), {}));
+    EXPECT_EQ(comm->finish(op).code(), Code::kCancelled);
+    const CommCounters counters = comm->counters();
+    EXPECT_EQ(counters.payload_bytes_planned, 8 * static_cast<uint64_t>(comm->size() - 1));
+    EXPECT_EQ(counters.payload_bytes_planned, counters.moved.payload_bytes_sent);
+    std::vector<float> data(5000, 1.0f);
+    return all_reduce(comm, data);
+  });
+}
+
 // The other ranks cannot know of it, so the comm fails.
 TEST_P(Inputs, ALocalOneThatDoesNotCommitFailsTheComm) {
   run([](const std::shared_ptr<Comm>& comm) -> Status {

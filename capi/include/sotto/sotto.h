@@ -79,7 +79,7 @@ typedef int32_t sotto_status;
 #define SOTTO_E_DEVICE (-11)          /* local device failure */
 #define SOTTO_E_INTERNAL (-12)        /* a bug of this library: report it */
 #define SOTTO_E_NONFINITE (-13)       /* NaN or Inf: nothing was updated, the group is healthy */
-#define SOTTO_E_CANCELLED (-14)       /* the operation was withdrawn before it started */
+#define SOTTO_E_CANCELLED (-14)       /* withdrawn by a rank or the caller: the group is healthy */
 
 /* ---- dtypes, devices, reductions ------------------------------------------------------------ */
 
@@ -119,6 +119,7 @@ typedef struct sotto_op sotto_op;
 typedef struct sotto_codec sotto_codec;
 typedef struct sotto_optim sotto_optim;
 typedef struct sotto_outer sotto_outer;
+typedef struct sotto_overlap sotto_overlap;
 
 /* ---- structs -------------------------------------------------------------------------------- */
 
@@ -223,7 +224,8 @@ typedef struct sotto_call {
   int64_t timeout_us;     /* longest time without progress; 0: the comm's; negative: no limit */
   int32_t priority;       /* larger is more urgent; equal on all ranks; 0 is normal;
                              SOTTO_PRIORITY_BACKGROUND and less: see there */
-  sotto_reduce_op reduce; /* 0 is sum. With a codec: 0 or mean, and the result is the mean */
+  sotto_reduce_op reduce; /* 0 is sum. With a codec: 0 or mean, and the result is the mean.
+                             sotto_overlap_begin: 0 is mean */
   sotto_codec* codec;     /* how the data is encoded on the wire; NULL: as it is */
   sotto_done_fn on_done;  /* may be NULL */
   void* user;             /* passed to on_done */
@@ -1549,6 +1551,180 @@ SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
  * was found and what is allowed), OUT_OF_MEMORY. Since: 0.2 */
 SOTTO_API sotto_status sotto_predict_report(const char* json, char* buf, uint64_t cap,
                                             uint64_t* out_len);
+
+/* ---- overlap ----------------------------------------------------------------------------------
+ */
+
+/* An overlap averages gradients while others are still being computed. A round is one operation:
+ * sotto_overlap_begin opens it, sotto_overlap_ready says which gradients are final, as soon as they
+ * are, sotto_overlap_finish that nothing more comes, and the operation ends when all of them are
+ * averages. Gradients are sent in buckets, each when its last gradient is there, in one order on
+ * all ranks. Results have the bits of one sotto_all_reduce of all gradients. */
+
+/* Creates an overlap of n gradients. Collective: counts, dtypes and settings are compared; if one
+ * rank refuses, whatever the reason, all of them end with its code and text, and the comm stays as
+ * it is.
+ *   comm        [in]  outlives the overlap, whose rounds go on beside its collectives. Over NCCL,
+ *                     which matches by order, all ranks call sotto_overlap_begin and collectives in
+ *                     one order
+ *   json        [in]  object; every key may be left out:
+ *                     {"first_bucket_bytes": 1048576, "bucket_bytes": 26214400,
+ *                      "order": "reversed" | "registered" | "observed", "unused": "error" | "zero",
+ *                      "wire": "fp32" | "fp16" | "bf16", "codec": {...}}
+ *                     A bucket ends with the gradient that makes it as long as its bytes, or
+ *                     longer; the first one is shorter, so that something is sent early. order: in
+ *                     which gradients are put into buckets, and buckets are launched; "observed":
+ *                     as "reversed" until a round has ended well, then that in which they became
+ *                     ready on rank 0 (error feedback moves along). unused: what
+ *                     gradients are that are missing at sotto_overlap_finish. wire: type that is
+ *                     sent and added up; without it each gradient's own. codec: as json of
+ *                     sotto_codec_create, or its type alone, and in place of wire: every bucket is
+ *                     compressed on its own, in fp32, with error feedback that a round changes only
+ *                     if it ends well; granularity is inside a bucket
+ *   like        [in]  n buffers, all on one device: count, dtype (fp32, fp16 or bf16) and, if data
+ *                     is not NULL, where the gradient is in every round. Then it is borrowed until
+ *                     the overlap is destroyed
+ *   n           [in]  > 0
+ *   out_overlap [out] owned by the caller: sotto_overlap_destroy
+ * Threads: one per comm, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
+ * INVALID_ARGUMENT (names the key or the buffer), UNSUPPORTED (dtype, device), PROTOCOL (ranks
+ * differ), INVALID_STATE (fork, callback), the comm's own. Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_create(sotto_comm* comm, const char* json,
+                                            const sotto_buffer* like, uint64_t n,
+                                            sotto_overlap** out_overlap);
+
+/* Opens a round. Its operation ends when all gradients have become their averages over ranks, in
+ * place. Collective: all ranks make the same calls in the same order.
+ * Time counts against the operation's deadline only while no gradient of this rank is missing. If
+ * it fails, gradients of the round are undefined.
+ *   overlap [in]
+ *   call    [in]  may be NULL; codec must be NULL. reduce: 0 is mean, or SOTTO_REDUCE_SUM without
+ *                 a codec
+ *   out_op  [out] owned by the caller: sotto_op_release; not NULL
+ * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; with a codec
+ * and order "observed" the call behind the first round that has ended well waits for all ranks.
+ * Stream: the gradients that sotto_overlap_unused names get their zeros after work queued on
+ * call->stream. Errors: BUSY (a round is open or in flight) and the common errors of collectives;
+ * from the operation also CANCELLED (sotto_overlap_withdraw of any rank; the group is healthy) and,
+ * with a codec, NONFINITE (error feedback is as before; the group is healthy). Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_begin(sotto_overlap* overlap, const sotto_call* call,
+                                           sotto_op** out_op);
+
+/* Gradients are final: they may be read and overwritten by the round until its operation ends.
+ *   overlap [in]
+ *   indices [in] n numbers of gradients, none of which was marked before in this round
+ *   grads   [in] NULL: where `like` said; else n buffers, where each of them is in this round (same
+ *                dtype, count and device; they overlap nothing)
+ *   n       [in] 0: nothing happens
+ *   stream  [in] a cudaStream_t: gradients are final behind what is queued on it; NULL its default
+ *                stream; ignored for host memory
+ * Threads: any, at the same time, not from callbacks. Blocks: no. Errors: INVALID_ARGUMENT (names
+ * the index or the buffer), INVALID_STATE (marked before; no open round; a stream that is being
+ * captured; fork, callback), or what the operation has ended with. Nothing changes on error.
+ * Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_ready(sotto_overlap* overlap, const uint64_t* indices,
+                                           const sotto_buffer* grads, uint64_t n, void* stream);
+
+/* Gradients that this rank does not have in this round: they count as zero, and a mean is still
+ * divided by the number of ranks. Where `like` said where a gradient is, zeros are written there
+ * and it becomes the average as all others; else this rank does not get the average.
+ *   overlap [in]
+ *   indices [in] n numbers of gradients, none of which was marked before in this round
+ *   n       [in] 0: nothing happens
+ * Threads: any, at the same time, not from callbacks. Blocks: only for a free operation slot.
+ * Errors: as sotto_overlap_ready, OUT_OF_MEMORY. Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_unused(sotto_overlap* overlap, const uint64_t* indices,
+                                            uint64_t n);
+
+/* Nothing more comes in this round. Gradients that were not marked are as those of
+ * sotto_overlap_unused with "unused": "zero"; else the call names them, and the round stays open.
+ *   overlap [in]
+ * Threads: one per handle, not from callbacks. Blocks: as sotto_overlap_unused. Errors:
+ * INVALID_STATE (names gradients that are missing; no open round; fork, callback), OUT_OF_MEMORY,
+ * or what the operation has ended with. Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_finish(sotto_overlap* overlap);
+
+/* This rank gives the open round up: its operation ends with CANCELLED on every rank, when all of
+ * them have finished or withdrawn. Gradients are undefined then, and the next round is as any.
+ *   overlap [in]
+ *   reason  [in] for the texts of all ranks, of which 251 bytes are sent; may be NULL
+ * Threads: one per handle, not from callbacks. Blocks: no. Errors: INVALID_STATE (no open round;
+ * fork, callback), OUT_OF_MEMORY (for what is sent in place of missing gradients; nothing has
+ * changed), or what the operation has ended with. Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_withdraw(sotto_overlap* overlap, const char* reason);
+
+/* Hot figures of an overlap. struct_size in, the rest out. Times are those of the last round that
+ * ended well; -1: there was none. */
+typedef struct sotto_overlap_info {
+  uint32_t struct_size;
+  uint32_t buckets;
+  uint64_t rounds;                /* that ended well */
+  uint64_t layout;                /* how often order or buckets have changed */
+  int64_t begin_to_last_ready_ns; /* from sotto_overlap_begin to the last gradient */
+  int64_t network_ns;             /* from the first bucket that was complete to the end */
+  int64_t exposed_ns;             /* from sotto_overlap_finish to the end */
+  uint64_t payload_bytes_per_round;
+  uint64_t header_bytes_per_round;
+  uint64_t state_bytes; /* memory held */
+  uint32_t missing;     /* gradients of the open round that are not marked; 0: none, or no round */
+  uint32_t reserved;
+} sotto_overlap_info;
+#define SOTTO_OVERLAP_INFO_INIT \
+  { sizeof(sotto_overlap_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+
+/* Reads the hot figures.
+ *   overlap  [in]
+ *   out_info [in,out] struct_size set by the caller; zeroed beyond what the library knows
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (struct_size), INVALID_STATE
+ * (fork). Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_get_info(const sotto_overlap* overlap,
+                                              sotto_overlap_info* out_info);
+
+/* Report as JSON.
+ *   overlap [in]
+ *   kind    [in]  NULL or "all"; "buckets" (bytes and gradients of each), "order" (gradients in the
+ *                 order of launches)
+ *   buf     [out] cap bytes, zero-terminated; NULL or too small: nothing but out_len is written
+ *   cap     [in]  bytes of buf
+ *   out_len [out] bytes needed, without the final zero
+ * Threads: one per handle. Blocks: no. Errors: INVALID_ARGUMENT (unknown kind), INVALID_STATE
+ * (fork). Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_report(const sotto_overlap* overlap, const char* kind,
+                                            char* buf, uint64_t cap, uint64_t* out_len);
+
+/* Saves error feedback, between rounds.
+ *   overlap [in]
+ *   mode    [in]  SOTTO_STATE_EXACT (goes on bit for bit on the same ranks with the same buckets),
+ *                 SOTTO_STATE_RESET (without error feedback), SOTTO_STATE_MEAN (mean over ranks in
+ *                 the order of gradients, for any number of ranks and any buckets; a collective)
+ *   buf     [out] cap bytes; NULL or too small: nothing but out_len is written, no rank is asked
+ *   cap     [in]  bytes of buf
+ *   out_len [out] bytes needed
+ * Threads: one per handle, not from callbacks. Blocks: SOTTO_STATE_MEAN until all ranks have called
+ * it. Errors: INVALID_STATE (no codec; fork, callback), BUSY (a round is open or in flight),
+ * INVALID_ARGUMENT (mode), the comm's own. Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_state_export(const sotto_overlap* overlap,
+                                                  sotto_state_mode mode, void* buf, uint64_t cap,
+                                                  uint64_t* out_len);
+
+/* Error feedback becomes what was saved, between rounds.
+ *   overlap [in]
+ *   mode    [in] that of the export; SOTTO_STATE_RESET takes any, and error feedback becomes 0
+ *   buf     [in] len bytes of an export; borrowed during the call
+ *   len     [in]
+ * Threads: one per handle, not from callbacks. Blocks: no. Errors: INVALID_ARGUMENT (damaged; of
+ * other gradients, settings, buckets or ranks; mode), UNSUPPORTED (newer format), BUSY (a round is
+ * open or in flight), INVALID_STATE (no codec; fork, callback). Nothing changes on error.
+ * Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_state_import(sotto_overlap* overlap, sotto_state_mode mode,
+                                                  const void* buf, uint64_t len);
+
+/* Destroys the overlap. From an open round this rank withdraws; a round in flight ends first. The
+ * handle is gone whatever is returned, except for INVALID_STATE.
+ *   overlap [in] NULL: nothing happens
+ * Threads: one per handle, not from callbacks. Blocks: waits for the round, at most its deadline.
+ * Errors: INVALID_STATE (fork, callback). Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_destroy(sotto_overlap* overlap);
 
 #ifdef __cplusplus
 }

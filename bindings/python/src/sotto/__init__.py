@@ -6,9 +6,10 @@
         comm.all_reduce(x, op="mean").wait()
 
 ``sotto.optim`` has the optimizers on plain buffers, ``sotto.outer`` outer optimizers (CO2, DiLoCo
-and the like); ``sotto.torch`` (imported on request) those for
-PyTorch and a hook for DistributedDataParallel. The library is loaded on first use: the file that
-SOTTO_LIBRARY names, else the one in the wheel, else the system's.
+and the like), ``sotto.overlap`` gradients that are averaged as they become ready; ``sotto.torch``
+(imported on request) those for PyTorch and a hook for DistributedDataParallel. The library is
+loaded on first use: the file that SOTTO_LIBRARY names, else the one in the wheel, else the
+system's.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import json
 from typing import Any, cast
 
-from . import optim, outer
+from . import optim, outer, overlap
 from ._abi import SOTTO_PRIORITY_BACKGROUND as PRIORITY_BACKGROUND
 from ._lib import library, text_of
 from .codec import Codec
@@ -82,6 +83,7 @@ __all__ = [
     "library_version",
     "optim",
     "outer",
+    "overlap",
     "wait_all",
     "wait_any",
 ]

@@ -259,6 +259,23 @@ class OuterInfo(Sized):
     ]
 
 
+class OverlapInfo(Sized):
+    _fields_ = [
+        ("struct_size", c.c_uint32),
+        ("buckets", c.c_uint32),
+        ("rounds", c.c_uint64),
+        ("layout", c.c_uint64),
+        ("begin_to_last_ready_ns", c.c_int64),
+        ("network_ns", c.c_int64),
+        ("exposed_ns", c.c_int64),
+        ("payload_bytes_per_round", c.c_uint64),
+        ("header_bytes_per_round", c.c_uint64),
+        ("state_bytes", c.c_uint64),
+        ("missing", c.c_uint32),
+        ("reserved", c.c_uint32),
+    ]
+
+
 STRUCTS: dict[str, type[c.Structure]] = {
     "sotto_buffer": Buffer,
     "sotto_call": Call,
@@ -269,6 +286,7 @@ STRUCTS: dict[str, type[c.Structure]] = {
     "sotto_op_stats": OpStats,
     "sotto_optim_info": OptimInfo,
     "sotto_outer_info": OuterInfo,
+    "sotto_overlap_info": OverlapInfo,
     "sotto_param": Param,
     "sotto_parts": Parts,
     "sotto_unique_id": UniqueId,
@@ -287,7 +305,15 @@ TYPEDEFS: dict[str, Any] = {
     "sotto_write_fn": WriteFn,
 }
 
-HANDLES = ("sotto_codec", "sotto_comm", "sotto_context", "sotto_op", "sotto_optim", "sotto_outer")
+HANDLES = (
+    "sotto_codec",
+    "sotto_comm",
+    "sotto_context",
+    "sotto_op",
+    "sotto_optim",
+    "sotto_outer",
+    "sotto_overlap",
+)
 
 _Buffers = c.POINTER(Buffer)
 _CallIn = c.POINTER(Call)
@@ -297,6 +323,7 @@ _TextOut = c.POINTER(c.c_char_p)
 _Bytes = c.c_void_p
 _Count = c.c_uint64
 _CountOut = c.POINTER(c.c_uint64)
+_Numbers = c.POINTER(c.c_uint64)
 _NumberOut = c.POINTER(c.c_int32)
 
 # Argument lists that several functions share.
@@ -388,6 +415,17 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_outer_get_info": (Status, [Handle, c.POINTER(OuterInfo)]),
     "sotto_outer_destroy": (Status, [Handle]),
     "sotto_predict_report": (Status, [_Text, _Bytes, _Count, _CountOut]),
+    "sotto_overlap_create": (Status, [Handle, _Text, _Buffers, _Count, _Handles]),
+    "sotto_overlap_begin": (Status, [Handle, *_CALL_OP]),
+    "sotto_overlap_ready": (Status, [Handle, _Numbers, _Buffers, _Count, c.c_void_p]),
+    "sotto_overlap_unused": (Status, [Handle, _Numbers, _Count]),
+    "sotto_overlap_finish": (Status, [Handle]),
+    "sotto_overlap_withdraw": (Status, [Handle, _Text]),
+    "sotto_overlap_get_info": (Status, [Handle, c.POINTER(OverlapInfo)]),
+    "sotto_overlap_report": (Status, _REPORT),
+    "sotto_overlap_state_export": (Status, [Handle, StateMode, _Bytes, _Count, _CountOut]),
+    "sotto_overlap_state_import": (Status, [Handle, StateMode, _Bytes, _Count]),
+    "sotto_overlap_destroy": (Status, [Handle]),
 }
 
 CONSTANTS: dict[str, int] = {

@@ -25,6 +25,7 @@ OnebitAdam, ZeroOneAdam,       one bit per element after a warm-up
 OnebitLamb
 Outer                          outer steps around any optimizer: CO2, DiLoCo, local SGD, ...
 DDPState, ddp_hook             a communication hook for DistributedDataParallel, with any optimizer
+Overlap                        gradients averaged during backward(), with any optimizer of torch
 no_sync_after_warmup           DistributedDataParallel around the model, averaging in step()
 broadcast_parameters,          equal values on all ranks
 check_parameters
@@ -42,6 +43,7 @@ from .ddp import DDPState, ddp_hook
 from .groups import comm_of_process_group
 from .optim import Adam, AdamW, Lamb, Lion, OnebitAdam, OnebitLamb, ZeroOneAdam
 from .outer import Outer
+from .overlap import Overlap
 from .values import broadcast_parameters, check_parameters
 
 __all__ = [
@@ -53,6 +55,7 @@ __all__ = [
     "OnebitAdam",
     "OnebitLamb",
     "Outer",
+    "Overlap",
     "SottoOptimizer",
     "ZeroOneAdam",
     "broadcast_parameters",

@@ -1,0 +1,347 @@
+"""Gradients of a module that are averaged while backward() computes others, for any optimizer."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from .. import overlap as plain
+from .._buffers import HOST
+from ..comm import Comm
+from ..errors import InvalidStateError, UnsupportedError
+from ..group import meet
+from ..work import Work
+from .averagers import check_whole, ddp_modules
+from .base import SottoOptimizer
+from .gradients import check_param
+
+MIB = 1 << 20
+
+# One hook before the steps of all optimizers: torch goes through its hooks while other threads may
+# make and close overlaps.
+_hook: Any = None
+_hook_lock = threading.Lock()
+_live: weakref.WeakSet[Overlap] = weakref.WeakSet()
+
+
+def _before_any_step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    with _hook_lock:
+        overlaps = list(_live)
+    for overlap in overlaps:
+        overlap._before_step(optimizer)
+
+
+def _watch_steps(overlap: Overlap) -> None:
+    global _hook
+    with _hook_lock:
+        _live.add(overlap)
+        if _hook is None:
+            _hook = register_optimizer_step_pre_hook(_before_any_step)
+
+
+class Overlap:
+    """Averages the gradients of a module over ranks, while its backward() goes on.
+
+    model:           its parameters that require gradients, dense, all in host memory or all on one
+                     CUDA device; equal on all ranks: broadcast_parameters(). Not wrapped
+    codec:           "int8", "onebit" or another kind of sotto.Codec, or a dict with its options:
+                     compresses every bucket, with error feedback; None: nothing is compressed
+    bucket_mb:       MiB of gradients that are sent together
+    first_bucket_mb: those of the first bucket, so that something is sent early
+    order:           of buckets: "reversed", "registered", or "observed": that in which gradients
+                     became ready on rank 0 in the first backward()
+    unused:          "error", or "zero": parameters that a backward() does not reach have a gradient
+                     of zeros on this rank, and so get the mean of the others
+    wire:            "fp32", "fp16" or "bf16": type that is sent; None: each gradient's own
+    comm:            None: as for the optimizers
+
+        overlap = sotto.torch.Overlap(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for x in batches:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()  # waits for the means first
+
+    Collective: the constructor, and every backward() outside of no_sync(). Gradients are means from
+    wait() on, which the step() of a torch optimizer of these parameters calls first; call it before
+    gradients are clipped or looked at. A backward() that ends with an exception makes the round end
+    with CancelledError on all ranks, at once inside ``with overlap.round()``, else with the next
+    forward(), wait() or close().
+
+    Errors of wait(): CancelledError (the backward() of a rank has failed; the next one is as any),
+    NonfiniteError (with a codec), InvalidStateError, the comm's own. close() it before the comm.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *,
+        codec: str | Mapping[str, Any] | None = None,
+        bucket_mb: float = 25,
+        first_bucket_mb: float = 1,
+        order: str = "reversed",
+        unused: str = "error",
+        wire: str | None = None,
+        comm: Comm | None = None,
+    ) -> None:
+        self._lock = threading.Lock()  # hooks run on the threads of autograd
+        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
+        self._check(model)
+        config: dict[str, Any] = {
+            "first_bucket_bytes": max(1, int(first_bucket_mb * MIB)),
+            "bucket_bytes": max(1, int(bucket_mb * MIB)),
+            "order": order,
+        }
+        if wire is not None:
+            config["wire"] = wire
+        if codec is not None:
+            config["codec"] = codec if isinstance(codec, str) else dict(codec)
+        if unused not in ("error", "zero"):
+            config["unused"] = unused  # the library's error names what is allowed
+        self._zeros = unused == "zero"
+        self._observes = order == "observed"
+        cuda = self._named[0][1].device
+        like = [
+            plain.Moving(
+                p.numel(),
+                str(p.dtype).removeprefix("torch."),
+                HOST if cuda.type == "cpu" else cuda.index,
+            )
+            for _, p in self._named
+        ]
+        self._overlap = plain.Overlap(like, config, comm=meet(comm))
+        self._work: Work | None = None
+        self._open = False  # gradients of a round are being computed
+        self._syncs = True
+        self._kept: set[int] = set()  # gradients of micro-batches inside no_sync()
+        self._missing: set[int] = set()  # of the open round
+        self._layout = -1
+        self._learn_buckets()
+        numbers = {id(p): i for i, (_, p) in enumerate(self._named)}
+        self._handles: list[Any] = [
+            p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                lambda q: self._computed(numbers[id(q)], q)
+            )
+            for _, p in self._named
+        ]
+        self._handles.append(model.register_forward_pre_hook(self._before_forward))
+        self._numbers = numbers
+        _watch_steps(self)
+
+    def _check(self, model: torch.nn.Module) -> None:
+        if not self._named:
+            raise UnsupportedError("the model has no parameter that requires a gradient")
+        if ddp_modules(p for _, p in self._named):
+            raise UnsupportedError(
+                "the model is wrapped in DistributedDataParallel, which averages gradients itself: "
+                "give the module inside, or take sotto.torch.ddp_hook"
+            )
+        check_whole(self._named)
+        for name, p in self._named:
+            check_param(name, p)
+            if p.device != self._named[0][1].device:
+                raise UnsupportedError(
+                    f'parameter "{name}" is on {p.device}, "{self._named[0][0]}" on '
+                    f"{self._named[0][1].device}; a model is on one device"
+                )
+        if not hasattr(torch.Tensor, "register_post_accumulate_grad_hook"):
+            raise UnsupportedError(f"torch {torch.__version__} is too old; 2.1 or later is needed")
+
+    # ---- rounds --------------------------------------------------------------------------------
+
+    def _learn_buckets(self) -> None:
+        """Which gradients are handed over together: those of a bucket that have one stream."""
+        layout = self._overlap.info().layout
+        if layout == self._layout:
+            return
+        self._layout = layout
+        buckets = [bucket["gradients"] for bucket in self._overlap.report("buckets")]
+        if self._observes and layout == 0:  # the order is that of these calls
+            buckets = [[i] for bucket in buckets for i in bucket]
+        self._sizes = [len(bucket) for bucket in buckets]
+        self._bucket_of = {i: b for b, bucket in enumerate(buckets) for i in bucket}
+
+    def _begin(self) -> None:
+        self._work = self._overlap.begin()
+        self._open = True
+        self._learn_buckets()
+        self._missing = set(range(len(self._named)))
+        self._left = list(self._sizes)
+        self._waiting: list[dict[int, list[int]]] = [{} for _ in self._sizes]  # by stream
+        # It runs when the backward pass has ended well.
+        torch.autograd.Variable._execution_engine.queue_callback(self._backward_has_ended)
+
+    def _computed(self, index: int, p: torch.Tensor) -> None:
+        with self._lock:
+            if not self._syncs:
+                self._kept.add(index)
+                return
+            if self._work is not None and not self._open:
+                raise InvalidStateError(
+                    "a second backward() before the means of the first were waited for; call "
+                    "wait() or step() in between, or wrap all micro-batches but the last in "
+                    "no_sync()"
+                )
+            if self._work is None:
+                self._begin()
+            try:
+                self._hand_over(index, p)
+            except BaseException as error:
+                self._give_up(f"{type(error).__name__}: {error}")
+                raise
+
+    def _hand_over(self, index: int, p: torch.Tensor) -> None:
+        if index not in self._missing:
+            raise InvalidStateError(
+                f'parameter "{self._named[index][0]}" got a gradient in a second backward() before '
+                "the first has ended well; wrap micro-batches but the last in no_sync()"
+            )
+        bucket = self._bucket_of[index]
+        self._missing.discard(index)
+        stream = 0 if not p.is_cuda else torch.cuda.current_stream(p.device).cuda_stream
+        self._waiting[bucket].setdefault(stream, []).append(index)
+        self._left[bucket] -= 1
+        if self._left[bucket] == 0:
+            self._flush(bucket, p)
+
+    def _flush(self, bucket: int, p: torch.Tensor) -> None:
+        for stream, indices in self._waiting[bucket].items():
+            where: Any = contextlib.nullcontext()
+            if p.is_cuda:
+                where = torch.cuda.stream(torch.cuda.ExternalStream(stream, p.device))  # type: ignore[no-untyped-call]
+            with where:
+                self._overlap.ready(indices, [self._named[i][1].grad for i in indices])
+        self._waiting[bucket] = {}
+
+    def _backward_has_ended(self) -> None:
+        """In backward(), behind its last gradient. An error here is one of backward()."""
+        with self._lock:
+            if not self._open:
+                return
+            try:
+                for index in sorted(self._missing):
+                    p = self._named[index][1]
+                    if index not in self._kept or p.grad is None:
+                        if not self._zeros:
+                            continue
+                        p.grad = torch.zeros_like(p)
+                    self._hand_over(index, p)
+                if self._missing:
+                    names = ", ".join(f'"{self._named[i][0]}"' for i in sorted(self._missing)[:8])
+                    raise InvalidStateError(
+                        f"{len(self._missing)} of {len(self._named)} parameters got no gradient in "
+                        f'backward(): {names}; with unused="zero" it counts as zeros'
+                    )
+                self._overlap.finish()
+            except BaseException as error:
+                self._give_up(f"{type(error).__name__}: {error}")
+                raise
+            self._open = False
+            self._kept.clear()
+
+    def _give_up(self, reason: str) -> None:
+        """The open round ends with CancelledError on all ranks, for whoever waits for it."""
+        self._open = False
+        with contextlib.suppress(InvalidStateError):  # it has ended already
+            self._overlap.withdraw(reason)
+
+    def _before_forward(self, *_: Any) -> None:
+        with self._lock:
+            if self._open and self._syncs:  # the backward() before has not ended well
+                self._give_up("backward() has ended with an exception")
+        if self._work is not None and not self._open and self._syncs and torch.is_grad_enabled():
+            with contextlib.suppress(Exception):  # the next wait() is for another round
+                self._wait()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer) -> None:
+        params = (p for group in optimizer.param_groups for p in group["params"])
+        if self._work is None or not any(id(p) in self._numbers for p in params):
+            return
+        if isinstance(optimizer, SottoOptimizer):
+            raise InvalidStateError(
+                "the gradients would be averaged twice: by sotto.torch.Overlap, and in step(); "
+                "close the Overlap, or take an optimizer of torch.optim"
+            )
+        self.wait()
+
+    def _wait(self) -> None:
+        work, self._work = self._work, None
+        if work is not None:
+            work.wait()
+
+    def wait(self) -> None:
+        """Waits until the gradients of the last backward() are means. Without one it does nothing.
+
+        Errors: see the class; gradients are undefined then.
+        """
+        with self._lock:
+            if self._open:
+                self._give_up("backward() has ended with an exception")
+        self._wait()
+
+    @contextlib.contextmanager
+    def round(self) -> Iterator[None]:
+        """Around backward(): an exception inside ends the round on all ranks at once."""
+        try:
+            yield
+        except BaseException as error:
+            with self._lock:
+                if self._open:
+                    self._give_up(f"{type(error).__name__}: {error}")
+            raise
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """Around all micro-batches but the last: gradients are added up, and nothing is sent."""
+        before, self._syncs = self._syncs, False
+        try:
+            yield
+        finally:
+            self._syncs = before
+
+    # ---- state ---------------------------------------------------------------------------------
+
+    def info(self) -> plain.OverlapInfo:
+        """Hot figures: see sotto.overlap.OverlapInfo."""
+        return self._overlap.info()
+
+    def state_dict(self, mode: str = "exact") -> dict[str, Any]:
+        """The error feedback of a codec, between rounds; without a codec nothing.
+
+        mode: "exact": this rank's, to be saved by every rank and loaded by the same; "mean":
+        averaged over ranks, the same on all of them: collective, for any number of ranks.
+        """
+        if self._overlap.report()["settings"]["codec"] is None:
+            return {"mode": mode, "state": None}
+        blob = self._overlap.export_state(mode)
+        return {"mode": mode, "state": torch.frombuffer(blob, dtype=torch.uint8)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes what state_dict() gave. Errors: InvalidArgumentError (other model or settings)."""
+        if state["state"] is not None:
+            self._overlap.import_state(state["state"].numpy(), state["mode"])
+            self._learn_buckets()
+
+    def close(self) -> None:
+        """Takes the hooks off; an open round ends on all ranks. A second call does nothing."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        with _hook_lock:
+            _live.discard(self)
+        if not self._overlap.closed:
+            with contextlib.suppress(Exception):
+                self.wait()
+            self._overlap.close()
+
+    def __enter__(self) -> Overlap:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

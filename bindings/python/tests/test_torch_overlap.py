@@ -1,0 +1,210 @@
+"""Gradients of PyTorch modules that are averaged during backward()."""
+
+import pytest
+from ranks import thread_ranks
+
+torch = pytest.importorskip("torch", reason="torch is not installed in this Python")
+
+import sotto  # noqa: E402
+import sotto.torch as st  # noqa: E402
+
+torch.set_num_threads(1)
+SMALL = {"bucket_mb": 0.02, "first_bucket_mb": 0.001}
+
+
+def model(seed=0):
+    """Ranks are threads, which share torch's own generator."""
+    generator = torch.Generator().manual_seed(seed)
+    layers = [m for _ in range(5) for m in (torch.nn.Linear(48, 48), torch.nn.Tanh())]
+    net = torch.nn.Sequential(*layers)
+    with torch.no_grad():
+        for p in net.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator) * 0.15)
+    return net
+
+
+def batch(rank, step):
+    generator = torch.Generator().manual_seed(1000 * step + rank)
+    return torch.randn(6, 48, generator=generator)
+
+
+def loss_of(net, rank, step):
+    return net(batch(rank, step)).square().mean()
+
+
+def means(net, size, step):
+    """By hand: every rank's gradients, one after the other."""
+    out = None
+    for rank in range(size):
+        net.zero_grad()
+        loss_of(net, rank, step).backward()
+        mine = [p.grad.clone() for p in net.parameters()]
+        out = mine if out is None else [a + b for a, b in zip(out, mine)]
+    net.zero_grad()
+    return [total * torch.tensor(1 / size) for total in out]
+
+
+@pytest.mark.parametrize("order", ["reversed", "observed"])
+def test_gradients_are_means(order):
+    def body(comm):
+        net, alone = model(), model()
+        with st.Overlap(net, order=order, comm=comm, **SMALL) as overlap:
+            for step in range(3):
+                net.zero_grad()
+                loss_of(net, comm.rank, step).backward()
+                overlap.wait()
+                for p, wanted in zip(net.parameters(), means(alone, comm.size, step)):
+                    torch.testing.assert_close(p.grad, wanted, rtol=1e-6, atol=1e-9)
+            info = overlap.info()
+            assert info.rounds == 3
+            assert info.buckets > 2
+
+    thread_ranks(2, body)
+
+
+def test_optimizers_wait_and_ranks_stay_alike():
+    def body(comm):
+        nets = []
+        for kind in ("overlap", "all_reduce"):
+            net = model()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+            overlap = st.Overlap(net, comm=comm, **SMALL) if kind == "overlap" else None
+            for step in range(6):
+                optimizer.zero_grad()
+                loss_of(net, comm.rank, step).backward()
+                if overlap is None:
+                    comm.all_reduce([p.grad for p in net.parameters()], op="mean").wait()
+                optimizer.step()
+            if overlap is not None:
+                overlap.close()
+            nets.append(torch.cat([p.detach().flatten() for p in net.parameters()]))
+        assert (nets[0] == nets[1]).all()  # to the bit
+
+    thread_ranks(3, body)
+
+
+def test_micro_batches_and_unused_parameters():
+    def body(comm):
+        net, alone = model(), model()
+        spare = torch.nn.Parameter(torch.ones(7))
+        net.register_parameter("spare", spare)
+        with st.Overlap(net, unused="zero", comm=comm, **SMALL) as overlap:
+            with overlap.no_sync():
+                (loss_of(net, comm.rank, 0) + spare.sum() * (comm.rank + 1)).backward()
+            assert overlap.info().rounds == 0
+            loss_of(net, comm.rank, 1).backward()  # without the spare one
+            overlap.wait()
+            wanted = [a + b for a, b in zip(means(alone, 2, 0), means(alone, 2, 1))]
+            found = [p.grad for n, p in net.named_parameters() if n != "spare"]
+            for a, b in zip(found, wanted):
+                torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-8)
+            assert (spare.grad == 1.5).all()
+            net.zero_grad()
+            (loss_of(net, comm.rank, 2) + (spare.sum() if comm.rank == 0 else 0)).backward()
+            overlap.wait()
+            assert (spare.grad == 0.5).all()
+
+    thread_ranks(2, body)
+
+
+class Fails(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_an_exception_in_backward_ends_the_round_on_all_ranks(inside):
+    def body(comm):
+        net = model()
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            if comm.rank == 1:
+                hidden = net[:4](batch(1, 0))
+                loss = net[4:](Fails.apply(hidden)).square().mean()
+                if inside:
+                    with pytest.raises(RuntimeError, match="out of memory"), overlap.round():
+                        loss.backward()
+                else:
+                    with pytest.raises(RuntimeError, match="out of memory"):
+                        loss.backward()
+            else:
+                loss_of(net, comm.rank, 0).backward()
+            with pytest.raises(sotto.CancelledError, match="rank 1 has withdrawn") as error:
+                overlap.wait()
+            reason = "RuntimeError: out of memory" if inside else "has ended with an exception"
+            assert reason in str(error.value)
+            net.zero_grad()
+            loss_of(net, comm.rank, 1).backward()
+            overlap.wait()
+            assert overlap.info().rounds == 1
+
+    thread_ranks(2, body)
+
+
+def test_missing_gradients_are_named():
+    def body(comm):
+        net = model()
+        net.register_parameter("spare", torch.nn.Parameter(torch.ones(7)))
+        with st.Overlap(net, comm=comm, **SMALL) as overlap:
+            with pytest.raises(sotto.InvalidStateError, match='1 of 11 parameters.*"spare"'):
+                loss_of(net, comm.rank, 0).backward()
+            with pytest.raises(sotto.CancelledError, match="withdrawn"):
+                overlap.wait()
+
+    thread_ranks(2, body)
+
+
+def test_codecs_and_their_state():
+    def body(comm):
+        net = model()
+        with st.Overlap(net, codec={"type": "int8", "block": 64}, comm=comm, **SMALL) as overlap:
+
+            def gradients(step):
+                net.zero_grad()
+                loss_of(net, comm.rank, step).backward()
+                overlap.wait()
+                return torch.cat([p.grad.flatten() for p in net.parameters()])
+
+            gradients(0)
+            state = overlap.state_dict()
+            wanted = gradients(1)
+            assert (gradients(1) != wanted).any()
+            overlap.load_state_dict(state)
+            assert (gradients(1) == wanted).all()
+
+    thread_ranks(2, body)
+
+
+def test_bad_use():
+    with sotto.create_comm(rank=0, world_size=1) as comm:
+        net = model()
+        with pytest.raises(sotto.InvalidArgumentError, match="overlap.order"):
+            st.Overlap(net, order="random", comm=comm)
+        with pytest.raises(sotto.InvalidArgumentError, match="overlap.unused"):
+            st.Overlap(net, unused="none", comm=comm)
+        with pytest.raises(sotto.UnsupportedError, match="no parameter that requires"):
+            st.Overlap(torch.nn.Tanh(), comm=comm)
+        with pytest.raises(sotto.UnsupportedError, match='"weight" is torch.float64'):
+            st.Overlap(torch.nn.Linear(2, 2).double(), comm=comm)
+        with st.Overlap(net, comm=comm) as overlap:
+            loss_of(net, 0, 0).backward()
+            loss = None
+            with torch.no_grad():
+                loss_of(net, 0, 0)  # an evaluation leaves the round alone
+            overlap.wait()
+            loss = loss_of(net, 0, 0)
+            loss.backward(retain_graph=True)
+            with pytest.raises(sotto.InvalidStateError, match="a second backward"):
+                loss.backward()
+            overlap.wait()
+            optimizer = st.Adam(net.parameters(), comm=comm)
+            loss_of(net, 0, 1).backward()
+            with pytest.raises(sotto.InvalidStateError, match="averaged twice"):
+                optimizer.step()
+            optimizer.close()
+        overlap.close()
+        loss_of(net, 0, 2).backward()  # the hooks are gone

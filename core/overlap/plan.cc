@@ -1,0 +1,307 @@
+#include "core/overlap/plan.h"
+
+#include <algorithm>
+#include <numeric>
+#include <utility>
+
+#include "core/plan/collectives.h"
+#include "core/plan/layout.h"
+
+namespace sotto {
+namespace {
+
+class RoundBuilder {
+ public:
+  explicit RoundBuilder(const OverlapShape& shape) : x_(shape) {
+    out_.slots.resize(shape.tensors.size(), kNoSlot);
+  }
+
+  Result<OverlapPlan> build();
+
+ private:
+  // Gradients of one dtype of a bucket, which have consecutive slots.
+  struct Run {
+    Dtype dtype;
+    uint32_t first_slot;
+    std::vector<uint64_t> counts;
+  };
+
+  Status emit_bucket(size_t index);
+  Status average(const Run& run);
+  Status average_as(const Run& run, Dtype wire);
+  Status all_reduce(SmallVector<uint64_t> counts, Dtype dtype, uint32_t first_slot);
+  // The bucket's gradients have slots from `first` on.
+  Status compress(size_t index, std::span<const Run> runs, uint32_t first);
+  void convert(const FlatLayout& layout, uint32_t from, Dtype from_type, uint32_t to,
+               Dtype to_type);
+  void exchange_messages();
+  // Scratch with the order of rank 0, on all ranks.
+  uint32_t share_order(uint64_t bytes, uint32_t round);
+  // The decision: no rank has withdrawn, and no bucket met what is not finite.
+  void decide(const OperandRef& rows, uint32_t word);
+  // State that encoders change: they work on a copy, which becomes the state if all ranks commit.
+  // So a round that does not leaves its bits as they were; undo would leave what is equal but for
+  // rounding.
+  struct Kept {
+    uint32_t state, work;
+    uint64_t bytes;
+  };
+  Kept keep(uint64_t bytes);
+  uint64_t message_bytes(size_t bucket) const {
+    return x_.coding->layouts[bucket]->message_bytes();
+  }
+  // A list of float32 in scratch memory for the gradients of a bucket.
+  uint32_t add_float_copies(const CompressedLayout& bucket);
+  static FlatLayout layout_of(const Run& run);
+
+  const OverlapShape& x_;
+  PlanBuilder b_;
+  OverlapPlan out_;
+  std::vector<uint32_t> worker_messages_;  // by bucket; kNoSlot: it has no elements
+  std::vector<Kept> kept_;
+};
+
+FlatLayout RoundBuilder::layout_of(const Run& run) {
+  std::vector<uint32_t> numbers(run.counts.size());
+  std::iota(numbers.begin(), numbers.end(), 0u);
+  return FlatLayout::concatenated(run.counts, numbers);
+}
+
+RoundBuilder::Kept RoundBuilder::keep(uint64_t bytes) {
+  const Kept kept{b_.bound(bytes), b_.scratch(bytes), bytes};
+  b_.committed(kept.state);
+  b_.copy({kept.work, 0, bytes}, {kept.state, 0, bytes});
+  return kept;
+}
+
+uint32_t RoundBuilder::add_float_copies(const CompressedLayout& bucket) {
+  const uint32_t copies = b_.scratch(bucket.elements() * sizeof(float));
+  const uint32_t first = add_padded_list(b_, bucket, Dtype::kF32);
+  uint64_t at = 0;
+  for (uint32_t t = 0; t < bucket.tensors().size(); ++t) {
+    b_.alias(first + t, copies, at);
+    at += bucket.tensors()[t].count * sizeof(float);
+  }
+  return first;
+}
+
+Status RoundBuilder::emit_bucket(size_t index) {
+  const OverlapBucket& bucket = x_.buckets[index];
+  std::vector<uint64_t> bytes;
+  for (const uint32_t t : bucket.tensors) bytes.push_back(x_.tensors[t].bytes());
+  const uint32_t first = b_.bound_list(bytes);
+  std::vector<uint32_t> slots(bytes.size());
+  std::iota(slots.begin(), slots.end(), first);
+  b_.await(slots);
+  std::vector<Run> runs;
+  for (size_t i = 0; i < slots.size(); ++i) {
+    const OverlapTensor& tensor = x_.tensors[bucket.tensors[i]];
+    out_.slots[bucket.tensors[i]] = slots[i];
+    if (runs.empty() || runs.back().dtype != tensor.dtype)
+      runs.push_back({tensor.dtype, slots[i], {}});
+    runs.back().counts.push_back(tensor.count);
+  }
+  if (x_.size == 1) return ok_status();
+  if (x_.coding != nullptr) return compress(index, runs, first);
+  for (const Run& run : runs) SOTTO_TRY(average(run));
+  return ok_status();
+}
+
+Status RoundBuilder::average(const Run& run) {
+  if (x_.wire && *x_.wire != run.dtype) return average_as(run, *x_.wire);
+  return all_reduce(run.counts, run.dtype, run.first_slot);
+}
+
+// Of lists with the tensors of a layout.
+void RoundBuilder::convert(const FlatLayout& layout, uint32_t from, Dtype from_type, uint32_t to,
+                           Dtype to_type) {
+  const auto bits = [](Dtype type) { return static_cast<uint32_t>(dtype_bytes(type) * 8); };
+  b_.kernel<kernels::Convert>({.x = list(from, Access::kRead, bits(from_type)),
+                               .y = list(to, Access::kWrite, bits(to_type))},
+                              layout.pieces({0, layout.size()}, 0),
+                              ConvertArgs{from_type, to_type, 1});
+}
+
+// In a copy of another type, which is what ranks add up.
+Status RoundBuilder::average_as(const Run& run, Dtype wire) {
+  const FlatLayout layout = layout_of(run);
+  if (layout.size() == 0) return ok_status();
+  const uint64_t element = dtype_bytes(wire);
+  const uint32_t copy = b_.scratch(layout.size() * element);
+  std::vector<uint64_t> bytes;
+  for (const uint64_t count : run.counts) bytes.push_back(count * element);
+  const uint32_t parts = b_.bound_list(bytes);
+  uint64_t at = 0;
+  for (uint32_t i = 0; i < bytes.size(); at += bytes[i++]) b_.alias(parts + i, copy, at);
+  convert(layout, run.first_slot, run.dtype, parts, wire);
+  SOTTO_TRY(all_reduce({layout.size()}, wire, copy));
+  convert(layout, parts, wire, run.first_slot, run.dtype);
+  return ok_status();
+}
+
+// In place.
+Status RoundBuilder::all_reduce(SmallVector<uint64_t> counts, Dtype dtype, uint32_t first_slot) {
+  CollectiveRequest request;
+  request.kind = OpKind::kAllReduce;
+  request.rank = x_.rank;
+  request.size = x_.size;
+  request.reduce = x_.reduce;
+  request.dtypes.assign(counts.size(), dtype);
+  request.in_place.assign(counts.size(), 1);
+  request.counts = std::move(counts);
+  request.segment_bytes = x_.sizes.segment_bytes;
+  request.held = x_.sizes.held;
+  return emit_collective(b_, request, {first_slot, first_slot});
+}
+
+Status RoundBuilder::compress(size_t index, std::span<const Run> runs, uint32_t first) {
+  const CompressedLayout& bucket = *x_.coding->layouts[index];
+  out_.codecs.emplace_back();
+  worker_messages_.push_back(kNoSlot);
+  if (bucket.elements() == 0) return ok_status();
+  const uint32_t in = add_float_copies(bucket);
+  // Averages of float32 gradients are made where these are.
+  const uint32_t out = add_padded_list(b_, bucket, Dtype::kF32);
+  for (const Run& run : runs) {
+    const uint32_t begin = run.first_slot - first;
+    const FlatLayout layout = layout_of(run);
+    if (layout.size() == 0) continue;
+    convert(layout, run.first_slot, run.dtype, in + begin, Dtype::kF32);
+    const uint32_t own =
+        run.dtype == Dtype::kF32 ? kNoSlot : b_.scratch(layout.size() * sizeof(float));
+    uint64_t at = 0;
+    for (uint32_t i = 0; i < run.counts.size(); at += 4 * run.counts[i++]) {
+      own == kNoSlot ? b_.alias(out + begin + i, run.first_slot + i, 0)
+                     : b_.alias(out + begin + i, own, at);
+    }
+  }
+  const CodecSettings& codec = x_.coding->settings;
+  CompressedMeanRequest r{x_.rank, &bucket, codec, in, out};
+  r.segment_bytes = x_.sizes.segment_bytes;
+  std::vector<Kept> kept;
+  if (codec.residual) kept.push_back(keep(bucket.compressed_elements() * sizeof(float)));
+  if (codec.residual && codec.row().scales)
+    kept.push_back(keep(bucket.instances() * sizeof(float)));
+  const CompressedMean mean = emit_compressed_mean(b_, r);
+  CompressedSlots& slots = out_.codecs.back() = mean.slots;
+  for (size_t i = 0; i < kept.size(); ++i) {
+    uint32_t& slot = i == 0 ? slots.worker : slots.worker_scale;
+    b_.alias(slot, kept[i].work, 0);
+    slot = kept[i].state;
+  }
+  kept_.insert(kept_.end(), kept.begin(), kept.end());
+  worker_messages_.back() = mean.exchange.worker_messages;
+  for (const Run& run : runs) {
+    const FlatLayout layout = layout_of(run);
+    if (run.dtype == Dtype::kF32 || layout.size() == 0) continue;
+    convert(layout, out + (run.first_slot - first), Dtype::kF32, run.first_slot, run.dtype);
+  }
+  return ok_status();
+}
+
+void RoundBuilder::decide(const OperandRef& rows, uint32_t word) {
+  const auto gate = [&](OperandRef messages, uint32_t prior, uint32_t to, const GateArgs& args) {
+    b_.kernel<kernels::Gate>(
+        {.messages = messages,
+         .prior = prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4),
+         .word = whole(to, Access::kWrite, 0, 4)},
+        {}, args);
+    return to;
+  };
+  const auto ranks = static_cast<uint32_t>(x_.size);
+  struct Flags {
+    uint32_t slot;
+    const CompressedLayout* layout;
+    uint32_t fail_word;
+  };
+  std::vector<Flags> buckets;
+  for (size_t b = 0; b < worker_messages_.size(); ++b) {
+    if (worker_messages_[b] == kNoSlot) continue;
+    const CompressedLayout* const layout = x_.coding->layouts[b];
+    buckets.push_back({worker_messages_[b], layout, kSkipNonfinite});
+    buckets.push_back({out_.codecs[b].messages, layout, kSkipServer});
+  }
+  uint32_t prior = gate(rows, kNoSlot, buckets.empty() ? word : b_.scratch(4),
+                        GateArgs{sizeof(RoundMessage), ranks, kSkipNonfinite});
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const Flags& f = buckets[i];
+    std::vector<uint64_t> sections;
+    for (const LayoutSection& s : f.layout->sections()) sections.push_back(s.message_bytes);
+    prior = gate(whole(f.slot, Access::kRead, 0, f.layout->message_bytes()), prior,
+                 i + 1 == buckets.size() ? word : b_.scratch(4),
+                 GateArgs{0, ranks, f.fail_word, b_.keep_array(std::span<const uint64_t>(sections)),
+                          sections.size()});
+  }
+}
+
+uint32_t RoundBuilder::share_order(uint64_t bytes, uint32_t round) {
+  if (!x_.observes) return kNoSlot;
+  const Region order{b_.scratch(bytes), 0, bytes};
+  if (x_.rank == 0) b_.copy(order, {out_.order, 0, bytes});
+  for (int32_t peer = 1; peer < x_.size && x_.rank == 0; ++peer)
+    b_.send(peer, order, round, MessageClass::kMetadata);
+  if (x_.rank != 0) b_.recv(0, order, round, MessageClass::kMetadata);
+  return order.slot;
+}
+
+void RoundBuilder::exchange_messages() {
+  constexpr uint64_t kBytes = sizeof(RoundMessage);
+  const auto size = static_cast<uint64_t>(x_.size);
+  const uint64_t order_bytes = x_.observes ? x_.tensors.size() * sizeof(uint32_t) : 0;
+  std::vector<uint32_t> input{out_.told = b_.host(kBytes)};
+  if (x_.observes) input.push_back(out_.order = b_.host(order_bytes));
+  b_.await(input);
+  const uint32_t rows = b_.scratch(size * kBytes);
+  b_.copy({rows, static_cast<uint64_t>(x_.rank) * kBytes, kBytes}, {out_.told, 0, kBytes});
+  const uint32_t round = b_.next_round();
+  emit_message_exchange(b_, x_.rank, x_.size, rows, kBytes, round);
+  const uint32_t order = share_order(order_bytes, round);
+  const uint32_t word = b_.scratch(4);
+  decide(whole(rows, Access::kRead, 0, size * kBytes), word);
+  KernelOptions committing;
+  committing.phase = Phase::kCommitting;
+  committing.predicate = {word, 0, kCommit};
+  for (const Kept& k : kept_) b_.copy({k.state, 0, k.bytes}, {k.work, 0, k.bytes}, committing);
+  uint64_t bytes = 8;  // the word
+  const auto place = [&](uint64_t n) { return std::exchange(bytes, bytes + (n + 7) / 8 * 8); };
+  out_.messages = place(size * kBytes);
+  out_.order_of_rank_0 = place(order_bytes);
+  for (size_t b = 0; b < worker_messages_.size(); ++b) {
+    const uint64_t area = worker_messages_[b] == kNoSlot ? 0 : message_bytes(b);
+    out_.verdicts.push_back({place(area), place(area)});
+  }
+  const uint32_t host = b_.host(bytes);
+  b_.set_verdict(host, word);
+  b_.copy({host, out_.messages, size * kBytes}, {rows, 0, size * kBytes});
+  if (x_.observes) b_.copy({host, out_.order_of_rank_0, order_bytes}, {order, 0, order_bytes});
+  for (size_t b = 0; b < worker_messages_.size(); ++b) {
+    if (worker_messages_[b] == kNoSlot) continue;
+    const uint64_t area = message_bytes(b);
+    b_.copy({host, out_.verdicts[b].workers, area}, {worker_messages_[b], 0, area});
+    b_.copy({host, out_.verdicts[b].servers, area}, {out_.codecs[b].messages, 0, area});
+  }
+}
+
+Result<OverlapPlan> RoundBuilder::build() {
+  for (size_t b = 0; b < x_.buckets.size(); ++b) SOTTO_TRY(emit_bucket(b));
+  exchange_messages();
+  out_.plan = b_.take();
+  return std::move(out_);
+}
+
+}  // namespace
+
+Result<OverlapPlan> build_overlap_round(const OverlapShape& shape) {
+  return RoundBuilder(shape).build();
+}
+
+LogicalPlan build_zeros(std::span<const uint64_t> bytes) {
+  PlanBuilder b;
+  const uint32_t first = b.bound_list(bytes);
+  for (uint32_t i = 0; i < bytes.size(); ++i) {
+    if (bytes[i] != 0) b.fill({first + i, 0, bytes[i]}, 0);
+  }
+  return b.take();
+}
+
+}  // namespace sotto
