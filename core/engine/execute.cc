@@ -47,6 +47,7 @@ void Executor::admit(const OpRef& ref) {
 void Executor::begin(Op& op) {
   Channel& channel = *op.request_.channel;
   const std::vector<OpRef> after = std::exchange(op.request_.after_ops, {});
+  if (!after.empty()) op.stats_.start_ns = clock_.now_ns();
   if (const Status failed = channel.failure(); !failed.ok()) {
     const auto ended_well = [](const OpRef& before) { return before->status().ok(); };
     const bool waits_only = op.plan().steps.empty() && !after.empty();

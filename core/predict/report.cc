@@ -133,7 +133,7 @@ Result<std::optional<Row>> Predictor::method_row(const OuterPreset& preset,
 
 Status Predictor::add_method(const OuterPreset& preset) {
   std::vector<std::string_view> codecs = {""};
-  if (!preset.top_k) {
+  if (!preset.codec) {
     for (const CodecRow& row : kCodecs) codecs.push_back(row.name());
   }
   for (const std::string_view codec : codecs) {
@@ -147,7 +147,7 @@ Ordered Predictor::row_json(const Row& r) const {
   const OuterSchedule& s = r.config.schedule;
   const bool refused = !r.refused.empty();
   Ordered out = {{"method", r.method},
-                 {"codec", r.config.top_k ? "topk" : average_name(r.config)},
+                 {"codec", average_name(r.config)},
                  {"can_run", !refused},
                  {"reason", refused ? Ordered(r.refused) : Ordered(nullptr)}};
   if (refused) return out;

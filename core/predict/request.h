@@ -15,7 +15,7 @@
 namespace sotto {
 
 inline constexpr uint64_t kMaxPredictedRanks = 1024;
-inline constexpr uint64_t kMaxPredictedParams = uint64_t{1} << 36;
+inline constexpr uint64_t kMaxPredictedParams = uint64_t{1} << 34;
 
 // Nanoseconds per element that take the place of measured ones: of averages, by the name of the
 // codec or "fp32", and of launches and updates, "outer".

@@ -34,6 +34,7 @@ const std::map<std::string, Benchmark>& benchmarks() {
 
 const std::map<std::string, std::string>& scripts() {
   static const std::map<std::string, std::string> all = {{"net", "net/run.py"},
+                                                         {"overlap", "net/overlap.py"},
                                                          {"step_ddp", "net/step_ddp.py"},
                                                          {"python_step", "python_step.py"},
                                                          {"library", "library.py"}};
@@ -47,6 +48,7 @@ int run(int argc, char** argv) {
   app.footer(
       "With options of their own (--help):\n"
       "  sotto bench net          all-reduces over links of a given rate, next to other libraries\n"
+      "  sotto bench overlap      outer steps that hide their averages over such links\n"
       "  sotto bench step_ddp     training steps in PyTorch over such links, next to torch's own\n"
       "  sotto bench python_step  what Python costs in a step over many small tensors\n"
       "  sotto bench library      collectives and steps with two builds of libsotto.so in turns\n"
@@ -130,6 +132,8 @@ int main(int argc, char** argv) {
     if (!words.empty() && scripts.contains(words[0]))
       sotto::perf::run_script(scripts.at(words[0]), {words.begin() + 1, words.end()});
     if (words.size() == 2 && words[0] == "net_rank") return sotto::perf::run_net_rank(words[1]);
+    if (words.size() == 2 && words[0] == "overlap_rank")
+      return sotto::perf::run_overlap_rank(words[1]);
     return sotto::perf::run(argc, argv);
   } catch (const std::exception& e) {
     std::fprintf(stderr, "sotto-perf: %s\n", e.what());

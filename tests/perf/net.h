@@ -1,4 +1,5 @@
-// Benchmarks that are Python programs. For net/run.py this program is our side's ranks.
+// Benchmarks that are Python programs. For net/run.py and net/overlap.py this program is the ranks
+// that use Sotto.
 #pragma once
 
 #include <string>
@@ -16,5 +17,7 @@ namespace sotto::perf {
 // One rank, which does what run.py tells it through the socket `control` until that is closed.
 // Rank, size and rendezvous come from the environment. Returns the exit code.
 int run_net_rank(const std::string& control);
+// The same of net/overlap.py.
+int run_overlap_rank(const std::string& control);
 
 }  // namespace sotto::perf

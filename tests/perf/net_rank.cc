@@ -1,13 +1,10 @@
 // One rank of the network benchmarks. tests/perf/net/sides.py starts it, describes what it is told,
 // and compares its results with those of other libraries.
 #include <fmt/format.h>
-#include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cmath>
-#include <cstring>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <sstream>
@@ -16,6 +13,7 @@
 
 #include "core/base/hash.h"
 #include "core/codec/codec.h"
+#include "tests/perf/control.h"
 #include "tests/perf/net.h"
 #include "tests/perf/timed_device.h"
 #include "tests/support/calls.h"
@@ -38,61 +36,6 @@ const std::map<std::string, const char*> kCodecs = {
 void must(const Status& status) {
   if (!status.ok()) throw std::runtime_error(status.text());
 }
-
-std::runtime_error system_error(const std::string& what) {
-  return std::runtime_error(fmt::format("{}: {}", what, std::strerror(errno)));
-}
-
-// A stream of lines to and from the process that measures. Reading blocks without using the
-// processor.
-class Control {
- public:
-  explicit Control(const std::string& path)
-      : fd_(::socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    sockaddr_un address{};
-    address.sun_family = AF_UNIX;
-    if (path.size() >= sizeof address.sun_path)
-      throw std::runtime_error(
-          fmt::format("the path of the control socket has {} bytes; at most {}", path.size(),
-                      sizeof address.sun_path - 1));
-    std::memcpy(address.sun_path, path.c_str(), path.size() + 1);
-    if (fd_ < 0 || ::connect(fd_, reinterpret_cast<sockaddr*>(&address), sizeof address) != 0)
-      throw system_error("cannot connect to the control socket " + path);
-  }
-  ~Control() { ::close(fd_); }
-  Control(const Control&) = delete;
-  Control& operator=(const Control&) = delete;
-
-  // False at the end.
-  bool read(std::string* line) {
-    for (;;) {
-      const size_t end = buffer_.find('\n');
-      if (end != std::string::npos) {
-        *line = buffer_.substr(0, end);
-        buffer_.erase(0, end + 1);
-        return true;
-      }
-      char part[512];
-      const ssize_t n = ::read(fd_, part, sizeof part);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) return false;
-      buffer_.append(part, static_cast<size_t>(n));
-    }
-  }
-  void write(const std::string& text) {
-    const std::string line = text + "\n";
-    for (size_t at = 0; at < line.size();) {
-      const ssize_t n = ::send(fd_, line.data() + at, line.size() - at, MSG_NOSIGNAL);
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) throw system_error("the control socket is gone");
-      at += static_cast<size_t>(n);
-    }
-  }
-
- private:
-  int fd_;
-  std::string buffer_;
-};
 
 std::shared_ptr<Comm> join(const std::shared_ptr<TimedDevice>& device, const Params& params,
                            const tcp::Params& own, const Environment& environment) {

@@ -263,6 +263,7 @@ TEST_P(Inputs, OfOneOperationAreResultsOfAnother) {
       for (const uint32_t t : {4u, 0u, 2u, 3u}) SOTTO_TRY(sums.arrive(first, t, true));
       SOTTO_TRY(comm->finish(second));
       EXPECT_TRUE(first->done());
+      EXPECT_GE((*second)->stats().start_ns, first->stats().end_ns);
       const auto size = static_cast<float>(comm->size());
       for (uint64_t i = 0; i < kCounts[1]; ++i) {
         if (sums.out(1)[i] != size * sum(comm->size(), 1, i))

@@ -1526,7 +1526,8 @@ SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
  * the second boundary on that has the codec. An average takes the time of its wire and of its
  * kernels, one after the other. Kernels are run here, on up to 4194304 elements.
  *   json    [in]  an object with
- *                   "params"         elements of the model, or a list with those of each tensor
+ *                   "params"         elements of the model, or a list with those of each tensor;
+ *                                    2^34 in all
  *                   "ranks"          1 to 1024
  *                   "bandwidth_mbit" of a rank, in each direction, 10^6 bits per second, > 0
  *                   "step_ms"        an inner step, > 0
@@ -1547,8 +1548,9 @@ SOTTO_API sotto_status sotto_outer_destroy(sotto_outer* outer);
  *                 and the next call with this json on this thread has the same text
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed, without the final zero
- * Threads: any. Blocks: while it measures, seconds. Errors: INVALID_ARGUMENT (names the key, what
- * was found and what is allowed), OUT_OF_MEMORY. Since: 0.2 */
+ * Threads: any. Blocks: while it measures and plans: seconds, and 10 for every 10^9 parameters.
+ * Errors: INVALID_ARGUMENT (names the key, what was found and what is allowed), OUT_OF_MEMORY.
+ * Since: 0.2 */
 SOTTO_API sotto_status sotto_predict_report(const char* json, char* buf, uint64_t cap,
                                             uint64_t* out_len);
 

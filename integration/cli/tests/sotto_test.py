@@ -178,7 +178,7 @@ class Plan(unittest.TestCase):
             (("--latency", "1 ms"), "--latency: found 1 ms, allowed is a number and one of ns, us, ms, s behind it: 2.5ms"),
             (("--step-time", "fast"), "--step-time: found fast, allowed is a number and one of ns, us, ms, s behind it: 2.5ms"),
             (("--step-time", "0ms"), "step_ms: found 0.0, allowed is a number > 0 (an inner step, in milliseconds)"),
-            (("--params", "0"), "params: found 0, allowed is a whole number >= 1 and <= 68719476736 (elements)"),
+            (("--params", "0"), "params: found 0, allowed is a whole number >= 1 and <= 17179869184 (elements)"),
         ):
             done = self.plan('{}', *changed)
             self.assertEqual((done.returncode, done.stdout), (1, ""), changed)
