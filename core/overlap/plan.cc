@@ -10,6 +10,10 @@
 namespace sotto {
 namespace {
 
+// Buckets that have scratch memory of their own at a time.
+constexpr size_t kHeldBuckets = 4;
+constexpr uint64_t kScratchAlignment = 128;
+
 class RoundBuilder {
  public:
   explicit RoundBuilder(const OverlapShape& shape) : x_(shape) {
@@ -34,6 +38,7 @@ class RoundBuilder {
   Status compress(size_t index, std::span<const Run> runs, uint32_t first);
   void convert(const FlatLayout& layout, uint32_t from, Dtype from_type, uint32_t to,
                Dtype to_type);
+  void share_scratch();
   void exchange_messages();
   // Scratch with the order of rank 0, on all ranks.
   uint32_t share_order(uint64_t bytes, uint32_t round);
@@ -59,6 +64,7 @@ class RoundBuilder {
   OverlapPlan out_;
   std::vector<uint32_t> worker_messages_;  // by bucket; kNoSlot: it has no elements
   std::vector<Kept> kept_;
+  std::vector<uint32_t> bucket_slots_;  // by bucket: its first slot; then the end of those of all
 };
 
 FlatLayout RoundBuilder::layout_of(const Run& run) {
@@ -282,10 +288,36 @@ void RoundBuilder::exchange_messages() {
   }
 }
 
+// What a bucket has received and not yet added up, and copies that it sends, take the place of
+// those of an earlier one; lowering orders its steps behind that. So memory does not grow with the
+// model. (What codecs leave is looked at when the round is decided.)
+void RoundBuilder::share_scratch() {
+  std::vector<Slot>& slots = out_.plan.slots;
+  const auto first_pool = static_cast<uint32_t>(slots.size());
+  const size_t pools = std::min(kHeldBuckets, x_.buckets.size());
+  slots.resize(slots.size() + pools, {SlotKind::kScratch, 0, kNoSlot, 0, 0});
+  for (size_t b = 0; b < x_.buckets.size(); ++b) {
+    const auto pool = static_cast<uint32_t>(first_pool + b % pools);
+    uint64_t end = 0;
+    for (uint32_t s = bucket_slots_[b]; s < bucket_slots_[b + 1]; ++s) {
+      if (slots[s].kind != SlotKind::kScratch || slots[s].alias_of != kNoSlot) continue;
+      slots[s].alias_of = pool;
+      slots[s].alias_offset = end;
+      end += (slots[s].bytes + kScratchAlignment - 1) / kScratchAlignment * kScratchAlignment;
+    }
+    slots[pool].bytes = std::max(slots[pool].bytes, end);
+  }
+}
+
 Result<OverlapPlan> RoundBuilder::build() {
-  for (size_t b = 0; b < x_.buckets.size(); ++b) SOTTO_TRY(emit_bucket(b));
+  for (size_t b = 0; b < x_.buckets.size(); ++b) {
+    bucket_slots_.push_back(b_.scratch(0));
+    SOTTO_TRY(emit_bucket(b));
+  }
+  bucket_slots_.push_back(b_.scratch(0));
   exchange_messages();
   out_.plan = b_.take();
+  if (x_.coding == nullptr) share_scratch();
   return std::move(out_);
 }
 

@@ -186,6 +186,27 @@ TEST_P(Overlaps, UseTheOrderOfRank0) {
   });
 }
 
+// Memory for what is on its way is that of some buckets, however many there are.
+TEST_P(Overlaps, HoldMemoryOfAFewBuckets) {
+  run([](const std::shared_ptr<Comm>& comm) {
+    const auto held = [&](size_t buckets) {
+      OverlapModel model(comm, R"({"first_bucket_bytes": 1, "bucket_bytes": 1})",
+                         OverlapModel::floats(std::vector<uint64_t>(buckets, 30'000)));
+      for (uint64_t round = 0; round < 2; ++round) {
+        const Values mine = model.values(comm->rank(), round);
+        const Values wanted = model.all_reduced(mine, ReduceOp::kMean);
+        round_in_any_order(model, mine, static_cast<uint32_t>(comm->rank()), ReduceOp::kMean);
+        same_values(model.read(), wanted, "many buckets");
+      }
+      return model.overlap().info().state_bytes;
+    };
+    // Beside it there are slots of a few bytes; messages that are staged have memory of their own.
+    if (!comm->context()->device()->caps().host_memory) return;
+    const uint64_t some = held(6), many = held(24);
+    if (many > some + 100'000) throw RankError(fmt::format("{} and {} bytes", some, many));
+  });
+}
+
 // Half of them named, half left to the end; ranks differ.
 TEST_P(Overlaps, CountWhatIsUnusedAsZero) {
   run([](const std::shared_ptr<Comm>& comm) {
