@@ -115,7 +115,7 @@ def test_states_continue_bit_for_bit():
 
 
 def test_states_of_other_ranks():
-    """Mode common takes them, of as many ranks; error feedback starts at zero."""
+    """Mode common takes them; error feedback starts at zero. Of another number: from the anchor."""
     config = {"preset": "co2", "period": 3, "codec": "onebit", "dense_rounds": 1}
     states = {}
 
@@ -137,9 +137,11 @@ def test_states_of_other_ranks():
             ):
                 outer.import_state(theirs)
             if comm.size != 2:
-                with pytest.raises(sotto.InvalidArgumentError, match="of rank 0 of 2; this is"):
-                    outer.import_state(theirs, "common")
-                assert not x.any()
+                outer.import_state(theirs, "common")
+                assert (outer.info().step, outer.info().in_flight) == (8, 0)
+                with outer.evaluation():
+                    anchor = x.copy()
+                assert x.any() and (x == anchor).all()
                 return None
             outer.import_state(states[0][0], "exact" if comm.rank == 0 else "common")
             assert (x == states[0][1]).all()
@@ -163,10 +165,10 @@ def test_bad_input():
             Outer([x], {"period": 0}, comm=comm)
         with pytest.raises(sotto.InvalidArgumentError, match="perid"):
             Outer([x], {"perid": 3}, comm=comm)
-        with pytest.raises(sotto.UnsupportedError, match="sotto.outer"):
+        with pytest.raises(sotto.InvalidArgumentError, match="found ZeroOneAdam with sotto.outer"):
             sotto.optim.Optimizer(
                 [(x, x.copy())],
-                {"optimizer": {"type": "Adam"}, "sotto": {"outer": {"preset": "co2"}}},
+                {"optimizer": {"type": "ZeroOneAdam"}, "sotto": {"outer": {"preset": "co2"}}},
                 comm=comm,
             )
         x.flags.writeable = False
@@ -182,3 +184,34 @@ def rank_trains(comm):
 
 def test_processes():
     assert run_ranks(2, __file__, "rank_trains").count("trained") == 2
+
+
+def test_outer_steps_of_an_optimizer():
+    def body(comm):
+        x, g = np.full(700, 5, f32), np.empty(700, f32)
+        config = {
+            "optimizer": {"type": "SGD", "params": {"lr": 0.5}},
+            "sotto": {"outer": {**NEUTRAL, "beta": 0}},
+        }
+        anchors = []
+        with sotto.optim.Optimizer([(x, g)], config, comm=comm) as optimizer:
+            with Outer.of(optimizer) as outer:
+                for _ in range(8):
+                    for _ in range(2):
+                        g[:] = x - f32(CENTRES[comm.rank])
+                        optimizer.step().wait()
+                    anchors.append(float(x[0]))
+                with outer.evaluation(), pytest.raises(sotto.InvalidStateError):
+                    optimizer.step()
+                with pytest.raises(sotto.InvalidStateError, match="sotto_optim_step"):
+                    outer.step()
+                outer.flush().wait()
+                assert outer.info().step == 16
+        with sotto.optim.Optimizer([(x, g)], {"optimizer": {"type": "SGD"}}, comm=comm) as plain:
+            with pytest.raises(sotto.InvalidStateError, match="no outer steps"):
+                Outer.of(plain)
+        return anchors, float(x[0])
+
+    for anchors, last in thread_ranks(2, body):
+        assert anchors == [5, 2, -1, -1.75, -0.25, 1.8125, 2.75, 2.140625]
+        assert last == 0.828125

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 
 from . import _abi as abi
 from ._buffers import await_current_stream
+from ._handle import HandleOwner
 from ._registered import Registered
 from .codec import export_state, import_state, state_mode
 from .comm import Comm
-from .optim import config_text
+from .optim import Optimizer, config_text
 from .work import Work
 
 STATE_MODES = ("exact", "common")
@@ -92,6 +93,20 @@ class Outer(Registered):
         ]
         super().__init__(registered, config_text({} if config is None else config), comm)
 
+    @classmethod
+    def of(cls, optimizer: Optimizer) -> Outer:
+        """The outer steps of an optimizer whose configuration has "sotto": {"outer": {...}}.
+
+        Its step() makes them, and its state has theirs: here are flush(), evaluation(), vote(),
+        info() and set() of loss and weight. Errors: InvalidStateError (the configuration has none).
+        """
+        out = c.c_void_p()
+        optimizer._lib.call("sotto_optim_outer", optimizer._handle, c.byref(out))
+        outer = cls.__new__(cls)
+        HandleOwner.__init__(outer, optimizer._lib, out)
+        outer.cuda, outer._comm, outer._keep = optimizer.cuda, optimizer._comm, [optimizer]
+        return outer
+
     def step(self, *, timeout: float | None = None) -> Work:
         """Counts an inner step, which has changed the params; see sotto_outer_step.
 
@@ -165,8 +180,9 @@ class Outer(Registered):
     def import_state(self, state: Any, mode: str = "exact") -> None:
         """Takes what export_state() gave, params included. Nothing changes on error.
 
-        mode: "exact": of the same rank, goes on from there bit for bit. "common": of any rank:
-        the params become those of that rank, error feedback starts at zero. Both: of as many ranks.
+        mode: "exact": of the same rank of as many, goes on from there bit for bit. "common": of
+        any rank: the params become those of that rank, or, of another number of ranks, its anchor;
+        error feedback starts at zero.
         Errors: InvalidArgumentError (damaged; of other settings, params or ranks),
         BusyError (step in flight).
         """

@@ -15,6 +15,7 @@ from .. import optim as plain
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError, ProtocolError, UnsupportedError
 from ..group import meet
+from ..outer import Outer
 from ..work import Work
 from . import state as states
 from .averagers import (
@@ -194,6 +195,14 @@ class SottoOptimizer(Groups):
         self._sent = [self._hyper(group) for group in self.param_groups]
         self._note_untrained()
         return self._optim
+
+    def outer(self) -> Outer:
+        """The outer steps that a `sotto={"outer": {...}}` adds: flush(), evaluation(), info().
+
+        step() makes them; close() what this gives, which is of the parameters that are there now.
+        Collective at the first call before any step. Errors: InvalidStateError (there are none).
+        """
+        return Outer.of(self._build())
 
     def _drop(self) -> None:
         if self._optim is not None:
