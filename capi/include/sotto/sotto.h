@@ -1620,8 +1620,9 @@ SOTTO_API sotto_status sotto_overlap_begin(sotto_overlap* overlap, const sotto_c
  *   n       [in] 0: nothing happens
  *   stream  [in] a cudaStream_t: gradients are final behind what is queued on it; NULL its default
  *                stream; ignored for host memory
- * Threads: any, at the same time, not from callbacks. Blocks: no. Errors: INVALID_ARGUMENT (names
- * the index or the buffer), INVALID_STATE (marked before; no open round; a stream that is being
+ * Threads: any, at the same time, not from callbacks. Blocks: no. Stream: reads and writes after
+ * work queued on `stream`; those of one bucket may be several. Errors: INVALID_ARGUMENT (names the
+ * index or the buffer), INVALID_STATE (marked before; no open round; a stream that is being
  * captured; fork, callback), or what the operation has ended with. Nothing changes on error.
  * Since: 0.2 */
 SOTTO_API sotto_status sotto_overlap_ready(sotto_overlap* overlap, const uint64_t* indices,
