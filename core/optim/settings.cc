@@ -29,6 +29,7 @@ class Lines {
       text_ += fmt::format("{}{}", i == 0 ? "" : ", ", values[i]);
     text_ += "]\n";
   }
+  void add_all(const std::string& lines) { text_ += lines; }
   std::string take() && { return std::move(text_); }
 
  private:
@@ -60,22 +61,6 @@ void add_scheduler(const SchedulerConfig& c, Lines* lines) {
   lines->add("scheduler.params.lr_range_test_staircase", c.range_test.staircase);
 }
 
-void add_codec(const std::optional<CodecSettings>& codec, Lines* lines) {
-  lines->add("sotto.gradient_codec.type", codec ? codec_name(codec->kind) : "none");
-  if (!codec) return;
-  if (codec->row().sparse) {
-    for_each_setting(codec->sparse, [&](const char* key, const auto& value) {
-      lines->add(fmt::format("sotto.gradient_codec.{}", key), value);
-    });
-  }
-  lines->add("sotto.gradient_codec.scale", scale_name(codec->scale));
-  lines->add("sotto.gradient_codec.granularity", granularity_name(codec->granularity));
-  lines->add("sotto.gradient_codec.bucket_elements", codec->bucket_elements);
-  lines->add("sotto.gradient_codec.chunk_align", codec->chunk_align);
-  lines->add("sotto.gradient_codec.block", codec->block);
-  lines->add("sotto.gradient_codec.residual", codec->residual);
-}
-
 void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec, Lines* lines) {
   lines->add("sotto.mode", mode_name(own.mode));
   lines->add("sotto.chunk_align", own.chunk_align);
@@ -88,7 +73,7 @@ void add_sotto(const SottoConfig& own, const std::optional<CodecSettings>& codec
   lines->add("sotto.max_consecutive_skips", own.max_consecutive_skips);
   lines->add("sotto.state_dtype", own.state_dtype);
   lines->add("sotto.initial_parameters", initial_parameters_name(own.initial_parameters));
-  add_codec(own.gradient_codec, lines);
+  lines->add_all(codec_settings("sotto.gradient_codec", own.gradient_codec));
 }
 
 std::string text_of(const OptimizerParams& group) {
@@ -127,6 +112,24 @@ Status name_difference(std::span<const std::string_view> texts, std::string_view
 }
 
 }  // namespace
+
+std::string codec_settings(std::string_view path, const std::optional<CodecSettings>& codec,
+                           bool selection) {
+  Lines lines;
+  const auto add = [&](std::string_view key, const auto& value) {
+    lines.add(fmt::format("{}.{}", path, key), value);
+  };
+  add("type", codec ? codec_name(codec->kind) : "none");
+  if (!codec) return std::move(lines).take();
+  if (codec->row().sparse && selection) for_each_setting(codec->sparse, add);
+  add("scale", scale_name(codec->scale));
+  add("granularity", granularity_name(codec->granularity));
+  add("bucket_elements", codec->bucket_elements);
+  add("chunk_align", codec->chunk_align);
+  add("block", codec->block);
+  add("residual", codec->residual);
+  return std::move(lines).take();
+}
 
 std::string common_settings(const Config& config, uint64_t n_groups, const LossScaler& loss_scaler,
                             Dtype gradients, const std::optional<CodecSettings>& codec) {

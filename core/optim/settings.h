@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/base/dtype.h"
@@ -17,6 +18,10 @@ namespace sotto {
 // Of the whole optimizer. codec: what the compressed steps use; nothing: there are none.
 std::string common_settings(const Config& config, uint64_t n_groups, const LossScaler& loss_scaler,
                             Dtype gradients, const std::optional<CodecSettings>& codec);
+// Of a codec under the key `path`. selection: also what a sparse codec sends, which error feedback
+// does not depend on.
+std::string codec_settings(std::string_view path, const std::optional<CodecSettings>& codec,
+                           bool selection = true);
 // Of one parameter group.
 uint64_t hash_of_settings(const OptimizerParams& group);
 

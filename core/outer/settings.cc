@@ -37,19 +37,7 @@ std::string outer_settings_text(const OuterConfig& c, const ParameterSet& parame
   add("merge_a", c.merge.a);
   if (all) add("nonfinite", outer_word("nonfinite", c.nonfinite));
   add("dense_rounds", c.dense_rounds);
-  add("codec", c.codec ? codec_name(c.codec->kind) : "none");
-  if (c.codec) {
-    // Error feedback fits other blocks and selections.
-    if (c.codec->row().sparse && all) {
-      for_each_setting(c.codec->sparse, [&](const char* key, const auto& value) {
-        add(fmt::format("codec.{}", key), value);
-      });
-    }
-    add("codec.scale", scale_name(c.codec->scale));
-    add("codec.chunk_align", c.codec->chunk_align);
-    add("codec.block", c.codec->block);
-    add("codec.residual", c.codec->residual);
-  }
+  text += codec_settings("sotto.outer.codec", c.codec, all);
   std::vector<uint64_t> counts;
   for (const ParamSpec& p : parameters) counts.push_back(p.count);
   if (const auto cut = c.cut(counts); cut.ok()) {

@@ -7,6 +7,7 @@
 #include "core/base/hash.h"
 #include "core/base/text.h"
 #include "core/optim/agreement.h"
+#include "core/optim/settings.h"
 
 namespace sotto {
 namespace {
@@ -132,14 +133,7 @@ std::string Overlap::settings_text() const {
   add("overlap.bucket_bytes", config_.bucket_bytes);
   add("overlap.order", overlap_order_name(config_.order));
   add("overlap.wire", config_.wire ? dtype_name(*config_.wire) : "of each gradient");
-  const CodecSettings codec = config_.codec.value_or(CodecSettings{});
-  add("overlap.codec.type", config_.codec ? codec_name(codec.kind) : "none");
-  add("overlap.codec.scale", scale_name(codec.scale));
-  add("overlap.codec.granularity", granularity_name(codec.granularity));
-  add("overlap.codec.bucket_elements", codec.bucket_elements);
-  add("overlap.codec.chunk_align", codec.chunk_align);
-  add("overlap.codec.block", codec.block);
-  add("overlap.codec.residual", codec.residual);
+  text += codec_settings("overlap.codec", config_.codec);
   for (size_t t = 0; t < tensors_.size(); ++t)
     add(fmt::format("dtype of gradient {}", t), dtype_name(tensors_[t].dtype));
   return text;

@@ -102,6 +102,7 @@ const char* const kCodecs[] = {
     R"({"type": "int4", "block": 32})",
     R"({"type": "bf16"})",
     R"({"type": "fp16", "residual": true})",
+    R"({"type": "topk", "block": 256, "k": 16})",
 };
 
 TEST_P(OverlapCodec, HasTheBitsOfACodecPerBucket) {
@@ -230,7 +231,7 @@ TEST_P(OverlapCodec, GoesOnFromItsState) {
 TEST_P(OverlapCodec, MovesErrorFeedbackToTheObservedOrder) {
   if (std::get<1>(GetParam()) == 1) return;  // nothing is compressed
   run([](const std::shared_ptr<Comm>& comm) {
-    for (const char* codec : {kCodecs[0], kCodecs[3], kCodecs[5]}) {
+    for (const char* codec : {kCodecs[0], kCodecs[3], kCodecs[5], kCodecs[7]}) {
       const std::string json = R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, )"
                                R"("order": "observed", "codec": )" +
                                std::string(codec) + "}";
