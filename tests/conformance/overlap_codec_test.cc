@@ -189,6 +189,35 @@ TEST_P(OverlapCodec, KeepsErrorFeedbackIfARoundDoesNotEndWell) {
   });
 }
 
+// Every rank at every moment of a round.
+TEST_P(OverlapCodec, KeepsErrorFeedbackWheneverARankWithdraws) {
+  if (std::get<1>(GetParam()) == 1) return;  // nothing is compressed
+  run([](const std::shared_ptr<Comm>& comm) {
+    OverlapModel model(comm, with_codec(kCodecs[1]), OverlapModel::floats(kCounts));
+    CodecPerBucket peer(comm, kCodecs[1], model.overlap().buckets());
+    const Values first = model.values(comm->rank(), 0), last = model.values(comm->rank(), 1);
+    (void)peer.mean(first);
+    round_of(model, first, 1);
+    const auto before = checked(export_state(model.overlap(), StateMode::kExact));
+    for (uint64_t marks = 0; marks <= model.size(); ++marks) {
+      const Values mine = model.values(comm->rank(), 10 + marks);
+      const bool withdraws =
+          marks % static_cast<uint64_t>(comm->size()) == static_cast<uint64_t>(comm->rank());
+      const OpRef op = model.begin();
+      for (uint64_t t = model.size(); t-- > (withdraws ? model.size() - marks : 0);)
+        model.ready(mine, {&t, 1});
+      checked(withdraws ? model.overlap().withdraw("no") : model.overlap().finish());
+      const Status ended = model.wait(op);
+      if (ended.code() != Code::kCancelled) throw RankError(ended.text());
+      if (checked(export_state(model.overlap(), StateMode::kExact)) != before)
+        throw RankError(fmt::format("error feedback has changed after {} marks", marks));
+    }
+    const Values wanted = peer.mean(last);
+    round_of(model, last, 2);
+    same_values(model.read(), wanted, "behind withdrawals");
+  });
+}
+
 TEST_P(OverlapCodec, GoesOnFromItsState) {
   run([](const std::shared_ptr<Comm>& comm) {
     for (const char* codec : {kCodecs[1], kCodecs[4]}) {
