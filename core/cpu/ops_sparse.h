@@ -143,6 +143,11 @@ inline bool read_indices(const SparseBlock& b, const uint8_t* payload, uint16_t*
   return indices[b.k - 1] < b.m;
 }
 
+// Nothing is known of signs and groups of values, so there are no branches on them.
+inline float magnitude_if(bool counts, float a) {
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(a) & (0u - static_cast<uint32_t>(counts)));
+}
+
 // Lanes of sums, eight magnitudes at a time: which(a) says whether one counts.
 template <class Which>
 double sum_of_magnitudes(const float* v, uint32_t k, Which&& which) {
@@ -151,12 +156,12 @@ double sum_of_magnitudes(const float* v, uint32_t k, Which&& which) {
   for (; j + 8 <= k; j += 8) {
     for (uint32_t l = 0; l < 8; ++l) {
       const float a = std::fabs(v[j + l]);
-      lanes[l] += which(a) ? a : 0.0f;
+      lanes[l] += magnitude_if(which(a), a);
     }
   }
   for (uint32_t l = 0; j + l < k; ++l) {
     const float a = std::fabs(v[j + l]);
-    lanes[l] += which(a) ? a : 0.0f;
+    lanes[l] += magnitude_if(which(a), a);
   }
   return fold_sum(lanes);
 }
@@ -171,13 +176,15 @@ inline void write_two_bits(const SparseBlock& b, SparseChoice* s, uint8_t* codes
   const double low = sum_of_magnitudes(s->values, b.k, [&](float a) { return !split.high(a); });
   const double high = sum_of_magnitudes(s->values, b.k, [&](float a) { return split.high(a); });
   const SparseLevels levels = SparseLevels::of_groups(low, high, b.k, n_high, flags);
+  const uint32_t magnitudes[2] = {std::bit_cast<uint32_t>(levels.lo),
+                                  std::bit_cast<uint32_t>(levels.hi)};
   for (uint32_t first = 0; first < b.k; first += 4) {
     uint32_t byte = 0;
     for (uint32_t j = first; j < std::min(first + 4, b.k); ++j) {
       const float v = s->values[j];
-      const bool is_high = split.high(std::fabs(v));
-      s->decoded[j] = two_bit_value(levels, v, is_high);
-      byte |= two_bit_code(v, is_high) << (6 - 2 * (j - first));
+      const uint32_t high_bit = split.high(std::fabs(v)) ? 1 : 0, negative = v >= 0.0f ? 0 : 1;
+      s->decoded[j] = std::bit_cast<float>(magnitudes[high_bit] ^ negative << 31);
+      byte |= (2 - 2 * negative + high_bit) << (6 - 2 * (j - first));
     }
     codes[first / 4] = static_cast<uint8_t>(byte);
   }

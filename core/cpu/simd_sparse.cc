@@ -89,10 +89,10 @@ struct VectorSparse {
     uint32_t equal = k;
     for (uint32_t n = 0; n < near.count; ++n) equal -= near.key[n] > last;
     for (uint32_t n = 0, j = 0; j < k; ++n) {
-      const bool ties = near.key[n] == last;
+      const uint32_t ties = (near.key[n] == last ? 1u : 0u) & (equal != 0 ? 1u : 0u);
       indices[j] = static_cast<uint16_t>(index[n]);
-      j += near.key[n] > last || (ties && equal != 0);
-      equal -= ties && equal != 0;
+      j += (near.key[n] > last ? 1u : 0u) | ties;
+      equal -= ties;
     }
   }
 
@@ -120,9 +120,10 @@ struct VectorSparse {
       const VI keys = sparse_keys(c + i);
       const auto reach = hn::Gt(keys, below);
       if (hn::AllFalse(DI(), reach)) continue;
-      hn::CompressStore(keys, reach, DI(), key + count);
-      count += static_cast<uint32_t>(
-          hn::CompressStore(hn::Iota(DI(), static_cast<int32_t>(i)), reach, DI(), index + count));
+      // Compressed in registers: some processors are slow at doing it in memory.
+      hn::StoreU(hn::Compress(keys, reach), DI(), key + count);
+      hn::StoreU(hn::Compress(hn::Iota(DI(), static_cast<int32_t>(i)), reach), DI(), index + count);
+      count += static_cast<uint32_t>(hn::CountTrue(DI(), reach));
     }
     return count;
   }

@@ -35,8 +35,8 @@ constexpr Kind kKinds[] = {
      R"({"preset": "diloco", "period": 2, "delay": 0, "codec": "onebit", "dense_rounds": 1})"},
     {"onebit_late",
      R"({"preset": "co2", "period": 2, "delay": 2, "codec": "onebit", "dense_rounds": 1})"},
-    {"topk_now", R"({"preset": "sparse_loco", "period": 2, "codec": {"type": "topk", "block": 512,
-         "error_decay": 0.95}})"},
+    {"topk_now",
+     R"({"preset": "diloco", "period": 2, "delay": 0, "codec": {"type": "topk", "block": 512}})"},
     {"topk_late", R"({"preset": "co2", "beta": 0.1, "period": 2, "delay": 2, "codec": "topk"})"},
 };
 
