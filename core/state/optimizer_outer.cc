@@ -10,7 +10,6 @@ namespace {
 class OptimizerOuter final : public OuterSteps {
  public:
   explicit OptimizerOuter(std::shared_ptr<Outer> outer) : outer_(std::move(outer)) {}
-  ~OptimizerOuter() override { outer_->close(); }
 
   Status check(double lr) const override { return outer_->check(lr); }
   bool due() const override { return outer_->due(); }

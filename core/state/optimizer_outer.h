@@ -9,7 +9,8 @@
 
 namespace sotto {
 
-// As MakeOuterSteps. out_outer: what makes them, for the functions that only outer optimizers have.
+// As MakeOuterSteps. out_outer: what makes them, for the functions that only outer optimizers have;
+// to be closed before the optimizer goes, since averages may be under way.
 Result<std::shared_ptr<OuterSteps>> make_outer_steps(const std::shared_ptr<Comm>& comm,
                                                      const Config& config,
                                                      std::vector<ParamSpec> params,
