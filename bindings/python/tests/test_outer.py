@@ -141,7 +141,8 @@ def test_states_of_other_ranks():
                 assert (outer.info().step, outer.info().in_flight) == (8, 0)
                 with outer.evaluation():
                     anchor = x.copy()
-                assert x.any() and (x == anchor).all()
+                assert x.any()
+                assert (x == anchor).all()
                 return None
             outer.import_state(states[0][0], "exact" if comm.rank == 0 else "common")
             assert (x == states[0][1]).all()
@@ -194,22 +195,26 @@ def test_outer_steps_of_an_optimizer():
             "sotto": {"outer": {**NEUTRAL, "beta": 0}},
         }
         anchors = []
-        with sotto.optim.Optimizer([(x, g)], config, comm=comm) as optimizer:
-            with Outer.of(optimizer) as outer:
-                for _ in range(8):
-                    for _ in range(2):
-                        g[:] = x - f32(CENTRES[comm.rank])
-                        optimizer.step().wait()
-                    anchors.append(float(x[0]))
-                with outer.evaluation(), pytest.raises(sotto.InvalidStateError):
-                    optimizer.step()
-                with pytest.raises(sotto.InvalidStateError, match="sotto_optim_step"):
-                    outer.step()
-                outer.flush().wait()
-                assert outer.info().step == 16
-        with sotto.optim.Optimizer([(x, g)], {"optimizer": {"type": "SGD"}}, comm=comm) as plain:
-            with pytest.raises(sotto.InvalidStateError, match="no outer steps"):
-                Outer.of(plain)
+        with (
+            sotto.optim.Optimizer([(x, g)], config, comm=comm) as optimizer,
+            Outer.of(optimizer) as outer,
+        ):
+            for _ in range(8):
+                for _ in range(2):
+                    g[:] = x - f32(CENTRES[comm.rank])
+                    optimizer.step().wait()
+                anchors.append(float(x[0]))
+            with outer.evaluation(), pytest.raises(sotto.InvalidStateError):
+                optimizer.step()
+            with pytest.raises(sotto.InvalidStateError, match="sotto_optim_step"):
+                outer.step()
+            outer.flush().wait()
+            assert outer.info().step == 16
+        with (
+            sotto.optim.Optimizer([(x, g)], {"optimizer": {"type": "SGD"}}, comm=comm) as plain,
+            pytest.raises(sotto.InvalidStateError, match="no outer steps"),
+        ):
+            Outer.of(plain)
         return anchors, float(x[0])
 
     for anchors, last in thread_ranks(2, body):
