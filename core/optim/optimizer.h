@@ -124,8 +124,6 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool busy() const {
     return in_flight_.load(std::memory_order_acquire) || (outer_ != nullptr && outer_->busy());
   }
-  // Null: there are none.
-  const std::shared_ptr<OuterSteps>& outer() const { return outer_; }
   // Of its steps; with outer steps, of this rank alone.
   const std::shared_ptr<Comm>& comm() const { return data_.comm; }
   const std::shared_ptr<Device>& device() const { return data_.access.device(); }

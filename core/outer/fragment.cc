@@ -367,6 +367,18 @@ Status OuterFragment::check(const OuterFragmentState& state, OuterRestore how) c
   return state.residual ? compressed_.check(*state.residual) : ok_status();
 }
 
+// Values of the tensors, one after the other.
+static Status write_live(const ParameterSet& parameters, std::span<const uint32_t> tensors,
+                         std::span<const float> values) {
+  uint64_t at = 0;
+  for (const uint32_t t : tensors) {
+    const uint64_t count = parameters[t].count;
+    SOTTO_TRY(parameters.write(t, 0, values.subspan(at, count)));
+    at += count;
+  }
+  return ok_status();
+}
+
 Status OuterFragment::restore(const OuterFragmentState& state, OuterRestore how) {
   launches_ = state.launches;
   consumed_ = state.consumed;
@@ -379,7 +391,7 @@ Status OuterFragment::restore(const OuterFragmentState& state, OuterRestore how)
       SOTTO_TRY(context_.access.upload(array(which).data(), std::span(from).first(bytes)));
     }
     SOTTO_ASSIGN(const std::vector<float> anchor, values(OuterArray::kAnchor));
-    return write_live(anchor);
+    return write_live(*context_.parameters, tensors_, anchor);
   }
   for (size_t i = 0; i < kOuterArrays; ++i) {
     const std::vector<std::byte>& from = state.arrays[i];
@@ -389,7 +401,7 @@ Status OuterFragment::restore(const OuterFragmentState& state, OuterRestore how)
     }
     SOTTO_TRY(context_.access.upload(arrays_[i].data(), std::span<const std::byte>(from)));
   }
-  SOTTO_TRY(write_live(state.live));
+  SOTTO_TRY(write_live(*context_.parameters, tensors_, state.live));
   if (plans_.shape().keeps_errors()) {
     const bool own = how == OuterRestore::kExact;
     SOTTO_TRY(compressed_.restore(own ? &*state.residual : nullptr));
@@ -397,16 +409,6 @@ Status OuterFragment::restore(const OuterFragmentState& state, OuterRestore how)
   next_errors_ = compressed_.current();
   if (state.pending != OuterPending::kNone) {
     pending_ = Pending{nullptr, state.compressed, state.pending == OuterPending::kDelivered};
-  }
-  return ok_status();
-}
-
-Status OuterFragment::write_live(std::span<const float> values) const {
-  uint64_t at = 0;
-  for (const uint32_t t : tensors_) {
-    const uint64_t count = (*context_.parameters)[t].count;
-    SOTTO_TRY(context_.parameters->write(t, 0, values.subspan(at, count)));
-    at += count;
   }
   return ok_status();
 }

@@ -154,7 +154,6 @@ class OuterFragment {
   Status boundary(const Step& step);
   Status last_update(const Step& step);
   Status average_now(const Step& step);
-  Status write_live(std::span<const float> values) const;
   bool compresses_next() const {
     return context_.config.codec && !plans_.shape().alone() &&
            launches_ >= context_.config.dense_rounds;

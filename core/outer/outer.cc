@@ -32,6 +32,33 @@ void add_report(const OuterFragment& fragment, OuterUpdateInfo* info) {
     info->clip_fraction = clipped / static_cast<double>(fragment.elements());
 }
 
+// The update may divide by the learning rate.
+Status check_lr(const OuterConfig& config, double lr) {
+  if (lr > 0 || !config.rule.lr_normalised) return ok_status();
+  return invalid_state(
+      "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
+      "divided by it; allowed: > 0",
+      lr);
+}
+
+using Fragments = std::vector<std::unique_ptr<OuterFragment>>;
+
+uint32_t averages_in_flight(const Fragments& fragments) {
+  uint32_t n = 0;
+  for (const std::unique_ptr<OuterFragment>& f : fragments) n += f->late() ? 1 : 0;
+  return n;
+}
+
+// What averages took that have been consumed since the last time.
+void fold_consumed(const Fragments& fragments, OverlapMeter* meter) {
+  for (const std::unique_ptr<OuterFragment>& f : fragments) {
+    if (const auto consumed = f->take_consumed()) {
+      const OpStats stats = consumed->reduction->stats();
+      meter->consumed(stats.start_ns, stats.end_ns, consumed->asked_ns);
+    }
+  }
+}
+
 }  // namespace
 
 // The end of the last operation of a step.
@@ -119,7 +146,7 @@ Result<std::shared_ptr<Outer>> Outer::make(std::shared_ptr<Comm> comm, const Out
   SOTTO_TRY(parameters.check(std::nullopt));
   std::shared_ptr<Outer> outer(new Outer(std::move(context), std::move(parameters)));
   SOTTO_TRY(outer->make_fragments());
-  SOTTO_ASSIGN(outer->nothing_, comm->prepare(LogicalPlan(), outer->device()));
+  SOTTO_ASSIGN(outer->nothing_, comm->prepare(LogicalPlan(), outer->context_.access.device()));
   return outer;
 }
 
@@ -173,7 +200,7 @@ Status Outer::set(std::string_view name, double value) {
   if ((name == "lr" || name == "loss") && !std::isfinite(value))
     return invalid_argument("{} is {}; allowed: a finite number", name, value);
   if (name == "lr") {
-    SOTTO_TRY(check_lr(value));
+    SOTTO_TRY(check_lr(context_.config, value));
     given_.gamma = value;
     return ok_status();
   }
@@ -211,8 +238,8 @@ OuterFragment::Step Outer::fragment_step(const CallOptions& options,
   const auto us = [](int64_t ns) {
     return static_cast<uint32_t>(std::clamp<int64_t>(ns / 1000, 0, UINT32_MAX));
   };
-  step.told.step_us = us(meter_.step_ns());
-  step.told.network_us = us(meter_.network_ns());
+  step.told.step_us = us(pace_.meter.step_ns());
+  step.told.network_us = us(pace_.meter.network_ns());
   step.told.version = kOuterMessageVersion;
   step.options.tag = options.tag;
   step.options.timeout_us = options.timeout_us;
@@ -230,7 +257,7 @@ Status Outer::check(double lr) const {
         "the anchor is in the place of the parameters; call sotto_outer_swap before the next inner "
         "step");
   }
-  return due() ? check_lr(lr) : ok_status();
+  return due() ? check_lr(context_.config, lr) : ok_status();
 }
 
 bool Outer::due() const {
@@ -250,16 +277,8 @@ void Outer::passed() {
 
 // The trainer goes on with the next inner step.
 void Outer::returned() {
-  left_ns_ = context_.comm->engine().clock().now_ns();
-  left_in_flight_ = averages_in_flight();
-}
-
-Status Outer::check_lr(double lr) const {
-  if (lr > 0 || !context_.config.rule.lr_normalised) return ok_status();
-  return invalid_state(
-      "lr is {}: momentum is in units of gradients (sotto.outer.lr_normalised), which are "
-      "divided by it; allowed: > 0",
-      lr);
+  pace_.left_ns = context_.comm->engine().clock().now_ns();
+  pace_.left_in_flight = averages_in_flight(fragments_);
 }
 
 Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& options) {
@@ -299,29 +318,13 @@ Status Outer::begin_step(const OuterFragment::Step& step) {
   return ok_status();
 }
 
-uint32_t Outer::averages_in_flight() const {
-  uint32_t n = 0;
-  for (const std::unique_ptr<OuterFragment>& f : fragments_) n += f->late() ? 1 : 0;
-  return n;
-}
-
-// What averages took that have been consumed since the last time.
-void Outer::fold_consumed() {
-  for (const std::unique_ptr<OuterFragment>& f : fragments_) {
-    if (const auto consumed = f->take_consumed()) {
-      const OpStats stats = consumed->reduction->stats();
-      meter_.consumed(stats.start_ns, stats.end_ns, consumed->asked_ns);
-    }
-  }
-}
-
 // The trainer has made an inner step since the last call.
 void Outer::measure(int64_t now_ns) {
-  fold_consumed();
-  const bool beside = left_in_flight_ != 0 && averages_in_flight() != 0;
-  if (left_ns_ != 0 && (beside || left_in_flight_ == 0))
-    meter_.inner_step(now_ns - left_ns_, beside);
-  left_ns_ = 0;
+  fold_consumed(fragments_, &pace_.meter);
+  const bool beside = pace_.left_in_flight != 0 && averages_in_flight(fragments_) != 0;
+  if (pace_.left_ns != 0 && (beside || pace_.left_in_flight == 0))
+    pace_.meter.inner_step(now_ns - pace_.left_ns, beside);
+  pace_.left_ns = 0;
 }
 
 Result<OpRef> Outer::finish(const Status& begun, std::vector<OpRef> ops,
@@ -412,8 +415,8 @@ Result<OuterInfo> Outer::info() {
     info.in_flight += f->under_way() ? 1 : 0;
   }
   info.state_bytes = state_bytes();
-  fold_consumed();
-  info.overlap = meter_;
+  fold_consumed(fragments_, &pace_.meter);
+  info.overlap = pace_.meter;
   add_report(*fragments_[updated_last_], &info.update);
   SOTTO_ASSIGN(const PeerTraffic next, fragments_.front()->next_traffic());
   info.payload_bytes_next_launch = next.payload_bytes_sent;

@@ -127,9 +127,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   // caller's memory is free then.
   void close();
   bool busy() const { return in_flight_.load(std::memory_order_acquire); }
-  const OuterConfig& config() const { return context_.config; }
   const std::shared_ptr<Comm>& comm() const { return context_.comm; }
-  const std::shared_ptr<Device>& device() const { return context_.access.device(); }
   // Values of an array of all fragments, in the order of the parameters; for tests and states.
   Result<std::vector<std::vector<float>>> values(OuterArray array) const;
 
@@ -141,6 +139,13 @@ class Outer : public std::enable_shared_from_this<Outer> {
     uint32_t votes = 0;
   };
 
+  // Of inner steps and averages.
+  struct Pace {
+    OverlapMeter meter;
+    int64_t left_ns = 0;          // when the last step's call returned; 0: there was none
+    uint32_t left_in_flight = 0;  // averages then
+  };
+
   Outer(OuterContext context, ParameterSet parameters);
   static Result<std::shared_ptr<Outer>> make(std::shared_ptr<Comm> comm, const OuterConfig& config,
                                              std::vector<ParamSpec> params,
@@ -148,11 +153,9 @@ class Outer : public std::enable_shared_from_this<Outer> {
   static Result<std::shared_ptr<Outer>> agreed(const Result<std::shared_ptr<Outer>>& made,
                                                Comm& comm, bool compares_values);
   Status make_fragments();
-  OuterRestore kind_of(const OuterSnapshot& s, bool own) const;
   Status start();
   Result<CreationTerms> terms(bool compares_values) const;
   Status check_idle() const;
-  Status check_lr(double lr) const;
   OuterFragment::Step fragment_step(const CallOptions& options, std::vector<OpRef>* ops) const;
   Status begin_step(const OuterFragment::Step& step);
   // The operation that the caller waits for: it comes after `ops`.
@@ -160,8 +163,6 @@ class Outer : public std::enable_shared_from_this<Outer> {
   void completed(Status& status);
   // Ranks that have restored a state: all of the same step; what is missing is launched again.
   Status rejoin(const OuterFragment::Step& step);
-  uint32_t averages_in_flight() const;
-  void fold_consumed();
   void returned();
   void measure(int64_t now_ns);
 
@@ -178,9 +179,7 @@ class Outer : public std::enable_shared_from_this<Outer> {
   bool swapped_ = false;
   bool restored_ = false;
   Status skipped_;  // the inner step in flight
-  OverlapMeter meter_;
-  int64_t left_ns_ = 0;          // when the last step's call returned; 0: there was none
-  uint32_t left_in_flight_ = 0;  // averages then
+  Pace pace_;
   std::atomic<bool> in_flight_{false};
 };
 

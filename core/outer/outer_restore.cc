@@ -8,6 +8,15 @@
 #include "core/outer/settings.h"
 
 namespace sotto {
+namespace {
+
+// own: of this rank. size: of ranks here.
+OuterRestore kind_of(const OuterSnapshot& s, bool own, int32_t size) {
+  if (own) return OuterRestore::kExact;
+  return s.size == size ? OuterRestore::kCommon : OuterRestore::kAnchor;
+}
+
+}  // namespace
 
 Result<OuterSnapshot> Outer::snapshot() {
   SOTTO_TRY(check_idle());
@@ -25,11 +34,6 @@ Result<OuterSnapshot> Outer::snapshot() {
   return s;
 }
 
-OuterRestore Outer::kind_of(const OuterSnapshot& s, bool own) const {
-  if (own) return OuterRestore::kExact;
-  return s.size == context_.comm->size() ? OuterRestore::kCommon : OuterRestore::kAnchor;
-}
-
 Status Outer::check(const OuterSnapshot& s, bool own) const {
   if (own && (s.rank != context_.comm->rank() || s.size != context_.comm->size())) {
     return invalid_argument("the state is of rank {} of {}; this is rank {} of {}", s.rank, s.size,
@@ -45,7 +49,7 @@ Status Outer::check(const OuterSnapshot& s, bool own) const {
         "is {}",
         line.substr(0, line.find('\n')));
   }
-  const OuterRestore how = kind_of(s, own);
+  const OuterRestore how = kind_of(s, own, context_.comm->size());
   if (how == OuterRestore::kAnchor && context_.config.rule.freshness > 0) {
     return invalid_argument(
         "with freshness {} every rank has an anchor of its own: the state, of {} ranks, cannot be "
@@ -63,7 +67,7 @@ Status Outer::check(const OuterSnapshot& s, bool own) const {
 Status Outer::restore(const OuterSnapshot& s, bool own) {
   SOTTO_TRY(check_idle());
   SOTTO_TRY(check(s, own));
-  const OuterRestore how = kind_of(s, own);
+  const OuterRestore how = kind_of(s, own, context_.comm->size());
   if (how == OuterRestore::kAnchor) SOTTO_TRY(make_fragments());
   for (size_t f = 0; f < fragments_.size(); ++f) {
     fragments_[f]->await();
@@ -72,7 +76,7 @@ Status Outer::restore(const OuterSnapshot& s, bool own) {
   step_ = s.step;
   flushed_at_ = s.flushed_at;
   swapped_ = how != OuterRestore::kAnchor && s.swapped;
-  left_ns_ = 0;
+  pace_.left_ns = 0;
   restored_ = true;
   return ok_status();
 }
@@ -84,7 +88,7 @@ Status Outer::restart() {
   events_ = 0;
   updated_last_ = 0;
   swapped_ = restored_ = false;
-  left_ns_ = 0;
+  pace_.left_ns = 0;
   return start();
 }
 

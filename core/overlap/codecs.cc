@@ -48,7 +48,7 @@ std::vector<const CompressedLayout*> OverlapCodecs::layouts() const {
 
 void OverlapCodecs::bind(Run& run, std::span<const CompressedSlots> slots) const {
   for (size_t b = 0; b < slots.size(); ++b) {
-    if (slots[b].bits != kNoSlot) codecs_[b]->state.bind(run, slots[b]);
+    if (codecs_[b]->layout.elements() != 0) codecs_[b]->state.bind(run, slots[b]);
   }
 }
 

@@ -12,6 +12,14 @@
 
 namespace sotto::test {
 
+// Ranks have devices of their own as far as there are enough: calls that wait for all of a device
+// would wait for other ranks' operations too.
+inline int device_of(int32_t rank) {
+  int devices = 1;
+  (void)cudaGetDeviceCount(&devices);
+  return rank % devices;
+}
+
 enum class Where { kHost, kCuda };
 
 // Ends the rank unless the runtime call succeeded.

@@ -88,7 +88,7 @@ void end(sotto_overlap* overlap, sotto_op* op, const DeviceGradients& g) {
 }
 
 void rounds(const Member& self) {
-  DeviceGradients g(self.rank + 1);
+  DeviceGradients g(device_of(self.rank));
   sotto_overlap* overlap = nullptr;
   OK(sotto_overlap_create(self.comm, kJson, g.buffers.data(), g.buffers.size(), &overlap));
   for (size_t round = 0; round < 4; ++round) {
@@ -133,7 +133,7 @@ TEST(CudaOverlaps, ComeAfterTheStreamsOfTheirGradients) {
   for (const char* transport : transports_under_test()) {
     WorldOptions options;
     options.transport = transport;
-    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
+    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(device_of(rank))); };
     EXPECT_EQ(run_world(2, options, [](Member& self) { rounds(self); }), "") << transport;
   }
 }
@@ -143,10 +143,10 @@ TEST(CudaOverlaps, LetCollectivesThrough) {
   for (const char* transport : transports_under_test()) {
     WorldOptions options;
     options.transport = transport;
-    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(rank + 1)); };
+    options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(device_of(rank))); };
     EXPECT_EQ(run_world(2, options,
                         [](Member& self) {
-                          DeviceGradients g(self.rank + 1), other(self.rank + 1);
+                          DeviceGradients g(device_of(self.rank)), other(device_of(self.rank));
                           sotto_overlap* overlap = nullptr;
                           OK(sotto_overlap_create(self.comm, kJson, g.buffers.data(),
                                                   g.buffers.size(), &overlap));

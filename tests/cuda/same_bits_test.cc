@@ -9,14 +9,6 @@
 namespace sotto::test {
 namespace {
 
-// Ranks have devices of their own as far as there are enough: calls that wait for all of a device
-// would wait for other ranks' operations too.
-int device_of(int32_t rank) {
-  int devices = 1;
-  (void)cudaGetDeviceCount(&devices);
-  return rank % devices;
-}
-
 using Body = std::function<std::string(Member&, Where)>;
 
 // What the body returns on each rank, one after the other.

@@ -140,7 +140,7 @@ TEST(OverlapSettings, WithMistakesAreRefused) {
       {R"({"unused": true})", "overlap.unused: found true, allowed is one of error|zero"},
       {R"({"codec": "int9"})",
        "overlap.codec.type: found \"int9\", allowed is one of "
-       "onebit|1bit|bf16|fp16|int8|int4"},
+       "onebit|1bit|bf16|fp16|int8|int4|topk"},
       {R"({"codec": {"type": "int8", "block": 33}})",
        "overlap.codec.block: found 33, allowed is 32, 64, 128, 256, 512"},
       {R"({"codec": {"type": "onebit", "mode": "compat"}})",

@@ -227,7 +227,7 @@ TEST(PredictRequests, Refused) {
             "kernels that are measured)"},
            {with(R"("rates": {"onebits": 1})"),
             "rates.onebits: unknown; the nearest one is onebit, allowed are fp32, outer, onebit, "
-            "bf16, fp16, int8, int4"},
+            "bf16, fp16, int8, int4, topk"},
            {with(R"("rates": {"int8": -1})"),
             "rates.int8: found -1, allowed is a number >= 0 (nanoseconds per element)"},
            {with(R"("config": 7)"),
@@ -267,7 +267,7 @@ const Json& method(const Json& report, const std::string& name, const std::strin
 }
 
 constexpr const char* kRates =
-    R"("rates": {"fp32": 1, "onebit": 2, "bf16": 3, "fp16": 3, "int8": 4, "int4": 5, "outer": 6})";
+    R"("rates": {"fp32": 1, "onebit": 2, "bf16": 3, "fp16": 3, "int8": 4, "int4": 5, "topk": 7, "outer": 6})";
 
 std::string request_of(const std::string& more) {
   return std::string(R"({"params": [400000, 600000], "ranks": 4, "bandwidth_mbit": 100, )"

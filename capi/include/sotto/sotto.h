@@ -893,8 +893,9 @@ SOTTO_API sotto_status sotto_codec_destroy(sotto_codec* codec);
  * the ranks, 8 bytes per element; restores on any number of ranks (a codec's: in any codec that has
  * a residual) and loses nothing of the sum of the results. configured (optimizers): what "sotto":
  * {"checkpoint"} says, mean unless set. common (optimizers, outer ones too): exported by one rank
- * alone, as exact; imported by all ranks, of any number, from the same export, exact or common: error feedback starts at zero, and what that rank of 0/1 Adam had added
- * up since a synchronisation becomes everybody's. */
+ * alone, as exact; imported by all ranks, of any number, from the same export, exact or common:
+ * error feedback starts at zero, and what that rank of 0/1 Adam had added up since a
+ * synchronisation becomes everybody's. */
 typedef int32_t sotto_state_mode;
 #define SOTTO_STATE_CONFIGURED 0
 #define SOTTO_STATE_EXACT 1
@@ -1507,8 +1508,8 @@ SOTTO_API sotto_status sotto_outer_state_export(const sotto_outer* outer, sotto_
  *   len   [in] bytes of buf
  * Threads: one per handle, not from callbacks. Blocks: until the average under way has ended.
  * Errors: INVALID_ARGUMENT (truncated, damaged; of other settings or parameters; EXACT: of another
- * rank or world size; else: of another world size with freshness), UNSUPPORTED (newer format), BUSY (step in flight),
- * INVALID_STATE (fork, callback). Since: 0.2 */
+ * rank or world size; else: of another world size with freshness), UNSUPPORTED (newer format), BUSY
+ * (step in flight), INVALID_STATE (fork, callback). Since: 0.2 */
 SOTTO_API sotto_status sotto_outer_state_import(sotto_outer* outer, sotto_state_mode mode,
                                                 const void* buf, uint64_t len);
 
