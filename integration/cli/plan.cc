@@ -140,7 +140,7 @@ std::string take(const Json& report) {
   return "Take: " + what + "\n  " + plain(choice.at("why")) + "\n";
 }
 
-std::string render(const Json& report) {
+std::string render_plan(const Json& report) {
   const Json& link = report.at("link");
   std::string text = plain(report.at("params")) + " parameters, " + plain(report.at("ranks")) +
                      " ranks, " + number(link.at("bandwidth_mbit")) + " Mbit/s of which " +
@@ -162,7 +162,7 @@ int run_plan(const PlanArguments& arguments) {
   } catch (const CommandError& e) {
     throw CommandError(arguments.file + ": " + e.what());
   }
-  std::fputs(arguments.json ? (text + "\n").c_str() : render(Json::parse(text)).c_str(), stdout);
+  std::fputs(arguments.json ? (text + "\n").c_str() : render_plan(Json::parse(text)).c_str(), stdout);
   return 0;
 }
 
