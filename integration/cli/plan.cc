@@ -162,7 +162,8 @@ int run_plan(const PlanArguments& arguments) {
   } catch (const CommandError& e) {
     throw CommandError(arguments.file + ": " + e.what());
   }
-  std::fputs(arguments.json ? (text + "\n").c_str() : render_plan(Json::parse(text)).c_str(), stdout);
+  std::fputs(arguments.json ? (text + "\n").c_str() : render_plan(Json::parse(text)).c_str(),
+             stdout);
   return 0;
 }
 
