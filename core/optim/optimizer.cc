@@ -50,7 +50,6 @@ Optimizer::Optimizer(OptimizerData data)
 Result<std::shared_ptr<Optimizer>> Optimizer::create(
     std::shared_ptr<Comm> comm, std::string_view config_text, std::vector<ParamSpec> params,
     std::shared_ptr<Device> device, const Status& refused, const MakeOuterSteps& make_outer) {
-  const std::vector<ParamSpec> specs = params;
   // All ranks meet, also one that has found a fault of its own or has no memory.
   const Result<std::shared_ptr<Optimizer>> made =
       caught([&]() -> Result<std::shared_ptr<Optimizer>> {
@@ -67,7 +66,9 @@ Result<std::shared_ptr<Optimizer>> Optimizer::create(
   if (d.config.sotto.initial_parameters == InitialParameters::kBroadcast)
     SOTTO_TRY(d.parameters.broadcast(*comm, *d.layout));
   if (d.config.sotto.outer) {
-    SOTTO_ASSIGN((*made)->outer_, make_outer(comm, d.config, specs, d.access.device()));
+    SOTTO_ASSIGN(
+        (*made)->outer_,
+        make_outer(comm, d.config, {d.parameters.begin(), d.parameters.end()}, d.access.device()));
   }
   return made;
 }

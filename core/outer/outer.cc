@@ -282,7 +282,10 @@ void Outer::returned() {
 }
 
 Result<OpRef> Outer::step_behind(OpRef inner, double lr, const CallOptions& options) {
-  SOTTO_TRY(check(lr));
+  if (const Status allowed = check(lr); !allowed.ok()) {
+    if (inner == nullptr) return allowed;
+    return finish(allowed, {std::move(inner)}, options);  // which uses the caller's memory
+  }
   given_.gamma = lr;
   measure(context_.comm->engine().clock().now_ns());
   std::vector<OpRef> ops;

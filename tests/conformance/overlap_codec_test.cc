@@ -7,6 +7,7 @@
 
 #include "core/codec/codec.h"
 #include "core/state/overlap_state.h"
+#include "tests/conformance/overlap_worlds.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/ordered_transport.h"
 #include "tests/support/overlap_model.h"
@@ -20,28 +21,7 @@ std::string with_codec(const std::string& codec) {
   return R"({"first_bucket_bytes": 100, "bucket_bytes": 150000, "codec": )" + codec + "}";
 }
 
-class OverlapCodec : public ::testing::TestWithParam<std::tuple<std::string, int32_t>> {
- protected:
-  OverlapCodec() { ordered_calls_ascend = false; }
-  ~OverlapCodec() override {
-    ordered_calls_ascend = true;
-    EXPECT_TRUE(take_ordered_violations().empty());
-  }
-  void run(const std::function<void(const std::shared_ptr<Comm>&)>& body) {
-    const auto caught_errors = [&](const std::shared_ptr<Comm>& comm) -> Status {
-      try {
-        body(comm);
-      } catch (const RankError& e) {
-        comm->abort(e.what());
-        return error(Code::kInternal, "{}", e.what());
-      }
-      return ok_status();
-    };
-    const Status status =
-        run_world(world_of(std::get<0>(GetParam()), std::get<1>(GetParam())), caught_errors);
-    EXPECT_TRUE(status.ok()) << status.text();
-  }
-};
+class OverlapCodec : public OverlapWorlds {};
 
 // A codec of its own for each bucket of an overlap.
 class CodecPerBucket {

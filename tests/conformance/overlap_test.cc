@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "tests/conformance/overlap_worlds.h"
 #include "tests/support/calls.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/ordered_transport.h"
@@ -27,29 +28,7 @@ std::vector<uint64_t> shuffled(size_t n, uint32_t seed) {
   return order;
 }
 
-class Overlaps : public ::testing::TestWithParam<std::tuple<std::string, int32_t>> {
- protected:
-  // Messages that come after an input are issued behind those of later calls.
-  Overlaps() { ordered_calls_ascend = false; }
-  ~Overlaps() override {
-    ordered_calls_ascend = true;
-    EXPECT_TRUE(take_ordered_violations().empty());
-  }
-  void run(const std::function<void(const std::shared_ptr<Comm>&)>& body) {
-    const auto caught_errors = [&](const std::shared_ptr<Comm>& comm) -> Status {
-      try {
-        body(comm);
-      } catch (const RankError& e) {
-        comm->abort(e.what());
-        return error(Code::kInternal, "{}", e.what());
-      }
-      return ok_status();
-    };
-    const Status status =
-        run_world(world_of(std::get<0>(GetParam()), std::get<1>(GetParam())), caught_errors);
-    EXPECT_TRUE(status.ok()) << status.text();
-  }
-};
+class Overlaps : public OverlapWorlds {};
 
 // Every rank in an order of its own, several at a time.
 void round_in_any_order(OverlapModel& model, const Values& mine, uint32_t seed, ReduceOp reduce) {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 
+#include "tests/faults/killed_rank.h"
 #include "tests/ranks/capi_outer_model.h"
 #include "tests/support/kill_campaign.h"
 
@@ -15,25 +16,6 @@ namespace sotto::test {
 namespace {
 
 constexpr uint32_t kKills = kSanitized ? 2 : 6;
-constexpr auto kDestroying = std::chrono::seconds(kSanitized ? 5 : 1);
-
-sotto_comm* new_comm(sotto_context* context, const ProcessRank& self, const KillTask& task) {
-  sotto_unique_id id = {};
-  if (self.rank == 0) {
-    OK(sotto_unique_id_create(context, &id));
-    publish(task.id_file, &id, sizeof id);
-  } else {
-    require(await_published(task.id_file, &id, sizeof id, task.timeout_us / 1000), "no id");
-  }
-  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
-  config.rank = self.rank;
-  config.size = self.size;
-  config.id = &id;
-  config.timeout_us = task.timeout_us;
-  sotto_comm* comm = nullptr;
-  OK(sotto_comm_create(context, &config, &comm));
-  return comm;
-}
 
 // What both kinds of ranks do behind the failure.
 void end_with(sotto_status status, std::string text, const std::function<sotto_status()>& step,

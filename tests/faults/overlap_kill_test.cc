@@ -8,33 +8,14 @@
 #include <algorithm>
 #include <chrono>
 
-#include "tests/ranks/capi_support.h"
+#include "tests/faults/killed_rank.h"
 #include "tests/support/kill_campaign.h"
 
 namespace sotto::test {
 namespace {
 
 constexpr uint32_t kKills = kSanitized ? 2 : 8;
-constexpr auto kDestroying = std::chrono::seconds(kSanitized ? 5 : 1);
 constexpr uint64_t kGradients = 6;
-
-sotto_comm* new_comm(sotto_context* context, const ProcessRank& self, const KillTask& task) {
-  sotto_unique_id id = {};
-  if (self.rank == 0) {
-    OK(sotto_unique_id_create(context, &id));
-    publish(task.id_file, &id, sizeof id);
-  } else {
-    require(await_published(task.id_file, &id, sizeof id, task.timeout_us / 1000), "no id");
-  }
-  sotto_comm_config config = SOTTO_COMM_CONFIG_INIT;
-  config.rank = self.rank;
-  config.size = self.size;
-  config.id = &id;
-  config.timeout_us = task.timeout_us;
-  sotto_comm* comm = nullptr;
-  OK(sotto_comm_create(context, &config, &comm));
-  return comm;
-}
 
 // A round; with the text of the first call that failed.
 sotto_status round_of(sotto_overlap* overlap, std::vector<std::vector<float>>& gradients,

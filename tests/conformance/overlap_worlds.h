@@ -1,0 +1,42 @@
+// Overlaps on every kind of world.
+#pragma once
+
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <tuple>
+
+#include "tests/support/core_ranks.h"
+#include "tests/support/ordered_transport.h"
+#include "tests/support/ranks.h"
+
+namespace sotto::test {
+
+// A kind of world and a number of ranks.
+class OverlapWorlds : public ::testing::TestWithParam<std::tuple<std::string, int32_t>> {
+ protected:
+  // Messages that come after an input are issued behind those of later calls.
+  OverlapWorlds() { ordered_calls_ascend = false; }
+  ~OverlapWorlds() override {
+    ordered_calls_ascend = true;
+    EXPECT_TRUE(take_ordered_violations().empty());
+  }
+  void run(const std::function<void(const std::shared_ptr<Comm>&)>& body) {
+    const auto caught_errors = [&](const std::shared_ptr<Comm>& comm) -> Status {
+      try {
+        body(comm);
+      } catch (const RankError& e) {
+        comm->abort(e.what());
+        return error(Code::kInternal, "{}", e.what());
+      }
+      return ok_status();
+    };
+    const Status status =
+        run_world(world_of(std::get<0>(GetParam()), std::get<1>(GetParam())), caught_errors);
+    EXPECT_TRUE(status.ok()) << status.text();
+  }
+};
+
+}  // namespace sotto::test
