@@ -9,6 +9,8 @@
 namespace sotto {
 namespace {
 
+constexpr size_t kMaxRanksNamed = 8;  // in a text
+
 // Words longer than this are compared by their beginning alone: the cost is the product of the
 // lengths.
 constexpr size_t kMaxCompared = 128;
@@ -89,6 +91,14 @@ std::string printable(std::string_view text, size_t max_bytes) {
       i += length;
     }
   }
+  return out;
+}
+
+std::string list_of_ranks(const std::vector<size_t>& ranks) {
+  const size_t shown = std::min(ranks.size(), kMaxRanksNamed);
+  std::string out;
+  for (size_t i = 0; i < shown; ++i) out += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+  if (ranks.size() > shown) out += fmt::format(" and {} more", ranks.size() - shown);
   return out;
 }
 

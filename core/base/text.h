@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace sotto {
 
@@ -20,5 +21,8 @@ bool is_utf8(std::string_view text);
 // The text fit for one line of a message: control characters and bytes that are not UTF-8 as \xNN,
 // cut after max_bytes bytes of input with "..." behind.
 std::string printable(std::string_view text, size_t max_bytes = 80);
+
+// "1, 3, 5", and how many more there are than a text has room for.
+std::string list_of_ranks(const std::vector<size_t>& ranks);
 
 }  // namespace sotto

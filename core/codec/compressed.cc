@@ -1,6 +1,7 @@
 #include "core/codec/compressed.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "core/codec/coding.h"
 #include "core/plan/collectives.h"
@@ -63,7 +64,9 @@ void encode_and_send(SectionRun& s) {
     for (const LayoutSegment& segment : s.segments(k)) {
       // Row `me` of rows lies where the own chunk lies in the flat space.
       const uint32_t to = k == x.me ? x.rows : x.outgoing;
-      x.r.encode(x.layout.worker_pieces(k, segment),
+      std::vector<Piece> pieces = x.layout.worker_pieces(k, segment);
+      if (x.r.late != nullptr) x.r.late->need(pieces);
+      x.r.encode(std::move(pieces),
                  {to, 0, x.worker_blocks, x.worker_flags, uint64_t{4} * s.index});
       if (k != x.me) x.b.send(static_cast<int32_t>(k), x.payload_of(x.outgoing, segment), s.round1);
     }
@@ -195,6 +198,25 @@ void emit_server_reset(Exchange& x, uint32_t gate) {
   reset(x.r.slots.server_scale, x.layout.instances() * 4);
 }
 
+// The sections in the order in which they are emitted, the same on all ranks.
+std::vector<uint32_t> section_order(const CompressedRequest& r) {
+  const CompressedLayout& layout = *r.layout;
+  std::vector<uint32_t> order(layout.sections().size());
+  std::iota(order.begin(), order.end(), 0u);
+  if (r.late == nullptr) return order;
+  std::vector<uint32_t> last;  // input, by section
+  for (uint32_t s = 0; s < order.size(); ++s) {
+    uint32_t input = 0;
+    for (uint32_t k = 0; k < layout.ranks(); ++k) {
+      for (const LayoutSegment& segment : layout.segments(s, k, segment_elements(0, 1)))
+        input = std::max(input, r.late->last(layout.worker_pieces(k, segment)));
+    }
+    last.push_back(input);
+  }
+  std::ranges::stable_sort(order, {}, [&](uint32_t s) { return last[s]; });
+  return order;
+}
+
 Exchange make_exchange(PlanBuilder& b, const CompressedRequest& r) {
   const CompressedLayout& layout = *r.layout;
   const PayloadUnit unit = payload_unit(r.kind, r.block);
@@ -252,13 +274,17 @@ CompressedSlots add_codec_slots(PlanBuilder& b, const CompressedLayout& layout,
   const auto per_instance = [&](uint64_t bytes) {
     return has_scales ? b.bound(layout.instances() * bytes) : kNoSlot;
   };
+  // What encoders change.
+  const auto of_workers = [&](uint64_t bytes) {
+    return b.keeps_state() ? b.kept(bytes) : b.bound(bytes);
+  };
   const auto result = [&](uint64_t bytes) {
     return has_scales ? b.bound(bytes) : b.scratch(bytes);
   };
   CompressedSlots s;
-  s.worker = errors(layout.compressed_elements());
+  if (codec.residual) s.worker = of_workers(layout.compressed_elements() * 4);
   if (codec.row().sparse) return s;
-  s.worker_scale = per_instance(4);
+  if (has_scales) s.worker_scale = of_workers(layout.instances() * 4);
   s.server = errors(layout.chunk_elements());
   s.server_scale = per_instance(4);
   s.server_next = errors(layout.chunk_elements());
@@ -282,10 +308,11 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
   const bool gate_per_section = codec_row(r.kind).scales;
   CompressedResult result;
   result.worker_messages = x.worker_messages;
+  const std::vector<uint32_t> order = section_order(r);
   for (uint32_t i = 0; i < n; ++i) {
     // On transports that match by order the first exchange of a section comes before the second of
     // the section before it.
-    SectionRun s{x, i, x.layout.sections()[i], first_round + (i == 0 ? 0 : 2 * i - 1),
+    SectionRun s{x, order[i], x.layout.sections()[order[i]], first_round + (i == 0 ? 0 : 2 * i - 1),
                  first_round + std::min(2 * i + 2, 2 * n - 1)};
     encode_and_send(s);
     exchange_scales(s,
@@ -309,7 +336,7 @@ CompressedResult emit_compressed_all_reduce(PlanBuilder& b, const CompressedRequ
     result.gate_workers = gate_all(x, x.worker_messages, r.prior, kSkipNonfinite);
   result.gate = gate_all(x, slots.messages, {result.gate_workers, 0, kCommit}, kSkipServer);
   emit_server_reset(x, result.gate);
-  x.coding.undo(b, r);
+  if (!b.keeps_state()) x.coding.undo(b, r);
   return result;
 }
 

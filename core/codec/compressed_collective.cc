@@ -48,6 +48,7 @@ CompressedMean ServerCoding::mean(PlanBuilder& b, const CompressedMeanRequest& r
   r.segment_bytes = request.segment_bytes;
   r.kind = request.codec.kind;
   r.block = request.codec.block;
+  r.late = request.late;
   r.encode = [&](std::vector<Piece> pieces, const EncodeTarget& to) {
     encode(b, request, mean.slots, std::move(pieces), to);
   };

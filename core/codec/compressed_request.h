@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/codec/compressed_layout.h"
-#include "core/plan/builder.h"
+#include "core/plan/late_inputs.h"
 
 namespace sotto {
 
@@ -46,6 +46,9 @@ struct CompressedRequest {
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
   CodecKind kind = CodecKind::kOnebit;
   uint32_t block = 0;  // of codecs with blocks
+  // The builder keeps state then. Not null: what is encoded is inputs that arrive. Sections go in
+  // the order in which what they need arrives.
+  const LateInputs* late = nullptr;
   // Emits the encoder of one run and its undo.
   std::function<void(std::vector<Piece> pieces, const EncodeTarget& to)> encode;
 };
@@ -80,6 +83,7 @@ struct CompressedMeanRequest {
   // written as it arrives, and worth nothing unless CompressedResult::gate says kCommit.
   bool commits = false;
   uint64_t segment_bytes = 256 * 1024;  // 0: messages are not cut
+  const LateInputs* late = nullptr;     // as CompressedRequest::late
 };
 
 struct CompressedMean {

@@ -42,6 +42,7 @@ class Gather {
     flags_ = b_.scratch(4);
     b_.fill({flags_, 0, 4}, 0);
     b_.stage(Stage::kGather);
+    if (r_.late != nullptr) order_runs();
     for (const SparseRun& run : runs_) encode_and_send(mean.slots, run);
     receive();
     b_.stage(Stage::kOther);
@@ -93,6 +94,12 @@ class Gather {
     }
   }
 
+  // Runs whose inputs arrive first come first.
+  void order_runs() {
+    std::ranges::stable_sort(runs_, {},
+                             [this](const SparseRun& run) { return r_.late->last(run.pieces); });
+  }
+
   // Payload of a rank. Of every run the rows of all ranks lie together.
   Region row(const SparseRun& run, uint32_t rank) const {
     return {rows_, run.begin * ranks_ + rank * run.bytes, run.bytes};
@@ -111,6 +118,7 @@ class Gather {
 
   void encode_and_send(const CompressedSlots& slots, const SparseRun& run) {
     const Region own = row(run, me_);
+    if (r_.late != nullptr) r_.late->need(run.pieces);
     b_.kernel_with_undo<kernels::SparseEncode>(
         {.x = list(r_.in, Access::kRead, 32),
          .e = flat(slots.worker, Access::kReadWrite, 32),

@@ -17,6 +17,7 @@
 #include "core/base/status.h"
 #include "core/config/hyper_parameters.h"
 #include "core/config/outer.h"
+#include "core/config/overlap.h"
 
 namespace sotto {
 
@@ -145,7 +146,8 @@ struct SottoConfig : OneBitConfig {
   // Of the gradients' average of types that are not 1-bit; nothing: full precision.
   std::optional<CodecSettings> gradient_codec;
   std::vector<GroupOverride> param_groups;
-  std::optional<OuterConfig> outer;  // nothing: there are no outer steps
+  std::optional<OuterConfig> outer;      // nothing: there are no outer steps
+  std::optional<OverlapConfig> overlap;  // of steps; nothing: the file does not ask for it
 };
 
 // The batch keys of a file.

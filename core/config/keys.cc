@@ -287,6 +287,7 @@ constexpr KeySpec kTable[] = {
      "type of momentum and variance between steps (SGD, Adam, AdamW, Lion)"},
     {kSotto, "gradient_codec", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "outer", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
+    {kSotto, "overlap", kAll, kObject, true, kNoRange, "", kActs, "see its keys"},
     {kSotto, "param_groups", kAll, kObjectList, false, kNoRange, "", kActs, "hyper-parameters of group 0, 1, ..."},
 
     {kGroup, "lr", kAll, kNumber, false, kNotNegative, "", kActs, "this group's learning rate; a scheduler overrides it"},

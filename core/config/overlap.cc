@@ -38,7 +38,9 @@ std::string_view overlap_unused_name(OverlapUnused unused) {
   return unused == OverlapUnused::kError ? "error" : "zero";
 }
 
-Result<OverlapConfig> parse_overlap(std::string_view text) {
+namespace {
+
+Result<OverlapConfig> parse(std::string_view text, const auto& read) {
   std::string twice;
   const Json json = parse_plain(text, &twice);
   if (json.is_discarded()) return invalid_argument("overlap: the description is no JSON");
@@ -47,16 +49,71 @@ Result<OverlapConfig> parse_overlap(std::string_view text) {
   if (!json.is_object())
     return invalid_argument("overlap: found {}, allowed is an object", json_text(json));
   Findings findings;
-  SOTTO_ASSIGN(const ObjectReader reader,
-               ObjectReader::open(json, ConfigSection::kOverlap, ~0u, "overlap", findings));
+  return read(json, findings);
+}
+
+Result<ObjectReader> read_buckets(const Json& json, const std::string& path, OverlapConfig* config,
+                                  Findings& findings) {
+  SOTTO_ASSIGN(ObjectReader reader,
+               ObjectReader::open(json, ConfigSection::kOverlap, ~0u, path, findings));
+  reader.get("first_bucket_bytes", config->first_bucket_bytes);
+  reader.get("bucket_bytes", config->bucket_bytes);
+  read_word(reader, "order", config->order);
+  read_word(reader, "unused", config->unused);
+  return reader;
+}
+
+}  // namespace
+
+Result<OverlapConfig> parse_overlap(std::string_view text) {
+  return parse(text, [](const Json& json, Findings& findings) -> Result<OverlapConfig> {
+    OverlapConfig config;
+    SOTTO_ASSIGN(const ObjectReader reader, read_buckets(json, "overlap", &config, findings));
+    config.wire = dtype_of_word(reader.word("wire"));
+    SOTTO_TRY(read_overlap_codec(reader, config, findings));
+    return config;
+  });
+}
+
+Result<OverlapConfig> parse_step_overlap(std::string_view text, const Config& optimizer) {
+  return parse(text, [&](const Json& json, Findings& findings) {
+    return read_step_overlap(json, "overlap", optimizer, findings);
+  });
+}
+
+Result<OverlapConfig> read_step_overlap(const Json& json, const std::string& path,
+                                        const Config& optimizer, Findings& findings) {
   OverlapConfig config;
-  reader.get("first_bucket_bytes", config.first_bucket_bytes);
-  reader.get("bucket_bytes", config.bucket_bytes);
-  read_word(reader, "order", config.order);
-  read_word(reader, "unused", config.unused);
-  config.wire = dtype_of_word(reader.word("wire"));
-  SOTTO_TRY(read_overlap_codec(reader, config, findings));
+  SOTTO_ASSIGN(const ObjectReader reader, read_buckets(json, path, &config, findings));
+  const bool one_bit = optimizer_is_one_bit(optimizer.optimizer.kind);
+  if (reader.find("codec") != nullptr) {
+    return findings.fail(
+        reader.path_of("codec"),
+        one_bit ? "found with a 1-bit optimizer, which compresses gradients itself; leave it out"
+                : "rounds are steps of the optimizer, which says what gradients are compressed "
+                  "with: set sotto.gradient_codec");
+  }
+  if (reader.find("wire") != nullptr) {
+    return findings.fail(reader.path_of("wire"),
+                         "rounds are steps of the optimizer, which says what gradients are on the "
+                         "wire: set communication_data_type");
+  }
+  if (!one_bit || optimizer.sotto.granularity != Granularity::kBucket) return config;
+  for (const std::string_view key : {"first_bucket_bytes", "bucket_bytes"}) {
+    if (reader.find(key) == nullptr) continue;
+    return findings.fail(reader.path_of(key),
+                         "buckets of a 1-bit optimizer are those that have scales of their own: "
+                         "set sotto.bucket_elements");
+  }
+  config.bucket_bytes = config.first_bucket_bytes = optimizer.sotto.bucket_elements * 4;
   return config;
+}
+
+Json overlap_json(const OverlapConfig& config) {
+  return {{"first_bucket_bytes", config.first_bucket_bytes},
+          {"bucket_bytes", config.bucket_bytes},
+          {"order", overlap_order_name(config.order)},
+          {"unused", overlap_unused_name(config.unused)}};
 }
 
 }  // namespace sotto

@@ -1,5 +1,5 @@
-// What sotto_overlap_create takes: how gradients are cut into buckets, and what they are on the
-// wire.
+// What sotto_overlap_create and "sotto": {"overlap"} take: how gradients are cut into buckets, and
+// what they are on the wire.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +11,8 @@
 #include "core/base/status.h"
 
 namespace sotto {
+
+struct Config;
 
 // In which order buckets are launched: that of registration or its reverse; or, from the round
 // behind the first that has ended well on, the one in which gradients became ready on rank 0.
@@ -33,5 +35,8 @@ std::string_view overlap_unused_name(OverlapUnused unused);
 // json: what sotto_overlap_create documents. INVALID_ARGUMENT names the key
 // ("overlap.bucket_bytes"), what was found and what is allowed.
 Result<OverlapConfig> parse_overlap(std::string_view json);
+// The same of rounds that are steps of an optimizer with this configuration, which says what is on
+// the wire and, of 1-bit types with buckets, how large these are.
+Result<OverlapConfig> parse_step_overlap(std::string_view json, const Config& optimizer);
 
 }  // namespace sotto

@@ -355,6 +355,7 @@ Result<std::string> config_report(std::string_view text, uint64_t world_size, ui
   out["sotto"] = sotto_json(config);
   out["outer"] =
       config.sotto.outer ? outer_json(*config.sotto.outer, world_size, n_params) : Json(nullptr);
+  out["overlap"] = config.sotto.overlap ? overlap_json(*config.sotto.overlap) : Json(nullptr);
   out["stages"] = stages_json(config, request);
   out["run"] = run_json(config);
   out["memory_bytes"] = memory_json(config, request);

@@ -17,6 +17,9 @@ Status read_scheduler(const Json& object, Config& config, Findings& findings);
 Status read_sotto(const Json& object, Config& config, Findings& findings);
 Result<CodecSettings> read_codec(const Json& object, const std::string& path, Findings& findings);
 Result<OuterConfig> read_outer(const Json& object, const std::string& path, Findings& findings);
+// Of the "sotto" section; of an optimizer whose keys have been read.
+Result<OverlapConfig> read_step_overlap(const Json& object, const std::string& path,
+                                        const Config& optimizer, Findings& findings);
 // What outer steps and the rest of a file have to do with each other.
 Status check_outer_in_file(const Config& config, Findings& findings);
 void warn_outer_in_file(const Config& config, Findings& findings);
@@ -53,6 +56,7 @@ std::vector<Obstacle> find_obstacles(const OuterConfig& outer, std::string_view 
 // Parts of a report. 0: unknown.
 Json codec_json(const CodecSettings& codec);
 Json outer_json(const OuterConfig& outer, uint64_t world, uint64_t n_params);
+Json overlap_json(const OverlapConfig& overlap);
 
 std::string_view zero_variance_policy_name(ZeroVariancePolicy policy);
 std::string_view checkpoint_name(CheckpointErrors checkpoint);

@@ -219,6 +219,15 @@ Status read_sotto(const Json& object, Config& config, Findings& findings) {
   if (const Json* outer = reader.find("outer")) {
     SOTTO_ASSIGN(sotto.outer, read_outer(*outer, reader.path_of("outer"), findings));
   }
+  if (const Json* overlap = reader.find("overlap")) {
+    const std::string path = reader.path_of("overlap");
+    if (sotto.outer) {
+      return findings.fail(path,
+                           "found together with sotto.outer, whose steps are local: no gradient is "
+                           "sent; leave one of them out");
+    }
+    SOTTO_ASSIGN(sotto.overlap, read_step_overlap(*overlap, path, config, findings));
+  }
   warn_of_idle_keys(reader, config, findings);
   const Json* groups = reader.find("param_groups");
   for (size_t i = 0; groups != nullptr && i < groups->size(); ++i) {

@@ -10,8 +10,6 @@
 namespace sotto {
 namespace {
 
-constexpr size_t kMaxRanksNamed = 8;
-
 // What a rank says about the optimizer that it is creating: its hashes, or why it refuses.
 struct CreationWord {
   int32_t code = 0;
@@ -99,14 +97,6 @@ Status name_other_values(Comm& comm, OpKind kind, const CreationTerms& mine) {
 }
 
 }  // namespace
-
-std::string list_of_ranks(const std::vector<size_t>& ranks) {
-  const size_t shown = std::min(ranks.size(), kMaxRanksNamed);
-  std::string out;
-  for (size_t i = 0; i < shown; ++i) out += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
-  if (ranks.size() > shown) out += fmt::format(" and {} more", ranks.size() - shown);
-  return out;
-}
 
 Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler& loss_scaler,
                                      int32_t ranks) {

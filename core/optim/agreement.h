@@ -30,7 +30,4 @@ Result<CreationTerms> creation_terms(const OptimizerData& data, const LossScaler
 // Collective.
 Status agree(Comm& comm, OpKind kind, const Result<CreationTerms>& mine);
 
-// "1, 3, 5", and how many more there are than a text has room for.
-std::string list_of_ranks(const std::vector<size_t>& ranks);
-
 }  // namespace sotto

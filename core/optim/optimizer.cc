@@ -167,6 +167,7 @@ Status Optimizer::set_frozen(std::span<const uint8_t> frozen) {
   SOTTO_TRY(algorithm_->freeze(flags));
   data_.parameters.set_frozen(std::move(flags));
   prepared_.clear();
+  ++prepared_for_;
   return ok_status();
 }
 
@@ -187,8 +188,8 @@ Result<OptimInfo> Optimizer::info() {
   info.skipped_steps = outcomes_.skipped;
   info.loss_scale = loss_scaler_.scale();
   info.micro_batches = accumulation_.done;
-  SOTTO_ASSIGN(const Prepared* p, prepared(algorithm_->next()));
-  PeerTraffic total = p->plan->plan().traffic.total;
+  SOTTO_ASSIGN(const Plan* plan, next_plan(nullptr));
+  PeerTraffic total = plan->traffic.total;
   if (outer_ != nullptr) {
     SOTTO_ASSIGN(total, outer_->next_traffic());
     info.state_bytes = outer_->state_bytes();
@@ -196,7 +197,7 @@ Result<OptimInfo> Optimizer::info() {
   info.payload_bytes_next_step = total.payload_bytes_sent;
   info.header_bytes_next_step = total.header_bytes_sent + total.metadata_bytes_sent;
   info.state_bytes += data_.arrays.bytes() + data_.compressed.bytes();
-  for (const auto& [variant, plan] : prepared_) info.state_bytes += plan.plan->held_bytes();
+  for (const auto& [variant, step] : prepared_) info.state_bytes += step.plan->held_bytes();
   return info;
 }
 

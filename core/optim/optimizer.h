@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "core/optim/algorithm.h"
+#include "core/optim/late_steps.h"
 #include "core/optim/loss_scale.h"
 #include "core/optim/named_arrays.h"
 #include "core/optim/optimizer_data.h"
@@ -66,6 +67,14 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // graph, the step is recorded and does not happen (replay). With outer steps the operation ends
   // when parameters may be used; averages go on behind it.
   Result<OpRef> step(const CallOptions& options);
+  // A step whose gradients arrive as inputs of its operation, in the order of `late.gradients`, and
+  // then the owner's message; `late` is of this optimizer's ranks and outlives the step. Scalars
+  // are those of now. CANCELLED if a rank has withdrawn. INVALID_STATE: the stream is captured, or
+  // there are outer steps.
+  Result<OpRef> begin(const CallOptions& options, const std::shared_ptr<LateSteps>& late,
+                      std::shared_ptr<RoundOwner> owner);
+  // The plan of the next step.
+  Result<const Plan*> next_plan(LateSteps* late);
   // A recorded step of this optimizer happens with the next launch of its graph. INVALID_STATE: the
   // next step is not like the recorded one, or has other memory; see Engine::replay.
   Status replay(const OpRef& op);
@@ -127,15 +136,12 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   // Of its steps; with outer steps, of this rank alone.
   const std::shared_ptr<Comm>& comm() const { return data_.comm; }
   const std::shared_ptr<Device>& device() const { return data_.access.device(); }
+  const ParameterSet& parameters() const { return data_.parameters; }
 
  private:
   class StepHooks;
   class CapturedHooks;
-  struct Prepared {
-    std::shared_ptr<PreparedPlan> plan;
-    StepSlots slots;
-    StepVerdict verdict;
-  };
+  using Prepared = PreparedStep;
   // Micro-batches before a step.
   struct Accumulation {
     uint64_t steps = 0;  // gradient_accumulation_steps; 0: not given
@@ -169,12 +175,19 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   bool accumulated(const StepVariant& variant) const {
     return accumulation_.done > 0 && variant.update;
   }
-  Result<Prepared*> prepared(const StepVariant& variant);
+  // What a step needs whose call is right. The stage that it begins can begin.
+  Result<StepVariant> next_step() const;
+  // late: null: gradients are there.
+  Result<Prepared*> prepared(const StepVariant& variant, LateSteps* late);
   Result<Prepared> prepare(const StepVariant& variant, bool accumulated,
-                           const std::shared_ptr<Device>& device) const;
+                           const std::shared_ptr<Device>& device, const LateSteps* late) const;
   void bind(Run& run, const Prepared& prepared, const StepVariant& variant) const;
   OpSignature signature(const StepVariant& variant) const;
   Result<OpRef> launch(const StepVariant& variant, CallOptions options);
+  Result<OpRef> launch_late(const StepVariant& variant, CallOptions options, LateSteps& late,
+                            std::shared_ptr<RoundOwner> owner);
+  Result<OpRef> start(Comm& comm, Prepared* p, const StepVariant& variant, CallOptions options,
+                      const OpSignature& signature, std::shared_ptr<RoundOwner> owner);
   Result<OpRef> capture(const StepVariant& variant, CallOptions options,
                         std::shared_ptr<GraphCapture> graph);
   Status bind_again(const CapturedHooks& recorded, Run& run) const;
@@ -186,9 +199,10 @@ class Optimizer : public std::enable_shared_from_this<Optimizer> {
   OptimizerData data_;
   std::shared_ptr<Comm> group_;  // that has created it; with outer steps data_.comm is another one
   std::unique_ptr<Algorithm> algorithm_;
-  std::shared_ptr<OuterSteps> outer_;                      // null: there are none
-  bool followed_ = false;                                  // the step in flight, by outer steps
-  std::map<std::pair<uint8_t, bool>, Prepared> prepared_;  // by variant; bool: with micro-batches
+  std::shared_ptr<OuterSteps> outer_;  // null: there are none
+  bool followed_ = false;              // the step in flight, by outer steps
+  PreparedSteps prepared_;
+  uint64_t prepared_for_ = 0;  // counts what makes earlier plans invalid
   Accumulation accumulation_;
   LossScaler loss_scaler_;
   Outcomes outcomes_;

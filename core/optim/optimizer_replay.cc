@@ -57,7 +57,7 @@ Result<OpRef> Optimizer::capture(const StepVariant& variant, CallOptions options
         "CUDA graph; let it happen first",
         data_.step + 1);
   }
-  SOTTO_ASSIGN(Prepared p, prepare(variant, accumulated(variant), graph));
+  SOTTO_ASSIGN(Prepared p, prepare(variant, accumulated(variant), graph, nullptr));
   const std::shared_ptr<PreparedPlan> plan = p.plan;
   OpSignature s = signature(variant);
   s.tag = options.tag;

@@ -243,6 +243,7 @@ Status Optimizer::apply(const OptimSnapshot& s, StateErrors errors, const ArrayS
   data_.step = s.step;
   accumulation_.done = 0;
   prepared_.clear();
+  ++prepared_for_;
   outcomes_ = {};
   outcomes_.skipped = s.skipped_steps;
   user_state_ = s.user;

@@ -52,36 +52,58 @@ std::string nonfinite_text(const OptimizerData& data, bool silent, std::span<con
   const bool averaged = ranks.empty();
   return fmt::format("optimizer step {}: NaN or Inf {}{}{}; nothing was updated", data.step + 1,
                      averaged ? "in the averaged gradient" : "met by rank ", who,
-                     data.parameters.first_nonfinite_gradient());
+                     verdict.round_message_bytes == 0
+                         ? data.parameters.first_nonfinite_gradient()
+                         : "");  // where they were is not known any more
 }
 
 }  // namespace
 
 class Optimizer::StepHooks final : public OpHooks {
  public:
+  // owner: null: the gradients are there.
   StepHooks(std::shared_ptr<Optimizer> optimizer, const StepVariant& variant,
-            const StepVerdict& verdict)
-      : optimizer_(std::move(optimizer)), variant_(variant), verdict_(verdict) {}
+            const StepVerdict& verdict, std::shared_ptr<RoundOwner> owner)
+      : optimizer_(std::move(optimizer)),
+        variant_(variant),
+        verdict_(verdict),
+        owner_(std::move(owner)) {}
   void on_complete(Status& status, std::span<const std::byte> bytes) noexcept override {
     optimizer_->completed(variant_, verdict_, status, bytes);
+    if (owner_ == nullptr) return;
+    const auto part = [&](uint64_t first, uint64_t n) {
+      return bytes.empty() ? bytes : bytes.subspan(first, n);
+    };
+    owner_->ended(status, part(verdict_.round_messages, verdict_.round_message_bytes),
+                  part(verdict_.first_order, verdict_.first_order_bytes));
   }
 
  private:
   std::shared_ptr<Optimizer> optimizer_;
   StepVariant variant_;
   StepVerdict verdict_;
+  std::shared_ptr<RoundOwner> owner_;
 };
 
-Result<Optimizer::Prepared*> Optimizer::prepared(const StepVariant& variant) {
+Result<PreparedStep*> Optimizer::prepared(const StepVariant& variant, LateSteps* late) {
+  if (late != nullptr && std::exchange(late->prepared_for, prepared_for_) != prepared_for_)
+    late->prepared.clear();
+  PreparedSteps& steps = late == nullptr ? prepared_ : late->prepared;
   const std::pair key(variant.number, accumulated(variant));
-  if (const auto it = prepared_.find(key); it != prepared_.end()) return &it->second;
-  SOTTO_ASSIGN(Prepared p, prepare(variant, key.second, data_.access.device()));
-  return &prepared_.insert_or_assign(key, std::move(p)).first->second;
+  if (const auto it = steps.find(key); it != steps.end()) return &it->second;
+  SOTTO_ASSIGN(Prepared p, prepare(variant, key.second, data_.access.device(), late));
+  return &steps.insert_or_assign(key, std::move(p)).first->second;
 }
 
-Result<Optimizer::Prepared> Optimizer::prepare(const StepVariant& variant, bool accumulated,
-                                               const std::shared_ptr<Device>& device) const {
+Result<PreparedStep> Optimizer::prepare(const StepVariant& variant, bool accumulated,
+                                        const std::shared_ptr<Device>& device,
+                                        const LateSteps* late) const {
+  const Comm& comm = late == nullptr ? *data_.comm : *late->comm;
   StepShape shape = data_.step_shape();
+  if (late != nullptr) {
+    shape.late = &late->gradients;
+    shape.average.native = comm.native();
+  }
   shape.loss_scaled = loss_scaler_.enabled();
   if (algorithm_->compresses_gradients()) shape.average.codec = data_.codec;
   shape.accumulated = accumulated;
@@ -91,7 +113,7 @@ Result<Optimizer::Prepared> Optimizer::prepare(const StepVariant& variant, bool 
   Prepared p;
   p.slots = std::move(step.slots);
   p.verdict = step.verdict;
-  SOTTO_ASSIGN(p.plan, data_.comm->prepare(std::move(step.plan), device));
+  SOTTO_ASSIGN(p.plan, comm.prepare(std::move(step.plan), device));
   return p;
 }
 
@@ -155,7 +177,12 @@ Status Optimizer::check_whole() const {
   return invalid_state("the last import ended in the middle of the state; import one first");
 }
 
-Result<OpRef> Optimizer::step(const CallOptions& options) {
+Result<const Plan*> Optimizer::next_plan(LateSteps* late) {
+  SOTTO_ASSIGN(const Prepared* p, prepared(algorithm_->next(), late));
+  return &p->plan->plan();
+}
+
+Result<StepVariant> Optimizer::next_step() const {
   if (busy()) return error(Code::kBusy, kStepInFlight);
   SOTTO_TRY(check_whole());
   if (accumulation_.done != 0 && accumulation_.steps != 0 &&
@@ -165,7 +192,27 @@ Result<OpRef> Optimizer::step(const CallOptions& options) {
         "its own",
         accumulation_.steps, accumulation_.done + 1, accumulation_.done);
   }
-  const StepVariant variant = algorithm_->next();
+  return algorithm_->next();
+}
+
+Result<OpRef> Optimizer::begin(const CallOptions& options, const std::shared_ptr<LateSteps>& late,
+                               std::shared_ptr<RoundOwner> owner) {
+  SOTTO_ASSIGN(const StepVariant variant, next_step());
+  if (options.stream) {
+    SOTTO_ASSIGN(const std::shared_ptr<GraphCapture> graph,
+                 data_.access.device()->capture_graph(*options.stream));
+    if (graph != nullptr)
+      return invalid_state(
+          "the call's stream is being captured: a step whose gradients arrive while it runs is not "
+          "part of a graph");
+  }
+  if (variant.begins_stage) SOTTO_TRY(algorithm_->check_start());
+  followed_ = false;
+  return launch_late(variant, options, *late, std::move(owner));
+}
+
+Result<OpRef> Optimizer::step(const CallOptions& options) {
+  SOTTO_ASSIGN(const StepVariant variant, next_step());
   const double lr = data_.groups.lr(0);
   if (outer_ != nullptr) SOTTO_TRY(outer_->check(lr));
   if (options.stream) {
@@ -234,18 +281,42 @@ OpSignature Optimizer::signature(const StepVariant& variant) const {
 }
 
 Result<OpRef> Optimizer::launch(const StepVariant& variant, CallOptions options) {
+  SOTTO_ASSIGN(Prepared * p, prepared(variant, nullptr));
+  return start(*data_.comm, p, variant, std::move(options), signature(variant), nullptr);
+}
+
+Result<OpRef> Optimizer::launch_late(const StepVariant& variant, CallOptions options,
+                                     LateSteps& late, std::shared_ptr<RoundOwner> owner) {
+  SOTTO_ASSIGN(Prepared * p, prepared(variant, &late));
+  OpSignature s = signature(variant);
+  std::vector<uint64_t> inputs{late.gradients.observes};
+  for (const std::vector<uint32_t>& input : late.gradients.inputs) {
+    inputs.push_back(input.size());
+    inputs.insert(inputs.end(), input.begin(), input.end());
+  }
+  s.detail ^= static_cast<uint32_t>(hash64(inputs.data(), inputs.size() * sizeof(uint64_t)));
+  return start(*late.comm, p, variant, std::move(options), s, std::move(owner));
+}
+
+Result<OpRef> Optimizer::start(Comm& comm, Prepared* p, const StepVariant& variant,
+                               CallOptions options, const OpSignature& signature,
+                               std::shared_ptr<RoundOwner> owner) {
   if (options.timeout_us == 0 && data_.config.sotto.timeout_ms)
     options.timeout_us = static_cast<int64_t>(*data_.config.sotto.timeout_ms) * 1000;
-  SOTTO_ASSIGN(Prepared * p, prepared(variant));
-  OpSignature s = signature(variant);
+  OpSignature s = signature;
   s.tag = options.tag;
   in_flight_.store(true, std::memory_order_release);
-  auto hooks = data_.comm->engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict);
-  const auto bind_run = [&](Run& run) { bind(run, *p, variant); };
-  Result<OpRef> op =
-      accumulates(variant) || outer_ != nullptr
-          ? data_.comm->launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
-          : data_.comm->launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
+  auto hooks = comm.engine().pool().make<StepHooks>(shared_from_this(), variant, p->verdict, owner);
+  const auto bind_run = [&](Run& run) {
+    bind(run, *p, variant);
+    const RoundEnd& end = p->slots.end;
+    if (owner == nullptr) return;
+    owner->bound(static_cast<RoundMessage*>(run.bases[end.told]),
+                 end.order == kNoSlot ? nullptr : static_cast<uint32_t*>(run.bases[end.order]));
+  };
+  Result<OpRef> op = accumulates(variant) || outer_ != nullptr
+                         ? comm.launch_local(p->plan, std::ref(bind_run), std::move(hooks), options)
+                         : comm.launch(p->plan, s, std::ref(bind_run), std::move(hooks), options);
   if (!op.ok()) in_flight_.store(false, std::memory_order_release);
   return op;
 }
@@ -285,7 +356,10 @@ void Optimizer::completed(const StepVariant& variant, const StepVerdict& verdict
   } else {
     // The residual, if there is one, was taken back to S = 0; a server residual may have been
     // reset.
-    if (status.code() == Code::kNonfinite) {
+    const bool withdrawn =
+        !bytes.empty() && verdict.round_message_bytes != 0 &&
+        withdrawn_text(bytes.subspan(verdict.round_messages, verdict.round_message_bytes));
+    if (status.code() == Code::kNonfinite && !withdrawn) {  // its owner says who has withdrawn
       ++outcomes_.skipped;
       status = Status(Code::kNonfinite, nonfinite_text(data_, silent || local, bytes, verdict));
       // The other ranks know nothing of it and go on.

@@ -1,6 +1,8 @@
 #include "core/optim/step_frame.h"
 
+#include <algorithm>
 #include <cstddef>
+#include <iterator>
 #include <utility>
 
 #include "core/plan/collectives.h"
@@ -26,21 +28,57 @@ StepPlan build_accumulation(const StepShape& shape, bool first) {
 
 StepPlan build_dense_step(const StepShape& shape, const DenseUpdate& update, bool tensor_steps) {
   StepFrame frame(shape);
-  const GradientStage gradient = frame.average_gradients();
+  GradientStage gradient = frame.average_gradients();
+  gradient.word = frame.settle(gradient.word);
   update(frame, gradient);
   return frame.finish(gradient.word, frame.worker_messages(), tensor_steps);
 }
 
 StepFrame::StepFrame(const StepShape& shape) : StepOperands(shape) {
+  if (shape.late == nullptr) {
+    inputs_ = {tensor_numbers(tensors())};
+    arrived_ = 1;
+  } else {
+    builder().keep_state();
+    inputs_ = shape.late->inputs;
+    input_of_.resize(tensors());
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      for (const uint32_t t : inputs_[i]) input_of_[t] = static_cast<uint32_t>(i);
+    }
+    late_.last = [this](std::span<const Piece> pieces) {
+      uint32_t last = 0;
+      for (const Piece& p : pieces) {
+        if (p.tensor < input_of_.size()) last = std::max(last, input_of_[p.tensor]);
+      }
+      return last;
+    };
+    late_.need = [this](std::span<const Piece> pieces) { need_inputs(late_.last(pieces) + 1); };
+  }
   if (shape.accumulated) accumulate(false, step_scalar(offsetof(StepScalars, micro_factor)));
 }
 
 void StepFrame::accumulate(bool first, OperandRef factor) {
   slots().sums = add_padded_list(builder(), *shape().layout, Dtype::kF32);
   const GradientStage given = caller_gradients();
-  builder().kernel<kernels::Accumulate>(
-      {.x = given.operand(), .sum = list(slots().sums, Access::kReadWrite, 32), .factor = factor},
-      all_tensor_pieces(*shape().layout), AccumulateArgs{given.type, first});
+  on_arrival([this, given, factor, first](Tensors tensors) {
+    builder().kernel<kernels::Accumulate>(
+        {.x = given.operand(), .sum = list(slots().sums, Access::kReadWrite, 32), .factor = factor},
+        pieces_of(*shape().layout, tensors), AccumulateArgs{given.type, first});
+  });
+}
+
+void StepFrame::on_arrival(std::function<void(Tensors)> emit) {
+  for (size_t i = 0; i < arrived_; ++i) emit(inputs_[i]);
+  on_arrival_.push_back(std::move(emit));
+}
+
+void StepFrame::need_inputs(size_t count) {
+  for (; arrived_ < count; ++arrived_) {
+    std::vector<uint32_t> late;
+    for (const uint32_t t : inputs_[arrived_]) late.push_back(slots().grads + t);
+    builder().await(late);
+    for (const auto& emit : on_arrival_) emit(inputs_[arrived_]);
+  }
 }
 
 // Norm of the gradients (`norm`), or only the flags; shared with the other ranks (`exchange`); clip
@@ -48,6 +86,7 @@ void StepFrame::accumulate(bool first, OperandRef factor) {
 GradientStage StepFrame::clip_and_decide(GradientStage stage, bool exchange, bool norm,
                                          uint32_t flags) {
   const CompressedLayout& layout = *shape().layout;
+  if (norm) need_all();
   const uint64_t n_blocks = norm ? layout.tensor_blocks() : 0;
   const uint32_t block_sums = builder().scratch(std::max<uint64_t>(1, n_blocks) * 4);
   if (norm) {
@@ -130,7 +169,28 @@ GradientStage StepFrame::average_gradients() {
 }
 
 GradientStage StepFrame::average(const std::vector<uint32_t>& tensors, uint32_t flags) {
-  const FlatLayout dense = FlatLayout::concatenated(counts_of(*shape().layout), tensors);
+  AverageLists lists;
+  if (late() == nullptr) {
+    average_part(tensors, flags, &lists);
+  } else {
+    for (size_t i = 0; i < inputs_.size(); ++i) {
+      std::vector<uint32_t> part;
+      std::ranges::copy_if(inputs_[i], std::back_inserter(part),
+                           [&](uint32_t t) { return std::ranges::binary_search(tensors, t); });
+      need_inputs(i + 1);
+      if (!part.empty()) average_part(part, flags, &lists);
+    }
+  }
+  GradientStage stage;
+  stage.list = lists.scaled != kNoSlot ? lists.scaled : lists.averages;
+  stage.type = lists.scaled != kNoSlot ? Dtype::kF32 : shape().average.wire;
+  stage.own = stage.type == Dtype::kF32;
+  return stage;
+}
+
+void StepFrame::average_part(Tensors tensors, uint32_t flags, AverageLists* lists) {
+  const FlatLayout dense =
+      FlatLayout::concatenated(counts_of(*shape().layout), {tensors.begin(), tensors.end()});
   const bool scaled = shape().average.prescale != 1 || shape().average.postscale != 1;
   const GradientStage local = local_stage();
   FlatReduceRequest reduce;
@@ -146,29 +206,26 @@ GradientStage StepFrame::average(const std::vector<uint32_t>& tensors, uint32_t 
   reduce.native = shape().average.native;
   const uint64_t bytes = flat_reduce_bytes(reduce);
   const bool converts = local.type != reduce.dtype || shape().average.prescale != 1;
+  reduce.in_place = converts && packs_in_place(reduce);
   ScratchList summands{local.list};
   if (converts) {
-    summands = scratch_list(reduce.dtype, tensors, bytes);
+    uint32_t* const list = reduce.in_place ? &lists->averages : &lists->summands;
+    summands = scratch_list(reduce.dtype, tensors, bytes, *list);
+    *list = summands.list;
     convert(local.list, summands.list, {local.type, reduce.dtype, shape().average.prescale},
             tensors);
   }
-  reduce.in_place = converts && packs_in_place(reduce);
   const ScratchList averages =
-      reduce.in_place ? summands : scratch_list(reduce.dtype, tensors, bytes);
+      reduce.in_place ? summands : scratch_list(reduce.dtype, tensors, bytes, lists->averages);
+  lists->averages = averages.list;
   reduce.in_list = summands.list;
   reduce.out_flat = averages.flat;
   emit_flat_all_reduce(builder(), reduce);
-  GradientStage stage;
-  stage.list = averages.list;
-  stage.type = shape().average.wire;
-  if (shape().average.postscale != 1) {  // the product is not rounded to 16 bits again
-    stage.list = scratch_list(Dtype::kF32, tensors).list;
-    stage.type = Dtype::kF32;
-    convert(averages.list, stage.list,
-            {shape().average.wire, stage.type, shape().average.postscale}, tensors);
-  }
-  stage.own = stage.type == Dtype::kF32;
-  return stage;
+  if (shape().average.postscale == 1) return;
+  // The product is not rounded to 16 bits again.
+  lists->scaled = scratch_list(Dtype::kF32, tensors, 0, lists->scaled).list;
+  convert(averages.list, lists->scaled,
+          {shape().average.wire, Dtype::kF32, shape().average.postscale}, tensors);
 }
 
 // Error feedback is in units of the gradients themselves, so that it outlives a change of the loss
@@ -181,15 +238,18 @@ GradientStage StepFrame::compressed_average() {
   uint32_t in = local.list;
   if (local.type != Dtype::kF32 || shape().loss_scaled) {
     in = scratch_list(Dtype::kF32);  // not the averages: an undo reads it
-    builder().kernel<kernels::Accumulate>(
-        {.x = local.operand(),
-         .sum = list(in, Access::kWrite, 32),
-         .factor = shape().loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent()},
-        all_tensor_pieces(*shape().layout), AccumulateArgs{local.type, true});
+    const OperandRef factor =
+        shape().loss_scaled ? step_scalar(offsetof(StepScalars, unscale)) : absent();
+    on_arrival([this, local, in, factor](Tensors tensors) {
+      builder().kernel<kernels::Accumulate>(
+          {.x = local.operand(), .sum = list(in, Access::kWrite, 32), .factor = factor},
+          pieces_of(*shape().layout, tensors), AccumulateArgs{local.type, true});
+    });
   }
   CompressedMeanRequest r{shape().rank, shape().layout, *shape().average.codec, in, stage.list};
   r.valid = valid();
   r.segment_bytes = shape().sizes.segment_bytes;
+  r.late = late();
   const CompressedMean mean = emit_compressed_mean(builder(), r);
   slots().codec = mean.slots;
   worker_messages_ = {mean.exchange.worker_messages, 0, shape().layout->message_bytes()};
@@ -201,7 +261,20 @@ GradientStage StepFrame::local_gradients(Decide decide) {
   const bool together = shape().clip > 0 || shape().loss_scaled || decide == Decide::kTogether;
   if (together || decide == Decide::kAlways)
     return clip_and_decide(local_stage(), together && shape().size > 1, true, kNoSlot);
+  if (shape().size == 1) need_all();
   return local_stage();
+}
+
+uint32_t StepFrame::settle(uint32_t word) {
+  if (late() == nullptr) return word;
+  need_all();
+  const bool observes = shape().late->observes;
+  slots().end = emit_round_end(builder(), shape().rank, shape().size,
+                               observes ? tensors() * sizeof(uint32_t) : 0);
+  const uint32_t settled = builder().scratch(4);
+  decide_round(builder(), slots().end, word, settled);
+  builder().commit_kept(settled);
+  return settled;
 }
 
 // 16-bit copies of the parameters for the model, at the end of the step.
@@ -279,6 +352,18 @@ StepPlan StepFrame::finish(uint32_t word, Region worker_messages, bool tensor_st
     v.tensor_step_count = tensors();
     v.tensor_steps =
         place(steps_operand(Access::kRead).slot, v.tensor_step_count * sizeof(TensorStep));
+  }
+  if (late() != nullptr) {
+    const RoundEnd& round = slots().end;
+    v.round_message_bytes = round.messages.bytes;
+    v.round_messages = place(round.messages.slot, round.messages.bytes);
+    if (round.order != kNoSlot) {
+      v.first_order_bytes = round.first_order.bytes;
+      v.first_order = place(round.first_order.slot, round.first_order.bytes);
+    }
+    CompressedSlots& codec = slots().codec;
+    codec.worker = builder().bound_of(codec.worker);
+    codec.worker_scale = builder().bound_of(codec.worker_scale);
   }
   const uint32_t outcome = builder().scratch(end);
   for (const auto& [slot, offset] : places) builder().alias(slot, outcome, offset);

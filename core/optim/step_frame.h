@@ -24,6 +24,11 @@ class StepFrame : public StepOperands {
   // The sums of micro-batches, with the gradients of this one.
   void accumulate(bool first, OperandRef factor);
 
+  // What reads gradients comes behind one of these, which are nothing where all are there. A codec
+  // asks for them itself, by what it is given here (null: all are there).
+  void need_all() { need_inputs(inputs_.size()); }
+  const LateInputs* late() const { return shape().late == nullptr ? nullptr : &late_; }
+
   // Averages gradients over ranks, in full precision or with the shape's codec; clips; decides.
   GradientStage average_gradients();
   // Who met what is not finite, if a codec averages; else no bytes.
@@ -42,12 +47,27 @@ class StepFrame : public StepOperands {
   // Worker and server counts of the compressor, whose slots are there.
   void count_valid_of_instances();
 
-  // Ends the plan with the decision in `word`. Regions with no bytes are left out of the verdict.
+  // The word that committing kernels go by: with late gradients, that of all ranks behind the last
+  // one.
+  uint32_t settle(uint32_t word);
+
+  // Ends the plan with the decision in `word`, which was settled. Regions with no bytes are left
+  // out of the verdict.
   StepPlan finish(uint32_t word, Region worker_messages, bool tensor_steps);
   // The plan as it is, without a decision.
   StepPlan take();
 
  private:
+  // Slots of tensors that are averaged in parts.
+  struct AverageLists {
+    uint32_t summands = kNoSlot, averages = kNoSlot, scaled = kNoSlot;
+  };
+  using Tensors = std::span<const uint32_t>;
+
+  void need_inputs(size_t count);
+  // Emits something for tensors as soon as they are there: now for those that are.
+  void on_arrival(std::function<void(Tensors)> emit);
+  void average_part(Tensors tensors, uint32_t flags, AverageLists* lists);
   GradientStage caller_gradients();
   GradientStage compressed_average();
   GradientStage local_stage();
@@ -56,6 +76,11 @@ class StepFrame : public StepOperands {
                std::span<const uint32_t> tensors, const KernelOptions& options = {});
   void write_copies(uint32_t word);
 
+  std::vector<std::vector<uint32_t>> inputs_;  // tensors of each; one with all if none is late
+  std::vector<uint32_t> input_of_;             // by tensor
+  size_t arrived_ = 0;                         // inputs
+  std::vector<std::function<void(Tensors)>> on_arrival_;
+  LateInputs late_;
   StepVerdict verdict_;
   uint32_t norm_ = kNoSlot;  // double
   uint32_t norm_messages_ = kNoSlot;

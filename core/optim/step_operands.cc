@@ -168,14 +168,14 @@ KernelOptions StepOperands::committing(uint32_t word) {
 }
 
 StepOperands::ScratchList StepOperands::scratch_list(Dtype type, std::span<const uint32_t> tensors,
-                                                     uint64_t at_least) {
+                                                     uint64_t at_least, uint32_t list) {
   const std::vector<LayoutTensor>& all = shape_.layout->tensors();
   const uint64_t element = dtype_bytes(type);
   uint64_t bytes = 0;
   for (const uint32_t t : tensors) bytes += all[t].count * element;
   ScratchList out;
   out.flat = b_.scratch(std::max({uint64_t{1}, bytes, at_least}));
-  out.list = add_padded_list(b_, *shape_.layout, type);
+  out.list = list == kNoSlot ? add_padded_list(b_, *shape_.layout, type) : list;
   uint64_t offset = 0;
   for (const uint32_t t : tensors) {
     b_.alias(out.list + t, out.flat, offset);

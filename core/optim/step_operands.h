@@ -100,7 +100,9 @@ class StepOperands {
   struct ScratchList {
     uint32_t list = kNoSlot, flat = kNoSlot;
   };
-  ScratchList scratch_list(Dtype type, std::span<const uint32_t> tensors, uint64_t at_least = 0);
+  // list: of an earlier call for other tensors, which these are added to; kNoSlot: a new one.
+  ScratchList scratch_list(Dtype type, std::span<const uint32_t> tensors, uint64_t at_least = 0,
+                           uint32_t list = kNoSlot);
 
  private:
   OperandRef scalars_of(const ScalarsType& type);

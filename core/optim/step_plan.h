@@ -9,7 +9,7 @@
 #include "core/codec/compressed.h"
 #include "core/codec/compressed_layout.h"
 #include "core/optim/group_scalars.h"
-#include "core/plan/builder.h"
+#include "core/plan/late_inputs.h"
 
 namespace sotto {
 
@@ -28,6 +28,12 @@ struct AverageShape {
 struct ModelCopies {
   Dtype type = Dtype::kF32;
   std::vector<uint32_t> tensors;  // that have a copy
+};
+
+// Gradients that arrive while the step runs, in inputs of the operation.
+struct LateGradients {
+  std::vector<std::vector<uint32_t>> inputs;  // tensors of each; every tensor once
+  bool observes = false;  // ranks learn in which order gradients became ready on rank 0
 };
 
 // What all steps of one optimizer share.
@@ -49,6 +55,7 @@ struct StepShape {
   // The published arithmetic (specification, mode compat): padding is data of the layout, masks act
   // on what was averaged and nowhere else. There is a last group for padding.
   bool compat = false;
+  const LateGradients* late = nullptr;  // null: all gradients are there
   // Updates of several passes make them over so many elements at a time: whole tensors of one
   // group, one at least. 0: over a group.
   uint64_t batch_elements = 0;
@@ -86,6 +93,7 @@ struct StepSlots {
   std::vector<ArrayBinding> arrays;
   CompressedSlots codec;
   uint32_t current_bits = kNoSlot, current_messages = kNoSlot;  // the codec's current result
+  RoundEnd end;  // of a step whose gradients are late; the order: uint32 for each tensor
 };
 
 // What the host finds in the verdict slot when the step has completed, behind the word of the
@@ -99,6 +107,9 @@ struct StepVerdict {
   uint32_t worker_message_count = 0;
   uint64_t tensor_steps = 0;  // TensorStep per tensor
   uint64_t tensor_step_count = 0;
+  // Gradients that are late: what ranks have told each other, and the order of rank 0.
+  uint64_t round_messages = 0, round_message_bytes = 0;
+  uint64_t first_order = 0, first_order_bytes = 0;
 };
 
 struct StepPlan {

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/optim/agreement.h"
 #include "core/outer/settings.h"
 

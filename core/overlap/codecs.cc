@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "core/base/text.h"
 #include "core/codec/coding.h"
 #include "core/optim/agreement.h"
 

@@ -4,10 +4,10 @@
 #include <cstring>
 #include <utility>
 
-#include "core/base/hash.h"
 #include "core/base/text.h"
 #include "core/optim/agreement.h"
 #include "core/optim/settings.h"
+#include "core/overlap/step.h"
 
 namespace sotto {
 namespace {
@@ -19,17 +19,6 @@ std::string list_of(const std::vector<uint64_t>& indices) {
 }
 
 }  // namespace
-
-class Overlap::RoundHooks final : public OpHooks {
- public:
-  explicit RoundHooks(std::shared_ptr<Overlap> overlap) : overlap_(std::move(overlap)) {}
-  void on_complete(Status& status, std::span<const std::byte> verdict) noexcept override {
-    overlap_->ended(status, verdict);
-  }
-
- private:
-  const std::shared_ptr<Overlap> overlap_;
-};
 
 // Zeros have been written: the gradients are there. If they could not be, the comm fails, and the
 // round with it.
@@ -73,10 +62,33 @@ Result<std::shared_ptr<Overlap>> Overlap::create(std::shared_ptr<Comm> comm, std
                                                  std::vector<OverlapTensor> tensors,
                                                  std::shared_ptr<Device> device,
                                                  const Status& refused) {
-  const Result<std::shared_ptr<Overlap>> made = caught([&]() -> Result<std::shared_ptr<Overlap>> {
-    SOTTO_TRY(refused);
-    return make(comm, json, std::move(tensors), std::move(device));
-  });
+  return agreed(comm, caught([&]() -> Result<std::shared_ptr<Overlap>> {
+                  SOTTO_TRY(refused);
+                  SOTTO_ASSIGN(OverlapConfig config, parse_overlap(json));
+                  return make(comm, std::move(config), std::move(tensors), std::move(device),
+                              nullptr);
+                }));
+}
+
+Result<std::shared_ptr<Overlap>> Overlap::create_step(const std::shared_ptr<Optimizer>& optimizer,
+                                                      std::string_view json,
+                                                      const Status& refused) {
+  return agreed(optimizer->comm(), caught([&]() -> Result<std::shared_ptr<Overlap>> {
+                  SOTTO_TRY(refused);
+                  SOTTO_TRY(StepRounds::check(*optimizer));
+                  const Config& of = optimizer->config();
+                  OverlapConfig config = of.sotto.overlap.value_or(OverlapConfig());
+                  if (!json.empty()) {
+                    SOTTO_ASSIGN(config, parse_step_overlap(json, of));
+                  }
+                  return make(optimizer->comm(), std::move(config),
+                              StepRounds::gradients(*optimizer), optimizer->device(), optimizer);
+                }));
+}
+
+// Ranks meet, also one that has found a fault of its own or has no memory.
+Result<std::shared_ptr<Overlap>> Overlap::agreed(const std::shared_ptr<Comm>& comm,
+                                                 const Result<std::shared_ptr<Overlap>>& made) {
   const Result<ParameterSet> registered = caught([&]() -> Result<ParameterSet> {
     SOTTO_TRY(made.status());
     return (*made)->registration();
@@ -91,16 +103,16 @@ Result<std::shared_ptr<Overlap>> Overlap::create(std::shared_ptr<Comm> comm, std
   });
   SOTTO_TRY(agree(*comm, OpKind::kSetup, terms));
   // All ranks make the duplicate, at the same place in the order of their calls.
-  (*made)->rounds_comm_ = comm->duplicate();
-  SOTTO_TRY((*made)->prepared(ReduceOp::kMean).status());
+  (*made)->work_->set_comm(comm->duplicate());
+  SOTTO_TRY((*made)->work_->use((*made)->buckets_, (*made)->observes_));
   return made;
 }
 
 Result<std::shared_ptr<Overlap>> Overlap::make(const std::shared_ptr<Comm>& comm,
-                                               std::string_view json,
+                                               OverlapConfig config,
                                                std::vector<OverlapTensor> tensors,
-                                               std::shared_ptr<Device> device) {
-  SOTTO_ASSIGN(OverlapConfig config, parse_overlap(json));
+                                               std::shared_ptr<Device> device,
+                                               const std::shared_ptr<Optimizer>& optimizer) {
   if (tensors.empty()) return invalid_argument("n is 0; an overlap needs at least one gradient");
   for (size_t t = 0; t < tensors.size(); ++t) {
     const Dtype dtype = tensors[t].dtype;
@@ -109,7 +121,15 @@ Result<std::shared_ptr<Overlap>> Overlap::make(const std::shared_ptr<Comm>& comm
   }
   std::shared_ptr<Overlap> overlap(
       new Overlap(comm, std::move(config), std::move(tensors), std::move(device)));
-  SOTTO_ASSIGN(overlap->codecs_, overlap->make_codecs(overlap->buckets_));
+  if (optimizer != nullptr) {
+    overlap->work_ = std::make_unique<StepRounds>(optimizer);
+    return overlap;
+  }
+  auto average =
+      std::make_unique<AverageRounds>(comm, overlap->config_, overlap->tensors_, overlap->device_);
+  SOTTO_TRY(average->allocate(overlap->buckets_));
+  overlap->average_ = average.get();
+  overlap->work_ = std::move(average);
   return overlap;
 }
 
@@ -131,6 +151,7 @@ std::string Overlap::settings_text() const {
   };
   add("overlap.first_bucket_bytes", config_.first_bucket_bytes);
   add("overlap.bucket_bytes", config_.bucket_bytes);
+  add("overlap.rounds", average_ == nullptr ? "steps" : "averages");
   add("overlap.order", overlap_order_name(config_.order));
   add("overlap.wire", config_.wire ? dtype_name(*config_.wire) : "of each gradient");
   text += codec_settings("overlap.codec", config_.codec);
@@ -139,121 +160,51 @@ std::string Overlap::settings_text() const {
   return text;
 }
 
-Result<const Overlap::Prepared*> Overlap::prepared(ReduceOp reduce) {
-  std::optional<Prepared>& known = prepared_[reduce == ReduceOp::kMean ? 0 : 1];
-  if (known) return &*known;
-  OverlapShape shape;
-  shape.rank = comm_->rank();
-  shape.size = comm_->size();
-  shape.tensors = tensors_;
-  shape.buckets = buckets_;
-  shape.wire = config_.wire;
-  OverlapCoding coding;
-  if (codecs_ != nullptr) {
-    coding = {codecs_->settings(), codecs_->layouts()};
-    shape.coding = &coding;
-  }
-  shape.reduce = reduce;
-  shape.observes = observes_;
-  shape.sizes = {comm_->segment_bytes(), comm_->held_windows()};
-  SOTTO_ASSIGN(OverlapPlan made, build_overlap_round(shape));
-  SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
-               rounds_comm_->prepare(std::move(made.plan), device_));
-  known.emplace(Prepared{std::move(plan), std::move(made)});
-  return &*known;
-}
-
-// ---- Layout ----
-
-Result<std::unique_ptr<OverlapCodecs>> Overlap::make_codecs(
-    std::span<const OverlapBucket> buckets) const {
-  if (!config_.codec) return std::unique_ptr<OverlapCodecs>();
-  auto codecs = std::make_unique<OverlapCodecs>(*comm_, tensors_, buckets, *config_.codec);
-  SOTTO_TRY(codecs->allocate(*comm_, DeviceAccess(comm_->context()->engine(), device_)));
-  return codecs;
-}
-
-// `codecs` may refer to `buckets`, which stay in their memory.
-Status Overlap::adopt(std::vector<OverlapBucket> buckets, std::unique_ptr<OverlapCodecs> codecs) {
-  {
-    const std::lock_guard lock(mutex_);
-    buckets_ = std::move(buckets);
-    codecs_ = std::move(codecs);
-    for (std::optional<Prepared>& p : prepared_) p.reset();
-    open_ = nullptr;
-    round_.relayout(buckets_);
-    observes_ = false;
-    observed_.clear();
-    info_.buckets = static_cast<uint32_t>(buckets_.size());
-    ++info_.layout;
-  }
-  return prepared(ReduceOp::kMean).status();
-}
-
-Status Overlap::use_observed_order() {
-  std::vector<OverlapBucket> buckets = cut_buckets(tensors_, observed_, config_);
-  if (std::ranges::equal(buckets, buckets_, {}, &OverlapBucket::tensors, &OverlapBucket::tensors)) {
-    observes_ = false;
-    observed_.clear();
-    for (std::optional<Prepared>& p : prepared_) p.reset();
-    return prepared(ReduceOp::kMean).status();
-  }
-  SOTTO_ASSIGN(std::unique_ptr<OverlapCodecs> codecs, make_codecs(buckets));
-  if (codecs != nullptr && codecs->settings().residual && comm_->size() > 1) {
-    SOTTO_ASSIGN(const OverlapSnapshot errors, codecs_->by_gradient(*rounds_comm_));
-    SOTTO_TRY(codecs->restore_mean(errors));
-  }
-  return adopt(std::move(buckets), std::move(codecs));
-}
-
 // ---- Rounds ----
 
-OpSignature Overlap::signature(ReduceOp reduce, uint64_t tag) const {
-  OpSignature s;
-  s.kind = OpKind::kAllReduce;
-  s.reduce = static_cast<uint16_t>(reduce);
-  s.dtype = static_cast<uint32_t>(tensors_[0].dtype);
-  for (const OverlapTensor& t : tensors_) {
-    s.count += t.count;
-    if (static_cast<uint32_t>(t.dtype) != s.dtype) s.dtype = 0;
-  }
-  s.tag = tag;
-  // The rest was compared when the overlap was made; buckets may be those of a state.
-  std::vector<uint64_t> agreed{comm_->segment_bytes(), observes_};
-  for (const OverlapBucket& bucket : buckets_) {
-    agreed.push_back(bucket.tensors.size());
-    agreed.insert(agreed.end(), bucket.tensors.begin(), bucket.tensors.end());
-  }
-  s.detail = static_cast<uint32_t>(hash64(agreed.data(), agreed.size() * sizeof(uint64_t)));
-  return s;
+void Overlap::adopt(std::vector<OverlapBucket> buckets) {
+  const std::lock_guard lock(mutex_);
+  buckets_ = std::move(buckets);
+  round_.relayout(buckets_);
+  observes_ = false;
+  observed_.clear();
+  info_.buckets = static_cast<uint32_t>(buckets_.size());
+  ++info_.layout;
 }
 
 Result<OpRef> Overlap::begin(const CallOptions& options, ReduceOp reduce) {
   SOTTO_TRY(comm_->failure());
   {
     const std::lock_guard lock(mutex_);
+    work_->locate(&tensors_);
     SOTTO_TRY(round_.start(now_ns()));
   }
-  Result<OpRef> op = caught([&] { return launch(options, reduce); });
+  Result<OpRef> op = caught([&]() -> Result<OpRef> {
+    if (!observed_.empty()) SOTTO_TRY(use_observed_order());
+    return work_->launch(options, reduce, shared_from_this());
+  });
   const std::lock_guard lock(mutex_);
   op.ok() ? round_.opened(*op, options.stream) : round_.drop();
   return op;
 }
 
-Result<OpRef> Overlap::launch(const CallOptions& options, ReduceOp reduce) {
-  if (!observed_.empty()) SOTTO_TRY(use_observed_order());
-  SOTTO_ASSIGN(const Prepared* p, prepared(reduce));
-  const auto bind = [&](Run& run) {
-    const OverlapPlan& slots = p->slots;
-    for (size_t t = 0; t < tensors_.size(); ++t) run.bases[slots.slots[t]] = tensors_[t].data;
-    if (codecs_ != nullptr) codecs_->bind(run, slots.codecs);
-    void* const order = slots.order == kNoSlot ? nullptr : run.bases[slots.order];
-    const std::lock_guard lock(mutex_);
-    open_ = p;
-    round_.bound(static_cast<RoundMessage*>(run.bases[slots.told]), static_cast<uint32_t*>(order));
-  };
-  return rounds_comm_->launch(p->plan, signature(reduce, options.tag), std::ref(bind),
-                              comm_->engine().pool().make<RoundHooks>(shared_from_this()), options);
+Status Overlap::use_observed_order() {
+  std::vector<OverlapBucket> buckets = cut_buckets(tensors_, observed_, config_);
+  SOTTO_TRY(work_->use(buckets, false));
+  if (!std::ranges::equal(buckets, buckets_, {}, &OverlapBucket::tensors,
+                          &OverlapBucket::tensors)) {
+    adopt(std::move(buckets));
+    return ok_status();
+  }
+  const std::lock_guard lock(mutex_);
+  observes_ = false;
+  observed_.clear();
+  return ok_status();
+}
+
+void Overlap::bound(RoundMessage* told, uint32_t* order) {
+  const std::lock_guard lock(mutex_);
+  round_.bound(told, order);
 }
 
 Status Overlap::check_places(std::span<const uint64_t> indices,
@@ -320,7 +271,8 @@ Status Overlap::unused(std::span<const uint64_t> indices) {
     SOTTO_TRY(round_.check_open());
     round = round_.number();
     SOTTO_TRY(round_.marks().claim(all, round_.number()));
-    Result<std::vector<void*>> found = own_places(all, false);
+    // A step only reads them.
+    Result<std::vector<void*>> found = own_places(all, average_ == nullptr);
     if (!found.ok()) {
       round_.marks().give_up(all);
       return found.status();
@@ -343,7 +295,7 @@ Result<std::shared_ptr<PreparedPlan>> Overlap::zeros_plan(const std::vector<uint
   std::vector<uint64_t> bytes;
   for (const uint64_t t : indices) bytes.push_back(tensors_[t].bytes());
   SOTTO_ASSIGN(std::shared_ptr<PreparedPlan> plan,
-               rounds_comm_->prepare(build_zeros(bytes), device_));
+               work_->comm()->prepare(build_zeros(bytes), device_));
   const std::lock_guard lock(mutex_);
   if (zeros_.size() == kKeptZeros) zeros_.erase(zeros_.begin());
   zeros_.push_back({indices, plan});
@@ -360,7 +312,7 @@ Status Overlap::write_zeros(const std::vector<uint64_t>& indices, std::vector<vo
     options.stream = round_.stream();
   }
   const auto bind = [&](Run& run) { std::ranges::copy(places, run.bases.begin()); };
-  return rounds_comm_
+  return work_->comm()
       ->launch_local(std::move(plan), std::ref(bind),
                      std::make_shared<ZeroHooks>(shared_from_this(), round, indices, places),
                      options)
@@ -405,12 +357,17 @@ Status Overlap::withdraw(std::string_view reason) {
   return ok_status();
 }
 
-void Overlap::ended(Status& status, std::span<const std::byte> verdict) {
+void Overlap::ended(Status& status, std::span<const std::byte> messages,
+                    std::span<const std::byte> order) noexcept {
   const std::lock_guard lock(mutex_);
-  if (status.code() == Code::kNonfinite && !verdict.empty()) status = explain(verdict);
+  if (status.code() == Code::kNonfinite) {
+    if (const std::optional<std::string> who = withdrawn_text(messages)) {
+      status = error(Code::kCancelled, "{}; {}, the group is healthy", *who, work_->leaves());
+    }
+    status = status.with_prefix(fmt::format("overlap round {}", round_.number()));
+  }
   if (status.ok()) {
-    if (codecs_ != nullptr) codecs_->flip();
-    if (open_->slots.order != kNoSlot) observe(verdict.subspan(open_->slots.order_of_rank_0));
+    if (!order.empty()) observe(order);
     const int64_t now = now_ns();
     ++info_.rounds;
     const OverlapRound::Times& times = round_.times();
@@ -421,38 +378,11 @@ void Overlap::ended(Status& status, std::span<const std::byte> verdict) {
   round_.ended(status);
 }
 
-// bytes: begin with the order of rank 0.
 void Overlap::observe(std::span<const std::byte> bytes) {
   std::vector<uint32_t> order(tensors_.size());
   std::memcpy(order.data(), bytes.data(), order.size() * sizeof(uint32_t));
   if (std::ranges::is_permutation(order, launch_order(order.size(), OverlapOrder::kRegistered)))
     observed_ = std::move(order);
-}
-
-// Why the ranks have decided not to commit.
-Status Overlap::explain(std::span<const std::byte> verdict) const {
-  std::vector<size_t> who;
-  std::string reason;
-  const uint64_t first = open_->slots.messages;
-  for (size_t r = 0; r < static_cast<size_t>(comm_->size()); ++r) {
-    RoundMessage message;
-    std::memcpy(&message, verdict.data() + first + r * sizeof message, sizeof message);
-    if (message.withdrawn == 0) continue;
-    message.reason[sizeof message.reason - 1] = 0;
-    if (who.empty()) reason = message.reason;
-    who.push_back(r);
-  }
-  if (who.empty()) {
-    return error(Code::kNonfinite,
-                 "overlap round {}: {}; gradients are undefined, the group is healthy",
-                 round_.number(), codecs_->explain(verdict, open_->slots.verdicts));
-  }
-  const bool one = who.size() == 1;
-  return error(Code::kCancelled,
-               "overlap round {}: {} {} {} withdrawn: {}; gradients are undefined, the group is "
-               "healthy",
-               round_.number(), one ? "rank" : "ranks", list_of_ranks(who), one ? "has" : "have",
-               printable(reason, sizeof RoundMessage::reason));
 }
 
 void Overlap::close() {
@@ -467,61 +397,63 @@ void Overlap::close() {
 
 // ---- State ----
 
-Status Overlap::check_state() const {
-  if (codecs_ == nullptr)
-    return invalid_state("this overlap has no codec, and so no error feedback that could be saved");
+Result<AverageRounds*> Overlap::errors() const {
+  if (average_ == nullptr) {
+    return invalid_state(
+        "rounds of this overlap are steps of an optimizer, whose state has the error feedback: "
+        "sotto_optim_state_export and sotto_optim_state_import");
+  }
   const std::lock_guard lock(mutex_);
-  if (round_.state() == OverlapRound::State::kIdle) return ok_status();
+  if (round_.state() == OverlapRound::State::kIdle) return average_;
   return error(Code::kBusy, "round {} of this overlap is open or in flight; end it first",
                round_.number());
 }
 
 Result<OverlapSnapshot> Overlap::snapshot() const {
-  SOTTO_TRY(check_state());
-  return codecs_->snapshot();
+  SOTTO_ASSIGN(AverageRounds * average, errors());
+  return average->snapshot();
 }
 
 Result<OverlapSnapshot> Overlap::mean() const {
-  SOTTO_TRY(check_state());
-  return codecs_->mean(*comm_);
+  SOTTO_ASSIGN(AverageRounds * average, errors());
+  return average->mean();
+}
+
+Result<OverlapSnapshot> Overlap::empty_mean() const {
+  SOTTO_ASSIGN(AverageRounds * average, errors());
+  return average->empty_mean();
 }
 
 Status Overlap::restore(const OverlapSnapshot& snapshot, bool with_errors) {
-  SOTTO_TRY(check_state());
-  if (!with_errors) return codecs_->clear();
+  SOTTO_ASSIGN(AverageRounds * average, errors());
+  if (!with_errors) return average->clear();
   const auto alike = [](const OverlapBucket& mine, const std::vector<uint32_t>& other) {
     return mine.tensors == other;
   };
   // An order that was observed belongs to the state.
   if (config_.order != OverlapOrder::kObserved ||
       std::ranges::equal(buckets_, snapshot.buckets, alike))
-    return codecs_->restore(snapshot);
+    return average->restore(snapshot);
   SOTTO_ASSIGN(std::vector<OverlapBucket> buckets, buckets_of(tensors_, snapshot.buckets));
-  SOTTO_ASSIGN(std::unique_ptr<OverlapCodecs> codecs, make_codecs(buckets));
-  SOTTO_TRY(codecs->restore(snapshot));
-  return adopt(std::move(buckets), std::move(codecs));
+  SOTTO_TRY(average->restore_with(buckets, snapshot));
+  adopt(std::move(buckets));
+  return ok_status();
 }
 
 Status Overlap::restore_mean(const OverlapSnapshot& snapshot) {
-  SOTTO_TRY(check_state());
-  return codecs_->restore_mean(snapshot);
-}
-
-Result<OverlapSnapshot> Overlap::empty_mean() const {
-  SOTTO_TRY(check_state());
-  return codecs_->empty_mean();
+  SOTTO_ASSIGN(AverageRounds * average, errors());
+  return average->restore_mean(snapshot);
 }
 
 OverlapInfo Overlap::info() const {
   const std::lock_guard lock(mutex_);
   OverlapInfo info = info_;
-  const PeerTraffic& traffic = prepared_[0]->plan->plan().traffic.total;
-  info.payload_bytes_per_round = traffic.payload_bytes_sent;
-  info.header_bytes_per_round = traffic.header_bytes_sent + traffic.metadata_bytes_sent;
-  for (const std::optional<Prepared>& p : prepared_)
-    info.state_bytes += p ? p->plan->held_bytes() : 0;
+  const RoundTraffic traffic = work_->traffic();
+  info.payload_bytes_per_round = traffic.total.payload_bytes_sent;
+  info.header_bytes_per_round = traffic.total.header_bytes_sent + traffic.total.metadata_bytes_sent;
+  info.early_payload_bytes_per_round = traffic.early_payload_bytes;
+  info.state_bytes = work_->bytes();
   for (const Zeros& zeros : zeros_) info.state_bytes += zeros.plan->held_bytes();
-  if (codecs_ != nullptr) info.state_bytes += codecs_->bytes();
   for (const DeviceArray& own : own_) info.state_bytes += own.bytes();
   if (round_.state() == OverlapRound::State::kOpen) info.missing = round_.marks().missing();
   return info;

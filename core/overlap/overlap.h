@@ -1,5 +1,6 @@
-// Gradients that are averaged while others are still being computed. A round is one operation of
-// all ranks; a gradient is sent when the bucket that it is in is complete.
+// Gradients that are averaged, or used for a step of an optimizer, while others are still being
+// computed. A round is one operation of all ranks; a gradient is sent when the bucket that it is in
+// is complete.
 //
 // Rounds run on a comm of their own, so they need no order beside the caller's collectives, but for
 // transports that match by order.
@@ -7,7 +8,6 @@
 // Threads: `ready` and `unused` any, at the same time; the rest one at a time.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
@@ -20,9 +20,8 @@
 #include "core/config/overlap.h"
 #include "core/engine/device_array.h"
 #include "core/group/comm.h"
-#include "core/optim/parameter_set.h"
-#include "core/overlap/codecs.h"
-#include "core/overlap/plan.h"
+#include "core/optim/optimizer.h"
+#include "core/overlap/average.h"
 #include "core/overlap/round.h"
 
 namespace sotto {
@@ -37,11 +36,12 @@ struct OverlapInfo {
   int64_t exposed_ns = -1;  // from its finish to the end
   uint64_t payload_bytes_per_round = 0;
   uint64_t header_bytes_per_round = 0;
+  uint64_t early_payload_bytes_per_round = 0;  // that needs no gradient of the last bucket
   uint64_t state_bytes = 0;
   uint64_t missing = 0;  // gradients of the open round
 };
 
-class Overlap : public std::enable_shared_from_this<Overlap> {
+class Overlap final : public RoundOwner, public std::enable_shared_from_this<Overlap> {
  public:
   // Collective: counts, dtypes and settings are compared. json: as parse_overlap. tensors: at least
   // one. device: where they are; null: the context's. refused: this rank's own error, of which the
@@ -50,7 +50,12 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
                                                  std::vector<OverlapTensor> tensors,
                                                  std::shared_ptr<Device> device = nullptr,
                                                  const Status& refused = {});
-  ~Overlap();
+  // Rounds are steps of the optimizer. json: as parse_step_overlap; empty: "sotto.overlap" of its
+  // file. Collective. INVALID_ARGUMENT, UNSUPPORTED: StepRounds::check.
+  static Result<std::shared_ptr<Overlap>> create_step(const std::shared_ptr<Optimizer>& optimizer,
+                                                      std::string_view json,
+                                                      const Status& refused = {});
+  ~Overlap() override;
   Overlap(const Overlap&) = delete;
   Overlap& operator=(const Overlap&) = delete;
 
@@ -59,18 +64,19 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   // reduce: mean or sum; with a codec mean. BUSY: one is open.
   Result<OpRef> begin(const CallOptions& options, ReduceOp reduce);
   // Gradients are final behind what is queued on the stream. places: one for each; empty: where
-  // they lie in every round. On error nothing has changed.
+  // they lie in every round; of steps, where they are registered. On error nothing has changed.
   Status ready(std::span<const uint64_t> indices, std::span<const ParameterPlace> places,
                const std::optional<void*>& stream);
-  // Gradients count as zero on this rank. Of one that lies somewhere in every round zeros are
-  // written there, and it becomes the average; of another one this rank does not get the average.
+  // Gradients count as zero on this rank. Where they are averaged: of one that lies somewhere in
+  // every round zeros are written there, and it becomes the average; of another one this rank does
+  // not get the average.
   Status unused(std::span<const uint64_t> indices);
   Status finish();
   // Gradients of this rank that are missing stay as they are.
   Status withdraw(std::string_view reason);
 
   // Error feedback, between rounds: BUSY while one is open or in flight. INVALID_STATE: there is no
-  // codec.
+  // codec, or it is an optimizer's.
   Result<OverlapSnapshot> snapshot() const;
   // A collective.
   Result<OverlapSnapshot> mean() const;
@@ -92,12 +98,7 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   const std::vector<OverlapBucket>& buckets() const { return buckets_; }
 
  private:
-  class RoundHooks;
   class ZeroHooks;
-  struct Prepared {
-    std::shared_ptr<PreparedPlan> plan;
-    OverlapPlan slots;
-  };
   // Zeros are written to these, by an operation without messages.
   struct Zeros {
     std::vector<uint64_t> indices;
@@ -106,22 +107,21 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
 
   Overlap(std::shared_ptr<Comm> comm, OverlapConfig config, std::vector<OverlapTensor> tensors,
           std::shared_ptr<Device> device);
+  // Everything about a new one that this rank can do alone; work: null for averages.
   static Result<std::shared_ptr<Overlap>> make(const std::shared_ptr<Comm>& comm,
-                                               std::string_view json,
+                                               OverlapConfig config,
                                                std::vector<OverlapTensor> tensors,
-                                               std::shared_ptr<Device> device);
+                                               std::shared_ptr<Device> device,
+                                               const std::shared_ptr<Optimizer>& optimizer);
+  static Result<std::shared_ptr<Overlap>> agreed(const std::shared_ptr<Comm>& comm,
+                                                 const Result<std::shared_ptr<Overlap>>& made);
   // What ranks have alike: names and counts, and settings.
   ParameterSet registration() const;
   std::string settings_text() const;
-  OpSignature signature(ReduceOp reduce, uint64_t tag) const;
-  Result<const Prepared*> prepared(ReduceOp reduce);
-  // Null: there is no codec.
-  Result<std::unique_ptr<OverlapCodecs>> make_codecs(std::span<const OverlapBucket> buckets) const;
-  // The next rounds have these buckets, and their codecs.
-  Status adopt(std::vector<OverlapBucket> buckets, std::unique_ptr<OverlapCodecs> codecs);
+  // The next rounds have these buckets, which the work uses.
+  void adopt(std::vector<OverlapBucket> buckets);
   // The first round has shown in which order gradients become ready. Collective, with a codec.
   Status use_observed_order();
-  Result<OpRef> launch(const CallOptions& options, ReduceOp reduce);
   Status check_places(std::span<const uint64_t> indices,
                       std::span<const ParameterPlace> places) const;
   // Where gradients are whose memory this rank does not know.
@@ -129,24 +129,24 @@ class Overlap : public std::enable_shared_from_this<Overlap> {
   Result<std::shared_ptr<PreparedPlan>> zeros_plan(const std::vector<uint64_t>& indices);
   Status write_zeros(const std::vector<uint64_t>& indices, std::vector<void*> places);
   void zeroed(uint64_t round, std::span<const uint64_t> indices, std::span<void* const> places);
-  void ended(Status& status, std::span<const std::byte> verdict);
-  void observe(std::span<const std::byte> bytes);
-  Status explain(std::span<const std::byte> verdict) const;
-  Status check_state() const;
+  void bound(RoundMessage* told, uint32_t* order) override;
+  void ended(Status& status, std::span<const std::byte> messages,
+             std::span<const std::byte> order) noexcept override;
+  void observe(std::span<const std::byte> order);
+  // Between rounds.
+  Result<AverageRounds*> errors() const;
   int64_t now_ns() const { return comm_->engine().clock().now_ns(); }
 
   const std::shared_ptr<Comm> comm_;
-  std::shared_ptr<Comm> rounds_comm_;
   const std::shared_ptr<Device> device_;
   const OverlapConfig config_;
-  const std::vector<OverlapTensor> tensors_;
+  std::vector<OverlapTensor> tensors_;
   std::vector<OverlapBucket> buckets_;
-  std::unique_ptr<OverlapCodecs> codecs_;            // null: nothing is compressed
-  std::array<std::optional<Prepared>, 2> prepared_;  // mean, sum
-  bool observes_ = false;           // the next round's order is the first that is looked at
-  mutable std::mutex mutex_;        // guards what follows; never held in a wait
-  const Prepared* open_ = nullptr;  // of the open round
-  std::vector<uint32_t> observed_;  // the order to be used from the next round on; empty: none
+  std::unique_ptr<RoundWork> work_;
+  AverageRounds* average_ = nullptr;  // the work, if it is that
+  bool observes_ = false;             // the next round's order is the first that is looked at
+  mutable std::mutex mutex_;          // guards what follows; never held in a wait
+  std::vector<uint32_t> observed_;    // the order to be used from the next round on; empty: none
   OverlapRound round_;
   std::vector<DeviceArray> own_;  // by gradient
   std::vector<Zeros> zeros_;

@@ -40,30 +40,17 @@ class RoundBuilder {
                Dtype to_type);
   void share_scratch();
   void exchange_messages();
-  // Scratch with the order of rank 0, on all ranks.
-  uint32_t share_order(uint64_t bytes, uint32_t round);
   // The decision: no rank has withdrawn, and no bucket met what is not finite.
-  void decide(const OperandRef& rows, uint32_t word);
-  // State that encoders change: they work on a copy, which becomes the state if all ranks commit.
-  // So a round that does not leaves its bits as they were; undo would leave what is equal but for
-  // rounding.
-  struct Kept {
-    uint32_t state, work;
-    uint64_t bytes;
-  };
-  Kept keep(uint64_t bytes);
+  void decide(uint32_t word);
   uint64_t message_bytes(size_t bucket) const {
     return x_.coding->layouts[bucket]->message_bytes();
   }
-  // A list of float32 in scratch memory for the gradients of a bucket.
-  uint32_t add_float_copies(const CompressedLayout& bucket);
   static FlatLayout layout_of(const Run& run);
 
   const OverlapShape& x_;
   PlanBuilder b_;
   OverlapPlan out_;
   std::vector<uint32_t> worker_messages_;  // by bucket; kNoSlot: it has no elements
-  std::vector<Kept> kept_;
   std::vector<uint32_t> bucket_slots_;  // by bucket: its first slot; then the end of those of all
 };
 
@@ -71,24 +58,6 @@ FlatLayout RoundBuilder::layout_of(const Run& run) {
   std::vector<uint32_t> numbers(run.counts.size());
   std::iota(numbers.begin(), numbers.end(), 0u);
   return FlatLayout::concatenated(run.counts, numbers);
-}
-
-RoundBuilder::Kept RoundBuilder::keep(uint64_t bytes) {
-  const Kept kept{b_.bound(bytes), b_.scratch(bytes), bytes};
-  b_.committed(kept.state);
-  b_.copy({kept.work, 0, bytes}, {kept.state, 0, bytes});
-  return kept;
-}
-
-uint32_t RoundBuilder::add_float_copies(const CompressedLayout& bucket) {
-  const uint32_t copies = b_.scratch(bucket.elements() * sizeof(float));
-  const uint32_t first = add_padded_list(b_, bucket, Dtype::kF32);
-  uint64_t at = 0;
-  for (uint32_t t = 0; t < bucket.tensors().size(); ++t) {
-    b_.alias(first + t, copies, at);
-    at += bucket.tensors()[t].count * sizeof(float);
-  }
-  return first;
 }
 
 Status RoundBuilder::emit_bucket(size_t index) {
@@ -165,37 +134,28 @@ Status RoundBuilder::compress(size_t index, std::span<const Run> runs, uint32_t 
   out_.codecs.emplace_back();
   worker_messages_.push_back(kNoSlot);
   if (bucket.elements() == 0) return ok_status();
-  const uint32_t in = add_float_copies(bucket);
-  // Averages of float32 gradients are made where these are.
+  // Float32 gradients are read where they are, and their averages are made there.
+  const uint32_t in = add_padded_list(b_, bucket, Dtype::kF32);
   const uint32_t out = add_padded_list(b_, bucket, Dtype::kF32);
   for (const Run& run : runs) {
     const uint32_t begin = run.first_slot - first;
     const FlatLayout layout = layout_of(run);
-    if (layout.size() == 0) continue;
-    convert(layout, run.first_slot, run.dtype, in + begin, Dtype::kF32);
-    const uint32_t own =
-        run.dtype == Dtype::kF32 ? kNoSlot : b_.scratch(layout.size() * sizeof(float));
+    const bool own = run.dtype != Dtype::kF32 && layout.size() != 0;
+    const uint64_t bytes = layout.size() * sizeof(float);
+    const uint32_t from = own ? b_.scratch(bytes) : kNoSlot, to = own ? b_.scratch(bytes) : kNoSlot;
     uint64_t at = 0;
     for (uint32_t i = 0; i < run.counts.size(); at += 4 * run.counts[i++]) {
-      own == kNoSlot ? b_.alias(out + begin + i, run.first_slot + i, 0)
-                     : b_.alias(out + begin + i, own, at);
+      b_.alias(in + begin + i, own ? from : run.first_slot + i, own ? at : 0);
+      b_.alias(out + begin + i, own ? to : run.first_slot + i, own ? at : 0);
     }
+    if (own) convert(layout, run.first_slot, run.dtype, in + begin, Dtype::kF32);
   }
-  const CodecSettings& codec = x_.coding->settings;
-  CompressedMeanRequest r{x_.rank, &bucket, codec, in, out};
+  CompressedMeanRequest r{x_.rank, &bucket, x_.coding->settings, in, out};
   r.segment_bytes = x_.sizes.segment_bytes;
-  std::vector<Kept> kept;
-  if (codec.residual) kept.push_back(keep(bucket.compressed_elements() * sizeof(float)));
-  if (codec.residual && codec.row().scales)
-    kept.push_back(keep(bucket.instances() * sizeof(float)));
   const CompressedMean mean = emit_compressed_mean(b_, r);
   CompressedSlots& slots = out_.codecs.back() = mean.slots;
-  for (size_t i = 0; i < kept.size(); ++i) {
-    uint32_t& slot = i == 0 ? slots.worker : slots.worker_scale;
-    b_.alias(slot, kept[i].work, 0);
-    slot = kept[i].state;
-  }
-  kept_.insert(kept_.end(), kept.begin(), kept.end());
+  slots.worker = b_.bound_of(slots.worker);
+  slots.worker_scale = b_.bound_of(slots.worker_scale);
   worker_messages_.back() = mean.exchange.worker_messages;
   for (const Run& run : runs) {
     const FlatLayout layout = layout_of(run);
@@ -205,15 +165,7 @@ Status RoundBuilder::compress(size_t index, std::span<const Run> runs, uint32_t 
   return ok_status();
 }
 
-void RoundBuilder::decide(const OperandRef& rows, uint32_t word) {
-  const auto gate = [&](OperandRef messages, uint32_t prior, uint32_t to, const GateArgs& args) {
-    b_.kernel<kernels::Gate>(
-        {.messages = messages,
-         .prior = prior == kNoSlot ? absent() : whole(prior, Access::kRead, 0, 4),
-         .word = whole(to, Access::kWrite, 0, 4)},
-        {}, args);
-    return to;
-  };
+void RoundBuilder::decide(uint32_t word) {
   const auto ranks = static_cast<uint32_t>(x_.size);
   struct Flags {
     uint32_t slot;
@@ -227,59 +179,44 @@ void RoundBuilder::decide(const OperandRef& rows, uint32_t word) {
     buckets.push_back({worker_messages_[b], layout, kSkipNonfinite});
     buckets.push_back({out_.codecs[b].messages, layout, kSkipServer});
   }
-  uint32_t prior = gate(rows, kNoSlot, buckets.empty() ? word : b_.scratch(4),
-                        GateArgs{sizeof(RoundMessage), ranks, kSkipNonfinite});
+  uint32_t prior = buckets.empty() ? word : b_.scratch(4);
+  decide_round(b_, out_.end, kNoSlot, prior);
   for (size_t i = 0; i < buckets.size(); ++i) {
     const Flags& f = buckets[i];
     std::vector<uint64_t> sections;
     for (const LayoutSection& s : f.layout->sections()) sections.push_back(s.message_bytes);
-    prior = gate(whole(f.slot, Access::kRead, 0, f.layout->message_bytes()), prior,
-                 i + 1 == buckets.size() ? word : b_.scratch(4),
-                 GateArgs{0, ranks, f.fail_word, b_.keep_array(std::span<const uint64_t>(sections)),
-                          sections.size()});
+    const uint32_t to = i + 1 == buckets.size() ? word : b_.scratch(4);
+    b_.kernel<kernels::Gate>(
+        {.messages = whole(f.slot, Access::kRead, 0, f.layout->message_bytes()),
+         .prior = whole(prior, Access::kRead, 0, 4),
+         .word = whole(to, Access::kWrite, 0, 4)},
+        {},
+        GateArgs{0, ranks, f.fail_word, b_.keep_array(std::span<const uint64_t>(sections)),
+                 sections.size()});
+    prior = to;
   }
 }
 
-uint32_t RoundBuilder::share_order(uint64_t bytes, uint32_t round) {
-  if (!x_.observes) return kNoSlot;
-  const Region order{b_.scratch(bytes), 0, bytes};
-  if (x_.rank == 0) b_.copy(order, {out_.order, 0, bytes});
-  for (int32_t peer = 1; peer < x_.size && x_.rank == 0; ++peer)
-    b_.send(peer, order, round, MessageClass::kMetadata);
-  if (x_.rank != 0) b_.recv(0, order, round, MessageClass::kMetadata);
-  return order.slot;
-}
-
 void RoundBuilder::exchange_messages() {
-  constexpr uint64_t kBytes = sizeof(RoundMessage);
-  const auto size = static_cast<uint64_t>(x_.size);
   const uint64_t order_bytes = x_.observes ? x_.tensors.size() * sizeof(uint32_t) : 0;
-  std::vector<uint32_t> input{out_.told = b_.host(kBytes)};
-  if (x_.observes) input.push_back(out_.order = b_.host(order_bytes));
-  b_.await(input);
-  const uint32_t rows = b_.scratch(size * kBytes);
-  b_.copy({rows, static_cast<uint64_t>(x_.rank) * kBytes, kBytes}, {out_.told, 0, kBytes});
-  const uint32_t round = b_.next_round();
-  emit_message_exchange(b_, x_.rank, x_.size, rows, kBytes, round);
-  const uint32_t order = share_order(order_bytes, round);
+  out_.end = emit_round_end(b_, x_.rank, x_.size, order_bytes);
   const uint32_t word = b_.scratch(4);
-  decide(whole(rows, Access::kRead, 0, size * kBytes), word);
-  KernelOptions committing;
-  committing.phase = Phase::kCommitting;
-  committing.predicate = {word, 0, kCommit};
-  for (const Kept& k : kept_) b_.copy({k.state, 0, k.bytes}, {k.work, 0, k.bytes}, committing);
+  decide(word);
+  b_.commit_kept(word);
   uint64_t bytes = 8;  // the word
   const auto place = [&](uint64_t n) { return std::exchange(bytes, bytes + (n + 7) / 8 * 8); };
-  out_.messages = place(size * kBytes);
+  const Region& messages = out_.end.messages;
+  out_.messages = place(messages.bytes);
   out_.order_of_rank_0 = place(order_bytes);
+  out_.order_bytes = order_bytes;
   for (size_t b = 0; b < worker_messages_.size(); ++b) {
     const uint64_t area = worker_messages_[b] == kNoSlot ? 0 : message_bytes(b);
     out_.verdicts.push_back({place(area), place(area)});
   }
   const uint32_t host = b_.host(bytes);
   b_.set_verdict(host, word);
-  b_.copy({host, out_.messages, size * kBytes}, {rows, 0, size * kBytes});
-  if (x_.observes) b_.copy({host, out_.order_of_rank_0, order_bytes}, {order, 0, order_bytes});
+  b_.copy({host, out_.messages, messages.bytes}, messages);
+  if (x_.observes) b_.copy({host, out_.order_of_rank_0, order_bytes}, out_.end.first_order);
   for (size_t b = 0; b < worker_messages_.size(); ++b) {
     if (worker_messages_[b] == kNoSlot) continue;
     const uint64_t area = message_bytes(b);
@@ -310,6 +247,7 @@ void RoundBuilder::share_scratch() {
 }
 
 Result<OverlapPlan> RoundBuilder::build() {
+  b_.keep_state();
   for (size_t b = 0; b < x_.buckets.size(); ++b) {
     bucket_slots_.push_back(b_.scratch(0));
     SOTTO_TRY(emit_bucket(b));

@@ -3,12 +3,9 @@
 //
 // Every bucket is an all-reduce in place, in rounds of its own, so its messages go as soon as its
 // input is there, whatever is missing of others. Behind the last input ranks exchange a message
-// each: a rank that gives the round up says so there, and the decision of all is not to commit. So
-// the round of a rank that gives up has the same messages as any other, and the group stays
-// healthy.
+// each (core/plan/late_inputs.h).
 //
-// With a codec a bucket is compressed on its own. What it encodes is a copy, since undo cannot use
-// inputs, which may be missing; what it decodes goes to the gradients.
+// With a codec a bucket is compressed on its own, and its state is kept until all ranks commit.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +17,7 @@
 
 #include "core/codec/compressed.h"
 #include "core/overlap/buckets.h"
-#include "core/plan/builder.h"
+#include "core/plan/late_inputs.h"
 
 namespace sotto {
 
@@ -42,13 +39,6 @@ struct OverlapShape {
   MessageSizes sizes = {.segment_bytes = 256 * 1024};
 };
 
-// Of one rank, at the end of a round.
-struct RoundMessage {
-  char reason[252] = {};   // text that ends with a zero; of a rank that withdraws
-  uint32_t withdrawn = 0;  // 0 or 1; last, as Gate has it
-};
-static_assert(sizeof(RoundMessage) == 256);
-
 // Where the scale messages of a bucket are in the verdict, in bytes.
 struct BucketVerdict {
   uint64_t workers = 0, servers = 0;
@@ -58,13 +48,10 @@ struct OverlapPlan {
   LogicalPlan plan;
   // Input b is bucket b; its slots are those of its gradients, in the bucket's order.
   std::vector<uint32_t> slots;  // by gradient
-  // Host, a RoundMessage: the last input.
-  uint32_t told = kNoSlot;
-  // Host, a part of that input: uint32 for each gradient, the order on this rank. kNoSlot: ranks do
-  // not learn it.
-  uint32_t order = kNoSlot;
-  uint64_t order_of_rank_0 = 0;  // where it is in the verdict, in bytes
-  // Where the messages of all ranks begin in the verdict, in bytes; by rank.
+  RoundEnd end;                 // its order: uint32 for each gradient
+  // In the verdict, in bytes: the order of rank 0, if ranks learn it, and the messages of all
+  // ranks.
+  uint64_t order_of_rank_0 = 0, order_bytes = 0;
   uint64_t messages = 0;
   // With a codec, by bucket.
   std::vector<CompressedSlots> codecs;

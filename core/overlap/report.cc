@@ -43,19 +43,22 @@ Result<std::string> Overlap::report(std::string_view kind) const {
       {"unused", overlap_unused_name(config_.unused)},
       {"wire", config_.wire ? Json(dtype_name(*config_.wire)) : Json(nullptr)},
       {"codec", config_.codec ? Json(codec_name(config_.codec->kind)) : Json(nullptr)}};
-  const Json out = {{"settings", settings},
-                    {"hidden", true},
-                    {"rounds", i.rounds},
-                    {"layout", i.layout},
-                    {"begin_to_last_ready_ns", time_json(i.begin_to_last_ready_ns)},
-                    {"network_ns", time_json(i.network_ns)},
-                    {"exposed_ns", time_json(i.exposed_ns)},
-                    {"payload_bytes_per_round", i.payload_bytes_per_round},
-                    {"header_bytes_per_round", i.header_bytes_per_round},
-                    {"state_bytes", i.state_bytes},
-                    {"missing", i.missing},
-                    {"buckets", buckets_json(buckets_)},
-                    {"order", order_json(config_, buckets_)}};
+  const Json out = {
+      {"settings", settings},
+      {"hidden", i.early_payload_bytes_per_round != 0},
+      {"why", i.early_payload_bytes_per_round != 0 ? Json(nullptr) : Json(work_->why_not_hidden())},
+      {"early_payload_bytes_per_round", i.early_payload_bytes_per_round},
+      {"rounds", i.rounds},
+      {"layout", i.layout},
+      {"begin_to_last_ready_ns", time_json(i.begin_to_last_ready_ns)},
+      {"network_ns", time_json(i.network_ns)},
+      {"exposed_ns", time_json(i.exposed_ns)},
+      {"payload_bytes_per_round", i.payload_bytes_per_round},
+      {"header_bytes_per_round", i.header_bytes_per_round},
+      {"state_bytes", i.state_bytes},
+      {"missing", i.missing},
+      {"buckets", buckets_json(buckets_)},
+      {"order", order_json(config_, buckets_)}};
   return out.dump();
 }
 

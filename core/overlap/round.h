@@ -10,7 +10,7 @@
 
 #include "core/engine/engine.h"
 #include "core/overlap/marks.h"
-#include "core/overlap/plan.h"
+#include "core/plan/late_inputs.h"
 
 namespace sotto {
 

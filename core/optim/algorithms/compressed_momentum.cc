@@ -44,7 +44,7 @@ StepPlan CompressedStep::build() {
   }
   gradient_ = frame_.local_gradients(uncompressed_.empty() ? Decide::kIfNeeded : Decide::kTogether);
   if (alone) {
-    const uint32_t word = local_momentum();
+    const uint32_t word = frame_.settle(local_momentum());
     update(word);
     update_uncompressed(gradient_, word);
     keep_momentum(word);
@@ -60,11 +60,12 @@ StepPlan CompressedStep::build() {
   }
   const CompressedResult result = emit_compressed_all_reduce(b_, exchange);
   if (r_.shape.compat) masked_momentum();
-  update(result.gate);
-  update_uncompressed(average, result.gate);
-  if (r_.shape.compat) keep_momentum(result.gate);
-  if (r_.first) frame_.keep_states(result.gate);
-  return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, true);
+  const uint32_t word = frame_.settle(result.gate);
+  update(word);
+  update_uncompressed(average, word);
+  if (r_.shape.compat) keep_momentum(word);
+  if (r_.first) frame_.keep_states(word);
+  return frame_.finish(word, {result.worker_messages, 0, messages_}, true);
 }
 
 // Everything that depends on the state at the switch.
@@ -95,6 +96,7 @@ CompressedRequest CompressedStep::exchange_request() {
   e.slots = s_.codec;
   if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
   e.segment_bytes = r_.shape.sizes.segment_bytes;
+  e.late = frame_.late();
   e.encode = [this](std::vector<Piece> pieces, const EncodeTarget& to) {
     const EncodeArgs args{to.bits_base, r_.scale, false, gradient_.type};
     b_.kernel_with_undo<kernels::OnebitLambEncode>(

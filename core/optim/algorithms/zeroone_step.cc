@@ -47,6 +47,7 @@ class ZeroOneStep {
     e.slots = s_.codec;
     if (gradient_.word != kNoSlot) e.prior = {gradient_.word, 0, kCommit};
     e.segment_bytes = r_.shape.sizes.segment_bytes;
+    e.late = frame_.late();
     e.encode = [this, sync](std::vector<Piece> pieces, const EncodeTarget& to) {
       if (!sync) {
         encode(gradients(), gradient_.type, coefficient(), std::move(pieces), to);
@@ -57,8 +58,10 @@ class ZeroOneStep {
       }
     };
     const CompressedResult result = emit_compressed_all_reduce(b_, e);
-    sync ? update_sync(result.gate) : update_compressed(result.gate);
-    return frame_.finish(result.gate, {result.worker_messages, 0, messages_}, false);
+    if (r_.begin && b_.keeps_state()) s_.codec.server = s_.codec.server_scale = kNoSlot;
+    const uint32_t word = frame_.settle(result.gate);
+    sync ? update_sync(word) : update_compressed(word);
+    return frame_.finish(word, {result.worker_messages, 0, messages_}, false);
   }
 
  private:
@@ -86,6 +89,11 @@ class ZeroOneStep {
     if (alone()) return;
     b_.fill({s_.codec.worker, 0, flat_bytes}, 0);
     b_.fill({s_.codec.worker_scale, 0, layout_.instances() * 4}, 0);
+    // What is kept stays as it is until the step commits, with what servers have next.
+    if (b_.keeps_state()) {
+      s_.codec.server = b_.scratch(layout_.chunk_elements() * 4);
+      s_.codec.server_scale = b_.scratch(layout_.instances() * 4);
+    }
     b_.fill({s_.codec.server, 0, layout_.chunk_elements() * 4}, 0);
     b_.fill({s_.codec.server_scale, 0, layout_.instances() * 4}, 0);
   }
@@ -167,7 +175,7 @@ class ZeroOneStep {
   }
 
   StepPlan compressed_alone() {
-    gradient_ = frame_.local_gradients(Decide::kAlways);
+    local_gradients();
     update_compressed(gradient_.word);
     return frame_.finish(gradient_.word, {}, false);
   }
@@ -177,7 +185,7 @@ class ZeroOneStep {
     const uint32_t flags = b_.scratch(4);
     b_.fill({flags, 0, 4}, 0);
     compat() ? sum_in_place(flags) : sum_alone(flags);
-    const uint32_t word = frame_.decide_alone(flags, gradient_.word);
+    const uint32_t word = frame_.settle(frame_.decide_alone(flags, gradient_.word));
     update_sync(word);
     return frame_.finish(word, {}, false);
   }
@@ -226,8 +234,14 @@ class ZeroOneStep {
                                            StepFrame::committing(word));
   }
 
-  StepPlan local() {
+  // Of a step that nothing is exchanged for.
+  void local_gradients() {
     gradient_ = frame_.local_gradients(Decide::kAlways);
+    gradient_.word = frame_.settle(gradient_.word);
+  }
+
+  StepPlan local() {
+    local_gradients();
     if (compat()) {
       b_.kernel<kernels::ZeroOneInPlaceLocal>(in_place(Access::kReadWrite), frame_.updated(pieces_),
                                               SourceArgs{gradient_.type},
