@@ -60,6 +60,22 @@ Status create(sotto_comm* comm, const char* json, const sotto_buffer* like, uint
   return ok_status();
 }
 
+Status create_step(sotto_optim* optim, const char* json, sotto_overlap** out_overlap) {
+  SOTTO_TRY(CallbackScope::refuse_inside());
+  auto object = std::make_unique<sotto_overlap>();
+  object->comm = optim->comm;
+  const Status refused = caught([&] {
+    SOTTO_TRY(check_no_group(*optim->comm));
+    SOTTO_TRY(check_pointer(out_overlap, "out_overlap"));
+    return optim->core->busy() ? error(Code::kBusy, "a step of this optimizer is in flight")
+                               : ok_status();
+  });
+  SOTTO_ASSIGN(object->core,
+               Overlap::create_step(optim->core, json == nullptr ? "" : json, refused));
+  SOTTO_ASSIGN(*out_overlap, give_out(std::move(object)));
+  return ok_status();
+}
+
 Result<ReduceOp> take_mean_or_sum(sotto_reduce_op reduce) {
   if (reduce == SOTTO_REDUCE_DEFAULT || reduce == SOTTO_REDUCE_MEAN) return ReduceOp::kMean;
   if (reduce == SOTTO_REDUCE_SUM) return ReduceOp::kSum;
@@ -79,6 +95,11 @@ Status begin(sotto_overlap* overlap, const sotto_call* call, sotto_op** out_op) 
         "call.reduce is {} (SOTTO_REDUCE_SUM), but with a codec gradients become their mean: "
         "allowed are {} and {} (SOTTO_REDUCE_MEAN)",
         SOTTO_REDUCE_SUM, SOTTO_REDUCE_DEFAULT, SOTTO_REDUCE_MEAN);
+  if (overlap->core->makes_steps() && options.reduce != SOTTO_REDUCE_DEFAULT)
+    return invalid_argument(
+        "call.reduce is {}, but rounds of this overlap are steps, which average as their optimizer "
+        "says: allowed is {}",
+        options.reduce, SOTTO_REDUCE_DEFAULT);
   options.reduce = SOTTO_REDUCE_DEFAULT;
   SOTTO_TRY(refuse_reduce_and_codec(options));
   return run_operation(*overlap->comm->core, options, out_op,
@@ -122,6 +143,7 @@ Status get_info(const sotto_overlap* overlap, sotto_overlap_info* out_info) {
   out.header_bytes_per_round = i.header_bytes_per_round;
   out.state_bytes = i.state_bytes;
   out.missing = static_cast<uint32_t>(i.missing);
+  out.early_payload_bytes_per_round = i.early_payload_bytes_per_round;
   return put(out, out_info, sizeof(sotto_overlap_info), "out_info");
 }
 
@@ -160,6 +182,12 @@ sotto_status sotto_overlap_create(sotto_comm* comm, const char* json, const sott
                                   uint64_t n, sotto_overlap** out_overlap) {
   return guarded_on("sotto_overlap_create", comm,
                     [&](auto* object) { return create(object, json, like, n, out_overlap); });
+}
+
+sotto_status sotto_overlap_create_step(sotto_optim* optim, const char* json,
+                                       sotto_overlap** out_overlap) {
+  return guarded_on("sotto_overlap_create_step", optim,
+                    [&](auto* object) { return create_step(object, json, out_overlap); });
 }
 
 sotto_status sotto_overlap_begin(sotto_overlap* overlap, const sotto_call* call,

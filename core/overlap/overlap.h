@@ -95,6 +95,7 @@ class Overlap final : public RoundOwner, public std::enable_shared_from_this<Ove
 
   const std::shared_ptr<Comm>& comm() const { return comm_; }
   const OverlapConfig& config() const { return config_; }
+  bool makes_steps() const { return average_ == nullptr; }
   const std::vector<OverlapBucket>& buckets() const { return buckets_; }
 
  private:

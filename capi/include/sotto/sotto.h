@@ -1596,20 +1596,41 @@ SOTTO_API sotto_status sotto_overlap_create(sotto_comm* comm, const char* json,
                                             const sotto_buffer* like, uint64_t n,
                                             sotto_overlap** out_overlap);
 
+/* Creates an overlap whose rounds are steps of an optimizer: sotto_optim_step that begins before
+ * its gradients are there. Gradient i is that of parameter i, where the optimizer has it unless
+ * sotto_overlap_ready says otherwise; a round reads it, and changes parameters and state as
+ * sotto_optim_step does, to the bit: all of it, or nothing. Averages in full precision and buckets
+ * of 1-bit types ("sotto": {"granularity": "bucket", "bucket_elements"}) are sent as gradients
+ * become ready; what needs all gradients, as gradient_clipping before a 1-bit average, comes at the
+ * end, and sotto_overlap_report says so ("hidden", "why"). Collective, as sotto_overlap_create.
+ *   optim       [in]  outlives the overlap; without "sotto": {"outer"} and mode "compat". While a
+ *                     round is open its step is in flight: calls that change it are BUSY. Error
+ *                     feedback is part of its state; a round needs as much memory again for it
+ *   json        [in]  NULL: "sotto": {"overlap": {...}} of the optimizer's file, or the defaults.
+ *                     Else as sotto_overlap_create, without wire and codec, which are the
+ *                     optimizer's, and for 1-bit types with buckets without bucket sizes
+ *   out_overlap [out] owned by the caller: sotto_overlap_destroy
+ * Threads: one per comm, not from callbacks. Blocks: yes, at most the comm's timeout. Errors:
+ * INVALID_ARGUMENT (names the key), UNSUPPORTED (outer steps, mode compat), BUSY (a step is in
+ * flight), PROTOCOL (ranks differ), INVALID_STATE (fork, callback), the comm's own. Since: 0.2 */
+SOTTO_API sotto_status sotto_overlap_create_step(sotto_optim* optim, const char* json,
+                                                 sotto_overlap** out_overlap);
+
 /* Opens a round. Its operation ends when all gradients have become their averages over ranks, in
- * place. Collective: all ranks make the same calls in the same order.
+ * place, or the step is done. Collective: all ranks make the same calls in the same order.
  * Time counts against the operation's deadline only while no gradient of this rank is missing. If
- * it fails, gradients of the round are undefined.
+ * it fails, gradients of the round are undefined, unless it is a step, which only reads them.
  *   overlap [in]
  *   call    [in]  may be NULL; codec must be NULL. reduce: 0 is mean, or SOTTO_REDUCE_SUM without
- *                 a codec
+ *                 a codec; of steps 0
  *   out_op  [out] owned by the caller: sotto_op_release; not NULL
  * Threads: one per handle, not from callbacks. Blocks: only for a free operation slot; with a codec
  * and order "observed" the call behind the first round that has ended well waits for all ranks.
  * Stream: the gradients that sotto_overlap_unused names get their zeros after work queued on
- * call->stream. Errors: BUSY (a round is open or in flight) and the common errors of collectives;
- * from the operation also CANCELLED (sotto_overlap_withdraw of any rank; the group is healthy) and,
- * with a codec, NONFINITE (error feedback is as before; the group is healthy). Since: 0.2 */
+ * call->stream. Errors: BUSY (a round is open or in flight) and the common errors of collectives,
+ * of steps those of sotto_optim_step; from the operation also CANCELLED (sotto_overlap_withdraw of
+ * any rank; the group is healthy) and, with a codec, NONFINITE (error feedback is as before; the
+ * group is healthy). Since: 0.2 */
 SOTTO_API sotto_status sotto_overlap_begin(sotto_overlap* overlap, const sotto_call* call,
                                            sotto_op** out_op);
 
@@ -1631,7 +1652,8 @@ SOTTO_API sotto_status sotto_overlap_ready(sotto_overlap* overlap, const uint64_
 
 /* Gradients that this rank does not have in this round: they count as zero, and a mean is still
  * divided by the number of ranks. Where `like` said where a gradient is, zeros are written there
- * and it becomes the average as all others; else this rank does not get the average.
+ * and it becomes the average as all others; else this rank does not get the average. Steps write
+ * nothing there.
  *   overlap [in]
  *   indices [in] n numbers of gradients, none of which was marked before in this round
  *   n       [in] 0: nothing happens
@@ -1658,7 +1680,7 @@ SOTTO_API sotto_status sotto_overlap_finish(sotto_overlap* overlap);
 SOTTO_API sotto_status sotto_overlap_withdraw(sotto_overlap* overlap, const char* reason);
 
 /* Hot figures of an overlap. struct_size in, the rest out. Times are those of the last round that
- * ended well; -1: there was none. */
+ * ended well; -1: there was none. Bytes are those of the round that began last, or of the next. */
 typedef struct sotto_overlap_info {
   uint32_t struct_size;
   uint32_t buckets;
@@ -1672,9 +1694,10 @@ typedef struct sotto_overlap_info {
   uint64_t state_bytes; /* memory held */
   uint32_t missing;     /* gradients of the open round that are not marked; 0: none, or no round */
   uint32_t reserved;
+  uint64_t early_payload_bytes_per_round; /* sent before the last bucket's gradients are there */
 } sotto_overlap_info;
 #define SOTTO_OVERLAP_INFO_INIT \
-  { sizeof(sotto_overlap_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+  { sizeof(sotto_overlap_info), 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 
 /* Reads the hot figures.
  *   overlap  [in]
@@ -1705,7 +1728,7 @@ SOTTO_API sotto_status sotto_overlap_report(const sotto_overlap* overlap, const 
  *   cap     [in]  bytes of buf
  *   out_len [out] bytes needed
  * Threads: one per handle, not from callbacks. Blocks: SOTTO_STATE_MEAN until all ranks have called
- * it. Errors: INVALID_STATE (no codec; fork, callback), BUSY (a round is open or in flight),
+ * it. Errors: INVALID_STATE (no codec, or steps; fork, callback), BUSY (a round is open or in flight),
  * INVALID_ARGUMENT (mode), the comm's own. Since: 0.2 */
 SOTTO_API sotto_status sotto_overlap_state_export(const sotto_overlap* overlap,
                                                   sotto_state_mode mode, void* buf, uint64_t cap,

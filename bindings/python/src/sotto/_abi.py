@@ -273,6 +273,7 @@ class OverlapInfo(Sized):
         ("state_bytes", c.c_uint64),
         ("missing", c.c_uint32),
         ("reserved", c.c_uint32),
+        ("early_payload_bytes_per_round", c.c_uint64),
     ]
 
 
@@ -416,6 +417,7 @@ FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "sotto_outer_destroy": (Status, [Handle]),
     "sotto_predict_report": (Status, [_Text, _Bytes, _Count, _CountOut]),
     "sotto_overlap_create": (Status, [Handle, _Text, _Buffers, _Count, _Handles]),
+    "sotto_overlap_create_step": (Status, [Handle, _Text, _Handles]),
     "sotto_overlap_begin": (Status, [Handle, *_CALL_OP]),
     "sotto_overlap_ready": (Status, [Handle, _Numbers, _Buffers, _Count, c.c_void_p]),
     "sotto_overlap_unused": (Status, [Handle, _Numbers, _Count]),

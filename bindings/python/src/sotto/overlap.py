@@ -25,7 +25,7 @@ from .codec import export_state, import_state, state_mode
 from .comm import Comm
 from .errors import InvalidArgumentError, UnsupportedError
 from .group import default_comm
-from .optim import config_text
+from .optim import Optimizer, config_text
 from .work import Work, orphans
 
 
@@ -55,6 +55,7 @@ class OverlapInfo(NamedTuple):
     header_bytes_per_round: int
     state_bytes: int
     missing: int  # gradients of the open round that are not marked
+    early_payload_bytes_per_round: int  # sent before the last bucket's gradients are there
 
 
 class Overlap(HandleOwner):
@@ -74,6 +75,7 @@ class Overlap(HandleOwner):
     _noun = "overlap"
     _destroy = "sotto_overlap_destroy"
     _blocks = True
+    _steps = False  # rounds are steps of an optimizer
 
     def __init__(
         self,
@@ -108,6 +110,35 @@ class Overlap(HandleOwner):
         super().__init__(lib, out)
         self._comm = comm
 
+    @classmethod
+    def of(cls, optimizer: Optimizer, config: Any = None) -> Overlap:
+        """Rounds that are steps of an optimizer, which begin before its gradients are there.
+
+        config: {"bucket_bytes": 26214400, ...} (sotto_overlap_create_step): dict, JSON text or
+        path; None: "sotto": {"overlap"} of the optimizer's configuration, or the defaults
+
+        Gradient i is that of the optimizer's param i: where its `grad` is, unless ready() says
+        otherwise. A Work of begin() completes when the step is done; while a round is open the
+        optimizer is busy. Collective. Errors: InvalidArgumentError (names the key),
+        UnsupportedError ("sotto": {"outer"}, mode compat), BusyError (step in flight), the comm's
+        own.
+        """
+        comm, out = optimizer._comm, c.c_void_p()
+        text = None if config is None else config_text(config).encode()
+        await_current_stream(optimizer.cuda)
+
+        def work() -> None:
+            with comm._lock:
+                comm._call("sotto_overlap_create_step", optimizer._handle, text, c.byref(out))
+
+        interruptible(work, lambda: comm._lib.functions.sotto_overlap_destroy(out))
+        overlap = cls.__new__(cls)
+        HandleOwner.__init__(overlap, comm._lib, out)
+        overlap.cuda, overlap._comm = optimizer.cuda, comm
+        overlap._keep, overlap._round = [optimizer], []
+        overlap._steps = True
+        return overlap
+
     def _like(self, gradient: Moving, what: str) -> abi.Buffer:
         dtype = DTYPES.get(gradient.dtype)
         if dtype is None:
@@ -140,7 +171,8 @@ class Overlap(HandleOwner):
         memory: list[Any] = []
         with self._comm._lock:
             orphans.reap(self._lib)
-            call = call_on(self.cuda, call_options(timeout=timeout, op=op, priority=priority))
+            reduce = None if self._steps and op == "mean" else op
+            call = call_on(self.cuda, call_options(timeout=timeout, op=reduce, priority=priority))
             self._comm._call("sotto_overlap_begin", self._handle, call, c.byref(handle))
         self._round = memory
         return Work(self._comm, handle, [self, self._keep, memory], "overlap_begin", self.cuda)
@@ -160,7 +192,8 @@ class Overlap(HandleOwner):
                 raise InvalidArgumentError(
                     f"{len(gradients)} gradients for {len(indices)} indices; give one for each"
                 )
-            views = [self._writable(g, f"gradients[{i}]") for i, g in enumerate(gradients)]
+            view = view_of if self._steps else self._writable  # a step reads them
+            views = [view(g, f"gradients[{i}]") for i, g in enumerate(gradients)]
             places = (abi.Buffer * len(views))(*(buffer_of(view) for view in views))
             self._round.append(views)
         stream = None if self.cuda == HOST else current_stream(self.cuda)

@@ -12,6 +12,8 @@ from torch.utils.data import DataLoader
 
 from ..comm import Comm
 from ..errors import InvalidArgumentError, InvalidStateError
+from ..torch.base import SottoOptimizer
+from ..torch.overlap import Overlap
 from . import ranks
 from .accelerator import get_accelerator
 from .client import ClientOptimizer
@@ -72,6 +74,13 @@ class Engine(Saving, Recording, torch.nn.Module):
         scale = settings.report["loss_scale"]
         self._scaled, self._dynamic = scale is not None, scale is not None and "window" in scale
         self._cast_to = torch.float16 if settings.section("fp16").get("auto_cast") else None
+        self._overlap: Overlap | None = None  # from the first backward() on
+        self._overlaps = settings.section("sotto").get("overlap") is not None
+        if self._overlaps and not isinstance(optimizer, SottoOptimizer):
+            refuse(
+                'the key "sotto": {"overlap"} with an optimizer of the program\'s own',
+                "describe the optimizer in the configuration, or leave the key out",
+            )
         self._step_applied = False
         self._boundary: bool | None = None  # what set_gradient_accumulation_boundary() said
         self._taken = 0  # micro-batches of the next update that the library has
@@ -214,7 +223,10 @@ class Engine(Saving, Recording, torch.nn.Module):
     def backward(
         self, loss: torch.Tensor, retain_graph: bool = False, scale_wrt_gas: bool = True
     ) -> torch.Tensor:
-        """Gradients of one micro-batch; nothing is sent.
+        """Gradients of one micro-batch; nothing is sent, but with "sotto": {"overlap"}.
+
+        With that the last micro-batch of an update begins its step: gradients are sent as soon as
+        they are there, and step() waits for the update.
 
         loss: a scalar, the mean over this rank's micro-batch. scale_wrt_gas: whether it still has
         to be divided by gradient_accumulation_steps. Returns the loss, divided so.
@@ -234,7 +246,17 @@ class Engine(Saving, Recording, torch.nn.Module):
                 "a scalar that depends on the parameters is needed"
             )
         factor = self._factor(scale_wrt_gas)
+        self._start_overlap()
         return loss.float() * factor if factor != 1.0 else loss
+
+    def _start_overlap(self) -> None:
+        """Collective at the first call."""
+        if not self._overlaps or self._overlap is not None:
+            return
+        self._overlap = Overlap(self.module, optimizer=self.optimizer)
+        self._overlap._may_begin = lambda: (
+            self.is_gradient_accumulation_boundary() and not self.inside_no_sync_ctxt
+        )
 
     def step(self, lr_kwargs: Mapping[str, Any] | None = None) -> None:
         """Takes the micro-batch; at a boundary averages over ranks and updates. Collective.
@@ -259,7 +281,9 @@ class Engine(Saving, Recording, torch.nn.Module):
         self.tput_timer.stop(global_step=self._step_applied)
 
     def _update(self, lr_kwargs: Mapping[str, Any] | None) -> None:
-        before = self.optimizer.info().step
+        overlap = self._overlap
+        begun = overlap is not None and overlap._begun()
+        before = overlap._steps_before if begun and overlap else self.optimizer.info().step
         self.optimizer.step()
         self._taken = 0
         self.zero_grad()
@@ -522,6 +546,8 @@ class Engine(Saving, Recording, torch.nn.Module):
 
     def close(self) -> None:
         """Gives the library's optimizer back; call it before the comm's close()."""
+        if self._overlap is not None:
+            self._overlap.close()
         if self.optimizer is not None:
             self.optimizer.close()
 

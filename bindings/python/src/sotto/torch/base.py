@@ -110,6 +110,7 @@ class SottoOptimizer(Groups):
         self.recorded: Work | None = None  # the step of the graph that was captured last
         self._ddp: list[Any] = []  # DistributedDataParallel modules of these parameters
         self._averaged: list[bool] | None = None  # whether they did in the last backward()
+        self._overlap: Any = None  # a torch.Overlap whose backward() begins the steps
         self._adopted = False  # whether DeepSpeed's engine, if there is one, leaves averaging to us
         self._sent: list[dict[str, Any]] = []
         self._replaced = Replaced()
@@ -295,6 +296,9 @@ class SottoOptimizer(Groups):
             )
         if self._optim is None and is_rehearsal():
             return loss
+        if self._overlap is not None and self._overlap._begun():
+            self._end_step()
+            return loss
         optim = self._ready()
         self._send_hyper(optim)
         work = optim.step()
@@ -306,6 +310,35 @@ class SottoOptimizer(Groups):
         if self._gradients is not None:
             self._gradients.check_moving()
         return loss
+
+    @torch.no_grad()
+    def _begin_step(self) -> None:
+        """Before a step whose gradients backward() is going to bring."""
+        optim = self._build()
+        self._check_untrained()
+        assert self._gradients is not None
+        self._gradients.follow(optim)
+        self._gradients.freeze(optim, ())
+        self._send_hyper(optim)
+
+    def _gradient(self, index: int) -> Any:
+        """The gradient of the library's parameter, as that reads it, for this step."""
+        assert self._gradients is not None
+        return self._gradients.of(index)
+
+    def _end_step(self) -> None:
+        """Of the step that backward() has begun."""
+        self._await(self._overlap._take())
+        for group, sent in zip(self.param_groups, self._sent):
+            changed = [key for key, value in self._hyper(group).items() if value != sent[key]]
+            if changed and not self._schedule:
+                raise InvalidStateError(
+                    f"{changed[0]} was changed from {sent[changed[0]]} to {group[changed[0]]} "
+                    "between backward() and step(): the step began in backward() and was made "
+                    "with the old value; change it behind step()"
+                )
+        assert self._optim is not None
+        self._show_schedule(self._optim)
 
     @torch.no_grad()
     def replay(self, graph: Any, recorded: Work | None = None) -> None:

@@ -297,6 +297,15 @@ class Gradients:
         self._own[i].copy_(grad)
         return self._own[i].data_ptr()
 
+    def of(self, i: int) -> torch.Tensor:
+        """The gradient of one parameter as the library reads it, for a step that has begun."""
+        tensor = self._tensors[i]
+        grad = tensor.p.grad
+        assert grad is not None
+        self._place(i, grad)
+        own = not (self._usable(grad) and grad.numel() == self._counts[i])
+        return self._own[i] if own else grad
+
     def _places(self) -> tuple[list[int], list[int]]:
         """Addresses of this step's gradients, and the positions of parameters without one."""
         params = self._params

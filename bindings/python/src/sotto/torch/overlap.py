@@ -1,11 +1,11 @@
-"""Gradients of a module that are averaged while backward() computes others, for any optimizer."""
+"""Gradients of a module that travel while backward() computes others."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from .. import overlap as plain
 from .._buffers import HOST
 from ..comm import Comm
-from ..errors import InvalidStateError, UnsupportedError
+from ..errors import InvalidArgumentError, InvalidStateError, UnsupportedError
 from ..group import meet
 from ..work import Work
 from .averagers import check_whole, ddp_modules
@@ -45,6 +45,10 @@ def _watch_steps(overlap: Overlap) -> None:
             _hook = register_optimizer_step_pre_hook(_before_any_step)
 
 
+def _bytes(mebibytes: float | None) -> int | None:
+    return None if mebibytes is None else max(1, int(mebibytes * MIB))
+
+
 class Overlap:
     """Averages the gradients of a module over ranks, while its backward() goes on.
 
@@ -52,14 +56,17 @@ class Overlap:
                      CUDA device; equal on all ranks: broadcast_parameters(). Not wrapped
     codec:           "int8", "onebit" or another kind of sotto.Codec, or a dict with its options:
                      compresses every bucket, with error feedback; None: nothing is compressed
-    bucket_mb:       MiB of gradients that are sent together
-    first_bucket_mb: those of the first bucket, so that something is sent early
-    order:           of buckets: "reversed", "registered", or "observed": that in which gradients
-                     became ready on rank 0 in the first backward()
-    unused:          "error", or "zero": parameters that a backward() does not reach have a gradient
-                     of zeros on this rank, and so get the mean of the others
+    bucket_mb:       MiB of gradients that are sent together; None: 25
+    first_bucket_mb: those of the first bucket, so that something is sent early; None: 1
+    order:           of buckets: "reversed" (also None), "registered", or "observed": that in which
+                     gradients became ready on rank 0 in the first backward()
+    unused:          "error" (also None), or "zero": parameters that a backward() does not reach
+                     have a gradient of zeros on this rank, and so get the mean of the others
     wire:            "fp32", "fp16" or "bf16": type that is sent; None: each gradient's own
     comm:            None: as for the optimizers
+    optimizer:       one of this package, of parameters of the model: backward() begins its step,
+                     and step() waits for it (below). Without codec, wire and comm, which are the
+                     optimizer's; None: gradients become means
 
         overlap = sotto.torch.Overlap(model)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -74,8 +81,19 @@ class Overlap:
     with CancelledError on all ranks, at once inside ``with overlap.round()``, else with the next
     forward(), wait() or close().
 
-    Errors of wait(): CancelledError (the backward() of a rank has failed; the next one is as any),
-    NonfiniteError (with a codec), InvalidStateError, the comm's own. close() it before the comm.
+    With ``optimizer`` a round is a step of it: averages, or what its 1-bit stage sends, travel
+    during backward(), and the update is behind them, to the bit that of a step() that begins when
+    all gradients are there. Learning rates and the like are those of the beginning of backward(),
+    gradients stay as they are, and every parameter has to have one ("zero" counts those without as
+    zeros). `sotto={"granularity": "bucket"}` lets 1-bit stages send bucket by bucket; bucket_mb and
+    first_bucket_mb then follow from it. report() says what is hidden.
+
+        optimizer = sotto.torch.OnebitAdam(model.parameters(), sotto={"granularity": "bucket"})
+        overlap = sotto.torch.Overlap(model, optimizer=optimizer)
+
+    Errors of wait(), and of the optimizer's step(): CancelledError (the backward() of a rank has
+    failed; the next one is as any), NonfiniteError (with a codec), InvalidStateError, the comm's
+    own. close() it before the comm.
     """
 
     def __init__(
@@ -83,47 +101,44 @@ class Overlap:
         model: torch.nn.Module,
         *,
         codec: str | Mapping[str, Any] | None = None,
-        bucket_mb: float = 25,
-        first_bucket_mb: float = 1,
-        order: str = "reversed",
-        unused: str = "error",
+        bucket_mb: float | None = None,
+        first_bucket_mb: float | None = None,
+        order: str | None = None,
+        unused: str | None = None,
         wire: str | None = None,
         comm: Comm | None = None,
+        optimizer: SottoOptimizer | None = None,
     ) -> None:
         self._lock = threading.Lock()  # hooks run on the threads of autograd
-        self._named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-        self._check(model)
-        config: dict[str, Any] = {
-            "first_bucket_bytes": max(1, int(first_bucket_mb * MIB)),
-            "bucket_bytes": max(1, int(bucket_mb * MIB)),
-            "order": order,
-        }
-        if wire is not None:
-            config["wire"] = wire
-        if codec is not None:
-            config["codec"] = codec if isinstance(codec, str) else dict(codec)
-        if unused not in ("error", "zero"):
-            config["unused"] = unused  # the library's error names what is allowed
-        self._zeros = unused == "zero"
-        self._observes = order == "observed"
-        cuda = self._named[0][1].device
-        like = [
-            plain.Moving(
-                p.numel(),
-                str(p.dtype).removeprefix("torch."),
-                HOST if cuda.type == "cpu" else cuda.index,
-            )
-            for _, p in self._named
+        self._optimizer = optimizer
+        self._named: list[tuple[str, torch.Tensor]] = [
+            (n, p) for n, p in model.named_parameters() if p.requires_grad
         ]
-        self._overlap = plain.Overlap(like, config, comm=meet(comm))
+        self._check(model)
+        given: dict[str, Any] = {
+            "first_bucket_bytes": _bytes(first_bucket_mb),
+            "bucket_bytes": _bytes(bucket_mb),
+            "order": order,
+            "unused": unused,
+            "wire": wire,
+            "codec": codec if codec is None or isinstance(codec, str) else dict(codec),
+        }
+        self._config = {key: value for key, value in given.items() if value is not None}
+        self._overlap = self._make(comm)
+        settings = self._overlap.report()["settings"]
+        self._zeros = settings["unused"] == "zero"
+        self._observes = settings["order"] == "observed"
         self._work: Work | None = None
         self._open = False  # gradients of a round are being computed
         self._syncs = True
+        self._may_begin: Callable[[], bool] = lambda: True  # asked beside no_sync()
         self._kept: set[int] = set()  # gradients of micro-batches inside no_sync()
         self._missing: set[int] = set()  # of the open round
         self._layout = -1
         self._learn_buckets()
         numbers = {id(p): i for i, (_, p) in enumerate(self._named)}
+        if optimizer is not None:
+            optimizer._overlap = self
         self._handles: list[Any] = [
             p.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 lambda q: self._computed(numbers[id(q)], q)
@@ -133,6 +148,34 @@ class Overlap:
         self._handles.append(model.register_forward_pre_hook(self._before_forward))
         self._numbers = numbers
         _watch_steps(self)
+
+    def _make(self, comm: Comm | None) -> plain.Overlap:
+        if self._optimizer is not None:
+            if comm is not None:
+                raise InvalidArgumentError("comm and optimizer are both given; it has its own")
+            return self._make_steps(self._optimizer)
+        cuda = self._named[0][1].device
+        number = HOST if cuda.type == "cpu" else cuda.index
+        like = [
+            plain.Moving(p.numel(), str(p.dtype).removeprefix("torch."), number)
+            for _, p in self._named
+        ]
+        return plain.Overlap(like, self._config, comm=meet(comm))
+
+    def _make_steps(self, optimizer: SottoOptimizer) -> plain.Overlap:
+        """Gradients are then those of the optimizer's parameters, in its order."""
+        if optimizer._overlap is not None and optimizer._overlap is not self:
+            raise InvalidStateError("the optimizer has an Overlap already; close() that first")
+        self._of = optimizer._build()
+        mine = {id(p) for _, p in self._named}
+        for tensor in optimizer._tensors:
+            if id(tensor.p) not in mine:
+                raise InvalidArgumentError(
+                    f'parameter "{tensor.name}" of the optimizer is none of the model that '
+                    "requires a gradient; give the model that has all of them"
+                )
+        self._named = [(tensor.name, tensor.p) for tensor in optimizer._tensors]
+        return plain.Overlap.of(self._of, self._config or None)
 
     def _check(self, model: torch.nn.Module) -> None:
         if not self._named:
@@ -167,7 +210,20 @@ class Overlap:
         self._sizes = [len(bucket) for bucket in buckets]
         self._bucket_of = {i: b for b, bucket in enumerate(buckets) for i in bucket}
 
+    def _follow_optimizer(self) -> None:
+        """The step that begins is one of the optimizer as it is now. Collective if that is new."""
+        optimizer = self._optimizer
+        if optimizer is None:
+            return
+        if optimizer._build() is not self._of:
+            self._overlap.close()
+            self._overlap = self._make_steps(optimizer)
+            self._layout = -1
+        optimizer._begin_step()
+        self._steps_before = self._of.info().step
+
     def _begin(self) -> None:
+        self._follow_optimizer()
         self._work = self._overlap.begin()
         self._open = True
         self._learn_buckets()
@@ -179,7 +235,7 @@ class Overlap:
 
     def _computed(self, index: int, p: torch.Tensor) -> None:
         with self._lock:
-            if not self._syncs:
+            if not self._syncs or not self._may_begin():
                 self._kept.add(index)
                 return
             if self._work is not None and not self._open:
@@ -202,10 +258,14 @@ class Overlap:
                 f'parameter "{self._named[index][0]}" got a gradient in a second backward() before '
                 "the first has ended well; wrap micro-batches but the last in no_sync()"
             )
+        stream = 0 if not p.is_cuda else torch.cuda.current_stream(p.device).cuda_stream
+        self._waiting[self._bucket_of[index]].setdefault(stream, []).append(index)
+        self._count(index, p)
+
+    def _count(self, index: int, p: torch.Tensor) -> None:
+        """One gradient less is missing."""
         bucket = self._bucket_of[index]
         self._missing.discard(index)
-        stream = 0 if not p.is_cuda else torch.cuda.current_stream(p.device).cuda_stream
-        self._waiting[bucket].setdefault(stream, []).append(index)
         self._left[bucket] -= 1
         if self._left[bucket] == 0:
             self._flush(bucket, p)
@@ -216,8 +276,13 @@ class Overlap:
             if p.is_cuda:
                 where = torch.cuda.stream(torch.cuda.ExternalStream(stream, p.device))  # type: ignore[no-untyped-call]
             with where:
-                self._overlap.ready(indices, [self._named[i][1].grad for i in indices])
+                self._overlap.ready(indices, [self._gradient(i) for i in indices])
         self._waiting[bucket] = {}
+
+    def _gradient(self, index: int) -> Any:
+        if self._optimizer is None:
+            return self._named[index][1].grad
+        return self._optimizer._gradient(index)
 
     def _backward_has_ended(self) -> None:
         """In backward(), behind its last gradient. An error here is one of backward()."""
@@ -227,9 +292,13 @@ class Overlap:
             try:
                 for index in sorted(self._missing):
                     p = self._named[index][1]
+                    if index not in self._kept and not self._zeros:
+                        continue
+                    if p.grad is None and self._optimizer is not None:
+                        self._overlap.unused([index])
+                        self._count(index, p)
+                        continue
                     if index not in self._kept or p.grad is None:
-                        if not self._zeros:
-                            continue
                         p.grad = torch.zeros_like(p)
                     self._hand_over(index, p)
                 if self._missing:
@@ -255,6 +324,8 @@ class Overlap:
         with self._lock:
             if self._open and self._syncs:  # the backward() before has not ended well
                 self._give_up("backward() has ended with an exception")
+        if self._optimizer is not None:
+            return  # its step() is what waits
         if self._work is not None and not self._open and self._syncs and torch.is_grad_enabled():
             with contextlib.suppress(Exception):  # the next wait() is for another round
                 self._wait()
@@ -263,10 +334,13 @@ class Overlap:
         params = (p for group in optimizer.param_groups for p in group["params"])
         if self._work is None or not any(id(p) in self._numbers for p in params):
             return
+        if optimizer is self._optimizer:
+            return
         if isinstance(optimizer, SottoOptimizer):
             raise InvalidStateError(
                 "the gradients would be averaged twice: by sotto.torch.Overlap, and in step(); "
-                "close the Overlap, or take an optimizer of torch.optim"
+                "give the Overlap this optimizer (optimizer=), close it, or take an optimizer of "
+                "torch.optim"
             )
         self.wait()
 
@@ -278,12 +352,27 @@ class Overlap:
     def wait(self) -> None:
         """Waits until the gradients of the last backward() are means. Without one it does nothing.
 
-        Errors: see the class; gradients are undefined then.
+        With ``optimizer``: until the step that backward() began is done, as its step() does.
+        Errors: see the class; gradients are undefined then, unless they were a step's.
         """
+        self._end_backward()
+        self._wait()
+
+    def _end_backward(self) -> None:
         with self._lock:
             if self._open:
                 self._give_up("backward() has ended with an exception")
-        self._wait()
+
+    def _begun(self) -> bool:
+        """Whether backward() has begun a step that the optimizer's step() has not waited for."""
+        return self._work is not None
+
+    def _take(self) -> Work:
+        """That step, when backward() has ended."""
+        self._end_backward()
+        work, self._work = self._work, None
+        assert work is not None
+        return work
 
     @contextlib.contextmanager
     def round(self) -> Iterator[None]:
@@ -311,6 +400,10 @@ class Overlap:
         """Hot figures: see sotto.overlap.OverlapInfo."""
         return self._overlap.info()
 
+    def report(self, kind: str = "all") -> Any:
+        """Settings, buckets, what is hidden and why not: sotto.overlap.Overlap.report()."""
+        return self._overlap.report(kind)
+
     def state_dict(self, mode: str = "exact") -> dict[str, Any]:
         """The error feedback of a codec, between rounds; without a codec nothing.
 
@@ -329,12 +422,17 @@ class Overlap:
             self._learn_buckets()
 
     def close(self) -> None:
-        """Takes the hooks off; an open round ends on all ranks. A second call does nothing."""
+        """Takes the hooks off; an open round ends on all ranks. A second call does nothing.
+
+        Before the optimizer's close(), if it has one.
+        """
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
         with _hook_lock:
             _live.discard(self)
+        if self._optimizer is not None and self._optimizer._overlap is self:
+            self._optimizer._overlap = None
         if not self._overlap.closed:
             with contextlib.suppress(Exception):
                 self.wait()
