@@ -16,6 +16,7 @@
 
 #include "core/base/hash.h"
 #include "core/cpu/cpu_device.h"
+#include "core/overlap/overlap.h"
 #include "core/state/optim_state.h"
 #include "tests/support/core_ranks.h"
 #include "tests/support/faulty_transport.h"
@@ -36,6 +37,7 @@ struct Kind {
   const char* json;
   int before = 1;     // steps before the one that is disturbed
   bool half = false;  // float16 gradients, a model copy, a micro-batch before each step
+  bool late = false;  // gradients arrive while the step runs: one that fails leaves all bits
 };
 
 constexpr const char* kOnebitAdam =
@@ -85,6 +87,16 @@ constexpr Kind kKinds[] = {
     {"ZeroOne_gradient", kZeroOne, 2},
     {"ZeroOne_local", kZeroOne, 3},
     {"ZeroOne_sync", kZeroOne, 6},
+    {"AdamW_late", R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.01}}})", 1, false, true},
+    {"Adam_int8_late",
+     R"({"optimizer": {"type": "Adam", "params": {"lr": 0.01}},
+         "sotto": {"gradient_codec": {"type": "int8"}}})",
+     1, false, true},
+    {"OnebitLamb_late",
+     R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.01, "freeze_step": 2}},
+         "sotto": {"granularity": "bucket", "bucket_elements": 65536}})",
+     3, false, true},
+    {"ZeroOne_sync_late", kZeroOne, 6, false, true},
 };
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
 
@@ -123,6 +135,9 @@ class Model {
       specs.push_back(std::move(spec));
     }
     SOTTO_ASSIGN(optimizer_, Optimizer::create(comm, kind_.json, std::move(specs)));
+    if (kind_.late) {
+      SOTTO_ASSIGN(overlap_, Overlap::create_step(optimizer_, R"({"order": "registered"})"));
+    }
     return ok_status();
   }
 
@@ -135,13 +150,13 @@ class Model {
     set_gradients(done * 2);
     CallOptions options;
     options.timeout_us = timeout_us;
-    return wait(optimizer_->step(options));
+    return overlap_ == nullptr ? wait(optimizer_->step(options)) : round(options);
   }
 
-  // Of everything; without error feedback, which is taken back up to its rounding when a step
-  // fails.
-  Result<uint64_t> hash(bool with_residual) {
-    SOTTO_ASSIGN(const OptimSnapshot snapshot, optimizer_->snapshot(with_residual));
+  // Of everything; behind a step that has failed without error feedback, which is taken back up to
+  // its rounding, unless gradients are late.
+  Result<uint64_t> hash(bool ok) {
+    SOTTO_ASSIGN(const OptimSnapshot snapshot, optimizer_->snapshot(ok || kind_.late));
     const std::vector<std::byte> blob = encode_optim(snapshot);
     uint64_t parts[5] = {hash64(blob.data(), blob.size())};
     for (uint32_t t = 0; t < 2; ++t) {
@@ -162,6 +177,14 @@ class Model {
       }
     }
   }
+  Status round(const CallOptions& options) {
+    const Result<OpRef> op = overlap_->begin(options, ReduceOp::kMean);
+    for (const uint64_t t : {1, 0}) {
+      if (op.ok()) (void)overlap_->ready({&t, 1}, {}, std::nullopt);
+    }
+    if (op.ok()) (void)overlap_->finish();
+    return wait(op);
+  }
   Status wait(const Result<OpRef>& op) {
     if (!op.ok()) return op.status();
     return optimizer_->comm()->engine().wait(*op, -1);
@@ -173,6 +196,7 @@ class Model {
   std::vector<float> p_[2], g_[2];
   std::vector<uint16_t> half_[2], copy_[2];
   std::shared_ptr<Optimizer> optimizer_;
+  std::shared_ptr<Overlap> overlap_;  // null: steps begin when all gradients are there
 };
 
 // ---- Threads: at every message of a step ----
