@@ -8,6 +8,7 @@
 #include <limits>
 #include <numeric>
 #include <random>
+#include <thread>
 
 #include "core/overlap/overlap.h"
 #include "core/state/optim_state.h"
@@ -24,9 +25,11 @@ constexpr char kObserved[] =
 
 // An optimizer with its model; the second of a pair makes its steps by rounds.
 struct Trained {
+  // counts: of the tensors; empty: those of SmallModel.
   Trained(const std::shared_ptr<Comm>& comm, const std::string& config,
-          const SmallModel::Options& options = {})
-      : model(comm->rank()), half(options.gradients != Dtype::kF32) {
+          const SmallModel::Options& options = {}, const std::vector<uint64_t>& counts = {})
+      : model(comm->rank()) {
+    if (!counts.empty()) model.counts = counts;
     Result<std::shared_ptr<Optimizer>> made = Optimizer::create(comm, config, model.specs(options));
     if (!made.ok()) throw RankError(made.status().text());
     optimizer = made.take();
@@ -48,14 +51,13 @@ struct Trained {
   std::string parameters() const { return bytes_of(model.p); }
 
   SmallModel model;
-  bool half;
   std::shared_ptr<Optimizer> optimizer;
 };
 
 struct Rounds : Trained {
   Rounds(const std::shared_ptr<Comm>& comm, const std::string& config, const std::string& json,
-         const SmallModel::Options& options = {})
-      : Trained(comm, config, options) {
+         const SmallModel::Options& options = {}, const std::vector<uint64_t>& counts = {})
+      : Trained(comm, config, options, counts) {
     Result<std::shared_ptr<Overlap>> made = Overlap::create_step(optimizer, json);
     if (!made.ok()) throw RankError(made.status().text());
     overlap = made.take();
@@ -136,6 +138,44 @@ TEST_P(OverlapSteps, HaveThemWithCodecsAndHalfGradients) {
       same_training(comm, optimizer,
                     R"(, "prescale_gradients": true, "gradient_predivide_factor": 2)", kBuckets,
                     half);
+    }
+  });
+}
+
+// 20 orders of 24 gradients on every rank, each marked by 8 threads at once.
+TEST_P(OverlapSteps, AreMarkedByManyThreads) {
+  run([](const std::shared_ptr<Comm>& comm) {
+    const std::vector<uint64_t> counts(24, 383);
+    for (const auto& [optimizer, rest] :
+         {std::pair(kOptimizers[1], ""),
+          {kOptimizers[3], R"(, "sotto": {"granularity": "bucket", "bucket_elements": 8192})"}}) {
+      const std::string config = fmt::format(R"({{"optimizer": {}{}}})", optimizer, rest);
+      Trained plain(comm, config, {}, counts);
+      Rounds rounds(comm, config, *rest == 0 ? kBuckets : "{}", {}, counts);
+      for (uint64_t step = 0; step < 20; ++step) {
+        plain.gradients(step);
+        rounds.gradients(step);
+        checked(do_step(*plain.optimizer));
+        std::vector<uint64_t> order(24);
+        std::iota(order.begin(), order.end(), 0);
+        std::shuffle(
+            order.begin(), order.end(),
+            std::mt19937(static_cast<uint32_t>(step * 8) + static_cast<uint32_t>(comm->rank())));
+        const OpRef op = rounds.begin();
+        std::atomic<int> failures{0};
+        std::vector<std::thread> threads;
+        for (uint64_t k = 0; k < 8; ++k) {
+          threads.emplace_back([&, k] {
+            for (uint64_t i = k; i < 24; i += 8)
+              failures += !rounds.overlap->ready({&order[i], 1}, {}, std::nullopt).ok();
+          });
+        }
+        for (std::thread& thread : threads) thread.join();
+        if (failures != 0) throw RankError("a mark was refused");
+        checked(rounds.overlap->finish());
+        checked(rounds.wait(op));
+        if (plain.parameters() != rounds.parameters()) throw RankError(config);
+      }
     }
   });
 }

@@ -52,16 +52,22 @@ class DeviceGradients {
     CUDA_OK(cudaMemcpyAsync(buffers[t].data, sources_[t], kCounts[t] * 4, cudaMemcpyHostToDevice,
                             stream(on)));
   }
-  void expect(float x, const std::string& what) {
+  std::vector<std::vector<float>> read() {
     for (uint64_t t = 0; t < kCounts.size(); ++t)
       CUDA_OK(cudaMemcpyAsync(backs_[t], buffers[t].data, kCounts[t] * 4, cudaMemcpyDeviceToHost,
                               stream(0)));
     CUDA_OK(cudaStreamSynchronize(stream(0)));
+    std::vector<std::vector<float>> out;
+    for (uint64_t t = 0; t < kCounts.size(); ++t)
+      out.emplace_back(backs_[t], backs_[t] + kCounts[t]);
+    return out;
+  }
+  void expect(float x, const std::string& what) {
+    const std::vector<std::vector<float>> values = read();
     for (uint64_t t = 0; t < kCounts.size(); ++t) {
-      for (uint64_t i = 0; i < kCounts[t]; ++i) {
-        require(backs_[t][i] == x, what + ": gradient " + std::to_string(t) + " has " +
-                                       std::to_string(backs_[t][i]) + " instead of " +
-                                       std::to_string(x));
+      for (const float v : values[t]) {
+        require(v == x, what + ": gradient " + std::to_string(t) + " has " + std::to_string(v) +
+                            " instead of " + std::to_string(x));
       }
     }
   }
@@ -167,6 +173,65 @@ TEST(CudaOverlaps, LetCollectivesThrough) {
                         }),
               "")
         << transport;
+  }
+}
+
+// Parameters on a device, and an optimizer of them.
+struct DeviceOptimizer {
+  DeviceGradients params, gradients;
+  sotto_optim* optim = nullptr;
+
+  DeviceOptimizer(const Member& self, const char* json)
+      : params(device_of(self.rank)), gradients(device_of(self.rank)) {
+    std::vector<sotto_param> specs;
+    for (uint64_t t = 0; t < kCounts.size(); ++t) {
+      params.compute(t, 0, 1);
+      sotto_param& spec = specs.emplace_back() = SOTTO_PARAM_INIT;
+      spec.param = params.buffers[t];
+      spec.grad = gradients.buffers[t];
+    }
+    (void)params.read();
+    OK(sotto_optim_create(self.comm, json, specs.data(), specs.size(), &optim));
+  }
+  ~DeviceOptimizer() { (void)sotto_optim_destroy(optim); }
+};
+
+void steps(const Member& self, const char* json) {
+  DeviceOptimizer plain(self, json), late(self, json);
+  sotto_overlap* overlap = nullptr;
+  OK(sotto_overlap_create_step(late.optim, "{}", &overlap));
+  for (size_t step = 0; step < 5; ++step) {
+    const auto x = [&](uint64_t t) {
+      return static_cast<float>(static_cast<uint64_t>(self.rank) + t + step) * 0.25f;
+    };
+    for (uint64_t t = 0; t < kCounts.size(); ++t) plain.gradients.compute(t, 0, x(t));
+    const sotto_call call = call_with([&](sotto_call& c) { c.stream = plain.gradients.stream(0); });
+    sotto_op* op = nullptr;
+    OK(sotto_optim_step(plain.optim, &call, &op));
+    OK(sotto_op_wait(op, -1));
+    OK(sotto_op_release(op));
+    op = begin(overlap, late.gradients);
+    for (uint64_t t = kCounts.size(); t-- > 0;) {
+      late.gradients.compute(t, t, x(t));
+      OK(sotto_overlap_ready(overlap, &t, nullptr, 1, late.gradients.stream(t)));
+    }
+    end(overlap, op, late.gradients);
+    require(plain.params.read() == late.params.read(), "step " + std::to_string(step));
+  }
+  OK(sotto_overlap_destroy(overlap));
+}
+
+TEST(CudaOverlaps, StepsComeAfterTheStreamsOfTheirGradients) {
+  for (const char* transport : transports_under_test()) {
+    for (const char* json :
+         {R"({"optimizer": {"type": "AdamW", "params": {"lr": 0.1}}, "gradient_clipping": 9})",
+          R"({"optimizer": {"type": "OneBitLamb", "params": {"lr": 0.1, "freeze_step": 2}},
+              "sotto": {"granularity": "bucket", "bucket_elements": 8192}})"}) {
+      WorldOptions options;
+      options.transport = transport;
+      options.on_rank = [](int32_t rank) { CUDA_OK(cudaSetDevice(device_of(rank))); };
+      EXPECT_EQ(run_world(2, options, [&](Member& self) { steps(self, json); }), "") << transport;
+    }
   }
 }
 
