@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""One rank of step_ddp.py: the same model three times, each with an optimizer of its own. Argument: the control socket.
+"""One rank of step_ddp.py: the same model several times, each with an optimizer of its own. Argument: the control socket.
 
 Commands, one a line (see sides.py):
-  model NAME       makes the three. {"parameters": how many}
+  model NAME METHOD...  makes one for each. {"parameters": how many}
   losses METHOD N  N steps on the same words. {"losses": [before each update, of this rank]}
   series METHOD D C  D steps, a barrier, C steps. {"ns": time of the C}
   digest METHOD    {"digest": of all parameters}
@@ -24,6 +24,7 @@ import sotto.torch as st
 
 MODELS = {"tiny": (64, 2, 512), "25m": (512, 8, 512), "110m": (768, 12, 16000)}  # width, layers, words
 LENGTH, RATE, FREEZE_STEP = 32, 3e-4, 4
+BUCKET = 1 << 21  # elements that share a scale, and are sent together
 # Of steps that are timed: variances that were frozen after so few steps let a longer training diverge.
 TIMED_RATE = 1e-8
 
@@ -54,14 +55,18 @@ class Trainee:
         if method == "ddp":
             self.optimizer = torch.optim.AdamW(params, lr=RATE, fused=True)
             self.model = DistributedDataParallel(self.model, gradient_as_bucket_view=True)
-        elif method == "fp32":
+        elif method.startswith("fp32"):
             self.optimizer = st.AdamW(params, lr=RATE, weight_decay=0.01)
         else:
             # After so few steps some variances are nearly 0: eps bounds what these elements are moved by.
-            self.optimizer = st.OnebitAdam(params, lr=RATE, eps=1e-4, weight_decay=0.01, freeze_step=FREEZE_STEP)
+            self.optimizer = st.OnebitAdam(params, lr=RATE, eps=1e-4, weight_decay=0.01, freeze_step=FREEZE_STEP,
+                                           sotto={"granularity": "bucket", "bucket_elements": BUCKET})
+        self.overlap = None
+        if method.endswith("_overlap"):
+            self.overlap = st.Overlap(self.model, optimizer=self.optimizer)
 
     def batch(self, number):
-        """Words that count upwards from a random start: the same for all three."""
+        """Words that count upwards from a random start: the same for all."""
         generator = torch.Generator().manual_seed(1000 * number + dist.get_rank())
         start = torch.randint(0, self.words, (1, 1), generator=generator)
         return (start + torch.arange(LENGTH + 1)) % self.words
@@ -82,9 +87,9 @@ class Rank:
         sotto.init_process_group()  # of the same ranks
         self.trainees = {}
 
-    def model(self, name):
-        self.trainees = {method: Trainee(method, MODELS[name]) for method in ("ddp", "fp32", "1bit")}
-        return {"parameters": sum(p.numel() for p in self.trainees["fp32"].model.parameters())}
+    def model(self, name, *methods):
+        self.trainees = {method: Trainee(method, MODELS[name]) for method in methods}
+        return {"parameters": sum(p.numel() for p in self.trainees[methods[0]].model.parameters())}
 
     def losses(self, method, count):
         return {"losses": [self.trainees[method].step().item() for _ in range(int(count))]}
@@ -130,6 +135,8 @@ def main():
         write({"error": f"{type(error).__name__}: {error}"})
         raise
     for trainee in rank.trainees.values():
+        if trainee.overlap is not None:
+            trainee.overlap.close()
         if isinstance(trainee.optimizer, st.SottoOptimizer):
             trainee.optimizer.close()
     sotto.default_comm().close()

@@ -18,24 +18,26 @@ import lab as labs  # noqa: E402
 import measure  # noqa: E402
 import sides  # noqa: E402
 
-METHODS = ("ddp", "fp32", "1bit")
+METHODS = ("ddp", "fp32", "fp32_overlap", "1bit", "1bit_overlap")
 MODELS = ("tiny", "25m", "110m")
 SERIES_S, MAX_STEPS = 4.0, 10
-TARGETS = {("1bit", 1000): 10, ("1bit", 100): 20}  # (method, rate in 10^6 bit/s)
+# (method, rate in 10^6 bit/s)
+TARGETS = {("fp32_overlap", 1000): 1.0, ("1bit", 1000): 10, ("1bit_overlap", 100): 20, ("1bit", 100): 20}
 CLOSE = 2e-3  # of the losses of AdamW here and in torch, relative
 
 EPILOG = """\
 Row 20 of the table of targets. Each rank, a process in a network namespace of its own, trains the same transformer on the same
-sequences three times over, in turns: ddp is torch's DistributedDataParallel over gloo with torch's fused AdamW, fp32 is
-sotto.torch.AdamW, 1bit is sotto.torch.OnebitAdam behind its warm-up, both of them adopting torch's process group. A step is
+sequences once for each method, in turns: ddp is torch's DistributedDataParallel over gloo with torch's fused AdamW, fp32 is
+sotto.torch.AdamW, 1bit is sotto.torch.OnebitAdam behind its warm-up, with a scale for every 2 Mi elements, both of them adopting
+torch's process group; fp32_overlap and 1bit_overlap are the same with sotto.torch.Overlap, so that backward() begins the step. A step is
 forward, backward, average and update of one sequence of 32 tokens per rank. A figure of a turn is one step of a series, on the
 slowest rank, after a barrier and a step that does not count; a ratio is one of the same turn; median and interquartile range of
-all turns are shown, and a target counts as reached if the range is below 10 %. Before that, 6 steps of all three on the same words: the losses of
-ddp and fp32 have to be equal to 2e-3, all have to fall, and at the end parameters have to be equal on all ranks, bit by bit; if
-not, the exit code is 1.
+all turns are shown, and a target counts as reached if the range is below 10 %. Before that, 6 steps of all on the same words: the losses of
+ddp and fp32 have to be equal to 2e-3, those with and without overlap to the bit, all have to fall, and at the end parameters have to
+be equal on all ranks, bit by bit; if not, the exit code is 1. --methods takes some of them, the first being what others are compared with.
 
-Memory: about 20 bytes per parameter and rank for ddp, 24 and 28 for ours: 7 GB for 25m on 4 ranks, 16 GB for 110m on 2.
-Time: 25m on 4 ranks at 100mbit: 4 minutes. torch has to be installed (integration/setup.sh bench).
+Memory: about 20 bytes per parameter and rank for ddp, 24 and 28 for ours, 32 for 1bit_overlap: 13 GB for 25m on 4 ranks.
+Time: 25m on 4 ranks at 100mbit: 7 minutes. torch has to be installed (integration/setup.sh bench).
 
 Examples:
   sotto bench step_ddp --rate 100mbit
@@ -49,7 +51,7 @@ def say(text):
 
 @dataclass
 class Figure:
-    """One of the three. ms: per turn, of one step on the slowest rank."""
+    """One of the methods. ms: per turn, of one step on the slowest rank."""
 
     method: str
     dropped: int = 1
@@ -67,12 +69,22 @@ def at_least(low):
     return parse
 
 
+def methods(text):
+    names = text.split(",")
+    unknown = [name for name in names if name not in METHODS]
+    if unknown or len(set(names)) != len(names):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a list of different ones of {', '.join(METHODS)}")
+    return names
+
+
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="sotto bench step_ddp", description=__doc__.split(": ", 1)[1], epilog=EPILOG,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rate", type=labs.a_rate, default="100mbit", help="of every link, both directions (default: 100mbit)")
     parser.add_argument("--ranks", type=at_least(2), default=4, help="(default: 4)")
     parser.add_argument("--model", choices=MODELS, default="25m", help="(default: 25m)")
+    parser.add_argument("--methods", type=methods, default=METHODS, metavar="LIST",
+                        help=f"with commas between (default: {','.join(METHODS)})")
     parser.add_argument("--pairs", type=at_least(1), default=7, help="turns that count (default: 7)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a JSON line per method")
     parser.add_argument("--sotto-perf", required=True, help=argparse.SUPPRESS)  # sotto-perf passes it
@@ -86,7 +98,7 @@ def enter(arguments):
 
 
 def start(lab, ranks, programs):
-    """All ranks, each with the three models."""
+    """All ranks, each with a model for each method."""
     python = sides.python_with_torch()
     library = os.environ.get("SOTTO_LIBRARY") or str(programs.parent / "lib/libsotto.so")
     common = {**lab.environment, "WORLD_SIZE": str(ranks), "MASTER_ADDR": lab.address(0), "MASTER_PORT": str(sides.free_port()),
@@ -101,16 +113,22 @@ def start(lab, ranks, programs):
 
 def warm_up(side, model, figures):
     """6 steps of each; what is wrong with their losses."""
-    parameters = side.tell(f"model {model}", 600)[0]["parameters"]
+    names = [figure.method for figure in figures]
+    parameters = side.tell(f"model {model} {' '.join(names)}", 600)[0]["parameters"]
     wrong = []
     for figure in figures:
         replies = side.tell(f"losses {figure.method} 6", 3600)
         figure.losses = [statistics.mean(reply["losses"][i] for reply in replies) for i in range(6)]
         if not figure.losses[-1] < figure.losses[0]:
             wrong.append(f"{figure.method}: the loss went from {figure.losses[0]:.4f} to {figure.losses[-1]:.4f}")
-    theirs, ours = figures[0].losses, figures[1].losses
-    if any(abs(a - b) > CLOSE * abs(a) for a, b in zip(theirs, ours)):
+    of = {figure.method: figure.losses for figure in figures}
+    theirs, ours = of.get("ddp"), of.get("fp32")
+    if theirs and ours and any(abs(a - b) > CLOSE * abs(a) for a, b in zip(theirs, ours)):
         wrong.append(f"the losses of AdamW differ: {theirs} in torch, {ours} here")
+    for name in ("fp32", "1bit"):
+        overlapped = of.get(name + "_overlap")
+        if overlapped and name in of and overlapped != of[name]:
+            wrong.append(f"the losses of {name} differ with overlap: {of[name]} without, {overlapped} with it")
     return parameters, wrong
 
 
@@ -149,13 +167,13 @@ def verdict(target, ratio, iqr):
 def report(figures, parameters, options, bits):
     """The table, and JSON lines."""
     base, lines = figures[0], []
-    say(f"\n{'':6} {'ms':>10} {'IQR %':>6} {'interface B':>12} {'loss 1':>8} {'loss 6':>8} {'ddp / it':>9} {'IQR %':>6}  target")
+    say(f"\n{'':12} {'ms':>10} {'IQR %':>6} {'interface B':>12} {'loss 1':>8} {'loss 6':>8} {base.method + ' / it':>9} {'IQR %':>6}  target")
     for figure in figures:
         ratios = [a / b for a, b in zip(base.ms, figure.ms)]
         ratio, iqr = statistics.median(ratios), measure.spread(ratios)
         target = TARGETS.get((figure.method, bits and bits / 1e6)) if options.model != "tiny" else None
         result = verdict(target, ratio, iqr)
-        say(f"{figure.method:6} {statistics.median(figure.ms):10.1f} {100 * measure.spread(figure.ms):6.1f} "
+        say(f"{figure.method:12} {statistics.median(figure.ms):10.1f} {100 * measure.spread(figure.ms):6.1f} "
             f"{figure.interface or 0:12.0f} {figure.losses[0]:8.4f} {figure.losses[-1]:8.4f} {ratio:9.2f} {100 * iqr:6.1f}  "
             f"{'-' if target is None else f'>= {target}'}: {result}")
         lines.append({"benchmark": "step_ddp", "row": 20, "method": figure.method, "model": options.model,
@@ -172,7 +190,7 @@ def run(options):
     """Texts of what was wrong."""
     programs = Path(options.sotto_perf).resolve().parent
     lab = labs.Lab(options.ranks, options.rate, programs)
-    figures = [Figure(method) for method in METHODS]
+    figures = [Figure(method) for method in options.methods]
     try:
         say(f"links of {options.rate}, {options.ranks} ranks on {len(os.sched_getaffinity(0))} cores; {lab.description}")
         side = start(lab, options.ranks, programs)

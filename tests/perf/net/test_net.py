@@ -1,5 +1,6 @@
 """The network benchmarks without a network: formulas, ratios and verdicts, what counts as wrong, options, the figure."""
 
+import argparse
 import contextlib
 import io
 import json
@@ -418,13 +419,15 @@ class TrainingSide:
 
     def __init__(self, **losses):
         self.losses = {"ddp": [3.0, 2.0], "fp32": [3.0, 2.001], "1bit": [3.0, 2.5], **losses}
+        for name in ("fp32", "1bit"):
+            self.losses.setdefault(f"{name}_overlap", self.losses[name])
 
     def tell(self, command, _limit_s=0):
         word, what = command.split()[:2]
         if word == "model":
             return [{"parameters": 10}] * 2
         if word == "digest":
-            return [{"digest": self.losses[what][0]}, {"digest": self.losses[what][1] if what == "1bit" else self.losses[what][0]}]
+            return [{"digest": self.losses[what][0]}, {"digest": self.losses[what][1] if what.startswith("1bit") else self.losses[what][0]}]
         first, last = self.losses[what]
         return [{"losses": [first, first, first, first, first, last + offset]} for offset in (-0.5, 0.5)]
 
@@ -437,10 +440,17 @@ class TrainingSteps(unittest.TestCase):
         self.assertEqual(self.wrong(), [])
         self.assertIn("the losses of AdamW differ", self.wrong(fp32=[3.0, 2.1])[0])
         self.assertIn("1bit: the loss went from 3.0000 to 3.1000", self.wrong(**{"1bit": [3.0, 3.1]})[0])
+        self.assertIn("the losses of fp32 differ with overlap", self.wrong(fp32_overlap=[3.0, 2.0])[0])
 
     def test_parameters_are_compared(self):
         wrong = step_ddp.compare(TrainingSide(), [step_ddp.Figure(m) for m in step_ddp.METHODS])
-        self.assertEqual(wrong, ["1bit: parameters differ between ranks"])
+        self.assertEqual(wrong, [f"{name}: parameters differ between ranks" for name in ("1bit", "1bit_overlap")])
+
+    def test_methods_are_a_list(self):
+        self.assertEqual(step_ddp.methods("1bit,ddp"), ["1bit", "ddp"])
+        for text in ("1bit,1bit", "", "ddp,2bit"):
+            with self.assertRaisesRegex(argparse.ArgumentTypeError, "list of different ones"):
+                step_ddp.methods(text)
 
     def test_verdicts(self):
         for target, ratio, iqr, verdict in ((None, 1, 0, "no target"), (20, 19, 0, "not reached"), (20, 21, 0.05, "reached")):
